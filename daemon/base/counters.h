@@ -1,0 +1,63 @@
+/*
+ * counters.h - what happened, counted.
+ *
+ * Process-wide, since a daemon serves one mount. Relaxed atomics: each value
+ * is exact, a set of them read together is not a snapshot. The unit is pages
+ * unless the line says otherwise. The names are those of `gaia status --json`
+ * and of the litmus files' `count`.
+ */
+#ifndef GAIA_BASE_COUNTERS_H
+#define GAIA_BASE_COUNTERS_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#define COUNTERS(X)                                                                             \
+	X(storage_reads, "pages read from the backing store")                                   \
+	X(storage_writes, "pages written to the backing store")                                 \
+	X(storage_errors, "failed reads, writes and syncs of the backing store (calls)")        \
+	X(home_hits, "pages of CPU reads served from home memory")                              \
+	X(home_misses, "pages of CPU reads that had to be brought home")                        \
+	X(home_evicted, "pages dropped from home memory")                                       \
+	X(home_overcommit, "frames allocated beyond the home budget because nothing could go")  \
+	X(home_to_device, "pages copied to devices")                                            \
+	X(device_to_home, "pages copied from devices")                                          \
+	X(device_reads, "pages of home filled from a device instead of the store")              \
+	X(device_snapshots, "pages secured on a device before being written again")             \
+	X(device_evicted, "chunks dropped from devices (chunks)")                               \
+	X(kernel_invalidated, "pages whose kernel copy was invalidated")                        \
+	X(cpu_written_back, "pages that the kernel pushed")                                     \
+	X(merges, "3-way merges")                                                               \
+	X(merge_races, "bytes that two owners wrote concurrently, met in a merge (bytes)")      \
+	X(twins, "twins saved")                                                                 \
+	X(acquires, "acquires (calls)")                                                         \
+	X(releases, "releases (calls)")                                                         \
+	X(acquire_nomem, "acquires refused because the range does not fit the device (calls)")  \
+	X(released_pages, "pages that releases found changed")                                  \
+	X(writeback_runs, "writes issued to the backing store (calls)")                         \
+	X(clients_lost, "clients that ended without unmapping, or were disconnected (clients)") \
+	X(revokes, "chunks taken back from clients (chunks)")
+
+enum counter {
+#define X(name, text) CTR_##name,
+	COUNTERS(X)
+#undef X
+	CTR_COUNT
+};
+
+extern _Atomic uint64_t counters[CTR_COUNT];
+
+static inline void count(enum counter c, uint64_t n)
+{
+	atomic_fetch_add_explicit(&counters[c], n, memory_order_relaxed);
+}
+
+static inline uint64_t counter_value(enum counter c)
+{
+	return atomic_load_explicit(&counters[c], memory_order_relaxed);
+}
+
+const char *counter_name(enum counter c);
+const char *counter_text(enum counter c);
+
+#endif

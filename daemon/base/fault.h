@@ -1,0 +1,30 @@
+/*
+ * fault.h - named points at which tests make things go wrong or slow.
+ *
+ * Compiled in when GAIA_FAULTS is defined (meson -Dfaults=true, the default of
+ * developer builds); otherwise fault_point() is the constant 0 and costs nothing.
+ *
+ * A point is a name such as "store.read" or "release.before_invalidate". The
+ * environment variable GAIAFS_FAULTS arms points at start:
+ *	name=errno:EIO,after=3,count=1;name2=delay:200us,seed=7
+ */
+#ifndef GAIA_BASE_FAULT_H
+#define GAIA_BASE_FAULT_H
+
+#include <stdint.h>
+
+#ifdef GAIA_FAULTS
+/* 0, or the negative errno that is armed for @name. Sleeps if a delay is armed. */
+int fault_point(const char *name);
+/* Arm @name: skip @after hits, then return @err for @count hits (0: for ever). */
+void fault_arm(const char *name, int err, unsigned after, unsigned count);
+/* Sleep a random time of at most @max_us, drawn from @seed, at each hit. */
+void fault_arm_delay(const char *name, unsigned max_us, uint64_t seed);
+void fault_disarm_all(void);
+/* Parse the form above; -EINVAL names nothing and arms nothing. */
+int fault_parse(const char *text);
+#else
+#define fault_point(name) (0)
+#endif
+
+#endif

@@ -1,0 +1,57 @@
+/*
+ * control.h - the clients of the mount: their sockets, leases and mappings.
+ *
+ * The ioctls of include/gaia/protocol.h that concern clients are carried out
+ * here; fuse/ioctl.c decodes them and calls from a worker thread [W] (see cache.h). The sockets
+ * live on the libuv loop of the main thread. This module also implements the part
+ * of struct cache_host that concerns clients.
+ *
+ * Nothing that comes from a client is trusted: keys are looked up and their secrets compared in
+ * constant time, every range is checked, and a mapping is found only through the client that
+ * made it and the file that the ioctl came on.
+ */
+#ifndef GAIA_CONTROL_CONTROL_H
+#define GAIA_CONTROL_CONTROL_H
+
+#include <stdbool.h>
+#include <uv.h>
+
+#include "gaia/protocol.h"
+#include "pagecache/cache.h"
+
+struct control;
+
+/* Starts listening on an abstract socket with a random name. */
+int control_create(uv_loop_t *loop, struct cache *cache, struct control **out);
+/* [W] Disconnects all clients, ends all mappings, waits until both are done. On the loop's
+ * thread, after the last ioctl has been answered. */
+void control_destroy(struct control *ctl);
+
+/*
+ * What the status report says of the mount itself, beyond the cache: set once before clients
+ * can come. @mount is merged into the report's top level (reference stolen).
+ */
+void control_set_mount_info(struct control *ctl, json_t *mount);
+
+/*
+ * The ioctls. @f is the file of the descriptor (NULL: not a regular file: -ENODEV where one is needed); @readable and @writable how
+ * the descriptor is open. 0 and the out fields are set, or a negative errno.
+ */
+int control_connect(struct control *ctl, struct gaia_ioc_connect *io);
+int control_devices(struct control *ctl, struct gaia_ioc_devices *io);
+int control_map(struct control *ctl, struct cfile *f, bool readable, bool writable,
+		struct gaia_ioc_map *io);
+int control_unmap(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io);
+int control_acquire(struct control *ctl, struct cfile *f, bool writable, struct gaia_ioc_range *io);
+int control_release(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io);
+int control_sync(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io);
+int control_advise(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io);
+int control_report(struct control *ctl, struct cfile *f, struct gaia_ioc_report *io);
+
+/* For struct cache_host; @client is what control passed to cache_map(). */
+int control_grant(void *client, uint64_t map, unsigned prot, const uint64_t *idx, const int *fd,
+		  unsigned n, uint64_t *seq);
+int control_revoke(void *client, uint64_t map, uint64_t idx);
+bool control_alive(void *client);
+
+#endif

@@ -1,0 +1,199 @@
+/*
+ * cache.h - the page cache over host memory, devices and a store.
+ *
+ * The one interface by which fuse/, control/ and tests use the cache. It knows
+ * nothing of FUSE and of sockets: what it needs from them is in struct cache_host.
+ *
+ * Life: cache_create(); a cfile for each file with cached contents, by cfile_get()
+ * and cfile_put(); mappings of files into clients of devices, by cache_map() and cache_unmap();
+ * cache_sync_all(); cache_destroy(), when no cfile and mapping is held.
+ *
+ * Threads: everything is thread-safe. Which calls may wait for what matters
+ * (the rules are numbered in daemon/README.md):
+ *  [F] may be called from threads that serve FUSE requests: waits for storage, for device
+ *	copies and for other calls marked [F], never for the kernel nor for a client.
+ *  [W] may also wait for the kernel (invalidation) or a client (revocation): from worker threads only.
+ *
+ * Errors are negative errno.
+ */
+#ifndef GAIA_PAGECACHE_CACHE_H
+#define GAIA_PAGECACHE_CACHE_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include "device/device.h"
+#include "gaia/protocol.h"
+#include "store/store.h"
+
+struct cache;
+struct cfile;
+struct mapping;
+
+/* What the cache asks of its surroundings. All are called without locks held. */
+struct cache_host {
+	/*
+	 * Drop what the kernel caches of the file's bytes [off, off + len), writing back
+	 * what is dirty of it, and return when that is complete. Called on worker threads only.
+	 */
+	void (*invalidate)(void *arg, void *cookie, off_t off, off_t len);
+
+	/*
+	 * Hand chunks to the client of a mapping (its file's chunks idx[0..n)), to be mapped
+	 * by descriptors fd[i], which are the callee's to close, also on error. *@seq: what the client must have
+	 * handled. -ENOTCONN: the client is gone. [W]
+	 */
+	int (*grant)(void *client, uint64_t map, unsigned prot, const uint64_t *idx, const int *fd,
+		     unsigned n, uint64_t *seq);
+
+	/*
+	 * Take a chunk back: returns 0 when the client has unmapped it. -ENOTCONN: the client is
+	 * gone, or did not answer and has been disconnected. [W]
+	 */
+	int (*revoke)(void *client, uint64_t map, uint64_t idx);
+
+	/*
+	 * Whether the client's lease still stands. When not, its mappings are
+	 * as good as unmapped and the cache drops its writes at once, without waiting for
+	 * cache_unmap(). Quick, never blocks.
+	 */
+	bool (*alive)(void *client);
+};
+
+struct cache_config {
+	uint64_t home_bytes;		/* budget of home memory, bytes; at least CACHE_HOME_MIN */
+	struct device **devices;	/* the cache owns them from cache_create()'s success on */
+	unsigned n_devices;
+	uint64_t writeback_age_ms;	/* dirty pages older than this are stored; 0: 5000 */
+	const struct cache_host *host;
+	void *host_arg;			/* cache_host.invalidate's first argument */
+};
+
+#define CACHE_HOME_MIN (8ull << 20)
+#define CACHE_MAX_DEVICES 256u
+
+/* -EINVAL, -ENOMEM. Starts the writeback thread. */
+int cache_create(const struct cache_config *config, struct cache **out);
+/* [W] Fetch everything released, store everything dirty, sync the files. 0 or the first error. */
+int cache_sync_all(struct cache *c);
+void cache_destroy(struct cache *c);
+
+/*
+ * A file with cached contents. The cache keeps one while it is held, and beyond that while
+ * it has anything cached; key is the caller's name of the file (unique while the
+ * cfile exists), cookie its word for it in cache_host.invalidate.
+ *
+ * cfile_get() finds or makes it, and holds it. @open gives the cache a store_file (which it then owns)
+ * when one is needed; it is called without locks and may fail. @size: bytes, used when it is made.
+ * @release is called when the cfile ends, on any thread.
+ */
+struct cfile_source {
+	/* Open the contents; @write: for writing too, if that is possible at all. */
+	int (*open)(void *cookie, bool write, struct store_file **out);
+	void (*release)(void *cookie);
+};
+int cfile_get(struct cache *c, uint64_t key, const struct cfile_source *src, void *cookie,
+	      uint64_t size, struct cfile **out);
+/* [F] The last put of a file whose last name is gone (see cfile_set_gone) drops its data. */
+void cfile_put(struct cfile *f);
+void cfile_hold(struct cfile *f);
+
+/* The file has no name left: when it is no longer held nothing needs to be stored. */
+void cfile_set_gone(struct cfile *f, bool gone);
+
+/* Bytes: the store's size, or more while dirty pages reach further. */
+uint64_t cfile_size(struct cfile *f);
+
+/* Mend the store's view of a file for what is still only in the cache: size, blocks, mtime. */
+void cfile_fix_stat(struct cfile *f, struct stat *st);
+
+/* [F] Pages whose bytes are stable until cache_read_end(); iov refers to cache memory. */
+#define CACHE_READ_IOV 260
+struct cache_read {
+	struct iovec iov[CACHE_READ_IOV];
+	int n_iov;
+	size_t bytes;	/* may be less than asked at the end of the file */
+	/* the cache's own */
+	struct cfile *file;
+	off_t off;
+};
+#define CACHE_READ_MAX (1u << 20)
+
+/*
+ * @kernel: the reply fills the kernel's page cache (false: O_DIRECT, or a reader inside
+ * the daemon). At most CACHE_READ_MAX bytes. On 0, end with cache_read_end(), after the kernel was given the bytes.
+ */
+int cache_read_begin(struct cfile *f, off_t off, size_t len, bool kernel, struct cache_read *rd);
+void cache_read_end(struct cache_read *rd);
+/* The same into a buffer, of any length: bytes read or a negative errno. */
+ssize_t cache_read(struct cfile *f, void *buf, size_t len, off_t off);
+
+enum cache_write_kind {
+	CACHE_WRITE_EXACT,	/* exactly these bytes were written, past the kernel's cache (O_DIRECT, copies) */
+	CACHE_WRITE_THROUGH,	/* exactly these bytes, and the kernel's cached copy has them too */
+	CACHE_WRITE_PAGES,	/* whole pages of the kernel's cache, cut at the end of the file */
+};
+/* [F] All or an error. */
+int cache_write(struct cfile *f, const void *buf, size_t len, off_t off, enum cache_write_kind kind);
+
+/* [F] Set the size, as ftruncate(2). */
+int cache_truncate(struct cfile *f, uint64_t size);
+/* [F] As fallocate(2). */
+int cache_allocate(struct cfile *f, int mode, off_t off, off_t len);
+/* [F] SEEK_DATA, SEEK_HOLE. */
+off_t cache_seek(struct cfile *f, off_t off, int whence);
+/* [F] As copy_file_range(2); the files may be the same one. */
+ssize_t cache_copy_range(struct cfile *from, off_t from_off, struct cfile *to, off_t to_off,
+			 size_t len);
+
+/* [F] Store what is dirty at home, without fetching from devices and without syncing. */
+int cache_flush(struct cfile *f);
+/* [F] cache_flush of a range, and what devices have released in it, and sync. */
+int cache_fsync(struct cfile *f, off_t off, off_t len, bool data_only);
+
+/*
+ * Errors of writeback that nobody waited for. Each cursor (one an open file description)
+ * sees an error once: start it with cfile_error_now(), ask with cfile_error_check().
+ */
+uint64_t cfile_error_now(struct cfile *f);
+int cfile_error_check(struct cfile *f, uint64_t *cursor);
+
+/* ---- devices ---- */
+
+/* Holds f. prot: GAIA_PROT_*. -ENODEV. */
+int cache_map(struct cfile *f, unsigned device, void *client, uint64_t map_id, unsigned prot,
+	      uint64_t off, uint64_t len, struct mapping **out);
+/* [W] Drops what was not released; the client's copies of the chunks are gone already or are revoked
+ * before their memory is used for anything else. */
+void cache_unmap(struct mapping *m);
+
+/* [W] @seq: as in cache_host.grant, 0 if nothing was sent. All or nothing. */
+int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq);
+int cache_release(struct mapping *m, uint64_t off, uint64_t len);
+int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice);
+
+/* [W] Drop a memory's copy of a range as pressure would. from: GAIA_FROM_HOME or a device. -EBUSY. */
+int cache_evict(struct cfile *f, unsigned from, uint64_t off, uint64_t len);
+
+/* ---- looking at it ---- */
+
+struct cache_device_use {
+	const struct device *dev;
+	uint64_t used;	/* bytes */
+	uint64_t pinned;/* bytes */
+};
+unsigned cache_devices(struct cache *c);
+void cache_device(struct cache *c, unsigned i, struct cache_device_use *out);
+
+/* For people and tests; new references. */
+json_t *cache_status_json(struct cache *c);
+json_t *cfile_residency_json(struct cfile *f);
+
+/* Walks every list, table and counter; a lie is a bug(). Only while nothing else runs. */
+void cache_check(struct cache *c);
+
+#endif

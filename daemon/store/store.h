@@ -1,0 +1,104 @@
+/*
+ * store.h - where the bytes of files live for good.
+ *
+ * A store opens files and moves bytes; the namespace (names, modes, times) is
+ * fuse/'s business, which works on the backing directory itself. Implementations:
+ * dir (a backing directory), mem (for tests), faulty (wraps any).
+ *
+ * All calls are synchronous, may block, and may be made from any thread and
+ * concurrently on one file. Errors are negative errno. Nothing here retries,
+ * caches or logs: the page cache above does.
+ */
+#ifndef GAIA_STORE_STORE_H
+#define GAIA_STORE_STORE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+
+struct store;
+struct store_file;
+
+struct store_ops {
+	const char *name;
+
+	/*
+	 * Open the contents of the file that @ref names. What a ref is, is
+	 * the store's: for dir a descriptor (O_PATH is enough; not consumed),
+	 * for mem any number (the file is made, empty, when it is new).
+	 * @write: for reading and writing; else for reading. On success
+	 * sets *@out, to be ended by close(). Regular files only (-EINVAL).
+	 */
+	int (*open)(struct store *store, int ref, bool write, struct store_file **out);
+	void (*destroy)(struct store *store);
+};
+
+struct store_file_ops {
+	/*
+	 * Read up to the sum of @iov. Returns the bytes read, short only at the
+	 * end of the file; or a negative errno, and then the buffers' contents
+	 * are undefined. @off + length never exceeds INT64_MAX.
+	 */
+	ssize_t (*read)(struct store_file *file, const struct iovec *iov, int n, off_t off);
+
+	/*
+	 * Write all of @iov, extending the file where needed. 0, or a negative
+	 * errno, and then any part of it may have been written (-EIO for a device
+	 * that took nothing more without saying why).
+	 */
+	int (*write)(struct store_file *file, const struct iovec *iov, int n, off_t off);
+
+	/* Everything written before is on stable storage on return. */
+	int (*sync)(struct store_file *file, bool data_only);
+
+	int (*truncate)(struct store_file *file, off_t size);
+
+	/* As fallocate(2), same modes. -EOPNOTSUPP where the store has no such thing. */
+	int (*allocate)(struct store_file *file, int mode, off_t off, off_t len);
+
+	/* As lseek(2) with SEEK_DATA or SEEK_HOLE: the offset, or -ENXIO. */
+	off_t (*seek)(struct store_file *file, off_t off, int whence);
+
+	/* Size, blocks, times of the contents as the store has them. */
+	int (*stat)(struct store_file *file, struct stat *out);
+
+	/* Set the times, as futimens(2). */
+	int (*utimens)(struct store_file *file, const struct timespec ts[2]);
+
+	/* Copy inside the store (reflink where it can). Bytes copied, -EXDEV
+	 * or -EOPNOTSUPP when these two files need it done by hand. */
+	ssize_t (*copy_range)(struct store_file *from, off_t from_off, struct store_file *to,
+			      off_t to_off, size_t len);
+
+	/* Cannot fail. No call on @file may be in progress. Frees @file. */
+	void (*close)(struct store_file *file);
+};
+
+struct store {
+	const struct store_ops *ops;
+};
+
+struct store_file {
+	const struct store_file_ops *ops;
+	bool writable;
+};
+
+static inline int store_open(struct store *s, int ref, bool write, struct store_file **out)
+{
+	return s->ops->open(s, ref, write, out);
+}
+
+/* The implementations. On success *@out, to be ended by ops->destroy(). */
+int store_dir_create(struct store **out);
+int store_mem_create(struct store **out);
+
+/*
+ * Wraps @under, and owns it. Consults the fault points "store.open", "store.read",
+ * "store.write", "store.sync", "store.truncate", "store.allocate" before passing a
+ * call on; a failed write may have written a part (the first half, page-wise).
+ */
+int store_faulty_create(struct store *under, struct store **out);
+
+#endif

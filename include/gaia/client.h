@@ -1,0 +1,125 @@
+/*
+ * client.h - use the pages that a gaiafs mount caches, from a device.
+ *
+ *	int fd = open("/mnt/data", O_RDWR);
+ *	unsigned char *p = gaia_mmap(len, PROT_READ | PROT_WRITE, fd, 0, 0);
+ *
+ *	gaia_acquire(p, len, PROT_READ | PROT_WRITE);	see what everybody wrote
+ *	...device code reads and writes p...
+ *	gaia_release(p, len);				let everybody see it
+ *	gaia_munmap(p, len);
+ *
+ * What may be relied on (lazy release consistency; daemon/README.md has it whole):
+ *  - When gaia_acquire() returns, the device sees all that any process wrote to the
+ *    range before the call, with write(2) or through a shared mapping.
+ *  - When gaia_release() returns, every later read(2), load through a mapping, and
+ *    acquire sees what the device wrote in the range.
+ *  - Writes of different bytes are all kept, whoever makes them and however they
+ *    mix in a page. Of concurrent writes of the same byte one wins.
+ *  - What is not released reaches nobody, and is lost when the process ends or
+ *    unmaps. Clients of the same device share its memory as threads do.
+ *  - Acquires do not nest: one release of a byte's page ends all acquires of it through
+ *    this mapping. Threads that need to hold the same pages independently map twice.
+ *  - Memory outside an acquired range must not be touched: it may be gone (SIGSEGV).
+ *  - A mapping never makes a file longer. Bytes past its end in the last page read as
+ *    zero, and what is stored there is dropped on release.
+ *
+ * All functions are thread-safe and may be used by several libraries of one
+ * process. After fork() the child has no mappings: calls on the parent's fail there with
+ * ENOTCONN; the child may make its own. Functions return -1 (or MAP_FAILED) and set errno; nothing prints,
+ * exits or aborts. Common errors, besides those named below:
+ *	ENOTTY		fd is not on a gaiafs mount
+ *	ENOTCONN	the daemon is gone, or has disconnected this process
+ *	EINVAL		the range is not inside one mapping, or a value makes no sense
+ *	EPROTO		library and daemon are of different versions
+ *
+ * The library keeps a duplicate of fd until gaia_munmap(). As with any descriptor, closing it
+ * drops the process's POSIX record locks (fcntl F_SETLK) on the file.
+ */
+#ifndef GAIA_CLIENT_H
+#define GAIA_CLIENT_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <sys/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A device of a mount. Its number is its index in gaia_devices()'s array. */
+struct gaia_device_info {
+	char name[32];		/* for people, unique in the mount: "sim0"; NUL-terminated */
+	char kind[16];		/* "sim" or "cuda" */
+	unsigned char uuid[16];	/* cuda: the GPU's UUID */
+	uint64_t capacity;	/* bytes of device memory that gaiafs may use */
+	uint64_t used;		/* bytes of it in use now */
+	int simulated;		/* not zero: no device, host memory plays its part */
+};
+
+/*
+ * Describe the devices of the mount that fd lives on: the first max of them into
+ * out (which may be NULL if max is 0). Returns the number of devices there are, which may
+ * be more than max; or -1. Any descriptor on the mount will do, a directory's too.
+ */
+int gaia_devices(int fd, struct gaia_device_info *out, int max);
+
+/*
+ * Reserve one device address range for length bytes of the file from offset, in file
+ * order. Nothing is copied until gaia_acquire(). On the simulated device the address
+ * is one of the CPU too; on a GPU it is good for kernels only.
+ *
+ * prot is PROT_READ or PROT_READ | PROT_WRITE. offset is a multiple of 4096. device is an index into
+ * gaia_devices()'s array. The range may go beyond the end of the file.
+ * fd may be closed afterwards.
+ *
+ * EACCES: fd is not open for reading, or prot asks to write and fd is not open for that.
+ * ENODEV: no such device, or fd is not a regular file. ENOMEM: no address range.
+ * EOVERFLOW: offset + length is too large.
+ */
+void *gaia_mmap(size_t length, int prot, int fd, off_t offset, int device);
+
+/*
+ * End a mapping: addr and length as given by and to gaia_mmap() (a whole mapping, not a
+ * part). Acquired ranges are dropped without a release: what was
+ * written in them since the last release is lost.
+ */
+int gaia_munmap(void *addr, size_t length);
+
+/*
+ * Bring the range up to date on the device and pin it there, for reading (PROT_READ) or
+ * also for writing (PROT_READ | PROT_WRITE). Any alignment; whole pages are acquired. Acquiring
+ * a range again, released or not, brings it up to date again and keeps
+ * what this device wrote. Either all of the range is acquired or nothing is.
+ *
+ * ENOMEM: the range does not fit the device beside what others have pinned.
+ * EACCES: for writing, through a mapping or descriptor that is not. EIO and others: the
+ * backing store could not be read, or the device failed.
+ * The part of the range beyond the end of the file must not be touched, except in the file's last page.
+ */
+int gaia_acquire(void *addr, size_t length, int prot);
+
+/*
+ * Publish what the device wrote in the range since it was acquired, and unpin it. Moves no data by
+ * itself. Work that writes the range must have ended. Pages of the range that are not
+ * acquired are passed over. Partial pages are released whole.
+ */
+int gaia_release(void *addr, size_t length);
+
+/*
+ * On return everything that was written to the range of the file by CPUs, and everything released by
+ * any device, is on stable storage. EIO, ENOSPC, EDQUOT...: it is not; the data stays cached
+ * and is tried again.
+ */
+int gaia_sync(void *addr, size_t length);
+
+/* Advice for gaia_advise(). */
+#define GAIA_WILLNEED 3	/* copy the range to the device now, as far as there is room */
+#define GAIA_DONTNEED 4	/* the device may drop what it holds of the range; nothing is lost */
+int gaia_advise(void *addr, size_t length, int advice);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,169 @@
+/*
+ * protocol.h - what libgaiaclient and the gaiafs daemon say to each other.
+ *
+ * Not for applications: they use client.h. All integers are in the machine's
+ * byte order, since both ends run on one machine; all structs have fixed widths,
+ * no implicit padding, and a size that is asserted below. Unused fields are zero,
+ * and the daemon refuses (EINVAL) those that are not.
+ *
+ * Two channels:
+ *  - ioctls on a descriptor of the file (or, for CONNECT, DEVICES and REPORT of the
+ *    mount's state, of anything on the mount). The descriptor proves the right to the file.
+ *  - one SOCK_SEQPACKET Unix socket a client, made by CONNECT, HELLO and WELCOME. It carries
+ *    the descriptors of chunks to the client, and is the client's lease: when it
+ *    ends, the client's mappings, pins and unreleased writes are gone.
+ *
+ * Messages of the daemon carry a sequence number, rising by one. The reply to an
+ * ioctl that caused messages names the last of them (`seq`): the caller must have
+ * handled it before it uses what the reply promises.
+ */
+#ifndef GAIA_PROTOCOL_H
+#define GAIA_PROTOCOL_H
+
+#include <assert.h>
+#include <linux/ioctl.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+#define GAIA_STATIC_ASSERT static_assert
+extern "C" {
+#else
+#define GAIA_STATIC_ASSERT _Static_assert
+#endif
+
+#define GAIA_PROTOCOL_VERSION 1u
+
+#define GAIA_PAGE 4096u			/* unit of versions and of merging, bytes */
+#define GAIA_CHUNK (2u << 20)		/* unit of device memory and of mapping, bytes */
+#define GAIA_CHUNK_PAGES (GAIA_CHUNK / GAIA_PAGE)
+
+/* gaia_ioc_range.prot and gaia_ioc_map.prot; the values of PROT_READ and PROT_WRITE */
+#define GAIA_PROT_READ 1u
+#define GAIA_PROT_WRITE 2u
+
+/* Names a client in an ioctl. WELCOME gives it. Known to the client only. */
+struct gaia_client_key {
+	uint64_t id;
+	uint64_t secret;
+};
+
+struct gaia_ioc_connect {
+	uint32_t version;	/* in and out: GAIA_PROTOCOL_VERSION; another in: EPROTO */
+	uint32_t devices;	/* out: number of devices of the mount */
+	char socket[64];	/* out: abstract socket name, without the leading NUL, NUL-terminated */
+	uint8_t ticket[16];	/* out: for one HELLO, soon */
+};
+
+struct gaia_ioc_device {
+	char name[32];		/* NUL-terminated */
+	char kind[16];		/* "sim", "cuda" */
+	uint8_t uuid[16];
+	uint64_t capacity;	/* bytes: the budget */
+	uint64_t used;		/* bytes */
+	uint32_t simulated;	/* 0 or 1 */
+	uint32_t reserved;
+};
+
+#define GAIA_DEVICES_AT_ONCE 64
+struct gaia_ioc_devices {
+	uint32_t first;		/* in: index of the first wanted */
+	uint32_t total;		/* out: devices of the mount */
+	uint32_t count;		/* out: filled in below */
+	uint32_t reserved;
+	struct gaia_ioc_device device[GAIA_DEVICES_AT_ONCE];
+};
+
+struct gaia_ioc_map {
+	struct gaia_client_key key;
+	uint64_t offset;	/* of the file; multiple of GAIA_PAGE */
+	uint64_t length;	/* bytes, > 0; offset + length <= INT64_MAX */
+	uint32_t device;	/* index */
+	uint32_t prot;		/* GAIA_PROT_READ, maybe | GAIA_PROT_WRITE */
+	uint64_t map;		/* out: names the mapping in ioctls on the same file */
+};
+
+/* ACQUIRE, RELEASE, SYNC, ADVISE, UNMAP (which takes only key and map). */
+struct gaia_ioc_range {
+	struct gaia_client_key key;
+	uint64_t map;
+	uint64_t offset;	/* of the file, bytes; no alignment asked */
+	uint64_t length;	/* bytes */
+	uint32_t prot;		/* ACQUIRE; else 0 */
+	uint32_t advice;	/* ADVISE: GAIA_ADVISE_*; else 0 */
+	uint64_t seq;		/* out, ACQUIRE: handle messages up to this first; 0: none */
+};
+
+#define GAIA_ADVISE_WILLNEED 3u
+#define GAIA_ADVISE_DONTNEED 4u
+
+/* FLUSH: store the file's dirty home pages. EVICT: drop a memory's copy of a range, as
+ * pressure would; EBUSY when it is pinned. Both on a descriptor of the file. */
+#define GAIA_FROM_HOME 0xffffffffu
+struct gaia_ioc_file {
+	uint64_t offset;
+	uint64_t length;	/* 0: to the end of the file */
+	uint32_t from;		/* EVICT: GAIA_FROM_HOME or a device's index; FLUSH: 0 */
+	uint32_t reserved;
+};
+
+/* Ask for a text (JSON), which comes as a sealed memfd in a message MSG_REPORT. */
+#define GAIA_REPORT_STATUS 1u		/* of the mount */
+#define GAIA_REPORT_RESIDENCY 2u	/* of the descriptor's file */
+struct gaia_ioc_report {
+	struct gaia_client_key key;
+	uint32_t what;
+	uint32_t reserved;
+	uint64_t seq;		/* out: of the message that carries it */
+};
+
+#define GAIA_IOC_MAGIC 'g'
+#define GAIA_IOC_CONNECT _IOWR(GAIA_IOC_MAGIC, 1, struct gaia_ioc_connect)
+#define GAIA_IOC_DEVICES _IOWR(GAIA_IOC_MAGIC, 2, struct gaia_ioc_devices)
+#define GAIA_IOC_MAP _IOWR(GAIA_IOC_MAGIC, 3, struct gaia_ioc_map)
+#define GAIA_IOC_UNMAP _IOWR(GAIA_IOC_MAGIC, 4, struct gaia_ioc_range)
+#define GAIA_IOC_ACQUIRE _IOWR(GAIA_IOC_MAGIC, 5, struct gaia_ioc_range)
+#define GAIA_IOC_RELEASE _IOWR(GAIA_IOC_MAGIC, 6, struct gaia_ioc_range)
+#define GAIA_IOC_SYNC _IOWR(GAIA_IOC_MAGIC, 7, struct gaia_ioc_range)
+#define GAIA_IOC_ADVISE _IOWR(GAIA_IOC_MAGIC, 8, struct gaia_ioc_range)
+#define GAIA_IOC_FLUSH _IOWR(GAIA_IOC_MAGIC, 9, struct gaia_ioc_file)
+#define GAIA_IOC_EVICT _IOWR(GAIA_IOC_MAGIC, 10, struct gaia_ioc_file)
+#define GAIA_IOC_REPORT _IOWR(GAIA_IOC_MAGIC, 11, struct gaia_ioc_report)
+
+enum gaia_msg_kind {
+	GAIA_MSG_HELLO = 1,	/* client: ticket. Anything else first: disconnected */
+	GAIA_MSG_WELCOME = 2,	/* daemon: key */
+	GAIA_MSG_GRANT = 3,	/* daemon: chunks of a mapping; one descriptor for each, in order */
+	GAIA_MSG_REVOKE = 4,	/* daemon: unmap these chunks of a mapping and say so */
+	GAIA_MSG_REVOKED = 5,	/* client: the answer; repeats the seq of the REVOKE */
+	GAIA_MSG_REPORT = 6,	/* daemon: one descriptor, a memfd with the text */
+};
+
+#define GAIA_MSG_CHUNKS 64
+
+/* Every message is one packet of exactly this struct, in both directions. */
+struct gaia_msg {
+	uint32_t kind;		/* enum gaia_msg_kind */
+	uint32_t version;	/* GAIA_PROTOCOL_VERSION */
+	uint64_t seq;		/* of the daemon's messages; REVOKED: the one answered */
+	struct gaia_client_key key;	/* WELCOME */
+	uint8_t ticket[16];	/* HELLO */
+	uint64_t map;		/* GRANT, REVOKE, REVOKED */
+	uint32_t prot;		/* GRANT: how the descriptors may be mapped */
+	uint32_t count;		/* GRANT, REVOKE: chunks below; REPORT: 1 */
+	uint64_t chunk[GAIA_MSG_CHUNKS]; /* index in the file: offset / GAIA_CHUNK */
+};
+
+GAIA_STATIC_ASSERT(sizeof(struct gaia_client_key) == 16, "layout");
+GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_connect) == 88, "layout");
+GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_device) == 88, "layout");
+GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_devices) == 16 + 64 * 88, "layout");
+GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_map) == 48, "layout");
+GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_range) == 56, "layout");
+GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_file) == 24, "layout");
+GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_report) == 32, "layout");
+GAIA_STATIC_ASSERT(sizeof(struct gaia_msg) == 72 + 8 * GAIA_MSG_CHUNKS, "layout");
+
+#ifdef __cplusplus
+}
+#endif
+#endif
