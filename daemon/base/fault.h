@@ -5,8 +5,10 @@
  * developer builds); otherwise fault_point() is the constant 0 and costs nothing.
  *
  * A point is a name such as "store.read" or "release.before_invalidate". The
- * environment variable GAIAFS_FAULTS arms points at start:
+ * environment variable GAIAFS_FAULTS arms points at start (main() hands it to
+ * fault_parse(); nothing here looks at the environment):
  *	name=errno:EIO,after=3,count=1;name2=delay:200us,seed=7
+ * One name may have both an error and a delay, in two entries.
  */
 #ifndef GAIA_BASE_FAULT_H
 #define GAIA_BASE_FAULT_H
@@ -16,7 +18,7 @@
 #ifdef GAIA_FAULTS
 /* 0, or the negative errno that is armed for @name. Sleeps if a delay is armed. */
 int fault_point(const char *name);
-/* Arm @name: skip @after hits, then return @err for @count hits (0: for ever). */
+/* Arm @name: skip @after hits, then return @err (negative) for @count hits (0: for ever). */
 void fault_arm(const char *name, int err, unsigned after, unsigned count);
 /* Sleep a random time of at most @max_us, drawn from @seed, at each hit. */
 void fault_arm_delay(const char *name, unsigned max_us, uint64_t seed);

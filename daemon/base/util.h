@@ -34,7 +34,10 @@ _Noreturn void bug_at(const char *file, int line, const char *fmt, ...)
 			bug("%s", #cond);                  \
 	} while (0)
 
-/* malloc and calloc for the few bytes without which nothing can go on. */
+/*
+ * malloc, calloc and realloc for the few bytes without which nothing can go on:
+ * they wait for memory, and say so, rather than fail.
+ */
 void *xmalloc(size_t size) __attribute__((malloc, returns_nonnull));
 void *xcalloc(size_t n, size_t size) __attribute__((malloc, returns_nonnull));
 void *xrealloc(void *p, size_t size) __attribute__((returns_nonnull));

@@ -102,6 +102,12 @@ int cfile_get(struct cache *c, uint64_t key, const struct cfile_source *src, voi
 void cfile_put(struct cfile *f);
 void cfile_hold(struct cfile *f);
 
+/*
+ * [F] Nobody knows the file any more (the kernel forgot the inode): drop what is cached of it as soon as
+ * nothing holds it and nothing is left to store. Undone by the next cfile_get() of the key.
+ */
+void cache_forget(struct cache *c, uint64_t key);
+
 /* The file has no name left: when it is no longer held nothing needs to be stored. */
 void cfile_set_gone(struct cfile *f, bool gone);
 
