@@ -1,0 +1,98 @@
+/*
+ * log.c - see log.h.
+ */
+#include "base/log.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <syslog.h>
+#include <unistd.h>
+
+#include "base/util.h"
+
+#define PREFIX "gaiafs: "
+#define CUT "..."
+
+static const struct {
+	const char *name;
+	int priority;
+} levels[] = {
+	[LOG_LEVEL_ERROR] = {"error", LOG_ERR},
+	[LOG_LEVEL_WARN] = {"warn", LOG_WARNING},
+	[LOG_LEVEL_INFO] = {"info", LOG_INFO},
+	[LOG_LEVEL_DEBUG] = {"debug", LOG_DEBUG},
+};
+
+static _Atomic int max_level = LOG_LEVEL_INFO;
+static atomic_bool to_syslog;
+
+int log_level_parse(const char *name, enum log_level *out)
+{
+	for (unsigned i = 0; i < ARRAY_LEN(levels); i++) {
+		if (strcmp(name, levels[i].name) == 0) {
+			*out = (enum log_level)i;
+			return 0;
+		}
+	}
+	return -EINVAL;
+}
+
+void log_set_level(enum log_level level)
+{
+	atomic_store_explicit(&max_level, level, memory_order_relaxed);
+}
+
+void log_to_syslog(void)
+{
+	openlog("gaiafs", LOG_PID, LOG_DAEMON);
+	atomic_store(&to_syslog, true);
+}
+
+/*
+ * The whole line in one write(2): lines of several threads and processes do
+ * not mix. What cannot be written is lost; there is nobody left to tell.
+ */
+static void write_line(const char *line, size_t len)
+{
+	while (write(STDERR_FILENO, line, len) < 0 && errno == EINTR)
+		;
+}
+
+void log_at(enum log_level level, const char *fmt, ...)
+{
+	char line[sizeof(PREFIX) + 1000];
+	const size_t start = sizeof(PREFIX) - 1;
+	const size_t room = sizeof(line) - start - 1; /* the newline takes the NUL's place */
+	int saved = errno;
+	va_list ap;
+	size_t len;
+	int n;
+
+	if ((int)level > atomic_load_explicit(&max_level, memory_order_relaxed))
+		return;
+	memcpy(line, PREFIX, start);
+	va_start(ap, fmt);
+	n = vsnprintf(line + start, room, fmt, ap);
+	va_end(ap);
+	if (n < 0)
+		n = 0;
+	len = start + MIN((size_t)n, room - 1);
+	if ((size_t)n >= room)
+		memcpy(line + len - strlen(CUT), CUT, strlen(CUT));
+	/* Names of files come from users: one must not forge a line or drive a terminal. */
+	for (size_t i = start; i < len; i++)
+		if ((unsigned char)line[i] < ' ' || line[i] == 0x7f)
+			line[i] = '?';
+	if (atomic_load(&to_syslog)) {
+		line[len] = '\0';
+		syslog(levels[level].priority, "%s", line + start);
+	} else {
+		line[len++] = '\n';
+		write_line(line, len);
+	}
+	errno = saved;
+}

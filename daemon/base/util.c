@@ -1,0 +1,109 @@
+/*
+ * util.c - see util.h.
+ */
+#include "base/util.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "base/log.h"
+
+void bug_at(const char *file, int line, const char *fmt, ...)
+{
+	char text[512];
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof(text), fmt, ap);
+	va_end(ap);
+	log_error("bug: %s:%d: %s; dumping core", file, line, text);
+	abort();
+}
+
+/* A size that nobody could have is a bug; waiting for it would hide that. */
+static void wait_for_memory(size_t size)
+{
+	const struct timespec pause = {.tv_nsec = 10 * 1000 * 1000};
+
+	if (size > PTRDIFF_MAX)
+		bug("allocation of %zu bytes", size);
+	log_warn("out of memory: waiting for %zu bytes; end other programs or lower --home", size);
+	nanosleep(&pause, NULL);
+}
+
+void *xmalloc(size_t size)
+{
+	return xrealloc(NULL, size);
+}
+
+void *xcalloc(size_t n, size_t size)
+{
+	size_t total;
+	void *p;
+
+	if (__builtin_mul_overflow(n, size, &total))
+		bug("allocation of %zu times %zu bytes", n, size);
+	total = MAX(total, 1);
+	while (!(p = calloc(1, total)))
+		wait_for_memory(total);
+	return p;
+}
+
+void *xrealloc(void *p, size_t size)
+{
+	void *moved;
+
+	size = MAX(size, 1); /* realloc(p, 0) would free and return NULL */
+	while (!(moved = realloc(p, size)))
+		wait_for_memory(size);
+	return moved;
+}
+
+uint64_t now_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+int parse_size(const char *text, uint64_t *out)
+{
+	bool overflow = false;
+	uint64_t value = 0;
+	unsigned shift = 0;
+
+	/* strtoull would take blanks and a sign. */
+	if (*text < '0' || *text > '9')
+		return -EINVAL;
+	for (; *text >= '0' && *text <= '9'; text++) {
+		overflow |= __builtin_mul_overflow(value, 10, &value);
+		overflow |= __builtin_add_overflow(value, (unsigned)(*text - '0'), &value);
+	}
+	switch (*text) {
+	case 'K':
+		shift = 10;
+		break;
+	case 'M':
+		shift = 20;
+		break;
+	case 'G':
+		shift = 30;
+		break;
+	case 'T':
+		shift = 40;
+		break;
+	}
+	if (shift)
+		text++;
+	if (*text)
+		return -EINVAL;
+	if (overflow || value > (uint64_t)INT64_MAX >> shift)
+		return -ERANGE;
+	*out = value << shift;
+	return 0;
+}
