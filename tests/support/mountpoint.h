@@ -1,0 +1,85 @@
+/*
+ * mountpoint.h - a gaiafs mount of a test's own.
+ *
+ *	struct mnt m;
+ *	const char *args[] = { "--device", "sim:8M", NULL };
+ *	struct mnt_options o = { .args = args };
+ *
+ *	mnt_start(&m, &o);		files below m.path; m.backing_fd sees beneath it
+ *	mnt_crash(&m); mnt_restart(&m);	kill -9, and again over the same backing
+ *	mnt_stop(&m);			unmount, daemon's exit status, nothing left
+ *
+ * The daemon is a child of the caller. A second process, the guard, waits for the
+ * caller's death, however it comes about, and then kills the daemon, detaches the
+ * mount and removes the directory: a test that crashes, times out or is killed
+ * leaks nothing.
+ *
+ * Not thread-safe: one thread uses a struct mnt at a time, and it must be the one
+ * process that started it (children forked later must not call any of this).
+ * Failures are told on stderr, with the daemon's log.
+ */
+#ifndef GAIA_TESTS_MOUNTPOINT_H
+#define GAIA_TESTS_MOUNTPOINT_H
+
+#include <limits.h>
+#include <stdbool.h>
+#include <sys/types.h>
+
+struct mnt_options {
+	/* The daemon's binary. NULL: $GAIAFS, or the one of this build. */
+	const char *gaiafs;
+
+	/* Its options beyond source, mount point and -f; ends with NULL. NULL: none. */
+	const char *const *args;
+
+	/* Mount this directory, and leave it when done. NULL: an empty one, of the mount's own. */
+	const char *backing;
+
+	/* Mount over the backing directory itself. */
+	bool over;
+
+	/* Without -f: the command must return 0, and the mount be live by then. */
+	bool background;
+};
+
+struct mnt {
+	/* Constant from mnt_start() to mnt_stop(). */
+	char dir[PATH_MAX / 2];		/* temporary, holds all of the below */
+	char path[PATH_MAX];		/* the mount point */
+	char backing[PATH_MAX];		/* the directory beneath */
+	char log[PATH_MAX];		/* what the daemon said; appended to by a restart */
+	int backing_fd;			/* of it, from before the mount: good for the *at() calls */
+	struct mnt_options options;	/* shallow: what it points to must last */
+
+	/* While mounted, else 0. */
+	pid_t daemon;
+	pid_t guard;
+};
+
+/* Returns when the mount is live: 0, or -1 and nothing is left of it. */
+int mnt_start(struct mnt *m, const struct mnt_options *options);
+
+/* A clean end: 0, or -1 if it was not clean (something was still open, or the daemon failed). In
+ * both cases nothing is left, but for options.backing. */
+int mnt_stop(struct mnt *m);
+
+/* mnt_stop()'s first half: unmount and wait for the daemon's exit status 0. */
+int mnt_unmount(struct mnt *m);
+
+/* kill -9 the daemon and take the dead mount away. Whoever has files open on it sees ENOTCONN. */
+void mnt_crash(struct mnt *m);
+
+/* After mnt_unmount() or mnt_crash(): mount again, the same way. On -1 only mnt_stop() may follow. */
+int mnt_restart(struct mnt *m);
+
+/* Wait for a daemon that ends by itself or was told to (SIGTERM), and take down what is left of the
+ * mount: its wait status, or -1 when it has not ended after a minute and was killed. */
+int mnt_wait(struct mnt *m);
+
+/* Copy the daemon's log to stderr. */
+void mnt_show_log(const struct mnt *m);
+
+/* Absolute path of a file on the mount; the buffer is one of a few that are used in turn. */
+const char *mnt_file(const struct mnt *m, const char *name);
+
+#endif

@@ -1,0 +1,114 @@
+/*
+ * shell.c - see shell.h. Output goes to files in memory: a daemon that a
+ * command leaves behind holds them without holding us up, as a pipe would.
+ */
+#include "shell.h"
+
+#include <criterion/criterion.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+static char *contents(int fd)
+{
+	off_t size = lseek(fd, 0, SEEK_END);
+	char *text = calloc(1, size + 1);
+
+	if (!text || pread(fd, text, size, 0) < 0)
+		abort();
+	close(fd);
+	return text;
+}
+
+static struct shell_result run(const char *cwd, int seconds, const char *line)
+{
+	int out = memfd_create("stdout", MFD_CLOEXEC), err = memfd_create("stderr", MFD_CLOEXEC);
+	struct pollfd p = { .events = POLLIN };
+	struct shell_result r = { .status = -1 };
+	int status;
+	pid_t pid;
+
+	fflush(NULL);
+	pid = fork();
+	if (pid == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		setpgid(0, 0);
+		if ((cwd && chdir(cwd)) || dup2(open("/dev/null", O_RDONLY), 0) < 0 ||
+		    dup2(out, 1) < 0 || dup2(err, 2) < 0)
+			_exit(126);
+		execl("/bin/sh", "sh", "-c", line, NULL);
+		_exit(127);
+	}
+	if (pid < 0 || out < 0 || err < 0)
+		abort();
+	p.fd = syscall(SYS_pidfd_open, pid, 0);
+	if (poll(&p, 1, seconds * 1000) != 1)
+		kill(-pid, SIGKILL);
+	close(p.fd);
+	if (waitpid(pid, &status, 0) == pid)
+		r.status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+	r.out = contents(out);
+	r.err = contents(err);
+	return r;
+}
+
+static char *format(const char *fmt, va_list ap)
+{
+	char *line;
+
+	if (vasprintf(&line, fmt, ap) < 0)
+		abort();
+	return line;
+}
+
+struct shell_result shell_run(const char *cwd, int seconds, const char *fmt, ...)
+{
+	struct shell_result r;
+	va_list ap;
+	char *line;
+
+	va_start(ap, fmt);
+	line = format(fmt, ap);
+	va_end(ap);
+	r = run(cwd, seconds, line);
+	free(line);
+	return r;
+}
+
+void shell_free(struct shell_result *r)
+{
+	free(r->out);
+	free(r->err);
+}
+
+void shell_ok(const char *cwd, const char *fmt, ...)
+{
+	struct shell_result r;
+	va_list ap;
+	char *line;
+
+	va_start(ap, fmt);
+	line = format(fmt, ap);
+	va_end(ap);
+	r = run(cwd, 120, line);
+	cr_assert_eq(r.status, 0, "%s: exit status %d\n%s%s", line, r.status, r.out, r.err);
+	shell_free(&r);
+	free(line);
+}
+
+bool shell_has(const char *program)
+{
+	struct shell_result r = shell_run(NULL, 10, "command -v %s", program);
+	bool has = r.status == 0;
+
+	shell_free(&r);
+	return has;
+}

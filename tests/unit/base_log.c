@@ -1,0 +1,140 @@
+/*
+ * base_log.c - tests of base/log.h.
+ *
+ * Standard error becomes a socket that keeps message boundaries, so a test sees each write(2).
+ */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/log.h"
+
+static int reader;
+
+static void catch_stderr(void)
+{
+	int ends[2];
+
+	cr_assert_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, ends), 0);
+	cr_assert_eq(dup2(ends[1], STDERR_FILENO), STDERR_FILENO);
+	close(ends[1]);
+	reader = ends[0];
+}
+
+/* What one write brought, or "" when there was none. */
+static const char *next_write(void)
+{
+	static char buf[4096];
+	ssize_t n = recv(reader, buf, sizeof(buf) - 1, 0);
+
+	buf[n > 0 ? n : 0] = '\0';
+	return buf;
+}
+
+TestSuite(log, .init = catch_stderr);
+
+Test(log, writes_a_line_at_once_with_the_prefix)
+{
+	log_error("open %s: %s", "/mnt", "gone");
+	cr_assert_str_eq(next_write(), "gaiafs: open /mnt: gone\n");
+	cr_assert_str_eq(next_write(), "");
+}
+
+Test(log, keeps_quiet_below_its_level)
+{
+	log_set_level(LOG_LEVEL_WARN);
+	log_debug("debug");
+	log_info("info");
+	log_warn("warn");
+	log_error("error");
+	cr_assert_str_eq(next_write(), "gaiafs: warn\n");
+	cr_assert_str_eq(next_write(), "gaiafs: error\n");
+	cr_assert_str_eq(next_write(), "");
+}
+
+Test(log, says_everything_at_debug)
+{
+	log_set_level(LOG_LEVEL_DEBUG);
+	log_debug("debug");
+	cr_assert_str_eq(next_write(), "gaiafs: debug\n");
+}
+
+Test(log, cuts_a_long_line_and_ends_it)
+{
+	char text[3000];
+	const char *got;
+	size_t len;
+
+	memset(text, 'x', sizeof(text) - 1);
+	text[sizeof(text) - 1] = '\0';
+	log_error("%s", text);
+	got = next_write();
+	len = strlen(got);
+	cr_assert_gt(len, 900);
+	cr_assert_lt(len, sizeof(text));
+	cr_assert_str_eq(got + len - 5, "x...\n");
+	cr_assert_str_eq(next_write(), "");
+}
+
+Test(log, never_cuts_a_line_that_fits)
+{
+	char text[2000];
+
+	/* Around the cut, wherever it is: whole, or ending in the mark. */
+	for (size_t n = 900; n < 1100; n++) {
+		const char *got;
+		size_t len;
+
+		memset(text, 'x', n);
+		text[n] = '\0';
+		log_error("%s", text);
+		got = next_write();
+		len = strlen(got);
+		cr_assert_eq(got[len - 1], '\n');
+		if (len != strlen("gaiafs: ") + n + 1)
+			cr_assert_str_eq(got + len - 4, "...\n", "%zu", n);
+	}
+}
+
+Test(log, a_name_cannot_forge_a_line)
+{
+	log_error("open %s: no such file", "a\ngaiafs: b\x1b[2J");
+	cr_assert_str_eq(next_write(), "gaiafs: open a?gaiafs: b?[2J: no such file\n");
+}
+
+Test(log, leaves_errno_alone)
+{
+	errno = ENOSPC;
+	close(reader);
+	signal(SIGPIPE, SIG_IGN);
+	log_error("nobody reads this");
+	cr_assert_eq(errno, ENOSPC);
+}
+
+Test(log, goes_to_syslog_when_told)
+{
+	log_to_syslog();
+	log_error("a test of the log");
+	cr_assert_str_eq(next_write(), "");
+}
+
+Test(log_level, parses_its_names_only)
+{
+	enum log_level level = LOG_LEVEL_DEBUG;
+
+	cr_assert_eq(log_level_parse("error", &level), 0);
+	cr_assert_eq(level, LOG_LEVEL_ERROR);
+	cr_assert_eq(log_level_parse("warn", &level), 0);
+	cr_assert_eq(level, LOG_LEVEL_WARN);
+	cr_assert_eq(log_level_parse("debug", &level), 0);
+	cr_assert_eq(level, LOG_LEVEL_DEBUG);
+	cr_assert_eq(log_level_parse("info", &level), 0);
+	cr_assert_eq(level, LOG_LEVEL_INFO);
+	cr_assert_eq(log_level_parse("", &level), -EINVAL);
+	cr_assert_eq(log_level_parse("Info", &level), -EINVAL);
+	cr_assert_eq(log_level_parse("information", &level), -EINVAL);
+	cr_assert_eq(level, LOG_LEVEL_INFO);
+}

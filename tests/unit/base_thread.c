@@ -1,0 +1,259 @@
+/*
+ * base_thread.c - tests of base/thread.h.
+ */
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <pthread.h>
+#include <sched.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/thread.h"
+
+#define JOBS 2000
+#define LIMIT 4
+
+static struct pool *pool;
+static atomic_uint ran, running, most;
+static sem_t started, gate;
+
+static struct pool *new_pool(unsigned limit)
+{
+	struct pool *p;
+
+	cr_assert_eq(pool_create("test-pool", limit, &p), 0);
+	return p;
+}
+
+static void begin(void)
+{
+	sem_init(&started, 0, 0);
+	sem_init(&gate, 0, 0);
+	pool = new_pool(LIMIT);
+}
+
+static void bump(void *arg)
+{
+	unsigned now = atomic_fetch_add(&running, 1) + 1;
+	unsigned seen = atomic_load(&most);
+
+	(void)arg;
+	while (now > seen && !atomic_compare_exchange_weak(&most, &seen, now))
+		;
+	sched_yield();
+	atomic_fetch_sub(&running, 1);
+	atomic_fetch_add(&ran, 1);
+}
+
+static void wait_at_gate(void *arg)
+{
+	(void)arg;
+	sem_post(&started);
+	sem_wait(&gate);
+	atomic_fetch_add(&ran, 1);
+}
+
+TestSuite(pool, .init = begin);
+
+Test(pool, destroy_runs_all_that_was_submitted)
+{
+	for (int i = 0; i < JOBS; i++)
+		pool_submit(pool, bump, NULL);
+	pool_destroy(pool);
+	cr_assert_eq(ran, JOBS);
+}
+
+Test(pool, destroy_of_an_idle_one_returns)
+{
+	pool_destroy(pool);
+}
+
+Test(pool, never_runs_more_jobs_at_once_than_its_limit)
+{
+	for (int i = 0; i < JOBS; i++)
+		pool_submit(pool, bump, NULL);
+	pool_destroy(pool);
+	cr_assert_leq(most, LIMIT);
+}
+
+Test(pool, blocked_jobs_do_not_starve_others)
+{
+	/* All but one thread are stuck; whatever comes then still runs. */
+	for (int i = 0; i < LIMIT - 1; i++)
+		pool_submit(pool, wait_at_gate, NULL);
+	for (int i = 0; i < LIMIT - 1; i++)
+		sem_wait(&started);
+	for (int i = 0; i < 100; i++)
+		pool_submit(pool, bump, NULL);
+	while (atomic_load(&ran) < 100)
+		sched_yield();
+	for (int i = 0; i < LIMIT - 1; i++)
+		sem_post(&gate);
+	pool_destroy(pool);
+	cr_assert_eq(ran, 100 + LIMIT - 1);
+}
+
+Test(pool, grows_to_its_limit_and_queues_the_rest)
+{
+	int value;
+
+	for (int i = 0; i < LIMIT + 2; i++)
+		pool_submit(pool, wait_at_gate, NULL);
+	for (int i = 0; i < LIMIT; i++)
+		sem_wait(&started);
+	/* All threads are known to be stuck: nobody can have started another. */
+	sem_getvalue(&started, &value);
+	cr_assert_eq(value, 0);
+	for (int i = 0; i < LIMIT + 2; i++)
+		sem_post(&gate);
+	pool_destroy(pool);
+	cr_assert_eq(ran, LIMIT + 2);
+}
+
+static int order[JOBS];
+static int n_order;
+
+static void note_order(void *arg)
+{
+	order[n_order++] = *(int *)arg;
+}
+
+Test(pool, one_thread_keeps_the_order_of_submission)
+{
+	static int numbers[JOBS];
+	struct pool *one = new_pool(1);
+
+	for (int i = 0; i < JOBS; i++) {
+		numbers[i] = i;
+		pool_submit(one, note_order, &numbers[i]);
+	}
+	pool_destroy(one);
+	cr_assert_eq(n_order, JOBS);
+	for (int i = 0; i < JOBS; i++)
+		cr_assert_eq(order[i], i);
+	pool_destroy(pool);
+}
+
+static void submit_another(void *arg)
+{
+	sem_wait(&gate);
+	pool_submit(arg, bump, NULL);
+}
+
+static void *open_gate(void *arg)
+{
+	(void)arg;
+	for (int i = 0; i < LIMIT; i++)
+		sem_post(&gate);
+	return NULL;
+}
+
+Test(pool, jobs_submitted_by_jobs_run_too)
+{
+	pthread_t opener;
+
+	for (int i = 0; i < LIMIT; i++)
+		pool_submit(pool, submit_another, pool);
+	pthread_create(&opener, NULL, open_gate, NULL);
+	pool_destroy(pool);
+	pthread_join(opener, NULL);
+	cr_assert_eq(ran, LIMIT);
+}
+
+static void *submit_many(void *arg)
+{
+	(void)arg;
+	for (int i = 0; i < JOBS; i++)
+		pool_submit(pool, bump, NULL);
+	return NULL;
+}
+
+Test(pool, takes_jobs_from_any_thread)
+{
+	pthread_t threads[3];
+
+	for (int i = 0; i < 3; i++)
+		cr_assert_eq(pthread_create(&threads[i], NULL, submit_many, NULL), 0);
+	for (int i = 0; i < 3; i++)
+		pthread_join(threads[i], NULL);
+	pool_destroy(pool);
+	cr_assert_eq(ran, 3 * JOBS);
+}
+
+static unsigned threads_named(const char *name)
+{
+	DIR *dir = opendir("/proc/self/task");
+	struct dirent *entry;
+	unsigned n = 0;
+
+	while ((entry = readdir(dir))) {
+		char path[300], text[32] = "";
+		FILE *f;
+
+		snprintf(path, sizeof(path), "/proc/self/task/%s/comm", entry->d_name);
+		f = fopen(path, "r");
+		if (!f)
+			continue;
+		if (fgets(text, sizeof(text), f)) {
+			text[strcspn(text, "\n")] = '\0';
+			n += strcmp(text, name) == 0;
+		}
+		fclose(f);
+	}
+	closedir(dir);
+	return n;
+}
+
+Test(pool, idle_threads_end_but_one)
+{
+	for (int i = 0; i < LIMIT; i++)
+		pool_submit(pool, wait_at_gate, NULL);
+	for (int i = 0; i < LIMIT; i++)
+		sem_wait(&started);
+	cr_assert_eq(threads_named("test-pool"), LIMIT);
+	for (int i = 0; i < LIMIT; i++)
+		sem_post(&gate);
+	while (threads_named("test-pool") > 1)
+		usleep(20000);
+	/* And it grows again. */
+	for (int i = 0; i < LIMIT; i++)
+		pool_submit(pool, wait_at_gate, NULL);
+	for (int i = 0; i < LIMIT; i++)
+		sem_wait(&started);
+	for (int i = 0; i < LIMIT; i++)
+		sem_post(&gate);
+	pool_destroy(pool);
+	cr_assert_eq(ran, 2 * LIMIT);
+}
+
+static void note_signals(void *arg)
+{
+	pthread_sigmask(SIG_SETMASK, NULL, arg);
+}
+
+Test(pool, leaves_signals_to_the_main_thread)
+{
+	sigset_t mask;
+
+	pool_submit(pool, note_signals, &mask);
+	pool_destroy(pool);
+	cr_assert(sigismember(&mask, SIGTERM));
+	cr_assert(sigismember(&mask, SIGINT));
+	cr_assert_not(sigismember(&mask, SIGSEGV));
+	pthread_sigmask(SIG_SETMASK, NULL, &mask);
+	cr_assert_not(sigismember(&mask, SIGTERM));
+}
+
+Test(thread, a_long_name_is_cut)
+{
+	char name[16];
+
+	thread_set_name("a-name-of-more-than-fifteen-bytes");
+	pthread_getname_np(pthread_self(), name, sizeof(name));
+	cr_assert_str_eq(name, "a-name-of-more-");
+}
