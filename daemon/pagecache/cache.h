@@ -74,7 +74,7 @@ struct cache_config {
 };
 
 #define CACHE_HOME_MIN (8ull << 20)
-#define CACHE_MAX_DEVICES 256u
+#define CACHE_MAX_DEVICES 254u /* an owner fits a byte */
 
 /* -EINVAL, -ENOMEM. Starts the writeback thread. */
 int cache_create(const struct cache_config *config, struct cache **out);
@@ -90,6 +90,10 @@ void cache_destroy(struct cache *c);
  * cfile_get() finds or makes it, and holds it. @open gives the cache a store_file (which it then owns)
  * when one is needed; it is called without locks and may fail. @size: bytes, used when it is made.
  * @release is called when the cfile ends, on any thread.
+ *
+ * The caller's reference that keeps @cookie alive passes to the cache when cfile_get() succeeds: @release
+ * gives it back when the cfile ends, or, where the cfile existed and has one already, at once
+ * (before cfile_get() returns, without locks).
  */
 struct cfile_source {
 	/* Open the contents; @write: for writing too, if that is possible at all. */

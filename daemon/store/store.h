@@ -28,6 +28,8 @@ struct store_ops {
 	 * Open the contents of the file that @ref names. What a ref is, is
 	 * the store's: for dir a descriptor (O_PATH is enough; not consumed),
 	 * for mem any number (the file is made, empty, when it is new).
+	 * A descriptor that is open with the access asked for is duplicated: the right
+	 * to the file was proved when it was opened, and its mode may refuse by now.
 	 * @write: for reading and writing; else for reading. On success
 	 * sets *@out, to be ended by close(). Regular files only (-EINVAL).
 	 */
