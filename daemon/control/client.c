@@ -1,0 +1,400 @@
+/*
+ * client.c - one client's connection: its life, its messages.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/counters.h"
+#include "base/log.h"
+#include "base/thread.h"
+#include "base/util.h"
+#include "control/internal.h"
+
+/* Messages taken from one client before others have their turn. */
+#define MESSAGES_AT_ONCE 16
+
+void client_get(struct client *c)
+{
+	atomic_fetch_add(&c->refs, 1);
+}
+
+void client_put(struct client *c)
+{
+	struct control *ctl = c->ctl;
+
+	if (atomic_fetch_sub(&c->refs, 1) != 1)
+		return;
+	bug_on(c->maps || !LIST_EMPTY(&c->revocations));
+	close(c->fd);
+	pthread_cond_destroy(&c->changed);
+	pthread_mutex_destroy(&c->lock);
+	pthread_mutex_destroy(&c->send_lock);
+	free(c);
+	atomic_fetch_sub(&ctl->n_live, 1);
+}
+
+struct client *client_find(struct control *ctl, const struct gaia_client_key *key)
+{
+	struct client *c;
+
+	pthread_mutex_lock(&ctl->lock);
+	HASH_FIND(hh, ctl->clients, &key->id, sizeof(key->id), c);
+	if (c && !equal_secret(&c->key.secret, &key->secret, sizeof(key->secret)))
+		c = NULL;
+	if (c)
+		client_get(c);
+	pthread_mutex_unlock(&ctl->lock);
+	return c;
+}
+
+void client_disconnect(struct client *c)
+{
+	atomic_store(&c->dead, true);
+	shutdown(c->fd, SHUT_RDWR);
+	pthread_mutex_lock(&c->lock);
+	pthread_cond_broadcast(&c->changed);
+	pthread_mutex_unlock(&c->lock);
+}
+
+bool control_alive(void *client)
+{
+	struct client *c = client;
+	struct pollfd p = { .fd = c->fd, .events = POLLRDHUP };
+
+	return !atomic_load(&c->dead) && poll(&p, 1, 0) == 0;
+}
+
+/* ---- sending ---- */
+
+/* Wait until sending may have become possible: 0, or -ETIMEDOUT. */
+static int wait_to_send(struct client *c, int why, uint64_t deadline)
+{
+	struct pollfd p = { .fd = c->fd, .events = POLLOUT };
+	uint64_t now = now_ns();
+
+	if (now >= deadline)
+		return -ETIMEDOUT;
+	/*
+	 * ETOOMANYREFS: too many descriptors of this user are in sockets, on their way to
+	 * any client. Nothing tells when there are fewer.
+	 */
+	if (why == ETOOMANYREFS)
+		nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+	else
+		poll(&p, 1, (deadline - now) / 1000000 + 1);
+	return 0;
+}
+
+/* send_lock is held. */
+static int send_packet(struct client *c, const struct gaia_msg *msg, const int *fd, unsigned n)
+{
+	union {
+		struct cmsghdr align;
+		char buf[CMSG_SPACE(GAIA_MSG_CHUNKS * sizeof(int))];
+	} control;
+	struct iovec iov = { .iov_base = (void *)msg, .iov_len = sizeof(*msg) };
+	struct msghdr hdr = { .msg_iov = &iov, .msg_iovlen = 1 };
+	uint64_t deadline = now_ns() + SEND_TIMEOUT_NS;
+
+	bug_on(n > GAIA_MSG_CHUNKS);
+	if (n) {
+		struct cmsghdr *cmsg;
+
+		memset(&control, 0, sizeof(control));
+		hdr.msg_control = control.buf;
+		hdr.msg_controllen = CMSG_SPACE(n * sizeof(int));
+		cmsg = CMSG_FIRSTHDR(&hdr);
+		cmsg->cmsg_level = SOL_SOCKET;
+		cmsg->cmsg_type = SCM_RIGHTS;
+		cmsg->cmsg_len = CMSG_LEN(n * sizeof(int));
+		memcpy(CMSG_DATA(cmsg), fd, n * sizeof(int));
+	}
+	while (!atomic_load(&c->dead)) {
+		int err;
+
+		if (sendmsg(c->fd, &hdr, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0)
+			return 0;
+		if (errno == EINTR)
+			continue;
+		if (errno != EAGAIN && errno != ETOOMANYREFS && errno != ENOBUFS && errno != ENOMEM)
+			return -errno;
+		err = wait_to_send(c, errno == EAGAIN ? EAGAIN : ETOOMANYREFS, deadline);
+		if (err)
+			return err;
+	}
+	return -ENOTCONN;
+}
+
+/* send_lock is held. */
+static int send_next(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n)
+{
+	int err;
+
+	msg->version = GAIA_PROTOCOL_VERSION;
+	msg->seq = ++c->seq;
+	err = send_packet(c, msg, fd, n);
+	if (!err)
+		return 0;
+	if (err != -ENOTCONN && err != -EPIPE && err != -ECONNRESET)
+		log_warn("control: client %d is disconnected: cannot send to it: %s", (int)c->pid,
+			 strerror(-err));
+	client_disconnect(c);
+	return -ENOTCONN;
+}
+
+int client_send(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n, uint64_t *seq)
+{
+	int err;
+
+	pthread_mutex_lock(&c->send_lock);
+	err = send_next(c, msg, fd, n);
+	if (!err)
+		*seq = msg->seq;
+	pthread_mutex_unlock(&c->send_lock);
+	return err;
+}
+
+int control_grant(void *client, uint64_t map, unsigned prot, const uint64_t *idx, const int *fd,
+		  unsigned n, uint64_t *seq)
+{
+	struct client *c = client;
+	int err = 0;
+
+	for (unsigned i = 0; i < n && !err;) {
+		struct gaia_msg msg = { .kind = GAIA_MSG_GRANT, .map = map, .prot = prot };
+
+		msg.count = MIN(n - i, GAIA_MSG_CHUNKS);
+		memcpy(msg.chunk, idx + i, msg.count * sizeof(*idx));
+		err = client_send(c, &msg, fd + i, msg.count, seq);
+		i += msg.count;
+	}
+	for (unsigned i = 0; i < n; i++)
+		close(fd[i]);
+	return err;
+}
+
+int control_revoke(void *client, uint64_t map, uint64_t idx)
+{
+	struct gaia_msg msg = { .kind = GAIA_MSG_REVOKE, .map = map, .count = 1, .chunk = { idx } };
+	struct client *c = client;
+	struct revocation rev = { .map = map };
+	struct timespec until;
+	uint64_t deadline;
+	int err;
+
+	pthread_mutex_lock(&c->send_lock);
+	/* In the list before it is sent: the answer may be quicker than we are. */
+	rev.seq = c->seq + 1;
+	pthread_mutex_lock(&c->lock);
+	LIST_INSERT_HEAD(&c->revocations, &rev, link);
+	pthread_mutex_unlock(&c->lock);
+	err = send_next(c, &msg, NULL, 0);
+	pthread_mutex_unlock(&c->send_lock);
+
+	deadline = now_ns() + REVOKE_TIMEOUT_NS;
+	until.tv_sec = deadline / 1000000000;
+	until.tv_nsec = deadline % 1000000000;
+	pthread_mutex_lock(&c->lock);
+	while (!err && !rev.answered && !atomic_load(&c->dead))
+		err = -pthread_cond_timedwait(&c->changed, &c->lock, &until);
+	LIST_REMOVE(&rev, link);
+	pthread_mutex_unlock(&c->lock);
+	if (rev.answered) {
+		count(CTR_revokes, 1);
+		return 0;
+	}
+	if (err == -ETIMEDOUT) {
+		log_warn("control: client %d is disconnected: it did not give up memory within %d s",
+			 (int)c->pid, (int)(REVOKE_TIMEOUT_NS / 1000000000));
+		client_disconnect(c);
+	}
+	return -ENOTCONN;
+}
+
+/* ---- receiving, on the loop's thread ---- */
+
+/* False: this is no HELLO with a ticket, or there are too many clients. */
+static bool take_hello(struct client *c, const struct gaia_msg *msg)
+{
+	struct gaia_msg want = { .kind = GAIA_MSG_HELLO, .version = GAIA_PROTOCOL_VERSION };
+	struct gaia_msg welcome = { .kind = GAIA_MSG_WELCOME };
+	struct control *ctl = c->ctl;
+	struct client *same;
+	uint64_t seq;
+
+	memcpy(want.ticket, msg->ticket, sizeof(want.ticket));
+	if (memcmp(&want, msg, sizeof(want)) != 0 || !ticket_redeem(ctl, msg->ticket))
+		return false;
+
+	pthread_mutex_lock(&ctl->lock);
+	if (HASH_COUNT(ctl->clients) >= MAX_CLIENTS) {
+		pthread_mutex_unlock(&ctl->lock);
+		return false;
+	}
+	do {
+		fill_random(&c->key, sizeof(c->key));
+		HASH_FIND(hh, ctl->clients, &c->key.id, sizeof(c->key.id), same);
+	} while (same || !c->key.id);
+	HASH_ADD(hh, ctl->clients, key.id, sizeof(c->key.id), c);
+	pthread_mutex_unlock(&ctl->lock);
+
+	TAILQ_REMOVE(&ctl->pending, c, link);
+	ctl->n_pending--;
+	c->welcome = true;
+	welcome.key = c->key;
+	return client_send(c, &welcome, NULL, 0, &seq) == 0;
+}
+
+static bool take_revoked(struct client *c, const struct gaia_msg *msg)
+{
+	struct gaia_msg want = {
+		.kind = GAIA_MSG_REVOKED,
+		.version = GAIA_PROTOCOL_VERSION,
+		.seq = msg->seq,
+		.map = msg->map,
+	};
+	struct revocation *rev;
+	bool good = false;
+
+	if (memcmp(&want, msg, sizeof(want)) != 0)
+		return false;
+	pthread_mutex_lock(&c->lock);
+	LIST_FOREACH(rev, &c->revocations, link) {
+		if (rev->seq == msg->seq && rev->map == msg->map && !rev->answered) {
+			rev->answered = good = true;
+			pthread_cond_broadcast(&c->changed);
+			break;
+		}
+	}
+	pthread_mutex_unlock(&c->lock);
+	return good;
+}
+
+static void on_client(uv_poll_t *poll, int status, int events)
+{
+	struct client *c = poll->data;
+
+	for (int i = 0; i < MESSAGES_AT_ONCE; i++) {
+		struct gaia_msg msg;
+		struct iovec iov = { .iov_base = &msg, .iov_len = sizeof(msg) };
+		/* No room for descriptors: those that a client sends are dropped by the kernel. */
+		struct msghdr hdr = { .msg_iov = &iov, .msg_iovlen = 1 };
+		ssize_t n = recvmsg(c->fd, &hdr, MSG_DONTWAIT);
+
+		if (n < 0 && (errno == EAGAIN || errno == EINTR))
+			return;
+		if (n <= 0) {
+			client_end(c);
+			return;
+		}
+		if (n == sizeof(msg) && !(hdr.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) &&
+		    (c->welcome ? take_revoked(c, &msg) : take_hello(c, &msg)))
+			continue;
+		log_info("control: client %d is disconnected: it sent something that is no valid message",
+			 (int)c->pid);
+		client_end(c);
+		return;
+	}
+}
+
+/* ---- life ---- */
+
+static void on_client_closed(uv_handle_t *handle)
+{
+	struct client *c = handle->data;
+
+	c->ctl->handles--;
+	client_put(c);
+}
+
+void client_accept(struct control *ctl, int fd)
+{
+	struct ucred cred;
+	socklen_t len = sizeof(cred);
+	pthread_condattr_t attr;
+	struct client *c;
+
+	if (ctl->n_pending >= MAX_PENDING)
+		client_end(TAILQ_FIRST(&ctl->pending));
+	c = xcalloc(1, sizeof(*c));
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) ||
+	    uv_poll_init(ctl->loop, &c->poll, fd)) {
+		log_warn("control: a client was turned away: cannot watch its socket");
+		close(fd);
+		free(c);
+		return;
+	}
+	c->ctl = ctl;
+	c->fd = fd;
+	c->pid = cred.pid;
+	c->uid = cred.uid;
+	c->refs = 1;
+	c->poll.data = c;
+	pthread_mutex_init(&c->send_lock, NULL);
+	pthread_mutex_init(&c->lock, NULL);
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&c->changed, &attr);
+	pthread_condattr_destroy(&attr);
+	LIST_INIT(&c->revocations);
+	TAILQ_INSERT_TAIL(&ctl->pending, c, link);
+	ctl->n_pending++;
+	ctl->handles++;
+	atomic_fetch_add(&ctl->n_live, 1);
+	uv_poll_start(&c->poll, UV_READABLE | UV_DISCONNECT, on_client);
+}
+
+/* On a worker: unmapping waits for the device and for others' requests. */
+static void unmap_all(void *arg)
+{
+	struct client *c = arg;
+	struct map *maps, *map, *next;
+
+	/* Closed: nobody adds or removes any more, so the table is ours. */
+	pthread_mutex_lock(&c->lock);
+	maps = c->maps;
+	c->maps = NULL;
+	c->n_maps = 0;
+	pthread_mutex_unlock(&c->lock);
+
+	HASH_ITER(hh, maps, map, next) {
+		HASH_DEL(maps, map);
+		map_put(map);
+	}
+	client_put(c);
+}
+
+void client_end(struct client *c)
+{
+	struct control *ctl = c->ctl;
+	bool mapped;
+
+	if (c->ended)
+		return;
+	c->ended = true;
+	uv_close((uv_handle_t *)&c->poll, on_client_closed);
+	if (c->welcome) {
+		pthread_mutex_lock(&ctl->lock);
+		HASH_DELETE(hh, ctl->clients, c);
+		pthread_mutex_unlock(&ctl->lock);
+	} else {
+		TAILQ_REMOVE(&ctl->pending, c, link);
+		ctl->n_pending--;
+	}
+	client_disconnect(c);
+
+	pthread_mutex_lock(&c->lock);
+	c->closed = true;
+	mapped = c->maps != NULL;
+	pthread_mutex_unlock(&c->lock);
+	if (mapped) {
+		count(CTR_clients_lost, 1);
+		client_get(c);
+		pool_submit(ctl->workers, unmap_all, c);
+	}
+}

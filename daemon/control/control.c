@@ -1,0 +1,241 @@
+/*
+ * control.c - the listener, tickets, and what needs no client.
+ *
+ * The socket's name is in the abstract namespace: anybody on the machine can connect, so
+ * a connection means nothing until it shows a ticket. Tickets are given out by the
+ * CONNECT ioctl: who can open something on the mount may become a client.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/thread.h"
+#include "base/util.h"
+#include "control/internal.h"
+
+/* Threads that unmap what lost clients leave. Each may wait for a device. */
+#define WORKERS 8
+
+void fill_random(void *buf, size_t len)
+{
+	/* Up to 256 bytes come whole, and fail only before the machine has booted. */
+	bug_on(len > 256);
+	while (getrandom(buf, len, 0) != (ssize_t)len)
+		bug_on(errno != EINTR);
+}
+
+bool equal_secret(const void *a, const void *b, size_t len)
+{
+	const volatile uint8_t *x = a, *y = b;
+	uint8_t diff = 0;
+
+	for (size_t i = 0; i < len; i++)
+		diff |= x[i] ^ y[i];
+	return diff == 0;
+}
+
+bool ticket_redeem(struct control *ctl, const uint8_t ticket[16])
+{
+	uint64_t now = now_ns();
+	bool good = false;
+
+	pthread_mutex_lock(&ctl->lock);
+	for (unsigned i = 0; i < TICKETS; i++) {
+		struct ticket *t = &ctl->ticket[i];
+
+		if (t->expires_ns && equal_secret(t->bytes, ticket, sizeof(t->bytes))) {
+			good = now < t->expires_ns;
+			t->expires_ns = 0;
+		}
+	}
+	pthread_mutex_unlock(&ctl->lock);
+	return good;
+}
+
+/* No descriptor is left for it: take the connection and drop it, or poll would report it for ever. */
+static void refuse_connection(struct control *ctl)
+{
+	int fd;
+
+	log_warn("control: out of file descriptors, a client was turned away; raise the limit (ulimit -n)");
+	if (ctl->spare >= 0)
+		close(ctl->spare);
+	fd = accept4(ctl->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	if (fd >= 0)
+		close(fd);
+	ctl->spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
+static void on_listener(uv_poll_t *poll, int status, int events)
+{
+	struct control *ctl = poll->data;
+	int fd;
+
+	fd = accept4(ctl->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	if (fd >= 0)
+		client_accept(ctl, fd);
+	else if (errno == EMFILE || errno == ENFILE)
+		refuse_connection(ctl);
+}
+
+/* Sets ctl->listener and ctl->name. */
+static int open_listener(struct control *ctl)
+{
+	struct sockaddr_un addr = { .sun_family = AF_UNIX };
+	uint64_t random[2];
+	socklen_t len;
+	int fd, err;
+
+	fill_random(random, sizeof(random));
+	snprintf(ctl->name, sizeof(ctl->name), "gaiafs/%016llx%016llx",
+		 (unsigned long long)random[0], (unsigned long long)random[1]);
+	memcpy(addr.sun_path + 1, ctl->name, strlen(ctl->name));
+	len = offsetof(struct sockaddr_un, sun_path) + 1 + strlen(ctl->name);
+
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0) {
+		err = -errno;
+		log_error("control: socket: %s", strerror(-err));
+		return err;
+	}
+	if (bind(fd, (struct sockaddr *)&addr, len) || listen(fd, SOMAXCONN)) {
+		err = -errno;
+		log_error("control: listen on @%s: %s", ctl->name, strerror(-err));
+		close(fd);
+		return err;
+	}
+	ctl->listener = fd;
+	return 0;
+}
+
+int control_create(uv_loop_t *loop, struct cache *cache, struct control **out)
+{
+	struct control *ctl = xcalloc(1, sizeof(*ctl));
+	int err;
+
+	ctl->loop = loop;
+	ctl->cache = cache;
+	TAILQ_INIT(&ctl->pending);
+	pthread_mutex_init(&ctl->lock, NULL);
+	err = open_listener(ctl);
+	if (err)
+		goto free_control;
+	ctl->spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	err = pool_create("control", WORKERS, &ctl->workers);
+	if (err) {
+		log_error("control: start threads: %s", strerror(-err));
+		goto close_listener;
+	}
+	err = uv_poll_init(loop, &ctl->poll, ctl->listener);
+	if (err) {
+		log_error("control: watch the socket: %s", uv_strerror(err));
+		goto destroy_pool;
+	}
+	ctl->handles = 1;
+	ctl->poll.data = ctl;
+	uv_poll_start(&ctl->poll, UV_READABLE, on_listener);
+	*out = ctl;
+	return 0;
+
+destroy_pool:
+	pool_destroy(ctl->workers);
+close_listener:
+	if (ctl->spare >= 0)
+		close(ctl->spare);
+	close(ctl->listener);
+free_control:
+	pthread_mutex_destroy(&ctl->lock);
+	free(ctl);
+	return err;
+}
+
+void control_set_mount_info(struct control *ctl, json_t *mount)
+{
+	ctl->mount = mount;
+}
+
+static void on_listener_closed(uv_handle_t *handle)
+{
+	struct control *ctl = handle->data;
+
+	ctl->handles--;
+}
+
+void control_destroy(struct control *ctl)
+{
+	struct client *c, *next;
+
+	uv_close((uv_handle_t *)&ctl->poll, on_listener_closed);
+	while ((c = TAILQ_FIRST(&ctl->pending)))
+		client_end(c);
+	HASH_ITER(hh, ctl->clients, c, next)
+		client_end(c);
+	while (ctl->handles)
+		uv_run(ctl->loop, UV_RUN_ONCE);
+	pool_destroy(ctl->workers);
+	bug_on(ctl->n_live);
+
+	if (ctl->spare >= 0)
+		close(ctl->spare);
+	close(ctl->listener);
+	json_decref(ctl->mount);
+	pthread_mutex_destroy(&ctl->lock);
+	free(ctl);
+}
+
+int control_connect(struct control *ctl, struct gaia_ioc_connect *io)
+{
+	struct ticket *t;
+
+	if (io->version != GAIA_PROTOCOL_VERSION)
+		return -EPROTO;
+	memset(io, 0, sizeof(*io));
+	io->version = GAIA_PROTOCOL_VERSION;
+	io->devices = cache_devices(ctl->cache);
+	memcpy(io->socket, ctl->name, sizeof(io->socket));
+	fill_random(io->ticket, sizeof(io->ticket));
+
+	pthread_mutex_lock(&ctl->lock);
+	if (HASH_COUNT(ctl->clients) >= MAX_CLIENTS) {
+		pthread_mutex_unlock(&ctl->lock);
+		return -ENFILE;
+	}
+	t = &ctl->ticket[ctl->next_ticket++ % TICKETS];
+	memcpy(t->bytes, io->ticket, sizeof(t->bytes));
+	t->expires_ns = now_ns() + TICKET_LIFE_NS;
+	pthread_mutex_unlock(&ctl->lock);
+	return 0;
+}
+
+int control_devices(struct control *ctl, struct gaia_ioc_devices *io)
+{
+	unsigned first = io->first, total = cache_devices(ctl->cache), n;
+
+	if (io->reserved)
+		return -EINVAL;
+	n = first < total ? MIN(total - first, GAIA_DEVICES_AT_ONCE) : 0;
+	memset(io, 0, sizeof(*io));
+	io->first = first;
+	io->total = total;
+	io->count = n;
+	for (unsigned i = 0; i < n; i++) {
+		struct gaia_ioc_device *d = &io->device[i];
+		struct cache_device_use use;
+
+		cache_device(ctl->cache, first + i, &use);
+		snprintf(d->name, sizeof(d->name), "%s", use.dev->name);
+		snprintf(d->kind, sizeof(d->kind), "%s", use.dev->kind);
+		memcpy(d->uuid, use.dev->uuid, sizeof(d->uuid));
+		d->capacity = use.dev->capacity;
+		d->used = use.used;
+		d->simulated = use.dev->simulated;
+	}
+	return 0;
+}

@@ -1,0 +1,164 @@
+/*
+ * internal.h - what the files of this room share: clients, their mappings, the mount's list of them.
+ *
+ * A client is a connection. It begins when the listener accepts, becomes known by its
+ * key when its HELLO carries a ticket, and ends when its socket does: then nobody finds
+ * it any more, and a worker unmaps what it had mapped. The struct itself stays as
+ * long as anybody refers to it: the loop, an ioctl in progress, a mapping. So the cache may
+ * pass a client to control_grant() and its like until cache_unmap() of its mapping has returned.
+ *
+ * A mapping is found through its client, and ends when it has been taken out of the client's table
+ * (UNMAP, or the client's end) and the last ioctl that uses it has returned: whoever drops
+ * the last reference unmaps it in the cache. An acquire that races with the end of its client
+ * thus completes or fails, and then its pins go.
+ *
+ * Rules
+ *  1. Locks are taken in this order: control.lock, client.send_lock, client.lock.
+ *  2. No call of the cache is made with any of them held, since the cache calls back.
+ *  3. client.send_lock may be held while waiting for the client to read, SEND_TIMEOUT_NS at the longest.
+ *     The loop's thread takes it only for the first message to a client, which finds room.
+ *  4. libuv's handles, and the fields marked so, are touched by the loop's thread only. Another
+ *     thread that wants a client gone says so with client_disconnect(), and the loop
+ *     sees the end of the socket.
+ */
+#ifndef GAIA_CONTROL_INTERNAL_H
+#define GAIA_CONTROL_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <sys/queue.h>
+#include <uthash.h>
+#include <uv.h>
+
+#include "control/control.h"
+
+/* A client that never says HELLO occupies one of these; the oldest goes when more come. */
+#define MAX_PENDING 64
+#define MAX_CLIENTS 1024
+#define MAX_MAPS 65536 /* of one client */
+
+#define TICKETS 256
+#define TICKET_LIFE_NS 10000000000ull /* connecting takes microseconds, on a busy machine milliseconds */
+
+/* A client reads its socket with a thread that does nothing else, so seconds mean that it is stopped or hostile,
+ * and others wait for its memory meanwhile. */
+#define SEND_TIMEOUT_NS 5000000000ull
+#define REVOKE_TIMEOUT_NS 5000000000ull
+
+struct ticket {
+	uint8_t bytes[16];
+	uint64_t expires_ns; /* 0: none */
+};
+
+TAILQ_HEAD(client_list, client);
+
+struct control {
+	/* Constant after creation. */
+	uv_loop_t *loop;
+	struct cache *cache;
+	struct pool *workers;
+	json_t *mount;
+	char name[64];	/* of the socket, without the leading NUL */
+
+	/* The loop's thread. */
+	int listener;
+	int spare;	/* given up for a moment when there are no descriptors left; or -1 */
+	uv_poll_t poll;
+	unsigned handles; /* of libuv, not yet closed */
+	struct client_list pending;
+	unsigned n_pending;
+
+	pthread_mutex_t lock;
+	/* lock. */
+	struct ticket ticket[TICKETS]; /* a ring */
+	unsigned next_ticket;
+	struct client *clients; /* by id */
+
+	atomic_uint n_live; /* structs client that are not freed */
+};
+
+/* A REVOKE that has not been answered. Lives on the stack of control_revoke(). */
+struct revocation {
+	uint64_t seq;
+	uint64_t map;
+	bool answered;
+	LIST_ENTRY(revocation) link;
+};
+
+struct client {
+	/* Constant after creation. */
+	struct control *ctl;
+	int fd;			/* closed with the struct, shut down before */
+	pid_t pid;
+	uid_t uid;
+
+	/* Constant once it is in control.clients. */
+	struct gaia_client_key key;
+
+	atomic_uint refs;
+	atomic_bool dead;	/* set by client_disconnect() only */
+
+	/* The loop's thread. */
+	uv_poll_t poll;
+	bool ended;		/* client_end() has run */
+	bool welcome;		/* in control.clients; else in control.pending */
+	TAILQ_ENTRY(client) link; /* control.pending */
+
+	/* control.lock. */
+	UT_hash_handle hh;	/* control.clients */
+
+	pthread_mutex_t send_lock;
+	/* send_lock. */
+	uint64_t seq;		/* of the last message sent */
+
+	pthread_mutex_t lock;
+	/* lock. */
+	pthread_cond_t changed;	/* a revocation was answered, or the client is dead */
+	LIST_HEAD(, revocation) revocations;
+	struct map *maps;	/* by id */
+	unsigned n_maps;	/* in maps, or about to be */
+	bool closed;		/* takes no more maps */
+};
+
+struct map {
+	/* Constant after creation. */
+	uint64_t id;
+	struct client *client;	/* holds a reference */
+	struct cfile *file;	/* the cache holds it for the mapping */
+	struct mapping *m;
+	unsigned prot;
+	uint64_t start, end;	/* of the file, bytes; whole pages */
+
+	atomic_uint refs;
+	UT_hash_handle hh;	/* client.lock */
+};
+
+/* ---- client.c ---- */
+
+/* Take over a connection that was accepted; closes it on failure. Loop's thread. */
+void client_accept(struct control *ctl, int fd);
+/* The connection is over: forget the client, unmap what it has. Loop's thread. */
+void client_end(struct client *c);
+/* A reference to the client with this key, or NULL: there is none. */
+struct client *client_find(struct control *ctl, const struct gaia_client_key *key);
+void client_get(struct client *c);
+void client_put(struct client *c);
+/* Send @msg (its seq is filled in) with @n descriptors: 0 and *@seq, or -ENOTCONN. */
+int client_send(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n, uint64_t *seq);
+/* From any thread: nothing more is sent to nor taken from the client. */
+void client_disconnect(struct client *c);
+
+/* ---- map.c ---- */
+
+void map_put(struct map *map);
+
+/* ---- control.c ---- */
+
+/* Whether @ticket was given out; it is used up by asking. */
+bool ticket_redeem(struct control *ctl, const uint8_t ticket[16]);
+void fill_random(void *buf, size_t len);
+/* memcmp() == 0 in a time that does not depend on where the difference is. */
+bool equal_secret(const void *a, const void *b, size_t len);
+
+#endif

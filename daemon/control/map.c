@@ -1,0 +1,257 @@
+/*
+ * map.c - mappings of clients, and the ioctls on them.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/util.h"
+#include "control/internal.h"
+
+/* The last whole page ends here. */
+#define FILE_END ROUND_DOWN((uint64_t)INT64_MAX, GAIA_PAGE)
+
+void map_put(struct map *map)
+{
+	if (atomic_fetch_sub(&map->refs, 1) != 1)
+		return;
+	cache_unmap(map->m);
+	client_put(map->client);
+	free(map);
+}
+
+/*
+ * The mapping that @io names, with a reference. Its client is looked up by key and
+ * secret, the mapping through its client, and the descriptor's file must be the mapping's.
+ */
+static int find_map(struct control *ctl, struct cfile *f, const struct gaia_ioc_range *io,
+		    bool take_out, struct map **out)
+{
+	struct client *c;
+	struct map *map;
+	int err = 0;
+
+	if (!f)
+		return -ENODEV;
+	c = client_find(ctl, &io->key);
+	if (!c)
+		return -ENOTCONN;
+	pthread_mutex_lock(&c->lock);
+	HASH_FIND(hh, c->maps, &io->map, sizeof(io->map), map);
+	if (!map) {
+		err = c->closed ? -ENOTCONN : -EINVAL;
+	} else if (map->file != f) {
+		err = -EACCES;
+	} else if (take_out) {
+		/* The table's reference becomes the caller's. */
+		HASH_DEL(c->maps, map);
+		c->n_maps--;
+	} else {
+		atomic_fetch_add(&map->refs, 1);
+	}
+	pthread_mutex_unlock(&c->lock);
+	client_put(c);
+	if (!err)
+		*out = map;
+	return err;
+}
+
+/* find_map(), and the range that @io names, widened to whole pages. */
+static int find_range(struct control *ctl, struct cfile *f, const struct gaia_ioc_range *io,
+		      struct map **out, uint64_t *off, uint64_t *len)
+{
+	struct map *map;
+	uint64_t end;
+	int err;
+
+	err = find_map(ctl, f, io, false, &map);
+	if (err)
+		return err;
+	if (io->offset < map->start || io->offset > map->end ||
+	    io->length > map->end - io->offset) {
+		map_put(map);
+		return -EINVAL;
+	}
+	*off = ROUND_DOWN(io->offset, (uint64_t)GAIA_PAGE);
+	end = ROUND_UP(io->offset + io->length, (uint64_t)GAIA_PAGE);
+	*len = io->length ? end - *off : 0;
+	*out = map;
+	return 0;
+}
+
+/* A place in the client's table, before there is something to put there. */
+static int reserve_map(struct client *c)
+{
+	int err = 0;
+
+	pthread_mutex_lock(&c->lock);
+	if (c->closed)
+		err = -ENOTCONN;
+	else if (c->n_maps >= MAX_MAPS)
+		err = -EMFILE;
+	else
+		c->n_maps++;
+	pthread_mutex_unlock(&c->lock);
+	return err;
+}
+
+/* Puts @map into its client's table, unless the client has ended meanwhile. */
+static int add_map(struct map *map)
+{
+	struct client *c = map->client;
+	int err = 0;
+
+	pthread_mutex_lock(&c->lock);
+	if (c->closed)
+		err = -ENOTCONN;
+	else
+		HASH_ADD(hh, c->maps, id, sizeof(map->id), map);
+	pthread_mutex_unlock(&c->lock);
+	return err;
+}
+
+int control_map(struct control *ctl, struct cfile *f, bool readable, bool writable,
+		struct gaia_ioc_map *io)
+{
+	bool write = io->prot & GAIA_PROT_WRITE;
+	struct client *c;
+	struct map *map;
+	int err;
+
+	if (!f)
+		return -ENODEV;
+	if (io->prot != GAIA_PROT_READ && io->prot != (GAIA_PROT_READ | GAIA_PROT_WRITE))
+		return -EINVAL;
+	if (!io->length || io->offset % GAIA_PAGE)
+		return -EINVAL;
+	if (io->offset > FILE_END || io->length > FILE_END - io->offset)
+		return -EOVERFLOW;
+	if (!readable || (write && !writable))
+		return -EACCES;
+	if (io->device >= cache_devices(ctl->cache))
+		return -ENODEV;
+
+	c = client_find(ctl, &io->key);
+	if (!c)
+		return -ENOTCONN;
+	err = reserve_map(c);
+	if (err)
+		goto put_client;
+
+	map = xcalloc(1, sizeof(*map));
+	/* Random, so that a stale or made-up number is no mapping. */
+	fill_random(&map->id, sizeof(map->id));
+	map->client = c;
+	map->file = f;
+	map->prot = io->prot;
+	map->start = io->offset;
+	map->end = ROUND_UP(io->offset + io->length, (uint64_t)GAIA_PAGE);
+	map->refs = 1;
+	err = cache_map(f, io->device, c, map->id, io->prot, map->start, map->end - map->start,
+			&map->m);
+	if (err)
+		goto free_map;
+	io->map = map->id;
+	err = add_map(map);
+	if (err)
+		map_put(map); /* and the client's reference with it */
+	return err;
+
+free_map:
+	free(map);
+	pthread_mutex_lock(&c->lock);
+	c->n_maps--;
+	pthread_mutex_unlock(&c->lock);
+put_client:
+	client_put(c);
+	return err;
+}
+
+int control_unmap(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io)
+{
+	struct map *map;
+	int err;
+
+	if (io->offset || io->length || io->prot || io->advice)
+		return -EINVAL;
+	err = find_map(ctl, f, io, true, &map);
+	if (err)
+		return err;
+	map_put(map);
+	return 0;
+}
+
+int control_acquire(struct control *ctl, struct cfile *f, bool writable, struct gaia_ioc_range *io)
+{
+	bool write = io->prot & GAIA_PROT_WRITE;
+	uint64_t off, len;
+	struct map *map;
+	int err;
+
+	io->seq = 0;
+	if (io->advice)
+		return -EINVAL;
+	if (io->prot != GAIA_PROT_READ && io->prot != (GAIA_PROT_READ | GAIA_PROT_WRITE))
+		return -EINVAL;
+	err = find_range(ctl, f, io, &map, &off, &len);
+	if (err)
+		return err;
+	if (write && (!writable || !(map->prot & GAIA_PROT_WRITE)))
+		err = -EACCES;
+	else if (len)
+		err = cache_acquire(map->m, off, len, io->prot, &io->seq);
+	map_put(map);
+	return err;
+}
+
+int control_release(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io)
+{
+	uint64_t off, len;
+	struct map *map;
+	int err;
+
+	if (io->prot || io->advice)
+		return -EINVAL;
+	err = find_range(ctl, f, io, &map, &off, &len);
+	if (err)
+		return err;
+	if (len)
+		err = cache_release(map->m, off, len);
+	map_put(map);
+	return err;
+}
+
+int control_sync(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io)
+{
+	uint64_t off, len;
+	struct map *map;
+	int err;
+
+	if (io->prot || io->advice)
+		return -EINVAL;
+	err = find_range(ctl, f, io, &map, &off, &len);
+	if (err)
+		return err;
+	if (len)
+		err = cache_fsync(f, off, len, true);
+	map_put(map);
+	return err;
+}
+
+int control_advise(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io)
+{
+	uint64_t off, len;
+	struct map *map;
+	int err;
+
+	if (io->prot)
+		return -EINVAL;
+	if (io->advice != GAIA_ADVISE_WILLNEED && io->advice != GAIA_ADVISE_DONTNEED)
+		return -EINVAL;
+	err = find_range(ctl, f, io, &map, &off, &len);
+	if (err)
+		return err;
+	if (len)
+		err = cache_advise(map->m, off, len, io->advice);
+	map_put(map);
+	return err;
+}
