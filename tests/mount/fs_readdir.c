@@ -1,0 +1,211 @@
+/*
+ * fs_readdir.c - listing directories, also while names come and go.
+ */
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "ways.h"
+
+#define MANY 2000
+
+static void make_many(const char *dir, const char *prefix, int n)
+{
+	char name[64];
+
+	SAME(mkdirat(at, dir, 0755));
+	for (int i = 0; i < n; i++) {
+		snprintf(name, sizeof(name), "%s/%s%d", dir, prefix, i);
+		SAME_OK(mknodat(at, name, S_IFREG | 0644, 0));
+	}
+}
+
+static DIR *list(const char *dir)
+{
+	int fd = openat(both_root[ON_MOUNT], dir, O_RDONLY | O_DIRECTORY);
+	DIR *d = fdopendir(fd);
+
+	cr_assert_not_null(d, "%s: %s", dir, strerror(errno));
+	return d;
+}
+
+/* Count the times that old0, old1... are listed. */
+static void tally(DIR *d, int *seen, int n, int *others)
+{
+	struct dirent *e;
+	int i;
+
+	*others = 0;
+	while ((e = readdir(d))) {
+		if (sscanf(e->d_name, "old%d", &i) == 1 && i >= 0 && i < n)
+			seen[i]++;
+		else if (e->d_name[0] != '.')
+			++*others;
+	}
+}
+
+BOTH_WAYS(fs_readdir, lists_every_name_once_with_type_and_inode)
+{
+	static int seen[MANY];
+	struct dirent *e;
+	struct stat st;
+	int others, dots = 0;
+	DIR *d;
+
+	make_many("d", "old", MANY);
+	d = list("d");
+	tally(d, seen, MANY, &others);
+	for (int i = 0; i < MANY; i++)
+		cr_assert_eq(seen[i], 1, "old%d is listed %d times", i, seen[i]);
+	cr_assert_eq(others, 0);
+	closedir(d);
+
+	SAME_OK(mkdirat(at, "kinds", 0755));
+	SAME_OK(mkdirat(at, "kinds/dir", 0755));
+	SAME_OK(mknodat(at, "kinds/fifo", S_IFIFO | 0600, 0));
+	SAME_OK(mknodat(at, "kinds/file", S_IFREG | 0600, 0));
+	SAME_OK(symlinkat("x", at, "kinds/link"));
+	d = list("kinds");
+	while ((e = readdir(d))) {
+		if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) {
+			dots++;
+			continue;
+		}
+		cr_assert_eq(fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW), 0);
+		cr_assert_eq(IFTODT(st.st_mode), e->d_type, "type of %s", e->d_name);
+		cr_assert_eq(st.st_ino, e->d_ino, "inode number of %s", e->d_name);
+	}
+	cr_assert_eq(dots, 2);
+	closedir(d);
+}
+
+BOTH_WAYS(fs_readdir, an_empty_directory_lists_itself_and_its_parent)
+{
+	struct dirent *e;
+	int n = 0;
+	DIR *d;
+
+	SAME_OK(mkdirat(at, "d", 0755));
+	d = list("d");
+	while ((e = readdir(d)))
+		n++;
+	cr_assert_eq(n, 2);
+	closedir(d);
+}
+
+BOTH_WAYS(fs_readdir, names_that_stay_are_listed_once_while_others_come_and_go)
+{
+	static int seen[MANY];
+	struct dirent *e;
+	char name[64];
+	int others, i, n = 0;
+	DIR *d;
+
+	make_many("d", "old", MANY);
+	make_many("d", "gone", MANY);
+	d = list("d");
+	/* Between reads, remove some names and make others. */
+	while ((e = readdir(d))) {
+		if (sscanf(e->d_name, "old%d", &i) == 1)
+			seen[i]++;
+		if (n < MANY) {
+			snprintf(name, sizeof(name), "d/gone%d", n);
+			cr_assert_eq(unlinkat(both_root[ON_MOUNT], name, 0), 0);
+			snprintf(name, sizeof(name), "d/new%d", n++);
+			cr_assert_eq(mknodat(both_root[ON_MOUNT], name, S_IFREG | 0600, 0), 0);
+		}
+	}
+	for (i = 0; i < MANY; i++)
+		cr_assert_eq(seen[i], 1, "old%d is listed %d times", i, seen[i]);
+	rewinddir(d);
+	memset(seen, 0, sizeof(seen));
+	tally(d, seen, MANY, &others);
+	for (i = 0; i < MANY; i++)
+		cr_assert_eq(seen[i], 1, "after rewinddir, old%d is listed %d times", i, seen[i]);
+	cr_assert_eq(others, MANY, "rewinddir shows what came and not what went");
+	closedir(d);
+}
+
+BOTH_WAYS(fs_readdir, seekdir_returns_to_where_telldir_was)
+{
+	static char after[MANY + 2][32];
+	static long where[MANY + 2];
+	struct dirent *e;
+	int n = 0;
+	DIR *d;
+
+	make_many("d", "old", MANY);
+	d = list("d");
+	while ((e = readdir(d))) {
+		where[n] = telldir(d);
+		if (n > 0)
+			snprintf(after[n - 1], sizeof(after[0]), "%.31s", e->d_name);
+		n++;
+	}
+	cr_assert_eq(n, MANY + 2);
+	for (int i = 0; i < n - 1; i += 37) {
+		seekdir(d, where[i]);
+		e = readdir(d);
+		cr_assert_not_null(e, "nothing after entry %d", i);
+		cr_assert_str_eq(e->d_name, after[i]);
+	}
+	seekdir(d, where[n - 1]);
+	cr_assert_null(readdir(d), "the end is the end");
+	closedir(d);
+}
+
+BOTH_WAYS(fs_readdir, removing_while_listing_empties_a_directory)
+{
+	struct dirent *e;
+	DIR *d;
+
+	make_many("d", "old", MANY);
+	d = list("d");
+	while ((e = readdir(d)))
+		if (e->d_name[0] != '.')
+			cr_assert_eq(unlinkat(dirfd(d), e->d_name, 0), 0);
+	closedir(d);
+	cr_assert_eq(unlinkat(both_root[ON_MOUNT], "d", AT_REMOVEDIR), 0, "%s", strerror(errno));
+}
+
+BOTH_WAYS(fs_readdir, an_open_listing_survives_the_directory)
+{
+	DIR *d;
+
+	SAME_OK(mkdirat(at, "d", 0755));
+	d = list("d");
+	SAME_OK(unlinkat(at, "d", AT_REMOVEDIR));
+	errno = 0;
+	while (readdir(d))
+		;
+	cr_assert(errno == 0 || errno == ENOENT, "%s", strerror(errno));
+	closedir(d);
+}
+
+BOTH_WAYS(fs_readdir, two_listings_of_one_directory_do_not_disturb_each_other)
+{
+	static int seen[2][MANY];
+	struct dirent *e;
+	DIR *d[2];
+	int i, done = 0;
+
+	make_many("d", "old", MANY);
+	d[0] = list("d");
+	d[1] = list("d");
+	while (done != 3) {
+		for (int k = 0; k < 2; k++) {
+			e = readdir(d[k]);
+			if (!e)
+				done |= 1 << k;
+			else if (sscanf(e->d_name, "old%d", &i) == 1)
+				seen[k][i]++;
+		}
+	}
+	for (i = 0; i < MANY; i++)
+		cr_assert(seen[0][i] == 1 && seen[1][i] == 1, "old%d", i);
+	closedir(d[0]);
+	closedir(d[1]);
+}
