@@ -6,11 +6,26 @@
  * changed, and merges. Everything above it sees only this. Implementations: sim
  * (the simulated device), cuda (one day), faulty (wraps any).
  *
- * Asynchronous calls: an operation is submitted with device_submit() and later,
- * never before the submit has returned, op->done(op, err) runs exactly once
- * on a thread of the device. Operations of one device complete in the order of
- * their submission. The caller keeps the memory on both ends alive, and keeps
- * others from changing it, until then. Thread-safe throughout.
+ * Asynchronous calls: an operation is submitted with device_submit(). If that returns 0,
+ * op->done(op, err) runs exactly once on a thread of the device, never within
+ * submit(): the caller may hold a lock that done() takes. (It may have run by the time
+ * that submit() returns: then op is the caller's again.) Operations of one device are carried out
+ * and complete in the order of their submission, so one may build on another that was
+ * submitted before it. The runs of one operation have no order: none may touch pages or host
+ * memory that another one changes. The caller keeps the memory on both ends alive, and keeps
+ * others from changing it, until done(). done() may submit, alloc and free.
+ * Thread-safe throughout.
+ *
+ * An operation that failed may have been carried out in part: what it was to change is
+ * undefined, armed hashes included, except that no DEV_PULL loses a client's byte.
+ *
+ * Until a copy has completed its destination is undefined: the simulated device puts
+ * garbage there, at once. So nobody may be reading it, be it a client: into pages
+ * that clients may be using meanwhile, DEV_PULL and DEV_ZERO alone are safe.
+ *
+ * A malformed operation (a range outside the chunk, no runs, a run of no pages, host
+ * memory that is missing or not aligned, memory of another device) is refused with
+ * -EINVAL. Freeing what is in use or not the device's is a bug().
  */
 #ifndef GAIA_DEVICE_DEVICE_H
 #define GAIA_DEVICE_DEVICE_H
@@ -27,7 +42,7 @@ struct device;
  * embed it. It remembers a hash of each page (see DEV_ARM).
  */
 struct devmem {
-	struct device *dev;
+	struct device *dev; /* the one to submit to: of layered devices, the outermost */
 	uint64_t generation; /* unique in the process: memory is never mistaken for its successor */
 };
 
@@ -38,14 +53,14 @@ struct dev_run {
 	uint32_t page;	      /* first page in the chunk */
 	uint32_t npages;      /* > 0; page + npages <= GAIA_CHUNK_PAGES */
 	void *host;	      /* npages * GAIA_PAGE bytes, page aligned; see the kinds */
-	const void *base;     /* DEV_PULL only: as host */
+	const void *base;     /* DEV_PULL only: as host; unused when limit is 0 */
 	uint32_t limit;	      /* DEV_PULL and DEV_ZERO: see there; bytes */
 };
 
 enum dev_kind {
 	/* host -> device. Forgets the pages' armed hashes. */
 	DEV_COPY_IN,
-	/* device -> host. */
+	/* device -> host. Armed hashes stay. */
 	DEV_COPY_OUT,
 	/* Pages of ->other to the same pages of ->mem. Armed hashes go along. */
 	DEV_COPY_WITHIN,
@@ -55,10 +70,11 @@ enum dev_kind {
 	 * the device's byte still equals base[i], it becomes host[i]; for i >= limit it becomes
 	 * host[i]. Bytes that need no change are not stored to. (Contract, section 4.)
 	 * The armed hash becomes that of host: a page that equals it afterwards
-	 * holds nothing of the device's own.
+	 * holds nothing of the device's own. A limit of 0 overwrites, like DEV_COPY_IN, but
+	 * in place: a client that reads sees the old or the new byte.
 	 */
 	DEV_PULL,
-	/* Zero the bytes from limit to the end of the page (one page a run). */
+	/* Zero the bytes from limit to the end of the page (one page a run). Armed hashes stay. */
 	DEV_ZERO,
 	/* Remember the 128-bit hash of the pages' present contents. */
 	DEV_ARM,
@@ -83,6 +99,7 @@ struct dev_op {
 	/* The device's own, between submit and done. */
 	struct dev_op *next;
 	uint64_t start_ns;
+	bool spoiled;
 };
 
 struct device_ops {
@@ -131,6 +148,9 @@ static inline int device_submit(struct device *dev, struct dev_op *op)
  * from a device's own thread. */
 int device_run(struct device *dev, struct dev_op *op);
 
+/* For implementations: the next devmem.generation. */
+uint64_t device_new_generation(void);
+
 /* The simulated device. */
 struct sim_config {
 	unsigned index;
@@ -141,10 +161,11 @@ struct sim_config {
 int device_sim_create(const struct sim_config *config, struct device **out);
 
 /*
- * Wraps @under, and owns it. Consults the fault points "device.alloc",
- * "device.export", "device.copy_in", "device.copy_out", "device.find_changed",
- * "device.submit"; a point on a copy makes done() report its errno and leaves the
- * destination in part changed.
+ * Wraps @under, and owns it. Consults the fault points "device.alloc", "device.export" and
+ * "device.submit", and when an operation is submitted that of its kind: "device.copy_in",
+ * "device.copy_out", "device.copy_within", "device.pull", "device.zero", "device.arm",
+ * "device.find_changed". Those make done() report their errno, in order and later as ever;
+ * half of the pages were worked on by then, and of a copy's the last one is garbage.
  */
 int device_faulty_create(struct device *under, struct device **out);
 

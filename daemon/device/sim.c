@@ -1,0 +1,691 @@
+/*
+ * sim.c - the simulated device: for everybody without a GPU.
+ *
+ * A chunk is a memfd of its own, mapped here and by clients, whose "kernels" are
+ * plain code on the CPU. One thread carries out the operations, one after the
+ * other, in order of submission. A slow bus is simulated by sleeping: a virtual clock
+ * says when the operation under way is due, so that oversleeping does not add up.
+ *
+ * It is stricter than a GPU, never kinder. What an operation is going to write
+ * wholly (the destination of a copy) holds garbage until the operation is due. The garbage
+ * is there when submit() returns, unless older operations are outstanding, which may
+ * need the old contents: then from when the last of them has completed. New memory
+ * is garbage too, and freed memory goes back to the system, never to another chunk.
+ * Operations on memory that is not, or no longer, the device's are refused.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "base/log.h"
+#include "base/thread.h"
+#include "base/util.h"
+#include "device/device.h"
+
+#define uthash_fatal(msg) bug("uthash: %s", msg)
+#include <uthash.h>
+
+#define NEW_GARBAGE 0xa5
+#define COPY_GARBAGE 0x5b
+
+/* What DEV_ARM remembers of a chunk. */
+struct armed {
+	XXH128_hash_t hash[GAIA_CHUNK_PAGES];
+	bool valid[GAIA_CHUNK_PAGES];
+};
+
+struct sim_mem {
+	struct devmem base;
+
+	/* Constant from alloc() to free(). */
+	struct devmem *key; /* &base */
+	unsigned char *data;
+	int fd;
+
+	/* The device's thread. */
+	struct armed *armed; /* NULL: no page ever was */
+
+	/* sim->lock. */
+	unsigned in_flight; /* mentions in the runs of outstanding operations */
+	UT_hash_handle live_link;
+};
+
+struct sim {
+	struct device base;
+
+	/* Constant after creation. */
+	uint64_t bandwidth;
+	uint64_t latency_ns;
+	unsigned char *new_chunk; /* GAIA_CHUNK bytes of NEW_GARBAGE */
+	pthread_t thread;
+
+	atomic_flag told_of_descriptors; /* a log line is enough */
+
+	pthread_mutex_t lock;
+	/* lock. */
+	pthread_cond_t submitted;
+	struct dev_op *head, **tail; /* not yet begun, oldest first */
+	unsigned outstanding;	     /* submitted, and done() not yet called */
+	bool stop;
+	uint64_t used;		     /* bytes of the live chunks and of those being made */
+	struct sim_mem *live;	     /* by address */
+
+	/* The device's thread. */
+	uint64_t idle_at; /* virtual clock: when the last operation was due */
+};
+
+static struct sim *to_sim(struct device *dev)
+{
+	return container_of(dev, struct sim, base);
+}
+
+static struct sim_mem *to_mem(struct devmem *mem)
+{
+	return container_of(mem, struct sim_mem, base);
+}
+
+/* ---- memory ---- */
+
+/* sim->lock. NULL when @mem is no memory of this device; it is not looked into. */
+static struct sim_mem *find_live(struct sim *sim, struct devmem *mem)
+{
+	struct sim_mem *m;
+
+	HASH_FIND(live_link, sim->live, &mem, sizeof(mem), m);
+	return m;
+}
+
+/* A sealed memfd full of garbage, mapped: neither end can shrink it under the other. */
+static int create_memory(struct sim *sim, struct sim_mem *m)
+{
+	const char *what = "memfd_create";
+	ssize_t n;
+	int err;
+
+	m->fd = memfd_create("gaiafs-sim", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (m->fd < 0)
+		goto fail;
+	/* Others must get it from us. (A memfd is born 0777.) */
+	what = "fchmod";
+	if (fchmod(m->fd, 0600))
+		goto close_fd;
+	/* Written, not stored to: full memory is then an error and no SIGBUS. */
+	what = "write";
+	n = pwrite(m->fd, sim->new_chunk, GAIA_CHUNK, 0);
+	if (n != GAIA_CHUNK) {
+		if (n >= 0)
+			errno = ENOSPC;
+		goto close_fd;
+	}
+	what = "F_ADD_SEALS";
+	if (fcntl(m->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+		goto close_fd;
+	what = "mmap";
+	m->data = mmap(NULL, GAIA_CHUNK, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, m->fd,
+		       0);
+	if (m->data == MAP_FAILED)
+		goto close_fd;
+	return 0;
+
+close_fd:
+	err = errno;
+	close(m->fd);
+	errno = err;
+fail:
+	err = -errno;
+	switch (errno) {
+	case EMFILE:
+	case ENFILE:
+		if (!atomic_flag_test_and_set(&sim->told_of_descriptors))
+			log_warn("device %s: out of descriptors (a chunk needs one): raise the limit of open files",
+				 sim->base.name);
+		return -ENOMEM;
+	case ENOMEM:
+	case ENOSPC:
+		return -ENOMEM;
+	}
+	log_error("device %s: %s: %s", sim->base.name, what, strerror(errno));
+	return err;
+}
+
+static int sim_alloc(struct device *dev, struct devmem **out)
+{
+	struct sim *sim = to_sim(dev);
+	struct sim_mem *m;
+	bool fits;
+	int err;
+
+	pthread_mutex_lock(&sim->lock);
+	fits = sim->used + GAIA_CHUNK <= dev->capacity;
+	if (fits)
+		sim->used += GAIA_CHUNK;
+	pthread_mutex_unlock(&sim->lock);
+	if (!fits)
+		return -ENOMEM;
+
+	m = xcalloc(1, sizeof(*m));
+	err = create_memory(sim, m);
+	if (err)
+		goto free_mem;
+	m->base.dev = dev;
+	m->base.generation = device_new_generation();
+	m->key = &m->base;
+
+	pthread_mutex_lock(&sim->lock);
+	HASH_ADD(live_link, sim->live, key, sizeof(m->key), m);
+	pthread_mutex_unlock(&sim->lock);
+	*out = &m->base;
+	return 0;
+
+free_mem:
+	free(m);
+	pthread_mutex_lock(&sim->lock);
+	sim->used -= GAIA_CHUNK;
+	pthread_mutex_unlock(&sim->lock);
+	return err;
+}
+
+static void sim_free(struct device *dev, struct devmem *mem)
+{
+	struct sim *sim = to_sim(dev);
+	struct sim_mem *m;
+
+	pthread_mutex_lock(&sim->lock);
+	m = find_live(sim, mem);
+	if (!m)
+		bug("device %s: free of memory that it does not have: %p", dev->name, (void *)mem);
+	if (m->in_flight)
+		bug("device %s: free of chunk %" PRIu64 " with operations in flight", dev->name,
+		    mem->generation);
+	HASH_DELETE(live_link, sim->live, m);
+	sim->used -= GAIA_CHUNK;
+	pthread_mutex_unlock(&sim->lock);
+
+	munmap(m->data, GAIA_CHUNK);
+	close(m->fd);
+	free(m->armed);
+	free(m);
+}
+
+static int sim_export_fd(struct device *dev, struct devmem *mem, bool write)
+{
+	struct sim *sim = to_sim(dev);
+	struct sim_mem *m;
+	char path[32];
+	int fd, err;
+
+	pthread_mutex_lock(&sim->lock);
+	m = find_live(sim, mem);
+	pthread_mutex_unlock(&sim->lock);
+	if (!m)
+		return -EINVAL;
+
+	if (write) {
+		fd = fcntl(m->fd, F_DUPFD_CLOEXEC, 0);
+		return fd < 0 ? -errno : fd;
+	}
+	/*
+	 * A description of its own, which cannot be mapped for writing. (Whoever has the
+	 * daemon's uid may reopen it for writing through /proc; but they may do anything
+	 * else to the daemon and its files, too.)
+	 */
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", m->fd);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd >= 0)
+		return fd;
+	err = -errno;
+	if (err == -ENOENT) {
+		log_error("device %s: cannot share memory read-only without /proc: mount it",
+			  dev->name);
+		return -ENOTSUP;
+	}
+	return err;
+}
+
+/* ---- operations: the submitter's side ---- */
+
+static bool uses_host(enum dev_kind kind)
+{
+	return kind == DEV_COPY_IN || kind == DEV_COPY_OUT || kind == DEV_PULL;
+}
+
+static bool page_aligned(const void *p)
+{
+	return p && !((uintptr_t)p & (GAIA_PAGE - 1));
+}
+
+/* What is wrong with the form of a run; NULL: nothing. */
+static const char *run_fault(enum dev_kind kind, const struct dev_run *run)
+{
+	if (!run->npages || run->page >= GAIA_CHUNK_PAGES ||
+	    run->npages > GAIA_CHUNK_PAGES - run->page)
+		return "its pages are not within a chunk";
+	if (uses_host(kind) && !page_aligned(run->host))
+		return "its host memory is not page aligned";
+	if (kind == DEV_COPY_WITHIN && run->mem == run->other)
+		return "it copies onto itself";
+	if ((kind == DEV_PULL || kind == DEV_ZERO) && run->limit > GAIA_PAGE)
+		return "its limit is beyond a page";
+	if (kind == DEV_PULL && run->limit && !page_aligned(run->base))
+		return "its base is not page aligned";
+	if (kind == DEV_ZERO && run->npages != 1)
+		return "it zeroes the ends of several pages";
+	return NULL;
+}
+
+/* sim->lock. */
+static const char *memory_fault(struct sim *sim, const struct dev_op *op)
+{
+	struct devmem *last = NULL;
+	unsigned i;
+
+	for (i = 0; i < op->n; i++) {
+		if (op->runs[i].mem != last && !find_live(sim, op->runs[i].mem))
+			return "memory that is not the device's";
+		last = op->runs[i].mem;
+	}
+	if (op->kind != DEV_COPY_WITHIN)
+		return NULL;
+	for (i = 0; i < op->n; i++) {
+		if (op->runs[i].other != last && !find_live(sim, op->runs[i].other))
+			return "a source that is not the device's";
+		last = op->runs[i].other;
+	}
+	return NULL;
+}
+
+static const char *form_fault(const struct dev_op *op)
+{
+	const char *fault;
+	unsigned i;
+
+	if (op->kind > DEV_FIND_CHANGED)
+		return "no such kind";
+	if (!op->done)
+		return "no done()";
+	if (!op->n)
+		return "no runs";
+	if (op->kind == DEV_FIND_CHANGED && !op->changed)
+		return "no bits to set";
+	for (i = 0; i < op->n; i++) {
+		fault = run_fault(op->kind, &op->runs[i]);
+		if (fault)
+			return fault;
+	}
+	return NULL;
+}
+
+/* sim->lock. Memory in flight cannot be freed. */
+static void mark_in_flight(const struct dev_op *op, int by)
+{
+	unsigned i;
+
+	for (i = 0; i < op->n; i++) {
+		to_mem(op->runs[i].mem)->in_flight += by;
+		if (op->kind == DEV_COPY_WITHIN)
+			to_mem(op->runs[i].other)->in_flight += by;
+	}
+}
+
+static void *page_at(struct devmem *mem, uint32_t page)
+{
+	return to_mem(mem)->data + (size_t)page * GAIA_PAGE;
+}
+
+/*
+ * Whoever uses the destination of a copy before it completed shall notice. Not so with what
+ * clients may be using meanwhile by the contract: DEV_PULL, DEV_ZERO.
+ */
+static void spoil_destination(struct dev_op *op)
+{
+	const struct dev_run *run;
+
+	for (run = op->runs; run < op->runs + op->n; run++) {
+		size_t bytes = (size_t)run->npages * GAIA_PAGE;
+
+		if (op->kind == DEV_COPY_OUT)
+			memset(run->host, COPY_GARBAGE, bytes);
+		else if (op->kind == DEV_COPY_IN || op->kind == DEV_COPY_WITHIN)
+			memset(page_at(run->mem, run->page), COPY_GARBAGE, bytes);
+	}
+	op->spoiled = true;
+}
+
+static int sim_submit(struct device *dev, struct dev_op *op)
+{
+	struct sim *sim = to_sim(dev);
+	const char *fault = form_fault(op);
+	bool idle;
+
+	pthread_mutex_lock(&sim->lock);
+	if (!fault)
+		fault = memory_fault(sim, op);
+	if (fault) {
+		pthread_mutex_unlock(&sim->lock);
+		log_error("device %s: refused operation %d: %s", dev->name, op->kind, fault);
+		return -EINVAL;
+	}
+	mark_in_flight(op, 1);
+	idle = sim->outstanding++ == 0;
+	pthread_mutex_unlock(&sim->lock);
+
+	/* Without the lock: the memory is pinned, and nobody else may use it. */
+	op->spoiled = false;
+	if (idle)
+		spoil_destination(op);
+	op->next = NULL;
+	op->start_ns = now_ns();
+
+	pthread_mutex_lock(&sim->lock);
+	if (!sim->head)
+		pthread_cond_signal(&sim->submitted);
+	*sim->tail = op;
+	sim->tail = &op->next;
+	pthread_mutex_unlock(&sim->lock);
+	return 0;
+}
+
+/* ---- operations: the device's thread ---- */
+
+static struct armed *get_armed(struct sim_mem *m)
+{
+	if (!m->armed)
+		m->armed = xcalloc(1, sizeof(*m->armed));
+	return m->armed;
+}
+
+static void forget_armed(struct sim_mem *m, uint32_t page, uint32_t npages)
+{
+	if (m->armed)
+		memset(&m->armed->valid[page], 0, npages * sizeof(m->armed->valid[0]));
+}
+
+static void copy_armed(struct sim_mem *to, const struct sim_mem *from, uint32_t page,
+		       uint32_t npages)
+{
+	struct armed *a;
+
+	if (!from->armed) {
+		forget_armed(to, page, npages);
+		return;
+	}
+	a = get_armed(to);
+	memcpy(&a->hash[page], &from->armed->hash[page], npages * sizeof(a->hash[0]));
+	memcpy(&a->valid[page], &from->armed->valid[page], npages * sizeof(a->valid[0]));
+}
+
+/* Returns whether that is news. */
+static bool arm_page(struct sim_mem *m, uint32_t page, const void *contents)
+{
+	struct armed *a = get_armed(m);
+	XXH128_hash_t hash = XXH3_128bits(contents, GAIA_PAGE);
+	bool changed = !a->valid[page] || !XXH128_isEqual(a->hash[page], hash);
+
+	a->hash[page] = hash;
+	a->valid[page] = true;
+	return changed;
+}
+
+typedef uint64_t __attribute__((may_alias)) word_t;
+
+/* 0xff in each byte that is not zero. */
+static word_t nonzero_bytes(word_t x)
+{
+	const word_t low7 = 0x7f7f7f7f7f7f7f7f;
+
+	return ((((((x & low7) + low7) | x) & ~low7)) >> 7) * 0xff;
+}
+
+/* 0xff in the bytes of a page's @i-th word that lie below @limit. */
+static word_t bytes_below(uint32_t limit, uint32_t i)
+{
+	uint32_t start = i * sizeof(word_t);
+	word_t mask = 0;
+
+	if (limit > start)
+		memset(&mask, 0xff, MIN(limit - start, sizeof(mask)));
+	return mask;
+}
+
+/*
+ * DEV_PULL of one page that a client may be storing to. A word is replaced only if all of
+ * it is still as it was read, so no byte that the client stores is lost, and one
+ * that stays is never stored to.
+ */
+static void pull_page(word_t *page, const word_t *host, const word_t *base, uint32_t limit)
+{
+	word_t have, want, merged, theirs, ours;
+	uint32_t i;
+
+	for (i = 0; i < GAIA_PAGE / sizeof(word_t); i++) {
+		merged = bytes_below(limit, i);
+		theirs = merged ? nonzero_bytes(host[i] ^ base[i]) & merged : 0;
+		if (!theirs && !~merged)
+			continue;
+		have = __atomic_load_n(&page[i], __ATOMIC_RELAXED);
+		do {
+			ours = theirs ? nonzero_bytes(have ^ base[i]) : 0;
+			want = ~merged | (theirs & ~ours);
+			want = (have & ~want) | (host[i] & want);
+		} while (have != want &&
+			 !__atomic_compare_exchange_n(&page[i], &have, want, false,
+						      __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+	}
+}
+
+/* @bit: number of the run's first page in the op. */
+static void carry_out_run(const struct dev_op *op, const struct dev_run *run, size_t bit)
+{
+	struct sim_mem *m = to_mem(run->mem);
+	char *data = page_at(run->mem, run->page), *host = run->host;
+	const char *base = run->limit ? run->base : host;
+	size_t bytes = (size_t)run->npages * GAIA_PAGE, at;
+	uint32_t i;
+
+	switch (op->kind) {
+	case DEV_COPY_IN:
+		memcpy(data, host, bytes);
+		forget_armed(m, run->page, run->npages);
+		break;
+	case DEV_COPY_OUT:
+		memcpy(host, data, bytes);
+		break;
+	case DEV_COPY_WITHIN:
+		memcpy(data, page_at(run->other, run->page), bytes);
+		copy_armed(m, to_mem(run->other), run->page, run->npages);
+		break;
+	case DEV_PULL:
+		for (i = 0; i < run->npages; i++) {
+			at = (size_t)i * GAIA_PAGE;
+			pull_page((word_t *)(data + at), (const word_t *)(host + at),
+				  (const word_t *)(base + at), run->limit);
+			arm_page(m, run->page + i, host + at);
+		}
+		break;
+	case DEV_ZERO:
+		memset(data + run->limit, 0, GAIA_PAGE - run->limit);
+		break;
+	case DEV_ARM:
+		for (i = 0; i < run->npages; i++)
+			arm_page(m, run->page + i, data + (size_t)i * GAIA_PAGE);
+		break;
+	case DEV_FIND_CHANGED:
+		for (i = 0; i < run->npages; i++, bit++)
+			if (arm_page(m, run->page + i, data + (size_t)i * GAIA_PAGE))
+				op->changed[bit / 64] |= 1ull << (bit % 64);
+		break;
+	}
+}
+
+static void carry_out(const struct dev_op *op)
+{
+	const struct dev_run *run;
+	size_t bit = 0;
+
+	for (run = op->runs; run < op->runs + op->n; run++) {
+		carry_out_run(op, run, bit);
+		bit += run->npages;
+	}
+}
+
+/* Bytes that the operation moves between host and device. */
+static uint64_t bus_bytes(const struct dev_op *op)
+{
+	uint64_t bytes = 0;
+	unsigned i;
+
+	if (!uses_host(op->kind))
+		return 0;
+	for (i = 0; i < op->n; i++) {
+		bytes += (uint64_t)op->runs[i].npages * GAIA_PAGE;
+		if (op->kind == DEV_PULL && op->runs[i].limit)
+			bytes += (uint64_t)op->runs[i].npages * GAIA_PAGE;
+	}
+	return bytes;
+}
+
+/* Sleep until the operation is due. Here, for most of the time, is where it is "in flight". */
+static void simulate_bus(struct sim *sim, struct dev_op *op)
+{
+	uint64_t due = MAX(op->start_ns, sim->idle_at) + sim->latency_ns;
+	struct timespec ts;
+
+	if (!sim->latency_ns && !sim->bandwidth)
+		return;
+	if (sim->bandwidth)
+		due += (uint64_t)((double)bus_bytes(op) / (double)sim->bandwidth * 1e9);
+	sim->idle_at = due;
+	if (!op->spoiled)
+		spoil_destination(op);
+	ts.tv_sec = (time_t)(due / 1000000000);
+	ts.tv_nsec = (long)(due % 1000000000);
+	while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &ts, NULL) == EINTR)
+		;
+}
+
+static void *sim_main(void *arg)
+{
+	struct sim *sim = arg;
+	struct dev_op *op;
+
+	thread_set_name(sim->base.name);
+	pthread_mutex_lock(&sim->lock);
+	for (;;) {
+		while (!sim->head && !sim->stop)
+			pthread_cond_wait(&sim->submitted, &sim->lock);
+		op = sim->head;
+		if (!op)
+			break;
+		sim->head = op->next;
+		if (!sim->head)
+			sim->tail = &sim->head;
+		pthread_mutex_unlock(&sim->lock);
+
+		simulate_bus(sim, op);
+		carry_out(op);
+
+		pthread_mutex_lock(&sim->lock);
+		mark_in_flight(op, -1);
+		sim->outstanding--;
+		pthread_mutex_unlock(&sim->lock);
+
+		op->done(op, 0); /* op may be gone now */
+		pthread_mutex_lock(&sim->lock);
+	}
+	pthread_mutex_unlock(&sim->lock);
+	return NULL;
+}
+
+/* ---- life ---- */
+
+static void sim_destroy(struct device *dev)
+{
+	struct sim *sim = to_sim(dev);
+
+	pthread_mutex_lock(&sim->lock);
+	if (sim->outstanding || sim->live)
+		bug("device %s: destroyed with %u operations in flight and %" PRIu64
+		    " bytes allocated",
+		    dev->name, sim->outstanding, sim->used);
+	sim->stop = true;
+	pthread_cond_signal(&sim->submitted);
+	pthread_mutex_unlock(&sim->lock);
+	pthread_join(sim->thread, NULL);
+
+	pthread_cond_destroy(&sim->submitted);
+	pthread_mutex_destroy(&sim->lock);
+	free(sim->new_chunk);
+	free(sim);
+}
+
+static const struct device_ops sim_ops = {
+	.name = "sim",
+	.alloc = sim_alloc,
+	.free = sim_free,
+	.export_fd = sim_export_fd,
+	.submit = sim_submit,
+	.destroy = sim_destroy,
+};
+
+/* Stable, and another for each index. */
+static void make_uuid(unsigned char uuid[16], unsigned index)
+{
+	memcpy(uuid, "gaiafs-sim", 10);
+	uuid[10] = uuid[11] = 0;
+	uuid[12] = (unsigned char)(index >> 24);
+	uuid[13] = (unsigned char)(index >> 16);
+	uuid[14] = (unsigned char)(index >> 8);
+	uuid[15] = (unsigned char)index;
+}
+
+int device_sim_create(const struct sim_config *config, struct device **out)
+{
+	struct sim *sim;
+	int err;
+
+	if (config->capacity < GAIA_CHUNK) {
+		log_error("device sim%u: %" PRIu64 " bytes are too few: at least %u are needed",
+			  config->index, config->capacity, GAIA_CHUNK);
+		return -EINVAL;
+	}
+	sim = xcalloc(1, sizeof(*sim));
+	sim->base.ops = &sim_ops;
+	snprintf(sim->base.name, sizeof(sim->base.name), "sim%u", config->index);
+	snprintf(sim->base.kind, sizeof(sim->base.kind), "sim");
+	sim->base.simulated = true;
+	make_uuid(sim->base.uuid, config->index);
+	sim->base.capacity = ROUND_DOWN(config->capacity, GAIA_CHUNK);
+	sim->bandwidth = config->bandwidth;
+	sim->latency_ns = config->latency_ns;
+	sim->new_chunk = xmalloc(GAIA_CHUNK);
+	memset(sim->new_chunk, NEW_GARBAGE, GAIA_CHUNK);
+	pthread_mutex_init(&sim->lock, NULL);
+	pthread_cond_init(&sim->submitted, NULL);
+	sim->tail = &sim->head;
+	atomic_flag_clear(&sim->told_of_descriptors);
+
+	err = -pthread_create(&sim->thread, NULL, sim_main, sim);
+	if (err) {
+		log_error("device %s: cannot start its thread: %s", sim->base.name, strerror(-err));
+		goto free_sim;
+	}
+	*out = &sim->base;
+	return 0;
+
+free_sim:
+	pthread_cond_destroy(&sim->submitted);
+	pthread_mutex_destroy(&sim->lock);
+	free(sim->new_chunk);
+	free(sim);
+	return err;
+}
