@@ -1,0 +1,297 @@
+/*
+ * fs_errors.c - a mount that may not write, a full disk, and a disk that fails.
+ *
+ * A write that the kernel's cache or ours has taken is not lost for a passing
+ * reason: the error is told once, the data stays readable, and is stored later.
+ */
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include "ways.h"
+
+#define KIB 1024
+#define MIB (1024 * 1024)
+
+BOTH_WAYS_BARE(fs_errors, a_read_only_mount_reads_and_does_not_write)
+{
+	static const char *const ro[] = { "-o", "ro", NULL };
+	char got[5] = "";
+	struct stat st;
+	int root, fd;
+
+	way_start(ro);
+	root = both_root[ON_MOUNT];
+	fd = openat(mnt.backing_fd, "f", O_CREAT | O_RDWR, 0644);
+	cr_assert_eq(write(fd, "text", 4), 4);
+	close(fd);
+	cr_assert_eq(mkdirat(mnt.backing_fd, "d", 0755), 0);
+
+	fd = openat(root, "f", O_RDONLY);
+	cr_assert_geq(fd, 0, "%s", strerror(errno));
+	cr_assert_eq(read(fd, got, 4), 4);
+	cr_assert_str_eq(got, "text");
+	cr_assert_eq(fchmod(fd, 0600), -1);
+	cr_assert_eq(errno, EROFS);
+	close(fd);
+#define EROFS_FROM(call)                            \
+	do {                                        \
+		cr_assert_eq((call), -1);           \
+		cr_assert_eq(errno, EROFS, "%s: %s", #call, strerror(errno)); \
+	} while (0)
+	EROFS_FROM(openat(root, "f", O_RDWR));
+	EROFS_FROM(openat(root, "f", O_RDONLY | O_TRUNC));
+	EROFS_FROM(openat(root, "new", O_CREAT | O_RDWR, 0644));
+	EROFS_FROM(mkdirat(root, "e", 0755));
+	EROFS_FROM(unlinkat(root, "f", 0));
+	EROFS_FROM(unlinkat(root, "d", AT_REMOVEDIR));
+	EROFS_FROM(renameat(root, "f", root, "g"));
+	EROFS_FROM(linkat(root, "f", root, "g", 0));
+	EROFS_FROM(symlinkat("f", root, "l"));
+	EROFS_FROM(mknodat(root, "n", S_IFIFO | 0644, 0));
+	EROFS_FROM(utimensat(root, "f", NULL, 0));
+	EROFS_FROM(setxattr(mnt_file(&mnt, "f"), "user.a", "x", 1, 0));
+	cr_assert_eq(fstatat(mnt.backing_fd, "f", &st, 0), 0);
+	cr_assert_eq(st.st_size, 4);
+}
+
+/* ---- a full disk ---- */
+
+static char small_root[] = "/tmp/gaia-test-small-XXXXXX";
+
+/* A file system of a few MiB with directories for both sides; gone with the test. */
+static void mount_small(void)
+{
+	char backing[64];
+
+	if (geteuid() != 0)
+		cr_skip_test("a full disk: needs root, to mount a small one");
+	cr_assert_not_null(mkdtemp(small_root));
+	if (mount("small", small_root, "tmpfs", 0, "size=8m,mode=0755")) {
+		rmdir(small_root);
+		cr_skip_test("a full disk: cannot mount a tmpfs here");
+	}
+	snprintf(backing, sizeof(backing), "%s/backing", small_root);
+	/* Detached at once: it lives as long as the daemon and our descriptors hold it. */
+	cr_assert_eq(mkdir(backing, 0755), 0);
+	way_start_at(backing, "/tmp", NULL);
+	umount2(small_root, MNT_DETACH);
+	rmdir(small_root);
+}
+
+/* Fill the small disk from beneath, but for @leave bytes; returns a descriptor of the filler. */
+static int fill_disk(off_t leave)
+{
+	static char block[64 * KIB];
+	int fd = openat(mnt.backing_fd, "filler", O_CREAT | O_RDWR, 0644);
+	struct stat st;
+
+	memset(block, 'f', sizeof(block));
+	while (write(fd, block, sizeof(block)) > 0)
+		;
+	cr_assert_eq(errno, ENOSPC, "%s", strerror(errno));
+	cr_assert_eq(fstat(fd, &st), 0);
+	cr_assert_eq(ftruncate(fd, st.st_size - leave), 0);
+	return fd;
+}
+
+static char bytes[2 * MIB];
+
+static void make_bytes(void)
+{
+	unsigned seed = 4711;
+
+	for (size_t i = 0; i < sizeof(bytes); i++) {
+		seed = seed * 1103515245 + 12345;
+		bytes[i] = seed >> 16;
+	}
+}
+
+static void assert_reads(int fd)
+{
+	static char got[sizeof(bytes)];
+
+	cr_assert_eq(pread(fd, got, sizeof(got), 0), (ssize_t)sizeof(got));
+	cr_assert_arr_eq(got, bytes, sizeof(got));
+}
+
+/*
+ * Write the bytes; true if all of them were taken. A mount may also refuse
+ * a write(2) that does not fit with ENOSPC; then nothing is owed.
+ */
+static bool write_all(int fd)
+{
+	for (size_t done = 0; done < sizeof(bytes);) {
+		ssize_t n = pwrite(fd, bytes + done, sizeof(bytes) - done, done);
+
+		if (n < 0) {
+			cr_assert_eq(errno, ENOSPC, "%s", strerror(errno));
+			return false;
+		}
+		done += n;
+	}
+	return true;
+}
+
+BOTH_WAYS_BARE(fs_errors, a_full_disk_is_told_by_fsync_and_loses_nothing)
+{
+	int fd, filler;
+
+	mount_small();
+	make_bytes();
+	filler = fill_disk(256 * KIB);
+	fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
+	cr_assert_geq(fd, 0);
+	cr_assert(write_all(fd), "the cache takes what it has room for");
+	cr_assert_eq(fsync(fd), -1);
+	cr_assert_eq(errno, ENOSPC, "%s", strerror(errno));
+	assert_reads(fd);
+	cr_assert_eq(fsync(fd), -1, "still full, still an error");
+	cr_assert_eq(ftruncate(filler, 0), 0);
+	close(filler);
+	cr_assert_eq(fsync(fd), 0, "with room again: %s", strerror(errno));
+	backing_holds("f", bytes, sizeof(bytes));
+	cr_assert_eq(close(fd), 0);
+	way_unmount();
+	backing_holds("f", bytes, sizeof(bytes));
+}
+
+BOTH_WAYS_BARE(fs_errors, a_full_disk_is_told_by_close_and_loses_nothing)
+{
+	int fd, filler;
+
+	mount_small();
+	make_bytes();
+	filler = fill_disk(256 * KIB);
+	fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
+	cr_assert(write_all(fd));
+	cr_assert_eq(close(fd), -1);
+	cr_assert_eq(errno, ENOSPC, "%s", strerror(errno));
+	fd = openat(both_root[ON_MOUNT], "f", O_RDONLY);
+	assert_reads(fd);
+	close(fd);
+	cr_assert_eq(ftruncate(filler, 0), 0);
+	close(filler);
+	/* Nobody asks any more; the mount's end stores it. */
+	way_unmount();
+	backing_holds("f", bytes, sizeof(bytes));
+}
+
+BOTH_WAYS_BARE(fs_errors, what_cannot_be_stored_can_be_deleted)
+{
+	int fd, filler;
+
+	mount_small();
+	make_bytes();
+	filler = fill_disk(256 * KIB);
+	fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
+	cr_assert(write_all(fd));
+	cr_assert_eq(unlinkat(both_root[ON_MOUNT], "f", 0), 0);
+	assert_reads(fd);
+	close(fd);
+	close(filler);
+	way_unmount();
+	cr_assert_eq(faccessat(mnt.backing_fd, "f", F_OK, 0), -1);
+}
+
+BOTH_WAYS_BARE(fs_errors, fallocate_says_that_there_is_no_room)
+{
+	struct stat st;
+	int fd, filler;
+
+	mount_small();
+	filler = fill_disk(256 * KIB);
+	fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
+	cr_assert_eq(fallocate(fd, 0, 0, 2 * MIB), -1);
+	cr_assert_eq(errno, ENOSPC, "%s", strerror(errno));
+	cr_assert_eq(fstat(fd, &st), 0);
+	cr_assert_eq(st.st_size, 0);
+	close(filler);
+	close(fd);
+}
+
+/* ---- a disk that fails ---- */
+
+static void start_with_fault(const char *faults)
+{
+#ifdef GAIA_FAULTS
+	setenv("GAIAFS_FAULTS", faults, 1);
+	way_start(NULL);
+	unsetenv("GAIAFS_FAULTS");
+#else
+	cr_skip_test("%s: built without fault points (-Dfaults=false)", faults);
+#endif
+}
+
+BOTH_WAYS_BARE(fs_errors, a_failed_store_is_told_once_by_fsync_and_tried_again)
+{
+	int fd;
+
+	start_with_fault("store.write=errno:EIO,count=1");
+	make_bytes();
+	fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
+	cr_assert(write_all(fd));
+	cr_assert_eq(fsync(fd), -1);
+	cr_assert_eq(errno, EIO, "%s", strerror(errno));
+	assert_reads(fd);
+	cr_assert_eq(fsync(fd), 0, "told once: %s", strerror(errno));
+	backing_holds("f", bytes, sizeof(bytes));
+	cr_assert_eq(close(fd), 0);
+}
+
+BOTH_WAYS_BARE(fs_errors, a_failed_store_is_told_by_close_and_tried_again)
+{
+	int fd;
+
+	start_with_fault("store.write=errno:EIO,count=1");
+	make_bytes();
+	fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
+	cr_assert(write_all(fd));
+	cr_assert_eq(close(fd), -1);
+	cr_assert_eq(errno, EIO, "%s", strerror(errno));
+	way_unmount();
+	backing_holds("f", bytes, sizeof(bytes));
+}
+
+BOTH_WAYS_BARE(fs_errors, a_failed_sync_is_told)
+{
+	int fd;
+
+	start_with_fault("store.sync=errno:EIO,count=1");
+	fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
+	cr_assert_eq(write(fd, "text", 4), 4);
+	cr_assert_eq(fsync(fd), -1);
+	cr_assert_eq(errno, EIO, "%s", strerror(errno));
+	cr_assert_eq(fsync(fd), 0, "%s", strerror(errno));
+	close(fd);
+}
+
+/* The kernel may ask twice for one read(2), and read ahead: so not just one failure. */
+BOTH_WAYS_BARE(fs_errors, a_failed_read_is_told_and_leaves_nothing_behind)
+{
+	static char got[64 * KIB], want[64 * KIB];
+	int fd, failed = 0;
+	ssize_t n;
+
+	start_with_fault("store.read=errno:EIO,count=8");
+	memset(want, 'r', sizeof(want));
+	fd = openat(mnt.backing_fd, "f", O_CREAT | O_RDWR, 0644);
+	cr_assert_eq(write(fd, want, sizeof(want)), (ssize_t)sizeof(want));
+	close(fd);
+	fd = openat(both_root[ON_MOUNT], "f", O_RDONLY);
+	while ((n = pread(fd, got, sizeof(got), 0)) < 0) {
+		cr_assert_eq(errno, EIO, "%s", strerror(errno));
+		cr_assert_lt(failed++, 9);
+	}
+	cr_assert_gt(failed, 0);
+	for (ssize_t i = 0; i < n; i++)
+		cr_assert_eq(got[i], 'r', "byte %zd", i);
+	cr_assert_eq(pread(fd, got, sizeof(got), 0), (ssize_t)sizeof(got));
+	cr_assert_arr_eq(got, want, sizeof(want));
+	close(fd);
+}

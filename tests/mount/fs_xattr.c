@@ -1,0 +1,269 @@
+/*
+ * fs_xattr.c - extended attributes and POSIX access control lists.
+ */
+#include <endian.h>
+#include <fcntl.h>
+#include <linux/posix_acl.h>
+#include <linux/posix_acl_xattr.h>
+#include <linux/xattr.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include "child.h"
+#include "ways.h"
+
+static int open_both(int fd[2], const char *name)
+{
+	SAME_FD_OK(fd, openat(at, name, O_CREAT | O_RDWR, 0644));
+	return 0;
+}
+
+static void skip_without_xattrs(const int fd[2])
+{
+	if (fsetxattr(fd[ON_PLAIN], "user.probe", "", 0, 0) && errno == ENOTSUP)
+		cr_skip_test("extended attributes: not on the file system of the test");
+	fremovexattr(fd[ON_PLAIN], "user.probe");
+}
+
+BOTH_WAYS(fs_xattr, set_get_list_remove)
+{
+	char value[2][100], names[2][1000];
+	int fd[2];
+
+	open_both(fd, "f");
+	skip_without_xattrs(fd);
+	SAME_ERR(fgetxattr(fd[side], "user.a", value[side], 100), ENODATA);
+	SAME_OK(fsetxattr(fd[side], "user.a", "value", 5, 0));
+	SAME_OK(fsetxattr(fd[side], "user.empty", "", 0, 0));
+	cr_assert_eq(SAME_OK(fgetxattr(fd[side], "user.a", value[side], 100)), 5);
+	cr_assert_arr_eq(value[ON_MOUNT], "value", 5);
+	cr_assert_eq(SAME_OK(fgetxattr(fd[side], "user.a", NULL, 0)), 5);
+	cr_assert_eq(SAME_OK(fgetxattr(fd[side], "user.empty", value[side], 100)), 0);
+	SAME_ERR(fgetxattr(fd[side], "user.a", value[side], 4), ERANGE);
+	SAME_ERR(fsetxattr(fd[side], "user.a", "x", 1, XATTR_CREATE), EEXIST);
+	SAME_ERR(fsetxattr(fd[side], "user.b", "x", 1, XATTR_REPLACE), ENODATA);
+	SAME_OK(fsetxattr(fd[side], "user.a", "longer value", 12, XATTR_REPLACE));
+	SAME_OK(flistxattr(fd[side], NULL, 0));
+	SAME_OK(flistxattr(fd[side], names[side], sizeof(names[0])));
+	SAME_ERR(flistxattr(fd[side], names[side], 3), ERANGE);
+	both_same_tree();
+	SAME_OK(fremovexattr(fd[side], "user.a"));
+	SAME_ERR(fremovexattr(fd[side], "user.a"), ENODATA);
+	SAME_ERR(fsetxattr(fd[side], "nonsense", "x", 1, 0), EOPNOTSUPP);
+	SAME_CLOSE(fd);
+	way_unmount();
+	way_remount();
+	both_same_tree();
+}
+
+BOTH_WAYS(fs_xattr, limits_are_those_of_the_directory_beneath)
+{
+	static char value[XATTR_SIZE_MAX + 1];
+	char name[300] = "user.";
+	int fd[2];
+
+	open_both(fd, "f");
+	skip_without_xattrs(fd);
+	memset(name + 5, 'n', sizeof(name) - 5);
+	name[XATTR_NAME_MAX] = '\0';
+	SAME(fsetxattr(fd[side], name, "x", 1, 0));
+	name[XATTR_NAME_MAX] = 'n';
+	name[XATTR_NAME_MAX + 1] = '\0';
+	SAME_ERR(fsetxattr(fd[side], name, "x", 1, 0), ERANGE);
+	SAME_ERR(fsetxattr(fd[side], "user.", "x", 1, 0), EINVAL);
+	SAME_ERR(fsetxattr(fd[side], "user.big", value, sizeof(value), 0), E2BIG);
+	SAME_OK(fsetxattr(fd[side], "user.page", value, 3000, 0));
+	SAME(fsetxattr(fd[side], "user.large", value, XATTR_SIZE_MAX, 0));
+	for (int i = 0; i < 100; i++) {
+		snprintf(name, sizeof(name), "user.%d", i);
+		SAME(fsetxattr(fd[side], name, name, strlen(name), 0));
+	}
+	SAME_CLOSE(fd);
+	both_same_tree();
+}
+
+BOTH_WAYS(fs_xattr, directories_and_links_and_other_namespaces)
+{
+	char path[2][64];
+	int fd[2];
+
+	open_both(fd, "f");
+	skip_without_xattrs(fd);
+	SAME_OK(mkdirat(at, "d", 0755));
+	SAME_OK(symlinkat("d", at, "l"));
+	SAME_OK(snprintf(path[side], sizeof(path[0]), "/proc/self/fd/%d/l", at) > 0);
+	SAME_OK(setxattr(path[side], "user.through", "x", 1, 0));
+	SAME_ERR(lsetxattr(path[side], "user.link", "x", 1, 0), EPERM);
+	if (geteuid() == 0) {
+		SAME_OK(lsetxattr(path[side], "trusted.link", "x", 1, 0));
+		SAME_OK(fsetxattr(fd[side], "trusted.file", "x", 1, 0));
+	}
+	SAME_CLOSE(fd);
+	both_same_tree();
+}
+
+/* ---- access control lists, in the form that setfacl(1) hands to the kernel ---- */
+
+struct acl {
+	struct posix_acl_xattr_header header;
+	struct posix_acl_xattr_entry entry[8];
+	int n;
+};
+
+static void acl_add(struct acl *a, int tag, int perm, unsigned id)
+{
+	a->header.a_version = htole32(POSIX_ACL_XATTR_VERSION);
+	a->entry[a->n].e_tag = htole16(tag);
+	a->entry[a->n].e_perm = htole16(perm);
+	a->entry[a->n].e_id = htole32(id);
+	a->n++;
+}
+
+static size_t acl_size(const struct acl *a)
+{
+	return sizeof(a->header) + a->n * sizeof(a->entry[0]);
+}
+
+#define USER 1234u
+#define OTHER 1235u
+
+/* u::rw- u:1234:perm g::r-- m::rwx o::--- */
+static struct acl acl_for_user(int perm)
+{
+	struct acl a = { .n = 0 };
+
+	acl_add(&a, ACL_USER_OBJ, 7, ACL_UNDEFINED_ID);
+	acl_add(&a, ACL_USER, perm, USER);
+	acl_add(&a, ACL_GROUP_OBJ, 4, ACL_UNDEFINED_ID);
+	acl_add(&a, ACL_MASK, 7, ACL_UNDEFINED_ID);
+	acl_add(&a, ACL_OTHER, 0, ACL_UNDEFINED_ID);
+	return a;
+}
+
+static void start_for_all(void)
+{
+	static const char *const args[] = { "-o", "allow_other,default_permissions", NULL };
+
+	if (geteuid() != 0)
+		cr_skip_test("access control lists: needs root, to be other users");
+	way_start(args);
+}
+
+static void skip_without_acls(int fd)
+{
+	struct acl a = acl_for_user(4);
+
+	if (fsetxattr(fd, XATTR_NAME_POSIX_ACL_ACCESS, &a, acl_size(&a), 0) && errno == ENOTSUP)
+		cr_skip_test("access control lists: not on the file system of the test");
+}
+
+struct attempt {
+	uid_t uid;
+	int at;
+	const char *name;
+	int flags;
+};
+
+static int open_as_user(void *arg)
+{
+	struct attempt *a = arg;
+
+	child_become(a->uid, a->uid);
+	errno = 0;
+	return openat(a->at, a->name, a->flags) < 0 ? errno : 0;
+}
+
+/* 0 or the errno with which another user's open ends. */
+static int may(uid_t uid, int at, const char *name, int flags)
+{
+	struct attempt a = { uid, at, name, flags };
+
+	return child_run(open_as_user, &a);
+}
+
+BOTH_WAYS_BARE(fs_xattr, an_access_list_decides_who_may)
+{
+	struct acl a;
+	int fd[2];
+
+	start_for_all();
+	open_both(fd, "f");
+	skip_without_acls(fd[ON_PLAIN]);
+	a = acl_for_user(4);
+	SAME_OK(fsetxattr(fd[side], XATTR_NAME_POSIX_ACL_ACCESS, &a, acl_size(&a), 0));
+	cr_assert_eq(SAME(may(USER, at, "f", O_RDONLY)), 0);
+	cr_assert_eq(SAME(may(USER, at, "f", O_RDWR)), EACCES);
+	cr_assert_eq(SAME(may(OTHER, at, "f", O_RDONLY)), EACCES);
+	a = acl_for_user(6);
+	SAME_OK(fsetxattr(fd[side], XATTR_NAME_POSIX_ACL_ACCESS, &a, acl_size(&a), 0));
+	cr_assert_eq(SAME(may(USER, at, "f", O_RDWR)), 0);
+	both_same_tree();
+	/* chmod changes the mask. */
+	SAME_OK(fchmod(fd[side], 0640));
+	cr_assert_eq(SAME(may(USER, at, "f", O_RDWR)), EACCES);
+	both_same_tree();
+	SAME_OK(fremovexattr(fd[side], XATTR_NAME_POSIX_ACL_ACCESS));
+	cr_assert_eq(SAME(may(USER, at, "f", O_RDONLY)), EACCES);
+	SAME_CLOSE(fd);
+	both_same_tree();
+	way_unmount();
+	way_remount();
+	both_same_tree();
+}
+
+BOTH_WAYS_BARE(fs_xattr, an_access_list_that_only_says_the_mode_changes_the_mode)
+{
+	struct acl a = { .n = 0 };
+	struct stat st[2];
+	int fd[2];
+
+	start_for_all();
+	open_both(fd, "f");
+	skip_without_acls(fd[ON_PLAIN]);
+	acl_add(&a, ACL_USER_OBJ, 6, ACL_UNDEFINED_ID);
+	acl_add(&a, ACL_GROUP_OBJ, 2, ACL_UNDEFINED_ID);
+	acl_add(&a, ACL_OTHER, 1, ACL_UNDEFINED_ID);
+	SAME_OK(fsetxattr(fd[side], XATTR_NAME_POSIX_ACL_ACCESS, &a, acl_size(&a), 0));
+	SAME_OK(fstat(fd[side], &st[side]));
+	both_same_stat(st, "after the list");
+	cr_assert_eq(st[ON_MOUNT].st_mode & 0777, 0621u);
+	a.entry[0].e_tag = 99;
+	SAME_ERR(fsetxattr(fd[side], XATTR_NAME_POSIX_ACL_ACCESS, &a, acl_size(&a), 0), EINVAL);
+	SAME_CLOSE(fd);
+	both_same_tree();
+}
+
+BOTH_WAYS_BARE(fs_xattr, a_default_list_is_inherited)
+{
+	struct acl a;
+	int dir[2], fd[2];
+
+	start_for_all();
+	SAME_OK(mkdirat(at, "d", 0755));
+	SAME_FD_OK(dir, openat(at, "d", O_RDONLY | O_DIRECTORY));
+	a = acl_for_user(6);
+	if (fsetxattr(dir[ON_PLAIN], XATTR_NAME_POSIX_ACL_DEFAULT, &a, acl_size(&a), 0) &&
+	    errno == ENOTSUP)
+		cr_skip_test("access control lists: not on the file system of the test");
+	SAME_OK(fsetxattr(dir[side], XATTR_NAME_POSIX_ACL_DEFAULT, &a, acl_size(&a), 0));
+	/* Where there is a default list, the umask counts for nothing. */
+	umask(077);
+	SAME_FD_OK(fd, openat(at, "d/f", O_CREAT | O_RDWR, 0666));
+	SAME_CLOSE(fd);
+	SAME_OK(mkdirat(at, "d/sub", 0777));
+	SAME_OK(mknodat(at, "d/node", S_IFREG | 0660, 0));
+	SAME_OK(symlinkat("x", at, "d/link"));
+	SAME_FD_OK(fd, openat(at, "d/sub/f", O_CREAT | O_RDWR, 0640));
+	SAME_CLOSE(fd);
+	/* And elsewhere it counts. */
+	SAME_FD_OK(fd, openat(at, "outside", O_CREAT | O_RDWR, 0666));
+	SAME_CLOSE(fd);
+	umask(022);
+	both_same_tree();
+	cr_assert_eq(SAME(may(USER, at, "d/f", O_RDWR)), 0);
+	cr_assert_eq(SAME(may(OTHER, at, "d/f", O_RDONLY)), EACCES);
+	SAME_CLOSE(dir);
+}
