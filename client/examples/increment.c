@@ -1,0 +1,43 @@
+/*
+ * increment.c - the smallest useful program: a device adds one to every byte of a file.
+ *
+ *	cc increment.c -o increment $(pkg-config --cflags --libs gaiaclient)
+ */
+#include <fcntl.h>
+#include <gaia/client.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+/* Stands for a kernel on the device, launched and waited for. */
+static void increment(unsigned char *p, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		p[i]++;
+}
+
+int main(int argc, char **argv)
+{
+	int fd = open(argc == 2 ? argv[1] : "", O_RDWR);
+	struct stat st;
+	unsigned char *p;
+
+	if (fd < 0 || fstat(fd, &st) < 0 || st.st_size == 0) {
+		fprintf(stderr, "usage: increment FILE (not empty, on a gaiafs mount)\n");
+		return 2;
+	}
+	p = gaia_mmap(st.st_size, PROT_READ | PROT_WRITE, fd, 0, 0);
+	if (p == MAP_FAILED) {
+		perror("gaia_mmap");
+		return 1;
+	}
+	if (gaia_acquire(p, st.st_size, PROT_READ | PROT_WRITE) < 0) {
+		perror("gaia_acquire");
+		return 1;
+	}
+	increment(p, st.st_size);
+	if (gaia_release(p, st.st_size) < 0) { /* now everybody sees it */
+		perror("gaia_release");
+		return 1;
+	}
+	return gaia_munmap(p, st.st_size) < 0;
+}
