@@ -30,13 +30,17 @@ struct store_ops {
 	 * for mem any number (the file is made, empty, when it is new).
 	 * A descriptor that is open with the access asked for is duplicated: the right
 	 * to the file was proved when it was opened, and its mode may refuse by now.
+	 * (Not one with O_APPEND or O_DIRECT.)
 	 * @write: for reading and writing; else for reading. On success
 	 * sets *@out, to be ended by close(). Regular files only (-EINVAL).
+	 * Where writing is refused (-EACCES, -EPERM, -EROFS, -ETXTBSY) the caller
+	 * decides whether reading will do.
 	 */
 	int (*open)(struct store *store, int ref, bool write, struct store_file **out);
 	void (*destroy)(struct store *store);
 };
 
+/* What would change a file that was not opened for writing: -EBADF. */
 struct store_file_ops {
 	/*
 	 * Read up to the sum of @iov. Returns the bytes read, short only at the
@@ -60,7 +64,7 @@ struct store_file_ops {
 	/* As fallocate(2), same modes. -EOPNOTSUPP where the store has no such thing. */
 	int (*allocate)(struct store_file *file, int mode, off_t off, off_t len);
 
-	/* As lseek(2) with SEEK_DATA or SEEK_HOLE: the offset, or -ENXIO. */
+	/* As lseek(2) with SEEK_DATA or SEEK_HOLE (others: -EINVAL): the offset, or -ENXIO. */
 	off_t (*seek)(struct store_file *file, off_t off, int whence);
 
 	/* Size, blocks, times of the contents as the store has them. */
@@ -69,8 +73,9 @@ struct store_file_ops {
 	/* Set the times, as futimens(2). */
 	int (*utimens)(struct store_file *file, const struct timespec ts[2]);
 
-	/* Copy inside the store (reflink where it can). Bytes copied, -EXDEV
-	 * or -EOPNOTSUPP when these two files need it done by hand. */
+	/* Copy inside the store (reflink where it can), as copy_file_range(2). Bytes
+	 * copied, maybe fewer than asked, 0 only at the end of @from; -EXDEV or
+	 * -EOPNOTSUPP when these two files need it done by hand. */
 	ssize_t (*copy_range)(struct store_file *from, off_t from_off, struct store_file *to,
 			      off_t to_off, size_t len);
 

@@ -1,0 +1,252 @@
+/*
+ * dir.c - the store that keeps each file's bytes in a file of a backing directory.
+ *
+ * A ref is a descriptor, usually O_PATH, of the backing file. Opening /proc/self/fd/N opens
+ * that very file, whatever its name is by now, and also when it has none left. A
+ * descriptor that can already do what is asked is duplicated instead.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/util.h"
+#include "store/store.h"
+
+/* From open() to close(); constant in between. */
+struct dir_file {
+	struct store_file base;
+	int fd;
+};
+
+static int fd_of(struct store_file *file)
+{
+	return container_of(file, struct dir_file, base)->fd;
+}
+
+/* preadv() or pwritev() until all of @iov is done, or nothing more goes: the bytes moved. */
+static ssize_t move_bytes(ssize_t (*call)(int, const struct iovec *, int, off_t), int fd,
+			  const struct iovec *iov, int n, off_t off)
+{
+	size_t total = 0;
+	size_t skip = 0; /* bytes of iov[0] that are done */
+
+	for (;;) {
+		struct iovec rest;
+		ssize_t got;
+
+		/* Empty ones too: a call that moves nothing means that nothing goes. */
+		while (n > 0 && skip >= iov->iov_len) {
+			skip -= iov->iov_len;
+			iov++;
+			n--;
+		}
+		if (n == 0)
+			return (ssize_t)total;
+		rest.iov_base = (char *)iov->iov_base + skip;
+		rest.iov_len = iov->iov_len - skip;
+		if (skip)
+			got = call(fd, &rest, 1, off + (off_t)total);
+		else
+			got = call(fd, iov, MIN(n, IOV_MAX), off + (off_t)total);
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got < 0)
+			return -errno;
+		if (got == 0)
+			return (ssize_t)total;
+		total += (size_t)got;
+		skip += (size_t)got;
+	}
+}
+
+static ssize_t dir_read(struct store_file *file, const struct iovec *iov, int n, off_t off)
+{
+	return move_bytes(preadv, fd_of(file), iov, n, off);
+}
+
+static int dir_write(struct store_file *file, const struct iovec *iov, int n, off_t off)
+{
+	size_t want = 0;
+	ssize_t done;
+
+	if (!file->writable)
+		return -EBADF;
+	for (int i = 0; i < n; i++)
+		want += iov[i].iov_len;
+	done = move_bytes(pwritev, fd_of(file), iov, n, off);
+	if (done < 0)
+		return (int)done;
+	return (size_t)done == want ? 0 : -EIO;
+}
+
+static int dir_sync(struct store_file *file, bool data_only)
+{
+	int fd = fd_of(file);
+
+	if (TEMP_FAILURE_RETRY(data_only ? fdatasync(fd) : fsync(fd)) < 0)
+		return -errno;
+	return 0;
+}
+
+static int dir_truncate(struct store_file *file, off_t size)
+{
+	/* The kernel would say EINVAL. */
+	if (!file->writable)
+		return -EBADF;
+	return TEMP_FAILURE_RETRY(ftruncate(fd_of(file), size)) < 0 ? -errno : 0;
+}
+
+static int dir_allocate(struct store_file *file, int mode, off_t off, off_t len)
+{
+	if (!file->writable)
+		return -EBADF;
+	return TEMP_FAILURE_RETRY(fallocate(fd_of(file), mode, off, len)) < 0 ? -errno : 0;
+}
+
+static off_t dir_seek(struct store_file *file, off_t off, int whence)
+{
+	off_t found;
+
+	/* A store_file has no position that the others could mean. */
+	if (whence != SEEK_DATA && whence != SEEK_HOLE)
+		return -EINVAL;
+	found = lseek(fd_of(file), off, whence);
+	return found < 0 ? -errno : found;
+}
+
+static int dir_stat(struct store_file *file, struct stat *out)
+{
+	return fstat(fd_of(file), out) < 0 ? -errno : 0;
+}
+
+static int dir_utimens(struct store_file *file, const struct timespec ts[2])
+{
+	return futimens(fd_of(file), ts) < 0 ? -errno : 0;
+}
+
+static ssize_t dir_copy_range(struct store_file *from, off_t from_off, struct store_file *to,
+			      off_t to_off, size_t len)
+{
+	ssize_t got;
+
+	if (to->ops != from->ops)
+		return -EXDEV;
+	if (!to->writable)
+		return -EBADF;
+	got = TEMP_FAILURE_RETRY(copy_file_range(fd_of(from), &from_off, fd_of(to), &to_off, len, 0));
+	if (got < 0)
+		return errno == ENOSYS ? -EOPNOTSUPP : -errno;
+	return got;
+}
+
+static void dir_close(struct store_file *file)
+{
+	struct dir_file *f = container_of(file, struct dir_file, base);
+
+	close(f->fd);
+	free(f);
+}
+
+static const struct store_file_ops dir_file_ops = {
+	.read = dir_read,
+	.write = dir_write,
+	.sync = dir_sync,
+	.truncate = dir_truncate,
+	.allocate = dir_allocate,
+	.seek = dir_seek,
+	.stat = dir_stat,
+	.utimens = dir_utimens,
+	.copy_range = dir_copy_range,
+	.close = dir_close,
+};
+
+/* Whether a duplicate of @fd will do. */
+static bool has_access(int fd, bool write)
+{
+	int flags = fcntl(fd, F_GETFL);
+	int mode = flags & O_ACCMODE;
+
+	/* A duplicate would share O_APPEND, which ignores offsets, and O_DIRECT. */
+	if (flags < 0 || flags & (O_PATH | O_APPEND | O_DIRECT))
+		return false;
+	return mode == O_RDWR || (mode == O_RDONLY && !write);
+}
+
+static int open_fd(int ref, bool write)
+{
+	int flags = (write ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOCTTY;
+	char path[32];
+	int fd;
+
+	if (has_access(ref, write)) {
+		fd = fcntl(ref, F_DUPFD_CLOEXEC, 0);
+	} else {
+		snprintf(path, sizeof(path), "/proc/self/fd/%d", ref);
+		fd = TEMP_FAILURE_RETRY(open(path, flags));
+	}
+	return fd < 0 ? -errno : fd;
+}
+
+static int dir_open(struct store *store, int ref, bool write, struct store_file **out)
+{
+	struct dir_file *f;
+	struct stat st;
+	int err;
+
+	/* Before opening: to open a device or a FIFO has effects. */
+	if (fstat(ref, &st) < 0)
+		return -errno;
+	if (!S_ISREG(st.st_mode))
+		return -EINVAL;
+	f = calloc(1, sizeof(*f));
+	if (!f)
+		return -ENOMEM;
+	f->fd = open_fd(ref, write);
+	if (f->fd < 0) {
+		err = f->fd;
+		goto free_file;
+	}
+	f->base.ops = &dir_file_ops;
+	f->base.writable = write;
+	*out = &f->base;
+	return 0;
+
+free_file:
+	free(f);
+	return err;
+}
+
+static void dir_destroy(struct store *store)
+{
+	free(store);
+}
+
+static const struct store_ops dir_ops = {
+	.name = "dir",
+	.open = dir_open,
+	.destroy = dir_destroy,
+};
+
+int store_dir_create(struct store **out)
+{
+	struct store *s;
+
+	if (access("/proc/self/fd", X_OK) < 0) {
+		int err = -errno;
+
+		log_error("store: /proc/self/fd: %s; mount it: mount -t proc proc /proc",
+			  strerror(-err));
+		return err;
+	}
+	s = calloc(1, sizeof(*s));
+	if (!s)
+		return -ENOMEM;
+	s->ops = &dir_ops;
+	*out = s;
+	return 0;
+}
