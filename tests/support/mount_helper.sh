@@ -33,7 +33,7 @@ expect 0 '[--device][sim:1G][--home][2G][--cpu-cache][writethrough][-o][rw][--][
 	src mnt -s -o rw,device=sim:1G,home=2G,cpu-cache=writethrough -t gaiafs
 expect 0 '[--device][sim:1G,count=2][--device][none][--][src][mnt]' \
 	src mnt -o 'device="sim:1G,count=2",device=none'
-expect 0 '[--][src]' src src/.
+expect 0 '[--][src]' ./src src
 expect 0 '' src mnt -f -o rw
 expect 1 '' src
 expect 1 '' src mnt extra
