@@ -254,6 +254,16 @@ static int sim_export_fd(struct device *dev, struct devmem *mem, bool write)
 
 /* ---- operations: the submitter's side ---- */
 
+static const char *const kind_names[] = {
+	[DEV_COPY_IN] = "copy in",
+	[DEV_COPY_OUT] = "copy out",
+	[DEV_COPY_WITHIN] = "copy within",
+	[DEV_PULL] = "pull",
+	[DEV_ZERO] = "zero",
+	[DEV_ARM] = "arm",
+	[DEV_FIND_CHANGED] = "find changed",
+};
+
 static bool uses_host(enum dev_kind kind)
 {
 	return kind == DEV_COPY_IN || kind == DEV_COPY_OUT || kind == DEV_PULL;
@@ -309,8 +319,6 @@ static const char *form_fault(const struct dev_op *op)
 	const char *fault;
 	unsigned i;
 
-	if (op->kind > DEV_FIND_CHANGED)
-		return "no such kind";
 	if (!op->done)
 		return "no done()";
 	if (!op->n)
@@ -364,15 +372,20 @@ static void spoil_destination(struct dev_op *op)
 static int sim_submit(struct device *dev, struct dev_op *op)
 {
 	struct sim *sim = to_sim(dev);
-	const char *fault = form_fault(op);
+	const char *fault;
 	bool idle;
 
+	if (op->kind >= ARRAY_LEN(kind_names)) {
+		log_error("device %s: refused operation of unknown kind %d", dev->name, op->kind);
+		return -EINVAL;
+	}
+	fault = form_fault(op);
 	pthread_mutex_lock(&sim->lock);
 	if (!fault)
 		fault = memory_fault(sim, op);
 	if (fault) {
 		pthread_mutex_unlock(&sim->lock);
-		log_error("device %s: refused operation %d: %s", dev->name, op->kind, fault);
+		log_error("device %s: refused to %s: %s", dev->name, kind_names[op->kind], fault);
 		return -EINVAL;
 	}
 	mark_in_flight(op, 1);

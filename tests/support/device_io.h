@@ -1,0 +1,117 @@
+/*
+ * device_io.h - what the suites about devices share: operations in a line, and
+ * the client's end of device memory.
+ */
+#ifndef GAIA_TESTS_DEVICE_IO_H
+#define GAIA_TESTS_DEVICE_IO_H
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/util.h"
+#include "device/device.h"
+
+/* xorshift64: the same numbers in every run. */
+static inline uint64_t next_random(uint64_t *seed)
+{
+	*seed ^= *seed << 13;
+	*seed ^= *seed >> 7;
+	*seed ^= *seed << 17;
+	return *seed;
+}
+
+static inline uint32_t random_below(uint64_t *seed, uint32_t n)
+{
+	return (uint32_t)(next_random(seed) % n);
+}
+
+static inline void fill_random(void *buf, size_t bytes, uint64_t *seed)
+{
+	uint64_t *words = buf;
+
+	for (size_t i = 0; i < bytes / sizeof(*words); i++)
+		words[i] = next_random(seed);
+}
+
+/* Zeroed; free() it. */
+static inline void *host_pages(size_t n)
+{
+	return memset(aligned_alloc(GAIA_PAGE, n * GAIA_PAGE), 0, n * GAIA_PAGE);
+}
+
+static inline struct devmem *must_alloc(struct device *dev)
+{
+	struct devmem *mem = NULL;
+
+	cr_assert_eq(dev->ops->alloc(dev, &mem), 0);
+	return mem;
+}
+
+static inline int run_one(struct device *dev, enum dev_kind kind, struct dev_run run)
+{
+	struct dev_op op = { .kind = kind, .runs = &run, .n = 1 };
+
+	return device_run(dev, &op);
+}
+
+static inline int copy_in(struct devmem *mem, uint32_t page, uint32_t n, const void *host)
+{
+	return run_one(mem->dev, DEV_COPY_IN,
+		       (struct dev_run){ mem, .page = page, .npages = n, .host = (void *)host });
+}
+
+static inline int copy_out(struct devmem *mem, uint32_t page, uint32_t n, void *host)
+{
+	return run_one(mem->dev, DEV_COPY_OUT,
+		       (struct dev_run){ mem, .page = page, .npages = n, .host = host });
+}
+
+static inline int copy_within(struct devmem *to, struct devmem *from, uint32_t page, uint32_t n)
+{
+	return run_one(to->dev, DEV_COPY_WITHIN,
+		       (struct dev_run){ to, .other = from, .page = page, .npages = n });
+}
+
+static inline int arm(struct devmem *mem, uint32_t page, uint32_t n)
+{
+	return run_one(mem->dev, DEV_ARM, (struct dev_run){ mem, .page = page, .npages = n });
+}
+
+/* How many pages changed. */
+static inline unsigned find_changed(struct devmem *mem, uint32_t page, uint32_t n)
+{
+	struct dev_run run = { mem, .page = page, .npages = n };
+	uint64_t bits[GAIA_CHUNK_PAGES / 64] = { 0 };
+	struct dev_op op = { .kind = DEV_FIND_CHANGED, .runs = &run, .n = 1, .changed = bits };
+	unsigned changed = 0;
+
+	cr_assert_eq(device_run(mem->dev, &op), 0);
+	for (unsigned i = 0; i < ARRAY_LEN(bits); i++)
+		changed += (unsigned)__builtin_popcountll(bits[i]);
+	return changed;
+}
+
+/* The chunk as a client has it: a mapping of the exported descriptor. (Of devices whose memory
+ * clients do not get with mmap(2), there is none yet.) */
+static inline unsigned char *client_map(struct devmem *mem)
+{
+	int fd = mem->dev->ops->export_fd(mem->dev, mem, true);
+	void *p;
+
+	cr_assert_geq(fd, 0);
+	p = mmap(NULL, GAIA_CHUNK, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	cr_assert_neq(p, MAP_FAILED);
+	close(fd);
+	return p;
+}
+
+static inline void client_unmap(unsigned char *p)
+{
+	munmap(p, GAIA_CHUNK);
+}
+
+#endif
