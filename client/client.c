@@ -1,0 +1,332 @@
+/*
+ * client.c - the calls of gaia/client.h.
+ */
+#pragma GCC visibility push(default)
+#include "gaia/client.h"
+#pragma GCC visibility pop
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+static const struct kind_ops *const kinds[] = { &sim_kind };
+
+/* What callers of such calls expect. */
+static int result(int err)
+{
+	if (err >= 0)
+		return err;
+	errno = -err;
+	return -1;
+}
+
+/* ---- devices ---- */
+
+static void describe(const struct gaia_ioc_device *d, struct gaia_device_info *out)
+{
+	memset(out, 0, sizeof(*out));
+	memcpy(out->name, d->name, sizeof(out->name) - 1);
+	memcpy(out->kind, d->kind, sizeof(out->kind) - 1);
+	memcpy(out->uuid, d->uuid, sizeof(out->uuid));
+	out->capacity = d->capacity;
+	out->used = d->used;
+	out->simulated = d->simulated;
+}
+
+int gaia_devices(int fd, struct gaia_device_info *out, int max)
+{
+	unsigned total = 0, at = 0;
+
+	if (max < 0 || (max && !out))
+		return result(-EINVAL);
+	do {
+		struct gaia_ioc_devices io = { .first = at };
+		int err = wire_first_ioctl(fd, GAIA_IOC_DEVICES, &io);
+
+		if (err)
+			return result(err);
+		if (io.count > GAIA_DEVICES_AT_ONCE || io.total > INT_MAX)
+			return result(-EPROTO);
+		total = io.total;
+		for (unsigned i = 0; i < io.count && at < (unsigned)max; i++)
+			describe(&io.device[i], &out[at++]);
+		if (!io.count)
+			break;
+	} while (at < (unsigned)max && at < total);
+	return total;
+}
+
+static int find_kind(int fd, unsigned device, const struct kind_ops **out)
+{
+	struct gaia_ioc_devices io = { .first = device };
+	int err = wire_first_ioctl(fd, GAIA_IOC_DEVICES, &io);
+
+	if (err)
+		return err;
+	if (io.count < 1)
+		return -ENODEV;
+	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+		if (!strncmp(kinds[i]->kind, io.device[0].kind, sizeof(io.device[0].kind))) {
+			*out = kinds[i];
+			return 0;
+		}
+	}
+	return -ENODEV; /* of a kind that this library was built without */
+}
+
+/* ---- mapping ---- */
+
+static int map_ioctl(struct mapping *m, unsigned device)
+{
+	struct gaia_ioc_map io = {
+		.key = m->conn->key,
+		.offset = m->offset,
+		.length = m->length,
+		.device = device,
+		.prot = m->prot,
+	};
+	int err = wire_ioctl(m->fd, GAIA_IOC_MAP, &io);
+
+	m->id = io.map;
+	return err;
+}
+
+/* Map at the daemon, and set m->conn and m->id. */
+static int map_at_daemon(struct mapping *m, unsigned device)
+{
+	struct stat st;
+	bool fresh;
+	int err;
+
+	if (fstat(m->fd, &st))
+		return errno == ECONNABORTED ? -ENOTCONN : -errno;
+	if (!S_ISREG(st.st_mode))
+		return -ENODEV;
+	do {
+		err = conn_get(m->fd, st.st_dev, &m->conn, &fresh);
+		if (err)
+			return err;
+		err = map_ioctl(m, device);
+		if (!err)
+			return 0;
+		/*
+		 * A connection that the daemon does not know is one that it has ended, or it is another daemon's,
+		 * whose device number was used again.
+		 */
+		if (err == -ENOTCONN) {
+			pthread_mutex_lock(&gaia_lock);
+			conn_kill(m->conn, err);
+			pthread_mutex_unlock(&gaia_lock);
+		}
+		conn_put(m->conn);
+	} while (err == -ENOTCONN && !fresh);
+	return err;
+}
+
+static int unmap_at_daemon(struct mapping *m)
+{
+	struct gaia_ioc_range io = { .key = m->conn->key, .map = m->id };
+
+	return wire_ioctl(m->fd, GAIA_IOC_UNMAP, &io);
+}
+
+static int do_mmap(size_t length, int prot, int fd, off_t offset, int device, void **out)
+{
+	const struct kind_ops *ops;
+	struct mapping *m;
+	int err;
+
+	if (!length || (prot != PROT_READ && prot != (PROT_READ | PROT_WRITE)) || offset < 0 ||
+	    offset % GAIA_PAGE)
+		return -EINVAL;
+	if (device < 0)
+		return -ENODEV;
+	err = find_kind(fd, device, &ops);
+	if (err)
+		return err;
+	if (length > INT64_MAX - (uint64_t)offset)
+		return -EOVERFLOW;
+
+	m = calloc(1, sizeof(*m));
+	if (!m)
+		return -ENOMEM;
+	m->ops = ops;
+	m->offset = offset;
+	m->length = length;
+	m->prot = prot;
+	m->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	if (m->fd < 0) {
+		err = -errno;
+		goto free_mapping;
+	}
+	err = mapping_reserve(m);
+	if (err)
+		goto close_fd;
+	err = map_at_daemon(m, device);
+	if (err)
+		goto unreserve;
+	err = mapping_add(m);
+	if (err)
+		goto unmap;
+	*out = m->addr;
+	return 0;
+
+unmap:
+	unmap_at_daemon(m);
+	conn_put(m->conn);
+unreserve:
+	m->ops->unreserve(m->base, m->span);
+close_fd:
+	close(m->fd);
+free_mapping:
+	free(m);
+	return err;
+}
+
+void *gaia_mmap(size_t length, int prot, int fd, off_t offset, int device)
+{
+	void *addr = MAP_FAILED;
+
+	result(do_mmap(length, prot, fd, offset, device, &addr));
+	return addr;
+}
+
+int gaia_munmap(void *addr, size_t length)
+{
+	struct mapping *m;
+	int err;
+
+	m = mapping_remove(addr, length, &err);
+	if (!m)
+		return result(err);
+	/*
+	 * The memory first: the daemon may use it for others as soon as it knows. Nobody maps into
+	 * the addresses any more, the mapping being forgotten. A daemon that is gone has nothing to be told,
+	 * and what was asked for is done.
+	 */
+	m->ops->unreserve(m->base, m->span);
+	unmap_at_daemon(m);
+	mapping_put(m);
+	return 0;
+}
+
+/* ---- ranges ---- */
+
+/* Find the mapping of a range and describe the range to the daemon. */
+static int range_begin(void *addr, size_t length, struct mapping **out, struct gaia_ioc_range *io)
+{
+	struct mapping *m = mapping_find(addr, length);
+
+	if (!m)
+		return -EINVAL;
+	if (conn_is_dead(m->conn)) {
+		mapping_put(m);
+		return -ENOTCONN;
+	}
+	*io = (struct gaia_ioc_range){
+		.key = m->conn->key,
+		.map = m->id,
+		.offset = m->offset + ((char *)addr - m->addr),
+		.length = length,
+	};
+	*out = m;
+	return 0;
+}
+
+/* @err, or -ENOTCONN if that is the cause of it. */
+static int range_end(struct mapping *m, int err)
+{
+	if (err && conn_is_dead(m->conn) && err != -EMFILE && err != -ENOMEM)
+		err = -ENOTCONN;
+	mapping_put(m);
+	return result(err);
+}
+
+int gaia_acquire(void *addr, size_t length, int prot)
+{
+	struct gaia_ioc_range io;
+	struct mapping *m;
+	int err;
+
+	if (prot != PROT_READ && prot != (PROT_READ | PROT_WRITE))
+		return result(-EINVAL);
+	if (!length)
+		return 0;
+	err = range_begin(addr, length, &m, &io);
+	if (err)
+		return result(err);
+	if (prot & ~m->prot)
+		return range_end(m, -EACCES);
+	err = wire_push(m->fd, io.offset, length);
+	if (err)
+		return range_end(m, err);
+	io.prot = prot;
+	err = wire_ioctl(m->fd, GAIA_IOC_ACQUIRE, &io);
+	if (!err && io.seq)
+		err = conn_wait(m->conn, io.seq);
+	atomic_thread_fence(memory_order_seq_cst);
+	return range_end(m, err);
+}
+
+int gaia_release(void *addr, size_t length)
+{
+	struct gaia_ioc_range io;
+	struct mapping *m;
+	int err, push_err;
+
+	if (!length)
+		return 0;
+	err = range_begin(addr, length, &m, &io);
+	if (err)
+		return result(err);
+	/*
+	 * The daemon is going to invalidate pages that the kernel caches: clean ones cost it a fraction of
+	 * dirty ones. An error is one of CPU writes, and is reported when the release is done, since
+	 * the kernel reports it once.
+	 */
+	push_err = wire_push(m->fd, io.offset, length);
+	atomic_thread_fence(memory_order_seq_cst);
+	err = wire_ioctl(m->fd, GAIA_IOC_RELEASE, &io);
+	return range_end(m, err ? err : push_err);
+}
+
+int gaia_sync(void *addr, size_t length)
+{
+	struct gaia_ioc_range io;
+	struct mapping *m;
+	int err;
+
+	if (!length)
+		return 0;
+	err = range_begin(addr, length, &m, &io);
+	if (err)
+		return result(err);
+	err = wire_push(m->fd, io.offset, length);
+	if (!err)
+		err = wire_ioctl(m->fd, GAIA_IOC_SYNC, &io);
+	return range_end(m, err);
+}
+
+int gaia_advise(void *addr, size_t length, int advice)
+{
+	struct gaia_ioc_range io;
+	struct mapping *m;
+	int err;
+
+	if (advice != GAIA_WILLNEED && advice != GAIA_DONTNEED)
+		return result(-EINVAL);
+	if (!length)
+		return 0;
+	err = range_begin(addr, length, &m, &io);
+	if (err)
+		return result(err);
+	io.advice = advice;
+	return range_end(m, wire_ioctl(m->fd, GAIA_IOC_ADVISE, &io));
+}

@@ -1,0 +1,299 @@
+/*
+ * connection.c - one connection a mount, its thread, and fork().
+ */
+#include <errno.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+/* The thread uses little more than one message; programs with much thread-local storage have it on top. */
+#define THREAD_STACK (256 << 10)
+
+pthread_mutex_t gaia_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* gaia_lock. */
+static LIST_HEAD(, conn) conns = LIST_HEAD_INITIALIZER(conns);
+static pthread_cond_t connected = PTHREAD_COND_INITIALIZER; /* one has left CONN_CONNECTING */
+
+/* ---- fork ---- */
+
+static void before_fork(void)
+{
+	pthread_mutex_lock(&gaia_lock);
+}
+
+static void after_fork_in_parent(void)
+{
+	pthread_mutex_unlock(&gaia_lock);
+}
+
+static void after_fork_in_child(void)
+{
+	struct conn *c;
+
+	mapping_forked();
+	while ((c = LIST_FIRST(&conns))) {
+		LIST_REMOVE(c, link);
+		if (c->sock >= 0)
+			close(c->sock);
+		c->sock = -1;
+		c->state = CONN_DEAD;
+		c->error = -ENOTCONN;
+		c->forked = true;
+		/* Who waited on it does not exist here. */
+		c->changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+	}
+	connected = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+	pthread_mutex_unlock(&gaia_lock);
+}
+
+static int atfork_error;
+
+static void register_atfork(void)
+{
+	atfork_error = -pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
+/* ---- the thread ---- */
+
+void conn_kill(struct conn *c, int error)
+{
+	if (c->state == CONN_DEAD)
+		return;
+	c->state = CONN_DEAD;
+	c->error = error;
+	shutdown(c->sock, SHUT_RDWR);
+	pthread_cond_broadcast(&c->changed);
+}
+
+/* Take one message, if there is one, and do what it says; the lock is held. */
+static int serve_one(struct conn *c)
+{
+	struct gaia_msg msg, answer = { .kind = GAIA_MSG_REVOKED, .version = GAIA_PROTOCOL_VERSION };
+	int fd[GAIA_MSG_CHUNKS];
+	unsigned n;
+	int err;
+
+	err = wire_receive(c->sock, false, &msg, fd, &n);
+	if (err == -EAGAIN)
+		return 0;
+	if (err)
+		return err;
+	if (msg.seq != c->seq + 1 || (msg.kind != GAIA_MSG_GRANT && msg.kind != GAIA_MSG_REVOKE))
+		err = -EPROTO;
+	else
+		err = mapping_message(c, &msg, fd);
+	while (n)
+		close(fd[--n]);
+	if (!err && msg.kind == GAIA_MSG_REVOKE) {
+		answer.seq = msg.seq;
+		answer.map = msg.map;
+		err = wire_send(c->sock, &answer);
+	}
+	if (!err) {
+		c->seq = msg.seq;
+		pthread_cond_broadcast(&c->changed);
+	}
+	return err;
+}
+
+static void *conn_thread(void *arg)
+{
+	struct conn *c = arg;
+	struct pollfd p = { .fd = c->sock, .events = POLLIN };
+	int err = 0;
+
+	while (!err) {
+		poll(&p, 1, -1);
+		pthread_mutex_lock(&gaia_lock);
+		err = serve_one(c);
+		/*
+		 * The error may be ours (no descriptors or mappings left): the daemon thinks that we have what
+		 * it sent, and there is no saying otherwise but to end the lease.
+		 */
+		if (err)
+			conn_kill(c, err);
+		pthread_mutex_unlock(&gaia_lock);
+	}
+	return NULL;
+}
+
+static int start_thread(struct conn *c)
+{
+	long least = sysconf(_SC_THREAD_STACK_MIN);
+	size_t stack = THREAD_STACK;
+	sigset_t all, old;
+	pthread_attr_t attr;
+	int err;
+
+	if (least > 0)
+		stack += least;
+	err = pthread_attr_init(&attr);
+	if (err)
+		return -err;
+	pthread_attr_setstacksize(&attr, stack);
+	/* Signals are for the application's threads. */
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	err = pthread_create(&c->thread, &attr, conn_thread, c);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	pthread_attr_destroy(&attr);
+	if (err)
+		return -err;
+	pthread_setname_np(c->thread, "gaia");
+	return 0;
+}
+
+/* ---- life ---- */
+
+static int make_socket(struct conn *c)
+{
+	c->sock = wire_socket();
+	return c->sock < 0 ? c->sock : 0;
+}
+
+/* What is left of it when its thread has ended, or never was. */
+static void free_conn(struct conn *c)
+{
+	if (c->sock >= 0)
+		close(c->sock);
+	pthread_cond_destroy(&c->changed);
+	free(c);
+}
+
+/* In conns, CONNECTING, with one reference; the lock is held. */
+static int new_conn(dev_t dev, struct conn **out)
+{
+	struct conn *c = calloc(1, sizeof(*c));
+	int err;
+
+	if (!c)
+		return -ENOMEM;
+	/* Under the lock, so that a child finds and closes it. */
+	err = make_socket(c);
+	if (err) {
+		free(c);
+		return err;
+	}
+	c->dev = dev;
+	c->refs = 1;
+	pthread_cond_init(&c->changed, NULL);
+	LIST_INSERT_HEAD(&conns, c, link);
+	*out = c;
+	return 0;
+}
+
+static int connect_conn(struct conn *c, int fd)
+{
+	int err = wire_handshake(c->sock, fd, &c->key, &c->seq);
+
+	return err ? err : start_thread(c);
+}
+
+/* The usable connection to a mount, waiting for one that is being made; the lock is held. */
+static struct conn *find_conn(dev_t dev)
+{
+	struct conn *c;
+
+again:
+	LIST_FOREACH(c, &conns, link) {
+		if (c->dev != dev || c->state == CONN_DEAD)
+			continue;
+		if (c->state == CONN_LIVE && !wire_hung_up(c->sock))
+			return c;
+		if (c->state == CONN_CONNECTING) {
+			pthread_cond_wait(&connected, &gaia_lock);
+			goto again;
+		}
+	}
+	return NULL;
+}
+
+int conn_get(int fd, dev_t dev, struct conn **out, bool *fresh)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	struct conn *c;
+	int err = 0, cancel;
+
+	pthread_once(&once, register_atfork);
+	if (atfork_error)
+		return atfork_error;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+	pthread_mutex_lock(&gaia_lock);
+	c = find_conn(dev);
+	*fresh = !c;
+	if (c) {
+		c->refs++;
+		goto unlock;
+	}
+	err = new_conn(dev, &c);
+	if (err)
+		goto unlock;
+	pthread_mutex_unlock(&gaia_lock);
+	err = connect_conn(c, fd);
+	pthread_mutex_lock(&gaia_lock);
+	if (err)
+		LIST_REMOVE(c, link);
+	else if (c->state == CONN_CONNECTING)
+		c->state = CONN_LIVE;
+	pthread_cond_broadcast(&connected);
+	if (err)
+		free_conn(c);
+unlock:
+	pthread_mutex_unlock(&gaia_lock);
+	pthread_setcancelstate(cancel, NULL);
+	if (!err)
+		*out = c;
+	return err;
+}
+
+void conn_put(struct conn *c)
+{
+	int cancel;
+
+	pthread_mutex_lock(&gaia_lock);
+	if (--c->refs) {
+		pthread_mutex_unlock(&gaia_lock);
+		return;
+	}
+	if (!c->forked) {
+		LIST_REMOVE(c, link);
+		conn_kill(c, -ENOTCONN);
+	}
+	pthread_mutex_unlock(&gaia_lock);
+	if (!c->forked) {
+		pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+		pthread_join(c->thread, NULL);
+		pthread_setcancelstate(cancel, NULL);
+	}
+	free_conn(c);
+}
+
+int conn_wait(struct conn *c, uint64_t seq)
+{
+	int err, cancel;
+
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+	pthread_mutex_lock(&gaia_lock);
+	while (c->seq < seq && c->state == CONN_LIVE)
+		pthread_cond_wait(&c->changed, &gaia_lock);
+	err = c->seq < seq ? c->error : 0;
+	pthread_mutex_unlock(&gaia_lock);
+	pthread_setcancelstate(cancel, NULL);
+	return err;
+}
+
+bool conn_is_dead(struct conn *c)
+{
+	bool dead;
+
+	pthread_mutex_lock(&gaia_lock);
+	dead = c->state == CONN_DEAD || wire_hung_up(c->sock);
+	pthread_mutex_unlock(&gaia_lock);
+	return dead;
+}

@@ -1,0 +1,193 @@
+/*
+ * mapping.c - the process's mappings, by address and by number.
+ */
+#include <errno.h>
+#include <search.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+/* gaia_lock. Trees of tsearch(3), which nobody else walks. */
+static void *by_addr;	/* the mappings' ranges [base, base + span), which do not overlap */
+static void *by_id;
+
+static int compare_addr(const void *a, const void *b)
+{
+	const struct mapping *x = a, *y = b;
+
+	if (x->base + x->span <= y->base)
+		return -1;
+	return x->base >= y->base + y->span;
+}
+
+static int compare_id(const void *a, const void *b)
+{
+	const struct mapping *x = a, *y = b;
+
+	if (x->conn != y->conn)
+		return x->conn < y->conn ? -1 : 1;
+	return x->id < y->id ? -1 : x->id > y->id;
+}
+
+static struct mapping *node(void *found)
+{
+	return found ? *(struct mapping **)found : NULL;
+}
+
+/* Some mapping whose reserved addresses overlap these; the lock is held. */
+static struct mapping *find_overlap(const char *addr, size_t length)
+{
+	struct mapping key = { .base = (char *)addr, .span = length };
+
+	return node(tfind(&key, &by_addr, compare_addr));
+}
+
+static void forget(struct mapping *m)
+{
+	tdelete(m, &by_addr, compare_addr);
+	tdelete(m, &by_id, compare_id);
+}
+
+int mapping_reserve(struct mapping *m)
+{
+	uint64_t lead = m->offset % GAIA_CHUNK;
+	int err;
+
+	if (m->length > SIZE_MAX - 2 * GAIA_CHUNK)
+		return -ENOMEM;
+	m->span = (lead + m->length + GAIA_CHUNK - 1) / GAIA_CHUNK * GAIA_CHUNK;
+	err = m->ops->reserve(m->span, &m->base);
+	if (!err)
+		m->addr = m->base + lead;
+	return err;
+}
+
+/* Drop the tables' reference to what an ancestor had mapped where we now have our own; the lock is held. */
+static void forget_ancestors(const struct mapping *new, struct mapping **put, size_t *n, size_t max)
+{
+	struct mapping *old;
+
+	while (*n < max && (old = find_overlap(new->base, new->span))) {
+		forget(old);
+		put[(*n)++] = old;
+	}
+}
+
+int mapping_add(struct mapping *m)
+{
+	struct mapping *old[16];
+	size_t n;
+	int err = 0;
+
+	do {
+		n = 0;
+		pthread_mutex_lock(&gaia_lock);
+		forget_ancestors(m, old, &n, sizeof(old) / sizeof(old[0]));
+		pthread_mutex_unlock(&gaia_lock);
+		for (size_t i = 0; i < n; i++)
+			mapping_put(old[i]);
+	} while (n);
+
+	pthread_mutex_lock(&gaia_lock);
+	m->refs = 1;
+	if (!tsearch(m, &by_addr, compare_addr))
+		err = -ENOMEM;
+	if (!err && !tsearch(m, &by_id, compare_id)) {
+		tdelete(m, &by_addr, compare_addr);
+		err = -ENOMEM;
+	}
+	pthread_mutex_unlock(&gaia_lock);
+	return err;
+}
+
+struct mapping *mapping_find(const char *addr, size_t length)
+{
+	struct mapping *m;
+
+	pthread_mutex_lock(&gaia_lock);
+	m = find_overlap(addr, 1);
+	if (m && (addr < m->addr || addr >= m->addr + m->length ||
+		  length > (size_t)(m->addr + m->length - addr)))
+		m = NULL;
+	if (m)
+		m->refs++;
+	pthread_mutex_unlock(&gaia_lock);
+	return m;
+}
+
+struct mapping *mapping_remove(const char *addr, size_t length, int *err)
+{
+	struct mapping *m;
+
+	pthread_mutex_lock(&gaia_lock);
+	m = find_overlap(addr, 1);
+	*err = 0;
+	if (!m || m->addr != addr || m->length != length)
+		*err = -EINVAL;
+	else if (m->conn->forked)
+		*err = -ENOTCONN;
+	else
+		forget(m);
+	pthread_mutex_unlock(&gaia_lock);
+	return *err ? NULL : m;
+}
+
+void mapping_put(struct mapping *m)
+{
+	unsigned refs;
+
+	pthread_mutex_lock(&gaia_lock);
+	refs = --m->refs;
+	pthread_mutex_unlock(&gaia_lock);
+	if (refs)
+		return;
+	if (m->fd >= 0)
+		close(m->fd);
+	conn_put(m->conn);
+	free(m);
+}
+
+int mapping_message(struct conn *c, const struct gaia_msg *msg, const int *fd)
+{
+	struct mapping key = { .conn = c, .id = msg->map };
+	struct mapping *m = node(tfind(&key, &by_id, compare_id));
+	uint64_t first;
+
+	/* It may just have been unmapped: then there is nothing to map, and nothing mapped. */
+	if (!m)
+		return 0;
+	if (msg->prot & ~(unsigned)m->prot)
+		return -EPROTO;
+	first = m->offset / GAIA_CHUNK;
+	for (unsigned i = 0; i < msg->count; i++) {
+		uint64_t k = msg->chunk[i] - first;
+		int err;
+
+		if (k >= m->span / GAIA_CHUNK)
+			return -EPROTO;
+		if (msg->kind == GAIA_MSG_GRANT)
+			err = m->ops->place(m->base + k * GAIA_CHUNK, fd[i], msg->prot);
+		else
+			err = m->ops->clear(m->base + k * GAIA_CHUNK);
+		if (err)
+			return err;
+	}
+	return 0;
+}
+
+static void close_in_child(const void *nodep, VISIT which, int depth)
+{
+	struct mapping *m = *(struct mapping *const *)nodep;
+
+	if ((which == postorder || which == leaf) && m->fd >= 0) {
+		close(m->fd);
+		m->fd = -1;
+	}
+}
+
+void mapping_forked(void)
+{
+	/* Children would keep the files open otherwise. */
+	twalk(by_addr, close_in_child);
+}

@@ -1,0 +1,376 @@
+/*
+ * gaia.c - look at a gaiafs mount and give it orders: the gaia(1) command.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "../wire.h"
+#include "tool.h"
+
+static const char usage_text[] =
+	"usage: gaia status MOUNT [--json]\n"
+	"       gaia residency FILE [--json]\n"
+	"       gaia flush FILE\n"
+	"       gaia evict FILE [--from home | --from device N] [--range OFFSET:LENGTH]\n"
+	"       gaia umount MOUNT [--force]\n"
+	"       gaia --help | --version\n";
+
+struct args {
+	const char *path;
+	bool json, force;
+	bool from_given;
+	uint32_t from;
+	uint64_t offset, length;
+};
+
+int fail(const char *fmt, ...)
+{
+	va_list ap;
+
+	fprintf(stderr, "gaia: ");
+	va_start(ap, fmt);
+	vfprintf(stderr, fmt, ap);
+	va_end(ap);
+	fputc('\n', stderr);
+	return EXIT_FAILED;
+}
+
+int fail_on(const char *path, int err)
+{
+	switch (-err) {
+	case ENOTTY:
+		return fail("%s: not on a gaiafs mount", path);
+	case ENOTCONN:
+		return fail("%s: the mount's daemon is gone; 'gaia umount' its mount point and mount again", path);
+	case EPROTO:
+		return fail("%s: the mount's daemon is of another version than this tool (" GAIA_VERSION ")", path);
+	case ENODEV:
+		return fail("%s: not a regular file, or no such device", path);
+	default:
+		return fail("%s: %s", path, strerror(-err));
+	}
+}
+
+static int usage(const char *fmt, ...)
+{
+	va_list ap;
+
+	fprintf(stderr, "gaia: ");
+	va_start(ap, fmt);
+	vfprintf(stderr, fmt, ap);
+	va_end(ap);
+	fprintf(stderr, "; 'gaia --help' says how\n");
+	return EXIT_USAGE;
+}
+
+/* ---- reports ---- */
+
+/* All of a descriptor's text, NUL-terminated, to be freed; or NULL. */
+static char *read_text(int fd)
+{
+	struct stat st;
+	char *text;
+	off_t at = 0;
+
+	if (fstat(fd, &st))
+		return NULL;
+	text = malloc(st.st_size + 1);
+	while (text && at < st.st_size) {
+		ssize_t n = pread(fd, text + at, st.st_size - at, at);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0) {
+			free(text);
+			return NULL;
+		}
+		at += n;
+	}
+	if (text)
+		text[at] = '\0';
+	return text;
+}
+
+/* Ask for a report as a client of @fd's mount: 0 and *@text, or a negative errno. */
+static int fetch_report(int fd, unsigned what, char **text)
+{
+	struct gaia_ioc_report io = { .what = what };
+	int fds[GAIA_MSG_CHUNKS];
+	struct gaia_msg msg;
+	uint64_t seq;
+	unsigned n;
+	int sock, err;
+
+	sock = wire_socket();
+	if (sock < 0)
+		return sock;
+	err = wire_handshake(sock, fd, &io.key, &seq);
+	if (!err)
+		err = wire_ioctl(fd, GAIA_IOC_REPORT, &io);
+	if (!err)
+		err = wire_receive(sock, true, &msg, fds, &n);
+	close(sock);
+	if (err)
+		return err;
+	if (msg.kind == GAIA_MSG_REPORT) {
+		*text = read_text(fds[0]);
+		err = *text ? 0 : -EIO;
+	} else {
+		err = -EPROTO;
+	}
+	while (n)
+		close(fds[--n]);
+	return err;
+}
+
+static int report_command(const struct args *a, unsigned what)
+{
+	json_error_t where;
+	json_t *report;
+	char *text;
+	int fd, err;
+
+	fd = open(a->path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+	if (fd < 0)
+		return fail_on(a->path, -errno);
+	err = fetch_report(fd, what, &text);
+	close(fd);
+	if (err)
+		return fail_on(a->path, err);
+	if (a->json) {
+		puts(text);
+	} else {
+		report = json_loads(text, 0, &where);
+		if (report)
+			show_report(report);
+		else
+			err = fail("%s: the daemon's report is not JSON: %s", a->path, where.text);
+		json_decref(report);
+	}
+	free(text);
+	if (fflush(stdout))
+		return fail("standard output: %s", strerror(errno));
+	return err ? EXIT_FAILED : EXIT_OK;
+}
+
+static int status_command(const struct args *a)
+{
+	return report_command(a, GAIA_REPORT_STATUS);
+}
+
+static int residency_command(const struct args *a)
+{
+	return report_command(a, GAIA_REPORT_RESIDENCY);
+}
+
+/* ---- orders ---- */
+
+static int flush_command(const struct args *a)
+{
+	struct gaia_ioc_file io = { 0 };
+	int fd, err;
+
+	fd = open(a->path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+	if (fd < 0)
+		return fail_on(a->path, -errno);
+	/* Whether it is gaiafs is asked before anything is done: other file systems would do the first half. */
+	err = wire_first_ioctl(fd, GAIA_IOC_DEVICES, &(struct gaia_ioc_devices){ 0 });
+	if (!err)
+		err = wire_push(fd, 0, 0);
+	if (!err)
+		err = wire_ioctl(fd, GAIA_IOC_FLUSH, &io);
+	close(fd);
+	return err ? fail_on(a->path, err) : EXIT_OK;
+}
+
+static int evict_from(int fd, const struct args *a, uint32_t from)
+{
+	struct gaia_ioc_file io = { .offset = a->offset, .length = a->length, .from = from };
+	char memory[32] = "home memory";
+	int err;
+
+	err = wire_ioctl(fd, GAIA_IOC_EVICT, &io);
+	if (!err)
+		return EXIT_OK;
+	if (from != GAIA_FROM_HOME)
+		snprintf(memory, sizeof(memory), "device %" PRIu32, from);
+	if (err == -EBUSY)
+		return fail("%s: in use in %s: a program has acquired it and not yet released it", a->path, memory);
+	if (err == -ENODEV && from != GAIA_FROM_HOME)
+		return fail("%s: there is no %s, or this is no regular file", a->path, memory);
+	return fail_on(a->path, err);
+}
+
+/* From the memory that was named, or from all: devices first, since what they released goes home. */
+static int evict_command(const struct args *a)
+{
+	struct gaia_ioc_devices io = { 0 };
+	int fd, err, status = EXIT_OK;
+
+	fd = open(a->path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+	if (fd < 0)
+		return fail_on(a->path, -errno);
+	err = wire_first_ioctl(fd, GAIA_IOC_DEVICES, &io);
+	if (err) {
+		status = fail_on(a->path, err);
+	} else if (a->from_given) {
+		status = evict_from(fd, a, a->from);
+	} else {
+		for (uint32_t i = 0; i < io.total && !status; i++)
+			status = evict_from(fd, a, i);
+		if (!status)
+			status = evict_from(fd, a, GAIA_FROM_HOME);
+	}
+	close(fd);
+	return status;
+}
+
+static int umount_it(const struct args *a)
+{
+	return umount_command(a->path, a->force);
+}
+
+/* ---- arguments ---- */
+
+/* Digits and an optional K, M, G or T, up to @end: false if that is not what is there. */
+static bool parse_bytes(const char *text, char end, const char **rest, uint64_t *out)
+{
+	static const char suffixes[] = "KMGT";
+	unsigned long long n;
+	unsigned shift = 0;
+	const char *s;
+	char *after;
+
+	if (*text < '0' || *text > '9')
+		return false;
+	errno = 0;
+	n = strtoull(text, &after, 10);
+	if (*after && (s = strchr(suffixes, *after))) {
+		shift = 10 * (s - suffixes + 1);
+		after++;
+	}
+	if (errno || *after != end || n > (unsigned long long)INT64_MAX >> shift)
+		return false;
+	*out = (uint64_t)n << shift;
+	*rest = after + 1;
+	return true;
+}
+
+static bool parse_range(const char *text, struct args *a)
+{
+	return parse_bytes(text, ':', &text, &a->offset) &&
+	       parse_bytes(text, '\0', &text, &a->length) && a->length;
+}
+
+static bool parse_device(const char *text, struct args *a)
+{
+	unsigned long n;
+	char *end;
+
+	if (!text || *text < '0' || *text > '9')
+		return false;
+	errno = 0;
+	n = strtoul(text, &end, 10);
+	if (errno || *end || n >= GAIA_FROM_HOME)
+		return false;
+	a->from = n;
+	return true;
+}
+
+enum { OPT_JSON = 1, OPT_FROM = 2, OPT_RANGE = 4, OPT_FORCE = 8 };
+
+static const struct command {
+	const char *name;
+	unsigned options;
+	int (*run)(const struct args *a);
+} commands[] = {
+	{ "status", OPT_JSON, status_command },
+	{ "residency", OPT_JSON, residency_command },
+	{ "flush", 0, flush_command },
+	{ "evict", OPT_FROM | OPT_RANGE, evict_command },
+	{ "umount", OPT_FORCE, umount_it },
+};
+
+static const struct command *find_command(const char *name)
+{
+	for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
+		if (!strcmp(commands[i].name, name))
+			return &commands[i];
+	}
+	return NULL;
+}
+
+/*
+ * What follows the command's name, NULL-terminated: EXIT_OK, or what to exit with. Not getopt(): the
+ * value of --from may be two words.
+ */
+static int parse_args(const struct command *cmd, char **argv, struct args *a)
+{
+	bool options = true;
+
+	for (; *argv; argv++) {
+		const char *arg = *argv;
+
+		if (!options || arg[0] != '-' || !arg[1]) {
+			if (a->path)
+				return usage("%s: one path, not both '%s' and '%s'", cmd->name, a->path, arg);
+			a->path = arg;
+		} else if (!strcmp(arg, "--")) {
+			options = false;
+		} else if (!strcmp(arg, "--json") && cmd->options & OPT_JSON) {
+			a->json = true;
+		} else if (!strcmp(arg, "--force") && cmd->options & OPT_FORCE) {
+			a->force = true;
+		} else if (!strcmp(arg, "--range") && cmd->options & OPT_RANGE) {
+			if (!argv[1] || !parse_range(argv[1], a))
+				return usage("%s: --range is OFFSET:LENGTH, in bytes or with K, M, G or T", cmd->name);
+			argv++;
+		} else if (!strcmp(arg, "--from") && cmd->options & OPT_FROM) {
+			a->from_given = true;
+			a->from = GAIA_FROM_HOME;
+			if (argv[1] && !strcmp(argv[1], "device") && parse_device(argv[2], a))
+				argv += 2;
+			else if (argv[1] && !strcmp(argv[1], "home"))
+				argv++;
+			else
+				return usage("%s: --from is 'home' or 'device N'", cmd->name);
+		} else {
+			return usage("%s: no option '%s'", cmd->name, arg);
+		}
+	}
+	if (!a->path)
+		return usage("%s: a path is missing", cmd->name);
+	return EXIT_OK;
+}
+
+int main(int argc, char **argv)
+{
+	const struct command *cmd;
+	struct args a = { 0 };
+	int status;
+
+	if (argc < 2)
+		return usage("a command is missing");
+	for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
+		if (!strcmp(argv[i], "--help")) {
+			fputs(usage_text, stdout);
+			return EXIT_OK;
+		}
+		if (!strcmp(argv[i], "--version")) {
+			puts("gaia " GAIA_VERSION);
+			return EXIT_OK;
+		}
+	}
+	cmd = find_command(argv[1]);
+	if (!cmd)
+		return usage("no command '%s'", argv[1]);
+	status = parse_args(cmd, argv + 2, &a);
+	return status ? status : cmd->run(&a);
+}

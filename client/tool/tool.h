@@ -1,0 +1,25 @@
+/*
+ * tool.h - what the files of the gaia tool share.
+ */
+#ifndef GAIA_TOOL_H
+#define GAIA_TOOL_H
+
+#include <jansson.h>
+#include <stdbool.h>
+
+/* Exit statuses; gaia(1) has them. */
+enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
+
+/* One line on standard error: "gaia: ...". Returns EXIT_FAILED. */
+int fail(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+/* What went wrong with @path, for people; @err is a negative errno. Returns EXIT_FAILED. */
+int fail_on(const char *path, int err);
+
+/* Print a report for people. */
+void show_report(const json_t *report);
+
+/* gaia umount. @force: without asking the daemon anything. */
+int umount_command(const char *path, bool force);
+
+#endif

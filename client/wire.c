@@ -1,0 +1,234 @@
+/*
+ * wire.c - see wire.h.
+ */
+#include "wire.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+/* A daemon answers the handshake within microseconds. One that is stopped must not stop us. */
+#define HANDSHAKE_TIMEOUT_S 10
+
+/*
+ * Since Linux 6.16 a page of a FUSE file is under writeback until the daemon has answered, so
+ * sync_file_range() can wait for that. Older kernels write a temporary copy and end
+ * the page's writeback at once; of the calls that wait for the copies only
+ * fsync() and fdatasync() do not end the file's POSIX locks, as close() would.
+ */
+static bool range_push_waits(void)
+{
+	static atomic_int known; /* 1: yes, 2: no */
+	int k = atomic_load_explicit(&known, memory_order_relaxed);
+
+	if (!k) {
+		struct utsname u;
+		int major = 0, minor = 0;
+
+		uname(&u);
+		sscanf(u.release, "%d.%d", &major, &minor);
+		k = major > 6 || (major == 6 && minor >= 16) ? 1 : 2;
+		atomic_store_explicit(&known, k, memory_order_relaxed);
+	}
+	return k == 1;
+}
+
+static int sys_push(int fd, off_t off, off_t len)
+{
+	if (!range_push_waits())
+		return fdatasync(fd);
+	/* With fewer flags it returns while pages wait for a place in the queue. */
+	return sync_file_range(fd, off, len,
+			       SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
+			       SYNC_FILE_RANGE_WAIT_AFTER);
+}
+
+static int sys_ioctl(int fd, unsigned long request, void *arg)
+{
+	return ioctl(fd, request, arg);
+}
+
+struct wire_sys wire_sys = { .ioctl = sys_ioctl, .push = sys_push };
+
+int wire_ioctl(int fd, unsigned long request, void *arg)
+{
+	while (wire_sys.ioctl(fd, request, arg) < 0) {
+		if (errno != EINTR)
+			return errno == ECONNABORTED ? -ENOTCONN : -errno;
+	}
+	return 0;
+}
+
+int wire_first_ioctl(int fd, unsigned long request, void *arg)
+{
+	int err = wire_ioctl(fd, request, arg);
+
+	/* File systems and drivers have several words for a request that they do not know. */
+	if (err == -EINVAL || err == -ENOSYS || err == -EOPNOTSUPP)
+		return -ENOTTY;
+	return err;
+}
+
+int wire_push(int fd, uint64_t off, uint64_t len)
+{
+	while (wire_sys.push(fd, off, len) < 0) {
+		if (errno != EINTR)
+			return errno == ECONNABORTED ? -ENOTCONN : -errno;
+	}
+	return 0;
+}
+
+int wire_socket(void)
+{
+	struct timeval limit = { .tv_sec = HANDSHAKE_TIMEOUT_S };
+	int sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	if (sock < 0)
+		return -errno;
+	setsockopt(sock, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+	setsockopt(sock, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+	return sock;
+}
+
+int wire_handshake(int sock, int fd, struct gaia_client_key *key, uint64_t *seq)
+{
+	struct gaia_ioc_connect io = { .version = GAIA_PROTOCOL_VERSION };
+	struct gaia_msg msg = { .kind = GAIA_MSG_HELLO, .version = GAIA_PROTOCOL_VERSION };
+	struct sockaddr_un addr = { .sun_family = AF_UNIX };
+	struct timeval no_limit = { 0 };
+	int fds[GAIA_MSG_CHUNKS];
+	size_t name;
+	unsigned n;
+	int err;
+
+	err = wire_first_ioctl(fd, GAIA_IOC_CONNECT, &io);
+	if (err)
+		return err;
+	if (io.version != GAIA_PROTOCOL_VERSION)
+		return -EPROTO;
+	name = strnlen(io.socket, sizeof(io.socket));
+	memcpy(addr.sun_path + 1, io.socket, name);
+	while (connect(sock, (struct sockaddr *)&addr,
+		       offsetof(struct sockaddr_un, sun_path) + 1 + name)) {
+		if (errno != EINTR)
+			return -ENOTCONN;
+	}
+	memcpy(msg.ticket, io.ticket, sizeof(msg.ticket));
+	err = wire_send(sock, &msg);
+	if (err)
+		return err;
+	err = wire_receive(sock, true, &msg, fds, &n);
+	if (err)
+		return err == -EAGAIN ? -ENOTCONN : err;
+	if (msg.kind != GAIA_MSG_WELCOME) {
+		while (n)
+			close(fds[--n]);
+		return -EPROTO;
+	}
+	setsockopt(sock, SOL_SOCKET, SO_RCVTIMEO, &no_limit, sizeof(no_limit));
+	*key = msg.key;
+	*seq = msg.seq;
+	return 0;
+}
+
+/* The descriptors that came along: up to GAIA_MSG_CHUNKS, which is what there is room for. */
+static unsigned take_descriptors(struct msghdr *hdr, int *fd)
+{
+	unsigned n = 0;
+
+	for (struct cmsghdr *c = CMSG_FIRSTHDR(hdr); c; c = CMSG_NXTHDR(hdr, c)) {
+		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+			continue;
+		n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+		memcpy(fd, CMSG_DATA(c), n * sizeof(int));
+	}
+	return n;
+}
+
+/* How many descriptors a message of the daemon must have, or -EPROTO: it is no such message. */
+static int check_message(const struct gaia_msg *msg)
+{
+	if (msg->version != GAIA_PROTOCOL_VERSION)
+		return -EPROTO;
+	switch (msg->kind) {
+	case GAIA_MSG_WELCOME:
+		return 0;
+	case GAIA_MSG_GRANT:
+		return msg->count && msg->count <= GAIA_MSG_CHUNKS ? (int)msg->count : -EPROTO;
+	case GAIA_MSG_REVOKE:
+		return msg->count && msg->count <= GAIA_MSG_CHUNKS ? 0 : -EPROTO;
+	case GAIA_MSG_REPORT:
+		return msg->count == 1 ? 1 : -EPROTO;
+	default:
+		return -EPROTO;
+	}
+}
+
+int wire_receive(int sock, bool wait, struct gaia_msg *msg, int fd[GAIA_MSG_CHUNKS], unsigned *n)
+{
+	union {
+		struct cmsghdr align;
+		char buf[CMSG_SPACE(GAIA_MSG_CHUNKS * sizeof(int))];
+	} control;
+	struct iovec iov = { .iov_base = msg, .iov_len = sizeof(*msg) };
+	struct msghdr hdr;
+	unsigned got;
+	ssize_t len;
+	int want;
+
+	do {
+		hdr = (struct msghdr){
+			.msg_iov = &iov,
+			.msg_iovlen = 1,
+			.msg_control = control.buf,
+			.msg_controllen = sizeof(control.buf),
+		};
+		len = recvmsg(sock, &hdr, MSG_CMSG_CLOEXEC | (wait ? 0 : MSG_DONTWAIT));
+	} while (len < 0 && errno == EINTR);
+	if (len < 0 && errno == EAGAIN)
+		return -EAGAIN;
+	if (len <= 0)
+		return -ENOTCONN;
+
+	got = take_descriptors(&hdr, fd);
+	want = len == sizeof(*msg) && !(hdr.msg_flags & MSG_TRUNC) ? check_message(msg) : -EPROTO;
+	/* The kernel gives as many descriptors as the process may still have. */
+	if (want >= 0 && (hdr.msg_flags & MSG_CTRUNC))
+		want = -EMFILE;
+	else if (want >= 0 && got != (unsigned)want)
+		want = -EPROTO;
+	if (want < 0) {
+		while (got)
+			close(fd[--got]);
+		return want;
+	}
+	*n = got;
+	return 0;
+}
+
+int wire_send(int sock, const struct gaia_msg *msg)
+{
+	ssize_t len;
+
+	do {
+		len = send(sock, msg, sizeof(*msg), MSG_NOSIGNAL | MSG_DONTWAIT);
+	} while (len < 0 && errno == EINTR);
+	return len == sizeof(*msg) ? 0 : -ENOTCONN;
+}
+
+bool wire_hung_up(int sock)
+{
+	struct pollfd p = { .fd = sock, .events = POLLRDHUP };
+
+	return poll(&p, 1, 0) != 0;
+}

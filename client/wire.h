@@ -1,0 +1,50 @@
+/*
+ * wire.h - single exchanges with the daemon: an ioctl, the handshake, one message.
+ *
+ * The lowest layer of the library, and all of it that the gaia tool needs. It keeps no
+ * state and starts no threads. Results are 0 or a negative errno.
+ */
+#ifndef GAIA_CLIENT_WIRE_H
+#define GAIA_CLIENT_WIRE_H
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+#include "gaia/protocol.h"
+
+/* The two system calls by which the daemon is reached through the mount; tests replace them. */
+struct wire_sys {
+	int (*ioctl)(int fd, unsigned long request, void *arg);	/* -1 and errno */
+	/* Push what CPUs wrote to the range to the daemon, and wait until it has it. */
+	int (*push)(int fd, off_t off, off_t len);		/* -1 and errno */
+};
+extern struct wire_sys wire_sys;
+
+/* -ENOTCONN: the daemon is gone, whatever the kernel called it. */
+int wire_ioctl(int fd, unsigned long request, void *arg);
+
+/* The same for the first request on a descriptor. -ENOTTY: it is not on gaiafs. */
+int wire_first_ioctl(int fd, unsigned long request, void *arg);
+
+/* wire_sys.push for all of a file's bytes [off, off + len), however large. */
+int wire_push(int fd, uint64_t off, uint64_t len);
+
+/* A socket for wire_handshake(), or a negative errno. */
+int wire_socket(void);
+
+/* Become a client of the mount that @fd lives on. *@seq: of the daemon's last message. */
+int wire_handshake(int sock, int fd, struct gaia_client_key *key, uint64_t *seq);
+
+/*
+ * Take one message and the descriptors that belong to its kind, which the caller closes.
+ * -EAGAIN: none is there and @wait is false. -EMFILE: the descriptors did not fit into the process.
+ */
+int wire_receive(int sock, bool wait, struct gaia_msg *msg, int fd[GAIA_MSG_CHUNKS], unsigned *n);
+
+/* Does not wait. */
+int wire_send(int sock, const struct gaia_msg *msg);
+
+/* Whether the daemon has ended the connection. */
+bool wire_hung_up(int sock);
+
+#endif
