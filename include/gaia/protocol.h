@@ -161,7 +161,7 @@ GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_map) == 48, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_range) == 56, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_file) == 24, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_report) == 32, "layout");
-GAIA_STATIC_ASSERT(sizeof(struct gaia_msg) == 72 + 8 * GAIA_MSG_CHUNKS, "layout");
+GAIA_STATIC_ASSERT(sizeof(struct gaia_msg) == 64 + 8 * GAIA_MSG_CHUNKS, "layout");
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,202 @@
+/* track.c - see track.h. */
+#include "consistency/track.h"
+
+#include <string.h>
+
+void track_init(struct page_track *t)
+{
+	/* What the kernel was given before anybody kept track is unknown. */
+	*t = (struct page_track){ .home_id = 1, .may_hold = 1 };
+}
+
+bool track_ahead(const struct page_view *v)
+{
+	for (unsigned i = 0; i < v->n; i++)
+		if (v->r[i]->flags & REPLICA_AHEAD)
+			return true;
+	return false;
+}
+
+static bool replica_needs_base(const struct page_replica *r)
+{
+	return r->writers > 0 || (r->flags & REPLICA_AHEAD);
+}
+
+bool track_base_needed(const struct page_view *v, track_id id)
+{
+	if (v->t->pending > 0 && v->t->kernel_base == id)
+		return true;
+	for (unsigned i = 0; i < v->n; i++)
+		if (v->r[i]->seen == id && replica_needs_base(v->r[i]))
+			return true;
+	return false;
+}
+
+static bool id_in_use(const struct page_view *v, track_id id)
+{
+	if (id == 0 || id == v->t->home_id || id == v->t->kernel_base)
+		return true;
+	for (unsigned i = 0; i < v->n; i++)
+		if (v->r[i]->seen == id)
+			return true;
+	return false;
+}
+
+track_id track_fresh_id(const struct page_view *v)
+{
+	track_id id = v->t->home_id;
+
+	do
+		id++;
+	while (id_in_use(v, id));
+	return id;
+}
+
+track_id track_home_changed(struct page_view *v)
+{
+	v->t->home_id = track_fresh_id(v);
+	return v->t->home_id;
+}
+
+enum track_step track_plan(const struct page_view *v, unsigned self, bool write)
+{
+	const struct page_replica *r = v->r[self];
+	bool current = r->seen == v->t->home_id;
+
+	for (unsigned i = 0; i < v->n; i++)
+		if (i != self && (v->r[i]->flags & REPLICA_AHEAD))
+			return TRACK_FETCH;
+	if (r->flags & REPLICA_AHEAD) {
+		if (!current)
+			return TRACK_FETCH;
+		/* The replica itself no longer holds the release: its writers were discarded. */
+		if ((r->flags & REPLICA_SNAPPED) && r->writers == 0)
+			return TRACK_FETCH;
+		if (write && !(r->flags & REPLICA_SNAPPED))
+			return TRACK_SECURE;
+		return TRACK_NOTHING;
+	}
+	if (!(r->flags & REPLICA_PRESENT))
+		return TRACK_SEND;
+	if (current)
+		return TRACK_NOTHING;
+	return r->writers > 0 ? TRACK_PULL : TRACK_SEND;
+}
+
+void track_sent(const struct page_track *t, struct page_replica *r)
+{
+	r->flags = REPLICA_PRESENT;
+	r->seen = t->home_id;
+	r->cut = GAIA_PAGE;
+}
+
+void track_pulled(const struct page_track *t, struct page_replica *r)
+{
+	r->seen = t->home_id;
+	r->cut = GAIA_PAGE;
+	r->flags |= REPLICA_ARMED;
+}
+
+void track_secured(struct page_replica *r)
+{
+	r->flags |= REPLICA_SNAPPED;
+}
+
+bool track_released(struct page_replica *r, bool changed, bool writers_left)
+{
+	if (r->cut == 0) {
+		/* All of it was truncated away. */
+		if (!writers_left)
+			track_discarded(r);
+		return false;
+	}
+	if (!changed) {
+		/* Equal to the snapshot, if there is one: the replica itself is the release again. */
+		if (!writers_left)
+			r->flags &= ~REPLICA_SNAPPED;
+		if (!writers_left && r->cut < GAIA_PAGE && !(r->flags & REPLICA_AHEAD))
+			r->flags &= ~REPLICA_PRESENT;
+		return false;
+	}
+	r->flags |= REPLICA_AHEAD;
+	if (writers_left)
+		r->flags |= REPLICA_SNAPPED;
+	else
+		r->flags &= ~REPLICA_SNAPPED;
+	return true;
+}
+
+bool track_keep_released(const struct page_replica *r, bool equal)
+{
+	return r->writers > 0 && !equal;
+}
+
+void track_merged(const struct page_track *t, struct page_replica *r, bool equal, track_id kept)
+{
+	bool snapped = r->flags & REPLICA_SNAPPED;
+
+	r->flags &= ~(REPLICA_AHEAD | REPLICA_SNAPPED);
+	if (snapped && r->writers == 0) {
+		/* The replica's own bytes were discarded earlier. */
+		r->flags &= ~REPLICA_PRESENT;
+		r->seen = 0;
+	} else if (equal) {
+		r->seen = t->home_id;
+	} else {
+		r->seen = kept; /* 0: stale */
+	}
+	if (r->writers == 0)
+		r->cut = GAIA_PAGE;
+}
+
+void track_discarded(struct page_replica *r)
+{
+	/* What was released before stays, in its snapshot. */
+	if (r->flags & REPLICA_AHEAD)
+		return;
+	r->flags = 0;
+	r->seen = 0;
+	r->cut = GAIA_PAGE;
+}
+
+void track_kernel_given(struct page_track *t)
+{
+	t->may_hold = 1;
+	if (t->pending > 0) {
+		t->regiven = 1;
+		t->kernel_base = t->home_id;
+	}
+}
+
+void track_window_open(struct page_track *t)
+{
+	if (t->pending++ == 0) {
+		t->kernel_base = t->home_id;
+		t->regiven = 0;
+	}
+}
+
+void track_window_close(struct page_track *t)
+{
+	if (--t->pending > 0)
+		return;
+	t->may_hold = t->regiven;
+	t->regiven = 0;
+	t->kernel_base = 0;
+}
+
+void track_truncated(struct page_replica *r, unsigned cut)
+{
+	if (cut == 0) {
+		/* A release in there is gone with the bytes it wrote. */
+		r->flags &= ~(REPLICA_AHEAD | REPLICA_SNAPPED);
+		r->seen = 0;
+		r->cut = 0;
+		if (r->writers == 0) {
+			r->flags = 0;
+			r->cut = GAIA_PAGE;
+		}
+	} else if (r->writers > 0 && cut < r->cut) {
+		r->cut = (uint16_t)cut;
+	}
+}

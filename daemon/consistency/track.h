@@ -1,0 +1,143 @@
+/*
+ * track.h - which copy of a page includes which writes, and what to do about it.
+ *
+ * The contract gives each page a vector of versions, one counter an owner (Parker et al., TSE'83; GAIA's
+ * TSVT). Here replicas are only ever filled from home, so a replica's vector always is
+ * the vector that home had at some moment, plus the replica's own unmerged release. Two facts then
+ * say what the vectors say: a name (an id) for that moment, and one bit. A page's home
+ * gets a new id whenever its bytes change; ids are compared for equality only, and never
+ * given again while anything still refers to them, so 16 bits never wrap into a lie.
+ *
+ *	vector of replica >= vector of home	seen == home_id, or ahead and seen == home_id
+ *	home >= vector of replica		not ahead
+ *	concurrent				ahead and seen != home_id
+ *
+ * tests/unit/track.c runs this beside full vectors on random histories.
+ *
+ * One invariant carries the protocol: *before home's bytes change for any reason, every
+ * release that is not yet merged is merged.* So writes that follow a release in time are never taken for
+ * concurrent ones, and a replica that is ahead has, besides its base, nothing to catch up with
+ * but what was written before its release.
+ *
+ * state of a page's replica      seen names                     base of what clients write now
+ *  absent   (no PRESENT)         nothing                        -
+ *  clean    (writers 0)          home's bytes that it equals    -
+ *  written  (writers > 0)        their base                     same
+ *  ahead    (AHEAD, writers 0)   the base of the release        -
+ *  secured  (AHEAD, SNAPPED)     the base of the release        the snapshot, which holds the release
+ *
+ * Pure: no I/O, no locks, no clock, no memory of its own. The caller serialises access to a page.
+ */
+#ifndef GAIA_CONSISTENCY_TRACK_H
+#define GAIA_CONSISTENCY_TRACK_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "gaia/protocol.h"
+
+/* Names home's bytes of a page at a moment. 0 names nothing. */
+typedef uint16_t track_id;
+
+/* Home's side of a page. */
+struct page_track {
+	track_id home_id;
+	/*
+	 * The kernel's cached copy, which matters while invalidations of it are pending
+	 * ("window"): it equals, but for CPU stores, what kernel_base names.
+	 */
+	track_id kernel_base;
+	uint16_t pending : 14;	/* invalidations of this page that have not completed */
+	uint16_t may_hold : 1;	/* the kernel may have a copy */
+	uint16_t regiven : 1;	/* it was given or sent one while an invalidation was pending */
+};
+
+enum {
+	REPLICA_PRESENT = 1,	/* the bytes mean something */
+	REPLICA_AHEAD = 2,	/* released, not yet merged home */
+	REPLICA_SNAPPED = 4,	/* ... and the released bytes are in the snapshot */
+	REPLICA_ARMED = 8,	/* the device remembers the hash of the base of what clients write */
+};
+
+/* A device's side of a page. */
+struct page_replica {
+	track_id seen;
+	uint16_t cut;	  /* a truncate took the bytes from here on: what clients wrote there is void */
+	uint16_t writers; /* mappings that hold the page for writing */
+	uint8_t flags;
+	uint8_t reserved;
+};
+
+_Static_assert(sizeof(struct page_track) + sizeof(struct page_replica) <= 16,
+	       "at most 16 bytes a page and device");
+
+/* All sides of one page. r[i] may belong to any device. */
+struct page_view {
+	struct page_track *t;
+	struct page_replica **r;
+	unsigned n;
+};
+
+/* What an acquire has to do to one page of one replica. */
+enum track_step {
+	TRACK_NOTHING,	/* it is current */
+	TRACK_FETCH,	/* bring home up to date with the replicas that are ahead; then plan again */
+	TRACK_SEND,	/* copy home's page to the replica */
+	TRACK_PULL,	/* merge home's page into the replica, which clients may be writing */
+	TRACK_SECURE,	/* snapshot the released bytes: they are about to be written over */
+};
+
+void track_init(struct page_track *t);
+
+/* Whether any replica holds a release that home lacks. */
+bool track_ahead(const struct page_view *v);
+
+/* Whether anything still needs the bytes that @id names, as the base of a merge to come. */
+bool track_base_needed(const struct page_view *v, track_id id);
+
+/*
+ * Home's bytes change (now, or on return): give them a new id. The caller has saved
+ * the old bytes if track_base_needed(v, home_id). No replica may be ahead, except
+ * while a merge of several is under way. Returns the new id.
+ */
+track_id track_home_changed(struct page_view *v);
+
+/* An id that nothing refers to, for bytes that are kept as a base but never were home's. */
+track_id track_fresh_id(const struct page_view *v);
+
+/* The plan for replica v->r[self]. */
+enum track_step track_plan(const struct page_view *v, unsigned self, bool write);
+
+/* Events. @r is a member of the view. */
+void track_sent(const struct page_track *t, struct page_replica *r);
+void track_pulled(const struct page_track *t, struct page_replica *r);
+void track_secured(struct page_replica *r);
+
+/*
+ * A release found the page changed (or not). @writers_left: other mappings still hold it for writing, and
+ * the caller has secured the page. Returns whether there is something new for others to see.
+ */
+bool track_released(struct page_replica *r, bool changed, bool writers_left);
+
+/*
+ * Home has merged the replica's release; home's new id is set. @equal: home's bytes now equal the released
+ * ones. @kept: id of a saved copy of the released bytes, where track_keep_released()
+ * asked for one, as the base of what clients go on to write; else 0.
+ */
+bool track_keep_released(const struct page_replica *r, bool equal);
+void track_merged(const struct page_track *t, struct page_replica *r, bool equal, track_id kept);
+
+/* What the clients of the replica wrote since the last release is void. */
+void track_discarded(struct page_replica *r);
+
+/* The kernel has the bytes that home has now (a READ was answered). */
+void track_kernel_given(struct page_track *t);
+
+/* Invalidation: before it starts, for a page that the kernel may hold; and when it has completed. */
+void track_window_open(struct page_track *t);
+void track_window_close(struct page_track *t);
+
+/* A truncate removed the bytes from @cut on (0: all), home's new id is set. */
+void track_truncated(struct page_replica *r, unsigned cut);
+
+#endif

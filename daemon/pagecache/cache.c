@@ -1,0 +1,139 @@
+/* cache.c - the life of the cache. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pagecache/internal.h"
+
+static int devices_init(struct cache *c, const struct cache_config *config)
+{
+	c->dev = calloc(MAX(config->n_devices, 1u), sizeof(*c->dev));
+	if (!c->dev)
+		return -ENOMEM;
+	for (unsigned i = 0; i < config->n_devices; i++) {
+		struct cache_device *dev = &c->dev[i];
+
+		dev->dev = config->devices[i];
+		dev->index = i;
+		TAILQ_INIT(&dev->idle);
+		TAILQ_INIT(&dev->busy);
+		pthread_mutex_init(&dev->reserve, NULL);
+		pthread_mutex_init(&dev->lock, NULL);
+	}
+	c->n_devices = config->n_devices;
+	return 0;
+}
+
+static void cond_init_monotonic(pthread_cond_t *cond)
+{
+	pthread_condattr_t attr;
+
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(cond, &attr);
+	pthread_condattr_destroy(&attr);
+}
+
+int cache_create(const struct cache_config *config, struct cache **out)
+{
+	struct cache *c;
+	int err;
+
+	if (config->home_bytes < CACHE_HOME_MIN || config->n_devices > CACHE_MAX_DEVICES)
+		return -EINVAL;
+	c = calloc(1, sizeof(*c));
+	if (!c)
+		return -ENOMEM;
+	c->host = *config->host;
+	c->host_arg = config->host_arg;
+	c->age_ns = (config->writeback_age_ms ? config->writeback_age_ms : 5000) * 1000000ull;
+	err = frames_init(&c->frames, config->home_bytes);
+	if (err)
+		goto free_cache;
+	err = devices_init(c, config);
+	if (err)
+		goto destroy_frames;
+	pthread_mutex_init(&c->lock, NULL);
+	pthread_cond_init(&c->again_cond, NULL);
+	pthread_cond_init(&c->again_done, NULL);
+	cond_init_monotonic(&c->flusher_cond);
+	TAILQ_INIT(&c->lru);
+	TAILQ_INIT(&c->dirty);
+	TAILQ_INIT(&c->again);
+	err = -pthread_create(&c->flusher, NULL, flusher_main, c);
+	if (err)
+		goto free_devices;
+	err = -pthread_create(&c->notifier, NULL, notifier_main, c);
+	if (err)
+		goto stop_flusher;
+	*out = c;
+	return 0;
+
+stop_flusher:
+	pthread_mutex_lock(&c->lock);
+	c->stopping = true;
+	pthread_cond_signal(&c->flusher_cond);
+	pthread_mutex_unlock(&c->lock);
+	pthread_join(c->flusher, NULL);
+free_devices:
+	free(c->dev);
+destroy_frames:
+	frames_destroy(&c->frames);
+free_cache:
+	free(c);
+	return err;
+}
+
+/* Nothing holds the files: let go of what they still cache. What could not be stored was logged. */
+static void drop_all(struct cache *c)
+{
+	struct cfile *f, *tmp;
+
+	pthread_mutex_lock(&c->lock);
+	HASH_ITER(hh, c->files, f, tmp) {
+		bug_on(f->holds > 0);
+		f->forgotten = true;
+		atomic_store(&f->gone, true);
+	}
+	pthread_mutex_unlock(&c->lock);
+	idle_files_reap(c);
+	bug_on(c->files != NULL);
+}
+
+void cache_destroy(struct cache *c)
+{
+	pthread_mutex_lock(&c->lock);
+	c->stopping = true;
+	pthread_cond_signal(&c->flusher_cond);
+	pthread_cond_signal(&c->again_cond);
+	pthread_mutex_unlock(&c->lock);
+	pthread_join(c->flusher, NULL);
+	pthread_join(c->notifier, NULL);
+	drop_all(c);
+	for (unsigned i = 0; i < c->n_devices; i++) {
+		c->dev[i].dev->ops->destroy(c->dev[i].dev);
+		pthread_mutex_destroy(&c->dev[i].reserve);
+		pthread_mutex_destroy(&c->dev[i].lock);
+	}
+	free(c->dev);
+	frames_destroy(&c->frames);
+	pthread_cond_destroy(&c->again_cond);
+	pthread_cond_destroy(&c->again_done);
+	pthread_cond_destroy(&c->flusher_cond);
+	pthread_mutex_destroy(&c->lock);
+	free(c);
+}
+
+unsigned cache_devices(struct cache *c)
+{
+	return c->n_devices;
+}
+
+void cache_device(struct cache *c, unsigned i, struct cache_device_use *out)
+{
+	struct cache_device *dev = &c->dev[i];
+
+	pthread_mutex_lock(&dev->lock);
+	*out = (struct cache_device_use){ dev->dev, dev->used, dev->pinned };
+	pthread_mutex_unlock(&dev->lock);
+}

@@ -1,0 +1,382 @@
+/* chunk.c - chunks, page locks, frames for pages, and the eviction of home. See internal.h. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pagecache/internal.h"
+
+/* ---- life ---- */
+
+static struct chunk *chunk_create(struct cfile *f, uint64_t index)
+{
+	struct chunk *ch = xcalloc(1, sizeof(*ch));
+
+	ch->file = f;
+	ch->index = index;
+	pthread_mutex_init(&ch->lock, NULL);
+	pthread_cond_init(&ch->unlocked, NULL);
+	HASH_ADD(hh, f->chunks, index, sizeof(ch->index), ch);
+	cfile_use(f);
+	return ch;
+}
+
+static void chunk_destroy(struct chunk *ch)
+{
+	bug_on(ch->n_frames || ch->n_dirty || ch->n_replicas || ch->track);
+	bug_on(ch->on_lru || ch->on_dirty);
+	pthread_cond_destroy(&ch->unlocked);
+	pthread_mutex_destroy(&ch->lock);
+	for (unsigned i = 0; i < ARRAY_LEN(ch->leaf); i++)
+		free(ch->leaf[i]);
+	free(ch->replica);
+	free(ch);
+}
+
+struct chunk *chunk_get(struct cfile *f, uint64_t index, bool make)
+{
+	struct chunk *ch;
+
+	pthread_mutex_lock(&f->lock);
+	HASH_FIND(hh, f->chunks, &index, sizeof(index), ch);
+	if (!ch && make)
+		ch = chunk_create(f, index);
+	if (ch)
+		ch->refs++;
+	pthread_mutex_unlock(&f->lock);
+	return ch;
+}
+
+struct chunk *chunk_ref(struct chunk *ch)
+{
+	pthread_mutex_lock(&ch->file->lock);
+	ch->refs++;
+	pthread_mutex_unlock(&ch->file->lock);
+	return ch;
+}
+
+void chunk_put(struct chunk *ch)
+{
+	struct cfile *f = ch->file;
+	bool last;
+
+	pthread_mutex_lock(&f->lock);
+	bug_on(ch->refs == 0);
+	last = --ch->refs == 0;
+	if (last)
+		HASH_DEL(f->chunks, ch);
+	pthread_mutex_unlock(&f->lock);
+	if (!last)
+		return;
+	chunk_destroy(ch);
+	cfile_unuse(f);
+}
+
+static int by_index(const void *a, const void *b)
+{
+	const struct chunk *x = *(struct chunk *const *)a, *y = *(struct chunk *const *)b;
+
+	return x->index < y->index ? -1 : x->index > y->index;
+}
+
+unsigned chunk_list_get(struct cfile *f, uint64_t first, uint64_t last, struct chunk ***out)
+{
+	struct chunk **list, *ch, *tmp;
+	unsigned n = 0;
+
+	pthread_mutex_lock(&f->lock);
+	list = xmalloc((HASH_COUNT(f->chunks) + 1) * sizeof(struct chunk *));
+	HASH_ITER(hh, f->chunks, ch, tmp) {
+		if (ch->index < first || ch->index > last)
+			continue;
+		ch->refs++;
+		list[n++] = ch;
+	}
+	pthread_mutex_unlock(&f->lock);
+	if (n > 1)
+		qsort(list, n, sizeof(struct chunk *), by_index);
+	*out = list;
+	return n;
+}
+
+/* ---- page locks ---- */
+
+struct page *page_make(struct chunk *ch, unsigned i)
+{
+	struct page **leaf = &ch->leaf[i / LEAF_PAGES];
+
+	if (!*leaf)
+		*leaf = xcalloc(LEAF_PAGES, sizeof(**leaf));
+	return *leaf + i % LEAF_PAGES;
+}
+
+bool page_trylock(struct chunk *ch, unsigned i)
+{
+	struct page *p = page_make(ch, i);
+
+	if ((p->flags & PAGE_LOCKED) || p->readers)
+		return false;
+	p->flags |= PAGE_LOCKED;
+	return true;
+}
+
+void pages_lock(struct chunk *ch, unsigned a, unsigned b)
+{
+	for (unsigned i = a; i < b; i++)
+		while (!page_trylock(ch, i))
+			pthread_cond_wait(&ch->unlocked, &ch->lock);
+}
+
+void pages_unlock(struct chunk *ch, unsigned a, unsigned b)
+{
+	for (unsigned i = a; i < b; i++) {
+		bug_on(!(page_at(ch, i)->flags & PAGE_LOCKED));
+		page_at(ch, i)->flags &= (uint8_t)~PAGE_LOCKED;
+	}
+	if (a < b)
+		pthread_cond_broadcast(&ch->unlocked);
+}
+
+void page_share(struct chunk *ch, unsigned i)
+{
+	struct page *p = page_make(ch, i);
+
+	while ((p->flags & PAGE_LOCKED) || p->readers == UINT8_MAX)
+		pthread_cond_wait(&ch->unlocked, &ch->lock);
+	p->readers++;
+}
+
+void page_unshare(struct chunk *ch, unsigned i)
+{
+	bug_on(page_at(ch, i)->readers == 0);
+	if (--page_at(ch, i)->readers == 0)
+		pthread_cond_broadcast(&ch->unlocked);
+}
+
+void page_downgrade(struct chunk *ch, unsigned i)
+{
+	bug_on(!(page_at(ch, i)->flags & PAGE_LOCKED));
+	page_at(ch, i)->flags &= (uint8_t)~PAGE_LOCKED;
+	page_at(ch, i)->readers = 1;
+	pthread_cond_broadcast(&ch->unlocked);
+}
+
+/* ---- frames of pages ---- */
+
+void *page_ptr(const struct chunk *ch, unsigned i)
+{
+	return frame_ptr(&ch->file->cache->frames, page_at(ch, i)->frame);
+}
+
+frame_t page_set_frame(struct chunk *ch, unsigned i, frame_t frame)
+{
+	frame_t old = page_at(ch, i)->frame;
+
+	page_at(ch, i)->frame = frame;
+	ch->n_frames += (frame != 0) - (old != 0);
+	return old;
+}
+
+void page_set_dirty(struct chunk *ch, unsigned i)
+{
+	struct cfile *f = ch->file;
+
+	bug_on(!page_at(ch, i)->frame);
+	if (page_at(ch, i)->flags & PAGE_DIRTY)
+		return;
+	page_at(ch, i)->flags |= PAGE_DIRTY;
+	ch->n_dirty++;
+	atomic_fetch_add(&f->n_dirty, 1);
+	atomic_fetch_add(&f->cache->n_dirty, 1);
+}
+
+void page_clear_dirty(struct chunk *ch, unsigned i)
+{
+	struct cfile *f = ch->file;
+
+	if (!(page_at(ch, i)->flags & PAGE_DIRTY))
+		return;
+	page_at(ch, i)->flags &= (uint8_t)~PAGE_DIRTY;
+	ch->n_dirty--;
+	atomic_fetch_sub(&f->n_dirty, 1);
+	atomic_fetch_sub(&f->cache->n_dirty, 1);
+}
+
+void page_drop(struct chunk *ch, unsigned i)
+{
+	frame_t old;
+
+	if (!page_present(ch, i))
+		return;
+	page_clear_dirty(ch, i);
+	old = page_set_frame(ch, i, 0);
+	frames_give(&ch->file->cache->frames, old);
+}
+
+void chunk_account(struct chunk *ch)
+{
+	struct cache *c = ch->file->cache;
+	bool frames, dirty, put_lru = false, put_dirty = false;
+
+	pthread_mutex_lock(&ch->lock);
+	frames = ch->n_frames > 0;
+	dirty = ch->n_dirty > 0;
+	pthread_mutex_unlock(&ch->lock);
+	/* Somebody else's later call mends what changes in between. */
+	if (frames || dirty)
+		chunk_ref(ch), chunk_ref(ch);
+	else
+		return;
+	pthread_mutex_lock(&c->lock);
+	if (frames && !ch->on_lru) {
+		ch->on_lru = true;
+		c->n_lru++;
+		TAILQ_INSERT_TAIL(&c->lru, ch, lru);
+		put_lru = true;
+	}
+	if (dirty && !ch->on_dirty) {
+		ch->on_dirty = true;
+		ch->dirty_since = now_ns();
+		TAILQ_INSERT_TAIL(&c->dirty, ch, dirty);
+		put_dirty = true;
+	}
+	pthread_mutex_unlock(&c->lock);
+	if (!put_lru)
+		chunk_put(ch);
+	if (!put_dirty)
+		chunk_put(ch);
+}
+
+void chunk_unlist(struct chunk *ch)
+{
+	struct cache *c = ch->file->cache;
+	unsigned drop = 0;
+
+	pthread_mutex_lock(&ch->lock);
+	pthread_mutex_lock(&c->lock);
+	if (ch->on_lru && ch->n_frames == 0) {
+		ch->on_lru = false;
+		c->n_lru--;
+		TAILQ_REMOVE(&c->lru, ch, lru);
+		drop++;
+	}
+	if (ch->on_dirty && ch->n_dirty == 0) {
+		ch->on_dirty = false;
+		TAILQ_REMOVE(&c->dirty, ch, dirty);
+		drop++;
+	}
+	pthread_mutex_unlock(&c->lock);
+	pthread_mutex_unlock(&ch->lock);
+	while (drop-- > 0)
+		chunk_put(ch);
+}
+
+/* ---- eviction ---- */
+
+unsigned chunk_shrink(struct chunk *ch)
+{
+	unsigned n = 0;
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES && ch->n_frames; i++) {
+		struct page *p = page_at(ch, i);
+
+		if (!p || !p->frame || p->readers || (p->flags & (PAGE_LOCKED | PAGE_DIRTY)))
+			continue;
+		page_drop(ch, i);
+		n++;
+	}
+	pthread_mutex_unlock(&ch->lock);
+	count(CTR_home_evicted, n);
+	return n;
+}
+
+/*
+ * Evict clean frames, longest unused first (second chance for what was used since), until
+ * @want are free or every chunk was looked at. Returns how many.
+ */
+static unsigned home_evict(struct cache *c, unsigned want)
+{
+	unsigned freed = 0, looks;
+	struct chunk *ch;
+
+	pthread_mutex_lock(&c->lock);
+	looks = 2 * c->n_lru;
+	pthread_mutex_unlock(&c->lock);
+	for (; looks > 0 && freed < want; looks--) {
+		pthread_mutex_lock(&c->lock);
+		ch = TAILQ_FIRST(&c->lru);
+		if (!ch) {
+			pthread_mutex_unlock(&c->lock);
+			break;
+		}
+		TAILQ_REMOVE(&c->lru, ch, lru);
+		if (atomic_exchange(&ch->referenced, false)) {
+			TAILQ_INSERT_TAIL(&c->lru, ch, lru);
+			pthread_mutex_unlock(&c->lock);
+			continue;
+		}
+		ch->on_lru = false;
+		c->n_lru--;
+		pthread_mutex_unlock(&c->lock);
+
+		/* The list's reference is ours now. */
+		freed += chunk_shrink(ch);
+		chunk_account(ch);
+		chunk_put(ch);
+	}
+	return freed;
+}
+
+/* Store some of the longest dirty chunk, so that it can be evicted: pages stored. */
+static unsigned home_clean(struct cache *c)
+{
+	struct chunk *ch;
+	unsigned n;
+
+	pthread_mutex_lock(&c->lock);
+	ch = TAILQ_FIRST(&c->dirty);
+	if (ch) {
+		TAILQ_REMOVE(&c->dirty, ch, dirty);
+		ch->on_dirty = false;
+	}
+	pthread_mutex_unlock(&c->lock);
+	if (!ch)
+		return 0;
+	n = chunk_store_some(ch);
+	chunk_account(ch);
+	chunk_put(ch);
+	return n;
+}
+
+int frame_alloc(struct cache *c, unsigned n, frame_t *out)
+{
+	unsigned got = 0, fruitless = 0, more;
+
+	while (got < n) {
+		got += frames_take(&c->frames, n - got, out + got, false);
+		if (got == n)
+			break;
+		if (home_evict(c, MAX(n - got, 64u)) > 0 || home_clean(c) > 0) {
+			fruitless = 0;
+			continue;
+		}
+		/* All dirty chunks of the list were tried when as many attempts failed. */
+		if (++fruitless < 4)
+			continue;
+		/*
+		 * Everything is in use or cannot be stored: whoever waits here may hold what
+		 * the others wait for. A page more does less harm than a deadlock.
+		 */
+		more = frames_take(&c->frames, n - got, out + got, true);
+		if (more == 0)
+			goto give_back;
+		got += more;
+	}
+	return 0;
+
+give_back:
+	while (got > 0)
+		frames_give(&c->frames, out[--got]);
+	log_error("home: no memory for %u pages; give the machine more, or --home less", n);
+	return -ENOMEM;
+}

@@ -1,0 +1,569 @@
+/*
+ * coherence.c - twins, merging releases home, and what the kernel's cache may hold.
+ *
+ * The kernel's page cache is a cache of home (contract, section 1). Its copy of a page is what was last given to or
+ * received from it, plus CPU stores that we have not been told of. While a release's
+ * invalidation is pending (the page's window), home may move on without the kernel's copy; so home's bytes from when
+ * the window opened are kept as the kernel's base, and a whole page that the kernel writes back is merged
+ * against them. The kernel then holds a page that lacks what was merged in, so it is invalidated again, by the notifier
+ * thread; the release waits for that too.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/thread.h"
+#include "pagecache/internal.h"
+
+/* ---- views and twins ---- */
+
+struct page_view page_view(struct chunk *ch, unsigned i, struct page_replica **buf)
+{
+	for (unsigned k = 0; k < ch->n_replicas; k++)
+		buf[k] = &ch->replica[k]->page[i];
+	return (struct page_view){ &ch->track->page[i], buf, ch->n_replicas };
+}
+
+static struct page_extra *extra_find(struct chunk *ch, unsigned i)
+{
+	struct page_extra *x;
+
+	HASH_FIND(hh, ch->track->extra, &i, sizeof(i), x);
+	return x;
+}
+
+static struct page_extra *extra_make(struct chunk *ch, unsigned i)
+{
+	struct page_extra *x = extra_find(ch, i);
+
+	if (!x) {
+		x = xcalloc(1, sizeof(*x));
+		x->page = i;
+		HASH_ADD(hh, ch->track->extra, page, sizeof(x->page), x);
+	}
+	return x;
+}
+
+static void twin_add(struct chunk *ch, unsigned i, track_id id, frame_t frame)
+{
+	struct page_extra *x = extra_make(ch, i);
+	struct twin *tw = xmalloc(sizeof(*tw));
+
+	*tw = (struct twin){ x->twins, id, frame };
+	x->twins = tw;
+	atomic_fetch_add(&ch->file->cache->n_twins, 1);
+	count(CTR_twins, 1);
+}
+
+static bool outstanding(const struct page_replica *r)
+{
+	return r->writers > 0 || (r->flags & REPLICA_AHEAD);
+}
+
+void twins_collect(struct chunk *ch, unsigned i)
+{
+	struct cache *c = ch->file->cache;
+	struct page_replica *buf[CACHE_MAX_DEVICES];
+	struct page_extra *x = extra_find(ch, i);
+	struct twin **at, *tw;
+	struct page_view v;
+	bool shared = false;
+
+	if (!x)
+		return;
+	v = page_view(ch, i, buf);
+	for (at = &x->twins; (tw = *at);) {
+		if (track_base_needed(&v, tw->id)) {
+			at = &tw->next;
+			continue;
+		}
+		*at = tw->next;
+		frames_give(&c->frames, tw->frame);
+		free(tw);
+		atomic_fetch_sub(&c->n_twins, 1);
+	}
+	for (unsigned k = 0; k < v.n; k++)
+		shared |= outstanding(v.r[k]);
+	if (!shared) {
+		free(x->owners);
+		x->owners = NULL;
+	}
+	if (!x->twins && !x->owners) {
+		HASH_DEL(ch->track->extra, x);
+		free(x);
+	}
+}
+
+const void *base_bytes(struct chunk *ch, unsigned i, track_id id)
+{
+	struct page_extra *x;
+
+	if (id == ch->track->page[i].home_id)
+		return page_ptr(ch, i);
+	x = extra_find(ch, i);
+	for (struct twin *tw = x ? x->twins : NULL; tw; tw = tw->next)
+		if (tw->id == id)
+			return frame_ptr(&ch->file->cache->frames, tw->frame);
+	bug("file %#lx chunk %lu page %u: base %u is nowhere", (unsigned long)ch->file->key,
+	    (unsigned long)ch->index, i, id);
+}
+
+static bool kernel_is_behind(const struct page_track *t)
+{
+	return t->pending > 0 && t->kernel_base != t->home_id;
+}
+
+bool home_base_needed(struct chunk *ch, unsigned i)
+{
+	struct page_replica *buf[CACHE_MAX_DEVICES];
+	struct page_view v = page_view(ch, i, buf);
+
+	return track_base_needed(&v, v.t->home_id) || kernel_is_behind(v.t);
+}
+
+/* Home's bytes change in place: keep the old ones where they are somebody's base; a new id. */
+static void home_change(struct chunk *ch, unsigned i, bool present, frame_t *spare)
+{
+	struct page_replica *buf[CACHE_MAX_DEVICES];
+	struct page_view v = page_view(ch, i, buf);
+
+	if (track_base_needed(&v, v.t->home_id)) {
+		bug_on(!present || !*spare);
+		memcpy(frame_ptr(&ch->file->cache->frames, *spare), page_ptr(ch, i), GAIA_PAGE);
+		twin_add(ch, i, v.t->home_id, *spare);
+		*spare = 0;
+	}
+	track_home_changed(&v);
+}
+
+/* ---- races ---- */
+
+static void races_note(struct chunk *ch, unsigned i, const void *home, const void *base,
+		       const void *theirs, unsigned len, unsigned owner)
+{
+	struct cache *c = ch->file->cache;
+	size_t at = merge_next_race(home, base, theirs, len, 0);
+
+	pthread_mutex_lock(&c->lock);
+	for (; at < len; at = merge_next_race(home, base, theirs, len, at + 1))
+		c->race[c->n_races++ % RACES_KEPT] = (struct race){
+			ch->file->key, ch->index * GAIA_CHUNK + (uint64_t)i * GAIA_PAGE + at, owner
+		};
+	pthread_mutex_unlock(&c->lock);
+}
+
+/* ---- writes by CPUs ---- */
+
+static void again_ask(struct chunk *ch, unsigned i)
+{
+	struct cache *c = ch->file->cache;
+	struct again *a = xmalloc(sizeof(*a));
+
+	*a = (struct again){ .chunk = chunk_ref(ch), .page = i };
+	ch->track->page[i].pending++;
+	pthread_mutex_lock(&c->lock);
+	ch->file->again_asked++;
+	TAILQ_INSERT_TAIL(&c->again, a, link);
+	pthread_cond_signal(&c->again_cond);
+	pthread_mutex_unlock(&c->lock);
+}
+
+/* The kernel wrote back a page that did not start from what home has. */
+static void kernel_write_merge(struct chunk *ch, unsigned i, const void *bytes, unsigned len,
+			       frame_t spare[2])
+{
+	struct frames *fr = &ch->file->cache->frames;
+	struct page_track *t = &ch->track->page[i];
+	struct page_replica *buf[CACHE_MAX_DEVICES];
+	struct page_view v = page_view(ch, i, buf);
+	uint8_t *home = page_ptr(ch, i), *wrote = frame_ptr(fr, spare[1]);
+	const uint8_t *base = base_bytes(ch, i, t->kernel_base);
+	struct page_extra *x = extra_find(ch, i);
+	size_t races;
+
+	memcpy(wrote, bytes, len);
+	memset(wrote + len, 0, GAIA_PAGE - len);
+	home_change(ch, i, true, &spare[0]);
+	races_note(ch, i, home, base, wrote, len, 0);
+	races = merge3(home, base, wrote, len, MERGE_HOME_WINS);
+	count(CTR_merges, 1);
+	count(CTR_merge_races, races);
+	if (x && x->owners)
+		for (unsigned k = 0; k < len; k++)
+			if (wrote[k] != base[k] && home[k] == wrote[k])
+				x->owners[k] = 0;
+	t->may_hold = 1;
+	t->regiven = 1;
+	if (memcmp(home, wrote, GAIA_PAGE) == 0) {
+		t->kernel_base = t->home_id;
+	} else {
+		t->kernel_base = track_fresh_id(&v);
+		twin_add(ch, i, t->kernel_base, spare[1]);
+		spare[1] = 0;
+		again_ask(ch, i);
+	}
+	twins_collect(ch, i);
+}
+
+void kernel_page_write(struct chunk *ch, unsigned i, bool present, const void *bytes, unsigned len,
+		       frame_t spare[2])
+{
+	struct page_track *t = &ch->track->page[i];
+	uint8_t *home = page_ptr(ch, i);
+	struct page_extra *x;
+
+	if (kernel_is_behind(t)) {
+		kernel_write_merge(ch, i, bytes, len, spare);
+		return;
+	}
+	if (!present || memcmp(home, bytes, len) != 0) {
+		home_change(ch, i, present, &spare[0]);
+		x = extra_find(ch, i);
+		if (x && x->owners)
+			merge_note_owner(x->owners, home, bytes, len, 0);
+		memcpy(home, bytes, len);
+	}
+	track_kernel_given(t);
+	twins_collect(ch, i);
+}
+
+void exact_write(struct chunk *ch, unsigned i, bool present, unsigned off, const void *bytes,
+		 unsigned len, bool through, frame_t spare[2])
+{
+	struct frames *fr = &ch->file->cache->frames;
+	struct page_track *t = &ch->track->page[i];
+	struct page_replica *buf[CACHE_MAX_DEVICES];
+	struct page_view v = page_view(ch, i, buf);
+	uint8_t *home = page_ptr(ch, i);
+	track_id before = t->home_id;
+	struct page_extra *x;
+
+	if (!present || memcmp(home + off, bytes, len) != 0) {
+		home_change(ch, i, present, &spare[0]);
+		memcpy(home + off, bytes, len);
+	}
+	x = extra_find(ch, i);
+	if (x && x->owners)
+		memset(x->owners + off, 0, len);
+	if (through) {
+		t->may_hold = 1;
+		if (t->pending > 0 && t->kernel_base == before) {
+			t->kernel_base = t->home_id;
+			t->regiven = 1;
+		} else if (t->pending > 0 && t->kernel_base != t->home_id) {
+			/* Its copy has these bytes now, and besides them only its own base. */
+			uint8_t *base = frame_ptr(fr, spare[1]);
+
+			memcpy(base, base_bytes(ch, i, t->kernel_base), GAIA_PAGE);
+			memcpy(base + off, bytes, len);
+			t->kernel_base = track_fresh_id(&v);
+			t->regiven = 1;
+			twin_add(ch, i, t->kernel_base, spare[1]);
+			spare[1] = 0;
+		}
+	}
+	twins_collect(ch, i);
+}
+
+void truncate_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[2])
+{
+	struct page_replica *buf[CACHE_MAX_DEVICES];
+	struct page_view v = page_view(ch, i, buf);
+
+	if (cut > 0)
+		exact_write(ch, i, true, cut, frame_zeros, GAIA_PAGE - cut, true, spare);
+	else
+		track_home_changed(&v); /* bases are void, too */
+	for (unsigned k = 0; k < ch->n_replicas; k++) {
+		struct replica *rep = ch->replica[k];
+		struct page_replica *r = &rep->page[i];
+
+		if (cut == 0 && (r->flags & REPLICA_AHEAD)) {
+			atomic_fetch_sub(&ch->file->n_ahead, 1);
+			if (r->flags & REPLICA_SNAPPED)
+				rep->n_snapped--;
+		}
+		track_truncated(r, cut);
+	}
+	if (cut == 0) {
+		/* The kernel dropped its copy itself. */
+		v.t->may_hold = 0;
+		v.t->regiven = 0;
+		v.t->kernel_base = v.t->home_id;
+	}
+	twins_collect(ch, i);
+}
+
+/* ---- fetch and merge ---- */
+
+struct fetch {
+	struct chunk *ch;
+	struct replica *rep;
+	unsigned n;
+	uint16_t page[GAIA_CHUNK_PAGES];
+	frame_t frame[GAIA_CHUNK_PAGES];
+};
+
+/* What the release of one page needs, looked at before any bytes are moved. */
+static bool others_outstanding(struct chunk *ch, unsigned i, const struct replica *self)
+{
+	for (unsigned k = 0; k < ch->n_replicas; k++)
+		if (ch->replica[k] != self && outstanding(&ch->replica[k]->page[i]))
+			return true;
+	return false;
+}
+
+static bool is_plain_copy(const struct chunk *ch, const struct replica *rep, unsigned i)
+{
+	const struct page_replica *r = &rep->page[i];
+
+	return r->seen == ch->track->page[i].home_id && r->cut == GAIA_PAGE;
+}
+
+/* Home's present bytes matter to the merge: as what is merged into, as a base, or for who wrote what. */
+static bool fetch_needs_home(struct chunk *ch, const struct replica *rep, unsigned i)
+{
+	const struct page_track *t = &ch->track->page[i];
+
+	return !is_plain_copy(ch, rep, i) || others_outstanding(ch, i, rep) || t->pending > 0;
+}
+
+static int fetch_move(struct fetch *fe)
+{
+	struct chunk *ch = fe->ch;
+	struct frames *fr = &ch->file->cache->frames;
+	struct dev_run *runs = xmalloc(fe->n * sizeof(*runs));
+	struct dev_op op = { .kind = DEV_COPY_OUT, .runs = runs };
+	int err;
+
+	for (unsigned k = 0; k < fe->n; k++) {
+		unsigned i = fe->page[k];
+		bool snapped = fe->rep->page[i].flags & REPLICA_SNAPPED;
+
+		dev_run_add(&op, runs, snapped ? fe->rep->shadow : fe->rep->mem, i,
+			    frame_ptr(fr, fe->frame[k]), NULL);
+	}
+	err = device_run(fe->rep->dev->dev, &op);
+	free(runs);
+	if (err)
+		log_error("device %s: reading released pages of file %#lx: %s; they stay on the "
+			  "device and are tried again",
+			  fe->rep->dev->dev->name, (unsigned long)ch->file->key, strerror(-err));
+	else
+		count(CTR_device_to_home, fe->n);
+	return err;
+}
+
+/* Merge the page's released bytes, which are in @frame (taken over), into home. chunk->lock held. */
+static void fetch_merge(struct fetch *fe, unsigned i, frame_t frame, frame_t *spare)
+{
+	struct chunk *ch = fe->ch;
+	struct frames *fr = &ch->file->cache->frames;
+	struct page_track *t = &ch->track->page[i];
+	struct page_replica *r = &fe->rep->page[i], *buf[CACHE_MAX_DEVICES];
+	struct page_view v = page_view(ch, i, buf);
+	bool multi = others_outstanding(ch, i, fe->rep), equal, snapped;
+	unsigned limit = MIN((unsigned)r->cut, page_limit(ch, i));
+	unsigned owner = fe->rep->dev->index + 1;
+	uint8_t *theirs = frame_ptr(fr, frame), *home = NULL;
+	track_id seen = r->seen, kept = 0;
+	struct page_extra *x = NULL;
+
+	if (page_present(ch, i))
+		home = page_ptr(ch, i);
+	if (multi) {
+		x = extra_make(ch, i);
+		if (!x->owners)
+			x->owners = xcalloc(1, GAIA_PAGE);
+	}
+	if (limit < GAIA_PAGE && r->cut == GAIA_PAGE)
+		memset(theirs + limit, 0, GAIA_PAGE - limit);
+
+	/* Its own base is not needed beyond this merge. */
+	r->seen = 0;
+	if (seen == t->home_id && r->cut == GAIA_PAGE) {
+		/* Home equals base: a copy, in which the old frame can serve as the twin. */
+		frame_t old;
+
+		if (x)
+			merge_note_owner(x->owners, home, theirs, GAIA_PAGE, owner);
+		old = page_set_frame(ch, i, frame);
+		if (old && track_base_needed(&v, t->home_id))
+			twin_add(ch, i, t->home_id, old);
+		else if (old)
+			frames_give(fr, old);
+		frame = 0;
+		track_home_changed(&v);
+		equal = true;
+	} else if (seen == t->home_id) {
+		home_change(ch, i, true, spare);
+		memcpy(home, theirs, limit);
+		equal = false;
+	} else {
+		const void *base;
+		size_t races;
+
+		r->seen = seen;
+		base = base_bytes(ch, i, seen);
+		r->seen = 0;
+		home_change(ch, i, true, spare);
+		races_note(ch, i, home, base, theirs, limit, owner);
+		races = x ? merge3_owned(home, x->owners, base, theirs, limit, owner) :
+			    merge3(home, base, theirs, limit, MERGE_THEIRS_WINS);
+		count(CTR_merges, 1);
+		count(CTR_merge_races, races);
+		equal = memcmp(home, theirs, GAIA_PAGE) == 0;
+	}
+	if (track_keep_released(r, equal)) {
+		kept = track_fresh_id(&v);
+		twin_add(ch, i, kept, frame);
+		frame = 0;
+	}
+	if (frame)
+		frames_give(fr, frame);
+	snapped = r->flags & REPLICA_SNAPPED;
+	track_merged(t, r, equal, kept);
+	if (snapped)
+		fe->rep->n_snapped--;
+	atomic_fetch_sub(&ch->file->n_ahead, 1);
+	page_set_dirty(ch, i);
+	twins_collect(ch, i);
+}
+
+/* What one replica released of the pages [a, b). */
+static int fetch_from(struct chunk *ch, struct replica *rep, unsigned a, unsigned b)
+{
+	struct cache *c = ch->file->cache;
+	struct fetch *fe = xmalloc(sizeof(*fe));
+	frame_t spare = 0;
+	unsigned done = 0;
+	bool need;
+	int err;
+
+	fe->ch = ch;
+	fe->rep = rep;
+	fe->n = 0;
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = a; i < b; i++)
+		if (rep->page[i].flags & REPLICA_AHEAD)
+			fe->page[fe->n++] = (uint16_t)i;
+	pthread_mutex_unlock(&ch->lock);
+	err = 0;
+	for (unsigned k = 0; k < fe->n && !err; k++) {
+		unsigned i = fe->page[k];
+
+		pthread_mutex_lock(&ch->lock);
+		need = !page_present(ch, i) && fetch_needs_home(ch, rep, i);
+		pthread_mutex_unlock(&ch->lock);
+		if (need)
+			err = home_fill(ch, i, i + 1);
+	}
+	if (err || fe->n == 0)
+		goto free_fetch;
+	err = frame_alloc(c, fe->n, fe->frame);
+	if (err)
+		goto free_fetch;
+	err = fetch_move(fe);
+	if (err)
+		goto give_frames;
+	(void)fault_point("fetch.before_merge");
+	for (; done < fe->n; done++) {
+		if (!spare) {
+			err = frame_alloc(c, 1, &spare);
+			if (err)
+				goto give_frames;
+		}
+		pthread_mutex_lock(&ch->lock);
+		fetch_merge(fe, fe->page[done], fe->frame[done], &spare);
+		pthread_mutex_unlock(&ch->lock);
+	}
+	pthread_mutex_lock(&ch->lock);
+	replica_shadow_trim(rep);
+	pthread_mutex_unlock(&ch->lock);
+
+give_frames:
+	for (; done < fe->n; done++)
+		frames_give(&c->frames, fe->frame[done]);
+	if (spare)
+		frames_give(&c->frames, spare);
+free_fetch:
+	free(fe);
+	return err;
+}
+
+int fetch_pages(struct chunk *ch, unsigned a, unsigned b)
+{
+	struct replica *rep;
+	int err = 0;
+
+	/* In order of the devices, so that of racing bytes the higher owner's come last. No replica
+	 * leaves while we hold page locks; a new one is not ahead in our pages. */
+	for (unsigned k = 0; !err; k++) {
+		pthread_mutex_lock(&ch->lock);
+		rep = k < ch->n_replicas ? ch->replica[k] : NULL;
+		pthread_mutex_unlock(&ch->lock);
+		if (!rep)
+			break;
+		err = fetch_from(ch, rep, a, b);
+	}
+	return err;
+}
+
+/* ---- invalidating again ---- */
+
+void *notifier_main(void *arg)
+{
+	struct cache *c = arg;
+	struct again *a;
+
+	thread_set_name("gaia-notifier");
+	pthread_mutex_lock(&c->lock);
+	for (;;) {
+		a = TAILQ_FIRST(&c->again);
+		if (!a) {
+			if (c->stopping)
+				break;
+			pthread_cond_wait(&c->again_cond, &c->lock);
+			continue;
+		}
+		TAILQ_REMOVE(&c->again, a, link);
+		pthread_mutex_unlock(&c->lock);
+
+		struct chunk *ch = a->chunk;
+		struct cfile *f = ch->file;
+
+		c->host.invalidate(c->host_arg, f->cookie,
+				   (off_t)(ch->index * GAIA_CHUNK + (uint64_t)a->page * GAIA_PAGE),
+				   GAIA_PAGE);
+		count(CTR_kernel_invalidated, 1);
+		pthread_mutex_lock(&ch->lock);
+		pages_lock(ch, a->page, a->page + 1);
+		track_window_close(&ch->track->page[a->page]);
+		twins_collect(ch, a->page);
+		pages_unlock(ch, a->page, a->page + 1);
+		track_maybe_free(ch);
+		pthread_mutex_unlock(&ch->lock);
+
+		pthread_mutex_lock(&c->lock);
+		f->again_done++;
+		pthread_cond_broadcast(&c->again_done);
+		pthread_mutex_unlock(&c->lock);
+		chunk_put(ch);
+		free(a);
+		pthread_mutex_lock(&c->lock);
+	}
+	pthread_mutex_unlock(&c->lock);
+	return NULL;
+}
+
+void again_wait(struct cfile *f)
+{
+	struct cache *c = f->cache;
+	uint64_t until;
+
+	pthread_mutex_lock(&c->lock);
+	until = f->again_asked;
+	while (f->again_done < until)
+		pthread_cond_wait(&c->again_done, &c->lock);
+	pthread_mutex_unlock(&c->lock);
+}

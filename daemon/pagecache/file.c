@@ -1,0 +1,289 @@
+/* file.c - the life of a cfile, its size, its errors, what stat(2) is told. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "pagecache/internal.h"
+
+/* ---- life ---- */
+
+static void range_init(pthread_rwlock_t *lock)
+{
+	pthread_rwlockattr_t attr;
+
+	/* A truncate must come to its turn under a stream of reads. Nobody takes it shared twice
+	 * without trying (writeback.c), as this kind asks. */
+	pthread_rwlockattr_init(&attr);
+	pthread_rwlockattr_setkind_np(&attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+	pthread_rwlock_init(lock, &attr);
+	pthread_rwlockattr_destroy(&attr);
+}
+
+int cfile_get(struct cache *c, uint64_t key, const struct cfile_source *src, void *cookie,
+	      uint64_t size, struct cfile **out)
+{
+	struct cfile *f;
+
+	pthread_mutex_lock(&c->lock);
+	HASH_FIND(hh, c->files, &key, sizeof(key), f);
+	if (!f) {
+		f = calloc(1, sizeof(*f));
+		if (!f) {
+			pthread_mutex_unlock(&c->lock);
+			return -ENOMEM;
+		}
+		f->cache = c;
+		f->key = key;
+		f->source = *src;
+		f->cookie = cookie;
+		range_init(&f->range);
+		pthread_mutex_init(&f->lock, NULL);
+		atomic_init(&f->size, size);
+		HASH_ADD(hh, c->files, key, sizeof(f->key), f);
+	}
+	f->holds++;
+	f->uses++;
+	f->forgotten = false;
+	pthread_mutex_unlock(&c->lock);
+	*out = f;
+	return 0;
+}
+
+void cfile_hold(struct cfile *f)
+{
+	pthread_mutex_lock(&f->cache->lock);
+	f->holds++;
+	f->uses++;
+	pthread_mutex_unlock(&f->cache->lock);
+}
+
+void cfile_use(struct cfile *f)
+{
+	pthread_mutex_lock(&f->cache->lock);
+	f->uses++;
+	pthread_mutex_unlock(&f->cache->lock);
+}
+
+void cfile_unuse(struct cfile *f)
+{
+	struct cache *c = f->cache;
+
+	pthread_mutex_lock(&c->lock);
+	if (--f->uses > 0) {
+		pthread_mutex_unlock(&c->lock);
+		return;
+	}
+	HASH_DEL(c->files, f);
+	pthread_mutex_unlock(&c->lock);
+
+	bug_on(f->chunks || atomic_load(&f->n_dirty) || atomic_load(&f->n_ahead));
+	if (f->store_r)
+		f->store_r->ops->close(f->store_r);
+	if (f->store_w)
+		f->store_w->ops->close(f->store_w);
+	pthread_mutex_destroy(&f->lock);
+	pthread_rwlock_destroy(&f->range);
+	f->source.release(f->cookie);
+	free(f);
+}
+
+/* Nobody can ask for the contents any more: drop them all, dirty or not. */
+static void drop_home(struct cfile *f)
+{
+	struct chunk **list;
+	unsigned n;
+
+	pthread_rwlock_wrlock(&f->range);
+	n = chunk_list_get(f, 0, UINT64_MAX, &list);
+	for (unsigned k = 0; k < n; k++) {
+		struct chunk *ch = list[k];
+
+		pthread_mutex_lock(&ch->lock);
+		for (unsigned i = 0; i < GAIA_CHUNK_PAGES && ch->n_frames; i++) {
+			pages_lock(ch, i, i + 1);
+			page_drop(ch, i);
+			pages_unlock(ch, i, i + 1);
+		}
+		pthread_mutex_unlock(&ch->lock);
+	}
+	pthread_rwlock_unlock(&f->range);
+	for (unsigned k = 0; k < n; k++)
+		chunk_unlist(list[k]);
+	for (unsigned k = 0; k < n; k++)
+		chunk_put(list[k]);
+	free(list);
+}
+
+/* Drop what is clean. */
+static void shrink_home(struct cfile *f)
+{
+	struct chunk **list;
+	unsigned n = chunk_list_get(f, 0, UINT64_MAX, &list);
+
+	for (unsigned k = 0; k < n; k++) {
+		chunk_shrink(list[k]);
+		chunk_unlist(list[k]);
+		chunk_put(list[k]);
+	}
+	free(list);
+}
+
+/*
+ * Nothing holds the file: let go of what need not be kept. Called with the caller's use
+ * of f, so that it does not end meanwhile.
+ */
+static void cfile_settle(struct cfile *f)
+{
+	struct cache *c = f->cache;
+	bool idle, forgotten, replicas;
+
+	pthread_mutex_lock(&c->lock);
+	idle = f->holds == 0;
+	forgotten = f->forgotten;
+	pthread_mutex_unlock(&c->lock);
+	if (!idle)
+		return;
+	if (atomic_load(&f->gone))
+		drop_home(f);
+	else if (forgotten)
+		shrink_home(f);
+	else
+		return;
+
+	/* Replicas are the flusher's to drop: it may wait for what we may not. */
+	pthread_mutex_lock(&f->lock);
+	replicas = f->chunks != NULL;
+	pthread_mutex_unlock(&f->lock);
+	if (replicas) {
+		pthread_mutex_lock(&c->lock);
+		c->idle_files = true;
+		pthread_cond_signal(&c->flusher_cond);
+		pthread_mutex_unlock(&c->lock);
+	}
+}
+
+void cfile_put(struct cfile *f)
+{
+	pthread_mutex_lock(&f->cache->lock);
+	bug_on(f->holds == 0);
+	f->holds--;
+	pthread_mutex_unlock(&f->cache->lock);
+	cfile_settle(f);
+	cfile_unuse(f);
+}
+
+void cache_forget(struct cache *c, uint64_t key)
+{
+	struct cfile *f;
+
+	pthread_mutex_lock(&c->lock);
+	HASH_FIND(hh, c->files, &key, sizeof(key), f);
+	if (f) {
+		f->forgotten = true;
+		f->uses++;
+	}
+	pthread_mutex_unlock(&c->lock);
+	if (!f)
+		return;
+	cfile_settle(f);
+	cfile_unuse(f);
+}
+
+void cfile_set_gone(struct cfile *f, bool gone)
+{
+	atomic_store(&f->gone, gone);
+}
+
+void idle_files_reap(struct cache *c)
+{
+	struct cfile *f, *tmp, **list;
+	struct chunk **chunks;
+	unsigned n = 0, n_chunks;
+
+	pthread_mutex_lock(&c->lock);
+	c->idle_files = false;
+	list = xmalloc((HASH_COUNT(c->files) + 1) * sizeof(struct cfile *));
+	HASH_ITER(hh, c->files, f, tmp) {
+		if (f->holds > 0 || (!f->forgotten && !atomic_load(&f->gone)))
+			continue;
+		f->uses++;
+		list[n++] = f;
+	}
+	pthread_mutex_unlock(&c->lock);
+	for (unsigned k = 0; k < n; k++) {
+		f = list[k];
+		n_chunks = chunk_list_get(f, 0, UINT64_MAX, &chunks);
+		for (unsigned j = 0; j < n_chunks; j++) {
+			replicas_drop_idle(chunks[j]);
+			chunk_put(chunks[j]);
+		}
+		free(chunks);
+		cfile_settle(f);
+		cfile_unuse(f);
+	}
+	free(list);
+}
+
+/* ---- size, times ---- */
+
+uint64_t cfile_size(struct cfile *f)
+{
+	return atomic_load(&f->size);
+}
+
+void cfile_touch(struct cfile *f)
+{
+	pthread_mutex_lock(&f->lock);
+	clock_gettime(CLOCK_REALTIME, &f->mtime);
+	f->mtime_set = true;
+	pthread_mutex_unlock(&f->lock);
+}
+
+static bool later(const struct timespec *a, const struct timespec *b)
+{
+	return a->tv_sec != b->tv_sec ? a->tv_sec > b->tv_sec : a->tv_nsec > b->tv_nsec;
+}
+
+void cfile_fix_stat(struct cfile *f, struct stat *st)
+{
+	uint64_t dirty = atomic_load(&f->n_dirty);
+
+	st->st_size = (off_t)cfile_size(f);
+	/* As a local file system counts blocks that it has promised but not placed yet: tools take a
+	 * file with contents and no blocks for a hole. */
+	st->st_blocks += (blkcnt_t)(dirty * (GAIA_PAGE / 512));
+	pthread_mutex_lock(&f->lock);
+	if (f->mtime_set) {
+		if (later(&f->mtime, &st->st_mtim))
+			st->st_mtim = f->mtime;
+		if (later(&f->mtime, &st->st_ctim))
+			st->st_ctim = f->mtime;
+	}
+	pthread_mutex_unlock(&f->lock);
+}
+
+/* ---- errors ---- */
+
+uint64_t cfile_error_now(struct cfile *f)
+{
+	uint64_t seq;
+
+	pthread_mutex_lock(&f->lock);
+	seq = f->error_seq;
+	pthread_mutex_unlock(&f->lock);
+	return seq;
+}
+
+int cfile_error_check(struct cfile *f, uint64_t *cursor)
+{
+	int err = 0;
+
+	pthread_mutex_lock(&f->lock);
+	if (*cursor != f->error_seq) {
+		*cursor = f->error_seq;
+		err = f->error;
+	}
+	pthread_mutex_unlock(&f->lock);
+	return err;
+}

@@ -1,0 +1,149 @@
+/*
+ * frames.c - home memory: pages of 2 MiB slabs.
+ *
+ * Slabs are what a device registers for DMA and what huge pages are made of; frames
+ * are what chunks are made of. A file of one page costs one frame. Slabs are made on
+ * demand, never moved, and given back to the system when they are empty.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "pagecache/internal.h"
+
+int frames_init(struct frames *fr, uint64_t bytes)
+{
+	fr->budget = bytes / GAIA_PAGE;
+	/* The table never moves, so that frame_ptr() needs no lock. Twice the budget: twins and pages
+	 * that cannot wait go beyond it. */
+	fr->room = (unsigned)(2 * (bytes / GAIA_CHUNK) + 512);
+	fr->slab = calloc(fr->room, sizeof(*fr->slab));
+	if (!fr->slab)
+		return -ENOMEM;
+	pthread_mutex_init(&fr->lock, NULL);
+	return 0;
+}
+
+void frames_destroy(struct frames *fr)
+{
+	bug_on(fr->used != 0);
+	for (unsigned i = 0; i < fr->n_slabs; i++) {
+		if (fr->slab[i]->memory)
+			munmap(fr->slab[i]->memory, GAIA_CHUNK);
+		free(fr->slab[i]);
+	}
+	free(fr->slab);
+	pthread_mutex_destroy(&fr->lock);
+}
+
+static int slab_populate(struct slab *s)
+{
+	/* Twice the size, to cut an aligned one out of. */
+	char *raw = mmap(NULL, 2 * GAIA_CHUNK, PROT_READ | PROT_WRITE,
+			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	char *aligned;
+
+	if (raw == MAP_FAILED)
+		return -ENOMEM;
+	aligned = (char *)ROUND_UP((uintptr_t)raw, GAIA_CHUNK);
+	if (aligned > raw)
+		munmap(raw, (size_t)(aligned - raw));
+	munmap(aligned + GAIA_CHUNK, GAIA_CHUNK - (size_t)(aligned - raw));
+	s->memory = aligned;
+	s->free = GAIA_CHUNK_PAGES;
+	return 0;
+}
+
+/* A slab with a free frame, with @want of them if there is one. NULL: none and none to be had. */
+static unsigned slab_choose(struct frames *fr, unsigned want)
+{
+	unsigned fallback = fr->n_slabs, hole = fr->n_slabs;
+
+	for (unsigned k = 0; k < fr->n_slabs; k++) {
+		unsigned i = (fr->hint + k) % fr->n_slabs;
+		struct slab *s = fr->slab[i];
+
+		if (!s->memory) {
+			hole = i;
+			continue;
+		}
+		if (s->free >= want)
+			return i;
+		if (s->free && fallback == fr->n_slabs)
+			fallback = i;
+	}
+	/* A new one keeps long runs together; an old one with few free frames serves when memory is short. */
+	if (hole < fr->n_slabs && slab_populate(fr->slab[hole]) == 0)
+		return hole;
+	if (hole == fr->n_slabs && fr->n_slabs < fr->room) {
+		struct slab *s = calloc(1, sizeof(*s));
+
+		if (s && slab_populate(s) == 0) {
+			fr->slab[fr->n_slabs] = s;
+			return fr->n_slabs++;
+		}
+		free(s);
+	}
+	return fallback < fr->n_slabs ? fallback : UINT32_MAX;
+}
+
+unsigned frames_take(struct frames *fr, unsigned n, frame_t *out, bool beyond)
+{
+	unsigned got = 0, at;
+	struct slab *s;
+
+	pthread_mutex_lock(&fr->lock);
+	if (!beyond) {
+		uint64_t left = fr->budget > fr->used ? fr->budget - fr->used : 0;
+
+		n = (unsigned)MIN((uint64_t)n, left);
+	}
+	if (n == 0)
+		goto unlock;
+	at = slab_choose(fr, MIN(n, GAIA_CHUNK_PAGES));
+	if (at == UINT32_MAX)
+		goto unlock;
+	fr->hint = at;
+	s = fr->slab[at];
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES && got < n; i++) {
+		if (i % 64 == 0 && s->used[i / 64] == UINT64_MAX) {
+			i += 63;
+			continue;
+		}
+		if (bit_test(s->used, i))
+			continue;
+		bit_set(s->used, i);
+		out[got++] = at * GAIA_CHUNK_PAGES + i + 1;
+	}
+	s->free -= got;
+	fr->used += got;
+	if (beyond && fr->used > fr->budget)
+		count(CTR_home_overcommit, MIN((uint64_t)got, fr->used - fr->budget));
+unlock:
+	pthread_mutex_unlock(&fr->lock);
+	return got;
+}
+
+void frames_give(struct frames *fr, frame_t frame)
+{
+	unsigned at = (frame - 1) / GAIA_CHUNK_PAGES, i = (frame - 1) % GAIA_CHUNK_PAGES;
+	struct slab *s;
+
+	pthread_mutex_lock(&fr->lock);
+	s = fr->slab[at];
+	bug_on(frame == 0 || at >= fr->n_slabs || !bit_test(s->used, i));
+	bit_clear(s->used, i);
+	fr->used--;
+	if (++s->free == GAIA_CHUNK_PAGES) {
+		munmap(s->memory, GAIA_CHUNK);
+		s->memory = NULL;
+		s->free = 0;
+	}
+	pthread_mutex_unlock(&fr->lock);
+}
+
+void *frame_ptr(const struct frames *fr, frame_t frame)
+{
+	return (char *)fr->slab[(frame - 1) / GAIA_CHUNK_PAGES]->memory +
+	       (size_t)((frame - 1) % GAIA_CHUNK_PAGES) * GAIA_PAGE;
+}

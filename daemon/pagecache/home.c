@@ -1,0 +1,592 @@
+/*
+ * home.c - the contents of files in home memory: filling, reading, writing.
+ *
+ * The journey of a read: pages are shared one after the other; those that are absent, or behind a
+ * device, are locked, brought home in one go, and then shared. The journey of a
+ * write: its pages are locked, made current where the contract asks, changed, marked dirty.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pagecache/internal.h"
+
+#define READAHEAD_PAGES 128u /* beyond what a sequential reader asked for */
+#define FILL_PAGES 256u	     /* in one call to the store */
+
+static uint64_t page_offset(const struct chunk *ch, unsigned i)
+{
+	return ch->index * GAIA_CHUNK + (uint64_t)i * GAIA_PAGE;
+}
+
+unsigned page_limit(const struct chunk *ch, unsigned i)
+{
+	uint64_t size = cfile_size(ch->file), at = page_offset(ch, i);
+
+	return at >= size ? 0 : (unsigned)MIN(size - at, (uint64_t)GAIA_PAGE);
+}
+
+static void average(_Atomic uint64_t *avg, uint64_t sample)
+{
+	uint64_t old = atomic_load_explicit(avg, memory_order_relaxed);
+
+	atomic_store_explicit(avg, old ? (7 * old + sample) / 8 : sample + 1, memory_order_relaxed);
+}
+
+/* ---- filling ---- */
+
+static int fill_from_store(struct chunk *ch, unsigned a, unsigned n, const frame_t *frame)
+{
+	struct cache *c = ch->file->cache;
+	uint64_t start = now_ns();
+	struct iovec iov[FILL_PAGES];
+	struct store_file *sf;
+	unsigned n_iov = 0, n_read = 0;
+	ssize_t got = 0;
+	int err;
+
+	/* Pages wholly beyond the end are zeros, and nobody's to read. */
+	while (n_read < n && page_limit(ch, a + n_read) > 0) {
+		char *p = frame_ptr(&c->frames, frame[n_read++]);
+
+		if (n_iov > 0 && (char *)iov[n_iov - 1].iov_base + iov[n_iov - 1].iov_len == p)
+			iov[n_iov - 1].iov_len += GAIA_PAGE;
+		else
+			iov[n_iov++] = (struct iovec){ p, GAIA_PAGE };
+	}
+	if (n_read > 0) {
+		err = cfile_store(ch->file, false, &sf);
+		if (err)
+			return err;
+		got = sf->ops->read(sf, iov, (int)n_iov, (off_t)page_offset(ch, a));
+		if (got < 0) {
+			count(CTR_storage_errors, 1);
+			log_error("reading file %#lx at %llu: %s", (unsigned long)ch->file->key,
+				  (unsigned long long)page_offset(ch, a), strerror((int)-got));
+			return (int)got;
+		}
+		count(CTR_storage_reads, n_read);
+		average(&c->store_read_ns, (now_ns() - start) / n_read);
+	}
+	/* The file below may end earlier than ours, and ours inside the page: zeros. */
+	for (unsigned k = 0; k < n; k++) {
+		size_t at = (size_t)k * GAIA_PAGE, limit = page_limit(ch, a + k);
+		size_t valid = (size_t)got > at ? (size_t)got - at : 0;
+
+		valid = MIN(valid, limit);
+		if (valid < GAIA_PAGE)
+			memset((char *)frame_ptr(&c->frames, frame[k]) + valid, 0,
+			       GAIA_PAGE - valid);
+	}
+	return 0;
+}
+
+/* A replica whose pages [a, a + n) are just what home would be, and cheaper to read than the store. */
+static struct replica *cheaper_replica(struct chunk *ch, unsigned a, unsigned n)
+{
+	uint64_t store_ns = atomic_load_explicit(&ch->file->cache->store_read_ns,
+						 memory_order_relaxed);
+	struct replica *found = NULL;
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned k = 0; k < ch->n_replicas && !found; k++) {
+		struct replica *rep = ch->replica[k];
+		uint64_t ns = atomic_load_explicit(&rep->dev->read_ns, memory_order_relaxed);
+
+		if (store_ns == 0 || (ns && ns >= store_ns))
+			continue;
+		found = rep;
+		for (unsigned i = a; i < a + n; i++) {
+			struct page_replica *r = &rep->page[i];
+
+			if (!(r->flags & REPLICA_PRESENT) || (r->flags & REPLICA_AHEAD) ||
+			    r->writers > 0 || r->seen != ch->track->page[i].home_id) {
+				found = NULL;
+				break;
+			}
+		}
+	}
+	pthread_mutex_unlock(&ch->lock);
+	return found;
+}
+
+static int fill_from_device(struct chunk *ch, struct replica *rep, unsigned a, unsigned n,
+			    const frame_t *frame)
+{
+	struct cache *c = ch->file->cache;
+	struct dev_run runs[FILL_PAGES];
+	struct dev_op op = { .kind = DEV_COPY_OUT, .runs = runs };
+	uint64_t start = now_ns();
+	int err;
+
+	for (unsigned k = 0; k < n; k++)
+		dev_run_add(&op, runs, rep->mem, a + k, frame_ptr(&c->frames, frame[k]), NULL);
+	err = device_run(rep->dev->dev, &op);
+	if (err)
+		return err;
+	average(&rep->dev->read_ns, (now_ns() - start) / n);
+	count(CTR_device_to_home, n);
+	count(CTR_device_reads, n);
+	return 0;
+}
+
+int home_fill(struct chunk *ch, unsigned a, unsigned b)
+{
+	struct cache *c = ch->file->cache;
+	frame_t frame[FILL_PAGES];
+	struct replica *rep;
+	unsigned n;
+	int err = 0;
+
+	for (unsigned i = a; i < b; i += n) {
+		/* Locked by us: whether it has a frame is ours to know. */
+		pthread_mutex_lock(&ch->lock);
+		for (; i < b && page_present(ch, i); i++)
+			;
+		for (n = 0; i + n < b && n < FILL_PAGES && !page_present(ch, i + n); n++)
+			;
+		pthread_mutex_unlock(&ch->lock);
+		if (n == 0)
+			break;
+		err = frame_alloc(c, n, frame);
+		if (err)
+			return err;
+		rep = cheaper_replica(ch, i, n);
+		err = rep ? fill_from_device(ch, rep, i, n, frame) : -ENODEV;
+		if (err)
+			err = fill_from_store(ch, i, n, frame);
+		if (err) {
+			for (unsigned k = 0; k < n; k++)
+				frames_give(&c->frames, frame[k]);
+			return err;
+		}
+		pthread_mutex_lock(&ch->lock);
+		for (unsigned k = 0; k < n; k++)
+			page_set_frame(ch, i + k, frame[k]);
+		pthread_mutex_unlock(&ch->lock);
+	}
+	return 0;
+}
+
+int home_bring(struct chunk *ch, unsigned a, unsigned b)
+{
+	bool ahead = false;
+	int err;
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = a; i < b && ch->track && !ahead; i++)
+		ahead = page_ahead(ch, i);
+	pthread_mutex_unlock(&ch->lock);
+	if (ahead) {
+		err = fetch_pages(ch, a, b);
+		if (err)
+			return err;
+	}
+	return home_fill(ch, a, b);
+}
+
+/* ---- reading ---- */
+
+static bool page_ready(struct chunk *ch, unsigned i)
+{
+	return page_present(ch, i) && !(ch->track && page_ahead(ch, i));
+}
+
+static void page_given(struct chunk *ch, unsigned i, bool kernel)
+{
+	if (!ch->track)
+		return;
+	/*
+	 * A read past the kernel's cache (O_DIRECT) looks the same as a fault in a mapping of
+	 * such a file: the kernel may have a copy now, but an older one may be what it keeps.
+	 */
+	if (!kernel) {
+		ch->track->page[i].may_hold = 1;
+		return;
+	}
+	track_kernel_given(&ch->track->page[i]);
+	twins_collect(ch, i);
+}
+
+/* Share pages [a, b), present and current. On error none of them. */
+static int share_pages(struct chunk *ch, unsigned a, unsigned b, unsigned ahead, bool kernel)
+{
+	unsigned i = a, j, hits = 0, misses = 0;
+	int err = 0;
+
+	pthread_mutex_lock(&ch->lock);
+	while (i < b) {
+		if (page_make(ch, i)->flags & PAGE_LOCKED) {
+			pthread_cond_wait(&ch->unlocked, &ch->lock);
+			continue;
+		}
+		if (page_ready(ch, i)) {
+			page_share(ch, i);
+			if (!page_ready(ch, i)) { /* it waited */
+				page_unshare(ch, i);
+				continue;
+			}
+			page_given(ch, i, kernel);
+			hits++;
+			i++;
+			continue;
+		}
+		pages_lock(ch, i, i + 1);
+		j = i + 1;
+		while (j < b && !page_ready(ch, j) && page_trylock(ch, j))
+			j++;
+		if (j == b)
+			while (j < b + ahead && j < GAIA_CHUNK_PAGES && page_limit(ch, j) > 0 &&
+			       !page_present(ch, j) && !(ch->track && page_ahead(ch, j)) &&
+			       page_trylock(ch, j))
+				j++;
+		pthread_mutex_unlock(&ch->lock);
+		err = home_bring(ch, i, j);
+		pthread_mutex_lock(&ch->lock);
+		if (err) {
+			pages_unlock(ch, i, j);
+			break;
+		}
+		misses += MIN(j, b) - i;
+		if (j > b)
+			pages_unlock(ch, b, j);
+		for (; i < MIN(j, b); i++) {
+			page_downgrade(ch, i);
+			page_given(ch, i, kernel);
+		}
+	}
+	if (err)
+		while (i-- > a)
+			page_unshare(ch, i);
+	pthread_mutex_unlock(&ch->lock);
+	if (misses) {
+		count(CTR_home_misses, misses);
+		chunk_account(ch);
+	}
+	count(CTR_home_hits, hits);
+	atomic_store_explicit(&ch->referenced, true, memory_order_relaxed);
+	return err;
+}
+
+/* The pages of a range that lie in its first chunk: [*a, *b); returns the bytes. */
+static size_t first_part(uint64_t off, size_t len, unsigned *a, unsigned *b)
+{
+	uint64_t in = off % GAIA_CHUNK;
+	size_t n = (size_t)MIN((uint64_t)len, GAIA_CHUNK - in);
+
+	*a = (unsigned)(in / GAIA_PAGE);
+	*b = (unsigned)((in + n + GAIA_PAGE - 1) / GAIA_PAGE);
+	return n;
+}
+
+static void unshare_range(struct cfile *f, uint64_t off, size_t len)
+{
+	unsigned a, b;
+	size_t n;
+
+	for (; len > 0; off += n, len -= n) {
+		struct chunk *ch = chunk_get(f, off / GAIA_CHUNK, false);
+
+		n = first_part(off, len, &a, &b);
+		pthread_mutex_lock(&ch->lock);
+		for (unsigned i = a; i < b; i++)
+			page_unshare(ch, i);
+		pthread_mutex_unlock(&ch->lock);
+		chunk_put(ch); /* the one just taken, and the one since cache_read_begin() */
+		chunk_put(ch);
+	}
+}
+
+static void add_iov(struct cache_read *rd, char *p, size_t len)
+{
+	struct iovec *last = rd->n_iov > 0 ? &rd->iov[rd->n_iov - 1] : NULL;
+
+	if (last && (char *)last->iov_base + last->iov_len == p)
+		last->iov_len += len;
+	else
+		rd->iov[rd->n_iov++] = (struct iovec){ p, len };
+}
+
+int cache_read_begin(struct cfile *f, off_t off, size_t len, bool kernel, struct cache_read *rd)
+{
+	uint64_t size, at = (uint64_t)off;
+	unsigned a, b, ahead;
+	size_t left, n;
+	int err;
+
+	rd->n_iov = 0;
+	rd->bytes = 0;
+	rd->file = f;
+	rd->off = off;
+	pthread_rwlock_rdlock(&f->range);
+	size = cfile_size(f);
+	if (at >= size || len == 0)
+		return 0;
+	len = MIN(len, (size_t)CACHE_READ_MAX);
+	left = (size_t)MIN((uint64_t)len, size - at);
+	ahead = atomic_exchange_explicit(&f->read_next, at + left, memory_order_relaxed) == at ?
+			READAHEAD_PAGES :
+			0;
+	for (; left > 0; at += n, left -= n) {
+		struct chunk *ch = chunk_get(f, at / GAIA_CHUNK, true);
+
+		n = first_part(at, left, &a, &b);
+		err = share_pages(ch, a, b, ahead, kernel);
+		if (err) {
+			chunk_put(ch);
+			goto unshare;
+		}
+		for (unsigned i = a; i < b; i++) {
+			size_t from = i == a ? at % GAIA_PAGE : 0;
+			size_t to = i == b - 1 ? (at + n - 1) % GAIA_PAGE + 1 : GAIA_PAGE;
+
+			add_iov(rd, (char *)page_ptr(ch, i) + from, to - from);
+		}
+		rd->bytes += n;
+	}
+	return 0;
+
+unshare:
+	unshare_range(f, (uint64_t)off, rd->bytes);
+	pthread_rwlock_unlock(&f->range);
+	return err;
+}
+
+void cache_read_end(struct cache_read *rd)
+{
+	unshare_range(rd->file, (uint64_t)rd->off, rd->bytes);
+	pthread_rwlock_unlock(&rd->file->range);
+}
+
+ssize_t cache_read(struct cfile *f, void *buf, size_t len, off_t off)
+{
+	struct cache_read rd;
+	size_t done = 0;
+	int err;
+
+	while (done < len) {
+		err = cache_read_begin(f, off + (off_t)done, len - done, false, &rd);
+		if (err)
+			return done ? (ssize_t)done : err;
+		for (int i = 0; i < rd.n_iov; i++) {
+			memcpy((char *)buf + done, rd.iov[i].iov_base, rd.iov[i].iov_len);
+			done += rd.iov[i].iov_len;
+		}
+		cache_read_end(&rd);
+		if (rd.bytes == 0)
+			break;
+	}
+	return (ssize_t)done;
+}
+
+/* ---- writing ---- */
+
+struct span {
+	struct chunk *ch;
+	uint64_t off;	 /* of the file */
+	const char *src; /* NULL: zeros */
+	size_t len;
+	unsigned a, b;
+	enum cache_write_kind kind;
+	uint64_t fresh[GAIA_CHUNK_PAGES / 64]; /* pages whose frame held nothing before */
+};
+
+/* Where in page i the span lies. */
+static void span_of_page(const struct span *s, unsigned i, unsigned *from, unsigned *to)
+{
+	*from = i == s->a ? (unsigned)(s->off % GAIA_PAGE) : 0;
+	*to = i == s->b - 1 ? (unsigned)((s->off + s->len - 1) % GAIA_PAGE) + 1 : GAIA_PAGE;
+}
+
+/* Whether the write leaves something of what page i holds now. */
+static bool span_keeps(const struct span *s, unsigned i)
+{
+	unsigned from, to, limit = page_limit(s->ch, i);
+
+	span_of_page(s, i, &from, &to);
+	return limit > 0 && (from > 0 || to < limit);
+}
+
+/* Bring home what the write needs of the old contents. Pages are locked. */
+static int span_prepare(const struct span *s)
+{
+	struct chunk *ch = s->ch;
+	bool ahead = false, need;
+	int err;
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = s->a; i < s->b && ch->track && !ahead; i++)
+		ahead = page_ahead(ch, i);
+	pthread_mutex_unlock(&ch->lock);
+	if (ahead) {
+		err = fetch_pages(ch, s->a, s->b);
+		if (err)
+			return err;
+	}
+	for (unsigned i = s->a; i < s->b; i++) {
+		pthread_mutex_lock(&ch->lock);
+		need = !page_present(ch, i) &&
+		       (span_keeps(s, i) || (ch->track && home_base_needed(ch, i)));
+		pthread_mutex_unlock(&ch->lock);
+		if (!need)
+			continue;
+		err = home_fill(ch, i, i + 1);
+		if (err)
+			return err;
+	}
+	return 0;
+}
+
+/* Frames for the pages that have none, zeroed where the write does not reach. */
+static int span_frames(struct span *s)
+{
+	struct chunk *ch = s->ch;
+	struct cache *c = ch->file->cache;
+	frame_t frame[FILL_PAGES];
+	unsigned n, from, to;
+	int err;
+
+	for (unsigned i = s->a; i < s->b; i += n) {
+		pthread_mutex_lock(&ch->lock);
+		for (; i < s->b && page_present(ch, i); i++)
+			;
+		for (n = 0; i + n < s->b && n < FILL_PAGES && !page_present(ch, i + n); n++)
+			;
+		pthread_mutex_unlock(&ch->lock);
+		if (n == 0)
+			break;
+		err = frame_alloc(c, n, frame);
+		if (err)
+			return err;
+		for (unsigned k = 0; k < n; k++) {
+			span_of_page(s, i + k, &from, &to);
+			if (from > 0 || to < GAIA_PAGE)
+				memset(frame_ptr(&c->frames, frame[k]), 0, GAIA_PAGE);
+		}
+		pthread_mutex_lock(&ch->lock);
+		for (unsigned k = 0; k < n; k++) {
+			page_set_frame(ch, i + k, frame[k]);
+			bit_set(s->fresh, i + k);
+		}
+		pthread_mutex_unlock(&ch->lock);
+	}
+	return 0;
+}
+
+const char frame_zeros[GAIA_PAGE];
+
+/* Change the pages: locked, prepared, with frames. */
+static int span_apply(const struct span *s)
+{
+	struct chunk *ch = s->ch;
+	struct cache *c = ch->file->cache;
+	const char *src = s->src;
+	frame_t spare[2] = { 0, 0 };
+	unsigned from, to;
+	int err = 0;
+
+	for (unsigned i = s->a; i < s->b; i++) {
+		const char *bytes = src ? src : frame_zeros;
+		bool tracked;
+
+		span_of_page(s, i, &from, &to);
+		pthread_mutex_lock(&ch->lock);
+		tracked = ch->track != NULL;
+		pthread_mutex_unlock(&ch->lock);
+		if (!tracked) {
+			memcpy((char *)page_ptr(ch, i) + from, bytes, to - from);
+			pthread_mutex_lock(&ch->lock);
+		} else {
+			/* For a twin, and for a copy of what the kernel sent. */
+			for (unsigned k = 0; k < 2 && !err; k++)
+				if (!spare[k])
+					err = frame_alloc(c, 1, &spare[k]);
+			if (err)
+				break;
+			pthread_mutex_lock(&ch->lock);
+			if (!ch->track)
+				memcpy((char *)page_ptr(ch, i) + from, bytes, to - from);
+			else if (s->kind == CACHE_WRITE_PAGES)
+				kernel_page_write(ch, i, !bit_test(s->fresh, i), bytes, to, spare);
+			else
+				exact_write(ch, i, !bit_test(s->fresh, i), from, bytes, to - from,
+					    s->kind == CACHE_WRITE_THROUGH, spare);
+		}
+		page_set_dirty(ch, i);
+		pthread_mutex_unlock(&ch->lock);
+		if (src)
+			src += to - from;
+	}
+	for (unsigned k = 0; k < 2; k++)
+		if (spare[k])
+			frames_give(&c->frames, spare[k]);
+	return err;
+}
+
+static int write_span(struct span *s)
+{
+	struct chunk *ch = s->ch;
+	struct cfile *f = ch->file;
+	int err;
+
+	pthread_mutex_lock(&ch->lock);
+	pages_lock(ch, s->a, s->b);
+	pthread_mutex_unlock(&ch->lock);
+
+	err = span_prepare(s);
+	if (!err)
+		err = span_frames(s);
+	if (!err)
+		err = span_apply(s);
+	if (!err) {
+		pthread_mutex_lock(&f->lock);
+		if (s->off + s->len > atomic_load(&f->size))
+			atomic_store(&f->size, s->off + s->len);
+		pthread_mutex_unlock(&f->lock);
+	}
+
+	pthread_mutex_lock(&ch->lock);
+	pages_unlock(ch, s->a, s->b);
+	pthread_mutex_unlock(&ch->lock);
+	atomic_store_explicit(&ch->referenced, true, memory_order_relaxed);
+	chunk_account(ch);
+	return err;
+}
+
+int home_write(struct cfile *f, const void *buf, size_t len, uint64_t off,
+	       enum cache_write_kind kind)
+{
+	int err = 0;
+	size_t n;
+
+	for (; len > 0 && !err; off += n, len -= n) {
+		struct span s = { .off = off, .src = buf, .kind = kind };
+
+		n = first_part(off, len, &s.a, &s.b);
+		s.len = n;
+		s.ch = chunk_get(f, off / GAIA_CHUNK, true);
+		err = write_span(&s);
+		if (!err && kind == CACHE_WRITE_PAGES)
+			count(CTR_cpu_written_back, s.b - s.a);
+		chunk_put(s.ch);
+		if (buf)
+			buf = (const char *)buf + n;
+	}
+	cfile_touch(f);
+	return err;
+}
+
+int cache_write(struct cfile *f, const void *buf, size_t len, off_t off, enum cache_write_kind kind)
+{
+	int err;
+
+	if (off < 0 || (uint64_t)off + len > INT64_MAX)
+		return -EFBIG;
+	if (kind == CACHE_WRITE_PAGES && off % GAIA_PAGE != 0)
+		return -EINVAL;
+	pthread_rwlock_rdlock(&f->range);
+	err = home_write(f, buf, len, (uint64_t)off, kind);
+	pthread_rwlock_unlock(&f->range);
+	return err;
+}

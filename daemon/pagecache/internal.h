@@ -1,0 +1,474 @@
+/*
+ * internal.h - what the files of pagecache/ share. Not for other rooms.
+ *
+ * Concurrency (the rules with numbers are in daemon/README.md):
+ *
+ * A page is guarded by its page lock, shared or exclusive, which is a state of the page and may be
+ * held across I/O. Changing home's bytes, a replica's bytes, or what track.h says of the page takes
+ * it exclusively; reading home's bytes takes it shared. The fields themselves are read and
+ * written under chunk->lock, a mutex that is never held across anything that waits, so that who holds the
+ * page lock may look at them without it only where nobody else can write them.
+ *
+ * Locks, in the order in which they are taken:
+ *	cache_device.reserve	a worker makes or frees replicas of the device			[W] only
+ *	cfile.range		shared: who uses contents; exclusive: who removes them (truncate)
+ *	page locks		ascending by chunk, then page; out of order only by trying
+ *	chunk.lock
+ *	cfile.lock
+ *	cache_device.lock, cache.lock, frames.lock	(leaves: nothing is taken inside)
+ */
+#ifndef GAIA_PAGECACHE_INTERNAL_H
+#define GAIA_PAGECACHE_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/queue.h>
+#include <uthash.h>
+
+#include "base/counters.h"
+#include "base/fault.h"
+#include "base/log.h"
+#include "base/util.h"
+#include "consistency/merge.h"
+#include "consistency/track.h"
+#include "pagecache/cache.h"
+
+/* ---- frames.c: home memory ---- */
+
+/* A page of home memory: slab number and position. 0 is none. */
+typedef uint32_t frame_t;
+
+struct slab {
+	void *memory;		      /* GAIA_CHUNK bytes */
+	uint64_t used[GAIA_CHUNK_PAGES / 64]; /* a bit a frame */
+	unsigned free;
+};
+
+struct frames {
+	pthread_mutex_t lock;
+	struct slab **slab;
+	unsigned n_slabs, room; /* grows only */
+	unsigned hint;		/* slab to look at first */
+	uint64_t used;		/* frames */
+	uint64_t budget;	/* frames */
+};
+
+int frames_init(struct frames *fr, uint64_t bytes);
+void frames_destroy(struct frames *fr);
+/*
+ * Take up to @n frames from one slab, consecutive if it has such. Returns how many (0: the
+ * budget is used up). @beyond: regardless of the budget; 0 then only without any memory.
+ */
+unsigned frames_take(struct frames *fr, unsigned n, frame_t *out, bool beyond);
+void frames_give(struct frames *fr, frame_t frame);
+void *frame_ptr(const struct frames *fr, frame_t frame);
+
+/* ---- chunks ---- */
+
+enum {
+	PAGE_DIRTY = 1,	 /* home differs from the store; has a frame */
+	PAGE_LOCKED = 2, /* exclusively */
+};
+
+struct page {
+	frame_t frame;
+	uint8_t flags;
+	uint8_t readers; /* holders of the shared lock */
+	uint16_t reserved;
+};
+
+/* Pages come in leaves, so that a small file costs little. A leaf never moves while its chunk lives, so that
+ * who holds a page's lock may look at the page without chunk->lock. */
+#define LEAF_PAGES 64u
+
+/* Saved bytes that are the base of merges to come: a twin. */
+struct twin {
+	struct twin *next;
+	track_id id;
+	frame_t frame;
+};
+
+/* Of the few pages that have twins. */
+struct page_extra {
+	unsigned page;
+	struct twin *twins;
+	uint8_t *owners; /* GAIA_PAGE bytes, see merge3_owned(); where several devices write */
+	UT_hash_handle hh;
+};
+
+/* Of a chunk that a device has touched. */
+struct chunk_track {
+	struct page_track page[GAIA_CHUNK_PAGES];
+	struct page_extra *extra; /* hash */
+};
+
+struct grant;
+struct replica;
+
+/*
+ * Made by chunk_get(). Lives while referenced; the LRU list and the dirty list each
+ * hold a reference, and so does each replica.
+ */
+struct chunk {
+	/* Constant. */
+	struct cfile *file;
+	uint64_t index;
+
+	/* file->lock. */
+	unsigned refs;
+	UT_hash_handle hh;
+
+	pthread_mutex_t lock;
+	pthread_cond_t unlocked; /* some page lock was dropped */
+
+	/* lock. */
+	struct page *leaf[GAIA_CHUNK_PAGES / LEAF_PAGES]; /* NULL: absent, clean, unlocked */
+	unsigned n_frames, n_dirty;
+	struct chunk_track *track;    /* NULL: no device has a replica, and none is needed */
+	struct replica **replica;     /* in order of the devices */
+	unsigned n_replicas;
+
+	atomic_bool referenced; /* used since the LRU scan last came by */
+
+	/* cache->lock. */
+	bool on_lru, on_dirty;
+	uint64_t dirty_since; /* ns */
+	TAILQ_ENTRY(chunk) lru, dirty;
+};
+TAILQ_HEAD(chunk_list, chunk);
+
+struct cfile {
+	/* Constant. */
+	struct cache *cache;
+	uint64_t key;
+	struct cfile_source source;
+	void *cookie;
+
+	/* cache->lock. */
+	unsigned holds; /* by callers and mappings */
+	unsigned uses;	/* holds and chunks: at 0 the cfile ends */
+	bool forgotten;
+	UT_hash_handle hh;
+
+	pthread_rwlock_t range;
+
+	pthread_mutex_t lock;
+	/* lock. */
+	struct chunk *chunks; /* hash by index */
+	struct store_file *store_r, *store_w; /* opened when first needed; store_w serves both */
+	int error;	      /* the last failed writeback's */
+	uint64_t error_seq;
+	bool complained;      /* about writeback, since it last worked */
+	struct timespec mtime; /* of the newest data that is dirty */
+	bool mtime_set;
+
+	atomic_uint_least64_t size;
+	atomic_uint_least64_t n_dirty; /* pages */
+	atomic_uint_least64_t n_ahead; /* page releases not merged yet, over all devices */
+	atomic_bool gone;
+	atomic_uint_least64_t read_next; /* where a sequential reader would go on */
+
+	/* cache->lock: kernel copies to be invalidated again. */
+	uint64_t again_asked, again_done;
+};
+
+/* A device's copy of a chunk. Its pages are guarded as the chunk's pages are. */
+struct replica {
+	struct chunk *chunk; /* holds a reference */
+	struct cache_device *dev;
+	struct devmem *mem;
+
+	/* chunk->lock. */
+	struct devmem *shadow;	/* snapshots of secured pages; used by who locks the page */
+	unsigned n_snapped, n_shadow_users;
+	LIST_HEAD(, grant) grants;
+	struct page_replica page[GAIA_CHUNK_PAGES];
+
+	/* dev->lock. */
+	unsigned pins;	/* grants that hold pages, calls in progress */
+	bool evicting;	/* the one pin is the evictor's, and nobody may join it */
+	TAILQ_ENTRY(replica) link; /* in dev->idle iff pins == 0, else in dev->busy */
+};
+
+/* What one mapping holds of one replica. Lives while the mapping knows the replica. */
+struct grant {
+	struct mapping *mapping;
+	struct replica *replica;
+	LIST_ENTRY(grant) of_replica; /* chunk->lock */
+	UT_hash_handle hh;	      /* mapping->lock; by chunk index */
+	uint64_t index;
+
+	/* chunk->lock. */
+	uint64_t read[GAIA_CHUNK_PAGES / 64];
+	uint64_t write[GAIA_CHUNK_PAGES / 64];
+	bool pinned;	/* some bit is set: holds a pin on the replica */
+	bool delivered; /* the client maps the replica's memory */
+};
+
+struct mapping {
+	struct cfile *file; /* held */
+	struct cache_device *dev;
+	void *client;
+	uint64_t id;
+	unsigned prot;
+	uint64_t off, len;
+	pthread_mutex_t lock; /* the grants table; taken inside chunk.lock */
+	struct grant *grants;
+};
+
+struct cache_device {
+	struct device *dev;
+	unsigned index;
+	pthread_mutex_t reserve;
+	pthread_mutex_t lock;
+	/* lock. */
+	uint64_t used, pinned; /* bytes */
+	TAILQ_HEAD(, replica) idle; /* first: longest unused */
+	TAILQ_HEAD(, replica) busy;
+	_Atomic uint64_t read_ns; /* a page, moving average (relaxed); 0: not known */
+};
+
+struct race {
+	uint64_t file;
+	uint64_t off;
+	unsigned owner; /* the device's, + 1 */
+};
+#define RACES_KEPT 32
+
+/* The kernel's copy of a page lacks something: the notifier thread invalidates it. */
+struct again {
+	struct chunk *chunk; /* holds a reference, and a hold of its file */
+	unsigned page;
+	TAILQ_ENTRY(again) link;
+};
+
+struct cache {
+	struct cache_host host;
+	void *host_arg;
+	struct frames frames;
+	struct cache_device *dev;
+	unsigned n_devices;
+	uint64_t age_ns;
+	_Atomic uint64_t store_read_ns; /* a page, moving average (relaxed); 0: not known */
+
+	pthread_mutex_t lock;
+	/* lock. */
+	struct cfile *files;	/* hash by key */
+	struct chunk_list lru;	/* chunks with frames; first: longest unused */
+	unsigned n_lru;
+	struct chunk_list dirty; /* first: longest dirty */
+	TAILQ_HEAD(, again) again;
+	pthread_cond_t again_cond, again_done, flusher_cond;
+	bool stopping;
+	bool idle_files; /* the flusher is to look for files to drop */
+	struct race race[RACES_KEPT];
+	uint64_t n_races;
+
+	atomic_uint_least64_t n_dirty; /* pages */
+	atomic_uint_least64_t n_twins;
+	pthread_t flusher, notifier;
+};
+
+/* ---- file.c ---- */
+/* A chunk was made, is gone; the latter may end the cfile. */
+void cfile_use(struct cfile *f);
+void cfile_unuse(struct cfile *f);
+/* Drop what files that nothing holds and nobody knows still cache. The flusher's. */
+void idle_files_reap(struct cache *c);
+
+/* ---- chunk.c: chunks, page locks, frames for them, eviction of home ---- */
+
+struct chunk *chunk_get(struct cfile *f, uint64_t index, bool make);
+struct chunk *chunk_ref(struct chunk *ch);
+void chunk_put(struct chunk *ch);
+/* References to the chunks of [first, last], in order; *@out to be freed. */
+unsigned chunk_list_get(struct cfile *f, uint64_t first, uint64_t last, struct chunk ***out);
+
+/* chunk->lock held. The page, its leaf made if need be. */
+struct page *page_make(struct chunk *ch, unsigned i);
+static inline struct page *page_at(const struct chunk *ch, unsigned i)
+{
+	struct page *leaf = ch->leaf[i / LEAF_PAGES];
+
+	return leaf ? leaf + i % LEAF_PAGES : NULL;
+}
+static inline bool page_present(const struct chunk *ch, unsigned i)
+{
+	return page_at(ch, i) && page_at(ch, i)->frame;
+}
+static inline bool page_dirty(const struct chunk *ch, unsigned i)
+{
+	return page_at(ch, i) && (page_at(ch, i)->flags & PAGE_DIRTY);
+}
+
+/* chunk->lock held (dropped while waiting). Pages [a, b). */
+void pages_lock(struct chunk *ch, unsigned a, unsigned b);
+void pages_unlock(struct chunk *ch, unsigned a, unsigned b);
+bool page_trylock(struct chunk *ch, unsigned i);
+void page_share(struct chunk *ch, unsigned i);
+void page_unshare(struct chunk *ch, unsigned i);
+/* From exclusive to shared. */
+void page_downgrade(struct chunk *ch, unsigned i);
+
+/*
+ * A frame for page i, which is locked exclusively. Neither chunk->lock nor another leaf held.
+ * Evicts, stores, and at last goes beyond the budget; fails (-ENOMEM) only without any memory.
+ */
+int frame_alloc(struct cache *c, unsigned n, frame_t *out);
+/* Home's bytes of a page that is present and locked by the caller, shared or exclusively. */
+void *page_ptr(const struct chunk *ch, unsigned i);
+
+/* chunk->lock held, page locked. Takes over @frame as home's bytes and returns the old one (or 0). */
+frame_t page_set_frame(struct chunk *ch, unsigned i, frame_t frame);
+void page_set_dirty(struct chunk *ch, unsigned i);
+void page_clear_dirty(struct chunk *ch, unsigned i);
+/* Drop home's copy: clean, or its dirt no longer matters. */
+void page_drop(struct chunk *ch, unsigned i);
+
+/* No lock held: put the chunk on the lists it belongs to. After frames or dirt were added. */
+void chunk_account(struct chunk *ch);
+/* Take the chunk off the lists that it no longer belongs to, so that it can end. */
+void chunk_unlist(struct chunk *ch);
+/* Drop the clean frames of a chunk that nobody uses: number of frames. */
+unsigned chunk_shrink(struct chunk *ch);
+
+/* ---- writeback.c ---- */
+void *flusher_main(void *cache);
+/*
+ * Store the dirty pages of [a, b). @wait: for pages that are locked; else they are passed over. file->range held
+ * shared or exclusively. 0 or the first error; the pages stay dirty then.
+ */
+int chunk_store(struct chunk *ch, unsigned a, unsigned b, bool wait);
+/* As chunk_store() for eviction: tries all its locks. Number of pages stored. */
+unsigned chunk_store_some(struct chunk *ch);
+int cfile_store(struct cfile *f, bool write, struct store_file **out);
+void cfile_touch(struct cfile *f);
+/* Merge home what devices released in a range (len 0: to the end). file->range held. */
+int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len);
+
+/* ---- home.c: contents of home pages ---- */
+/*
+ * Make home present and current for pages [a, b), all locked exclusively: merge what devices released, read what is absent.
+ * file->range held. Only pages below the end of the file.
+ */
+int home_bring(struct chunk *ch, unsigned a, unsigned b);
+/* Only the absent ones, without regard to devices. */
+int home_fill(struct chunk *ch, unsigned a, unsigned b);
+/* cache_write() where file->range is held; @buf NULL: zeros. */
+int home_write(struct cfile *f, const void *buf, size_t len, uint64_t off,
+	       enum cache_write_kind kind);
+extern const char frame_zeros[GAIA_PAGE];
+/* Bytes of the page that are below the end of the file: 0 to GAIA_PAGE. */
+unsigned page_limit(const struct chunk *ch, unsigned i);
+
+/* ---- coherence.c: twins, merging, what the kernel holds ---- */
+
+/* chunk->lock held. View of page i; @buf has room for CACHE_MAX_DEVICES. */
+struct page_view page_view(struct chunk *ch, unsigned i, struct page_replica **buf);
+static inline bool page_ahead(struct chunk *ch, unsigned i)
+{
+	for (unsigned k = 0; k < ch->n_replicas; k++)
+		if (ch->replica[k]->page[i].flags & REPLICA_AHEAD)
+			return true;
+	return false;
+}
+/* Merge all releases of pages [a, b) (locked) home. */
+int fetch_pages(struct chunk *ch, unsigned a, unsigned b);
+/* chunk->lock held. Whether home's bytes must be present before the page is changed: as a base, or to merge into. */
+bool home_base_needed(struct chunk *ch, unsigned i);
+const void *base_bytes(struct chunk *ch, unsigned i, track_id id);
+/* chunk->lock held, page locked. Drop the twins that nothing needs any more. */
+void twins_collect(struct chunk *ch, unsigned i);
+
+/*
+ * A WRITE changes a tracked page, which is locked, has a frame, and of which no release is unmerged;
+ * chunk->lock is held. @present: home had bytes before (a frame without is just memory). @spare: two
+ * frames that may be taken, and are set to 0 then.
+ */
+void kernel_page_write(struct chunk *ch, unsigned i, bool present, const void *bytes, unsigned len,
+		       frame_t spare[2]);
+void exact_write(struct chunk *ch, unsigned i, bool present, unsigned off, const void *bytes,
+		 unsigned len, bool through, frame_t spare[2]);
+/* The same for bytes that a truncate turns to zeros from @cut on. */
+void truncate_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[2]);
+
+void *notifier_main(void *cache);
+/* Wait until the invalidations that were asked for until now are done. [W] */
+void again_wait(struct cfile *f);
+
+/* ---- replica.c ---- */
+
+/* chunk->lock held. No replica, nothing pending: stop keeping track. */
+void track_maybe_free(struct chunk *ch);
+/*
+ * dev->reserve held; replica pinned by the caller alone. Takes the memory back from clients, brings home what was
+ * released, and frees the replica; on error it is as before, unpinned.
+ */
+int replica_evict(struct replica *rep);
+/* Evict the chunk's replica on request: -EBUSY if it is pinned. [W] */
+int replica_drop(struct chunk *ch, struct cache_device *dev);
+/* Evict the chunk's replicas where that needs no waiting for others. */
+void replicas_drop_idle(struct chunk *ch);
+/*
+ * Pins the replicas of the file's chunks [first, last], made where missing, into @out: all or none (-ENOMEM).
+ * Unreleased writes of clients that have died are dropped on the way. [W]
+ */
+int replicas_pin(struct mapping *m, uint64_t first, uint64_t last, struct replica **out);
+void replica_unpin(struct replica *rep);
+/* Memory for snapshots, made when first needed; NULL if there is none. Stays until as many calls of
+ * replica_shadow_done(), which frees it (as replica_shadow_trim() does) when no page is in it. */
+struct devmem *replica_shadow(struct replica *rep);
+void replica_shadow_done(struct replica *rep);
+/* chunk->lock held. */
+void replica_shadow_trim(struct replica *rep);
+
+struct grant *grant_get(struct mapping *m, struct replica *rep);
+/* The mapping's grants of chunks [first, last] that hold something, in order, their replicas pinned; *@out to
+ * be freed. */
+unsigned grants_pin(struct mapping *m, uint64_t first, uint64_t last, struct grant ***out);
+/* chunk->lock held: the pin follows the bits. */
+void grant_repin(struct grant *g);
+/* dev->reserve held. Drop what clients that are gone hold of the replica. */
+void grants_drop_dead(struct replica *rep);
+/* Give up the pages in @pages for reading and writing; what clients wrote is void if nobody else holds
+ * them for writing. NULL: all. */
+void grant_discard(struct grant *g, const uint64_t *pages);
+
+/* Add a page to the runs of @op, joining it to the last run where it continues that. */
+static inline void dev_run_add(struct dev_op *op, struct dev_run *runs, struct devmem *mem,
+			       unsigned page, void *host, struct devmem *other)
+{
+	struct dev_run *last = op->n > 0 ? &runs[op->n - 1] : NULL;
+
+	if (last && last->mem == mem && last->other == other &&
+	    last->page + last->npages == page &&
+	    (host ? (char *)last->host + (size_t)last->npages * GAIA_PAGE == host : !last->host)) {
+		last->npages++;
+		return;
+	}
+	runs[op->n++] = (struct dev_run){ .mem = mem, .other = other, .page = page, .npages = 1,
+					  .host = host };
+}
+
+static inline bool bit_test(const uint64_t *map, unsigned i)
+{
+	return map[i / 64] >> (i % 64) & 1;
+}
+static inline void bit_set(uint64_t *map, unsigned i)
+{
+	map[i / 64] |= 1ull << (i % 64);
+}
+static inline void bit_clear(uint64_t *map, unsigned i)
+{
+	map[i / 64] &= ~(1ull << (i % 64));
+}
+static inline unsigned bits_count(const uint64_t *map, unsigned words)
+{
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < words; i++)
+		n += (unsigned)__builtin_popcountll(map[i]);
+	return n;
+}
+
+#endif

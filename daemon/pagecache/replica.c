@@ -1,0 +1,655 @@
+/*
+ * replica.c - copies of chunks on devices: their memory, pins, eviction; and who was granted what.
+ *
+ * A replica is evictable when nothing pins it. Making and freeing replicas of one device happens
+ * under dev->reserve, so that two acquires which need each other's memory are decided one after the
+ * other, and one that cannot fit fails whole.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pagecache/internal.h"
+
+/* ---- tracking ---- */
+
+void track_maybe_free(struct chunk *ch)
+{
+	if (!ch->track || ch->n_replicas > 0)
+		return;
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
+		if (ch->track->page[i].pending > 0)
+			return;
+	bug_on(ch->track->extra != NULL);
+	free(ch->track);
+	ch->track = NULL;
+}
+
+static void track_make(struct chunk *ch)
+{
+	if (ch->track)
+		return;
+	ch->track = xcalloc(1, sizeof(*ch->track));
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
+		track_init(&ch->track->page[i]);
+}
+
+/* ---- pins ---- */
+
+/* dev->lock held. */
+static void make_busy(struct replica *rep)
+{
+	TAILQ_REMOVE(&rep->dev->idle, rep, link);
+	TAILQ_INSERT_TAIL(&rep->dev->busy, rep, link);
+	rep->dev->pinned += GAIA_CHUNK;
+}
+
+static void pin(struct replica *rep)
+{
+	struct cache_device *dev = rep->dev;
+
+	pthread_mutex_lock(&dev->lock);
+	if (rep->pins++ == 0)
+		make_busy(rep);
+	pthread_mutex_unlock(&dev->lock);
+}
+
+void replica_unpin(struct replica *rep)
+{
+	struct cache_device *dev = rep->dev;
+
+	pthread_mutex_lock(&dev->lock);
+	bug_on(rep->pins == 0);
+	if (--rep->pins == 0) {
+		rep->evicting = false;
+		TAILQ_REMOVE(&dev->busy, rep, link);
+		TAILQ_INSERT_TAIL(&dev->idle, rep, link);
+		dev->pinned -= GAIA_CHUNK;
+	}
+	pthread_mutex_unlock(&dev->lock);
+}
+
+/* Claim a replica for eviction: a pin that nobody can join. Fails if it is pinned. dev->reserve held. */
+static bool claim(struct replica *rep)
+{
+	bool idle;
+
+	pthread_mutex_lock(&rep->dev->lock);
+	idle = rep->pins == 0;
+	if (idle) {
+		make_busy(rep);
+		rep->pins = 1;
+		rep->evicting = true;
+	}
+	pthread_mutex_unlock(&rep->dev->lock);
+	return idle;
+}
+
+static struct replica *claim_oldest(struct cache_device *dev)
+{
+	struct replica *rep;
+
+	pthread_mutex_lock(&dev->lock);
+	rep = TAILQ_FIRST(&dev->idle);
+	pthread_mutex_unlock(&dev->lock);
+	/* Who pins it in between has it pinned already through something acquired: then it is not idle. */
+	return rep && claim(rep) ? rep : NULL;
+}
+
+/* ---- device memory ---- */
+
+static int memory_alloc(struct cache_device *dev, struct devmem **out)
+{
+	int err = dev->dev->ops->alloc(dev->dev, out);
+
+	if (err)
+		return err;
+	pthread_mutex_lock(&dev->lock);
+	dev->used += GAIA_CHUNK;
+	pthread_mutex_unlock(&dev->lock);
+	return 0;
+}
+
+static void memory_free(struct cache_device *dev, struct devmem *mem)
+{
+	dev->dev->ops->free(dev->dev, mem);
+	pthread_mutex_lock(&dev->lock);
+	dev->used -= GAIA_CHUNK;
+	pthread_mutex_unlock(&dev->lock);
+}
+
+struct devmem *replica_shadow(struct replica *rep)
+{
+	struct chunk *ch = rep->chunk;
+	struct devmem *mem, *made = NULL;
+
+	pthread_mutex_lock(&ch->lock);
+	mem = rep->shadow;
+	if (mem)
+		rep->n_shadow_users++;
+	pthread_mutex_unlock(&ch->lock);
+	/* Snapshots are no reason to evict somebody: without room the release is fetched instead. */
+	if (mem || memory_alloc(rep->dev, &made))
+		return mem;
+	pthread_mutex_lock(&ch->lock);
+	if (!rep->shadow) {
+		rep->shadow = made;
+		made = NULL;
+	}
+	mem = rep->shadow;
+	rep->n_shadow_users++;
+	pthread_mutex_unlock(&ch->lock);
+	if (made)
+		memory_free(rep->dev, made);
+	return mem;
+}
+
+void replica_shadow_trim(struct replica *rep)
+{
+	if (rep->n_snapped > 0 || rep->n_shadow_users > 0 || !rep->shadow)
+		return;
+	memory_free(rep->dev, rep->shadow);
+	rep->shadow = NULL;
+}
+
+void replica_shadow_done(struct replica *rep)
+{
+	pthread_mutex_lock(&rep->chunk->lock);
+	rep->n_shadow_users--;
+	replica_shadow_trim(rep);
+	pthread_mutex_unlock(&rep->chunk->lock);
+}
+
+/* ---- life ---- */
+
+/* chunk->lock held. Keeps the order of the devices. */
+static void replica_link(struct chunk *ch, struct replica *rep)
+{
+	unsigned k = ch->n_replicas++;
+
+	ch->replica = xrealloc(ch->replica, ch->n_replicas * sizeof(struct replica *));
+	for (; k > 0 && ch->replica[k - 1]->dev->index > rep->dev->index; k--)
+		ch->replica[k] = ch->replica[k - 1];
+	ch->replica[k] = rep;
+}
+
+static void replica_unlink(struct chunk *ch, struct replica *rep)
+{
+	unsigned k = 0;
+
+	while (ch->replica[k] != rep)
+		k++;
+	for (ch->n_replicas--; k < ch->n_replicas; k++)
+		ch->replica[k] = ch->replica[k + 1];
+}
+
+static struct replica *replica_find(struct chunk *ch, const struct cache_device *dev)
+{
+	struct replica *found = NULL;
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned k = 0; k < ch->n_replicas && !found; k++)
+		if (ch->replica[k]->dev == dev)
+			found = ch->replica[k];
+	pthread_mutex_unlock(&ch->lock);
+	return found;
+}
+
+/* With a pin. Takes over the caller's reference to the chunk, also on error. */
+static int replica_create(struct chunk *ch, struct cache_device *dev, struct replica **out)
+{
+	struct replica *rep = xcalloc(1, sizeof(*rep));
+	int err = memory_alloc(dev, &rep->mem);
+
+	if (err) {
+		free(rep);
+		chunk_put(ch);
+		return err;
+	}
+	rep->chunk = ch;
+	rep->dev = dev;
+	rep->pins = 1;
+	LIST_INIT(&rep->grants);
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
+		rep->page[i].cut = GAIA_PAGE;
+	pthread_mutex_lock(&ch->lock);
+	track_make(ch);
+	replica_link(ch, rep);
+	pthread_mutex_unlock(&ch->lock);
+	pthread_mutex_lock(&dev->lock);
+	TAILQ_INSERT_TAIL(&dev->busy, rep, link);
+	dev->pinned += GAIA_CHUNK;
+	pthread_mutex_unlock(&dev->lock);
+	*out = rep;
+	return 0;
+}
+
+/* All pages are locked, nothing is ahead, no client maps it. */
+static void replica_destroy(struct replica *rep)
+{
+	struct chunk *ch = rep->chunk;
+	struct cache_device *dev = rep->dev;
+	struct grant *g;
+
+	pthread_mutex_lock(&ch->lock);
+	while ((g = LIST_FIRST(&rep->grants))) {
+		bug_on(g->pinned || g->delivered);
+		LIST_REMOVE(g, of_replica);
+		pthread_mutex_lock(&g->mapping->lock);
+		HASH_DEL(g->mapping->grants, g);
+		pthread_mutex_unlock(&g->mapping->lock);
+		free(g);
+	}
+	replica_unlink(ch, rep);
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
+		twins_collect(ch, i);
+	track_maybe_free(ch);
+	pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
+	pthread_mutex_unlock(&ch->lock);
+
+	memory_free(dev, rep->mem);
+	if (rep->shadow)
+		memory_free(dev, rep->shadow);
+	pthread_mutex_lock(&dev->lock);
+	TAILQ_REMOVE(&dev->busy, rep, link);
+	dev->pinned -= GAIA_CHUNK;
+	pthread_mutex_unlock(&dev->lock);
+	free(rep);
+	count(CTR_device_evicted, 1);
+	chunk_account(ch);
+	chunk_put(ch);
+}
+
+/* Take the memory back from the clients that map it, though they hold none of it. */
+static void replica_revoke(struct replica *rep)
+{
+	struct cache *c = rep->chunk->file->cache;
+	struct mapping *m;
+	struct grant *g;
+
+	for (;;) {
+		pthread_mutex_lock(&rep->chunk->lock);
+		LIST_FOREACH(g, &rep->grants, of_replica)
+			if (g->delivered)
+				break;
+		if (g)
+			g->delivered = false;
+		m = g ? g->mapping : NULL;
+		pthread_mutex_unlock(&rep->chunk->lock);
+		if (!m)
+			return;
+		/* dev->reserve keeps the mapping from ending. A client that is gone has unmapped. */
+		(void)c->host.revoke(m->client, m->id, rep->chunk->index);
+		count(CTR_revokes, 1);
+	}
+}
+
+/* Nobody will ever ask for what was released. */
+static void forget_releases(struct chunk *ch, struct replica *rep)
+{
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
+		if (!(rep->page[i].flags & REPLICA_AHEAD))
+			continue;
+		if (rep->page[i].flags & REPLICA_SNAPPED)
+			rep->n_snapped--;
+		rep->page[i] = (struct page_replica){ .cut = GAIA_PAGE };
+		atomic_fetch_sub(&ch->file->n_ahead, 1);
+	}
+}
+
+static bool is_dead(struct cfile *f)
+{
+	struct cache *c = f->cache;
+	bool dead;
+
+	pthread_mutex_lock(&c->lock);
+	dead = f->holds == 0 && atomic_load(&f->gone);
+	pthread_mutex_unlock(&c->lock);
+	return dead;
+}
+
+int replica_evict(struct replica *rep)
+{
+	struct chunk *ch = rep->chunk;
+	struct cfile *f = ch->file;
+	int err = 0;
+
+	replica_revoke(rep);
+	pthread_rwlock_rdlock(&f->range);
+	pthread_mutex_lock(&ch->lock);
+	pages_lock(ch, 0, GAIA_CHUNK_PAGES);
+	if (is_dead(f))
+		forget_releases(ch, rep);
+	pthread_mutex_unlock(&ch->lock);
+	err = fetch_pages(ch, 0, GAIA_CHUNK_PAGES);
+	if (err) {
+		pthread_mutex_lock(&ch->lock);
+		pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
+		pthread_mutex_unlock(&ch->lock);
+		pthread_rwlock_unlock(&f->range);
+		replica_unpin(rep);
+		return err;
+	}
+	chunk_ref(ch);
+	replica_destroy(rep);
+	pthread_rwlock_unlock(&f->range);
+	chunk_put(ch);
+	return 0;
+}
+
+void replicas_drop_idle(struct chunk *ch)
+{
+	struct cache *c = ch->file->cache;
+
+	for (unsigned d = 0; d < c->n_devices; d++) {
+		struct cache_device *dev = &c->dev[d];
+		struct replica *rep;
+
+		if (pthread_mutex_trylock(&dev->reserve))
+			continue;
+		rep = replica_find(ch, dev);
+		if (rep && claim(rep))
+			(void)replica_evict(rep); /* on error it is tried again */
+		pthread_mutex_unlock(&dev->reserve);
+	}
+}
+
+int replica_drop(struct chunk *ch, struct cache_device *dev)
+{
+	struct replica *rep;
+	int err = 0;
+
+	pthread_mutex_lock(&dev->reserve);
+	rep = replica_find(ch, dev);
+	if (rep) {
+		grants_drop_dead(rep);
+		err = claim(rep) ? replica_evict(rep) : -EBUSY;
+	}
+	pthread_mutex_unlock(&dev->reserve);
+	return err;
+}
+
+/* ---- room for an acquire ---- */
+
+/* dev->reserve held. Whether @n more chunks fit, if everything that is not pinned goes. */
+static bool could_fit(struct cache_device *dev, uint64_t n)
+{
+	bool fits;
+
+	pthread_mutex_lock(&dev->lock);
+	fits = dev->pinned + n * GAIA_CHUNK <= dev->dev->capacity;
+	pthread_mutex_unlock(&dev->lock);
+	return fits;
+}
+
+/*
+ * dev->reserve held, which keeps the replicas. Give up snapshots, by fetching what was released, until a
+ * chunk is free: true if there was one.
+ */
+static bool shadows_reclaim(struct cache_device *dev)
+{
+	struct replica **list = NULL, *rep;
+	bool freed = false;
+	unsigned n = 0;
+
+	pthread_mutex_lock(&dev->lock);
+	TAILQ_FOREACH(rep, &dev->busy, link) {
+		list = xrealloc(list, (n + 1) * sizeof(struct replica *));
+		list[n++] = rep;
+	}
+	pthread_mutex_unlock(&dev->lock);
+	for (unsigned k = 0; k < n && !freed; k++) {
+		struct chunk *ch = list[k]->chunk;
+
+		pthread_rwlock_rdlock(&ch->file->range);
+		pthread_mutex_lock(&ch->lock);
+		if (list[k]->shadow) {
+			pages_lock(ch, 0, GAIA_CHUNK_PAGES);
+			pthread_mutex_unlock(&ch->lock);
+			freed = fetch_pages(ch, 0, GAIA_CHUNK_PAGES) == 0;
+			pthread_mutex_lock(&ch->lock);
+			pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
+			freed = freed && !list[k]->shadow;
+		}
+		pthread_mutex_unlock(&ch->lock);
+		pthread_rwlock_unlock(&ch->file->range);
+	}
+	free(list);
+	return freed;
+}
+
+static int replica_obtain(struct chunk *ch, struct cache_device *dev, struct replica **out)
+{
+	struct replica *rep = replica_find(ch, dev), *old;
+	int err;
+
+	if (rep) {
+		pin(rep);
+		chunk_put(ch);
+		*out = rep;
+		return 0;
+	}
+	for (;;) {
+		chunk_ref(ch);
+		err = replica_create(ch, dev, out);
+		if (err != -ENOMEM)
+			break;
+		old = claim_oldest(dev);
+		if (!old && !shadows_reclaim(dev))
+			break;
+		err = old ? replica_evict(old) : 0;
+		if (err)
+			break;
+	}
+	chunk_put(ch);
+	return err;
+}
+
+int replicas_pin(struct mapping *m, uint64_t first, uint64_t last, struct replica **out)
+{
+	struct cache_device *dev = m->dev;
+	uint64_t n = last - first + 1, missing = 0, k;
+	int err = 0;
+
+	pthread_mutex_lock(&dev->reserve);
+	/* Ask before evicting for nothing. What is there and pinned already counts once. */
+	for (k = 0; k < n; k++) {
+		struct chunk *ch = chunk_get(m->file, first + k, false);
+		struct replica *rep = ch ? replica_find(ch, dev) : NULL;
+
+		out[k] = NULL;
+		if (rep) {
+			pin(rep);
+			out[k] = rep;
+		} else {
+			missing++;
+		}
+		if (ch)
+			chunk_put(ch);
+	}
+	if (!could_fit(dev, missing))
+		err = -ENOMEM;
+	for (k = 0; k < n && !err; k++)
+		if (!out[k])
+			err = replica_obtain(chunk_get(m->file, first + k, true), dev, &out[k]);
+	if (!err)
+		for (k = 0; k < n; k++)
+			grants_drop_dead(out[k]);
+	pthread_mutex_unlock(&dev->reserve);
+	if (!err)
+		return 0;
+	for (k = 0; k < n; k++)
+		if (out[k])
+			replica_unpin(out[k]);
+	return err;
+}
+
+/* ---- grants ---- */
+
+static int by_index(const void *a, const void *b)
+{
+	const struct grant *x = *(struct grant *const *)a, *y = *(struct grant *const *)b;
+
+	return x->index < y->index ? -1 : x->index > y->index;
+}
+
+unsigned grants_pin(struct mapping *m, uint64_t first, uint64_t last, struct grant ***out)
+{
+	struct cache_device *dev = m->dev;
+	struct grant **list, *g, *tmp;
+	unsigned n = 0;
+
+	/* A grant leaves the table, under the mapping's lock, before it and its replica are freed. */
+	pthread_mutex_lock(&m->lock);
+	list = xmalloc((HASH_COUNT(m->grants) + 1) * sizeof(struct grant *));
+	HASH_ITER(hh, m->grants, g, tmp) {
+		if (g->index < first || g->index > last)
+			continue;
+		pthread_mutex_lock(&dev->lock);
+		/* Idle or being evicted: nothing of it is acquired. */
+		if (g->replica->pins > 0 && !g->replica->evicting) {
+			g->replica->pins++;
+			list[n++] = g;
+		}
+		pthread_mutex_unlock(&dev->lock);
+	}
+	pthread_mutex_unlock(&m->lock);
+	if (n > 1)
+		qsort(list, n, sizeof(struct grant *), by_index);
+	*out = list;
+	return n;
+}
+
+struct grant *grant_get(struct mapping *m, struct replica *rep)
+{
+	uint64_t index = rep->chunk->index;
+	struct grant *g;
+
+	pthread_mutex_lock(&rep->chunk->lock);
+	pthread_mutex_lock(&m->lock);
+	HASH_FIND(hh, m->grants, &index, sizeof(index), g);
+	if (!g) {
+		g = xcalloc(1, sizeof(*g));
+		g->mapping = m;
+		g->replica = rep;
+		g->index = index;
+		HASH_ADD(hh, m->grants, index, sizeof(g->index), g);
+		LIST_INSERT_HEAD(&rep->grants, g, of_replica);
+	}
+	pthread_mutex_unlock(&m->lock);
+	pthread_mutex_unlock(&rep->chunk->lock);
+	return g;
+}
+
+void grant_repin(struct grant *g)
+{
+	bool any = false;
+
+	for (unsigned k = 0; k < ARRAY_LEN(g->read) && !any; k++)
+		any = g->read[k] | g->write[k];
+	if (any == g->pinned)
+		return;
+	g->pinned = any;
+	if (any)
+		pin(g->replica);
+	else
+		replica_unpin(g->replica);
+}
+
+void grant_discard(struct grant *g, const uint64_t *pages)
+{
+	struct replica *rep = g->replica;
+	struct chunk *ch = rep->chunk;
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
+		struct page_replica *r = &rep->page[i];
+
+		if (pages && !bit_test(pages, i))
+			continue;
+		bit_clear(g->read, i);
+		if (!bit_test(g->write, i))
+			continue;
+		pages_lock(ch, i, i + 1);
+		bit_clear(g->write, i);
+		bug_on(r->writers == 0);
+		if (--r->writers == 0)
+			track_discarded(r);
+		twins_collect(ch, i);
+		pages_unlock(ch, i, i + 1);
+	}
+	grant_repin(g);
+	pthread_mutex_unlock(&ch->lock);
+}
+
+/* dev->reserve held, so that no mapping ends meanwhile. */
+void grants_drop_dead(struct replica *rep)
+{
+	struct cache *c = rep->chunk->file->cache;
+	struct grant **list = NULL, *g;
+	unsigned n = 0;
+
+	pthread_mutex_lock(&rep->chunk->lock);
+	LIST_FOREACH(g, &rep->grants, of_replica) {
+		if (!g->pinned)
+			continue;
+		list = xrealloc(list, (n + 1) * sizeof(struct grant *));
+		list[n++] = g;
+	}
+	pthread_mutex_unlock(&rep->chunk->lock);
+	for (unsigned k = 0; k < n; k++)
+		if (!c->host.alive(list[k]->mapping->client))
+			grant_discard(list[k], NULL);
+	free(list);
+}
+
+/* ---- mappings ---- */
+
+int cache_map(struct cfile *f, unsigned device, void *client, uint64_t map_id, unsigned prot,
+	      uint64_t off, uint64_t len, struct mapping **out)
+{
+	struct cache *c = f->cache;
+	struct mapping *m;
+
+	if (device >= c->n_devices)
+		return -ENODEV;
+	m = calloc(1, sizeof(*m));
+	if (!m)
+		return -ENOMEM;
+	cfile_hold(f);
+	m->file = f;
+	m->dev = &c->dev[device];
+	m->client = client;
+	m->id = map_id;
+	m->prot = prot;
+	m->off = off;
+	m->len = len;
+	pthread_mutex_init(&m->lock, NULL);
+	*out = m;
+	return 0;
+}
+
+void cache_unmap(struct mapping *m)
+{
+	struct cfile *f = m->file;
+	struct grant *g, *tmp;
+
+	pthread_mutex_lock(&m->dev->reserve);
+	HASH_ITER(hh, m->grants, g, tmp) {
+		struct chunk *ch = g->replica->chunk;
+
+		/* While it is pinned by us the replica stays until the grant is off its list. */
+		pin(g->replica);
+		grant_discard(g, NULL);
+		pthread_mutex_lock(&ch->lock);
+		LIST_REMOVE(g, of_replica);
+		pthread_mutex_unlock(&ch->lock);
+		HASH_DEL(m->grants, g);
+		replica_unpin(g->replica);
+		free(g);
+	}
+	pthread_mutex_unlock(&m->dev->reserve);
+	pthread_mutex_destroy(&m->lock);
+	free(m);
+	cfile_put(f);
+}

@@ -1,0 +1,236 @@
+/* report.c - the cache as people and tests see it: status, residency, and a checker. */
+#include <stdlib.h>
+
+#include "pagecache/internal.h"
+
+static json_t *devices_json(struct cache *c)
+{
+	json_t *list = json_array();
+
+	for (unsigned i = 0; i < c->n_devices; i++) {
+		struct cache_device_use use;
+
+		cache_device(c, i, &use);
+		json_array_append_new(
+			list, json_pack("{s:i, s:s, s:s, s:b, s:I, s:I, s:I}", "index", (int)i,
+					"name", use.dev->name, "kind", use.dev->kind, "simulated",
+					use.dev->simulated, "capacity",
+					(json_int_t)use.dev->capacity, "used", (json_int_t)use.used,
+					"pinned", (json_int_t)use.pinned));
+	}
+	return list;
+}
+
+static json_t *races_json(struct cache *c)
+{
+	json_t *list = json_array();
+	uint64_t first;
+
+	pthread_mutex_lock(&c->lock);
+	first = c->n_races > RACES_KEPT ? c->n_races - RACES_KEPT : 0;
+	for (uint64_t k = first; k < c->n_races; k++) {
+		struct race *r = &c->race[k % RACES_KEPT];
+
+		json_array_append_new(list, json_pack("{s:I, s:I, s:i}", "file", (json_int_t)r->file,
+						      "offset", (json_int_t)r->off, "owner",
+						      (int)r->owner));
+	}
+	pthread_mutex_unlock(&c->lock);
+	return list;
+}
+
+json_t *cache_status_json(struct cache *c)
+{
+	json_t *counts = json_object();
+	uint64_t used, files;
+
+	for (unsigned k = 0; k < CTR_COUNT; k++)
+		json_object_set_new(counts, counter_name(k), json_integer((json_int_t)counter_value(k)));
+	pthread_mutex_lock(&c->frames.lock);
+	used = c->frames.used;
+	pthread_mutex_unlock(&c->frames.lock);
+	pthread_mutex_lock(&c->lock);
+	files = HASH_COUNT(c->files);
+	pthread_mutex_unlock(&c->lock);
+	return json_pack("{s:o, s:{s:I, s:I, s:I, s:I, s:I}, s:o, s:o}", "devices", devices_json(c),
+			 "home", "budget", (json_int_t)(c->frames.budget * GAIA_PAGE), "used",
+			 (json_int_t)(used * GAIA_PAGE), "dirty",
+			 (json_int_t)(atomic_load(&c->n_dirty) * GAIA_PAGE), "twins",
+			 (json_int_t)(atomic_load(&c->n_twins) * GAIA_PAGE), "files",
+			 (json_int_t)files, "counters", counts, "races", races_json(c));
+}
+
+/* ---- residency ---- */
+
+struct totals {
+	uint64_t home, dirty, twinned;
+};
+
+static json_t *replica_json(struct chunk *ch, struct replica *rep)
+{
+	unsigned present = 0, current = 0, stale = 0, ahead = 0, writable = 0, secured = 0, pins;
+
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
+		struct page_replica *r = &rep->page[i];
+
+		ahead += !!(r->flags & REPLICA_AHEAD);
+		secured += !!(r->flags & REPLICA_SNAPPED);
+		writable += r->writers > 0;
+		if (!(r->flags & REPLICA_PRESENT))
+			continue;
+		present++;
+		if (r->seen == ch->track->page[i].home_id)
+			current++;
+		else
+			stale++;
+	}
+	pthread_mutex_lock(&rep->dev->lock);
+	pins = rep->pins;
+	pthread_mutex_unlock(&rep->dev->lock);
+	return json_pack("{s:i, s:s, s:b, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "device",
+			 (int)rep->dev->index, "name", rep->dev->dev->name, "simulated",
+			 rep->dev->dev->simulated, "present", (int)present, "current", (int)current,
+			 "stale", (int)stale, "released", (int)ahead, "writable", (int)writable,
+			 "secured", (int)secured, "pins", (int)pins);
+}
+
+static json_t *chunk_json(struct chunk *ch, struct totals *sum)
+{
+	json_t *replicas = json_array();
+	unsigned kernel = 0, pending = 0, twinned = 0;
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned k = 0; k < ch->n_replicas; k++)
+		json_array_append_new(replicas, replica_json(ch, ch->replica[k]));
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES && ch->track; i++) {
+		kernel += ch->track->page[i].may_hold;
+		pending += ch->track->page[i].pending > 0;
+	}
+	if (ch->track)
+		twinned = HASH_COUNT(ch->track->extra);
+	sum->home += ch->n_frames;
+	sum->dirty += ch->n_dirty;
+	sum->twinned += twinned;
+	json_t *out = json_pack("{s:I, s:i, s:i, s:i, s:b, s:i, s:i, s:o}", "chunk",
+				(json_int_t)ch->index, "home", (int)ch->n_frames, "dirty",
+				(int)ch->n_dirty, "twinned", (int)twinned, "tracked",
+				ch->track != NULL, "kernel_may_hold", (int)kernel,
+				"invalidating", (int)pending, "devices", replicas);
+	pthread_mutex_unlock(&ch->lock);
+	return out;
+}
+
+json_t *cfile_residency_json(struct cfile *f)
+{
+	json_t *chunks = json_array();
+	struct totals sum = { 0, 0, 0 };
+	struct chunk **list;
+	unsigned n = chunk_list_get(f, 0, UINT64_MAX, &list);
+
+	for (unsigned k = 0; k < n; k++) {
+		json_array_append_new(chunks, chunk_json(list[k], &sum));
+		chunk_put(list[k]);
+	}
+	free(list);
+	return json_pack("{s:I, s:I, s:i, s:i, s:I, s:I, s:I, s:I, s:o}", "size",
+			 (json_int_t)cfile_size(f), "pages",
+			 (json_int_t)((cfile_size(f) + GAIA_PAGE - 1) / GAIA_PAGE), "page_bytes",
+			 (int)GAIA_PAGE, "chunk_bytes", (int)GAIA_CHUNK, "home",
+			 (json_int_t)sum.home, "dirty", (json_int_t)sum.dirty, "twinned",
+			 (json_int_t)sum.twinned, "released",
+			 (json_int_t)atomic_load(&f->n_ahead), "chunks", chunks);
+}
+
+/* ---- checking ---- */
+
+/* The table of state and invariant of track.h, tested. */
+static void check_replica_page(struct chunk *ch, struct replica *rep, unsigned i, unsigned writers)
+{
+	struct page_replica *r = &rep->page[i];
+
+	bug_on(r->writers != writers);
+	bug_on((r->flags & REPLICA_SNAPPED) && !(r->flags & REPLICA_AHEAD));
+	bug_on((r->flags & REPLICA_SNAPPED) && !rep->shadow);
+	bug_on((r->flags & REPLICA_AHEAD) && r->writers > 0 && !(r->flags & REPLICA_SNAPPED));
+	bug_on(r->writers > 0 && r->cut > 0 && !(r->flags & REPLICA_ARMED));
+	bug_on(r->cut > GAIA_PAGE);
+	/* The base of what is to be merged exists. */
+	if (((r->flags & REPLICA_AHEAD) || r->writers > 0) && r->cut > 0 &&
+	    r->seen != ch->track->page[i].home_id)
+		(void)base_bytes(ch, i, r->seen);
+}
+
+static void check_replica(struct chunk *ch, struct replica *rep, uint64_t *ahead)
+{
+	unsigned snapped = 0;
+	struct grant *g;
+
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
+		unsigned writers = 0;
+
+		LIST_FOREACH(g, &rep->grants, of_replica)
+			writers += bit_test(g->write, i);
+		check_replica_page(ch, rep, i, writers);
+		*ahead += !!(rep->page[i].flags & REPLICA_AHEAD);
+		snapped += !!(rep->page[i].flags & REPLICA_SNAPPED);
+	}
+	bug_on(snapped != rep->n_snapped);
+	bug_on(rep->n_shadow_users != 0 || (rep->shadow && !snapped));
+	LIST_FOREACH(g, &rep->grants, of_replica)
+		bug_on(g->pinned != (bits_count(g->read, ARRAY_LEN(g->read)) +
+					     bits_count(g->write, ARRAY_LEN(g->write)) >
+				     0));
+}
+
+static void check_chunk(struct chunk *ch, uint64_t *frames, uint64_t *dirty, uint64_t *ahead)
+{
+	unsigned n_frames = 0, n_dirty = 0;
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
+		struct page *p = page_at(ch, i);
+
+		if (!p)
+			continue;
+		bug_on(p->readers || (p->flags & PAGE_LOCKED));
+		bug_on((p->flags & PAGE_DIRTY) && !p->frame);
+		n_frames += p->frame != 0;
+		n_dirty += !!(p->flags & PAGE_DIRTY);
+	}
+	bug_on(n_frames != ch->n_frames || n_dirty != ch->n_dirty);
+	bug_on((n_frames > 0 && !ch->on_lru) || (n_dirty > 0 && !ch->on_dirty));
+	bug_on(ch->n_replicas > 0 && !ch->track);
+	for (unsigned k = 0; k < ch->n_replicas; k++)
+		check_replica(ch, ch->replica[k], ahead);
+	for (struct page_extra *x = ch->track ? ch->track->extra : NULL; x; x = x->hh.next)
+		for (struct twin *tw = x->twins; tw; tw = tw->next)
+			n_frames++;
+	*frames += n_frames;
+	*dirty += n_dirty;
+	pthread_mutex_unlock(&ch->lock);
+}
+
+void cache_check(struct cache *c)
+{
+	uint64_t frames = 0, dirty = 0;
+
+	for (struct cfile *f = c->files; f; f = f->hh.next) {
+		uint64_t file_dirty = 0, ahead = 0;
+
+		for (struct chunk *ch = f->chunks; ch; ch = ch->hh.next)
+			check_chunk(ch, &frames, &file_dirty, &ahead);
+		bug_on(file_dirty != atomic_load(&f->n_dirty));
+		bug_on(ahead != atomic_load(&f->n_ahead));
+		dirty += file_dirty;
+	}
+	bug_on(dirty != atomic_load(&c->n_dirty));
+	bug_on(frames != c->frames.used);
+	for (unsigned i = 0; i < c->n_devices; i++) {
+		struct replica *rep;
+		uint64_t pinned = 0;
+
+		TAILQ_FOREACH(rep, &c->dev[i].busy, link)
+			pinned += GAIA_CHUNK;
+		bug_on(pinned != c->dev[i].pinned);
+	}
+}

@@ -1,0 +1,316 @@
+/* resize.c - truncate, fallocate, holes, copies between files. */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "pagecache/internal.h"
+
+/* ---- truncate ---- */
+
+/* Bring home the page in which the new end lies, for its bytes before that. */
+static int prepare_cut(struct cfile *f, uint64_t size)
+{
+	unsigned i = (unsigned)(size % GAIA_CHUNK / GAIA_PAGE);
+	struct chunk *ch;
+	bool need = false;
+	int err = 0;
+
+	if (size % GAIA_PAGE == 0)
+		return 0;
+	ch = chunk_get(f, size / GAIA_CHUNK, false);
+	if (!ch)
+		return 0;
+	pthread_mutex_lock(&ch->lock);
+	pages_lock(ch, i, i + 1);
+	need = ch->track != NULL;
+	pthread_mutex_unlock(&ch->lock);
+	if (need)
+		err = home_bring(ch, i, i + 1);
+	pthread_mutex_lock(&ch->lock);
+	pages_unlock(ch, i, i + 1);
+	pthread_mutex_unlock(&ch->lock);
+	chunk_account(ch);
+	chunk_put(ch);
+	return err;
+}
+
+/* Drop what the chunk's page has from @cut on (0: all). chunk->lock held, page locked. */
+static void cut_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[2])
+{
+	if (ch->track)
+		truncate_page(ch, i, cut, spare);
+	if (cut == 0) {
+		page_drop(ch, i);
+	} else if (page_present(ch, i)) {
+		memset((char *)page_ptr(ch, i) + cut, 0, GAIA_PAGE - cut);
+		/* The store has cut it, too: nothing new to store. */
+	}
+}
+
+static int cut_chunk(struct chunk *ch, uint64_t size)
+{
+	struct cache *c = ch->file->cache;
+	uint64_t start = ch->index * GAIA_CHUNK;
+	unsigned first = size > start ? (unsigned)((size - start) / GAIA_PAGE) : 0;
+	unsigned cut = size > start ? (unsigned)((size - start) % GAIA_PAGE) : 0;
+	frame_t spare[2];
+	int err = frame_alloc(c, 2, spare);
+
+	if (err)
+		return err;
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = first; i < GAIA_CHUNK_PAGES; i++, cut = 0) {
+		if (!page_at(ch, i) && !ch->track) {
+			i |= LEAF_PAGES - 1;
+			continue;
+		}
+		pages_lock(ch, i, i + 1);
+		cut_page(ch, i, cut, spare);
+		pages_unlock(ch, i, i + 1);
+	}
+	for (unsigned k = 0; k < ch->n_replicas; k++)
+		replica_shadow_trim(ch->replica[k]);
+	pthread_mutex_unlock(&ch->lock);
+	for (unsigned k = 0; k < 2; k++)
+		if (spare[k])
+			frames_give(&c->frames, spare[k]);
+	chunk_unlist(ch);
+	return 0;
+}
+
+int cache_truncate(struct cfile *f, uint64_t size)
+{
+	struct store_file *sf;
+	struct chunk **list;
+	uint64_t old;
+	unsigned n;
+	int err;
+
+	if (size > INT64_MAX)
+		return -EFBIG;
+	pthread_rwlock_wrlock(&f->range);
+	old = cfile_size(f);
+	if (size < old) {
+		err = prepare_cut(f, size);
+		if (err)
+			goto unlock;
+	}
+	err = cfile_store(f, true, &sf);
+	if (!err)
+		err = sf->ops->truncate(sf, (off_t)size);
+	if (err)
+		goto unlock;
+	pthread_mutex_lock(&f->lock);
+	atomic_store(&f->size, size);
+	f->mtime_set = false; /* the store has just set a newer one */
+	pthread_mutex_unlock(&f->lock);
+	(void)fault_point("truncate.before_cut");
+	if (size < old) {
+		n = chunk_list_get(f, size / GAIA_CHUNK, UINT64_MAX, &list);
+		for (unsigned k = 0; k < n; k++) {
+			/* Nothing may be left behind, memory or not. */
+			while (cut_chunk(list[k], size) == -ENOMEM)
+				usleep(1000);
+			chunk_put(list[k]);
+		}
+		free(list);
+	}
+unlock:
+	pthread_rwlock_unlock(&f->range);
+	return err;
+}
+
+/* ---- fallocate ---- */
+
+/* Home's copies of [off, end) become zeros, as the store's are about to. */
+static int zero_cached(struct cfile *f, uint64_t off, uint64_t end)
+{
+	struct chunk **list;
+	unsigned n = chunk_list_get(f, off / GAIA_CHUNK, (end - 1) / GAIA_CHUNK, &list);
+	int err = 0;
+
+	for (unsigned k = 0; k < n; k++) {
+		struct chunk *ch = list[k];
+		uint64_t start = ch->index * GAIA_CHUNK;
+
+		for (unsigned i = 0; i < GAIA_CHUNK_PAGES && !err; i++) {
+			uint64_t a = MAX(start + (uint64_t)i * GAIA_PAGE, off);
+			uint64_t b = MIN(start + (uint64_t)(i + 1) * GAIA_PAGE, end);
+			bool cached;
+
+			pthread_mutex_lock(&ch->lock);
+			cached = page_present(ch, i) || ch->track;
+			pthread_mutex_unlock(&ch->lock);
+			if (a < b && cached)
+				err = home_write(f, NULL, (size_t)(b - a), a, CACHE_WRITE_THROUGH);
+		}
+		chunk_put(ch);
+	}
+	free(list);
+	return err;
+}
+
+/* Whole pages of a punched range hold the same zeros above and below: clean, and not worth memory. */
+static void drop_zeroed(struct cfile *f, uint64_t off, uint64_t end)
+{
+	uint64_t first = (off + GAIA_PAGE - 1) / GAIA_PAGE, last = end / GAIA_PAGE;
+	struct chunk **list;
+	unsigned n;
+
+	if (first >= last)
+		return;
+	n = chunk_list_get(f, first / GAIA_CHUNK_PAGES, (last - 1) / GAIA_CHUNK_PAGES, &list);
+	for (unsigned k = 0; k < n; k++) {
+		struct chunk *ch = list[k];
+
+		pthread_mutex_lock(&ch->lock);
+		for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
+			uint64_t page = ch->index * GAIA_CHUNK_PAGES + i;
+
+			if (page < first || page >= last || !page_present(ch, i))
+				continue;
+			pages_lock(ch, i, i + 1);
+			page_drop(ch, i);
+			pages_unlock(ch, i, i + 1);
+		}
+		pthread_mutex_unlock(&ch->lock);
+		chunk_unlist(ch);
+		chunk_put(ch);
+	}
+	free(list);
+}
+
+int cache_allocate(struct cfile *f, int mode, off_t off, off_t len)
+{
+	bool zeroes = mode & (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE);
+	uint64_t size, end = (uint64_t)off + (uint64_t)len;
+	struct store_file *sf;
+	int err;
+
+	if (off < 0 || len <= 0)
+		return -EINVAL;
+	if (end > INT64_MAX)
+		return -EFBIG;
+	/* Modes that move bytes to other offsets are not for a cache of pages. */
+	if (mode & ~(FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE))
+		return -EOPNOTSUPP;
+	pthread_rwlock_wrlock(&f->range);
+	size = cfile_size(f);
+	err = cfile_store(f, true, &sf);
+	/* Bases and releases are read before the store forgets them; writing zeros changes nothing that a
+	 * failing store would leave wrong: the caller asked for them. */
+	if (!err && zeroes && (uint64_t)off < size)
+		err = zero_cached(f, (uint64_t)off, MIN(end, size));
+	if (!err)
+		err = sf->ops->allocate(sf, mode, off, len);
+	if (!err && zeroes)
+		drop_zeroed(f, (uint64_t)off, MIN(end, size));
+	if (!err && !(mode & FALLOC_FL_KEEP_SIZE) && end > size) {
+		pthread_mutex_lock(&f->lock);
+		atomic_store(&f->size, end);
+		pthread_mutex_unlock(&f->lock);
+	}
+	pthread_rwlock_unlock(&f->range);
+	return err;
+}
+
+/* ---- holes ---- */
+
+off_t cache_seek(struct cfile *f, off_t off, int whence)
+{
+	struct store_file *sf;
+	off_t at;
+	int err;
+
+	if (off < 0 || (uint64_t)off >= cfile_size(f))
+		return -ENXIO;
+	/* The store knows holes; it must know the data. */
+	pthread_rwlock_rdlock(&f->range);
+	err = cfile_fetch(f, 0, 0);
+	pthread_rwlock_unlock(&f->range);
+	if (!err)
+		err = cache_flush(f);
+	if (!err)
+		err = cfile_store(f, false, &sf);
+	if (err)
+		return err;
+	at = sf->ops->seek(sf, off, whence);
+	/* Only zeros of ours lie beyond the store's end. */
+	if (at == -ENXIO && whence == SEEK_HOLE)
+		return off;
+	return at;
+}
+
+/* ---- copies ---- */
+
+#define COPY_BUFFER (256u << 10)
+
+static bool has_cached(struct cfile *f)
+{
+	bool any;
+
+	pthread_mutex_lock(&f->lock);
+	any = f->chunks != NULL;
+	pthread_mutex_unlock(&f->lock);
+	return any;
+}
+
+static ssize_t copy_by_hand(struct cfile *from, off_t from_off, struct cfile *to, off_t to_off,
+			    size_t len)
+{
+	char *buf = xmalloc(COPY_BUFFER);
+	ssize_t got = 0;
+	size_t done = 0;
+	int err = 0;
+
+	while (done < len && !err) {
+		got = cache_read(from, buf, MIN(len - done, (size_t)COPY_BUFFER),
+				 from_off + (off_t)done);
+		if (got <= 0)
+			break;
+		err = cache_write(to, buf, (size_t)got, to_off + (off_t)done, CACHE_WRITE_EXACT);
+		if (!err)
+			done += (size_t)got;
+	}
+	free(buf);
+	if (done > 0)
+		return (ssize_t)done;
+	return err ? err : got;
+}
+
+ssize_t cache_copy_range(struct cfile *from, off_t from_off, struct cfile *to, off_t to_off,
+			 size_t len)
+{
+	struct store_file *a, *b;
+	uint64_t size = cfile_size(from);
+	ssize_t n;
+
+	if (from_off < 0 || to_off < 0 || (uint64_t)to_off + len > INT64_MAX)
+		return -EINVAL;
+	if ((uint64_t)from_off >= size)
+		return 0;
+	len = (size_t)MIN((uint64_t)len, size - (uint64_t)from_off);
+	if (from == to && (uint64_t)from_off < (uint64_t)to_off + len &&
+	    (uint64_t)to_off < (uint64_t)from_off + len)
+		return -EINVAL;
+	/* The store may share the blocks, if nothing of the target is cached that would then be old. */
+	if (from != to && !has_cached(to) && atomic_load(&from->n_ahead) == 0 &&
+	    cache_flush(from) == 0 && !cfile_store(from, false, &a) && !cfile_store(to, true, &b)) {
+		pthread_rwlock_wrlock(&to->range);
+		n = has_cached(to) ? -EXDEV :
+				     a->ops->copy_range(a, from_off, b, to_off, len);
+		if (n > 0) {
+			pthread_mutex_lock(&to->lock);
+			if ((uint64_t)(to_off + n) > atomic_load(&to->size))
+				atomic_store(&to->size, (uint64_t)(to_off + n));
+			pthread_mutex_unlock(&to->lock);
+		}
+		pthread_rwlock_unlock(&to->range);
+		if (n > 0 || (n < 0 && n != -EXDEV && n != -EOPNOTSUPP && n != -EINVAL))
+			return n;
+	}
+	return copy_by_hand(from, from_off, to, to_off, len);
+}

@@ -1,0 +1,750 @@
+/*
+ * sync.c - acquire and release.
+ *
+ * An acquire: pin replicas for the whole range; then chunk by chunk, under the locks of its pages,
+ * plan (track_plan), fetch what others released, fill home, move bytes in few large operations, and note the
+ * grant; last hand chunks that the client does not map yet to it. A release: chunk by chunk, find
+ * what changed and publish it; then, with no lock held, invalidate what the kernel may hold of that.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "pagecache/internal.h"
+
+/* ---- acquire ---- */
+
+/* One chunk's part of an acquire. */
+struct part {
+	struct mapping *m;
+	struct replica *rep;
+	struct chunk *ch;
+	struct grant *grant; /* NULL: only bring the pages (advice) */
+	bool write;
+	unsigned a, b; /* pages */
+	uint8_t step[GAIA_CHUNK_PAGES];
+	uint64_t new_read[GAIA_CHUNK_PAGES / 64];
+	uint64_t new_write[GAIA_CHUNK_PAGES / 64];
+};
+
+static void part_plan(struct part *pt)
+{
+	struct page_replica *buf[CACHE_MAX_DEVICES];
+	unsigned self = 0;
+
+	while (pt->ch->replica[self] != pt->rep)
+		self++;
+	for (unsigned i = pt->a; i < pt->b; i++) {
+		struct page_view v = page_view(pt->ch, i, buf);
+
+		pt->step[i] = (uint8_t)track_plan(&v, self, pt->write);
+	}
+}
+
+/* Fetch the pages that the plan names (all runs of @step), and plan again. */
+static int part_fetch(struct part *pt, enum track_step step)
+{
+	int err = 0;
+
+	for (unsigned i = pt->a, j; i < pt->b && !err; i = j) {
+		j = i + 1;
+		if (pt->step[i] != step)
+			continue;
+		while (j < pt->b && pt->step[j] == step)
+			j++;
+		err = fetch_pages(pt->ch, i, j);
+	}
+	pthread_mutex_lock(&pt->ch->lock);
+	part_plan(pt);
+	pthread_mutex_unlock(&pt->ch->lock);
+	return err;
+}
+
+static bool part_has(const struct part *pt, enum track_step step)
+{
+	for (unsigned i = pt->a; i < pt->b; i++)
+		if (pt->step[i] == step)
+			return true;
+	return false;
+}
+
+/* Snapshot what is about to be written over; without room for that, fetch it. */
+static int part_secure(struct part *pt, struct dev_run *runs)
+{
+	struct replica *rep = pt->rep;
+	struct dev_op op = { .kind = DEV_COPY_WITHIN, .runs = runs };
+	struct devmem *shadow = replica_shadow(rep);
+	unsigned n = 0;
+	int err;
+
+	if (!shadow)
+		return part_fetch(pt, TRACK_SECURE);
+	for (unsigned i = pt->a; i < pt->b; i++)
+		if (pt->step[i] == TRACK_SECURE) {
+			dev_run_add(&op, runs, shadow, i, NULL, rep->mem);
+			n++;
+		}
+	err = device_run(rep->dev->dev, &op);
+	if (!err) {
+		count(CTR_device_snapshots, n);
+		pthread_mutex_lock(&pt->ch->lock);
+		for (unsigned i = pt->a; i < pt->b; i++)
+			if (pt->step[i] == TRACK_SECURE) {
+				track_secured(&rep->page[i]);
+				rep->n_snapped++;
+			}
+		part_plan(pt);
+		pthread_mutex_unlock(&pt->ch->lock);
+	}
+	replica_shadow_done(rep);
+	return err;
+}
+
+/* Copy home's pages to the replica where the plan says so. Home has them. */
+static int part_send(struct part *pt, struct dev_run *runs)
+{
+	struct chunk *ch = pt->ch;
+	struct replica *rep = pt->rep;
+	struct dev_op op = { .kind = DEV_COPY_IN, .runs = runs };
+	unsigned n = 0;
+	int err;
+
+	for (unsigned i = pt->a; i < pt->b; i++)
+		if (pt->step[i] == TRACK_SEND) {
+			dev_run_add(&op, runs, rep->mem, i, page_ptr(ch, i), NULL);
+			n++;
+		}
+	if (n == 0)
+		return 0;
+	err = device_run(rep->dev->dev, &op);
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = pt->a; i < pt->b; i++) {
+		if (pt->step[i] != TRACK_SEND)
+			continue;
+		if (err)
+			rep->page[i].flags = 0; /* part of old, part of new */
+		else
+			track_sent(&ch->track->page[i], &rep->page[i]);
+	}
+	pthread_mutex_unlock(&ch->lock);
+	if (!err)
+		count(CTR_home_to_device, n);
+	return err;
+}
+
+/* Merge home's pages into a replica that clients may be writing. */
+static int part_pull(struct part *pt, struct dev_run *runs)
+{
+	struct chunk *ch = pt->ch;
+	struct replica *rep = pt->rep;
+	struct dev_op op = { .kind = DEV_PULL, .runs = runs };
+	int err;
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = pt->a; i < pt->b; i++) {
+		struct page_replica *r = &rep->page[i];
+
+		if (pt->step[i] != TRACK_PULL)
+			continue;
+		runs[op.n++] = (struct dev_run){
+			.mem = rep->mem, .page = i, .npages = 1, .host = page_ptr(ch, i),
+			/* All void: there is nothing that a base could tell apart. */
+			.base = r->cut > 0 ? base_bytes(ch, i, r->seen) : frame_zeros,
+			.limit = r->cut,
+		};
+	}
+	pthread_mutex_unlock(&ch->lock);
+	if (op.n == 0)
+		return 0;
+	err = device_run(rep->dev->dev, &op);
+	if (err)
+		return err;
+	count(CTR_home_to_device, op.n);
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = pt->a; i < pt->b; i++)
+		if (pt->step[i] == TRACK_PULL) {
+			track_pulled(&ch->track->page[i], &rep->page[i]);
+			twins_collect(ch, i);
+		}
+	pthread_mutex_unlock(&ch->lock);
+	return 0;
+}
+
+/* Have the device remember what the pages hold, so that the release can tell what changed. */
+static int part_arm(struct part *pt, struct dev_run *runs)
+{
+	struct replica *rep = pt->rep;
+	struct dev_op op = { .kind = DEV_ARM, .runs = runs };
+	int err;
+
+	for (unsigned i = pt->a; i < pt->b; i++)
+		if (!(rep->page[i].flags & REPLICA_ARMED) && rep->page[i].writers == 0)
+			dev_run_add(&op, runs, rep->mem, i, NULL, NULL);
+	if (op.n == 0)
+		return 0;
+	err = device_run(rep->dev->dev, &op);
+	if (err)
+		return err;
+	pthread_mutex_lock(&pt->ch->lock);
+	for (unsigned i = pt->a; i < pt->b; i++)
+		if (rep->page[i].writers == 0)
+			rep->page[i].flags |= REPLICA_ARMED;
+	pthread_mutex_unlock(&pt->ch->lock);
+	return 0;
+}
+
+static void part_grant(struct part *pt)
+{
+	struct grant *g = pt->grant;
+
+	pthread_mutex_lock(&pt->ch->lock);
+	for (unsigned i = pt->a; i < pt->b; i++) {
+		if (!bit_test(g->read, i)) {
+			bit_set(g->read, i);
+			bit_set(pt->new_read, i);
+		}
+		if (pt->write && !bit_test(g->write, i)) {
+			bit_set(g->write, i);
+			bit_set(pt->new_write, i);
+			pt->rep->page[i].writers++;
+		}
+	}
+	grant_repin(g);
+	pthread_mutex_unlock(&pt->ch->lock);
+}
+
+/* Bring the part's pages to the device. They are locked, file->range is held. */
+static int part_bring(struct part *pt)
+{
+	struct dev_run *runs = xmalloc((pt->b - pt->a) * sizeof(*runs));
+	int err = 0;
+
+	pthread_mutex_lock(&pt->ch->lock);
+	part_plan(pt);
+	pthread_mutex_unlock(&pt->ch->lock);
+	if (part_has(pt, TRACK_FETCH))
+		err = part_fetch(pt, TRACK_FETCH);
+	if (!err && part_has(pt, TRACK_SECURE))
+		err = part_secure(pt, runs);
+	for (unsigned i = pt->a, j; i < pt->b && !err; i = j) {
+		j = i + 1;
+		if (pt->step[i] != TRACK_SEND && pt->step[i] != TRACK_PULL)
+			continue;
+		while (j < pt->b && (pt->step[j] == TRACK_SEND || pt->step[j] == TRACK_PULL))
+			j++;
+		err = home_fill(pt->ch, i, j);
+	}
+	if (!err)
+		err = part_send(pt, runs);
+	if (!err)
+		err = part_pull(pt, runs);
+	if (!err && pt->write)
+		err = part_arm(pt, runs);
+	free(runs);
+	return err;
+}
+
+static int part_acquire(struct part *pt)
+{
+	struct cfile *f = pt->ch->file;
+	uint64_t start = pt->ch->index * GAIA_CHUNK, size;
+	int err = 0;
+
+	pthread_rwlock_rdlock(&f->range);
+	/* Pages beyond the end hold nothing. It may have moved since the caller looked. */
+	size = cfile_size(f);
+	if (size <= start)
+		pt->b = pt->a;
+	else
+		pt->b = (unsigned)MIN((uint64_t)pt->b, (size - start + GAIA_PAGE - 1) / GAIA_PAGE);
+	if (pt->a < pt->b) {
+		pthread_mutex_lock(&pt->ch->lock);
+		pages_lock(pt->ch, pt->a, pt->b);
+		pthread_mutex_unlock(&pt->ch->lock);
+		err = part_bring(pt);
+		if (!err && pt->grant)
+			part_grant(pt);
+		pthread_mutex_lock(&pt->ch->lock);
+		pages_unlock(pt->ch, pt->a, pt->b);
+		pthread_mutex_unlock(&pt->ch->lock);
+		atomic_store_explicit(&pt->ch->referenced, true, memory_order_relaxed);
+		chunk_account(pt->ch);
+	}
+	pthread_rwlock_unlock(&f->range);
+	return err;
+}
+
+/* Hand the parts' chunks to the client where it does not map them. */
+static int parts_deliver(struct mapping *m, struct part **parts, uint64_t n, uint64_t *seq)
+{
+	struct cache *c = m->file->cache;
+	struct device *dev = m->dev->dev;
+	uint64_t idx[GAIA_MSG_CHUNKS];
+	struct grant *batch[GAIA_MSG_CHUNKS];
+	int fd[GAIA_MSG_CHUNKS], err;
+	unsigned k = 0;
+	bool have;
+
+	for (uint64_t i = 0; i < n; i++) {
+		struct grant *g = parts[i]->grant;
+
+		pthread_mutex_lock(&parts[i]->ch->lock);
+		have = g->delivered;
+		pthread_mutex_unlock(&parts[i]->ch->lock);
+		if (!have) {
+			fd[k] = dev->ops->export_fd(dev, parts[i]->rep->mem,
+						    m->prot & GAIA_PROT_WRITE);
+			if (fd[k] < 0) {
+				err = fd[k];
+				log_error("device %s: exporting a chunk: %s", dev->name,
+					  strerror(-err));
+				while (k > 0)
+					close(fd[--k]);
+				return err;
+			}
+			idx[k] = g->index;
+			batch[k++] = g;
+		}
+		if (k == 0 || (k < GAIA_MSG_CHUNKS && i + 1 < n))
+			continue;
+		(void)fault_point("acquire.before_grant");
+		err = c->host.grant(m->client, m->id, m->prot, idx, fd, k, seq);
+		if (err)
+			return err;
+		while (k > 0) {
+			struct grant *done = batch[--k];
+
+			pthread_mutex_lock(&done->replica->chunk->lock);
+			done->delivered = true;
+			pthread_mutex_unlock(&done->replica->chunk->lock);
+		}
+	}
+	return 0;
+}
+
+/* Take back what this acquire granted; the client has not heard of it. */
+static void part_undo(struct part *pt)
+{
+	uint64_t pages[GAIA_CHUNK_PAGES / 64];
+
+	if (!pt->grant)
+		return;
+	/* Pages that were held for reading before stay so. */
+	pthread_mutex_lock(&pt->ch->lock);
+	for (unsigned k = 0; k < ARRAY_LEN(pages); k++)
+		pages[k] = pt->new_read[k] | pt->new_write[k];
+	pthread_mutex_unlock(&pt->ch->lock);
+	grant_discard(pt->grant, pages);
+	pthread_mutex_lock(&pt->ch->lock);
+	for (unsigned k = 0; k < ARRAY_LEN(pages); k++)
+		pt->grant->read[k] |= pt->new_write[k] & ~pt->new_read[k];
+	grant_repin(pt->grant);
+	pthread_mutex_unlock(&pt->ch->lock);
+}
+
+/* The range in the mapping and in the file, in pages: false if there is nothing. */
+static bool clip(struct mapping *m, uint64_t off, uint64_t len, uint64_t *first, uint64_t *last)
+{
+	uint64_t size = cfile_size(m->file), end = MIN(off + len, size);
+
+	if (len == 0 || off >= end)
+		return false;
+	*first = off / GAIA_PAGE;
+	*last = (end - 1) / GAIA_PAGE;
+	return true;
+}
+
+static unsigned page_in_chunk(uint64_t page, uint64_t chunk, unsigned below, unsigned above)
+{
+	if (page / GAIA_CHUNK_PAGES < chunk)
+		return below;
+	if (page / GAIA_CHUNK_PAGES > chunk)
+		return above;
+	return (unsigned)(page % GAIA_CHUNK_PAGES);
+}
+
+static int acquire_range(struct mapping *m, uint64_t first, uint64_t last, bool write, bool grant,
+			 uint64_t *seq)
+{
+	uint64_t c0 = first / GAIA_CHUNK_PAGES, c1 = last / GAIA_CHUNK_PAGES, n = c1 - c0 + 1;
+	struct replica **reps;
+	struct part **parts;
+	uint64_t k;
+	int err;
+
+	/* More than the device has cannot fit; asked before any memory is spent on it. */
+	if (n > m->dev->dev->capacity / GAIA_CHUNK)
+		return -ENOMEM;
+	reps = xcalloc(n, sizeof(*reps));
+	parts = xcalloc(n, sizeof(*parts));
+	err = replicas_pin(m, c0, c1, reps);
+	if (err)
+		goto free_lists;
+	for (k = 0; k < n && !err; k++) {
+		struct part *pt = parts[k] = xcalloc(1, sizeof(*pt));
+
+		pt->m = m;
+		pt->rep = reps[k];
+		pt->ch = reps[k]->chunk;
+		pt->grant = grant ? grant_get(m, reps[k]) : NULL;
+		pt->write = write;
+		pt->a = page_in_chunk(first, c0 + k, 0, 0);
+		pt->b = page_in_chunk(last, c0 + k, 0, GAIA_CHUNK_PAGES - 1) + 1;
+		err = part_acquire(pt);
+	}
+	if (!err && grant)
+		err = parts_deliver(m, parts, n, seq);
+	for (k = 0; k < n && parts[k]; k++) {
+		if (err)
+			part_undo(parts[k]);
+		free(parts[k]);
+	}
+	for (k = 0; k < n; k++)
+		replica_unpin(reps[k]);
+free_lists:
+	free(parts);
+	free(reps);
+	return err;
+}
+
+int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq)
+{
+	uint64_t first, last;
+	int err;
+
+	*seq = 0;
+	if (!(prot & GAIA_PROT_READ) || (prot & ~m->prot))
+		return prot & GAIA_PROT_READ ? -EACCES : -EINVAL;
+	if (off < m->off || len > m->len || off - m->off > m->len - len)
+		return -EINVAL;
+	if (!clip(m, off, len, &first, &last))
+		return 0;
+	err = acquire_range(m, first, last, prot & GAIA_PROT_WRITE, true, seq);
+	count(CTR_acquires, 1);
+	if (err == -ENOMEM)
+		count(CTR_acquire_nomem, 1);
+	return err;
+}
+
+/* ---- release ---- */
+
+/* One chunk's part of a release. */
+struct release {
+	struct chunk *ch;
+	uint64_t published[GAIA_CHUNK_PAGES / 64]; /* of which the kernel may hold copies */
+	bool changed;
+};
+
+/* Find the changed ones of @pages. Locked by the caller. Bytes past the end are dropped first. */
+static int find_changed(struct replica *rep, const uint64_t *pages, unsigned a, unsigned b,
+			uint64_t *changed)
+{
+	struct dev_run *runs = xmalloc((b - a) * sizeof(*runs));
+	struct dev_op op = { .kind = DEV_FIND_CHANGED, .runs = runs };
+	uint64_t packed[GAIA_CHUNK_PAGES / 64] = { 0 };
+	unsigned nth = 0;
+	int err = 0;
+
+	for (unsigned i = a; i < b && !err; i++) {
+		unsigned limit = page_limit(rep->chunk, i);
+
+		if (!bit_test(pages, i))
+			continue;
+		if (limit > 0 && limit < GAIA_PAGE) {
+			struct dev_run tail = { .mem = rep->mem, .page = i, .npages = 1,
+						.limit = limit };
+			struct dev_op zero = { .kind = DEV_ZERO, .runs = &tail, .n = 1 };
+
+			err = device_run(rep->dev->dev, &zero);
+		}
+		dev_run_add(&op, runs, rep->mem, i, NULL, NULL);
+	}
+	op.changed = packed;
+	if (!err && op.n > 0)
+		err = device_run(rep->dev->dev, &op);
+	for (unsigned i = a; i < b && !err; i++)
+		if (bit_test(pages, i) && bit_test(packed, nth++))
+			bit_set(changed, i);
+	free(runs);
+	return err;
+}
+
+/* Snapshot changed pages that other mappings go on writing. What has no room is fetched by the caller. */
+static bool secure_shared(struct replica *rep, const uint64_t *pages, unsigned a, unsigned b)
+{
+	struct devmem *shadow = replica_shadow(rep);
+	struct dev_run *runs;
+	struct dev_op op = { .kind = DEV_COPY_WITHIN };
+	int err;
+
+	if (!shadow)
+		return false;
+	op.runs = runs = xmalloc((b - a) * sizeof(*runs));
+	for (unsigned i = a; i < b; i++)
+		if (bit_test(pages, i))
+			dev_run_add(&op, runs, shadow, i, NULL, rep->mem);
+	err = device_run(rep->dev->dev, &op);
+	free(runs);
+	if (err)
+		replica_shadow_done(rep);
+	else
+		count(CTR_device_snapshots, bits_count(pages, GAIA_CHUNK_PAGES / 64));
+	return err == 0;
+}
+
+/* Publish page i, which @g held for writing. chunk->lock held, page locked. */
+static void publish_page(struct grant *g, unsigned i, bool changed, bool secured,
+			 struct release *rl)
+{
+	struct replica *rep = g->replica;
+	struct chunk *ch = rep->chunk;
+	struct page_track *t = &ch->track->page[i];
+	struct page_replica *r = &rep->page[i];
+	bool was_ahead = r->flags & REPLICA_AHEAD, was_snapped = r->flags & REPLICA_SNAPPED;
+
+	bit_clear(g->write, i);
+	bug_on(r->writers == 0);
+	r->writers--;
+	if (track_released(r, changed, r->writers > 0 && (secured || !changed))) {
+		rl->changed = true;
+		count(CTR_released_pages, 1);
+		if (t->may_hold) {
+			track_window_open(t);
+			bit_set(rl->published, i);
+		}
+	}
+	if (!was_ahead && (r->flags & REPLICA_AHEAD))
+		atomic_fetch_add(&ch->file->n_ahead, 1);
+	if (was_snapped != !!(r->flags & REPLICA_SNAPPED))
+		rep->n_snapped += was_snapped ? -1 : 1;
+	twins_collect(ch, i);
+}
+
+static int release_locked(struct grant *g, unsigned a, unsigned b, struct release *rl)
+{
+	struct replica *rep = g->replica;
+	struct chunk *ch = rep->chunk;
+	uint64_t pages[GAIA_CHUNK_PAGES / 64] = { 0 }, changed[GAIA_CHUNK_PAGES / 64] = { 0 };
+	uint64_t shared[GAIA_CHUNK_PAGES / 64] = { 0 };
+	bool secured = false, any_shared = false, any = false;
+	int err;
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = a; i < b; i++)
+		if (bit_test(g->write, i)) {
+			bit_set(pages, i);
+			any = true;
+		}
+	pthread_mutex_unlock(&ch->lock);
+	if (any) {
+		err = find_changed(rep, pages, a, b, changed);
+		if (err)
+			return err;
+	}
+	for (unsigned i = a; i < b; i++)
+		if (bit_test(changed, i) && rep->page[i].writers > 1) {
+			bit_set(shared, i);
+			any_shared = true;
+		}
+	if (any_shared)
+		secured = secure_shared(rep, shared, a, b);
+	(void)fault_point("release.before_publish");
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = a; i < b; i++) {
+		bit_clear(g->read, i);
+		if (bit_test(pages, i))
+			publish_page(g, i, bit_test(changed, i), secured && bit_test(shared, i),
+				     rl);
+	}
+	replica_shadow_trim(rep);
+	grant_repin(g);
+	pthread_mutex_unlock(&ch->lock);
+	if (secured)
+		replica_shadow_done(rep);
+	/* What others go on writing and could not be secured is only safe at home. */
+	return any_shared && !secured ? fetch_pages(ch, a, b) : 0;
+}
+
+static int release_part(struct grant *g, unsigned a, unsigned b, struct release *rl)
+{
+	struct chunk *ch = g->replica->chunk;
+	int err;
+
+	pthread_rwlock_rdlock(&ch->file->range);
+	pthread_mutex_lock(&ch->lock);
+	pages_lock(ch, a, b);
+	pthread_mutex_unlock(&ch->lock);
+	err = release_locked(g, a, b, rl);
+	pthread_mutex_lock(&ch->lock);
+	pages_unlock(ch, a, b);
+	pthread_mutex_unlock(&ch->lock);
+	pthread_rwlock_unlock(&ch->file->range);
+	return err;
+}
+
+/* Invalidate what was published, in runs, and close the windows. No locks held. */
+static void invalidate_published(struct cfile *f, struct release *rl, uint64_t n)
+{
+	struct cache *c = f->cache;
+	uint64_t run = 0, from = 0, at;
+
+	(void)fault_point("release.before_invalidate");
+	for (uint64_t k = 0; k <= n; k++)
+		for (unsigned i = 0; i < (k < n ? GAIA_CHUNK_PAGES : 1); i++) {
+			at = k < n ? rl[k].ch->index * GAIA_CHUNK_PAGES + i : UINT64_MAX;
+			if (run > 0 && (k == n || at != from + run || !bit_test(rl[k].published, i))) {
+				c->host.invalidate(c->host_arg, f->cookie, (off_t)(from * GAIA_PAGE),
+						   (off_t)(run * GAIA_PAGE));
+				count(CTR_kernel_invalidated, run);
+				run = 0;
+			}
+			if (k < n && bit_test(rl[k].published, i)) {
+				if (run == 0)
+					from = at;
+				run++;
+			}
+		}
+	for (uint64_t k = 0; k < n; k++) {
+		struct chunk *ch = rl[k].ch;
+
+		pthread_mutex_lock(&ch->lock);
+		for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
+			if (!bit_test(rl[k].published, i))
+				continue;
+			pages_lock(ch, i, i + 1);
+			track_window_close(&ch->track->page[i]);
+			twins_collect(ch, i);
+			pages_unlock(ch, i, i + 1);
+		}
+		track_maybe_free(ch);
+		pthread_mutex_unlock(&ch->lock);
+	}
+}
+
+int cache_release(struct mapping *m, uint64_t off, uint64_t len)
+{
+	uint64_t first, last;
+	struct release *rl;
+	struct grant **held;
+	bool changed = false;
+	unsigned n, done = 0;
+	int err = 0;
+
+	if (off < m->off || len > m->len || off - m->off > m->len - len)
+		return -EINVAL;
+	if (len == 0)
+		return 0;
+	/* Not clipped to the file's size: what was acquired before a truncate is released, too. */
+	first = off / GAIA_PAGE;
+	last = (off + len - 1) / GAIA_PAGE;
+	n = grants_pin(m, first / GAIA_CHUNK_PAGES, last / GAIA_CHUNK_PAGES, &held);
+	rl = xcalloc(n + 1, sizeof(*rl));
+	for (unsigned k = 0; k < n; k++) {
+		struct replica *rep = held[k]->replica;
+		uint64_t index = held[k]->index;
+
+		if (!err) {
+			rl[done].ch = chunk_ref(rep->chunk);
+			err = release_part(held[k], page_in_chunk(first, index, 0, 0),
+					   page_in_chunk(last, index, 0, GAIA_CHUNK_PAGES - 1) + 1,
+					   &rl[done]);
+			changed |= rl[done].changed;
+			done++;
+		}
+		replica_unpin(rep);
+	}
+	if (changed)
+		cfile_touch(m->file);
+	invalidate_published(m->file, rl, done);
+	again_wait(m->file);
+	for (unsigned k = 0; k < done; k++)
+		chunk_put(rl[k].ch);
+	free(rl);
+	free(held);
+	count(CTR_releases, 1);
+	return err;
+}
+
+/* ---- advice, and eviction on request ---- */
+
+int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice)
+{
+	uint64_t first, last, seq, c0, c1;
+	int err = 0;
+
+	if (off < m->off || len > m->len || off - m->off > m->len - len)
+		return -EINVAL;
+	if (!clip(m, off, len, &first, &last))
+		return 0;
+	switch (advice) {
+	case GAIA_ADVISE_WILLNEED:
+		for (uint64_t p = first; p <= last && !err; p = ROUND_DOWN(p, GAIA_CHUNK_PAGES) +
+								GAIA_CHUNK_PAGES)
+			err = acquire_range(m, p, MIN(last, p | (GAIA_CHUNK_PAGES - 1)), false,
+					    false, &seq);
+		return err == -ENOMEM ? 0 : err; /* as far as there is room */
+	case GAIA_ADVISE_DONTNEED:
+		/* Whole chunks only: a part's neighbours may be needed. */
+		c0 = (first + GAIA_CHUNK_PAGES - 1) / GAIA_CHUNK_PAGES;
+		c1 = (last + 1) / GAIA_CHUNK_PAGES;
+		if (c0 >= c1)
+			return 0;
+		err = cache_evict(m->file, m->dev->index, c0 * GAIA_CHUNK, (c1 - c0) * GAIA_CHUNK);
+		return err == -EBUSY ? 0 : err;
+	default:
+		return -EINVAL;
+	}
+}
+
+static int evict_home(struct chunk *ch, unsigned a, unsigned b)
+{
+	int err;
+
+	pthread_rwlock_rdlock(&ch->file->range);
+	err = chunk_store(ch, a, b, true);
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = a; i < b; i++) {
+		if (!page_present(ch, i))
+			continue;
+		pages_lock(ch, i, i + 1);
+		if (page_present(ch, i) && !page_dirty(ch, i)) {
+			page_drop(ch, i);
+			count(CTR_home_evicted, 1);
+		}
+		pages_unlock(ch, i, i + 1);
+	}
+	pthread_mutex_unlock(&ch->lock);
+	pthread_rwlock_unlock(&ch->file->range);
+	chunk_unlist(ch);
+	return err;
+}
+
+int cache_evict(struct cfile *f, unsigned from, uint64_t off, uint64_t len)
+{
+	uint64_t end = len == 0 || off + len < off ? UINT64_MAX : off + len;
+	struct cache *c = f->cache;
+	struct chunk **list;
+	unsigned n;
+	int err, result = 0;
+
+	if (from != GAIA_FROM_HOME && from >= c->n_devices)
+		return -ENODEV;
+	n = chunk_list_get(f, off / GAIA_CHUNK, (end - 1) / GAIA_CHUNK, &list);
+	for (unsigned k = 0; k < n; k++) {
+		uint64_t index = list[k]->index;
+
+		if (from == GAIA_FROM_HOME)
+			err = evict_home(list[k], page_in_chunk(off / GAIA_PAGE, index, 0, 0),
+					 page_in_chunk((end - 1) / GAIA_PAGE, index, 0,
+						       GAIA_CHUNK_PAGES - 1) + 1);
+		else
+			err = replica_drop(list[k], &c->dev[from]);
+		if (err && !result)
+			result = err;
+		chunk_put(list[k]);
+	}
+	free(list);
+	return result;
+}

@@ -1,0 +1,374 @@
+/*
+ * writeback.c - dirty home pages to the store: by age, under pressure, on request.
+ *
+ * A page whose store failed stays dirty and is tried again; the error is kept for
+ * whoever asks next (cfile_error_check), and said once in the log.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/thread.h"
+#include "pagecache/internal.h"
+
+#define RUN_PAGES 256u	  /* in one call to the store */
+#define TICK_NS 500000000ull
+
+/* ---- the file below ---- */
+
+int cfile_store(struct cfile *f, bool write, struct store_file **out)
+{
+	struct store_file *sf, **slot;
+	int err;
+
+	pthread_mutex_lock(&f->lock);
+	sf = f->store_w ? f->store_w : write ? NULL : f->store_r;
+	pthread_mutex_unlock(&f->lock);
+	if (!sf) {
+		err = f->source.open(f->cookie, write, &sf);
+		if (err)
+			return err;
+		pthread_mutex_lock(&f->lock);
+		slot = sf->writable ? &f->store_w : &f->store_r;
+		if (*slot) {
+			struct store_file *lost = sf;
+
+			sf = *slot;
+			pthread_mutex_unlock(&f->lock);
+			lost->ops->close(lost);
+		} else {
+			*slot = sf;
+			pthread_mutex_unlock(&f->lock);
+		}
+	}
+	if (write && !sf->writable)
+		return -EROFS;
+	*out = sf;
+	return 0;
+}
+
+static void store_failed(struct cfile *f, int err)
+{
+	bool say;
+
+	count(CTR_storage_errors, 1);
+	pthread_mutex_lock(&f->lock);
+	f->error = err;
+	f->error_seq++;
+	say = !f->complained;
+	f->complained = true;
+	pthread_mutex_unlock(&f->lock);
+	if (say)
+		log_error("writeback of file %#lx: %s; the data stays cached and is tried again",
+			  (unsigned long)f->key, strerror(-err));
+}
+
+/* The store gave the file a time of its own; give it the one when the data was written. */
+static void store_worked(struct cfile *f, struct store_file *sf)
+{
+	struct timespec ts[2] = { { .tv_nsec = UTIME_OMIT } };
+	bool set;
+
+	pthread_mutex_lock(&f->lock);
+	f->complained = false;
+	set = f->mtime_set;
+	ts[1] = f->mtime;
+	pthread_mutex_unlock(&f->lock);
+	if (set)
+		(void)sf->ops->utimens(sf, ts); /* only a time, and only ours: not worth an error */
+}
+
+/* Write pages [a, b), which the caller shares, to the store. */
+static int store_run(struct chunk *ch, unsigned a, unsigned b)
+{
+	struct cfile *f = ch->file;
+	struct iovec iov[RUN_PAGES];
+	uint64_t off = ch->index * GAIA_CHUNK + (uint64_t)a * GAIA_PAGE;
+	uint64_t size = cfile_size(f);
+	struct store_file *sf;
+	unsigned n = 0;
+	int err;
+
+	for (unsigned i = a; i < b; i++) {
+		uint64_t at = off + (uint64_t)(i - a) * GAIA_PAGE;
+		size_t len = at >= size ? 0 : (size_t)MIN(size - at, (uint64_t)GAIA_PAGE);
+		char *p = page_ptr(ch, i);
+
+		if (len == 0)
+			break;
+		if (n > 0 && (char *)iov[n - 1].iov_base + iov[n - 1].iov_len == p)
+			iov[n - 1].iov_len += len;
+		else
+			iov[n++] = (struct iovec){ p, len };
+	}
+	if (n == 0)
+		return 0;
+	err = cfile_store(f, true, &sf);
+	if (!err)
+		err = sf->ops->write(sf, iov, (int)n, (off_t)off);
+	if (err) {
+		store_failed(f, err);
+		return err;
+	}
+	count(CTR_storage_writes, b - a);
+	count(CTR_writeback_runs, 1);
+	store_worked(f, sf);
+	return 0;
+}
+
+int chunk_store(struct chunk *ch, unsigned a, unsigned b, bool wait)
+{
+	unsigned i = a, j;
+	int err, first = 0;
+
+	pthread_mutex_lock(&ch->lock);
+	while (ch->n_dirty && i < b) {
+		if (!page_dirty(ch, i) || (!wait && (page_at(ch, i)->flags & PAGE_LOCKED))) {
+			i++;
+			continue;
+		}
+		page_share(ch, i);
+		if (!page_dirty(ch, i)) { /* it may have waited */
+			page_unshare(ch, i++);
+			continue;
+		}
+		for (j = i + 1; j < b && j - i < RUN_PAGES; j++) {
+			if (!page_dirty(ch, j) || (page_at(ch, j)->flags & PAGE_LOCKED) ||
+			    page_at(ch, j)->readers == UINT8_MAX)
+				break;
+			page_share(ch, j);
+		}
+		pthread_mutex_unlock(&ch->lock);
+		err = store_run(ch, i, j);
+		if (err && !first)
+			first = err;
+		pthread_mutex_lock(&ch->lock);
+		for (; i < j; i++) {
+			if (!err)
+				page_clear_dirty(ch, i);
+			page_unshare(ch, i);
+		}
+	}
+	pthread_mutex_unlock(&ch->lock);
+	if (atomic_load(&ch->file->n_dirty) == 0) {
+		pthread_mutex_lock(&ch->file->lock);
+		if (atomic_load(&ch->file->n_dirty) == 0)
+			ch->file->mtime_set = false;
+		pthread_mutex_unlock(&ch->file->lock);
+	}
+	return first;
+}
+
+unsigned chunk_store_some(struct chunk *ch)
+{
+	unsigned before, after;
+
+	if (pthread_rwlock_tryrdlock(&ch->file->range))
+		return 0;
+	pthread_mutex_lock(&ch->lock);
+	before = ch->n_dirty;
+	pthread_mutex_unlock(&ch->lock);
+	(void)chunk_store(ch, 0, GAIA_CHUNK_PAGES, false);
+	pthread_mutex_lock(&ch->lock);
+	after = ch->n_dirty;
+	pthread_mutex_unlock(&ch->lock);
+	pthread_rwlock_unlock(&ch->file->range);
+	return before > after ? before - after : 0;
+}
+
+/* ---- on request ---- */
+
+/* Store the dirty pages of chunks [first, last]. file->range is held shared. */
+static int store_range(struct cfile *f, uint64_t first, uint64_t last)
+{
+	struct chunk **list;
+	unsigned n;
+	int err, result = 0;
+
+	if (atomic_load(&f->n_dirty) == 0)
+		return 0;
+	n = chunk_list_get(f, first, last, &list);
+	for (unsigned k = 0; k < n; k++) {
+		err = chunk_store(list[k], 0, GAIA_CHUNK_PAGES, true);
+		if (err && !result)
+			result = err;
+		chunk_unlist(list[k]);
+		chunk_put(list[k]);
+	}
+	free(list);
+	return result;
+}
+
+int cache_flush(struct cfile *f)
+{
+	int err;
+
+	pthread_rwlock_rdlock(&f->range);
+	err = store_range(f, 0, UINT64_MAX);
+	pthread_rwlock_unlock(&f->range);
+	return err;
+}
+
+/* Merge home what devices released in the pages [a, b) of the chunk. file->range held. */
+static int chunk_fetch(struct chunk *ch, unsigned a, unsigned b)
+{
+	int err = 0;
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = a, j; i < b && ch->track && !err; i = j) {
+		j = i + 1;
+		if (!page_ahead(ch, i))
+			continue;
+		while (j < b && page_ahead(ch, j))
+			j++;
+		pages_lock(ch, i, j);
+		pthread_mutex_unlock(&ch->lock);
+		err = fetch_pages(ch, i, j);
+		pthread_mutex_lock(&ch->lock);
+		pages_unlock(ch, i, j);
+	}
+	pthread_mutex_unlock(&ch->lock);
+	if (!err)
+		chunk_account(ch);
+	return err;
+}
+
+int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len)
+{
+	uint64_t end = len == 0 || off + len < off ? UINT64_MAX : off + len;
+	struct chunk **list;
+	unsigned n;
+	int err, result = 0;
+
+	if (atomic_load(&f->n_ahead) == 0)
+		return 0;
+	n = chunk_list_get(f, off / GAIA_CHUNK, (end - 1) / GAIA_CHUNK, &list);
+	for (unsigned k = 0; k < n; k++) {
+		uint64_t start = list[k]->index * GAIA_CHUNK;
+		unsigned a = off <= start ? 0 : (unsigned)((off - start) / GAIA_PAGE);
+		unsigned b = end - start >= GAIA_CHUNK ?
+				     GAIA_CHUNK_PAGES :
+				     (unsigned)((end - start + GAIA_PAGE - 1) / GAIA_PAGE);
+
+		err = chunk_fetch(list[k], a, b);
+		if (err && !result)
+			result = err;
+		chunk_put(list[k]);
+	}
+	free(list);
+	return result;
+}
+
+int cache_fsync(struct cfile *f, off_t off, off_t len, bool data_only)
+{
+	uint64_t last = len == 0 ? UINT64_MAX : (uint64_t)(off + len - 1) / GAIA_CHUNK;
+	struct store_file *sf;
+	int err, result;
+
+	pthread_rwlock_rdlock(&f->range);
+	result = cfile_fetch(f, (uint64_t)off, (uint64_t)len);
+	err = store_range(f, (uint64_t)off / GAIA_CHUNK, last);
+	pthread_rwlock_unlock(&f->range);
+	if (!result)
+		result = err;
+
+	/* A file that nobody could write has nothing of ours to sync, but costs nothing either. */
+	err = cfile_store(f, false, &sf);
+	if (!err)
+		err = sf->ops->sync(sf, data_only);
+	if (err) {
+		store_failed(f, err);
+		if (!result)
+			result = err;
+	}
+	return result;
+}
+
+int cache_sync_all(struct cache *c)
+{
+	struct cfile **list, *f, *tmp;
+	unsigned n = 0;
+	int err, result = 0;
+
+	pthread_mutex_lock(&c->lock);
+	list = xmalloc((HASH_COUNT(c->files) + 1) * sizeof(struct cfile *));
+	HASH_ITER(hh, c->files, f, tmp) {
+		if (f->holds == 0 && atomic_load(&f->gone))
+			continue;
+		f->uses++;
+		list[n++] = f;
+	}
+	pthread_mutex_unlock(&c->lock);
+	for (unsigned k = 0; k < n; k++) {
+		f = list[k];
+		/* What is cached clean was stored by somebody's flush, perhaps not synced. */
+		err = f->chunks || f->store_w ? cache_fsync(f, 0, 0, false) : 0;
+		if (err) {
+			log_error("file %#lx: %llu pages could not be stored: %s",
+				  (unsigned long)f->key,
+				  (unsigned long long)atomic_load(&f->n_dirty), strerror(-err));
+			if (!result)
+				result = err;
+		}
+		cfile_unuse(f);
+	}
+	free(list);
+	return result;
+}
+
+/* ---- by age and under pressure ---- */
+
+static struct chunk *due(struct cache *c)
+{
+	struct chunk *ch;
+
+	pthread_mutex_lock(&c->lock);
+	ch = TAILQ_FIRST(&c->dirty);
+	if (ch && (now_ns() - ch->dirty_since >= c->age_ns ||
+		   atomic_load(&c->n_dirty) > c->frames.budget / 2)) {
+		TAILQ_REMOVE(&c->dirty, ch, dirty);
+		ch->on_dirty = false;
+	} else {
+		ch = NULL;
+	}
+	pthread_mutex_unlock(&c->lock);
+	return ch;
+}
+
+void *flusher_main(void *arg)
+{
+	struct cache *c = arg;
+	struct timespec until;
+	struct chunk *ch;
+	uint64_t t;
+	bool idle, stuck;
+
+	thread_set_name("gaia-flusher");
+	pthread_mutex_lock(&c->lock);
+	while (!c->stopping) {
+		t = now_ns() + MIN(TICK_NS, c->age_ns / 4 + 1000000);
+		until = (struct timespec){ (time_t)(t / 1000000000), (long)(t % 1000000000) };
+		pthread_cond_timedwait(&c->flusher_cond, &c->lock, &until);
+		idle = c->idle_files;
+		pthread_mutex_unlock(&c->lock);
+
+		if (idle)
+			idle_files_reap(c);
+		stuck = false;
+		while (!stuck && (ch = due(c))) {
+			pthread_rwlock_rdlock(&ch->file->range);
+			stuck = chunk_store(ch, 0, GAIA_CHUNK_PAGES, true) != 0;
+			pthread_rwlock_unlock(&ch->file->range);
+			chunk_account(ch);
+			pthread_mutex_lock(&c->lock);
+			if (ch->file->forgotten)
+				c->idle_files = true;
+			pthread_mutex_unlock(&c->lock);
+			chunk_put(ch);
+		}
+		pthread_mutex_lock(&c->lock);
+	}
+	pthread_mutex_unlock(&c->lock);
+	return NULL;
+}
