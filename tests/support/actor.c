@@ -6,9 +6,12 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "child.h"
@@ -196,6 +199,36 @@ long actor_do(struct actor *a, enum act what, off_t off, size_t len, int arg)
 {
 	actor_order(a, what, off, len, arg);
 	return actor_result(a);
+}
+
+/* The call that waits for orders is poll(2), whichever way libc makes it. */
+static bool waits_elsewhere(long syscall_number)
+{
+#ifdef SYS_poll
+	if (syscall_number == SYS_poll)
+		return false;
+#endif
+	return syscall_number >= 0 && syscall_number != SYS_ppoll;
+}
+
+void actor_blocks(struct actor *a)
+{
+	const struct timespec pause = { .tv_nsec = 1000000 };
+	time_t end = time(NULL) + HANG_SECONDS;
+	char path[64];
+	long is;
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/proc/%d/syscall", a->pid);
+	do {
+		cr_assert_lt(time(NULL), end, "the actor does not come to wait");
+		nanosleep(&pause, NULL);
+		f = fopen(path, "re");
+		cr_assert_not_null(f, "%s: %s", path, strerror(errno));
+		if (fscanf(f, "%ld", &is) != 1)
+			is = -1; /* "running" */
+		fclose(f);
+	} while (!waits_elsewhere(is));
 }
 
 static void forget(struct actor *a)

@@ -57,6 +57,9 @@ long actor_do(struct actor *a, enum act act, off_t off, size_t len, int arg);
 void actor_order(struct actor *a, enum act act, off_t off, size_t len, int arg);
 long actor_result(struct actor *a);
 
+/* Wait until a step that was ordered waits in some system call. */
+void actor_blocks(struct actor *a);
+
 /* SIGKILL, in whatever it is doing. */
 void actor_kill(struct actor *a);
 /* Let it unmap, close and exit with 0; asserts that it does. */
