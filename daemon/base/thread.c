@@ -116,7 +116,7 @@ static void *worker(void *arg)
 	return NULL;
 }
 
-/* A positive errno, as pthread_create(). Called with the lock, or before anybody else knows @pool. */
+/* A positive errno, as pthread_create(). Called with the lock. */
 static int start_thread(struct pool *pool)
 {
 	sigset_t mask, old;

@@ -24,14 +24,19 @@ void bug_at(const char *file, int line, const char *fmt, ...)
 	abort();
 }
 
-/* A size that nobody could have is a bug; waiting for it would hide that. */
-static void wait_for_memory(size_t size)
+#define WAIT_MS 10u
+#define SAY_EVERY_MS 5000u
+
+/* Before try number @tries + 1. A size that nobody could have is a bug; waiting would hide it. */
+static void wait_for_memory(size_t size, unsigned tries)
 {
-	const struct timespec pause = {.tv_nsec = 10 * 1000 * 1000};
+	const struct timespec pause = {.tv_nsec = WAIT_MS * 1000 * 1000};
 
 	if (size > PTRDIFF_MAX)
 		bug("allocation of %zu bytes", size);
-	log_warn("out of memory: waiting for %zu bytes; end other programs or lower --home", size);
+	if (tries % (SAY_EVERY_MS / WAIT_MS) == 0)
+		log_warn("out of memory: waiting for %zu bytes; end other programs or lower --home",
+			 size);
 	nanosleep(&pause, NULL);
 }
 
@@ -48,8 +53,8 @@ void *xcalloc(size_t n, size_t size)
 	if (__builtin_mul_overflow(n, size, &total))
 		bug("allocation of %zu times %zu bytes", n, size);
 	total = MAX(total, 1);
-	while (!(p = calloc(1, total)))
-		wait_for_memory(total);
+	for (unsigned tries = 0; !(p = calloc(1, total)); tries++)
+		wait_for_memory(total, tries);
 	return p;
 }
 
@@ -58,8 +63,8 @@ void *xrealloc(void *p, size_t size)
 	void *moved;
 
 	size = MAX(size, 1); /* realloc(p, 0) would free and return NULL */
-	while (!(moved = realloc(p, size)))
-		wait_for_memory(size);
+	for (unsigned tries = 0; !(moved = realloc(p, size)); tries++)
+		wait_for_memory(size, tries);
 	return moved;
 }
 

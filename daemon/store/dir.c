@@ -138,7 +138,9 @@ static ssize_t dir_copy_range(struct store_file *from, off_t from_off, struct st
 		return -EXDEV;
 	if (!to->writable)
 		return -EBADF;
-	got = TEMP_FAILURE_RETRY(copy_file_range(fd_of(from), &from_off, fd_of(to), &to_off, len, 0));
+	do
+		got = copy_file_range(fd_of(from), &from_off, fd_of(to), &to_off, len, 0);
+	while (got < 0 && errno == EINTR);
 	if (got < 0)
 		return errno == ENOSYS ? -EOPNOTSUPP : -errno;
 	return got;

@@ -31,26 +31,33 @@
 static struct store *store;
 static int refs[REFS];
 
+/* A new file, open for both; @path gets its name. */
+static int temp_file(char path[PATH_MAX])
+{
+	const char *tmp = getenv("TMPDIR");
+	int fd;
+
+	snprintf(path, PATH_MAX, "%s/gaiafs-store-XXXXXX", tmp ? tmp : "/tmp");
+	fd = mkostemp(path, O_CLOEXEC);
+	cr_assert_geq(fd, 0, "%s: %s", path, strerror(errno));
+	return fd;
+}
+
 /*
  * The names go at once: an open descriptor is all that the store needs, and
  * nothing is left behind however a test ends.
  */
 static void make_files(void)
 {
-	const char *tmp = getenv("TMPDIR");
-	char dir[200], path[220];
-
-	snprintf(dir, sizeof(dir), "%s/gaiafs-store-XXXXXX", tmp ? tmp : "/tmp");
-	cr_assert(mkdtemp(dir), "%s: %s", dir, strerror(errno));
 	for (int i = 0; i < REFS; i++) {
-		snprintf(path, sizeof(path), "%s/%d", dir, i);
-		close(open(path, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600));
+		char path[PATH_MAX];
+		int fd = temp_file(path);
+
 		refs[i] = open(path, O_PATH | O_CLOEXEC);
 		unlink(path);
-	}
-	rmdir(dir);
-	for (int i = 0; i < REFS; i++)
+		close(fd);
 		cr_assert_geq(refs[i], 0);
+	}
 }
 
 static void setup_dir(void)
@@ -973,8 +980,8 @@ Test(dir, says_why_a_file_cannot_be_written)
 
 Test(dir, a_right_once_granted_is_kept)
 {
-	char path[] = "/tmp/gaiafs-store-XXXXXX";
-	int granted = mkostemp(path, O_CLOEXEC);
+	char path[PATH_MAX];
+	int granted = temp_file(path);
 	int named = open(path, O_PATH | O_CLOEXEC);
 	bool root = geteuid() == 0;
 	struct store_file *f = NULL;
@@ -1002,11 +1009,11 @@ Test(dir, a_right_once_granted_is_kept)
 
 Test(dir, a_ref_opened_for_reading_serves_to_write_where_the_file_allows_it)
 {
-	char path[] = "/tmp/gaiafs-store-XXXXXX";
+	char path[PATH_MAX];
 	int ro, append;
 	struct store_file *f;
 
-	close(mkostemp(path, O_CLOEXEC));
+	close(temp_file(path));
 	ro = open(path, O_RDONLY | O_CLOEXEC);
 	append = open(path, O_RDWR | O_APPEND | O_CLOEXEC);
 	unlink(path);
@@ -1040,18 +1047,29 @@ static int count_descriptors(int *inheritable)
 	return n;
 }
 
-Test(dir, an_open_file_is_one_descriptor_that_children_do_not_get)
+static void check_descriptors(int ref)
 {
 	int inheritable, now_inheritable;
 	int before = count_descriptors(&inheritable);
-	struct store_file *f = open_file();
+	struct store_file *f = open_ref(ref, true);
 
 	cr_assert_eq(count_descriptors(&now_inheritable), before + 1);
 	cr_assert_eq(now_inheritable, inheritable);
 	close_file(f);
-	cr_assert_eq(count_descriptors(&now_inheritable), before);
 	/* The ref is not consumed. */
-	close_file(open_file());
+	cr_assert_eq(count_descriptors(&now_inheritable), before);
+	close_file(open_ref(ref, true));
+}
+
+Test(dir, an_open_file_is_one_descriptor_that_children_do_not_get)
+{
+	char path[PATH_MAX];
+	int fd = temp_file(path);
+
+	unlink(path);
+	check_descriptors(refs[0]);
+	check_descriptors(fd);
+	close(fd);
 }
 
 Test(dir, a_missing_proc_is_found_at_once)

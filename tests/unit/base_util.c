@@ -3,9 +3,12 @@
  */
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "base/util.h"
 
@@ -100,6 +103,45 @@ Test(alloc, calloc_zeroes_and_realloc_keeps)
 	cr_assert_eq(p[63], 'x');
 	free(p);
 }
+
+/* Sanitizers need address space of their own. */
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+
+static struct rlimit old_limit;
+
+/* Lift the limit when standard error says that somebody waits. */
+static void *end_shortage(void *arg)
+{
+	char said[200];
+	ssize_t n = read(*(int *)arg, said, sizeof(said) - 1);
+
+	setrlimit(RLIMIT_AS, &old_limit);
+	said[MAX(n, 0)] = '\0';
+	return strstr(said, "out of memory") ? arg : NULL;
+}
+
+Test(alloc, waits_for_memory_and_says_so)
+{
+	struct rlimit none;
+	pthread_t helper;
+	void *said;
+	int ends[2];
+	void *p;
+
+	cr_assert_eq(pipe(ends), 0);
+	dup2(ends[1], STDERR_FILENO);
+	getrlimit(RLIMIT_AS, &old_limit);
+	cr_assert_eq(pthread_create(&helper, NULL, end_shortage, &ends[0]), 0);
+	none = (struct rlimit){1, old_limit.rlim_max};
+	setrlimit(RLIMIT_AS, &none);
+	p = xmalloc(64 << 20);
+	cr_assert_neq(p, NULL);
+	free(p);
+	pthread_join(helper, &said);
+	cr_assert(said);
+}
+
+#endif
 
 static void no_core(void)
 {
