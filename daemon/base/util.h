@@ -10,11 +10,10 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/param.h> /* MIN, MAX: libuv includes it, so there can be no others */
 
 #define BIT(n) (1u << (n))
 #define ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
-#define MIN(a, b) ((a) < (b) ? (a) : (b))
-#define MAX(a, b) ((a) > (b) ? (a) : (b))
 #define container_of(ptr, type, member) ((type *)((char *)(ptr)-offsetof(type, member)))
 
 /* Smallest multiple of @to (a power of two) that is not below @x. */

@@ -1,0 +1,120 @@
+/*
+ * attr.c - attributes: what the backing directory says, mended by what is still only in the cache.
+ */
+#include "fuse/internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+ino_t attr_ino(const struct fs *fs, dev_t dev, ino_t ino)
+{
+	/* The mount shows one device: files of others below the source get numbers of their own. */
+	if (dev != fs->root.key.dev)
+		ino ^= (ino_t)dev << 40 | (ino_t)1 << 63;
+	return ino;
+}
+
+void attr_mend(struct inode *inode, struct stat *st)
+{
+	struct cfile *f;
+
+	st->st_ino = attr_ino(inode->fs, st->st_dev, st->st_ino);
+	if (inode->type != S_IFREG || !contents_cached(inode) || contents_get(inode, &f))
+		return;
+	cfile_fix_stat(f, st);
+	contents_put(inode);
+}
+
+static void reply_attr(fuse_req_t req, struct inode *inode)
+{
+	struct stat st;
+
+	if (fstat(inode->fd, &st)) {
+		fuse_reply_err(req, errno);
+		return;
+	}
+	attr_mend(inode, &st);
+	fuse_reply_attr(req, &st, FS_TIMEOUT);
+}
+
+void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	reply_attr(req, inode_of(req_fs(req), ino));
+}
+
+static int set_size(struct inode *inode, off_t size)
+{
+	struct cfile *f;
+	int err = contents_get(inode, &f);
+
+	if (err)
+		return err;
+	err = cache_truncate(f, (uint64_t)size);
+	contents_put(inode);
+	return err;
+}
+
+static int set_times(struct inode *inode, const struct stat *attr, int to_set)
+{
+	struct timespec ts[2] = { { .tv_nsec = UTIME_OMIT }, { .tv_nsec = UTIME_OMIT } };
+	struct cfile *f;
+
+	if (to_set & FUSE_SET_ATTR_ATIME_NOW)
+		ts[0].tv_nsec = UTIME_NOW;
+	else if (to_set & FUSE_SET_ATTR_ATIME)
+		ts[0] = attr->st_atim;
+	if (to_set & FUSE_SET_ATTR_MTIME_NOW)
+		ts[1].tv_nsec = UTIME_NOW;
+	else if (to_set & FUSE_SET_ATTR_MTIME)
+		ts[1] = attr->st_mtim;
+
+	/* What is stored later would set the time again. If it cannot be stored now, so be it:
+	 * the error is remembered for who syncs or closes the file. */
+	if (ts[1].tv_nsec != UTIME_OMIT && inode->type == S_IFREG && contents_cached(inode) &&
+	    !contents_get(inode, &f)) {
+		cache_flush(f);
+		contents_put(inode);
+	}
+	return utimensat(inode->fd, "", ts, AT_EMPTY_PATH) ? -errno : 0;
+}
+
+void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
+		struct fuse_file_info *fi)
+{
+	struct inode *inode = inode_of(req_fs(req), ino);
+	int err = 0;
+
+	/* Ownership first: changing it clears set-id bits, which the mode may give back. */
+	if (to_set & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID)) {
+		uid_t uid = to_set & FUSE_SET_ATTR_UID ? attr->st_uid : (uid_t)-1;
+		gid_t gid = to_set & FUSE_SET_ATTR_GID ? attr->st_gid : (gid_t)-1;
+
+		if (fchownat(inode->fd, "", uid, gid, AT_EMPTY_PATH))
+			err = -errno;
+	}
+	if (!err && to_set & FUSE_SET_ATTR_MODE &&
+	    chmod(fd_path(inode->fd).text, attr->st_mode & 07777))
+		err = -errno;
+	if (!err && to_set & FUSE_SET_ATTR_SIZE)
+		err = set_size(inode, attr->st_size);
+	if (!err && to_set & (FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_ATIME_NOW |
+			      FUSE_SET_ATTR_MTIME_NOW))
+		err = set_times(inode, attr, to_set);
+	if (err)
+		fuse_reply_err(req, -err);
+	else
+		reply_attr(req, inode);
+}
+
+void op_statfs(fuse_req_t req, fuse_ino_t ino)
+{
+	struct inode *inode = ino ? inode_of(req_fs(req), ino) : &req_fs(req)->root;
+	struct statvfs st;
+
+	if (fstatvfs(inode->fd, &st))
+		fuse_reply_err(req, errno);
+	else
+		fuse_reply_statfs(req, &st);
+}

@@ -1,0 +1,152 @@
+/*
+ * dir.c - reading directories.
+ *
+ * Offsets are those of the directory below, which file systems keep stable while entries come and go.
+ */
+#include "fuse/internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	struct fs *fs = req_fs(req);
+	struct inode *inode = inode_of(fs, ino);
+	struct handle *h = calloc(1, sizeof(*h));
+	int fd, err = -ENOMEM;
+
+	if (!h)
+		goto fail;
+	fd = inode_open_fd(inode, O_RDONLY | O_DIRECTORY);
+	if (fd < 0) {
+		err = fd;
+		goto free_handle;
+	}
+	h->dir = fdopendir(fd);
+	if (!h->dir) {
+		err = -errno;
+		close(fd);
+		goto free_handle;
+	}
+	h->inode = inode;
+	h->flags = fi->flags;
+	pthread_mutex_init(&h->lock, NULL);
+	pthread_mutex_lock(&fs->lock);
+	inode->refs++;
+	inode->opens++;
+	LIST_INSERT_HEAD(&fs->handles, h, link);
+	pthread_mutex_unlock(&fs->lock);
+	fi->fh = (uintptr_t)h;
+	fuse_reply_open(req, fi);
+	return;
+
+free_handle:
+	free(h);
+fail:
+	fuse_reply_err(req, -err);
+}
+
+static bool is_dots(const char *name)
+{
+	return !strcmp(name, ".") || !strcmp(name, "..");
+}
+
+/* Attributes that say no more than the directory does: the kernel asks for the rest when it needs it. */
+static void plain_entry(const struct fs *fs, const struct handle *h, const struct dirent *d,
+			struct fuse_entry_param *e)
+{
+	memset(e, 0, sizeof(*e));
+	e->attr.st_ino = attr_ino(fs, h->inode->key.dev, d->d_ino);
+	e->attr.st_mode = DTTOIF(d->d_type);
+}
+
+/* Bytes of the entry in the reply; it was added if they are at most @room. */
+static size_t add_entry(fuse_req_t req, struct handle *h, const struct dirent *d, char *buf,
+			size_t room, bool plus)
+{
+	struct fs *fs = req_fs(req);
+	struct fuse_entry_param e;
+	size_t need;
+
+	plain_entry(fs, h, d, &e);
+	if (!plus)
+		return fuse_add_direntry(req, buf, room, d->d_name, &e.attr, d->d_off);
+
+	/* A lookup that the kernel never hears of would be remembered for ever: is there room? */
+	need = fuse_add_direntry_plus(req, NULL, 0, d->d_name, NULL, 0);
+	if (need > room)
+		return need;
+	if (!is_dots(d->d_name) && !inode_crowded(fs) && entry_lookup(h->inode, d->d_name, &e))
+		plain_entry(fs, h, d, &e);
+	return fuse_add_direntry_plus(req, buf, room, d->d_name, &e, d->d_off);
+}
+
+static void read_dir(fuse_req_t req, struct handle *h, size_t size, off_t off, bool plus)
+{
+	char *buf = malloc(size);
+	size_t used = 0;
+	int err = 0;
+
+	if (!buf) {
+		fuse_reply_err(req, ENOMEM);
+		return;
+	}
+	pthread_mutex_lock(&h->lock);
+	if (off != h->at) {
+		seekdir(h->dir, off);
+		h->next = NULL;
+		h->at = off;
+	}
+	for (;;) {
+		size_t need;
+
+		if (!h->next) {
+			errno = 0;
+			h->next = readdir(h->dir);
+			if (!h->next) {
+				err = -errno;
+				break;
+			}
+		}
+		need = add_entry(req, h, h->next, buf + used, size - used, plus);
+		if (need > size - used)
+			break;
+		used += need;
+		h->at = h->next->d_off;
+		h->next = NULL;
+	}
+	pthread_mutex_unlock(&h->lock);
+	/* What was read before an error is valid, and the error comes again. */
+	if (err && !used)
+		fuse_reply_err(req, -err);
+	else
+		fuse_reply_buf(req, buf, used);
+	free(buf);
+}
+
+void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
+{
+	read_dir(req, handle_of(fi), size, off, false);
+}
+
+void op_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
+		    struct fuse_file_info *fi)
+{
+	read_dir(req, handle_of(fi), size, off, true);
+}
+
+void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	handle_close(handle_of(fi));
+	fuse_reply_err(req, 0);
+}
+
+void op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
+{
+	int fd = dirfd(handle_of(fi)->dir);
+
+	fuse_reply_err(req, (datasync ? fdatasync(fd) : fsync(fd)) ? errno : 0);
+}

@@ -1,0 +1,267 @@
+/*
+ * file.c - open files: their contents are the page cache's.
+ *
+ * What the kernel says of a request tells what its own cache has of it. A READ or WRITE that names a lock
+ * owner is a process's direct I/O, past the kernel's cache; one without fills or drains pages. (The flag
+ * O_DIRECT would not do: a mapping made of such a descriptor fills pages, too.)
+ */
+#include "fuse/internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static bool may_write(int flags)
+{
+	return (flags & O_ACCMODE) != O_RDONLY;
+}
+
+/*
+ * An unprivileged daemon keeps what it was once let open as long as the cache may need it: the mode of the
+ * file may refuse later, or refuse already (a file created with mode 0444).
+ */
+static void keep_access(struct inode *inode, int access, bool write)
+{
+	struct fs *fs = inode->fs;
+	atomic_int *slot = write ? &inode->write_fd : &inode->read_fd;
+
+	if (!fs->privileged) {
+		pthread_mutex_lock(&fs->lock);
+		if (*slot < 0) {
+			*slot = access;
+			access = -1;
+		}
+		pthread_mutex_unlock(&fs->lock);
+	}
+	if (access >= 0)
+		close(access);
+}
+
+int handle_open(struct inode *inode, int flags, int access, struct handle **out)
+{
+	struct fs *fs = inode->fs;
+	bool write = may_write(flags);
+	struct handle *h = calloc(1, sizeof(*h));
+	int err = -ENOMEM;
+
+	if (!h)
+		goto close_access;
+	/* Whether it can be opened is found out now, not when data must be stored. The cache reads
+	 * what a write changes in part, so writing takes both. */
+	if (access < 0 && (write || !fs->privileged)) {
+		access = inode_open_fd(inode, write ? O_RDWR : O_RDONLY);
+		if (access < 0) {
+			err = access;
+			goto free_handle;
+		}
+	} else if (access >= 0) {
+		write = true;
+	}
+	err = contents_get(inode, &h->cfile);
+	if (err)
+		goto free_handle;
+	if (access >= 0)
+		keep_access(inode, access, write);
+	h->inode = inode;
+	h->flags = flags;
+	h->errors_seen = cfile_error_now(h->cfile);
+	pthread_mutex_init(&h->lock, NULL);
+	pthread_mutex_lock(&fs->lock);
+	inode->refs++;
+	inode->opens++;
+	inode->writers += may_write(flags);
+	LIST_INSERT_HEAD(&fs->handles, h, link);
+	pthread_mutex_unlock(&fs->lock);
+	*out = h;
+	return 0;
+
+free_handle:
+	free(h);
+close_access:
+	if (access >= 0)
+		close(access);
+	return err;
+}
+
+void handle_close(struct handle *h)
+{
+	struct inode *inode = h->inode;
+	struct fs *fs = inode->fs;
+
+	pthread_mutex_lock(&fs->lock);
+	LIST_REMOVE(h, link);
+	inode->opens--;
+	inode->writers -= h->cfile && may_write(h->flags);
+	pthread_mutex_unlock(&fs->lock);
+	if (h->cfile)
+		contents_put(inode);
+	if (h->dir)
+		closedir(h->dir);
+	pthread_mutex_destroy(&h->lock);
+	free(h);
+	inode_put(inode);
+}
+
+void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	struct handle *h;
+	int err = handle_open(inode_of(req_fs(req), ino), fi->flags, -1, &h);
+
+	if (err) {
+		fuse_reply_err(req, -err);
+		return;
+	}
+	fi->fh = (uintptr_t)h;
+	fi->keep_cache = 1;
+	fuse_reply_open(req, fi);
+}
+
+void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
+{
+	bool fills_pages = !fi->lock_owner;
+	struct cache_read rd;
+	int err;
+
+	err = cache_read_begin(handle_of(fi)->cfile, off, MIN(size, CACHE_READ_MAX), fills_pages,
+			       &rd);
+	if (err) {
+		fuse_reply_err(req, -err);
+		return;
+	}
+	fuse_reply_iov(req, rd.iov, rd.n_iov);
+	cache_read_end(&rd);
+}
+
+void op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off,
+	      struct fuse_file_info *fi)
+{
+	enum cache_write_kind kind = fi->writepage    ? CACHE_WRITE_PAGES :
+				     fi->lock_owner ? CACHE_WRITE_EXACT :
+							CACHE_WRITE_THROUGH;
+	int err = cache_write(handle_of(fi)->cfile, buf, size, off, kind);
+
+	if (err)
+		fuse_reply_err(req, -err);
+	else
+		fuse_reply_write(req, size);
+}
+
+/* The first error that this open file has not been told of. */
+static int unseen_error(struct handle *h, int err)
+{
+	uint64_t seen = h->errors_seen;
+	int kept = cfile_error_check(h->cfile, &seen);
+
+	h->errors_seen = seen;
+	return err ? err : kept;
+}
+
+void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	struct handle *h = handle_of(fi);
+	int err = 0;
+
+	if (may_write(h->flags))
+		err = unseen_error(h, cache_flush(h->cfile));
+	fuse_reply_err(req, -err);
+}
+
+void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+	handle_close(handle_of(fi));
+	fuse_reply_err(req, 0);
+}
+
+void op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
+{
+	struct handle *h = handle_of(fi);
+	int err = unseen_error(h, cache_fsync(h->cfile, 0, INT64_MAX, datasync));
+
+	fuse_reply_err(req, -err);
+}
+
+void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t len,
+		  struct fuse_file_info *fi)
+{
+	fuse_reply_err(req, -cache_allocate(handle_of(fi)->cfile, mode, off, len));
+}
+
+struct seek {
+	fuse_req_t req;
+	struct handle *handle; /* stays: its request is not answered yet */
+	off_t off;
+	int whence;
+};
+
+static void reply_seek(const struct seek *seek)
+{
+	off_t at = cache_seek(seek->handle->cfile, seek->off, seek->whence);
+
+	if (at < 0)
+		fuse_reply_err(seek->req, (int)-at);
+	else
+		fuse_reply_lseek(seek->req, at);
+}
+
+static void seek_after_push(void *arg)
+{
+	struct seek *seek = arg;
+	struct inode *inode = seek->handle->inode;
+
+	invalidate(inode, 0, 0);
+	busy_end(inode->fs);
+	reply_seek(seek);
+	free(seek);
+}
+
+/*
+ * The kernel asks about holes without writing back what it has: where it may have dirty pages they are
+ * fetched first, or data would be taken for a hole.
+ */
+void op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse_file_info *fi)
+{
+	struct seek seek = { req, handle_of(fi), off, whence }, *job;
+	struct fs *fs = req_fs(req);
+	bool dirty;
+
+	if (whence != SEEK_DATA && whence != SEEK_HOLE) {
+		fuse_reply_err(req, EINVAL);
+		return;
+	}
+	pthread_mutex_lock(&fs->lock);
+	dirty = fs->config.writeback && seek.handle->inode->writers;
+	pthread_mutex_unlock(&fs->lock);
+	if (!dirty) {
+		reply_seek(&seek);
+		return;
+	}
+	job = malloc(sizeof(*job));
+	if (!job) {
+		fuse_reply_err(req, ENOMEM);
+	} else if (!busy_begin(fs, false)) {
+		free(job);
+		fuse_reply_err(req, ENOTCONN);
+	} else {
+		*job = seek;
+		pool_submit(fs->workers, seek_after_push, job);
+	}
+}
+
+void op_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
+			struct fuse_file_info *fi_in, fuse_ino_t ino_out, off_t off_out,
+			struct fuse_file_info *fi_out, size_t len, int flags)
+{
+	ssize_t n;
+
+	if (flags) {
+		fuse_reply_err(req, EINVAL);
+		return;
+	}
+	n = cache_copy_range(handle_of(fi_in)->cfile, off_in, handle_of(fi_out)->cfile, off_out,
+			     len);
+	if (n < 0)
+		fuse_reply_err(req, (int)-n);
+	else
+		fuse_reply_write(req, (size_t)n);
+}

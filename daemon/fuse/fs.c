@@ -1,0 +1,325 @@
+/*
+ * fs.c - the life of the mounted file system.
+ */
+#include "fuse/fs.h"
+#include "fuse/internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Ioctls at work at one time: most of them wait. */
+#define WORKERS 128
+
+/* Requests that the kernel may have under way by itself: readahead and writeback. */
+#define BACKGROUND 64
+
+static void op_init(void *userdata, struct fuse_conn_info *conn)
+{
+	struct fs *fs = userdata;
+	unsigned want = FUSE_CAP_ASYNC_READ | FUSE_CAP_ASYNC_DIO | FUSE_CAP_EXPLICIT_INVAL_DATA |
+			FUSE_CAP_PARALLEL_DIROPS | FUSE_CAP_READDIRPLUS |
+			FUSE_CAP_READDIRPLUS_AUTO | FUSE_CAP_DONT_MASK | FUSE_CAP_IOCTL_DIR |
+			FUSE_CAP_CACHE_SYMLINKS;
+
+	if (fs->config.writeback)
+		want |= FUSE_CAP_WRITEBACK_CACHE;
+	if (fs->acl)
+		want |= FUSE_CAP_POSIX_ACL;
+	/*
+	 * Not wanted: splicing (slower than our own pages), O_TRUNC in OPEN (truncation has one way,
+	 * SETATTR), HANDLE_KILLPRIV (the kernel clears set-id bits), locks (the kernel's own do).
+	 */
+	conn->want = want & conn->capable;
+	conn->max_background = BACKGROUND;
+	conn->congestion_threshold = BACKGROUND * 3 / 4;
+	fs->config.ready(fs->config.arg);
+}
+
+static const struct fuse_lowlevel_ops ops = {
+	.init = op_init,
+	.lookup = op_lookup,
+	.forget = op_forget,
+	.forget_multi = op_forget_multi,
+	.getattr = op_getattr,
+	.setattr = op_setattr,
+	.readlink = op_readlink,
+	.mknod = op_mknod,
+	.mkdir = op_mkdir,
+	.unlink = op_unlink,
+	.rmdir = op_rmdir,
+	.symlink = op_symlink,
+	.rename = op_rename,
+	.link = op_link,
+	.open = op_open,
+	.create = op_create,
+	.read = op_read,
+	.write = op_write,
+	.flush = op_flush,
+	.release = op_release,
+	.fsync = op_fsync,
+	.opendir = op_opendir,
+	.readdir = op_readdir,
+	.readdirplus = op_readdirplus,
+	.releasedir = op_releasedir,
+	.fsyncdir = op_fsyncdir,
+	.statfs = op_statfs,
+	.setxattr = op_setxattr,
+	.getxattr = op_getxattr,
+	.listxattr = op_listxattr,
+	.removexattr = op_removexattr,
+	.ioctl = op_ioctl,
+	.fallocate = op_fallocate,
+	.lseek = op_lseek,
+	.copy_file_range = op_copy_file_range,
+};
+
+static void host_invalidate(void *arg, void *cookie, off_t off, off_t len)
+{
+	invalidate(cookie, off, len);
+}
+
+static const struct cache_host host = {
+	.invalidate = host_invalidate,
+	.grant = control_grant,
+	.revoke = control_revoke,
+	.alive = control_alive,
+};
+
+const struct cache_host *fs_cache_host(void)
+{
+	return &host;
+}
+
+const char *fs_source(const struct fs *fs)
+{
+	return fs->source;
+}
+
+const char *fs_mountpoint(const struct fs *fs)
+{
+	return fs->mountpoint;
+}
+
+int fs_create(const struct fs_config *config, struct fs **out)
+{
+	struct fs *fs = calloc(1, sizeof(*fs));
+	int err;
+
+	if (!fs)
+		return -ENOMEM;
+	fs->config = *config;
+	fs->source_fd = -1;
+	LIST_INIT(&fs->handles);
+	pthread_mutex_init(&fs->lock, NULL);
+	pthread_cond_init(&fs->idle, NULL);
+
+	/* Switching to callers needs a daemon without groups of its own; where even root may not
+	 * drop them (some user namespaces), it cannot switch. */
+	fs->privileged = !geteuid() && !setgroups(0, NULL);
+	umask(0);
+
+	err = mount_resolve(fs); /* logs */
+	if (err)
+		goto free_fs;
+	err = inode_table_init(fs);
+	if (err) {
+		log_error("%s: %s", fs->source, strerror(-err));
+		goto close_source;
+	}
+	fs->acl = xattr_source_has_acl(fs->root.fd);
+	err = pool_create("gaia-ioctl", WORKERS, &fs->workers);
+	if (err) {
+		log_error("fuse: cannot start workers: %s", strerror(-err));
+		goto destroy_table;
+	}
+	*out = fs;
+	return 0;
+
+destroy_table:
+	inode_table_destroy(fs);
+close_source:
+	close(fs->source_fd);
+	free(fs->source);
+	free(fs->mountpoint);
+free_fs:
+	pthread_cond_destroy(&fs->idle);
+	pthread_mutex_destroy(&fs->lock);
+	free(fs);
+	return err;
+}
+
+int fs_start(struct fs *fs, struct cache *cache, struct store *store, struct control *control)
+{
+	int err;
+
+	fs->cache = cache;
+	fs->store = store;
+	fs->control = control;
+	err = mount_begin(fs, &ops); /* logs */
+	if (err)
+		return err;
+	err = serve_start(fs); /* logs */
+	if (err)
+		mount_end(fs, true);
+	return err;
+}
+
+static bool is_written(const struct inode *inode)
+{
+	return inode->writers;
+}
+
+static bool has_contents(const struct inode *inode)
+{
+	return inode->cfiles;
+}
+
+/* References to the inodes that @want (asked with fs->lock held) tells; to be put and freed. */
+static struct inode **list_inodes(struct fs *fs, bool (*want)(const struct inode *), unsigned *n)
+{
+	struct inode **list, *inode;
+
+	*n = 0;
+	pthread_mutex_lock(&fs->lock);
+	list = xcalloc(fs->n_inodes + 1, sizeof(*list));
+	TAILQ_FOREACH(inode, &fs->order, link) {
+		if (!want(inode))
+			continue;
+		inode->refs++;
+		list[(*n)++] = inode;
+	}
+	pthread_mutex_unlock(&fs->lock);
+	return list;
+}
+
+/* What the kernel has of files that are open for writing reaches the cache. */
+static void push_writers(struct fs *fs)
+{
+	unsigned n;
+	struct inode **list = list_inodes(fs, is_written, &n);
+
+	for (unsigned i = 0; i < n; i++) {
+		invalidate(list[i], 0, 0);
+		inode_put(list[i]);
+	}
+	free(list);
+}
+
+/* syncfs(2) starts to write everything back; whether it waits depends on the kernel's version. */
+static void push_all(struct fs *fs, int mount_fd)
+{
+	if (mount_fd >= 0)
+		syncfs(mount_fd);
+	push_writers(fs);
+}
+
+static int open_mount(struct fs *fs)
+{
+	if (!mount_is_ours(fs))
+		return -1;
+	return open(fs->mountpoint, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+}
+
+int fs_unmount(struct fs *fs)
+{
+	int fd, err, stored;
+
+	if (!fs->mounted || fs->over)
+		return 0;
+	fd = open_mount(fs);
+	push_all(fs, fd);
+	stored = cache_sync_all(fs->cache);
+	if (fd >= 0)
+		close(fd);
+	err = mount_end(fs, false);
+	if (err == -EBUSY) {
+		/* Whoever uses it can do so until the very end, but nobody new. */
+		fd = open_mount(fs);
+		err = mount_end(fs, true);
+		push_all(fs, fd);
+		if (fd >= 0)
+			close(fd);
+	}
+	if (err)
+		log_error("%s: cannot be unmounted: %s; `gaia umount %s` may help", fs->mountpoint,
+			  strerror(-err), fs->mountpoint);
+	return stored ? stored : err;
+}
+
+static void wait_idle(struct fs *fs, bool deaf)
+{
+	pthread_mutex_lock(&fs->lock);
+	fs->quiescing = true;
+	fs->deaf = deaf;
+	while (fs->n_busy)
+		pthread_cond_wait(&fs->idle, &fs->lock);
+	pthread_mutex_unlock(&fs->lock);
+}
+
+void fs_quiesce(struct fs *fs)
+{
+	wait_idle(fs, false);
+}
+
+void fs_stop(struct fs *fs)
+{
+	struct handle *h;
+
+	wait_idle(fs, true);
+	serve_stop(fs);
+	while ((h = LIST_FIRST(&fs->handles)))
+		handle_close(h);
+	/* The session was ended from outside: aborted, or its mount is covered by another. */
+	if (fs->mounted && mount_is_ours(fs))
+		mount_end(fs, true);
+}
+
+static void report_unstored(struct inode *inode)
+{
+	char path[PATH_MAX];
+	struct cfile *f;
+	ssize_t n;
+	int err;
+
+	if (contents_get(inode, &f))
+		return;
+	err = cache_fsync(f, 0, INT64_MAX, false);
+	contents_put(inode);
+	if (!err)
+		return;
+	n = readlink(fd_path(inode->fd).text, path, sizeof(path) - 1);
+	path[MAX(n, 0)] = '\0';
+	log_error("%s: some of what was written could not be stored and is lost: %s", path,
+		  strerror(-err));
+}
+
+void fs_report_unstored(struct fs *fs)
+{
+	unsigned n;
+	struct inode **list = list_inodes(fs, has_contents, &n);
+
+	for (unsigned i = 0; i < n; i++) {
+		report_unstored(list[i]);
+		inode_put(list[i]);
+	}
+	free(list);
+}
+
+void fs_destroy(struct fs *fs)
+{
+	pool_destroy(fs->workers);
+	if (fs->session)
+		fuse_session_destroy(fs->session);
+	inode_table_destroy(fs);
+	close(fs->source_fd);
+	pthread_cond_destroy(&fs->idle);
+	pthread_mutex_destroy(&fs->lock);
+	free(fs->source);
+	free(fs->mountpoint);
+	free(fs);
+}

@@ -1,0 +1,70 @@
+/*
+ * fs.h - the mounted file system: FUSE requests to calls of the cache and of the backing directory.
+ *
+ * The namespace (names, modes, times, attributes) is passed through to the source directory; the
+ * contents of regular files go through the page cache. Requests are served by threads
+ * of its own; ioctls, which may wait for clients and for the kernel, by a pool of workers.
+ *
+ * Use, from one thread unless it says otherwise:
+ *	fs_create()		checks source and mountpoint
+ *	fs_start()		mounts, and answers requests until the mount ends or fs_stop()
+ *	fs_unmount()		takes it down: nothing written is only in the kernel's cache
+ *	fs_quiesce()		no ioctl runs any more
+ *	fs_stop()		no request runs any more, all files are closed
+ *	fs_destroy()
+ * Each of the last four may be called in every state that fs_create() leaves.
+ */
+#ifndef GAIA_FUSE_FS_H
+#define GAIA_FUSE_FS_H
+
+#include <stdbool.h>
+
+#include "control/control.h"
+#include "pagecache/cache.h"
+#include "store/store.h"
+
+struct fs;
+
+struct fs_config {
+	const char *source;
+	const char *mountpoint; /* may be the source itself */
+	const char *options;	/* as after -o, comma separated; "" for none */
+	bool writeback;		/* the kernel gathers writes */
+
+	/* The mount is live; the mount has ended by itself. Called on threads of fs. */
+	void (*ready)(void *arg);
+	void (*ended)(void *arg);
+	void *arg;
+};
+
+/* Logs its failures, in one line. */
+int fs_create(const struct fs_config *config, struct fs **out);
+
+/* Absolute. */
+const char *fs_source(const struct fs *fs);
+const char *fs_mountpoint(const struct fs *fs);
+
+/* What cache_create() needs of fs; its host_arg is the fs. */
+const struct cache_host *fs_cache_host(void);
+
+/* Logs its failures. */
+int fs_start(struct fs *fs, struct cache *cache, struct store *store, struct control *control);
+
+/*
+ * Push what the kernel caches, store it, and take the mount away, lazily if it is busy. Requests must be
+ * served meanwhile. Not on the thread that runs the control sockets' loop. 0 or the first error.
+ */
+int fs_unmount(struct fs *fs);
+
+/* New ioctls fail with ENOTCONN; returns when none runs. Not on the loop's thread either. */
+void fs_quiesce(struct fs *fs);
+
+void fs_stop(struct fs *fs);
+
+/* After fs_stop(): say of each file with data that cannot be stored that it is so. */
+void fs_report_unstored(struct fs *fs);
+
+/* The cache is destroyed before. */
+void fs_destroy(struct fs *fs);
+
+#endif

@@ -1,0 +1,304 @@
+/*
+ * internal.h - what the files of fuse/ share. Not for other rooms.
+ *
+ * Locks, in the order in which they are taken:
+ *	handle.lock	(directories: their position)
+ *	inode.lock	(who uses the contents)
+ *	fs.lock		(the table of inodes; a leaf)
+ * fs.lock is never held across a system call that may wait, a call of the cache or a reply.
+ * inode.lock is held across cfile_get() and cfile_put(), which only wait for storage; neither the callbacks
+ * of the cache nor reading, writing and invalidating take it.
+ */
+#ifndef GAIA_FUSE_INTERNAL_H
+#define GAIA_FUSE_INTERNAL_H
+
+#define FUSE_USE_VERSION 314
+#include <dirent.h>
+#include <fuse_lowlevel.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/queue.h>
+#include <uthash.h>
+
+#include "base/log.h"
+#include "base/thread.h"
+#include "base/util.h"
+#include "fuse/fs.h"
+
+#define FS_THREADS 12
+
+/*
+ * How long the kernel may believe names and attributes, seconds. Nothing but the mount changes the
+ * tree, so for ever would be right; a day lets a change made behind its back show in the end.
+ */
+#define FS_TIMEOUT 86400.0
+
+/*
+ * Lives from inode_lookup() on while it is referenced: by the kernel (lookups), a handle, the cfile with
+ * its contents, its children (for their names). One for each file however many names it
+ * has: files are told apart by device and inode number, and since the inode holds the file by a descriptor,
+ * the number is not used for another file while the inode is in the table.
+ */
+struct inode_key {
+	uint64_t dev;
+	uint64_t ino;
+};
+
+struct inode {
+	/* Constant. */
+	struct fs *fs;
+	struct inode_key key;
+	uint64_t id;   /* never used again: FUSE's generation, the cfile's key */
+	mode_t type;   /* S_IFMT bits */
+	int fd;	       /* O_PATH */
+
+	/* fs->lock. */
+	uint64_t lookups; /* that the kernel has not forgotten; together one reference */
+	unsigned refs;
+	unsigned opens;	      /* handles */
+	unsigned writers;     /* of them, those that may write */
+	unsigned cfiles;      /* cfiles that exist (each one reference): 1, or 2 for a moment */
+	struct inode *parent; /* with name: one of its names, maybe no longer (referenced) */
+	char *name;
+	TAILQ_ENTRY(inode) link; /* fs->order; not the root */
+	UT_hash_handle hh;	 /* fs->inodes; not the root */
+
+	/*
+	 * Descriptors with access to the contents, -1 until there are any; kept while a cfile
+	 * exists, and only by an unprivileged daemon, which might not get them again (see file.c).
+	 * Written under fs->lock.
+	 */
+	atomic_int read_fd;
+	atomic_int write_fd;
+
+	pthread_mutex_t lock;
+	/* lock. */
+	struct cfile *cfile; /* held iff users > 0 */
+	unsigned users;
+};
+TAILQ_HEAD(inode_list, inode);
+
+/* An open file or directory: fuse_file_info.fh. */
+struct handle {
+	/* Constant. */
+	struct inode *inode;
+	int flags;	     /* of open(2), as the caller gave them */
+	struct cfile *cfile; /* files */
+	DIR *dir;	     /* directories */
+
+	atomic_uint_least64_t errors_seen; /* cursor of cfile_error_check() */
+
+	pthread_mutex_t lock;
+	/* lock; directories. */
+	struct dirent *next; /* read, not handed out yet */
+	off_t at;	     /* where the stream is */
+
+	LIST_ENTRY(handle) link; /* fs->lock */
+};
+
+struct fs {
+	/* Constant after fs_serve(). */
+	struct fs_config config;
+	char *source, *mountpoint;
+	struct fuse_session *session;
+	struct cache *cache;
+	struct store *store;
+	struct control *control;
+	struct pool *workers;
+	bool privileged;    /* acts for many users, switching to their credentials */
+	bool acl;	    /* the source has POSIX ACLs */
+	int source_fd;	    /* locks the source; -1 */
+	unsigned max_inodes; /* more are pruned */
+	bool mounted;
+	unsigned dev_major, dev_minor; /* of the mount */
+
+	pthread_t thread[FS_THREADS];
+	unsigned n_threads;
+	atomic_bool stopping;	/* the threads shall end */
+	atomic_bool over;	/* the kernel has ended the session */
+	atomic_uint running;	/* threads */
+
+	pthread_mutex_t lock;
+	/* lock. */
+	struct inode *inodes; /* hash */
+	struct inode_list order; /* of the last lookup, oldest first */
+	unsigned n_inodes, peak_inodes;
+	uint64_t last_id;
+	bool pruning;
+	bool quiescing;		/* no ioctls and no pruning any more */
+	bool deaf;		/* nor invalidations: nobody would answer what they wait for */
+	unsigned n_busy;	/* of the three, those that run */
+	pthread_cond_t idle;	/* n_busy is 0 */
+	LIST_HEAD(, handle) handles;
+
+	struct inode root;
+};
+
+static inline struct fs *req_fs(fuse_req_t req)
+{
+	return fuse_req_userdata(req);
+}
+
+static inline struct inode *inode_of(struct fs *fs, fuse_ino_t nodeid)
+{
+	return nodeid == FUSE_ROOT_ID ? &fs->root : (struct inode *)(uintptr_t)nodeid;
+}
+
+static inline fuse_ino_t nodeid_of(struct inode *inode)
+{
+	return inode == &inode->fs->root ? FUSE_ROOT_ID : (fuse_ino_t)(uintptr_t)inode;
+}
+
+static inline struct handle *handle_of(const struct fuse_file_info *fi)
+{
+	return (struct handle *)(uintptr_t)fi->fh;
+}
+
+/* ---- inode.c: the table ---- */
+
+int inode_table_init(struct fs *fs);
+void inode_table_destroy(struct fs *fs);
+
+/*
+ * The inode behind @fd, an O_PATH descriptor, which is consumed also on failure. Counts a lookup. @name in
+ * @parent leads to it (NULL: nothing does). *@st: its attributes below.
+ */
+int inode_enter(struct fs *fs, int fd, struct inode *parent, const char *name, struct inode **out,
+		struct stat *st);
+/* The inode with a name if it is in the table, with a reference; else NULL. */
+struct inode *inode_known(struct fs *fs, struct inode *parent, const char *name);
+void inode_put(struct inode *inode);
+void inode_forget(struct inode *inode, uint64_t n);
+/* The name by which the inode can be found is another now. */
+void inode_rename(struct inode *inode, struct inode *parent, const char *name);
+/* Too many descriptors are in use; nothing should be looked up that nobody asked for. */
+bool inode_crowded(struct fs *fs);
+
+/* "/proc/self/fd/N": names the very file, whatever its names are by now. */
+struct fd_path {
+	char text[32];
+};
+struct fd_path fd_path(int fd);
+/* Open the file itself: not a path, and not a symlink. */
+int inode_open_fd(const struct inode *inode, int flags);
+
+/* ---- contents.c: inodes and cfiles ---- */
+
+/* The cfile with the contents of a regular file, kept while somebody has got it. */
+int contents_get(struct inode *inode, struct cfile **out);
+void contents_put(struct inode *inode);
+/* Whether something is cached, so that the store's view alone would be wrong. */
+bool contents_cached(struct inode *inode);
+/* A name was removed or given: tell the cache whether there is one left. */
+void contents_names_changed(struct inode *inode);
+
+/* ---- file.c ---- */
+
+/* @access: a descriptor opened with what the caller has the right to (consumed), or -1: open one. */
+int handle_open(struct inode *inode, int flags, int access, struct handle **out);
+void handle_close(struct handle *h);
+
+void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
+void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi);
+void op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off,
+	      struct fuse_file_info *fi);
+void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
+void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
+void op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi);
+void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t len,
+		  struct fuse_file_info *fi);
+void op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse_file_info *fi);
+void op_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
+			struct fuse_file_info *fi_in, fuse_ino_t ino_out, off_t off_out,
+			struct fuse_file_info *fi_out, size_t len, int flags);
+
+/* ---- attr.c ---- */
+
+/* What the kernel is to see of a file, given what the backing directory says. */
+void attr_mend(struct inode *inode, struct stat *st);
+/* attr_mend()'s part that concerns a number read from a directory. */
+ino_t attr_ino(const struct fs *fs, dev_t dev, ino_t ino);
+
+void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
+void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
+		struct fuse_file_info *fi);
+void op_statfs(fuse_req_t req, fuse_ino_t ino);
+
+/* ---- namei.c ---- */
+
+/* Look a name up and fill in the reply; -ENOENT etc. Counts a lookup. */
+int entry_lookup(struct inode *parent, const char *name, struct fuse_entry_param *e);
+void entry_fill(struct inode *inode, const struct stat *st, struct fuse_entry_param *e);
+
+void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name);
+void op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t nlookup);
+void op_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_data *forgets);
+void op_readlink(fuse_req_t req, fuse_ino_t ino);
+void op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, dev_t rdev);
+void op_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode);
+void op_symlink(fuse_req_t req, const char *link, fuse_ino_t parent, const char *name);
+void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
+	       struct fuse_file_info *fi);
+void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t newparent, const char *newname);
+void op_unlink(fuse_req_t req, fuse_ino_t parent, const char *name);
+void op_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name);
+void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t newparent,
+	       const char *newname, unsigned flags);
+
+/* ---- dir.c ---- */
+
+void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
+void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi);
+void op_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
+		    struct fuse_file_info *fi);
+void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
+void op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi);
+
+/* ---- xattr.c ---- */
+
+bool xattr_source_has_acl(int fd);
+void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char *value, size_t size,
+		 int flags);
+void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size);
+void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size);
+void op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name);
+
+/* ---- ioctl.c ---- */
+
+void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fuse_file_info *fi,
+	      unsigned flags, const void *in_buf, size_t in_size, size_t out_size);
+
+/* ---- cred.c: doing things as the caller ---- */
+
+/* Once in each thread that serves. */
+int cred_thread_init(void);
+/* From here to cred_leave() this thread creates files as the caller, with the caller's umask. */
+int cred_enter(fuse_req_t req);
+void cred_leave(fuse_req_t req);
+
+/* ---- serve.c ---- */
+
+/* Ask the kernel to write back and drop what it caches of the file; waits until it has. A worker. */
+void invalidate(struct inode *inode, off_t off, off_t len);
+
+/* Around what waits for the kernel or a client; false: it must not begin any more. */
+bool busy_begin(struct fs *fs, bool invalidation);
+void busy_end(struct fs *fs);
+
+/* Whether the request in hand is a FUSE_TMPFILE, which reaches op_create(). */
+bool serve_is_tmpfile(void);
+int serve_start(struct fs *fs);
+void serve_stop(struct fs *fs);
+
+/* ---- mount.c ---- */
+
+/* The absolute paths of source and mountpoint, if they are fit. Logs: one line that says what to do. */
+int mount_resolve(struct fs *fs);
+/* Make the session and mount it. Logs. */
+int mount_begin(struct fs *fs, const struct fuse_lowlevel_ops *ops);
+/* Whether our mount is what one sees at the mountpoint. */
+bool mount_is_ours(const struct fs *fs);
+/* -EBUSY unless @lazy. */
+int mount_end(struct fs *fs, bool lazy);
+
+#endif

@@ -1,0 +1,148 @@
+/*
+ * ioctl.c - the requests of clients and of the control tool, decoded.
+ *
+ * They may wait for the kernel and for other clients, which the serving threads must not: each is
+ * carried out and answered by a worker.
+ */
+#include "fuse/internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+
+union ioctl_arg {
+	struct gaia_ioc_connect connect;
+	struct gaia_ioc_devices devices;
+	struct gaia_ioc_map map;
+	struct gaia_ioc_range range;
+	struct gaia_ioc_file file;
+	struct gaia_ioc_report report;
+};
+
+struct ioctl_job {
+	fuse_req_t req;
+	struct fs *fs;
+	struct handle *handle; /* stays: its request is not answered yet */
+	unsigned cmd;
+	union ioctl_arg arg;
+};
+
+static int file_range(struct ioctl_job *job)
+{
+	struct gaia_ioc_file *io = &job->arg.file;
+	struct cfile *f = job->handle->cfile;
+	uint64_t length = io->length;
+
+	if (!f)
+		return -ENODEV;
+	if (io->reserved || io->offset > INT64_MAX)
+		return -EINVAL;
+	if (!length)
+		length = INT64_MAX - io->offset;
+	if (length > INT64_MAX - io->offset)
+		return -EINVAL;
+	if (job->cmd == GAIA_IOC_EVICT)
+		return cache_evict(f, io->from, io->offset, length);
+	return io->from ? -EINVAL : cache_flush(f);
+}
+
+static int carry_out(struct ioctl_job *job)
+{
+	struct control *ctl = job->fs->control;
+	struct cfile *f = job->handle->cfile;
+	int access = job->handle->flags & O_ACCMODE;
+
+	switch (job->cmd) {
+	case GAIA_IOC_CONNECT:
+		return control_connect(ctl, &job->arg.connect);
+	case GAIA_IOC_DEVICES:
+		return control_devices(ctl, &job->arg.devices);
+	case GAIA_IOC_MAP:
+		return control_map(ctl, f, access != O_WRONLY, access != O_RDONLY, &job->arg.map);
+	case GAIA_IOC_UNMAP:
+		return control_unmap(ctl, f, &job->arg.range);
+	case GAIA_IOC_ACQUIRE:
+		return control_acquire(ctl, f, access != O_RDONLY, &job->arg.range);
+	case GAIA_IOC_RELEASE:
+		return control_release(ctl, f, &job->arg.range);
+	case GAIA_IOC_SYNC:
+		return control_sync(ctl, f, &job->arg.range);
+	case GAIA_IOC_ADVISE:
+		return control_advise(ctl, f, &job->arg.range);
+	case GAIA_IOC_REPORT:
+		return control_report(ctl, f, &job->arg.report);
+	case GAIA_IOC_FLUSH:
+	case GAIA_IOC_EVICT:
+		return file_range(job);
+	}
+	return -ENOTTY;
+}
+
+static void run(void *arg)
+{
+	struct ioctl_job *job = arg;
+	struct fs *fs = job->fs;
+	int err = carry_out(job);
+
+	if (err)
+		fuse_reply_err(job->req, -err);
+	else
+		fuse_reply_ioctl(job->req, 0, &job->arg,
+				 _IOC_DIR(job->cmd) & _IOC_READ ? _IOC_SIZE(job->cmd) : 0);
+	busy_end(fs);
+	free(job);
+}
+
+static bool known(unsigned cmd)
+{
+	switch (cmd) {
+	case GAIA_IOC_CONNECT:
+	case GAIA_IOC_DEVICES:
+	case GAIA_IOC_MAP:
+	case GAIA_IOC_UNMAP:
+	case GAIA_IOC_ACQUIRE:
+	case GAIA_IOC_RELEASE:
+	case GAIA_IOC_SYNC:
+	case GAIA_IOC_ADVISE:
+	case GAIA_IOC_FLUSH:
+	case GAIA_IOC_EVICT:
+	case GAIA_IOC_REPORT:
+		return true;
+	}
+	return false;
+}
+
+void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fuse_file_info *fi,
+	      unsigned flags, const void *in_buf, size_t in_size, size_t out_size)
+{
+	struct fs *fs = req_fs(req);
+	struct ioctl_job *job;
+
+	if (!known(cmd)) {
+		fuse_reply_err(req, ENOTTY);
+		return;
+	}
+	/* The number says the sizes, and the kernel keeps to it; the structs are ours to trust in nothing. */
+	if (in_size != _IOC_SIZE(cmd) || in_size > sizeof(job->arg) ||
+	    (_IOC_DIR(cmd) & _IOC_READ && out_size < in_size)) {
+		fuse_reply_err(req, EINVAL);
+		return;
+	}
+	job = calloc(1, sizeof(*job));
+	if (!job) {
+		fuse_reply_err(req, ENOMEM);
+		return;
+	}
+	if (!busy_begin(fs, false)) {
+		free(job);
+		fuse_reply_err(req, ENOTCONN);
+		return;
+	}
+	job->req = req;
+	job->fs = fs;
+	job->handle = handle_of(fi);
+	job->cmd = cmd;
+	memcpy(&job->arg, in_buf, in_size);
+	pool_submit(fs->workers, run, job);
+}

@@ -1,0 +1,411 @@
+/*
+ * mount.c - taking a directory, mounting over it, and going away again.
+ *
+ * Each thing that can be wrong is one line that names it and says what to do; libfuse's and
+ * fusermount3's own messages are caught and become part of that line.
+ */
+#include "fuse/internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/sysmacros.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define FUSE_DEVICE "/dev/fuse"
+#define FUSERMOUNT "fusermount3"
+#define TYPE "fuse.gaiafs"
+
+struct mount_entry {
+	unsigned major, minor;
+	char type[64];
+	char source[PATH_MAX];
+};
+
+/* In place: /proc writes blanks and backslashes as octal escapes. */
+static void unescape(char *s)
+{
+	char *to = s;
+
+	while (*s) {
+		unsigned c;
+
+		if (s[0] == '\\' && sscanf(s + 1, "%3o", &c) == 1) {
+			*to++ = (char)c;
+			s += 4;
+		} else {
+			*to++ = *s++;
+		}
+	}
+	*to = '\0';
+}
+
+/*
+ * The mount that matches, as /proc/self/mountinfo has it: the topmost at @path, or, without a path, any
+ * gaiafs of @source. -ENOENT if there is none. Does not touch the mount, which may be dead.
+ */
+static int find_mount(const char *path, const char *source, struct mount_entry *out, char **where)
+{
+	FILE *file = fopen("/proc/self/mountinfo", "re");
+	char *line = NULL;
+	size_t room = 0;
+	int err = -ENOENT;
+
+	if (!file)
+		return -errno;
+	while (getline(&line, &room, file) > 0) {
+		char at[PATH_MAX], *rest = strstr(line, " - ");
+		struct mount_entry e;
+
+		if (sscanf(line, "%*d %*d %u:%u %*s %4095s", &e.major, &e.minor, at) != 3 || !rest ||
+		    sscanf(rest, " - %63s %4095s", e.type, e.source) != 2)
+			continue;
+		unescape(at);
+		unescape(e.source);
+		if (path ? strcmp(at, path) : strcmp(e.type, TYPE) || strcmp(e.source, source))
+			continue;
+		*out = e;
+		if (where) {
+			free(*where);
+			*where = strdup(at);
+		}
+		err = 0;
+	}
+	free(line);
+	fclose(file);
+	return err;
+}
+
+/* A directory's absolute path, or NULL and a line in the log. */
+static char *resolve(const char *given)
+{
+	struct mount_entry entry;
+	struct stat st;
+	char *path;
+
+	if (stat(given, &st)) {
+		int err = errno;
+
+		if (err == ENOTCONN)
+			log_error("%s: a file system whose daemon is gone is still mounted here; "
+				  "`gaia umount %s` removes it", given, given);
+		else
+			log_error("%s: %s", given, strerror(err));
+		errno = err;
+		return NULL;
+	}
+	if (!S_ISDIR(st.st_mode)) {
+		log_error("%s: not a directory; gaiafs mounts directories", given);
+		errno = ENOTDIR;
+		return NULL;
+	}
+	path = realpath(given, NULL);
+	if (!path) {
+		log_error("%s: %s", given, strerror(errno));
+		return NULL;
+	}
+	if (!find_mount(path, NULL, &entry, NULL) && !strcmp(entry.type, TYPE)) {
+		log_error("%s: already mounted by gaiafs; `gaia umount %s` ends that", path, path);
+		free(path);
+		errno = EBUSY;
+		return NULL;
+	}
+	return path;
+}
+
+static bool is_inside(const char *path, const char *dir)
+{
+	size_t n = strlen(dir);
+
+	return !strncmp(path, dir, n) && (path[n] == '/' || dir[n - 1] == '/') && path[n];
+}
+
+/* The source is ours alone: two caches of one directory would not know of each other. */
+static int lock_source(struct fs *fs)
+{
+	struct mount_entry entry;
+	char *where = NULL;
+	int err;
+
+	fs->source_fd = open(fs->source, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (fs->source_fd < 0) {
+		err = -errno;
+		log_error("%s: %s; gaiafs must be able to read what it mounts", fs->source,
+			  strerror(-err));
+		return err;
+	}
+	if (!flock(fs->source_fd, LOCK_EX | LOCK_NB))
+		return 0;
+	err = errno == EWOULDBLOCK ? -EBUSY : -errno;
+	if (err != -EBUSY)
+		log_error("%s: cannot be locked: %s", fs->source, strerror(-err));
+	else if (!find_mount(NULL, fs->source, &entry, &where))
+		log_error("%s: already mounted by gaiafs on %s; `gaia umount %s` ends that",
+			  fs->source, where, where);
+	else
+		log_error("%s: in use by another gaiafs, or locked by another program",
+			  fs->source);
+	free(where);
+	close(fs->source_fd);
+	fs->source_fd = -1;
+	return err;
+}
+
+int mount_resolve(struct fs *fs)
+{
+	int err = -EINVAL;
+
+	fs->source = resolve(fs->config.source);
+	if (!fs->source)
+		return -errno;
+	fs->mountpoint = resolve(fs->config.mountpoint);
+	if (!fs->mountpoint) {
+		err = -errno;
+		goto free_source;
+	}
+	if (is_inside(fs->mountpoint, fs->source)) {
+		log_error("%s: lies inside of %s, which would then contain itself; mount elsewhere",
+			  fs->mountpoint, fs->source);
+		goto free_mountpoint;
+	}
+	err = lock_source(fs);
+	if (err)
+		goto free_mountpoint;
+	return 0;
+
+free_mountpoint:
+	free(fs->mountpoint);
+free_source:
+	free(fs->source);
+	return err;
+}
+
+/* ---- libfuse's messages ---- */
+
+/* The last line that libfuse wrote while it mounted; only the main thread does. */
+static char said[512];
+static atomic_bool listening;
+
+static void hear(enum fuse_log_level level, const char *fmt, va_list ap)
+{
+	char line[sizeof(said)];
+	size_t n;
+
+	vsnprintf(line, sizeof(line), fmt, ap);
+	n = strlen(line);
+	while (n && line[n - 1] == '\n')
+		line[--n] = '\0';
+	if (!n)
+		return;
+	if (listening)
+		memcpy(said, line, sizeof(said));
+	else
+		log_at(level <= FUSE_LOG_WARNING ? LOG_LEVEL_WARN : LOG_LEVEL_DEBUG, "%s", line);
+}
+
+/* fusermount3 writes to standard error itself: into a file for the time being. */
+static int divert_stderr(int *saved)
+{
+	int fd = memfd_create("stderr", MFD_CLOEXEC);
+
+	*saved = dup(STDERR_FILENO);
+	if (fd >= 0 && *saved >= 0)
+		dup2(fd, STDERR_FILENO);
+	return fd;
+}
+
+static void restore_stderr(int fd, int saved)
+{
+	ssize_t n;
+
+	if (saved >= 0) {
+		dup2(saved, STDERR_FILENO);
+		close(saved);
+	}
+	if (fd < 0)
+		return;
+	n = pread(fd, said, said[0] ? 0 : sizeof(said) - 1, 0);
+	if (n > 0) {
+		said[n] = '\0';
+		said[strcspn(said, "\n")] = '\0';
+	}
+	close(fd);
+}
+
+static const char *explanation(void)
+{
+	const char *text = said;
+
+	if (!strncmp(text, "fuse: ", 6))
+		text += 6;
+	if (!strncmp(text, FUSERMOUNT ": ", strlen(FUSERMOUNT) + 2))
+		text += strlen(FUSERMOUNT) + 2;
+	return text[0] ? text : "the kernel refused";
+}
+
+/* ---- mounting ---- */
+
+static bool fusermount_there(void)
+{
+	static const char *const places[] = { "/usr/bin/", "/bin/", "/usr/local/bin/" };
+
+	for (size_t i = 0; i < ARRAY_LEN(places); i++) {
+		char path[64];
+
+		snprintf(path, sizeof(path), "%s" FUSERMOUNT, places[i]);
+		if (!access(path, X_OK))
+			return true;
+	}
+	return false;
+}
+
+static int check_fuse(void)
+{
+	if (access(FUSE_DEVICE, F_OK)) {
+		log_error(FUSE_DEVICE ": %s; `modprobe fuse` loads it, a container must be given it",
+			  strerror(errno));
+		return -errno;
+	}
+	if (access(FUSE_DEVICE, R_OK | W_OK)) {
+		log_error(FUSE_DEVICE ": %s; run as root, or get the permission for it",
+			  strerror(errno));
+		return -errno;
+	}
+	if (geteuid() && !fusermount_there()) {
+		log_error(FUSERMOUNT " is missing; install fuse3, or run as root");
+		return -ENOENT;
+	}
+	return 0;
+}
+
+static int make_session(struct fs *fs, const struct fuse_lowlevel_ops *ops)
+{
+	struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
+	char *options = NULL, *fsname = NULL;
+	int err = -ENOMEM;
+
+	/* First what the user may override, then what not. */
+	if (asprintf(&fsname, "fsname=%s", fs->source) < 0) {
+		fsname = NULL;
+		goto out;
+	}
+	if (fuse_opt_add_opt(&options, "subtype=gaiafs") ||
+	    fuse_opt_add_opt_escaped(&options, fsname) ||
+	    (fs->privileged && fuse_opt_add_opt(&options, "allow_other")) ||
+	    (fs->config.options[0] && fuse_opt_add_opt(&options, fs->config.options)) ||
+	    fuse_opt_add_opt(&options, "default_permissions") || fuse_opt_add_arg(&args, "gaiafs") ||
+	    fuse_opt_add_arg(&args, "-o") || fuse_opt_add_arg(&args, options))
+		goto out;
+	said[0] = '\0';
+	listening = true;
+	fs->session = fuse_session_new(&args, ops, sizeof(*ops), fs);
+	listening = false;
+	err = fs->session ? 0 : -EINVAL;
+	if (err)
+		log_error("-o %s: %s", fs->config.options, explanation());
+out:
+	if (err == -ENOMEM)
+		log_error("fuse: %s", strerror(ENOMEM));
+	fuse_opt_free_args(&args);
+	free(options);
+	free(fsname);
+	return err;
+}
+
+static void write_bdi(const struct fs *fs, const char *name, const char *value)
+{
+	char path[96];
+	int fd;
+
+	snprintf(path, sizeof(path), "/sys/class/bdi/%u:%u/%s", fs->dev_major, fs->dev_minor, name);
+	fd = open(path, O_WRONLY | O_CLOEXEC);
+	if (fd < 0)
+		return;
+	if (write(fd, value, strlen(value)) < 0)
+		log_debug("%s: %s", path, strerror(errno));
+	close(fd);
+}
+
+int mount_begin(struct fs *fs, const struct fuse_lowlevel_ops *ops)
+{
+	struct mount_entry entry;
+	int err, fd, saved;
+
+	fuse_set_log_func(hear);
+	err = check_fuse();
+	if (err)
+		return err;
+	err = make_session(fs, ops);
+	if (err)
+		return err;
+
+	said[0] = '\0';
+	listening = true;
+	fd = divert_stderr(&saved);
+	err = fuse_session_mount(fs->session, fs->mountpoint);
+	restore_stderr(fd, saved);
+	listening = false;
+	if (err) {
+		log_error("%s: cannot be mounted: %s", fs->mountpoint, explanation());
+		return -EPERM;
+	}
+	fs->mounted = true;
+	if (!find_mount(fs->mountpoint, NULL, &entry, NULL)) {
+		fs->dev_major = entry.major;
+		fs->dev_minor = entry.minor;
+	}
+	if (fs->privileged) {
+		/* The kernel's distrust of FUSE throttles buffered writes to half their speed. */
+		write_bdi(fs, "strict_limit", "0");
+		write_bdi(fs, "max_ratio", "100");
+	}
+	return 0;
+}
+
+bool mount_is_ours(const struct fs *fs)
+{
+	struct mount_entry entry;
+
+	return !find_mount(fs->mountpoint, NULL, &entry, NULL) && entry.major == fs->dev_major &&
+	       entry.minor == fs->dev_minor;
+}
+
+static int run_fusermount(const struct fs *fs, bool lazy)
+{
+	char *argv[] = { FUSERMOUNT, "-u", "-q", lazy ? "-z" : "-q", "--", fs->mountpoint, NULL };
+	posix_spawn_file_actions_t actions;
+	int err, status = 0;
+	pid_t pid;
+
+	posix_spawn_file_actions_init(&actions);
+	posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+	err = -posix_spawnp(&pid, FUSERMOUNT, &actions, NULL, argv, environ);
+	posix_spawn_file_actions_destroy(&actions);
+	if (err)
+		return err;
+	while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+		;
+	return status ? lazy ? -EPERM : -EBUSY : 0;
+}
+
+int mount_end(struct fs *fs, bool lazy)
+{
+	int err = 0;
+
+	if (!mount_is_ours(fs))
+		return 0;
+	if (geteuid())
+		err = run_fusermount(fs, lazy);
+	else if (umount2(fs->mountpoint, UMOUNT_NOFOLLOW | (lazy ? MNT_DETACH : 0)))
+		err = -errno;
+	if (!err)
+		fs->mounted = false;
+	return err;
+}

@@ -1,0 +1,421 @@
+/*
+ * main.c - gaiafs, the daemon: puts the rooms together, and takes them apart in order.
+ *
+ * With options.c the only place that names concrete devices and stores. The main thread runs
+ * the libuv loop (signals, clients' sockets); requests are served by fuse/'s threads.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <uv.h>
+
+#include "base/fault.h"
+#include "base/log.h"
+#include "base/util.h"
+#include "control/control.h"
+#include "device/device.h"
+#include "fuse/fs.h"
+#include "options.h"
+#include "pagecache/cache.h"
+#include "store/store.h"
+
+struct daemon {
+	struct options options;
+	bool faults;	 /* tests want things to go wrong */
+	int parent;	 /* where the parent waits for a byte; -1 */
+
+	/* Made by start_*() in this order, NULL before. */
+	struct store *store;
+	struct device **device;
+	struct fs *fs;
+	struct cache *cache;
+	struct control *control;
+
+	uv_loop_t loop;
+	uv_async_t news; /* ready or ended has been set */
+	uv_signal_t signal[3];
+	uv_work_t ending_work;
+	bool ending;
+	atomic_bool ready, ended;
+};
+
+static const int end_signals[] = { SIGTERM, SIGINT, SIGHUP };
+
+/* ---- in the background ---- */
+
+/* Waits for the daemon's word that the mount is live. The daemon itself has said why it is not. */
+_Noreturn static void be_parent(pid_t child, int from)
+{
+	char byte;
+	ssize_t n;
+	int status = 0;
+
+	do
+		n = read(from, &byte, 1);
+	while (n < 0 && errno == EINTR);
+	if (n == 1)
+		_exit(0);
+	while (waitpid(child, &status, 0) < 0 && errno == EINTR)
+		;
+	if (WIFSIGNALED(status))
+		log_error("the daemon died while starting: %s", strsignal(WTERMSIG(status)));
+	_exit(1);
+}
+
+/* Returns in the child, a session of its own. Before any thread is made. */
+static int go_to_background(struct daemon *d)
+{
+	int ends[2], err;
+	pid_t child;
+
+	if (pipe2(ends, O_CLOEXEC)) {
+		err = -errno;
+		goto fail;
+	}
+	child = fork();
+	if (child < 0) {
+		err = -errno;
+		goto fail;
+	}
+	if (child) {
+		close(ends[1]);
+		be_parent(child, ends[0]);
+	}
+	close(ends[0]);
+	d->parent = ends[1];
+	setsid();
+	return 0;
+
+fail:
+	log_error("cannot go to the background: %s", strerror(-err));
+	return err;
+}
+
+static void tell_parent(struct daemon *d)
+{
+	int null;
+
+	if (d->parent < 0)
+		return;
+	if (chdir("/"))
+		log_debug("/: %s", strerror(errno));
+	log_to_syslog();
+	null = open("/dev/null", O_RDWR | O_CLOEXEC);
+	for (int fd = 0; fd <= 2 && null >= 0; fd++)
+		dup2(null, fd);
+	if (null > 2)
+		close(null);
+	if (write(d->parent, "+", 1) != 1)
+		log_debug("the parent is gone: %s", strerror(errno));
+	close(d->parent);
+	d->parent = -1;
+}
+
+/* ---- putting together ---- */
+
+/* Every file that the kernel knows of takes a descriptor. */
+static void raise_descriptor_limit(void)
+{
+	struct rlimit limit;
+	unsigned long most = 0;
+	FILE *file = fopen("/proc/sys/fs/nr_open", "re");
+
+	if (file) {
+		if (fscanf(file, "%lu", &most) != 1)
+			most = 0;
+		fclose(file);
+	}
+	limit.rlim_cur = limit.rlim_max = most;
+	if (most && !setrlimit(RLIMIT_NOFILE, &limit))
+		return;
+	if (getrlimit(RLIMIT_NOFILE, &limit))
+		return;
+	limit.rlim_cur = limit.rlim_max;
+	if (setrlimit(RLIMIT_NOFILE, &limit))
+		log_debug("RLIMIT_NOFILE: %s", strerror(errno));
+}
+
+static int take_faults(struct daemon *d)
+{
+#ifdef GAIA_FAULTS
+	const char *text = getenv("GAIAFS_FAULTS");
+
+	if (!text)
+		return 0;
+	d->faults = true;
+	if (!fault_parse(text))
+		return 0;
+	log_error("GAIAFS_FAULTS=%s: not of the form name=errno:EIO,after=3,count=1;name=delay:200us",
+		  text);
+	return -EINVAL;
+#else
+	return 0;
+#endif
+}
+
+static int start_store(struct daemon *d)
+{
+	struct store *faulty;
+	int err = store_dir_create(&d->store);
+
+	if (!err && d->faults) {
+		err = store_faulty_create(d->store, &faulty);
+		if (!err)
+			d->store = faulty;
+	}
+	if (err)
+		log_error("store: %s", strerror(-err));
+	return err;
+}
+
+static int start_devices(struct daemon *d)
+{
+	const struct options *o = &d->options;
+
+	d->device = xcalloc(o->n_devices + 1, sizeof(*d->device));
+	for (unsigned i = 0; i < o->n_devices; i++) {
+		struct device *faulty;
+		int err = device_sim_create(&o->device[i], &d->device[i]);
+
+		if (!err && d->faults) {
+			err = device_faulty_create(d->device[i], &faulty);
+			if (!err)
+				d->device[i] = faulty;
+		}
+		if (err) {
+			log_error("--device: simulated device %u: %s", i, strerror(-err));
+			return err;
+		}
+	}
+	return 0;
+}
+
+static void announce_devices(const struct daemon *d)
+{
+	uint64_t bytes = 0;
+	unsigned n = d->options.n_devices;
+
+	for (unsigned i = 0; i < n; i++)
+		bytes += d->device[i]->capacity;
+	if (n)
+		log_info("%u simulated device%s: %llu MiB of host memory in the place of a GPU's", n,
+			 n > 1 ? "s" : "", (unsigned long long)bytes >> 20);
+}
+
+static void on_ready(void *arg)
+{
+	struct daemon *d = arg;
+
+	d->ready = true;
+	uv_async_send(&d->news);
+}
+
+static void on_ended(void *arg)
+{
+	struct daemon *d = arg;
+
+	d->ended = true;
+	uv_async_send(&d->news);
+}
+
+static int start_fs(struct daemon *d)
+{
+	const struct fs_config config = {
+		.source = d->options.source,
+		.mountpoint = d->options.mountpoint,
+		.options = d->options.mount_options,
+		.writeback = d->options.writeback,
+		.ready = on_ready,
+		.ended = on_ended,
+		.arg = d,
+	};
+
+	return fs_create(&config, &d->fs); /* logs */
+}
+
+static int start_cache(struct daemon *d)
+{
+	const struct cache_config config = {
+		.home_bytes = d->options.home_bytes,
+		.devices = d->device,
+		.n_devices = d->options.n_devices,
+		.writeback_age_ms = d->options.writeback_age_ms,
+		.host = fs_cache_host(),
+		.host_arg = d->fs,
+	};
+	int err = cache_create(&config, &d->cache);
+
+	if (err)
+		log_error("the page cache cannot start: %s", strerror(-err));
+	return err;
+}
+
+static int start_control(struct daemon *d)
+{
+	json_t *mount;
+	int err = control_create(&d->loop, d->cache, &d->control);
+
+	if (err) {
+		log_error("the clients' socket cannot be made: %s", strerror(-err));
+		return err;
+	}
+	mount = json_pack("{s:s, s:i, s:s, s:s, s:s}", "version", GAIA_VERSION, "pid",
+			  (int)getpid(), "source", fs_source(d->fs), "mountpoint",
+			  fs_mountpoint(d->fs), "cpu_cache",
+			  d->options.writeback ? "writeback" : "writethrough");
+	/* NULL: a path that is not UTF-8. */
+	if (!mount)
+		mount = json_pack("{s:s, s:i, s:s}", "version", GAIA_VERSION, "pid", (int)getpid(),
+				  "cpu_cache",
+				  d->options.writeback ? "writeback" : "writethrough");
+	control_set_mount_info(d->control, mount);
+	return 0;
+}
+
+/* ---- ending ---- */
+
+/* Another thread: the kernel must be asked for what it has while the loop and fuse's threads run on. */
+static void end_work(uv_work_t *work)
+{
+	struct daemon *d = container_of(work, struct daemon, ending_work);
+
+	fs_unmount(d->fs); /* logs; what could not be stored is tried again */
+	fs_quiesce(d->fs);
+}
+
+static void end_done(uv_work_t *work, int status)
+{
+	struct daemon *d = container_of(work, struct daemon, ending_work);
+
+	uv_stop(&d->loop);
+}
+
+static void begin_end(struct daemon *d)
+{
+	if (d->ending)
+		return;
+	d->ending = true;
+	if (uv_queue_work(&d->loop, &d->ending_work, end_work, end_done))
+		bug("uv_queue_work");
+}
+
+static void on_news(uv_async_t *async)
+{
+	struct daemon *d = container_of(async, struct daemon, news);
+
+	if (d->ready)
+		tell_parent(d);
+	if (d->ended)
+		begin_end(d);
+}
+
+static void on_signal(uv_signal_t *handle, int number)
+{
+	log_info("%s: ending", strsignal(number));
+	begin_end(handle->data);
+}
+
+static void start_loop(struct daemon *d)
+{
+	if (uv_loop_init(&d->loop) || uv_async_init(&d->loop, &d->news, on_news))
+		bug("libuv does not start");
+	for (size_t i = 0; i < ARRAY_LEN(end_signals); i++) {
+		d->signal[i].data = d;
+		if (uv_signal_init(&d->loop, &d->signal[i]) ||
+		    uv_signal_start(&d->signal[i], on_signal, end_signals[i]))
+			bug("libuv does not take signals");
+	}
+}
+
+static void stop_loop(struct daemon *d)
+{
+	for (size_t i = 0; i < ARRAY_LEN(end_signals); i++)
+		uv_close((uv_handle_t *)&d->signal[i], NULL);
+	uv_close((uv_handle_t *)&d->news, NULL);
+	uv_run(&d->loop, UV_RUN_DEFAULT);
+	if (uv_loop_close(&d->loop))
+		bug("libuv's loop has handles left");
+}
+
+static int start(struct daemon *d)
+{
+	int err;
+
+	raise_descriptor_limit();
+	err = start_fs(d); /* first: what can be wrong with the directories is most likely */
+	if (!err)
+		err = start_store(d);
+	if (!err)
+		err = start_devices(d);
+	if (!err)
+		err = start_cache(d);
+	if (!err)
+		err = start_control(d);
+	if (err)
+		return err;
+	announce_devices(d);
+	return fs_start(d->fs, d->cache, d->store, d->control);
+}
+
+static void destroy_devices(struct daemon *d)
+{
+	/* The cache owns them, once there is one. */
+	for (unsigned i = 0; d->device && !d->cache && i < d->options.n_devices && d->device[i]; i++)
+		d->device[i]->ops->destroy(d->device[i]);
+	free(d->device);
+}
+
+/* In the order of the journey of data: clients, requests, cache, store. 0 if all of it arrived. */
+static int stop(struct daemon *d)
+{
+	int err = 0;
+
+	if (d->control)
+		control_destroy(d->control);
+	if (d->fs)
+		fs_stop(d->fs);
+	if (d->cache && cache_sync_all(d->cache)) {
+		fs_report_unstored(d->fs);
+		err = -EIO;
+	}
+	destroy_devices(d);
+	if (d->cache)
+		cache_destroy(d->cache);
+	if (d->fs)
+		fs_destroy(d->fs);
+	if (d->store)
+		d->store->ops->destroy(d->store);
+	return err;
+}
+
+int main(int argc, char **argv)
+{
+	struct daemon d = { .parent = -1 };
+	enum options_result parsed = options_parse(argc, argv, &d.options);
+	int err = 0;
+
+	if (parsed == OPTIONS_RUN) {
+		err = take_faults(&d);
+		if (!err && !d.options.foreground)
+			err = go_to_background(&d);
+		if (!err) {
+			signal(SIGPIPE, SIG_IGN);
+			start_loop(&d);
+			err = start(&d);
+			if (!err)
+				uv_run(&d.loop, UV_RUN_DEFAULT);
+			if (stop(&d))
+				err = -EIO;
+			stop_loop(&d);
+		}
+	}
+	options_free(&d.options);
+	return err || parsed == OPTIONS_WRONG;
+}

@@ -1,0 +1,286 @@
+/*
+ * options.c - see options.h.
+ */
+#include "options.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/util.h"
+#include "pagecache/cache.h"
+
+#define DEFAULT_DEVICE (256ull << 20)
+#define DEFAULT_HOME_MAX (4ull << 30)
+#define DEFAULT_AGE_S 5
+
+static const char help[] =
+	"usage: gaiafs [options] DIR                 mount DIR over itself\n"
+	"       gaiafs [options] SOURCE MOUNTPOINT   mount SOURCE on MOUNTPOINT\n"
+	"\n"
+	"  --device sim[:SIZE][,KEY=VALUE]...   a simulated device (256M): bandwidth=SIZE (bytes a\n"
+	"                                       second), latency=MICROSECONDS, count=N (so many of it)\n"
+	"  --device cuda[:INDEX[,SIZE]]         a GPU\n"
+	"  --device none                        no device\n"
+	"  --home SIZE                          host memory for file contents (a quarter of RAM, 4G at most)\n"
+	"  --cpu-cache writeback|writethrough   how the kernel caches for CPU programs (writeback)\n"
+	"  --writeback-age SECONDS              store what is dirty for so long (5)\n"
+	"  --log-level error|warn|info|debug    (info)\n"
+	"  -f, --foreground                     stay in the foreground, log to standard error\n"
+	"  -o OPTION[,OPTION]...                mount options: ro, allow_other, noatime, fsname=NAME, ...\n"
+	"  -h, --help\n"
+	"  -V, --version\n"
+	"\n"
+	"SIZE takes the suffixes K, M, G, T. `gaia umount DIR` ends it.\n";
+
+static int add_sim(struct options *o, const struct sim_config *like, uint64_t count)
+{
+	if (o->n_devices + count > CACHE_MAX_DEVICES) {
+		log_error("--device: more than %u devices are too many", CACHE_MAX_DEVICES);
+		return -EINVAL;
+	}
+	o->device = xrealloc(o->device, (o->n_devices + count) * sizeof(*o->device));
+	while (count--) {
+		o->device[o->n_devices] = *like;
+		o->device[o->n_devices].index = o->n_devices;
+		o->n_devices++;
+	}
+	return 0;
+}
+
+/* A number of microseconds, with or without "us". */
+static int parse_latency(const char *text, uint64_t *ns)
+{
+	char *end;
+	unsigned long us;
+
+	errno = 0;
+	us = strtoul(text, &end, 10);
+	if (*text < '0' || *text > '9' || errno || us > 1000000000 || (*end && strcmp(end, "us")))
+		return -EINVAL;
+	*ns = us * 1000;
+	return 0;
+}
+
+static int parse_sim_key(const char *key, struct sim_config *sim, uint64_t *count)
+{
+	if (!strncmp(key, "bandwidth=", 10))
+		return parse_size(key + 10, &sim->bandwidth);
+	if (!strncmp(key, "latency=", 8))
+		return parse_latency(key + 8, &sim->latency_ns);
+	if (!strncmp(key, "count=", 6)) {
+		int err = parse_size(key + 6, count);
+
+		return !err && (!*count || *count > CACHE_MAX_DEVICES) ? -ERANGE : err;
+	}
+	return -ENOENT;
+}
+
+/* @text: what follows "sim". */
+static int parse_sim(struct options *o, const char *text)
+{
+	struct sim_config sim = { .capacity = DEFAULT_DEVICE };
+	char *copy = strdup(text), *rest = copy, *word;
+	uint64_t count = 1;
+	int err = -ENOMEM;
+
+	if (!copy)
+		goto out;
+	word = strsep(&rest, ",");
+	if (*word) {
+		err = parse_size(word + 1, &sim.capacity);
+		if (err || sim.capacity < GAIA_CHUNK) {
+			log_error("--device sim%s: \"%s\" is not a size of at least 2M", text,
+				  word + 1);
+			err = -EINVAL;
+			goto out;
+		}
+	}
+	while ((word = strsep(&rest, ","))) {
+		err = parse_sim_key(word, &sim, &count);
+		if (err) {
+			log_error("--device sim%s: \"%s\" is not bandwidth=SIZE, latency=MICROSECONDS "
+				  "or count=N", text, word);
+			goto out;
+		}
+	}
+	err = add_sim(o, &sim, count);
+out:
+	free(copy);
+	return err;
+}
+
+static int parse_device(struct options *o, const char *text, bool *none)
+{
+	if (!strcmp(text, "none")) {
+		*none = true;
+		return 0;
+	}
+	if (!strncmp(text, "sim", 3) && (!text[3] || text[3] == ':' || text[3] == ','))
+		return parse_sim(o, text + 3);
+	if (!strncmp(text, "cuda", 4) && (!text[4] || text[4] == ':')) {
+		log_error("--device %s: CUDA devices are not in this build; `--device sim` simulates one",
+			  text);
+		return -ENODEV;
+	}
+	log_error("--device %s: no such kind of device; there are sim, cuda and none", text);
+	return -EINVAL;
+}
+
+static int parse_home(struct options *o, const char *text)
+{
+	int err = parse_size(text, &o->home_bytes);
+
+	if (!err && o->home_bytes >= CACHE_HOME_MIN)
+		return 0;
+	log_error("--home %s: not a size of at least %lluM", text, CACHE_HOME_MIN >> 20);
+	return -EINVAL;
+}
+
+static int parse_age(struct options *o, const char *text)
+{
+	char *end;
+	double s = strtod(text, &end);
+
+	if (end != text && !*end && s >= 0.001 && s <= 86400) {
+		o->writeback_age_ms = (uint64_t)(s * 1000);
+		return 0;
+	}
+	log_error("--writeback-age %s: not a number of seconds from 0.001 to 86400", text);
+	return -EINVAL;
+}
+
+static int parse_cpu_cache(struct options *o, const char *text)
+{
+	o->writeback = !strcmp(text, "writeback");
+	if (o->writeback || !strcmp(text, "writethrough"))
+		return 0;
+	log_error("--cpu-cache %s: neither writeback nor writethrough", text);
+	return -EINVAL;
+}
+
+static int parse_log_level(const char *text)
+{
+	enum log_level level;
+
+	if (log_level_parse(text, &level)) {
+		log_error("--log-level %s: none of error, warn, info, debug", text);
+		return -EINVAL;
+	}
+	log_set_level(level);
+	return 0;
+}
+
+static void add_mount_options(struct options *o, const char *text)
+{
+	size_t had = strlen(o->mount_options), more = strlen(text);
+
+	o->mount_options = xrealloc(o->mount_options, had + more + 2);
+	if (had)
+		o->mount_options[had++] = ',';
+	memcpy(o->mount_options + had, text, more + 1);
+}
+
+static uint64_t default_home(void)
+{
+	uint64_t ram = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+
+	return MAX(CACHE_HOME_MIN, MIN(ram / 4, DEFAULT_HOME_MAX));
+}
+
+static int parse_one(struct options *o, int c, bool *none)
+{
+	switch (c) {
+	case 'd':
+		return parse_device(o, optarg, none);
+	case 'm':
+		return parse_home(o, optarg);
+	case 'c':
+		return parse_cpu_cache(o, optarg);
+	case 'a':
+		return parse_age(o, optarg);
+	case 'l':
+		return parse_log_level(optarg);
+	case 'o':
+		add_mount_options(o, optarg);
+		return 0;
+	case 'f':
+		o->foreground = true;
+		return 0;
+	}
+	return -EINVAL;
+}
+
+static int parse_paths(struct options *o, int n, char **path)
+{
+	if (n != 1 && n != 2) {
+		log_error("%s; `gaiafs -h` shows how to use it",
+			  n ? "more than a source and a mount point" : "which directory?");
+		return -EINVAL;
+	}
+	o->source = path[0];
+	o->mountpoint = path[n - 1];
+	return 0;
+}
+
+enum options_result options_parse(int argc, char **argv, struct options *out)
+{
+	static const struct option longs[] = {
+		{ "device", required_argument, NULL, 'd' },
+		{ "home", required_argument, NULL, 'm' },
+		{ "cpu-cache", required_argument, NULL, 'c' },
+		{ "writeback-age", required_argument, NULL, 'a' },
+		{ "log-level", required_argument, NULL, 'l' },
+		{ "foreground", no_argument, NULL, 'f' },
+		{ "help", no_argument, NULL, 'h' },
+		{ "version", no_argument, NULL, 'V' },
+		{ NULL, 0, NULL, 0 },
+	};
+	static const struct sim_config usual = { .capacity = DEFAULT_DEVICE };
+	bool none = false;
+	int c;
+
+	*out = (struct options){
+		.mount_options = xcalloc(1, 1),
+		.home_bytes = default_home(),
+		.writeback_age_ms = DEFAULT_AGE_S * 1000,
+		.writeback = true,
+	};
+	opterr = 0;
+	while ((c = getopt_long(argc, argv, ":fho:V", longs, NULL)) != -1) {
+		if (c == 'h') {
+			fputs(help, stdout);
+			return OPTIONS_DONE;
+		}
+		if (c == 'V') {
+			puts("gaiafs " GAIA_VERSION);
+			return OPTIONS_DONE;
+		}
+		if (c == '?' || c == ':') {
+			log_error("%s: %s; `gaiafs -h` shows how to use it", argv[optind - 1],
+				  c == ':' ? "a value is missing" : "no such option");
+			return OPTIONS_WRONG;
+		}
+		if (parse_one(out, c, &none))
+			return OPTIONS_WRONG;
+	}
+	if (none && out->n_devices) {
+		log_error("--device none and other devices exclude each other");
+		return OPTIONS_WRONG;
+	}
+	if (parse_paths(out, argc - optind, argv + optind))
+		return OPTIONS_WRONG;
+	if (!none && !out->n_devices)
+		add_sim(out, &usual, 1);
+	return OPTIONS_RUN;
+}
+
+void options_free(struct options *o)
+{
+	free(o->mount_options);
+	free(o->device);
+}

@@ -1,0 +1,34 @@
+/*
+ * options.h - the command line of gaiafs.
+ */
+#ifndef GAIA_OPTIONS_H
+#define GAIA_OPTIONS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "device/device.h"
+
+struct options {
+	const char *source;
+	const char *mountpoint;	   /* the source itself, where one directory was given */
+	char *mount_options;	   /* all of -o, comma separated; "" for none */
+	struct sim_config *device; /* one for each device to be made */
+	unsigned n_devices;
+	uint64_t home_bytes;
+	uint64_t writeback_age_ms;
+	bool writeback;
+	bool foreground;
+};
+
+enum options_result {
+	OPTIONS_RUN,
+	OPTIONS_DONE,	/* help or the version was asked for and printed */
+	OPTIONS_WRONG,	/* one line in the log says what */
+};
+
+/* Also sets the level of the log. Fills *@out in each case; end with options_free(). */
+enum options_result options_parse(int argc, char **argv, struct options *out);
+void options_free(struct options *o);
+
+#endif
