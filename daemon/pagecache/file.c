@@ -23,10 +23,12 @@ static void range_init(pthread_rwlock_t *lock)
 int cfile_get(struct cache *c, uint64_t key, const struct cfile_source *src, void *cookie,
 	      uint64_t size, struct cfile **out)
 {
+	bool found;
 	struct cfile *f;
 
 	pthread_mutex_lock(&c->lock);
 	HASH_FIND(hh, c->files, &key, sizeof(key), f);
+	found = f != NULL;
 	if (!f) {
 		f = calloc(1, sizeof(*f));
 		if (!f) {
@@ -46,6 +48,9 @@ int cfile_get(struct cache *c, uint64_t key, const struct cfile_source *src, voi
 	f->uses++;
 	f->forgotten = false;
 	pthread_mutex_unlock(&c->lock);
+	/* It has a reference to the cookie already. */
+	if (found)
+		src->release(cookie);
 	*out = f;
 	return 0;
 }
