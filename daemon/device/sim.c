@@ -481,7 +481,7 @@ static void pull_page(word_t *page, const word_t *host, const word_t *base, uint
 	uint32_t i;
 
 	for (i = 0; i < GAIA_PAGE / sizeof(word_t); i++) {
-		merged = bytes_below(limit, i);
+		merged = i < limit / sizeof(word_t) ? ~(word_t)0 : bytes_below(limit, i);
 		theirs = merged ? nonzero_bytes(host[i] ^ base[i]) & merged : 0;
 		if (!theirs && !~merged)
 			continue;

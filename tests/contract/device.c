@@ -285,7 +285,9 @@ static void note_end(struct dev_op *op, int err)
 	struct crowd *c = m->crowd;
 
 	if (pthread_mutex_lock(&c->lock)) {
+		/* EDEADLK: this is the submitter, who holds it. */
 		c->inside = true;
+		c->n++;
 		return;
 	}
 	c->inside |= pthread_equal(pthread_self(), c->submitter);
