@@ -567,8 +567,6 @@ int home_write(struct cfile *f, const void *buf, size_t len, uint64_t off,
 		s.len = n;
 		s.ch = chunk_get(f, off / GAIA_CHUNK, true);
 		err = write_span(&s);
-		if (!err && kind == CACHE_WRITE_PAGES)
-			count(CTR_cpu_written_back, s.b - s.a);
 		chunk_put(s.ch);
 		if (buf)
 			buf = (const char *)buf + n;
@@ -588,5 +586,8 @@ int cache_write(struct cfile *f, const void *buf, size_t len, off_t off, enum ca
 	pthread_rwlock_rdlock(&f->range);
 	err = home_write(f, buf, len, (uint64_t)off, kind);
 	pthread_rwlock_unlock(&f->range);
+	if (!err && len > 0 && kind != CACHE_WRITE_EXACT)
+		count(CTR_cpu_written_back,
+		      ((uint64_t)off + len - 1) / GAIA_PAGE - (uint64_t)off / GAIA_PAGE + 1);
 	return err;
 }
