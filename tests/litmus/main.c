@@ -1,0 +1,140 @@
+/*
+ * litmus-runner - play litmus files on real mounts; README.md has their form.
+ */
+#include <errno.h>
+#include <getopt.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "run.h"
+#include "scenario.h"
+
+#define SECONDS 10	/* a repetition that takes longer has deadlocked */
+
+static const char usage[] =
+	"usage: litmus-runner [OPTION]... FILE...\n"
+	"  --cpu-cache writeback|writethrough  how the mount lets the kernel cache (writeback)\n"
+	"  --repeat N     repetitions, instead of what each file asks for\n"
+	"  --seed N       of the first repetition's timing, as a failure names it (by chance)\n"
+	"  --gaiafs PATH  the daemon ($GAIAFS, or this build's)\n"
+	"  --gaia PATH    the control tool ($GAIA, or this build's)\n"
+	"  --check        only read the files\n"
+	"A repetition has 10 s, times $LITMUS_SLOW (sanitizers, valgrind). Exit status: 0 all passed, 1\n"
+	"not all, 2 usage, or a file that cannot be read.\n";
+
+static unsigned long long value(const char *option, const char *text)
+{
+	unsigned long long n;
+	char *end;
+
+	errno = 0;
+	n = strtoull(text, &end, 10);
+	if (errno || end == text || *end || *text == '-') {
+		fprintf(stderr, "litmus-runner: %s takes a number, not '%s'\n", option, text);
+		exit(2);
+	}
+	return n;
+}
+
+static const char *from_env(const char *name, const char *otherwise)
+{
+	const char *is = getenv(name);
+
+	return is && *is ? is : otherwise;
+}
+
+static void parse_options(int argc, char **argv, struct run_options *o, bool *check)
+{
+	enum { CPU_CACHE = 256, REPEAT, SEED, GAIAFS, GAIA, CHECK, HELP };
+	static const struct option options[] = {
+		{ "cpu-cache", required_argument, NULL, CPU_CACHE },
+		{ "repeat", required_argument, NULL, REPEAT },
+		{ "seed", required_argument, NULL, SEED },
+		{ "gaiafs", required_argument, NULL, GAIAFS },
+		{ "gaia", required_argument, NULL, GAIA },
+		{ "check", no_argument, NULL, CHECK },
+		{ "help", no_argument, NULL, HELP },
+		{ NULL, 0, NULL, 0 },
+	};
+	int c;
+
+	while ((c = getopt_long(argc, argv, "", options, NULL)) != -1) {
+		switch (c) {
+		case CPU_CACHE:
+			if (strcmp(optarg, "writeback") != 0 && strcmp(optarg, "writethrough") != 0) {
+				fprintf(stderr, "litmus-runner: --cpu-cache takes writeback or "
+						"writethrough, not '%s'\n", optarg);
+				exit(2);
+			}
+			o->cpu_cache = optarg;
+			break;
+		case REPEAT:
+			o->repeat = (unsigned)value("--repeat", optarg);
+			break;
+		case SEED:
+			o->seed = value("--seed", optarg);
+			break;
+		case GAIAFS:
+			o->gaiafs = optarg;
+			break;
+		case GAIA:
+			o->gaia = optarg;
+			break;
+		case CHECK:
+			*check = true;
+			break;
+		case HELP:
+			fputs(usage, stdout);
+			exit(0);
+		default:
+			fputs(usage, stderr);
+			exit(2);
+		}
+	}
+	if (optind == argc) {
+		fputs(usage, stderr);
+		exit(2);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	struct run_options o = {
+		.gaia = from_env("GAIA", GAIA_BUILT),
+		.cpu_cache = "writeback",
+		.seconds = SECONDS * (unsigned)value("LITMUS_SLOW", from_env("LITMUS_SLOW", "1")),
+	};
+	unsigned passed = 0, failed = 0, unread = 0;
+	bool check = false;
+
+	/* Not the daemon's or an actor's death shall be ours. */
+	signal(SIGPIPE, SIG_IGN);
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	if (getrandom(&o.seed, sizeof(o.seed), 0) != sizeof(o.seed))
+		o.seed = 1;
+	o.seed %= 1000000000;
+	parse_options(argc, argv, &o, &check);
+
+	for (int i = optind; i < argc; i++) {
+		struct scenario *s = scenario_read(argv[i]);
+
+		if (!s) {
+			unread++;
+		} else if (check || run_scenario(s, &o)) {
+			printf("pass %s (%s)\n", s->path, o.cpu_cache);
+			passed++;
+		} else {
+			failed++;
+		}
+		if (s)
+			scenario_free(s);
+	}
+	printf("%u passed, %u failed", passed, failed);
+	if (unread)
+		printf(", %u cannot be read", unread);
+	printf("\n");
+	return unread ? 2 : failed ? 1 : 0;
+}

@@ -1,0 +1,557 @@
+#include "run.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "actor.h"
+#include "base/util.h"
+#include "mountpoint.h"
+
+#define PAR_REPEATS 50
+
+struct player {
+	pid_t pid;		/* 0: not there, or reaped */
+	int sock;		/* -1: no longer spoken to */
+	int open_file;
+	bool killed;		/* by the scenario */
+	bool waiting;		/* for its reply */
+	int line;		/* of the step that it was told */
+};
+
+struct run {
+	const struct scenario *s;
+	const struct run_options *o;
+	struct mnt mnt;
+	struct actor_env env;
+	struct stage *stage;
+	struct player players[MAX_ACTORS];
+	uint64_t seed;		/* of this repetition */
+	uint64_t deadline;	/* of this repetition, now_ns() */
+	bool failed, stuck;
+};
+
+/* ---- telling what went wrong ---- */
+
+static void show_lines(const char *path, const char *prefix)
+{
+	char line[256];
+	FILE *f = fopen(path, "re");
+
+	while (f && fgets(line, sizeof(line), f))
+		fprintf(stderr, "%s%s%s", prefix, line, strchr(line, '\n') ? "" : "\n");
+	if (f)
+		fclose(f);
+}
+
+/* What the threads of a process wait for in the kernel; its stacks are root's to see. */
+static void show_threads(pid_t pid, const char *name)
+{
+	char path[320];
+	struct dirent *e;
+	DIR *d;
+
+	snprintf(path, sizeof(path), "/proc/%d/task", pid);
+	d = opendir(path);
+	while (d && (e = readdir(d))) {
+		if (e->d_name[0] == '.')
+			continue;
+		fprintf(stderr, "      %s, thread %s: ", name, e->d_name);
+		snprintf(path, sizeof(path), "/proc/%d/task/%s/comm", pid, e->d_name);
+		show_lines(path, "");
+		snprintf(path, sizeof(path), "/proc/%d/task/%s/stack", pid, e->d_name);
+		show_lines(path, "        ");
+	}
+	if (d)
+		closedir(d);
+}
+
+static const char *text_of(const struct scenario *s, int line)
+{
+	for (unsigned i = 0; i < s->n_steps; i++) {
+		const struct step *st = &s->steps[i];
+
+		if (st->line == line && st->op != OP_PAR)
+			return st->text;
+		for (unsigned l = 0; l < st->n_lanes; l++)
+			for (unsigned k = 0; k < st->lanes[l].n_steps; k++)
+				if (st->lanes[l].steps[k].line == line)
+					return st->lanes[l].steps[k].text;
+	}
+	return "";
+}
+
+/* The first failure of a repetition starts the story; others of the same par follow. */
+static void fail(struct run *r, int line, unsigned actor, const char *what)
+{
+	if (!r->failed)
+		fprintf(stderr, "FAIL %s (%s, repetition %u, seed %llu): %s\n", r->s->path,
+			r->o->cpu_cache, r->env.repetition, (unsigned long long)r->seed,
+			r->s->title);
+	r->failed = true;
+	if (line)
+		fprintf(stderr, "  line %d: %s %s\n", line, r->s->actors[actor].name,
+			text_of(r->s, line));
+	fprintf(stderr, "    %s\n", what);
+}
+
+static void fail_stuck(struct run *r)
+{
+	char what[128];
+
+	r->stuck = true;
+	for (unsigned i = 0; i < r->s->n_actors; i++) {
+		struct player *p = &r->players[i];
+
+		if (!p->waiting)
+			continue;
+		snprintf(what, sizeof(what), "is not done after %u s: deadlock", r->o->seconds);
+		fail(r, atomic_load(&r->stage->line[i]) ?: p->line, i, what);
+		show_threads(p->pid, r->s->actors[i].name);
+	}
+	show_threads(r->mnt.daemon, "daemon");
+}
+
+/* ---- processes ---- */
+
+static void start_player(struct run *r, unsigned i)
+{
+	struct player *p = &r->players[i];
+	pid_t runner = getpid();
+	int pair[2];
+
+	*p = (struct player){ .sock = -1, .open_file = -1 };
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair)) {
+		perror("socketpair");
+		exit(2);
+	}
+	fflush(NULL);
+	p->pid = fork();
+	if (p->pid == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		if (getppid() != runner)
+			_exit(0);
+		close(pair[0]);
+		for (unsigned k = 0; k < i; k++)
+			close(r->players[k].sock);
+		actor_main(&r->env, i, pair[1]);
+	}
+	close(pair[1]);
+	if (p->pid < 0) {
+		perror("fork");
+		exit(2);
+	}
+	p->sock = pair[0];
+}
+
+static int poll_ms(const struct run *r)
+{
+	uint64_t now = now_ns();
+
+	return now >= r->deadline ? 0 : (int)((r->deadline - now) / 1000000 + 1);
+}
+
+/* Wait for its end: whether it came in time. */
+static bool reap(struct run *r, struct player *p, int *status)
+{
+	struct pollfd pfd = { .fd = (int)syscall(SYS_pidfd_open, p->pid, 0), .events = POLLIN };
+	int n;
+
+	do
+		n = poll(&pfd, 1, poll_ms(r));
+	while (n < 0 && errno == EINTR);
+	close(pfd.fd);
+	if (n <= 0)
+		return false;
+	waitpid(p->pid, status, 0);
+	p->pid = 0;
+	return true;
+}
+
+static void tell(struct run *r, unsigned i, const struct command *cmd, int line)
+{
+	struct player *p = &r->players[i];
+
+	p->line = line;
+	p->waiting = true;
+	/* If it is dead, the missing reply says so. */
+	send(p->sock, cmd, sizeof(*cmd), MSG_NOSIGNAL);
+}
+
+/* The actor's end of the socket is closed: it died, as it was told to or not. */
+static void player_died(struct run *r, unsigned i, bool by_order)
+{
+	struct player *p = &r->players[i];
+	char what[128];
+	int status, line = atomic_load(&r->stage->line[i]);
+
+	close(p->sock);
+	p->sock = -1;
+	p->open_file = -1;
+	if (!reap(r, p, &status)) {
+		fail(r, line, i, "was killed, but does not end");
+		r->stuck = true;
+	} else if (by_order && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) {
+		p->killed = true;
+	} else {
+		snprintf(what, sizeof(what), "the process ended: %s %d",
+			 WIFSIGNALED(status) ? "signal" : "status",
+			 WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+		fail(r, line, i, what);
+	}
+}
+
+static void take_reply(struct run *r, unsigned i, bool may_die)
+{
+	struct player *p = &r->players[i];
+	struct reply reply;
+
+	p->waiting = false;
+	if (recv(p->sock, &reply, sizeof(reply), 0) != sizeof(reply)) {
+		player_died(r, i, may_die);
+		return;
+	}
+	p->open_file = reply.open_file;
+	if (!reply.ok)
+		fail(r, reply.line ? reply.line : p->line, i, reply.text);
+}
+
+/* Wait for everybody who was told something. @dying: bits of actors told to kill themselves. */
+static void await(struct run *r, uint32_t dying)
+{
+	for (;;) {
+		struct pollfd fds[MAX_ACTORS];
+		unsigned who[MAX_ACTORS], n = 0;
+		int got;
+
+		for (unsigned i = 0; i < r->s->n_actors; i++)
+			if (r->players[i].waiting) {
+				fds[n] = (struct pollfd){ .fd = r->players[i].sock,
+							  .events = POLLIN };
+				who[n++] = i;
+			}
+		if (n == 0)
+			return;
+		got = poll(fds, n, poll_ms(r));
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got <= 0) {
+			fail_stuck(r);
+			return;
+		}
+		for (unsigned k = 0; k < n; k++)
+			if (fds[k].revents)
+				take_reply(r, who[k], dying & BIT(who[k]));
+	}
+}
+
+static void tell_one(struct run *r, unsigned i, enum command_kind kind, unsigned step)
+{
+	struct command cmd = { .kind = kind, .step = step };
+	const struct step *st = &r->s->steps[step];
+
+	tell(r, i, &cmd, kind == CMD_STEP ? st->line : 0);
+	await(r, kind == CMD_STEP && st->op == OP_KILL ? BIT(i) : 0);
+}
+
+static void tell_all_actors(struct run *r, const struct command *cmd, int line)
+{
+	for (unsigned i = 1; i < r->s->n_actors; i++)
+		if (r->players[i].sock >= 0)
+			tell(r, i, cmd, line);
+	await(r, 0);
+}
+
+/* ---- steps ---- */
+
+static void do_par(struct run *r, unsigned step)
+{
+	const struct step *st = &r->s->steps[step];
+	uint32_t dying = 0;
+	int running = 0;
+	uint64_t lane_seed = r->seed * MAX_ACTORS;
+
+	for (unsigned l = 0; l < st->n_lanes; l++)
+		running += !st->lanes[l].loops;
+	atomic_store(&r->stage->ready, 0);
+	atomic_store(&r->stage->go, false);
+	atomic_store(&r->stage->running, running);
+	for (unsigned l = 0; l < st->n_lanes; l++) {
+		const struct lane *lane = &st->lanes[l];
+		struct command cmd = { .kind = CMD_LANE, .step = step, .lane = l,
+				       .seed = lane_seed + l };
+
+		if (lane->steps[lane->n_steps - 1].op == OP_KILL)
+			dying |= BIT(lane->actor);
+		tell(r, lane->actor, &cmd, lane->steps[0].line);
+	}
+	while (atomic_load(&r->stage->ready) < st->n_lanes && poll_ms(r) > 0)
+		sched_yield();
+	atomic_store(&r->stage->go, true);
+	await(r, dying);
+}
+
+static void do_drop(struct run *r, int line)
+{
+	struct command cmd = { .kind = CMD_DROP };
+
+	for (unsigned i = 1; i < r->s->n_actors; i++)
+		if (r->players[i].open_file >= 0)
+			cmd.open_files |= BIT(r->players[i].open_file);
+	tell_all_actors(r, &cmd, line);
+	tell(r, ACTOR_RUNNER, &cmd, line);
+	await(r, 0);
+}
+
+static void do_crash(struct run *r, int line)
+{
+	struct command cmd = { .kind = CMD_FORGET };
+
+	mnt_crash(&r->mnt);
+	tell(r, ACTOR_RUNNER, &cmd, line);
+	tell_all_actors(r, &cmd, line);
+	if (!r->failed && mnt_restart(&r->mnt))
+		fail(r, line, ACTOR_RUNNER, "cannot mount again");
+}
+
+/* Who does a step on a file that is the runner's: somebody who has it open, if there is one. Opening
+ * and closing it once more would be seen: close(2) pushes and stores what is dirty. */
+static unsigned borrower(const struct run *r, unsigned file)
+{
+	/* After these it is no longer known what goes by the name. */
+	if (r->s->renames)
+		return ACTOR_RUNNER;
+	for (unsigned i = 1; i < r->s->n_actors; i++)
+		if (r->players[i].open_file == (int)file)
+			return i;
+	return ACTOR_RUNNER;
+}
+
+static void do_step(struct run *r, unsigned i)
+{
+	const struct step *st = &r->s->steps[i];
+
+	switch (st->op) {
+	case OP_PAR:
+		do_par(r, i);
+		break;
+	case OP_CRASH:
+		do_crash(r, st->line);
+		break;
+	case OP_DROP:
+		do_drop(r, st->line);
+		break;
+	case OP_FLUSH:
+	case OP_EVICT:
+		tell_one(r, borrower(r, st->file), CMD_STEP, i);
+		break;
+	default:
+		tell_one(r, st->actor, CMD_STEP, i);
+	}
+}
+
+/* ---- a repetition ---- */
+
+/* In the backing directory: the cache first hears of it when an actor opens it. */
+static bool make_file(struct run *r, unsigned i)
+{
+	const struct file_def *def = &r->s->names[i];
+	uint8_t fill[65536];
+	uint64_t at = 0;
+	char name[64];
+	bool ok;
+	int fd;
+
+	actor_file_name(&r->env, i, name);
+	fd = openat(r->mnt.backing_fd, name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+	ok = fd >= 0 && ftruncate(fd, (off_t)def->size) == 0;
+	memset(fill, def->fill, sizeof(fill));
+	while (ok && !def->hole && at < def->size) {
+		size_t n = MIN(sizeof(fill), def->size - at);
+
+		ok = pwrite(fd, fill, n, (off_t)at) == (ssize_t)n;
+		at += n;
+	}
+	if (!ok)
+		fail(r, 0, ACTOR_RUNNER, strerror(errno));
+	if (fd >= 0)
+		close(fd);
+	return ok;
+}
+
+/* Let them close what they have, and wait for their end. */
+static void end_players(struct run *r)
+{
+	int status;
+
+	for (unsigned i = 1; i < r->s->n_actors; i++)
+		if (r->players[i].sock >= 0) {
+			close(r->players[i].sock);
+			r->players[i].sock = -1;
+		}
+	for (unsigned i = 1; i < r->s->n_actors; i++) {
+		struct player *p = &r->players[i];
+
+		if (!p->pid)
+			continue;
+		if (!reap(r, p, &status)) {
+			fail(r, 0, i, "does not get its file closed: deadlock");
+			show_threads(p->pid, r->s->actors[i].name);
+			show_threads(r->mnt.daemon, "daemon");
+			r->stuck = true;
+		} else if (status) {
+			fail(r, 0, i, "died while it closed its file");
+		}
+	}
+}
+
+/* Whatever state they are in. */
+static void kill_players(struct run *r)
+{
+	int status;
+
+	for (unsigned i = 0; i < r->s->n_actors; i++) {
+		if (r->players[i].sock >= 0)
+			close(r->players[i].sock);
+		r->players[i].sock = -1;
+		if (r->players[i].pid)
+			kill(r->players[i].pid, SIGKILL);
+	}
+	/* In the kernel they may wait for the mount, which then has to go first. */
+	r->deadline = now_ns() + 3000000000u;
+	for (unsigned i = 0; i < r->s->n_actors; i++) {
+		struct player *p = &r->players[i];
+
+		if (p->pid && !reap(r, p, &status)) {
+			mnt_crash(&r->mnt);
+			waitpid(p->pid, &status, 0);
+			p->pid = 0;
+		}
+	}
+}
+
+static bool daemon_died(const struct run *r)
+{
+	siginfo_t info = { 0 };
+
+	return waitid(P_PID, (id_t)r->mnt.daemon, &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+	       info.si_pid;
+}
+
+static void explain(struct run *r)
+{
+	struct player *p = &r->players[ACTOR_RUNNER];
+
+	if (!r->mnt.daemon)
+		return;
+	if (daemon_died(r)) {
+		fprintf(stderr, "  the daemon died; its log:\n");
+		mnt_show_log(&r->mnt);
+		mnt_crash(&r->mnt);
+		return;
+	}
+	if (r->stuck || p->sock < 0 || p->waiting)
+		return;
+	/* Best effort, in a little time of its own. */
+	r->deadline = now_ns() + 3000000000u;
+	tell(r, ACTOR_RUNNER, &(struct command){ .kind = CMD_RESIDENCY }, 0);
+	if (poll(&(struct pollfd){ .fd = p->sock, .events = POLLIN }, 1, 3000) > 0)
+		take_reply(r, ACTOR_RUNNER, false);
+}
+
+static void repetition(struct run *r)
+{
+	r->deadline = now_ns() + r->o->seconds * 1000000000ull;
+	for (unsigned i = 0; i < r->s->n_names; i++)
+		if (r->s->names[i].declared && !make_file(r, i))
+			return;
+	memset(r->stage, 0, sizeof(*r->stage));
+	for (unsigned i = 0; i < r->s->n_actors; i++)
+		start_player(r, i);
+	if (r->s->counts)
+		tell_one(r, ACTOR_RUNNER, CMD_BASE, 0);
+	for (unsigned i = 0; i < r->s->n_steps && !r->failed; i++)
+		do_step(r, i);
+	if (r->failed)
+		explain(r);
+	else
+		end_players(r);
+	if (!r->failed)
+		tell_one(r, ACTOR_RUNNER, CMD_TIDY, 0);
+	kill_players(r);
+}
+
+/* ---- a scenario ---- */
+
+static void mount_args(const struct scenario *s, const struct run_options *o, const char **args,
+		       char device[64])
+{
+	int n = 0;
+
+	args[n++] = "--cpu-cache";
+	args[n++] = o->cpu_cache;
+	if (s->home) {
+		args[n++] = "--home";
+		args[n++] = s->home;
+	}
+	snprintf(device, 64, s->device ? "sim:%s" : "sim", s->device);
+	if (s->devices == 0)
+		device = strcpy(device, "none");
+	for (unsigned i = 0; i < MAX(s->devices, 1u); i++) {
+		args[n++] = "--device";
+		args[n++] = device;
+	}
+	args[n] = NULL;
+}
+
+bool run_scenario(const struct scenario *s, const struct run_options *o)
+{
+	struct run r = { .s = s, .o = o };
+	struct mnt_options mo = { .gaiafs = o->gaiafs };
+	const char *args[64];
+	char device[64];
+	unsigned repeat = o->repeat;
+
+	if (!repeat)
+		repeat = MAX(MAX(s->repeat, 1u), s->has_par ? PAR_REPEATS : 1u);
+	mount_args(s, o, args, device);
+	mo.args = args;
+	if (mnt_start(&r.mnt, &mo)) {
+		fprintf(stderr, "FAIL %s (%s): no mount\n", s->path, o->cpu_cache);
+		return false;
+	}
+	r.stage = mmap(NULL, sizeof(*r.stage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+		       -1, 0);
+	if (r.stage == MAP_FAILED) {
+		perror("mmap");
+		exit(2);
+	}
+	r.env = (struct actor_env){
+		.scenario = s,
+		.mount = r.mnt.path,
+		.backing_fd = r.mnt.backing_fd,
+		.gaia = o->gaia,
+		.stage = r.stage,
+	};
+	for (unsigned i = 0; i < repeat && !r.failed; i++) {
+		r.env.repetition = i;
+		r.seed = o->seed + i;
+		repetition(&r);
+	}
+	munmap(r.stage, sizeof(*r.stage));
+	if (mnt_stop(&r.mnt) && !r.failed)
+		fail(&r, 0, ACTOR_RUNNER, "the mount did not end cleanly");
+	return !r.failed;
+}

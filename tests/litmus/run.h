@@ -1,0 +1,25 @@
+/*
+ * run.h - run a scenario on a mount of its own.
+ */
+#ifndef GAIA_LITMUS_RUN_H
+#define GAIA_LITMUS_RUN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "scenario.h"
+
+struct run_options {
+	const char *gaiafs;	/* NULL: as mountpoint.h says */
+	const char *gaia;
+	const char *cpu_cache;	/* "writeback" or "writethrough" */
+	unsigned repeat;	/* 0: what the scenario asks for, and at least 50 with a par */
+	uint64_t seed;		/* of the first repetition; rises by one */
+	unsigned seconds;	/* after which a repetition has deadlocked */
+};
+
+/* Whether every repetition saw only what is allowed, and the mount ended cleanly. If
+ * not, stderr has why. Nothing is left running or mounted. */
+bool run_scenario(const struct scenario *s, const struct run_options *options);
+
+#endif

@@ -1,0 +1,113 @@
+/*
+ * scenario.h - a litmus file, read and checked.
+ *
+ * scenario_read() turns a file of the form described in README.md into steps that
+ * need no further checking: names, actors, devices, sizes and expectations
+ * are resolved, and whatever makes no sense has been refused with its line.
+ *
+ * A scenario never changes after it was read. Actors are forked with it in their memory, so a
+ * step is told to them by its number.
+ */
+#ifndef GAIA_LITMUS_SCENARIO_H
+#define GAIA_LITMUS_SCENARIO_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum op {
+	/* processes, P and D */
+	OP_OPEN, OP_CLOSE, OP_KILL, OP_READ, OP_WRITE, OP_FSYNC, OP_FDATASYNC, OP_TRUNCATE,
+	OP_FALLOCATE, OP_PUNCH, OP_COPYRANGE, OP_SENDFILE, OP_SPLICE, OP_SPLICEIN, OP_UNLINK,
+	OP_RENAME, OP_STAT, OP_LOAD, OP_STORE, OP_SCATTER,
+	/* P */
+	OP_MMAP, OP_MUNMAP, OP_MSYNC,
+	/* D */
+	OP_ACQUIRE, OP_RELEASE, OP_SYNC, OP_WILLNEED, OP_DONTNEED,
+	/* the runner */
+	OP_DROP, OP_FLUSH, OP_EVICT, OP_CRASH, OP_BELOW, OP_COUNT, OP_PAR,
+};
+
+enum open_mode { OPEN_RW, OPEN_RO, OPEN_APPEND, OPEN_DIRECT, OPEN_TRUNC };
+enum comparison { CMP_EQ, CMP_LE, CMP_GE };
+enum stat_field { STAT_SIZE, STAT_BLOCKS };
+
+/* One thing that may be seen. */
+struct outcome {
+	enum { OUT_OK, OUT_BYTES, OUT_ERROR } kind;
+	int error;
+	uint8_t *bytes;
+	size_t len;
+};
+
+struct lane;
+
+struct step {
+	int line;
+	char *text;		/* as written, for messages */
+	enum op op;
+	bool loop;		/* until the par's other lines have ended */
+	unsigned actor;
+	unsigned file, to_file;	/* indices into names */
+	uint64_t off, len, number;
+	unsigned mode;		/* open: enum open_mode; acquire: PROT_*; stat: enum stat_field */
+	enum comparison cmp;
+	unsigned from;		/* evict: GAIA_FROM_HOME or a device */
+	char *counter;
+	uint8_t *data;		/* len bytes; scatter: unit bytes */
+	uint64_t stride;	/* scatter: number times, so far apart */
+	size_t unit;
+	struct outcome *allowed;/* none: must succeed */
+	unsigned n_allowed;
+	struct lane *lanes;	/* par */
+	unsigned n_lanes;
+};
+
+/* A line of a par: what one actor does. */
+struct lane {
+	unsigned actor;
+	bool loops;
+	struct step *steps;
+	unsigned n_steps;
+};
+
+#define ACTOR_RUNNER 0u		/* actors[0], which does the runner's steps */
+struct actor_def {
+	char name[8];
+	char kind;		/* 'P', 'D', 'R' */
+	unsigned device;
+};
+
+struct file_def {
+	char *name;
+	bool declared;		/* false: exists only by a rename */
+	bool hole;
+	uint8_t fill;
+	uint64_t size;
+};
+
+#define MAX_FILES 32
+#define MAX_ACTORS 32
+
+struct scenario {
+	char *path;
+	char *title;
+	unsigned repeat;	/* 0: not said */
+	unsigned devices;
+	char *home, *device;	/* sizes as written, or NULL */
+	struct file_def names[MAX_FILES];
+	unsigned n_names;
+	struct actor_def actors[MAX_ACTORS];
+	unsigned n_actors;
+	struct step *steps;
+	unsigned n_steps;
+	uint64_t reach;		/* end of the furthest range that a device uses */
+	bool counts, renames, has_par;
+	struct memory *memory;	/* all of the above */
+};
+
+/* NULL: it was refused; why was said on stderr as "FILE:LINE: what". */
+struct scenario *scenario_read(const char *path);
+void scenario_free(struct scenario *s);
+
+#endif
