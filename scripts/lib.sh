@@ -9,19 +9,25 @@ die() {
 	exit 1
 }
 
-# quietly WHAT COMMAND...: its output only if it fails.
+# quietly WHAT COMMAND...: its output only if it fails. Whoever sets a trap on EXIT calls forget_output.
+quiet_output=
+forget_output() {
+	[ -z "$quiet_output" ] || rm -f "$quiet_output"
+	quiet_output=
+}
+trap forget_output EXIT
+exec 4>&1 # past quietly
 quietly() {
-	local what=$1 start=$SECONDS log
+	local what=$1 start=$SECONDS
 	shift
-	log=$(mktemp)
+	quiet_output=$(mktemp)
 	printf '%s: %s ... ' "$me" "$what"
-	if ! "$@" > "$log" 2>&1 < /dev/null; then
+	if ! "$@" > "$quiet_output" 2>&1 < /dev/null; then
 		printf 'failed\n'
-		cat "$log" >&2
-		rm -f "$log"
+		cat "$quiet_output" >&2
 		die "$what failed: $* (its output is above)."
 	fi
-	rm -f "$log"
+	forget_output
 	printf 'done (%d s)\n' $((SECONDS - start))
 }
 
