@@ -94,7 +94,7 @@ void track_pulled(const struct page_track *t, struct page_replica *r)
 {
 	r->seen = t->home_id;
 	r->cut = GAIA_PAGE;
-	r->flags |= REPLICA_ARMED;
+	r->flags |= REPLICA_PRESENT | REPLICA_ARMED;
 }
 
 void track_secured(struct page_replica *r)

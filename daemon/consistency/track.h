@@ -56,7 +56,8 @@ enum {
 	REPLICA_PRESENT = 1,	/* the bytes mean something */
 	REPLICA_AHEAD = 2,	/* released, not yet merged home */
 	REPLICA_SNAPPED = 4,	/* ... and the released bytes are in the snapshot */
-	REPLICA_ARMED = 8,	/* the device remembers the hash of the base of what clients write */
+	REPLICA_ARMED = 8,	/* the device remembers the hash of the base of what clients write;
+				 * without, a release takes the page for changed */
 };
 
 /* A device's side of a page. */

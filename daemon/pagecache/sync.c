@@ -28,6 +28,17 @@ struct part {
 	uint64_t new_write[GAIA_CHUNK_PAGES / 64];
 };
 
+/* chunk->lock held. Some client may be looking at the page. */
+static bool page_held(const struct replica *rep, unsigned i)
+{
+	const struct grant *g;
+
+	LIST_FOREACH(g, &rep->grants, of_replica)
+		if (bit_test(g->read, i))
+			return true;
+	return false;
+}
+
 static void part_plan(struct part *pt)
 {
 	struct page_replica *buf[CACHE_MAX_DEVICES];
@@ -39,6 +50,9 @@ static void part_plan(struct part *pt)
 		struct page_view v = page_view(pt->ch, i, buf);
 
 		pt->step[i] = (uint8_t)track_plan(&v, self, pt->write);
+		/* A plain copy may show anything until it has landed: not to who holds the page. */
+		if (pt->step[i] == TRACK_SEND && page_held(pt->rep, i))
+			pt->step[i] = TRACK_PULL;
 	}
 }
 
@@ -133,7 +147,7 @@ static int part_send(struct part *pt, struct dev_run *runs)
 	return err;
 }
 
-/* Merge home's pages into a replica that clients may be writing. */
+/* Merge home's pages into a replica that clients may be writing, or are reading. */
 static int part_pull(struct part *pt, struct dev_run *runs)
 {
 	struct chunk *ch = pt->ch;
@@ -144,14 +158,15 @@ static int part_pull(struct part *pt, struct dev_run *runs)
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned i = pt->a; i < pt->b; i++) {
 		struct page_replica *r = &rep->page[i];
+		/* What nobody writes, or is void, is overwritten: no base tells apart what to keep. */
+		unsigned keep = r->writers > 0 ? r->cut : 0;
 
 		if (pt->step[i] != TRACK_PULL)
 			continue;
 		runs[op.n++] = (struct dev_run){
 			.mem = rep->mem, .page = i, .npages = 1, .host = page_ptr(ch, i),
-			/* All void: there is nothing that a base could tell apart. */
-			.base = r->cut > 0 ? base_bytes(ch, i, r->seen) : frame_zeros,
-			.limit = r->cut,
+			.base = keep > 0 ? base_bytes(ch, i, r->seen) : frame_zeros,
+			.limit = keep,
 		};
 	}
 	pthread_mutex_unlock(&ch->lock);
@@ -464,8 +479,13 @@ static int find_changed(struct replica *rep, const uint64_t *pages, unsigned a, 
 	if (!err && op.n > 0)
 		err = device_run(rep->dev->dev, &op);
 	for (unsigned i = a; i < b && !err; i++)
-		if (bit_test(pages, i) && bit_test(packed, nth++))
-			bit_set(changed, i);
+		if (bit_test(pages, i)) {
+			bool differs = bit_test(packed, nth++);
+
+			/* Not armed: the device compared with something else. */
+			if (differs || !(rep->page[i].flags & REPLICA_ARMED))
+				bit_set(changed, i);
+		}
 	free(runs);
 	return err;
 }
@@ -514,6 +534,10 @@ static void publish_page(struct grant *g, unsigned i, bool changed, bool secured
 			bit_set(rl->published, i);
 		}
 	}
+	/* Others may have written between the comparison and the snapshot: what they
+	 * release next must be compared with the snapshot, byte by byte. */
+	if (changed && r->writers > 0)
+		r->flags &= ~REPLICA_ARMED;
 	if (!was_ahead && (r->flags & REPLICA_AHEAD))
 		atomic_fetch_add(&ch->file->n_ahead, 1);
 	if (was_snapped != !!(r->flags & REPLICA_SNAPPED))
