@@ -1,0 +1,82 @@
+#!/bin/bash
+# mount_command.sh BUILD - mount(8), umount(8) and fstab(5) with gaiafs. They look for helpers in /sbin
+# only, so the build's are laid over it in a mount namespace of the test's own.
+set -euo pipefail
+
+skip() {
+	echo "skipped: $*"
+	exit 77
+}
+
+build=$1
+if [ -z "${2:-}" ]; then
+	[ "$(id -u)" -eq 0 ] || skip "only root can lay the build's helpers over /sbin"
+	exec unshare --mount --propagation private "$0" "$build" inside
+fi
+
+dir=$(mktemp -d)
+clean_up() {
+	umount -i -l "$dir/mnt" 2> /dev/null || true
+	umount -l "$dir/over" /usr/sbin 2> /dev/null || true
+	rm -rf --one-file-system "$dir"
+}
+trap clean_up EXIT
+fail() {
+	echo "mount_command: $*" >&2
+	exit 1
+}
+
+cd "$dir"
+mkdir over bin src mnt
+mount -t tmpfs tmpfs over
+mkdir over/upper over/work
+mount -t overlay overlay -o lowerdir=/usr/sbin,upperdir=over/upper,workdir=over/work /usr/sbin 2> /dev/null ||
+	skip "this kernel cannot lay an overlay over /usr/sbin"
+ln -s "$build/daemon/gaiafs" "$build/client/gaia" bin/
+for helper in mount.gaiafs umount.fuse.gaiafs; do
+	sed "s,'[^']*/bin/,'$dir/bin/," "$build/mount-helpers/$helper" > "/usr/sbin/$helper"
+	chmod +x "/usr/sbin/$helper"
+done
+
+# How many gaiafs mounts stand on mnt.
+mounts() {
+	awk -v dir="$dir" '$5 == dir "/mnt" && / - fuse.gaiafs / && index($0, " " dir "/src ")' /proc/self/mountinfo | wc -l
+}
+daemon() { bin/gaia status --json mnt | sed -n 's/^  "pid": \([0-9]*\),$/\1/p'; }
+
+# mount -t, and a umount that waits until everything is stored and the daemon is gone.
+mount -t gaiafs -o device=sim:8M,home=16M,noatime src mnt || fail "mount -t gaiafs failed"
+[ "$(mounts)" -eq 1 ] || fail "mount -t gaiafs src mnt is not to be seen in mountinfo"
+grep -q " $dir/mnt .*noatime" /proc/self/mountinfo || fail "the option noatime was lost"
+bin/gaia status --json mnt | grep -q '"capacity": 8388608' || fail "the option device=sim:8M was lost"
+head -c 5000000 /dev/urandom > want
+cp want mnt/file
+pid=$(daemon)
+[ -d "/proc/$pid" ] || fail "there is no daemon"
+umount mnt || fail "umount failed"
+[ ! -d "/proc/$pid" ] || [ "$(cut -d' ' -f3 "/proc/$pid/stat")" = Z ] || fail "umount returned before the daemon had ended"
+cmp want src/file || fail "umount returned before everything was stored"
+[ "$(mounts)" -eq 0 ] || fail "still mounted after umount"
+
+# A line of fstab, and mount -a, which knows what is mounted already.
+echo "$dir/src $dir/mnt gaiafs device=\"sim:8M,count=2\",home=16M,nofail,x-systemd.requires=x 0 0" > fstab
+mount -T fstab "$dir/mnt" || fail "mounting by fstab failed"
+[ "$(bin/gaia status --json mnt | grep -c '"kind": "sim"')" -eq 2 ] || fail "device=\"sim:8M,count=2\" did not make two devices"
+mount -a -T fstab || fail "mount -a failed"
+[ "$(mounts)" -eq 1 ] || fail "mount -a mounted it again"
+
+# Busy: not unmounted, and said so; lazily: yes.
+exec 5< mnt/file
+! umount mnt 2> err || fail "umount of a busy mount succeeded"
+grep -q busy err || fail "umount of a busy mount does not say that it is busy: $(cat err)"
+pid=$(daemon)
+umount -l mnt || fail "umount -l failed"
+[ "$(mounts)" -eq 0 ] || fail "still mounted after umount -l"
+exec 5<&-
+tail --pid="$pid" -f /dev/null # until the daemon has ended
+
+# What cannot be mounted fails with a reason.
+! mount -t gaiafs missing mnt 2> err || fail "mounting a missing directory succeeded"
+[ -s err ] || fail "mounting a missing directory fails without a word"
+! mount -t gaiafs -o home=lots src mnt 2> err || fail "home=lots was taken"
+grep -q lots err || fail "home=lots: the reason does not name it: $(cat err)"
