@@ -61,7 +61,8 @@ track_id track_home_changed(struct page_view *v)
 enum track_step track_plan(const struct page_view *v, unsigned self, bool write)
 {
 	const struct page_replica *r = v->r[self];
-	bool current = r->seen == v->t->home_id;
+	/* What a truncate voided is in the replica's bytes still. */
+	bool current = r->seen == v->t->home_id && r->cut == GAIA_PAGE;
 
 	for (unsigned i = 0; i < v->n; i++)
 		if (i != self && (v->r[i]->flags & REPLICA_AHEAD))

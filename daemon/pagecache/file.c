@@ -253,11 +253,15 @@ static bool later(const struct timespec *a, const struct timespec *b)
 void cfile_fix_stat(struct cfile *f, struct stat *st)
 {
 	uint64_t dirty = atomic_load(&f->n_dirty);
+	blkcnt_t whole, promised;
 
 	st->st_size = (off_t)cfile_size(f);
 	/* As a local file system counts blocks that it has promised but not placed yet: tools take a
-	 * file with contents and no blocks for a hole. */
-	st->st_blocks += (blkcnt_t)(dirty * (GAIA_PAGE / 512));
+	 * file with contents and no blocks for a hole. Which of the dirty pages have blocks already is
+	 * not known: no more than the size needs. */
+	whole = (blkcnt_t)((cfile_size(f) + GAIA_PAGE - 1) / GAIA_PAGE * (GAIA_PAGE / 512));
+	promised = st->st_blocks + (blkcnt_t)(dirty * (GAIA_PAGE / 512));
+	st->st_blocks = MAX(st->st_blocks, MIN(whole, promised));
 	pthread_mutex_lock(&f->lock);
 	if (f->mtime_set) {
 		if (later(&f->mtime, &st->st_mtim))

@@ -10,14 +10,29 @@
 
 /* ---- truncate ---- */
 
-/* Bring home the page in which the new end lies, for its bytes before that. */
-static int prepare_cut(struct cfile *f, uint64_t size)
+static void unprepare_cut(struct chunk *ch, uint64_t size)
+{
+	unsigned i = (unsigned)(size % GAIA_CHUNK / GAIA_PAGE);
+
+	pthread_mutex_lock(&ch->lock);
+	pages_unlock(ch, i, i + 1);
+	pthread_mutex_unlock(&ch->lock);
+	chunk_account(ch);
+	chunk_put(ch);
+}
+
+/*
+ * Bring home the page in which the new end lies, for its bytes before that, if anybody keeps track of it. The page is
+ * left locked then, so that it stays: *@out is its chunk (else NULL).
+ */
+static int prepare_cut(struct cfile *f, uint64_t size, struct chunk **out)
 {
 	unsigned i = (unsigned)(size % GAIA_CHUNK / GAIA_PAGE);
 	struct chunk *ch;
-	bool need = false;
+	bool tracked;
 	int err = 0;
 
+	*out = NULL;
 	if (size % GAIA_PAGE == 0)
 		return 0;
 	ch = chunk_get(f, size / GAIA_CHUNK, false);
@@ -25,15 +40,15 @@ static int prepare_cut(struct cfile *f, uint64_t size)
 		return 0;
 	pthread_mutex_lock(&ch->lock);
 	pages_lock(ch, i, i + 1);
-	need = ch->track != NULL;
+	tracked = ch->track != NULL;
 	pthread_mutex_unlock(&ch->lock);
-	if (need)
+	if (tracked)
 		err = home_bring(ch, i, i + 1);
-	pthread_mutex_lock(&ch->lock);
-	pages_unlock(ch, i, i + 1);
-	pthread_mutex_unlock(&ch->lock);
-	chunk_account(ch);
-	chunk_put(ch);
+	if (tracked && !err) {
+		*out = ch;
+		return 0;
+	}
+	unprepare_cut(ch, size);
 	return err;
 }
 
@@ -50,7 +65,8 @@ static void cut_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[2
 	}
 }
 
-static int cut_chunk(struct chunk *ch, uint64_t size)
+/* @prepared: the page of the cut is locked already. */
+static int cut_chunk(struct chunk *ch, uint64_t size, bool prepared)
 {
 	struct cache *c = ch->file->cache;
 	uint64_t start = ch->index * GAIA_CHUNK;
@@ -65,6 +81,10 @@ static int cut_chunk(struct chunk *ch, uint64_t size)
 	for (unsigned i = first; i < GAIA_CHUNK_PAGES; i++, cut = 0) {
 		if (!page_at(ch, i) && !ch->track) {
 			i |= LEAF_PAGES - 1;
+			continue;
+		}
+		if (cut > 0 && prepared) {
+			cut_page(ch, i, cut, spare);
 			continue;
 		}
 		pages_lock(ch, i, i + 1);
@@ -83,8 +103,8 @@ static int cut_chunk(struct chunk *ch, uint64_t size)
 
 int cache_truncate(struct cfile *f, uint64_t size)
 {
+	struct chunk **list, *cut = NULL;
 	struct store_file *sf;
-	struct chunk **list;
 	uint64_t old;
 	unsigned n;
 	int err;
@@ -94,7 +114,7 @@ int cache_truncate(struct cfile *f, uint64_t size)
 	pthread_rwlock_wrlock(&f->range);
 	old = cfile_size(f);
 	if (size < old) {
-		err = prepare_cut(f, size);
+		err = prepare_cut(f, size, &cut);
 		if (err)
 			goto unlock;
 	}
@@ -112,13 +132,15 @@ int cache_truncate(struct cfile *f, uint64_t size)
 		n = chunk_list_get(f, size / GAIA_CHUNK, UINT64_MAX, &list);
 		for (unsigned k = 0; k < n; k++) {
 			/* Nothing may be left behind, memory or not. */
-			while (cut_chunk(list[k], size) == -ENOMEM)
+			while (cut_chunk(list[k], size, list[k] == cut) == -ENOMEM)
 				usleep(1000);
 			chunk_put(list[k]);
 		}
 		free(list);
 	}
 unlock:
+	if (cut)
+		unprepare_cut(cut, size);
 	pthread_rwlock_unlock(&f->range);
 	return err;
 }
