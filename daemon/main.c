@@ -360,16 +360,17 @@ static int start(struct daemon *d)
 		err = start_control(d);
 	if (err)
 		return err;
-	announce_devices(d);
-	return fs_start(d->fs, d->cache, d->store, d->control);
+	err = fs_start(d->fs, d->cache, d->store, d->control); /* logs */
+	if (!err)
+		announce_devices(d);
+	return err;
 }
 
+/* Where there is no cache to own them. */
 static void destroy_devices(struct daemon *d)
 {
-	/* The cache owns them, once there is one. */
-	for (unsigned i = 0; d->device && !d->cache && i < d->options.n_devices && d->device[i]; i++)
+	for (unsigned i = 0; d->device && d->device[i]; i++)
 		d->device[i]->ops->destroy(d->device[i]);
-	free(d->device);
 }
 
 /* In the order of the journey of data: clients, requests, cache, store. 0 if all of it arrived. */
@@ -385,9 +386,11 @@ static int stop(struct daemon *d)
 		fs_report_unstored(d->fs);
 		err = -EIO;
 	}
-	destroy_devices(d);
 	if (d->cache)
 		cache_destroy(d->cache);
+	else
+		destroy_devices(d);
+	free(d->device);
 	if (d->fs)
 		fs_destroy(d->fs);
 	if (d->store)
@@ -409,8 +412,10 @@ int main(int argc, char **argv)
 			signal(SIGPIPE, SIG_IGN);
 			start_loop(&d);
 			err = start(&d);
-			if (!err)
+			if (!err) {
 				uv_run(&d.loop, UV_RUN_DEFAULT);
+				err = d.ready ? 0 : -EIO;
+			}
 			if (stop(&d))
 				err = -EIO;
 			stop_loop(&d);

@@ -17,11 +17,15 @@
 #include <sys/mount.h>
 #include <sys/sysmacros.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define FUSE_DEVICE "/dev/fuse"
 #define FUSERMOUNT "fusermount3"
 #define TYPE "fuse.gaiafs"
+
+/* A daemon that ends is given so long before another one may not have its directory, seconds. */
+#define LAST_DATA_S 60
 
 struct mount_entry {
 	unsigned major, minor;
@@ -127,10 +131,34 @@ static bool is_inside(const char *path, const char *dir)
 	return !strncmp(path, dir, n) && (path[n] == '/' || dir[n - 1] == '/') && path[n];
 }
 
+/*
+ * Whether the lock on the source was had; -EBUSY if not. A daemon whose mount is gone holds it while it
+ * stores the last data: that is waited for.
+ */
+static int wait_for_lock(struct fs *fs, char **where)
+{
+	const struct timespec pause = { .tv_nsec = 20000000 };
+	uint64_t deadline = now_ns() + LAST_DATA_S * 1000000000ull;
+	struct mount_entry entry;
+	bool said_so = false;
+
+	while (flock(fs->source_fd, LOCK_EX | LOCK_NB)) {
+		if (errno != EWOULDBLOCK)
+			return -errno;
+		if (!find_mount(NULL, fs->source, &entry, where) || now_ns() > deadline)
+			return -EBUSY;
+		if (!said_so)
+			log_info("%s: waiting for the gaiafs that was mounted before to store its last data",
+				 fs->source);
+		said_so = true;
+		nanosleep(&pause, NULL);
+	}
+	return 0;
+}
+
 /* The source is ours alone: two caches of one directory would not know of each other. */
 static int lock_source(struct fs *fs)
 {
-	struct mount_entry entry;
 	char *where = NULL;
 	int err;
 
@@ -141,17 +169,16 @@ static int lock_source(struct fs *fs)
 			  strerror(-err));
 		return err;
 	}
-	if (!flock(fs->source_fd, LOCK_EX | LOCK_NB))
+	err = wait_for_lock(fs, &where);
+	if (!err)
 		return 0;
-	err = errno == EWOULDBLOCK ? -EBUSY : -errno;
-	if (err != -EBUSY)
-		log_error("%s: cannot be locked: %s", fs->source, strerror(-err));
-	else if (!find_mount(NULL, fs->source, &entry, &where))
+	if (where)
 		log_error("%s: already mounted by gaiafs on %s; `gaia umount %s` ends that",
 			  fs->source, where, where);
+	else if (err == -EBUSY)
+		log_error("%s: in use by another gaiafs, or locked by another program", fs->source);
 	else
-		log_error("%s: in use by another gaiafs, or locked by another program",
-			  fs->source);
+		log_error("%s: cannot be locked: %s", fs->source, strerror(-err));
 	free(where);
 	close(fs->source_fd);
 	fs->source_fd = -1;
@@ -189,25 +216,21 @@ free_source:
 
 /* ---- libfuse's messages ---- */
 
-/* The last line that libfuse wrote while it mounted; only the main thread does. */
+/* What libfuse wrote while it mounted, in one line; only the main thread does. */
 static char said[512];
 static atomic_bool listening;
 
 static void hear(enum fuse_log_level level, const char *fmt, va_list ap)
 {
-	char line[sizeof(said)];
-	size_t n;
+	char text[sizeof(said)];
+	size_t had = strlen(said);
 
-	vsnprintf(line, sizeof(line), fmt, ap);
-	n = strlen(line);
-	while (n && line[n - 1] == '\n')
-		line[--n] = '\0';
-	if (!n)
-		return;
+	vsnprintf(text, sizeof(text), fmt, ap);
+	text[strcspn(text, "\n")] = '\0';
 	if (listening)
-		memcpy(said, line, sizeof(said));
-	else
-		log_at(level <= FUSE_LOG_WARNING ? LOG_LEVEL_WARN : LOG_LEVEL_DEBUG, "%s", line);
+		snprintf(said + had, sizeof(said) - had, "%s", text);
+	else if (text[0])
+		log_at(level <= FUSE_LOG_WARNING ? LOG_LEVEL_WARN : LOG_LEVEL_DEBUG, "%s", text);
 }
 
 /* fusermount3 writes to standard error itself: into a file for the time being. */
