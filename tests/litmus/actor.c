@@ -419,57 +419,46 @@ static void drop(struct actor *a, uint32_t open_files)
 			drop_one(a, i);
 }
 
-/* Run the control tool; its output goes to @out. The exit status. */
-static int run_gaia(struct actor *a, const char *verb, const char *path, int out)
+/* New reference: what 'gaia VERB PATH --json' prints, by way of @mem, which is closed; NULL: it failed. */
+static json_t *gaia_says(struct actor *a, const char *verb, const char *path, int mem)
 {
-	int status;
+	json_t *says = NULL;
 	pid_t pid = fork();
+	int status;
 
 	if (pid == 0) {
-		dup2(out, 1);
+		dup2(mem, 1);
 		execl(a->env->gaia, a->env->gaia, verb, path, "--json", NULL);
 		fprintf(stderr, "cannot run %s: %s\n", a->env->gaia, strerror(errno));
 		_exit(127);
 	}
-	if (pid < 0 || waitpid(pid, &status, 0) != pid)
-		return -1;
-	return status;
+	if (pid > 0 && waitpid(pid, &status, 0) == pid && status == 0 &&
+	    lseek(mem, 0, SEEK_SET) == 0)
+		says = json_loadfd(mem, 0, NULL);
+	close(mem);
+	return says;
 }
 
-/* New reference: the counters now; NULL: what it says in @why. */
-static json_t *counters_now(struct actor *a, char why[256])
+/* New reference: the counters now; NULL: there is no telling. */
+static json_t *counters_now(struct actor *a)
 {
 	int mem = memfd_create("status", MFD_CLOEXEC);
-	json_error_t err = { .text = "no output" };
-	json_t *all, *counters;
+	json_t *status = mem >= 0 ? gaia_says(a, "status", a->env->mount, mem) : NULL;
+	json_t *counters = json_incref(json_object_get(status, "counters"));
 
-	if (mem < 0 || run_gaia(a, "status", a->env->mount, mem)) {
-		snprintf(why, 256, "'gaia status' failed");
-		return NULL;
-	}
-	lseek(mem, 0, SEEK_SET);
-	all = json_loadfd(mem, 0, &err);
-	close(mem);
-	counters = json_incref(json_object_get(all, "counters"));
-	if (!counters)
-		snprintf(why, 256, "'gaia status --json' has no counters: %.200s", err.text);
-	json_decref(all);
+	json_decref(status);
 	return counters;
 }
 
 static void do_count(struct actor *a, const struct step *st, struct seen *seen)
 {
-	json_t *now = counters_now(a, seen->text);
+	json_t *now = counters_now(a);
 	uint64_t growth;
 
-	if (!now) {
-		seen->wrong = true;
-		return;
-	}
 	growth = (uint64_t)(json_integer_value(json_object_get(now, st->counter)) -
 			    json_integer_value(json_object_get(a->base, st->counter)));
 	if (!json_object_get(now, st->counter)) {
-		snprintf(seen->text, sizeof(seen->text), "no such counter in 'gaia status'");
+		snprintf(seen->text, sizeof(seen->text), "no such counter from 'gaia status'");
 		seen->wrong = true;
 	} else {
 		snprintf(seen->text, sizeof(seen->text), "%llu", (unsigned long long)growth);
@@ -478,13 +467,24 @@ static void do_count(struct actor *a, const struct step *st, struct seen *seen)
 	json_decref(now);
 }
 
+/* To stderr, a line for each file. */
 static void print_residency(struct actor *a)
 {
-	char path[PATH_MAX];
+	char path[PATH_MAX], *line;
+	json_t *where;
+	int mem;
 
-	for (unsigned i = 0; i < a->env->scenario->n_names; i++)
-		if (access(file_path(a, i, path), F_OK) == 0)
-			run_gaia(a, "residency", path, 2);
+	for (unsigned i = 0; i < a->env->scenario->n_names; i++) {
+		if (access(file_path(a, i, path), F_OK))
+			continue;
+		mem = memfd_create("residency", MFD_CLOEXEC);
+		where = mem >= 0 ? gaia_says(a, "residency", path, mem) : NULL;
+		line = where ? json_dumps(where, JSON_COMPACT) : NULL;
+		fprintf(stderr, "  residency of %s: %s\n", a->env->scenario->names[i].name,
+			line ? line : "unknown");
+		free(line);
+		json_decref(where);
+	}
 }
 
 static void tidy(struct actor *a)
@@ -683,8 +683,10 @@ static void print_bytes(FILE *out, const uint8_t *b, size_t len)
 	}
 }
 
-static void print_outcome(FILE *out, const struct outcome *o)
+static void print_outcome(FILE *out, const struct actor *a, const struct outcome *o)
 {
+	const struct note *note = &a->env->stage->notes[o->note];
+
 	switch (o->kind) {
 	case OUT_OK:
 		fputs("success", out);
@@ -692,29 +694,52 @@ static void print_outcome(FILE *out, const struct outcome *o)
 	case OUT_BYTES:
 		print_bytes(out, o->bytes, o->len);
 		break;
+	case OUT_NOTED:
+		print_bytes(out, note->bytes, note->len);
+		fprintf(out, " (%s)", a->env->scenario->notes[o->note]);
+		break;
 	case OUT_ERROR:
 		fprintf(out, "error %s", strerrorname_np(o->error));
 		break;
 	}
 }
 
-static bool is_allowed(const struct step *st, const struct seen *seen)
+static bool matches(const struct actor *a, const struct outcome *o, const struct seen *seen)
+{
+	const struct note *note = &a->env->stage->notes[o->note];
+
+	if (seen->err)
+		return o->kind == OUT_ERROR && o->error == seen->err;
+	switch (o->kind) {
+	case OUT_OK:
+		return true;
+	case OUT_BYTES:
+		return o->len == seen->len && memcmp(o->bytes, seen->bytes, o->len) == 0;
+	case OUT_NOTED:
+		return note->len == seen->len && memcmp(note->bytes, seen->bytes, note->len) == 0;
+	default:
+		return false;
+	}
+}
+
+static bool is_allowed(const struct actor *a, const struct step *st, const struct seen *seen)
 {
 	if (seen->wrong)
 		return false;
-	if (st->n_allowed == 0)
-		return seen->err == 0;
-	for (unsigned i = 0; i < st->n_allowed; i++) {
-		const struct outcome *o = &st->allowed[i];
-
-		if (o->kind == OUT_ERROR ? seen->err == o->error :
-					   seen->err == 0 &&
-					   (o->kind == OUT_OK ||
-					    (o->len == seen->len &&
-					     memcmp(o->bytes, seen->bytes, o->len) == 0)))
+	for (unsigned i = 0; i < st->n_allowed; i++)
+		if (matches(a, &st->allowed[i], seen))
 			return true;
-	}
-	return false;
+	return st->n_allowed == 0 && seen->err == 0;
+}
+
+static void take_note(const struct actor *a, const struct step *st, const struct seen *seen)
+{
+	struct note *note = &a->env->stage->notes[st->note];
+
+	if (seen->err || seen->len > sizeof(note->bytes))
+		return;
+	note->len = seen->len;
+	memcpy(note->bytes, seen->bytes, seen->len);
 }
 
 /* Where to look in a long range: the first byte that the first expectation has otherwise. */
@@ -732,7 +757,8 @@ static void print_difference(FILE *out, const struct step *st, const struct seen
 	fputc(')', out);
 }
 
-static void describe(const struct step *st, const struct seen *seen, char *text, size_t size)
+static void describe(const struct actor *a, const struct step *st, const struct seen *seen,
+		     char *text, size_t size)
 {
 	FILE *out = fmemopen(text, size, "w");
 
@@ -753,7 +779,7 @@ static void describe(const struct step *st, const struct seen *seen, char *text,
 		for (unsigned i = 0; i < st->n_allowed; i++) {
 			if (i)
 				fputs(" or ", out);
-			print_outcome(out, &st->allowed[i]);
+			print_outcome(out, a, &st->allowed[i]);
 		}
 		if (st->n_allowed == 0)
 			fputs("success", out);
@@ -770,11 +796,14 @@ static bool step_done(struct actor *a, const struct step *st, struct reply *repl
 	atomic_store(&a->env->stage->line[a->self], st->line);
 	perform(a, st, &seen);
 	atomic_store(&a->env->stage->line[a->self], 0);
-	if (is_allowed(st, &seen))
+	if (is_allowed(a, st, &seen)) {
+		if (st->note >= 0)
+			take_note(a, st, &seen);
 		return true;
+	}
 	reply->ok = false;
 	reply->line = st->line;
-	describe(st, &seen, reply->text, sizeof(reply->text));
+	describe(a, st, &seen, reply->text, sizeof(reply->text));
 	return false;
 }
 
@@ -859,8 +888,10 @@ static void obey(struct actor *a, const struct command *cmd, struct reply *reply
 		drop(a, cmd->open_files);
 		break;
 	case CMD_BASE:
-		a->base = counters_now(a, reply->text);
+		a->base = counters_now(a);
 		reply->ok = a->base != NULL;
+		if (!reply->ok)
+			strcpy(reply->text, "'gaia status --json' gives no counters");
 		break;
 	case CMD_RESIDENCY:
 		print_residency(a);

@@ -12,6 +12,7 @@
 
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "scenario.h"
@@ -23,6 +24,11 @@ struct stage {
 	atomic_bool go;
 	/* Lines of the par that do not loop and have not ended. */
 	atomic_int running;
+	/* What steps saw and noted. A note is made before anybody reads it, or within one process. */
+	struct note {
+		size_t len;
+		uint8_t bytes[NOTE_BYTES];
+	} notes[MAX_NOTES];
 	/* What each actor is at; 0: nothing. For those who ask what hangs. */
 	atomic_int line[MAX_ACTORS];
 };

@@ -410,12 +410,42 @@ static int error_number(struct parser *p, const char *name)
 	refuse(p, "no error '%s'", name);
 }
 
+static int find_note(const struct scenario *s, const char *name)
+{
+	for (unsigned i = 0; i < s->n_notes; i++)
+		if (strcmp(s->notes[i], name) == 0)
+			return (int)i;
+	return -1;
+}
+
+/* "... as NAME", cut off from the expectation. */
+static void take_note(struct parser *p, struct step *st, const struct op_def *def, char *text)
+{
+	struct scenario *s = p->s;
+	char *as = strstr(text, " as "), *name;
+
+	if (!as)
+		return;
+	*as = '\0';
+	name = trim(as + 4);
+	if (!def->sees || st->len > NOTE_BYTES)
+		refuse(p, "only data can be remembered, of at most %d bytes", NOTE_BYTES);
+	if (!islower((unsigned char)*name) ||
+	    name[strspn(name, "abcdefghijklmnopqrstuvwxyz")] ||
+	    !name[strspn(name, "abcdef")] || find_note(s, name) >= 0 || s->n_notes == MAX_NOTES)
+		refuse(p, "'%s' cannot be the name of what was seen: a new word of small letters, "
+		       "that is no hex number; at most %d", name, MAX_NOTES);
+	st->note = (int)s->n_notes;
+	s->notes[s->n_notes++] = copy(p, name);
+}
+
 /* "aa|bb", "any", "ok|error EBUSY" */
 static void take_expectation(struct parser *p, struct step *st, const struct op_def *def,
 			     const char *text)
 {
-	char *all = copy(p, text), *next = all, *one;
+	char *next = copy(p, text), *one;
 
+	take_note(p, st, def, next);
 	while ((one = strsep(&next, "|"))) {
 		struct outcome *o;
 
@@ -436,6 +466,9 @@ static void take_expectation(struct parser *p, struct step *st, const struct op_
 			if (def->op == OP_LOAD)
 				refuse(p, "a load knows no end of the file");
 			o->kind = OUT_BYTES;
+		} else if (find_note(p->s, one) >= 0) {
+			o->kind = OUT_NOTED;
+			o->note = (unsigned)find_note(p->s, one);
 		} else {
 			o->kind = OUT_BYTES;
 			o->bytes = bytes(p, one, &o->len);
@@ -454,7 +487,7 @@ static void parse_step(struct parser *p, unsigned who, char *text, struct step *
 	char *words[MAX_WORDS], *next, *word, *expect;
 	unsigned n = 0, w = 1;
 
-	*st = (struct step){ .line = p->line, .actor = who, .text = copy(p, text) };
+	*st = (struct step){ .line = p->line, .actor = who, .note = -1, .text = copy(p, text) };
 	expect = strstr(text, "->");
 	if (expect) {
 		*expect = '\0';
@@ -578,7 +611,7 @@ static void parse_body(struct parser *p, char *text)
 	} else if (strcmp(text, "par") == 0) {
 		/* The array must not move while p->par points into it: only lanes grow until end. */
 		p->par = add_step(p, &s->steps, &s->n_steps);
-		*p->par = (struct step){ .line = p->line, .op = OP_PAR, .text = copy(p, "par") };
+		*p->par = (struct step){ .line = p->line, .note = -1, .op = OP_PAR, .text = copy(p, "par") };
 		s->has_par = true;
 	} else {
 		unsigned who = take_actor(p, &text);

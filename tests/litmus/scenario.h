@@ -34,8 +34,9 @@ enum stat_field { STAT_SIZE, STAT_BLOCKS };
 
 /* One thing that may be seen. */
 struct outcome {
-	enum { OUT_OK, OUT_BYTES, OUT_ERROR } kind;
+	enum { OUT_OK, OUT_BYTES, OUT_ERROR, OUT_NOTED } kind;
 	int error;
+	unsigned note;		/* the bytes that another step saw */
 	uint8_t *bytes;
 	size_t len;
 };
@@ -59,6 +60,7 @@ struct step {
 	size_t unit;
 	struct outcome *allowed;/* none: must succeed */
 	unsigned n_allowed;
+	int note;		/* remember what was seen as this; -1: need not */
 	struct lane *lanes;	/* par */
 	unsigned n_lanes;
 };
@@ -88,6 +90,8 @@ struct file_def {
 
 #define MAX_FILES 32
 #define MAX_ACTORS 32
+#define MAX_NOTES 8
+#define NOTE_BYTES 64
 
 struct scenario {
 	char *path;
@@ -99,6 +103,8 @@ struct scenario {
 	unsigned n_names;
 	struct actor_def actors[MAX_ACTORS];
 	unsigned n_actors;
+	char *notes[MAX_NOTES];
+	unsigned n_notes;
 	struct step *steps;
 	unsigned n_steps;
 	uint64_t reach;		/* end of the furthest range that a device uses */
