@@ -54,7 +54,7 @@ cp want mnt/file
 pid=$(daemon)
 [ -d "/proc/$pid" ] || fail "there is no daemon"
 umount mnt || fail "umount failed"
-[ ! -d "/proc/$pid" ] || [ "$(cut -d' ' -f3 "/proc/$pid/stat")" = Z ] || fail "umount returned before the daemon had ended"
+! grep -qs '^State:.[^ZX]' "/proc/$pid/status" || fail "umount returned before the daemon had ended"
 cmp want src/file || fail "umount returned before everything was stored"
 [ "$(mounts)" -eq 0 ] || fail "still mounted after umount"
 
