@@ -280,7 +280,6 @@ static void replica_revoke(struct replica *rep)
 			return;
 		/* dev->reserve keeps the mapping from ending. A client that is gone has unmapped. */
 		(void)c->host.revoke(m->client, m->id, rep->chunk->index);
-		count(CTR_revokes, 1);
 	}
 }
 
