@@ -16,7 +16,7 @@
 EXPORT const char *__asan_default_options(void);
 EXPORT const char *__asan_default_options(void)
 {
-	return "abort_on_error=1:detect_stack_use_after_return=1";
+	return "abort_on_error=1:detect_stack_use_after_return=1:handle_sigbus=0";
 }
 
 EXPORT const char *__ubsan_default_options(void);
