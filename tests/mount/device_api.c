@@ -152,7 +152,7 @@ BOTH_WAYS(device_api, errors_of_ranges)
 
 	OK(gaia_acquire(p, 40000, RW));
 	OK(gaia_release(p, 40000));
-	FAILS(gaia_acquire(p, 0, RW), EINVAL);
+	OK(gaia_acquire(p, 0, RW));
 	FAILS(gaia_acquire(p, 40001, RW), EINVAL);
 	FAILS(gaia_acquire(p - 1, 10, RW), EINVAL);
 	FAILS(gaia_acquire(p + 40000, 1, RW), EINVAL);
@@ -163,13 +163,13 @@ BOTH_WAYS(device_api, errors_of_ranges)
 	FAILS(gaia_acquire(p, 10, PROT_WRITE), EINVAL);
 	FAILS(gaia_acquire(p, 10, PROT_NONE), EINVAL);
 	FAILS(gaia_acquire(p, 10, RW | PROT_EXEC), EINVAL);
-	FAILS(gaia_release(p, 0), EINVAL);
+	OK(gaia_release(p, 0));
 	FAILS(gaia_release(p + 39999, 2), EINVAL);
-	FAILS(gaia_sync(p, 0), EINVAL);
+	OK(gaia_sync(p, 0));
 	FAILS(gaia_sync(p, 40001), EINVAL);
 	FAILS(gaia_advise(p, 10, 0), EINVAL);
 	FAILS(gaia_advise(p, 10, 99), EINVAL);
-	FAILS(gaia_advise(p, 0, GAIA_WILLNEED), EINVAL);
+	OK(gaia_advise(p, 0, GAIA_WILLNEED));
 	FAILS(gaia_munmap(p, 39999), EINVAL);
 	FAILS(gaia_munmap(p + 4096, 40000 - 4096), EINVAL);
 	FAILS(gaia_munmap(NULL, 40000), EINVAL);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -115,6 +116,7 @@ BOTH_WAYS(device_life, after_fork_the_child_is_told_and_the_parent_goes_on)
 
 struct family {
 	struct gate ready, done;
+	pid_t grandchild;
 };
 
 /* Acquires all of the device, leaves a child behind, and waits to be killed. */
@@ -126,7 +128,9 @@ static int client_with_a_child(void *arg)
 
 	CHILD_CHECK(p != MAP_FAILED);
 	CHILD_CHECK(gaia_acquire(p, 8 * MIB, RW) == 0);
-	if (fork() == 0) {
+	f->grandchild = fork();
+	if (f->grandchild == 0) {
+		f->grandchild = getpid();
 		gate_open(f->ready);
 		/* Not killed with its parent: that is the point. */
 		gate_pass(f->done);
@@ -138,7 +142,7 @@ static int client_with_a_child(void *arg)
 
 BOTH_WAYS_BARE(device_life, a_child_does_not_keep_its_dead_parent_lease)
 {
-	struct family f = { gate_make(), gate_make() };
+	struct family *f = mmap(NULL, sizeof(*f), RW, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	struct actor *other;
 	pid_t client;
 
@@ -146,12 +150,17 @@ BOTH_WAYS_BARE(device_life, a_child_does_not_keep_its_dead_parent_lease)
 	make_file("f", 8 * MIB, '.');
 	make_file("other", 8 * MIB, 'o');
 	other = actor_start("other", 8 * MIB, 0);
-	client = child_start(client_with_a_child, &f);
-	cr_assert(gate_pass(f.ready));
+	f->ready = gate_make();
+	f->done = gate_make();
+	/* Orphans become ours, to be waited for. */
+	cr_assert_eq(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+	client = child_start(client_with_a_child, f);
+	cr_assert(gate_pass(f->ready));
 	cr_assert_eq(actor_do(other, ACQUIRE, 0, 1, PROT_READ), -ENOMEM);
 	child_kill(client);
 	acquire_when_freed(other, 8 * MIB);
-	gate_open(f.done);
+	gate_open(f->done);
+	cr_assert_eq(child_wait(f->grandchild), 0);
 	actor_end(other);
 }
 

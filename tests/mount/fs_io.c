@@ -439,10 +439,6 @@ BOTH_WAYS(fs_io, everything_synced_is_in_the_backing_directory)
 	cr_assert_eq(pwrite(fd, bytes + 1 * MIB, 1, 1 * MIB), 1);
 	cr_assert_eq(fsync(fd), 0);
 	backing_holds("f", bytes, sizeof(bytes));
-	bytes[5] ^= 1;
-	cr_assert_eq(pwrite(fd, bytes + 5, 1, 5), 1);
-	cr_assert_eq(syncfs(fd), 0);
-	backing_holds("f", bytes, sizeof(bytes));
 	bytes[6] ^= 1;
 	cr_assert_eq(pwrite(fd, bytes + 6, 1, 6), 1);
 	cr_assert_eq(close(fd), 0);
@@ -465,8 +461,8 @@ BOTH_WAYS(fs_io, everything_synced_survives_a_crash)
 	both_close();
 	mnt_crash(&mnt);
 	errno = 0;
-	cr_assert_eq(pread(fd, bytes, 1, 2 * MIB), -1);
-	cr_assert_eq(errno, ENOTCONN);
+	cr_assert_eq(fsync(fd), -1);
+	cr_assert(errno == ENOTCONN || errno == ECONNABORTED, "%s", strerror(errno));
 	close(fd);
 	backing_holds("f", bytes, sizeof(bytes));
 	way_remount();

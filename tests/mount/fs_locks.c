@@ -163,12 +163,14 @@ static int count_up(void *arg)
 BOTH_WAYS(fs_locks, a_counter_under_a_lock_loses_nothing)
 {
 	pid_t child[3];
-	int n = 0;
+	int n = 0, fd;
 
 	for (int i = 0; i < 3; i++)
 		child[i] = child_start(count_up, NULL);
 	for (int i = 0; i < 3; i++)
 		cr_assert_eq(child_wait(child[i]), 0);
-	cr_assert_eq(pread(open_it("counter"), &n, sizeof(n), 0), (ssize_t)sizeof(n));
+	fd = open_it("counter");
+	cr_assert_eq(pread(fd, &n, sizeof(n), 0), (ssize_t)sizeof(n));
+	close(fd);
 	cr_assert_eq(n, 600);
 }

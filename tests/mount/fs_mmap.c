@@ -94,6 +94,7 @@ BOTH_WAYS(fs_mmap, two_processes_share_a_mapping)
 		cr_assert_arr_eq(got, "AaBb", 4);
 	}
 	cr_assert_eq(child_wait(child), 0);
+	munmap((void *)p, SIZE);
 	close(fd);
 }
 

@@ -10,16 +10,16 @@
 
 #include "ways.h"
 
-#define MANY 2000
+#define MANY 700
 
 static void make_many(const char *dir, const char *prefix, int n)
 {
 	char name[64];
 
-	SAME(mkdirat(at, dir, 0755));
+	mkdirat(both_root[ON_MOUNT], dir, 0755);
 	for (int i = 0; i < n; i++) {
 		snprintf(name, sizeof(name), "%s/%s%d", dir, prefix, i);
-		SAME_OK(mknodat(at, name, S_IFREG | 0644, 0));
+		cr_assert_eq(mknodat(both_root[ON_MOUNT], name, S_IFREG | 0644, 0), 0);
 	}
 }
 
@@ -146,7 +146,7 @@ BOTH_WAYS(fs_readdir, seekdir_returns_to_where_telldir_was)
 		n++;
 	}
 	cr_assert_eq(n, MANY + 2);
-	for (int i = 0; i < n - 1; i += 37) {
+	for (int i = 0; i < n - 1; i += 17) {
 		seekdir(d, where[i]);
 		e = readdir(d);
 		cr_assert_not_null(e, "nothing after entry %d", i);

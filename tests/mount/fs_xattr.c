@@ -145,11 +145,9 @@ static struct acl acl_for_user(int perm)
 
 static void start_for_all(void)
 {
-	static const char *const args[] = { "-o", "allow_other,default_permissions", NULL };
-
 	if (geteuid() != 0)
 		cr_skip_test("access control lists: needs root, to be other users");
-	way_start(args);
+	way_start(NULL);
 }
 
 static void skip_without_acls(int fd)

@@ -102,3 +102,10 @@ void way_end(void)
 	if (mnt.dir[0])
 		cr_assert_eq(mnt_stop(&mnt), 0, "the mount did not end cleanly");
 }
+
+void way_clean_up(void)
+{
+	both_close();
+	if (mnt.dir[0])
+		mnt_stop(&mnt);
+}
