@@ -44,6 +44,8 @@ static struct shell_result run(const char *cwd, int seconds, const char *line)
 		if ((cwd && chdir(cwd)) || dup2(open("/dev/null", O_RDONLY), 0) < 0 ||
 		    dup2(out, 1) < 0 || dup2(err, 2) < 0)
 			_exit(126);
+		setenv("GAIAFS", GAIAFS_BUILT, 0);
+		setenv("GAIA", GAIA_BUILT, 0);
 		execl("/bin/sh", "sh", "-c", line, NULL);
 		_exit(127);
 	}
@@ -104,11 +106,14 @@ void shell_ok(const char *cwd, const char *fmt, ...)
 	free(line);
 }
 
-bool shell_has(const char *program)
+const char *shell_lacks(const char *const *programs)
 {
-	struct shell_result r = shell_run(NULL, 10, "command -v %s", program);
-	bool has = r.status == 0;
+	for (; *programs; programs++) {
+		struct shell_result r = shell_run(NULL, 10, "command -v %s", *programs);
 
-	shell_free(&r);
-	return has;
+		shell_free(&r);
+		if (r.status)
+			return *programs;
+	}
+	return NULL;
 }

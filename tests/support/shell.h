@@ -15,7 +15,8 @@ struct shell_result {
 
 /*
  * Run a command line with sh, in directory @cwd (NULL: here), without
- * standard input. Ended by SIGKILL after @seconds, status 137.
+ * standard input. Ended by SIGKILL after @seconds, status 137. $GAIAFS and $GAIA
+ * are the daemon and the control tool of this build, unless they are set already.
  */
 struct shell_result shell_run(const char *cwd, int seconds, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));
@@ -24,7 +25,7 @@ void shell_free(struct shell_result *r);
 /* Assert that it succeeds; its output is the message if not. */
 void shell_ok(const char *cwd, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* Whether a program is on the PATH. */
-bool shell_has(const char *program);
+/* The first of these programs that is not on the PATH, or NULL. */
+const char *shell_lacks(const char *const *programs);
 
 #endif
