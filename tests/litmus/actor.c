@@ -793,16 +793,16 @@ static bool step_done(struct actor *a, const struct step *st, struct reply *repl
 {
 	struct seen seen = { 0 };
 
-	atomic_store(&a->env->stage->line[a->self], st->line);
+	atomic_store(&a->env->stage->at[a->self], st);
 	perform(a, st, &seen);
-	atomic_store(&a->env->stage->line[a->self], 0);
+	atomic_store(&a->env->stage->at[a->self], NULL);
 	if (is_allowed(a, st, &seen)) {
 		if (st->note >= 0)
 			take_note(a, st, &seen);
 		return true;
 	}
 	reply->ok = false;
-	reply->line = st->line;
+	reply->step = st;
 	describe(a, st, &seen, reply->text, sizeof(reply->text));
 	return false;
 }

@@ -29,8 +29,9 @@ struct stage {
 		size_t len;
 		uint8_t bytes[NOTE_BYTES];
 	} notes[MAX_NOTES];
-	/* What each actor is at; 0: nothing. For those who ask what hangs. */
-	atomic_int line[MAX_ACTORS];
+	/* What each actor is at; NULL: nothing. For those who ask what hangs. The
+	 * scenario is at the same address in all processes. */
+	_Atomic(const struct step *) at[MAX_ACTORS];
 };
 
 struct actor_env {
@@ -61,7 +62,7 @@ struct command {
 
 struct reply {
 	bool ok;
-	int line;		/* of the step that failed */
+	const struct step *step;/* which failed; NULL: it was no step */
 	int open_file;		/* what the actor has open now, or -1 */
 	char text[1500];	/* what was seen and what is allowed */
 };

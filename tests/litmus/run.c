@@ -28,7 +28,7 @@ struct player {
 	int open_file;
 	bool killed;		/* by the scenario */
 	bool waiting;		/* for its reply */
-	int line;		/* of the step that it was told */
+	const struct step *step;/* that it was told */
 };
 
 struct run {
@@ -45,18 +45,20 @@ struct run {
 
 /* ---- telling what went wrong ---- */
 
-static void show_lines(const char *path, const char *prefix)
+/* The first words of a file of /proc in one line: of each line the last word, without offsets. */
+static void show_words(const char *path, const char *between, unsigned max)
 {
-	char line[256];
+	char line[256], word[128];
 	FILE *f = fopen(path, "re");
 
-	while (f && fgets(line, sizeof(line), f))
-		fprintf(stderr, "%s%s%s", prefix, line, strchr(line, '\n') ? "" : "\n");
+	for (unsigned i = 0; f && i < max && fgets(line, sizeof(line), f); i++)
+		if (sscanf(line, "[<0>] %127[^+]", word) == 1 || sscanf(line, "%127s", word) == 1)
+			fprintf(stderr, "%s%s", i ? between : "", word);
 	if (f)
 		fclose(f);
 }
 
-/* What the threads of a process wait for in the kernel; its stacks are root's to see. */
+/* What the threads of a process wait for in the kernel; only root may see it. */
 static void show_threads(pid_t pid, const char *name)
 {
 	char path[320];
@@ -68,42 +70,28 @@ static void show_threads(pid_t pid, const char *name)
 	while (d && (e = readdir(d))) {
 		if (e->d_name[0] == '.')
 			continue;
-		fprintf(stderr, "      %s, thread %s: ", name, e->d_name);
+		fprintf(stderr, "      %s, thread %s, ", name, e->d_name);
 		snprintf(path, sizeof(path), "/proc/%d/task/%s/comm", pid, e->d_name);
-		show_lines(path, "");
+		show_words(path, "", 1);
+		fputs(": ", stderr);
 		snprintf(path, sizeof(path), "/proc/%d/task/%s/stack", pid, e->d_name);
-		show_lines(path, "        ");
+		show_words(path, " < ", 6);
+		fputc('\n', stderr);
 	}
 	if (d)
 		closedir(d);
 }
 
-static const char *text_of(const struct scenario *s, int line)
-{
-	for (unsigned i = 0; i < s->n_steps; i++) {
-		const struct step *st = &s->steps[i];
-
-		if (st->line == line && st->op != OP_PAR)
-			return st->text;
-		for (unsigned l = 0; l < st->n_lanes; l++)
-			for (unsigned k = 0; k < st->lanes[l].n_steps; k++)
-				if (st->lanes[l].steps[k].line == line)
-					return st->lanes[l].steps[k].text;
-	}
-	return "";
-}
-
 /* The first failure of a repetition starts the story; others of the same par follow. */
-static void fail(struct run *r, int line, unsigned actor, const char *what)
+static void fail(struct run *r, const struct step *st, unsigned actor, const char *what)
 {
 	if (!r->failed)
 		fprintf(stderr, "FAIL %s (%s, repetition %u, seed %llu): %s\n", r->s->path,
 			r->o->cpu_cache, r->env.repetition, (unsigned long long)r->seed,
 			r->s->title);
 	r->failed = true;
-	if (line)
-		fprintf(stderr, "  line %d: %s %s\n", line, r->s->actors[actor].name,
-			text_of(r->s, line));
+	if (st)
+		fprintf(stderr, "  line %d: %s %s\n", st->line, r->s->actors[actor].name, st->text);
 	fprintf(stderr, "    %s\n", what);
 }
 
@@ -118,7 +106,7 @@ static void fail_stuck(struct run *r)
 		if (!p->waiting)
 			continue;
 		snprintf(what, sizeof(what), "is not done after %u s: deadlock", r->o->seconds);
-		fail(r, atomic_load(&r->stage->line[i]) ?: p->line, i, what);
+		fail(r, atomic_load(&r->stage->at[i]) ?: p->step, i, what);
 		show_threads(p->pid, r->s->actors[i].name);
 	}
 	show_threads(r->mnt.daemon, "daemon");
@@ -180,11 +168,11 @@ static bool reap(struct run *r, struct player *p, int *status)
 	return true;
 }
 
-static void tell(struct run *r, unsigned i, const struct command *cmd, int line)
+static void tell(struct run *r, unsigned i, const struct command *cmd, const struct step *st)
 {
 	struct player *p = &r->players[i];
 
-	p->line = line;
+	p->step = st;
 	p->waiting = true;
 	/* If it is dead, the missing reply says so. */
 	send(p->sock, cmd, sizeof(*cmd), MSG_NOSIGNAL);
@@ -194,14 +182,15 @@ static void tell(struct run *r, unsigned i, const struct command *cmd, int line)
 static void player_died(struct run *r, unsigned i, bool by_order)
 {
 	struct player *p = &r->players[i];
+	const struct step *at = atomic_load(&r->stage->at[i]);
 	char what[128];
-	int status, line = atomic_load(&r->stage->line[i]);
+	int status;
 
 	close(p->sock);
 	p->sock = -1;
 	p->open_file = -1;
 	if (!reap(r, p, &status)) {
-		fail(r, line, i, "was killed, but does not end");
+		fail(r, at, i, "was killed, but does not end");
 		r->stuck = true;
 	} else if (by_order && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) {
 		p->killed = true;
@@ -209,7 +198,7 @@ static void player_died(struct run *r, unsigned i, bool by_order)
 		snprintf(what, sizeof(what), "the process ended: %s %d",
 			 WIFSIGNALED(status) ? "signal" : "status",
 			 WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
-		fail(r, line, i, what);
+		fail(r, at, i, what);
 	}
 }
 
@@ -225,7 +214,7 @@ static void take_reply(struct run *r, unsigned i, bool may_die)
 	}
 	p->open_file = reply.open_file;
 	if (!reply.ok)
-		fail(r, reply.line ? reply.line : p->line, i, reply.text);
+		fail(r, reply.step ?: p->step, i, reply.text);
 }
 
 /* Wait for everybody who was told something. @dying: bits of actors told to kill themselves. */
@@ -262,15 +251,15 @@ static void tell_one(struct run *r, unsigned i, enum command_kind kind, unsigned
 	struct command cmd = { .kind = kind, .step = step };
 	const struct step *st = &r->s->steps[step];
 
-	tell(r, i, &cmd, kind == CMD_STEP ? st->line : 0);
+	tell(r, i, &cmd, kind == CMD_STEP ? st : NULL);
 	await(r, kind == CMD_STEP && st->op == OP_KILL ? BIT(i) : 0);
 }
 
-static void tell_all_actors(struct run *r, const struct command *cmd, int line)
+static void tell_all_actors(struct run *r, const struct command *cmd, const struct step *st)
 {
 	for (unsigned i = 1; i < r->s->n_actors; i++)
 		if (r->players[i].sock >= 0)
-			tell(r, i, cmd, line);
+			tell(r, i, cmd, st);
 	await(r, 0);
 }
 
@@ -295,7 +284,7 @@ static void do_par(struct run *r, unsigned step)
 
 		if (lane->steps[lane->n_steps - 1].op == OP_KILL)
 			dying |= BIT(lane->actor);
-		tell(r, lane->actor, &cmd, lane->steps[0].line);
+		tell(r, lane->actor, &cmd, &lane->steps[0]);
 	}
 	while (atomic_load(&r->stage->ready) < st->n_lanes && poll_ms(r) > 0)
 		sched_yield();
@@ -303,27 +292,27 @@ static void do_par(struct run *r, unsigned step)
 	await(r, dying);
 }
 
-static void do_drop(struct run *r, int line)
+static void do_drop(struct run *r, const struct step *st)
 {
 	struct command cmd = { .kind = CMD_DROP };
 
 	for (unsigned i = 1; i < r->s->n_actors; i++)
 		if (r->players[i].open_file >= 0)
 			cmd.open_files |= BIT(r->players[i].open_file);
-	tell_all_actors(r, &cmd, line);
-	tell(r, ACTOR_RUNNER, &cmd, line);
+	tell_all_actors(r, &cmd, st);
+	tell(r, ACTOR_RUNNER, &cmd, st);
 	await(r, 0);
 }
 
-static void do_crash(struct run *r, int line)
+static void do_crash(struct run *r, const struct step *st)
 {
 	struct command cmd = { .kind = CMD_FORGET };
 
 	mnt_crash(&r->mnt);
-	tell(r, ACTOR_RUNNER, &cmd, line);
-	tell_all_actors(r, &cmd, line);
+	tell(r, ACTOR_RUNNER, &cmd, st);
+	tell_all_actors(r, &cmd, st);
 	if (!r->failed && mnt_restart(&r->mnt))
-		fail(r, line, ACTOR_RUNNER, "cannot mount again");
+		fail(r, st, ACTOR_RUNNER, "cannot mount again");
 }
 
 /* Who does a step on a file that is the runner's: somebody who has it open, if there is one. Opening
@@ -348,10 +337,10 @@ static void do_step(struct run *r, unsigned i)
 		do_par(r, i);
 		break;
 	case OP_CRASH:
-		do_crash(r, st->line);
+		do_crash(r, st);
 		break;
 	case OP_DROP:
-		do_drop(r, st->line);
+		do_drop(r, st);
 		break;
 	case OP_FLUSH:
 	case OP_EVICT:
@@ -385,7 +374,7 @@ static bool make_file(struct run *r, unsigned i)
 		at += n;
 	}
 	if (!ok)
-		fail(r, 0, ACTOR_RUNNER, strerror(errno));
+		fail(r, NULL, ACTOR_RUNNER, strerror(errno));
 	if (fd >= 0)
 		close(fd);
 	return ok;
@@ -407,12 +396,12 @@ static void end_players(struct run *r)
 		if (!p->pid)
 			continue;
 		if (!reap(r, p, &status)) {
-			fail(r, 0, i, "does not get its file closed: deadlock");
+			fail(r, NULL, i, "does not get its file closed: deadlock");
 			show_threads(p->pid, r->s->actors[i].name);
 			show_threads(r->mnt.daemon, "daemon");
 			r->stuck = true;
 		} else if (status) {
-			fail(r, 0, i, "died while it closed its file");
+			fail(r, NULL, i, "died while it closed its file");
 		}
 	}
 }
@@ -466,7 +455,7 @@ static void explain(struct run *r)
 		return;
 	/* Best effort, in a little time of its own. */
 	r->deadline = now_ns() + 3000000000u;
-	tell(r, ACTOR_RUNNER, &(struct command){ .kind = CMD_RESIDENCY }, 0);
+	tell(r, ACTOR_RUNNER, &(struct command){ .kind = CMD_RESIDENCY }, NULL);
 	if (poll(&(struct pollfd){ .fd = p->sock, .events = POLLIN }, 1, 3000) > 0)
 		take_reply(r, ACTOR_RUNNER, false);
 }
@@ -552,6 +541,6 @@ bool run_scenario(const struct scenario *s, const struct run_options *o)
 	}
 	munmap(r.stage, sizeof(*r.stage));
 	if (mnt_stop(&r.mnt) && !r.failed)
-		fail(&r, 0, ACTOR_RUNNER, "the mount did not end cleanly");
+		fail(&r, NULL, ACTOR_RUNNER, "the mount did not end cleanly");
 	return !r.failed;
 }
