@@ -325,6 +325,7 @@ int replica_evict(struct replica *rep)
 		pthread_mutex_lock(&ch->lock);
 		pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
 		pthread_mutex_unlock(&ch->lock);
+		chunk_account(ch);
 		pthread_rwlock_unlock(&f->range);
 		replica_unpin(rep);
 		return err;
@@ -411,6 +412,7 @@ static bool shadows_reclaim(struct cache_device *dev)
 			freed = freed && !list[k]->shadow;
 		}
 		pthread_mutex_unlock(&ch->lock);
+		chunk_account(ch);
 		pthread_rwlock_unlock(&ch->file->range);
 	}
 	free(list);

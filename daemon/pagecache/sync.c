@@ -604,6 +604,7 @@ static int release_part(struct grant *g, unsigned a, unsigned b, struct release 
 	pthread_mutex_lock(&ch->lock);
 	pages_unlock(ch, a, b);
 	pthread_mutex_unlock(&ch->lock);
+	chunk_account(ch);
 	pthread_rwlock_unlock(&ch->file->range);
 	return err;
 }

@@ -229,8 +229,7 @@ static int chunk_fetch(struct chunk *ch, unsigned a, unsigned b)
 		pages_unlock(ch, i, j);
 	}
 	pthread_mutex_unlock(&ch->lock);
-	if (!err)
-		chunk_account(ch);
+	chunk_account(ch);
 	return err;
 }
 
