@@ -27,11 +27,11 @@ void attr_mend(struct inode *inode, struct stat *st)
 	contents_put(inode);
 }
 
-static void reply_attr(fuse_req_t req, struct inode *inode)
+static void reply_attr(fuse_req_t req, struct inode *inode, int fd)
 {
 	struct stat st;
 
-	if (fstat(inode->fd, &st)) {
+	if (fstat(fd, &st)) {
 		fuse_reply_err(req, errno);
 		return;
 	}
@@ -41,7 +41,15 @@ static void reply_attr(fuse_req_t req, struct inode *inode)
 
 void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-	reply_attr(req, inode_of(req_fs(req), ino));
+	struct inode *inode = inode_of(req_fs(req), ino);
+	int fd = inode_fd_get(inode);
+
+	if (fd < 0) {
+		fuse_reply_err(req, -fd);
+		return;
+	}
+	reply_attr(req, inode, fd);
+	inode_fd_put(inode);
 }
 
 static int set_size(struct inode *inode, off_t size)
@@ -56,7 +64,7 @@ static int set_size(struct inode *inode, off_t size)
 	return err;
 }
 
-static int set_times(struct inode *inode, const struct stat *attr, int to_set)
+static int set_times(struct inode *inode, int fd, const struct stat *attr, int to_set)
 {
 	struct timespec ts[2] = { { .tv_nsec = UTIME_OMIT }, { .tv_nsec = UTIME_OMIT } };
 	struct cfile *f;
@@ -77,43 +85,58 @@ static int set_times(struct inode *inode, const struct stat *attr, int to_set)
 		cache_flush(f);
 		contents_put(inode);
 	}
-	return utimensat(inode->fd, "", ts, AT_EMPTY_PATH) ? -errno : 0;
+	return utimensat(fd, "", ts, AT_EMPTY_PATH) ? -errno : 0;
+}
+
+static int set_owner(int fd, const struct stat *attr, int to_set)
+{
+	uid_t uid = to_set & FUSE_SET_ATTR_UID ? attr->st_uid : (uid_t)-1;
+	gid_t gid = to_set & FUSE_SET_ATTR_GID ? attr->st_gid : (gid_t)-1;
+
+	return fchownat(fd, "", uid, gid, AT_EMPTY_PATH) ? -errno : 0;
+}
+
+static int set_mode(struct inode *inode, int fd, mode_t mode)
+{
+	if (inode->type == S_IFREG)
+		access_keep(inode);
+	return chmod(fd_path(fd).text, mode & 07777) ? -errno : 0;
 }
 
 void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
 		struct fuse_file_info *fi)
 {
+	const int times = FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_ATIME_NOW |
+			  FUSE_SET_ATTR_MTIME_NOW;
 	struct inode *inode = inode_of(req_fs(req), ino);
-	int err = 0;
+	int fd = inode_fd_get(inode), err = 0;
 
-	/* Ownership first: changing it clears set-id bits, which the mode may give back. */
-	if (to_set & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID)) {
-		uid_t uid = to_set & FUSE_SET_ATTR_UID ? attr->st_uid : (uid_t)-1;
-		gid_t gid = to_set & FUSE_SET_ATTR_GID ? attr->st_gid : (gid_t)-1;
-
-		if (fchownat(inode->fd, "", uid, gid, AT_EMPTY_PATH))
-			err = -errno;
+	if (fd < 0) {
+		fuse_reply_err(req, -fd);
+		return;
 	}
-	if (!err && to_set & FUSE_SET_ATTR_MODE &&
-	    chmod(fd_path(inode->fd).text, attr->st_mode & 07777))
-		err = -errno;
+	/* Ownership first: changing it clears set-id bits, which the mode may give back. */
+	if (to_set & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID))
+		err = set_owner(fd, attr, to_set);
+	if (!err && to_set & FUSE_SET_ATTR_MODE)
+		err = set_mode(inode, fd, attr->st_mode);
 	if (!err && to_set & FUSE_SET_ATTR_SIZE)
 		err = set_size(inode, attr->st_size);
-	if (!err && to_set & (FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_ATIME_NOW |
-			      FUSE_SET_ATTR_MTIME_NOW))
-		err = set_times(inode, attr, to_set);
+	if (!err && to_set & times)
+		err = set_times(inode, fd, attr, to_set);
 	if (err)
 		fuse_reply_err(req, -err);
 	else
-		reply_attr(req, inode);
+		reply_attr(req, inode, fd);
+	inode_fd_put(inode);
 }
 
 void op_statfs(fuse_req_t req, fuse_ino_t ino)
 {
-	struct inode *inode = ino ? inode_of(req_fs(req), ino) : &req_fs(req)->root;
 	struct statvfs st;
 
-	if (fstatvfs(inode->fd, &st))
+	/* One answer for the whole mount, as it is one file system to who asks. */
+	if (fstatvfs(req_fs(req)->root.fd, &st))
 		fuse_reply_err(req, errno);
 	else
 		fuse_reply_statfs(req, &st);

@@ -16,22 +16,65 @@ static bool only_unwritable(int err)
 	return err == -EACCES || err == -EPERM || err == -EROFS || err == -ETXTBSY;
 }
 
-/* The cache wants the contents. [F]; takes no lock. */
+/* A duplicate of what was kept, or -1. */
+static int access_dup(struct inode *inode, bool write)
+{
+	int fd;
+
+	pthread_mutex_lock(&inode->fs->lock);
+	fd = write || inode->read_fd < 0 ? inode->write_fd : inode->read_fd;
+	if (fd >= 0)
+		fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	pthread_mutex_unlock(&inode->fs->lock);
+	return fd;
+}
+
+static int open_with_access(struct inode *inode, bool write, struct store_file **out)
+{
+	int fd = access_dup(inode, write), err;
+
+	if (fd < 0)
+		return -EACCES;
+	err = store_open(inode->fs->store, fd, write, out);
+	close(fd);
+	return err;
+}
+
+static int open_below(struct inode *inode, bool write, struct store_file **out)
+{
+	int fd = inode_fd_get(inode), err;
+
+	if (fd < 0)
+		return fd;
+	err = store_open(inode->fs->store, fd, write, out);
+	inode_fd_put(inode);
+	if (err == -EACCES)
+		err = open_with_access(inode, write, out);
+	return err;
+}
+
+/* The cache wants the contents. [F] */
 static int contents_open(void *cookie, bool write, struct store_file **out)
 {
 	struct inode *inode = cookie;
-	struct store *store = inode->fs->store;
-	int write_fd = inode->write_fd, read_fd = inode->read_fd, err;
+	int err = write ? open_below(inode, true, out) : -EACCES;
 
-	if (write) {
-		err = store_open(store, write_fd >= 0 ? write_fd : inode->fd, true, out);
-		if (!err || !only_unwritable(err))
-			return err;
-	}
-	err = store_open(store, inode->fd, false, out);
-	if (err == -EACCES && read_fd >= 0)
-		err = store_open(store, read_fd, false, out);
-	return err;
+	return write && !only_unwritable(err) ? err : open_below(inode, false, out);
+}
+
+/* fs->lock held: what was kept, for the caller to close. */
+static void access_take(struct inode *inode, int fds[2])
+{
+	fds[0] = inode->read_fd;
+	fds[1] = inode->write_fd;
+	inode->read_fd = inode->write_fd = -1;
+}
+
+static void close_both(const int fds[2])
+{
+	for (int i = 0; i < 2; i++)
+		if (fds[i] >= 0)
+			close(fds[i]);
 }
 
 /* A cfile has ended, or cfile_get() found the one that exists. Any thread. */
@@ -39,19 +82,14 @@ static void contents_released(void *cookie)
 {
 	struct inode *inode = cookie;
 	struct fs *fs = inode->fs;
-	int read_fd = -1, write_fd = -1;
+	int fds[2] = { -1, -1 };
 
 	pthread_mutex_lock(&fs->lock);
 	bug_on(!inode->cfiles);
-	if (!--inode->cfiles) {
-		read_fd = atomic_exchange(&inode->read_fd, -1);
-		write_fd = atomic_exchange(&inode->write_fd, -1);
-	}
+	if (!--inode->cfiles)
+		access_take(inode, fds);
 	pthread_mutex_unlock(&fs->lock);
-	if (read_fd >= 0)
-		close(read_fd);
-	if (write_fd >= 0)
-		close(write_fd);
+	close_both(fds);
 	inode_put(inode);
 }
 
@@ -59,6 +97,17 @@ static const struct cfile_source contents_source = {
 	.open = contents_open,
 	.release = contents_released,
 };
+
+static int stat_below(struct inode *inode, struct stat *st)
+{
+	int fd = inode_fd_get(inode), err;
+
+	if (fd < 0)
+		return fd;
+	err = fstat(fd, st) ? -errno : 0;
+	inode_fd_put(inode);
+	return err;
+}
 
 int contents_get(struct inode *inode, struct cfile **out)
 {
@@ -69,10 +118,9 @@ int contents_get(struct inode *inode, struct cfile **out)
 	if (!inode->users) {
 		struct stat st;
 
-		if (fstat(inode->fd, &st)) {
-			err = -errno;
+		err = stat_below(inode, &st);
+		if (err)
 			goto unlock;
-		}
 		/* Given to the cache, or taken back below. */
 		pthread_mutex_lock(&fs->lock);
 		inode->refs++;
@@ -94,10 +142,59 @@ unlock:
 	return err;
 }
 
+/*
+ * An unprivileged daemon keeps the access that it was given where the mode of the file may refuse it
+ * later, or refuses already (a file created with mode 0444).
+ */
+void access_give(struct inode *inode, int access, bool write)
+{
+	struct fs *fs = inode->fs;
+	int *slot = write ? &inode->write_fd : &inode->read_fd;
+
+	if (!fs->privileged) {
+		pthread_mutex_lock(&fs->lock);
+		if (inode->cfiles && *slot < 0) {
+			*slot = access;
+			access = -1;
+		}
+		pthread_mutex_unlock(&fs->lock);
+	}
+	if (access >= 0)
+		close(access);
+}
+
+void access_keep(struct inode *inode)
+{
+	int fd;
+
+	if (inode->fs->privileged || !contents_cached(inode))
+		return;
+	fd = inode_open(inode, O_RDWR);
+	if (fd >= 0)
+		access_give(inode, fd, true);
+}
+
+/* Nobody has the contents open: what can be had again need not be kept. */
+static void access_drop(struct inode *inode)
+{
+	struct fs *fs = inode->fs;
+	struct stat st;
+	int fds[2];
+
+	if (fs->privileged || stat_below(inode, &st) || st.st_uid != geteuid() ||
+	    (st.st_mode & (S_IRUSR | S_IWUSR)) != (S_IRUSR | S_IWUSR))
+		return;
+	pthread_mutex_lock(&fs->lock);
+	access_take(inode, fds);
+	pthread_mutex_unlock(&fs->lock);
+	close_both(fds);
+}
+
 void contents_put(struct inode *inode)
 {
 	pthread_mutex_lock(&inode->lock);
 	if (!--inode->users) {
+		access_drop(inode);
 		cfile_put(inode->cfile);
 		inode->cfile = NULL;
 	}
@@ -121,7 +218,7 @@ void contents_names_changed(struct inode *inode)
 
 	if (!contents_cached(inode) || contents_get(inode, &f))
 		return;
-	if (!fstat(inode->fd, &st))
+	if (!stat_below(inode, &st))
 		cfile_set_gone(f, !st.st_nlink);
 	contents_put(inode);
 }

@@ -20,7 +20,7 @@ void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 
 	if (!h)
 		goto fail;
-	fd = inode_open_fd(inode, O_RDONLY | O_DIRECTORY);
+	fd = inode_open(inode, O_RDONLY | O_DIRECTORY);
 	if (fd < 0) {
 		err = fd;
 		goto free_handle;
@@ -36,7 +36,6 @@ void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	pthread_mutex_init(&h->lock, NULL);
 	pthread_mutex_lock(&fs->lock);
 	inode->refs++;
-	inode->opens++;
 	LIST_INSERT_HEAD(&fs->handles, h, link);
 	pthread_mutex_unlock(&fs->lock);
 	fi->fh = (uintptr_t)h;
@@ -79,7 +78,7 @@ static size_t add_entry(fuse_req_t req, struct handle *h, const struct dirent *d
 	need = fuse_add_direntry_plus(req, NULL, 0, d->d_name, NULL, 0);
 	if (need > room)
 		return need;
-	if (!is_dots(d->d_name) && !inode_crowded(fs) && entry_lookup(h->inode, d->d_name, &e))
+	if (!is_dots(d->d_name) && entry_lookup(h->inode, d->d_name, &e))
 		plain_entry(fs, h, d, &e);
 	return fuse_add_direntry_plus(req, buf, room, d->d_name, &e, d->d_off);
 }

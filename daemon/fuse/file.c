@@ -17,27 +17,6 @@ static bool may_write(int flags)
 	return (flags & O_ACCMODE) != O_RDONLY;
 }
 
-/*
- * An unprivileged daemon keeps what it was once let open as long as the cache may need it: the mode of the
- * file may refuse later, or refuse already (a file created with mode 0444).
- */
-static void keep_access(struct inode *inode, int access, bool write)
-{
-	struct fs *fs = inode->fs;
-	atomic_int *slot = write ? &inode->write_fd : &inode->read_fd;
-
-	if (!fs->privileged) {
-		pthread_mutex_lock(&fs->lock);
-		if (*slot < 0) {
-			*slot = access;
-			access = -1;
-		}
-		pthread_mutex_unlock(&fs->lock);
-	}
-	if (access >= 0)
-		close(access);
-}
-
 int handle_open(struct inode *inode, int flags, int access, struct handle **out)
 {
 	struct fs *fs = inode->fs;
@@ -50,7 +29,7 @@ int handle_open(struct inode *inode, int flags, int access, struct handle **out)
 	/* Whether it can be opened is found out now, not when data must be stored. The cache reads
 	 * what a write changes in part, so writing takes both. */
 	if (access < 0 && (write || !fs->privileged)) {
-		access = inode_open_fd(inode, write ? O_RDWR : O_RDONLY);
+		access = inode_open(inode, write ? O_RDWR : O_RDONLY);
 		if (access < 0) {
 			err = access;
 			goto free_handle;
@@ -62,14 +41,13 @@ int handle_open(struct inode *inode, int flags, int access, struct handle **out)
 	if (err)
 		goto free_handle;
 	if (access >= 0)
-		keep_access(inode, access, write);
+		access_give(inode, access, write);
 	h->inode = inode;
 	h->flags = flags;
 	h->errors_seen = cfile_error_now(h->cfile);
 	pthread_mutex_init(&h->lock, NULL);
 	pthread_mutex_lock(&fs->lock);
 	inode->refs++;
-	inode->opens++;
 	inode->writers += may_write(flags);
 	LIST_INSERT_HEAD(&fs->handles, h, link);
 	pthread_mutex_unlock(&fs->lock);
@@ -91,7 +69,6 @@ void handle_close(struct handle *h)
 
 	pthread_mutex_lock(&fs->lock);
 	LIST_REMOVE(h, link);
-	inode->opens--;
 	inode->writers -= h->cfile && may_write(h->flags);
 	pthread_mutex_unlock(&fs->lock);
 	if (h->cfile)

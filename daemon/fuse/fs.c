@@ -116,7 +116,7 @@ int fs_create(const struct fs_config *config, struct fs **out)
 	fs->source_fd = -1;
 	LIST_INIT(&fs->handles);
 	pthread_mutex_init(&fs->lock, NULL);
-	pthread_cond_init(&fs->idle, NULL);
+	pthread_cond_init(&fs->nothing_busy, NULL);
 
 	/* Switching to callers needs a daemon without groups of its own; where even root may not
 	 * drop them (some user namespaces), it cannot switch. */
@@ -147,7 +147,7 @@ close_source:
 	free(fs->source);
 	free(fs->mountpoint);
 free_fs:
-	pthread_cond_destroy(&fs->idle);
+	pthread_cond_destroy(&fs->nothing_busy);
 	pthread_mutex_destroy(&fs->lock);
 	free(fs);
 	return err;
@@ -179,29 +179,11 @@ static bool has_contents(const struct inode *inode)
 	return inode->cfiles;
 }
 
-/* References to the inodes that @want (asked with fs->lock held) tells; to be put and freed. */
-static struct inode **list_inodes(struct fs *fs, bool (*want)(const struct inode *), unsigned *n)
-{
-	struct inode **list, *inode;
-
-	*n = 0;
-	pthread_mutex_lock(&fs->lock);
-	list = xcalloc(fs->n_inodes + 1, sizeof(*list));
-	TAILQ_FOREACH(inode, &fs->order, link) {
-		if (!want(inode))
-			continue;
-		inode->refs++;
-		list[(*n)++] = inode;
-	}
-	pthread_mutex_unlock(&fs->lock);
-	return list;
-}
-
 /* What the kernel has of files that are open for writing reaches the cache. */
 static void push_writers(struct fs *fs)
 {
 	unsigned n;
-	struct inode **list = list_inodes(fs, is_written, &n);
+	struct inode **list = inode_list(fs, is_written, &n);
 
 	for (unsigned i = 0; i < n; i++) {
 		invalidate(list[i], 0, 0);
@@ -257,7 +239,7 @@ static void wait_idle(struct fs *fs, bool deaf)
 	fs->quiescing = true;
 	fs->deaf = deaf;
 	while (fs->n_busy)
-		pthread_cond_wait(&fs->idle, &fs->lock);
+		pthread_cond_wait(&fs->nothing_busy, &fs->lock);
 	pthread_mutex_unlock(&fs->lock);
 }
 
@@ -279,45 +261,53 @@ void fs_stop(struct fs *fs)
 		mount_end(fs, true);
 }
 
-static void report_unstored(struct inode *inode)
+static int store_rest(struct inode *inode)
 {
 	char path[PATH_MAX];
 	struct cfile *f;
 	ssize_t n;
-	int err;
+	int fd, err;
 
-	if (contents_get(inode, &f))
-		return;
-	err = cache_fsync(f, 0, INT64_MAX, false);
-	contents_put(inode);
+	err = contents_get(inode, &f);
+	if (!err) {
+		err = cache_fsync(f, 0, INT64_MAX, false);
+		contents_put(inode);
+	}
 	if (!err)
-		return;
-	n = readlink(fd_path(inode->fd).text, path, sizeof(path) - 1);
+		return 0;
+	fd = inode_fd_get(inode);
+	n = fd < 0 ? -1 : readlink(fd_path(fd).text, path, sizeof(path) - 1);
 	path[MAX(n, 0)] = '\0';
+	if (fd >= 0)
+		inode_fd_put(inode);
 	log_error("%s: some of what was written could not be stored and is lost: %s", path,
 		  strerror(-err));
+	return err;
 }
 
-void fs_report_unstored(struct fs *fs)
+int fs_store_rest(struct fs *fs)
 {
 	unsigned n;
-	struct inode **list = list_inodes(fs, has_contents, &n);
+	struct inode **list = inode_list(fs, has_contents, &n);
+	int err = 0;
 
 	for (unsigned i = 0; i < n; i++) {
-		report_unstored(list[i]);
+		int one = store_rest(list[i]);
+
+		err = err ? err : one;
 		inode_put(list[i]);
 	}
 	free(list);
+	return err;
 }
 
 void fs_destroy(struct fs *fs)
 {
 	pool_destroy(fs->workers);
-	if (fs->session)
-		fuse_session_destroy(fs->session);
+	mount_destroy_session(fs);
 	inode_table_destroy(fs);
 	close(fs->source_fd);
-	pthread_cond_destroy(&fs->idle);
+	pthread_cond_destroy(&fs->nothing_busy);
 	pthread_mutex_destroy(&fs->lock);
 	free(fs->source);
 	free(fs->mountpoint);

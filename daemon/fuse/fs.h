@@ -61,8 +61,11 @@ void fs_quiesce(struct fs *fs);
 
 void fs_stop(struct fs *fs);
 
-/* After fs_stop(): say of each file with data that cannot be stored that it is so. */
-void fs_report_unstored(struct fs *fs);
+/*
+ * After fs_stop(), when cache_sync_all() has failed: try again file by file, and say of each with data that
+ * cannot be stored that it is so. 0 if there is none.
+ */
+int fs_store_rest(struct fs *fs);
 
 /* The cache is destroyed before. */
 void fs_destroy(struct fs *fs);

@@ -1,10 +1,11 @@
 /*
- * inode.c - the table of inodes.
+ * inode.c - the table of inodes, and their descriptors.
  *
- * An inode holds its file by an O_PATH descriptor, the one handle that survives renames and unlinks and
- * needs no privilege. Descriptors are finite, so above fs->max_inodes a worker asks the kernel to forget
- * the files that were looked up longest ago and are not open; directories stay, because dropping
- * one from the kernel's cache would pull it from under whoever has it as working directory.
+ * A file is worked on through an O_PATH descriptor, which survives renames and needs no privilege. The kernel
+ * remembers more files than there are descriptors, so an inode that nobody uses may lose its own: above
+ * fs->max_fds the one that was used longest ago is closed, and opened again by name when
+ * it is needed. Only the mount changes the tree, so the name is right: whoever changes names holds
+ * the descriptor while doing so. A file without a name that is known keeps its descriptor.
  */
 #include "fuse/internal.h"
 
@@ -15,12 +16,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
-/* Descriptors beyond this many would only hold memory of the kernel's that could be put to better use. */
-#define MAX_INODES (256u << 10)
-/* Asked to be forgotten in one go. */
-#define PRUNE_BATCH 256
+/* Descriptors beyond this many would only pin memory of the kernel's. */
+#define MAX_FDS (64u << 10)
 
 /* Freed memory goes back to the system when a peak of at least so many inodes is over. */
 #define PEAK_WORTH_TRIMMING 8192
@@ -33,18 +33,154 @@ struct fd_path fd_path(int fd)
 	return p;
 }
 
-int inode_open_fd(const struct inode *inode, int flags)
+/* Attributes and identity of @name below @fd, or of @fd itself where it is "". */
+static int identify(int fd, const char *name, struct stat *st, struct inode_key *key)
 {
-	int fd = open(fd_path(inode->fd).text, flags | O_CLOEXEC);
+	struct statx x;
 
-	return fd < 0 ? -errno : fd;
+	if (statx(fd, name, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT,
+		  STATX_BASIC_STATS | STATX_BTIME, &x))
+		return -errno;
+	*st = (struct stat){
+		.st_dev = makedev(x.stx_dev_major, x.stx_dev_minor),
+		.st_ino = x.stx_ino,
+		.st_mode = x.stx_mode,
+		.st_nlink = x.stx_nlink,
+		.st_uid = x.stx_uid,
+		.st_gid = x.stx_gid,
+		.st_rdev = makedev(x.stx_rdev_major, x.stx_rdev_minor),
+		.st_size = (off_t)x.stx_size,
+		.st_blksize = x.stx_blksize,
+		.st_blocks = (blkcnt_t)x.stx_blocks,
+		.st_atim = { x.stx_atime.tv_sec, x.stx_atime.tv_nsec },
+		.st_mtim = { x.stx_mtime.tv_sec, x.stx_mtime.tv_nsec },
+		.st_ctim = { x.stx_ctime.tv_sec, x.stx_ctime.tv_nsec },
+	};
+	*key = (struct inode_key){ .dev = st->st_dev, .ino = st->st_ino };
+	if (x.stx_mask & STATX_BTIME)
+		key->born = x.stx_btime.tv_sec * 1000000000ll + x.stx_btime.tv_nsec;
+	return 0;
 }
 
-static int inode_init(struct inode *inode, struct fs *fs, int fd, const struct stat *st)
+static bool same_file(const struct inode_key *a, const struct inode_key *b)
+{
+	return a->dev == b->dev && a->ino == b->ino && a->born == b->born;
+}
+
+/* ---- descriptors ---- */
+
+/* fs->lock held, as for all of this section. Close what is returned when it no longer is; -1: nothing. */
+static int take_surplus(struct fs *fs)
+{
+	struct inode *inode = TAILQ_FIRST(&fs->idle);
+	int fd;
+
+	if (fs->n_fds <= fs->max_fds || !inode)
+		return -1;
+	TAILQ_REMOVE(&fs->idle, inode, link);
+	inode->on_idle = false;
+	fs->n_fds--;
+	fd = inode->fd;
+	inode->fd = -1;
+	return fd;
+}
+
+static void unlist_idle(struct inode *inode)
+{
+	if (inode->on_idle)
+		TAILQ_REMOVE(&inode->fs->idle, inode, link);
+	inode->on_idle = false;
+}
+
+/* After anything that decides about it has changed. */
+static void relist_idle(struct inode *inode)
+{
+	unlist_idle(inode);
+	if (inode->fd < 0 || inode->fd_uses || !inode->parent)
+		return;
+	TAILQ_INSERT_TAIL(&inode->fs->idle, inode, link);
+	inode->on_idle = true;
+}
+
+/* Without the lock: the file by a name that it had a moment ago. */
+static int reopen(struct inode *inode, struct inode *parent, const char *name)
+{
+	struct inode_key key = { .dev = 0 };
+	struct stat st;
+	int dir, fd, err;
+
+	dir = inode_fd_get(parent);
+	if (dir < 0)
+		return dir;
+	fd = openat(dir, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+	err = fd < 0 ? -errno : identify(fd, "", &st, &key);
+	inode_fd_put(parent);
+	if (!err && !same_file(&key, &inode->key))
+		err = -ESTALE;
+	if (!err)
+		return fd;
+	if (fd >= 0)
+		close(fd);
+	return err == -ENOENT ? -ESTALE : err;
+}
+
+/* fs->lock held, and dropped meanwhile. 0: try again. */
+static int inode_reopen(struct inode *inode)
+{
+	struct fs *fs = inode->fs;
+	struct inode *parent = inode->parent;
+	char *name = strdup(inode->name);
+	int fd, err = 0;
+
+	parent->refs++;
+	pthread_mutex_unlock(&fs->lock);
+	fd = name ? reopen(inode, parent, name) : -ENOMEM;
+	pthread_mutex_lock(&fs->lock);
+	if (fd < 0 && (!name || (inode->parent == parent && !strcmp(inode->name, name))))
+		err = fd; /* not because it was renamed */
+	if (fd >= 0 && inode->fd < 0) {
+		inode->fd = fd;
+		fs->n_fds++;
+		fd = -1;
+	}
+	pthread_mutex_unlock(&fs->lock);
+	if (fd >= 0)
+		close(fd);
+	free(name);
+	inode_put(parent);
+	pthread_mutex_lock(&fs->lock);
+	return err;
+}
+
+int inode_fd_get(struct inode *inode)
+{
+	struct fs *fs = inode->fs;
+	int fd, surplus, err = 0;
+
+	pthread_mutex_lock(&fs->lock);
+	while (inode->fd < 0 && !err)
+		err = inode_reopen(inode);
+	fd = inode->fd;
+	if (fd >= 0) {
+		unlist_idle(inode);
+		inode->fd_uses++;
+		inode->refs++;
+	}
+	surplus = take_surplus(fs);
+	pthread_mutex_unlock(&fs->lock);
+	if (surplus >= 0)
+		close(surplus);
+	return fd >= 0 ? fd : err;
+}
+
+/* ---- the table ---- */
+
+static int inode_init(struct inode *inode, struct fs *fs, int fd, mode_t mode,
+		      const struct inode_key *key)
 {
 	inode->fs = fs;
-	inode->key = (struct inode_key){ .dev = st->st_dev, .ino = st->st_ino };
-	inode->type = st->st_mode & S_IFMT;
+	inode->key = *key;
+	inode->type = mode & S_IFMT;
 	inode->fd = fd;
 	inode->read_fd = -1;
 	inode->write_fd = -1;
@@ -53,6 +189,7 @@ static int inode_init(struct inode *inode, struct fs *fs, int fd, const struct s
 
 int inode_table_init(struct fs *fs)
 {
+	struct inode_key key;
 	struct rlimit limit;
 	struct stat st;
 	int fd, err;
@@ -60,45 +197,30 @@ int inode_table_init(struct fs *fs)
 	fd = openat(fs->source_fd, ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
 	if (fd < 0)
 		return -errno;
-	if (fstat(fd, &st)) {
-		err = -errno;
-		goto close_fd;
+	err = identify(fd, "", &st, &key);
+	if (!err)
+		err = inode_init(&fs->root, fs, fd, st.st_mode, &key);
+	if (err) {
+		close(fd);
+		return err;
 	}
-	err = inode_init(&fs->root, fs, fd, &st);
-	if (err)
-		goto close_fd;
 	fs->root.id = ++fs->last_id;
 	fs->root.refs = 1;
 	fs->root.lookups = 1;
-	TAILQ_INIT(&fs->order);
-	fs->max_inodes = MAX_INODES;
+	TAILQ_INIT(&fs->idle);
+	fs->max_fds = MAX_FDS;
 	if (!getrlimit(RLIMIT_NOFILE, &limit))
-		fs->max_inodes = (unsigned)MIN((rlim_t)MAX_INODES, limit.rlim_cur / 2);
+		fs->max_fds = (unsigned)MIN((rlim_t)MAX_FDS, limit.rlim_cur / 2);
 	return 0;
-
-close_fd:
-	close(fd);
-	return err;
 }
 
 static void inode_free(struct inode *inode)
 {
-	close(inode->fd);
+	if (inode->fd >= 0)
+		close(inode->fd);
 	pthread_mutex_destroy(&inode->lock);
 	free(inode->name);
 	free(inode);
-}
-
-/* fs->lock held. The last reference is gone: returns the parent, whose reference is the caller's now. */
-static struct inode *inode_unlist(struct inode *inode)
-{
-	struct fs *fs = inode->fs;
-
-	bug_on(inode->lookups || inode->cfiles || inode->opens);
-	HASH_DEL(fs->inodes, inode);
-	TAILQ_REMOVE(&fs->order, inode, link);
-	fs->n_inodes--;
-	return inode->parent;
 }
 
 /* fs->lock held. What is to be freed when it no longer is, linked by parent. */
@@ -107,12 +229,17 @@ static struct inode *inode_drop(struct inode *inode)
 	struct inode *dead = NULL;
 
 	while (inode) {
+		struct fs *fs = inode->fs;
 		struct inode *parent;
 
 		bug_on(!inode->refs);
 		if (--inode->refs)
 			break;
-		parent = inode_unlist(inode);
+		bug_on(inode->lookups || inode->cfiles || inode->fd_uses);
+		HASH_DEL(fs->inodes, inode);
+		unlist_idle(inode);
+		fs->n_fds -= inode->fd >= 0;
+		parent = inode->parent;
 		inode->parent = dead;
 		dead = inode;
 		inode = parent;
@@ -138,13 +265,41 @@ static void inode_free_all(struct fs *fs, struct inode *dead)
 		dead = next;
 	}
 	pthread_mutex_lock(&fs->lock);
-	if (fs->peak_inodes >= PEAK_WORTH_TRIMMING && fs->n_inodes < fs->peak_inodes / 8) {
-		fs->peak_inodes = fs->n_inodes;
+	if (fs->peak_inodes >= PEAK_WORTH_TRIMMING &&
+	    HASH_COUNT(fs->inodes) < fs->peak_inodes / 8) {
+		fs->peak_inodes = HASH_COUNT(fs->inodes);
 		trim = true;
 	}
 	pthread_mutex_unlock(&fs->lock);
-	if (trim && fs->workers)
+	if (trim)
 		pool_submit(fs->workers, trim_memory, NULL);
+}
+
+void inode_fd_put(struct inode *inode)
+{
+	struct fs *fs = inode->fs;
+	struct inode *dead;
+
+	pthread_mutex_lock(&fs->lock);
+	bug_on(!inode->fd_uses);
+	if (!--inode->fd_uses)
+		relist_idle(inode);
+	dead = inode_drop(inode);
+	pthread_mutex_unlock(&fs->lock);
+	inode_free_all(fs, dead);
+}
+
+int inode_open(struct inode *inode, int flags)
+{
+	int fd = inode_fd_get(inode), opened;
+
+	if (fd < 0)
+		return fd;
+	opened = open(fd_path(fd).text, flags | O_CLOEXEC);
+	if (opened < 0)
+		opened = -errno;
+	inode_fd_put(inode);
+	return opened;
 }
 
 void inode_put(struct inode *inode)
@@ -182,204 +337,164 @@ void inode_forget(struct inode *inode, uint64_t n)
 	inode_free_all(fs, dead);
 }
 
-bool inode_crowded(struct fs *fs)
+/* fs->lock held; @name is taken over. Returns what is to be freed, and in *@old the former name. */
+static struct inode *set_name(struct inode *inode, struct inode *parent, char *name, char **old)
 {
-	bool crowded;
+	struct inode *former = inode->parent;
 
-	pthread_mutex_lock(&fs->lock);
-	crowded = fs->n_inodes > fs->max_inodes;
-	pthread_mutex_unlock(&fs->lock);
-	return crowded;
-}
-
-/* fs->lock held. References to @inode and its parent are taken if the kernel may be asked to forget it. */
-static bool prune_candidate(struct inode *inode)
-{
-	if (!inode->lookups || inode->opens || inode->type == S_IFDIR || !inode->parent)
-		return false;
-	inode->refs++;
-	inode->parent->refs++;
-	return true;
-}
-
-/* A worker: notifications wait for the kernel's lock of the directory. */
-static void prune(void *arg)
-{
-	struct fs *fs = arg;
-	struct prune_entry {
-		struct inode *inode, *parent;
-		char *name;
-	} batch[PRUNE_BATCH];
-	unsigned left;
-
-	pthread_mutex_lock(&fs->lock);
-	left = fs->n_inodes; /* each is looked at once at most */
-	while (left && fs->n_inodes > fs->max_inodes - fs->max_inodes / 4 && !fs->quiescing) {
-		unsigned n = 0;
-
-		while (left && n < PRUNE_BATCH) {
-			struct inode *inode = TAILQ_FIRST(&fs->order);
-
-			left--;
-			if (!inode)
-				break;
-			TAILQ_REMOVE(&fs->order, inode, link);
-			TAILQ_INSERT_TAIL(&fs->order, inode, link);
-			if (!prune_candidate(inode))
-				continue;
-			batch[n++] = (struct prune_entry){ inode, inode->parent,
-							   strdup(inode->name) };
-		}
-		pthread_mutex_unlock(&fs->lock);
-		for (unsigned i = 0; i < n; i++) {
-			if (batch[i].name)
-				fuse_lowlevel_notify_inval_entry(fs->session,
-								 nodeid_of(batch[i].parent),
-								 batch[i].name,
-								 strlen(batch[i].name));
-			free(batch[i].name);
-			inode_put(batch[i].inode);
-			inode_put(batch[i].parent);
-		}
-		pthread_mutex_lock(&fs->lock);
-	}
-	fs->pruning = false;
-	pthread_mutex_unlock(&fs->lock);
-	busy_end(fs);
-}
-
-/* fs->lock held. Returns what is to be freed. */
-static struct inode *set_name(struct inode *inode, struct inode *parent, char *name)
-{
-	struct inode *old = inode->parent;
-
+	*old = inode->name;
 	inode->parent = parent;
 	inode->name = name;
 	if (parent)
 		parent->refs++;
-	return old ? inode_drop(old) : NULL;
+	relist_idle(inode);
+	return former ? inode_drop(former) : NULL;
 }
 
-void inode_rename(struct inode *inode, struct inode *parent, const char *name)
+void inode_renamed(struct inode *inode, struct inode *parent, const char *name)
 {
 	struct fs *fs = inode->fs;
 	char *copy = strdup(name), *old;
 	struct inode *dead;
 
-	if (!copy)
-		return;
+	/* Without memory it has no name for now, and keeps its descriptor. */
 	pthread_mutex_lock(&fs->lock);
-	old = inode->name;
-	dead = set_name(inode, parent, copy);
+	dead = set_name(inode, copy ? parent : NULL, copy, &old);
 	pthread_mutex_unlock(&fs->lock);
 	free(old);
 	inode_free_all(fs, dead);
 }
 
+void inode_unnamed(struct inode *inode, struct inode *parent, const char *name)
+{
+	struct fs *fs = inode->fs;
+	struct inode *dead = NULL;
+	char *old = NULL;
+
+	pthread_mutex_lock(&fs->lock);
+	if (inode->parent == parent && !strcmp(inode->name, name))
+		dead = set_name(inode, NULL, NULL, &old);
+	pthread_mutex_unlock(&fs->lock);
+	free(old);
+	inode_free_all(fs, dead);
+}
+
+/* A new inode with @fd, not in the table. */
+static struct inode *inode_new(struct fs *fs, int fd, mode_t mode, const struct inode_key *key)
+{
+	struct inode *inode = calloc(1, sizeof(*inode));
+
+	if (inode && inode_init(inode, fs, fd, mode, key)) {
+		free(inode);
+		inode = NULL;
+	}
+	return inode;
+}
+
 int inode_enter(struct fs *fs, int fd, struct inode *parent, const char *name, struct inode **out,
 		struct stat *st)
 {
-	struct inode *inode, *new = NULL;
+	struct inode *inode, *new;
+	char *copy = NULL, *old;
 	struct inode_key key;
-	bool start_pruning = false;
-	int err;
+	int err, surplus;
 
-	if (fstat(fd, st)) {
-		err = -errno;
+	err = identify(fd, "", st, &key);
+	if (err)
 		goto close_fd;
-	}
-	memset(&key, 0, sizeof(key));
-	key.dev = st->st_dev;
-	key.ino = st->st_ino;
+	/* Both may turn out not to be needed: made before the lock is taken. */
+	err = -ENOMEM;
+	if (name && !(copy = strdup(name)))
+		goto close_fd;
+	new = inode_new(fs, fd, st->st_mode, &key);
+	if (!new)
+		goto free_name;
 
 	pthread_mutex_lock(&fs->lock);
 	HASH_FIND(hh, fs->inodes, &key, sizeof(key), inode);
 	if (!inode) {
-		/* Made without the lock; somebody else may come first. */
-		pthread_mutex_unlock(&fs->lock);
-		err = -ENOMEM;
-		new = calloc(1, sizeof(*new));
-		if (!new)
-			goto close_fd;
-		if (name) {
-			new->name = strdup(name);
-			if (!new->name)
-				goto free_new;
-		}
-		err = inode_init(new, fs, fd, st);
-		if (err)
-			goto free_new;
-		pthread_mutex_lock(&fs->lock);
-		HASH_FIND(hh, fs->inodes, &key, sizeof(key), inode);
-	}
-	if (!inode) {
 		inode = new;
 		new = NULL;
-		fd = -1;
 		inode->id = ++fs->last_id;
-		if (inode->name)
-			set_name(inode, parent, inode->name);
+		fs->n_fds++;
 		HASH_ADD(hh, fs->inodes, key, sizeof(key), inode);
-		fs->n_inodes++;
-		fs->peak_inodes = MAX(fs->peak_inodes, fs->n_inodes);
-	} else {
-		TAILQ_REMOVE(&fs->order, inode, link);
+		fs->peak_inodes = MAX(fs->peak_inodes, HASH_COUNT(fs->inodes));
+	} else if (inode->fd < 0) {
+		inode->fd = fd;
+		new->fd = -1;
+		fs->n_fds++;
 	}
-	TAILQ_INSERT_TAIL(&fs->order, inode, link);
 	if (!inode->lookups++)
 		inode->refs++;
-	if (fs->n_inodes > fs->max_inodes && !fs->pruning) {
-		fs->pruning = true;
-		start_pruning = true;
+	if (copy && !inode->parent) {
+		set_name(inode, parent, copy, &old);
+		copy = NULL;
+	} else {
+		relist_idle(inode);
 	}
+	surplus = take_surplus(fs);
 	pthread_mutex_unlock(&fs->lock);
 
-	if (new) {
-		inode_free(new); /* with the descriptor */
-		fd = -1;
-	}
-	if (fd >= 0)
-		close(fd);
-	if (start_pruning && busy_begin(fs, false))
-		pool_submit(fs->workers, prune, fs);
+	if (new)
+		inode_free(new); /* and the descriptor, if that was not needed */
+	if (surplus >= 0)
+		close(surplus);
+	free(copy);
 	*out = inode;
 	return 0;
 
-free_new:
-	free(new->name);
-	free(new);
+free_name:
+	free(copy);
 close_fd:
 	close(fd);
 	return err;
 }
 
-struct inode *inode_known(struct fs *fs, struct inode *parent, const char *name)
+struct inode *inode_known(struct fs *fs, int dir, const char *name)
 {
 	struct inode *inode;
 	struct inode_key key;
 	struct stat st;
+	int err;
 
-	if (fstatat(parent->fd, name, &st, AT_SYMLINK_NOFOLLOW))
+	if (identify(dir, name, &st, &key))
 		return NULL;
-	memset(&key, 0, sizeof(key));
-	key.dev = st.st_dev;
-	key.ino = st.st_ino;
 	pthread_mutex_lock(&fs->lock);
 	HASH_FIND(hh, fs->inodes, &key, sizeof(key), inode);
 	if (inode)
 		inode->refs++;
 	pthread_mutex_unlock(&fs->lock);
-	return inode;
+	if (!inode)
+		return NULL;
+	err = inode_fd_get(inode);
+	inode_put(inode);
+	return err < 0 ? NULL : inode;
+}
+
+struct inode **inode_list(struct fs *fs, bool (*want)(const struct inode *), unsigned *n)
+{
+	struct inode **list, *inode, *next;
+
+	*n = 0;
+	pthread_mutex_lock(&fs->lock);
+	list = xcalloc(HASH_COUNT(fs->inodes) + 1, sizeof(*list));
+	HASH_ITER(hh, fs->inodes, inode, next) {
+		if (!want(inode))
+			continue;
+		inode->refs++;
+		list[(*n)++] = inode;
+	}
+	pthread_mutex_unlock(&fs->lock);
+	return list;
 }
 
 void inode_table_destroy(struct fs *fs)
 {
 	struct inode *inode, *next;
 
-	HASH_CLEAR(hh, fs->inodes);
-	for (inode = TAILQ_FIRST(&fs->order); inode; inode = next) {
-		next = TAILQ_NEXT(inode, link);
-		bug_on(inode->cfiles || inode->opens);
+	HASH_ITER(hh, fs->inodes, inode, next) {
+		bug_on(inode->cfiles || inode->fd_uses);
+		HASH_DEL(fs->inodes, inode);
 		inode_free(inode);
 	}
 	close(fs->root.fd);

@@ -34,42 +34,44 @@
 #define FS_TIMEOUT 86400.0
 
 /*
- * Lives from inode_lookup() on while it is referenced: by the kernel (lookups), a handle, the cfile with
- * its contents, its children (for their names). One for each file however many names it
- * has: files are told apart by device and inode number, and since the inode holds the file by a descriptor,
- * the number is not used for another file while the inode is in the table.
+ * What tells files apart: a number is used again after its file has gone, but not with the same
+ * time of birth.
  */
 struct inode_key {
 	uint64_t dev;
 	uint64_t ino;
+	int64_t born; /* ns; 0 where the file system does not know */
 };
 
+/*
+ * Lives from inode_enter() on while it is referenced: by the kernel (lookups), a handle, the cfile with
+ * its contents, its children (for their names). One for each file however many names it has.
+ */
 struct inode {
 	/* Constant. */
 	struct fs *fs;
 	struct inode_key key;
-	uint64_t id;   /* never used again: FUSE's generation, the cfile's key */
-	mode_t type;   /* S_IFMT bits */
-	int fd;	       /* O_PATH */
+	uint64_t id; /* never used again: FUSE's generation, the cfile's key */
+	mode_t type; /* S_IFMT bits */
 
 	/* fs->lock. */
 	uint64_t lookups; /* that the kernel has not forgotten; together one reference */
 	unsigned refs;
-	unsigned opens;	      /* handles */
-	unsigned writers;     /* of them, those that may write */
+	unsigned writers;     /* handles that may write */
 	unsigned cfiles;      /* cfiles that exist (each one reference): 1, or 2 for a moment */
-	struct inode *parent; /* with name: one of its names, maybe no longer (referenced) */
+	struct inode *parent; /* with name: one of its names (referenced); NULL: none is known */
 	char *name;
-	TAILQ_ENTRY(inode) link; /* fs->order; not the root */
-	UT_hash_handle hh;	 /* fs->inodes; not the root */
+	int fd;		      /* O_PATH; -1: closed, and parent is there to open it again */
+	unsigned fd_uses;     /* it must not be closed now */
+	bool on_idle;	      /* on fs->idle: iff fd >= 0, fd_uses == 0 and parent */
+	TAILQ_ENTRY(inode) link;
+	UT_hash_handle hh;    /* fs->inodes; not the root */
 
 	/*
-	 * Descriptors with access to the contents, -1 until there are any; kept while a cfile
-	 * exists, and only by an unprivileged daemon, which might not get them again (see file.c).
-	 * Written under fs->lock.
+	 * Descriptors with access to the contents, or -1; kept while a cfile exists, and only by an
+	 * unprivileged daemon, which might not get them again (see contents.c). fs->lock.
 	 */
-	atomic_int read_fd;
-	atomic_int write_fd;
+	int read_fd, write_fd;
 
 	pthread_mutex_t lock;
 	/* lock. */
@@ -108,7 +110,7 @@ struct fs {
 	bool privileged;    /* acts for many users, switching to their credentials */
 	bool acl;	    /* the source has POSIX ACLs */
 	int source_fd;	    /* locks the source; -1 */
-	unsigned max_inodes; /* more are pruned */
+	unsigned max_fds;   /* of inodes: above it idle ones are closed */
 	bool mounted;
 	unsigned dev_major, dev_minor; /* of the mount */
 
@@ -121,14 +123,14 @@ struct fs {
 	pthread_mutex_t lock;
 	/* lock. */
 	struct inode *inodes; /* hash */
-	struct inode_list order; /* of the last lookup, oldest first */
-	unsigned n_inodes, peak_inodes;
+	unsigned peak_inodes;
+	unsigned n_fds;		/* of inodes, without the root's */
+	struct inode_list idle; /* inodes whose descriptor may be closed, longest unused first */
 	uint64_t last_id;
-	bool pruning;
-	bool quiescing;		/* no ioctls and no pruning any more */
+	bool quiescing;		/* no ioctls any more */
 	bool deaf;		/* nor invalidations: nobody would answer what they wait for */
-	unsigned n_busy;	/* of the three, those that run */
-	pthread_cond_t idle;	/* n_busy is 0 */
+	unsigned n_busy;	/* of both, those that run */
+	pthread_cond_t nothing_busy;
 	LIST_HEAD(, handle) handles;
 
 	struct inode root;
@@ -165,22 +167,36 @@ void inode_table_destroy(struct fs *fs);
  */
 int inode_enter(struct fs *fs, int fd, struct inode *parent, const char *name, struct inode **out,
 		struct stat *st);
-/* The inode with a name if it is in the table, with a reference; else NULL. */
-struct inode *inode_known(struct fs *fs, struct inode *parent, const char *name);
-void inode_put(struct inode *inode);
 void inode_forget(struct inode *inode, uint64_t n);
-/* The name by which the inode can be found is another now. */
-void inode_rename(struct inode *inode, struct inode *parent, const char *name);
-/* Too many descriptors are in use; nothing should be looked up that nobody asked for. */
-bool inode_crowded(struct fs *fs);
+void inode_put(struct inode *inode);
+
+/*
+ * Its O_PATH descriptor, which stays open, and the inode with it, until it is put; or a
+ * negative errno. (A request's inode may go as soon as the request is answered.)
+ */
+int inode_fd_get(struct inode *inode);
+void inode_fd_put(struct inode *inode);
+
+/*
+ * The inode with a name if it is in the table, else NULL: with its descriptor got (to be put), since names must
+ * not change without.
+ */
+struct inode *inode_known(struct fs *fs, int dir, const char *name);
+/* The name by which the inode can be found is this one now. */
+void inode_renamed(struct inode *inode, struct inode *parent, const char *name);
+/* This name does not lead to the inode any more. */
+void inode_unnamed(struct inode *inode, struct inode *parent, const char *name);
+
+/* References to the inodes that @want (asked with fs->lock held) tells; to be put and freed. */
+struct inode **inode_list(struct fs *fs, bool (*want)(const struct inode *), unsigned *n);
 
 /* "/proc/self/fd/N": names the very file, whatever its names are by now. */
 struct fd_path {
 	char text[32];
 };
 struct fd_path fd_path(int fd);
-/* Open the file itself: not a path, and not a symlink. */
-int inode_open_fd(const struct inode *inode, int flags);
+/* Open the file itself, which is no symlink. */
+int inode_open(struct inode *inode, int flags);
 
 /* ---- contents.c: inodes and cfiles ---- */
 
@@ -191,6 +207,11 @@ void contents_put(struct inode *inode);
 bool contents_cached(struct inode *inode);
 /* A name was removed or given: tell the cache whether there is one left. */
 void contents_names_changed(struct inode *inode);
+
+/* Give an unprivileged daemon @access, a descriptor that is consumed, to keep while the contents are cached. */
+void access_give(struct inode *inode, int access, bool write);
+/* The mode of the file is about to change: keep the access that there is. */
+void access_keep(struct inode *inode);
 
 /* ---- file.c ---- */
 
@@ -300,5 +321,7 @@ int mount_begin(struct fs *fs, const struct fuse_lowlevel_ops *ops);
 bool mount_is_ours(const struct fs *fs);
 /* -EBUSY unless @lazy. */
 int mount_end(struct fs *fs, bool lazy);
+/* End the connection: who still uses the mount gets ENOTCONN. */
+void mount_destroy_session(struct fs *fs);
 
 #endif

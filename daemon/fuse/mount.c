@@ -432,3 +432,24 @@ int mount_end(struct fs *fs, bool lazy)
 		fs->mounted = false;
 	return err;
 }
+
+void mount_destroy_session(struct fs *fs)
+{
+	int ends[2], fd;
+
+	if (!fs->session)
+		return;
+	/*
+	 * fuse_session_unmount() frees what fuse_session_mount() made, but also detaches whatever is mounted
+	 * at the mountpoint by now, unless the descriptor says that the connection has ended. Ending it
+	 * is what we want, and the writing end of a pipe without reader says so.
+	 */
+	fd = fuse_session_fd(fs->session);
+	if (fd >= 0 && !pipe2(ends, O_CLOEXEC)) {
+		close(ends[0]);
+		dup3(ends[1], fd, O_CLOEXEC);
+		close(ends[1]);
+		fuse_session_unmount(fs->session);
+	}
+	fuse_session_destroy(fs->session);
+}

@@ -28,11 +28,16 @@ int entry_lookup(struct inode *parent, const char *name, struct fuse_entry_param
 {
 	struct inode *inode;
 	struct stat st;
-	int fd, err;
+	int dir, fd, err;
 
-	fd = openat(parent->fd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-	if (fd < 0)
-		return -errno;
+	dir = inode_fd_get(parent);
+	if (dir < 0)
+		return dir;
+	fd = openat(dir, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+	err = fd < 0 ? -errno : 0;
+	inode_fd_put(parent);
+	if (err)
+		return err;
 	err = inode_enter(parent->fs, fd, parent, name, &inode, &st);
 	if (err)
 		return err;
@@ -72,9 +77,17 @@ void op_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_data *forg
 
 void op_readlink(fuse_req_t req, fuse_ino_t ino)
 {
+	struct inode *inode = inode_of(req_fs(req), ino);
 	char target[PATH_MAX + 1];
-	ssize_t n = readlinkat(inode_of(req_fs(req), ino)->fd, "", target, sizeof(target));
+	int fd = inode_fd_get(inode);
+	ssize_t n;
 
+	if (fd < 0) {
+		fuse_reply_err(req, -fd);
+		return;
+	}
+	n = readlinkat(fd, "", target, sizeof(target));
+	inode_fd_put(inode);
 	if (n < 0) {
 		fuse_reply_err(req, errno);
 	} else if (n == sizeof(target)) {
@@ -97,61 +110,63 @@ static void reply_entry(fuse_req_t req, int err, struct inode *parent, const cha
 		fuse_reply_entry(req, &e);
 }
 
-void op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, dev_t rdev)
+/* Everything but regular files with a descriptor. @target: of a symlink. */
+static void make(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, dev_t rdev,
+		 const char *target)
 {
 	struct inode *dir = inode_of(req_fs(req), parent);
-	int err = cred_enter(req);
+	int fd = inode_fd_get(dir), res, err;
 
+	err = fd < 0 ? fd : cred_enter(req);
 	if (!err) {
-		if (mknodat(dir->fd, name, mode, rdev))
+		if (target)
+			res = symlinkat(target, fd, name);
+		else if (S_ISDIR(mode))
+			res = mkdirat(fd, name, mode);
+		else
+			res = mknodat(fd, name, mode, rdev);
+		if (res)
 			err = -errno;
 		cred_leave(req);
 	}
 	reply_entry(req, err, dir, name);
+	if (fd >= 0)
+		inode_fd_put(dir);
+}
+
+void op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, dev_t rdev)
+{
+	make(req, parent, name, mode, rdev, NULL);
 }
 
 void op_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode)
 {
-	struct inode *dir = inode_of(req_fs(req), parent);
-	int err = cred_enter(req);
-
-	if (!err) {
-		if (mkdirat(dir->fd, name, mode))
-			err = -errno;
-		cred_leave(req);
-	}
-	reply_entry(req, err, dir, name);
+	make(req, parent, name, mode | S_IFDIR, 0, NULL);
 }
 
 void op_symlink(fuse_req_t req, const char *link, fuse_ino_t parent, const char *name)
 {
-	struct inode *dir = inode_of(req_fs(req), parent);
-	int err = cred_enter(req);
-
-	if (!err) {
-		if (symlinkat(link, dir->fd, name))
-			err = -errno;
-		cred_leave(req);
-	}
-	reply_entry(req, err, dir, name);
+	make(req, parent, name, 0, 0, link);
 }
 
 /* A new file, opened for everything, since it is its creator who asks. */
 static int create_file(fuse_req_t req, struct inode *dir, const char *name, mode_t mode, int flags)
 {
-	int fd, err;
+	int dirfd = inode_fd_get(dir), fd = -1, err;
 
 	flags = (flags & O_EXCL) | O_RDWR | O_NOFOLLOW | O_CLOEXEC;
-	err = cred_enter(req);
-	if (err)
-		return err;
-	if (serve_is_tmpfile())
-		fd = openat(dir->fd, ".", flags | O_TMPFILE, mode);
-	else
-		fd = openat(dir->fd, name, flags | O_CREAT, mode);
-	if (fd < 0)
-		err = -errno;
-	cred_leave(req);
+	err = dirfd < 0 ? dirfd : cred_enter(req);
+	if (!err) {
+		if (serve_is_tmpfile())
+			fd = openat(dirfd, ".", flags | O_TMPFILE, mode);
+		else
+			fd = openat(dirfd, name, flags | O_CREAT, mode);
+		if (fd < 0)
+			err = -errno;
+		cred_leave(req);
+	}
+	if (dirfd >= 0)
+		inode_fd_put(dir);
 	return err ? err : fd;
 }
 
@@ -202,27 +217,41 @@ void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t newparent, const char *n
 {
 	struct fs *fs = req_fs(req);
 	struct inode *inode = inode_of(fs, ino), *dir = inode_of(fs, newparent);
-	int err = 0;
+	int fd = inode_fd_get(inode), dirfd = inode_fd_get(dir), err = 0;
 
-	if (linkat(AT_FDCWD, fd_path(inode->fd).text, dir->fd, newname, AT_SYMLINK_FOLLOW))
+	if (fd < 0 || dirfd < 0)
+		err = fd < 0 ? fd : dirfd;
+	else if (linkat(AT_FDCWD, fd_path(fd).text, dirfd, newname, AT_SYMLINK_FOLLOW))
 		err = -errno;
 	else
 		contents_names_changed(inode);
 	reply_entry(req, err, dir, newname);
+	if (fd >= 0)
+		inode_fd_put(inode);
+	if (dirfd >= 0)
+		inode_fd_put(dir);
 }
 
 static void remove_name(fuse_req_t req, fuse_ino_t parent, const char *name, int flags)
 {
 	struct fs *fs = req_fs(req);
-	struct inode *dir = inode_of(fs, parent), *victim = inode_known(fs, dir, name);
-	int err = 0;
+	struct inode *dir = inode_of(fs, parent), *victim;
+	int fd = inode_fd_get(dir), err = 0;
 
-	if (unlinkat(dir->fd, name, flags))
+	if (fd < 0) {
+		fuse_reply_err(req, -fd);
+		return;
+	}
+	victim = inode_known(fs, fd, name);
+	if (unlinkat(fd, name, flags))
 		err = -errno;
+	inode_fd_put(dir);
 	if (victim) {
-		if (!err)
+		if (!err) {
+			inode_unnamed(victim, dir, name);
 			contents_names_changed(victim);
-		inode_put(victim);
+		}
+		inode_fd_put(victim);
 	}
 	fuse_reply_err(req, -err);
 }
@@ -237,28 +266,61 @@ void op_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
 	remove_name(req, parent, name, AT_REMOVEDIR);
 }
 
+struct renaming {
+	struct inode *from, *to;
+	int from_fd, to_fd;
+	const char *name, *newname;
+	unsigned flags;
+};
+
+static int rename_known(struct fs *fs, const struct renaming *r)
+{
+	struct inode *moved = inode_known(fs, r->from_fd, r->name);
+	struct inode *other = inode_known(fs, r->to_fd, r->newname);
+	int err = 0;
+
+	if (renameat2(r->from_fd, r->name, r->to_fd, r->newname, r->flags))
+		err = -errno;
+	/* Two names of one file: nothing happens. */
+	if (!err && moved != other) {
+		if (moved)
+			inode_renamed(moved, r->to, r->newname);
+		if (other && r->flags & RENAME_EXCHANGE)
+			inode_renamed(other, r->from, r->name);
+		if (other && !(r->flags & RENAME_EXCHANGE)) {
+			inode_unnamed(other, r->to, r->newname);
+			contents_names_changed(other);
+		}
+	}
+	if (moved)
+		inode_fd_put(moved);
+	if (other)
+		inode_fd_put(other);
+	return err;
+}
+
 void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t newparent,
 	       const char *newname, unsigned flags)
 {
 	struct fs *fs = req_fs(req);
-	struct inode *from = inode_of(fs, parent), *to = inode_of(fs, newparent);
-	struct inode *moved = inode_known(fs, from, name);
-	struct inode *other = inode_known(fs, to, newname);
-	int err = 0;
+	struct renaming r = {
+		.from = inode_of(fs, parent),
+		.to = inode_of(fs, newparent),
+		.name = name,
+		.newname = newname,
+		.flags = flags,
+	};
+	int err;
 
-	if (renameat2(from->fd, name, to->fd, newname, flags))
-		err = -errno;
-	if (!err && moved)
-		inode_rename(moved, to, newname);
-	if (!err && other) {
-		if (flags & RENAME_EXCHANGE)
-			inode_rename(other, from, name);
-		else
-			contents_names_changed(other);
-	}
-	if (moved)
-		inode_put(moved);
-	if (other)
-		inode_put(other);
+	r.from_fd = inode_fd_get(r.from);
+	r.to_fd = inode_fd_get(r.to);
+	if (r.from_fd < 0 || r.to_fd < 0)
+		err = MIN(r.from_fd, r.to_fd);
+	else
+		err = rename_known(fs, &r);
+	if (r.from_fd >= 0)
+		inode_fd_put(r.from);
+	if (r.to_fd >= 0)
+		inode_fd_put(r.to);
 	fuse_reply_err(req, -err);
 }

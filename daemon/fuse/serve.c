@@ -128,7 +128,7 @@ void busy_end(struct fs *fs)
 {
 	pthread_mutex_lock(&fs->lock);
 	if (!--fs->n_busy)
-		pthread_cond_broadcast(&fs->idle);
+		pthread_cond_broadcast(&fs->nothing_busy);
 	pthread_mutex_unlock(&fs->lock);
 }
 

@@ -20,71 +20,74 @@ bool xattr_source_has_acl(int fd)
 void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char *value, size_t size,
 		 int flags)
 {
-	struct fd_path path = fd_path(inode_of(req_fs(req), ino)->fd);
+	struct inode *inode = inode_of(req_fs(req), ino);
 	/* As the caller, since an ACL set by who is not of the file's group clears set-gid. */
 	bool as_caller = !strcmp(name, ACL_ACCESS);
-	int err = 0;
+	int fd = inode_fd_get(inode), err = fd < 0 ? fd : 0;
 
-	if (as_caller)
+	if (!err && as_caller)
 		err = cred_enter(req);
 	if (!err) {
-		if (setxattr(path.text, name, value, size, flags))
+		if (setxattr(fd_path(fd).text, name, value, size, flags))
 			err = -errno;
 		if (as_caller)
 			cred_leave(req);
 	}
+	if (fd >= 0)
+		inode_fd_put(inode);
 	fuse_reply_err(req, -err);
 }
 
-static void reply_xattr(fuse_req_t req, ssize_t n, int err, const char *buf, size_t size)
+/* @name's value, or the list of names where it is NULL. */
+static void reply_xattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 {
+	struct inode *inode = inode_of(req_fs(req), ino);
+	char *buf = malloc(MAX(size, 1u));
+	ssize_t n;
+	int fd;
+
+	if (!buf) {
+		fuse_reply_err(req, ENOMEM);
+		return;
+	}
+	fd = inode_fd_get(inode);
+	if (fd < 0) {
+		n = fd;
+	} else {
+		n = name ? getxattr(fd_path(fd).text, name, buf, size) :
+			   listxattr(fd_path(fd).text, buf, size);
+		if (n < 0)
+			n = -errno;
+		inode_fd_put(inode);
+	}
 	if (n < 0)
-		fuse_reply_err(req, err);
+		fuse_reply_err(req, (int)-n);
 	else if (!size)
 		fuse_reply_xattr(req, (size_t)n);
 	else
 		fuse_reply_buf(req, buf, (size_t)n);
+	free(buf);
 }
 
 void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 {
-	struct fd_path path = fd_path(inode_of(req_fs(req), ino)->fd);
-	char *buf = NULL;
-	ssize_t n;
-
-	if (size) {
-		buf = malloc(size);
-		if (!buf) {
-			fuse_reply_err(req, ENOMEM);
-			return;
-		}
-	}
-	n = getxattr(path.text, name, buf, size);
-	reply_xattr(req, n, errno, buf, size);
-	free(buf);
+	reply_xattr(req, ino, name, size);
 }
 
 void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
 {
-	struct fd_path path = fd_path(inode_of(req_fs(req), ino)->fd);
-	char *buf = NULL;
-	ssize_t n;
-
-	if (size) {
-		buf = malloc(size);
-		if (!buf) {
-			fuse_reply_err(req, ENOMEM);
-			return;
-		}
-	}
-	n = listxattr(path.text, buf, size);
-	reply_xattr(req, n, errno, buf, size);
-	free(buf);
+	reply_xattr(req, ino, NULL, size);
 }
 
 void op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)
 {
-	struct fd_path path = fd_path(inode_of(req_fs(req), ino)->fd);
+	struct inode *inode = inode_of(req_fs(req), ino);
+	int fd = inode_fd_get(inode), err = fd < 0 ? fd : 0;
 
-	fuse_reply_err(req, removexattr(path.text, name) ? errno : 0);
+	if (!err) {
+		if (removexattr(fd_path(fd).text, name))
+			err = -errno;
+		inode_fd_put(inode);
+	}
+	fuse_reply_err(req, -err);
 }
