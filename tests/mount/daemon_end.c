@@ -1,0 +1,314 @@
+/*
+ * daemon_end.c - how a mount ends: everything written and released is in the
+ * backing directory, and nothing is left behind.
+ */
+#include <dirent.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "actor.h"
+#include "child.h"
+#include "shell.h"
+#include "ways.h"
+
+#define SIZE (256 * 1024)
+#define RW (PROT_READ | PROT_WRITE)
+
+static char want[SIZE];
+
+/* Written in all ways; the actors keep the file open, mapped and, the device, acquired. */
+static void write_in_all_ways(struct actor *who[2])
+{
+	int fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
+
+	memset(want, '.', SIZE);
+	cr_assert_eq(write(fd, want, SIZE), SIZE);
+	cr_assert_eq(close(fd), 0);
+	who[0] = actor_start("f", SIZE, NO_DEVICE);
+	who[1] = actor_start("f", SIZE, 0);
+	actor_ok(who[0], WRITE, 1000, 5000, 'w');
+	actor_ok(who[1], ACQUIRE, 0, SIZE, RW);
+	actor_ok(who[1], STORE, 20000, 5000, 'd');
+	actor_ok(who[1], RELEASE, 0, SIZE, 0);
+	actor_ok(who[0], MAP_STORE, 100000, 5000, 'm');
+	actor_ok(who[0], WRITE, 200000, 1, 'w');
+	memset(want + 1000, 'w', 5000);
+	memset(want + 20000, 'd', 5000);
+	memset(want + 100000, 'm', 5000);
+	want[200000] = 'w';
+}
+
+/* The signal comes while files are open and mapped: their pages are pushed out first. */
+static void ends_on(int sig)
+{
+	struct actor *who[2];
+	int status;
+
+	write_in_all_ways(who);
+	both_close();
+	kill(mnt.daemon, sig);
+	status = mnt_wait(&mnt);
+	cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s: wait status %x",
+		  strsignal(sig), status);
+	backing_holds("f", want, SIZE);
+	actor_kill(who[0]);
+	actor_kill(who[1]);
+}
+
+BOTH_WAYS(daemon_end, sigterm_stores_everything)
+{
+	ends_on(SIGTERM);
+}
+
+BOTH_WAYS(daemon_end, sigint_stores_everything)
+{
+	ends_on(SIGINT);
+}
+
+BOTH_WAYS(daemon_end, umount_stores_everything)
+{
+	struct actor *who[2];
+
+	write_in_all_ways(who);
+	actor_end(who[0]);
+	actor_end(who[1]);
+	way_unmount();
+	backing_holds("f", want, SIZE);
+}
+
+BOTH_WAYS(daemon_end, umount_of_a_busy_mount_changes_nothing)
+{
+	struct actor *who[2];
+
+	write_in_all_ways(who);
+	cr_assert_eq(umount2(mnt.path, UMOUNT_NOFOLLOW), -1);
+	cr_assert(errno == EBUSY || errno == EPERM, "%s", strerror(errno));
+	actor_sees(who[0], READ, 20000, 'd');
+	actor_end(who[0]);
+	actor_end(who[1]);
+}
+
+BOTH_WAYS(daemon_end, gaia_umount_stores_everything)
+{
+	struct actor *who[2];
+	int status;
+
+	write_in_all_ways(who);
+	actor_end(who[0]);
+	actor_end(who[1]);
+	both_close();
+	/* It has returned when the daemon is done, not when the mount point is free. */
+	shell_ok("/", "\"$GAIA\" umount '%s'", mnt.path);
+	backing_holds("f", want, SIZE);
+	status = mnt_wait(&mnt);
+	cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "wait status %x", status);
+}
+
+BOTH_WAYS_BARE(daemon_end, lazy_umount_stores_everything_when_the_last_file_is_closed)
+{
+	struct actor *who[2];
+	int status;
+
+	if (geteuid() != 0)
+		cr_skip_test("lazy umount: needs root");
+	way_start(NULL);
+	write_in_all_ways(who);
+	both_close();
+	cr_assert_eq(umount2(mnt.path, MNT_DETACH), 0);
+	actor_ok(who[0], WRITE, 0, 1, 'l');
+	want[0] = 'l';
+	/* The actors have the test's descriptors of the root, too. */
+	actor_kill(who[0]);
+	actor_kill(who[1]);
+	status = mnt_wait(&mnt);
+	cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "wait status %x", status);
+	backing_holds("f", want, SIZE);
+}
+
+/* ---- what is left ---- */
+
+static int count_entries(const char *dir)
+{
+	DIR *d = opendir(dir);
+	struct dirent *e;
+	int n = 0;
+
+	cr_assert_not_null(d, "%s: %s", dir, strerror(errno));
+	while ((e = readdir(d)))
+		n += e->d_name[0] != '.';
+	closedir(d);
+	return n;
+}
+
+static int count_fds(pid_t pid)
+{
+	char path[64];
+
+	snprintf(path, sizeof(path), "/proc/%d/fd", pid);
+	return count_entries(path);
+}
+
+static int count_sockets(void)
+{
+	char line[512];
+	FILE *f = fopen("/proc/net/unix", "re");
+	int n = 0;
+
+	while (f && fgets(line, sizeof(line), f))
+		n += strstr(line, "@gaiafs/") != NULL;
+	if (f)
+		fclose(f);
+	return n;
+}
+
+/* Other tests run beside this one: only what bears this mount's name counts. */
+BOTH_WAYS(daemon_end, nothing_is_left_behind)
+{
+	struct actor *who[2];
+	char pid_dir[64];
+	struct stat st;
+
+	write_in_all_ways(who);
+	actor_end(who[0]);
+	actor_end(who[1]);
+	snprintf(pid_dir, sizeof(pid_dir), "/proc/%d", mnt.daemon);
+	cr_assert_eq(stat(pid_dir, &st), 0);
+	way_unmount();
+	cr_assert_eq(stat(pid_dir, &st), -1, "the daemon is still there");
+	shell_ok("/", "! grep -F '%s' /proc/self/mountinfo", mnt.dir);
+	cr_assert_eq(faccessat(mnt.backing_fd, "f", F_OK, 0), 0);
+	cr_assert_eq(count_entries(mnt.backing), 1, "only the file is in the backing directory");
+}
+
+static void wait_for_fds(int most, const char *what)
+{
+	const struct timespec pause = { .tv_nsec = 2000000 };
+	time_t end = time(NULL) + HANG_SECONDS;
+	int n;
+
+	while ((n = count_fds(mnt.daemon)) > most) {
+		cr_assert_lt(time(NULL), end, "%s: the daemon has %d descriptors, not %d", what, n,
+			     most);
+		nanosleep(&pause, NULL);
+	}
+}
+
+/* Descriptors of the daemon come and go with files, clients and mappings. */
+BOTH_WAYS(daemon_end, the_daemon_keeps_no_descriptors_of_what_is_gone)
+{
+	int root = both_root[ON_MOUNT], at_rest = 0, sockets;
+
+	for (int round = 0; round < 4; round++) {
+		struct actor *a[4];
+		char name[16];
+
+		for (int i = 0; i < 4; i++) {
+			snprintf(name, sizeof(name), "f%d", i);
+			close(openat(root, name, O_CREAT | O_RDWR, 0644));
+			cr_assert_eq(truncate(mnt_file(&mnt, name), SIZE), 0);
+			a[i] = actor_start(name, SIZE, 0);
+			actor_ok(a[i], ACQUIRE, 0, SIZE, RW);
+			actor_ok(a[i], STORE, 0, SIZE, 'd');
+			if (i % 2)
+				actor_ok(a[i], RELEASE, 0, SIZE, 0);
+		}
+		sockets = count_sockets();
+		cr_assert_gt(sockets, 0);
+		for (int i = 0; i < 4; i++) {
+			snprintf(name, sizeof(name), "f%d", i);
+			if (i < 2)
+				actor_kill(a[i]);
+			else
+				actor_end(a[i]);
+			cr_assert_eq(unlinkat(root, name, 0), 0);
+		}
+		/* The first round makes what stays: threads, pools. */
+		if (round == 0)
+			at_rest = count_fds(mnt.daemon);
+		else
+			wait_for_fds(at_rest, "after clients");
+	}
+}
+
+#define NAMES 50000
+
+static long resident_kib(pid_t pid)
+{
+	char line[256];
+	long kib = -1;
+	FILE *f;
+
+	snprintf(line, sizeof(line), "/proc/%d/status", pid);
+	f = fopen(line, "re");
+	cr_assert_not_null(f);
+	while (fgets(line, sizeof(line), f))
+		if (sscanf(line, "VmRSS: %ld", &kib) == 1)
+			break;
+	fclose(f);
+	return kib;
+}
+
+static bool forget_names(void)
+{
+	int fd = open("/proc/sys/vm/drop_caches", O_WRONLY | O_CLOEXEC);
+	bool done = fd >= 0 && write(fd, "2", 1) == 1;
+
+	if (fd >= 0)
+		close(fd);
+	return done;
+}
+
+static void look_up_all(void)
+{
+	struct stat st;
+	char name[32];
+
+	for (int i = 0; i < NAMES; i++) {
+		snprintf(name, sizeof(name), "d/n%d", i);
+		cr_assert_eq(fstatat(both_root[ON_MOUNT], name, &st, 0), 0, "%s: %s", name,
+			     strerror(errno));
+	}
+}
+
+/* One way is enough: names do not know of caching. In memory: a disk would make it long. */
+Test(daemon_end, looked_up_and_forgotten_names_leave_nothing, .init = way_bare_writeback,
+     .fini = way_clean_up, .timeout = WAY_SECONDS)
+{
+	char backing[] = "/dev/shm/gaia-test-XXXXXX";
+	long once = 0, now = 0;
+	char name[32];
+	int at_rest;
+
+	cr_assert_not_null(mkdtemp(backing));
+	way_start_at(backing, "/dev/shm", NULL);
+	cr_assert_eq(mkdirat(mnt.backing_fd, "d", 0755), 0);
+	for (int i = 0; i < NAMES; i++) {
+		snprintf(name, sizeof(name), "d/n%d", i);
+		cr_assert_eq(mknodat(mnt.backing_fd, name, S_IFREG | 0644, 0), 0);
+	}
+	at_rest = count_fds(mnt.daemon);
+	for (int round = 0; round < 3; round++) {
+		look_up_all();
+		if (!forget_names()) {
+			shell_ok("/", "rm -r '%s'", backing);
+			cr_skip_test("forgetting: may not write /proc/sys/vm/drop_caches");
+		}
+		/* The directory itself may stay. */
+		wait_for_fds(at_rest + 10, "after forgetting");
+		now = resident_kib(mnt.daemon);
+		if (round == 0)
+			once = now;
+	}
+	cr_assert_lt(now, once + 2048, "%ld KiB after one round, %ld KiB after three", once, now);
+	way_end();
+	shell_ok("/", "rm -r '%s'", backing);
+}

@@ -1,0 +1,264 @@
+/*
+ * daemon_start.c - how gaiafs starts, and how it says that it does not.
+ */
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "child.h"
+#include "shell.h"
+#include "ways.h"
+
+/* A directory for the test: dir, file, other, locked; what is mounted below it goes with it. */
+static char top[] = "/tmp/gaia-test-start-XXXXXX";
+
+static void make_top(void)
+{
+	cr_assert_not_null(mkdtemp(top));
+	cr_assert_eq(chmod(top, 0755), 0);
+	shell_ok(top, "mkdir dir other full locked && echo text > file && echo text > full/f && "
+		      "echo text > dir/f && chmod 0700 locked");
+}
+
+static void remove_top(void)
+{
+	struct shell_result r;
+
+	way_clean_up();
+	r = shell_run("/tmp", 60,
+		      "for m in %s/dir %s/other %s/full; do \"$GAIA\" umount --force $m; done; rm -rf %s",
+		      top, top, top, top);
+	shell_free(&r);
+}
+
+static bool is_mounted(const char *name)
+{
+	struct shell_result r = shell_run(top, 10, "grep -q ' %s/%s fuse' /proc/self/mountinfo || "
+					  "grep -q ' %s/%s .* fuse' /proc/self/mountinfo",
+					  top, name, top, name);
+	bool is = r.status == 0;
+
+	shell_free(&r);
+	return is;
+}
+
+static int lines(const char *text)
+{
+	int n = 0;
+
+	for (; *text; text++)
+		n += *text == '\n';
+	return n;
+}
+
+/* One line on standard error that has @word in it, nothing on standard output, no mount. */
+static void refused(const char *word, const char *args)
+{
+	struct shell_result r = shell_run(top, 60, "\"$GAIAFS\" %s", args);
+
+	cr_assert_neq(r.status, 0, "gaiafs %s: succeeds", args);
+	cr_assert_lt(r.status, 126, "gaiafs %s: exit status %d", args, r.status);
+	cr_assert_eq(lines(r.err), 1, "gaiafs %s: not one line but \"%s\"", args, r.err);
+	cr_assert_not_null(strstr(r.err, word), "gaiafs %s: no \"%s\" in \"%s\"", args, word, r.err);
+	cr_assert_str_eq(r.out, "", "gaiafs %s: \"%s\" on standard output", args, r.out);
+	shell_free(&r);
+	cr_assert(!is_mounted("dir") && !is_mounted("other"), "gaiafs %s: mounts", args);
+}
+
+#define ON_TOP(name) Test(daemon_start, name, .init = make_top, .fini = remove_top, .timeout = WAY_SECONDS)
+
+ON_TOP(bad_usage_is_one_line)
+{
+	refused("director", "");
+	refused("more", "dir other dir");
+	refused("frobnicate", "--frobnicate dir");
+	refused("-x", "-x dir");
+	refused("--home", "dir --home");
+	refused("--home", "--home 12Q dir");
+	refused("--home", "--home 1K dir");
+	refused("--home", "--home -5G dir");
+	refused("--home", "--home '' dir");
+	refused("--home", "--home 99999999999999T dir");
+	refused("sim:0", "--device sim:0 dir");
+	refused("sim:abc", "--device sim:abc dir");
+	refused("sim:1M", "--device sim:1M dir");
+	refused("nonsense", "--device sim,nonsense=1 dir");
+	refused("count", "--device sim,count=0 dir");
+	refused("gpu", "--device gpu dir");
+	refused("cuda", "--device cuda dir");
+	refused("cuda", "--device cuda:0,1G dir");
+	refused("none", "--device none --device sim dir");
+	refused("sometimes", "--cpu-cache sometimes dir");
+	refused("loud", "--log-level loud dir");
+	refused("--writeback-age", "--writeback-age never dir");
+	refused("--writeback-age", "--writeback-age 0 dir");
+	refused("nonsense", "-o nonsense dir");
+}
+
+ON_TOP(bad_directories_are_one_line)
+{
+	refused("missing", "missing");
+	refused("missing", "missing other");
+	refused("missing", "dir missing");
+	refused("file", "file");
+	refused("file", "file other");
+	refused("file", "dir file");
+	refused("missing", "-f dir missing");
+}
+
+static int as_nobody(void *arg)
+{
+	struct shell_result r;
+	int ok;
+
+	child_become(65534, 65534);
+	r = shell_run(top, 60, "\"$GAIAFS\" %s", (const char *)arg);
+	ok = r.status != 0 && lines(r.err) == 1 && !*r.out;
+	if (!ok)
+		fprintf(stderr, "gaiafs %s: status %d, \"%s\"\n", (const char *)arg, r.status, r.err);
+	return ok ? 0 : 1;
+}
+
+ON_TOP(no_permission_is_one_line)
+{
+	if (geteuid() != 0)
+		cr_skip_test("no permission: needs root, to take permissions away");
+	cr_assert_eq(child_run(as_nobody, "locked other"), 0);
+	cr_assert_eq(child_run(as_nobody, "dir locked"), 0);
+	/* Not theirs to mount over. */
+	cr_assert_eq(child_run(as_nobody, "dir"), 0);
+}
+
+ON_TOP(help_and_version_need_nothing)
+{
+	struct shell_result r = shell_run(top, 10, "\"$GAIAFS\" --help");
+
+	cr_assert_eq(r.status, 0);
+	cr_assert_not_null(strstr(r.out, "usage"));
+	cr_assert_str_eq(r.err, "");
+	shell_free(&r);
+	r = shell_run(top, 10, "\"$GAIAFS\" --version");
+	cr_assert_eq(r.status, 0);
+	cr_assert_eq(lines(r.out), 1);
+	shell_free(&r);
+}
+
+ON_TOP(the_command_returns_when_the_mount_is_live)
+{
+	/* Many times: whoever returned too early would be caught some time. */
+	for (int i = 0; i < 10; i++) {
+		shell_ok(top, "\"$GAIAFS\" full other && cat other/f > /dev/null && "
+			      "echo more > other/g && \"$GAIA\" umount other && cat full/g > /dev/null && "
+			      "test ! -e other/g && rm full/g");
+		cr_assert(!is_mounted("other"));
+	}
+}
+
+ON_TOP(a_directory_over_itself)
+{
+	struct shell_result r;
+
+	shell_ok(top, "\"$GAIAFS\" dir && cat dir/f > /dev/null && echo more > dir/g");
+	cr_assert(is_mounted("dir"));
+	r = shell_run(top, 30, "\"$GAIAFS\" dir");
+	cr_assert_neq(r.status, 0, "mounted twice");
+	cr_assert_eq(lines(r.err), 1, "\"%s\"", r.err);
+	cr_assert_not_null(strstr(r.err, "already"), "\"%s\"", r.err);
+	shell_free(&r);
+	shell_ok(top, "test \"$(cat dir/f)\" = text && cd / && \"$GAIA\" umount %s/dir", top);
+	cr_assert(!is_mounted("dir"));
+	shell_ok(top, "test \"$(cat dir/g)\" = more");
+}
+
+ON_TOP(paths_may_be_relative_and_hold_blanks)
+{
+	shell_ok(top, "mkdir 'a b' 'c\\d' && echo x > 'a b/f' && \"$GAIAFS\" './a b' 'dir/../c\\d' && "
+		      "cat 'c\\d/f' && \"$GAIA\" umount 'c\\d'");
+}
+
+ON_TOP(a_second_mount_on_the_same_place_is_refused)
+{
+	struct shell_result r;
+
+	shell_ok(top, "\"$GAIAFS\" dir other");
+	r = shell_run(top, 30, "\"$GAIAFS\" full other");
+	cr_assert_neq(r.status, 0);
+	cr_assert_eq(lines(r.err), 1, "\"%s\"", r.err);
+	cr_assert_not_null(strstr(r.err, "other"), "\"%s\"", r.err);
+	shell_free(&r);
+	shell_ok(top, "test \"$(cat other/f)\" = text && \"$GAIA\" umount other");
+}
+
+/* A daemon was killed, its mount is dead: said in one line, cured by gaia umount. */
+ON_TOP(a_dead_old_mount_is_named_and_can_be_taken_away)
+{
+	struct shell_result r;
+
+	shell_ok(top, "\"$GAIAFS\" dir other && "
+		      "pid=$(\"$GAIA\" status other --json | sed -n 's/.*\"pid\": \\([0-9]*\\).*/\\1/p' | "
+		      "head -1) && kill -9 $pid && while kill -0 $pid 2> /dev/null && "
+		      "! grep -q '^State:.Z' /proc/$pid/status; do sleep 0.01; done");
+	r = shell_run(top, 30, "cat other/f");
+	cr_assert_neq(r.status, 0);
+	shell_free(&r);
+	r = shell_run(top, 30, "\"$GAIAFS\" dir other");
+	cr_assert_neq(r.status, 0);
+	cr_assert_eq(lines(r.err), 1, "\"%s\"", r.err);
+	cr_assert_not_null(strstr(r.err, "gaia umount"), "it does not say what to do: \"%s\"", r.err);
+	shell_free(&r);
+	r = shell_run(top, 30, "\"$GAIA\" status other");
+	cr_assert_neq(r.status, 0);
+	cr_assert_eq(lines(r.err), 1, "\"%s\"", r.err);
+	shell_free(&r);
+	shell_ok(top, "\"$GAIA\" umount other");
+	cr_assert(!is_mounted("other"));
+	shell_ok(top, "\"$GAIAFS\" dir other && test \"$(cat other/f)\" = text && \"$GAIA\" umount other");
+}
+
+/* ---- a user's own mount ---- */
+
+/* Exit statuses of the child. */
+enum { FINE, CANNOT = 77 };
+
+static int mount_as_user(void *arg)
+{
+	struct shell_result r;
+	int fd;
+
+	if (geteuid() == 0)
+		child_become(65534, 65534);
+	fd = open("/dev/fuse", O_RDWR | O_CLOEXEC);
+	if (fd < 0)
+		return CANNOT;
+	close(fd);
+	r = shell_run(top, 60,
+		      "set -e; cd mine; mkdir b m; echo text > b/f; \"$GAIAFS\" b m\n"
+		      "trap '\"$GAIA\" umount m' EXIT\n"
+		      "test \"$(cat m/f)\" = text; echo more > m/g; ln m/g m/h; chmod 600 m/g\n"
+		      "mkdir m/d; mv m/g m/d/; test \"$(stat -c %%u m/d/g)\" = $(id -u)\n"
+		      "\"$GAIA\" status m > /dev/null; dd if=/dev/zero of=m/z bs=1M count=3 status=none\n"
+		      "trap - EXIT; \"$GAIA\" umount m; test \"$(cat b/h)\" = more; test ! -e m/h\n"
+		      "test $(stat -c %%s b/z) = 3145728\n");
+	if (r.status)
+		fprintf(stderr, "%s%s", r.out, r.err);
+	return r.status ? 1 : FINE;
+}
+
+ON_TOP(an_unprivileged_user_mounts)
+{
+	int status;
+
+	if (shell_lacks((const char *const[]){ "fusermount3", NULL }))
+		cr_skip_test("a user's own mount: needs fusermount3");
+	shell_ok(top, "mkdir mine && chmod 777 mine");
+	status = child_run(mount_as_user, NULL);
+	if (status == CANNOT)
+		cr_skip_test("a user's own mount: users may not open /dev/fuse here");
+	cr_assert_eq(status, FINE);
+}

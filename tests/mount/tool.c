@@ -1,0 +1,211 @@
+/*
+ * tool.c - gaia(1), the control tool, against a mount.
+ */
+#include <fcntl.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "actor.h"
+#include "shell.h"
+#include "ways.h"
+
+#define MIB (1024 * 1024)
+#define SIZE (5 * MIB)
+#define RW (PROT_READ | PROT_WRITE)
+
+static void start(void)
+{
+	static const char *const args[] = { "--device", "sim:8M", "--device", "sim:16M", "--home",
+					    "32M", "--writeback-age", "3600", NULL };
+	static char bytes[SIZE];
+	int fd;
+
+	way_start(args);
+	memset(bytes, '.', SIZE);
+	fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
+	cr_assert_eq(write(fd, bytes, SIZE), SIZE);
+	cr_assert_eq(fsync(fd), 0);
+	close(fd);
+}
+
+/* What `gaia COMMAND PATH --json` says. */
+static json_t *report(const char *command, const char *name)
+{
+	struct shell_result r = shell_run(mnt.path, 30, "\"$GAIA\" %s %s --json", command, name);
+	json_error_t where;
+	json_t *json;
+
+	cr_assert_eq(r.status, 0, "gaia %s %s: %s", command, name, r.err);
+	json = json_loads(r.out, 0, &where);
+	cr_assert_not_null(json, "gaia %s %s: %s in %s", command, name, where.text, r.out);
+	shell_free(&r);
+	return json;
+}
+
+/* The integer at a path of keys and indices, such as "devices", "1", "used". */
+static long number(json_t *json, const char *const *path)
+{
+	json_t *at = json;
+
+	for (; *path; path++) {
+		at = json_is_array(at) ? json_array_get(at, atoi(*path)) : json_object_get(at, *path);
+		cr_assert_not_null(at, "no \"%s\" in the report", *path);
+	}
+	cr_assert(json_is_integer(at));
+	return json_integer_value(at);
+}
+
+#define NUMBER(json, ...) number(json, (const char *const[]){ __VA_ARGS__, NULL })
+
+static long counter(const char *name)
+{
+	json_t *status = report("status", ".");
+	long n = NUMBER(status, "counters", name);
+
+	json_decref(status);
+	return n;
+}
+
+/* Exit status and one line on standard error. */
+static void refused(int status, const char *args)
+{
+	struct shell_result r = shell_run(mnt.dir[0] ? mnt.path : "/", 30, "\"$GAIA\" %s", args);
+	char *newline = strchr(r.err, '\n');
+
+	cr_assert_eq(r.status, status, "gaia %s: status %d: %s", args, r.status, r.err);
+	cr_assert(newline && !newline[1], "gaia %s: not one line but \"%s\"", args, r.err);
+	cr_assert_str_eq(r.out, "", "gaia %s", args);
+	shell_free(&r);
+}
+
+BOTH_WAYS_BARE(tool, status_describes_the_mount)
+{
+	struct actor *a;
+	json_t *s;
+
+	start();
+	s = report("status", ".");
+	cr_assert_str_eq(json_string_value(json_object_get(s, "mountpoint")), mnt.path);
+	cr_assert_str_eq(json_string_value(json_object_get(s, "cpu_cache")), way);
+	cr_assert_eq(NUMBER(s, "pid"), mnt.daemon);
+	cr_assert_eq(json_array_size(json_object_get(s, "devices")), 2u);
+	cr_assert_eq(NUMBER(s, "devices", "1", "capacity"), 16 * MIB);
+	cr_assert_eq(NUMBER(s, "devices", "0", "used"), 0);
+	cr_assert_eq(NUMBER(s, "home", "budget"), 32 * MIB);
+	json_decref(s);
+
+	a = actor_start("f", SIZE, 0);
+	actor_ok(a, ACQUIRE, 0, 4 * MIB, RW);
+	s = report("status", "f");
+	cr_assert_eq(NUMBER(s, "devices", "0", "used"), 4 * MIB);
+	cr_assert_eq(NUMBER(s, "devices", "0", "pinned"), 4 * MIB);
+	cr_assert_eq(NUMBER(s, "devices", "1", "used"), 0);
+	cr_assert_eq(NUMBER(s, "counters", "acquires"), 1);
+	cr_assert_eq(NUMBER(s, "counters", "home_to_device"), 4 * MIB / 4096);
+	json_decref(s);
+	actor_ok(a, STORE, 5, 1, 'd');
+	actor_ok(a, RELEASE, 0, 4 * MIB, 0);
+	s = report("status", ".");
+	cr_assert_eq(NUMBER(s, "devices", "0", "pinned"), 0);
+	cr_assert_eq(NUMBER(s, "counters", "releases"), 1);
+	cr_assert_eq(NUMBER(s, "counters", "released_pages"), 1);
+	json_decref(s);
+	actor_end(a);
+	/* For people. */
+	shell_ok(mnt.path, "\"$GAIA\" status . | grep -q sim0 && \"$GAIA\" residency f > /dev/null");
+}
+
+BOTH_WAYS_BARE(tool, residency_says_where_the_chunks_are)
+{
+	struct actor *a;
+	json_t *r;
+
+	start();
+	a = actor_start("f", SIZE, 1);
+	actor_ok(a, ACQUIRE, 2 * MIB, 2 * MIB, RW);
+	actor_ok(a, STORE, 2 * MIB, 1, 'd');
+	actor_ok(a, RELEASE, 2 * MIB, 2 * MIB, 0);
+	r = report("residency", "f");
+	cr_assert_eq(NUMBER(r, "size"), SIZE);
+	cr_assert_eq(NUMBER(r, "released"), 1, "a page is released and not yet fetched");
+	json_decref(r);
+	actor_sees(a, READ, 2 * MIB, 'd');
+	r = report("residency", "f");
+	cr_assert_eq(NUMBER(r, "released"), 0, "the read has fetched it");
+	json_decref(r);
+	actor_end(a);
+}
+
+BOTH_WAYS_BARE(tool, flush_stores_what_is_dirty)
+{
+	static char bytes[10000];
+	int fd;
+
+	start();
+	fd = openat(both_root[ON_MOUNT], "g", O_CREAT | O_RDWR, 0644);
+	memset(bytes, 'g', sizeof(bytes));
+	cr_assert_eq(write(fd, bytes, sizeof(bytes)), (ssize_t)sizeof(bytes));
+	shell_ok(mnt.path, "\"$GAIA\" flush g");
+	backing_holds("g", bytes, sizeof(bytes));
+	close(fd);
+}
+
+BOTH_WAYS_BARE(tool, evict_moves_and_loses_nothing)
+{
+	struct actor *a;
+	json_t *s;
+
+	start();
+	a = actor_start("f", SIZE, 0);
+	actor_ok(a, ACQUIRE, 0, SIZE, RW);
+	actor_ok(a, STORE, 3 * MIB, 1000, 'd');
+	/* Acquired: nobody takes it away. */
+	refused(1, "evict f --from device 0");
+	actor_ok(a, RELEASE, 0, SIZE, 0);
+	shell_ok(mnt.path, "\"$GAIA\" evict f --from device 0");
+	s = report("status", ".");
+	cr_assert_eq(NUMBER(s, "devices", "0", "used"), 0);
+	cr_assert_gt(NUMBER(s, "counters", "device_evicted"), 0);
+	json_decref(s);
+	shell_ok(mnt.path, "\"$GAIA\" evict f --from home --range 2M:1M && \"$GAIA\" evict f --from home");
+	cr_assert_gt(counter("home_evicted"), 0);
+	s = report("residency", "f");
+	cr_assert_eq(NUMBER(s, "home"), 0);
+	json_decref(s);
+	actor_sees(a, READ, 3 * MIB + 999, 'd');
+	actor_sees(a, READ, 3 * MIB + 1000, '.');
+	actor_ok(a, ACQUIRE, 0, SIZE, PROT_READ);
+	actor_sees(a, LOAD, 3 * MIB, 'd');
+	shell_ok(mnt.path, "\"$GAIA\" evict f --from device 1");
+	actor_end(a);
+	shell_ok(mnt.path, "\"$GAIA\" evict f");
+}
+
+BOTH_WAYS_BARE(tool, bad_usage_is_one_line)
+{
+	static const char *const usage[] = {
+		"", "frobnicate", "status", "status . .", "status . --from home", "residency",
+		"evict", "evict f --from", "evict f --from device", "evict f --from device x",
+		"evict f --from cellar", "evict f --range 5", "evict f --range 5:0",
+		"evict f --range 5:6x", "flush", "flush f --json", "umount",
+	};
+
+	start();
+	for (size_t i = 0; i < sizeof(usage) / sizeof(usage[0]); i++)
+		refused(2, usage[i]);
+	refused(1, "status /proc");
+	refused(1, "status /nowhere");
+	refused(1, "residency .");
+	refused(1, "residency /etc/passwd");
+	refused(1, "flush missing");
+	refused(1, "flush /etc/passwd");
+	refused(1, "evict f --from device 2");
+	refused(1, "umount /nowhere");
+	refused(1, "umount f");
+	refused(1, "umount /");
+	shell_ok("/", "\"$GAIA\" --help | grep -q usage && \"$GAIA\" --version > /dev/null");
+}
