@@ -40,7 +40,7 @@ static int open_with_access(struct inode *inode, bool write, struct store_file *
 	return err;
 }
 
-static int open_below(struct inode *inode, bool write, struct store_file **out)
+int contents_open_below(struct inode *inode, bool write, struct store_file **out)
 {
 	int fd = inode_fd_get(inode), err;
 
@@ -57,9 +57,9 @@ static int open_below(struct inode *inode, bool write, struct store_file **out)
 static int contents_open(void *cookie, bool write, struct store_file **out)
 {
 	struct inode *inode = cookie;
-	int err = write ? open_below(inode, true, out) : -EACCES;
+	int err = write ? backing_open(inode, true, out) : -EACCES;
 
-	return write && !only_unwritable(err) ? err : open_below(inode, false, out);
+	return write && !only_unwritable(err) ? err : backing_open(inode, false, out);
 }
 
 /* fs->lock held: what was kept, for the caller to close. */

@@ -208,9 +208,11 @@ int inode_table_init(struct fs *fs)
 	fs->root.refs = 1;
 	fs->root.lookups = 1;
 	TAILQ_INIT(&fs->idle);
-	fs->max_fds = MAX_FDS;
-	if (!getrlimit(RLIMIT_NOFILE, &limit))
-		fs->max_fds = (unsigned)MIN((rlim_t)MAX_FDS, limit.rlim_cur / 2);
+	TAILQ_INIT(&fs->idle_backings);
+	/* A part remains for open directories, devices and clients. */
+	fs->max_fds = fs->max_backings = MAX_FDS;
+	if (!getrlimit(RLIMIT_NOFILE, &limit) && limit.rlim_cur / 3 < MAX_FDS)
+		fs->max_fds = fs->max_backings = (unsigned)limit.rlim_cur / 3;
 	return 0;
 }
 

@@ -111,6 +111,7 @@ struct fs {
 	bool acl;	    /* the source has POSIX ACLs */
 	int source_fd;	    /* locks the source; -1 */
 	unsigned max_fds;   /* of inodes: above it idle ones are closed */
+	unsigned max_backings; /* the same of store files */
 	bool mounted;
 	unsigned dev_major, dev_minor; /* of the mount */
 
@@ -126,6 +127,8 @@ struct fs {
 	unsigned peak_inodes;
 	unsigned n_fds;		/* of inodes, without the root's */
 	struct inode_list idle; /* inodes whose descriptor may be closed, longest unused first */
+	unsigned n_backings;	/* store files with a descriptor */
+	TAILQ_HEAD(, backing) idle_backings; /* those that may be closed, as above */
 	uint64_t last_id;
 	bool quiescing;		/* no ioctls any more */
 	bool deaf;		/* nor invalidations: nobody would answer what they wait for */
@@ -208,10 +211,18 @@ bool contents_cached(struct inode *inode);
 /* A name was removed or given: tell the cache whether there is one left. */
 void contents_names_changed(struct inode *inode);
 
+/* A store file that is for writing, too, or fails. */
+int contents_open_below(struct inode *inode, bool write, struct store_file **out);
+
 /* Give an unprivileged daemon @access, a descriptor that is consumed, to keep while the contents are cached. */
 void access_give(struct inode *inode, int access, bool write);
 /* The mode of the file is about to change: keep the access that there is. */
 void access_keep(struct inode *inode);
+
+/* ---- backing.c ---- */
+
+/* The same, but it may be closed and opened again while it exists. */
+int backing_open(struct inode *inode, bool write, struct store_file **out);
 
 /* ---- file.c ---- */
 

@@ -1,0 +1,236 @@
+/*
+ * backing.c - store files that may lose their descriptor while nobody uses them.
+ *
+ * The cache keeps a store file for as long as it has anything of a file, which may be for more files than
+ * there are descriptors. Above fs->max_backings the one that was used longest ago is closed below, and
+ * opened again at its next use.
+ */
+#include "fuse/internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+/* Lives as long as the cache wants; the reference of the cfile keeps the inode. */
+struct backing {
+	struct store_file base;
+	struct inode *inode; /* constant */
+
+	/* fs->lock. */
+	struct store_file *under; /* NULL: closed */
+	unsigned uses;
+	bool on_idle; /* on fs->idle_backings: iff under and uses == 0 */
+	TAILQ_ENTRY(backing) link;
+};
+
+static struct backing *backing_of(struct store_file *file)
+{
+	return container_of(file, struct backing, base);
+}
+
+static void close_file(struct store_file *file)
+{
+	if (file)
+		file->ops->close(file);
+}
+
+/* fs->lock held, as for the next two. To be closed when it no longer is, or NULL. */
+static struct store_file *take_surplus(struct fs *fs)
+{
+	struct backing *b = TAILQ_FIRST(&fs->idle_backings);
+	struct store_file *under;
+
+	if (!b || fs->n_backings <= fs->max_backings)
+		return NULL;
+	TAILQ_REMOVE(&fs->idle_backings, b, link);
+	b->on_idle = false;
+	fs->n_backings--;
+	under = b->under;
+	b->under = NULL;
+	return under;
+}
+
+static void unlist_idle(struct backing *b)
+{
+	if (b->on_idle)
+		TAILQ_REMOVE(&b->inode->fs->idle_backings, b, link);
+	b->on_idle = false;
+}
+
+/* Dropped meanwhile. */
+static int reopen(struct backing *b)
+{
+	struct fs *fs = b->inode->fs;
+	struct store_file *under;
+	int err;
+
+	pthread_mutex_unlock(&fs->lock);
+	err = contents_open_below(b->inode, b->base.writable, &under);
+	pthread_mutex_lock(&fs->lock);
+	if (!err && !b->under) {
+		b->under = under;
+		fs->n_backings++;
+		under = NULL;
+	}
+	if (!err && under) {
+		pthread_mutex_unlock(&fs->lock);
+		close_file(under);
+		pthread_mutex_lock(&fs->lock);
+	}
+	return err;
+}
+
+/* Sets *@under, to be used until end(). */
+static int begin(struct store_file *file, struct store_file **under)
+{
+	struct backing *b = backing_of(file);
+	struct fs *fs = b->inode->fs;
+	struct store_file *surplus;
+	int err = 0;
+
+	pthread_mutex_lock(&fs->lock);
+	while (!b->under && !err)
+		err = reopen(b);
+	if (!err) {
+		unlist_idle(b);
+		b->uses++;
+		*under = b->under;
+	}
+	surplus = take_surplus(fs);
+	pthread_mutex_unlock(&fs->lock);
+	close_file(surplus);
+	return err;
+}
+
+static void end(struct store_file *file)
+{
+	struct backing *b = backing_of(file);
+	struct fs *fs = b->inode->fs;
+
+	pthread_mutex_lock(&fs->lock);
+	if (!--b->uses) {
+		TAILQ_INSERT_TAIL(&fs->idle_backings, b, link);
+		b->on_idle = true;
+	}
+	pthread_mutex_unlock(&fs->lock);
+}
+
+/* One call of the file below: @err, or what the call returns. */
+#define PASS(type, file, call, ...)                                           \
+	({                                                                    \
+		struct store_file *under_;                                    \
+		type res_ = begin(file, &under_);                             \
+                                                                              \
+		if (!res_) {                                                  \
+			res_ = under_->ops->call(under_, ##__VA_ARGS__);      \
+			end(file);                                            \
+		}                                                             \
+		res_;                                                         \
+	})
+
+static ssize_t backing_read(struct store_file *file, const struct iovec *iov, int n, off_t off)
+{
+	return PASS(ssize_t, file, read, iov, n, off);
+}
+
+static int backing_write(struct store_file *file, const struct iovec *iov, int n, off_t off)
+{
+	return PASS(int, file, write, iov, n, off);
+}
+
+static int backing_sync(struct store_file *file, bool data_only)
+{
+	return PASS(int, file, sync, data_only);
+}
+
+static int backing_truncate(struct store_file *file, off_t size)
+{
+	return PASS(int, file, truncate, size);
+}
+
+static int backing_allocate(struct store_file *file, int mode, off_t off, off_t len)
+{
+	return PASS(int, file, allocate, mode, off, len);
+}
+
+static off_t backing_seek(struct store_file *file, off_t off, int whence)
+{
+	return PASS(off_t, file, seek, off, whence);
+}
+
+static int backing_stat(struct store_file *file, struct stat *out)
+{
+	return PASS(int, file, stat, out);
+}
+
+static int backing_utimens(struct store_file *file, const struct timespec ts[2])
+{
+	return PASS(int, file, utimens, ts);
+}
+
+static ssize_t backing_copy_range(struct store_file *from, off_t from_off, struct store_file *to,
+				  off_t to_off, size_t len)
+{
+	struct store_file *to_under;
+	ssize_t n = begin(to, &to_under);
+
+	if (n)
+		return n;
+	n = PASS(ssize_t, from, copy_range, from_off, to_under, to_off, len);
+	end(to);
+	return n;
+}
+
+static void backing_close(struct store_file *file)
+{
+	struct backing *b = backing_of(file);
+	struct fs *fs = b->inode->fs;
+
+	pthread_mutex_lock(&fs->lock);
+	bug_on(b->uses);
+	unlist_idle(b);
+	fs->n_backings -= b->under != NULL;
+	pthread_mutex_unlock(&fs->lock);
+	close_file(b->under);
+	free(b);
+}
+
+static const struct store_file_ops backing_ops = {
+	.read = backing_read,
+	.write = backing_write,
+	.sync = backing_sync,
+	.truncate = backing_truncate,
+	.allocate = backing_allocate,
+	.seek = backing_seek,
+	.stat = backing_stat,
+	.utimens = backing_utimens,
+	.copy_range = backing_copy_range,
+	.close = backing_close,
+};
+
+int backing_open(struct inode *inode, bool write, struct store_file **out)
+{
+	struct backing *b = calloc(1, sizeof(*b));
+	struct store_file *surplus;
+	struct fs *fs = inode->fs;
+	int err = -ENOMEM;
+
+	if (!b)
+		return err;
+	err = contents_open_below(inode, write, &b->under);
+	if (err) {
+		free(b);
+		return err;
+	}
+	b->base.ops = &backing_ops;
+	b->base.writable = write;
+	b->inode = inode;
+	pthread_mutex_lock(&fs->lock);
+	fs->n_backings++;
+	TAILQ_INSERT_TAIL(&fs->idle_backings, b, link);
+	b->on_idle = true;
+	surplus = take_surplus(fs);
+	pthread_mutex_unlock(&fs->lock);
+	close_file(surplus);
+	*out = &b->base;
+	return 0;
+}
