@@ -86,6 +86,6 @@ int main(int argc, char **argv)
 	}
 	for (int i = 0; i < 256; i++)
 		printf("%d %llu\n", i, (unsigned long long)count[i]);
-	fprintf(stderr, "%lu\n", rounds);
+	fprintf(stderr, "counted %lu times\n", rounds);
 	return fflush(stdout) ? 1 : 0;
 }
