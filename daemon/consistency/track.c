@@ -106,8 +106,8 @@ void track_secured(struct page_replica *r)
 bool track_released(struct page_replica *r, bool changed, bool writers_left)
 {
 	if (r->cut == 0) {
-		/* All of it was truncated away. */
-		if (!writers_left)
+		/* All of it was truncated away, also where the others were not secured from us. */
+		if (r->writers == 0)
 			track_discarded(r);
 		return false;
 	}
