@@ -13,15 +13,15 @@
 
 #include "child.h"
 #include "shell.h"
+#include "tree.h"
 #include "ways.h"
 
 /* A directory for the test: dir, file, other, locked; what is mounted below it goes with it. */
-static char top[] = "/tmp/gaia-test-start-XXXXXX";
+static char top[PATH_MAX];
 
 static void make_top(void)
 {
-	cr_assert_not_null(mkdtemp(top));
-	cr_assert_eq(chmod(top, 0755), 0);
+	tree_make_temp(NULL, top);
 	shell_ok(top, "mkdir dir other full locked && echo text > file && echo text > full/f && "
 		      "echo text > dir/f && chmod 0700 locked");
 }

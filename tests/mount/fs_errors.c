@@ -13,6 +13,7 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
+#include "tree.h"
 #include "ways.h"
 
 #define KIB 1024
@@ -62,16 +63,16 @@ BOTH_WAYS_BARE(fs_errors, a_read_only_mount_reads_and_does_not_write)
 
 /* ---- a full disk ---- */
 
-static char small_root[] = "/tmp/gaia-test-small-XXXXXX";
+static char small_root[PATH_MAX];
 
 /* A file system of a few MiB with directories for both sides; gone with the test. */
 static void mount_small(void)
 {
-	char backing[64];
+	char backing[PATH_MAX + 16];
 
 	if (geteuid() != 0)
 		cr_skip_test("a full disk: needs root, to mount a small one");
-	cr_assert_not_null(mkdtemp(small_root));
+	tree_make_temp(NULL, small_root);
 	if (mount("small", small_root, "tmpfs", 0, "size=8m,mode=0755")) {
 		rmdir(small_root);
 		cr_skip_test("a full disk: cannot mount a tmpfs here");

@@ -42,7 +42,7 @@ static void make_source(void)
 		 "truncate -s 5M src/sparse\n"
 		 "printf x | dd of=src/sparse bs=1 seek=3000000 conv=notrunc status=none\n"
 		 "for i in $(seq 150); do echo file $i > src/deep/er/f$i; done\n"
-		 "chmod 0600 src/random; chmod 2711 src/empty; chmod 0 src/nothing\n"
+		 "chmod 0600 src/random; chmod 2711 src/empty; chmod 0400 src/nothing\n"
 		 "touch -d '2001-02-03 04:05:06.789012345' src/deep/er/f7 src/random src/empty\n"
 		 "printf '#!/bin/sh\\necho ran\\n' > src/script; chmod 755 src/script\n");
 }
