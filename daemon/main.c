@@ -152,7 +152,7 @@ static int take_faults(struct daemon *d)
 	d->faults = true;
 	if (!fault_parse(text))
 		return 0;
-	log_error("GAIAFS_FAULTS=%s: not of the form name=errno:EIO,after=3,count=1;name=delay:200us",
+	log_error("GAIAFS_FAULTS=%s: not of the form name=errno:EIO,after=3,count=1;name=delay:9us",
 		  text);
 	return -EINVAL;
 #else
@@ -205,8 +205,8 @@ static void announce_devices(const struct daemon *d)
 	for (unsigned i = 0; i < n; i++)
 		bytes += d->device[i]->capacity;
 	if (n)
-		log_info("%u simulated device%s: %llu MiB of host memory in the place of a GPU's", n,
-			 n > 1 ? "s" : "", (unsigned long long)bytes >> 20);
+		log_info("%u simulated device%s: %llu MiB of host memory in the place of a GPU's",
+			 n, n > 1 ? "s" : "", (unsigned long long)bytes >> 20);
 }
 
 static void on_ready(void *arg)
@@ -281,7 +281,10 @@ static int start_control(struct daemon *d)
 
 /* ---- ending ---- */
 
-/* Another thread: the kernel must be asked for what it has while the loop and fuse's threads run on. */
+/*
+ * Another thread: the kernel must be asked for what it has while the loop and fuse's
+ * threads run on.
+ */
 static void end_work(uv_work_t *work)
 {
 	struct daemon *d = container_of(work, struct daemon, ending_work);
@@ -382,10 +385,8 @@ static int stop(struct daemon *d)
 		control_destroy(d->control);
 	if (d->fs)
 		fs_stop(d->fs);
-	if (d->cache && cache_sync_all(d->cache)) {
-		fs_report_unstored(d->fs);
-		err = -EIO;
-	}
+	if (d->cache && cache_sync_all(d->cache))
+		err = fs_store_rest(d->fs); /* logs */
 	if (d->cache)
 		cache_destroy(d->cache);
 	else

@@ -22,16 +22,18 @@ static const char help[] =
 	"usage: gaiafs [options] DIR                 mount DIR over itself\n"
 	"       gaiafs [options] SOURCE MOUNTPOINT   mount SOURCE on MOUNTPOINT\n"
 	"\n"
-	"  --device sim[:SIZE][,KEY=VALUE]...   a simulated device (256M): bandwidth=SIZE (bytes a\n"
-	"                                       second), latency=MICROSECONDS, count=N (so many of it)\n"
+	"  --device sim[:SIZE][,KEY=VALUE]...   a simulated device (256M); keys: count=N,\n"
+	"                                       bandwidth=SIZE (a second), latency=MICROSECONDS\n"
 	"  --device cuda[:INDEX[,SIZE]]         a GPU\n"
 	"  --device none                        no device\n"
-	"  --home SIZE                          host memory for file contents (a quarter of RAM, 4G at most)\n"
-	"  --cpu-cache writeback|writethrough   how the kernel caches for CPU programs (writeback)\n"
-	"  --writeback-age SECONDS              store what is dirty for so long (5)\n"
+	"  --home SIZE                          host memory for file contents (a quarter of\n"
+	"                                       RAM, 4G at most)\n"
+	"  --cpu-cache writeback|writethrough   how the kernel caches for CPU programs\n"
+	"                                       (writeback)\n"
+	"  --writeback-age SECONDS              store what has been dirty for so long (5)\n"
 	"  --log-level error|warn|info|debug    (info)\n"
-	"  -f, --foreground                     stay in the foreground, log to standard error\n"
-	"  -o OPTION[,OPTION]...                mount options: ro, allow_other, noatime, fsname=NAME, ...\n"
+	"  -f, --foreground                     stay there, and log to standard error\n"
+	"  -o OPTION[,OPTION]...                mount options: ro, allow_other, noatime, ...\n"
 	"  -h, --help\n"
 	"  -V, --version\n"
 	"\n"
@@ -103,8 +105,8 @@ static int parse_sim(struct options *o, const char *text)
 	while ((word = strsep(&rest, ","))) {
 		err = parse_sim_key(word, &sim, &count);
 		if (err) {
-			log_error("--device sim%s: \"%s\" is not bandwidth=SIZE, latency=MICROSECONDS "
-				  "or count=N", text, word);
+			log_error("--device sim%s: \"%s\" is not count=N, bandwidth=SIZE or "
+				  "latency=MICROSECONDS", text, word);
 			goto out;
 		}
 	}
@@ -123,8 +125,8 @@ static int parse_device(struct options *o, const char *text, bool *none)
 	if (!strncmp(text, "sim", 3) && (!text[3] || text[3] == ':' || text[3] == ','))
 		return parse_sim(o, text + 3);
 	if (!strncmp(text, "cuda", 4) && (!text[4] || text[4] == ':')) {
-		log_error("--device %s: CUDA devices are not in this build; `--device sim` simulates one",
-			  text);
+		log_error("--device %s: CUDA devices are not in this build; `--device sim` "
+			  "simulates one", text);
 		return -ENODEV;
 	}
 	log_error("--device %s: no such kind of device; there are sim, cuda and none", text);

@@ -1,9 +1,9 @@
 /*
  * backing.c - store files that may lose their descriptor while nobody uses them.
  *
- * The cache keeps a store file for as long as it has anything of a file, which may be for more files than
- * there are descriptors. Above fs->max_backings the one that was used longest ago is closed below, and
- * opened again at its next use.
+ * The cache keeps a store file for as long as it has anything of a file, which may be for
+ * more files than there are descriptors. Above fs->max_backings the one that was used
+ * longest ago is closed below, and opened again at its next use.
  */
 #include "fuse/internal.h"
 

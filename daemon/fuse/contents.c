@@ -143,8 +143,8 @@ unlock:
 }
 
 /*
- * An unprivileged daemon keeps the access that it was given where the mode of the file may refuse it
- * later, or refuses already (a file created with mode 0444).
+ * An unprivileged daemon keeps the access that it was given where the mode of the file may
+ * refuse it later, or refuses already (a file created with mode 0444).
  */
 void access_give(struct inode *inode, int access, bool write)
 {

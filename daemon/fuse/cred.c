@@ -1,10 +1,10 @@
 /*
  * cred.c - doing things as the caller.
  *
- * A privileged daemon creates files with the caller's uid, gid and groups, so that ownership, set-gid directories,
- * default ACLs and quotas come out as in the directory below. These credentials belong to a thread in Linux,
- * though libc's wrappers hide it: hence the raw system calls. An unprivileged daemon has only
- * its own user's.
+ * A privileged daemon creates files with the caller's uid, gid and groups, so that
+ * ownership, set-gid directories, default ACLs and quotas come out as in the directory
+ * below. These credentials belong to a thread in Linux, though libc's wrappers hide it:
+ * hence the raw system calls. An unprivileged daemon has only its own user's.
  */
 #include "fuse/internal.h"
 

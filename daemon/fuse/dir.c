@@ -1,7 +1,8 @@
 /*
  * dir.c - reading directories.
  *
- * Offsets are those of the directory below, which file systems keep stable while entries come and go.
+ * Offsets are those of the directory below, which file systems keep stable while entries
+ * come and go.
  */
 #include "fuse/internal.h"
 
@@ -53,7 +54,10 @@ static bool is_dots(const char *name)
 	return !strcmp(name, ".") || !strcmp(name, "..");
 }
 
-/* Attributes that say no more than the directory does: the kernel asks for the rest when it needs it. */
+/*
+ * Attributes that say no more than the directory does: the kernel asks for the rest when it
+ * needs it.
+ */
 static void plain_entry(const struct fs *fs, const struct handle *h, const struct dirent *d,
 			struct fuse_entry_param *e)
 {

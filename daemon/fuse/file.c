@@ -1,9 +1,10 @@
 /*
  * file.c - open files: their contents are the page cache's.
  *
- * What the kernel says of a request tells what its own cache has of it. A READ or WRITE that names a lock
- * owner is a process's direct I/O, past the kernel's cache; one without fills or drains pages. (The flag
- * O_DIRECT would not do: a mapping made of such a descriptor fills pages, too.)
+ * What the kernel says of a request tells what its own cache has of it. A READ or WRITE
+ * that names a lock owner is a process's direct I/O, past the kernel's cache; one without
+ * fills or drains pages. (The flag O_DIRECT would not do: a mapping made of such a
+ * descriptor fills pages, too.)
  */
 #include "fuse/internal.h"
 
@@ -193,8 +194,8 @@ static void seek_after_push(void *arg)
 }
 
 /*
- * The kernel asks about holes without writing back what it has: where it may have dirty pages they are
- * fetched first, or data would be taken for a hole.
+ * The kernel asks about holes without writing back what it has: where it may have dirty
+ * pages they are fetched first, or data would be taken for a hole.
  */
 void op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse_file_info *fi)
 {

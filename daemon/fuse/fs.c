@@ -31,8 +31,9 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 	if (fs->acl)
 		want |= FUSE_CAP_POSIX_ACL;
 	/*
-	 * Not wanted: splicing (slower than our own pages), O_TRUNC in OPEN (truncation has one way,
-	 * SETATTR), HANDLE_KILLPRIV (the kernel clears set-id bits), locks (the kernel's own do).
+	 * Not wanted: splicing (slower than our own pages), O_TRUNC in OPEN (truncation has
+	 * one way, SETATTR), HANDLE_KILLPRIV (the kernel clears set-id bits), locks (the
+	 * kernel's own do).
 	 */
 	conn->want = want & conn->capable;
 	conn->max_background = BACKGROUND;

@@ -51,8 +51,9 @@ const struct cache_host *fs_cache_host(void);
 int fs_start(struct fs *fs, struct cache *cache, struct store *store, struct control *control);
 
 /*
- * Push what the kernel caches, store it, and take the mount away, lazily if it is busy. Requests must be
- * served meanwhile. Not on the thread that runs the control sockets' loop. 0 or the first error.
+ * Push what the kernel caches, store it, and take the mount away, lazily if it is busy.
+ * Requests must be served meanwhile. Not on the thread that runs the control sockets' loop.
+ * 0 or the first error.
  */
 int fs_unmount(struct fs *fs);
 
@@ -62,8 +63,8 @@ void fs_quiesce(struct fs *fs);
 void fs_stop(struct fs *fs);
 
 /*
- * After fs_stop(), when cache_sync_all() has failed: try again file by file, and say of each with data that
- * cannot be stored that it is so. 0 if there is none.
+ * After fs_stop(), when cache_sync_all() has failed: try again file by file, and say of
+ * each with data that cannot be stored that it is so. 0 if there is none.
  */
 int fs_store_rest(struct fs *fs);
 

@@ -1,11 +1,12 @@
 /*
  * inode.c - the table of inodes, and their descriptors.
  *
- * A file is worked on through an O_PATH descriptor, which survives renames and needs no privilege. The kernel
- * remembers more files than there are descriptors, so an inode that nobody uses may lose its own: above
- * fs->max_fds the one that was used longest ago is closed, and opened again by name when
- * it is needed. Only the mount changes the tree, so the name is right: whoever changes names holds
- * the descriptor while doing so. A file without a name that is known keeps its descriptor.
+ * A file is worked on through an O_PATH descriptor, which survives renames and needs no
+ * privilege. The kernel remembers more files than there are descriptors, so an inode that
+ * nobody uses may lose its own: above fs->max_fds the one that was used longest ago is
+ * closed, and opened again by name when it is needed. Only the mount changes the tree, so
+ * the name is right: whoever changes names holds the descriptor while doing so. A file
+ * without a name that is known keeps its descriptor.
  */
 #include "fuse/internal.h"
 
@@ -69,7 +70,10 @@ static bool same_file(const struct inode_key *a, const struct inode_key *b)
 
 /* ---- descriptors ---- */
 
-/* fs->lock held, as for all of this section. Close what is returned when it no longer is; -1: nothing. */
+/*
+ * fs->lock held, as for all of this section. Close what is returned when it no longer is;
+ * -1: nothing.
+ */
 static int take_surplus(struct fs *fs)
 {
 	struct inode *inode = TAILQ_FIRST(&fs->idle);

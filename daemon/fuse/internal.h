@@ -6,8 +6,8 @@
  *	inode.lock	(who uses the contents)
  *	fs.lock		(the table of inodes; a leaf)
  * fs.lock is never held across a system call that may wait, a call of the cache or a reply.
- * inode.lock is held across cfile_get() and cfile_put(), which only wait for storage; neither the callbacks
- * of the cache nor reading, writing and invalidating take it.
+ * inode.lock is held across cfile_get() and cfile_put(), which only wait for storage;
+ * neither the callbacks of the cache nor reading, writing and invalidating take it.
  */
 #ifndef GAIA_FUSE_INTERNAL_H
 #define GAIA_FUSE_INTERNAL_H
@@ -44,8 +44,9 @@ struct inode_key {
 };
 
 /*
- * Lives from inode_enter() on while it is referenced: by the kernel (lookups), a handle, the cfile with
- * its contents, its children (for their names). One for each file however many names it has.
+ * Lives from inode_enter() on while it is referenced: by the kernel (lookups), a handle,
+ * the cfile with its contents, its children (for their names). One for each file however
+ * many names it has.
  */
 struct inode {
 	/* Constant. */
@@ -165,8 +166,8 @@ int inode_table_init(struct fs *fs);
 void inode_table_destroy(struct fs *fs);
 
 /*
- * The inode behind @fd, an O_PATH descriptor, which is consumed also on failure. Counts a lookup. @name in
- * @parent leads to it (NULL: nothing does). *@st: its attributes below.
+ * The inode behind @fd, an O_PATH descriptor, which is consumed also on failure. Counts a
+ * lookup. @name in @parent leads to it (NULL: nothing does). *@st: its attributes below.
  */
 int inode_enter(struct fs *fs, int fd, struct inode *parent, const char *name, struct inode **out,
 		struct stat *st);
@@ -181,8 +182,8 @@ int inode_fd_get(struct inode *inode);
 void inode_fd_put(struct inode *inode);
 
 /*
- * The inode with a name if it is in the table, else NULL: with its descriptor got (to be put), since names must
- * not change without.
+ * The inode with a name if it is in the table, else NULL: with its descriptor got (to be
+ * put), since names must not change without.
  */
 struct inode *inode_known(struct fs *fs, int dir, const char *name);
 /* The name by which the inode can be found is this one now. */
@@ -214,7 +215,10 @@ void contents_names_changed(struct inode *inode);
 /* A store file that is for writing, too, or fails. */
 int contents_open_below(struct inode *inode, bool write, struct store_file **out);
 
-/* Give an unprivileged daemon @access, a descriptor that is consumed, to keep while the contents are cached. */
+/*
+ * Give an unprivileged daemon @access, a descriptor that is consumed, to keep while the
+ * contents are cached.
+ */
 void access_give(struct inode *inode, int access, bool write);
 /* The mode of the file is about to change: keep the access that there is. */
 void access_keep(struct inode *inode);
@@ -226,7 +230,10 @@ int backing_open(struct inode *inode, bool write, struct store_file **out);
 
 /* ---- file.c ---- */
 
-/* @access: a descriptor opened with what the caller has the right to (consumed), or -1: open one. */
+/*
+ * @access: a descriptor opened with what the caller has the right to (consumed), or -1:
+ * open one.
+ */
 int handle_open(struct inode *inode, int flags, int access, struct handle **out);
 void handle_close(struct handle *h);
 
@@ -310,7 +317,10 @@ void cred_leave(fuse_req_t req);
 
 /* ---- serve.c ---- */
 
-/* Ask the kernel to write back and drop what it caches of the file; waits until it has. A worker. */
+/*
+ * Ask the kernel to write back and drop what it caches of the file; waits until it has. A
+ * worker.
+ */
 void invalidate(struct inode *inode, off_t off, off_t len);
 
 /* Around what waits for the kernel or a client; false: it must not begin any more. */
@@ -324,7 +334,10 @@ void serve_stop(struct fs *fs);
 
 /* ---- mount.c ---- */
 
-/* The absolute paths of source and mountpoint, if they are fit. Logs: one line that says what to do. */
+/*
+ * The absolute paths of source and mountpoint, if they are fit. Logs: one line that says
+ * what to do.
+ */
 int mount_resolve(struct fs *fs);
 /* Make the session and mount it. Logs. */
 int mount_begin(struct fs *fs, const struct fuse_lowlevel_ops *ops);

@@ -123,7 +123,10 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fu
 		fuse_reply_err(req, ENOTTY);
 		return;
 	}
-	/* The number says the sizes, and the kernel keeps to it; the structs are ours to trust in nothing. */
+	/*
+	 * The number says the sizes, and the kernel keeps to it; the structs are ours to
+	 * trust in nothing.
+	 */
 	if (in_size != _IOC_SIZE(cmd) || in_size > sizeof(job->arg) ||
 	    (_IOC_DIR(cmd) & _IOC_READ && out_size < in_size)) {
 		fuse_reply_err(req, EINVAL);

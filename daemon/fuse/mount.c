@@ -52,8 +52,9 @@ static void unescape(char *s)
 }
 
 /*
- * The mount that matches, as /proc/self/mountinfo has it: the topmost at @path, or, without a path, any
- * gaiafs of @source. -ENOENT if there is none. Does not touch the mount, which may be dead.
+ * The mount that matches, as /proc/self/mountinfo has it: the topmost at @path, or, without
+ * a path, any gaiafs of @source. -ENOENT if there is none. Does not touch the mount, which
+ * may be dead.
  */
 static int find_mount(const char *path, const char *source, struct mount_entry *out, char **where)
 {
@@ -68,8 +69,8 @@ static int find_mount(const char *path, const char *source, struct mount_entry *
 		char at[PATH_MAX], *rest = strstr(line, " - ");
 		struct mount_entry e;
 
-		if (sscanf(line, "%*d %*d %u:%u %*s %4095s", &e.major, &e.minor, at) != 3 || !rest ||
-		    sscanf(rest, " - %63s %4095s", e.type, e.source) != 2)
+		if (!rest || sscanf(rest, " - %63s %4095s", e.type, e.source) != 2 ||
+		    sscanf(line, "%*d %*d %u:%u %*s %4095s", &e.major, &e.minor, at) != 3)
 			continue;
 		unescape(at);
 		unescape(e.source);
@@ -93,10 +94,10 @@ static char *resolve(const char *given)
 	struct mount_entry entry;
 	struct stat st;
 	char *path;
+	int err;
 
 	if (stat(given, &st)) {
-		int err = errno;
-
+		err = errno;
 		if (err == ENOTCONN)
 			log_error("%s: a file system whose daemon is gone is still mounted here; "
 				  "`gaia umount %s` removes it", given, given);
@@ -112,7 +113,9 @@ static char *resolve(const char *given)
 	}
 	path = realpath(given, NULL);
 	if (!path) {
-		log_error("%s: %s", given, strerror(errno));
+		err = errno;
+		log_error("%s: %s", given, strerror(err));
+		errno = err;
 		return NULL;
 	}
 	if (!find_mount(path, NULL, &entry, NULL) && !strcmp(entry.type, TYPE)) {
@@ -132,8 +135,8 @@ static bool is_inside(const char *path, const char *dir)
 }
 
 /*
- * Whether the lock on the source was had; -EBUSY if not. A daemon whose mount is gone holds it while it
- * stores the last data: that is waited for.
+ * Whether the lock on the source was had; -EBUSY if not. A daemon whose mount is gone holds
+ * it while it stores the last data: that is waited for.
  */
 static int wait_for_lock(struct fs *fs, char **where)
 {
@@ -148,8 +151,8 @@ static int wait_for_lock(struct fs *fs, char **where)
 		if (!find_mount(NULL, fs->source, &entry, where) || now_ns() > deadline)
 			return -EBUSY;
 		if (!said_so)
-			log_info("%s: waiting for the gaiafs that was mounted before to store its last data",
-				 fs->source);
+			log_info("%s: waiting for the gaiafs that was mounted before to store "
+				 "its last data", fs->source);
 		said_so = true;
 		nanosleep(&pause, NULL);
 	}
@@ -291,15 +294,19 @@ static bool fusermount_there(void)
 
 static int check_fuse(void)
 {
+	int err;
+
 	if (access(FUSE_DEVICE, F_OK)) {
-		log_error(FUSE_DEVICE ": %s; `modprobe fuse` loads it, a container must be given it",
-			  strerror(errno));
-		return -errno;
+		err = -errno;
+		log_error(FUSE_DEVICE ": %s; `modprobe fuse` loads it, or the container must be "
+			  "given it", strerror(-err));
+		return err;
 	}
 	if (access(FUSE_DEVICE, R_OK | W_OK)) {
+		err = -errno;
 		log_error(FUSE_DEVICE ": %s; run as root, or get the permission for it",
-			  strerror(errno));
-		return -errno;
+			  strerror(-err));
+		return err;
 	}
 	if (geteuid() && !fusermount_there()) {
 		log_error(FUSERMOUNT " is missing; install fuse3, or run as root");
@@ -323,8 +330,9 @@ static int make_session(struct fs *fs, const struct fuse_lowlevel_ops *ops)
 	    fuse_opt_add_opt_escaped(&options, fsname) ||
 	    (fs->privileged && fuse_opt_add_opt(&options, "allow_other")) ||
 	    (fs->config.options[0] && fuse_opt_add_opt(&options, fs->config.options)) ||
-	    fuse_opt_add_opt(&options, "default_permissions") || fuse_opt_add_arg(&args, "gaiafs") ||
-	    fuse_opt_add_arg(&args, "-o") || fuse_opt_add_arg(&args, options))
+	    fuse_opt_add_opt(&options, "default_permissions") ||
+	    fuse_opt_add_arg(&args, "gaiafs") || fuse_opt_add_arg(&args, "-o") ||
+	    fuse_opt_add_arg(&args, options))
 		goto out;
 	said[0] = '\0';
 	listening = true;
@@ -440,9 +448,10 @@ void mount_destroy_session(struct fs *fs)
 	if (!fs->session)
 		return;
 	/*
-	 * fuse_session_unmount() frees what fuse_session_mount() made, but also detaches whatever is mounted
-	 * at the mountpoint by now, unless the descriptor says that the connection has ended. Ending it
-	 * is what we want, and the writing end of a pipe without reader says so.
+	 * fuse_session_unmount() frees what fuse_session_mount() made, but also detaches
+	 * whatever is mounted at the mountpoint by now, unless the descriptor says that the
+	 * connection has ended. Ending it is what we want, and the writing end of a pipe
+	 * without reader says so.
 	 */
 	fd = fuse_session_fd(fs->session);
 	if (fd >= 0 && !pipe2(ends, O_CLOEXEC)) {

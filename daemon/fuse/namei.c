@@ -1,8 +1,8 @@
 /*
  * namei.c - names: looking up, making, linking, removing, renaming.
  *
- * The kernel has checked permissions before it asks (default_permissions is always on); what creates
- * something runs as the caller nevertheless, see cred.c.
+ * The kernel has checked permissions before it asks (default_permissions is always on);
+ * what creates something runs as the caller nevertheless, see cred.c.
  */
 #include "fuse/internal.h"
 

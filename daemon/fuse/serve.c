@@ -1,8 +1,8 @@
 /*
  * serve.c - the threads that receive requests and carry them out.
  *
- * The loop is our own, not libfuse's: it looks at requests before libfuse does, and its threads can be stopped
- * while the mount is still there.
+ * The loop is our own, not libfuse's: it looks at requests before libfuse does, and its
+ * threads can be stopped while the mount is still there.
  */
 #include "fuse/internal.h"
 

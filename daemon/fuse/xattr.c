@@ -25,6 +25,8 @@ void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char *v
 	bool as_caller = !strcmp(name, ACL_ACCESS);
 	int fd = inode_fd_get(inode), err = fd < 0 ? fd : 0;
 
+	if (as_caller && inode->type == S_IFREG)
+		access_keep(inode); /* it changes the mode, too */
 	if (!err && as_caller)
 		err = cred_enter(req);
 	if (!err) {
