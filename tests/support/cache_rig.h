@@ -1,0 +1,159 @@
+/*
+ * cache_rig.h - the page cache with everything around it, and no mount.
+ *
+ * A rig is a cache over simulated devices and a store in memory, each wrapped so that fault points
+ * make them fail, and its surroundings: a model of the kernel's page cache for each file
+ * (a kfile) and clients that map device memory into this process.
+ *
+ * The model keeps whole pages, as the kernel does: filled by READs, changed by write(2) and by stores to
+ * mappings, written back whole, dropped by reclaim and by invalidations, which write back
+ * what is dirty first. A page is locked while a request about it is under way, so
+ * that what would deadlock with the kernel deadlocks here.
+ *
+ * Use: rig_create(), kfile_create(), client_create()...; rig_destroy() ends what is left and checks that
+ * the cache gave everything back. What a test did not ask for aborts, with a line that says why.
+ */
+#ifndef GAIA_TESTS_CACHE_RIG_H
+#define GAIA_TESTS_CACHE_RIG_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+#include <uthash.h>
+
+#include "base/fault.h"
+#include "pagecache/cache.h"
+#include "store/store.h"
+
+struct rig_options {
+	unsigned devices;	/* 0: none */
+	unsigned device_chunks; /* of each; 0: 8 */
+	uint64_t home_bytes;	/* 0: 64 MiB */
+	uint64_t age_ms;	/* 0: an hour, that is: nothing is stored unless asked */
+	bool writethrough;	/* the kernel's way of caching */
+	uint64_t latency_ns;	/* of the devices */
+};
+
+struct kfile;
+struct client;
+
+struct rig {
+	struct rig_options options;
+	struct cache *cache;
+	struct store *mem;   /* as it is */
+	struct store *store; /* what the cache uses: faulty over mem */
+	SLIST_HEAD(, kfile) files;
+	SLIST_HEAD(, client) clients;
+
+	/*
+	 * Set by a test that wants a say in when invalidations happen: called before each, on the
+	 * thread that asked for it.
+	 */
+	void (*before_invalidate)(void *arg, struct kfile *kf, off_t off, off_t len);
+	void *arg;
+};
+
+struct rig *rig_create(const struct rig_options *options);
+/* Ends clients and files; nothing may be lost, held or leaked. */
+void rig_destroy(struct rig *rig);
+/* Frames of home in use. */
+uint64_t rig_frames(struct rig *rig);
+/* Bytes of a device in use. */
+uint64_t rig_device_used(struct rig *rig, unsigned device);
+
+/* ---- a file, as the kernel has it ---- */
+
+struct kpage {
+	uint64_t index;
+	bool locked, uptodate, dirty;
+	UT_hash_handle hh;
+	unsigned char bytes[GAIA_PAGE];
+};
+
+struct kfile {
+	/* Constant. */
+	struct rig *rig;
+	int ref; /* names the file to the store */
+	struct cfile *cfile;
+	SLIST_ENTRY(kfile) link;
+
+	unsigned readahead; /* pages that a READ asks for beyond the one wanted */
+
+	pthread_mutex_t lock;
+	pthread_cond_t unlocked;
+	/* lock. */
+	struct kpage *pages;
+	uint64_t size;
+	int error; /* of a write-back that nobody waited for */
+
+	atomic_uint opened, released; /* calls of cfile_source */
+};
+
+/* A file of the store; what it has is left alone, what it lacks up to @size is a hole. */
+struct kfile *kfile_create(struct rig *rig, int ref, uint64_t size);
+/* The inode is forgotten: write back, cfile_put(), cache_forget(). Frees it. @gone: its last name went, too. */
+void kfile_end(struct kfile *kf, bool gone);
+
+/* What processes do. Bytes or 0, or a negative errno. */
+ssize_t cpu_read(struct kfile *kf, void *buf, size_t len, uint64_t off);
+ssize_t cpu_read_direct(struct kfile *kf, void *buf, size_t len, uint64_t off);
+int cpu_write(struct kfile *kf, const void *buf, size_t len, uint64_t off);
+int cpu_write_direct(struct kfile *kf, const void *buf, size_t len, uint64_t off);
+/* Through a shared mapping: below the end of the file. */
+int cpu_store(struct kfile *kf, const void *buf, size_t len, uint64_t off);
+int cpu_truncate(struct kfile *kf, uint64_t size);
+int cpu_allocate(struct kfile *kf, int mode, uint64_t off, uint64_t len);
+ssize_t cpu_copy(struct kfile *from, uint64_t from_off, struct kfile *to, uint64_t to_off,
+		 size_t len);
+int cpu_fsync(struct kfile *kf);
+
+/* What the kernel does of its own accord. */
+/* Write back the dirty pages of a range (len 0: to the end), up to @batch in a request. */
+int kernel_writeback(struct kfile *kf, uint64_t off, uint64_t len, unsigned batch);
+/* Drop clean pages. */
+void kernel_reclaim(struct kfile *kf, uint64_t off, uint64_t len);
+bool kernel_has(struct kfile *kf, uint64_t off);
+
+/* What the store has: bytes below its end of the file; the rest of @buf is zeroed. */
+size_t store_peek(struct kfile *kf, void *buf, size_t len, uint64_t off);
+
+/* ---- a client with one mapping of one file ---- */
+
+struct client {
+	/* Constant. */
+	struct rig *rig;
+	struct kfile *kf;
+	struct mapping *mapping;
+	unsigned device, prot;
+	uint64_t n_chunks;
+	SLIST_ENTRY(client) link;
+
+	atomic_bool alive;
+	atomic_uint granted, revoked; /* chunks */
+	pthread_mutex_t lock;
+	/* lock. */
+	unsigned char **chunk; /* where it maps the file's chunks; NULL: not */
+};
+
+/* Maps [0, length) of the file. */
+struct client *client_create(struct kfile *kf, unsigned device, unsigned prot, uint64_t length);
+/* Killed: its memory is unmapped at once, the cache hears of it by client_end(). */
+void client_die(struct client *cl);
+/* cache_unmap(). Frees it. */
+void client_end(struct client *cl);
+
+/* As libgaiaclient: the CPU's release first. */
+int client_acquire(struct client *cl, uint64_t off, uint64_t len, unsigned prot);
+int client_release(struct client *cl, uint64_t off, uint64_t len);
+/* The half of the two that concerns the kernel. */
+void client_push(struct client *cl, uint64_t off, uint64_t len);
+/* Where byte @off of the file is in device memory, or NULL. */
+unsigned char *client_at(struct client *cl, uint64_t off);
+void client_load(struct client *cl, void *buf, size_t len, uint64_t off);
+void client_store(struct client *cl, const void *buf, size_t len, uint64_t off);
+
+#define GAIA_PROT_RW (GAIA_PROT_READ | GAIA_PROT_WRITE)
+
+#endif

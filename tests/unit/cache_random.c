@@ -1,0 +1,1215 @@
+/*
+ * cache_random.c - random programs against the page cache, and an oracle.
+ *
+ * A program is a list of operations: processes that read, write and store to mappings, a kernel that writes back
+ * and reclaims when it likes, device clients that acquire, store, release and die, truncates, holes,
+ * evictions, fsyncs. One thread runs it, but a release is stopped wherever it is about to have the kernel's
+ * copies invalidated, and so is the thread that invalidates again: what happens between a release and the
+ * end of its invalidation is in the program's hands.
+ *
+ * The oracle knows nothing of the code under test. For each byte it keeps the writes that may be the last one: a
+ * write removes those that happened before it and leaves those that are concurrent with it. What
+ * is read must be one of them, and once no release is under way, is the one from then on. Writes of
+ * devices are private until their release begins. Values are not used again for long.
+ *
+ * Each program runs in a process of its own. One that fails is shortened, and run again with
+ * a trace. CACHE_SEEDS=FIRST-LAST chooses the programs, CACHE_OPS their length.
+ */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/util.h"
+#include "cache_rig.h"
+#include "pagecache/internal.h"
+
+/* ---- what programs work on ---- */
+
+/* Groups of neighbouring pages, two of them across a border of chunks. */
+#define GROUPS 3u
+#define GROUP_PAGES 4u
+#define HOT (GROUPS * GROUP_PAGES)
+static const uint64_t group_page[GROUPS] = { 0, 510, 1022 };
+#define MAX_SIZE (1026ull * GAIA_PAGE)
+
+#define DEVICES 3u
+#define CLIENTS 4u
+#define CPU DEVICES
+#define NEVER UINT32_MAX
+
+static uint64_t hot_offset(unsigned hot)
+{
+	return (group_page[hot / GROUP_PAGES] + hot % GROUP_PAGES) * GAIA_PAGE;
+}
+
+/* -1: none. */
+static int hot_at(uint64_t off)
+{
+	for (unsigned g = 0; g < GROUPS; g++)
+		if (off / GAIA_PAGE - group_page[g] < GROUP_PAGES)
+			return (int)(g * GROUP_PAGES + off / GAIA_PAGE - group_page[g]);
+	return -1;
+}
+
+/* ---- the oracle's state ---- */
+
+/* A write that may be the last one of its byte. */
+struct last {
+	uint8_t value, owner;
+	bool maybe;	/* it may count for nothing: a truncate got in between */
+	uint32_t done;	/* when it was public; NEVER: its release is under way */
+	uint32_t knew;	/* up to when its owner knew what others did */
+	uint32_t task;	/* the release */
+};
+
+struct device_byte {
+	bool has;	/* written since the last release */
+	uint8_t value;
+	bool maybe;
+	bool view_known;
+	uint8_t view;	/* what else clients read */
+	bool voided;	/* by a truncate since the page was acquired */
+	uint32_t knew, acquired;
+};
+
+struct byte {
+	unsigned n;
+	struct last last[16];
+	uint8_t used;	/* the value given last */
+	struct device_byte dev[DEVICES];
+};
+
+struct task {
+	pthread_t thread;
+	struct client *client;
+	uint64_t off, len;
+	uint32_t id;
+	enum { TASK_RUNS, TASK_PARKED, TASK_DONE } state;
+	bool go;
+	int err;
+};
+
+struct held {
+	struct client *client; /* NULL: none */
+	struct task *task;     /* a release is under way */
+	bool dead;
+	bool read[HOT], write[HOT];
+};
+
+static struct {
+	struct rig *rig;
+	struct kfile *kf;
+	uint64_t size;
+	uint32_t now;
+	struct byte byte[HOT][GAIA_PAGE];
+	struct held held[CLIENTS];
+	uint32_t tasks;
+
+	/* The parking of threads. */
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	bool free_run;
+	bool notifier_parked, notifier_go;
+
+	bool trace;
+	unsigned step;
+} w;
+
+static _Thread_local struct task *this_task;
+
+__attribute__((format(printf, 1, 2))) static void trace(const char *fmt, ...)
+{
+	va_list ap;
+
+	if (!w.trace)
+		return;
+	fprintf(stderr, "%5u  ", w.step);
+	va_start(ap, fmt);
+	vfprintf(stderr, fmt, ap);
+	va_end(ap);
+	fputc('\n', stderr);
+}
+
+static void print_byte(const struct byte *b)
+{
+	fprintf(stderr, "  allowed:");
+	for (unsigned k = 0; k < b->n; k++)
+		fprintf(stderr, " %u by %s%u%s%s", b->last[k].value,
+			b->last[k].owner == CPU ? "cpu" : "device ", b->last[k].owner,
+			b->last[k].done == NEVER ? " (being released)" : "",
+			b->last[k].maybe ? " (maybe)" : "");
+	for (unsigned d = 0; d < DEVICES; d++)
+		fprintf(stderr, "; device %u: %s%u, view %s%u", d, b->dev[d].has ? "wrote " : "-",
+			b->dev[d].value, b->dev[d].view_known ? "" : "?", b->dev[d].view);
+	fputc('\n', stderr);
+}
+
+#define fail(...)                                                     \
+	do {                                                          \
+		fprintf(stderr, "step %u: ", w.step);                 \
+		fprintf(stderr, __VA_ARGS__);                         \
+		fputc('\n', stderr);                                  \
+		abort();                                              \
+	} while (0)
+
+/* ---- what writes do to the oracle ---- */
+
+static void last_remove(struct byte *b, unsigned k)
+{
+	b->last[k] = b->last[--b->n];
+}
+
+static bool under_way(const struct byte *b)
+{
+	for (unsigned k = 0; k < b->n; k++)
+		if (b->last[k].done == NEVER)
+			return true;
+	return false;
+}
+
+/* A value that nobody could take for another one. */
+static uint8_t fresh_value(struct byte *b)
+{
+	bool taken;
+
+	do {
+		b->used = b->used == 255 ? 1 : b->used + 1;
+		taken = false;
+		for (unsigned k = 0; k < b->n; k++)
+			taken |= b->last[k].value == b->used;
+		for (unsigned d = 0; d < DEVICES; d++)
+			taken |= b->dev[d].value == b->used || b->dev[d].view == b->used;
+	} while (taken);
+	return b->used;
+}
+
+static void cpu_wrote(struct byte *b, uint8_t value)
+{
+	for (unsigned k = b->n; k-- > 0;)
+		if (b->last[k].done != NEVER)
+			last_remove(b, k);
+	b->last[b->n++] = (struct last){ .value = value, .owner = CPU, .done = w.now };
+}
+
+/* Somebody saw @value; so it is the last one, if nothing is under way. */
+static void saw(struct byte *b, uint8_t value)
+{
+	uint32_t done = 0;
+	unsigned k, at = 0;
+
+	if (under_way(b))
+		return;
+	for (k = 0; k < b->n; k++)
+		if (b->last[k].value == value && b->last[k].done >= done) {
+			at = k;
+			done = b->last[k].done;
+		}
+	b->last[0] = b->last[at];
+	b->last[0].maybe = false;
+	b->n = 1;
+}
+
+static bool allowed(const struct byte *b, uint8_t value)
+{
+	for (unsigned k = 0; k < b->n; k++)
+		if (b->last[k].value == value)
+			return true;
+	return false;
+}
+
+static void check_public(uint64_t off, uint8_t value, const char *who)
+{
+	int hot = hot_at(off);
+	struct byte *b;
+
+	if (hot < 0) {
+		if (value)
+			fail("%s: byte %#llx is %u, nobody wrote it", who,
+			     (unsigned long long)off, value);
+		return;
+	}
+	b = &w.byte[hot][off % GAIA_PAGE];
+	if (!allowed(b, value)) {
+		print_byte(b);
+		fail("%s: byte %#llx (page %llu + %llu) is %u", who, (unsigned long long)off,
+		     (unsigned long long)(off / GAIA_PAGE), (unsigned long long)(off % GAIA_PAGE),
+		     value);
+	}
+	saw(b, value);
+}
+
+static void release_began(struct byte *b, unsigned d, bool below_end, uint32_t task)
+{
+	struct device_byte *db = &b->dev[d];
+
+	if (!db->has)
+		return;
+	db->has = false;
+	db->view = db->value;
+	db->view_known = below_end && !db->maybe;
+	if (!below_end)
+		return;
+	if (b->n == ARRAY_LEN(b->last))
+		fail("the oracle has no room");
+	b->last[b->n++] = (struct last){ .value = db->value, .owner = (uint8_t)d, .maybe = db->maybe,
+					 .done = NEVER, .knew = db->knew, .task = task };
+}
+
+static void release_ended(struct byte *b, uint32_t task)
+{
+	for (unsigned k = 0; k < b->n; k++) {
+		struct last me = b->last[k];
+
+		if (me.done != NEVER || me.task != task)
+			continue;
+		b->last[k].done = w.now;
+		/* What it knew of, and what its own device wrote before. */
+		for (unsigned j = b->n; j-- > 0 && !me.maybe;)
+			if (b->last[j].done <= me.knew ||
+			    (b->last[j].owner == me.owner && b->last[j].task < task))
+				last_remove(b, j);
+		return;
+	}
+}
+
+static void cut_byte(struct byte *b, bool held[DEVICES])
+{
+	b->n = 1;
+	b->last[0] = (struct last){ .value = 0, .owner = CPU, .done = w.now };
+	for (unsigned d = 0; d < DEVICES; d++) {
+		b->dev[d].has = false;
+		b->dev[d].view_known = false;
+		b->dev[d].voided = held[d];
+	}
+}
+
+/* ---- parking ---- */
+
+static void before_invalidate(void *arg, struct kfile *kf, off_t off, off_t len)
+{
+	pthread_mutex_lock(&w.lock);
+	if (!w.free_run && this_task) {
+		this_task->state = TASK_PARKED;
+		pthread_cond_broadcast(&w.changed);
+		while (!this_task->go && !w.free_run)
+			pthread_cond_wait(&w.changed, &w.lock);
+		this_task->go = false;
+		this_task->state = TASK_RUNS;
+	} else if (!w.free_run) {
+		w.notifier_parked = true;
+		pthread_cond_broadcast(&w.changed);
+		while (!w.notifier_go && !w.free_run)
+			pthread_cond_wait(&w.changed, &w.lock);
+		w.notifier_go = false;
+		w.notifier_parked = false;
+		pthread_cond_broadcast(&w.changed);
+	}
+	pthread_mutex_unlock(&w.lock);
+}
+
+static uint64_t agains(void)
+{
+	struct cache *c = w.rig->cache;
+	uint64_t n;
+
+	pthread_mutex_lock(&c->lock);
+	n = w.kf->cfile->again_asked - w.kf->cfile->again_done;
+	pthread_mutex_unlock(&c->lock);
+	return n;
+}
+
+/* Until it has done @n of them, or there are no more. */
+static void wait_agains(uint64_t n)
+{
+	struct cache *c = w.rig->cache;
+	struct cfile *f = w.kf->cfile;
+
+	pthread_mutex_lock(&c->lock);
+	while (f->again_done < MIN(n, f->again_asked))
+		pthread_cond_wait(&c->again_done, &c->lock);
+	pthread_mutex_unlock(&c->lock);
+}
+
+static void notifier_step(void)
+{
+	uint64_t done;
+
+	if (agains() == 0)
+		return;
+	trace("the kernel's copy of a page is invalidated again");
+	pthread_mutex_lock(&w.lock);
+	while (!w.notifier_parked)
+		pthread_cond_wait(&w.changed, &w.lock);
+	done = w.kf->cfile->again_done; /* it cannot change now */
+	w.notifier_go = true;
+	pthread_cond_broadcast(&w.changed);
+	while (w.notifier_go)
+		pthread_cond_wait(&w.changed, &w.lock);
+	pthread_mutex_unlock(&w.lock);
+	wait_agains(done + 1);
+}
+
+static void task_finished(struct held *h)
+{
+	struct task *t = h->task;
+
+	pthread_join(t->thread, NULL);
+	if (t->err)
+		fail("release: %s", strerror(-t->err));
+	w.now++;
+	trace("release %u has returned", t->id);
+	for (unsigned hot = 0; hot < HOT; hot++)
+		for (unsigned k = 0; k < GAIA_PAGE; k++)
+			release_ended(&w.byte[hot][k], t->id);
+	h->task = NULL;
+	free(t);
+}
+
+static void finish_all(void)
+{
+	pthread_mutex_lock(&w.lock);
+	w.free_run = true;
+	pthread_cond_broadcast(&w.changed);
+	for (unsigned k = 0; k < CLIENTS; k++)
+		while (w.held[k].task && w.held[k].task->state != TASK_DONE)
+			pthread_cond_wait(&w.changed, &w.lock);
+	pthread_mutex_unlock(&w.lock);
+	for (unsigned k = 0; k < CLIENTS; k++)
+		if (w.held[k].task)
+			task_finished(&w.held[k]);
+	wait_agains(UINT64_MAX);
+	pthread_mutex_lock(&w.lock);
+	w.free_run = false;
+	pthread_mutex_unlock(&w.lock);
+}
+
+static bool any_task(void)
+{
+	for (unsigned k = 0; k < CLIENTS; k++)
+		if (w.held[k].task)
+			return true;
+	return false;
+}
+
+static void task_wait(struct task *t)
+{
+	pthread_mutex_lock(&w.lock);
+	while (t->state == TASK_RUNS && !w.notifier_parked)
+		pthread_cond_wait(&w.changed, &w.lock);
+	pthread_mutex_unlock(&w.lock);
+}
+
+/* Let one release do one invalidation. If that brings another one, all go on to their ends. */
+static void task_step(struct held *h)
+{
+	struct task *t = h->task;
+
+	if (agains()) {
+		finish_all();
+		return;
+	}
+	trace("release %u invalidates", t->id);
+	pthread_mutex_lock(&w.lock);
+	t->go = true;
+	t->state = TASK_RUNS;
+	pthread_cond_broadcast(&w.changed);
+	pthread_mutex_unlock(&w.lock);
+	task_wait(t);
+	if (agains())
+		finish_all();
+	else if (t->state == TASK_DONE)
+		task_finished(h);
+}
+
+static void *task_main(void *arg)
+{
+	struct task *t = arg;
+
+	this_task = t;
+	t->err = cache_release(t->client->mapping, t->off, t->len);
+	pthread_mutex_lock(&w.lock);
+	t->state = TASK_DONE;
+	pthread_cond_broadcast(&w.changed);
+	pthread_mutex_unlock(&w.lock);
+	return NULL;
+}
+
+/* ---- operations ---- */
+
+enum kind {
+	CPU_READ, CPU_WRITE, CPU_STORE, KERNEL_WRITEBACK, KERNEL_RECLAIM, CPU_READ_DIRECT,
+	CPU_WRITE_DIRECT, DEV_ACQUIRE, DEV_ACQUIRE_RW, DEV_STORE, DEV_LOAD, DEV_RELEASE,
+	RELEASE_STEP, RELEASE_FINISH, NOTIFIER_STEP, CLIENT_MAP, CLIENT_DIE, EVICT_HOME,
+	EVICT_DEVICE, FSYNC, FLUSH, TRUNCATE, PUNCH, ZERO, COPY, CHECK_ALL, KINDS
+};
+
+static const unsigned weight[KINDS] = {
+	[CPU_READ] = 12, [CPU_WRITE] = 12, [CPU_STORE] = 12, [KERNEL_WRITEBACK] = 10,
+	[KERNEL_RECLAIM] = 3, [CPU_READ_DIRECT] = 3, [CPU_WRITE_DIRECT] = 3, [DEV_ACQUIRE] = 7,
+	[DEV_ACQUIRE_RW] = 12, [DEV_STORE] = 30, [DEV_LOAD] = 8, [DEV_RELEASE] = 12,
+	[RELEASE_STEP] = 8, [RELEASE_FINISH] = 3, [NOTIFIER_STEP] = 6, [CLIENT_MAP] = 4,
+	[CLIENT_DIE] = 2, [EVICT_HOME] = 5, [EVICT_DEVICE] = 4, [FSYNC] = 3, [FLUSH] = 2,
+	[TRUNCATE] = 3, [PUNCH] = 1, [ZERO] = 1, [COPY] = 2, [CHECK_ALL] = 1,
+};
+
+struct op {
+	uint8_t kind;
+	uint32_t a, b, c, d;
+};
+
+static uint32_t in_page(uint32_t r)
+{
+	static const uint16_t edge[] = { 0, 1, 63, 64, 65, 2048, 4032, 4094, 4095 };
+
+	return r % 2 ? edge[r / 2 % ARRAY_LEN(edge)] : r / 2 % GAIA_PAGE;
+}
+
+/* A range within a group. */
+static void choose_range(const struct op *op, uint64_t *off, uint64_t *len)
+{
+	unsigned hot = op->a % HOT;
+	uint64_t end = hot_offset(hot - hot % GROUP_PAGES) + GROUP_PAGES * GAIA_PAGE;
+
+	*off = hot_offset(hot) + in_page(op->b);
+	switch (op->c % 10) {
+	case 0:
+		*off = ROUND_DOWN(*off, (uint64_t)GAIA_PAGE);
+		*len = GAIA_PAGE * (1 + op->d % 2);
+		break;
+	case 1:
+		*len = 1 + op->d % (2 * GAIA_PAGE);
+		break;
+	case 2:
+	case 3:
+	case 4:
+		*len = 1 + op->d % 600;
+		break;
+	default:
+		*len = 1 + op->d % 8;
+	}
+	*len = MIN(*len, MIN(end, MAX_SIZE) - *off);
+}
+
+/* For devices: also large ones. */
+static void choose_wide(const struct op *op, uint64_t *off, uint64_t *len)
+{
+	if (op->c % 16 == 15) {
+		*off = 0;
+		*len = MAX_SIZE;
+	} else if (op->c % 16 == 14) {
+		*off = GAIA_CHUNK * (op->a % 3);
+		*len = GAIA_CHUNK;
+	} else {
+		choose_range(op, off, len);
+		return;
+	}
+	*len = MIN(*len, MAX_SIZE - *off);
+}
+
+static void check_bytes(const unsigned char *buf, uint64_t off, size_t len, const char *who)
+{
+	for (size_t k = 0; k < len; k++)
+		check_public(off + k, buf[k], who);
+}
+
+static void op_read(const struct op *op, bool direct)
+{
+	static unsigned char buf[GROUP_PAGES * GAIA_PAGE];
+	uint64_t off, len;
+	ssize_t n;
+
+	choose_range(op, &off, &len);
+	trace("cpu reads%s %#llx + %llu", direct ? " directly" : "", (unsigned long long)off,
+	      (unsigned long long)len);
+	n = direct ? cpu_read_direct(w.kf, buf, len, off) : cpu_read(w.kf, buf, len, off);
+	/* Past the kernel, the daemon's word for the size counts, which may lag. */
+	if (n < 0 || (n != (ssize_t)(off < w.size ? MIN(len, w.size - off) : 0) && !direct))
+		fail("read: %zd", n);
+	check_bytes(buf, off, (size_t)n, "cpu");
+}
+
+static void op_write(const struct op *op, enum kind kind)
+{
+	static unsigned char buf[GROUP_PAGES * GAIA_PAGE];
+	uint64_t off, len;
+	int err;
+
+	choose_range(op, &off, &len);
+	if (kind == CPU_STORE) {
+		if (off >= w.size)
+			return;
+		len = MIN(len, w.size - off);
+	}
+	w.now++;
+	for (uint64_t k = 0; k < len; k++) {
+		struct byte *b = &w.byte[hot_at(off + k)][(off + k) % GAIA_PAGE];
+
+		buf[k] = fresh_value(b);
+		cpu_wrote(b, buf[k]);
+	}
+	trace("cpu %s %#llx + %llu: %u...",
+	      kind == CPU_STORE ? "stores" : kind == CPU_WRITE ? "writes" : "writes directly",
+	      (unsigned long long)off, (unsigned long long)len, buf[0]);
+	err = kind == CPU_STORE ? cpu_store(w.kf, buf, len, off) :
+	      kind == CPU_WRITE ? cpu_write(w.kf, buf, len, off) :
+				  cpu_write_direct(w.kf, buf, len, off);
+	if (err)
+		fail("write: %s", strerror(-err));
+	w.size = MAX(w.size, off + len);
+}
+
+static struct held *choose_client(const struct op *op)
+{
+	for (unsigned k = 0; k < CLIENTS; k++) {
+		struct held *h = &w.held[(op->a / 16 + k) % CLIENTS];
+
+		if (h->client && !h->task && !h->dead)
+			return h;
+	}
+	return NULL;
+}
+
+/* What a device reads of a page that a client has just acquired. */
+static void check_acquired(struct client *cl, unsigned hot, bool fresh)
+{
+	unsigned char *p = client_at(cl, hot_offset(hot));
+	unsigned d = cl->device;
+
+	if (!p)
+		fail("device %u: acquired, but not mapped", d);
+	for (unsigned k = 0; k < GAIA_PAGE; k++) {
+		struct byte *b = &w.byte[hot][k];
+		struct device_byte *db = &b->dev[d];
+		uint64_t off = hot_offset(hot) + k;
+
+		if (db->has && p[k] == db->value) {
+			/* Its own. */
+		} else if (db->has && !db->maybe && off < w.size) {
+			print_byte(b);
+			fail("device %u: byte %#llx is %u: its own write is lost", d,
+			     (unsigned long long)off, p[k]);
+		} else if (off >= w.size) {
+			if (fresh && p[k] && !db->has)
+				fail("device %u: byte %#llx beyond the end is %u", d,
+				     (unsigned long long)off, p[k]);
+		} else {
+			check_public(off, p[k], "device");
+			db->has = false;
+			db->view = p[k];
+			db->view_known = true;
+		}
+		if (fresh) {
+			db->acquired = w.now;
+			db->voided = false;
+		}
+	}
+}
+
+static void op_acquire(const struct op *op, bool write)
+{
+	struct held *h = choose_client(op);
+	uint64_t off, len;
+	int err;
+
+	if (!h)
+		return;
+	write &= !!(h->client->prot & GAIA_PROT_WRITE);
+	choose_wide(op, &off, &len);
+	trace("client %d (device %u) acquires %#llx + %llu%s", (int)(h - w.held), h->client->device,
+	      (unsigned long long)off, (unsigned long long)len, write ? " to write" : "");
+	w.now++;
+	err = client_acquire(h->client, off, len, write ? GAIA_PROT_RW : GAIA_PROT_READ);
+	if (err == -ENOMEM) {
+		trace("... there is no room");
+		return;
+	}
+	if (err)
+		fail("acquire: %s", strerror(-err));
+	for (unsigned hot = 0; hot < HOT; hot++) {
+		uint64_t at = hot_offset(hot);
+
+		if (off >= w.size || at + GAIA_PAGE <= off || at >= MIN(off + len, w.size))
+			continue;
+		h->read[hot] = true;
+		h->write[hot] |= write;
+		check_acquired(h->client, hot, true);
+	}
+}
+
+static void op_device_store(const struct op *op)
+{
+	struct held *h = choose_client(op);
+	uint64_t off, len;
+	unsigned d, tries;
+	struct op at = *op;
+
+	if (!h)
+		return;
+	d = h->client->device;
+	for (tries = 0; tries < HOT; tries++, at.a++) {
+		choose_range(&at, &off, &len);
+		if (h->write[hot_at(off)])
+			break;
+	}
+	if (tries == HOT)
+		return;
+	trace("client %d (device %u) stores %#llx + %llu", (int)(h - w.held), d,
+	      (unsigned long long)off, (unsigned long long)len);
+	for (uint64_t k = 0; k < len; k++) {
+		int hot = hot_at(off + k);
+		struct byte *b = &w.byte[hot][(off + k) % GAIA_PAGE];
+		struct device_byte *db = &b->dev[d];
+		uint8_t value;
+
+		/* Now and then beyond the end, which is wrong and harmless. */
+		if (!h->write[hot] || (off + k >= w.size && op->d % 8))
+			continue;
+		value = fresh_value(b);
+		client_store(h->client, &value, 1, off + k);
+		db->has = true;
+		db->value = value;
+		db->maybe = db->voided || off + k >= w.size;
+		db->knew = db->acquired;
+	}
+}
+
+/* What clients hold stays as they saw it. */
+static void op_device_load(const struct op *op)
+{
+	struct held *h = choose_client(op);
+	unsigned d;
+
+	if (!h)
+		return;
+	d = h->client->device;
+	for (unsigned hot = 0; hot < HOT; hot++) {
+		unsigned char *p = client_at(h->client, hot_offset(hot));
+
+		if (!h->read[hot])
+			continue;
+		if (!p)
+			fail("client %d holds page %u, which is not mapped", (int)(h - w.held), hot);
+		for (unsigned k = 0; k < GAIA_PAGE; k++) {
+			struct device_byte *db = &w.byte[hot][k].dev[d];
+
+			if (db->has ? !db->maybe && p[k] != db->value :
+				      db->view_known && p[k] != db->view) {
+				print_byte(&w.byte[hot][k]);
+				fail("device %u: byte %#llx has become %u", d,
+				     (unsigned long long)hot_offset(hot) + k, p[k]);
+			}
+		}
+	}
+}
+
+static void op_release(const struct op *op)
+{
+	struct held *h = choose_client(op);
+	struct task *t;
+	uint64_t off, len;
+
+	if (!h)
+		return;
+	choose_wide(op, &off, &len);
+	if (op->c % 3 == 0) {
+		off = 0;
+		len = MAX_SIZE;
+	}
+	client_push(h->client, off, len);
+	if (agains()) {
+		if (op->d % 2) {
+			while (agains())
+				notifier_step();
+		} else {
+			pthread_mutex_lock(&w.lock);
+			w.free_run = true;
+			pthread_cond_broadcast(&w.changed);
+			pthread_mutex_unlock(&w.lock);
+		}
+	}
+	h->task = t = xcalloc(1, sizeof(*t));
+	t->client = h->client;
+	t->off = off;
+	t->len = len;
+	t->id = ++w.tasks;
+	trace("client %d (device %u) releases %#llx + %llu: release %u", (int)(h - w.held),
+	      h->client->device, (unsigned long long)off, (unsigned long long)len, t->id);
+	for (unsigned hot = 0; hot < HOT; hot++) {
+		uint64_t at = hot_offset(hot);
+
+		if (at + GAIA_PAGE <= off || at >= off + len)
+			continue;
+		for (unsigned k = 0; k < GAIA_PAGE && h->write[hot]; k++)
+			release_began(&w.byte[hot][k], h->client->device, at + k < w.size, t->id);
+		h->read[hot] = h->write[hot] = false;
+	}
+	if (pthread_create(&t->thread, NULL, task_main, t))
+		fail("no thread");
+	pthread_mutex_lock(&w.lock);
+	while (t->state == TASK_RUNS)
+		pthread_cond_wait(&w.changed, &w.lock);
+	pthread_mutex_unlock(&w.lock);
+	if (w.free_run)
+		finish_all();
+	else if (t->state == TASK_DONE)
+		task_finished(h);
+}
+
+static void op_release_step(const struct op *op)
+{
+	for (unsigned k = 0; k < CLIENTS; k++) {
+		struct held *h = &w.held[(op->a + k) % CLIENTS];
+
+		if (h->task) {
+			task_step(h);
+			return;
+		}
+	}
+}
+
+static void op_map(const struct op *op)
+{
+	struct held *h = &w.held[op->a % CLIENTS];
+	unsigned d = op->b % w.rig->options.devices;
+
+	if (h->client && h->dead) {
+		trace("client %d is unmapped", (int)(h - w.held));
+		client_end(h->client);
+		memset(h, 0, sizeof(*h));
+	} else if (!h->client) {
+		h->client = client_create(w.kf, d, op->c % 4 ? GAIA_PROT_RW : GAIA_PROT_READ,
+					  MAX_SIZE);
+		trace("client %d maps the file on device %u", (int)(h - w.held), d);
+	}
+}
+
+static void op_die(const struct op *op)
+{
+	struct held *h = choose_client(op);
+	unsigned d;
+
+	if (!h)
+		return;
+	d = h->client->device;
+	trace("client %d (device %u) dies", (int)(h - w.held), d);
+	client_die(h->client);
+	h->dead = true;
+	for (unsigned hot = 0; hot < HOT; hot++) {
+		bool shared = false;
+
+		for (unsigned k = 0; k < CLIENTS; k++)
+			shared |= &w.held[k] != h && w.held[k].client && !w.held[k].dead &&
+				  w.held[k].client->device == d && w.held[k].write[hot];
+		for (unsigned k = 0; k < GAIA_PAGE && h->write[hot] && !shared; k++) {
+			w.byte[hot][k].dev[d].has = false;
+			w.byte[hot][k].dev[d].view_known = false;
+		}
+	}
+	memset(h->read, 0, sizeof(h->read));
+	memset(h->write, 0, sizeof(h->write));
+	if (op->b % 2) {
+		client_end(h->client);
+		memset(h, 0, sizeof(*h));
+	}
+}
+
+static void op_evict(const struct op *op, bool home)
+{
+	unsigned from = home ? GAIA_FROM_HOME : op->b % w.rig->options.devices;
+	uint64_t off, len;
+	bool busy = false;
+	int err;
+
+	choose_wide(op, &off, &len);
+	trace("%#llx + %llu is evicted from %d", (unsigned long long)off, (unsigned long long)len,
+	      (int)from);
+	for (unsigned k = 0; k < CLIENTS && !home; k++)
+		for (unsigned hot = 0; hot < HOT && w.held[k].client; hot++)
+			busy |= w.held[k].read[hot] && w.held[k].client->device == from &&
+				hot_offset(hot) / GAIA_CHUNK >= off / GAIA_CHUNK &&
+				hot_offset(hot) / GAIA_CHUNK <= (off + len - 1) / GAIA_CHUNK;
+	err = cache_evict(w.kf->cfile, from, off, len);
+	if (busy ? err != -EBUSY : err && err != -EBUSY)
+		fail("evict: %d, %s", err, busy ? "but something is held" : "");
+}
+
+static void op_fsync(void)
+{
+	static unsigned char buf[GAIA_PAGE];
+	int err;
+
+	trace("fsync");
+	err = cpu_fsync(w.kf);
+	if (err)
+		fail("fsync: %s", strerror(-err));
+	for (unsigned hot = 0; hot < HOT; hot++) {
+		uint64_t at = hot_offset(hot);
+
+		if (at >= w.size)
+			continue;
+		store_peek(w.kf, buf, GAIA_PAGE, at);
+		check_bytes(buf, at, MIN(w.size - at, (uint64_t)GAIA_PAGE), "store");
+	}
+}
+
+static void op_truncate(const struct op *op)
+{
+	bool held[DEVICES];
+	uint64_t size, len;
+	int err;
+
+	if (op->c % 8 == 0)
+		size = 0;
+	else if (op->c % 8 == 1)
+		size = MAX_SIZE;
+	else
+		choose_range(op, &size, &len);
+	trace("truncate to %#llx", (unsigned long long)size);
+	w.now++;
+	err = cpu_truncate(w.kf, size);
+	if (err)
+		fail("truncate: %s", strerror(-err));
+	for (unsigned hot = 0; hot < HOT; hot++) {
+		memset(held, 0, sizeof(held));
+		for (unsigned k = 0; k < CLIENTS; k++)
+			if (w.held[k].client)
+				held[w.held[k].client->device] |= w.held[k].read[hot];
+		for (unsigned k = 0; k < GAIA_PAGE; k++)
+			if (hot_offset(hot) + k >= size && hot_offset(hot) + k < w.size)
+				cut_byte(&w.byte[hot][k], held);
+	}
+	w.size = size;
+}
+
+static void op_zero(const struct op *op, int mode)
+{
+	uint64_t off, len;
+	int err;
+
+	choose_wide(op, &off, &len);
+	if (op->d % 2)
+		mode |= FALLOC_FL_KEEP_SIZE;
+	if (mode & FALLOC_FL_PUNCH_HOLE)
+		mode |= FALLOC_FL_KEEP_SIZE;
+	trace("%#llx + %llu: %s%s", (unsigned long long)off, (unsigned long long)len,
+	      mode & FALLOC_FL_PUNCH_HOLE ? "hole" : "zeros",
+	      mode & FALLOC_FL_KEEP_SIZE ? "" : ", may grow");
+	w.now++;
+	err = cpu_allocate(w.kf, mode, off, len);
+	if (err)
+		fail("fallocate: %s", strerror(-err));
+	for (unsigned hot = 0; hot < HOT; hot++)
+		for (unsigned k = 0; k < GAIA_PAGE; k++) {
+			uint64_t at = hot_offset(hot) + k;
+
+			if (at >= off && at < off + len && at < w.size)
+				cpu_wrote(&w.byte[hot][k], 0);
+		}
+	if (!(mode & FALLOC_FL_KEEP_SIZE))
+		w.size = MAX(w.size, off + len);
+}
+
+static void op_copy(const struct op *op)
+{
+	static unsigned char buf[GROUP_PAGES * GAIA_PAGE];
+	struct op other = { .a = op->a / 16, .b = op->b / 16, .c = op->c, .d = op->d };
+	uint64_t from, to, len, len2;
+	ssize_t n;
+
+	choose_range(op, &from, &len);
+	choose_range(&other, &to, &len2);
+	len = MIN(len, len2);
+	if (any_task() || from >= w.size || (from < to + len && to < from + len))
+		return;
+	len = MIN(len, w.size - from);
+	trace("copy %#llx + %llu to %#llx", (unsigned long long)from, (unsigned long long)len,
+	      (unsigned long long)to);
+	/* What the daemon takes for the end may lag behind what the kernel knows: then less is copied. */
+	while (agains())
+		notifier_step();
+	w.now++;
+	n = cpu_copy(w.kf, from, w.kf, to, len);
+	if (n < 0)
+		fail("copy: %zd", n);
+	if (cpu_read(w.kf, buf, (size_t)n, from) != n)
+		fail("copy: its source ends early");
+	check_bytes(buf, from, (size_t)n, "copied");
+	for (ssize_t k = 0; k < n; k++)
+		cpu_wrote(&w.byte[hot_at(to + (uint64_t)k)][(to + (uint64_t)k) % GAIA_PAGE], buf[k]);
+	if (n > 0)
+		w.size = MAX(w.size, to + (uint64_t)n);
+}
+
+static void op_check_all(void)
+{
+	static unsigned char buf[GAIA_PAGE];
+
+	trace("check everything");
+	finish_all();
+	cache_check(w.rig->cache);
+	for (unsigned hot = 0; hot < HOT; hot++) {
+		ssize_t n = cpu_read(w.kf, buf, GAIA_PAGE, hot_offset(hot));
+
+		if (n < 0)
+			fail("read: %zd", n);
+		check_bytes(buf, hot_offset(hot), (size_t)n, "cpu, in the end");
+	}
+	cache_check(w.rig->cache);
+}
+
+static void run_op(const struct op *op)
+{
+	switch ((enum kind)op->kind) {
+	case CPU_READ:
+	case CPU_READ_DIRECT:
+		op_read(op, op->kind == CPU_READ_DIRECT);
+		break;
+	case CPU_WRITE:
+	case CPU_STORE:
+	case CPU_WRITE_DIRECT:
+		op_write(op, op->kind);
+		break;
+	case KERNEL_WRITEBACK:
+		trace("the kernel writes back from page %u of the hot ones on", op->a % HOT);
+		if (kernel_writeback(w.kf, hot_offset(op->a % HOT), op->b % 2 ? GAIA_PAGE : 0,
+				     op->c % 2 ? 1 : 256))
+			fail("writeback failed");
+		break;
+	case KERNEL_RECLAIM:
+		trace("the kernel reclaims from page %u of the hot ones on", op->a % HOT);
+		kernel_reclaim(w.kf, hot_offset(op->a % HOT), op->b % 2 ? GAIA_PAGE : 0);
+		break;
+	case DEV_ACQUIRE:
+	case DEV_ACQUIRE_RW:
+		op_acquire(op, op->kind == DEV_ACQUIRE_RW);
+		break;
+	case DEV_STORE:
+		op_device_store(op);
+		break;
+	case DEV_LOAD:
+		op_device_load(op);
+		break;
+	case DEV_RELEASE:
+		op_release(op);
+		break;
+	case RELEASE_STEP:
+		op_release_step(op);
+		break;
+	case RELEASE_FINISH:
+		finish_all();
+		break;
+	case NOTIFIER_STEP:
+		notifier_step();
+		break;
+	case CLIENT_MAP:
+		op_map(op);
+		break;
+	case CLIENT_DIE:
+		op_die(op);
+		break;
+	case EVICT_HOME:
+	case EVICT_DEVICE:
+		op_evict(op, op->kind == EVICT_HOME);
+		break;
+	case FSYNC:
+		op_fsync();
+		break;
+	case FLUSH:
+		trace("flush");
+		if (cache_flush(w.kf->cfile))
+			fail("flush failed");
+		break;
+	case TRUNCATE:
+		op_truncate(op);
+		break;
+	case PUNCH:
+		op_zero(op, FALLOC_FL_PUNCH_HOLE);
+		break;
+	case ZERO:
+		op_zero(op, FALLOC_FL_ZERO_RANGE);
+		break;
+	case COPY:
+		op_copy(op);
+		break;
+	case CHECK_ALL:
+		op_check_all();
+		break;
+	case KINDS:
+		break;
+	}
+}
+
+/* ---- programs ---- */
+
+static uint32_t next_random(uint64_t *seed)
+{
+	*seed += 0x9e3779b97f4a7c15;
+
+	uint64_t z = *seed;
+
+	z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+	z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+	return (uint32_t)((z ^ (z >> 31)) >> 16);
+}
+
+static struct op *make_program(uint64_t seed, unsigned n)
+{
+	struct op *ops = xcalloc(n, sizeof(*ops));
+	unsigned total = 0;
+
+	for (unsigned k = 0; k < KINDS; k++)
+		total += weight[k];
+	for (unsigned i = 0; i < n; i++) {
+		unsigned at = next_random(&seed) % total, kind = 0;
+
+		while (at >= weight[kind])
+			at -= weight[kind++];
+		ops[i] = (struct op){ (uint8_t)kind, next_random(&seed), next_random(&seed),
+				      next_random(&seed), next_random(&seed) };
+	}
+	return ops;
+}
+
+static void world_begin(uint64_t seed)
+{
+	struct rig_options options = {
+		.devices = 1 + (unsigned)(seed % DEVICES),
+		.device_chunks = 1 + (unsigned)(seed / 3 % 6),
+		.home_bytes = seed % 2 ? CACHE_HOME_MIN : 0,
+		.writethrough = seed / 2 % 3 == 0,
+	};
+	uint64_t size = seed / 4 % 3 ? MAX_SIZE : MAX_SIZE - 700;
+	struct store_file *sf;
+
+	w.rig = rig_create(&options);
+	pthread_mutex_init(&w.lock, NULL);
+	pthread_cond_init(&w.changed, NULL);
+	w.now = 1;
+	store_open(w.rig->mem, 1, true, &sf);
+	for (unsigned hot = 0; hot < HOT; hot++) {
+		unsigned char page[GAIA_PAGE] = { 0 };
+		struct iovec iov = { page, GAIA_PAGE };
+
+		for (unsigned k = 0; k < GAIA_PAGE; k++) {
+			struct byte *b = &w.byte[hot][k];
+
+			b->n = 1;
+			/* Some pages are holes. */
+			if (hot % 4 != 3 && hot_offset(hot) + k < size)
+				page[k] = b->used = (uint8_t)(1 + (hot * 7 + k) % 255);
+			b->last[0] = (struct last){ .value = page[k], .owner = CPU };
+		}
+		if (hot % 4 != 3)
+			sf->ops->write(sf, &iov, 1, (off_t)hot_offset(hot));
+	}
+	sf->ops->close(sf);
+	w.kf = kfile_create(w.rig, 1, size);
+	w.kf->readahead = seed / 5 % 2 ? 3 : 0;
+	w.size = size;
+	w.rig->before_invalidate = before_invalidate;
+	for (unsigned k = 0; k < CLIENTS; k++)
+		op_map(&(struct op){ .a = k, .b = k, .c = 1 });
+}
+
+static void world_end(void)
+{
+	op_check_all();
+	for (unsigned k = 0; k < CLIENTS; k++)
+		if (w.held[k].client)
+			op_die(&(struct op){ .a = k * 16 });
+	op_check_all();
+	op_fsync();
+	cache_check(w.rig->cache);
+	w.free_run = true;
+	rig_destroy(w.rig);
+}
+
+static void run_program(uint64_t seed, const struct op *ops, const bool *skip, unsigned n, bool verbose)
+{
+	w.trace = verbose;
+	world_begin(seed);
+	for (w.step = 0; w.step < n; w.step++)
+		if (!skip[w.step])
+			run_op(&ops[w.step]);
+	world_end();
+}
+
+/* In a process of its own: whether it ends well. */
+static bool survives(uint64_t seed, const struct op *ops, const bool *skip, unsigned n, int verbose)
+{
+	int status, null;
+	pid_t pid;
+
+	fflush(NULL);
+	pid = fork();
+	if (pid == 0) {
+		if (verbose == 0) {
+			null = open("/dev/null", O_WRONLY);
+			dup2(null, STDERR_FILENO);
+		}
+		alarm(verbose == 1 ? 60 : 5);
+		run_program(seed, ops, skip, n, verbose > 1);
+		_exit(0);
+	}
+	cr_assert_gt(pid, 0);
+	cr_assert_eq(waitpid(pid, &status, 0), pid);
+	return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+/* Leave out what is not needed for the failure. */
+static void shorten(uint64_t seed, const struct op *ops, bool *skip, unsigned n)
+{
+	bool *old = xcalloc(n, sizeof(*old));
+
+	for (unsigned part = n / 2; part > 0; part /= 2)
+		for (unsigned at = 0; at < n; at += part) {
+			bool any = false;
+
+			for (unsigned k = 0; k < part; k++) {
+				old[k] = at + k >= n || skip[at + k];
+				any |= !old[k];
+				if (at + k < n)
+					skip[at + k] = true;
+			}
+			if (any && survives(seed, ops, skip, n, 0))
+				for (unsigned k = 0; k < part && at + k < n; k++)
+					skip[at + k] = old[k];
+		}
+	free(old);
+}
+
+static void number_from(const char *name, const char *format, unsigned *a, unsigned *b)
+{
+	const char *text = getenv(name);
+
+	if (text)
+		cr_assert_eq(sscanf(text, format, a, b), b ? 2 : 1, "%s=%s", name, text);
+}
+
+Test(random, every_read_is_allowed, .timeout = 600)
+{
+	unsigned first = 1, last = 60, n = 400;
+
+	number_from("CACHE_SEEDS", "%u-%u", &first, &last);
+	number_from("CACHE_OPS", "%u", &n, NULL);
+	for (unsigned seed = first; seed <= last; seed++) {
+		struct op *ops = make_program(seed, n);
+		bool *skip = xcalloc(n, sizeof(*skip));
+
+		if (!survives(seed, ops, skip, n, 1)) {
+			fprintf(stderr, "program %u of %u operations fails; shortened:\n", seed, n);
+			shorten(seed, ops, skip, n);
+			survives(seed, ops, skip, n, 2);
+			cr_assert_fail("program %u", seed);
+		}
+		free(ops);
+		free(skip);
+	}
+}
