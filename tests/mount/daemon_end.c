@@ -120,7 +120,7 @@ BOTH_WAYS_BARE(daemon_end, lazy_umount_stores_everything_when_the_last_file_is_c
 	int status;
 
 	if (geteuid() != 0)
-		cr_skip_test("lazy umount: needs root");
+		WAY_SKIP("lazy umount: needs root");
 	way_start(NULL);
 	write_in_all_ways(who);
 	both_close();
@@ -296,7 +296,7 @@ static void remove_names(void)
 Test(daemon_end, looked_up_and_forgotten_names_leave_nothing, .init = way_bare_writeback,
      .fini = remove_names, .timeout = WAY_SECONDS)
 {
-	long once = 0, now = 0;
+	long once __attribute__((unused)) = 0, now __attribute__((unused)) = 0;
 	char name[32];
 	int at_rest;
 
@@ -310,14 +310,18 @@ Test(daemon_end, looked_up_and_forgotten_names_leave_nothing, .init = way_bare_w
 	at_rest = count_fds(mnt.daemon);
 	for (int round = 0; round < 3; round++) {
 		look_up_all();
-		if (!forget_names())
-			cr_skip_test("forgetting: may not write /proc/sys/vm/drop_caches");
+		if (!forget_names()) {
+			remove_names();
+			WAY_SKIP("forgetting: may not write /proc/sys/vm/drop_caches");
+		}
 		/* The directory itself may stay. */
 		wait_for_fds(at_rest + 10, "after forgetting");
 		now = resident_kib(mnt.daemon);
 		if (round == 0)
 			once = now;
 	}
+#ifndef __SANITIZE_ADDRESS__ /* which keeps what is freed */
 	cr_assert_lt(now, once + 2048, "%ld KiB after one round, %ld KiB after three", once, now);
+#endif
 	way_end();
 }

@@ -37,6 +37,13 @@ static void remove_top(void)
 	shell_free(&r);
 }
 
+/* Criterion does not tidy up after a test that is skipped. */
+#define SKIP(...)                           \
+	do {                                \
+		remove_top();               \
+		cr_skip_test(__VA_ARGS__);  \
+	} while (0)
+
 static bool is_mounted(const char *name)
 {
 	struct shell_result r = shell_run(top, 10, "grep -q ' %s/%s fuse' /proc/self/mountinfo || "
@@ -128,7 +135,7 @@ static int as_nobody(void *arg)
 ON_TOP(no_permission_is_one_line)
 {
 	if (geteuid() != 0)
-		cr_skip_test("no permission: needs root, to take permissions away");
+		SKIP("no permission: needs root, to take permissions away");
 	cr_assert_eq(child_run(as_nobody, "locked other"), 0);
 	cr_assert_eq(child_run(as_nobody, "dir locked"), 0);
 	/* Not theirs to mount over. */
@@ -255,10 +262,10 @@ ON_TOP(an_unprivileged_user_mounts)
 	int status;
 
 	if (shell_lacks((const char *const[]){ "fusermount3", NULL }))
-		cr_skip_test("a user's own mount: needs fusermount3");
+		SKIP("a user's own mount: needs fusermount3");
 	shell_ok(top, "mkdir mine && chmod 777 mine");
 	status = child_run(mount_as_user, NULL);
 	if (status == CANNOT)
-		cr_skip_test("a user's own mount: users may not open /dev/fuse here");
+		SKIP("a user's own mount: users may not open /dev/fuse here");
 	cr_assert_eq(status, FINE);
 }

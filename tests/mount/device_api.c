@@ -3,6 +3,7 @@
  */
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -197,6 +198,9 @@ BOTH_WAYS(device_api, errors_of_ranges)
 
 static int store_into(void *p)
 {
+	/* A sanitizer would make a report of it. */
+	signal(SIGSEGV, SIG_DFL);
+	signal(SIGBUS, SIG_DFL);
 	*(volatile char *)p = 'w';
 	return 0;
 }

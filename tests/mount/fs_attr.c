@@ -64,7 +64,7 @@ BOTH_WAYS(fs_attr, chown_by_name_and_by_descriptor)
 	int fd[2];
 
 	if (geteuid() != 0)
-		cr_skip_test("chown: needs root");
+		WAY_SKIP("chown: needs root");
 	make_file("f", 10);
 	SAME_OK(symlinkat("f", at, "l"));
 	SAME_OK(fchownat(at, "f", 1, 2, 0));

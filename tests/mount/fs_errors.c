@@ -71,11 +71,11 @@ static void mount_small(void)
 	char backing[PATH_MAX + 16];
 
 	if (geteuid() != 0)
-		cr_skip_test("a full disk: needs root, to mount a small one");
+		WAY_SKIP("a full disk: needs root, to mount a small one");
 	tree_make_temp(NULL, small_root);
 	if (mount("small", small_root, "tmpfs", 0, "size=8m,mode=0755")) {
 		rmdir(small_root);
-		cr_skip_test("a full disk: cannot mount a tmpfs here");
+		WAY_SKIP("a full disk: cannot mount a tmpfs here");
 	}
 	snprintf(backing, sizeof(backing), "%s/backing", small_root);
 	/* Detached at once: it lives as long as the daemon and our descriptors hold it. */
@@ -225,7 +225,7 @@ static void start_with_fault(const char *faults)
 	way_start(NULL);
 	unsetenv("GAIAFS_FAULTS");
 #else
-	cr_skip_test("%s: built without fault points (-Dfaults=false)", faults);
+	WAY_SKIP("%s: built without fault points (-Dfaults=false)", faults);
 #endif
 }
 

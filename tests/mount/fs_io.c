@@ -232,7 +232,7 @@ static void allocate(const int fd[2], int mode, off_t off, off_t len)
 {
 	if (SAME(fallocate(fd[side], mode, off, len)) < 0) {
 		if (errno == EOPNOTSUPP)
-			cr_skip_test("fallocate: not on the file system of the test");
+			WAY_SKIP("fallocate: not on the file system of the test");
 		cr_assert_fail("fallocate(%d, %ld, %ld): %s", mode, (long)off, (long)len,
 			       strerror(errno));
 	}
@@ -400,7 +400,7 @@ BOTH_WAYS(fs_io, direct_io_agrees_with_cached_io)
 		cr_assert_eq(posix_memalign((void **)&page[side], 4096, 64 * KIB), 0);
 	make_file("f", 256 * KIB);
 	if (openat(both_root[ON_PLAIN], "f", O_RDWR | O_DIRECT) < 0)
-		cr_skip_test("O_DIRECT: not on the file system of the test");
+		WAY_SKIP("O_DIRECT: not on the file system of the test");
 	SAME_FD_OK(fd, openat(at, "f", O_RDWR));
 	SAME_FD_OK(direct, openat(at, "f", O_RDWR | O_DIRECT));
 	for (int i = 0; i < 10; i++) {

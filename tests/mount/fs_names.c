@@ -240,7 +240,7 @@ BOTH_WAYS(fs_names, tmpfile_has_no_name_until_linked)
 
 	/* The kernel passes it on since 6.1, libfuse since 3.17. */
 	if (m < 0 && errno == EOPNOTSUPP)
-		cr_skip_test("O_TMPFILE: not with this kernel and libfuse");
+		WAY_SKIP("O_TMPFILE: not with this kernel and libfuse");
 	cr_assert_geq(m, 0);
 	close(m);
 	SAME_FD_OK(fd, openat(at, ".", O_TMPFILE | O_RDWR, 0640));

@@ -86,7 +86,7 @@ static int open_close(int at, const char *name, int flags)
 static void start(void)
 {
 	if (geteuid() != 0)
-		cr_skip_test("other users: needs root");
+		WAY_SKIP("other users: needs root");
 	/* A mount of root's is for everybody, as other mounts are. */
 	way_start(NULL);
 	umask(022);

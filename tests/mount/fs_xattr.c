@@ -24,7 +24,7 @@ static int open_both(int fd[2], const char *name)
 static void skip_without_xattrs(const int fd[2])
 {
 	if (fsetxattr(fd[ON_PLAIN], "user.probe", "", 0, 0) && errno == ENOTSUP)
-		cr_skip_test("extended attributes: not on the file system of the test");
+		WAY_SKIP("extended attributes: not on the file system of the test");
 	fremovexattr(fd[ON_PLAIN], "user.probe");
 }
 
@@ -146,7 +146,7 @@ static struct acl acl_for_user(int perm)
 static void start_for_all(void)
 {
 	if (geteuid() != 0)
-		cr_skip_test("access control lists: needs root, to be other users");
+		WAY_SKIP("access control lists: needs root, to be other users");
 	way_start(NULL);
 }
 
@@ -155,7 +155,7 @@ static void skip_without_acls(int fd)
 	struct acl a = acl_for_user(4);
 
 	if (fsetxattr(fd, XATTR_NAME_POSIX_ACL_ACCESS, &a, acl_size(&a), 0) && errno == ENOTSUP)
-		cr_skip_test("access control lists: not on the file system of the test");
+		WAY_SKIP("access control lists: not on the file system of the test");
 }
 
 struct attempt {
@@ -245,7 +245,7 @@ BOTH_WAYS_BARE(fs_xattr, a_default_list_is_inherited)
 	a = acl_for_user(6);
 	if (fsetxattr(dir[ON_PLAIN], XATTR_NAME_POSIX_ACL_DEFAULT, &a, acl_size(&a), 0) &&
 	    errno == ENOTSUP)
-		cr_skip_test("access control lists: not on the file system of the test");
+		WAY_SKIP("access control lists: not on the file system of the test");
 	SAME_OK(fsetxattr(dir[side], XATTR_NAME_POSIX_ACL_DEFAULT, &a, acl_size(&a), 0));
 	/* Where there is a default list, the umask counts for nothing. */
 	umask(077);

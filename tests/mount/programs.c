@@ -26,7 +26,7 @@ static void need(const char *const *programs)
 	const char *missing = shell_lacks(programs);
 
 	if (missing)
-		cr_skip_test("%s: not installed; scripts/setup does that", missing);
+		WAY_SKIP("%s: not installed; scripts/setup does that", missing);
 }
 
 #define NEED(...) need((const char *const[]){ __VA_ARGS__, NULL })

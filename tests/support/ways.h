@@ -46,6 +46,13 @@ void way_end(void);
 /* The same without a word: the test has failed already. */
 void way_clean_up(void);
 
+/* Skip the test, saying why. Criterion does not tidy up after a test that is skipped. */
+#define WAY_SKIP(...)                      \
+	do {                               \
+		way_clean_up();            \
+		cr_skip_test(__VA_ARGS__); \
+	} while (0)
+
 #define WAY_SECONDS 100
 
 #define WAY_TEST(suite, name, w, init_fn)                                               \
