@@ -286,9 +286,10 @@ void truncate_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[2])
 		track_truncated(r, cut);
 	}
 	if (cut == 0) {
-		/* The kernel dropped its copy itself. */
-		v.t->may_hold = 0;
-		v.t->regiven = 0;
+		/* The kernel drops its copy itself. But where it thinks that the file has grown again, it gets
+		 * zeros for READs beyond our end, of which nobody takes note. */
+		v.t->may_hold = 1;
+		v.t->regiven = 1;
 		v.t->kernel_base = v.t->home_id;
 	}
 	twins_collect(ch, i);
