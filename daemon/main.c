@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/utsname.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <uv.h>
@@ -209,6 +210,24 @@ static void announce_devices(const struct daemon *d)
 			 n, n > 1 ? "s" : "", (unsigned long long)bytes >> 20);
 }
 
+/*
+ * Until Linux 6.16 FUSE wrote back temporary copies of pages, and neither an invalidation nor
+ * sync_file_range(2) waited for them. The library has a way around for acquires; for a release
+ * there is none.
+ */
+static void warn_of_old_kernel(const struct daemon *d)
+{
+	int major = 0, minor = 0;
+	struct utsname u;
+
+	if (!d->options.n_devices || uname(&u) || sscanf(u.release, "%d.%d", &major, &minor) != 2)
+		return;
+	if (major < 6 || (major == 6 && minor < 16))
+		log_warn("Linux %s is older than 6.16: a device's release of a page that a CPU program stores to through "
+			 "a mapping at that moment may be undone; see README.md, Limits",
+			 u.release);
+}
+
 static void on_ready(void *arg)
 {
 	struct daemon *d = arg;
@@ -365,7 +384,8 @@ static int start(struct daemon *d)
 		return err;
 	err = fs_start(d->fs, d->cache, d->store, d->control); /* logs */
 	if (!err)
-		announce_devices(d);
+		warn_of_old_kernel(d);
+	announce_devices(d);
 	return err;
 }
 

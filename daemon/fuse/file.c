@@ -6,6 +6,7 @@
  * fills or drains pages. (The flag O_DIRECT would not do: a mapping made of such a
  * descriptor fills pages, too.)
  */
+#include "base/fault.h"
 #include "fuse/internal.h"
 
 #include <errno.h>
@@ -107,6 +108,7 @@ void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse
 		fuse_reply_err(req, -err);
 		return;
 	}
+	(void)fault_point("read.before_reply");
 	fuse_reply_iov(req, rd.iov, rd.n_iov);
 	cache_read_end(&rd);
 }
