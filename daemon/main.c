@@ -383,9 +383,10 @@ static int start(struct daemon *d)
 	if (err)
 		return err;
 	err = fs_start(d->fs, d->cache, d->store, d->control); /* logs */
-	if (!err)
+	if (!err) {
+		announce_devices(d);
 		warn_of_old_kernel(d);
-	announce_devices(d);
+	}
 	return err;
 }
 
