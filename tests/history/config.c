@@ -1,0 +1,154 @@
+/*
+ * config.c - what is mounted and who takes part, drawn from a seed.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "history.h"
+
+static const struct {
+	const char *name;
+	unsigned percent;	/* of the configurations have it */
+} features[FEATURES] = {
+	[F_MMAP] = { "mmap", 85 },
+	[F_APPEND] = { "append", 30 },
+	[F_DIRECT] = { "direct", 30 },
+	[F_TRUNCATE] = { "truncate", 35 },
+	[F_PUNCH] = { "punch", 35 },
+	[F_COPY] = { "copy", 30 },
+	[F_RENAME] = { "rename", 30 },
+	[F_UNLINK] = { "unlink", 20 },
+	[F_SYNC] = { "sync", 60 },
+	[F_DEATH] = { "death", 50 },
+	[F_UNMAP] = { "unmap", 40 },
+	[F_ADVISE] = { "advise", 30 },
+	[F_EVICT_HOME] = { "evict-home", 60 },
+	[F_EVICT_DEVICE] = { "evict-device", 60 },
+	[F_FLUSH] = { "flush", 60 },
+	[F_FORGET] = { "forget", 50 },
+	[F_TINY] = { "tiny", 50 },
+	[F_LARGE] = { "large", 20 },
+	[F_SLOW] = { "slow", 50 },
+	[F_FAIL] = { "fail", 15 },
+	[F_CRASH] = { "crash", 30 },
+};
+
+const char *feature_name(enum feature f)
+{
+	return features[f].name;
+}
+
+void config_draw(struct config *c, uint64_t seed, bool writeback)
+{
+	unsigned how;
+
+	reseed(seed);
+	memset(c, 0, sizeof(*c));
+	c->seed = seed;
+	c->writeback = writeback;
+	for (unsigned f = 0; f < FEATURES; f++)
+		if (chance(features[f].percent))
+			c->features |= 1u << f;
+	c->cpus = 2 + below(below(2) ? 5 : 2);
+	c->devices = 1 + below(MAX_DEVICES);
+	c->clients = 1 + below(MAX_CLIENTS);
+	for (unsigned i = 0; i < MAX_CLIENTS; i++)
+		/* Mostly one client a device: sharing a device hides what would be wrong. */
+		c->client_device[i] = i < c->devices ? i : below(c->devices);
+	if (c->clients > c->devices && chance(50))
+		c->clients = c->devices;
+	c->slots = 1 + below(MAX_SLOTS);
+	how = below(20);
+	if (how < 3)
+		c->hot = 1;
+	else if (how < 12)
+		c->hot = 2 + below(3);
+	else if (how < 17)
+		c->hot = 5 + below(12);
+	else
+		c->hot = 17 + below(MAX_HOT - 16);
+	c->bytes = !HAS(c, F_LARGE) && chance(30);
+	if (c->bytes && c->hot > 4)
+		c->hot = 1 + below(4);
+	if (HAS(c, F_LARGE)) {
+		c->features &= ~(1u << F_APPEND);
+		c->hot = 8 + below(25);
+	}
+	c->run_ms = 150 + below(450);
+}
+
+void config_print(const struct config *c)
+{
+	printf("%s %s, %u cpu, %u device%s, client%s on", c->writeback ? "writeback" : "writethrough",
+	       c->bytes ? "bytes" : "words", c->cpus, c->devices, c->devices == 1 ? "" : "s",
+	       c->clients == 1 ? "" : "s");
+	for (unsigned i = 0; i < c->clients; i++)
+		printf(" %u", c->client_device[i]);
+	printf(", %u file%s of %u pages:", c->slots, c->slots == 1 ? "" : "s", c->hot);
+	for (unsigned f = 0; f < FEATURES; f++)
+		if (HAS(c, f))
+			printf(" %s", features[f].name);
+}
+
+const char *const *config_args(const struct config *c)
+{
+	static const char *args[16];
+	static char device[64];
+	unsigned n = 0;
+
+	snprintf(device, sizeof(device), "sim:%s,count=%u", HAS(c, F_TINY) ? "4M" : "64M", c->devices);
+	args[n++] = "--device";
+	args[n++] = device;
+	args[n++] = "--home";
+	args[n++] = HAS(c, F_TINY) ? "8M" : "256M";
+	args[n++] = "--cpu-cache";
+	args[n++] = c->writeback ? "writeback" : "writethrough";
+	args[n] = NULL;
+	return args;
+}
+
+bool config_fails(const struct config *c)
+{
+	return HAS(c, F_FAIL);
+}
+
+static void add(char *text, size_t room, const char *fmt, const char *point, unsigned a, unsigned b)
+{
+	size_t n = strlen(text);
+
+	if (n && n + 1 < room)
+		text[n++] = ';';
+	snprintf(text + n, room - n, fmt, point, a, b);
+}
+
+const char *config_faults(const struct config *c)
+{
+	static char text[2048];
+	static const char *const slow[] = {
+		"device.copy_in", "device.copy_out", "device.copy_within", "device.find_changed",
+		"device.submit", "store.read", "store.write", "fetch.before_merge",
+		"acquire.before_grant", "release.before_publish", "release.before_invalidate",
+		"truncate.before_cut",
+	};
+	static const char *const failing[] = {
+		"store.write=errno:EIO", "store.write=errno:ENOSPC", "store.sync=errno:EIO",
+		"store.read=errno:EIO", "device.copy_in=errno:EIO", "device.copy_out=errno:EIO",
+		"device.copy_within=errno:EIO", "device.alloc=errno:ENOMEM",
+		"device.find_changed=errno:EIO",
+	};
+
+	text[0] = '\0';
+	reseed(c->seed ^ 0xfa17);
+	for (unsigned i = 0; HAS(c, F_SLOW) && i < sizeof(slow) / sizeof(slow[0]); i++)
+		if (chance(35))
+			add(text, sizeof(text), "%s=delay:%uus,seed=%u", slow[i],
+			    chance(50) ? 200 : 3000, below(1000));
+	if (HAS(c, F_FAIL))
+		for (unsigned n = 1 + below(3); n > 0; n--)
+			add(text, sizeof(text), "%s,after=%u,count=%u",
+			    failing[below(sizeof(failing) / sizeof(failing[0]))], below(300),
+			    1 + below(5));
+	if (c->more_faults)
+		add(text, sizeof(text), "%s", c->more_faults, 0, 0);
+	return text;
+}
