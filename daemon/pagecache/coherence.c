@@ -247,20 +247,23 @@ void exact_write(struct chunk *ch, unsigned i, bool present, unsigned off, const
 		memset(x->owners + off, 0, len);
 	if (through) {
 		t->may_hold = 1;
-		if (t->pending > 0 && t->kernel_base == before) {
-			t->kernel_base = t->home_id;
-			t->regiven = 1;
-		} else if (t->pending > 0 && t->kernel_base != t->home_id) {
-			/* Its copy has these bytes now, and besides them only its own base. */
-			uint8_t *base = frame_ptr(fr, spare[1]);
+		t->regiven = t->pending > 0;
+	}
+	/*
+	 * The kernel's base has these bytes now, too: its copy has them, or it drops its copy. So home differs
+	 * from that base by what devices wrote only, and what the kernel sends wins over all that CPUs wrote
+	 * before, also where it made a page anew without reading it.
+	 */
+	if (t->pending > 0 && t->kernel_base == before) {
+		t->kernel_base = t->home_id;
+	} else if (t->pending > 0 && t->kernel_base != t->home_id) {
+		uint8_t *base = frame_ptr(fr, spare[1]);
 
-			memcpy(base, base_bytes(ch, i, t->kernel_base), GAIA_PAGE);
-			memcpy(base + off, bytes, len);
-			t->kernel_base = track_fresh_id(&v);
-			t->regiven = 1;
-			twin_add(ch, i, t->kernel_base, spare[1]);
-			spare[1] = 0;
-		}
+		memcpy(base, base_bytes(ch, i, t->kernel_base), GAIA_PAGE);
+		memcpy(base + off, bytes, len);
+		t->kernel_base = track_fresh_id(&v);
+		twin_add(ch, i, t->kernel_base, spare[1]);
+		spare[1] = 0;
 	}
 	twins_collect(ch, i);
 }
