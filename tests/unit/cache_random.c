@@ -882,7 +882,7 @@ static void op_truncate(const struct op *op)
 			if (w.held[k].client)
 				held[w.held[k].client->device] |= w.held[k].read[hot];
 		for (unsigned k = 0; k < GAIA_PAGE; k++)
-			if (hot_offset(hot) + k >= size && hot_offset(hot) + k < w.size)
+			if (size < w.size && hot_offset(hot) + k >= size)
 				cut_byte(&w.byte[hot][k], held);
 	}
 	w.size = size;
