@@ -704,6 +704,11 @@ static void print_outcome(FILE *out, const struct actor *a, const struct outcome
 	}
 }
 
+static bool same_bytes(const uint8_t *a, size_t a_len, const uint8_t *b, size_t b_len)
+{
+	return a_len == b_len && (a_len == 0 || memcmp(a, b, a_len) == 0);
+}
+
 static bool matches(const struct actor *a, const struct outcome *o, const struct seen *seen)
 {
 	const struct note *note = &a->env->stage->notes[o->note];
@@ -714,9 +719,9 @@ static bool matches(const struct actor *a, const struct outcome *o, const struct
 	case OUT_OK:
 		return true;
 	case OUT_BYTES:
-		return o->len == seen->len && memcmp(o->bytes, seen->bytes, o->len) == 0;
+		return same_bytes(o->bytes, o->len, seen->bytes, seen->len);
 	case OUT_NOTED:
-		return note->len == seen->len && memcmp(note->bytes, seen->bytes, note->len) == 0;
+		return same_bytes(note->bytes, note->len, seen->bytes, seen->len);
 	default:
 		return false;
 	}

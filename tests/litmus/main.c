@@ -120,11 +120,16 @@ int main(int argc, char **argv)
 
 	for (int i = optind; i < argc; i++) {
 		struct scenario *s = scenario_read(argv[i]);
+		struct run_report report = { 0 };
 
 		if (!s) {
 			unread++;
-		} else if (check || run_scenario(s, &o)) {
-			printf("pass %s (%s)\n", s->path, o.cpu_cache);
+		} else if (check) {
+			printf("form %s\n", s->path);
+			passed++;
+		} else if (run_scenario(s, &o, &report)) {
+			printf("pass %s (%s): %u times, the slowest %llu ms\n", s->path, o.cpu_cache,
+			       report.repetitions, (unsigned long long)report.slowest_ms);
 			passed++;
 		} else {
 			failed++;

@@ -41,6 +41,7 @@ struct run {
 	uint64_t seed;		/* of this repetition */
 	uint64_t deadline;	/* of this repetition, now_ns() */
 	bool failed, stuck;
+	struct run_report *report;
 };
 
 /* ---- telling what went wrong ---- */
@@ -462,7 +463,9 @@ static void explain(struct run *r)
 
 static void repetition(struct run *r)
 {
-	r->deadline = now_ns() + r->o->seconds * 1000000000ull;
+	uint64_t start = now_ns();
+
+	r->deadline = start + r->o->seconds * 1000000000ull;
 	for (unsigned i = 0; i < r->s->n_names; i++)
 		if (r->s->names[i].declared && !make_file(r, i))
 			return;
@@ -480,6 +483,8 @@ static void repetition(struct run *r)
 	if (!r->failed)
 		tell_one(r, ACTOR_RUNNER, CMD_TIDY, 0);
 	kill_players(r);
+	r->report->repetitions++;
+	r->report->slowest_ms = MAX(r->report->slowest_ms, (now_ns() - start) / 1000000);
 }
 
 /* ---- a scenario ---- */
@@ -505,9 +510,9 @@ static void mount_args(const struct scenario *s, const struct run_options *o, co
 	args[n] = NULL;
 }
 
-bool run_scenario(const struct scenario *s, const struct run_options *o)
+bool run_scenario(const struct scenario *s, const struct run_options *o, struct run_report *report)
 {
-	struct run r = { .s = s, .o = o };
+	struct run r = { .s = s, .o = o, .report = report };
 	struct mnt_options mo = { .gaiafs = o->gaiafs };
 	const char *args[64];
 	char device[64];

@@ -18,8 +18,14 @@ struct run_options {
 	unsigned seconds;	/* after which a repetition has deadlocked */
 };
 
+struct run_report {
+	unsigned repetitions;
+	uint64_t slowest_ms;	/* of them */
+};
+
 /* Whether every repetition saw only what is allowed, and the mount ended cleanly. If
- * not, stderr has why. Nothing is left running or mounted. */
-bool run_scenario(const struct scenario *s, const struct run_options *options);
+ * not, stderr has why. Nothing is left running or mounted. Adds to the report. */
+bool run_scenario(const struct scenario *s, const struct run_options *options,
+		  struct run_report *report);
 
 #endif
