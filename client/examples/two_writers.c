@@ -20,7 +20,6 @@
 
 #define PAGE 4096u
 #define HALF (PAGE / 2)
-#define BLOCK (1u << 20)	/* acquired and released at a time; multiple of PAGE */
 
 /* Bytes [first, first + HALF) of every page of [0, n), in capitals. */
 static void capitals(unsigned char *out, const unsigned char *in, size_t n, size_t first)
@@ -52,55 +51,49 @@ static int cpu_half(int in_fd, int out_fd, size_t n)
 	return 0;
 }
 
-static int device_half(int in_fd, int out_fd, size_t n, int device)
-{
-	unsigned char *in = gaia_mmap(n, PROT_READ, in_fd, 0, device);
-	unsigned char *out = gaia_mmap(n, PROT_READ | PROT_WRITE, out_fd, 0, device);
-
-	if (in == MAP_FAILED || out == MAP_FAILED)
-		return fail("gaia_mmap");
-	for (size_t at = 0; at < n; at += BLOCK) {
-		size_t len = n - at < BLOCK ? n - at : BLOCK;
-
-		if (gaia_acquire(in + at, len, PROT_READ) < 0 ||
-		    gaia_acquire(out + at, len, PROT_READ | PROT_WRITE) < 0)
-			return fail("gaia_acquire");
-		capitals(out + at, in + at, len, 0);	/* the kernel on the device */
-		if (gaia_release(out + at, len) < 0 || gaia_release(in + at, len) < 0)
-			return fail("gaia_release");
-	}
-	if (gaia_munmap(out, n) < 0 || gaia_munmap(in, n) < 0)
-		return fail("gaia_munmap");
-	return 0;
-}
-
 int main(int argc, char **argv)
 {
-	int in_fd, out_fd, err, status;
+	unsigned char *in, *out;
+	int in_fd, out_fd, device, status;
 	struct stat st;
+	size_t n;
 	pid_t cpu;
 
 	if (argc < 3 || argc > 4) {
 		fprintf(stderr, "usage: two_writers IN OUT [DEVICE]\n");
 		return 2;
 	}
+	device = argc == 4 ? atoi(argv[3]) : 0;
 	in_fd = open(argv[1], O_RDONLY | O_CLOEXEC);
 	if (in_fd < 0 || fstat(in_fd, &st) < 0)
 		return fail(argv[1]);
+	n = st.st_size;
 	out_fd = open(argv[2], O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-	if (out_fd < 0 || ftruncate(out_fd, st.st_size) < 0)
+	if (out_fd < 0 || ftruncate(out_fd, n) < 0)
 		return fail(argv[2]);
-	if (st.st_size == 0)
+	if (n == 0)
 		return 0;
 
-	/* A process of its own, to show that it needs nothing from this one. */
+	in = gaia_mmap(n, PROT_READ, in_fd, 0, device);
+	out = gaia_mmap(n, PROT_READ | PROT_WRITE, out_fd, 0, device);
+	if (in == MAP_FAILED || out == MAP_FAILED)
+		return fail("gaia_mmap");
+	if (gaia_acquire(in, n, PROT_READ) < 0 || gaia_acquire(out, n, PROT_READ | PROT_WRITE) < 0)
+		return fail("gaia_acquire");
+
+	/* The device holds all of OUT for writing, and now the CPU writes it as well. */
 	cpu = fork();
 	if (cpu < 0)
 		return fail("fork");
 	if (cpu == 0)
-		_exit(cpu_half(in_fd, out_fd, st.st_size));
-	err = device_half(in_fd, out_fd, st.st_size, argc == 4 ? atoi(argv[3]) : 0);
+		_exit(cpu_half(in_fd, out_fd, n));
+
+	capitals(out, in, n, 0);	/* the kernel on the device */
+	if (gaia_release(out, n) < 0 || gaia_release(in, n) < 0)
+		return fail("gaia_release");
+	if (gaia_munmap(out, n) < 0 || gaia_munmap(in, n) < 0)
+		return fail("gaia_munmap");
 	if (waitpid(cpu, &status, 0) < 0)
 		return fail("waitpid");
-	return err || status != 0;
+	return status != 0;
 }
