@@ -13,6 +13,8 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
+#include "child.h"
+#include "shell.h"
 #include "tree.h"
 #include "ways.h"
 
@@ -218,11 +220,14 @@ BOTH_WAYS_BARE(fs_errors, fallocate_says_that_there_is_no_room)
 
 /* ---- a disk that fails ---- */
 
-static void start_with_fault(const char *faults)
+/* @age: seconds after which what is dirty is stored though nobody asks. */
+static void start_with_fault(const char *faults, const char *age)
 {
 #ifdef GAIA_FAULTS
+	const char *args[] = { "--writeback-age", age, NULL };
+
 	setenv("GAIAFS_FAULTS", faults, 1);
-	way_start(NULL);
+	way_start(args);
 	unsetenv("GAIAFS_FAULTS");
 #else
 	WAY_SKIP("%s: built without fault points (-Dfaults=false)", faults);
@@ -233,7 +238,7 @@ BOTH_WAYS_BARE(fs_errors, a_failed_store_is_told_once_by_fsync_and_tried_again)
 {
 	int fd;
 
-	start_with_fault("store.write=errno:EIO,count=1");
+	start_with_fault("store.write=errno:EIO,count=1", "3600");
 	make_bytes();
 	fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
 	cr_assert(write_all(fd));
@@ -249,7 +254,7 @@ BOTH_WAYS_BARE(fs_errors, a_failed_store_is_told_by_close_and_tried_again)
 {
 	int fd;
 
-	start_with_fault("store.write=errno:EIO,count=1");
+	start_with_fault("store.write=errno:EIO,count=1", "3600");
 	make_bytes();
 	fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
 	cr_assert(write_all(fd));
@@ -259,11 +264,50 @@ BOTH_WAYS_BARE(fs_errors, a_failed_store_is_told_by_close_and_tried_again)
 	backing_holds("f", bytes, sizeof(bytes));
 }
 
+static int wait_for_error(void *go)
+{
+	struct shell_result r;
+
+	CHILD_CHECK(gate_pass(*(struct gate *)go));
+	r = shell_run(mnt.path, HANG_SECONDS,
+		      "until \"$GAIA\" status . | grep -q storage_errors; do sleep 0.01; done");
+	return r.status;
+}
+
+/* Nobody waited when it failed; then it was stored. Each descriptor that was open hears of it once. */
+BOTH_WAYS_BARE(fs_errors, a_failure_in_the_background_is_told_to_each_descriptor_once)
+{
+	struct gate go = gate_make();
+	pid_t watcher;
+	int fd[2];
+
+	start_with_fault("store.write=errno:EIO,count=1", "0.01");
+	make_bytes();
+	/* A process from before the opens: a copy of a descriptor that is closed is told, too. */
+	watcher = child_start(wait_for_error, &go);
+	for (int i = 0; i < 2; i++)
+		fd[i] = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
+	cr_assert(write_all(fd[0]));
+	cr_assert_eq(sync_file_range(fd[0], 0, 0, SYNC_FILE_RANGE_WAIT_BEFORE |
+				     SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER), 0);
+	gate_open(go);
+	cr_assert_eq(child_wait(watcher), 0);
+	for (int i = 0; i < 2; i++) {
+		cr_assert_eq(fsync(fd[i]), -1, "descriptor %d is not told", i);
+		cr_assert_eq(errno, EIO, "%s", strerror(errno));
+	}
+	for (int i = 0; i < 2; i++) {
+		cr_assert_eq(fsync(fd[i]), 0, "descriptor %d is told twice: %s", i, strerror(errno));
+		cr_assert_eq(close(fd[i]), 0);
+	}
+	backing_holds("f", bytes, sizeof(bytes));
+}
+
 BOTH_WAYS_BARE(fs_errors, a_failed_sync_is_told)
 {
 	int fd;
 
-	start_with_fault("store.sync=errno:EIO,count=1");
+	start_with_fault("store.sync=errno:EIO,count=1", "3600");
 	fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
 	cr_assert_eq(write(fd, "text", 4), 4);
 	cr_assert_eq(fsync(fd), -1);
@@ -279,7 +323,7 @@ BOTH_WAYS_BARE(fs_errors, a_failed_read_is_told_and_leaves_nothing_behind)
 	int fd, failed = 0;
 	ssize_t n;
 
-	start_with_fault("store.read=errno:EIO,count=8");
+	start_with_fault("store.read=errno:EIO,count=8", "3600");
 	memset(want, 'r', sizeof(want));
 	fd = openat(mnt.backing_fd, "f", O_CREAT | O_RDWR, 0644);
 	cr_assert_eq(write(fd, want, sizeof(want)), (ssize_t)sizeof(want));
