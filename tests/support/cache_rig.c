@@ -650,7 +650,9 @@ struct client *client_create(struct kfile *kf, unsigned device, unsigned prot, u
 	atomic_init(&cl->alive, true);
 	pthread_mutex_init(&cl->lock, NULL);
 	must(cache_map(kf->cfile, device, cl, 1, prot, 0, length, &cl->mapping) == 0);
-	SLIST_INSERT_HEAD(&kf->rig->clients, cl, link);
+	pthread_mutex_lock(&cl->rig->lock);
+	SLIST_INSERT_HEAD(&cl->rig->clients, cl, link);
+	pthread_mutex_unlock(&cl->rig->lock);
 	return cl;
 }
 
@@ -666,7 +668,9 @@ void client_end(struct client *cl)
 	for (uint64_t k = 0; k < cl->n_chunks; k++)
 		unmap_chunk(cl, k);
 	cache_unmap(cl->mapping);
+	pthread_mutex_lock(&cl->rig->lock);
 	SLIST_REMOVE(&cl->rig->clients, cl, client, link);
+	pthread_mutex_unlock(&cl->rig->lock);
 	pthread_mutex_destroy(&cl->lock);
 	free(cl->chunk);
 	free(cl);
@@ -765,6 +769,7 @@ struct rig *rig_create(const struct rig_options *options)
 	};
 
 	rig->options = *options;
+	pthread_mutex_init(&rig->lock, NULL);
 	for (unsigned k = 0; k < options->devices; k++)
 		dev[k] = new_device(options, k);
 	must(store_mem_create(&rig->mem) == 0);
@@ -789,6 +794,7 @@ void rig_destroy(struct rig *rig)
 		must(rig_device_used(rig, k) == 0);
 	cache_destroy(rig->cache);
 	rig->store->ops->destroy(rig->store);
+	pthread_mutex_destroy(&rig->lock);
 	free(rig);
 }
 

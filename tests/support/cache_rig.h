@@ -45,6 +45,7 @@ struct rig {
 	struct store *mem;   /* as it is */
 	struct store *store; /* what the cache uses: faulty over mem */
 	SLIST_HEAD(, kfile) files;
+	pthread_mutex_t lock; /* the list of clients: threads make their own */
 	SLIST_HEAD(, client) clients;
 
 	/*
@@ -67,7 +68,7 @@ uint64_t rig_device_used(struct rig *rig, unsigned device);
 
 struct kpage {
 	uint64_t index;
-	bool locked, uptodate, dirty;
+	atomic_bool locked, uptodate, dirty; /* changed by who holds the page, which is changed under the lock */
 	UT_hash_handle hh;
 	unsigned char bytes[GAIA_PAGE];
 };

@@ -1133,6 +1133,7 @@ static void world_end(void)
 
 static void run_program(uint64_t seed, const struct op *ops, const bool *skip, unsigned n, bool verbose)
 {
+	memset(&w, 0, sizeof(w));
 	w.trace = verbose;
 	world_begin(seed);
 	for (w.step = 0; w.step < n; w.step++)
@@ -1147,6 +1148,11 @@ static bool survives(uint64_t seed, const struct op *ops, const bool *skip, unsi
 	int status, null;
 	pid_t pid;
 
+#ifdef __SANITIZE_THREAD__
+	/* It does not follow forks of threaded processes. */
+	run_program(seed, ops, skip, n, false);
+	return true;
+#endif
 	fflush(NULL);
 	pid = fork();
 	if (pid == 0) {

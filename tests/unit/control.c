@@ -1,0 +1,690 @@
+/*
+ * control.c - tests of daemon/control: what clients may do, and what becomes of those that may not.
+ */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "../../client/wire.h"
+#include "base/counters.h"
+#include "base/log.h"
+#include "fake_daemon.h"
+
+#define RW (GAIA_PROT_READ | GAIA_PROT_WRITE)
+
+/* A client that does everything by hand. */
+struct peer {
+	int sock;
+	struct gaia_client_key key;
+	uint64_t seq;
+};
+
+static int file;
+
+static void begin(void)
+{
+	log_set_level(LOG_LEVEL_ERROR);
+	wire_sys.ioctl = fake_ioctl;
+	fake_start();
+	file = fake_file();
+}
+
+static void end(void)
+{
+	close(file);
+	fake_stop();
+}
+
+static struct peer join(void)
+{
+	struct peer p;
+
+	p.sock = wire_socket();
+	cr_assert_geq(p.sock, 0);
+	cr_assert_eq(wire_handshake(p.sock, file, &p.key, &p.seq), 0);
+	return p;
+}
+
+/* Leave, and wait until what was mapped is unmapped. */
+static void leave(struct peer *p, unsigned maps)
+{
+	close(p->sock);
+	while (maps--)
+		sem_wait(&fake_unmapped);
+}
+
+static uint64_t map(struct peer *p, uint64_t offset, uint64_t length)
+{
+	struct gaia_ioc_map io = { .key = p->key, .offset = offset, .length = length, .prot = RW };
+
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_MAP, &io), 0);
+	return io.map;
+}
+
+static struct gaia_ioc_range range(struct peer *p, uint64_t id, uint64_t offset, uint64_t length)
+{
+	return (struct gaia_ioc_range){
+		.key = p->key, .map = id, .offset = offset, .length = length,
+	};
+}
+
+/* The connection ends without anything more being said. */
+static bool is_ended(int sock)
+{
+	struct pollfd p = { .fd = sock, .events = POLLIN };
+	struct gaia_msg msg;
+
+	poll(&p, 1, -1);
+	return recv(sock, &msg, sizeof(msg), 0) <= 0;
+}
+
+/* Connected to the daemon, but not yet its client. */
+static int stranger(struct gaia_ioc_connect *io)
+{
+	struct sockaddr_un addr = { .sun_family = AF_UNIX };
+	int sock = wire_socket();
+
+	*io = (struct gaia_ioc_connect){ .version = GAIA_PROTOCOL_VERSION };
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_CONNECT, io), 0);
+	memcpy(addr.sun_path + 1, io->socket, strlen(io->socket));
+	cr_assert_eq(connect(sock, (struct sockaddr *)&addr,
+			     offsetof(struct sockaddr_un, sun_path) + 1 + strlen(io->socket)), 0);
+	return sock;
+}
+
+static struct gaia_msg hello(const struct gaia_ioc_connect *io)
+{
+	struct gaia_msg msg = { .kind = GAIA_MSG_HELLO, .version = GAIA_PROTOCOL_VERSION };
+
+	memcpy(msg.ticket, io->ticket, sizeof(msg.ticket));
+	return msg;
+}
+
+/* ---- becoming a client ---- */
+
+Test(tickets, a_wrong_one_is_no_admission, .init = begin, .fini = end)
+{
+	struct gaia_ioc_connect io;
+	int sock = stranger(&io);
+	struct gaia_msg msg = hello(&io);
+
+	msg.ticket[15] ^= 1;
+	cr_assert_eq(wire_send(sock, &msg), 0);
+	cr_assert(is_ended(sock));
+	close(sock);
+}
+
+Test(tickets, each_admits_once, .init = begin, .fini = end)
+{
+	struct gaia_ioc_connect io, unused;
+	int first = stranger(&io), second = stranger(&unused), fds[GAIA_MSG_CHUNKS];
+	struct gaia_msg msg = hello(&io), answer;
+	unsigned n;
+
+	cr_assert_eq(wire_send(first, &msg), 0);
+	cr_assert_eq(wire_receive(first, true, &answer, fds, &n), 0);
+	cr_assert_eq(answer.kind, GAIA_MSG_WELCOME);
+	cr_assert_eq(wire_send(second, &msg), 0);
+	cr_assert(is_ended(second));
+	close(first);
+	close(second);
+}
+
+Test(tickets, hoarding_drops_the_oldest, .init = begin, .fini = end)
+{
+	struct gaia_ioc_connect io, other;
+	int sock = stranger(&io);
+	struct gaia_msg msg = hello(&io);
+
+	for (int i = 0; i < 256; i++) {
+		other = (struct gaia_ioc_connect){ .version = GAIA_PROTOCOL_VERSION };
+		cr_assert_eq(wire_ioctl(file, GAIA_IOC_CONNECT, &other), 0);
+	}
+	cr_assert_eq(wire_send(sock, &msg), 0);
+	cr_assert(is_ended(sock));
+	close(sock);
+}
+
+Test(connecting, asks_for_the_same_version, .init = begin, .fini = end)
+{
+	struct gaia_ioc_connect io = { .version = GAIA_PROTOCOL_VERSION + 1 };
+
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_CONNECT, &io), -EPROTO);
+}
+
+Test(connecting, silent_strangers_keep_nobody_out, .init = begin, .fini = end)
+{
+	struct gaia_ioc_connect io;
+	int sock[100];
+	struct peer p;
+
+	for (int i = 0; i < 100; i++)
+		sock[i] = stranger(&io);
+	p = join();
+	cr_assert(is_ended(sock[0]));
+	for (int i = 0; i < 100; i++)
+		close(sock[i]);
+	close(p.sock);
+}
+
+Test(connecting, too_many_clients_are_told, .init = begin, .fini = end)
+{
+	struct gaia_ioc_connect io = { .version = GAIA_PROTOCOL_VERSION };
+	static struct peer p[1024];
+
+	for (int i = 0; i < 1024; i++)
+		p[i] = join();
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_CONNECT, &io), -ENFILE);
+	for (int i = 0; i < 1024; i++)
+		close(p[i].sock);
+}
+
+/* Whatever is sent in place of @msg ends the client. */
+static void assert_not_taken(const void *bytes, size_t len)
+{
+	struct peer p = join();
+
+	map(&p, 0, GAIA_PAGE);
+	cr_assert_eq(send(p.sock, bytes, len, 0), (ssize_t)len);
+	cr_assert(is_ended(p.sock));
+	leave(&p, 1);
+}
+
+Test(connecting, garbage_ends_it, .init = begin, .fini = end)
+{
+	struct gaia_msg msg = { .kind = GAIA_MSG_REVOKED, .version = GAIA_PROTOCOL_VERSION };
+	char large[sizeof(msg) + 1] = "";
+
+	assert_not_taken("", 1);
+	assert_not_taken(large, sizeof(large));
+	assert_not_taken(&msg, sizeof(msg)); /* the answer to nothing */
+	msg.kind = GAIA_MSG_HELLO;
+	assert_not_taken(&msg, sizeof(msg));
+	msg.kind = 99;
+	assert_not_taken(&msg, sizeof(msg));
+	msg.kind = GAIA_MSG_REVOKED;
+	msg.version++;
+	assert_not_taken(&msg, sizeof(msg));
+}
+
+/* ---- rights ---- */
+
+Test(rights, nobody_acts_for_another_client, .init = begin, .fini = end)
+{
+	struct peer a = join(), b = join();
+	uint64_t id = map(&a, 0, GAIA_CHUNK);
+	struct gaia_ioc_range io = range(&b, id, 0, GAIA_PAGE);
+
+	io.prot = RW;
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), -EINVAL);
+	io.key = a.key;
+	io.key.secret ^= 1;
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), -ENOTCONN);
+	io.key = b.key;
+	io.key.id = a.key.id;
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), -ENOTCONN);
+	cr_assert_eq(fake_cache.acquires, 0);
+	close(b.sock);
+	leave(&a, 1);
+}
+
+Test(rights, a_mapping_is_used_through_its_own_file, .init = begin, .fini = end)
+{
+	struct peer p = join();
+	uint64_t id = map(&p, 0, GAIA_CHUNK);
+	int other = fake_file();
+	struct gaia_ioc_range io = range(&p, id, 0, GAIA_PAGE);
+
+	cr_assert_eq(wire_ioctl(other, GAIA_IOC_RELEASE, &io), -EACCES);
+	cr_assert_eq(wire_ioctl(other, GAIA_IOC_SYNC, &io), -EACCES);
+	io.length = 0;
+	cr_assert_eq(wire_ioctl(other, GAIA_IOC_UNMAP, &io), -EACCES);
+	cr_assert_eq(fake_cache.live, 1);
+	close(other);
+	leave(&p, 1);
+}
+
+Test(rights, descriptors_limit_mappings, .init = begin, .fini = end)
+{
+	struct peer p = join();
+	struct gaia_ioc_map io = { .key = p.key, .length = GAIA_PAGE, .prot = RW };
+	struct gaia_ioc_map none = io;
+	struct control *ctl = fake_control();
+	struct cfile *f = fake_cfile(file);
+
+	cr_assert_eq(control_map(ctl, f, true, false, &io), -EACCES);
+	cr_assert_eq(control_map(ctl, f, false, true, &io), -EACCES);
+	io.prot = GAIA_PROT_READ;
+	cr_assert_eq(control_map(ctl, f, true, false, &io), 0);
+	cr_assert_eq(control_map(ctl, NULL, true, true, &none), -ENODEV);
+	none.device = 2;
+	cr_assert_eq(control_map(ctl, f, true, true, &none), -ENODEV);
+	leave(&p, 1);
+}
+
+Test(rights, writing_needs_mapping_and_descriptor, .init = begin, .fini = end)
+{
+	struct peer p = join();
+	struct gaia_ioc_map readable = { .key = p.key, .length = GAIA_PAGE, .prot = GAIA_PROT_READ };
+	struct gaia_ioc_range io;
+
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_MAP, &readable), 0);
+	io = range(&p, readable.map, 0, GAIA_PAGE);
+	io.prot = RW;
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), -EACCES);
+	io.map = map(&p, 0, GAIA_PAGE);
+	cr_assert_eq(control_acquire(fake_control(), fake_cfile(file), false, &io), -EACCES);
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), 0);
+	leave(&p, 2);
+}
+
+/* ---- ranges ---- */
+
+Test(ranges, lie_inside_the_mapping, .init = begin, .fini = end)
+{
+	static const struct { uint64_t offset, length; } bad[] = {
+		{ 0, 1 },
+		{ GAIA_PAGE - 1, 1 },
+		{ GAIA_PAGE, 2 * GAIA_PAGE + 1 },
+		{ 3 * GAIA_PAGE, 1 },
+		{ 2 * GAIA_PAGE, UINT64_MAX },
+		{ 2 * GAIA_PAGE, UINT64_MAX - 2 * GAIA_PAGE + 1 },
+		{ UINT64_MAX, 1 },
+		{ UINT64_MAX, UINT64_MAX },
+	};
+	struct peer p = join();
+	uint64_t id = map(&p, GAIA_PAGE, 2 * GAIA_PAGE);
+
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		struct gaia_ioc_range io = range(&p, id, bad[i].offset, bad[i].length);
+
+		cr_assert_eq(wire_ioctl(file, GAIA_IOC_RELEASE, &io), -EINVAL, "case %zu", i);
+	}
+	cr_assert_eq(fake_cache.releases, 0);
+	leave(&p, 1);
+}
+
+Test(ranges, are_widened_to_whole_pages, .init = begin, .fini = end)
+{
+	struct peer p = join();
+	uint64_t id = map(&p, GAIA_PAGE, 2 * GAIA_PAGE + 10);
+	struct gaia_ioc_range io = range(&p, id, 2 * GAIA_PAGE - 1, 2);
+
+	cr_assert_eq(fake_cache.len, 3 * GAIA_PAGE);
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_RELEASE, &io), 0);
+	cr_assert_eq(fake_cache.off, GAIA_PAGE);
+	cr_assert_eq(fake_cache.len, 2 * GAIA_PAGE);
+	io = range(&p, id, 3 * GAIA_PAGE + 9, 1);
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_RELEASE, &io), 0);
+	cr_assert_eq(fake_cache.off, 3 * GAIA_PAGE);
+	cr_assert_eq(fake_cache.len, GAIA_PAGE);
+	leave(&p, 1);
+}
+
+Test(ranges, of_no_bytes_are_nothing_to_do, .init = begin, .fini = end)
+{
+	struct peer p = join();
+	struct gaia_ioc_range io = range(&p, map(&p, 0, GAIA_PAGE), 1, 0);
+
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_RELEASE, &io), 0);
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_SYNC, &io), 0);
+	io.prot = RW;
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), 0);
+	cr_assert_eq(io.seq, 0);
+	cr_assert_eq(fake_cache.releases + fake_cache.syncs + fake_cache.acquires, 0);
+	leave(&p, 1);
+}
+
+Test(ranges, of_mappings_make_sense, .init = begin, .fini = end)
+{
+	static const struct { uint64_t offset, length; int err; } bad[] = {
+		{ 0, 0, -EINVAL },
+		{ 1, GAIA_PAGE, -EINVAL },
+		{ INT64_MAX - GAIA_PAGE + 1, GAIA_PAGE, -EOVERFLOW },
+		{ 0, UINT64_MAX, -EOVERFLOW },
+		{ UINT64_MAX - GAIA_PAGE + 1, GAIA_PAGE, -EOVERFLOW },
+		{ GAIA_PAGE, UINT64_MAX - GAIA_PAGE, -EOVERFLOW },
+	};
+	struct peer p = join();
+
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		struct gaia_ioc_map io = {
+			.key = p.key, .offset = bad[i].offset, .length = bad[i].length, .prot = RW,
+		};
+
+		cr_assert_eq(wire_ioctl(file, GAIA_IOC_MAP, &io), bad[i].err, "case %zu", i);
+	}
+	cr_assert_eq(fake_cache.maps, 0);
+	close(p.sock);
+}
+
+Test(ranges, unused_fields_are_zero, .init = begin, .fini = end)
+{
+	struct peer p = join();
+	uint64_t id = map(&p, 0, GAIA_PAGE);
+	struct gaia_ioc_range io = range(&p, id, 0, GAIA_PAGE);
+	struct gaia_ioc_devices devices = { .reserved = 1 };
+	struct gaia_ioc_report report = { .key = p.key, .what = 1, .reserved = 1 };
+
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_UNMAP, &io), -EINVAL);
+	io.advice = 1;
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_RELEASE, &io), -EINVAL);
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_SYNC, &io), -EINVAL);
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ADVISE, &io), -EINVAL);
+	io.prot = RW;
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), -EINVAL);
+	io.advice = 0;
+	io.prot = GAIA_PROT_WRITE;
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), -EINVAL);
+	io.prot = RW | 4;
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), -EINVAL);
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_DEVICES, &devices), -EINVAL);
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_REPORT, &report), -EINVAL);
+	leave(&p, 1);
+}
+
+/* ---- leases ---- */
+
+Test(leases, unmapped_means_gone, .init = begin, .fini = end)
+{
+	struct peer p = join();
+	uint64_t id = map(&p, 0, GAIA_PAGE);
+	struct gaia_ioc_range io = range(&p, id, 0, 0);
+
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_UNMAP, &io), 0);
+	cr_assert_eq(fake_cache.live, 0);
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_UNMAP, &io), -EINVAL);
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_RELEASE, &io), -EINVAL);
+	close(p.sock);
+}
+
+Test(leases, end_with_the_connection, .init = begin, .fini = end)
+{
+	uint64_t lost = counter_value(CTR_clients_lost);
+	struct peer p = join();
+	struct gaia_ioc_range io;
+
+	map(&p, 0, GAIA_PAGE);
+	io = range(&p, map(&p, 0, GAIA_PAGE), 0, GAIA_PAGE);
+	leave(&p, 2);
+	cr_assert_eq(fake_cache.live, 0);
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_RELEASE, &io), -ENOTCONN);
+	cr_assert_eq(counter_value(CTR_clients_lost), lost + 1);
+}
+
+Test(leases, a_clean_end_is_not_a_loss, .init = begin)
+{
+	struct peer p = join();
+	struct gaia_ioc_range io = range(&p, map(&p, 0, GAIA_PAGE), 0, 0);
+
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_UNMAP, &io), 0);
+	close(p.sock);
+	end();
+	cr_assert_eq(counter_value(CTR_clients_lost), 0);
+}
+
+Test(leases, a_killed_client_is_dead_at_once, .init = begin, .fini = end)
+{
+	int told[2];
+	struct peer p;
+	char byte;
+	pid_t pid;
+
+	cr_assert_eq(pipe(told), 0);
+	p = join();
+	map(&p, 0, GAIA_PAGE);
+	cr_assert(fake_alive());
+	/* The connection is the child's alone. */
+	pid = fork();
+	if (pid == 0) {
+		if (write(told[1], "", 1) == 1)
+			pause();
+		_exit(1);
+	}
+	cr_assert_eq(read(told[0], &byte, 1), 1);
+	close(p.sock);
+	cr_assert(fake_alive());
+	kill(pid, SIGKILL);
+	cr_assert_eq(waitpid(pid, NULL, 0), pid);
+	/* The loop may or may not have noticed; the mapping may be on its way out. */
+	if (fake_cache.live)
+		cr_assert_not(fake_alive());
+	sem_wait(&fake_unmapped);
+}
+
+static void *acquire_in_thread(void *arg)
+{
+	struct gaia_ioc_range *io = arg;
+	int err;
+
+	io->prot = RW;
+	err = wire_ioctl(file, GAIA_IOC_ACQUIRE, io);
+	cr_assert_eq(err, -ENOTCONN);
+	return NULL;
+}
+
+Test(leases, an_acquire_may_race_with_the_end, .init = begin, .fini = end)
+{
+	struct peer p = join();
+	struct gaia_ioc_range io = range(&p, map(&p, 0, GAIA_PAGE), 0, GAIA_PAGE);
+	struct gaia_ioc_range again = io;
+	pthread_t thread;
+	int err;
+
+	fake_gate.armed = true;
+	cr_assert_eq(pthread_create(&thread, NULL, acquire_in_thread, &io), 0);
+	sem_wait(&fake_gate.entered);
+	close(p.sock);
+	/* Until the client cannot be found any more. */
+	do {
+		err = wire_ioctl(file, GAIA_IOC_RELEASE, &again);
+	} while (!err);
+	cr_assert_eq(err, -ENOTCONN);
+	cr_assert_eq(fake_cache.unmaps, 0);
+	sem_post(&fake_gate.leave);
+	sem_wait(&fake_unmapped);
+	cr_assert_eq(pthread_join(thread, NULL), 0);
+	cr_assert_eq(fake_cache.live, 0);
+}
+
+Test(leases, mappings_are_limited, .init = begin, .fini = end)
+{
+	struct peer p = join();
+	struct gaia_ioc_map io = { .key = p.key, .length = GAIA_PAGE, .prot = RW };
+
+	for (int i = 0; i < 65536; i++)
+		cr_assert_eq(wire_ioctl(file, GAIA_IOC_MAP, &io), 0);
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_MAP, &io), -EMFILE);
+	leave(&p, 65536);
+}
+
+/* ---- memory ---- */
+
+Test(grants, come_in_packets_and_the_last_is_named, .init = begin, .fini = end)
+{
+	struct peer p = join();
+	uint64_t id = map(&p, 0, 150ull * GAIA_CHUNK), seen = 0, last = p.seq;
+	struct gaia_ioc_range io = range(&p, id, 0, 150ull * GAIA_CHUNK);
+
+	io.prot = RW;
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), 0);
+	while (seen < 150) {
+		int fds[GAIA_MSG_CHUNKS];
+		struct gaia_msg msg;
+		unsigned n;
+
+		cr_assert_eq(wire_receive(p.sock, true, &msg, fds, &n), 0);
+		cr_assert_eq(msg.kind, GAIA_MSG_GRANT);
+		cr_assert_eq(msg.map, id);
+		cr_assert_eq(msg.seq, last + 1);
+		cr_assert_eq(n, msg.count);
+		last = msg.seq;
+		for (unsigned i = 0; i < n; i++) {
+			unsigned char first;
+
+			cr_assert_eq(msg.chunk[i], seen++);
+			cr_assert_eq(pread(fds[i], &first, 1, 0), 1);
+			cr_assert_eq(first, msg.chunk[i]);
+			close(fds[i]);
+		}
+	}
+	cr_assert_eq(io.seq, last);
+	leave(&p, 1);
+}
+
+Test(grants, to_a_client_that_does_not_read_end_it, .init = begin, .fini = end, .timeout = 60)
+{
+	struct peer p = join();
+	struct gaia_ioc_range io = range(&p, map(&p, 0, GAIA_CHUNK), 0, GAIA_PAGE);
+
+	io.prot = RW;
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), 0);
+	/* Reports that nobody reads, until the socket is full. */
+	for (;;) {
+		struct gaia_ioc_report report = { .key = p.key, .what = GAIA_REPORT_STATUS };
+		int err = wire_ioctl(file, GAIA_IOC_REPORT, &report);
+
+		if (err) {
+			cr_assert_eq(err, -ENOTCONN);
+			break;
+		}
+	}
+	leave(&p, 1);
+}
+
+static void *revoke_in_thread(void *arg)
+{
+	uint64_t *id = arg;
+
+	return (void *)(intptr_t)fake_revoke(*id, 0);
+}
+
+Test(revoking, waits_for_the_answer, .init = begin, .fini = end)
+{
+	uint64_t before = counter_value(CTR_revokes);
+	struct gaia_msg msg, answer = { .kind = GAIA_MSG_REVOKED, .version = GAIA_PROTOCOL_VERSION };
+	struct peer p = join();
+	uint64_t id = map(&p, 0, GAIA_CHUNK);
+	struct gaia_ioc_range io = range(&p, id, 0, GAIA_PAGE);
+	int fds[GAIA_MSG_CHUNKS];
+	pthread_t thread;
+	void *result;
+	unsigned n;
+
+	io.prot = RW;
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), 0);
+	cr_assert_eq(wire_receive(p.sock, true, &msg, fds, &n), 0);
+	close(fds[0]);
+	cr_assert_eq(pthread_create(&thread, NULL, revoke_in_thread, &id), 0);
+	cr_assert_eq(wire_receive(p.sock, true, &msg, fds, &n), 0);
+	cr_assert_eq(msg.kind, GAIA_MSG_REVOKE);
+	cr_assert_eq(msg.map, id);
+	cr_assert_eq(msg.chunk[0], 0);
+	cr_assert_eq(counter_value(CTR_revokes), before);
+	answer.seq = msg.seq;
+	answer.map = msg.map;
+	cr_assert_eq(wire_send(p.sock, &answer), 0);
+	cr_assert_eq(pthread_join(thread, &result), 0);
+	cr_assert_eq((intptr_t)result, 0);
+	cr_assert_eq(counter_value(CTR_revokes), before + 1);
+	leave(&p, 1);
+}
+
+Test(revoking, from_a_client_that_ends_does_not_wait, .init = begin, .fini = end)
+{
+	struct peer p = join();
+	uint64_t id = map(&p, 0, GAIA_CHUNK);
+	struct gaia_msg msg;
+	pthread_t thread;
+	void *result;
+
+	cr_assert_eq(pthread_create(&thread, NULL, revoke_in_thread, &id), 0);
+	cr_assert_eq(recv(p.sock, &msg, sizeof(msg), 0), (ssize_t)sizeof(msg));
+	close(p.sock);
+	cr_assert_eq(pthread_join(thread, &result), 0);
+	cr_assert_eq((intptr_t)result, -ENOTCONN);
+	sem_wait(&fake_unmapped);
+}
+
+Test(revoking, without_an_answer_ends_the_client, .init = begin, .fini = end, .timeout = 60)
+{
+	struct peer p = join();
+	uint64_t id = map(&p, 0, GAIA_CHUNK);
+
+	cr_assert_eq(fake_revoke(id, 0), -ENOTCONN);
+	sem_wait(&fake_unmapped);
+	cr_assert_eq(fake_cache.live, 0);
+	close(p.sock);
+}
+
+/* ---- looking ---- */
+
+Test(reports, say_who_is_there_and_cannot_be_changed, .init = begin, .fini = end)
+{
+	struct peer p = join();
+	struct gaia_ioc_report io = { .key = p.key, .what = GAIA_REPORT_STATUS };
+	int fds[GAIA_MSG_CHUNKS], pid, mappings;
+	struct gaia_msg msg;
+	json_t *report;
+	const char *version;
+	unsigned n;
+
+	map(&p, 0, GAIA_PAGE);
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_REPORT, &io), 0);
+	cr_assert_eq(wire_receive(p.sock, true, &msg, fds, &n), 0);
+	cr_assert_eq(msg.kind, GAIA_MSG_REPORT);
+	cr_assert_eq(msg.seq, io.seq);
+	cr_assert_lt(pwrite(fds[0], "x", 1, 0), 0);
+	cr_assert_lt(ftruncate(fds[0], 0), 0);
+	lseek(fds[0], 0, SEEK_SET);
+	report = json_loadfd(fds[0], 0, NULL);
+	cr_assert_not_null(report);
+	cr_assert_eq(json_unpack(report, "{s:s, s:[{s:i, s:i}], s:[], s:{}}", "version", &version,
+				 "clients", "pid", &pid, "mappings", &mappings, "devices", "home"), 0);
+	cr_assert_str_eq(version, "test");
+	cr_assert_eq(pid, getpid());
+	cr_assert_eq(mappings, 1);
+	json_decref(report);
+	close(fds[0]);
+	leave(&p, 1);
+}
+
+Test(reports, on_files_need_a_file, .init = begin, .fini = end)
+{
+	struct peer p = join();
+	struct gaia_ioc_report io = { .key = p.key, .what = GAIA_REPORT_RESIDENCY };
+
+	cr_assert_eq(control_report(fake_control(), NULL, &io), -ENODEV);
+	io.what = 3;
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_REPORT, &io), -EINVAL);
+	close(p.sock);
+}
+
+Test(devices, are_listed_from_where_one_asks, .init = begin, .fini = end)
+{
+	struct gaia_ioc_devices io = { 0 };
+
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_DEVICES, &io), 0);
+	cr_assert_eq(io.total, 2);
+	cr_assert_eq(io.count, 2);
+	cr_assert_str_eq(io.device[0].name, "sim0");
+	cr_assert_eq(io.device[0].simulated, 1);
+	io.first = 1;
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_DEVICES, &io), 0);
+	cr_assert_eq(io.count, 1);
+	cr_assert_str_eq(io.device[0].name, "odd1");
+	io.first = UINT32_MAX;
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_DEVICES, &io), 0);
+	cr_assert_eq(io.count, 0);
+	cr_assert_eq(io.total, 2);
+}
