@@ -74,8 +74,11 @@ size_t merge3_owned(void *home, uint8_t *owners, const void *base, const void *t
 			continue;
 		if (h[i] != b[i] && h[i] != t[i])
 			races++;
-		/* Bytes that both wrote alike are the higher owner's too. */
-		if (owners[i] > owner)
+		/*
+		 * Bytes that both wrote alike are the higher owner's too. But whoever wrote home's byte
+		 * before the base was taken has been seen, and is overwritten.
+		 */
+		if (h[i] != b[i] && owners[i] > owner)
 			continue;
 		h[i] = t[i];
 		owners[i] = (uint8_t)owner;
