@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <ftw.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +23,7 @@
 #define MAX_ARGS 64
 #define START_SECONDS 60
 #define EXIT_SECONDS 60
+#define PATIENCE_SECONDS 2	/* before looking for who else has the mount */
 
 static int pidfd_open_(pid_t pid)
 {
@@ -75,12 +77,12 @@ static void unescape(char *s)
 	*out = '\0';
 }
 
-/* Asks the kernel's table, not the file system, which may be dead and hang. */
-static bool is_mounted(const char *path)
+/* Asks a process's table, not the file system, which may be dead and hang. */
+static bool is_mounted_for(const char *table, const char *path)
 {
 	char line[PATH_MAX + 512], where[PATH_MAX];
 	bool found = false;
-	FILE *f = fopen("/proc/self/mountinfo", "re");
+	FILE *f = fopen(table, "re");
 
 	if (!f)
 		return false;
@@ -91,6 +93,43 @@ static bool is_mounted(const char *path)
 		}
 	fclose(f);
 	return found;
+}
+
+static bool is_mounted(const char *path)
+{
+	return is_mounted_for("/proc/self/mountinfo", path);
+}
+
+/*
+ * A mount namespace that somebody on this machine made meanwhile (a service, a container, another
+ * run of the tests) has a copy of every mount, and keeps the file system alive after our umount. Take
+ * the mount away there too. Needs root; without it nothing happens.
+ */
+static void detach_elsewhere(const char *path)
+{
+	char table[64], ns[64];
+	struct dirent *e;
+	DIR *proc = opendir("/proc");
+
+	while (proc && (e = readdir(proc))) {
+		pid_t child;
+		int fd;
+
+		snprintf(table, sizeof(table), "/proc/%.20s/mountinfo", e->d_name);
+		snprintf(ns, sizeof(ns), "/proc/%.20s/ns/mnt", e->d_name);
+		if (e->d_name[0] < '1' || e->d_name[0] > '9' || !is_mounted_for(table, path))
+			continue;
+		fd = open(ns, O_RDONLY | O_CLOEXEC);
+		child = fd >= 0 ? fork() : -1;
+		if (child == 0)
+			_exit(setns(fd, CLONE_NEWNS) || umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW));
+		if (child > 0)
+			waitpid(child, NULL, 0);
+		if (fd >= 0)
+			close(fd);
+	}
+	if (proc)
+		closedir(proc);
 }
 
 /* Take the mount away, whatever state it is in. */
@@ -419,8 +458,13 @@ remove:
 
 int mnt_wait(struct mnt *m)
 {
-	int status = wait_exit(m->daemon, EXIT_SECONDS);
+	int status = wait_exit(m->daemon, PATIENCE_SECONDS);
 
+	if (status == -1) {
+		if (!is_mounted(m->path))
+			detach_elsewhere(m->path);
+		status = wait_exit(m->daemon, EXIT_SECONDS);
+	}
 	if (status == -1) {
 		fprintf(stderr, "mount: the daemon did not end; its log:\n");
 		mnt_show_log(m);
