@@ -163,7 +163,7 @@ static void add_store(struct cell *c, ref r)
 		    (!never_ended(t) && t->e <= w->lo))
 			continue;
 		/* Stored, cut off, and only then released: gone. Else it is a race. */
-		if (w->e < t->s && !never_ended(t) && !t->err && t->e < d->released) {
+		if (w->e < t->s && !never_ended(t) && !t->err && t->e < w->vis) {
 			w->hi = t->s - 1;
 			w->vis = NEVER;
 			w->optional = false;

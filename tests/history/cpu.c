@@ -162,8 +162,7 @@ static int choose(void)
 
 static bool exclusive(void)
 {
-	return HAS(&world->config, F_DIRECT) || HAS(&world->config, F_COPY) ||
-	       HAS(&world->config, F_APPEND);
+	return world->config.features & (1u << F_DIRECT | 1u << F_COPY | 1u << F_APPEND | 1u << F_PUNCH);
 }
 
 static void quiet_shared(void)
@@ -336,13 +335,16 @@ static void do_truncate(unsigned slot)
 
 static void do_punch(unsigned slot, uint32_t cell, uint32_t n)
 {
-	struct op *op = op_begin(OP_PUNCH, held[slot].file, cell, n, 0);
+	struct op *op;
 
-	if (!op)
-		return;
-	op_start(op);
-	op_end(op, fallocate(held[slot].fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-			     cell_offset(cell), (off_t)n * cell_size()) ? errno : 0);
+	quiet_alone();
+	op = op_begin(OP_PUNCH, held[slot].file, cell, n, 0);
+	if (op) {
+		op_start(op);
+		op_end(op, fallocate(held[slot].fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+				     cell_offset(cell), (off_t)n * cell_size()) ? errno : 0);
+	}
+	quiet_over();
 }
 
 static void do_copy(unsigned slot)
@@ -460,9 +462,7 @@ static void step(void)
 		do_truncate((unsigned)slot);
 		quiet_over();
 	} else if (how < 14 && HAS(c, F_PUNCH)) {
-		quiet_shared();
 		do_punch((unsigned)slot, cell, n);
-		quiet_over();
 	} else if (how < 24 && HAS(c, F_COPY)) {
 		do_copy((unsigned)slot);
 	} else if (how < 36 && HAS(c, F_DIRECT)) {

@@ -142,8 +142,8 @@ struct world {
 	uint32_t hot_page[MAX_HOT];	/* page in the file of each hot page, rising */
 
 	/* Whoever gives a slot another file, or opens one, holds names. CPU operations on
-	 * contents hold quiet for reading; those that POSIX does not order with stores through
-	 * mappings (O_DIRECT, copy_file_range) for writing. */
+	 * contents hold quiet for reading; those that FUSE does not order with stores through
+	 * mappings (O_DIRECT, copy_file_range, holes), and appends, whose place must be known, for writing. */
 	pthread_mutex_t names;
 	pthread_rwlock_t quiet;
 
