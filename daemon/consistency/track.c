@@ -160,30 +160,35 @@ void track_discarded(struct page_replica *r)
 	r->cut = GAIA_PAGE;
 }
 
-void track_kernel_given(struct page_track *t)
+void track_kernel_given(struct page_track *t, track_id base)
 {
 	t->may_hold = 1;
-	if (t->pending > 0) {
-		t->regiven = 1;
-		t->kernel_base = t->home_id;
-	}
+	if (t->pending == 0)
+		return;
+	t->kernel_base = base;
+	if (t->given < UINT16_MAX)
+		t->given++;
 }
 
-void track_window_open(struct page_track *t)
+uint16_t track_window_open(struct page_track *t)
 {
 	if (t->pending++ == 0) {
 		t->kernel_base = t->home_id;
-		t->regiven = 0;
+		t->given = 0;
 	}
+	return t->given;
 }
 
-void track_window_close(struct page_track *t)
+void track_window_close(struct page_track *t, uint16_t opened)
 {
+	/* What it had when the invalidation began is gone. */
+	if (t->given == opened && opened < UINT16_MAX)
+		t->kernel_base = 0;
 	if (--t->pending > 0)
 		return;
-	t->may_hold = t->regiven;
-	t->regiven = 0;
+	t->may_hold = t->kernel_base != 0;
 	t->kernel_base = 0;
+	t->given = 0;
 }
 
 void track_truncated(struct page_replica *r, unsigned cut)

@@ -44,12 +44,13 @@ struct page_track {
 	track_id home_id;
 	/*
 	 * The kernel's cached copy, which matters while invalidations of it are pending
-	 * ("window"): it equals, but for CPU stores, what kernel_base names.
+	 * ("window"): it equals, but for CPU stores, what kernel_base names. 0: an invalidation has dropped the
+	 * copy. If the kernel sends a page then, processes have written all of it.
 	 */
 	track_id kernel_base;
-	uint16_t pending : 14;	/* invalidations of this page that have not completed */
+	uint16_t pending : 15;	/* invalidations of this page that have not completed */
 	uint16_t may_hold : 1;	/* the kernel may have a copy */
-	uint16_t regiven : 1;	/* it was given or sent one while an invalidation was pending */
+	uint16_t given; /* how often it was given or sent one since the first of those began; saturates */
 };
 
 enum {
@@ -131,12 +132,15 @@ void track_merged(const struct page_track *t, struct page_replica *r, bool equal
 /* What the clients of the replica wrote since the last release is void. */
 void track_discarded(struct page_replica *r);
 
-/* The kernel has the bytes that home has now (a READ was answered). */
-void track_kernel_given(struct page_track *t);
+/* The kernel has a copy that equals what @base names: home's bytes now (a READ was answered), or what it sent. */
+void track_kernel_given(struct page_track *t, track_id base);
 
-/* Invalidation: before it starts, for a page that the kernel may hold; and when it has completed. */
-void track_window_open(struct page_track *t);
-void track_window_close(struct page_track *t);
+/*
+ * Invalidation: before it starts, for a page that the kernel may hold; and when it has completed, with what
+ * track_window_open() returned.
+ */
+uint16_t track_window_open(struct page_track *t);
+void track_window_close(struct page_track *t, uint16_t opened);
 
 /* A truncate removed the bytes from @cut on (0: all), home's new id is set. */
 void track_truncated(struct page_replica *r, unsigned cut);

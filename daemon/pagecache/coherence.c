@@ -110,7 +110,7 @@ const void *base_bytes(struct chunk *ch, unsigned i, track_id id)
 
 static bool kernel_is_behind(const struct page_track *t)
 {
-	return t->pending > 0 && t->kernel_base != t->home_id;
+	return t->pending > 0 && t->kernel_base != 0 && t->kernel_base != t->home_id;
 }
 
 bool home_base_needed(struct chunk *ch, unsigned i)
@@ -159,8 +159,8 @@ static void again_ask(struct chunk *ch, unsigned i)
 	struct cache *c = ch->file->cache;
 	struct again *a = xmalloc(sizeof(*a));
 
-	*a = (struct again){ .chunk = chunk_ref(ch), .page = i };
-	ch->track->page[i].pending++;
+	*a = (struct again){ .chunk = chunk_ref(ch), .page = i,
+			     .opened = track_window_open(&ch->track->page[i]) };
 	pthread_mutex_lock(&c->lock);
 	ch->file->again_asked++;
 	TAILQ_INSERT_TAIL(&c->again, a, link);
@@ -192,12 +192,10 @@ static void kernel_write_merge(struct chunk *ch, unsigned i, const void *bytes, 
 		for (unsigned k = 0; k < len; k++)
 			if (wrote[k] != base[k] && home[k] == wrote[k])
 				x->owners[k] = 0;
-	t->may_hold = 1;
-	t->regiven = 1;
 	if (memcmp(home, wrote, GAIA_PAGE) == 0) {
-		t->kernel_base = t->home_id;
+		track_kernel_given(t, t->home_id);
 	} else {
-		t->kernel_base = track_fresh_id(&v);
+		track_kernel_given(t, track_fresh_id(&v));
 		twin_add(ch, i, t->kernel_base, spare[1]);
 		spare[1] = 0;
 		again_ask(ch, i);
@@ -223,12 +221,12 @@ void kernel_page_write(struct chunk *ch, unsigned i, bool present, const void *b
 			merge_note_owner(x->owners, home, bytes, len, 0);
 		memcpy(home, bytes, len);
 	}
-	track_kernel_given(t);
+	track_kernel_given(t, t->home_id);
 	twins_collect(ch, i);
 }
 
-void exact_write(struct chunk *ch, unsigned i, bool present, unsigned off, const void *bytes,
-		 unsigned len, bool through, frame_t spare[2])
+bool exact_write(struct chunk *ch, unsigned i, bool present, unsigned off, const void *bytes,
+		 unsigned len, enum kernel_copy copy, frame_t spare[2])
 {
 	struct frames *fr = &ch->file->cache->frames;
 	struct page_track *t = &ch->track->page[i];
@@ -239,16 +237,24 @@ void exact_write(struct chunk *ch, unsigned i, bool present, unsigned off, const
 	struct page_extra *x;
 
 	if (!present || memcmp(home + off, bytes, len) != 0) {
+		/* The window opens first: the kernel's base is what home has until now. */
+		if (copy == KERNEL_LACKS)
+			again_ask(ch, i);
 		home_change(ch, i, present, &spare[0]);
 		memcpy(home + off, bytes, len);
+	} else if (copy == KERNEL_LACKS) {
+		copy = KERNEL_HAS;
 	}
 	x = extra_find(ch, i);
 	if (x && x->owners)
 		memset(x->owners + off, 0, len);
-	if (through) {
-		t->may_hold = 1;
-		t->regiven = t->pending > 0;
+	if (copy == KERNEL_LACKS) {
+		twins_collect(ch, i);
+		return true;
 	}
+	/* A part of a page is in a copy only that it had before. */
+	if (copy == KERNEL_HAS && len == GAIA_PAGE)
+		track_kernel_given(t, t->home_id);
 	/*
 	 * The kernel's base has these bytes now, too: its copy has them, or it drops its copy. So home differs
 	 * from that base by what devices wrote only, and what the kernel sends wins over all that CPUs wrote
@@ -256,7 +262,7 @@ void exact_write(struct chunk *ch, unsigned i, bool present, unsigned off, const
 	 */
 	if (t->pending > 0 && t->kernel_base == before) {
 		t->kernel_base = t->home_id;
-	} else if (t->pending > 0 && t->kernel_base != t->home_id) {
+	} else if (kernel_is_behind(t)) {
 		uint8_t *base = frame_ptr(fr, spare[1]);
 
 		memcpy(base, base_bytes(ch, i, t->kernel_base), GAIA_PAGE);
@@ -266,6 +272,7 @@ void exact_write(struct chunk *ch, unsigned i, bool present, unsigned off, const
 		spare[1] = 0;
 	}
 	twins_collect(ch, i);
+	return false;
 }
 
 void truncate_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[2])
@@ -274,7 +281,7 @@ void truncate_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[2])
 	struct page_view v = page_view(ch, i, buf);
 
 	if (cut > 0)
-		exact_write(ch, i, true, cut, frame_zeros, GAIA_PAGE - cut, true, spare);
+		exact_write(ch, i, true, cut, frame_zeros, GAIA_PAGE - cut, KERNEL_HAS, spare);
 	else
 		track_home_changed(&v); /* bases are void, too */
 	for (unsigned k = 0; k < ch->n_replicas; k++) {
@@ -291,9 +298,7 @@ void truncate_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[2])
 	if (cut == 0) {
 		/* The kernel drops its copy itself. But where it thinks that the file has grown again, it gets
 		 * zeros for READs beyond our end, of which nobody takes note. */
-		v.t->may_hold = 1;
-		v.t->regiven = 1;
-		v.t->kernel_base = v.t->home_id;
+		track_kernel_given(v.t, v.t->home_id);
 	}
 	twins_collect(ch, i);
 }
@@ -542,7 +547,7 @@ void *notifier_main(void *arg)
 		count(CTR_kernel_invalidated, 1);
 		pthread_mutex_lock(&ch->lock);
 		pages_lock(ch, a->page, a->page + 1);
-		track_window_close(&ch->track->page[a->page]);
+		track_window_close(&ch->track->page[a->page], a->opened);
 		twins_collect(ch, a->page);
 		pages_unlock(ch, a->page, a->page + 1);
 		track_maybe_free(ch);
@@ -570,4 +575,9 @@ void again_wait(struct cfile *f)
 	while (f->again_done < until)
 		pthread_cond_wait(&c->again_done, &c->lock);
 	pthread_mutex_unlock(&c->lock);
+}
+
+void cfile_invalidated(struct cfile *f)
+{
+	again_wait(f);
 }

@@ -448,6 +448,7 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 struct release {
 	struct chunk *ch;
 	uint64_t published[GAIA_CHUNK_PAGES / 64]; /* of which the kernel may hold copies */
+	uint16_t opened[GAIA_CHUNK_PAGES]; /* of those, see track_window_open() */
 	bool changed;
 };
 
@@ -530,7 +531,7 @@ static void publish_page(struct grant *g, unsigned i, bool changed, bool secured
 		rl->changed = true;
 		count(CTR_released_pages, 1);
 		if (t->may_hold) {
-			track_window_open(t);
+			rl->opened[i] = track_window_open(t);
 			bit_set(rl->published, i);
 		}
 	}
@@ -639,7 +640,7 @@ static void invalidate_published(struct cfile *f, struct release *rl, uint64_t n
 			if (!bit_test(rl[k].published, i))
 				continue;
 			pages_lock(ch, i, i + 1);
-			track_window_close(&ch->track->page[i]);
+			track_window_close(&ch->track->page[i], rl[k].opened[i]);
 			twins_collect(ch, i);
 			pages_unlock(ch, i, i + 1);
 		}
