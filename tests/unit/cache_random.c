@@ -108,6 +108,8 @@ static struct {
 	struct kfile *kf;
 	uint64_t size;
 	uint32_t now;
+	unsigned focus, focus_pages; /* where most of it happens */
+	bool narrow;
 	struct byte byte[HOT][GAIA_PAGE];
 	struct held held[CLIENTS];
 	uint32_t tasks;
@@ -468,17 +470,22 @@ static uint32_t in_page(uint32_t r)
 {
 	static const uint16_t edge[] = { 0, 1, 63, 64, 65, 2048, 4032, 4094, 4095 };
 
-	return r % 2 ? edge[r / 2 % ARRAY_LEN(edge)] : r / 2 % GAIA_PAGE;
+	return r % 2 ? r / 2 % GAIA_PAGE : edge[r / 2 % ARRAY_LEN(edge)];
+}
+
+static unsigned choose_page(const struct op *op)
+{
+	return w.focus + op->a % w.focus_pages;
 }
 
 /* A range within a group. */
 static void choose_range(const struct op *op, uint64_t *off, uint64_t *len)
 {
-	unsigned hot = op->a % HOT;
+	unsigned hot = choose_page(op);
 	uint64_t end = hot_offset(hot - hot % GROUP_PAGES) + GROUP_PAGES * GAIA_PAGE;
 
-	*off = hot_offset(hot) + in_page(op->b);
-	switch (op->c % 10) {
+	*off = hot_offset(hot) + in_page(w.narrow ? op->b % 18 & ~1u : op->b);
+	switch (w.narrow ? 5 + op->c % 5 : op->c % 10) {
 	case 0:
 		*off = ROUND_DOWN(*off, (uint64_t)GAIA_PAGE);
 		*len = GAIA_PAGE * (1 + op->d % 2);
@@ -941,8 +948,16 @@ static void op_copy(const struct op *op)
 	if (cpu_read(w.kf, buf, (size_t)n, from) != n)
 		fail("copy: its source ends early");
 	check_bytes(buf, from, (size_t)n, "copied");
-	for (ssize_t k = 0; k < n; k++)
-		cpu_wrote(&w.byte[hot_at(to + (uint64_t)k)][(to + (uint64_t)k) % GAIA_PAGE], buf[k]);
+	for (uint64_t k = 0; k < (uint64_t)n; k++) {
+		struct byte *b = &w.byte[hot_at(to + k)][(to + k) % GAIA_PAGE];
+
+		cpu_wrote(b, buf[k]);
+		/* Values meet their likes, and a write of the value that is there already is none. */
+		for (unsigned d = 0; d < DEVICES; d++)
+			b->dev[d].maybe |= b->dev[d].value == buf[k];
+		if ((uint8_t)(buf[k] - b->used) < 128)
+			b->used = buf[k];
+	}
 	if (n > 0)
 		w.size = MAX(w.size, to + (uint64_t)n);
 }
@@ -977,14 +992,14 @@ static void run_op(const struct op *op)
 		op_write(op, op->kind);
 		break;
 	case KERNEL_WRITEBACK:
-		trace("the kernel writes back from page %u of the hot ones on", op->a % HOT);
-		if (kernel_writeback(w.kf, hot_offset(op->a % HOT), op->b % 2 ? GAIA_PAGE : 0,
+		trace("the kernel writes back from page %u of the hot ones on", choose_page(op));
+		if (kernel_writeback(w.kf, hot_offset(choose_page(op)), op->b % 2 ? GAIA_PAGE : 0,
 				     op->c % 2 ? 1 : 256))
 			fail("writeback failed");
 		break;
 	case KERNEL_RECLAIM:
-		trace("the kernel reclaims from page %u of the hot ones on", op->a % HOT);
-		kernel_reclaim(w.kf, hot_offset(op->a % HOT), op->b % 2 ? GAIA_PAGE : 0);
+		trace("the kernel reclaims from page %u of the hot ones on", choose_page(op));
+		kernel_reclaim(w.kf, hot_offset(choose_page(op)), op->b % 2 ? GAIA_PAGE : 0);
 		break;
 	case DEV_ACQUIRE:
 	case DEV_ACQUIRE_RW:
@@ -1113,6 +1128,10 @@ static void world_begin(uint64_t seed)
 	w.kf = kfile_create(w.rig, 1, size);
 	w.kf->readahead = seed / 5 % 2 ? 3 : 0;
 	w.size = size;
+	/* All over the file, or on one or two pages, or on few bytes of one. */
+	w.focus = seed / 3 % 2 ? 1 + (unsigned)(seed % (HOT - 2)) : 0;
+	w.focus_pages = seed / 3 % 2 ? 1 + (unsigned)(seed / 6 % 2) : HOT;
+	w.narrow = seed / 3 % 4 == 1;
 	w.rig->before_invalidate = before_invalidate;
 	for (unsigned k = 0; k < CLIENTS; k++)
 		op_map(&(struct op){ .a = k, .b = k, .c = 1 });
