@@ -55,7 +55,8 @@ static int prepare_cut(struct cfile *f, uint64_t size, struct chunk **out)
 /* Drop what the chunk's page has from @cut on (0: all). chunk->lock held, page locked. */
 static void cut_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[2])
 {
-	if (ch->track)
+	/* Not home though tracked: tracked only since prepare_cut(), by an acquire that waits for us. */
+	if (ch->track && (cut == 0 || page_present(ch, i)))
 		truncate_page(ch, i, cut, spare);
 	if (cut == 0) {
 		page_drop(ch, i);
@@ -168,7 +169,7 @@ static int zero_cached(struct cfile *f, uint64_t off, uint64_t end)
 			pthread_mutex_unlock(&ch->lock);
 			if (a < b && cached)
 				err = home_write(f, NULL, (size_t)(b - a), a, CACHE_WRITE_THROUGH,
-						 UINT64_MAX);
+						 UINT64_MAX, NULL);
 		}
 		chunk_put(ch);
 	}
