@@ -34,6 +34,8 @@ bool may_be(const struct write *w, uint64_t value)
 {
 	if (!w->copied)
 		return w->value == value;
+	if (w->copied->n > MOST_VALUES)
+		return true;
 	for (unsigned i = 0; i < w->copied->n; i++)
 		if (w->copied->at[i] == value)
 			return true;
@@ -87,14 +89,14 @@ static const struct values *copied(ref r, uint32_t cell)
 	copies_until = op->s;
 	cell_gather(&source, op->from_file, from);
 	copies_until = until;
-	for (unsigned i = 0; i < source.nw; i++) {
+	for (unsigned i = 0; i < source.nw && v->n <= MOST_VALUES; i++) {
 		const struct write *w = &source.w[i];
 
 		if (!could_see(&read, w) || overwritten(&source, w, read.s))
 			continue;
 		if (!w->copied)
 			add_value(v, w->value);
-		for (unsigned k = 0; w->copied && k < w->copied->n; k++)
+		for (unsigned k = 0; w->copied && k < w->copied->n && v->n <= MOST_VALUES; k++)
 			add_value(v, w->copied->at[k]);
 	}
 	free(source.w);

@@ -239,5 +239,8 @@ const char *op_text(const struct op *op, unsigned proc);
 
 /* Stacks of everybody and of the daemon, on stderr. */
 void show_stacks(void);
+/* The same from a process of its own, after the time that only a hang takes, unless it is stopped. */
+pid_t stacks_soon(void);
+void stacks_not(pid_t pid);
 
 #endif

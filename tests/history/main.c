@@ -148,13 +148,16 @@ static enum verdict play(const struct config *c, const struct options *o, unsign
 {
 	struct mnt_options mo = { .gaiafs = o->gaiafs, .args = config_args(c) };
 	enum verdict v = ALL_WELL;
+	bool last = false;
 	struct mnt m;
 
 	setenv("GAIAFS_FAULTS", config_faults(c), 1);
 	if (mnt_start(&m, &mo))
 		return BROKEN;
-	for (unsigned round = 0; round < rounds && v == ALL_WELL; round++)
-		v = round_play(&m, c, round, round + 1 == rounds || now() > deadline);
+	for (unsigned round = 0; !last && v == ALL_WELL; round++) {
+		last = round + 1 == rounds || now() > deadline;
+		v = round_play(&m, c, round, last);
+	}
 	if (v == VIOLATION && m.daemon)
 		mnt_crash(&m);
 	if (mnt_stop(&m) && v == ALL_WELL)

@@ -56,6 +56,8 @@ static bool is_mixture(const struct cell *c, const struct read *r)
 
 		if (!could_see(r, w) || (overwritten(c, w, r->s) && !is_private_view(r, w)))
 			continue;
+		if (w->copied && w->copied->n > MOST_VALUES)
+			return true;
 		for (unsigned k = 0; k < (w->copied ? w->copied->n : 1); k++) {
 			uint64_t value = w->copied ? w->copied->at[k] : w->value;
 

@@ -57,6 +57,8 @@ struct dev_op {
 	uint64_t vis;		/* when others may see it */
 };
 
+#define MOST_VALUES 64	/* that a copy may have read; with more it may have read any */
+
 struct values {
 	uint64_t *at;
 	unsigned n, room;

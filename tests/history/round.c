@@ -231,6 +231,37 @@ void show_stacks(void)
 	fprintf(stderr, "(no stacks of the daemon: gdb is missing, or may not trace it)\n");
 }
 
+pid_t stacks_soon(void)
+{
+	pid_t pid = fork();
+
+	if (pid != 0)
+		return pid;
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	sleep((unsigned)(HANG_NS / 1000000000 * slow));
+	fprintf(stderr, "history: the unmount hangs\n");
+	show_stacks();
+	_exit(0);
+}
+
+void stacks_not(pid_t pid)
+{
+	if (pid <= 0)
+		return;
+	kill(pid, SIGKILL);
+	while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+		;
+}
+
+static int unmount(struct mnt *m)
+{
+	pid_t watcher = stacks_soon();
+	int err = mnt_unmount(m);
+
+	stacks_not(watcher);
+	return err;
+}
+
 /* ---- the round ---- */
 
 static void prepare(const struct mnt *m, const struct config *c, unsigned round)
@@ -352,9 +383,9 @@ static enum verdict play(struct mnt *m, bool last, uint64_t *crashed)
 	if (!last)
 		return ALL_WELL;
 	/* All that anybody wrote is in the backing directory when the mount has ended. */
-	world->daemon = 0;
-	if (mnt_unmount(m))
+	if (unmount(m))
 		return VIOLATION;
+	world->daemon = 0;
 	return last_look(m, true);
 }
 
