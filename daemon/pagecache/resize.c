@@ -169,7 +169,7 @@ static int zero_cached(struct cfile *f, uint64_t off, uint64_t end)
 			pthread_mutex_unlock(&ch->lock);
 			if (a < b && cached)
 				err = home_write(f, NULL, (size_t)(b - a), a, CACHE_WRITE_THROUGH,
-						 UINT64_MAX, NULL);
+						 UINT64_MAX);
 		}
 		chunk_put(ch);
 	}
