@@ -207,6 +207,7 @@ static int share_pages(struct chunk *ch, unsigned a, unsigned b, unsigned ahead,
 		       uint64_t number)
 {
 	unsigned i = a, j, hits = 0, misses = 0;
+	bool brought = false;
 	int err = 0;
 
 	pthread_mutex_lock(&ch->lock);
@@ -237,6 +238,9 @@ static int share_pages(struct chunk *ch, unsigned a, unsigned b, unsigned ahead,
 				j++;
 		pthread_mutex_unlock(&ch->lock);
 		err = home_bring(ch, i, j);
+		if (err && j > b) /* what nobody asked for cannot fail */
+			err = home_bring(ch, i, b);
+		brought = true;
 		pthread_mutex_lock(&ch->lock);
 		if (err) {
 			pages_unlock(ch, i, j);
@@ -254,10 +258,9 @@ static int share_pages(struct chunk *ch, unsigned a, unsigned b, unsigned ahead,
 		while (i-- > a)
 			page_unshare(ch, i);
 	pthread_mutex_unlock(&ch->lock);
-	if (misses) {
-		count(CTR_home_misses, misses);
+	if (brought)
 		chunk_account(ch);
-	}
+	count(CTR_home_misses, misses);
 	count(CTR_home_hits, hits);
 	atomic_store_explicit(&ch->referenced, true, memory_order_relaxed);
 	return err;

@@ -151,7 +151,6 @@ static void check_replica_page(struct chunk *ch, struct replica *rep, unsigned i
 	bug_on(r->writers != writers);
 	bug_on((r->flags & REPLICA_SNAPPED) && !(r->flags & REPLICA_AHEAD));
 	bug_on((r->flags & REPLICA_SNAPPED) && !rep->shadow);
-	bug_on((r->flags & REPLICA_AHEAD) && r->writers > 0 && !(r->flags & REPLICA_SNAPPED));
 	bug_on(r->cut > GAIA_PAGE);
 	/* The base of what is to be merged exists. */
 	if (((r->flags & REPLICA_AHEAD) || r->writers > 0) && r->cut > 0 &&

@@ -148,7 +148,47 @@ unlock:
 
 /* ---- fallocate ---- */
 
-/* Home's copies of [off, end) become zeros, as the store's are about to. */
+/*
+ * The store is about to forget the bytes of [off, end). Bring home what of them is released or somebody's base, and the pages
+ * at either end, of which a part remains: what is then zeroed at home is a change that replicas see.
+ * They stay: file->range is held exclusively, so what is dirty cannot be stored, and so not dropped.
+ */
+static int keep_tracked(struct cfile *f, uint64_t off, uint64_t end)
+{
+	uint64_t first = off / GAIA_PAGE, last = (end - 1) / GAIA_PAGE;
+	struct chunk **list;
+	unsigned n = chunk_list_get(f, off / GAIA_CHUNK, (end - 1) / GAIA_CHUNK, &list);
+	int err = 0;
+
+	for (unsigned k = 0; k < n; k++) {
+		struct chunk *ch = list[k];
+
+		pthread_mutex_lock(&ch->lock);
+		for (unsigned i = 0; i < GAIA_CHUNK_PAGES && ch->track && !err; i++) {
+			uint64_t page = ch->index * GAIA_CHUNK_PAGES + i;
+
+			if (page < first || page > last)
+				continue;
+			if (page * GAIA_PAGE >= off && (page + 1) * GAIA_PAGE <= end &&
+			    !page_ahead(ch, i) && !home_base_needed(ch, i))
+				continue;
+			pages_lock(ch, i, i + 1);
+			pthread_mutex_unlock(&ch->lock);
+			err = home_bring(ch, i, i + 1);
+			pthread_mutex_lock(&ch->lock);
+			if (!err)
+				page_set_dirty(ch, i);
+			pages_unlock(ch, i, i + 1);
+		}
+		pthread_mutex_unlock(&ch->lock);
+		chunk_account(ch);
+		chunk_put(ch);
+	}
+	free(list);
+	return err;
+}
+
+/* Home's copies of [off, end) become zeros, as the store's are. */
 static int zero_cached(struct cfile *f, uint64_t off, uint64_t end)
 {
 	struct chunk **list;
@@ -168,8 +208,7 @@ static int zero_cached(struct cfile *f, uint64_t off, uint64_t end)
 			cached = page_present(ch, i) || ch->track;
 			pthread_mutex_unlock(&ch->lock);
 			if (a < b && cached)
-				err = home_write(f, NULL, (size_t)(b - a), a, CACHE_WRITE_THROUGH,
-						 UINT64_MAX);
+				err = home_write(f, NULL, (size_t)(b - a), a, CACHE_WRITE_THROUGH);
 		}
 		chunk_put(ch);
 	}
@@ -224,12 +263,12 @@ int cache_allocate(struct cfile *f, int mode, off_t off, off_t len)
 	pthread_rwlock_wrlock(&f->range);
 	size = cfile_size(f);
 	err = cfile_store(f, true, &sf);
-	/* Bases and releases are read before the store forgets them; writing zeros changes nothing that a
-	 * failing store would leave wrong: the caller asked for them. */
 	if (!err && zeroes && (uint64_t)off < size)
-		err = zero_cached(f, (uint64_t)off, MIN(end, size));
+		err = keep_tracked(f, (uint64_t)off, MIN(end, size));
 	if (!err)
 		err = sf->ops->allocate(sf, mode, off, len);
+	if (!err && zeroes && (uint64_t)off < size)
+		err = zero_cached(f, (uint64_t)off, MIN(end, size));
 	if (!err && zeroes)
 		drop_zeroed(f, (uint64_t)off, MIN(end, size));
 	if (!err && !(mode & FALLOC_FL_KEEP_SIZE) && end > size) {

@@ -487,6 +487,12 @@ static int find_changed(struct replica *rep, const uint64_t *pages, unsigned a, 
 			if (differs || !(rep->page[i].flags & REPLICA_ARMED))
 				bit_set(changed, i);
 		}
+	/* Some may be armed with what is to be released: the next attempt would not find them changed. */
+	pthread_mutex_lock(&rep->chunk->lock);
+	for (unsigned i = a; i < b && err; i++)
+		if (bit_test(pages, i))
+			rep->page[i].flags &= (uint8_t)~REPLICA_ARMED;
+	pthread_mutex_unlock(&rep->chunk->lock);
 	free(runs);
 	return err;
 }
@@ -588,8 +594,13 @@ static int release_locked(struct grant *g, unsigned a, unsigned b, struct releas
 	pthread_mutex_unlock(&ch->lock);
 	if (secured)
 		replica_shadow_done(rep);
-	/* What others go on writing and could not be secured is only safe at home. */
-	return any_shared && !secured ? fetch_pages(ch, a, b) : 0;
+	/*
+	 * What others go on writing and could not be secured belongs home. It is released, whether that
+	 * works now or when somebody asks for it; then with what the others have written by that time.
+	 */
+	if (any_shared && !secured)
+		(void)fetch_pages(ch, a, b);
+	return 0;
 }
 
 static int release_part(struct grant *g, unsigned a, unsigned b, struct release *rl)
