@@ -148,7 +148,7 @@ static int kpage_fill(struct kfile *kf, struct kpage *p)
 		n++;
 	}
 	pthread_mutex_unlock(&kf->lock);
-	err = cache_read_begin(kf->cfile, (off_t)(p->index * GAIA_PAGE), n * GAIA_PAGE, 1, &rd);
+	err = cache_read_begin(kf->cfile, (off_t)(p->index * GAIA_PAGE), n * GAIA_PAGE, true, &rd);
 	if (!err) {
 		for (size_t k = 0; k < n; k++)
 			memset(all[k]->bytes, 0, GAIA_PAGE);

@@ -1,0 +1,479 @@
+/*
+ * cache_errors.c - what the page cache does when the store, a device or memory fails.
+ *
+ * The promises: an error is told to who asked; nothing that was written or released is lost; what failed works
+ * when it is tried again; and everything is accounted for (cache_check()).
+ */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/counters.h"
+#include "base/util.h"
+#include "cache_rig.h"
+#include "pagecache/internal.h"
+
+static struct rig *rig;
+static struct kfile *kf;
+
+static void begin(const struct rig_options *options, uint64_t size)
+{
+	rig = rig_create(options);
+	kf = kfile_create(rig, 1, size);
+}
+
+static void begin_1(void)
+{
+	begin(&(struct rig_options){ .devices = 1 }, 4 * GAIA_CHUNK);
+}
+
+static void begin_2(void)
+{
+	begin(&(struct rig_options){ .devices = 2 }, 4 * GAIA_CHUNK);
+}
+
+static void end(void)
+{
+	fault_disarm_all();
+	cache_check(rig->cache);
+	rig_destroy(rig);
+}
+
+static void expect_cpu(uint64_t off, const char *text)
+{
+	char buf[64] = "";
+
+	cr_assert_eq(cpu_read(kf, buf, strlen(text), off), (ssize_t)strlen(text));
+	cr_assert_str_eq(buf, text);
+}
+
+static void expect_store(uint64_t off, const char *text)
+{
+	char buf[64] = "";
+
+	store_peek(kf, buf, strlen(text), off);
+	cr_assert_str_eq(buf, text);
+}
+
+static void expect_device(struct client *cl, uint64_t off, const char *text)
+{
+	char buf[64] = "";
+
+	cr_assert_eq(client_acquire(cl, off, strlen(text), GAIA_PROT_READ), 0);
+	client_load(cl, buf, strlen(text), off);
+	cr_assert_str_eq(buf, text);
+}
+
+static void write_cpu(uint64_t off, const char *text)
+{
+	cr_assert_eq(cpu_write(kf, text, strlen(text), off), 0);
+}
+
+/* Acquired, written, not released. */
+static void write_device(struct client *cl, uint64_t off, const char *text)
+{
+	cr_assert_eq(client_acquire(cl, off, strlen(text), GAIA_PROT_RW), 0);
+	client_store(cl, text, strlen(text), off);
+}
+
+/* ---- the store ---- */
+
+Test(store_error, of_a_read_is_told_and_forgotten)
+{
+	begin_1();
+	fault_arm("store.read", -EIO, 0, 0);
+	cr_assert_eq(cpu_read(kf, (char[1]){ 0 }, 1, 0), -EIO);
+	cache_check(rig->cache);
+	fault_disarm_all();
+	cr_assert_eq(cpu_read(kf, (char[1]){ 0 }, 1, 0), 1);
+	end();
+}
+
+/* One READ of 256 pages, and more of readahead: two calls to the store. */
+static void begin_sequential(struct cache_read *rd)
+{
+	begin_1();
+	cr_assert_eq(cache_read_begin(kf->cfile, 0, GAIA_PAGE, true, rd), 0);
+	cache_read_end(rd);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+}
+
+Test(store_error, of_readahead_is_nobodys)
+{
+	struct cache_read rd;
+
+	begin_sequential(&rd);
+	fault_arm("store.read", -EIO, 1, 0);
+	cr_assert_eq(cache_read_begin(kf->cfile, GAIA_PAGE, CACHE_READ_MAX, true, &rd), 0,
+		     "what was asked for could be read");
+	cr_assert_eq(rd.bytes, CACHE_READ_MAX);
+	cache_read_end(&rd);
+	end();
+}
+
+Test(store_error, in_the_middle_of_a_large_range_leaves_all_accounted_for)
+{
+	struct cache_read rd;
+
+	begin_sequential(&rd);
+	fault_arm("store.read", -EIO, 1, 0);
+	/* The first of two chunks comes. */
+	cr_assert_eq(cache_read_begin(kf->cfile, GAIA_CHUNK - GAIA_PAGE, 2 * GAIA_PAGE, true, &rd),
+		     -EIO);
+	cache_check(rig->cache);
+	/* And the first half of a chunk. */
+	fault_arm("store.read", -EIO, 1, 0);
+	cr_assert_eq(cache_write(kf->cfile, "x", 1, 1, CACHE_WRITE_EXACT), 0);
+	cr_assert_eq(cache_write(kf->cfile, "x", 1, 2 * GAIA_PAGE + 1, CACHE_WRITE_EXACT), -EIO);
+	end();
+}
+
+Test(store_error, of_a_partial_write_is_told)
+{
+	begin_1();
+	fault_arm("store.read", -EIO, 0, 1);
+	cr_assert_eq(cache_write(kf->cfile, "x", 1, 5, CACHE_WRITE_EXACT), -EIO);
+	cache_check(rig->cache);
+	cr_assert_eq(cache_write(kf->cfile, "x", 1, 5, CACHE_WRITE_EXACT), 0);
+	expect_cpu(5, "x");
+	end();
+}
+
+Test(store_error, of_writeback_is_told_once_to_each_cursor_and_the_data_stays)
+{
+	uint64_t cursor, other;
+
+	begin_1();
+	cursor = other = cfile_error_now(kf->cfile);
+	write_cpu(10, "kept");
+	fault_arm("store.write", -ENOSPC, 0, 1);
+	cr_assert_eq(cpu_fsync(kf), -ENOSPC);
+	cr_assert_eq(cfile_error_check(kf->cfile, &cursor), -ENOSPC);
+	cr_assert_eq(cfile_error_check(kf->cfile, &cursor), 0);
+	cr_assert_eq(cfile_error_check(kf->cfile, &other), -ENOSPC);
+	cr_assert_eq(cfile_error_check(kf->cfile, &other), 0);
+	other = cfile_error_now(kf->cfile);
+	cr_assert_eq(cfile_error_check(kf->cfile, &other), 0, "of before it was opened");
+	cache_check(rig->cache);
+	expect_cpu(10, "kept");
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_store(10, "kept");
+	end();
+}
+
+Test(store_error, of_writeback_by_age_is_tried_again)
+{
+	char buf[5] = "";
+
+	begin(&(struct rig_options){ .age_ms = 1 }, GAIA_PAGE);
+	fault_arm("store.write", -EIO, 0, 3);
+	write_cpu(0, "later");
+	cr_assert_eq(kernel_writeback(kf, 0, 0, 1), 0);
+	while (memcmp(buf, "later", 5) != 0)
+		store_peek(kf, buf, 5, 0);
+	end();
+}
+
+Test(store_error, of_opening_for_writing_is_told_to_fsync)
+{
+	begin_1();
+	write_cpu(0, "x");
+	fault_arm("store.open", -EACCES, 0, 1);
+	cr_assert_eq(cpu_fsync(kf), -EACCES);
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_store(0, "x");
+	end();
+}
+
+Test(store_error, of_sync_is_told)
+{
+	begin_1();
+	write_cpu(0, "x");
+	fault_arm("store.sync", -EIO, 0, 1);
+	cr_assert_eq(cpu_fsync(kf), -EIO);
+	cr_assert_eq(cpu_fsync(kf), 0);
+	end();
+}
+
+Test(store_error, of_a_read_fails_an_acquire_whole)
+{
+	struct client *cl;
+
+	begin_1();
+	cl = client_create(kf, 0, GAIA_PROT_RW, 4 * GAIA_CHUNK);
+	/* The first chunk comes, the third does not. */
+	cr_assert_eq(cpu_read_direct(kf, (char[1]){ 0 }, 1, 0), 1);
+	fault_arm("store.read", -EIO, 4, 1);
+	cr_assert_eq(client_acquire(cl, 0, 4 * GAIA_CHUNK, GAIA_PROT_RW), -EIO);
+	cache_check(rig->cache);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0, "nothing is held");
+	cr_assert_eq(client_acquire(cl, 0, 4 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	end();
+}
+
+Test(store_error, of_a_truncate_changes_nothing)
+{
+	struct client *cl;
+
+	begin_1();
+	write_cpu(100, "stays");
+	cl = client_create(kf, 0, GAIA_PROT_RW, GAIA_CHUNK);
+	write_device(cl, 200, "too");
+	cr_assert_eq(client_release(cl, 200, 3), 0);
+	fault_arm("store.truncate", -EIO, 0, 1);
+	cr_assert_eq(cpu_truncate(kf, 10), -EIO);
+	cache_check(rig->cache);
+	cr_assert_eq(cfile_size(kf->cfile), 4 * GAIA_CHUNK);
+	expect_cpu(100, "stays");
+	expect_cpu(200, "too");
+	end();
+}
+
+/* A hole that the store will not make takes nothing from anybody. */
+Test(store_error, of_a_hole_changes_nothing)
+{
+	begin_1();
+	write_cpu(100, "stays");
+	fault_arm("store.allocate", -EOPNOTSUPP, 0, 1);
+	cr_assert_eq(cpu_allocate(kf, 3, 0, GAIA_PAGE), -EOPNOTSUPP);
+	cache_check(rig->cache);
+	expect_cpu(100, "stays");
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_store(100, "stays");
+	end();
+}
+
+/* ---- devices ---- */
+
+static void a_device_error_loses_nothing(const char *point, int expected_release)
+{
+	struct client *a, *b;
+	int err;
+
+	begin_2();
+	a = client_create(kf, 0, GAIA_PROT_RW, GAIA_CHUNK);
+	b = client_create(kf, 1, GAIA_PROT_RW, GAIA_CHUNK);
+	for (unsigned page = 0; page < 4; page++)
+		write_cpu(page * GAIA_PAGE, "cpu.");
+	cr_assert_eq(client_acquire(a, 0, 4 * GAIA_PAGE, GAIA_PROT_RW), 0);
+	for (unsigned page = 0; page < 4; page++)
+		client_store(a, "DEV", 3, page * GAIA_PAGE + 8);
+	fault_arm(point, -EIO, 0, 1);
+	err = client_release(a, 0, 4 * GAIA_PAGE);
+	cr_assert_eq(err, expected_release, "%d", err);
+	cache_check(rig->cache);
+	if (err)
+		cr_assert_eq(client_release(a, 0, 4 * GAIA_PAGE), 0);
+	/* If it was not the release that failed, it is what fetches. */
+	err = client_acquire(b, 0, 4 * GAIA_PAGE, GAIA_PROT_READ);
+	cache_check(rig->cache);
+	if (err)
+		cr_assert_eq(client_acquire(b, 0, 4 * GAIA_PAGE, GAIA_PROT_READ), 0);
+	for (unsigned page = 0; page < 4; page++) {
+		expect_device(b, page * GAIA_PAGE, "cpu.");
+		expect_device(b, page * GAIA_PAGE + 8, "DEV");
+		expect_cpu(page * GAIA_PAGE, "cpu.");
+		expect_cpu(page * GAIA_PAGE + 8, "DEV");
+	}
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_store(3 * GAIA_PAGE + 8, "DEV");
+	end();
+}
+
+Test(device_error, of_finding_changes_loses_none)
+{
+	a_device_error_loses_nothing("device.find_changed", -EIO);
+}
+
+Test(device_error, of_copying_out_loses_nothing)
+{
+	a_device_error_loses_nothing("device.copy_out", 0);
+}
+
+Test(device_error, of_copying_in_loses_nothing)
+{
+	a_device_error_loses_nothing("device.copy_in", 0);
+}
+
+Test(device_error, of_submission_loses_nothing)
+{
+	a_device_error_loses_nothing("device.submit", -EIO);
+}
+
+Test(device_error, of_copying_in_leaves_no_page_that_passes_for_current)
+{
+	struct client *a;
+
+	begin_1();
+	for (unsigned page = 0; page < 4; page++)
+		write_cpu(page * GAIA_PAGE, "right");
+	a = client_create(kf, 0, GAIA_PROT_RW, GAIA_CHUNK);
+	fault_arm("device.copy_in", -EIO, 0, 1);
+	cr_assert_eq(client_acquire(a, 0, 4 * GAIA_PAGE, GAIA_PROT_READ), -EIO);
+	cache_check(rig->cache);
+	for (unsigned page = 0; page < 4; page++)
+		expect_device(a, page * GAIA_PAGE, "right");
+	end();
+}
+
+Test(device_error, of_arming_does_not_hide_writes)
+{
+	struct client *a;
+
+	begin_1();
+	a = client_create(kf, 0, GAIA_PROT_RW, GAIA_CHUNK);
+	fault_arm("device.arm", -EIO, 0, 1);
+	cr_assert_eq(client_acquire(a, 0, 4 * GAIA_PAGE, GAIA_PROT_RW), -EIO);
+	cache_check(rig->cache);
+	for (unsigned page = 0; page < 4; page++)
+		write_device(a, page * GAIA_PAGE, "seen");
+	cr_assert_eq(client_release(a, 0, 4 * GAIA_PAGE), 0);
+	for (unsigned page = 0; page < 4; page++)
+		expect_cpu(page * GAIA_PAGE, "seen");
+	end();
+}
+
+/* Two clients of a device write a page; one acquires it again, which merges what the CPU wrote. */
+Test(device_error, of_merging_into_a_page_that_is_being_written_loses_nothing)
+{
+	struct client *a, *b;
+
+	begin_1();
+	a = client_create(kf, 0, GAIA_PROT_RW, GAIA_CHUNK);
+	b = client_create(kf, 0, GAIA_PROT_RW, GAIA_CHUNK);
+	for (unsigned page = 0; page < 4; page++)
+		write_device(a, page * GAIA_PAGE, "aa");
+	for (unsigned page = 0; page < 4; page++)
+		write_cpu(page * GAIA_PAGE + 2, "cc");
+	fault_arm("device.pull", -EIO, 0, 1);
+	cr_assert_eq(client_acquire(b, 0, 4 * GAIA_PAGE, GAIA_PROT_RW), -EIO);
+	cache_check(rig->cache);
+	for (unsigned page = 0; page < 4; page++)
+		client_store(a, "AA", 2, page * GAIA_PAGE + 4);
+	cr_assert_eq(client_release(a, 0, 4 * GAIA_PAGE), 0);
+	for (unsigned page = 0; page < 4; page++)
+		expect_cpu(page * GAIA_PAGE, "aaccAA");
+	end();
+}
+
+/* The snapshot fails: the released bytes must not be written over unsecured. */
+Test(device_error, of_securing_is_told_before_anything_is_written_over)
+{
+	struct client *a;
+
+	begin_1();
+	a = client_create(kf, 0, GAIA_PROT_RW, GAIA_CHUNK);
+	write_device(a, 0, "released");
+	cr_assert_eq(client_release(a, 0, 8), 0);
+	fault_arm("device.copy_within", -EIO, 0, 1);
+	cr_assert_eq(client_acquire(a, 0, 8, GAIA_PROT_RW), -EIO);
+	cache_check(rig->cache);
+	write_device(a, 0, "private!");
+	expect_cpu(0, "released");
+	client_die(a);
+	client_end(a);
+	expect_cpu(0, "released");
+	end();
+}
+
+/* Of two clients one releases; there is neither room for a snapshot nor a way to fetch. */
+Test(device_error, of_the_only_way_out_of_a_shared_release_loses_nothing)
+{
+	struct client *a, *b;
+	int err;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 1 }, GAIA_CHUNK);
+	a = client_create(kf, 0, GAIA_PROT_RW, GAIA_CHUNK);
+	b = client_create(kf, 0, GAIA_PROT_RW, GAIA_CHUNK);
+	write_device(a, 0, "aa");
+	write_device(b, 4, "bb");
+	fault_arm("device.copy_out", -EIO, 0, 1);
+	err = client_release(a, 0, 2);
+	cache_check(rig->cache);
+	if (err)
+		cr_assert_eq(client_release(a, 0, 2), 0);
+	expect_cpu(0, "aa");
+	client_store(b, "BB", 2, 6);
+	cr_assert_eq(client_release(b, 4, 2), 0);
+	expect_cpu(4, "bbBB");
+	end();
+}
+
+Test(device_error, of_allocation_is_enomem_and_leaves_nothing)
+{
+	struct client *a;
+
+	begin_1();
+	a = client_create(kf, 0, GAIA_PROT_RW, 4 * GAIA_CHUNK);
+	fault_arm("device.alloc", -ENOMEM, 2, 0);
+	cr_assert_eq(client_acquire(a, 0, 4 * GAIA_CHUNK, GAIA_PROT_RW), -ENOMEM);
+	cache_check(rig->cache);
+	fault_disarm_all();
+	cr_assert_eq(client_acquire(a, 0, 4 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	end();
+}
+
+Test(device_error, of_export_leaves_nothing_held)
+{
+	struct client *a;
+
+	begin_1();
+	a = client_create(kf, 0, GAIA_PROT_RW, 4 * GAIA_CHUNK);
+	fault_arm("device.export", -EMFILE, 2, 1);
+	cr_assert_eq(client_acquire(a, 0, 4 * GAIA_CHUNK, GAIA_PROT_RW), -EMFILE);
+	cache_check(rig->cache);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	cr_assert_eq(client_acquire(a, 0, 4 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	end();
+}
+
+Test(device_error, of_fetching_keeps_a_replica_that_was_to_be_evicted)
+{
+	struct client *a;
+
+	begin_1();
+	a = client_create(kf, 0, GAIA_PROT_RW, GAIA_CHUNK);
+	write_device(a, 0, "kept");
+	cr_assert_eq(client_release(a, 0, 4), 0);
+	fault_arm("device.copy_out", -EIO, 0, 1);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EIO);
+	cache_check(rig->cache);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	expect_cpu(0, "kept");
+	end();
+}
+
+Test(device_error, of_fetching_is_told_to_a_reader_and_to_fsync)
+{
+	struct client *a;
+	char byte;
+
+	begin_1();
+	a = client_create(kf, 0, GAIA_PROT_RW, GAIA_CHUNK);
+	write_device(a, 0, "kept");
+	cr_assert_eq(client_release(a, 0, 4), 0);
+	fault_arm("device.copy_out", -EIO, 0, 0);
+	cr_assert_eq(cpu_read(kf, &byte, 1, 0), -EIO);
+	cr_assert_eq(cpu_fsync(kf), -EIO);
+	cache_check(rig->cache);
+	fault_disarm_all();
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_store(0, "kept");
+	expect_cpu(0, "kept");
+	end();
+}
+
+Test(device_error, of_reading_what_the_store_has_too_is_nobodys)
+{
+	struct client *a;
+	char byte;
+
+	begin_1();
+	a = client_create(kf, 0, GAIA_PROT_RW, GAIA_CHUNK);
+	cr_assert_eq(client_acquire(a, 0, GAIA_CHUNK, GAIA_PROT_READ), 0);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	fault_arm("device.copy_out", -EIO, 0, 0);
+	cr_assert_eq(cpu_read(kf, &byte, 1, 0), 1);
+	end();
+}
