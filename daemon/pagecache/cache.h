@@ -134,34 +134,21 @@ struct cache_read {
 #define CACHE_READ_MAX (1u << 20)
 
 /*
- * @number: of the request, rising in the order in which the kernel makes them, if the reply fills the kernel's page cache;
- * 0 if not (O_DIRECT, or a reader inside the daemon). At most CACHE_READ_MAX bytes. On 0, end with cache_read_end(), after the kernel
- * was given the bytes.
+ * @kernel: the reply fills the kernel's page cache (false: O_DIRECT, or a reader inside
+ * the daemon). At most CACHE_READ_MAX bytes. On 0, end with cache_read_end(), after the kernel was given the bytes.
  */
-int cache_read_begin(struct cfile *f, off_t off, size_t len, uint64_t number,
-		     struct cache_read *rd);
+int cache_read_begin(struct cfile *f, off_t off, size_t len, bool kernel, struct cache_read *rd);
 void cache_read_end(struct cache_read *rd);
 /* The same into a buffer, of any length: bytes read or a negative errno. */
 ssize_t cache_read(struct cfile *f, void *buf, size_t len, off_t off);
 
 enum cache_write_kind {
 	CACHE_WRITE_EXACT,	/* exactly these bytes were written, past the kernel's cache (O_DIRECT, copies) */
-	CACHE_WRITE_THROUGH,	/* exactly these bytes, and the kernel's cached copy has them too */
+	CACHE_WRITE_THROUGH,	/* exactly these bytes, and the kernel's cached copy has them too (see fuse/turn.c) */
 	CACHE_WRITE_PAGES,	/* whole pages of the kernel's cache, cut at the end of the file */
 };
 /* [F] All or an error. */
 int cache_write(struct cfile *f, const void *buf, size_t len, off_t off, enum cache_write_kind kind);
-/*
- * [F] The same for a request of the kernel, with its number. For CACHE_WRITE_THROUGH it may return 1: done, but a READ
- * that was made later has been answered without these bytes, and may be what the kernel has cached now (between sending a write
- * and its answer the kernel does not hold on to the page, and an invalidation may have dropped it). The
- * kernel's copy is being invalidated; answer after cfile_invalidated().
- */
-int cache_write_ordered(struct cfile *f, const void *buf, size_t len, off_t off,
-			enum cache_write_kind kind, uint64_t number);
-/* [W] Wait for the invalidations that writes to the file have asked for until now. */
-void cfile_invalidated(struct cfile *f);
-
 /* [F] Set the size, as ftruncate(2). */
 int cache_truncate(struct cfile *f, uint64_t size);
 /* [F] As fallocate(2). */

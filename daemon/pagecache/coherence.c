@@ -225,8 +225,8 @@ void kernel_page_write(struct chunk *ch, unsigned i, bool present, const void *b
 	twins_collect(ch, i);
 }
 
-bool exact_write(struct chunk *ch, unsigned i, bool present, unsigned off, const void *bytes,
-		 unsigned len, enum kernel_copy copy, frame_t spare[2])
+void exact_write(struct chunk *ch, unsigned i, bool present, unsigned off, const void *bytes,
+		 unsigned len, bool through, frame_t spare[2])
 {
 	struct frames *fr = &ch->file->cache->frames;
 	struct page_track *t = &ch->track->page[i];
@@ -237,23 +237,14 @@ bool exact_write(struct chunk *ch, unsigned i, bool present, unsigned off, const
 	struct page_extra *x;
 
 	if (!present || memcmp(home + off, bytes, len) != 0) {
-		/* The window opens first: the kernel's base is what home has until now. */
-		if (copy == KERNEL_LACKS)
-			again_ask(ch, i);
 		home_change(ch, i, present, &spare[0]);
 		memcpy(home + off, bytes, len);
-	} else if (copy == KERNEL_LACKS) {
-		copy = KERNEL_HAS;
 	}
 	x = extra_find(ch, i);
 	if (x && x->owners)
 		memset(x->owners + off, 0, len);
-	if (copy == KERNEL_LACKS) {
-		twins_collect(ch, i);
-		return true;
-	}
 	/* A part of a page is in a copy only that it had before. */
-	if (copy == KERNEL_HAS && len == GAIA_PAGE)
+	if (through && len == GAIA_PAGE)
 		track_kernel_given(t, t->home_id);
 	/*
 	 * The kernel's base has these bytes now, too: its copy has them, or it drops its copy. So home differs
@@ -272,7 +263,6 @@ bool exact_write(struct chunk *ch, unsigned i, bool present, unsigned off, const
 		spare[1] = 0;
 	}
 	twins_collect(ch, i);
-	return false;
 }
 
 void truncate_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[2])
@@ -281,7 +271,7 @@ void truncate_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[2])
 	struct page_view v = page_view(ch, i, buf);
 
 	if (cut > 0)
-		exact_write(ch, i, true, cut, frame_zeros, GAIA_PAGE - cut, KERNEL_HAS, spare);
+		exact_write(ch, i, true, cut, frame_zeros, GAIA_PAGE - cut, true, spare);
 	else
 		track_home_changed(&v); /* bases are void, too */
 	for (unsigned k = 0; k < ch->n_replicas; k++) {
@@ -333,8 +323,10 @@ static bool is_plain_copy(const struct chunk *ch, const struct replica *rep, uns
 static bool fetch_needs_home(struct chunk *ch, const struct replica *rep, unsigned i)
 {
 	const struct page_track *t = &ch->track->page[i];
+	const struct page_extra *x = extra_find(ch, i);
 
-	return !is_plain_copy(ch, rep, i) || others_outstanding(ch, i, rep) || t->pending > 0;
+	return !is_plain_copy(ch, rep, i) || others_outstanding(ch, i, rep) || (x && x->owners) ||
+	       t->pending > 0;
 }
 
 static int fetch_move(struct fetch *fe)
@@ -376,15 +368,16 @@ static void fetch_merge(struct fetch *fe, unsigned i, frame_t frame, frame_t *sp
 	unsigned owner = fe->rep->dev->index + 1;
 	uint8_t *theirs = frame_ptr(fr, frame), *home = NULL;
 	track_id seen = r->seen, kept = 0;
-	struct page_extra *x = NULL;
+	struct page_extra *x;
 
 	if (page_present(ch, i))
 		home = page_ptr(ch, i);
-	if (multi) {
-		x = extra_make(ch, i);
-		if (!x->owners)
-			x->owners = xcalloc(1, GAIA_PAGE);
-	}
+	/* Who wrote home's bytes matters to those that are still to be merged, of which this may be the last. */
+	x = multi ? extra_make(ch, i) : extra_find(ch, i);
+	if (multi && !x->owners)
+		x->owners = xcalloc(1, GAIA_PAGE);
+	if (x && !x->owners)
+		x = NULL;
 	if (limit < GAIA_PAGE && r->cut == GAIA_PAGE)
 		memset(theirs + limit, 0, GAIA_PAGE - limit);
 
@@ -394,7 +387,7 @@ static void fetch_merge(struct fetch *fe, unsigned i, frame_t frame, frame_t *sp
 		/* Home equals base: a copy, in which the old frame can serve as the twin. */
 		frame_t old;
 
-		if (x)
+		if (multi)
 			merge_note_owner(x->owners, home, theirs, GAIA_PAGE, owner);
 		old = page_set_frame(ch, i, frame);
 		if (old && track_base_needed(&v, t->home_id))
@@ -520,6 +513,18 @@ int fetch_pages(struct chunk *ch, unsigned a, unsigned b)
 
 /* ---- invalidating again ---- */
 
+/* The invalidation that the notifier was asked for has completed. */
+static void page_invalidated(struct chunk *ch, unsigned i, uint16_t opened)
+{
+	pthread_mutex_lock(&ch->lock);
+	pages_lock(ch, i, i + 1);
+	track_window_close(&ch->track->page[i], opened);
+	twins_collect(ch, i);
+	pages_unlock(ch, i, i + 1);
+	track_maybe_free(ch);
+	pthread_mutex_unlock(&ch->lock);
+}
+
 void *notifier_main(void *arg)
 {
 	struct cache *c = arg;
@@ -545,13 +550,7 @@ void *notifier_main(void *arg)
 				   (off_t)(ch->index * GAIA_CHUNK + (uint64_t)a->page * GAIA_PAGE),
 				   GAIA_PAGE);
 		count(CTR_kernel_invalidated, 1);
-		pthread_mutex_lock(&ch->lock);
-		pages_lock(ch, a->page, a->page + 1);
-		track_window_close(&ch->track->page[a->page], a->opened);
-		twins_collect(ch, a->page);
-		pages_unlock(ch, a->page, a->page + 1);
-		track_maybe_free(ch);
-		pthread_mutex_unlock(&ch->lock);
+		page_invalidated(ch, a->page, a->opened);
 
 		pthread_mutex_lock(&c->lock);
 		f->again_done++;
@@ -575,9 +574,4 @@ void again_wait(struct cfile *f)
 	while (f->again_done < until)
 		pthread_cond_wait(&c->again_done, &c->lock);
 	pthread_mutex_unlock(&c->lock);
-}
-
-void cfile_invalidated(struct cfile *f)
-{
-	again_wait(f);
 }

@@ -193,18 +193,16 @@ static bool page_ready(struct chunk *ch, unsigned i)
 	return page_present(ch, i) && !(ch->track && page_ahead(ch, i));
 }
 
-static void page_given(struct chunk *ch, unsigned i, uint64_t number)
+static void page_given(struct chunk *ch, unsigned i, bool kernel)
 {
-	if (!ch->track || !number)
+	if (!ch->track || !kernel)
 		return;
 	track_kernel_given(&ch->track->page[i], ch->track->page[i].home_id);
-	ch->track->given_last = MAX(ch->track->given_last, number);
 	twins_collect(ch, i);
 }
 
 /* Share pages [a, b), present and current. On error none of them. */
-static int share_pages(struct chunk *ch, unsigned a, unsigned b, unsigned ahead,
-		       uint64_t number)
+static int share_pages(struct chunk *ch, unsigned a, unsigned b, unsigned ahead, bool kernel)
 {
 	unsigned i = a, j, hits = 0, misses = 0;
 	bool brought = false;
@@ -222,7 +220,7 @@ static int share_pages(struct chunk *ch, unsigned a, unsigned b, unsigned ahead,
 				page_unshare(ch, i);
 				continue;
 			}
-			page_given(ch, i, number);
+			page_given(ch, i, kernel);
 			hits++;
 			i++;
 			continue;
@@ -251,7 +249,7 @@ static int share_pages(struct chunk *ch, unsigned a, unsigned b, unsigned ahead,
 			pages_unlock(ch, b, j);
 		for (; i < MIN(j, b); i++) {
 			page_downgrade(ch, i);
-			page_given(ch, i, number);
+			page_given(ch, i, kernel);
 		}
 	}
 	if (err)
@@ -305,8 +303,7 @@ static void add_iov(struct cache_read *rd, char *p, size_t len)
 		rd->iov[rd->n_iov++] = (struct iovec){ p, len };
 }
 
-int cache_read_begin(struct cfile *f, off_t off, size_t len, uint64_t number,
-		     struct cache_read *rd)
+int cache_read_begin(struct cfile *f, off_t off, size_t len, bool kernel, struct cache_read *rd)
 {
 	uint64_t size, at = (uint64_t)off;
 	unsigned a, b, ahead;
@@ -330,7 +327,7 @@ int cache_read_begin(struct cfile *f, off_t off, size_t len, uint64_t number,
 		struct chunk *ch = chunk_get(f, at / GAIA_CHUNK, true);
 
 		n = first_part(at, left, &a, &b);
-		err = share_pages(ch, a, b, ahead, number);
+		err = share_pages(ch, a, b, ahead, kernel);
 		if (err) {
 			chunk_put(ch);
 			goto unshare;
@@ -364,7 +361,7 @@ ssize_t cache_read(struct cfile *f, void *buf, size_t len, off_t off)
 	int err;
 
 	while (done < len) {
-		err = cache_read_begin(f, off + (off_t)done, len - done, 0, &rd);
+		err = cache_read_begin(f, off + (off_t)done, len - done, false, &rd);
 		if (err)
 			return done ? (ssize_t)done : err;
 		for (int i = 0; i < rd.n_iov; i++) {
@@ -387,8 +384,6 @@ struct span {
 	size_t len;
 	unsigned a, b;
 	enum cache_write_kind kind;
-	uint64_t number; /* of the request; UINT64_MAX: of none */
-	bool again;	 /* the kernel lacks what it wrote, and is being made to read it */
 	uint64_t fresh[GAIA_CHUNK_PAGES / 64]; /* pages whose frame held nothing before */
 };
 
@@ -476,16 +471,8 @@ static int span_frames(struct span *s)
 
 const char frame_zeros[GAIA_PAGE];
 
-/* What the kernel's cache has of an exact write to a tracked chunk. chunk->lock held. */
-static enum kernel_copy span_kernel(const struct span *s)
-{
-	if (s->kind != CACHE_WRITE_THROUGH)
-		return KERNEL_DROPS;
-	return s->ch->track->given_last > s->number ? KERNEL_LACKS : KERNEL_HAS;
-}
-
 /* Change the pages: locked, prepared, with frames. */
-static int span_apply(struct span *s)
+static int span_apply(const struct span *s)
 {
 	struct chunk *ch = s->ch;
 	struct cache *c = ch->file->cache;
@@ -518,8 +505,8 @@ static int span_apply(struct span *s)
 			else if (s->kind == CACHE_WRITE_PAGES)
 				kernel_page_write(ch, i, !bit_test(s->fresh, i), bytes, to, spare);
 			else
-				s->again |= exact_write(ch, i, !bit_test(s->fresh, i), from, bytes,
-							to - from, span_kernel(s), spare);
+				exact_write(ch, i, !bit_test(s->fresh, i), from, bytes, to - from,
+					    s->kind == CACHE_WRITE_THROUGH, spare);
 		}
 		page_set_dirty(ch, i);
 		pthread_mutex_unlock(&ch->lock);
@@ -563,46 +550,39 @@ static int write_span(struct span *s)
 }
 
 int home_write(struct cfile *f, const void *buf, size_t len, uint64_t off,
-	       enum cache_write_kind kind, uint64_t number)
+	       enum cache_write_kind kind)
 {
-	int err = 0, again = 0;
+	int err = 0;
 	size_t n;
 
 	for (; len > 0 && !err; off += n, len -= n) {
-		struct span s = { .off = off, .src = buf, .kind = kind, .number = number };
+		struct span s = { .off = off, .src = buf, .kind = kind };
 
 		n = first_part(off, len, &s.a, &s.b);
 		s.len = n;
 		s.ch = chunk_get(f, off / GAIA_CHUNK, true);
 		err = write_span(&s);
-		again |= s.again;
 		chunk_put(s.ch);
 		if (buf)
 			buf = (const char *)buf + n;
 	}
 	cfile_touch(f);
-	return err ? err : again;
+	return err;
 }
 
 int cache_write(struct cfile *f, const void *buf, size_t len, off_t off, enum cache_write_kind kind)
 {
-	return cache_write_ordered(f, buf, len, off, kind, UINT64_MAX);
-}
-
-int cache_write_ordered(struct cfile *f, const void *buf, size_t len, off_t off,
-			enum cache_write_kind kind, uint64_t number)
-{
-	int n;
+	int err;
 
 	if (off < 0 || (uint64_t)off + len > INT64_MAX)
 		return -EFBIG;
 	if (kind == CACHE_WRITE_PAGES && off % GAIA_PAGE != 0)
 		return -EINVAL;
 	pthread_rwlock_rdlock(&f->range);
-	n = home_write(f, buf, len, (uint64_t)off, kind, number);
+	err = home_write(f, buf, len, (uint64_t)off, kind);
 	pthread_rwlock_unlock(&f->range);
-	if (n >= 0 && len > 0 && kind != CACHE_WRITE_EXACT)
+	if (!err && len > 0 && kind != CACHE_WRITE_EXACT)
 		count(CTR_cpu_written_back,
 		      ((uint64_t)off + len - 1) / GAIA_PAGE - (uint64_t)off / GAIA_PAGE + 1);
-	return n;
+	return err;
 }

@@ -100,7 +100,6 @@ struct page_extra {
 struct chunk_track {
 	struct page_track page[GAIA_CHUNK_PAGES];
 	struct page_extra *extra; /* hash */
-	uint64_t given_last; /* number of the latest request that was answered with pages of the chunk */
 };
 
 struct grant;
@@ -358,7 +357,7 @@ int home_bring(struct chunk *ch, unsigned a, unsigned b);
 int home_fill(struct chunk *ch, unsigned a, unsigned b);
 /* cache_write() where file->range is held; @buf NULL: zeros. */
 int home_write(struct cfile *f, const void *buf, size_t len, uint64_t off,
-	       enum cache_write_kind kind, uint64_t number);
+	       enum cache_write_kind kind);
 extern const char frame_zeros[GAIA_PAGE];
 /* Bytes of the page that are below the end of the file: 0 to GAIA_PAGE. */
 unsigned page_limit(const struct chunk *ch, unsigned i);
@@ -389,14 +388,8 @@ void twins_collect(struct chunk *ch, unsigned i);
  */
 void kernel_page_write(struct chunk *ch, unsigned i, bool present, const void *bytes, unsigned len,
 		       frame_t spare[2]);
-enum kernel_copy {
-	KERNEL_HAS,   /* its copy has the bytes, if there is one */
-	KERNEL_DROPS, /* it drops its copy itself */
-	KERNEL_LACKS, /* it may have been given the page anew, without the bytes */
-};
-/* True: the kernel's copy is being invalidated, as it lacks the bytes. */
-bool exact_write(struct chunk *ch, unsigned i, bool present, unsigned off, const void *bytes,
-		 unsigned len, enum kernel_copy copy, frame_t spare[2]);
+void exact_write(struct chunk *ch, unsigned i, bool present, unsigned off, const void *bytes,
+		 unsigned len, bool through, frame_t spare[2]);
 /* The same for bytes that a truncate turns to zeros from @cut on. */
 void truncate_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[2]);
 

@@ -382,22 +382,43 @@ static bool could_fit(struct cache_device *dev, uint64_t n)
 	return fits;
 }
 
+/* dev->reserve held, which keeps the replicas. Those that are pinned; *@out to be freed. */
+static unsigned busy_list(struct cache_device *dev, struct replica ***out)
+{
+	struct replica *rep;
+	unsigned n = 0;
+
+	*out = NULL;
+	pthread_mutex_lock(&dev->lock);
+	TAILQ_FOREACH(rep, &dev->busy, link) {
+		*out = xrealloc(*out, (n + 1) * sizeof(struct replica *));
+		(*out)[n++] = rep;
+	}
+	pthread_mutex_unlock(&dev->lock);
+	return n;
+}
+
+/* dev->reserve held. What clients hold that are gone is in nobody's way. */
+static void all_drop_dead(struct cache_device *dev)
+{
+	struct replica **list;
+	unsigned n = busy_list(dev, &list);
+
+	for (unsigned k = 0; k < n; k++)
+		grants_drop_dead(list[k]);
+	free(list);
+}
+
 /*
- * dev->reserve held, which keeps the replicas. Give up snapshots, by fetching what was released, until a
- * chunk is free: true if there was one.
+ * dev->reserve held. Give up snapshots, by fetching what was released, until a chunk is free: true if
+ * there was one.
  */
 static bool shadows_reclaim(struct cache_device *dev)
 {
-	struct replica **list = NULL, *rep;
+	struct replica **list;
+	unsigned n = busy_list(dev, &list);
 	bool freed = false;
-	unsigned n = 0;
 
-	pthread_mutex_lock(&dev->lock);
-	TAILQ_FOREACH(rep, &dev->busy, link) {
-		list = xrealloc(list, (n + 1) * sizeof(struct replica *));
-		list[n++] = rep;
-	}
-	pthread_mutex_unlock(&dev->lock);
 	for (unsigned k = 0; k < n && !freed; k++) {
 		struct chunk *ch = list[k]->chunk;
 
@@ -421,7 +442,7 @@ static bool shadows_reclaim(struct cache_device *dev)
 
 static int replica_obtain(struct chunk *ch, struct cache_device *dev, struct replica **out)
 {
-	struct replica *rep = replica_find(ch, dev), *old;
+	struct replica *rep = replica_find(ch, dev), *old, *stuck = NULL;
 	int err;
 
 	if (rep) {
@@ -436,11 +457,18 @@ static int replica_obtain(struct chunk *ch, struct cache_device *dev, struct rep
 		if (err != -ENOMEM)
 			break;
 		old = claim_oldest(dev);
-		if (!old && !shadows_reclaim(dev))
+		if (!old) {
+			if (!shadows_reclaim(dev))
+				break;
+			continue;
+		}
+		if (old == stuck) {
+			replica_unpin(old);
 			break;
-		err = old ? replica_evict(old) : 0;
-		if (err)
-			break;
+		}
+		/* Another file's trouble is not ours, as long as another chunk can go. */
+		if (replica_evict(old) && !stuck)
+			stuck = old;
 	}
 	chunk_put(ch);
 	return err;
@@ -468,8 +496,11 @@ int replicas_pin(struct mapping *m, uint64_t first, uint64_t last, struct replic
 		if (ch)
 			chunk_put(ch);
 	}
-	if (!could_fit(dev, missing))
-		err = -ENOMEM;
+	if (!could_fit(dev, missing)) {
+		all_drop_dead(dev);
+		if (!could_fit(dev, missing))
+			err = -ENOMEM;
+	}
 	for (k = 0; k < n && !err; k++)
 		if (!out[k])
 			err = replica_obtain(chunk_get(m->file, first + k, true), dev, &out[k]);
