@@ -4,84 +4,13 @@
  * The promises: an error is told to who asked; nothing that was written or released is lost; what failed works
  * when it is tried again; and everything is accounted for (cache_check()).
  */
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/counters.h"
-#include "base/util.h"
-#include "cache_rig.h"
-#include "pagecache/internal.h"
-
-static struct rig *rig;
-static struct kfile *kf;
-
-static void begin(const struct rig_options *options, uint64_t size)
-{
-	rig = rig_create(options);
-	kf = kfile_create(rig, 1, size);
-}
-
-static void begin_1(void)
-{
-	begin(&(struct rig_options){ .devices = 1 }, 4 * GAIA_CHUNK);
-}
-
-static void begin_2(void)
-{
-	begin(&(struct rig_options){ .devices = 2 }, 4 * GAIA_CHUNK);
-}
-
-static void end(void)
-{
-	fault_disarm_all();
-	cache_check(rig->cache);
-	rig_destroy(rig);
-}
-
-static void expect_cpu(uint64_t off, const char *text)
-{
-	char buf[64] = "";
-
-	cr_assert_eq(cpu_read(kf, buf, strlen(text), off), (ssize_t)strlen(text));
-	cr_assert_str_eq(buf, text);
-}
-
-static void expect_store(uint64_t off, const char *text)
-{
-	char buf[64] = "";
-
-	store_peek(kf, buf, strlen(text), off);
-	cr_assert_str_eq(buf, text);
-}
-
-static void expect_device(struct client *cl, uint64_t off, const char *text)
-{
-	char buf[64] = "";
-
-	cr_assert_eq(client_acquire(cl, off, strlen(text), GAIA_PROT_READ), 0);
-	client_load(cl, buf, strlen(text), off);
-	cr_assert_str_eq(buf, text);
-}
-
-static void write_cpu(uint64_t off, const char *text)
-{
-	cr_assert_eq(cpu_write(kf, text, strlen(text), off), 0);
-}
-
-/* Acquired, written, not released. */
-static void write_device(struct client *cl, uint64_t off, const char *text)
-{
-	cr_assert_eq(client_acquire(cl, off, strlen(text), GAIA_PROT_RW), 0);
-	client_store(cl, text, strlen(text), off);
-}
+#include "cache_scene.h"
 
 /* ---- the store ---- */
 
 Test(store_error, of_a_read_is_told_and_forgotten)
 {
-	begin_1();
+	begin_devices(1);
 	fault_arm("store.read", -EIO, 0, 0);
 	cr_assert_eq(cpu_read(kf, (char[1]){ 0 }, 1, 0), -EIO);
 	cache_check(rig->cache);
@@ -93,7 +22,7 @@ Test(store_error, of_a_read_is_told_and_forgotten)
 /* One READ of 256 pages, and more of readahead: two calls to the store. */
 static void begin_sequential(struct cache_read *rd)
 {
-	begin_1();
+	begin_devices(1);
 	cr_assert_eq(cache_read_begin(kf->cfile, 0, GAIA_PAGE, true, rd), 0);
 	cache_read_end(rd);
 	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
@@ -131,7 +60,7 @@ Test(store_error, in_the_middle_of_a_large_range_leaves_all_accounted_for)
 
 Test(store_error, of_a_partial_write_is_told)
 {
-	begin_1();
+	begin_devices(1);
 	fault_arm("store.read", -EIO, 0, 1);
 	cr_assert_eq(cache_write(kf->cfile, "x", 1, 5, CACHE_WRITE_EXACT), -EIO);
 	cache_check(rig->cache);
@@ -144,7 +73,7 @@ Test(store_error, of_writeback_is_told_once_to_each_cursor_and_the_data_stays)
 {
 	uint64_t cursor, other;
 
-	begin_1();
+	begin_devices(1);
 	cursor = other = cfile_error_now(kf->cfile);
 	write_cpu(10, "kept");
 	fault_arm("store.write", -ENOSPC, 0, 1);
@@ -177,7 +106,7 @@ Test(store_error, of_writeback_by_age_is_tried_again)
 
 Test(store_error, of_opening_for_writing_is_told_to_fsync)
 {
-	begin_1();
+	begin_devices(1);
 	write_cpu(0, "x");
 	fault_arm("store.open", -EACCES, 0, 1);
 	cr_assert_eq(cpu_fsync(kf), -EACCES);
@@ -188,7 +117,7 @@ Test(store_error, of_opening_for_writing_is_told_to_fsync)
 
 Test(store_error, of_sync_is_told)
 {
-	begin_1();
+	begin_devices(1);
 	write_cpu(0, "x");
 	fault_arm("store.sync", -EIO, 0, 1);
 	cr_assert_eq(cpu_fsync(kf), -EIO);
@@ -200,7 +129,7 @@ Test(store_error, of_a_read_fails_an_acquire_whole)
 {
 	struct client *cl;
 
-	begin_1();
+	begin_devices(1);
 	cl = client_create(kf, 0, GAIA_PROT_RW, 4 * GAIA_CHUNK);
 	/* The first chunk comes, the third does not. */
 	cr_assert_eq(cpu_read_direct(kf, (char[1]){ 0 }, 1, 0), 1);
@@ -216,7 +145,7 @@ Test(store_error, of_a_truncate_changes_nothing)
 {
 	struct client *cl;
 
-	begin_1();
+	begin_devices(1);
 	write_cpu(100, "stays");
 	cl = client_create(kf, 0, GAIA_PROT_RW, GAIA_CHUNK);
 	write_device(cl, 200, "too");
@@ -233,7 +162,7 @@ Test(store_error, of_a_truncate_changes_nothing)
 /* A hole that the store will not make takes nothing from anybody. */
 Test(store_error, of_a_hole_changes_nothing)
 {
-	begin_1();
+	begin_devices(1);
 	write_cpu(100, "stays");
 	fault_arm("store.allocate", -EOPNOTSUPP, 0, 1);
 	cr_assert_eq(cpu_allocate(kf, 3, 0, GAIA_PAGE), -EOPNOTSUPP);
@@ -251,7 +180,7 @@ static void a_device_error_loses_nothing(const char *point, int expected_release
 	struct client *a, *b;
 	int err;
 
-	begin_2();
+	begin_devices(2);
 	a = client_create(kf, 0, GAIA_PROT_RW, GAIA_CHUNK);
 	b = client_create(kf, 1, GAIA_PROT_RW, GAIA_CHUNK);
 	for (unsigned page = 0; page < 4; page++)
@@ -305,7 +234,7 @@ Test(device_error, of_copying_in_leaves_no_page_that_passes_for_current)
 {
 	struct client *a;
 
-	begin_1();
+	begin_devices(1);
 	for (unsigned page = 0; page < 4; page++)
 		write_cpu(page * GAIA_PAGE, "right");
 	a = client_create(kf, 0, GAIA_PROT_RW, GAIA_CHUNK);
@@ -321,7 +250,7 @@ Test(device_error, of_arming_does_not_hide_writes)
 {
 	struct client *a;
 
-	begin_1();
+	begin_devices(1);
 	a = client_create(kf, 0, GAIA_PROT_RW, GAIA_CHUNK);
 	fault_arm("device.arm", -EIO, 0, 1);
 	cr_assert_eq(client_acquire(a, 0, 4 * GAIA_PAGE, GAIA_PROT_RW), -EIO);
@@ -339,7 +268,7 @@ Test(device_error, of_merging_into_a_page_that_is_being_written_loses_nothing)
 {
 	struct client *a, *b;
 
-	begin_1();
+	begin_devices(1);
 	a = client_create(kf, 0, GAIA_PROT_RW, GAIA_CHUNK);
 	b = client_create(kf, 0, GAIA_PROT_RW, GAIA_CHUNK);
 	for (unsigned page = 0; page < 4; page++)
@@ -362,7 +291,7 @@ Test(device_error, of_securing_is_told_before_anything_is_written_over)
 {
 	struct client *a;
 
-	begin_1();
+	begin_devices(1);
 	a = client_create(kf, 0, GAIA_PROT_RW, GAIA_CHUNK);
 	write_device(a, 0, "released");
 	cr_assert_eq(client_release(a, 0, 8), 0);
@@ -404,7 +333,7 @@ Test(device_error, of_allocation_is_enomem_and_leaves_nothing)
 {
 	struct client *a;
 
-	begin_1();
+	begin_devices(1);
 	a = client_create(kf, 0, GAIA_PROT_RW, 4 * GAIA_CHUNK);
 	fault_arm("device.alloc", -ENOMEM, 2, 0);
 	cr_assert_eq(client_acquire(a, 0, 4 * GAIA_CHUNK, GAIA_PROT_RW), -ENOMEM);
@@ -418,7 +347,7 @@ Test(device_error, of_export_leaves_nothing_held)
 {
 	struct client *a;
 
-	begin_1();
+	begin_devices(1);
 	a = client_create(kf, 0, GAIA_PROT_RW, 4 * GAIA_CHUNK);
 	fault_arm("device.export", -EMFILE, 2, 1);
 	cr_assert_eq(client_acquire(a, 0, 4 * GAIA_CHUNK, GAIA_PROT_RW), -EMFILE);
@@ -432,7 +361,7 @@ Test(device_error, of_fetching_keeps_a_replica_that_was_to_be_evicted)
 {
 	struct client *a;
 
-	begin_1();
+	begin_devices(1);
 	a = client_create(kf, 0, GAIA_PROT_RW, GAIA_CHUNK);
 	write_device(a, 0, "kept");
 	cr_assert_eq(client_release(a, 0, 4), 0);
@@ -449,7 +378,7 @@ Test(device_error, of_fetching_is_told_to_a_reader_and_to_fsync)
 	struct client *a;
 	char byte;
 
-	begin_1();
+	begin_devices(1);
 	a = client_create(kf, 0, GAIA_PROT_RW, GAIA_CHUNK);
 	write_device(a, 0, "kept");
 	cr_assert_eq(client_release(a, 0, 4), 0);
@@ -469,7 +398,7 @@ Test(device_error, of_reading_what_the_store_has_too_is_nobodys)
 	struct client *a;
 	char byte;
 
-	begin_1();
+	begin_devices(1);
 	a = client_create(kf, 0, GAIA_PROT_RW, GAIA_CHUNK);
 	cr_assert_eq(client_acquire(a, 0, GAIA_CHUNK, GAIA_PROT_READ), 0);
 	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
