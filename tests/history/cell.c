@@ -45,8 +45,7 @@ bool may_be(const struct write *w, uint64_t value)
 bool could_see(const struct read *r, const struct write *w)
 {
 	if (r->owner && r->owner == w->owner)
-		/* Lost with its client, unless others shared the page with that: then vis is set. */
-		return w->s < r->e && (r->s < w->dropped || !w->private);
+		return w->s < r->e && (r->s < w->dropped || w->shared || !w->private);
 	return w->vis < r->e;
 }
 
@@ -156,6 +155,7 @@ static void add_store(struct cell *c, ref r)
 	w->vis = d->vis;
 	w->hi = d->done;
 	w->dropped = d->dropped;
+	w->shared = d->shared;
 	w->value = value_at(r, c->cell);
 	w->optional = op->err || !op->e || d->done == NEVER;
 	for (unsigned i = 0; i < n; i++) {

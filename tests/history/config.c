@@ -70,6 +70,9 @@ void config_draw(struct config *c, uint64_t seed, bool writeback)
 	c->bytes = !HAS(c, F_LARGE) && chance(30);
 	if (c->bytes && c->hot > 4)
 		c->hot = 1 + below(4);
+	/* See do_write(). */
+	if (!writeback)
+		c->features &= ~(1u << F_APPEND);
 	if (HAS(c, F_LARGE)) {
 		c->features &= ~(1u << F_APPEND);
 		c->hot = 8 + below(25);

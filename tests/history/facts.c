@@ -209,7 +209,8 @@ static void find_vis(unsigned proc)
 			continue;
 		list = releases_of(op->file, world->procs[proc].device, op->cell / page_cells());
 		d->vis = d->released;
-		if (d->dropped != NEVER && d->released == NEVER && !shared(REF(proc, i), d))
+		d->shared = d->dropped != NEVER && shared(REF(proc, i), d);
+		if (d->dropped != NEVER && d->released == NEVER && !d->shared)
 			continue;
 		for (unsigned k = 0; k < list->n; k++)
 			if (list->at[k].e > op->s && list->at[k].s < d->vis)

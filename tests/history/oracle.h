@@ -55,6 +55,7 @@ struct dev_op {
 	uint64_t released, done;/* call and return of the release; NEVER */
 	uint64_t dropped;	/* when it was known to be lost; NEVER: it was not */
 	uint64_t vis;		/* when others may see it */
+	bool shared;		/* lost, but mixed with what others on the device had */
 };
 
 #define MOST_VALUES 64	/* that a copy may have read; with more it may have read any */
@@ -75,6 +76,7 @@ struct write {
 	uint8_t owner;		/* 0: CPU; 1 + device */
 	bool optional;
 	bool private;		/* nobody but its device can see it */
+	bool shared;		/* see dev_op */
 };
 
 struct read {

@@ -163,16 +163,17 @@ static enum verdict watch(const struct mnt *m, unsigned n, unsigned ms)
 		enum verdict v = reap();
 		int hangs;
 
-		if (v != ALL_WELL)
-			return v;
-		if (ms ? now() - began > ms * 1000000ull :
-		    n ? atomic_load(&world->arrived) >= n : all_gone())
-			return ALL_WELL;
+		/* Before what others say of it. */
 		if (daemon_died(m)) {
 			fprintf(stderr, "history: the daemon died; its log:\n");
 			mnt_show_log(m);
 			return VIOLATION;
 		}
+		if (v != ALL_WELL)
+			return v;
+		if (ms ? now() - began > ms * 1000000ull :
+		    n ? atomic_load(&world->arrived) >= n : all_gone())
+			return ALL_WELL;
 		hangs = who_hangs();
 		if (hangs >= 0 || now() - began > 4 * HANG_NS * slow) {
 			fprintf(stderr, "history: %s %d hangs in phase %u\n",
