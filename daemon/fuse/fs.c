@@ -117,7 +117,6 @@ int fs_create(const struct fs_config *config, struct fs **out)
 	fs->source_fd = -1;
 	LIST_INIT(&fs->handles);
 	pthread_mutex_init(&fs->lock, NULL);
-	turns_init(&fs->turns, !config->writeback);
 	pthread_cond_init(&fs->nothing_busy, NULL);
 
 	/* Switching to callers needs a daemon without groups of its own; where even root may not
@@ -151,7 +150,6 @@ close_source:
 free_fs:
 	pthread_cond_destroy(&fs->nothing_busy);
 	pthread_mutex_destroy(&fs->lock);
-	turns_destroy(&fs->turns);
 	free(fs);
 	return err;
 }
@@ -312,7 +310,6 @@ void fs_destroy(struct fs *fs)
 	close(fs->source_fd);
 	pthread_cond_destroy(&fs->nothing_busy);
 	pthread_mutex_destroy(&fs->lock);
-	turns_destroy(&fs->turns);
 	free(fs->source);
 	free(fs->mountpoint);
 	free(fs);

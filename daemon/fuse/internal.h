@@ -99,21 +99,6 @@ struct handle {
 	LIST_ENTRY(handle) link; /* fs->lock */
 };
 
-/* A READ or WRITE in hand. Lives on the stack of the thread that serves it. */
-struct turn {
-	TAILQ_ENTRY(turn) link;
-	bool listed, write;
-	uint64_t node, first, last; /* pages */
-};
-
-struct turns {
-	bool needed;		 /* constant: the kernel writes through */
-	pthread_mutex_t receive; /* held by the thread that waits for a request */
-	pthread_mutex_t lock;
-	pthread_cond_t done;
-	TAILQ_HEAD(, turn) order; /* lock */
-};
-
 struct fs {
 	/* Constant after fs_serve(). */
 	struct fs_config config;
@@ -131,7 +116,6 @@ struct fs {
 	bool mounted;
 	unsigned dev_major, dev_minor; /* of the mount */
 
-	struct turns turns;
 	pthread_t thread[FS_THREADS];
 	unsigned n_threads;
 	atomic_bool stopping;	/* the threads shall end */
@@ -347,17 +331,6 @@ void busy_end(struct fs *fs);
 bool serve_is_tmpfile(void);
 int serve_start(struct fs *fs);
 void serve_stop(struct fs *fs);
-
-/* ---- turn.c ---- */
-
-void turns_init(struct turns *turns, bool needed);
-void turns_destroy(struct turns *turns);
-/* Around the receiving of a request; @size as received, or an error. */
-void turn_receive_begin(struct turns *turns);
-void turn_receive_end(struct turns *turns, const struct fuse_buf *buf, int size, struct turn *turn);
-/* Before the request is carried out, and after. */
-void turn_wait(struct turns *turns, const struct turn *turn);
-void turn_end(struct turns *turns, struct turn *turn);
 
 /* ---- mount.c ---- */
 

@@ -36,7 +36,6 @@ static void *serve(void *arg)
 {
 	struct fs *fs = arg;
 	struct fuse_buf buf = { .mem = NULL };
-	struct turn turn;
 	int err;
 
 	thread_set_name("gaia-fuse");
@@ -45,19 +44,14 @@ static void *serve(void *arg)
 		log_error("fuse: a umask for each thread: %s", strerror(-err));
 
 	while (!err && !fs->stopping) {
-		int n;
+		int n = fuse_session_receive_buf(fs->session, &buf);
 
-		turn_receive_begin(&fs->turns);
-		n = fs->stopping ? -EINTR : fuse_session_receive_buf(fs->session, &buf);
-		turn_receive_end(&fs->turns, &buf, n, &turn);
 		if (n == -EINTR || n == -EAGAIN)
 			continue;
 		if (n <= 0)
 			break;
 		take_tmpfile_for_create(&buf);
-		turn_wait(&fs->turns, &turn);
 		fuse_session_process_buf(fs->session, &buf);
-		turn_end(&fs->turns, &turn);
 	}
 	free(buf.mem);
 	if (!fs->stopping)

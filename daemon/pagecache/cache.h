@@ -144,7 +144,7 @@ ssize_t cache_read(struct cfile *f, void *buf, size_t len, off_t off);
 
 enum cache_write_kind {
 	CACHE_WRITE_EXACT,	/* exactly these bytes were written, past the kernel's cache (O_DIRECT, copies) */
-	CACHE_WRITE_THROUGH,	/* exactly these bytes, and the kernel's cached copy has them too (see fuse/turn.c) */
+	CACHE_WRITE_THROUGH,	/* exactly these bytes, and the kernel's cached copy has them too */
 	CACHE_WRITE_PAGES,	/* whole pages of the kernel's cache, cut at the end of the file */
 };
 /* [F] All or an error. */
