@@ -1,28 +1,34 @@
 /*
  * show.c - a report as aligned text.
  *
- * It prints what the daemon says, by structure: values as lines, objects as sections, lists of objects as
- * tables. So the daemon may say more without this being changed. Of the counters, those that are 0
- * are left out.
+ * It prints what the daemon says, by structure: values as lines, objects as sections, lists of
+ * objects as tables. So the daemon may say more without this being changed. Of the counters those
+ * that are 0 are left out, and empty lists.
  */
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tool.h"
 
-/* Enough for any value but long strings, which are cut in tables only. */
-#define CELL 48
+/* What does not fit is cut. */
+#define CELL 512
 #define COLUMNS 32
 
-/* Keys whose values are bytes, for people to read as such. */
-static bool is_bytes(const char *key)
+/* Whether a value is bytes, for people to read as such; else it is a number, of pages mostly. */
+static bool is_bytes(const char *section, const char *key)
 {
-	static const char *const keys[] = { "capacity", "used", "pinned", "budget", "size", "bytes" };
+	static const char *const keys[] = { "capacity", "used", "pinned", "budget", "size" };
+	static const char *const home_keys[] = { "dirty", "twins" };
 	size_t len = strlen(key);
 
 	for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
 		if (!strcmp(key, keys[i]))
+			return true;
+	}
+	for (size_t i = 0; i < sizeof(home_keys) / sizeof(home_keys[0]); i++) {
+		if (!strcmp(section, "home") && !strcmp(key, home_keys[i]))
 			return true;
 	}
 	return len > 6 && !strcmp(key + len - 6, "_bytes");
@@ -38,38 +44,72 @@ static void format_bytes(char *out, size_t size, json_int_t n)
 		value /= 1024;
 		u++;
 	}
-	snprintf(out, size, value == (json_int_t)value ? "%.0f %s" : "%.1f %s", value, units[u]);
+	snprintf(out, size, value == (double)(json_int_t)value ? "%.0f %s" : "%.1f %s", value, units[u]);
 }
 
-static void format_value(char *out, size_t size, const char *key, const json_t *value)
+static void append(char *out, size_t size, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
+static void append(char *out, size_t size, const char *fmt, ...)
 {
-	char *text;
+	size_t len = strlen(out);
+	va_list ap;
 
-	if (json_is_integer(value) && is_bytes(key)) {
+	va_start(ap, fmt);
+	vsnprintf(out + len, size - len, fmt, ap);
+	va_end(ap);
+}
+
+/* An object inside a cell: its strings, and what in it is not 0 nor false. */
+static void append_object(char *out, size_t size, json_t *object)
+{
+	const char *key, *sep = "";
+	json_t *value;
+
+	json_object_foreach(object, key, value) {
+		if (json_is_string(value))
+			append(out, size, "%s%s", sep, json_string_value(value));
+		else if (json_is_integer(value) && json_integer_value(value))
+			append(out, size, "%s%s %" JSON_INTEGER_FORMAT, sep, key, json_integer_value(value));
+		else if (json_is_true(value))
+			append(out, size, "%s%s", sep, key);
+		else
+			continue;
+		sep = ", ";
+	}
+}
+
+static void format_value(char *out, size_t size, const char *section, const char *key, json_t *value)
+{
+	json_t *item;
+	char *text;
+	size_t i;
+
+	*out = '\0';
+	if (json_is_integer(value) && is_bytes(section, key)) {
 		format_bytes(out, size, json_integer_value(value));
 	} else if (json_is_string(value)) {
-		snprintf(out, size, "%s", json_string_value(value));
+		append(out, size, "%s", json_string_value(value));
 	} else if (json_is_boolean(value)) {
-		snprintf(out, size, "%s", json_is_true(value) ? "yes" : "no");
+		append(out, size, "%s", json_is_true(value) ? "yes" : "no");
+	} else if (json_is_array(value)) {
+		json_array_foreach(value, i, item) {
+			append(out, size, "%s", i ? "; " : "");
+			append_object(out, size, item);
+		}
 	} else {
 		text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
-		snprintf(out, size, "%s", text ? text : "?");
+		append(out, size, "%s", text ? text : "");
 		free(text);
 	}
 }
 
-static bool is_table(const json_t *value)
-{
-	return json_is_array(value) && json_is_object(json_array_get(value, 0));
-}
-
 static bool is_section(const json_t *value)
 {
-	return json_is_object(value) || is_table(value);
+	return json_is_object(value) || json_is_array(value);
 }
 
 /* The object's plain values, one a line. */
-static void show_values(json_t *object, int indent, bool no_zeros)
+static void show_values(json_t *object, const char *section, int indent, bool no_zeros)
 {
 	const char *key;
 	json_t *value;
@@ -80,19 +120,24 @@ static void show_values(json_t *object, int indent, bool no_zeros)
 			width = strlen(key);
 	}
 	json_object_foreach(object, key, value) {
-		char cell[4096];
+		char cell[CELL];
 
-		if (is_section(value))
+		if (is_section(value) ||
+		    (no_zeros && json_is_integer(value) && !json_integer_value(value)))
 			continue;
-		if (no_zeros && json_is_integer(value) && !json_integer_value(value))
-			continue;
-		format_value(cell, sizeof(cell), key, value);
+		format_value(cell, sizeof(cell), section, key, value);
 		printf("%*s%-*s  %s\n", indent, "", width, key, cell);
 	}
 }
 
+/* The last column is not padded. */
+static void show_cell(const char *text, int width, bool last)
+{
+	printf("%-*s%s", last ? 0 : width, text, last ? "\n" : "  ");
+}
+
 /* Columns are the keys of the first row. */
-static void show_table(json_t *rows, int indent)
+static void show_table(json_t *rows, const char *section, int indent)
 {
 	const char *keys[COLUMNS], *key;
 	int width[COLUMNS], n = 0;
@@ -108,41 +153,41 @@ static void show_table(json_t *rows, int indent)
 	}
 	json_array_foreach(rows, i, row) {
 		for (int k = 0; k < n; k++) {
-			format_value(cell, sizeof(cell), keys[k], json_object_get(row, keys[k]));
+			format_value(cell, sizeof(cell), section, keys[k], json_object_get(row, keys[k]));
 			if ((int)strlen(cell) > width[k])
 				width[k] = strlen(cell);
 		}
 	}
 	printf("%*s", indent, "");
 	for (int k = 0; k < n; k++)
-		printf("%-*s%s", k + 1 < n ? width[k] : 0, keys[k], k + 1 < n ? "  " : "\n");
+		show_cell(keys[k], width[k], k + 1 == n);
 	json_array_foreach(rows, i, row) {
 		printf("%*s", indent, "");
 		for (int k = 0; k < n; k++) {
-			format_value(cell, sizeof(cell), keys[k], json_object_get(row, keys[k]));
-			printf("%-*s%s", k + 1 < n ? width[k] : 0, cell, k + 1 < n ? "  " : "\n");
+			format_value(cell, sizeof(cell), section, keys[k], json_object_get(row, keys[k]));
+			show_cell(cell, width[k], k + 1 == n);
 		}
 	}
 }
 
-static void show_object(json_t *object, int indent, bool no_zeros)
+static void show_object(json_t *object, const char *section, int indent)
 {
 	const char *key;
 	json_t *value;
 
-	show_values(object, indent, no_zeros);
+	show_values(object, section, indent, !strcmp(section, "counters"));
 	json_object_foreach(object, key, value) {
-		if (!is_section(value))
+		if (!is_section(value) || (json_is_array(value) && !json_array_size(value)))
 			continue;
 		printf("%*s%s\n", indent, "", key);
-		if (is_table(value))
-			show_table(value, indent + 2);
+		if (json_is_array(value))
+			show_table(value, key, indent + 2);
 		else
-			show_object(value, indent + 2, !strcmp(key, "counters"));
+			show_object(value, key, indent + 2);
 	}
 }
 
-void show_report(const json_t *report)
+void show_report(json_t *report)
 {
-	show_object((json_t *)report, 0, false);
+	show_object(report, "", 0);
 }

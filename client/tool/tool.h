@@ -17,7 +17,7 @@ int fail(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 int fail_on(const char *path, int err);
 
 /* Print a report for people. */
-void show_report(const json_t *report);
+void show_report(json_t *report);
 
 /* gaia umount. @force: without asking the daemon anything. */
 int umount_command(const char *path, bool force);

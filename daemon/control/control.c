@@ -100,14 +100,10 @@ static int open_listener(struct control *ctl)
 	len = offsetof(struct sockaddr_un, sun_path) + 1 + strlen(ctl->name);
 
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (fd < 0) {
-		err = -errno;
-		log_error("control: socket: %s", strerror(-err));
-		return err;
-	}
+	if (fd < 0)
+		return -errno;
 	if (bind(fd, (struct sockaddr *)&addr, len) || listen(fd, SOMAXCONN)) {
 		err = -errno;
-		log_error("control: listen on @%s: %s", ctl->name, strerror(-err));
 		close(fd);
 		return err;
 	}
@@ -129,15 +125,11 @@ int control_create(uv_loop_t *loop, struct cache *cache, struct control **out)
 		goto free_control;
 	ctl->spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
 	err = pool_create("control", WORKERS, &ctl->workers);
-	if (err) {
-		log_error("control: start threads: %s", strerror(-err));
+	if (err)
 		goto close_listener;
-	}
 	err = uv_poll_init(loop, &ctl->poll, ctl->listener);
-	if (err) {
-		log_error("control: watch the socket: %s", uv_strerror(err));
+	if (err)
 		goto destroy_pool;
-	}
 	ctl->handles = 1;
 	ctl->poll.data = ctl;
 	uv_poll_start(&ctl->poll, UV_READABLE, on_listener);

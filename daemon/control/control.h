@@ -21,10 +21,10 @@
 
 struct control;
 
-/* Starts listening on an abstract socket with a random name. */
+/* Starts listening on an abstract socket with a random name. A negative errno; logs nothing. */
 int control_create(uv_loop_t *loop, struct cache *cache, struct control **out);
 /* [W] Disconnects all clients, ends all mappings, waits until both are done. On the loop's
- * thread, after the last ioctl has been answered. */
+ * thread but not inside uv_run(), which it calls; after the last ioctl has been answered. */
 void control_destroy(struct control *ctl);
 
 /*
@@ -34,8 +34,8 @@ void control_destroy(struct control *ctl);
 void control_set_mount_info(struct control *ctl, json_t *mount);
 
 /*
- * The ioctls. @f is the file of the descriptor (NULL: not a regular file: -ENODEV where one is needed); @readable and @writable how
- * the descriptor is open. 0 and the out fields are set, or a negative errno.
+ * The ioctls. @f is the file of the descriptor (NULL: not a regular file: -ENODEV where one is
+ * needed); @readable and @writable how the descriptor is open. 0 and the out fields are set, or a negative errno.
  */
 int control_connect(struct control *ctl, struct gaia_ioc_connect *io);
 int control_devices(struct control *ctl, struct gaia_ioc_devices *io);
@@ -48,7 +48,8 @@ int control_sync(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io
 int control_advise(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io);
 int control_report(struct control *ctl, struct cfile *f, struct gaia_ioc_report *io);
 
-/* For struct cache_host; @client is what control passed to cache_map(). */
+/* For struct cache_host; @client is what control passed to cache_map(), and valid until
+ * cache_unmap() of that mapping has returned. */
 int control_grant(void *client, uint64_t map, unsigned prot, const uint64_t *idx, const int *fd,
 		  unsigned n, uint64_t *seq);
 int control_revoke(void *client, uint64_t map, uint64_t idx);

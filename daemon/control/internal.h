@@ -41,8 +41,8 @@
 #define TICKETS 256
 #define TICKET_LIFE_NS 10000000000ull /* connecting takes microseconds, on a busy machine milliseconds */
 
-/* A client reads its socket with a thread that does nothing else, so seconds mean that it is stopped or hostile,
- * and others wait for its memory meanwhile. */
+/* A client reads its socket with a thread that does nothing else, so seconds mean that it is
+ * stopped or hostile, and others wait for its memory meanwhile. */
 #define SEND_TIMEOUT_NS 5000000000ull
 #define REVOKE_TIMEOUT_NS 5000000000ull
 

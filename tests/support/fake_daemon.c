@@ -1,0 +1,392 @@
+/*
+ * fake_daemon.c - see fake_daemon.h. The functions of pagecache/cache.h that the control room calls
+ * are defined here.
+ */
+#include "fake_daemon.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/queue.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "control/internal.h"
+
+#define FILES 64
+#define DEVICES 2
+
+struct cfile {
+	ino_t ino;
+};
+
+struct granted {
+	uint64_t idx;
+	int fd;
+	unsigned char *at;
+	int ready;	/* a duplicate of fd, for the next grant; or -1 */
+	bool held;	/* by the client */
+	LIST_ENTRY(granted) link;
+};
+
+struct mapping {
+	struct cfile *file;
+	void *client;
+	uint64_t id;
+	LIST_HEAD(, granted) granted;
+	LIST_ENTRY(mapping) link;
+};
+
+struct fake_cache fake_cache;
+struct fake_gate fake_gate;
+sem_t fake_unmapped;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static LIST_HEAD(, mapping) mappings;
+static struct cfile files[FILES];
+static unsigned n_files;
+
+static struct device device[DEVICES] = {
+	{ .name = "sim0", .kind = "sim", .simulated = true, .capacity = 64 << 20 },
+	{ .name = "odd1", .kind = "odd", .capacity = 32 << 20 },
+};
+
+static struct control *control;
+static uv_loop_t loop;
+static uv_async_t stop;
+static pthread_t loop_thread;
+static bool stopped;
+
+/* ---- the cache ---- */
+
+int cache_map(struct cfile *f, unsigned dev, void *client, uint64_t map_id, unsigned prot,
+	      uint64_t off, uint64_t len, struct mapping **out)
+{
+	struct mapping *m = calloc(1, sizeof(*m));
+
+	m->file = f;
+	m->client = client;
+	m->id = map_id;
+	pthread_mutex_lock(&lock);
+	LIST_INSERT_HEAD(&mappings, m, link);
+	fake_cache.maps++;
+	fake_cache.live++;
+	fake_cache.client = client;
+	fake_cache.map_id = map_id;
+	fake_cache.prot = prot;
+	fake_cache.off = off;
+	fake_cache.len = len;
+	pthread_mutex_unlock(&lock);
+	*out = m;
+	return 0;
+}
+
+void cache_unmap(struct mapping *m)
+{
+	struct granted *g;
+
+	pthread_mutex_lock(&lock);
+	while ((g = LIST_FIRST(&m->granted))) {
+		LIST_REMOVE(g, link);
+		munmap(g->at, GAIA_CHUNK);
+		close(g->fd);
+		free(g);
+	}
+	LIST_REMOVE(m, link);
+	fake_cache.unmaps++;
+	fake_cache.live--;
+	pthread_mutex_unlock(&lock);
+	free(m);
+	sem_post(&fake_unmapped);
+}
+
+static struct granted *find_granted(struct mapping *m, uint64_t idx)
+{
+	struct granted *g;
+
+	LIST_FOREACH(g, &m->granted, link) {
+		if (g->idx == idx)
+			return g;
+	}
+	return NULL;
+}
+
+/* A chunk whose first byte says which one it is. The lock is held. */
+static struct granted *make_chunk(struct mapping *m, uint64_t idx)
+{
+	struct granted *g = calloc(1, sizeof(*g));
+
+	g->idx = idx;
+	g->ready = -1;
+	g->fd = memfd_create("chunk", MFD_CLOEXEC);
+	cr_assert_geq(g->fd, 0);
+	cr_assert_eq(ftruncate(g->fd, GAIA_CHUNK), 0);
+	g->at = mmap(NULL, GAIA_CHUNK, PROT_READ | PROT_WRITE, MAP_SHARED, g->fd, 0);
+	cr_assert_neq(g->at, MAP_FAILED);
+	g->at[0] = idx;
+	LIST_INSERT_HEAD(&m->granted, g, link);
+	return g;
+}
+
+int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq)
+{
+	uint64_t first = off / GAIA_CHUNK, last = (off + len - 1) / GAIA_CHUNK;
+	uint64_t *idx = calloc(last - first + 1, sizeof(*idx));
+	int *fd = calloc(last - first + 1, sizeof(*fd)), err = 0;
+	unsigned n = 0;
+
+	if (fake_gate.armed) {
+		sem_post(&fake_gate.entered);
+		sem_wait(&fake_gate.leave);
+	}
+	pthread_mutex_lock(&lock);
+	fake_cache.acquires++;
+	fake_cache.off = off;
+	fake_cache.len = len;
+	fake_cache.prot = prot;
+	for (uint64_t k = first; k <= last; k++) {
+		struct granted *g = find_granted(m, k);
+
+		if (!g)
+			g = make_chunk(m, k);
+		if (g->held)
+			continue;
+		g->held = true;
+		idx[n] = k;
+		fd[n++] = g->ready >= 0 ? g->ready : fcntl(g->fd, F_DUPFD_CLOEXEC, 0);
+		g->ready = -1;
+	}
+	pthread_mutex_unlock(&lock);
+	if (n)
+		err = control_grant(m->client, m->id, GAIA_PROT_READ | GAIA_PROT_WRITE, idx, fd, n, seq);
+	free(idx);
+	free(fd);
+	return err;
+}
+
+int cache_release(struct mapping *m, uint64_t off, uint64_t len)
+{
+	pthread_mutex_lock(&lock);
+	fake_cache.releases++;
+	fake_cache.off = off;
+	fake_cache.len = len;
+	pthread_mutex_unlock(&lock);
+	return 0;
+}
+
+int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice)
+{
+	pthread_mutex_lock(&lock);
+	fake_cache.advices++;
+	pthread_mutex_unlock(&lock);
+	return 0;
+}
+
+int cache_fsync(struct cfile *f, off_t off, off_t len, bool data_only)
+{
+	pthread_mutex_lock(&lock);
+	fake_cache.syncs++;
+	pthread_mutex_unlock(&lock);
+	return 0;
+}
+
+unsigned cache_devices(struct cache *c)
+{
+	return DEVICES;
+}
+
+void cache_device(struct cache *c, unsigned i, struct cache_device_use *out)
+{
+	*out = (struct cache_device_use){ .dev = &device[i] };
+}
+
+json_t *cache_status_json(struct cache *c)
+{
+	return json_pack("{s:[], s:{}}", "devices", "home");
+}
+
+json_t *cfile_residency_json(struct cfile *f)
+{
+	return json_pack("{s:[]}", "chunks");
+}
+
+/* ---- the mount ---- */
+
+int fake_file(void)
+{
+	int fd = memfd_create("file", MFD_CLOEXEC);
+	struct stat st;
+
+	cr_assert_geq(fd, 0);
+	cr_assert_eq(fstat(fd, &st), 0);
+	cr_assert_lt(n_files, FILES);
+	files[n_files++].ino = st.st_ino;
+	return fd;
+}
+
+struct cfile *fake_cfile(int fd)
+{
+	struct stat st;
+
+	if (fstat(fd, &st))
+		return NULL;
+	for (unsigned i = 0; i < n_files; i++) {
+		if (files[i].ino == st.st_ino)
+			return &files[i];
+	}
+	return NULL;
+}
+
+static int carry_out(int fd, unsigned long request, void *arg)
+{
+	struct cfile *f = fake_cfile(fd);
+	int access = fcntl(fd, F_GETFL) & O_ACCMODE;
+
+	if (!f)
+		return -ENOTTY;
+	if (stopped)
+		return -ENOTCONN;
+	switch (request) {
+	case GAIA_IOC_CONNECT:
+		return control_connect(control, arg);
+	case GAIA_IOC_DEVICES:
+		return control_devices(control, arg);
+	case GAIA_IOC_MAP:
+		return control_map(control, f, access != O_WRONLY, access != O_RDONLY, arg);
+	case GAIA_IOC_UNMAP:
+		return control_unmap(control, f, arg);
+	case GAIA_IOC_ACQUIRE:
+		return control_acquire(control, f, access != O_RDONLY, arg);
+	case GAIA_IOC_RELEASE:
+		return control_release(control, f, arg);
+	case GAIA_IOC_SYNC:
+		return control_sync(control, f, arg);
+	case GAIA_IOC_ADVISE:
+		return control_advise(control, f, arg);
+	case GAIA_IOC_REPORT:
+		return control_report(control, f, arg);
+	}
+	return -ENOTTY;
+}
+
+int fake_ioctl(int fd, unsigned long request, void *arg)
+{
+	int err = carry_out(fd, request, arg);
+
+	if (!err)
+		return 0;
+	errno = -err;
+	return -1;
+}
+
+/* ---- life ---- */
+
+static void on_stop(uv_async_t *async)
+{
+	uv_close((uv_handle_t *)async, NULL);
+	uv_stop(&loop);
+}
+
+static void *run_loop(void *arg)
+{
+	uv_run(&loop, UV_RUN_DEFAULT);
+	control_destroy(control);
+	uv_run(&loop, UV_RUN_DEFAULT);
+	cr_assert_eq(uv_loop_close(&loop), 0);
+	return NULL;
+}
+
+void fake_start(void)
+{
+	stopped = false;
+	sem_init(&fake_unmapped, 0, 0);
+	sem_init(&fake_gate.entered, 0, 0);
+	sem_init(&fake_gate.leave, 0, 0);
+	cr_assert_eq(uv_loop_init(&loop), 0);
+	cr_assert_eq(uv_async_init(&loop, &stop, on_stop), 0);
+	cr_assert_eq(control_create(&loop, NULL, &control), 0);
+	control_set_mount_info(control, json_pack("{s:s}", "version", "test"));
+	cr_assert_eq(pthread_create(&loop_thread, NULL, run_loop, NULL), 0);
+}
+
+void fake_stop(void)
+{
+	stopped = true;
+	uv_async_send(&stop);
+	cr_assert_eq(pthread_join(loop_thread, NULL), 0);
+	cr_assert_eq(fake_cache.live, 0);
+}
+
+struct control *fake_control(void)
+{
+	return control;
+}
+
+/* The lock is held. */
+static struct mapping *find_mapping(uint64_t map_id)
+{
+	struct mapping *m;
+
+	LIST_FOREACH(m, &mappings, link) {
+		if (m->id == map_id)
+			return m;
+	}
+	return NULL;
+}
+
+unsigned char *fake_chunk(uint64_t map_id, uint64_t idx)
+{
+	struct mapping *m;
+	struct granted *g;
+
+	pthread_mutex_lock(&lock);
+	m = find_mapping(map_id);
+	g = m ? find_granted(m, idx) : NULL;
+	pthread_mutex_unlock(&lock);
+	return g ? g->at : NULL;
+}
+
+int fake_revoke(uint64_t map_id, uint64_t idx)
+{
+	struct mapping *m;
+	int err;
+
+	pthread_mutex_lock(&lock);
+	m = find_mapping(map_id);
+	pthread_mutex_unlock(&lock);
+	cr_assert_not_null(m);
+	err = control_revoke(m->client, map_id, idx);
+	pthread_mutex_lock(&lock);
+	if (!err)
+		find_granted(m, idx)->held = false;
+	pthread_mutex_unlock(&lock);
+	return err;
+}
+
+void fake_prepare(uint64_t map_id, uint64_t first, unsigned n)
+{
+	struct mapping *m;
+
+	pthread_mutex_lock(&lock);
+	m = find_mapping(map_id);
+	for (uint64_t k = first; k < first + n; k++) {
+		struct granted *g = make_chunk(m, k);
+
+		g->ready = fcntl(g->fd, F_DUPFD_CLOEXEC, 0);
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+void fake_disconnect(void)
+{
+	client_disconnect(fake_cache.client);
+}
+
+bool fake_alive(void)
+{
+	return control_alive(fake_cache.client);
+}

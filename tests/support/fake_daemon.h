@@ -1,0 +1,65 @@
+/*
+ * fake_daemon.h - clients' side of a daemon without a mount and without a page cache.
+ *
+ * The real control room on a loop of its own thread, over a cache that grants memory and otherwise only
+ * writes down what it is asked. The client library's ioctls are led to it (wire_sys). A "file on the mount" is a
+ * descriptor that was passed to fake_file().
+ */
+#ifndef GAIA_TESTS_FAKE_DAEMON_H
+#define GAIA_TESTS_FAKE_DAEMON_H
+
+#include <semaphore.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "control/control.h"
+
+/* Start and stop it. One at a time. */
+void fake_start(void);
+/* As if the daemon ended: clients are disconnected, further ioctls fail as on a dead mount. */
+void fake_stop(void);
+
+struct control *fake_control(void);
+
+/* A new file of the mount: a descriptor, read-write. */
+int fake_file(void);
+struct cfile *fake_cfile(int fd);
+
+/* What the library's calls do, from control's functions: -1 and errno. */
+int fake_ioctl(int fd, unsigned long request, void *arg);
+
+/* What was asked of the cache. Guarded by nothing: look when nothing runs. */
+struct fake_cache {
+	unsigned maps, unmaps, acquires, releases, syncs, advices;
+	unsigned live;			/* mappings */
+	uint64_t off, len;		/* of the last range */
+	uint64_t map_id;		/* of the last mapping */
+	unsigned prot;
+	void *client;			/* of the last mapping */
+};
+extern struct fake_cache fake_cache;
+
+/* While armed, cache_acquire() posts entered and waits for leave. */
+struct fake_gate {
+	bool armed;
+	sem_t entered, leave;
+};
+extern struct fake_gate fake_gate;
+
+/* Posted by each cache_unmap(). */
+extern sem_t fake_unmapped;
+
+/* The memory of chunk @idx of a mapping as the "device" sees it; NULL: never granted. */
+unsigned char *fake_chunk(uint64_t map_id, uint64_t idx);
+
+/* Take a chunk back from its client: control_revoke()'s result. */
+int fake_revoke(uint64_t map_id, uint64_t idx);
+
+/* Have the descriptors of chunks ready, so that the next acquire needs no new ones. */
+void fake_prepare(uint64_t map_id, uint64_t first, unsigned n);
+
+/* The client that last mapped: whether it is alive, and an end to it. */
+bool fake_alive(void);
+void fake_disconnect(void);
+
+#endif
