@@ -98,7 +98,7 @@ const void *base_bytes(struct chunk *ch, unsigned i, track_id id)
 {
 	struct page_extra *x;
 
-	if (id == ch->track->page[i].home_id)
+	if (id == ch->track->page[i].home_id || fault_point("break.drop_twin"))
 		return page_ptr(ch, i);
 	x = extra_find(ch, i);
 	for (struct twin *tw = x ? x->twins : NULL; tw; tw = tw->next)
@@ -157,8 +157,11 @@ static void races_note(struct chunk *ch, unsigned i, const void *home, const voi
 static void again_ask(struct chunk *ch, unsigned i)
 {
 	struct cache *c = ch->file->cache;
-	struct again *a = xmalloc(sizeof(*a));
+	struct again *a;
 
+	if (fault_point("break.forget_again"))
+		return;
+	a = xmalloc(sizeof(*a));
 	*a = (struct again){ .chunk = chunk_ref(ch), .page = i,
 			     .opened = track_window_open(&ch->track->page[i]) };
 	pthread_mutex_lock(&c->lock);
@@ -210,6 +213,8 @@ void kernel_page_write(struct chunk *ch, unsigned i, bool present, const void *b
 	uint8_t *home = page_ptr(ch, i);
 	struct page_extra *x;
 
+	if (t->pending > 0 && fault_point("break.lose_write_back"))
+		return;
 	if (kernel_is_behind(t)) {
 		kernel_write_merge(ch, i, bytes, len, spare);
 		return;
@@ -283,7 +288,10 @@ void truncate_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[2])
 			if (r->flags & REPLICA_SNAPPED)
 				rep->n_snapped--;
 		}
-		track_truncated(r, cut);
+		if (!(r->flags & REPLICA_AHEAD) && fault_point("break.forget_truncated"))
+			r->seen = v.t->home_id;
+		else
+			track_truncated(r, cut);
 	}
 	if (cut == 0) {
 		/* The kernel drops its copy itself. But where it thinks that the file has grown again, it gets
@@ -406,7 +414,7 @@ static void fetch_merge(struct fetch *fe, unsigned i, frame_t frame, frame_t *sp
 		size_t races;
 
 		r->seen = seen;
-		base = base_bytes(ch, i, seen);
+		base = fault_point("break.wrong_base") ? frame_zeros : base_bytes(ch, i, seen);
 		r->seen = 0;
 		home_change(ch, i, true, spare);
 		races_note(ch, i, home, base, theirs, limit, owner);

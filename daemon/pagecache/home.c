@@ -190,7 +190,8 @@ int home_bring(struct chunk *ch, unsigned a, unsigned b)
 
 static bool page_ready(struct chunk *ch, unsigned i)
 {
-	return page_present(ch, i) && !(ch->track && page_ahead(ch, i));
+	return page_present(ch, i) &&
+	       (!(ch->track && page_ahead(ch, i)) || fault_point("break.stale_read"));
 }
 
 static void page_given(struct chunk *ch, unsigned i, bool kernel)

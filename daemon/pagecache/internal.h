@@ -214,6 +214,7 @@ struct mapping {
 	uint64_t off, len;
 	pthread_mutex_t lock; /* the grants table; taken inside chunk.lock */
 	struct grant *grants;
+	_Atomic uint64_t kept; /* "break.reuse_mapped": 1 + a chunk that the client was left with */
 };
 
 struct cache_device {

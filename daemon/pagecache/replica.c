@@ -275,6 +275,11 @@ static void replica_revoke(struct replica *rep)
 		if (g)
 			g->delivered = false;
 		m = g ? g->mapping : NULL;
+		if (m && fault_point("break.reuse_mapped")) {
+			m->kept = 1 + g->index;
+			pthread_mutex_unlock(&rep->chunk->lock);
+			continue;
+		}
 		pthread_mutex_unlock(&rep->chunk->lock);
 		if (!m)
 			return;
@@ -605,7 +610,7 @@ void grant_discard(struct grant *g, const uint64_t *pages)
 		pages_lock(ch, i, i + 1);
 		bit_clear(g->write, i);
 		bug_on(r->writers == 0);
-		if (--r->writers == 0)
+		if (--r->writers == 0 && !fault_point("break.keep_dead"))
 			track_discarded(r);
 		twins_collect(ch, i);
 		pages_unlock(ch, i, i + 1);

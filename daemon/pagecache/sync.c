@@ -305,7 +305,7 @@ static int parts_deliver(struct mapping *m, struct part **parts, uint64_t n, uin
 		struct grant *g = parts[i]->grant;
 
 		pthread_mutex_lock(&parts[i]->ch->lock);
-		have = g->delivered;
+		have = g->delivered || m->kept == 1 + g->index;
 		pthread_mutex_unlock(&parts[i]->ch->lock);
 		if (!have) {
 			fd[k] = dev->ops->export_fd(dev, parts[i]->rep->mem,
@@ -628,7 +628,7 @@ static void invalidate_published(struct cfile *f, struct release *rl, uint64_t n
 	uint64_t run = 0, from = 0, at;
 
 	(void)fault_point("release.before_invalidate");
-	for (uint64_t k = 0; k <= n; k++)
+	for (uint64_t k = 0; k <= n && !fault_point("break.publish_late"); k++)
 		for (unsigned i = 0; i < (k < n ? GAIA_CHUNK_PAGES : 1); i++) {
 			at = k < n ? rl[k].ch->index * GAIA_CHUNK_PAGES + i : UINT64_MAX;
 			if (run > 0 && (k == n || at != from + run || !bit_test(rl[k].published, i))) {
@@ -676,6 +676,9 @@ int cache_release(struct mapping *m, uint64_t off, uint64_t len)
 	/* Not clipped to the file's size: what was acquired before a truncate is released, too. */
 	first = off / GAIA_PAGE;
 	last = (off + len - 1) / GAIA_PAGE;
+	if (fault_point("break.publish_late"))
+		m->file->cache->host.invalidate(m->file->cache->host_arg, m->file->cookie, (off_t)off,
+						(off_t)len);
 	n = grants_pin(m, first / GAIA_CHUNK_PAGES, last / GAIA_CHUNK_PAGES, &held);
 	rl = xcalloc(n + 1, sizeof(*rl));
 	for (unsigned k = 0; k < n; k++) {
