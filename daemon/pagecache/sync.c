@@ -621,6 +621,14 @@ static int release_part(struct grant *g, unsigned a, unsigned b, struct release 
 	return err;
 }
 
+/* With "break.forget_again" the kernel is trusted with what it wrote back or read since the release. */
+static bool to_invalidate(const struct release *rl, unsigned i)
+{
+	return bit_test(rl->published, i) &&
+	       !(fault_point("break.forget_again") &&
+		 rl->ch->track->page[i].given != rl->opened[i]);
+}
+
 /* Invalidate what was published, in runs, and close the windows. No locks held. */
 static void invalidate_published(struct cfile *f, struct release *rl, uint64_t n)
 {
@@ -631,13 +639,13 @@ static void invalidate_published(struct cfile *f, struct release *rl, uint64_t n
 	for (uint64_t k = 0; k <= n && !fault_point("break.publish_late"); k++)
 		for (unsigned i = 0; i < (k < n ? GAIA_CHUNK_PAGES : 1); i++) {
 			at = k < n ? rl[k].ch->index * GAIA_CHUNK_PAGES + i : UINT64_MAX;
-			if (run > 0 && (k == n || at != from + run || !bit_test(rl[k].published, i))) {
+			if (run > 0 && (k == n || at != from + run || !to_invalidate(&rl[k], i))) {
 				c->host.invalidate(c->host_arg, f->cookie, (off_t)(from * GAIA_PAGE),
 						   (off_t)(run * GAIA_PAGE));
 				count(CTR_kernel_invalidated, run);
 				run = 0;
 			}
-			if (k < n && bit_test(rl[k].published, i)) {
+			if (k < n && to_invalidate(&rl[k], i)) {
 				if (run == 0)
 					from = at;
 				run++;
