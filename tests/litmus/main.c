@@ -19,6 +19,7 @@ static const char usage[] =
 	"  --cpu-cache writeback|writethrough  how the mount lets the kernel cache (writeback)\n"
 	"  --repeat N     repetitions, instead of what each file asks for\n"
 	"  --seed N       of the first repetition's timing, as a failure names it (by chance)\n"
+	"  --delays       let the daemon linger where others could come between (needs -Dfaults=true)\n"
 	"  --gaiafs PATH  the daemon ($GAIAFS, or this build's)\n"
 	"  --gaia PATH    the control tool ($GAIA, or this build's)\n"
 	"  --check        only read the files\n"
@@ -48,11 +49,12 @@ static const char *from_env(const char *name, const char *otherwise)
 
 static void parse_options(int argc, char **argv, struct run_options *o, bool *check)
 {
-	enum { CPU_CACHE = 256, REPEAT, SEED, GAIAFS, GAIA, CHECK, HELP };
+	enum { CPU_CACHE = 256, REPEAT, SEED, DELAYS, GAIAFS, GAIA, CHECK, HELP };
 	static const struct option options[] = {
 		{ "cpu-cache", required_argument, NULL, CPU_CACHE },
 		{ "repeat", required_argument, NULL, REPEAT },
 		{ "seed", required_argument, NULL, SEED },
+		{ "delays", no_argument, NULL, DELAYS },
 		{ "gaiafs", required_argument, NULL, GAIAFS },
 		{ "gaia", required_argument, NULL, GAIA },
 		{ "check", no_argument, NULL, CHECK },
@@ -76,6 +78,9 @@ static void parse_options(int argc, char **argv, struct run_options *o, bool *ch
 			break;
 		case SEED:
 			o->seed = value("--seed", optarg);
+			break;
+		case DELAYS:
+			o->delays = true;
 			break;
 		case GAIAFS:
 			o->gaiafs = optarg;
@@ -128,8 +133,9 @@ int main(int argc, char **argv)
 			printf("form %s\n", s->path);
 			passed++;
 		} else if (run_scenario(s, &o, &report)) {
-			printf("pass %s (%s): %u times, the slowest %llu ms\n", s->path, o.cpu_cache,
-			       report.repetitions, (unsigned long long)report.slowest_ms);
+			printf("pass %s (%s%s): %u times, the slowest %llu ms\n", s->path,
+			       o.cpu_cache, o.delays ? ", delayed" : "", report.repetitions,
+			       (unsigned long long)report.slowest_ms);
 			passed++;
 		} else {
 			failed++;

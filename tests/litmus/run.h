@@ -15,6 +15,7 @@ struct run_options {
 	const char *cpu_cache;	/* "writeback" or "writethrough" */
 	unsigned repeat;	/* 0: what the scenario asks for, and at least 50 with a par */
 	uint64_t seed;		/* of the first repetition; rises by one */
+	bool delays;		/* the daemon lingers where others could come between */
 	unsigned seconds;	/* after which a repetition has deadlocked */
 };
 

@@ -57,6 +57,12 @@ if [ $? -ne 1 ] || ! grep -q 'is not done after 0 s: deadlock' <<< "$out"; then
 	echo "a deadlock gives: $out"
 	failed=1
 fi
+# The daemon's fault points have the names that --delays uses.
+for point in $(sed -n 's/^\t{ "\([a-z_]*\.[a-z_]*\)", [0-9]* },$/\1/p' "$dir/run.c"); do
+	grep -rqF "fault_point(\"$point\")" "$dir/../../daemon" && continue
+	echo "the daemon has no fault point $point"
+	failed=1
+done
 [ "$n" -gt 30 ] || failed=1
 echo "$n files that must fail"
 exit $failed
