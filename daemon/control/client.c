@@ -187,6 +187,8 @@ int control_revoke(void *client, uint64_t map, uint64_t idx)
 	uint64_t deadline;
 	int err;
 
+	/* Its mappings may go while we wait, and it with the last of them. */
+	client_get(c);
 	pthread_mutex_lock(&c->send_lock);
 	/* In the list before it is sent: the answer may be quicker than we are. */
 	rev.seq = c->seq + 1;
@@ -206,14 +208,13 @@ int control_revoke(void *client, uint64_t map, uint64_t idx)
 	pthread_mutex_unlock(&c->lock);
 	if (rev.answered) {
 		count(CTR_revokes, 1);
-		return 0;
-	}
-	if (err == -ETIMEDOUT) {
+	} else if (err == -ETIMEDOUT) {
 		log_warn("control: client %d is disconnected: it did not give up memory within %d s",
 			 (int)c->pid, (int)(REVOKE_TIMEOUT_NS / 1000000000));
 		client_disconnect(c);
 	}
-	return -ENOTCONN;
+	client_put(c);
+	return rev.answered ? 0 : -ENOTCONN;
 }
 
 /* ---- receiving, on the loop's thread ---- */

@@ -41,11 +41,11 @@ struct mapping {
 	LIST_ENTRY(mapping) link;
 };
 
-struct fake_cache fake_cache;
 struct fake_gate fake_gate;
 sem_t fake_unmapped;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct fake_cache fake_cache;
 static LIST_HEAD(, mapping) mappings;
 static struct cfile files[FILES];
 static unsigned n_files;
@@ -62,6 +62,16 @@ static pthread_t loop_thread;
 static bool stopped;
 
 /* ---- the cache ---- */
+
+struct fake_cache fake_seen(void)
+{
+	struct fake_cache seen;
+
+	pthread_mutex_lock(&lock);
+	seen = fake_cache;
+	pthread_mutex_unlock(&lock);
+	return seen;
+}
 
 int cache_map(struct cfile *f, unsigned dev, void *client, uint64_t map_id, unsigned prot,
 	      uint64_t off, uint64_t len, struct mapping **out)
@@ -318,7 +328,7 @@ void fake_stop(void)
 	stopped = true;
 	uv_async_send(&stop);
 	cr_assert_eq(pthread_join(loop_thread, NULL), 0);
-	cr_assert_eq(fake_cache.live, 0);
+	cr_assert_eq(fake_seen().live, 0);
 }
 
 struct control *fake_control(void)
@@ -388,5 +398,11 @@ void fake_disconnect(void)
 
 bool fake_alive(void)
 {
-	return control_alive(fake_cache.client);
+	bool alive;
+
+	/* Its last mapping keeps a client, and goes only under the lock. */
+	pthread_mutex_lock(&lock);
+	alive = fake_cache.live && control_alive(fake_cache.client);
+	pthread_mutex_unlock(&lock);
+	return alive;
 }

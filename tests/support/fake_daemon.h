@@ -28,7 +28,7 @@ struct cfile *fake_cfile(int fd);
 /* What the library's calls do, from control's functions: -1 and errno. */
 int fake_ioctl(int fd, unsigned long request, void *arg);
 
-/* What was asked of the cache. Guarded by nothing: look when nothing runs. */
+/* What was asked of the cache so far. */
 struct fake_cache {
 	unsigned maps, unmaps, acquires, releases, syncs, advices;
 	unsigned live;			/* mappings */
@@ -37,7 +37,7 @@ struct fake_cache {
 	unsigned prot;
 	void *client;			/* of the last mapping */
 };
-extern struct fake_cache fake_cache;
+struct fake_cache fake_seen(void);
 
 /* While armed, cache_acquire() posts entered and waits for leave. */
 struct fake_gate {
@@ -58,7 +58,7 @@ int fake_revoke(uint64_t map_id, uint64_t idx);
 /* Have the descriptors of chunks ready, so that the next acquire needs no new ones. */
 void fake_prepare(uint64_t map_id, uint64_t first, unsigned n);
 
-/* The client that last mapped: whether it is alive, and an end to it. */
+/* The client that last mapped: whether it has mappings and is alive, and an end to it. */
 bool fake_alive(void);
 void fake_disconnect(void);
 
