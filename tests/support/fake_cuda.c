@@ -1,0 +1,556 @@
+/*
+ * fake_cuda.c - the fake CUDA driver: devices, contexts, faults, rules. See fake_cuda.h.
+ */
+#include "fake_cuda_internal.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct fake fake = {
+	.lock = PTHREAD_MUTEX_INITIALIZER,
+	.changed = PTHREAD_COND_INITIALIZER,
+	.config = { .n_devices = 1, .memory = 64u << 20, .granularity = 2u << 20 },
+	.contexts = TAILQ_HEAD_INITIALIZER(fake.contexts),
+	.streams = TAILQ_HEAD_INITIALIZER(fake.streams),
+	.events = TAILQ_HEAD_INITIALIZER(fake.events),
+	.handles = TAILQ_HEAD_INITIALIZER(fake.handles),
+	.reserved = TAILQ_HEAD_INITIALIZER(fake.reserved),
+	.allocated = TAILQ_HEAD_INITIALIZER(fake.allocated),
+	.pinned = TAILQ_HEAD_INITIALIZER(fake.pinned),
+	.mappings = TAILQ_HEAD_INITIALIZER(fake.mappings),
+};
+
+_Thread_local bool fake_in_host_func;
+
+#define MAX_STACK 16
+static _Thread_local struct {
+	CUcontext ctx[MAX_STACK];
+	unsigned depth; /* the current one is ctx[depth - 1] */
+} stack;
+
+/* ---- for tests ---- */
+
+void fake_cuda_reset(const struct fake_cuda_config *config)
+{
+	static const struct fake init = { .lock = PTHREAD_MUTEX_INITIALIZER,
+					  .changed = PTHREAD_COND_INITIALIZER };
+
+	/* A forked child starts anew; what its parent has is not its own. */
+	if ((!fake.pid || fake.pid == getpid()) && fake_cuda_alive(true)) {
+		fprintf(stderr, "fake_cuda_reset: something is still alive\n");
+		abort();
+	}
+	fake = init;
+	fake.config = *config;
+	if (!fake.config.granularity)
+		fake.config.granularity = 2u << 20;
+	if (fake.config.n_devices > FAKE_GPUS)
+		abort();
+	TAILQ_INIT(&fake.contexts);
+	TAILQ_INIT(&fake.streams);
+	TAILQ_INIT(&fake.events);
+	TAILQ_INIT(&fake.handles);
+	TAILQ_INIT(&fake.reserved);
+	TAILQ_INIT(&fake.allocated);
+	TAILQ_INIT(&fake.pinned);
+	TAILQ_INIT(&fake.mappings);
+	stack.depth = 0;
+}
+
+void *fake_cuda_entry(const char *name)
+{
+	static const struct fake_entry *const tables[] = { fake_context_entries, fake_memory_entries,
+							   fake_stream_entries };
+
+	const char *version = strstr(name, "_v");
+	char plain[64];
+
+	for (unsigned t = 0; t < sizeof(tables) / sizeof(tables[0]); t++)
+		for (const struct fake_entry *e = tables[t]; e->name; e++)
+			if (!strcmp(e->name, name))
+				return e->function;
+	if (!version || (size_t)(version - name) >= sizeof(plain))
+		return NULL;
+	memcpy(plain, name, (size_t)(version - name));
+	plain[version - name] = '\0';
+	return fake_cuda_entry(plain);
+}
+
+void fake_cuda_uuid(unsigned gpu, unsigned char uuid[16])
+{
+	memcpy(uuid, "simulated-GPU-00", 16);
+	uuid[15] = (unsigned char)gpu;
+}
+
+void fake_cuda_fail(const char *entry, unsigned nth, CUresult result, bool sticky)
+{
+	pthread_mutex_lock(&fake.lock);
+	fake.fail.entry = entry;
+	fake.fail.nth = nth;
+	fake.fail.result = result;
+	fake.fail.sticky = sticky;
+	fake.failed = false;
+	pthread_mutex_unlock(&fake.lock);
+}
+
+void fake_cuda_fail_later(unsigned nth, CUresult result)
+{
+	pthread_mutex_lock(&fake.lock);
+	fake.fail_later.nth = nth;
+	fake.fail_later.result = result;
+	fake.failed = false;
+	pthread_mutex_unlock(&fake.lock);
+}
+
+bool fake_cuda_failed(void)
+{
+	bool failed;
+
+	pthread_mutex_lock(&fake.lock);
+	failed = fake.failed;
+	fake.failed = false;
+	fake.fail.nth = fake.fail_later.nth = 0;
+	pthread_mutex_unlock(&fake.lock);
+	return failed;
+}
+
+unsigned fake_cuda_calls(void)
+{
+	unsigned calls;
+
+	pthread_mutex_lock(&fake.lock);
+	calls = fake.calls;
+	pthread_mutex_unlock(&fake.lock);
+	return calls;
+}
+
+const char *fake_cuda_violation(void)
+{
+	const char *text;
+
+	pthread_mutex_lock(&fake.lock);
+	text = fake.violation[0] ? fake.violation : NULL;
+	pthread_mutex_unlock(&fake.lock);
+	return text;
+}
+
+static unsigned tell(bool say, unsigned n, const char *what)
+{
+	if (n && say)
+		fprintf(stderr, "fake CUDA: alive: %u %s\n", n, what);
+	return n;
+}
+
+static unsigned count_ranges(const struct fake_ranges *ranges)
+{
+	const struct fake_range *r;
+	unsigned n = 0;
+
+	TAILQ_FOREACH(r, ranges, link)
+		n++;
+	return n;
+}
+
+unsigned fake_cuda_alive(bool say)
+{
+	unsigned handles = 0, mappings = 0, streams = 0, events = 0, contexts = 0, n = 0;
+	struct fake_handle *handle;
+	struct fake_mapping *mapping;
+	CUstream stream;
+	CUevent event;
+	CUcontext ctx;
+
+	pthread_mutex_lock(&fake.lock);
+	TAILQ_FOREACH(handle, &fake.handles, link)
+		handles++;
+	TAILQ_FOREACH(mapping, &fake.mappings, link)
+		mappings++;
+	TAILQ_FOREACH(stream, &fake.streams, link)
+		streams += stream->user;
+	TAILQ_FOREACH(event, &fake.events, link)
+		events += !event->destroyed;
+	TAILQ_FOREACH(ctx, &fake.contexts, link)
+		contexts++;
+	for (unsigned i = 0; i < FAKE_GPUS; i++)
+		contexts += fake.gpu[i].primary.refs;
+	n += tell(say, handles, "memory handles");
+	n += tell(say, mappings, "mappings");
+	n += tell(say, count_ranges(&fake.reserved), "address ranges");
+	n += tell(say, count_ranges(&fake.allocated), "allocations");
+	n += tell(say, count_ranges(&fake.pinned), "ranges of pinned memory");
+	n += tell(say, streams, "streams");
+	n += tell(say, events, "events");
+	n += tell(say, contexts, "uses of contexts");
+	pthread_mutex_unlock(&fake.lock);
+	return n;
+}
+
+size_t fake_cuda_used(void)
+{
+	size_t used = 0;
+
+	pthread_mutex_lock(&fake.lock);
+	for (unsigned i = 0; i < FAKE_GPUS; i++)
+		used += fake.gpu[i].used;
+	pthread_mutex_unlock(&fake.lock);
+	return used;
+}
+
+/* ---- rules and faults ---- */
+
+CUresult fake_refuse(CUresult result, const char *fmt, ...)
+{
+	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+	va_list args;
+
+	pthread_mutex_lock(&lock);
+	if (!fake.violation[0]) {
+		va_start(args, fmt);
+		vsnprintf(fake.violation, sizeof(fake.violation), fmt, args);
+		va_end(args);
+		fprintf(stderr, "fake CUDA: %s\n", fake.violation);
+	}
+	pthread_mutex_unlock(&lock);
+	return result;
+}
+
+CUresult fake_enter(const char *entry)
+{
+	CUresult result = CUDA_SUCCESS;
+
+	if (fake_in_host_func)
+		return fake_refuse(CUDA_ERROR_NOT_PERMITTED, "%s in a host function", entry);
+	pthread_mutex_lock(&fake.lock);
+	fake.calls++;
+	if (fake.pid && fake.pid != getpid())
+		result = fake_refuse(CUDA_ERROR_NOT_INITIALIZED, "%s in a child that was forked after cuInit",
+				     entry);
+	else if (!fake.pid && strcmp(entry, "cuInit"))
+		result = fake_refuse(CUDA_ERROR_NOT_INITIALIZED, "%s before cuInit", entry);
+	else if (fake.broken)
+		result = fake.broken;
+	if (!result && fake.fail.nth && (!fake.fail.entry || !strcmp(fake.fail.entry, entry)) &&
+	    !--fake.fail.nth) {
+		result = fake.fail.result;
+		fake.failed = true;
+		if (fake.fail.sticky)
+			fake.broken = result;
+	}
+	pthread_mutex_unlock(&fake.lock);
+	return result;
+}
+
+/* ---- devices and contexts ---- */
+
+static unsigned gpu_of(CUdevice ordinal)
+{
+	return ((unsigned)ordinal + fake.config.first) % FAKE_GPUS;
+}
+
+static CUdevice ordinal_of(unsigned gpu)
+{
+	return (CUdevice)((gpu + FAKE_GPUS - fake.config.first) % FAKE_GPUS);
+}
+
+static bool is_device(CUdevice dev)
+{
+	return dev >= 0 && (unsigned)dev < fake.config.n_devices;
+}
+
+bool fake_is_context(CUcontext ctx)
+{
+	CUcontext c;
+	bool found = false;
+
+	pthread_mutex_lock(&fake.lock);
+	for (unsigned i = 0; i < FAKE_GPUS; i++)
+		found |= ctx == &fake.gpu[i].primary && ctx->refs;
+	TAILQ_FOREACH(c, &fake.contexts, link)
+		found |= c == ctx;
+	pthread_mutex_unlock(&fake.lock);
+	return found;
+}
+
+CUcontext fake_context(void)
+{
+	CUcontext ctx = stack.depth ? stack.ctx[stack.depth - 1] : NULL;
+
+	return ctx && fake_is_context(ctx) ? ctx : NULL;
+}
+
+static CUresult fake_init(unsigned flags)
+{
+	CUresult err = fake_enter("cuInit");
+
+	if (err)
+		return err;
+	if (flags)
+		return fake_refuse(CUDA_ERROR_INVALID_VALUE, "cuInit with flags");
+	if (!fake.config.n_devices)
+		return CUDA_ERROR_NO_DEVICE;
+	pthread_mutex_lock(&fake.lock);
+	fake.pid = getpid();
+	pthread_mutex_unlock(&fake.lock);
+	return CUDA_SUCCESS;
+}
+
+static CUresult fake_device_get_count(int *count)
+{
+	CUresult err = fake_enter("cuDeviceGetCount");
+
+	if (!err)
+		*count = (int)fake.config.n_devices;
+	return err;
+}
+
+static CUresult fake_device_get(CUdevice *dev, int ordinal)
+{
+	CUresult err = fake_enter("cuDeviceGet");
+
+	if (err)
+		return err;
+	if (!is_device(ordinal))
+		return CUDA_ERROR_INVALID_DEVICE;
+	*dev = ordinal;
+	return CUDA_SUCCESS;
+}
+
+static CUresult fake_device_get_uuid(CUuuid *uuid, CUdevice dev)
+{
+	CUresult err = fake_enter("cuDeviceGetUuid");
+
+	if (err)
+		return err;
+	if (!is_device(dev))
+		return CUDA_ERROR_INVALID_DEVICE;
+	fake_cuda_uuid(gpu_of(dev), (unsigned char *)uuid->bytes);
+	return CUDA_SUCCESS;
+}
+
+static CUresult fake_device_get_name(char *name, int len, CUdevice dev)
+{
+	CUresult err = fake_enter("cuDeviceGetName");
+
+	if (err)
+		return err;
+	if (!is_device(dev))
+		return CUDA_ERROR_INVALID_DEVICE;
+	snprintf(name, (size_t)len, "Simulated GPU %u", gpu_of(dev));
+	return CUDA_SUCCESS;
+}
+
+static CUresult fake_device_get_attribute(int *value, CUdevice_attribute attribute, CUdevice dev)
+{
+	CUresult err = fake_enter("cuDeviceGetAttribute");
+
+	if (err)
+		return err;
+	if (!is_device(dev))
+		return CUDA_ERROR_INVALID_DEVICE;
+	switch ((int)attribute) {
+	case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+		*value = 2;
+		break;
+	case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+		*value = 9;
+		break;
+	case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
+		*value = 0;
+		break;
+	default: /* whatever it is, it is supported */
+		*value = 1;
+	}
+	return CUDA_SUCCESS;
+}
+
+static CUresult fake_primary_retain(CUcontext *ctx, CUdevice dev)
+{
+	CUresult err = fake_enter("cuDevicePrimaryCtxRetain");
+
+	if (err)
+		return err;
+	if (!is_device(dev))
+		return CUDA_ERROR_INVALID_DEVICE;
+	pthread_mutex_lock(&fake.lock);
+	*ctx = &fake.gpu[gpu_of(dev)].primary;
+	(*ctx)->gpu = gpu_of(dev);
+	(*ctx)->refs++;
+	pthread_mutex_unlock(&fake.lock);
+	return CUDA_SUCCESS;
+}
+
+static CUresult fake_primary_release(CUdevice dev)
+{
+	CUresult err = fake_enter("cuDevicePrimaryCtxRelease");
+	CUstream end = NULL;
+	CUcontext ctx;
+
+	if (!is_device(dev))
+		return CUDA_ERROR_INVALID_DEVICE;
+	pthread_mutex_lock(&fake.lock);
+	ctx = &fake.gpu[gpu_of(dev)].primary;
+	if (!ctx->refs) {
+		pthread_mutex_unlock(&fake.lock);
+		return fake_refuse(CUDA_ERROR_INVALID_CONTEXT, "a primary context released too often");
+	}
+	if (!--ctx->refs) {
+		end = ctx->default_stream;
+		ctx->default_stream = NULL;
+	}
+	pthread_mutex_unlock(&fake.lock);
+	if (end)
+		fake_stream_end(end);
+	return err;
+}
+
+/* The signature of cuCtxCreate_v2, which asks for nothing special. */
+static CUresult fake_ctx_create(CUcontext *out, unsigned flags, CUdevice dev)
+{
+	CUresult err = fake_enter("cuCtxCreate");
+	CUcontext ctx;
+
+	if (err)
+		return err;
+	if (!is_device(dev))
+		return CUDA_ERROR_INVALID_DEVICE;
+	if (stack.depth == MAX_STACK)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	ctx = calloc(1, sizeof(*ctx));
+	ctx->gpu = gpu_of(dev);
+	pthread_mutex_lock(&fake.lock);
+	TAILQ_INSERT_TAIL(&fake.contexts, ctx, link);
+	pthread_mutex_unlock(&fake.lock);
+	stack.ctx[stack.depth++] = *out = ctx;
+	return CUDA_SUCCESS;
+}
+
+static CUresult fake_ctx_create_v4(CUcontext *out, CUctxCreateParams *params, unsigned flags,
+				   CUdevice dev)
+{
+	return fake_ctx_create(out, flags, dev);
+}
+
+static CUresult fake_ctx_destroy(CUcontext ctx)
+{
+	CUresult err = fake_enter("cuCtxDestroy");
+	CUcontext c;
+
+	pthread_mutex_lock(&fake.lock);
+	TAILQ_FOREACH(c, &fake.contexts, link)
+		if (c == ctx)
+			break;
+	if (c)
+		TAILQ_REMOVE(&fake.contexts, c, link);
+	pthread_mutex_unlock(&fake.lock);
+	if (!c)
+		return fake_refuse(CUDA_ERROR_INVALID_CONTEXT, "cuCtxDestroy of no context");
+	if (stack.depth && stack.ctx[stack.depth - 1] == c)
+		stack.depth--;
+	if (c->default_stream)
+		fake_stream_end(c->default_stream);
+	free(c);
+	return err;
+}
+
+static CUresult fake_ctx_get_current(CUcontext *ctx)
+{
+	CUresult err = fake_enter("cuCtxGetCurrent");
+
+	if (!err)
+		*ctx = stack.depth ? stack.ctx[stack.depth - 1] : NULL;
+	return err;
+}
+
+static CUresult fake_ctx_set_current(CUcontext ctx)
+{
+	CUresult err = fake_enter("cuCtxSetCurrent");
+
+	if (err)
+		return err;
+	if (ctx && !fake_is_context(ctx))
+		return fake_refuse(CUDA_ERROR_INVALID_CONTEXT, "cuCtxSetCurrent of no context");
+	if (stack.depth)
+		stack.depth--;
+	if (ctx)
+		stack.ctx[stack.depth++] = ctx;
+	return CUDA_SUCCESS;
+}
+
+static CUresult fake_ctx_push_current(CUcontext ctx)
+{
+	CUresult err = fake_enter("cuCtxPushCurrent");
+
+	if (err)
+		return err;
+	if (!fake_is_context(ctx))
+		return fake_refuse(CUDA_ERROR_INVALID_CONTEXT, "cuCtxPushCurrent of no context");
+	if (stack.depth == MAX_STACK)
+		return CUDA_ERROR_INVALID_VALUE;
+	stack.ctx[stack.depth++] = ctx;
+	return CUDA_SUCCESS;
+}
+
+/* Ends something: takes effect even if it is made to fail. */
+static CUresult fake_ctx_pop_current(CUcontext *ctx)
+{
+	CUresult err = fake_enter("cuCtxPopCurrent");
+
+	if (!stack.depth)
+		return fake_refuse(CUDA_ERROR_INVALID_CONTEXT, "cuCtxPopCurrent of nothing");
+	stack.depth--;
+	if (ctx)
+		*ctx = stack.ctx[stack.depth];
+	return err;
+}
+
+static CUresult fake_ctx_get_device(CUdevice *dev)
+{
+	CUresult err = fake_enter("cuCtxGetDevice");
+	CUcontext ctx = fake_context();
+
+	if (err)
+		return err;
+	if (!ctx)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	*dev = ordinal_of(ctx->gpu);
+	return CUDA_SUCCESS;
+}
+
+static CUresult fake_get_error_name(CUresult result, const char **name)
+{
+	*name = result == CUDA_ERROR_OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" :
+		result == CUDA_ERROR_ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "CUDA_ERROR";
+	return CUDA_SUCCESS;
+}
+
+static CUresult fake_get_error_string(CUresult result, const char **text)
+{
+	*text = result == CUDA_SUCCESS ? "no error" : "a simulated error";
+	return CUDA_SUCCESS;
+}
+
+const struct fake_entry fake_context_entries[] = {
+	{ "cuInit", fake_init },
+	{ "cuDeviceGetCount", fake_device_get_count },
+	{ "cuDeviceGet", fake_device_get },
+	{ "cuDeviceGetUuid", fake_device_get_uuid },
+	{ "cuDeviceGetName", fake_device_get_name },
+	{ "cuDeviceGetAttribute", fake_device_get_attribute },
+	{ "cuDevicePrimaryCtxRetain", fake_primary_retain },
+	{ "cuDevicePrimaryCtxRelease", fake_primary_release },
+	{ "cuCtxCreate", fake_ctx_create_v4 },
+	{ "cuCtxCreate_v2", fake_ctx_create },
+	{ "cuCtxCreate_v4", fake_ctx_create_v4 },
+	{ "cuCtxDestroy", fake_ctx_destroy },
+	{ "cuCtxGetCurrent", fake_ctx_get_current },
+	{ "cuCtxSetCurrent", fake_ctx_set_current },
+	{ "cuCtxPushCurrent", fake_ctx_push_current },
+	{ "cuCtxPopCurrent", fake_ctx_pop_current },
+	{ "cuCtxGetDevice", fake_ctx_get_device },
+	{ "cuGetErrorName", fake_get_error_name },
+	{ "cuGetErrorString", fake_get_error_string },
+	{ NULL, NULL },
+};

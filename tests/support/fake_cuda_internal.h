@@ -1,0 +1,146 @@
+/*
+ * fake_cuda_internal.h - what the files of the fake CUDA driver share.
+ */
+#ifndef GAIA_TESTS_FAKE_CUDA_INTERNAL_H
+#define GAIA_TESTS_FAKE_CUDA_INTERNAL_H
+
+#include <pthread.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+#include "fake_cuda.h"
+
+#define FAKE_GPUS 8u
+
+struct CUctx_st {
+	TAILQ_ENTRY(CUctx_st) link; /* made by cuCtxCreate() */
+	unsigned gpu, refs;	    /* refs: of a primary context, retains */
+	CUstream default_stream;    /* made on demand */
+};
+
+/* One command of a stream. */
+struct fake_item {
+	STAILQ_ENTRY(fake_item) link;
+	enum { ITEM_COPY, ITEM_SET, ITEM_KERNEL, ITEM_HOST_FUNC, ITEM_RECORD, ITEM_WAIT_EVENT,
+	       ITEM_WAIT_VALUE, ITEM_WRITE_VALUE } kind;
+	void *to;	  /* COPY, SET; *_VALUE: the address */
+	const void *from; /* COPY */
+	size_t bytes;	  /* COPY, SET */
+	uint32_t value;	  /* SET: a byte; *_VALUE */
+	unsigned flags;	  /* WAIT_VALUE */
+	void (*fn)(void *arg);
+	void *arg;
+	CUevent event;
+	uint64_t number; /* of the event's record */
+	bool spoiled;
+	CUresult broken; /* breaks the context instead of being carried out */
+};
+
+struct CUstream_st {
+	TAILQ_ENTRY(CUstream_st) link;
+	CUcontext ctx;
+	pthread_t thread;
+	bool user; /* counts as alive */
+
+	/* fake.lock */
+	STAILQ_HEAD(, fake_item) items; /* the first is being carried out */
+	bool stop;
+};
+
+struct CUevent_st {
+	TAILQ_ENTRY(CUevent_st) link;
+	uint64_t recorded, reached; /* the last record's number, and that of the last one reached */
+	unsigned users;		    /* items that name it */
+	bool destroyed;
+};
+
+/* Physical memory of a GPU. Lives while a handle or a mapping refers to it. */
+struct fake_memory {
+	int fd;
+	size_t size;
+	unsigned gpu, refs;
+	bool imported, exportable;
+};
+
+struct fake_handle {
+	TAILQ_ENTRY(fake_handle) link;
+	CUmemGenericAllocationHandle id; /* never used again */
+	struct fake_memory *memory;
+	unsigned refs;
+};
+
+/* An address range: a reservation, or an allocation by cuMemAlloc(), or pinned host memory. */
+struct fake_range {
+	TAILQ_ENTRY(fake_range) link;
+	char *at;
+	size_t size;
+	unsigned gpu; /* allocations */
+	bool owned;   /* pinned memory made by cuMemHostAlloc() */
+};
+
+struct fake_mapping {
+	TAILQ_ENTRY(fake_mapping) link;
+	char *at;
+	size_t size;
+	struct fake_memory *memory;
+	bool access;
+};
+
+struct fake {
+	pthread_mutex_t lock;
+	pthread_cond_t changed; /* anything in a stream or an event */
+	struct fake_cuda_config config;
+	int pid; /* of the process that called cuInit(); 0 */
+	struct {
+		size_t used;
+		struct CUctx_st primary;
+	} gpu[FAKE_GPUS];
+	TAILQ_HEAD(, CUctx_st) contexts;
+	TAILQ_HEAD(, CUstream_st) streams;
+	TAILQ_HEAD(, CUevent_st) events;
+	TAILQ_HEAD(, fake_handle) handles;
+	TAILQ_HEAD(fake_ranges, fake_range) reserved, allocated, pinned;
+	TAILQ_HEAD(, fake_mapping) mappings; /* ascending */
+	CUmemGenericAllocationHandle last_id;
+
+	unsigned calls;
+	CUresult broken; /* what every call says from now on */
+	struct {
+		const char *entry;
+		unsigned nth; /* 0: not armed */
+		CUresult result;
+		bool sticky;
+	} fail, fail_later;
+	bool failed;
+	char violation[200];
+};
+
+extern struct fake fake;
+
+/* First thing in every entry point: counts, and says what it fails with. */
+CUresult fake_enter(const char *entry);
+
+/* Note a broken rule; returns @result, for the caller to return. With or without fake.lock. */
+CUresult fake_refuse(CUresult result, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* The current context; NULL. */
+CUcontext fake_context(void);
+bool fake_is_context(CUcontext ctx);
+
+/* fake.lock held. */
+bool fake_device_memory(const void *p, size_t bytes);
+bool fake_pinned_memory(const void *p, size_t bytes);
+
+/* True in a host function: no call is allowed. */
+extern _Thread_local bool fake_in_host_func;
+
+/* Waits until its items are carried out, and frees it. */
+void fake_stream_end(CUstream stream);
+
+struct fake_entry {
+	const char *name;
+	void *function;
+};
+extern const struct fake_entry fake_context_entries[], fake_memory_entries[], fake_stream_entries[];
+
+#endif
