@@ -251,6 +251,8 @@ static int start_fs(struct daemon *d)
 		.mountpoint = d->options.mountpoint,
 		.options = d->options.mount_options,
 		.writeback = d->options.writeback,
+		.supervised = d->options.supervised,
+		.background = !d->options.foreground,
 		.ready = on_ready,
 		.ended = on_ended,
 		.arg = d,

@@ -31,6 +31,8 @@ static const char help[] =
 	"  --cpu-cache writeback|writethrough   how the kernel caches for CPU programs\n"
 	"                                       (writeback)\n"
 	"  --writeback-age SECONDS              store what has been dirty for so long (5)\n"
+	"  --supervisor on|off                  a second process that takes the mount away when\n"
+	"                                       this one is killed (on)\n"
 	"  --log-level error|warn|info|debug    (info)\n"
 	"  -f, --foreground                     stay there, and log to standard error\n"
 	"  -o OPTION[,OPTION]...                mount options: ro, allow_other, noatime, ...\n"
@@ -165,6 +167,15 @@ static int parse_cpu_cache(struct options *o, const char *text)
 	return -EINVAL;
 }
 
+static int parse_supervisor(struct options *o, const char *text)
+{
+	o->supervised = !strcmp(text, "on");
+	if (o->supervised || !strcmp(text, "off"))
+		return 0;
+	log_error("--supervisor %s: neither on nor off", text);
+	return -EINVAL;
+}
+
 static int parse_log_level(const char *text)
 {
 	enum log_level level;
@@ -205,6 +216,8 @@ static int parse_one(struct options *o, int c, bool *none)
 		return parse_cpu_cache(o, optarg);
 	case 'a':
 		return parse_age(o, optarg);
+	case 's':
+		return parse_supervisor(o, optarg);
 	case 'l':
 		return parse_log_level(optarg);
 	case 'o':
@@ -236,6 +249,7 @@ enum options_result options_parse(int argc, char **argv, struct options *out)
 		{ "home", required_argument, NULL, 'm' },
 		{ "cpu-cache", required_argument, NULL, 'c' },
 		{ "writeback-age", required_argument, NULL, 'a' },
+		{ "supervisor", required_argument, NULL, 's' },
 		{ "log-level", required_argument, NULL, 'l' },
 		{ "foreground", no_argument, NULL, 'f' },
 		{ "help", no_argument, NULL, 'h' },
@@ -251,6 +265,7 @@ enum options_result options_parse(int argc, char **argv, struct options *out)
 		.home_bytes = default_home(),
 		.writeback_age_ms = DEFAULT_AGE_S * 1000,
 		.writeback = true,
+		.supervised = true,
 	};
 	opterr = 0;
 	while ((c = getopt_long(argc, argv, ":fho:V", longs, NULL)) != -1) {

@@ -19,6 +19,7 @@ struct options {
 	uint64_t writeback_age_ms;
 	bool writeback;
 	bool foreground;
+	bool supervised;
 };
 
 enum options_result {

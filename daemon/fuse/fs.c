@@ -127,10 +127,13 @@ int fs_create(const struct fs_config *config, struct fs **out)
 	err = mount_resolve(fs); /* logs */
 	if (err)
 		goto free_fs;
+	err = supervisor_start(fs); /* logs */
+	if (err)
+		goto close_source;
 	err = inode_table_init(fs);
 	if (err) {
 		log_error("%s: %s", fs->source, strerror(-err));
-		goto close_source;
+		goto end_supervisor;
 	}
 	fs->acl = xattr_source_has_acl(fs->root.fd);
 	err = pool_create("gaia-ioctl", WORKERS, &fs->workers);
@@ -143,6 +146,8 @@ int fs_create(const struct fs_config *config, struct fs **out)
 
 destroy_table:
 	inode_table_destroy(fs);
+end_supervisor:
+	supervisor_end(fs);
 close_source:
 	close(fs->source_fd);
 	free(fs->source);
@@ -307,6 +312,7 @@ void fs_destroy(struct fs *fs)
 	pool_destroy(fs->workers);
 	mount_destroy_session(fs);
 	inode_table_destroy(fs);
+	supervisor_end(fs);
 	close(fs->source_fd);
 	pthread_cond_destroy(&fs->nothing_busy);
 	pthread_mutex_destroy(&fs->lock);

@@ -30,6 +30,8 @@ struct fs_config {
 	const char *mountpoint; /* may be the source itself */
 	const char *options;	/* as after -o, comma separated; "" for none */
 	bool writeback;		/* the kernel gathers writes */
+	bool supervised;	/* a second process takes the mount away when this one dies */
+	bool background;	/* nothing is left to be said on standard error once the mount is live */
 
 	/* The mount is live; the mount has ended by itself. Called on threads of fs. */
 	void (*ready)(void *arg);

@@ -99,6 +99,11 @@ struct handle {
 	LIST_ENTRY(handle) link; /* fs->lock */
 };
 
+/* What the supervisor is to know: memory that it shares. Zero until there is a mount. */
+struct supervised {
+	atomic_uint major, minor;
+};
+
 struct fs {
 	/* Constant after fs_serve(). */
 	struct fs_config config;
@@ -115,6 +120,7 @@ struct fs {
 	unsigned max_backings; /* the same of store files */
 	bool mounted;
 	unsigned dev_major, dev_minor; /* of the mount */
+	struct supervised *supervised; /* NULL: no supervisor */
 
 	pthread_t thread[FS_THREADS];
 	unsigned n_threads;
@@ -347,5 +353,18 @@ bool mount_is_ours(const struct fs *fs);
 int mount_end(struct fs *fs, bool lazy);
 /* End the connection: who still uses the mount gets ENOTCONN. */
 void mount_destroy_session(struct fs *fs);
+/*
+ * The supervisor's: take the mount of a dead daemon away, and, if @hangs, end its connection, which the daemon's
+ * remains keep open. Whether there was a mount.
+ */
+bool mount_abort(struct fs *fs, bool hangs);
+#define FUSE_CONNECTIONS "/sys/fs/fuse/connections"
+
+/* ---- supervisor.c ---- */
+
+/* Before there are threads or a mount, if the configuration asks for it. Logs. */
+int supervisor_start(struct fs *fs);
+/* The daemon ends by itself. */
+void supervisor_end(struct fs *fs);
 
 #endif

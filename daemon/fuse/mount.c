@@ -16,6 +16,7 @@
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/sysmacros.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -88,6 +89,65 @@ static int find_mount(const char *path, const char *source, struct mount_entry *
 	return err;
 }
 
+/* For users other than root. */
+static int run_fusermount(const char *path, bool lazy)
+{
+	char *argv[] = { FUSERMOUNT, "-u", "-q", lazy ? "-z" : "-q", "--", (char *)path, NULL };
+	posix_spawn_file_actions_t actions;
+	int err, status = 0;
+	pid_t pid;
+
+	posix_spawn_file_actions_init(&actions);
+	posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+	err = -posix_spawnp(&pid, FUSERMOUNT, &actions, NULL, argv, environ);
+	posix_spawn_file_actions_destroy(&actions);
+	if (err)
+		return err;
+	while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+		;
+	return status ? lazy ? -EPERM : -EBUSY : 0;
+}
+
+/* The mount of a daemon that is dead. */
+static int unmount_dead(const char *path)
+{
+	if (geteuid())
+		return run_fusermount(path, true);
+	return umount2(path, UMOUNT_NOFOLLOW | MNT_FORCE | MNT_DETACH) ? -errno : 0;
+}
+
+/* Whether a file system whose daemon has died is mounted there. stat(2) might not ask the daemon. */
+static bool is_dead(const char *path)
+{
+	struct statfs sfs;
+
+	return statfs(path, &sfs) && (errno == ENOTCONN || errno == ECONNABORTED);
+}
+
+/* stat(2); the mount of a gaiafs that has died is taken away first. */
+static int stat_below_dead(const char *given, struct stat *st)
+{
+	char path[PATH_MAX], link[32];
+	struct mount_entry entry;
+	ssize_t n;
+	int fd;
+
+	while (is_dead(given)) {
+		/* Asks the file system nothing. */
+		fd = open(given, O_PATH | O_CLOEXEC);
+		snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+		n = fd < 0 ? -1 : readlink(link, path, sizeof(path) - 1);
+		if (fd >= 0)
+			close(fd);
+		path[MAX(n, 0)] = '\0';
+		if (find_mount(path, NULL, &entry, NULL) || strcmp(entry.type, TYPE) ||
+		    unmount_dead(path))
+			return -ENOTCONN;
+		log_info("%s: took away the mount of a gaiafs that has died", path);
+	}
+	return stat(given, st) ? -errno : 0;
+}
+
 /* A directory's absolute path, or NULL and a line in the log. */
 static char *resolve(const char *given)
 {
@@ -96,8 +156,8 @@ static char *resolve(const char *given)
 	char *path;
 	int err;
 
-	if (stat(given, &st)) {
-		err = errno;
+	err = -stat_below_dead(given, &st);
+	if (err) {
 		if (err == ENOTCONN)
 			log_error("%s: a file system whose daemon is gone is still mounted here; "
 				  "`gaia umount %s` removes it", given, given);
@@ -148,8 +208,15 @@ static int wait_for_lock(struct fs *fs, char **where)
 	while (flock(fs->source_fd, LOCK_EX | LOCK_NB)) {
 		if (errno != EWOULDBLOCK)
 			return -errno;
-		if (!find_mount(NULL, fs->source, &entry, where) || now_ns() > deadline)
+		if (now_ns() > deadline)
 			return -EBUSY;
+		if (!find_mount(NULL, fs->source, &entry, where)) {
+			/* Of one that has died somebody is taking away the mount. */
+			if (!is_dead(*where))
+				return -EBUSY;
+			free(*where);
+			*where = NULL;
+		}
 		if (!said_so)
 			log_info("%s: waiting for the gaiafs that was mounted before to store "
 				 "its last data", fs->source);
@@ -392,6 +459,10 @@ int mount_begin(struct fs *fs, const struct fuse_lowlevel_ops *ops)
 		fs->dev_major = entry.major;
 		fs->dev_minor = entry.minor;
 	}
+	if (fs->supervised) {
+		fs->supervised->major = fs->dev_major;
+		fs->supervised->minor = fs->dev_minor;
+	}
 	if (fs->privileged) {
 		/* The kernel's distrust of FUSE throttles buffered writes to half their speed. */
 		write_bdi(fs, "strict_limit", "0");
@@ -408,24 +479,6 @@ bool mount_is_ours(const struct fs *fs)
 	       entry.minor == fs->dev_minor;
 }
 
-static int run_fusermount(const struct fs *fs, bool lazy)
-{
-	char *argv[] = { FUSERMOUNT, "-u", "-q", lazy ? "-z" : "-q", "--", fs->mountpoint, NULL };
-	posix_spawn_file_actions_t actions;
-	int err, status = 0;
-	pid_t pid;
-
-	posix_spawn_file_actions_init(&actions);
-	posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
-	err = -posix_spawnp(&pid, FUSERMOUNT, &actions, NULL, argv, environ);
-	posix_spawn_file_actions_destroy(&actions);
-	if (err)
-		return err;
-	while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
-		;
-	return status ? lazy ? -EPERM : -EBUSY : 0;
-}
-
 int mount_end(struct fs *fs, bool lazy)
 {
 	int err = 0;
@@ -433,12 +486,49 @@ int mount_end(struct fs *fs, bool lazy)
 	if (!mount_is_ours(fs))
 		return 0;
 	if (geteuid())
-		err = run_fusermount(fs, lazy);
+		err = run_fusermount(fs->mountpoint, lazy);
 	else if (umount2(fs->mountpoint, UMOUNT_NOFOLLOW | (lazy ? MNT_DETACH : 0)))
 		err = -errno;
 	if (!err)
 		fs->mounted = false;
 	return err;
+}
+
+/* The files there belong to who mounted. */
+static void abort_connection(const struct fs *fs)
+{
+	char path[64];
+	int fd;
+
+	snprintf(path, sizeof(path), FUSE_CONNECTIONS "/%u/abort", fs->dev_minor);
+	fd = open(path, O_WRONLY | O_CLOEXEC);
+	if (fd < 0)
+		return;
+	if (write(fd, "1", 1) != 1)
+		log_debug("%s: %s", path, strerror(errno));
+	close(fd);
+}
+
+bool mount_abort(struct fs *fs, bool hangs)
+{
+	struct mount_entry entry;
+
+	/* The daemon died before it could say. */
+	if (!fs->dev_minor && !find_mount(fs->mountpoint, NULL, &entry, NULL) &&
+	    !strcmp(entry.type, TYPE)) {
+		fs->dev_major = entry.major;
+		fs->dev_minor = entry.minor;
+	}
+	if (!fs->dev_minor)
+		return false;
+	/* First: unmounting writes back, which waits for the daemon. The number is the mount's as long
+	 * as something of the daemon hangs on it. */
+	if (hangs)
+		abort_connection(fs);
+	if (!mount_is_ours(fs))
+		return false;
+	unmount_dead(fs->mountpoint);
+	return true;
 }
 
 void mount_destroy_session(struct fs *fs)

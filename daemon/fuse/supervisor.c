@@ -1,0 +1,182 @@
+/*
+ * supervisor.c - a process that outlives the daemon, to clean up after a death.
+ *
+ * A daemon that dies while one of its threads waits for the kernel, which waits for an answer to a
+ * request, is never quite dead: that thread cannot be killed, /dev/fuse stays open, and who uses the mount hangs. Only
+ * somebody outside can end the connection. So the daemon forks a child before it has threads or a mount,
+ * and the child waits for the daemon's main thread to end: of that the kernel tells it by a signal, whatever
+ * the other threads do. The handler of fatal signals sends the same one, since a core is dumped only when
+ * all threads have stopped, too.
+ *
+ * The child has nothing of the mount open, only the source: with it it shares the daemon's lock of that, so
+ * that no other gaiafs mounts the source, perhaps in the same place, before the child is done.
+ */
+#include "fuse/internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/pidfd.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define DEATH SIGUSR1
+
+/* All of a dying daemon's threads that can be killed end within so long. */
+#define GRACE_MS 200
+/* After the connection was ended, the others. */
+#define PATIENCE_MS 10000
+
+static const int fatal[] = { SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGSYS };
+
+/* Of this process, for the handler; 0: none. Written by the main thread. */
+static volatile sig_atomic_t supervisor;
+
+/* ---- the supervisor ---- */
+
+static void keep_nothing_but(int fd, bool background)
+{
+	int null;
+
+	if (fd > 3)
+		close_range(3, (unsigned)fd - 1, 0);
+	close_range((unsigned)fd + 1, ~0u, 0);
+	null = open("/dev/null", O_RDWR | O_CLOEXEC);
+	for (int std = 0; std <= 2 && null >= 0; std++)
+		if (std < 2 || background)
+			dup2(null, std);
+	if (null > 2)
+		close(null);
+}
+
+static void wait_for_death(pid_t daemon)
+{
+	siginfo_t info = { 0 };
+	sigset_t set;
+
+	sigemptyset(&set);
+	sigaddset(&set, DEATH);
+	/* Others may send signals, too. */
+	while (getppid() == daemon && info.si_pid != daemon)
+		if (sigwaitinfo(&set, &info) < 0)
+			info.si_pid = 0;
+}
+
+static bool is_gone(int pidfd, int ms)
+{
+	struct pollfd p = { .fd = pidfd, .events = POLLIN };
+
+	return pidfd < 0 || poll(&p, 1, ms) != 0;
+}
+
+_Noreturn static void supervise(struct fs *fs, pid_t daemon)
+{
+	int pidfd = pidfd_open(daemon, 0);
+	bool gone, was_mounted;
+
+	wait_for_death(daemon);
+	fs->dev_major = fs->supervised->major;
+	fs->dev_minor = fs->supervised->minor;
+	gone = is_gone(pidfd, GRACE_MS);
+	was_mounted = mount_abort(fs, !gone);
+	if (was_mounted)
+		log_warn("%s: the gaiafs that was mounted here (process %d) has died; what was not stored "
+			 "is lost, the mount is taken away", fs->mountpoint, (int)daemon);
+	if (!gone && !is_gone(pidfd, PATIENCE_MS))
+		log_warn("process %d, which was gaiafs on %s, does not end: programs that use the mount may hang; "
+			 "root ends that by `echo 1 > " FUSE_CONNECTIONS "/%u/abort`, once fusectl is mounted there",
+			 (int)daemon, fs->mountpoint, fs->dev_minor);
+	_exit(0);
+}
+
+_Noreturn static void be_supervisor(struct fs *fs, pid_t daemon)
+{
+	sigset_t all;
+
+	/* Neither the terminal nor the daemon's process group is ours, and nobody's signal ends us. */
+	sigfillset(&all);
+	sigprocmask(SIG_SETMASK, &all, NULL);
+	setsid();
+	prctl(PR_SET_NAME, "gaiafs-watch");
+	prctl(PR_SET_PDEATHSIG, DEATH);
+	if (chdir("/"))
+		log_debug("/: %s", strerror(errno));
+	if (fs->config.background)
+		log_to_syslog();
+	keep_nothing_but(fs->source_fd, fs->config.background);
+	supervise(fs, daemon);
+}
+
+/* ---- the daemon ---- */
+
+static void on_fatal(int number)
+{
+	if (supervisor)
+		kill(supervisor, DEATH);
+	/* The default is in force again: what caused the signal comes back and ends us, or we do it. */
+	raise(number);
+}
+
+/* Where nobody else (a sanitizer) has a handler. */
+static void catch_fatal(void)
+{
+	struct sigaction sa = { .sa_handler = on_fatal, .sa_flags = SA_RESETHAND }, old;
+
+	sigemptyset(&sa.sa_mask);
+	for (size_t i = 0; i < ARRAY_LEN(fatal); i++)
+		if (!sigaction(fatal[i], NULL, &old) && !(old.sa_flags & SA_SIGINFO) &&
+		    old.sa_handler == SIG_DFL)
+			sigaction(fatal[i], &sa, NULL);
+}
+
+int supervisor_start(struct fs *fs)
+{
+	pid_t daemon = getpid(), child;
+	int err;
+
+	if (!fs->config.supervised)
+		return 0;
+	fs->supervised = mmap(NULL, sizeof(*fs->supervised), PROT_READ | PROT_WRITE,
+			      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (fs->supervised == MAP_FAILED) {
+		fs->supervised = NULL;
+		err = -errno;
+		goto fail;
+	}
+	child = fork();
+	if (child == 0)
+		be_supervisor(fs, daemon);
+	if (child < 0) {
+		err = -errno;
+		goto unmap;
+	}
+	supervisor = child;
+	catch_fatal();
+	return 0;
+
+unmap:
+	munmap(fs->supervised, sizeof(*fs->supervised));
+	fs->supervised = NULL;
+fail:
+	log_error("cannot start the supervisor: %s; `--supervisor off` does without", strerror(-err));
+	return err;
+}
+
+void supervisor_end(struct fs *fs)
+{
+	pid_t child = supervisor;
+
+	if (!fs->supervised)
+		return;
+	supervisor = 0;
+	kill(child, SIGKILL);
+	while (waitpid(child, NULL, 0) < 0 && errno == EINTR)
+		;
+	munmap(fs->supervised, sizeof(*fs->supervised));
+	fs->supervised = NULL;
+}
