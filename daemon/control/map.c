@@ -146,8 +146,8 @@ int control_map(struct control *ctl, struct cfile *f, bool readable, bool writab
 	map->start = io->offset;
 	map->end = ROUND_UP(io->offset + io->length, (uint64_t)GAIA_PAGE);
 	map->refs = 1;
-	err = cache_map(f, io->device, c, map->id, io->prot, map->start, map->end - map->start,
-			&map->m);
+	err = cache_map(f, io->device, c, map->id, io->prot, writable, map->start,
+			map->end - map->start, &map->m);
 	if (err)
 		goto free_map;
 	io->map = map->id;
@@ -180,6 +180,15 @@ int control_unmap(struct control *ctl, struct cfile *f, struct gaia_ioc_range *i
 	return 0;
 }
 
+static bool acquire_prot_is_good(unsigned prot)
+{
+	unsigned access = prot & (GAIA_PROT_READ | GAIA_PROT_WRITE), how = prot & ~access;
+
+	if (how && how != GAIA_PROT_PIN && how != GAIA_PROT_PINNED)
+		return false;
+	return access & GAIA_PROT_READ || prot == GAIA_PROT_PINNED;
+}
+
 int control_acquire(struct control *ctl, struct cfile *f, bool writable, struct gaia_ioc_range *io)
 {
 	bool write = io->prot & GAIA_PROT_WRITE;
@@ -190,7 +199,7 @@ int control_acquire(struct control *ctl, struct cfile *f, bool writable, struct 
 	io->seq = 0;
 	if (io->advice)
 		return -EINVAL;
-	if (io->prot != GAIA_PROT_READ && io->prot != (GAIA_PROT_READ | GAIA_PROT_WRITE))
+	if (!acquire_prot_is_good(io->prot))
 		return -EINVAL;
 	err = find_range(ctl, f, io, &map, &off, &len);
 	if (err)

@@ -135,6 +135,7 @@ struct device {
 	char name[32];		/* "sim0": unique in the daemon, for people */
 	char kind[16];		/* "sim" */
 	bool simulated;
+	bool shares_readonly;	/* export_fd() can give what does not allow writing */
 	unsigned char uuid[16];
 	uint64_t capacity;	/* bytes; a multiple of GAIA_CHUNK: the budget */
 };

@@ -173,14 +173,18 @@ int cfile_error_check(struct cfile *f, uint64_t *cursor);
 
 /* ---- devices ---- */
 
-/* Holds f. prot: GAIA_PROT_*. -ENODEV. */
+/*
+ * Holds f. prot: GAIA_PROT_*. @may_write: the client may write the file, whatever prot says. One that may not
+ * gets memory of its own, which nobody else reads, where the device cannot keep it from writing. -ENODEV.
+ */
 int cache_map(struct cfile *f, unsigned device, void *client, uint64_t map_id, unsigned prot,
-	      uint64_t off, uint64_t len, struct mapping **out);
+	      bool may_write, uint64_t off, uint64_t len, struct mapping **out);
 /* [W] Drops what was not released; the client's copies of the chunks are gone already or are revoked
  * before their memory is used for anything else. */
 void cache_unmap(struct mapping *m);
 
-/* [W] @seq: as in cache_host.grant, 0 if nothing was sent. All or nothing. */
+/* [W] prot: also GAIA_PROT_PIN and GAIA_PROT_PINNED. @seq: as in cache_host.grant, 0 if nothing was sent.
+ * All or nothing. */
 int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq);
 int cache_release(struct mapping *m, uint64_t off, uint64_t len);
 int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice);

@@ -172,11 +172,16 @@ struct cfile {
 	uint64_t again_asked, again_done;
 };
 
-/* A device's copy of a chunk. Its pages are guarded as the chunk's pages are. */
+/*
+ * A device's copy of a chunk. Its pages are guarded as the chunk's pages are. A chunk has at most one on a device
+ * that clients share, and one more for each mapping that must have its own: such a copy is
+ * only ever filled. Nothing is read from it or released in it, and it ends with the mapping.
+ */
 struct replica {
 	struct chunk *chunk; /* holds a reference */
 	struct cache_device *dev;
 	struct devmem *mem;
+	struct mapping *only; /* whose it is; NULL: shared */
 
 	/* chunk->lock. */
 	struct devmem *shadow;	/* snapshots of secured pages; used by who locks the page */
@@ -201,7 +206,8 @@ struct grant {
 	/* chunk->lock. */
 	uint64_t read[GAIA_CHUNK_PAGES / 64];
 	uint64_t write[GAIA_CHUNK_PAGES / 64];
-	bool pinned;	/* some bit is set: holds a pin on the replica */
+	unsigned to_come; /* acquires, for which the chunk stays (GAIA_PROT_PIN) */
+	bool pinned;	/* some bit is set, or to_come: holds a pin on the replica */
 	bool delivered; /* the client maps the replica's memory */
 };
 
@@ -211,6 +217,8 @@ struct mapping {
 	void *client;
 	uint64_t id;
 	unsigned prot;
+	bool export_write;    /* descriptors for the client allow writing */
+	bool alone;	      /* its replicas are its own */
 	uint64_t off, len;
 	pthread_mutex_t lock; /* the grants table; taken inside chunk.lock */
 	struct grant *grants;
@@ -428,12 +436,12 @@ struct grant *grant_get(struct mapping *m, struct replica *rep);
 /* The mapping's grants of chunks [first, last] that hold something, in order, their replicas pinned; *@out to
  * be freed. */
 unsigned grants_pin(struct mapping *m, uint64_t first, uint64_t last, struct grant ***out);
-/* chunk->lock held: the pin follows the bits. */
+/* chunk->lock held: the pin follows the bits and to_come. */
 void grant_repin(struct grant *g);
 /* dev->reserve held. Drop what clients that are gone hold of the replica. */
 void grants_drop_dead(struct replica *rep);
 /* Give up the pages in @pages for reading and writing; what clients wrote is void if nobody else holds
- * them for writing. NULL: all. */
+ * them for writing. NULL: all, and acquires to come. */
 void grant_discard(struct grant *g, const uint64_t *pages);
 
 /* Add a page to the runs of @op, joining it to the last run where it continues that. */

@@ -183,36 +183,43 @@ static void replica_unlink(struct chunk *ch, struct replica *rep)
 		ch->replica[k] = ch->replica[k + 1];
 }
 
-static struct replica *replica_find(struct chunk *ch, const struct cache_device *dev)
+/* @only: the mapping whose own it is, or NULL for the shared one. */
+static struct replica *replica_find(struct chunk *ch, const struct cache_device *dev,
+				    const struct mapping *only)
 {
 	struct replica *found = NULL;
 
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned k = 0; k < ch->n_replicas && !found; k++)
-		if (ch->replica[k]->dev == dev)
+		if (ch->replica[k]->dev == dev && ch->replica[k]->only == only)
 			found = ch->replica[k];
 	pthread_mutex_unlock(&ch->lock);
 	return found;
 }
 
 /* With a pin. Takes over the caller's reference to the chunk, also on error. */
-static int replica_create(struct chunk *ch, struct cache_device *dev, struct replica **out)
+static int replica_create(struct chunk *ch, struct cache_device *dev, struct mapping *only,
+			  struct replica **out)
 {
 	struct replica *rep = xcalloc(1, sizeof(*rep));
 	int err = memory_alloc(dev, &rep->mem);
 
-	if (err) {
-		free(rep);
-		chunk_put(ch);
-		return err;
-	}
+	if (err)
+		goto put_chunk;
 	rep->chunk = ch;
 	rep->dev = dev;
+	rep->only = only;
 	rep->pins = 1;
 	LIST_INIT(&rep->grants);
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
 		rep->page[i].cut = GAIA_PAGE;
 	pthread_mutex_lock(&ch->lock);
+	/* Mappings with replicas of their own can be many. */
+	if (ch->n_replicas == CACHE_MAX_DEVICES) {
+		pthread_mutex_unlock(&ch->lock);
+		err = -EMFILE;
+		goto free_memory;
+	}
 	track_make(ch);
 	replica_link(ch, rep);
 	pthread_mutex_unlock(&ch->lock);
@@ -222,6 +229,13 @@ static int replica_create(struct chunk *ch, struct cache_device *dev, struct rep
 	pthread_mutex_unlock(&dev->lock);
 	*out = rep;
 	return 0;
+
+free_memory:
+	memory_free(dev, rep->mem);
+put_chunk:
+	free(rep);
+	chunk_put(ch);
+	return err;
 }
 
 /* All pages are locked, nothing is ahead, no client maps it. */
@@ -325,7 +339,8 @@ int replica_evict(struct replica *rep)
 	if (is_dead(f))
 		forget_releases(ch, rep);
 	pthread_mutex_unlock(&ch->lock);
-	err = fetch_pages(ch, 0, GAIA_CHUNK_PAGES);
+	if (!rep->only)
+		err = fetch_pages(ch, 0, GAIA_CHUNK_PAGES);
 	if (err) {
 		pthread_mutex_lock(&ch->lock);
 		pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
@@ -352,7 +367,7 @@ void replicas_drop_idle(struct chunk *ch)
 
 		if (pthread_mutex_trylock(&dev->reserve))
 			continue;
-		rep = replica_find(ch, dev);
+		rep = replica_find(ch, dev, NULL);
 		if (rep && claim(rep))
 			(void)replica_evict(rep); /* on error it is tried again */
 		pthread_mutex_unlock(&dev->reserve);
@@ -365,7 +380,7 @@ int replica_drop(struct chunk *ch, struct cache_device *dev)
 	int err = 0;
 
 	pthread_mutex_lock(&dev->reserve);
-	rep = replica_find(ch, dev);
+	rep = replica_find(ch, dev, NULL);
 	if (rep) {
 		grants_drop_dead(rep);
 		err = claim(rep) ? replica_evict(rep) : -EBUSY;
@@ -445,9 +460,10 @@ static bool shadows_reclaim(struct cache_device *dev)
 	return freed;
 }
 
-static int replica_obtain(struct chunk *ch, struct cache_device *dev, struct replica **out)
+static int replica_obtain(struct chunk *ch, struct cache_device *dev, struct mapping *only,
+			  struct replica **out)
 {
-	struct replica *rep = replica_find(ch, dev), *old, *stuck = NULL;
+	struct replica *rep = replica_find(ch, dev, only), *old, *stuck = NULL;
 	int err;
 
 	if (rep) {
@@ -458,7 +474,7 @@ static int replica_obtain(struct chunk *ch, struct cache_device *dev, struct rep
 	}
 	for (;;) {
 		chunk_ref(ch);
-		err = replica_create(ch, dev, out);
+		err = replica_create(ch, dev, only, out);
 		if (err != -ENOMEM)
 			break;
 		old = claim_oldest(dev);
@@ -482,6 +498,7 @@ static int replica_obtain(struct chunk *ch, struct cache_device *dev, struct rep
 int replicas_pin(struct mapping *m, uint64_t first, uint64_t last, struct replica **out)
 {
 	struct cache_device *dev = m->dev;
+	struct mapping *only = m->alone ? m : NULL;
 	uint64_t n = last - first + 1, missing = 0, k;
 	int err = 0;
 
@@ -489,7 +506,7 @@ int replicas_pin(struct mapping *m, uint64_t first, uint64_t last, struct replic
 	/* Ask before evicting for nothing. What is there and pinned already counts once. */
 	for (k = 0; k < n; k++) {
 		struct chunk *ch = chunk_get(m->file, first + k, false);
-		struct replica *rep = ch ? replica_find(ch, dev) : NULL;
+		struct replica *rep = ch ? replica_find(ch, dev, only) : NULL;
 
 		out[k] = NULL;
 		if (rep) {
@@ -508,7 +525,8 @@ int replicas_pin(struct mapping *m, uint64_t first, uint64_t last, struct replic
 	}
 	for (k = 0; k < n && !err; k++)
 		if (!out[k])
-			err = replica_obtain(chunk_get(m->file, first + k, true), dev, &out[k]);
+			err = replica_obtain(chunk_get(m->file, first + k, true), dev, only,
+					     &out[k]);
 	if (!err)
 		for (k = 0; k < n; k++)
 			grants_drop_dead(out[k]);
@@ -580,7 +598,7 @@ struct grant *grant_get(struct mapping *m, struct replica *rep)
 
 void grant_repin(struct grant *g)
 {
-	bool any = false;
+	bool any = g->to_come > 0;
 
 	for (unsigned k = 0; k < ARRAY_LEN(g->read) && !any; k++)
 		any = g->read[k] | g->write[k];
@@ -615,6 +633,8 @@ void grant_discard(struct grant *g, const uint64_t *pages)
 		twins_collect(ch, i);
 		pages_unlock(ch, i, i + 1);
 	}
+	if (!pages)
+		g->to_come = 0;
 	grant_repin(g);
 	pthread_mutex_unlock(&ch->lock);
 }
@@ -643,7 +663,7 @@ void grants_drop_dead(struct replica *rep)
 /* ---- mappings ---- */
 
 int cache_map(struct cfile *f, unsigned device, void *client, uint64_t map_id, unsigned prot,
-	      uint64_t off, uint64_t len, struct mapping **out)
+	      bool may_write, uint64_t off, uint64_t len, struct mapping **out)
 {
 	struct cache *c = f->cache;
 	struct mapping *m;
@@ -659,11 +679,31 @@ int cache_map(struct cfile *f, unsigned device, void *client, uint64_t map_id, u
 	m->client = client;
 	m->id = map_id;
 	m->prot = prot;
+	m->export_write = (prot & GAIA_PROT_WRITE) || !m->dev->dev->shares_readonly;
+	m->alone = m->export_write && !may_write;
 	m->off = off;
 	m->len = len;
 	pthread_mutex_init(&m->lock, NULL);
 	*out = m;
 	return 0;
+}
+
+/* dev->reserve held, and nothing of the mapping is pinned any more. */
+static void own_replicas_drop(struct mapping *m)
+{
+	struct cache_device *dev = m->dev;
+	struct replica *rep;
+
+	do {
+		pthread_mutex_lock(&dev->lock);
+		TAILQ_FOREACH(rep, &dev->idle, link)
+			if (rep->only == m)
+				break;
+		pthread_mutex_unlock(&dev->lock);
+		/* Nothing was released in it, so that nothing can fail. */
+		if (rep && claim(rep))
+			(void)replica_evict(rep);
+	} while (rep);
 }
 
 void cache_unmap(struct mapping *m)
@@ -685,6 +725,8 @@ void cache_unmap(struct mapping *m)
 		replica_unpin(g->replica);
 		free(g);
 	}
+	if (m->alone)
+		own_replicas_drop(m);
 	pthread_mutex_unlock(&m->dev->reserve);
 	pthread_mutex_destroy(&m->lock);
 	free(m);

@@ -87,9 +87,9 @@ static json_t *replica_json(struct chunk *ch, struct replica *rep)
 	pthread_mutex_lock(&rep->dev->lock);
 	pins = rep->pins;
 	pthread_mutex_unlock(&rep->dev->lock);
-	return json_pack("{s:i, s:s, s:b, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "device",
+	return json_pack("{s:i, s:s, s:b, s:b, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "device",
 			 (int)rep->dev->index, "name", rep->dev->dev->name, "simulated",
-			 rep->dev->dev->simulated, "present", (int)present, "current", (int)current,
+			 rep->dev->dev->simulated, "private", rep->only != NULL, "present", (int)present, "current", (int)current,
 			 "stale", (int)stale, "released", (int)ahead, "writable", (int)writable,
 			 "secured", (int)secured, "pins", (int)pins);
 }
@@ -176,7 +176,7 @@ static void check_replica(struct chunk *ch, struct replica *rep, uint64_t *ahead
 	bug_on(rep->n_shadow_users != 0 || (rep->shadow && !snapped));
 	LIST_FOREACH(g, &rep->grants, of_replica)
 		bug_on(g->pinned != (bits_count(g->read, ARRAY_LEN(g->read)) +
-					     bits_count(g->write, ARRAY_LEN(g->write)) >
+					     bits_count(g->write, ARRAY_LEN(g->write)) + g->to_come >
 				     0));
 }
 

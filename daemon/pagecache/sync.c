@@ -21,7 +21,7 @@ struct part {
 	struct replica *rep;
 	struct chunk *ch;
 	struct grant *grant; /* NULL: only bring the pages (advice) */
-	bool write;
+	bool write, pin;
 	unsigned a, b; /* pages */
 	uint8_t step[GAIA_CHUNK_PAGES];
 	uint64_t new_read[GAIA_CHUNK_PAGES / 64];
@@ -229,6 +229,14 @@ static void part_grant(struct part *pt)
 	pthread_mutex_unlock(&pt->ch->lock);
 }
 
+static void part_pin(struct part *pt)
+{
+	pthread_mutex_lock(&pt->ch->lock);
+	pt->grant->to_come++;
+	grant_repin(pt->grant);
+	pthread_mutex_unlock(&pt->ch->lock);
+}
+
 /* Bring the part's pages to the device. They are locked, file->range is held. */
 static int part_bring(struct part *pt)
 {
@@ -309,7 +317,7 @@ static int parts_deliver(struct mapping *m, struct part **parts, uint64_t n, uin
 		pthread_mutex_unlock(&parts[i]->ch->lock);
 		if (!have) {
 			fd[k] = dev->ops->export_fd(dev, parts[i]->rep->mem,
-						    m->prot & GAIA_PROT_WRITE);
+						    m->export_write);
 			if (fd[k] < 0) {
 				err = fd[k];
 				log_error("device %s: exporting a chunk: %s", dev->name,
@@ -354,6 +362,9 @@ static void part_undo(struct part *pt)
 	pthread_mutex_lock(&pt->ch->lock);
 	for (unsigned k = 0; k < ARRAY_LEN(pages); k++)
 		pt->grant->read[k] |= pt->new_write[k] & ~pt->new_read[k];
+	/* The client's death may have ended it. */
+	if (pt->pin && pt->grant->to_come > 0)
+		pt->grant->to_come--;
 	grant_repin(pt->grant);
 	pthread_mutex_unlock(&pt->ch->lock);
 }
@@ -379,8 +390,15 @@ static unsigned page_in_chunk(uint64_t page, uint64_t chunk, unsigned below, uns
 	return (unsigned)(page % GAIA_CHUNK_PAGES);
 }
 
-static int acquire_range(struct mapping *m, uint64_t first, uint64_t last, bool write, bool grant,
-			 uint64_t *seq)
+/* What an acquire is to do. */
+enum purpose {
+	BRING,		/* the pages to the device; no client asked to use them (advice) */
+	PIN,		/* and hand over the chunks; no page is granted */
+	BRING_AND_GRANT,
+};
+
+static int acquire_range(struct mapping *m, uint64_t first, uint64_t last, bool write,
+			 enum purpose purpose, uint64_t *seq)
 {
 	uint64_t c0 = first / GAIA_CHUNK_PAGES, c1 = last / GAIA_CHUNK_PAGES, n = c1 - c0 + 1;
 	struct replica **reps;
@@ -402,13 +420,17 @@ static int acquire_range(struct mapping *m, uint64_t first, uint64_t last, bool 
 		pt->m = m;
 		pt->rep = reps[k];
 		pt->ch = reps[k]->chunk;
-		pt->grant = grant ? grant_get(m, reps[k]) : NULL;
+		pt->grant = purpose == BRING ? NULL : grant_get(m, reps[k]);
+		pt->pin = purpose == PIN;
 		pt->write = write;
 		pt->a = page_in_chunk(first, c0 + k, 0, 0);
 		pt->b = page_in_chunk(last, c0 + k, 0, GAIA_CHUNK_PAGES - 1) + 1;
-		err = part_acquire(pt);
+		if (pt->pin)
+			part_pin(pt);
+		else
+			err = part_acquire(pt);
 	}
-	if (!err && grant)
+	if (!err && purpose != BRING)
 		err = parts_deliver(m, parts, n, seq);
 	for (k = 0; k < n && parts[k]; k++) {
 		if (err)
@@ -423,22 +445,48 @@ free_lists:
 	return err;
 }
 
+/* An acquire for which chunks [c0, c1] were to stay has come. */
+static void unpin_range(struct mapping *m, uint64_t c0, uint64_t c1)
+{
+	struct grant **list;
+	unsigned n = grants_pin(m, c0, c1, &list);
+
+	for (unsigned k = 0; k < n; k++) {
+		struct replica *rep = list[k]->replica;
+
+		pthread_mutex_lock(&rep->chunk->lock);
+		if (list[k]->to_come > 0)
+			list[k]->to_come--;
+		grant_repin(list[k]);
+		pthread_mutex_unlock(&rep->chunk->lock);
+		replica_unpin(rep);
+	}
+	free(list);
+}
+
 int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq)
 {
+	unsigned access = prot & (GAIA_PROT_READ | GAIA_PROT_WRITE);
 	uint64_t first, last;
-	int err;
+	int err = 0;
 
 	*seq = 0;
-	if (!(prot & GAIA_PROT_READ) || (prot & ~m->prot))
-		return prot & GAIA_PROT_READ ? -EACCES : -EINVAL;
+	if (access & ~m->prot)
+		return -EACCES;
 	if (off < m->off || len > m->len || off - m->off > m->len - len)
 		return -EINVAL;
-	if (!clip(m, off, len, &first, &last))
+	if (len == 0)
 		return 0;
-	err = acquire_range(m, first, last, prot & GAIA_PROT_WRITE, true, seq);
-	count(CTR_acquires, 1);
+	if (access && clip(m, off, len, &first, &last)) {
+		err = acquire_range(m, first, last, access & GAIA_PROT_WRITE,
+				    prot & GAIA_PROT_PIN ? PIN : BRING_AND_GRANT, seq);
+		count(CTR_acquires, !(prot & GAIA_PROT_PIN));
+	}
 	if (err == -ENOMEM)
 		count(CTR_acquire_nomem, 1);
+	/* The file may have got shorter since it was pinned. */
+	if (!err && (prot & GAIA_PROT_PINNED))
+		unpin_range(m, off / GAIA_CHUNK, (off + len - 1) / GAIA_CHUNK);
 	return err;
 }
 
@@ -731,7 +779,7 @@ int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice)
 		for (uint64_t p = first; p <= last && !err; p = ROUND_DOWN(p, GAIA_CHUNK_PAGES) +
 								GAIA_CHUNK_PAGES)
 			err = acquire_range(m, p, MIN(last, p | (GAIA_CHUNK_PAGES - 1)), false,
-					    false, &seq);
+					    BRING, &seq);
 		return err == -ENOMEM ? 0 : err; /* as far as there is room */
 	case GAIA_ADVISE_DONTNEED:
 		/* Whole chunks only: a part's neighbours may be needed. */

@@ -40,6 +40,13 @@ extern "C" {
 /* gaia_ioc_range.prot and gaia_ioc_map.prot; the values of PROT_READ and PROT_WRITE */
 #define GAIA_PROT_READ 1u
 #define GAIA_PROT_WRITE 2u
+/*
+ * With the above, in gaia_ioc_range.prot of an ACQUIRE. PIN: only make room for the range and hand its chunks over;
+ * of their contents nothing can be said. They stay pinned until an ACQUIRE with PINNED has succeeded, one for each
+ * PIN, which therefore needs no room and no chunks; or until the mapping ends. PINNED alone gives a PIN up.
+ */
+#define GAIA_PROT_PIN 4u
+#define GAIA_PROT_PINNED 8u
 
 /* Names a client in an ioctl. WELCOME gives it. Known to the client only. */
 struct gaia_client_key {

@@ -649,7 +649,8 @@ struct client *client_create(struct kfile *kf, unsigned device, unsigned prot, u
 	cl->chunk = xcalloc(cl->n_chunks, sizeof(*cl->chunk));
 	atomic_init(&cl->alive, true);
 	pthread_mutex_init(&cl->lock, NULL);
-	must(cache_map(kf->cfile, device, cl, 1, prot, 0, length, &cl->mapping) == 0);
+	must(cache_map(kf->cfile, device, cl, 1, prot, prot & GAIA_PROT_WRITE, 0, length,
+		       &cl->mapping) == 0);
 	pthread_mutex_lock(&cl->rig->lock);
 	SLIST_INSERT_HEAD(&cl->rig->clients, cl, link);
 	pthread_mutex_unlock(&cl->rig->lock);
@@ -752,6 +753,7 @@ static struct device *new_device(const struct rig_options *options, unsigned ind
 
 	must(device_sim_create(&config, &sim) == 0);
 	must(device_faulty_create(sim, &dev) == 0);
+	dev->shares_readonly = !options->always_writable;
 	return dev;
 }
 

@@ -34,6 +34,7 @@ struct rig_options {
 	uint64_t age_ms;	/* 0: an hour, that is: nothing is stored unless asked */
 	bool writethrough;	/* the kernel's way of caching */
 	uint64_t latency_ns;	/* of the devices */
+	bool always_writable;	/* the devices share nothing read-only, as GPUs do not */
 };
 
 struct kfile;

@@ -74,7 +74,7 @@ struct fake_cache fake_seen(void)
 }
 
 int cache_map(struct cfile *f, unsigned dev, void *client, uint64_t map_id, unsigned prot,
-	      uint64_t off, uint64_t len, struct mapping **out)
+	      bool may_write, uint64_t off, uint64_t len, struct mapping **out)
 {
 	struct mapping *m = calloc(1, sizeof(*m));
 

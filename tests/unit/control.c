@@ -386,7 +386,11 @@ Test(ranges, unused_fields_are_zero, .init = begin, .fini = end)
 	io.advice = 0;
 	io.prot = GAIA_PROT_WRITE;
 	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), -EINVAL);
-	io.prot = RW | 4;
+	io.prot = RW | 16;
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), -EINVAL);
+	io.prot = GAIA_PROT_PIN;
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), -EINVAL);
+	io.prot = RW | GAIA_PROT_PIN | GAIA_PROT_PINNED;
 	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), -EINVAL);
 	cr_assert_eq(wire_ioctl(file, GAIA_IOC_DEVICES, &devices), -EINVAL);
 	cr_assert_eq(wire_ioctl(file, GAIA_IOC_REPORT, &report), -EINVAL);

@@ -1,0 +1,263 @@
+/*
+ * cache_clients.c - what clients are given: memory of their own where they may not write the file, and
+ * room for an acquire that is to come (GAIA_PROT_PIN).
+ */
+#include "cache_scene.h"
+
+#include <sys/mman.h>
+
+/* ---- those that may not write, on a device that cannot keep them from it ---- */
+
+static void begin_writable(unsigned chunks)
+{
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = chunks, .always_writable = true },
+	      4 * GAIA_CHUNK);
+}
+
+static struct client *new_reader(void)
+{
+	return client_create(kf, 0, GAIA_PROT_READ, 4 * GAIA_CHUNK);
+}
+
+/* What a program can do that takes the descriptor of a chunk from the library. */
+static void scribble(struct client *cl, uint64_t off, const char *text)
+{
+	unsigned char *chunk = client_at(cl, off) - off % GAIA_CHUNK;
+
+	cr_assert_eq(mprotect(chunk, GAIA_CHUNK, PROT_READ | PROT_WRITE), 0);
+	client_store(cl, text, strlen(text), off);
+}
+
+Test(reader, has_memory_that_nobody_else_reads)
+{
+	struct client *reader, *writer, *other;
+	char seen[5] = "";
+
+	begin_writable(8);
+	write_cpu(0, "true");
+	reader = new_reader();
+	other = new_reader();
+	writer = new_client(0);
+	expect_device(reader, 0, "true");
+	expect_device(other, 0, "true");
+	scribble(reader, 0, "lies");
+	expect_device(writer, 0, "true");
+	expect_device(other, 0, "true");
+	/* Not even where a device is the nearest place to read from. */
+	cr_assert_eq(cpu_fsync(kf), 0);
+	release_all(writer);
+	release_all(other);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	client_end(other);
+	kernel_reclaim(kf, 0, 0);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	expect_cpu(0, "true");
+	release_all(reader);
+	client_load(reader, seen, 4, 0);
+	cr_assert_str_eq(seen, "lies");
+	expect_cpu(0, "true");
+	end();
+}
+
+Test(reader, sees_what_is_released_later)
+{
+	struct client *reader, *writer;
+
+	begin_writable(8);
+	reader = new_reader();
+	writer = new_client(0);
+	write_cpu(100, "one");
+	expect_device(reader, 100, "one");
+	write_device(writer, 100, "two");
+	expect_device(reader, 100, "one");
+	release_all(writer);
+	expect_device(reader, 100, "two");
+	store_cpu(100, "three");
+	expect_device(reader, 100, "three");
+	end();
+}
+
+Test(reader, of_pages_that_did_not_change_moves_nothing_again)
+{
+	struct client *reader;
+	uint64_t sent;
+
+	begin_writable(8);
+	write_cpu(0, "abc");
+	reader = new_reader();
+	expect_device(reader, 0, "abc");
+	release_all(reader);
+	sent = counter_value(CTR_home_to_device);
+	expect_device(reader, 0, "abc");
+	cr_assert_eq(counter_value(CTR_home_to_device), sent);
+	end();
+}
+
+Test(reader, takes_its_memory_along)
+{
+	struct client *reader, *writer;
+
+	begin_writable(8);
+	writer = new_client(0);
+	reader = new_reader();
+	expect_device(writer, 0, "");
+	cr_assert_eq(client_acquire(writer, 0, 1, GAIA_PROT_READ), 0);
+	cr_assert_eq(client_acquire(reader, 0, 2 * GAIA_CHUNK, GAIA_PROT_READ), 0);
+	cr_assert_eq(cache_advise(reader->mapping, 2 * GAIA_CHUNK, GAIA_CHUNK, GAIA_ADVISE_WILLNEED), 0);
+	cr_assert_eq(rig_device_used(rig, 0), 4 * GAIA_CHUNK);
+	client_end(reader);
+	cr_assert_eq(rig_device_used(rig, 0), GAIA_CHUNK);
+	end();
+}
+
+Test(reader, gives_way_when_it_has_released)
+{
+	struct client *reader, *writer;
+
+	begin_writable(2);
+	reader = new_reader();
+	writer = new_client(0);
+	cr_assert_eq(client_acquire(reader, 0, GAIA_CHUNK, GAIA_PROT_READ), 0);
+	cr_assert_eq(client_acquire(writer, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW), -ENOMEM);
+	release_all(reader);
+	cr_assert_eq(client_acquire(writer, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	cr_assert_eq(atomic_load(&reader->revoked), 1);
+	cr_assert_null(client_at(reader, 0));
+	end();
+}
+
+Test(reader, shares_where_the_device_can_keep_it_from_writing)
+{
+	struct client *reader, *writer;
+
+	begin_devices(1);
+	reader = new_reader();
+	writer = new_client(0);
+	cr_assert_eq(client_acquire(writer, 0, 1, GAIA_PROT_RW), 0);
+	cr_assert_eq(client_acquire(reader, 0, 1, GAIA_PROT_READ), 0);
+	cr_assert_eq(rig_device_used(rig, 0), GAIA_CHUNK);
+	end();
+}
+
+/* ---- room for acquires to come ---- */
+
+static int pin(struct client *cl, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq)
+{
+	return cache_acquire(cl->mapping, off, len, prot, seq);
+}
+
+Test(pin, keeps_chunks_for_the_acquire_to_come)
+{
+	struct client *cl, *rival;
+	uint64_t seq, sent;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 2 }, 4 * GAIA_CHUNK);
+	write_cpu(0, "abc");
+	cl = new_client(0);
+	rival = new_client(0);
+	sent = counter_value(CTR_home_to_device);
+	cr_assert_eq(pin(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW | GAIA_PROT_PIN, &seq), 0);
+	cr_assert_neq(seq, 0, "the chunks were handed over");
+	cr_assert_eq(counter_value(CTR_home_to_device), sent, "and nothing in them");
+	cr_assert_not_null(client_at(cl, GAIA_CHUNK));
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EBUSY);
+	cr_assert_eq(client_acquire(rival, 2 * GAIA_CHUNK, 1, GAIA_PROT_READ), -ENOMEM);
+	/* A release of what is not acquired yet is no end to it. */
+	release_all(cl);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EBUSY);
+
+	cr_assert_eq(pin(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW | GAIA_PROT_PINNED, &seq), 0);
+	cr_assert_eq(seq, 0);
+	expect_device(cl, 0, "abc");
+	cr_assert_eq(client_acquire(rival, 2 * GAIA_CHUNK, 1, GAIA_PROT_READ), -ENOMEM);
+	release_all(cl);
+	cr_assert_eq(client_acquire(rival, 2 * GAIA_CHUNK, 1, GAIA_PROT_READ), 0);
+	end();
+}
+
+Test(pin, is_one_for_each_acquire)
+{
+	struct client *cl;
+	uint64_t seq;
+
+	begin_devices(1);
+	cl = new_client(0);
+	cr_assert_eq(pin(cl, 0, 100, GAIA_PROT_READ | GAIA_PROT_PIN, &seq), 0);
+	cr_assert_eq(pin(cl, 5000, 100, GAIA_PROT_RW | GAIA_PROT_PIN, &seq), 0);
+	cr_assert_eq(pin(cl, 0, 100, GAIA_PROT_READ | GAIA_PROT_PINNED, &seq), 0);
+	release_all(cl);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EBUSY);
+	cr_assert_eq(pin(cl, 5000, 100, GAIA_PROT_PINNED, &seq), 0);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	end();
+}
+
+Test(pin, stays_when_the_acquire_fails)
+{
+	struct client *cl;
+	uint64_t seq;
+
+	begin_devices(1);
+	cl = new_client(0);
+	cr_assert_eq(pin(cl, 0, 1, GAIA_PROT_RW | GAIA_PROT_PIN, &seq), 0);
+	fault_arm("device.copy_in", -EIO, 0, 1);
+	cr_assert_eq(pin(cl, 0, 1, GAIA_PROT_RW | GAIA_PROT_PINNED, &seq), -EIO);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EBUSY);
+	cr_assert_eq(pin(cl, 0, 1, GAIA_PROT_RW | GAIA_PROT_PINNED, &seq), 0);
+	release_all(cl);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	end();
+}
+
+Test(pin, that_cannot_be_had_holds_nothing)
+{
+	struct client *cl;
+	uint64_t seq;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 2 }, 4 * GAIA_CHUNK);
+	cl = new_client(0);
+	cr_assert_eq(pin(cl, 0, 3 * GAIA_CHUNK, GAIA_PROT_RW | GAIA_PROT_PIN, &seq), -ENOMEM);
+	fault_arm("device.export", -EMFILE, 1, 1);
+	cr_assert_eq(pin(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW | GAIA_PROT_PIN, &seq), -EMFILE);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	cr_assert_eq(rig_device_used(rig, 0), 0);
+	end();
+}
+
+Test(pin, of_a_dead_client_is_in_nobodys_way)
+{
+	struct client *cl, *rival;
+	uint64_t seq;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 2 }, 4 * GAIA_CHUNK);
+	cl = new_client(0);
+	rival = new_client(0);
+	cr_assert_eq(pin(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW | GAIA_PROT_PIN, &seq), 0);
+	client_die(cl);
+	cr_assert_eq(client_acquire(rival, 2 * GAIA_CHUNK, 2 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	end();
+}
+
+Test(pin, ends_with_the_mapping)
+{
+	struct client *cl;
+	uint64_t seq;
+
+	begin_devices(1);
+	cl = new_client(0);
+	cr_assert_eq(pin(cl, 0, 1, GAIA_PROT_RW | GAIA_PROT_PIN, &seq), 0);
+	client_end(cl);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	end();
+}
+
+Test(pin, to_write_needs_a_mapping_that_may)
+{
+	struct client *cl;
+	uint64_t seq;
+
+	begin_devices(1);
+	cl = client_create(kf, 0, GAIA_PROT_READ, GAIA_CHUNK);
+	cr_assert_eq(pin(cl, 0, 1, GAIA_PROT_RW | GAIA_PROT_PIN, &seq), -EACCES);
+	end();
+}
