@@ -95,6 +95,7 @@ static int map_ioctl(struct mapping *m, unsigned device)
 	int err = wire_ioctl(m->fd, GAIA_IOC_MAP, &io);
 
 	m->id = io.map;
+	m->release_by = io.release;
 	return err;
 }
 
@@ -293,7 +294,7 @@ int gaia_release(void *addr, size_t length)
 	 */
 	push_err = wire_push(m->fd, io.offset, length);
 	atomic_thread_fence(memory_order_seq_cst);
-	err = wire_ioctl(m->fd, GAIA_IOC_RELEASE, &io);
+	err = wire_release(m->fd, m->release_by, &io);
 	return range_end(m, err ? err : push_err);
 }
 

@@ -70,6 +70,7 @@ struct mapping {
 	struct conn *conn;
 	const struct kind_ops *ops;
 	uint64_t id;
+	unsigned release_by;	/* GAIA_RELEASE_BY_* */
 	int fd;			/* a duplicate of the caller's; -1 in a child of fork() */
 	char *addr;		/* as returned by gaia_mmap() */
 	size_t length;		/* as given to it */

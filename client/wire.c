@@ -15,6 +15,7 @@
 #include <sys/time.h>
 #include <sys/un.h>
 #include <sys/utsname.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 /* A daemon answers the handshake within microseconds. One that is stopped must not stop us. */
@@ -77,6 +78,19 @@ int wire_first_ioctl(int fd, unsigned long request, void *arg)
 	if (err == -EINVAL || err == -ENOSYS || err == -EOPNOTSUPP)
 		return -ENOTTY;
 	return err;
+}
+
+int wire_release(int fd, unsigned by, struct gaia_ioc_range *io)
+{
+	if (by == GAIA_RELEASE_BY_IOCTL)
+		return wire_ioctl(fd, GAIA_IOC_RELEASE, io);
+	while (fsetxattr(fd, GAIA_XATTR_RELEASE, io, sizeof(*io), 0) < 0) {
+		if (errno == EALREADY)
+			return 0;
+		if (errno != EINTR)
+			return errno == ECONNABORTED ? -ENOTCONN : -errno;
+	}
+	return -EPROTO;
 }
 
 int wire_push(int fd, uint64_t off, uint64_t len)

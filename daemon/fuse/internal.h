@@ -310,6 +310,8 @@ void op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name);
 
 /* ---- ioctl.c ---- */
 
+/* A setxattr(2) that is a release: carried out and answered by a worker. */
+void release_by_xattr(fuse_req_t req, struct inode *inode, const void *value, size_t size);
 void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fuse_file_info *fi,
 	      unsigned flags, const void *in_buf, size_t in_size, size_t out_size);
 

@@ -47,6 +47,19 @@ static int file_range(struct ioctl_job *job)
 	return io->from ? -EINVAL : cache_flush(f);
 }
 
+static int map_contents(struct ioctl_job *job, int access)
+{
+	struct gaia_ioc_map *io = &job->arg.map;
+	int err;
+
+	if (io->release || io->reserved)
+		return -EINVAL;
+	err = control_map(job->fs->control, job->handle->cfile, access != O_WRONLY,
+			  access != O_RDONLY, io);
+	io->release = job->fs->config.writeback ? GAIA_RELEASE_BY_IOCTL : GAIA_RELEASE_BY_XATTR;
+	return err;
+}
+
 static int carry_out(struct ioctl_job *job)
 {
 	struct control *ctl = job->fs->control;
@@ -59,13 +72,14 @@ static int carry_out(struct ioctl_job *job)
 	case GAIA_IOC_DEVICES:
 		return control_devices(ctl, &job->arg.devices);
 	case GAIA_IOC_MAP:
-		return control_map(ctl, f, access != O_WRONLY, access != O_RDONLY, &job->arg.map);
+		return map_contents(job, access);
 	case GAIA_IOC_UNMAP:
 		return control_unmap(ctl, f, &job->arg.range);
 	case GAIA_IOC_ACQUIRE:
 		return control_acquire(ctl, f, access != O_RDONLY, &job->arg.range);
 	case GAIA_IOC_RELEASE:
-		return control_release(ctl, f, &job->arg.range);
+		return job->fs->config.writeback ? control_release(ctl, f, &job->arg.range) :
+						   -EOPNOTSUPP;
 	case GAIA_IOC_SYNC:
 		return control_sync(ctl, f, &job->arg.range);
 	case GAIA_IOC_ADVISE:
@@ -148,4 +162,55 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fu
 	job->cmd = cmd;
 	memcpy(&job->arg, in_buf, in_size);
 	pool_submit(fs->workers, run, job);
+}
+
+/* ---- a release under the inode's lock, see GAIA_RELEASE_BY_XATTR ---- */
+
+struct release_job {
+	fuse_req_t req;
+	struct fs *fs;
+	struct inode *inode;
+	struct gaia_ioc_range range;
+};
+
+static void run_release(void *arg)
+{
+	struct release_job *job = arg;
+	struct fs *fs = job->fs;
+	struct cfile *f;
+	int err;
+
+	err = contents_get(job->inode, &f);
+	if (!err) {
+		err = control_release(fs->control, f, &job->range);
+		contents_put(job->inode);
+	}
+	fuse_reply_err(job->req, err ? -err : EALREADY);
+	busy_end(fs);
+	free(job);
+}
+
+void release_by_xattr(fuse_req_t req, struct inode *inode, const void *value, size_t size)
+{
+	struct fs *fs = req_fs(req);
+	struct release_job *job;
+
+	if (inode->type != S_IFREG || size != sizeof(job->range)) {
+		fuse_reply_err(req, inode->type != S_IFREG ? ENODEV : EINVAL);
+		return;
+	}
+	job = calloc(1, sizeof(*job));
+	if (!job) {
+		fuse_reply_err(req, ENOMEM);
+		return;
+	}
+	if (!busy_begin(fs, false)) {
+		free(job);
+		fuse_reply_err(req, ENOTCONN);
+		return;
+	}
+	/* The caller's descriptor keeps the inode until we have answered. */
+	*job = (struct release_job){ .req = req, .fs = fs, .inode = inode };
+	memcpy(&job->range, value, size);
+	pool_submit(fs->workers, run_release, job);
 }

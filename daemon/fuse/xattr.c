@@ -20,11 +20,18 @@ bool xattr_source_has_acl(int fd)
 void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char *value, size_t size,
 		 int flags)
 {
-	struct inode *inode = inode_of(req_fs(req), ino);
+	struct fs *fs = req_fs(req);
+	struct inode *inode = inode_of(fs, ino);
 	/* As the caller, since an ACL set by who is not of the file's group clears set-gid. */
 	bool as_caller = !strcmp(name, ACL_ACCESS);
-	int fd = inode_fd_get(inode), err = fd < 0 ? fd : 0;
+	int fd, err;
 
+	if (!fs->config.writeback && !strcmp(name, GAIA_XATTR_RELEASE)) {
+		release_by_xattr(req, inode, value, size);
+		return;
+	}
+	fd = inode_fd_get(inode);
+	err = fd < 0 ? fd : 0;
 	if (as_caller && inode->type == S_IFREG)
 		access_keep(inode); /* it changes the mode, too */
 	if (!err && as_caller)

@@ -577,9 +577,12 @@ void again_wait(struct cfile *f)
 	struct cache *c = f->cache;
 	uint64_t until;
 
+	/* Twice: while one is under way the kernel may write its copy back and so have us ask once more. */
 	pthread_mutex_lock(&c->lock);
-	until = f->again_asked;
-	while (f->again_done < until)
-		pthread_cond_wait(&c->again_done, &c->lock);
+	for (int round = 0; round < 2; round++) {
+		until = f->again_asked;
+		while (f->again_done < until)
+			pthread_cond_wait(&c->again_done, &c->lock);
+	}
 	pthread_mutex_unlock(&c->lock);
 }

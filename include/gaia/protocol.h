@@ -87,9 +87,23 @@ struct gaia_ioc_map {
 	uint32_t device;	/* index */
 	uint32_t prot;		/* GAIA_PROT_READ, maybe | GAIA_PROT_WRITE */
 	uint64_t map;		/* out: names the mapping in ioctls on the same file */
+	uint32_t release;	/* out: how the mapping's releases are asked for, GAIA_RELEASE_BY_* */
+	uint32_t reserved;
 };
 
-/* ACQUIRE, RELEASE, SYNC, ADVISE, UNMAP (which takes only key and map). */
+/*
+ * A release invalidates pages that the kernel caches. Where the kernel writes through, it lets go of a page
+ * between taking a write(2)'s bytes and sending them: a page that is dropped just then comes back
+ * without them, to stay. But write(2) holds the inode's lock all the time, and so does setxattr(2), also
+ * while the daemon works on it. So there a release is no ioctl but a gaia_ioc_range as the value of this
+ * attribute, on any descriptor of the file. EALREADY says that it has been carried out (0 would have the kernel
+ * tell everybody that an attribute has changed); another error is the release's.
+ */
+#define GAIA_RELEASE_BY_IOCTL 0u
+#define GAIA_RELEASE_BY_XATTR 1u
+#define GAIA_XATTR_RELEASE "system.gaiafs.release"
+
+/* ACQUIRE, RELEASE (see GAIA_RELEASE_BY_XATTR), SYNC, ADVISE, UNMAP (which takes only key and map). */
 struct gaia_ioc_range {
 	struct gaia_client_key key;
 	uint64_t map;
@@ -164,7 +178,7 @@ GAIA_STATIC_ASSERT(sizeof(struct gaia_client_key) == 16, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_connect) == 88, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_device) == 88, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_devices) == 16 + 64 * 88, "layout");
-GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_map) == 48, "layout");
+GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_map) == 56, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_range) == 56, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_file) == 24, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_report) == 32, "layout");

@@ -265,6 +265,57 @@ static void index_over(struct cell *c)
 	}
 }
 
+static int by_start(const void *a, const void *b)
+{
+	const struct span *x = a, *y = b;
+
+	return x->s < y->s ? -1 : x->s > y->s;
+}
+
+/* Those writes of one kind that are under way while one of the other kind is. */
+static void mark_raced(struct cell *c, uint8_t kind, uint8_t other)
+{
+	struct span *at = malloc((c->nw + 1) * sizeof(*at));
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < c->nw; i++)
+		if (c->w[i].by != NO_REF && REF_OP(c->w[i].by)->kind == other)
+			at[n++] = (struct span){ .s = c->w[i].s, .e = c->w[i].e };
+	qsort(at, n, sizeof(*at), by_start);
+	for (unsigned i = 1; i < n; i++)
+		if (at[i].e < at[i - 1].e)
+			at[i].e = at[i - 1].e;
+	for (unsigned i = 0; i < c->nw; i++) {
+		struct write *w = &c->w[i];
+		unsigned a = 0, b = n;
+
+		if (w->by == NO_REF || REF_OP(w->by)->kind != kind)
+			continue;
+		/* The last that began before it ended. */
+		while (a < b) {
+			unsigned m = (a + b) / 2;
+
+			if (at[m].s < w->e)
+				a = m + 1;
+			else
+				b = m;
+		}
+		w->raced |= a > 0 && at[a - 1].e > w->s;
+	}
+	free(at);
+}
+
+/*
+ * A kernel that writes through takes a write's bytes into its page before it sends them. A store to the page in
+ * between may be written back before the write is sent, and then comes before it for us, and after it in the kernel's
+ * copy: as long as that stays, one of the two values is there for some, and one for others. (README.md, Limits)
+ */
+static void find_raced(struct cell *c)
+{
+	mark_raced(c, OP_WRITE, OP_MSTORE);
+	mark_raced(c, OP_MSTORE, OP_WRITE);
+}
+
 bool overwritten(const struct cell *c, const struct write *w, uint64_t t)
 {
 	unsigned a = 0, b = c->nover;
@@ -318,5 +369,7 @@ void cell_gather(struct cell *c, unsigned file, uint32_t cell)
 			add_cpu_write(c, at[i]);
 	if (stores)
 		find_superseded(c);
+	if (!world->config.writeback)
+		find_raced(c);
 	index_over(c);
 }

@@ -252,7 +252,7 @@ static void zones_begin(const struct cell *c)
 	for (unsigned i = 0; i < c->nw; i++) {
 		struct write *w = &c->w[i];
 
-		w->f = w->private ? NEVER : w->hi;
+		w->f = w->private || w->raced ? NEVER : w->hi;
 		w->l = w->lo;
 		w->first = w->last = w->by;
 	}
@@ -265,7 +265,7 @@ static void extend(struct write *w, const struct read *r, uint64_t s, uint64_t e
 		w->last = r->by;
 	}
 	/* What may have been stored beyond the end is not there for all. */
-	if (e < w->f && !w->optional) {
+	if (e < w->f && !w->optional && !w->raced) {
 		w->f = e;
 		w->first = r->by;
 	}
@@ -301,7 +301,7 @@ static void check_orders(const struct cell *c)
 			const struct read *r = &c->r[i];
 
 			if (r->owner == d && r->saw >= 0 && !c->w[r->saw].optional &&
-			    c->w[r->saw].dropped == NEVER)
+			    !c->w[r->saw].raced && c->w[r->saw].dropped == NEVER)
 				extend(&c->w[r->saw], r, r->loaded, r->e);
 		}
 		check_order(c, "a device");

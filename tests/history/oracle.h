@@ -76,6 +76,7 @@ struct write {
 	uint8_t owner;		/* 0: CPU; 1 + device */
 	bool optional;
 	bool private;		/* nobody but its device can see it */
+	bool raced;		/* see find_raced() */
 	bool shared;		/* see dev_op */
 };
 

@@ -18,6 +18,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include "actor.h"
@@ -41,6 +42,20 @@ static int open_file(const char *name, int flags)
 
 	cr_assert_geq(fd, 0, "%s: %s", name, strerror(errno));
 	return fd;
+}
+
+/* ioctl(2); of a release, what does it in this way of caching. */
+static int request(int fd, unsigned long cmd, void *arg)
+{
+	int err;
+
+	if (cmd != GAIA_IOC_RELEASE || !strcmp(way, "writeback"))
+		return ioctl(fd, cmd, arg);
+	cr_assert_eq(ioctl(fd, cmd, arg), -1);
+	cr_assert(errno == EOPNOTSUPP || errno == ENOTTY, "%s", strerror(errno));
+	err = fsetxattr(fd, GAIA_XATTR_RELEASE, arg, sizeof(struct gaia_ioc_range), 0);
+	cr_assert_eq(err, -1);
+	return errno == EALREADY ? 0 : -1;
 }
 
 static int make_file(const char *name, size_t size, int byte)
@@ -261,31 +276,31 @@ BOTH_WAYS(device_hostile, ranges_and_maps_of_others_are_refused)
 		good.prot = cmds[i] == GAIA_IOC_ACQUIRE ? 3 : 0;
 		good.advice = cmds[i] == GAIA_IOC_ADVISE ? GAIA_ADVISE_WILLNEED : 0;
 		r = good;
-		cr_assert_eq(ioctl(fd, cmds[i], &r), 0, "call %zu: %s", i, strerror(errno));
+		cr_assert_eq(request(fd, cmds[i], &r), 0, "call %zu: %s", i, strerror(errno));
 		r = good, r.key.secret++;
-		REFUSED(ioctl(fd, cmds[i], &r), ENOTCONN);
+		REFUSED(request(fd, cmds[i], &r), ENOTCONN);
 		r = good, r.key = b.key;
-		REFUSED(ioctl(fd, cmds[i], &r), EINVAL);
+		REFUSED(request(fd, cmds[i], &r), EINVAL);
 		r = good, r.map++;
-		REFUSED(ioctl(fd, cmds[i], &r), EINVAL);
+		REFUSED(request(fd, cmds[i], &r), EINVAL);
 		r = good, r.map = theirs;
-		REFUSED(ioctl(fd, cmds[i], &r), EINVAL);
+		REFUSED(request(fd, cmds[i], &r), EINVAL);
 		r = good;
-		REFUSED(ioctl(other, cmds[i], &r), EACCES, EINVAL);
+		REFUSED(request(other, cmds[i], &r), EACCES, EINVAL);
 		r = good;
-		REFUSED(ioctl(both_root[ON_MOUNT], cmds[i], &r), ENODEV);
+		REFUSED(request(both_root[ON_MOUNT], cmds[i], &r), ENODEV);
 		r = good, r.length = MIB + 1;
-		REFUSED(ioctl(fd, cmds[i], &r), EINVAL);
+		REFUSED(request(fd, cmds[i], &r), EINVAL);
 		r = good, r.offset = MIB, r.length = 1;
-		REFUSED(ioctl(fd, cmds[i], &r), EINVAL);
+		REFUSED(request(fd, cmds[i], &r), EINVAL);
 		r = good, r.offset = UINT64_MAX, r.length = 2;
-		REFUSED(ioctl(fd, cmds[i], &r), EINVAL);
+		REFUSED(request(fd, cmds[i], &r), EINVAL);
 		r = good, r.offset = 4096, r.length = UINT64_MAX - 4095;
-		REFUSED(ioctl(fd, cmds[i], &r), EINVAL);
+		REFUSED(request(fd, cmds[i], &r), EINVAL);
 		r = good, r.prot = 77;
-		REFUSED(ioctl(fd, cmds[i], &r), EINVAL);
+		REFUSED(request(fd, cmds[i], &r), EINVAL);
 		r = good, r.advice = 77;
-		REFUSED(ioctl(fd, cmds[i], &r), EINVAL);
+		REFUSED(request(fd, cmds[i], &r), EINVAL);
 	}
 	/* The descriptor decides, not only the mapping. */
 	r = range_of(&a, map, MIB, 3);
@@ -408,6 +423,32 @@ static uint64_t interesting(void)
 	return pick % 4 ? n[pick / 4 % (sizeof(n) / sizeof(n[0]))] : random64();
 }
 
+/* Where the kernel writes through, a release is the setting of an attribute. */
+BOTH_WAYS(device_hostile, a_malformed_release_by_attribute_is_refused)
+{
+	bool through = !strcmp(way, "writethrough");
+	int fd = make_file("f", MIB, 'x'), root = both_root[ON_MOUNT];
+	struct raw r = raw_client(fd);
+	struct gaia_ioc_map map = { .key = r.key, .length = MIB, .prot = 3 };
+	char value[2 * sizeof(struct gaia_ioc_range)] = { 0 };
+
+	cr_assert_eq(ioctl(fd, GAIA_IOC_MAP, &map), 0);
+	cr_assert_eq(map.release, through ? GAIA_RELEASE_BY_XATTR : GAIA_RELEASE_BY_IOCTL);
+	for (size_t n = 0; n <= sizeof(value); n++)
+		if (!through)
+			REFUSED(fsetxattr(fd, GAIA_XATTR_RELEASE, value, n, 0), EOPNOTSUPP);
+		else if (n == sizeof(struct gaia_ioc_range))
+			REFUSED(fsetxattr(fd, GAIA_XATTR_RELEASE, value, n, 0), ENOTCONN);
+		else
+			REFUSED(fsetxattr(fd, GAIA_XATTR_RELEASE, value, n, 0), EINVAL);
+	REFUSED(fsetxattr(root, GAIA_XATTR_RELEASE, value, sizeof(struct gaia_ioc_range), 0),
+		ENODEV, EOPNOTSUPP);
+	REFUSED((int)fgetxattr(fd, GAIA_XATTR_RELEASE, value, sizeof(value)), EOPNOTSUPP, ENODATA);
+	close(r.sock);
+	close(fd);
+	all_is_well();
+}
+
 BOTH_WAYS(device_hostile, random_ioctls_break_nothing)
 {
 	static const unsigned long cmds[] = {
@@ -447,7 +488,7 @@ BOTH_WAYS(device_hostile, random_ioctls_break_nothing)
 		}
 		if (cmd == GAIA_IOC_UNMAP && random64() % 8)
 			continue;
-		ioctl(fd[random64() % 3], cmd, &arg);
+		request(fd[random64() % 3], cmd, &arg);
 		/* Reports and chunks that came: a client that does not read is disconnected. */
 		while (poll(&(struct pollfd){ .fd = r.sock, .events = POLLIN }, 1, 0) == 1 &&
 		       receive(r.sock, &msg, &got))
@@ -629,7 +670,7 @@ BOTH_WAYS_BARE(device_hostile, who_does_not_give_up_memory_is_disconnected)
 	r = raw_client(fd);
 	close(acquire_raw(fd, &r, GAIA_PROT_READ | GAIA_PROT_WRITE, &map));
 	io = range_of(&r, map, MIB, 0);
-	cr_assert_eq(ioctl(fd, GAIA_IOC_RELEASE, &io), 0);
+	cr_assert_eq(request(fd, GAIA_IOC_RELEASE, &io), 0);
 	/* Needs all of the device. */
 	a = actor_start("big", 8 * MIB, 0);
 	actor_ok(a, ACQUIRE, 0, 8 * MIB, RW);
