@@ -3,6 +3,8 @@
  */
 #include <errno.h>
 #include <poll.h>
+#include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -178,13 +180,36 @@ int control_grant(void *client, uint64_t map, unsigned prot, const uint64_t *idx
 	return err;
 }
 
+/*
+ * Whether the client has been killed, though its socket is still open: one of its threads waits for our answer to
+ * a request, and that request may be waiting for this very client's memory.
+ */
+static bool is_killed(const struct client *c)
+{
+	unsigned long long pending;
+	char path[32], line[128];
+	bool killed = false;
+	FILE *status;
+
+	snprintf(path, sizeof(path), "/proc/%d/status", (int)c->pid);
+	status = fopen(path, "re");
+	if (!status)
+		return false;
+	while (!killed && fgets(line, sizeof(line), status))
+		if (sscanf(line, "SigPnd: %llx", &pending) == 1 ||
+		    sscanf(line, "ShdPnd: %llx", &pending) == 1)
+			killed = pending & 1ull << (SIGKILL - 1);
+	fclose(status);
+	return killed;
+}
+
 int control_revoke(void *client, uint64_t map, uint64_t idx)
 {
 	struct gaia_msg msg = { .kind = GAIA_MSG_REVOKE, .map = map, .count = 1, .chunk = { idx } };
 	struct client *c = client;
 	struct revocation rev = { .map = map };
+	uint64_t deadline, look;
 	struct timespec until;
-	uint64_t deadline;
 	int err;
 
 	/* Its mappings may go while we wait, and it with the last of them. */
@@ -199,15 +224,21 @@ int control_revoke(void *client, uint64_t map, uint64_t idx)
 	pthread_mutex_unlock(&c->send_lock);
 
 	deadline = now_ns() + REVOKE_TIMEOUT_NS;
-	until.tv_sec = deadline / 1000000000;
-	until.tv_nsec = deadline % 1000000000;
 	pthread_mutex_lock(&c->lock);
-	while (!err && !rev.answered && !atomic_load(&c->dead))
+	while (!err && !rev.answered && !atomic_load(&c->dead)) {
+		look = MIN(now_ns() + REVOKE_LOOK_NS, deadline);
+		until.tv_sec = look / 1000000000;
+		until.tv_nsec = look % 1000000000;
 		err = -pthread_cond_timedwait(&c->changed, &c->lock, &until);
+		if (err == -ETIMEDOUT && look < deadline)
+			err = is_killed(c) ? -EOWNERDEAD : 0;
+	}
 	LIST_REMOVE(&rev, link);
 	pthread_mutex_unlock(&c->lock);
 	if (rev.answered) {
 		count(CTR_revokes, 1);
+	} else if (err == -EOWNERDEAD) {
+		client_disconnect(c);
 	} else if (err == -ETIMEDOUT) {
 		log_warn("control: client %d is disconnected: it did not give up memory within %d s",
 			 (int)c->pid, (int)(REVOKE_TIMEOUT_NS / 1000000000));

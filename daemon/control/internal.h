@@ -45,6 +45,7 @@
  * stopped or hostile, and others wait for its memory meanwhile. */
 #define SEND_TIMEOUT_NS 5000000000ull
 #define REVOKE_TIMEOUT_NS 5000000000ull
+#define REVOKE_LOOK_NS 100000000ull /* between looks at a client that takes its time */
 
 struct ticket {
 	uint8_t bytes[16];
