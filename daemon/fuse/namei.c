@@ -273,14 +273,28 @@ struct renaming {
 	unsigned flags;
 };
 
-static int rename_known(struct fs *fs, const struct renaming *r)
+/* As the caller, where that makes something new. */
+static int rename_below(fuse_req_t req, const struct renaming *r)
 {
-	struct inode *moved = inode_known(fs, r->from_fd, r->name);
-	struct inode *other = inode_known(fs, r->to_fd, r->newname);
-	int err = 0;
+	bool makes = r->flags & RENAME_WHITEOUT;
+	int err = makes ? cred_enter(req) : 0;
 
+	if (err)
+		return err;
 	if (renameat2(r->from_fd, r->name, r->to_fd, r->newname, r->flags))
 		err = -errno;
+	if (makes)
+		cred_leave(req);
+	return err;
+}
+
+static int rename_known(fuse_req_t req, const struct renaming *r)
+{
+	struct fs *fs = req_fs(req);
+	struct inode *moved = inode_known(fs, r->from_fd, r->name);
+	struct inode *other = inode_known(fs, r->to_fd, r->newname);
+	int err = rename_below(req, r);
+
 	/* Two names of one file: nothing happens. */
 	if (!err && moved != other) {
 		if (moved)
@@ -317,7 +331,7 @@ void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t n
 	if (r.from_fd < 0 || r.to_fd < 0)
 		err = MIN(r.from_fd, r.to_fd);
 	else
-		err = rename_known(fs, &r);
+		err = rename_known(req, &r);
 	if (r.from_fd >= 0)
 		inode_fd_put(r.from);
 	if (r.to_fd >= 0)
