@@ -78,11 +78,11 @@ static int set_times(struct inode *inode, int fd, const struct stat *attr, int t
 	else if (to_set & FUSE_SET_ATTR_MTIME)
 		ts[1] = attr->st_mtim;
 
-	/* What is stored later would set the time again. If it cannot be stored now, so be it:
-	 * the error is remembered for who syncs or closes the file. */
+	/* What is stored later, or is being stored, would set the time again. If it cannot be
+	 * stored now, so be it: the error is remembered for who syncs or closes the file. */
 	if (ts[1].tv_nsec != UTIME_OMIT && inode->type == S_IFREG && contents_cached(inode) &&
 	    !contents_get(inode, &f)) {
-		cache_flush(f);
+		cache_flush_alone(f);
 		contents_put(inode);
 	}
 	return utimensat(fd, "", ts, AT_EMPTY_PATH) ? -errno : 0;

@@ -161,6 +161,8 @@ ssize_t cache_copy_range(struct cfile *from, off_t from_off, struct cfile *to, o
 
 /* [F] Store what is dirty at home, without fetching from devices and without syncing. */
 int cache_flush(struct cfile *f);
+/* [F] And when it returns, nobody is still storing what was written before it was called. */
+int cache_flush_alone(struct cfile *f);
 /* [F] cache_flush of a range, and what devices have released in it, and sync. */
 int cache_fsync(struct cfile *f, off_t off, off_t len, bool data_only);
 

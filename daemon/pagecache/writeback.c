@@ -179,7 +179,7 @@ unsigned chunk_store_some(struct chunk *ch)
 
 /* ---- on request ---- */
 
-/* Store the dirty pages of chunks [first, last]. file->range is held shared. */
+/* Store the dirty pages of chunks [first, last]. file->range is held. */
 static int store_range(struct cfile *f, uint64_t first, uint64_t last)
 {
 	struct chunk **list;
@@ -205,6 +205,17 @@ int cache_flush(struct cfile *f)
 	int err;
 
 	pthread_rwlock_rdlock(&f->range);
+	err = store_range(f, 0, UINT64_MAX);
+	pthread_rwlock_unlock(&f->range);
+	return err;
+}
+
+int cache_flush_alone(struct cfile *f)
+{
+	int err;
+
+	/* Whoever stores holds it shared. */
+	pthread_rwlock_wrlock(&f->range);
 	err = store_range(f, 0, UINT64_MAX);
 	pthread_rwlock_unlock(&f->range);
 	return err;

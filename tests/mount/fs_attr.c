@@ -140,6 +140,38 @@ BOTH_WAYS(fs_attr, a_modification_time_that_was_set_survives_the_write_back)
 	cr_assert_eq(stat_on_mount("f").st_size, (off_t)sizeof(bytes));
 }
 
+/* Two may store one page at a time; who is slower must not be slower than utimensat(2), too. */
+BOTH_WAYS_BARE(fs_attr, a_modification_time_that_was_set_is_not_undone_by_a_slow_store)
+{
+	static const struct timespec times[2] = { { 1000000000, 1 }, { 1100000000, 987654321 } };
+	static const char *const often[] = { "--writeback-age", "0.001", NULL };
+	struct stat st;
+	char name[16];
+	int fd;
+
+#ifdef GAIA_FAULTS
+	setenv("GAIAFS_FAULTS", "store.write=delay:40000us,seed=7", 1);
+#endif
+	way_start(often);
+	unsetenv("GAIAFS_FAULTS");
+	for (int i = 0; i < 24; i++) {
+		snprintf(name, sizeof(name), "f%d", i);
+		fd = openat(both_root[ON_MOUNT], name, O_CREAT | O_RDWR, 0644);
+		cr_assert_eq(write(fd, "text", 4), 4);
+		cr_assert_eq(sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER), 0);
+		/* Whenever it is that the daemon's own writeback begins. */
+		usleep(500 * i);
+		cr_assert_eq(futimens(fd, times), 0);
+		close(fd);
+	}
+	way_unmount();
+	for (int i = 0; i < 24; i++) {
+		snprintf(name, sizeof(name), "f%d", i);
+		cr_assert_eq(fstatat(mnt.backing_fd, name, &st, 0), 0);
+		cr_assert_eq(st.st_mtim.tv_sec, 1100000000, "%s", name);
+	}
+}
+
 BOTH_WAYS(fs_attr, a_write_changes_the_modification_time)
 {
 	static const struct timespec old[2] = { { 1000000000, 0 }, { 1000000000, 0 } };
