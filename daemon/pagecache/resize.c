@@ -188,6 +188,17 @@ static int keep_tracked(struct cfile *f, uint64_t off, uint64_t end)
 	return err;
 }
 
+/* chunk->lock held. What was clean is read again when it is needed: stored, it would fill a hole. */
+static bool forget_clean(struct chunk *ch, unsigned i)
+{
+	if (ch->track || !page_present(ch, i) || page_at(ch, i)->flags & PAGE_DIRTY)
+		return false;
+	pages_lock(ch, i, i + 1);
+	page_drop(ch, i);
+	pages_unlock(ch, i, i + 1);
+	return true;
+}
+
 /* Home's copies of [off, end) become zeros, as the store's are. */
 static int zero_cached(struct cfile *f, uint64_t off, uint64_t end)
 {
@@ -204,12 +215,15 @@ static int zero_cached(struct cfile *f, uint64_t off, uint64_t end)
 			uint64_t b = MIN(start + (uint64_t)(i + 1) * GAIA_PAGE, end);
 			bool cached;
 
+			if (a >= b)
+				continue;
 			pthread_mutex_lock(&ch->lock);
-			cached = page_present(ch, i) || ch->track;
+			cached = (page_present(ch, i) || ch->track) && !forget_clean(ch, i);
 			pthread_mutex_unlock(&ch->lock);
-			if (a < b && cached)
+			if (cached)
 				err = home_write(f, NULL, (size_t)(b - a), a, CACHE_WRITE_THROUGH);
 		}
+		chunk_unlist(ch);
 		chunk_put(ch);
 	}
 	free(list);
