@@ -217,15 +217,18 @@ void chunk_account(struct chunk *ch)
 	struct cache *c = ch->file->cache;
 	bool frames, dirty, put_lru = false, put_dirty = false;
 
+	/*
+	 * Nearly always nothing is to be done, and then without a lock that other files use: who takes a
+	 * chunk off a list either sees, under its lock, that it need not be there, or calls here afterwards.
+	 */
 	pthread_mutex_lock(&ch->lock);
-	frames = ch->n_frames > 0;
-	dirty = ch->n_dirty > 0;
+	frames = ch->n_frames > 0 && !atomic_load(&ch->on_lru);
+	dirty = ch->n_dirty > 0 && !atomic_load(&ch->on_dirty);
 	pthread_mutex_unlock(&ch->lock);
-	/* Somebody else's later call mends what changes in between. */
-	if (frames || dirty)
-		chunk_ref(ch), chunk_ref(ch);
-	else
+	if (!frames && !dirty)
 		return;
+	/* Somebody else's later call mends what changes in between. */
+	chunk_ref(ch), chunk_ref(ch);
 	pthread_mutex_lock(&c->lock);
 	if (frames && !ch->on_lru) {
 		ch->on_lru = true;

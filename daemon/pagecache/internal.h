@@ -130,8 +130,8 @@ struct chunk {
 
 	atomic_bool referenced; /* used since the LRU scan last came by */
 
-	/* cache->lock. */
-	bool on_lru, on_dirty;
+	/* cache->lock; these two are looked at without it, see chunk_account(). */
+	atomic_bool on_lru, on_dirty;
 	uint64_t dirty_since; /* ns */
 	TAILQ_ENTRY(chunk) lru, dirty;
 };
