@@ -103,7 +103,7 @@ static json_t *chunk_json(struct chunk *ch, struct totals *sum)
 	for (unsigned k = 0; k < ch->n_replicas; k++)
 		json_array_append_new(replicas, replica_json(ch, ch->replica[k]));
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES && ch->track; i++) {
-		kernel += ch->track->page[i].may_hold;
+		kernel += page_limit(ch, i) > 0 && ch->track->page[i].may_hold;
 		pending += ch->track->page[i].pending > 0;
 	}
 	if (ch->track)
