@@ -7,6 +7,8 @@
 #include <semaphore.h>
 #include <stdatomic.h>
 
+#include "base/util.h"
+
 struct waiter {
 	sem_t completed;
 	int err;
@@ -43,4 +45,71 @@ uint64_t device_new_generation(void)
 	static _Atomic uint64_t last;
 
 	return atomic_fetch_add_explicit(&last, 1, memory_order_relaxed) + 1;
+}
+
+/* ---- the form of operations ---- */
+
+static const char *const kind_names[] = {
+	[DEV_COPY_IN] = "copy in",
+	[DEV_COPY_OUT] = "copy out",
+	[DEV_COPY_WITHIN] = "copy within",
+	[DEV_PULL] = "pull",
+	[DEV_ZERO] = "zero",
+	[DEV_ARM] = "arm",
+	[DEV_FIND_CHANGED] = "find changed",
+};
+
+const char *device_kind_name(enum dev_kind kind)
+{
+	return kind < ARRAY_LEN(kind_names) ? kind_names[kind] : "do what it does not know";
+}
+
+bool device_uses_host(enum dev_kind kind)
+{
+	return kind == DEV_COPY_IN || kind == DEV_COPY_OUT || kind == DEV_PULL;
+}
+
+static bool page_aligned(const void *p)
+{
+	return p && !((uintptr_t)p & (GAIA_PAGE - 1));
+}
+
+/* What is wrong with the form of a run; NULL: nothing. */
+static const char *run_fault(enum dev_kind kind, const struct dev_run *run)
+{
+	if (!run->npages || run->page >= GAIA_CHUNK_PAGES ||
+	    run->npages > GAIA_CHUNK_PAGES - run->page)
+		return "its pages are not within a chunk";
+	if (device_uses_host(kind) && !page_aligned(run->host))
+		return "its host memory is not page aligned";
+	if (kind == DEV_COPY_WITHIN && run->mem == run->other)
+		return "it copies onto itself";
+	if ((kind == DEV_PULL || kind == DEV_ZERO) && run->limit > GAIA_PAGE)
+		return "its limit is beyond a page";
+	if (kind == DEV_PULL && run->limit && !page_aligned(run->base))
+		return "its base is not page aligned";
+	if (kind == DEV_ZERO && run->npages != 1)
+		return "it zeroes the ends of several pages";
+	return NULL;
+}
+
+const char *device_op_fault(const struct dev_op *op)
+{
+	const char *fault;
+	unsigned i;
+
+	if (op->kind >= ARRAY_LEN(kind_names))
+		return "its kind is unknown";
+	if (!op->done)
+		return "no done()";
+	if (!op->n)
+		return "no runs";
+	if (op->kind == DEV_FIND_CHANGED && !op->changed)
+		return "no bits to set";
+	for (i = 0; i < op->n; i++) {
+		fault = run_fault(op->kind, &op->runs[i]);
+		if (fault)
+			return fault;
+	}
+	return NULL;
 }

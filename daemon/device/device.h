@@ -4,7 +4,7 @@
  * A device allocates chunks of GAIA_CHUNK bytes, exports them to clients as
  * descriptors, copies pages between itself and host memory, finds the pages that
  * changed, and merges. Everything above it sees only this. Implementations: sim
- * (the simulated device), cuda (one day), faulty (wraps any).
+ * (the simulated device), cuda (NVIDIA GPUs), faulty (wraps any).
  *
  * Asynchronous calls: an operation is submitted with device_submit(). If that returns 0,
  * op->done(op, err) runs exactly once on a thread of the device, never within
@@ -124,6 +124,14 @@ struct device_ops {
 	/* 0 and done() later, or a negative errno, and then done() never runs. */
 	int (*submit)(struct device *dev, struct dev_op *op);
 
+	/*
+	 * Optional (NULL). GAIA_CHUNK bytes of host memory at @slab, aligned to as much, are from
+	 * now on (@there), or are no longer, memory that operations will name often: a device may
+	 * register it for DMA. When it goes, no operation that names it is outstanding. Memory that
+	 * was not announced works as well, slower.
+	 */
+	void (*host_slab)(struct device *dev, void *slab, bool there);
+
 	/* All operations have completed, all memory is freed. */
 	void (*destroy)(struct device *dev);
 };
@@ -133,7 +141,7 @@ struct device {
 
 	/* Constant after creation. */
 	char name[32];		/* "sim0": unique in the daemon, for people */
-	char kind[16];		/* "sim" */
+	char kind[16];		/* "sim", "cuda" */
 	bool simulated;
 	bool shares_readonly;	/* export_fd() can give what does not allow writing */
 	unsigned char uuid[16];
@@ -152,6 +160,15 @@ int device_run(struct device *dev, struct dev_op *op);
 /* For implementations: the next devmem.generation. */
 uint64_t device_new_generation(void);
 
+/* For implementations: what is wrong with the form of @op; NULL: nothing. (Not looked at: whose memory it is.) */
+const char *device_op_fault(const struct dev_op *op);
+
+/* "copy in"; what an unknown kind is to do as well, in words. */
+const char *device_kind_name(enum dev_kind kind);
+
+/* COPY_IN, COPY_OUT and PULL: those with host memory. */
+bool device_uses_host(enum dev_kind kind);
+
 /* The simulated device. */
 struct sim_config {
 	unsigned index;
@@ -160,6 +177,17 @@ struct sim_config {
 	uint64_t latency_ns;/* added to every operation */
 };
 int device_sim_create(const struct sim_config *config, struct device **out);
+
+/* A GPU. After the last fork(). In builds without CUDA there are none, and creating says so. */
+struct cuda_config {
+	unsigned index;	    /* as CUDA numbers them */
+	uint64_t capacity;  /* bytes, rounded down to chunks; 0: 80 % of what is free */
+};
+/* Logs what is wrong. -ENODEV: no such GPU. */
+int device_cuda_create(const struct cuda_config *config, struct device **out);
+
+/* How many GPUs there are. 0: *@why says in words why there are none. */
+unsigned device_cuda_count(const char **why);
 
 /*
  * Wraps @under, and owns it. Consults the fault points "device.alloc", "device.export" and

@@ -178,6 +178,14 @@ static int faulty_submit(struct device *dev, struct dev_op *op)
 	return err;
 }
 
+static void faulty_host_slab(struct device *dev, void *slab, bool there)
+{
+	struct device *under = to_faulty(dev)->under;
+
+	if (under->ops->host_slab)
+		under->ops->host_slab(under, slab, there);
+}
+
 static void faulty_destroy(struct device *dev)
 {
 	struct faulty *faulty = to_faulty(dev);
@@ -192,6 +200,7 @@ static const struct device_ops faulty_ops = {
 	.free = faulty_free,
 	.export_fd = faulty_export_fd,
 	.submit = faulty_submit,
+	.host_slab = faulty_host_slab,
 	.destroy = faulty_destroy,
 };
 

@@ -31,6 +31,7 @@
 #include "base/thread.h"
 #include "base/util.h"
 #include "device/device.h"
+#include "device/word.h"
 
 #define uthash_fatal(msg) bug("uthash: %s", msg)
 #include <uthash.h>
@@ -254,45 +255,6 @@ static int sim_export_fd(struct device *dev, struct devmem *mem, bool write)
 
 /* ---- operations: the submitter's side ---- */
 
-static const char *const kind_names[] = {
-	[DEV_COPY_IN] = "copy in",
-	[DEV_COPY_OUT] = "copy out",
-	[DEV_COPY_WITHIN] = "copy within",
-	[DEV_PULL] = "pull",
-	[DEV_ZERO] = "zero",
-	[DEV_ARM] = "arm",
-	[DEV_FIND_CHANGED] = "find changed",
-};
-
-static bool uses_host(enum dev_kind kind)
-{
-	return kind == DEV_COPY_IN || kind == DEV_COPY_OUT || kind == DEV_PULL;
-}
-
-static bool page_aligned(const void *p)
-{
-	return p && !((uintptr_t)p & (GAIA_PAGE - 1));
-}
-
-/* What is wrong with the form of a run; NULL: nothing. */
-static const char *run_fault(enum dev_kind kind, const struct dev_run *run)
-{
-	if (!run->npages || run->page >= GAIA_CHUNK_PAGES ||
-	    run->npages > GAIA_CHUNK_PAGES - run->page)
-		return "its pages are not within a chunk";
-	if (uses_host(kind) && !page_aligned(run->host))
-		return "its host memory is not page aligned";
-	if (kind == DEV_COPY_WITHIN && run->mem == run->other)
-		return "it copies onto itself";
-	if ((kind == DEV_PULL || kind == DEV_ZERO) && run->limit > GAIA_PAGE)
-		return "its limit is beyond a page";
-	if (kind == DEV_PULL && run->limit && !page_aligned(run->base))
-		return "its base is not page aligned";
-	if (kind == DEV_ZERO && run->npages != 1)
-		return "it zeroes the ends of several pages";
-	return NULL;
-}
-
 /* sim->lock. */
 static const char *memory_fault(struct sim *sim, const struct dev_op *op)
 {
@@ -310,25 +272,6 @@ static const char *memory_fault(struct sim *sim, const struct dev_op *op)
 		if (op->runs[i].other != last && !find_live(sim, op->runs[i].other))
 			return "a source that is not the device's";
 		last = op->runs[i].other;
-	}
-	return NULL;
-}
-
-static const char *form_fault(const struct dev_op *op)
-{
-	const char *fault;
-	unsigned i;
-
-	if (!op->done)
-		return "no done()";
-	if (!op->n)
-		return "no runs";
-	if (op->kind == DEV_FIND_CHANGED && !op->changed)
-		return "no bits to set";
-	for (i = 0; i < op->n; i++) {
-		fault = run_fault(op->kind, &op->runs[i]);
-		if (fault)
-			return fault;
 	}
 	return NULL;
 }
@@ -375,17 +318,13 @@ static int sim_submit(struct device *dev, struct dev_op *op)
 	const char *fault;
 	bool idle;
 
-	if (op->kind >= ARRAY_LEN(kind_names)) {
-		log_error("device %s: refused operation of unknown kind %d", dev->name, op->kind);
-		return -EINVAL;
-	}
-	fault = form_fault(op);
+	fault = device_op_fault(op);
 	pthread_mutex_lock(&sim->lock);
 	if (!fault)
 		fault = memory_fault(sim, op);
 	if (fault) {
 		pthread_mutex_unlock(&sim->lock);
-		log_error("device %s: refused to %s: %s", dev->name, kind_names[op->kind], fault);
+		log_error("device %s: refused to %s: %s", dev->name, device_kind_name(op->kind), fault);
 		return -EINVAL;
 	}
 	mark_in_flight(op, 1);
@@ -449,53 +388,6 @@ static bool arm_page(struct sim_mem *m, uint32_t page, const void *contents)
 	return changed;
 }
 
-typedef uint64_t __attribute__((may_alias)) word_t;
-
-/* 0xff in each byte that is not zero. */
-static word_t nonzero_bytes(word_t x)
-{
-	const word_t low7 = 0x7f7f7f7f7f7f7f7f;
-
-	return ((((((x & low7) + low7) | x) & ~low7)) >> 7) * 0xff;
-}
-
-/* 0xff in the bytes of a page's @i-th word that lie below @limit. */
-static word_t bytes_below(uint32_t limit, uint32_t i)
-{
-	uint32_t start = i * sizeof(word_t);
-	word_t mask = 0;
-
-	if (limit > start)
-		memset(&mask, 0xff, MIN(limit - start, sizeof(mask)));
-	return mask;
-}
-
-/*
- * DEV_PULL of one page that a client may be storing to. A word is replaced only if all of
- * it is still as it was read, so no byte that the client stores is lost, and one
- * that stays is never stored to.
- */
-static void pull_page(word_t *page, const word_t *host, const word_t *base, uint32_t limit)
-{
-	word_t have, want, merged, theirs, ours;
-	uint32_t i;
-
-	for (i = 0; i < GAIA_PAGE / sizeof(word_t); i++) {
-		merged = i < limit / sizeof(word_t) ? ~(word_t)0 : bytes_below(limit, i);
-		theirs = merged ? nonzero_bytes(host[i] ^ base[i]) & merged : 0;
-		if (!theirs && !~merged)
-			continue;
-		have = __atomic_load_n(&page[i], __ATOMIC_RELAXED);
-		do {
-			ours = theirs ? nonzero_bytes(have ^ base[i]) : 0;
-			want = ~merged | (theirs & ~ours);
-			want = (have & ~want) | (host[i] & want);
-		} while (have != want &&
-			 !__atomic_compare_exchange_n(&page[i], &have, want, false,
-						      __ATOMIC_RELAXED, __ATOMIC_RELAXED));
-	}
-}
-
 /* @bit: number of the run's first page in the op. */
 static void carry_out_run(const struct dev_op *op, const struct dev_run *run, size_t bit)
 {
@@ -503,7 +395,7 @@ static void carry_out_run(const struct dev_op *op, const struct dev_run *run, si
 	char *data = page_at(run->mem, run->page), *host = run->host;
 	const char *base = run->limit ? run->base : host;
 	size_t bytes = (size_t)run->npages * GAIA_PAGE, at;
-	uint32_t i;
+	uint32_t i, w;
 
 	switch (op->kind) {
 	case DEV_COPY_IN:
@@ -520,8 +412,9 @@ static void carry_out_run(const struct dev_op *op, const struct dev_run *run, si
 	case DEV_PULL:
 		for (i = 0; i < run->npages; i++) {
 			at = (size_t)i * GAIA_PAGE;
-			pull_page((word_t *)(data + at), (const word_t *)(host + at),
-				  (const word_t *)(base + at), run->limit);
+			for (w = 0; w < GAIA_PAGE / sizeof(word_t); w++)
+				word_pull((word_t *)(data + at), (const word_t *)(host + at),
+					  (const word_t *)(base + at), run->limit, w);
 			arm_page(m, run->page + i, host + at);
 		}
 		break;
@@ -557,7 +450,7 @@ static uint64_t bus_bytes(const struct dev_op *op)
 	uint64_t bytes = 0;
 	unsigned i;
 
-	if (!uses_host(op->kind))
+	if (!device_uses_host(op->kind))
 		return 0;
 	for (i = 0; i < op->n; i++) {
 		bytes += (uint64_t)op->runs[i].npages * GAIA_PAGE;

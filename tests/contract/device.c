@@ -2,7 +2,8 @@
  * device.c - the contract of device/device.h, over every device.
  *
  * A test is written once, for a struct device, and run on each: the simulated device, as fast as it
- * can and with a slow bus, and the faulty layer with nothing armed.
+ * can and with a slow bus; the faulty layer with nothing armed; and, where CUDA is at hand to
+ * compile it, the CUDA device on a fake driver: copies by kernels, by the copy engine, and both.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -12,6 +13,9 @@
 #include "base/fault.h"
 #include "child.h"
 #include "device_io.h"
+#ifdef HAVE_CUDA
+#include "fake_cuda_api.h"
+#endif
 
 #define CHUNKS 8u
 
@@ -42,6 +46,42 @@ static void on_device(void (*test)(struct device *dev), struct device *dev)
 	dev->ops->destroy(dev);
 }
 
+#ifdef HAVE_CUDA
+/* With room for tables beside the chunks. */
+static struct device *new_cuda(uint32_t copy_from)
+{
+	const struct cuda_config config = { .capacity = CHUNKS * GAIA_CHUNK };
+	struct device *dev = NULL;
+
+	fake_cuda_start(2 * CHUNKS * GAIA_CHUNK);
+	cr_assert_eq(cuda_create(fake_cuda_api(), &config, copy_from, &dev), 0);
+	return dev;
+}
+
+static void on_cuda(void (*test)(struct device *dev), uint32_t copy_from)
+{
+	on_device(test, new_cuda(copy_from));
+	cr_assert_null(fake_cuda_violation(), "%s", fake_cuda_violation());
+	cr_assert_eq(fake_cuda_alive(true), 0);
+}
+
+#define EACH_CUDA(name)                               \
+	Test(cuda, name, .timeout = 60)               \
+	{                                             \
+		on_cuda(name, 8 * GAIA_PAGE);         \
+	}                                             \
+	Test(cuda_by_kernel, name, .timeout = 60)     \
+	{                                             \
+		on_cuda(name, UINT32_MAX);            \
+	}                                             \
+	Test(cuda_by_engine, name, .timeout = 60)     \
+	{                                             \
+		on_cuda(name, 1);                     \
+	}
+#else
+#define EACH_CUDA(name)
+#endif
+
 #define EACH_DEVICE(name)                                                  \
 	static void name(struct device *dev);                              \
 	Test(sim, name, .timeout = 60)                                     \
@@ -56,6 +96,7 @@ static void on_device(void (*test)(struct device *dev), struct device *dev)
 	{                                                                  \
 		on_device(name, new_faulty());                             \
 	}                                                                  \
+	EACH_CUDA(name)                                                    \
 	static void name(struct device *dev)
 
 static void must_free(struct devmem *mem)

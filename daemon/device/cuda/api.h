@@ -1,0 +1,67 @@
+/*
+ * api.h - what the CUDA device needs of CUDA: one table of functions.
+ *
+ * Filled by driver.c from the installed driver, through the statically linked CUDA runtime, so
+ * that no binary needs libcuda to start; by tests from a fake. The rest of the device calls
+ * nothing else of CUDA's.
+ */
+#ifndef GAIA_DEVICE_CUDA_API_H
+#define GAIA_DEVICE_CUDA_API_H
+
+#include "device/cuda/launch.h"
+
+#define CUDA_CALLS(X)                   \
+	X(cuInit)                       \
+	X(cuDeviceGetCount)             \
+	X(cuDeviceGet)                  \
+	X(cuDeviceGetUuid)              \
+	X(cuDeviceGetName)              \
+	X(cuDeviceGetAttribute)         \
+	X(cuDevicePrimaryCtxRetain)     \
+	X(cuDevicePrimaryCtxRelease)    \
+	X(cuCtxSetCurrent)              \
+	X(cuMemGetInfo)                 \
+	X(cuMemGetAllocationGranularity) \
+	X(cuMemCreate)                  \
+	X(cuMemRelease)                 \
+	X(cuMemExportToShareableHandle) \
+	X(cuMemAddressReserve)          \
+	X(cuMemAddressFree)             \
+	X(cuMemMap)                     \
+	X(cuMemUnmap)                   \
+	X(cuMemSetAccess)               \
+	X(cuMemAlloc)                   \
+	X(cuMemFree)                    \
+	X(cuMemHostAlloc)               \
+	X(cuMemFreeHost)                \
+	X(cuMemHostRegister)            \
+	X(cuMemHostUnregister)          \
+	X(cuMemHostGetDevicePointer)    \
+	X(cuMemcpyHtoDAsync)            \
+	X(cuMemcpyDtoHAsync)            \
+	X(cuMemsetD8Async)              \
+	X(cuStreamCreate)               \
+	X(cuStreamDestroy)              \
+	X(cuStreamSynchronize)          \
+	X(cuEventCreate)                \
+	X(cuEventDestroy)               \
+	X(cuEventRecord)                \
+	X(cuEventSynchronize)           \
+	X(cuGetErrorString)
+
+struct cuda_api {
+#define X(name) __typeof__(&name) name;
+	CUDA_CALLS(X)
+#undef X
+	__typeof__(&cuda_launch) launch;
+};
+
+/* The driver's; NULL, with a line in *@why (which stays valid), where there is none that is usable. */
+const struct cuda_api *cuda_driver(const char **why);
+
+/* device_cuda_create() with that table. @copy_from: runs of so many bytes and more are the copy
+ * engine's, shorter ones the kernels'; 0: calibrate. */
+int cuda_create(const struct cuda_api *api, const struct cuda_config *config, uint32_t copy_from,
+		struct device **out);
+
+#endif

@@ -1,0 +1,313 @@
+/*
+ * device.c - life and death of the CUDA device.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/thread.h"
+#include "device/cuda/internal.h"
+
+/* ---- errors ---- */
+
+static const char *error_text(const struct cuda_api *api, CUresult result)
+{
+	const char *text;
+
+	return api->cuGetErrorString(result, &text) ? "unknown error" : text;
+}
+
+/* Whatever the driver did not expect of itself: what the device holds cannot be trusted any more. */
+static void switch_off(struct cuda *cuda, CUresult result, const char *call)
+{
+	if (atomic_exchange(&cuda->off, true))
+		return;
+	log_error("device %s: %s: %s (error %d): %s", cuda->base.name, call,
+		  error_text(cuda->api, result), (int)result,
+		  cuda->created ? "switched off: what was released on it and not fetched yet is lost, the "
+				  "file system goes on without it; to use it again, mount again" :
+				  "it cannot be used");
+	pthread_mutex_lock(&cuda->lock);
+	pthread_cond_broadcast(&cuda->memory);
+	pthread_mutex_unlock(&cuda->lock);
+}
+
+int cuda_check(struct cuda *cuda, CUresult result, const char *call)
+{
+	if (result == CUDA_SUCCESS)
+		return 0;
+	switch_off(cuda, result, call);
+	return -EIO;
+}
+
+void cuda_ended(struct cuda *cuda, CUresult result, const char *call)
+{
+	if (result != CUDA_SUCCESS)
+		switch_off(cuda, result, call);
+}
+
+int cuda_enter(struct cuda *cuda)
+{
+	return cuda_check(cuda, cuda->api->cuCtxSetCurrent(cuda->context), "cuCtxSetCurrent");
+}
+
+/* ---- creation ---- */
+
+static int refuse(const struct cuda *cuda, const char *what)
+{
+	log_error("device %s: %s", cuda->base.name, what);
+	return -ENODEV;
+}
+
+static int attribute(struct cuda *cuda, CUdevice_attribute which, int *value)
+{
+	return cuda_check(cuda, cuda->api->cuDeviceGetAttribute(value, which, cuda->ordinal),
+			  "cuDeviceGetAttribute");
+}
+
+/* Can it do what is needed? */
+static int check_abilities(struct cuda *cuda)
+{
+	CUmemAllocationProp prop = {
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = cuda->ordinal },
+	};
+	int major, managed, descriptors;
+	size_t granularity;
+	int err;
+
+	err = attribute(cuda, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, &major);
+	if (!err)
+		err = attribute(cuda, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+				&managed);
+	if (!err)
+		err = attribute(cuda, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+				&descriptors);
+	if (err)
+		return err;
+	if (major < 8)
+		return refuse(cuda, "the GPU is older than compute capability 8.0 (Ampere)");
+	if (!managed || !descriptors)
+		return refuse(cuda, "the GPU or its driver cannot share memory between processes by descriptors");
+	err = cuda_check(cuda,
+			 cuda->api->cuMemGetAllocationGranularity(&granularity, &prop,
+								  CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+			 "cuMemGetAllocationGranularity");
+	if (err)
+		return err;
+	if (!granularity || GAIA_CHUNK % granularity)
+		return refuse(cuda, "the GPU's memory cannot be had in pieces of 2 MiB");
+	return 0;
+}
+
+static int choose_capacity(struct cuda *cuda, uint64_t wanted)
+{
+	size_t available, total;
+	int err = cuda_check(cuda, cuda->api->cuMemGetInfo(&available, &total), "cuMemGetInfo");
+
+	if (err)
+		return err;
+	cuda->base.capacity = ROUND_DOWN(wanted ? wanted : available / 5 * 4, GAIA_CHUNK);
+	if (cuda->base.capacity && cuda->base.capacity <= total)
+		return 0;
+	log_error("device %s: %" PRIu64 " bytes cannot be had: the GPU has %zu, %zu of them free",
+		  cuda->base.name, wanted, total, available);
+	return -EINVAL;
+}
+
+static int identify(struct cuda *cuda, unsigned index)
+{
+	CUuuid uuid;
+	int err, n;
+
+	snprintf(cuda->base.name, sizeof(cuda->base.name), "cuda%u", index);
+	snprintf(cuda->base.kind, sizeof(cuda->base.kind), "cuda");
+	err = cuda_check(cuda, cuda->api->cuDeviceGetCount(&n), "cuDeviceGetCount");
+	if (err)
+		return err;
+	if (index >= (unsigned)n) {
+		log_error("device %s: there are %d GPUs, numbered from 0", cuda->base.name, n);
+		return -ENODEV;
+	}
+	err = cuda_check(cuda, cuda->api->cuDeviceGet(&cuda->ordinal, (int)index), "cuDeviceGet");
+	if (!err)
+		err = cuda_check(cuda, cuda->api->cuDeviceGetUuid(&uuid, cuda->ordinal),
+				 "cuDeviceGetUuid");
+	if (!err)
+		memcpy(cuda->base.uuid, uuid.bytes, sizeof(cuda->base.uuid));
+	return err;
+}
+
+static int start_thread(struct cuda *cuda, pthread_t *thread, void *(*main)(void *))
+{
+	int err = -pthread_create(thread, NULL, main, cuda);
+
+	if (err)
+		log_error("device %s: cannot start a thread: %s", cuda->base.name, strerror(-err));
+	return err;
+}
+
+/* Lets those of the threads end that were started, in the order in which work passes through them. */
+static void stop_threads(struct cuda *cuda, unsigned started)
+{
+	pthread_mutex_lock(&cuda->lock);
+	cuda->stop = true;
+	pthread_cond_broadcast(&cuda->work);
+	pthread_cond_broadcast(&cuda->memory);
+	pthread_mutex_unlock(&cuda->lock);
+	if (started > 0)
+		pthread_join(cuda->issuer, NULL);
+	pthread_mutex_lock(&cuda->lock);
+	cuda->stop_completer = true;
+	pthread_cond_broadcast(&cuda->issued_cond);
+	pthread_mutex_unlock(&cuda->lock);
+	if (started > 1)
+		pthread_join(cuda->completer, NULL);
+	if (started > 2)
+		pthread_join(cuda->keeper, NULL);
+}
+
+static int start_threads(struct cuda *cuda)
+{
+	unsigned started = 0;
+	int err = start_thread(cuda, &cuda->issuer, cuda_issuer_main);
+
+	if (!err)
+		started++, err = start_thread(cuda, &cuda->completer, cuda_completer_main);
+	if (!err)
+		started++, err = start_thread(cuda, &cuda->keeper, cuda_keeper_main);
+	if (err)
+		stop_threads(cuda, started);
+	return err;
+}
+
+static void init_locks(struct cuda *cuda)
+{
+	pthread_mutex_init(&cuda->lock, NULL);
+	pthread_mutex_init(&cuda->armed_lock, NULL);
+	pthread_cond_init(&cuda->work, NULL);
+	pthread_cond_init(&cuda->issued_cond, NULL);
+	pthread_cond_init(&cuda->memory, NULL);
+	cuda->tail = &cuda->head;
+	STAILQ_INIT(&cuda->idle);
+	STAILQ_INIT(&cuda->issued);
+	SLIST_INIT(&cuda->ready);
+	SLIST_INIT(&cuda->stale);
+}
+
+static void free_cuda(struct cuda *cuda)
+{
+	pthread_cond_destroy(&cuda->memory);
+	pthread_cond_destroy(&cuda->issued_cond);
+	pthread_cond_destroy(&cuda->work);
+	pthread_mutex_destroy(&cuda->armed_lock);
+	pthread_mutex_destroy(&cuda->lock);
+	free(cuda);
+}
+
+static void cuda_destroy(struct device *dev)
+{
+	struct cuda *cuda = to_cuda(dev);
+
+	if (cuda->outstanding || cuda->n_live)
+		bug("device %s: destroyed with %u operations in flight and %u chunks allocated",
+		    dev->name, cuda->outstanding, cuda->n_live);
+	stop_threads(cuda, 3);
+	(void)cuda_enter(cuda); /* even without: what can be given back is */
+	cuda_host_forget(cuda);
+	cuda_queue_destroy(cuda);
+	cuda_memory_destroy(cuda);
+	cuda_ended(cuda, cuda->api->cuDevicePrimaryCtxRelease(cuda->ordinal),
+		   "cuDevicePrimaryCtxRelease");
+	free_cuda(cuda);
+}
+
+static const struct device_ops cuda_ops = {
+	.name = "cuda",
+	.alloc = cuda_alloc,
+	.free = cuda_free,
+	.export_fd = cuda_export_fd,
+	.submit = cuda_submit,
+	.host_slab = cuda_host_slab,
+	.destroy = cuda_destroy,
+};
+
+int cuda_create(const struct cuda_api *api, const struct cuda_config *config, uint32_t copy_from,
+		struct device **out)
+{
+	struct cuda *cuda = xcalloc(1, sizeof(*cuda));
+	int err;
+
+	cuda->api = api;
+	cuda->base.ops = &cuda_ops;
+	cuda->copy_from = copy_from;
+	init_locks(cuda);
+	err = identify(cuda, config->index);
+	if (!err)
+		err = check_abilities(cuda);
+	if (err)
+		goto free_cuda;
+	err = cuda_check(cuda, api->cuDevicePrimaryCtxRetain(&cuda->context, cuda->ordinal),
+			 "cuDevicePrimaryCtxRetain");
+	if (err)
+		goto free_cuda;
+	err = cuda_enter(cuda);
+	if (!err)
+		err = choose_capacity(cuda, config->capacity);
+	if (err)
+		goto release_context;
+	err = cuda_memory_init(cuda);
+	if (err)
+		goto release_context;
+	err = cuda_queue_init(cuda);
+	if (err)
+		goto destroy_memory;
+	err = start_threads(cuda);
+	if (err)
+		goto destroy_queue;
+	if (!copy_from)
+		err = cuda_calibrate(cuda);
+	if (err) {
+		cuda_destroy(&cuda->base);
+		return err;
+	}
+	cuda->created = true;
+	*out = &cuda->base;
+	return 0;
+
+destroy_queue:
+	cuda_queue_destroy(cuda);
+destroy_memory:
+	cuda_memory_destroy(cuda);
+release_context:
+	cuda_ended(cuda, api->cuDevicePrimaryCtxRelease(cuda->ordinal), "cuDevicePrimaryCtxRelease");
+free_cuda:
+	free_cuda(cuda);
+	return err;
+}
+
+int device_cuda_create(const struct cuda_config *config, struct device **out)
+{
+	const char *why;
+	const struct cuda_api *api = cuda_driver(&why);
+
+	if (api)
+		return cuda_create(api, config, 0, out);
+	log_error("device cuda%u: %s", config->index, why);
+	return -ENODEV;
+}
+
+unsigned device_cuda_count(const char **why)
+{
+	const struct cuda_api *api = cuda_driver(why);
+	int n = 0;
+
+	if (!api)
+		return 0;
+	*why = "the CUDA driver finds no GPU";
+	return api->cuDeviceGetCount(&n) == CUDA_SUCCESS && n > 0 ? (unsigned)n : 0;
+}

@@ -1,0 +1,70 @@
+/*
+ * driver.c - the table of functions, from the driver that is installed.
+ *
+ * The CUDA runtime is linked statically and loads the driver when it is first asked for something: so the
+ * daemon starts where there is none. Nothing here may run before the last fork().
+ */
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+
+#include "base/util.h"
+#include "device/cuda/api.h"
+
+/* What the entry points looked like in CUDA 12.0; a driver that is newer keeps them. */
+#define CUDA_VERSION_OF_CALLS 12000
+
+static const struct {
+	const char *name;
+	size_t offset; /* in struct cuda_api */
+} calls[] = {
+#define X(name) { #name, offsetof(struct cuda_api, name) },
+	CUDA_CALLS(X)
+#undef X
+};
+
+static const char *fill(struct cuda_api *api)
+{
+	static char text[160];
+	enum cudaDriverEntryPointQueryResult found;
+	cudaError_t err;
+	CUresult result;
+	void *function;
+
+	for (size_t i = 0; i < ARRAY_LEN(calls); i++) {
+		err = cudaGetDriverEntryPointByVersion(calls[i].name, &function, CUDA_VERSION_OF_CALLS,
+						       cudaEnableDefault, &found);
+		if (err == cudaErrorInsufficientDriver || err == cudaErrorStubLibrary)
+			return "no CUDA driver, or one that is older than CUDA " CUDA_BUILT_WITH;
+		if (err) {
+			snprintf(text, sizeof(text), "the CUDA runtime: %s", cudaGetErrorString(err));
+			return text;
+		}
+		if (found != cudaDriverEntryPointSuccess) {
+			snprintf(text, sizeof(text), "the CUDA driver is too old: it has no %s",
+				 calls[i].name);
+			return text;
+		}
+		*(void **)((char *)api + calls[i].offset) = function;
+	}
+	api->launch = cuda_launch;
+	result = api->cuInit(0);
+	if (result == CUDA_ERROR_NO_DEVICE)
+		return "the CUDA driver finds no GPU";
+	if (result == CUDA_SUCCESS)
+		return NULL;
+	snprintf(text, sizeof(text), "the CUDA driver does not start: error %d", (int)result);
+	return text;
+}
+
+const struct cuda_api *cuda_driver(const char **why)
+{
+	static struct cuda_api api;
+	static const char *fault;
+	static bool filled;
+
+	if (!filled)
+		fault = fill(&api);
+	filled = true;
+	*why = fault;
+	return fault ? NULL : &api;
+}

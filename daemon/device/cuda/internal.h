@@ -1,0 +1,187 @@
+/*
+ * internal.h - the CUDA device, as its files know it.
+ *
+ *	device.c	life; errors: who switches it off
+ *	memory.c	chunks: creating, pooling, scrubbing, exporting
+ *	queue.c		operations: from submit to done
+ *	host.c		home memory that is registered for DMA
+ *	calibrate.c	kernel or copy engine: from which length on
+ *
+ * Threads: the callers'; "issue", which turns operations into commands of the stream; "complete",
+ * which waits for them and calls done(); "keep", which keeps a few chunks ready. Commands of
+ * operations are all on one stream: so operations are carried out in order.
+ *
+ * Rules:
+ * 1. device->lock is a leaf, but for the driver's own locks: nothing of CUDA is called with it held.
+ * 2. A thread calls cuda_enter() before it calls the driver.
+ * 3. Each result of the driver goes through cuda_check() or cuda_ended(), or says why it may be anything.
+ */
+#ifndef GAIA_DEVICE_CUDA_INTERNAL_H
+#define GAIA_DEVICE_CUDA_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/queue.h>
+
+#include "base/util.h"
+#include "device/cuda/api.h"
+
+#define BATCH_ITEMS 512u
+#define BATCH_PAGES 16384u
+#define BATCH_STAGING GAIA_CHUNK /* bytes */
+#define BATCHES 6u
+
+/* One slot of the address range. */
+struct cuda_chunk {
+	struct devmem base;
+
+	/* Whoever has it: the maker, then the owner. */
+	CUmemGenericAllocationHandle handle;
+
+	/* device->lock */
+	enum chunk_state {
+		CHUNK_NONE,  /* nothing mapped */
+		CHUNK_BUSY,  /* being made, scrubbed or destroyed */
+		CHUNK_READY, /* on `ready`: mapped, scrubbed, nobody else knows of it */
+		CHUNK_STALE, /* on `stale`: as READY, but not scrubbed */
+		CHUNK_LIVE,  /* allocated */
+	} state;
+	bool exported;
+	unsigned in_flight; /* mentions in the runs of outstanding operations */
+	SLIST_ENTRY(cuda_chunk) link;
+};
+
+SLIST_HEAD(cuda_chunk_list, cuda_chunk);
+
+/* What is copied to host memory that is not registered, once it is in the staging buffer. */
+struct cuda_unstage {
+	void *to;
+	const void *from;
+	size_t bytes;
+};
+
+/*
+ * Commands of one operation, or of a part of it, that are waited for together. Idle, then the
+ * issuer's, then on `issued`, then the completer's.
+ */
+struct cuda_batch {
+	/* Constant. */
+	struct page_item *items; /* pinned */
+	CUdeviceptr device_items;
+	uint8_t *changed;	 /* pinned; of DEV_FIND_CHANGED */
+	CUdeviceptr device_changed;
+	char *staging;		 /* pinned */
+	CUdeviceptr device_staging;
+	CUevent event;
+
+	/* Its holder's. */
+	struct dev_op *op;
+	bool last;	 /* of its op */
+	bool recorded;	 /* the event; else the whole stream is waited for */
+	int err;
+	uint32_t n_items, n_pages, n_unstage;
+	uint32_t staged; /* bytes */
+	struct cuda_unstage unstage[BATCH_STAGING / GAIA_PAGE];
+	STAILQ_ENTRY(cuda_batch) link;
+};
+
+STAILQ_HEAD(cuda_batch_list, cuda_batch);
+
+struct cuda {
+	struct device base;
+
+	/* Constant after creation. */
+	const struct cuda_api *api;
+	CUdevice ordinal;
+	CUcontext context;
+	CUdeviceptr range;	/* n_chunks times GAIA_CHUNK, reserved */
+	unsigned n_chunks;
+	struct cuda_chunk *chunk; /* n_chunks */
+	CUstream stream;	/* of operations */
+	CUstream scrubber;	/* clears new memory */
+	uint32_t copy_from;	/* bytes: runs from this length on are the copy engine's */
+	struct cuda_batch batch[BATCHES];
+	pthread_t issuer, completer, keeper;
+	bool created;		/* by the end of cuda_create() */
+
+	atomic_bool off;	/* broken: everything fails from now on */
+	atomic_bool told_of_descriptors;
+
+	/* armed_lock: makes entries, which are constant once they are not 0. */
+	pthread_mutex_t armed_lock;
+	CUdeviceptr *armed;	/* hashes of ARMED_CHUNKS chunks each */
+
+	pthread_mutex_t lock;
+	/* lock. */
+	pthread_cond_t work;	/* for the issuer */
+	pthread_cond_t issued_cond;	/* for the completer */
+	pthread_cond_t memory;	/* chunks changed their state */
+	struct dev_op *head, **tail; /* not yet issued, oldest first */
+	unsigned outstanding;	/* submitted, and done() not yet called */
+	bool stop, stop_completer;
+	struct cuda_batch_list idle, issued;
+	struct cuda_chunk_list ready, stale;
+	unsigned n_ready, n_stale, n_live, n_busy; /* chunks; the rest is NONE */
+	unsigned hint;		/* where to look for a free slot */
+	bool physical_full;	/* the keeper does not try until something is freed */
+};
+
+static inline struct cuda *to_cuda(struct device *dev)
+{
+	return container_of(dev, struct cuda, base);
+}
+
+/* ---- device.c ---- */
+
+/* Makes the device's context the calling thread's. */
+int cuda_enter(struct cuda *cuda);
+
+/* 0, or -EIO after it switched the device off. @call: for people. */
+int cuda_check(struct cuda *cuda, CUresult result, const char *call);
+
+/* Of calls that end something, for which a broken device is no reason to say more. */
+void cuda_ended(struct cuda *cuda, CUresult result, const char *call);
+
+/* ---- memory.c ---- */
+
+/* Reserves the range and its tables. Logs. */
+int cuda_memory_init(struct cuda *cuda);
+/* No chunk is live. */
+void cuda_memory_destroy(struct cuda *cuda);
+void *cuda_keeper_main(void *arg);
+int cuda_alloc(struct device *dev, struct devmem **out);
+void cuda_free(struct device *dev, struct devmem *mem);
+int cuda_export_fd(struct device *dev, struct devmem *mem, bool write);
+
+/* The chunk of @mem if that is live memory of the device; NULL. @mem is not looked into. lock held. */
+struct cuda_chunk *cuda_find_live(struct cuda *cuda, const struct devmem *mem);
+CUdeviceptr cuda_page(struct cuda *cuda, const struct devmem *mem, uint32_t page);
+struct page_hash *cuda_armed(struct cuda *cuda, const struct devmem *mem, uint32_t page);
+
+/* ---- queue.c ---- */
+
+int cuda_queue_init(struct cuda *cuda);
+void cuda_queue_destroy(struct cuda *cuda);
+void *cuda_issuer_main(void *arg);
+void *cuda_completer_main(void *arg);
+int cuda_submit(struct device *dev, struct dev_op *op);
+
+/* ---- host.c ---- */
+
+void cuda_host_slab(struct device *dev, void *slab, bool there);
+
+/*
+ * The device's address of host memory that may be used up to the end of its slab; registers the slab
+ * if it was announced. 0: it is not registered and cannot be.
+ */
+CUdeviceptr cuda_host_address(struct cuda *cuda, const void *host);
+
+/* Ends the registrations that were made through this device. */
+void cuda_host_forget(struct cuda *cuda);
+
+/* ---- calibrate.c ---- */
+
+/* Sets cuda->copy_from. */
+int cuda_calibrate(struct cuda *cuda);
+
+#endif

@@ -1,0 +1,475 @@
+/*
+ * memory.c - chunks of GPU memory.
+ *
+ * Chunk i is mapped at a fixed place, slot i of one reserved address range, by an allocation
+ * of its own: only so can it be exported alone. A descriptor or a mapping of it in another process keeps its
+ * memory alive, and nothing can take it back. So a chunk that was ever exported is destroyed when it is
+ * freed, not used again: a client that said it let go of it may have lied, and must not see, or spoil,
+ * what others keep there next. What it still holds then is no longer part of the budget.
+ *
+ * Chunks that were never exported (snapshots, for the most part) are used again, scrubbed. Creating takes
+ * long, so the keeper has a few chunks ready; they count towards the capacity. New memory is
+ * scrubbed as well: a client gets all of a chunk, and the driver does not promise what is in it.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/thread.h"
+#include "device/cuda/internal.h"
+
+#define MAKE_AT_ONCE 16u /* chunks */
+#define READY_LOW 8u	 /* fewer ready: make some */
+#define READY_MOST 64u	 /* more are destroyed when they are freed */
+
+#define ARMED_CHUNKS 256u /* in an allocation of hashes */
+#define ARMED_BYTES (GAIA_CHUNK_PAGES * sizeof(struct page_hash))
+
+/* ---- addresses ---- */
+
+static unsigned slot_of(const struct cuda *cuda, const struct cuda_chunk *chunk)
+{
+	return (unsigned)(chunk - cuda->chunk);
+}
+
+static CUdeviceptr chunk_address(const struct cuda *cuda, unsigned slot)
+{
+	return cuda->range + (CUdeviceptr)slot * GAIA_CHUNK;
+}
+
+static CUdeviceptr armed_address(const struct cuda *cuda, unsigned slot)
+{
+	return cuda->armed[slot / ARMED_CHUNKS] + slot % ARMED_CHUNKS * ARMED_BYTES;
+}
+
+static const struct cuda_chunk *to_chunk(const struct devmem *mem)
+{
+	return container_of(mem, const struct cuda_chunk, base);
+}
+
+CUdeviceptr cuda_page(struct cuda *cuda, const struct devmem *mem, uint32_t page)
+{
+	return chunk_address(cuda, slot_of(cuda, to_chunk(mem))) + (CUdeviceptr)page * GAIA_PAGE;
+}
+
+struct page_hash *cuda_armed(struct cuda *cuda, const struct devmem *mem, uint32_t page)
+{
+	return (struct page_hash *)armed_address(cuda, slot_of(cuda, to_chunk(mem))) + page;
+}
+
+struct cuda_chunk *cuda_find_live(struct cuda *cuda, const struct devmem *mem)
+{
+	uintptr_t offset = (uintptr_t)mem - (uintptr_t)&cuda->chunk[0].base;
+	struct cuda_chunk *chunk;
+
+	if (offset % sizeof(*chunk) || offset / sizeof(*chunk) >= cuda->n_chunks)
+		return NULL;
+	chunk = &cuda->chunk[offset / sizeof(*chunk)];
+	return chunk->state == CHUNK_LIVE ? chunk : NULL;
+}
+
+/* ---- making and ending: the chunks are BUSY, no lock is held ---- */
+
+/* Of a call that may run out of memory, which is no reason to switch off. */
+static int check_memory(struct cuda *cuda, CUresult result, const char *call)
+{
+	return result == CUDA_ERROR_OUT_OF_MEMORY ? -ENOMEM : cuda_check(cuda, result, call);
+}
+
+static int make_armed(struct cuda *cuda, unsigned first, unsigned n)
+{
+	int err = 0;
+
+	pthread_mutex_lock(&cuda->armed_lock);
+	for (unsigned i = first / ARMED_CHUNKS; i <= (first + n - 1) / ARMED_CHUNKS && !err; i++)
+		if (!cuda->armed[i])
+			err = check_memory(cuda,
+					   cuda->api->cuMemAlloc(&cuda->armed[i],
+								 ARMED_CHUNKS * ARMED_BYTES),
+					   "cuMemAlloc");
+	pthread_mutex_unlock(&cuda->armed_lock);
+	return err;
+}
+
+/* Clears contents and hashes: nothing of a predecessor shows. Waits. */
+static int scrub(struct cuda *cuda, unsigned first, unsigned n)
+{
+	const struct cuda_api *api = cuda->api;
+	int err = cuda_check(cuda,
+			     api->cuMemsetD8Async(chunk_address(cuda, first), 0, (size_t)n * GAIA_CHUNK,
+						  cuda->scrubber),
+			     "cuMemsetD8Async");
+
+	for (unsigned i = first; i < first + n && !err; i++)
+		err = cuda_check(cuda,
+				 api->cuMemsetD8Async(armed_address(cuda, i), 0, ARMED_BYTES,
+						      cuda->scrubber),
+				 "cuMemsetD8Async");
+	/* In any case: what was queued must not come later. */
+	if (cuda_check(cuda, api->cuStreamSynchronize(cuda->scrubber), "cuStreamSynchronize"))
+		err = -EIO;
+	return err;
+}
+
+static void unmap(struct cuda *cuda, unsigned slot)
+{
+	cuda_ended(cuda, cuda->api->cuMemUnmap(chunk_address(cuda, slot), GAIA_CHUNK), "cuMemUnmap");
+	cuda_ended(cuda, cuda->api->cuMemRelease(cuda->chunk[slot].handle), "cuMemRelease");
+}
+
+static int create_and_map(struct cuda *cuda, unsigned slot)
+{
+	static const CUmemAllocationProp like = {
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+		.location.type = CU_MEM_LOCATION_TYPE_DEVICE,
+	};
+	CUmemAllocationProp prop = like;
+	struct cuda_chunk *chunk = &cuda->chunk[slot];
+	int err;
+
+	prop.location.id = cuda->ordinal;
+	err = check_memory(cuda, cuda->api->cuMemCreate(&chunk->handle, GAIA_CHUNK, &prop, 0),
+			   "cuMemCreate");
+	if (err)
+		return err;
+	err = check_memory(cuda,
+			   cuda->api->cuMemMap(chunk_address(cuda, slot), GAIA_CHUNK, 0, chunk->handle, 0),
+			   "cuMemMap");
+	if (err)
+		cuda_ended(cuda, cuda->api->cuMemRelease(chunk->handle), "cuMemRelease");
+	return err;
+}
+
+/* As many as there is memory for, from @first on, mapped and scrubbed; a negative errno if none. */
+static int make_chunks(struct cuda *cuda, unsigned first, unsigned n)
+{
+	const CUmemAccessDesc access = {
+		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = cuda->ordinal },
+		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+	};
+	unsigned made = 0;
+	int err = make_armed(cuda, first, n);
+
+	while (!err && made < n) {
+		err = create_and_map(cuda, first + made);
+		if (!err)
+			made++;
+	}
+	if (err && (err != -ENOMEM || !made))
+		goto unmap;
+	err = check_memory(cuda,
+			   cuda->api->cuMemSetAccess(chunk_address(cuda, first), (size_t)made * GAIA_CHUNK,
+						     &access, 1),
+			   "cuMemSetAccess");
+	if (!err)
+		err = scrub(cuda, first, made);
+	if (!err)
+		return (int)made;
+unmap:
+	while (made)
+		unmap(cuda, first + --made);
+	return err;
+}
+
+/* ---- states: lock held ---- */
+
+static bool all_in_use(const struct cuda *cuda)
+{
+	return cuda->n_ready + cuda->n_stale + cuda->n_live + cuda->n_busy == cuda->n_chunks;
+}
+
+/* Free slots that follow each other, BUSY from now on: up to @most of them, from *@first. 0: none. */
+static unsigned take_slots(struct cuda *cuda, unsigned most, unsigned *first)
+{
+	unsigned n = 0;
+
+	for (unsigned k = 0; k < cuda->n_chunks && !all_in_use(cuda); k++) {
+		unsigned i = (cuda->hint + k) % cuda->n_chunks;
+
+		if (cuda->chunk[i].state != CHUNK_NONE)
+			continue;
+		*first = i;
+		while (n < most && i < cuda->n_chunks && cuda->chunk[i].state == CHUNK_NONE) {
+			cuda->chunk[i++].state = CHUNK_BUSY;
+			n++;
+		}
+		cuda->hint = i % cuda->n_chunks;
+		break;
+	}
+	cuda->n_busy += n;
+	return n;
+}
+
+static void end_busy(struct cuda *cuda, struct cuda_chunk *chunk, enum chunk_state next)
+{
+	bug_on(chunk->state != CHUNK_BUSY);
+	chunk->state = next;
+	cuda->n_busy--;
+	if (next == CHUNK_READY) {
+		SLIST_INSERT_HEAD(&cuda->ready, chunk, link);
+		cuda->n_ready++;
+	} else if (next == CHUNK_STALE) {
+		SLIST_INSERT_HEAD(&cuda->stale, chunk, link);
+		cuda->n_stale++;
+	} else if (next == CHUNK_LIVE) {
+		cuda->n_live++;
+	}
+	pthread_cond_broadcast(&cuda->memory);
+}
+
+static struct cuda_chunk *take_listed(struct cuda *cuda, struct cuda_chunk_list *list, unsigned *n)
+{
+	struct cuda_chunk *chunk = SLIST_FIRST(list);
+
+	if (!chunk)
+		return NULL;
+	SLIST_REMOVE_HEAD(list, link);
+	--*n;
+	chunk->state = CHUNK_BUSY;
+	cuda->n_busy++;
+	return chunk;
+}
+
+/* ---- the keeper ---- */
+
+static bool wants_more(const struct cuda *cuda)
+{
+	return cuda->n_ready + cuda->n_stale < READY_LOW && !cuda->physical_full && !all_in_use(cuda);
+}
+
+/* lock held, and let go of meanwhile. */
+static void scrub_stale(struct cuda *cuda)
+{
+	struct cuda_chunk *chunk = take_listed(cuda, &cuda->stale, &cuda->n_stale);
+	int err;
+
+	pthread_mutex_unlock(&cuda->lock);
+	err = scrub(cuda, slot_of(cuda, chunk), 1);
+	pthread_mutex_lock(&cuda->lock);
+	end_busy(cuda, chunk, err ? CHUNK_STALE : CHUNK_READY);
+}
+
+static void make_ready(struct cuda *cuda)
+{
+	unsigned first = 0, n = take_slots(cuda, MAKE_AT_ONCE, &first);
+	int made;
+
+	pthread_mutex_unlock(&cuda->lock);
+	made = make_chunks(cuda, first, n);
+	pthread_mutex_lock(&cuda->lock);
+	if (made == -ENOMEM)
+		cuda->physical_full = true;
+	for (unsigned i = 0; i < n; i++)
+		end_busy(cuda, &cuda->chunk[first + i], (int)i < made ? CHUNK_READY : CHUNK_NONE);
+}
+
+void *cuda_keeper_main(void *arg)
+{
+	struct cuda *cuda = arg;
+
+	thread_set_name("cuda-keep");
+	if (cuda_enter(cuda))
+		return NULL;
+	pthread_mutex_lock(&cuda->lock);
+	while (!cuda->stop && !atomic_load(&cuda->off)) {
+		if (cuda->n_stale)
+			scrub_stale(cuda);
+		else if (wants_more(cuda))
+			make_ready(cuda);
+		else
+			pthread_cond_wait(&cuda->memory, &cuda->lock);
+	}
+	pthread_mutex_unlock(&cuda->lock);
+	return NULL;
+}
+
+/* ---- the contract ---- */
+
+/* A BUSY chunk that needs no more work; lock held, and let go of meanwhile. */
+static int get_chunk(struct cuda *cuda, struct cuda_chunk **out)
+{
+	bool full = false; /* the GPU, not only our part of it */
+	unsigned slot;
+	int err;
+
+	while (!atomic_load(&cuda->off)) {
+		*out = take_listed(cuda, &cuda->ready, &cuda->n_ready);
+		if (*out)
+			return 0;
+		*out = take_listed(cuda, &cuda->stale, &cuda->n_stale);
+		if (*out) {
+			pthread_mutex_unlock(&cuda->lock);
+			err = scrub(cuda, slot_of(cuda, *out), 1);
+			pthread_mutex_lock(&cuda->lock);
+			if (err)
+				end_busy(cuda, *out, CHUNK_STALE);
+			return err;
+		}
+		if (!full && take_slots(cuda, 1, &slot)) {
+			pthread_mutex_unlock(&cuda->lock);
+			err = make_chunks(cuda, slot, 1);
+			pthread_mutex_lock(&cuda->lock);
+			*out = &cuda->chunk[slot];
+			if (err > 0)
+				return 0;
+			end_busy(cuda, *out, CHUNK_NONE);
+			if (err != -ENOMEM)
+				return err;
+			full = true;
+		} else if (cuda->n_busy) {
+			/* May be ready next. */
+			pthread_cond_wait(&cuda->memory, &cuda->lock);
+		} else {
+			return -ENOMEM;
+		}
+	}
+	return -ENODEV;
+}
+
+int cuda_alloc(struct device *dev, struct devmem **out)
+{
+	struct cuda *cuda = to_cuda(dev);
+	struct cuda_chunk *chunk;
+	int err;
+
+	if (atomic_load(&cuda->off))
+		return -ENODEV;
+	err = cuda_enter(cuda);
+	if (err)
+		return err;
+	pthread_mutex_lock(&cuda->lock);
+	err = get_chunk(cuda, &chunk);
+	if (!err) {
+		chunk->base.dev = dev;
+		chunk->base.generation = device_new_generation();
+		chunk->exported = false;
+		end_busy(cuda, chunk, CHUNK_LIVE);
+		*out = &chunk->base;
+	}
+	pthread_mutex_unlock(&cuda->lock);
+	return err;
+}
+
+void cuda_free(struct device *dev, struct devmem *mem)
+{
+	struct cuda *cuda = to_cuda(dev);
+	struct cuda_chunk *chunk;
+	bool again;
+
+	pthread_mutex_lock(&cuda->lock);
+	chunk = cuda_find_live(cuda, mem);
+	if (!chunk)
+		bug("device %s: free of memory that it does not have: %p", dev->name, (void *)mem);
+	if (chunk->in_flight)
+		bug("device %s: free of chunk %" PRIu64 " with operations in flight", dev->name,
+		    mem->generation);
+	again = !chunk->exported && cuda->n_ready + cuda->n_stale < READY_MOST;
+	chunk->state = CHUNK_BUSY;
+	cuda->n_live--;
+	cuda->n_busy++;
+	if (again)
+		end_busy(cuda, chunk, CHUNK_STALE);
+	pthread_mutex_unlock(&cuda->lock);
+	if (again)
+		return;
+
+	(void)cuda_enter(cuda); /* even without: what can be given back is */
+	unmap(cuda, slot_of(cuda, chunk));
+	pthread_mutex_lock(&cuda->lock);
+	cuda->physical_full = false;
+	end_busy(cuda, chunk, CHUNK_NONE);
+	pthread_mutex_unlock(&cuda->lock);
+}
+
+/* The driver does not say so, but that is what it lacks when it cannot make a descriptor. */
+static int no_descriptor(struct cuda *cuda)
+{
+	if (!atomic_exchange(&cuda->told_of_descriptors, true))
+		log_warn("device %s: cannot export memory: probably out of descriptors: raise the limit of open files",
+			 cuda->base.name);
+	return -EMFILE;
+}
+
+int cuda_export_fd(struct device *dev, struct devmem *mem, bool write)
+{
+	struct cuda *cuda = to_cuda(dev);
+	struct cuda_chunk *chunk;
+	CUresult result;
+	int fd = -1, err;
+
+	/* Whoever imports memory decides about access to it. */
+	if (!write)
+		return -ENOTSUP;
+	if (atomic_load(&cuda->off))
+		return -ENODEV;
+	pthread_mutex_lock(&cuda->lock);
+	chunk = cuda_find_live(cuda, mem);
+	if (chunk)
+		chunk->exported = true;
+	pthread_mutex_unlock(&cuda->lock);
+	if (!chunk)
+		return -EINVAL;
+	err = cuda_enter(cuda);
+	if (err)
+		return err;
+	result = cuda->api->cuMemExportToShareableHandle(
+		&fd, chunk->handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+	if (result == CUDA_ERROR_OPERATING_SYSTEM || result == CUDA_ERROR_OUT_OF_MEMORY)
+		return no_descriptor(cuda);
+	err = cuda_check(cuda, result, "cuMemExportToShareableHandle");
+	if (err)
+		return err;
+	if (fcntl(fd, F_SETFD, FD_CLOEXEC)) {
+		err = -errno;
+		close(fd);
+		return err;
+	}
+	return fd;
+}
+
+/* ---- life ---- */
+
+int cuda_memory_init(struct cuda *cuda)
+{
+	int err;
+
+	cuda->n_chunks = (unsigned)(cuda->base.capacity / GAIA_CHUNK);
+	err = cuda_check(cuda,
+			 cuda->api->cuMemAddressReserve(&cuda->range, cuda->base.capacity, GAIA_CHUNK, 0, 0),
+			 "cuMemAddressReserve");
+	if (err)
+		return err;
+	err = cuda_check(cuda, cuda->api->cuStreamCreate(&cuda->scrubber, CU_STREAM_NON_BLOCKING),
+			 "cuStreamCreate");
+	if (err) {
+		cuda_ended(cuda, cuda->api->cuMemAddressFree(cuda->range, cuda->base.capacity),
+			   "cuMemAddressFree");
+		return err;
+	}
+	cuda->chunk = xcalloc(cuda->n_chunks, sizeof(*cuda->chunk));
+	cuda->armed = xcalloc((cuda->n_chunks + ARMED_CHUNKS - 1) / ARMED_CHUNKS, sizeof(*cuda->armed));
+	return 0;
+}
+
+void cuda_memory_destroy(struct cuda *cuda)
+{
+	for (unsigned i = 0; i < cuda->n_chunks; i++) {
+		enum chunk_state state = cuda->chunk[i].state;
+
+		bug_on(state == CHUNK_BUSY || state == CHUNK_LIVE);
+		if (state != CHUNK_NONE)
+			unmap(cuda, i);
+	}
+	for (unsigned i = 0; i < (cuda->n_chunks + ARMED_CHUNKS - 1) / ARMED_CHUNKS; i++)
+		if (cuda->armed[i])
+			cuda_ended(cuda, cuda->api->cuMemFree(cuda->armed[i]), "cuMemFree");
+	cuda_ended(cuda, cuda->api->cuStreamDestroy(cuda->scrubber), "cuStreamDestroy");
+	cuda_ended(cuda, cuda->api->cuMemAddressFree(cuda->range, cuda->base.capacity),
+		   "cuMemAddressFree");
+	free(cuda->armed);
+	free(cuda->chunk);
+}

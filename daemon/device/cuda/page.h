@@ -1,0 +1,156 @@
+/*
+ * page.h - what the kernels do to pages, for nvcc and for gcc.
+ *
+ * A warp works on a page. The functions here are what one of its 32 lanes does, without what
+ * lanes say to each other: kernels.cu adds that with shuffles, the tests with loops.
+ *
+ * The hash of a page is XXH3_128bits() of its 4096 bytes, as on the simulated device, cut up
+ * for a warp: XXH3 takes in 64-byte stripes, eight words a stripe, each into an accumulator of its
+ * own, by adding; only every 16 stripes (a block) are the accumulators scrambled. So the stripes of
+ * a block can be taken in in any order, and lanes add up eight words' worth of four stripes each.
+ */
+#ifndef GAIA_DEVICE_CUDA_PAGE_H
+#define GAIA_DEVICE_CUDA_PAGE_H
+
+#include "device/word.h"
+#include "gaia/protocol.h"
+
+#define PAGE_LANES 32u
+#define PAGE_WORDS (GAIA_PAGE / 8u)
+
+#ifdef __CUDACC__
+#define PAGE_TABLE static __constant__ const
+#else
+#define PAGE_TABLE static const
+#endif
+
+/* Armed or not; 0, 0: never armed. */
+struct page_hash {
+	word_t low, high;
+};
+
+/* Consecutive pages of a chunk: what a kernel is told of a run, or of a part of one. */
+struct page_item {
+	void *page;		    /* on the device */
+	void *other;		    /* COPY_*: the other end; PULL: host */
+	const void *base;	    /* PULL */
+	struct page_hash *armed;    /* of the pages */
+	const struct page_hash *other_armed; /* COPY_WITHIN */
+	uint32_t first;		    /* number of its first page among those of all items */
+	uint32_t limit;		    /* PULL, ZERO */
+};
+
+/* The item that page number @number belongs to. Items ascend; @n > 0. */
+DEVICE_INLINE const struct page_item *page_find_item(const struct page_item *items, uint32_t n,
+						     uint32_t number)
+{
+	uint32_t low = 0, high = n;
+
+	while (high - low > 1) {
+		uint32_t middle = low + (high - low) / 2;
+
+		if (items[middle].first <= number)
+			low = middle;
+		else
+			high = middle;
+	}
+	return &items[low];
+}
+
+/* ---- the hash ---- */
+
+#define HASH_LANES 8u		/* accumulators */
+#define HASH_BLOCKS 4u		/* of 1024 bytes */
+#define HASH_STRIPES 16u	/* in a block */
+
+/* XXH3's default secret, as the words in which it is used here. */
+PAGE_TABLE word_t hash_keys[24] = {
+	0xbe4ba423396cfeb8, 0x1cad21f72c81017c, 0xdb979083e96dd4de, 0x1f67b3b7a4a44072,
+	0x78e5c0cc4ee679cb, 0x2172ffcc7dd05a82, 0x8e2443f7744608b8, 0x4c263a81e69035e0,
+	0xcb00c391bb52283c, 0xa32e531b8b65d088, 0x4ef90da297486471, 0xd8acdea946ef1938,
+	0x3f349ce33f76faa8, 0x1d4f0bc7c7bbdcf9, 0x3159b4cd4be0518a, 0x647378d9c97e9fc8,
+	0xc3ebd33483acc5ea, 0xeb6313faffa081c5, 0x49daf0b751dd0d17, 0x9e68d429265516d3,
+	0xfca1477d58be162b, 0xce31d07ad1b8f88f, 0x280416958f3acb45, 0x7e404bbbcafbd7af,
+};
+/* At byte 121: for the last stripe. */
+PAGE_TABLE word_t hash_last_keys[HASH_LANES] = {
+	0xea647378d9c97e9f, 0xc5c3ebd33483acc5, 0x17eb6313faffa081, 0xd349daf0b751dd0d,
+	0x2b9e68d429265516, 0x8ffca1477d58be16, 0x45ce31d07ad1b8f8, 0xaf280416958f3acb,
+};
+/* At byte 11: for the low half of the result; at 117, for the high half. */
+PAGE_TABLE word_t hash_low_keys[HASH_LANES] = {
+	0x6dd4de1cad21f72c, 0xa44072db979083e9, 0xe679cb1f67b3b7a4, 0xd05a8278e5c0cc4e,
+	0x4608b82172ffcc7d, 0x9035e08e2443f774, 0x52283c4c263a81e6, 0x65d088cb00c391bb,
+};
+PAGE_TABLE word_t hash_high_keys[HASH_LANES] = {
+	0xd9c97e9fc83159b4, 0x3483acc5ea647378, 0xfaffa081c5c3ebd3, 0xb751dd0d17eb6313,
+	0x29265516d349daf0, 0x7d58be162b9e68d4, 0x7ad1b8f88ffca147, 0x958f3acb45ce31d0,
+};
+PAGE_TABLE word_t hash_start[HASH_LANES] = {
+	0x00000000c2b2ae3d, 0x9e3779b185ebca87, 0xc2b2ae3d27d4eb4f, 0x165667b19e3779f9,
+	0x85ebca77c2b2ae63, 0x0000000085ebca77, 0x27d4eb2f165667c5, 0x000000009e3779b1,
+};
+
+/* What a lane adds: the products to accumulator lane % 8, the words to its neighbour, that with
+ * the last bit flipped. */
+struct hash_part {
+	word_t products, words;
+};
+
+/* A lane's part of a block: stripes lane / 8, and every fourth after it. */
+DEVICE_INLINE struct hash_part hash_block(const word_t *page, uint32_t block, uint32_t lane)
+{
+	uint32_t accumulator = lane % HASH_LANES, stripe = lane / HASH_LANES;
+	struct hash_part part = { 0, 0 };
+
+	for (; stripe < HASH_STRIPES; stripe += PAGE_LANES / HASH_LANES) {
+		bool last = block == HASH_BLOCKS - 1 && stripe == HASH_STRIPES - 1;
+		word_t word = page[(block * HASH_STRIPES + stripe) * HASH_LANES + accumulator];
+		word_t x = word ^ (last ? hash_last_keys[accumulator] :
+					  hash_keys[stripe + accumulator]);
+
+		part.products += (x & 0xffffffff) * (x >> 32);
+		part.words += word;
+	}
+	return part;
+}
+
+/* Between blocks. */
+DEVICE_INLINE word_t hash_scramble(word_t value, uint32_t accumulator)
+{
+	return (value ^ (value >> 47) ^ hash_keys[16 + accumulator]) * 0x9e3779b1;
+}
+
+DEVICE_INLINE word_t hash_fold(word_t a, word_t b)
+{
+#ifdef __CUDACC__
+	return (a * b) ^ __umul64hi(a, b);
+#else
+	unsigned __int128 product = (unsigned __int128)a * b;
+
+	return (word_t)product ^ (word_t)(product >> 64);
+#endif
+}
+
+DEVICE_INLINE word_t hash_merge(const word_t *accumulators, const word_t *keys, word_t start)
+{
+	for (uint32_t i = 0; i < HASH_LANES; i += 2)
+		start += hash_fold(accumulators[i] ^ keys[i], accumulators[i + 1] ^ keys[i + 1]);
+	start = (start ^ (start >> 37)) * 0x165667919e3779f9;
+	return start ^ (start >> 32);
+}
+
+/* The hash of the page from the accumulators after the last block, which is not scrambled. */
+DEVICE_INLINE struct page_hash hash_end(const word_t *accumulators)
+{
+	const word_t length = GAIA_PAGE;
+	struct page_hash hash;
+
+	hash.low = hash_merge(accumulators, hash_low_keys, length * 0x9e3779b185ebca87);
+	hash.high = hash_merge(accumulators, hash_high_keys, ~(length * 0xc2b2ae3d27d4eb4f));
+	if (!hash.low && !hash.high)
+		hash.low = 1; /* zeros mean that there is none */
+	return hash;
+}
+
+#endif

@@ -1,0 +1,466 @@
+/*
+ * queue.c - operations of the CUDA device, from submit to done.
+ *
+ * The issuer takes operations in order and turns each into one batch of commands or more. Copies of
+ * long runs are the copy engine's. All else of a batch becomes items of one kernel, which reads
+ * and writes registered host memory itself, across the bus: so scattered pages cost one launch.
+ * Host memory that is not registered goes through the batch's pinned staging buffer.
+ *
+ * A run is cut where its host memory leaves a slab, that is, maybe, a registration.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/thread.h"
+#include "device/cuda/internal.h"
+
+/* ---- the submitter's side ---- */
+
+/* lock held. */
+static const char *memory_fault(struct cuda *cuda, const struct dev_op *op)
+{
+	for (unsigned i = 0; i < op->n; i++) {
+		if (!cuda_find_live(cuda, op->runs[i].mem))
+			return "memory that is not the device's";
+		if (op->kind == DEV_COPY_WITHIN && !cuda_find_live(cuda, op->runs[i].other))
+			return "a source that is not the device's";
+	}
+	return NULL;
+}
+
+/* lock held. Memory in flight cannot be freed. */
+static void mark_in_flight(struct cuda *cuda, const struct dev_op *op, int by)
+{
+	for (unsigned i = 0; i < op->n; i++) {
+		cuda_find_live(cuda, op->runs[i].mem)->in_flight += (unsigned)by;
+		if (op->kind == DEV_COPY_WITHIN)
+			cuda_find_live(cuda, op->runs[i].other)->in_flight += (unsigned)by;
+	}
+}
+
+int cuda_submit(struct device *dev, struct dev_op *op)
+{
+	struct cuda *cuda = to_cuda(dev);
+	const char *fault = device_op_fault(op);
+
+	if (atomic_load(&cuda->off))
+		return -ENODEV;
+	pthread_mutex_lock(&cuda->lock);
+	if (!fault)
+		fault = memory_fault(cuda, op);
+	if (fault) {
+		pthread_mutex_unlock(&cuda->lock);
+		log_error("device %s: refused to %s: %s", dev->name, device_kind_name(op->kind), fault);
+		return -EINVAL;
+	}
+	mark_in_flight(cuda, op, 1);
+	cuda->outstanding++;
+	op->next = NULL;
+	*cuda->tail = op;
+	cuda->tail = &op->next;
+	pthread_cond_signal(&cuda->work);
+	pthread_mutex_unlock(&cuda->lock);
+	return 0;
+}
+
+/* ---- the issuer's side ---- */
+
+/* An operation on its way into batches. */
+struct issue {
+	struct cuda *cuda;
+	struct dev_op *op;
+	struct cuda_batch *batch; /* being filled; NULL */
+	int err;		  /* nothing more is issued */
+	bool ended;		  /* the last batch is on its way */
+};
+
+/* Pinned host memory. */
+struct place {
+	void *host;	    /* NULL: there is none */
+	CUdeviceptr device; /* its address there */
+};
+
+static struct cuda_batch *take_idle(struct cuda *cuda)
+{
+	struct cuda_batch *b;
+
+	pthread_mutex_lock(&cuda->lock);
+	while (!(b = STAILQ_FIRST(&cuda->idle)))
+		pthread_cond_wait(&cuda->work, &cuda->lock);
+	STAILQ_REMOVE_HEAD(&cuda->idle, link);
+	pthread_mutex_unlock(&cuda->lock);
+	b->recorded = b->last = false;
+	b->err = 0;
+	b->n_items = b->n_pages = b->n_unstage = b->staged = 0;
+	return b;
+}
+
+static void need_batch(struct issue *is)
+{
+	if (!is->batch)
+		is->batch = take_idle(is->cuda);
+}
+
+static int launch(struct cuda *cuda, struct cuda_batch *b, enum dev_kind kind)
+{
+	const struct cuda_api *api = cuda->api;
+	int err;
+
+	if (!b->n_items)
+		return 0;
+	err = cuda_check(cuda,
+			 api->cuMemcpyHtoDAsync(b->device_items, b->items,
+						b->n_items * sizeof(*b->items), cuda->stream),
+			 "cuMemcpyHtoDAsync");
+	if (err)
+		return err;
+	return cuda_check(cuda,
+			  api->launch(kind, (const struct page_item *)b->device_items, b->n_items,
+				      b->n_pages, (uint8_t *)b->device_changed, cuda->stream),
+			  "launching a kernel");
+}
+
+/* Hands the batch to the completer, with its kernel. Of a failed operation it is the last. */
+static void flush(struct issue *is, bool last)
+{
+	struct cuda *cuda = is->cuda;
+	struct cuda_batch *b = is->batch;
+
+	if (!is->err)
+		is->err = launch(cuda, b, is->op->kind);
+	if (!is->err)
+		is->err = cuda_check(cuda, cuda->api->cuEventRecord(b->event, cuda->stream),
+				     "cuEventRecord");
+	b->op = is->op;
+	b->err = is->err;
+	b->recorded = !is->err;
+	b->last = is->ended = last || is->err;
+	is->batch = NULL;
+	pthread_mutex_lock(&cuda->lock);
+	STAILQ_INSERT_TAIL(&cuda->issued, b, link);
+	pthread_cond_signal(&cuda->issued_cond);
+	pthread_mutex_unlock(&cuda->lock);
+}
+
+static uint32_t pages_to_slab_end(const void *host)
+{
+	return (uint32_t)((GAIA_CHUNK - ((uintptr_t)host & (GAIA_CHUNK - 1))) / GAIA_PAGE);
+}
+
+static struct place stage(struct cuda_batch *b, uint32_t n)
+{
+	struct place place = { b->staging + b->staged, b->device_staging + b->staged };
+
+	b->staged += n * GAIA_PAGE;
+	return place;
+}
+
+/* Has host memory that is not registered where the device finds it. */
+static void bring(struct cuda_batch *b, struct place *place, const void *host, uint32_t n)
+{
+	if (place->host)
+		return;
+	*place = stage(b, n);
+	memcpy(place->host, host, (size_t)n * GAIA_PAGE);
+}
+
+/* Has what the device will put there copied to host memory that is not registered. */
+static void take_away(struct cuda_batch *b, struct place *place, void *host, uint32_t n)
+{
+	if (place->host)
+		return;
+	*place = stage(b, n);
+	b->unstage[b->n_unstage++] = (struct cuda_unstage){ .to = host, .from = place->host,
+							    .bytes = (size_t)n * GAIA_PAGE };
+}
+
+static int copy_by_engine(struct cuda *cuda, enum dev_kind kind, const struct page_item *item,
+			  const struct place *place, uint32_t n)
+{
+	const struct cuda_api *api = cuda->api;
+	size_t bytes = (size_t)n * GAIA_PAGE;
+	int err;
+
+	if (kind == DEV_COPY_OUT)
+		return cuda_check(cuda,
+				  api->cuMemcpyDtoHAsync(place->host, (CUdeviceptr)item->page, bytes,
+							 cuda->stream),
+				  "cuMemcpyDtoHAsync");
+	err = cuda_check(cuda,
+			 api->cuMemcpyHtoDAsync((CUdeviceptr)item->page, place->host, bytes, cuda->stream),
+			 "cuMemcpyHtoDAsync");
+	if (err)
+		return err;
+	return cuda_check(cuda,
+			  api->cuMemsetD8Async((CUdeviceptr)item->armed, 0, n * sizeof(*item->armed),
+					       cuda->stream),
+			  "cuMemsetD8Async");
+}
+
+/* Looks a run's host memory up: where it is pinned, and how many of @n pages may be taken at once. */
+static uint32_t find_host(struct cuda *cuda, const void *first, uint32_t at, uint32_t n,
+			  const void **host, struct place *place)
+{
+	*host = (const char *)first + (size_t)at * GAIA_PAGE;
+	place->device = cuda_host_address(cuda, *host);
+	place->host = place->device ? (void *)*host : NULL;
+	return MIN(n, pages_to_slab_end(*host));
+}
+
+/*
+ * Adds pages @at and following of the run to the batch: how many. 0: there is no room for more, or
+ * an error.
+ */
+static uint32_t add_pages(struct issue *is, const struct dev_run *run, uint32_t at)
+{
+	struct cuda *cuda = is->cuda;
+	struct cuda_batch *b = is->batch;
+	enum dev_kind kind = is->op->kind;
+	bool has_host = device_uses_host(kind), has_base = kind == DEV_PULL && run->limit;
+	uint32_t n = MIN(run->npages - at, BATCH_PAGES - b->n_pages), unstaged = 0;
+	struct place host_place = { NULL, 0 }, base_place = { NULL, 0 };
+	const void *host = NULL, *base = NULL;
+	struct page_item item = {
+		.page = (void *)cuda_page(cuda, run->mem, run->page + at),
+		.armed = cuda_armed(cuda, run->mem, run->page + at),
+		.first = b->n_pages,
+		.limit = run->limit,
+	};
+
+	if (b->n_items == BATCH_ITEMS)
+		return 0;
+	if (has_host) {
+		n = find_host(cuda, run->host, at, n, &host, &host_place);
+		unstaged += !host_place.host;
+	}
+	if (has_base) {
+		n = find_host(cuda, run->base, at, n, &base, &base_place);
+		unstaged += !base_place.host;
+	}
+	if (unstaged)
+		n = MIN(n, (BATCH_STAGING - b->staged) / GAIA_PAGE / unstaged);
+	if (!n)
+		return 0;
+	if (kind == DEV_COPY_OUT)
+		take_away(b, &host_place, (void *)host, n);
+	else if (has_host)
+		bring(b, &host_place, host, n);
+	if (has_base)
+		bring(b, &base_place, base, n);
+	if (kind != DEV_PULL && has_host && n * GAIA_PAGE >= cuda->copy_from) {
+		is->err = copy_by_engine(cuda, kind, &item, &host_place, n);
+		return is->err ? 0 : n;
+	}
+	if (kind == DEV_COPY_WITHIN) {
+		item.other = (void *)cuda_page(cuda, run->other, run->page + at);
+		item.other_armed = cuda_armed(cuda, run->other, run->page + at);
+	} else {
+		item.other = (void *)host_place.device;
+		item.base = (void *)base_place.device;
+	}
+	b->items[b->n_items++] = item;
+	b->n_pages += n;
+	return n;
+}
+
+static void issue(struct cuda *cuda, struct dev_op *op)
+{
+	struct issue is = { .cuda = cuda, .op = op, .err = atomic_load(&cuda->off) ? -EIO : 0 };
+	uint32_t at, n;
+
+	for (unsigned i = 0; i < op->n && !is.err; i++) {
+		for (at = 0; at < op->runs[i].npages && !is.err; at += n) {
+			need_batch(&is);
+			n = add_pages(&is, &op->runs[i], at);
+			if (!n && !is.err)
+				flush(&is, false);
+		}
+	}
+	if (is.ended)
+		return;
+	need_batch(&is);
+	flush(&is, true);
+}
+
+void *cuda_issuer_main(void *arg)
+{
+	struct cuda *cuda = arg;
+	struct dev_op *op;
+
+	thread_set_name("cuda-issue");
+	(void)cuda_enter(cuda); /* if not, each operation fails */
+	pthread_mutex_lock(&cuda->lock);
+	for (;;) {
+		while (!cuda->head && !cuda->stop)
+			pthread_cond_wait(&cuda->work, &cuda->lock);
+		op = cuda->head;
+		if (!op)
+			break;
+		cuda->head = op->next;
+		if (!cuda->head)
+			cuda->tail = &cuda->head;
+		pthread_mutex_unlock(&cuda->lock);
+		issue(cuda, op);
+		pthread_mutex_lock(&cuda->lock);
+	}
+	pthread_mutex_unlock(&cuda->lock);
+	return NULL;
+}
+
+/* ---- the completer's side ---- */
+
+/* Waits until nothing of the batch is under way any more: whether it was carried out. */
+static int wait_for(struct cuda *cuda, struct cuda_batch *b)
+{
+	if (b->recorded)
+		return cuda_check(cuda, cuda->api->cuEventSynchronize(b->event), "cuEventSynchronize");
+	/* What failed on the way has been said, and switched the device off. */
+	(void)cuda->api->cuStreamSynchronize(cuda->stream);
+	return b->err;
+}
+
+/* What is left to do on the CPU. @bit: number of the batch's first page in the operation. */
+static void finish(struct cuda_batch *b, uint64_t bit)
+{
+	for (uint32_t i = 0; i < b->n_unstage; i++)
+		memcpy(b->unstage[i].to, b->unstage[i].from, b->unstage[i].bytes);
+	if (b->op->kind != DEV_FIND_CHANGED)
+		return;
+	for (uint32_t i = 0; i < b->n_pages; i++, bit++)
+		if (b->changed[i])
+			b->op->changed[bit / 64] |= 1ull << (bit % 64);
+}
+
+static void put_idle(struct cuda *cuda, struct cuda_batch *b)
+{
+	pthread_mutex_lock(&cuda->lock);
+	STAILQ_INSERT_TAIL(&cuda->idle, b, link);
+	if (b->last) {
+		mark_in_flight(cuda, b->op, -1);
+		cuda->outstanding--;
+	}
+	pthread_cond_signal(&cuda->work);
+	pthread_mutex_unlock(&cuda->lock);
+}
+
+void *cuda_completer_main(void *arg)
+{
+	struct cuda *cuda = arg;
+	uint64_t bit = 0; /* these two are of the operation whose batches come */
+	int failed = 0;
+
+	thread_set_name("cuda-complete");
+	(void)cuda_enter(cuda);
+	pthread_mutex_lock(&cuda->lock);
+	for (;;) {
+		struct cuda_batch *b;
+		struct dev_op *op;
+		bool last;
+		int err;
+
+		while (!(b = STAILQ_FIRST(&cuda->issued)) && !cuda->stop_completer)
+			pthread_cond_wait(&cuda->issued_cond, &cuda->lock);
+		if (!b)
+			break;
+		STAILQ_REMOVE_HEAD(&cuda->issued, link);
+		pthread_mutex_unlock(&cuda->lock);
+
+		err = wait_for(cuda, b);
+		if (!failed)
+			failed = err;
+		if (!failed)
+			finish(b, bit);
+		bit += b->n_pages;
+		op = b->op;
+		last = b->last;
+		put_idle(cuda, b); /* the issuer's now */
+		if (last) {
+			err = failed;
+			bit = 0;
+			failed = 0;
+			op->done(op, err); /* op may be gone now */
+		}
+		pthread_mutex_lock(&cuda->lock);
+	}
+	pthread_mutex_unlock(&cuda->lock);
+	return NULL;
+}
+
+/* ---- life ---- */
+
+/* Pinned, for the CPU and the device. */
+static int host_alloc(struct cuda *cuda, size_t bytes, void *out, CUdeviceptr *address)
+{
+	void *memory;
+	int err = cuda_check(cuda,
+			     cuda->api->cuMemHostAlloc(&memory, bytes, CU_MEMHOSTALLOC_DEVICEMAP),
+			     "cuMemHostAlloc");
+
+	if (err)
+		return err;
+	*(void **)out = memory;
+	if (!address)
+		return 0;
+	return cuda_check(cuda, cuda->api->cuMemHostGetDevicePointer(address, memory, 0),
+			  "cuMemHostGetDevicePointer");
+}
+
+static int batch_init(struct cuda *cuda, struct cuda_batch *b)
+{
+	size_t items = BATCH_ITEMS * sizeof(*b->items);
+	int err = host_alloc(cuda, items, &b->items, NULL);
+
+	if (!err)
+		err = host_alloc(cuda, BATCH_PAGES, &b->changed, &b->device_changed);
+	if (!err)
+		err = host_alloc(cuda, BATCH_STAGING, &b->staging, &b->device_staging);
+	if (!err)
+		err = cuda_check(cuda, cuda->api->cuMemAlloc(&b->device_items, items), "cuMemAlloc");
+	if (!err)
+		err = cuda_check(cuda,
+				 cuda->api->cuEventCreate(&b->event, CU_EVENT_BLOCKING_SYNC |
+								     CU_EVENT_DISABLE_TIMING),
+				 "cuEventCreate");
+	return err;
+}
+
+static void batch_destroy(struct cuda *cuda, struct cuda_batch *b)
+{
+	const struct cuda_api *api = cuda->api;
+
+	if (b->event)
+		cuda_ended(cuda, api->cuEventDestroy(b->event), "cuEventDestroy");
+	if (b->device_items)
+		cuda_ended(cuda, api->cuMemFree(b->device_items), "cuMemFree");
+	if (b->staging)
+		cuda_ended(cuda, api->cuMemFreeHost(b->staging), "cuMemFreeHost");
+	if (b->changed)
+		cuda_ended(cuda, api->cuMemFreeHost(b->changed), "cuMemFreeHost");
+	if (b->items)
+		cuda_ended(cuda, api->cuMemFreeHost(b->items), "cuMemFreeHost");
+}
+
+int cuda_queue_init(struct cuda *cuda)
+{
+	int err = cuda_check(cuda, cuda->api->cuStreamCreate(&cuda->stream, CU_STREAM_NON_BLOCKING),
+			     "cuStreamCreate");
+
+	for (unsigned i = 0; i < BATCHES && !err; i++) {
+		err = batch_init(cuda, &cuda->batch[i]);
+		STAILQ_INSERT_TAIL(&cuda->idle, &cuda->batch[i], link);
+	}
+	if (err)
+		cuda_queue_destroy(cuda);
+	return err;
+}
+
+void cuda_queue_destroy(struct cuda *cuda)
+{
+	for (unsigned i = 0; i < BATCHES; i++)
+		batch_destroy(cuda, &cuda->batch[i]);
+	if (cuda->stream)
+		cuda_ended(cuda, cuda->api->cuStreamDestroy(cuda->stream), "cuStreamDestroy");
+}

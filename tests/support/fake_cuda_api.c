@@ -1,0 +1,140 @@
+/*
+ * fake_cuda_api.c - see fake_cuda_api.h.
+ */
+#include "fake_cuda_api.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "fake_cuda_internal.h"
+
+struct page_hash fake_cuda_hash(const void *page)
+{
+	word_t value[HASH_LANES], sum[HASH_LANES];
+
+	memcpy(value, hash_start, sizeof(value));
+	for (uint32_t block = 0; block < HASH_BLOCKS; block++) {
+		memset(sum, 0, sizeof(sum));
+		for (uint32_t lane = 0; lane < PAGE_LANES; lane++) {
+			struct hash_part part = hash_block(page, block, lane);
+
+			sum[lane % HASH_LANES] += part.products;
+			sum[lane % HASH_LANES ^ 1] += part.words;
+		}
+		for (uint32_t i = 0; i < HASH_LANES; i++)
+			value[i] = (block ? hash_scramble(value[i], i) : value[i]) + sum[i];
+	}
+	return hash_end(value);
+}
+
+struct work {
+	enum dev_kind kind;
+	const struct page_item *items;
+	uint32_t n_items, n_pages;
+	uint8_t *changed;
+};
+
+static void *nth_page(const void *first, uint32_t n)
+{
+	return (char *)first + (size_t)n * GAIA_PAGE;
+}
+
+static bool may_touch(const struct work *w, const struct page_item *item, uint32_t n)
+{
+	bool other = w->kind <= DEV_PULL, base = w->kind == DEV_PULL && item->limit;
+
+	return fake_cuda_usable(nth_page(item->page, n), GAIA_PAGE) &&
+	       fake_cuda_usable(&item->armed[n], sizeof(item->armed[n])) &&
+	       (!other || fake_cuda_usable(nth_page(item->other, n), GAIA_PAGE)) &&
+	       (!base || fake_cuda_usable(nth_page(item->base, n), GAIA_PAGE));
+}
+
+/* What kernels.cu does, on the CPU. */
+static void work_on(const struct work *w, const struct page_item *item, uint32_t n, uint8_t *changed)
+{
+	static const struct page_hash none = { 0, 0 };
+	struct page_hash *armed = &item->armed[n], hash;
+	void *page = nth_page(item->page, n);
+
+	switch (w->kind) {
+	case DEV_COPY_IN:
+		memcpy(page, nth_page(item->other, n), GAIA_PAGE);
+		*armed = none;
+		break;
+	case DEV_COPY_OUT:
+		memcpy(nth_page(item->other, n), page, GAIA_PAGE);
+		break;
+	case DEV_COPY_WITHIN:
+		memcpy(page, nth_page(item->other, n), GAIA_PAGE);
+		*armed = item->other_armed[n];
+		break;
+	case DEV_PULL:
+		for (uint32_t i = 0; i < PAGE_WORDS; i++)
+			word_pull(page, nth_page(item->other, n),
+				  item->limit ? nth_page(item->base, n) : NULL, item->limit, i);
+		*armed = fake_cuda_hash(nth_page(item->other, n));
+		break;
+	case DEV_ZERO:
+		for (uint32_t i = item->limit / 8; i < PAGE_WORDS; i++)
+			word_zero(page, item->limit, i);
+		break;
+	case DEV_ARM:
+		*armed = fake_cuda_hash(page);
+		break;
+	case DEV_FIND_CHANGED:
+		hash = fake_cuda_hash(page);
+		*changed = hash.low != armed->low || hash.high != armed->high;
+		*armed = hash;
+		break;
+	}
+}
+
+static void run(void *arg)
+{
+	struct work *w = arg;
+
+	if (!fake_cuda_usable(w->items, w->n_items * sizeof(*w->items)) ||
+	    (w->kind == DEV_FIND_CHANGED && !fake_cuda_usable(w->changed, w->n_pages)))
+		fake_refuse(CUDA_SUCCESS, "a kernel with arguments that are not the device's");
+	/* From the last to the first: on a GPU there is no order. */
+	for (uint32_t number = w->n_pages; number-- > 0;) {
+		const struct page_item *item = page_find_item(w->items, w->n_items, number);
+
+		if (may_touch(w, item, number - item->first))
+			work_on(w, item, number - item->first, &w->changed[number]);
+		else
+			fake_refuse(CUDA_SUCCESS, "a kernel on memory that is not the device's");
+	}
+	free(w);
+}
+
+static CUresult launch(enum dev_kind kind, const struct page_item *items, uint32_t n_items,
+		       uint32_t n_pages, uint8_t *changed, CUstream stream)
+{
+	struct work *w = malloc(sizeof(*w));
+	CUresult result;
+
+	*w = (struct work){ kind, items, n_items, n_pages, changed };
+	result = fake_cuda_launch(stream, run, w);
+	if (result)
+		free(w);
+	return result;
+}
+
+const struct cuda_api *fake_cuda_api(void)
+{
+	static struct cuda_api api;
+
+#define X(name) api.name = (__typeof__(api.name))fake_cuda_entry(#name);
+	CUDA_CALLS(X)
+#undef X
+	api.launch = launch;
+	return &api;
+}
+
+void fake_cuda_start(size_t memory)
+{
+	fake_cuda_reset(&(struct fake_cuda_config){ .n_devices = 1, .memory = memory });
+	if (fake_cuda_api()->cuInit(0))
+		abort();
+}
