@@ -210,7 +210,7 @@ void op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse
 		return;
 	}
 	pthread_mutex_lock(&fs->lock);
-	dirty = fs->config.writeback && seek.handle->inode->writers;
+	dirty = seek.handle->inode->writers;
 	pthread_mutex_unlock(&fs->lock);
 	if (!dirty) {
 		reply_seek(&seek);

@@ -6,6 +6,7 @@
 #include <linux/falloc.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
@@ -225,6 +226,21 @@ BOTH_WAYS(fs_io, holes_and_data)
 	}
 	same_bytes(fd);
 	SAME_CLOSE(fd);
+}
+
+BOTH_WAYS(fs_io, what_is_stored_through_a_mapping_is_data_and_no_hole)
+{
+	int fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
+	char *p;
+
+	cr_assert_eq(ftruncate(fd, 4 * MIB), 0);
+	p = mmap(NULL, 4 * MIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	cr_assert_neq(p, MAP_FAILED);
+	p[2 * MIB + 5] = 'x';
+	/* A local file system may call more than the page that was touched data. */
+	cr_assert_eq(lseek(fd, 0, SEEK_DATA), 2 * MIB, "%s", strerror(errno));
+	munmap(p, 4 * MIB);
+	close(fd);
 }
 
 /* @where: -1 and EOPNOTSUPP on both sides ends the test as skipped. */
