@@ -108,6 +108,7 @@ void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
 {
 	const int times = FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_ATIME_NOW |
 			  FUSE_SET_ATTR_MTIME_NOW;
+	const int owner = FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID;
 	struct inode *inode = inode_of(req_fs(req), ino);
 	int fd = inode_fd_get(inode), err = 0;
 
@@ -115,8 +116,11 @@ void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
 		fuse_reply_err(req, -fd);
 		return;
 	}
-	/* Ownership first: changing it clears set-id bits, which the mode may give back. */
-	if (to_set & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID))
+	/*
+	 * Ownership first: changing it clears set-id bits, which the mode may give back. What sets nothing
+	 * is chown(2) to nobody, which changes the time of the last change.
+	 */
+	if (to_set & owner || !(to_set & (times | FUSE_SET_ATTR_MODE | FUSE_SET_ATTR_SIZE)))
 		err = set_owner(fd, attr, to_set);
 	if (!err && to_set & FUSE_SET_ATTR_MODE)
 		err = set_mode(inode, fd, attr->st_mode);
