@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -494,7 +495,10 @@ int mount_end(struct fs *fs, bool lazy)
 	return err;
 }
 
-/* The files there belong to who mounted. */
+/*
+ * By the number, since the mount may be out of the tree. The files there belong to who mounted; where
+ * they are not mounted themselves, root does so, for this process alone.
+ */
 static void abort_connection(const struct fs *fs)
 {
 	char path[64];
@@ -502,6 +506,10 @@ static void abort_connection(const struct fs *fs)
 
 	snprintf(path, sizeof(path), FUSE_CONNECTIONS "/%u/abort", fs->dev_minor);
 	fd = open(path, O_WRONLY | O_CLOEXEC);
+	if (fd < 0 && errno == ENOENT && !unshare(CLONE_NEWNS) &&
+	    !mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) &&
+	    !mount("none", FUSE_CONNECTIONS, "fusectl", 0, NULL))
+		fd = open(path, O_WRONLY | O_CLOEXEC);
 	if (fd < 0)
 		return;
 	if (write(fd, "1", 1) != 1)
@@ -512,6 +520,7 @@ static void abort_connection(const struct fs *fs)
 bool mount_abort(struct fs *fs, bool hangs)
 {
 	struct mount_entry entry;
+	bool ours;
 
 	/* The daemon died before it could say. */
 	if (!fs->dev_minor && !find_mount(fs->mountpoint, NULL, &entry, NULL) &&
@@ -521,14 +530,14 @@ bool mount_abort(struct fs *fs, bool hangs)
 	}
 	if (!fs->dev_minor)
 		return false;
-	/* First: unmounting writes back, which waits for the daemon. The number is the mount's as long
-	 * as something of the daemon hangs on it. */
-	if (hangs)
+	ours = mount_is_ours(fs);
+	/* First: unmounting may wait for the daemon (not root's, which ends the connection itself). The
+	 * number is the mount's as long as something of the daemon hangs on it. */
+	if (hangs && (!ours || geteuid()))
 		abort_connection(fs);
-	if (!mount_is_ours(fs))
-		return false;
-	unmount_dead(fs->mountpoint);
-	return true;
+	if (ours)
+		unmount_dead(fs->mountpoint);
+	return ours;
 }
 
 void mount_destroy_session(struct fs *fs)

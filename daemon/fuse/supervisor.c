@@ -96,11 +96,7 @@ _Noreturn static void supervise(struct fs *fs, pid_t daemon)
 
 _Noreturn static void be_supervisor(struct fs *fs, pid_t daemon)
 {
-	sigset_t all;
-
-	/* Neither the terminal nor the daemon's process group is ours, and nobody's signal ends us. */
-	sigfillset(&all);
-	sigprocmask(SIG_SETMASK, &all, NULL);
+	/* Neither the terminal nor the daemon's process group is ours. */
 	setsid();
 	prctl(PR_SET_NAME, "gaiafs-watch");
 	prctl(PR_SET_PDEATHSIG, DEATH);
@@ -137,6 +133,7 @@ static void catch_fatal(void)
 int supervisor_start(struct fs *fs)
 {
 	pid_t daemon = getpid(), child;
+	sigset_t all, old;
 	int err;
 
 	if (!fs->config.supervised)
@@ -148,9 +145,13 @@ int supervisor_start(struct fs *fs)
 		err = -errno;
 		goto fail;
 	}
+	/* Nobody's signal is to end the child. */
+	sigfillset(&all);
+	sigprocmask(SIG_SETMASK, &all, &old);
 	child = fork();
 	if (child == 0)
 		be_supervisor(fs, daemon);
+	sigprocmask(SIG_SETMASK, &old, NULL);
 	if (child < 0) {
 		err = -errno;
 		goto unmap;

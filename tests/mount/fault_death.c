@@ -1,0 +1,476 @@
+/*
+ * fault_death.c - the daemon dies at the worst moment, and its supervisor ends what is left.
+ */
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "actor.h"
+#include "child.h"
+#include "shell.h"
+#include "ways.h"
+
+#define SIZE (4 * 4096)
+#define RW (PROT_READ | PROT_WRITE)
+
+static const struct timespec a_moment = { .tv_nsec = 2000000 };
+
+static bool mountinfo_has(const char *path)
+{
+	struct shell_result r = shell_run("/", 10, "grep -qF ' %s ' /proc/self/mountinfo", path);
+	bool has = r.status == 0;
+
+	shell_free(&r);
+	return has;
+}
+
+static void wait_until_unmounted(void)
+{
+	time_t end = time(NULL) + HANG_SECONDS;
+
+	while (mountinfo_has(mnt.path)) {
+		cr_assert_lt(time(NULL), end, "nobody takes the mount away");
+		nanosleep(&a_moment, NULL);
+	}
+}
+
+/* The process whose comm is @name and whose parent is @parent (0: any); 0: there is none. */
+static pid_t find_process(const char *name, pid_t parent)
+{
+	struct dirent *e;
+	DIR *proc = opendir("/proc");
+	pid_t found = 0;
+
+	while (!found && (e = readdir(proc))) {
+		char path[300], comm[32] = "", state = 0;
+		int pid, ppid = 0;
+		FILE *f;
+
+		snprintf(path, sizeof(path), "/proc/%s/stat", e->d_name);
+		f = e->d_name[0] >= '1' && e->d_name[0] <= '9' ? fopen(path, "re") : NULL;
+		if (!f)
+			continue;
+		if (fscanf(f, "%d (%31[^)]) %c %d", &pid, comm, &state, &ppid) == 4 &&
+		    !strcmp(comm, name) && state != 'Z' && (!parent || ppid == parent))
+			found = pid;
+		fclose(f);
+	}
+	closedir(proc);
+	return found;
+}
+
+static pid_t supervisor_of_mnt(void)
+{
+	time_t end = time(NULL) + HANG_SECONDS;
+	pid_t pid;
+
+	/* It gives itself the name. */
+	while (!(pid = find_process("gaiafs-watch", mnt.daemon))) {
+		cr_assert_lt(time(NULL), end, "there is no supervisor");
+		nanosleep(&a_moment, NULL);
+	}
+	return pid;
+}
+
+static void wait_until_ended(pid_t pid)
+{
+	time_t end = time(NULL) + HANG_SECONDS;
+	char path[64], state = 0;
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+	while ((f = fopen(path, "re"))) {
+		if (fscanf(f, "%*d (%*[^)]) %c", &state) != 1)
+			state = 'Z';
+		fclose(f);
+		if (state == 'Z')
+			return;
+		cr_assert_lt(time(NULL), end, "process %d does not end", pid);
+		nanosleep(&a_moment, NULL);
+	}
+}
+
+static void make_file(const char *name)
+{
+	char bytes[SIZE];
+	int fd = openat(both_root[ON_MOUNT], name, O_CREAT | O_RDWR, 0644);
+
+	memset(bytes, '.', SIZE);
+	cr_assert_eq(pwrite(fd, bytes, SIZE, 0), SIZE);
+	cr_assert_eq(close(fd), 0);
+}
+
+/* ---- the daemon waits for the kernel, which waits for the daemon ---- */
+
+/* A thread of the daemon sleeps so that no signal wakes it. */
+static bool daemon_hangs(void)
+{
+	char path[300], state = 0;
+	bool hangs = false;
+	struct dirent *e;
+	DIR *tasks;
+
+	snprintf(path, sizeof(path), "/proc/%d/task", mnt.daemon);
+	tasks = opendir(path);
+	while (!hangs && tasks && (e = readdir(tasks))) {
+		FILE *f;
+
+		snprintf(path, sizeof(path), "/proc/%d/task/%s/stat", mnt.daemon, e->d_name);
+		f = fopen(path, "re");
+		if (!f)
+			continue;
+		if (fscanf(f, "%*d (%*[^)]) %c", &state) == 1)
+			hangs = state == 'D';
+		fclose(f);
+	}
+	if (tasks)
+		closedir(tasks);
+	return hangs;
+}
+
+/* Ends with 0 when the call that hangs has failed. */
+static int seek_and_hang(void *arg)
+{
+	const struct gate *stored = arg;
+	int fd = openat(both_root[ON_MOUNT], "f", O_RDWR);
+	char *p = mmap(NULL, SIZE, RW, MAP_SHARED, fd, 0);
+
+	CHILD_CHECK(fd >= 0 && p != MAP_FAILED);
+	/* The daemon begins to store the page, which takes hours: the page cannot be written meanwhile. */
+	p[0] = 'a';
+	CHILD_CHECK(sync_file_range(fd, 0, 4096, SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
+				    SYNC_FILE_RANGE_WAIT_AFTER) == 0);
+	CHILD_CHECK(gate_pass(*stored));
+	/* To answer this, the daemon asks the kernel for the page, and so itself. */
+	p[1] = 'b';
+	CHILD_CHECK(lseek(fd, 0, SEEK_HOLE) == -1);
+	return 0;
+}
+
+/* The flusher sleeps within the store. */
+static void wait_until_storing(void)
+{
+	time_t end = time(NULL) + HANG_SECONDS;
+	struct shell_result r;
+
+	do {
+		cr_assert_lt(time(NULL), end, "the page is not stored");
+		nanosleep(&a_moment, NULL);
+		r = shell_run("/", 10, "cd /proc/%d/task && for t in *; do read c < $t/comm && "
+			      "test $c = gaia-flusher && cat $t/syscall && exit; done", mnt.daemon);
+		/* nanosleep(2), clock_nanosleep(2) */
+		if (strncmp(r.out, "35 ", 3) == 0 || strncmp(r.out, "230 ", 4) == 0 ||
+		    strncmp(r.out, "101 ", 4) == 0 || strncmp(r.out, "115 ", 4) == 0)
+			break;
+		shell_free(&r);
+	} while (true);
+	shell_free(&r);
+}
+
+static void dies_while_it_hangs(int sig, bool detached)
+{
+	static const char *const args[] = { "--writeback-age", "0.05", NULL };
+	struct gate stored = gate_make();
+	time_t end;
+	pid_t who;
+	int status;
+
+	setenv("GAIAFS_FAULTS", "store.write=delay:4000000000us", 1);
+	way_start(args);
+	cr_assert_eq(mknodat(mnt.backing_fd, "f", S_IFREG | 0644, 0), 0);
+	cr_assert_eq(truncate(mnt_file(&mnt, "f"), SIZE), 0);
+	who = child_start(seek_and_hang, &stored);
+	wait_until_storing();
+	gate_open(stored);
+	for (end = time(NULL) + HANG_SECONDS; !daemon_hangs(); nanosleep(&a_moment, NULL))
+		cr_assert_lt(time(NULL), end, "the daemon does not wait for itself");
+	if (detached)
+		cr_assert_eq(umount2(mnt.path, MNT_DETACH), 0);
+	kill(mnt.daemon, sig);
+	cr_assert_eq(child_wait(who), 0, "who waits for the dead daemon does not get an error");
+	wait_until_unmounted();
+	both_close();
+	status = mnt_wait(&mnt);
+	cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == sig, "wait status %x", status);
+	unsetenv("GAIAFS_FAULTS");
+	way_remount();
+}
+
+/* With writeback caching: else lseek(2) asks for nothing. */
+#define HANGING(name)                                                                         \
+	static void name(void);                                                               \
+	Test(fault_death, name, .init = way_bare_writeback, .fini = way_clean_up,             \
+	     .timeout = WAY_SECONDS)                                                          \
+	{                                                                                     \
+		name();                                                                       \
+		way_end();                                                                    \
+	}                                                                                     \
+	static void name(void)
+
+HANGING(killed_while_it_waits_for_itself_nobody_hangs)
+{
+	dies_while_it_hangs(SIGKILL, false);
+}
+
+/* As when a daemon is told to end while files are open, and then killed. */
+HANGING(killed_when_the_mount_is_out_of_the_tree_nobody_hangs)
+{
+	if (geteuid() != 0)
+		WAY_SKIP("lazy umount: needs root");
+	dies_while_it_hangs(SIGKILL, true);
+}
+
+/* The core is dumped when all threads have stopped, which one does not. */
+#ifndef __SANITIZE_ADDRESS__ /* which catches it, and exits */
+HANGING(crashed_while_it_waits_for_itself_nobody_hangs)
+{
+	dies_while_it_hangs(SIGSEGV, false);
+}
+#endif
+
+HANGING(aborted_while_it_waits_for_itself_nobody_hangs)
+{
+	dies_while_it_hangs(SIGABRT, false);
+}
+
+/* ---- in general ---- */
+
+static int lines_with(const char *path, const char *text)
+{
+	char line[4096];
+	FILE *f = fopen(path, "re");
+	int n = 0;
+
+	while (f && fgets(line, sizeof(line), f))
+		n += strstr(line, text) != NULL;
+	if (f)
+		fclose(f);
+	return n;
+}
+
+BOTH_WAYS(fault_death, the_mount_is_taken_away_and_it_is_said_once)
+{
+	struct actor *reader, *client;
+	pid_t supervisor = supervisor_of_mnt();
+
+	make_file("f");
+	reader = actor_start("f", SIZE, NO_DEVICE);
+	client = actor_start("f", SIZE, 0);
+	actor_ok(client, ACQUIRE, 0, SIZE, RW);
+	both_close();
+	kill(mnt.daemon, SIGKILL);
+	wait_until_unmounted();
+	cr_assert_eq(actor_do(reader, FSYNC, 0, 0, 0), -ENOTCONN);
+	cr_assert_eq(actor_do(client, RELEASE, 0, SIZE, 0), -ENOTCONN);
+	actor_kill(reader);
+	actor_kill(client);
+	wait_until_ended(supervisor);
+	cr_assert_eq(lines_with(mnt.log, "has died"), 1);
+	mnt_wait(&mnt);
+	way_remount();
+}
+
+BOTH_WAYS_BARE(fault_death, in_the_background_too)
+{
+	struct mnt_options o = { .background = true };
+	pid_t supervisor;
+
+	cr_assert_eq(mnt_start(&mnt, &o), 0, "cannot mount");
+	supervisor = supervisor_of_mnt();
+	kill(mnt.daemon, SIGKILL);
+	wait_until_unmounted();
+	wait_until_ended(supervisor);
+	mnt_wait(&mnt);
+	cr_assert_eq(mnt_restart(&mnt), 0);
+}
+
+BOTH_WAYS_BARE(fault_death, over_its_own_source_too)
+{
+	struct mnt_options o = { .over = true };
+
+	cr_assert_eq(mnt_start(&mnt, &o), 0, "cannot mount");
+	kill(mnt.daemon, SIGKILL);
+	wait_until_unmounted();
+	mnt_wait(&mnt);
+	cr_assert_eq(mnt_restart(&mnt), 0);
+}
+
+/* Nobody but the daemon's end ends the supervisor, or moves it to do anything. */
+BOTH_WAYS(fault_death, signals_to_the_supervisor_change_nothing)
+{
+	static const int signals[] = { SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGALRM, SIGCHLD };
+	pid_t supervisor = supervisor_of_mnt();
+
+	for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++)
+		kill(supervisor, signals[i]);
+	make_file("f");
+	cr_assert(mountinfo_has(mnt.path));
+	cr_assert_eq(supervisor_of_mnt(), supervisor);
+	/* Nor has it forgotten what it is for. */
+	both_close();
+	kill(mnt.daemon, SIGKILL);
+	wait_until_unmounted();
+	mnt_wait(&mnt);
+}
+
+BOTH_WAYS(fault_death, the_supervisor_is_out_of_reach_of_the_terminal)
+{
+	pid_t supervisor = supervisor_of_mnt();
+
+	cr_assert_eq(getsid(supervisor), supervisor);
+	cr_assert_eq(getpgid(supervisor), supervisor);
+}
+
+/* Of the mount nothing, and of the source one descriptor. */
+BOTH_WAYS(fault_death, the_supervisor_keeps_nothing_of_the_mount_open)
+{
+	char path[300], link[PATH_MAX];
+	pid_t supervisor = supervisor_of_mnt();
+	struct dirent *e;
+	ssize_t n;
+	DIR *fds;
+
+	snprintf(path, sizeof(path), "/proc/%d/cwd", supervisor);
+	n = readlink(path, link, sizeof(link) - 1);
+	cr_assert(n == 1 && link[0] == '/', "its directory is not /");
+	snprintf(path, sizeof(path), "/proc/%d/fd", supervisor);
+	fds = opendir(path);
+	cr_assert_not_null(fds);
+	while ((e = readdir(fds))) {
+		snprintf(path, sizeof(path), "/proc/%d/fd/%s", supervisor, e->d_name);
+		n = readlink(path, link, sizeof(link) - 1);
+		if (n < 0)
+			continue; /* . and .. */
+		link[n] = '\0';
+		cr_assert(!strcmp(link, "/dev/null") || !strcmp(link, mnt.backing) ||
+			  !strcmp(link, mnt.log) || !strncmp(link, "anon_inode:[pidfd", 17) ||
+			  !strncmp(link, "pidfd:", 6), "the supervisor has %s open", link);
+	}
+	closedir(fds);
+}
+
+BOTH_WAYS(fault_death, a_clean_end_ends_the_supervisor)
+{
+	pid_t supervisor = supervisor_of_mnt();
+
+	way_unmount();
+	wait_until_ended(supervisor);
+	cr_assert_eq(lines_with(mnt.log, "has died"), 0);
+}
+
+BOTH_WAYS_BARE(fault_death, without_a_supervisor_there_is_none)
+{
+	static const char *const args[] = { "--supervisor", "off", NULL };
+
+	way_start(args);
+	cr_assert_eq(find_process("gaiafs-watch", mnt.daemon), 0);
+}
+
+/* The lock on the source passes to the next only when the supervisor is done: it cannot take away the
+ * wrong mount, however quickly the next comes. */
+BOTH_WAYS(fault_death, the_next_mount_may_come_at_once)
+{
+	for (int round = 0; round < 10; round++) {
+		pid_t supervisor = supervisor_of_mnt();
+
+		both_close();
+		kill(supervisor, SIGSTOP);
+		mnt_crash(&mnt);
+		kill(supervisor, SIGCONT);
+		way_remount();
+		wait_until_ended(supervisor);
+		cr_assert(mountinfo_has(mnt.path), "the mount of the next was taken away");
+		make_file("f");
+	}
+}
+
+/* ---- while it starts ---- */
+
+/* Wherever in its start the daemon dies, nothing is left. */
+BOTH_WAYS_BARE(fault_death, killed_while_it_starts_it_leaves_nothing)
+{
+	uint64_t random = 88172645463325252;
+	const char *gaiafs;
+
+	way_start(NULL);
+	both_close();
+	cr_assert_eq(mnt_unmount(&mnt), 0);
+	cr_assert(!mountinfo_has(mnt.path));
+	gaiafs = getenv("GAIAFS"); /* shell.h sets it */
+	cr_assert_eq(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+	for (int i = 0; i < 30; i++) {
+		pid_t daemon = fork();
+
+		if (!daemon) {
+			int null = open("/dev/null", O_RDWR);
+
+			dup2(null, 2);
+			execl(gaiafs, "gaiafs", "-f", mnt.backing, mnt.path, NULL);
+			_exit(127);
+		}
+		random ^= random << 13;
+		random ^= random >> 7;
+		random ^= random << 17;
+		nanosleep(&(struct timespec){ .tv_nsec = (long)(random % 30000000) }, NULL);
+		kill(daemon, SIGKILL);
+		/* The supervisor becomes our child, if there is one, and ends. */
+		while (waitpid(-1, NULL, 0) > 0)
+			;
+		cr_assert(!mountinfo_has(mnt.path), "round %d: a mount is left", i);
+	}
+	way_remount();
+}
+
+/* ---- a user's own mount ---- */
+
+static int dies_as_user(void *arg)
+{
+	struct shell_result r;
+	int fd;
+
+	if (geteuid() == 0)
+		child_become(65534, 65534);
+	fd = open("/dev/fuse", O_RDWR | O_CLOEXEC);
+	if (fd < 0)
+		return 77;
+	close(fd);
+	r = shell_run(mnt.dir, 60,
+		      "set -e; cd mine; mkdir b m; \"$GAIAFS\" b m; echo text > m/f; sync m/f\n"
+		      "pid=$(\"$GAIA\" status m | sed -n 's/^pid *//p'); kill -9 $pid\n"
+		      "n=0; while grep -q \" $PWD/m \" /proc/self/mountinfo; do\n"
+		      "  n=$((n + 1)); test $n -lt 1000; sleep 0.02; done\n"
+		      "\"$GAIAFS\" b m; test \"$(cat m/f)\" = text; \"$GAIA\" umount m");
+	if (r.status)
+		fprintf(stderr, "%s%s", r.out, r.err);
+	return r.status != 0;
+}
+
+Test(fault_death, of_a_users_own_daemon, .init = way_init_writeback, .fini = way_clean_up,
+     .timeout = WAY_SECONDS)
+{
+	char mine[PATH_MAX];
+
+	snprintf(mine, sizeof(mine), "%s/mine", mnt.dir);
+	cr_assert_eq(mkdir(mine, 0755), 0);
+	cr_assert_eq(chmod(mine, 0777), 0);
+	switch (child_run(dies_as_user, NULL)) {
+	case 0:
+		way_end();
+		break;
+	case 77:
+		WAY_SKIP("a user's own mount: /dev/fuse is not open to all");
+		break;
+	default:
+		cr_assert_fail("a user's mount was not taken away");
+	}
+}
