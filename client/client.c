@@ -3,6 +3,7 @@
  */
 #pragma GCC visibility push(default)
 #include "gaia/client.h"
+#include "gaia/cuda.h"
 #pragma GCC visibility pop
 
 #include <errno.h>
@@ -16,7 +17,12 @@
 
 #include "internal.h"
 
-static const struct kind_ops *const kinds[] = { &sim_kind };
+static const struct kind_ops *const kinds[] = {
+	&sim_kind,
+#ifdef GAIA_CUDA
+	&cuda_kind,
+#endif
+};
 
 /* What callers of such calls expect. */
 static int result(int err)
@@ -63,7 +69,8 @@ int gaia_devices(int fd, struct gaia_device_info *out, int max)
 	return total;
 }
 
-static int find_kind(int fd, unsigned device, const struct kind_ops **out)
+static int find_kind(int fd, unsigned device, struct gaia_ioc_device *found,
+		     const struct kind_ops **out)
 {
 	struct gaia_ioc_devices io = { .first = device };
 	int err = wire_first_ioctl(fd, GAIA_IOC_DEVICES, &io);
@@ -75,6 +82,7 @@ static int find_kind(int fd, unsigned device, const struct kind_ops **out)
 	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
 		if (!strncmp(kinds[i]->kind, io.device[0].kind, sizeof(io.device[0].kind))) {
 			*out = kinds[i];
+			*found = io.device[0];
 			return 0;
 		}
 	}
@@ -140,6 +148,7 @@ static int unmap_at_daemon(struct mapping *m)
 
 static int do_mmap(size_t length, int prot, int fd, off_t offset, int device, void **out)
 {
+	struct gaia_ioc_device found;
 	const struct kind_ops *ops;
 	struct mapping *m;
 	int err;
@@ -149,7 +158,7 @@ static int do_mmap(size_t length, int prot, int fd, off_t offset, int device, vo
 		return -EINVAL;
 	if (device < 0)
 		return -ENODEV;
-	err = find_kind(fd, device, &ops);
+	err = find_kind(fd, device, &found, &ops);
 	if (err)
 		return err;
 	if (length > INT64_MAX - (uint64_t)offset)
@@ -167,7 +176,7 @@ static int do_mmap(size_t length, int prot, int fd, off_t offset, int device, vo
 		err = -errno;
 		goto free_mapping;
 	}
-	err = mapping_reserve(m);
+	err = mapping_reserve(m, &found);
 	if (err)
 		goto close_fd;
 	err = map_at_daemon(m, device);
@@ -183,7 +192,8 @@ unmap:
 	unmap_at_daemon(m);
 	conn_put(m->conn);
 unreserve:
-	m->ops->unreserve(m->base, m->span);
+	m->ops->unreserve(m);
+	free(m->own);
 close_fd:
 	close(m->fd);
 free_mapping:
@@ -212,10 +222,11 @@ int gaia_munmap(void *addr, size_t length)
 	 * the addresses any more, the mapping being forgotten. A daemon that is gone has nothing to be told,
 	 * and what was asked for is done.
 	 */
-	m->ops->unreserve(m->base, m->span);
+	m->ops->unreserve(m);
 	unmap_at_daemon(m);
+	err = atomic_load(&m->late_error);
 	mapping_put(m);
-	return 0;
+	return result(err);
 }
 
 /* ---- ranges ---- */
@@ -224,12 +235,16 @@ int gaia_munmap(void *addr, size_t length)
 static int range_begin(void *addr, size_t length, struct mapping **out, struct gaia_ioc_range *io)
 {
 	struct mapping *m = mapping_find(addr, length);
+	int err;
 
 	if (!m)
 		return -EINVAL;
-	if (conn_is_dead(m->conn)) {
+	err = atomic_exchange(&m->late_error, 0);
+	if (!err && conn_is_dead(m->conn))
+		err = -ENOTCONN;
+	if (err) {
 		mapping_put(m);
-		return -ENOTCONN;
+		return err;
 	}
 	*io = (struct gaia_ioc_range){
 		.key = m->conn->key,
@@ -265,13 +280,8 @@ int gaia_acquire(void *addr, size_t length, int prot)
 		return result(err);
 	if (prot & ~m->prot)
 		return range_end(m, -EACCES);
-	err = wire_push(m->fd, io.offset, length);
-	if (err)
-		return range_end(m, err);
 	io.prot = prot;
-	err = wire_ioctl(m->fd, GAIA_IOC_ACQUIRE, &io);
-	if (!err && io.seq)
-		err = conn_wait(m->conn, io.seq);
+	err = range_acquire(m, &io);
 	atomic_thread_fence(memory_order_seq_cst);
 	return range_end(m, err);
 }
@@ -280,22 +290,15 @@ int gaia_release(void *addr, size_t length)
 {
 	struct gaia_ioc_range io;
 	struct mapping *m;
-	int err, push_err;
+	int err;
 
 	if (!length)
 		return 0;
 	err = range_begin(addr, length, &m, &io);
 	if (err)
 		return result(err);
-	/*
-	 * The daemon is going to invalidate pages that the kernel caches: clean ones cost it a fraction of
-	 * dirty ones. An error is one of CPU writes, and is reported when the release is done, since
-	 * the kernel reports it once.
-	 */
-	push_err = wire_push(m->fd, io.offset, length);
 	atomic_thread_fence(memory_order_seq_cst);
-	err = wire_release(m->fd, m->release_by, &io);
-	return range_end(m, err ? err : push_err);
+	return range_end(m, range_release(m, &io));
 }
 
 int gaia_sync(void *addr, size_t length)
@@ -330,4 +333,64 @@ int gaia_advise(void *addr, size_t length, int advice)
 		return result(err);
 	io.advice = advice;
 	return range_end(m, wire_ioctl(m->fd, GAIA_IOC_ADVISE, &io));
+}
+
+/* ---- ranges, in the order of a stream ---- */
+
+/* Make room, and have the chunks mapped: nothing of that may be left for when the stream waits. */
+static int pin_range(struct mapping *m, struct gaia_ioc_range *io, int prot)
+{
+	int err;
+
+	io->prot = prot | GAIA_PROT_PIN;
+	err = wire_ioctl(m->fd, GAIA_IOC_ACQUIRE, io);
+	if (!err && io->seq)
+		err = conn_wait(m->conn, io->seq);
+	io->seq = 0;
+	return err;
+}
+
+int gaia_acquire_on(void *addr, size_t length, int prot, struct CUstream_st *stream)
+{
+	struct gaia_ioc_range io;
+	struct mapping *m;
+	int err;
+
+	if (prot != PROT_READ && prot != (PROT_READ | PROT_WRITE))
+		return result(-EINVAL);
+	if (!length)
+		return 0;
+	err = range_begin(addr, length, &m, &io);
+	if (err)
+		return result(err);
+	if (!m->ops->queue)
+		return range_end(m, -ENOTSUP);
+	if (prot & ~m->prot)
+		return range_end(m, -EACCES);
+	err = pin_range(m, &io, prot);
+	if (err)
+		return range_end(m, err);
+	io.prot = prot | GAIA_PROT_PINNED;
+	err = m->ops->queue(m, &io, false, stream);
+	if (err) {
+		io.prot = GAIA_PROT_PINNED;
+		wire_ioctl(m->fd, GAIA_IOC_ACQUIRE, &io);
+	}
+	return range_end(m, err);
+}
+
+int gaia_release_on(void *addr, size_t length, struct CUstream_st *stream)
+{
+	struct gaia_ioc_range io;
+	struct mapping *m;
+	int err;
+
+	if (!length)
+		return 0;
+	err = range_begin(addr, length, &m, &io);
+	if (err)
+		return result(err);
+	if (!m->ops->queue)
+		return range_end(m, -ENOTSUP);
+	return range_end(m, m->ops->queue(m, &io, true, stream));
 }

@@ -25,10 +25,12 @@ static pthread_cond_t connected = PTHREAD_COND_INITIALIZER; /* one has left CONN
 static void before_fork(void)
 {
 	pthread_mutex_lock(&gaia_lock);
+	pthread_mutex_lock(&turns_lock);
 }
 
 static void after_fork_in_parent(void)
 {
+	pthread_mutex_unlock(&turns_lock);
 	pthread_mutex_unlock(&gaia_lock);
 }
 
@@ -49,6 +51,7 @@ static void after_fork_in_child(void)
 		c->changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
 	}
 	connected = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+	pthread_mutex_unlock(&turns_lock);
 	pthread_mutex_unlock(&gaia_lock);
 }
 
@@ -123,7 +126,7 @@ static void *conn_thread(void *arg)
 	return NULL;
 }
 
-static int start_thread(struct conn *c)
+int start_thread(pthread_t *thread, void *(*fn)(void *), void *arg, const char *name)
 {
 	long least = sysconf(_SC_THREAD_STACK_MIN);
 	size_t stack = THREAD_STACK;
@@ -140,12 +143,12 @@ static int start_thread(struct conn *c)
 	/* Signals are for the application's threads. */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	err = pthread_create(&c->thread, &attr, conn_thread, c);
+	err = pthread_create(thread, &attr, fn, arg);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	pthread_attr_destroy(&attr);
 	if (err)
 		return -err;
-	pthread_setname_np(c->thread, "gaia");
+	pthread_setname_np(*thread, name);
 	return 0;
 }
 
@@ -163,6 +166,7 @@ static void free_conn(struct conn *c)
 	if (c->sock >= 0)
 		close(c->sock);
 	pthread_cond_destroy(&c->changed);
+	turns_end(&c->turns, c->forked);
 	free(c);
 }
 
@@ -183,6 +187,7 @@ static int new_conn(dev_t dev, struct conn **out)
 	c->dev = dev;
 	c->refs = 1;
 	pthread_cond_init(&c->changed, NULL);
+	turns_init(&c->turns);
 	LIST_INSERT_HEAD(&conns, c, link);
 	*out = c;
 	return 0;
@@ -192,7 +197,7 @@ static int connect_conn(struct conn *c, int fd)
 {
 	int err = wire_handshake(c->sock, fd, &c->key, &c->seq);
 
-	return err ? err : start_thread(c);
+	return err ? err : start_thread(&c->thread, conn_thread, c, "gaia");
 }
 
 /* The usable connection to a mount, waiting for one that is being made; the lock is held. */

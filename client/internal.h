@@ -3,7 +3,8 @@
  *
  * connection.c keeps one connection a mount and process, with a thread that carries out what the
  * daemon says: map this chunk, give that one up. mapping.c keeps the mappings, found by
- * address (by callers) and by number (by that thread). sim.c, and a file for each other kind of
+ * address (by callers) and by number (by that thread). turns.c has a thread for acquires and
+ * releases that nobody waits for. sim.c, and a file for each other kind of
  * device, do what differs between devices. client.c is the API.
  *
  * Rules
@@ -14,34 +15,73 @@
  *  3. In a child the parent's connections are dead. Its mappings stay in the tables so that calls on them
  *     fail properly, until a mapping of the child's own takes their addresses.
  *  4. A connection lives while mappings and calls refer to it; the last mapping takes it along.
+ *  5. turns_lock is a leaf, held for moments only: callbacks of a device's driver take it. Neither a driver nor the
+ *     daemon is called under it. A driver may be called under gaia_lock, and may wait there for its streams: so what a
+ *     stream waits for is done without gaia_lock.
  */
 #ifndef GAIA_CLIENT_INTERNAL_H
 #define GAIA_CLIENT_INTERNAL_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
+#include <sys/mman.h>
 #include <sys/queue.h>
 #include <sys/types.h>
 
 #include "gaia/protocol.h"
 #include "wire.h"
 
-/* What differs between kinds of devices. 0 or a negative errno. */
+struct CUstream_st;
+struct mapping;
+
+/* What differs between kinds of devices. 0 or a negative errno. Chunk k of a mapping is at base + k * GAIA_CHUNK. */
 struct kind_ops {
 	const char *kind; /* as in gaia_ioc_device.kind */
 
-	/* Addresses for @span bytes, a multiple of GAIA_CHUNK, aligned to it. */
-	int (*reserve)(size_t span, char **base);
-	void (*unreserve)(char *base, size_t span);
+	/*
+	 * Get at @device, and reserve m->span bytes of its addresses, aligned to GAIA_CHUNK: sets m->base, and m->own to
+	 * what the kind needs to know. -ENODEV: the process cannot use the device.
+	 */
+	int (*reserve)(struct mapping *m, const struct gaia_ioc_device *device);
+	/* Wait for the work that uses the mapping, and undo all. Nobody finds the mapping any more; without the lock. */
+	void (*unreserve)(struct mapping *m);
 
-	/* Put the chunk behind @fd at @at; replaces what was there. @fd stays the caller's. */
-	int (*place)(char *at, int fd, int prot);
+	/* Put the @n chunks behind @fd at @first and after; replaces what was there. The descriptors stay the
+	 * caller's. On error the chunks are not there. The lock is held, here and in clear(). */
+	int (*place)(struct mapping *m, uint64_t first, unsigned n, const int *fd, int prot);
+	/* Take away chunk @k, if it is there. Its addresses stay reserved. */
+	int (*clear)(struct mapping *m, uint64_t k);
 
-	/* Take away what was placed at @at, if anything. The addresses stay reserved. */
-	int (*clear)(char *at);
+	/* Have an acquire or release carried out in the order of a stream. NULL: there are no streams. */
+	int (*queue)(struct mapping *m, const struct gaia_ioc_range *io, bool release,
+		     struct CUstream_st *stream);
 };
 
 extern const struct kind_ops sim_kind;
+#ifdef GAIA_CUDA
+extern const struct kind_ops cuda_kind;
+#endif
+
+/* An acquire or release that is queued, and carried out by a thread of ours when a stream has come to it. */
+struct turn {
+	struct mapping *m; /* NULL: gone */
+	struct gaia_ioc_range io;
+	bool release;
+	/* When it has been carried out, and its error noted in the mapping. turns_lock is held. */
+	void (*done)(struct turn *t);
+	LIST_ENTRY(turn) queued; /* mapping.turns_queued, or abandoned; before it is ready */
+	STAILQ_ENTRY(turn) link; /* turns.ready */
+};
+
+/* The turns of a connection that are ready, in the order in which they came to be so. */
+struct turns {
+	/* turns_lock. */
+	pthread_cond_t changed; /* something below, or in a mapping, or a turn is done */
+	STAILQ_HEAD(, turn) ready;
+	bool started, stop;
+	pthread_t thread;
+};
 
 enum conn_state { CONN_CONNECTING, CONN_LIVE, CONN_DEAD };
 
@@ -54,6 +94,8 @@ struct conn {
 	int sock;		/* -1 in a child of fork() */
 	struct gaia_client_key key;
 	pthread_t thread;
+
+	struct turns turns;
 
 	/* gaia_lock. */
 	enum conn_state state;
@@ -78,12 +120,19 @@ struct mapping {
 	int prot;
 	char *base;		/* what is reserved: whole chunks around it */
 	size_t span;
+	void *own;		/* the kind's; free(3) is enough for it */
+
+	atomic_int late_error;	/* of a turn: the first that nobody was told of */
+
+	/* turns_lock. */
+	LIST_HEAD(, turn) turns_queued; /* in streams, not ready */
+	unsigned turns_ready;	/* not done */
 
 	/* gaia_lock. */
 	unsigned refs;
 };
 
-extern pthread_mutex_t gaia_lock;
+extern pthread_mutex_t gaia_lock, turns_lock;
 
 /* ---- connection.c ---- */
 
@@ -99,11 +148,35 @@ int conn_wait(struct conn *c, uint64_t seq);
 /* Declare it dead, for whatever reason; the lock is held. */
 void conn_kill(struct conn *c, int error);
 bool conn_is_dead(struct conn *c);
+/* A thread of the library's: small, and without signals. */
+int start_thread(pthread_t *thread, void *(*fn)(void *), void *arg, const char *name);
+
+/* ---- turns.c ---- */
+
+/* What gaia_acquire() and gaia_release() come down to. io.prot is set. */
+int range_acquire(struct mapping *m, struct gaia_ioc_range *io);
+int range_release(struct mapping *m, struct gaia_ioc_range *io);
+
+void turns_init(struct turns *ts);
+/* Nobody queues any more. */
+void turns_end(struct turns *ts, bool forked);
+/* Have the thread run. */
+int turns_start(struct conn *c);
+/* turns_lock held. A turn is about to be queued; and was not after all. */
+void turn_queued(struct turn *t);
+void turn_not_queued(struct turn *t);
+/* The stream has come to it. The turn, from malloc(3), is the thread's now. */
+void turn_ready(struct turn *t);
+/*
+ * Wait until the mapping's turns are done. @queued: those that are not ready yet, too; else they are abandoned: the
+ * driver may keep them for ever, or have them ready at any time, and nothing comes of it.
+ */
+void turns_wait(struct mapping *m, bool queued);
 
 /* ---- mapping.c ---- */
 
-/* Reserve addresses for what m->offset and m->length say, and set m->addr, base and span. */
-int mapping_reserve(struct mapping *m);
+/* Reserve addresses on @device for what m->offset and m->length say, and set m->addr, base and span. */
+int mapping_reserve(struct mapping *m, const struct gaia_ioc_device *device);
 /* Make a mapping known; it then has one reference, the tables'. -ENOMEM. */
 int mapping_add(struct mapping *m);
 /* The mapping that holds all of the range, with a reference; or NULL. */

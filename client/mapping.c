@@ -49,7 +49,7 @@ static void forget(struct mapping *m)
 	tdelete(m, &by_id, compare_id);
 }
 
-int mapping_reserve(struct mapping *m)
+int mapping_reserve(struct mapping *m, const struct gaia_ioc_device *device)
 {
 	uint64_t lead = m->offset % GAIA_CHUNK;
 	int err;
@@ -57,7 +57,7 @@ int mapping_reserve(struct mapping *m)
 	if (m->length > SIZE_MAX - 2 * GAIA_CHUNK)
 		return -ENOMEM;
 	m->span = (lead + m->length + GAIA_CHUNK - 1) / GAIA_CHUNK * GAIA_CHUNK;
-	err = m->ops->reserve(m->span, &m->base);
+	err = m->ops->reserve(m, device);
 	if (!err)
 		m->addr = m->base + lead;
 	return err;
@@ -145,6 +145,7 @@ void mapping_put(struct mapping *m)
 	if (m->fd >= 0)
 		close(m->fd);
 	conn_put(m->conn);
+	free(m->own);
 	free(m);
 }
 
@@ -152,7 +153,8 @@ int mapping_message(struct conn *c, const struct gaia_msg *msg, const int *fd)
 {
 	struct mapping key = { .conn = c, .id = msg->map };
 	struct mapping *m = node(tfind(&key, &by_id, compare_id));
-	uint64_t first;
+	uint64_t first, k;
+	unsigned run;
 
 	/* It may just have been unmapped: then there is nothing to map, and nothing mapped. */
 	if (!m)
@@ -160,16 +162,20 @@ int mapping_message(struct conn *c, const struct gaia_msg *msg, const int *fd)
 	if (msg->prot & ~(unsigned)m->prot)
 		return -EPROTO;
 	first = m->offset / GAIA_CHUNK;
-	for (unsigned i = 0; i < msg->count; i++) {
-		uint64_t k = msg->chunk[i] - first;
+	for (unsigned i = 0; i < msg->count; i += run) {
 		int err;
 
-		if (k >= m->span / GAIA_CHUNK)
+		k = msg->chunk[i] - first;
+		for (run = 1; i + run < msg->count && msg->chunk[i + run] == msg->chunk[i] + run;)
+			run++;
+		if (k >= m->span / GAIA_CHUNK || run > m->span / GAIA_CHUNK - k)
 			return -EPROTO;
-		if (msg->kind == GAIA_MSG_GRANT)
-			err = m->ops->place(m->base + k * GAIA_CHUNK, fd[i], msg->prot);
-		else
-			err = m->ops->clear(m->base + k * GAIA_CHUNK);
+		if (msg->kind == GAIA_MSG_GRANT) {
+			err = m->ops->place(m, k, run, fd + i, msg->prot);
+		} else {
+			run = 1;
+			err = m->ops->clear(m, k);
+		}
 		if (err)
 			return err;
 	}

@@ -18,10 +18,10 @@ static int keep_from_children(char *at, size_t len)
 	return madvise(at, len, MADV_DONTFORK) ? -errno : 0;
 }
 
-static int sim_reserve(size_t span, char **base)
+static int sim_reserve(struct mapping *m, const struct gaia_ioc_device *device)
 {
+	size_t span = m->span, before;
 	char *raw, *at;
-	size_t before;
 
 	if (span > SIZE_MAX - GAIA_CHUNK)
 		return -ENOMEM;
@@ -34,27 +34,39 @@ static int sim_reserve(size_t span, char **base)
 		munmap(raw, before);
 	munmap(at + span, GAIA_CHUNK - before);
 	keep_from_children(at, span);
-	*base = at;
+	m->base = at;
 	return 0;
 }
 
-static void sim_unreserve(char *base, size_t span)
+static void sim_unreserve(struct mapping *m)
 {
-	munmap(base, span);
+	munmap(m->base, m->span);
 }
 
-static int sim_place(char *at, int fd, int prot)
+static int sim_clear(struct mapping *m, uint64_t k)
 {
-	if (mmap(at, GAIA_CHUNK, prot, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
-		return -errno;
-	return keep_from_children(at, GAIA_CHUNK);
-}
+	char *at = m->base + k * GAIA_CHUNK;
 
-static int sim_clear(char *at)
-{
 	if (mmap(at, GAIA_CHUNK, PROT_NONE, RESERVED | MAP_FIXED, -1, 0) == MAP_FAILED)
 		return -errno;
 	return keep_from_children(at, GAIA_CHUNK);
+}
+
+static int sim_place(struct mapping *m, uint64_t first, unsigned n, const int *fd, int prot)
+{
+	int err = 0;
+
+	for (unsigned i = 0; i < n && !err; i++) {
+		char *at = m->base + (first + i) * GAIA_CHUNK;
+
+		if (mmap(at, GAIA_CHUNK, prot, MAP_SHARED | MAP_FIXED, fd[i], 0) == MAP_FAILED)
+			err = -errno;
+		else
+			err = keep_from_children(at, GAIA_CHUNK);
+	}
+	for (unsigned i = 0; i < n && err; i++)
+		sim_clear(m, first + i);
+	return err;
 }
 
 const struct kind_ops sim_kind = {

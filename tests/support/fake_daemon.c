@@ -18,7 +18,7 @@
 #include "control/internal.h"
 
 #define FILES 64
-#define DEVICES 2
+#define DEVICES 8
 
 struct cfile {
 	ino_t ino;
@@ -37,11 +37,13 @@ struct mapping {
 	struct cfile *file;
 	void *client;
 	uint64_t id;
+	unsigned prot;
 	LIST_HEAD(, granted) granted;
 	LIST_ENTRY(mapping) link;
 };
 
 struct fake_gate fake_gate;
+struct fake_errors fake_errors;
 sem_t fake_unmapped;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -54,6 +56,7 @@ static struct device device[DEVICES] = {
 	{ .name = "sim0", .kind = "sim", .simulated = true, .capacity = 64 << 20 },
 	{ .name = "odd1", .kind = "odd", .capacity = 32 << 20 },
 };
+static unsigned n_devices = 2;
 
 static struct control *control;
 static uv_loop_t loop;
@@ -81,6 +84,7 @@ int cache_map(struct cfile *f, unsigned dev, void *client, uint64_t map_id, unsi
 	m->file = f;
 	m->client = client;
 	m->id = map_id;
+	m->prot = prot;
 	pthread_mutex_lock(&lock);
 	LIST_INSERT_HEAD(&mappings, m, link);
 	fake_cache.maps++;
@@ -146,19 +150,24 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 {
 	uint64_t first = off / GAIA_CHUNK, last = (off + len - 1) / GAIA_CHUNK;
 	uint64_t *idx = calloc(last - first + 1, sizeof(*idx));
-	int *fd = calloc(last - first + 1, sizeof(*fd)), err = 0;
+	int *fd = calloc(last - first + 1, sizeof(*fd)), err;
+	bool pin = prot & GAIA_PROT_PIN, bring = prot & GAIA_PROT_READ && !pin;
 	unsigned n = 0;
 
-	if (fake_gate.armed) {
+	if (fake_gate.armed && bring) {
 		sem_post(&fake_gate.entered);
 		sem_wait(&fake_gate.leave);
 	}
+	err = pin ? fake_errors.pin : bring ? fake_errors.acquire : 0;
+	if (err)
+		goto free_lists;
 	pthread_mutex_lock(&lock);
-	fake_cache.acquires++;
+	fake_cache.acquires += bring;
+	fake_cache.pins += pin - !!(prot & GAIA_PROT_PINNED);
 	fake_cache.off = off;
 	fake_cache.len = len;
 	fake_cache.prot = prot;
-	for (uint64_t k = first; k <= last; k++) {
+	for (uint64_t k = first; k <= last && (pin || bring); k++) {
 		struct granted *g = find_granted(m, k);
 
 		if (!g)
@@ -172,7 +181,8 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 	}
 	pthread_mutex_unlock(&lock);
 	if (n)
-		err = control_grant(m->client, m->id, GAIA_PROT_READ | GAIA_PROT_WRITE, idx, fd, n, seq);
+		err = control_grant(m->client, m->id, m->prot, idx, fd, n, seq);
+free_lists:
 	free(idx);
 	free(fd);
 	return err;
@@ -185,7 +195,7 @@ int cache_release(struct mapping *m, uint64_t off, uint64_t len)
 	fake_cache.off = off;
 	fake_cache.len = len;
 	pthread_mutex_unlock(&lock);
-	return 0;
+	return fake_errors.release;
 }
 
 int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice)
@@ -206,12 +216,24 @@ int cache_fsync(struct cfile *f, off_t off, off_t len, bool data_only)
 
 unsigned cache_devices(struct cache *c)
 {
-	return DEVICES;
+	return n_devices;
 }
 
 void cache_device(struct cache *c, unsigned i, struct cache_device_use *out)
 {
 	*out = (struct cache_device_use){ .dev = &device[i] };
+}
+
+unsigned fake_device(const char *kind, const unsigned char uuid[16])
+{
+	struct device *dev = &device[n_devices];
+
+	cr_assert_lt(n_devices, DEVICES);
+	*dev = (struct device){ .capacity = 64 << 20 };
+	snprintf(dev->kind, sizeof(dev->kind), "%s", kind);
+	snprintf(dev->name, sizeof(dev->name), "%s%u", kind, n_devices);
+	memcpy(dev->uuid, uuid, sizeof(dev->uuid));
+	return n_devices++;
 }
 
 json_t *cache_status_json(struct cache *c)

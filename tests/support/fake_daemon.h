@@ -9,6 +9,7 @@
 #define GAIA_TESTS_FAKE_DAEMON_H
 
 #include <semaphore.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -32,6 +33,7 @@ int fake_ioctl(int fd, unsigned long request, void *arg);
 struct fake_cache {
 	unsigned maps, unmaps, acquires, releases, syncs, advices;
 	unsigned live;			/* mappings */
+	int pins;			/* GAIA_PROT_PIN without their GAIA_PROT_PINNED */
 	uint64_t off, len;		/* of the last range */
 	uint64_t map_id;		/* of the last mapping */
 	unsigned prot;
@@ -39,12 +41,21 @@ struct fake_cache {
 };
 struct fake_cache fake_seen(void);
 
-/* While armed, cache_acquire() posts entered and waits for leave. */
+/* While armed, cache_acquire() (but not to pin) posts entered and waits for leave. */
 struct fake_gate {
 	bool armed;
 	sem_t entered, leave;
 };
 extern struct fake_gate fake_gate;
+
+/* What the cache answers from now on, where it is not 0. */
+struct fake_errors {
+	atomic_int pin, acquire, release;
+};
+extern struct fake_errors fake_errors;
+
+/* One device more: its number. */
+unsigned fake_device(const char *kind, const unsigned char uuid[16]);
 
 /* Posted by each cache_unmap(). */
 extern sem_t fake_unmapped;

@@ -1,6 +1,6 @@
 #!/bin/sh
 # installed.sh BUILD EXAMPLE.c - what `meson install` puts in place: all of it, usable from C and C++ by
-# pkg-config, and the library exports what client.h declares and nothing else.
+# pkg-config, and the library exports what its headers declare and nothing else.
 set -eu
 
 build=$1
@@ -18,12 +18,12 @@ meson install -C "$build" --no-rebuild --quiet --destdir "$dir/root" > "$dir/log
 	exit 1
 }
 find "$dir/root" ! -type d | sed "s,^$dir/root,," | sort > "$dir/list"
-for file in bin/gaiafs bin/gaia sbin/mount.gaiafs sbin/umount.fuse.gaiafs include/gaia/client.h \
+for file in bin/gaiafs bin/gaia sbin/mount.gaiafs sbin/umount.fuse.gaiafs include/gaia/client.h include/gaia/cuda.h \
 	/libgaiaclient.so /libgaiaclient.so.0 pkgconfig/gaiaclient.pc gaiafs@.service; do
 	grep -q "/$file\$" "$dir/list" || grep -q "$file\$" "$dir/list" || fail "$file is missing"
 done
 if command -v scdoc > /dev/null; then
-	for page in gaiafs.8 mount.gaiafs.8 gaia.1 gaiaclient.3 gaia_mmap.3; do
+	for page in gaiafs.8 mount.gaiafs.8 gaia.1 gaiaclient.3 gaia_mmap.3 gaia_acquire_on.3; do
 		grep -q "/$page\$" "$dir/list" || fail "man page $page is missing"
 	done
 fi
@@ -31,11 +31,11 @@ fi
 
 lib=$dir/root$(grep '/libgaiaclient\.so\.0$' "$dir/list")
 pc=$dir/root$(dirname "$(grep 'gaiaclient\.pc$' "$dir/list")")
-header=$dir/root$(grep '/gaia/client\.h$' "$dir/list")
+headers=$dir/root$(dirname "$(grep '/gaia/client\.h$' "$dir/list")")
 
 readelf -d "$lib" | grep -q 'SONAME.*\[libgaiaclient\.so\.0\]' || fail "the SONAME is not libgaiaclient.so.0"
 nm -D --defined-only "$lib" | awk '$2 ~ /[TDBRVWi]/ { print $3 }' | sort > "$dir/exported"
-grep -oE '\bgaia_[a-z]+\(' "$header" | tr -d '(' | sort -u > "$dir/declared"
+cat "$headers"/*.h | grep -v '^ \*' | grep -oE '\bgaia_[a-z_]+\(' | tr -d '(' | sort -u > "$dir/declared"
 diff "$dir/declared" "$dir/exported" >&2 || fail "declared (<) and exported (>) functions differ"
 for binary in "$lib" "$dir/root$(grep 'bin/gaiafs$' "$dir/list")" "$dir/root$(grep 'bin/gaia$' "$dir/list")"; do
 	! readelf -d "$binary" | grep 'NEEDED.*libcuda' >&2 || fail "$binary needs libcuda at start"
@@ -50,10 +50,14 @@ flags=$(pkg-config --cflags --libs gaiaclient) || fail "pkg-config does not know
 ${CC:-cc} -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror ${SANITIZED:-} "$example" -o "$dir/example" $flags ||
 	fail "$example does not build against the installed library"
 include=$(pkg-config --cflags gaiaclient)
-printf '#include <gaia/client.h>\nint main() { return gaia_devices(-1, nullptr, 0) == 0; }\n' > "$dir/t.cc"
+cat > "$dir/t.cc" << 'END'
+#include <gaia/client.h>
+#include <gaia/cuda.h>
+int main() { return gaia_devices(-1, nullptr, 0) == 0 || gaia_release_on(nullptr, 1, nullptr) == 0; }
+END
 for standard in c++11 c++20; do
 	# shellcheck disable=SC2086
 	${CXX:-c++} -std=$standard -Wall -Wextra -Wpedantic -Werror -fsyntax-only $include "$dir/t.cc" ||
-		fail "client.h is not good $standard"
+		fail "the headers are not good $standard"
 done
 exit $failed

@@ -1,0 +1,93 @@
+/*
+ * cuda_client.h - what the library's CUDA files share: the driver, and the library's side of a mapping on a GPU.
+ *
+ * The driver is loaded when a GPU is first asked for, and never linked: the library serves the other kinds of devices where
+ * there is none. cuda.c maps chunks; cuda_stream.c queues acquires and releases on streams.
+ */
+#ifndef GAIA_CLIENT_CUDA_CLIENT_H
+#define GAIA_CLIENT_CUDA_CLIENT_H
+
+#include <cuda.h>
+
+#include "internal.h"
+
+/* The entry points used, by their documented names without "cu". */
+#define CUDA_ENTRY_POINTS(X)                                                                   \
+	X(Init, (unsigned flags))                                                              \
+	X(DeviceGetCount, (int *count))                                                        \
+	X(DeviceGet, (CUdevice *dev, int ordinal))                                             \
+	X(DeviceGetUuid, (CUuuid *uuid, CUdevice dev))                                         \
+	X(DevicePrimaryCtxRetain, (CUcontext *ctx, CUdevice dev))                              \
+	X(DevicePrimaryCtxRelease, (CUdevice dev))                                             \
+	X(CtxGetCurrent, (CUcontext *ctx))                                                     \
+	X(CtxGetDevice, (CUdevice *dev))                                                       \
+	X(CtxPushCurrent, (CUcontext ctx))                                                     \
+	X(CtxPopCurrent, (CUcontext *ctx))                                                     \
+	X(CtxSynchronize, (void))                                                              \
+	X(MemAddressReserve, (CUdeviceptr *at, size_t size, size_t align, CUdeviceptr hint,    \
+			      unsigned long long flags))                                       \
+	X(MemAddressFree, (CUdeviceptr at, size_t size))                                       \
+	X(MemImportFromShareableHandle, (CUmemGenericAllocationHandle *handle, void *from,     \
+					 CUmemAllocationHandleType type))                      \
+	X(MemMap, (CUdeviceptr at, size_t size, size_t offset,                                 \
+		   CUmemGenericAllocationHandle handle, unsigned long long flags))             \
+	X(MemUnmap, (CUdeviceptr at, size_t size))                                             \
+	X(MemSetAccess, (CUdeviceptr at, size_t size, const CUmemAccessDesc *desc,             \
+			 size_t count))                                                        \
+	X(MemRelease, (CUmemGenericAllocationHandle handle))                                   \
+	X(MemHostRegister, (void *at, size_t size, unsigned flags))                            \
+	X(MemHostUnregister, (void *at))                                                       \
+	X(MemHostGetDevicePointer, (CUdeviceptr *out, void *at, unsigned flags))               \
+	X(StreamGetCtx, (CUstream stream, CUcontext *ctx))                                     \
+	X(StreamIsCapturing, (CUstream stream, CUstreamCaptureStatus *status))                 \
+	X(StreamSynchronize, (CUstream stream))                                                \
+	X(StreamWaitValue32, (CUstream stream, CUdeviceptr at, cuuint32_t value,               \
+			      unsigned flags))                                                 \
+	X(LaunchHostFunc, (CUstream stream, CUhostFn fn, void *arg))
+
+struct cuda_api {
+#define X(name, args) CUresult (*name) args;
+	CUDA_ENTRY_POINTS(X)
+#undef X
+};
+
+/* Good after cuda_load(). */
+extern struct cuda_api cuda_api;
+
+/* The function of an entry point ("cuMemMap"), or NULL; tests replace it. */
+extern void *(*cuda_lookup)(const char *name);
+
+/* Each acquire or release that is queued has a word of its own, for which its stream waits: a page of them. */
+#define CUDA_FLAGS (GAIA_PAGE / sizeof(uint32_t))
+
+/* mapping.own of a mapping on a GPU. */
+struct cuda_mapping {
+	/* Constant. */
+	CUdevice dev;
+	CUcontext ctx;
+	bool retained; /* ctx is the primary context, and we hold it */
+
+	/* turns_lock. */
+	uint32_t *flag; /* host memory that the device sees; NULL: not needed so far */
+	CUdeviceptr flag_dev; /* the same for the device */
+	uint32_t awaited[CUDA_FLAGS]; /* what was last waited for there */
+	uint64_t taken[CUDA_FLAGS / 64];
+
+	/* gaia_lock. */
+	uint64_t placed[]; /* a bit a chunk: something is mapped there */
+};
+
+/* 0, or the nearest negative errno. */
+int cuda_errno(CUresult result);
+
+/* Make the mapping's context current until cuda_leave(). */
+int cuda_enter(const struct cuda_mapping *c);
+void cuda_leave(void);
+
+/* kind_ops.queue */
+int cuda_queue(struct mapping *m, const struct gaia_ioc_range *io, bool release,
+	       struct CUstream_st *stream);
+/* No turn is queued any more. @ended: and no stream looks at the flags. */
+void cuda_queue_end(struct cuda_mapping *c, bool ended);
+
+#endif

@@ -1,0 +1,162 @@
+/*
+ * turns.c - acquires and releases, and the thread that carries them out in their turn.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "internal.h"
+
+pthread_mutex_t turns_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* turns_lock. Never used again, perhaps. */
+static LIST_HEAD(, turn) abandoned = LIST_HEAD_INITIALIZER(abandoned);
+
+int range_acquire(struct mapping *m, struct gaia_ioc_range *io)
+{
+	int err = wire_push(m->fd, io->offset, io->length);
+
+	if (!err)
+		err = wire_ioctl(m->fd, GAIA_IOC_ACQUIRE, io);
+	if (!err && io->seq)
+		err = conn_wait(m->conn, io->seq);
+	return err;
+}
+
+int range_release(struct mapping *m, struct gaia_ioc_range *io)
+{
+	int err, push_err;
+
+	/*
+	 * The daemon is going to invalidate pages that the kernel caches: clean ones cost it a fraction of
+	 * dirty ones. An error is one of CPU writes, and is reported when the release is done, since
+	 * the kernel reports it once.
+	 */
+	push_err = wire_push(m->fd, io->offset, io->length);
+	err = wire_release(m->fd, m->release_by, io);
+	return err ? err : push_err;
+}
+
+/* ---- the thread ---- */
+
+/*
+ * Nothing here takes gaia_lock before the turn is done: who holds that may be in the driver, and the driver may
+ * wait for a stream that waits for us. (An acquire of what was pinned brings no chunks to map, unless the
+ * file has grown since.)
+ */
+static void carry_out(struct turn *t)
+{
+	int none = 0, err;
+
+	err = t->release ? range_release(t->m, &t->io) : range_acquire(t->m, &t->io);
+	/* The first one is kept. */
+	if (err)
+		atomic_compare_exchange_strong(&t->m->late_error, &none, err);
+}
+
+static void *turns_thread(void *arg)
+{
+	struct turns *ts = arg;
+	struct turn *t;
+
+	pthread_mutex_lock(&turns_lock);
+	for (;;) {
+		while (!(t = STAILQ_FIRST(&ts->ready)) && !ts->stop)
+			pthread_cond_wait(&ts->changed, &turns_lock);
+		if (!t)
+			break;
+		STAILQ_REMOVE_HEAD(&ts->ready, link);
+		pthread_mutex_unlock(&turns_lock);
+		carry_out(t);
+		pthread_mutex_lock(&turns_lock);
+		t->done(t);
+		/* From now on the mapping may go. */
+		t->m->turns_ready--;
+		pthread_cond_broadcast(&ts->changed);
+		free(t);
+	}
+	pthread_mutex_unlock(&turns_lock);
+	return NULL;
+}
+
+void turns_init(struct turns *ts)
+{
+	pthread_cond_init(&ts->changed, NULL);
+	STAILQ_INIT(&ts->ready);
+}
+
+int turns_start(struct conn *c)
+{
+	struct turns *ts = &c->turns;
+	int err = 0;
+
+	pthread_mutex_lock(&turns_lock);
+	if (!ts->started) {
+		err = start_thread(&ts->thread, turns_thread, ts, "gaia-turns");
+		ts->started = !err;
+	}
+	pthread_mutex_unlock(&turns_lock);
+	return err;
+}
+
+void turns_end(struct turns *ts, bool forked)
+{
+	int cancel;
+
+	/* A child has only what the parent's thread left behind, maybe in the middle of something. */
+	if (forked)
+		return;
+	pthread_mutex_lock(&turns_lock);
+	ts->stop = true;
+	pthread_cond_broadcast(&ts->changed);
+	pthread_mutex_unlock(&turns_lock);
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+	if (ts->started)
+		pthread_join(ts->thread, NULL);
+	pthread_setcancelstate(cancel, NULL);
+	pthread_cond_destroy(&ts->changed);
+}
+
+/* ---- turns ---- */
+
+void turn_queued(struct turn *t)
+{
+	LIST_INSERT_HEAD(&t->m->turns_queued, t, queued);
+}
+
+void turn_not_queued(struct turn *t)
+{
+	LIST_REMOVE(t, queued);
+}
+
+void turn_ready(struct turn *t)
+{
+	pthread_mutex_lock(&turns_lock);
+	LIST_REMOVE(t, queued);
+	if (t->m) {
+		t->m->turns_ready++;
+		STAILQ_INSERT_TAIL(&t->m->conn->turns.ready, t, link);
+		pthread_cond_broadcast(&t->m->conn->turns.changed);
+	} else {
+		free(t);
+	}
+	pthread_mutex_unlock(&turns_lock);
+}
+
+void turns_wait(struct mapping *m, bool queued)
+{
+	struct turns *ts = &m->conn->turns;
+	struct turn *t;
+	int cancel;
+
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+	pthread_mutex_lock(&turns_lock);
+	while (m->turns_ready || (queued && !LIST_EMPTY(&m->turns_queued)))
+		pthread_cond_wait(&ts->changed, &turns_lock);
+	while ((t = LIST_FIRST(&m->turns_queued))) {
+		LIST_REMOVE(t, queued);
+		t->m = NULL;
+		LIST_INSERT_HEAD(&abandoned, t, queued);
+	}
+	pthread_mutex_unlock(&turns_lock);
+	pthread_setcancelstate(cancel, NULL);
+}
