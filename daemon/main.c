@@ -34,7 +34,8 @@ struct daemon {
 
 	/* Made by start_*() in this order, NULL before. */
 	struct store *store;
-	struct device **device;
+	struct device **device; /* ends with NULL */
+	unsigned n_devices;
 	struct fs *fs;
 	struct cache *cache;
 	struct control *control;
@@ -176,35 +177,85 @@ static int start_store(struct daemon *d)
 	return err;
 }
 
-static int start_devices(struct daemon *d)
+/* Takes the device over. */
+static int add_device(struct daemon *d, struct device *dev)
 {
-	const struct options *o = &d->options;
+	struct device *faulty;
+	int err = d->faults ? device_faulty_create(dev, &faulty) : 0;
 
-	d->device = xcalloc(o->n_devices + 1, sizeof(*d->device));
-	for (unsigned i = 0; i < o->n_devices; i++) {
-		struct device *faulty;
-		int err = device_sim_create(&o->device[i], &d->device[i]);
-
-		if (!err && d->faults) {
-			err = device_faulty_create(d->device[i], &faulty);
-			if (!err)
-				d->device[i] = faulty;
-		}
-		if (err) {
-			log_error("--device: simulated device %u: %s", i, strerror(-err));
-			return err;
-		}
+	if (err) {
+		log_error("device %s: %s", dev->name, strerror(-err));
+		dev->ops->destroy(dev);
+		return err;
 	}
+	d->device[d->n_devices++] = d->faults ? faulty : dev;
 	return 0;
 }
 
+static int start_sim(struct daemon *d, const struct sim_config *config)
+{
+	struct device *dev;
+	int err = device_sim_create(config, &dev);
+
+	if (!err)
+		return add_device(d, dev);
+	log_error("--device: simulated device %u: %s", config->index, strerror(-err));
+	return err;
+}
+
+static int start_cuda(struct daemon *d, const struct cuda_config *config)
+{
+	struct device *dev;
+	int err = device_cuda_create(config, &dev); /* logs */
+
+	return err ? err : add_device(d, dev);
+}
+
+/* All GPUs that work; if there is none, a simulated device. */
+static int choose_devices(struct daemon *d)
+{
+	static const struct sim_config sim = OPTIONS_USUAL_SIM;
+	const char *why;
+	unsigned n = device_cuda_count(&why);
+
+	for (unsigned i = 0; i < n && i < CACHE_MAX_DEVICES; i++)
+		(void)start_cuda(d, &(struct cuda_config){ .index = i });
+	if (d->n_devices)
+		return 0;
+	if (!n)
+		log_debug("no GPU: %s", why);
+	return start_sim(d, &sim);
+}
+
+static int start_devices(struct daemon *d)
+{
+	const struct options *o = &d->options;
+	int err = 0;
+
+	d->device = xcalloc(CACHE_MAX_DEVICES + 1, sizeof(*d->device));
+	if (o->choose_devices)
+		return choose_devices(d);
+	for (unsigned i = 0; i < o->n_devices && !err; i++) {
+		if (o->device[i].kind == CHOICE_CUDA)
+			err = start_cuda(d, &o->device[i].cuda);
+		else
+			err = start_sim(d, &o->device[i].sim);
+	}
+	return err;
+}
+
+/* GPUs have said so themselves. */
 static void announce_devices(const struct daemon *d)
 {
 	uint64_t bytes = 0;
-	unsigned n = d->options.n_devices;
+	unsigned n = 0;
 
-	for (unsigned i = 0; i < n; i++)
+	for (unsigned i = 0; i < d->n_devices; i++) {
+		if (!d->device[i]->simulated)
+			continue;
+		n++;
 		bytes += d->device[i]->capacity;
+	}
 	if (n)
 		log_info("%u simulated device%s: %llu MiB of host memory in the place of a GPU's",
 			 n, n > 1 ? "s" : "", (unsigned long long)bytes >> 20);
@@ -220,7 +271,7 @@ static void warn_of_old_kernel(const struct daemon *d)
 	int major = 0, minor = 0;
 	struct utsname u;
 
-	if (!d->options.n_devices || uname(&u) || sscanf(u.release, "%d.%d", &major, &minor) != 2)
+	if (!d->n_devices || uname(&u) || sscanf(u.release, "%d.%d", &major, &minor) != 2)
 		return;
 	if (major < 6 || (major == 6 && minor < 16))
 		log_warn("Linux %s is older than 6.16: a device's release of a page that a CPU program stores to through "
@@ -266,7 +317,7 @@ static int start_cache(struct daemon *d)
 	const struct cache_config config = {
 		.home_bytes = d->options.home_bytes,
 		.devices = d->device,
-		.n_devices = d->options.n_devices,
+		.n_devices = d->n_devices,
 		.writeback_age_ms = d->options.writeback_age_ms,
 		.host = fs_cache_host(),
 		.host_arg = d->fs,

@@ -14,7 +14,6 @@
 #include "base/util.h"
 #include "pagecache/cache.h"
 
-#define DEFAULT_DEVICE (256ull << 20)
 #define DEFAULT_HOME_MAX (4ull << 30)
 #define DEFAULT_AGE_S 5
 
@@ -24,7 +23,7 @@ static const char help[] =
 	"\n"
 	"  --device sim[:SIZE][,KEY=VALUE]...   a simulated device (256M); keys: count=N,\n"
 	"                                       bandwidth=SIZE (a second), latency=MICROSECONDS\n"
-	"  --device cuda[:INDEX[,SIZE]]         a GPU\n"
+	"  --device cuda[:INDEX[,SIZE]]         a GPU (0), with 80 % of its free memory\n"
 	"  --device none                        no device\n"
 	"  --home SIZE                          host memory for file contents (a quarter of\n"
 	"                                       RAM, 4G at most)\n"
@@ -41,7 +40,7 @@ static const char help[] =
 	"\n"
 	"SIZE takes the suffixes K, M, G, T. `gaia umount DIR` ends it.\n";
 
-static int add_sim(struct options *o, const struct sim_config *like, uint64_t count)
+static int add_devices(struct options *o, const struct device_choice *like, uint64_t count)
 {
 	if (o->n_devices + count > CACHE_MAX_DEVICES) {
 		log_error("--device: more than %u devices are too many", CACHE_MAX_DEVICES);
@@ -50,7 +49,7 @@ static int add_sim(struct options *o, const struct sim_config *like, uint64_t co
 	o->device = xrealloc(o->device, (o->n_devices + count) * sizeof(*o->device));
 	while (count--) {
 		o->device[o->n_devices] = *like;
-		o->device[o->n_devices].index = o->n_devices;
+		o->device[o->n_devices].sim.index = o->n_devices;
 		o->n_devices++;
 	}
 	return 0;
@@ -87,7 +86,8 @@ static int parse_sim_key(const char *key, struct sim_config *sim, uint64_t *coun
 /* @text: what follows "sim". */
 static int parse_sim(struct options *o, const char *text)
 {
-	struct sim_config sim = { .capacity = DEFAULT_DEVICE };
+	struct device_choice choice = { CHOICE_SIM, .sim = OPTIONS_USUAL_SIM };
+	struct sim_config *sim = &choice.sim;
 	char *copy = strdup(text), *rest = copy, *word;
 	uint64_t count = 1;
 	int err = -ENOMEM;
@@ -96,8 +96,8 @@ static int parse_sim(struct options *o, const char *text)
 		goto out;
 	word = strsep(&rest, ",");
 	if (*word) {
-		err = parse_size(word + 1, &sim.capacity);
-		if (err || sim.capacity < GAIA_CHUNK) {
+		err = parse_size(word + 1, &sim->capacity);
+		if (err || sim->capacity < GAIA_CHUNK) {
 			log_error("--device sim%s: \"%s\" is not a size of at least 2M", text,
 				  word + 1);
 			err = -EINVAL;
@@ -105,17 +105,46 @@ static int parse_sim(struct options *o, const char *text)
 		}
 	}
 	while ((word = strsep(&rest, ","))) {
-		err = parse_sim_key(word, &sim, &count);
+		err = parse_sim_key(word, sim, &count);
 		if (err) {
 			log_error("--device sim%s: \"%s\" is not count=N, bandwidth=SIZE or "
 				  "latency=MICROSECONDS", text, word);
 			goto out;
 		}
 	}
-	err = add_sim(o, &sim, count);
+	err = add_devices(o, &choice, count);
 out:
 	free(copy);
 	return err;
+}
+
+/* @text: what follows "cuda". Which GPUs there are is seen later, when CUDA may be asked. */
+static int parse_cuda(struct options *o, const char *text)
+{
+	struct device_choice choice = { CHOICE_CUDA, .cuda = { .index = 0 } };
+	unsigned long index = 0;
+	char *end = "";
+
+	errno = 0;
+	if (*text)
+		index = strtoul(text + 1, &end, 10);
+	if ((*text && (text[1] < '0' || text[1] > '9')) || errno || index > 1023 ||
+	    (*end && *end != ',')) {
+		log_error("--device cuda%s: not a GPU's number, 0 for the first", text);
+		return -EINVAL;
+	}
+	choice.cuda.index = (unsigned)index;
+	if (*end && (parse_size(end + 1, &choice.cuda.capacity) || choice.cuda.capacity < GAIA_CHUNK)) {
+		log_error("--device cuda%s: \"%s\" is not a size of at least 2M", text, end + 1);
+		return -EINVAL;
+	}
+	for (unsigned i = 0; i < o->n_devices; i++) {
+		if (o->device[i].kind != CHOICE_CUDA || o->device[i].cuda.index != index)
+			continue;
+		log_error("--device cuda%s: GPU %lu is named twice", text, index);
+		return -EINVAL;
+	}
+	return add_devices(o, &choice, 1);
 }
 
 static int parse_device(struct options *o, const char *text, bool *none)
@@ -126,11 +155,8 @@ static int parse_device(struct options *o, const char *text, bool *none)
 	}
 	if (!strncmp(text, "sim", 3) && (!text[3] || text[3] == ':' || text[3] == ','))
 		return parse_sim(o, text + 3);
-	if (!strncmp(text, "cuda", 4) && (!text[4] || text[4] == ':')) {
-		log_error("--device %s: CUDA devices are not in this build; `--device sim` "
-			  "simulates one", text);
-		return -ENODEV;
-	}
+	if (!strncmp(text, "cuda", 4) && (!text[4] || text[4] == ':'))
+		return parse_cuda(o, text + 4);
 	log_error("--device %s: no such kind of device; there are sim, cuda and none", text);
 	return -EINVAL;
 }
@@ -256,7 +282,6 @@ enum options_result options_parse(int argc, char **argv, struct options *out)
 		{ "version", no_argument, NULL, 'V' },
 		{ NULL, 0, NULL, 0 },
 	};
-	static const struct sim_config usual = { .capacity = DEFAULT_DEVICE };
 	bool none = false;
 	int c;
 
@@ -291,8 +316,7 @@ enum options_result options_parse(int argc, char **argv, struct options *out)
 	}
 	if (parse_paths(out, argc - optind, argv + optind))
 		return OPTIONS_WRONG;
-	if (!none && !out->n_devices)
-		add_sim(out, &usual, 1);
+	out->choose_devices = !none && !out->n_devices;
 	return OPTIONS_RUN;
 }
 

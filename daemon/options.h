@@ -9,12 +9,19 @@
 
 #include "device/device.h"
 
+struct device_choice {
+	enum { CHOICE_SIM, CHOICE_CUDA } kind;
+	struct sim_config sim;
+	struct cuda_config cuda;
+};
+
 struct options {
 	const char *source;
 	const char *mountpoint;	   /* the source itself, where one directory was given */
 	char *mount_options;	   /* all of -o, comma separated; "" for none */
-	struct sim_config *device; /* one for each device to be made */
+	struct device_choice *device; /* one for each device to be made */
 	unsigned n_devices;
+	bool choose_devices; /* nothing was said of devices: see start_devices() */
 	uint64_t home_bytes;
 	uint64_t writeback_age_ms;
 	bool writeback;
@@ -27,6 +34,9 @@ enum options_result {
 	OPTIONS_DONE,	/* help or the version was asked for and printed */
 	OPTIONS_WRONG,	/* one line in the log says what */
 };
+
+/* The simulated device of who does not say how it should be. */
+#define OPTIONS_USUAL_SIM { .capacity = 256ull << 20 }
 
 /* Also sets the level of the log. Fills *@out in each case; end with options_free(). */
 enum options_result options_parse(int argc, char **argv, struct options *out);

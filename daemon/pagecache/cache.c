@@ -21,6 +21,8 @@ static int devices_init(struct cache *c, const struct cache_config *config)
 		pthread_mutex_init(&dev->lock, NULL);
 	}
 	c->n_devices = config->n_devices;
+	c->frames.dev = c->dev;
+	c->frames.n_devices = c->n_devices;
 	return 0;
 }
 

@@ -36,6 +36,17 @@ void frames_destroy(struct frames *fr)
 	pthread_mutex_destroy(&fr->lock);
 }
 
+/* No lock is held: a device may take its time. */
+static void tell_devices(struct frames *fr, void *slab, bool there)
+{
+	for (unsigned i = 0; i < fr->n_devices; i++) {
+		struct device *dev = fr->dev[i].dev;
+
+		if (dev->ops->host_slab)
+			dev->ops->host_slab(dev, slab, there);
+	}
+}
+
 static int slab_populate(struct slab *s)
 {
 	/* Twice the size, to cut an aligned one out of. */
@@ -54,8 +65,11 @@ static int slab_populate(struct slab *s)
 	return 0;
 }
 
-/* A slab with a free frame, with @want of them if there is one. NULL: none and none to be had. */
-static unsigned slab_choose(struct frames *fr, unsigned want)
+/*
+ * A slab with a free frame, with @want of them if there is one. UINT32_MAX: none and none to be had.
+ * *@fresh: its memory, if that is new.
+ */
+static unsigned slab_choose(struct frames *fr, unsigned want, void **fresh)
 {
 	unsigned fallback = fr->n_slabs, hole = fr->n_slabs;
 
@@ -73,13 +87,16 @@ static unsigned slab_choose(struct frames *fr, unsigned want)
 			fallback = i;
 	}
 	/* A new one keeps long runs together; an old one with few free frames serves when memory is short. */
-	if (hole < fr->n_slabs && slab_populate(fr->slab[hole]) == 0)
+	if (hole < fr->n_slabs && slab_populate(fr->slab[hole]) == 0) {
+		*fresh = fr->slab[hole]->memory;
 		return hole;
+	}
 	if (hole == fr->n_slabs && fr->n_slabs < fr->room) {
 		struct slab *s = calloc(1, sizeof(*s));
 
 		if (s && slab_populate(s) == 0) {
 			fr->slab[fr->n_slabs] = s;
+			*fresh = s->memory;
 			return fr->n_slabs++;
 		}
 		free(s);
@@ -90,6 +107,7 @@ static unsigned slab_choose(struct frames *fr, unsigned want)
 unsigned frames_take(struct frames *fr, unsigned n, frame_t *out, bool beyond)
 {
 	unsigned got = 0, at;
+	void *fresh = NULL;
 	struct slab *s;
 
 	pthread_mutex_lock(&fr->lock);
@@ -100,7 +118,7 @@ unsigned frames_take(struct frames *fr, unsigned n, frame_t *out, bool beyond)
 	}
 	if (n == 0)
 		goto unlock;
-	at = slab_choose(fr, MIN(n, GAIA_CHUNK_PAGES));
+	at = slab_choose(fr, MIN(n, GAIA_CHUNK_PAGES), &fresh);
 	if (at == UINT32_MAX)
 		goto unlock;
 	fr->hint = at;
@@ -121,12 +139,16 @@ unsigned frames_take(struct frames *fr, unsigned n, frame_t *out, bool beyond)
 		count(CTR_home_overcommit, MIN((uint64_t)got, fr->used - fr->budget));
 unlock:
 	pthread_mutex_unlock(&fr->lock);
+	/* It cannot go before that: it has frames that are ours. */
+	if (fresh)
+		tell_devices(fr, fresh, true);
 	return got;
 }
 
 void frames_give(struct frames *fr, frame_t frame)
 {
 	unsigned at = (frame - 1) / GAIA_CHUNK_PAGES, i = (frame - 1) % GAIA_CHUNK_PAGES;
+	void *empty = NULL;
 	struct slab *s;
 
 	pthread_mutex_lock(&fr->lock);
@@ -135,11 +157,15 @@ void frames_give(struct frames *fr, frame_t frame)
 	bit_clear(s->used, i);
 	fr->used--;
 	if (++s->free == GAIA_CHUNK_PAGES) {
-		munmap(s->memory, GAIA_CHUNK);
+		empty = s->memory;
 		s->memory = NULL;
 		s->free = 0;
 	}
 	pthread_mutex_unlock(&fr->lock);
+	if (empty) {
+		tell_devices(fr, empty, false);
+		munmap(empty, GAIA_CHUNK);
+	}
 }
 
 void *frame_ptr(const struct frames *fr, frame_t frame)

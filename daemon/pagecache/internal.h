@@ -45,6 +45,10 @@ struct slab {
 };
 
 struct frames {
+	/* Constant once there are any. */
+	const struct cache_device *dev; /* those who are told of slabs */
+	unsigned n_devices;
+
 	pthread_mutex_t lock;
 	struct slab **slab;
 	unsigned n_slabs, room; /* grows only */

@@ -98,8 +98,14 @@ ON_TOP(bad_usage_is_one_line)
 	refused("nonsense", "--device sim,nonsense=1 dir");
 	refused("count", "--device sim,count=0 dir");
 	refused("gpu", "--device gpu dir");
-	refused("cuda", "--device cuda dir");
-	refused("cuda", "--device cuda:0,1G dir");
+	/* Where there is no such GPU, or no CUDA at all. */
+	refused("cuda1000", "--device cuda:1000 dir");
+	refused("cuda1000", "--device cuda:1000,1G dir");
+	refused("cuda:", "--device cuda: dir");
+	refused("cuda:x", "--device cuda:x dir");
+	refused("cuda:0x", "--device cuda:0x dir");
+	refused("1M", "--device cuda:0,1M dir");
+	refused("twice", "--device cuda --device cuda:0 dir");
 	refused("none", "--device none --device sim dir");
 	refused("sometimes", "--cpu-cache sometimes dir");
 	refused("loud", "--log-level loud dir");

@@ -119,7 +119,10 @@ static int choose_capacity(struct cuda *cuda, uint64_t wanted)
 	return -EINVAL;
 }
 
-static int identify(struct cuda *cuda, unsigned index)
+#define MODEL_LENGTH 64
+
+/* Which GPU it is; what people call it, in @model. */
+static int identify(struct cuda *cuda, unsigned index, char *model)
 {
 	CUuuid uuid;
 	int err, n;
@@ -137,9 +140,11 @@ static int identify(struct cuda *cuda, unsigned index)
 	if (!err)
 		err = cuda_check(cuda, cuda->api->cuDeviceGetUuid(&uuid, cuda->ordinal),
 				 "cuDeviceGetUuid");
-	if (!err)
-		memcpy(cuda->base.uuid, uuid.bytes, sizeof(cuda->base.uuid));
-	return err;
+	if (err)
+		return err;
+	memcpy(cuda->base.uuid, uuid.bytes, sizeof(cuda->base.uuid));
+	return cuda_check(cuda, cuda->api->cuDeviceGetName(model, MODEL_LENGTH, cuda->ordinal),
+			  "cuDeviceGetName");
 }
 
 static int start_thread(struct cuda *cuda, pthread_t *thread, void *(*main)(void *))
@@ -240,13 +245,14 @@ int cuda_create(const struct cuda_api *api, const struct cuda_config *config, ui
 		struct device **out)
 {
 	struct cuda *cuda = xcalloc(1, sizeof(*cuda));
+	char model[MODEL_LENGTH];
 	int err;
 
 	cuda->api = api;
 	cuda->base.ops = &cuda_ops;
 	cuda->copy_from = copy_from;
 	init_locks(cuda);
-	err = identify(cuda, config->index);
+	err = identify(cuda, config->index, model);
 	if (!err)
 		err = check_abilities(cuda);
 	if (err)
@@ -276,6 +282,8 @@ int cuda_create(const struct cuda_api *api, const struct cuda_config *config, ui
 		return err;
 	}
 	cuda->created = true;
+	log_info("device %s: %s, %" PRIu64 " MiB of its memory", cuda->base.name, model,
+		 cuda->base.capacity >> 20);
 	*out = &cuda->base;
 	return 0;
 
