@@ -260,6 +260,17 @@ static void drop_zeroed(struct cfile *f, uint64_t off, uint64_t end)
 	free(list);
 }
 
+/* Pages that are not stored yet, and now need not be, may be all that reaches beyond the store's end. */
+static int grow_store(struct store_file *sf, uint64_t size)
+{
+	struct stat st;
+	int err = sf->ops->stat(sf, &st);
+
+	if (!err && (uint64_t)st.st_size < size)
+		err = sf->ops->truncate(sf, (off_t)size);
+	return err;
+}
+
 int cache_allocate(struct cfile *f, int mode, off_t off, off_t len)
 {
 	bool zeroes = mode & (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE);
@@ -277,14 +288,17 @@ int cache_allocate(struct cfile *f, int mode, off_t off, off_t len)
 	pthread_rwlock_wrlock(&f->range);
 	size = cfile_size(f);
 	err = cfile_store(f, true, &sf);
+	if (!err && zeroes)
+		err = grow_store(sf, size);
 	if (!err && zeroes && (uint64_t)off < size)
 		err = keep_tracked(f, (uint64_t)off, MIN(end, size));
 	if (!err)
 		err = sf->ops->allocate(sf, mode, off, len);
 	if (!err && zeroes && (uint64_t)off < size)
 		err = zero_cached(f, (uint64_t)off, MIN(end, size));
+	/* The last page ends with the file. */
 	if (!err && zeroes)
-		drop_zeroed(f, (uint64_t)off, MIN(end, size));
+		drop_zeroed(f, (uint64_t)off, end < size ? end : ROUND_UP(size, GAIA_PAGE));
 	if (!err && !(mode & FALLOC_FL_KEEP_SIZE) && end > size) {
 		pthread_mutex_lock(&f->lock);
 		atomic_store(&f->size, end);

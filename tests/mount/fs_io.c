@@ -313,6 +313,27 @@ BOTH_WAYS(fs_io, fallocate_punches_and_zeroes)
 	both_same_tree();
 }
 
+/* What is punched before it was stored is not stored later, but was a part of the file. */
+BOTH_WAYS(fs_io, a_file_whose_end_was_punched_keeps_its_size)
+{
+	static const char bytes[12288] = "x";
+	int fd[2];
+
+	SAME_FD_OK(fd, openat(at, "f", O_CREAT | O_RDWR, 0644));
+	SAME_OK(write(fd[side], bytes, 12288));
+	allocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 4096, 8192);
+	same_size(fd, 12288);
+	SAME_CLOSE(fd);
+	SAME_FD_OK(fd, openat(at, "g", O_CREAT | O_RDWR, 0644));
+	SAME_OK(write(fd[side], bytes, 10000));
+	allocate(fd, FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, 0, 65536);
+	same_size(fd, 10000);
+	SAME_CLOSE(fd);
+	way_unmount();
+	way_remount();
+	both_same_tree();
+}
+
 /* All of it, however little a call may copy: bytes copied, or -1. */
 static long copy_all(int from, off_t from_off, int to, off_t to_off, size_t len)
 {

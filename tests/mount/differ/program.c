@@ -32,9 +32,11 @@ static off_t offset(void)
 {
 	static const off_t near[] = { 4096, 8192, 12288, 65536, 1 << 20, 2 << 20 };
 
-	switch (rnd(4)) {
+	switch (rnd(5)) {
 	case 0:
 		return rnd(100);
+	case 4:
+		return 4096 * rnd(20);
 	case 1:
 		return rnd(20000);
 	case 2:
@@ -48,7 +50,7 @@ static size_t length(void)
 {
 	static const unsigned most[] = { 10, 5000, 5000, 20000, LONGEST };
 
-	return rnd(10) ? 1 + rnd(most[rnd(5)]) : 4096 * rnd(5);
+	return rnd(6) ? 1 + rnd(most[rnd(5)]) : 4096 * rnd(10);
 }
 
 /*
