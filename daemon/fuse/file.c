@@ -72,6 +72,7 @@ void handle_close(struct handle *h)
 	pthread_mutex_lock(&fs->lock);
 	LIST_REMOVE(h, link);
 	inode->writers -= h->cfile && may_write(h->flags);
+	fs->n_dirs -= h->dir != NULL;
 	pthread_mutex_unlock(&fs->lock);
 	if (h->cfile)
 		contents_put(inode);

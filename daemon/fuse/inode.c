@@ -79,7 +79,7 @@ static int take_surplus(struct fs *fs)
 	struct inode *inode = TAILQ_FIRST(&fs->idle);
 	int fd;
 
-	if (fs->n_fds <= fs->max_fds || !inode)
+	if (fs->n_fds + fs->n_dirs <= fs->max_fds || !inode)
 		return -1;
 	TAILQ_REMOVE(&fs->idle, inode, link);
 	inode->on_idle = false;

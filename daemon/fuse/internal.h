@@ -133,6 +133,7 @@ struct fs {
 	struct inode *inodes; /* hash */
 	unsigned peak_inodes;
 	unsigned n_fds;		/* of inodes, without the root's */
+	unsigned n_dirs;	/* open directories: their descriptors cannot be closed meanwhile */
 	struct inode_list idle; /* inodes whose descriptor may be closed, longest unused first */
 	unsigned n_backings;	/* store files with a descriptor */
 	TAILQ_HEAD(, backing) idle_backings; /* those that may be closed, as above */
