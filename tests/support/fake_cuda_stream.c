@@ -265,6 +265,26 @@ unlock:
 	return err;
 }
 
+/* In a broken context nothing begins any more: what it says is true only when what runs has ended. */
+static CUresult enter_waiting(const char *call)
+{
+	CUresult err = fake_enter(call);
+	CUstream s;
+
+	if (!err)
+		return err;
+	pthread_mutex_lock(&fake.lock);
+again:
+	TAILQ_FOREACH(s, &fake.streams, link) {
+		if (!fake.broken || STAILQ_EMPTY(&s->items))
+			continue;
+		pthread_cond_wait(&fake.changed, &fake.lock);
+		goto again;
+	}
+	pthread_mutex_unlock(&fake.lock);
+	return err;
+}
+
 static CUresult drain(CUstream handle)
 {
 	CUcontext current = fake_context();
@@ -282,7 +302,7 @@ static CUresult drain(CUstream handle)
 
 static CUresult fake_stream_synchronize(CUstream handle)
 {
-	CUresult err = fake_enter("cuStreamSynchronize");
+	CUresult err = enter_waiting("cuStreamSynchronize");
 
 	return err ? err : drain(handle);
 }
@@ -324,7 +344,7 @@ static CUresult fake_stream_get_ctx(CUstream handle, CUcontext *ctx)
 /* Of all streams of the current context. */
 static CUresult fake_ctx_synchronize(void)
 {
-	CUresult err = fake_enter("cuCtxSynchronize");
+	CUresult err = enter_waiting("cuCtxSynchronize");
 	CUcontext current = fake_context();
 	CUstream s;
 
@@ -532,7 +552,7 @@ static CUresult fake_stream_wait_event(CUstream stream, CUevent event, unsigned 
 
 static CUresult fake_event_synchronize(CUevent event)
 {
-	CUresult err = fake_enter("cuEventSynchronize");
+	CUresult err = enter_waiting("cuEventSynchronize");
 	uint64_t number;
 
 	if (err)

@@ -49,6 +49,16 @@ void cuda_ended(struct cuda *cuda, CUresult result, const char *call)
 		switch_off(cuda, result, call);
 }
 
+int cuda_drain(struct cuda *cuda, CUstream stream)
+{
+	int err = cuda_check(cuda, cuda->api->cuStreamSynchronize(stream), "cuStreamSynchronize");
+
+	/* The error may have been an earlier one's, with work still under way. (In a broken context there is none.) */
+	if (err)
+		(void)cuda->api->cuStreamSynchronize(stream);
+	return err;
+}
+
 int cuda_enter(struct cuda *cuda)
 {
 	return cuda_check(cuda, cuda->api->cuCtxSetCurrent(cuda->context), "cuCtxSetCurrent");

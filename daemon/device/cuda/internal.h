@@ -139,6 +139,9 @@ int cuda_enter(struct cuda *cuda);
 /* 0, or -EIO after it switched the device off. @call: for people. */
 int cuda_check(struct cuda *cuda, CUresult result, const char *call);
 
+/* Waits until nothing of the stream is under way, whatever went wrong before. 0 or -EIO. */
+int cuda_drain(struct cuda *cuda, CUstream stream);
+
 /* Of calls that end something, for which a broken device is no reason to say more. */
 void cuda_ended(struct cuda *cuda, CUresult result, const char *call);
 

@@ -109,9 +109,7 @@ static int scrub(struct cuda *cuda, unsigned first, unsigned n)
 						      cuda->scrubber),
 				 "cuMemsetD8Async");
 	/* In any case: what was queued must not come later. */
-	if (cuda_check(cuda, api->cuStreamSynchronize(cuda->scrubber), "cuStreamSynchronize"))
-		err = -EIO;
-	return err;
+	return cuda_drain(cuda, cuda->scrubber) ? -EIO : err;
 }
 
 static void unmap(struct cuda *cuda, unsigned slot)

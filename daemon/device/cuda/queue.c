@@ -315,10 +315,12 @@ void *cuda_issuer_main(void *arg)
 /* Waits until nothing of the batch is under way any more: whether it was carried out. */
 static int wait_for(struct cuda *cuda, struct cuda_batch *b)
 {
-	if (b->recorded)
-		return cuda_check(cuda, cuda->api->cuEventSynchronize(b->event), "cuEventSynchronize");
-	/* What failed on the way has been said, and switched the device off. */
-	(void)cuda->api->cuStreamSynchronize(cuda->stream);
+	if (b->recorded) {
+		b->err = cuda_check(cuda, cuda->api->cuEventSynchronize(b->event), "cuEventSynchronize");
+		if (!b->err)
+			return 0;
+	}
+	(void)cuda_drain(cuda, cuda->stream);
 	return b->err;
 }
 
