@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/un.h>
 #include <sys/utsname.h>
@@ -93,13 +94,25 @@ int wire_release(int fd, unsigned by, struct gaia_ioc_range *io)
 	return -EPROTO;
 }
 
-int wire_push(int fd, uint64_t off, uint64_t len)
+static int push(int fd, uint64_t off, uint64_t len)
 {
 	while (wire_sys.push(fd, off, len) < 0) {
 		if (errno != EINTR)
 			return errno == ECONNABORTED ? -ENOTCONN : -errno;
 	}
 	return 0;
+}
+
+int wire_push(int fd, uint64_t off, uint64_t len)
+{
+	struct statx st;
+	int err = push(fd, off, len);
+
+	/* The kernel alone knows of a write that made the file grow beyond the range, until its last page has come. */
+	if (!err && statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_SIZE, &st) == 0 &&
+	    st.stx_size > off && st.stx_size - off > len)
+		err = push(fd, st.stx_size - 1, 1);
+	return err;
 }
 
 int wire_socket(void)

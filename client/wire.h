@@ -29,7 +29,7 @@ int wire_first_ioctl(int fd, unsigned long request, void *arg);
 /* A release of @io, asked for as the daemon wants it (@by: GAIA_RELEASE_BY_*). */
 int wire_release(int fd, unsigned by, struct gaia_ioc_range *io);
 
-/* wire_sys.push for all of a file's bytes [off, off + len), however large. */
+/* wire_sys.push for all of a file's bytes [off, off + len), however large, and the file's size. */
 int wire_push(int fd, uint64_t off, uint64_t len);
 
 /* A socket for wire_handshake(), or a negative errno. */

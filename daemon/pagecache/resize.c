@@ -102,6 +102,26 @@ static int cut_chunk(struct chunk *ch, uint64_t size, bool prepared)
 	return 0;
 }
 
+/*
+ * Not shorter than we knew. But a kernel that gathers writes may have had the file longer, and cut it: what
+ * clients stored beyond is void.
+ */
+static void void_beyond(struct cfile *f, uint64_t size)
+{
+	unsigned i = (unsigned)(size % GAIA_CHUNK / GAIA_PAGE);
+	struct chunk *ch = size % GAIA_PAGE ? chunk_get(f, size / GAIA_CHUNK, false) : NULL;
+
+	if (!ch)
+		return;
+	pthread_mutex_lock(&ch->lock);
+	pages_lock(ch, i, i + 1);
+	for (unsigned k = 0; k < ch->n_replicas; k++)
+		track_truncated(&ch->replica[k]->page[i], size % GAIA_PAGE);
+	pages_unlock(ch, i, i + 1);
+	pthread_mutex_unlock(&ch->lock);
+	chunk_put(ch);
+}
+
 int cache_truncate(struct cfile *f, uint64_t size)
 {
 	struct chunk **list, *cut = NULL;
@@ -138,6 +158,8 @@ int cache_truncate(struct cfile *f, uint64_t size)
 			chunk_put(list[k]);
 		}
 		free(list);
+	} else {
+		void_beyond(f, size);
 	}
 unlock:
 	if (cut)

@@ -440,6 +440,26 @@ Test(case_9, a_truncate_in_the_middle_of_a_dirty_page)
 	end();
 }
 
+/* The kernel had gathered a write that made the file longer, so for the cache this is no cut. */
+Test(case_9, a_truncate_voids_what_lies_beyond_whatever_size_we_knew)
+{
+	struct client *cl;
+	char byte = 1;
+
+	begin(&(struct rig_options){ .devices = 1 }, 100);
+	cl = new_client(0);
+	write_device(cl, 50, "kept");
+	client_store(cl, "gone", 4, 3000);
+	cr_assert_eq(cpu_write(kf, "x", 1, 4000), 0);
+	cr_assert_eq(cpu_truncate(kf, 2000), 0);
+	cr_assert_eq(cpu_truncate(kf, GAIA_PAGE), 0);
+	release_all(cl);
+	expect_cpu(50, "kept");
+	cr_assert_eq(cpu_read(kf, &byte, 1, 3000), 1);
+	cr_assert_eq(byte, 0);
+	end();
+}
+
 Test(case_9, a_truncate_takes_a_release_that_was_not_fetched)
 {
 	struct client *cl;
