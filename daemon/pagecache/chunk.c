@@ -208,6 +208,7 @@ void page_drop(struct chunk *ch, unsigned i)
 	if (!page_present(ch, i))
 		return;
 	page_clear_dirty(ch, i);
+	page_at(ch, i)->flags &= (uint8_t)~PAGE_STORED;
 	old = page_set_frame(ch, i, 0);
 	frames_give(&ch->file->cache->frames, old);
 }

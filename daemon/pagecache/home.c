@@ -580,7 +580,9 @@ int cache_write(struct cfile *f, const void *buf, size_t len, off_t off, enum ca
 	if (kind == CACHE_WRITE_PAGES && off % GAIA_PAGE != 0)
 		return -EINVAL;
 	pthread_rwlock_rdlock(&f->range);
-	err = home_write(f, buf, len, (uint64_t)off, kind);
+	err = cfile_make_room(f);
+	if (!err)
+		err = home_write(f, buf, len, (uint64_t)off, kind);
 	pthread_rwlock_unlock(&f->range);
 	if (!err && len > 0 && kind != CACHE_WRITE_EXACT)
 		count(CTR_cpu_written_back,

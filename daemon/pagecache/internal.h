@@ -72,6 +72,7 @@ void *frame_ptr(const struct frames *fr, frame_t frame);
 enum {
 	PAGE_DIRTY = 1,	 /* home differs from the store; has a frame */
 	PAGE_LOCKED = 2, /* exclusively */
+	PAGE_STORED = 4, /* home's bytes were stored: without a sync since, perhaps not for good */
 };
 
 struct page {
@@ -163,6 +164,7 @@ struct cfile {
 	int error;	      /* the last failed writeback's */
 	uint64_t error_seq;
 	bool complained;      /* about writeback, since it last worked */
+	uint64_t failed_ns;   /* when it last did not */
 	struct timespec mtime; /* of the newest data that is dirty */
 	bool mtime_set;
 
@@ -357,6 +359,11 @@ int chunk_store(struct chunk *ch, unsigned a, unsigned b, bool wait);
 unsigned chunk_store_some(struct chunk *ch);
 int cfile_store(struct cfile *f, bool write, struct store_file **out);
 void cfile_touch(struct cfile *f);
+/*
+ * Before home takes more of the file: 0, or the error with which its pages cannot be stored, when dirty pages have used
+ * up home's budget. Else what cannot be stored would take all of the machine's memory. file->range held.
+ */
+int cfile_make_room(struct cfile *f);
 /* Merge home what devices released in a range (len 0: to the end). file->range held. */
 int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len);
 

@@ -14,6 +14,7 @@
 
 #define RUN_PAGES 256u	  /* in one call to the store */
 #define TICK_NS 500000000ull
+#define RESPITE_NS 100000000ull /* for a store that failed: a full one takes its time to say so */
 
 /* ---- the file below ---- */
 
@@ -56,12 +57,24 @@ static void store_failed(struct cfile *f, int err)
 	pthread_mutex_lock(&f->lock);
 	f->error = err;
 	f->error_seq++;
+	f->failed_ns = now_ns();
 	say = !f->complained;
 	f->complained = true;
 	pthread_mutex_unlock(&f->lock);
 	if (say)
 		log_error("writeback of file %#lx: %s; the data stays cached and is tried again",
 			  (unsigned long)f->key, strerror(-err));
+}
+
+/* The error with which the file's pages could not be stored just now, or 0. */
+static int just_failed(struct cfile *f)
+{
+	int err;
+
+	pthread_mutex_lock(&f->lock);
+	err = f->complained && now_ns() - f->failed_ns < RESPITE_NS ? f->error : 0;
+	pthread_mutex_unlock(&f->lock);
+	return err;
 }
 
 /* The store gave the file a time of its own; give it the one when the data was written. */
@@ -145,8 +158,10 @@ int chunk_store(struct chunk *ch, unsigned a, unsigned b, bool wait)
 			first = err;
 		pthread_mutex_lock(&ch->lock);
 		for (; i < j; i++) {
-			if (!err)
+			if (!err) {
 				page_clear_dirty(ch, i);
+				page_at(ch, i)->flags |= PAGE_STORED;
+			}
 			page_unshare(ch, i);
 		}
 	}
@@ -164,6 +179,8 @@ unsigned chunk_store_some(struct chunk *ch)
 {
 	unsigned before, after;
 
+	if (just_failed(ch->file))
+		return 0;
 	if (pthread_rwlock_tryrdlock(&ch->file->range))
 		return 0;
 	pthread_mutex_lock(&ch->lock);
@@ -198,6 +215,28 @@ static int store_range(struct cfile *f, uint64_t first, uint64_t last)
 	}
 	free(list);
 	return result;
+}
+
+int cfile_make_room(struct cfile *f)
+{
+	struct cache *c = f->cache;
+	struct chunk **list;
+	unsigned n;
+	int err;
+
+	if (atomic_load(&c->n_dirty) <= c->frames.budget)
+		return 0;
+	err = just_failed(f);
+	if (err)
+		return err;
+	n = chunk_list_get(f, 0, UINT64_MAX, &list);
+	for (unsigned k = 0; k < n; k++) {
+		if (!err)
+			err = chunk_store(list[k], 0, GAIA_CHUNK_PAGES, true);
+		chunk_put(list[k]);
+	}
+	free(list);
+	return err;
 }
 
 int cache_flush(struct cfile *f)
@@ -270,6 +309,34 @@ int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len)
 	return result;
 }
 
+/*
+ * A sync failed: what was stored before it may be lost, though the store does not say so again. Pages that home still has
+ * are stored once more. file->range held.
+ */
+static void store_again(struct cfile *f)
+{
+	struct chunk **list;
+	unsigned n = chunk_list_get(f, 0, UINT64_MAX, &list);
+
+	for (unsigned k = 0; k < n; k++) {
+		struct chunk *ch = list[k];
+
+		pthread_mutex_lock(&ch->lock);
+		for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
+			if (!page_present(ch, i) || !(page_at(ch, i)->flags & PAGE_STORED))
+				continue;
+			pages_lock(ch, i, i + 1);
+			if (page_present(ch, i) && (page_at(ch, i)->flags & PAGE_STORED))
+				page_set_dirty(ch, i);
+			pages_unlock(ch, i, i + 1);
+		}
+		pthread_mutex_unlock(&ch->lock);
+		chunk_account(ch);
+		chunk_put(ch);
+	}
+	free(list);
+}
+
 int cache_fsync(struct cfile *f, off_t off, off_t len, bool data_only)
 {
 	uint64_t last = len == 0 ? UINT64_MAX : (uint64_t)(off + len - 1) / GAIA_CHUNK;
@@ -289,6 +356,9 @@ int cache_fsync(struct cfile *f, off_t off, off_t len, bool data_only)
 		err = sf->ops->sync(sf, data_only);
 	if (err) {
 		store_failed(f, err);
+		pthread_rwlock_rdlock(&f->range);
+		store_again(f);
+		pthread_rwlock_unlock(&f->range);
 		if (!result)
 			result = err;
 	}

@@ -125,6 +125,50 @@ Test(store_error, of_sync_is_told)
 	end();
 }
 
+/* Linux says once that it could not write what it took, and drops it. */
+Test(store_error, of_sync_makes_what_was_stored_be_stored_again)
+{
+	uint64_t stored;
+
+	begin_devices(1);
+	write_cpu(0, "x");
+	write_cpu(5 * GAIA_PAGE, "y");
+	cr_assert_eq(cpu_read(kf, (char[1]){ 0 }, 1, 3 * GAIA_PAGE), 1); /* is no reason to store it */
+	fault_arm("store.sync", -EIO, 0, 2);
+	cr_assert_eq(cpu_fsync(kf), -EIO);
+	cache_check(rig->cache);
+	for (int i = 0; i < 3; i++) {
+		stored = counter_value(CTR_storage_writes);
+		cr_assert_eq(cpu_fsync(kf), i == 0 ? -EIO : 0);
+		cr_assert_eq(counter_value(CTR_storage_writes) - stored, i < 2 ? 2 : 0, "sync %d", i);
+	}
+	end();
+}
+
+/* What cannot be stored is kept, but does not take all of the machine's memory. */
+Test(store_error, of_writeback_bounds_what_is_taken)
+{
+	static char bytes[1 << 20];
+	json_t *status;
+	int err = 0;
+
+	begin(&(struct rig_options){ .home_bytes = CACHE_HOME_MIN }, 64 * sizeof(bytes));
+	fault_arm("store.write", -ENOSPC, 0, 0);
+	for (int i = 0; i < 64 && !err; i++)
+		err = cache_write(kf->cfile, bytes, sizeof(bytes), (off_t)(i * sizeof(bytes)),
+				  CACHE_WRITE_EXACT);
+	cr_assert_eq(err, -ENOSPC);
+	status = cache_status_json(rig->cache);
+	cr_assert_leq((uint64_t)json_integer_value(json_object_get(json_object_get(status, "home"), "dirty")),
+		      CACHE_HOME_MIN + sizeof(bytes));
+	json_decref(status);
+	cache_check(rig->cache);
+	fault_disarm_all();
+	cr_assert_eq(cpu_fsync(kf), 0);
+	cr_assert_eq(cache_write(kf->cfile, bytes, sizeof(bytes), 0, CACHE_WRITE_EXACT), 0);
+	end();
+}
+
 Test(store_error, of_a_read_fails_an_acquire_whole)
 {
 	struct client *cl;
