@@ -132,7 +132,7 @@ struct device_ops {
 	 */
 	void (*host_slab)(struct device *dev, void *slab, bool there);
 
-	/* All operations have completed, all memory is freed. */
+	/* All operations have completed, all memory is freed, all slabs are gone. */
 	void (*destroy)(struct device *dev);
 };
 

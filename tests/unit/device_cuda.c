@@ -3,6 +3,8 @@
  * driver: what happens to memory and to registrations, and when calls fail. And the arithmetic of
  * its kernels, from their source, on the CPU.
  */
+#include <pthread.h>
+#include <stdatomic.h>
 #include <xxhash.h>
 
 #include "consistency/merge.h"
@@ -113,6 +115,54 @@ Test(kernels, a_pull_is_the_merge_that_home_does_where_the_device_wins)
 	free(host);
 	free(base);
 	free(merged);
+}
+
+/* Stores to the even bytes of a word, without pause, and looks whether they stay. */
+struct storing_lane {
+	unsigned char *word;
+	atomic_bool stop;
+	atomic_uint rounds;
+	unsigned lost;
+};
+
+static unsigned char load_byte(const unsigned char *at)
+{
+	return __atomic_load_n(at, __ATOMIC_RELAXED);
+}
+
+static void *store_all_the_time(void *arg)
+{
+	struct storing_lane *l = arg;
+	unsigned char last = 0;
+
+	for (unsigned char value = 1; !l->stop; value++, l->rounds++) {
+		for (unsigned i = 0; i < 8; i += 2) {
+			l->lost += load_byte(&l->word[i]) != last;
+			__atomic_store_n(&l->word[i], value, __ATOMIC_RELAXED);
+		}
+		last = value;
+	}
+	return NULL;
+}
+
+Test(kernels, a_pull_loses_no_byte_that_is_stored_meanwhile)
+{
+	static word_t word, host, base;
+	struct storing_lane lane = { .word = (unsigned char *)&word };
+	pthread_t thread;
+
+	cr_assert_eq(pthread_create(&thread, NULL, store_all_the_time, &lane), 0);
+	while (lane.rounds < 200000) {
+		for (unsigned i = 1; i < 8; i += 2)
+			((unsigned char *)&host)[i]++;
+		word_pull(&word, &host, &base, GAIA_PAGE, 0);
+		for (unsigned i = 1; i < 8; i += 2)
+			cr_assert_eq(load_byte(&lane.word[i]), ((unsigned char *)&host)[i]);
+		base = host;
+	}
+	lane.stop = true;
+	pthread_join(thread, NULL);
+	cr_assert_eq(lane.lost, 0);
 }
 
 Test(kernels, zeroing_leaves_what_is_below_the_limit)
@@ -326,6 +376,21 @@ Test(cuda, memory_is_scrubbed_before_a_client_gets_it)
 				cr_assert_eq(client[k], 0);
 			memset(client, 's', GAIA_CHUNK);
 			client_unmap(client);
+		}
+		for (unsigned i = 0; i < CHUNKS; i++)
+			must_free(mem[i]);
+	}
+}
+
+Test(cuda, memory_that_is_used_again_was_never_armed)
+{
+	for (int round = 0; round < 3; round++) {
+		struct devmem *mem[CHUNKS];
+
+		for (unsigned i = 0; i < CHUNKS; i++) {
+			mem[i] = must_alloc(dev);
+			/* Zeros, whose hash was armed in the round before. */
+			cr_assert_eq(find_changed(mem[i], 0, GAIA_CHUNK_PAGES), GAIA_CHUNK_PAGES);
 		}
 		for (unsigned i = 0; i < CHUNKS; i++)
 			must_free(mem[i]);

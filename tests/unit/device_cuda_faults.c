@@ -262,6 +262,31 @@ Test(faults, creating_memory_may_fail_for_want_of_memory_at_any_time)
 	}
 }
 
+/* In four batches at least, since that memory is not registered. */
+Test(faults, an_operation_fails_if_the_first_part_of_it_did)
+{
+	const struct cuda_config config = { .capacity = CHUNKS * GAIA_CHUNK };
+	struct dev_run runs[CHUNKS];
+	struct dev_op op = { .kind = DEV_COPY_IN, .runs = runs, .n = CHUNKS };
+	char *host = host_pages(GAIA_CHUNK_PAGES);
+	struct device *dev = NULL;
+
+	fake_cuda_reset(&gpu);
+	cr_assert_eq(fake_cuda_api()->cuInit(0), 0);
+	cr_assert_eq(cuda_create(fake_cuda_api(), &config, 1, &dev), 0);
+	for (unsigned i = 0; i < CHUNKS; i++)
+		runs[i] = (struct dev_run){ must_alloc(dev), .npages = GAIA_CHUNK_PAGES, .host = host };
+	fake_cuda_fail("cuEventSynchronize", 1, CUDA_ERROR_UNKNOWN, false);
+	cr_assert_eq(device_run(dev, &op), -EIO);
+	cr_assert(fake_cuda_failed());
+	for (unsigned i = 0; i < CHUNKS; i++)
+		dev->ops->free(dev, runs[i].mem);
+	dev->ops->destroy(dev);
+	cr_assert_null(fake_cuda_violation(), "%s", fake_cuda_violation());
+	cr_assert_eq(fake_cuda_alive(true), 0);
+	free(host);
+}
+
 /* ---- what is under way when the device breaks ---- */
 
 struct waiting {

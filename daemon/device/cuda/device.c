@@ -233,7 +233,6 @@ static void cuda_destroy(struct device *dev)
 		    dev->name, cuda->outstanding, cuda->n_live);
 	stop_threads(cuda, 3);
 	(void)cuda_enter(cuda); /* even without: what can be given back is */
-	cuda_host_forget(cuda);
 	cuda_queue_destroy(cuda);
 	cuda_memory_destroy(cuda);
 	cuda_ended(cuda, cuda->api->cuDevicePrimaryCtxRelease(cuda->ordinal),

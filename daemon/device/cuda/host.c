@@ -24,7 +24,7 @@ struct slab {
 	/* registry.lock */
 	unsigned announced; /* by how many devices */
 	enum { SLAB_UNTRIED, SLAB_REGISTERED, SLAB_REFUSED } state;
-	/* REGISTERED: through this device's context; the address is the same in all, since it is unified. */
+	/* REGISTERED: through this device's context. The address is the same for all devices: unified. */
 	struct cuda *by;
 	CUdeviceptr address;
 	UT_hash_handle hh;
@@ -36,13 +36,14 @@ static struct {
 	bool told;
 } registry = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
-/* registry.lock. The context is that of any device. */
-static void unregister(struct cuda *cuda, struct slab *s)
+/* registry.lock. */
+static void unregister(struct slab *s)
 {
-	if (s->state == SLAB_REGISTERED)
-		cuda_ended(cuda, cuda->api->cuMemHostUnregister(s->at), "cuMemHostUnregister");
-	s->state = SLAB_UNTRIED;
-	s->by = NULL;
+	if (s->state != SLAB_REGISTERED)
+		return;
+	(void)cuda_enter(s->by); /* even without: nothing may stay pinned */
+	cuda_ended(s->by, s->by->api->cuMemHostUnregister(s->at), "cuMemHostUnregister");
+	s->state = SLAB_REFUSED;
 }
 
 /* registry.lock. */
@@ -57,7 +58,7 @@ static void register_slab(struct cuda *cuda, struct slab *s)
 		s->by = cuda;
 		if (cuda_check(cuda, cuda->api->cuMemHostGetDevicePointer(&s->address, s->at, 0),
 			       "cuMemHostGetDevicePointer"))
-			unregister(cuda, s);
+			unregister(s);
 		return;
 	case CUDA_ERROR_OUT_OF_MEMORY:
 	case CUDA_ERROR_INVALID_VALUE:
@@ -78,7 +79,6 @@ static void register_slab(struct cuda *cuda, struct slab *s)
 
 void cuda_host_slab(struct device *dev, void *slab, bool there)
 {
-	struct cuda *cuda = to_cuda(dev);
 	struct slab *s;
 
 	pthread_mutex_lock(&registry.lock);
@@ -93,9 +93,7 @@ void cuda_host_slab(struct device *dev, void *slab, bool there)
 	} else {
 		bug_on(!s);
 		if (!--s->announced) {
-			if (s->state == SLAB_REGISTERED)
-				(void)cuda_enter(cuda); /* even without: nothing may stay pinned */
-			unregister(cuda, s);
+			unregister(s);
 			HASH_DEL(registry.slabs, s);
 			free(s);
 		}
@@ -117,15 +115,4 @@ CUdeviceptr cuda_host_address(struct cuda *cuda, const void *host)
 		address = s->address + ((uintptr_t)host - (uintptr_t)slab);
 	pthread_mutex_unlock(&registry.lock);
 	return address;
-}
-
-void cuda_host_forget(struct cuda *cuda)
-{
-	struct slab *s, *next;
-
-	pthread_mutex_lock(&registry.lock);
-	HASH_ITER(hh, registry.slabs, s, next)
-		if (s->by == cuda)
-			unregister(cuda, s);
-	pthread_mutex_unlock(&registry.lock);
 }

@@ -179,9 +179,6 @@ void cuda_host_slab(struct device *dev, void *slab, bool there);
  */
 CUdeviceptr cuda_host_address(struct cuda *cuda, const void *host);
 
-/* Ends the registrations that were made through this device. */
-void cuda_host_forget(struct cuda *cuda);
-
 /* ---- calibrate.c ---- */
 
 /* Sets cuda->copy_from. */
