@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "gpu_access.h"
 #include "history.h"
 
 static const struct {
@@ -96,12 +97,13 @@ void config_print(const struct config *c)
 const char *const *config_args(const struct config *c)
 {
 	static const char *args[16];
-	static char device[64];
+	static char device[MAX_DEVICES][64];
 	unsigned n = 0;
 
-	snprintf(device, sizeof(device), "sim:%s,count=%u", HAS(c, F_TINY) ? "4M" : "64M", c->devices);
-	args[n++] = "--device";
-	args[n++] = device;
+	for (unsigned i = 0; i < c->devices; i++) {
+		args[n++] = "--device";
+		args[n++] = gpu_option(i, HAS(c, F_TINY) ? "4M" : "64M", device[i]);
+	}
 	args[n++] = "--home";
 	args[n++] = HAS(c, F_TINY) ? "8M" : "256M";
 	args[n++] = "--cpu-cache";

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "gaia/client.h"
+#include "gpu_access.h"
 #include "history.h"
 
 #define MOST_CELLS 512
@@ -209,7 +210,10 @@ static void do_device_load(unsigned slot, uint32_t cell, uint32_t n)
 	if (!op)
 		return;
 	op_start(op);
-	got = load_cells(op_data(op), held[slot].map + cell_offset(cell), n);
+	if (gpu_is(world->procs[me].device))
+		got = gpu_copy(op_data(op), held[slot].map + cell_offset(cell), bytes) ? 0 : n;
+	else
+		got = load_cells(op_data(op), held[slot].map + cell_offset(cell), n);
 	memset((char *)op_data(op) + (size_t)got * cell_size(), 0, (size_t)(n - got) * cell_size());
 	op_end(op, 0);
 }
@@ -223,7 +227,10 @@ static void do_device_store(unsigned slot, uint32_t cell, uint32_t n)
 	if (!op || !op_values(op, buf))
 		return;
 	op_start(op);
-	done = store_cells(held[slot].map + cell_offset(cell), buf, n);
+	if (gpu_is(world->procs[me].device))
+		done = gpu_copy(held[slot].map + cell_offset(cell), buf, (size_t)n * cell_size()) ? 0 : n;
+	else
+		done = store_cells(held[slot].map + cell_offset(cell), buf, n);
 	op_end(op, done < n ? EFAULT : 0);
 }
 

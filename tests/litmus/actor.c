@@ -22,6 +22,7 @@
 #include "base/util.h"
 #include "gaia/client.h"
 #include "gaia/protocol.h"
+#include "gpu_access.h"
 
 /* What a step yielded. */
 struct seen {
@@ -59,9 +60,22 @@ static void on_fault(int sig)
 	siglongjmp(fault_jump, 1);
 }
 
-/* 0, or EFAULT: somewhere in it a SIGSEGV or SIGBUS came. @times: as often, in steps of @stride in @to. */
-static int copy_guarded(uint8_t *to, const void *from, size_t len, uint64_t times, uint64_t stride)
+/* Of memory of the GPU: the same by the driver. */
+static int copy_gpu(uint8_t *to, const void *from, size_t len, uint64_t times, uint64_t stride)
 {
+	int err = 0;
+
+	for (uint64_t i = 0; i < times && !err; i++)
+		err = gpu_copy(to + i * stride, from, len);
+	return err;
+}
+
+/* 0, or EFAULT: somewhere in it a SIGSEGV or SIGBUS came. @times: as often, in steps of @stride in @to. */
+static int copy_guarded(const struct actor *a, uint8_t *to, const void *from, size_t len,
+			uint64_t times, uint64_t stride)
+{
+	if (a->def->kind == 'D' && gpu_is(a->def->device))
+		return copy_gpu(to, from, len, times, stride);
 	if (sigsetjmp(fault_jump, 1)) {
 		may_fault = 0;
 		return EFAULT;
@@ -506,17 +520,17 @@ static void do_memory(struct actor *a, const struct step *st, struct seen *seen)
 		return;
 	}
 	if (st->op == OP_STORE) {
-		seen->err = copy_guarded(a->map + st->off, st->data, st->len, 1, 0);
+		seen->err = copy_guarded(a, a->map + st->off, st->data, st->len, 1, 0);
 		return;
 	}
 	if (st->op == OP_SCATTER) {
-		seen->err = copy_guarded(a->map + st->off, st->data, st->unit, st->number,
+		seen->err = copy_guarded(a, a->map + st->off, st->data, st->unit, st->number,
 					 st->stride);
 		return;
 	}
 	seen->bytes = buffer(a, st->len);
 	seen->len = st->len;
-	seen->err = copy_guarded(seen->bytes, a->map + st->off, st->len, 1, 0);
+	seen->err = copy_guarded(a, seen->bytes, a->map + st->off, st->len, 1, 0);
 }
 
 static int do_device(struct actor *a, const struct step *st)

@@ -18,6 +18,7 @@
 
 #include "actor.h"
 #include "base/util.h"
+#include "gpu_access.h"
 #include "mountpoint.h"
 
 #define PAR_REPEATS 50
@@ -498,7 +499,7 @@ static void repetition(struct run *r)
 /* ---- a scenario ---- */
 
 static void mount_args(const struct scenario *s, const struct run_options *o, const char **args,
-		       char device[64])
+		       char device[MAX_DEVICES][64])
 {
 	int n = 0;
 
@@ -508,12 +509,9 @@ static void mount_args(const struct scenario *s, const struct run_options *o, co
 		args[n++] = "--home";
 		args[n++] = s->home;
 	}
-	snprintf(device, 64, s->device ? "sim:%s" : "sim", s->device);
-	if (s->devices == 0)
-		device = strcpy(device, "none");
 	for (unsigned i = 0; i < MAX(s->devices, 1u); i++) {
 		args[n++] = "--device";
-		args[n++] = device;
+		args[n++] = s->devices ? gpu_option(i, s->device, device[i]) : "none";
 	}
 	args[n] = NULL;
 }
@@ -551,7 +549,7 @@ bool run_scenario(const struct scenario *s, const struct run_options *o, struct 
 	struct run r = { .s = s, .o = o, .report = report };
 	struct mnt_options mo = { .gaiafs = o->gaiafs };
 	const char *args[64];
-	char device[64];
+	char device[MAX_DEVICES][64];
 	unsigned repeat = o->repeat;
 
 	if (!repeat)

@@ -673,7 +673,7 @@ static void parse_setup(struct parser *p, char *text)
 			refuse(p, "repeat: from 1 to 1000000");
 	} else if (strcmp(text, "devices") == 0) {
 		s->devices = (unsigned)number(p, value);
-		if (s->devices > 16)
+		if (s->devices > MAX_DEVICES)
 			refuse(p, "devices: at most 16");
 	} else if (strcmp(text, "home") == 0) {
 		number(p, value);

@@ -90,6 +90,7 @@ struct file_def {
 
 #define MAX_FILES 32
 #define MAX_ACTORS 32
+#define MAX_DEVICES 16
 #define MAX_NOTES 8
 #define NOTE_BYTES 64
 
