@@ -6,6 +6,8 @@
 #include "fuse/internal.h"
 
 #include <errno.h>
+#include <linux/limits.h>
+#include <linux/xattr.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/xattr.h>
@@ -47,8 +49,20 @@ void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char *v
 	fuse_reply_err(req, -err);
 }
 
-/* @name's value, or the list of names where it is NULL. */
-static void reply_xattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
+/* @n bytes, or a negative errno; @size: of the caller's buffer, 0 if only to ask for the size. */
+static void reply_bytes(fuse_req_t req, const char *buf, ssize_t n, size_t size)
+{
+	if (n < 0)
+		fuse_reply_err(req, (int)-n);
+	else if (!size)
+		fuse_reply_xattr(req, (size_t)n);
+	else if ((size_t)n > size)
+		fuse_reply_err(req, ERANGE);
+	else
+		fuse_reply_buf(req, buf, (size_t)n);
+}
+
+void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 {
 	struct inode *inode = inode_of(req_fs(req), ino);
 	char *buf = malloc(MAX(size, 1u));
@@ -63,29 +77,55 @@ static void reply_xattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t
 	if (fd < 0) {
 		n = fd;
 	} else {
-		n = name ? getxattr(fd_path(fd).text, name, buf, size) :
-			   listxattr(fd_path(fd).text, buf, size);
+		n = getxattr(fd_path(fd).text, name, buf, size);
 		if (n < 0)
 			n = -errno;
 		inode_fd_put(inode);
 	}
-	if (n < 0)
-		fuse_reply_err(req, (int)-n);
-	else if (!size)
-		fuse_reply_xattr(req, (size_t)n);
-	else
-		fuse_reply_buf(req, buf, (size_t)n);
+	reply_bytes(req, buf, n, size);
 	free(buf);
 }
 
-void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
+/* Without the names that only a privileged process sees: bytes that remain. */
+static ssize_t without_trusted(char *list, ssize_t n)
 {
-	reply_xattr(req, ino, name, size);
+	char *to = list;
+
+	for (const char *name = list, *next; name < list + n; name = next) {
+		next = name + strlen(name) + 1;
+		if (!strncmp(name, XATTR_TRUSTED_PREFIX, XATTR_TRUSTED_PREFIX_LEN))
+			continue;
+		memmove(to, name, (size_t)(next - name));
+		to += next - name;
+	}
+	return to - list;
 }
 
 void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
 {
-	reply_xattr(req, ino, NULL, size);
+	struct inode *inode = inode_of(req_fs(req), ino);
+	char *buf = malloc(XATTR_LIST_MAX);
+	ssize_t n;
+	int fd;
+
+	if (!buf) {
+		fuse_reply_err(req, ENOMEM);
+		return;
+	}
+	fd = inode_fd_get(inode);
+	if (fd < 0) {
+		n = fd;
+	} else {
+		n = listxattr(fd_path(fd).text, buf, XATTR_LIST_MAX);
+		if (n < 0)
+			n = -errno;
+		inode_fd_put(inode);
+	}
+	/* The kernel below showed us what we may see. */
+	if (n > 0 && fuse_req_ctx(req)->uid)
+		n = without_trusted(buf, n);
+	reply_bytes(req, buf, n, size);
+	free(buf);
 }
 
 void op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)

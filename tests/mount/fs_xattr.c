@@ -212,6 +212,38 @@ BOTH_WAYS_BARE(fs_xattr, an_access_list_decides_who_may)
 	both_same_tree();
 }
 
+static int list_as_user(void *arg)
+{
+	char names[1000];
+	int fd;
+
+	child_become(USER, USER);
+	fd = openat(*(int *)arg, "f", O_RDONLY);
+	CHILD_CHECK(fd >= 0);
+	CHILD_CHECK(fgetxattr(fd, "trusted.a", names, 10) == -1 && errno == ENODATA);
+	CHILD_CHECK(flistxattr(fd, NULL, 0) == 14);
+	CHILD_CHECK(flistxattr(fd, names, 13) == -1 && errno == ERANGE);
+	CHILD_CHECK(flistxattr(fd, names, sizeof(names)) == 14);
+	CHILD_CHECK(memmem(names, 14, "user.a", 7) && memmem(names, 14, "user.b", 7));
+	return 0;
+}
+
+BOTH_WAYS_BARE(fs_xattr, trusted_names_are_for_the_privileged)
+{
+	char names[2][1000];
+	int fd[2];
+
+	start_for_all();
+	open_both(fd, "f");
+	skip_without_xattrs(fd);
+	SAME_OK(fsetxattr(fd[side], "user.a", "x", 1, 0));
+	SAME_OK(fsetxattr(fd[side], "trusted.a", "x", 1, 0));
+	SAME_OK(fsetxattr(fd[side], "user.b", "x", 1, 0));
+	cr_assert_eq(SAME_OK(flistxattr(fd[side], names[side], sizeof(names[0]))), 24);
+	cr_assert_eq(SAME(child_run(list_as_user, &at)), 0);
+	SAME_CLOSE(fd);
+}
+
 BOTH_WAYS_BARE(fs_xattr, an_access_list_that_only_says_the_mode_changes_the_mode)
 {
 	struct acl a = { .n = 0 };
