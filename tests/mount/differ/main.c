@@ -57,14 +57,20 @@ static void disturb(const char *name)
 	struct stat st;
 	char path[64], run[32];
 	unsigned char *p;
-	int fd;
+	int fd, found;
 
+	/* A FIFO is not even opened: that shows. */
 	run_name(*run_now, run);
 	snprintf(path, sizeof(path), "%s/%s", run, name);
-	fd = openat(trees.mount, path, O_RDWR | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
+	found = openat(trees.mount, path, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+	if (found < 0)
+		return;
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", found);
+	fd = !fstat(found, &st) && S_ISREG(st.st_mode) ? open(path, O_RDWR | O_CLOEXEC) : -1;
+	close(found);
 	if (fd < 0)
 		return;
-	if (!fstat(fd, &st) && S_ISREG(st.st_mode) && st.st_size) {
+	if (st.st_size) {
 		size_t n = (size_t)st.st_size;
 
 		p = gaia_mmap(n, PROT_READ | PROT_WRITE, fd, 0, 0);
