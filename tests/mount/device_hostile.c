@@ -25,16 +25,11 @@
 #include "child.h"
 #include "gaia/client.h"
 #include "gaia/protocol.h"
+#include "raw_client.h"
 #include "ways.h"
 
 #define MIB (1024 * 1024)
 #define RW (PROT_READ | PROT_WRITE)
-
-/* A client without the library. */
-struct raw {
-	int sock;
-	struct gaia_client_key key;
-};
 
 static int open_file(const char *name, int flags)
 {
@@ -69,92 +64,6 @@ static int make_file(const char *name, size_t size, int byte)
 	cr_assert_eq(fsync(fd), 0);
 	free(bytes);
 	return fd;
-}
-
-/* A connected socket that has not said hello; -1: turned away. */
-static int raw_socket(int fd, uint8_t ticket[16])
-{
-	struct gaia_ioc_connect io = { .version = GAIA_PROTOCOL_VERSION };
-	struct sockaddr_un addr = { .sun_family = AF_UNIX };
-	struct timeval limit = { .tv_sec = HANG_SECONDS };
-	int sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-	size_t n;
-
-	if (ioctl(fd, GAIA_IOC_CONNECT, &io))
-		return -1;
-	n = strnlen(io.socket, sizeof(io.socket));
-	memcpy(addr.sun_path + 1, io.socket, n);
-	if (connect(sock, (struct sockaddr *)&addr, offsetof(struct sockaddr_un, sun_path) + 1 + n))
-		return -1;
-	setsockopt(sock, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-	memcpy(ticket, io.ticket, 16);
-	return sock;
-}
-
-static struct gaia_msg hello(const uint8_t ticket[16])
-{
-	struct gaia_msg msg = { .kind = GAIA_MSG_HELLO, .version = GAIA_PROTOCOL_VERSION };
-
-	memcpy(msg.ticket, ticket, 16);
-	return msg;
-}
-
-/* Receive a message and at most one descriptor. False: the daemon closed the socket. */
-static bool receive(int sock, struct gaia_msg *msg, int *fd)
-{
-	char control[CMSG_SPACE(GAIA_MSG_CHUNKS * sizeof(int))]
-		__attribute__((aligned(_Alignof(struct cmsghdr))));
-	struct iovec iov = { msg, sizeof(*msg) };
-	struct msghdr hdr = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control,
-			      .msg_controllen = sizeof(control) };
-	ssize_t n = recvmsg(sock, &hdr, MSG_CMSG_CLOEXEC);
-	struct cmsghdr *c = n > 0 ? CMSG_FIRSTHDR(&hdr) : NULL;
-
-	if (fd)
-		*fd = -1;
-	if (c && c->cmsg_type == SCM_RIGHTS && fd)
-		memcpy(fd, CMSG_DATA(c), sizeof(*fd));
-	return n == sizeof(*msg);
-}
-
-static bool raw_connect(int fd, struct raw *out)
-{
-	uint8_t ticket[16];
-	struct gaia_msg msg;
-
-	out->sock = raw_socket(fd, ticket);
-	if (out->sock < 0)
-		return false;
-	msg = hello(ticket);
-	if (send(out->sock, &msg, sizeof(msg), MSG_NOSIGNAL) != sizeof(msg))
-		return false;
-	if (!receive(out->sock, &msg, NULL) || msg.kind != GAIA_MSG_WELCOME)
-		return false;
-	out->key = msg.key;
-	return true;
-}
-
-static struct raw raw_client(int fd)
-{
-	struct raw r;
-
-	cr_assert(raw_connect(fd, &r), "no connection: %s", strerror(errno));
-	return r;
-}
-
-static uint64_t raw_map(int fd, const struct raw *r, uint64_t length, unsigned prot)
-{
-	struct gaia_ioc_map io = { .key = r->key, .length = length, .prot = prot };
-
-	cr_assert_eq(ioctl(fd, GAIA_IOC_MAP, &io), 0, "%s", strerror(errno));
-	return io.map;
-}
-
-static struct gaia_ioc_range range_of(const struct raw *r, uint64_t map, uint64_t length,
-				      unsigned prot)
-{
-	return (struct gaia_ioc_range){ .key = r->key, .map = map, .length = length,
-					.prot = prot };
 }
 
 /* The daemon lives, and a client that behaves is served well. */
@@ -271,7 +180,7 @@ BOTH_WAYS(device_hostile, ranges_and_maps_of_others_are_refused)
 	struct gaia_ioc_range r;
 
 	for (size_t i = 0; i < sizeof(cmds) / sizeof(cmds[0]); i++) {
-		struct gaia_ioc_range good = range_of(&a, map, MIB, 0);
+		struct gaia_ioc_range good = raw_range(&a, map, MIB, 0);
 
 		good.prot = cmds[i] == GAIA_IOC_ACQUIRE ? 3 : 0;
 		good.advice = cmds[i] == GAIA_IOC_ADVISE ? GAIA_ADVISE_WILLNEED : 0;
@@ -303,15 +212,15 @@ BOTH_WAYS(device_hostile, ranges_and_maps_of_others_are_refused)
 		REFUSED(request(fd, cmds[i], &r), EINVAL);
 	}
 	/* The descriptor decides, not only the mapping. */
-	r = range_of(&a, map, MIB, 3);
+	r = raw_range(&a, map, MIB, 3);
 	REFUSED(ioctl(ro, GAIA_IOC_ACQUIRE, &r), EACCES);
-	r = range_of(&a, map, 0, 0);
+	r = raw_range(&a, map, 0, 0);
 	REFUSED(ioctl(other, GAIA_IOC_UNMAP, &r), EACCES, EINVAL);
-	r = range_of(&b, map, 0, 0);
+	r = raw_range(&b, map, 0, 0);
 	REFUSED(ioctl(fd, GAIA_IOC_UNMAP, &r), EINVAL);
-	r = range_of(&a, map, 1, 0);
+	r = raw_range(&a, map, 1, 0);
 	REFUSED(ioctl(fd, GAIA_IOC_UNMAP, &r), EINVAL);
-	r = range_of(&a, map, 0, 0);
+	r = raw_range(&a, map, 0, 0);
 	cr_assert_eq(ioctl(fd, GAIA_IOC_UNMAP, &r), 0);
 	REFUSED(ioctl(fd, GAIA_IOC_UNMAP, &r), EINVAL);
 	close(a.sock);
@@ -327,7 +236,7 @@ static void assert_hung_up(int sock)
 {
 	struct gaia_msg msg;
 
-	while (receive(sock, &msg, NULL))
+	while (raw_receive(sock, &msg, NULL))
 		;
 	cr_assert(errno != EAGAIN, "the daemon does not hang up");
 	close(sock);
@@ -343,7 +252,7 @@ BOTH_WAYS(device_hostile, malformed_messages_end_the_connection)
 	/* Instead of a hello. */
 	for (unsigned kind = 0; kind < 10; kind++) {
 		sock = raw_socket(fd, ticket);
-		msg = hello(ticket);
+		msg = raw_hello(ticket);
 		msg.kind = kind;
 		msg.version += kind == GAIA_MSG_HELLO;
 		cr_assert_eq(send(sock, &msg, sizeof(msg), MSG_NOSIGNAL), (ssize_t)sizeof(msg));
@@ -351,24 +260,24 @@ BOTH_WAYS(device_hostile, malformed_messages_end_the_connection)
 	}
 	sock = raw_socket(fd, ticket);
 	ticket[3] ^= 1;
-	msg = hello(ticket);
+	msg = raw_hello(ticket);
 	send(sock, &msg, sizeof(msg), MSG_NOSIGNAL);
 	assert_hung_up(sock);
 	/* Too short, too long, empty. */
 	for (size_t len = 0; len <= sizeof(big); len += sizeof(big) / 3) {
 		sock = raw_socket(fd, ticket);
-		big[0] = hello(ticket);
+		big[0] = raw_hello(ticket);
 		send(sock, big, len, MSG_NOSIGNAL);
 		assert_hung_up(sock);
 	}
 	/* A ticket is good once. */
 	sock = raw_socket(fd, ticket);
-	msg = hello(ticket);
+	msg = raw_hello(ticket);
 	send(sock, &msg, sizeof(msg), MSG_NOSIGNAL);
-	cr_assert(receive(sock, &msg, NULL));
+	cr_assert(raw_receive(sock, &msg, NULL));
 	close(sock);
 	sock = raw_socket(fd, again);
-	msg = hello(ticket);
+	msg = raw_hello(ticket);
 	send(sock, &msg, sizeof(msg), MSG_NOSIGNAL);
 	assert_hung_up(sock);
 	/* After the welcome. */
@@ -491,7 +400,7 @@ BOTH_WAYS(device_hostile, random_ioctls_break_nothing)
 		request(fd[random64() % 3], cmd, &arg);
 		/* Reports and chunks that came: a client that does not read is disconnected. */
 		while (poll(&(struct pollfd){ .fd = r.sock, .events = POLLIN }, 1, 0) == 1 &&
-		       receive(r.sock, &msg, &got))
+		       raw_receive(r.sock, &msg, &got))
 			close(got);
 	}
 	actor_ok(good, RELEASE, 0, 3 * MIB, 0);
@@ -550,7 +459,7 @@ BOTH_WAYS(device_hostile, descriptors_from_clients_do_not_pile_up)
 		fds[k] = fd;
 	for (int i = 0; i < 100; i++) {
 		int sock = raw_socket(fd, ticket);
-		struct gaia_msg msg = hello(ticket);
+		struct gaia_msg msg = raw_hello(ticket);
 		struct iovec iov = { &msg, sizeof(msg) };
 		struct msghdr hdr = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control,
 				      .msg_controllen = sizeof(control) };
@@ -576,11 +485,11 @@ static int acquire_raw(int fd, struct raw *r, unsigned prot, uint64_t *map)
 	if (ioctl(fd, GAIA_IOC_MAP, &m))
 		return -1;
 	*map = m.map;
-	io = range_of(r, m.map, MIB, prot);
+	io = raw_range(r, m.map, MIB, prot);
 	if (ioctl(fd, GAIA_IOC_ACQUIRE, &io) || !io.seq)
 		return -1;
 	do {
-		if (!receive(r->sock, &msg, &chunk))
+		if (!raw_receive(r->sock, &msg, &chunk))
 			return -1;
 	} while (msg.seq < io.seq);
 	return msg.kind == GAIA_MSG_GRANT ? chunk : -1;
@@ -669,13 +578,13 @@ BOTH_WAYS_BARE(device_hostile, who_does_not_give_up_memory_is_disconnected)
 	close(make_file("big", 8 * MIB, 'b'));
 	r = raw_client(fd);
 	close(acquire_raw(fd, &r, GAIA_PROT_READ | GAIA_PROT_WRITE, &map));
-	io = range_of(&r, map, MIB, 0);
+	io = raw_range(&r, map, MIB, 0);
 	cr_assert_eq(request(fd, GAIA_IOC_RELEASE, &io), 0);
 	/* Needs all of the device. */
 	a = actor_start("big", 8 * MIB, 0);
 	actor_ok(a, ACQUIRE, 0, 8 * MIB, RW);
 	actor_sees(a, LOAD, 8 * MIB - 1, 'b');
-	io = range_of(&r, map, MIB, GAIA_PROT_READ);
+	io = raw_range(&r, map, MIB, GAIA_PROT_READ);
 	REFUSED(ioctl(fd, GAIA_IOC_ACQUIRE, &io), ENOTCONN);
 	actor_end(a);
 	close(r.sock);
