@@ -1,0 +1,244 @@
+/*
+ * fs_differences.c - where a mount is not like the directory below, and is known not to be.
+ *
+ * A test for each entry of the list in README.md ("Known differences from a local directory"): one that
+ * fails because the difference has gone is good news, and the entry goes, too.
+ */
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <linux/fiemap.h>
+#include <linux/fs.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include "child.h"
+#include "shell.h"
+#include "ways.h"
+
+#define ALICE 1234u
+#define BOB 1235u
+
+static void make_file(const char *name)
+{
+	int fd[2];
+
+	SAME_FD_OK(fd, openat(at, name, O_CREAT | O_EXCL | O_RDWR, 0644));
+	SAME_OK(write(fd[side], "text", 4));
+	SAME_CLOSE(fd);
+}
+
+static void stat_both(const char *name, struct stat st[2])
+{
+	SAME_OK(fstatat(at, name, &st[side], AT_SYMLINK_NOFOLLOW));
+}
+
+static void need_root(const char *why)
+{
+	if (geteuid() != 0)
+		WAY_SKIP("%s: needs root", why);
+}
+
+/* "Access times" */
+BOTH_WAYS(fs_differences, reading_what_is_cached_does_not_change_the_access_time)
+{
+	static const struct timespec old[2] = { { 1000000000, 0 }, { 1100000000, 0 } };
+	struct stat st[2];
+	char c[2];
+	int fd[2];
+
+	make_file("f");
+	SAME_OK(utimensat(at, "f", old, 0));
+	SAME_FD_OK(fd, openat(at, "f", O_RDONLY));
+	SAME_OK(read(fd[side], &c[side], 1));
+	stat_both("f", st);
+	cr_assert_eq(st[ON_MOUNT].st_atim.tv_sec, 1000000000);
+	SAME_CLOSE(fd);
+	/* Those that are set are kept, and directories have them as below. */
+	SAME_OK(mkdirat(at, "d", 0755));
+	SAME_OK(utimensat(at, "d", old, 0));
+	stat_both("d", st);
+	cr_assert_eq(st[ON_MOUNT].st_atim.tv_sec, st[ON_PLAIN].st_atim.tv_sec);
+}
+
+/* "Times" */
+BOTH_WAYS(fs_differences, cutting_a_file_by_name_to_the_size_it_has_may_leave_its_times)
+{
+	static const struct timespec old[2] = { { 1000000000, 0 }, { 1100000000, 0 } };
+	char path[64];
+	struct stat st[2];
+
+	make_file("f");
+	SAME_OK(utimensat(at, "f", old, 0));
+	SAME_OK((snprintf(path, sizeof(path), "/proc/self/fd/%d/f", at), truncate(path, 4)));
+	stat_both("f", st);
+	if (!strcmp(way, "writeback"))
+		cr_assert_eq(st[ON_MOUNT].st_mtim.tv_sec, 1100000000);
+	else
+		cr_assert_eq(st[ON_MOUNT].st_mtim.tv_sec > 1100000000,
+			     st[ON_PLAIN].st_mtim.tv_sec > 1100000000);
+}
+
+BOTH_WAYS(fs_differences, what_goes_through_a_fifo_leaves_its_times)
+{
+	static const struct timespec old[2] = { { 1000000000, 0 }, { 1100000000, 0 } };
+	struct stat st[2];
+	int fd[2];
+
+	SAME_OK(mknodat(at, "fifo", S_IFIFO | 0644, 0));
+	SAME_OK(utimensat(at, "fifo", old, 0));
+	SAME_FD_OK(fd, openat(at, "fifo", O_RDWR));
+	SAME_OK(write(fd[side], "x", 1));
+	stat_both("fifo", st);
+	cr_assert_eq(st[ON_MOUNT].st_mtim.tv_sec, 1100000000);
+	SAME_CLOSE(fd);
+}
+
+BOTH_WAYS(fs_differences, there_is_no_time_of_birth)
+{
+	struct statx x;
+
+	make_file("f");
+	cr_assert_eq(statx(both_root[ON_MOUNT], "f", 0, STATX_BASIC_STATS | STATX_BTIME, &x), 0);
+	cr_assert_eq(x.stx_mask & STATX_BTIME, 0u);
+	cr_assert_eq(x.stx_mask & STATX_BASIC_STATS, STATX_BASIC_STATS);
+}
+
+static int write_by_bob(void *arg)
+{
+	int fd;
+
+	child_become(BOB, BOB);
+	fd = openat(*(int *)arg, "f", O_WRONLY);
+	CHILD_CHECK(fd >= 0 && pwrite(fd, "x", 1, 0) == 1);
+	return 0;
+}
+
+/* "Set-gid without execution" */
+BOTH_WAYS_BARE(fs_differences, setgid_without_execution_survives_a_write_by_others)
+{
+	struct stat st[2];
+
+	need_root("other users");
+	way_start(NULL);
+	make_file("f");
+	SAME_OK(fchownat(at, "f", ALICE, ALICE, 0));
+	SAME_OK(fchmodat(at, "f", 02666, 0));
+	cr_assert_eq(SAME(child_run(write_by_bob, &at)), 0);
+	stat_both("f", st);
+	cr_assert_eq(st[ON_MOUNT].st_mode & 07777, 02666u);
+	/* With it, it is cleared, as below. */
+	SAME_OK(fchmodat(at, "f", 02676, 0));
+	cr_assert_eq(SAME(child_run(write_by_bob, &at)), 0);
+	stat_both("f", st);
+	both_same_stat(st, "f");
+	cr_assert_eq(st[ON_MOUNT].st_mode & 07777, 0676u);
+}
+
+static void make_dangerous(void)
+{
+	SAME_OK(mknodat(at, "null", S_IFCHR | 0666, makedev(1, 3)));
+	for (int side = 0; side < 2; side++) {
+		shell_ok(side == ON_MOUNT ? mnt.path : plain_dir, "cp /usr/bin/id . && chmod 755 id");
+		cr_assert_eq(fchownat(both_root[side], "id", ALICE, ALICE, 0), 0);
+		cr_assert_eq(fchmodat(both_root[side], "id", 04755, 0), 0);
+	}
+}
+
+/* "Set-id programs and devices" */
+BOTH_WAYS_BARE(fs_differences, setid_programs_and_devices_need_a_mount_option)
+{
+	need_root("set-id programs");
+	way_start(NULL);
+	make_dangerous();
+	shell_ok(mnt.path, "test \"$(./id -u)\" = 0");
+	cr_assert_eq(openat(both_root[ON_MOUNT], "null", O_WRONLY), -1);
+	cr_assert_eq(errno, EACCES);
+	cr_assert_eq(faccessat(both_root[ON_PLAIN], "null", F_OK, 0), 0);
+}
+
+BOTH_WAYS_BARE(fs_differences, setid_programs_and_devices_work_with_it)
+{
+	static const char *const args[] = { "-o", "suid,dev", NULL };
+	int fd;
+
+	need_root("set-id programs");
+	way_start(args);
+	make_dangerous();
+	shell_ok(mnt.path, "test \"$(./id -u)\" = %u", ALICE);
+	fd = openat(both_root[ON_MOUNT], "null", O_WRONLY);
+	cr_assert_geq(fd, 0, "%s", strerror(errno));
+	close(fd);
+}
+
+/* "O_DIRECT" */
+BOTH_WAYS(fs_differences, direct_io_need_not_be_aligned)
+{
+	char got[8] = "";
+	int fd;
+
+	make_file("f");
+	fd = openat(both_root[ON_MOUNT], "f", O_RDWR | O_DIRECT);
+	cr_assert_geq(fd, 0, "%s", strerror(errno));
+	cr_assert_eq(pwrite(fd, "odd", 3, 5), 3);
+	cr_assert_eq(pread(fd, got, 7, 1), 7);
+	cr_assert_arr_eq(got, "ext\0odd", 7);
+	close(fd);
+}
+
+/* "Offsets" */
+BOTH_WAYS(fs_differences, an_offset_that_below_is_too_large_is_told_by_fsync)
+{
+	const off_t far = 1l << 50;
+	char got[4];
+	int fd[2];
+
+	SAME_FD_OK(fd, openat(at, "f", O_CREAT | O_RDWR, 0644));
+	if (pwrite(fd[ON_PLAIN], "far", 3, far) == 3)
+		WAY_SKIP("offsets: the file system of the test has them all");
+	cr_assert_eq(errno, EFBIG);
+	SAME_OK(pwrite(fd[side], "near", 4, 0));
+	cr_assert_eq(pwrite(fd[ON_MOUNT], "far", 3, far), 3);
+	cr_assert_eq(fsync(fd[ON_MOUNT]), -1);
+	cr_assert_eq(errno, EFBIG, "%s", strerror(errno));
+	/* Cut off again, it does no harm. */
+	SAME_OK(ftruncate(fd[side], 4));
+	SAME_OK(fsync(fd[side]));
+	SAME_OK(pread(fd[side], got, 4, 0));
+	cr_assert_arr_eq(got, "near", 4);
+	SAME_CLOSE(fd);
+	way_unmount();
+	backing_holds("f", "near", 4);
+}
+
+/* "Calls" */
+BOTH_WAYS(fs_differences, what_fuse_has_no_request_for_is_refused)
+{
+	struct {
+		struct fiemap map;
+		struct fiemap_extent extent[4];
+	} fiemap = { .map = { .fm_length = ~0ull, .fm_extent_count = 4 } };
+	struct fsxattr attributes;
+	int fd, other, flags;
+
+	make_file("f");
+	make_file("g");
+	fd = openat(both_root[ON_MOUNT], "f", O_RDWR);
+	other = openat(both_root[ON_MOUNT], "g", O_RDWR);
+#define REFUSED(call)                                                                              \
+	do {                                                                                       \
+		cr_assert_eq((call), -1, "%s works", #call);                                       \
+		cr_assert(errno == EOPNOTSUPP || errno == ENOTTY, "%s: %s", #call, strerror(errno)); \
+	} while (0)
+	REFUSED(fallocate(fd, FALLOC_FL_COLLAPSE_RANGE, 0, 4096));
+	REFUSED(fallocate(fd, FALLOC_FL_INSERT_RANGE, 0, 4096));
+	REFUSED(ioctl(fd, FS_IOC_GETFLAGS, &flags));
+	REFUSED(ioctl(fd, FS_IOC_FSGETXATTR, &attributes));
+	REFUSED(ioctl(fd, FS_IOC_FIEMAP, &fiemap));
+	REFUSED(ioctl(other, FICLONE, fd));
+	close(fd);
+	close(other);
+}
