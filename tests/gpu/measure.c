@@ -446,7 +446,7 @@ int main(int argc, char **argv)
 	close(peer.to);
 	waitpid(peer.pid, &status, 0);
 	if (dir)
-		measure_mount(dir);
+		measure_mount(dir, 2 * largest);
 	printf("\n}\n");
 	return fflush(stdout) ? 1 : 0;
 }

@@ -35,8 +35,9 @@ void put_samples(const char *name, struct samples *s);
 
 /* The machine's own ceilings. */
 void measure_ceilings(void);
-/* gaiafs: in a directory of a mount whose first device is a GPU. Needs what measure_ceilings() found of copies. */
-void measure_mount(const char *dir);
+/* gaiafs: with a file of @length bytes in a directory of a mount whose first device is a GPU. Needs what
+ * measure_ceilings() found of copies. */
+void measure_mount(const char *dir, size_t length);
 
 /* GB/s of the largest pinned copies, and within the device (bytes read plus written). */
 extern double best_to_device, best_to_host, best_within;

@@ -20,7 +20,7 @@
 #define RW (PROT_READ | PROT_WRITE)
 #define REPS 7u
 
-static size_t length = (size_t)512 << 20;
+static size_t length;
 
 static void must(int ok, const char *what)
 {
@@ -162,6 +162,7 @@ static void measure_reads(int fd)
 	char page[PAGE];
 	unsigned seed = 1;
 
+	must(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) == 0, "fadvise");
 	evict(fd, GAIA_FROM_HOME);
 	for (unsigned i = 0; i < 64; i++) {
 		double t0;
@@ -174,12 +175,13 @@ static void measure_reads(int fd)
 	put_time("random 4 KiB read, cold in host memory", &t, PAGE, "bytes");
 }
 
-void measure_mount(const char *dir)
+void measure_mount(const char *dir, size_t bytes)
 {
 	char path[4096];
 	unsigned char *p;
 	int fd;
 
+	length = bytes;
 	snprintf(path, sizeof(path), "%s/measure.data", dir);
 	fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
 	must(fd >= 0, path);

@@ -1,6 +1,6 @@
 /*
- * played.c - gives the measuring program the fake CUDA driver, to see that it runs to its end. Its numbers mean
- * nothing then.
+ * played.c - gives the measuring program the fake CUDA driver, to see that it runs to its end, also in a mount with
+ * the simulated device. Its numbers mean nothing then.
  */
 #include <string.h>
 
@@ -25,8 +25,17 @@ static CUresult open_handle(CUevent *out, CUipcEventHandle handle)
 	return ((CUresult(*)(CUevent *, unsigned))fake_cuda_entry("cuEventCreate"))(out, 0);
 }
 
+/* Also into memory of the simulated device. */
+static CUresult set(CUdeviceptr to, unsigned char byte, size_t bytes, CUstream stream)
+{
+	memset((void *)to, byte, bytes);
+	return CUDA_SUCCESS;
+}
+
 static void *lookup(const char *name)
 {
+	if (!strcmp(name, "cuMemsetD8Async"))
+		return set;
 	if (!strcmp(name, "cuDriverGetVersion"))
 		return version;
 	if (!strcmp(name, "cuIpcGetEventHandle"))
