@@ -45,6 +45,10 @@ void fake_cuda_uuid(unsigned gpu, unsigned char uuid[16]);
 /* A kernel: @fn runs on the stream, in order. */
 CUresult fake_cuda_launch(CUstream stream, void (*fn)(void *arg), void *arg);
 
+/* With a copy of the @bytes at @arg, as a kernel's arguments are copied. */
+CUresult fake_cuda_launch_copy(CUstream stream, void (*fn)(void *arg), const void *arg,
+			       size_t bytes);
+
 /* Whether a kernel or a copy may use the bytes: device memory with access, or pinned host memory. */
 bool fake_cuda_usable(const void *p, size_t bytes);
 

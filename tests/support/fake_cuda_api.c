@@ -105,20 +105,14 @@ static void run(void *arg)
 		else
 			fake_refuse(CUDA_SUCCESS, "a kernel on memory that is not the device's");
 	}
-	free(w);
 }
 
 static CUresult launch(enum dev_kind kind, const struct page_item *items, uint32_t n_items,
 		       uint32_t n_pages, uint8_t *changed, CUstream stream)
 {
-	struct work *w = malloc(sizeof(*w));
-	CUresult result;
+	struct work w = { kind, items, n_items, n_pages, changed };
 
-	*w = (struct work){ kind, items, n_items, n_pages, changed };
-	result = fake_cuda_launch(stream, run, w);
-	if (result)
-		free(w);
-	return result;
+	return fake_cuda_launch_copy(stream, run, &w, sizeof(w));
 }
 
 const struct cuda_api *fake_cuda_api(void)

@@ -30,6 +30,7 @@ struct fake_item {
 	unsigned flags;	  /* WAIT_VALUE */
 	void (*fn)(void *arg);
 	void *arg;
+	void *copy; /* of the arguments; freed with the item */
 	CUevent event;
 	uint64_t number; /* of the event's record */
 	bool spoiled;

@@ -147,6 +147,7 @@ static void *stream_main(void *arg)
 			item->event->users--;
 			put_event(item->event);
 		}
+		free(item->copy);
 		free(item);
 		pthread_cond_broadcast(&fake.changed);
 	}
@@ -448,6 +449,19 @@ CUresult fake_cuda_launch(CUstream stream, void (*fn)(void *arg), void *arg)
 	CUresult err = fake_enter("launch");
 
 	return err ? err : queue(stream, &(struct fake_item){ .kind = ITEM_KERNEL, .fn = fn, .arg = arg });
+}
+
+CUresult fake_cuda_launch_copy(CUstream stream, void (*fn)(void *arg), const void *arg, size_t bytes)
+{
+	void *copy = memcpy(malloc(bytes), arg, bytes);
+	CUresult err = fake_enter("launch");
+
+	if (!err)
+		err = queue(stream, &(struct fake_item){ .kind = ITEM_KERNEL, .fn = fn, .arg = copy,
+							 .copy = copy });
+	if (err)
+		free(copy);
+	return err;
 }
 
 static CUresult fake_launch_host_func(CUstream stream, CUhostFn fn, void *arg)

@@ -281,16 +281,18 @@ int cuda_create(const struct cuda_api *api, const struct cuda_config *config, ui
 	err = cuda_queue_init(cuda);
 	if (err)
 		goto destroy_memory;
+	cuda->created = true;
 	err = start_threads(cuda);
 	if (err)
 		goto destroy_queue;
 	if (!copy_from)
 		err = cuda_calibrate(cuda);
+	if (!err && atomic_load(&cuda->off))
+		err = -EIO;
 	if (err) {
 		cuda_destroy(&cuda->base);
 		return err;
 	}
-	cuda->created = true;
 	log_info("device %s: %s, %" PRIu64 " MiB of its memory", cuda->base.name, model,
 		 cuda->base.capacity >> 20);
 	*out = &cuda->base;

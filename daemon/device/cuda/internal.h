@@ -102,7 +102,7 @@ struct cuda {
 	uint32_t copy_from;	/* bytes: runs from this length on are the copy engine's */
 	struct cuda_batch batch[BATCHES];
 	pthread_t issuer, completer, keeper;
-	bool created;		/* by the end of cuda_create() */
+	bool created;		/* set before there are threads */
 
 	atomic_bool off;	/* broken: everything fails from now on */
 	atomic_bool told_of_descriptors;
