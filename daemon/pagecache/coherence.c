@@ -270,6 +270,18 @@ void exact_write(struct chunk *ch, unsigned i, bool present, unsigned off, const
 	twins_collect(ch, i);
 }
 
+/* chunk->lock held, page locked. What a replica released of the page is void. */
+static void release_void(struct replica *rep, unsigned i)
+{
+	struct page_replica *r = &rep->page[i];
+
+	if (!(r->flags & REPLICA_AHEAD))
+		return;
+	atomic_fetch_sub(&rep->chunk->file->n_ahead, 1);
+	if (r->flags & REPLICA_SNAPPED)
+		rep->n_snapped--;
+}
+
 void truncate_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[2])
 {
 	struct page_replica *buf[CACHE_MAX_DEVICES];
@@ -283,11 +295,8 @@ void truncate_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[2])
 		struct replica *rep = ch->replica[k];
 		struct page_replica *r = &rep->page[i];
 
-		if (cut == 0 && (r->flags & REPLICA_AHEAD)) {
-			atomic_fetch_sub(&ch->file->n_ahead, 1);
-			if (r->flags & REPLICA_SNAPPED)
-				rep->n_snapped--;
-		}
+		if (cut == 0)
+			release_void(rep, i);
 		if (!(r->flags & REPLICA_AHEAD) && fault_point("break.forget_truncated"))
 			r->seen = v.t->home_id;
 		else
@@ -352,14 +361,18 @@ static int fetch_move(struct fetch *fe)
 		dev_run_add(&op, runs, snapped ? fe->rep->shadow : fe->rep->mem, i,
 			    frame_ptr(fr, fe->frame[k]), NULL);
 	}
-	err = device_run(fe->rep->dev->dev, &op);
+	err = cache_device_run(fe->rep->dev, &op);
 	free(runs);
-	if (err)
+	if (atomic_load(&fe->rep->dev->gone))
+		return -EIO;
+	if (!err) {
+		atomic_store(&fe->rep->dev->complained, false);
+		count(CTR_device_to_home, fe->n);
+	} else if (!atomic_exchange(&fe->rep->dev->complained, true)) {
 		log_error("device %s: reading released pages of file %#lx: %s; they stay on the "
 			  "device and are tried again",
 			  fe->rep->dev->dev->name, (unsigned long)ch->file->key, strerror(-err));
-	else
-		count(CTR_device_to_home, fe->n);
+	}
 	return err;
 }
 
@@ -458,7 +471,7 @@ static int fetch_from(struct chunk *ch, struct replica *rep, unsigned a, unsigne
 		if (rep->page[i].flags & REPLICA_AHEAD)
 			fe->page[fe->n++] = (uint16_t)i;
 	pthread_mutex_unlock(&ch->lock);
-	err = 0;
+	err = fe->n > 0 && atomic_load(&rep->dev->gone) ? -EIO : 0;
 	for (unsigned k = 0; k < fe->n && !err; k++) {
 		unsigned i = fe->page[k];
 
@@ -517,6 +530,19 @@ int fetch_pages(struct chunk *ch, unsigned a, unsigned b)
 		err = fetch_from(ch, rep, a, b);
 	}
 	return err;
+}
+
+void page_drop_lost(struct chunk *ch, unsigned i)
+{
+	for (unsigned k = 0; k < ch->n_replicas; k++) {
+		struct replica *rep = ch->replica[k];
+
+		if (!atomic_load(&rep->dev->gone))
+			continue;
+		release_void(rep, i);
+		track_truncated(&rep->page[i], 0);
+	}
+	twins_collect(ch, i);
 }
 
 /* ---- invalidating again ---- */

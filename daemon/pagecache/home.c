@@ -122,7 +122,7 @@ static int fill_from_device(struct chunk *ch, struct replica *rep, unsigned a, u
 
 	for (unsigned k = 0; k < n; k++)
 		dev_run_add(&op, runs, rep->mem, a + k, frame_ptr(&c->frames, frame[k]), NULL);
-	err = device_run(rep->dev->dev, &op);
+	err = cache_device_run(rep->dev, &op);
 	if (err)
 		return err;
 	average(&rep->dev->read_ns, (now_ns() - start) / n);
@@ -404,22 +404,34 @@ static bool span_keeps(const struct span *s, unsigned i)
 	return limit > 0 && (from > 0 || to < limit);
 }
 
+/* Merge what devices released of the pages; but not what is lost and written over. */
+static int span_fetch(const struct span *s)
+{
+	struct chunk *ch = s->ch;
+	bool ahead = false;
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = s->a; i < s->b && ch->track; i++) {
+		if (page_ahead(ch, i) && !span_keeps(s, i))
+			page_drop_lost(ch, i);
+		ahead |= page_ahead(ch, i);
+	}
+	pthread_mutex_unlock(&ch->lock);
+	return ahead ? fetch_pages(ch, s->a, s->b) : 0;
+}
+
 /* Bring home what the write needs of the old contents. Pages are locked. */
 static int span_prepare(const struct span *s)
 {
 	struct chunk *ch = s->ch;
-	bool ahead = false, need;
+	bool need;
 	int err;
 
-	pthread_mutex_lock(&ch->lock);
-	for (unsigned i = s->a; i < s->b && ch->track && !ahead; i++)
-		ahead = page_ahead(ch, i);
-	pthread_mutex_unlock(&ch->lock);
-	if (ahead) {
-		err = fetch_pages(ch, s->a, s->b);
-		if (err)
-			return err;
-	}
+	err = span_fetch(s);
+	if (err == -EIO) /* once more: a device may just have proved to be gone */
+		err = span_fetch(s);
+	if (err)
+		return err;
 	for (unsigned i = s->a; i < s->b; i++) {
 		pthread_mutex_lock(&ch->lock);
 		need = !page_present(ch, i) &&

@@ -241,6 +241,8 @@ struct cache_device {
 	TAILQ_HEAD(, replica) idle; /* first: longest unused */
 	TAILQ_HEAD(, replica) busy;
 	_Atomic uint64_t read_ns; /* a page, moving average (relaxed); 0: not known */
+	atomic_bool gone;	/* for good: an operation said so (-ENODEV) */
+	atomic_bool complained; /* about fetching, since it last worked */
 };
 
 struct race {
@@ -393,8 +395,10 @@ static inline bool page_ahead(struct chunk *ch, unsigned i)
 			return true;
 	return false;
 }
-/* Merge all releases of pages [a, b) (locked) home. */
+/* Merge all releases of pages [a, b) (locked) home. -EIO: some are lost with their device. */
 int fetch_pages(struct chunk *ch, unsigned a, unsigned b);
+/* chunk->lock held; page i is locked and about to be written over: what is lost of it does not matter any more. */
+void page_drop_lost(struct chunk *ch, unsigned i);
 /* chunk->lock held. Whether home's bytes must be present before the page is changed: as a base, or to merge into. */
 bool home_base_needed(struct chunk *ch, unsigned i);
 const void *base_bytes(struct chunk *ch, unsigned i, track_id id);
@@ -418,6 +422,9 @@ void *notifier_main(void *cache);
 void again_wait(struct cfile *f);
 
 /* ---- replica.c ---- */
+
+/* device_run(), but for devices that are gone: -ENODEV, at once. */
+int cache_device_run(struct cache_device *dev, struct dev_op *op);
 
 /* chunk->lock held. No replica, nothing pending: stop keeping track. */
 void track_maybe_free(struct chunk *ch);

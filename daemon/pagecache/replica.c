@@ -98,10 +98,28 @@ static struct replica *claim_oldest(struct cache_device *dev)
 
 /* ---- device memory ---- */
 
+/* An operation failed: when the device is gone, so is everything on it. */
+static void note_gone(struct cache_device *dev, int err)
+{
+	if (err == -ENODEV && !atomic_exchange(&dev->gone, true))
+		log_error("device %s is gone; pages that were released on it and not fetched yet are lost: reading and "
+			  "syncing them fails until they are written over. All else goes on",
+			  dev->dev->name);
+}
+
+int cache_device_run(struct cache_device *dev, struct dev_op *op)
+{
+	int err = atomic_load(&dev->gone) ? -ENODEV : device_run(dev->dev, op);
+
+	note_gone(dev, err);
+	return err;
+}
+
 static int memory_alloc(struct cache_device *dev, struct devmem **out)
 {
-	int err = dev->dev->ops->alloc(dev->dev, out);
+	int err = atomic_load(&dev->gone) ? -ENODEV : dev->dev->ops->alloc(dev->dev, out);
 
+	note_gone(dev, err);
 	if (err)
 		return err;
 	pthread_mutex_lock(&dev->lock);

@@ -99,7 +99,7 @@ static int part_secure(struct part *pt, struct dev_run *runs)
 			dev_run_add(&op, runs, shadow, i, NULL, rep->mem);
 			n++;
 		}
-	err = device_run(rep->dev->dev, &op);
+	err = cache_device_run(rep->dev, &op);
 	if (!err) {
 		count(CTR_device_snapshots, n);
 		pthread_mutex_lock(&pt->ch->lock);
@@ -131,7 +131,7 @@ static int part_send(struct part *pt, struct dev_run *runs)
 		}
 	if (n == 0)
 		return 0;
-	err = device_run(rep->dev->dev, &op);
+	err = cache_device_run(rep->dev, &op);
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned i = pt->a; i < pt->b; i++) {
 		if (pt->step[i] != TRACK_SEND)
@@ -172,7 +172,7 @@ static int part_pull(struct part *pt, struct dev_run *runs)
 	pthread_mutex_unlock(&ch->lock);
 	if (op.n == 0)
 		return 0;
-	err = device_run(rep->dev->dev, &op);
+	err = cache_device_run(rep->dev, &op);
 	if (err)
 		return err;
 	count(CTR_home_to_device, op.n);
@@ -198,7 +198,7 @@ static int part_arm(struct part *pt, struct dev_run *runs)
 			dev_run_add(&op, runs, rep->mem, i, NULL, NULL);
 	if (op.n == 0)
 		return 0;
-	err = device_run(rep->dev->dev, &op);
+	err = cache_device_run(rep->dev, &op);
 	if (err)
 		return err;
 	pthread_mutex_lock(&pt->ch->lock);
@@ -409,6 +409,8 @@ static int acquire_range(struct mapping *m, uint64_t first, uint64_t last, bool 
 	/* More than the device has cannot fit; asked before any memory is spent on it. */
 	if (n > m->dev->dev->capacity / GAIA_CHUNK)
 		return -ENOMEM;
+	if (atomic_load(&m->dev->gone))
+		return -ENODEV;
 	reps = xcalloc(n, sizeof(*reps));
 	parts = xcalloc(n, sizeof(*parts));
 	err = replicas_pin(m, c0, c1, reps);
@@ -520,13 +522,13 @@ static int find_changed(struct replica *rep, const uint64_t *pages, unsigned a, 
 						.limit = limit };
 			struct dev_op zero = { .kind = DEV_ZERO, .runs = &tail, .n = 1 };
 
-			err = device_run(rep->dev->dev, &zero);
+			err = cache_device_run(rep->dev, &zero);
 		}
 		dev_run_add(&op, runs, rep->mem, i, NULL, NULL);
 	}
 	op.changed = packed;
 	if (!err && op.n > 0)
-		err = device_run(rep->dev->dev, &op);
+		err = cache_device_run(rep->dev, &op);
 	for (unsigned i = a; i < b && !err; i++)
 		if (bit_test(pages, i)) {
 			bool differs = bit_test(packed, nth++);
@@ -559,7 +561,7 @@ static bool secure_shared(struct replica *rep, const uint64_t *pages, unsigned a
 	for (unsigned i = a; i < b; i++)
 		if (bit_test(pages, i))
 			dev_run_add(&op, runs, shadow, i, NULL, rep->mem);
-	err = device_run(rep->dev->dev, &op);
+	err = cache_device_run(rep->dev, &op);
 	free(runs);
 	if (err)
 		replica_shadow_done(rep);
