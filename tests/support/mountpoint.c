@@ -23,6 +23,7 @@
 #define MAX_ARGS 64
 #define START_SECONDS 60
 #define EXIT_SECONDS 60
+#define BUSY_TRIES 200		/* 10 ms each */
 #define PATIENCE_SECONDS 2	/* before looking for who else has the mount */
 
 static int pidfd_open_(pid_t pid)
@@ -479,11 +480,19 @@ int mnt_wait(struct mnt *m)
 int mnt_unmount(struct mnt *m)
 {
 	const char *fusermount[] = { "fusermount3", "-u", m->path, NULL };
-	int err = 0;
+	int err;
 
 	if (!m->daemon)
 		return -1;
-	if (umount2(m->path, UMOUNT_NOFOLLOW) && (errno != EPERM || run_quietly(fusermount))) {
+	/* Who looks at all mounts of the machine makes them busy for a moment. */
+	for (unsigned tries = 0; (err = umount2(m->path, UMOUNT_NOFOLLOW)) && errno == EBUSY; tries++) {
+		if (tries == BUSY_TRIES)
+			break;
+		usleep(10000);
+	}
+	if (err && errno == EPERM)
+		err = run_quietly(fusermount);
+	if (err) {
 		fprintf(stderr, "mount: cannot unmount %s: %s\n", m->path, strerror(errno));
 		detach(m->path);
 		err = -1;
