@@ -10,6 +10,9 @@
 #include <unistd.h>
 
 #include "base/util.h"
+#ifdef RIG_CUDA
+#include "fake_cuda_api.h"
+#endif
 #include "pagecache/internal.h"
 
 #define must(cond)                                                     \
@@ -640,6 +643,7 @@ static void host_invalidate(void *arg, void *cookie, off_t off, off_t len)
 struct client *client_create(struct kfile *kf, unsigned device, unsigned prot, uint64_t length)
 {
 	struct client *cl = xcalloc(1, sizeof(*cl));
+	bool may_write = (prot & GAIA_PROT_WRITE) || kf->rig->options.readers_may_write;
 
 	cl->rig = kf->rig;
 	cl->kf = kf;
@@ -649,8 +653,7 @@ struct client *client_create(struct kfile *kf, unsigned device, unsigned prot, u
 	cl->chunk = xcalloc(cl->n_chunks, sizeof(*cl->chunk));
 	atomic_init(&cl->alive, true);
 	pthread_mutex_init(&cl->lock, NULL);
-	must(cache_map(kf->cfile, device, cl, 1, prot, prot & GAIA_PROT_WRITE, 0, length,
-		       &cl->mapping) == 0);
+	must(cache_map(kf->cfile, device, cl, 1, prot, may_write, 0, length, &cl->mapping) == 0);
 	pthread_mutex_lock(&cl->rig->lock);
 	SLIST_INSERT_HEAD(&cl->rig->clients, cl, link);
 	pthread_mutex_unlock(&cl->rig->lock);
@@ -741,6 +744,36 @@ void client_store(struct client *cl, const void *buf, size_t len, uint64_t off)
 
 static const struct cache_host host = { host_invalidate, host_grant, host_revoke, host_alive };
 
+#ifdef RIG_CUDA
+/* The CUDA device on a fake driver, with room for its tables; long runs are the copy engine's. */
+static struct device *new_device(const struct rig_options *options, unsigned index)
+{
+	unsigned chunks = options->device_chunks ? options->device_chunks : 8;
+	struct cuda_config config = { .index = index, .capacity = chunks * (uint64_t)GAIA_CHUNK };
+	struct device *cuda, *dev;
+
+	if (index == 0) {
+		fake_cuda_reset(&(struct fake_cuda_config){
+			.n_devices = options->devices,
+			.memory = config.capacity + 8 * (uint64_t)GAIA_CHUNK,
+		});
+		must(fake_cuda_api()->cuInit(0) == CUDA_SUCCESS);
+	}
+	must(cuda_create(fake_cuda_api(), &config, 8 * GAIA_PAGE, &cuda) == 0);
+	must(device_faulty_create(cuda, &dev) == 0);
+	return dev;
+}
+
+static void check_devices(void)
+{
+	must(!fake_cuda_violation());
+	must(fake_cuda_alive(true) == 0);
+}
+#else
+static void check_devices(void)
+{
+}
+
 static struct device *new_device(const struct rig_options *options, unsigned index)
 {
 	struct sim_config config = {
@@ -756,6 +789,7 @@ static struct device *new_device(const struct rig_options *options, unsigned ind
 	dev->shares_readonly = !options->always_writable;
 	return dev;
 }
+#endif
 
 struct rig *rig_create(const struct rig_options *options)
 {
@@ -795,6 +829,7 @@ void rig_destroy(struct rig *rig)
 	for (unsigned k = 0; k < rig->options.devices; k++)
 		must(rig_device_used(rig, k) == 0);
 	cache_destroy(rig->cache);
+	check_devices();
 	rig->store->ops->destroy(rig->store);
 	pthread_mutex_destroy(&rig->lock);
 	free(rig);

@@ -129,8 +129,14 @@ Test(reader, gives_way_when_it_has_released)
 Test(reader, shares_where_the_device_can_keep_it_from_writing)
 {
 	struct client *reader, *writer;
+	struct cache_device_use use;
 
 	begin_devices(1);
+	cache_device(rig->cache, 0, &use);
+	if (!use.dev->shares_readonly) {
+		end();
+		cr_skip_test("this device cannot");
+	}
 	reader = new_reader();
 	writer = new_client(0);
 	cr_assert_eq(client_acquire(writer, 0, 1, GAIA_PROT_RW), 0);

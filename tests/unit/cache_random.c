@@ -1099,6 +1099,8 @@ static void world_begin(uint64_t seed)
 		.device_chunks = 1 + (unsigned)(seed / 3 % 6),
 		.home_bytes = seed % 2 ? CACHE_HOME_MIN : 0,
 		.writethrough = seed / 2 % 3 == 0,
+		/* So that they share the device's memory, whatever the device. */
+		.readers_may_write = true,
 	};
 	uint64_t size = seed / 4 % 3 ? MAX_SIZE : MAX_SIZE - 700;
 	struct store_file *sf;
