@@ -1,0 +1,137 @@
+"""The plot, by gnuplot: a bar for each system, a mark where the goal is."""
+
+import subprocess
+import tempfile
+
+# Okabe and Ito's colours, which the colour-blind can tell apart.
+COLOURS = ["#999999", "#56b4e9", "#d55e00", "#e69f00", "#009e73"]
+SHOWN = 1.6  # times native; what is longer has its number written on it
+
+
+def quote(text):
+    return '"%s"' % text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def goal_at(row, peers):
+    """The goal in times of native: the highest of a row's."""
+    at = []
+    for goal in row.goals:
+        against = row.best(peers) if goal.against == "best peer" else goal.against
+        if against == row.base:
+            at.append(goal.least)
+        elif row.ratio(against, row.base):
+            at.append(goal.least * row.ratio(against, row.base)[0])
+    return max(at, default=None)
+
+
+def bars(rows, systems, names, peers):
+    """gnuplot's commands for the large panel; the first row is on top."""
+    commands, labels, data = [], [], {name: [] for name in systems}
+    goals = []
+    y, section = 0.0, None
+    height = 0.8 / len(systems)
+    for row in rows:
+        if row.section != section:
+            section = row.section
+            y -= 1.3
+            commands.append('set label %s at graph 0, first %f left font ",11" offset -50,0'
+                            % (quote(section), y + 0.15))
+        y -= 1
+        labels.append("%s %f" % (quote(row.title), y))
+        for n, name in enumerate(systems):
+            ratio = row.ratio(name, row.base)
+            if not ratio:
+                continue
+            at = y + 0.4 - height * (n + 0.5)
+            low, high = max(ratio[0] - ratio[1], 0), min(ratio[0] + ratio[1], SHOWN)
+            data[name].append((min(ratio[0], SHOWN), at, low, high, height * 0.45))
+            if ratio[0] > SHOWN:
+                commands.append('set label "%.1f" at %f,%f right font ",7" front offset -0.3,0'
+                                % (ratio[0], SHOWN, at))
+        goal = goal_at(row, peers)
+        if goal:
+            goals.append((min(goal, SHOWN), y - 0.45, 0, 0.9))
+    commands += ["set yrange [%f:0]" % (y - 0.8), "set xrange [0:%f]" % SHOWN,
+                 "set ytics (%s) scale 0" % ", ".join(labels)]
+    return commands, data, goals
+
+
+def block(name, lines):
+    return ["$%s << END" % name] + [" ".join("%f" % v for v in line) for line in lines] + ["END"]
+
+
+def script(path, rows, counts, systems, names, peers, facts):
+    commands, data, goals = bars(rows, systems, names, peers)
+    sections = len({row.section for row in rows})
+    large = 90 + 30 * len(rows) + 30 * sections
+    small = 330 if counts else 0
+    out = ['set terminal pngcairo size 1200,%d noenhanced font "sans,10"' % (large + small),
+           "set output " + quote(path)]
+    for name in systems:
+        out += block(name, data[name])
+    out += block("goals", goals)
+    out += ["set multiplot", "set size 1,%f" % (large / (large + small)),
+            "set origin 0,%f" % (small / (large + small)), "set lmargin 52", "set rmargin 4",
+            "set title " + quote("legacy programs: rate, in times of the native directory's "
+                                 "(longer is faster)\n%d rounds: medians, whiskers between the quartiles. %s"
+                                 % (facts["rounds"], machine(facts))),
+            "set key bottom center outside horizontal",
+            "set grid xtics", "set xtics 0.2", "set style fill solid", "set border 3"] + commands
+    plots = []
+    for n, name in enumerate(systems):
+        if data[name]:
+            plots.append("$%s using ($1/2):2:($1/2):5 with boxxyerror lc rgb %s title %s"
+                         % (name, quote(COLOURS[n % len(COLOURS)]), quote(names[name])))
+            plots.append("$%s using 1:2:3:4 with xerrorbars pt 0 lw 0.8 lc rgb '#333333' notitle"
+                         % name)
+    plots.append("$goals using 1:2:3:4 with vectors nohead lw 2.5 lc rgb 'black' title 'goal'")
+    out += ["plot " + ", ".join(plots), "unset label", "unset ytics"]
+    if counts:
+        out += device_counts(counts, small / (large + small))
+    return out
+
+
+def device_counts(counts, share):
+    out = ["set size 1,%f" % share, "set origin 0,0", "set title 'gaiafs by the number of devices "
+           "configured (simulated): rate, in times of that without devices'",
+           "set yrange [0:1.6]", "set ytics 0.2", "set xlabel 'devices'", "set lmargin 10",
+           "set key bottom left inside vertical", "unset xrange", "set autoscale x",
+           "set grid xtics ytics"]
+    plots = []
+    for n, row in enumerate(counts):
+        names = sorted(row.samples, key=int)
+        lines = []
+        for at, name in enumerate(names):
+            ratio = (1.0, 0.0) if name == row.base else row.ratio(name, row.base)
+            lines.append((at + 0.04 * n, ratio[0], ratio[1]))
+        out += block("count%d" % n, lines)
+        plots.append("$count%d using 1:2:3 with yerrorlines lw 1.5 pt 7 ps 0.6 lc rgb %s title %s"
+                     % (n, quote(COLOURS[n + 1]), quote(row.title)))
+    out.append("set xtics (%s)" % ", ".join('"%s" %d' % (name, at)
+                                            for at, name in enumerate(names)))
+    out.append("set xrange [-0.2:%f]" % (len(names) - 0.6))
+    out.append("plot " + ", ".join(plots))
+    return out
+
+
+def machine(facts):
+    return ("%(cpu)s, %(cores)d cores, Linux %(kernel)s, %(file_system)s; "
+            "load before: %(load_before).1f" % facts["machine"])
+
+
+def draw(path, rows, counts, columns, names, peers, facts):
+    """[path], or [] and a line that says why."""
+    lines = script(path, rows, counts, columns[1:], names, peers, facts)
+    with tempfile.NamedTemporaryFile("w", suffix=".gnuplot") as file:
+        file.write("\n".join(lines) + "\n")
+        file.flush()
+        try:
+            done = subprocess.run(["gnuplot", file.name], capture_output=True, text=True,
+                                  timeout=60)
+        except OSError as error:
+            print("no plot: gnuplot: %s" % error.strerror)
+            return []
+    if done.returncode:
+        print("no plot: gnuplot: %s" % done.stderr.strip())
+        return []
+    return [path]
