@@ -95,13 +95,27 @@ static inline unsigned find_changed(struct devmem *mem, uint32_t page, uint32_t 
 	return changed;
 }
 
-/* The chunk as a client has it: a mapping of the exported descriptor. (Of devices whose memory
- * clients do not get with mmap(2), there is none yet.) */
+/* Whether the suites are to take GPU 0 in the place of the fake driver. */
+static inline bool on_real_gpu(void)
+{
+	return getenv("GAIAFS_TEST_CUDA") != NULL;
+}
+
+/* For tests whose clients are CPU code. */
+static inline void skip_on_gpu(const struct device *dev)
+{
+	if (on_real_gpu() && !strcmp(dev->kind, "cuda"))
+		cr_skip("CPU code cannot touch a GPU's memory; gpu-random has clients of other means");
+}
+
+/* The chunk as a client has it: a mapping of the exported descriptor. */
 static inline unsigned char *client_map(struct devmem *mem)
 {
-	int fd = mem->dev->ops->export_fd(mem->dev, mem, true);
+	int fd;
 	void *p;
 
+	skip_on_gpu(mem->dev);
+	fd = mem->dev->ops->export_fd(mem->dev, mem, true);
 	cr_assert_geq(fd, 0);
 	p = mmap(NULL, GAIA_CHUNK, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	cr_assert_neq(p, MAP_FAILED);

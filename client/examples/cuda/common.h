@@ -56,12 +56,13 @@ static inline int use_gpu(int fd, int wanted)
 {
 	struct gaia_device_info info[64];
 	cudaDeviceProp prop;
-	int n = gaia_devices(fd, info, 64), visible = 0;
+	int n, visible = 0;
 
-	if (n < 0)
-		fail(errno == ENOTTY ? "the file is not on a gaiafs mount" : "gaia_devices");
 	if (cudaGetDeviceCount(&visible) != cudaSuccess || visible == 0)
 		no_device("CUDA finds none");
+	n = gaia_devices(fd, info, 64);
+	if (n < 0)
+		fail(errno == ENOTTY ? "the file is not on a gaiafs mount" : "gaia_devices");
 	for (int i = 0; i < n && i < 64; i++) {
 		if (strcmp(info[i].kind, "cuda") || (wanted >= 0 && i != wanted))
 			continue;
