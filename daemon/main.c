@@ -319,6 +319,7 @@ static int start_cache(struct daemon *d)
 		.devices = d->device,
 		.n_devices = d->n_devices,
 		.writeback_age_ms = d->options.writeback_age_ms,
+		.times_above = d->options.writeback,
 		.host = fs_cache_host(),
 		.host_arg = d->fs,
 	};

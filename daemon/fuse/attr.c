@@ -64,28 +64,40 @@ static int set_size(struct inode *inode, off_t size)
 	return err;
 }
 
+struct times {
+	int fd;
+	struct timespec ts[2];
+};
+
+static int set_times_below(void *arg)
+{
+	const struct times *t = arg;
+
+	return utimensat(t->fd, "", t->ts, AT_EMPTY_PATH) ? -errno : 0;
+}
+
 static int set_times(struct inode *inode, int fd, const struct stat *attr, int to_set)
 {
-	struct timespec ts[2] = { { .tv_nsec = UTIME_OMIT }, { .tv_nsec = UTIME_OMIT } };
+	struct times t = { fd, { { .tv_nsec = UTIME_OMIT }, { .tv_nsec = UTIME_OMIT } } };
 	struct cfile *f;
+	int err;
 
 	if (to_set & FUSE_SET_ATTR_ATIME_NOW)
-		ts[0].tv_nsec = UTIME_NOW;
+		t.ts[0].tv_nsec = UTIME_NOW;
 	else if (to_set & FUSE_SET_ATTR_ATIME)
-		ts[0] = attr->st_atim;
+		t.ts[0] = attr->st_atim;
 	if (to_set & FUSE_SET_ATTR_MTIME_NOW)
-		ts[1].tv_nsec = UTIME_NOW;
+		t.ts[1].tv_nsec = UTIME_NOW;
 	else if (to_set & FUSE_SET_ATTR_MTIME)
-		ts[1] = attr->st_mtim;
+		t.ts[1] = attr->st_mtim;
 
-	/* What is stored later, or is being stored, would set the time again. If it cannot be
-	 * stored now, so be it: the error is remembered for who syncs or closes the file. */
-	if (ts[1].tv_nsec != UTIME_OMIT && inode->type == S_IFREG && contents_cached(inode) &&
-	    !contents_get(inode, &f)) {
-		cache_flush_alone(f);
-		contents_put(inode);
-	}
-	return utimensat(fd, "", ts, AT_EMPTY_PATH) ? -errno : 0;
+	/* What is stored later, or is being stored, must not set the time again. */
+	if (t.ts[1].tv_nsec == UTIME_OMIT || inode->type != S_IFREG || !contents_cached(inode) ||
+	    contents_get(inode, &f))
+		return set_times_below(&t);
+	err = cache_set_times(f, set_times_below, &t);
+	contents_put(inode);
+	return err;
 }
 
 static int set_owner(int fd, const struct stat *attr, int to_set)

@@ -48,6 +48,7 @@ int cache_create(const struct cache_config *config, struct cache **out)
 		return -ENOMEM;
 	c->host = *config->host;
 	c->host_arg = config->host_arg;
+	c->times_above = config->times_above;
 	c->age_ns = (config->writeback_age_ms ? config->writeback_age_ms : 5000) * 1000000ull;
 	err = frames_init(&c->frames, config->home_bytes);
 	if (err)

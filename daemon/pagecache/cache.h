@@ -69,6 +69,11 @@ struct cache_config {
 	struct device **devices;	/* the cache owns them from cache_create()'s success on */
 	unsigned n_devices;
 	uint64_t writeback_age_ms;	/* dirty pages older than this are stored; 0: 5000 */
+	/*
+	 * Modification times are kept above: writing does not change the store's but by cache_set_times().
+	 * Else a write's is when it came.
+	 */
+	bool times_above;
 	const struct cache_host *host;
 	void *host_arg;			/* cache_host.invalidate's first argument */
 };
@@ -161,8 +166,11 @@ ssize_t cache_copy_range(struct cfile *from, off_t from_off, struct cfile *to, o
 
 /* [F] Store what is dirty at home, without fetching from devices and without syncing. */
 int cache_flush(struct cfile *f);
-/* [F] And when it returns, nobody is still storing what was written before it was called. */
-int cache_flush_alone(struct cfile *f);
+/*
+ * [F] Store what is dirty and call @set, which sets the file's times below. Nothing that was written before
+ * changes them later. What cannot be stored is kept; its error is remembered for who asks.
+ */
+int cache_set_times(struct cfile *f, int (*set)(void *arg), void *arg);
 /* [F] cache_flush of a range, and what devices have released in it, and sync. */
 int cache_fsync(struct cfile *f, off_t off, off_t len, bool data_only);
 

@@ -245,6 +245,34 @@ void cfile_touch(struct cfile *f)
 	pthread_mutex_unlock(&f->lock);
 }
 
+int cfile_keep_time(struct cfile *f)
+{
+	struct store_file *sf;
+	struct stat st;
+	int err = cfile_store(f, true, &sf);
+
+	if (!err)
+		err = sf->ops->stat(sf, &st);
+	if (err)
+		return err;
+	pthread_mutex_lock(&f->lock);
+	f->mtime = st.st_mtim;
+	f->mtime_set = true;
+	pthread_mutex_unlock(&f->lock);
+	return 0;
+}
+
+void cfile_wrote(struct cfile *f)
+{
+	bool known;
+
+	pthread_mutex_lock(&f->lock);
+	known = f->mtime_set;
+	pthread_mutex_unlock(&f->lock);
+	if (!f->cache->times_above || (!known && cfile_keep_time(f)))
+		cfile_touch(f);
+}
+
 static bool later(const struct timespec *a, const struct timespec *b)
 {
 	return a->tv_sec != b->tv_sec ? a->tv_sec > b->tv_sec : a->tv_nsec > b->tv_nsec;

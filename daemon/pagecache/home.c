@@ -568,6 +568,8 @@ int home_write(struct cfile *f, const void *buf, size_t len, uint64_t off,
 	int err = 0;
 	size_t n;
 
+	if (len > 0)
+		cfile_wrote(f); /* before it can be stored */
 	for (; len > 0 && !err; off += n, len -= n) {
 		struct span s = { .off = off, .src = buf, .kind = kind };
 
@@ -579,7 +581,6 @@ int home_write(struct cfile *f, const void *buf, size_t len, uint64_t off,
 		if (buf)
 			buf = (const char *)buf + n;
 	}
-	cfile_touch(f);
 	return err;
 }
 

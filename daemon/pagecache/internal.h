@@ -165,7 +165,8 @@ struct cfile {
 	uint64_t error_seq;
 	bool complained;      /* about writeback, since it last worked */
 	uint64_t failed_ns;   /* when it last did not */
-	struct timespec mtime; /* of the newest data that is dirty */
+	/* What the store's is to be when what is dirty has been stored. */
+	struct timespec mtime;
 	bool mtime_set;
 
 	atomic_uint_least64_t size;
@@ -267,6 +268,7 @@ struct cache {
 	struct cache_device *dev;
 	unsigned n_devices;
 	uint64_t age_ns;
+	bool times_above;
 	_Atomic uint64_t store_read_ns; /* a page, moving average (relaxed); 0: not known */
 
 	pthread_mutex_t lock;
@@ -360,7 +362,12 @@ int chunk_store(struct chunk *ch, unsigned a, unsigned b, bool wait);
 /* As chunk_store() for eviction: tries all its locks. Number of pages stored. */
 unsigned chunk_store_some(struct chunk *ch);
 int cfile_store(struct cfile *f, bool write, struct store_file **out);
+/* What is dirty and stored later was written now; */
 void cfile_touch(struct cfile *f);
+/* has the modification time that the store's file has now; */
+int cfile_keep_time(struct cfile *f);
+/* one of the two: who writes may tell the time himself (times_above). */
+void cfile_wrote(struct cfile *f);
 /*
  * Before home takes more of the file: 0, or the error with which its pages cannot be stored, when dirty pages have used
  * up home's budget. Else what cannot be stored would take all of the machine's memory. file->range held.

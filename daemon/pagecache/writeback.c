@@ -166,7 +166,7 @@ int chunk_store(struct chunk *ch, unsigned a, unsigned b, bool wait)
 		}
 	}
 	pthread_mutex_unlock(&ch->lock);
-	if (atomic_load(&ch->file->n_dirty) == 0) {
+	if (!ch->file->cache->times_above && atomic_load(&ch->file->n_dirty) == 0) {
 		pthread_mutex_lock(&ch->file->lock);
 		if (atomic_load(&ch->file->n_dirty) == 0)
 			ch->file->mtime_set = false;
@@ -249,13 +249,20 @@ int cache_flush(struct cfile *f)
 	return err;
 }
 
-int cache_flush_alone(struct cfile *f)
+int cache_set_times(struct cfile *f, int (*set)(void *arg), void *arg)
 {
 	int err;
 
-	/* Whoever stores holds it shared. */
+	/* Whoever writes or stores holds it shared. */
 	pthread_rwlock_wrlock(&f->range);
-	err = store_range(f, 0, UINT64_MAX);
+	(void)store_range(f, 0, UINT64_MAX);
+	err = set(arg);
+	pthread_mutex_lock(&f->lock);
+	f->mtime_set = false;
+	pthread_mutex_unlock(&f->lock);
+	/* What could not be stored will be, and was written before. */
+	if (atomic_load(&f->n_dirty) > 0)
+		(void)cfile_keep_time(f);
 	pthread_rwlock_unlock(&f->range);
 	return err;
 }

@@ -394,3 +394,30 @@ BOTH_WAYS(fs_times, each_operation_changes_the_times_that_it_changes_below)
 	for (unsigned k = 0; k < sizeof(deeds) / sizeof(deeds[0]); k++)
 		try(k);
 }
+
+/* Make and ninja compare what they saw with what they see later, to the nanosecond. */
+BOTH_WAYS(fs_times, a_modification_time_that_was_seen_stays)
+{
+	struct timespec seen[100];
+	struct stat st;
+	char name[16];
+	int fd;
+
+	for (int i = 0; i < 100; i++) {
+		snprintf(name, sizeof(name), "f%d", i);
+		fd = openat(both_root[ON_MOUNT], name, O_CREAT | O_RDWR, 0644);
+		cr_assert_eq(write(fd, "text", 4), 4);
+		if (i % 2)
+			fsync(fd);
+		close(fd);
+		cr_assert_eq(fstatat(both_root[ON_MOUNT], name, &st, 0), 0);
+		seen[i] = st.st_mtim;
+	}
+	way_unmount();
+	for (int i = 0; i < 100; i++) {
+		snprintf(name, sizeof(name), "f%d", i);
+		cr_assert_eq(fstatat(mnt.backing_fd, name, &st, 0), 0);
+		cr_assert(same_time(st.st_mtim, seen[i]), "%s: %ld.%09ld beneath, %ld.%09ld was seen", name,
+			  st.st_mtim.tv_sec, st.st_mtim.tv_nsec, seen[i].tv_sec, seen[i].tv_nsec);
+	}
+}
