@@ -117,7 +117,7 @@ static int unmount_dead(const char *path)
 	return umount2(path, UMOUNT_NOFOLLOW | MNT_FORCE | MNT_DETACH) ? -errno : 0;
 }
 
-/* Whether a file system whose daemon has died is mounted there. stat(2) might not ask the daemon. */
+/* Whether a file system whose daemon has died is mounted there. stat(2) might not ask it. */
 static bool is_dead(const char *path)
 {
 	struct statfs sfs;
@@ -496,8 +496,8 @@ int mount_end(struct fs *fs, bool lazy)
 }
 
 /*
- * By the number, since the mount may be out of the tree. The files there belong to who mounted; where
- * they are not mounted themselves, root does so, for this process alone.
+ * By the number, since the mount may be out of the tree. The files there belong to who mounted;
+ * where they are not mounted themselves, root does so, for this process alone.
  */
 static void abort_connection(const struct fs *fs)
 {
@@ -531,8 +531,8 @@ bool mount_abort(struct fs *fs, bool hangs)
 	if (!fs->dev_minor)
 		return false;
 	ours = mount_is_ours(fs);
-	/* First: unmounting may wait for the daemon (not root's, which ends the connection itself). The
-	 * number is the mount's as long as something of the daemon hangs on it. */
+	/* First: unmounting may wait for the daemon (not root's, which ends the connection itself).
+	 * The number is the mount's as long as something of the daemon hangs on it. */
 	if (hangs && (!ours || geteuid()))
 		abort_connection(fs);
 	if (ours)

@@ -1,15 +1,17 @@
 /*
  * supervisor.c - a process that outlives the daemon, to clean up after a death.
  *
- * A daemon that dies while one of its threads waits for the kernel, which waits for an answer to a
- * request, is never quite dead: that thread cannot be killed, /dev/fuse stays open, and who uses the mount hangs. Only
- * somebody outside can end the connection. So the daemon forks a child before it has threads or a mount,
- * and the child waits for the daemon's main thread to end: of that the kernel tells it by a signal, whatever
- * the other threads do. The handler of fatal signals sends the same one, since a core is dumped only when
- * all threads have stopped, too.
+ * A daemon that dies while one of its threads waits for the kernel, which waits for an answer
+ * to a request, is never quite dead: that thread cannot be killed, /dev/fuse stays open, and
+ * who uses the mount hangs. Only somebody outside can end the connection. So the daemon forks a
+ * child before it has threads or a mount, and the child waits for the daemon's main thread to
+ * end: of that the kernel tells it by a signal, whatever the other threads do. The handler of
+ * fatal signals sends the same one, since a core is dumped only when all threads have stopped,
+ * too.
  *
- * The child has nothing of the mount open, only the source: with it it shares the daemon's lock of that, so
- * that no other gaiafs mounts the source, perhaps in the same place, before the child is done.
+ * The child has nothing of the mount open, only the source: with it it shares the daemon's lock
+ * of that, so that no other gaiafs mounts the source, perhaps in the same place, before the
+ * child is done.
  */
 #include "fuse/internal.h"
 
@@ -85,11 +87,12 @@ _Noreturn static void supervise(struct fs *fs, pid_t daemon)
 	gone = is_gone(pidfd, GRACE_MS);
 	was_mounted = mount_abort(fs, !gone);
 	if (was_mounted)
-		log_warn("%s: the gaiafs that was mounted here (process %d) has died; what was not stored "
-			 "is lost, the mount is taken away", fs->mountpoint, (int)daemon);
+		log_warn("%s: the gaiafs that was mounted here (process %d) has died; what was not "
+			 "stored is lost, the mount is taken away", fs->mountpoint, (int)daemon);
 	if (!gone && !is_gone(pidfd, PATIENCE_MS))
-		log_warn("process %d, which was gaiafs on %s, does not end: programs that use the mount may hang; "
-			 "root ends that by `echo 1 > " FUSE_CONNECTIONS "/%u/abort`, once fusectl is mounted there",
+		log_warn("process %d, which was gaiafs on %s, does not end: programs that use the mount "
+			 "may hang; root ends that by `echo 1 > " FUSE_CONNECTIONS "/%u/abort`, once "
+			 "fusectl is mounted there",
 			 (int)daemon, fs->mountpoint, fs->dev_minor);
 	_exit(0);
 }
@@ -98,7 +101,7 @@ _Noreturn static void be_supervisor(struct fs *fs, pid_t daemon)
 {
 	/* Neither the terminal nor the daemon's process group is ours. */
 	setsid();
-	prctl(PR_SET_NAME, "gaiafs-watch");
+	prctl(PR_SET_NAME, "gaia-watch");
 	prctl(PR_SET_PDEATHSIG, DEATH);
 	if (chdir("/"))
 		log_debug("/: %s", strerror(errno));
@@ -114,7 +117,8 @@ static void on_fatal(int number)
 {
 	if (supervisor)
 		kill(supervisor, DEATH);
-	/* The default is in force again: what caused the signal comes back and ends us, or we do it. */
+	/* The default is in force again: what caused the signal comes back and ends us, or we
+	 * do it. */
 	raise(number);
 }
 
@@ -164,7 +168,8 @@ unmap:
 	munmap(fs->supervised, sizeof(*fs->supervised));
 	fs->supervised = NULL;
 fail:
-	log_error("cannot start the supervisor: %s; `--supervisor off` does without", strerror(-err));
+	log_error("cannot start the supervisor: %s; `--supervisor off` does without",
+		  strerror(-err));
 	return err;
 }
 

@@ -102,8 +102,8 @@ static struct replica *claim_oldest(struct cache_device *dev)
 static void note_gone(struct cache_device *dev, int err)
 {
 	if (err == -ENODEV && !atomic_exchange(&dev->gone, true))
-		log_error("device %s is gone; pages that were released on it and not fetched yet are lost: reading and "
-			  "syncing them fails until they are written over. All else goes on",
+		log_error("device %s is gone; pages that were released on it and not fetched yet are "
+			  "lost: reading and syncing them fails until they are written over",
 			  dev->dev->name);
 }
 

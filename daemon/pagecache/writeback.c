@@ -317,8 +317,8 @@ int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len)
 }
 
 /*
- * A sync failed: what was stored before it may be lost, though the store does not say so again. Pages that home still has
- * are stored once more. file->range held.
+ * A sync failed: what was stored before it may be lost, though the store does not say so again.
+ * Pages that home still has are stored once more. file->range held.
  */
 static void store_again(struct cfile *f)
 {

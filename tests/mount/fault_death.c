@@ -75,7 +75,7 @@ static pid_t supervisor_of_mnt(void)
 	pid_t pid;
 
 	/* It gives itself the name. */
-	while (!(pid = find_process("gaiafs-watch", mnt.daemon))) {
+	while (!(pid = find_process("gaia-watch", mnt.daemon))) {
 		cr_assert_lt(time(NULL), end, "there is no supervisor");
 		nanosleep(&a_moment, NULL);
 	}
@@ -146,10 +146,11 @@ static int seek_and_hang(void *arg)
 	char *p = mmap(NULL, SIZE, RW, MAP_SHARED, fd, 0);
 
 	CHILD_CHECK(fd >= 0 && p != MAP_FAILED);
-	/* The daemon begins to store the page, which takes hours: the page cannot be written meanwhile. */
+	/* The daemon begins to store the page, which takes hours: the page cannot be written
+	 * meanwhile. */
 	p[0] = 'a';
-	CHILD_CHECK(sync_file_range(fd, 0, 4096, SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
-				    SYNC_FILE_RANGE_WAIT_AFTER) == 0);
+	CHILD_CHECK(sync_file_range(fd, 0, 4096, SYNC_FILE_RANGE_WAIT_BEFORE |
+				    SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER) == 0);
 	CHILD_CHECK(gate_pass(*stored));
 	/* To answer this, the daemon asks the kernel for the page, and so itself. */
 	p[1] = 'b';
@@ -308,7 +309,8 @@ BOTH_WAYS_BARE(fault_death, over_its_own_source_too)
 /* Nobody but the daemon's end ends the supervisor, or moves it to do anything. */
 BOTH_WAYS(fault_death, signals_to_the_supervisor_change_nothing)
 {
-	static const int signals[] = { SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGALRM, SIGCHLD };
+	static const int signals[] = { SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGALRM,
+				       SIGCHLD };
 	pid_t supervisor = supervisor_of_mnt();
 
 	for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++)
@@ -373,11 +375,11 @@ BOTH_WAYS_BARE(fault_death, without_a_supervisor_there_is_none)
 	static const char *const args[] = { "--supervisor", "off", NULL };
 
 	way_start(args);
-	cr_assert_eq(find_process("gaiafs-watch", mnt.daemon), 0);
+	cr_assert_eq(find_process("gaia-watch", mnt.daemon), 0);
 }
 
-/* The lock on the source passes to the next only when the supervisor is done: it cannot take away the
- * wrong mount, however quickly the next comes. */
+/* The lock on the source passes to the next only when the supervisor is done: it cannot take
+ * away the wrong mount, however quickly the next comes. */
 BOTH_WAYS(fault_death, the_next_mount_may_come_at_once)
 {
 	for (int round = 0; round < 10; round++) {

@@ -33,7 +33,8 @@
 
 static void start_with(const char *faults)
 {
-	static const char *const args[] = { "--device", "sim:8M,count=2", "--writeback-age", "3600", NULL };
+	static const char *const args[] = { "--device", "sim:8M,count=2", "--writeback-age", "3600",
+					    NULL };
 	char bytes[SIZE];
 
 	setenv("GAIAFS_FAULTS", faults, 1);
@@ -188,8 +189,8 @@ static bool works(struct actor *a, enum act act, off_t off, size_t len, int arg,
 }
 
 /*
- * Two clients of one device, another device and a CPU, all in the same pages, so that every kind of operation is
- * needed. True: all of it worked, and all is as it should be.
+ * Two clients of one device, another device and a CPU, all in the same pages, so that every
+ * kind of operation is needed. True: all of it worked, and all is as it should be.
  */
 static bool use_the_device(const int *errors)
 {
@@ -249,7 +250,8 @@ BOTH_WAYS_BARE(fault_device, that_fails_once_loses_nothing)
 		}
 }
 
-/* Wherever it disappears: no hang, others are not concerned, and nobody sees bytes that nobody wrote. */
+/* Wherever it disappears: no hang, others are not concerned, and nobody sees bytes that nobody
+ * wrote. */
 BOTH_WAYS_BARE(fault_device, that_is_gone_stops_nobody)
 {
 	static const int errors[] = { EIO, ENODEV, 0 };

@@ -1,10 +1,11 @@
 /*
  * fault_kill.c - kill -9 of the daemon at random moments, under load, again and again.
  *
- * Writers of all kinds share one file: write(2) and fsync(2), stores to a mapping and msync(2), devices with
- * gaia_release() and gaia_sync(). Every word of the file belongs to one writer, who writes rising numbers to
- * it and notes in shared memory what it is about to write and, after a sync has returned, what is stored for
- * certain. After each death the words in the source must lie between the two. One writer also appends to a file of its own.
+ * Writers of all kinds share one file: write(2) and fsync(2), stores to a mapping and msync(2),
+ * devices with gaia_release() and gaia_sync(). Every word of the file belongs to one writer,
+ * who writes rising numbers to it and notes in shared memory what it is about to write and,
+ * after a sync has returned, what is stored for certain. After each death the words in the
+ * source must lie between the two. One writer also appends to a file of its own.
  *
  * GAIAFS_KILLS says how often (10). GAIAFS_SEED repeats a run.
  */
@@ -246,34 +247,38 @@ static void check_words(int dir, unsigned round)
 	for (size_t w = 0; w < WORDS; w++) {
 		uint32_t n = (uint32_t)is[w];
 
-		cr_assert_eq(is[w], stamp(w, n), "round %u: word %zu holds %llx, which nobody wrote", round, w,
-			     (unsigned long long)is[w]);
+		cr_assert_eq(is[w], stamp(w, n), "round %u: word %zu holds %llx, which nobody wrote",
+			     round, w, (unsigned long long)is[w]);
 		cr_assert(n >= notes->stored[w] && n <= notes->tried[w],
-			  "round %u: word %zu, of writer %zu, holds %u; %u was stored, %u the last to be written", round,
-			  w, w % WRITERS, n, notes->stored[w], notes->tried[w]);
+			  "round %u: word %zu, of writer %zu, holds %u; %u was stored, %u written last",
+			  round, w, w % WRITERS, n, notes->stored[w], notes->tried[w]);
 		notes->stored[w] = notes->tried[w] = n;
 	}
 }
 
 static void check_log(int dir, unsigned round)
 {
-	uint64_t *is;
+	uint64_t *is, size;
 	struct stat st;
+	int fd;
 
 	cr_assert_eq(fstatat(dir, "log", &st, 0), 0);
-	cr_assert((uint64_t)st.st_size >= notes->append_stored && (uint64_t)st.st_size <= notes->appended,
-		  "round %u: %lld bytes are appended; %llu were stored, %llu written", round,
-		  (long long)st.st_size, (unsigned long long)notes->append_stored,
+	size = (uint64_t)st.st_size;
+	cr_assert(size >= notes->append_stored && size <= notes->appended,
+		  "round %u: %llu bytes are appended; %llu were stored, %llu written", round,
+		  (unsigned long long)size, (unsigned long long)notes->append_stored,
 		  (unsigned long long)notes->appended);
-	is = malloc((size_t)st.st_size + 1);
-	read_all(dir, "log", is, (size_t)st.st_size);
+	is = malloc(size + 1);
+	read_all(dir, "log", is, size);
 	/* Beyond what was stored pages may be missing, as after any crash. */
 	for (uint64_t off = 0; off + sizeof(*is) <= notes->append_stored; off += sizeof(*is))
-		cr_assert_eq(is[off / sizeof(*is)], appended_word(off), "round %u: byte %llu of the log", round,
-			     (unsigned long long)off);
+		cr_assert_eq(is[off / sizeof(*is)], appended_word(off),
+			     "round %u: byte %llu of the log", round, (unsigned long long)off);
 	free(is);
 	/* The next round appends to what was stored, word by word. */
-	cr_assert_eq(ftruncate(openat(mnt.backing_fd, "log", O_RDWR | O_CLOEXEC), (off_t)notes->append_stored), 0);
+	fd = openat(mnt.backing_fd, "log", O_RDWR | O_CLOEXEC);
+	cr_assert_eq(ftruncate(fd, (off_t)notes->append_stored), 0);
+	close(fd);
 	notes->appended = notes->append_stored;
 }
 
@@ -306,7 +311,8 @@ static void wait_until_unmounted(unsigned round)
 /* Of what a daemon can be: with room and without, eager and lazy to store. */
 static void start_round(void)
 {
-	static const char *const devices[] = { "sim:4M,count=2", "sim:64M,count=2", "sim:8M,count=2,latency=200" };
+	static const char *const devices[] = { "sim:4M,count=2", "sim:64M,count=2",
+					       "sim:8M,count=2,latency=200" };
 	static const char *const homes[] = { "8M", "64M" };
 	static const char *const ages[] = { "0.005", "0.1", "3600" };
 	static const char *args[12];
@@ -359,9 +365,11 @@ static void one_round(unsigned round)
 	kill(mnt.daemon, SIGKILL);
 	wait_until_unmounted(round);
 	for (int i = 0; i < WRITERS; i++)
-		cr_assert_eq(child_wait(pid[i]), 0, "round %u: writer %d hangs, or went wrong", round, i);
+		cr_assert_eq(child_wait(pid[i]), 0, "round %u: writer %d hangs, or went wrong",
+			     round, i);
 	status = mnt_wait(&mnt);
-	cr_assert(politely || (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL), "wait status %x", status);
+	cr_assert(politely || (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL),
+		  "wait status %x", status);
 	check_words(mnt.backing_fd, round);
 	check_log(mnt.backing_fd, round);
 }
@@ -394,8 +402,8 @@ static void kill_again_and_again(void)
 }
 
 /* At CI's length each takes a few seconds; hours are not too long. */
-Test(fault_kill, what_was_synced_is_there_writeback, .init = way_bare_writeback, .fini = way_clean_up,
-     .timeout = 36000)
+Test(fault_kill, what_was_synced_is_there_writeback, .init = way_bare_writeback,
+     .fini = way_clean_up, .timeout = 36000)
 {
 	kill_again_and_again();
 }

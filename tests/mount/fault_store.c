@@ -1,9 +1,9 @@
 /*
  * fault_store.c - the file system below is full, or its disk fails.
  *
- * Whoever syncs is told; what a sync had acknowledged stays; what could not be stored is kept in home,
- * up to its budget, seen by everybody, and stored when there is room again. Full file systems are
- * small ones of the test's own, in a mount namespace that ends with it.
+ * Whoever syncs is told; what a sync had acknowledged stays; what could not be stored is kept
+ * in home, up to its budget, seen by everybody, and stored when there is room again. Full file
+ * systems are small ones of the test's own, in a mount namespace that ends with it.
  */
 #include <fcntl.h>
 #include <jansson.h>
@@ -44,7 +44,8 @@ static void remove_top(void)
 	way_clean_up();
 	if (!top[0])
 		return;
-	r = shell_run("/", 60, "umount -l '%s/small'; umount -l '%s/disk'; rm -rf '%s'", top, top, top);
+	r = shell_run("/", 60, "umount -l '%s/small'; umount -l '%s/disk'; rm -rf '%s'", top, top,
+		      top);
 	shell_free(&r);
 }
 
@@ -361,7 +362,8 @@ static void disk_holds(const char *name, const char *want, size_t n)
 	file_holds(mnt.backing_fd, name, want, n, 0);
 }
 
-/* The file system below takes the data, fails to write it, and says so once. We say so until it is written. */
+/* The file system below takes the data, fails to write it, and says so once. We say so until it
+ * is written. */
 ON_BAD_DISK(a_failed_sync_fails_until_all_is_on_the_disk)
 {
 	char *new = pattern(4 * MIB, 5);

@@ -1,6 +1,6 @@
 /*
- * raw_client.h - a client of the daemon that does without the library, and so may leave out what the
- * library would not: its connection, one step at a time.
+ * raw_client.h - a client of the daemon that does without the library, and so may leave out
+ * what the library would not: its connection, one step at a time.
  */
 #ifndef GAIA_TESTS_RAW_CLIENT_H
 #define GAIA_TESTS_RAW_CLIENT_H
