@@ -392,19 +392,38 @@ void replicas_drop_idle(struct chunk *ch)
 	}
 }
 
+/* The device's nth replica of the chunk: the shared one, or some mapping's own. */
+static struct replica *replica_nth(struct chunk *ch, const struct cache_device *dev, unsigned nth)
+{
+	struct replica *found = NULL;
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned k = 0; k < ch->n_replicas && !found; k++)
+		if (ch->replica[k]->dev == dev && nth-- == 0)
+			found = ch->replica[k];
+	pthread_mutex_unlock(&ch->lock);
+	return found;
+}
+
 int replica_drop(struct chunk *ch, struct cache_device *dev)
 {
 	struct replica *rep;
-	int err = 0;
+	unsigned stay = 0;
+	int result = 0;
 
 	pthread_mutex_lock(&dev->reserve);
-	rep = replica_find(ch, dev, NULL);
-	if (rep) {
+	while ((rep = replica_nth(ch, dev, stay))) {
+		int err;
+
 		grants_drop_dead(rep);
 		err = claim(rep) ? replica_evict(rep) : -EBUSY;
+		if (err) {
+			result = err;
+			stay++;
+		}
 	}
 	pthread_mutex_unlock(&dev->reserve);
-	return err;
+	return result;
 }
 
 /* ---- room for an acquire ---- */

@@ -47,7 +47,7 @@ Test(reader, has_memory_that_nobody_else_reads)
 	cr_assert_eq(cpu_fsync(kf), 0);
 	release_all(writer);
 	release_all(other);
-	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EBUSY, "the reader's own is left");
 	client_end(other);
 	kernel_reclaim(kf, 0, 0);
 	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
@@ -100,7 +100,6 @@ Test(reader, takes_its_memory_along)
 	begin_writable(8);
 	writer = new_client(0);
 	reader = new_reader();
-	expect_device(writer, 0, "");
 	cr_assert_eq(client_acquire(writer, 0, 1, GAIA_PROT_READ), 0);
 	cr_assert_eq(client_acquire(reader, 0, 2 * GAIA_CHUNK, GAIA_PROT_READ), 0);
 	cr_assert_eq(cache_advise(reader->mapping, 2 * GAIA_CHUNK, GAIA_CHUNK, GAIA_ADVISE_WILLNEED), 0);
@@ -123,6 +122,24 @@ Test(reader, gives_way_when_it_has_released)
 	cr_assert_eq(client_acquire(writer, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW), 0);
 	cr_assert_eq(atomic_load(&reader->revoked), 1);
 	cr_assert_null(client_at(reader, 0));
+	end();
+}
+
+Test(reader, loses_its_copy_on_request_like_any)
+{
+	struct client *reader, *writer;
+
+	begin_writable(8);
+	reader = new_reader();
+	writer = new_client(0);
+	cr_assert_eq(client_acquire(reader, 0, 1, GAIA_PROT_READ), 0);
+	cr_assert_eq(client_acquire(writer, 0, 1, GAIA_PROT_RW), 0);
+	release_all(writer);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EBUSY);
+	cr_assert_eq(rig_device_used(rig, 0), GAIA_CHUNK, "the other one went");
+	release_all(reader);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	cr_assert_eq(rig_device_used(rig, 0), 0);
 	end();
 }
 
