@@ -7,7 +7,7 @@
 #include "device_io.h"
 #include "fake_cuda_api.h"
 
-#define CHUNKS 4u
+#define CHUNKS 2u
 #define N 24u /* pages */
 
 static const struct fake_cuda_config gpu = { .n_devices = 1, .memory = 4 * CHUNKS * GAIA_CHUNK };
@@ -262,7 +262,7 @@ Test(faults, creating_memory_may_fail_for_want_of_memory_at_any_time)
 	}
 }
 
-/* In four batches at least, since that memory is not registered. */
+/* In two batches at least, since that memory is not registered. */
 Test(faults, an_operation_fails_if_the_first_part_of_it_did)
 {
 	const struct cuda_config config = { .capacity = CHUNKS * GAIA_CHUNK };
