@@ -115,6 +115,25 @@ static int set_mode(struct inode *inode, int fd, mode_t mode)
 	return chmod(fd_path(fd).text, mode & 07777) ? -errno : 0;
 }
 
+int attr_clear_set_id(struct inode *inode)
+{
+	mode_t clear = 0;
+	struct stat st;
+	int fd, err;
+
+	fd = inode_fd_get(inode);
+	if (fd < 0)
+		return fd;
+	err = fstat(fd, &st) ? -errno : 0;
+	if (!err)
+		clear = st.st_mode & (st.st_mode & S_IXGRP ? S_ISUID | S_ISGID : S_ISUID);
+	if (clear)
+		err = set_mode(inode, fd, st.st_mode & ~clear);
+	inode_fd_put(inode);
+	/* Where another's file may be written, but not its mode, storing clears them below. */
+	return err == -EPERM && !inode->fs->privileged ? 0 : err;
+}
+
 void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
 		struct fuse_file_info *fi)
 {
@@ -130,12 +149,15 @@ void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
 	}
 	/*
 	 * Ownership first: changing it clears set-id bits, which the mode may give back. What sets nothing
-	 * is chown(2) to nobody, which changes the time of the last change.
+	 * is chown(2) to nobody, which changes the time of the last change and clears set-id bits;
+	 * the kernel sends the same before what else clears them, fallocate(2) for one.
 	 */
 	if (to_set & owner || !(to_set & (times | FUSE_SET_ATTR_MODE | FUSE_SET_ATTR_SIZE)))
 		err = set_owner(fd, attr, to_set);
 	if (!err && to_set & FUSE_SET_ATTR_MODE)
 		err = set_mode(inode, fd, attr->st_mode);
+	if (!err && to_set & FUSE_SET_ATTR_KILL_SUID) /* and set-gid: FATTR_KILL_SUIDGID */
+		err = attr_clear_set_id(inode);
 	if (!err && to_set & FUSE_SET_ATTR_SIZE)
 		err = set_size(inode, attr->st_size);
 	if (!err && to_set & times)

@@ -120,8 +120,11 @@ void op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_
 	enum cache_write_kind kind = fi->writepage    ? CACHE_WRITE_PAGES :
 				     fi->lock_owner ? CACHE_WRITE_EXACT :
 							CACHE_WRITE_THROUGH;
-	int err = cache_write(handle_of(fi)->cfile, buf, size, off, kind);
+	struct handle *h = handle_of(fi);
+	int err = serve_clears_set_id() ? attr_clear_set_id(h->inode) : 0;
 
+	if (!err)
+		err = cache_write(h->cfile, buf, size, off, kind);
 	if (err)
 		fuse_reply_err(req, -err);
 	else

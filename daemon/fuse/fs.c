@@ -32,7 +32,7 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 		want |= FUSE_CAP_POSIX_ACL;
 	/*
 	 * Not wanted: splicing (slower than our own pages), O_TRUNC in OPEN (truncation has
-	 * one way, SETATTR), HANDLE_KILLPRIV (the kernel clears set-id bits), locks (the
+	 * one way, SETATTR), the first HANDLE_KILLPRIV (serve.c has the second), locks (the
 	 * kernel's own do).
 	 */
 	conn->want = want & conn->capable;

@@ -265,6 +265,8 @@ void attr_mend(struct inode *inode, struct stat *st);
 /* attr_mend()'s part that concerns a number read from a directory. */
 ino_t attr_ino(const struct fs *fs, dev_t dev, ino_t ino);
 
+/* As a write by who has no privilege does; the kernel leaves it to us. */
+int attr_clear_set_id(struct inode *inode);
 void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
 void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
 		struct fuse_file_info *fi);
@@ -338,6 +340,8 @@ void busy_end(struct fs *fs);
 
 /* Whether the request in hand is a FUSE_TMPFILE, which reaches op_create(). */
 bool serve_is_tmpfile(void);
+/* Whether it is a WRITE after which the file has no set-id bits. */
+bool serve_clears_set_id(void);
 int serve_start(struct fs *fs);
 void serve_stop(struct fs *fs);
 

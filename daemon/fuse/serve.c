@@ -3,6 +3,11 @@
  *
  * The loop is our own, not libfuse's: it looks at requests before libfuse does, and its
  * threads can be stopped while the mount is still there.
+ *
+ * Before each write(2) the kernel asks for security.capability, a GETXATTR a write, unless the file
+ * system promises to clear set-id bits itself (FUSE_HANDLE_KILLPRIV_V2); then it remembers that there is
+ * none. libfuse 3.14 cannot promise: we put it into its answer to INIT. Nor does it hand on
+ * which WRITEs are to clear the bits: we look before it does.
  */
 #include "fuse/internal.h"
 
@@ -10,27 +15,74 @@
 #include <linux/fuse.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
 #include <time.h>
+#include <unistd.h>
 
 /* Newer than Debian 12's kernel headers might be. */
 #define OPCODE_TMPFILE 51
 
-static __thread bool is_tmpfile;
+/* Of the request in hand. */
+static __thread struct {
+	bool is_tmpfile;
+	bool clears_set_id;
+	bool may_promise; /* an INIT, from a kernel that knows FUSE_HANDLE_KILLPRIV_V2 */
+} request;
 
 bool serve_is_tmpfile(void)
 {
-	return is_tmpfile;
+	return request.is_tmpfile;
 }
 
-/* libfuse 3.14 does not know FUSE_TMPFILE, whose arguments and answer are those of FUSE_CREATE. */
-static void take_tmpfile_for_create(struct fuse_buf *buf)
+bool serve_clears_set_id(void)
+{
+	return request.clears_set_id;
+}
+
+static void look_at(struct fuse_buf *buf)
 {
 	struct fuse_in_header *in = buf->mem;
+	const void *arg = in + 1;
 
-	is_tmpfile = in->opcode == OPCODE_TMPFILE;
-	if (is_tmpfile)
+	memset(&request, 0, sizeof(request));
+	switch (in->opcode) {
+	case FUSE_INIT:
+		request.may_promise =
+			((const struct fuse_init_in *)arg)->flags & FUSE_HANDLE_KILLPRIV_V2;
+		break;
+	case FUSE_WRITE:
+		request.clears_set_id =
+			((const struct fuse_write_in *)arg)->write_flags & FUSE_WRITE_KILL_SUIDGID;
+		break;
+	case OPCODE_TMPFILE:
+		/* libfuse 3.14 does not know it; its arguments and answer are those of FUSE_CREATE. */
+		request.is_tmpfile = true;
 		in->opcode = FUSE_CREATE;
+		break;
+	}
 }
+
+static ssize_t send_answer(int fd, struct iovec *iov, int count, void *arg)
+{
+	if (request.may_promise && count == 2) {
+		struct fuse_init_out *out = iov[1].iov_base;
+
+		out->flags |= FUSE_HANDLE_KILLPRIV_V2;
+		request.may_promise = false;
+	}
+	return writev(fd, iov, count);
+}
+
+static ssize_t receive(int fd, void *buf, size_t size, void *arg)
+{
+	return read(fd, buf, size);
+}
+
+static const struct fuse_custom_io io = {
+	.read = receive,
+	.writev = send_answer,
+};
 
 static void *serve(void *arg)
 {
@@ -50,7 +102,7 @@ static void *serve(void *arg)
 			continue;
 		if (n <= 0)
 			break;
-		take_tmpfile_for_create(&buf);
+		look_at(&buf);
 		fuse_session_process_buf(fs->session, &buf);
 	}
 	free(buf.mem);
@@ -70,8 +122,13 @@ int serve_start(struct fs *fs)
 {
 	struct sigaction sa = { .sa_handler = wake };
 	sigset_t all, old;
-	int err = 0;
+	int err;
 
+	err = fuse_session_custom_io(fs->session, &io, fuse_session_fd(fs->session));
+	if (err) {
+		log_error("fuse: %s", strerror(-err));
+		return err;
+	}
 	sigemptyset(&sa.sa_mask);
 	sigaction(SIGUSR2, &sa, NULL);
 	sigfillset(&all);

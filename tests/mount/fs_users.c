@@ -4,9 +4,12 @@
  */
 #include <fcntl.h>
 #include <grp.h>
+#include <linux/capability.h>
+#include <linux/xattr.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include "child.h"
@@ -272,4 +275,82 @@ BOTH_WAYS_BARE(fs_users, a_write_by_another_clears_set_id_bits)
 	way_unmount();
 	way_remount();
 	both_same_tree();
+}
+
+static int allocate(int at, const char *name)
+{
+	int fd = openat(at, name, O_WRONLY), r;
+
+	if (fd < 0)
+		return -1;
+	r = fallocate(fd, 0, 0, 100);
+	close(fd);
+	return r;
+}
+
+/* The file's first byte over its third. */
+static int copy_within(int at, const char *name)
+{
+	int fd = openat(at, name, O_RDWR);
+	loff_t from = 0, to = 2;
+	ssize_t n;
+
+	if (fd < 0)
+		return -1;
+	n = copy_file_range(fd, &from, fd, &to, 1, 0);
+	close(fd);
+	return (int)n;
+}
+
+DEED(allocate_suid, allocate(at, "suid"))
+DEED(copy_suid, copy_within(at, "suid"))
+
+BOTH_WAYS_BARE(fs_users, what_changes_contents_otherwise_clears_set_id_bits)
+{
+	start();
+	make("suid", 06777, ALICE, ALICE);
+	SAME_OK(write_byte(at, "suid"));
+	AS(BOB, copy_suid, 0);
+	cr_assert_eq(mode_of("suid"), 0777u);
+	SAME_OK(fchmodat(at, "suid", 06777, 0));
+	AS(BOB, allocate_suid, 0);
+	cr_assert_eq(mode_of("suid"), 0777u);
+	both_same_tree();
+}
+
+static ssize_t capability_of(int at, const char *name)
+{
+	int fd = openat(at, name, O_RDONLY);
+	char value[64];
+	ssize_t n = fgetxattr(fd, XATTR_NAME_CAPS, value, sizeof(value));
+
+	close(fd);
+	return n;
+}
+
+static int give_capability(int at, const char *name)
+{
+	static const struct vfs_cap_data data = {
+		.magic_etc = VFS_CAP_REVISION_2,
+		.data = { { .permitted = 1 << CAP_NET_RAW } },
+	};
+	int fd = openat(at, name, O_RDONLY), r;
+
+	r = fsetxattr(fd, XATTR_NAME_CAPS, &data, XATTR_CAPS_SZ_2, 0);
+	close(fd);
+	return r;
+}
+
+BOTH_WAYS_BARE(fs_users, a_write_takes_a_files_capabilities)
+{
+	start();
+	make("f", 0777, ALICE, ALICE);
+	for (int i = 0; i < 2; i++) {
+		/* The second time it is known that the file has none. */
+		SAME_OK(write_byte(at, "f"));
+		SAME_OK(give_capability(at, "f"));
+		cr_assert_eq(SAME(capability_of(at, "f")), XATTR_CAPS_SZ_2);
+		SAME_OK(write_byte(at, "f"));
+		cr_assert_eq(SAME(capability_of(at, "f")), -1);
+	}
 }
