@@ -200,6 +200,26 @@ BOTH_WAYS(programs, rsync_finds_nothing_left_to_do)
 	same_trees(below(plain_dir, "src"), below(mnt.backing, "copy"));
 }
 
+/* Blocks that know where they belong. What is longer, and by more engines, is in tests/long. */
+BOTH_WAYS_BARE(programs, fio_verifies_what_it_wrote)
+{
+	static const char *const engine[] = { "psync", "mmap", "libaio" };
+	static const char *const args[] = { "--home", "8M", "--device", "none", NULL };
+
+	NEED("fio");
+	way_start(args);
+	for (int i = 0; i < 3; i++)
+		shell_ok(mnt.path,
+			 "fio --name=%s --ioengine=%s --rw=randwrite --size=6m --numjobs=2 --bsrange=4k-64k "
+			 "--iodepth=8 --fsync=50 --fallocate=none --randseed=7 --verify=crc32c --verify_fatal=1 "
+			 "--verify_state_save=0", engine[i], engine[i]);
+	way_unmount();
+	for (int i = 0; i < 3; i++)
+		shell_ok(mnt.backing,
+			 "fio --name=%s --ioengine=psync --rw=randwrite --size=6m --numjobs=2 --bsrange=4k-64k "
+			 "--randseed=7 --verify=crc32c --verify_fatal=1 --verify_only --verify_state_save=0", engine[i]);
+}
+
 /* ---- everything at once ---- */
 
 #define BLOBS 3

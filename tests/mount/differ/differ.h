@@ -63,7 +63,8 @@ struct side {
 struct theme {
 	/* Shared mappings; then nobody says what modification times are, or how much a store allocates. */
 	bool maps;
-	/* By fallocate(2); then SEEK_DATA depends on what happens to be cached. */
+	/* By fallocate(2); then what SEEK_DATA says depends on what happens to be cached, and what is zeroed
+	 * may be a hole or not. */
 	bool preallocates;
 	bool users;
 	/*

@@ -285,7 +285,7 @@ const char *program_run(const struct trees *trees, const struct step *step, unsi
 	side_close(&side[0]);
 	side_close(&side[1]);
 	if (!res)
-		res = compare_ends(dir, below, compare_mtimes, !theme.noisy && !theme.maps);
+		res = compare_ends(dir, below, compare_mtimes, !theme.noisy && !theme.maps && !theme.preallocates);
 	remove_tree(trees->mount, name);
 	remove_tree(trees->plain, name);
 	close(dir[0]);
