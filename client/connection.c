@@ -11,8 +11,8 @@
 
 #include "internal.h"
 
-/* We use little more than one message, but a device's driver is called as well; and programs with much thread-local
- * storage have it on top. */
+/* We use little more than one message, but a device's driver is called as well; and programs with
+ * much thread-local storage have it on top. */
 #define THREAD_STACK (1 << 20)
 
 pthread_mutex_t gaia_lock = PTHREAD_MUTEX_INITIALIZER;

@@ -1,5 +1,6 @@
 /*
- * cuda.c - memory of a GPU: one address range a mapping, into which chunks are mapped as they are handed over.
+ * cuda.c - memory of a GPU: one address range a mapping, into which chunks are mapped as they are
+ * handed over.
  *
  * Devices are known by their UUIDs, since a process may see other numbers than the daemon
  * (CUDA_VISIBLE_DEVICES), or not see a device at all.
@@ -210,7 +211,8 @@ static CUresult allow(const struct mapping *m, uint64_t first, unsigned n, int p
 	};
 	CUresult r = cuda_api.MemSetAccess(chunk_at(m, first), n * (size_t)GAIA_CHUNK, &desc, 1);
 
-	/* Not every device knows memory that can only be read. What it may not write is not shared with others. */
+	/* Not every device knows memory that can only be read. What it may not write is not shared
+	 * with others. */
 	if ((r == CUDA_ERROR_NOT_SUPPORTED || r == CUDA_ERROR_INVALID_VALUE) && !(prot & PROT_WRITE)) {
 		desc.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
 		r = cuda_api.MemSetAccess(chunk_at(m, first), n * (size_t)GAIA_CHUNK, &desc, 1);
@@ -251,7 +253,9 @@ static int cuda_clear(struct mapping *m, uint64_t k)
 	return cuda_errno(r);
 }
 
-/* Whether the context's work has been waited for. It has not where the context is broken, or gone. */
+/*
+ * Whether the context's work has been waited for. It has not where the context is broken, or gone.
+ */
 static bool synchronize(const struct cuda_mapping *c)
 {
 	CUresult r = CUDA_ERROR_UNKNOWN;
@@ -267,8 +271,9 @@ static bool synchronize(const struct cuda_mapping *c)
 }
 
 /*
- * The work first, since a page that goes under a kernel breaks the context. Then the streams' acquires and
- * releases, which have all been reached. In a broken context none are reached any more.
+ * The work first, since a page that goes under a kernel breaks the context. Then the streams'
+ * acquires and releases, which have all been reached. In a broken context none are reached any
+ * more.
  */
 static bool wait_for_work(struct mapping *m)
 {

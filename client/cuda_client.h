@@ -1,8 +1,10 @@
 /*
- * cuda_client.h - what the library's CUDA files share: the driver, and the library's side of a mapping on a GPU.
+ * cuda_client.h - what the library's CUDA files share: the driver, and the library's side of a
+ * mapping on a GPU.
  *
- * The driver is loaded when a GPU is first asked for, and never linked: the library serves the other kinds of devices where
- * there is none. cuda.c maps chunks; cuda_stream.c queues acquires and releases on streams.
+ * The driver is loaded when a GPU is first asked for, and never linked: the library serves the
+ * other kinds of devices where there is none. cuda.c maps chunks; cuda_stream.c queues acquires and
+ * releases on streams.
  */
 #ifndef GAIA_CLIENT_CUDA_CLIENT_H
 #define GAIA_CLIENT_CUDA_CLIENT_H
@@ -57,7 +59,8 @@ extern struct cuda_api cuda_api;
 /* The function of an entry point ("cuMemMap"), or NULL; tests replace it. */
 extern void *(*cuda_lookup)(const char *name);
 
-/* Each acquire or release that is queued has a word of its own, for which its stream waits: a page of them. */
+/* Each acquire or release that is queued has a word of its own, for which its stream waits: a page
+ * of them. */
 #define CUDA_FLAGS (GAIA_PAGE / sizeof(uint32_t))
 
 /* mapping.own of a mapping on a GPU. */

@@ -1,10 +1,10 @@
 /*
  * cuda_stream.c - acquires and releases in the order of a stream.
  *
- * On the stream: a host function, which says that the stream has come to this point, and a wait for a word of memory. The
- * host function hands the acquire or release to the connection's turns (turns.c), whose thread carries it
- * out, notes what went wrong, and writes the word. It is written whatever happens: no stream waits for ever because
- * of a daemon that is gone.
+ * On the stream: a host function, which says that the stream has come to this point, and a wait for
+ * a word of memory. The host function hands the acquire or release to the connection's turns
+ * (turns.c), whose thread carries it out, notes what went wrong, and writes the word. It is written
+ * whatever happens: no stream waits for ever because of a daemon that is gone.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -78,7 +78,8 @@ static int make_flags(struct cuda_mapping *c)
 	return 0;
 }
 
-/* The lock is held. A flag is free again as soon as it is written: who still looks at it sees at least that. */
+/* The lock is held. A flag is free again as soon as it is written: who still looks at it sees at
+ * least that. */
 static int take_flag(struct cuda_mapping *c, struct cuda_turn *t)
 {
 	for (unsigned i = 0; i < CUDA_FLAGS; i++) {
@@ -114,7 +115,8 @@ void cuda_queue_end(struct cuda_mapping *c, bool ended)
 
 /* ---- queueing ---- */
 
-/* Only in the mapping's context can we tell when it is used no more; and a graph would run us again and again. */
+/* Only in the mapping's context can we tell when it is used no more; and a graph would run us again
+ * and again. */
 static int check_stream(const struct cuda_mapping *c, CUstream stream)
 {
 	CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;

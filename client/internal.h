@@ -15,9 +15,9 @@
  *  3. In a child the parent's connections are dead. Its mappings stay in the tables so that calls on them
  *     fail properly, until a mapping of the child's own takes their addresses.
  *  4. A connection lives while mappings and calls refer to it; the last mapping takes it along.
- *  5. turns_lock is a leaf, held for moments only: callbacks of a device's driver take it. Neither a driver nor the
- *     daemon is called under it. A driver may be called under gaia_lock, and may wait there for its streams: so what a
- *     stream waits for is done without gaia_lock.
+ *  5. turns_lock is a leaf, held for moments only: callbacks of a device's driver take it. Neither a
+ *     driver nor the daemon is called under it. A driver may be called under gaia_lock, and may wait
+ *     there for its streams: so what a stream waits for is done without gaia_lock.
  */
 #ifndef GAIA_CLIENT_INTERNAL_H
 #define GAIA_CLIENT_INTERNAL_H
@@ -35,16 +35,19 @@
 struct CUstream_st;
 struct mapping;
 
-/* What differs between kinds of devices. 0 or a negative errno. Chunk k of a mapping is at base + k * GAIA_CHUNK. */
+/* What differs between kinds of devices. 0 or a negative errno. Chunk k of a mapping is the one at
+ * base + k * GAIA_CHUNK. */
 struct kind_ops {
 	const char *kind; /* as in gaia_ioc_device.kind */
 
 	/*
-	 * Get at @device, and reserve m->span bytes of its addresses, aligned to GAIA_CHUNK: sets m->base, and m->own to
-	 * what the kind needs to know. -ENODEV: the process cannot use the device.
+	 * Get at @device, and reserve m->span bytes of its addresses, aligned to GAIA_CHUNK: sets
+	 * m->base, and m->own to what the kind needs to know. -ENODEV: the process cannot use the
+	 * device.
 	 */
 	int (*reserve)(struct mapping *m, const struct gaia_ioc_device *device);
-	/* Wait for the work that uses the mapping, and undo all. Nobody finds the mapping any more; without the lock. */
+	/* Wait for the work that uses the mapping, and undo all. Nobody finds the mapping any more;
+	 * without the lock. */
 	void (*unreserve)(struct mapping *m);
 
 	/* Put the @n chunks behind @fd at @first and after; replaces what was there. The descriptors stay the
@@ -53,7 +56,8 @@ struct kind_ops {
 	/* Take away chunk @k, if it is there. Its addresses stay reserved. */
 	int (*clear)(struct mapping *m, uint64_t k);
 
-	/* Have an acquire or release carried out in the order of a stream. NULL: there are no streams. */
+	/* Have an acquire or release carried out in the order of a stream. NULL: there are no
+	 * streams. */
 	int (*queue)(struct mapping *m, const struct gaia_ioc_range *io, bool release,
 		     struct CUstream_st *stream);
 };
@@ -63,7 +67,8 @@ extern const struct kind_ops sim_kind;
 extern const struct kind_ops cuda_kind;
 #endif
 
-/* An acquire or release that is queued, and carried out by a thread of ours when a stream has come to it. */
+/* An acquire or release that is queued, and carried out by a thread of ours when a stream has come
+ * to it. */
 struct turn {
 	struct mapping *m; /* NULL: gone */
 	struct gaia_ioc_range io;
@@ -137,8 +142,8 @@ extern pthread_mutex_t gaia_lock, turns_lock;
 /* ---- connection.c ---- */
 
 /*
- * A reference to the live connection to the mount of @fd, whose st_dev is @dev; makes it if there is
- * none. *@fresh: it was made now.
+ * A reference to the live connection to the mount of @fd, whose st_dev is @dev; makes it if there
+ * is none. *@fresh: it was made now.
  */
 int conn_get(int fd, dev_t dev, struct conn **out, bool *fresh);
 /* May wait for the connection's thread, which waits for nothing. Without the lock. */
@@ -168,20 +173,23 @@ void turn_not_queued(struct turn *t);
 /* The stream has come to it. The turn, from malloc(3), is the thread's now. */
 void turn_ready(struct turn *t);
 /*
- * Wait until the mapping's turns are done. @queued: those that are not ready yet, too; else they are abandoned: the
- * driver may keep them for ever, or have them ready at any time, and nothing comes of it.
+ * Wait until the mapping's turns are done. @queued: those that are not ready yet, too; else they
+ * are abandoned: the driver may keep them for ever, or have them ready at any time, and nothing
+ * comes of it.
  */
 void turns_wait(struct mapping *m, bool queued);
 
 /* ---- mapping.c ---- */
 
-/* Reserve addresses on @device for what m->offset and m->length say, and set m->addr, base and span. */
+/* Reserve addresses on @device for what m->offset and m->length say, and set m->addr, base and
+ * span. */
 int mapping_reserve(struct mapping *m, const struct gaia_ioc_device *device);
 /* Make a mapping known; it then has one reference, the tables'. -ENOMEM. */
 int mapping_add(struct mapping *m);
 /* The mapping that holds all of the range, with a reference; or NULL. */
 struct mapping *mapping_find(const char *addr, size_t length);
-/* Forget the mapping with exactly this range; its reference passes to the caller. NULL: there is none. */
+/* Forget the mapping with exactly this range; its reference passes to the caller. NULL: there is
+ * none. */
 struct mapping *mapping_remove(const char *addr, size_t length, int *err);
 /* Without the lock. */
 void mapping_put(struct mapping *m);

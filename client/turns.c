@@ -27,9 +27,9 @@ int range_release(struct mapping *m, struct gaia_ioc_range *io)
 	int err, push_err;
 
 	/*
-	 * The daemon is going to invalidate pages that the kernel caches: clean ones cost it a fraction of
-	 * dirty ones. An error is one of CPU writes, and is reported when the release is done, since
-	 * the kernel reports it once.
+	 * The daemon is going to invalidate pages that the kernel caches: clean ones cost it a
+	 * fraction of dirty ones. An error is one of CPU writes, and is reported when the release
+	 * is done, since the kernel reports it once.
 	 */
 	push_err = wire_push(m->fd, io->offset, io->length);
 	err = wire_release(m->fd, m->release_by, io);
@@ -39,9 +39,9 @@ int range_release(struct mapping *m, struct gaia_ioc_range *io)
 /* ---- the thread ---- */
 
 /*
- * Nothing here takes gaia_lock before the turn is done: who holds that may be in the driver, and the driver may
- * wait for a stream that waits for us. (An acquire of what was pinned brings no chunks to map, unless the
- * file has grown since.)
+ * Nothing here takes gaia_lock before the turn is done: who holds that may be in the driver, and
+ * the driver may wait for a stream that waits for us. (An acquire of what was pinned brings no
+ * chunks to map, unless the file has grown since.)
  */
 static void carry_out(struct turn *t)
 {
@@ -102,7 +102,9 @@ void turns_end(struct turns *ts, bool forked)
 {
 	int cancel;
 
-	/* A child has only what the parent's thread left behind, maybe in the middle of something. */
+	/*
+	 * A child has only what the parent's thread left behind, maybe in the middle of something.
+	 */
 	if (forked)
 		return;
 	pthread_mutex_lock(&turns_lock);

@@ -72,14 +72,12 @@ int gaia_devices(int fd, struct gaia_device_info *out, int max);
  *
  * prot is PROT_READ or PROT_READ | PROT_WRITE. offset is a multiple of 4096. device is an index into
  * gaia_devices()'s array. The range may go beyond the end of the file.
- * fd may be closed afterwards.
+ * fd may be closed afterwards. On a GPU a mapping whose fd is not open for writing has memory of
+ * its own, shared with nobody: the hardware cannot keep a program from writing what it maps.
  *
  * EACCES: fd is not open for reading, or prot asks to write and fd is not open for that.
- * On a GPU a mapping whose fd is not open for writing has memory of its own, shared with nobody (the
- * hardware cannot keep a program from writing what it maps).
- *
- * ENODEV: no such device, or fd is not a regular file; or this process cannot use the device: no driver, or the GPU
- * is hidden from it (CUDA_VISIBLE_DEVICES). ENOMEM: no address range.
+ * ENODEV: no such device, or fd is not a regular file; or this process cannot use the device: no
+ * driver, or the GPU is hidden from it (CUDA_VISIBLE_DEVICES). ENOMEM: no address range.
  * EOVERFLOW: offset + length is too large.
  */
 void *gaia_mmap(size_t length, int prot, int fd, off_t offset, int device);
@@ -87,7 +85,8 @@ void *gaia_mmap(size_t length, int prot, int fd, off_t offset, int device);
 /*
  * End a mapping: addr and length as given by and to gaia_mmap() (a whole mapping, not a
  * part). Acquired ranges are dropped without a release: what was
- * written in them since the last release is lost. On a GPU it waits for the work of the mapping's context.
+ * written in them since the last release is lost. On a GPU it waits for all work of the
+ * mapping's context.
  */
 int gaia_munmap(void *addr, size_t length);
 
@@ -106,8 +105,8 @@ int gaia_acquire(void *addr, size_t length, int prot);
 
 /*
  * Publish what the device wrote in the range since it was acquired, and unpin it. Moves no data by
- * itself. Work that writes the range must have ended (cuda.h: in the order of a stream). Pages of the range that are not
- * acquired are passed over. Partial pages are released whole.
+ * itself. Work that writes the range must have ended (cuda.h: in the order of a stream). Pages of
+ * the range that are not acquired are passed over. Partial pages are released whole.
  */
 int gaia_release(void *addr, size_t length);
 

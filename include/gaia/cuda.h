@@ -7,7 +7,8 @@
  *	...
  *	cudaStreamSynchronize(stream);			now it is released
  *
- * With a mapping on a CUDA device, made by gaia_mmap() of client.h. Needs no header of CUDA, and no library.
+ * With a mapping on a CUDA device, made by gaia_mmap() of client.h. Needs no header of CUDA, and no
+ * library.
  */
 #ifndef GAIA_CUDA_H
 #define GAIA_CUDA_H
@@ -21,28 +22,30 @@ extern "C" {
 struct CUstream_st; /* what a cudaStream_t, and a CUstream, points to */
 
 /*
- * As gaia_acquire() and gaia_release() of client.h, but in the order of the stream: each is carried out when
- * the work queued on the stream before it has completed, and work queued after it begins when it is done. The calls do not
- * wait for either. So when cudaStreamSynchronize() returns, everybody sees what was released on the stream.
- * (An acquire sees what others wrote before it is carried out, not only before the call.)
+ * As gaia_acquire() and gaia_release() of client.h, but in the order of the stream: each is carried
+ * out when the work queued on the stream before it has completed, and work queued after it begins
+ * when it is done. The calls do not wait for either. So when cudaStreamSynchronize() returns,
+ * everybody sees what was released on the stream. (An acquire sees what others wrote before it is
+ * carried out, not only before the call.)
  *
- * The stream is one of the context of the mapping: the context that was current in the thread that called
- * gaia_mmap(), if it was one of the mapping's device, else the device's primary context, which is the one that the
- * runtime API uses. That context must live as long as the mapping. 0 means the legacy default stream; where each thread has
- * its own, say cudaStreamPerThread.
+ * The stream is one of the context of the mapping: the context that was current in the thread that
+ * called gaia_mmap(), if it was one of the mapping's device, else the device's primary context,
+ * which is the one that the runtime API uses. That context must live as long as the mapping. 0
+ * means the legacy default stream; where each thread has its own, say cudaStreamPerThread.
  *
  * Errors come in two ways.
- *  - The call returns -1, sets errno, and has queued nothing: errors in the arguments; ENOMEM when the range
- *    does not fit the device (room for it is made and held at once); ENOTCONN; and
+ *  - The call returns -1, sets errno, and has queued nothing: errors in the arguments; ENOMEM when
+ *    the range does not fit the device (room for it is made and held at once); ENOTCONN; and
  *	EINVAL	also: the stream is of another context, or is being captured
  *	ENOTSUP	the mapping is on a device without streams
  *	EAGAIN	1024 acquires and releases of the mapping are queued already
- *	EIO	the driver refuses; cudaGetLastError() may say more
- *  - What fails when its turn has come (EIO, ENOTCONN when the daemon ends, ENOMEM...) does not stop the stream: work
- *    queued behind a failed acquire runs, on memory that is there, but whose contents are undefined. The first such
- *    error of a mapping is kept, and is there by the time that the stream goes on. The next call on the mapping
- *    reports it (-1 and errno), and does nothing else: gaia_acquire_on(), gaia_release_on(), gaia_acquire(),
- *    gaia_release(), gaia_sync(), gaia_advise(); or gaia_munmap(), which does unmap. To know: synchronize with the stream, then
+ *	EIO	the driver refuses, or the context is broken; cudaGetLastError() may say more
+ *  - What fails when its turn has come (EIO, ENOTCONN when the daemon ends, ...) does not stop the
+ *    stream: work queued behind a failed acquire runs, on memory that is there, but whose contents
+ *    are undefined. The first such error of a mapping is kept, and is there by the time that the
+ *    stream goes on. The next call on the mapping reports it (-1 and errno), and does nothing else:
+ *    gaia_acquire_on(), gaia_release_on(), gaia_acquire(), gaia_release(), gaia_sync(),
+ *    gaia_advise(); or gaia_munmap(), which does unmap. To know: synchronize with the stream, then
  *    call one of them. Room that a failed acquire held stays taken until gaia_munmap().
  *
  * gaia_munmap() waits for all work of the context, and for what is queued here, before it unmaps.

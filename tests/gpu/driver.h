@@ -60,8 +60,8 @@ struct driver {
 extern struct driver cu;
 
 /*
- * NULL, or why there is no GPU to use: in one line. Makes the primary context of device 0 current. In the process that
- * is to use it, since a driver does not survive fork().
+ * NULL, or why there is no GPU to use: in one line. Makes the primary context of device 0 current.
+ * In the process that is to use it, since a driver does not survive fork().
  */
 const char *driver_start(void);
 

@@ -3,10 +3,11 @@
  *
  *	measure [--quick] [DIRECTORY]
  *
- * First the machine's own ceilings, with bare calls of the driver: copies between host and device by size, creating,
- * exporting, importing, mapping and opening 1 to 512 chunks of device memory, registering host memory, an event's way to
- * another process and back. Then, in a DIRECTORY of a gaiafs mount whose first device is a GPU, ours as fractions of them.
- * One JSON object on standard output, a table on standard error. 77: there is no GPU.
+ * First the machine's own ceilings, with bare calls of the driver: copies between host and device
+ * by size, creating, exporting, importing, mapping and opening 1 to 512 chunks of device memory,
+ * registering host memory, an event's way to another process and back. Then, in a DIRECTORY of a
+ * gaiafs mount whose first device is a GPU, ours as fractions of them. One JSON object on standard
+ * output, a table on standard error. 77: there is no GPU.
  */
 #include "measure.h"
 
@@ -301,7 +302,8 @@ static void measure_registration(void)
 
 /* ---- events between processes ---- */
 
-/* The other end: waits for our event on its stream, records its own, says so. Started before CUDA is. */
+/* The other end: waits for our event on its stream, records its own, says so. Started before CUDA
+ * is. */
 struct peer {
 	pid_t pid;
 	int to, from;

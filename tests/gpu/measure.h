@@ -1,6 +1,6 @@
 /*
- * measure.h - what the parts of the measuring program share: medians, and JSON on standard output beside a table on
- * standard error.
+ * measure.h - what the parts of the measuring program share: medians, and JSON on standard output
+ * beside a table on standard error.
  */
 #ifndef GAIA_TESTS_GPU_MEASURE_H
 #define GAIA_TESTS_GPU_MEASURE_H
@@ -27,7 +27,8 @@ void sample(struct samples *s, double v);
 double quantile(struct samples *s, double p);
 double median(struct samples *s);
 
-/* A member of the JSON object being printed, and a line of the table. @wide: also the 10th and 90th percentile. */
+/* A member of the JSON object being printed, and a line of the table. @wide: also the 10th and 90th
+ * percentile. */
 void put_section(const char *name, bool open);
 void put_row(bool open);
 void put_number(const char *name, double v);

@@ -1,7 +1,8 @@
 /*
  * measure_mount.c - gaiafs on a GPU, as fractions of what the machine can do.
  *
- * The GPU writes by cuMemsetD8Async() into the mapping; what matters here is not the kernel but the way to and from it.
+ * The GPU writes by cuMemsetD8Async() into the mapping; what matters here is not the kernel but the
+ * way to and from it.
  */
 #include "measure.h"
 

@@ -1,5 +1,6 @@
 #!/bin/sh
-# no_gpu.sh BUILD - on a machine without a GPU whatever needs one starts, says so in one line, and exits with 77.
+# no_gpu.sh BUILD - on a machine without a GPU whatever needs one starts, says so in one line, and
+# exits with 77.
 set -u
 if [ -e /dev/nvidiactl ] || [ -e /dev/dxg ]; then
 	echo "this machine has a GPU"

@@ -1,6 +1,6 @@
 /*
- * played.c - gives the measuring program the fake CUDA driver, to see that it runs to its end, also in a mount with
- * the simulated device. Its numbers mean nothing then.
+ * played.c - gives the measuring program the fake CUDA driver, to see that it runs to its end, also
+ * in a mount with the simulated device. Its numbers mean nothing then.
  */
 #include <string.h>
 

@@ -3,10 +3,10 @@
  *
  *	gpu-random sim|cuda [SECONDS [SEED]]
  *
- * Random operations of device/device.h on random runs of pages of a few chunks, with random bytes; what each must leave behind
- * is computed byte by byte on the CPU, and compared. Between them another process, which mapped the chunks by
- * their descriptors as clients do, writes into them. For a GPU this is the check of the kernels on the hardware itself.
- * 77: there is no GPU.
+ * Random operations of device/device.h on random runs of pages of a few chunks, with random bytes;
+ * what each must leave behind is computed byte by byte on the CPU, and compared. Between them
+ * another process, which mapped the chunks by their descriptors as clients do, writes into them.
+ * For a GPU this is the check of the kernels on the hardware itself. 77: there is no GPU.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -119,7 +119,8 @@ static int other_main(int sock, bool gpu)
 		int fd = receive_fd(sock);
 
 		if (gpu && k == 0 &&
-		    (driver_start() || cu.MemAddressReserve(&base, CHUNKS * (size_t)GAIA_CHUNK, GAIA_CHUNK, 0, 0)))
+		    (driver_start() ||
+		     cu.MemAddressReserve(&base, CHUNKS * (size_t)GAIA_CHUNK, GAIA_CHUNK, 0, 0)))
 			die("the other process cannot use the GPU");
 		at[k] = (unsigned char *)base + k * (size_t)GAIA_CHUNK;
 		if (gpu)
@@ -222,7 +223,9 @@ static unsigned make_runs(enum dev_kind kind, unsigned c, unsigned from, struct 
 	return n;
 }
 
-/* For a pull: bases and host bytes that have much in common with the device's, and with each other. */
+/*
+ * For a pull: bases and host bytes that have much in common with the device's, and with each other.
+ */
 static void prepare_pull(unsigned c)
 {
 	memcpy(base, chunk[c].bytes, GAIA_CHUNK);

@@ -1,6 +1,6 @@
 /*
- * gpu_access.c - see gpu_access.h. Knows the few functions of the driver that it needs by itself, so that tests
- * are the same with and without the toolkit.
+ * gpu_access.c - see gpu_access.h. Knows the few functions of the driver that it needs by itself,
+ * so that tests are the same with and without the toolkit.
  */
 #include "gpu_access.h"
 
@@ -57,7 +57,8 @@ int gpu_copy(void *to, const void *from, size_t n)
 {
 	if (!cu.copy)
 		start();
-	/* Addresses are of one space. A copy from pageable memory may still be on its way when it returns. */
+	/* Addresses are of one space. A copy from pageable memory may still be on its way when it
+	 * returns. */
 	if (cu.copy((unsigned long long)to, (unsigned long long)from, n) || cu.synchronize())
 		return EFAULT;
 	return 0;

@@ -1,8 +1,9 @@
 /*
  * gpu_access.h - device memory for tests whose "kernels" are CPU code: on a GPU they copy instead.
  *
- * With GAIAFS_TEST_CUDA in the environment the first device of a test's mounts is GPU 0, and the others, where
- * there are several, are simulated. The driver is loaded by the process that first copies, and must not be forked after that.
+ * With GAIAFS_TEST_CUDA in the environment the first device of a test's mounts is GPU 0, and the
+ * others, where there are several, are simulated. The driver is loaded by the process that first
+ * copies, and must not be forked after that.
  */
 #ifndef GAIA_TESTS_GPU_ACCESS_H
 #define GAIA_TESTS_GPU_ACCESS_H

@@ -1,6 +1,6 @@
 /*
- * cache_clients.c - what clients are given: memory of their own where they may not write the file, and
- * room for an acquire that is to come (GAIA_PROT_PIN).
+ * cache_clients.c - what clients are given: memory of their own where they may not write the file,
+ * and room for an acquire that is to come (GAIA_PROT_PIN).
  */
 #include "cache_scene.h"
 

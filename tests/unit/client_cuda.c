@@ -1,6 +1,7 @@
 /*
- * client_cuda.c - tests of client/cuda.c and cuda_stream.c: the library on a GPU that a fake driver plays,
- * with the daemon's side of clients over a played cache. "Kernels" are functions on the fake's streams.
+ * client_cuda.c - tests of client/cuda.c and cuda_stream.c: the library on a GPU that a fake driver
+ * plays, with the daemon's side of clients over a played cache. "Kernels" are functions on the
+ * fake's streams.
  */
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -818,7 +819,8 @@ static void nothing(void *arg)
 {
 }
 
-/* All that the library does with the driver. What fails may fail; nothing may be left behind, and nobody may hang. */
+/* All that the library does with the driver. What fails may fail; nothing may be left behind, and
+ * nobody may hang. */
 static void do_everything(void)
 {
 	unsigned char *p = gaia_mmap(LENGTH, RW, file, 0, gpu);

@@ -49,8 +49,8 @@
 }
 
 /*
- * The number that the mount of @fd gives to its first GPU (or @wanted, if that is not negative), and CUDA's
- * current device set to the same GPU.
+ * The number that the mount of @fd gives to its first GPU (or @wanted, if that is not negative),
+ * and CUDA's current device set to the same GPU.
  */
 static inline int use_gpu(int fd, int wanted)
 {

@@ -3,11 +3,13 @@
  *
  *	histogram FILE [DEVICE]
  *
- * As histogram.c, with a real kernel: counts again and again while other programs change the file, until standard
- * input ends; then once more, and prints that count. Every acquire brings only the pages that changed. It is
- * queued on the stream before the kernel, and the release behind it: nothing here waits but for the count.
+ * As histogram.c, with a real kernel: counts again and again while other programs change the file,
+ * until standard input ends; then once more, and prints that count. Every acquire brings only the
+ * pages that changed. It is queued on the stream before the kernel, and the release behind it:
+ * nothing here waits but for the count.
  *
- * The last count is checked: against one that the CPU makes of the same bytes, copied back from the GPU.
+ * The last count is checked: against one that the CPU makes of the same bytes, copied back from the
+ * GPU.
  */
 #include "common.h"
 

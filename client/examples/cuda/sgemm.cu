@@ -3,9 +3,10 @@
  *
  *	sgemm DIRECTORY [N [DEVICE]]
  *
- * Writes N x N matrices A and B (2048) into files of a directory on a gaiafs mount, with write(2); multiplies them on
- * the GPU, where a file is a pointer like any; reads C with read(2), and checks it: its product with a vector
- * against A times (B times the vector), which the CPU computes. The numbers are small integers, so that there is no rounding.
+ * Writes N x N matrices A and B (2048) into files of a directory on a gaiafs mount, with write(2);
+ * multiplies them on the GPU, where a file is a pointer like any; reads C with read(2), and checks
+ * it: its product with a vector against A times (B times the vector), which the CPU computes. The
+ * numbers are small integers, so that there is no rounding.
  *
  *	nvcc sgemm.cu -o sgemm $(pkg-config --cflags --libs gaiaclient) -lcublas
  */

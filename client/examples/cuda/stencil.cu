@@ -1,11 +1,13 @@
 /*
- * stencil.cu - heat on a plate: a GPU computes step after step, and between the steps a CPU process heats the plate.
+ * stencil.cu - heat on a plate: a GPU computes step after step, and between the steps a CPU process
+ * heats the plate.
  *
  *	stencil FILE [STEPS [DEVICE]]
  *
- * FILE becomes two grids of floats, of which the GPU reads one and writes the other, in turn. Another process, which
- * knows nothing of gaiafs, stores into a part of the grid through mmap(2) between the steps. Each acquire brings only the pages
- * that it changed. In the end every float is compared with what a CPU computes alone.
+ * FILE becomes two grids of floats, of which the GPU reads one and writes the other, in turn.
+ * Another process, which knows nothing of gaiafs, stores into a part of the grid through mmap(2)
+ * between the steps. Each acquire brings only the pages that it changed. In the end every float is
+ * compared with what a CPU computes alone.
  */
 #include "common.h"
 
@@ -16,7 +18,8 @@
 #define HEIGHT 1024
 #define CELLS ((size_t)WIDTH * HEIGHT)
 
-/* The same operations in the same order on both, none of them fused: the results are equal to the last bit. */
+/* The same operations in the same order on both, none of them fused: the results are equal to the
+ * last bit. */
 static inline __host__ __device__ float sum(float a, float b)
 {
 #ifdef __CUDA_ARCH__

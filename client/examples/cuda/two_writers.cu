@@ -3,9 +3,9 @@
  *
  *	two_writers IN OUT [DEVICE]
  *
- * As two_writers.c, with a real kernel. OUT becomes IN in capital letters: of every page (4096 bytes) of OUT
- * the GPU writes the first half and the CPU the second, neither waiting for the other. Writes of different bytes
- * are merged. The result is checked.
+ * As two_writers.c, with a real kernel. OUT becomes IN in capital letters: of every page (4096
+ * bytes) of OUT the GPU writes the first half and the CPU the second, neither waiting for the
+ * other. Writes of different bytes are merged. The result is checked.
  */
 #include "common.h"
 
