@@ -171,6 +171,38 @@ BOTH_WAYS_BARE(fs_users, a_sticky_directory_protects_names)
 	both_same_tree();
 }
 
+DEED(remove_her_dir, unlinkat(at, "open/dir", AT_REMOVEDIR))
+DEED(exchange_hers, renameat2(at, "open/hers", at, "open/his", RENAME_EXCHANGE))
+
+BOTH_WAYS_BARE(fs_users, the_owner_of_a_sticky_directory_decides)
+{
+	start();
+	SAME_OK(fchownat(at, "open", BOB, BOB, 0));
+	SAME_OK(fchmodat(at, "open", 01777, 0));
+	make("open/hers", 0600, ALICE, ALICE);
+	make("open/his", 0600, BOB, BOB);
+	SAME_OK(mkdirat(at, "open/dir", 0700));
+	AS(ALICE, remove_her_dir, EPERM);
+	AS(ALICE, exchange_hers, EPERM);
+	AS(ALICE, rename_hers, 0);
+	AS(BOB, remove_her_dir, 0);
+	make("open/hers", 0600, ALICE, ALICE);
+	AS(BOB, exchange_hers, 0);
+	AS(BOB, remove_hers, 0);
+	both_same_tree();
+}
+
+DEED(leave_a_whiteout, renameat2(at, "open/his", at, "open/new", RENAME_WHITEOUT))
+
+BOTH_WAYS_BARE(fs_users, a_whiteout_is_made_by_who_renames)
+{
+	start();
+	make("open/his", 0600, BOB, BOB);
+	/* Whether a user may is the kernel's decision, but it is the same. */
+	SAME(run_as(BOB, leave_a_whiteout, at));
+	both_same_tree();
+}
+
 DEED(read_secret, open_close(at, "secret", O_RDONLY))
 DEED(write_secret, open_close(at, "secret", O_WRONLY))
 DEED(write_public, open_close(at, "public", O_WRONLY))
