@@ -1,0 +1,117 @@
+/*
+ * cuda_runtime.h - not CUDA's: a warp of CPU threads, to run kernels.cu without a GPU.
+ *
+ * Found before the real one when kernels.cu is compiled as plain C++ for tests. 32 threads are the lanes;
+ * warps and blocks take turns. A shuffle is two barriers. So a kernel's own code runs, shuffles and
+ * all, slowly.
+ */
+#ifndef GAIA_TESTS_WARP_H
+#define GAIA_TESTS_WARP_H
+
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#define __device__
+#define __global__
+#define __constant__
+#define __forceinline__ inline
+#define __launch_bounds__(n)
+
+struct dim3 {
+	unsigned x;
+
+	explicit dim3(unsigned n) : x(n) {}
+};
+
+struct alignas(16) ulonglong2 {
+	unsigned long long x, y;
+};
+
+static inline unsigned min(unsigned a, unsigned b)
+{
+	return a < b ? a : b;
+}
+
+static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
+{
+	return (unsigned long long)((unsigned __int128)a * b >> 64);
+}
+
+static inline unsigned long long atomicCAS_system(unsigned long long *at, unsigned long long have,
+						  unsigned long long want)
+{
+	return __sync_val_compare_and_swap(at, have, want);
+}
+
+/* ---- lanes ---- */
+
+static thread_local struct { unsigned x; } threadIdx, blockIdx;
+
+static struct {
+	pthread_barrier_t barrier;
+	unsigned long long value[32];
+	const void *kernel;
+	void **args;
+	unsigned blocks, threads;
+} warp;
+
+static inline unsigned long long warp_exchange(unsigned long long value, unsigned from)
+{
+	unsigned long long got;
+
+	warp.value[threadIdx.x % 32] = value;
+	pthread_barrier_wait(&warp.barrier);
+	got = warp.value[from % 32];
+	pthread_barrier_wait(&warp.barrier);
+	return got;
+}
+
+static inline unsigned long long __shfl_sync(unsigned mask, unsigned long long value, unsigned lane)
+{
+	return mask == ~0u ? warp_exchange(value, lane) : (abort(), 0);
+}
+
+static inline unsigned long long __shfl_xor_sync(unsigned mask, unsigned long long value, unsigned flip)
+{
+	return mask == ~0u ? warp_exchange(value, threadIdx.x % 32 ^ flip) : (abort(), 0);
+}
+
+/* Of the type that all kernels of kernels.cu have. */
+static void *be_lane(void *arg)
+{
+	typedef void kernel_t(const struct page_item *, uint32_t, uint32_t, uint8_t *);
+	kernel_t *kernel = (kernel_t *)warp.kernel;
+
+	for (unsigned block = 0; block < warp.blocks; block++) {
+		for (unsigned first = 0; first < warp.threads; first += 32) {
+			blockIdx.x = block;
+			threadIdx.x = first + (unsigned)(size_t)arg;
+			kernel(*(const struct page_item **)warp.args[0], *(uint32_t *)warp.args[1],
+			       *(uint32_t *)warp.args[2], *(uint8_t **)warp.args[3]);
+		}
+	}
+	return NULL;
+}
+
+static inline int cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **args, size_t shared,
+				   void *stream)
+{
+	pthread_t lane[32];
+
+	warp.kernel = kernel;
+	warp.args = args;
+	warp.blocks = grid.x;
+	warp.threads = block.x;
+	pthread_barrier_init(&warp.barrier, NULL, 32);
+	for (size_t i = 0; i < 32; i++)
+		if (pthread_create(&lane[i], NULL, be_lane, (void *)i))
+			abort();
+	for (size_t i = 0; i < 32; i++)
+		pthread_join(lane[i], NULL);
+	pthread_barrier_destroy(&warp.barrier);
+	return 0;
+}
+
+#endif

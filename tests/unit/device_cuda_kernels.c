@@ -1,0 +1,192 @@
+/*
+ * device_cuda_kernels.c - the kernels themselves, kernels.cu compiled for warps of CPU threads
+ * (tests/support/warp), against plain code.
+ */
+#include <xxhash.h>
+
+#include "device/cuda/launch.h"
+#include "device_io.h"
+
+#define PAGES 29u /* more than a block takes, and not a multiple of what a warp does */
+
+/* Three items that lie apart: pages of one memory, and what belongs to them. */
+struct scene {
+	unsigned char *page, *other, *base;
+	struct page_hash armed[64], other_armed[64];
+	struct page_item item[3];
+	uint32_t place[PAGES]; /* number in the launch -> number in the arrays */
+	uint8_t changed[PAGES];
+};
+
+static struct scene s;
+static uint64_t seed = 11;
+
+static unsigned char *at(unsigned char *pages, uint32_t number)
+{
+	return pages + (size_t)s.place[number] * GAIA_PAGE;
+}
+
+static void begin(void)
+{
+	static const uint32_t first[3] = { 40, 0, 12 }, length[3] = { 1, 11, 17 };
+	uint32_t number = 0;
+
+	s.page = host_pages(64);
+	s.other = host_pages(64);
+	s.base = host_pages(64);
+	fill_random(s.page, 64 * GAIA_PAGE, &seed);
+	fill_random(s.other, 64 * GAIA_PAGE, &seed);
+	fill_random(s.base, 64 * GAIA_PAGE, &seed);
+	fill_random(s.armed, sizeof(s.armed), &seed);
+	fill_random(s.other_armed, sizeof(s.other_armed), &seed);
+	memset(s.changed, 2, sizeof(s.changed));
+	for (unsigned i = 0; i < 3; i++) {
+		s.item[i] = (struct page_item){
+			.page = s.page + (size_t)first[i] * GAIA_PAGE,
+			.other = s.other + (size_t)first[i] * GAIA_PAGE,
+			.base = s.base + (size_t)first[i] * GAIA_PAGE,
+			.armed = &s.armed[first[i]],
+			.other_armed = &s.other_armed[first[i]],
+			.first = number,
+			.limit = GAIA_PAGE,
+		};
+		for (uint32_t k = 0; k < length[i]; k++)
+			s.place[number++] = first[i] + k;
+	}
+	cr_assert_eq(number, PAGES);
+}
+
+static void end(void)
+{
+	free(s.page);
+	free(s.other);
+	free(s.base);
+}
+
+TestSuite(warp, .init = begin, .fini = end, .timeout = 100);
+
+/* Launches, and sees that nothing else was touched: the first page and hash after each item. */
+static void launch(enum dev_kind kind)
+{
+	static const uint32_t beside[] = { 11, 29, 39, 41 };
+	unsigned char *before = host_pages(8);
+	struct page_hash armed[4];
+
+	for (unsigned i = 0; i < 4; i++) {
+		memcpy(before + i * GAIA_PAGE, s.page + beside[i] * GAIA_PAGE, GAIA_PAGE);
+		memcpy(before + (4 + i) * GAIA_PAGE, s.other + beside[i] * GAIA_PAGE, GAIA_PAGE);
+		armed[i] = s.armed[beside[i]];
+	}
+	cr_assert_eq(cuda_launch(kind, s.item, 3, PAGES, s.changed, NULL), CUDA_SUCCESS);
+	for (unsigned i = 0; i < 4; i++) {
+		cr_assert_arr_eq(before + i * GAIA_PAGE, s.page + beside[i] * GAIA_PAGE, GAIA_PAGE);
+		cr_assert_arr_eq(before + (4 + i) * GAIA_PAGE, s.other + beside[i] * GAIA_PAGE, GAIA_PAGE);
+		cr_assert_arr_eq(&armed[i], &s.armed[beside[i]], sizeof(armed[i]));
+	}
+	free(before);
+}
+
+static bool has_hash_of(const struct page_hash *hash, const void *page)
+{
+	XXH128_hash_t right = XXH3_128bits(page, GAIA_PAGE);
+
+	return hash->low == right.low64 && hash->high == right.high64;
+}
+
+Test(warp, copies_in_and_forgets_hashes)
+{
+	launch(DEV_COPY_IN);
+	for (uint32_t i = 0; i < PAGES; i++) {
+		cr_assert_arr_eq(at(s.page, i), at(s.other, i), GAIA_PAGE);
+		cr_assert(!s.armed[s.place[i]].low && !s.armed[s.place[i]].high);
+	}
+}
+
+Test(warp, copies_out_and_leaves_hashes)
+{
+	struct page_hash before[64];
+
+	memcpy(before, s.armed, sizeof(before));
+	launch(DEV_COPY_OUT);
+	for (uint32_t i = 0; i < PAGES; i++)
+		cr_assert_arr_eq(at(s.other, i), at(s.page, i), GAIA_PAGE);
+	cr_assert_arr_eq(before, s.armed, sizeof(before));
+}
+
+Test(warp, copies_within_with_hashes)
+{
+	launch(DEV_COPY_WITHIN);
+	for (uint32_t i = 0; i < PAGES; i++) {
+		cr_assert_arr_eq(at(s.page, i), at(s.other, i), GAIA_PAGE);
+		cr_assert_arr_eq(&s.armed[s.place[i]], &s.other_armed[s.place[i]], sizeof(s.armed[0]));
+	}
+}
+
+Test(warp, pulls_by_the_definition_and_arms_with_what_it_pulled)
+{
+	static const uint32_t limits[3] = { 4096, 0, 1001 };
+	unsigned char *right = host_pages(64);
+
+	for (uint32_t i = 0; i < 64 * GAIA_PAGE; i++) {
+		s.page[i] %= 3;
+		s.other[i] %= 3;
+		s.base[i] %= 3;
+	}
+	for (unsigned i = 0; i < 3; i++)
+		s.item[i].limit = limits[i];
+	s.item[1].base = NULL;
+	for (uint32_t i = 0; i < PAGES; i++) {
+		const unsigned char *host = at(s.other, i), *base = at(s.base, i);
+		uint32_t limit = limits[i < 1 ? 0 : i < 12 ? 1 : 2];
+
+		memcpy(at(right, i), at(s.page, i), GAIA_PAGE);
+		for (uint32_t k = 0; k < GAIA_PAGE; k++)
+			if (k >= limit || (host[k] != base[k] && at(s.page, i)[k] == base[k]))
+				at(right, i)[k] = host[k];
+	}
+	launch(DEV_PULL);
+	for (uint32_t i = 0; i < PAGES; i++) {
+		cr_assert_arr_eq(at(s.page, i), at(right, i), GAIA_PAGE, "page %u", i);
+		cr_assert(has_hash_of(&s.armed[s.place[i]], at(s.other, i)));
+	}
+	free(right);
+}
+
+Test(warp, zeroes_from_the_limit_on)
+{
+	static const uint32_t limits[3] = { 4095, 0, 13 };
+	unsigned char *before = host_pages(64);
+
+	memcpy(before, s.page, 64 * GAIA_PAGE);
+	for (unsigned i = 0; i < 3; i++)
+		s.item[i].limit = limits[i];
+	launch(DEV_ZERO);
+	for (uint32_t i = 0; i < PAGES; i++) {
+		uint32_t limit = limits[i < 1 ? 0 : i < 12 ? 1 : 2];
+
+		memset(at(before, i) + limit, 0, GAIA_PAGE - limit);
+		cr_assert_arr_eq(at(s.page, i), at(before, i), GAIA_PAGE);
+	}
+	free(before);
+}
+
+Test(warp, arms_with_the_hash_of_the_simulated_device)
+{
+	launch(DEV_ARM);
+	for (uint32_t i = 0; i < PAGES; i++)
+		cr_assert(has_hash_of(&s.armed[s.place[i]], at(s.page, i)), "page %u", i);
+}
+
+Test(warp, finds_what_changed_and_arms_it_anew)
+{
+	launch(DEV_ARM);
+	for (uint32_t i = 0; i < PAGES; i += 3)
+		at(s.page, i)[random_below(&seed, GAIA_PAGE)] ^= 1;
+	for (uint32_t round = 0; round < 2; round++) {
+		launch(DEV_FIND_CHANGED);
+		for (uint32_t i = 0; i < PAGES; i++) {
+			cr_assert_eq(s.changed[i], !round && i % 3 == 0, "page %u", i);
+			cr_assert(has_hash_of(&s.armed[s.place[i]], at(s.page, i)));
+		}
+	}
+}
