@@ -1,0 +1,561 @@
+/*
+ * daemon.pml - what the daemon does to a page under its lock (daemon/README.md, rule 3).
+ *
+ * Each inline stands for the functions named above it, in daemon/pagecache and daemon/consistency, and runs within a
+ * d_step, as nobody else sees what who holds the page lock has half done.
+ */
+
+/* ---- state ---- */
+
+/*
+ * A track_id, by what it names: home's bytes as they are, a twin, or nothing that matters. Each
+ * reference carries the bytes of its twin; that ids never lie is for tests/unit/track.c to show.
+ */
+mtype = { NOWHERE, HOME, TWIN };
+typedef reference {
+	mtype is = NOWHERE;
+	byte twin;
+};
+
+/* struct page, struct page_track, struct page_extra */
+bool home_here, home_dirty;
+byte home;
+bool may_hold = true;
+reference kernel_base;
+bool owned;		/* page_extra.owners is there */
+byte owners;		/* a page of owners */
+
+/*
+ * page_track.pending is the number of windows that are open, a bit each: those of the devices' releases first, then those of
+ * the notifier's queue. given: those since whose opening the kernel was given or sent a copy.
+ */
+byte windows, given;
+#define RELEASE_OF(d) BIT(d)
+#define FIRST_AGAIN 2
+#define LAST_AGAIN 7
+#define AGAIN_ALL 252
+byte waits[2];		/* those of the notifier's that the release of device d waits for */
+
+/* struct replica, struct page_replica, the one mapping's struct grant */
+typedef replica {
+	bool here, evicting;
+	bool pinned;	/* by an acquire under way */
+	byte bytes, shadow, hash;
+	reference base;	/* seen; NOWHERE without AHEAD and writing: not PRESENT, or stale */
+	bool ahead, snapped;
+	byte cut = PAGE;
+	bool held, writing;
+	bool mapped;	/* the client maps the memory */
+};
+replica r[2];
+
+byte disk = PAGE_OF(INITIAL, INITIAL);	/* the store */
+byte size = PAGE;			/* cfile.size */
+bool page_lock;				/* held across steps only with FAULT HOLD_LOCK */
+
+#define TRACKED (r[0].here || r[1].here || windows != 0)
+#define OUTSTANDING(d) (r[d].writing || r[d].ahead)
+/* track_base_needed() of home's id */
+#define BASE_NEEDED \
+	((windows != 0 && kernel_base.is == HOME) || (OUTSTANDING(0) && r[0].base.is == HOME) || \
+	 (OUTSTANDING(1) && r[1].base.is == HOME))
+/* kernel_is_behind() */
+#define KERNEL_BEHIND (windows != 0 && kernel_base.is == TWIN)
+/* base_bytes() */
+#define BYTES_OF(ref) (ref.is == HOME || FAULT == DROP_TWIN -> home : ref.twin)
+
+/* Of d_steps only, and no part of the state. */
+hidden byte base, theirs, limit, n, plain, others, equal, known;
+
+inline refer(ref, what, bytes_of_twin)
+{
+	ref.is = what;
+	ref.twin = (what == TWIN -> bytes_of_twin : 0)
+}
+
+/* ---- home ---- */
+
+/* home.c: home_fill(), from the store; or from a replica (cheaper_replica()), which must be the same. */
+#define SAME_AS_HOME(d) (r[d].base.is != HOME || OUTSTANDING(d) || r[d].cut < PAGE || r[d].bytes == home)
+inline home_fill()
+{
+	if
+	:: !home_here ->
+		home_here = true;
+		home = HEAD(disk, size);
+		assert(SAME_AS_HOME(0) && SAME_AS_HOME(1))
+	:: else
+	fi
+}
+
+/* Home's bytes are about to change: who refers to them keeps them as a twin, if it needs them. */
+inline part_from_home(ref, needed)
+{
+	if
+	:: ref.is == HOME && needed -> assert(home_here); refer(ref, TWIN, home)
+	:: ref.is == HOME && !needed -> refer(ref, NOWHERE, 0)
+	:: else
+	fi
+}
+
+/* coherence.c: home_change(); track_home_changed() */
+inline home_change()
+{
+	part_from_home(kernel_base, windows != 0);
+	part_from_home(r[0].base, OUTSTANDING(0));
+	part_from_home(r[1].base, OUTSTANDING(1))
+}
+
+/*
+ * twins_collect(), track_maybe_free(); and what means the same is made the same, so that it is one state: bytes
+ * that nobody will look at are 0.
+ */
+inline settle_replica(d)
+{
+	if
+	:: !OUTSTANDING(d) && r[d].base.is != HOME ->
+		refer(r[d].base, NOWHERE, 0);
+		r[d].cut = PAGE;
+		r[d].bytes = (r[d].here -> 0 : r[d].bytes)
+	:: else
+	fi;
+	r[d].hash = (r[d].writing -> r[d].hash : 0);
+	r[d].shadow = (r[d].snapped -> r[d].shadow : 0)
+}
+
+inline settle()
+{
+	settle_replica(0);
+	settle_replica(1);
+	owned = owned && (OUTSTANDING(0) || OUTSTANDING(1));
+	owners = (owned -> owners : 0);
+	home = (home_here -> home : 0);
+	if
+	:: !TRACKED -> may_hold = true
+	:: else
+	fi
+}
+
+/* ---- what the kernel holds: track.c ---- */
+
+/* track_kernel_given() */
+inline kernel_given(what, bytes_of_twin)
+{
+	may_hold = true;
+	given = windows;
+	if
+	:: windows != 0 -> refer(kernel_base, what, bytes_of_twin)
+	:: else
+	fi
+}
+
+/* track_window_open() */
+inline window_open(window)
+{
+	if
+	:: windows == 0 -> refer(kernel_base, HOME, 0)
+	:: else
+	fi;
+	windows = windows | (window);
+	given = given & ~(window)
+}
+
+/* track_window_close() */
+inline window_close(window)
+{
+	if
+	:: !(given & (window)) -> refer(kernel_base, NOWHERE, 0)
+	:: else
+	fi;
+	windows = windows & ~(window);
+	given = given & ~(window);
+	if
+	:: windows == 0 ->
+		may_hold = kernel_base.is != NOWHERE;
+		refer(kernel_base, NOWHERE, 0)
+	:: else
+	fi
+}
+
+/* again_ask() */
+inline again_ask()
+{
+	n = FIRST_AGAIN;
+	do
+	:: windows & BIT(n) -> n++
+	:: else -> break
+	od;
+	assert(n <= LAST_AGAIN);
+	window_open(BIT(n))
+}
+
+/* ---- fetch and merge: coherence.c ---- */
+
+/* merge3(): one byte. */
+#define THEIRS_WIN(h, b, t) ((t) != (b) -> (t) : (h))
+#define HOME_WINS(h, b, t) ((h) == (b) -> (t) : (h))
+/* merge3_owned(): whether byte b is taken. */
+#define TAKEN(b, owner) (BYTE(theirs, b) != BYTE(base, b) && \
+	(BYTE(home, b) == BYTE(base, b) || BYTE(owners, b) <= (owner)))
+
+inline merge_owned(b, owner)
+{
+	if
+	:: b < limit && TAKEN(b, owner) ->
+		home = PUT(home, b, BYTE(theirs, b));
+		owners = PUT(owners, b, owner)
+	:: else
+	fi
+}
+
+/* merge_note_owner() */
+#define NOTED(now, owner) \
+	PAGE_OF((LO(home) != LO(now) -> (owner) : LO(owners)), (HI(home) != HI(now) -> (owner) : HI(owners)))
+
+/* fetch_from(), fetch_merge(); track_keep_released(), track_merged() */
+inline fetch_from(d)
+{
+	if
+	:: r[d].ahead ->
+		others = OUTSTANDING(1 - d);
+		known = r[d].base.is == HOME;
+		plain = known && r[d].cut == PAGE;
+		if
+		:: !plain || others || owned || windows != 0 -> home_fill()	/* fetch_needs_home() */
+		:: else
+		fi;
+		theirs = (r[d].snapped -> r[d].shadow : r[d].bytes);
+		limit = (r[d].cut < size -> r[d].cut : size);
+		theirs = (r[d].cut == PAGE -> HEAD(theirs, limit) : theirs);
+		owned = owned || others;
+		assert(known || r[d].base.is == TWIN);
+		base = (FAULT == WRONG_BASE -> PAGE_OF(ZERO, ZERO) : BYTES_OF(r[d].base));
+		refer(r[d].base, NOWHERE, 0);
+		if
+		:: plain ->
+			owners = (others -> NOTED(theirs, d + 1) : owners);
+			home_change();
+			home_here = true;
+			home = theirs
+		:: !plain && known ->
+			home_change();
+			home = JOIN(theirs, limit, home)
+		:: else ->
+			home_change();
+			if
+			:: owned -> merge_owned(0, d + 1); merge_owned(1, d + 1)
+			:: else -> home = JOIN(PAGE_OF(THEIRS_WIN(LO(home), LO(base), LO(theirs)),
+						       THEIRS_WIN(HI(home), HI(base), HI(theirs))), limit, home)
+			fi
+		fi;
+		equal = plain || (!known && home == theirs);
+		if
+		:: r[d].snapped && !r[d].writing	/* its own bytes were discarded earlier */
+		:: !(r[d].snapped && !r[d].writing) && equal -> refer(r[d].base, HOME, 0)
+		:: !(r[d].snapped && !r[d].writing) && !equal && r[d].writing -> refer(r[d].base, TWIN, theirs)
+		:: else
+		fi;
+		r[d].ahead = false;
+		r[d].snapped = false;
+		r[d].cut = (r[d].writing -> r[d].cut : PAGE);
+		home_dirty = true;
+		settle()
+	:: else
+	fi
+}
+
+/* In order of the devices, so that of racing bytes the higher owner's come last. */
+inline fetch_pages()
+{
+	fetch_from(0);
+	fetch_from(1)
+}
+
+/* home.c: page_ready(), home_bring() */
+inline home_bring()
+{
+	if
+	:: home_here && FAULT == STALE_READ
+	:: else -> fetch_pages()
+	fi;
+	home_fill()
+}
+
+/* ---- writes by CPUs: coherence.c ---- */
+
+/* kernel_write_merge(): the kernel wrote back a page that did not start from what home has. */
+inline kernel_write_merge(sent, upto)
+{
+	base = BYTES_OF(kernel_base);
+	theirs = HEAD(sent, upto);
+	home_change();
+	home = JOIN(PAGE_OF(HOME_WINS(LO(home), LO(base), LO(theirs)),
+			    HOME_WINS(HI(home), HI(base), HI(theirs))), upto, home);
+	if
+	:: owned && LO(theirs) != LO(base) && LO(home) == LO(theirs) -> owners = PUT(owners, 0, 0)
+	:: else
+	fi;
+	if
+	:: owned && upto > 1 && HI(theirs) != HI(base) && HI(home) == HI(theirs) -> owners = PUT(owners, 1, 0)
+	:: else
+	fi;
+	if
+	:: home == theirs -> kernel_given(HOME, 0)
+	:: else ->
+		kernel_given(TWIN, theirs);
+		if
+		:: FAULT != FORGET_AGAIN -> again_ask()
+		:: else
+		fi
+	fi
+}
+
+/* kernel_page_write() */
+inline kernel_page_write(sent, upto)
+{
+	if
+	:: windows != 0 && FAULT == LOSE_WRITE_BACK
+	:: !(windows != 0 && FAULT == LOSE_WRITE_BACK) && KERNEL_BEHIND -> kernel_write_merge(sent, upto)
+	:: else ->
+		if
+		:: !known || HEAD(home, upto) != HEAD(sent, upto) ->
+			home_change();
+			owners = (owned -> NOTED(JOIN(sent, upto, home), 0) : owners);
+			home = JOIN(sent, upto, home)
+		:: else
+		fi;
+		kernel_given(HOME, 0)
+	fi
+}
+
+/* cache_write(CACHE_WRITE_PAGES): span_prepare(), span_frames(), span_apply(). @upto: cut at the end of the file. */
+inline write_pages(sent, upto)
+{
+	fetch_pages();
+	if
+	:: !home_here && (upto < size || (TRACKED && (BASE_NEEDED || KERNEL_BEHIND))) -> home_fill()
+	:: else
+	fi;
+	known = home_here;
+	home_here = true;
+	if
+	:: TRACKED -> kernel_page_write(sent, upto)
+	:: else -> home = JOIN(sent, upto, home)
+	fi;
+	home_dirty = true;
+	settle()
+}
+
+/* exact_write() of one byte; home is there. */
+inline exact_write(b, v)
+{
+	known = kernel_base.is == HOME;
+	if
+	:: BYTE(home, b) != (v) ->
+		home_change();
+		home = PUT(home, b, v)
+	:: else
+	fi;
+	owners = (owned -> PUT(owners, b, 0) : owners);
+	if
+	:: windows != 0 && known -> refer(kernel_base, HOME, 0)
+	:: windows != 0 && !known && kernel_base.is == TWIN -> kernel_base.twin = PUT(kernel_base.twin, b, v)
+	:: else
+	fi
+}
+
+/* cache_write(CACHE_WRITE_THROUGH) of one byte */
+inline write_through(b, v)
+{
+	fetch_pages();
+	home_fill();	/* span_keeps(): the other byte */
+	if
+	:: TRACKED -> exact_write(b, v)
+	:: else -> home = PUT(home, b, v)
+	fi;
+	home_dirty = true;
+	settle()
+}
+
+/* ---- truncate: resize.c ---- */
+
+/* truncate_page(), track_truncated(): for one replica. */
+inline truncate_replica(d, to)
+{
+	if
+	:: FAULT == FORGET_TRUNCATED && !r[d].ahead && r[d].base.is != NOWHERE -> refer(r[d].base, HOME, 0)
+	:: else ->
+		if
+		:: to == 0 ->
+			r[d].ahead = false;
+			r[d].snapped = false;
+			refer(r[d].base, NOWHERE, 0);
+			r[d].cut = (r[d].writing -> 0 : PAGE)
+		:: to > 0 && r[d].writing && to < r[d].cut -> r[d].cut = to
+		:: else
+		fi
+	fi
+}
+
+/* cache_truncate(): prepare_cut(), cut_chunk(), cut_page(), truncate_page() */
+inline cache_truncate(to)
+{
+	if
+	:: to == 1 && size > 1 && TRACKED -> home_bring()
+	:: else
+	fi;
+	disk = HEAD(disk, to);
+	if
+	:: to < size ->
+		size = to;
+		if
+		:: TRACKED ->
+			if
+			:: to > 0 -> exact_write(1, ZERO)
+			:: else		/* bases are void, too: no twins */
+			fi;
+			truncate_replica(0, to);
+			truncate_replica(1, to);
+			if
+			:: to == 0 -> kernel_given(HOME, 0)
+			:: else
+			fi
+		:: else
+		fi;
+		home = HEAD(home, to);
+		home_here = home_here && to > 0;
+		home_dirty = home_dirty && to > 0
+	:: else -> size = to
+	fi;
+	settle()
+}
+
+/* ---- storing and evicting: writeback.c, chunk.c ---- */
+
+/* chunk_store(), store_run() */
+inline chunk_store()
+{
+	if
+	:: home_dirty ->
+		disk = HEAD(home, size);
+		home_dirty = false;
+		stored(0, LO(disk));
+		stored(1, HI(disk))
+	:: else
+	fi
+}
+
+/* ---- acquire and release: sync.c ---- */
+
+mtype = { NOTHING, FETCH, SEND, PULL, SECURE };
+hidden mtype step;
+
+/* part_plan(), track_plan() into step */
+#define CURRENT(d) (r[d].base.is == HOME && r[d].cut == PAGE)
+inline part_plan(d, write)
+{
+	if
+	:: r[1 - d].ahead -> step = FETCH
+	:: else ->
+		if
+		:: r[d].ahead && (!CURRENT(d) || (r[d].snapped && !r[d].writing)) -> step = FETCH
+		:: r[d].ahead && CURRENT(d) && !r[d].snapped && write -> step = SECURE
+		:: !r[d].ahead && !CURRENT(d) -> step = (r[d].writing || r[d].held -> PULL : SEND)
+		:: else -> step = NOTHING
+		fi
+	fi
+}
+
+/* One byte of DEV_PULL. */
+#define PULLED(b) \
+	(b >= limit || (BYTE(home, b) != BYTE(base, b) && BYTE(r[d].bytes, b) == BYTE(base, b)) -> \
+		BYTE(home, b) : BYTE(r[d].bytes, b))
+
+/* part_acquire(): part_bring(), part_fetch(), part_secure(), part_send(), part_pull(), part_arm(), part_grant() */
+inline part_acquire(d, write, room)
+{
+	part_plan(d, write);
+	if
+	:: step == FETCH -> fetch_pages(); part_plan(d, write)
+	:: else
+	fi;
+	if
+	:: step == SECURE && room -> r[d].shadow = r[d].bytes; r[d].snapped = true; step = NOTHING
+	:: step == SECURE && !room -> fetch_pages(); part_plan(d, write)
+	:: else
+	fi;
+	assert(step == SEND || step == PULL || step == NOTHING);
+	if
+	:: step == SEND || step == PULL ->
+		home_fill();
+		limit = (step == PULL && r[d].writing -> r[d].cut : 0);
+		base = (limit > 0 -> BYTES_OF(r[d].base) : 0);
+		r[d].bytes = PAGE_OF(PULLED(0), PULLED(1));
+		r[d].hash = home;
+		refer(r[d].base, HOME, 0);
+		r[d].cut = PAGE
+	:: else
+	fi;
+	r[d].hash = (r[d].writing -> r[d].hash : r[d].bytes);	/* part_arm() */
+	r[d].held = true;
+	r[d].writing = r[d].writing || write;
+	settle()
+}
+
+/* release_locked(): find_changed(), publish_page(), track_released(), track_discarded() */
+inline release_locked(d, published)
+{
+	published = false;
+	r[d].held = false;
+	if
+	:: r[d].writing ->
+		r[d].bytes = (size == 1 -> HEAD(r[d].bytes, 1) : r[d].bytes);
+		equal = r[d].bytes == r[d].hash;
+		r[d].writing = false;
+		if
+		:: r[d].cut == 0 -> r[d].cut = (r[d].ahead -> 0 : PAGE)
+		:: r[d].cut > 0 && equal ->
+			r[d].snapped = false;
+			if
+			:: r[d].cut < PAGE && !r[d].ahead -> refer(r[d].base, NOWHERE, 0)
+			:: else
+			fi
+		:: else ->
+			r[d].ahead = true;
+			r[d].snapped = false;
+			if
+			:: may_hold -> published = true; window_open(RELEASE_OF(d))
+			:: else
+			fi
+		fi
+	:: else
+	fi;
+	settle()
+}
+
+/* replica.c: grant_discard(), track_discarded(): its client is gone. */
+inline grant_discard(d)
+{
+	r[d].held = false;
+	if
+	:: r[d].writing ->
+		r[d].writing = false;
+		if
+		:: !r[d].ahead && FAULT != KEEP_DEAD -> refer(r[d].base, NOWHERE, 0)
+		:: else
+		fi
+	:: else
+	fi;
+	settle()
+}
+
+/* replica_evict(), replica_destroy(): the memory is somebody else's from now on. */
+inline replica_evict(d)
+{
+	fetch_pages();
+	r[d].here = false;
+	refer(r[d].base, NOWHERE, 0);
+	r[d].evicting = false;
+	r[d].bytes = (r[d].mapped -> PAGE_OF(FOREIGN, FOREIGN) : 0);
+	settle()
+}
