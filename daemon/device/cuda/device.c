@@ -86,14 +86,14 @@ static int check_abilities(struct cuda *cuda)
 		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
 		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = cuda->ordinal },
 	};
-	int major, managed, descriptors;
+	int major, vmm, descriptors;
 	size_t granularity;
 	int err;
 
 	err = attribute(cuda, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, &major);
 	if (!err)
 		err = attribute(cuda, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
-				&managed);
+				&vmm);
 	if (!err)
 		err = attribute(cuda, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
 				&descriptors);
@@ -101,7 +101,7 @@ static int check_abilities(struct cuda *cuda)
 		return err;
 	if (major < 8)
 		return refuse(cuda, "the GPU is older than compute capability 8.0 (Ampere)");
-	if (!managed || !descriptors)
+	if (!vmm || !descriptors)
 		return refuse(cuda, "the GPU or its driver cannot share memory between processes by descriptors");
 	err = cuda_check(cuda,
 			 cuda->api->cuMemGetAllocationGranularity(&granularity, &prop,

@@ -1,0 +1,234 @@
+/*
+ * fake_cuda.c - that the fake CUDA driver is as strict as the documentation. Who passes on it has not been
+ * flattered.
+ */
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "fake_cuda_api.h"
+
+#define CHUNK ((size_t)GAIA_CHUNK)
+
+static const struct cuda_api *cu;
+static CUcontext context;
+static CUdeviceptr range; /* of four chunks */
+static CUmemGenericAllocationHandle handle;
+
+static const CUmemAllocationProp prop = {
+	.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+	.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+	.location.type = CU_MEM_LOCATION_TYPE_DEVICE,
+};
+static const CUmemAccessDesc access_both = {
+	.location.type = CU_MEM_LOCATION_TYPE_DEVICE,
+	.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+};
+
+static void start(void)
+{
+	fake_cuda_start(8 * CHUNK);
+	cu = fake_cuda_api();
+	cr_assert_eq(cu->cuDevicePrimaryCtxRetain(&context, 0), 0);
+	cr_assert_eq(cu->cuCtxSetCurrent(context), 0);
+	cr_assert_eq(cu->cuMemAddressReserve(&range, 4 * CHUNK, CHUNK, 0, 0), 0);
+	cr_assert_eq(cu->cuMemCreate(&handle, CHUNK, &prop, 0), 0);
+	cr_assert_eq(cu->cuMemMap(range, CHUNK, 0, handle, 0), 0);
+}
+
+static void end(void)
+{
+	(void)cu->cuMemUnmap(range, CHUNK);
+	(void)cu->cuMemRelease(handle);
+	(void)cu->cuMemAddressFree(range, 4 * CHUNK);
+	(void)cu->cuDevicePrimaryCtxRelease(0);
+	cr_assert_eq(fake_cuda_alive(true), 0);
+}
+
+TestSuite(fake, .init = start, .fini = end, .timeout = 60);
+
+/* It fails, and it is noted. */
+#define refused(call)                                                     \
+	do {                                                              \
+		cr_assert_neq((call), CUDA_SUCCESS, "%s", #call);         \
+		cr_assert_not_null(fake_cuda_violation(), "%s", #call);   \
+	} while (0)
+
+Test(fake, nothing_is_mapped_twice)
+{
+	cr_assert_null(fake_cuda_violation());
+	refused(cu->cuMemMap(range, CHUNK, 0, handle, 0));
+}
+
+Test(fake, mappings_are_whole_aligned_and_within_what_was_reserved)
+{
+	refused(cu->cuMemMap(range + CHUNK, CHUNK / 2, 0, handle, 0));
+	refused(cu->cuMemMap(range + CHUNK + CHUNK / 2, CHUNK, 0, handle, 0));
+	refused(cu->cuMemMap(range + CHUNK, CHUNK, CHUNK, handle, 0));
+	refused(cu->cuMemMap(range + 4 * CHUNK, CHUNK, 0, handle, 0));
+	refused(cu->cuMemMap(range + CHUNK, CHUNK, 0, handle + 1, 0));
+}
+
+Test(fake, a_mapping_is_unmapped_as_a_whole)
+{
+	refused(cu->cuMemUnmap(range, CHUNK / 2));
+	refused(cu->cuMemUnmap(range, 2 * CHUNK));
+	refused(cu->cuMemUnmap(range + CHUNK, CHUNK));
+}
+
+Test(fake, a_range_is_not_given_back_with_mappings)
+{
+	refused(cu->cuMemAddressFree(range, 4 * CHUNK));
+}
+
+Test(fake, sizes_are_multiples_of_the_granularity)
+{
+	CUmemGenericAllocationHandle h;
+
+	refused(cu->cuMemCreate(&h, CHUNK / 2, &prop, 0));
+}
+
+Test(fake, memory_is_used_with_access_only)
+{
+	cr_assert_not(fake_cuda_usable((void *)range, CHUNK));
+	refused(cu->cuMemsetD8Async(range, 0, CHUNK, NULL));
+}
+
+Test(fake, access_is_set_for_whole_mappings)
+{
+	refused(cu->cuMemSetAccess(range, CHUNK / 2, &access_both, 1));
+	refused(cu->cuMemSetAccess(range, 2 * CHUNK, &access_both, 1));
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* they die of something else */
+Test(fake, access_without_right_is_a_fault, .signal = SIGSEGV)
+{
+	*(volatile char *)range = 1;
+}
+#endif
+
+Test(fake, handles_end_once)
+{
+	cr_assert_eq(cu->cuMemRelease(handle), 0); /* the mapping keeps the memory */
+	refused(cu->cuMemRelease(handle));
+}
+
+Test(fake, copies_do_not_cross_registrations)
+{
+	char *host = aligned_alloc(CHUNK, 2 * CHUNK);
+
+	cr_assert_eq(cu->cuMemSetAccess(range, CHUNK, &access_both, 1), 0);
+	cr_assert_eq(cu->cuMemHostRegister(host, CHUNK, 0), 0);
+	cr_assert_eq(cu->cuMemHostRegister(host + CHUNK, CHUNK, 0), 0);
+	cr_assert_null(fake_cuda_violation());
+	refused(cu->cuMemcpyHtoDAsync(range, host + CHUNK - 4096, 8192, NULL));
+	cr_assert_eq(cu->cuMemHostUnregister(host), 0);
+	cr_assert_eq(cu->cuMemHostUnregister(host + CHUNK), 0);
+	free(host);
+}
+
+Test(fake, nothing_is_registered_twice)
+{
+	char *host = aligned_alloc(CHUNK, CHUNK);
+
+	cr_assert_eq(cu->cuMemHostRegister(host, CHUNK, 0), 0);
+	refused(cu->cuMemHostRegister(host + 4096, 4096, 0));
+	cr_assert_eq(cu->cuMemHostUnregister(host), 0);
+	free(host);
+}
+
+static void hold(void *arg)
+{
+	int *ends = arg;
+	char byte;
+
+	if (read(ends[0], &byte, 1) != 1)
+		abort();
+}
+
+Test(fake, what_a_copy_is_to_bring_is_garbage_until_it_lands)
+{
+	CUstream stream;
+	char *host;
+	int ends[2];
+
+	cr_assert_eq(pipe(ends), 0);
+	cr_assert_eq(cu->cuMemSetAccess(range, CHUNK, &access_both, 1), 0);
+	cr_assert_eq(cu->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), 0);
+	cr_assert_eq(cu->cuMemHostAlloc((void **)&host, 4096, 0), 0);
+	memset(host, 'h', 4096);
+	memset((void *)range, 'd', 4096);
+	cr_assert_eq(fake_cuda_launch(stream, hold, ends), 0);
+	cr_assert_eq(cu->cuMemcpyDtoHAsync(host, range, 4096, stream), 0);
+	cr_assert_neq(host[17], 'd'); /* it waits for the kernel */
+	cr_assert_eq(write(ends[1], "x", 1), 1);
+	cr_assert_eq(cu->cuStreamSynchronize(stream), 0);
+	cr_assert_eq(host[17], 'd');
+	cr_assert_eq(cu->cuStreamDestroy(stream), 0);
+	cr_assert_eq(cu->cuMemFreeHost(host), 0);
+	cr_assert_null(fake_cuda_violation());
+}
+
+Test(fake, memory_stays_while_a_copy_is_in_flight)
+{
+	CUstream stream;
+	char *host;
+	int ends[2];
+
+	cr_assert_eq(pipe(ends), 0);
+	cr_assert_eq(cu->cuMemSetAccess(range, CHUNK, &access_both, 1), 0);
+	cr_assert_eq(cu->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), 0);
+	cr_assert_eq(cu->cuMemHostAlloc((void **)&host, 4096, 0), 0);
+	cr_assert_eq(fake_cuda_launch(stream, hold, ends), 0);
+	cr_assert_eq(cu->cuMemcpyHtoDAsync(range, host, 4096, stream), 0);
+	cr_assert_eq(cu->cuMemFreeHost(host), 0);
+	cr_assert_eq(write(ends[1], "x", 1), 1);
+	cr_assert_eq(cu->cuStreamSynchronize(stream), 0);
+	cr_assert_not_null(fake_cuda_violation());
+	cr_assert_eq(cu->cuStreamDestroy(stream), 0);
+}
+
+static void call_cuda(void *arg)
+{
+	size_t available, total;
+
+	*(CUresult *)arg = cu->cuMemGetInfo(&available, &total);
+}
+
+Test(fake, a_host_function_calls_nothing_of_cuda)
+{
+	CUresult (*launch_host_func)(CUstream, CUhostFn, void *) = fake_cuda_entry("cuLaunchHostFunc");
+	CUresult result = CUDA_SUCCESS;
+
+	cr_assert_eq(launch_host_func(NULL, call_cuda, &result), 0);
+	cr_assert_eq(cu->cuStreamSynchronize(NULL), 0);
+	cr_assert_eq(result, CUDA_ERROR_NOT_PERMITTED);
+	cr_assert_not_null(fake_cuda_violation());
+}
+
+Test(fake, a_forked_child_cannot_go_on_with_it)
+{
+	pid_t child = fork();
+	int status, n;
+
+	if (!child)
+		_exit(cu->cuDeviceGetCount(&n) == CUDA_ERROR_NOT_INITIALIZED ? 0 : 1);
+	cr_assert_eq(waitpid(child, &status, 0), child);
+	cr_assert_eq(status, 0);
+}
+
+Test(fake, memory_runs_out)
+{
+	CUmemGenericAllocationHandle h[8];
+	unsigned n = 0;
+
+	while (cu->cuMemCreate(&h[n], CHUNK, &prop, 0) == CUDA_SUCCESS)
+		n++;
+	cr_assert_eq(n, 7); /* one is mapped */
+	while (n)
+		cr_assert_eq(cu->cuMemRelease(h[--n]), 0);
+	cr_assert_null(fake_cuda_violation());
+}
