@@ -387,6 +387,8 @@ static void kill_again_and_again(void)
 	unsigned long seed = from_environment("GAIAFS_SEED", (unsigned long)time(NULL));
 	int fd;
 
+	if (!mnt_can_abort())
+		cr_skip_test("killing: without root it needs fusectl on /sys/fs/fuse/connections");
 	fprintf(stderr, "fault_kill: %s, GAIAFS_SEED=%lu\n", way, seed);
 	random_state = seed * 0x9e3779b97f4a7c15 + 1;
 	notes = mmap(NULL, sizeof(*notes), RW, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

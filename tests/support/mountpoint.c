@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #define FUSE_MAGIC 0x65735546
+#define FUSECTL_MAGIC 0x65735543
 #define MAX_ARGS 64
 #define START_SECONDS 60
 #define EXIT_SECONDS 60
@@ -534,6 +535,14 @@ int mnt_stop(struct mnt *m)
 		remove_tree(m->dir);
 	m->dir[0] = '\0';
 	return err;
+}
+
+bool mnt_can_abort(void)
+{
+	struct statfs sfs;
+
+	return geteuid() == 0 || (statfs("/sys/fs/fuse/connections", &sfs) == 0 &&
+				  sfs.f_type == FUSECTL_MAGIC);
 }
 
 void mnt_show_log(const struct mnt *m)
