@@ -94,6 +94,8 @@ void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	}
 	fi->fh = (uintptr_t)h;
 	fi->keep_cache = 1;
+	/* op_flush() has nothing to say to readers. The kernel heeds it where it writes through. */
+	fi->noflush = !may_write(fi->flags);
 	fuse_reply_open(req, fi);
 }
 
