@@ -27,8 +27,7 @@ static void switch_off(struct cuda *cuda, CUresult result, const char *call)
 		return;
 	log_error("device %s: %s: %s (error %d): %s", cuda->base.name, call,
 		  error_text(cuda->api, result), (int)result,
-		  cuda->created ? "switched off: what was released on it and not fetched yet is lost, the "
-				  "file system goes on without it; to use it again, mount again" :
+		  cuda->created ? "switched off; files stay usable, and mounting again may bring it back" :
 				  "it cannot be used");
 	pthread_mutex_lock(&cuda->lock);
 	pthread_cond_broadcast(&cuda->memory);
