@@ -230,9 +230,10 @@ compile() {
 	local where object n=0
 	need meson ninja cc
 	start
+	tar -C "$source" --exclude='./build*' --exclude=./.git -cf "$dir/source.tar" .
 	for where in "$plain" "$mnt"; do
 		mkdir "$where/src"
-		tar -C "$source" --exclude='./build*' --exclude=./.git -cf - . | tar -C "$where/src" -xf -
+		tar -C "$where/src" -xf "$dir/source.tar"
 		cd "$where/src"
 		CFLAGS="-O1 -ffile-prefix-map=$where=." meson setup -Dman=disabled build > "$dir/log" ||
 			{

@@ -129,7 +129,7 @@ static void begin(struct setting setting)
 
 	args[5] = setting.late ? "5" : "0.02";
 	args[7] = way;
-	/* Who is not root cannot give up what keeps device files from being opened, and cannot make any. */
+	/* Root can make device files, and open them. */
 	args[8] = geteuid() ? NULL : "-o";
 	if (mnt_start(&mnt, &options))
 		exit(2);
@@ -282,9 +282,13 @@ static unsigned long number(const char *text)
 static void parse(int argc, char **argv)
 {
 	static const struct option options[] = {
-		{ "cpu-cache", required_argument, NULL, 'c' }, { "seed", required_argument, NULL, 's' },
-		{ "programs", required_argument, NULL, 'p' }, { "steps", required_argument, NULL, 'n' },
-		{ "minutes", required_argument, NULL, 'm' }, { "tries", required_argument, NULL, 't' }, { "only", required_argument, NULL, 'o' },
+		{ "cpu-cache", required_argument, NULL, 'c' },
+		{ "seed", required_argument, NULL, 's' },
+		{ "programs", required_argument, NULL, 'p' },
+		{ "steps", required_argument, NULL, 'n' },
+		{ "minutes", required_argument, NULL, 'm' },
+		{ "tries", required_argument, NULL, 't' },
+		{ "only", required_argument, NULL, 'o' },
 		{ NULL, 0, NULL, 0 },
 	};
 	struct timespec ts;
