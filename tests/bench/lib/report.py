@@ -15,7 +15,7 @@ def rate_text(rate, unit):
 def ratio_text(ratio):
     if not ratio:
         return "-"
-    return "%.2f ±%.2f" % ratio
+    return ("%.2f ±%.2f" if ratio[0] >= 0.1 else "%.3f ±%.3f") % ratio
 
 
 def machine(place):
@@ -107,3 +107,24 @@ def write_json(path, facts, rows, peers):
     with open(path, "w") as file:
         json.dump(out, file, indent=1)
         file.write("\n")
+
+
+def write_markdown(path, rows, columns, names, peers):
+    """The table for a page: without spreads, what misses its goal in bold."""
+    base, others = columns[0], columns[1:]
+    lines = ["| | %s | %s | goal |" % (names[base], " | ".join(names[name] for name in others)),
+             "| --- |" + " ---: |" * len(columns) + " --- |"]
+    section = None
+    for row in rows:
+        if row.section != section:
+            section = row.section
+            lines.append("| **%s** |%s" % (section, " |" * (len(columns) + 1)))
+        cells = [rate_text(row.median(base), row.unit)]
+        missed = {subject for _, subject, _, met in row.judge(peers) if not met}
+        for name in others:
+            text = ratio_text(row.ratio(name, base)).split()[0]
+            cells.append("**%s**" % text if name in missed else text)
+        goals = ", ".join(goal.text(names) for goal in row.goals)
+        lines.append("| %s | %s | %s |" % (row.title, " | ".join(cells), goals))
+    with open(path, "w") as file:
+        file.write("\n".join(lines) + "\n")
