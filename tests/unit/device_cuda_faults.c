@@ -225,6 +225,41 @@ Test(faults, any_copy_and_kernel_may_fail_when_it_is_due)
 	each_in_turn(fail_when_due, CUDA_ERROR_ILLEGAL_ADDRESS, 20);
 }
 
+/* With calibration, which the others leave out: thousands of calls, so that not each has its turn. */
+Test(faults, calls_of_creation_may_fail)
+{
+	const struct cuda_config config = { .capacity = CHUNKS * GAIA_CHUNK };
+	bool failed = true;
+
+	for (unsigned nth = 1; failed; nth += 1 + nth / 3) {
+		struct device *dev = NULL;
+		char *host = host_pages(2);
+		struct devmem *mem;
+		int err;
+
+		fake_cuda_reset(&gpu);
+		cr_assert_eq(fake_cuda_api()->cuInit(0), 0);
+		fake_cuda_fail(NULL, nth, CUDA_ERROR_UNKNOWN, false);
+		err = cuda_create(fake_cuda_api(), &config, 0, &dev);
+		failed = fake_cuda_failed();
+		cr_assert_eq(err != 0, dev == NULL);
+		cr_assert(!err || failed);
+		if (!failed) {
+			mem = must_alloc(dev);
+			memset(host, 'h', GAIA_PAGE);
+			cr_assert_eq(copy_in(mem, 7, 1, host), 0);
+			cr_assert_eq(copy_out(mem, 7, 1, host + GAIA_PAGE), 0);
+			cr_assert_arr_eq(host, host + GAIA_PAGE, GAIA_PAGE);
+			dev->ops->free(dev, mem);
+		}
+		if (dev)
+			dev->ops->destroy(dev);
+		free(host);
+		cr_assert_null(fake_cuda_violation(), "%s (call %u)", fake_cuda_violation(), nth);
+		cr_assert_eq(fake_cuda_alive(true), 0, "call %u", nth);
+	}
+}
+
 /* Running out of memory is never a reason to switch off where memory is asked for. */
 Test(faults, creating_memory_may_fail_for_want_of_memory_at_any_time)
 {
