@@ -166,14 +166,22 @@ void track_kernel_given(struct page_track *t, track_id base)
 	if (t->pending == 0)
 		return;
 	t->kernel_base = base;
+	t->met = 0;
 	if (t->given < UINT16_MAX)
 		t->given++;
+}
+
+void track_kernel_merged(struct page_track *t, track_id base)
+{
+	track_kernel_given(t, base);
+	t->met = t->pending > 0;
 }
 
 uint16_t track_window_open(struct page_track *t)
 {
 	if (t->pending++ == 0) {
 		t->kernel_base = t->home_id;
+		t->met = 0;
 		t->given = 0;
 	}
 	return t->given;

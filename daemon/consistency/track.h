@@ -48,7 +48,8 @@ struct page_track {
 	 * copy. If the kernel sends a page then, processes have written all of it.
 	 */
 	track_id kernel_base;
-	uint16_t pending : 15;	/* invalidations of this page that have not completed */
+	uint16_t pending : 14;	/* invalidations of this page that have not completed */
+	uint16_t met : 1;	/* kernel_base is what the kernel sent and was merged: it has lost its races with home */
 	uint16_t may_hold : 1;	/* the kernel may have a copy */
 	uint16_t given; /* how often it was given or sent one since the first of those began; saturates */
 };
@@ -134,6 +135,8 @@ void track_discarded(struct page_replica *r);
 
 /* The kernel has a copy that equals what @base names: home's bytes now (a READ was answered), or what it sent. */
 void track_kernel_given(struct page_track *t, track_id base);
+/* ... and what it sent was merged into home, which differs from it now. */
+void track_kernel_merged(struct page_track *t, track_id base);
 
 /*
  * Invalidation: before it starts, for a page that the kernel may hold; and when it has completed, with what

@@ -188,7 +188,11 @@ static void kernel_write_merge(struct chunk *ch, unsigned i, const void *bytes, 
 	memset(wrote + len, 0, GAIA_PAGE - len);
 	home_change(ch, i, true, &spare[0]);
 	races_note(ch, i, home, base, wrote, len, 0);
-	races = merge3(home, base, wrote, len, MERGE_HOME_WINS);
+	/*
+	 * A race is decided once. What processes write after that, over what the kernel sent then, comes later:
+	 * to lose again and again would undo writes that come after the release, as long as windows overlap.
+	 */
+	races = merge3(home, base, wrote, len, t->met ? MERGE_THEIRS_WINS : MERGE_HOME_WINS);
 	count(CTR_merges, 1);
 	count(CTR_merge_races, races);
 	if (x && x->owners)
@@ -198,7 +202,7 @@ static void kernel_write_merge(struct chunk *ch, unsigned i, const void *bytes, 
 	if (memcmp(home, wrote, GAIA_PAGE) == 0) {
 		track_kernel_given(t, t->home_id);
 	} else {
-		track_kernel_given(t, track_fresh_id(&v));
+		track_kernel_merged(t, track_fresh_id(&v));
 		twin_add(ch, i, t->kernel_base, spare[1]);
 		spare[1] = 0;
 		again_ask(ch, i);

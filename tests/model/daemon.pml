@@ -8,10 +8,11 @@
 /* ---- state ---- */
 
 /*
- * A track_id, by what it names: home's bytes as they are, a twin, or nothing that matters. Each
+ * A track_id, by what it names: home's bytes as they are, a twin, or nothing that matters. SENT is a twin of what the kernel
+ * sent and was merged, so that it has met home's changes already (page_track.met). Each
  * reference carries the bytes of its twin; that ids never lie is for tests/unit/track.c to show.
  */
-mtype = { NOWHERE, HOME, TWIN };
+mtype = { NOWHERE, HOME, TWIN, SENT };
 typedef reference {
 	mtype is = NOWHERE;
 	byte twin;
@@ -60,7 +61,7 @@ bool page_lock;				/* held across steps only with FAULT HOLD_LOCK */
 	((windows != 0 && kernel_base.is == HOME) || (OUTSTANDING(0) && r[0].base.is == HOME) || \
 	 (OUTSTANDING(1) && r[1].base.is == HOME))
 /* kernel_is_behind() */
-#define KERNEL_BEHIND (windows != 0 && kernel_base.is == TWIN)
+#define KERNEL_BEHIND (windows != 0 && (kernel_base.is == TWIN || kernel_base.is == SENT))
 /* base_bytes() */
 #define BYTES_OF(ref) (ref.is == HOME || FAULT == DROP_TWIN -> home : ref.twin)
 
@@ -70,7 +71,7 @@ hidden byte base, theirs, limit, n, plain, others, equal, known;
 inline refer(ref, what, bytes_of_twin)
 {
 	ref.is = what;
-	ref.twin = (what == TWIN -> bytes_of_twin : 0)
+	ref.twin = (what == TWIN || what == SENT -> bytes_of_twin : 0)
 }
 
 /* ---- home ---- */
@@ -194,6 +195,7 @@ inline again_ask()
 /* merge3(): one byte. */
 #define THEIRS_WIN(h, b, t) ((t) != (b) -> (t) : (h))
 #define HOME_WINS(h, b, t) ((h) == (b) -> (t) : (h))
+#define KERNEL_MERGE(h, b, t) (known -> THEIRS_WIN(h, b, t) : HOME_WINS(h, b, t))
 /* merge3_owned(): whether byte b is taken. */
 #define TAKEN(b, owner) (BYTE(theirs, b) != BYTE(base, b) && \
 	(BYTE(home, b) == BYTE(base, b) || BYTE(owners, b) <= (owner)))
@@ -288,9 +290,10 @@ inline kernel_write_merge(sent, upto)
 {
 	base = BYTES_OF(kernel_base);
 	theirs = HEAD(sent, upto);
+	known = kernel_base.is == SENT;
 	home_change();
-	home = JOIN(PAGE_OF(HOME_WINS(LO(home), LO(base), LO(theirs)),
-			    HOME_WINS(HI(home), HI(base), HI(theirs))), upto, home);
+	home = JOIN(PAGE_OF(KERNEL_MERGE(LO(home), LO(base), LO(theirs)),
+			    KERNEL_MERGE(HI(home), HI(base), HI(theirs))), upto, home);
 	if
 	:: owned && LO(theirs) != LO(base) && LO(home) == LO(theirs) -> owners = PUT(owners, 0, 0)
 	:: else
@@ -302,7 +305,7 @@ inline kernel_write_merge(sent, upto)
 	if
 	:: home == theirs -> kernel_given(HOME, 0)
 	:: else ->
-		kernel_given(TWIN, theirs);
+		kernel_given(SENT, theirs);
 		if
 		:: FAULT != FORGET_AGAIN -> again_ask()
 		:: else
@@ -359,7 +362,7 @@ inline exact_write(b, v)
 	owners = (owned -> PUT(owners, b, 0) : owners);
 	if
 	:: windows != 0 && known -> refer(kernel_base, HOME, 0)
-	:: windows != 0 && !known && kernel_base.is == TWIN -> kernel_base.twin = PUT(kernel_base.twin, b, v)
+	:: !known && KERNEL_BEHIND -> kernel_base.twin = PUT(kernel_base.twin, b, v)
 	:: else
 	fi
 }

@@ -230,9 +230,9 @@ end:
 		k.copy = 0;
 		SHOW("kernel: WRITE; daemon: kernel_page_write()")
 	   }
-	/* reclaim */
+	/* reclaim; never of a page whose WRITE is under way, which holds a reference to it */
 	:: atomic {
-		RECLAIM && k.state == CLEAN && !k.locked ->
+		RECLAIM && k.state == CLEAN && !k.locked && !w_sent ->
 		k.state = NONE;
 		k.bytes = 0
 	   }

@@ -130,6 +130,45 @@ Test(case_1, a_page_read_in_between_is_a_new_base)
 	end();
 }
 
+static void write_whole_page(char first)
+{
+	char page[GAIA_PAGE];
+
+	memset(page, '.', sizeof(page));
+	page[0] = first;
+	cr_assert_eq(cpu_write(kf, page, sizeof(page), 0), 0);
+	push_kernel();
+}
+
+static void write_again(void)
+{
+	write_whole_page('2');
+}
+
+static void write_and_once_more(void)
+{
+	/* The notifier may begin as soon as the first has been merged. */
+	at_invalidation = write_again;
+	write_whole_page('1');
+}
+
+/* The kernel makes the page anew each time, without reading it. */
+Test(case_1, a_race_is_decided_once)
+{
+	struct client *cl;
+
+	begin_watched(1);
+	touch_cpu(0);
+	cl = new_client(0);
+	write_device(cl, 0, "d");
+	at_invalidation = write_and_once_more;
+	release_all(cl);
+	cr_assert_null(at_invalidation, "the kernel's copy was invalidated twice");
+	expect_cpu(0, "2");
+	expect_device(cl, 0, "2");
+	end();
+}
+
 /* ---- case 2 ---- */
 
 Test(case_2, a_write_back_while_a_device_holds_the_page_is_merged_with_its_release)
