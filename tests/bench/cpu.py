@@ -150,6 +150,8 @@ class Bench:
         total = self.size
         if state == HOT and engine == "psync":
             total *= 2 if prefix else 8
+            if processes > 1:
+                total *= 4 * processes  # their time is told in milliseconds
         elif prefix and state in (COLD_IN_MOUNT, HOME, RELEASED):
             total //= 4
         elif prefix and state == COLD:
@@ -170,7 +172,8 @@ class Bench:
                     title += ", %d processes" % processes if processes > 1 else ""
                     self.add(section, title,
                              Fio("target", self.size, rw, block, engine, HOT,
-                                 self.size // (2 if prefix else 1), processes), goals)
+                                 self.size * processes // (2 if prefix else 1), processes),
+                             goals)
             every = 1 if prefix else 32
             total = self.size // (256 if prefix else 2)
             self.add(section, "%s, fdatasync after %s" % (pattern, "each" if prefix else "8 MiB"),

@@ -61,13 +61,22 @@ class Fio:
             lines += ["[%s]" % system.name, "stonewall", "filename=" + system.path(self.file)]
         return "\n".join(lines) + "\n"
 
-    def job_rate(self, job):
-        """Bytes a second while fio waited for the kernel; its own work between is not counted."""
+    def job_ns(self, job):
+        """While fio waited for the kernel; its own work between is not counted."""
         done = job[self.direction]
         ns = done["lat_ns"]["mean"] * done["lat_ns"]["N"]
         if self.sync:
             ns += job["sync"]["lat_ns"]["mean"] * job["sync"]["lat_ns"]["N"]
-        return done["io_bytes"] * 1e9 / ns
+        return ns
+
+    def rate(self, jobs):
+        """Bytes a second by all processes together: no faster than the slowest, nor than the
+        cores that they share."""
+        ns = max(self.job_ns(job) for job in jobs)
+        if len(jobs) > 1:
+            cpu_ms = sum((job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] for job in jobs)
+            ns = max(ns, cpu_ms * 1e6 / os.cpu_count())
+        return sum(job[self.direction]["io_bytes"] for job in jobs) * 1e9 / ns
 
     def rates(self, systems, seed):
         """{name: bytes a second} of each system."""
@@ -79,7 +88,7 @@ class Fio:
                                   capture_output=True, stdin=subprocess.DEVNULL, timeout=300)
         if done.returncode:
             raise RuntimeError("fio: %s" % (done.stderr or done.stdout).strip()[-500:])
-        rates = dict.fromkeys((system.name for system in systems), 0)
+        jobs = {}
         for job in json.loads(done.stdout[done.stdout.index("{"):])["jobs"]:
-            rates[job["jobname"]] += self.job_rate(job)
-        return rates
+            jobs.setdefault(job["jobname"], []).append(job)
+        return {name: self.rate(each) for name, each in jobs.items()}
