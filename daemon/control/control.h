@@ -43,7 +43,9 @@ int control_map(struct control *ctl, struct cfile *f, bool readable, bool writab
 		struct gaia_ioc_map *io);
 int control_unmap(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io);
 int control_acquire(struct control *ctl, struct cfile *f, bool writable, struct gaia_ioc_range *io);
-int control_release(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io);
+/* @may_publish: else only of mappings that cannot write, -EOPNOTSUPP of others. */
+int control_release(struct control *ctl, struct cfile *f, bool may_publish,
+		    struct gaia_ioc_range *io);
 int control_sync(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io);
 int control_advise(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io);
 int control_report(struct control *ctl, struct cfile *f, struct gaia_ioc_report *io);

@@ -212,7 +212,8 @@ int control_acquire(struct control *ctl, struct cfile *f, bool writable, struct 
 	return err;
 }
 
-int control_release(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io)
+int control_release(struct control *ctl, struct cfile *f, bool may_publish,
+		    struct gaia_ioc_range *io)
 {
 	uint64_t off, len;
 	struct map *map;
@@ -223,7 +224,9 @@ int control_release(struct control *ctl, struct cfile *f, struct gaia_ioc_range 
 	err = find_range(ctl, f, io, &map, &off, &len);
 	if (err)
 		return err;
-	if (len)
+	if (!may_publish && (map->prot & GAIA_PROT_WRITE))
+		err = -EOPNOTSUPP;
+	else if (len)
 		err = cache_release(map->m, off, len);
 	map_put(map);
 	return err;

@@ -102,6 +102,7 @@ struct handle {
 /* What the supervisor is to know: memory that it shares. Zero until there is a mount. */
 struct supervised {
 	atomic_uint major, minor;
+	atomic_bool over; /* the connection has ended: the number may be another mount's by now */
 };
 
 struct fs {

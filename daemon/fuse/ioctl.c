@@ -56,7 +56,10 @@ static int map_contents(struct ioctl_job *job, int access)
 		return -EINVAL;
 	err = control_map(job->fs->control, job->handle->cfile, access != O_WRONLY,
 			  access != O_RDONLY, io);
-	io->release = job->fs->config.writeback ? GAIA_RELEASE_BY_IOCTL : GAIA_RELEASE_BY_XATTR;
+	/* What cannot write releases nothing that the kernel must drop; and its mount may be read-only. */
+	io->release = job->fs->config.writeback || !(io->prot & GAIA_PROT_WRITE) ?
+			      GAIA_RELEASE_BY_IOCTL :
+			      GAIA_RELEASE_BY_XATTR;
 	return err;
 }
 
@@ -78,8 +81,7 @@ static int carry_out(struct ioctl_job *job)
 	case GAIA_IOC_ACQUIRE:
 		return control_acquire(ctl, f, access != O_RDONLY, &job->arg.range);
 	case GAIA_IOC_RELEASE:
-		return job->fs->config.writeback ? control_release(ctl, f, &job->arg.range) :
-						   -EOPNOTSUPP;
+		return control_release(ctl, f, job->fs->config.writeback, &job->arg.range);
 	case GAIA_IOC_SYNC:
 		return control_sync(ctl, f, &job->arg.range);
 	case GAIA_IOC_ADVISE:
@@ -182,7 +184,7 @@ static void run_release(void *arg)
 
 	err = contents_get(job->inode, &f);
 	if (!err) {
-		err = control_release(fs->control, f, &job->range);
+		err = control_release(fs->control, f, true, &job->range);
 		contents_put(job->inode);
 	}
 	fuse_reply_err(job->req, err ? -err : EALREADY);

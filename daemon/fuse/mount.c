@@ -532,8 +532,8 @@ bool mount_abort(struct fs *fs, bool hangs)
 		return false;
 	ours = mount_is_ours(fs);
 	/* First: unmounting may wait for the daemon (not root's, which ends the connection itself).
-	 * The number is the mount's as long as something of the daemon hangs on it. */
-	if (hangs && (!ours || geteuid()))
+	 * The number is the mount's until the connection ends, which the daemon hears at once. */
+	if (hangs && !(fs->supervised && fs->supervised->over) && (!ours || geteuid()))
 		abort_connection(fs);
 	if (ours)
 		unmount_dead(fs->mountpoint);

@@ -106,8 +106,11 @@ static void *serve(void *arg)
 		fuse_session_process_buf(fs->session, &buf);
 	}
 	free(buf.mem);
-	if (!fs->stopping)
+	if (!fs->stopping) {
 		fs->over = true;
+		if (fs->supervised)
+			fs->supervised->over = true;
+	}
 	if (atomic_fetch_sub(&fs->running, 1) == 1 && !fs->stopping)
 		fs->config.ended(fs->config.arg);
 	return NULL;

@@ -367,7 +367,7 @@ static int fetch_move(struct fetch *fe)
 	}
 	err = cache_device_run(fe->rep->dev, &op);
 	free(runs);
-	if (atomic_load(&fe->rep->dev->gone))
+	if (err && atomic_load(&fe->rep->dev->gone))
 		return -EIO;
 	if (!err) {
 		atomic_store(&fe->rep->dev->complained, false);

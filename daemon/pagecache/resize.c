@@ -104,7 +104,7 @@ static int cut_chunk(struct chunk *ch, uint64_t size, bool prepared)
 
 /*
  * Not shorter than we knew. But a kernel that gathers writes may have had the file longer, and cut it: what
- * clients stored beyond is void.
+ * clients have stored beyond so far is void. What they store there from now on is not.
  */
 static void void_beyond(struct cfile *f, uint64_t size)
 {
@@ -115,8 +115,22 @@ static void void_beyond(struct cfile *f, uint64_t size)
 		return;
 	pthread_mutex_lock(&ch->lock);
 	pages_lock(ch, i, i + 1);
-	for (unsigned k = 0; k < ch->n_replicas; k++)
-		track_truncated(&ch->replica[k]->page[i], size % GAIA_PAGE);
+	for (unsigned k = 0; k < ch->n_replicas; k++) {
+		struct replica *rep = ch->replica[k];
+		struct dev_run tail = { .mem = rep->mem, .page = i, .npages = 1,
+					.limit = size % GAIA_PAGE };
+		struct dev_op zero = { .kind = DEV_ZERO, .runs = &tail, .n = 1 };
+		int err;
+
+		if (rep->page[i].writers == 0)
+			continue;
+		/* The page's lock keeps the replica. */
+		pthread_mutex_unlock(&ch->lock);
+		err = cache_device_run(rep->dev, &zero);
+		pthread_mutex_lock(&ch->lock);
+		if (err)
+			track_truncated(&rep->page[i], size % GAIA_PAGE);
+	}
 	pages_unlock(ch, i, i + 1);
 	pthread_mutex_unlock(&ch->lock);
 	chunk_put(ch);

@@ -95,8 +95,8 @@ struct gaia_ioc_map {
  * A release invalidates pages that the kernel caches. Where the kernel writes through, it lets go of a page
  * between taking a write(2)'s bytes and sending them: a page that is dropped just then comes back
  * without them, to stay. But write(2) holds the inode's lock all the time, and so does setxattr(2), also
- * while the daemon works on it. So there a release is no ioctl but a gaia_ioc_range as the value of this
- * attribute, on any descriptor of the file. EALREADY says that it has been carried out (0 would have the kernel
+ * while the daemon works on it. So there the release of a mapping that can write is no ioctl but a gaia_ioc_range
+ * as the value of this attribute, on any descriptor of the file. EALREADY says that it has been carried out (0 would have the kernel
  * tell everybody that an attribute has changed); another error is the release's.
  */
 #define GAIA_RELEASE_BY_IOCTL 0u

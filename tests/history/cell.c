@@ -133,6 +133,7 @@ static void add_cpu_write(struct cell *c, ref r)
 		w->value = value_at(r, c->cell);
 	w->optional = op->err || never_ended(op) || may_be_lost(op) ||
 		      (op->kind == OP_MSTORE && !in_file(c->file, c->cell, op->s, op->e));
+	w->gradual = op->kind == OP_TRUNCATE;
 	if (w->optional)
 		w->hi = NEVER;
 	if (!op->e)

@@ -265,7 +265,7 @@ static void extend(struct write *w, const struct read *r, uint64_t s, uint64_t e
 		w->last = r->by;
 	}
 	/* What may have been stored beyond the end is not there for all. */
-	if (e < w->f && !w->optional && !w->raced) {
+	if (e < w->f && !w->optional && !w->raced && !w->gradual) {
 		w->f = e;
 		w->first = r->by;
 	}

@@ -77,6 +77,7 @@ struct write {
 	bool optional;
 	bool private;		/* nobody but its device can see it */
 	bool raced;		/* see find_raced() */
+	bool gradual;		/* a truncate: the size shrinks before pages and mappings go, on any file system */
 	bool shared;		/* see dev_op */
 };
 

@@ -97,6 +97,27 @@ BOTH_WAYS_BARE(device_api, a_mount_without_devices_says_so)
 	close(fd);
 }
 
+BOTH_WAYS_BARE(device_api, a_read_only_mount_is_acquired_and_released)
+{
+	static const char *const ro[] = { "-o", "ro", NULL };
+	unsigned char *p;
+	int fd;
+
+	way_start(ro);
+	fd = openat(mnt.backing_fd, "f", O_CREAT | O_RDWR, 0644);
+	cr_assert_eq(write(fd, "text", 4), 4);
+	close(fd);
+	fd = openat(both_root[ON_MOUNT], "f", O_RDONLY);
+	cr_assert_geq(fd, 0, "%s", strerror(errno));
+	MAP_FAILS(gaia_mmap(4, RW, fd, 0, 0), EACCES);
+	p = map(fd, 4, PROT_READ, 0, 0);
+	OK(gaia_acquire(p, 4, PROT_READ));
+	cr_assert_eq(memcmp(p, "text", 4), 0);
+	OK(gaia_release(p, 4));
+	OK(gaia_munmap(p, 4));
+	close(fd);
+}
+
 BOTH_WAYS(device_api, a_descriptor_elsewhere_is_enotty)
 {
 	int fd = openat(both_root[ON_PLAIN], "f", O_CREAT | O_RDWR, 0644), shm;

@@ -47,7 +47,6 @@ static int request(int fd, unsigned long cmd, void *arg)
 	if (cmd != GAIA_IOC_RELEASE || !strcmp(way, "writeback"))
 		return ioctl(fd, cmd, arg);
 	cr_assert_eq(ioctl(fd, cmd, arg), -1);
-	cr_assert(errno == EOPNOTSUPP || errno == ENOTTY, "%s", strerror(errno));
 	err = fsetxattr(fd, GAIA_XATTR_RELEASE, arg, sizeof(struct gaia_ioc_range), 0);
 	cr_assert_eq(err, -1);
 	return errno == EALREADY ? 0 : -1;

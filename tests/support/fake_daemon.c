@@ -294,7 +294,7 @@ static int carry_out(int fd, unsigned long request, void *arg)
 	case GAIA_IOC_ACQUIRE:
 		return control_acquire(control, f, access != O_RDONLY, arg);
 	case GAIA_IOC_RELEASE:
-		return control_release(control, f, arg);
+		return control_release(control, f, true, arg);
 	case GAIA_IOC_SYNC:
 		return control_sync(control, f, arg);
 	case GAIA_IOC_ADVISE:

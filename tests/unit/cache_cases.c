@@ -499,6 +499,22 @@ Test(case_9, a_truncate_voids_what_lies_beyond_whatever_size_we_knew)
 	end();
 }
 
+Test(case_9, what_is_stored_after_a_file_grew_is_released)
+{
+	struct client *cl;
+
+	begin(&(struct rig_options){ .devices = 1 }, 100);
+	cl = new_client(0);
+	write_device(cl, 50, "kept");
+	cr_assert_eq(cpu_truncate(kf, 200), 0);
+	cr_assert_eq(cpu_truncate(kf, 300), 0);
+	client_store(cl, "late", 4, 250);
+	release_all(cl);
+	expect_cpu(50, "kept");
+	expect_cpu(250, "late");
+	end();
+}
+
 Test(case_9, a_truncate_takes_a_release_that_was_not_fetched)
 {
 	struct client *cl;
