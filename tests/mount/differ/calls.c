@@ -794,7 +794,7 @@ const struct call calls[] = {
 	  FLAGS(0, RWF_APPEND, RWF_DSYNC, RWF_SYNC) },
 	{ "lseek", 3, USES_FD | USES_OFF | USES_FLAGS, run_lseek,
 	  FLAGS(SEEK_SET, SEEK_CUR, SEEK_END) },
-	{ "find_data", 3, USES_FD | USES_OFF | USES_FLAGS | NOT_PREALLOCATES | NOT_MAPS, run_find_data,
+	{ "find_data", 3, USES_FD | USES_OFF | USES_FLAGS | TELLS_HOLES | NOT_MAPS, run_find_data,
 	  FLAGS(SEEK_DATA, SEEK_HOLE) },
 	{ "truncate", 3, USES_A | USES_OFF, run_truncate, NULL, 0 },
 	{ "ftruncate", 4, USES_FD | USES_OFF, run_ftruncate, NULL, 0 },

@@ -69,7 +69,7 @@ struct theme {
 	bool users;
 	/*
 	 * A device acquires for writing, and releases, all the time. What is cut or punched while it has
-	 * the page may then be stored again: modification times and extents are not compared.
+	 * the page may then be stored again: modification times and holes are not compared.
 	 */
 	bool noisy;
 };
@@ -103,7 +103,7 @@ enum uses {
 	ONLY_MAPS = 1 << 11,	     /* struct theme */
 	ONLY_PREALLOCATES = 1 << 12,
 	NOT_MAPS = 1 << 13,
-	NOT_PREALLOCATES = 1 << 14,
+	TELLS_HOLES = 1 << 14,	     /* not where what is a hole depends on timing */
 };
 
 struct call {

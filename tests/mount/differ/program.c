@@ -133,7 +133,7 @@ static bool allowed(const struct call *call, struct theme theme)
 {
 	return !(call->uses & ONLY_MAPS && !theme.maps) && !(call->uses & NOT_MAPS && theme.maps) &&
 	       !(call->uses & ONLY_PREALLOCATES && !theme.preallocates) &&
-	       !(call->uses & NOT_PREALLOCATES && theme.preallocates);
+	       !(call->uses & TELLS_HOLES && (theme.preallocates || theme.noisy));
 }
 
 static const struct call *pick_call(struct theme theme)
