@@ -12,6 +12,7 @@
 
 #include "base/log.h"
 #include "base/util.h"
+#include "fuse/fs.h"
 #include "pagecache/cache.h"
 
 #define DEFAULT_HOME_MAX (4ull << 30)
@@ -300,7 +301,7 @@ enum options_result options_parse(int argc, char **argv, struct options *out)
 			return OPTIONS_DONE;
 		}
 		if (c == 'V') {
-			puts("gaiafs " GAIA_VERSION);
+			printf("gaiafs %s (libfuse %s)\n", GAIA_VERSION, fs_libfuse());
 			return OPTIONS_DONE;
 		}
 		if (c == '?' || c == ':') {

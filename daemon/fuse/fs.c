@@ -24,7 +24,7 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 	unsigned want = FUSE_CAP_ASYNC_READ | FUSE_CAP_ASYNC_DIO | FUSE_CAP_EXPLICIT_INVAL_DATA |
 			FUSE_CAP_PARALLEL_DIROPS | FUSE_CAP_READDIRPLUS |
 			FUSE_CAP_READDIRPLUS_AUTO | FUSE_CAP_DONT_MASK | FUSE_CAP_IOCTL_DIR |
-			FUSE_CAP_CACHE_SYMLINKS;
+			FUSE_CAP_CACHE_SYMLINKS | FUSE_CAP_HANDLE_KILLPRIV_V2;
 
 	if (fs->config.writeback)
 		want |= FUSE_CAP_WRITEBACK_CACHE;
@@ -32,8 +32,7 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 		want |= FUSE_CAP_POSIX_ACL;
 	/*
 	 * Not wanted: splicing (slower than our own pages), O_TRUNC in OPEN (truncation has
-	 * one way, SETATTR), the first HANDLE_KILLPRIV (serve.c has the second), locks (the
-	 * kernel's own do).
+	 * one way, SETATTR), the first HANDLE_KILLPRIV, locks (the kernel's own do).
 	 */
 	conn->want = want & conn->capable;
 	conn->max_background = BACKGROUND;
@@ -94,6 +93,15 @@ static const struct cache_host host = {
 const struct cache_host *fs_cache_host(void)
 {
 	return &host;
+}
+
+const char *fs_libfuse(void)
+{
+	static char text[64];
+
+	snprintf(text, sizeof(text), "%s%s", fuse_pkgversion(),
+		 GAIA_HAVE_PASSTHROUGH ? "" : ", without passthrough");
+	return text;
 }
 
 const char *fs_source(const struct fs *fs)

@@ -42,6 +42,9 @@ struct fs_config {
 /* Logs its failures, in one line. */
 int fs_create(const struct fs_config *config, struct fs **out);
 
+/* The version of libfuse, and what it lacks, as text. */
+const char *fs_libfuse(void);
+
 /* Absolute. */
 const char *fs_source(const struct fs *fs);
 const char *fs_mountpoint(const struct fs *fs);

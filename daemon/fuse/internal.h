@@ -12,9 +12,7 @@
 #ifndef GAIA_FUSE_INTERNAL_H
 #define GAIA_FUSE_INTERNAL_H
 
-#define FUSE_USE_VERSION 314
 #include <dirent.h>
-#include <fuse_lowlevel.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/queue.h>
@@ -24,6 +22,7 @@
 #include "base/thread.h"
 #include "base/util.h"
 #include "fuse/fs.h"
+#include "fuse/libfuse.h"
 
 #define FS_THREADS 12
 

@@ -6,7 +6,7 @@
  *
  * Before each write(2) the kernel asks for security.capability, a GETXATTR a write, unless the file
  * system promises to clear set-id bits itself (FUSE_HANDLE_KILLPRIV_V2); then it remembers that there is
- * none. libfuse 3.14 cannot promise: we put it into its answer to INIT. Nor does it hand on
+ * none. libfuse before 3.17 cannot promise: we put it into its answer to INIT. Nor does it hand on
  * which WRITEs are to clear the bits: we look before it does.
  */
 #include "fuse/internal.h"
@@ -56,7 +56,7 @@ static void look_at(struct fuse_buf *buf)
 			((const struct fuse_write_in *)arg)->write_flags & FUSE_WRITE_KILL_SUIDGID;
 		break;
 	case OPCODE_TMPFILE:
-		/* libfuse 3.14 does not know it; its arguments and answer are those of FUSE_CREATE. */
+		/* libfuse before 3.17 does not know it; its arguments and answer are those of FUSE_CREATE. */
 		request.is_tmpfile = true;
 		in->opcode = FUSE_CREATE;
 		break;
@@ -125,9 +125,11 @@ int serve_start(struct fs *fs)
 {
 	struct sigaction sa = { .sa_handler = wake };
 	sigset_t all, old;
-	int err;
+	int err = 0;
 
-	err = fuse_session_custom_io(fs->session, &io, fuse_session_fd(fs->session));
+	/* Newer ones do without; as distributions build them, they have no custom I/O either. */
+	if (!FUSE_CAP_HANDLE_KILLPRIV_V2)
+		err = fuse_session_custom_io(fs->session, &io, fuse_session_fd(fs->session));
 	if (err) {
 		log_error("fuse: %s", strerror(-err));
 		return err;

@@ -1,0 +1,21 @@
+/*
+ * libfuse.h - libfuse's low-level interface, and all that depends on which libfuse it is.
+ *
+ * 3.14 (Debian 12, Ubuntu 24.04) does for everything but passthrough. meson.build takes the newer one that
+ * scripts/libfuse has built, where it has.
+ */
+#ifndef GAIA_FUSE_LIBFUSE_H
+#define GAIA_FUSE_LIBFUSE_H
+
+#define FUSE_USE_VERSION 314
+#include <fuse_lowlevel.h>
+
+/* fuse_passthrough_open() and _close(), fuse_file_info.backing_id, FUSE_CAP_PASSTHROUGH. */
+#define GAIA_HAVE_PASSTHROUGH (FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17))
+
+/* What libfuse does not know it cannot be asked for: serve.c promises it then. */
+#ifndef FUSE_CAP_HANDLE_KILLPRIV_V2
+#define FUSE_CAP_HANDLE_KILLPRIV_V2 0
+#endif
+
+#endif
