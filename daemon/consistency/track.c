@@ -199,6 +199,13 @@ void track_window_close(struct page_track *t, uint16_t opened)
 	t->given = 0;
 }
 
+void track_voided(struct page_replica *r)
+{
+	r->flags = REPLICA_PRESENT;
+	r->seen = 0;
+	r->cut = 0;
+}
+
 void track_truncated(struct page_replica *r, unsigned cut)
 {
 	if (cut == 0) {

@@ -23,6 +23,7 @@
  *  absent   (no PRESENT)         nothing                        -
  *  clean    (writers 0)          home's bytes that it equals    -
  *  written  (writers > 0)        their base                     same
+ *  void     (writers > 0, cut 0) nothing                        none: it counts for nothing
  *  ahead    (AHEAD, writers 0)   the base of the release        -
  *  secured  (AHEAD, SNAPPED)     the base of the release        the snapshot, which holds the release
  *
@@ -144,6 +145,9 @@ void track_kernel_merged(struct page_track *t, track_id base);
  */
 uint16_t track_window_open(struct page_track *t);
 void track_window_close(struct page_track *t, uint16_t opened);
+
+/* Clients are about to hold for writing what lies beyond the end of the file: void until it is brought. */
+void track_voided(struct page_replica *r);
 
 /* A truncate removed the bytes from @cut on (0: all), home's new id is set. */
 void track_truncated(struct page_replica *r, unsigned cut);

@@ -461,6 +461,8 @@ struct grant *grant_get(struct mapping *m, struct replica *rep);
 /* The mapping's grants of chunks [first, last] that hold something, in order, their replicas pinned; *@out to
  * be freed. */
 unsigned grants_pin(struct mapping *m, uint64_t first, uint64_t last, struct grant ***out);
+/* The same of those whose memory the client maps, whether they hold anything or not. [W] */
+unsigned grants_pin_mapped(struct mapping *m, uint64_t first, uint64_t last, struct grant ***out);
 /* chunk->lock held: the pin follows the bits and to_come. */
 void grant_repin(struct grant *g);
 /* dev->reserve held. Drop what clients that are gone hold of the replica. */

@@ -54,6 +54,19 @@ static void pin(struct replica *rep)
 	pthread_mutex_unlock(&dev->lock);
 }
 
+/* One more pin of what is pinned. Not what is idle or being evicted: nothing of it is acquired. */
+static bool pin_again(struct replica *rep)
+{
+	struct cache_device *dev = rep->dev;
+	bool held;
+
+	pthread_mutex_lock(&dev->lock);
+	held = rep->pins > 0 && !rep->evicting;
+	rep->pins += held;
+	pthread_mutex_unlock(&dev->lock);
+	return held;
+}
+
 void replica_unpin(struct replica *rep)
 {
 	struct cache_device *dev = rep->dev;
@@ -585,9 +598,10 @@ static int by_index(const void *a, const void *b)
 	return x->index < y->index ? -1 : x->index > y->index;
 }
 
-unsigned grants_pin(struct mapping *m, uint64_t first, uint64_t last, struct grant ***out)
+/* @idle: also those of which nothing is acquired; dev->reserve held. */
+static unsigned pin_grants(struct mapping *m, uint64_t first, uint64_t last, bool idle,
+			   struct grant ***out)
 {
-	struct cache_device *dev = m->dev;
 	struct grant **list, *g, *tmp;
 	unsigned n = 0;
 
@@ -597,19 +611,46 @@ unsigned grants_pin(struct mapping *m, uint64_t first, uint64_t last, struct gra
 	HASH_ITER(hh, m->grants, g, tmp) {
 		if (g->index < first || g->index > last)
 			continue;
-		pthread_mutex_lock(&dev->lock);
-		/* Idle or being evicted: nothing of it is acquired. */
-		if (g->replica->pins > 0 && !g->replica->evicting) {
-			g->replica->pins++;
-			list[n++] = g;
-		}
-		pthread_mutex_unlock(&dev->lock);
+		if (idle)
+			pin(g->replica);
+		else if (!pin_again(g->replica))
+			continue;
+		list[n++] = g;
 	}
 	pthread_mutex_unlock(&m->lock);
 	if (n > 1)
 		qsort(list, n, sizeof(struct grant *), by_index);
 	*out = list;
 	return n;
+}
+
+unsigned grants_pin(struct mapping *m, uint64_t first, uint64_t last, struct grant ***out)
+{
+	return pin_grants(m, first, last, false, out);
+}
+
+unsigned grants_pin_mapped(struct mapping *m, uint64_t first, uint64_t last, struct grant ***out)
+{
+	struct grant **list;
+	unsigned n, mapped = 0;
+
+	pthread_mutex_lock(&m->dev->reserve);
+	n = pin_grants(m, first, last, true, &list);
+	for (unsigned k = 0; k < n; k++) {
+		struct replica *rep = list[k]->replica;
+		bool delivered;
+
+		pthread_mutex_lock(&rep->chunk->lock);
+		delivered = list[k]->delivered;
+		pthread_mutex_unlock(&rep->chunk->lock);
+		if (delivered)
+			list[mapped++] = list[k];
+		else
+			replica_unpin(rep);
+	}
+	pthread_mutex_unlock(&m->dev->reserve);
+	*out = list;
+	return mapped;
 }
 
 struct grant *grant_get(struct mapping *m, struct replica *rep)

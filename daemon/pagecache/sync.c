@@ -22,7 +22,8 @@ struct part {
 	struct chunk *ch;
 	struct grant *grant; /* NULL: only bring the pages (advice) */
 	bool write, pin;
-	unsigned a, b; /* pages */
+	unsigned a, b; /* pages to bring */
+	unsigned end;  /* of what was asked for: what is not in the file is held, so that it stays private */
 	uint8_t step[GAIA_CHUNK_PAGES];
 	uint64_t new_read[GAIA_CHUNK_PAGES / 64];
 	uint64_t new_write[GAIA_CHUNK_PAGES / 64];
@@ -209,12 +210,28 @@ static int part_arm(struct part *pt, struct dev_run *runs)
 	return 0;
 }
 
+/* What lies beyond the end of the file reads as zeros, whatever this memory had before. */
+static int part_zero(struct part *pt)
+{
+	struct dev_run *runs = xmalloc((pt->end - pt->b) * sizeof(*runs));
+	struct dev_op op = { .kind = DEV_ZERO, .runs = runs, .n = pt->end - pt->b };
+	int err;
+
+	for (unsigned k = 0; k < op.n; k++)
+		runs[k] = (struct dev_run){ .mem = pt->rep->mem, .page = pt->b + k, .npages = 1 };
+	err = cache_device_run(pt->rep->dev, &op);
+	free(runs);
+	return err;
+}
+
 static void part_grant(struct part *pt)
 {
 	struct grant *g = pt->grant;
 
 	pthread_mutex_lock(&pt->ch->lock);
-	for (unsigned i = pt->a; i < pt->b; i++) {
+	for (unsigned i = pt->a; i < pt->end; i++) {
+		struct page_replica *r = &pt->rep->page[i];
+
 		if (!bit_test(g->read, i)) {
 			bit_set(g->read, i);
 			bit_set(pt->new_read, i);
@@ -222,7 +239,8 @@ static void part_grant(struct part *pt)
 		if (pt->write && !bit_test(g->write, i)) {
 			bit_set(g->write, i);
 			bit_set(pt->new_write, i);
-			pt->rep->page[i].writers++;
+			if (r->writers++ == 0 && i >= pt->b)
+				track_voided(r);
 		}
 	}
 	grant_repin(g);
@@ -268,28 +286,38 @@ static int part_bring(struct part *pt)
 	return err;
 }
 
+/* Of the part's pages the first one that lies beyond the end of the file. */
+static unsigned part_in_file(const struct part *pt)
+{
+	unsigned i = pt->end;
+
+	while (i > pt->a && page_limit(pt->ch, i - 1) == 0)
+		i--;
+	return i;
+}
+
 static int part_acquire(struct part *pt)
 {
 	struct cfile *f = pt->ch->file;
-	uint64_t start = pt->ch->index * GAIA_CHUNK, size;
 	int err = 0;
 
 	pthread_rwlock_rdlock(&f->range);
-	/* Pages beyond the end hold nothing. It may have moved since the caller looked. */
-	size = cfile_size(f);
-	if (size <= start)
-		pt->b = pt->a;
-	else
-		pt->b = (unsigned)MIN((uint64_t)pt->b, (size - start + GAIA_PAGE - 1) / GAIA_PAGE);
-	if (pt->a < pt->b) {
+	if (!pt->grant)
+		pt->end = part_in_file(pt);
+	if (pt->a < pt->end) {
 		pthread_mutex_lock(&pt->ch->lock);
-		pages_lock(pt->ch, pt->a, pt->b);
+		pages_lock(pt->ch, pt->a, pt->end);
 		pthread_mutex_unlock(&pt->ch->lock);
-		err = part_bring(pt);
+		/* The file may still grow, but nobody brings, writes or releases these pages meanwhile. */
+		pt->b = part_in_file(pt);
+		if (pt->a < pt->b)
+			err = part_bring(pt);
+		if (!err && pt->b < pt->end)
+			err = part_zero(pt);
 		if (!err && pt->grant)
 			part_grant(pt);
 		pthread_mutex_lock(&pt->ch->lock);
-		pages_unlock(pt->ch, pt->a, pt->b);
+		pages_unlock(pt->ch, pt->a, pt->end);
 		pthread_mutex_unlock(&pt->ch->lock);
 		atomic_store_explicit(&pt->ch->referenced, true, memory_order_relaxed);
 		chunk_account(pt->ch);
@@ -397,14 +425,20 @@ enum purpose {
 	BRING_AND_GRANT,
 };
 
+/*
+ * Of the chunks that the file does not reach into those are held that the client maps from before: in no other could
+ * it store anything.
+ */
 static int acquire_range(struct mapping *m, uint64_t first, uint64_t last, bool write,
 			 enum purpose purpose, uint64_t *seq)
 {
-	uint64_t c0 = first / GAIA_CHUNK_PAGES, c1 = last / GAIA_CHUNK_PAGES, n = c1 - c0 + 1;
+	uint64_t c0 = first / GAIA_CHUNK_PAGES, c1 = last / GAIA_CHUNK_PAGES;
+	uint64_t end = (cfile_size(m->file) + GAIA_CHUNK - 1) / GAIA_CHUNK;
+	uint64_t n = c0 < end ? MIN(c1 + 1, end) - c0 : 0, n_parts = n, k;
+	struct grant **beyond = NULL;
 	struct replica **reps;
 	struct part **parts;
-	uint64_t k;
-	int err;
+	int err = 0;
 
 	/* More than the device has cannot fit; asked before any memory is spent on it. */
 	if (n > m->dev->dev->capacity / GAIA_CHUNK)
@@ -412,37 +446,41 @@ static int acquire_range(struct mapping *m, uint64_t first, uint64_t last, bool 
 	if (atomic_load(&m->dev->gone))
 		return -ENODEV;
 	reps = xcalloc(n, sizeof(*reps));
-	parts = xcalloc(n, sizeof(*parts));
-	err = replicas_pin(m, c0, c1, reps);
+	if (n > 0)
+		err = replicas_pin(m, c0, c0 + n - 1, reps);
 	if (err)
-		goto free_lists;
-	for (k = 0; k < n && !err; k++) {
+		goto free_reps;
+	if (purpose == BRING_AND_GRANT && c0 + n <= c1)
+		n_parts += grants_pin_mapped(m, c0 + n, c1, &beyond);
+	parts = xcalloc(n_parts, sizeof(*parts));
+	for (k = 0; k < n_parts && !err; k++) {
 		struct part *pt = parts[k] = xcalloc(1, sizeof(*pt));
 
 		pt->m = m;
-		pt->rep = reps[k];
-		pt->ch = reps[k]->chunk;
-		pt->grant = purpose == BRING ? NULL : grant_get(m, reps[k]);
+		pt->rep = k < n ? reps[k] : beyond[k - n]->replica;
+		pt->ch = pt->rep->chunk;
+		pt->grant = purpose == BRING ? NULL : grant_get(m, pt->rep);
 		pt->pin = purpose == PIN;
 		pt->write = write;
-		pt->a = page_in_chunk(first, c0 + k, 0, 0);
-		pt->b = page_in_chunk(last, c0 + k, 0, GAIA_CHUNK_PAGES - 1) + 1;
+		pt->a = page_in_chunk(first, pt->ch->index, 0, 0);
+		pt->end = page_in_chunk(last, pt->ch->index, 0, GAIA_CHUNK_PAGES - 1) + 1;
 		if (pt->pin)
 			part_pin(pt);
 		else
 			err = part_acquire(pt);
 	}
 	if (!err && purpose != BRING)
-		err = parts_deliver(m, parts, n, seq);
-	for (k = 0; k < n && parts[k]; k++) {
+		err = parts_deliver(m, parts, n_parts, seq);
+	for (k = 0; k < n_parts && parts[k]; k++) {
 		if (err)
 			part_undo(parts[k]);
 		free(parts[k]);
 	}
-	for (k = 0; k < n; k++)
-		replica_unpin(reps[k]);
-free_lists:
+	for (k = 0; k < n_parts; k++)
+		replica_unpin(k < n ? reps[k] : beyond[k - n]->replica);
 	free(parts);
+	free(beyond);
+free_reps:
 	free(reps);
 	return err;
 }
@@ -469,7 +507,6 @@ static void unpin_range(struct mapping *m, uint64_t c0, uint64_t c1)
 int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq)
 {
 	unsigned access = prot & (GAIA_PROT_READ | GAIA_PROT_WRITE);
-	uint64_t first, last;
 	int err = 0;
 
 	*seq = 0;
@@ -479,8 +516,9 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 		return -EINVAL;
 	if (len == 0)
 		return 0;
-	if (access && clip(m, off, len, &first, &last)) {
-		err = acquire_range(m, first, last, access & GAIA_PROT_WRITE,
+	if (access) {
+		err = acquire_range(m, off / GAIA_PAGE, (off + len - 1) / GAIA_PAGE,
+				    access & GAIA_PROT_WRITE,
 				    prot & GAIA_PROT_PIN ? PIN : BRING_AND_GRANT, seq);
 		count(CTR_acquires, !(prot & GAIA_PROT_PIN));
 	}
@@ -502,7 +540,7 @@ struct release {
 	bool changed;
 };
 
-/* Find the changed ones of @pages. Locked by the caller. Bytes past the end are dropped first. */
+/* Find the changed ones of @pages, none of which is void. Locked by the caller. Bytes past the end are dropped first. */
 static int find_changed(struct replica *rep, const uint64_t *pages, unsigned a, unsigned b,
 			uint64_t *changed)
 {
@@ -613,7 +651,7 @@ static int release_locked(struct grant *g, unsigned a, unsigned b, struct releas
 
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned i = a; i < b; i++)
-		if (bit_test(g->write, i)) {
+		if (bit_test(g->write, i) && rep->page[i].cut > 0) {
 			bit_set(pages, i);
 			any = true;
 		}
@@ -635,7 +673,7 @@ static int release_locked(struct grant *g, unsigned a, unsigned b, struct releas
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned i = a; i < b; i++) {
 		bit_clear(g->read, i);
-		if (bit_test(pages, i))
+		if (bit_test(g->write, i))
 			publish_page(g, i, bit_test(changed, i), secured && bit_test(shared, i),
 				     rl);
 	}

@@ -176,11 +176,6 @@ static void add_store(struct cell *c, ref r)
 	}
 	if (!w->optional && w->vis != NEVER && !in_file(c->file, c->cell, w->lo, w->hi))
 		w->optional = true;
-	/* Not acquired, if it lay beyond the end then: nobody keeps to themselves what is stored there nevertheless. */
-	if (!in_file(c->file, c->cell, w->lo, w->e)) {
-		w->optional = true;
-		w->vis = w->s;
-	}
 	if (w->optional)
 		w->hi = NEVER;
 	w->private = w->vis == NEVER;

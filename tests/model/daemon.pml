@@ -505,6 +505,16 @@ inline part_acquire(d, write, room)
 	settle()
 }
 
+/* part_acquire() of a page beyond the end, which the client maps from before: part_zero(), part_grant(), track_voided() */
+inline part_hold(d, write)
+{
+	assert(r[d].base.is == NOWHERE && !r[d].ahead);
+	r[d].bytes = PAGE_OF(ZERO, ZERO);
+	r[d].held = true;
+	r[d].cut = (write -> 0 : r[d].cut);
+	r[d].writing = r[d].writing || write
+}
+
 /* release_locked(): find_changed(), publish_page(), track_released(), track_discarded() */
 inline release_locked(d, published)
 {

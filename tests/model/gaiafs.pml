@@ -356,6 +356,9 @@ inline store(d, b)
 	SHOW("device: store")
 }
 
+/* What the client stores, and has not acquired since, is beyond the end or was cut off. */
+#define VOID(d) (r[d].writing && r[d].cut == 0)
+
 inline acquire(d, write, room)
 {
 	/* gaia_acquire() */
@@ -373,9 +376,14 @@ inline acquire(d, write, room)
 	d_step {
 		!page_lock ->
 		if
+		:: VOID(d) -> drops(d + 1, 0); drops(d + 1, 1)
+		:: else
+		fi;
+		if
+		:: size == 0 && r[d].mapped -> part_hold(d, write)
 		:: size > 0 ->
 			part_acquire(d, write, room);
-			r[d].mapped = EVICT_DEVICE;
+			r[d].mapped = EVICT_DEVICE || CUT;
 			SHOW("gaia_acquire()");
 			sees(d + 1, 0, LO(r[d].bytes));
 			if
@@ -401,7 +409,8 @@ inline release(d, published)
 	d_step {
 		!page_lock ->
 		if
-		:: size == 1 && view_of[d + 1].unreleased[1] != 0 -> drops(d + 1, 1)
+		:: VOID(d) -> drops(d + 1, 0); drops(d + 1, 1)
+		:: !VOID(d) && size == 1 && view_of[d + 1].unreleased[1] != 0 -> drops(d + 1, 1)
 		:: else
 		fi;
 		publishes(d + 1, 0);

@@ -75,7 +75,7 @@ struct device_byte {
 	bool maybe;
 	bool view_known;
 	uint8_t view;	/* what else clients read */
-	bool voided;	/* by a truncate since the page was acquired */
+	bool voided;	/* by a truncate since the page was acquired; or it lay beyond the end then */
 	uint32_t knew, acquired;
 };
 
@@ -614,7 +614,7 @@ static void check_acquired(struct client *cl, unsigned hot, bool fresh)
 		}
 		if (fresh) {
 			db->acquired = w.now;
-			db->voided = false;
+			db->voided = hot_offset(hot) >= w.size;
 		}
 	}
 }
@@ -642,7 +642,10 @@ static void op_acquire(const struct op *op, bool write)
 	for (unsigned hot = 0; hot < HOT; hot++) {
 		uint64_t at = hot_offset(hot);
 
-		if (off >= w.size || at + GAIA_PAGE <= off || at >= MIN(off + len, w.size))
+		if (at + GAIA_PAGE <= off || at >= off + len)
+			continue;
+		/* Nothing is there of a chunk that lies beyond the end, but what was mapped before. */
+		if (at >= ROUND_UP(w.size, GAIA_CHUNK) && !client_at(h->client, at))
 			continue;
 		h->read[hot] = true;
 		h->write[hot] |= write;

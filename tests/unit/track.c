@@ -474,3 +474,19 @@ Test(track_plan, what_a_truncate_voided_is_never_current)
 	w.r[0].cut = 100;
 	cr_assert_eq(track_plan(&w.v, 0, false), TRACK_PULL);
 }
+
+Test(track_plan, what_is_held_beyond_the_end_counts_when_it_was_brought)
+{
+	begin(1);
+	track_voided(&w.r[0]);
+	w.r[0].writers = 2;
+	cr_assert_not(track_base_needed(&w.v, w.t.home_id));
+	w.r[0].writers--;
+	cr_assert_not(track_released(&w.r[0], true, true), "dropped");
+	home_changed();
+	cr_assert_eq(track_plan(&w.v, 0, true), TRACK_PULL);
+	track_pulled(&w.t, &w.r[0]);
+	w.r[0].writers--;
+	cr_assert(track_released(&w.r[0], true, false));
+	cr_assert(track_ahead(&w.v));
+}

@@ -1,0 +1,251 @@
+/*
+ * cache_beyond.c - what a client acquires beyond the end of a file: it reads as zeros, is as private as the
+ * rest until it is released, and counts for nothing (promises 7 and 9 of the contract).
+ */
+#include "cache_scene.h"
+
+/* The file's end, but for the tests that say otherwise; two pages are looked at, the second of them beyond it. */
+#define END GAIA_PAGE
+
+/* Home reads what it lacks from a device where that has it: it does so once both ways have been measured. */
+static void begin_cut(uint64_t size, unsigned devices)
+{
+	begin_devices(devices);
+	cr_assert_eq(cpu_read(kf, (char[1]){ 0 }, 1, 3 * GAIA_CHUNK), 1);
+	cr_assert_eq(cpu_truncate(kf, size), 0);
+}
+
+static void acquire(struct client *cl, uint64_t off, uint64_t len, unsigned prot)
+{
+	cr_assert_eq(client_acquire(cl, off, len, prot), 0);
+}
+
+static void grow(void)
+{
+	cr_assert_eq(cpu_truncate(kf, 4 * GAIA_CHUNK), 0);
+}
+
+/* Whatever the daemon could take the bytes from. */
+static void expect_zero(uint64_t off)
+{
+	char byte = 1;
+
+	cr_assert_eq(cpu_fsync(kf), 0);
+	kernel_reclaim(kf, 0, 0);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	cr_assert_eq(cpu_read(kf, &byte, 1, off), 1);
+	cr_assert_eq(byte, 0, "byte %#llx is %c", (unsigned long long)off, byte);
+	cache_check(rig->cache);
+}
+
+/* ---- private ---- */
+
+static void stays_private(unsigned others_prot)
+{
+	struct client *cl, *other;
+
+	begin_cut(END, 2);
+	cl = new_client(0);
+	other = new_client(0);
+	acquire(cl, 0, 2 * GAIA_PAGE, GAIA_PROT_RW);
+	grow();
+	acquire(other, 0, 2 * GAIA_PAGE, others_prot);
+	if (others_prot & GAIA_PROT_WRITE)
+		release_all(other);
+	client_store(cl, "private", 7, END);
+	expect_zero(END);
+	acquire(new_client(1), END, 1, GAIA_PROT_READ);
+	client_die(cl);
+	expect_zero(END);
+	end();
+}
+
+Test(beyond_the_end, what_is_not_released_stays_private_when_another_reads)
+{
+	stays_private(GAIA_PROT_READ);
+}
+
+Test(beyond_the_end, what_is_not_released_stays_private_when_another_has_released)
+{
+	stays_private(GAIA_PROT_RW);
+}
+
+/* Stored first: the other does not take it for what the file has. */
+Test(beyond_the_end, what_was_stored_is_not_what_another_acquires)
+{
+	struct client *cl, *other;
+
+	begin_cut(END, 1);
+	cl = new_client(0);
+	other = new_client(0);
+	acquire(cl, 0, 2 * GAIA_PAGE, GAIA_PROT_RW);
+	client_store(cl, "x", 1, END);
+	grow();
+	client_store(cl, "y", 1, END + 1);
+	acquire(other, END, 2, GAIA_PROT_RW);
+	cr_assert_eq(*client_at(other, END), 0);
+	cr_assert_eq(*client_at(other, END + 1), 0);
+	client_store(other, "z", 1, END + 2);
+	release_all(other);
+	expect_zero(END);
+	expect_zero(END + 1);
+	expect_cpu(END + 2, "z");
+	end();
+}
+
+/* A chunk that the client maps since it was in the file. */
+Test(beyond_the_end, a_chunk_that_is_still_mapped_is_held_too)
+{
+	struct client *cl, *other;
+
+	begin_devices(1);
+	cr_assert_eq(cpu_read(kf, (char[1]){ 0 }, 1, 3 * GAIA_CHUNK), 1);
+	cl = new_client(0);
+	other = new_client(0);
+	acquire(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW);
+	release_all(cl);
+	cr_assert_eq(cpu_truncate(kf, END), 0);
+	acquire(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW);
+	cr_assert_eq(cache_evict(kf->cfile, 0, GAIA_CHUNK, GAIA_CHUNK), -EBUSY);
+	grow();
+	acquire(other, GAIA_CHUNK, 1, GAIA_PROT_READ);
+	client_store(cl, "x", 1, GAIA_CHUNK);
+	expect_zero(GAIA_CHUNK);
+	release_all(cl);
+	release_all(other);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	end();
+}
+
+Test(beyond_the_end, so_is_one_where_nothing_of_the_range_is_in_the_file)
+{
+	struct client *cl, *other;
+
+	begin_devices(1);
+	cr_assert_eq(cpu_read(kf, (char[1]){ 0 }, 1, 3 * GAIA_CHUNK), 1);
+	cl = new_client(0);
+	other = new_client(0);
+	acquire(cl, 0, 1, GAIA_PROT_READ);
+	release_all(cl);
+	cr_assert_eq(cpu_truncate(kf, 0), 0);
+	acquire(cl, 0, 1, GAIA_PROT_RW);
+	grow();
+	acquire(other, 0, 1, GAIA_PROT_READ);
+	client_store(cl, "x", 1, 0);
+	expect_zero(0);
+	end();
+}
+
+/* ---- zeros ---- */
+
+Test(beyond_the_end, there_are_zeros_and_not_what_was_cut_off)
+{
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	write_device(cl, END, "old");
+	write_device(cl, GAIA_CHUNK, "old");
+	release_all(cl);
+	cr_assert_eq(cpu_truncate(kf, END), 0);
+	acquire(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_READ);
+	cr_assert_eq(*client_at(cl, END), 0);
+	cr_assert_eq(*client_at(cl, 3 * GAIA_PAGE), 0);
+	cr_assert_eq(*client_at(cl, GAIA_CHUNK), 0);
+	end();
+}
+
+Test(beyond_the_end, what_is_stored_is_dropped_by_the_release)
+{
+	struct client *cl;
+
+	begin_cut(END, 1);
+	cl = new_client(0);
+	acquire(cl, 0, 2 * GAIA_PAGE, GAIA_PROT_RW);
+	client_store(cl, "dropped", 7, END);
+	client_store(cl, "kept", 4, END - 4);
+	release_all(cl);
+	cr_assert_eq(cfile_size(kf->cfile), END);
+	grow();
+	expect_cpu(END - 4, "kept");
+	expect_zero(END);
+	end();
+}
+
+Test(beyond_the_end, what_is_acquired_again_when_it_is_in_the_file_counts)
+{
+	struct client *cl;
+
+	begin_cut(END, 1);
+	cl = new_client(0);
+	acquire(cl, 0, 2 * GAIA_PAGE, GAIA_PROT_RW);
+	client_store(cl, "early", 5, END);
+	grow();
+	write_cpu(END + 8, "cpu");
+	expect_device(cl, END + 8, "cpu");
+	client_store(cl, "late", 4, END + 16);
+	release_all(cl);
+	expect_cpu(END + 8, "cpu");
+	expect_cpu(END + 16, "late");
+	expect_zero(END);
+	end();
+}
+
+/* ---- each hold ends once ---- */
+
+Test(beyond_the_end, each_hold_ends_once_however_it_ends)
+{
+	enum { RELEASE, DIE, UNMAP, TRUNCATE, WAYS };
+
+	for (unsigned way = 0; way < WAYS * WAYS; way++) {
+		struct client *cl[2];
+
+		begin_cut(END, 1);
+		for (unsigned k = 0; k < 2; k++) {
+			cl[k] = new_client(0);
+			acquire(cl[k], 0, 2 * GAIA_PAGE, GAIA_PROT_RW);
+			acquire(cl[k], END, GAIA_PAGE, GAIA_PROT_RW);
+		}
+		for (unsigned k = 0, how = way; k < 2; k++, how /= WAYS) {
+			client_store(cl[k], "x", 1, END);
+			switch (how % WAYS) {
+			case RELEASE:
+				release_all(cl[k]);
+				break;
+			case DIE:
+				client_die(cl[k]);
+				break;
+			case UNMAP:
+				client_end(cl[k]);
+				break;
+			case TRUNCATE:
+				grow();
+				cr_assert_eq(cpu_truncate(kf, k ? 0 : END), 0);
+				release_all(cl[k]);
+				break;
+			}
+			cache_check(rig->cache);
+		}
+		cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+		end();
+	}
+}
+
+/* An acquire that fails holds nothing beyond the end, either. */
+Test(beyond_the_end, an_acquire_that_fails_holds_nothing)
+{
+	static const char *const points[] = { "device.zero", "device.export" };
+
+	for (unsigned k = 0; k < ARRAY_LEN(points); k++) {
+		struct client *cl;
+
+		begin_cut(END, 1);
+		cl = new_client(0);
+		fault_arm(points[k], -EIO, 0, 1);
+		cr_assert_eq(client_acquire(cl, 0, 2 * GAIA_PAGE, GAIA_PROT_RW), -EIO);
+		cache_check(rig->cache);
+		cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+		acquire(cl, 0, 2 * GAIA_PAGE, GAIA_PROT_RW);
+		end();
+	}
+}
