@@ -19,6 +19,7 @@
 	X(home_hits, "pages of CPU reads served from home memory")                              \
 	X(home_misses, "pages of CPU reads that had to be brought home")                        \
 	X(home_evicted, "pages dropped from home memory")                                       \
+	X(home_given, "pages that left home memory since the kernel's cache had just got them") \
 	X(home_overcommit, "frames allocated beyond the home budget because nothing could go")  \
 	X(home_to_device, "pages copied to devices")                                            \
 	X(device_to_home, "pages copied from devices")                                          \

@@ -62,6 +62,7 @@ int cache_create(const struct cache_config *config, struct cache **out)
 	cond_init_monotonic(&c->flusher_cond);
 	TAILQ_INIT(&c->lru);
 	TAILQ_INIT(&c->dirty);
+	TAILQ_INIT(&c->emptied);
 	TAILQ_INIT(&c->again);
 	err = -pthread_create(&c->flusher, NULL, flusher_main, c);
 	if (err)
@@ -99,6 +100,7 @@ static void drop_all(struct cache *c)
 		atomic_store(&f->gone, true);
 	}
 	pthread_mutex_unlock(&c->lock);
+	emptied_reap(c);
 	idle_files_reap(c);
 	bug_on(c->files != NULL);
 }
@@ -113,6 +115,7 @@ void cache_destroy(struct cache *c)
 	pthread_join(c->flusher, NULL);
 	pthread_join(c->notifier, NULL);
 	drop_all(c);
+	frames_trim(&c->frames, true);
 	for (unsigned i = 0; i < c->n_devices; i++) {
 		c->dev[i].dev->ops->destroy(c->dev[i].dev);
 		pthread_mutex_destroy(&c->dev[i].reserve);

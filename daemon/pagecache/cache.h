@@ -135,12 +135,13 @@ struct cache_read {
 	/* the cache's own */
 	struct cfile *file;
 	off_t off;
+	bool kernel;
 };
 #define CACHE_READ_MAX (1u << 20)
 
 /*
- * @kernel: the reply fills the kernel's page cache (false: O_DIRECT, or a reader inside
- * the daemon). At most CACHE_READ_MAX bytes. On 0, end with cache_read_end(), after the kernel was given the bytes.
+ * @kernel: the reply fills the kernel's page cache, and home need not keep the pages (false: O_DIRECT, or a reader
+ * inside the daemon). At most CACHE_READ_MAX bytes. On 0, end with cache_read_end(), after the kernel was given the bytes.
  */
 int cache_read_begin(struct cfile *f, off_t off, size_t len, bool kernel, struct cache_read *rd);
 void cache_read_end(struct cache_read *rd);

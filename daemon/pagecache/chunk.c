@@ -23,7 +23,7 @@ static struct chunk *chunk_create(struct cfile *f, uint64_t index)
 static void chunk_destroy(struct chunk *ch)
 {
 	bug_on(ch->n_frames || ch->n_dirty || ch->n_replicas || ch->track);
-	bug_on(ch->on_lru || ch->on_dirty);
+	bug_on(ch->on_lru || ch->on_dirty || ch->on_emptied);
 	pthread_cond_destroy(&ch->unlocked);
 	pthread_mutex_destroy(&ch->lock);
 	for (unsigned i = 0; i < ARRAY_LEN(ch->leaf); i++)
@@ -210,7 +210,7 @@ void page_drop(struct chunk *ch, unsigned i)
 	page_clear_dirty(ch, i);
 	page_at(ch, i)->flags &= (uint8_t)~PAGE_STORED;
 	old = page_set_frame(ch, i, 0);
-	frames_give(&ch->file->cache->frames, old);
+	frames_give(&ch->file->cache->frames, &old, 1);
 }
 
 void chunk_account(struct chunk *ch)
@@ -268,10 +268,84 @@ void chunk_unlist(struct chunk *ch)
 		TAILQ_REMOVE(&c->dirty, ch, dirty);
 		drop++;
 	}
+	if (ch->on_emptied) {
+		ch->on_emptied = false;
+		TAILQ_REMOVE(&c->emptied, ch, emptied);
+		drop++;
+	}
 	pthread_mutex_unlock(&c->lock);
 	pthread_mutex_unlock(&ch->lock);
 	while (drop-- > 0)
 		chunk_put(ch);
+}
+
+/* ---- what the kernel has ---- */
+
+/* A chunk that is read page by page becomes empty each time: no lock that other files use, then. */
+static void chunk_emptied(struct chunk *ch)
+{
+	struct cache *c = ch->file->cache;
+	bool put = false;
+
+	if (atomic_load(&ch->on_emptied))
+		return;
+	chunk_ref(ch);
+	pthread_mutex_lock(&c->lock);
+	if (!ch->on_emptied) {
+		ch->on_emptied = true;
+		TAILQ_INSERT_TAIL(&c->emptied, ch, emptied);
+		put = true;
+	}
+	pthread_mutex_unlock(&c->lock);
+	if (!put)
+		chunk_put(ch);
+}
+
+void emptied_reap(struct cache *c)
+{
+	struct chunk *ch;
+
+	for (;;) {
+		pthread_mutex_lock(&c->lock);
+		ch = TAILQ_FIRST(&c->emptied);
+		if (ch) {
+			TAILQ_REMOVE(&c->emptied, ch, emptied);
+			ch->on_emptied = false;
+		}
+		pthread_mutex_unlock(&c->lock);
+		if (!ch)
+			return;
+		chunk_unlist(ch);
+		chunk_put(ch);
+	}
+}
+
+void pages_unshare(struct chunk *ch, unsigned a, unsigned b, bool given)
+{
+	frame_t frame[GAIA_CHUNK_PAGES];
+	unsigned n = 0;
+	bool emptied;
+
+	pthread_mutex_lock(&ch->lock);
+	/* Devices read home, not the kernel's cache. */
+	if (ch->track || atomic_load(&ch->file->mappings) > 0)
+		given = false;
+	for (unsigned i = a; i < b; i++) {
+		struct page *p = page_at(ch, i);
+
+		page_unshare(ch, i);
+		/* What was stored may have to be stored again, if a sync fails. */
+		if (given && p->frame && !p->readers && !(p->flags & (PAGE_DIRTY | PAGE_STORED)))
+			frame[n++] = page_set_frame(ch, i, 0);
+	}
+	emptied = n > 0 && ch->n_frames == 0;
+	pthread_mutex_unlock(&ch->lock);
+	if (n == 0)
+		return;
+	frames_give(&ch->file->cache->frames, frame, n);
+	count(CTR_home_given, n);
+	if (emptied)
+		chunk_emptied(ch);
 }
 
 /* ---- eviction ---- */
@@ -379,8 +453,7 @@ int frame_alloc(struct cache *c, unsigned n, frame_t *out)
 	return 0;
 
 give_back:
-	while (got > 0)
-		frames_give(&c->frames, out[--got]);
+	frames_give(&c->frames, out, got);
 	log_error("home: no memory for %u pages; give the machine more, or --home less", n);
 	return -ENOMEM;
 }

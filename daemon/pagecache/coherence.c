@@ -78,7 +78,7 @@ void twins_collect(struct chunk *ch, unsigned i)
 			continue;
 		}
 		*at = tw->next;
-		frames_give(&c->frames, tw->frame);
+		frames_give(&c->frames, &tw->frame, 1);
 		free(tw);
 		atomic_fetch_sub(&c->n_twins, 1);
 	}
@@ -418,7 +418,7 @@ static void fetch_merge(struct fetch *fe, unsigned i, frame_t frame, frame_t *sp
 		if (old && track_base_needed(&v, t->home_id))
 			twin_add(ch, i, t->home_id, old);
 		else if (old)
-			frames_give(fr, old);
+			frames_give(fr, &old, 1);
 		frame = 0;
 		track_home_changed(&v);
 		equal = true;
@@ -447,7 +447,7 @@ static void fetch_merge(struct fetch *fe, unsigned i, frame_t frame, frame_t *sp
 		frame = 0;
 	}
 	if (frame)
-		frames_give(fr, frame);
+		frames_give(fr, &frame, 1);
 	snapped = r->flags & REPLICA_SNAPPED;
 	track_merged(t, r, equal, kept);
 	if (snapped)
@@ -509,10 +509,10 @@ static int fetch_from(struct chunk *ch, struct replica *rep, unsigned a, unsigne
 	pthread_mutex_unlock(&ch->lock);
 
 give_frames:
-	for (; done < fe->n; done++)
-		frames_give(&c->frames, fe->frame[done]);
+	if (done < fe->n)
+		frames_give(&c->frames, fe->frame + done, fe->n - done);
 	if (spare)
-		frames_give(&c->frames, spare);
+		frames_give(&c->frames, &spare, 1);
 free_fetch:
 	free(fe);
 	return err;

@@ -3,7 +3,9 @@
  *
  * Slabs are what a device registers for DMA and what huge pages are made of; frames
  * are what chunks are made of. A file of one page costs one frame. Slabs are made on
- * demand, never moved, and given back to the system when they are empty.
+ * demand and never moved. An empty one is kept for who needs frames next, whom it saves the
+ * system's zeroing and the devices' registering; those that nobody needed for a while
+ * are given back to the system, always whole: devices may have registered them.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -28,8 +30,7 @@ void frames_destroy(struct frames *fr)
 {
 	bug_on(fr->used != 0);
 	for (unsigned i = 0; i < fr->n_slabs; i++) {
-		if (fr->slab[i]->memory)
-			munmap(fr->slab[i]->memory, GAIA_CHUNK);
+		bug_on(fr->slab[i]->memory);
 		free(fr->slab[i]);
 	}
 	free(fr->slab);
@@ -123,6 +124,12 @@ unsigned frames_take(struct frames *fr, unsigned n, frame_t *out, bool beyond)
 		goto unlock;
 	fr->hint = at;
 	s = fr->slab[at];
+	if (fresh)
+		fr->n_empty++;
+	if (s->free == GAIA_CHUNK_PAGES) {
+		fr->n_empty--;
+		fr->unneeded = MIN(fr->unneeded, fr->n_empty);
+	}
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES && got < n; i++) {
 		if (i % 64 == 0 && s->used[i / 64] == UINT64_MAX) {
 			i += 63;
@@ -145,27 +152,49 @@ unlock:
 	return got;
 }
 
-void frames_give(struct frames *fr, frame_t frame)
+void frames_give(struct frames *fr, const frame_t *frame, unsigned n)
 {
-	unsigned at = (frame - 1) / GAIA_CHUNK_PAGES, i = (frame - 1) % GAIA_CHUNK_PAGES;
-	void *empty = NULL;
-	struct slab *s;
+	pthread_mutex_lock(&fr->lock);
+	for (unsigned k = 0; k < n; k++) {
+		unsigned at = (frame[k] - 1) / GAIA_CHUNK_PAGES;
+		unsigned i = (frame[k] - 1) % GAIA_CHUNK_PAGES;
+		struct slab *s;
+
+		bug_on(frame[k] == 0 || at >= fr->n_slabs);
+		s = fr->slab[at];
+		bug_on(!bit_test(s->used, i));
+		bit_clear(s->used, i);
+		if (++s->free == GAIA_CHUNK_PAGES)
+			fr->n_empty++;
+	}
+	fr->used -= n;
+	pthread_mutex_unlock(&fr->lock);
+}
+
+void frames_trim(struct frames *fr, bool all)
+{
+	unsigned n, last;
 
 	pthread_mutex_lock(&fr->lock);
-	s = fr->slab[at];
-	bug_on(frame == 0 || at >= fr->n_slabs || !bit_test(s->used, i));
-	bit_clear(s->used, i);
-	fr->used--;
-	if (++s->free == GAIA_CHUNK_PAGES) {
-		empty = s->memory;
+	n = all ? fr->n_empty : fr->unneeded;
+	last = fr->n_slabs;
+	while (n > 0 && last > 0) {
+		struct slab *s = fr->slab[--last];
+		void *memory = s->memory;
+
+		if (!memory || s->free < GAIA_CHUNK_PAGES)
+			continue;
 		s->memory = NULL;
 		s->free = 0;
+		fr->n_empty--;
+		n--;
+		pthread_mutex_unlock(&fr->lock);
+		tell_devices(fr, memory, false);
+		munmap(memory, GAIA_CHUNK);
+		pthread_mutex_lock(&fr->lock);
 	}
+	fr->unneeded = fr->n_empty;
 	pthread_mutex_unlock(&fr->lock);
-	if (empty) {
-		tell_devices(fr, empty, false);
-		munmap(empty, GAIA_CHUNK);
-	}
 }
 
 void *frame_ptr(const struct frames *fr, frame_t frame)

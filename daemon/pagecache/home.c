@@ -157,8 +157,7 @@ int home_fill(struct chunk *ch, unsigned a, unsigned b)
 		if (err)
 			err = fill_from_store(ch, i, n, frame);
 		if (err) {
-			for (unsigned k = 0; k < n; k++)
-				frames_give(&c->frames, frame[k]);
+			frames_give(&c->frames, frame, n);
 			return err;
 		}
 		pthread_mutex_lock(&ch->lock);
@@ -276,7 +275,7 @@ static size_t first_part(uint64_t off, size_t len, unsigned *a, unsigned *b)
 	return n;
 }
 
-static void unshare_range(struct cfile *f, uint64_t off, size_t len)
+static void unshare_range(struct cfile *f, uint64_t off, size_t len, bool given)
 {
 	unsigned a, b;
 	size_t n;
@@ -285,10 +284,7 @@ static void unshare_range(struct cfile *f, uint64_t off, size_t len)
 		struct chunk *ch = chunk_get(f, off / GAIA_CHUNK, false);
 
 		n = first_part(off, len, &a, &b);
-		pthread_mutex_lock(&ch->lock);
-		for (unsigned i = a; i < b; i++)
-			page_unshare(ch, i);
-		pthread_mutex_unlock(&ch->lock);
+		pages_unshare(ch, a, b, given);
 		chunk_put(ch); /* the one just taken, and the one since cache_read_begin() */
 		chunk_put(ch);
 	}
@@ -315,6 +311,7 @@ int cache_read_begin(struct cfile *f, off_t off, size_t len, bool kernel, struct
 	rd->bytes = 0;
 	rd->file = f;
 	rd->off = off;
+	rd->kernel = kernel;
 	pthread_rwlock_rdlock(&f->range);
 	size = cfile_size(f);
 	if (at >= size || len == 0)
@@ -344,14 +341,14 @@ int cache_read_begin(struct cfile *f, off_t off, size_t len, bool kernel, struct
 	return 0;
 
 unshare:
-	unshare_range(f, (uint64_t)off, rd->bytes);
+	unshare_range(f, (uint64_t)off, rd->bytes, false);
 	pthread_rwlock_unlock(&f->range);
 	return err;
 }
 
 void cache_read_end(struct cache_read *rd)
 {
-	unshare_range(rd->file, (uint64_t)rd->off, rd->bytes);
+	unshare_range(rd->file, (uint64_t)rd->off, rd->bytes, rd->kernel);
 	pthread_rwlock_unlock(&rd->file->range);
 }
 
@@ -528,7 +525,7 @@ static int span_apply(const struct span *s)
 	}
 	for (unsigned k = 0; k < 2; k++)
 		if (spare[k])
-			frames_give(&c->frames, spare[k]);
+			frames_give(&c->frames, &spare[k], 1);
 	return err;
 }
 

@@ -53,6 +53,8 @@ struct frames {
 	struct slab **slab;
 	unsigned n_slabs, room; /* grows only */
 	unsigned hint;		/* slab to look at first */
+	unsigned n_empty;	/* slabs with memory and no frame in use */
+	unsigned unneeded;	/* as many were empty all the time since frames_trim() */
 	uint64_t used;		/* frames */
 	uint64_t budget;	/* frames */
 };
@@ -64,7 +66,9 @@ void frames_destroy(struct frames *fr);
  * budget is used up). @beyond: regardless of the budget; 0 then only without any memory.
  */
 unsigned frames_take(struct frames *fr, unsigned n, frame_t *out, bool beyond);
-void frames_give(struct frames *fr, frame_t frame);
+void frames_give(struct frames *fr, const frame_t *frame, unsigned n);
+/* Give the system what was empty since the last call; @all: what is empty now. Devices may take their time. */
+void frames_trim(struct frames *fr, bool all);
 void *frame_ptr(const struct frames *fr, frame_t frame);
 
 /* ---- chunks ---- */
@@ -111,8 +115,8 @@ struct grant;
 struct replica;
 
 /*
- * Made by chunk_get(). Lives while referenced; the LRU list and the dirty list each
- * hold a reference, and so does each replica.
+ * Made by chunk_get(). Lives while referenced; each list that it is on holds a
+ * reference, and so does each replica.
  */
 struct chunk {
 	/* Constant. */
@@ -136,9 +140,9 @@ struct chunk {
 	atomic_bool referenced; /* used since the LRU scan last came by */
 
 	/* cache->lock; these two are looked at without it, see chunk_account(). */
-	atomic_bool on_lru, on_dirty;
+	atomic_bool on_lru, on_dirty, on_emptied;
 	uint64_t dirty_since; /* ns */
-	TAILQ_ENTRY(chunk) lru, dirty;
+	TAILQ_ENTRY(chunk) lru, dirty, emptied;
 };
 TAILQ_HEAD(chunk_list, chunk);
 
@@ -174,6 +178,7 @@ struct cfile {
 	atomic_uint_least64_t n_ahead; /* page releases not merged yet, over all devices */
 	atomic_bool gone;
 	atomic_uint_least64_t read_next; /* where a sequential reader would go on */
+	atomic_uint mappings;
 
 	/* cache->lock: kernel copies to be invalidated again. */
 	uint64_t again_asked, again_done;
@@ -277,6 +282,7 @@ struct cache {
 	struct chunk_list lru;	/* chunks with frames; first: longest unused */
 	unsigned n_lru;
 	struct chunk_list dirty; /* first: longest dirty */
+	struct chunk_list emptied; /* the flusher is to take off the LRU list */
 	TAILQ_HEAD(, again) again;
 	pthread_cond_t again_cond, again_done, flusher_cond;
 	bool stopping;
@@ -327,6 +333,11 @@ void pages_unlock(struct chunk *ch, unsigned a, unsigned b);
 bool page_trylock(struct chunk *ch, unsigned i);
 void page_share(struct chunk *ch, unsigned i);
 void page_unshare(struct chunk *ch, unsigned i);
+/*
+ * No lock held: unshare pages [a, b). @given: the kernel's cache has them now, so that nobody will ask
+ * for them soon. They leave home, unless devices share the file or home is all there is of their bytes.
+ */
+void pages_unshare(struct chunk *ch, unsigned a, unsigned b, bool given);
 /* From exclusive to shared. */
 void page_downgrade(struct chunk *ch, unsigned i);
 
@@ -351,6 +362,8 @@ void chunk_account(struct chunk *ch);
 void chunk_unlist(struct chunk *ch);
 /* Drop the clean frames of a chunk that nobody uses: number of frames. */
 unsigned chunk_shrink(struct chunk *ch);
+/* Take chunks whose last frame left with a read off the LRU list. */
+void emptied_reap(struct cache *c);
 
 /* ---- writeback.c ---- */
 void *flusher_main(void *cache);

@@ -752,6 +752,7 @@ int cache_map(struct cfile *f, unsigned device, void *client, uint64_t map_id, u
 	if (!m)
 		return -ENOMEM;
 	cfile_hold(f);
+	atomic_fetch_add(&f->mappings, 1);
 	m->file = f;
 	m->dev = &c->dev[device];
 	m->client = client;
@@ -808,5 +809,6 @@ void cache_unmap(struct mapping *m)
 	pthread_mutex_unlock(&m->dev->reserve);
 	pthread_mutex_destroy(&m->lock);
 	free(m);
+	atomic_fetch_sub(&f->mappings, 1);
 	cfile_put(f);
 }

@@ -97,7 +97,7 @@ static int cut_chunk(struct chunk *ch, uint64_t size, bool prepared)
 	pthread_mutex_unlock(&ch->lock);
 	for (unsigned k = 0; k < 2; k++)
 		if (spare[k])
-			frames_give(&c->frames, spare[k]);
+			frames_give(&c->frames, &spare[k], 1);
 	chunk_unlist(ch);
 	return 0;
 }

@@ -442,6 +442,8 @@ void *flusher_main(void *arg)
 
 		if (idle)
 			idle_files_reap(c);
+		emptied_reap(c);
+		frames_trim(&c->frames, false);
 		stuck = false;
 		while (!stuck && (ch = due(c))) {
 			pthread_rwlock_rdlock(&ch->file->range);

@@ -229,9 +229,10 @@ class Bench:
         section = "devices configured, simulated"
         goals = [Goal(0.97, base, noise=True)]
         works = [("read random 4 KiB, hot", self.read("data", "rand", "4k", "psync", HOT)),
-                 ("read random 4 KiB, from home", self.read("data", "rand", "4k", "psync", HOME)),
-                 ("read sequential 256 KiB, from home",
-                  self.read("data", "", "256k", "psync", HOME)),
+                 ("read random 4 KiB, cold in the mount",
+                  self.read("data", "rand", "4k", "psync", COLD_IN_MOUNT)),
+                 ("read sequential 256 KiB, cold in the mount",
+                  self.read("data", "", "256k", "psync", COLD_IN_MOUNT)),
                  ("write random 4 KiB, fdatasync after 64",
                   Fio("data", self.size, "randwrite", "4k", "psync", HOT, self.size // 32,
                       sync=64))]

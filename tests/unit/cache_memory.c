@@ -1,0 +1,330 @@
+/*
+ * cache_memory.c - what stays in memory: the order in which pages leave home, and what the cache gives
+ * back to the system.
+ *
+ * Pages are read here and there, so that no readahead follows, unless a test is about that.
+ */
+#include <unistd.h>
+
+#include "cache_scene.h"
+#include "pagecache/internal.h"
+
+#define AT(page) ((uint64_t)(page) * GAIA_PAGE)
+
+static void begin_plain(uint64_t home_bytes)
+{
+	begin(&(struct rig_options){ .home_bytes = home_bytes }, 16 * GAIA_CHUNK);
+}
+
+/* By a process, through the kernel's cache. */
+static void read_page(unsigned page)
+{
+	char byte;
+
+	cr_assert_eq(cpu_read(kf, &byte, 1, AT(page)), 1);
+}
+
+static void read_direct(unsigned first, unsigned n)
+{
+	static char buf[2 * GAIA_CHUNK];
+
+	cr_assert_eq(cpu_read_direct(kf, buf, AT(n), AT(first)), (ssize_t)AT(n));
+}
+
+static bool at_home(unsigned page)
+{
+	struct chunk *ch = chunk_get(kf->cfile, page / GAIA_CHUNK_PAGES, false);
+	bool present = false;
+
+	if (ch) {
+		pthread_mutex_lock(&ch->lock);
+		present = page_present(ch, page % GAIA_CHUNK_PAGES);
+		pthread_mutex_unlock(&ch->lock);
+		chunk_put(ch);
+	}
+	return present;
+}
+
+/* ---- what the kernel was given ---- */
+
+Test(given, a_page_that_the_kernel_just_got_leaves_home)
+{
+	begin_plain(0);
+	read_page(7);
+	cr_assert(kernel_has(kf, AT(7)));
+	cr_assert_not(at_home(7));
+	cr_assert_eq(counter_value(CTR_home_given), 1);
+	end();
+}
+
+Test(given, a_page_that_the_kernel_did_not_get_stays)
+{
+	begin_plain(0);
+	read_direct(7, 1);
+	cr_assert(at_home(7));
+	end();
+}
+
+Test(given, what_was_read_ahead_stays_until_it_is_asked_for)
+{
+	begin_plain(0);
+	read_page(0); /* where a sequential reader begins */
+	cr_assert_not(at_home(0));
+	cr_assert(at_home(1) && at_home(2));
+	read_page(1);
+	cr_assert_not(at_home(1));
+	cr_assert(at_home(2));
+	cr_assert_eq(counter_value(CTR_home_hits), 1);
+	end();
+}
+
+/* Whoever reads a file once pushes nothing else out of home. */
+Test(given, a_file_read_once_evicts_nothing)
+{
+	begin_plain(CACHE_HOME_MIN);
+	read_direct(3, 64);
+	for (unsigned page = GAIA_CHUNK_PAGES; page < 8 * GAIA_CHUNK_PAGES; page++)
+		read_page(page);
+	for (unsigned page = 3; page < 67; page++)
+		cr_assert(at_home(page));
+	cr_assert_eq(counter_value(CTR_home_evicted), 0);
+	end();
+}
+
+Test(given, what_the_kernel_drops_is_read_again)
+{
+	begin_plain(0);
+	write_cpu(AT(7), "seven");
+	cr_assert_eq(cpu_fsync(kf), 0);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	kernel_reclaim(kf, 0, 0);
+	expect_cpu(AT(7), "seven");
+	cr_assert_not(at_home(7));
+	kernel_reclaim(kf, 0, 0);
+	expect_cpu(AT(7), "seven");
+	end();
+}
+
+/* ---- what stays all the same ---- */
+
+Test(given, a_page_of_a_chunk_that_a_device_shares_stays)
+{
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	cr_assert_eq(client_acquire(cl, AT(7), 1, GAIA_PROT_READ), 0);
+	release_all(cl);
+	client_end(cl);
+	read_page(9);
+	cr_assert(at_home(9), "the device still has the chunk");
+	end();
+}
+
+/* The device is about to ask for it. */
+Test(given, a_page_of_a_file_that_a_device_maps_stays)
+{
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	read_page(7);
+	cr_assert(at_home(7));
+	client_end(cl);
+	read_page(9);
+	cr_assert_not(at_home(9), "nobody maps it any more");
+	end();
+}
+
+Test(given, a_dirty_page_stays)
+{
+	begin_plain(0);
+	write_cpu(AT(7), "seven");
+	cr_assert_eq(kernel_writeback(kf, 0, 0, 256), 0);
+	kernel_reclaim(kf, 0, 0);
+	expect_cpu(AT(7), "seven");
+	cr_assert(at_home(7));
+	expect_store(AT(7), "");
+	end();
+}
+
+/* If a sync fails it is stored once more. */
+Test(given, a_page_that_was_stored_and_not_synced_stays)
+{
+	begin_plain(0);
+	write_cpu(AT(7), "seven");
+	cr_assert_eq(kernel_writeback(kf, 0, 0, 256), 0);
+	cr_assert_eq(cache_flush(kf->cfile), 0);
+	kernel_reclaim(kf, 0, 0);
+	expect_cpu(AT(7), "seven");
+	cr_assert(at_home(7));
+	end();
+}
+
+/* Another reader is still being answered from the frame. */
+Test(given, a_page_that_is_being_read_stays)
+{
+	struct cache_read rd;
+
+	begin_plain(0);
+	cr_assert_eq(cache_read_begin(kf->cfile, (off_t)AT(7), GAIA_PAGE, true, &rd), 0);
+	read_page(7);
+	cr_assert(at_home(7));
+	cache_read_end(&rd);
+	cr_assert_not(at_home(7));
+	end();
+}
+
+/* ---- what the cache itself takes ---- */
+
+static unsigned chunks(void)
+{
+	struct chunk **list;
+	unsigned n = chunk_list_get(kf->cfile, 0, UINT64_MAX, &list);
+
+	for (unsigned k = 0; k < n; k++)
+		chunk_put(list[k]);
+	free(list);
+	return n;
+}
+
+/* The flusher comes by. */
+static void wait_for_no_chunks(void)
+{
+	for (unsigned ms = 0; chunks() > 0; ms++) {
+		cr_assert_lt(ms, 20000, "%u chunks stay", chunks());
+		usleep(1000);
+	}
+}
+
+Test(metadata, a_file_that_was_only_read_takes_none)
+{
+	begin_plain(0);
+	for (unsigned page = 7; page < 8 * GAIA_CHUNK_PAGES; page += 11)
+		read_page(page);
+	wait_for_no_chunks();
+	read_page(7);
+	end();
+}
+
+Test(metadata, none_once_a_device_has_left)
+{
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	cr_assert_eq(client_acquire(cl, AT(7), 1, GAIA_PROT_READ), 0);
+	client_end(cl);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	cr_assert_eq(chunks(), 0);
+	end();
+}
+
+/* ---- slabs ---- */
+
+static struct {
+	struct frames fr;
+	struct device dev;
+	struct cache_device cdev;
+	frame_t frame[4 * GAIA_CHUNK_PAGES];
+	int announced;
+} slabs;
+
+static void note_slab(struct device *dev, void *slab, bool there)
+{
+	slabs.announced += there ? 1 : -1;
+	/* It is memory as long as the device knows it. */
+	*(volatile char *)slab = 1;
+}
+
+static const struct device_ops slab_ops = { .name = "slabs", .host_slab = note_slab };
+
+static void begin_slabs(unsigned n)
+{
+	cr_assert_eq(frames_init(&slabs.fr, 8 * GAIA_CHUNK), 0);
+	slabs.dev.ops = &slab_ops;
+	slabs.cdev.dev = &slabs.dev;
+	slabs.fr.dev = &slabs.cdev;
+	slabs.fr.n_devices = 1;
+	for (unsigned got = 0; got < n * GAIA_CHUNK_PAGES;)
+		got += frames_take(&slabs.fr, GAIA_CHUNK_PAGES, slabs.frame + got, false);
+	cr_assert_eq(slabs.announced, (int)n);
+}
+
+static void give_slabs(unsigned first, unsigned n)
+{
+	frames_give(&slabs.fr, slabs.frame + first * GAIA_CHUNK_PAGES, n * GAIA_CHUNK_PAGES);
+}
+
+static void end_slabs(void)
+{
+	frames_trim(&slabs.fr, true);
+	cr_assert_eq(slabs.announced, 0);
+	frames_destroy(&slabs.fr);
+}
+
+Test(slab, empty_ones_go_back_when_nobody_needed_them)
+{
+	begin_slabs(4);
+	frames_trim(&slabs.fr, false);
+	give_slabs(1, 3);
+	cr_assert_eq(slabs.announced, 4, "somebody may need them next");
+	frames_trim(&slabs.fr, false);
+	cr_assert_eq(slabs.announced, 4, "they were in use a moment ago");
+	frames_trim(&slabs.fr, false);
+	cr_assert_eq(slabs.announced, 1);
+	give_slabs(0, 1);
+	end_slabs();
+}
+
+Test(slab, those_needed_in_between_stay)
+{
+	begin_slabs(4);
+	give_slabs(0, 4);
+	frames_trim(&slabs.fr, false);
+	for (unsigned k = 0; k < 10; k++) {
+		cr_assert_eq(frames_take(&slabs.fr, 300, slabs.frame, false), 300);
+		frames_give(&slabs.fr, slabs.frame, 300);
+		frames_trim(&slabs.fr, false);
+	}
+	cr_assert_eq(slabs.announced, 1, "one was used");
+	end_slabs();
+}
+
+Test(slab, one_in_use_stays)
+{
+	begin_slabs(2);
+	frames_give(&slabs.fr, slabs.frame, GAIA_CHUNK_PAGES - 1);
+	for (unsigned k = 0; k < 3; k++)
+		frames_trim(&slabs.fr, true);
+	cr_assert_eq(slabs.announced, 2);
+	*(char *)frame_ptr(&slabs.fr, slabs.frame[GAIA_CHUNK_PAGES - 1]) = 1;
+	frames_give(&slabs.fr, slabs.frame + GAIA_CHUNK_PAGES - 1, 1);
+	give_slabs(1, 1);
+	end_slabs();
+}
+
+/* The flusher's. */
+Test(slab, an_idle_cache_keeps_none)
+{
+	bool memory;
+
+	begin_plain(0);
+	read_direct(3, 700);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	for (unsigned ms = 0;; ms++) {
+		struct frames *fr = &rig->cache->frames;
+
+		memory = false;
+		pthread_mutex_lock(&fr->lock);
+		for (unsigned i = 0; i < fr->n_slabs; i++)
+			memory |= fr->slab[i]->memory != NULL;
+		pthread_mutex_unlock(&fr->lock);
+		if (!memory)
+			break;
+		cr_assert_lt(ms, 20000, "empty slabs stay");
+		usleep(1000);
+	}
+	end();
+}
