@@ -87,6 +87,7 @@ static int begin(struct store_file *file, struct store_file **under)
 	struct store_file *surplus;
 	int err = 0;
 
+	receive_waits(fs);
 	pthread_mutex_lock(&fs->lock);
 	while (!b->under && !err)
 		err = reopen(b);

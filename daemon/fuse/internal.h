@@ -14,6 +14,7 @@
 
 #include <dirent.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdatomic.h>
 #include <sys/queue.h>
 #include <uthash.h>
@@ -104,6 +105,23 @@ struct supervised {
 	atomic_bool over; /* the connection has ended: the number may be another mount's by now */
 };
 
+/* Who receives requests: see receive.c. */
+struct receiving {
+	bool may_poll;		/* constant */
+	pthread_t guard;
+	sem_t guard_wake, parking;
+	atomic_bool guarding;	/* the guard is awake, or about to be */
+	atomic_uint front;	/* ticket of the thread in front; 0: none */
+	atomic_uint tickets;	/* handed out */
+	atomic_uint steps;	/* of those in front: it moves */
+	atomic_uint reading;	/* threads in read(2) */
+	atomic_uint parked;	/* threads that wait, and that nobody has woken yet */
+	/* Hints, relaxed. */
+	atomic_uint n_close;	/* requests in a row that came soon after the one before */
+	atomic_uint_least64_t ended_ns; /* when a request was last done with */
+	atomic_uint_least64_t rests_until; /* nobody gets in front until then */
+};
+
 struct fs {
 	/* Constant after fs_serve(). */
 	struct fs_config config;
@@ -122,6 +140,7 @@ struct fs {
 	unsigned dev_major, dev_minor; /* of the mount */
 	struct supervised *supervised; /* NULL: no supervisor */
 
+	struct receiving receiving;
 	pthread_t thread[FS_THREADS];
 	unsigned n_threads;
 	atomic_bool stopping;	/* the threads shall end */
@@ -325,6 +344,17 @@ int cred_thread_init(void);
 /* From here to cred_leave() this thread creates files as the caller, with the caller's umask. */
 int cred_enter(fuse_req_t req);
 void cred_leave(fuse_req_t req);
+
+/* ---- receive.c ---- */
+
+/* As read(2), for a thread that serves. */
+ssize_t receive(struct fs *fs, int fd, void *buf, size_t size);
+/* This thread is about to wait for something: others receive meanwhile. */
+void receive_waits(struct fs *fs);
+void receive_thread_ends(struct fs *fs);
+int receive_start(struct fs *fs);
+/* When no thread serves any more. */
+void receive_stop(struct fs *fs);
 
 /* ---- serve.c ---- */
 

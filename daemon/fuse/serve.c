@@ -74,13 +74,13 @@ static ssize_t send_answer(int fd, struct iovec *iov, int count, void *arg)
 	return writev(fd, iov, count);
 }
 
-static ssize_t receive(int fd, void *buf, size_t size, void *arg)
+static ssize_t receive_for_libfuse(int fd, void *buf, size_t size, void *arg)
 {
-	return read(fd, buf, size);
+	return receive(arg, fd, buf, size);
 }
 
 static const struct fuse_custom_io io = {
-	.read = receive,
+	.read = receive_for_libfuse,
 	.writev = send_answer,
 };
 
@@ -106,6 +106,7 @@ static void *serve(void *arg)
 		fuse_session_process_buf(fs->session, &buf);
 	}
 	free(buf.mem);
+	receive_thread_ends(fs);
 	if (!fs->stopping) {
 		fs->over = true;
 		if (fs->supervised)
@@ -139,8 +140,9 @@ int serve_start(struct fs *fs)
 	sigfillset(&all);
 	sigdelset(&all, SIGUSR2);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
+	err = receive_start(fs);
 	fs->running = FS_THREADS;
-	while (fs->n_threads < FS_THREADS) {
+	while (!err && fs->n_threads < FS_THREADS) {
 		err = -pthread_create(&fs->thread[fs->n_threads], NULL, serve, fs);
 		if (err)
 			break;
@@ -173,6 +175,7 @@ void serve_stop(struct fs *fs)
 		} while (pthread_timedjoin_np(fs->thread[i], NULL, &soon) == ETIMEDOUT);
 	}
 	fs->n_threads = 0;
+	receive_stop(fs);
 }
 
 bool busy_begin(struct fs *fs, bool invalidation)

@@ -1,0 +1,275 @@
+/*
+ * receive.c - which thread takes the next request from the kernel.
+ *
+ * Usually all wait in read(2), and the kernel wakes one for a request. That costs more than what most requests
+ * ask for: some microseconds, and ten or more where idle cores halt (virtual machines), beside two
+ * for a page from home. So while requests come one soon after the other, one thread is in *front*: it
+ * polls for them and carries them out, and the others stay out of the kernel's sight, parked, since it would wake one
+ * of them for each request.
+ *
+ * The front is given up, and others receive, when
+ *  - no request has come for POLL_NS: back to waiting;
+ *  - another program wants the core on which it polls;
+ *  - requests pile up: one thread is too few;
+ *  - the request in hand takes long by its size, or waits for storage (receive_waits());
+ *  - it has not moved for GUARD_NS, whatever the reason: the guard, a thread of its own, takes it away.
+ * After all but the first it stays free for some time.
+ *
+ * So somebody receives at any time, unless all threads are busy: a thread parks only while another one is in
+ * front, and who gives the front up receives, or wakes a parked thread if nobody does.
+ */
+#include "fuse/internal.h"
+
+#include <errno.h>
+#include <linux/fuse.h>
+#include <poll.h>
+#include <sched.h>
+#include <unistd.h>
+
+/* Long enough for a program that asks again at once, and whose core has to be woken. */
+#define POLL_NS 50000u
+/* So many requests in a row within that time make it worth while. */
+#define ENOUGH 4u
+/* Between two looks, when somebody else ran on our core. */
+#define DISTURBED_NS 10000u
+/* So many requests in a row that were there before we looked are a pile. */
+#define PILE 8u
+#define LONG_BYTES (128u << 10)
+#define REST_NS 1000000u
+#define GUARD_NS 1000000u
+
+/* Of this thread: its ticket while it is in front, else 0. */
+static __thread unsigned in_front;
+static __thread unsigned n_at_once; /* requests in a row that did not have to be waited for */
+
+/* Nobody is in front any more: somebody must receive. */
+static void wake_one(struct receiving *r)
+{
+	unsigned n = atomic_load(&r->parked);
+
+	while (n && !atomic_compare_exchange_weak(&r->parked, &n, n - 1))
+		;
+	if (n)
+		sem_post(&r->parking);
+}
+
+/* @ticket's thread is in front no more; false: it was not anyway. */
+static bool take_away(struct receiving *r, unsigned ticket)
+{
+	return atomic_compare_exchange_strong(&r->front, &ticket, 0);
+}
+
+static void rest(struct receiving *r)
+{
+	atomic_store_explicit(&r->rests_until, now_ns() + REST_NS, memory_order_relaxed);
+}
+
+static void give_up(struct receiving *r)
+{
+	atomic_store_explicit(&r->n_close, 0, memory_order_relaxed);
+	take_away(r, in_front);
+	in_front = 0;
+}
+
+/* As above, while a request is in hand. */
+static void make_way(struct receiving *r)
+{
+	rest(r);
+	give_up(r);
+	if (!atomic_load(&r->reading))
+		wake_one(r);
+}
+
+void receive_waits(struct fs *fs)
+{
+	if (in_front)
+		make_way(&fs->receiving);
+}
+
+static bool get_in_front(struct receiving *r)
+{
+	unsigned nobody = 0, ticket;
+
+	if (atomic_load_explicit(&r->n_close, memory_order_relaxed) < ENOUGH || !r->may_poll ||
+	    now_ns() < atomic_load_explicit(&r->rests_until, memory_order_relaxed))
+		return false;
+	ticket = atomic_fetch_add(&r->tickets, 1) | 1u << 31;
+	if (!atomic_compare_exchange_strong(&r->front, &nobody, ticket))
+		return false;
+	in_front = ticket;
+	n_at_once = 0;
+	if (!atomic_exchange(&r->guarding, true))
+		sem_post(&r->guard_wake);
+	return true;
+}
+
+/* In front, until there is a request (or an end of the session), or better not. */
+static void poll_in_front(struct fs *fs, int fd)
+{
+	struct receiving *r = &fs->receiving;
+	struct pollfd pfd = { .fd = fd, .events = POLLIN };
+	uint64_t start = now_ns(), last = start, now;
+
+	while (!poll(&pfd, 1, 0)) {
+		n_at_once = 0;
+		now = now_ns();
+		if (now - start > POLL_NS || fs->stopping) {
+			give_up(r);
+			return;
+		}
+		if (now - last > DISTURBED_NS) {
+			rest(r);
+			give_up(r);
+			return;
+		}
+		last = now;
+		sched_yield();
+	}
+	n_at_once++;
+}
+
+static void park(struct fs *fs)
+{
+	struct receiving *r = &fs->receiving;
+
+	while (atomic_load(&r->front) && !fs->stopping) {
+		atomic_fetch_add(&r->parked, 1);
+		/* Either we see that the front is free by now, or who freed it sees us. */
+		if (!atomic_load(&r->front))
+			wake_one(r);
+		/* Interrupted only when it all ends: then the count does not matter. */
+		while (sem_wait(&r->parking) && !fs->stopping)
+			;
+	}
+}
+
+static bool has_request(int fd)
+{
+	struct pollfd pfd = { .fd = fd, .events = POLLIN };
+
+	return poll(&pfd, 1, 0);
+}
+
+/*
+ * In front, with a request in hand. That it was there before we looked can also mean that who asked
+ * ran on our core meanwhile, which is the best that can happen.
+ */
+static bool is_pile(int fd)
+{
+	if (n_at_once < PILE)
+		return false;
+	n_at_once = 0;
+	return has_request(fd);
+}
+
+static bool is_long(const struct fuse_in_header *in)
+{
+	switch (in->opcode) {
+	case FUSE_READ:
+		return ((const struct fuse_read_in *)(in + 1))->size > LONG_BYTES;
+	case FUSE_WRITE:
+		return in->len > LONG_BYTES;
+	default:
+		return false;
+	}
+}
+
+/* Whether requests come soon one after the other, as far as that can be told from outside of the front. */
+static void see_distance(struct receiving *r)
+{
+	uint64_t ended = atomic_load_explicit(&r->ended_ns, memory_order_relaxed);
+	unsigned n = atomic_load_explicit(&r->n_close, memory_order_relaxed);
+
+	if (now_ns() > ended + POLL_NS)
+		n = 0;
+	else if (n < ENOUGH)
+		n++;
+	atomic_store_explicit(&r->n_close, n, memory_order_relaxed);
+}
+
+ssize_t receive(struct fs *fs, int fd, void *buf, size_t size)
+{
+	struct receiving *r = &fs->receiving;
+	ssize_t n;
+
+	if (in_front && atomic_load(&r->front) != in_front)
+		in_front = 0; /* the guard was here */
+	if (!in_front)
+		atomic_store_explicit(&r->ended_ns, now_ns(), memory_order_relaxed);
+	atomic_fetch_add_explicit(&r->steps, in_front != 0, memory_order_relaxed);
+	if (in_front || get_in_front(r))
+		poll_in_front(fs, fd);
+	if (!in_front)
+		park(fs);
+
+	atomic_fetch_add(&r->reading, 1);
+	n = read(fd, buf, size);
+	atomic_fetch_sub(&r->reading, 1);
+
+	if (!in_front) {
+		see_distance(r);
+		if (!atomic_load(&r->reading) && !atomic_load(&r->front))
+			wake_one(r);
+	} else if (n <= 0 || is_long(buf) || is_pile(fd)) {
+		make_way(r);
+	}
+	return n;
+}
+
+static void *guard(void *arg)
+{
+	const struct timespec pause = { .tv_nsec = GUARD_NS };
+	struct fs *fs = arg;
+	struct receiving *r = &fs->receiving;
+
+	thread_set_name("gaia-guard");
+	while (!fs->stopping) {
+		unsigned ticket = atomic_load(&r->front), steps = atomic_load(&r->steps);
+
+		if (!ticket) {
+			atomic_store(&r->guarding, false);
+			if (atomic_load(&r->front) && !atomic_exchange(&r->guarding, true))
+				continue;
+			while (sem_wait(&r->guard_wake) && !fs->stopping)
+				;
+			continue;
+		}
+		nanosleep(&pause, NULL);
+		if (atomic_load(&r->steps) != steps || !take_away(r, ticket))
+			continue;
+		rest(r);
+		if (!atomic_load(&r->reading))
+			wake_one(r);
+	}
+	return NULL;
+}
+
+int receive_start(struct fs *fs)
+{
+	struct receiving *r = &fs->receiving;
+	cpu_set_t cpus;
+
+	sem_init(&r->parking, 0, 0);
+	sem_init(&r->guard_wake, 0, 0);
+	/* Who polled on the only core would keep away whom it waits for. */
+	r->may_poll = !sched_getaffinity(0, sizeof(cpus), &cpus) && CPU_COUNT(&cpus) > 1;
+	return -pthread_create(&r->guard, NULL, guard, fs);
+}
+
+void receive_thread_ends(struct fs *fs)
+{
+	if (in_front)
+		make_way(&fs->receiving);
+	/* Each wakes the next one, which finds what it has found. */
+	wake_one(&fs->receiving);
+}
+
+void receive_stop(struct fs *fs)
+{
+	struct receiving *r = &fs->receiving;
+
+	sem_post(&r->guard_wake);
+	pthread_join(r->guard, NULL);
+	sem_destroy(&r->parking);
+	sem_destroy(&r->guard_wake);
+}
