@@ -3,6 +3,11 @@
 
 #include <string.h>
 
+#include "base/util.h"
+
+#define WINDOWS_MAX 16383u	/* what page_track.pending can count */
+#define WINDOWS_SUFFICE 1024u	/* releases under way are a few hundred at most: as many as there are workers */
+
 void track_init(struct page_track *t)
 {
 	/* What the kernel was given before anybody kept track is unknown. */
@@ -177,8 +182,14 @@ void track_kernel_merged(struct page_track *t, track_id base)
 	t->met = t->pending > 0;
 }
 
+bool track_windows_suffice(const struct page_track *t)
+{
+	return t->pending >= WINDOWS_SUFFICE;
+}
+
 uint16_t track_window_open(struct page_track *t)
 {
+	bug_on(t->pending == WINDOWS_MAX);
 	if (t->pending++ == 0) {
 		t->kernel_base = t->home_id;
 		t->met = 0;

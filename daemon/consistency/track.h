@@ -49,7 +49,7 @@ struct page_track {
 	 * copy. If the kernel sends a page then, processes have written all of it.
 	 */
 	track_id kernel_base;
-	uint16_t pending : 14;	/* invalidations of this page that have not completed */
+	uint16_t pending : 14;	/* invalidations of this page that have not completed; see track_windows_suffice() */
 	uint16_t met : 1;	/* kernel_base is what the kernel sent and was merged: it has lost its races with home */
 	uint16_t may_hold : 1;	/* the kernel may have a copy */
 	uint16_t given; /* how often it was given or sent one since the first of those began; saturates */
@@ -144,6 +144,11 @@ void track_kernel_merged(struct page_track *t, track_id base);
  * track_window_open() returned.
  */
 uint16_t track_window_open(struct page_track *t);
+/*
+ * So many are pending, far more than can be under way at a time, that one is yet to begin: who wants the kernel's copy
+ * dropped need not ask for another.
+ */
+bool track_windows_suffice(const struct page_track *t);
 void track_window_close(struct page_track *t, uint16_t opened);
 
 /* Clients are about to hold for writing what lies beyond the end of the file: void until it is brought. */

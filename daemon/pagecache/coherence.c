@@ -159,7 +159,7 @@ static void again_ask(struct chunk *ch, unsigned i)
 	struct cache *c = ch->file->cache;
 	struct again *a;
 
-	if (fault_point("break.forget_again"))
+	if (fault_point("break.forget_again") || track_windows_suffice(&ch->track->page[i]))
 		return;
 	a = xmalloc(sizeof(*a));
 	*a = (struct again){ .chunk = chunk_ref(ch), .page = i,

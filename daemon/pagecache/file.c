@@ -249,14 +249,22 @@ int cfile_keep_time(struct cfile *f)
 {
 	struct store_file *sf;
 	struct stat st;
-	int err = cfile_store(f, true, &sf);
+	bool known;
+	int err;
 
+	pthread_mutex_lock(&f->lock);
+	known = f->mtime_set;
+	pthread_mutex_unlock(&f->lock);
+	if (known)
+		return 0;
+	err = cfile_store(f, true, &sf);
 	if (!err)
 		err = sf->ops->stat(sf, &st);
 	if (err)
 		return err;
 	pthread_mutex_lock(&f->lock);
-	f->mtime = st.st_mtim;
+	if (!f->mtime_set)
+		f->mtime = st.st_mtim;
 	f->mtime_set = true;
 	pthread_mutex_unlock(&f->lock);
 	return 0;
@@ -264,12 +272,7 @@ int cfile_keep_time(struct cfile *f)
 
 void cfile_wrote(struct cfile *f)
 {
-	bool known;
-
-	pthread_mutex_lock(&f->lock);
-	known = f->mtime_set;
-	pthread_mutex_unlock(&f->lock);
-	if (!f->cache->times_above || (!known && cfile_keep_time(f)))
+	if (!f->cache->times_above || cfile_keep_time(f))
 		cfile_touch(f);
 }
 

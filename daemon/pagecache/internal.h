@@ -377,7 +377,7 @@ unsigned chunk_store_some(struct chunk *ch);
 int cfile_store(struct cfile *f, bool write, struct store_file **out);
 /* What is dirty and stored later was written now; */
 void cfile_touch(struct cfile *f);
-/* has the modification time that the store's file has now; */
+/* has the modification time that the store's file has now, unless it has one of its own; */
 int cfile_keep_time(struct cfile *f);
 /* one of the two: who writes may tell the time himself (times_above). */
 void cfile_wrote(struct cfile *f);

@@ -318,13 +318,14 @@ int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len)
 
 /*
  * A sync failed: what was stored before it may be lost, though the store does not say so again.
- * Pages that home still has are stored once more. file->range held.
+ * Pages that home still has are stored once more; they were written when they were. file->range held.
  */
 static void store_again(struct cfile *f)
 {
 	struct chunk **list;
 	unsigned n = chunk_list_get(f, 0, UINT64_MAX, &list);
 
+	(void)cfile_keep_time(f);
 	for (unsigned k = 0; k < n; k++) {
 		struct chunk *ch = list[k];
 

@@ -2,6 +2,8 @@
  * cache_cases.c - the cases of the consistency contract, section 5, that need no mount; and rules 6 and 7 of
  * its section 2. A test has its case's number.
  */
+#include <semaphore.h>
+
 #include "cache_scene.h"
 
 /* Something to do when an invalidation is about to begin: a release has published, the kernel knows nothing. */
@@ -115,6 +117,52 @@ static void read_then_store(void)
 }
 
 /* What is read in the window has the device's bytes: a store over them is a later one. */
+static pthread_t releasing;
+static sem_t may_go_on;
+
+static void hold_back_others(void *arg, struct kfile *file, off_t off, off_t len)
+{
+	if (pthread_equal(pthread_self(), releasing))
+		before_invalidate(arg, file, off, len);
+	else
+		sem_wait(&may_go_on);
+}
+
+/* More often than the notifier could be asked to invalidate it once more. */
+static void push_very_often(void)
+{
+	for (unsigned k = 1; k <= 20000; k++) {
+		char byte = (char)('a' + k % 26);
+
+		cr_assert_eq(cpu_store(kf, &byte, 1, 4095), 0);
+		push_kernel();
+	}
+	store_cpu(4095, "!");
+	push_kernel();
+	for (unsigned k = 0; k < 40000; k++)
+		sem_post(&may_go_on);
+}
+
+Test(case_1, a_page_written_back_as_often_as_one_likes_keeps_all)
+{
+	struct client *cl;
+
+	begin_watched(1);
+	sem_init(&may_go_on, 0, 0);
+	releasing = pthread_self();
+	rig->before_invalidate = hold_back_others;
+	touch_cpu(0);
+	cl = new_client(0);
+	write_device(cl, 0, "d");
+	at_invalidation = push_very_often;
+	release_all(cl);
+	cr_assert_null(at_invalidation);
+	expect_cpu(0, "d");
+	expect_cpu(4095, "!");
+	expect_device(cl, 4095, "!");
+	end();
+}
+
 Test(case_1, a_page_read_in_between_is_a_new_base)
 {
 	struct client *cl;

@@ -145,6 +145,36 @@ Test(store_error, of_sync_makes_what_was_stored_be_stored_again)
 	end();
 }
 
+static int set_old_time(void *arg)
+{
+	struct timespec ts[2] = { { .tv_nsec = UTIME_OMIT }, { .tv_sec = 1000 } };
+	struct store_file *sf;
+
+	cr_assert_eq(store_open(rig->mem, kf->ref, true, &sf), 0);
+	cr_assert_eq(sf->ops->utimens(sf, ts), 0);
+	sf->ops->close(sf);
+	return 0;
+}
+
+Test(store_error, of_sync_leaves_the_time_of_what_is_stored_again)
+{
+	struct store_file *sf;
+	struct stat st;
+
+	begin_devices(1);
+	write_cpu(0, "x");
+	cr_assert_eq(cpu_fsync(kf), 0);
+	cr_assert_eq(cache_set_times(kf->cfile, set_old_time, NULL), 0);
+	fault_arm("store.sync", -EIO, 0, 1);
+	cr_assert_eq(cpu_fsync(kf), -EIO);
+	cr_assert_eq(cpu_fsync(kf), 0);
+	cr_assert_eq(store_open(rig->mem, kf->ref, false, &sf), 0);
+	cr_assert_eq(sf->ops->stat(sf, &st), 0);
+	sf->ops->close(sf);
+	cr_assert_eq(st.st_mtim.tv_sec, 1000);
+	end();
+}
+
 /* What cannot be stored is kept, but does not take all of the machine's memory. */
 Test(store_error, of_writeback_bounds_what_is_taken)
 {
