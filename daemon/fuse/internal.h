@@ -101,6 +101,7 @@ struct handle {
 
 /* What the supervisor is to know: memory that it shares. Zero until there is a mount. */
 struct supervised {
+	char mounted_as[PATH_MAX]; /* before the numbers */
 	atomic_uint major, minor;
 	atomic_bool over; /* the connection has ended: the number may be another mount's by now */
 };
@@ -138,6 +139,7 @@ struct fs {
 	unsigned max_backings; /* the same of store files */
 	bool mounted;
 	unsigned dev_major, dev_minor; /* of the mount */
+	char mounted_as[PATH_MAX];     /* its source: another mount may get the numbers when it has ended */
 	struct supervised *supervised; /* NULL: no supervisor */
 
 	struct receiving receiving;

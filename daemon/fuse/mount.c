@@ -418,6 +418,13 @@ out:
 	return err;
 }
 
+static void name_mount(struct fs *fs, const struct mount_entry *entry)
+{
+	fs->dev_major = entry->major;
+	fs->dev_minor = entry->minor;
+	memcpy(fs->mounted_as, entry->source, sizeof(fs->mounted_as));
+}
+
 static void write_bdi(const struct fs *fs, const char *name, const char *value)
 {
 	char path[96];
@@ -456,11 +463,10 @@ int mount_begin(struct fs *fs, const struct fuse_lowlevel_ops *ops)
 		return -EPERM;
 	}
 	fs->mounted = true;
-	if (!find_mount(fs->mountpoint, NULL, &entry, NULL)) {
-		fs->dev_major = entry.major;
-		fs->dev_minor = entry.minor;
-	}
+	if (!find_mount(fs->mountpoint, NULL, &entry, NULL))
+		name_mount(fs, &entry);
 	if (fs->supervised) {
+		memcpy(fs->supervised->mounted_as, fs->mounted_as, sizeof(fs->mounted_as));
 		fs->supervised->major = fs->dev_major;
 		fs->supervised->minor = fs->dev_minor;
 	}
@@ -477,7 +483,7 @@ bool mount_is_ours(const struct fs *fs)
 	struct mount_entry entry;
 
 	return !find_mount(fs->mountpoint, NULL, &entry, NULL) && entry.major == fs->dev_major &&
-	       entry.minor == fs->dev_minor;
+	       entry.minor == fs->dev_minor && !strcmp(entry.source, fs->mounted_as);
 }
 
 int mount_end(struct fs *fs, bool lazy)
@@ -524,10 +530,8 @@ bool mount_abort(struct fs *fs, bool hangs)
 
 	/* The daemon died before it could say. */
 	if (!fs->dev_minor && !find_mount(fs->mountpoint, NULL, &entry, NULL) &&
-	    !strcmp(entry.type, TYPE)) {
-		fs->dev_major = entry.major;
-		fs->dev_minor = entry.minor;
-	}
+	    !strcmp(entry.type, TYPE) && !strcmp(entry.source, fs->source))
+		name_mount(fs, &entry);
 	if (!fs->dev_minor)
 		return false;
 	ours = mount_is_ours(fs);

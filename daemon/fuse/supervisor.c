@@ -84,6 +84,7 @@ _Noreturn static void supervise(struct fs *fs, pid_t daemon)
 	wait_for_death(daemon);
 	fs->dev_major = fs->supervised->major;
 	fs->dev_minor = fs->supervised->minor;
+	memcpy(fs->mounted_as, fs->supervised->mounted_as, sizeof(fs->mounted_as));
 	gone = is_gone(pidfd, GRACE_MS);
 	was_mounted = mount_abort(fs, !gone);
 	if (was_mounted)

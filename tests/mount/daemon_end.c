@@ -114,6 +114,30 @@ BOTH_WAYS(daemon_end, gaia_umount_stores_everything)
 	cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "wait status %x", status);
 }
 
+/* The kernel gives the number of a mount that has ended to the next one, here in the same place. */
+BOTH_WAYS(daemon_end, what_is_mounted_there_later_stays)
+{
+	struct stat ours, other, now = { .st_dev = 0 };
+	siginfo_t ended;
+
+	if (geteuid() != 0)
+		WAY_SKIP("mounting something else: needs root");
+	cr_assert_eq(fstat(both_root[ON_MOUNT], &ours), 0);
+	both_close();
+	kill(mnt.daemon, SIGSTOP);
+	cr_assert_eq(umount2(mnt.path, MNT_DETACH), 0);
+	cr_assert_eq(mount("other", mnt.path, "tmpfs", 0, NULL), 0);
+	cr_assert_eq(stat(mnt.path, &other), 0);
+	kill(mnt.daemon, SIGCONT);
+	cr_assert_eq(waitid(P_PID, (id_t)mnt.daemon, &ended, WEXITED | WNOWAIT), 0);
+	(void)stat(mnt.path, &now);
+	umount2(mnt.path, MNT_DETACH);
+	mnt_wait(&mnt);
+	cr_assert_eq(now.st_dev, other.st_dev, "it was taken away");
+	if (other.st_dev != ours.st_dev)
+		WAY_SKIP("the number went elsewhere");
+}
+
 BOTH_WAYS_BARE(daemon_end, lazy_umount_stores_everything_when_the_last_file_is_closed)
 {
 	struct actor *who[2];
