@@ -1,6 +1,7 @@
 /*
  * client.c - one client's connection: its life, its messages.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -180,27 +181,43 @@ int control_grant(void *client, uint64_t map, unsigned prot, const uint64_t *idx
 	return err;
 }
 
-/*
- * Whether the client has been killed, though its socket is still open: one of its threads waits for our answer to
- * a request, and that request may be waiting for this very client's memory.
- */
-static bool is_killed(const struct client *c)
+static bool thread_is_killed(pid_t pid, const char *tid)
 {
 	unsigned long long pending;
-	char path[32], line[128];
+	char path[64], line[128];
 	bool killed = false;
 	FILE *status;
 
-	snprintf(path, sizeof(path), "/proc/%d/status", (int)c->pid);
+	snprintf(path, sizeof(path), "/proc/%d/task/%.20s/status", (int)pid, tid);
 	status = fopen(path, "re");
 	if (!status)
 		return false;
 	while (!killed && fgets(line, sizeof(line), status))
-		if (sscanf(line, "SigPnd: %llx", &pending) == 1 ||
-		    sscanf(line, "ShdPnd: %llx", &pending) == 1)
+		if (sscanf(line, "SigPnd: %llx", &pending) == 1)
 			killed = pending & 1ull << (SIGKILL - 1);
 	fclose(status);
 	return killed;
+}
+
+/*
+ * Whether the client has ended, though its socket is still open: one of its threads waits for our answer to a
+ * request, and that request may be waiting for this very client's memory. However a process
+ * ends, the kernel kills its threads that are left.
+ */
+static bool is_ending(const struct client *c)
+{
+	char path[32];
+	struct dirent *entry;
+	bool ending = false;
+	DIR *threads;
+
+	snprintf(path, sizeof(path), "/proc/%d/task", (int)c->pid);
+	threads = opendir(path);
+	while (threads && !ending && (entry = readdir(threads)))
+		ending = thread_is_killed(c->pid, entry->d_name);
+	if (threads)
+		closedir(threads);
+	return ending;
 }
 
 int control_revoke(void *client, uint64_t map, uint64_t idx)
@@ -231,7 +248,7 @@ int control_revoke(void *client, uint64_t map, uint64_t idx)
 		until.tv_nsec = look % 1000000000;
 		err = -pthread_cond_timedwait(&c->changed, &c->lock, &until);
 		if (err == -ETIMEDOUT && look < deadline)
-			err = is_killed(c) ? -EOWNERDEAD : 0;
+			err = is_ending(c) ? -EOWNERDEAD : 0;
 	}
 	LIST_REMOVE(&rev, link);
 	pthread_mutex_unlock(&c->lock);

@@ -12,6 +12,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -56,6 +57,7 @@ struct victim {
 	enum step last;
 	unsigned nonsense;
 	int sock;
+	atomic_int waits; /* the thread of it that waits for its own memory */
 };
 
 struct progress {
@@ -214,14 +216,14 @@ static bool is_done(void)
 	return poll(&p, 1, 0) == 1;
 }
 
-/* Until its last step waits for the daemon, or is over already. */
-static void catch_in_flight(void)
+/* Until its last step, in thread @tid, waits for the daemon, or is over already. */
+static void catch_in_flight(pid_t tid)
 {
 	time_t end = time(NULL) + HANG_SECONDS;
 	char path[64];
 	long nr = -1;
 
-	snprintf(path, sizeof(path), "/proc/%d/syscall", victim_pid);
+	snprintf(path, sizeof(path), "/proc/%d/task/%d/syscall", victim_pid, tid);
 	cr_assert(gate_pass(victim->arrived), "the victim does not get to its last step");
 	while (!is_done()) {
 		FILE *f = fopen(path, "re");
@@ -372,7 +374,7 @@ static void one_case(enum step last, bool in_flight, enum action action, unsigne
 	make_f();
 	start_victim(last, nonsense);
 	if (in_flight)
-		catch_in_flight();
+		catch_in_flight(victim_pid);
 	else
 		cr_assert(gate_pass(victim->done), "%s: it does not get there", when);
 	act(action);
@@ -471,6 +473,90 @@ BOTH_WAYS_BARE(fault_client, may_babble_while_it_is_asked_for_memory)
 BOTH_WAYS_BARE(fault_client, may_not_be_silent_when_it_is_asked_for_memory)
 {
 	during_a_revoke(STOPS);
+}
+
+/* ---- a client that waits for memory that only it can give up ---- */
+
+enum end { KILLED, TERMINATED, EXITS };
+
+static void *acquire_the_rest(void *arg)
+{
+	struct progress *p = arg;
+	struct gaia_ioc_map map = { .key = p->raw.key, .length = DEVICE_SIZE, .prot = RW };
+	struct gaia_ioc_range io;
+	int fd = open(mnt_file(&mnt, "all"), O_RDWR | O_CLOEXEC);
+
+	CHILD_CHECK(fd >= 0 && !ioctl(fd, GAIA_IOC_MAP, &map));
+	io = raw_range(&p->raw, map.map, DEVICE_SIZE, RW);
+	atomic_store(&p->v->waits, gettid());
+	gate_open(p->v->arrived);
+	(void)ioctl(fd, GAIA_IOC_ACQUIRE, &io);
+	gate_open(p->v->done);
+	return NULL;
+}
+
+static int entangled_main(void *arg)
+{
+	static struct progress p;
+	pthread_t thread;
+
+	p.v = arg;
+	p.fd = open(mnt_file(&mnt, "f"), O_RDWR | O_CLOEXEC);
+	CHILD_CHECK(p.fd >= 0);
+	for (enum step step = 0; step <= RELEASE_IT; step++)
+		CHILD_CHECK(perform(&p, step));
+	CHILD_CHECK(!pthread_create(&thread, NULL, acquire_the_rest, &p));
+	if (p.v->nonsense == TERMINATED)
+		pthread_exit(NULL);
+	while (!gate_pass(p.v->babble))
+		;
+	_exit(0);
+}
+
+/* Its socket stays open until its request is answered, which waits for it. */
+static void ends_entangled(enum end how)
+{
+	struct numbers before = start_all();
+	struct actor *a = actor_start("little", 4096, 0);
+	struct shell_result r;
+
+	make_f();
+	victim->arrived = gate_make();
+	victim->done = gate_make();
+	victim->babble = gate_make();
+	victim->nonsense = how;
+	victim_pid = child_start(entangled_main, victim);
+	cr_assert(gate_pass(victim->arrived));
+	gate_open(victim->arrived);
+	catch_in_flight(atomic_load(&victim->waits));
+	actor_order(a, ACQUIRE, 0, 4096, RW);
+	actor_blocks(a);
+	if (how == EXITS)
+		gate_open(victim->babble);
+	else
+		kill(victim_pid, how == KILLED ? SIGKILL : SIGTERM);
+	(void)actor_result(a); /* or -ENOMEM, for a moment */
+	actor_end(a);
+	end_victim();
+	all_is_free(&before, "entangled");
+	r = shell_run("/", 10, "grep -c 'did not give up memory' '%s'", mnt.log);
+	cr_assert_eq(atoi(r.out), 0, "it was not seen to end");
+	shell_free(&r);
+}
+
+BOTH_WAYS_BARE(fault_client, may_be_killed_while_it_waits_for_its_own_memory)
+{
+	ends_entangled(KILLED);
+}
+
+BOTH_WAYS_BARE(fault_client, may_be_terminated_while_it_waits_for_its_own_memory)
+{
+	ends_entangled(TERMINATED);
+}
+
+BOTH_WAYS_BARE(fault_client, may_exit_while_it_waits_for_its_own_memory)
+{
+	ends_entangled(EXITS);
 }
 
 /* ---- a client that is stopped while it holds pages ---- */
