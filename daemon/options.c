@@ -23,7 +23,8 @@ static const char help[] =
 	"       gaiafs [options] SOURCE MOUNTPOINT   mount SOURCE on MOUNTPOINT\n"
 	"\n"
 	"  --device sim[:SIZE][,KEY=VALUE]...   a simulated device (256M); keys: count=N,\n"
-	"                                       bandwidth=SIZE (a second), latency=MICROSECONDS\n"
+	"                                       bandwidth=SIZE (a second), latency=MICROSECONDS,\n"
+	"                                       peers=on|off (copies from other devices, on)\n"
 	"  --device cuda[:INDEX[,SIZE]]         a GPU (0), with 80 % of its free memory\n"
 	"  --device none                        no device; without --device: every GPU that works,\n"
 	"                                       and if there is none, a simulated device\n"
@@ -71,12 +72,20 @@ static int parse_latency(const char *text, uint64_t *ns)
 	return 0;
 }
 
+static int parse_peers(const char *text, bool *none)
+{
+	*none = !strcmp(text, "off");
+	return *none || !strcmp(text, "on") ? 0 : -EINVAL;
+}
+
 static int parse_sim_key(const char *key, struct sim_config *sim, uint64_t *count)
 {
 	if (!strncmp(key, "bandwidth=", 10))
 		return parse_size(key + 10, &sim->bandwidth);
 	if (!strncmp(key, "latency=", 8))
 		return parse_latency(key + 8, &sim->latency_ns);
+	if (!strncmp(key, "peers=", 6))
+		return parse_peers(key + 6, &sim->no_peers);
 	if (!strncmp(key, "count=", 6)) {
 		int err = parse_size(key + 6, count);
 
@@ -109,8 +118,8 @@ static int parse_sim(struct options *o, const char *text)
 	while ((word = strsep(&rest, ","))) {
 		err = parse_sim_key(word, sim, &count);
 		if (err) {
-			log_error("--device sim%s: \"%s\" is not count=N, bandwidth=SIZE or "
-				  "latency=MICROSECONDS", text, word);
+			log_error("--device sim%s: \"%s\" is not count=N, bandwidth=SIZE, "
+				  "latency=MICROSECONDS or peers=on|off", text, word);
 			goto out;
 		}
 	}

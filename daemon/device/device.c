@@ -53,6 +53,7 @@ static const char *const kind_names[] = {
 	[DEV_COPY_IN] = "copy in",
 	[DEV_COPY_OUT] = "copy out",
 	[DEV_COPY_WITHIN] = "copy within",
+	[DEV_COPY_PEER] = "copy from another device",
 	[DEV_PULL] = "pull",
 	[DEV_ZERO] = "zero",
 	[DEV_ARM] = "arm",
@@ -104,6 +105,8 @@ const char *device_op_fault(const struct dev_op *op)
 		return "no done()";
 	if (!op->n)
 		return "no runs";
+	if (op->kind == DEV_COPY_PEER && !op->from)
+		return "no device to copy from";
 	if (op->kind == DEV_FIND_CHANGED && !op->changed)
 		return "no bits to set";
 	for (i = 0; i < op->n; i++) {

@@ -2,9 +2,9 @@
  * device.h - the contract that every device fulfils.
  *
  * A device allocates chunks of GAIA_CHUNK bytes, exports them to clients as
- * descriptors, copies pages between itself and host memory, finds the pages that
- * changed, and merges. Everything above it sees only this. Implementations: sim
- * (the simulated device), cuda (NVIDIA GPUs), faulty (wraps any).
+ * descriptors, copies pages between itself and host memory, and from other devices that
+ * it reaches, finds the pages that changed, and merges. Everything above it sees only this.
+ * Implementations: sim (the simulated device), cuda (NVIDIA GPUs), faulty (wraps any).
  *
  * Asynchronous calls: an operation is submitted with device_submit(). If that returns 0,
  * op->done(op, err) runs exactly once on a thread of the device, never within
@@ -15,6 +15,9 @@
  * memory that another one changes. The caller keeps the memory on both ends alive, and keeps
  * others from changing it, until done(). done() may submit, alloc and free.
  * Thread-safe throughout.
+ *
+ * Between devices there is no order: what a DEV_COPY_PEER reads, nobody may be changing from
+ * before it is submitted until done(), be it an operation of the source that has not completed.
  *
  * An operation that failed may have been carried out in part: what it was to change is
  * undefined, armed hashes included, except that no DEV_PULL loses a client's byte.
@@ -49,7 +52,7 @@ struct devmem {
 /* Consecutive pages of one chunk, and the host memory that they correspond to. */
 struct dev_run {
 	struct devmem *mem;
-	struct devmem *other; /* DEV_COPY_WITHIN: the source chunk, on the same device */
+	struct devmem *other; /* DEV_COPY_WITHIN, _PEER: the source chunk */
 	uint32_t page;	      /* first page in the chunk */
 	uint32_t npages;      /* > 0; page + npages <= GAIA_CHUNK_PAGES */
 	void *host;	      /* npages * GAIA_PAGE bytes, page aligned; see the kinds */
@@ -64,6 +67,13 @@ enum dev_kind {
 	DEV_COPY_OUT,
 	/* Pages of ->other to the same pages of ->mem. Armed hashes go along. */
 	DEV_COPY_WITHIN,
+	/*
+	 * Pages of ->other, which is memory of op->from, to the same pages of ->mem. Forgets the pages'
+	 * armed hashes. op->from is a device that device_reaches(). -EHOSTUNREACH, from submit() or
+	 * done(): its memory cannot be read after all, for which it or what is between the two is to
+	 * blame; the device itself is well.
+	 */
+	DEV_COPY_PEER,
 	/*
 	 * Merge what others wrote into a page that clients may be writing meanwhile:
 	 * for each byte i below limit (of every page of the run), if host[i] != base[i] and
@@ -92,6 +102,7 @@ struct dev_op {
 	enum dev_kind kind;
 	const struct dev_run *runs;
 	unsigned n;
+	struct device *from; /* DEV_COPY_PEER: the device of the source chunks */
 	uint64_t *changed; /* DEV_FIND_CHANGED: zeroed by the caller, room for all pages */
 	void (*done)(struct dev_op *op, int err);
 	void *arg;
@@ -132,6 +143,9 @@ struct device_ops {
 	 */
 	void (*host_slab)(struct device *dev, void *slab, bool there);
 
+	/* Optional (NULL: none). See device_reaches(). */
+	bool (*reaches)(struct device *dev, const struct device *from);
+
 	/* All operations have completed, all memory is freed, all slabs are gone. */
 	void (*destroy)(struct device *dev);
 };
@@ -140,6 +154,7 @@ struct device {
 	const struct device_ops *ops;
 
 	/* Constant after creation. */
+	struct device *core;	/* itself; of layered devices, the innermost: by it implementations know their own */
 	char name[32];		/* "sim0": unique in the daemon, for people */
 	char kind[16];		/* "sim", "cuda" */
 	bool simulated;
@@ -151,6 +166,15 @@ struct device {
 static inline int device_submit(struct device *dev, struct dev_op *op)
 {
 	return dev->ops->submit(dev, op);
+}
+
+/*
+ * Whether @dev can copy from the memory of @from, another device, without the host's (DEV_COPY_PEER). Says
+ * nothing of the other direction. May take long: ask once. False where either does not work any more.
+ */
+static inline bool device_reaches(struct device *dev, const struct device *from)
+{
+	return dev->ops->reaches && dev->core != from->core && dev->ops->reaches(dev, from);
 }
 
 /* Submit @op (done and arg are overwritten) and wait for it: its error. Not
@@ -173,8 +197,9 @@ bool device_uses_host(enum dev_kind kind);
 struct sim_config {
 	unsigned index;
 	uint64_t capacity;  /* bytes, rounded down to chunks, at least one chunk */
-	uint64_t bandwidth; /* bytes a second between host and device; 0: as fast as memory */
+	uint64_t bandwidth; /* bytes a second between it and host or peers; 0: as fast as memory */
 	uint64_t latency_ns;/* added to every operation */
+	bool no_peers;	    /* reaches no other device, and none reaches it */
 };
 int device_sim_create(const struct sim_config *config, struct device **out);
 
@@ -192,9 +217,11 @@ unsigned device_cuda_count(const char **why);
 /*
  * Wraps @under, and owns it. Consults the fault points "device.alloc", "device.export" and
  * "device.submit", and when an operation is submitted that of its kind: "device.copy_in",
- * "device.copy_out", "device.copy_within", "device.pull", "device.zero", "device.arm",
- * "device.find_changed". Those make done() report their errno, in order and later as ever;
- * half of the pages were worked on by then, and of a copy's the last one is garbage.
+ * "device.copy_out", "device.copy_within", "device.copy_peer", "device.pull", "device.zero",
+ * "device.arm", "device.find_changed". Those make done() report their errno, in order and later as
+ * ever; half of the pages were worked on by then (of a copy from another device one), and of a copy
+ * that is not within the device the last one is garbage. "device.garble_peer" does that to a copy from
+ * another device and has it end as if all were well.
  */
 int device_faulty_create(struct device *under, struct device **out);
 

@@ -20,7 +20,7 @@ struct faulty {
 	struct device *under;
 };
 
-/* Takes the place of an operation that fails. Lives from submit to done. */
+/* Takes the place of an operation that fails, or (err 0) only does not what it says. Lives from submit to done. */
 struct failing_op {
 	struct dev_op op; /* submitted below, its runs are ours */
 	struct dev_op *original;
@@ -73,6 +73,8 @@ static int kind_fault_point(enum dev_kind kind)
 		return fault_point("device.copy_out");
 	case DEV_COPY_WITHIN:
 		return fault_point("device.copy_within");
+	case DEV_COPY_PEER:
+		return fault_point("device.copy_peer");
 	case DEV_PULL:
 		return fault_point("device.pull");
 	case DEV_ZERO:
@@ -136,10 +138,15 @@ static struct failing_op *failing_op_create(struct dev_op *original, int err)
 		last++;
 	}
 	last->npages = 1;
-	if (original->kind == DEV_COPY_IN)
-		last->host = (void *)garbage;
-
 	f->op.kind = original->kind;
+	if (original->kind == DEV_COPY_PEER) {
+		/* What it did not copy may be the same there already: the garbage is what counts. */
+		f->op.kind = DEV_COPY_IN;
+		f->runs[0] = *last;
+		last = f->runs;
+	}
+	if (f->op.kind == DEV_COPY_IN)
+		last->host = (void *)garbage;
 	f->op.runs = f->runs;
 	f->op.n = (unsigned)(last - f->runs) + 1;
 	f->op.changed = original->changed;
@@ -165,11 +172,13 @@ static int faulty_submit(struct device *dev, struct dev_op *op)
 	struct device *under = to_faulty(dev)->under;
 	struct failing_op *f;
 	int err = fault_point("device.submit");
+	bool garble;
 
 	if (err)
 		return err;
 	err = kind_fault_point(op->kind);
-	if (!err || !can_fail_later(op))
+	garble = !err && op->kind == DEV_COPY_PEER && fault_point("device.garble_peer");
+	if ((!err && !garble) || !can_fail_later(op))
 		return device_submit(under, op);
 	f = failing_op_create(op, err);
 	err = device_submit(under, &f->op);
@@ -184,6 +193,11 @@ static void faulty_host_slab(struct device *dev, void *slab, bool there)
 
 	if (under->ops->host_slab)
 		under->ops->host_slab(under, slab, there);
+}
+
+static bool faulty_reaches(struct device *dev, const struct device *from)
+{
+	return device_reaches(to_faulty(dev)->under, from);
 }
 
 static void faulty_destroy(struct device *dev)
@@ -201,6 +215,7 @@ static const struct device_ops faulty_ops = {
 	.export_fd = faulty_export_fd,
 	.submit = faulty_submit,
 	.host_slab = faulty_host_slab,
+	.reaches = faulty_reaches,
 	.destroy = faulty_destroy,
 };
 

@@ -67,6 +67,7 @@ struct sim {
 	/* Constant after creation. */
 	uint64_t bandwidth;
 	uint64_t latency_ns;
+	bool no_peers;
 	unsigned char *new_chunk; /* GAIA_CHUNK bytes of NEW_GARBAGE */
 	pthread_t thread;
 
@@ -253,6 +254,43 @@ static int sim_export_fd(struct device *dev, struct devmem *mem, bool write)
 	return err;
 }
 
+/* ---- other simulated devices ---- */
+
+static bool sim_reaches(struct device *dev, const struct device *from)
+{
+	return from->core->ops == dev->ops && !to_sim(dev)->no_peers && !to_sim(from->core)->no_peers;
+}
+
+/* What is wrong with the sources; NULL: nothing, and none of them can be freed until drop_sources(). */
+static const char *hold_sources(struct sim *sim, const struct dev_op *op)
+{
+	struct sim *from;
+	bool live = true;
+	unsigned i;
+
+	if (!device_reaches(&sim->base, op->from))
+		return "a source that it does not reach";
+	from = to_sim(op->from->core);
+	pthread_mutex_lock(&from->lock);
+	for (i = 0; i < op->n && live; i++)
+		live = find_live(from, op->runs[i].other);
+	for (i = 0; i < op->n && live; i++)
+		to_mem(op->runs[i].other)->in_flight++;
+	pthread_mutex_unlock(&from->lock);
+	return live ? NULL : "a source that is not the other device's";
+}
+
+static void drop_sources(const struct dev_op *op)
+{
+	struct sim *from = to_sim(op->from->core);
+	unsigned i;
+
+	pthread_mutex_lock(&from->lock);
+	for (i = 0; i < op->n; i++)
+		to_mem(op->runs[i].other)->in_flight--;
+	pthread_mutex_unlock(&from->lock);
+}
+
 /* ---- operations: the submitter's side ---- */
 
 /* sim->lock. */
@@ -306,7 +344,8 @@ static void spoil_destination(struct dev_op *op)
 
 		if (op->kind == DEV_COPY_OUT)
 			memset(run->host, COPY_GARBAGE, bytes);
-		else if (op->kind == DEV_COPY_IN || op->kind == DEV_COPY_WITHIN)
+		else if (op->kind == DEV_COPY_IN || op->kind == DEV_COPY_WITHIN ||
+			 op->kind == DEV_COPY_PEER)
 			memset(page_at(run->mem, run->page), COPY_GARBAGE, bytes);
 	}
 	op->spoiled = true;
@@ -316,14 +355,20 @@ static int sim_submit(struct device *dev, struct dev_op *op)
 {
 	struct sim *sim = to_sim(dev);
 	const char *fault;
-	bool idle;
+	bool idle, held = false;
 
 	fault = device_op_fault(op);
+	if (!fault && op->kind == DEV_COPY_PEER) {
+		fault = hold_sources(sim, op);
+		held = !fault;
+	}
 	pthread_mutex_lock(&sim->lock);
 	if (!fault)
 		fault = memory_fault(sim, op);
 	if (fault) {
 		pthread_mutex_unlock(&sim->lock);
+		if (held)
+			drop_sources(op);
 		log_error("device %s: refused to %s: %s", dev->name, device_kind_name(op->kind), fault);
 		return -EINVAL;
 	}
@@ -409,6 +454,10 @@ static void carry_out_run(const struct dev_op *op, const struct dev_run *run, si
 		memcpy(data, page_at(run->other, run->page), bytes);
 		copy_armed(m, to_mem(run->other), run->page, run->npages);
 		break;
+	case DEV_COPY_PEER:
+		memcpy(data, page_at(run->other, run->page), bytes);
+		forget_armed(m, run->page, run->npages);
+		break;
 	case DEV_PULL:
 		for (i = 0; i < run->npages; i++) {
 			at = (size_t)i * GAIA_PAGE;
@@ -444,13 +493,13 @@ static void carry_out(const struct dev_op *op)
 	}
 }
 
-/* Bytes that the operation moves between host and device. */
+/* Bytes that the operation moves to or from the device. */
 static uint64_t bus_bytes(const struct dev_op *op)
 {
 	uint64_t bytes = 0;
 	unsigned i;
 
-	if (!device_uses_host(op->kind))
+	if (!device_uses_host(op->kind) && op->kind != DEV_COPY_PEER)
 		return 0;
 	for (i = 0; i < op->n; i++) {
 		bytes += (uint64_t)op->runs[i].npages * GAIA_PAGE;
@@ -504,6 +553,8 @@ static void *sim_main(void *arg)
 		mark_in_flight(op, -1);
 		sim->outstanding--;
 		pthread_mutex_unlock(&sim->lock);
+		if (op->kind == DEV_COPY_PEER)
+			drop_sources(op);
 
 		op->done(op, 0); /* op may be gone now */
 		pthread_mutex_lock(&sim->lock);
@@ -540,6 +591,7 @@ static const struct device_ops sim_ops = {
 	.free = sim_free,
 	.export_fd = sim_export_fd,
 	.submit = sim_submit,
+	.reaches = sim_reaches,
 	.destroy = sim_destroy,
 };
 
@@ -566,6 +618,7 @@ int device_sim_create(const struct sim_config *config, struct device **out)
 	}
 	sim = xcalloc(1, sizeof(*sim));
 	sim->base.ops = &sim_ops;
+	sim->base.core = &sim->base;
 	snprintf(sim->base.name, sizeof(sim->base.name), "sim%u", config->index);
 	snprintf(sim->base.kind, sizeof(sim->base.kind), "sim");
 	sim->base.simulated = true;
@@ -574,6 +627,7 @@ int device_sim_create(const struct sim_config *config, struct device **out)
 	sim->base.capacity = ROUND_DOWN(config->capacity, GAIA_CHUNK);
 	sim->bandwidth = config->bandwidth;
 	sim->latency_ns = config->latency_ns;
+	sim->no_peers = config->no_peers;
 	sim->new_chunk = xmalloc(GAIA_CHUNK);
 	memset(sim->new_chunk, NEW_GARBAGE, GAIA_CHUNK);
 	pthread_mutex_init(&sim->lock, NULL);

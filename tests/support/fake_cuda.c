@@ -245,7 +245,7 @@ CUresult fake_enter(const char *entry)
 
 /* ---- devices and contexts ---- */
 
-static unsigned gpu_of(CUdevice ordinal)
+unsigned fake_gpu_of(CUdevice ordinal)
 {
 	return ((unsigned)ordinal + fake.config.first) % FAKE_GPUS;
 }
@@ -279,6 +279,17 @@ CUcontext fake_context(void)
 	CUcontext ctx = stack.depth ? stack.ctx[stack.depth - 1] : NULL;
 
 	return ctx && fake_is_context(ctx) ? ctx : NULL;
+}
+
+_Thread_local unsigned fake_stream_gpu_bit;
+
+unsigned fake_gpu_bit(void)
+{
+	CUcontext ctx = fake_stream_gpu_bit ? NULL : fake_context();
+
+	if (fake_stream_gpu_bit)
+		return fake_stream_gpu_bit;
+	return ctx ? 1u << ctx->gpu : ~0u;
 }
 
 static CUresult fake_init(unsigned flags)
@@ -326,7 +337,7 @@ static CUresult fake_device_get_uuid(CUuuid *uuid, CUdevice dev)
 		return err;
 	if (!is_device(dev))
 		return CUDA_ERROR_INVALID_DEVICE;
-	fake_cuda_uuid(gpu_of(dev), (unsigned char *)uuid->bytes);
+	fake_cuda_uuid(fake_gpu_of(dev), (unsigned char *)uuid->bytes);
 	return CUDA_SUCCESS;
 }
 
@@ -338,7 +349,7 @@ static CUresult fake_device_get_name(char *name, int len, CUdevice dev)
 		return err;
 	if (!is_device(dev))
 		return CUDA_ERROR_INVALID_DEVICE;
-	snprintf(name, (size_t)len, "Simulated GPU %u", gpu_of(dev));
+	snprintf(name, (size_t)len, "Simulated GPU %u", fake_gpu_of(dev));
 	return CUDA_SUCCESS;
 }
 
@@ -366,6 +377,18 @@ static CUresult fake_device_get_attribute(int *value, CUdevice_attribute attribu
 	return CUDA_SUCCESS;
 }
 
+static CUresult fake_device_can_access_peer(int *can, CUdevice dev, CUdevice peer)
+{
+	CUresult err = fake_enter("cuDeviceCanAccessPeer");
+
+	if (err)
+		return err;
+	if (!is_device(dev) || !is_device(peer))
+		return CUDA_ERROR_INVALID_DEVICE;
+	*can = dev != peer && !fake.config.no_peers;
+	return CUDA_SUCCESS;
+}
+
 static CUresult fake_primary_retain(CUcontext *ctx, CUdevice dev)
 {
 	CUresult err = fake_enter("cuDevicePrimaryCtxRetain");
@@ -375,8 +398,8 @@ static CUresult fake_primary_retain(CUcontext *ctx, CUdevice dev)
 	if (!is_device(dev))
 		return CUDA_ERROR_INVALID_DEVICE;
 	pthread_mutex_lock(&fake.lock);
-	*ctx = &fake.gpu[gpu_of(dev)].primary;
-	(*ctx)->gpu = gpu_of(dev);
+	*ctx = &fake.gpu[fake_gpu_of(dev)].primary;
+	(*ctx)->gpu = fake_gpu_of(dev);
 	(*ctx)->refs++;
 	pthread_mutex_unlock(&fake.lock);
 	return CUDA_SUCCESS;
@@ -391,7 +414,7 @@ static CUresult fake_primary_release(CUdevice dev)
 	if (!is_device(dev))
 		return CUDA_ERROR_INVALID_DEVICE;
 	pthread_mutex_lock(&fake.lock);
-	ctx = &fake.gpu[gpu_of(dev)].primary;
+	ctx = &fake.gpu[fake_gpu_of(dev)].primary;
 	if (!ctx->refs) {
 		pthread_mutex_unlock(&fake.lock);
 		return fake_refuse(CUDA_ERROR_INVALID_CONTEXT, "a primary context released too often");
@@ -419,7 +442,7 @@ static CUresult fake_ctx_create(CUcontext *out, unsigned flags, CUdevice dev)
 	if (stack.depth == MAX_STACK)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	ctx = calloc(1, sizeof(*ctx));
-	ctx->gpu = gpu_of(dev);
+	ctx->gpu = fake_gpu_of(dev);
 	pthread_mutex_lock(&fake.lock);
 	TAILQ_INSERT_TAIL(&fake.contexts, ctx, link);
 	pthread_mutex_unlock(&fake.lock);
@@ -539,6 +562,7 @@ const struct fake_entry fake_context_entries[] = {
 	{ "cuDeviceGetUuid", fake_device_get_uuid },
 	{ "cuDeviceGetName", fake_device_get_name },
 	{ "cuDeviceGetAttribute", fake_device_get_attribute },
+	{ "cuDeviceCanAccessPeer", fake_device_can_access_peer },
 	{ "cuDevicePrimaryCtxRetain", fake_primary_retain },
 	{ "cuDevicePrimaryCtxRelease", fake_primary_release },
 	{ "cuCtxCreate", fake_ctx_create_v4 },

@@ -10,7 +10,7 @@
  * (a double map, a partial unmap, a wrong granularity or offset, a copy beyond an
  * allocation or across two registrations, a call in a host function, a use in a
  * forked child) fails, and is noted as a violation. Mapped memory without access cannot be
- * touched, nor can freed memory. The destination of a copy is garbage from the moment that
+ * touched, by a GPU that was not given any itself, nor can freed memory. The destination of a copy is garbage from the moment that
  * the stream comes to it, at once on an idle stream, until the copy lands.
  *
  * Calls that end something (free, unmap, destroy, release, unregister) take effect even when
@@ -28,6 +28,7 @@ struct fake_cuda_config {
 	unsigned first;		/* ordinal 0 is GPU number `first`, as CUDA_VISIBLE_DEVICES would have it */
 	size_t memory;		/* bytes a device; a multiple of 2 MiB */
 	size_t granularity;	/* bytes; 0: 2 MiB */
+	bool no_peers;		/* no GPU can read another's memory */
 };
 
 /* Before the first call, and again between tests; nothing may be alive. Default: one GPU of 64 MiB. */
@@ -49,7 +50,10 @@ CUresult fake_cuda_launch(CUstream stream, void (*fn)(void *arg), void *arg);
 CUresult fake_cuda_launch_copy(CUstream stream, void (*fn)(void *arg), const void *arg,
 			       size_t bytes);
 
-/* Whether a kernel or a copy may use the bytes: device memory with access, or pinned host memory. */
+/*
+ * Whether a kernel or a copy may use the bytes: device memory with access, or pinned host memory. On the GPU of
+ * the stream whose kernel asks; else on that of the current context.
+ */
 bool fake_cuda_usable(const void *p, size_t bytes);
 
 /* ---- making things go wrong ---- */

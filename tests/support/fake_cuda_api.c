@@ -58,6 +58,7 @@ static void work_on(const struct work *w, const struct page_item *item, uint32_t
 
 	switch (w->kind) {
 	case DEV_COPY_IN:
+	case DEV_COPY_PEER:
 		memcpy(page, nth_page(item->other, n), GAIA_PAGE);
 		*armed = none;
 		break;

@@ -84,7 +84,7 @@ struct fake_mapping {
 	char *at;
 	size_t size;
 	struct fake_memory *memory;
-	bool access;
+	unsigned access; /* a bit a GPU that may read and write */
 };
 
 struct fake {
@@ -128,8 +128,16 @@ CUresult fake_refuse(CUresult result, const char *fmt, ...) __attribute__((forma
 CUcontext fake_context(void);
 bool fake_is_context(CUcontext ctx);
 
-/* fake.lock held. */
-bool fake_device_memory(const void *p, size_t bytes);
+/* A bit for the GPU that the calling thread works for; all bits where that is none. fake.lock not held. */
+unsigned fake_gpu_bit(void);
+
+/* What a stream's thread works for. */
+extern _Thread_local unsigned fake_stream_gpu_bit;
+
+unsigned fake_gpu_of(CUdevice ordinal);
+
+/* fake.lock held. @gpus: bits, of which one is to have access. */
+bool fake_device_memory(const void *p, size_t bytes, unsigned gpus);
 bool fake_pinned_memory(const void *p, size_t bytes);
 
 /* True in a host function: no call is allowed. */

@@ -45,13 +45,13 @@ static bool overlaps(const char *a, size_t a_bytes, const char *b, size_t b_byte
 	return a < b + b_bytes && b < a + a_bytes;
 }
 
-/* Bytes of the range that are mapped; *with_access: all of those. */
-static size_t mapped_bytes(const char *p, size_t bytes, bool *with_access)
+/* Bytes of the range that are mapped; *access: the GPUs that may use all of those. */
+static size_t mapped_bytes(const char *p, size_t bytes, unsigned *access)
 {
 	struct fake_mapping *m;
 	size_t found = 0;
 
-	*with_access = true;
+	*access = ~0u;
 	TAILQ_FOREACH(m, &fake.mappings, link) {
 		const char *from = m->at > p ? m->at : p;
 		const char *to = m->at + m->size < p + bytes ? m->at + m->size : p + bytes;
@@ -59,18 +59,20 @@ static size_t mapped_bytes(const char *p, size_t bytes, bool *with_access)
 		if (from >= to)
 			continue;
 		found += (size_t)(to - from);
-		*with_access &= m->access;
+		*access &= m->access;
 	}
 	return found;
 }
 
-bool fake_device_memory(const void *p, size_t bytes)
+bool fake_device_memory(const void *p, size_t bytes, unsigned gpus)
 {
-	bool access;
+	struct fake_range *r = range_around(&fake.allocated, p, bytes);
+	unsigned access;
 
-	if (range_around(&fake.allocated, p, bytes))
-		return true;
-	return mapped_bytes(p, bytes, &access) == bytes && access;
+	/* What is allocated plainly other GPUs reach by contexts, of which nobody enables any. */
+	if (r)
+		return gpus & 1u << r->gpu;
+	return mapped_bytes(p, bytes, &access) == bytes && (access & gpus);
 }
 
 bool fake_pinned_memory(const void *p, size_t bytes)
@@ -122,10 +124,11 @@ static bool take_memory(unsigned gpu, size_t size)
 
 bool fake_cuda_usable(const void *p, size_t bytes)
 {
+	unsigned gpus = fake_gpu_bit();
 	bool usable;
 
 	pthread_mutex_lock(&fake.lock);
-	usable = fake_device_memory(p, bytes) || fake_pinned_memory(p, bytes);
+	usable = fake_device_memory(p, bytes, gpus) || fake_pinned_memory(p, bytes);
 	pthread_mutex_unlock(&fake.lock);
 	return usable;
 }
@@ -141,11 +144,6 @@ static const char *prop_fault(const CUmemAllocationProp *prop)
 	if (prop->requestedHandleTypes & ~(unsigned)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
 		return "handles that are no descriptors";
 	return NULL;
-}
-
-static unsigned gpu_of_ordinal(int ordinal)
-{
-	return ((unsigned)ordinal + fake.config.first) % FAKE_GPUS;
 }
 
 static CUresult fake_get_granularity(size_t *granularity, const CUmemAllocationProp *prop,
@@ -177,7 +175,7 @@ static CUresult fake_mem_create(CUmemGenericAllocationHandle *handle, size_t siz
 		return fake_refuse(CUDA_ERROR_INVALID_VALUE, "cuMemCreate of %zu bytes", size);
 	m = calloc(1, sizeof(*m));
 	m->size = size;
-	m->gpu = gpu_of_ordinal(prop->location.id);
+	m->gpu = fake_gpu_of(prop->location.id);
 	m->exportable = prop->requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 	pthread_mutex_lock(&fake.lock);
 	if (!take_memory(m->gpu, size)) {
@@ -302,7 +300,7 @@ static CUresult fake_address_free(CUdeviceptr ptr, size_t size)
 	CUresult err = fake_enter("cuMemAddressFree");
 	struct fake_range *r;
 	const char *fault = NULL;
-	bool access;
+	unsigned access;
 
 	pthread_mutex_lock(&fake.lock);
 	r = range_at(&fake.reserved, (void *)ptr);
@@ -394,6 +392,7 @@ static CUresult fake_mem_unmap(CUdeviceptr ptr, size_t size)
 	return m ? err : fake_refuse(CUDA_ERROR_INVALID_VALUE, "cuMemUnmap of what is not one whole mapping");
 }
 
+/* What a GPU may do with mapped memory; others may do what they could before. */
 static CUresult fake_mem_set_access(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc,
 				    size_t count)
 {
@@ -401,23 +400,30 @@ static CUresult fake_mem_set_access(CUdeviceptr ptr, size_t size, const CUmemAcc
 	struct fake_mapping *m;
 	const char *fault = NULL;
 	char *at = (char *)ptr;
-	bool access;
+	unsigned access, gpu;
 
 	if (err)
 		return err;
 	if (count != 1 || desc->location.type != CU_MEM_LOCATION_TYPE_DEVICE || desc->location.id < 0 ||
 	    (unsigned)desc->location.id >= fake.config.n_devices)
 		return fake_refuse(CUDA_ERROR_INVALID_DEVICE, "cuMemSetAccess for no device");
+	gpu = fake_gpu_of(desc->location.id);
 	pthread_mutex_lock(&fake.lock);
 	if (!is_multiple(size) || mapped_bytes(at, size, &access) != size)
 		fault = "what is not mapped";
 	TAILQ_FOREACH(m, &fake.mappings, link)
 		if (overlaps(at, size, m->at, m->size) && (m->at < at || m->at + m->size > at + size))
 			fault = "a part of a mapping";
+	TAILQ_FOREACH(m, &fake.mappings, link)
+		if (overlaps(at, size, m->at, m->size) && fake.config.no_peers && !m->memory->imported &&
+		    m->memory->gpu != gpu)
+			fault = "the memory of a GPU that is no peer";
 	TAILQ_FOREACH(m, &fake.mappings, link) {
 		if (fault || !overlaps(at, size, m->at, m->size))
 			continue;
-		m->access = desc->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+		m->access &= ~(1u << gpu);
+		if (desc->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+			m->access |= 1u << gpu;
 		if (mprotect(m->at, m->size, m->access ? PROT_READ | PROT_WRITE :
 			     desc->flags == CU_MEM_ACCESS_FLAGS_PROT_READ ? PROT_READ : PROT_NONE))
 			abort();

@@ -123,6 +123,7 @@ static void *stream_main(void *arg)
 	CUstream s = arg;
 	struct fake_item *item;
 
+	fake_stream_gpu_bit = 1u << s->ctx->gpu;
 	pthread_mutex_lock(&fake.lock);
 	for (;;) {
 		item = STAILQ_FIRST(&s->items);
@@ -368,17 +369,34 @@ again:
 
 /* ---- work ---- */
 
+/* The GPU of the stream; of the current context where there is no such stream, which queue() refuses. */
+static unsigned stream_gpu_bit(CUstream handle)
+{
+	CUcontext current = fake_context();
+	unsigned gpus = fake_gpu_bit();
+	CUstream s;
+
+	pthread_mutex_lock(&fake.lock);
+	s = find_stream(handle, current);
+	if (s)
+		gpus = 1u << s->ctx->gpu;
+	pthread_mutex_unlock(&fake.lock);
+	return gpus;
+}
+
 static CUresult fake_copy(const char *call, void *to, const void *from, size_t bytes, bool to_host,
 			  bool from_host, CUstream stream)
 {
 	CUresult err = fake_enter(call);
+	unsigned gpus;
 	bool good;
 
 	if (err)
 		return err;
+	gpus = stream_gpu_bit(stream);
 	pthread_mutex_lock(&fake.lock);
-	good = (to_host ? fake_pinned_memory : fake_device_memory)(to, bytes) &&
-	       (from_host ? fake_pinned_memory : fake_device_memory)(from, bytes);
+	good = (to_host ? fake_pinned_memory(to, bytes) : fake_device_memory(to, bytes, gpus)) &&
+	       (from_host ? fake_pinned_memory(from, bytes) : fake_device_memory(from, bytes, gpus));
 	pthread_mutex_unlock(&fake.lock);
 	if (!good)
 		return fake_refuse(CUDA_ERROR_INVALID_VALUE,
@@ -407,6 +425,7 @@ static CUresult fake_copy_now(const char *call, void *to, const void *from, cons
 			      size_t bytes)
 {
 	CUresult err = fake_enter(call);
+	unsigned gpus = fake_gpu_bit();
 	bool good;
 
 	if (!err)
@@ -414,7 +433,7 @@ static CUresult fake_copy_now(const char *call, void *to, const void *from, cons
 	if (err)
 		return err;
 	pthread_mutex_lock(&fake.lock);
-	good = fake_device_memory(device, bytes);
+	good = fake_device_memory(device, bytes, gpus);
 	pthread_mutex_unlock(&fake.lock);
 	if (!good)
 		return fake_refuse(CUDA_ERROR_INVALID_VALUE, "%s of memory that is not the device's", call);

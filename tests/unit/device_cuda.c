@@ -475,6 +475,119 @@ Test(cuda_several, devices_share_the_registrations_of_the_process, .timeout = 60
 	free(found);
 }
 
+static void create_two(struct device *two[2], bool no_peers)
+{
+	fake_cuda_reset(&(struct fake_cuda_config){ .n_devices = 2, .memory = 16 * GAIA_CHUNK,
+						    .no_peers = no_peers });
+	cr_assert_eq(fake_cuda_api()->cuInit(0), 0);
+	for (unsigned i = 0; i < 2; i++)
+		two[i] = new_cuda(i, 4 * GAIA_CHUNK, 8 * GAIA_PAGE);
+}
+
+static void destroy_two(struct device *two[2])
+{
+	for (unsigned i = 0; i < 2; i++)
+		two[i]->ops->destroy(two[i]);
+	assert_nothing_left();
+}
+
+static int copy_peer(struct devmem *to, struct devmem *from)
+{
+	struct dev_run run = { to, .other = from, .npages = 20 };
+	struct dev_op op = { .kind = DEV_COPY_PEER, .runs = &run, .n = 1, .from = from->dev };
+
+	return device_run(to->dev, &op);
+}
+
+Test(cuda_several, gpus_without_peer_access_do_not_reach_each_other, .timeout = 60)
+{
+	struct device *two[2];
+
+	create_two(two, true);
+	cr_assert_not(device_reaches(two[0], two[1]));
+	cr_assert_not(device_reaches(two[1], two[0]));
+	destroy_two(two);
+}
+
+/* All of both devices is allocated when calls are made to fail: nobody makes chunks to keep then. */
+static void alloc_all(struct device *of, struct devmem *mem[4])
+{
+	for (unsigned i = 0; i < 4; i++)
+		mem[i] = must_alloc(of);
+}
+
+static void free_all(struct devmem *mem[4])
+{
+	for (unsigned i = 0; i < 4; i++)
+		must_free(mem[i]);
+}
+
+/* What a slot held before may have been open to the other GPU. */
+Test(cuda_several, access_is_given_once_in_each_life_of_a_chunk, .timeout = 60)
+{
+	struct devmem *to[4], *from[4];
+	struct device *two[2];
+
+	create_two(two, false);
+	alloc_all(two[0], to);
+	alloc_all(two[1], from);
+	for (unsigned i = 0; i < 20; i++) {
+		cr_assert_eq(copy_peer(to[0], from[0]), 0);
+		fake_cuda_fail("cuMemSetAccess", 1, CUDA_ERROR_INVALID_VALUE, false);
+		cr_assert_eq(copy_peer(to[0], from[0]), 0);
+		cr_assert_not(fake_cuda_failed(), "it was called");
+		client_unmap(client_map(from[0])); /* so that it is made anew */
+		must_free(from[0]);
+		from[0] = must_alloc(two[1]);
+	}
+	free_all(to);
+	free_all(from);
+	destroy_two(two);
+}
+
+Test(cuda_several, access_that_is_refused_breaks_neither, .timeout = 60)
+{
+	struct devmem *to[4], *from[4];
+	char *host = host_pages(20);
+	struct device *two[2];
+
+	create_two(two, false);
+	alloc_all(two[0], to);
+	alloc_all(two[1], from);
+	fake_cuda_fail("cuMemSetAccess", 1, CUDA_ERROR_NOT_SUPPORTED, false);
+	cr_assert_eq(copy_peer(to[0], from[0]), -EHOSTUNREACH);
+	cr_assert(fake_cuda_failed());
+	cr_assert_eq(copy_in(to[0], 0, 20, host), 0);
+	cr_assert_eq(copy_in(from[0], 0, 20, host), 0);
+	cr_assert_eq(copy_peer(to[0], from[0]), 0);
+	free_all(to);
+	free_all(from);
+	destroy_two(two);
+	free(host);
+}
+
+/* What it holds cannot be trusted any more, though it could be read. */
+Test(cuda_several, nothing_is_taken_from_a_gpu_that_is_switched_off, .timeout = 60)
+{
+	char *host = host_pages(20);
+	struct device *two[2];
+	struct devmem *to, *from;
+
+	create_two(two, false);
+	to = must_alloc(two[0]);
+	from = must_alloc(two[1]);
+	cr_assert_eq(copy_peer(to, from), 0);
+	fake_cuda_fail("cuEventRecord", 1, CUDA_ERROR_UNKNOWN, false);
+	cr_assert_eq(copy_in(from, 0, 20, host), -EIO);
+	cr_assert_eq(copy_peer(to, from), -EHOSTUNREACH);
+	cr_assert_not(device_reaches(two[0], two[1]));
+	cr_assert_eq(copy_in(to, 0, 20, host), 0);
+	must_free(to);
+	must_free(from);
+	destroy_two(two);
+	free(host);
+}
+
 Test(cuda_several, says_what_it_is, .timeout = 60)
 {
 	unsigned char uuid[16];

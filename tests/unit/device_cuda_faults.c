@@ -225,6 +225,77 @@ Test(faults, any_copy_and_kernel_may_fail_when_it_is_due)
 	each_in_turn(fail_when_due, CUDA_ERROR_ILLEGAL_ADDRESS, 20);
 }
 
+/* Two GPUs, of which one copies from the other: whether what was armed happened. */
+static bool play_peers(void (*arm_fault)(unsigned nth, CUresult result), unsigned nth, CUresult result)
+{
+	char *host = host_pages(N), *found = host_pages(N);
+	struct devmem *mem[2] = { NULL, NULL };
+	struct device *dev[2] = { NULL, NULL };
+	bool failed;
+	int err = 0;
+
+	fake_cuda_reset(&(struct fake_cuda_config){ .n_devices = 2, .memory = 4 * CHUNKS * GAIA_CHUNK });
+	cr_assert_eq(fake_cuda_api()->cuInit(0), 0);
+	arm_fault(nth, result);
+	for (unsigned i = 0; i < 2 && !err; i++) {
+		const struct cuda_config config = { .index = i, .capacity = CHUNKS * GAIA_CHUNK };
+
+		err = cuda_create(fake_cuda_api(), &config, 8 * GAIA_PAGE, &dev[i]);
+		if (!err)
+			err = dev[i]->ops->alloc(dev[i], &mem[i]);
+	}
+	if (!err && device_reaches(dev[0], dev[1])) {
+		/* A long run and a short one. */
+		struct dev_run runs[2] = { { mem[0], .other = mem[1], .npages = N - 2 },
+					   { mem[0], .other = mem[1], .page = N - 1, .npages = 1 } };
+		struct dev_op op = { .kind = DEV_COPY_PEER, .runs = runs, .n = 2, .from = dev[1] };
+
+		memset(host, 'p', N * GAIA_PAGE);
+		memset(host + (N - 2) * GAIA_PAGE, 'o', GAIA_PAGE);
+		err = copy_in(mem[0], N - 2, 1, host + (N - 2) * GAIA_PAGE);
+		if (!err)
+			err = copy_in(mem[1], 0, N, host);
+		if (!err)
+			err = device_run(dev[0], &op);
+		if (!err)
+			err = copy_out(mem[0], 0, N, found);
+		cr_assert(err || !memcmp(host, found, N * GAIA_PAGE), "call %u, error %d", nth, (int)result);
+	}
+	for (unsigned i = 0; i < 2; i++) {
+		if (mem[i])
+			dev[i]->ops->free(dev[i], mem[i]);
+		if (dev[i])
+			dev[i]->ops->destroy(dev[i]);
+	}
+	failed = fake_cuda_failed();
+	cr_assert_null(fake_cuda_violation(), "%s (call %u, error %d)", fake_cuda_violation(), nth,
+		       (int)result);
+	cr_assert_eq(fake_cuda_alive(true), 0, "call %u, error %d", nth, (int)result);
+	free(host);
+	free(found);
+	return failed;
+}
+
+Test(faults, any_call_may_fail_while_one_copies_from_the_other)
+{
+	static const struct {
+		void (*arm_fault)(unsigned nth, CUresult result);
+		CUresult result;
+		unsigned least;
+	} ways[] = { { fail_once, CUDA_ERROR_UNKNOWN, 100 },
+		     { fail_once, CUDA_ERROR_OUT_OF_MEMORY, 100 },
+		     { fail_from, CUDA_ERROR_ILLEGAL_ADDRESS, 100 },
+		     { fail_when_due, CUDA_ERROR_ILLEGAL_ADDRESS, 12 } };
+
+	for (unsigned i = 0; i < ARRAY_LEN(ways); i++) {
+		unsigned nth = 1;
+
+		while (play_peers(ways[i].arm_fault, nth, ways[i].result))
+			nth++;
+		cr_assert_gt(nth, ways[i].least, "way %u: %u", i, nth);
+	}
+}
+
 /* With calibration, which the others leave out: thousands of calls, so that not each has its turn. */
 Test(faults, calls_of_creation_may_fail)
 {

@@ -232,3 +232,97 @@ Test(fake, memory_runs_out)
 		cr_assert_eq(cu->cuMemRelease(h[--n]), 0);
 	cr_assert_null(fake_cuda_violation());
 }
+
+/* ---- two GPUs ---- */
+
+static CUcontext contexts[2];
+
+/* A chunk of GPU 1 at `range`, which it may use; GPU 0 is current. */
+static void start_two(bool no_peers)
+{
+	CUmemAccessDesc own = access_both;
+	CUmemAllocationProp like = prop;
+
+	fake_cuda_reset(&(struct fake_cuda_config){ .n_devices = 2, .memory = 8 * CHUNK,
+						    .no_peers = no_peers });
+	cu = fake_cuda_api();
+	cr_assert_eq(cu->cuInit(0), 0);
+	for (int i = 0; i < 2; i++)
+		cr_assert_eq(cu->cuDevicePrimaryCtxRetain(&contexts[i], i), 0);
+	cr_assert_eq(cu->cuCtxSetCurrent(contexts[0]), 0);
+	cr_assert_eq(cu->cuMemAddressReserve(&range, 4 * CHUNK, CHUNK, 0, 0), 0);
+	like.location.id = own.location.id = 1;
+	cr_assert_eq(cu->cuMemCreate(&handle, CHUNK, &like, 0), 0);
+	cr_assert_eq(cu->cuMemMap(range, CHUNK, 0, handle, 0), 0);
+	cr_assert_eq(cu->cuMemSetAccess(range, CHUNK, &own, 1), 0);
+}
+
+static void start_peers(void)
+{
+	start_two(false);
+}
+
+static void start_no_peers(void)
+{
+	start_two(true);
+}
+
+static void end_two(void)
+{
+	(void)cu->cuDevicePrimaryCtxRelease(1);
+	end();
+}
+
+TestSuite(peers, .init = start_peers, .fini = end_two, .timeout = 60);
+TestSuite(no_peers, .init = start_no_peers, .fini = end_two, .timeout = 60);
+
+Test(peers, a_gpu_uses_what_it_was_given_access_to_itself)
+{
+	int can = 0;
+
+	cr_assert_eq(cu->cuDeviceCanAccessPeer(&can, 0, 1), 0);
+	cr_assert_eq(can, 1);
+	cr_assert_not(fake_cuda_usable((void *)range, CHUNK));
+	cr_assert_eq(cu->cuMemSetAccess(range, CHUNK, &access_both, 1), 0);
+	cr_assert(fake_cuda_usable((void *)range, CHUNK));
+	/* Nor did the owner lose it. */
+	cr_assert_eq(cu->cuCtxSetCurrent(contexts[1]), 0);
+	cr_assert(fake_cuda_usable((void *)range, CHUNK));
+	cr_assert_null(fake_cuda_violation());
+}
+
+Test(peers, a_stream_uses_what_its_own_gpu_may)
+{
+	CUdeviceptr own;
+	CUstream stream;
+
+	cr_assert_eq(cu->cuMemAlloc(&own, 8192), 0);
+	cr_assert_eq(cu->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), 0);
+	/* Whatever is current when it is asked. */
+	cr_assert_eq(cu->cuCtxSetCurrent(contexts[1]), 0);
+	refused(cu->cuMemcpyDtoDAsync(own, range, 8192, stream));
+	cr_assert_eq(cu->cuMemSetAccess(range, CHUNK, &access_both, 1), 0);
+	cr_assert_eq(cu->cuMemcpyDtoDAsync(own, range, 8192, stream), 0);
+	cr_assert_eq(cu->cuStreamDestroy(stream), 0);
+	cr_assert_eq(cu->cuMemFree(own), 0);
+}
+
+Test(peers, plain_allocations_are_their_gpus_own)
+{
+	CUdeviceptr own;
+
+	cr_assert_eq(cu->cuMemAlloc(&own, 4096), 0);
+	cr_assert(fake_cuda_usable((void *)own, 4096));
+	cr_assert_eq(cu->cuCtxSetCurrent(contexts[1]), 0);
+	cr_assert_not(fake_cuda_usable((void *)own, 4096));
+	cr_assert_eq(cu->cuMemFree(own), 0);
+}
+
+Test(no_peers, no_access_can_be_given)
+{
+	int can = 1;
+
+	cr_assert_eq(cu->cuDeviceCanAccessPeer(&can, 0, 1), 0);
+	cr_assert_eq(can, 0);
+	refused(cu->cuMemSetAccess(range, CHUNK, &access_both, 1));
+}

@@ -17,6 +17,7 @@
 	X(cuDeviceGetUuid)              \
 	X(cuDeviceGetName)              \
 	X(cuDeviceGetAttribute)         \
+	X(cuDeviceCanAccessPeer)        \
 	X(cuDevicePrimaryCtxRetain)     \
 	X(cuDevicePrimaryCtxRelease)    \
 	X(cuCtxSetCurrent)              \
@@ -39,6 +40,7 @@
 	X(cuMemHostGetDevicePointer)    \
 	X(cuMemcpyHtoDAsync)            \
 	X(cuMemcpyDtoHAsync)            \
+	X(cuMemcpyDtoDAsync)            \
 	X(cuMemsetD8Async)              \
 	X(cuStreamCreate)               \
 	X(cuStreamDestroy)              \

@@ -246,6 +246,7 @@ static const struct device_ops cuda_ops = {
 	.export_fd = cuda_export_fd,
 	.submit = cuda_submit,
 	.host_slab = cuda_host_slab,
+	.reaches = cuda_reaches,
 	.destroy = cuda_destroy,
 };
 
@@ -258,6 +259,7 @@ int cuda_create(const struct cuda_api *api, const struct cuda_config *config, ui
 
 	cuda->api = api;
 	cuda->base.ops = &cuda_ops;
+	cuda->base.core = &cuda->base;
 	cuda->copy_from = copy_from;
 	init_locks(cuda);
 	err = identify(cuda, config->index, model);

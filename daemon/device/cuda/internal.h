@@ -5,6 +5,7 @@
  *	memory.c	chunks: creating, pooling, scrubbing, exporting
  *	queue.c		operations: from submit to done
  *	host.c		home memory that is registered for DMA
+ *	peer.c		memory of other GPUs
  *	calibrate.c	kernel or copy engine: from which length on
  *
  * Threads: the callers'; "issue", which turns operations into commands of the stream; "complete",
@@ -12,7 +13,8 @@
  * operations are all on one stream: so operations are carried out in order.
  *
  * Rules:
- * 1. device->lock is a leaf, but for the driver's own locks: nothing of CUDA is called with it held.
+ * 1. device->lock is a leaf, but for the driver's own locks: nothing of CUDA is called with it held,
+ *    nor is another device's taken.
  * 2. A thread calls cuda_enter() before it calls the driver.
  * 3. Each result of the driver goes through cuda_check() or cuda_ended(), or says why it may be anything.
  */
@@ -47,7 +49,8 @@ struct cuda_chunk {
 		CHUNK_LIVE,  /* allocated */
 	} state;
 	bool exported;
-	unsigned in_flight; /* mentions in the runs of outstanding operations */
+	uint64_t readers;   /* a bit an ordinal: other GPUs that were given access to it */
+	unsigned in_flight; /* mentions in the runs of outstanding operations, other GPUs' too */
 	SLIST_ENTRY(cuda_chunk) link;
 };
 
@@ -160,6 +163,20 @@ int cuda_export_fd(struct device *dev, struct devmem *mem, bool write);
 struct cuda_chunk *cuda_find_live(struct cuda *cuda, const struct devmem *mem);
 CUdeviceptr cuda_page(struct cuda *cuda, const struct devmem *mem, uint32_t page);
 struct page_hash *cuda_armed(struct cuda *cuda, const struct devmem *mem, uint32_t page);
+
+/* ---- peer.c ---- */
+
+bool cuda_reaches(struct device *dev, const struct device *from);
+
+/* Of a DEV_COPY_PEER: the GPU that it reads. */
+struct cuda *cuda_source(const struct dev_op *op);
+
+/* What is wrong with the sources, in words; NULL: nothing, and none can be freed until cuda_sources_drop(). No lock held. */
+const char *cuda_sources_hold(struct cuda *cuda, const struct dev_op *op);
+void cuda_sources_drop(const struct dev_op *op);
+
+/* Has @cuda reach @mem, a chunk of @source. -EHOSTUNREACH: it may not. */
+int cuda_source_open(struct cuda *cuda, struct cuda *source, struct devmem *mem);
 
 /* ---- queue.c ---- */
 

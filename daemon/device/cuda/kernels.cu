@@ -75,7 +75,7 @@ static __device__ __forceinline__ void work_on(const struct page_item *item, uin
 	struct page_hash *armed = item->armed + n;
 	void *page = nth_page(item->page, n);
 
-	if (kind == DEV_COPY_IN) {
+	if (kind == DEV_COPY_IN || kind == DEV_COPY_PEER) {
 		copy_page(page, nth_page(item->other, n), lane);
 		arm(armed, none, lane);
 	} else if (kind == DEV_COPY_OUT) {
@@ -131,13 +131,13 @@ CUresult cuda_launch(enum dev_kind kind, const struct page_item *items, uint32_t
 		     uint32_t n_pages, uint8_t *changed, CUstream stream)
 {
 	static work_t *const kernels[] = {
-		work<DEV_COPY_IN>, work<DEV_COPY_OUT>, work<DEV_COPY_WITHIN>, work<DEV_PULL>,
-		work<DEV_ZERO>,	   work<DEV_ARM>,      work<DEV_FIND_CHANGED>,
+		work<DEV_COPY_IN>, work<DEV_COPY_OUT>, work<DEV_COPY_WITHIN>, work<DEV_COPY_PEER>,
+		work<DEV_PULL>,	   work<DEV_ZERO>,     work<DEV_ARM>,	      work<DEV_FIND_CHANGED>,
 	};
 	uint32_t pages_a_block = WARPS * PAGES_A_WARP;
 	void *args[] = { &items, &n_items, &n_pages, &changed };
 
-	static_assert(DEV_FIND_CHANGED == 6, "the order of the kernels");
+	static_assert(DEV_FIND_CHANGED == 7, "the order of the kernels");
 	/* The runtime's error codes are the driver's. */
 	return (CUresult)cudaLaunchKernel((const void *)kernels[kind],
 					  dim3((n_pages + pages_a_block - 1) / pages_a_block),

@@ -139,6 +139,7 @@ static int create_and_map(struct cuda *cuda, unsigned slot)
 			   "cuMemMap");
 	if (err)
 		cuda_ended(cuda, cuda->api->cuMemRelease(chunk->handle), "cuMemRelease");
+	chunk->readers = 0; /* BUSY: nobody else looks at it */
 	return err;
 }
 

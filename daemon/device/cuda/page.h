@@ -32,7 +32,7 @@ struct page_hash {
 /* Consecutive pages of a chunk: what a kernel is told of a run, or of a part of one. */
 struct page_item {
 	void *page;		    /* on the device */
-	void *other;		    /* COPY_*: the other end; PULL: host */
+	void *other;		    /* COPY_*: the other end, maybe on another GPU; PULL: host */
 	const void *base;	    /* PULL */
 	struct page_hash *armed;    /* of the pages */
 	const struct page_hash *other_armed; /* COPY_WITHIN */

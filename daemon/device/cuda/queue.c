@@ -45,14 +45,21 @@ int cuda_submit(struct device *dev, struct dev_op *op)
 {
 	struct cuda *cuda = to_cuda(dev);
 	const char *fault = device_op_fault(op);
+	bool held = false;
 
 	if (atomic_load(&cuda->off))
 		return -ENODEV;
+	if (!fault && op->kind == DEV_COPY_PEER) {
+		fault = cuda_sources_hold(cuda, op);
+		held = !fault;
+	}
 	pthread_mutex_lock(&cuda->lock);
 	if (!fault)
 		fault = memory_fault(cuda, op);
 	if (fault) {
 		pthread_mutex_unlock(&cuda->lock);
+		if (held)
+			cuda_sources_drop(op);
 		log_error("device %s: refused to %s: %s", dev->name, device_kind_name(op->kind), fault);
 		return -EINVAL;
 	}
@@ -177,6 +184,7 @@ static void take_away(struct cuda_batch *b, struct place *place, void *host, uin
 							    .bytes = (size_t)n * GAIA_PAGE };
 }
 
+/* @place: on the host; of DEV_COPY_PEER the item says where. */
 static int copy_by_engine(struct cuda *cuda, enum dev_kind kind, const struct page_item *item,
 			  const struct place *place, uint32_t n)
 {
@@ -189,9 +197,16 @@ static int copy_by_engine(struct cuda *cuda, enum dev_kind kind, const struct pa
 				  api->cuMemcpyDtoHAsync(place->host, (CUdeviceptr)item->page, bytes,
 							 cuda->stream),
 				  "cuMemcpyDtoHAsync");
-	err = cuda_check(cuda,
-			 api->cuMemcpyHtoDAsync((CUdeviceptr)item->page, place->host, bytes, cuda->stream),
-			 "cuMemcpyHtoDAsync");
+	if (kind == DEV_COPY_PEER)
+		err = cuda_check(cuda,
+				 api->cuMemcpyDtoDAsync((CUdeviceptr)item->page, (CUdeviceptr)item->other,
+							bytes, cuda->stream),
+				 "cuMemcpyDtoDAsync");
+	else
+		err = cuda_check(cuda,
+				 api->cuMemcpyHtoDAsync((CUdeviceptr)item->page, place->host, bytes,
+							cuda->stream),
+				 "cuMemcpyHtoDAsync");
 	if (err)
 		return err;
 	return cuda_check(cuda,
@@ -220,6 +235,7 @@ static uint32_t add_pages(struct issue *is, const struct dev_run *run, uint32_t 
 	struct cuda_batch *b = is->batch;
 	enum dev_kind kind = is->op->kind;
 	bool has_host = device_uses_host(kind), has_base = kind == DEV_PULL && run->limit;
+	bool is_copy = kind == DEV_COPY_IN || kind == DEV_COPY_OUT || kind == DEV_COPY_PEER;
 	uint32_t n = MIN(run->npages - at, BATCH_PAGES - b->n_pages), unstaged = 0;
 	struct place host_place = { NULL, 0 }, base_place = { NULL, 0 };
 	const void *host = NULL, *base = NULL;
@@ -250,16 +266,18 @@ static uint32_t add_pages(struct issue *is, const struct dev_run *run, uint32_t 
 		bring(b, &host_place, host, n);
 	if (has_base)
 		bring(b, &base_place, base, n);
-	if (kind != DEV_PULL && has_host && n * GAIA_PAGE >= cuda->copy_from) {
-		is->err = copy_by_engine(cuda, kind, &item, &host_place, n);
-		return is->err ? 0 : n;
-	}
 	if (kind == DEV_COPY_WITHIN) {
 		item.other = (void *)cuda_page(cuda, run->other, run->page + at);
 		item.other_armed = cuda_armed(cuda, run->other, run->page + at);
+	} else if (kind == DEV_COPY_PEER) {
+		item.other = (void *)cuda_page(cuda_source(is->op), run->other, run->page + at);
 	} else {
 		item.other = (void *)host_place.device;
 		item.base = (void *)base_place.device;
+	}
+	if (is_copy && n * GAIA_PAGE >= cuda->copy_from) {
+		is->err = copy_by_engine(cuda, kind, &item, &host_place, n);
+		return is->err ? 0 : n;
 	}
 	b->items[b->n_items++] = item;
 	b->n_pages += n;
@@ -272,6 +290,8 @@ static void issue(struct cuda *cuda, struct dev_op *op)
 	uint32_t at, n;
 
 	for (unsigned i = 0; i < op->n && !is.err; i++) {
+		if (op->kind == DEV_COPY_PEER)
+			is.err = cuda_source_open(cuda, cuda_source(op), op->runs[i].other);
 		for (at = 0; at < op->runs[i].npages && !is.err; at += n) {
 			need_batch(&is);
 			n = add_pages(&is, &op->runs[i], at);
@@ -322,6 +342,12 @@ static int wait_for(struct cuda *cuda, struct cuda_batch *b)
 	}
 	(void)cuda_drain(cuda, cuda->stream);
 	return b->err;
+}
+
+/* What was read of a GPU that is off by now may be anything. */
+static int check_source(const struct dev_op *op)
+{
+	return op->kind == DEV_COPY_PEER && atomic_load(&cuda_source(op)->off) ? -EHOSTUNREACH : 0;
 }
 
 /* What is left to do on the CPU. @bit: number of the batch's first page in the operation. */
@@ -380,9 +406,11 @@ void *cuda_completer_main(void *arg)
 		last = b->last;
 		put_idle(cuda, b); /* the issuer's now */
 		if (last) {
-			err = failed;
+			err = failed ? failed : check_source(op);
 			bit = 0;
 			failed = 0;
+			if (op->kind == DEV_COPY_PEER)
+				cuda_sources_drop(op);
 			op->done(op, err); /* op may be gone now */
 		}
 		pthread_mutex_lock(&cuda->lock);

@@ -1,0 +1,86 @@
+/*
+ * peer.c - reading the memory of another GPU.
+ *
+ * Memory that is mapped by parts, as chunks are, has its access set by parts, too, for each GPU that uses it:
+ * enabling peer access between contexts does nothing for it. So a GPU is given access to a
+ * chunk of another when it first copies from it, and keeps that for as long as the chunk is mapped.
+ */
+#include <errno.h>
+
+#include "base/log.h"
+#include "device/cuda/internal.h"
+
+#define MOST_ORDINALS (8 * sizeof(((struct cuda_chunk *)0)->readers))
+
+bool cuda_reaches(struct device *dev, const struct device *from)
+{
+	struct cuda *cuda = to_cuda(dev), *source = to_cuda(from->core);
+	int can = 0;
+
+	if (from->core->ops != dev->ops || (size_t)cuda->ordinal >= MOST_ORDINALS)
+		return false;
+	if (atomic_load(&cuda->off) || atomic_load(&source->off) || cuda_enter(cuda))
+		return false;
+	return !cuda_check(cuda, cuda->api->cuDeviceCanAccessPeer(&can, cuda->ordinal, source->ordinal),
+			   "cuDeviceCanAccessPeer") && can;
+}
+
+struct cuda *cuda_source(const struct dev_op *op)
+{
+	return to_cuda(op->from->core);
+}
+
+const char *cuda_sources_hold(struct cuda *cuda, const struct dev_op *op)
+{
+	struct cuda *source = cuda_source(op);
+	bool live = true;
+
+	if (source == cuda || op->from->core->ops != cuda->base.ops)
+		return "a source that is no other GPU";
+	pthread_mutex_lock(&source->lock);
+	for (unsigned i = 0; i < op->n && live; i++)
+		live = cuda_find_live(source, op->runs[i].other);
+	for (unsigned i = 0; i < op->n && live; i++)
+		cuda_find_live(source, op->runs[i].other)->in_flight++;
+	pthread_mutex_unlock(&source->lock);
+	return live ? NULL : "a source that is not the other device's";
+}
+
+void cuda_sources_drop(const struct dev_op *op)
+{
+	struct cuda *source = cuda_source(op);
+
+	pthread_mutex_lock(&source->lock);
+	for (unsigned i = 0; i < op->n; i++)
+		cuda_find_live(source, op->runs[i].other)->in_flight--;
+	pthread_mutex_unlock(&source->lock);
+}
+
+int cuda_source_open(struct cuda *cuda, struct cuda *source, struct devmem *mem)
+{
+	const CUmemAccessDesc access = {
+		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = cuda->ordinal },
+		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE, /* reading alone is asked for by nobody else */
+	};
+	struct cuda_chunk *chunk = container_of(mem, struct cuda_chunk, base);
+	uint64_t self = 1ull << cuda->ordinal;
+	CUresult result;
+	bool open;
+
+	pthread_mutex_lock(&source->lock);
+	open = chunk->readers & self;
+	pthread_mutex_unlock(&source->lock);
+	if (open)
+		return 0;
+	result = cuda->api->cuMemSetAccess(cuda_page(source, mem, 0), GAIA_CHUNK, &access, 1);
+	if (result != CUDA_SUCCESS) {
+		/* No reason to switch one of the two off: the pages can go through home. */
+		log_warn("device %s: may not read the memory of %s (cuMemSetAccess: error %d)",
+			 cuda->base.name, source->base.name, (int)result);
+		return -EHOSTUNREACH;
+	}
+	pthread_mutex_lock(&source->lock);
+	chunk->readers |= self;
+	pthread_mutex_unlock(&source->lock);
+	return 0;
+}
