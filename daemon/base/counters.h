@@ -23,6 +23,8 @@
 	X(home_overcommit, "frames allocated beyond the home budget because nothing could go")  \
 	X(home_to_device, "pages copied to devices")                                            \
 	X(device_to_home, "pages copied from devices")                                          \
+	X(device_to_device, "pages copied from one device to another, not by way of home")      \
+	X(peer_failures, "copies between devices that failed: home sent the pages (calls)")     \
 	X(device_reads, "pages of home filled from a device instead of the store")              \
 	X(device_snapshots, "pages secured on a device before being written again")             \
 	X(device_evicted, "chunks dropped from devices (chunks)")                               \

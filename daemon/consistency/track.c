@@ -89,6 +89,12 @@ enum track_step track_plan(const struct page_view *v, unsigned self, bool write)
 	return r->writers > 0 ? TRACK_PULL : TRACK_SEND;
 }
 
+bool track_is_home(const struct page_track *t, const struct page_replica *r)
+{
+	return (r->flags & REPLICA_PRESENT) && !(r->flags & REPLICA_AHEAD) && r->writers == 0 &&
+	       r->seen == t->home_id && r->cut == GAIA_PAGE;
+}
+
 void track_sent(const struct page_track *t, struct page_replica *r)
 {
 	r->flags = REPLICA_PRESENT;

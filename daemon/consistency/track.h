@@ -112,6 +112,9 @@ track_id track_fresh_id(const struct page_view *v);
 /* The plan for replica v->r[self]. */
 enum track_step track_plan(const struct page_view *v, unsigned self, bool write);
 
+/* Whether the replica's bytes are home's present ones, and nobody is changing them. */
+bool track_is_home(const struct page_track *t, const struct page_replica *r);
+
 /* Events. @r is a member of the view. */
 void track_sent(const struct page_track *t, struct page_replica *r);
 void track_pulled(const struct page_track *t, struct page_replica *r);

@@ -23,6 +23,7 @@ static int devices_init(struct cache *c, const struct cache_config *config)
 	c->n_devices = config->n_devices;
 	c->frames.dev = c->dev;
 	c->frames.n_devices = c->n_devices;
+	peers_find(c);
 	return 0;
 }
 

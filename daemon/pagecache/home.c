@@ -97,15 +97,9 @@ static struct replica *cheaper_replica(struct chunk *ch, unsigned a, unsigned n)
 		if (rep->only || store_ns == 0 || (ns && ns >= store_ns))
 			continue;
 		found = rep;
-		for (unsigned i = a; i < a + n; i++) {
-			struct page_replica *r = &rep->page[i];
-
-			if (!(r->flags & REPLICA_PRESENT) || (r->flags & REPLICA_AHEAD) ||
-			    r->writers > 0 || r->seen != ch->track->page[i].home_id) {
+		for (unsigned i = a; i < a + n && found; i++)
+			if (!track_is_home(&ch->track->page[i], &rep->page[i]))
 				found = NULL;
-				break;
-			}
-		}
 	}
 	pthread_mutex_unlock(&ch->lock);
 	return found;

@@ -237,6 +237,13 @@ struct mapping {
 	_Atomic uint64_t kept; /* "break.reuse_mapped": 1 + a chunk that the client was left with */
 };
 
+/* Whether pages are copied from another device. */
+enum peer {
+	PEER_NONE,
+	PEER_NEW, /* yes, but none was seen to arrive as it was sent */
+	PEER_PROVEN,
+};
+
 struct cache_device {
 	struct device *dev;
 	unsigned index;
@@ -249,6 +256,7 @@ struct cache_device {
 	_Atomic uint64_t read_ns; /* a page, moving average (relaxed); 0: not known */
 	atomic_bool gone;	/* for good: an operation said so (-ENODEV) */
 	atomic_bool complained; /* about fetching, since it last worked */
+	_Atomic uint8_t peer[CACHE_MAX_DEVICES]; /* enum peer, by the other's index */
 };
 
 struct race {
@@ -440,6 +448,17 @@ void truncate_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[2])
 void *notifier_main(void *cache);
 /* Wait until the invalidations that were asked for until now are done. [W] */
 void again_wait(struct cfile *f);
+
+/* ---- peer.c ---- */
+
+/* When the devices are there: which reach which. */
+void peers_find(struct cache *c);
+/*
+ * Of the pages [a, b) (locked) that @step says are to be sent to @rep, fill those that another device has just as home has
+ * them, whether home is there or not: their step is TRACK_NOTHING then. @runs: room for as many. What fails is left
+ * to be sent from home.
+ */
+void peer_send(struct replica *rep, unsigned a, unsigned b, uint8_t *step, struct dev_run *runs);
 
 /* ---- replica.c ---- */
 

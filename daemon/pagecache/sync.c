@@ -2,9 +2,10 @@
  * sync.c - acquire and release.
  *
  * An acquire: pin replicas for the whole range; then chunk by chunk, under the locks of its pages,
- * plan (track_plan), fetch what others released, fill home, move bytes in few large operations, and note the
- * grant; last hand chunks that the client does not map yet to it. A release: chunk by chunk, find
- * what changed and publish it; then, with no lock held, invalidate what the kernel may hold of that.
+ * plan (track_plan), fetch what others released, take what other devices have (peer.c), fill home, move
+ * bytes in few large operations, and note the grant; last hand chunks that the client does not map yet
+ * to it. A release: chunk by chunk, find what changed and publish it; then, with no lock held, invalidate
+ * what the kernel may hold of that.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -268,6 +269,8 @@ static int part_bring(struct part *pt)
 		err = part_fetch(pt, TRACK_FETCH);
 	if (!err && part_has(pt, TRACK_SECURE))
 		err = part_secure(pt, runs);
+	if (!err)
+		peer_send(pt->rep, pt->a, pt->b, pt->step, runs);
 	for (unsigned i = pt->a, j; i < pt->b && !err; i = j) {
 		j = i + 1;
 		if (pt->step[i] != TRACK_SEND && pt->step[i] != TRACK_PULL)

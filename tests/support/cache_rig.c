@@ -756,6 +756,7 @@ static struct device *new_device(const struct rig_options *options, unsigned ind
 		fake_cuda_reset(&(struct fake_cuda_config){
 			.n_devices = options->devices,
 			.memory = config.capacity + 8 * (uint64_t)GAIA_CHUNK,
+			.no_peers = options->no_peers,
 		});
 		must(fake_cuda_api()->cuInit(0) == CUDA_SUCCESS);
 	}
@@ -781,6 +782,7 @@ static struct device *new_device(const struct rig_options *options, unsigned ind
 		.capacity = (options->device_chunks ? options->device_chunks : 8) *
 			    (uint64_t)GAIA_CHUNK,
 		.latency_ns = options->latency_ns,
+		.no_peers = options->no_peers,
 	};
 	struct device *sim, *dev;
 

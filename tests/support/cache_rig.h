@@ -35,6 +35,7 @@ struct rig_options {
 	bool writethrough;	/* the kernel's way of caching */
 	uint64_t latency_ns;	/* of the devices */
 	bool always_writable;	/* the devices share nothing read-only, as GPUs do not */
+	bool no_peers;		/* the devices cannot copy from each other */
 	bool readers_may_write;	/* clients that map for reading only could write the file as well */
 };
 

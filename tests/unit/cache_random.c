@@ -1102,6 +1102,7 @@ static void world_begin(uint64_t seed)
 		.device_chunks = 1 + (unsigned)(seed / 3 % 6),
 		.home_bytes = seed % 2 ? CACHE_HOME_MIN : 0,
 		.writethrough = seed / 2 % 3 == 0,
+		.no_peers = seed / 9 % 3 == 0,
 		/* So that they share the device's memory, whatever the device. */
 		.readers_may_write = true,
 	};

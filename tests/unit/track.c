@@ -117,6 +117,8 @@ static void agree(void)
 		any_ahead |= ahead;
 		cr_assert_eq(!!(r->flags & REPLICA_AHEAD), ahead, "device %u", i);
 		cr_assert_eq(r->writers, ref->writers);
+		cr_assert_eq(track_is_home(&w.t, r), ref->valid && !ref->partly_void && newest && !ahead &&
+						     !ref->writers, "device %u is as home", i);
 		if (!ref->valid || ref->partly_void)
 			continue;
 		cr_assert_eq(r->seen == w.t.home_id, newest, "device %u covers home", i);
