@@ -39,6 +39,7 @@ struct daemon {
 	struct fs *fs;
 	struct cache *cache;
 	struct control *control;
+	json_t *mount; /* what is told of it; the control's */
 
 	uv_loop_t loop;
 	uv_async_t news; /* ready or ended has been set */
@@ -283,6 +284,8 @@ static void on_ready(void *arg)
 {
 	struct daemon *d = arg;
 
+	/* Nobody can ask for it before. */
+	json_object_set_new(d->mount, "cpu_cache", json_string(fs_cpu_cache(d->fs)));
 	d->ready = true;
 	uv_async_send(&d->news);
 }
@@ -301,7 +304,7 @@ static int start_fs(struct daemon *d)
 		.source = d->options.source,
 		.mountpoint = d->options.mountpoint,
 		.options = d->options.mount_options,
-		.writeback = d->options.writeback,
+		.cpu_cache = d->options.cpu_cache,
 		.supervised = d->options.supervised,
 		.background = !d->options.foreground,
 		.ready = on_ready,
@@ -319,7 +322,6 @@ static int start_cache(struct daemon *d)
 		.devices = d->device,
 		.n_devices = d->n_devices,
 		.writeback_age_ms = d->options.writeback_age_ms,
-		.times_above = d->options.writeback,
 		.host = fs_cache_host(),
 		.host_arg = d->fs,
 	};
@@ -332,23 +334,18 @@ static int start_cache(struct daemon *d)
 
 static int start_control(struct daemon *d)
 {
-	json_t *mount;
 	int err = control_create(&d->loop, d->cache, &d->control);
 
 	if (err) {
 		log_error("the clients' socket cannot be made: %s", strerror(-err));
 		return err;
 	}
-	mount = json_pack("{s:s, s:i, s:s, s:s, s:s}", "version", GAIA_VERSION, "pid",
-			  (int)getpid(), "source", fs_source(d->fs), "mountpoint",
-			  fs_mountpoint(d->fs), "cpu_cache",
-			  d->options.writeback ? "writeback" : "writethrough");
+	d->mount = json_pack("{s:s, s:i, s:s, s:s}", "version", GAIA_VERSION, "pid", (int)getpid(),
+			     "source", fs_source(d->fs), "mountpoint", fs_mountpoint(d->fs));
 	/* NULL: a path that is not UTF-8. */
-	if (!mount)
-		mount = json_pack("{s:s, s:i, s:s}", "version", GAIA_VERSION, "pid", (int)getpid(),
-				  "cpu_cache",
-				  d->options.writeback ? "writeback" : "writethrough");
-	control_set_mount_info(d->control, mount);
+	if (!d->mount)
+		d->mount = json_pack("{s:s, s:i}", "version", GAIA_VERSION, "pid", (int)getpid());
+	control_set_mount_info(d->control, d->mount);
 	return 0;
 }
 

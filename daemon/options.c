@@ -30,8 +30,9 @@ static const char help[] =
 	"                                       and if there is none, a simulated device\n"
 	"  --home SIZE                          host memory for file contents (a quarter of\n"
 	"                                       RAM, 4G at most)\n"
-	"  --cpu-cache writeback|writethrough   how the kernel caches for CPU programs\n"
-	"                                       (writeback)\n"
+	"  --cpu-cache auto|writeback|writethrough\n"
+	"                                       how the kernel caches for CPU programs (auto: it\n"
+	"                                       serves files that no device maps by itself)\n"
 	"  --writeback-age SECONDS              store what has been dirty for so long (5)\n"
 	"  --supervisor on|off                  a second process that takes the mount away when\n"
 	"                                       this one is killed (on)\n"
@@ -197,10 +198,18 @@ static int parse_age(struct options *o, const char *text)
 
 static int parse_cpu_cache(struct options *o, const char *text)
 {
-	o->writeback = !strcmp(text, "writeback");
-	if (o->writeback || !strcmp(text, "writethrough"))
-		return 0;
-	log_error("--cpu-cache %s: neither writeback nor writethrough", text);
+	static const char *const ways[] = {
+		[FS_AUTO] = "auto",
+		[FS_WRITEBACK] = "writeback",
+		[FS_WRITETHROUGH] = "writethrough",
+	};
+
+	for (size_t k = 0; k < ARRAY_LEN(ways); k++)
+		if (!strcmp(text, ways[k])) {
+			o->cpu_cache = (enum fs_cpu_cache)k;
+			return 0;
+		}
+	log_error("--cpu-cache %s: not one of auto, writeback, writethrough", text);
 	return -EINVAL;
 }
 
@@ -300,7 +309,7 @@ enum options_result options_parse(int argc, char **argv, struct options *out)
 		.mount_options = xcalloc(1, 1),
 		.home_bytes = default_home(),
 		.writeback_age_ms = DEFAULT_AGE_S * 1000,
-		.writeback = true,
+		.cpu_cache = FS_WRITEBACK,
 		.supervised = true,
 	};
 	opterr = 0;

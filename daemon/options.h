@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "device/device.h"
+#include "fuse/fs.h"
 
 struct device_choice {
 	enum { CHOICE_SIM, CHOICE_CUDA } kind;
@@ -24,7 +25,7 @@ struct options {
 	bool choose_devices; /* nothing was said of devices: see start_devices() */
 	uint64_t home_bytes;
 	uint64_t writeback_age_ms;
-	bool writeback;
+	enum fs_cpu_cache cpu_cache;
 	bool foreground;
 	bool supervised;
 };

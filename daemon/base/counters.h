@@ -18,6 +18,8 @@
 	X(storage_errors, "failed reads, writes and syncs of the backing store (calls)")        \
 	X(home_hits, "pages of CPU reads served from home memory")                              \
 	X(home_misses, "pages of CPU reads that had to be brought home")                        \
+	X(passthrough_imported, "pages that CPU programs had changed in files open past the cache") \
+	X(passthrough_put, "pages that devices had changed, stored in files open past the cache") \
 	X(home_evicted, "pages dropped from home memory")                                       \
 	X(home_given, "pages that left home memory since the kernel's cache had just got them") \
 	X(home_overcommit, "frames allocated beyond the home budget because nothing could go")  \

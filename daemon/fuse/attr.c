@@ -29,6 +29,7 @@ void attr_mend(struct inode *inode, struct stat *st)
 
 static void reply_attr(fuse_req_t req, struct inode *inode, int fd)
 {
+	double timeout = attr_timeout(inode); /* first: what changes later is seen later */
 	struct stat st;
 
 	if (fstat(fd, &st)) {
@@ -36,7 +37,7 @@ static void reply_attr(fuse_req_t req, struct inode *inode, int fd)
 		return;
 	}
 	attr_mend(inode, &st);
-	fuse_reply_attr(req, &st, FS_TIMEOUT);
+	fuse_reply_attr(req, &st, timeout);
 }
 
 void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)

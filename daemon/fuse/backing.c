@@ -195,6 +195,29 @@ static void backing_close(struct store_file *file)
 	free(b);
 }
 
+void backing_close_idle(struct inode *inode)
+{
+	struct fs *fs = inode->fs;
+	struct store_file *under[4];
+	struct backing *b, *next;
+	unsigned n = 0;
+
+	pthread_mutex_lock(&fs->lock);
+	if (inode->cfiles)
+		for (b = TAILQ_FIRST(&fs->idle_backings); b && n < ARRAY_LEN(under); b = next) {
+			next = TAILQ_NEXT(b, link);
+			if (b->inode != inode)
+				continue;
+			unlist_idle(b);
+			fs->n_backings--;
+			under[n++] = b->under;
+			b->under = NULL;
+		}
+	pthread_mutex_unlock(&fs->lock);
+	while (n > 0)
+		close_file(under[--n]);
+}
+
 static const struct store_file_ops backing_ops = {
 	.read = backing_read,
 	.write = backing_write,

@@ -97,6 +97,11 @@ static const struct cfile_source contents_source = {
 	.open = contents_open,
 	.release = contents_released,
 };
+static const struct cfile_source contents_source_passthrough = {
+	.open = contents_open,
+	.release = contents_released,
+	.passthrough = true,
+};
 
 static int stat_below(struct inode *inode, struct stat *st)
 {
@@ -126,8 +131,9 @@ int contents_get(struct inode *inode, struct cfile **out)
 		inode->refs++;
 		inode->cfiles++;
 		pthread_mutex_unlock(&fs->lock);
-		err = cfile_get(fs->cache, inode->id, &contents_source, inode,
-				(uint64_t)st.st_size, &inode->cfile);
+		err = cfile_get(fs->cache, inode->id,
+				fs->passthrough ? &contents_source_passthrough : &contents_source,
+				inode, (uint64_t)st.st_size, &inode->cfile);
 		if (err) {
 			inode->cfile = NULL;
 			contents_released(inode);

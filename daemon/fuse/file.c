@@ -83,20 +83,32 @@ void handle_close(struct handle *h)
 	inode_put(inode);
 }
 
+int handle_tell(fuse_req_t req, struct handle *h, struct fuse_file_info *fi)
+{
+	int err = passthrough_open(req, h, fi);
+
+	if (err) {
+		handle_close(h);
+		return err;
+	}
+	fi->fh = (uintptr_t)h;
+	fi->keep_cache = !h->passthrough;
+	/* op_flush() has nothing to say to these. The kernel heeds it where it writes through. */
+	fi->noflush = h->passthrough || !may_write(fi->flags);
+	return 0;
+}
+
 void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	struct handle *h;
 	int err = handle_open(inode_of(req_fs(req), ino), fi->flags, -1, &h);
 
-	if (err) {
+	if (!err)
+		err = handle_tell(req, h, fi);
+	if (err)
 		fuse_reply_err(req, -err);
-		return;
-	}
-	fi->fh = (uintptr_t)h;
-	fi->keep_cache = 1;
-	/* op_flush() has nothing to say to readers. The kernel heeds it where it writes through. */
-	fi->noflush = !may_write(fi->flags);
-	fuse_reply_open(req, fi);
+	else
+		fuse_reply_open(req, fi);
 }
 
 void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
@@ -155,6 +167,7 @@ void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 
 void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
+	passthrough_release(req, handle_of(fi));
 	handle_close(handle_of(fi));
 	fuse_reply_err(req, 0);
 }
@@ -216,7 +229,7 @@ void op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse
 		return;
 	}
 	pthread_mutex_lock(&fs->lock);
-	dirty = seek.handle->inode->writers;
+	dirty = seek.handle->inode->writers && !seek.handle->passthrough;
 	pthread_mutex_unlock(&fs->lock);
 	if (!dirty) {
 		reply_seek(&seek);

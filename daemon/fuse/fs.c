@@ -26,7 +26,12 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 			FUSE_CAP_READDIRPLUS_AUTO | FUSE_CAP_DONT_MASK | FUSE_CAP_IOCTL_DIR |
 			FUSE_CAP_CACHE_SYMLINKS | FUSE_CAP_HANDLE_KILLPRIV_V2;
 
-	if (fs->config.writeback)
+	fs->passthrough = fs->config.cpu_cache == FS_AUTO && passthrough_init(fs, conn);
+	fs->writeback = fs->config.cpu_cache != FS_WRITETHROUGH && !fs->passthrough;
+	cache_set_times_above(fs->cache, fs->writeback);
+	if (fs->passthrough)
+		want |= CAP_PASSTHROUGH;
+	if (fs->writeback)
 		want |= FUSE_CAP_WRITEBACK_CACHE;
 	if (fs->acl)
 		want |= FUSE_CAP_POSIX_ACL;
@@ -102,6 +107,11 @@ const char *fs_libfuse(void)
 	snprintf(text, sizeof(text), "%s%s", fuse_pkgversion(),
 		 GAIA_HAVE_PASSTHROUGH ? "" : ", without passthrough");
 	return text;
+}
+
+const char *fs_cpu_cache(const struct fs *fs)
+{
+	return fs->passthrough ? "auto" : fs->writeback ? "writeback" : "writethrough";
 }
 
 const char *fs_source(const struct fs *fs)

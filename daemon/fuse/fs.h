@@ -29,7 +29,11 @@ struct fs_config {
 	const char *source;
 	const char *mountpoint; /* may be the source itself */
 	const char *options;	/* as after -o, comma separated; "" for none */
-	bool writeback;		/* the kernel gathers writes */
+	enum fs_cpu_cache {
+		FS_AUTO,	 /* files that no device maps are the kernel's; others as FS_WRITETHROUGH. Where that cannot be: */
+		FS_WRITEBACK,	 /* the kernel gathers writes */
+		FS_WRITETHROUGH, /* it hands each on at once */
+	} cpu_cache;
 	bool supervised;	/* a second process takes the mount away when this one dies */
 	bool background;	/* nothing is left to be said on standard error once the mount is live */
 
@@ -44,6 +48,9 @@ int fs_create(const struct fs_config *config, struct fs **out);
 
 /* The version of libfuse, and what it lacks, as text. */
 const char *fs_libfuse(void);
+
+/* Which it is: "auto", "writeback" or "writethrough". Once it is ready. */
+const char *fs_cpu_cache(const struct fs *fs);
 
 /* Absolute. */
 const char *fs_source(const struct fs *fs);

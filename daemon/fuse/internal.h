@@ -78,6 +78,12 @@ struct inode {
 	/* lock. */
 	struct cfile *cfile; /* held iff users > 0 */
 	unsigned users;
+	/* See passthrough.c. */
+	unsigned passthrough_opens, passthrough_writers;
+	int backing_id;	     /* the kernel's name of the file below, while there are such */
+	bool may_change;     /* the file below, by mappings, which the kernel is not told of */
+	bool device_asked;   /* whether the next is known */
+	bool for_devices;    /* a device maps the file, or has */
 };
 TAILQ_HEAD(inode_list, inode);
 
@@ -88,6 +94,7 @@ struct handle {
 	int flags;	     /* of open(2), as the caller gave them */
 	struct cfile *cfile; /* files */
 	DIR *dir;	     /* directories */
+	bool passthrough;    /* set before the kernel hears of the handle */
 
 	atomic_uint_least64_t errors_seen; /* cursor of cfile_error_check() */
 
@@ -134,6 +141,9 @@ struct fs {
 	struct pool *workers;
 	bool privileged;    /* acts for many users, switching to their credentials */
 	bool acl;	    /* the source has POSIX ACLs */
+	bool writeback;	    /* the kernel gathers writes; from INIT on */
+	bool passthrough;   /* it serves files that no device maps itself; from INIT on */
+	atomic_bool complained; /* of a file that it could not */
 	int source_fd;	    /* locks the source; -1 */
 	unsigned max_fds;   /* of inodes: above it idle ones are closed */
 	unsigned max_backings; /* the same of store files */
@@ -256,6 +266,24 @@ void access_keep(struct inode *inode);
 /* The same, but it may be closed and opened again while it exists. */
 int backing_open(struct inode *inode, bool write, struct store_file **out);
 
+/* Close what store files of the inode have open below, where that is not in use. */
+void backing_close_idle(struct inode *inode);
+
+/* ---- passthrough.c ---- */
+
+/* Whether files can be passed through on this connection; logs why not. */
+bool passthrough_init(struct fs *fs, struct fuse_conn_info *conn);
+/* Before the answer to an open: decides how the handle is open. */
+int passthrough_open(fuse_req_t req, struct handle *h, struct fuse_file_info *fi);
+/* Before handle_close(), as far as the kernel still knows the handle. */
+void passthrough_release(fuse_req_t req, struct handle *h);
+/* A device has mapped the file. A worker. */
+void passthrough_mapped(struct inode *inode);
+/* How long the kernel may believe attributes that it is given now, seconds. */
+double attr_timeout(struct inode *inode);
+/* Whether the attribute is our own, of the files below. */
+bool passthrough_hides(const char *xattr);
+
 /* ---- file.c ---- */
 
 /*
@@ -263,6 +291,8 @@ int backing_open(struct inode *inode, bool write, struct store_file **out);
  * open one.
  */
 int handle_open(struct inode *inode, int flags, int access, struct handle **out);
+/* Fill in the answer to an open; on error the handle is closed. */
+int handle_tell(fuse_req_t req, struct handle *h, struct fuse_file_info *fi);
 void handle_close(struct handle *h);
 
 void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);

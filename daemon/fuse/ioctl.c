@@ -57,7 +57,9 @@ static int map_contents(struct ioctl_job *job, int access)
 	err = control_map(job->fs->control, job->handle->cfile, access != O_WRONLY,
 			  access != O_RDONLY, io);
 	/* What cannot write releases nothing that the kernel must drop; and its mount may be read-only. */
-	io->release = job->fs->config.writeback || !(io->prot & GAIA_PROT_WRITE) ?
+	if (!err)
+		passthrough_mapped(job->handle->inode);
+	io->release = job->fs->writeback || !(io->prot & GAIA_PROT_WRITE) ?
 			      GAIA_RELEASE_BY_IOCTL :
 			      GAIA_RELEASE_BY_XATTR;
 	return err;
@@ -81,7 +83,7 @@ static int carry_out(struct ioctl_job *job)
 	case GAIA_IOC_ACQUIRE:
 		return control_acquire(ctl, f, access != O_RDONLY, &job->arg.range);
 	case GAIA_IOC_RELEASE:
-		return control_release(ctl, f, job->fs->config.writeback, &job->arg.range);
+		return control_release(ctl, f, job->fs->writeback, &job->arg.range);
 	case GAIA_IOC_SYNC:
 		return control_sync(ctl, f, &job->arg.range);
 	case GAIA_IOC_ADVISE:

@@ -13,6 +13,12 @@
 /* fuse_passthrough_open() and _close(), fuse_file_info.backing_id, FUSE_CAP_PASSTHROUGH. */
 #define GAIA_HAVE_PASSTHROUGH (FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17))
 
+#if GAIA_HAVE_PASSTHROUGH
+#define CAP_PASSTHROUGH FUSE_CAP_PASSTHROUGH
+#else
+#define CAP_PASSTHROUGH 0
+#endif
+
 /* What libfuse does not know it cannot be asked for: serve.c promises it then. */
 #ifndef FUSE_CAP_HANDLE_KILLPRIV_V2
 #define FUSE_CAP_HANDLE_KILLPRIV_V2 0

@@ -20,7 +20,7 @@ void entry_fill(struct inode *inode, const struct stat *st, struct fuse_entry_pa
 	e->generation = inode->id;
 	e->attr = *st;
 	attr_mend(inode, &e->attr);
-	e->attr_timeout = FS_TIMEOUT;
+	e->attr_timeout = attr_timeout(inode);
 	e->entry_timeout = FS_TIMEOUT;
 }
 
@@ -198,9 +198,10 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	access = -1;
 	if (err)
 		goto forget;
+	err = handle_tell(req, h, fi);
+	if (err)
+		goto forget;
 	entry_fill(inode, &st, &e);
-	fi->fh = (uintptr_t)h;
-	fi->keep_cache = 1;
 	fuse_reply_create(req, &e, fi);
 	return;
 

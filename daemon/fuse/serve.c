@@ -137,6 +137,8 @@ int serve_start(struct fs *fs)
 	}
 	sigemptyset(&sa.sa_mask);
 	sigaction(SIGUSR2, &sa, NULL);
+	/* Whoever opens a file of which passthrough.c has a lease at that moment waits, and we are told. */
+	signal(SIGIO, SIG_IGN);
 	sigfillset(&all);
 	sigdelset(&all, SIGUSR2);
 	pthread_sigmask(SIG_SETMASK, &all, &old);

@@ -28,8 +28,12 @@ void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char *v
 	bool as_caller = !strcmp(name, ACL_ACCESS);
 	int fd, err;
 
-	if (!fs->config.writeback && !strcmp(name, GAIA_XATTR_RELEASE)) {
+	if (!fs->writeback && !strcmp(name, GAIA_XATTR_RELEASE)) {
 		release_by_xattr(req, inode, value, size);
+		return;
+	}
+	if (passthrough_hides(name)) {
+		fuse_reply_err(req, EPERM);
 		return;
 	}
 	fd = inode_fd_get(inode);
@@ -65,10 +69,15 @@ static void reply_bytes(fuse_req_t req, const char *buf, ssize_t n, size_t size)
 void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 {
 	struct inode *inode = inode_of(req_fs(req), ino);
-	char *buf = malloc(MAX(size, 1u));
+	char *buf;
 	ssize_t n;
 	int fd;
 
+	if (passthrough_hides(name)) {
+		fuse_reply_err(req, ENODATA);
+		return;
+	}
+	buf = malloc(MAX(size, 1u));
 	if (!buf) {
 		fuse_reply_err(req, ENOMEM);
 		return;
@@ -86,14 +95,15 @@ void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 	free(buf);
 }
 
-/* Without the names that only a privileged process sees: bytes that remain. */
-static ssize_t without_trusted(char *list, ssize_t n)
+/* Without our own names and, unless @all, those that only a privileged process sees: bytes that remain. */
+static ssize_t visible(char *list, ssize_t n, bool all)
 {
 	char *to = list;
 
 	for (const char *name = list, *next; name < list + n; name = next) {
 		next = name + strlen(name) + 1;
-		if (!strncmp(name, XATTR_TRUSTED_PREFIX, XATTR_TRUSTED_PREFIX_LEN))
+		if (passthrough_hides(name) ||
+		    (!all && !strncmp(name, XATTR_TRUSTED_PREFIX, XATTR_TRUSTED_PREFIX_LEN)))
 			continue;
 		memmove(to, name, (size_t)(next - name));
 		to += next - name;
@@ -122,8 +132,8 @@ void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
 		inode_fd_put(inode);
 	}
 	/* The kernel below showed us what we may see. */
-	if (n > 0 && fuse_req_ctx(req)->uid)
-		n = without_trusted(buf, n);
+	if (n > 0)
+		n = visible(buf, n, !fuse_req_ctx(req)->uid);
 	reply_bytes(req, buf, n, size);
 	free(buf);
 }
@@ -133,7 +143,10 @@ void op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)
 	struct inode *inode = inode_of(req_fs(req), ino);
 	int fd = inode_fd_get(inode), err = fd < 0 ? fd : 0;
 
-	if (!err) {
+	if (!err && passthrough_hides(name)) {
+		err = -ENODATA;
+		inode_fd_put(inode);
+	} else if (!err) {
 		if (removexattr(fd_path(fd).text, name))
 			err = -errno;
 		inode_fd_put(inode);

@@ -49,7 +49,6 @@ int cache_create(const struct cache_config *config, struct cache **out)
 		return -ENOMEM;
 	c->host = *config->host;
 	c->host_arg = config->host_arg;
-	c->times_above = config->times_above;
 	c->age_ns = (config->writeback_age_ms ? config->writeback_age_ms : 5000) * 1000000ull;
 	err = frames_init(&c->frames, config->home_bytes);
 	if (err)
@@ -87,6 +86,11 @@ destroy_frames:
 free_cache:
 	free(c);
 	return err;
+}
+
+void cache_set_times_above(struct cache *c, bool above)
+{
+	c->times_above = above;
 }
 
 /* Nothing holds the files: let go of what they still cache. What could not be stored was logged. */

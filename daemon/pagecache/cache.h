@@ -69,11 +69,6 @@ struct cache_config {
 	struct device **devices;	/* the cache owns them from cache_create()'s success on */
 	unsigned n_devices;
 	uint64_t writeback_age_ms;	/* dirty pages older than this are stored; 0: 5000 */
-	/*
-	 * Modification times are kept above: writing does not change the store's but by cache_set_times().
-	 * Else a write's is when it came.
-	 */
-	bool times_above;
 	const struct cache_host *host;
 	void *host_arg;			/* cache_host.invalidate's first argument */
 };
@@ -83,6 +78,11 @@ struct cache_config {
 
 /* -EINVAL, -ENOMEM. Starts the writeback thread. */
 int cache_create(const struct cache_config *config, struct cache **out);
+/*
+ * Before there is any file. Modification times are kept above: writing does not change the store's but by
+ * cache_set_times(). Else, as at first, a write's is when it came.
+ */
+void cache_set_times_above(struct cache *c, bool above);
 /* [W] Fetch everything released, store everything dirty, sync the files. 0 or the first error. */
 int cache_sync_all(struct cache *c);
 void cache_destroy(struct cache *c);
@@ -104,6 +104,7 @@ struct cfile_source {
 	/* Open the contents; @write: for writing too, if that is possible at all. */
 	int (*open)(void *cookie, bool write, struct store_file **out);
 	void (*release)(void *cookie);
+	bool passthrough; /* a new cfile is a passthrough file */
 };
 int cfile_get(struct cache *c, uint64_t key, const struct cfile_source *src, void *cookie,
 	      uint64_t size, struct cfile **out);
@@ -119,6 +120,20 @@ void cache_forget(struct cache *c, uint64_t key);
 
 /* The file has no name left: when it is no longer held nothing needs to be stored. */
 void cfile_set_gone(struct cfile *f, bool gone);
+
+/*
+ * CPU programs have a passthrough file open past the cache: they read, write and map the store's file itself
+ * (FOPEN_PASSTHROUGH), and the kernel neither asks nor tells us anything of its contents. Devices share it all the same, by
+ * the contract, at a price: an acquire compares the range with the store's, and a release stores what has changed.
+ *
+ * cfile_leave_passthrough() [F]: nobody has the store's file open any more; from now on the file is cached, for as
+ * long as the cfile exists. 0 also where it was cached already; on error (of the store) it is as before.
+ * cfile_cpu_writes(): whether any CPU program may change the store's file, which is what is assumed otherwise.
+ * Without, acquires compare nothing. It is the caller's to know, before the program can.
+ */
+bool cfile_is_passthrough(struct cfile *f);
+int cfile_leave_passthrough(struct cfile *f);
+void cfile_cpu_writes(struct cfile *f, bool may);
 
 /* Bytes: the store's size, or more while dirty pages reach further. */
 uint64_t cfile_size(struct cfile *f);

@@ -208,6 +208,7 @@ void page_drop(struct chunk *ch, unsigned i)
 	if (!page_present(ch, i))
 		return;
 	page_clear_dirty(ch, i);
+	under_drop(ch, i);
 	page_at(ch, i)->flags &= (uint8_t)~PAGE_STORED;
 	old = page_set_frame(ch, i, 0);
 	frames_give(&ch->file->cache->frames, &old, 1);
@@ -359,6 +360,8 @@ unsigned chunk_shrink(struct chunk *ch)
 		struct page *p = page_at(ch, i);
 
 		if (!p || !p->frame || p->readers || (p->flags & (PAGE_LOCKED | PAGE_DIRTY)))
+			continue;
+		if (!home_may_leave(ch, i))
 			continue;
 		page_drop(ch, i);
 		n++;

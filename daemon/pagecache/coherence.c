@@ -44,6 +44,14 @@ static struct page_extra *extra_make(struct chunk *ch, unsigned i)
 	return x;
 }
 
+static void extra_maybe_free(struct chunk *ch, struct page_extra *x)
+{
+	if (x->twins || x->owners || x->under)
+		return;
+	HASH_DEL(ch->track->extra, x);
+	free(x);
+}
+
 static void twin_add(struct chunk *ch, unsigned i, track_id id, frame_t frame)
 {
 	struct page_extra *x = extra_make(ch, i);
@@ -88,10 +96,40 @@ void twins_collect(struct chunk *ch, unsigned i)
 		free(x->owners);
 		x->owners = NULL;
 	}
-	if (!x->twins && !x->owners) {
-		HASH_DEL(ch->track->extra, x);
-		free(x);
-	}
+	extra_maybe_free(ch, x);
+}
+
+char *under_bytes(struct chunk *ch, unsigned i)
+{
+	struct page_extra *x = ch->track ? extra_find(ch, i) : NULL;
+
+	return x && x->under ? frame_ptr(&ch->file->cache->frames, x->under) : NULL;
+}
+
+void under_drop(struct chunk *ch, unsigned i)
+{
+	struct page_extra *x = ch->track ? extra_find(ch, i) : NULL;
+
+	if (!x || !x->under)
+		return;
+	frames_give(&ch->file->cache->frames, &x->under, 1);
+	x->under = 0;
+	extra_maybe_free(ch, x);
+}
+
+bool home_may_leave(struct chunk *ch, unsigned i)
+{
+	struct page_replica *buf[CACHE_MAX_DEVICES];
+	struct page_view v;
+
+	if (!ch->track || !cfile_is_passthrough(ch->file))
+		return true;
+	v = page_view(ch, i, buf);
+	if (track_ahead(&v) || track_base_needed(&v, v.t->home_id) || under_bytes(ch, i))
+		return false;
+	/* What is read next from the store may be something else. */
+	track_home_changed(&v);
+	return true;
 }
 
 const void *base_bytes(struct chunk *ch, unsigned i, track_id id)
@@ -306,7 +344,7 @@ void truncate_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[2])
 		else
 			track_truncated(r, cut);
 	}
-	if (cut == 0) {
+	if (cut == 0 && !cfile_is_passthrough(ch->file)) {
 		/* The kernel drops its copy itself. But where it thinks that the file has grown again, it gets
 		 * zeros for READs beyond our end, of which nobody takes note. */
 		track_kernel_given(v.t, v.t->home_id);
@@ -457,6 +495,44 @@ static void fetch_merge(struct fetch *fe, unsigned i, frame_t frame, frame_t *sp
 	twins_collect(ch, i);
 }
 
+/* Home is about to differ from the store by what the pages' releases wrote: see passthrough.c. */
+static int fetch_keep_under(struct fetch *fe)
+{
+	struct chunk *ch = fe->ch;
+	struct cache *c = ch->file->cache;
+	int err = 0;
+
+	for (unsigned k = 0; k < fe->n && !err; k++) {
+		unsigned i = fe->page[k];
+		frame_t frame;
+		bool have;
+
+		pthread_mutex_lock(&ch->lock);
+		have = under_bytes(ch, i) != NULL;
+		pthread_mutex_unlock(&ch->lock);
+		if (have)
+			continue;
+		err = frame_alloc(c, 1, &frame);
+		if (err)
+			break;
+		memcpy(frame_ptr(&c->frames, frame), page_ptr(ch, i), GAIA_PAGE);
+		pthread_mutex_lock(&ch->lock);
+		extra_make(ch, i)->under = frame;
+		pthread_mutex_unlock(&ch->lock);
+	}
+	return err;
+}
+
+/* Pages that were not merged are what the store has. */
+static void fetch_forget_under(struct fetch *fe)
+{
+	pthread_mutex_lock(&fe->ch->lock);
+	for (unsigned k = 0; k < fe->n; k++)
+		if (!page_dirty(fe->ch, fe->page[k]))
+			under_drop(fe->ch, fe->page[k]);
+	pthread_mutex_unlock(&fe->ch->lock);
+}
+
 /* What one replica released of the pages [a, b). */
 static int fetch_from(struct chunk *ch, struct replica *rep, unsigned a, unsigned b)
 {
@@ -464,7 +540,7 @@ static int fetch_from(struct chunk *ch, struct replica *rep, unsigned a, unsigne
 	struct fetch *fe = xmalloc(sizeof(*fe));
 	frame_t spare = 0;
 	unsigned done = 0;
-	bool need;
+	bool need, passthrough = cfile_is_passthrough(ch->file);
 	int err;
 
 	fe->ch = ch;
@@ -480,11 +556,13 @@ static int fetch_from(struct chunk *ch, struct replica *rep, unsigned a, unsigne
 		unsigned i = fe->page[k];
 
 		pthread_mutex_lock(&ch->lock);
-		need = !page_present(ch, i) && fetch_needs_home(ch, rep, i);
+		need = !page_present(ch, i) && (passthrough || fetch_needs_home(ch, rep, i));
 		pthread_mutex_unlock(&ch->lock);
 		if (need)
 			err = home_fill(ch, i, i + 1);
 	}
+	if (!err && passthrough)
+		err = fetch_keep_under(fe);
 	if (err || fe->n == 0)
 		goto free_fetch;
 	err = frame_alloc(c, fe->n, fe->frame);
@@ -514,6 +592,8 @@ give_frames:
 	if (spare)
 		frames_give(&c->frames, &spare, 1);
 free_fetch:
+	if (err && passthrough)
+		fetch_forget_under(fe);
 	free(fe);
 	return err;
 }

@@ -39,6 +39,8 @@ int cfile_get(struct cache *c, uint64_t key, const struct cfile_source *src, voi
 		f->key = key;
 		f->source = *src;
 		f->cookie = cookie;
+		atomic_init(&f->passthrough, src->passthrough);
+		atomic_init(&f->cpu_writes, true);
 		range_init(&f->range);
 		pthread_mutex_init(&f->lock, NULL);
 		atomic_init(&f->size, size);
@@ -286,6 +288,9 @@ void cfile_fix_stat(struct cfile *f, struct stat *st)
 	uint64_t dirty = atomic_load(&f->n_dirty);
 	blkcnt_t whole, promised;
 
+	/* There the store's are right. */
+	if (cfile_is_passthrough(f))
+		return;
 	st->st_size = (off_t)cfile_size(f);
 	/* As a local file system counts blocks that it has promised but not placed yet: tools take a
 	 * file with contents and no blocks for a hole. Which of the dirty pages have blocks already is

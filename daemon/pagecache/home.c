@@ -352,6 +352,9 @@ ssize_t cache_read(struct cfile *f, void *buf, size_t len, off_t off)
 	size_t done = 0;
 	int err;
 
+	if (cfile_is_passthrough(f))
+		return passthrough_read(f, buf, len, off);
+
 	while (done < len) {
 		err = cache_read_begin(f, off + (off_t)done, len - done, false, &rd);
 		if (err)
@@ -584,6 +587,11 @@ int cache_write(struct cfile *f, const void *buf, size_t len, off_t off, enum ca
 	if (kind == CACHE_WRITE_PAGES && off % GAIA_PAGE != 0)
 		return -EINVAL;
 	pthread_rwlock_rdlock(&f->range);
+	if (cfile_is_passthrough(f)) {
+		err = passthrough_write(f, buf, len, off);
+		pthread_rwlock_unlock(&f->range);
+		return err;
+	}
 	err = cfile_make_room(f);
 	if (!err)
 		err = home_write(f, buf, len, (uint64_t)off, kind);

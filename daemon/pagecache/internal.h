@@ -102,6 +102,7 @@ struct page_extra {
 	unsigned page;
 	struct twin *twins;
 	uint8_t *owners; /* GAIA_PAGE bytes, see merge3_owned(); where several devices write */
+	frame_t under;	 /* what the store held when it was last made equal to home, see passthrough.c; 0: home's */
 	UT_hash_handle hh;
 };
 
@@ -177,6 +178,9 @@ struct cfile {
 	atomic_uint_least64_t n_dirty; /* pages */
 	atomic_uint_least64_t n_ahead; /* page releases not merged yet, over all devices */
 	atomic_bool gone;
+	/* Changed with range held exclusively; see passthrough.c. */
+	atomic_bool passthrough;
+	atomic_bool cpu_writes; /* in that state: CPU programs may change the store's file */
 	atomic_uint_least64_t read_next; /* where a sequential reader would go on */
 	atomic_uint mappings;
 
@@ -363,6 +367,11 @@ void page_set_dirty(struct chunk *ch, unsigned i);
 void page_clear_dirty(struct chunk *ch, unsigned i);
 /* Drop home's copy: clean, or its dirt no longer matters. */
 void page_drop(struct chunk *ch, unsigned i);
+/*
+ * chunk->lock held. Whether home's copy of page i, which is clean and locked by nobody else, may be dropped for want of
+ * memory. If so it must be: in a passthrough file what devices have of the page becomes stale.
+ */
+bool home_may_leave(struct chunk *ch, unsigned i);
 
 /* No lock held: put the chunk on the lists it belongs to. After frames or dirt were added. */
 void chunk_account(struct chunk *ch);
@@ -383,6 +392,8 @@ int chunk_store(struct chunk *ch, unsigned a, unsigned b, bool wait);
 /* As chunk_store() for eviction: tries all its locks. Number of pages stored. */
 unsigned chunk_store_some(struct chunk *ch);
 int cfile_store(struct cfile *f, bool write, struct store_file **out);
+/* Pages of the file could not be stored: for who asks next, and the log. */
+void store_failed(struct cfile *f, int err);
 /* What is dirty and stored later was written now; */
 void cfile_touch(struct cfile *f);
 /* has the modification time that the store's file has now, unless it has one of its own; */
@@ -411,6 +422,20 @@ int home_write(struct cfile *f, const void *buf, size_t len, uint64_t off,
 extern const char frame_zeros[GAIA_PAGE];
 /* Bytes of the page that are below the end of the file: 0 to GAIA_PAGE. */
 unsigned page_limit(const struct chunk *ch, unsigned i);
+
+/* ---- passthrough.c: files that CPU programs have open past the cache. Nothing happens to others. ---- */
+
+/* The size that the store's file has by now. file->range held. */
+int passthrough_size(struct cfile *f);
+/* Whatever was released of pages [a, b), locked exclusively, and CPU programs have changed, becomes home's. */
+int passthrough_catch_up(struct chunk *ch, unsigned a, unsigned b);
+/* Pages [a, b), locked exclusively, were released: CPU programs are to see it. */
+int passthrough_released(struct chunk *ch, unsigned a, unsigned b);
+/* cache_read() and cache_write() of such a file. */
+ssize_t passthrough_read(struct cfile *f, void *buf, size_t len, off_t off);
+int passthrough_write(struct cfile *f, const void *buf, size_t len, off_t off);
+/* chunk_store() of such a file. */
+int passthrough_store(struct chunk *ch, unsigned a, unsigned b, bool wait);
 
 /* ---- coherence.c: twins, merging, what the kernel holds ---- */
 
@@ -444,6 +469,10 @@ void exact_write(struct chunk *ch, unsigned i, bool present, unsigned off, const
 		 unsigned len, bool through, frame_t spare[2]);
 /* The same for bytes that a truncate turns to zeros from @cut on. */
 void truncate_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[2]);
+
+/* chunk->lock held, page locked. The bytes of page_extra.under, or NULL. */
+char *under_bytes(struct chunk *ch, unsigned i);
+void under_drop(struct chunk *ch, unsigned i);
 
 void *notifier_main(void *cache);
 /* Wait until the invalidations that were asked for until now are done. [W] */

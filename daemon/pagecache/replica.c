@@ -20,6 +20,9 @@ void track_maybe_free(struct chunk *ch)
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
 		if (ch->track->page[i].pending > 0)
 			return;
+	/* Merged, but not put yet. */
+	if (ch->track->extra && cfile_is_passthrough(ch->file))
+		return;
 	bug_on(ch->track->extra != NULL);
 	free(ch->track);
 	ch->track = NULL;
@@ -30,8 +33,11 @@ static void track_make(struct chunk *ch)
 	if (ch->track)
 		return;
 	ch->track = xcalloc(1, sizeof(*ch->track));
-	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
 		track_init(&ch->track->page[i]);
+		/* Of a passthrough file it has nothing of ours: the open has seen to that. */
+		ch->track->page[i].may_hold = !cfile_is_passthrough(ch->file);
+	}
 }
 
 /* ---- pins ---- */

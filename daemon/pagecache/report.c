@@ -202,9 +202,13 @@ static void check_chunk(struct chunk *ch, uint64_t *frames, uint64_t *dirty, uin
 	bug_on(ch->n_replicas > 0 && !ch->track);
 	for (unsigned k = 0; k < ch->n_replicas; k++)
 		check_replica(ch, ch->replica[k], ahead);
-	for (struct page_extra *x = ch->track ? ch->track->extra : NULL; x; x = x->hh.next)
+	for (struct page_extra *x = ch->track ? ch->track->extra : NULL; x; x = x->hh.next) {
 		for (struct twin *tw = x->twins; tw; tw = tw->next)
 			n_frames++;
+		n_frames += x->under != 0;
+		/* It stands for what is to be put, or what was fetched in vain. */
+		bug_on(x->under && !page_present(ch, x->page));
+	}
 	*frames += n_frames;
 	*dirty += n_dirty;
 	pthread_mutex_unlock(&ch->lock);

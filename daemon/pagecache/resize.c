@@ -62,6 +62,8 @@ static void cut_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[2
 		page_drop(ch, i);
 	} else if (page_present(ch, i)) {
 		memset((char *)page_ptr(ch, i) + cut, 0, GAIA_PAGE - cut);
+		if (under_bytes(ch, i))
+			memset(under_bytes(ch, i) + cut, 0, GAIA_PAGE - cut);
 		/* The store has cut it, too: nothing new to store. */
 	}
 }
@@ -147,12 +149,12 @@ int cache_truncate(struct cfile *f, uint64_t size)
 	if (size > INT64_MAX)
 		return -EFBIG;
 	pthread_rwlock_wrlock(&f->range);
+	err = passthrough_size(f);
 	old = cfile_size(f);
-	if (size < old) {
+	if (!err && size < old)
 		err = prepare_cut(f, size, &cut);
-		if (err)
-			goto unlock;
-	}
+	if (err)
+		goto unlock;
 	err = cfile_store(f, true, &sf);
 	if (!err)
 		err = sf->ops->truncate(sf, (off_t)size);
@@ -322,8 +324,17 @@ int cache_allocate(struct cfile *f, int mode, off_t off, off_t len)
 	if (mode & ~(FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE))
 		return -EOPNOTSUPP;
 	pthread_rwlock_wrlock(&f->range);
-	size = cfile_size(f);
 	err = cfile_store(f, true, &sf);
+	if (cfile_is_passthrough(f)) {
+		/* What it changes is imported, as what CPU programs change by themselves is. */
+		cfile_cpu_writes(f, true);
+		if (!err)
+			err = sf->ops->allocate(sf, mode, off, len);
+		if (!err)
+			err = passthrough_size(f);
+		goto unlock;
+	}
+	size = cfile_size(f);
 	if (!err && zeroes)
 		err = grow_store(sf, size);
 	if (!err && zeroes && (uint64_t)off < size)
@@ -340,6 +351,7 @@ int cache_allocate(struct cfile *f, int mode, off_t off, off_t len)
 		atomic_store(&f->size, end);
 		pthread_mutex_unlock(&f->lock);
 	}
+unlock:
 	pthread_rwlock_unlock(&f->range);
 	return err;
 }
@@ -352,11 +364,13 @@ off_t cache_seek(struct cfile *f, off_t off, int whence)
 	off_t at;
 	int err;
 
-	if (off < 0 || (uint64_t)off >= cfile_size(f))
-		return -ENXIO;
-	/* The store knows holes; it must know the data. */
 	pthread_rwlock_rdlock(&f->range);
-	err = cfile_fetch(f, 0, 0);
+	err = passthrough_size(f);
+	if (!err && (off < 0 || (uint64_t)off >= cfile_size(f)))
+		err = -ENXIO;
+	/* The store knows holes; it must know the data. */
+	if (!err)
+		err = cfile_fetch(f, 0, 0);
 	pthread_rwlock_unlock(&f->range);
 	if (!err)
 		err = cache_flush(f);
@@ -375,14 +389,29 @@ off_t cache_seek(struct cfile *f, off_t off, int whence)
 
 #define COPY_BUFFER (256u << 10)
 
-static bool has_cached(struct cfile *f)
+/* Whether anything would be old if the store changed without a word to us. */
+static bool keeps_copies(struct cfile *f)
 {
 	bool any;
+
+	if (cfile_is_passthrough(f))
+		return false;
 
 	pthread_mutex_lock(&f->lock);
 	any = f->chunks != NULL;
 	pthread_mutex_unlock(&f->lock);
 	return any;
+}
+
+static int size_now(struct cfile *f, uint64_t *size)
+{
+	int err;
+
+	pthread_rwlock_rdlock(&f->range);
+	err = passthrough_size(f);
+	*size = cfile_size(f);
+	pthread_rwlock_unlock(&f->range);
+	return err;
 }
 
 static ssize_t copy_by_hand(struct cfile *from, off_t from_off, struct cfile *to, off_t to_off,
@@ -412,9 +441,11 @@ ssize_t cache_copy_range(struct cfile *from, off_t from_off, struct cfile *to, o
 			 size_t len)
 {
 	struct store_file *a, *b;
-	uint64_t size = cfile_size(from);
-	ssize_t n;
+	uint64_t size;
+	ssize_t n = size_now(from, &size);
 
+	if (n < 0)
+		return n;
 	if (from_off < 0 || to_off < 0 || (uint64_t)to_off + len > INT64_MAX)
 		return -EINVAL;
 	if ((uint64_t)from_off >= size)
@@ -424,11 +455,12 @@ ssize_t cache_copy_range(struct cfile *from, off_t from_off, struct cfile *to, o
 	    (uint64_t)to_off < (uint64_t)from_off + len)
 		return -EINVAL;
 	/* The store may share the blocks, if nothing of the target is cached that would then be old. */
-	if (from != to && !has_cached(to) && atomic_load(&from->n_ahead) == 0 &&
+	if (from != to && !keeps_copies(to) && atomic_load(&from->n_ahead) == 0 &&
 	    cache_flush(from) == 0 && !cfile_store(from, false, &a) && !cfile_store(to, true, &b)) {
 		pthread_rwlock_wrlock(&to->range);
-		n = has_cached(to) ? -EXDEV :
-				     a->ops->copy_range(a, from_off, b, to_off, len);
+		cfile_cpu_writes(to, true);
+		n = keeps_copies(to) ? -EXDEV :
+				       a->ops->copy_range(a, from_off, b, to_off, len);
 		if (n > 0) {
 			pthread_mutex_lock(&to->lock);
 			if ((uint64_t)(to_off + n) > atomic_load(&to->size))

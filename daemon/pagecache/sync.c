@@ -260,12 +260,12 @@ static void part_pin(struct part *pt)
 static int part_bring(struct part *pt)
 {
 	struct dev_run *runs = xmalloc((pt->b - pt->a) * sizeof(*runs));
-	int err = 0;
+	int err = passthrough_catch_up(pt->ch, pt->a, pt->b);
 
 	pthread_mutex_lock(&pt->ch->lock);
 	part_plan(pt);
 	pthread_mutex_unlock(&pt->ch->lock);
-	if (part_has(pt, TRACK_FETCH))
+	if (!err && part_has(pt, TRACK_FETCH))
 		err = part_fetch(pt, TRACK_FETCH);
 	if (!err && part_has(pt, TRACK_SECURE))
 		err = part_secure(pt, runs);
@@ -507,6 +507,17 @@ static void unpin_range(struct mapping *m, uint64_t c0, uint64_t c1)
 	free(list);
 }
 
+/* What follows goes by the file's size. */
+static int learn_size(struct cfile *f)
+{
+	int err;
+
+	pthread_rwlock_rdlock(&f->range);
+	err = passthrough_size(f);
+	pthread_rwlock_unlock(&f->range);
+	return err;
+}
+
 int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq)
 {
 	unsigned access = prot & (GAIA_PROT_READ | GAIA_PROT_WRITE);
@@ -519,7 +530,9 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 		return -EINVAL;
 	if (len == 0)
 		return 0;
-	if (access) {
+	if (access)
+		err = learn_size(m->file);
+	if (access && !err) {
 		err = acquire_range(m, off / GAIA_PAGE, (off + len - 1) / GAIA_PAGE,
 				    access & GAIA_PROT_WRITE,
 				    prot & GAIA_PROT_PIN ? PIN : BRING_AND_GRANT, seq);
@@ -703,7 +716,11 @@ static int release_part(struct grant *g, unsigned a, unsigned b, struct release 
 	pthread_mutex_lock(&ch->lock);
 	pages_lock(ch, a, b);
 	pthread_mutex_unlock(&ch->lock);
-	err = release_locked(g, a, b, rl);
+	err = passthrough_size(ch->file);
+	if (!err)
+		err = release_locked(g, a, b, rl);
+	if (!err)
+		err = passthrough_released(ch, a, b);
 	pthread_mutex_lock(&ch->lock);
 	pages_unlock(ch, a, b);
 	pthread_mutex_unlock(&ch->lock);
@@ -794,7 +811,8 @@ int cache_release(struct mapping *m, uint64_t off, uint64_t len)
 		}
 		replica_unpin(rep);
 	}
-	if (changed)
+	/* Else what was put has set the time. */
+	if (changed && !cfile_is_passthrough(m->file))
 		cfile_touch(m->file);
 	invalidate_published(m->file, rl, done);
 	again_wait(m->file);
@@ -815,8 +833,9 @@ int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice)
 
 	if (off < m->off || len > m->len || off - m->off > m->len - len)
 		return -EINVAL;
-	if (!clip(m, off, len, &first, &last))
-		return 0;
+	err = learn_size(m->file);
+	if (err || !clip(m, off, len, &first, &last))
+		return err;
 	switch (advice) {
 	case GAIA_ADVISE_WILLNEED:
 		for (uint64_t p = first; p <= last && !err; p = ROUND_DOWN(p, GAIA_CHUNK_PAGES) +
@@ -848,7 +867,7 @@ static int evict_home(struct chunk *ch, unsigned a, unsigned b)
 		if (!page_present(ch, i))
 			continue;
 		pages_lock(ch, i, i + 1);
-		if (page_present(ch, i) && !page_dirty(ch, i)) {
+		if (page_present(ch, i) && !page_dirty(ch, i) && home_may_leave(ch, i)) {
 			page_drop(ch, i);
 			count(CTR_home_evicted, 1);
 		}

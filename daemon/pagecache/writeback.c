@@ -49,7 +49,7 @@ int cfile_store(struct cfile *f, bool write, struct store_file **out)
 	return 0;
 }
 
-static void store_failed(struct cfile *f, int err)
+void store_failed(struct cfile *f, int err)
 {
 	bool say;
 
@@ -135,6 +135,8 @@ int chunk_store(struct chunk *ch, unsigned a, unsigned b, bool wait)
 	unsigned i = a, j;
 	int err, first = 0;
 
+	if (cfile_is_passthrough(ch->file))
+		return passthrough_store(ch, a, b, wait);
 	pthread_mutex_lock(&ch->lock);
 	while (ch->n_dirty && i < b) {
 		if (!page_dirty(ch, i) || (!wait && (page_at(ch, i)->flags & PAGE_LOCKED))) {

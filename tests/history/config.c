@@ -39,14 +39,22 @@ const char *feature_name(enum feature f)
 	return features[f].name;
 }
 
-void config_draw(struct config *c, uint64_t seed, bool writeback)
+const char *const way_names[WAYS] = { "writeback", "writethrough", "auto" };
+
+static const char *way_name(const struct config *c)
+{
+	return way_names[c->writeback ? WRITEBACK : c->automatic ? AUTO : WRITETHROUGH];
+}
+
+void config_draw(struct config *c, uint64_t seed, enum way way)
 {
 	unsigned how;
 
 	reseed(seed);
 	memset(c, 0, sizeof(*c));
 	c->seed = seed;
-	c->writeback = writeback;
+	c->writeback = way == WRITEBACK;
+	c->automatic = way == AUTO;
 	for (unsigned f = 0; f < FEATURES; f++)
 		if (chance(features[f].percent))
 			c->features |= 1u << f;
@@ -72,7 +80,7 @@ void config_draw(struct config *c, uint64_t seed, bool writeback)
 	if (c->bytes && c->hot > 4)
 		c->hot = 1 + below(4);
 	/* See do_write(). */
-	if (!writeback)
+	if (way != WRITEBACK)
 		c->features &= ~(1u << F_APPEND);
 	if (HAS(c, F_LARGE)) {
 		c->features &= ~(1u << F_APPEND);
@@ -83,7 +91,7 @@ void config_draw(struct config *c, uint64_t seed, bool writeback)
 
 void config_print(const struct config *c)
 {
-	printf("%s %s, %u cpu, %u device%s, client%s on", c->writeback ? "writeback" : "writethrough",
+	printf("%s %s, %u cpu, %u device%s, client%s on", way_name(c),
 	       c->bytes ? "bytes" : "words", c->cpus, c->devices, c->devices == 1 ? "" : "s",
 	       c->clients == 1 ? "" : "s");
 	for (unsigned i = 0; i < c->clients; i++)
@@ -107,7 +115,7 @@ const char *const *config_args(const struct config *c)
 	args[n++] = "--home";
 	args[n++] = HAS(c, F_TINY) ? "8M" : "256M";
 	args[n++] = "--cpu-cache";
-	args[n++] = c->writeback ? "writeback" : "writethrough";
+	args[n++] = way_name(c);
 	args[n] = NULL;
 	return args;
 }

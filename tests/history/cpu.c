@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "gaia/client.h"
 #include "history.h"
 
 #define MOST_CELLS 2048		/* of one call */
@@ -548,6 +549,23 @@ _Noreturn void cpu_main(void)
 	_exit(ALL_WELL);
 }
 
+static bool show_to_device(unsigned slot)
+{
+	char path[PATH_MAX];
+	void *p = MAP_FAILED;
+	int fd;
+
+	slot_path(path, sizeof(path), slot_name(slot));
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd >= 0)
+		p = gaia_mmap(PAGE, PROT_READ, fd, 0, 0);
+	if (p != MAP_FAILED)
+		gaia_munmap(p, PAGE);
+	if (fd >= 0)
+		close(fd);
+	return p != MAP_FAILED;
+}
+
 _Noreturn void setup_main(void)
 {
 	for (unsigned slot = 0; slot < world->config.slots; slot++) {
@@ -559,6 +577,10 @@ _Noreturn void setup_main(void)
 			_exit(BROKEN);
 		}
 		atomic_store(&world->slot_file[slot], f);
+		/* Some are cached from the first open on, since a device has had them. */
+		if (world->config.automatic && chance(40) && !show_to_device(slot))
+			fprintf(stderr, "history: showing a file to a device: %s\n",
+				strerror(errno)), _exit(BROKEN);
 	}
 	_exit(ALL_WELL);
 }

@@ -83,7 +83,8 @@ enum feature {
 
 struct config {
 	uint64_t seed;		/* of all that is drawn below and of all programs */
-	bool writeback;		/* the kernel's way of caching */
+	bool writeback;		/* the kernel's way of caching; */
+	bool automatic;		/* ... and if not writeback: auto, not writethrough */
 	bool bytes;		/* cells of one byte */
 	unsigned cpus, devices, clients, slots, hot;
 	unsigned client_device[MAX_CLIENTS];
@@ -92,7 +93,10 @@ struct config {
 	const char *more_faults; /* for GAIAFS_FAULTS, beside the configuration's; may be NULL */
 };
 
-void config_draw(struct config *c, uint64_t seed, bool writeback);
+enum way { WRITEBACK, WRITETHROUGH, AUTO, WAYS };
+extern const char *const way_names[WAYS];
+
+void config_draw(struct config *c, uint64_t seed, enum way way);
 /* On one line. */
 void config_print(const struct config *c);
 const char *feature_name(enum feature f);

@@ -15,7 +15,7 @@ static const char usage[] =
 	"usage: history [OPTION]...\n"
 	"  --seconds N, --minutes N  how long (60 seconds)\n"
 	"  --seed N       of the first configuration and all that follow (by chance)\n"
-	"  --cpu-cache writeback|writethrough  how the mount lets the kernel cache (by turns)\n"
+	"  --cpu-cache auto|writeback|writethrough  how the mount lets the kernel cache (by turns)\n"
 	"  --gaiafs PATH  the daemon ($GAIAFS, or this build's)\n"
 	"  --faults TEXT  more fault points, in the form of $GAIAFS_FAULTS\n"
 	"  --only A,B...  no features but these; --without A,B...  not these (--list names them)\n"
@@ -28,7 +28,7 @@ struct options {
 	unsigned seconds, shrink;
 	uint64_t seed;
 	bool seeded;
-	int writeback;		/* -1: both */
+	enum way way;		/* WAYS: each in its turn */
 	const char *gaiafs, *faults;
 	uint32_t only, without;
 };
@@ -110,8 +110,10 @@ static void parse_options(int argc, char **argv, struct options *o)
 			o->seeded = true;
 			break;
 		case CPU_CACHE:
-			o->writeback = strcmp(optarg, "writeback") == 0;
-			if (!o->writeback && strcmp(optarg, "writethrough") != 0)
+			for (o->way = 0; o->way < WAYS; o->way++)
+				if (strcmp(optarg, way_names[o->way]) == 0)
+					break;
+			if (o->way == WAYS)
 				bad_usage("--cpu-cache", optarg);
 			break;
 		case GAIAFS:
@@ -218,7 +220,7 @@ static enum verdict run(const struct options *o)
 		struct config c;
 		enum verdict v;
 
-		config_draw(&c, seed, o->writeback >= 0 ? o->writeback : seed % 2 == 0);
+		config_draw(&c, seed, o->way < WAYS ? o->way : (enum way)(seed % WAYS));
 		c.features &= ~o->without;
 		if (o->only)
 			c.features &= o->only;
@@ -242,7 +244,7 @@ static enum verdict run(const struct options *o)
 
 int main(int argc, char **argv)
 {
-	struct options o = { .seconds = 60, .shrink = 60, .writeback = -1 };
+	struct options o = { .seconds = 60, .shrink = 60, .way = WAYS };
 	uint64_t began = now();
 	enum verdict v;
 

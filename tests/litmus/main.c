@@ -66,7 +66,8 @@ static void parse_options(int argc, char **argv, struct run_options *o, bool *ch
 	while ((c = getopt_long(argc, argv, "", options, NULL)) != -1) {
 		switch (c) {
 		case CPU_CACHE:
-			if (strcmp(optarg, "writeback") != 0 && strcmp(optarg, "writethrough") != 0) {
+			if (strcmp(optarg, "auto") != 0 && strcmp(optarg, "writeback") != 0 &&
+			    strcmp(optarg, "writethrough") != 0) {
 				fprintf(stderr, "litmus-runner: --cpu-cache takes writeback or "
 						"writethrough, not '%s'\n", optarg);
 				exit(2);

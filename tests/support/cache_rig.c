@@ -497,7 +497,7 @@ static void source_release(void *cookie)
 	atomic_fetch_add(&kf->released, 1);
 }
 
-static const struct cfile_source source = { source_open, source_release };
+static const struct cfile_source source = { .open = source_open, .release = source_release };
 
 static void store_resize(struct rig *rig, int ref, uint64_t size)
 {

@@ -86,6 +86,17 @@ void way_init_writethrough(void)
 	way_start(NULL);
 }
 
+void way_init_auto(void)
+{
+	way = "auto";
+	way_start(NULL);
+}
+
+void way_bare_auto(void)
+{
+	way = "auto";
+}
+
 void way_bare_writeback(void)
 {
 	way = "writeback";

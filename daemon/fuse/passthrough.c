@@ -1,0 +1,266 @@
+/*
+ * passthrough.c - which files the kernel serves from the file below, without us (--cpu-cache auto).
+ *
+ * Two ways of being open, of which an inode has one at a time, or the kernel refuses the open with EIO:
+ *
+ *	passthrough	reads, writes and mappings are the file's below. For all that no device maps.
+ *	cached		through the kernel's cache and ours. For what a device maps, or once has.
+ *
+ * A first open decides; those that come while it lasts are as it is. A file that is opened in passthrough and then mapped by a
+ * device stays so (pagecache/passthrough.c shares it), and is cached when it is opened again after the last of them.
+ *
+ * Nobody tells us of mappings in passthrough: they hold the file below, not ours, and outlive its RELEASE (seen on
+ * Linux 6.18). So before a file is cached we ask the file below who has it: a lease for writing is granted only
+ * if nobody else has it open or mapped, and one for reading only if nobody can write it.
+ */
+#include "fuse/internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <string.h>
+#include <sys/statfs.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+/* "A device has mapped this file": on the file below, not shown in the mount. */
+#define XATTR_DEVICE "trusted.gaiafs.device"
+
+bool passthrough_hides(const char *xattr)
+{
+	return !strcmp(xattr, XATTR_DEVICE);
+}
+
+#if GAIA_HAVE_PASSTHROUGH
+
+/* CAP_SYS_ADMIN where it counts; a user namespace's own root has not got it. */
+static bool may_pass_through(const struct fs *fs)
+{
+	unsigned first = 1, below = 1, n = 0;
+	FILE *map = fopen("/proc/self/uid_map", "re");
+
+	if (map && fscanf(map, "%u %u %u", &first, &below, &n) != 3)
+		n = 0;
+	if (map)
+		fclose(map);
+	return fs->privileged && first == 0 && below == 0 && n == UINT32_MAX;
+}
+
+bool passthrough_init(struct fs *fs, struct fuse_conn_info *conn)
+{
+	struct statfs st;
+
+	if (!(conn->capable & FUSE_CAP_PASSTHROUGH)) {
+		log_info("this kernel cannot pass files through: --cpu-cache writeback");
+		return false;
+	}
+	if (!may_pass_through(fs)) {
+		log_info("only root may pass files through: --cpu-cache writeback");
+		return false;
+	}
+	/* How deep file systems are stacked, ours included: nothing may be stacked on what is two deep. */
+	conn->max_backing_stack_depth =
+		!fstatfs(fs->root.fd, &st) && st.f_type == OVERLAYFS_SUPER_MAGIC ? 2 : 1;
+	return true;
+}
+
+/* ---- who has the file below ---- */
+
+/* Whether a lease of the kind can be had: see above. */
+static bool lease_granted(struct inode *inode, int kind)
+{
+	int fd = inode_open(inode, O_RDONLY);
+	bool granted;
+
+	if (fd < 0)
+		return false;
+	backing_close_idle(inode);
+	granted = !fcntl(fd, F_SETLEASE, kind);
+	if (granted)
+		fcntl(fd, F_SETLEASE, F_UNLCK);
+	close(fd);
+	return granted;
+}
+
+/* inode->lock held, as for all of this section. */
+static bool nobody_has_it(struct inode *inode)
+{
+	return !inode->passthrough_opens && lease_granted(inode, F_WRLCK);
+}
+
+static bool nobody_writes_it(struct inode *inode)
+{
+	return !inode->passthrough_writers && lease_granted(inode, F_RDLCK);
+}
+
+/* A program is about to be able to write it, by a mapping, too: without a word to the kernel's attributes. */
+static void expect_changes(struct inode *inode)
+{
+	cfile_cpu_writes(inode->cfile, true);
+	if (inode->may_change)
+		return;
+	inode->may_change = true;
+	/* What the kernel has of them was given for good. It drops attributes without waiting for anybody (7). */
+	fuse_lowlevel_notify_inval_inode(inode->fs->session, nodeid_of(inode), -1, 0);
+}
+
+/* ---- opening ---- */
+
+static bool is_for_devices(struct inode *inode)
+{
+	int fd;
+
+	if (!inode->device_asked) {
+		fd = inode_fd_get(inode);
+		if (fd < 0)
+			return false;
+		inode->device_asked = true;
+		inode->for_devices |= getxattr(fd_path(fd).text, XATTR_DEVICE, NULL, 0) >= 0;
+		inode_fd_put(inode);
+	}
+	return inode->for_devices;
+}
+
+static int first_passthrough(fuse_req_t req, struct inode *inode)
+{
+	int fd = inode_open(inode, O_RDONLY), id;
+
+	if (fd < 0)
+		return fd;
+	errno = 0;
+	id = fuse_passthrough_open(req, fd);
+	close(fd);
+	if (id <= 0)
+		return errno ? -errno : -EIO;
+	inode->backing_id = id;
+	cfile_cpu_writes(inode->cfile, !nobody_writes_it(inode));
+	return 0;
+}
+
+static bool to_be_cached(struct inode *inode)
+{
+	if (inode->passthrough_opens)
+		return false;
+	return !cfile_is_passthrough(inode->cfile) ||
+	       (is_for_devices(inode) && nobody_has_it(inode) &&
+		!cfile_leave_passthrough(inode->cfile));
+}
+
+static int passthrough_or_cached(fuse_req_t req, struct handle *h)
+{
+	struct inode *inode = h->inode;
+	int err = 0;
+
+	if (to_be_cached(inode))
+		return 0;
+	if (!inode->passthrough_opens)
+		err = first_passthrough(req, inode);
+	if (err && nobody_has_it(inode)) {
+		if (!atomic_exchange(&inode->fs->complained, true))
+			log_warn("a file could not be passed through: %s; such files are served "
+				 "by the daemon, which is slower", strerror(-err));
+		return cfile_leave_passthrough(inode->cfile);
+	}
+	if (err)
+		return err;
+	h->passthrough = true;
+	inode->passthrough_opens++;
+	if ((h->flags & O_ACCMODE) != O_RDONLY) {
+		inode->passthrough_writers++;
+		expect_changes(inode);
+	}
+	return 0;
+}
+
+int passthrough_open(fuse_req_t req, struct handle *h, struct fuse_file_info *fi)
+{
+	struct inode *inode = h->inode;
+	int err;
+
+	if (!inode->fs->passthrough)
+		return 0;
+	pthread_mutex_lock(&inode->lock);
+	err = passthrough_or_cached(req, h);
+	if (!err && h->passthrough)
+		fi->backing_id = inode->backing_id;
+	pthread_mutex_unlock(&inode->lock);
+	return err;
+}
+
+void passthrough_release(fuse_req_t req, struct handle *h)
+{
+	struct inode *inode = h->inode;
+
+	if (!h->passthrough)
+		return;
+	pthread_mutex_lock(&inode->lock);
+	inode->passthrough_writers -= (h->flags & O_ACCMODE) != O_RDONLY;
+	if (!--inode->passthrough_opens) {
+		fuse_passthrough_close(req, inode->backing_id);
+		inode->backing_id = 0;
+	}
+	pthread_mutex_unlock(&inode->lock);
+}
+
+void passthrough_mapped(struct inode *inode)
+{
+	bool news;
+	int fd;
+
+	if (!inode->fs->passthrough)
+		return;
+	pthread_mutex_lock(&inode->lock);
+	news = !inode->for_devices;
+	inode->for_devices = true;
+	pthread_mutex_unlock(&inode->lock);
+	fd = news ? inode_fd_get(inode) : -1;
+	if (fd < 0)
+		return;
+	/* Where it cannot be noted it is forgotten with the inode. */
+	if (setxattr(fd_path(fd).text, XATTR_DEVICE, "", 0, 0))
+		log_debug("noting that devices use a file: %s", strerror(errno));
+	inode_fd_put(inode);
+	invalidate(inode, -1, 0);
+}
+
+double attr_timeout(struct inode *inode)
+{
+	bool sure = true;
+
+	if (inode->fs->passthrough && inode->type == S_IFREG) {
+		pthread_mutex_lock(&inode->lock);
+		sure = !inode->may_change;
+		/* From the next answer on: what this one says may be from before. */
+		inode->may_change = !sure && !nobody_writes_it(inode);
+		pthread_mutex_unlock(&inode->lock);
+	}
+	return sure ? FS_TIMEOUT : 0;
+}
+
+#else
+
+bool passthrough_init(struct fs *fs, struct fuse_conn_info *conn)
+{
+	log_info("this libfuse cannot pass files through: --cpu-cache writeback");
+	return false;
+}
+
+int passthrough_open(fuse_req_t req, struct handle *h, struct fuse_file_info *fi)
+{
+	return 0;
+}
+
+void passthrough_release(fuse_req_t req, struct handle *h)
+{
+}
+
+void passthrough_mapped(struct inode *inode)
+{
+}
+
+double attr_timeout(struct inode *inode)
+{
+	return FS_TIMEOUT;
+}
+
+#endif

@@ -1,0 +1,376 @@
+/*
+ * passthrough.c - files that CPU programs have open past the cache.
+ *
+ * The kernel hands their reads, writes and mappings to the store's file itself: its page cache is
+ * what CPU programs share, and home is what devices share of it. Home's bytes of a tracked page are what the
+ * store's were when the two were last made equal. So, with home as the base, twin of both:
+ *
+ *	import	bytes of the store that differ from the base were written by CPU programs, and become
+ *		home's as any write does
+ *	put	bytes of home that differ from it were released by devices, and are written to the store:
+ *		no byte besides, since CPU programs may be writing those
+ *
+ * An acquire imports; a release imports, fetches and merges, and puts, before it returns. What has been merged but cannot be
+ * put is dirty: the base is kept then as the page's `under`, and the writeback thread tries again.
+ *
+ * The store changes without a word to us. So home is not a copy of it that could be dropped and read again: dropping
+ * a tracked page makes its replicas stale, and one that is somebody's base stays (home_may_leave()).
+ *
+ * A file begins this way and leaves it once, when it is certain that nobody has the store's file open any more.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pagecache/internal.h"
+
+#define IMPORT_PAGES 256u /* in one call to the store */
+
+bool cfile_is_passthrough(struct cfile *f)
+{
+	return atomic_load(&f->passthrough);
+}
+
+void cfile_cpu_writes(struct cfile *f, bool may)
+{
+	atomic_store(&f->cpu_writes, may);
+}
+
+int passthrough_size(struct cfile *f)
+{
+	struct store_file *sf;
+	struct stat st;
+	int err;
+
+	if (!cfile_is_passthrough(f))
+		return 0;
+	err = cfile_store(f, false, &sf);
+	if (!err)
+		err = sf->ops->stat(sf, &st);
+	if (err)
+		return err;
+	/* CPU programs make files longer by themselves, shorter only by asking us. */
+	pthread_mutex_lock(&f->lock);
+	if ((uint64_t)st.st_size > atomic_load(&f->size))
+		atomic_store(&f->size, (uint64_t)st.st_size);
+	pthread_mutex_unlock(&f->lock);
+	return 0;
+}
+
+static off_t page_offset(const struct chunk *ch, unsigned i)
+{
+	return (off_t)(ch->index * GAIA_CHUNK + (uint64_t)i * GAIA_PAGE);
+}
+
+/* ---- import ---- */
+
+/* The store's bytes of pages [a, b). */
+static int read_store(struct chunk *ch, unsigned a, unsigned b, char *buf)
+{
+	struct iovec iov = { buf, (size_t)(b - a) * GAIA_PAGE };
+	struct store_file *sf;
+	ssize_t got;
+	int err;
+
+	err = cfile_store(ch->file, false, &sf);
+	if (err)
+		return err;
+	got = sf->ops->read(sf, &iov, 1, page_offset(ch, a));
+	if (got < 0) {
+		count(CTR_storage_errors, 1);
+		return (int)got;
+	}
+	for (unsigned i = a; i < b; i++) {
+		size_t at = (size_t)(i - a) * GAIA_PAGE;
+		size_t valid = (size_t)got > at ? (size_t)got - at : 0;
+
+		valid = MIN(valid, (size_t)page_limit(ch, i));
+		if (valid < GAIA_PAGE)
+			memset(buf + at + valid, 0, GAIA_PAGE - valid);
+	}
+	return 0;
+}
+
+/* The first run of bytes from *@at on in which a and b differ: its length, 0 if there is none. */
+static unsigned next_difference(const char *a, const char *b, unsigned *at)
+{
+	unsigned i = *at, j;
+
+	while (i < GAIA_PAGE && a[i] == b[i])
+		i++;
+	for (j = i; j < GAIA_PAGE && a[j] != b[j]; j++)
+		;
+	*at = i;
+	return j - i;
+}
+
+/* What CPU programs changed of page i becomes home's. chunk->lock held. */
+static void import_page(struct chunk *ch, unsigned i, const char *store, frame_t spare[2])
+{
+	char *base = under_bytes(ch, i);
+	unsigned at = 0, len;
+
+	while ((len = next_difference(store, base ? base : (char *)page_ptr(ch, i), &at)) > 0) {
+		if (base)
+			memcpy(base + at, store + at, len);
+		exact_write(ch, i, true, at, store + at, len, false, spare);
+		at += len;
+	}
+	count(CTR_passthrough_imported, 1);
+}
+
+/* Pages [a, b): present, and at most IMPORT_PAGES. */
+static int import_run(struct chunk *ch, unsigned a, unsigned b, char *buf)
+{
+	struct cache *c = ch->file->cache;
+	frame_t spare[2] = { 0, 0 };
+	int err = read_store(ch, a, b, buf);
+
+	for (unsigned i = a; i < b && !err; i++) {
+		const char *store = buf + (size_t)(i - a) * GAIA_PAGE;
+
+		if (memcmp(page_ptr(ch, i), store, GAIA_PAGE) == 0)
+			continue;
+		for (unsigned k = 0; k < 2 && !err; k++)
+			if (!spare[k])
+				err = frame_alloc(c, 1, &spare[k]);
+		if (err)
+			break;
+		pthread_mutex_lock(&ch->lock);
+		import_page(ch, i, store, spare);
+		pthread_mutex_unlock(&ch->lock);
+	}
+	for (unsigned k = 0; k < 2; k++)
+		if (spare[k])
+			frames_give(&c->frames, &spare[k], 1);
+	return err;
+}
+
+/* Of pages [a, b), locked exclusively, those that home has. */
+static int import_pages(struct chunk *ch, unsigned a, unsigned b)
+{
+	char *buf = NULL;
+	unsigned i, j;
+	int err = 0;
+
+	if (!atomic_load(&ch->file->cpu_writes))
+		return 0;
+	for (i = a; i < b && !err; i = j) {
+		/* Locked by us: whether they have frames is ours to know. */
+		pthread_mutex_lock(&ch->lock);
+		for (; i < b && !page_present(ch, i); i++)
+			;
+		for (j = i; j < b && j - i < IMPORT_PAGES && page_present(ch, j); j++)
+			;
+		pthread_mutex_unlock(&ch->lock);
+		if (i == j)
+			break;
+		if (!buf)
+			buf = xmalloc((size_t)MIN(b - i, IMPORT_PAGES) * GAIA_PAGE);
+		err = import_run(ch, i, j, buf);
+	}
+	free(buf);
+	return err;
+}
+
+int passthrough_catch_up(struct chunk *ch, unsigned a, unsigned b)
+{
+	bool ahead = false;
+	int err = 0;
+
+	if (!cfile_is_passthrough(ch->file))
+		return 0;
+	/* A release that was left unmerged came before what CPU programs have written by now. */
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = a; i < b && ch->track && !ahead; i++)
+		ahead = page_ahead(ch, i);
+	pthread_mutex_unlock(&ch->lock);
+	if (ahead)
+		err = fetch_pages(ch, a, b);
+	return err ? err : import_pages(ch, a, b);
+}
+
+/* ---- put ---- */
+
+static int put_page(struct chunk *ch, unsigned i, char *base)
+{
+	unsigned at = 0, len, limit = page_limit(ch, i);
+	char *home = page_ptr(ch, i);
+	struct store_file *sf;
+	int err = cfile_store(ch->file, true, &sf);
+
+	while (!err && (len = next_difference(home, base, &at)) > 0 && at < limit) {
+		struct iovec iov = { home + at, MIN(len, limit - at) };
+
+		err = sf->ops->write(sf, &iov, 1, page_offset(ch, i) + (off_t)at);
+		if (!err)
+			memcpy(base + at, home + at, len);
+		at += len;
+	}
+	return err;
+}
+
+/* Pages [a, b), locked exclusively: what devices released of them goes to the store. 0 or the first error. */
+static int put_pages(struct chunk *ch, unsigned a, unsigned b)
+{
+	int err, first = 0;
+
+	for (unsigned i = a; i < b; i++) {
+		bool dirty;
+		char *base;
+
+		pthread_mutex_lock(&ch->lock);
+		dirty = page_dirty(ch, i);
+		base = dirty ? under_bytes(ch, i) : NULL;
+		pthread_mutex_unlock(&ch->lock);
+		if (!dirty)
+			continue;
+		bug_on(!base);
+		err = put_page(ch, i, base);
+		if (err) {
+			store_failed(ch->file, err);
+			first = first ? first : err;
+			continue;
+		}
+		count(CTR_passthrough_put, 1);
+		pthread_mutex_lock(&ch->lock);
+		page_clear_dirty(ch, i);
+		under_drop(ch, i);
+		pthread_mutex_unlock(&ch->lock);
+	}
+	return first;
+}
+
+int passthrough_released(struct chunk *ch, unsigned a, unsigned b)
+{
+	int err = 0;
+
+	if (!cfile_is_passthrough(ch->file))
+		return 0;
+	for (unsigned i = a, j; i < b && !err; i = j) {
+		pthread_mutex_lock(&ch->lock);
+		for (; i < b && !page_ahead(ch, i); i++)
+			;
+		for (j = i; j < b && page_ahead(ch, j); j++)
+			;
+		pthread_mutex_unlock(&ch->lock);
+		if (i == j)
+			break;
+		/* What CPU programs wrote until now is concurrent with it: merged as such. */
+		err = import_pages(ch, i, j);
+		if (!err)
+			err = fetch_pages(ch, i, j);
+		if (!err)
+			err = put_pages(ch, i, j);
+	}
+	return err;
+}
+
+int passthrough_store(struct chunk *ch, unsigned a, unsigned b, bool wait)
+{
+	int err, first = 0;
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = a; i < b && ch->n_dirty; i++) {
+		if (!page_dirty(ch, i))
+			continue;
+		if (wait)
+			pages_lock(ch, i, i + 1);
+		else if (!page_trylock(ch, i))
+			continue;
+		pthread_mutex_unlock(&ch->lock);
+		err = passthrough_catch_up(ch, i, i + 1);
+		if (!err)
+			err = put_pages(ch, i, i + 1);
+		first = first ? first : err;
+		pthread_mutex_lock(&ch->lock);
+		pages_unlock(ch, i, i + 1);
+	}
+	track_maybe_free(ch);
+	pthread_mutex_unlock(&ch->lock);
+	return first;
+}
+
+/* ---- by way of the daemon ---- */
+
+ssize_t passthrough_read(struct cfile *f, void *buf, size_t len, off_t off)
+{
+	struct iovec iov = { buf, len };
+	struct store_file *sf;
+	int err = cfile_store(f, false, &sf);
+
+	return err ? err : sf->ops->read(sf, &iov, 1, off);
+}
+
+int passthrough_write(struct cfile *f, const void *buf, size_t len, off_t off)
+{
+	struct iovec iov = { (void *)buf, len };
+	struct store_file *sf;
+	int err = cfile_store(f, true, &sf);
+
+	cfile_cpu_writes(f, true);
+	return err ? err : sf->ops->write(sf, &iov, 1, off);
+}
+
+/* ---- leaving ---- */
+
+/* The store cannot change any more: what is tracked is up to date with it, the rest may be anything. */
+static void leave_chunk(struct chunk *ch)
+{
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
+		if (!page_present(ch, i))
+			continue;
+		pages_lock(ch, i, i + 1);
+		if (!ch->track)
+			page_drop(ch, i);
+		else
+			under_drop(ch, i); /* dirty then as other pages are */
+		pages_unlock(ch, i, i + 1);
+	}
+	track_maybe_free(ch);
+	pthread_mutex_unlock(&ch->lock);
+	chunk_unlist(ch);
+}
+
+static int import_chunk(struct chunk *ch)
+{
+	int err = 0;
+
+	pthread_mutex_lock(&ch->lock);
+	if (ch->track) {
+		pages_lock(ch, 0, GAIA_CHUNK_PAGES);
+		pthread_mutex_unlock(&ch->lock);
+		err = passthrough_catch_up(ch, 0, GAIA_CHUNK_PAGES);
+		pthread_mutex_lock(&ch->lock);
+		pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
+	}
+	pthread_mutex_unlock(&ch->lock);
+	return err;
+}
+
+int cfile_leave_passthrough(struct cfile *f)
+{
+	struct chunk **list;
+	unsigned n;
+	int err;
+
+	pthread_rwlock_wrlock(&f->range);
+	err = passthrough_size(f);
+	if (err || !cfile_is_passthrough(f))
+		goto unlock;
+	n = chunk_list_get(f, 0, UINT64_MAX, &list);
+	for (unsigned k = 0; k < n && !err; k++)
+		err = import_chunk(list[k]);
+	for (unsigned k = 0; k < n; k++) {
+		if (!err)
+			leave_chunk(list[k]);
+		chunk_put(list[k]);
+	}
+	free(list);
+	if (!err)
+		atomic_store(&f->passthrough, false);
+unlock:
+	pthread_rwlock_unlock(&f->range);
+	return err;
+}
