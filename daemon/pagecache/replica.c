@@ -251,8 +251,8 @@ static int replica_create(struct chunk *ch, struct cache_device *dev, struct map
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
 		rep->page[i].cut = GAIA_PAGE;
 	pthread_mutex_lock(&ch->lock);
-	/* Mappings with replicas of their own can be many. */
-	if (ch->n_replicas == CACHE_MAX_DEVICES) {
+	/* Mappings with replicas of their own can be many: not so many that one is in the way of what clients share. */
+	if (only && ch->n_replicas + ch->file->cache->n_devices >= CACHE_MAX_DEVICES) {
 		pthread_mutex_unlock(&ch->lock);
 		err = -EMFILE;
 		goto free_memory;
