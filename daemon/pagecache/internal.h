@@ -227,6 +227,11 @@ struct grant {
 	bool delivered; /* the client maps the replica's memory */
 };
 
+/* Pages [a, b) of a file. */
+struct page_span {
+	uint64_t a, b;
+};
+
 struct mapping {
 	struct cfile *file; /* held */
 	struct cache_device *dev;
@@ -236,8 +241,15 @@ struct mapping {
 	bool export_write;    /* descriptors for the client allow writing */
 	bool alone;	      /* its replicas are its own */
 	uint64_t off, len;
-	pthread_mutex_t lock; /* the grants table; taken inside chunk.lock */
+	pthread_mutex_t lock; /* taken inside chunk.lock */
+	/* lock. */
 	struct grant *grants;
+	/*
+	 * Acquired to write when they lay beyond the end, in chunks that the client does not map: an acquire by which
+	 * it gets the chunk acquires them, too. Apart from one another, in no order.
+	 */
+	struct page_span *wanted;
+	unsigned n_wanted;
 	_Atomic uint64_t kept; /* "break.reuse_mapped": 1 + a chunk that the client was left with */
 };
 
@@ -524,6 +536,10 @@ struct grant *grant_get(struct mapping *m, struct replica *rep);
 unsigned grants_pin(struct mapping *m, uint64_t first, uint64_t last, struct grant ***out);
 /* The same of those whose memory the client maps, whether they hold anything or not. [W] */
 unsigned grants_pin_mapped(struct mapping *m, uint64_t first, uint64_t last, struct grant ***out);
+/* mapping.wanted: add, take out; and take out one span of the chunk's, if there is any. */
+void wanted_add(struct mapping *m, uint64_t a, uint64_t b);
+void wanted_remove(struct mapping *m, uint64_t a, uint64_t b);
+bool wanted_take(struct mapping *m, uint64_t chunk, struct page_span *out);
 /* chunk->lock held: the pin follows the bits and to_come. */
 void grant_repin(struct grant *g);
 /* dev->reserve held. Drop what clients that are gone hold of the replica. */

@@ -744,6 +744,71 @@ void grants_drop_dead(struct replica *rep)
 	free(list);
 }
 
+/* ---- what is wanted of chunks that are not there yet ---- */
+
+/* mapping->lock held. */
+static void span_push(struct mapping *m, uint64_t a, uint64_t b)
+{
+	if (a >= b)
+		return;
+	m->wanted = xrealloc(m->wanted, (m->n_wanted + 1) * sizeof(*m->wanted));
+	m->wanted[m->n_wanted++] = (struct page_span){ a, b };
+}
+
+static void spans_cut(struct mapping *m, uint64_t a, uint64_t b)
+{
+	struct page_span *old = m->wanted;
+	unsigned n = m->n_wanted;
+
+	m->wanted = NULL;
+	m->n_wanted = 0;
+	for (unsigned k = 0; k < n; k++) {
+		span_push(m, old[k].a, MIN(old[k].b, a));
+		span_push(m, MAX(old[k].a, b), old[k].b);
+	}
+	free(old);
+}
+
+void wanted_add(struct mapping *m, uint64_t a, uint64_t b)
+{
+	if (a >= b)
+		return;
+	pthread_mutex_lock(&m->lock);
+	for (unsigned k = 0; k < m->n_wanted; k++)
+		if (m->wanted[k].a <= b && m->wanted[k].b >= a) {
+			a = MIN(a, m->wanted[k].a);
+			b = MAX(b, m->wanted[k].b);
+		}
+	spans_cut(m, a, b);
+	span_push(m, a, b);
+	pthread_mutex_unlock(&m->lock);
+}
+
+void wanted_remove(struct mapping *m, uint64_t a, uint64_t b)
+{
+	pthread_mutex_lock(&m->lock);
+	if (m->n_wanted > 0)
+		spans_cut(m, a, b);
+	pthread_mutex_unlock(&m->lock);
+}
+
+bool wanted_take(struct mapping *m, uint64_t chunk, struct page_span *out)
+{
+	uint64_t first = chunk * GAIA_CHUNK_PAGES, end = first + GAIA_CHUNK_PAGES;
+	bool any = false;
+
+	pthread_mutex_lock(&m->lock);
+	for (unsigned k = 0; k < m->n_wanted && !any; k++) {
+		out->a = MAX(m->wanted[k].a, first);
+		out->b = MIN(m->wanted[k].b, end);
+		any = out->a < out->b;
+	}
+	if (any)
+		spans_cut(m, out->a, out->b);
+	pthread_mutex_unlock(&m->lock);
+	return any;
+}
+
 /* ---- mappings ---- */
 
 int cache_map(struct cfile *f, unsigned device, void *client, uint64_t map_id, unsigned prot,
@@ -814,6 +879,7 @@ void cache_unmap(struct mapping *m)
 		own_replicas_drop(m);
 	pthread_mutex_unlock(&m->dev->reserve);
 	pthread_mutex_destroy(&m->lock);
+	free(m->wanted);
 	free(m);
 	atomic_fetch_sub(&f->mappings, 1);
 	cfile_put(f);

@@ -428,19 +428,79 @@ enum purpose {
 	BRING_AND_GRANT,
 };
 
-/*
- * Of the chunks that the file does not reach into those are held that the client maps from before: in no other could
- * it store anything.
- */
-static int acquire_range(struct mapping *m, uint64_t first, uint64_t last, bool write,
-			 enum purpose purpose, uint64_t *seq)
+/* What one acquire takes together: a part for each chunk, and then what was wanted of these before. */
+struct parts {
+	struct part **at;
+	uint64_t n, chunks;
+};
+
+static int parts_add(struct parts *parts, struct mapping *m, struct replica *rep,
+		     struct page_span span, bool write, enum purpose purpose)
 {
-	uint64_t c0 = first / GAIA_CHUNK_PAGES, c1 = last / GAIA_CHUNK_PAGES;
+	uint64_t start = rep->chunk->index * GAIA_CHUNK_PAGES;
+	struct part *pt = xcalloc(1, sizeof(*pt));
+
+	pt->m = m;
+	pt->rep = rep;
+	pt->ch = rep->chunk;
+	pt->grant = purpose == BRING ? NULL : grant_get(m, rep);
+	pt->pin = purpose == PIN;
+	pt->write = write;
+	pt->a = (unsigned)(MAX(span.a, start) - start);
+	pt->end = (unsigned)(MIN(span.b, start + GAIA_CHUNK_PAGES) - start);
+	parts->at = xrealloc(parts->at, (parts->n + 1) * sizeof(*parts->at));
+	parts->at[parts->n++] = pt;
+	if (!pt->pin)
+		return part_acquire(pt);
+	part_pin(pt);
+	return 0;
+}
+
+static void parts_end(struct parts *parts, bool undo)
+{
+	/* Backwards: a part knows what was held before it. */
+	for (uint64_t k = parts->n; k-- > 0;) {
+		struct part *pt = parts->at[k];
+		uint64_t start = pt->ch->index * GAIA_CHUNK_PAGES;
+
+		if (undo)
+			part_undo(pt);
+		if (undo && k >= parts->chunks)
+			wanted_add(pt->m, start + pt->a, start + pt->end);
+		free(pt);
+	}
+	free(parts->at);
+}
+
+/* All of @span is wanted but what lies in the @n chunks of @mapped. */
+static void want_unmapped(struct mapping *m, struct page_span span, struct grant **mapped,
+			  unsigned n)
+{
+	for (unsigned k = 0; k < n; k++) {
+		uint64_t start = mapped[k]->index * GAIA_CHUNK_PAGES;
+
+		wanted_add(m, span.a, start);
+		span.a = start + GAIA_CHUNK_PAGES;
+	}
+	wanted_add(m, span.a, span.b);
+}
+
+/*
+ * Of the chunks that the file does not reach into those are held that the client maps from before. In others it
+ * can store nothing, until it gets them by another acquire: what was asked for is remembered until then.
+ */
+static int acquire_range(struct mapping *m, struct page_span span, bool write, enum purpose purpose,
+			 uint64_t *seq)
+{
+	uint64_t c0 = span.a / GAIA_CHUNK_PAGES, c1 = (span.b - 1) / GAIA_CHUNK_PAGES;
 	uint64_t end = (cfile_size(m->file) + GAIA_CHUNK - 1) / GAIA_CHUNK;
-	uint64_t n = c0 < end ? MIN(c1 + 1, end) - c0 : 0, n_parts = n, k;
-	struct grant **beyond = NULL;
+	uint64_t n = c0 < end ? MIN(c1 + 1, end) - c0 : 0, k;
+	bool grants = purpose == BRING_AND_GRANT;
+	struct page_span beyond = { MAX(span.a, (c0 + n) * GAIA_CHUNK_PAGES), span.b }, wanted;
+	struct parts parts = { NULL, 0, n };
+	struct grant **mapped = NULL;
+	unsigned n_mapped = 0;
 	struct replica **reps;
-	struct part **parts;
 	int err = 0;
 
 	/* More than the device has cannot fit; asked before any memory is spent on it. */
@@ -453,36 +513,26 @@ static int acquire_range(struct mapping *m, uint64_t first, uint64_t last, bool 
 		err = replicas_pin(m, c0, c0 + n - 1, reps);
 	if (err)
 		goto free_reps;
-	if (purpose == BRING_AND_GRANT && c0 + n <= c1)
-		n_parts += grants_pin_mapped(m, c0 + n, c1, &beyond);
-	parts = xcalloc(n_parts, sizeof(*parts));
-	for (k = 0; k < n_parts && !err; k++) {
-		struct part *pt = parts[k] = xcalloc(1, sizeof(*pt));
-
-		pt->m = m;
-		pt->rep = k < n ? reps[k] : beyond[k - n]->replica;
-		pt->ch = pt->rep->chunk;
-		pt->grant = purpose == BRING ? NULL : grant_get(m, pt->rep);
-		pt->pin = purpose == PIN;
-		pt->write = write;
-		pt->a = page_in_chunk(first, pt->ch->index, 0, 0);
-		pt->end = page_in_chunk(last, pt->ch->index, 0, GAIA_CHUNK_PAGES - 1) + 1;
-		if (pt->pin)
-			part_pin(pt);
-		else
-			err = part_acquire(pt);
-	}
+	if (grants && beyond.a < beyond.b)
+		n_mapped = grants_pin_mapped(m, c0 + n, c1, &mapped);
+	parts.chunks += n_mapped;
+	for (k = 0; k < n && !err; k++)
+		err = parts_add(&parts, m, reps[k], span, write, purpose);
+	for (k = 0; k < n_mapped && !err; k++)
+		err = parts_add(&parts, m, mapped[k]->replica, span, write, purpose);
+	for (k = 0; k < n && purpose != BRING; k++)
+		while (!err && wanted_take(m, c0 + k, &wanted))
+			err = parts_add(&parts, m, reps[k], wanted, true, BRING_AND_GRANT);
 	if (!err && purpose != BRING)
-		err = parts_deliver(m, parts, n_parts, seq);
-	for (k = 0; k < n_parts && parts[k]; k++) {
-		if (err)
-			part_undo(parts[k]);
-		free(parts[k]);
-	}
-	for (k = 0; k < n_parts; k++)
-		replica_unpin(k < n ? reps[k] : beyond[k - n]->replica);
-	free(parts);
-	free(beyond);
+		err = parts_deliver(m, parts.at, n, seq);
+	if (!err && grants && write)
+		want_unmapped(m, beyond, mapped, n_mapped);
+	parts_end(&parts, err != 0);
+	for (k = 0; k < n_mapped; k++)
+		replica_unpin(mapped[k]->replica);
+	for (k = 0; k < n; k++)
+		replica_unpin(reps[k]);
+	free(mapped);
 free_reps:
 	free(reps);
 	return err;
@@ -533,8 +583,9 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 	if (access)
 		err = learn_size(m->file);
 	if (access && !err) {
-		err = acquire_range(m, off / GAIA_PAGE, (off + len - 1) / GAIA_PAGE,
-				    access & GAIA_PROT_WRITE,
+		struct page_span span = { off / GAIA_PAGE, (off + len - 1) / GAIA_PAGE + 1 };
+
+		err = acquire_range(m, span, access & GAIA_PROT_WRITE,
 				    prot & GAIA_PROT_PIN ? PIN : BRING_AND_GRANT, seq);
 		count(CTR_acquires, !(prot & GAIA_PROT_PIN));
 	}
@@ -795,6 +846,7 @@ int cache_release(struct mapping *m, uint64_t off, uint64_t len)
 	if (fault_point("break.publish_late"))
 		m->file->cache->host.invalidate(m->file->cache->host_arg, m->file->cookie, (off_t)off,
 						(off_t)len);
+	wanted_remove(m, first, last + 1);
 	n = grants_pin(m, first / GAIA_CHUNK_PAGES, last / GAIA_CHUNK_PAGES, &held);
 	rl = xcalloc(n + 1, sizeof(*rl));
 	for (unsigned k = 0; k < n; k++) {
@@ -840,8 +892,8 @@ int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice)
 	case GAIA_ADVISE_WILLNEED:
 		for (uint64_t p = first; p <= last && !err; p = ROUND_DOWN(p, GAIA_CHUNK_PAGES) +
 								GAIA_CHUNK_PAGES)
-			err = acquire_range(m, p, MIN(last, p | (GAIA_CHUNK_PAGES - 1)), false,
-					    BRING, &seq);
+			err = acquire_range(m, (struct page_span){ p, MIN(last, p | (GAIA_CHUNK_PAGES - 1)) + 1 },
+					    false, BRING, &seq);
 		return err == -ENOMEM ? 0 : err; /* as far as there is room */
 	case GAIA_ADVISE_DONTNEED:
 		/* Whole chunks only: a part's neighbours may be needed. */

@@ -100,7 +100,7 @@ int gaia_munmap(void *addr, size_t length);
  * EACCES: for writing, through a mapping or descriptor that is not. EIO and others: the
  * backing store could not be read, or the device failed.
  * The part of the range beyond the end of the file must not be touched, except in the file's last page; when
- * the file has grown, acquire it again. (Where it is mapped it reads as zeros, and what is stored there is dropped.)
+ * the file has grown, acquire it again. (Where it is mapped it reads as zeros, and what is stored there may be dropped.)
  */
 int gaia_acquire(void *addr, size_t length, int prot);
 

@@ -136,6 +136,62 @@ Test(beyond_the_end, so_is_one_where_nothing_of_the_range_is_in_the_file)
 	end();
 }
 
+/* A chunk that the client gets with a later acquire, of other pages of it. */
+static void late_chunk(unsigned later, uint64_t size)
+{
+	struct client *cl, *other;
+
+	begin_cut(END, 1);
+	cl = new_client(0);
+	other = new_client(0);
+	acquire(cl, 0, 3 * GAIA_CHUNK, GAIA_PROT_RW);
+	cr_assert_eq(client_release(cl, GAIA_CHUNK + 9 * GAIA_PAGE, GAIA_PAGE), 0);
+	cr_assert_eq(cpu_truncate(kf, size), 0);
+	acquire(cl, GAIA_CHUNK, 1, later);
+	cr_assert_null(client_at(cl, 2 * GAIA_CHUNK));
+	grow();
+	acquire(other, GAIA_CHUNK, 10 * GAIA_PAGE, GAIA_PROT_READ);
+	client_store(cl, "x", 1, GAIA_CHUNK + 5 * GAIA_PAGE);
+	expect_zero(GAIA_CHUNK + 5 * GAIA_PAGE);
+	cache_check(rig->cache);
+	if (later & GAIA_PROT_PIN)
+		acquire(cl, GAIA_CHUNK, 1, GAIA_PROT_READ | GAIA_PROT_PINNED);
+	/* What it has released in between is not acquired again. */
+	release_all(other);
+	cr_assert_eq(client_release(cl, GAIA_CHUNK, 9 * GAIA_PAGE), 0);
+	cr_assert_eq(client_release(cl, GAIA_CHUNK + 10 * GAIA_PAGE, GAIA_CHUNK), 0);
+	cr_assert_eq(cache_evict(kf->cfile, 0, GAIA_CHUNK, GAIA_CHUNK), 0);
+	end();
+}
+
+Test(beyond_the_end, a_chunk_that_comes_later_is_held_too)
+{
+	late_chunk(GAIA_PROT_RW, 3 * GAIA_CHUNK);
+	late_chunk(GAIA_PROT_READ, 3 * GAIA_CHUNK);
+	late_chunk(GAIA_PROT_READ, GAIA_CHUNK + 1);
+	late_chunk(GAIA_PROT_READ | GAIA_PROT_PIN, 3 * GAIA_CHUNK);
+}
+
+Test(beyond_the_end, an_acquire_that_fails_leaves_what_was_asked_for_before)
+{
+	struct client *cl, *other;
+
+	begin_cut(END, 1);
+	cl = new_client(0);
+	other = new_client(0);
+	acquire(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW);
+	grow();
+	fault_arm("device.export", -EIO, 0, 1);
+	cr_assert_eq(client_acquire(cl, GAIA_CHUNK, 1, GAIA_PROT_READ), -EIO);
+	cache_check(rig->cache);
+	cr_assert_eq(cache_evict(kf->cfile, 0, GAIA_CHUNK, GAIA_CHUNK), 0, "nothing is held");
+	acquire(cl, GAIA_CHUNK, 1, GAIA_PROT_READ);
+	acquire(other, GAIA_CHUNK + GAIA_PAGE, 1, GAIA_PROT_READ);
+	client_store(cl, "x", 1, GAIA_CHUNK + GAIA_PAGE);
+	expect_zero(GAIA_CHUNK + GAIA_PAGE);
+	end();
+}
+
 /* ---- zeros ---- */
 
 Test(beyond_the_end, there_are_zeros_and_not_what_was_cut_off)

@@ -101,6 +101,7 @@ struct held {
 	struct task *task;     /* a release is under way */
 	bool dead;
 	bool read[HOT], write[HOT];
+	bool wanted[HOT]; /* acquired to write when its chunk was not there: it is when that comes */
 };
 
 static struct {
@@ -641,15 +642,26 @@ static void op_acquire(const struct op *op, bool write)
 		fail("acquire: %s", strerror(-err));
 	for (unsigned hot = 0; hot < HOT; hot++) {
 		uint64_t at = hot_offset(hot);
+		bool asked = at + GAIA_PAGE > off && at < off + len, wanted = h->wanted[hot];
 
-		if (at + GAIA_PAGE <= off || at >= off + len)
-			continue;
 		/* Nothing is there of a chunk that lies beyond the end, but what was mapped before. */
-		if (at >= ROUND_UP(w.size, GAIA_CHUNK) && !client_at(h->client, at))
+		if (at >= ROUND_UP(w.size, GAIA_CHUNK) && !client_at(h->client, at)) {
+			h->wanted[hot] |= asked && write;
+			continue;
+		}
+		h->wanted[hot] &= !client_at(h->client, at);
+		wanted &= !h->wanted[hot];
+		if (!asked && !wanted)
 			continue;
 		h->read[hot] = true;
-		h->write[hot] |= write;
-		check_acquired(h->client, hot, true);
+		h->write[hot] |= write || wanted;
+		if (asked)
+			check_acquired(h->client, hot, true);
+		/* What it had asked for before is held, but says nothing of what came since. */
+		for (unsigned k = 0; k < GAIA_PAGE && !asked; k++) {
+			w.byte[hot][k].dev[h->client->device].voided = true;
+			w.byte[hot][k].dev[h->client->device].view_known = false;
+		}
 	}
 }
 
@@ -758,7 +770,7 @@ static void op_release(const struct op *op)
 			continue;
 		for (unsigned k = 0; k < GAIA_PAGE && h->write[hot]; k++)
 			release_began(&w.byte[hot][k], h->client->device, at + k < w.size, t->id);
-		h->read[hot] = h->write[hot] = false;
+		h->read[hot] = h->write[hot] = h->wanted[hot] = false;
 	}
 	if (pthread_create(&t->thread, NULL, task_main, t))
 		fail("no thread");
@@ -824,6 +836,7 @@ static void op_die(const struct op *op)
 	}
 	memset(h->read, 0, sizeof(h->read));
 	memset(h->write, 0, sizeof(h->write));
+	memset(h->wanted, 0, sizeof(h->wanted));
 	if (op->b % 2) {
 		client_end(h->client);
 		memset(h, 0, sizeof(*h));
