@@ -241,6 +241,12 @@ static int put_pages(struct chunk *ch, unsigned a, unsigned b)
 	return first;
 }
 
+/* chunk->lock held. Whether page i has something for the store: it may have been merged home already. */
+static bool released(struct chunk *ch, unsigned i)
+{
+	return page_ahead(ch, i) || page_dirty(ch, i);
+}
+
 int passthrough_released(struct chunk *ch, unsigned a, unsigned b)
 {
 	int err = 0;
@@ -249,9 +255,9 @@ int passthrough_released(struct chunk *ch, unsigned a, unsigned b)
 		return 0;
 	for (unsigned i = a, j; i < b && !err; i = j) {
 		pthread_mutex_lock(&ch->lock);
-		for (; i < b && !page_ahead(ch, i); i++)
+		for (; i < b && !released(ch, i); i++)
 			;
-		for (j = i; j < b && page_ahead(ch, j); j++)
+		for (j = i; j < b && released(ch, j); j++)
 			;
 		pthread_mutex_unlock(&ch->lock);
 		if (i == j)

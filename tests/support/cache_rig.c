@@ -315,6 +315,23 @@ static void kernel_cut(struct kfile *kf, uint64_t off, uint64_t end)
 
 /* ---- what processes do ---- */
 
+static ssize_t read_below(struct kfile *kf, void *buf, size_t len, uint64_t off)
+{
+	struct iovec iov = { buf, len };
+
+	return kf->below->ops->read(kf->below, &iov, 1, (off_t)off);
+}
+
+static int write_below(struct kfile *kf, const void *buf, size_t len, uint64_t off)
+{
+	struct iovec iov = { (void *)buf, len };
+	int err = kf->below->ops->write(kf->below, &iov, 1, (off_t)off);
+
+	if (!err)
+		kgrow(kf, off + len);
+	return err;
+}
+
 ssize_t cpu_read(struct kfile *kf, void *buf, size_t len, uint64_t off)
 {
 	uint64_t size = ksize(kf);
@@ -325,6 +342,8 @@ ssize_t cpu_read(struct kfile *kf, void *buf, size_t len, uint64_t off)
 	if (off >= size)
 		return 0;
 	len = MIN(len, size - off);
+	if (kf->below)
+		return read_below(kf, buf, len, off);
 	for (done = 0; done < len; done += n) {
 		uint64_t at = off + done;
 
@@ -340,8 +359,11 @@ ssize_t cpu_read(struct kfile *kf, void *buf, size_t len, uint64_t off)
 
 ssize_t cpu_read_direct(struct kfile *kf, void *buf, size_t len, uint64_t off)
 {
-	int err = kernel_writeback(kf, off, len, 256);
+	int err;
 
+	if (kf->below)
+		return read_below(kf, buf, len, off);
+	err = kernel_writeback(kf, off, len, 256);
 	return err ? err : cache_read(kf->cfile, buf, len, (off_t)off);
 }
 
@@ -381,6 +403,8 @@ int cpu_write(struct kfile *kf, const void *buf, size_t len, uint64_t off)
 	int err = 0;
 	size_t n;
 
+	if (kf->below)
+		return write_below(kf, buf, len, off);
 	for (; len > 0 && !err; len -= n, off += n) {
 		n = MIN(len, GAIA_PAGE - off % GAIA_PAGE);
 		err = write_in_page(kf, buf, n, off);
@@ -391,8 +415,11 @@ int cpu_write(struct kfile *kf, const void *buf, size_t len, uint64_t off)
 
 int cpu_write_direct(struct kfile *kf, const void *buf, size_t len, uint64_t off)
 {
-	int err = kernel_writeback(kf, off, len, 256);
+	int err;
 
+	if (kf->below)
+		return write_below(kf, buf, len, off);
+	err = kernel_writeback(kf, off, len, 256);
 	if (err)
 		return err;
 	kernel_invalidate(kf, off, len);
@@ -409,6 +436,10 @@ int cpu_store(struct kfile *kf, const void *buf, size_t len, uint64_t off)
 	size_t n;
 	int err;
 
+	if (kf->below) {
+		must(off + len <= ROUND_UP(ksize(kf), (uint64_t)GAIA_PAGE));
+		return write_below(kf, buf, len, off);
+	}
 	for (; len > 0; len -= n, off += n) {
 		n = MIN(len, GAIA_PAGE - off % GAIA_PAGE);
 		must(off / GAIA_PAGE * GAIA_PAGE < ksize(kf));
@@ -499,6 +530,10 @@ static void source_release(void *cookie)
 
 static const struct cfile_source source = { .open = source_open, .release = source_release };
 
+static const struct cfile_source source_passthrough = {
+	.open = source_open, .release = source_release, .passthrough = true
+};
+
 static void store_resize(struct rig *rig, int ref, uint64_t size)
 {
 	struct store_file *sf;
@@ -518,14 +553,35 @@ struct kfile *kfile_create(struct rig *rig, int ref, uint64_t size)
 	pthread_mutex_init(&kf->lock, NULL);
 	pthread_cond_init(&kf->unlocked, NULL);
 	store_resize(rig, ref, size);
-	must(cfile_get(rig->cache, (uint64_t)ref, &source, kf, size, &kf->cfile) == 0);
+	if (rig->options.passthrough)
+		must(store_open(rig->mem, ref, true, &kf->below) == 0);
+	must(cfile_get(rig->cache, (uint64_t)ref, kf->below ? &source_passthrough : &source, kf,
+		       size, &kf->cfile) == 0);
 	SLIST_INSERT_HEAD(&rig->files, kf, link);
 	return kf;
+}
+
+static void close_below(struct kfile *kf)
+{
+	if (kf->below)
+		kf->below->ops->close(kf->below);
+	kf->below = NULL;
+}
+
+int kfile_leave_passthrough(struct kfile *kf)
+{
+	int err = cfile_leave_passthrough(kf->cfile);
+
+	if (!err)
+		close_below(kf);
+	return err;
 }
 
 static void kfile_free(struct kfile *kf)
 {
 	struct kpage *p, *tmp;
+
+	close_below(kf);
 
 	HASH_ITER(hh, kf->pages, p, tmp) {
 		must(!p->locked);

@@ -36,6 +36,7 @@ struct rig_options {
 	uint64_t latency_ns;	/* of the devices */
 	bool always_writable;	/* the devices share nothing read-only, as GPUs do not */
 	bool no_peers;		/* the devices cannot copy from each other */
+	bool passthrough;	/* files begin as passthrough files: the kernel has nothing of them */
 	bool readers_may_write;	/* clients that map for reading only could write the file as well */
 };
 
@@ -85,6 +86,8 @@ struct kfile {
 
 	unsigned readahead; /* pages that a READ asks for beyond the one wanted */
 
+	struct store_file *below; /* of a passthrough file, what processes work on: without faults */
+
 	pthread_mutex_t lock;
 	pthread_cond_t unlocked;
 	/* lock. */
@@ -97,6 +100,8 @@ struct kfile {
 
 /* A file of the store; what it has is left alone, what it lacks up to @size is a hole. */
 struct kfile *kfile_create(struct rig *rig, int ref, uint64_t size);
+/* No process has the passthrough file any more: it is cached from now on. An error of the store's. */
+int kfile_leave_passthrough(struct kfile *kf);
 /* The inode is forgotten: write back, cfile_put(), cache_forget(). Frees it. @gone: its last name went, too. */
 void kfile_end(struct kfile *kf, bool gone);
 

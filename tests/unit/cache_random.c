@@ -109,6 +109,7 @@ static struct {
 	struct kfile *kf;
 	uint64_t size;
 	uint32_t now;
+	unsigned leave_at; /* the step at which a passthrough file becomes a cached one */
 	unsigned focus, focus_pages; /* where most of it happens */
 	bool narrow;
 	struct byte byte[HOT][GAIA_PAGE];
@@ -1079,6 +1080,9 @@ static void run_op(const struct op *op)
 
 /* ---- programs ---- */
 
+/* Whether the file begins as one that processes have open past the cache. */
+static bool passthrough;
+
 static uint32_t next_random(uint64_t *seed)
 {
 	*seed += 0x9e3779b97f4a7c15;
@@ -1116,6 +1120,7 @@ static void world_begin(uint64_t seed)
 		.home_bytes = seed % 2 ? CACHE_HOME_MIN : 0,
 		.writethrough = seed / 2 % 3 == 0,
 		.no_peers = seed / 9 % 3 == 0,
+		.passthrough = passthrough,
 		/* So that they share the device's memory, whatever the device. */
 		.readers_may_write = true,
 	};
@@ -1147,6 +1152,7 @@ static void world_begin(uint64_t seed)
 	w.kf = kfile_create(w.rig, 1, size);
 	w.kf->readahead = seed / 5 % 2 ? 3 : 0;
 	w.size = size;
+	w.leave_at = passthrough && seed / 2 % 2 ? 1 + (unsigned)(seed * 37 % 300) : 0;
 	/* All over the file, or on one or two pages, or on few bytes of one. */
 	w.focus = seed / 3 % 2 ? 1 + (unsigned)(seed % (HOT - 2)) : 0;
 	w.focus_pages = seed / 3 % 2 ? 1 + (unsigned)(seed / 6 % 2) : HOT;
@@ -1174,9 +1180,15 @@ static void run_program(uint64_t seed, const struct op *ops, const bool *skip, u
 	memset(&w, 0, sizeof(w));
 	w.trace = verbose;
 	world_begin(seed);
-	for (w.step = 0; w.step < n; w.step++)
+	for (w.step = 0; w.step < n; w.step++) {
+		if (w.leave_at && w.step == w.leave_at) {
+			trace("the file is cached from now on");
+			if (kfile_leave_passthrough(w.kf))
+				fail("leaving passthrough");
+		}
 		if (!skip[w.step])
 			run_op(&ops[w.step]);
+	}
 	world_end();
 }
 
@@ -1237,9 +1249,9 @@ static void number_from(const char *name, const char *format, unsigned *a, unsig
 		cr_assert_eq(sscanf(text, format, a, b), b ? 2 : 1, "%s=%s", name, text);
 }
 
-Test(random, every_read_is_allowed, .timeout = 600)
+static void run_all(unsigned last)
 {
-	unsigned first = 1, last = 60, n = 400;
+	unsigned first = 1, n = 400;
 
 	number_from("CACHE_SEEDS", "%u-%u", &first, &last);
 	number_from("CACHE_OPS", "%u", &n, NULL);
@@ -1256,4 +1268,15 @@ Test(random, every_read_is_allowed, .timeout = 600)
 		free(ops);
 		free(skip);
 	}
+}
+
+Test(random, every_read_is_allowed, .timeout = 600)
+{
+	run_all(60);
+}
+
+Test(random, every_read_is_allowed_of_a_passthrough_file, .timeout = 600)
+{
+	passthrough = true;
+	run_all(40);
 }
