@@ -80,6 +80,7 @@ static int read_store(struct chunk *ch, unsigned a, unsigned b, char *buf)
 		count(CTR_storage_errors, 1);
 		return (int)got;
 	}
+	count(CTR_storage_reads, b - a);
 	for (unsigned i = a; i < b; i++) {
 		size_t at = (size_t)(i - a) * GAIA_PAGE;
 		size_t valid = (size_t)got > at ? (size_t)got - at : 0;

@@ -266,3 +266,27 @@ Test(threads, a_slow_bus, .timeout = 240)
 	run(&(struct rig_options){ .devices = 2, .age_ms = 1, .latency_ns = 50000 }, o,
 	    ARRAY_LEN(o), 100);
 }
+
+/* Processes work on the store's file, of which nobody tells the cache. */
+Test(threads, a_passthrough_file, .timeout = 240)
+{
+	static struct observer o[] = { { .way = BY_WRITE }, { .way = BY_STORE },
+				       { .way = BY_DEVICE, .device = 0 },
+				       { .way = BY_DEVICE, .device = 1 },
+				       { .way = BY_DEVICE, .device = 1 } };
+
+	run(&(struct rig_options){ .devices = 2, .age_ms = 1, .passthrough = true,
+				   .home_bytes = CACHE_HOME_MIN },
+	    o, ARRAY_LEN(o), 150);
+}
+
+Test(threads, a_passthrough_file_and_a_full_device, .timeout = 240)
+{
+	static struct observer o[] = { { .way = BY_STORE },
+				       { .way = BY_DEVICE, .device = 0 },
+				       { .way = BY_DEVICE, .device = 0 } };
+
+	run(&(struct rig_options){ .devices = 1, .device_chunks = 2, .age_ms = 1,
+				   .passthrough = true, .home_bytes = CACHE_HOME_MIN },
+	    o, ARRAY_LEN(o), 120);
+}

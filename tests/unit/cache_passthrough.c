@@ -1,0 +1,271 @@
+/*
+ * cache_passthrough.c - files that processes have open past the cache: what goes wrong, and what is not done. That they
+ * keep the contract is what cache_random.c and cache_threads.c see to.
+ */
+#include "cache_scene.h"
+
+#define PAGE(n) ((uint64_t)(n) * GAIA_PAGE)
+
+static struct client *dev;
+
+static void begin_passthrough(void)
+{
+	begin(&(struct rig_options){ .devices = 2, .passthrough = true }, 4 * GAIA_CHUNK);
+	dev = new_client(0);
+}
+
+static uint64_t home_pages(void)
+{
+	json_t *report = cfile_residency_json(kf->cfile);
+	uint64_t n = (uint64_t)json_integer_value(json_object_get(report, "home"));
+
+	json_decref(report);
+	return n;
+}
+
+Test(passthrough, a_release_writes_the_changed_bytes_and_no_others)
+{
+	begin_passthrough();
+	write_cpu(PAGE(1) + 100, "........");
+	write_device(dev, PAGE(1) + 102, "de");
+	/* A process that the device knows nothing of; the release comes after. */
+	write_cpu(PAGE(1) + 101, "c");
+	write_cpu(PAGE(1) + 104, "pu");
+	release_all(dev);
+	expect_store(PAGE(1) + 100, ".cdepu..");
+	expect_cpu(PAGE(1) + 100, ".cdepu..");
+	expect_device(dev, PAGE(1) + 100, ".cdepu..");
+	end();
+}
+
+Test(passthrough, of_racing_bytes_the_devices_wins_and_the_race_is_counted)
+{
+	uint64_t races;
+
+	begin_passthrough();
+	races = counter_value(CTR_merge_races);
+	write_device(dev, 10, "D");
+	write_cpu(10, "C");
+	release_all(dev);
+	expect_cpu(10, "D");
+	cr_assert_eq(counter_value(CTR_merge_races) - races, 1);
+	/* And what comes after the release wins over it. */
+	write_cpu(10, "L");
+	expect_device(dev, 10, "L");
+	end();
+}
+
+Test(passthrough, what_cannot_be_stored_is_told_and_stored_later)
+{
+	begin_passthrough();
+	write_cpu(0, "before..");
+	write_device(dev, 0, "DEV");
+	fault_arm("store.write", -ENOSPC, 0, 1);
+	cr_assert_eq(client_release(dev, 0, GAIA_PAGE), -ENOSPC);
+	cache_check(rig->cache);
+	/* Other bytes, and one that races, are written meanwhile: the process's comes later. */
+	write_cpu(6, "cpu");
+	write_cpu(2, "c");
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_store(0, "DEcorecpu");
+	expect_device(dev, 0, "DEcorecpu");
+	end();
+}
+
+Test(passthrough, what_cannot_be_stored_is_acquired_by_others_all_the_same)
+{
+	struct client *other;
+
+	begin_passthrough();
+	other = new_client(1);
+	write_device(dev, 0, "D");
+	fault_arm("store.write", -EIO, 0, 1);
+	cr_assert_eq(client_release(dev, 0, GAIA_PAGE), -EIO);
+	write_cpu(1, "C");
+	expect_device(other, 0, "DC");
+	cr_assert_eq(cache_flush(kf->cfile), 0);
+	expect_store(0, "DC");
+	end();
+}
+
+Test(passthrough, a_copy_that_fails_is_told_and_tried_again)
+{
+	begin_passthrough();
+	write_device(dev, 0, "D");
+	fault_arm("device.copy_out", -EIO, 0, 1);
+	cr_assert_eq(client_release(dev, 0, GAIA_PAGE), -EIO);
+	cache_check(rig->cache);
+	write_cpu(1, "C");
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_store(0, "DC");
+	end();
+}
+
+Test(passthrough, a_store_that_cannot_be_read_fails_the_acquire)
+{
+	begin_passthrough();
+	write_cpu(0, "one");
+	expect_device(dev, 0, "one");
+	release_all(dev);
+	write_cpu(0, "two");
+	fault_arm("store.read", -EIO, 0, 1);
+	cr_assert_eq(client_acquire(dev, 0, 3, GAIA_PROT_READ), -EIO);
+	expect_device(dev, 0, "two");
+	end();
+}
+
+Test(passthrough, nothing_is_compared_if_no_process_can_write)
+{
+	uint64_t reads;
+
+	begin_passthrough();
+	write_cpu(0, "fixed");
+	cfile_cpu_writes(kf->cfile, false);
+	expect_device(dev, 0, "fixed");
+	release_all(dev);
+	reads = counter_value(CTR_storage_reads);
+	for (unsigned k = 0; k < 10; k++) {
+		cr_assert_eq(client_acquire(dev, 0, GAIA_CHUNK, GAIA_PROT_READ), 0);
+		release_all(dev);
+	}
+	/* The first brought the rest of the chunk. */
+	cr_assert_eq(counter_value(CTR_storage_reads) - reads, GAIA_CHUNK_PAGES - 1);
+	/* Somebody can, from here on. */
+	cfile_cpu_writes(kf->cfile, true);
+	write_cpu(0, "moved");
+	expect_device(dev, 0, "moved");
+	end();
+}
+
+Test(passthrough, only_what_changed_is_moved)
+{
+	uint64_t moved, imported;
+
+	begin_passthrough();
+	cr_assert_eq(client_acquire(dev, 0, 2 * GAIA_CHUNK, GAIA_PROT_READ), 0);
+	release_all(dev);
+	write_cpu(PAGE(3), "a");
+	write_cpu(PAGE(600) + 17, "b");
+	moved = counter_value(CTR_home_to_device);
+	imported = counter_value(CTR_passthrough_imported);
+	cr_assert_eq(client_acquire(dev, 0, 2 * GAIA_CHUNK, GAIA_PROT_READ), 0);
+	cr_assert_eq(counter_value(CTR_home_to_device) - moved, 2);
+	cr_assert_eq(counter_value(CTR_passthrough_imported) - imported, 2);
+	end();
+}
+
+/* Home is no copy of the store that could be read again: what is dropped of it is stale on the devices. */
+Test(passthrough, what_leaves_home_is_brought_again)
+{
+	begin_passthrough();
+	write_cpu(0, "one");
+	expect_device(dev, 0, "one");
+	release_all(dev);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	cr_assert_eq(home_pages(), 0);
+	cache_check(rig->cache);
+	write_cpu(0, "two");
+	expect_device(dev, 0, "two");
+	end();
+}
+
+Test(passthrough, the_base_of_what_a_device_writes_stays_at_home)
+{
+	begin_passthrough();
+	write_cpu(0, "..");
+	write_cpu(PAGE(9), "x");
+	expect_device(dev, PAGE(9), "x");
+	write_device(dev, 0, "D");
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	cr_assert_eq(home_pages(), 1);
+	write_cpu(1, "C");
+	release_all(dev);
+	expect_cpu(0, "DC");
+	end();
+}
+
+Test(passthrough, what_processes_make_longer_is_acquired_and_released)
+{
+	begin(&(struct rig_options){ .devices = 1, .passthrough = true }, 100);
+	dev = new_client(0);
+	cr_assert_eq(client_acquire(dev, 0, PAGE(2), GAIA_PROT_RW), 0);
+	client_store(dev, "D", 1, 50);
+	write_cpu(PAGE(1) + 8, "grown");
+	release_all(dev);
+	expect_store(50, "D");
+	expect_store(PAGE(1) + 8, "grown");
+	expect_device(dev, PAGE(1) + 8, "grown");
+	cr_assert_eq(cfile_size(kf->cfile), PAGE(1) + 13);
+	end();
+}
+
+Test(passthrough, a_file_that_is_left_is_cached_with_what_was_written_last)
+{
+	begin_passthrough();
+	write_cpu(0, "old");
+	write_cpu(PAGE(5), "old");
+	expect_device(dev, PAGE(5), "old");
+	release_all(dev);
+	write_device(dev, 0, "D");
+	write_cpu(1, "C");
+	write_cpu(PAGE(5), "new");
+	cr_assert_eq(kfile_leave_passthrough(kf), 0);
+	cr_assert(!cfile_is_passthrough(kf->cfile));
+	cache_check(rig->cache);
+	expect_cpu(0, "oCd");
+	write_cpu(2, "c");
+	release_all(dev);
+	expect_cpu(0, "DCc");
+	expect_device(dev, PAGE(5), "new");
+	/* Cached: not stored until somebody asks. */
+	expect_store(0, "oCd");
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_store(0, "DCc");
+	end();
+}
+
+Test(passthrough, a_file_is_left_with_what_could_not_be_stored)
+{
+	begin_passthrough();
+	write_device(dev, 0, "D");
+	fault_arm("store.write", -ENOSPC, 0, 1);
+	cr_assert_eq(client_release(dev, 0, GAIA_PAGE), -ENOSPC);
+	write_cpu(1, "C");
+	cr_assert_eq(kfile_leave_passthrough(kf), 0);
+	cache_check(rig->cache);
+	expect_cpu(0, "DC");
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_store(0, "DC");
+	end();
+}
+
+Test(passthrough, a_file_that_cannot_be_read_is_not_left)
+{
+	begin_passthrough();
+	expect_device(dev, 0, "");
+	cr_assert_eq(client_acquire(dev, 0, 1, GAIA_PROT_READ), 0);
+	fault_arm("store.read", -EIO, 0, 1);
+	cr_assert_eq(kfile_leave_passthrough(kf), -EIO);
+	cr_assert(cfile_is_passthrough(kf->cfile));
+	write_cpu(0, "on");
+	expect_device(dev, 0, "on");
+	end();
+}
+
+Test(passthrough, a_file_that_no_device_maps_takes_no_memory)
+{
+	static char big[1 << 20], back[sizeof(big)];
+	struct kfile *to;
+
+	begin(&(struct rig_options){ .devices = 1, .passthrough = true }, 4 * GAIA_CHUNK);
+	to = kfile_create(rig, 2, 0);
+	memset(big, 'x', sizeof(big));
+	cr_assert_eq(cpu_write(kf, big, sizeof(big), 0), 0);
+	cr_assert_eq(cpu_copy(kf, 0, to, 0, sizeof(big)), (ssize_t)sizeof(big));
+	cr_assert_eq(cpu_read(to, back, sizeof(back), 0), (ssize_t)sizeof(back));
+	cr_assert_arr_eq(big, back, sizeof(big));
+	cr_assert_eq(cpu_truncate(kf, 5000), 0);
+	cr_assert_eq(cpu_fsync(kf), 0);
+	cr_assert_eq(rig_frames(rig), 0);
+	end();
+}
