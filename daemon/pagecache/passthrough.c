@@ -267,6 +267,7 @@ int passthrough_released(struct chunk *ch, unsigned a, unsigned b)
 		err = import_pages(ch, i, j);
 		if (!err)
 			err = fetch_pages(ch, i, j);
+		(void)fault_point("release.before_put");
 		if (!err)
 			err = put_pages(ch, i, j);
 	}

@@ -8,6 +8,7 @@
  */
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,6 +28,7 @@ static struct world {
 	struct kfile *kf, *other;
 	unsigned rounds;
 	atomic_uint writers; /* at work */
+	atomic_uint turns;   /* that devices have had */
 	atomic_uint violations;
 } w;
 
@@ -118,11 +120,16 @@ static void *writer_main(void *arg)
 				    client_create(w.kf, o->device, GAIA_PROT_RW, SIZE) :
 				    NULL;
 
-	for (unsigned k = 0; k < w.rounds; k++)
+	for (unsigned k = 0; k < w.rounds; k++) {
+		/* Who works past the cache would be done before the first device comes. */
+		while (!cl && w.kf->below && atomic_load(&w.turns) < k)
+			sched_yield();
 		if (cl)
 			round_of_device(o, cl, random_below(o, PAGES));
 		else
 			round_of_cpu(o, random_below(o, PAGES));
+		atomic_fetch_add(&w.turns, cl != NULL);
+	}
 	if (cl)
 		client_end(cl);
 	atomic_fetch_sub(&w.writers, 1);
@@ -275,9 +282,12 @@ Test(threads, a_passthrough_file, .timeout = 240)
 				       { .way = BY_DEVICE, .device = 1 },
 				       { .way = BY_DEVICE, .device = 1 } };
 
+	/* Between what a release finds in the store and what it writes there. */
+	fault_arm_delay("release.before_put", 300, 5);
 	run(&(struct rig_options){ .devices = 2, .age_ms = 1, .passthrough = true,
 				   .home_bytes = CACHE_HOME_MIN },
 	    o, ARRAY_LEN(o), 150);
+	fault_disarm_all();
 }
 
 Test(threads, a_passthrough_file_and_a_full_device, .timeout = 240)
