@@ -40,6 +40,7 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 	 * one way, SETATTR), the first HANDLE_KILLPRIV, locks (the kernel's own do).
 	 */
 	conn->want = want & conn->capable;
+	conn->max_write = FS_MAX_WRITE;
 	conn->max_background = BACKGROUND;
 	conn->congestion_threshold = BACKGROUND * 3 / 4;
 	fs->config.ready(fs->config.arg);

@@ -27,6 +27,10 @@
 
 #define FS_THREADS 12
 
+/* The largest WRITE (larger ones were slower), and what any request takes at most. */
+#define FS_MAX_WRITE (1u << 20)
+#define FS_REQUEST_BYTES (FS_MAX_WRITE + 4096)
+
 /*
  * How long the kernel may believe names and attributes, seconds. Nothing but the mount changes the
  * tree, so for ever would be right; a day lets a change made behind its back show in the end.

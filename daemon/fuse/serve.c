@@ -74,6 +74,7 @@ static ssize_t send_answer(int fd, struct iovec *iov, int count, void *arg)
 	return writev(fd, iov, count);
 }
 
+/* libfuse insists on it; but it is never asked to receive. */
 static ssize_t receive_for_libfuse(int fd, void *buf, size_t size, void *arg)
 {
 	return receive(arg, fd, buf, size);
@@ -84,10 +85,24 @@ static const struct fuse_custom_io io = {
 	.writev = send_answer,
 };
 
+/* The next request; or 0: the session has ended, or fs->stopping is set. */
+static size_t next_request(struct fs *fs, void *buf)
+{
+	ssize_t n;
+
+	do
+		n = receive(fs, fuse_session_fd(fs->session), buf, FS_REQUEST_BYTES);
+	/* ENOENT: it was taken back before we had it. */
+	while (n < 0 && !fs->stopping && (errno == EINTR || errno == EAGAIN || errno == ENOENT));
+	if (n < 0 && !fs->stopping && errno != ENODEV)
+		log_warn("fuse: reading requests: %s", strerror(errno));
+	return n < 0 || fs->stopping ? 0 : (size_t)n;
+}
+
 static void *serve(void *arg)
 {
 	struct fs *fs = arg;
-	struct fuse_buf buf = { .mem = NULL };
+	struct fuse_buf buf = { .mem = xmalloc(FS_REQUEST_BYTES) };
 	int err;
 
 	thread_set_name("gaia-fuse");
@@ -95,13 +110,7 @@ static void *serve(void *arg)
 	if (err)
 		log_error("fuse: a umask for each thread: %s", strerror(-err));
 
-	while (!err && !fs->stopping) {
-		int n = fuse_session_receive_buf(fs->session, &buf);
-
-		if (n == -EINTR || n == -EAGAIN)
-			continue;
-		if (n <= 0)
-			break;
+	while (!err && (buf.size = next_request(fs, buf.mem))) {
 		look_at(&buf);
 		fuse_session_process_buf(fs->session, &buf);
 	}
