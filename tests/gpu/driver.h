@@ -14,6 +14,7 @@
 	X(DeviceGet, (CUdevice *, int))                                                        \
 	X(DeviceGetName, (char *, int, CUdevice))                                              \
 	X(DeviceGetUuid, (CUuuid *, CUdevice))                                                 \
+	X(DeviceCanAccessPeer, (int *, CUdevice, CUdevice))                                    \
 	X(DevicePrimaryCtxRetain, (CUcontext *, CUdevice))                                     \
 	X(CtxSetCurrent, (CUcontext))                                                          \
 	X(CtxSynchronize, (void))                                                              \

@@ -2,9 +2,10 @@
  * measure.c - what a GPU machine can do, and what gaiafs makes of it.
  *
  *	measure [--quick] [DIRECTORY]
+ *	measure --gpus			only says how many there are
  *
  * First the machine's own ceilings, with bare calls of the driver: copies between host and device
- * by size, creating, exporting, importing, mapping and opening 1 to 512 chunks of device memory,
+ * by size, and from a second GPU, creating, exporting, importing, mapping and opening 1 to 512 chunks of device memory,
  * registering host memory, an event's way to another process and back. Then, in a DIRECTORY of a
  * gaiafs mount whose first device is a GPU, ours as fractions of them. One JSON object on standard
  * output, a table on standard error. 77: there is no GPU.
@@ -19,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-double best_to_device, best_to_host, best_within;
+double best_to_device, best_to_host, best_within, best_between;
 
 static unsigned reps = 15;
 static size_t largest = 256u << 20;
@@ -268,6 +269,79 @@ static void measure_chunks(void)
 	put_section(NULL, false);
 }
 
+/* ---- between two GPUs ---- */
+
+/* A chunk's worth of memory of GPU 1, to which both have access: *@access is what giving it to GPU 0 took. */
+static CUmemGenericAllocationHandle open_peer(CUdeviceptr *at, double *access)
+{
+	CUmemAllocationProp prop = {
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 1 },
+	};
+	CUmemAccessDesc desc = {
+		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 1 },
+		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+	};
+	CUmemGenericAllocationHandle handle;
+	double t0;
+
+	CU(MemAddressReserve(at, CHUNK, CHUNK, 0, 0));
+	CU(MemCreate(&handle, CHUNK, &prop, 0));
+	CU(MemMap(*at, CHUNK, 0, handle, 0));
+	CU(MemSetAccess(*at, CHUNK, &desc, 1));
+	desc.location.id = 0;
+	t0 = now_us();
+	CU(MemSetAccess(*at, CHUNK, &desc, 1));
+	*access = now_us() - t0;
+	return handle;
+}
+
+static void measure_between(void)
+{
+	struct samples open = { .n = 0 }, copy = { .n = 0 };
+	CUdeviceptr from, to;
+	int n, can = 0;
+	CUstream s;
+
+	CU(DeviceGetCount(&n));
+	if (n > 1)
+		CU(DeviceCanAccessPeer(&can, 0, 1));
+	put_section("between_gpus", true);
+	if (!can)
+		fprintf(stderr, n > 1 ? "  GPU 0 cannot read the memory of GPU 1\n" :
+					"  not measured: there is one GPU\n");
+	CU(StreamCreate(&s, 0));
+	CU(MemAlloc(&to, CHUNK));
+	for (unsigned i = 0; i < reps + 2 && can; i++) {
+		CUmemGenericAllocationHandle handle;
+		double access, t0;
+
+		handle = open_peer(&from, &access);
+		t0 = now_us();
+		for (unsigned k = 0; k < 8; k++)
+			CU(MemcpyDtoDAsync(to, from, CHUNK, s));
+		CU(StreamSynchronize(s));
+		if (i >= 2) {
+			sample(&copy, (now_us() - t0) / 8);
+			sample(&open, access);
+		}
+		CU(MemUnmap(from, CHUNK));
+		CU(MemRelease(handle));
+		CU(MemAddressFree(from, CHUNK));
+	}
+	if (can) {
+		best_between = CHUNK / median(&copy) / 1e3;
+		put_row(true);
+		put_number("bytes", CHUNK);
+		put_samples("copy_us", &copy);
+		put_number("gb_s", best_between);
+		put_samples("set_access_us", &open);
+		put_row(false);
+	}
+	put_section(NULL, false);
+	CU(MemFree(to));
+}
+
 /* ---- host memory ---- */
 
 static void measure_registration(void)
@@ -401,6 +475,7 @@ void measure_ceilings(void)
 	measure_copies();
 	measure_within();
 	measure_chunks();
+	measure_between();
 	measure_registration();
 }
 
@@ -420,12 +495,24 @@ static void describe(void)
 	members = 1;
 }
 
+static int say_gpus(void)
+{
+	int n = 0;
+
+	if (!driver_start())
+		CU(DeviceGetCount(&n));
+	printf("%d\n", n);
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	const char *dir = NULL, *why;
 	struct peer peer;
 	int status;
 
+	if (argc > 1 && !strcmp(argv[1], "--gpus"))
+		return say_gpus();
 	for (int i = 1; i < argc; i++) {
 		if (!strcmp(argv[i], "--quick")) {
 			reps = 3;

@@ -40,7 +40,7 @@ void measure_ceilings(void);
  * measure_ceilings() found of copies. */
 void measure_mount(const char *dir, size_t length);
 
-/* GB/s of the largest pinned copies, and within the device (bytes read plus written). */
-extern double best_to_device, best_to_host, best_within;
+/* GB/s of the largest pinned copies, within the device (bytes read plus written), and from GPU 1 (0: none). */
+extern double best_to_device, best_to_host, best_within, best_between;
 
 #endif

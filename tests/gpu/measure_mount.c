@@ -126,6 +126,27 @@ static void measure_transfers(int fd, unsigned char *p)
 	put_rate("what was released, read by a CPU", &out, length, best_to_host);
 }
 
+/* The second device has what the first one acquires; host memory does not. */
+static void measure_between_devices(int fd, unsigned char *p)
+{
+	unsigned char *other = gaia_mmap(length, PROT_READ, fd, 0, 1);
+	struct samples t = { .n = 0 };
+
+	must(other != MAP_FAILED, "gaia_mmap on the second device");
+	for (unsigned i = 0; i < REPS; i++) {
+		acquire(other, length, PROT_READ);
+		release(other, length);
+		evict(fd, 0);
+		evict(fd, GAIA_FROM_HOME);
+		sample(&t, acquire(p, length, PROT_READ));
+		release(p, length);
+	}
+	/* Where GPUs do not reach each other this goes through host memory. */
+	put_rate("second device to first, not in host memory", &t, length,
+		 best_between > 0 ? best_between : best_to_device);
+	must(gaia_munmap(other, length) == 0, "gaia_munmap");
+}
+
 static void measure_idle_acquire(unsigned char *p)
 {
 	for (size_t n = 2u << 20; n <= length; n *= 4) {
@@ -191,6 +212,8 @@ void measure_mount(const char *dir, size_t bytes)
 	must(p != MAP_FAILED, "gaia_mmap");
 	put_section("gaiafs", true);
 	measure_transfers(fd, p);
+	if (gaia_devices(fd, NULL, 0) > 1)
+		measure_between_devices(fd, p);
 	measure_idle_acquire(p);
 	measure_changed_acquire(fd, p);
 	measure_reads(fd);

@@ -47,6 +47,6 @@ static void *lookup(const char *name)
 
 __attribute__((constructor)) static void play(void)
 {
-	fake_cuda_reset(&(struct fake_cuda_config){ .n_devices = 1, .memory = 256 << 20 });
+	fake_cuda_reset(&(struct fake_cuda_config){ .n_devices = 2, .memory = 256 << 20 });
 	driver_lookup = lookup;
 }

@@ -141,13 +141,13 @@ const char *config_faults(const struct config *c)
 		"device.copy_in", "device.copy_out", "device.copy_within", "device.find_changed",
 		"device.submit", "store.read", "store.write", "fetch.before_merge",
 		"acquire.before_grant", "release.before_publish", "release.before_invalidate",
-		"truncate.before_cut",
+		"truncate.before_cut", "device.copy_peer",
 	};
 	static const char *const failing[] = {
 		"store.write=errno:EIO", "store.write=errno:ENOSPC", "store.sync=errno:EIO",
 		"store.read=errno:EIO", "device.copy_in=errno:EIO", "device.copy_out=errno:EIO",
 		"device.copy_within=errno:EIO", "device.alloc=errno:ENOMEM",
-		"device.find_changed=errno:EIO",
+		"device.find_changed=errno:EIO", "device.copy_peer=errno:EIO",
 	};
 
 	text[0] = '\0';

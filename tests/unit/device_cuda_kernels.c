@@ -93,13 +93,23 @@ static bool has_hash_of(const struct page_hash *hash, const void *page)
 	return hash->low == right.low64 && hash->high == right.high64;
 }
 
-Test(warp, copies_in_and_forgets_hashes)
+static void copies_and_forgets_hashes(enum dev_kind kind)
 {
-	launch(DEV_COPY_IN);
+	launch(kind);
 	for (uint32_t i = 0; i < PAGES; i++) {
 		cr_assert_arr_eq(at(s.page, i), at(s.other, i), GAIA_PAGE);
 		cr_assert(!s.armed[s.place[i]].low && !s.armed[s.place[i]].high);
 	}
+}
+
+Test(warp, copies_in_and_forgets_hashes)
+{
+	copies_and_forgets_hashes(DEV_COPY_IN);
+}
+
+Test(warp, copies_from_a_peer_and_forgets_hashes)
+{
+	copies_and_forgets_hashes(DEV_COPY_PEER);
 }
 
 Test(warp, copies_out_and_leaves_hashes)
