@@ -2,8 +2,9 @@
  * track.h - which copy of a page includes which writes, and what to do about it.
  *
  * The contract gives each page a vector of versions, one counter an owner (Parker et al., TSE'83; GAIA's
- * TSVT). Here replicas are only ever filled from home, so a replica's vector always is
- * the vector that home had at some moment, plus the replica's own unmerged release. Two facts then
+ * TSVT). Here replicas are only ever filled from home, or from one that has home's bytes
+ * (track_is_home()), so a replica's vector always is the vector that home had at some moment,
+ * plus the replica's own unmerged release. Two facts then
  * say what the vectors say: a name (an id) for that moment, and one bit. A page's home
  * gets a new id whenever its bytes change; ids are compared for equality only, and never
  * given again while anything still refers to them, so 16 bits never wrap into a lie.

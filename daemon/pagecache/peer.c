@@ -44,57 +44,56 @@ static unsigned list_sources(const struct replica *rep, struct replica **out)
 	return n;
 }
 
-static int read_page(const struct replica *rep, unsigned i, void *out)
+/* What @rep has of the pages that @like is about. */
+static int read_pages(const struct replica *rep, const struct dev_op *like, char *out)
 {
-	struct dev_run run = { .mem = rep->mem, .page = i, .npages = 1, .host = out };
-	struct dev_op op = { .kind = DEV_COPY_OUT, .runs = &run, .n = 1 };
+	struct dev_run *runs = xmalloc(like->n * sizeof(*runs));
+	struct dev_op op = { .kind = DEV_COPY_OUT, .runs = runs, .n = like->n };
+	int err;
 
-	return cache_device_run(rep->dev, &op);
+	for (unsigned k = 0; k < op.n; k++) {
+		const struct dev_run *run = &like->runs[k];
+
+		runs[k] = (struct dev_run){ .mem = rep->mem, .page = run->page, .npages = run->npages,
+					    .host = out };
+		out += (size_t)run->npages * GAIA_PAGE;
+	}
+	err = cache_device_run(rep->dev, &op);
+	free(runs);
+	return err;
 }
 
-/* Compare what came. *@telling: it was such that nothing else could have been taken for it. */
-static int check_pages(const struct replica *rep, const struct replica *from, const struct dev_op *op,
-		       bool *telling)
+/* Compare what came by @op, @n pages, with what was sent. */
+static int prove(const struct replica *rep, const struct replica *from, const struct dev_op *op,
+		 unsigned n)
 {
-	char *sent = aligned_alloc(GAIA_PAGE, 2 * GAIA_PAGE), *came = sent + GAIA_PAGE;
+	size_t bytes = (size_t)n * GAIA_PAGE;
+	char *sent = aligned_alloc(GAIA_PAGE, 2 * bytes), *came = sent + bytes;
 	int err = sent ? 0 : -ENOMEM;
 
-	for (unsigned k = 0; k < op->n && !err; k++) {
-		unsigned first = op->runs[k].page, end = first + op->runs[k].npages;
-
-		for (unsigned i = first; i < end && !err; i++) {
-			err = read_page(from, i, sent);
-			if (!err)
-				err = read_page(rep, i, came);
-			if (!err && memcmp(sent, came, GAIA_PAGE))
-				err = -EBADMSG;
-			*telling |= !err && memcmp(sent, sent + 1, GAIA_PAGE - 1);
-		}
+	if (!err)
+		err = read_pages(from, op, sent);
+	if (!err)
+		err = read_pages(rep, op, came);
+	if (!err && memcmp(sent, came, bytes)) {
+		log_warn("device %s: what it copied from %s arrived wrong, so pages go through home; is it an IOMMU? (boot with iommu=pt)",
+			 rep->dev->dev->name, from->dev->dev->name);
+		err = -EBADMSG;
 	}
+	/* All alike they could have been there before, or come from anywhere. */
+	if (!err && memcmp(sent, sent + 1, bytes - 1))
+		atomic_store(peer_state(rep, from), PEER_PROVEN);
 	free(sent);
 	return err;
 }
 
-/* The first copies from a device. */
-static int prove(const struct replica *rep, const struct replica *from, const struct dev_op *op)
-{
-	bool telling = false;
-	int err = check_pages(rep, from, op, &telling);
-
-	if (err == -EBADMSG)
-		log_warn("device %s: what it copied from %s arrived wrong, so pages go through home; is it an IOMMU? (boot with iommu=pt)",
-			 rep->dev->dev->name, from->dev->dev->name);
-	if (!err && telling)
-		atomic_store(peer_state(rep, from), PEER_PROVEN);
-	return err;
-}
-
-static int send_from(struct replica *rep, struct replica *from, struct dev_op *op)
+/* @n: pages in all of the runs. */
+static int send_from(struct replica *rep, struct replica *from, struct dev_op *op, unsigned n)
 {
 	int err = cache_device_run(rep->dev, op);
 
 	if (!err && *peer_state(rep, from) == PEER_NEW)
-		err = prove(rep, from, op);
+		err = prove(rep, from, op, n);
 	if (err)
 		count(CTR_peer_failures, 1);
 	if (err == -EHOSTUNREACH || err == -EBADMSG)
@@ -115,17 +114,19 @@ void peer_send(struct replica *rep, unsigned a, unsigned b, uint8_t *step, struc
 		struct replica *from = source[k];
 		struct dev_op op = { .kind = DEV_COPY_PEER, .runs = runs, .from = from->dev->dev };
 		uint64_t taken[GAIA_CHUNK_PAGES / 64] = { 0 };
+		unsigned n = 0;
 		int err;
 
 		for (unsigned i = a; i < b; i++)
 			if (step[i] == TRACK_SEND && track_is_home(&ch->track->page[i], &from->page[i])) {
 				dev_run_add(&op, runs, rep->mem, i, NULL, from->mem);
 				bit_set(taken, i);
+				n++;
 			}
-		if (op.n == 0)
+		if (n == 0)
 			continue;
 		pthread_mutex_unlock(&ch->lock);
-		err = send_from(rep, from, &op);
+		err = send_from(rep, from, &op, n);
 		pthread_mutex_lock(&ch->lock);
 		for (unsigned i = a; i < b; i++) {
 			if (!bit_test(taken, i))
@@ -138,7 +139,7 @@ void peer_send(struct replica *rep, unsigned a, unsigned b, uint8_t *step, struc
 			step[i] = TRACK_NOTHING;
 		}
 		if (!err)
-			count(CTR_device_to_device, bits_count(taken, GAIA_CHUNK_PAGES / 64));
+			count(CTR_device_to_device, n);
 	}
 	pthread_mutex_unlock(&ch->lock);
 }

@@ -296,3 +296,39 @@ BOTH_WAYS_BARE(fault_device, without_memory_is_enomem_and_the_rest_works)
 	expect_bytes("f", 0, 'd');
 	actor_end(dev);
 }
+
+/* ---- copies between devices ---- */
+
+/* Device 0 has all of f; what device 1 acquires of it, in two parts, is right. */
+static void acquire_of_both(const char *faults)
+{
+	struct actor *first, *second;
+
+	start_with(faults);
+	first = actor_start("f", SIZE, 0);
+	second = actor_start("f", SIZE, 1);
+	actor_ok(first, ACQUIRE, 0, SIZE, PROT_READ);
+	for (off_t off = 0; off < SIZE; off += SIZE / 2) {
+		actor_ok(second, ACQUIRE, off, SIZE / 2, RW);
+		actor_sees(second, LOAD, off, '.');
+		actor_sees(second, LOAD, off + 7 * PAGE, '.');
+		actor_ok(second, STORE, off + PAGE, 1, 's');
+		actor_ok(second, RELEASE, off, SIZE / 2, 0);
+		expect_bytes("f", off + PAGE, 's');
+		expect_bytes("f", off + PAGE + 1, '.');
+	}
+	actor_end(first);
+	actor_end(second);
+}
+
+BOTH_WAYS_BARE(fault_device, copies_between_devices_that_fail_are_made_by_way_of_home)
+{
+	acquire_of_both("device.copy_peer=errno:EIO");
+	cr_assert_eq(lines_with("is gone"), 0);
+}
+
+BOTH_WAYS_BARE(fault_device, copies_between_devices_that_arrive_wrong_are_not_used)
+{
+	acquire_of_both("device.garble_peer=errno:EIO");
+	cr_assert_eq(lines_with("arrived wrong"), 1, "it is not said once");
+}
