@@ -4,6 +4,7 @@ Each system has a directory below of its own with the same files, and a root und
 see them. start() and stop() may be called in any state; stop() never raises.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -183,6 +184,10 @@ class Gaiafs(Mounted):
         if done.returncode:
             raise Missing("does not mount: %s" % done.stderr.strip())
 
+    def shown_as(self):
+        """The way of caching that it has chosen."""
+        return json.loads(run(self.gaia, "status", self.root, "--json"))["cpu_cache"]
+
     def forget_in_mount(self, name):
         self.forget_in_kernel(name)
         run(self.gaia, "evict", self.path(name))
@@ -193,6 +198,13 @@ class Gaiafs(Mounted):
                                  stdout=subprocess.PIPE, start_new_session=True)
         self.holders[name] = child
         self.expect(name, "mapped")
+
+    def let_go(self, name):
+        child = self.holders.pop(name)
+        child.stdin.close()
+        child.stdout.close()
+        if child.wait(timeout=60):
+            raise RuntimeError("the program that maps %s failed" % self.path(name))
 
     def expect(self, name, word):
         said = self.holders[name].stdout.readline().strip()
