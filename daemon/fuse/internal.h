@@ -283,6 +283,8 @@ int passthrough_open(fuse_req_t req, struct handle *h, struct fuse_file_info *fi
 void passthrough_release(fuse_req_t req, struct handle *h);
 /* A device has mapped the file. A worker. */
 void passthrough_mapped(struct inode *inode);
+/* A device is about to acquire some of it. A worker. */
+void passthrough_acquire(struct inode *inode);
 /* How long the kernel may believe attributes that it is given now, seconds. */
 double attr_timeout(struct inode *inode);
 /* Whether the attribute is our own, of the files below. */

@@ -81,6 +81,8 @@ static int carry_out(struct ioctl_job *job)
 	case GAIA_IOC_UNMAP:
 		return control_unmap(ctl, f, &job->arg.range);
 	case GAIA_IOC_ACQUIRE:
+		if (f)
+			passthrough_acquire(job->handle->inode);
 		return control_acquire(ctl, f, access != O_RDONLY, &job->arg.range);
 	case GAIA_IOC_RELEASE:
 		return control_release(ctl, f, job->fs->writeback, &job->arg.range);

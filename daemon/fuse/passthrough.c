@@ -96,7 +96,7 @@ static bool nobody_writes_it(struct inode *inode)
 /* A program is about to be able to write it, by a mapping, too: without a word to the kernel's attributes. */
 static void expect_changes(struct inode *inode)
 {
-	cfile_cpu_writes(inode->cfile, true);
+	cfile_cpu_writes(inode->cfile);
 	if (inode->may_change)
 		return;
 	inode->may_change = true;
@@ -133,7 +133,6 @@ static int first_passthrough(fuse_req_t req, struct inode *inode)
 	if (id <= 0)
 		return errno ? -errno : -EIO;
 	inode->backing_id = id;
-	cfile_cpu_writes(inode->cfile, !nobody_writes_it(inode));
 	return 0;
 }
 
@@ -223,6 +222,21 @@ void passthrough_mapped(struct inode *inode)
 	invalidate(inode, -1, 0);
 }
 
+void passthrough_acquire(struct inode *inode)
+{
+	struct cfile *f = inode->cfile; /* the caller's handle keeps it */
+	bool news = false;
+
+	if (!cfile_is_passthrough(f) || !cfile_cpu_may_write(f))
+		return;
+	pthread_mutex_lock(&inode->lock);
+	if (nobody_writes_it(inode))
+		news = cfile_cpu_stops(f);
+	pthread_mutex_unlock(&inode->lock);
+	if (news)
+		(void)cfile_cpu_stopped(f); /* if it cannot, acquires see for themselves */
+}
+
 double attr_timeout(struct inode *inode)
 {
 	bool sure = true;
@@ -255,6 +269,10 @@ void passthrough_release(fuse_req_t req, struct handle *h)
 }
 
 void passthrough_mapped(struct inode *inode)
+{
+}
+
+void passthrough_acquire(struct inode *inode)
 {
 }
 

@@ -128,12 +128,19 @@ void cfile_set_gone(struct cfile *f, bool gone);
  *
  * cfile_leave_passthrough() [F]: nobody has the store's file open any more; from now on the file is cached, for as
  * long as the cfile exists. 0 also where it was cached already; on error (of the store) it is as before.
- * cfile_cpu_writes(): whether any CPU program may change the store's file, which is what is assumed otherwise.
- * Without, acquires compare nothing. It is the caller's to know, before the program can.
+ *
+ * cfile_cpu_writes(): a CPU program may change the store's file from now on, as is assumed at first;
+ * cfile_cpu_may_write(): that is the last word. cfile_cpu_stops():
+ * none can any more; the caller sees to it that none gets in between. True if that is news; then cfile_cpu_stopped() [F]
+ * is due, with no lock of the caller's held: it takes over what they have changed, and acquires compare nothing
+ * until somebody writes again. Its errors are the store's; acquires go on comparing then.
  */
 bool cfile_is_passthrough(struct cfile *f);
 int cfile_leave_passthrough(struct cfile *f);
-void cfile_cpu_writes(struct cfile *f, bool may);
+void cfile_cpu_writes(struct cfile *f);
+bool cfile_cpu_may_write(struct cfile *f);
+bool cfile_cpu_stops(struct cfile *f);
+int cfile_cpu_stopped(struct cfile *f);
 
 /* Bytes: the store's size, or more while dirty pages reach further. */
 uint64_t cfile_size(struct cfile *f);

@@ -40,7 +40,7 @@ int cfile_get(struct cache *c, uint64_t key, const struct cfile_source *src, voi
 		f->source = *src;
 		f->cookie = cookie;
 		atomic_init(&f->passthrough, src->passthrough);
-		atomic_init(&f->cpu_writes, true);
+		atomic_init(&f->cpu_writes, CPU_WRITES);
 		range_init(&f->range);
 		pthread_mutex_init(&f->lock, NULL);
 		atomic_init(&f->size, size);

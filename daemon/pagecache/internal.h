@@ -180,7 +180,8 @@ struct cfile {
 	atomic_bool gone;
 	/* Changed with range held exclusively; see passthrough.c. */
 	atomic_bool passthrough;
-	atomic_bool cpu_writes; /* in that state: CPU programs may change the store's file */
+	/* In that state, whether CPU programs may change the store's file; if not, whether home has what they did. */
+	_Atomic(enum { CPU_WRITES, CPU_STOPPED, CPU_IMPORTED }) cpu_writes;
 	atomic_uint_least64_t read_next; /* where a sequential reader would go on */
 	atomic_uint mappings;
 

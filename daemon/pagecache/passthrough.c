@@ -31,9 +31,22 @@ bool cfile_is_passthrough(struct cfile *f)
 	return atomic_load(&f->passthrough);
 }
 
-void cfile_cpu_writes(struct cfile *f, bool may)
+void cfile_cpu_writes(struct cfile *f)
 {
-	atomic_store(&f->cpu_writes, may);
+	atomic_store(&f->cpu_writes, CPU_WRITES);
+}
+
+bool cfile_cpu_may_write(struct cfile *f)
+{
+	return atomic_load(&f->cpu_writes) == CPU_WRITES;
+}
+
+bool cfile_cpu_stops(struct cfile *f)
+{
+	int was = CPU_WRITES;
+
+	return cfile_is_passthrough(f) &&
+	       atomic_compare_exchange_strong(&f->cpu_writes, &was, CPU_STOPPED);
 }
 
 int passthrough_size(struct cfile *f)
@@ -154,7 +167,7 @@ static int import_pages(struct chunk *ch, unsigned a, unsigned b)
 	unsigned i, j;
 	int err = 0;
 
-	if (!atomic_load(&ch->file->cpu_writes))
+	if (atomic_load(&ch->file->cpu_writes) == CPU_IMPORTED)
 		return 0;
 	for (i = a; i < b && !err; i = j) {
 		/* Locked by us: whether they have frames is ours to know. */
@@ -316,7 +329,7 @@ int passthrough_write(struct cfile *f, const void *buf, size_t len, off_t off)
 	struct store_file *sf;
 	int err = cfile_store(f, true, &sf);
 
-	cfile_cpu_writes(f, true);
+	cfile_cpu_writes(f);
 	return err ? err : sf->ops->write(sf, &iov, 1, off);
 }
 
@@ -354,6 +367,27 @@ static int import_chunk(struct chunk *ch)
 		pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
 	}
 	pthread_mutex_unlock(&ch->lock);
+	return err;
+}
+
+int cfile_cpu_stopped(struct cfile *f)
+{
+	struct chunk **list;
+	int stopped = CPU_STOPPED, err;
+	unsigned n;
+
+	pthread_rwlock_rdlock(&f->range);
+	err = passthrough_size(f);
+	n = chunk_list_get(f, 0, UINT64_MAX, &list);
+	for (unsigned k = 0; k < n; k++) {
+		if (!err)
+			err = import_chunk(list[k]);
+		chunk_put(list[k]);
+	}
+	free(list);
+	/* Unless somebody has begun to write again. */
+	atomic_compare_exchange_strong(&f->cpu_writes, &stopped, err ? CPU_WRITES : CPU_IMPORTED);
+	pthread_rwlock_unlock(&f->range);
 	return err;
 }
 

@@ -327,7 +327,7 @@ int cache_allocate(struct cfile *f, int mode, off_t off, off_t len)
 	err = cfile_store(f, true, &sf);
 	if (cfile_is_passthrough(f)) {
 		/* What it changes is imported, as what CPU programs change by themselves is. */
-		cfile_cpu_writes(f, true);
+		cfile_cpu_writes(f);
 		if (!err)
 			err = sf->ops->allocate(sf, mode, off, len);
 		if (!err)
@@ -458,7 +458,7 @@ ssize_t cache_copy_range(struct cfile *from, off_t from_off, struct cfile *to, o
 	if (from != to && !keeps_copies(to) && atomic_load(&from->n_ahead) == 0 &&
 	    cache_flush(from) == 0 && !cfile_store(from, false, &a) && !cfile_store(to, true, &b)) {
 		pthread_rwlock_wrlock(&to->range);
-		cfile_cpu_writes(to, true);
+		cfile_cpu_writes(to);
 		n = keeps_copies(to) ? -EXDEV :
 				       a->ops->copy_range(a, from_off, b, to_off, len);
 		if (n > 0) {

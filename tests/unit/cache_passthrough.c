@@ -120,7 +120,9 @@ Test(passthrough, nothing_is_compared_if_no_process_can_write)
 
 	begin_passthrough();
 	write_cpu(0, "fixed");
-	cfile_cpu_writes(kf->cfile, false);
+	cr_assert(cfile_cpu_stops(kf->cfile));
+	cr_assert(!cfile_cpu_stops(kf->cfile));
+	cr_assert_eq(cfile_cpu_stopped(kf->cfile), 0);
 	expect_device(dev, 0, "fixed");
 	release_all(dev);
 	reads = counter_value(CTR_storage_reads);
@@ -131,9 +133,48 @@ Test(passthrough, nothing_is_compared_if_no_process_can_write)
 	/* The first brought the rest of the chunk. */
 	cr_assert_eq(counter_value(CTR_storage_reads) - reads, GAIA_CHUNK_PAGES - 1);
 	/* Somebody can, from here on. */
-	cfile_cpu_writes(kf->cfile, true);
+	cfile_cpu_writes(kf->cfile);
 	write_cpu(0, "moved");
 	expect_device(dev, 0, "moved");
+	end();
+}
+
+Test(passthrough, what_was_written_before_processes_stopped_is_acquired)
+{
+	begin_passthrough();
+	write_cpu(0, "one");
+	expect_device(dev, 0, "one");
+	release_all(dev);
+	write_cpu(0, "two");
+	cr_assert(cfile_cpu_stops(kf->cfile));
+	expect_device(dev, 0, "two");
+	release_all(dev);
+	cr_assert_eq(cfile_cpu_stopped(kf->cfile), 0);
+	cr_assert(!cfile_cpu_may_write(kf->cfile));
+	expect_device(dev, 0, "two");
+	release_all(dev);
+	/* Somebody begins again while it is being taken over. */
+	cfile_cpu_writes(kf->cfile);
+	cr_assert(cfile_cpu_stops(kf->cfile));
+	cfile_cpu_writes(kf->cfile);
+	cr_assert_eq(cfile_cpu_stopped(kf->cfile), 0);
+	write_cpu(0, "six");
+	expect_device(dev, 0, "six");
+	end();
+}
+
+Test(passthrough, what_cannot_be_taken_over_is_compared_later)
+{
+	begin_passthrough();
+	write_cpu(0, "one");
+	expect_device(dev, 0, "one");
+	release_all(dev);
+	write_cpu(0, "two");
+	cr_assert(cfile_cpu_stops(kf->cfile));
+	fault_arm("store.read", -EIO, 0, 1);
+	cr_assert_eq(cfile_cpu_stopped(kf->cfile), -EIO);
+	cr_assert(cfile_cpu_may_write(kf->cfile));
+	expect_device(dev, 0, "two");
 	end();
 }
 
