@@ -132,10 +132,11 @@ json_t *cfile_residency_json(struct cfile *f)
 		chunk_put(list[k]);
 	}
 	free(list);
-	return json_pack("{s:I, s:I, s:i, s:i, s:I, s:I, s:I, s:I, s:o}", "size",
+	return json_pack("{s:I, s:I, s:i, s:i, s:b, s:I, s:I, s:I, s:I, s:o}", "size",
 			 (json_int_t)cfile_size(f), "pages",
 			 (json_int_t)((cfile_size(f) + GAIA_PAGE - 1) / GAIA_PAGE), "page_bytes",
-			 (int)GAIA_PAGE, "chunk_bytes", (int)GAIA_CHUNK, "home",
+			 (int)GAIA_PAGE, "chunk_bytes", (int)GAIA_CHUNK, "passthrough",
+			 cfile_is_passthrough(f), "home",
 			 (json_int_t)sum.home, "dirty", (json_int_t)sum.dirty, "twinned",
 			 (json_int_t)sum.twinned, "released",
 			 (json_int_t)atomic_load(&f->n_ahead), "chunks", chunks);

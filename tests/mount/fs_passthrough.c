@@ -1,0 +1,344 @@
+/*
+ * fs_passthrough.c - --cpu-cache auto: which files are the kernel's, which are cached, and that they are coherent on
+ * the way from one to the other. What programs see of them is every other suite's.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <gaia/client.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include "actor.h"
+#include "shell.h"
+#include "ways.h"
+
+#define SIZE (64 * 4096)
+#define RW (PROT_READ | PROT_WRITE)
+
+#define PASSTHROUGH(name)                                                                      \
+	static void fs_passthrough_##name(void);                                               \
+	WAY_TEST(fs_passthrough, name, auto, way_bare_auto)                                    \
+	static void fs_passthrough_##name(void)
+
+static json_t *report(const char *command, const char *name)
+{
+	struct shell_result r = shell_run(mnt.path, 30, "\"$GAIA\" %s %s --json", command, name);
+	json_t *json;
+
+	cr_assert_eq(r.status, 0, "gaia %s %s: %s", command, name, r.err);
+	json = json_loads(r.out, 0, NULL);
+	cr_assert_not_null(json);
+	shell_free(&r);
+	return json;
+}
+
+static long counter(const char *name)
+{
+	json_t *status = report("status", ".");
+	json_t *at = json_object_get(json_object_get(status, "counters"), name);
+	long n = json_integer_value(at);
+
+	cr_assert_not_null(at, "no counter \"%s\"", name);
+	json_decref(status);
+	return n;
+}
+
+static bool in_passthrough(const char *name)
+{
+	json_t *residency = report("residency", name);
+	bool is = json_boolean_value(json_object_get(residency, "passthrough"));
+
+	json_decref(residency);
+	return is;
+}
+
+static void start(void)
+{
+	static const char *const args[] = { "--device", "sim:8M,count=2", NULL };
+	static char bytes[SIZE];
+	json_t *status;
+	int fd;
+
+	way_start(args);
+	status = report("status", ".");
+	if (strcmp(json_string_value(json_object_get(status, "cpu_cache")), "auto") != 0)
+		WAY_SKIP("files cannot be passed through here (root, libfuse 3.17 and Linux 6.9)");
+	json_decref(status);
+	memset(bytes, '.', SIZE);
+	fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
+	cr_assert_eq(write(fd, bytes, SIZE), SIZE);
+	close(fd);
+}
+
+/* A device maps the file and lets it go. */
+static void show_to_device(const char *name)
+{
+	struct actor *dev = actor_start(name, SIZE, 0);
+
+	actor_end(dev);
+}
+
+/* Once the last descriptor is closed; the kernel tells the daemon in its own time. */
+static void wait_cached(const char *name)
+{
+	for (int k = 0; in_passthrough(name); k++) {
+		cr_assert_lt(k, 1000, "%s is still in passthrough", name);
+		usleep(5000);
+	}
+}
+
+PASSTHROUGH(a_file_that_no_device_maps_is_the_kernels)
+{
+	char back[SIZE];
+	char *p;
+	int fd;
+
+	start();
+	fd = openat(both_root[ON_MOUNT], "f", O_RDWR);
+	cr_assert_eq(pwrite(fd, "abc", 3, 100), 3);
+	cr_assert_eq(pread(fd, back, SIZE, 0), SIZE);
+	p = mmap(NULL, SIZE, RW, MAP_SHARED, fd, 0);
+	cr_assert_neq(p, MAP_FAILED);
+	cr_assert_arr_eq(p + 100, "abc", 3);
+	p[4096] = 'm';
+	cr_assert_eq(pread(fd, back, 1, 4096), 1);
+	cr_assert_eq(back[0], 'm');
+	cr_assert(in_passthrough("f"));
+	cr_assert_eq(counter("home_misses"), 0);
+	cr_assert_eq(counter("home_hits"), 0);
+	cr_assert_eq(counter("cpu_written_back"), 0);
+	cr_assert_eq(counter("storage_writes"), 0);
+	munmap(p, SIZE);
+	close(fd);
+}
+
+/* A program has it open and mapped when the device comes; none of them knows of the other. */
+PASSTHROUGH(a_file_that_is_open_in_passthrough_is_shared_with_a_device)
+{
+	struct actor *cpu, *dev, *other;
+	char bytes[3];
+	int below;
+
+	start();
+	below = openat(mnt.backing_fd, "f", O_RDONLY);
+	cpu = actor_start("f", SIZE, NO_DEVICE);
+	actor_ok(cpu, MAP_STORE, 10, 1, 'c');
+	actor_ok(cpu, WRITE, 4096, 1, 'w');
+	dev = actor_start("f", SIZE, 0);
+	other = actor_start("f", SIZE, 1);
+	cr_assert(in_passthrough("f"));
+	actor_ok(dev, ACQUIRE, 0, SIZE, RW);
+	actor_sees(dev, LOAD, 10, 'c');
+	actor_sees(dev, LOAD, 4096, 'w');
+	actor_ok(dev, STORE, 11, 1, 'd');
+	actor_ok(cpu, MAP_STORE, 12, 1, 'e');
+	actor_sees(cpu, MAP_LOAD, 11, '.');
+	actor_ok(dev, RELEASE, 0, SIZE, 0);
+	actor_sees(cpu, MAP_LOAD, 11, 'd');
+	actor_sees(cpu, READ, 11, 'd');
+	actor_sees(cpu, MAP_LOAD, 12, 'e');
+	actor_ok(other, ACQUIRE, 0, SIZE, PROT_READ);
+	actor_sees(other, LOAD, 10, 'c');
+	actor_sees(other, LOAD, 11, 'd');
+	actor_sees(other, LOAD, 12, 'e');
+	/* What is released is where fsync(2) and other programs below find it. */
+	cr_assert_eq(pread(below, bytes, 3, 10), 3);
+	cr_assert_arr_eq(bytes, "cde", 3);
+	close(below);
+	actor_end(cpu);
+	actor_end(dev);
+	actor_end(other);
+}
+
+PASSTHROUGH(it_is_cached_when_it_is_opened_again)
+{
+	struct actor *cpu, *dev;
+
+	start();
+	show_to_device("f");
+	wait_cached("f");
+	cpu = actor_start("f", SIZE, NO_DEVICE);
+	actor_sees(cpu, READ, 5, '.');
+	cr_assert(!in_passthrough("f"));
+	cr_assert_geq(counter("home_misses"), 1);
+	dev = actor_start("f", SIZE, 0);
+	actor_ok(dev, ACQUIRE, 0, SIZE, RW);
+	actor_ok(dev, STORE, 5, 1, 'd');
+	actor_ok(dev, RELEASE, 0, SIZE, 0);
+	cr_assert_eq(counter("device_to_home"), 0);
+	actor_sees(cpu, READ, 5, 'd');
+	actor_sees(cpu, MAP_LOAD, 5, 'd');
+	actor_end(cpu);
+	actor_end(dev);
+}
+
+/* Of a mapping the daemon hears nothing: not when it is made, not when its descriptor is closed, not when it goes. */
+PASSTHROUGH(a_mapping_that_outlives_its_descriptor_keeps_it_in_passthrough)
+{
+	struct actor *dev;
+	char byte, *p;
+	int fd;
+
+	start();
+	fd = openat(both_root[ON_MOUNT], "f", O_RDWR);
+	p = mmap(NULL, SIZE, RW, MAP_SHARED, fd, 0);
+	cr_assert_neq(p, MAP_FAILED);
+	close(fd);
+	show_to_device("f");
+	p[0] = 'm';
+	fd = openat(both_root[ON_MOUNT], "f", O_RDWR);
+	cr_assert(in_passthrough("f"));
+	cr_assert_eq(pread(fd, &byte, 1, 0), 1);
+	cr_assert_eq(byte, 'm');
+	cr_assert_eq(pwrite(fd, "w", 1, 1), 1);
+	cr_assert_eq(p[1], 'w');
+	dev = actor_start("f", SIZE, 0);
+	p[2] = 'n';
+	actor_ok(dev, ACQUIRE, 0, SIZE, RW);
+	actor_sees(dev, LOAD, 2, 'n');
+	actor_ok(dev, STORE, 3, 1, 'd');
+	actor_ok(dev, RELEASE, 0, SIZE, 0);
+	cr_assert_eq(p[3], 'd');
+	actor_end(dev);
+	close(fd);
+	cr_assert(in_passthrough("f"));
+	munmap(p, SIZE);
+	wait_cached("f");
+}
+
+PASSTHROUGH(a_read_only_mapping_that_outlives_its_descriptor_sees_releases)
+{
+	struct actor *dev;
+	const char *p;
+	int fd;
+
+	start();
+	fd = openat(both_root[ON_MOUNT], "f", O_RDONLY);
+	p = mmap(NULL, SIZE, PROT_READ, MAP_SHARED, fd, 0);
+	cr_assert_neq(p, MAP_FAILED);
+	cr_assert_eq(p[7], '.');
+	close(fd);
+	show_to_device("f");
+	dev = actor_start("f", SIZE, 0);
+	actor_ok(dev, ACQUIRE, 0, SIZE, RW);
+	actor_ok(dev, STORE, 7, 1, 'd');
+	actor_ok(dev, RELEASE, 0, SIZE, 0);
+	cr_assert_eq(p[7], 'd');
+	actor_end(dev);
+	munmap((void *)p, SIZE);
+}
+
+PASSTHROUGH(files_of_devices_are_remembered_across_mounts)
+{
+	char list[256];
+	int fd;
+
+	start();
+	show_to_device("f");
+	way_unmount();
+	way_remount();
+	fd = openat(both_root[ON_MOUNT], "f", O_RDONLY);
+	cr_assert(!in_passthrough("f"));
+	/* By an attribute that programs do not see, nor can take away. */
+	cr_assert_eq(flistxattr(fd, list, sizeof(list)), 0);
+	cr_assert_lt(fgetxattr(fd, "trusted.gaiafs.device", list, sizeof(list)), 0);
+	cr_assert_eq(errno, ENODATA);
+	cr_assert_eq(fsetxattr(fd, "trusted.gaiafs.device", "", 0, 0), -1);
+	cr_assert_eq(errno, EPERM);
+	cr_assert_eq(fremovexattr(fd, "trusted.gaiafs.device"), -1);
+	cr_assert_eq(errno, ENODATA);
+	close(fd);
+}
+
+/* The kernel is not told that a mapping was written to: it must not believe old times. */
+PASSTHROUGH(a_store_through_a_mapping_shows_in_the_modification_time)
+{
+	const struct timespec past[2] = { { .tv_sec = 1000 }, { .tv_sec = 1000 } };
+	struct stat before, after;
+	char *p;
+	int fd;
+
+	start();
+	cr_assert_eq(utimensat(both_root[ON_MOUNT], "f", past, 0), 0);
+	cr_assert_eq(fstatat(both_root[ON_MOUNT], "f", &before, 0), 0);
+	cr_assert_eq(before.st_mtim.tv_sec, 1000);
+	fd = openat(both_root[ON_MOUNT], "f", O_RDWR);
+	p = mmap(NULL, SIZE, RW, MAP_SHARED, fd, 0);
+	close(fd);
+	cr_assert_eq(fstatat(both_root[ON_MOUNT], "f", &before, 0), 0);
+	cr_assert_eq(before.st_mtim.tv_sec, 1000);
+	p[0] = 'x';
+	cr_assert_eq(fstatat(both_root[ON_MOUNT], "f", &after, 0), 0);
+	cr_assert_gt(after.st_mtim.tv_sec, 1000);
+	munmap(p, SIZE);
+}
+
+PASSTHROUGH(a_release_shows_in_the_modification_time)
+{
+	const struct timespec past[2] = { { .tv_sec = 1000 }, { .tv_sec = 1000 } };
+	struct actor *dev;
+	struct stat st;
+
+	start();
+	dev = actor_start("f", SIZE, 0);
+	cr_assert_eq(utimensat(both_root[ON_MOUNT], "f", past, 0), 0);
+	cr_assert_eq(fstatat(both_root[ON_MOUNT], "f", &st, 0), 0);
+	actor_ok(dev, ACQUIRE, 0, SIZE, RW);
+	actor_ok(dev, STORE, 0, 1, 'd');
+	actor_ok(dev, RELEASE, 0, SIZE, 0);
+	cr_assert_eq(fstatat(both_root[ON_MOUNT], "f", &st, 0), 0);
+	cr_assert_gt(st.st_mtim.tv_sec, 1000);
+	actor_end(dev);
+}
+
+/* With only readers, an acquire has nothing to look for. */
+PASSTHROUGH(nothing_is_compared_where_nobody_can_write)
+{
+	int fd;
+	void *p;
+
+	start();
+	fd = openat(both_root[ON_MOUNT], "f", O_RDONLY);
+	p = gaia_mmap(SIZE, PROT_READ, fd, 0, 0);
+	cr_assert_neq(p, MAP_FAILED, "gaia_mmap: %s", strerror(errno));
+	for (int k = 0; k < 5; k++) {
+		cr_assert_eq(gaia_acquire(p, SIZE, PROT_READ), 0);
+		cr_assert_eq(gaia_release(p, SIZE), 0);
+	}
+	cr_assert_eq(counter("storage_reads"), SIZE / 4096);
+	/* Somebody can. */
+	show_to_device("f");
+	cr_assert_eq(gaia_acquire(p, SIZE, PROT_READ), 0);
+	cr_assert_geq(counter("storage_reads"), 2 * SIZE / 4096);
+	cr_assert_eq(gaia_munmap(p, SIZE), 0);
+	close(fd);
+}
+
+PASSTHROUGH(a_file_that_is_both_written_and_opened_by_many_stays_one_file)
+{
+	char byte;
+	int fd[16];
+
+	start();
+	for (int i = 0; i < 16; i++) {
+		fd[i] = openat(both_root[ON_MOUNT], "f", i % 2 ? O_RDWR : O_RDONLY);
+		cr_assert_geq(fd[i], 0);
+		if (i == 7)
+			show_to_device("f");
+	}
+	for (int i = 1; i < 16; i += 2)
+		cr_assert_eq(pwrite(fd[i], &(char){ (char)('a' + i) }, 1, i), 1);
+	for (int i = 0; i < 16; i += 2)
+		for (int k = 1; k < 16; k += 2) {
+			cr_assert_eq(pread(fd[i], &byte, 1, k), 1);
+			cr_assert_eq(byte, 'a' + k);
+		}
+	for (int i = 0; i < 16; i++)
+		close(fd[i]);
+	wait_cached("f");
+}
