@@ -121,19 +121,35 @@ static bool is_for_devices(struct inode *inode)
 	return inode->for_devices;
 }
 
+/* Tell the kernel of @fd: an id, or a negative errno. */
+static int register_backing(fuse_req_t req, int fd)
+{
+	int id;
+
+	errno = 0;
+	id = fuse_passthrough_open(req, fd);
+	if (id > 0)
+		return id;
+	return errno ? -errno : -EIO;
+}
+
 static int first_passthrough(fuse_req_t req, struct inode *inode)
 {
-	int fd = inode_open(inode, O_RDONLY), id;
+	int fd = inode_fd_get(inode), id;
 
 	if (fd < 0)
 		return fd;
-	errno = 0;
-	id = fuse_passthrough_open(req, fd);
-	close(fd);
-	if (id <= 0)
-		return errno ? -errno : -EIO;
-	inode->backing_id = id;
-	return 0;
+	id = register_backing(req, fd);
+	inode_fd_put(inode);
+	/* Older kernels want one that could be read from. */
+	if (id == -EBADF) {
+		fd = inode_open(inode, O_RDONLY);
+		id = fd < 0 ? fd : register_backing(req, fd);
+		if (fd >= 0)
+			close(fd);
+	}
+	inode->backing_id = MAX(id, 0);
+	return MIN(id, 0);
 }
 
 static bool to_be_cached(struct inode *inode)
