@@ -65,17 +65,17 @@ static void ends_on(int sig)
 	actor_kill(who[1]);
 }
 
-BOTH_WAYS(daemon_end, sigterm_stores_everything)
+EACH_WAY(daemon_end, sigterm_stores_everything)
 {
 	ends_on(SIGTERM);
 }
 
-BOTH_WAYS(daemon_end, sigint_stores_everything)
+EACH_WAY(daemon_end, sigint_stores_everything)
 {
 	ends_on(SIGINT);
 }
 
-BOTH_WAYS(daemon_end, umount_stores_everything)
+EACH_WAY(daemon_end, umount_stores_everything)
 {
 	struct actor *who[2];
 
@@ -86,7 +86,7 @@ BOTH_WAYS(daemon_end, umount_stores_everything)
 	backing_holds("f", want, SIZE);
 }
 
-BOTH_WAYS(daemon_end, umount_of_a_busy_mount_changes_nothing)
+EACH_WAY(daemon_end, umount_of_a_busy_mount_changes_nothing)
 {
 	struct actor *who[2];
 
@@ -98,7 +98,7 @@ BOTH_WAYS(daemon_end, umount_of_a_busy_mount_changes_nothing)
 	actor_end(who[1]);
 }
 
-BOTH_WAYS(daemon_end, gaia_umount_stores_everything)
+EACH_WAY(daemon_end, gaia_umount_stores_everything)
 {
 	struct actor *who[2];
 	int status;
@@ -115,7 +115,7 @@ BOTH_WAYS(daemon_end, gaia_umount_stores_everything)
 }
 
 /* The kernel gives the number of a mount that has ended to the next one, here in the same place. */
-BOTH_WAYS(daemon_end, what_is_mounted_there_later_stays)
+EACH_WAY(daemon_end, what_is_mounted_there_later_stays)
 {
 	struct stat ours, other, now = { .st_dev = 0 };
 	siginfo_t ended;
@@ -138,7 +138,7 @@ BOTH_WAYS(daemon_end, what_is_mounted_there_later_stays)
 		WAY_SKIP("the number went elsewhere");
 }
 
-BOTH_WAYS_BARE(daemon_end, lazy_umount_stores_everything_when_the_last_file_is_closed)
+EACH_WAY_BARE(daemon_end, lazy_umount_stores_everything_when_the_last_file_is_closed)
 {
 	struct actor *who[2];
 	int status;
@@ -196,7 +196,7 @@ static int count_sockets(void)
 }
 
 /* Other tests run beside this one: only what bears this mount's name counts. */
-BOTH_WAYS(daemon_end, nothing_is_left_behind)
+EACH_WAY(daemon_end, nothing_is_left_behind)
 {
 	struct actor *who[2];
 	char pid_dir[64];
@@ -228,7 +228,7 @@ static void wait_for_fds(int most, const char *what)
 }
 
 /* Descriptors of the daemon come and go with files, clients and mappings. */
-BOTH_WAYS(daemon_end, the_daemon_keeps_no_descriptors_of_what_is_gone)
+EACH_WAY(daemon_end, the_daemon_keeps_no_descriptors_of_what_is_gone)
 {
 	int root = both_root[ON_MOUNT], at_rest = 0, sockets;
 

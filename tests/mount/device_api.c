@@ -61,7 +61,7 @@ static void start_with_devices(const char *first, const char *second)
 		cr_assert_eq(errno, (err), "%s: %s", #call, strerror(errno));         \
 	} while (0)
 
-BOTH_WAYS_BARE(device_api, devices_are_described)
+EACH_WAY_BARE(device_api, devices_are_described)
 {
 	struct gaia_device_info info[3];
 	int fd;
@@ -86,7 +86,7 @@ BOTH_WAYS_BARE(device_api, devices_are_described)
 	close(fd);
 }
 
-BOTH_WAYS_BARE(device_api, a_mount_without_devices_says_so)
+EACH_WAY_BARE(device_api, a_mount_without_devices_says_so)
 {
 	int fd;
 
@@ -97,7 +97,7 @@ BOTH_WAYS_BARE(device_api, a_mount_without_devices_says_so)
 	close(fd);
 }
 
-BOTH_WAYS_BARE(device_api, a_read_only_mount_is_acquired_and_released)
+EACH_WAY_BARE(device_api, a_read_only_mount_is_acquired_and_released)
 {
 	static const char *const ro[] = { "-o", "ro", NULL };
 	unsigned char *p;
@@ -118,7 +118,7 @@ BOTH_WAYS_BARE(device_api, a_read_only_mount_is_acquired_and_released)
 	close(fd);
 }
 
-BOTH_WAYS(device_api, a_descriptor_elsewhere_is_enotty)
+EACH_WAY(device_api, a_descriptor_elsewhere_is_enotty)
 {
 	int fd = openat(both_root[ON_PLAIN], "f", O_CREAT | O_RDWR, 0644), shm;
 
@@ -135,7 +135,7 @@ BOTH_WAYS(device_api, a_descriptor_elsewhere_is_enotty)
 	MAP_FAILS(gaia_mmap(4096, PROT_READ, shm, 0, 0), EBADF);
 }
 
-BOTH_WAYS(device_api, errors_of_mapping)
+EACH_WAY(device_api, errors_of_mapping)
 {
 	int root = both_root[ON_MOUNT], fd = make_file("f", 8192, 'x'), other;
 
@@ -167,7 +167,7 @@ BOTH_WAYS(device_api, errors_of_mapping)
 	close(other);
 }
 
-BOTH_WAYS(device_api, errors_of_ranges)
+EACH_WAY(device_api, errors_of_ranges)
 {
 	int fd = make_file("f", 64 * KIB, 'x'), ro;
 	unsigned char *p = map(fd, 40000, RW, 4096, 0), *r;
@@ -226,7 +226,7 @@ static int store_into(void *p)
 	return 0;
 }
 
-BOTH_WAYS(device_api, a_read_only_mapping_cannot_be_stored_to)
+EACH_WAY(device_api, a_read_only_mapping_cannot_be_stored_to)
 {
 	int fd = make_file("f", 4096, 'x'), ro = openat(both_root[ON_MOUNT], "f", O_RDONLY);
 	unsigned char *r = map(ro, 4096, PROT_READ, 0, 0);
@@ -240,7 +240,7 @@ BOTH_WAYS(device_api, a_read_only_mapping_cannot_be_stored_to)
 	close(fd);
 }
 
-BOTH_WAYS(device_api, the_descriptor_may_be_closed)
+EACH_WAY(device_api, the_descriptor_may_be_closed)
 {
 	int fd = make_file("f", 4096, 'x');
 	unsigned char *p = map(fd, 4096, RW, 0, 0);
@@ -258,7 +258,7 @@ BOTH_WAYS(device_api, the_descriptor_may_be_closed)
 	close(fd);
 }
 
-BOTH_WAYS(device_api, ranges_need_no_alignment)
+EACH_WAY(device_api, ranges_need_no_alignment)
 {
 	int fd = make_file("f", 3 * MIB, '.');
 	unsigned char *p = map(fd, 3 * MIB - 100, RW, 0, 0), got[3];
@@ -278,7 +278,7 @@ BOTH_WAYS(device_api, ranges_need_no_alignment)
 	close(fd);
 }
 
-BOTH_WAYS(device_api, an_offset_is_where_it_says)
+EACH_WAY(device_api, an_offset_is_where_it_says)
 {
 	int fd = make_file("f", 5 * MIB, '.');
 	unsigned char *p, got;
@@ -295,7 +295,7 @@ BOTH_WAYS(device_api, an_offset_is_where_it_says)
 	close(fd);
 }
 
-BOTH_WAYS(device_api, acquiring_again_keeps_what_the_device_wrote)
+EACH_WAY(device_api, acquiring_again_keeps_what_the_device_wrote)
 {
 	int fd = make_file("f", 8192, '.');
 	unsigned char *p = map(fd, 8192, RW, 0, 0), got[2];
@@ -314,7 +314,7 @@ BOTH_WAYS(device_api, acquiring_again_keeps_what_the_device_wrote)
 	close(fd);
 }
 
-BOTH_WAYS(device_api, unmapping_drops_what_was_not_released)
+EACH_WAY(device_api, unmapping_drops_what_was_not_released)
 {
 	int fd = make_file("f", 8192, '.');
 	unsigned char *p = map(fd, 8192, RW, 0, 0), got[2];
@@ -334,7 +334,7 @@ BOTH_WAYS(device_api, unmapping_drops_what_was_not_released)
 	close(fd);
 }
 
-BOTH_WAYS(device_api, two_mappings_of_one_file)
+EACH_WAY(device_api, two_mappings_of_one_file)
 {
 	int fd = make_file("f", 4 * MIB, '.');
 	unsigned char *a = map(fd, 4 * MIB, RW, 0, 0), *b = map(fd, MIB, RW, 2 * MIB, 0), got;
@@ -359,7 +359,7 @@ BOTH_WAYS(device_api, two_mappings_of_one_file)
 	close(fd);
 }
 
-BOTH_WAYS_BARE(device_api, advice_loses_nothing)
+EACH_WAY_BARE(device_api, advice_loses_nothing)
 {
 	unsigned char *p, got;
 	int fd;
@@ -384,7 +384,7 @@ BOTH_WAYS_BARE(device_api, advice_loses_nothing)
 	close(fd);
 }
 
-BOTH_WAYS(device_api, sync_stores_what_is_released_and_what_cpus_wrote)
+EACH_WAY(device_api, sync_stores_what_is_released_and_what_cpus_wrote)
 {
 	static unsigned char want[3 * 4096];
 	int fd = make_file("f", sizeof(want), '.');
@@ -405,7 +405,7 @@ BOTH_WAYS(device_api, sync_stores_what_is_released_and_what_cpus_wrote)
 	close(fd);
 }
 
-BOTH_WAYS_BARE(device_api, what_does_not_fit_is_enomem_and_acquires_nothing)
+EACH_WAY_BARE(device_api, what_does_not_fit_is_enomem_and_acquires_nothing)
 {
 	struct actor *other;
 	unsigned char *p;
@@ -439,7 +439,7 @@ BOTH_WAYS_BARE(device_api, what_does_not_fit_is_enomem_and_acquires_nothing)
 	close(fd);
 }
 
-BOTH_WAYS_BARE(device_api, a_file_larger_than_home_and_device_together)
+EACH_WAY_BARE(device_api, a_file_larger_than_home_and_device_together)
 {
 	static const char *const args[] = { "--home", "8M", "--device", "sim:8M", NULL };
 	static unsigned char bytes[MIB];
@@ -512,7 +512,7 @@ static void *count_bytes(void *arg)
 	return NULL;
 }
 
-BOTH_WAYS(device_api, threads_share_a_connection)
+EACH_WAY(device_api, threads_share_a_connection)
 {
 	pthread_t thread[THREADS];
 	struct job job[THREADS];
@@ -536,7 +536,7 @@ BOTH_WAYS(device_api, threads_share_a_connection)
 	close(fd);
 }
 
-BOTH_WAYS(device_api, many_mappings_come_and_go)
+EACH_WAY(device_api, many_mappings_come_and_go)
 {
 	unsigned char *p[100];
 	char name[16];
@@ -579,7 +579,7 @@ static void *sync_in_a_loop(void *arg)
 }
 
 /* Case 14: the process's read(2) and its invalidations wait on the same kernel pages. */
-BOTH_WAYS(device_api, calls_and_reads_of_one_file_in_one_process_do_not_lock_up)
+EACH_WAY(device_api, calls_and_reads_of_one_file_in_one_process_do_not_lock_up)
 {
 	int fd = make_file("f", MIB, '.');
 	struct job j = { .fd = fd, .p = map(fd, MIB, RW, 0, 0) };

@@ -44,7 +44,7 @@ static int request(int fd, unsigned long cmd, void *arg)
 {
 	int err;
 
-	if (cmd != GAIA_IOC_RELEASE || !strcmp(way, "writeback"))
+	if (cmd != GAIA_IOC_RELEASE || way_is("writeback"))
 		return ioctl(fd, cmd, arg);
 	cr_assert_eq(ioctl(fd, cmd, arg), -1);
 	err = fsetxattr(fd, GAIA_XATTR_RELEASE, arg, sizeof(struct gaia_ioc_range), 0);
@@ -92,7 +92,7 @@ static void all_is_well(void)
 		cr_assert(refused_so, "%s: %s", #call, strerror(errno));                       \
 	} while (0)
 
-BOTH_WAYS(device_hostile, malformed_ioctls_are_refused)
+EACH_WAY(device_hostile, malformed_ioctls_are_refused)
 {
 	int fd = make_file("f", MIB, 'x'), root = both_root[ON_MOUNT];
 	struct gaia_ioc_connect connect = { .version = GAIA_PROTOCOL_VERSION + 1 };
@@ -168,7 +168,7 @@ BOTH_WAYS(device_hostile, malformed_ioctls_are_refused)
 	all_is_well();
 }
 
-BOTH_WAYS(device_hostile, ranges_and_maps_of_others_are_refused)
+EACH_WAY(device_hostile, ranges_and_maps_of_others_are_refused)
 {
 	static const unsigned long cmds[] = { GAIA_IOC_ACQUIRE, GAIA_IOC_RELEASE, GAIA_IOC_SYNC,
 					      GAIA_IOC_ADVISE };
@@ -241,7 +241,7 @@ static void assert_hung_up(int sock)
 	close(sock);
 }
 
-BOTH_WAYS(device_hostile, malformed_messages_end_the_connection)
+EACH_WAY(device_hostile, malformed_messages_end_the_connection)
 {
 	struct gaia_msg msg, big[2] = { 0 };
 	uint8_t ticket[16], again[16];
@@ -291,7 +291,7 @@ BOTH_WAYS(device_hostile, malformed_messages_end_the_connection)
 	all_is_well();
 }
 
-BOTH_WAYS(device_hostile, crowds_that_never_say_hello_keep_nobody_out)
+EACH_WAY(device_hostile, crowds_that_never_say_hello_keep_nobody_out)
 {
 	struct gaia_ioc_connect io;
 	int fd = make_file("f", MIB, 'x'), sock[200];
@@ -331,10 +331,10 @@ static uint64_t interesting(void)
 	return pick % 4 ? n[pick / 4 % (sizeof(n) / sizeof(n[0]))] : random64();
 }
 
-/* Where the kernel writes through, a release is the setting of an attribute. */
-BOTH_WAYS(device_hostile, a_malformed_release_by_attribute_is_refused)
+/* Where the kernel gathers no writes, a release is the setting of an attribute. */
+EACH_WAY(device_hostile, a_malformed_release_by_attribute_is_refused)
 {
-	bool through = !strcmp(way, "writethrough");
+	bool through = !way_is("writeback");
 	int fd = make_file("f", MIB, 'x'), root = both_root[ON_MOUNT];
 	struct raw r = raw_client(fd);
 	struct gaia_ioc_map map = { .key = r.key, .length = MIB, .prot = 3 };
@@ -357,7 +357,7 @@ BOTH_WAYS(device_hostile, a_malformed_release_by_attribute_is_refused)
 	all_is_well();
 }
 
-BOTH_WAYS(device_hostile, random_ioctls_break_nothing)
+EACH_WAY(device_hostile, random_ioctls_break_nothing)
 {
 	static const unsigned long cmds[] = {
 		GAIA_IOC_CONNECT, GAIA_IOC_DEVICES, GAIA_IOC_MAP, GAIA_IOC_UNMAP, GAIA_IOC_ACQUIRE,
@@ -411,7 +411,7 @@ BOTH_WAYS(device_hostile, random_ioctls_break_nothing)
 	all_is_well();
 }
 
-BOTH_WAYS(device_hostile, random_messages_break_nothing)
+EACH_WAY(device_hostile, random_messages_break_nothing)
 {
 	int fd = make_file("f", MIB, 'x');
 	uint8_t ticket[16];
@@ -446,7 +446,7 @@ BOTH_WAYS(device_hostile, random_messages_break_nothing)
 }
 
 /* Descriptors sent along with a hello are nobody's. */
-BOTH_WAYS(device_hostile, descriptors_from_clients_do_not_pile_up)
+EACH_WAY(device_hostile, descriptors_from_clients_do_not_pile_up)
 {
 	char control[CMSG_SPACE(10 * sizeof(int))]
 		__attribute__((aligned(_Alignof(struct cmsghdr)))) = { 0 };
@@ -525,7 +525,7 @@ static int try_to_write(void *arg)
 	return 0;
 }
 
-BOTH_WAYS_BARE(device_hostile, a_reader_cannot_write_the_chunk)
+EACH_WAY_BARE(device_hostile, a_reader_cannot_write_the_chunk)
 {
 	bool other_user = geteuid() == 0;
 	struct actor *a;
@@ -546,7 +546,7 @@ BOTH_WAYS_BARE(device_hostile, a_reader_cannot_write_the_chunk)
 }
 
 /* Nobody can make a chunk shorter under those who have it mapped. */
-BOTH_WAYS(device_hostile, a_chunk_keeps_its_size)
+EACH_WAY(device_hostile, a_chunk_keeps_its_size)
 {
 	int fd = make_file("f", MIB, '.'), chunk;
 	struct raw r = raw_client(fd);
@@ -563,7 +563,7 @@ BOTH_WAYS(device_hostile, a_chunk_keeps_its_size)
 }
 
 /* A client that keeps a chunk which it no longer holds, and does not answer, loses its connection. */
-BOTH_WAYS_BARE(device_hostile, who_does_not_give_up_memory_is_disconnected)
+EACH_WAY_BARE(device_hostile, who_does_not_give_up_memory_is_disconnected)
 {
 	static const char *const args[] = { "--device", "sim:8M", NULL };
 	struct gaia_ioc_range io;

@@ -92,7 +92,7 @@ static int child_of_a_client(void *arg)
 	return 0;
 }
 
-BOTH_WAYS(device_life, after_fork_the_child_is_told_and_the_parent_goes_on)
+EACH_WAY(device_life, after_fork_the_child_is_told_and_the_parent_goes_on)
 {
 	struct shared_map s;
 
@@ -140,7 +140,7 @@ static int client_with_a_child(void *arg)
 	return 0;
 }
 
-BOTH_WAYS_BARE(device_life, a_child_does_not_keep_its_dead_parent_lease)
+EACH_WAY_BARE(device_life, a_child_does_not_keep_its_dead_parent_lease)
 {
 	struct family *f = mmap(NULL, sizeof(*f), RW, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	struct actor *other;
@@ -166,7 +166,7 @@ BOTH_WAYS_BARE(device_life, a_child_does_not_keep_its_dead_parent_lease)
 
 /* ---- a client dies ---- */
 
-BOTH_WAYS_BARE(device_life, a_dead_client_frees_its_pins_and_loses_only_what_it_had_not_released)
+EACH_WAY_BARE(device_life, a_dead_client_frees_its_pins_and_loses_only_what_it_had_not_released)
 {
 	struct actor *victim, *other;
 
@@ -194,7 +194,7 @@ BOTH_WAYS_BARE(device_life, a_dead_client_frees_its_pins_and_loses_only_what_it_
 }
 
 /* Case 12. The CPU's writes to the same pages live on; so do those in its mapping. */
-BOTH_WAYS(device_life, a_client_that_dies_takes_no_cpu_write_along)
+EACH_WAY(device_life, a_client_that_dies_takes_no_cpu_write_along)
 {
 	struct actor *victim, *cpu, *heir;
 
@@ -222,7 +222,7 @@ BOTH_WAYS(device_life, a_client_that_dies_takes_no_cpu_write_along)
 
 /* ---- the daemon dies ---- */
 
-BOTH_WAYS(device_life, a_dead_daemon_is_enotconn)
+EACH_WAY(device_life, a_dead_daemon_is_enotconn)
 {
 	struct gaia_device_info info;
 	unsigned char *p;
@@ -270,7 +270,7 @@ BOTH_WAYS(device_life, a_dead_daemon_is_enotconn)
 	close(fd);
 }
 
-BOTH_WAYS(device_life, a_call_that_waits_when_the_daemon_dies_is_enotconn)
+EACH_WAY(device_life, a_call_that_waits_when_the_daemon_dies_is_enotconn)
 {
 	static const struct {
 		enum act act;
@@ -301,7 +301,7 @@ BOTH_WAYS(device_life, a_call_that_waits_when_the_daemon_dies_is_enotconn)
 }
 
 /* SIGTERM with clients: what is released is stored, the clients are told. */
-BOTH_WAYS(device_life, a_daemon_that_is_told_to_end_stores_what_is_released)
+EACH_WAY(device_life, a_daemon_that_is_told_to_end_stores_what_is_released)
 {
 	static char want[MIB];
 	struct actor *a;
@@ -356,7 +356,7 @@ static int come_and_go(void *arg)
 	return 0;
 }
 
-BOTH_WAYS(device_life, clients_that_come_and_go_and_die_lose_nothing_released)
+EACH_WAY(device_life, clients_that_come_and_go_and_die_lose_nothing_released)
 {
 	struct churn c[6];
 	pid_t pid[6];

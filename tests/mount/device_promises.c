@@ -42,7 +42,7 @@ static void device_writes(struct actor *dev, off_t off, size_t len, int byte)
 }
 
 /* POSIX holds among CPU processes also where a device holds and changes pages of the file. */
-BOTH_WAYS_BARE(device_promises, promise_1_cpu_to_cpu_is_posix)
+EACH_WAY_BARE(device_promises, promise_1_cpu_to_cpu_is_posix)
 {
 	struct actor *a, *b, *dev;
 	int fd[2];
@@ -81,7 +81,7 @@ BOTH_WAYS_BARE(device_promises, promise_1_cpu_to_cpu_is_posix)
 	actor_end(b);
 }
 
-BOTH_WAYS_BARE(device_promises, promise_2_cpu_to_device)
+EACH_WAY_BARE(device_promises, promise_2_cpu_to_device)
 {
 	struct actor *writer, *mapper, *dev;
 
@@ -105,7 +105,7 @@ BOTH_WAYS_BARE(device_promises, promise_2_cpu_to_device)
 	actor_end(writer);
 }
 
-BOTH_WAYS_BARE(device_promises, promise_3_device_to_cpu)
+EACH_WAY_BARE(device_promises, promise_3_device_to_cpu)
 {
 	struct actor *cpu, *dev;
 
@@ -126,7 +126,7 @@ BOTH_WAYS_BARE(device_promises, promise_3_device_to_cpu)
 	actor_end(cpu);
 }
 
-BOTH_WAYS_BARE(device_promises, promise_4_device_to_device)
+EACH_WAY_BARE(device_promises, promise_4_device_to_device)
 {
 	struct actor *dev[2];
 
@@ -148,7 +148,7 @@ BOTH_WAYS_BARE(device_promises, promise_4_device_to_device)
 }
 
 /* The device, another device, write(2) and a mapping: each its own bytes of every page. */
-BOTH_WAYS_BARE(device_promises, promise_5_no_false_sharing)
+EACH_WAY_BARE(device_promises, promise_5_no_false_sharing)
 {
 	static char want[SIZE];
 	struct actor *dev[2], *writer, *mapper;
@@ -191,7 +191,7 @@ BOTH_WAYS_BARE(device_promises, promise_5_no_false_sharing)
 	backing_holds("f", want, SIZE);
 }
 
-BOTH_WAYS_BARE(device_promises, promise_6_races_are_decided)
+EACH_WAY_BARE(device_promises, promise_6_races_are_decided)
 {
 	struct actor *dev[2], *cpu;
 
@@ -230,7 +230,7 @@ BOTH_WAYS_BARE(device_promises, promise_6_races_are_decided)
 	actor_end(cpu);
 }
 
-BOTH_WAYS_BARE(device_promises, promise_7_unreleased_is_private)
+EACH_WAY_BARE(device_promises, promise_7_unreleased_is_private)
 {
 	static char dots[SIZE];
 	struct actor *dev, *other, *cpu;
@@ -264,7 +264,7 @@ BOTH_WAYS_BARE(device_promises, promise_7_unreleased_is_private)
 	backing_holds("f", dots, SIZE);
 }
 
-BOTH_WAYS_BARE(device_promises, promise_8_durable_means_released)
+EACH_WAY_BARE(device_promises, promise_8_durable_means_released)
 {
 	static char want[SIZE];
 	struct actor *dev, *cpu;
@@ -297,7 +297,7 @@ BOTH_WAYS_BARE(device_promises, promise_8_durable_means_released)
 	way_remount();
 }
 
-BOTH_WAYS_BARE(device_promises, promise_9_size_is_posix)
+EACH_WAY_BARE(device_promises, promise_9_size_is_posix)
 {
 	struct actor *dev, *cpu;
 
@@ -333,7 +333,7 @@ BOTH_WAYS_BARE(device_promises, promise_9_size_is_posix)
 	actor_end(cpu);
 }
 
-BOTH_WAYS_BARE(device_promises, promise_10_orphans_live)
+EACH_WAY_BARE(device_promises, promise_10_orphans_live)
 {
 	struct actor *dev, *cpu;
 	struct stat st;
@@ -380,7 +380,7 @@ BOTH_WAYS_BARE(device_promises, promise_10_orphans_live)
 }
 
 /* Nothing says when others' writes show up before the next acquire; but old or new it is, and after it new. */
-BOTH_WAYS_BARE(device_promises, promise_11_nothing_between_acquire_and_release)
+EACH_WAY_BARE(device_promises, promise_11_nothing_between_acquire_and_release)
 {
 	struct actor *dev, *cpu;
 

@@ -115,7 +115,7 @@ static int release_it(struct progress *p)
 {
 	struct gaia_ioc_range io = raw_range(&p->raw, p->map, FILE_SIZE, 0);
 
-	if (!strcmp(way, "writeback"))
+	if (way_is("writeback"))
 		return ioctl(p->fd, GAIA_IOC_RELEASE, &io);
 	/* It has no value to set: done is an error, too. */
 	fsetxattr(p->fd, GAIA_XATTR_RELEASE, &io, sizeof(io), 0);
@@ -423,17 +423,17 @@ static void at_every_step(enum action action)
 	}
 }
 
-BOTH_WAYS_BARE(fault_client, may_die_at_every_step)
+EACH_WAY_BARE(fault_client, may_die_at_every_step)
 {
 	at_every_step(DIES);
 }
 
-BOTH_WAYS_BARE(fault_client, may_babble_at_every_step)
+EACH_WAY_BARE(fault_client, may_babble_at_every_step)
 {
 	at_every_step(BABBLES);
 }
 
-BOTH_WAYS_BARE(fault_client, may_fall_silent_at_every_step)
+EACH_WAY_BARE(fault_client, may_fall_silent_at_every_step)
 {
 	at_every_step(STOPS);
 }
@@ -460,17 +460,17 @@ static void during_a_revoke(enum action action)
 	all_is_free(&before, "revoked");
 }
 
-BOTH_WAYS_BARE(fault_client, may_die_while_it_is_asked_for_memory)
+EACH_WAY_BARE(fault_client, may_die_while_it_is_asked_for_memory)
 {
 	during_a_revoke(DIES);
 }
 
-BOTH_WAYS_BARE(fault_client, may_babble_while_it_is_asked_for_memory)
+EACH_WAY_BARE(fault_client, may_babble_while_it_is_asked_for_memory)
 {
 	during_a_revoke(BABBLES);
 }
 
-BOTH_WAYS_BARE(fault_client, may_not_be_silent_when_it_is_asked_for_memory)
+EACH_WAY_BARE(fault_client, may_not_be_silent_when_it_is_asked_for_memory)
 {
 	during_a_revoke(STOPS);
 }
@@ -544,24 +544,24 @@ static void ends_entangled(enum end how)
 	shell_free(&r);
 }
 
-BOTH_WAYS_BARE(fault_client, may_be_killed_while_it_waits_for_its_own_memory)
+EACH_WAY_BARE(fault_client, may_be_killed_while_it_waits_for_its_own_memory)
 {
 	ends_entangled(KILLED);
 }
 
-BOTH_WAYS_BARE(fault_client, may_be_terminated_while_it_waits_for_its_own_memory)
+EACH_WAY_BARE(fault_client, may_be_terminated_while_it_waits_for_its_own_memory)
 {
 	ends_entangled(TERMINATED);
 }
 
-BOTH_WAYS_BARE(fault_client, may_exit_while_it_waits_for_its_own_memory)
+EACH_WAY_BARE(fault_client, may_exit_while_it_waits_for_its_own_memory)
 {
 	ends_entangled(EXITS);
 }
 
 /* ---- a client that is stopped while it holds pages ---- */
 
-BOTH_WAYS_BARE(fault_client, that_is_stopped_keeps_what_it_holds_and_nobody_waits)
+EACH_WAY_BARE(fault_client, that_is_stopped_keeps_what_it_holds_and_nobody_waits)
 {
 	struct numbers before = start_all();
 	struct actor *a = actor_start("all", DEVICE_SIZE, 0);

@@ -261,7 +261,7 @@ static int lines_with(const char *path, const char *text)
 	return n;
 }
 
-BOTH_WAYS(fault_death, the_mount_is_taken_away_and_it_is_said_once)
+EACH_WAY(fault_death, the_mount_is_taken_away_and_it_is_said_once)
 {
 	struct actor *reader, *client;
 	pid_t supervisor = supervisor_of_mnt();
@@ -283,7 +283,7 @@ BOTH_WAYS(fault_death, the_mount_is_taken_away_and_it_is_said_once)
 	way_remount();
 }
 
-BOTH_WAYS_BARE(fault_death, in_the_background_too)
+EACH_WAY_BARE(fault_death, in_the_background_too)
 {
 	struct mnt_options o = { .background = true };
 	pid_t supervisor;
@@ -297,7 +297,7 @@ BOTH_WAYS_BARE(fault_death, in_the_background_too)
 	cr_assert_eq(mnt_restart(&mnt), 0);
 }
 
-BOTH_WAYS_BARE(fault_death, over_its_own_source_too)
+EACH_WAY_BARE(fault_death, over_its_own_source_too)
 {
 	struct mnt_options o = { .over = true };
 
@@ -309,7 +309,7 @@ BOTH_WAYS_BARE(fault_death, over_its_own_source_too)
 }
 
 /* Nobody but the daemon's end ends the supervisor, or moves it to do anything. */
-BOTH_WAYS(fault_death, signals_to_the_supervisor_change_nothing)
+EACH_WAY(fault_death, signals_to_the_supervisor_change_nothing)
 {
 	static const int signals[] = { SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGALRM,
 				       SIGCHLD };
@@ -327,7 +327,7 @@ BOTH_WAYS(fault_death, signals_to_the_supervisor_change_nothing)
 	mnt_wait(&mnt);
 }
 
-BOTH_WAYS(fault_death, the_supervisor_is_out_of_reach_of_the_terminal)
+EACH_WAY(fault_death, the_supervisor_is_out_of_reach_of_the_terminal)
 {
 	pid_t supervisor = supervisor_of_mnt();
 
@@ -336,7 +336,7 @@ BOTH_WAYS(fault_death, the_supervisor_is_out_of_reach_of_the_terminal)
 }
 
 /* Of the mount nothing, and of the source one descriptor. */
-BOTH_WAYS(fault_death, the_supervisor_keeps_nothing_of_the_mount_open)
+EACH_WAY(fault_death, the_supervisor_keeps_nothing_of_the_mount_open)
 {
 	char path[300], link[PATH_MAX];
 	pid_t supervisor = supervisor_of_mnt();
@@ -363,7 +363,7 @@ BOTH_WAYS(fault_death, the_supervisor_keeps_nothing_of_the_mount_open)
 	closedir(fds);
 }
 
-BOTH_WAYS(fault_death, a_clean_end_ends_the_supervisor)
+EACH_WAY(fault_death, a_clean_end_ends_the_supervisor)
 {
 	pid_t supervisor = supervisor_of_mnt();
 
@@ -372,7 +372,7 @@ BOTH_WAYS(fault_death, a_clean_end_ends_the_supervisor)
 	cr_assert_eq(lines_with(mnt.log, "has died"), 0);
 }
 
-BOTH_WAYS_BARE(fault_death, without_a_supervisor_there_is_none)
+EACH_WAY_BARE(fault_death, without_a_supervisor_there_is_none)
 {
 	static const char *const args[] = { "--supervisor", "off", NULL };
 
@@ -382,7 +382,7 @@ BOTH_WAYS_BARE(fault_death, without_a_supervisor_there_is_none)
 
 /* The lock on the source passes to the next only when the supervisor is done: it cannot take
  * away the wrong mount, however quickly the next comes. */
-BOTH_WAYS(fault_death, the_next_mount_may_come_at_once)
+EACH_WAY(fault_death, the_next_mount_may_come_at_once)
 {
 	for (int round = 0; round < 10; round++) {
 		pid_t supervisor = supervisor_of_mnt();
@@ -401,7 +401,7 @@ BOTH_WAYS(fault_death, the_next_mount_may_come_at_once)
 /* ---- while it starts ---- */
 
 /* Wherever in its start the daemon dies, nothing is left. */
-BOTH_WAYS_BARE(fault_death, killed_while_it_starts_it_leaves_nothing)
+EACH_WAY_BARE(fault_death, killed_while_it_starts_it_leaves_nothing)
 {
 	uint64_t random = 88172645463325252;
 	const char *gaiafs;

@@ -31,14 +31,19 @@
 		cr_assert_eq(errno, (why), "%s: %s", #call, strerror(errno));              \
 	} while (0)
 
-static void start_with(const char *faults)
+static void mount_with(const char *faults)
 {
 	static const char *const args[] = { "--device", "sim:8M,count=2", "--writeback-age", "3600",
 					    NULL };
-	char bytes[SIZE];
 
 	setenv("GAIAFS_FAULTS", faults, 1);
 	way_start(args);
+}
+
+static void make_files(void)
+{
+	char bytes[SIZE];
+
 	memset(bytes, '.', SIZE);
 	for (int i = 0; i < 2; i++) {
 		int fd = openat(both_root[ON_MOUNT], i ? "other" : "f", O_CREAT | O_RDWR, 0644);
@@ -47,6 +52,12 @@ static void start_with(const char *faults)
 		cr_assert_eq(fsync(fd), 0);
 		close(fd);
 	}
+}
+
+static void start_with(const char *faults)
+{
+	mount_with(faults);
+	make_files();
 }
 
 static int lines_with(const char *text)
@@ -79,7 +90,9 @@ static struct actor *lose_four_pages(void)
 	char byte;
 	int fd;
 
-	start_with("device.copy_out=errno:ENODEV,count=1");
+	mount_with("device.copy_out=errno:ENODEV,count=1");
+	way_make_cached("f");
+	make_files();
 	dev = actor_start("f", SIZE, 0);
 	actor_ok(dev, ACQUIRE, 0, SIZE, RW);
 	actor_ok(dev, STORE, 0, 4 * PAGE, 'd');
@@ -90,7 +103,7 @@ static struct actor *lose_four_pages(void)
 	return dev;
 }
 
-BOTH_WAYS_BARE(fault_device, that_is_gone_takes_along_what_only_it_had)
+EACH_WAY_BARE(fault_device, that_is_gone_takes_along_what_only_it_had)
 {
 	struct actor *dev = lose_four_pages(), *second;
 	char page[PAGE];
@@ -143,7 +156,40 @@ BOTH_WAYS_BARE(fault_device, that_is_gone_takes_along_what_only_it_had)
 	/* way_end(): the end is clean. */
 }
 
-BOTH_WAYS_BARE(fault_device, what_is_lost_can_be_removed)
+/* Passed through, a file has what is released before the release returns: who released is told. */
+AUTO_WAY_BARE(fault_device, that_is_gone_when_it_releases_fails_the_release_and_no_cpu_program)
+{
+	struct actor *cpu, *dev, *second;
+	struct stat st;
+
+	start_with("device.copy_out=errno:ENODEV,count=1");
+	cpu = actor_start("f", SIZE, NO_DEVICE);
+	dev = actor_start("f", SIZE, 0);
+	actor_ok(dev, ACQUIRE, 0, SIZE, RW);
+	actor_ok(dev, STORE, 0, 4 * PAGE, 'd');
+	cr_assert_eq(actor_do(dev, RELEASE, 0, SIZE, 0), -EIO);
+	cr_assert_eq(actor_do(dev, ACQUIRE, 0, SIZE, RW), -ENODEV);
+	actor_sees(cpu, READ, 0, '.');
+	actor_sees(cpu, MAP_LOAD, 3 * PAGE, '.');
+	actor_ok(cpu, WRITE, 9 * PAGE, 1, 'w');
+	second = actor_start("f", SIZE, 1);
+	cr_assert_eq(actor_do(second, ACQUIRE, 0, PAGE, PROT_READ), -EIO);
+	actor_ok(second, ACQUIRE, 8 * PAGE, 2 * PAGE, RW);
+	actor_sees(second, LOAD, 9 * PAGE, 'w');
+	actor_ok(second, STORE, 8 * PAGE, 1, 's');
+	actor_ok(second, RELEASE, 8 * PAGE, 2 * PAGE, 0);
+	actor_sees(cpu, READ, 8 * PAGE, 's');
+	expect_bytes("other", 0, '.');
+	/* What is cut off is not missed. */
+	actor_ok(cpu, TRUNCATE, 0, 0, 0);
+	cr_assert_eq(fstatat(both_root[ON_MOUNT], "f", &st, 0), 0);
+	cr_assert_eq(st.st_size, 0);
+	actor_end(second);
+	actor_end(dev);
+	actor_end(cpu);
+}
+
+EACH_WAY_BARE(fault_device, what_is_lost_can_be_removed)
 {
 	struct actor *dev = lose_four_pages();
 
@@ -152,7 +198,7 @@ BOTH_WAYS_BARE(fault_device, what_is_lost_can_be_removed)
 	expect_bytes("other", 0, '.');
 }
 
-BOTH_WAYS_BARE(fault_device, what_is_lost_is_said_at_the_end)
+EACH_WAY_BARE(fault_device, what_is_lost_is_said_at_the_end)
 {
 	struct actor *dev = lose_four_pages();
 	int status;
@@ -233,7 +279,7 @@ end:
 }
 
 /* Tried again, everything works, and no byte is lost. */
-BOTH_WAYS_BARE(fault_device, that_fails_once_loses_nothing)
+EACH_WAY_BARE(fault_device, that_fails_once_loses_nothing)
 {
 	static const int errors[] = { EIO, ENOMEM, 0 };
 
@@ -252,7 +298,7 @@ BOTH_WAYS_BARE(fault_device, that_fails_once_loses_nothing)
 
 /* Wherever it disappears: no hang, others are not concerned, and nobody sees bytes that nobody
  * wrote. */
-BOTH_WAYS_BARE(fault_device, that_is_gone_stops_nobody)
+EACH_WAY_BARE(fault_device, that_is_gone_stops_nobody)
 {
 	static const int errors[] = { EIO, ENODEV, 0 };
 	struct actor *cpu;
@@ -279,7 +325,7 @@ BOTH_WAYS_BARE(fault_device, that_is_gone_stops_nobody)
 /* ---- no memory ---- */
 
 /* The device says that it is full, whatever it seems to have. */
-BOTH_WAYS_BARE(fault_device, without_memory_is_enomem_and_the_rest_works)
+EACH_WAY_BARE(fault_device, without_memory_is_enomem_and_the_rest_works)
 {
 	struct actor *dev;
 

@@ -128,10 +128,18 @@ static char *pattern(size_t n, unsigned seed)
 
 #define WHEN_FULL(name)                                    \
 	static void name(void);                            \
+	FULL_TEST(name, auto, tmpfs, ON_TMPFS)             \
+	FULL_TEST(name, auto, ext4, ON_EXT4)               \
 	FULL_TEST(name, writeback, tmpfs, ON_TMPFS)        \
 	FULL_TEST(name, writeback, ext4, ON_EXT4)          \
 	FULL_TEST(name, writethrough, tmpfs, ON_TMPFS)     \
 	FULL_TEST(name, writethrough, ext4, ON_EXT4)       \
+	static void name(void)
+
+#define WHEN_FULL_AND_PASSED_THROUGH(name)                 \
+	static void name(void);                            \
+	FULL_TEST(name, auto, tmpfs, ON_TMPFS)             \
+	FULL_TEST(name, auto, ext4, ON_EXT4)               \
 	static void name(void)
 
 /* The bytes from @off on of a file as everybody has it. */
@@ -153,6 +161,7 @@ WHEN_FULL(a_write_is_kept_until_there_is_room)
 	int fd;
 
 	start_small(NULL);
+	way_make_cached("f");
 	fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
 	cr_assert_eq(write(fd, old, MIB), MIB);
 	cr_assert_eq(fsync(fd), 0);
@@ -182,6 +191,7 @@ WHEN_FULL(a_store_to_a_mapping_is_kept_until_there_is_room)
 	int fd;
 
 	start_small(NULL);
+	way_make_cached("f");
 	fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
 	cr_assert_eq(ftruncate(fd, 4 * MIB), 0);
 	p = mmap(NULL, 4 * MIB, RW, MAP_SHARED, fd, 0);
@@ -204,7 +214,7 @@ WHEN_FULL(a_release_is_kept_until_there_is_room)
 	struct actor *dev, *cpu;
 
 	start_small(NULL);
-	close(openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644));
+	way_make_cached("f");
 	cr_assert_eq(truncate(mnt_file(&mnt, "f"), 4 * MIB), 0);
 	dev = actor_start("f", 4 * MIB, 0);
 	cpu = actor_start("f", 4 * MIB, NO_DEVICE);
@@ -228,6 +238,35 @@ WHEN_FULL(a_release_is_kept_until_there_is_room)
 	actor_end(cpu);
 }
 
+/* The release itself is told then. What it has released is kept, and it can be repeated. */
+WHEN_FULL_AND_PASSED_THROUGH(a_release_that_does_not_fit_is_told_and_can_be_repeated)
+{
+	static char want[4 * MIB];
+	struct actor *dev, *cpu;
+
+	start_small(NULL);
+	close(openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644));
+	cr_assert_eq(truncate(mnt_file(&mnt, "f"), 4 * MIB), 0);
+	cpu = actor_start("f", 4 * MIB, NO_DEVICE);
+	dev = actor_start("f", 4 * MIB, 0);
+	fill_up(MIB);
+	actor_ok(dev, ACQUIRE, 0, 4 * MIB, RW);
+	actor_ok(dev, STORE, 0, 4 * MIB, 'd');
+	cr_assert_eq(actor_do(dev, RELEASE, 0, 4 * MIB, 0), -ENOSPC);
+	cr_assert_eq(actor_do(dev, SYNC, 0, 4 * MIB, 0), -ENOSPC);
+	cr_assert_eq(actor_do(cpu, FSYNC, 0, 0, 0), -ENOSPC);
+	actor_sees(cpu, READ, 4 * MIB - 1, 0);
+	make_room();
+	actor_ok(dev, RELEASE, 0, 4 * MIB, 0);
+	actor_ok(dev, SYNC, 0, 4 * MIB, 0);
+	actor_sees(cpu, READ, 4 * MIB - 1, 'd');
+	actor_sees(cpu, MAP_LOAD, 2 * MIB, 'd');
+	memset(want, 'd', sizeof(want));
+	file_holds(mnt.backing_fd, "f", want, 4 * MIB, 0);
+	actor_end(dev);
+	actor_end(cpu);
+}
+
 WHEN_FULL(fallocate_says_so_and_changes_nothing)
 {
 	char *old = pattern(MIB, 3);
@@ -235,6 +274,7 @@ WHEN_FULL(fallocate_says_so_and_changes_nothing)
 	int fd;
 
 	start_small(NULL);
+	way_make_cached("f");
 	fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
 	cr_assert_eq(write(fd, old, MIB), MIB);
 	fill_up(2 * MIB);
@@ -259,6 +299,7 @@ WHEN_FULL(a_removed_file_takes_what_was_kept_along)
 	int fd;
 
 	start_small(NULL);
+	way_make_cached("f");
 	fill_up(MIB);
 	fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
 	cr_assert_eq(pwrite(fd, new, 4 * MIB, 0), 4 * MIB);
@@ -293,6 +334,7 @@ WHEN_FULL(what_is_kept_has_a_bound)
 	int fd;
 
 	start_small(args);
+	way_make_cached("f");
 	fill_up(MIB);
 	fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
 	for (int i = 0; i < 80; i++)
@@ -316,6 +358,7 @@ WHEN_FULL(at_the_end_it_is_said_what_was_lost)
 	int fd, status;
 
 	start_small(NULL);
+	way_make_cached("unlucky");
 	fill_up(MIB);
 	fd = openat(both_root[ON_MOUNT], "unlucky", O_CREAT | O_RDWR, 0644);
 	cr_assert_eq(pwrite(fd, new, 4 * MIB, 0), 4 * MIB);
@@ -343,6 +386,7 @@ WHEN_FULL(at_the_end_it_is_said_what_was_lost)
 
 #define ON_BAD_DISK(name)                                    \
 	static void name(void);                            \
+	FULL_TEST(name, auto, disk, ON_THIN_EXT4)          \
 	FULL_TEST(name, writeback, disk, ON_THIN_EXT4)     \
 	FULL_TEST(name, writethrough, disk, ON_THIN_EXT4)  \
 	static void name(void)
@@ -371,6 +415,7 @@ ON_BAD_DISK(a_failed_sync_fails_until_all_is_on_the_disk)
 	int fd;
 
 	start_small(NULL);
+	way_make_cached("f");
 	fd = openat(both_root[ON_MOUNT], "f", O_RDWR);
 	dev = actor_start("f", 4 * MIB, 0);
 	cr_assert_eq(pwrite(fd, new, 4 * MIB, 0), 4 * MIB);
@@ -425,7 +470,7 @@ static void start_faulty(const char *faults)
 }
 
 /* Once an early build hung in umount(2) after this. */
-BOTH_WAYS_BARE(fault_store, umount_ends_after_writes_that_failed)
+EACH_WAY_BARE(fault_store, umount_ends_after_writes_that_failed)
 {
 	char *new = pattern(MIB, 5);
 
@@ -449,13 +494,14 @@ BOTH_WAYS_BARE(fault_store, umount_ends_after_writes_that_failed)
 	free(new);
 }
 
-BOTH_WAYS_BARE(fault_store, of_reading_is_told_to_who_reads_and_passes)
+EACH_WAY_BARE(fault_store, of_reading_is_told_to_who_reads_and_passes)
 {
 	char *old = pattern(MIB, 3), byte;
 	struct actor *dev;
 	int fd;
 
 	start_faulty("store.read=errno:EIO,count=6");
+	way_make_cached("f");
 	fd = openat(mnt.backing_fd, "f", O_CREAT | O_RDWR | O_CLOEXEC, 0644);
 	cr_assert_eq(write(fd, old, MIB), MIB);
 	close(fd);
@@ -474,7 +520,7 @@ BOTH_WAYS_BARE(fault_store, of_reading_is_told_to_who_reads_and_passes)
 }
 
 /* Each open file is told once, by the first call that may say it. */
-BOTH_WAYS_BARE(fault_store, of_writing_and_of_syncing_are_told_and_nothing_is_lost)
+EACH_WAY_BARE(fault_store, of_writing_and_of_syncing_are_told_and_nothing_is_lost)
 {
 	static const char *const faults[] = { "store.write=errno:EIO,count=1",
 					      "store.sync=errno:EIO,count=1",
@@ -489,6 +535,7 @@ BOTH_WAYS_BARE(fault_store, of_writing_and_of_syncing_are_told_and_nothing_is_lo
 			way_start(NULL);
 		else
 			way_remount();
+		way_make_cached("f");
 		fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
 		other = openat(both_root[ON_MOUNT], "f", O_RDWR);
 		cr_assert_eq(pwrite(fd, new, MIB, 0), MIB);

@@ -40,7 +40,7 @@ static struct stat stat_on_mount(const char *name)
 	return st;
 }
 
-BOTH_WAYS(fs_attr, chmod_by_name_and_by_descriptor)
+EACH_WAY(fs_attr, chmod_by_name_and_by_descriptor)
 {
 	int fd[2];
 
@@ -59,7 +59,7 @@ BOTH_WAYS(fs_attr, chmod_by_name_and_by_descriptor)
 	both_same_tree();
 }
 
-BOTH_WAYS(fs_attr, chown_by_name_and_by_descriptor)
+EACH_WAY(fs_attr, chown_by_name_and_by_descriptor)
 {
 	int fd[2];
 
@@ -84,7 +84,7 @@ BOTH_WAYS(fs_attr, chown_by_name_and_by_descriptor)
 	both_same_tree();
 }
 
-BOTH_WAYS(fs_attr, utimens_to_the_nanosecond)
+EACH_WAY(fs_attr, utimens_to_the_nanosecond)
 {
 	static const struct timespec times[][2] = {
 		{ { 1000000000, 123456789 }, { 1100000000, 987654321 } },
@@ -119,7 +119,7 @@ BOTH_WAYS(fs_attr, utimens_to_the_nanosecond)
 }
 
 /* What cp -a, tar and rsync do: write, set the times, close. The write-back comes after. */
-BOTH_WAYS(fs_attr, a_modification_time_that_was_set_survives_the_write_back)
+EACH_WAY(fs_attr, a_modification_time_that_was_set_survives_the_write_back)
 {
 	static const struct timespec times[2] = { { 1000000000, 1 }, { 1100000000, 987654321 } };
 	static char bytes[300000];
@@ -141,7 +141,7 @@ BOTH_WAYS(fs_attr, a_modification_time_that_was_set_survives_the_write_back)
 }
 
 /* Two may store one page at a time; who is slower must not be slower than utimensat(2), too. */
-BOTH_WAYS_BARE(fs_attr, a_modification_time_that_was_set_is_not_undone_by_a_slow_store)
+EACH_WAY_BARE(fs_attr, a_modification_time_that_was_set_is_not_undone_by_a_slow_store)
 {
 	static const struct timespec times[2] = { { 1000000000, 1 }, { 1100000000, 987654321 } };
 	static const char *const often[] = { "--writeback-age", "0.001", NULL };
@@ -172,7 +172,7 @@ BOTH_WAYS_BARE(fs_attr, a_modification_time_that_was_set_is_not_undone_by_a_slow
 	}
 }
 
-BOTH_WAYS(fs_attr, a_write_changes_the_modification_time)
+EACH_WAY(fs_attr, a_write_changes_the_modification_time)
 {
 	static const struct timespec old[2] = { { 1000000000, 0 }, { 1000000000, 0 } };
 	time_t start = time(NULL);
@@ -202,7 +202,7 @@ BOTH_WAYS(fs_attr, a_write_changes_the_modification_time)
 	cr_assert_geq(stat_on_mount("f").st_mtim.tv_sec, start, "after a new mount");
 }
 
-BOTH_WAYS(fs_attr, a_new_name_changes_the_directory_times)
+EACH_WAY(fs_attr, a_new_name_changes_the_directory_times)
 {
 	static const struct timespec old[2] = { { 1000000000, 0 }, { 1000000000, 0 } };
 	time_t start = time(NULL);
@@ -228,7 +228,7 @@ static void same_bytes(const char *name)
 	SAME_CLOSE(fd);
 }
 
-BOTH_WAYS(fs_attr, truncate_by_descriptor)
+EACH_WAY(fs_attr, truncate_by_descriptor)
 {
 	static const off_t sizes[] = { 60000, 60001, 4096, 4095, 4097, 50000, 1, 0, 65536, 10 };
 	struct stat st[2];
@@ -256,7 +256,7 @@ static int truncate_at(int root, const char *name, off_t size)
 	return truncate(path, size);
 }
 
-BOTH_WAYS(fs_attr, truncate_by_name)
+EACH_WAY(fs_attr, truncate_by_name)
 {
 	static const off_t sizes[] = { 3000, 9000, 0, 8192, 8191, 70000, 12 };
 
@@ -275,7 +275,7 @@ BOTH_WAYS(fs_attr, truncate_by_name)
 	both_same_tree();
 }
 
-BOTH_WAYS(fs_attr, truncate_needs_a_descriptor_for_writing)
+EACH_WAY(fs_attr, truncate_needs_a_descriptor_for_writing)
 {
 	int fd[2];
 
@@ -287,7 +287,7 @@ BOTH_WAYS(fs_attr, truncate_needs_a_descriptor_for_writing)
 }
 
 /* Bytes cut off must not come back when the file grows again, neither now nor from storage. */
-BOTH_WAYS(fs_attr, what_was_cut_off_reads_as_zeros_after_growing)
+EACH_WAY(fs_attr, what_was_cut_off_reads_as_zeros_after_growing)
 {
 	char buf[8192], zeros[8192] = { 0 };
 	int fd;
@@ -307,7 +307,7 @@ BOTH_WAYS(fs_attr, what_was_cut_off_reads_as_zeros_after_growing)
 	backing_holds("f", buf, sizeof(buf));
 }
 
-BOTH_WAYS(fs_attr, blocks_tell_holes_from_data)
+EACH_WAY(fs_attr, blocks_tell_holes_from_data)
 {
 	static char bytes[1 << 20];
 	struct stat st[2];
@@ -325,7 +325,7 @@ BOTH_WAYS(fs_attr, blocks_tell_holes_from_data)
 	cr_assert_lt(st[ON_MOUNT].st_blocks * 512, 4 << 20);
 }
 
-BOTH_WAYS(fs_attr, statfs_is_that_of_the_directory_beneath)
+EACH_WAY(fs_attr, statfs_is_that_of_the_directory_beneath)
 {
 	struct statvfs v[2];
 
@@ -337,7 +337,7 @@ BOTH_WAYS(fs_attr, statfs_is_that_of_the_directory_beneath)
 	cr_assert_leq(v[0].f_bavail, v[0].f_blocks);
 }
 
-BOTH_WAYS(fs_attr, access_follows_the_mode)
+EACH_WAY(fs_attr, access_follows_the_mode)
 {
 	make_file("f", 0);
 	SAME_OK(fchmodat(at, "f", 0600, 0));

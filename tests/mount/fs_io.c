@@ -54,7 +54,7 @@ static void same_bytes(const int fd[2])
 	}
 }
 
-BOTH_WAYS(fs_io, reads_and_writes_of_every_alignment)
+EACH_WAY(fs_io, reads_and_writes_of_every_alignment)
 {
 	static char bytes[40000], got[2][50000];
 	unsigned rnd = 7;
@@ -80,7 +80,7 @@ BOTH_WAYS(fs_io, reads_and_writes_of_every_alignment)
 	both_same_tree();
 }
 
-BOTH_WAYS(fs_io, reads_end_at_the_end_of_the_file)
+EACH_WAY(fs_io, reads_end_at_the_end_of_the_file)
 {
 	char buf[2][100];
 	int fd[2];
@@ -105,7 +105,7 @@ BOTH_WAYS(fs_io, reads_end_at_the_end_of_the_file)
 	SAME_CLOSE(fd);
 }
 
-BOTH_WAYS(fs_io, vectors)
+EACH_WAY(fs_io, vectors)
 {
 	char a[5], b[7000], c[3];
 	struct iovec v[] = { { a, sizeof(a) }, { b, sizeof(b) }, { c, sizeof(c) } };
@@ -122,7 +122,7 @@ BOTH_WAYS(fs_io, vectors)
 	SAME_CLOSE(fd);
 }
 
-BOTH_WAYS(fs_io, an_unlinked_open_file_lives)
+EACH_WAY(fs_io, an_unlinked_open_file_lives)
 {
 	struct stat st[2];
 	int fd[2];
@@ -149,7 +149,7 @@ BOTH_WAYS(fs_io, an_unlinked_open_file_lives)
 	both_same_tree();
 }
 
-BOTH_WAYS(fs_io, a_file_that_was_renamed_over_lives)
+EACH_WAY(fs_io, a_file_that_was_renamed_over_lives)
 {
 	int fd[2];
 
@@ -177,7 +177,7 @@ static int append_lines(void *arg)
 	return 0;
 }
 
-BOTH_WAYS(fs_io, two_processes_append_without_losing_a_line)
+EACH_WAY(fs_io, two_processes_append_without_losing_a_line)
 {
 	static char text[2 * 1000 * 10 + 1];
 	int fd, next[2] = { 0, 0 }, n;
@@ -202,7 +202,7 @@ BOTH_WAYS(fs_io, two_processes_append_without_losing_a_line)
 	backing_holds("log", text, 20000);
 }
 
-BOTH_WAYS(fs_io, holes_and_data)
+EACH_WAY(fs_io, holes_and_data)
 {
 	char mark = 'x';
 	int fd[2];
@@ -228,7 +228,7 @@ BOTH_WAYS(fs_io, holes_and_data)
 	SAME_CLOSE(fd);
 }
 
-BOTH_WAYS(fs_io, what_is_stored_through_a_mapping_is_data_and_no_hole)
+EACH_WAY(fs_io, what_is_stored_through_a_mapping_is_data_and_no_hole)
 {
 	int fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
 	char *p;
@@ -263,7 +263,7 @@ static void same_size(const int fd[2], off_t size)
 	cr_assert_eq(st[ON_MOUNT].st_size, size);
 }
 
-BOTH_WAYS(fs_io, fallocate_reserves_and_grows)
+EACH_WAY(fs_io, fallocate_reserves_and_grows)
 {
 	struct stat st;
 	int fd[2];
@@ -286,7 +286,7 @@ BOTH_WAYS(fs_io, fallocate_reserves_and_grows)
 	both_same_tree();
 }
 
-BOTH_WAYS(fs_io, fallocate_punches_and_zeroes)
+EACH_WAY(fs_io, fallocate_punches_and_zeroes)
 {
 	int fd[2];
 
@@ -314,7 +314,7 @@ BOTH_WAYS(fs_io, fallocate_punches_and_zeroes)
 }
 
 /* What is punched before it was stored is not stored later, but was a part of the file. */
-BOTH_WAYS(fs_io, a_file_whose_end_was_punched_keeps_its_size)
+EACH_WAY(fs_io, a_file_whose_end_was_punched_keeps_its_size)
 {
 	static const char bytes[12288] = "x";
 	int fd[2];
@@ -349,7 +349,7 @@ static long copy_all(int from, off_t from_off, int to, off_t to_off, size_t len)
 	return done;
 }
 
-BOTH_WAYS(fs_io, copy_file_range_between_files)
+EACH_WAY(fs_io, copy_file_range_between_files)
 {
 	int a[2], b[2];
 
@@ -372,7 +372,7 @@ BOTH_WAYS(fs_io, copy_file_range_between_files)
 	both_same_tree();
 }
 
-BOTH_WAYS(fs_io, copy_file_range_within_a_file)
+EACH_WAY(fs_io, copy_file_range_within_a_file)
 {
 	int fd[2];
 
@@ -402,7 +402,7 @@ static long send_all(int to, int from, off_t off, size_t len)
 	return done;
 }
 
-BOTH_WAYS(fs_io, sendfile_and_splice)
+EACH_WAY(fs_io, sendfile_and_splice)
 {
 	int a[2], b[2], p[2];
 	off_t off;
@@ -428,7 +428,7 @@ BOTH_WAYS(fs_io, sendfile_and_splice)
 	both_same_tree();
 }
 
-BOTH_WAYS(fs_io, direct_io_agrees_with_cached_io)
+EACH_WAY(fs_io, direct_io_agrees_with_cached_io)
 {
 	char *page[2];
 	int fd[2], direct[2];
@@ -462,7 +462,7 @@ BOTH_WAYS(fs_io, direct_io_agrees_with_cached_io)
 	both_same_tree();
 }
 
-BOTH_WAYS(fs_io, everything_synced_is_in_the_backing_directory)
+EACH_WAY(fs_io, everything_synced_is_in_the_backing_directory)
 {
 	static char bytes[3 * MIB + 17];
 	int fd, dir;
@@ -486,7 +486,7 @@ BOTH_WAYS(fs_io, everything_synced_is_in_the_backing_directory)
 }
 
 /* What fsync said is stored survives the daemon. */
-BOTH_WAYS(fs_io, everything_synced_survives_a_crash)
+EACH_WAY(fs_io, everything_synced_survives_a_crash)
 {
 	static char bytes[1 * MIB];
 	int fd;
@@ -506,7 +506,7 @@ BOTH_WAYS(fs_io, everything_synced_survives_a_crash)
 	cr_assert_eq(unlinkat(both_root[ON_MOUNT], "f", 0), 0);
 }
 
-BOTH_WAYS_BARE(fs_io, a_file_larger_than_home_memory)
+EACH_WAY_BARE(fs_io, a_file_larger_than_home_memory)
 {
 	static const char *const args[] = { "--home", "8M", "--device", "none", NULL };
 	static char bytes[1 * MIB], got[1 * MIB];

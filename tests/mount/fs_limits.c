@@ -40,7 +40,7 @@ static const char *long_path(size_t length)
 	return path;
 }
 
-BOTH_WAYS(fs_limits, paths_of_4095_bytes_work_and_of_4096_do_not)
+EACH_WAY(fs_limits, paths_of_4095_bytes_work_and_of_4096_do_not)
 {
 	struct stat st;
 	int fd[2];
@@ -62,7 +62,7 @@ BOTH_WAYS(fs_limits, paths_of_4095_bytes_work_and_of_4096_do_not)
 	both_same_tree();
 }
 
-BOTH_WAYS(fs_limits, forty_links_are_followed_and_forty_one_are_not)
+EACH_WAY(fs_limits, forty_links_are_followed_and_forty_one_are_not)
 {
 	char name[16], target[16];
 	struct stat st[2];
@@ -87,7 +87,7 @@ BOTH_WAYS(fs_limits, forty_links_are_followed_and_forty_one_are_not)
 	SAME_ERR(renameat(at, "here/", at, "there"), ENOTDIR);
 }
 
-BOTH_WAYS(fs_limits, names_do_not_leave_the_file_system)
+EACH_WAY(fs_limits, names_do_not_leave_the_file_system)
 {
 	int other = open("/dev/shm", O_RDONLY | O_DIRECTORY);
 
@@ -106,7 +106,7 @@ BOTH_WAYS(fs_limits, names_do_not_leave_the_file_system)
 	both_same_tree();
 }
 
-BOTH_WAYS(fs_limits, dots_are_not_removed_renamed_or_made)
+EACH_WAY(fs_limits, dots_are_not_removed_renamed_or_made)
 {
 	SAME_OK(mkdirat(at, "d", 0755));
 	SAME_ERR(unlinkat(at, "d/.", AT_REMOVEDIR), EINVAL);
@@ -129,7 +129,7 @@ BOTH_WAYS(fs_limits, dots_are_not_removed_renamed_or_made)
 
 #define MOST INT64_MAX
 
-BOTH_WAYS(fs_limits, offsets_end_at_two_to_the_63)
+EACH_WAY(fs_limits, offsets_end_at_two_to_the_63)
 {
 	static char page[4096];
 	off_t from, to;
@@ -172,7 +172,7 @@ BOTH_WAYS(fs_limits, offsets_end_at_two_to_the_63)
 }
 
 /* A file that is all hole, as large as both allow. */
-BOTH_WAYS(fs_limits, a_huge_sparse_file)
+EACH_WAY(fs_limits, a_huge_sparse_file)
 {
 	const off_t far = (1l << 43) + 12345;
 	struct stat st[2];
@@ -217,7 +217,7 @@ static int write_beyond_the_limit(void *arg)
 	return 0;
 }
 
-BOTH_WAYS(fs_limits, who_may_not_make_large_files_gets_sigxfsz)
+EACH_WAY(fs_limits, who_may_not_make_large_files_gets_sigxfsz)
 {
 	cr_assert_eq(SAME(child_run(write_beyond_the_limit, &at)), 128 + SIGXFSZ);
 	both_same_tree();
@@ -243,7 +243,7 @@ static int touch(void *arg)
 	return p[t->where];
 }
 
-BOTH_WAYS(fs_limits, pages_beyond_the_end_give_sigbus)
+EACH_WAY(fs_limits, pages_beyond_the_end_give_sigbus)
 {
 	static const off_t where[] = { 0, 4999, 5000, 8191, 8192, 12288, 16383 };
 	int fd[2];
@@ -311,7 +311,7 @@ static int open_for(int at, int flags)
 	return fd < 0 ? -1 : close(fd);
 }
 
-BOTH_WAYS(fs_limits, a_program_that_runs_is_not_written)
+EACH_WAY(fs_limits, a_program_that_runs_is_not_written)
 {
 	struct runner r[2];
 	int fd[2], p[2];

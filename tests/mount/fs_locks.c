@@ -40,7 +40,7 @@ static int hold_records(void *arg)
 	return 0;
 }
 
-BOTH_WAYS(fs_locks, record_locks_between_processes)
+EACH_WAY(fs_locks, record_locks_between_processes)
 {
 	struct two t = { gate_make(), gate_make() };
 	struct flock l = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 0 };
@@ -79,7 +79,7 @@ static int hold_then_close(void *arg)
 	return 0;
 }
 
-BOTH_WAYS(fs_locks, any_close_drops_a_process_record_locks)
+EACH_WAY(fs_locks, any_close_drops_a_process_record_locks)
 {
 	struct two t = { gate_make(), gate_make() };
 	pid_t child = child_start(hold_then_close, &t);
@@ -95,7 +95,7 @@ BOTH_WAYS(fs_locks, any_close_drops_a_process_record_locks)
 	close(fd);
 }
 
-BOTH_WAYS(fs_locks, locks_of_open_file_descriptions)
+EACH_WAY(fs_locks, locks_of_open_file_descriptions)
 {
 	int a = open_it("f"), b = open_it("f");
 
@@ -123,7 +123,7 @@ static int hold_file(void *arg)
 	return 0;
 }
 
-BOTH_WAYS(fs_locks, flock_between_processes_and_over_names)
+EACH_WAY(fs_locks, flock_between_processes_and_over_names)
 {
 	struct two t = { gate_make(), gate_make() };
 	int fd = open_it("f");
@@ -160,7 +160,7 @@ static int count_up(void *arg)
 	return 0;
 }
 
-BOTH_WAYS(fs_locks, a_counter_under_a_lock_loses_nothing)
+EACH_WAY(fs_locks, a_counter_under_a_lock_loses_nothing)
 {
 	pid_t child[3];
 	int n = 0, fd;

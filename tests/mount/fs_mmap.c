@@ -33,7 +33,7 @@ static char *map(int fd, int prot, int flags)
 	return p;
 }
 
-BOTH_WAYS(fs_mmap, stores_and_writes_see_each_other)
+EACH_WAY(fs_mmap, stores_and_writes_see_each_other)
 {
 	int fd = make("f");
 	char *p = map(fd, PROT_READ | PROT_WRITE, MAP_SHARED), got[4];
@@ -75,7 +75,7 @@ static int second_process(void *arg)
 	return 0;
 }
 
-BOTH_WAYS(fs_mmap, two_processes_share_a_mapping)
+EACH_WAY(fs_mmap, two_processes_share_a_mapping)
 {
 	struct two t = { gate_make(), gate_make() };
 	int fd = make("f");
@@ -98,7 +98,7 @@ BOTH_WAYS(fs_mmap, two_processes_share_a_mapping)
 	close(fd);
 }
 
-BOTH_WAYS(fs_mmap, msync_stores)
+EACH_WAY(fs_mmap, msync_stores)
 {
 	static char want[SIZE];
 	int fd = make("f");
@@ -114,7 +114,7 @@ BOTH_WAYS(fs_mmap, msync_stores)
 }
 
 /* The mapping outlives the descriptor and dirties after the last close. */
-BOTH_WAYS(fs_mmap, stores_after_the_last_close_are_kept)
+EACH_WAY(fs_mmap, stores_after_the_last_close_are_kept)
 {
 	static char want[SIZE];
 	int fd = make("f");
@@ -129,7 +129,7 @@ BOTH_WAYS(fs_mmap, stores_after_the_last_close_are_kept)
 	backing_holds("f", want, SIZE);
 }
 
-BOTH_WAYS(fs_mmap, a_mapping_of_an_unlinked_file_lives)
+EACH_WAY(fs_mmap, a_mapping_of_an_unlinked_file_lives)
 {
 	int fd = make("f");
 	char *p = map(fd, PROT_READ | PROT_WRITE, MAP_SHARED);
@@ -145,7 +145,7 @@ BOTH_WAYS(fs_mmap, a_mapping_of_an_unlinked_file_lives)
 	munmap(p, SIZE);
 }
 
-BOTH_WAYS(fs_mmap, private_stores_stay_private)
+EACH_WAY(fs_mmap, private_stores_stay_private)
 {
 	static char want[SIZE];
 	int fd = make("f");
@@ -162,7 +162,7 @@ BOTH_WAYS(fs_mmap, private_stores_stay_private)
 	backing_holds("f", want, SIZE);
 }
 
-BOTH_WAYS(fs_mmap, a_hole_maps_as_zeros_and_takes_stores)
+EACH_WAY(fs_mmap, a_hole_maps_as_zeros_and_takes_stores)
 {
 	static char want[SIZE];
 	int fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
@@ -180,7 +180,7 @@ BOTH_WAYS(fs_mmap, a_hole_maps_as_zeros_and_takes_stores)
 }
 
 /* What is stored beyond the end, in the last page, never reaches the file. */
-BOTH_WAYS(fs_mmap, bytes_beyond_the_end_are_dropped)
+EACH_WAY(fs_mmap, bytes_beyond_the_end_are_dropped)
 {
 	static char want[SIZE + 1000];
 	int fd = make("f");
@@ -206,7 +206,7 @@ static int touch_beyond_end(void *arg)
 	return p[8192];
 }
 
-BOTH_WAYS(fs_mmap, pages_beyond_the_end_give_sigbus)
+EACH_WAY(fs_mmap, pages_beyond_the_end_give_sigbus)
 {
 	int fd = make("f");
 	char *p = map(fd, PROT_READ | PROT_WRITE, MAP_SHARED);
@@ -222,7 +222,7 @@ BOTH_WAYS(fs_mmap, pages_beyond_the_end_give_sigbus)
 	close(fd);
 }
 
-BOTH_WAYS(fs_mmap, a_descriptor_gives_no_more_rights_than_it_has)
+EACH_WAY(fs_mmap, a_descriptor_gives_no_more_rights_than_it_has)
 {
 	int fd = make("f");
 
@@ -261,7 +261,7 @@ static int store_stripe(void *arg)
 	return 0;
 }
 
-BOTH_WAYS(fs_mmap, interleaved_stores_of_processes_are_all_kept)
+EACH_WAY(fs_mmap, interleaved_stores_of_processes_are_all_kept)
 {
 	static char want[PAGES * 4096];
 	struct stripe s[3];

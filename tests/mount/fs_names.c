@@ -43,7 +43,7 @@ static void holds(const char *name, const char *text)
 	cr_assert_str_eq(buf[ON_PLAIN], text, "%s on the plain directory", name);
 }
 
-BOTH_WAYS(fs_names, a_missing_name_is_missing_until_it_is_made)
+EACH_WAY(fs_names, a_missing_name_is_missing_until_it_is_made)
 {
 	struct stat st;
 
@@ -57,7 +57,7 @@ BOTH_WAYS(fs_names, a_missing_name_is_missing_until_it_is_made)
 	SAME_ERR(fstatat(at, "f/g", &st, 0), ENOENT);
 }
 
-BOTH_WAYS(fs_names, create_honours_excl_trunc_and_the_mode)
+EACH_WAY(fs_names, create_honours_excl_trunc_and_the_mode)
 {
 	static const mode_t modes[] = { 0, 0400, 0644, 0777, 04755, 02755, 01777 };
 	char name[16];
@@ -85,7 +85,7 @@ BOTH_WAYS(fs_names, create_honours_excl_trunc_and_the_mode)
 	both_same_tree();
 }
 
-BOTH_WAYS(fs_names, open_refuses_what_a_local_directory_refuses)
+EACH_WAY(fs_names, open_refuses_what_a_local_directory_refuses)
 {
 	SAME_OK(mkdirat(at, "d", 0755));
 	make_file("f", "text");
@@ -102,7 +102,7 @@ BOTH_WAYS(fs_names, open_refuses_what_a_local_directory_refuses)
 	SAME_ERR(openat(at, "", O_RDONLY), ENOENT);
 }
 
-BOTH_WAYS(fs_names, mkdir_and_rmdir)
+EACH_WAY(fs_names, mkdir_and_rmdir)
 {
 	struct stat st[2];
 
@@ -127,7 +127,7 @@ BOTH_WAYS(fs_names, mkdir_and_rmdir)
 	SAME_ERR(mkdirat(at, "f", 0755), EEXIST);
 }
 
-BOTH_WAYS(fs_names, a_removed_directory_takes_no_names)
+EACH_WAY(fs_names, a_removed_directory_takes_no_names)
 {
 	int dir[2];
 
@@ -139,7 +139,7 @@ BOTH_WAYS(fs_names, a_removed_directory_takes_no_names)
 	SAME_CLOSE(dir);
 }
 
-BOTH_WAYS(fs_names, mknod_makes_fifos_and_sockets_and_devices)
+EACH_WAY(fs_names, mknod_makes_fifos_and_sockets_and_devices)
 {
 	char got[2];
 	int fd[2];
@@ -159,7 +159,7 @@ BOTH_WAYS(fs_names, mknod_makes_fifos_and_sockets_and_devices)
 	both_same_tree();
 }
 
-BOTH_WAYS(fs_names, symbolic_links)
+EACH_WAY(fs_names, symbolic_links)
 {
 	char target[2][PATH_MAX], longest[PATH_MAX], small[2][4];
 	struct stat st[2];
@@ -185,7 +185,7 @@ BOTH_WAYS(fs_names, symbolic_links)
 	holds("f", "text");
 }
 
-BOTH_WAYS(fs_names, hard_links_are_one_inode)
+EACH_WAY(fs_names, hard_links_are_one_inode)
 {
 	struct stat a[2], b[2];
 	int fd[2], other[2];
@@ -218,7 +218,7 @@ BOTH_WAYS(fs_names, hard_links_are_one_inode)
 	both_same_tree();
 }
 
-BOTH_WAYS(fs_names, linkat_through_a_descriptor)
+EACH_WAY(fs_names, linkat_through_a_descriptor)
 {
 	char path[2][64];
 	int fd[2];
@@ -232,7 +232,7 @@ BOTH_WAYS(fs_names, linkat_through_a_descriptor)
 	both_same_tree();
 }
 
-BOTH_WAYS(fs_names, tmpfile_has_no_name_until_linked)
+EACH_WAY(fs_names, tmpfile_has_no_name_until_linked)
 {
 	int m = openat(both_root[ON_MOUNT], ".", O_TMPFILE | O_RDWR, 0600), fd[2];
 	char path[2][64];
@@ -254,7 +254,7 @@ BOTH_WAYS(fs_names, tmpfile_has_no_name_until_linked)
 	both_same_tree();
 }
 
-BOTH_WAYS(fs_names, rename_replaces)
+EACH_WAY(fs_names, rename_replaces)
 {
 	struct stat before, after;
 
@@ -288,7 +288,7 @@ BOTH_WAYS(fs_names, rename_replaces)
 	both_same_tree();
 }
 
-BOTH_WAYS(fs_names, rename_of_two_names_of_one_file_does_nothing)
+EACH_WAY(fs_names, rename_of_two_names_of_one_file_does_nothing)
 {
 	make_file("a", "text");
 	SAME_OK(linkat(at, "a", at, "b", 0));
@@ -298,7 +298,7 @@ BOTH_WAYS(fs_names, rename_of_two_names_of_one_file_does_nothing)
 	both_same_tree();
 }
 
-BOTH_WAYS(fs_names, rename_flags)
+EACH_WAY(fs_names, rename_flags)
 {
 	make_file("a", "a");
 	make_file("b", "b");
@@ -318,7 +318,7 @@ BOTH_WAYS(fs_names, rename_flags)
 	both_same_tree();
 }
 
-BOTH_WAYS(fs_names, a_renamed_open_directory_still_works)
+EACH_WAY(fs_names, a_renamed_open_directory_still_works)
 {
 	int dir[2];
 
@@ -333,7 +333,7 @@ BOTH_WAYS(fs_names, a_renamed_open_directory_still_works)
 	both_same_tree();
 }
 
-BOTH_WAYS(fs_names, names_of_255_bytes_work_and_of_256_do_not)
+EACH_WAY(fs_names, names_of_255_bytes_work_and_of_256_do_not)
 {
 	char name[257];
 	struct stat st[2];
@@ -356,7 +356,7 @@ BOTH_WAYS(fs_names, names_of_255_bytes_work_and_of_256_do_not)
 	both_same_tree();
 }
 
-BOTH_WAYS(fs_names, any_byte_but_slash_and_nul_may_be_in_a_name)
+EACH_WAY(fs_names, any_byte_but_slash_and_nul_may_be_in_a_name)
 {
 	char name[] = "a?b";
 
@@ -369,7 +369,7 @@ BOTH_WAYS(fs_names, any_byte_but_slash_and_nul_may_be_in_a_name)
 	both_same_tree();
 }
 
-BOTH_WAYS(fs_names, names_made_beneath_the_mount_are_found)
+EACH_WAY(fs_names, names_made_beneath_the_mount_are_found)
 {
 	struct stat st;
 	int fd = openat(mnt.backing_fd, "beneath", O_CREAT | O_WRONLY, 0644);
@@ -381,7 +381,7 @@ BOTH_WAYS(fs_names, names_made_beneath_the_mount_are_found)
 	cr_assert_eq(st.st_size, 4);
 }
 
-BOTH_WAYS(fs_names, deep_trees)
+EACH_WAY(fs_names, deep_trees)
 {
 	int dir[2], next[2];
 

@@ -286,17 +286,17 @@ static void work_on_a_file(uint64_t with_seed, int steps, bool device)
 	both_same_tree();
 }
 
-BOTH_WAYS_BARE(fs_random, a_file)
+EACH_WAY_BARE(fs_random, a_file)
 {
 	work_on_a_file(20240601, 2500, false);
 }
 
-BOTH_WAYS_BARE(fs_random, a_file_that_a_device_acquires_all_the_time)
+EACH_WAY_BARE(fs_random, a_file_that_a_device_acquires_all_the_time)
 {
 	work_on_a_file(20240602, 1500, true);
 }
 
-BOTH_WAYS_BARE(fs_random, a_file_that_a_device_acquires_all_the_time_again)
+EACH_WAY_BARE(fs_random, a_file_that_a_device_acquires_all_the_time_again)
 {
 	work_on_a_file(20240603, 1500, true);
 }
@@ -422,12 +422,12 @@ static void work_on_names(uint64_t with_seed)
 	both_same_tree();
 }
 
-BOTH_WAYS_BARE(fs_random, names)
+EACH_WAY_BARE(fs_random, names)
 {
 	work_on_names(20240604);
 }
 
-BOTH_WAYS_BARE(fs_random, names_again)
+EACH_WAY_BARE(fs_random, names_again)
 {
 	work_on_names(20240605);
 }

@@ -47,7 +47,7 @@ static void tally(DIR *d, int *seen, int n, int *others)
 	}
 }
 
-BOTH_WAYS(fs_readdir, lists_every_name_once_with_type_and_inode)
+EACH_WAY(fs_readdir, lists_every_name_once_with_type_and_inode)
 {
 	static int seen[MANY];
 	struct dirent *e;
@@ -82,7 +82,7 @@ BOTH_WAYS(fs_readdir, lists_every_name_once_with_type_and_inode)
 	closedir(d);
 }
 
-BOTH_WAYS(fs_readdir, an_empty_directory_lists_itself_and_its_parent)
+EACH_WAY(fs_readdir, an_empty_directory_lists_itself_and_its_parent)
 {
 	struct dirent *e;
 	int n = 0;
@@ -96,7 +96,7 @@ BOTH_WAYS(fs_readdir, an_empty_directory_lists_itself_and_its_parent)
 	closedir(d);
 }
 
-BOTH_WAYS(fs_readdir, names_that_stay_are_listed_once_while_others_come_and_go)
+EACH_WAY(fs_readdir, names_that_stay_are_listed_once_while_others_come_and_go)
 {
 	static int seen[MANY];
 	struct dirent *e;
@@ -129,7 +129,7 @@ BOTH_WAYS(fs_readdir, names_that_stay_are_listed_once_while_others_come_and_go)
 	closedir(d);
 }
 
-BOTH_WAYS(fs_readdir, seekdir_returns_to_where_telldir_was)
+EACH_WAY(fs_readdir, seekdir_returns_to_where_telldir_was)
 {
 	static char after[MANY + 2][32];
 	static long where[MANY + 2];
@@ -157,7 +157,7 @@ BOTH_WAYS(fs_readdir, seekdir_returns_to_where_telldir_was)
 	closedir(d);
 }
 
-BOTH_WAYS(fs_readdir, removing_while_listing_empties_a_directory)
+EACH_WAY(fs_readdir, removing_while_listing_empties_a_directory)
 {
 	struct dirent *e;
 	DIR *d;
@@ -171,7 +171,7 @@ BOTH_WAYS(fs_readdir, removing_while_listing_empties_a_directory)
 	cr_assert_eq(unlinkat(both_root[ON_MOUNT], "d", AT_REMOVEDIR), 0, "%s", strerror(errno));
 }
 
-BOTH_WAYS(fs_readdir, an_open_listing_survives_the_directory)
+EACH_WAY(fs_readdir, an_open_listing_survives_the_directory)
 {
 	DIR *d;
 
@@ -185,7 +185,7 @@ BOTH_WAYS(fs_readdir, an_open_listing_survives_the_directory)
 	closedir(d);
 }
 
-BOTH_WAYS(fs_readdir, two_listings_of_one_directory_do_not_disturb_each_other)
+EACH_WAY(fs_readdir, two_listings_of_one_directory_do_not_disturb_each_other)
 {
 	static int seen[2][MANY];
 	struct dirent *e;

@@ -366,7 +366,7 @@ static void try(unsigned k)
 	SAME(deeds[k].deed(dir[side]));
 	for (int side = 0; side < 2; side++)
 		changed(&w[side], !deeds[k].reads, text[side]);
-	if (!deeds[k].not_back || strcmp(way, "writeback"))
+	if (!deeds[k].not_back || !way_is("writeback"))
 		cr_expect_str_eq(text[ON_MOUNT], text[ON_PLAIN],
 			 "%s: of \"d/f d e e/old\" changed \"%s\" on the mount, \"%s\" on a plain directory",
 			 deeds[k].name, text[ON_MOUNT], text[ON_PLAIN]);
@@ -389,14 +389,14 @@ static void try(unsigned k)
 	SAME_CLOSE(dir);
 }
 
-BOTH_WAYS(fs_times, each_operation_changes_the_times_that_it_changes_below)
+EACH_WAY(fs_times, each_operation_changes_the_times_that_it_changes_below)
 {
 	for (unsigned k = 0; k < sizeof(deeds) / sizeof(deeds[0]); k++)
 		try(k);
 }
 
 /* Make and ninja compare what they saw with what they see later, to the nanosecond. */
-BOTH_WAYS(fs_times, a_modification_time_that_was_seen_stays)
+EACH_WAY(fs_times, a_modification_time_that_was_seen_stays)
 {
 	struct timespec seen[100];
 	struct stat st;

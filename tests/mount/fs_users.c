@@ -118,7 +118,7 @@ DEED(make_dir, mkdirat(at, "open/d", 0777))
 DEED(make_link, symlinkat("x", at, "open/l"))
 DEED(make_fifo, mkfifoat(at, "open/fifo", 0666))
 
-BOTH_WAYS_BARE(fs_users, what_a_user_makes_is_theirs)
+EACH_WAY_BARE(fs_users, what_a_user_makes_is_theirs)
 {
 	struct stat st;
 
@@ -137,7 +137,7 @@ BOTH_WAYS_BARE(fs_users, what_a_user_makes_is_theirs)
 	cr_assert_eq(st.st_uid, ALICE);
 }
 
-BOTH_WAYS_BARE(fs_users, a_setgid_directory_hands_down_its_group)
+EACH_WAY_BARE(fs_users, a_setgid_directory_hands_down_its_group)
 {
 	struct stat st;
 
@@ -158,7 +158,7 @@ DEED(remove_hers, unlinkat(at, "open/hers", 0))
 DEED(rename_hers, renameat(at, "open/hers", at, "open/mine"))
 DEED(replace_hers, renameat(at, "open/his", at, "open/hers"))
 
-BOTH_WAYS_BARE(fs_users, a_sticky_directory_protects_names)
+EACH_WAY_BARE(fs_users, a_sticky_directory_protects_names)
 {
 	start();
 	SAME_OK(fchmodat(at, "open", 01777, 0));
@@ -174,7 +174,7 @@ BOTH_WAYS_BARE(fs_users, a_sticky_directory_protects_names)
 DEED(remove_her_dir, unlinkat(at, "open/dir", AT_REMOVEDIR))
 DEED(exchange_hers, renameat2(at, "open/hers", at, "open/his", RENAME_EXCHANGE))
 
-BOTH_WAYS_BARE(fs_users, the_owner_of_a_sticky_directory_decides)
+EACH_WAY_BARE(fs_users, the_owner_of_a_sticky_directory_decides)
 {
 	start();
 	SAME_OK(fchownat(at, "open", BOB, BOB, 0));
@@ -194,7 +194,7 @@ BOTH_WAYS_BARE(fs_users, the_owner_of_a_sticky_directory_decides)
 
 DEED(leave_a_whiteout, renameat2(at, "open/his", at, "open/new", RENAME_WHITEOUT))
 
-BOTH_WAYS_BARE(fs_users, a_whiteout_is_made_by_who_renames)
+EACH_WAY_BARE(fs_users, a_whiteout_is_made_by_who_renames)
 {
 	start();
 	make("open/his", 0600, BOB, BOB);
@@ -214,7 +214,7 @@ DEED(list_closed, open_close(at, "closed", O_RDONLY | O_DIRECTORY))
 DEED(read_club, open_close(at, "club", O_RDWR))
 DEED(run_public, faccessat(at, "public", X_OK, 0))
 
-BOTH_WAYS_BARE(fs_users, modes_keep_others_out)
+EACH_WAY_BARE(fs_users, modes_keep_others_out)
 {
 	start();
 	make("secret", 0600, ALICE, ALICE);
@@ -256,7 +256,7 @@ static int backdate(int at)
 	return utimensat(at, "f", t, 0) < 0 ? errno : 0;
 }
 
-BOTH_WAYS_BARE(fs_users, only_the_owner_changes_attributes)
+EACH_WAY_BARE(fs_users, only_the_owner_changes_attributes)
 {
 	start();
 	make("f", 0666, ALICE, ALICE);
@@ -282,7 +282,7 @@ DEED(write_suid, write_byte(at, "suid"))
 DEED(truncate_suid, open_close(at, "suid", O_RDWR | O_TRUNC))
 DEED(set_sgid, fchmodat(at, "sgid", 02775, 0))
 
-BOTH_WAYS_BARE(fs_users, a_write_by_another_clears_set_id_bits)
+EACH_WAY_BARE(fs_users, a_write_by_another_clears_set_id_bits)
 {
 	start();
 	make("suid", 06777, ALICE, ALICE);
@@ -337,7 +337,7 @@ static int copy_within(int at, const char *name)
 DEED(allocate_suid, allocate(at, "suid"))
 DEED(copy_suid, copy_within(at, "suid"))
 
-BOTH_WAYS_BARE(fs_users, what_changes_contents_otherwise_clears_set_id_bits)
+EACH_WAY_BARE(fs_users, what_changes_contents_otherwise_clears_set_id_bits)
 {
 	start();
 	make("suid", 06777, ALICE, ALICE);
@@ -373,7 +373,7 @@ static int give_capability(int at, const char *name)
 	return r;
 }
 
-BOTH_WAYS_BARE(fs_users, a_write_takes_a_files_capabilities)
+EACH_WAY_BARE(fs_users, a_write_takes_a_files_capabilities)
 {
 	start();
 	make("f", 0777, ALICE, ALICE);

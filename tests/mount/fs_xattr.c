@@ -28,7 +28,7 @@ static void skip_without_xattrs(const int fd[2])
 	fremovexattr(fd[ON_PLAIN], "user.probe");
 }
 
-BOTH_WAYS(fs_xattr, set_get_list_remove)
+EACH_WAY(fs_xattr, set_get_list_remove)
 {
 	char value[2][100], names[2][1000];
 	int fd[2];
@@ -59,7 +59,7 @@ BOTH_WAYS(fs_xattr, set_get_list_remove)
 	both_same_tree();
 }
 
-BOTH_WAYS(fs_xattr, limits_are_those_of_the_directory_beneath)
+EACH_WAY(fs_xattr, limits_are_those_of_the_directory_beneath)
 {
 	static char value[XATTR_SIZE_MAX + 1];
 	char name[300] = "user.";
@@ -85,7 +85,7 @@ BOTH_WAYS(fs_xattr, limits_are_those_of_the_directory_beneath)
 	both_same_tree();
 }
 
-BOTH_WAYS(fs_xattr, directories_and_links_and_other_namespaces)
+EACH_WAY(fs_xattr, directories_and_links_and_other_namespaces)
 {
 	char path[2][64];
 	int fd[2];
@@ -182,7 +182,7 @@ static int may(uid_t uid, int at, const char *name, int flags)
 	return child_run(open_as_user, &a);
 }
 
-BOTH_WAYS_BARE(fs_xattr, an_access_list_decides_who_may)
+EACH_WAY_BARE(fs_xattr, an_access_list_decides_who_may)
 {
 	struct acl a;
 	int fd[2];
@@ -228,7 +228,7 @@ static int list_as_user(void *arg)
 	return 0;
 }
 
-BOTH_WAYS_BARE(fs_xattr, trusted_names_are_for_the_privileged)
+EACH_WAY_BARE(fs_xattr, trusted_names_are_for_the_privileged)
 {
 	char names[2][1000];
 	int fd[2];
@@ -244,7 +244,7 @@ BOTH_WAYS_BARE(fs_xattr, trusted_names_are_for_the_privileged)
 	SAME_CLOSE(fd);
 }
 
-BOTH_WAYS_BARE(fs_xattr, an_access_list_that_only_says_the_mode_changes_the_mode)
+EACH_WAY_BARE(fs_xattr, an_access_list_that_only_says_the_mode_changes_the_mode)
 {
 	struct acl a = { .n = 0 };
 	struct stat st[2];
@@ -266,7 +266,7 @@ BOTH_WAYS_BARE(fs_xattr, an_access_list_that_only_says_the_mode_changes_the_mode
 	both_same_tree();
 }
 
-BOTH_WAYS_BARE(fs_xattr, a_default_list_is_inherited)
+EACH_WAY_BARE(fs_xattr, a_default_list_is_inherited)
 {
 	struct acl a;
 	int dir[2], fd[2];
