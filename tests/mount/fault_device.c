@@ -367,13 +367,13 @@ static void acquire_of_both(const char *faults)
 	actor_end(second);
 }
 
-BOTH_WAYS_BARE(fault_device, copies_between_devices_that_fail_are_made_by_way_of_home)
+EACH_WAY_BARE(fault_device, copies_between_devices_that_fail_are_made_by_way_of_home)
 {
 	acquire_of_both("device.copy_peer=errno:EIO");
 	cr_assert_eq(lines_with("is gone"), 0);
 }
 
-BOTH_WAYS_BARE(fault_device, copies_between_devices_that_arrive_wrong_are_not_used)
+EACH_WAY_BARE(fault_device, copies_between_devices_that_arrive_wrong_are_not_used)
 {
 	acquire_of_both("device.garble_peer=errno:EIO");
 	cr_assert_eq(lines_with("arrived wrong"), 1, "it is not said once");
