@@ -154,7 +154,7 @@ struct device {
 	const struct device_ops *ops;
 
 	/* Constant after creation. */
-	struct device *core;	/* itself; of layered devices, the innermost: by it implementations know their own */
+	struct device *core;	/* itself; of layered devices, the innermost */
 	char name[32];		/* "sim0": unique in the daemon, for people */
 	char kind[16];		/* "sim", "cuda" */
 	bool simulated;

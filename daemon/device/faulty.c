@@ -20,7 +20,7 @@ struct faulty {
 	struct device *under;
 };
 
-/* Takes the place of an operation that fails, or (err 0) only does not what it says. Lives from submit to done. */
+/* Takes the place of an operation that fails, or, where err is 0, lies. Lives from submit to done. */
 struct failing_op {
 	struct dev_op op; /* submitted below, its runs are ours */
 	struct dev_op *original;

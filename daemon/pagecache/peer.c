@@ -82,7 +82,7 @@ static int prove(const struct replica *rep, const struct replica *from, const st
 	}
 	/* All alike they could have been there before, or come from anywhere. */
 	if (!err && memcmp(sent, sent + 1, bytes - 1))
-		atomic_store(peer_state(rep, from), PEER_PROVEN);
+		atomic_compare_exchange_strong(peer_state(rep, from), &(uint8_t){ PEER_NEW }, PEER_PROVEN);
 	free(sent);
 	return err;
 }

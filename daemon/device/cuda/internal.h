@@ -171,7 +171,10 @@ bool cuda_reaches(struct device *dev, const struct device *from);
 /* Of a DEV_COPY_PEER: the GPU that it reads. */
 struct cuda *cuda_source(const struct dev_op *op);
 
-/* What is wrong with the sources, in words; NULL: nothing, and none can be freed until cuda_sources_drop(). No lock held. */
+/*
+ * What is wrong with the sources, in words; NULL: nothing, and none of them can be freed until
+ * cuda_sources_drop(). No lock held.
+ */
 const char *cuda_sources_hold(struct cuda *cuda, const struct dev_op *op);
 void cuda_sources_drop(const struct dev_op *op);
 
