@@ -31,7 +31,7 @@
 	X(device_snapshots, "pages secured on a device before being written again")             \
 	X(device_evicted, "chunks dropped from devices (chunks)")                               \
 	X(kernel_invalidated, "pages whose kernel copy was invalidated")                        \
-	X(cpu_written_back, "pages that the kernel pushed")                                     \
+	X(cpu_written_back, "pages that CPU programs changed: pushed by the kernel, or imported") \
 	X(merges, "3-way merges")                                                               \
 	X(merge_races, "bytes that two owners wrote concurrently, met in a merge (bytes)")      \
 	X(twins, "twins saved")                                                                 \

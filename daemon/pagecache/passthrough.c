@@ -131,6 +131,7 @@ static void import_page(struct chunk *ch, unsigned i, const char *store, frame_t
 		at += len;
 	}
 	count(CTR_passthrough_imported, 1);
+	count(CTR_cpu_written_back, 1);
 }
 
 /* Pages [a, b): present, and at most IMPORT_PAGES. */

@@ -44,6 +44,11 @@ struct actor {
 	uint8_t *buf;		/* page aligned, grows */
 	size_t buf_len;
 	json_t *base;		/* counters at --- */
+	struct {
+		int fd;		/* 0: none */
+		void *map;	/* or NULL */
+		size_t len;
+	} held[MAX_FILES];
 };
 
 /* ---- touching memory that may not be there ---- */
@@ -877,8 +882,45 @@ static void run_lane(struct actor *a, const struct lane *lane, uint64_t seed, st
 
 /* ---- commands ---- */
 
+static bool hold(struct actor *a, bool mapped)
+{
+	for (unsigned i = 0; i < a->env->scenario->n_names; i++) {
+		const struct file_def *def = &a->env->scenario->names[i];
+		char path[PATH_MAX];
+		int fd;
+
+		if (!def->declared)
+			continue;
+		fd = open(file_path(a, i, path), O_RDWR | O_CLOEXEC);
+		if (fd < 0)
+			return false;
+		a->held[i].fd = fd;
+		if (!mapped)
+			continue;
+		a->held[i].len = ROUND_UP(MAX((size_t)def->size, (size_t)1), (size_t)GAIA_PAGE);
+		a->held[i].map = mmap(NULL, a->held[i].len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		if (a->held[i].map == MAP_FAILED)
+			return false;
+		close(fd);
+		a->held[i].fd = 0;
+	}
+	return true;
+}
+
+static void let_go(struct actor *a)
+{
+	for (unsigned i = 0; i < MAX_FILES; i++) {
+		if (a->held[i].fd > 0)
+			close(a->held[i].fd);
+		if (a->held[i].map)
+			munmap(a->held[i].map, a->held[i].len);
+	}
+	memset(a->held, 0, sizeof(a->held));
+}
+
 static void forget(struct actor *a)
 {
+	let_go(a);
 	unmap(a);
 	if (a->fd >= 0)
 		close(a->fd);
@@ -905,6 +947,13 @@ static void obey(struct actor *a, const struct command *cmd, struct reply *reply
 		break;
 	case CMD_DROP:
 		drop(a, cmd->open_files);
+		break;
+	case CMD_HOLD:
+	case CMD_HOLD_MAPPED:
+		reply->ok = hold(a, cmd->kind == CMD_HOLD_MAPPED);
+		if (!reply->ok)
+			snprintf(reply->text, sizeof(reply->text), "cannot hold the files: %s",
+				 strerror(errno));
 		break;
 	case CMD_BASE:
 		a->base = counters_now(a);

@@ -48,6 +48,8 @@ enum command_kind {
 	CMD_LANE,	/* one line of a par, behind the barrier */
 	CMD_FORGET,	/* the daemon died: close and unmap everything */
 	CMD_DROP,	/* as OP_DROP; the runner's process is told whose files to leave out */
+	CMD_HOLD,	/* open the declared files, and keep them open; ... */
+	CMD_HOLD_MAPPED,/* ... or only mapped */
 	CMD_BASE,	/* remember the counters */
 	CMD_RESIDENCY,	/* print where the declared files live to stderr */
 	CMD_TIDY,	/* unlink the repetition's files */

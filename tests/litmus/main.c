@@ -16,7 +16,9 @@
 
 static const char usage[] =
 	"usage: litmus-runner [OPTION]... FILE...\n"
-	"  --cpu-cache writeback|writethrough  how the mount lets the kernel cache (writeback)\n"
+	"  --cpu-cache auto|writeback|writethrough  how the mount lets the kernel cache (auto)\n"
+	"  --files cached|held|mapped  begin with files that devices have mapped before, or that another\n"
+	"                 process has open, or only mapped\n"
 	"  --repeat N     repetitions, instead of what each file asks for\n"
 	"  --seed N       of the first repetition's timing, as a failure names it (by chance)\n"
 	"  --delays       let the daemon linger where others could come between (needs -Dfaults=true)\n"
@@ -47,11 +49,23 @@ static const char *from_env(const char *name, const char *otherwise)
 	return is && *is ? is : otherwise;
 }
 
+static enum start start_named(const char *name)
+{
+	static const char *const names[] = { "", "cached", "held", "mapped" };
+
+	for (int k = START_CACHED; k <= START_MAPPED; k++)
+		if (strcmp(names[k], name) == 0)
+			return (enum start)k;
+	fprintf(stderr, "litmus-runner: --files takes cached, held or mapped, not '%s'\n", name);
+	exit(2);
+}
+
 static void parse_options(int argc, char **argv, struct run_options *o, bool *check)
 {
-	enum { CPU_CACHE = 256, REPEAT, SEED, DELAYS, GAIAFS, GAIA, CHECK, HELP };
+	enum { CPU_CACHE = 256, FILES, REPEAT, SEED, DELAYS, GAIAFS, GAIA, CHECK, HELP };
 	static const struct option options[] = {
 		{ "cpu-cache", required_argument, NULL, CPU_CACHE },
+		{ "files", required_argument, NULL, FILES },
 		{ "repeat", required_argument, NULL, REPEAT },
 		{ "seed", required_argument, NULL, SEED },
 		{ "delays", no_argument, NULL, DELAYS },
@@ -68,11 +82,14 @@ static void parse_options(int argc, char **argv, struct run_options *o, bool *ch
 		case CPU_CACHE:
 			if (strcmp(optarg, "auto") != 0 && strcmp(optarg, "writeback") != 0 &&
 			    strcmp(optarg, "writethrough") != 0) {
-				fprintf(stderr, "litmus-runner: --cpu-cache takes writeback or "
-						"writethrough, not '%s'\n", optarg);
+				fprintf(stderr, "litmus-runner: --cpu-cache takes auto, writeback "
+						"or writethrough, not '%s'\n", optarg);
 				exit(2);
 			}
 			o->cpu_cache = optarg;
+			break;
+		case FILES:
+			o->start = start_named(optarg);
 			break;
 		case REPEAT:
 			o->repeat = (unsigned)value("--repeat", optarg);
@@ -110,7 +127,7 @@ int main(int argc, char **argv)
 {
 	struct run_options o = {
 		.gaia = from_env("GAIA", GAIA_BUILT),
-		.cpu_cache = "writeback",
+		.cpu_cache = "auto",
 		.seconds = SECONDS * (unsigned)value("LITMUS_SLOW", from_env("LITMUS_SLOW", "1")),
 	};
 	unsigned passed = 0, failed = 0, unread = 0;
@@ -134,8 +151,8 @@ int main(int argc, char **argv)
 			printf("form %s\n", s->path);
 			passed++;
 		} else if (run_scenario(s, &o, &report)) {
-			printf("pass %s (%s%s): %u times, the slowest %llu ms\n", s->path,
-			       o.cpu_cache, o.delays ? ", delayed" : "", report.repetitions,
+			printf("pass %s (%s): %u times, the slowest %llu ms\n", s->path,
+			       run_way(&o), report.repetitions,
 			       (unsigned long long)report.slowest_ms);
 			passed++;
 		} else {

@@ -14,6 +14,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include "actor.h"
@@ -84,11 +85,13 @@ static void show_threads(pid_t pid, const char *name)
 		closedir(d);
 }
 
-static const char *way(const struct run_options *o)
+const char *run_way(const struct run_options *o)
 {
+	static const char *const starts[] = { "", ", cached", ", held", ", mapped" };
 	static char text[64];
 
-	snprintf(text, sizeof(text), "%s%s", o->cpu_cache, o->delays ? ", delayed" : "");
+	snprintf(text, sizeof(text), "%s%s%s", o->cpu_cache, starts[o->start],
+		 o->delays ? ", delayed" : "");
 	return text;
 }
 
@@ -97,7 +100,7 @@ static void fail(struct run *r, const struct step *st, unsigned actor, const cha
 {
 	if (!r->failed)
 		fprintf(stderr, "FAIL %s (%s, repetition %u, seed %llu): %s\n", r->s->path,
-			way(r->o), r->env.repetition, (unsigned long long)r->seed,
+			run_way(r->o), r->env.repetition, (unsigned long long)r->seed,
 			r->s->title);
 	r->failed = true;
 	if (st)
@@ -383,6 +386,9 @@ static bool make_file(struct run *r, unsigned i)
 		ok = pwrite(fd, fill, n, (off_t)at) == (ssize_t)n;
 		at += n;
 	}
+	/* What a mount notes of files that devices have mapped. */
+	if (ok && (r->o->start == START_CACHED || r->s->cached) && !strcmp(r->o->cpu_cache, "auto"))
+		ok = fsetxattr(fd, "trusted.gaiafs.device", "", 0, 0) == 0 || geteuid() != 0;
 	if (!ok)
 		fail(r, NULL, ACTOR_RUNNER, strerror(errno));
 	if (fd >= 0)
@@ -481,7 +487,9 @@ static void repetition(struct run *r)
 	memset(r->stage, 0, sizeof(*r->stage));
 	for (unsigned i = 0; i < r->s->n_actors; i++)
 		start_player(r, i);
-	if (r->s->counts)
+	if ((r->o->start == START_HELD || r->o->start == START_MAPPED) && !r->s->cached)
+		tell_one(r, ACTOR_RUNNER, r->o->start == START_HELD ? CMD_HOLD : CMD_HOLD_MAPPED, 0);
+	if (r->s->counts && !r->failed)
 		tell_one(r, ACTOR_RUNNER, CMD_BASE, 0);
 	for (unsigned i = 0; i < r->s->n_steps && !r->failed; i++)
 		do_step(r, i);
@@ -559,7 +567,7 @@ bool run_scenario(const struct scenario *s, const struct run_options *o, struct 
 	if (o->delays)
 		arm_delays(o->seed);
 	if (mnt_start(&r.mnt, &mo)) {
-		fprintf(stderr, "FAIL %s (%s): no mount\n", s->path, way(o));
+		fprintf(stderr, "FAIL %s (%s): no mount\n", s->path, run_way(o));
 		return false;
 	}
 	r.stage = mmap(NULL, sizeof(*r.stage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,

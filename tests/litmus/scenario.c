@@ -675,6 +675,10 @@ static void parse_setup(struct parser *p, char *text)
 		s->devices = (unsigned)number(p, value);
 		if (s->devices > MAX_DEVICES)
 			refuse(p, "devices: at most 16");
+	} else if (strcmp(text, "files") == 0) {
+		if (strcmp(value, "cached") != 0)
+			refuse(p, "files: cached, or nothing");
+		s->cached = true;
 	} else if (strcmp(text, "home") == 0) {
 		number(p, value);
 		s->home = copy(p, value);

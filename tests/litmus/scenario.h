@@ -109,6 +109,7 @@ struct scenario {
 	struct step *steps;
 	unsigned n_steps;
 	uint64_t reach;		/* end of the furthest range that a device uses */
+	bool cached;		/* in auto: files that devices had mapped before */
 	bool counts, renames, has_par;
 	struct memory *memory;	/* all of the above */
 };

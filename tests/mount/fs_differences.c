@@ -166,6 +166,32 @@ EACH_WAY_BARE(fs_differences, setgid_without_execution_survives_a_write_by_other
 	cr_assert_eq(st[ON_MOUNT].st_mode & 07777, 0676u);
 }
 
+static int chown_to_nobody(void *arg)
+{
+	int fd;
+
+	child_become(BOB, BOB);
+	fd = openat(*(int *)arg, "f", O_RDONLY);
+	return fchown(fd, -1, -1) ? errno : 0;
+}
+
+/* "Set-id bits" */
+EACH_WAY_BARE(fs_differences, anybody_may_change_the_owner_of_a_file_with_set_id_bits_to_nobody)
+{
+	struct stat st[2];
+
+	need_root("other users");
+	way_start(NULL);
+	make_file("f");
+	SAME_OK(fchownat(at, "f", ALICE, ALICE, 0));
+	SAME_OK(fchmodat(at, "f", 02755, 0));
+	cr_assert_eq(child_run(chown_to_nobody, &both_root[ON_PLAIN]), EPERM);
+	cr_assert_eq(child_run(chown_to_nobody, &both_root[ON_MOUNT]), 0);
+	stat_both("f", st);
+	cr_assert_eq(st[ON_PLAIN].st_mode & 07777, 02755u);
+	cr_assert_eq(st[ON_MOUNT].st_mode & 07777, 0755u);
+}
+
 static void make_dangerous(void)
 {
 	SAME_OK(mknodat(at, "null", S_IFCHR | 0666, makedev(1, 3)));

@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/xattr.h>
 #include <unistd.h>
 
 #include "child.h"
@@ -369,14 +368,7 @@ EACH_WAY_BARE(programs, devices_and_programs_in_one_tree)
 	before = tree_print_path(mnt.path);
 	way_unmount();
 	check_blobs(mnt.backing_fd);
-	/* The note that they are for devices is not for the mount's users, and not part of the tree. */
-	for (int k = 0; k < BLOBS; k++) {
-		snprintf(name, sizeof(name), "blob%d", k);
-		fd = openat(mnt.backing_fd, name, O_RDONLY);
-		cr_assert_eq(fremovexattr(fd, "trusted.gaiafs.device") == 0, way_is("auto"));
-		close(fd);
-	}
-	line = tree_print_path(mnt.backing);
+	line = tree_print_beneath(mnt.backing_fd);
 	cr_assert_null(tree_difference(before, line), "%s", tree_difference(before, line));
 	free(before);
 	free(line);

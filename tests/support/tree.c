@@ -6,6 +6,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -49,6 +50,8 @@ static uint64_t hash_file(int at, const char *name, const char *path)
 	return h;
 }
 
+static bool beneath;
+
 /* The order of attributes is nobody's business: add up their hashes. */
 static uint64_t hash_xattrs(int at, const char *name, const char *path)
 {
@@ -65,6 +68,8 @@ static uint64_t hash_xattrs(int at, const char *name, const char *path)
 	if (len < 0 && errno != ENOTSUP)
 		fail("list attributes of", path);
 	for (char *p = names; p < names + len; p += strlen(p) + 1) {
+		if (beneath && strncmp(p, "trusted.gaiafs.", 15) == 0)
+			continue;
 		n = fgetxattr(fd, p, value, sizeof(value));
 		if (n < 0)
 			fail("read an attribute of", path);
@@ -155,6 +160,16 @@ char *tree_print(int dirfd)
 		fail("open", ".");
 	print_dir(out, fd, ".");
 	fclose(out);
+	return text;
+}
+
+char *tree_print_beneath(int dirfd)
+{
+	char *text;
+
+	beneath = true;
+	text = tree_print(dirfd);
+	beneath = false;
 	return text;
 }
 

@@ -13,6 +13,8 @@
 /* To be freed. Aborts when the tree cannot be read. */
 char *tree_print(int dirfd);
 char *tree_print_path(const char *path);
+/* Of what is beneath a mount: without what gaiafs notes on its files for itself. */
+char *tree_print_beneath(int dirfd);
 
 /* Make an empty directory of mode 0755 below @parent; NULL: $TMPDIR or /tmp. Aborts when it cannot. */
 void tree_make_temp(const char *parent, char path[PATH_MAX]);

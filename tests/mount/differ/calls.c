@@ -588,21 +588,23 @@ static uid_t uid_from(unsigned text)
 	return text % 4 < USERS ? user[text % 4].uid : (uid_t)-1;
 }
 
-static gid_t gid_from(unsigned text)
+/* Only root changes nothing at all: fs_differences has what others do with it. */
+static gid_t gid_from(const struct step *t)
 {
-	static const gid_t gid[] = { 0, 1234, 1235, 5000, (gid_t)-1 };
+	const gid_t gid[] = { 0, 1234, 1235, 5000,
+			      t->who && uid_from(t->text) == (uid_t)-1 ? user[t->who].gid : (gid_t)-1 };
 
-	return gid[text / 4 % 5];
+	return gid[t->text / 4 % 5];
 }
 
 static long run_chown(struct side *s, const struct step *t)
 {
-	return fchownat(at(s, t), a(t), uid_from(t->text), gid_from(t->text), (int)t->flags);
+	return fchownat(at(s, t), a(t), uid_from(t->text), gid_from(t), (int)t->flags);
 }
 
 static long run_fchown(struct side *s, const struct step *t)
 {
-	return fchown(fd_of(s, t), uid_from(t->text), gid_from(t->text));
+	return fchown(fd_of(s, t), uid_from(t->text), gid_from(t));
 }
 
 static void times_from(const struct step *t, struct timespec ts[2])

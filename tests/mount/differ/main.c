@@ -1,7 +1,7 @@
 /*
  * main.c - the differential tester's command line; see differ.h.
  *
- *	differ [--cpu-cache writeback|writethrough] [--seed S] [--programs N | --minutes N]
+ *	differ [--cpu-cache auto|writeback|writethrough] [--seed S] [--programs N | --minutes N]
  *	       [--steps N] [--only STEP,...] [--tries N]
  *
  * Runs the programs of seed S, S + 1, ... (S: by the clock unless given, and printed). When one
@@ -30,7 +30,7 @@
 #define SHRINK_SECONDS 60
 #define HANG_SECONDS 60
 
-static const char *way = "writeback";
+static const char *way = "auto";
 static struct mnt mnt;
 static struct trees trees;
 static char plain[PATH_MAX];

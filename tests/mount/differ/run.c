@@ -207,7 +207,7 @@ static const char *compare_ends(const int dir[2], int below, bool mtimes, bool e
 	settle(below);
 	res = compare_texts("in the end", tree_print(dir[0]), tree_print(dir[1]));
 	if (!res)
-		res = compare_texts("beneath, in the end", tree_print(below), tree_print(dir[1]));
+		res = compare_texts("beneath, in the end", tree_print_beneath(below), tree_print(dir[1]));
 	if (!res && mtimes)
 		res = compare_texts("times in the end", details(dir[0], what), details(dir[1], what));
 	/* Reading the trees has cached them again. */
