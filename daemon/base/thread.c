@@ -204,3 +204,25 @@ void pool_submit(struct pool *pool, void (*fn)(void *arg), void *arg)
 	pthread_cond_signal(&pool->work);
 	pthread_mutex_unlock(&pool->lock);
 }
+
+static __thread struct {
+	void (*before_wait)(void *arg);
+	void *arg;
+} reliance;
+
+void thread_relied_on(void (*before_wait)(void *arg), void *arg)
+{
+	reliance.before_wait = before_wait;
+	reliance.arg = arg;
+}
+
+bool thread_is_relied_on(void)
+{
+	return reliance.before_wait;
+}
+
+void thread_waits(void)
+{
+	if (reliance.before_wait)
+		reliance.before_wait(reliance.arg);
+}

@@ -8,6 +8,8 @@
 #ifndef GAIA_BASE_THREAD_H
 #define GAIA_BASE_THREAD_H
 
+#include <stdbool.h>
+
 struct pool;
 
 /* At most @limit threads, named @name (15 bytes at most). -ENOMEM or -EAGAIN. */
@@ -19,5 +21,15 @@ void pool_destroy(struct pool *pool);
 void pool_submit(struct pool *pool, void (*fn)(void *arg), void *arg);
 
 void thread_set_name(const char *name);
+
+/*
+ * A thread that others rely on (fuse/receive.c) says so: @before_wait is called when it is about
+ * to wait, so that somebody can stand in for it. NULL: nobody relies on it, as at first.
+ */
+void thread_relied_on(void (*before_wait)(void *arg), void *arg);
+/* Whether it is worth while to look first whether one need wait. */
+bool thread_is_relied_on(void);
+/* I am about to wait: for storage, a device, or a lock that is held across either. */
+void thread_waits(void);
 
 #endif

@@ -15,12 +15,19 @@ struct backing {
 	struct store_file base;
 	struct inode *inode; /* constant */
 
-	/* fs->lock. */
-	struct store_file *under; /* NULL: closed */
-	unsigned uses;
-	bool on_idle; /* on fs->idle_backings: iff under and uses == 0 */
-	TAILQ_ENTRY(backing) link;
+	/* Calls in progress; CLOSED: it has to be opened first. Only that needs fs->lock: reads and
+	 * writes of different files share nothing here. */
+	atomic_int uses;
+	atomic_bool used; /* since take_surplus() last came by */
+
+	/* fs->lock, or, to read it, a use. */
+	struct store_file *under; /* NULL iff CLOSED */
+	TAILQ_ENTRY(backing) link; /* on fs->backings iff open */
 };
+#define CLOSED (-1)
+
+/* Of those that were not used since it last came by, so many are looked at in one go. */
+#define LOOKS 64u
 
 static struct backing *backing_of(struct store_file *file)
 {
@@ -33,27 +40,46 @@ static void close_file(struct store_file *file)
 		file->ops->close(file);
 }
 
-/* fs->lock held, as for the next two. To be closed when it no longer is, or NULL. */
-static struct store_file *take_surplus(struct fs *fs)
+/* fs->lock held, as for the next two. Its file, to be closed when it no longer is; NULL: it is in use. */
+static struct store_file *take_unused(struct backing *b)
 {
-	struct backing *b = TAILQ_FIRST(&fs->idle_backings);
+	struct fs *fs = b->inode->fs;
 	struct store_file *under;
+	int unused = 0;
 
-	if (!b || fs->n_backings <= fs->max_backings)
+	if (!atomic_compare_exchange_strong(&b->uses, &unused, CLOSED))
 		return NULL;
-	TAILQ_REMOVE(&fs->idle_backings, b, link);
-	b->on_idle = false;
+	TAILQ_REMOVE(&fs->backings, b, link);
 	fs->n_backings--;
 	under = b->under;
 	b->under = NULL;
 	return under;
 }
 
-static void unlist_idle(struct backing *b)
+static struct store_file *take_surplus(struct fs *fs)
 {
-	if (b->on_idle)
-		TAILQ_REMOVE(&b->inode->fs->idle_backings, b, link);
-	b->on_idle = false;
+	for (unsigned n = 0; n < LOOKS && fs->n_backings > fs->max_backings; n++) {
+		struct backing *b = TAILQ_FIRST(&fs->backings);
+		struct store_file *under = NULL;
+
+		if (!atomic_exchange(&b->used, false))
+			under = take_unused(b);
+		if (under)
+			return under;
+		TAILQ_REMOVE(&fs->backings, b, link);
+		TAILQ_INSERT_TAIL(&fs->backings, b, link);
+	}
+	return NULL;
+}
+
+static void opened(struct backing *b, struct store_file *under)
+{
+	struct fs *fs = b->inode->fs;
+
+	b->under = under;
+	fs->n_backings++;
+	TAILQ_INSERT_TAIL(&fs->backings, b, link);
+	atomic_store(&b->uses, 0);
 }
 
 /* Dropped meanwhile. */
@@ -67,8 +93,7 @@ static int reopen(struct backing *b)
 	err = contents_open_below(b->inode, b->base.writable, &under);
 	pthread_mutex_lock(&fs->lock);
 	if (!err && !b->under) {
-		b->under = under;
-		fs->n_backings++;
+		opened(b, under);
 		under = NULL;
 	}
 	if (!err && under) {
@@ -79,40 +104,45 @@ static int reopen(struct backing *b)
 	return err;
 }
 
-/* Sets *@under, to be used until end(). */
-static int begin(struct store_file *file, struct store_file **under)
+static int begin_closed(struct backing *b)
 {
-	struct backing *b = backing_of(file);
 	struct fs *fs = b->inode->fs;
 	struct store_file *surplus;
 	int err = 0;
 
-	receive_waits(fs);
 	pthread_mutex_lock(&fs->lock);
 	while (!b->under && !err)
 		err = reopen(b);
-	if (!err) {
-		unlist_idle(b);
-		b->uses++;
-		*under = b->under;
-	}
+	if (!err)
+		atomic_fetch_add(&b->uses, 1);
 	surplus = take_surplus(fs);
 	pthread_mutex_unlock(&fs->lock);
 	close_file(surplus);
 	return err;
 }
 
-static void end(struct store_file *file)
+/* Sets *@under, to be used until end(). */
+static int begin(struct store_file *file, struct store_file **under)
 {
 	struct backing *b = backing_of(file);
-	struct fs *fs = b->inode->fs;
+	int n = atomic_load(&b->uses), err;
 
-	pthread_mutex_lock(&fs->lock);
-	if (!--b->uses) {
-		TAILQ_INSERT_TAIL(&fs->idle_backings, b, link);
-		b->on_idle = true;
+	while (n != CLOSED && !atomic_compare_exchange_weak(&b->uses, &n, n + 1))
+		;
+	if (n == CLOSED) {
+		err = begin_closed(b);
+		if (err)
+			return err;
 	}
-	pthread_mutex_unlock(&fs->lock);
+	if (!atomic_load_explicit(&b->used, memory_order_relaxed))
+		atomic_store_explicit(&b->used, true, memory_order_relaxed);
+	*under = b->under;
+	return 0;
+}
+
+static void end(struct store_file *file)
+{
+	atomic_fetch_sub(&backing_of(file)->uses, 1);
 }
 
 /* One call of the file below: @err, or what the call returns. */
@@ -187,9 +217,11 @@ static void backing_close(struct store_file *file)
 	struct fs *fs = b->inode->fs;
 
 	pthread_mutex_lock(&fs->lock);
-	bug_on(b->uses);
-	unlist_idle(b);
-	fs->n_backings -= b->under != NULL;
+	bug_on(atomic_load(&b->uses) > 0);
+	if (b->under) {
+		TAILQ_REMOVE(&fs->backings, b, link);
+		fs->n_backings--;
+	}
 	pthread_mutex_unlock(&fs->lock);
 	close_file(b->under);
 	free(b);
@@ -204,14 +236,10 @@ void backing_close_idle(struct inode *inode)
 
 	pthread_mutex_lock(&fs->lock);
 	if (inode->cfiles)
-		for (b = TAILQ_FIRST(&fs->idle_backings); b && n < ARRAY_LEN(under); b = next) {
+		for (b = TAILQ_FIRST(&fs->backings); b && n < ARRAY_LEN(under); b = next) {
 			next = TAILQ_NEXT(b, link);
-			if (b->inode != inode)
-				continue;
-			unlist_idle(b);
-			fs->n_backings--;
-			under[n++] = b->under;
-			b->under = NULL;
+			if (b->inode == inode && (under[n] = take_unused(b)))
+				n++;
 		}
 	pthread_mutex_unlock(&fs->lock);
 	while (n > 0)
@@ -234,13 +262,13 @@ static const struct store_file_ops backing_ops = {
 int backing_open(struct inode *inode, bool write, struct store_file **out)
 {
 	struct backing *b = calloc(1, sizeof(*b));
-	struct store_file *surplus;
+	struct store_file *under, *surplus;
 	struct fs *fs = inode->fs;
 	int err = -ENOMEM;
 
 	if (!b)
 		return err;
-	err = contents_open_below(inode, write, &b->under);
+	err = contents_open_below(inode, write, &under);
 	if (err) {
 		free(b);
 		return err;
@@ -249,9 +277,7 @@ int backing_open(struct inode *inode, bool write, struct store_file **out)
 	b->base.writable = write;
 	b->inode = inode;
 	pthread_mutex_lock(&fs->lock);
-	fs->n_backings++;
-	TAILQ_INSERT_TAIL(&fs->idle_backings, b, link);
-	b->on_idle = true;
+	opened(b, under);
 	surplus = take_surplus(fs);
 	pthread_mutex_unlock(&fs->lock);
 	close_file(surplus);

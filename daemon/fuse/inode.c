@@ -212,7 +212,7 @@ int inode_table_init(struct fs *fs)
 	fs->root.refs = 1;
 	fs->root.lookups = 1;
 	TAILQ_INIT(&fs->idle);
-	TAILQ_INIT(&fs->idle_backings);
+	TAILQ_INIT(&fs->backings);
 	/* A part remains for open directories, devices and clients. */
 	fs->max_fds = fs->max_backings = MAX_FDS;
 	if (!getrlimit(RLIMIT_NOFILE, &limit) && limit.rlim_cur / 3 < MAX_FDS)

@@ -121,13 +121,15 @@ struct supervised {
 struct receiving {
 	bool may_poll;		/* constant */
 	pthread_t guard;
-	sem_t guard_wake, parking;
+	sem_t guard_wake;
 	atomic_bool guarding;	/* the guard is awake, or about to be */
 	atomic_uint front;	/* ticket of the thread in front; 0: none */
 	atomic_uint tickets;	/* handed out */
 	atomic_uint steps;	/* of those in front: it moves */
 	atomic_uint reading;	/* threads in read(2) */
-	atomic_uint parked;	/* threads that wait, and that nobody has woken yet */
+	atomic_uint parked;	/* of seats */
+	pthread_mutex_t lock;	/* a leaf */
+	LIST_HEAD(, seat) seats; /* lock: threads that wait, and that nobody has woken yet */
 	/* Hints, relaxed. */
 	atomic_uint n_close;	/* requests in a row that came soon after the one before */
 	atomic_uint_least64_t ended_ns; /* when a request was last done with */
@@ -171,7 +173,7 @@ struct fs {
 	unsigned n_dirs;	/* open directories: their descriptors cannot be closed meanwhile */
 	struct inode_list idle; /* inodes whose descriptor may be closed, longest unused first */
 	unsigned n_backings;	/* store files with a descriptor */
-	TAILQ_HEAD(, backing) idle_backings; /* those that may be closed, as above */
+	TAILQ_HEAD(, backing) backings; /* those that may be closed, as above */
 	uint64_t last_id;
 	bool quiescing;		/* no ioctls any more */
 	bool deaf;		/* nor invalidations: nobody would answer what they wait for */
@@ -387,10 +389,10 @@ void cred_leave(fuse_req_t req);
 
 /* As read(2), for a thread that serves. */
 ssize_t receive(struct fs *fs, int fd, void *buf, size_t size);
-/* This thread is about to wait for something: others receive meanwhile. */
-void receive_waits(struct fs *fs);
 void receive_thread_ends(struct fs *fs);
 int receive_start(struct fs *fs);
+/* Those that are parked, when fs->stopping is set. */
+void receive_wake_all(struct fs *fs);
 /* When no thread serves any more. */
 void receive_stop(struct fs *fs);
 

@@ -1,22 +1,22 @@
 /*
  * receive.c - which thread takes the next request from the kernel.
  *
- * Usually all wait in read(2), and the kernel wakes one for a request. That costs more than what most requests
- * ask for: some microseconds, and ten or more where idle cores halt (virtual machines), beside two
- * for a page from home. So while requests come one soon after the other, one thread is in *front*: it
- * polls for them and carries them out, and the others stay out of the kernel's sight, parked, since it would wake one
- * of them for each request.
+ * Usually two wait in read(2), and the kernel wakes one for a request. (Not all, since it would wake the one
+ * that has waited longest, whose core has forgotten it.) That costs more than what most requests ask for: some
+ * microseconds, and ten or more where idle cores halt (virtual machines), beside two for a page from
+ * home. So while requests come one soon after the other, one thread is in *front*: it polls for them and
+ * carries them out, and nobody else is in read(2), for the kernel to wake.
  *
  * The front is given up, and others receive, when
  *  - no request has come for POLL_NS: back to waiting;
  *  - another program wants the core on which it polls;
  *  - requests pile up: one thread is too few;
- *  - the request in hand takes long by its size, or waits for storage (receive_waits());
+ *  - the request in hand takes long by its size, or is about to wait (thread_waits());
  *  - it has not moved for GUARD_NS, whatever the reason: the guard, a thread of its own, takes it away.
  * After all but the first it stays free for some time.
  *
- * So somebody receives at any time, unless all threads are busy: a thread parks only while another one is in
- * front, and who gives the front up receives, or wakes a parked thread if nobody does.
+ * So somebody receives at any time, unless all threads are busy: a thread is parked only while somebody is in
+ * front, or enough are in read(2); and who leaves nobody there wakes a parked one.
  */
 #include "fuse/internal.h"
 
@@ -35,6 +35,8 @@
 /* So many requests in a row that were there before we looked are a pile. */
 #define PILE 8u
 #define LONG_BYTES (128u << 10)
+/* In read(2): the second one takes what comes while the first one is at work. */
+#define WAITING 2u
 #define REST_NS 1000000u
 #define GUARD_NS 1000000u
 
@@ -42,15 +44,31 @@
 static __thread unsigned in_front;
 static __thread unsigned n_at_once; /* requests in a row that did not have to be waited for */
 
-/* Nobody is in front any more: somebody must receive. */
+/* A parked thread. The one that was parked last is woken first: its core and its memory are warm. */
+struct seat {
+	pthread_cond_t cond;
+	bool on; /* r->seats */
+	LIST_ENTRY(seat) link;
+};
+
+/* r->lock held. */
+static void seat_leave(struct receiving *r, struct seat *seat)
+{
+	LIST_REMOVE(seat, link);
+	seat->on = false;
+	atomic_fetch_sub(&r->parked, 1);
+	pthread_cond_signal(&seat->cond);
+}
+
+/* Somebody must receive. */
 static void wake_one(struct receiving *r)
 {
-	unsigned n = atomic_load(&r->parked);
-
-	while (n && !atomic_compare_exchange_weak(&r->parked, &n, n - 1))
-		;
-	if (n)
-		sem_post(&r->parking);
+	if (!atomic_load(&r->parked))
+		return;
+	pthread_mutex_lock(&r->lock);
+	if (!LIST_EMPTY(&r->seats))
+		seat_leave(r, LIST_FIRST(&r->seats));
+	pthread_mutex_unlock(&r->lock);
 }
 
 /* @ticket's thread is in front no more; false: it was not anyway. */
@@ -69,21 +87,18 @@ static void give_up(struct receiving *r)
 	atomic_store_explicit(&r->n_close, 0, memory_order_relaxed);
 	take_away(r, in_front);
 	in_front = 0;
+	thread_relied_on(NULL, NULL);
 }
 
 /* As above, while a request is in hand. */
-static void make_way(struct receiving *r)
+static void make_way(void *arg)
 {
+	struct receiving *r = arg;
+
 	rest(r);
 	give_up(r);
 	if (!atomic_load(&r->reading))
 		wake_one(r);
-}
-
-void receive_waits(struct fs *fs)
-{
-	if (in_front)
-		make_way(&fs->receiving);
 }
 
 static bool get_in_front(struct receiving *r)
@@ -97,6 +112,7 @@ static bool get_in_front(struct receiving *r)
 	if (!atomic_compare_exchange_strong(&r->front, &nobody, ticket))
 		return false;
 	in_front = ticket;
+	thread_relied_on(make_way, r);
 	n_at_once = 0;
 	if (!atomic_exchange(&r->guarding, true))
 		sem_post(&r->guard_wake);
@@ -128,19 +144,33 @@ static void poll_in_front(struct fs *fs, int fd)
 	n_at_once++;
 }
 
+/* Whether enough others receive. */
+static bool not_needed(struct receiving *r)
+{
+	return atomic_load(&r->front) || atomic_load(&r->reading) >= WAITING;
+}
+
 static void park(struct fs *fs)
 {
 	struct receiving *r = &fs->receiving;
+	struct seat seat = { .cond = PTHREAD_COND_INITIALIZER };
 
-	while (atomic_load(&r->front) && !fs->stopping) {
+	if (!not_needed(r))
+		return;
+	pthread_mutex_lock(&r->lock);
+	while (!fs->stopping) {
+		seat.on = true;
+		LIST_INSERT_HEAD(&r->seats, &seat, link);
+		/* Either we see that we are needed by now, or who knows it first sees us. */
 		atomic_fetch_add(&r->parked, 1);
-		/* Either we see that the front is free by now, or who freed it sees us. */
-		if (!atomic_load(&r->front))
-			wake_one(r);
-		/* Interrupted only when it all ends: then the count does not matter. */
-		while (sem_wait(&r->parking) && !fs->stopping)
-			;
+		if (!not_needed(r))
+			seat_leave(r, &seat);
+		while (seat.on)
+			pthread_cond_wait(&seat.cond, &r->lock);
+		if (!not_needed(r))
+			break;
 	}
+	pthread_mutex_unlock(&r->lock);
 }
 
 static bool has_request(int fd)
@@ -193,7 +223,7 @@ ssize_t receive(struct fs *fs, int fd, void *buf, size_t size)
 	ssize_t n;
 
 	if (in_front && atomic_load(&r->front) != in_front)
-		in_front = 0; /* the guard was here */
+		give_up(r); /* the guard has taken it already */
 	if (!in_front)
 		atomic_store_explicit(&r->ended_ns, now_ns(), memory_order_relaxed);
 	atomic_fetch_add_explicit(&r->steps, in_front != 0, memory_order_relaxed);
@@ -249,7 +279,8 @@ int receive_start(struct fs *fs)
 	struct receiving *r = &fs->receiving;
 	cpu_set_t cpus;
 
-	sem_init(&r->parking, 0, 0);
+	LIST_INIT(&r->seats);
+	pthread_mutex_init(&r->lock, NULL);
 	sem_init(&r->guard_wake, 0, 0);
 	/* Who polled on the only core would keep away whom it waits for. */
 	r->may_poll = !sched_getaffinity(0, sizeof(cpus), &cpus) && CPU_COUNT(&cpus) > 1;
@@ -264,12 +295,22 @@ void receive_thread_ends(struct fs *fs)
 	wake_one(&fs->receiving);
 }
 
+void receive_wake_all(struct fs *fs)
+{
+	struct receiving *r = &fs->receiving;
+
+	pthread_mutex_lock(&r->lock);
+	while (!LIST_EMPTY(&r->seats))
+		seat_leave(r, LIST_FIRST(&r->seats));
+	pthread_mutex_unlock(&r->lock);
+}
+
 void receive_stop(struct fs *fs)
 {
 	struct receiving *r = &fs->receiving;
 
 	sem_post(&r->guard_wake);
 	pthread_join(r->guard, NULL);
-	sem_destroy(&r->parking);
+	pthread_mutex_destroy(&r->lock);
 	sem_destroy(&r->guard_wake);
 }

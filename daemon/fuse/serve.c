@@ -171,6 +171,7 @@ int serve_start(struct fs *fs)
 void serve_stop(struct fs *fs)
 {
 	fs->stopping = true;
+	receive_wake_all(fs);
 	for (unsigned i = 0; i < fs->n_threads; i++) {
 		struct timespec soon;
 

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/thread.h"
 #include "base/util.h"
 #include "store/store.h"
 
@@ -64,8 +65,27 @@ static ssize_t move_bytes(ssize_t (*call)(int, const struct iovec *, int, off_t)
 	}
 }
 
+/* Whether all of it could be read without waiting; the bytes are in *@got then. */
+static bool read_at_once(int fd, const struct iovec *iov, int n, off_t off, ssize_t *got)
+{
+	size_t want = 0;
+
+	if (n > IOV_MAX)
+		return false;
+	for (int i = 0; i < n; i++)
+		want += iov[i].iov_len;
+	*got = preadv2(fd, iov, n, off, RWF_NOWAIT);
+	return *got >= 0 && (size_t)*got == want;
+}
+
 static ssize_t dir_read(struct store_file *file, const struct iovec *iov, int n, off_t off)
 {
+	ssize_t got;
+
+	/* Usually in the kernel's memory: nobody need stand in for us then. */
+	if (thread_is_relied_on() && read_at_once(fd_of(file), iov, n, off, &got))
+		return got;
+	thread_waits();
 	return move_bytes(preadv, fd_of(file), iov, n, off);
 }
 
@@ -76,6 +96,7 @@ static int dir_write(struct store_file *file, const struct iovec *iov, int n, of
 
 	if (!file->writable)
 		return -EBADF;
+	thread_waits();
 	for (int i = 0; i < n; i++)
 		want += iov[i].iov_len;
 	done = move_bytes(pwritev, fd_of(file), iov, n, off);
@@ -88,6 +109,7 @@ static int dir_sync(struct store_file *file, bool data_only)
 {
 	int fd = fd_of(file);
 
+	thread_waits();
 	if (TEMP_FAILURE_RETRY(data_only ? fdatasync(fd) : fsync(fd)) < 0)
 		return -errno;
 	return 0;
@@ -98,6 +120,7 @@ static int dir_truncate(struct store_file *file, off_t size)
 	/* The kernel would say EINVAL. */
 	if (!file->writable)
 		return -EBADF;
+	thread_waits();
 	return TEMP_FAILURE_RETRY(ftruncate(fd_of(file), size)) < 0 ? -errno : 0;
 }
 
@@ -105,6 +128,7 @@ static int dir_allocate(struct store_file *file, int mode, off_t off, off_t len)
 {
 	if (!file->writable)
 		return -EBADF;
+	thread_waits();
 	return TEMP_FAILURE_RETRY(fallocate(fd_of(file), mode, off, len)) < 0 ? -errno : 0;
 }
 
@@ -138,6 +162,7 @@ static ssize_t dir_copy_range(struct store_file *from, off_t from_off, struct st
 		return -EXDEV;
 	if (!to->writable)
 		return -EBADF;
+	thread_waits();
 	do
 		got = copy_file_range(fd_of(from), &from_off, fd_of(to), &to_off, len, 0);
 	while (got < 0 && errno == EINTR);

@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "base/fault.h"
+#include "base/thread.h"
 #include "base/util.h"
 #include "gaia/protocol.h"
 #include "store/store.h"
@@ -356,6 +357,32 @@ EACH_STORE(any_number_of_buffers_will_do)
 	cr_assert_eq(f->ops->truncate(f, 5 + (off_t)len * 2 / 3), 0);
 	cr_assert_eq(f->ops->read(f, iov, PIECES, 5), (ssize_t)(len * 2 / 3));
 	cr_assert_arr_eq(to, from, len * 2 / 3);
+	close_file(f);
+}
+
+static void note_wait(void *n)
+{
+	++*(unsigned *)n;
+}
+
+EACH_STORE(a_thread_that_others_rely_on_reads_and_writes_the_same)
+{
+	static char from[3 * GAIA_PAGE], to[3 * GAIA_PAGE];
+	struct iovec iov = { from, sizeof(from) };
+	struct store_file *f = open_file();
+	unsigned waits = 0;
+
+	pattern(from, sizeof(from), 4);
+	thread_relied_on(note_wait, &waits);
+	cr_assert_eq(f->ops->write(f, &iov, 1, 5), 0);
+	iov.iov_base = to;
+	cr_assert_eq(f->ops->read(f, &iov, 1, 5), (ssize_t)sizeof(to));
+	cr_assert_arr_eq(to, from, sizeof(from));
+	/* Cut by the end of the file. */
+	cr_assert_eq(f->ops->read(f, &iov, 1, 5 + GAIA_PAGE), 2 * GAIA_PAGE);
+	cr_assert_arr_eq(to, from + GAIA_PAGE, 2 * GAIA_PAGE);
+	cr_assert_eq(f->ops->sync(f, true), 0);
+	thread_relied_on(NULL, NULL);
 	close_file(f);
 }
 

@@ -257,3 +257,23 @@ Test(thread, a_long_name_is_cut)
 	pthread_getname_np(pthread_self(), name, sizeof(name));
 	cr_assert_str_eq(name, "a-name-of-more-");
 }
+
+static void note_wait(void *n)
+{
+	++*(unsigned *)n;
+}
+
+Test(relied_on, a_thread_tells_before_it_waits_as_long_as_it_is)
+{
+	unsigned waits = 0;
+
+	thread_waits();
+	cr_assert_not(thread_is_relied_on());
+	thread_relied_on(note_wait, &waits);
+	cr_assert(thread_is_relied_on());
+	thread_waits();
+	cr_assert_eq(waits, 1);
+	thread_relied_on(NULL, NULL);
+	thread_waits();
+	cr_assert_eq(waits, 1);
+}
