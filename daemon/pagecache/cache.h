@@ -32,6 +32,7 @@
 
 struct cache;
 struct cfile;
+struct chunk;
 struct mapping;
 
 /* What the cache asks of its surroundings. All are called without locks held. */
@@ -158,6 +159,7 @@ struct cache_read {
 	struct cfile *file;
 	off_t off;
 	bool kernel;
+	struct chunk *chunk[2]; /* as many as CACHE_READ_MAX bytes may lie in */
 };
 #define CACHE_READ_MAX (1u << 20)
 

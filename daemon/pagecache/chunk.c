@@ -119,11 +119,17 @@ bool page_trylock(struct chunk *ch, unsigned i)
 	return true;
 }
 
+void page_wait(struct chunk *ch)
+{
+	thread_waits();
+	pthread_cond_wait(&ch->unlocked, &ch->lock);
+}
+
 void pages_lock(struct chunk *ch, unsigned a, unsigned b)
 {
 	for (unsigned i = a; i < b; i++)
 		while (!page_trylock(ch, i))
-			pthread_cond_wait(&ch->unlocked, &ch->lock);
+			page_wait(ch);
 }
 
 void pages_unlock(struct chunk *ch, unsigned a, unsigned b)
@@ -141,7 +147,7 @@ void page_share(struct chunk *ch, unsigned i)
 	struct page *p = page_make(ch, i);
 
 	while ((p->flags & PAGE_LOCKED) || p->readers == UINT8_MAX)
-		pthread_cond_wait(&ch->unlocked, &ch->lock);
+		page_wait(ch);
 	p->readers++;
 }
 

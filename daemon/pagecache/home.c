@@ -205,7 +205,7 @@ static int share_pages(struct chunk *ch, unsigned a, unsigned b, unsigned ahead,
 	pthread_mutex_lock(&ch->lock);
 	while (i < b) {
 		if (page_make(ch, i)->flags & PAGE_LOCKED) {
-			pthread_cond_wait(&ch->unlocked, &ch->lock);
+			page_wait(ch);
 			continue;
 		}
 		if (page_ready(ch, i)) {
@@ -225,8 +225,7 @@ static int share_pages(struct chunk *ch, unsigned a, unsigned b, unsigned ahead,
 			j++;
 		if (j == b)
 			while (j < b + ahead && j < GAIA_CHUNK_PAGES && page_limit(ch, j) > 0 &&
-			       !page_present(ch, j) && !(ch->track && page_ahead(ch, j)) &&
-			       page_trylock(ch, j))
+			       !page_ready(ch, j) && page_trylock(ch, j))
 				j++;
 		pthread_mutex_unlock(&ch->lock);
 		err = home_bring(ch, i, j);
@@ -269,19 +268,38 @@ static size_t first_part(uint64_t off, size_t len, unsigned *a, unsigned *b)
 	return n;
 }
 
-static void unshare_range(struct cfile *f, uint64_t off, size_t len, bool given)
+static void unshare_parts(struct cache_read *rd, bool given)
 {
+	uint64_t off = (uint64_t)rd->off;
+	size_t left = rd->bytes, n;
 	unsigned a, b;
-	size_t n;
 
-	for (; len > 0; off += n, len -= n) {
-		struct chunk *ch = chunk_get(f, off / GAIA_CHUNK, false);
-
-		n = first_part(off, len, &a, &b);
-		pages_unshare(ch, a, b, given);
-		chunk_put(ch); /* the one just taken, and the one since cache_read_begin() */
-		chunk_put(ch);
+	for (unsigned k = 0; left > 0; k++, off += n, left -= n) {
+		n = first_part(off, left, &a, &b);
+		pages_unshare(rd->chunk[k], a, b, given);
+		chunk_put(rd->chunk[k]);
 	}
+}
+
+/*
+ * How many pages to bring home beyond a read [at, end): some if it goes on where one of the last few ended.
+ * Several programs may read at several places; what they find is a hint, so nobody locks anything.
+ */
+static unsigned read_beyond(struct cfile *f, uint64_t at, uint64_t end)
+{
+	unsigned k;
+
+	for (k = 0; k < READ_STREAMS; k++)
+		if (atomic_load_explicit(&f->stream[k], memory_order_relaxed) == at)
+			break;
+	if (k < READ_STREAMS) {
+		atomic_store_explicit(&f->stream[k], end, memory_order_relaxed);
+		return READAHEAD_PAGES;
+	}
+	k = atomic_load_explicit(&f->oldest_stream, memory_order_relaxed);
+	atomic_store_explicit(&f->stream[k], end, memory_order_relaxed);
+	atomic_store_explicit(&f->oldest_stream, (k + 1) % READ_STREAMS, memory_order_relaxed);
+	return 0;
 }
 
 static void add_iov(struct cache_read *rd, char *p, size_t len)
@@ -297,7 +315,7 @@ static void add_iov(struct cache_read *rd, char *p, size_t len)
 int cache_read_begin(struct cfile *f, off_t off, size_t len, bool kernel, struct cache_read *rd)
 {
 	uint64_t size, at = (uint64_t)off;
-	unsigned a, b, ahead;
+	unsigned a, b, ahead, k = 0;
 	size_t left, n;
 	int err;
 
@@ -312,9 +330,7 @@ int cache_read_begin(struct cfile *f, off_t off, size_t len, bool kernel, struct
 		return 0;
 	len = MIN(len, (size_t)CACHE_READ_MAX);
 	left = (size_t)MIN((uint64_t)len, size - at);
-	ahead = atomic_exchange_explicit(&f->read_next, at + left, memory_order_relaxed) == at ?
-			READAHEAD_PAGES :
-			0;
+	ahead = read_beyond(f, at, at + left);
 	for (; left > 0; at += n, left -= n) {
 		struct chunk *ch = chunk_get(f, at / GAIA_CHUNK, true);
 
@@ -331,18 +347,19 @@ int cache_read_begin(struct cfile *f, off_t off, size_t len, bool kernel, struct
 			add_iov(rd, (char *)page_ptr(ch, i) + from, to - from);
 		}
 		rd->bytes += n;
+		rd->chunk[k++] = ch;
 	}
 	return 0;
 
 unshare:
-	unshare_range(f, (uint64_t)off, rd->bytes, false);
+	unshare_parts(rd, false);
 	pthread_rwlock_unlock(&f->range);
 	return err;
 }
 
 void cache_read_end(struct cache_read *rd)
 {
-	unshare_range(rd->file, (uint64_t)rd->off, rd->bytes, rd->kernel);
+	unshare_parts(rd, rd->kernel);
 	pthread_rwlock_unlock(&rd->file->range);
 }
 
@@ -418,26 +435,22 @@ static int span_fetch(const struct span *s)
 static int span_prepare(const struct span *s)
 {
 	struct chunk *ch = s->ch;
-	bool need;
 	int err;
 
 	err = span_fetch(s);
 	if (err == -EIO) /* once more: a device may just have proved to be gone */
 		err = span_fetch(s);
-	if (err)
-		return err;
-	for (unsigned i = s->a; i < s->b; i++) {
-		pthread_mutex_lock(&ch->lock);
-		need = !page_present(ch, i) &&
-		       (span_keeps(s, i) || (ch->track && home_base_needed(ch, i)));
-		pthread_mutex_unlock(&ch->lock);
-		if (!need)
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = s->a; i < s->b && !err; i++) {
+		if (page_present(ch, i) ||
+		    !(span_keeps(s, i) || (ch->track && home_base_needed(ch, i))))
 			continue;
+		pthread_mutex_unlock(&ch->lock);
 		err = home_fill(ch, i, i + 1);
-		if (err)
-			return err;
+		pthread_mutex_lock(&ch->lock);
 	}
-	return 0;
+	pthread_mutex_unlock(&ch->lock);
+	return err;
 }
 
 /* Frames for the pages that have none, zeroed where the write does not reach. */
@@ -478,6 +491,28 @@ static int span_frames(struct span *s)
 
 const char frame_zeros[GAIA_PAGE];
 
+/*
+ * The pages of a chunk that no device had touched a moment ago. A track that is made by now says
+ * of them what is true afterwards, too: only home and the kernel have them, and the same bytes.
+ */
+static void span_copy(const struct span *s)
+{
+	struct chunk *ch = s->ch;
+	const char *src = s->src;
+	unsigned from, to;
+
+	for (unsigned i = s->a; i < s->b; i++) {
+		span_of_page(s, i, &from, &to);
+		memcpy((char *)page_ptr(ch, i) + from, src ? src : frame_zeros, to - from);
+		if (src)
+			src += to - from;
+	}
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = s->a; i < s->b; i++)
+		page_set_dirty(ch, i);
+	pthread_mutex_unlock(&ch->lock);
+}
+
 /* Change the pages: locked, prepared, with frames. */
 static int span_apply(const struct span *s)
 {
@@ -486,35 +521,34 @@ static int span_apply(const struct span *s)
 	const char *src = s->src;
 	frame_t spare[2] = { 0, 0 };
 	unsigned from, to;
+	bool tracked;
 	int err = 0;
 
+	pthread_mutex_lock(&ch->lock);
+	tracked = ch->track != NULL;
+	pthread_mutex_unlock(&ch->lock);
+	if (!tracked) {
+		span_copy(s);
+		return 0;
+	}
 	for (unsigned i = s->a; i < s->b; i++) {
 		const char *bytes = src ? src : frame_zeros;
-		bool tracked;
 
 		span_of_page(s, i, &from, &to);
+		/* For a twin, and for a copy of what the kernel sent. */
+		for (unsigned k = 0; k < 2 && !err; k++)
+			if (!spare[k])
+				err = frame_alloc(c, 1, &spare[k]);
+		if (err)
+			break;
 		pthread_mutex_lock(&ch->lock);
-		tracked = ch->track != NULL;
-		pthread_mutex_unlock(&ch->lock);
-		if (!tracked) {
+		if (!ch->track)
 			memcpy((char *)page_ptr(ch, i) + from, bytes, to - from);
-			pthread_mutex_lock(&ch->lock);
-		} else {
-			/* For a twin, and for a copy of what the kernel sent. */
-			for (unsigned k = 0; k < 2 && !err; k++)
-				if (!spare[k])
-					err = frame_alloc(c, 1, &spare[k]);
-			if (err)
-				break;
-			pthread_mutex_lock(&ch->lock);
-			if (!ch->track)
-				memcpy((char *)page_ptr(ch, i) + from, bytes, to - from);
-			else if (s->kind == CACHE_WRITE_PAGES)
-				kernel_page_write(ch, i, !bit_test(s->fresh, i), bytes, to, spare);
-			else
-				exact_write(ch, i, !bit_test(s->fresh, i), from, bytes, to - from,
-					    s->kind == CACHE_WRITE_THROUGH, spare);
-		}
+		else if (s->kind == CACHE_WRITE_PAGES)
+			kernel_page_write(ch, i, !bit_test(s->fresh, i), bytes, to, spare);
+		else
+			exact_write(ch, i, !bit_test(s->fresh, i), from, bytes, to - from,
+				    s->kind == CACHE_WRITE_THROUGH, spare);
 		page_set_dirty(ch, i);
 		pthread_mutex_unlock(&ch->lock);
 		if (src)

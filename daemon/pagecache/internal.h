@@ -28,6 +28,7 @@
 #include "base/counters.h"
 #include "base/fault.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "base/util.h"
 #include "consistency/merge.h"
 #include "consistency/track.h"
@@ -147,6 +148,8 @@ struct chunk {
 };
 TAILQ_HEAD(chunk_list, chunk);
 
+#define READ_STREAMS 4u
+
 struct cfile {
 	/* Constant. */
 	struct cache *cache;
@@ -182,7 +185,9 @@ struct cfile {
 	atomic_bool passthrough;
 	/* In that state, whether CPU programs may change the store's file; if not, whether home has what they did. */
 	_Atomic(enum { CPU_WRITES, CPU_STOPPED, CPU_IMPORTED }) cpu_writes;
-	atomic_uint_least64_t read_next; /* where a sequential reader would go on */
+	/* Where sequential readers would go on: hints, relaxed. */
+	atomic_uint_least64_t stream[READ_STREAMS];
+	atomic_uint oldest_stream;
 	atomic_uint mappings;
 
 	/* cache->lock: kernel copies to be invalidated again. */
@@ -352,7 +357,9 @@ static inline bool page_dirty(const struct chunk *ch, unsigned i)
 	return page_at(ch, i) && (page_at(ch, i)->flags & PAGE_DIRTY);
 }
 
-/* chunk->lock held (dropped while waiting). Pages [a, b). */
+/* chunk->lock held, dropped while some page lock of the chunk is waited for. */
+void page_wait(struct chunk *ch);
+/* The same, and pages [a, b). */
 void pages_lock(struct chunk *ch, unsigned a, unsigned b);
 void pages_unlock(struct chunk *ch, unsigned a, unsigned b);
 bool page_trylock(struct chunk *ch, unsigned i);

@@ -128,8 +128,11 @@ static void note_gone(struct cache_device *dev, int err)
 
 int cache_device_run(struct cache_device *dev, struct dev_op *op)
 {
-	int err = atomic_load(&dev->gone) ? -ENODEV : device_run(dev->dev, op);
+	int err = -ENODEV;
 
+	thread_waits();
+	if (!atomic_load(&dev->gone))
+		err = device_run(dev->dev, op);
 	note_gone(dev, err);
 	return err;
 }

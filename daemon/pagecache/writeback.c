@@ -12,7 +12,6 @@
 #include "base/thread.h"
 #include "pagecache/internal.h"
 
-#define RUN_PAGES 256u	  /* in one call to the store */
 #define TICK_NS 500000000ull
 #define RESPITE_NS 100000000ull /* for a store that failed: a full one takes its time to say so */
 
@@ -96,7 +95,7 @@ static void store_worked(struct cfile *f, struct store_file *sf)
 static int store_run(struct chunk *ch, unsigned a, unsigned b)
 {
 	struct cfile *f = ch->file;
-	struct iovec iov[RUN_PAGES];
+	struct iovec iov[GAIA_CHUNK_PAGES];
 	uint64_t off = ch->index * GAIA_CHUNK + (uint64_t)a * GAIA_PAGE;
 	uint64_t size = cfile_size(f);
 	struct store_file *sf;
@@ -148,7 +147,7 @@ int chunk_store(struct chunk *ch, unsigned a, unsigned b, bool wait)
 			page_unshare(ch, i++);
 			continue;
 		}
-		for (j = i + 1; j < b && j - i < RUN_PAGES; j++) {
+		for (j = i + 1; j < b; j++) {
 			if (!page_dirty(ch, j) || (page_at(ch, j)->flags & PAGE_LOCKED) ||
 			    page_at(ch, j)->readers == UINT8_MAX)
 				break;
