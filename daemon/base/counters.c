@@ -3,7 +3,25 @@
  */
 #include "base/counters.h"
 
-_Atomic uint64_t counters[CTR_COUNT];
+struct counter_set counter_sets[COUNTER_SETS];
+__thread struct counter_set *counter_set;
+
+void counter_set_choose(void)
+{
+	static atomic_uint threads;
+	unsigned n = atomic_fetch_add_explicit(&threads, 1, memory_order_relaxed);
+
+	counter_set = &counter_sets[n % COUNTER_SETS];
+}
+
+uint64_t counter_value(enum counter c)
+{
+	uint64_t sum = 0;
+
+	for (unsigned i = 0; i < COUNTER_SETS; i++)
+		sum += atomic_load_explicit(&counter_sets[i].value[c], memory_order_relaxed);
+	return sum;
+}
 
 static const char *const names[] = {
 #define X(name, text) [CTR_##name] = #name,

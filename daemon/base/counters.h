@@ -50,18 +50,23 @@ enum counter {
 	CTR_COUNT
 };
 
-extern _Atomic uint64_t counters[CTR_COUNT];
+/* Several of each, so that threads that count the same thing seldom write to the same cache line. */
+#define COUNTER_SETS 16u
+struct counter_set {
+	_Alignas(64) _Atomic uint64_t value[CTR_COUNT];
+};
+extern struct counter_set counter_sets[COUNTER_SETS];
+extern __thread struct counter_set *counter_set; /* the thread's; NULL: none yet */
+void counter_set_choose(void);
 
 static inline void count(enum counter c, uint64_t n)
 {
-	atomic_fetch_add_explicit(&counters[c], n, memory_order_relaxed);
+	if (!counter_set)
+		counter_set_choose();
+	atomic_fetch_add_explicit(&counter_set->value[c], n, memory_order_relaxed);
 }
 
-static inline uint64_t counter_value(enum counter c)
-{
-	return atomic_load_explicit(&counters[c], memory_order_relaxed);
-}
-
+uint64_t counter_value(enum counter c);
 const char *counter_name(enum counter c);
 const char *counter_text(enum counter c);
 
