@@ -286,6 +286,8 @@ static void on_ready(void *arg)
 
 	/* Nobody can ask for it before. */
 	json_object_set_new(d->mount, "cpu_cache", json_string(fs_cpu_cache(d->fs)));
+	if (fs_not_auto(d->fs))
+		json_object_set_new(d->mount, "not_auto", json_string(fs_not_auto(d->fs)));
 	d->ready = true;
 	uv_async_send(&d->news);
 }

@@ -26,7 +26,12 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 			FUSE_CAP_READDIRPLUS_AUTO | FUSE_CAP_DONT_MASK | FUSE_CAP_IOCTL_DIR |
 			FUSE_CAP_CACHE_SYMLINKS | FUSE_CAP_HANDLE_KILLPRIV_V2;
 
-	fs->passthrough = fs->config.cpu_cache == FS_AUTO && passthrough_init(fs, conn);
+	if (fs->config.cpu_cache == FS_AUTO) {
+		fs->not_auto = passthrough_init(fs, conn);
+		fs->passthrough = !fs->not_auto;
+		if (fs->not_auto)
+			log_info("%s: --cpu-cache writeback", fs->not_auto);
+	}
 	fs->writeback = fs->config.cpu_cache != FS_WRITETHROUGH && !fs->passthrough;
 	cache_set_times_above(fs->cache, fs->writeback);
 	if (fs->passthrough)
@@ -113,6 +118,11 @@ const char *fs_libfuse(void)
 const char *fs_cpu_cache(const struct fs *fs)
 {
 	return fs->passthrough ? "auto" : fs->writeback ? "writeback" : "writethrough";
+}
+
+const char *fs_not_auto(const struct fs *fs)
+{
+	return fs->not_auto;
 }
 
 const char *fs_source(const struct fs *fs)

@@ -51,6 +51,8 @@ const char *fs_libfuse(void);
 
 /* Which it is: "auto", "writeback" or "writethrough". Once it is ready. */
 const char *fs_cpu_cache(const struct fs *fs);
+/* Why it is not "auto" though it was to be; NULL: it is, or was not to be. */
+const char *fs_not_auto(const struct fs *fs);
 
 /* Absolute. */
 const char *fs_source(const struct fs *fs);

@@ -149,6 +149,7 @@ struct fs {
 	bool acl;	    /* the source has POSIX ACLs */
 	bool writeback;	    /* the kernel gathers writes; from INIT on */
 	bool passthrough;   /* it serves files that no device maps itself; from INIT on */
+	const char *not_auto; /* why not, if it was to */
 	atomic_bool complained; /* of a file that it could not */
 	int source_fd;	    /* locks the source; -1 */
 	unsigned max_fds;   /* of inodes: above it idle ones are closed */
@@ -277,8 +278,8 @@ void backing_close_idle(struct inode *inode);
 
 /* ---- passthrough.c ---- */
 
-/* Whether files can be passed through on this connection; logs why not. */
-bool passthrough_init(struct fs *fs, struct fuse_conn_info *conn);
+/* Before INIT is answered: NULL if files can be passed through on this connection, or why not. */
+const char *passthrough_init(struct fs *fs, struct fuse_conn_info *conn);
 /* Before the answer to an open: decides how the handle is open. */
 int passthrough_open(fuse_req_t req, struct handle *h, struct fuse_file_info *fi);
 /* Before handle_close(), as far as the kernel still knows the handle. */

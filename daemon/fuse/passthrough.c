@@ -46,22 +46,18 @@ static bool may_pass_through(const struct fs *fs)
 	return fs->privileged && first == 0 && below == 0 && n == UINT32_MAX;
 }
 
-bool passthrough_init(struct fs *fs, struct fuse_conn_info *conn)
+const char *passthrough_init(struct fs *fs, struct fuse_conn_info *conn)
 {
 	struct statfs st;
 
-	if (!(conn->capable & FUSE_CAP_PASSTHROUGH)) {
-		log_info("this kernel cannot pass files through: --cpu-cache writeback");
-		return false;
-	}
-	if (!may_pass_through(fs)) {
-		log_info("only root may pass files through: --cpu-cache writeback");
-		return false;
-	}
+	if (!(conn->capable & FUSE_CAP_PASSTHROUGH))
+		return "this kernel cannot pass files through (Linux 6.9 can)";
+	if (!may_pass_through(fs))
+		return "only root may pass files through";
 	/* How deep file systems are stacked, ours included: nothing may be stacked on what is two deep. */
 	conn->max_backing_stack_depth =
 		!fstatfs(fs->root.fd, &st) && st.f_type == OVERLAYFS_SUPER_MAGIC ? 2 : 1;
-	return true;
+	return NULL;
 }
 
 /* ---- who has the file below ---- */
@@ -269,10 +265,9 @@ double attr_timeout(struct inode *inode)
 
 #else
 
-bool passthrough_init(struct fs *fs, struct fuse_conn_info *conn)
+const char *passthrough_init(struct fs *fs, struct fuse_conn_info *conn)
 {
-	log_info("this libfuse cannot pass files through: --cpu-cache writeback");
-	return false;
+	return "this libfuse cannot pass files through (3.17 can)";
 }
 
 int passthrough_open(fuse_req_t req, struct handle *h, struct fuse_file_info *fi)
