@@ -332,3 +332,22 @@ AUTO_WAY_BARE(fs_passthrough, a_file_that_is_both_written_and_opened_by_many_sta
 		close(fd[i]);
 	wait_cached("f");
 }
+
+/* Only the machine's root may: what auto is instead, and why, is said. */
+AUTO_WAY_BARE(fs_passthrough, where_it_cannot_be_had_status_says_why)
+{
+	struct shell_result r;
+
+	if (shell_run("/", 10, "unshare --user --map-root-user --mount true").status != 0)
+		WAY_SKIP("this user may not make user namespaces");
+	way_start(NULL);
+	r = shell_run(mnt.dir, 60,
+		      "mkdir below above && unshare --user --map-root-user --mount --kill-child sh -c '"
+		      "\"$GAIAFS\" --cpu-cache auto below above && "
+		      "\"$GAIA\" status above --json; \"$GAIA\" umount above'");
+	cr_assert_eq(r.status, 0, "%s", r.err);
+	cr_assert(strstr(r.err, "only root may pass files through"), "%s", r.err);
+	cr_assert(strstr(r.out, "\"cpu_cache\": \"writeback\""), "%s", r.out);
+	cr_assert(strstr(r.out, "\"not_auto\": \"only root may pass files through\""), "%s", r.out);
+	shell_free(&r);
+}
