@@ -309,7 +309,7 @@ enum options_result options_parse(int argc, char **argv, struct options *out)
 		.mount_options = xcalloc(1, 1),
 		.home_bytes = default_home(),
 		.writeback_age_ms = DEFAULT_AGE_S * 1000,
-		.cpu_cache = FS_WRITEBACK,
+		.cpu_cache = FS_AUTO,
 		.supervised = true,
 	};
 	opterr = 0;

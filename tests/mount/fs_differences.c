@@ -228,6 +228,31 @@ EACH_WAY_BARE(fs_differences, setid_programs_and_devices_work_with_it)
 	close(fd);
 }
 
+/* "O_APPEND" */
+EACH_WAY(fs_differences, a_file_opened_to_append_and_passed_through_goes_on_appending)
+{
+	struct stat st[2];
+	int fd[2];
+
+	make_file("f");
+	SAME_FD_OK(fd, openat(at, "f", O_WRONLY | O_APPEND));
+	SAME_OK(fcntl(fd[side], F_SETFL, 0));
+	SAME_OK(pwrite(fd[side], "x", 1, 0));
+	stat_both("f", st);
+	cr_assert_eq(st[ON_PLAIN].st_size, 4);
+	cr_assert_eq(st[ON_MOUNT].st_size, way_is("auto") ? 5 : 4);
+	/* The other way round it is as below. */
+	SAME_CLOSE(fd);
+	SAME_FD_OK(fd, openat(at, "f", O_WRONLY | O_TRUNC));
+	SAME_OK(write(fd[side], "text", 4));
+	SAME_OK(fcntl(fd[side], F_SETFL, O_APPEND));
+	SAME_OK(pwrite(fd[side], "x", 1, 0));
+	stat_both("f", st);
+	cr_assert_eq(st[ON_PLAIN].st_size, 5);
+	cr_assert_eq(st[ON_MOUNT].st_size, 5);
+	SAME_CLOSE(fd);
+}
+
 /* "O_DIRECT" */
 EACH_WAY(fs_differences, direct_io_need_not_be_aligned)
 {

@@ -187,9 +187,12 @@ static long run_dup(struct side *s, const struct step *t)
 
 static long run_setfl(struct side *s, const struct step *t)
 {
+	int flags = fcntl(fd_of(s, t), F_GETFL);
+
 	if (s->file[t->fd].direct)
 		return 0;
-	return fcntl(fd_of(s, t), F_SETFL, t->flags | O_NONBLOCK);
+	/* Appending is not taken away: fs_differences does. */
+	return fcntl(fd_of(s, t), F_SETFL, t->flags | O_NONBLOCK | (flags > 0 ? flags & O_APPEND : 0));
 }
 
 static long run_getfl(struct side *s, const struct step *t)
