@@ -120,6 +120,7 @@ struct supervised {
 /* Who receives requests: see receive.c. */
 struct receiving {
 	bool may_poll;		/* constant */
+	bool guarded;		/* the guard exists; one thread starts and stops */
 	pthread_t guard;
 	sem_t guard_wake;
 	atomic_bool guarding;	/* the guard is awake, or about to be */

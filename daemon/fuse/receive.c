@@ -284,7 +284,8 @@ int receive_start(struct fs *fs)
 	sem_init(&r->guard_wake, 0, 0);
 	/* Who polled on the only core would keep away whom it waits for. */
 	r->may_poll = !sched_getaffinity(0, sizeof(cpus), &cpus) && CPU_COUNT(&cpus) > 1;
-	return -pthread_create(&r->guard, NULL, guard, fs);
+	r->guarded = !pthread_create(&r->guard, NULL, guard, fs);
+	return r->guarded ? 0 : -EAGAIN;
 }
 
 void receive_thread_ends(struct fs *fs)
@@ -309,6 +310,10 @@ void receive_stop(struct fs *fs)
 {
 	struct receiving *r = &fs->receiving;
 
+	/* Never started, or stopped already. */
+	if (!r->guarded)
+		return;
+	r->guarded = false;
 	sem_post(&r->guard_wake);
 	pthread_join(r->guard, NULL);
 	pthread_mutex_destroy(&r->lock);
