@@ -46,6 +46,10 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 	 */
 	conn->want = want & conn->capable;
 	conn->max_write = FS_MAX_WRITE;
+#if GAIA_HAVE_PASSTHROUGH
+	/* We do not ask whether requests are interrupted: else libfuse takes a lock of the session for each. */
+	conn->no_interrupt = 1;
+#endif
 	conn->max_background = BACKGROUND;
 	conn->congestion_threshold = BACKGROUND * 3 / 4;
 	fs->config.ready(fs->config.arg);

@@ -124,6 +124,11 @@ static void import_page(struct chunk *ch, unsigned i, const char *store, frame_t
 	char *base = under_bytes(ch, i);
 	unsigned at = 0, len;
 
+	/* The last replica went while we waited for the page: nobody has it that could be behind. */
+	if (!ch->track) {
+		memcpy(page_ptr(ch, i), store, GAIA_PAGE);
+		return;
+	}
 	while ((len = next_difference(store, base ? base : (char *)page_ptr(ch, i), &at)) > 0) {
 		if (base)
 			memcpy(base + at, store + at, len);
