@@ -3,11 +3,12 @@
 
     results.py LABEL=TESTLOG.json...
 
-Prints a line for each test that failed or was skipped (with its reason), then the line
+Prints a line for each test that failed or was skipped (with its reason; one line for many with the same), then the line
 'N passed, N failed[, N skipped]'. Status 1 if one failed or none passed. A suite of Criterion is
 counted by its tests (it must have run with CRITERION_VERBOSITY_LEVEL=1); a program that
 writes TAP by its lines; any other is one test. A skip without a reason is a failure.
 """
+import collections
 import json
 import re
 import sys
@@ -15,6 +16,8 @@ import sys
 CRITERION = re.compile(r"^\[(PASS|FAIL|SKIP)\] ([^:\s]+::[^:\s]+): ?(.*)$", re.M)
 SYNTHESIS = re.compile(r"^\[====\] Synthesis: Tested: (\d+) \| Passing: (\d+) \| Failing: (\d+)", re.M)
 TAP = re.compile(r"^(not )?ok\b(?: \d+)?(?: -)? ?([^#\n]*)(?:# *(SKIP|TODO)\b *(.*))?$", re.M)
+
+MANY = 20
 
 
 def of_criterion(text):
@@ -55,6 +58,7 @@ def of_run(run):
 
 def main():
     count = {"PASS": 0, "FAIL": 0, "SKIP": 0}
+    skipped = collections.defaultdict(list)
     if len(sys.argv) < 2:
         print(__doc__.strip(), file=sys.stderr)
         return 2
@@ -64,8 +68,15 @@ def main():
             for line in log:
                 for word, name, reason in of_run(json.loads(line)):
                     count[word] += 1
-                    if word != "PASS":
-                        print("%s  %s  %s%s" % (word, label, name, reason and ": " + reason))
+                    if word == "SKIP":
+                        skipped[label, reason].append(name)
+                    elif word == "FAIL":
+                        print("FAIL  %s  %s%s" % (label, name, reason and ": " + reason))
+    for (label, reason), names in skipped.items():
+        if len(names) > MANY:
+            names = ["%d tests" % len(names)]
+        for name in names:
+            print("SKIP  %s  %s: %s" % (label, name, reason))
     print("%d passed, %d failed" % (count["PASS"], count["FAIL"]), end="")
     print(", %d skipped" % count["SKIP"] if count["SKIP"] else "")
     return count["FAIL"] > 0 or count["PASS"] == 0

@@ -104,6 +104,8 @@ static void print_one(FILE *out, int at, const char *name, const char *path)
 	case S_IFDIR:
 		fprintf(out, " xattrs=%lx\n", hash_xattrs(at, name, path));
 		fd = openat(at, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		if (fd < 0 && errno == EACCES)
+			break;
 		if (fd < 0)
 			fail("open", path);
 		print_dir(out, fd, path);
