@@ -23,6 +23,7 @@ struct backing {
 	/* fs->lock, or, to read it, a use. */
 	struct store_file *under; /* NULL iff CLOSED */
 	TAILQ_ENTRY(backing) link; /* on fs->backings iff open */
+	LIST_ENTRY(backing) of_inode;
 };
 #define CLOSED (-1)
 
@@ -168,6 +169,12 @@ static int backing_write(struct store_file *file, const struct iovec *iov, int n
 	return PASS(int, file, write, iov, n, off);
 }
 
+static int backing_patch(struct store_file *file, const void *buf, const void *base, size_t len,
+			 off_t off)
+{
+	return PASS(int, file, patch, buf, base, len, off);
+}
+
 static int backing_sync(struct store_file *file, bool data_only)
 {
 	return PASS(int, file, sync, data_only);
@@ -222,6 +229,7 @@ static void backing_close(struct store_file *file)
 		TAILQ_REMOVE(&fs->backings, b, link);
 		fs->n_backings--;
 	}
+	LIST_REMOVE(b, of_inode);
 	pthread_mutex_unlock(&fs->lock);
 	close_file(b->under);
 	free(b);
@@ -231,16 +239,13 @@ void backing_close_idle(struct inode *inode)
 {
 	struct fs *fs = inode->fs;
 	struct store_file *under[4];
-	struct backing *b, *next;
+	struct backing *b;
 	unsigned n = 0;
 
 	pthread_mutex_lock(&fs->lock);
-	if (inode->cfiles)
-		for (b = TAILQ_FIRST(&fs->backings); b && n < ARRAY_LEN(under); b = next) {
-			next = TAILQ_NEXT(b, link);
-			if (b->inode == inode && (under[n] = take_unused(b)))
-				n++;
-		}
+	LIST_FOREACH(b, &inode->backings, of_inode)
+		if (n < ARRAY_LEN(under) && (under[n] = take_unused(b)))
+			n++;
 	pthread_mutex_unlock(&fs->lock);
 	while (n > 0)
 		close_file(under[--n]);
@@ -249,6 +254,7 @@ void backing_close_idle(struct inode *inode)
 static const struct store_file_ops backing_ops = {
 	.read = backing_read,
 	.write = backing_write,
+	.patch = backing_patch,
 	.sync = backing_sync,
 	.truncate = backing_truncate,
 	.allocate = backing_allocate,
@@ -278,6 +284,7 @@ int backing_open(struct inode *inode, bool write, struct store_file **out)
 	b->inode = inode;
 	pthread_mutex_lock(&fs->lock);
 	opened(b, under);
+	LIST_INSERT_HEAD(&inode->backings, b, of_inode);
 	surplus = take_surplus(fs);
 	pthread_mutex_unlock(&fs->lock);
 	close_file(surplus);

@@ -72,6 +72,8 @@ struct inode {
 	TAILQ_ENTRY(inode) link;
 	UT_hash_handle hh;    /* fs->inodes; not the root */
 
+	LIST_HEAD(, backing) backings; /* its store files */
+
 	/*
 	 * Descriptors with access to the contents, or -1; kept while a cfile exists, and only by an
 	 * unprivileged daemon, which might not get them again (see contents.c). fs->lock.
@@ -86,6 +88,7 @@ struct inode {
 	unsigned passthrough_opens, passthrough_writers;
 	int backing_id;	     /* the kernel's name of the file below, while there are such */
 	bool may_change;     /* the file below, by mappings, which the kernel is not told of */
+	bool never_passed;   /* the kernel does not pass it through, and never has */
 	bool device_asked;   /* whether the next is known */
 	bool for_devices;    /* a device maps the file, or has */
 };

@@ -46,17 +46,26 @@ static bool may_pass_through(const struct fs *fs)
 	return fs->privileged && first == 0 && below == 0 && n == UINT32_MAX;
 }
 
-const char *passthrough_init(struct fs *fs, struct fuse_conn_info *conn)
+static bool is_stacked(int fd)
 {
 	struct statfs st;
 
+	return !fstatfs(fd, &st) && st.f_type == OVERLAYFS_SUPER_MAGIC;
+}
+
+const char *passthrough_init(struct fs *fs, struct fuse_conn_info *conn)
+{
 	if (!(conn->capable & FUSE_CAP_PASSTHROUGH))
 		return "this kernel cannot pass files through (Linux 6.9 can)";
 	if (!may_pass_through(fs))
 		return "only root may pass files through";
-	/* How deep file systems are stacked, ours included: nothing may be stacked on what is two deep. */
-	conn->max_backing_stack_depth =
-		!fstatfs(fs->root.fd, &st) && st.f_type == OVERLAYFS_SUPER_MAGIC ? 2 : 1;
+	/*
+	 * Not over file systems that are stacked themselves (0 is libfuse's word for that): mappings of their files hold
+	 * the files of what is below them, so that nothing tells who has one.
+	 */
+	if (is_stacked(fs->root.fd))
+		return "files of a stacked file system cannot be passed through";
+	conn->max_backing_stack_depth = 0;
 	return NULL;
 }
 
@@ -65,7 +74,7 @@ const char *passthrough_init(struct fs *fs, struct fuse_conn_info *conn)
 /* Whether a lease of the kind can be had: see above. */
 static bool lease_granted(struct inode *inode, int kind)
 {
-	int fd = inode_open(inode, O_RDONLY);
+	int fd = inode_open(inode, O_RDONLY | O_NONBLOCK); /* others may have leases, too */
 	bool granted;
 
 	if (fd < 0)
@@ -153,8 +162,14 @@ static bool to_be_cached(struct inode *inode)
 	if (inode->passthrough_opens)
 		return false;
 	return !cfile_is_passthrough(inode->cfile) ||
-	       (is_for_devices(inode) && nobody_has_it(inode) &&
+	       ((inode->never_passed || (is_for_devices(inode) && nobody_has_it(inode))) &&
 		!cfile_leave_passthrough(inode->cfile));
+}
+
+/* Errors by which the kernel says that it never will. */
+static bool is_for_good(int err)
+{
+	return err == -EPERM || err == -ELOOP || err == -EOPNOTSUPP;
 }
 
 static int passthrough_or_cached(fuse_req_t req, struct handle *h)
@@ -166,7 +181,8 @@ static int passthrough_or_cached(fuse_req_t req, struct handle *h)
 		return 0;
 	if (!inode->passthrough_opens)
 		err = first_passthrough(req, inode);
-	if (err && nobody_has_it(inode)) {
+	inode->never_passed = is_for_good(err);
+	if (err && (inode->never_passed || nobody_has_it(inode))) {
 		if (!atomic_exchange(&inode->fs->complained, true))
 			log_warn("a file could not be passed through: %s; such files are served "
 				 "by the daemon, which is slower", strerror(-err));
@@ -237,7 +253,7 @@ void passthrough_mapped(struct inode *inode)
 void passthrough_acquire(struct inode *inode)
 {
 	struct cfile *f = inode->cfile; /* the caller's handle keeps it */
-	bool news = false;
+	uint64_t news = 0;
 
 	if (!cfile_is_passthrough(f) || !cfile_cpu_may_write(f))
 		return;
@@ -246,7 +262,7 @@ void passthrough_acquire(struct inode *inode)
 		news = cfile_cpu_stops(f);
 	pthread_mutex_unlock(&inode->lock);
 	if (news)
-		(void)cfile_cpu_stopped(f); /* if it cannot, acquires see for themselves */
+		(void)cfile_cpu_stopped(f, news); /* if it cannot, acquires see for themselves */
 }
 
 double attr_timeout(struct inode *inode)

@@ -132,16 +132,16 @@ void cfile_set_gone(struct cfile *f, bool gone);
  *
  * cfile_cpu_writes(): a CPU program may change the store's file from now on, as is assumed at first;
  * cfile_cpu_may_write(): that is the last word. cfile_cpu_stops():
- * none can any more; the caller sees to it that none gets in between. True if that is news; then cfile_cpu_stopped() [F]
- * is due, with no lock of the caller's held: it takes over what they have changed, and acquires compare nothing
+ * none can any more; the caller sees to it that none gets in between. Not 0 if that is news; then cfile_cpu_stopped() [F]
+ * is due, with what it returned, and no lock of the caller's held: it takes over what they have changed, and acquires compare nothing
  * until somebody writes again. Its errors are the store's; acquires go on comparing then.
  */
 bool cfile_is_passthrough(struct cfile *f);
 int cfile_leave_passthrough(struct cfile *f);
 void cfile_cpu_writes(struct cfile *f);
 bool cfile_cpu_may_write(struct cfile *f);
-bool cfile_cpu_stops(struct cfile *f);
-int cfile_cpu_stopped(struct cfile *f);
+uint64_t cfile_cpu_stops(struct cfile *f);
+int cfile_cpu_stopped(struct cfile *f, uint64_t stopped);
 
 /* Bytes: the store's size, or more while dirty pages reach further. */
 uint64_t cfile_size(struct cfile *f);

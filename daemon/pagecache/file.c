@@ -112,6 +112,7 @@ static void drop_home(struct cfile *f)
 			page_drop(ch, i);
 			pages_unlock(ch, i, i + 1);
 		}
+		track_maybe_free(ch);
 		pthread_mutex_unlock(&ch->lock);
 	}
 	pthread_rwlock_unlock(&f->range);

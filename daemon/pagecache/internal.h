@@ -150,6 +150,8 @@ TAILQ_HEAD(chunk_list, chunk);
 
 #define READ_STREAMS 4u
 
+enum { CPU_WRITES, CPU_STOPPED, CPU_IMPORTED, CPU_STATES };
+
 struct cfile {
 	/* Constant. */
 	struct cache *cache;
@@ -183,8 +185,11 @@ struct cfile {
 	atomic_bool gone;
 	/* Changed with range held exclusively; see passthrough.c. */
 	atomic_bool passthrough;
-	/* In that state, whether CPU programs may change the store's file; if not, whether home has what they did. */
-	_Atomic(enum { CPU_WRITES, CPU_STOPPED, CPU_IMPORTED }) cpu_writes;
+	/*
+	 * In that state, whether CPU programs may change the store's file; if not, whether home has what they did: one
+	 * of CPU_*, and how often that changed.
+	 */
+	atomic_uint_least64_t cpu_writes;
 	/* Where sequential readers would go on: hints, relaxed. */
 	atomic_uint_least64_t stream[READ_STREAMS];
 	atomic_uint oldest_stream;
@@ -449,8 +454,15 @@ unsigned page_limit(const struct chunk *ch, unsigned i);
 int passthrough_size(struct cfile *f);
 /* Whatever was released of pages [a, b), locked exclusively, and CPU programs have changed, becomes home's. */
 int passthrough_catch_up(struct chunk *ch, unsigned a, unsigned b);
-/* Pages [a, b), locked exclusively, were released: CPU programs are to see it. */
+/*
+ * A release: before pages are locked, file->range held: whether there is room for what may not be stored, and the size;
+ * then what earlier ones left unmerged of pages [a, b); then, when they are released, CPU programs are to see them, or an
+ * error is told; at last, with nothing held, what earlier ones could not store of the range is tried again.
+ */
+int passthrough_before_release(struct cfile *f);
+int passthrough_left_over(struct chunk *ch, unsigned a, unsigned b);
 int passthrough_released(struct chunk *ch, unsigned a, unsigned b);
+int passthrough_release_again(struct cfile *f, uint64_t off, uint64_t len);
 /* cache_read() and cache_write() of such a file. */
 ssize_t passthrough_read(struct cfile *f, void *buf, size_t len, off_t off);
 int passthrough_write(struct cfile *f, const void *buf, size_t len, off_t off);

@@ -31,22 +31,33 @@ bool cfile_is_passthrough(struct cfile *f)
 	return atomic_load(&f->passthrough);
 }
 
+/* What cpu_writes is next. Never what it was before: who has seen that, and is slow, must not take it for the same. */
+static uint64_t next_state(uint64_t now, unsigned state)
+{
+	return now - now % CPU_STATES + CPU_STATES + state;
+}
+
 void cfile_cpu_writes(struct cfile *f)
 {
-	atomic_store(&f->cpu_writes, CPU_WRITES);
+	uint64_t now = atomic_load(&f->cpu_writes);
+
+	while (!atomic_compare_exchange_weak(&f->cpu_writes, &now, next_state(now, CPU_WRITES)))
+		;
 }
 
 bool cfile_cpu_may_write(struct cfile *f)
 {
-	return atomic_load(&f->cpu_writes) == CPU_WRITES;
+	return atomic_load(&f->cpu_writes) % CPU_STATES == CPU_WRITES;
 }
 
-bool cfile_cpu_stops(struct cfile *f)
+uint64_t cfile_cpu_stops(struct cfile *f)
 {
-	int was = CPU_WRITES;
+	uint64_t now = atomic_load(&f->cpu_writes), next = next_state(now, CPU_STOPPED);
 
-	return cfile_is_passthrough(f) &&
-	       atomic_compare_exchange_strong(&f->cpu_writes, &was, CPU_STOPPED);
+	return cfile_is_passthrough(f) && now % CPU_STATES == CPU_WRITES &&
+			       atomic_compare_exchange_strong(&f->cpu_writes, &now, next) ?
+		       next :
+		       0;
 }
 
 int passthrough_size(struct cfile *f)
@@ -105,34 +116,21 @@ static int read_store(struct chunk *ch, unsigned a, unsigned b, char *buf)
 	return 0;
 }
 
-/* The first run of bytes from *@at on in which a and b differ: its length, 0 if there is none. */
-static unsigned next_difference(const char *a, const char *b, unsigned *at)
-{
-	unsigned i = *at, j;
-
-	while (i < GAIA_PAGE && a[i] == b[i])
-		i++;
-	for (j = i; j < GAIA_PAGE && a[j] != b[j]; j++)
-		;
-	*at = i;
-	return j - i;
-}
-
 /* What CPU programs changed of page i becomes home's. chunk->lock held. */
 static void import_page(struct chunk *ch, unsigned i, const char *store, frame_t spare[2])
 {
 	char *base = under_bytes(ch, i);
-	unsigned at = 0, len;
+	size_t at = 0, len;
 
 	/* The last replica went while we waited for the page: nobody has it that could be behind. */
 	if (!ch->track) {
 		memcpy(page_ptr(ch, i), store, GAIA_PAGE);
 		return;
 	}
-	while ((len = next_difference(store, base ? base : (char *)page_ptr(ch, i), &at)) > 0) {
+	while ((len = store_next_run(store, base ? base : page_ptr(ch, i), GAIA_PAGE, &at)) > 0) {
 		if (base)
 			memcpy(base + at, store + at, len);
-		exact_write(ch, i, true, at, store + at, len, false, spare);
+		exact_write(ch, i, true, (unsigned)at, store + at, (unsigned)len, false, spare);
 		at += len;
 	}
 	count(CTR_passthrough_imported, 1);
@@ -173,7 +171,7 @@ static int import_pages(struct chunk *ch, unsigned a, unsigned b)
 	unsigned i, j;
 	int err = 0;
 
-	if (atomic_load(&ch->file->cpu_writes) == CPU_IMPORTED)
+	if (atomic_load(&ch->file->cpu_writes) % CPU_STATES == CPU_IMPORTED)
 		return 0;
 	for (i = a; i < b && !err; i = j) {
 		/* Locked by us: whether they have frames is ours to know. */
@@ -212,28 +210,23 @@ int passthrough_catch_up(struct chunk *ch, unsigned a, unsigned b)
 
 /* ---- put ---- */
 
-static int put_page(struct chunk *ch, unsigned i, char *base)
+static int put_page(struct chunk *ch, unsigned i, const char *base)
 {
-	unsigned at = 0, len, limit = page_limit(ch, i);
-	char *home = page_ptr(ch, i);
+	unsigned limit = page_limit(ch, i);
 	struct store_file *sf;
 	int err = cfile_store(ch->file, true, &sf);
 
-	while (!err && (len = next_difference(home, base, &at)) > 0 && at < limit) {
-		struct iovec iov = { home + at, MIN(len, limit - at) };
-
-		err = sf->ops->write(sf, &iov, 1, page_offset(ch, i) + (off_t)at);
-		if (!err)
-			memcpy(base + at, home + at, len);
-		at += len;
-	}
-	return err;
+	if (err || limit == 0)
+		return err;
+	return sf->ops->patch(sf, page_ptr(ch, i), base, limit, page_offset(ch, i));
 }
 
 /* Pages [a, b), locked exclusively: what devices released of them goes to the store. 0 or the first error. */
 static int put_pages(struct chunk *ch, unsigned a, unsigned b)
 {
+	struct cfile *f = ch->file;
 	int err, first = 0;
+	unsigned put = 0;
 
 	for (unsigned i = a; i < b; i++) {
 		bool dirty;
@@ -252,11 +245,18 @@ static int put_pages(struct chunk *ch, unsigned a, unsigned b)
 			first = first ? first : err;
 			continue;
 		}
-		count(CTR_passthrough_put, 1);
+		put++;
 		pthread_mutex_lock(&ch->lock);
 		page_clear_dirty(ch, i);
 		under_drop(ch, i);
 		pthread_mutex_unlock(&ch->lock);
+	}
+	count(CTR_passthrough_put, put);
+	count(CTR_storage_writes, put);
+	if (put > 0 && !first) {
+		pthread_mutex_lock(&f->lock);
+		f->complained = false;
+		pthread_mutex_unlock(&f->lock);
 	}
 	return first;
 }
@@ -265,6 +265,15 @@ static int put_pages(struct chunk *ch, unsigned a, unsigned b)
 static bool released(struct chunk *ch, unsigned i)
 {
 	return page_ahead(ch, i) || page_dirty(ch, i);
+}
+
+/* The release says so; no write of a CPU program comes by here that would cover what is lost with its device. */
+static void drop_lost(struct chunk *ch, unsigned a, unsigned b)
+{
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = a; i < b && ch->track; i++)
+		page_drop_lost(ch, i);
+	pthread_mutex_unlock(&ch->lock);
 }
 
 int passthrough_released(struct chunk *ch, unsigned a, unsigned b)
@@ -286,11 +295,81 @@ int passthrough_released(struct chunk *ch, unsigned a, unsigned b)
 		err = import_pages(ch, i, j);
 		if (!err)
 			err = fetch_pages(ch, i, j);
+		if (err == -EIO)
+			drop_lost(ch, i, j);
 		(void)fault_point("release.before_put");
 		if (!err)
 			err = put_pages(ch, i, j);
 	}
 	return err;
+}
+
+int passthrough_before_release(struct cfile *f)
+{
+	int err;
+
+	if (!cfile_is_passthrough(f))
+		return 0;
+	err = cfile_make_room(f);
+	return err ? err : passthrough_size(f);
+}
+
+int passthrough_left_over(struct chunk *ch, unsigned a, unsigned b)
+{
+	bool ahead = false;
+
+	if (!cfile_is_passthrough(ch->file) || atomic_load(&ch->file->n_ahead) == 0)
+		return 0;
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = a; i < b && !ahead; i++)
+		ahead = page_ahead(ch, i);
+	pthread_mutex_unlock(&ch->lock);
+	return ahead ? passthrough_catch_up(ch, a, b) : 0;
+}
+
+static int release_again(struct chunk *ch, uint64_t first, uint64_t last)
+{
+	int err, result = 0;
+
+	pthread_rwlock_rdlock(&ch->file->range);
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
+		uint64_t page = ch->index * GAIA_CHUNK_PAGES + i;
+
+		if (page < first || page > last || !released(ch, i))
+			continue;
+		pages_lock(ch, i, i + 1);
+		pthread_mutex_unlock(&ch->lock);
+		err = passthrough_catch_up(ch, i, i + 1);
+		if (!err)
+			err = put_pages(ch, i, i + 1);
+		result = result ? result : err;
+		pthread_mutex_lock(&ch->lock);
+		pages_unlock(ch, i, i + 1);
+	}
+	pthread_mutex_unlock(&ch->lock);
+	pthread_rwlock_unlock(&ch->file->range);
+	return result;
+}
+
+int passthrough_release_again(struct cfile *f, uint64_t off, uint64_t len)
+{
+	struct chunk **list;
+	unsigned n;
+	int err, result = 0;
+
+	if (!cfile_is_passthrough(f) ||
+	    (atomic_load(&f->n_ahead) == 0 && atomic_load(&f->n_dirty) == 0))
+		return 0;
+	n = chunk_list_get(f, off / GAIA_CHUNK, (off + len - 1) / GAIA_CHUNK, &list);
+	for (unsigned k = 0; k < n; k++) {
+		err = release_again(list[k], off / GAIA_PAGE, (off + len - 1) / GAIA_PAGE);
+		result = result ? result : err;
+		chunk_unlist(list[k]);
+		chunk_put(list[k]);
+	}
+	free(list);
+	return result;
 }
 
 int passthrough_store(struct chunk *ch, unsigned a, unsigned b, bool wait)
@@ -376,11 +455,11 @@ static int import_chunk(struct chunk *ch)
 	return err;
 }
 
-int cfile_cpu_stopped(struct cfile *f)
+int cfile_cpu_stopped(struct cfile *f, uint64_t stopped)
 {
 	struct chunk **list;
-	int stopped = CPU_STOPPED, err;
 	unsigned n;
+	int err;
 
 	pthread_rwlock_rdlock(&f->range);
 	err = passthrough_size(f);
@@ -392,7 +471,8 @@ int cfile_cpu_stopped(struct cfile *f)
 	}
 	free(list);
 	/* Unless somebody has begun to write again. */
-	atomic_compare_exchange_strong(&f->cpu_writes, &stopped, err ? CPU_WRITES : CPU_IMPORTED);
+	atomic_compare_exchange_strong(&f->cpu_writes, &stopped,
+				       next_state(stopped, err ? CPU_WRITES : CPU_IMPORTED));
 	pthread_rwlock_unlock(&f->range);
 	return err;
 }

@@ -96,6 +96,7 @@ static int cut_chunk(struct chunk *ch, uint64_t size, bool prepared)
 	}
 	for (unsigned k = 0; k < ch->n_replicas; k++)
 		replica_shadow_trim(ch->replica[k]);
+	track_maybe_free(ch);
 	pthread_mutex_unlock(&ch->lock);
 	for (unsigned k = 0; k < 2; k++)
 		if (spare[k])

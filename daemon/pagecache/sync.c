@@ -764,10 +764,13 @@ static int release_part(struct grant *g, unsigned a, unsigned b, struct release 
 	int err;
 
 	pthread_rwlock_rdlock(&ch->file->range);
+	err = passthrough_before_release(ch->file);
+	if (err)
+		goto unlock;
 	pthread_mutex_lock(&ch->lock);
 	pages_lock(ch, a, b);
 	pthread_mutex_unlock(&ch->lock);
-	err = passthrough_size(ch->file);
+	err = passthrough_left_over(ch, a, b);
 	if (!err)
 		err = release_locked(g, a, b, rl);
 	if (!err)
@@ -776,6 +779,7 @@ static int release_part(struct grant *g, unsigned a, unsigned b, struct release 
 	pages_unlock(ch, a, b);
 	pthread_mutex_unlock(&ch->lock);
 	chunk_account(ch);
+unlock:
 	pthread_rwlock_unlock(&ch->file->range);
 	return err;
 }
@@ -863,6 +867,8 @@ int cache_release(struct mapping *m, uint64_t off, uint64_t len)
 		}
 		replica_unpin(rep);
 	}
+	if (!err)
+		err = passthrough_release_again(m->file, off, len);
 	/* Else what was put has set the time. */
 	if (changed && !cfile_is_passthrough(m->file))
 		cfile_touch(m->file);

@@ -180,7 +180,11 @@ unsigned chunk_store_some(struct chunk *ch)
 {
 	unsigned before, after;
 
-	if (just_failed(ch->file))
+	/*
+	 * What such a file has to store was in vain once, and takes memory to try again; and whoever asks for memory may
+	 * stand in the way of those who write the store's file past us.
+	 */
+	if (cfile_is_passthrough(ch->file) || just_failed(ch->file))
 		return 0;
 	if (pthread_rwlock_tryrdlock(&ch->file->range))
 		return 0;

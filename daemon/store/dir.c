@@ -8,14 +8,19 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/log.h"
 #include "base/thread.h"
 #include "base/util.h"
+#include "gaia/protocol.h"
 #include "store/store.h"
 
 /* From open() to close(); constant in between. */
@@ -105,6 +110,86 @@ static int dir_write(struct store_file *file, const struct iovec *iov, int n, of
 	return (size_t)done == want ? 0 : -EIO;
 }
 
+int store_patch_by_write(struct store_file *file, const void *buf, const void *base, size_t len,
+			 off_t off)
+{
+	const char *new = buf;
+	size_t at = 0, n;
+	int err = 0;
+
+	while (!err && (n = store_next_run(new, base, len, &at)) > 0) {
+		struct iovec iov = { (void *)(new + at), n };
+
+		err = file->ops->write(file, &iov, 1, off + (off_t)at);
+		at += n;
+	}
+	return err;
+}
+
+/* Where this thread goes on when what it has mapped cannot be had: a full disk, or a file cut by others. */
+static __thread sigjmp_buf *volatile lost_mapping;
+
+static void on_sigbus(int number)
+{
+	if (lost_mapping)
+		siglongjmp(*lost_mapping, 1);
+	/* Not ours: once more, and then as ever. */
+	signal(number, SIG_DFL);
+}
+
+static void store_bytes(volatile char *to, const char *buf, const char *base, size_t len)
+{
+	for (size_t i = 0; i < len; i++)
+		if (buf[i] != base[i])
+			to[i] = buf[i];
+}
+
+static int patch_mapped(int fd, const char *buf, const char *base, size_t len, off_t off)
+{
+	size_t in = (size_t)off % GAIA_PAGE;
+	sigset_t bus, old;
+	sigjmp_buf back;
+	volatile int err = 0;
+	char *p;
+
+	p = mmap(NULL, in + len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, off - (off_t)in);
+	if (p == MAP_FAILED)
+		return -errno;
+	sigemptyset(&bus);
+	sigaddset(&bus, SIGBUS);
+	pthread_sigmask(SIG_UNBLOCK, &bus, &old);
+	if (sigsetjmp(back, 0)) {
+		err = -EIO;
+	} else {
+		lost_mapping = &back;
+		store_bytes(p + in, buf, base, len);
+	}
+	lost_mapping = NULL;
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	munmap(p, in + len);
+	return err;
+}
+
+/* So many runs are written one by one. More, as where each number of many has changed in part, would take for ever. */
+#define FEW_RUNS 8
+
+static int dir_patch(struct store_file *file, const void *buf, const void *base, size_t len,
+		     off_t off)
+{
+	size_t at = 0, n, runs = 0;
+
+	if (!file->writable)
+		return -EBADF;
+	while (runs <= FEW_RUNS && (n = store_next_run(buf, base, len, &at)) > 0) {
+		at += n;
+		runs++;
+	}
+	if (runs > FEW_RUNS && !patch_mapped(fd_of(file), buf, base, len, off))
+		return 0;
+	/* Also to learn what stood in the way of the mapping. */
+	return store_patch_by_write(file, buf, base, len, off);
+}
+
 static int dir_sync(struct store_file *file, bool data_only)
 {
 	int fd = fd_of(file);
@@ -182,6 +267,7 @@ static void dir_close(struct store_file *file)
 static const struct store_file_ops dir_file_ops = {
 	.read = dir_read,
 	.write = dir_write,
+	.patch = dir_patch,
 	.sync = dir_sync,
 	.truncate = dir_truncate,
 	.allocate = dir_allocate,
@@ -261,6 +347,7 @@ static const struct store_ops dir_ops = {
 
 int store_dir_create(struct store **out)
 {
+	struct sigaction sa = { .sa_handler = on_sigbus, .sa_flags = SA_NODEFER };
 	struct store *s;
 
 	if (access("/proc/self/fd", X_OK) < 0) {
@@ -274,6 +361,8 @@ int store_dir_create(struct store **out)
 	if (!s)
 		return -ENOMEM;
 	s->ops = &dir_ops;
+	sigemptyset(&sa.sa_mask);
+	sigaction(SIGBUS, &sa, NULL);
 	*out = s;
 	return 0;
 }

@@ -60,6 +60,14 @@ static int faulty_write(struct store_file *file, const struct iovec *iov, int n,
 	return err;
 }
 
+static int faulty_patch(struct store_file *file, const void *buf, const void *base, size_t len,
+			off_t off)
+{
+	int err = fault_point("store.write");
+
+	return err ? err : under_of(file)->ops->patch(under_of(file), buf, base, len, off);
+}
+
 static int faulty_sync(struct store_file *file, bool data_only)
 {
 	int err = fault_point("store.sync");
@@ -113,6 +121,7 @@ static void faulty_close(struct store_file *file)
 static const struct store_file_ops faulty_file_ops = {
 	.read = faulty_read,
 	.write = faulty_write,
+	.patch = faulty_patch,
 	.sync = faulty_sync,
 	.truncate = faulty_truncate,
 	.allocate = faulty_allocate,

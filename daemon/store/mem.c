@@ -395,6 +395,7 @@ static void mem_close(struct store_file *file)
 static const struct store_file_ops mem_file_ops = {
 	.read = mem_read,
 	.write = mem_write,
+	.patch = store_patch_by_write,
 	.sync = mem_sync,
 	.truncate = mem_truncate,
 	.allocate = mem_allocate,

@@ -56,6 +56,13 @@ struct store_file_ops {
 	 */
 	int (*write)(struct store_file *file, const struct iovec *iov, int n, off_t off);
 
+	/*
+	 * Write the bytes of @buf that differ from @base's, and no others: who writes others meanwhile, by whatever
+	 * way, loses none. @len: 1 to GAIA_PAGE, within a page of the file. 0 or a negative errno, as write().
+	 */
+	int (*patch)(struct store_file *file, const void *buf, const void *base, size_t len,
+		     off_t off);
+
 	/* Everything written before is on stable storage on return. */
 	int (*sync)(struct store_file *file, bool data_only);
 
@@ -91,6 +98,23 @@ struct store_file {
 	const struct store_file_ops *ops;
 	bool writable;
 };
+
+/* From *@at on, the first run of bytes in which @a and @b differ: sets *@at to it, and returns its length (0: none). */
+static inline size_t store_next_run(const char *a, const char *b, size_t len, size_t *at)
+{
+	size_t i = *at, j;
+
+	while (i < len && a[i] == b[i])
+		i++;
+	for (j = i; j < len && a[j] != b[j]; j++)
+		;
+	*at = i;
+	return j - i;
+}
+
+/* patch() by write(). */
+int store_patch_by_write(struct store_file *file, const void *buf, const void *base, size_t len,
+			 off_t off);
 
 static inline int store_open(struct store *s, int ref, bool write, struct store_file **out)
 {

@@ -937,6 +937,65 @@ ssize_t pwritev64(int fd, const struct iovec *iov, int n, off_t off)
 	return some(SYS_pwritev, fd, iov, n, off);
 }
 
+/* ---- patch ---- */
+
+static void a_patch_writes_what_differs_and_nothing_else(unsigned step)
+{
+	char base[GAIA_PAGE], buf[GAIA_PAGE], is[GAIA_PAGE];
+	struct iovec iov = { base, sizeof(base) };
+	struct store_file *f = open_ref(refs[0], true);
+
+	memset(base, 'b', sizeof(base));
+	cr_assert_eq(f->ops->write(f, &iov, 1, PAGE), 0);
+	memcpy(buf, base, sizeof(buf));
+	for (unsigned i = 3; i < sizeof(buf); i += step)
+		buf[i] = 'n';
+	/* Somebody else's, since. */
+	iov = (struct iovec){ (char[]){ 'o', 'o' }, 2 };
+	cr_assert_eq(f->ops->write(f, &iov, 1, PAGE), 0);
+	cr_assert_eq(f->ops->patch(f, buf + 1, base + 1, sizeof(buf) - 1, PAGE + 1), 0);
+	iov = (struct iovec){ is, sizeof(is) };
+	cr_assert_eq(f->ops->read(f, &iov, 1, PAGE), (ssize_t)sizeof(is));
+	cr_assert_arr_eq(is, "oob", 3);
+	cr_assert_arr_eq(is + 3, buf + 3, sizeof(is) - 3);
+	close_file(f);
+	f = open_ref(refs[0], false);
+	cr_assert_eq(f->ops->patch(f, buf, is, sizeof(buf), PAGE), -EBADF);
+	close_file(f);
+}
+
+#define PATCH_TESTS(suite)                                                                       \
+	Test(suite, a_patch_of_few_runs) { a_patch_writes_what_differs_and_nothing_else(1000); } \
+	Test(suite, a_patch_of_many_runs) { a_patch_writes_what_differs_and_nothing_else(2); }
+PATCH_TESTS(dir)
+PATCH_TESTS(mem)
+PATCH_TESTS(faulty_dir)
+
+/* A mapping reaches no further than the file. */
+Test(dir, a_patch_beyond_the_end_makes_the_file_longer)
+{
+	char base[GAIA_PAGE] = "", buf[GAIA_PAGE], is[GAIA_PAGE];
+	struct store_file *f = open_ref(refs[0], true);
+	struct iovec iov = { is, sizeof(is) };
+
+	for (unsigned i = 0; i < sizeof(buf); i++)
+		buf[i] = i % 2 ? 'x' : 0;
+	cr_assert_eq(f->ops->patch(f, buf, base, sizeof(buf), 3 * PAGE), 0);
+	cr_assert_eq(f->ops->read(f, &iov, 1, 3 * PAGE), (ssize_t)sizeof(is));
+	cr_assert_arr_eq(is, buf, sizeof(buf));
+	close_file(f);
+}
+
+Test(faulty, patch_fails_as_told)
+{
+	struct store_file *f = open_ref(refs[0], true);
+
+	fault_arm("store.write", -ENOSPC, 0, 1);
+	cr_assert_eq(f->ops->patch(f, "a", "b", 1, 0), -ENOSPC);
+	cr_assert_eq(f->ops->patch(f, "a", "b", 1, 0), 0);
+	close_file(f);
+}
+
 Test(dir, short_and_interrupted_transfers_go_on)
 {
 	static const size_t parts[] = {1, 3, 1000};

@@ -2,7 +2,10 @@
  * cache_passthrough.c - files that processes have open past the cache: what goes wrong, and what is not done. That they
  * keep the contract is what cache_random.c and cache_threads.c see to.
  */
+#include <sched.h>
+
 #include "cache_scene.h"
+#include "pagecache/internal.h"
 
 #define PAGE(n) ((uint64_t)(n) * GAIA_PAGE)
 
@@ -116,13 +119,14 @@ Test(passthrough, a_store_that_cannot_be_read_fails_the_acquire)
 
 Test(passthrough, nothing_is_compared_if_no_process_can_write)
 {
-	uint64_t reads;
+	uint64_t reads, stopped;
 
 	begin_passthrough();
 	write_cpu(0, "fixed");
-	cr_assert(cfile_cpu_stops(kf->cfile));
-	cr_assert(!cfile_cpu_stops(kf->cfile));
-	cr_assert_eq(cfile_cpu_stopped(kf->cfile), 0);
+	stopped = cfile_cpu_stops(kf->cfile);
+	cr_assert_neq(stopped, 0);
+	cr_assert_eq(cfile_cpu_stops(kf->cfile), 0);
+	cr_assert_eq(cfile_cpu_stopped(kf->cfile, stopped), 0);
 	expect_device(dev, 0, "fixed");
 	release_all(dev);
 	reads = counter_value(CTR_storage_reads);
@@ -141,40 +145,122 @@ Test(passthrough, nothing_is_compared_if_no_process_can_write)
 
 Test(passthrough, what_was_written_before_processes_stopped_is_acquired)
 {
+	uint64_t stopped;
+
 	begin_passthrough();
 	write_cpu(0, "one");
 	expect_device(dev, 0, "one");
 	release_all(dev);
 	write_cpu(0, "two");
-	cr_assert(cfile_cpu_stops(kf->cfile));
+	stopped = cfile_cpu_stops(kf->cfile);
 	expect_device(dev, 0, "two");
 	release_all(dev);
-	cr_assert_eq(cfile_cpu_stopped(kf->cfile), 0);
+	cr_assert_eq(cfile_cpu_stopped(kf->cfile, stopped), 0);
 	cr_assert(!cfile_cpu_may_write(kf->cfile));
 	expect_device(dev, 0, "two");
+	end();
+}
+
+/* Somebody begins again, and stops, while it is being taken over. */
+Test(passthrough, who_takes_over_what_was_written_does_not_speak_for_others)
+{
+	uint64_t stopped, later;
+
+	begin_passthrough();
+	write_cpu(0, "one");
+	expect_device(dev, 0, "one");
 	release_all(dev);
-	/* Somebody begins again while it is being taken over. */
+	stopped = cfile_cpu_stops(kf->cfile);
 	cfile_cpu_writes(kf->cfile);
-	cr_assert(cfile_cpu_stops(kf->cfile));
+	cr_assert_eq(cfile_cpu_stopped(kf->cfile, stopped), 0);
+	write_cpu(0, "two");
+	expect_device(dev, 0, "two");
+	release_all(dev);
+
+	stopped = cfile_cpu_stops(kf->cfile);
 	cfile_cpu_writes(kf->cfile);
-	cr_assert_eq(cfile_cpu_stopped(kf->cfile), 0);
 	write_cpu(0, "six");
+	later = cfile_cpu_stops(kf->cfile);
+	/* As if its chunks had been looked at before the write. */
+	fault_arm("store.read", -EIO, 0, 1);
+	cr_assert_eq(cfile_cpu_stopped(kf->cfile, stopped), -EIO);
+	cr_assert(!cfile_cpu_may_write(kf->cfile), "the later one is still to be taken over");
 	expect_device(dev, 0, "six");
+	cr_assert_eq(cfile_cpu_stopped(kf->cfile, later), 0);
 	end();
 }
 
 Test(passthrough, what_cannot_be_taken_over_is_compared_later)
 {
+	uint64_t stopped;
+
 	begin_passthrough();
 	write_cpu(0, "one");
 	expect_device(dev, 0, "one");
 	release_all(dev);
 	write_cpu(0, "two");
-	cr_assert(cfile_cpu_stops(kf->cfile));
+	stopped = cfile_cpu_stops(kf->cfile);
 	fault_arm("store.read", -EIO, 0, 1);
-	cr_assert_eq(cfile_cpu_stopped(kf->cfile), -EIO);
+	cr_assert_eq(cfile_cpu_stopped(kf->cfile, stopped), -EIO);
 	cr_assert(cfile_cpu_may_write(kf->cfile));
 	expect_device(dev, 0, "two");
+	end();
+}
+
+Test(passthrough, a_release_that_failed_may_be_called_again)
+{
+	begin_passthrough();
+	write_device(dev, 0, "D");
+	write_device(dev, GAIA_CHUNK, "E");
+	fault_arm("store.write", -EIO, 0, 1);
+	cr_assert_eq(client_release(dev, 0, 2 * GAIA_CHUNK), -EIO);
+	fault_arm("store.write", -EIO, 0, 1);
+	cr_assert_eq(client_release(dev, 0, 2 * GAIA_CHUNK), -EIO);
+	cr_assert_eq(client_release(dev, 0, 2 * GAIA_CHUNK), 0);
+	expect_cpu(0, "D");
+	expect_cpu(GAIA_CHUNK, "E");
+	end();
+}
+
+/* A full store: the replica goes, and then what could not be stored is cut away. */
+Test(passthrough, what_could_not_be_stored_can_be_cut_away)
+{
+	begin_passthrough();
+	write_device(dev, PAGE(3), "D");
+	fault_arm("store.write", -ENOSPC, 0, 0);
+	cr_assert_eq(client_release(dev, 0, GAIA_CHUNK), -ENOSPC);
+	client_end(dev);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	cr_assert_eq(cpu_truncate(kf, PAGE(1)), 0);
+	fault_disarm_all();
+	end();
+}
+
+/* It is told, and who asks for memory meanwhile does not store it. */
+Test(passthrough, what_cannot_be_stored_is_kept_within_bounds)
+{
+	const uint64_t len = 12ull << 20;
+	int err = 0;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 16, .passthrough = true,
+				     .home_bytes = CACHE_HOME_MIN }, len);
+	dev = client_create(kf, 0, GAIA_PROT_RW, len);
+	fault_arm("store.write", -ENOSPC, 0, 0);
+	for (uint64_t at = 0; at < len; at += GAIA_CHUNK) {
+		cr_assert_eq(client_acquire(dev, at, GAIA_CHUNK, GAIA_PROT_RW), 0);
+		for (uint64_t page = at; page < at + GAIA_CHUNK; page += GAIA_PAGE)
+			client_store(dev, "D", 1, page);
+		err = client_release(dev, at, GAIA_CHUNK);
+		cr_assert_eq(err, -ENOSPC);
+	}
+	cr_assert_leq(atomic_load(&kf->cfile->n_dirty), CACHE_HOME_MIN / GAIA_PAGE + 512);
+	fault_disarm_all();
+	/* What was not released for want of room is held still. The store is given time to recover. */
+	while ((err = client_release(dev, 0, len)) == -ENOSPC)
+		sched_yield();
+	cr_assert_eq(err, 0);
+	for (uint64_t page = 0; page < len; page += GAIA_PAGE)
+		expect_store(page, "D");
 	end();
 }
 
