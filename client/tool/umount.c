@@ -108,11 +108,13 @@ static bool is_at(const struct mount_entry *e, const void *path)
 	return !strcmp(e->point, path);
 }
 
-static bool is_same_fs(const struct mount_entry *e, const void *arg)
+/* The same file system in another place. */
+static bool is_elsewhere(const struct mount_entry *e, const void *arg)
 {
 	const struct mount_entry *other = arg;
 
-	return e->major == other->major && e->minor == other->minor;
+	return e->major == other->major && e->minor == other->minor &&
+	       strcmp(e->point, other->point) != 0;
 }
 
 /*
@@ -230,29 +232,32 @@ static int unmount_live(const struct mount_entry *e)
 {
 	struct mount_entry rest;
 	int sock = -1, pidfd, status;
+	bool elsewhere;
 	pid_t pid = 0;
 
+	/* Asked first: the number of a mount that has gone is soon another's. */
+	elsewhere = find_mount(is_elsewhere, e, &rest);
 	pidfd = find_daemon(e->point, &sock, &pid);
-	if (pidfd == -ENOTCONN)
-		return unmount(e->point, MNT_FORCE | MNT_DETACH);
+	if (pidfd == -ENOTCONN) {
+		status = unmount(e->point, MNT_FORCE | MNT_DETACH);
+		goto free_rest;
+	}
 	status = unmount(e->point, 0);
-	if (pidfd < 0) {
-		if (!status)
-			fprintf(stderr, "gaia: %s: unmounted; its daemon could not be asked (%s), so it may still be "
-				"storing\n", e->point, strerror(-pidfd));
-		return status;
+	if (!status && elsewhere)
+		fprintf(stderr, "gaia: %s: unmounted; the file system is still mounted at %s\n",
+			e->point, rest.point);
+	else if (!status && pidfd < 0)
+		fprintf(stderr, "gaia: %s: unmounted; its daemon could not be asked (%s), so it may still be "
+			"storing\n", e->point, strerror(-pidfd));
+	else if (!status)
+		wait_for(pidfd, pid);
+	if (pidfd >= 0) {
+		close(pidfd);
+		close(sock);
 	}
-	if (!status) {
-		if (find_mount(is_same_fs, e, &rest)) {
-			fprintf(stderr, "gaia: %s: unmounted; the file system is still mounted at %s\n", e->point,
-				rest.point);
-			free_entry(&rest);
-		} else {
-			wait_for(pidfd, pid);
-		}
-	}
-	close(pidfd);
-	close(sock);
+free_rest:
+	if (elsewhere)
+		free_entry(&rest);
 	return status;
 }
 

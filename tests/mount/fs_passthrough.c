@@ -337,8 +337,12 @@ AUTO_WAY_BARE(fs_passthrough, a_file_that_is_both_written_and_opened_by_many_sta
 AUTO_WAY_BARE(fs_passthrough, where_it_cannot_be_had_status_says_why)
 {
 	struct shell_result r;
+	int status;
 
-	if (shell_run("/", 10, "unshare --user --map-root-user --mount true").status != 0)
+	r = shell_run("/", 10, "unshare --user --map-root-user --mount true");
+	status = r.status;
+	shell_free(&r);
+	if (status != 0)
 		WAY_SKIP("this user may not make user namespaces");
 	way_start(NULL);
 	r = shell_run(mnt.dir, 60,
