@@ -54,6 +54,16 @@ need_fuse() {
 	fi
 }
 
+# In a new mount namespace: let go of its copies of gaiafs mounts, which would keep them from ending when
+# they are unmounted outside; but not of one that we work on.
+let_go_of_mounts() {
+	local mount
+	awk '/ - fuse\.gaiafs / { print $5 }' /proc/self/mountinfo | while read -r mount; do
+		mount=$(printf '%b' "${mount//\\/\\0}")
+		[[ $PWD/ == "$mount"/* || ${TMPDIR:-/tmp}/ == "$mount"/* ]] || umount -i -l -- "$mount"
+	done
+}
+
 # The FUSE mounts that this process can see, one path a line.
 fuse_mounts() {
 	awk '{ for (i = 7; i <= NF; i++) if ($i == "-") { if ($(i + 1) ~ /^fuse(blk)?(\.|$)/) print $5; break } }' \

@@ -19,12 +19,12 @@ static const char usage_text[] =
 	"       gaia residency FILE [--json]\n"
 	"       gaia flush FILE\n"
 	"       gaia evict FILE [--from home | --from device N] [--range OFFSET:LENGTH]\n"
-	"       gaia umount MOUNT [--force]\n"
+	"       gaia umount MOUNT [--everywhere | --force]\n"
 	"       gaia --help | --version\n";
 
 struct args {
 	const char *path;
-	bool json, force;
+	bool json, force, everywhere;
 	bool from_given;
 	uint32_t from;
 	uint64_t offset, length;
@@ -234,7 +234,7 @@ static int evict_command(const struct args *a)
 
 static int umount_it(const struct args *a)
 {
-	return umount_command(a->path, a->force);
+	return umount_command(a->path, a->force, a->everywhere);
 }
 
 /* ---- arguments ---- */
@@ -284,7 +284,7 @@ static bool parse_device(const char *text, struct args *a)
 	return true;
 }
 
-enum { OPT_JSON = 1, OPT_FROM = 2, OPT_RANGE = 4, OPT_FORCE = 8 };
+enum { OPT_JSON = 1, OPT_FROM = 2, OPT_RANGE = 4, OPT_UMOUNT = 8 };
 
 static const struct command {
 	const char *name;
@@ -295,7 +295,7 @@ static const struct command {
 	{ "residency", OPT_JSON, residency_command },
 	{ "flush", 0, flush_command },
 	{ "evict", OPT_FROM | OPT_RANGE, evict_command },
-	{ "umount", OPT_FORCE, umount_it },
+	{ "umount", OPT_UMOUNT, umount_it },
 };
 
 static const struct command *find_command(const char *name)
@@ -326,8 +326,10 @@ static int parse_args(const struct command *cmd, char **argv, struct args *a)
 			options = false;
 		} else if (!strcmp(arg, "--json") && cmd->options & OPT_JSON) {
 			a->json = true;
-		} else if (!strcmp(arg, "--force") && cmd->options & OPT_FORCE) {
+		} else if (!strcmp(arg, "--force") && cmd->options & OPT_UMOUNT) {
 			a->force = true;
+		} else if (!strcmp(arg, "--everywhere") && cmd->options & OPT_UMOUNT) {
+			a->everywhere = true;
 		} else if (!strcmp(arg, "--range") && cmd->options & OPT_RANGE) {
 			if (!argv[1] || !parse_range(argv[1], a))
 				return usage("%s: --range is OFFSET:LENGTH, in bytes or with K, M, G or T", cmd->name);

@@ -19,7 +19,10 @@ int fail_on(const char *path, int err);
 /* Print a report for people. */
 void show_report(json_t *report);
 
-/* gaia umount. @force: without asking the daemon anything. */
-int umount_command(const char *path, bool force);
+/*
+ * gaia umount. @force: without asking the daemon anything. @everywhere: in other places and mount
+ * namespaces, too.
+ */
+int umount_command(const char *path, bool force, bool everywhere);
 
 #endif

@@ -4,11 +4,16 @@
  * The kernel's unmount returns when the mount is out of the tree, and the daemon then still stores.
  * So we become the daemon's client first, which tells us which process it is, and wait for that
  * process to end. A mount whose daemon is dead is detached.
+ *
+ * A mount namespace that somebody made meanwhile (a container, a service) has a copy of every mount,
+ * which our unmounting does not reach: the daemon then goes on. We look for such copies, and say who has them.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
+#include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,16 +27,17 @@
 #include "../wire.h"
 #include "tool.h"
 
-/* After so long, say what is waited for. */
+/* After so long, say what is waited for; many mount namespaces are gone by then. */
 #define PATIENCE_MS 5000
 
 extern char **environ;
 
-/* A line of /proc/self/mountinfo. */
+/* A line of a process's mountinfo. */
 struct mount_entry {
 	unsigned major, minor;
 	char *point;
 	char *type;
+	char *source;
 };
 
 /* In place: \ooo to the byte that it stands for. */
@@ -52,6 +58,13 @@ static void unescape(char *s)
 	*to = '\0';
 }
 
+static void free_entry(struct mount_entry *e)
+{
+	free(e->point);
+	free(e->type);
+	free(e->source);
+}
+
 static bool parse_entry(const char *line, struct mount_entry *out)
 {
 	const char *tail = strstr(line, " - ");
@@ -59,25 +72,20 @@ static bool parse_entry(const char *line, struct mount_entry *out)
 	*out = (struct mount_entry){ 0 };
 	if (!tail ||
 	    sscanf(line, "%*d %*d %u:%u %*s %ms", &out->major, &out->minor, &out->point) != 3 ||
-	    sscanf(tail, " - %ms", &out->type) != 1) {
-		free(out->point);
+	    sscanf(tail, " - %ms %ms", &out->type, &out->source) != 2) {
+		free_entry(out);
 		return false;
 	}
 	unescape(out->point);
 	return true;
 }
 
-static void free_entry(struct mount_entry *e)
-{
-	free(e->point);
-	free(e->type);
-}
-
-/* The last mount that @matches says yes to: the topmost, where several are stacked. False: none. */
-static bool find_mount(bool (*matches)(const struct mount_entry *e, const void *arg),
+/* The last mount of @table that @matches says yes to: the topmost, where several are stacked. False: none. */
+static bool find_mount(const char *table,
+		       bool (*matches)(const struct mount_entry *e, const void *arg),
 		       const void *arg, struct mount_entry *out)
 {
-	FILE *file = fopen("/proc/self/mountinfo", "re");
+	FILE *file = fopen(table, "re");
 	bool found = false;
 	char *line = NULL;
 	size_t size = 0;
@@ -108,13 +116,21 @@ static bool is_at(const struct mount_entry *e, const void *path)
 	return !strcmp(e->point, path);
 }
 
+/* The same file system, wherever. */
+static bool is_same(const struct mount_entry *e, const void *arg)
+{
+	const struct mount_entry *other = arg;
+
+	return e->major == other->major && e->minor == other->minor &&
+	       !strcmp(e->type, other->type) && !strcmp(e->source, other->source);
+}
+
 /* The same file system in another place. */
 static bool is_elsewhere(const struct mount_entry *e, const void *arg)
 {
 	const struct mount_entry *other = arg;
 
-	return e->major == other->major && e->minor == other->minor &&
-	       strcmp(e->point, other->point) != 0;
+	return is_same(e, arg) && strcmp(e->point, other->point) != 0;
 }
 
 /*
@@ -216,19 +232,61 @@ close_socket:
 	return err;
 }
 
-static void wait_for(int pidfd, pid_t pid)
+/* A process in whose mount namespace the file system is still mounted: its number, or 0, and its name. */
+static int find_holder(const struct mount_entry *e, char name[64])
 {
-	struct pollfd p = { .fd = pidfd, .events = POLLIN };
+	DIR *proc = opendir("/proc");
+	struct dirent *entry;
+	int holder = 0;
 
-	if (poll(&p, 1, PATIENCE_MS) == 0) {
-		fprintf(stderr, "gaia: waiting for the daemon (process %d) to store what is left\n",
-			(int)pid);
-		while (poll(&p, 1, -1) < 0 && errno == EINTR)
-			;
+	while (proc && !holder && (entry = readdir(proc))) {
+		struct mount_entry copy;
+		char path[64];
+		FILE *file;
+
+		snprintf(path, sizeof(path), "/proc/%.20s/mountinfo", entry->d_name);
+		if (entry->d_name[0] < '1' || entry->d_name[0] > '9' ||
+		    !find_mount(path, is_same, e, &copy))
+			continue;
+		free_entry(&copy);
+		snprintf(path, sizeof(path), "/proc/%.20s/comm", entry->d_name);
+		file = fopen(path, "re");
+		if (!file || fscanf(file, "%63[^\n]", name) != 1)
+			strcpy(name, "?");
+		if (file)
+			fclose(file);
+		holder = atoi(entry->d_name);
 	}
+	if (proc)
+		closedir(proc);
+	return holder;
 }
 
-static int unmount_live(const struct mount_entry *e)
+/* @e is unmounted, and its daemon ends, but for other mounts; if it was @told to, in any case. */
+static void wait_for(int pidfd, pid_t pid, int sock, bool told, const struct mount_entry *e)
+{
+	struct pollfd p = { .fd = pidfd, .events = POLLIN };
+	char name[64];
+	int holder;
+
+	if (poll(&p, 1, PATIENCE_MS))
+		return;
+	/* A daemon without a mount lets go of its clients before it stores what is left. */
+	told = told || wire_hung_up(sock);
+	holder = told ? 0 : find_holder(e, name);
+	if (holder) {
+		fprintf(stderr, "gaia: %s: unmounted here, but another mount namespace (of process %d, %s) has a copy "
+			"of the mount; 'kill %d', its daemon, stores everything and ends it there too\n",
+			e->point, holder, name, (int)pid);
+		return;
+	}
+	fprintf(stderr, "gaia: waiting for the daemon (process %d) to store what is left%s\n", (int)pid,
+		told ? "" : ", or for others to unmount, in a mount namespace that cannot be seen from here");
+	while (poll(&p, 1, -1) < 0 && errno == EINTR)
+		;
+}
+
+static int unmount_live(const struct mount_entry *e, bool everywhere)
 {
 	struct mount_entry rest;
 	int sock = -1, pidfd, status;
@@ -236,21 +294,27 @@ static int unmount_live(const struct mount_entry *e)
 	pid_t pid = 0;
 
 	/* Asked first: the number of a mount that has gone is soon another's. */
-	elsewhere = find_mount(is_elsewhere, e, &rest);
+	elsewhere = find_mount("/proc/self/mountinfo", is_elsewhere, e, &rest);
 	pidfd = find_daemon(e->point, &sock, &pid);
 	if (pidfd == -ENOTCONN) {
 		status = unmount(e->point, MNT_FORCE | MNT_DETACH);
 		goto free_rest;
 	}
 	status = unmount(e->point, 0);
-	if (!status && elsewhere)
-		fprintf(stderr, "gaia: %s: unmounted; the file system is still mounted at %s\n",
-			e->point, rest.point);
-	else if (!status && pidfd < 0)
+	if (status)
+		goto close_fds;
+	if (pidfd < 0)
 		fprintf(stderr, "gaia: %s: unmounted; its daemon could not be asked (%s), so it may still be "
 			"storing\n", e->point, strerror(-pidfd));
-	else if (!status)
-		wait_for(pidfd, pid);
+	else if (everywhere && pidfd_send_signal(pidfd, SIGTERM, NULL, 0) && errno != ESRCH)
+		status = fail("%s: unmounted here only: ending its daemon (process %d): %s", e->point,
+			      (int)pid, strerror(errno));
+	else if (elsewhere && !everywhere)
+		fprintf(stderr, "gaia: %s: unmounted; the file system is still mounted at %s\n",
+			e->point, rest.point);
+	else
+		wait_for(pidfd, pid, sock, everywhere, e);
+close_fds:
 	if (pidfd >= 0) {
 		close(pidfd);
 		close(sock);
@@ -261,7 +325,7 @@ free_rest:
 	return status;
 }
 
-int umount_command(const char *path, bool force)
+int umount_command(const char *path, bool force, bool everywhere)
 {
 	char *point = canonical(path);
 	struct mount_entry e;
@@ -269,7 +333,7 @@ int umount_command(const char *path, bool force)
 
 	if (!point)
 		return fail("%s: %s", path, strerror(errno));
-	if (!find_mount(is_at, point, &e)) {
+	if (!find_mount("/proc/self/mountinfo", is_at, point, &e)) {
 		status = fail("%s: nothing is mounted there", point);
 	} else {
 		if (strcmp(e.type, "fuse.gaiafs") != 0)
@@ -277,7 +341,7 @@ int umount_command(const char *path, bool force)
 		else if (force)
 			status = unmount(point, MNT_FORCE | MNT_DETACH);
 		else
-			status = unmount_live(&e);
+			status = unmount_live(&e, everywhere);
 		free_entry(&e);
 	}
 	free(point);

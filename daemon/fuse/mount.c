@@ -8,7 +8,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -502,20 +501,36 @@ int mount_end(struct fs *fs, bool lazy)
 }
 
 /*
- * By the number, since the mount may be out of the tree. The files there belong to who mounted;
- * where they are not mounted themselves, root does so, for this process alone.
+ * fusectl's root where it is not mounted: root mounts it nowhere. (Not in a mount namespace for the
+ * purpose: that had a copy of every mount of the machine, which kept them from ending.)
  */
+static int fusectl_open(void)
+{
+	int context = fsopen("fusectl", FSOPEN_CLOEXEC), dir = -1;
+
+	if (context < 0)
+		return -1;
+	if (!fsconfig(context, FSCONFIG_CMD_CREATE, NULL, NULL, 0))
+		dir = fsmount(context, FSMOUNT_CLOEXEC, 0);
+	close(context);
+	return dir;
+}
+
+/* By the number, since the mount may be out of the tree. The files there belong to who mounted. */
 static void abort_connection(const struct fs *fs)
 {
 	char path[64];
-	int fd;
+	int dir, fd;
 
 	snprintf(path, sizeof(path), FUSE_CONNECTIONS "/%u/abort", fs->dev_minor);
 	fd = open(path, O_WRONLY | O_CLOEXEC);
-	if (fd < 0 && errno == ENOENT && !unshare(CLONE_NEWNS) &&
-	    !mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) &&
-	    !mount("none", FUSE_CONNECTIONS, "fusectl", 0, NULL))
-		fd = open(path, O_WRONLY | O_CLOEXEC);
+	if (fd < 0 && errno == ENOENT) {
+		dir = fusectl_open();
+		if (dir < 0)
+			return;
+		fd = openat(dir, path + sizeof(FUSE_CONNECTIONS), O_WRONLY | O_CLOEXEC);
+		close(dir);
+	}
 	if (fd < 0)
 		return;
 	if (write(fd, "1", 1) != 1)

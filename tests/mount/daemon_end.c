@@ -17,6 +17,7 @@
 
 #include "actor.h"
 #include "child.h"
+#include "own_mounts.h"
 #include "shell.h"
 #include "tree.h"
 #include "ways.h"
@@ -112,6 +113,79 @@ EACH_WAY(daemon_end, gaia_umount_stores_everything)
 	backing_holds("f", want, SIZE);
 	status = mnt_wait(&mnt);
 	cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "wait status %x", status);
+}
+
+/* A container, say: it has copied the mount, and does not know of it. */
+static int have_copies(void *arg)
+{
+	struct gate *copied = arg;
+
+	CHILD_CHECK(own_mounts(mnt.path));
+	gate_open(*copied);
+	for (;;)
+		pause();
+}
+
+static pid_t start_container(void)
+{
+	struct gate copied = gate_make();
+	pid_t container;
+
+	if (geteuid() != 0)
+		WAY_SKIP("another mount namespace: needs root");
+	container = child_start(have_copies, &copied);
+	cr_assert(gate_pass(copied));
+	close(copied.fd);
+	return container;
+}
+
+EACH_WAY(daemon_end, gaia_umount_says_who_has_a_copy_of_the_mount)
+{
+	struct actor *who[2];
+	struct shell_result r;
+	pid_t container;
+	char name[32];
+	int status;
+
+	write_in_all_ways(who);
+	actor_end(who[0]);
+	actor_end(who[1]);
+	both_close(); /* or it had the root open, too */
+	container = start_container();
+	snprintf(name, sizeof(name), "process %d, ", container);
+	r = shell_run("/", 60, "\"$GAIA\" umount '%s'", mnt.path);
+	cr_assert_eq(r.status, 0, "%d: %s", r.status, r.err);
+	cr_assert(strstr(r.err, "another mount namespace"), "%s", r.err);
+	cr_assert(strstr(r.err, name), "%s", r.err);
+	shell_free(&r);
+	cr_assert_eq(kill(mnt.daemon, 0), 0);
+	child_kill(container);
+	status = mnt_wait(&mnt);
+	cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "wait status %x", status);
+	backing_holds("f", want, SIZE);
+}
+
+EACH_WAY(daemon_end, gaia_umount_everywhere_ends_copies_of_the_mount)
+{
+	struct actor *who[2];
+	struct shell_result r;
+	pid_t container;
+	int status;
+
+	write_in_all_ways(who);
+	actor_end(who[0]);
+	actor_end(who[1]);
+	both_close(); /* or it had the root open, too */
+	container = start_container();
+	shell_ok("/", "\"$GAIA\" umount --everywhere '%s'", mnt.path);
+	backing_holds("f", want, SIZE);
+	r = shell_run("/", 60, "nsenter --mount --target %d cat '%s/f'", container, mnt.path);
+	cr_assert_neq(r.status, 0);
+	cr_assert(strstr(r.err, strerror(ENOTCONN)), "%s", r.err);
+	shell_free(&r);
+	status = mnt_wait(&mnt);
+	cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "wait status %x", status);
+	child_kill(container);
 }
 
 /* The kernel gives the number of a mount that has ended to the next one, here in the same place. */

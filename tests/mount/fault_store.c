@@ -7,7 +7,6 @@
  */
 #include <fcntl.h>
 #include <jansson.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +18,7 @@
 #include <unistd.h>
 
 #include "actor.h"
+#include "own_mounts.h"
 #include "shell.h"
 #include "tree.h"
 #include "ways.h"
@@ -57,8 +57,7 @@ static const char *make_small(const char *commands)
 
 	if (geteuid() != 0)
 		return "a small file system: needs root";
-	cr_assert_eq(unshare(CLONE_NEWNS), 0);
-	cr_assert_eq(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL), 0);
+	cr_assert(own_mounts(NULL));
 	tree_make_temp(NULL, top);
 	shell_ok(top, "mkdir small disk");
 	r = shell_run(top, 60, "set -e; %s", commands);

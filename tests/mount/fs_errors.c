@@ -6,7 +6,6 @@
  */
 #include <fcntl.h>
 #include <linux/falloc.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mount.h>
@@ -15,6 +14,7 @@
 #include <unistd.h>
 
 #include "child.h"
+#include "own_mounts.h"
 #include "shell.h"
 #include "tree.h"
 #include "ways.h"
@@ -75,9 +75,8 @@ static void mount_small(void)
 
 	if (geteuid() != 0)
 		WAY_SKIP("a full disk: needs root, to mount a small one");
-	/* In a namespace of the test's own: gone with it, also when it cannot start. */
-	cr_assert_eq(unshare(CLONE_NEWNS), 0);
-	cr_assert_eq(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL), 0);
+	/* Gone with the test, also when it cannot start. */
+	cr_assert(own_mounts(NULL));
 	tree_make_temp(NULL, small_root);
 	if (mount("small", small_root, "tmpfs", 0, "size=8m,mode=0755")) {
 		rmdir(small_root);

@@ -13,6 +13,9 @@ if [ -z "${2:-}" ]; then
 	[ "$(id -u)" -eq 0 ] || skip "only root can lay the build's helpers over /sbin"
 	exec unshare --mount --propagation private "$0" "$build" inside
 fi
+# shellcheck source=scripts/lib.sh
+. "$(dirname "$0")/../../scripts/lib.sh"
+let_go_of_mounts
 
 dir=$(mktemp -d)
 clean_up() {

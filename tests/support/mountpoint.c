@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <ftw.h>
 #include <poll.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -104,34 +103,23 @@ static bool is_mounted(const char *path)
 
 /*
  * A mount namespace that somebody on this machine made meanwhile (a service, a container, another
- * run of the tests) has a copy of every mount, and keeps the file system alive after our umount. Take
- * the mount away there too. Needs root; without it nothing happens.
+ * run of the tests) has a copy of every mount, and keeps the file system alive after our umount. Whether
+ * there is one that we may look into.
  */
-static void detach_elsewhere(const char *path)
+static bool is_mounted_elsewhere(const char *path)
 {
-	char table[64], ns[64];
-	struct dirent *e;
 	DIR *proc = opendir("/proc");
+	bool found = false;
+	struct dirent *e;
+	char table[64];
 
-	while (proc && (e = readdir(proc))) {
-		pid_t child;
-		int fd;
-
+	while (proc && !found && (e = readdir(proc))) {
 		snprintf(table, sizeof(table), "/proc/%.20s/mountinfo", e->d_name);
-		snprintf(ns, sizeof(ns), "/proc/%.20s/ns/mnt", e->d_name);
-		if (e->d_name[0] < '1' || e->d_name[0] > '9' || !is_mounted_for(table, path))
-			continue;
-		fd = open(ns, O_RDONLY | O_CLOEXEC);
-		child = fd >= 0 ? fork() : -1;
-		if (child == 0)
-			_exit(setns(fd, CLONE_NEWNS) || umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW));
-		if (child > 0)
-			waitpid(child, NULL, 0);
-		if (fd >= 0)
-			close(fd);
+		found = e->d_name[0] >= '1' && e->d_name[0] <= '9' && is_mounted_for(table, path);
 	}
 	if (proc)
 		closedir(proc);
+	return found;
 }
 
 /* Take the mount away, whatever state it is in. */
@@ -463,8 +451,9 @@ int mnt_wait(struct mnt *m)
 	int status = wait_exit(m->daemon, PATIENCE_SECONDS);
 
 	if (status == -1) {
-		if (!is_mounted(m->path))
-			detach_elsewhere(m->path);
+		/* Then it ends when it is told to. */
+		if (!is_mounted(m->path) && is_mounted_elsewhere(m->path))
+			kill(m->daemon, SIGTERM);
 		status = wait_exit(m->daemon, EXIT_SECONDS);
 	}
 	if (status == -1) {

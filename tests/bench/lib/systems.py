@@ -225,7 +225,7 @@ class Gaiafs(Mounted):
         self.holders = {}
         if self.is_mounted():
             try:
-                run(self.gaia, "umount", self.root)
+                run(self.gaia, "umount", "--everywhere", self.root)
             except (RuntimeError, subprocess.TimeoutExpired):
                 subprocess.run([self.gaia, "umount", "--force", self.root], timeout=60)
         self.detach()
