@@ -116,6 +116,12 @@ static int set_mode(struct inode *inode, int fd, mode_t mode)
 	return chmod(fd_path(fd).text, mode & 07777) ? -errno : 0;
 }
 
+/* Those that mean something, and that a write by others clears. */
+static mode_t set_id_bits(mode_t mode)
+{
+	return mode & (mode & S_IXGRP ? S_ISUID | S_ISGID : S_ISUID);
+}
+
 int attr_clear_set_id(struct inode *inode)
 {
 	mode_t clear = 0;
@@ -127,12 +133,32 @@ int attr_clear_set_id(struct inode *inode)
 		return fd;
 	err = fstat(fd, &st) ? -errno : 0;
 	if (!err)
-		clear = st.st_mode & (st.st_mode & S_IXGRP ? S_ISUID | S_ISGID : S_ISUID);
+		clear = set_id_bits(st.st_mode);
 	if (clear)
 		err = set_mode(inode, fd, st.st_mode & ~clear);
 	inode_fd_put(inode);
 	/* Where another's file may be written, but not its mode, storing clears them below. */
 	return err == -EPERM && !inode->fs->privileged ? 0 : err;
+}
+
+/*
+ * What sets nothing is chown(2) to nobody, which changes the time of the last change and clears set-id bits,
+ * and only the owner may clear them. But the kernel sends the same, without asking for a right, before what else
+ * clears them (fallocate(2) for one), of a file that is open for writing.
+ */
+static bool may_set_nothing(fuse_req_t req, struct inode *inode, int fd)
+{
+	uid_t caller = fuse_req_ctx(req)->uid;
+	bool is_written;
+	struct stat st;
+
+	if (!caller || S_ISDIR(inode->type) || fstat(fd, &st) || st.st_uid == caller ||
+	    !set_id_bits(st.st_mode))
+		return true;
+	pthread_mutex_lock(&inode->fs->lock);
+	is_written = inode->writers;
+	pthread_mutex_unlock(&inode->fs->lock);
+	return is_written;
 }
 
 void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
@@ -142,18 +168,17 @@ void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
 			  FUSE_SET_ATTR_MTIME_NOW;
 	const int owner = FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID;
 	struct inode *inode = inode_of(req_fs(req), ino);
+	bool nothing = !(to_set & (owner | times | FUSE_SET_ATTR_MODE | FUSE_SET_ATTR_SIZE));
 	int fd = inode_fd_get(inode), err = 0;
 
 	if (fd < 0) {
 		fuse_reply_err(req, -fd);
 		return;
 	}
-	/*
-	 * Ownership first: changing it clears set-id bits, which the mode may give back. What sets nothing
-	 * is chown(2) to nobody, which changes the time of the last change and clears set-id bits;
-	 * the kernel sends the same before what else clears them, fallocate(2) for one.
-	 */
-	if (to_set & owner || !(to_set & (times | FUSE_SET_ATTR_MODE | FUSE_SET_ATTR_SIZE)))
+	/* Ownership first: changing it clears set-id bits, which the mode may give back. */
+	if (nothing && !may_set_nothing(req, inode, fd))
+		err = -EPERM;
+	else if (nothing || to_set & owner)
 		err = set_owner(fd, attr, to_set);
 	if (!err && to_set & FUSE_SET_ATTR_MODE)
 		err = set_mode(inode, fd, attr->st_mode);

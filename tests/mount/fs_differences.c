@@ -176,20 +176,23 @@ static int chown_to_nobody(void *arg)
 }
 
 /* "Set-id bits" */
-EACH_WAY_BARE(fs_differences, anybody_may_change_the_owner_of_a_file_with_set_id_bits_to_nobody)
+EACH_WAY_BARE(fs_differences, of_a_file_that_is_written_anybody_may_change_the_owner_to_nobody)
 {
 	struct stat st[2];
+	int fd[2];
 
 	need_root("other users");
 	way_start(NULL);
 	make_file("f");
 	SAME_OK(fchownat(at, "f", ALICE, ALICE, 0));
 	SAME_OK(fchmodat(at, "f", 02755, 0));
+	SAME_FD_OK(fd, openat(at, "f", O_WRONLY));
 	cr_assert_eq(child_run(chown_to_nobody, &both_root[ON_PLAIN]), EPERM);
 	cr_assert_eq(child_run(chown_to_nobody, &both_root[ON_MOUNT]), 0);
 	stat_both("f", st);
 	cr_assert_eq(st[ON_PLAIN].st_mode & 07777, 02755u);
 	cr_assert_eq(st[ON_MOUNT].st_mode & 07777, 0755u);
+	SAME_CLOSE(fd);
 }
 
 static void make_dangerous(void)

@@ -278,6 +278,28 @@ EACH_WAY_BARE(fs_users, only_the_owner_changes_attributes)
 	both_same_tree();
 }
 
+DEED(chown_it_to_nobody, fchownat(at, "f", -1, -1, 0))
+
+EACH_WAY_BARE(fs_users, changing_the_owner_to_nobody_needs_the_owner_where_it_clears_set_id_bits)
+{
+	start();
+	make("f", 0666, ALICE, ALICE);
+	AS(BOB, chown_it_to_nobody, 0);
+	SAME_OK(fchmodat(at, "f", 04755, 0));
+	AS(BOB, chown_it_to_nobody, EPERM);
+	cr_assert_eq(mode_of("f"), 04755u);
+	SAME_OK(fchmodat(at, "f", 02755, 0));
+	AS(BOB, chown_it_to_nobody, EPERM);
+	cr_assert_eq(mode_of("f"), 02755u);
+	AS(ALICE, chown_it_to_nobody, 0);
+	cr_assert_eq(mode_of("f"), 0755u);
+	SAME_OK(mkdirat(at, "d", 0755));
+	SAME_OK(fchmodat(at, "d", 02755, 0));
+	SAME_OK(renameat2(at, "d", at, "f", RENAME_EXCHANGE));
+	AS(BOB, chown_it_to_nobody, 0);
+	cr_assert_eq(mode_of("f"), 02755u);
+}
+
 DEED(write_suid, write_byte(at, "suid"))
 DEED(truncate_suid, open_close(at, "suid", O_RDWR | O_TRUNC))
 DEED(set_sgid, fchmodat(at, "sgid", 02775, 0))
