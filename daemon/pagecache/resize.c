@@ -310,6 +310,20 @@ static int grow_store(struct store_file *sf, uint64_t size)
 	return err;
 }
 
+/* Some file systems (ext4) keep what they had room for when they fail, and have a size that is not the file's. */
+static int allocate_or_not(struct store_file *sf, int mode, off_t off, off_t len)
+{
+	struct stat before, after;
+	int err = sf->ops->stat(sf, &before);
+
+	if (err)
+		return err;
+	err = sf->ops->allocate(sf, mode, off, len);
+	if (err && !sf->ops->stat(sf, &after) && after.st_size > before.st_size)
+		(void)sf->ops->truncate(sf, before.st_size);
+	return err;
+}
+
 int cache_allocate(struct cfile *f, int mode, off_t off, off_t len)
 {
 	bool zeroes = mode & (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE);
@@ -341,7 +355,7 @@ int cache_allocate(struct cfile *f, int mode, off_t off, off_t len)
 	if (!err && zeroes && (uint64_t)off < size)
 		err = keep_tracked(f, (uint64_t)off, MIN(end, size));
 	if (!err)
-		err = sf->ops->allocate(sf, mode, off, len);
+		err = allocate_or_not(sf, mode, off, len);
 	if (!err && zeroes && (uint64_t)off < size)
 		err = zero_cached(f, (uint64_t)off, MIN(end, size));
 	/* The last page ends with the file. */

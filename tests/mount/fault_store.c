@@ -266,7 +266,7 @@ WHEN_FULL_AND_PASSED_THROUGH(a_release_that_does_not_fit_is_told_and_can_be_repe
 	actor_end(cpu);
 }
 
-WHEN_FULL(fallocate_says_so_and_changes_nothing)
+WHEN_FULL(fallocate_says_so_and_leaves_the_size)
 {
 	char *old = pattern(MIB, 3);
 	struct stat st;
@@ -282,6 +282,8 @@ WHEN_FULL(fallocate_says_so_and_changes_nothing)
 	cr_assert_eq(st.st_size, MIB);
 	cr_assert_eq(fsync(fd), 0, "%s", strerror(errno));
 	file_holds(mnt.backing_fd, "f", old, MIB, 0);
+	cr_assert_eq(fstatat(mnt.backing_fd, "f", &st, 0), 0);
+	cr_assert_eq(st.st_size, MIB);
 	make_room();
 	cr_assert_eq(fallocate(fd, 0, 0, 6 * MIB), 0, "%s", strerror(errno));
 	/* What is allocated can be stored, however full it gets. */
