@@ -126,6 +126,8 @@ int store_patch_by_write(struct store_file *file, const void *buf, const void *b
 	return err;
 }
 
+#define WORD sizeof(uint64_t)
+
 /* Where this thread goes on when what it has mapped cannot be had: a full disk, or a file cut by others. */
 static __thread sigjmp_buf *volatile lost_mapping;
 
@@ -137,11 +139,41 @@ static void on_sigbus(int number)
 	signal(number, SIG_DFL);
 }
 
-static void store_bytes(volatile char *to, const char *buf, const char *base, size_t len)
+#define WORD sizeof(uint64_t)
+
+/*
+ * From byte @from of the word at @at on, those of @n bytes that differ: all at once, and no others, so that who stores
+ * bytes beside them meanwhile loses none.
+ */
+static void store_in_word(uint64_t *at, size_t from, const char *buf, const char *base, size_t n)
 {
-	for (size_t i = 0; i < len; i++)
-		if (buf[i] != base[i])
-			to[i] = buf[i];
+	uint64_t old, new, bytes = 0, changed = 0;
+
+	for (size_t i = 0; i < n; i++)
+		if (buf[i] != base[i]) {
+			((char *)&bytes)[from + i] = buf[i];
+			((unsigned char *)&changed)[from + i] = 0xff;
+		}
+	if (!changed)
+		return;
+	old = __atomic_load_n(at, __ATOMIC_RELAXED);
+	do
+		new = (old & ~changed) | bytes;
+	while (!__atomic_compare_exchange_n(at, &old, new, false, __ATOMIC_RELEASE,
+					    __ATOMIC_RELAXED));
+}
+
+/* Into a page, from byte @in on. */
+static void store_bytes(char *page, size_t in, const char *buf, const char *base, size_t len)
+{
+	size_t done, n;
+
+	for (done = 0; done < len; done += n) {
+		size_t from = (in + done) % WORD;
+
+		n = WORD - from < len - done ? WORD - from : len - done;
+		store_in_word((uint64_t *)(page + in + done - from), from, buf + done, base + done, n);
+	}
 }
 
 static int patch_mapped(int fd, const char *buf, const char *base, size_t len, off_t off)
@@ -162,7 +194,7 @@ static int patch_mapped(int fd, const char *buf, const char *base, size_t len, o
 		err = -EIO;
 	} else {
 		lost_mapping = &back;
-		store_bytes(p + in, buf, base, len);
+		store_bytes(p, in, buf, base, len);
 	}
 	lost_mapping = NULL;
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
@@ -170,21 +202,34 @@ static int patch_mapped(int fd, const char *buf, const char *base, size_t len, o
 	return err;
 }
 
-/* So many runs are written one by one. More, as where each number of many has changed in part, would take for ever. */
+/*
+ * So many runs are written one by one. More, as where each number of many has changed in part, would take for ever; and
+ * two in one word would let others, or those who look after our death, see half of a number.
+ */
 #define FEW_RUNS 8
+
+static bool by_runs(const char *buf, const char *base, size_t len, off_t off)
+{
+	size_t at = 0, n, runs = 0;
+	off_t last_word = -1;
+
+	while ((n = store_next_run(buf, base, len, &at)) > 0) {
+		off_t word = (off + (off_t)at) / (off_t)WORD;
+
+		if (++runs > FEW_RUNS || word == last_word)
+			return false;
+		at += n;
+		last_word = (off + (off_t)at - 1) / (off_t)WORD;
+	}
+	return true;
+}
 
 static int dir_patch(struct store_file *file, const void *buf, const void *base, size_t len,
 		     off_t off)
 {
-	size_t at = 0, n, runs = 0;
-
 	if (!file->writable)
 		return -EBADF;
-	while (runs <= FEW_RUNS && (n = store_next_run(buf, base, len, &at)) > 0) {
-		at += n;
-		runs++;
-	}
-	if (runs > FEW_RUNS && !patch_mapped(fd_of(file), buf, base, len, off))
+	if (!by_runs(buf, base, len, off) && !patch_mapped(fd_of(file), buf, base, len, off))
 		return 0;
 	/* Also to learn what stood in the way of the mapping. */
 	return store_patch_by_write(file, buf, base, len, off);

@@ -58,7 +58,8 @@ struct store_file_ops {
 
 	/*
 	 * Write the bytes of @buf that differ from @base's, and no others: who writes others meanwhile, by whatever
-	 * way, loses none. @len: 1 to GAIA_PAGE, within a page of the file. 0 or a negative errno, as write().
+	 * way, loses none. @len: 1 to GAIA_PAGE, within a page of the file. 0 or a negative errno, as write(). Where the
+	 * file can be mapped, the bytes of a word (8, aligned in the file) change all at once: nobody sees half of them.
 	 */
 	int (*patch)(struct store_file *file, const void *buf, const void *base, size_t len,
 		     off_t off);

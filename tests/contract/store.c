@@ -8,10 +8,12 @@
 #include <limits.h>
 #include <linux/falloc.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -970,6 +972,56 @@ static void a_patch_writes_what_differs_and_nothing_else(unsigned step)
 PATCH_TESTS(dir)
 PATCH_TESTS(mem)
 PATCH_TESTS(faulty_dir)
+
+struct word_reader {
+	const _Atomic uint64_t *word;
+	uint64_t a, b;
+	atomic_bool end;
+	uint64_t seen; /* that was neither */
+};
+
+static void *read_word(void *arg)
+{
+	struct word_reader *r = arg;
+
+	while (!r->end && !r->seen) {
+		uint64_t is = *r->word;
+
+		if (is != r->a && is != r->b)
+			r->seen = is;
+	}
+	return NULL;
+}
+
+/* A number that a device released is what it was or what it is, also for a mapping that looks on. */
+Test(dir, a_word_is_never_seen_half_patched)
+{
+	struct word_reader r = { .a = 0x0102030405060708, .b = 0xf1020304f50607f8 };
+	struct store_file *f = open_ref(refs[0], true);
+	struct iovec iov = { &r.a, sizeof(r.a) };
+	pthread_t thread;
+	char path[64];
+	char *page;
+	int fd;
+
+	cr_assert_eq(f->ops->write(f, &iov, 1, PAGE + 8), 0);
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", refs[0]);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	page = mmap(NULL, PAGE, PROT_READ, MAP_SHARED, fd, PAGE);
+	close(fd);
+	cr_assert_neq(page, MAP_FAILED);
+	r.word = (_Atomic uint64_t *)(page + 8);
+	cr_assert_eq(pthread_create(&thread, NULL, read_word, &r), 0);
+	for (int i = 0; i < 2000; i++) {
+		cr_assert_eq(f->ops->patch(f, &r.b, &r.a, sizeof(r.a), PAGE + 8), 0);
+		cr_assert_eq(f->ops->patch(f, &r.a, &r.b, sizeof(r.a), PAGE + 8), 0);
+	}
+	r.end = true;
+	pthread_join(thread, NULL);
+	cr_assert_eq(r.seen, 0, "%llx was seen", (unsigned long long)r.seen);
+	munmap(page, PAGE);
+	close_file(f);
+}
 
 /* A mapping reaches no further than the file. */
 Test(dir, a_patch_beyond_the_end_makes_the_file_longer)
