@@ -17,7 +17,8 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib
 # pylint: disable=wrong-import-position
 import plot
 import report
-from fio import COLD, COLD_IN_MOUNT, HOME, HOT, RELEASED, Fio, drop_caches, may_drop_caches
+from fio import (COLD, COLD_IN_MOUNT, HOME, HOT, RELEASED, Fio, Together, drop_caches,
+                 may_drop_caches)
 from rounds import Goal, Progress, Row, run_rounds
 from systems import MIB, Gaiafs, Missing, Peer, System, run, run_undisturbed, stop_on_signals
 
@@ -114,6 +115,16 @@ class Bench:
                 system.let_go(name)
                 system.hold(name, holder)
 
+    def begin_round(self, _rnd):
+        """
+        How fast cached pages are read depends on the folios that they lie in: one at a time, or
+        many. Those of a file that was written, or read at random, are others than after reading
+        ahead, and stay for as long as they are cached: so all are read anew.
+        """
+        if may_drop_caches():
+            os.sync()
+            drop_caches(1)
+
     def turn(self, systems, rnd):
         """Another one goes first in each round."""
         at = rnd % len(systems)
@@ -155,17 +166,23 @@ class Bench:
         return title + (", %d processes" % processes if processes > 1 else "")
 
     def read(self, file, prefix, block, engine, state, processes=1):
+        rw = prefix + "read"
         total = self.size
         if state == HOT and engine == "psync":
             total *= 2 if prefix else 8
-            if processes > 1:
-                total *= 4 * processes  # their time is told in milliseconds
         elif prefix and state in (COLD_IN_MOUNT, HOME, RELEASED):
             total //= 4
         elif prefix and state == COLD:
             total //= 16
-        return Fio(file, self.size, prefix + "read", block, engine, state, total, processes,
+        if processes > 1:
+            if state == HOT:
+                total *= 8  # or they were at it for milliseconds
+            return self.together(processes, file, rw, block, engine, state, total)
+        return Fio(file, self.size, rw, block, engine, state, total,
                    again=state == HOT and bool(prefix))
+
+    def together(self, processes, *work):
+        return Together(os.path.join(self.args.build, "together"), processes, *work)
 
     def writes(self):
         section = "write a file that no device maps"
@@ -178,10 +195,12 @@ class Bench:
                         continue
                     title = "%s, %s" % (pattern, call)
                     title += ", %d processes" % processes if processes > 1 else ""
-                    self.add(section, title,
-                             Fio("target", self.size, rw, block, engine, HOT,
-                                 self.size * processes // (2 if prefix else 1), processes),
-                             goals)
+                    total = self.size // (2 if prefix else 1)
+                    work = Fio("target", self.size, rw, block, engine, HOT, total)
+                    if processes > 1:
+                        work = self.together(processes, "target", rw, block, engine, HOT,
+                                             total * processes)
+                    self.add(section, title, work, goals)
             every = 1 if prefix else 32
             total = self.size // (256 if prefix else 2)
             self.add(section, "%s, fdatasync after %s" % (pattern, "each" if prefix else "8 MiB"),
@@ -267,6 +286,7 @@ class Bench:
         self.device_counts()
         if not self.works:
             sys.exit("bench: --only %s: there is no such work" % self.args.only)
+        self.works.insert(0, ("begin", self.begin_round))
         rounds = run_rounds(self.works, self.args.rounds, self.args.seconds, progress)
         progress.end()
         return rounds

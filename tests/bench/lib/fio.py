@@ -5,6 +5,8 @@ import os
 import subprocess
 import tempfile
 
+from systems import run, sync_file
+
 HOT, HOME, RELEASED = "hot", "home", "released"
 COLD_IN_MOUNT, COLD = "cold in the mount", "cold everywhere"
 
@@ -19,22 +21,27 @@ def may_drop_caches():
     return os.access("/proc/sys/vm/drop_caches", os.W_OK) and os.geteuid() == 0
 
 
+def prepare(systems, file, state):
+    for system in systems:
+        make = {HOT: system.make_hot, HOME: system.make_home, RELEASED: system.make_released,
+                COLD_IN_MOUNT: system.make_cold_in_mount, COLD: system.forget_in_mount}
+        make[state](file)
+    if state == COLD:
+        drop_caches(1)
+
+
 class Fio:
     """
-    @rw, @block, @engine: fio's; @total: bytes by all processes together; @file: whose pages are
-    in @state before. @again: the same pages may come more than once. @sync: fdatasync after so
-    many writes.
+    @rw, @block, @engine: fio's; @total: bytes; @file: whose pages are in @state before. @again: the
+    same pages may come more than once. @sync: fdatasync after so many writes.
     """
 
-    def __init__(self, file, file_size, rw, block, engine, state, total, processes=1, again=False,
-                 sync=0):
-        self.file, self.state, self.processes = file, state, processes
+    def __init__(self, file, file_size, rw, block, engine, state, total, again=False, sync=0):
+        self.file, self.state = file, state
         self.direction = "write" if "write" in rw else "read"
         self.sync = sync
         options = {
-            "rw": rw, "bs": block, "ioengine": engine,
-            "size": file_size // processes, "offset_increment": file_size // processes,
-            "io_size": total // processes, "numjobs": processes,
+            "rw": rw, "bs": block, "ioengine": engine, "size": file_size, "io_size": total,
             # fio's own dropping of caches and advice to the kernel: neither.
             "invalidate": 0, "fadvise_hint": 0, "fallocate": "none", "allow_file_create": 0,
         }
@@ -46,14 +53,6 @@ class Fio:
             options["end_fsync"] = 1  # not part of what is measured; the next system starts clean
         self.options = options
 
-    def prepare(self, systems):
-        for system in systems:
-            make = {HOT: system.make_hot, HOME: system.make_home, RELEASED: system.make_released,
-                    COLD_IN_MOUNT: system.make_cold_in_mount, COLD: system.forget_in_mount}
-            make[self.state](self.file)
-        if self.state == COLD:
-            drop_caches(1)
-
     def job_file(self, systems, seed):
         lines = ["[global]", "randseed=%d" % (seed + 1)]
         lines += ["%s=%s" % item for item in self.options.items()]
@@ -61,26 +60,17 @@ class Fio:
             lines += ["[%s]" % system.name, "stonewall", "filename=" + system.path(self.file)]
         return "\n".join(lines) + "\n"
 
-    def job_ns(self, job):
-        """While fio waited for the kernel; its own work between is not counted."""
+    def rate(self, job):
+        """Bytes a second while fio waited for the kernel; its own work between is not counted."""
         done = job[self.direction]
         ns = done["lat_ns"]["mean"] * done["lat_ns"]["N"]
         if self.sync:
             ns += job["sync"]["lat_ns"]["mean"] * job["sync"]["lat_ns"]["N"]
-        return ns
-
-    def rate(self, jobs):
-        """Bytes a second by all processes together: no faster than the slowest, nor than the
-        cores that they share."""
-        ns = max(self.job_ns(job) for job in jobs)
-        if len(jobs) > 1:
-            cpu_ms = sum((job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] for job in jobs)
-            ns = max(ns, cpu_ms * 1e6 / os.cpu_count())
-        return sum(job[self.direction]["io_bytes"] for job in jobs) * 1e9 / ns
+        return done["io_bytes"] * 1e9 / ns
 
     def rates(self, systems, seed):
         """{name: bytes a second} of each system."""
-        self.prepare(systems)
+        prepare(systems, self.file, self.state)
         with tempfile.NamedTemporaryFile("w", suffix=".fio") as file:
             file.write(self.job_file(systems, seed))
             file.flush()
@@ -88,7 +78,29 @@ class Fio:
                                   capture_output=True, stdin=subprocess.DEVNULL, timeout=300)
         if done.returncode:
             raise RuntimeError("fio: %s" % (done.stderr or done.stdout).strip()[-500:])
-        jobs = {}
-        for job in json.loads(done.stdout[done.stdout.index("{"):])["jobs"]:
-            jobs.setdefault(job["jobname"], []).append(job)
-        return {name: self.rate(each) for name, each in jobs.items()}
+        jobs = json.loads(done.stdout[done.stdout.index("{"):])["jobs"]
+        return {job["jobname"]: self.rate(job) for job in jobs}
+
+
+class Together:
+    """As Fio, by several processes at the same time: ../together.c, which is @program."""
+
+    def __init__(self, program, processes, file, rw, block, engine, state, total):
+        self.file, self.state, self.total = file, state, total
+        self.write = "write" in rw
+        self.command = [program, "{file}", str(processes), "write" if self.write else "read",
+                        "mapping" if engine == "mmap" else "call",
+                        "random" if rw.startswith("rand") else "sequential",
+                        str(int(block.rstrip("k")) << 10), str(total)]
+
+    def rates(self, systems, _seed):
+        """{name: bytes a second} of each system."""
+        prepare(systems, self.file, self.state)
+        rates = {}
+        for system in systems:
+            path = system.path(self.file)
+            ns = int(run(*[part.format(file=path) for part in self.command], timeout=300))
+            rates[system.name] = self.total * 1e9 / ns
+            if self.write:
+                sync_file(path)  # the next system starts clean
+        return rates

@@ -32,6 +32,14 @@ def read_through(path):
             pass
 
 
+def sync_file(path):
+    file = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
 def write_bdi(root, name, value):
     """A limit of a mounted file system, where we may set it."""
     dev = os.stat(root).st_dev
