@@ -23,7 +23,7 @@ static struct chunk *chunk_create(struct cfile *f, uint64_t index)
 static void chunk_destroy(struct chunk *ch)
 {
 	bug_on(ch->n_frames || ch->n_dirty || ch->n_replicas || ch->track);
-	bug_on(ch->on_lru || ch->on_dirty || ch->on_emptied);
+	bug_on(ch->lists || ch->arriving);
 	pthread_cond_destroy(&ch->unlocked);
 	pthread_mutex_destroy(&ch->lock);
 	for (unsigned i = 0; i < ARRAY_LEN(ch->leaf); i++)
@@ -220,92 +220,126 @@ void page_drop(struct chunk *ch, unsigned i)
 	frames_give(&ch->file->cache->frames, &old, 1);
 }
 
-void chunk_account(struct chunk *ch)
+/* ---- the cache's lists of chunks ---- */
+
+/*
+ * chunk->lock held. Put the chunk on the lists of @lists, with a reference each, where it is not on them. Nearly always it
+ * is; if not it still takes no lock that other files use: the chunk is left at the lists' door (cache.arrivals), and whoever
+ * looks at the lists next lets in who waits there (lists_lock()), in the order in which they came.
+ */
+static void chunk_arrive(struct chunk *ch, unsigned lists)
 {
 	struct cache *c = ch->file->cache;
-	bool frames, dirty, put_lru = false, put_dirty = false;
+	struct chunk *first;
 
-	/*
-	 * Nearly always nothing is to be done, and then without a lock that other files use: who takes a
-	 * chunk off a list either sees, under its lock, that it need not be there, or calls here afterwards.
-	 */
-	pthread_mutex_lock(&ch->lock);
-	frames = ch->n_frames > 0 && !atomic_load(&ch->on_lru);
-	dirty = ch->n_dirty > 0 && !atomic_load(&ch->on_dirty);
-	pthread_mutex_unlock(&ch->lock);
-	if (!frames && !dirty)
+	lists &= ~atomic_load(&ch->lists);
+	if (!lists)
 		return;
-	/* Somebody else's later call mends what changes in between. */
-	chunk_ref(ch), chunk_ref(ch);
-	pthread_mutex_lock(&c->lock);
-	if (frames && !ch->on_lru) {
-		ch->on_lru = true;
-		c->n_lru++;
-		TAILQ_INSERT_TAIL(&c->lru, ch, lru);
-		put_lru = true;
-	}
-	if (dirty && !ch->on_dirty) {
-		ch->on_dirty = true;
+	atomic_fetch_or(&ch->lists, lists);
+	if (lists & CHUNK_DIRTY)
 		ch->dirty_since = now_ns();
-		TAILQ_INSERT_TAIL(&c->dirty, ch, dirty);
-		put_dirty = true;
+	pthread_mutex_lock(&ch->file->lock);
+	ch->refs += (unsigned)__builtin_popcount(lists);
+	pthread_mutex_unlock(&ch->file->lock);
+	if (atomic_fetch_or(&ch->arriving, lists))
+		return; /* it is there already, and was not let in yet */
+	first = atomic_load(&c->arrivals);
+	do
+		ch->next_arrival = first;
+	while (!atomic_compare_exchange_weak(&c->arrivals, &first, ch));
+}
+
+static void lists_lock(struct cache *c)
+{
+	struct chunk *ch, *next, *first = NULL;
+
+	pthread_mutex_lock(&c->lock);
+	for (ch = atomic_exchange(&c->arrivals, NULL); ch; ch = next) {
+		next = ch->next_arrival;
+		ch->next_arrival = first;
+		first = ch;
 	}
-	pthread_mutex_unlock(&c->lock);
-	if (!put_lru)
-		chunk_put(ch);
-	if (!put_dirty)
-		chunk_put(ch);
+	for (ch = first; ch; ch = next) {
+		unsigned lists;
+
+		next = ch->next_arrival;
+		/* From here on it may come again. */
+		lists = atomic_exchange(&ch->arriving, 0);
+		if (lists & CHUNK_LRU) {
+			TAILQ_INSERT_TAIL(&c->lru, ch, lru);
+			c->n_lru++;
+		}
+		if (lists & CHUNK_DIRTY)
+			TAILQ_INSERT_TAIL(&c->dirty, ch, dirty);
+		if (lists & CHUNK_EMPTIED)
+			TAILQ_INSERT_TAIL(&c->emptied, ch, emptied);
+	}
+}
+
+/* Locked as above, and it is on the list; the list's reference is the caller's then. */
+static void leave_lru(struct chunk *ch)
+{
+	struct cache *c = ch->file->cache;
+
+	TAILQ_REMOVE(&c->lru, ch, lru);
+	c->n_lru--;
+	atomic_fetch_and(&ch->lists, ~CHUNK_LRU);
+}
+
+static void leave_dirty(struct chunk *ch)
+{
+	TAILQ_REMOVE(&ch->file->cache->dirty, ch, dirty);
+	atomic_fetch_and(&ch->lists, ~CHUNK_DIRTY);
+}
+
+static void leave_emptied(struct chunk *ch)
+{
+	TAILQ_REMOVE(&ch->file->cache->emptied, ch, emptied);
+	atomic_fetch_and(&ch->lists, ~CHUNK_EMPTIED);
+}
+
+void chunk_account(struct chunk *ch)
+{
+	/* Who takes a chunk off a list either sees, under its lock, that it need not be there, or calls here afterwards. */
+	pthread_mutex_lock(&ch->lock);
+	chunk_arrive(ch, (ch->n_frames ? CHUNK_LRU : 0) | (ch->n_dirty ? CHUNK_DIRTY : 0));
+	pthread_mutex_unlock(&ch->lock);
 }
 
 void chunk_unlist(struct chunk *ch)
 {
 	struct cache *c = ch->file->cache;
-	unsigned drop = 0;
+	unsigned before, drop;
 
+	/* The lock keeps it from arriving. */
 	pthread_mutex_lock(&ch->lock);
-	pthread_mutex_lock(&c->lock);
-	if (ch->on_lru && ch->n_frames == 0) {
-		ch->on_lru = false;
-		c->n_lru--;
-		TAILQ_REMOVE(&c->lru, ch, lru);
-		drop++;
-	}
-	if (ch->on_dirty && ch->n_dirty == 0) {
-		ch->on_dirty = false;
-		TAILQ_REMOVE(&c->dirty, ch, dirty);
-		drop++;
-	}
-	if (ch->on_emptied) {
-		ch->on_emptied = false;
-		TAILQ_REMOVE(&c->emptied, ch, emptied);
-		drop++;
-	}
+	lists_lock(c);
+	before = ch->lists;
+	if ((before & CHUNK_LRU) && ch->n_frames == 0)
+		leave_lru(ch);
+	if ((before & CHUNK_DIRTY) && ch->n_dirty == 0)
+		leave_dirty(ch);
+	if (before & CHUNK_EMPTIED)
+		leave_emptied(ch);
+	drop = (unsigned)__builtin_popcount(before & ~ch->lists);
 	pthread_mutex_unlock(&c->lock);
 	pthread_mutex_unlock(&ch->lock);
 	while (drop-- > 0)
 		chunk_put(ch);
 }
 
-/* ---- what the kernel has ---- */
-
-/* A chunk that is read page by page becomes empty each time: no lock that other files use, then. */
-static void chunk_emptied(struct chunk *ch)
+struct chunk *chunk_due(struct cache *c, uint64_t age_ns)
 {
-	struct cache *c = ch->file->cache;
-	bool put = false;
+	struct chunk *ch;
 
-	if (atomic_load(&ch->on_emptied))
-		return;
-	chunk_ref(ch);
-	pthread_mutex_lock(&c->lock);
-	if (!ch->on_emptied) {
-		ch->on_emptied = true;
-		TAILQ_INSERT_TAIL(&c->emptied, ch, emptied);
-		put = true;
-	}
+	lists_lock(c);
+	ch = TAILQ_FIRST(&c->dirty);
+	if (ch && now_ns() - ch->dirty_since >= age_ns)
+		leave_dirty(ch);
+	else
+		ch = NULL;
 	pthread_mutex_unlock(&c->lock);
-	if (!put)
-		chunk_put(ch);
+	return ch;
 }
 
 void emptied_reap(struct cache *c)
@@ -313,12 +347,10 @@ void emptied_reap(struct cache *c)
 	struct chunk *ch;
 
 	for (;;) {
-		pthread_mutex_lock(&c->lock);
+		lists_lock(c);
 		ch = TAILQ_FIRST(&c->emptied);
-		if (ch) {
-			TAILQ_REMOVE(&c->emptied, ch, emptied);
-			ch->on_emptied = false;
-		}
+		if (ch)
+			leave_emptied(ch);
 		pthread_mutex_unlock(&c->lock);
 		if (!ch)
 			return;
@@ -327,11 +359,12 @@ void emptied_reap(struct cache *c)
 	}
 }
 
+/* ---- what the kernel has ---- */
+
 void pages_unshare(struct chunk *ch, unsigned a, unsigned b, bool given)
 {
 	frame_t frame[GAIA_CHUNK_PAGES];
 	unsigned n = 0;
-	bool emptied;
 
 	pthread_mutex_lock(&ch->lock);
 	/* Devices read home, not the kernel's cache. */
@@ -345,14 +378,13 @@ void pages_unshare(struct chunk *ch, unsigned a, unsigned b, bool given)
 		if (given && p->frame && !p->readers && !(p->flags & (PAGE_DIRTY | PAGE_STORED)))
 			frame[n++] = page_set_frame(ch, i, 0);
 	}
-	emptied = n > 0 && ch->n_frames == 0;
+	if (n > 0 && ch->n_frames == 0)
+		chunk_arrive(ch, CHUNK_EMPTIED);
 	pthread_mutex_unlock(&ch->lock);
 	if (n == 0)
 		return;
 	frames_give(&ch->file->cache->frames, frame, n);
 	count(CTR_home_given, n);
-	if (emptied)
-		chunk_emptied(ch);
 }
 
 /* ---- eviction ---- */
@@ -386,24 +418,23 @@ static unsigned home_evict(struct cache *c, unsigned want)
 	unsigned freed = 0, looks;
 	struct chunk *ch;
 
-	pthread_mutex_lock(&c->lock);
+	lists_lock(c);
 	looks = 2 * c->n_lru;
 	pthread_mutex_unlock(&c->lock);
 	for (; looks > 0 && freed < want; looks--) {
-		pthread_mutex_lock(&c->lock);
+		lists_lock(c);
 		ch = TAILQ_FIRST(&c->lru);
 		if (!ch) {
 			pthread_mutex_unlock(&c->lock);
 			break;
 		}
-		TAILQ_REMOVE(&c->lru, ch, lru);
 		if (atomic_exchange(&ch->referenced, false)) {
+			TAILQ_REMOVE(&c->lru, ch, lru);
 			TAILQ_INSERT_TAIL(&c->lru, ch, lru);
 			pthread_mutex_unlock(&c->lock);
 			continue;
 		}
-		ch->on_lru = false;
-		c->n_lru--;
+		leave_lru(ch);
 		pthread_mutex_unlock(&c->lock);
 
 		/* The list's reference is ours now. */
@@ -417,16 +448,9 @@ static unsigned home_evict(struct cache *c, unsigned want)
 /* Store some of the longest dirty chunk, so that it can be evicted: pages stored. */
 static unsigned home_clean(struct cache *c)
 {
-	struct chunk *ch;
+	struct chunk *ch = chunk_due(c, 0);
 	unsigned n;
 
-	pthread_mutex_lock(&c->lock);
-	ch = TAILQ_FIRST(&c->dirty);
-	if (ch) {
-		TAILQ_REMOVE(&c->dirty, ch, dirty);
-		ch->on_dirty = false;
-	}
-	pthread_mutex_unlock(&c->lock);
 	if (!ch)
 		return 0;
 	n = chunk_store_some(ch);

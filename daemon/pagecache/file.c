@@ -67,15 +67,18 @@ void cfile_hold(struct cfile *f)
 
 void cfile_use(struct cfile *f)
 {
-	pthread_mutex_lock(&f->cache->lock);
-	f->uses++;
-	pthread_mutex_unlock(&f->cache->lock);
+	atomic_fetch_add(&f->uses, 1);
 }
 
 void cfile_unuse(struct cfile *f)
 {
 	struct cache *c = f->cache;
+	unsigned uses = atomic_load(&f->uses);
 
+	/* Chunks come and go with reads: no lock that other files use, then. */
+	while (uses > 1)
+		if (atomic_compare_exchange_weak(&f->uses, &uses, uses - 1))
+			return;
 	pthread_mutex_lock(&c->lock);
 	if (--f->uses > 0) {
 		pthread_mutex_unlock(&c->lock);

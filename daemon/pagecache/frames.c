@@ -6,34 +6,49 @@
  * demand and never moved. An empty one is kept for who needs frames next, whom it saves the
  * system's zeroing and the devices' registering; those that nobody needed for a while
  * are given back to the system, always whole: devices may have registered them.
+ *
+ * Every read that misses and every write of a new page comes here, of whatever file. So frames are taken and given
+ * without a lock, by changing the bits of a slab, which lie in one cache line; and each thread begins where it found
+ * frames last. A slab without memory is one without free frames, and who gives one back to the system takes all its
+ * frames first: as long as somebody has a frame its slab stays. frames.lock is for making slabs and giving them back.
  */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include "pagecache/internal.h"
 
+/* So many slabs are looked at for one with as many free frames as are wanted. */
+#define LOOKS 16u
+
+/* The slab in which this thread found frames last. */
+static __thread unsigned last_slab;
+
 int frames_init(struct frames *fr, uint64_t bytes)
 {
 	fr->budget = bytes / GAIA_PAGE;
-	/* The table never moves, so that frame_ptr() needs no lock. Twice the budget: twins and pages
+	/* The tables never move, so that frame_ptr() needs no lock. Twice the budget: twins and pages
 	 * that cannot wait go beyond it. */
 	fr->room = (unsigned)(2 * (bytes / GAIA_CHUNK) + 512);
 	fr->slab = calloc(fr->room, sizeof(*fr->slab));
-	if (!fr->slab)
+	fr->some = calloc((fr->room + 63) / 64, sizeof(*fr->some));
+	if (!fr->slab || !fr->some) {
+		free(fr->slab);
+		free(fr->some);
 		return -ENOMEM;
+	}
 	pthread_mutex_init(&fr->lock, NULL);
 	return 0;
 }
 
 void frames_destroy(struct frames *fr)
 {
-	bug_on(fr->used != 0);
-	for (unsigned i = 0; i < fr->n_slabs; i++) {
-		bug_on(fr->slab[i]->memory);
+	bug_on(atomic_load(&fr->used) != 0 || fr->n_memory != 0);
+	for (unsigned i = 0; i < fr->n_slabs; i++)
 		free(fr->slab[i]);
-	}
 	free(fr->slab);
+	free(fr->some);
 	pthread_mutex_destroy(&fr->lock);
 }
 
@@ -48,7 +63,125 @@ static void tell_devices(struct frames *fr, void *slab, bool there)
 	}
 }
 
-static int slab_populate(struct slab *s)
+/* ---- taking ---- */
+
+static unsigned slab_free(const struct slab *s)
+{
+	unsigned n = 0;
+
+	for (unsigned w = 0; w < ARRAY_LEN(s->free); w++)
+		n += (unsigned)__builtin_popcountll(atomic_load(&s->free[w]));
+	return n;
+}
+
+/* The @n lowest of the bits. */
+static uint64_t lowest_bits(uint64_t bits, unsigned n)
+{
+	uint64_t rest = bits;
+
+	while (rest && n-- > 0)
+		rest &= rest - 1;
+	return bits & ~rest;
+}
+
+static unsigned slab_take(struct frames *fr, unsigned at, unsigned n, frame_t *out)
+{
+	struct slab *s = fr->slab[at];
+	unsigned got = 0;
+
+	if (!atomic_load_explicit(&s->needed, memory_order_relaxed))
+		atomic_store_explicit(&s->needed, true, memory_order_relaxed);
+	for (unsigned w = 0; w < ARRAY_LEN(s->free) && got < n; w++) {
+		uint64_t bits = lowest_bits(atomic_load(&s->free[w]), n - got);
+
+		if (bits)
+			bits &= atomic_fetch_and(&s->free[w], ~bits); /* others may have been faster */
+		for (; bits; bits &= bits - 1)
+			out[got++] = at * GAIA_CHUNK_PAGES + w * 64 + (unsigned)__builtin_ctzll(bits) + 1;
+	}
+	return got;
+}
+
+static void note_some(struct frames *fr, unsigned at)
+{
+	uint64_t bit = 1ull << (at % 64);
+
+	if (!(atomic_load(&fr->some[at / 64]) & bit))
+		atomic_fetch_or(&fr->some[at / 64], bit);
+}
+
+/* It had no free frames. Who has given some meanwhile either sees that the bit is gone, or is seen here. */
+static void note_none(struct frames *fr, unsigned at)
+{
+	atomic_fetch_and(&fr->some[at / 64], ~(1ull << (at % 64)));
+	if (slab_free(fr->slab[at]))
+		note_some(fr, at);
+}
+
+/* The first slab of [i, end) that may have free frames, or @end. */
+static unsigned next_with_some(const struct frames *fr, unsigned i, unsigned end)
+{
+	for (; i < end; i = ROUND_UP(i + 1, 64)) {
+		uint64_t bits = atomic_load(&fr->some[i / 64]) >> (i % 64);
+
+		if (bits)
+			return MIN(i + (unsigned)__builtin_ctzll(bits), end);
+	}
+	return end;
+}
+
+/* Of a few slabs the first with @want free frames, or that with most; NO_SLAB: there are no free frames. */
+#define NO_SLAB UINT32_MAX
+static unsigned slab_find(struct frames *fr, unsigned want, unsigned *n_free)
+{
+	unsigned n = atomic_load(&fr->n_slabs), start = n ? last_slab % n : 0;
+	unsigned best = NO_SLAB, looks = LOOKS;
+
+	*n_free = 0;
+	/* Round the table: [start, n), then [0, start). */
+	for (unsigned round = 0; round < 2; round++) {
+		unsigned end = round ? start : n;
+		unsigned i = next_with_some(fr, round ? 0 : start, end);
+
+		for (; i < end; i = next_with_some(fr, i + 1, end)) {
+			unsigned free = slab_free(fr->slab[i]);
+
+			if (free == 0)
+				note_none(fr, i);
+			if (free > *n_free) {
+				*n_free = free;
+				best = i;
+			}
+			if (*n_free >= want || (free && --looks == 0))
+				return best;
+		}
+	}
+	return best;
+}
+
+/* frames.lock held: one without memory. */
+static struct slab *slab_vacant(struct frames *fr, unsigned *at)
+{
+	struct slab *s;
+
+	if (fr->n_memory < fr->n_slabs) {
+		for (*at = 0; fr->slab[*at]->memory; ++*at)
+			;
+		return fr->slab[*at];
+	}
+	if (fr->n_slabs == fr->room)
+		return NULL;
+	s = aligned_alloc(_Alignof(struct slab), sizeof(*s));
+	if (!s)
+		return NULL;
+	memset(s, 0, sizeof(*s));
+	*at = fr->n_slabs;
+	fr->slab[*at] = s;
+	atomic_store(&fr->n_slabs, *at + 1);
+	return s;
+}
+
+static void *slab_memory(void)
 {
 	/* Twice the size, to cut an aligned one out of. */
 	char *raw = mmap(NULL, 2 * GAIA_CHUNK, PROT_READ | PROT_WRITE,
@@ -56,144 +189,163 @@ static int slab_populate(struct slab *s)
 	char *aligned;
 
 	if (raw == MAP_FAILED)
-		return -ENOMEM;
+		return NULL;
 	aligned = (char *)ROUND_UP((uintptr_t)raw, GAIA_CHUNK);
 	if (aligned > raw)
 		munmap(raw, (size_t)(aligned - raw));
 	munmap(aligned + GAIA_CHUNK, GAIA_CHUNK - (size_t)(aligned - raw));
-	s->memory = aligned;
-	s->free = GAIA_CHUNK_PAGES;
-	return 0;
+	return aligned;
 }
 
-/*
- * A slab with a free frame, with @want of them if there is one. UINT32_MAX: none and none to be had.
- * *@fresh: its memory, if that is new.
- */
-static unsigned slab_choose(struct frames *fr, unsigned want, void **fresh)
+/* A new slab keeps long runs together; but not if free frames lie about that come to an eighth of the budget. */
+static bool worth_a_slab(struct frames *fr)
 {
-	unsigned fallback = fr->n_slabs, hole = fr->n_slabs;
+	uint64_t frames = (uint64_t)atomic_load(&fr->n_memory) * GAIA_CHUNK_PAGES;
 
-	for (unsigned k = 0; k < fr->n_slabs; k++) {
-		unsigned i = (fr->hint + k) % fr->n_slabs;
-		struct slab *s = fr->slab[i];
+	return frames < atomic_load(&fr->used) + MAX(fr->budget / 8, 2ull * GAIA_CHUNK_PAGES);
+}
 
-		if (!s->memory) {
-			hole = i;
-			continue;
+/* Frames of a new slab, unless others have made one meanwhile. 0: look again, or no memory. */
+static unsigned slab_make(struct frames *fr, unsigned n, frame_t *out, bool *no_memory)
+{
+	unsigned at, got = 0, n_free;
+	struct slab *s = NULL;
+	void *memory = NULL;
+
+	pthread_mutex_lock(&fr->lock);
+	(void)slab_find(fr, n, &n_free);
+	if (n_free >= n) {
+		pthread_mutex_unlock(&fr->lock);
+		return 0;
+	}
+	s = slab_vacant(fr, &at);
+	if (s)
+		memory = slab_memory();
+	*no_memory = !memory;
+	if (memory) {
+		s->memory = memory;
+		atomic_fetch_add(&fr->n_memory, 1);
+		while (got < n) {
+			out[got] = at * GAIA_CHUNK_PAGES + got + 1;
+			got++;
 		}
-		if (s->free >= want)
-			return i;
-		if (s->free && fallback == fr->n_slabs)
-			fallback = i;
-	}
-	/* A new one keeps long runs together; an old one with few free frames serves when memory is short. */
-	if (hole < fr->n_slabs && slab_populate(fr->slab[hole]) == 0) {
-		*fresh = fr->slab[hole]->memory;
-		return hole;
-	}
-	if (hole == fr->n_slabs && fr->n_slabs < fr->room) {
-		struct slab *s = calloc(1, sizeof(*s));
+		atomic_store(&s->needed, true);
+		for (unsigned w = 0; w < ARRAY_LEN(s->free); w++) {
+			unsigned mine = n > w * 64 ? MIN(n - w * 64, 64u) : 0;
 
-		if (s && slab_populate(s) == 0) {
-			fr->slab[fr->n_slabs] = s;
-			*fresh = s->memory;
-			return fr->n_slabs++;
+			atomic_store(&s->free[w], mine == 64 ? 0 : UINT64_MAX << mine);
 		}
-		free(s);
+		note_some(fr, at);
+		last_slab = at;
 	}
-	return fallback < fr->n_slabs ? fallback : UINT32_MAX;
+	pthread_mutex_unlock(&fr->lock);
+	/* It cannot go before that: it has frames that are ours. */
+	if (memory)
+		tell_devices(fr, memory, true);
+	return got;
+}
+
+/* So many of @n are within the budget, and count as used now. */
+static unsigned budget_take(struct frames *fr, unsigned n, bool beyond)
+{
+	uint64_t used = atomic_load(&fr->used), left;
+	unsigned may;
+
+	do {
+		left = fr->budget > used ? fr->budget - used : 0;
+		may = beyond ? n : (unsigned)MIN((uint64_t)n, left);
+	} while (may && !atomic_compare_exchange_weak(&fr->used, &used, used + may));
+	if (may > left)
+		count(CTR_home_overcommit, may - left);
+	return may;
 }
 
 unsigned frames_take(struct frames *fr, unsigned n, frame_t *out, bool beyond)
 {
-	unsigned got = 0, at;
-	void *fresh = NULL;
-	struct slab *s;
+	unsigned may = budget_take(fr, n, beyond), got = 0, want, at, n_free;
+	bool no_memory = false;
 
-	pthread_mutex_lock(&fr->lock);
-	if (!beyond) {
-		uint64_t left = fr->budget > fr->used ? fr->budget - fr->used : 0;
-
-		n = (unsigned)MIN((uint64_t)n, left);
-	}
-	if (n == 0)
-		goto unlock;
-	at = slab_choose(fr, MIN(n, GAIA_CHUNK_PAGES), &fresh);
-	if (at == UINT32_MAX)
-		goto unlock;
-	fr->hint = at;
-	s = fr->slab[at];
-	if (fresh)
-		fr->n_empty++;
-	if (s->free == GAIA_CHUNK_PAGES) {
-		fr->n_empty--;
-		fr->unneeded = MIN(fr->unneeded, fr->n_empty);
-	}
-	for (unsigned i = 0; i < GAIA_CHUNK_PAGES && got < n; i++) {
-		if (i % 64 == 0 && s->used[i / 64] == UINT64_MAX) {
-			i += 63;
-			continue;
+	while (got < may) {
+		want = MIN(may - got, GAIA_CHUNK_PAGES);
+		at = slab_find(fr, want, &n_free);
+		if (n_free < want && !no_memory && (at == NO_SLAB || worth_a_slab(fr))) {
+			got += slab_make(fr, want, out + got, &no_memory);
+		} else if (at == NO_SLAB) {
+			break;
+		} else {
+			got += slab_take(fr, at, want, out + got);
+			last_slab = at;
 		}
-		if (bit_test(s->used, i))
-			continue;
-		bit_set(s->used, i);
-		out[got++] = at * GAIA_CHUNK_PAGES + i + 1;
 	}
-	s->free -= got;
-	fr->used += got;
-	if (beyond && fr->used > fr->budget)
-		count(CTR_home_overcommit, MIN((uint64_t)got, fr->used - fr->budget));
-unlock:
-	pthread_mutex_unlock(&fr->lock);
-	/* It cannot go before that: it has frames that are ours. */
-	if (fresh)
-		tell_devices(fr, fresh, true);
+	if (got < may)
+		atomic_fetch_sub(&fr->used, may - got);
 	return got;
 }
 
+/* ---- giving ---- */
+
 void frames_give(struct frames *fr, const frame_t *frame, unsigned n)
 {
-	pthread_mutex_lock(&fr->lock);
-	for (unsigned k = 0; k < n; k++) {
-		unsigned at = (frame[k] - 1) / GAIA_CHUNK_PAGES;
-		unsigned i = (frame[k] - 1) % GAIA_CHUNK_PAGES;
+	unsigned k = 0;
+
+	while (k < n) {
+		unsigned word = (frame[k] - 1) / 64, at = word / (GAIA_CHUNK_PAGES / 64);
+		uint64_t bits = 0;
 		struct slab *s;
 
-		bug_on(frame[k] == 0 || at >= fr->n_slabs);
+		bug_on(frame[k] == 0 || at >= atomic_load(&fr->n_slabs));
+		for (; k < n && (frame[k] - 1) / 64 == word; k++) {
+			bug_on(bits >> ((frame[k] - 1) % 64) & 1);
+			bits |= 1ull << ((frame[k] - 1) % 64);
+		}
 		s = fr->slab[at];
-		bug_on(!bit_test(s->used, i));
-		bit_clear(s->used, i);
-		if (++s->free == GAIA_CHUNK_PAGES)
-			fr->n_empty++;
+		if (!atomic_load_explicit(&s->needed, memory_order_relaxed))
+			atomic_store_explicit(&s->needed, true, memory_order_relaxed);
+		bug_on(atomic_fetch_or(&s->free[word % ARRAY_LEN(s->free)], bits) & bits);
+		note_some(fr, at);
 	}
-	fr->used -= n;
-	pthread_mutex_unlock(&fr->lock);
+	/* Last: who may have as many more finds them. */
+	atomic_fetch_sub(&fr->used, n);
+}
+
+/* All of its frames, if nobody has one. */
+static bool slab_take_whole(struct slab *s)
+{
+	unsigned w;
+
+	for (w = 0; w < ARRAY_LEN(s->free); w++) {
+		uint64_t all = UINT64_MAX;
+
+		if (!atomic_compare_exchange_strong(&s->free[w], &all, 0))
+			break;
+	}
+	if (w == ARRAY_LEN(s->free))
+		return true;
+	while (w-- > 0)
+		atomic_store(&s->free[w], UINT64_MAX);
+	return false;
 }
 
 void frames_trim(struct frames *fr, bool all)
 {
-	unsigned n, last;
-
 	pthread_mutex_lock(&fr->lock);
-	n = all ? fr->n_empty : fr->unneeded;
-	last = fr->n_slabs;
-	while (n > 0 && last > 0) {
-		struct slab *s = fr->slab[--last];
+	for (unsigned at = fr->n_slabs; at-- > 0;) {
+		struct slab *s = fr->slab[at];
 		void *memory = s->memory;
 
-		if (!memory || s->free < GAIA_CHUNK_PAGES)
+		if (!memory || (atomic_exchange(&s->needed, false) && !all))
 			continue;
+		if (!slab_take_whole(s)) {
+			note_some(fr, at);
+			continue;
+		}
 		s->memory = NULL;
-		s->free = 0;
-		fr->n_empty--;
-		n--;
+		atomic_fetch_sub(&fr->n_memory, 1);
 		pthread_mutex_unlock(&fr->lock);
 		tell_devices(fr, memory, false);
 		munmap(memory, GAIA_CHUNK);
 		pthread_mutex_lock(&fr->lock);
 	}
-	fr->unneeded = fr->n_empty;
 	pthread_mutex_unlock(&fr->lock);
 }
 

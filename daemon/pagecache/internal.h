@@ -40,31 +40,33 @@
 typedef uint32_t frame_t;
 
 struct slab {
-	void *memory;		      /* GAIA_CHUNK bytes */
-	uint64_t used[GAIA_CHUNK_PAGES / 64]; /* a bit a frame */
-	unsigned free;
+	/* A bit a frame that nobody has; none without memory. All in one cache line. */
+	_Alignas(64) _Atomic uint64_t free[GAIA_CHUNK_PAGES / 64];
+	void *memory;	    /* GAIA_CHUNK bytes; frames->lock, or, to read it, one of its frames */
+	atomic_bool needed; /* frames were taken or given since frames_trim() */
 };
 
 struct frames {
 	/* Constant once there are any. */
 	const struct cache_device *dev; /* those who are told of slabs */
 	unsigned n_devices;
+	uint64_t budget; /* frames */
+	unsigned room;
+
+	_Atomic uint64_t used; /* frames: never above the budget but by who goes beyond it */
+	_Atomic uint64_t *some; /* a bit a slab; set if it has free frames */
 
 	pthread_mutex_t lock;
+	/* lock. Tables grow only, and are read without. */
 	struct slab **slab;
-	unsigned n_slabs, room; /* grows only */
-	unsigned hint;		/* slab to look at first */
-	unsigned n_empty;	/* slabs with memory and no frame in use */
-	unsigned unneeded;	/* as many were empty all the time since frames_trim() */
-	uint64_t used;		/* frames */
-	uint64_t budget;	/* frames */
+	atomic_uint n_slabs, n_memory; /* of all; of those with memory */
 };
 
 int frames_init(struct frames *fr, uint64_t bytes);
 void frames_destroy(struct frames *fr);
 /*
- * Take up to @n frames from one slab, consecutive if it has such. Returns how many (0: the
- * budget is used up). @beyond: regardless of the budget; 0 then only without any memory.
+ * Take up to @n frames, consecutive where there are such. Returns how many: fewer if the budget
+ * is used up. @beyond: regardless of the budget; fewer then only without any memory.
  */
 unsigned frames_take(struct frames *fr, unsigned n, frame_t *out, bool beyond);
 void frames_give(struct frames *fr, const frame_t *frame, unsigned n);
@@ -141,12 +143,24 @@ struct chunk {
 
 	atomic_bool referenced; /* used since the LRU scan last came by */
 
-	/* cache->lock; these two are looked at without it, see chunk_account(). */
-	atomic_bool on_lru, on_dirty, on_emptied;
-	uint64_t dirty_since; /* ns */
+	/*
+	 * The lists of the cache (CHUNK_*) that it is on, or on its way to. Set with lock held, by who puts it there; cleared
+	 * with cache->lock held.
+	 */
+	atomic_uint lists;
+	/* On the way: see chunk_arrive(). */
+	atomic_uint arriving;
+	struct chunk *next_arrival;
+	uint64_t dirty_since; /* ns; constant while on that list */
+	/* cache->lock. */
 	TAILQ_ENTRY(chunk) lru, dirty, emptied;
 };
 TAILQ_HEAD(chunk_list, chunk);
+enum {
+	CHUNK_LRU = 1,	   /* has frames */
+	CHUNK_DIRTY = 2,   /* has dirty pages */
+	CHUNK_EMPTIED = 4, /* the flusher is to take it off the LRU list */
+};
 
 #define READ_STREAMS 4u
 
@@ -161,7 +175,7 @@ struct cfile {
 
 	/* cache->lock. */
 	unsigned holds; /* by callers and mappings */
-	unsigned uses;	/* holds and chunks: at 0 the cfile ends */
+	atomic_uint uses; /* holds and chunks: at 0 the cfile ends; without the lock if it is neither 0 before nor after */
 	bool forgotten;
 	UT_hash_handle hh;
 
@@ -317,7 +331,8 @@ struct cache {
 	struct chunk_list lru;	/* chunks with frames; first: longest unused */
 	unsigned n_lru;
 	struct chunk_list dirty; /* first: longest dirty */
-	struct chunk_list emptied; /* the flusher is to take off the LRU list */
+	struct chunk_list emptied;
+	_Atomic(struct chunk *) arrivals; /* not on their lists yet; the last one first; pushed without lock */
 	TAILQ_HEAD(, again) again;
 	pthread_cond_t again_cond, again_done, flusher_cond;
 	bool stopping;
@@ -404,6 +419,8 @@ void chunk_account(struct chunk *ch);
 void chunk_unlist(struct chunk *ch);
 /* Drop the clean frames of a chunk that nobody uses: number of frames. */
 unsigned chunk_shrink(struct chunk *ch);
+/* The longest dirty chunk, if it is so for @age_ns: taken off its list, with the list's reference. */
+struct chunk *chunk_due(struct cache *c, uint64_t age_ns);
 /* Take chunks whose last frame left with a read off the LRU list. */
 void emptied_reap(struct cache *c);
 

@@ -42,19 +42,16 @@ static json_t *races_json(struct cache *c)
 json_t *cache_status_json(struct cache *c)
 {
 	json_t *counts = json_object();
-	uint64_t used, files;
+	uint64_t files;
 
 	for (unsigned k = 0; k < CTR_COUNT; k++)
 		json_object_set_new(counts, counter_name(k), json_integer((json_int_t)counter_value(k)));
-	pthread_mutex_lock(&c->frames.lock);
-	used = c->frames.used;
-	pthread_mutex_unlock(&c->frames.lock);
 	pthread_mutex_lock(&c->lock);
 	files = HASH_COUNT(c->files);
 	pthread_mutex_unlock(&c->lock);
 	return json_pack("{s:o, s:{s:I, s:I, s:I, s:I, s:I}, s:o, s:o}", "devices", devices_json(c),
 			 "home", "budget", (json_int_t)(c->frames.budget * GAIA_PAGE), "used",
-			 (json_int_t)(used * GAIA_PAGE), "dirty",
+			 (json_int_t)(atomic_load(&c->frames.used) * GAIA_PAGE), "dirty",
 			 (json_int_t)(atomic_load(&c->n_dirty) * GAIA_PAGE), "twins",
 			 (json_int_t)(atomic_load(&c->n_twins) * GAIA_PAGE), "files",
 			 (json_int_t)files, "counters", counts, "races", races_json(c));
@@ -199,7 +196,8 @@ static void check_chunk(struct chunk *ch, uint64_t *frames, uint64_t *dirty, uin
 		n_dirty += !!(p->flags & PAGE_DIRTY);
 	}
 	bug_on(n_frames != ch->n_frames || n_dirty != ch->n_dirty);
-	bug_on((n_frames > 0 && !ch->on_lru) || (n_dirty > 0 && !ch->on_dirty));
+	bug_on(n_frames > 0 && !(ch->lists & CHUNK_LRU));
+	bug_on(n_dirty > 0 && !(ch->lists & CHUNK_DIRTY));
 	bug_on(ch->n_replicas > 0 && !ch->track);
 	for (unsigned k = 0; k < ch->n_replicas; k++)
 		check_replica(ch, ch->replica[k], ahead);
@@ -229,7 +227,7 @@ void cache_check(struct cache *c)
 		dirty += file_dirty;
 	}
 	bug_on(dirty != atomic_load(&c->n_dirty));
-	bug_on(frames != c->frames.used);
+	bug_on(frames != atomic_load(&c->frames.used));
 	for (unsigned i = 0; i < c->n_devices; i++) {
 		struct replica *rep;
 		uint64_t pinned = 0;

@@ -414,19 +414,7 @@ int cache_sync_all(struct cache *c)
 
 static struct chunk *due(struct cache *c)
 {
-	struct chunk *ch;
-
-	pthread_mutex_lock(&c->lock);
-	ch = TAILQ_FIRST(&c->dirty);
-	if (ch && (now_ns() - ch->dirty_since >= c->age_ns ||
-		   atomic_load(&c->n_dirty) > c->frames.budget / 2)) {
-		TAILQ_REMOVE(&c->dirty, ch, dirty);
-		ch->on_dirty = false;
-	} else {
-		ch = NULL;
-	}
-	pthread_mutex_unlock(&c->lock);
-	return ch;
+	return chunk_due(c, atomic_load(&c->n_dirty) > c->frames.budget / 2 ? 0 : c->age_ns);
 }
 
 void *flusher_main(void *arg)

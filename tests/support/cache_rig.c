@@ -895,12 +895,7 @@ void rig_destroy(struct rig *rig)
 
 uint64_t rig_frames(struct rig *rig)
 {
-	uint64_t used;
-
-	pthread_mutex_lock(&rig->cache->frames.lock);
-	used = rig->cache->frames.used;
-	pthread_mutex_unlock(&rig->cache->frames.lock);
-	return used;
+	return atomic_load(&rig->cache->frames.used);
 }
 
 uint64_t rig_device_used(struct rig *rig, unsigned device)

@@ -305,6 +305,63 @@ Test(slab, one_in_use_stays)
 	end_slabs();
 }
 
+/* Of more frames than the budget has, each belongs to one thread at a time, and its slab stays meanwhile. */
+#define TAKERS 4u
+
+static void *take_and_give(void *arg)
+{
+	const unsigned self = (unsigned)(uintptr_t)arg;
+	frame_t mine[GAIA_CHUNK_PAGES];
+
+	for (unsigned k = 0; k < 300; k++) {
+		unsigned n = frames_take(&slabs.fr, 1 + (k * 53 + self * 131) % ARRAY_LEN(mine), mine, false);
+
+		for (unsigned i = 0; i < n; i++)
+			*(unsigned *)frame_ptr(&slabs.fr, mine[i]) = self;
+		cr_assert_leq(atomic_load(&slabs.fr.used), slabs.fr.budget);
+		for (unsigned i = 0; i < n; i++)
+			cr_assert_eq(*(unsigned *)frame_ptr(&slabs.fr, mine[i]), self);
+		frames_give(&slabs.fr, mine, n);
+	}
+	return NULL;
+}
+
+Test(slab, threads_take_and_give_frames_while_slabs_go)
+{
+	pthread_t thread[TAKERS];
+
+	cr_assert_eq(frames_init(&slabs.fr, 3 * GAIA_CHUNK), 0);
+	for (unsigned t = 0; t < TAKERS; t++)
+		cr_assert_eq(pthread_create(&thread[t], NULL, take_and_give, (void *)(uintptr_t)(t + 1)), 0);
+	for (unsigned k = 0; k < 300; k++)
+		frames_trim(&slabs.fr, true);
+	for (unsigned t = 0; t < TAKERS; t++)
+		pthread_join(thread[t], NULL);
+	cr_assert_eq(atomic_load(&slabs.fr.used), 0);
+	frames_trim(&slabs.fr, true);
+	frames_destroy(&slabs.fr);
+}
+
+Test(slab, frames_that_lie_about_are_used)
+{
+	static frame_t all[8 * GAIA_CHUNK_PAGES], again[4 * GAIA_CHUNK_PAGES];
+	unsigned n = ARRAY_LEN(all);
+
+	cr_assert_eq(frames_init(&slabs.fr, n * GAIA_PAGE), 0);
+	cr_assert_eq(frames_take(&slabs.fr, n, all, false), n);
+	cr_assert_eq(frames_take(&slabs.fr, 1, again, false), 0, "the budget is used up");
+	for (unsigned k = 0; k < n; k += 2)
+		frames_give(&slabs.fr, all + k, 1);
+	for (unsigned k = 0; k < ARRAY_LEN(again); k += 64)
+		cr_assert_eq(frames_take(&slabs.fr, 64, again + k, false), 64);
+	cr_assert_leq(slabs.fr.n_memory, 8 + 2, "an eighth more than the budget, or two slabs");
+	for (unsigned k = 1; k < n; k += 2)
+		frames_give(&slabs.fr, all + k, 1);
+	frames_give(&slabs.fr, again, ARRAY_LEN(again));
+	frames_trim(&slabs.fr, true);
+	frames_destroy(&slabs.fr);
+}
+
 /* The flusher's. */
 Test(slab, an_idle_cache_keeps_none)
 {

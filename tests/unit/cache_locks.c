@@ -1,0 +1,165 @@
+/*
+ * cache_locks.c - what reads and writes of different files share: no lock.
+ *
+ * Linked so that every lock that the cache takes passes through here first (meson.build: --wrap), and is noted. One thread does
+ * the same to two files: no lock may be among those of both. `--verbose` shows how many locks each request takes.
+ */
+#include "cache_scene.h"
+#include "pagecache/internal.h"
+
+#define MOST 64u
+
+/* Distinct locks, and how often any was taken. */
+struct noted {
+	const void *lock[MOST];
+	unsigned n, taken;
+};
+static __thread struct noted *noting;
+
+static void note(const void *lock)
+{
+	if (!noting)
+		return;
+	noting->taken++;
+	for (unsigned k = 0; k < noting->n; k++)
+		if (noting->lock[k] == lock)
+			return;
+	if (noting->n == MOST)
+		abort();
+	noting->lock[noting->n++] = lock;
+}
+
+#define WRAP(name, type)                     \
+	int __real_##name(type *lock);       \
+	int __wrap_##name(type *lock);       \
+	int __wrap_##name(type *lock)        \
+	{                                    \
+		note(lock);                  \
+		return __real_##name(lock);  \
+	}
+WRAP(pthread_mutex_lock, pthread_mutex_t)
+WRAP(pthread_mutex_trylock, pthread_mutex_t)
+WRAP(pthread_rwlock_rdlock, pthread_rwlock_t)
+WRAP(pthread_rwlock_tryrdlock, pthread_rwlock_t)
+WRAP(pthread_rwlock_wrlock, pthread_rwlock_t)
+
+/* ---- requests, each of pages [page, page + n) ---- */
+
+struct request {
+	const char *name;
+	enum { READ, READ_DIRECT, WRITE, WRITE_DIRECT } what;
+	uint64_t page;
+	unsigned n;
+};
+
+/*
+ * In order. Chunks 0 and 1 are made by them, and stay since they have pages then; in chunk 2 nothing
+ * stays, but the test holds it.
+ */
+static const struct request requests[] = {
+	{ "write of a page, the first of its chunk", WRITE, 3, 1 },
+	{ "write of a page that is home", WRITE, 3, 1 },
+	{ "write of 256 pages that are not home", WRITE, 100, 256 },
+	{ "exact write into a page that is not home", WRITE_DIRECT, 400, 0 },
+	{ "read of a dirty page", READ, 3, 1 },
+	{ "direct read, the first of its chunk", READ_DIRECT, 512, 1 },
+	{ "direct read of a page that is home", READ_DIRECT, 512, 1 },
+	{ "read of a page that is not home", READ, 600, 1 },
+	{ "read of the next page: read ahead", READ, 601, 1 },
+	{ "read of a page that was read ahead", READ, 602, 1 },
+	{ "read of 32 pages that are not home", READ, 900, 32 },
+	{ "read of the only page of its chunk", READ, 1100, 1 },
+	{ "the same again", READ, 1100, 1 },
+};
+
+static void carry_out(struct cfile *f, const struct request *r)
+{
+	static const char bytes[256 * GAIA_PAGE];
+	off_t off = (off_t)r->page * GAIA_PAGE;
+	size_t len = r->n ? r->n * GAIA_PAGE : 17;
+	struct cache_read rd;
+
+	switch (r->what) {
+	case READ:
+	case READ_DIRECT:
+		cr_assert_eq(cache_read_begin(f, off, len, r->what == READ, &rd), 0);
+		cr_assert_eq(rd.bytes, len);
+		cache_read_end(&rd);
+		break;
+	case WRITE:
+	case WRITE_DIRECT:
+		cr_assert_eq(cache_write(f, bytes, len, off,
+					 r->what == WRITE ? CACHE_WRITE_PAGES : CACHE_WRITE_EXACT),
+			     0);
+	}
+}
+
+static bool among(const struct noted *noted, const void *lock)
+{
+	for (unsigned k = 0; k < noted->n; k++)
+		if (noted->lock[k] == lock)
+			return true;
+	return false;
+}
+
+/* The file below is open: that is not asked for with each request. */
+static struct chunk *warm_up(struct cfile *f)
+{
+	carry_out(f, &(struct request){ "", READ_DIRECT, 1535, 1 });
+	carry_out(f, &(struct request){ "", WRITE, 1535, 1 });
+	cr_assert_eq(cache_flush(f), 0);
+	return chunk_get(f, 2, true);
+}
+
+/* The cache has memory, too: a frame of each slab is taken, so that none goes back to the system meanwhile. */
+#define SLABS 4u
+static frame_t frame[SLABS * GAIA_CHUNK_PAGES];
+
+static void take_slabs(struct frames *fr)
+{
+	cr_assert_eq(frames_take(fr, ARRAY_LEN(frame), frame, false), ARRAY_LEN(frame));
+	for (unsigned k = 0; k < SLABS; k++)
+		frames_give(fr, frame + k * GAIA_CHUNK_PAGES + 1, GAIA_CHUNK_PAGES - 1);
+}
+
+static void give_slabs(struct frames *fr)
+{
+	for (unsigned k = 0; k < SLABS; k++)
+		frames_give(fr, frame + k * GAIA_CHUNK_PAGES, 1);
+}
+
+Test(locks, none_is_shared_by_reads_and_writes_of_two_files)
+{
+	static struct noted all[2];
+	struct cfile *f[2];
+	struct chunk *held[2];
+	struct kfile *other;
+
+	begin(&(struct rig_options){ .devices = 0 }, 3 * GAIA_CHUNK);
+	other = kfile_create(rig, 77, 3 * GAIA_CHUNK);
+	f[0] = kf->cfile;
+	f[1] = other->cfile;
+	take_slabs(&rig->cache->frames);
+	for (unsigned k = 0; k < 2; k++)
+		held[k] = warm_up(f[k]);
+	for (unsigned r = 0; r < ARRAY_LEN(requests); r++)
+		for (unsigned k = 0; k < 2; k++) {
+			unsigned before = all[k].taken;
+
+			noting = &all[k];
+			carry_out(f[k], &requests[r]);
+			noting = NULL;
+			cr_log_info("%s: %u locks taken", requests[r].name, all[k].taken - before);
+			for (unsigned j = 0; j < all[k].n; j++)
+				cr_assert_not(among(&all[!k], all[k].lock[j]), "%s: a lock is shared%s",
+					      requests[r].name,
+					      all[k].lock[j] == &rig->cache->lock ? ": the cache's" : "");
+		}
+	for (unsigned k = 0; k < 2; k++) {
+		cr_assert_gt(all[k].taken, ARRAY_LEN(requests), "locks are noted");
+		chunk_put(held[k]);
+	}
+	give_slabs(&rig->cache->frames);
+	kfile_end(other, false);
+	end();
+}
