@@ -109,17 +109,40 @@ static int set_owner(int fd, const struct stat *attr, int to_set)
 	return fchownat(fd, "", uid, gid, AT_EMPTY_PATH) ? -errno : 0;
 }
 
-static int set_mode(struct inode *inode, int fd, mode_t mode)
-{
-	if (inode->type == S_IFREG)
-		access_keep(inode);
-	return chmod(fd_path(fd).text, mode & 07777) ? -errno : 0;
-}
-
 /* Those that mean something, and that a write by others clears. */
 static mode_t set_id_bits(mode_t mode)
 {
 	return mode & (mode & S_IXGRP ? S_ISUID | S_ISGID : S_ISUID);
+}
+
+/* Where storing clears set-id bits, what was written before they are set is stored before. */
+static int store_before_set_id(struct inode *inode)
+{
+	struct cfile *f;
+	int err;
+
+	if (inode->fs->privileged || !contents_cached(inode))
+		return 0;
+	err = contents_get(inode, &f);
+	if (err)
+		return err;
+	err = cache_flush(f);
+	contents_put(inode);
+	return err;
+}
+
+static int set_mode(struct inode *inode, int fd, mode_t mode)
+{
+	int err = 0;
+
+	if (inode->type == S_IFREG) {
+		access_keep(inode);
+		if (set_id_bits(mode))
+			err = store_before_set_id(inode);
+	}
+	if (!err && chmod(fd_path(fd).text, mode & 07777))
+		err = -errno;
+	return err;
 }
 
 int attr_clear_set_id(struct inode *inode)

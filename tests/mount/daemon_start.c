@@ -253,17 +253,25 @@ ON_TOP(a_dead_old_mount_is_taken_away_by_the_next)
 /* Exit statuses of the child. */
 enum { FINE, CANNOT = 77 };
 
-static int mount_as_user(void *arg)
+/* Nobody, say: false if that one may not mount. */
+static bool become_user(void)
 {
-	struct shell_result r;
 	int fd;
 
 	if (geteuid() == 0)
 		child_become(65534, 65534);
 	fd = open("/dev/fuse", O_RDWR | O_CLOEXEC);
-	if (fd < 0)
+	if (fd >= 0)
+		close(fd);
+	return fd >= 0;
+}
+
+static int mount_as_user(void *arg)
+{
+	struct shell_result r;
+
+	if (!become_user())
 		return CANNOT;
-	close(fd);
 	r = shell_run(top, 60,
 		      "set -e; cd mine; mkdir b m; echo text > b/f; \"$GAIAFS\" b m\n"
 		      "trap '\"$GAIA\" umount m' EXIT\n"
@@ -277,15 +285,45 @@ static int mount_as_user(void *arg)
 	return r.status ? 1 : FINE;
 }
 
-ON_TOP(an_unprivileged_user_mounts)
+/* A daemon that stores as its user clears set-id bits: what was written before they were set is stored before. */
+static int set_id_as_user(void *arg)
+{
+	struct shell_result r;
+	char path[PATH_MAX + 16];
+	int fd;
+
+	if (!become_user())
+		return CANNOT;
+	r = shell_run(top, 60, "cd mine; mkdir b m; \"$GAIAFS\" b m");
+	CHILD_CHECK(r.status == 0);
+	snprintf(path, sizeof(path), "%s/mine/m/f", top);
+	fd = open(path, O_CREAT | O_RDWR | O_CLOEXEC, 0644);
+	CHILD_CHECK(fd >= 0 && write(fd, "text", 4) == 4);
+	CHILD_CHECK(fchmod(fd, 04755) == 0);
+	close(fd);
+	r = shell_run(top, 60, "cd mine; \"$GAIA\" umount m; test $(cat b/f)$(stat -c %%a b/f) = text4755");
+	return r.status ? 1 : FINE;
+}
+
+static void run_as_user(int (*what)(void *arg))
 {
 	int status;
 
 	if (shell_lacks((const char *const[]){ "fusermount3", NULL }))
 		SKIP("a user's own mount: needs fusermount3");
 	shell_ok(top, "mkdir mine && chmod 777 mine");
-	status = child_run(mount_as_user, NULL);
+	status = child_run(what, NULL);
 	if (status == CANNOT)
 		SKIP("a user's own mount: users may not open /dev/fuse here");
 	cr_assert_eq(status, FINE);
+}
+
+ON_TOP(an_unprivileged_user_mounts)
+{
+	run_as_user(mount_as_user);
+}
+
+ON_TOP(set_id_bits_survive_what_an_unprivileged_user_wrote_before)
+{
+	run_as_user(set_id_as_user);
 }

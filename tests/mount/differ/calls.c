@@ -726,7 +726,7 @@ static long run_set_acl(struct side *s, const struct step *t)
 	} acl = { .header.a_version = htole32(POSIX_ACL_XATTR_VERSION) };
 	unsigned n = 0, text = t->text | 1 << 6 | 1 << 10; /* as mode() in program.c */
 
-	acl_entry(&acl.e[n++], ACL_USER_OBJ, text | 4, ACL_UNDEFINED_ID);
+	acl_entry(&acl.e[n++], ACL_USER_OBJ, text | (geteuid() ? 5 : 4), ACL_UNDEFINED_ID);
 	if (text & 0x100)
 		acl_entry(&acl.e[n++], ACL_USER, text >> 3, user[1].uid);
 	acl_entry(&acl.e[n++], ACL_GROUP_OBJ, text >> 6, ACL_UNDEFINED_ID);

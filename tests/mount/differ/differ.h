@@ -76,7 +76,7 @@ struct theme {
 
 struct theme theme_of(uint64_t seed);
 /* @n steps into @out. */
-void program_make(uint64_t seed, bool users, struct step *out, unsigned n);
+void program_make(uint64_t seed, bool root, struct step *out, unsigned n);
 void step_print(FILE *to, const struct step *step);
 
 #define NAME_MAX_TEXT 6000

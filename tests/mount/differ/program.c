@@ -3,6 +3,7 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "differ.h"
 
@@ -55,12 +56,15 @@ static size_t length(void)
 
 /*
  * Set-gid without execution for the group is left out: a write by others clears it below, and
- * FUSE's kernel side does not. So is whatever would take that execution away.
+ * FUSE's kernel side does not. So is whatever would take that execution away. Without root, what is made
+ * can be read: by the daemon, which is no more than its owner, and by us.
  */
-static unsigned mode(void)
+static unsigned mode(bool root)
 {
 	unsigned m = rnd(4) ? 0600 | rnd(0200) : rnd(010000);
 
+	if (!root)
+		m |= 0500;
 	return m & 02000 ? m | 0010 : m;
 }
 
@@ -152,7 +156,7 @@ static const struct call *pick_call(struct theme theme)
 	}
 }
 
-void program_make(uint64_t seed, bool users, struct step *out, unsigned n)
+void program_make(uint64_t seed, bool root, struct step *out, unsigned n)
 {
 	struct theme theme = theme_of(seed);
 
@@ -164,14 +168,14 @@ void program_make(uint64_t seed, bool users, struct step *out, unsigned n)
 		*t = (struct step){
 			.number = i,
 			.call = pick_call(theme),
-			.who = theme.users && users && who < USERS ? who : 0,
+			.who = theme.users && root && who < USERS ? who : 0,
 			.fd = rnd(SLOTS),
 			.fd2 = rnd(SLOTS),
 			.map = rnd(MAPS),
 			.base = rnd(8) ? SLOTS : rnd(SLOTS),
 			.a = name(),
 			.b = name(),
-			.mode = mode(),
+			.mode = mode(root),
 			.text = rnd(1 << 16),
 			.off = offset(),
 			.off2 = offset(),
@@ -179,6 +183,9 @@ void program_make(uint64_t seed, bool users, struct step *out, unsigned n)
 		};
 		if (t->call->n_flags)
 			t->flags = t->call->flags[rnd(t->call->n_flags)];
+		/* Nobody else's device files can be opened on a mount. */
+		if (!root && t->flags == S_IFCHR && t->call->uses & USES_MODE)
+			t->flags = S_IFREG;
 	}
 }
 

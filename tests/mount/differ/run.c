@@ -231,9 +231,12 @@ static void remove_tree(int root, const char *name)
 	snprintf(path, sizeof(path), "/proc/self/fd/%d/%s", root, name);
 	fts = fts_open(start, FTS_PHYSICAL | FTS_NOCHDIR, NULL);
 	while (fts && (e = fts_read(fts))) {
-		if (e->fts_info == FTS_DP)
+		/* Without root what is in a directory can only be removed by who may write it. */
+		if (e->fts_info == FTS_D)
+			chmod(e->fts_accpath, 0700);
+		else if (e->fts_info == FTS_DP)
 			rmdir(e->fts_accpath);
-		else if (e->fts_info != FTS_D)
+		else
 			unlink(e->fts_accpath);
 	}
 	if (fts)
