@@ -490,3 +490,20 @@ give_back:
 	log_error("home: no memory for %u pages; give the machine more, or --home less", n);
 	return -ENOMEM;
 }
+
+int spares_take(struct cache *c, frame_t spare[2])
+{
+	int err = 0;
+
+	for (unsigned k = 0; k < 2 && !err; k++)
+		if (!spare[k])
+			err = frame_alloc(c, 1, &spare[k]);
+	return err;
+}
+
+void spares_give(struct cache *c, frame_t spare[2])
+{
+	for (unsigned k = 0; k < 2; k++)
+		if (spare[k])
+			frames_give(&c->frames, &spare[k], 1);
+}

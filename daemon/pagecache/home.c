@@ -536,9 +536,7 @@ static int span_apply(const struct span *s)
 
 		span_of_page(s, i, &from, &to);
 		/* For a twin, and for a copy of what the kernel sent. */
-		for (unsigned k = 0; k < 2 && !err; k++)
-			if (!spare[k])
-				err = frame_alloc(c, 1, &spare[k]);
+		err = spares_take(c, spare);
 		if (err)
 			break;
 		pthread_mutex_lock(&ch->lock);
@@ -554,9 +552,7 @@ static int span_apply(const struct span *s)
 		if (src)
 			src += to - from;
 	}
-	for (unsigned k = 0; k < 2; k++)
-		if (spare[k])
-			frames_give(&c->frames, &spare[k], 1);
+	spares_give(c, spare);
 	return err;
 }
 

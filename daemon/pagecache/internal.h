@@ -398,6 +398,9 @@ void page_downgrade(struct chunk *ch, unsigned i);
  * Evicts, stores, and at last goes beyond the budget; fails (-ENOMEM) only without any memory.
  */
 int frame_alloc(struct cache *c, unsigned n, frame_t *out);
+/* The two spare frames of kernel_page_write() and its like: those that are 0 are taken. To be given back, also on error. */
+int spares_take(struct cache *c, frame_t spare[2]);
+void spares_give(struct cache *c, frame_t spare[2]);
 /* Home's bytes of a page that is present and locked by the caller, shared or exclusively. */
 void *page_ptr(const struct chunk *ch, unsigned i);
 

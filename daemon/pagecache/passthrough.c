@@ -149,18 +149,14 @@ static int import_run(struct chunk *ch, unsigned a, unsigned b, char *buf)
 
 		if (memcmp(page_ptr(ch, i), store, GAIA_PAGE) == 0)
 			continue;
-		for (unsigned k = 0; k < 2 && !err; k++)
-			if (!spare[k])
-				err = frame_alloc(c, 1, &spare[k]);
+		err = spares_take(c, spare);
 		if (err)
 			break;
 		pthread_mutex_lock(&ch->lock);
 		import_page(ch, i, store, spare);
 		pthread_mutex_unlock(&ch->lock);
 	}
-	for (unsigned k = 0; k < 2; k++)
-		if (spare[k])
-			frames_give(&c->frames, &spare[k], 1);
+	spares_give(c, spare);
 	return err;
 }
 

@@ -98,9 +98,7 @@ static int cut_chunk(struct chunk *ch, uint64_t size, bool prepared)
 		replica_shadow_trim(ch->replica[k]);
 	track_maybe_free(ch);
 	pthread_mutex_unlock(&ch->lock);
-	for (unsigned k = 0; k < 2; k++)
-		if (spare[k])
-			frames_give(&c->frames, &spare[k], 1);
+	spares_give(c, spare);
 	chunk_unlist(ch);
 	return 0;
 }
