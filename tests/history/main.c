@@ -145,20 +145,40 @@ static void parse_options(int argc, char **argv, struct options *o)
 		bad_usage("argument", argv[optind]);
 }
 
-/* Mount, play some rounds, unmount. */
-static enum verdict play(const struct config *c, const struct options *o, unsigned rounds)
+/* The mount may cache in another way than it was told to, where that cannot be had: judge it as what it is. */
+static enum verdict ask_way(const struct mnt *m, struct config *c)
 {
-	struct mnt_options mo = { .gaiafs = o->gaiafs, .args = config_args(c) };
-	enum verdict v = ALL_WELL;
+	char way[16];
+
+	if (!c->automatic)
+		return ALL_WELL;
+	if (mnt_way(m, way)) {
+		fprintf(stderr, "history: gaia status does not say how the kernel caches\n");
+		return BROKEN;
+	}
+	c->automatic = strcmp(way, way_names[AUTO]) == 0;
+	c->writeback = strcmp(way, way_names[WRITEBACK]) == 0;
+	if (!c->automatic)
+		printf("  (auto is not to be had here, but %s)\n", way);
+	return ALL_WELL;
+}
+
+/* Mount, play some rounds, unmount. */
+static enum verdict play(const struct config *drawn, const struct options *o, unsigned rounds)
+{
+	struct config c = *drawn;
+	struct mnt_options mo = { .gaiafs = o->gaiafs, .args = config_args(&c) };
+	enum verdict v;
 	bool last = false;
 	struct mnt m;
 
-	setenv("GAIAFS_FAULTS", config_faults(c), 1);
+	setenv("GAIAFS_FAULTS", config_faults(&c), 1);
 	if (mnt_start(&m, &mo))
 		return BROKEN;
+	v = ask_way(&m, &c);
 	for (unsigned round = 0; !last && v == ALL_WELL; round++) {
 		last = round + 1 == rounds || now() > deadline;
-		v = round_play(&m, c, round, last);
+		v = round_play(&m, &c, round, last);
 	}
 	if (v == VIOLATION && m.daemon)
 		mnt_crash(&m);

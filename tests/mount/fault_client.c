@@ -8,7 +8,6 @@
  * asked for idle memory and does not answer is disconnected.
  */
 #include <fcntl.h>
-#include <jansson.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -26,6 +25,7 @@
 
 #include "actor.h"
 #include "raw_client.h"
+#include "report.h"
 #include "shell.h"
 #include "ways.h"
 
@@ -260,19 +260,15 @@ struct numbers {
 
 static struct numbers numbers_now(void)
 {
-	struct shell_result r = shell_run(mnt.path, 30, "\"$GAIA\" status . --json");
-	json_t *status = json_loads(r.out, 0, NULL), *device, *home;
-	struct numbers n;
+	json_t *status = report("status", ".");
+	struct numbers n = {
+		.clients = (long)json_array_size(json_object_get(status, "clients")),
+		.pinned = NUMBER(status, "devices", "0", "pinned"),
+		.used = NUMBER(status, "devices", "0", "used"),
+		.twins = NUMBER(status, "home", "twins"),
+	};
 
-	cr_assert_not_null(status, "%s%s", r.out, r.err);
-	device = json_array_get(json_object_get(status, "devices"), 0);
-	n.clients = (long)json_array_size(json_object_get(status, "clients"));
-	n.pinned = (long)json_integer_value(json_object_get(device, "pinned"));
-	n.used = (long)json_integer_value(json_object_get(device, "used"));
-	home = json_object_get(status, "home");
-	n.twins = (long)json_integer_value(json_object_get(home, "twins"));
 	json_decref(status);
-	shell_free(&r);
 	return n;
 }
 

@@ -6,7 +6,6 @@
  * systems are small ones of the test's own, in a mount namespace that ends with it.
  */
 #include <fcntl.h>
-#include <jansson.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +18,7 @@
 
 #include "actor.h"
 #include "own_mounts.h"
+#include "report.h"
 #include "shell.h"
 #include "tree.h"
 #include "ways.h"
@@ -314,19 +314,6 @@ WHEN_FULL(a_removed_file_takes_what_was_kept_along)
 	/* The end of the mount is clean, though something was never stored. */
 }
 
-static long status_number(const char *object, const char *name)
-{
-	struct shell_result r = shell_run(mnt.path, 30, "\"$GAIA\" status . --json");
-	json_t *status = json_loads(r.out, 0, NULL);
-	long n;
-
-	cr_assert_not_null(status, "%s%s", r.out, r.err);
-	n = (long)json_integer_value(json_object_get(json_object_get(status, object), name));
-	json_decref(status);
-	shell_free(&r);
-	return n;
-}
-
 /* More than home's budget is not kept: who writes is told, now or by fsync. */
 WHEN_FULL(what_is_kept_has_a_bound)
 {
@@ -345,7 +332,7 @@ WHEN_FULL(what_is_kept_has_a_bound)
 		}
 	FAILS(fsync(fd), ENOSPC);
 	/* As many requests as are carried out at a time may go beyond it. */
-	cr_assert_leq(status_number("home", "used"), (16 + 24) * MIB);
+	cr_assert_leq(STATUS("home", "used"), (16 + 24) * MIB);
 	cr_assert_eq(unlinkat(both_root[ON_MOUNT], "f", 0), 0);
 	close(fd);
 	free(new);

@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <gaia/client.h>
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -14,34 +13,12 @@
 #include <unistd.h>
 
 #include "actor.h"
+#include "report.h"
 #include "shell.h"
 #include "ways.h"
 
 #define SIZE (64 * 4096)
 #define RW (PROT_READ | PROT_WRITE)
-
-static json_t *report(const char *command, const char *name)
-{
-	struct shell_result r = shell_run(mnt.path, 30, "\"$GAIA\" %s %s --json", command, name);
-	json_t *json;
-
-	cr_assert_eq(r.status, 0, "gaia %s %s: %s", command, name, r.err);
-	json = json_loads(r.out, 0, NULL);
-	cr_assert_not_null(json);
-	shell_free(&r);
-	return json;
-}
-
-static long counter(const char *name)
-{
-	json_t *status = report("status", ".");
-	json_t *at = json_object_get(json_object_get(status, "counters"), name);
-	long n = json_integer_value(at);
-
-	cr_assert_not_null(at, "no counter \"%s\"", name);
-	json_decref(status);
-	return n;
-}
 
 static bool in_passthrough(const char *name)
 {
@@ -99,10 +76,10 @@ AUTO_WAY_BARE(fs_passthrough, a_file_that_no_device_maps_is_the_kernels)
 	cr_assert_eq(pread(fd, back, 1, 4096), 1);
 	cr_assert_eq(back[0], 'm');
 	cr_assert(in_passthrough("f"));
-	cr_assert_eq(counter("home_misses"), 0);
-	cr_assert_eq(counter("home_hits"), 0);
-	cr_assert_eq(counter("cpu_written_back"), 0);
-	cr_assert_eq(counter("storage_writes"), 0);
+	cr_assert_eq(STATUS("counters", "home_misses"), 0);
+	cr_assert_eq(STATUS("counters", "home_hits"), 0);
+	cr_assert_eq(STATUS("counters", "cpu_written_back"), 0);
+	cr_assert_eq(STATUS("counters", "storage_writes"), 0);
 	munmap(p, SIZE);
 	close(fd);
 }
@@ -155,12 +132,12 @@ AUTO_WAY_BARE(fs_passthrough, it_is_cached_when_it_is_opened_again)
 	cpu = actor_start("f", SIZE, NO_DEVICE);
 	actor_sees(cpu, READ, 5, '.');
 	cr_assert(!in_passthrough("f"));
-	cr_assert_geq(counter("home_misses"), 1);
+	cr_assert_geq(STATUS("counters", "home_misses"), 1);
 	dev = actor_start("f", SIZE, 0);
 	actor_ok(dev, ACQUIRE, 0, SIZE, RW);
 	actor_ok(dev, STORE, 5, 1, 'd');
 	actor_ok(dev, RELEASE, 0, SIZE, 0);
-	cr_assert_eq(counter("device_to_home"), 0);
+	cr_assert_eq(STATUS("counters", "device_to_home"), 0);
 	actor_sees(cpu, READ, 5, 'd');
 	actor_sees(cpu, MAP_LOAD, 5, 'd');
 	actor_end(cpu);
@@ -300,11 +277,11 @@ AUTO_WAY_BARE(fs_passthrough, nothing_is_compared_where_nobody_can_write)
 		cr_assert_eq(gaia_acquire(p, SIZE, PROT_READ), 0);
 		cr_assert_eq(gaia_release(p, SIZE), 0);
 	}
-	cr_assert_eq(counter("storage_reads"), SIZE / 4096);
+	cr_assert_eq(STATUS("counters", "storage_reads"), SIZE / 4096);
 	/* Somebody can. */
 	show_to_device("f");
 	cr_assert_eq(gaia_acquire(p, SIZE, PROT_READ), 0);
-	cr_assert_geq(counter("storage_reads"), 2 * SIZE / 4096);
+	cr_assert_geq(STATUS("counters", "storage_reads"), 2 * SIZE / 4096);
 	cr_assert_eq(gaia_munmap(p, SIZE), 0);
 	close(fd);
 }

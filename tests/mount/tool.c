@@ -2,7 +2,6 @@
  * tool.c - gaia(1), the control tool, against a mount.
  */
 #include <fcntl.h>
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -10,6 +9,7 @@
 #include <unistd.h>
 
 #include "actor.h"
+#include "report.h"
 #include "shell.h"
 #include "ways.h"
 
@@ -30,44 +30,6 @@ static void start(void)
 	cr_assert_eq(write(fd, bytes, SIZE), SIZE);
 	cr_assert_eq(fsync(fd), 0);
 	close(fd);
-}
-
-/* What `gaia COMMAND PATH --json` says. */
-static json_t *report(const char *command, const char *name)
-{
-	struct shell_result r = shell_run(mnt.path, 30, "\"$GAIA\" %s %s --json", command, name);
-	json_error_t where;
-	json_t *json;
-
-	cr_assert_eq(r.status, 0, "gaia %s %s: %s", command, name, r.err);
-	json = json_loads(r.out, 0, &where);
-	cr_assert_not_null(json, "gaia %s %s: %s in %s", command, name, where.text, r.out);
-	shell_free(&r);
-	return json;
-}
-
-/* The integer at a path of keys and indices, such as "devices", "1", "used". */
-static long number(json_t *json, const char *const *path)
-{
-	json_t *at = json;
-
-	for (; *path; path++) {
-		at = json_is_array(at) ? json_array_get(at, atoi(*path)) : json_object_get(at, *path);
-		cr_assert_not_null(at, "no \"%s\" in the report", *path);
-	}
-	cr_assert(json_is_integer(at));
-	return json_integer_value(at);
-}
-
-#define NUMBER(json, ...) number(json, (const char *const[]){ __VA_ARGS__, NULL })
-
-static long counter(const char *name)
-{
-	json_t *status = report("status", ".");
-	long n = NUMBER(status, "counters", name);
-
-	json_decref(status);
-	return n;
 }
 
 /* Exit status and one line on standard error. */
@@ -173,7 +135,7 @@ EACH_WAY_BARE(tool, evict_moves_and_loses_nothing)
 	cr_assert_gt(NUMBER(s, "counters", "device_evicted"), 0);
 	json_decref(s);
 	shell_ok(mnt.path, "\"$GAIA\" evict f --from home --range 2M:1M && \"$GAIA\" evict f --from home");
-	cr_assert_gt(counter("home_evicted"), 0);
+	cr_assert_gt(STATUS("counters", "home_evicted"), 0);
 	s = report("residency", "f");
 	cr_assert_eq(NUMBER(s, "home"), 0);
 	json_decref(s);

@@ -546,6 +546,25 @@ void mnt_show_log(const struct mnt *m)
 	fclose(f);
 }
 
+int mnt_way(const struct mnt *m, char way[16])
+{
+	const char *gaia = getenv("GAIA"), *at;
+	char command[2 * PATH_MAX], line[512];
+	int err = -1;
+	FILE *f;
+
+	snprintf(command, sizeof(command), "exec '%s' status --json '%s'", gaia ? gaia : GAIA_BUILT, m->path);
+	f = popen(command, "re");
+	while (f && fgets(line, sizeof(line), f)) {
+		at = strstr(line, "\"cpu_cache\": \"");
+		if (at && sscanf(at, "\"cpu_cache\": \"%15[a-z]", way) == 1)
+			err = 0;
+	}
+	if (f && pclose(f))
+		err = -1;
+	return err;
+}
+
 const char *mnt_file(const struct mnt *m, const char *name)
 {
 	static char buf[4][PATH_MAX];

@@ -82,6 +82,10 @@ bool mnt_can_abort(void);
 /* Copy the daemon's log to stderr. */
 void mnt_show_log(const struct mnt *m);
 
+/* How the kernel caches, as `gaia status` says: "auto", say, which may have fallen back to another. 0, or -1 when it
+ * does not say. */
+int mnt_way(const struct mnt *m, char way[16]);
+
 /* Absolute path of a file on the mount; the buffer is one of a few that are used in turn. */
 const char *mnt_file(const struct mnt *m, const char *name);
 
