@@ -37,7 +37,7 @@ static void reply_attr(fuse_req_t req, struct inode *inode, int fd)
 		return;
 	}
 	attr_mend(inode, &st);
-	fuse_reply_attr(req, &st, timeout);
+	fuse_reply_attr(req, &st, attr_timeout_of(timeout, &st));
 }
 
 void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)

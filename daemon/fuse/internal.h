@@ -292,8 +292,12 @@ void passthrough_release(fuse_req_t req, struct handle *h);
 void passthrough_mapped(struct inode *inode);
 /* A device is about to acquire some of it. A worker. */
 void passthrough_acquire(struct inode *inode);
-/* How long the kernel may believe attributes that it is given now, seconds. */
+/* CREATE has made it: before it is opened. */
+void passthrough_created(struct inode *inode);
+/* How long the kernel may believe attributes that are asked for after this, seconds. */
 double attr_timeout(struct inode *inode);
+/* The same, when they are known. */
+double attr_timeout_of(double timeout, const struct stat *st);
 /* Whether the attribute is our own, of the files below. */
 bool passthrough_hides(const char *xattr);
 

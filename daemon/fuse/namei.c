@@ -20,7 +20,7 @@ void entry_fill(struct inode *inode, const struct stat *st, struct fuse_entry_pa
 	e->generation = inode->id;
 	e->attr = *st;
 	attr_mend(inode, &e->attr);
-	e->attr_timeout = attr_timeout(inode);
+	e->attr_timeout = attr_timeout_of(attr_timeout(inode), &e->attr);
 	e->entry_timeout = FS_TIMEOUT;
 }
 
@@ -194,6 +194,7 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	err = inode_enter(fs, fd, named ? dir : NULL, named ? name : NULL, &inode, &st);
 	if (err)
 		goto close_access;
+	passthrough_created(inode);
 	err = handle_open(inode, fi->flags, access, &h);
 	access = -1;
 	if (err)

@@ -265,6 +265,24 @@ void passthrough_acquire(struct inode *inode)
 		(void)cfile_cpu_stopped(f, news); /* if it cannot, acquires see for themselves */
 }
 
+void passthrough_created(struct inode *inode)
+{
+	struct fs *fs = inode->fs;
+	bool unknown;
+
+	if (!fs->passthrough)
+		return;
+	pthread_mutex_lock(&fs->lock);
+	unknown = inode->lookups == 1;
+	pthread_mutex_unlock(&fs->lock);
+	if (!unknown)
+		return;
+	/* There are no attributes for expect_changes() to take back. */
+	pthread_mutex_lock(&inode->lock);
+	inode->may_change = true;
+	pthread_mutex_unlock(&inode->lock);
+}
+
 double attr_timeout(struct inode *inode)
 {
 	bool sure = true;
@@ -303,9 +321,23 @@ void passthrough_acquire(struct inode *inode)
 {
 }
 
+void passthrough_created(struct inode *inode)
+{
+}
+
 double attr_timeout(struct inode *inode)
 {
 	return FS_TIMEOUT;
 }
 
 #endif
+
+/*
+ * No store through a mapping changes an empty file, and what makes it longer goes through the kernel's FUSE, which
+ * asks again. So creating a file costs one request less (the kernel wants attributes of what it has opened), and so
+ * does the first stat(2) after it is closed.
+ */
+double attr_timeout_of(double timeout, const struct stat *st)
+{
+	return S_ISREG(st->st_mode) && !st->st_size ? FS_TIMEOUT : timeout;
+}

@@ -245,6 +245,53 @@ AUTO_WAY_BARE(fs_passthrough, a_store_through_a_mapping_shows_in_the_modificatio
 	munmap(p, SIZE);
 }
 
+/* What stat(2) says on the mount is what it says below. */
+static void true_stat(const char *name, const char *after)
+{
+	struct stat st, below;
+
+	cr_assert_eq(fstatat(both_root[ON_MOUNT], name, &st, 0), 0);
+	cr_assert_eq(fstatat(mnt.backing_fd, name, &below, 0), 0);
+	cr_assert_eq(st.st_size, below.st_size, "after %s: size", after);
+	cr_assert(st.st_mtim.tv_sec == below.st_mtim.tv_sec && st.st_mtim.tv_nsec == below.st_mtim.tv_nsec,
+		  "after %s: %ld.%09ld below, %ld.%09ld on the mount", after, below.st_mtim.tv_sec,
+		  below.st_mtim.tv_nsec, st.st_mtim.tv_sec, st.st_mtim.tv_nsec);
+}
+
+/* An empty file's attributes are the kernel's to keep: each way in which it gets contents must end that. */
+AUTO_WAY_BARE(fs_passthrough, what_was_empty_is_shown_as_it_is)
+{
+	static const char *const ways[] = { "write", "ftruncate", "fallocate", "copy" };
+	const struct timespec past[2] = { { .tv_sec = 1000 }, { .tv_sec = 1000 } };
+	int fd, from;
+	char *p;
+
+	start();
+	from = openat(both_root[ON_MOUNT], "f", O_RDONLY);
+	for (unsigned k = 0; k < 4; k++) {
+		fd = openat(both_root[ON_MOUNT], ways[k], O_CREAT | O_RDWR, 0644);
+		cr_assert_eq(futimens(fd, past), 0);
+		true_stat(ways[k], "creating");
+		if (k == 0)
+			cr_assert_eq(write(fd, "x", 1), 1);
+		else if (k == 1)
+			cr_assert_eq(ftruncate(fd, 1), 0);
+		else if (k == 2)
+			cr_assert_eq(fallocate(fd, 0, 0, 1), 0);
+		else
+			cr_assert_eq(copy_file_range(from, NULL, fd, NULL, 1, 0), 1);
+		true_stat(ways[k], ways[k]);
+		cr_assert_eq(futimens(fd, past), 0);
+		p = mmap(NULL, 1, RW, MAP_SHARED, fd, 0);
+		close(fd);
+		true_stat(ways[k], "mapping");
+		p[0] = 'y';
+		true_stat(ways[k], "a store");
+		munmap(p, 1);
+	}
+	close(from);
+}
+
 AUTO_WAY_BARE(fs_passthrough, a_release_shows_in_the_modification_time)
 {
 	const struct timespec past[2] = { { .tv_sec = 1000 }, { .tv_sec = 1000 } };
