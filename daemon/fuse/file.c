@@ -111,12 +111,32 @@ void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 		fuse_reply_open(req, fi);
 }
 
+/*
+ * Of a file that is passed through the kernel reads nothing by requests, but for what it is advised to read ahead: into
+ * pages of its own for this mount, which nobody reads, nor drops when the file below changes. Were they filled they would
+ * be found, old, once the file is cached. So they are refused, and the file below gets the advice.
+ */
+static void pass_advice(fuse_req_t req, struct inode *inode, size_t size, off_t off)
+{
+	int fd = inode_open(inode, O_RDONLY);
+
+	if (fd >= 0) {
+		(void)posix_fadvise(fd, off, (off_t)size, POSIX_FADV_WILLNEED);
+		close(fd);
+	}
+	fuse_reply_err(req, EIO); /* told to nobody */
+}
+
 void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
 {
 	bool fills_pages = !fi->lock_owner;
 	struct cache_read rd;
 	int err;
 
+	if (handle_of(fi)->passthrough) {
+		pass_advice(req, handle_of(fi)->inode, size, off);
+		return;
+	}
 	err = cache_read_begin(handle_of(fi)->cfile, off, MIN(size, CACHE_READ_MAX), fills_pages,
 			       &rd);
 	if (err) {

@@ -222,6 +222,38 @@ AUTO_WAY_BARE(fs_passthrough, files_of_devices_are_remembered_across_mounts)
 	close(fd);
 }
 
+/*
+ * posix_fadvise(2) has the kernel read into pages that it does not look at, nor drop when the file changes, before the file
+ * is cached. An open in passthrough would drop them: so nothing here opens the file between.
+ */
+AUTO_WAY_BARE(fs_passthrough, what_was_read_ahead_is_not_seen_when_it_is_old)
+{
+	static char bytes[SIZE], seen[SIZE];
+	bool cached = false;
+	char name[] = "a";
+	int fd;
+
+	start();
+	for (; name[0] < 'f' && !cached; name[0]++) {
+		fd = openat(both_root[ON_MOUNT], name, O_CREAT | O_RDWR, 0644);
+		memset(bytes, 'o', SIZE);
+		cr_assert_eq(pwrite(fd, bytes, SIZE, 0), SIZE);
+		show_to_device(name);
+		cr_assert_eq(posix_fadvise(fd, 0, SIZE, POSIX_FADV_WILLNEED), 0);
+		for (int k = 0; k < 50; k++) /* meanwhile it is read ahead */
+			cr_assert_eq(pread(fd, seen, SIZE, 0), SIZE);
+		memset(bytes, 'n', SIZE);
+		cr_assert_eq(pwrite(fd, bytes, SIZE, 0), SIZE);
+		close(fd);
+		fd = openat(both_root[ON_MOUNT], name, O_RDONLY);
+		cr_assert_eq(pread(fd, seen, SIZE, 0), SIZE);
+		cr_assert_arr_eq(seen, bytes, SIZE);
+		cached = !in_passthrough(name); /* unless the daemon had not heard of close() yet */
+		close(fd);
+	}
+	cr_assert(cached);
+}
+
 /* The kernel is not told that a mapping was written to: it must not believe old times. */
 AUTO_WAY_BARE(fs_passthrough, a_store_through_a_mapping_shows_in_the_modification_time)
 {
