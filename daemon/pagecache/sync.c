@@ -485,9 +485,22 @@ static void want_unmapped(struct mapping *m, struct page_span span, struct grant
 	wanted_add(m, span.a, span.b);
 }
 
+/* What the client wanted of this chunk, which it maps, or is about to. */
+static int acquire_wanted(struct mapping *m, struct replica *rep, struct parts *parts)
+{
+	struct page_span wanted;
+	int err = 0;
+
+	while (!err && wanted_take(m, rep->chunk->index, &wanted))
+		err = parts_add(parts, m, rep, wanted, true, BRING_AND_GRANT);
+	return err;
+}
+
 /*
  * Of the chunks that the file does not reach into those are held that the client maps from before. In others it
- * can store nothing, until it gets them by another acquire: what was asked for is remembered until then.
+ * can store nothing, until it gets them by another acquire: what was asked for is remembered until then. That
+ * other one may run beside this one, the file having grown. Of the two, one first says that the client has the chunk and
+ * then looks for what is wanted, the other says first what is wanted and then looks for chunks: one of them sees the other.
  */
 static int acquire_range(struct mapping *m, struct page_span span, bool write, enum purpose purpose,
 			 uint64_t *seq)
@@ -496,10 +509,10 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 	uint64_t end = (cfile_size(m->file) + GAIA_CHUNK - 1) / GAIA_CHUNK;
 	uint64_t n = c0 < end ? MIN(c1 + 1, end) - c0 : 0, k;
 	bool grants = purpose == BRING_AND_GRANT;
-	struct page_span beyond = { MAX(span.a, (c0 + n) * GAIA_CHUNK_PAGES), span.b }, wanted;
+	struct page_span beyond = { MAX(span.a, (c0 + n) * GAIA_CHUNK_PAGES), span.b };
 	struct parts parts = { NULL, 0, n };
-	struct grant **mapped = NULL;
-	unsigned n_mapped = 0;
+	struct grant **mapped = NULL, **since = NULL;
+	unsigned n_mapped = 0, n_since = 0;
 	struct replica **reps;
 	int err = 0;
 
@@ -520,19 +533,27 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 		err = parts_add(&parts, m, reps[k], span, write, purpose);
 	for (k = 0; k < n_mapped && !err; k++)
 		err = parts_add(&parts, m, mapped[k]->replica, span, write, purpose);
-	for (k = 0; k < n && purpose != BRING; k++)
-		while (!err && wanted_take(m, c0 + k, &wanted))
-			err = parts_add(&parts, m, reps[k], wanted, true, BRING_AND_GRANT);
+	for (k = 0; k < n && !err && purpose != BRING; k++)
+		err = acquire_wanted(m, reps[k], &parts);
 	if (!err && purpose != BRING)
 		err = parts_deliver(m, parts.at, n, seq);
-	if (!err && grants && write)
+	for (k = 0; k < n && !err && purpose != BRING; k++)
+		err = acquire_wanted(m, reps[k], &parts);
+	if (!err && grants && write && beyond.a < beyond.b) {
 		want_unmapped(m, beyond, mapped, n_mapped);
+		n_since = grants_pin_mapped(m, c0 + n, c1, &since);
+	}
+	for (k = 0; k < n_since && !err; k++)
+		err = acquire_wanted(m, since[k]->replica, &parts);
 	parts_end(&parts, err != 0);
+	for (k = 0; k < n_since; k++)
+		replica_unpin(since[k]->replica);
 	for (k = 0; k < n_mapped; k++)
 		replica_unpin(mapped[k]->replica);
 	for (k = 0; k < n; k++)
 		replica_unpin(reps[k]);
 	free(mapped);
+	free(since);
 free_reps:
 	free(reps);
 	return err;

@@ -641,6 +641,7 @@ static int host_grant(void *arg, uint64_t map, unsigned prot, const uint64_t *id
 {
 	struct client *cl = arg;
 	bool alive = atomic_load(&cl->alive);
+	struct rig *rig = cl->rig;
 	int rw = prot & GAIA_PROT_WRITE ? PROT_READ | PROT_WRITE : PROT_READ;
 
 	for (unsigned k = 0; k < n; k++) {
@@ -657,6 +658,8 @@ static int host_grant(void *arg, uint64_t map, unsigned prot, const uint64_t *id
 		close(fd[k]);
 	}
 	*seq = atomic_fetch_add(&cl->granted, n) + 1;
+	if (rig->after_grant)
+		rig->after_grant(rig->arg, cl, idx[0]);
 	return alive ? 0 : -ENOTCONN;
 }
 

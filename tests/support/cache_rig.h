@@ -57,6 +57,8 @@ struct rig {
 	 * thread that asked for it.
 	 */
 	void (*before_invalidate)(void *arg, struct kfile *kf, off_t off, off_t len);
+	/* The same of chunks that a client has just been given: the acquire is not through yet. */
+	void (*after_grant)(void *arg, struct client *cl, uint64_t idx);
 	void *arg;
 };
 

@@ -2,6 +2,9 @@
  * cache_beyond.c - what a client acquires beyond the end of a file: it reads as zeros, is as private as the
  * rest until it is released, and counts for nothing (promises 7 and 9 of the contract).
  */
+#include <pthread.h>
+#include <semaphore.h>
+
 #include "cache_scene.h"
 
 /* The file's end, but for the tests that say otherwise; two pages are looked at, the second of them beyond it. */
@@ -190,6 +193,66 @@ Test(beyond_the_end, an_acquire_that_fails_leaves_what_was_asked_for_before)
 	client_store(cl, "x", 1, GAIA_CHUNK + GAIA_PAGE);
 	expect_zero(GAIA_CHUNK + GAIA_PAGE);
 	end();
+}
+
+/* While one thread acquires beyond the end, the file grows, and another thread of the client gets the chunk. */
+static struct race {
+	bool overtaken; /* the second one's acquire ends before the first one's */
+	struct client *cl;
+	pthread_t second;
+	sem_t given, go_on;
+} race;
+
+static void *second_acquire(void *arg)
+{
+	cr_assert_eq(client_acquire(race.cl, GAIA_CHUNK, 1, GAIA_PROT_READ), 0);
+	return NULL;
+}
+
+static void while_they_acquire(void *arg, struct client *cl, uint64_t idx)
+{
+	if (idx == 1) {
+		sem_post(&race.given);
+		if (!race.overtaken)
+			sem_wait(&race.go_on);
+		return;
+	}
+	grow();
+	cr_assert_eq(pthread_create(&race.second, NULL, second_acquire, NULL), 0);
+	if (race.overtaken)
+		pthread_join(race.second, NULL);
+	else
+		sem_wait(&race.given);
+}
+
+static void race_of_acquires(bool overtaken)
+{
+	struct client *other;
+
+	begin_cut(END, 1);
+	race = (struct race){ .overtaken = overtaken, .cl = new_client(0) };
+	sem_init(&race.given, 0, 0);
+	sem_init(&race.go_on, 0, 0);
+	other = new_client(0);
+	rig->after_grant = while_they_acquire;
+	acquire(race.cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW);
+	rig->after_grant = NULL;
+	sem_post(&race.go_on);
+	if (!overtaken)
+		pthread_join(race.second, NULL);
+	acquire(other, GAIA_CHUNK + GAIA_PAGE, 1, GAIA_PROT_READ);
+	client_store(race.cl, "x", 1, GAIA_CHUNK + GAIA_PAGE);
+	expect_zero(GAIA_CHUNK + GAIA_PAGE);
+	release_all(race.cl);
+	release_all(other);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0, "nothing is held");
+	end();
+}
+
+Test(beyond_the_end, a_chunk_that_another_thread_gets_meanwhile_is_held_too)
+{
+	race_of_acquires(true);
+	race_of_acquires(false);
 }
 
 /* ---- zeros ---- */
