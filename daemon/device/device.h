@@ -178,7 +178,7 @@ static inline bool device_reaches(struct device *dev, const struct device *from)
 }
 
 /* Submit @op (done and arg are overwritten) and wait for it: its error. Not
- * from a device's own thread. */
+ * from a device's own thread. Says thread_waits() unless the operation is small and soon done. */
 int device_run(struct device *dev, struct dev_op *op);
 
 /* For implementations: the next devmem.generation. */

@@ -195,6 +195,17 @@ static void page_given(struct chunk *ch, unsigned i, bool kernel)
 	twins_collect(ch, i);
 }
 
+/*
+ * Whether page i, which nobody asked for, is to be brought home with those before it: up to @end of what may be absent. What devices
+ * released has to come sooner or later, and asking a device costs more than copying: for who reads in order, all of it.
+ */
+static bool bring_too(struct chunk *ch, unsigned i, unsigned end, bool in_order)
+{
+	if (i >= GAIA_CHUNK_PAGES || page_limit(ch, i) == 0 || page_ready(ch, i))
+		return false;
+	return i < end || (in_order && ch->track && page_ahead(ch, i));
+}
+
 /* Share pages [a, b), present and current. On error none of them. */
 static int share_pages(struct chunk *ch, unsigned a, unsigned b, unsigned ahead, bool kernel)
 {
@@ -224,8 +235,7 @@ static int share_pages(struct chunk *ch, unsigned a, unsigned b, unsigned ahead,
 		while (j < b && !page_ready(ch, j) && page_trylock(ch, j))
 			j++;
 		if (j == b)
-			while (j < b + ahead && j < GAIA_CHUNK_PAGES && page_limit(ch, j) > 0 &&
-			       !page_ready(ch, j) && page_trylock(ch, j))
+			while (bring_too(ch, j, b + ahead, ahead > 0) && page_trylock(ch, j))
 				j++;
 		pthread_mutex_unlock(&ch->lock);
 		err = home_bring(ch, i, j);

@@ -130,7 +130,6 @@ int cache_device_run(struct cache_device *dev, struct dev_op *op)
 {
 	int err = -ENODEV;
 
-	thread_waits();
 	if (!atomic_load(&dev->gone))
 		err = device_run(dev->dev, op);
 	note_gone(dev, err);

@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <sys/stat.h>
 
+#include "base/thread.h"
 #include "device_io.h"
 
 static struct device *dev;
@@ -321,4 +322,55 @@ Test(sim_of_own, nothing_is_faster_than_the_bus)
 	d->ops->free(d, mem);
 	d->ops->destroy(d);
 	free(host);
+}
+
+/* ---- waiting for an operation: device_run(), by a thread that others rely on ---- */
+
+static void count_wait(void *arg)
+{
+	++*(unsigned *)arg;
+}
+
+/* A device that is done before anybody can wait: kinder than any may be. */
+static int done_at_once(struct device *d, struct dev_op *op)
+{
+	op->done(op, 0);
+	return 0;
+}
+
+Test(run, others_hear_of_a_wait_only_if_it_is_one)
+{
+	const struct device_ops ops = { .name = "prompt", .submit = done_at_once };
+	struct device prompt = { .ops = &ops };
+	struct dev_run run = { .npages = 1 };
+	struct dev_op op = { .kind = DEV_ARM, .runs = &run, .n = 1 };
+	unsigned waits = 0;
+
+	thread_relied_on(count_wait, &waits);
+	cr_assert_eq(device_run(&prompt, &op), 0);
+	cr_assert_eq(waits, 0);
+	run.npages = GAIA_CHUNK_PAGES;
+	cr_assert_eq(device_run(&prompt, &op), 0);
+	cr_assert_eq(waits, 1, "for many pages nobody waits and looks");
+	thread_relied_on(NULL, NULL);
+}
+
+static void let_go_on(void *arg)
+{
+	sem_post(&((struct stopper *)arg)->go_on);
+}
+
+/* Else it would not end. */
+Test(sim, others_hear_of_a_wait_for_a_device_that_takes_its_time)
+{
+	struct devmem *mem = must_alloc(dev);
+	struct dev_run run = { mem, .npages = 1 };
+	struct dev_op op = { .kind = DEV_ARM, .runs = &run, .n = 1 };
+	struct stopper s;
+
+	stop_device(&s, mem);
+	thread_relied_on(let_go_on, &s);
+	cr_assert_eq(device_run(dev, &op), 0);
+	thread_relied_on(NULL, NULL);
+	dev->ops->free(dev, mem);
 }
