@@ -182,11 +182,32 @@ frame_t page_set_frame(struct chunk *ch, unsigned i, frame_t frame)
 	return old;
 }
 
+static void page_clear_stored(struct chunk *ch, unsigned i)
+{
+	struct page *p = page_at(ch, i);
+
+	if (!(p->flags & PAGE_STORED))
+		return;
+	p->flags &= (uint8_t)~(PAGE_STORED | PAGE_SYNCING);
+	ch->n_stored--;
+	atomic_fetch_sub(&ch->file->n_stored, 1);
+}
+
+void page_set_stored(struct chunk *ch, unsigned i)
+{
+	page_clear_dirty(ch, i);
+	page_clear_stored(ch, i);
+	page_at(ch, i)->flags |= PAGE_STORED;
+	ch->n_stored++;
+	atomic_fetch_add(&ch->file->n_stored, 1);
+}
+
 void page_set_dirty(struct chunk *ch, unsigned i)
 {
 	struct cfile *f = ch->file;
 
 	bug_on(!page_at(ch, i)->frame);
+	page_clear_stored(ch, i);
 	if (page_at(ch, i)->flags & PAGE_DIRTY)
 		return;
 	page_at(ch, i)->flags |= PAGE_DIRTY;
@@ -215,7 +236,8 @@ void page_drop(struct chunk *ch, unsigned i)
 		return;
 	page_clear_dirty(ch, i);
 	under_drop(ch, i);
-	page_at(ch, i)->flags &= (uint8_t)~PAGE_STORED;
+	page_clear_stored(ch, i);
+	page_at(ch, i)->flags &= (uint8_t)~PAGE_GIVEN;
 	old = page_set_frame(ch, i, 0);
 	frames_give(&ch->file->cache->frames, &old, 1);
 }
@@ -361,23 +383,26 @@ void emptied_reap(struct cache *c)
 
 /* ---- what the kernel has ---- */
 
-void pages_unshare(struct chunk *ch, unsigned a, unsigned b, bool given)
+/* chunk->lock held. Devices read home, not the kernel's cache. */
+static bool devices_share(const struct chunk *ch)
 {
-	frame_t frame[GAIA_CHUNK_PAGES];
-	unsigned n = 0;
+	return ch->track || atomic_load(&ch->file->mappings) > 0;
+}
 
-	pthread_mutex_lock(&ch->lock);
-	/* Devices read home, not the kernel's cache. */
-	if (ch->track || atomic_load(&ch->file->mappings) > 0)
-		given = false;
-	for (unsigned i = a; i < b; i++) {
-		struct page *p = page_at(ch, i);
+/* The same. Its frame if it may leave and does, else 0: what was stored may have to be stored again, if a sync fails. */
+static frame_t page_leave(struct chunk *ch, unsigned i)
+{
+	struct page *p = page_at(ch, i);
 
-		page_unshare(ch, i);
-		/* What was stored may have to be stored again, if a sync fails. */
-		if (given && p->frame && !p->readers && !(p->flags & (PAGE_DIRTY | PAGE_STORED)))
-			frame[n++] = page_set_frame(ch, i, 0);
-	}
+	if (!p->frame || p->readers || (p->flags & (PAGE_LOCKED | PAGE_DIRTY | PAGE_STORED)))
+		return 0;
+	p->flags &= (uint8_t)~PAGE_GIVEN;
+	return page_set_frame(ch, i, 0);
+}
+
+/* Drops the lock, and gives back the frames of those that have left. */
+static void pages_left(struct chunk *ch, const frame_t *frame, unsigned n)
+{
 	if (n > 0 && ch->n_frames == 0)
 		chunk_arrive(ch, CHUNK_EMPTIED);
 	pthread_mutex_unlock(&ch->lock);
@@ -385,6 +410,51 @@ void pages_unshare(struct chunk *ch, unsigned a, unsigned b, bool given)
 		return;
 	frames_give(&ch->file->cache->frames, frame, n);
 	count(CTR_home_given, n);
+}
+
+void pages_unshare(struct chunk *ch, unsigned a, unsigned b, bool given)
+{
+	frame_t frame[GAIA_CHUNK_PAGES];
+	unsigned n = 0;
+
+	pthread_mutex_lock(&ch->lock);
+	given = given && !devices_share(ch);
+	for (unsigned i = a; i < b; i++) {
+		page_unshare(ch, i);
+		if (given && (frame[n] = page_leave(ch, i)))
+			n++;
+	}
+	pages_left(ch, frame, n);
+}
+
+void chunk_sync_begins(struct chunk *ch)
+{
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES && ch->n_stored; i++)
+		if (page_at(ch, i) && (page_at(ch, i)->flags & PAGE_STORED))
+			page_at(ch, i)->flags |= PAGE_SYNCING;
+	pthread_mutex_unlock(&ch->lock);
+}
+
+void chunk_sync_ended(struct chunk *ch, bool worked)
+{
+	frame_t frame[GAIA_CHUNK_PAGES];
+	unsigned n = 0;
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES && ch->n_stored; i++) {
+		struct page *p = page_at(ch, i);
+
+		if (!p || !(p->flags & PAGE_SYNCING))
+			continue;
+		p->flags &= (uint8_t)~PAGE_SYNCING;
+		if (!worked)
+			continue;
+		page_clear_stored(ch, i);
+		if ((p->flags & PAGE_GIVEN) && !devices_share(ch) && (frame[n] = page_leave(ch, i)))
+			n++;
+	}
+	pages_left(ch, frame, n);
 }
 
 /* ---- eviction ---- */

@@ -189,6 +189,8 @@ static bool page_ready(struct chunk *ch, unsigned i)
 
 static void page_given(struct chunk *ch, unsigned i, bool kernel)
 {
+	if (kernel)
+		page_at(ch, i)->flags |= PAGE_GIVEN;
 	if (!ch->track || !kernel)
 		return;
 	track_kernel_given(&ch->track->page[i], ch->track->page[i].home_id);
@@ -501,6 +503,16 @@ static int span_frames(struct span *s)
 
 const char frame_zeros[GAIA_PAGE];
 
+/* chunk->lock held. */
+static void page_written(struct chunk *ch, unsigned i, enum cache_write_kind kind)
+{
+	struct page *p = page_at(ch, i);
+
+	page_set_dirty(ch, i);
+	/* What goes past the kernel's cache it does not keep. */
+	p->flags = kind == CACHE_WRITE_EXACT ? p->flags & (uint8_t)~PAGE_GIVEN : p->flags | PAGE_GIVEN;
+}
+
 /*
  * The pages of a chunk that no device had touched a moment ago. A track that is made by now says
  * of them what is true afterwards, too: only home and the kernel have them, and the same bytes.
@@ -519,7 +531,7 @@ static void span_copy(const struct span *s)
 	}
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned i = s->a; i < s->b; i++)
-		page_set_dirty(ch, i);
+		page_written(ch, i, s->kind);
 	pthread_mutex_unlock(&ch->lock);
 }
 
@@ -557,7 +569,7 @@ static int span_apply(const struct span *s)
 		else
 			exact_write(ch, i, !bit_test(s->fresh, i), from, bytes, to - from,
 				    s->kind == CACHE_WRITE_THROUGH, spare);
-		page_set_dirty(ch, i);
+		page_written(ch, i, s->kind);
 		pthread_mutex_unlock(&ch->lock);
 		if (src)
 			src += to - from;

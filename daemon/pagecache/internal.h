@@ -79,7 +79,9 @@ void *frame_ptr(const struct frames *fr, frame_t frame);
 enum {
 	PAGE_DIRTY = 1,	 /* home differs from the store; has a frame */
 	PAGE_LOCKED = 2, /* exclusively */
-	PAGE_STORED = 4, /* home's bytes were stored: without a sync since, perhaps not for good */
+	PAGE_STORED = 4, /* not dirty: home's bytes were stored; without a sync since, perhaps not for good */
+	PAGE_SYNCING = 8, /* and were so before the sync that is under way */
+	PAGE_GIVEN = 16, /* the kernel's cache was given home's bytes, or gave them */
 };
 
 struct page {
@@ -136,7 +138,7 @@ struct chunk {
 
 	/* lock. */
 	struct page *leaf[GAIA_CHUNK_PAGES / LEAF_PAGES]; /* NULL: absent, clean, unlocked */
-	unsigned n_frames, n_dirty;
+	unsigned n_frames, n_dirty, n_stored;
 	struct chunk_track *track;    /* NULL: no device has a replica, and none is needed */
 	struct replica **replica;     /* in order of the devices */
 	unsigned n_replicas;
@@ -189,12 +191,14 @@ struct cfile {
 	uint64_t error_seq;
 	bool complained;      /* about writeback, since it last worked */
 	uint64_t failed_ns;   /* when it last did not */
+	unsigned syncs;	      /* under way */
+	uint64_t syncs_begun; /* ever */
 	/* What the store's is to be when what is dirty has been stored. */
 	struct timespec mtime;
 	bool mtime_set;
 
 	atomic_uint_least64_t size;
-	atomic_uint_least64_t n_dirty; /* pages */
+	atomic_uint_least64_t n_dirty, n_stored; /* pages */
 	atomic_uint_least64_t n_ahead; /* page releases not merged yet, over all devices */
 	atomic_bool gone;
 	/* Changed with range held exclusively; see passthrough.c. */
@@ -390,6 +394,12 @@ void page_unshare(struct chunk *ch, unsigned i);
  * for them soon. They leave home, unless devices share the file or home is all there is of their bytes.
  */
 void pages_unshare(struct chunk *ch, unsigned a, unsigned b, bool given);
+/*
+ * No lock held: a sync begins; and has ended. If it has worked, what was stored before it is on the disk, and those pages
+ * leave home, as above, that the kernel has.
+ */
+void chunk_sync_begins(struct chunk *ch);
+void chunk_sync_ended(struct chunk *ch, bool worked);
 /* From exclusive to shared. */
 void page_downgrade(struct chunk *ch, unsigned i);
 
@@ -408,6 +418,7 @@ void *page_ptr(const struct chunk *ch, unsigned i);
 frame_t page_set_frame(struct chunk *ch, unsigned i, frame_t frame);
 void page_set_dirty(struct chunk *ch, unsigned i);
 void page_clear_dirty(struct chunk *ch, unsigned i);
+void page_set_stored(struct chunk *ch, unsigned i);
 /* Drop home's copy: clean, or its dirt no longer matters. */
 void page_drop(struct chunk *ch, unsigned i);
 /*

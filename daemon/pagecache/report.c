@@ -182,7 +182,7 @@ static void check_replica(struct chunk *ch, struct replica *rep, uint64_t *ahead
 
 static void check_chunk(struct chunk *ch, uint64_t *frames, uint64_t *dirty, uint64_t *ahead)
 {
-	unsigned n_frames = 0, n_dirty = 0;
+	unsigned n_frames = 0, n_dirty = 0, n_stored = 0;
 
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
@@ -191,11 +191,14 @@ static void check_chunk(struct chunk *ch, uint64_t *frames, uint64_t *dirty, uin
 		if (!p)
 			continue;
 		bug_on(p->readers || (p->flags & PAGE_LOCKED));
-		bug_on((p->flags & PAGE_DIRTY) && !p->frame);
+		bug_on((p->flags & (PAGE_DIRTY | PAGE_STORED)) && !p->frame);
+		bug_on((p->flags & PAGE_DIRTY) && (p->flags & PAGE_STORED));
+		bug_on(p->flags & PAGE_SYNCING);
 		n_frames += p->frame != 0;
 		n_dirty += !!(p->flags & PAGE_DIRTY);
+		n_stored += !!(p->flags & PAGE_STORED);
 	}
-	bug_on(n_frames != ch->n_frames || n_dirty != ch->n_dirty);
+	bug_on(n_frames != ch->n_frames || n_dirty != ch->n_dirty || n_stored != ch->n_stored);
 	bug_on(n_frames > 0 && !(ch->lists & CHUNK_LRU));
 	bug_on(n_dirty > 0 && !(ch->lists & CHUNK_DIRTY));
 	bug_on(ch->n_replicas > 0 && !ch->track);

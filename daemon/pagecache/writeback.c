@@ -159,10 +159,8 @@ int chunk_store(struct chunk *ch, unsigned a, unsigned b, bool wait)
 			first = err;
 		pthread_mutex_lock(&ch->lock);
 		for (; i < j; i++) {
-			if (!err) {
-				page_clear_dirty(ch, i);
-				page_at(ch, i)->flags |= PAGE_STORED;
-			}
+			if (!err)
+				page_set_stored(ch, i);
 			page_unshare(ch, i);
 		}
 	}
@@ -350,6 +348,47 @@ static void store_again(struct cfile *f)
 	free(list);
 }
 
+/*
+ * Sync the store's file. What was stored before is on the disk then: but only if no other sync of the file was under way meanwhile,
+ * which may be the one that is told of an error.
+ */
+static int sync_stored(struct cfile *f, struct store_file *sf, bool data_only)
+{
+	struct chunk **list = NULL;
+	unsigned n = 0;
+	uint64_t begun;
+	bool alone;
+	int err;
+
+	pthread_mutex_lock(&f->lock);
+	alone = f->syncs++ == 0;
+	begun = ++f->syncs_begun;
+	pthread_mutex_unlock(&f->lock);
+	if (alone && atomic_load(&f->n_stored) > 0)
+		n = chunk_list_get(f, 0, UINT64_MAX, &list);
+	for (unsigned k = 0; k < n; k++)
+		chunk_sync_begins(list[k]);
+	err = sf->ops->sync(sf, data_only);
+	pthread_mutex_lock(&f->lock);
+	alone = f->syncs_begun == begun;
+	pthread_mutex_unlock(&f->lock);
+	for (unsigned k = 0; k < n; k++) {
+		chunk_sync_ended(list[k], !err && alone);
+		chunk_put(list[k]);
+	}
+	free(list);
+	if (err) {
+		store_failed(f, err);
+		pthread_rwlock_rdlock(&f->range);
+		store_again(f);
+		pthread_rwlock_unlock(&f->range);
+	}
+	pthread_mutex_lock(&f->lock);
+	f->syncs--;
+	pthread_mutex_unlock(&f->lock);
+	return err;
+}
+
 int cache_fsync(struct cfile *f, off_t off, off_t len, bool data_only)
 {
 	uint64_t last = len == 0 ? UINT64_MAX : (uint64_t)(off + len - 1) / GAIA_CHUNK;
@@ -365,17 +404,11 @@ int cache_fsync(struct cfile *f, off_t off, off_t len, bool data_only)
 
 	/* A file that nobody could write has nothing of ours to sync, but costs nothing either. */
 	err = cfile_store(f, false, &sf);
-	if (!err)
-		err = sf->ops->sync(sf, data_only);
-	if (err) {
+	if (err)
 		store_failed(f, err);
-		pthread_rwlock_rdlock(&f->range);
-		store_again(f);
-		pthread_rwlock_unlock(&f->range);
-		if (!result)
-			result = err;
-	}
-	return result;
+	else
+		err = sync_stored(f, sf, data_only);
+	return result ? result : err;
 }
 
 int cache_sync_all(struct cache *c)

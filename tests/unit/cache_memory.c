@@ -45,6 +45,26 @@ static bool at_home(unsigned page)
 	return present;
 }
 
+static unsigned chunks(void)
+{
+	struct chunk **list;
+	unsigned n = chunk_list_get(kf->cfile, 0, UINT64_MAX, &list);
+
+	for (unsigned k = 0; k < n; k++)
+		chunk_put(list[k]);
+	free(list);
+	return n;
+}
+
+/* The flusher comes by. */
+static void wait_for_no_chunks(void)
+{
+	for (unsigned ms = 0; chunks() > 0; ms++) {
+		cr_assert_lt(ms, 20000, "%u chunks stay", chunks());
+		usleep(1000);
+	}
+}
+
 /* ---- what the kernel was given ---- */
 
 Test(given, a_page_that_the_kernel_just_got_leaves_home)
@@ -161,6 +181,98 @@ Test(given, a_page_that_was_stored_and_not_synced_stays)
 	end();
 }
 
+/* ---- what was written, when it is on the disk ---- */
+
+static void write_page(unsigned page, const char *text)
+{
+	write_cpu(AT(page), text);
+	cr_assert_eq(kernel_writeback(kf, 0, 0, 256), 0);
+}
+
+Test(synced, what_the_kernel_has_leaves_home)
+{
+	begin_plain(0);
+	write_page(7, "seven");
+	write_page(GAIA_CHUNK_PAGES, "next chunk");
+	cr_assert_eq(cpu_fsync(kf), 0);
+	cr_assert(kernel_has(kf, AT(7)));
+	cr_assert_eq(rig_frames(rig), 0);
+	wait_for_no_chunks();
+	kernel_reclaim(kf, 0, 0);
+	expect_cpu(AT(7), "seven");
+	expect_cpu(AT(GAIA_CHUNK_PAGES), "next chunk");
+	end();
+}
+
+Test(synced, what_the_kernel_read_when_it_was_dirty_leaves_home)
+{
+	begin_plain(0);
+	cr_assert_eq(cpu_write_direct(kf, "seven", 5, AT(7)), 0);
+	read_page(7);
+	cr_assert_eq(cpu_fsync(kf), 0);
+	cr_assert_not(at_home(7));
+	expect_cpu(AT(7), "seven");
+	end();
+}
+
+Test(synced, what_the_kernel_does_not_have_stays)
+{
+	begin_plain(0);
+	cr_assert_eq(cpu_write_direct(kf, "seven", 5, AT(7)), 0);
+	write_page(8, "eight");
+	cr_assert_eq(cpu_write_direct(kf, "EIGHT", 5, AT(8)), 0);
+	cr_assert_eq(cpu_fsync(kf), 0);
+	cr_assert(at_home(7));
+	cr_assert(at_home(8), "its own copy went with the direct write");
+	end();
+}
+
+Test(synced, what_devices_share_stays)
+{
+	begin_devices(1);
+	(void)new_client(0);
+	write_page(7, "seven");
+	cr_assert_eq(cpu_fsync(kf), 0);
+	cr_assert(at_home(7));
+	end();
+}
+
+Test(synced, nothing_leaves_when_the_sync_fails)
+{
+	begin_plain(0);
+	write_page(7, "seven");
+	fault_arm("store.sync", -EIO, 0, 1);
+	cr_assert_eq(cpu_fsync(kf), -EIO);
+	cr_assert(at_home(7));
+	cr_assert_eq(cpu_fsync(kf), 0);
+	cr_assert_not(at_home(7));
+	end();
+}
+
+/* A sync that has begun may miss what is stored after that. */
+Test(synced, only_what_was_stored_before_leaves_home)
+{
+	struct chunk *ch;
+
+	begin_plain(0);
+	for (unsigned page = 7; page < 10; page++)
+		write_page(page, "before");
+	cr_assert_eq(cache_flush(kf->cfile), 0);
+	ch = chunk_get(kf->cfile, 0, false);
+	chunk_sync_begins(ch);
+	write_page(7, "stored meanwhile");
+	write_page(10, "stored meanwhile, too");
+	cr_assert_eq(cache_flush(kf->cfile), 0);
+	write_page(8, "dirty");
+	chunk_sync_ended(ch, true);
+	chunk_put(ch);
+	cr_assert(at_home(7) && at_home(8) && at_home(10));
+	cr_assert_not(at_home(9));
+	end();
+}
+
+/* ---- what is in use ---- */
+
 /* Another reader is still being answered from the frame. */
 Test(given, a_page_that_is_being_read_stays)
 {
@@ -176,26 +288,6 @@ Test(given, a_page_that_is_being_read_stays)
 }
 
 /* ---- what the cache itself takes ---- */
-
-static unsigned chunks(void)
-{
-	struct chunk **list;
-	unsigned n = chunk_list_get(kf->cfile, 0, UINT64_MAX, &list);
-
-	for (unsigned k = 0; k < n; k++)
-		chunk_put(list[k]);
-	free(list);
-	return n;
-}
-
-/* The flusher comes by. */
-static void wait_for_no_chunks(void)
-{
-	for (unsigned ms = 0; chunks() > 0; ms++) {
-		cr_assert_lt(ms, 20000, "%u chunks stay", chunks());
-		usleep(1000);
-	}
-}
 
 Test(metadata, a_file_that_was_only_read_takes_none)
 {
