@@ -182,50 +182,48 @@ frame_t page_set_frame(struct chunk *ch, unsigned i, frame_t frame)
 	return old;
 }
 
-static void page_clear_stored(struct chunk *ch, unsigned i)
-{
-	struct page *p = page_at(ch, i);
-
-	if (!(p->flags & PAGE_STORED))
-		return;
-	p->flags &= (uint8_t)~(PAGE_STORED | PAGE_SYNCING);
-	ch->n_stored--;
-	atomic_fetch_sub(&ch->file->n_stored, 1);
-}
-
-void page_set_stored(struct chunk *ch, unsigned i)
-{
-	page_clear_dirty(ch, i);
-	page_clear_stored(ch, i);
-	page_at(ch, i)->flags |= PAGE_STORED;
-	ch->n_stored++;
-	atomic_fetch_add(&ch->file->n_stored, 1);
-}
-
-void page_set_dirty(struct chunk *ch, unsigned i)
+/*
+ * Pages become dirty, stored (PAGE_STORED) or, @state 0, neither. All files share one of the counters: it changes once for
+ * all pages.
+ */
+static void pages_become(struct chunk *ch, unsigned a, unsigned b, uint8_t state)
 {
 	struct cfile *f = ch->file;
+	int64_t dirty = 0, stored = 0;
 
-	bug_on(!page_at(ch, i)->frame);
-	page_clear_stored(ch, i);
-	if (page_at(ch, i)->flags & PAGE_DIRTY)
-		return;
-	page_at(ch, i)->flags |= PAGE_DIRTY;
-	ch->n_dirty++;
-	atomic_fetch_add(&f->n_dirty, 1);
-	atomic_fetch_add(&f->cache->n_dirty, 1);
+	for (unsigned i = a; i < b; i++) {
+		struct page *p = page_at(ch, i);
+		uint8_t now = (uint8_t)((p->flags & ~(PAGE_DIRTY | PAGE_STORED | PAGE_SYNCING)) | state);
+
+		bug_on(state && !p->frame);
+		dirty += !!(now & PAGE_DIRTY) - !!(p->flags & PAGE_DIRTY);
+		stored += !!(now & PAGE_STORED) - !!(p->flags & PAGE_STORED);
+		p->flags = now;
+	}
+	ch->n_dirty += (unsigned)dirty;
+	ch->n_stored += (unsigned)stored;
+	if (dirty) {
+		atomic_fetch_add(&f->n_dirty, (uint64_t)dirty);
+		atomic_fetch_add(&f->cache->n_dirty, (uint64_t)dirty);
+	}
+	if (stored)
+		atomic_fetch_add(&f->n_stored, (uint64_t)stored);
+}
+
+void pages_set_dirty(struct chunk *ch, unsigned a, unsigned b)
+{
+	pages_become(ch, a, b, PAGE_DIRTY);
+}
+
+void pages_set_stored(struct chunk *ch, unsigned a, unsigned b)
+{
+	pages_become(ch, a, b, PAGE_STORED);
 }
 
 void page_clear_dirty(struct chunk *ch, unsigned i)
 {
-	struct cfile *f = ch->file;
-
-	if (!(page_at(ch, i)->flags & PAGE_DIRTY))
-		return;
-	page_at(ch, i)->flags &= (uint8_t)~PAGE_DIRTY;
-	ch->n_dirty--;
-	atomic_fetch_sub(&f->n_dirty, 1);
-	atomic_fetch_sub(&f->cache->n_dirty, 1);
+	if (page_dirty(ch, i))
+		pages_become(ch, i, i + 1, 0);
 }
 
 void page_drop(struct chunk *ch, unsigned i)
@@ -234,9 +232,8 @@ void page_drop(struct chunk *ch, unsigned i)
 
 	if (!page_present(ch, i))
 		return;
-	page_clear_dirty(ch, i);
 	under_drop(ch, i);
-	page_clear_stored(ch, i);
+	pages_become(ch, i, i + 1, 0);
 	page_at(ch, i)->flags &= (uint8_t)~PAGE_GIVEN;
 	old = page_set_frame(ch, i, 0);
 	frames_give(&ch->file->cache->frames, &old, 1);
@@ -450,7 +447,7 @@ void chunk_sync_ended(struct chunk *ch, bool worked)
 		p->flags &= (uint8_t)~PAGE_SYNCING;
 		if (!worked)
 			continue;
-		page_clear_stored(ch, i);
+		pages_become(ch, i, i + 1, 0);
 		if ((p->flags & PAGE_GIVEN) && !devices_share(ch) && (frame[n] = page_leave(ch, i)))
 			n++;
 	}

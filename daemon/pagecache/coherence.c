@@ -491,7 +491,7 @@ static void fetch_merge(struct fetch *fe, unsigned i, frame_t frame, frame_t *sp
 	if (snapped)
 		fe->rep->n_snapped--;
 	atomic_fetch_sub(&ch->file->n_ahead, 1);
-	page_set_dirty(ch, i);
+	pages_set_dirty(ch, i, i + 1);
 	twins_collect(ch, i);
 }
 

@@ -504,13 +504,14 @@ static int span_frames(struct span *s)
 const char frame_zeros[GAIA_PAGE];
 
 /* chunk->lock held. */
-static void page_written(struct chunk *ch, unsigned i, enum cache_write_kind kind)
+static void pages_written(struct chunk *ch, unsigned a, unsigned b, enum cache_write_kind kind)
 {
-	struct page *p = page_at(ch, i);
-
-	page_set_dirty(ch, i);
 	/* What goes past the kernel's cache it does not keep. */
-	p->flags = kind == CACHE_WRITE_EXACT ? p->flags & (uint8_t)~PAGE_GIVEN : p->flags | PAGE_GIVEN;
+	uint8_t given = kind == CACHE_WRITE_EXACT ? 0 : PAGE_GIVEN;
+
+	pages_set_dirty(ch, a, b);
+	for (unsigned i = a; i < b; i++)
+		page_at(ch, i)->flags = (uint8_t)((page_at(ch, i)->flags & ~PAGE_GIVEN) | given);
 }
 
 /*
@@ -530,8 +531,7 @@ static void span_copy(const struct span *s)
 			src += to - from;
 	}
 	pthread_mutex_lock(&ch->lock);
-	for (unsigned i = s->a; i < s->b; i++)
-		page_written(ch, i, s->kind);
+	pages_written(ch, s->a, s->b, s->kind);
 	pthread_mutex_unlock(&ch->lock);
 }
 
@@ -569,7 +569,7 @@ static int span_apply(const struct span *s)
 		else
 			exact_write(ch, i, !bit_test(s->fresh, i), from, bytes, to - from,
 				    s->kind == CACHE_WRITE_THROUGH, spare);
-		page_written(ch, i, s->kind);
+		pages_written(ch, i, i + 1, s->kind);
 		pthread_mutex_unlock(&ch->lock);
 		if (src)
 			src += to - from;

@@ -416,9 +416,10 @@ void *page_ptr(const struct chunk *ch, unsigned i);
 
 /* chunk->lock held, page locked. Takes over @frame as home's bytes and returns the old one (or 0). */
 frame_t page_set_frame(struct chunk *ch, unsigned i, frame_t frame);
-void page_set_dirty(struct chunk *ch, unsigned i);
+/* The same of pages [a, b): they are dirty, and so not stored; or the other way round. */
+void pages_set_dirty(struct chunk *ch, unsigned a, unsigned b);
+void pages_set_stored(struct chunk *ch, unsigned a, unsigned b);
 void page_clear_dirty(struct chunk *ch, unsigned i);
-void page_set_stored(struct chunk *ch, unsigned i);
 /* Drop home's copy: clean, or its dirt no longer matters. */
 void page_drop(struct chunk *ch, unsigned i);
 /*

@@ -214,7 +214,7 @@ static int keep_tracked(struct cfile *f, uint64_t off, uint64_t end)
 			err = home_bring(ch, i, i + 1);
 			pthread_mutex_lock(&ch->lock);
 			if (!err)
-				page_set_dirty(ch, i);
+				pages_set_dirty(ch, i, i + 1);
 			pages_unlock(ch, i, i + 1);
 		}
 		pthread_mutex_unlock(&ch->lock);

@@ -158,11 +158,10 @@ int chunk_store(struct chunk *ch, unsigned a, unsigned b, bool wait)
 		if (err && !first)
 			first = err;
 		pthread_mutex_lock(&ch->lock);
-		for (; i < j; i++) {
-			if (!err)
-				page_set_stored(ch, i);
+		if (!err)
+			pages_set_stored(ch, i, j);
+		for (; i < j; i++)
 			page_unshare(ch, i);
-		}
 	}
 	pthread_mutex_unlock(&ch->lock);
 	if (!ch->file->cache->times_above && atomic_load(&ch->file->n_dirty) == 0) {
@@ -338,7 +337,7 @@ static void store_again(struct cfile *f)
 				continue;
 			pages_lock(ch, i, i + 1);
 			if (page_present(ch, i) && (page_at(ch, i)->flags & PAGE_STORED))
-				page_set_dirty(ch, i);
+				pages_set_dirty(ch, i, i + 1);
 			pages_unlock(ch, i, i + 1);
 		}
 		pthread_mutex_unlock(&ch->lock);
