@@ -33,6 +33,8 @@ static const char help[] =
 	"  --cpu-cache auto|writeback|writethrough\n"
 	"                                       how the kernel caches for CPU programs (auto: it\n"
 	"                                       serves files that no device maps by itself)\n"
+	"  --transport auto|dev|uring           how requests come: by /dev/fuse or by io_uring\n"
+	"                                       (auto: by /dev/fuse, which was no slower)\n"
 	"  --writeback-age SECONDS              store what has been dirty for so long (5)\n"
 	"  --supervisor on|off                  a second process that takes the mount away when\n"
 	"                                       this one is killed (on)\n"
@@ -213,6 +215,24 @@ static int parse_cpu_cache(struct options *o, const char *text)
 	return -EINVAL;
 }
 
+static int parse_transport(struct options *o, const char *text)
+{
+	static const char *const names[] = {
+		[FS_TRANSPORT_AUTO] = "auto",
+		[FS_TRANSPORT_DEV] = "dev",
+		[FS_TRANSPORT_URING] = "uring",
+	};
+
+	for (size_t k = 0; k < ARRAY_LEN(names); k++) {
+		if (!strcmp(text, names[k])) {
+			o->transport = (enum fs_transport)k;
+			return 0;
+		}
+	}
+	log_error("--transport %s: none of auto, dev, uring", text);
+	return -EINVAL;
+}
+
 static int parse_supervisor(struct options *o, const char *text)
 {
 	o->supervised = !strcmp(text, "on");
@@ -260,6 +280,8 @@ static int parse_one(struct options *o, int c, bool *none)
 		return parse_home(o, optarg);
 	case 'c':
 		return parse_cpu_cache(o, optarg);
+	case 't':
+		return parse_transport(o, optarg);
 	case 'a':
 		return parse_age(o, optarg);
 	case 's':
@@ -294,6 +316,7 @@ enum options_result options_parse(int argc, char **argv, struct options *out)
 		{ "device", required_argument, NULL, 'd' },
 		{ "home", required_argument, NULL, 'm' },
 		{ "cpu-cache", required_argument, NULL, 'c' },
+		{ "transport", required_argument, NULL, 't' },
 		{ "writeback-age", required_argument, NULL, 'a' },
 		{ "supervisor", required_argument, NULL, 's' },
 		{ "log-level", required_argument, NULL, 'l' },

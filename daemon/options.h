@@ -26,6 +26,7 @@ struct options {
 	uint64_t home_bytes;
 	uint64_t writeback_age_ms;
 	enum fs_cpu_cache cpu_cache;
+	enum fs_transport transport;
 	bool foreground;
 	bool supervised;
 };

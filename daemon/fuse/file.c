@@ -235,6 +235,17 @@ static void seek_after_push(void *arg)
 }
 
 /*
+ * Nobody can wait for what the kernel has, and without it there is no answer that is true: only the kernel knows how long
+ * the file is. But it can answer by itself, that there are no holes, and does from now on.
+ */
+static int hide_holes(struct fs *fs)
+{
+	if (!atomic_exchange(&fs->holes_hidden, true))
+		log_warn("too many programs look for holes at a time: lseek(2) finds none from now on");
+	return ENOSYS;
+}
+
+/*
  * The kernel asks about holes without writing back what it has: where it may have dirty
  * pages they are fetched first, or data would be taken for a hole.
  */
@@ -243,6 +254,7 @@ void op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse
 	struct seek seek = { req, handle_of(fi), off, whence }, *job;
 	struct fs *fs = req_fs(req);
 	bool dirty;
+	int err;
 
 	if (whence != SEEK_DATA && whence != SEEK_HOLE) {
 		fuse_reply_err(req, EINVAL);
@@ -256,15 +268,14 @@ void op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse
 		return;
 	}
 	job = malloc(sizeof(*job));
-	if (!job) {
-		fuse_reply_err(req, ENOMEM);
-	} else if (!busy_begin(fs, false)) {
+	err = job ? keep_begin(fs) : -ENOMEM;
+	if (err) {
 		free(job);
-		fuse_reply_err(req, ENOTCONN);
-	} else {
-		*job = seek;
-		pool_submit(fs->workers, seek_after_push, job);
+		fuse_reply_err(req, err == -ENOBUFS ? hide_holes(fs) : -err);
+		return;
 	}
+	*job = seek;
+	pool_submit(fs->workers, seek_after_push, job);
 }
 
 void op_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,

@@ -155,6 +155,7 @@ struct fs {
 	bool passthrough;   /* it serves files that no device maps itself; from INIT on */
 	const char *not_auto; /* why not, if it was to */
 	atomic_bool complained; /* of a file that it could not */
+	atomic_bool holes_hidden; /* the kernel asks for them no more */
 	int source_fd;	    /* locks the source; -1 */
 	unsigned max_fds;   /* of inodes: above it idle ones are closed */
 	unsigned max_backings; /* the same of store files */
@@ -163,6 +164,9 @@ struct fs {
 	char mounted_as[PATH_MAX];     /* its source: another mount may get the numbers when it has ended */
 	struct supervised *supervised; /* NULL: no supervisor */
 
+	bool by_ring;	       /* requests come by io_uring; from INIT on */
+	const char *not_uring; /* why not, if they were to */
+	struct ring *ring;     /* NULL: they cannot */
 	struct receiving receiving;
 	pthread_t thread[FS_THREADS];
 	unsigned n_threads;
@@ -416,13 +420,39 @@ void invalidate(struct inode *inode, off_t off, off_t len);
 /* Around what waits for the kernel or a client; false: it must not begin any more. */
 bool busy_begin(struct fs *fs, bool invalidation);
 void busy_end(struct fs *fs);
+/*
+ * The same for the request in hand, which a worker will answer: 0; -ENOTCONN as above; or -ENOBUFS: too many are being kept
+ * for that already (ring.c), and what they wait for must find a way in.
+ */
+int keep_begin(struct fs *fs);
 
 /* Whether the request in hand is a FUSE_TMPFILE, which reaches op_create(). */
 bool serve_is_tmpfile(void);
 /* Whether it is a WRITE after which the file has no set-id bits. */
 bool serve_clears_set_id(void);
+/* Whether requests will come by the ring. While INIT is in hand. */
+bool serve_by_ring(const struct fs *fs);
 int serve_start(struct fs *fs);
 void serve_stop(struct fs *fs);
+/* Carry out what was received, on this thread; it may be answered later, by a worker. */
+void serve_one(struct fs *fs, struct fuse_buf *buf);
+/* Of a thread that ends when it finds fs->stopping set, and is waked to see it. */
+void serve_join(pthread_t thread);
+
+/* ---- ring.c ---- */
+
+/* Makes fs->ring, or says why not. */
+void ring_create(struct fs *fs, const char **why);
+/* The kernel has been told that there is one. */
+void ring_start(struct ring *ring);
+/*
+ * Whether the request in hand may be answered by a worker, who waits for the kernel or for clients, however it came.
+ */
+bool ring_keep(void);
+/* True: it was the answer to a request that came by the ring, and is on its way. */
+bool ring_answer(struct ring *ring, const struct iovec *iov, int count);
+/* fs->stopping is set, if it was started. */
+void ring_destroy(struct fs *fs);
 
 /* ---- mount.c ---- */
 

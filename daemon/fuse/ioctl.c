@@ -138,6 +138,7 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fu
 {
 	struct fs *fs = req_fs(req);
 	struct ioctl_job *job;
+	int err;
 
 	if (!known(cmd)) {
 		fuse_reply_err(req, ENOTTY);
@@ -157,9 +158,10 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fu
 		fuse_reply_err(req, ENOMEM);
 		return;
 	}
-	if (!busy_begin(fs, false)) {
+	err = keep_begin(fs);
+	if (err) {
 		free(job);
-		fuse_reply_err(req, ENOTCONN);
+		fuse_reply_err(req, -err);
 		return;
 	}
 	job->req = req;
@@ -200,6 +202,7 @@ void release_by_xattr(fuse_req_t req, struct inode *inode, const void *value, si
 {
 	struct fs *fs = req_fs(req);
 	struct release_job *job;
+	int err;
 
 	if (inode->type != S_IFREG || size != sizeof(job->range)) {
 		fuse_reply_err(req, inode->type != S_IFREG ? ENODEV : EINVAL);
@@ -210,9 +213,10 @@ void release_by_xattr(fuse_req_t req, struct inode *inode, const void *value, si
 		fuse_reply_err(req, ENOMEM);
 		return;
 	}
-	if (!busy_begin(fs, false)) {
+	err = keep_begin(fs);
+	if (err) {
 		free(job);
-		fuse_reply_err(req, ENOTCONN);
+		fuse_reply_err(req, -err);
 		return;
 	}
 	/* The caller's descriptor keeps the inode until we have answered. */

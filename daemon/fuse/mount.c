@@ -116,12 +116,16 @@ static int unmount_dead(const char *path)
 	return umount2(path, UMOUNT_NOFOLLOW | MNT_FORCE | MNT_DETACH) ? -errno : 0;
 }
 
-/* Whether a file system whose daemon has died is mounted there. stat(2) might not ask it. */
+/*
+ * Whether a file system whose daemon has died is mounted there. stat(2) might not ask it. (ECANCELED: it had its
+ * requests by io_uring, and the kernel is about to end the connection.)
+ */
 static bool is_dead(const char *path)
 {
 	struct statfs sfs;
 
-	return statfs(path, &sfs) && (errno == ENOTCONN || errno == ECONNABORTED);
+	return statfs(path, &sfs) &&
+	       (errno == ENOTCONN || errno == ECONNABORTED || errno == ECANCELED);
 }
 
 /* stat(2); the mount of a gaiafs that has died is taken away first. */

@@ -1,5 +1,5 @@
 /*
- * serve.c - the threads that receive requests and carry them out.
+ * serve.c - the threads that receive requests by /dev/fuse and carry them out (by io_uring: ring.c).
  *
  * The loop is our own, not libfuse's: it looks at requests before libfuse does, and its
  * threads can be stopped while the mount is still there.
@@ -22,12 +22,15 @@
 
 /* Newer than Debian 12's kernel headers might be. */
 #define OPCODE_TMPFILE 51
+#define INIT2_OVER_IO_URING (1u << 9) /* of flags2 */
 
 /* Of the request in hand. */
 static __thread struct {
 	bool is_tmpfile;
 	bool clears_set_id;
-	bool may_promise; /* an INIT, from a kernel that knows FUSE_HANDLE_KILLPRIV_V2 */
+	/* An INIT, and what of FUSE_HANDLE_KILLPRIV_V2 and INIT2_OVER_IO_URING the kernel can do. */
+	bool is_init;
+	uint32_t flags, flags2;
 } request;
 
 bool serve_is_tmpfile(void)
@@ -40,6 +43,19 @@ bool serve_clears_set_id(void)
 	return request.clears_set_id;
 }
 
+static void look_at_init(const struct fuse_init_in *init)
+{
+	request.is_init = true;
+	request.flags = init->flags & FUSE_HANDLE_KILLPRIV_V2;
+	if (init->flags & FUSE_INIT_EXT)
+		request.flags2 = init->flags2 & INIT2_OVER_IO_URING;
+}
+
+bool serve_by_ring(const struct fs *fs)
+{
+	return fs->ring && request.flags2;
+}
+
 static void look_at(struct fuse_buf *buf)
 {
 	struct fuse_in_header *in = buf->mem;
@@ -48,8 +64,7 @@ static void look_at(struct fuse_buf *buf)
 	memset(&request, 0, sizeof(request));
 	switch (in->opcode) {
 	case FUSE_INIT:
-		request.may_promise =
-			((const struct fuse_init_in *)arg)->flags & FUSE_HANDLE_KILLPRIV_V2;
+		look_at_init(arg);
 		break;
 	case FUSE_WRITE:
 		request.clears_set_id =
@@ -63,14 +78,33 @@ static void look_at(struct fuse_buf *buf)
 	}
 }
 
+/* What libfuse cannot promise, or does not do as we do. */
+static ssize_t answer_init(struct fs *fs, int fd, struct iovec *iov, int count)
+{
+	struct fuse_init_out *out = iov[1].iov_base;
+	bool by_ring = serve_by_ring(fs);
+	ssize_t n;
+
+	request.is_init = false;
+	out->flags |= request.flags;
+	if (by_ring) {
+		out->flags |= FUSE_INIT_EXT;
+		out->flags2 |= request.flags2;
+	}
+	n = writev(fd, iov, count);
+	if (n >= 0 && by_ring)
+		ring_start(fs->ring);
+	return n;
+}
+
 static ssize_t send_answer(int fd, struct iovec *iov, int count, void *arg)
 {
-	if (request.may_promise && count == 2) {
-		struct fuse_init_out *out = iov[1].iov_base;
+	struct fs *fs = arg;
 
-		out->flags |= FUSE_HANDLE_KILLPRIV_V2;
-		request.may_promise = false;
-	}
+	if (request.is_init && count == 2)
+		return answer_init(fs, fd, iov, count);
+	if (fs->ring && ring_answer(fs->ring, iov, count))
+		return ((const struct fuse_out_header *)iov[0].iov_base)->len;
 	return writev(fd, iov, count);
 }
 
@@ -99,6 +133,12 @@ static size_t next_request(struct fs *fs, void *buf)
 	return n < 0 || fs->stopping ? 0 : (size_t)n;
 }
 
+void serve_one(struct fs *fs, struct fuse_buf *buf)
+{
+	look_at(buf);
+	fuse_session_process_buf(fs->session, buf);
+}
+
 static void *serve(void *arg)
 {
 	struct fs *fs = arg;
@@ -110,10 +150,8 @@ static void *serve(void *arg)
 	if (err)
 		log_error("fuse: a umask for each thread: %s", strerror(-err));
 
-	while (!err && (buf.size = next_request(fs, buf.mem))) {
-		look_at(&buf);
-		fuse_session_process_buf(fs->session, &buf);
-	}
+	while (!err && (buf.size = next_request(fs, buf.mem)))
+		serve_one(fs, &buf);
 	free(buf.mem);
 	receive_thread_ends(fs);
 	if (!fs->stopping) {
@@ -131,19 +169,65 @@ static void wake(int signal)
 	/* Only its interrupting a read(2) matters. */
 }
 
+/* How we see libfuse's answers. Packages of 3.17 and newer may be built without. */
+static int intercept(struct fs *fs)
+{
+	return fuse_session_custom_io(fs->session, &io, fuse_session_fd(fs->session));
+}
+
+/* io_uring is for who asks for it: see the figures in the commit that brought ring.c. */
+static int choose_transport(struct fs *fs)
+{
+	/* Newer ones promise by themselves what answer_init() would. */
+	bool must_see = !FUSE_CAP_HANDLE_KILLPRIV_V2;
+	int err = 0;
+
+	if (fs->config.transport == FS_TRANSPORT_URING)
+		ring_create(fs, &fs->not_uring);
+	if (fs->ring || must_see)
+		err = intercept(fs);
+	if (err && fs->ring) {
+		ring_destroy(fs);
+		fs->not_uring = "this libfuse was built without custom I/O (scripts/setup builds one with it)";
+	}
+	if (err && must_see)
+		log_error("fuse: %s", strerror(-err));
+	else if (fs->not_uring)
+		log_warn("--transport uring: %s; requests come by /dev/fuse", fs->not_uring);
+	return must_see ? err : 0;
+}
+
+static int start_threads(struct fs *fs)
+{
+	int err = receive_start(fs);
+
+	if (err) {
+		if (fs->ring)
+			ring_destroy(fs);
+		goto fail;
+	}
+	fs->running = FS_THREADS;
+	while (fs->n_threads < FS_THREADS) {
+		err = -pthread_create(&fs->thread[fs->n_threads], NULL, serve, fs);
+		if (err)
+			break;
+		fs->n_threads++;
+	}
+	if (!err)
+		return 0;
+	atomic_fetch_sub(&fs->running, FS_THREADS - fs->n_threads);
+	serve_stop(fs);
+fail:
+	log_error("fuse: cannot start threads: %s", strerror(-err));
+	return err;
+}
+
 int serve_start(struct fs *fs)
 {
 	struct sigaction sa = { .sa_handler = wake };
 	sigset_t all, old;
-	int err = 0;
+	int err;
 
-	/* Newer ones do without; as distributions build them, they have no custom I/O either. */
-	if (!FUSE_CAP_HANDLE_KILLPRIV_V2)
-		err = fuse_session_custom_io(fs->session, &io, fuse_session_fd(fs->session));
-	if (err) {
-		log_error("fuse: %s", strerror(-err));
-		return err;
-	}
 	sigemptyset(&sa.sa_mask);
 	sigaction(SIGUSR2, &sa, NULL);
 	/* Whoever opens a file of which passthrough.c has a lease at that moment waits, and we are told. */
@@ -151,43 +235,46 @@ int serve_start(struct fs *fs)
 	sigfillset(&all);
 	sigdelset(&all, SIGUSR2);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	err = receive_start(fs);
-	fs->running = FS_THREADS;
-	while (!err && fs->n_threads < FS_THREADS) {
-		err = -pthread_create(&fs->thread[fs->n_threads], NULL, serve, fs);
-		if (err)
-			break;
-		fs->n_threads++;
-	}
-	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	err = choose_transport(fs); /* logs */
 	if (!err)
-		return 0;
-	log_error("fuse: cannot start threads: %s", strerror(-err));
-	atomic_fetch_sub(&fs->running, FS_THREADS - fs->n_threads);
-	serve_stop(fs);
+		err = start_threads(fs); /* logs */
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	return err;
+}
+
+void serve_join(pthread_t thread)
+{
+	struct timespec soon;
+
+	/* Again and again: the first might come just before the thread starts to wait. */
+	do {
+		pthread_kill(thread, SIGUSR2);
+		clock_gettime(CLOCK_REALTIME, &soon);
+		soon.tv_nsec += 5000000;
+		if (soon.tv_nsec >= 1000000000) {
+			soon.tv_nsec -= 1000000000;
+			soon.tv_sec++;
+		}
+	} while (pthread_timedjoin_np(thread, NULL, &soon) == ETIMEDOUT);
 }
 
 void serve_stop(struct fs *fs)
 {
 	fs->stopping = true;
 	receive_wake_all(fs);
-	for (unsigned i = 0; i < fs->n_threads; i++) {
-		struct timespec soon;
-
-		/* Again and again: the first might come just before the thread starts to wait. */
-		do {
-			pthread_kill(fs->thread[i], SIGUSR2);
-			clock_gettime(CLOCK_REALTIME, &soon);
-			soon.tv_nsec += 5000000;
-			if (soon.tv_nsec >= 1000000000) {
-				soon.tv_nsec -= 1000000000;
-				soon.tv_sec++;
-			}
-		} while (pthread_timedjoin_np(fs->thread[i], NULL, &soon) == ETIMEDOUT);
-	}
+	for (unsigned i = 0; i < fs->n_threads; i++)
+		serve_join(fs->thread[i]);
 	fs->n_threads = 0;
 	receive_stop(fs);
+	if (fs->ring)
+		ring_destroy(fs);
+}
+
+int keep_begin(struct fs *fs)
+{
+	if (!ring_keep())
+		return -ENOBUFS;
+	return busy_begin(fs, false) ? 0 : -ENOTCONN;
 }
 
 bool busy_begin(struct fs *fs, bool invalidation)

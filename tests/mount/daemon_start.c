@@ -109,6 +109,7 @@ ON_TOP(bad_usage_is_one_line)
 	refused("twice", "--device cuda --device cuda:0 dir");
 	refused("none", "--device none --device sim dir");
 	refused("sometimes", "--cpu-cache sometimes dir");
+	refused("pigeon", "--transport pigeon dir");
 	refused("loud", "--log-level loud dir");
 	refused("--writeback-age", "--writeback-age never dir");
 	refused("--writeback-age", "--writeback-age 0 dir");

@@ -76,6 +76,9 @@ int mnt_restart(struct mnt *m);
  * mount: its wait status, or -1 when it has not ended after a minute and was killed. */
 int mnt_wait(struct mnt *m);
 
+/* How requests come to all mounts of this run: $GAIAFS_TRANSPORT, or "dev". */
+const char *mnt_transport(void);
+
 /* Whether this user's supervisor can end a connection on which remains of a daemon hang. */
 bool mnt_can_abort(void);
 

@@ -1,0 +1,437 @@
+/*
+ * ring.c - requests by io_uring instead of read(2) and write(2) of /dev/fuse.
+ *
+ * The kernel has a queue of requests for each CPU, and puts a request into an entry: buffers of ours, in which it
+ * finds the answer as well. Here each entry has a thread, with an io_uring of its own: it waits for a request, carries it
+ * out as the threads of serve.c do, and hands in the answer with the system call that waits for the next request. So the
+ * rules are those of every thread that serves, and nothing depends on which thread a request meets. (libfuse
+ * 3.18 has one thread for all entries of a CPU: a handler that waits holds up the other entries' requests. And what
+ * a worker of ours answers there, it hands in itself; the entry's next request is then delivered to that worker, and lost
+ * if it waits in the kernel, for that very request perhaps.)
+ *
+ * A request that a worker is to answer keeps its entry, and so its thread, while it waits for other requests (rule 6 in
+ * ../README.md). With /dev/fuse there is always a thread for those; here there must be an entry of the queue that they
+ * meet. So not all may be kept: ring_keep() refuses, and who asked is told to come again, or is answered in another way.
+ *
+ * That some are not kept is enough only because of how the kernel (6.14 to 6.18) hands requests out: one that waits in a queue
+ * is given to an entry whose answer it takes, not to one that is registered later and idle. So nothing is answered
+ * before all entries are registered. From then on, while requests wait in a queue, one of its entries is at work that is not
+ * kept, and will come for them: an entry goes idle only when its queue is empty; and a request that may be kept waits
+ * in a queue only if none was idle when it came (it cannot come before something is answered: it needs an open file). What
+ * else waits there while entries are idle is never kept: what came before all were registered, and the kernel's own
+ * requests, readahead and write-back, when it lets more of them in. It is behind an entry that is at work.
+ *
+ * FORGET and INTERRUPT still come by /dev/fuse, as does everything before the queues are complete.
+ */
+#include "fuse/internal.h"
+
+#include <errno.h>
+#include <liburing.h>
+#include <linux/fuse.h>
+#include <semaphore.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define PARAMETER "/sys/module/fuse/parameters/enable_uring"
+#define POSSIBLE_CPUS "/sys/devices/system/cpu/possible"
+
+/*
+ * Entries of a queue, and how many of them workers may keep: the others are for what may wait for storage. On machines
+ * with many CPUs a program's requests meet many queues, and its threads are not there for each.
+ */
+#define ENTRIES_ALL 256u
+#define ENTRIES_MAX 16u
+#define ENTRIES_MIN 8u
+#define MAY_KEEP(entries) ((entries) * 3 / 4)
+
+/*
+ * libfuse wants a request in one piece: header and first argument are put right before the other arguments, which
+ * need not be copied then.
+ */
+#define HEADROOM 4096
+#define HEADER_ROOM 4096
+
+/* ---- the kernel's interface: newer than Debian 12's <linux/fuse.h> ---- */
+
+enum { RING_REGISTER = 1, RING_COMMIT_AND_FETCH = 2 };
+
+struct ring_header {
+	char in_out[128];	/* fuse_in_header; then fuse_out_header */
+	char first[128];	/* the first argument */
+	uint64_t flags;
+	uint64_t commit_id;
+	uint32_t payload_bytes; /* the other arguments; then the answer behind its header */
+	uint32_t padding;
+	uint64_t reserved;
+};
+_Static_assert(sizeof(struct ring_header) == 288, "as the kernel has it");
+
+struct ring_command {
+	uint64_t flags;
+	uint64_t commit_id;
+	uint16_t queue;
+	uint8_t padding[6];
+};
+_Static_assert(sizeof(struct ring_command) == 24, "as the kernel has it");
+
+/* ---- ours ---- */
+
+struct queue {
+	/* Constant. */
+	struct ring *ring;
+	unsigned cpu;
+
+	atomic_uint kept; /* by requests that workers answer, or lost */
+};
+
+/* Lives as long as the ring. */
+struct entry {
+	/* Constant. */
+	struct queue *queue;
+	struct entry *next;
+	struct ring_header *header;
+	char *payload; /* FS_MAX_WRITE bytes */
+	struct iovec buffers[2];
+	pthread_t thread;
+
+	/* The thread's. */
+	struct io_uring io;
+	bool kept;
+
+	/* Of the request that is not answered yet; else 0. The kernel gives no number twice. */
+	atomic_uint_least64_t unique;
+	sem_t answered;
+};
+
+struct ring {
+	/* Constant once ring_create() returns. */
+	struct fs *fs;
+	unsigned n_queues;
+	unsigned n_entries; /* of all */
+	unsigned may_keep; /* of each queue */
+	struct entry *entries;
+
+	bool live;	/* there is a ring for the kernel; set before... */
+	sem_t go;	/* ...each thread goes on */
+	pthread_barrier_t registered;
+
+	struct queue queue[];
+};
+
+/* Of this thread; NULL for threads that are not the ring's. */
+static __thread struct entry *own;
+
+/* ---- talking to the kernel ---- */
+
+static void prepare(struct entry *e, unsigned command, uint64_t commit_id)
+{
+	struct io_uring_sqe *sqe = io_uring_get_sqe(&e->io); /* there is one: nothing else is under way */
+	struct ring_command cmd = { .commit_id = commit_id, .queue = (uint16_t)e->queue->cpu };
+
+	io_uring_prep_rw(IORING_OP_URING_CMD, sqe, fuse_session_fd(e->queue->ring->fs->session),
+			 e->buffers, ARRAY_LEN(e->buffers), 0);
+	sqe->cmd_op = command;
+	sqe->__pad1 = 0;
+	memcpy((char *)sqe + offsetof(struct io_uring_sqe, cmd), &cmd, sizeof(cmd));
+}
+
+/* The next request is in the buffers: 0. Else the entry is not the kernel's any more. */
+static int await(struct entry *e)
+{
+	struct fs *fs = e->queue->ring->fs;
+	struct io_uring_cqe *cqe;
+	int err;
+
+	do {
+		err = io_uring_submit_and_wait(&e->io, 1);
+		if (fs->stopping)
+			return -ECANCELED;
+		if (err < 0 && err != -EINTR && err != -EAGAIN)
+			return err;
+	} while (io_uring_peek_cqe(&e->io, &cqe));
+	err = cqe->res;
+	io_uring_cqe_seen(&e->io, cqe);
+	return err;
+}
+
+static struct fuse_buf request_of(struct entry *e)
+{
+	struct fuse_in_header *in = (struct fuse_in_header *)e->header->in_out;
+	size_t first = in->len - sizeof(*in) - e->header->payload_bytes;
+	char *at = e->payload - first - sizeof(*in);
+
+	bug_on(first > sizeof(e->header->first));
+	memcpy(at, in, sizeof(*in));
+	memcpy(at + sizeof(*in), e->header->first, first);
+	return (struct fuse_buf){ .mem = at, .size = in->len };
+}
+
+static void answer(struct entry *e, const struct iovec *iov, int count)
+{
+	struct fuse_out_header *out = (struct fuse_out_header *)e->header->in_out;
+	size_t n = 0;
+
+	memcpy(out, iov[0].iov_base, sizeof(*out));
+	for (int i = 1; i < count; i++) {
+		bug_on(iov[i].iov_len > FS_MAX_WRITE - n);
+		memcpy(e->payload + n, iov[i].iov_base, iov[i].iov_len);
+		n += iov[i].iov_len;
+	}
+	e->header->payload_bytes = (uint32_t)n;
+	e->unique = 0;
+	sem_post(&e->answered);
+}
+
+bool ring_answer(struct ring *ring, const struct iovec *iov, int count)
+{
+	const struct fuse_out_header *out = iov[0].iov_base;
+	struct entry *e = own;
+
+	if (!out->unique) /* a notification */
+		return false;
+	/* A worker: what it answers takes far longer than looking through them. */
+	if (!e || e->unique != out->unique)
+		for (e = ring->entries; e && e->unique != out->unique; e = e->next)
+			;
+	if (e)
+		answer(e, iov, count);
+	return e;
+}
+
+/* ---- the threads ---- */
+
+bool ring_keep(void)
+{
+	struct queue *q;
+
+	if (!own)
+		return true;
+	q = own->queue;
+	own->kept = atomic_fetch_add(&q->kept, 1) < q->ring->may_keep;
+	if (!own->kept)
+		atomic_fetch_sub(&q->kept, 1);
+	return own->kept;
+}
+
+/* Whether it was answered; else everything ends. */
+static bool carry_out(struct entry *e)
+{
+	struct fs *fs = e->queue->ring->fs;
+	struct fuse_buf buf = request_of(e);
+
+	e->unique = ((struct fuse_in_header *)buf.mem)->unique;
+	serve_one(fs, &buf);
+	while (sem_wait(&e->answered))
+		if (fs->stopping)
+			return false;
+	if (e->kept)
+		atomic_fetch_sub(&e->queue->kept, 1);
+	e->kept = false;
+	return true;
+}
+
+/* When the kernel knows that there is a ring. -ECANCELED: there will be none. */
+static int enter(struct entry *e)
+{
+	struct ring *ring = e->queue->ring;
+	int n;
+
+	while (sem_wait(&ring->go))
+		;
+	if (!ring->live)
+		return -ECANCELED;
+	prepare(e, RING_REGISTER, 0);
+	n = io_uring_submit(&e->io);
+	pthread_barrier_wait(&ring->registered);
+	return n == 1 ? 0 : n < 0 ? n : -EIO;
+}
+
+static void *serve(void *arg)
+{
+	struct entry *e = arg;
+	int err;
+
+	thread_set_name("gaia-ring");
+	own = e;
+	err = cred_thread_init();
+	if (err)
+		log_error("fuse: a umask for each thread: %s", strerror(-err));
+	/* It belongs to this thread from here on. (Debian 12's liburing does not export its function for this.) */
+	bug_on(syscall(SYS_io_uring_register, e->io.ring_fd, IORING_REGISTER_ENABLE_RINGS, NULL, 0));
+	err = enter(e);
+	while (!err && !(err = await(e))) {
+		uint64_t commit_id = e->header->commit_id;
+
+		if (!carry_out(e))
+			return NULL;
+		prepare(e, RING_COMMIT_AND_FETCH, commit_id);
+	}
+	atomic_fetch_add(&e->queue->kept, 1); /* lost */
+	if (err != -ENOTCONN && err != -ECONNABORTED && err != -ECANCELED)
+		log_warn("fuse: io_uring: %s", strerror(-err));
+	return NULL;
+}
+
+/* ---- its life ---- */
+
+static void free_entry(struct entry *e)
+{
+	io_uring_queue_exit(&e->io);
+	sem_destroy(&e->answered);
+	munmap(e->payload - HEADROOM, HEADROOM + FS_MAX_WRITE + HEADER_ROOM);
+	free(e);
+}
+
+static int make_entry(struct queue *q, struct entry **out)
+{
+	/* Nothing interrupts the thread: the kernel does its part when the thread waits. A little faster. */
+	struct io_uring_params params = {
+		.flags = IORING_SETUP_SQE128 | IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN |
+			 IORING_SETUP_R_DISABLED,
+	};
+	struct entry *e = calloc(1, sizeof(*e));
+	char *memory;
+	int err = -ENOMEM;
+
+	if (!e)
+		return err;
+	memory = mmap(NULL, HEADROOM + FS_MAX_WRITE + HEADER_ROOM, PROT_READ | PROT_WRITE,
+		      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (memory == MAP_FAILED)
+		goto free_e;
+	err = io_uring_queue_init_params(1, &e->io, &params);
+	if (err)
+		goto unmap;
+	e->queue = q;
+	e->payload = memory + HEADROOM;
+	e->header = (struct ring_header *)(e->payload + FS_MAX_WRITE);
+	e->buffers[0] = (struct iovec){ e->header, sizeof(*e->header) };
+	e->buffers[1] = (struct iovec){ e->payload, FS_MAX_WRITE };
+	sem_init(&e->answered, 0, 0);
+	*out = e;
+	return 0;
+
+unmap:
+	munmap(memory, HEADROOM + FS_MAX_WRITE + HEADER_ROOM);
+free_e:
+	free(e);
+	return err;
+}
+
+static int add_entry(struct queue *q)
+{
+	struct ring *ring = q->ring;
+	struct entry *e;
+	int err;
+
+	err = make_entry(q, &e);
+	if (err)
+		return err;
+	err = -pthread_create(&e->thread, NULL, serve, e);
+	if (err) {
+		free_entry(e);
+		return err;
+	}
+	e->next = ring->entries;
+	ring->entries = e;
+	return 0;
+}
+
+static int count_cpus(void)
+{
+	FILE *file = fopen(POSSIBLE_CPUS, "re");
+	unsigned last = 0;
+	int n = 0;
+
+	if (!file)
+		return -errno;
+	/* "0" or "0-7": the kernel counts on there being no gaps. */
+	if (fscanf(file, "0-%u", &last) != EOF)
+		n = (int)last + 1;
+	fclose(file);
+	return n ? n : -EIO;
+}
+
+/* NULL: it allows it. */
+static const char *check_parameter(void)
+{
+	FILE *file = fopen(PARAMETER, "re");
+	int c;
+
+	if (!file)
+		return "the kernel does not have it (Linux 6.14 and newer may)";
+	c = fgetc(file);
+	fclose(file);
+	return c == 'Y' ? NULL : "the kernel has it switched off; `echo Y > " PARAMETER "` allows it";
+}
+
+void ring_create(struct fs *fs, const char **why)
+{
+	struct ring *ring;
+	unsigned entries;
+	int err, n;
+
+	*why = check_parameter();
+	if (*why)
+		return;
+	n = count_cpus();
+	ring = n < 0 ? NULL : calloc(1, sizeof(*ring) + (unsigned)n * sizeof(ring->queue[0]));
+	err = n < 0 ? n : -ENOMEM;
+	if (!ring)
+		goto fail;
+	ring->fs = fs;
+	ring->n_queues = (unsigned)n;
+	entries = MAX(ENTRIES_MIN, MIN(ENTRIES_MAX, ENTRIES_ALL / ring->n_queues));
+	ring->n_entries = ring->n_queues * entries;
+	ring->may_keep = MAY_KEEP(entries);
+	sem_init(&ring->go, 0, 0);
+	pthread_barrier_init(&ring->registered, NULL, ring->n_entries);
+	fs->ring = ring;
+	for (unsigned i = 0; i < ring->n_queues; i++) {
+		ring->queue[i].ring = ring;
+		ring->queue[i].cpu = i;
+	}
+	err = 0;
+	for (unsigned i = 0; i < ring->n_entries && !err; i++)
+		err = add_entry(&ring->queue[i % ring->n_queues]);
+	if (!err)
+		return;
+	ring_destroy(fs);
+fail:
+	*why = err == -EPERM ? "io_uring is forbidden (sysctl kernel.io_uring_disabled)" : strerror(-err);
+}
+
+static void let_go(struct ring *ring)
+{
+	for (unsigned i = 0; i < ring->n_entries; i++)
+		sem_post(&ring->go);
+}
+
+void ring_start(struct ring *ring)
+{
+	ring->live = true;
+	let_go(ring);
+}
+
+void ring_destroy(struct fs *fs)
+{
+	struct ring *ring = fs->ring;
+	struct entry *e;
+
+	if (!ring->live)
+		let_go(ring);
+	for (e = ring->entries; e; e = e->next)
+		serve_join(e->thread);
+	while ((e = ring->entries)) {
+		ring->entries = e->next;
+		free_entry(e);
+	}
+	pthread_barrier_destroy(&ring->registered);
+	sem_destroy(&ring->go);
+	free(ring);
+	fs->ring = NULL;
+}
