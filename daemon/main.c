@@ -34,6 +34,7 @@ struct daemon {
 
 	/* Made by start_*() in this order, NULL before. */
 	struct store *store;
+	const char *storage_io; /* how it reads */
 	struct device **device; /* ends with NULL */
 	unsigned n_devices;
 	struct fs *fs;
@@ -166,8 +167,10 @@ static int take_faults(struct daemon *d)
 static int start_store(struct daemon *d)
 {
 	struct store *faulty;
-	int err = store_dir_create(&d->store);
+	int err = store_dir_create(d->options.direct, &d->store);
 
+	if (!err)
+		d->storage_io = store_dir_how(d->store);
 	if (!err && d->faults) {
 		err = store_faulty_create(d->store, &faulty);
 		if (!err)
@@ -291,6 +294,7 @@ static void on_ready(void *arg)
 	json_object_set_new(d->mount, "transport", json_string(fs_transport(d->fs)));
 	if (fs_not_uring(d->fs))
 		json_object_set_new(d->mount, "not_uring", json_string(fs_not_uring(d->fs)));
+	json_object_set_new(d->mount, "storage_io", json_string(d->storage_io));
 	d->ready = true;
 	uv_async_send(&d->news);
 }

@@ -35,6 +35,8 @@ static const char help[] =
 	"                                       serves files that no device maps by itself)\n"
 	"  --transport auto|dev|uring           how requests come: by /dev/fuse or by io_uring\n"
 	"                                       (auto: by /dev/fuse, which was no slower)\n"
+	"  --storage-io direct|buffered         how what is cached is read: past the kernel's memory,\n"
+	"                                       where it has nothing of it, or never (direct)\n"
 	"  --writeback-age SECONDS              store what has been dirty for so long (5)\n"
 	"  --supervisor on|off                  a second process that takes the mount away when\n"
 	"                                       this one is killed (on)\n"
@@ -233,6 +235,15 @@ static int parse_transport(struct options *o, const char *text)
 	return -EINVAL;
 }
 
+static int parse_storage_io(struct options *o, const char *text)
+{
+	o->direct = !strcmp(text, "direct");
+	if (o->direct || !strcmp(text, "buffered"))
+		return 0;
+	log_error("--storage-io %s: neither direct nor buffered", text);
+	return -EINVAL;
+}
+
 static int parse_supervisor(struct options *o, const char *text)
 {
 	o->supervised = !strcmp(text, "on");
@@ -282,6 +293,8 @@ static int parse_one(struct options *o, int c, bool *none)
 		return parse_cpu_cache(o, optarg);
 	case 't':
 		return parse_transport(o, optarg);
+	case 'i':
+		return parse_storage_io(o, optarg);
 	case 'a':
 		return parse_age(o, optarg);
 	case 's':
@@ -317,6 +330,7 @@ enum options_result options_parse(int argc, char **argv, struct options *out)
 		{ "home", required_argument, NULL, 'm' },
 		{ "cpu-cache", required_argument, NULL, 'c' },
 		{ "transport", required_argument, NULL, 't' },
+		{ "storage-io", required_argument, NULL, 'i' },
 		{ "writeback-age", required_argument, NULL, 'a' },
 		{ "supervisor", required_argument, NULL, 's' },
 		{ "log-level", required_argument, NULL, 'l' },
@@ -333,6 +347,7 @@ enum options_result options_parse(int argc, char **argv, struct options *out)
 		.home_bytes = default_home(),
 		.writeback_age_ms = DEFAULT_AGE_S * 1000,
 		.cpu_cache = FS_AUTO,
+		.direct = true,
 		.supervised = true,
 	};
 	opterr = 0;

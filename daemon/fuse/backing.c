@@ -164,6 +164,27 @@ static ssize_t backing_read(struct store_file *file, const struct iovec *iov, in
 	return PASS(ssize_t, file, read, iov, n, off);
 }
 
+static void backing_read_begin(struct store_file *file, struct store_read *rd)
+{
+	struct store_file *under;
+
+	rd->got = begin(file, &under);
+	if (rd->got)
+		return;
+	store_read_begin(under, rd);
+	if (!rd->state)
+		end(file);
+}
+
+/* It is in use since the read began, and so the same. */
+static ssize_t backing_read_end(struct store_file *file, struct store_read *rd)
+{
+	ssize_t got = store_read_end(backing_of(file)->under, rd);
+
+	end(file);
+	return got;
+}
+
 static int backing_write(struct store_file *file, const struct iovec *iov, int n, off_t off)
 {
 	return PASS(int, file, write, iov, n, off);
@@ -253,6 +274,8 @@ void backing_close_idle(struct inode *inode)
 
 static const struct store_file_ops backing_ops = {
 	.read = backing_read,
+	.read_begin = backing_read_begin,
+	.read_end = backing_read_end,
 	.write = backing_write,
 	.patch = backing_patch,
 	.sync = backing_sync,

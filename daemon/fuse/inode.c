@@ -213,10 +213,11 @@ int inode_table_init(struct fs *fs)
 	fs->root.lookups = 1;
 	TAILQ_INIT(&fs->idle);
 	TAILQ_INIT(&fs->backings);
-	/* A part remains for open directories, devices and clients. */
-	fs->max_fds = fs->max_backings = MAX_FDS;
+	/* A part remains for open directories, devices and clients. A store file may have two. */
+	fs->max_fds = MAX_FDS;
 	if (!getrlimit(RLIMIT_NOFILE, &limit) && limit.rlim_cur / 3 < MAX_FDS)
-		fs->max_fds = fs->max_backings = (unsigned)limit.rlim_cur / 3;
+		fs->max_fds = (unsigned)limit.rlim_cur / 3;
+	fs->max_backings = fs->max_fds / 2;
 	return 0;
 }
 

@@ -7,7 +7,6 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -21,77 +20,11 @@
 #include "base/thread.h"
 #include "base/util.h"
 #include "gaia/protocol.h"
-#include "store/store.h"
-
-/* From open() to close(); constant in between. */
-struct dir_file {
-	struct store_file base;
-	int fd;
-};
+#include "store/dir.h"
 
 static int fd_of(struct store_file *file)
 {
 	return container_of(file, struct dir_file, base)->fd;
-}
-
-/* preadv() or pwritev() until all of @iov is done, or nothing more goes: the bytes moved. */
-static ssize_t move_bytes(ssize_t (*call)(int, const struct iovec *, int, off_t), int fd,
-			  const struct iovec *iov, int n, off_t off)
-{
-	size_t total = 0;
-	size_t skip = 0; /* bytes of iov[0] that are done */
-
-	for (;;) {
-		struct iovec rest;
-		ssize_t got;
-
-		/* Empty ones too: a call that moves nothing means that nothing goes. */
-		while (n > 0 && skip >= iov->iov_len) {
-			skip -= iov->iov_len;
-			iov++;
-			n--;
-		}
-		if (n == 0)
-			return (ssize_t)total;
-		rest.iov_base = (char *)iov->iov_base + skip;
-		rest.iov_len = iov->iov_len - skip;
-		if (skip)
-			got = call(fd, &rest, 1, off + (off_t)total);
-		else
-			got = call(fd, iov, MIN(n, IOV_MAX), off + (off_t)total);
-		if (got < 0 && errno == EINTR)
-			continue;
-		if (got < 0)
-			return -errno;
-		if (got == 0)
-			return (ssize_t)total;
-		total += (size_t)got;
-		skip += (size_t)got;
-	}
-}
-
-/* Whether all of it could be read without waiting; the bytes are in *@got then. */
-static bool read_at_once(int fd, const struct iovec *iov, int n, off_t off, ssize_t *got)
-{
-	size_t want = 0;
-
-	if (n > IOV_MAX)
-		return false;
-	for (int i = 0; i < n; i++)
-		want += iov[i].iov_len;
-	*got = preadv2(fd, iov, n, off, RWF_NOWAIT);
-	return *got >= 0 && (size_t)*got == want;
-}
-
-static ssize_t dir_read(struct store_file *file, const struct iovec *iov, int n, off_t off)
-{
-	ssize_t got;
-
-	/* Usually in the kernel's memory: nobody need stand in for us then. */
-	if (thread_is_relied_on() && read_at_once(fd_of(file), iov, n, off, &got))
-		return got;
-	thread_waits();
-	return move_bytes(preadv, fd_of(file), iov, n, off);
 }
 
 static int dir_write(struct store_file *file, const struct iovec *iov, int n, off_t off)
@@ -104,7 +37,7 @@ static int dir_write(struct store_file *file, const struct iovec *iov, int n, of
 	thread_waits();
 	for (int i = 0; i < n; i++)
 		want += iov[i].iov_len;
-	done = move_bytes(pwritev, fd_of(file), iov, n, off);
+	done = move_bytes(pwritev, fd_of(file), iov, n, off, 0);
 	if (done < 0)
 		return (int)done;
 	return (size_t)done == want ? 0 : -EIO;
@@ -305,12 +238,16 @@ static void dir_close(struct store_file *file)
 {
 	struct dir_file *f = container_of(file, struct dir_file, base);
 
+	if (f->direct >= 0)
+		close(f->direct);
 	close(f->fd);
 	free(f);
 }
 
 static const struct store_file_ops dir_file_ops = {
 	.read = dir_read,
+	.read_begin = dir_read_begin,
+	.read_end = dir_read_end,
 	.write = dir_write,
 	.patch = dir_patch,
 	.sync = dir_sync,
@@ -371,6 +308,8 @@ static int dir_open(struct store *store, int ref, bool write, struct store_file 
 	}
 	f->base.ops = &dir_file_ops;
 	f->base.writable = write;
+	f->store = container_of(store, struct dir_store, base);
+	f->direct = DIRECT_UNTRIED;
 	*out = &f->base;
 	return 0;
 
@@ -381,7 +320,10 @@ free_file:
 
 static void dir_destroy(struct store *store)
 {
-	free(store);
+	struct dir_store *s = container_of(store, struct dir_store, base);
+
+	async_destroy(&s->async);
+	free(s);
 }
 
 static const struct store_ops dir_ops = {
@@ -390,10 +332,20 @@ static const struct store_ops dir_ops = {
 	.destroy = dir_destroy,
 };
 
-int store_dir_create(struct store **out)
+const char *store_dir_how(struct store *store)
+{
+	struct dir_store *s = container_of(store, struct dir_store, base);
+	bool ring = async_has_ring(&s->async);
+
+	if (s->direct)
+		return ring ? "direct, io_uring" : "direct, threads";
+	return ring ? "buffered, io_uring" : "buffered, threads";
+}
+
+int store_dir_create(bool direct, struct store **out)
 {
 	struct sigaction sa = { .sa_handler = on_sigbus, .sa_flags = SA_NODEFER };
-	struct store *s;
+	struct dir_store *s;
 
 	if (access("/proc/self/fd", X_OK) < 0) {
 		int err = -errno;
@@ -405,9 +357,11 @@ int store_dir_create(struct store **out)
 	s = calloc(1, sizeof(*s));
 	if (!s)
 		return -ENOMEM;
-	s->ops = &dir_ops;
+	s->base.ops = &dir_ops;
+	s->direct = direct;
+	async_init(&s->async);
 	sigemptyset(&sa.sa_mask);
 	sigaction(SIGBUS, &sa, NULL);
-	*out = s;
+	*out = &s->base;
 	return 0;
 }

@@ -32,6 +32,18 @@ static ssize_t faulty_read(struct store_file *file, const struct iovec *iov, int
 	return err ? err : under_of(file)->ops->read(under_of(file), iov, n, off);
 }
 
+static void faulty_read_begin(struct store_file *file, struct store_read *rd)
+{
+	rd->got = fault_point("store.read");
+	if (!rd->got)
+		store_read_begin(under_of(file), rd);
+}
+
+static ssize_t faulty_read_end(struct store_file *file, struct store_read *rd)
+{
+	return store_read_end(under_of(file), rd);
+}
+
 /* What a device that fails in the middle leaves behind: the first half, in whole pages. */
 static void write_half(struct store_file *file, const struct iovec *iov, int n, off_t off)
 {
@@ -120,6 +132,8 @@ static void faulty_close(struct store_file *file)
 
 static const struct store_file_ops faulty_file_ops = {
 	.read = faulty_read,
+	.read_begin = faulty_read_begin,
+	.read_end = faulty_read_end,
 	.write = faulty_write,
 	.patch = faulty_patch,
 	.sync = faulty_sync,

@@ -5,7 +5,7 @@
  * fuse/'s business, which works on the backing directory itself. Implementations:
  * dir (a backing directory), mem (for tests), faulty (wraps any).
  *
- * All calls are synchronous, may block, and may be made from any thread and
+ * All calls but read_begin() are synchronous, may block, and may be made from any thread and
  * concurrently on one file. Errors are negative errno. Nothing here retries,
  * caches or logs: the page cache above does.
  */
@@ -20,6 +20,23 @@
 
 struct store;
 struct store_file;
+
+/*
+ * A read that is under way, from store_read_begin() to store_read_end(), which the same thread calls. In between
+ * the buffers may hold anything.
+ */
+struct store_read {
+	/* The caller's; constant meanwhile. */
+	const struct iovec *iov;
+	int n;
+	off_t off;
+	bool kept;    /* the caller will keep the bytes: the store need not, where it would just for that */
+	bool at_once; /* store_read_end() is the next thing that the thread does */
+
+	/* The store's. */
+	void *state; /* NULL: it is over */
+	ssize_t got; /* then */
+};
 
 struct store_ops {
 	const char *name;
@@ -48,6 +65,13 @@ struct store_file_ops {
 	 * are undefined. @off + length never exceeds INT64_MAX.
 	 */
 	ssize_t (*read)(struct store_file *file, const struct iovec *iov, int n, off_t off);
+
+	/*
+	 * The same, but what takes long goes on after read_begin(): many reads can be under way at a time. read_end()
+	 * waits, and returns what read() would. Use store_read_begin() and store_read_end().
+	 */
+	void (*read_begin)(struct store_file *file, struct store_read *rd);
+	ssize_t (*read_end)(struct store_file *file, struct store_read *rd);
 
 	/*
 	 * Write all of @iov, extending the file where needed. 0, or a negative
@@ -122,8 +146,26 @@ static inline int store_open(struct store *s, int ref, bool write, struct store_
 	return s->ops->open(s, ref, write, out);
 }
 
-/* The implementations. On success *@out, to be ended by ops->destroy(). */
-int store_dir_create(struct store **out);
+static inline void store_read_begin(struct store_file *file, struct store_read *rd)
+{
+	rd->state = NULL;
+	file->ops->read_begin(file, rd);
+}
+
+static inline ssize_t store_read_end(struct store_file *file, struct store_read *rd)
+{
+	return rd->state ? file->ops->read_end(file, rd) : rd->got;
+}
+
+/*
+ * The implementations. On success *@out, to be ended by ops->destroy().
+ *
+ * dir: @direct: bytes that the caller keeps and that the kernel has not got in memory are read past its page cache
+ * (O_DIRECT), so that they do not lie in memory twice; where file system and kernel can.
+ */
+int store_dir_create(bool direct, struct store **out);
+/* How a store made by it reads: "direct" or "buffered", and then ", io_uring" or ", threads". */
+const char *store_dir_how(struct store *store);
 int store_mem_create(struct store **out);
 
 /*

@@ -113,6 +113,7 @@ ON_TOP(bad_usage_is_one_line)
 	refused("loud", "--log-level loud dir");
 	refused("--writeback-age", "--writeback-age never dir");
 	refused("--writeback-age", "--writeback-age 0 dir");
+	refused("--storage-io", "--storage-io often dir");
 	refused("nonsense", "-o nonsense dir");
 }
 
