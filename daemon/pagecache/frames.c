@@ -194,7 +194,10 @@ static void *slab_memory(void)
 	if (aligned > raw)
 		munmap(raw, (size_t)(aligned - raw));
 	munmap(aligned + GAIA_CHUNK, GAIA_CHUNK - (size_t)(aligned - raw));
-	/* One page fault a slab: with one a frame, these took a quarter of the time of writes to new pages. */
+	/*
+	 * One page fault a slab: with one a frame, these took a quarter of the time of writes to new pages. And a
+	 * disk reads up to three times as fast into one piece of memory as into 4 KiB pages from all over it.
+	 */
 	(void)madvise(aligned, GAIA_CHUNK, MADV_HUGEPAGE);
 	return aligned;
 }

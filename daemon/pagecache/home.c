@@ -36,48 +36,85 @@ static void average(_Atomic uint64_t *avg, uint64_t sample)
 
 /* ---- filling ---- */
 
-static int fill_from_store(struct chunk *ch, unsigned a, unsigned n, const frame_t *frame)
-{
-	struct cache *c = ch->file->cache;
-	uint64_t start = now_ns();
-	struct iovec iov[FILL_PAGES];
+/*
+ * A run of pages on its way home from the store, into frames that are nobody's until it has come. They are locked
+ * exclusively and file->range is held until then.
+ */
+struct fill {
+	STAILQ_ENTRY(fill) link;
+	struct chunk *ch;
+	unsigned a, n;
+	unsigned n_read; /* of them, those that do not lie wholly beyond the end: the others are zeros, and nobody's to read */
 	struct store_file *sf;
-	unsigned n_iov = 0, n_read = 0;
-	ssize_t got = 0;
+	struct store_read rd;
+	frame_t *frame;
+	struct iovec iov[];
+};
+
+static struct fill *fill_create(struct chunk *ch, unsigned a, unsigned n)
+{
+	struct fill *fl = xmalloc(sizeof(*fl) + n * (sizeof(*fl->iov) + sizeof(*fl->frame)));
+
+	*fl = (struct fill){ .ch = ch, .a = a, .n = n };
+	fl->frame = (frame_t *)(fl->iov + n);
+	return fl;
+}
+
+/* On error there is nothing to be ended. @at_once: it is ended next; @in_order: after what lies before it in the file. */
+static int fill_begin(struct fill *fl, bool at_once, bool in_order)
+{
+	struct chunk *ch = fl->ch;
+	struct frames *fr = &ch->file->cache->frames;
+	struct store_read *rd = &fl->rd;
 	int err;
 
-	/* Pages wholly beyond the end are zeros, and nobody's to read. */
-	while (n_read < n && page_limit(ch, a + n_read) > 0) {
-		char *p = frame_ptr(&c->frames, frame[n_read++]);
+	while (fl->n_read < fl->n && page_limit(ch, fl->a + fl->n_read) > 0) {
+		char *p = frame_ptr(fr, fl->frame[fl->n_read++]);
+		struct iovec *last = rd->n > 0 ? &fl->iov[rd->n - 1] : NULL;
 
-		if (n_iov > 0 && (char *)iov[n_iov - 1].iov_base + iov[n_iov - 1].iov_len == p)
-			iov[n_iov - 1].iov_len += GAIA_PAGE;
+		if (last && (char *)last->iov_base + last->iov_len == p)
+			last->iov_len += GAIA_PAGE;
 		else
-			iov[n_iov++] = (struct iovec){ p, GAIA_PAGE };
+			fl->iov[rd->n++] = (struct iovec){ p, GAIA_PAGE };
 	}
-	if (n_read > 0) {
-		err = cfile_store(ch->file, false, &sf);
-		if (err)
-			return err;
-		got = sf->ops->read(sf, iov, (int)n_iov, (off_t)page_offset(ch, a));
-		if (got < 0) {
-			count(CTR_storage_errors, 1);
-			log_error("reading file %#lx at %llu: %s", (unsigned long)ch->file->key,
-				  (unsigned long long)page_offset(ch, a), strerror((int)-got));
-			return (int)got;
-		}
-		count(CTR_storage_reads, n_read);
-		average(&c->store_read_ns, (now_ns() - start) / n_read);
+	if (fl->n_read == 0)
+		return 0;
+	err = cfile_store(ch->file, false, &fl->sf);
+	if (err)
+		return err;
+	rd->iov = fl->iov;
+	rd->off = (off_t)page_offset(ch, fl->a);
+	/*
+	 * What will be compared with home again and again is best had in the kernel's memory; and who reads in order
+	 * one thing at a time is served best by its readahead, which is far ahead.
+	 */
+	rd->kept = !in_order && !passthrough_compares(ch->file);
+	rd->at_once = at_once;
+	store_read_begin(fl->sf, rd);
+	return 0;
+}
+
+static int fill_end(struct fill *fl)
+{
+	struct chunk *ch = fl->ch;
+	struct frames *fr = &ch->file->cache->frames;
+	ssize_t got = fl->n_read > 0 ? store_read_end(fl->sf, &fl->rd) : 0;
+
+	if (got < 0) {
+		count(CTR_storage_errors, 1);
+		log_error("reading file %#lx at %llu: %s", (unsigned long)ch->file->key,
+			  (unsigned long long)page_offset(ch, fl->a), strerror((int)-got));
+		return (int)got;
 	}
+	count(CTR_storage_reads, fl->n_read);
 	/* The file below may end earlier than ours, and ours inside the page: zeros. */
-	for (unsigned k = 0; k < n; k++) {
-		size_t at = (size_t)k * GAIA_PAGE, limit = page_limit(ch, a + k);
+	for (unsigned k = 0; k < fl->n; k++) {
+		size_t at = (size_t)k * GAIA_PAGE, limit = page_limit(ch, fl->a + k);
 		size_t valid = (size_t)got > at ? (size_t)got - at : 0;
 
 		valid = MIN(valid, limit);
 		if (valid < GAIA_PAGE)
-			memset((char *)frame_ptr(&c->frames, frame[k]) + valid, 0,
-			       GAIA_PAGE - valid);
+			memset((char *)frame_ptr(fr, fl->frame[k]) + valid, 0, GAIA_PAGE - valid);
 	}
 	return 0;
 }
@@ -125,15 +162,53 @@ static int fill_from_device(struct chunk *ch, struct replica *rep, unsigned a, u
 	return 0;
 }
 
-int home_fill(struct chunk *ch, unsigned a, unsigned b)
+/* Its frames are home's now, or on error nobody's. */
+static void fill_done(struct fill *fl, int err)
 {
-	struct cache *c = ch->file->cache;
-	frame_t frame[FILL_PAGES];
+	struct chunk *ch = fl->ch;
+
+	if (err)
+		frames_give(&ch->file->cache->frames, fl->frame, fl->n);
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned k = 0; k < fl->n && !err; k++)
+		page_set_frame(ch, fl->a + k, fl->frame[k]);
+	pthread_mutex_unlock(&ch->lock);
+	free(fl);
+}
+
+/* Begin to bring the absent pages [a, a + n) home. @at_once: they are all, and waited for next. */
+static int fills_add(struct fills *fills, struct chunk *ch, unsigned a, unsigned n, bool at_once)
+{
+	struct fill *fl = fill_create(ch, a, n);
 	struct replica *rep;
+	int err;
+
+	err = frame_alloc(ch->file->cache, n, fl->frame);
+	if (err) {
+		free(fl);
+		return err;
+	}
+	rep = cheaper_replica(ch, a, n);
+	if (rep && fill_from_device(ch, rep, a, n, fl->frame) == 0) {
+		fill_done(fl, 0);
+		return 0;
+	}
+	if (!fills->began)
+		fills->began = now_ns();
+	err = fill_begin(fl, at_once, fills->in_order);
+	if (err)
+		fill_done(fl, err);
+	else
+		STAILQ_INSERT_TAIL(&fills->list, fl, link);
+	return err;
+}
+
+int home_fill_begin(struct fills *fills, struct chunk *ch, unsigned a, unsigned b)
+{
 	unsigned n;
 	int err = 0;
 
-	for (unsigned i = a; i < b; i += n) {
+	for (unsigned i = a; i < b && !err; i += n) {
 		/* Locked by us: whether it has a frame is ours to know. */
 		pthread_mutex_lock(&ch->lock);
 		for (; i < b && page_present(ch, i); i++)
@@ -143,26 +218,49 @@ int home_fill(struct chunk *ch, unsigned a, unsigned b)
 		pthread_mutex_unlock(&ch->lock);
 		if (n == 0)
 			break;
-		err = frame_alloc(c, n, frame);
-		if (err)
-			return err;
-		rep = cheaper_replica(ch, i, n);
-		err = rep ? fill_from_device(ch, rep, i, n, frame) : -ENODEV;
-		if (err)
-			err = fill_from_store(ch, i, n, frame);
-		if (err) {
-			frames_give(&c->frames, frame, n);
-			return err;
-		}
-		pthread_mutex_lock(&ch->lock);
-		for (unsigned k = 0; k < n; k++)
-			page_set_frame(ch, i + k, frame[k]);
-		pthread_mutex_unlock(&ch->lock);
+		err = fills_add(fills, ch, i, n, !fills->ahead && i + n == b && STAILQ_EMPTY(&fills->list));
 	}
-	return 0;
+	return err;
 }
 
-int home_bring(struct chunk *ch, unsigned a, unsigned b)
+int home_fill_end(struct fills *fills)
+{
+	unsigned n_read = 0;
+	struct fill *fl;
+	struct cache *c;
+	int err, first = 0;
+
+	while ((fl = STAILQ_FIRST(&fills->list))) {
+		STAILQ_REMOVE_HEAD(&fills->list, link);
+		c = fl->ch->file->cache;
+		n_read += fl->n_read;
+		err = fill_end(fl);
+		fill_done(fl, err);
+		first = first ? first : err;
+	}
+	/* What was read ahead may have been there long ago. */
+	if (n_read > 0 && !first && !fills->ahead)
+		average(&c->store_read_ns, (now_ns() - fills->began) / n_read);
+	return first;
+}
+
+static int fill_now(struct chunk *ch, unsigned a, unsigned b, bool in_order)
+{
+	struct fills fills = FILLS(fills, false);
+	int err, ended;
+
+	fills.in_order = in_order;
+	err = home_fill_begin(&fills, ch, a, b);
+	ended = home_fill_end(&fills);
+	return err ? err : ended;
+}
+
+int home_fill(struct chunk *ch, unsigned a, unsigned b)
+{
+	return fill_now(ch, a, b, false);
+}
+
+static int bring(struct chunk *ch, unsigned a, unsigned b, bool in_order)
 {
 	bool ahead = false;
 	int err;
@@ -176,7 +274,12 @@ int home_bring(struct chunk *ch, unsigned a, unsigned b)
 		if (err)
 			return err;
 	}
-	return home_fill(ch, a, b);
+	return fill_now(ch, a, b, in_order);
+}
+
+int home_bring(struct chunk *ch, unsigned a, unsigned b)
+{
+	return bring(ch, a, b, false);
 }
 
 /* ---- reading ---- */
@@ -240,9 +343,9 @@ static int share_pages(struct chunk *ch, unsigned a, unsigned b, unsigned ahead,
 			while (bring_too(ch, j, b + ahead, ahead > 0) && page_trylock(ch, j))
 				j++;
 		pthread_mutex_unlock(&ch->lock);
-		err = home_bring(ch, i, j);
+		err = bring(ch, i, j, ahead > 0);
 		if (err && j > b) /* what nobody asked for cannot fail */
-			err = home_bring(ch, i, b);
+			err = bring(ch, i, b, ahead > 0);
 		brought = true;
 		pthread_mutex_lock(&ch->lock);
 		if (err) {

@@ -473,6 +473,21 @@ int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len);
 int home_bring(struct chunk *ch, unsigned a, unsigned b);
 /* Only the absent ones, without regard to devices. */
 int home_fill(struct chunk *ch, unsigned a, unsigned b);
+/*
+ * The same in two steps: in between pages are on their way from the store. They stay locked, and file->range held, until
+ * all that was begun, for whatever pages, is ended. By one thread.
+ */
+struct fill;
+struct fills {
+	STAILQ_HEAD(, fill) list; /* under way */
+	uint64_t began;		  /* ns; 0: nothing was */
+	bool ahead;		  /* before it is needed */
+	bool in_order;		  /* after what lies before it in the file */
+};
+#define FILLS(name, ahead_) { .list = STAILQ_HEAD_INITIALIZER((name).list), .ahead = (ahead_) }
+int home_fill_begin(struct fills *fills, struct chunk *ch, unsigned a, unsigned b);
+/* 0 or the first error; what was read is home's in any case. */
+int home_fill_end(struct fills *fills);
 /* cache_write() where file->range is held; @buf NULL: zeros. */
 int home_write(struct cfile *f, const void *buf, size_t len, uint64_t off,
 	       enum cache_write_kind kind);
@@ -480,8 +495,32 @@ extern const char frame_zeros[GAIA_PAGE];
 /* Bytes of the page that are below the end of the file: 0 to GAIA_PAGE. */
 unsigned page_limit(const struct chunk *ch, unsigned i);
 
+/* ---- ahead.c: what an acquire will need from the store ---- */
+
+#define AHEAD_CHUNKS 4u /* under way beyond the one at work */
+struct batch;
+/* Of one acquire: of pages @span of the chunks of reps[0..n). */
+struct ahead {
+	struct replica **reps;
+	uint64_t n;
+	struct page_span span;
+	bool write;
+	uint64_t next; /* the first that was not begun */
+	int err;       /* the first */
+	struct batch *batch[AHEAD_CHUNKS]; /* chunk k's at k % AHEAD_CHUNKS */
+};
+void ahead_init(struct ahead *ah, struct replica **reps, uint64_t n, struct page_span span, bool write);
+/* file->range held from here to ahead_drain(): chunk k is at work, let those after it be read. */
+void ahead_go_on(struct ahead *ah, uint64_t k);
+/* Chunk k's turn: what was read of it is home's, and unlocked. 0, or why something before could not be read. */
+int ahead_arrived(struct ahead *ah, uint64_t k);
+/* The same of all. */
+void ahead_drain(struct ahead *ah);
+
 /* ---- passthrough.c: files that CPU programs have open past the cache. Nothing happens to others. ---- */
 
+/* Whether CPU programs may write the store's file past us: acquires and releases read it to compare. */
+bool passthrough_compares(struct cfile *f);
 /* The size that the store's file has by now. file->range held. */
 int passthrough_size(struct cfile *f);
 /* Whatever was released of pages [a, b), locked exclusively, and CPU programs have changed, becomes home's. */

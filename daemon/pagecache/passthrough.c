@@ -50,6 +50,11 @@ bool cfile_cpu_may_write(struct cfile *f)
 	return atomic_load(&f->cpu_writes) % CPU_STATES == CPU_WRITES;
 }
 
+bool passthrough_compares(struct cfile *f)
+{
+	return cfile_is_passthrough(f) && atomic_load(&f->cpu_writes) % CPU_STATES != CPU_IMPORTED;
+}
+
 uint64_t cfile_cpu_stops(struct cfile *f)
 {
 	uint64_t now = atomic_load(&f->cpu_writes), next = next_state(now, CPU_STOPPED);
@@ -167,7 +172,7 @@ static int import_pages(struct chunk *ch, unsigned a, unsigned b)
 	unsigned i, j;
 	int err = 0;
 
-	if (atomic_load(&ch->file->cpu_writes) % CPU_STATES == CPU_IMPORTED)
+	if (!passthrough_compares(ch->file))
 		return 0;
 	for (i = a; i < b && !err; i = j) {
 		/* Locked by us: whether they have frames is ours to know. */

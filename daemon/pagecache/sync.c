@@ -22,6 +22,8 @@ struct part {
 	struct replica *rep;
 	struct chunk *ch;
 	struct grant *grant; /* NULL: only bring the pages (advice) */
+	struct ahead *ahead; /* NULL: nothing comes after it */
+	uint64_t nth;	     /* of ahead's chunks */
 	bool write, pin;
 	unsigned a, b; /* pages to bring */
 	unsigned end;  /* of what was asked for: what is not in the file is held, so that it stays private */
@@ -261,6 +263,7 @@ static int part_bring(struct part *pt)
 {
 	struct dev_run *runs = xmalloc((pt->b - pt->a) * sizeof(*runs));
 	int err = passthrough_catch_up(pt->ch, pt->a, pt->b);
+	bool sends = false;
 
 	pthread_mutex_lock(&pt->ch->lock);
 	part_plan(pt);
@@ -278,7 +281,10 @@ static int part_bring(struct part *pt)
 		while (j < pt->b && (pt->step[j] == TRACK_SEND || pt->step[j] == TRACK_PULL))
 			j++;
 		err = home_fill(pt->ch, i, j);
+		sends = true;
 	}
+	if (!err && sends && pt->ahead)
+		ahead_go_on(pt->ahead, pt->nth);
 	if (!err)
 		err = part_send(pt, runs);
 	if (!err)
@@ -299,33 +305,48 @@ static unsigned part_in_file(const struct part *pt)
 	return i;
 }
 
+/* Never waiting for a page while others are under way for us. */
+static void part_lock(struct part *pt)
+{
+	struct chunk *ch = pt->ch;
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = pt->a; i < pt->end; i++) {
+		if (page_trylock(ch, i))
+			continue;
+		if (pt->ahead) {
+			pthread_mutex_unlock(&ch->lock);
+			ahead_drain(pt->ahead);
+			pthread_mutex_lock(&ch->lock);
+		}
+		pages_lock(ch, i, i + 1);
+	}
+	pthread_mutex_unlock(&ch->lock);
+}
+
+/* file->range is held. */
 static int part_acquire(struct part *pt)
 {
-	struct cfile *f = pt->ch->file;
-	int err = 0;
+	int err = pt->ahead ? ahead_arrived(pt->ahead, pt->nth) : 0;
 
-	pthread_rwlock_rdlock(&f->range);
 	if (!pt->grant)
 		pt->end = part_in_file(pt);
-	if (pt->a < pt->end) {
-		pthread_mutex_lock(&pt->ch->lock);
-		pages_lock(pt->ch, pt->a, pt->end);
-		pthread_mutex_unlock(&pt->ch->lock);
-		/* The file may still grow, but nobody brings, writes or releases these pages meanwhile. */
-		pt->b = part_in_file(pt);
-		if (pt->a < pt->b)
-			err = part_bring(pt);
-		if (!err && pt->b < pt->end)
-			err = part_zero(pt);
-		if (!err && pt->grant)
-			part_grant(pt);
-		pthread_mutex_lock(&pt->ch->lock);
-		pages_unlock(pt->ch, pt->a, pt->end);
-		pthread_mutex_unlock(&pt->ch->lock);
-		atomic_store_explicit(&pt->ch->referenced, true, memory_order_relaxed);
-		chunk_account(pt->ch);
-	}
-	pthread_rwlock_unlock(&f->range);
+	if (err || pt->a >= pt->end)
+		return err;
+	part_lock(pt);
+	/* The file may still grow, but nobody brings, writes or releases these pages meanwhile. */
+	pt->b = part_in_file(pt);
+	if (pt->a < pt->b)
+		err = part_bring(pt);
+	if (!err && pt->b < pt->end)
+		err = part_zero(pt);
+	if (!err && pt->grant)
+		part_grant(pt);
+	pthread_mutex_lock(&pt->ch->lock);
+	pages_unlock(pt->ch, pt->a, pt->end);
+	pthread_mutex_unlock(&pt->ch->lock);
+	atomic_store_explicit(&pt->ch->referenced, true, memory_order_relaxed);
+	chunk_account(pt->ch);
 	return err;
 }
 
@@ -432,7 +453,11 @@ enum purpose {
 struct parts {
 	struct part **at;
 	uint64_t n, chunks;
+	struct ahead ahead;
 };
+
+/* So many chunks at most are brought before who wants to truncate the file gets his turn. */
+#define TURN_CHUNKS 32u
 
 static int parts_add(struct parts *parts, struct mapping *m, struct replica *rep,
 		     struct page_span span, bool write, enum purpose purpose)
@@ -448,6 +473,11 @@ static int parts_add(struct parts *parts, struct mapping *m, struct replica *rep
 	pt->write = write;
 	pt->a = (unsigned)(MAX(span.a, start) - start);
 	pt->end = (unsigned)(MIN(span.b, start + GAIA_CHUNK_PAGES) - start);
+	/* The first ones are those of the file. */
+	if (parts->n < parts->ahead.n) {
+		pt->ahead = &parts->ahead;
+		pt->nth = parts->n;
+	}
 	parts->at = xrealloc(parts->at, (parts->n + 1) * sizeof(*parts->at));
 	parts->at[parts->n++] = pt;
 	if (!pt->pin)
@@ -491,8 +521,10 @@ static int acquire_wanted(struct mapping *m, struct replica *rep, struct parts *
 	struct page_span wanted;
 	int err = 0;
 
+	pthread_rwlock_rdlock(&m->file->range);
 	while (!err && wanted_take(m, rep->chunk->index, &wanted))
 		err = parts_add(parts, m, rep, wanted, true, BRING_AND_GRANT);
+	pthread_rwlock_unlock(&m->file->range);
 	return err;
 }
 
@@ -510,7 +542,8 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 	uint64_t n = c0 < end ? MIN(c1 + 1, end) - c0 : 0, k;
 	bool grants = purpose == BRING_AND_GRANT;
 	struct page_span beyond = { MAX(span.a, (c0 + n) * GAIA_CHUNK_PAGES), span.b };
-	struct parts parts = { NULL, 0, n };
+	pthread_rwlock_t *range = &m->file->range;
+	struct parts parts = { .chunks = n };
 	struct grant **mapped = NULL, **since = NULL;
 	unsigned n_mapped = 0, n_since = 0;
 	struct replica **reps;
@@ -529,10 +562,20 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 	if (grants && beyond.a < beyond.b)
 		n_mapped = grants_pin_mapped(m, c0 + n, c1, &mapped);
 	parts.chunks += n_mapped;
-	for (k = 0; k < n && !err; k++)
+	ahead_init(&parts.ahead, reps, n, span, write);
+	pthread_rwlock_rdlock(range);
+	for (k = 0; k < n && !err; k++) {
+		if (k % TURN_CHUNKS == TURN_CHUNKS - 1) {
+			ahead_drain(&parts.ahead);
+			pthread_rwlock_unlock(range);
+			pthread_rwlock_rdlock(range);
+		}
 		err = parts_add(&parts, m, reps[k], span, write, purpose);
+	}
+	ahead_drain(&parts.ahead);
 	for (k = 0; k < n_mapped && !err; k++)
 		err = parts_add(&parts, m, mapped[k]->replica, span, write, purpose);
+	pthread_rwlock_unlock(range);
 	for (k = 0; k < n && !err && purpose != BRING; k++)
 		err = acquire_wanted(m, reps[k], &parts);
 	if (!err && purpose != BRING)

@@ -1,0 +1,135 @@
+/*
+ * ahead.c - what an acquire will need from the store, on its way before it is its turn.
+ *
+ * An acquire works chunk by chunk. While one goes to the device, the store reads the next ones: the device never
+ * waits for the store if the store is the faster, nor the store for the device if that is, and the store has a queue
+ * from which it can choose.
+ *
+ * Pages under way are locked. They lie after those that the acquire works on, so they are locked by trying only,
+ * and it never waits for another page's lock while it has them: it waits for them to come, and lets them go, first.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "pagecache/internal.h"
+
+/* One chunk's pages under way. */
+struct batch {
+	struct fills fills;
+	uint64_t locked[GAIA_CHUNK_PAGES / 64];
+	int err;
+};
+
+void ahead_init(struct ahead *ah, struct replica **reps, uint64_t n, struct page_span span, bool write)
+{
+	*ah = (struct ahead){ .reps = reps, .n = n, .span = span, .write = write };
+}
+
+/* chunk->lock held. Whether page i will have to be read from the store, as far as can be told. */
+static bool will_be_read(struct replica *rep, unsigned self, unsigned i, bool write)
+{
+	struct page_replica *buf[CACHE_MAX_DEVICES];
+	struct chunk *ch = rep->chunk;
+	enum track_step step;
+	struct page_view v;
+
+	if (page_present(ch, i) || page_ahead(ch, i) || page_limit(ch, i) == 0)
+		return false;
+	v = page_view(ch, i, buf);
+	step = track_plan(&v, self, write);
+	if (step != TRACK_SEND && step != TRACK_PULL)
+		return false;
+	/* A device that has it sends it. */
+	for (unsigned k = 0; k < v.n; k++)
+		if (track_is_home(v.t, v.r[k]))
+			return false;
+	return true;
+}
+
+/* Chunk k's pages that are asked for: [*a, *b). */
+static void pages_of(const struct ahead *ah, uint64_t k, unsigned *a, unsigned *b)
+{
+	uint64_t start = ah->reps[k]->chunk->index * GAIA_CHUNK_PAGES;
+
+	*a = (unsigned)(MAX(ah->span.a, start) - start);
+	*b = (unsigned)(MIN(ah->span.b, start + GAIA_CHUNK_PAGES) - start);
+}
+
+static struct batch *batch_begin(const struct ahead *ah, uint64_t k)
+{
+	struct batch *bt = xcalloc(1, sizeof(*bt));
+	struct chunk *ch = ah->reps[k]->chunk;
+	unsigned self = 0, a, b, j;
+
+	bt->fills = (struct fills)FILLS(bt->fills, true);
+	pages_of(ah, k, &a, &b);
+	pthread_mutex_lock(&ch->lock);
+	while (ch->replica[self] != ah->reps[k])
+		self++;
+	for (unsigned i = a; i < b; i++)
+		if (will_be_read(ah->reps[k], self, i, ah->write) && page_trylock(ch, i))
+			bit_set(bt->locked, i);
+	pthread_mutex_unlock(&ch->lock);
+	for (unsigned i = a; i < b && !bt->err; i = j) {
+		j = i + 1;
+		if (!bit_test(bt->locked, i))
+			continue;
+		while (j < b && bit_test(bt->locked, j))
+			j++;
+		bt->err = home_fill_begin(&bt->fills, ch, i, j);
+	}
+	return bt;
+}
+
+static int batch_end(const struct ahead *ah, uint64_t k, struct batch *bt)
+{
+	struct chunk *ch = ah->reps[k]->chunk;
+	int err = home_fill_end(&bt->fills);
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
+		if (bit_test(bt->locked, i))
+			pages_unlock(ch, i, i + 1);
+	pthread_mutex_unlock(&ch->lock);
+	chunk_account(ch);
+	err = bt->err ? bt->err : err;
+	free(bt);
+	return err;
+}
+
+void ahead_go_on(struct ahead *ah, uint64_t k)
+{
+	/* What is read now would be read once more, to compare. */
+	if (passthrough_compares(ah->reps[k]->chunk->file))
+		return;
+	ah->next = MAX(ah->next, k + 1);
+	for (; ah->next < ah->n && ah->next <= k + AHEAD_CHUNKS; ah->next++)
+		ah->batch[ah->next % AHEAD_CHUNKS] = batch_begin(ah, ah->next);
+}
+
+/* Chunk k's pages have come, and are let go. */
+static void arrive(struct ahead *ah, uint64_t k)
+{
+	struct batch **bt = &ah->batch[k % AHEAD_CHUNKS];
+	int err;
+
+	if (!*bt)
+		return;
+	err = batch_end(ah, k, *bt);
+	*bt = NULL;
+	if (!ah->err)
+		ah->err = err;
+}
+
+int ahead_arrived(struct ahead *ah, uint64_t k)
+{
+	arrive(ah, k);
+	return ah->err;
+}
+
+void ahead_drain(struct ahead *ah)
+{
+	/* What of the last AHEAD_CHUNKS has not arrived. */
+	for (uint64_t k = ah->next > AHEAD_CHUNKS ? ah->next - AHEAD_CHUNKS : 0; k < ah->next; k++)
+		arrive(ah, k);
+}
