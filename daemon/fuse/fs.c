@@ -54,10 +54,13 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 	conn->congestion_threshold = BACKGROUND * 3 / 4;
 	fs->by_ring = serve_by_ring(fs);
 	if (fs->ring && !fs->by_ring) {
+		ring_destroy(fs);
 		fs->not_uring = "the kernel does not offer it any more";
 		log_warn("--transport uring: %s; requests come by /dev/fuse", fs->not_uring);
 	}
-	fs->config.ready(fs->config.arg);
+	/* The ring says so itself, when requests can come. */
+	if (!fs->by_ring)
+		fs->config.ready(fs->config.arg);
 }
 
 static const struct fuse_lowlevel_ops ops = {

@@ -436,6 +436,8 @@ int serve_start(struct fs *fs);
 void serve_stop(struct fs *fs);
 /* Carry out what was received, on this thread; it may be answered later, by a worker. */
 void serve_one(struct fs *fs, struct fuse_buf *buf);
+/* The session cannot go on. */
+void serve_end(struct fs *fs);
 /* Of a thread that ends when it finds fs->stopping set, and is waked to see it. */
 void serve_join(pthread_t thread);
 
@@ -443,7 +445,7 @@ void serve_join(pthread_t thread);
 
 /* Makes fs->ring, or says why not. */
 void ring_create(struct fs *fs, const char **why);
-/* The kernel has been told that there is one. */
+/* The kernel has been told that there is one: the mount is ready, or ends. */
 void ring_start(struct ring *ring);
 /*
  * Whether the request in hand may be answered by a worker, who waits for the kernel or for clients, however it came.
@@ -467,7 +469,9 @@ int mount_begin(struct fs *fs, const struct fuse_lowlevel_ops *ops);
 bool mount_is_ours(const struct fs *fs);
 /* -EBUSY unless @lazy. */
 int mount_end(struct fs *fs, bool lazy);
-/* End the connection: who still uses the mount gets ENOTCONN. */
+/* Have the kernel end the connection, if it lets us: who uses the mount gets ENOTCONN. */
+void mount_abort_connection(const struct fs *fs);
+/* The same, when no request is served any more. */
 void mount_destroy_session(struct fs *fs);
 /*
  * The supervisor's: take the mount of a dead daemon away, and, if @hangs, end its connection, which the daemon's

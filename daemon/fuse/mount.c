@@ -521,7 +521,7 @@ static int fusectl_open(void)
 }
 
 /* By the number, since the mount may be out of the tree. The files there belong to who mounted. */
-static void abort_connection(const struct fs *fs)
+void mount_abort_connection(const struct fs *fs)
 {
 	char path[64];
 	int dir, fd;
@@ -557,7 +557,7 @@ bool mount_abort(struct fs *fs, bool hangs)
 	/* First: unmounting may wait for the daemon (not root's, which ends the connection itself).
 	 * The number is the mount's until the connection ends, which the daemon hears at once. */
 	if (hangs && !(fs->supervised && fs->supervised->over) && (!ours || geteuid()))
-		abort_connection(fs);
+		mount_abort_connection(fs);
 	if (ours)
 		unmount_dead(fs->mountpoint);
 	return ours;

@@ -21,8 +21,11 @@
  * else waits there while entries are idle is never kept: what came before all were registered, and the kernel's own
  * requests, readahead and write-back, when it lets more of them in. It is behind an entry that is at work.
  *
- * FORGET and INTERRUPT still come by /dev/fuse, as does everything before the queues are complete.
+ * FORGET and INTERRUPT still come by /dev/fuse, as INIT does. Nothing else comes there: from the answer to INIT on, the
+ * kernel holds all requests back until each of its queues has an entry, for ever if need be. So whether it will take entries
+ * is found out before it is told of a ring, and if it does not take one in the end, the session ends.
  */
+#include "base/fault.h"
 #include "fuse/internal.h"
 
 #include <errno.h>
@@ -38,6 +41,8 @@
 
 #define PARAMETER "/sys/module/fuse/parameters/enable_uring"
 #define POSSIBLE_CPUS "/sys/devices/system/cpu/possible"
+/* Its first line names them, too. */
+#define SOFTIRQS "/proc/softirqs"
 
 /*
  * Entries of a queue, and how many of them workers may keep: the others are for what may wait for storage. On machines
@@ -85,7 +90,7 @@ struct queue {
 	struct ring *ring;
 	unsigned cpu;
 
-	atomic_uint kept; /* by requests that workers answer, or lost */
+	atomic_uint kept; /* by requests that workers answer */
 };
 
 /* Lives as long as the ring. */
@@ -110,11 +115,12 @@ struct entry {
 struct ring {
 	/* Constant once ring_create() returns. */
 	struct fs *fs;
-	unsigned n_queues;
-	unsigned n_entries; /* of all */
+	unsigned n_entries; /* of all queues */
 	unsigned may_keep; /* of each queue */
 	struct entry *entries;
 
+	sem_t prepared;	/* posted by each thread; then: */
+	atomic_int error; /* of a thread, or of an entry that the kernel does not take or has lost; 0 */
 	bool live;	/* there is a ring for the kernel; set before... */
 	sem_t go;	/* ...each thread goes on */
 	pthread_barrier_t registered;
@@ -234,34 +240,87 @@ static bool carry_out(struct entry *e)
 	return true;
 }
 
-/* When the kernel knows that there is a ring. -ECANCELED: there will be none. */
+/* Before INIT is answered the kernel has one answer to who may register entries. */
+static int probe(struct entry *e)
+{
+	int err;
+
+	prepare(e, RING_REGISTER, 0);
+	err = await(e);
+	return err == -EAGAIN ? 0 : err ? err : -EPROTO;
+}
+
+static int prepare_thread(struct entry *e)
+{
+	int err = cred_thread_init();
+
+	if (err)
+		return err;
+	/* It belongs to this thread from here on. (Debian 12's liburing does not export its function for this.) */
+	if (syscall(SYS_io_uring_register, e->io.ring_fd, IORING_REGISTER_ENABLE_RINGS, NULL, 0))
+		return -errno;
+	return e->next ? 0 : probe(e); /* one will do */
+}
+
+/* The kernel does not have the entry (any more). */
+static void lost(struct ring *ring, int err)
+{
+	int none = 0;
+
+	if (err == -ENOTCONN || err == -ECONNABORTED || err == -ECANCELED) /* the session has ended */
+		return;
+	if (!atomic_compare_exchange_strong(&ring->error, &none, err))
+		return;
+	log_error("fuse: requests by io_uring: %s; the mount ends (--transport dev does without)", strerror(-err));
+	serve_end(ring->fs);
+}
+
+static int register_entry(struct entry *e)
+{
+	struct io_uring_cqe *cqe;
+	int n = fault_point("ring.register");
+
+	if (n)
+		return n;
+	prepare(e, RING_REGISTER, 0);
+	n = io_uring_submit(&e->io);
+	if (n != 1)
+		return n < 0 ? n : -EIO;
+	/* Refusals come at once. A request waits for await(). */
+	return io_uring_peek_cqe(&e->io, &cqe) ? 0 : MIN(cqe->res, 0);
+}
+
+/* The kernel knows that there is a ring. */
 static int enter(struct entry *e)
 {
 	struct ring *ring = e->queue->ring;
-	int n;
+	int err = register_entry(e);
 
-	while (sem_wait(&ring->go))
-		;
-	if (!ring->live)
-		return -ECANCELED;
-	prepare(e, RING_REGISTER, 0);
-	n = io_uring_submit(&e->io);
+	if (err)
+		lost(ring, err);
+	if (pthread_barrier_wait(&ring->registered) == PTHREAD_BARRIER_SERIAL_THREAD && !ring->error)
+		ring->fs->config.ready(ring->fs->config.arg);
 	pthread_barrier_wait(&ring->registered);
-	return n == 1 ? 0 : n < 0 ? n : -EIO;
+	return err;
 }
 
 static void *serve(void *arg)
 {
 	struct entry *e = arg;
+	struct ring *ring = e->queue->ring;
 	int err;
 
 	thread_set_name("gaia-ring");
 	own = e;
-	err = cred_thread_init();
+	err = prepare_thread(e);
 	if (err)
-		log_error("fuse: a umask for each thread: %s", strerror(-err));
-	/* It belongs to this thread from here on. (Debian 12's liburing does not export its function for this.) */
-	bug_on(syscall(SYS_io_uring_register, e->io.ring_fd, IORING_REGISTER_ENABLE_RINGS, NULL, 0));
+		ring->error = err;
+	sem_post(&ring->prepared);
+	while (sem_wait(&ring->go))
+		;
+	if (!ring->live)
+		return NULL;
+
 	err = enter(e);
 	while (!err && !(err = await(e))) {
 		uint64_t commit_id = e->header->commit_id;
@@ -270,9 +329,7 @@ static void *serve(void *arg)
 			return NULL;
 		prepare(e, RING_COMMIT_AND_FETCH, commit_id);
 	}
-	atomic_fetch_add(&e->queue->kept, 1); /* lost */
-	if (err != -ENOTCONN && err != -ECONNABORTED && err != -ECANCELED)
-		log_warn("fuse: io_uring: %s", strerror(-err));
+	lost(ring, err);
 	return NULL;
 }
 
@@ -331,29 +388,67 @@ static int add_entry(struct queue *q)
 	err = make_entry(q, &e);
 	if (err)
 		return err;
+	e->next = ring->entries;
 	err = -pthread_create(&e->thread, NULL, serve, e);
 	if (err) {
 		free_entry(e);
 		return err;
 	}
-	e->next = ring->entries;
 	ring->entries = e;
 	return 0;
 }
 
-static int count_cpus(void)
+/* The first line of a file; -errno. */
+static int read_line(const char *path, char **line)
 {
-	FILE *file = fopen(POSSIBLE_CPUS, "re");
-	unsigned last = 0;
-	int n = 0;
+	FILE *file = fopen(path, "re");
+	size_t room = 0;
+	int err = 0;
 
 	if (!file)
 		return -errno;
-	/* "0" or "0-7": the kernel counts on there being no gaps. */
-	if (fscanf(file, "0-%u", &last) != EOF)
-		n = (int)last + 1;
+	*line = NULL;
+	if (getline(line, &room, file) < 0) {
+		free(*line);
+		err = -EIO;
+	}
 	fclose(file);
-	return n ? n : -EIO;
+	return err;
+}
+
+/* The columns of /proc/softirqs, one for each possible CPU. */
+static unsigned count_columns(void)
+{
+	unsigned n = 0;
+	char *line;
+
+	if (read_line(SOFTIRQS, &line))
+		return 0;
+	for (const char *at = line; (at = strstr(at, "CPU")); at++)
+		n++;
+	free(line);
+	return n;
+}
+
+/*
+ * "0" or "0-7": the kernel counts on there being no gaps. It wants a queue for each. In a container the file may be about
+ * other CPUs than the kernel's, so another one must agree.
+ */
+static int count_cpus(unsigned *n)
+{
+	char *line, end = '\0';
+	unsigned last = 0;
+	int err = read_line(POSSIBLE_CPUS, &line);
+
+	if (err)
+		return err;
+	if (strcmp(line, "0\n") && (sscanf(line, "0-%u%c", &last, &end) != 2 || end != '\n'))
+		err = -EINVAL;
+	free(line);
+	if (!err && count_columns() != last + 1)
+		err = -EINVAL;
+	*n = last + 1;
+	return err;
 }
 
 /* NULL: it allows it. */
@@ -369,40 +464,56 @@ static const char *check_parameter(void)
 	return c == 'Y' ? NULL : "the kernel has it switched off; `echo Y > " PARAMETER "` allows it";
 }
 
+static int create(struct fs *fs, unsigned n_queues)
+{
+	struct ring *ring = calloc(1, sizeof(*ring) + n_queues * sizeof(ring->queue[0]));
+	unsigned entries = MAX(ENTRIES_MIN, MIN(ENTRIES_MAX, ENTRIES_ALL / n_queues));
+	int err = 0;
+
+	if (!ring)
+		return -ENOMEM;
+	ring->fs = fs;
+	ring->n_entries = n_queues * entries;
+	ring->may_keep = MAY_KEEP(entries);
+	sem_init(&ring->prepared, 0, 0);
+	sem_init(&ring->go, 0, 0);
+	pthread_barrier_init(&ring->registered, NULL, ring->n_entries);
+	fs->ring = ring;
+	for (unsigned i = 0; i < n_queues; i++) {
+		ring->queue[i].ring = ring;
+		ring->queue[i].cpu = i;
+	}
+	for (unsigned i = 0; i < ring->n_entries && !err; i++)
+		err = add_entry(&ring->queue[i % n_queues]);
+	for (struct entry *e = ring->entries; e; e = e->next)
+		while (sem_wait(&ring->prepared))
+			;
+	if (!err)
+		err = ring->error;
+	if (err)
+		ring_destroy(fs);
+	return err;
+}
+
 void ring_create(struct fs *fs, const char **why)
 {
-	struct ring *ring;
-	unsigned entries;
-	int err, n;
+	unsigned n;
+	int err;
 
 	*why = check_parameter();
 	if (*why)
 		return;
-	n = count_cpus();
-	ring = n < 0 ? NULL : calloc(1, sizeof(*ring) + (unsigned)n * sizeof(ring->queue[0]));
-	err = n < 0 ? n : -ENOMEM;
-	if (!ring)
-		goto fail;
-	ring->fs = fs;
-	ring->n_queues = (unsigned)n;
-	entries = MAX(ENTRIES_MIN, MIN(ENTRIES_MAX, ENTRIES_ALL / ring->n_queues));
-	ring->n_entries = ring->n_queues * entries;
-	ring->may_keep = MAY_KEEP(entries);
-	sem_init(&ring->go, 0, 0);
-	pthread_barrier_init(&ring->registered, NULL, ring->n_entries);
-	fs->ring = ring;
-	for (unsigned i = 0; i < ring->n_queues; i++) {
-		ring->queue[i].ring = ring;
-		ring->queue[i].cpu = i;
-	}
-	err = 0;
-	for (unsigned i = 0; i < ring->n_entries && !err; i++)
-		err = add_entry(&ring->queue[i % ring->n_queues]);
-	if (!err)
+	if (count_cpus(&n)) {
+		*why = "the CPUs that there may be are not 0 to some number, or " POSSIBLE_CPUS " and " SOFTIRQS
+		       " do not agree on that";
 		return;
-	ring_destroy(fs);
-fail:
-	*why = err == -EPERM ? "io_uring is forbidden (sysctl kernel.io_uring_disabled)" : strerror(-err);
+	}
+	err = create(fs, n);
+	if (err == -EPERM || err == -EACCES)
+		*why = "io_uring is forbidden (sysctl kernel.io_uring_disabled, a container's seccomp filter, or "
+		       "SELinux)";
+	else if (err)
+		*why = strerror(-err);
 }
 
 static void let_go(struct ring *ring)
@@ -431,6 +542,7 @@ void ring_destroy(struct fs *fs)
 		free_entry(e);
 	}
 	pthread_barrier_destroy(&ring->registered);
+	sem_destroy(&ring->prepared);
 	sem_destroy(&ring->go);
 	free(ring);
 	fs->ring = NULL;

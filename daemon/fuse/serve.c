@@ -164,6 +164,14 @@ static void *serve(void *arg)
 	return NULL;
 }
 
+void serve_end(struct fs *fs)
+{
+	fs->over = true;
+	mount_abort_connection(fs);
+	/* Also where it could not be ended. */
+	fs->config.ended(fs->config.arg);
+}
+
 static void wake(int signal)
 {
 	/* Only its interrupting a read(2) matters. */

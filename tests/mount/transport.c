@@ -23,6 +23,9 @@
 #define MANY 32 /* of each kind: more than any queue has entries */
 #define ROUNDS 10
 
+#define PARAMETER "/sys/module/fuse/parameters/enable_uring"
+#define POSSIBLE "/sys/devices/system/cpu/possible"
+
 /* Each of the processes has a byte of its own in every page of the file. */
 static void store(unsigned char *p, unsigned own, int value)
 {
@@ -125,13 +128,57 @@ AUTO_WAY_BARE(transport, where_io_uring_cannot_be_had_status_says_why)
 		WAY_SKIP("this user may not mount something over the kernel's parameter");
 	way_start(NULL);
 	r = shell_run(mnt.dir, 60,
-		      "mkdir below above && echo N > off && parameter=/sys/module/fuse/parameters/enable_uring && "
-		      "{ [ ! -e $parameter ] || mount --bind off $parameter; } && "
+		      "mkdir below above && echo N > off && { [ ! -e " PARAMETER " ] || mount --bind off " PARAMETER "; } && "
 		      "\"$GAIAFS\" --transport uring below above && "
 		      "\"$GAIA\" status above --json; \"$GAIA\" umount above");
 	cr_assert_eq(r.status, 0, "%s", r.err);
 	cr_assert(strstr(r.err, "requests come by /dev/fuse"), "%s", r.err);
 	cr_assert(strstr(r.out, "\"transport\": \"dev\""), "%s", r.out);
 	cr_assert(strstr(r.out, "\"not_uring\": \"the kernel "), "%s", r.out);
+	shell_free(&r);
+}
+
+/* The kernel waits for an entry in the queue of each of its CPUs, and lets no request through before. */
+AUTO_WAY_BARE(transport, a_mount_does_not_hang_where_the_cpus_are_told_wrong)
+{
+	static const char *const wrong[] = { "0,2-3", "0-1,4-5", "1-2", "0", "0-8191", "0-1 ", "" };
+	struct shell_result r;
+
+	if (!own_mounts(NULL))
+		WAY_SKIP("this user may not mount something over the kernel's parameter");
+	way_start(NULL);
+	shell_ok(mnt.dir, "mkdir below above && touch cpus && echo Y > on && echo $(cat " POSSIBLE ") > right && "
+			  "{ [ ! -e " PARAMETER " ] || mount --bind on " PARAMETER "; } && mount --bind cpus " POSSIBLE);
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+		r = shell_run(mnt.dir, 20,
+			      "echo '%s' > cpus && ! cmp -s cpus right || exit 9; "
+			      "\"$GAIAFS\" --transport uring below above && ls above && "
+			      "\"$GAIA\" status above --json; \"$GAIA\" umount above",
+			      wrong[i]);
+		if (r.status != 9) {
+			cr_assert_eq(r.status, 0, "'%s': %s", wrong[i], r.err);
+			cr_assert(strstr(r.err, "requests come by /dev/fuse"), "'%s': %s", wrong[i], r.err);
+			cr_assert(strstr(r.out, "\"transport\": \"dev\""), "'%s': %s", wrong[i], r.out);
+		}
+		shell_free(&r);
+	}
+}
+
+/* Else the kernel would hold back all requests, or those that meet one CPU. */
+AUTO_WAY_BARE(transport, a_ring_that_is_not_complete_is_no_mount)
+{
+	struct shell_result r;
+
+#ifndef GAIA_FAULTS
+	WAY_SKIP("built without fault points (-Dfaults=false)");
+#endif
+	way_start(NULL);
+	r = shell_run(mnt.dir, 60, "mkdir below above && [ \"$(cat " PARAMETER ")\" = Y ] || exit 9; "
+				   "GAIAFS_FAULTS=ring.register=errno:ENOMEM,after=3,count=1 "
+				   "\"$GAIAFS\" --transport uring below above && exit 8; ! mountpoint above >&2");
+	if (r.status == 9)
+		WAY_SKIP("the kernel does not do FUSE over io_uring, or has it switched off");
+	cr_assert_eq(r.status, 0, "%d: %s", r.status, r.err);
+	cr_assert(strstr(r.err, "the mount ends"), "%s", r.err);
 	shell_free(&r);
 }
