@@ -342,25 +342,35 @@ AUTO_WAY_BARE(fs_passthrough, a_release_shows_in_the_modification_time)
 	actor_end(dev);
 }
 
+/* The pages that an acquire makes the daemon read. */
+static json_int_t pages_looked_at(void *p)
+{
+	json_int_t before = STATUS("counters", "storage_reads");
+
+	cr_assert_eq(gaia_acquire(p, SIZE, PROT_READ), 0);
+	cr_assert_eq(gaia_release(p, SIZE), 0);
+	return STATUS("counters", "storage_reads") - before;
+}
+
 /* With only readers, an acquire has nothing to look for. */
 AUTO_WAY_BARE(fs_passthrough, nothing_is_compared_where_nobody_can_write)
 {
-	int fd;
+	int fd, tries = 0;
 	void *p;
 
 	start();
 	fd = openat(both_root[ON_MOUNT], "f", O_RDONLY);
 	p = gaia_mmap(SIZE, PROT_READ, fd, 0, 0);
 	cr_assert_neq(p, MAP_FAILED, "gaia_mmap: %s", strerror(errno));
-	for (int k = 0; k < 5; k++) {
-		cr_assert_eq(gaia_acquire(p, SIZE, PROT_READ), 0);
-		cr_assert_eq(gaia_release(p, SIZE), 0);
-	}
-	cr_assert_eq(STATUS("counters", "storage_reads"), SIZE / 4096);
+	cr_assert_geq(pages_looked_at(p), SIZE / 4096);
+	/* start()'s descriptor can write, until the kernel says, in its own time, that it is closed. */
+	while (pages_looked_at(p) > 0)
+		cr_assert_lt(++tries, 1000, "all is looked at each time");
+	for (int k = 0; k < 5; k++)
+		cr_assert_eq(pages_looked_at(p), 0);
 	/* Somebody can. */
 	show_to_device("f");
-	cr_assert_eq(gaia_acquire(p, SIZE, PROT_READ), 0);
-	cr_assert_geq(STATUS("counters", "storage_reads"), 2 * SIZE / 4096);
+	cr_assert_geq(pages_looked_at(p), SIZE / 4096);
 	cr_assert_eq(gaia_munmap(p, SIZE), 0);
 	close(fd);
 }
