@@ -32,9 +32,12 @@ struct fault {
 	/* The delay. */
 	unsigned max_us; /* 0: none */
 	uint64_t random;
+
+	enum { HOLDS_NOBODY, HOLDS_NEXT, HOLDS_ONE } hold;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t hold_changed = PTHREAD_COND_INITIALIZER;
 static LIST_HEAD(, fault) faults = LIST_HEAD_INITIALIZER(faults); /* lock */
 static atomic_bool armed; /* whether faults may have entries; written under lock */
 
@@ -88,6 +91,19 @@ static int hit_error(struct fault *f)
 	return f->err;
 }
 
+/* The lock is held, dropped while it waits; the fault may be gone then. */
+static void hit_hold(struct fault *f, const char *name)
+{
+	if (f->hold != HOLDS_NEXT)
+		return;
+	f->hold = HOLDS_ONE;
+	pthread_cond_broadcast(&hold_changed);
+	while (f && f->hold == HOLDS_ONE) {
+		pthread_cond_wait(&hold_changed, &lock);
+		f = find(name);
+	}
+}
+
 int fault_point(const char *name)
 {
 	struct timespec pause = {0};
@@ -103,6 +119,7 @@ int fault_point(const char *name)
 		err = hit_error(f);
 		if (f->max_us)
 			us = next_random(&f->random) % ((uint64_t)f->max_us + 1);
+		hit_hold(f, name);
 	}
 	pthread_mutex_unlock(&lock);
 	if (us) {
@@ -137,6 +154,31 @@ void fault_arm_delay(const char *name, unsigned max_us, uint64_t seed)
 	pthread_mutex_unlock(&lock);
 }
 
+void fault_hold(const char *name)
+{
+	pthread_mutex_lock(&lock);
+	find_or_make(name)->hold = HOLDS_NEXT;
+	pthread_mutex_unlock(&lock);
+}
+
+void fault_await_held(const char *name)
+{
+	struct fault *f;
+
+	pthread_mutex_lock(&lock);
+	while ((f = find(name)) && f->hold == HOLDS_NEXT)
+		pthread_cond_wait(&hold_changed, &lock);
+	pthread_mutex_unlock(&lock);
+}
+
+void fault_let_go(const char *name)
+{
+	pthread_mutex_lock(&lock);
+	find_or_make(name)->hold = HOLDS_NOBODY;
+	pthread_cond_broadcast(&hold_changed);
+	pthread_mutex_unlock(&lock);
+}
+
 void fault_disarm_all(void)
 {
 	struct fault *f;
@@ -148,6 +190,7 @@ void fault_disarm_all(void)
 		free(f->name);
 		free(f);
 	}
+	pthread_cond_broadcast(&hold_changed);
 	pthread_mutex_unlock(&lock);
 }
 

@@ -22,6 +22,10 @@ int fault_point(const char *name);
 void fault_arm(const char *name, int err, unsigned after, unsigned count);
 /* Sleep a random time of at most @max_us, drawn from @seed, at each hit. */
 void fault_arm_delay(const char *name, unsigned max_us, uint64_t seed);
+/* The next hit of @name stays there until fault_let_go() or fault_disarm_all(); fault_await_held() waits for it. */
+void fault_hold(const char *name);
+void fault_await_held(const char *name);
+void fault_let_go(const char *name);
 void fault_disarm_all(void);
 /* Parse the form above; -EINVAL names nothing and arms nothing. */
 int fault_parse(const char *text);

@@ -123,6 +123,44 @@ Test(fault, may_be_armed_while_it_is_hit)
 	cr_assert_eq(fault_point("a"), 0);
 }
 
+static void *hit_once(void *arg)
+{
+	atomic_store((atomic_int *)arg, fault_point("a"));
+	return NULL;
+}
+
+static void a_hit_is_held_until(void (*let_go)(void))
+{
+	atomic_int result = 1;
+	pthread_t hitter;
+
+	fault_hold("a");
+	fault_arm("a", -EIO, 0, 1);
+	pthread_create(&hitter, NULL, hit_once, &result);
+	fault_await_held("a");
+	cr_assert_eq(atomic_load(&result), 1);
+	cr_assert_eq(fault_point("a"), 0, "only one is held");
+	let_go();
+	pthread_join(hitter, NULL);
+	cr_assert_eq(result, -EIO);
+	cr_assert_eq(fault_point("a"), 0);
+}
+
+static void let_a_go(void)
+{
+	fault_let_go("a");
+}
+
+Test(fault, holds_one_hit_until_it_is_let_go)
+{
+	a_hit_is_held_until(let_a_go);
+}
+
+Test(fault, disarm_all_lets_go)
+{
+	a_hit_is_held_until(fault_disarm_all);
+}
+
 Test(fault_parse, takes_the_documented_form)
 {
 	cr_assert_eq(fault_parse("a=errno:EIO,after=3,count=1;b=delay:200us,seed=7"), 0);
