@@ -199,6 +199,7 @@ struct cfile {
 
 	atomic_uint_least64_t size;
 	atomic_uint_least64_t n_dirty, n_stored; /* pages */
+	atomic_uint_least64_t syncs_failed; /* ever; raised before what is stored is looked for, see store_again() */
 	atomic_uint_least64_t n_ahead; /* page releases not merged yet, over all devices */
 	atomic_bool gone;
 	/* Changed with range held exclusively; see passthrough.c. */

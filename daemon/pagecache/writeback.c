@@ -76,6 +76,22 @@ static int just_failed(struct cfile *f)
 	return err;
 }
 
+/*
+ * The error if a sync of the file has failed since @failed of them had, or 0. What was written to the store meanwhile may be
+ * lost, and only that sync was told.
+ */
+static int failed_since(struct cfile *f, uint64_t failed)
+{
+	int err;
+
+	if (atomic_load(&f->syncs_failed) == failed)
+		return 0;
+	pthread_mutex_lock(&f->lock);
+	err = f->error;
+	pthread_mutex_unlock(&f->lock);
+	return err;
+}
+
 /* The store gave the file a time of its own; give it the one when the data was written. */
 static void store_worked(struct cfile *f, struct store_file *sf)
 {
@@ -131,6 +147,7 @@ static int store_run(struct chunk *ch, unsigned a, unsigned b)
 
 int chunk_store(struct chunk *ch, unsigned a, unsigned b, bool wait)
 {
+	uint64_t failed;
 	unsigned i = a, j;
 	int err, first = 0;
 
@@ -153,11 +170,15 @@ int chunk_store(struct chunk *ch, unsigned a, unsigned b, bool wait)
 				break;
 			page_share(ch, j);
 		}
+		failed = atomic_load(&ch->file->syncs_failed);
 		pthread_mutex_unlock(&ch->lock);
 		err = store_run(ch, i, j);
+		pthread_mutex_lock(&ch->lock);
+		/* A sync that fails from here on finds them stored (store_again()); one that has failed by now may not have. */
+		if (!err)
+			err = failed_since(ch->file, failed);
 		if (err && !first)
 			first = err;
-		pthread_mutex_lock(&ch->lock);
 		if (!err)
 			pages_set_stored(ch, i, j);
 		for (; i < j; i++)
@@ -320,7 +341,8 @@ int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len)
 
 /*
  * A sync failed: what was stored before it may be lost, though the store does not say so again.
- * Pages that home still has are stored once more; they were written when they were. file->range held.
+ * Pages that home still has are stored once more; they were written when they were. Those that are being
+ * stored just now stay dirty: chunk_store() sees that the sync has failed. file->range held.
  */
 static void store_again(struct cfile *f)
 {
@@ -368,6 +390,10 @@ static int sync_stored(struct cfile *f, struct store_file *sf, bool data_only)
 	for (unsigned k = 0; k < n; k++)
 		chunk_sync_begins(list[k]);
 	err = sf->ops->sync(sf, data_only);
+	if (err) {
+		store_failed(f, err);
+		atomic_fetch_add(&f->syncs_failed, 1);
+	}
 	pthread_mutex_lock(&f->lock);
 	alone = f->syncs_begun == begun;
 	pthread_mutex_unlock(&f->lock);
@@ -377,7 +403,6 @@ static int sync_stored(struct cfile *f, struct store_file *sf, bool data_only)
 	}
 	free(list);
 	if (err) {
-		store_failed(f, err);
 		pthread_rwlock_rdlock(&f->range);
 		store_again(f);
 		pthread_rwlock_unlock(&f->range);
@@ -391,6 +416,7 @@ static int sync_stored(struct cfile *f, struct store_file *sf, bool data_only)
 int cache_fsync(struct cfile *f, off_t off, off_t len, bool data_only)
 {
 	uint64_t last = len == 0 ? UINT64_MAX : (uint64_t)(off + len - 1) / GAIA_CHUNK;
+	uint64_t failed = atomic_load(&f->syncs_failed);
 	struct store_file *sf;
 	int err, result;
 
@@ -407,6 +433,9 @@ int cache_fsync(struct cfile *f, off_t off, off_t len, bool data_only)
 		store_failed(f, err);
 	else
 		err = sync_stored(f, sf, data_only);
+	/* What was stored for this one may have been lost to another. */
+	if (!err)
+		err = failed_since(f, failed);
 	return result ? result : err;
 }
 

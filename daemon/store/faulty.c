@@ -66,9 +66,12 @@ static int faulty_write(struct store_file *file, const struct iovec *iov, int n,
 {
 	int err = fault_point("store.write");
 
-	if (!err)
-		return under_of(file)->ops->write(under_of(file), iov, n, off);
-	write_half(under_of(file), iov, n, off);
+	if (err) {
+		write_half(under_of(file), iov, n, off);
+		return err;
+	}
+	err = under_of(file)->ops->write(under_of(file), iov, n, off);
+	(void)fault_point("store.written");
 	return err;
 }
 

@@ -157,6 +157,76 @@ Test(store_error, of_sync_makes_what_was_stored_be_stored_again)
 	end();
 }
 
+/* What another thread does to the file, held at a fault point on its way. */
+struct held {
+	const char *point;
+	int (*call)(struct cfile *f);
+	int result;
+	pthread_t thread;
+};
+
+static void *held_main(void *arg)
+{
+	struct held *h = arg;
+
+	h->result = h->call(kf->cfile);
+	return NULL;
+}
+
+static void held_begin(struct held *h)
+{
+	fault_hold(h->point);
+	cr_assert_eq(pthread_create(&h->thread, NULL, held_main, h), 0);
+	fault_await_held(h->point);
+}
+
+static int held_end(struct held *h)
+{
+	fault_let_go(h->point);
+	pthread_join(h->thread, NULL);
+	return h->result;
+}
+
+static int sync_first_page(struct cfile *f)
+{
+	return cache_fsync(f, 0, GAIA_PAGE, true);
+}
+
+/* The disk refuses what somebody has just given it, and tells somebody else. */
+Test(store_error, of_sync_makes_what_is_being_stored_be_stored_again)
+{
+	struct held flush = { .point = "store.written", .call = cache_flush };
+	uint64_t stored;
+
+	begin_devices(1);
+	write_cpu(0, "x");
+	cr_assert_eq(kernel_writeback(kf, 0, 0, 1), 0);
+	held_begin(&flush);
+	fault_arm("store.sync", -EIO, 0, 1);
+	cr_assert_eq(cache_fsync(kf->cfile, GAIA_CHUNK, GAIA_PAGE, true), -EIO);
+	cr_assert_eq(held_end(&flush), -EIO);
+	cache_check(rig->cache);
+	stored = counter_value(CTR_storage_writes);
+	cr_assert_eq(sync_first_page(kf->cfile), 0);
+	cr_assert_eq(counter_value(CTR_storage_writes) - stored, 1);
+	end();
+}
+
+Test(store_error, of_sync_is_told_to_a_sync_that_stored_before_it)
+{
+	struct held sync = { .point = "store.sync", .call = sync_first_page };
+
+	begin_devices(1);
+	write_cpu(0, "x");
+	cr_assert_eq(kernel_writeback(kf, 0, 0, 1), 0);
+	held_begin(&sync);
+	fault_arm("store.sync", -EIO, 0, 1);
+	cr_assert_eq(cache_fsync(kf->cfile, GAIA_CHUNK, GAIA_PAGE, true), -EIO);
+	cr_assert_eq(held_end(&sync), -EIO, "its page is dirty again");
+	cr_assert_eq(sync_first_page(kf->cfile), 0);
+	end();
+}
+
 static int set_old_time(void *arg)
 {
 	struct timespec ts[2] = { { .tv_nsec = UTIME_OMIT }, { .tv_sec = 1000 } };
