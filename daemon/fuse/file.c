@@ -208,6 +208,7 @@ void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t len
 
 struct seek {
 	fuse_req_t req;
+	struct ring_entry *entry;
 	struct handle *handle; /* stays: its request is not answered yet */
 	off_t off;
 	int whence;
@@ -227,10 +228,12 @@ static void seek_after_push(void *arg)
 {
 	struct seek *seek = arg;
 	struct inode *inode = seek->handle->inode;
+	struct fs *fs = inode->fs;
 
+	ring_resume(seek->entry);
 	invalidate(inode, 0, 0);
-	busy_end(inode->fs);
 	reply_seek(seek);
+	busy_end(fs);
 	free(seek);
 }
 
@@ -251,7 +254,7 @@ static int hide_holes(struct fs *fs)
  */
 void op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse_file_info *fi)
 {
-	struct seek seek = { req, handle_of(fi), off, whence }, *job;
+	struct seek seek = { .req = req, .handle = handle_of(fi), .off = off, .whence = whence }, *job;
 	struct fs *fs = req_fs(req);
 	bool dirty;
 	int err;
@@ -268,7 +271,7 @@ void op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse
 		return;
 	}
 	job = malloc(sizeof(*job));
-	err = job ? keep_begin(fs) : -ENOMEM;
+	err = job ? keep_begin(fs, KEPT_SEEK, &seek.entry) : -ENOMEM;
 	if (err) {
 		free(job);
 		fuse_reply_err(req, err == -ENOBUFS ? hide_holes(fs) : -err);

@@ -420,11 +420,13 @@ void invalidate(struct inode *inode, off_t off, off_t len);
 /* Around what waits for the kernel or a client; false: it must not begin any more. */
 bool busy_begin(struct fs *fs, bool invalidation);
 void busy_end(struct fs *fs);
+struct ring_entry;
+enum kept { KEPT_SEEK, KEPT_OTHER };
 /*
  * The same for the request in hand, which a worker will answer: 0; -ENOTCONN as above; or -ENOBUFS: too many are being kept
- * for that already (ring.c), and what they wait for must find a way in.
+ * for that already (ring.c), and what they wait for must find a way in. *@entry: for ring_resume().
  */
-int keep_begin(struct fs *fs);
+int keep_begin(struct fs *fs, enum kept kind, struct ring_entry **entry);
 
 /* Whether the request in hand is a FUSE_TMPFILE, which reaches op_create(). */
 bool serve_is_tmpfile(void);
@@ -450,9 +452,11 @@ void ring_start(struct ring *ring);
 /*
  * Whether the request in hand may be answered by a worker, who waits for the kernel or for clients, however it came.
  */
-bool ring_keep(void);
+bool ring_keep(enum kept kind, struct ring_entry **entry);
+/* The worker who answers it has it in hand now. */
+void ring_resume(struct ring_entry *entry);
 /* True: it was the answer to a request that came by the ring, and is on its way. */
-bool ring_answer(struct ring *ring, const struct iovec *iov, int count);
+bool ring_answer(const struct iovec *iov, int count);
 /* fs->stopping is set, if it was started. */
 void ring_destroy(struct fs *fs);
 

@@ -22,6 +22,7 @@ union ioctl_arg {
 
 struct ioctl_job {
 	fuse_req_t req;
+	struct ring_entry *entry;
 	struct fs *fs;
 	struct handle *handle; /* stays: its request is not answered yet */
 	unsigned cmd;
@@ -99,14 +100,22 @@ static int carry_out(struct ioctl_job *job)
 	return -ENOTTY;
 }
 
+/* What a store may fail with as well must not be taken for what is said of requests that are to come again. */
+static int told(int err)
+{
+	return err == -ENOBUFS ? EIO : -err;
+}
+
 static void run(void *arg)
 {
 	struct ioctl_job *job = arg;
 	struct fs *fs = job->fs;
-	int err = carry_out(job);
+	int err;
 
+	ring_resume(job->entry);
+	err = carry_out(job);
 	if (err)
-		fuse_reply_err(job->req, -err);
+		fuse_reply_err(job->req, told(err));
 	else
 		fuse_reply_ioctl(job->req, 0, &job->arg,
 				 _IOC_DIR(job->cmd) & _IOC_READ ? _IOC_SIZE(job->cmd) : 0);
@@ -138,6 +147,7 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fu
 {
 	struct fs *fs = req_fs(req);
 	struct ioctl_job *job;
+	struct ring_entry *entry;
 	int err;
 
 	if (!known(cmd)) {
@@ -158,13 +168,14 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fu
 		fuse_reply_err(req, ENOMEM);
 		return;
 	}
-	err = keep_begin(fs);
+	err = keep_begin(fs, KEPT_OTHER, &entry);
 	if (err) {
 		free(job);
 		fuse_reply_err(req, -err);
 		return;
 	}
 	job->req = req;
+	job->entry = entry;
 	job->fs = fs;
 	job->handle = handle_of(fi);
 	job->cmd = cmd;
@@ -176,6 +187,7 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fu
 
 struct release_job {
 	fuse_req_t req;
+	struct ring_entry *entry;
 	struct fs *fs;
 	struct inode *inode;
 	struct gaia_ioc_range range;
@@ -188,12 +200,13 @@ static void run_release(void *arg)
 	struct cfile *f;
 	int err;
 
+	ring_resume(job->entry);
 	err = contents_get(job->inode, &f);
 	if (!err) {
 		err = control_release(fs->control, f, true, &job->range);
 		contents_put(job->inode);
 	}
-	fuse_reply_err(job->req, err ? -err : EALREADY);
+	fuse_reply_err(job->req, err ? told(err) : EALREADY);
 	busy_end(fs);
 	free(job);
 }
@@ -202,6 +215,7 @@ void release_by_xattr(fuse_req_t req, struct inode *inode, const void *value, si
 {
 	struct fs *fs = req_fs(req);
 	struct release_job *job;
+	struct ring_entry *entry;
 	int err;
 
 	if (inode->type != S_IFREG || size != sizeof(job->range)) {
@@ -213,14 +227,14 @@ void release_by_xattr(fuse_req_t req, struct inode *inode, const void *value, si
 		fuse_reply_err(req, ENOMEM);
 		return;
 	}
-	err = keep_begin(fs);
+	err = keep_begin(fs, KEPT_OTHER, &entry);
 	if (err) {
 		free(job);
 		fuse_reply_err(req, -err);
 		return;
 	}
 	/* The caller's descriptor keeps the inode until we have answered. */
-	*job = (struct release_job){ .req = req, .fs = fs, .inode = inode };
+	*job = (struct release_job){ .req = req, .entry = entry, .fs = fs, .inode = inode };
 	memcpy(&job->range, value, size);
 	pool_submit(fs->workers, run_release, job);
 }

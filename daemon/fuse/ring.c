@@ -45,13 +45,13 @@
 #define SOFTIRQS "/proc/softirqs"
 
 /*
- * Entries of a queue, and how many of them workers may keep: the others are for what may wait for storage. On machines
- * with many CPUs a program's requests meet many queues, and its threads are not there for each.
+ * Entries of a queue. Workers may keep three quarters: the others are for what may wait for storage; and but five eighths
+ * of ioctls and releases, which can come again, so that a burst of those leaves room for who asks about holes. On
+ * machines with many CPUs a program's requests meet many queues, and its threads are not there for each.
  */
 #define ENTRIES_ALL 256u
 #define ENTRIES_MAX 16u
 #define ENTRIES_MIN 8u
-#define MAY_KEEP(entries) ((entries) * 3 / 4)
 
 /*
  * libfuse wants a request in one piece: header and first argument are put right before the other arguments, which
@@ -94,10 +94,10 @@ struct queue {
 };
 
 /* Lives as long as the ring. */
-struct entry {
+struct ring_entry {
 	/* Constant. */
 	struct queue *queue;
-	struct entry *next;
+	struct ring_entry *next;
 	struct ring_header *header;
 	char *payload; /* FS_MAX_WRITE bytes */
 	struct iovec buffers[2];
@@ -116,8 +116,8 @@ struct ring {
 	/* Constant once ring_create() returns. */
 	struct fs *fs;
 	unsigned n_entries; /* of all queues */
-	unsigned may_keep; /* of each queue */
-	struct entry *entries;
+	unsigned may_keep[2]; /* of each queue; enum kept */
+	struct ring_entry *entries;
 
 	sem_t prepared;	/* posted by each thread; then: */
 	atomic_int error; /* of a thread, or of an entry that the kernel does not take or has lost; 0 */
@@ -128,12 +128,12 @@ struct ring {
 	struct queue queue[];
 };
 
-/* Of this thread; NULL for threads that are not the ring's. */
-static __thread struct entry *own;
+/* Whose request this thread carries out or, a worker, answers; NULL: it came by /dev/fuse. */
+static __thread struct ring_entry *own;
 
 /* ---- talking to the kernel ---- */
 
-static void prepare(struct entry *e, unsigned command, uint64_t commit_id)
+static void prepare(struct ring_entry *e, unsigned command, uint64_t commit_id)
 {
 	struct io_uring_sqe *sqe = io_uring_get_sqe(&e->io); /* there is one: nothing else is under way */
 	struct ring_command cmd = { .commit_id = commit_id, .queue = (uint16_t)e->queue->cpu };
@@ -146,7 +146,7 @@ static void prepare(struct entry *e, unsigned command, uint64_t commit_id)
 }
 
 /* The next request is in the buffers: 0. Else the entry is not the kernel's any more. */
-static int await(struct entry *e)
+static int await(struct ring_entry *e)
 {
 	struct fs *fs = e->queue->ring->fs;
 	struct io_uring_cqe *cqe;
@@ -164,7 +164,7 @@ static int await(struct entry *e)
 	return err;
 }
 
-static struct fuse_buf request_of(struct entry *e)
+static struct fuse_buf request_of(struct ring_entry *e)
 {
 	struct fuse_in_header *in = (struct fuse_in_header *)e->header->in_out;
 	size_t first = in->len - sizeof(*in) - e->header->payload_bytes;
@@ -176,7 +176,7 @@ static struct fuse_buf request_of(struct entry *e)
 	return (struct fuse_buf){ .mem = at, .size = in->len };
 }
 
-static void answer(struct entry *e, const struct iovec *iov, int count)
+static void answer(struct ring_entry *e, const struct iovec *iov, int count)
 {
 	struct fuse_out_header *out = (struct fuse_out_header *)e->header->in_out;
 	size_t n = 0;
@@ -192,39 +192,40 @@ static void answer(struct entry *e, const struct iovec *iov, int count)
 	sem_post(&e->answered);
 }
 
-bool ring_answer(struct ring *ring, const struct iovec *iov, int count)
+bool ring_answer(const struct iovec *iov, int count)
 {
 	const struct fuse_out_header *out = iov[0].iov_base;
-	struct entry *e = own;
 
-	if (!out->unique) /* a notification */
+	/* Notifications have no number. */
+	if (!own || !out->unique || own->unique != out->unique)
 		return false;
-	/* A worker: what it answers takes far longer than looking through them. */
-	if (!e || e->unique != out->unique)
-		for (e = ring->entries; e && e->unique != out->unique; e = e->next)
-			;
-	if (e)
-		answer(e, iov, count);
-	return e;
+	answer(own, iov, count);
+	return true;
 }
 
 /* ---- the threads ---- */
 
-bool ring_keep(void)
+bool ring_keep(enum kept kind, struct ring_entry **entry)
 {
 	struct queue *q;
 
+	*entry = own;
 	if (!own)
 		return true;
 	q = own->queue;
-	own->kept = atomic_fetch_add(&q->kept, 1) < q->ring->may_keep;
+	own->kept = atomic_fetch_add(&q->kept, 1) < q->ring->may_keep[kind];
 	if (!own->kept)
 		atomic_fetch_sub(&q->kept, 1);
 	return own->kept;
 }
 
+void ring_resume(struct ring_entry *entry)
+{
+	own = entry;
+}
+
 /* Whether it was answered; else everything ends. */
-static bool carry_out(struct entry *e)
+static bool carry_out(struct ring_entry *e)
 {
 	struct fs *fs = e->queue->ring->fs;
 	struct fuse_buf buf = request_of(e);
@@ -241,7 +242,7 @@ static bool carry_out(struct entry *e)
 }
 
 /* Before INIT is answered the kernel has one answer to who may register entries. */
-static int probe(struct entry *e)
+static int probe(struct ring_entry *e)
 {
 	int err;
 
@@ -250,7 +251,7 @@ static int probe(struct entry *e)
 	return err == -EAGAIN ? 0 : err ? err : -EPROTO;
 }
 
-static int prepare_thread(struct entry *e)
+static int prepare_thread(struct ring_entry *e)
 {
 	int err = cred_thread_init();
 
@@ -275,7 +276,7 @@ static void lost(struct ring *ring, int err)
 	serve_end(ring->fs);
 }
 
-static int register_entry(struct entry *e)
+static int register_entry(struct ring_entry *e)
 {
 	struct io_uring_cqe *cqe;
 	int n = fault_point("ring.register");
@@ -291,7 +292,7 @@ static int register_entry(struct entry *e)
 }
 
 /* The kernel knows that there is a ring. */
-static int enter(struct entry *e)
+static int enter(struct ring_entry *e)
 {
 	struct ring *ring = e->queue->ring;
 	int err = register_entry(e);
@@ -306,7 +307,7 @@ static int enter(struct entry *e)
 
 static void *serve(void *arg)
 {
-	struct entry *e = arg;
+	struct ring_entry *e = arg;
 	struct ring *ring = e->queue->ring;
 	int err;
 
@@ -335,7 +336,7 @@ static void *serve(void *arg)
 
 /* ---- its life ---- */
 
-static void free_entry(struct entry *e)
+static void free_entry(struct ring_entry *e)
 {
 	io_uring_queue_exit(&e->io);
 	sem_destroy(&e->answered);
@@ -343,14 +344,14 @@ static void free_entry(struct entry *e)
 	free(e);
 }
 
-static int make_entry(struct queue *q, struct entry **out)
+static int make_entry(struct queue *q, struct ring_entry **out)
 {
 	/* Nothing interrupts the thread: the kernel does its part when the thread waits. A little faster. */
 	struct io_uring_params params = {
 		.flags = IORING_SETUP_SQE128 | IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN |
 			 IORING_SETUP_R_DISABLED,
 	};
-	struct entry *e = calloc(1, sizeof(*e));
+	struct ring_entry *e = calloc(1, sizeof(*e));
 	char *memory;
 	int err = -ENOMEM;
 
@@ -382,7 +383,7 @@ free_e:
 static int add_entry(struct queue *q)
 {
 	struct ring *ring = q->ring;
-	struct entry *e;
+	struct ring_entry *e;
 	int err;
 
 	err = make_entry(q, &e);
@@ -474,7 +475,8 @@ static int create(struct fs *fs, unsigned n_queues)
 		return -ENOMEM;
 	ring->fs = fs;
 	ring->n_entries = n_queues * entries;
-	ring->may_keep = MAY_KEEP(entries);
+	ring->may_keep[KEPT_SEEK] = entries * 3 / 4;
+	ring->may_keep[KEPT_OTHER] = entries * 5 / 8;
 	sem_init(&ring->prepared, 0, 0);
 	sem_init(&ring->go, 0, 0);
 	pthread_barrier_init(&ring->registered, NULL, ring->n_entries);
@@ -485,7 +487,7 @@ static int create(struct fs *fs, unsigned n_queues)
 	}
 	for (unsigned i = 0; i < ring->n_entries && !err; i++)
 		err = add_entry(&ring->queue[i % n_queues]);
-	for (struct entry *e = ring->entries; e; e = e->next)
+	for (struct ring_entry *e = ring->entries; e; e = e->next)
 		while (sem_wait(&ring->prepared))
 			;
 	if (!err)
@@ -531,7 +533,7 @@ void ring_start(struct ring *ring)
 void ring_destroy(struct fs *fs)
 {
 	struct ring *ring = fs->ring;
-	struct entry *e;
+	struct ring_entry *e;
 
 	if (!ring->live)
 		let_go(ring);

@@ -103,7 +103,7 @@ static ssize_t send_answer(int fd, struct iovec *iov, int count, void *arg)
 
 	if (request.is_init && count == 2)
 		return answer_init(fs, fd, iov, count);
-	if (fs->ring && ring_answer(fs->ring, iov, count))
+	if (fs->ring && ring_answer(iov, count))
 		return ((const struct fuse_out_header *)iov[0].iov_base)->len;
 	return writev(fd, iov, count);
 }
@@ -278,9 +278,9 @@ void serve_stop(struct fs *fs)
 		ring_destroy(fs);
 }
 
-int keep_begin(struct fs *fs)
+int keep_begin(struct fs *fs, enum kept kind, struct ring_entry **entry)
 {
-	if (!ring_keep())
+	if (!ring_keep(kind, entry))
 		return -ENOBUFS;
 	return busy_begin(fs, false) ? 0 : -ENOTCONN;
 }

@@ -542,3 +542,20 @@ EACH_WAY_BARE(fault_store, of_writing_and_of_syncing_are_told_and_nothing_is_los
 	}
 	free(new);
 }
+
+/* ENOBUFS from the daemon means that an ioctl is to be asked again: what a store says must not be taken for that. */
+EACH_WAY_BARE(fault_store, of_writing_that_resembles_a_busy_daemon_is_told_to_a_device)
+{
+	struct actor *dev;
+
+	start_faulty("store.write=errno:ENOBUFS,count=1");
+	way_make_cached("f");
+	shell_ok(mnt.backing, "truncate -s 1M f");
+	dev = actor_start("f", MIB, 0);
+	actor_ok(dev, ACQUIRE, 0, MIB, RW);
+	actor_ok(dev, STORE, 5000, 1, 7);
+	actor_ok(dev, RELEASE, 0, MIB, 0);
+	cr_assert_eq(actor_do(dev, SYNC, 0, MIB, 0), -EIO);
+	actor_ok(dev, SYNC, 0, MIB, 0);
+	actor_end(dev);
+}
