@@ -217,6 +217,8 @@ static inline struct handle *handle_of(const struct fuse_file_info *fi)
 
 int inode_table_init(struct fs *fs);
 void inode_table_destroy(struct fs *fs);
+/* Before there are requests: so many of the descriptors that we may have are for something else. */
+void inode_share_fds(struct fs *fs, unsigned taken);
 
 /*
  * The inode behind @fd, an O_PATH descriptor, which is consumed also on failure. Counts a

@@ -494,6 +494,8 @@ static int create(struct fs *fs, unsigned n_queues)
 		err = ring->error;
 	if (err)
 		ring_destroy(fs);
+	else
+		inode_share_fds(fs, ring->n_entries);
 	return err;
 }
 
