@@ -74,12 +74,12 @@ static struct ring *ring_get(struct async *as)
 		ring_destroy(ring);
 		err = -ENOMEM;
 	}
-	if (err) {
+	/* What is short now need not be next time. */
+	if (err && !is_shortage(-err)) {
 		atomic_store(&as->refused, true);
 		log_debug("store: io_uring: %s; reads are left to threads", strerror(-err));
-		return NULL;
 	}
-	return ring;
+	return err ? NULL : ring;
 }
 
 /* Wait until one more has come. */

@@ -7,6 +7,7 @@
 #ifndef GAIA_STORE_ASYNC_H
 #define GAIA_STORE_ASYNC_H
 
+#include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdatomic.h>
@@ -26,6 +27,12 @@ struct async {
 void async_init(struct async *as);
 /* When nothing is under way. */
 void async_destroy(struct async *as);
+/* Whether errno @err says that the system is short of something, and may soon have it again. */
+static inline bool is_shortage(int err)
+{
+	return err == EMFILE || err == ENFILE || err == ENOMEM || err == EAGAIN;
+}
+
 /* Whether the kernel gives this thread a ring. */
 bool async_has_ring(struct async *as);
 

@@ -12,10 +12,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "base/counters.h"
@@ -118,12 +120,17 @@ static enum presence presence(int fd, off_t off, size_t len)
 
 /* ---- O_DIRECT ---- */
 
+/* DIRECT_NONE: never; DIRECT_UNTRIED: not now. */
 static int open_direct(int fd)
 {
+	struct statfs fs;
 	char path[32];
 	struct statx st;
 	int direct;
 
+	/* The pages are those of the file below, and cachestat(2) says that there are none (seen on Linux 6.18). */
+	if (fstatfs(fd, &fs) < 0 || fs.f_type == OVERLAYFS_SUPER_MAGIC)
+		return DIRECT_NONE;
 	if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &st) < 0 || !(st.stx_mask & STATX_DIOALIGN))
 		return DIRECT_NONE;
 	/* 0: it cannot. */
@@ -132,16 +139,19 @@ static int open_direct(int fd)
 		return DIRECT_NONE;
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
 	direct = TEMP_FAILURE_RETRY(open(path, O_RDONLY | O_DIRECT | O_CLOEXEC | O_NOCTTY));
+	if (direct < 0 && is_shortage(errno))
+		return DIRECT_UNTRIED;
 	return direct < 0 ? DIRECT_NONE : direct;
 }
 
-/* The file's descriptor for it, or DIRECT_NONE. */
+/* The file's descriptor for it, or negative. */
 static int direct_fd(struct dir_file *f)
 {
 	int known = atomic_load(&f->direct), fd;
 
 	if (known != DIRECT_UNTRIED)
 		return known;
+	thread_waits();
 	fd = open_direct(f->fd);
 	if (atomic_compare_exchange_strong(&f->direct, &known, fd))
 		return fd;

@@ -6,10 +6,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -18,6 +21,7 @@
 #include "base/thread.h"
 #include "base/util.h"
 #include "gaia/protocol.h"
+#include "own_mounts.h"
 #include "store/store.h"
 
 #define PAGE ((size_t)GAIA_PAGE)
@@ -438,6 +442,60 @@ Test(direct, a_file_system_without_it_is_read_as_ever)
 	f->ops->close(f);
 }
 
+/* An overlay over new directories; nobody else sees it, and only they are left of it. */
+static bool mount_overlay(char *at)
+{
+	static const char *const part[] = { "", "/lower", "/upper", "/work", "/merged" };
+	char path[PATH_MAX], options[3 * PATH_MAX + 64];
+
+	for (size_t i = 0; i < ARRAY_LEN(part); i++) {
+		snprintf(path, sizeof(path), "%s%s", at, part[i]);
+		if (i > 0 ? mkdir(path, 0700) : !mkdtemp(at))
+			return false;
+	}
+	snprintf(options, sizeof(options), "lowerdir=%s/lower,upperdir=%s/upper,workdir=%s/work", at, at, at);
+	return own_mounts(NULL) && !mount("overlay", path, "overlay", 0, options);
+}
+
+static void unmount_overlay(const char *at)
+{
+	static const char *const part[] = { "/work/work", "/work", "/lower", "/upper", "/merged", "" };
+	char path[PATH_MAX];
+
+	snprintf(path, sizeof(path), "%s/merged", at);
+	umount2(path, MNT_DETACH);
+	for (size_t i = 0; i < ARRAY_LEN(part); i++) {
+		snprintf(path, sizeof(path), "%s%s", at, part[i]);
+		rmdir(path);
+	}
+}
+
+Test(direct, what_an_overlay_has_in_memory_is_not_read_from_the_disk)
+{
+	const char *tmp = getenv("TMPDIR");
+	char at[PATH_MAX - 16], merged[PATH_MAX];
+	struct store_file *f;
+	uint64_t before;
+
+	snprintf(at, sizeof(at), "%s/gaiafs-overlay-XXXXXX", tmp ? tmp : "/tmp");
+	if (!mount_overlay(at)) {
+		unmount_overlay(at);
+		cr_skip_test("overlayfs cannot be mounted over the temporary directory");
+	}
+	snprintf(merged, sizeof(merged), "%s/merged", at);
+	close(ref);
+	ref = temp_file(merged);
+	f = open_file();
+	put(f, bytes, SIZE, 0);
+	before = counter_value(CTR_storage_direct);
+	check(f, 0, ROUND_DOWN(ROOM, PAGE));
+	f->ops->close(f);
+	close(ref);
+	ref = -1;
+	unmount_overlay(at);
+	cr_assert_eq(counter_value(CTR_storage_direct), before);
+}
+
 Test(direct, stores_through_a_mapping_are_read)
 {
 	struct store_file *f = cold_file();
@@ -501,6 +559,31 @@ Test(faulty, a_read_fails_as_told)
 	cr_assert_eq(store_read_end(f, &one[1].rd), -EIO);
 	expect(f, &one[2]);
 	f->ops->close(f);
+}
+
+static void *lack_once(void *how)
+{
+	const char **said = how;
+
+	fault_arm("store.uring", -EMFILE, 0, 1);
+	said[0] = store_dir_how(store);
+	said[1] = store_dir_how(store);
+	return NULL;
+}
+
+/* Descriptors, say. */
+Test(direct, a_ring_that_cannot_be_had_for_now_is_had_later)
+{
+	const char *said[2];
+	pthread_t thread;
+
+	if (!strstr(store_dir_how(store), "io_uring"))
+		cr_skip_test("io_uring is refused here");
+	/* Each has its own. */
+	cr_assert_eq(pthread_create(&thread, NULL, lack_once, said), 0);
+	pthread_join(thread, NULL);
+	cr_assert_str_eq(said[0], "direct, threads");
+	cr_assert_str_eq(said[1], "direct, io_uring");
 }
 
 Test(threads, it_says_so)
