@@ -58,6 +58,8 @@ int device_run(struct device *dev, struct dev_op *op)
 	sem_init(&w.completed, 0, 0);
 	op->done = wake_waiter;
 	op->arg = &w;
+	if (!look)
+		thread_waits();
 	err = device_submit(dev, op);
 	if (!err) {
 		if (!look || !completes_soon(&w)) {
