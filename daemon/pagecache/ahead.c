@@ -9,15 +9,16 @@
  * and it never waits for another page's lock while it has them: it waits for them to come, and lets them go, first.
  */
 #include <stdlib.h>
-#include <string.h>
 
 #include "pagecache/internal.h"
+
+/* One acquire has at most one of so many parts of home under way. */
+#define AHEAD_SHARE 16u
 
 /* One chunk's pages under way. */
 struct batch {
 	struct fills fills;
 	uint64_t locked[GAIA_CHUNK_PAGES / 64];
-	int err;
 };
 
 void ahead_init(struct ahead *ah, struct replica **reps, uint64_t n, struct page_span span, bool write)
@@ -70,31 +71,41 @@ static struct batch *batch_begin(const struct ahead *ah, uint64_t k)
 		if (will_be_read(ah->reps[k], self, i, ah->write) && page_trylock(ch, i))
 			bit_set(bt->locked, i);
 	pthread_mutex_unlock(&ch->lock);
-	for (unsigned i = a; i < b && !bt->err; i = j) {
+	/* What cannot be read now is tried again at its turn. */
+	for (unsigned i = a; i < b; i = j) {
 		j = i + 1;
 		if (!bit_test(bt->locked, i))
 			continue;
 		while (j < b && bit_test(bt->locked, j))
 			j++;
-		bt->err = home_fill_begin(&bt->fills, ch, i, j);
+		if (home_fill_begin(&bt->fills, ch, i, j))
+			break;
 	}
 	return bt;
 }
 
-static int batch_end(const struct ahead *ah, uint64_t k, struct batch *bt)
+static void batch_end(const struct ahead *ah, uint64_t k, struct batch *bt)
 {
 	struct chunk *ch = ah->reps[k]->chunk;
-	int err = home_fill_end(&bt->fills);
 
+	(void)home_fill_end(&bt->fills);
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
 		if (bit_test(bt->locked, i))
 			pages_unlock(ch, i, i + 1);
 	pthread_mutex_unlock(&ch->lock);
+	/* It may be let go before its turn: it is the last one that should leave. */
+	atomic_store_explicit(&ch->referenced, true, memory_order_relaxed);
 	chunk_account(ch);
-	err = bt->err ? bt->err : err;
 	free(bt);
-	return err;
+}
+
+/* Chunks that may be under way: their pages cannot leave home meanwhile, and other acquires have such, too. */
+static unsigned how_far(const struct ahead *ah)
+{
+	uint64_t budget = ah->reps[0]->chunk->file->cache->frames.budget;
+
+	return (unsigned)MIN((uint64_t)AHEAD_CHUNKS, budget / AHEAD_SHARE / GAIA_CHUNK_PAGES);
 }
 
 void ahead_go_on(struct ahead *ah, uint64_t k)
@@ -103,33 +114,22 @@ void ahead_go_on(struct ahead *ah, uint64_t k)
 	if (passthrough_compares(ah->reps[k]->chunk->file))
 		return;
 	ah->next = MAX(ah->next, k + 1);
-	for (; ah->next < ah->n && ah->next <= k + AHEAD_CHUNKS; ah->next++)
+	for (; ah->next < ah->n && ah->next <= k + how_far(ah); ah->next++)
 		ah->batch[ah->next % AHEAD_CHUNKS] = batch_begin(ah, ah->next);
 }
 
-/* Chunk k's pages have come, and are let go. */
-static void arrive(struct ahead *ah, uint64_t k)
+void ahead_arrived(struct ahead *ah, uint64_t k)
 {
 	struct batch **bt = &ah->batch[k % AHEAD_CHUNKS];
-	int err;
 
-	if (!*bt)
-		return;
-	err = batch_end(ah, k, *bt);
+	if (*bt)
+		batch_end(ah, k, *bt);
 	*bt = NULL;
-	if (!ah->err)
-		ah->err = err;
-}
-
-int ahead_arrived(struct ahead *ah, uint64_t k)
-{
-	arrive(ah, k);
-	return ah->err;
 }
 
 void ahead_drain(struct ahead *ah)
 {
 	/* What of the last AHEAD_CHUNKS has not arrived. */
 	for (uint64_t k = ah->next > AHEAD_CHUNKS ? ah->next - AHEAD_CHUNKS : 0; k < ah->next; k++)
-		arrive(ah, k);
+		ahead_arrived(ah, k);
 }

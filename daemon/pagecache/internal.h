@@ -498,7 +498,7 @@ unsigned page_limit(const struct chunk *ch, unsigned i);
 
 /* ---- ahead.c: what an acquire will need from the store ---- */
 
-#define AHEAD_CHUNKS 4u /* under way beyond the one at work */
+#define AHEAD_CHUNKS 4u /* under way beyond the one at work, at most */
 struct batch;
 /* Of one acquire: of pages @span of the chunks of reps[0..n). */
 struct ahead {
@@ -507,14 +507,13 @@ struct ahead {
 	struct page_span span;
 	bool write;
 	uint64_t next; /* the first that was not begun */
-	int err;       /* the first */
 	struct batch *batch[AHEAD_CHUNKS]; /* chunk k's at k % AHEAD_CHUNKS */
 };
 void ahead_init(struct ahead *ah, struct replica **reps, uint64_t n, struct page_span span, bool write);
 /* file->range held from here to ahead_drain(): chunk k is at work, let those after it be read. */
 void ahead_go_on(struct ahead *ah, uint64_t k);
-/* Chunk k's turn: what was read of it is home's, and unlocked. 0, or why something before could not be read. */
-int ahead_arrived(struct ahead *ah, uint64_t k);
+/* Chunk k's turn: what was read of it is home's, and all of it unlocked. What could not be read is absent as before. */
+void ahead_arrived(struct ahead *ah, uint64_t k);
 /* The same of all. */
 void ahead_drain(struct ahead *ah);
 

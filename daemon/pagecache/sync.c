@@ -327,12 +327,14 @@ static void part_lock(struct part *pt)
 /* file->range is held. */
 static int part_acquire(struct part *pt)
 {
-	int err = pt->ahead ? ahead_arrived(pt->ahead, pt->nth) : 0;
+	int err = 0;
 
+	if (pt->ahead)
+		ahead_arrived(pt->ahead, pt->nth);
 	if (!pt->grant)
 		pt->end = part_in_file(pt);
-	if (err || pt->a >= pt->end)
-		return err;
+	if (pt->a >= pt->end)
+		return 0;
 	part_lock(pt);
 	/* The file may still grow, but nobody brings, writes or releases these pages meanwhile. */
 	pt->b = part_in_file(pt);

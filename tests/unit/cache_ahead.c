@@ -8,6 +8,7 @@
 #define CHUNKS 12u
 #define LEN (CHUNKS * GAIA_CHUNK)
 #define PAGES (CHUNKS * GAIA_CHUNK_PAGES)
+#define BIG_HOME (256ull << 20) /* in which as much is read ahead as ever */
 
 /* What page @i of the file begins with. */
 static uint64_t mark(uint64_t i)
@@ -54,7 +55,7 @@ Test(ahead, each_page_is_read_once)
 	struct client *cl;
 	uint64_t before;
 
-	begin_cold(1, 0);
+	begin_cold(1, BIG_HOME);
 	before = counter_value(CTR_storage_reads);
 	cl = whole(0);
 	acquire(cl);
@@ -70,7 +71,7 @@ Test(ahead, what_home_or_a_device_has_is_not_read)
 	char byte;
 	uint64_t before;
 
-	begin_cold(2, 0);
+	begin_cold(2, BIG_HOME);
 	a = whole(0);
 	b = whole(1);
 	/* The device has two chunks, home a page of each other one. */
@@ -94,8 +95,10 @@ Test(ahead, what_home_or_a_device_has_is_not_read)
 Test(ahead, a_small_home_will_do)
 {
 	struct client *cl;
+	uint64_t beyond;
 
 	begin_cold(1, CACHE_HOME_MIN);
+	beyond = counter_value(CTR_home_overcommit);
 	for (unsigned round = 0; round < 3; round++) {
 		cl = whole(0);
 		acquire(cl);
@@ -104,6 +107,7 @@ Test(ahead, a_small_home_will_do)
 		cache_check(rig->cache);
 		cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
 	}
+	cr_assert_eq(counter_value(CTR_home_overcommit), beyond);
 	end();
 }
 
@@ -112,12 +116,12 @@ Test(ahead, each_read_that_fails_fails_the_acquire_whole)
 	struct client *cl;
 	unsigned nth;
 
-	begin_cold(1, 0);
+	begin_cold(1, BIG_HOME);
 	cl = whole(0);
 	for (nth = 0;; nth++) {
 		int err;
 
-		fault_arm("store.read", -EIO, nth, 1);
+		fault_arm("store.read", -EIO, nth, 0);
 		err = client_acquire(cl, 0, LEN, GAIA_PROT_RW);
 		fault_disarm_all();
 		cache_check(rig->cache);
@@ -130,6 +134,33 @@ Test(ahead, each_read_that_fails_fails_the_acquire_whole)
 	/* A chunk is two reads. */
 	cr_assert_eq(nth, 2 * CHUNKS);
 	expect_marks(cl);
+	end();
+}
+
+/* Of what is read before its turn: nobody has asked for it yet. */
+Test(ahead, a_read_that_fails_once_is_tried_again_at_its_turn)
+{
+	struct client *cl;
+	unsigned failed = 0;
+
+	begin_cold(1, BIG_HOME);
+	cl = whole(0);
+	for (unsigned nth = 0; nth < 2 * CHUNKS; nth++) {
+		int err;
+
+		fault_arm("store.read", -EIO, nth, 1);
+		err = client_acquire(cl, 0, LEN, GAIA_PROT_READ);
+		fault_disarm_all();
+		cr_assert(err == 0 || err == -EIO);
+		failed += err != 0;
+		if (!err)
+			expect_marks(cl);
+		cr_assert_eq(client_release(cl, 0, LEN), 0);
+		cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+		cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	}
+	/* The first chunk's turn has come. */
+	cr_assert_eq(failed, 2);
 	end();
 }
 
@@ -199,7 +230,7 @@ Test(ahead, whoever_else_is_at_the_file_gets_on, .timeout = 100)
 					  cut_and_extend };
 	pthread_t thread[ARRAY_LEN(each)];
 
-	begin_cold(2, CACHE_HOME_MIN);
+	begin_cold(2, BIG_HOME);
 	for (unsigned i = 0; i < ARRAY_LEN(each); i++)
 		cr_assert_eq(pthread_create(&thread[i], NULL, each[i], &number[i % 2]), 0);
 	while (atomic_load(&rounds) < 30)

@@ -289,8 +289,9 @@ Test(store_error, of_a_read_fails_an_acquire_whole)
 	cl = client_create(kf, 0, GAIA_PROT_RW, 4 * GAIA_CHUNK);
 	/* The first chunk comes, the third does not. */
 	cr_assert_eq(cpu_read_direct(kf, (char[1]){ 0 }, 1, 0), 1);
-	fault_arm("store.read", -EIO, 4, 1);
+	fault_arm("store.read", -EIO, 4, 0);
 	cr_assert_eq(client_acquire(cl, 0, 4 * GAIA_CHUNK, GAIA_PROT_RW), -EIO);
+	fault_disarm_all();
 	cache_check(rig->cache);
 	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0, "nothing is held");
 	cr_assert_eq(client_acquire(cl, 0, 4 * GAIA_CHUNK, GAIA_PROT_RW), 0);
