@@ -98,13 +98,20 @@ void cfile_unuse(struct cfile *f)
 	free(f);
 }
 
+void range_lock_exclusively(struct cfile *f)
+{
+	atomic_fetch_add(&f->range_waiters, 1);
+	pthread_rwlock_wrlock(&f->range);
+	atomic_fetch_sub(&f->range_waiters, 1);
+}
+
 /* Nobody can ask for the contents any more: drop them all, dirty or not. */
 static void drop_home(struct cfile *f)
 {
 	struct chunk **list;
 	unsigned n;
 
-	pthread_rwlock_wrlock(&f->range);
+	range_lock_exclusively(f);
 	n = chunk_list_get(f, 0, UINT64_MAX, &list);
 	for (unsigned k = 0; k < n; k++) {
 		struct chunk *ch = list[k];

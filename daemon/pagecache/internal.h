@@ -182,6 +182,7 @@ struct cfile {
 	UT_hash_handle hh;
 
 	pthread_rwlock_t range;
+	atomic_uint range_waiters; /* for range, exclusively; everybody else waits behind them */
 
 	pthread_mutex_t lock;
 	/* lock. */
@@ -354,6 +355,8 @@ struct cache {
 /* A chunk was made, is gone; the latter may end the cfile. */
 void cfile_use(struct cfile *f);
 void cfile_unuse(struct cfile *f);
+/* file->range, for who removes contents: those who have it shared for long give him a turn. */
+void range_lock_exclusively(struct cfile *f);
 /* Drop what files that nothing holds and nobody knows still cache. The flusher's. */
 void idle_files_reap(struct cache *c);
 

@@ -484,7 +484,7 @@ int cfile_leave_passthrough(struct cfile *f)
 	unsigned n;
 	int err;
 
-	pthread_rwlock_wrlock(&f->range);
+	range_lock_exclusively(f);
 	err = passthrough_size(f);
 	if (err || !cfile_is_passthrough(f))
 		goto unlock;

@@ -147,7 +147,7 @@ int cache_truncate(struct cfile *f, uint64_t size)
 
 	if (size > INT64_MAX)
 		return -EFBIG;
-	pthread_rwlock_wrlock(&f->range);
+	range_lock_exclusively(f);
 	err = passthrough_size(f);
 	old = cfile_size(f);
 	if (!err && size < old)
@@ -336,7 +336,7 @@ int cache_allocate(struct cfile *f, int mode, off_t off, off_t len)
 	/* Modes that move bytes to other offsets are not for a cache of pages. */
 	if (mode & ~(FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE))
 		return -EOPNOTSUPP;
-	pthread_rwlock_wrlock(&f->range);
+	range_lock_exclusively(f);
 	err = cfile_store(f, true, &sf);
 	if (cfile_is_passthrough(f)) {
 		/* What it changes is imported, as what CPU programs change by themselves is. */
@@ -470,7 +470,7 @@ ssize_t cache_copy_range(struct cfile *from, off_t from_off, struct cfile *to, o
 	/* The store may share the blocks, if nothing of the target is cached that would then be old. */
 	if (from != to && !keeps_copies(to) && atomic_load(&from->n_ahead) == 0 &&
 	    cache_flush(from) == 0 && !cfile_store(from, false, &a) && !cfile_store(to, true, &b)) {
-		pthread_rwlock_wrlock(&to->range);
+		range_lock_exclusively(to);
 		cfile_cpu_writes(to);
 		n = keeps_copies(to) ? -EXDEV :
 				       a->ops->copy_range(a, from_off, b, to_off, len);

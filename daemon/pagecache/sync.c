@@ -458,8 +458,15 @@ struct parts {
 	struct ahead ahead;
 };
 
-/* So many chunks at most are brought before who wants to truncate the file gets his turn. */
-#define TURN_CHUNKS 32u
+/* Between two parts: who wants to truncate the file, and all who wait behind him, get their turn. */
+static void parts_give_turn(struct parts *parts, struct cfile *f)
+{
+	if (atomic_load(&f->range_waiters) == 0)
+		return;
+	ahead_drain(&parts->ahead);
+	pthread_rwlock_unlock(&f->range);
+	pthread_rwlock_rdlock(&f->range);
+}
 
 static int parts_add(struct parts *parts, struct mapping *m, struct replica *rep,
 		     struct page_span span, bool write, enum purpose purpose)
@@ -567,16 +574,14 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 	ahead_init(&parts.ahead, reps, n, span, write);
 	pthread_rwlock_rdlock(range);
 	for (k = 0; k < n && !err; k++) {
-		if (k % TURN_CHUNKS == TURN_CHUNKS - 1) {
-			ahead_drain(&parts.ahead);
-			pthread_rwlock_unlock(range);
-			pthread_rwlock_rdlock(range);
-		}
+		parts_give_turn(&parts, m->file);
 		err = parts_add(&parts, m, reps[k], span, write, purpose);
 	}
 	ahead_drain(&parts.ahead);
-	for (k = 0; k < n_mapped && !err; k++)
+	for (k = 0; k < n_mapped && !err; k++) {
+		parts_give_turn(&parts, m->file);
 		err = parts_add(&parts, m, mapped[k]->replica, span, write, purpose);
+	}
 	pthread_rwlock_unlock(range);
 	for (k = 0; k < n && !err && purpose != BRING; k++)
 		err = acquire_wanted(m, reps[k], &parts);

@@ -277,7 +277,7 @@ int cache_set_times(struct cfile *f, int (*set)(void *arg), void *arg)
 	int err;
 
 	/* Whoever writes or stores holds it shared. */
-	pthread_rwlock_wrlock(&f->range);
+	range_lock_exclusively(f);
 	(void)store_range(f, 0, UINT64_MAX);
 	err = set(arg);
 	pthread_mutex_lock(&f->lock);

@@ -2,8 +2,10 @@
  * cache_ahead.c - an acquire of much that is not home: the store reads ahead of it, and nothing else is different.
  */
 #include <sched.h>
+#include <semaphore.h>
 
 #include "cache_scene.h"
+#include "pagecache/internal.h"
 
 #define CHUNKS 12u
 #define LEN (CHUNKS * GAIA_CHUNK)
@@ -203,6 +205,61 @@ static void *evict(void *arg)
 	while (!atomic_load(&over))
 		cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
 	return NULL;
+}
+
+/* The store's file, which waits where the test says so. */
+static struct store_file_ops waiting_ops;
+static void (*read_begin_)(struct store_file *file, struct store_read *rd);
+static sem_t at_work;
+static atomic_bool is_cut;
+
+static void wait_and_begin(struct store_file *file, struct store_read *rd)
+{
+	if (rd->off == 0) {
+		sem_post(&at_work);
+		while (!atomic_load(&kf->cfile->range_waiters))
+			sched_yield();
+	}
+	/* What was read ahead of the first chunk may end before. */
+	while (rd->off > (off_t)(AHEAD_CHUNKS * GAIA_CHUNK + GAIA_CHUNK) && !atomic_load(&is_cut))
+		sched_yield();
+	read_begin_(file, rd);
+}
+
+static void *acquire_all(void *arg)
+{
+	acquire(arg);
+	return NULL;
+}
+
+Test(ahead, a_truncate_gets_its_turn_before_the_acquire_is_through, .timeout = 60)
+{
+	struct store_file *sf;
+	struct client *cl;
+	pthread_t thread;
+
+	begin_cold(1, BIG_HOME);
+	cl = whole(0);
+	cr_assert_eq(cfile_store(kf->cfile, false, &sf), 0);
+	waiting_ops = *sf->ops;
+	read_begin_ = waiting_ops.read_begin;
+	waiting_ops.read_begin = wait_and_begin;
+	sf->ops = &waiting_ops;
+	sem_init(&at_work, 0, 0);
+	cr_assert_eq(pthread_create(&thread, NULL, acquire_all, cl), 0);
+	while (sem_wait(&at_work))
+		;
+	cr_assert_eq(cpu_truncate(kf, LEN - GAIA_CHUNK), 0);
+	atomic_store(&is_cut, true);
+	pthread_join(thread, NULL);
+	for (uint64_t i = 0; i < PAGES; i++) {
+		uint64_t m;
+
+		client_load(cl, &m, sizeof(m), i * GAIA_PAGE);
+		cr_assert_eq(m, i < PAGES - GAIA_CHUNK_PAGES ? mark(i) : 0, "page %lu", (unsigned long)i);
+	}
+	sem_destroy(&at_work);
+	end();
 }
 
 static void *acquire_again(void *arg)
