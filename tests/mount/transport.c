@@ -2,11 +2,17 @@
  * transport.c - what holds however requests come from the kernel (suite mount: by /dev/fuse; suite uring: by io_uring, which
  * has a queue for each CPU).
  */
+#include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <sched.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -181,4 +187,53 @@ AUTO_WAY_BARE(transport, a_ring_that_is_not_complete_is_no_mount)
 	cr_assert_eq(r.status, 0, "%d: %s", r.status, r.err);
 	cr_assert(strstr(r.err, "the mount ends"), "%s", r.err);
 	shell_free(&r);
+}
+
+/* From now on, for this process and its children. */
+static void forbid(unsigned call)
+{
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	const struct sock_fprog program = { sizeof(code) / sizeof(code[0]), code };
+
+	cr_assert_eq(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0, "%s", strerror(errno));
+}
+
+static void comes_by_dev_without(unsigned call)
+{
+	struct shell_result r;
+
+	if (geteuid() || access(PARAMETER, F_OK))
+		WAY_SKIP("not root, or the kernel does not do FUSE over io_uring");
+	way_start(NULL);
+	forbid(call);
+	r = shell_run(mnt.dir, 60, "mkdir below above && [ \"$(cat " PARAMETER ")\" = Y ] || exit 9; "
+				   "\"$GAIAFS\" --transport uring below above && ls above && "
+				   "\"$GAIA\" status above --json; \"$GAIA\" umount above");
+	if (r.status == 9)
+		WAY_SKIP("the kernel has FUSE over io_uring switched off");
+	cr_assert_eq(r.status, 0, "%s", r.err);
+	cr_assert(strstr(r.err, "seccomp"), "%s", r.err);
+	cr_assert(strstr(r.out, "\"transport\": \"dev\""), "%s", r.out);
+	shell_free(&r);
+}
+
+/* As filters of containers do, each a different one. */
+AUTO_WAY_BARE(transport, a_filter_of_setup_means_dev)
+{
+	comes_by_dev_without(SYS_io_uring_setup);
+}
+
+AUTO_WAY_BARE(transport, a_filter_of_register_means_dev)
+{
+	comes_by_dev_without(SYS_io_uring_register);
+}
+
+AUTO_WAY_BARE(transport, a_filter_of_enter_means_dev)
+{
+	comes_by_dev_without(SYS_io_uring_enter);
 }
