@@ -63,7 +63,8 @@ int device_run(struct device *dev, struct dev_op *op)
 	err = device_submit(dev, op);
 	if (!err) {
 		if (!look || !completes_soon(&w)) {
-			thread_waits();
+			if (look)
+				thread_waits();
 			while (sem_wait(&w.completed) && errno == EINTR)
 				;
 		}
