@@ -220,14 +220,23 @@ void cache_check(struct cache *c)
 {
 	uint64_t frames = 0, dirty = 0;
 
-	for (struct cfile *f = c->files; f; f = f->hh.next) {
+	for (struct cfile *f = c->files, *next; f; f = next) {
 		uint64_t file_dirty = 0, ahead = 0;
+		struct chunk **list;
+		unsigned n;
 
-		for (struct chunk *ch = f->chunks; ch; ch = ch->hh.next)
-			check_chunk(ch, &frames, &file_dirty, &ahead);
+		cfile_use(f);
+		n = chunk_list_get(f, 0, UINT64_MAX, &list); /* the flusher may still let go of empty ones */
+		for (unsigned k = 0; k < n; k++) {
+			check_chunk(list[k], &frames, &file_dirty, &ahead);
+			chunk_put(list[k]);
+		}
+		free(list);
 		bug_on(file_dirty != atomic_load(&f->n_dirty));
 		bug_on(ahead != atomic_load(&f->n_ahead));
 		dirty += file_dirty;
+		next = f->hh.next;
+		cfile_unuse(f);
 	}
 	bug_on(dirty != atomic_load(&c->n_dirty));
 	bug_on(frames != atomic_load(&c->frames.used));
