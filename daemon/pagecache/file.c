@@ -43,6 +43,8 @@ int cfile_get(struct cache *c, uint64_t key, const struct cfile_source *src, voi
 		atomic_init(&f->cpu_writes, CPU_WRITES);
 		range_init(&f->range);
 		pthread_mutex_init(&f->lock, NULL);
+	TAILQ_INIT(&f->syncs);
+	pthread_cond_init(&f->sync_ended, NULL);
 		atomic_init(&f->size, size);
 		HASH_ADD(hh, c->files, key, sizeof(f->key), f);
 	}
@@ -92,6 +94,7 @@ void cfile_unuse(struct cfile *f)
 		f->store_r->ops->close(f->store_r);
 	if (f->store_w)
 		f->store_w->ops->close(f->store_w);
+	pthread_cond_destroy(&f->sync_ended);
 	pthread_mutex_destroy(&f->lock);
 	pthread_rwlock_destroy(&f->range);
 	f->source.release(f->cookie);

@@ -192,8 +192,9 @@ struct cfile {
 	uint64_t error_seq;
 	bool complained;      /* about writeback, since it last worked */
 	uint64_t failed_ns;   /* when it last did not */
-	unsigned syncs;	      /* under way */
-	uint64_t syncs_begun; /* ever */
+	TAILQ_HEAD(, sync) syncs;  /* under way, in order */
+	pthread_cond_t sync_ended; /* one of them is not any more */
+	uint64_t syncs_begun;	   /* ever */
 	/* What the store's is to be when what is dirty has been stored. */
 	struct timespec mtime;
 	bool mtime_set;

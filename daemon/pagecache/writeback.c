@@ -369,6 +369,42 @@ static void store_again(struct cfile *f)
 	free(list);
 }
 
+/* On the stack of who syncs. */
+struct sync {
+	uint64_t number;
+	TAILQ_ENTRY(sync) link;
+};
+
+/* Whether it is the only one. */
+static bool sync_begin(struct cfile *f, struct sync *s)
+{
+	bool alone;
+
+	pthread_mutex_lock(&f->lock);
+	alone = TAILQ_EMPTY(&f->syncs);
+	s->number = ++f->syncs_begun;
+	TAILQ_INSERT_TAIL(&f->syncs, s, link);
+	pthread_mutex_unlock(&f->lock);
+	return alone;
+}
+
+/* @worked: and wait until those under way now have said whether they did, too: of a failure only one is told. */
+static void sync_end(struct cfile *f, struct sync *s, bool worked)
+{
+	uint64_t last;
+
+	pthread_mutex_lock(&f->lock);
+	/* First: nobody waits for one who waits. */
+	TAILQ_REMOVE(&f->syncs, s, link);
+	pthread_cond_broadcast(&f->sync_ended);
+	last = f->syncs_begun;
+	while (worked && !TAILQ_EMPTY(&f->syncs) && TAILQ_FIRST(&f->syncs)->number <= last) {
+		thread_waits();
+		pthread_cond_wait(&f->sync_ended, &f->lock);
+	}
+	pthread_mutex_unlock(&f->lock);
+}
+
 /*
  * Sync the store's file. What was stored before is on the disk then: but only if no other sync of the file was under way meanwhile,
  * which may be the one that is told of an error.
@@ -376,15 +412,11 @@ static void store_again(struct cfile *f)
 static int sync_stored(struct cfile *f, struct store_file *sf, bool data_only)
 {
 	struct chunk **list = NULL;
+	struct sync sync;
 	unsigned n = 0;
-	uint64_t begun;
-	bool alone;
+	bool alone = sync_begin(f, &sync);
 	int err;
 
-	pthread_mutex_lock(&f->lock);
-	alone = f->syncs++ == 0;
-	begun = ++f->syncs_begun;
-	pthread_mutex_unlock(&f->lock);
 	if (alone && atomic_load(&f->n_stored) > 0)
 		n = chunk_list_get(f, 0, UINT64_MAX, &list);
 	for (unsigned k = 0; k < n; k++)
@@ -395,7 +427,7 @@ static int sync_stored(struct cfile *f, struct store_file *sf, bool data_only)
 		atomic_fetch_add(&f->syncs_failed, 1);
 	}
 	pthread_mutex_lock(&f->lock);
-	alone = f->syncs_begun == begun;
+	alone = f->syncs_begun == sync.number;
 	pthread_mutex_unlock(&f->lock);
 	for (unsigned k = 0; k < n; k++) {
 		chunk_sync_ended(list[k], !err && alone);
@@ -407,9 +439,7 @@ static int sync_stored(struct cfile *f, struct store_file *sf, bool data_only)
 		store_again(f);
 		pthread_rwlock_unlock(&f->range);
 	}
-	pthread_mutex_lock(&f->lock);
-	f->syncs--;
-	pthread_mutex_unlock(&f->lock);
+	sync_end(f, &sync, !err);
 	return err;
 }
 

@@ -87,7 +87,10 @@ static int faulty_sync(struct store_file *file, bool data_only)
 {
 	int err = fault_point("store.sync");
 
-	return err ? err : under_of(file)->ops->sync(under_of(file), data_only);
+	if (!err)
+		err = under_of(file)->ops->sync(under_of(file), data_only);
+	(void)fault_point("store.synced");
+	return err;
 }
 
 static int faulty_truncate(struct store_file *file, off_t size)

@@ -227,6 +227,28 @@ Test(store_error, of_sync_is_told_to_a_sync_that_stored_before_it)
 	end();
 }
 
+/* Of two at the same time the store may tell only one. */
+Test(store_error, of_sync_is_told_to_a_sync_that_ends_at_the_same_time)
+{
+	struct held told = { .point = "store.synced", .call = sync_first_page };
+	struct held other = { .point = "store.sync", .call = sync_first_page };
+
+	begin_devices(1);
+	write_cpu(0, "x");
+	cr_assert_eq(kernel_writeback(kf, 0, 0, 1), 0);
+	fault_arm("store.sync", -EIO, 0, 1);
+	held_begin(&told);
+	held_begin(&other);
+	fault_let_go(other.point);
+	/* Time for one who would not wait. */
+	for (int k = 0; k < 1000; k++)
+		sched_yield();
+	cr_assert_eq(held_end(&told), -EIO);
+	cr_assert_eq(held_end(&other), -EIO);
+	cr_assert_eq(sync_first_page(kf->cfile), 0);
+	end();
+}
+
 static int set_old_time(void *arg)
 {
 	struct timespec ts[2] = { { .tv_nsec = UTIME_OMIT }, { .tv_sec = 1000 } };
