@@ -99,15 +99,22 @@ EACH_WAY(daemon_end, umount_of_a_busy_mount_changes_nothing)
 	actor_end(who[1]);
 }
 
-EACH_WAY(daemon_end, gaia_umount_stores_everything)
+/* Nobody has anything open afterwards; nor has a container that starts then. */
+static void write_and_close(void)
 {
 	struct actor *who[2];
-	int status;
 
 	write_in_all_ways(who);
 	actor_end(who[0]);
 	actor_end(who[1]);
 	both_close();
+}
+
+EACH_WAY(daemon_end, gaia_umount_stores_everything)
+{
+	int status;
+
+	write_and_close();
 	/* It has returned when the daemon is done, not when the mount point is free. */
 	shell_ok("/", "\"$GAIA\" umount '%s'", mnt.path);
 	backing_holds("f", want, SIZE);
@@ -141,16 +148,12 @@ static pid_t start_container(void)
 
 EACH_WAY(daemon_end, gaia_umount_says_who_has_a_copy_of_the_mount)
 {
-	struct actor *who[2];
 	struct shell_result r;
 	pid_t container;
 	char name[32];
 	int status;
 
-	write_in_all_ways(who);
-	actor_end(who[0]);
-	actor_end(who[1]);
-	both_close(); /* or it had the root open, too */
+	write_and_close();
 	container = start_container();
 	snprintf(name, sizeof(name), "process %d, ", container);
 	r = shell_run("/", 60, "\"$GAIA\" umount '%s'", mnt.path);
@@ -167,15 +170,11 @@ EACH_WAY(daemon_end, gaia_umount_says_who_has_a_copy_of_the_mount)
 
 EACH_WAY(daemon_end, gaia_umount_everywhere_ends_copies_of_the_mount)
 {
-	struct actor *who[2];
 	struct shell_result r;
 	pid_t container;
 	int status;
 
-	write_in_all_ways(who);
-	actor_end(who[0]);
-	actor_end(who[1]);
-	both_close(); /* or it had the root open, too */
+	write_and_close();
 	container = start_container();
 	shell_ok("/", "\"$GAIA\" umount --everywhere '%s'", mnt.path);
 	backing_holds("f", want, SIZE);
@@ -198,7 +197,7 @@ EACH_WAY(daemon_end, what_is_mounted_there_later_stays)
 		WAY_SKIP("mounting something else: needs root");
 	cr_assert_eq(fstat(both_root[ON_MOUNT], &ours), 0);
 	both_close();
-	kill(mnt.daemon, SIGSTOP);
+	cr_assert(child_stop(mnt.daemon));
 	cr_assert_eq(umount2(mnt.path, MNT_DETACH), 0);
 	cr_assert_eq(mount("other", mnt.path, "tmpfs", 0, NULL), 0);
 	cr_assert_eq(stat(mnt.path, &other), 0);

@@ -277,7 +277,6 @@ EACH_WAY(device_life, a_call_that_waits_when_the_daemon_dies_is_enotconn)
 		int arg;
 	} calls[] = { { ACQUIRE, RW }, { RELEASE, 0 }, { SYNC, 0 } };
 	struct actor *a;
-	int status;
 	long r;
 
 	for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
@@ -285,10 +284,7 @@ EACH_WAY(device_life, a_call_that_waits_when_the_daemon_dies_is_enotconn)
 		a = actor_start("f", MIB, 0);
 		actor_ok(a, ACQUIRE, 0, MIB, RW);
 		actor_ok(a, STORE, 0, 1, 'd');
-		/* Until all its threads have stopped it may still answer. */
-		kill(mnt.daemon, SIGSTOP);
-		cr_assert_eq(waitpid(mnt.daemon, &status, WUNTRACED), mnt.daemon);
-		cr_assert(WIFSTOPPED(status), "wait status %x", status);
+		cr_assert(child_stop(mnt.daemon));
 		actor_order(a, calls[i].act, 0, MIB, calls[i].arg);
 		actor_blocks(a);
 		both_close();

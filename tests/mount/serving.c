@@ -15,6 +15,7 @@
 
 #include <criterion/criterion.h>
 
+#include "child.h"
 #include "mountpoint.h"
 
 #define PAGE 4096
@@ -96,7 +97,7 @@ Test(serving, a_request_that_waits_keeps_nobody_waiting, .timeout = 120, .fini =
 
 	pthread_create(&reader, NULL, read_all_the_time, NULL);
 	wait_for(&n_reads, MANY);
-	kill(below.daemon, SIGSTOP);
+	cr_assert(child_stop(below.daemon));
 	for (int i = 0; i < STUCK; i++) {
 		pthread_create(&stuck[i], NULL, look_up, name[i]);
 		wait_for(&n_asking, i + 1);

@@ -74,6 +74,19 @@ void child_kill(pid_t pid)
 	child_wait(pid);
 }
 
+bool child_stop(pid_t pid)
+{
+	siginfo_t now;
+
+	kill(pid, SIGSTOP);
+	/* Its end stays to be waited for. */
+	while (waitid(P_PID, (id_t)pid, &now, WSTOPPED | WEXITED | WNOWAIT)) {
+		if (errno != EINTR)
+			return false;
+	}
+	return now.si_code == CLD_STOPPED;
+}
+
 void child_become(uid_t uid, gid_t gid)
 {
 	CHILD_CHECK(setgroups(0, NULL) == 0);

@@ -22,6 +22,8 @@ int child_wait(pid_t pid);
 int child_run(int (*fn)(void *arg), void *arg);
 /* SIGKILL, and gone on return. */
 void child_kill(pid_t pid);
+/* SIGSTOP. On return all its threads have stopped: until then they may still do something. False: it ended. */
+bool child_stop(pid_t pid);
 
 /* In a child: become this user for good, with one group and no privileges. */
 void child_become(uid_t uid, gid_t gid);
