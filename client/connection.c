@@ -196,9 +196,13 @@ static int new_conn(dev_t dev, struct conn **out)
 
 static int connect_conn(struct conn *c, int fd)
 {
-	int err = wire_handshake(c->sock, fd, &c->key, &c->seq);
+	uint64_t seq;
+	int err = wire_handshake(c->sock, fd, &c->key, &seq);
 
-	return err ? err : start_thread(&c->thread, conn_thread, c, "gaia");
+	if (err)
+		return err;
+	c->seq = seq;
+	return start_thread(&c->thread, conn_thread, c, "gaia");
 }
 
 /* The usable connection to a mount, waiting for one that is being made; the lock is held. */
@@ -284,6 +288,8 @@ int conn_wait(struct conn *c, uint64_t seq)
 {
 	int err, cancel;
 
+	if (c->seq >= seq)
+		return 0;
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
 	pthread_mutex_lock(&gaia_lock);
 	while (c->seq < seq && c->state == CONN_LIVE)

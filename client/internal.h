@@ -102,12 +102,13 @@ struct conn {
 
 	struct turns turns;
 
+	/* Written with gaia_lock held. */
+	_Atomic uint64_t seq;	/* of the last message that was carried out */
 	/* gaia_lock. */
 	enum conn_state state;
 	int error;		/* DEAD: why, a negative errno */
 	bool forked;		/* belongs to an ancestor of this process */
 	unsigned refs;
-	uint64_t seq;		/* of the last message that was carried out */
 	pthread_cond_t changed;	/* state or seq */
 	LIST_ENTRY(conn) link;
 };
@@ -148,7 +149,7 @@ extern pthread_mutex_t gaia_lock, turns_lock;
 int conn_get(int fd, dev_t dev, struct conn **out, bool *fresh);
 /* May wait for the connection's thread, which waits for nothing. Without the lock. */
 void conn_put(struct conn *c);
-/* Wait until message @seq has been carried out. */
+/* Wait until message @seq has been carried out. Takes gaia_lock only if it has not been. */
 int conn_wait(struct conn *c, uint64_t seq);
 /* Declare it dead, for whatever reason; the lock is held. */
 void conn_kill(struct conn *c, int error);

@@ -45,8 +45,9 @@ struct cache_host {
 
 	/*
 	 * Hand chunks to the client of a mapping (its file's chunks idx[0..n)), to be mapped
-	 * by descriptors fd[i], which are the callee's to close, also on error. *@seq: what the client must have
-	 * handled. -ENOTCONN: the client is gone. [W]
+	 * by descriptors fd[i], which are the callee's to close, also on error. *@seq: the message that the client must have
+	 * handled before; rises, from 1 on. No chunk that the client maps is handed to it again. -ENOTCONN: the
+	 * client is gone. [W]
 	 */
 	int (*grant)(void *client, uint64_t map, unsigned prot, const uint64_t *idx, const int *fd,
 		     unsigned n, uint64_t *seq);
@@ -218,8 +219,8 @@ int cache_map(struct cfile *f, unsigned device, void *client, uint64_t map_id, u
  * before their memory is used for anything else. */
 void cache_unmap(struct mapping *m);
 
-/* [W] prot: also GAIA_PROT_PIN and GAIA_PROT_PINNED. @seq: as in cache_host.grant, 0 if nothing was sent.
- * All or nothing. */
+/* [W] prot: also GAIA_PROT_PIN and GAIA_PROT_PINNED. @seq: of cache_host.grant, the last one by which the client
+ * maps some of these chunks, now or from before; 0: none. All or nothing. */
 int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq);
 int cache_release(struct mapping *m, uint64_t off, uint64_t len);
 int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice);

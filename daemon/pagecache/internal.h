@@ -134,7 +134,7 @@ struct chunk {
 	UT_hash_handle hh;
 
 	pthread_mutex_t lock;
-	pthread_cond_t unlocked; /* some page lock was dropped */
+	pthread_cond_t unlocked; /* some page lock was dropped, or the delivery of a grant has ended */
 
 	/* lock. */
 	struct page *leaf[GAIA_CHUNK_PAGES / LEAF_PAGES]; /* NULL: absent, clean, unlocked */
@@ -256,7 +256,9 @@ struct grant {
 	uint64_t write[GAIA_CHUNK_PAGES / 64];
 	unsigned to_come; /* acquires, for which the chunk stays (GAIA_PROT_PIN) */
 	bool pinned;	/* some bit is set, or to_come: holds a pin on the replica */
-	bool delivered; /* the client maps the replica's memory */
+	bool in_delivery; /* some acquire is handing the replica's memory to the client */
+	/* The client maps it, when it has handled this message (cache_host.grant); 0: it does not. */
+	uint64_t delivered;
 };
 
 /* Pages [a, b) of a file. */

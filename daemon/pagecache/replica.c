@@ -286,7 +286,7 @@ static void replica_destroy(struct replica *rep)
 
 	pthread_mutex_lock(&ch->lock);
 	while ((g = LIST_FIRST(&rep->grants))) {
-		bug_on(g->pinned || g->delivered);
+		bug_on(g->pinned || g->delivered || g->in_delivery);
 		LIST_REMOVE(g, of_replica);
 		pthread_mutex_lock(&g->mapping->lock);
 		HASH_DEL(g->mapping->grants, g);
@@ -326,7 +326,7 @@ static void replica_revoke(struct replica *rep)
 			if (g->delivered)
 				break;
 		if (g)
-			g->delivered = false;
+			g->delivered = 0;
 		m = g ? g->mapping : NULL;
 		if (m && fault_point("break.reuse_mapped")) {
 			m->kept = 1 + g->index;

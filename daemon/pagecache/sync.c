@@ -352,52 +352,115 @@ static int part_acquire(struct part *pt)
 	return err;
 }
 
-/* Hand the parts' chunks to the client where it does not map them. */
-static int parts_deliver(struct mapping *m, struct part **parts, uint64_t n, uint64_t *seq)
+/*
+ * ---- handing chunks to the client ----
+ *
+ * Once each, though several of its threads may acquire pages of one chunk at the same time: the client would
+ * map it anew, and a kernel that is using what it got before would meet unmapped memory. The others wait, and
+ * say which message their caller must have handled, too.
+ */
+
+/* Whether it is for the caller to hand it over. */
+static bool delivery_begin(struct grant *g)
 {
-	struct cache *c = m->file->cache;
+	struct chunk *ch = g->replica->chunk;
+	bool mine;
+
+	pthread_mutex_lock(&ch->lock);
+	if (g->mapping->kept == 1 + g->index)
+		g->delivered = 1;
+	mine = !g->delivered && !g->in_delivery;
+	if (mine)
+		g->in_delivery = true;
+	pthread_mutex_unlock(&ch->lock);
+	return mine;
+}
+
+/* @seq: by which message, or 0: it has failed. */
+static void delivery_end(struct grant *g, uint64_t seq)
+{
+	struct chunk *ch = g->replica->chunk;
+
+	pthread_mutex_lock(&ch->lock);
+	g->in_delivery = false;
+	g->delivered = seq;
+	pthread_cond_broadcast(&ch->unlocked);
+	pthread_mutex_unlock(&ch->lock);
+}
+
+/* @seq becomes at least what this one was delivered by. False: who was handing it over could not. */
+static bool delivery_wait(struct grant *g, uint64_t *seq)
+{
+	struct chunk *ch = g->replica->chunk;
+	bool done;
+
+	pthread_mutex_lock(&ch->lock);
+	if (g->in_delivery) {
+		pthread_mutex_unlock(&ch->lock);
+		(void)fault_point("acquire.awaits_grant");
+		pthread_mutex_lock(&ch->lock);
+	}
+	while (g->in_delivery)
+		page_wait(ch);
+	*seq = MAX(*seq, g->delivered);
+	done = g->delivered;
+	pthread_mutex_unlock(&ch->lock);
+	return done;
+}
+
+static int deliver(struct mapping *m, struct grant **g, unsigned n)
+{
+	const struct cache_host *host = &m->file->cache->host;
 	struct device *dev = m->dev->dev;
-	uint64_t idx[GAIA_MSG_CHUNKS];
-	struct grant *batch[GAIA_MSG_CHUNKS];
-	int fd[GAIA_MSG_CHUNKS], err;
-	unsigned k = 0;
-	bool have;
+	uint64_t idx[GAIA_MSG_CHUNKS], seq = 0;
+	int fd[GAIA_MSG_CHUNKS], err = 0;
+	unsigned k;
 
-	for (uint64_t i = 0; i < n; i++) {
-		struct grant *g = parts[i]->grant;
-
-		pthread_mutex_lock(&parts[i]->ch->lock);
-		have = g->delivered || m->kept == 1 + g->index;
-		pthread_mutex_unlock(&parts[i]->ch->lock);
-		if (!have) {
-			fd[k] = dev->ops->export_fd(dev, parts[i]->rep->mem,
-						    m->export_write);
-			if (fd[k] < 0) {
-				err = fd[k];
-				log_error("device %s: exporting a chunk: %s", dev->name,
-					  strerror(-err));
-				while (k > 0)
-					close(fd[--k]);
-				return err;
-			}
-			idx[k] = g->index;
-			batch[k++] = g;
-		}
-		if (k == 0 || (k < GAIA_MSG_CHUNKS && i + 1 < n))
-			continue;
-		(void)fault_point("acquire.before_grant");
-		err = c->host.grant(m->client, m->id, m->prot, idx, fd, k, seq);
-		if (err)
-			return err;
-		while (k > 0) {
-			struct grant *done = batch[--k];
-
-			pthread_mutex_lock(&done->replica->chunk->lock);
-			done->delivered = true;
-			pthread_mutex_unlock(&done->replica->chunk->lock);
+	for (k = 0; k < n; k++) {
+		idx[k] = g[k]->index;
+		fd[k] = dev->ops->export_fd(dev, g[k]->replica->mem, m->export_write);
+		if (fd[k] < 0) {
+			err = fd[k];
+			log_error("device %s: exporting a chunk: %s", dev->name, strerror(-err));
+			break;
 		}
 	}
-	return 0;
+	if (!err) {
+		(void)fault_point("acquire.before_grant");
+		err = host->grant(m->client, m->id, m->prot, idx, fd, n, &seq);
+	} else {
+		while (k > 0)
+			close(fd[--k]);
+	}
+	for (k = 0; k < n; k++)
+		delivery_end(g[k], err ? 0 : seq);
+	return err;
+}
+
+/* The chunks of the first @n parts, where the client does not map them. */
+static int parts_deliver(struct mapping *m, struct part **parts, uint64_t n)
+{
+	struct grant *mine[GAIA_MSG_CHUNKS];
+	uint64_t seq = 0;
+	bool missing = n > 0;
+	unsigned k = 0;
+	int err = 0;
+
+	while (missing && !err) {
+		for (uint64_t i = 0; i < n && !err; i++) {
+			if (delivery_begin(parts[i]->grant))
+				mine[k++] = parts[i]->grant;
+			if (k == GAIA_MSG_CHUNKS || (k > 0 && i + 1 == n)) {
+				err = deliver(m, mine, k);
+				k = 0;
+			}
+		}
+		/* Only now: who hands over what we wait for may be waiting for ours. */
+		missing = false;
+		for (uint64_t i = 0; i < n && !err; i++)
+			missing |= !delivery_wait(parts[i]->grant, &seq);
+	}
+	return err;
 }
 
 /* Take back what this acquire granted; the client has not heard of it. */
@@ -586,7 +649,7 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 	for (k = 0; k < n && !err && purpose != BRING; k++)
 		err = acquire_wanted(m, reps[k], &parts);
 	if (!err && purpose != BRING)
-		err = parts_deliver(m, parts.at, n, seq);
+		err = parts_deliver(m, parts.at, n);
 	for (k = 0; k < n && !err && purpose != BRING; k++)
 		err = acquire_wanted(m, reps[k], &parts);
 	if (!err && grants && write && beyond.a < beyond.b) {
@@ -595,6 +658,8 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 	}
 	for (k = 0; k < n_since && !err; k++)
 		err = acquire_wanted(m, since[k]->replica, &parts);
+	for (k = 0; k < parts.n && !err && purpose != BRING; k++)
+		delivery_wait(parts.at[k]->grant, seq);
 	parts_end(&parts, err != 0);
 	for (k = 0; k < n_since; k++)
 		replica_unpin(since[k]->replica);

@@ -14,8 +14,8 @@
  *    ends, the client's mappings, pins and unreleased writes are gone.
  *
  * Messages of the daemon carry a sequence number, rising by one. The reply to an
- * ioctl that caused messages names the last of them (`seq`): the caller must have
- * handled it before it uses what the reply promises.
+ * ioctl that needs messages names the last of them (`seq`): the caller must have
+ * handled it before it uses what the reply promises. Another thread's ioctl may have caused it, long ago.
  *
  * ENOBUFS, of an ioctl or of the setxattr(2) by which a release is asked for: the daemon has too many of them at work to
  * take one more now; nothing was done. Ask again, a little later. (EAGAIN would not get through: what setxattr(2) makes of

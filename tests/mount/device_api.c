@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +19,8 @@
 
 #define KIB 1024
 #define MIB (1024 * 1024)
+#define PAGE 4096
+#define CHUNK (2 * MIB)
 #define RW (PROT_READ | PROT_WRITE)
 
 static int make_file(const char *name, size_t size, int byte)
@@ -533,6 +536,59 @@ EACH_WAY(device_api, threads_share_a_connection)
 		sum += got[i] == ROUNDS;
 	}
 	cr_assert_gt(sum, THREADS * 60);
+	close(fd);
+}
+
+#define CHUNKS 24
+
+static struct shared {
+	unsigned char *p;
+	pthread_barrier_t all;
+	atomic_int failed;
+} shared;
+
+/* Of each chunk a page of its own, when all others do the same. */
+static void *use_page_of_each_chunk(void *arg)
+{
+	size_t page = (uintptr_t)arg;
+
+	for (size_t chunk = 0; chunk < CHUNKS; chunk++) {
+		unsigned char *p = shared.p + chunk * CHUNK + page * PAGE;
+
+		pthread_barrier_wait(&shared.all);
+		if (gaia_acquire(p, PAGE, RW)) {
+			shared.failed++;
+			continue;
+		}
+		p[page] += 1 + page;
+		shared.failed += gaia_release(p, PAGE) != 0;
+	}
+	return NULL;
+}
+
+/* None may use its page before the chunk is there, whichever of them it is handed to. */
+EACH_WAY(device_api, threads_acquire_pages_of_one_chunk_at_the_same_time)
+{
+	int fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
+	pthread_t thread[THREADS];
+	unsigned char got;
+
+	cr_assert_eq(ftruncate(fd, CHUNKS * CHUNK), 0);
+	shared.p = map(fd, CHUNKS * CHUNK, RW, 0, 0);
+	pthread_barrier_init(&shared.all, NULL, THREADS);
+	for (uintptr_t i = 0; i < THREADS; i++)
+		cr_assert_eq(pthread_create(&thread[i], NULL, use_page_of_each_chunk, (void *)i), 0);
+	for (int i = 0; i < THREADS; i++)
+		pthread_join(thread[i], NULL);
+	cr_assert_eq(shared.failed, 0);
+	OK(gaia_munmap(shared.p, CHUNKS * CHUNK));
+	for (off_t i = 0; i < CHUNKS * THREADS; i++) {
+		off_t chunk = i / THREADS, page = i % THREADS;
+
+		cr_assert_eq(pread(fd, &got, 1, chunk * CHUNK + page * PAGE + page), 1);
+		cr_assert_eq(got, 1 + page, "chunk %ld, page %ld", (long)chunk, (long)page);
+	}
+	pthread_barrier_destroy(&shared.all);
 	close(fd);
 }
 

@@ -657,7 +657,7 @@ static int host_grant(void *arg, uint64_t map, unsigned prot, const uint64_t *id
 		}
 		close(fd[k]);
 	}
-	*seq = atomic_fetch_add(&cl->granted, n) + 1;
+	*seq = atomic_fetch_add(&cl->granted, n) + n;
 	if (rig->after_grant)
 		rig->after_grant(rig->arg, cl, idx[0]);
 	return alive ? 0 : -ENOTCONN;

@@ -3,6 +3,7 @@
  * and room for an acquire that is to come (GAIA_PROT_PIN).
  */
 #include "cache_scene.h"
+#include "held.h"
 
 #include <sys/mman.h>
 
@@ -190,15 +191,15 @@ static int pin(struct client *cl, uint64_t off, uint64_t len, unsigned prot, uin
 Test(pin, keeps_chunks_for_the_acquire_to_come)
 {
 	struct client *cl, *rival;
-	uint64_t seq, sent;
+	uint64_t pinned, seq, sent;
 
 	begin(&(struct rig_options){ .devices = 1, .device_chunks = 2 }, 4 * GAIA_CHUNK);
 	write_cpu(0, "abc");
 	cl = new_client(0);
 	rival = new_client(0);
 	sent = counter_value(CTR_home_to_device);
-	cr_assert_eq(pin(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW | GAIA_PROT_PIN, &seq), 0);
-	cr_assert_neq(seq, 0, "the chunks were handed over");
+	cr_assert_eq(pin(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW | GAIA_PROT_PIN, &pinned), 0);
+	cr_assert_eq(cl->granted, 2, "the chunks were handed over");
 	cr_assert_eq(counter_value(CTR_home_to_device), sent, "and nothing in them");
 	cr_assert_not_null(client_at(cl, GAIA_CHUNK));
 	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EBUSY);
@@ -208,7 +209,8 @@ Test(pin, keeps_chunks_for_the_acquire_to_come)
 	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EBUSY);
 
 	cr_assert_eq(pin(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW | GAIA_PROT_PINNED, &seq), 0);
-	cr_assert_eq(seq, 0);
+	cr_assert_eq(seq, pinned, "and not again");
+	cr_assert_eq(cl->granted, 2);
 	expect_device(cl, 0, "abc");
 	cr_assert_eq(client_acquire(rival, 2 * GAIA_CHUNK, 1, GAIA_PROT_READ), -ENOMEM);
 	release_all(cl);
@@ -300,5 +302,104 @@ Test(pin, to_write_needs_a_mapping_that_may)
 	begin_devices(1);
 	cl = client_create(kf, 0, GAIA_PROT_READ, GAIA_CHUNK);
 	cr_assert_eq(pin(cl, 0, 1, GAIA_PROT_RW | GAIA_PROT_PIN, &seq), -EACCES);
+	end();
+}
+
+/* ---- threads of one client ---- */
+
+struct acquire {
+	struct client *cl;
+	uint64_t off, len, seq;
+};
+
+static int acquire(void *arg)
+{
+	struct acquire *a = arg;
+
+	return cache_acquire(a->cl->mapping, a->off, a->len, GAIA_PROT_RW, &a->seq);
+}
+
+static struct acquire of_page(struct client *cl, uint64_t page)
+{
+	return (struct acquire){ .cl = cl, .off = page * GAIA_PAGE, .len = GAIA_PAGE };
+}
+
+/* To begin in this order: who hands over a chunk, and who wants it, too. */
+static struct held giving(struct acquire *a)
+{
+	return (struct held){ .point = "acquire.before_grant", .call = acquire, .arg = a };
+}
+
+static struct held waiting(struct acquire *a)
+{
+	return (struct held){ .point = "acquire.awaits_grant", .call = acquire, .arg = a };
+}
+
+/* The rig's client counts what it is given, and does not take what it has. */
+Test(threads, are_handed_a_chunk_once)
+{
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	struct acquire first = of_page(cl, 0), second = of_page(cl, 1), third = of_page(cl, 2);
+	struct held giver = giving(&first), waiter = waiting(&second);
+
+	held_begin(&giver);
+	held_begin(&waiter);
+	cr_assert_eq(cl->granted, 0);
+	fault_let_go(waiter.point);
+	cr_assert_eq(held_end(&giver), 0);
+	cr_assert_eq(held_end(&waiter), 0);
+	cr_assert_eq(cl->granted, 1);
+	cr_assert_neq(first.seq, 0);
+	cr_assert_eq(second.seq, first.seq, "it may not be used before that");
+	/* Who comes later may be before the client's own thread, too. */
+	cr_assert_eq(acquire(&third), 0);
+	cr_assert_eq(third.seq, first.seq);
+	release_all(cl);
+	end();
+}
+
+/* Two could wait for each other's. */
+Test(threads, hand_over_what_is_theirs_before_they_wait)
+{
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	struct acquire first = of_page(cl, 0), second = of_page(cl, 1);
+	struct held giver = giving(&first), waiter = waiting(&second);
+
+	second.len = 2 * GAIA_CHUNK;
+	held_begin(&giver);
+	held_begin(&waiter);
+	cr_assert_eq(cl->granted, 2, "of three");
+	cr_assert_eq(held_end(&giver), 0);
+	cr_assert_eq(held_end(&waiter), 0);
+	cr_assert_eq(cl->granted, 3);
+	cr_assert_geq(second.seq, first.seq);
+	release_all(cl);
+	end();
+}
+
+/* Who waits tries it then. */
+Test(threads, do_it_when_the_one_that_was_to_cannot)
+{
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	struct acquire first = of_page(cl, 0), second = of_page(cl, 1);
+	struct held giver = giving(&first), waiter = waiting(&second);
+
+	giver.point = "device.export";
+	fault_arm(giver.point, -EMFILE, 0, 1);
+	held_begin(&giver);
+	held_begin(&waiter);
+	cr_assert_eq(held_end(&giver), -EMFILE);
+	cr_assert_eq(held_end(&waiter), 0);
+	cr_assert_eq(cl->granted, 1);
+	release_all(cl);
 	end();
 }

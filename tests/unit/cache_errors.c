@@ -5,6 +5,7 @@
  * when it is tried again; and everything is accounted for (cache_check()).
  */
 #include "cache_scene.h"
+#include "held.h"
 
 /* ---- the store ---- */
 
@@ -157,45 +158,20 @@ Test(store_error, of_sync_makes_what_was_stored_be_stored_again)
 	end();
 }
 
-/* What another thread does to the file, held at a fault point on its way. */
-struct held {
-	const char *point;
-	int (*call)(struct cfile *f);
-	int result;
-	pthread_t thread;
-};
-
-static void *held_main(void *arg)
+static int flush_file(void *none)
 {
-	struct held *h = arg;
-
-	h->result = h->call(kf->cfile);
-	return NULL;
+	return cache_flush(kf->cfile);
 }
 
-static void held_begin(struct held *h)
+static int sync_first_page(void *none)
 {
-	fault_hold(h->point);
-	cr_assert_eq(pthread_create(&h->thread, NULL, held_main, h), 0);
-	fault_await_held(h->point);
-}
-
-static int held_end(struct held *h)
-{
-	fault_let_go(h->point);
-	pthread_join(h->thread, NULL);
-	return h->result;
-}
-
-static int sync_first_page(struct cfile *f)
-{
-	return cache_fsync(f, 0, GAIA_PAGE, true);
+	return cache_fsync(kf->cfile, 0, GAIA_PAGE, true);
 }
 
 /* The disk refuses what somebody has just given it, and tells somebody else. */
 Test(store_error, of_sync_makes_what_is_being_stored_be_stored_again)
 {
-	struct held flush = { .point = "store.written", .call = cache_flush };
+	struct held flush = { .point = "store.written", .call = flush_file };
 	uint64_t stored;
 
 	begin_devices(1);
@@ -207,7 +183,7 @@ Test(store_error, of_sync_makes_what_is_being_stored_be_stored_again)
 	cr_assert_eq(held_end(&flush), -EIO);
 	cache_check(rig->cache);
 	stored = counter_value(CTR_storage_writes);
-	cr_assert_eq(sync_first_page(kf->cfile), 0);
+	cr_assert_eq(sync_first_page(NULL), 0);
 	cr_assert_eq(counter_value(CTR_storage_writes) - stored, 1);
 	end();
 }
@@ -223,7 +199,7 @@ Test(store_error, of_sync_is_told_to_a_sync_that_stored_before_it)
 	fault_arm("store.sync", -EIO, 0, 1);
 	cr_assert_eq(cache_fsync(kf->cfile, GAIA_CHUNK, GAIA_PAGE, true), -EIO);
 	cr_assert_eq(held_end(&sync), -EIO, "its page is dirty again");
-	cr_assert_eq(sync_first_page(kf->cfile), 0);
+	cr_assert_eq(sync_first_page(NULL), 0);
 	end();
 }
 
@@ -245,7 +221,7 @@ Test(store_error, of_sync_is_told_to_a_sync_that_ends_at_the_same_time)
 		sched_yield();
 	cr_assert_eq(held_end(&told), -EIO);
 	cr_assert_eq(held_end(&other), -EIO);
-	cr_assert_eq(sync_first_page(kf->cfile), 0);
+	cr_assert_eq(sync_first_page(NULL), 0);
 	end();
 }
 
