@@ -235,21 +235,12 @@ static int parse_transport(struct options *o, const char *text)
 	return -EINVAL;
 }
 
-static int parse_storage_io(struct options *o, const char *text)
+static int parse_either(const char *option, const char *text, const char *yes, const char *no, bool *out)
 {
-	o->direct = !strcmp(text, "direct");
-	if (o->direct || !strcmp(text, "buffered"))
+	*out = !strcmp(text, yes);
+	if (*out || !strcmp(text, no))
 		return 0;
-	log_error("--storage-io %s: neither direct nor buffered", text);
-	return -EINVAL;
-}
-
-static int parse_supervisor(struct options *o, const char *text)
-{
-	o->supervised = !strcmp(text, "on");
-	if (o->supervised || !strcmp(text, "off"))
-		return 0;
-	log_error("--supervisor %s: neither on nor off", text);
+	log_error("--%s %s: neither %s nor %s", option, text, yes, no);
 	return -EINVAL;
 }
 
@@ -294,11 +285,11 @@ static int parse_one(struct options *o, int c, bool *none)
 	case 't':
 		return parse_transport(o, optarg);
 	case 'i':
-		return parse_storage_io(o, optarg);
+		return parse_either("storage-io", optarg, "direct", "buffered", &o->direct);
 	case 'a':
 		return parse_age(o, optarg);
 	case 's':
-		return parse_supervisor(o, optarg);
+		return parse_either("supervisor", optarg, "on", "off", &o->supervised);
 	case 'l':
 		return parse_log_level(optarg);
 	case 'o':

@@ -32,18 +32,24 @@ Test(streams, pages_read_here_and_there_bring_no_others)
 	end();
 }
 
+/* Stored in the first @n pages, a byte in each. */
+static void release_pages(unsigned n)
+{
+	struct client *cl = new_client(0);
+
+	cr_assert_eq(client_acquire(cl, 0, n * GAIA_PAGE, GAIA_PROT_RW), 0);
+	for (unsigned i = 0; i < n; i++)
+		client_store(cl, "x", 1, i * GAIA_PAGE);
+	release_all(cl);
+}
+
 /* All of it in the chunk, in one operation. */
 Test(streams, what_a_device_released_is_fetched_ahead)
 {
 	const unsigned pages = 400;
-	struct client *cl;
 
 	begin_devices(1);
-	cl = new_client(0);
-	cr_assert_eq(client_acquire(cl, 0, pages * GAIA_PAGE, GAIA_PROT_RW), 0);
-	for (unsigned i = 0; i < pages; i++)
-		client_store(cl, "x", 1, i * GAIA_PAGE);
-	release_all(cl);
+	release_pages(pages);
 	read_page(0);
 	cr_assert_eq(counter_value(CTR_device_to_home), pages);
 	for (unsigned i = 1; i < pages; i++)
@@ -55,14 +61,8 @@ Test(streams, what_a_device_released_is_fetched_ahead)
 
 Test(streams, of_what_a_device_released_one_page_comes_to_who_reads_here_and_there)
 {
-	struct client *cl;
-
 	begin_devices(1);
-	cl = new_client(0);
-	cr_assert_eq(client_acquire(cl, 0, PAGES * GAIA_PAGE, GAIA_PROT_RW), 0);
-	for (unsigned i = 0; i < PAGES; i++)
-		client_store(cl, "x", 1, i * GAIA_PAGE);
-	release_all(cl);
+	release_pages(PAGES);
 	read_page(40);
 	read_page(20);
 	cr_assert_eq(counter_value(CTR_device_to_home), 2);
