@@ -326,7 +326,7 @@ def arguments():
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--only", default="")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--out", default=".")
+    parser.add_argument("--out", default=".", type=report.results_dir)
     parser.add_argument("--dir", default=tempfile.gettempdir())
     parser.add_argument("--build", required=True)
     parser.add_argument("--seconds", type=float, default=0)

@@ -73,14 +73,18 @@ def slabs():
     return out
 
 
-def settled(measure, seconds=20):
-    """What measure() says when it no longer changes by more than 64 KiB a second."""
-    last = measure()
+def settled(measure, seconds=30):
+    """
+    What measure() says when it has not changed by more than 64 KiB for five seconds: gaiafs keeps
+    spare memory for less.
+    """
+    last, same = measure(), 0
     for _ in range(seconds):
         time.sleep(1)
         now = measure()
-        if abs(now - last) < 64 << 10:
-            return now
+        same = same + 1 if abs(now - last) < 64 << 10 else 0
+        if same == 5:
+            break
         last = now
     return last
 
@@ -333,7 +337,7 @@ def arguments():
     parser.add_argument("--only", default="")
     parser.add_argument("--rounds", type=int)  # bytes are counted once
     parser.add_argument("--seconds", type=float)
-    parser.add_argument("--out", default=".")
+    parser.add_argument("--out", default=".", type=report.results_dir)
     parser.add_argument("--dir", default=tempfile.gettempdir())
     parser.add_argument("--build", required=True)
     return parser.parse_args()

@@ -1,5 +1,6 @@
 """The table on the terminal, and the same as JSON."""
 
+import argparse
 import json
 import os
 import platform
@@ -16,6 +17,15 @@ def ratio_text(ratio):
     if not ratio:
         return "-"
     return ("%.2f ±%.2f" if ratio[0] >= 0.1 else "%.3f ±%.3f") % ratio
+
+
+def results_dir(path):
+    """Of the command line: made before anything is measured that it would be too late for."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return path
 
 
 def machine(place):
