@@ -697,26 +697,34 @@ void grant_repin(struct grant *g)
 		replica_unpin(g->replica);
 }
 
+/* chunk->lock held, page locked. */
+static void discard_page(struct grant *g, unsigned i)
+{
+	struct page_replica *r = &g->replica->page[i];
+
+	if (!bit_test(g->write, i))
+		return;
+	bit_clear(g->write, i);
+	bug_on(r->writers == 0);
+	if (--r->writers == 0 && !fault_point("break.keep_dead"))
+		track_discarded(r);
+	twins_collect(g->replica->chunk, i);
+}
+
 void grant_discard(struct grant *g, const uint64_t *pages)
 {
-	struct replica *rep = g->replica;
-	struct chunk *ch = rep->chunk;
+	struct chunk *ch = g->replica->chunk;
 
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
-		struct page_replica *r = &rep->page[i];
-
 		if (pages && !bit_test(pages, i))
 			continue;
 		bit_clear(g->read, i);
 		if (!bit_test(g->write, i))
 			continue;
+		/* The client's last release may be at work on it. */
 		pages_lock(ch, i, i + 1);
-		bit_clear(g->write, i);
-		bug_on(r->writers == 0);
-		if (--r->writers == 0 && !fault_point("break.keep_dead"))
-			track_discarded(r);
-		twins_collect(ch, i);
+		discard_page(g, i);
 		pages_unlock(ch, i, i + 1);
 	}
 	if (!pages)

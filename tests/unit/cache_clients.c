@@ -5,7 +5,10 @@
 #include "cache_scene.h"
 #include "held.h"
 
+#include <semaphore.h>
 #include <sys/mman.h>
+
+#include "base/thread.h"
 
 /* ---- those that may not write, on a device that cannot keep them from it ---- */
 
@@ -401,5 +404,54 @@ Test(threads, do_it_when_the_one_that_was_to_cannot)
 	cr_assert_eq(held_end(&waiter), 0);
 	cr_assert_eq(cl->granted, 1);
 	release_all(cl);
+	end();
+}
+
+/* ---- death ---- */
+
+static int release_page(void *client)
+{
+	return client_release(client, 0, GAIA_PAGE);
+}
+
+static sem_t waits;
+
+static void post(void *sem)
+{
+	sem_post(sem);
+}
+
+static void *acquire_and_say_when_waiting(void *arg)
+{
+	thread_relied_on(post, &waits);
+	return (void *)(intptr_t)acquire(arg);
+}
+
+/* The kernel kills its threads, but not what they have asked for. */
+Test(death, in_the_middle_of_a_release_does_not_take_back_what_that_publishes)
+{
+	struct client *dying, *heir;
+	pthread_t thread;
+	void *result;
+
+	begin_devices(1);
+	dying = new_client(0);
+	heir = new_client(0);
+	struct held release = { .point = "release.before_publish", .call = release_page, .arg = dying };
+	struct acquire next = of_page(heir, 0);
+
+	sem_init(&waits, 0, 0);
+	write_device(dying, 0, "released");
+	held_begin(&release);
+	client_die(dying);
+	cr_assert_eq(pthread_create(&thread, NULL, acquire_and_say_when_waiting, &next), 0);
+	sem_wait(&waits);
+	cr_assert_eq(held_end(&release), 0);
+	pthread_join(thread, &result);
+	cr_assert_eq((intptr_t)result, 0);
+	expect_device(heir, 0, "released");
+	client_end(dying);
+	expect_cpu(0, "released");
+	release_all(heir);
 	end();
 }
