@@ -118,6 +118,7 @@ struct chunk_track {
 };
 
 struct grant;
+struct part;
 struct replica;
 
 /*
@@ -254,6 +255,7 @@ struct grant {
 	/* chunk->lock. */
 	uint64_t read[GAIA_CHUNK_PAGES / 64];
 	uint64_t write[GAIA_CHUNK_PAGES / 64];
+	LIST_HEAD(, part) unsettled; /* of acquires that may yet fail, see part_undo() */
 	unsigned to_come; /* acquires, for which the chunk stays (GAIA_PROT_PIN) */
 	bool pinned;	/* some bit is set, or to_come: holds a pin on the replica */
 	bool in_delivery; /* some acquire is handing the replica's memory to the client */
@@ -641,9 +643,11 @@ bool wanted_take(struct mapping *m, uint64_t chunk, struct page_span *out);
 void grant_repin(struct grant *g);
 /* dev->reserve held. Drop what clients that are gone hold of the replica. */
 void grants_drop_dead(struct replica *rep);
-/* Give up the pages in @pages for reading and writing; what clients wrote is void if nobody else holds
- * them for writing. NULL: all, and acquires to come. */
-void grant_discard(struct grant *g, const uint64_t *pages);
+/* Give up all pages, and acquires to come. */
+void grant_discard(struct grant *g);
+/* chunk->lock held, page locked. Give it up for writing, if it is held: what the client wrote is void if nobody else
+ * holds it so. */
+void grant_discard_page(struct grant *g, unsigned i);
 
 /* Add a page to the runs of @op, joining it to the last run where it continues that. */
 static inline void dev_run_add(struct dev_op *op, struct dev_run *runs, struct devmem *mem,

@@ -674,6 +674,7 @@ struct grant *grant_get(struct mapping *m, struct replica *rep)
 		g->mapping = m;
 		g->replica = rep;
 		g->index = index;
+		LIST_INIT(&g->unsettled);
 		HASH_ADD(hh, m->grants, index, sizeof(g->index), g);
 		LIST_INSERT_HEAD(&rep->grants, g, of_replica);
 	}
@@ -697,8 +698,7 @@ void grant_repin(struct grant *g)
 		replica_unpin(g->replica);
 }
 
-/* chunk->lock held, page locked. */
-static void discard_page(struct grant *g, unsigned i)
+void grant_discard_page(struct grant *g, unsigned i)
 {
 	struct page_replica *r = &g->replica->page[i];
 
@@ -711,24 +711,21 @@ static void discard_page(struct grant *g, unsigned i)
 	twins_collect(g->replica->chunk, i);
 }
 
-void grant_discard(struct grant *g, const uint64_t *pages)
+void grant_discard(struct grant *g)
 {
 	struct chunk *ch = g->replica->chunk;
 
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
-		if (pages && !bit_test(pages, i))
-			continue;
 		bit_clear(g->read, i);
 		if (!bit_test(g->write, i))
 			continue;
 		/* The client's last release may be at work on it. */
 		pages_lock(ch, i, i + 1);
-		discard_page(g, i);
+		grant_discard_page(g, i);
 		pages_unlock(ch, i, i + 1);
 	}
-	if (!pages)
-		g->to_come = 0;
+	g->to_come = 0;
 	grant_repin(g);
 	pthread_mutex_unlock(&ch->lock);
 }
@@ -750,7 +747,7 @@ void grants_drop_dead(struct replica *rep)
 	pthread_mutex_unlock(&rep->chunk->lock);
 	for (unsigned k = 0; k < n; k++)
 		if (!c->host.alive(list[k]->mapping->client))
-			grant_discard(list[k], NULL);
+			grant_discard(list[k]);
 	free(list);
 }
 
@@ -877,7 +874,7 @@ void cache_unmap(struct mapping *m)
 
 		/* While it is pinned by us the replica stays until the grant is off its list. */
 		pin(g->replica);
-		grant_discard(g, NULL);
+		grant_discard(g);
 		pthread_mutex_lock(&ch->lock);
 		LIST_REMOVE(g, of_replica);
 		pthread_mutex_unlock(&ch->lock);

@@ -28,6 +28,11 @@ struct part {
 	unsigned a, b; /* pages to bring */
 	unsigned end;  /* of what was asked for: what is not in the file is held, so that it stays private */
 	uint8_t step[GAIA_CHUNK_PAGES];
+
+	/* chunk->lock. */
+	bool granted;		     /* in grant->unsettled */
+	LIST_ENTRY(part) of_grant;
+	/* Held, and by nobody whose acquire has succeeded. */
 	uint64_t new_read[GAIA_CHUNK_PAGES / 64];
 	uint64_t new_write[GAIA_CHUNK_PAGES / 64];
 };
@@ -227,6 +232,30 @@ static int part_zero(struct part *pt)
 	return err;
 }
 
+/* chunk->lock held. Whether page i is new to some acquire that has not ended yet. */
+static bool is_new(const struct grant *g, unsigned i, bool write)
+{
+	const struct part *pt;
+
+	LIST_FOREACH(pt, &g->unsettled, of_grant)
+		if (bit_test(write ? pt->new_write : pt->new_read, i))
+			return true;
+	return false;
+}
+
+/* chunk->lock held. Pages [a, b) have been released, or some acquire of them has succeeded: they are new to nobody. */
+static void settle(struct grant *g, unsigned a, unsigned b, bool write)
+{
+	struct part *pt;
+
+	LIST_FOREACH(pt, &g->unsettled, of_grant)
+		for (unsigned i = a; i < b; i++) {
+			bit_clear(pt->new_read, i);
+			if (write)
+				bit_clear(pt->new_write, i);
+		}
+}
+
 static void part_grant(struct part *pt)
 {
 	struct grant *g = pt->grant;
@@ -235,17 +264,21 @@ static void part_grant(struct part *pt)
 	for (unsigned i = pt->a; i < pt->end; i++) {
 		struct page_replica *r = &pt->rep->page[i];
 
-		if (!bit_test(g->read, i)) {
-			bit_set(g->read, i);
+		if (!bit_test(g->read, i) || is_new(g, i, false))
 			bit_set(pt->new_read, i);
-		}
-		if (pt->write && !bit_test(g->write, i)) {
-			bit_set(g->write, i);
+		bit_set(g->read, i);
+		if (!pt->write)
+			continue;
+		if (!bit_test(g->write, i) || is_new(g, i, true))
 			bit_set(pt->new_write, i);
+		if (!bit_test(g->write, i)) {
+			bit_set(g->write, i);
 			if (r->writers++ == 0 && i >= pt->b)
 				track_voided(r);
 		}
 	}
+	pt->granted = true;
+	LIST_INSERT_HEAD(&g->unsettled, pt, of_grant);
 	grant_repin(g);
 	pthread_mutex_unlock(&pt->ch->lock);
 }
@@ -463,27 +496,43 @@ static int parts_deliver(struct mapping *m, struct part **parts, uint64_t n)
 	return err;
 }
 
-/* Take back what this acquire granted; the client has not heard of it. */
+/* The acquire has succeeded. */
+static void part_settle(struct part *pt)
+{
+	pthread_mutex_lock(&pt->ch->lock);
+	if (pt->granted) {
+		LIST_REMOVE(pt, of_grant);
+		settle(pt->grant, pt->a, pt->end, pt->write);
+	}
+	pthread_mutex_unlock(&pt->ch->lock);
+}
+
+/*
+ * Take back what this acquire granted; the client has not heard of it. But other threads of the client may have
+ * acquired the same pages meanwhile: theirs they stay, and those that are not through either may have to take them back.
+ */
 static void part_undo(struct part *pt)
 {
-	uint64_t pages[GAIA_CHUNK_PAGES / 64];
+	struct chunk *ch = pt->ch;
+	struct grant *g = pt->grant;
 
-	if (!pt->grant)
-		return;
-	/* Pages that were held for reading before stay so. */
-	pthread_mutex_lock(&pt->ch->lock);
-	for (unsigned k = 0; k < ARRAY_LEN(pages); k++)
-		pages[k] = pt->new_read[k] | pt->new_write[k];
-	pthread_mutex_unlock(&pt->ch->lock);
-	grant_discard(pt->grant, pages);
-	pthread_mutex_lock(&pt->ch->lock);
-	for (unsigned k = 0; k < ARRAY_LEN(pages); k++)
-		pt->grant->read[k] |= pt->new_write[k] & ~pt->new_read[k];
+	pthread_mutex_lock(&ch->lock);
+	if (pt->granted) {
+		pages_lock(ch, pt->a, pt->end);
+		LIST_REMOVE(pt, of_grant);
+		for (unsigned i = pt->a; i < pt->end; i++) {
+			if (bit_test(pt->new_write, i) && !is_new(g, i, true))
+				grant_discard_page(g, i);
+			if (bit_test(pt->new_read, i) && !is_new(g, i, false))
+				bit_clear(g->read, i);
+		}
+		pages_unlock(ch, pt->a, pt->end);
+	}
 	/* The client's death may have ended it. */
-	if (pt->pin && pt->grant->to_come > 0)
-		pt->grant->to_come--;
-	grant_repin(pt->grant);
-	pthread_mutex_unlock(&pt->ch->lock);
+	if (pt->pin && g->to_come > 0)
+		g->to_come--;
+	grant_repin(g);
+	pthread_mutex_unlock(&ch->lock);
 }
 
 /* The range in the mapping and in the file, in pages: false if there is nothing. */
@@ -565,8 +614,10 @@ static void parts_end(struct parts *parts, bool undo)
 		struct part *pt = parts->at[k];
 		uint64_t start = pt->ch->index * GAIA_CHUNK_PAGES;
 
-		if (undo)
+		if (pt->grant && undo)
 			part_undo(pt);
+		else if (pt->grant)
+			part_settle(pt);
 		if (undo && k >= parts->chunks)
 			wanted_add(pt->m, start + pt->a, start + pt->end);
 		free(pt);
@@ -880,6 +931,7 @@ static int release_locked(struct grant *g, unsigned a, unsigned b, struct releas
 			publish_page(g, i, bit_test(changed, i), secured && bit_test(shared, i),
 				     rl);
 	}
+	settle(g, a, b, true);
 	replica_shadow_trim(rep);
 	grant_repin(g);
 	pthread_mutex_unlock(&ch->lock);

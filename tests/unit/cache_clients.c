@@ -407,6 +407,103 @@ Test(threads, do_it_when_the_one_that_was_to_cannot)
 	end();
 }
 
+/* ---- threads of one client, and one that fails ---- */
+
+#define LAST (GAIA_CHUNK - GAIA_PAGE) /* page of the first chunk */
+
+/*
+ * An acquire of the last page of the first chunk, and of the first one of the second, held where it has got the one
+ * and brings the other, which will fail.
+ */
+static struct held failing(struct acquire *a)
+{
+	struct client *other = new_client(0);
+
+	/* On the device already: not copied again. */
+	cr_assert_eq(client_acquire(other, LAST, GAIA_PAGE, GAIA_PROT_READ), 0);
+	release_all(other);
+	*a = (struct acquire){ .cl = a->cl, .off = LAST, .len = 2 * GAIA_PAGE };
+	fault_arm("device.copy_in", -EIO, 0, 1);
+	return (struct held){ .point = "device.copy_in", .call = acquire, .arg = a };
+}
+
+/* "Nothing is acquired" is said of what it would have acquired, not of what others have. */
+Test(threads, keep_what_they_acquired_when_another_one_fails)
+{
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	struct acquire both = { .cl = cl }, one = of_page(cl, LAST / GAIA_PAGE);
+	struct held loser = failing(&both);
+
+	held_begin(&loser);
+	cr_assert_eq(acquire(&one), 0);
+	client_store(cl, "kept", 4, LAST);
+	cr_assert_eq(held_end(&loser), -EIO);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, GAIA_CHUNK), -EBUSY);
+	release_all(cl);
+	expect_cpu(LAST, "kept");
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	end();
+}
+
+/* Two of the same pages, neither through yet; the first one fails, and the second one if @err. */
+static void fail_before(int err)
+{
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	struct acquire both = { .cl = cl }, one = of_page(cl, LAST / GAIA_PAGE);
+	struct held loser = failing(&both);
+	struct held other = { .point = "device.export", .call = acquire, .arg = &one };
+
+	held_begin(&loser);
+	if (err)
+		fault_arm(other.point, err, 0, 1);
+	held_begin(&other);
+	cr_assert_eq(held_end(&loser), -EIO);
+	cr_assert_eq(held_end(&other), err);
+	if (!err) {
+		client_store(cl, "kept", 4, LAST);
+		release_all(cl);
+		expect_cpu(LAST, "kept");
+	}
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	end();
+}
+
+Test(threads, keep_what_they_are_acquiring_when_another_one_fails)
+{
+	fail_before(0);
+}
+
+Test(threads, hold_nothing_when_all_fail)
+{
+	fail_before(-EMFILE);
+}
+
+/* What is acquired again after that belongs to who did so. */
+Test(threads, may_release_what_another_one_is_acquiring)
+{
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	struct acquire both = { .cl = cl };
+	struct held loser = failing(&both);
+
+	held_begin(&loser);
+	cr_assert_eq(client_release(cl, LAST, GAIA_PAGE), 0);
+	write_device(cl, LAST, "again");
+	cr_assert_eq(held_end(&loser), -EIO);
+	release_all(cl);
+	expect_cpu(LAST, "again");
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	end();
+}
+
 /* ---- death ---- */
 
 static int release_page(void *client)
