@@ -275,6 +275,11 @@ int wire_send(int sock, const struct gaia_msg *msg)
 bool wire_hung_up(int sock)
 {
 	struct pollfd p = { .fd = sock, .events = POLLRDHUP };
+	int n;
 
-	return poll(&p, 1, 0) != 0;
+	/* A signal interrupts it though it does not wait. */
+	do {
+		n = poll(&p, 1, 0);
+	} while (n < 0 && errno == EINTR);
+	return n != 0;
 }

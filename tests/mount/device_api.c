@@ -592,6 +592,47 @@ EACH_WAY(device_api, threads_acquire_pages_of_one_chunk_at_the_same_time)
 	close(fd);
 }
 
+static void ignore(int signal)
+{
+}
+
+struct storm {
+	pthread_t target;
+	atomic_bool over;
+};
+
+static void *send_signals(void *arg)
+{
+	struct storm *s = arg;
+
+	while (!s->over)
+		pthread_kill(s->target, SIGUSR1);
+	return NULL;
+}
+
+/* As profilers and runtimes send them. */
+EACH_WAY(device_api, signals_fail_no_call)
+{
+	struct sigaction sa = { .sa_handler = ignore }, old;
+	struct storm storm = { .target = pthread_self() };
+	int fd = make_file("f", MIB, '.');
+	unsigned char *p = map(fd, MIB, RW, 0, 0);
+	pthread_t thread;
+
+	sigaction(SIGUSR1, &sa, &old);
+	cr_assert_eq(pthread_create(&thread, NULL, send_signals, &storm), 0);
+	for (int i = 0; i < 1000; i++) {
+		OK(gaia_acquire(p, PAGE, RW));
+		p[i]++;
+		OK(gaia_release(p, PAGE));
+	}
+	storm.over = true;
+	pthread_join(thread, NULL);
+	sigaction(SIGUSR1, &old, NULL);
+	OK(gaia_munmap(p, MIB));
+	close(fd);
+}
+
 EACH_WAY(device_api, many_mappings_come_and_go)
 {
 	unsigned char *p[100];
