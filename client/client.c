@@ -33,6 +33,25 @@ static int result(int err)
 	return -1;
 }
 
+static int begin_call(void)
+{
+	int cancel;
+
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+	return cancel;
+}
+
+static void end_call(int *cancel)
+{
+	pthread_setcancelstate(*cancel, NULL);
+}
+
+/*
+ * First thing in every call. poll(2), close(2) and others are places at which a thread can be cancelled, and we hold
+ * locks and references there: so no call of ours is one. (The library's own threads are nobody's to cancel.)
+ */
+#define NOT_CANCELLED __attribute__((cleanup(end_call))) int cancel = begin_call()
+
 /* ---- devices ---- */
 
 static void describe(const struct gaia_ioc_device *d, struct gaia_device_info *out)
@@ -48,6 +67,7 @@ static void describe(const struct gaia_ioc_device *d, struct gaia_device_info *o
 
 int gaia_devices(int fd, struct gaia_device_info *out, int max)
 {
+	NOT_CANCELLED;
 	unsigned total = 0, at = 0;
 
 	if (max < 0 || (max && !out))
@@ -203,6 +223,7 @@ free_mapping:
 
 void *gaia_mmap(size_t length, int prot, int fd, off_t offset, int device)
 {
+	NOT_CANCELLED;
 	void *addr = MAP_FAILED;
 
 	result(do_mmap(length, prot, fd, offset, device, &addr));
@@ -211,6 +232,7 @@ void *gaia_mmap(size_t length, int prot, int fd, off_t offset, int device)
 
 int gaia_munmap(void *addr, size_t length)
 {
+	NOT_CANCELLED;
 	struct mapping *m;
 	int err;
 
@@ -267,6 +289,7 @@ static int range_end(struct mapping *m, int err)
 
 int gaia_acquire(void *addr, size_t length, int prot)
 {
+	NOT_CANCELLED;
 	struct gaia_ioc_range io;
 	struct mapping *m;
 	int err;
@@ -288,6 +311,7 @@ int gaia_acquire(void *addr, size_t length, int prot)
 
 int gaia_release(void *addr, size_t length)
 {
+	NOT_CANCELLED;
 	struct gaia_ioc_range io;
 	struct mapping *m;
 	int err;
@@ -303,6 +327,7 @@ int gaia_release(void *addr, size_t length)
 
 int gaia_sync(void *addr, size_t length)
 {
+	NOT_CANCELLED;
 	struct gaia_ioc_range io;
 	struct mapping *m;
 	int err;
@@ -320,6 +345,7 @@ int gaia_sync(void *addr, size_t length)
 
 int gaia_advise(void *addr, size_t length, int advice)
 {
+	NOT_CANCELLED;
 	struct gaia_ioc_range io;
 	struct mapping *m;
 	int err;
@@ -352,6 +378,7 @@ static int pin_range(struct mapping *m, struct gaia_ioc_range *io, int prot)
 
 int gaia_acquire_on(void *addr, size_t length, int prot, struct CUstream_st *stream)
 {
+	NOT_CANCELLED;
 	struct gaia_ioc_range io;
 	struct mapping *m;
 	int err;
@@ -381,6 +408,7 @@ int gaia_acquire_on(void *addr, size_t length, int prot, struct CUstream_st *str
 
 int gaia_release_on(void *addr, size_t length, struct CUstream_st *stream)
 {
+	NOT_CANCELLED;
 	struct gaia_ioc_range io;
 	struct mapping *m;
 	int err;

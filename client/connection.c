@@ -228,12 +228,11 @@ int conn_get(int fd, dev_t dev, struct conn **out, bool *fresh)
 {
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
 	struct conn *c;
-	int err = 0, cancel;
+	int err = 0;
 
 	pthread_once(&once, register_atfork);
 	if (atfork_error)
 		return atfork_error;
-	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
 	pthread_mutex_lock(&gaia_lock);
 	c = find_conn(dev);
 	*fresh = !c;
@@ -256,7 +255,6 @@ int conn_get(int fd, dev_t dev, struct conn **out, bool *fresh)
 		free_conn(c);
 unlock:
 	pthread_mutex_unlock(&gaia_lock);
-	pthread_setcancelstate(cancel, NULL);
 	if (!err)
 		*out = c;
 	return err;
@@ -264,8 +262,6 @@ unlock:
 
 void conn_put(struct conn *c)
 {
-	int cancel;
-
 	pthread_mutex_lock(&gaia_lock);
 	if (--c->refs) {
 		pthread_mutex_unlock(&gaia_lock);
@@ -276,27 +272,22 @@ void conn_put(struct conn *c)
 		conn_kill(c, -ENOTCONN);
 	}
 	pthread_mutex_unlock(&gaia_lock);
-	if (!c->forked) {
-		pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+	if (!c->forked)
 		pthread_join(c->thread, NULL);
-		pthread_setcancelstate(cancel, NULL);
-	}
 	free_conn(c);
 }
 
 int conn_wait(struct conn *c, uint64_t seq)
 {
-	int err, cancel;
+	int err;
 
 	if (c->seq >= seq)
 		return 0;
-	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
 	pthread_mutex_lock(&gaia_lock);
 	while (c->seq < seq && c->state == CONN_LIVE)
 		pthread_cond_wait(&c->changed, &gaia_lock);
 	err = c->seq < seq ? c->error : 0;
 	pthread_mutex_unlock(&gaia_lock);
-	pthread_setcancelstate(cancel, NULL);
 	return err;
 }
 

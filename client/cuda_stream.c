@@ -158,17 +158,14 @@ static void CUDA_CB stream_is_here(void *arg)
 static int wait_here(struct conn *conn, CUstream stream, const uint32_t *flag, uint32_t value)
 {
 	CUresult r = cuda_api.StreamSynchronize(stream);
-	int cancel;
 
 	/* In a broken context it may never come to be ready. */
 	if (r)
 		return cuda_errno(r);
-	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
 	pthread_mutex_lock(&turns_lock);
 	while ((int32_t)(*flag - value) < 0)
 		pthread_cond_wait(&conn->turns.changed, &turns_lock);
 	pthread_mutex_unlock(&turns_lock);
-	pthread_setcancelstate(cancel, NULL);
 	return 0;
 }
 

@@ -18,6 +18,7 @@
  *  5. turns_lock is a leaf, held for moments only: callbacks of a device's driver take it. Neither a
  *     driver nor the daemon is called under it. A driver may be called under gaia_lock, and may wait
  *     there for its streams: so what a stream waits for is done without gaia_lock.
+ *  6. The program's threads come in through client.c, which keeps them from being cancelled in here.
  */
 #ifndef GAIA_CLIENT_INTERNAL_H
 #define GAIA_CLIENT_INTERNAL_H

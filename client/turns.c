@@ -100,8 +100,6 @@ int turns_start(struct conn *c)
 
 void turns_end(struct turns *ts, bool forked)
 {
-	int cancel;
-
 	/*
 	 * A child has only what the parent's thread left behind, maybe in the middle of something.
 	 */
@@ -111,10 +109,8 @@ void turns_end(struct turns *ts, bool forked)
 	ts->stop = true;
 	pthread_cond_broadcast(&ts->changed);
 	pthread_mutex_unlock(&turns_lock);
-	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
 	if (ts->started)
 		pthread_join(ts->thread, NULL);
-	pthread_setcancelstate(cancel, NULL);
 	pthread_cond_destroy(&ts->changed);
 }
 
@@ -148,9 +144,7 @@ void turns_wait(struct mapping *m, bool queued)
 {
 	struct turns *ts = &m->conn->turns;
 	struct turn *t;
-	int cancel;
 
-	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
 	pthread_mutex_lock(&turns_lock);
 	while (m->turns_ready || (queued && !LIST_EMPTY(&m->turns_queued)))
 		pthread_cond_wait(&ts->changed, &turns_lock);
@@ -160,5 +154,4 @@ void turns_wait(struct mapping *m, bool queued)
 		LIST_INSERT_HEAD(&abandoned, t, queued);
 	}
 	pthread_mutex_unlock(&turns_lock);
-	pthread_setcancelstate(cancel, NULL);
 }

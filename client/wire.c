@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -68,16 +67,12 @@ struct wire_sys wire_sys = { .ioctl = sys_ioctl, .push = sys_push };
 static bool again(void)
 {
 	const struct timespec pause = { .tv_nsec = 500000 };
-	int cancel;
 
 	if (errno == EINTR)
 		return true;
 	if (errno != ENOBUFS)
 		return false;
-	/* No place at which the program's threads could be cancelled: ioctl(2) is none either. */
-	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
 	nanosleep(&pause, NULL);
-	pthread_setcancelstate(cancel, NULL);
 	return true;
 }
 

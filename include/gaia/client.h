@@ -25,7 +25,7 @@
  *    zero, and what is stored there is dropped on release.
  *
  * All functions are thread-safe and may be used by several libraries of one
- * process. After fork() the child has no mappings: calls on the parent's fail there with
+ * process; none is a cancellation point (pthread_cancel(3)). After fork() the child has no mappings: calls on the parent's fail there with
  * ENOTCONN; the child may make its own. Functions return -1 (or MAP_FAILED) and set errno; nothing prints,
  * exits or aborts. Common errors, besides those named below:
  *	ENOTTY		fd is not on a gaiafs mount

@@ -592,6 +592,44 @@ EACH_WAY(device_api, threads_acquire_pages_of_one_chunk_at_the_same_time)
 	close(fd);
 }
 
+/* How many of the calls it has made. */
+static void *call_though_cancelled(void *arg)
+{
+	struct job *j = arg;
+
+	pthread_cancel(pthread_self());
+	j->p = gaia_mmap(MIB, RW, j->fd, 0, 0);
+	j->failed += j->p == MAP_FAILED;
+	j->failed += gaia_acquire(j->p, MIB, RW) != 0;
+	j->p[5] = 'd';
+	j->failed += gaia_release(j->p, MIB) != 0;
+	j->failed += gaia_sync(j->p, MIB) != 0;
+	j->failed += gaia_advise(j->p, MIB, GAIA_WILLNEED) != 0;
+	j->failed += gaia_munmap(j->p, MIB) != 0;
+	j->index = 6;
+	pthread_testcancel();
+	return NULL;
+}
+
+/* What it would leave behind is locked. */
+EACH_WAY(device_api, a_thread_is_not_cancelled_in_a_call)
+{
+	int fd = make_file("f", MIB, '.');
+	struct job j = { .fd = fd };
+	pthread_t thread;
+	void *result;
+	char got;
+
+	cr_assert_eq(pthread_create(&thread, NULL, call_though_cancelled, &j), 0);
+	pthread_join(thread, &result);
+	cr_assert_eq(result, PTHREAD_CANCELED);
+	cr_assert_eq(j.index, 6);
+	cr_assert_eq(j.failed, 0);
+	cr_assert_eq(pread(fd, &got, 1, 5), 1);
+	cr_assert_eq(got, 'd');
+	close(fd);
+}
+
 static void ignore(int signal)
 {
 }
