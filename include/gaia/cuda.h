@@ -49,6 +49,8 @@ struct CUstream_st; /* what a cudaStream_t, and a CUstream, points to */
  *    call one of them. Room that a failed acquire held stays taken until gaia_munmap().
  *
  * gaia_munmap() waits for all work of the context, and for what is queued here, before it unmaps.
+ * Host functions (cudaLaunchHostFunc()) must call nothing of client.h, nor these: CUDA lets them make none
+ * of its calls, and ours make some, or wait for a thread that does.
  * On a device that cannot wait for memory in a stream the calls wait instead.
  */
 int gaia_acquire_on(void *addr, size_t length, int prot, struct CUstream_st *stream);
