@@ -29,6 +29,9 @@
 /* Of a range that is partly in memory, what lies in one of these is read in one way. */
 #define GRANULE (64u << 10)
 
+/* No call moves more. */
+#define MOST_AT_ONCE (1ull << 31)
+
 ssize_t move_bytes(ssize_t (*call)(int, const struct iovec *, int, off_t), int fd,
 		   const struct iovec *iov, int n, off_t off, size_t done)
 {
@@ -36,6 +39,8 @@ ssize_t move_bytes(ssize_t (*call)(int, const struct iovec *, int, off_t), int f
 	size_t skip = done; /* bytes of iov[0] that are done */
 
 	for (;;) {
+		/* To where no file goes. A range beyond is EINVAL, whatever there is of its first bytes. */
+		uint64_t room = (uint64_t)INT64_MAX - (uint64_t)off - total;
 		struct iovec rest;
 		ssize_t got;
 
@@ -45,11 +50,11 @@ ssize_t move_bytes(ssize_t (*call)(int, const struct iovec *, int, off_t), int f
 			iov++;
 			n--;
 		}
-		if (n == 0)
+		if (n == 0 || room == 0)
 			return (ssize_t)total;
 		rest.iov_base = (char *)iov->iov_base + skip;
-		rest.iov_len = iov->iov_len - skip;
-		if (skip)
+		rest.iov_len = MIN(iov->iov_len - skip, room);
+		if (skip || room < MOST_AT_ONCE)
 			got = call(fd, &rest, 1, off + (off_t)total);
 		else
 			got = call(fd, iov, MIN(n, IOV_MAX), off + (off_t)total);

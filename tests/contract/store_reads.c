@@ -442,6 +442,32 @@ Test(direct, a_file_system_without_it_is_read_as_ever)
 	f->ops->close(f);
 }
 
+/* The end of its last page is an offset that cannot be named. */
+Test(direct, the_longest_file_is_read_to_its_end)
+{
+	const off_t last = INT64_MAX - (PAGE - 1);
+	struct iovec iov[2] = { { room, PAGE }, { room + PAGE, PAGE } };
+	struct store_file *f;
+
+	close(ref);
+	ref = memfd_create("reads", MFD_CLOEXEC);
+	f = open_file();
+	cr_assert_eq(f->ops->truncate(f, INT64_MAX), 0);
+	put(f, bytes, PAGE - 1, (size_t)last);
+	for (int at_once = 0; at_once < 2; at_once++) {
+		struct store_read rd = { .iov = iov, .n = 2, .off = last - PAGE, .kept = true,
+					 .at_once = at_once };
+
+		memset(room, 0xee, 2 * PAGE);
+		store_read_begin(f, &rd);
+		cr_assert_eq(store_read_end(f, &rd), 2 * PAGE - 1);
+		cr_assert_eq(memcmp(room + PAGE, bytes, PAGE - 1), 0);
+	}
+	cr_assert_eq(f->ops->read(f, iov, 1, last), PAGE - 1);
+	cr_assert_eq(memcmp(room, bytes, PAGE - 1), 0);
+	f->ops->close(f);
+}
+
 /* An overlay over new directories; nobody else sees it, and only they are left of it. */
 static bool mount_overlay(char *at)
 {

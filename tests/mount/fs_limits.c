@@ -56,8 +56,9 @@ EACH_WAY(fs_limits, paths_of_4095_bytes_work_and_of_4096_do_not)
 	SAME_ERR(renameat(at, "f", at, long_path(PATH_MAX)), ENAMETOOLONG);
 	SAME_ERR(linkat(at, "f", at, long_path(PATH_MAX), 0), ENAMETOOLONG);
 	SAME_ERR(symlinkat(long_path(PATH_MAX), at, "l"), ENAMETOOLONG);
-	SAME_OK(symlinkat(long_path(PATH_MAX - 1), at, "l"));
-	SAME_OK(fstatat(at, "l", &st, 0));
+	/* XFS has links of 1023 bytes. */
+	if (SAME(symlinkat(long_path(PATH_MAX - 1), at, "l")) == 0)
+		SAME_OK(fstatat(at, "l", &st, 0));
 	SAME_OK(unlinkat(at, long_path(PATH_MAX - 1), 0));
 	both_same_tree();
 }
@@ -155,16 +156,21 @@ EACH_WAY(fs_limits, offsets_end_at_two_to_the_63)
 	SAME(ftruncate(fd[side], (1l << 44) - 4096));
 	SAME_OK(ftruncate(fd[side], 4));
 	SAME_ERR(ftruncate(fd[side], -1), EINVAL);
-	SAME(fallocate(fd[side], 0, MOST - 10, 10));
+	/* Where there are files of that size they end in the middle of a page whose end no offset can name. */
+	if (SAME(fallocate(fd[side], 0, MOST - 10, 10)) == 0)
+		SAME_OK(pwrite(fd[side], "0123456789", 10, MOST - 10));
 	SAME_ERR(fallocate(fd[side], 0, MOST - 10, 11), EFBIG);
 	SAME_ERR(fallocate(fd[side], 0, MOST, MOST), EFBIG);
 	SAME_ERR(fallocate(fd[side], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, MOST - 1, 10), EFBIG);
 	SAME(fallocate(fd[side], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 4, MOST - 4));
 	SAME((from = MOST - 5, to = 0, copy_file_range(fd[side], &from, fd[side], &to, 10, 0)));
+	SAME_OK(pread(fd[side], page, 10, MOST - 10));
+	SAME(fsync(fd[side]));
 	SAME(sync_file_range(fd[side], MOST - 5, 10, SYNC_FILE_RANGE_WRITE));
 	SAME_OK(sync_file_range(fd[side], 0, MOST, SYNC_FILE_RANGE_WRITE));
 	SAME(mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd[side], MOST & ~4095l) == MAP_FAILED ? -1 : 0);
 	SAME(mmap(NULL, 8192, PROT_READ, MAP_SHARED, fd[side], MOST & ~4095l) == MAP_FAILED ? -1 : 0);
+	SAME_OK(ftruncate(fd[side], 10)); /* what was copied; all of it takes long to compare */
 	SAME_CLOSE(fd);
 	way_unmount();
 	way_remount();

@@ -169,10 +169,13 @@ EACH_WAY(fs_names, symbolic_links)
 	SAME_OK(symlinkat("/nowhere/at/all", at, "dangling"));
 	memset(longest, 'x', sizeof(longest));
 	longest[PATH_MAX - 2] = '\0';
-	SAME_OK(symlinkat(longest, at, "longest"));
+	if (SAME(symlinkat(longest, at, "longest")) < 0) {
+		longest[1023] = '\0'; /* XFS */
+		SAME_OK(symlinkat(longest, at, "longest"));
+	}
 	SAME_ERR(symlinkat("f", at, "l"), EEXIST);
 	SAME_OK(readlinkat(at, "longest", target[side], PATH_MAX));
-	cr_assert_arr_eq(target[ON_MOUNT], longest, PATH_MAX - 2);
+	cr_assert_arr_eq(target[ON_MOUNT], longest, strlen(longest));
 	SAME_OK(readlinkat(at, "dangling", small[side], sizeof(small[0])));
 	cr_assert_arr_eq(small[ON_MOUNT], "/now", 4);
 	holds("l", "text");
@@ -273,7 +276,8 @@ EACH_WAY(fs_names, rename_replaces)
 	holds("d/c", "a");
 	SAME_ERR(renameat(at, "d/c", at, "full"), EISDIR);
 	SAME_ERR(renameat(at, "d", at, "d/c"), EINVAL);
-	SAME_ERR(renameat(at, "d", at, "full"), ENOTEMPTY);
+	cr_assert_eq(SAME(renameat(at, "d", at, "full")), -1);
+	cr_assert(errno == ENOTEMPTY || errno == EEXIST, "%s", strerror(errno)); /* XFS: the latter */
 	SAME_ERR(renameat(at, "full", at, "full/x/y"), EINVAL);
 	SAME_ERR(renameat(at, "missing", at, "z"), ENOENT);
 	make_file("f", "");
