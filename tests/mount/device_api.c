@@ -14,6 +14,7 @@
 
 #include "actor.h"
 #include "child.h"
+#include "device_io.h"
 #include "gaia/client.h"
 #include "ways.h"
 
@@ -589,6 +590,49 @@ EACH_WAY(device_api, threads_acquire_pages_of_one_chunk_at_the_same_time)
 		cr_assert_eq(got, 1 + page, "chunk %ld, page %ld", (long)chunk, (long)page);
 	}
 	pthread_barrier_destroy(&shared.all);
+	close(fd);
+}
+
+#define FEW 6 /* chunks; the device has room for two */
+
+/* Counts in its own page of each chunk, in an order of its own. */
+static void *count_in_each_chunk(void *arg)
+{
+	size_t page = (uintptr_t)arg;
+	unsigned char counted[FEW] = { 0 };
+	uint64_t seed = 1 + page;
+
+	for (int round = 0; round < 200; round++) {
+		size_t chunk = next_random(&seed) % FEW;
+		unsigned char *p = shared.p + chunk * CHUNK + page * PAGE;
+
+		/* What the others hold may leave no room. */
+		while (gaia_acquire(p, PAGE, RW))
+			if (errno != ENOMEM)
+				shared.failed++;
+		shared.failed += p[0] != counted[chunk] || p[PAGE - 1] != counted[chunk];
+		p[0] = p[PAGE - 1] = ++counted[chunk];
+		shared.failed += gaia_release(p, PAGE) != 0;
+	}
+	return NULL;
+}
+
+/* Chunks come and go under them: none goes that one of them uses, nor comes too late for another. */
+EACH_WAY_BARE(device_api, threads_of_one_mapping_share_too_small_a_device)
+{
+	pthread_t thread[THREADS];
+	int fd;
+
+	start_with_devices("sim:4M", NULL);
+	fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
+	cr_assert_eq(ftruncate(fd, FEW * CHUNK), 0);
+	shared.p = map(fd, FEW * CHUNK, RW, 0, 0);
+	for (uintptr_t i = 0; i < THREADS; i++)
+		cr_assert_eq(pthread_create(&thread[i], NULL, count_in_each_chunk, (void *)i), 0);
+	for (int i = 0; i < THREADS; i++)
+		pthread_join(thread[i], NULL);
+	cr_assert_eq(shared.failed, 0);
+	OK(gaia_munmap(shared.p, FEW * CHUNK));
 	close(fd);
 }
 
