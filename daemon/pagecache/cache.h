@@ -77,6 +77,7 @@ struct cache_config {
 
 #define CACHE_HOME_MIN (8ull << 20)
 #define CACHE_MAX_DEVICES 254u /* an owner fits a byte */
+#define CACHE_MAX_MAPPINGS 65535u /* of one file: all may hold a page for writing, see page_replica */
 
 /* -EINVAL, -ENOMEM. Starts the writeback thread. */
 int cache_create(const struct cache_config *config, struct cache **out);
@@ -211,7 +212,8 @@ int cfile_error_check(struct cfile *f, uint64_t *cursor);
 
 /*
  * Holds f. prot: GAIA_PROT_*. @may_write: the client may write the file, whatever prot says. One that may not
- * gets memory of its own, which nobody else reads, where the device cannot keep it from writing. -ENODEV.
+ * gets memory of its own, which nobody else reads, where the device cannot keep it from writing. -ENODEV; -EMFILE: of
+ * one file there are CACHE_MAX_MAPPINGS.
  */
 int cache_map(struct cfile *f, unsigned device, void *client, uint64_t map_id, unsigned prot,
 	      bool may_write, uint64_t off, uint64_t len, struct mapping **out);

@@ -829,8 +829,13 @@ int cache_map(struct cfile *f, unsigned device, void *client, uint64_t map_id, u
 	m = calloc(1, sizeof(*m));
 	if (!m)
 		return -ENOMEM;
+	/* Each may come to hold the same page for writing, and those are counted. */
+	if (atomic_fetch_add(&f->mappings, 1) >= CACHE_MAX_MAPPINGS) {
+		atomic_fetch_sub(&f->mappings, 1);
+		free(m);
+		return -EMFILE;
+	}
 	cfile_hold(f);
-	atomic_fetch_add(&f->mappings, 1);
 	m->file = f;
 	m->dev = &c->dev[device];
 	m->client = client;

@@ -504,6 +504,27 @@ Test(threads, may_release_what_another_one_is_acquiring)
 	end();
 }
 
+/* ---- very many ---- */
+
+/* What counts those that hold a page does not overflow. */
+Test(mappings, of_one_file_are_so_many_and_no_more)
+{
+	static struct mapping *m[CACHE_MAX_MAPPINGS + 1];
+	struct client *cl;
+	unsigned n = 0;
+
+	begin_devices(1);
+	cl = new_client(0);
+	while (n < CACHE_MAX_MAPPINGS &&
+	       !cache_map(kf->cfile, 0, cl, 2 + n, GAIA_PROT_RW, true, 0, GAIA_PAGE, &m[n]))
+		n++;
+	cr_assert_eq(n, CACHE_MAX_MAPPINGS - 1, "the client has one already");
+	cr_assert_eq(cache_map(kf->cfile, 0, cl, 2 + n, GAIA_PROT_RW, true, 0, GAIA_PAGE, &m[n]), -EMFILE);
+	while (n > 0)
+		cache_unmap(m[--n]);
+	end();
+}
+
 /* ---- death ---- */
 
 static int release_page(void *client)
