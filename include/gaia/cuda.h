@@ -48,7 +48,8 @@ struct CUstream_st; /* what a cudaStream_t, and a CUstream, points to */
  *    gaia_advise(); or gaia_munmap(), which does unmap. To know: synchronize with the stream, then
  *    call one of them. Room that a failed acquire held stays taken until gaia_munmap().
  *
- * gaia_munmap() waits for all work of the context, and for what is queued here, before it unmaps.
+ * gaia_munmap() waits for all work of the context, and for what is queued here, before it unmaps. CUDA lets nobody
+ * wait so while a stream of the context is captured (cudaStreamBeginCapture()): unmap before, or afterwards.
  * Host functions (cudaLaunchHostFunc()) must call nothing of client.h, nor these: CUDA lets them make none
  * of its calls, and ours make some, or wait for a thread that does.
  * On a device that cannot wait for memory in a stream the calls wait instead.
