@@ -192,6 +192,24 @@ static int result(ssize_t got, size_t want)
 	return (size_t)got == want ? 0 : EAGAIN;
 }
 
+/*
+ * The bytes that are there, or -1. Where a page cannot be read the kernel says how many came before it, as it
+ * does at the end of the file: who asks again hears which it was.
+ */
+static ssize_t read_cells(int fd, void *buf, size_t bytes, off_t off)
+{
+	size_t done = 0;
+	ssize_t got;
+
+	do {
+		got = pread(fd, (char *)buf + done, bytes - done, off + (off_t)done);
+		if (got < 0)
+			return -1;
+		done += (size_t)got;
+	} while (got > 0 && done < bytes && (off + (off_t)done) % PAGE == 0);
+	return (ssize_t)done;
+}
+
 static void do_read(unsigned slot, uint32_t cell, uint32_t n)
 {
 	size_t bytes = (size_t)n * cell_size();
@@ -201,7 +219,7 @@ static void do_read(unsigned slot, uint32_t cell, uint32_t n)
 	if (!op)
 		return;
 	op_start(op);
-	got = pread(held[slot].fd, op_data(op), bytes, cell_offset(cell));
+	got = read_cells(held[slot].fd, op_data(op), bytes, cell_offset(cell));
 	/* What is beyond the end counts as zeros. */
 	if (got >= 0)
 		memset((char *)op_data(op) + got, 0, bytes - (size_t)got);
@@ -314,7 +332,7 @@ static void do_direct(unsigned slot, bool write)
 		op_end(op, result(pwrite(held[slot].direct, bounce, bytes, cell_offset(cell)), bytes));
 		goto out;
 	}
-	got = pread(held[slot].direct, bounce, bytes, cell_offset(cell));
+	got = read_cells(held[slot].direct, bounce, bytes, cell_offset(cell));
 	if (got >= 0) {
 		memcpy(op_data(op), bounce, (size_t)got);
 		memset((char *)op_data(op) + got, 0, bytes - (size_t)got);
