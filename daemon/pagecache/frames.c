@@ -184,7 +184,8 @@ static struct slab *slab_vacant(struct frames *fr, unsigned *at)
 static void *slab_memory(void)
 {
 	/* Twice the size, to cut an aligned one out of. */
-	char *raw = mmap(NULL, 2 * GAIA_CHUNK, PROT_READ | PROT_WRITE,
+	char *raw = fault_point("home.memory") ? MAP_FAILED :
+		    mmap(NULL, 2 * GAIA_CHUNK, PROT_READ | PROT_WRITE,
 			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	char *aligned;
 

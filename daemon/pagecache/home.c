@@ -681,6 +681,18 @@ static int span_apply(const struct span *s)
 	return err;
 }
 
+/* Pages that got frames which the write did not come to are as absent as before. */
+static void span_undo(const struct span *s)
+{
+	struct chunk *ch = s->ch;
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = s->a; i < s->b; i++)
+		if (bit_test(s->fresh, i) && !page_dirty(ch, i))
+			page_drop(ch, i);
+	pthread_mutex_unlock(&ch->lock);
+}
+
 static int write_span(struct span *s)
 {
 	struct chunk *ch = s->ch;
@@ -701,6 +713,8 @@ static int write_span(struct span *s)
 		if (s->off + s->len > atomic_load(&f->size))
 			atomic_store(&f->size, s->off + s->len);
 		pthread_mutex_unlock(&f->lock);
+	} else {
+		span_undo(s);
 	}
 
 	pthread_mutex_lock(&ch->lock);

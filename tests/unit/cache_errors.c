@@ -158,6 +158,35 @@ Test(store_error, of_sync_makes_what_was_stored_be_stored_again)
 	end();
 }
 
+/* A write of many pages that gets memory for some of them only. */
+static void write_short_of_memory(void)
+{
+	char *bytes = malloc(GAIA_CHUNK);
+
+	memset(bytes, 'n', GAIA_CHUNK);
+	/* Of the one slab that there is, so much that cannot be had for others. */
+	cr_assert_eq(cpu_write_direct(kf, bytes, 240 * GAIA_PAGE, GAIA_CHUNK), 0);
+	fault_arm("store.write", -ENOSPC, 0, 0);
+	fault_arm("home.memory", -ENOMEM, 0, 0);
+	cr_assert_eq(cpu_write_direct(kf, bytes, GAIA_CHUNK, 0), -ENOMEM);
+	fault_disarm_all();
+	free(bytes);
+}
+
+Test(memory_error, of_a_write_leaves_what_was_there)
+{
+	char seen[4] = "";
+
+	begin_devices(1);
+	cr_assert_eq(cpu_write_direct(kf, "old", 3, 0), 0);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	write_short_of_memory();
+	cache_check(rig->cache);
+	cr_assert_eq(cpu_read_direct(kf, seen, 3, 0), 3);
+	cr_assert_str_eq(seen, "old");
+	end();
+}
+
 static int flush_file(void *none)
 {
 	return cache_flush(kf->cfile);
