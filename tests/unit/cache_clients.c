@@ -573,3 +573,32 @@ Test(death, in_the_middle_of_a_release_does_not_take_back_what_that_publishes)
 	release_all(heir);
 	end();
 }
+
+/* ---- clients of one device ---- */
+
+/* Who releases the page first publishes what the other one stored there, too; and once that is home the other's has no news. */
+Test(neighbours, releases_do_not_return_before_the_kernel_lacks_old_bytes)
+{
+	struct client *a, *b;
+
+	begin_devices(1);
+	a = new_client(0);
+	b = new_client(0);
+	struct held first = { .point = "release.before_invalidate", .call = release_page, .arg = b };
+	char seen[4] = "";
+
+	write_cpu(0, "old");
+	write_device(a, 0, "new");
+	cr_assert_eq(client_acquire(b, 0, GAIA_PAGE, GAIA_PROT_RW), 0);
+	expect_cpu(0, "old");
+	held_begin(&first);
+	cr_assert_eq(cpu_read_direct(kf, seen, 3, 0), 3);
+	cr_assert_str_eq(seen, "new");
+	cr_assert_eq(release_page(a), 0);
+	expect_cpu(0, "new");
+	/* Later than both: not a race. */
+	write_cpu(0, "NEW");
+	cr_assert_eq(held_end(&first), 0);
+	expect_cpu(0, "NEW");
+	end();
+}
