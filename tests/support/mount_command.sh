@@ -76,7 +76,8 @@ pid=$(daemon)
 umount -l mnt || fail "umount -l failed"
 [ "$(mounts)" -eq 0 ] || fail "still mounted after umount -l"
 exec 5<&-
-tail --pid="$pid" -f /dev/null # until the daemon has ended
+# Until the daemon has ended; where process 1 is no init it stays a zombie.
+while grep -qs '^State:.[^ZX]' "/proc/$pid/status"; do sleep 0.1; done
 
 # What cannot be mounted fails with a reason.
 ! mount -t gaiafs missing mnt 2> err || fail "mounting a missing directory succeeded"
