@@ -45,6 +45,14 @@ done
 mounts() {
 	awk -v dir="$dir" '$5 == dir "/mnt" && / - fuse.gaiafs / && index($0, " " dir "/src ")' /proc/self/mountinfo | wc -l
 }
+# Wait for the end of a process that need not be ours; where process 1 is no init it stays a zombie, as which tail --pid counts it.
+ended() {
+	python3 - "$1" <<- 'END'
+	import contextlib, os, select, sys
+	with contextlib.suppress(ProcessLookupError):
+	    select.select([os.pidfd_open(int(sys.argv[1]))], [], [])
+	END
+}
 daemon() { bin/gaia status --json mnt | sed -n 's/^  "pid": \([0-9]*\),$/\1/p'; }
 
 # mount -t, and a umount that waits until everything is stored and the daemon is gone.
@@ -76,8 +84,7 @@ pid=$(daemon)
 umount -l mnt || fail "umount -l failed"
 [ "$(mounts)" -eq 0 ] || fail "still mounted after umount -l"
 exec 5<&-
-# Until the daemon has ended; where process 1 is no init it stays a zombie.
-while grep -qs '^State:.[^ZX]' "/proc/$pid/status"; do sleep 0.1; done
+ended "$pid"
 
 # What cannot be mounted fails with a reason.
 ! mount -t gaiafs missing mnt 2> err || fail "mounting a missing directory succeeded"
