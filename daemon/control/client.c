@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/counters.h"
+#include "base/fault.h"
 #include "base/log.h"
 #include "base/thread.h"
 #include "base/util.h"
@@ -48,6 +49,9 @@ struct client *client_find(struct control *ctl, const struct gaia_client_key *ke
 	pthread_mutex_lock(&ctl->lock);
 	HASH_FIND(hh, ctl->clients, &key->id, sizeof(key->id), c);
 	if (c && !equal_secret(&c->key.secret, &key->secret, sizeof(key->secret)))
+		c = NULL;
+	/* Disconnected, and the loop has not come round to ending it. */
+	if (c && atomic_load(&c->dead))
 		c = NULL;
 	if (c)
 		client_get(c);
@@ -426,6 +430,7 @@ void client_end(struct client *c)
 	if (c->ended)
 		return;
 	c->ended = true;
+	(void)fault_point("client.before_end");
 	uv_close((uv_handle_t *)&c->poll, on_client_closed);
 	if (c->welcome) {
 		pthread_mutex_lock(&ctl->lock);

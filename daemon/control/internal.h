@@ -141,7 +141,7 @@ struct map {
 void client_accept(struct control *ctl, int fd);
 /* The connection is over: forget the client, unmap what it has. Loop's thread. */
 void client_end(struct client *c);
-/* A reference to the client with this key, or NULL: there is none. */
+/* A reference to the client with this key, or NULL: there is none, or it has been disconnected. */
 struct client *client_find(struct control *ctl, const struct gaia_client_key *key);
 void client_get(struct client *c);
 void client_put(struct client *c);

@@ -17,6 +17,7 @@
 
 #include "../../client/wire.h"
 #include "base/counters.h"
+#include "base/fault.h"
 #include "base/log.h"
 #include "fake_daemon.h"
 
@@ -627,6 +628,21 @@ Test(revoking, without_an_answer_ends_the_client, .init = begin, .fini = end, .t
 	cr_assert_eq(fake_revoke(id, 0), -ENOTCONN);
 	sem_wait(&fake_unmapped);
 	cr_assert_eq(fake_seen().live, 0);
+	close(p.sock);
+}
+
+/* The memory is another client's by then, however busy the loop is. */
+Test(revoking, without_an_answer_ends_the_client_at_once, .init = begin, .fini = end, .timeout = 60)
+{
+	struct peer p = join();
+	uint64_t id = map(&p, 0, GAIA_CHUNK);
+	struct gaia_ioc_range io = range(&p, id, 0, GAIA_PAGE);
+
+	fault_hold("client.before_end");
+	cr_assert_eq(fake_revoke(id, 0), -ENOTCONN);
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_RELEASE, &io), -ENOTCONN);
+	fault_let_go("client.before_end");
+	sem_wait(&fake_unmapped);
 	close(p.sock);
 }
 
