@@ -190,6 +190,23 @@ static void races_note(struct chunk *ch, unsigned i, const void *home, const voi
 	pthread_mutex_unlock(&c->lock);
 }
 
+/* ---- windows ---- */
+
+uint16_t window_open(struct chunk *ch, unsigned i)
+{
+	atomic_fetch_add(&ch->file->n_windows, 1);
+	return track_window_open(&ch->track->page[i]);
+}
+
+void window_close(struct chunk *ch, unsigned i, uint16_t opened)
+{
+	pages_lock(ch, i, i + 1);
+	track_window_close(&ch->track->page[i], opened);
+	twins_collect(ch, i);
+	pages_unlock(ch, i, i + 1);
+	atomic_fetch_sub(&ch->file->n_windows, 1);
+}
+
 /* ---- writes by CPUs ---- */
 
 static void again_ask(struct chunk *ch, unsigned i)
@@ -200,8 +217,7 @@ static void again_ask(struct chunk *ch, unsigned i)
 	if (fault_point("break.forget_again") || track_windows_suffice(&ch->track->page[i]))
 		return;
 	a = xmalloc(sizeof(*a));
-	*a = (struct again){ .chunk = chunk_ref(ch), .page = i,
-			     .opened = track_window_open(&ch->track->page[i]) };
+	*a = (struct again){ .chunk = chunk_ref(ch), .page = i, .opened = window_open(ch, i) };
 	pthread_mutex_lock(&c->lock);
 	ch->file->again_asked++;
 	TAILQ_INSERT_TAIL(&c->again, a, link);
@@ -490,8 +506,9 @@ static void fetch_merge(struct fetch *fe, unsigned i, frame_t frame, frame_t *sp
 	track_merged(t, r, equal, kept);
 	if (snapped)
 		fe->rep->n_snapped--;
-	atomic_fetch_sub(&ch->file->n_ahead, 1);
+	/* In this order: somebody may look whether there is anything for the store. */
 	pages_set_dirty(ch, i, i + 1);
+	atomic_fetch_sub(&ch->file->n_ahead, 1);
 	twins_collect(ch, i);
 }
 
@@ -635,10 +652,7 @@ void page_drop_lost(struct chunk *ch, unsigned i)
 static void page_invalidated(struct chunk *ch, unsigned i, uint16_t opened)
 {
 	pthread_mutex_lock(&ch->lock);
-	pages_lock(ch, i, i + 1);
-	track_window_close(&ch->track->page[i], opened);
-	twins_collect(ch, i);
-	pages_unlock(ch, i, i + 1);
+	window_close(ch, i, opened);
 	track_maybe_free(ch);
 	pthread_mutex_unlock(&ch->lock);
 }

@@ -204,6 +204,7 @@ struct cfile {
 	atomic_uint_least64_t n_dirty, n_stored; /* pages */
 	atomic_uint_least64_t syncs_failed; /* ever; raised before what is stored is looked for, see store_again() */
 	atomic_uint_least64_t n_ahead; /* page releases not merged yet, over all devices */
+	atomic_uint_least64_t n_windows; /* invalidations of pages that have not completed */
 	atomic_bool gone;
 	/* Changed with range held exclusively; see passthrough.c. */
 	atomic_bool passthrough;
@@ -585,6 +586,10 @@ void truncate_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[2])
 char *under_bytes(struct chunk *ch, unsigned i);
 void under_drop(struct chunk *ch, unsigned i);
 
+/* chunk->lock held. An invalidation of page i is about to begin: see track_window_open(). */
+uint16_t window_open(struct chunk *ch, unsigned i);
+/* chunk->lock held, but for when the page is waited for. It has completed. [W] */
+void window_close(struct chunk *ch, unsigned i, uint16_t opened);
 void *notifier_main(void *cache);
 /* Wait until the invalidations that were asked for until now are done. [W] */
 void again_wait(struct cfile *f);

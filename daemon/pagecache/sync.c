@@ -789,8 +789,8 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 /* One chunk's part of a release. */
 struct release {
 	struct chunk *ch;
-	uint64_t published[GAIA_CHUNK_PAGES / 64]; /* of which the kernel may hold copies */
-	uint16_t opened[GAIA_CHUNK_PAGES]; /* of those, see track_window_open() */
+	uint64_t published[GAIA_CHUNK_PAGES / 64]; /* by us or others, and the kernel may hold copies */
+	uint16_t opened[GAIA_CHUNK_PAGES]; /* of those, see window_open() */
 	bool changed;
 };
 
@@ -879,7 +879,7 @@ static void publish_page(struct grant *g, unsigned i, bool changed, bool secured
 		rl->changed = true;
 		count(CTR_released_pages, 1);
 		if (t->may_hold) {
-			rl->opened[i] = track_window_open(t);
+			rl->opened[i] = window_open(ch, i);
 			bit_set(rl->published, i);
 		}
 	}
@@ -972,6 +972,61 @@ unlock:
 	return err;
 }
 
+/* Whether there are any, in pages [a, b). */
+static bool join_windows(struct release *rl, unsigned a, unsigned b)
+{
+	struct chunk *ch = rl->ch;
+	bool any = false;
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = a; i < b && ch->track; i++) {
+		if (ch->track->page[i].pending == 0 || bit_test(rl->published, i))
+			continue;
+		rl->opened[i] = window_open(ch, i);
+		bit_set(rl->published, i);
+		any = true;
+	}
+	pthread_mutex_unlock(&ch->lock);
+	return any;
+}
+
+/*
+ * What the caller stored may have been published by somebody else's release: another client's of the device, or
+ * another thread's of this one. Ours has found nothing new, then; but it must not return before the kernel has dropped
+ * its copy, and theirs may take longer to get there. So the pages of their windows are invalidated by us, too.
+ * @rl: our @n parts, in order; parts of other chunks are added, one by one. How many there are then.
+ */
+static uint64_t join_others(struct cfile *f, struct page_span span, struct release **rl, uint64_t n)
+{
+	struct chunk **list;
+	uint64_t ours = 0, mine = 0, all = n;
+	unsigned n_chunks;
+
+	for (uint64_t k = 0; k < n; k++)
+		ours += bits_count((*rl)[k].published, GAIA_CHUNK_PAGES / 64);
+	if (atomic_load(&f->n_windows) == ours)
+		return n;
+	n_chunks = chunk_list_get(f, span.a / GAIA_CHUNK_PAGES, (span.b - 1) / GAIA_CHUNK_PAGES, &list);
+	*rl = xrealloc(*rl, (n + n_chunks + 1) * sizeof(**rl));
+	for (unsigned k = 0; k < n_chunks; k++) {
+		uint64_t start = list[k]->index * GAIA_CHUNK_PAGES;
+		struct release other = { .ch = list[k] }, *part = &other;
+
+		while (mine < n && (*rl)[mine].ch->index < list[k]->index)
+			mine++;
+		if (mine < n && (*rl)[mine].ch == list[k])
+			part = &(*rl)[mine];
+		if (join_windows(part, (unsigned)(MAX(span.a, start) - start),
+				 (unsigned)(MIN(span.b, start + GAIA_CHUNK_PAGES) - start)) &&
+		    part == &other)
+			(*rl)[all++] = other;
+		else
+			chunk_put(list[k]);
+	}
+	free(list);
+	return all;
+}
+
 /* With "break.forget_again" the kernel is trusted with what it wrote back or read since the release. */
 static bool to_invalidate(const struct release *rl, unsigned i)
 {
@@ -1009,10 +1064,7 @@ static void invalidate_published(struct cfile *f, struct release *rl, uint64_t n
 		for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
 			if (!bit_test(rl[k].published, i))
 				continue;
-			pages_lock(ch, i, i + 1);
-			track_window_close(&ch->track->page[i], rl[k].opened[i]);
-			twins_collect(ch, i);
-			pages_unlock(ch, i, i + 1);
+			window_close(ch, i, rl[k].opened[i]);
 		}
 		track_maybe_free(ch);
 		pthread_mutex_unlock(&ch->lock);
@@ -1025,7 +1077,8 @@ int cache_release(struct mapping *m, uint64_t off, uint64_t len)
 	struct release *rl;
 	struct grant **held;
 	bool changed = false;
-	unsigned n, done = 0;
+	uint64_t done = 0;
+	unsigned n;
 	int err = 0;
 
 	if (off < m->off || len > m->len || off - m->off > m->len - len)
@@ -1060,9 +1113,12 @@ int cache_release(struct mapping *m, uint64_t off, uint64_t len)
 	/* Else what was put has set the time. */
 	if (changed && !cfile_is_passthrough(m->file))
 		cfile_touch(m->file);
+	/* Who can store nothing waits for nothing; where the kernel writes through, it may not even invalidate. */
+	if (!err && (m->prot & GAIA_PROT_WRITE))
+		done = join_others(m->file, (struct page_span){ first, last + 1 }, &rl, done);
 	invalidate_published(m->file, rl, done);
 	again_wait(m->file);
-	for (unsigned k = 0; k < done; k++)
+	for (uint64_t k = 0; k < done; k++)
 		chunk_put(rl[k].ch);
 	free(rl);
 	free(held);

@@ -602,3 +602,89 @@ Test(neighbours, releases_do_not_return_before_the_kernel_lacks_old_bytes)
 	expect_cpu(0, "NEW");
 	end();
 }
+
+/* ... also where the device has been told since what is home, and so can tell that it is no news. */
+Test(neighbours, releases_of_nothing_new_await_what_others_published)
+{
+	struct client *a, *b;
+
+	begin_devices(1);
+	a = new_client(0);
+	b = new_client(0);
+	struct held first = { .point = "release.before_invalidate", .call = release_page, .arg = b };
+
+	write_cpu(0, "old");
+	write_device(a, 0, "new");
+	cr_assert_eq(client_acquire(b, 0, GAIA_PAGE, GAIA_PROT_RW), 0);
+	store_cpu(64, "elsewhere");
+	cr_assert_eq(kernel_writeback(kf, 0, GAIA_PAGE, 1), 0);
+	held_begin(&first);
+	expect_device(a, 64, "elsewhere");
+	cr_assert_eq(release_page(a), 0);
+	expect_cpu(0, "new");
+	store_cpu(0, "NEW");
+	cr_assert_eq(held_end(&first), 0);
+	expect_cpu(0, "NEW");
+	expect_cpu(64, "elsewhere");
+	end();
+}
+
+/* It need not, and where the kernel writes through it must not: it does not hold the inode's lock. */
+Test(neighbours, releases_of_readers_leave_the_kernel_alone)
+{
+	struct client *writer, *reader;
+
+	begin_devices(1);
+	writer = new_client(0);
+	reader = new_reader();
+	struct held first = { .point = "release.before_invalidate", .call = release_page, .arg = writer };
+
+	write_cpu(0, "old");
+	write_device(writer, 0, "new");
+	held_begin(&first);
+	expect_device(reader, 0, "new");
+	cr_assert(kernel_has(kf, 0));
+	release_all(reader);
+	cr_assert(kernel_has(kf, 0));
+	cr_assert_eq(held_end(&first), 0);
+	cr_assert(!kernel_has(kf, 0));
+	end();
+}
+
+/* What one thread stored the other's release published: the client holds nothing any more, maybe not even the memory. */
+static void release_twice(bool evicted)
+{
+	struct client *a;
+
+	begin_devices(1);
+	a = new_client(0);
+	struct held first = { .point = "release.before_invalidate", .call = release_page, .arg = a };
+
+	write_cpu(0, "old");
+	write_cpu(GAIA_CHUNK, "past");
+	write_device(a, 0, "new");
+	write_device(a, GAIA_CHUNK, "mine");
+	expect_cpu(GAIA_CHUNK, "past");
+	held_begin(&first);
+	if (evicted) {
+		cr_assert_eq(client_release(a, GAIA_CHUNK, GAIA_PAGE), 0);
+		cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	}
+	release_all(a);
+	expect_cpu(0, "new");
+	expect_cpu(GAIA_CHUNK, "mine");
+	store_cpu(0, "NEW");
+	cr_assert_eq(held_end(&first), 0);
+	expect_cpu(0, "NEW");
+	end();
+}
+
+Test(threads, releases_of_nothing_await_what_another_one_published)
+{
+	release_twice(false);
+}
+
+Test(threads, releases_of_evicted_memory_await_what_another_one_published)
+{
+	release_twice(true);
+}
