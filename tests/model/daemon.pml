@@ -37,25 +37,50 @@ byte windows, given;
 #define AGAIN_ALL 252
 byte waits[2];		/* those of the notifier's that the release of device d waits for */
 
-/* struct replica, struct page_replica, the one mapping's struct grant */
+/* struct replica, struct page_replica */
 typedef replica {
 	bool here, evicting;
-	bool pinned;	/* by an acquire under way */
 	byte bytes, shadow, hash;
-	reference base;	/* seen; NOWHERE without AHEAD and writing: not PRESENT, or stale */
+	reference base;	/* seen; NOWHERE without AHEAD and writers: not PRESENT, or stale */
 	bool ahead, snapped;
 	byte cut = PAGE;
+#if SHARED
+	bool armed;	/* else it always is where it matters */
+#endif
+};
+replica r[2];
+
+/* struct grant: what client c has of its device's replica */
+typedef grant {
+	bool pinned;	/* by an acquire under way */
 	bool held, writing;
 	bool mapped;	/* the client maps the memory */
 };
-replica r[2];
+grant g[2];
+
+/* The replica that client c uses; of replica d: who holds it, page_replica.writers, who does beside client c. */
+#if SHARED
+#define REPLICA(c) 0
+#define HELD(d) ((d) == 0 && (g[0].held || g[1].held))
+#define WRITERS(d) ((d) == 0 && (g[0].writing || g[1].writing))
+#define OTHER_WRITES(c) (g[1 - (c)].writing)
+#define ARMED(d) (r[d].armed)
+#define ARM(d, to) r[d].armed = to
+#else
+#define REPLICA(c) (c)
+#define HELD(d) (g[d].held)
+#define WRITERS(d) (g[d].writing)
+#define OTHER_WRITES(c) false
+#define ARMED(d) true
+#define ARM(d, to) skip
+#endif
 
 byte disk = PAGE_OF(INITIAL, INITIAL);	/* the store */
 byte size = PAGE;			/* cfile.size */
 bool page_lock;				/* held across steps only with FAULT HOLD_LOCK */
 
 #define TRACKED (r[0].here || r[1].here || windows != 0)
-#define OUTSTANDING(d) (r[d].writing || r[d].ahead)
+#define OUTSTANDING(d) (WRITERS(d) || r[d].ahead)
 /* track_base_needed() of home's id */
 #define BASE_NEEDED \
 	((windows != 0 && kernel_base.is == HOME) || (OUTSTANDING(0) && r[0].base.is == HOME) || \
@@ -120,7 +145,7 @@ inline settle_replica(d)
 		r[d].bytes = (r[d].here -> 0 : r[d].bytes)
 	:: else
 	fi;
-	r[d].hash = (r[d].writing -> r[d].hash : 0);
+	r[d].hash = (WRITERS(d) -> r[d].hash : 0);
 	r[d].shadow = (r[d].snapped -> r[d].shadow : 0)
 }
 
@@ -252,14 +277,14 @@ inline fetch_from(d)
 		fi;
 		equal = plain || (!known && home == theirs);
 		if
-		:: r[d].snapped && !r[d].writing	/* its own bytes were discarded earlier */
-		:: !(r[d].snapped && !r[d].writing) && equal -> refer(r[d].base, HOME, 0)
-		:: !(r[d].snapped && !r[d].writing) && !equal && r[d].writing -> refer(r[d].base, TWIN, theirs)
+		:: r[d].snapped && !WRITERS(d)	/* its own bytes were discarded earlier */
+		:: !(r[d].snapped && !WRITERS(d)) && equal -> refer(r[d].base, HOME, 0)
+		:: !(r[d].snapped && !WRITERS(d)) && !equal && WRITERS(d) -> refer(r[d].base, TWIN, theirs)
 		:: else
 		fi;
 		r[d].ahead = false;
 		r[d].snapped = false;
-		r[d].cut = (r[d].writing -> r[d].cut : PAGE);
+		r[d].cut = (WRITERS(d) -> r[d].cut : PAGE);
 		home_dirty = true;
 		settle()
 	:: else
@@ -393,8 +418,8 @@ inline truncate_replica(d, to)
 			r[d].ahead = false;
 			r[d].snapped = false;
 			refer(r[d].base, NOWHERE, 0);
-			r[d].cut = (r[d].writing -> 0 : PAGE)
-		:: to > 0 && r[d].writing && to < r[d].cut -> r[d].cut = to
+			r[d].cut = (WRITERS(d) -> 0 : PAGE)
+		:: to > 0 && WRITERS(d) && to < r[d].cut -> r[d].cut = to
 		:: else
 		fi
 	fi
@@ -461,9 +486,9 @@ inline part_plan(d, write)
 	:: r[1 - d].ahead -> step = FETCH
 	:: else ->
 		if
-		:: r[d].ahead && (!CURRENT(d) || (r[d].snapped && !r[d].writing)) -> step = FETCH
+		:: r[d].ahead && (!CURRENT(d) || (r[d].snapped && !WRITERS(d))) -> step = FETCH
 		:: r[d].ahead && CURRENT(d) && !r[d].snapped && write -> step = SECURE
-		:: !r[d].ahead && !CURRENT(d) -> step = (r[d].writing || r[d].held -> PULL : SEND)
+		:: !r[d].ahead && !CURRENT(d) -> step = (WRITERS(d) || HELD(d) -> PULL : SEND)
 		:: else -> step = NOTHING
 		fi
 	fi
@@ -475,7 +500,7 @@ inline part_plan(d, write)
 		BYTE(home, b) : BYTE(r[d].bytes, b))
 
 /* part_acquire(): part_bring(), part_fetch(), part_secure(), part_send(), part_pull(), part_arm(), part_grant() */
-inline part_acquire(d, write, room)
+inline part_acquire(c, d, write, room)
 {
 	part_plan(d, write);
 	if
@@ -491,53 +516,67 @@ inline part_acquire(d, write, room)
 	if
 	:: step == SEND || step == PULL ->
 		home_fill();
-		limit = (step == PULL && r[d].writing -> r[d].cut : 0);
+		limit = (step == PULL && WRITERS(d) -> r[d].cut : 0);
 		base = (limit > 0 -> BYTES_OF(r[d].base) : 0);
 		r[d].bytes = PAGE_OF(PULLED(0), PULLED(1));
 		r[d].hash = home;
+		ARM(d, true);
 		refer(r[d].base, HOME, 0);
 		r[d].cut = PAGE
 	:: else
 	fi;
-	r[d].hash = (r[d].writing -> r[d].hash : r[d].bytes);	/* part_arm() */
-	r[d].held = true;
-	r[d].writing = r[d].writing || write;
+	if
+	:: !WRITERS(d) -> r[d].hash = r[d].bytes; ARM(d, true)	/* part_arm() */
+	:: else
+	fi;
+	g[c].held = true;
+	g[c].writing = g[c].writing || write;
 	settle()
 }
 
 /* part_acquire() of a page beyond the end, which the client maps from before: part_zero(), part_grant(), track_voided() */
-inline part_hold(d, write)
+inline part_hold(c, d, write)
 {
 	assert(r[d].base.is == NOWHERE && !r[d].ahead);
 	r[d].bytes = PAGE_OF(ZERO, ZERO);
-	r[d].held = true;
+	g[c].held = true;
 	r[d].cut = (write -> 0 : r[d].cut);
-	r[d].writing = r[d].writing || write
+	g[c].writing = g[c].writing || write
 }
 
-/* release_locked(): find_changed(), publish_page(), track_released(), track_discarded() */
-inline release_locked(d, published)
+/*
+ * release_locked(): find_changed(), secure_shared(), publish_page(), track_released(), track_discarded(). @room:
+ * for a snapshot of what another client goes on writing.
+ */
+inline release_locked(c, d, room, published)
 {
 	published = false;
-	r[d].held = false;
+	g[c].held = false;
 	if
-	:: r[d].writing ->
+	:: g[c].writing ->
 		r[d].bytes = (size == 1 -> HEAD(r[d].bytes, 1) : r[d].bytes);
-		equal = r[d].bytes == r[d].hash;
-		r[d].writing = false;
+		equal = r[d].bytes == r[d].hash && ARMED(d);
+		r[d].hash = r[d].bytes;
+		r[d].shadow = (!equal && OTHER_WRITES(c) && room -> r[d].bytes : r[d].shadow);
+		g[c].writing = false;
 		if
 		:: r[d].cut == 0 -> r[d].cut = (r[d].ahead -> 0 : PAGE)
 		:: r[d].cut > 0 && equal ->
-			r[d].snapped = false;
+			r[d].snapped = r[d].snapped && WRITERS(d);
 			if
 			:: r[d].cut < PAGE && !r[d].ahead -> refer(r[d].base, NOWHERE, 0)
 			:: else
 			fi
 		:: else ->
 			r[d].ahead = true;
-			r[d].snapped = false;
+			r[d].snapped = WRITERS(d) && room;
+			ARM(d, (WRITERS(d) -> false : ARMED(d)));
 			if
-			:: may_hold -> published = true; window_open(RELEASE_OF(d))
+			:: may_hold -> published = true; window_open(RELEASE_OF(c))
+			:: else
+			fi;
+			if
+			:: WRITERS(d) && !room -> fetch_pages()
 			:: else
 			fi
 		fi
@@ -546,13 +585,24 @@ inline release_locked(d, published)
 	settle()
 }
 
-/* replica.c: grant_discard(), track_discarded(): its client is gone. */
-inline grant_discard(d)
+/* join_others(): a window that another one opened is the kernel's copy that lacks what was published for us. */
+inline join_others(c, published)
 {
-	r[d].held = false;
 	if
-	:: r[d].writing ->
-		r[d].writing = false;
+	:: windows != 0 && !published && FAULT != LEAVE_OTHERS ->
+		published = true;
+		window_open(RELEASE_OF(c))
+	:: else
+	fi
+}
+
+/* replica.c: grant_discard(), track_discarded(): its client is gone. */
+inline grant_discard(c, d)
+{
+	g[c].held = false;
+	if
+	:: g[c].writing ->
+		g[c].writing = false;
 		if
 		:: !r[d].ahead && FAULT != KEEP_DEAD -> refer(r[d].base, NOWHERE, 0)
 		:: else
@@ -569,6 +619,6 @@ inline replica_evict(d)
 	r[d].here = false;
 	refer(r[d].base, NOWHERE, 0);
 	r[d].evicting = false;
-	r[d].bytes = (r[d].mapped -> PAGE_OF(FOREIGN, FOREIGN) : 0);
+	r[d].bytes = (g[d].mapped -> PAGE_OF(FOREIGN, FOREIGN) : 0);
 	settle()
 }

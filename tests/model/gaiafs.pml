@@ -21,11 +21,12 @@
  *	CUT		a truncate (1), and one that makes the file longer again (2)
  *	EVICT_HOME=1, EVICT_DEVICE=1, SYNC=1, DEATH=1
  *	NO_ROOM=1	device memory for a snapshot may be short
+ *	SHARED=1	two clients of one device, instead of two devices (DEVS=2, DEV0 and DEV1 are the clients)
  *	OLD_KERNEL=1	Linux before 6.16: what is written back is a copy, which an invalidation does not wait for
  *	FAULT=...	one of those below
  */
 
-/* Mistakes that spin must find: the ten of tests/history, and one that must deadlock. */
+/* Mistakes that spin must find: the ten of tests/history, one that must deadlock, and one between clients. */
 #define NO_FAULT 0
 #define DROP_TWIN 1		/* home as it is now is taken for every base */
 #define PUBLISH_LATE 2		/* a release invalidates first and publishes then */
@@ -38,6 +39,7 @@
 #define FORGET_AGAIN 9		/* no second invalidation after a merged write-back */
 #define REUSE_MAPPED 10		/* a chunk is taken from a client that goes on using it */
 #define HOLD_LOCK 11		/* a release invalidates with the page locked */
+#define LEAVE_OTHERS 12		/* a release with no news does not await the invalidations of others' */
 
 #ifndef FAULT
 #define FAULT NO_FAULT
@@ -95,6 +97,12 @@
 #endif
 #ifndef OLD_KERNEL
 #define OLD_KERNEL 0
+#endif
+#ifndef SHARED
+#define SHARED 0
+#endif
+#if SHARED && (EVICT_DEVICE || DEATH || CUT)
+#error what becomes of a shared replica then is not modelled
 #endif
 
 /*
@@ -333,9 +341,9 @@ end:
 	do
 	/* claim(): nothing of it is acquired. replica_revoke(): the client unmaps and answers */
 	:: atomic {
-		r[d].here && !r[d].held && !r[d].pinned ->
+		r[d].here && !g[d].held && !g[d].pinned ->
 		r[d].evicting = true;
-		r[d].mapped = (FAULT == REUSE_MAPPED -> r[d].mapped : false)
+		g[d].mapped = (FAULT == REUSE_MAPPED -> g[d].mapped : false)
 	   };
 	   d_step {
 		!page_lock ->
@@ -347,19 +355,19 @@ end:
 
 /* ---- devices' clients: one after the other, where they die ---- */
 
-inline store(d, b)
+inline store(c, b)
 {
-	n = VALUE(d + 1, b);
-	r[d].bytes = PUT(r[d].bytes, b, n);
-	wrote(d + 1, b, n);
-	writes[2 * (d + 1) + b]++;
+	n = VALUE(c + 1, b);
+	r[REPLICA(c)].bytes = PUT(r[REPLICA(c)].bytes, b, n);
+	wrote(c + 1, b, n);
+	writes[2 * (c + 1) + b]++;
 	SHOW("device: store")
 }
 
 /* What the client stores, and has not acquired since, is beyond the end or was cut off. */
-#define VOID(d) (r[d].writing && r[d].cut == 0)
+#define VOID(c) (g[c].writing && r[REPLICA(c)].cut == 0)
 
-inline acquire(d, write, room)
+inline acquire(c, d, write, room)
 {
 	/* gaia_acquire() */
 	if
@@ -369,37 +377,37 @@ inline acquire(d, write, room)
 	/* replicas_pin() */
 	atomic {
 		!r[d].evicting ->
-		r[d].pinned = true;
+		g[c].pinned = true;
 		r[d].here = true
 	};
 	/* part_acquire(), parts_deliver(); gaia_acquire() returns */
 	d_step {
 		!page_lock ->
 		if
-		:: VOID(d) -> drops(d + 1, 0); drops(d + 1, 1)
+		:: VOID(c) -> drops(c + 1, 0); drops(c + 1, 1)
 		:: else
 		fi;
 		if
-		:: size == 0 && r[d].mapped -> part_hold(d, write)
+		:: size == 0 && g[c].mapped -> part_hold(c, d, write)
 		:: size > 0 ->
-			part_acquire(d, write, room);
-			r[d].mapped = EVICT_DEVICE || CUT;
+			part_acquire(c, d, write, room);
+			g[c].mapped = EVICT_DEVICE || CUT;
 			SHOW("gaia_acquire()");
-			sees(d + 1, 0, LO(r[d].bytes));
+			sees(c + 1, 0, LO(r[d].bytes));
 			if
-			:: size == PAGE -> sees(d + 1, 1, HI(r[d].bytes))
+			:: size == PAGE -> sees(c + 1, 1, HI(r[d].bytes))
 			:: else -> assert(HI(r[d].bytes) == ZERO ||
-					  (view_of[d + 1].unreleased[1] & BIT(HI(r[d].bytes))))
+					  (view_of[c + 1].unreleased[1] & BIT(HI(r[d].bytes))))
 			fi
 		:: else
 		fi;
-		r[d].pinned = false;
+		g[c].pinned = false;
 		write = false;
 		room = false
 	}
 }
 
-inline release(d, published)
+inline release(c, d, room, published)
 {
 	if
 	:: FAULT == PUBLISH_LATE -> invalidate()
@@ -409,15 +417,20 @@ inline release(d, published)
 	d_step {
 		!page_lock ->
 		if
-		:: VOID(d) -> drops(d + 1, 0); drops(d + 1, 1)
-		:: !VOID(d) && size == 1 && view_of[d + 1].unreleased[1] != 0 -> drops(d + 1, 1)
+		:: VOID(c) -> drops(c + 1, 0); drops(c + 1, 1)
+		:: !VOID(c) && size == 1 && view_of[c + 1].unreleased[1] != 0 -> drops(c + 1, 1)
 		:: else
 		fi;
-		publishes(d + 1, 0);
-		publishes(d + 1, 1);
-		release_locked(d, published);
+		publishes(c + 1, 0);
+		publishes(c + 1, 1);
+		release_locked(c, d, room, published);
+		room = false;
 		page_lock = published && FAULT == HOLD_LOCK;
 		SHOW("device: release_locked()")
+	};
+	d_step {
+		join_others(c, published);
+		SHOW("device: join_others()")
 	};
 	if
 	:: published ->
@@ -429,7 +442,7 @@ inline release(d, published)
 		d_step {
 			!page_lock || FAULT == HOLD_LOCK ->
 			page_lock = false;
-			window_close(RELEASE_OF(d));
+			window_close(RELEASE_OF(c));
 			settle();
 			SHOW("device: track_window_close()")
 		}
@@ -437,25 +450,25 @@ inline release(d, published)
 	fi;
 	published = false;
 	/* again_wait(): twice for what is asked by then */
-	waits[d] = windows & AGAIN_ALL;
-	atomic { waits[d] == 0 -> waits[d] = windows & AGAIN_ALL };
-	atomic { waits[d] == 0 -> inode_locked = (THROUGH -> false : inode_locked) }
+	waits[c] = windows & AGAIN_ALL;
+	atomic { waits[c] == 0 -> waits[c] = windows & AGAIN_ALL };
+	atomic { waits[c] == 0 -> inode_locked = (THROUGH -> false : inode_locked) }
 }
 
-proctype device(byte d)
+proctype client(byte c)
 {
 	bool write, room, published;
 
 end:
 	do
 	:: atomic {
-		!quiet && (!r[d].held || AGAIN) ->
-		learns(d + 1, 0);
-		learns(d + 1, 1);
+		!quiet && (!g[c].held || AGAIN) ->
+		learns(c + 1, 0);
+		learns(c + 1, 1);
 		write = true;
 		if
 		:: true
-		:: READ_ONLY && !r[d].writing -> write = false
+		:: READ_ONLY && !g[c].writing -> write = false
 		fi;
 		room = true;
 		if
@@ -463,38 +476,43 @@ end:
 		:: NO_ROOM && write -> room = false
 		fi
 	   };
-	   acquire(d, write, room)
-	:: d_step { r[d].writing && MAY_WRITE(d + 1, 0) -> store(d, 0) }
-	:: d_step { r[d].writing && MAY_WRITE(d + 1, 1) -> store(d, 1) }
+	   acquire(c, REPLICA(c), write, room)
+	:: d_step { g[c].writing && MAY_WRITE(c + 1, 0) -> store(c, 0) }
+	:: d_step { g[c].writing && MAY_WRITE(c + 1, 1) -> store(c, 1) }
 	:: atomic {
-		r[d].held && !inode_locked ->
-		inode_locked = THROUGH
+		g[c].held && !inode_locked ->
+		inode_locked = THROUGH;
+		room = true;
+		if
+		:: true
+		:: NO_ROOM && SHARED -> room = false
+		fi
 	   };
-	   release(d, published);
+	   release(c, REPLICA(c), room, published);
 	   /* gaia_release() returns; or the client died meanwhile, and nobody heard that it did */
 	   if
-	   :: d_step { teaches(d + 1, 0); teaches(d + 1, 1); SHOW("gaia_release()") }
+	   :: d_step { teaches(c + 1, 0); teaches(c + 1, 1); SHOW("gaia_release()") }
 	   :: d_step {
 		DEATH ->
-		r[d].mapped = false;
-		forgets(d + 1, 0);
-		forgets(d + 1, 1)
+		g[c].mapped = false;
+		forgets(c + 1, 0);
+		forgets(c + 1, 1)
 	      }
 	   fi
 	/* kill -9; the daemon notices later: grants_drop_dead(), cache_unmap() */
 	:: d_step {
-		DEATH && r[d].held ->
-		r[d].mapped = false;
-		forgets(d + 1, 0);
-		forgets(d + 1, 1)
+		DEATH && g[c].held ->
+		g[c].mapped = false;
+		forgets(c + 1, 0);
+		forgets(c + 1, 1)
 	   };
 	   d_step {
 		!page_lock ->
-		grant_discard(d);
+		grant_discard(c, REPLICA(c));
 		SHOW("device: killed; grant_discard()")
 	   }
 	/* What it maps is memory of this file, whether it holds it or not. */
-	:: r[d].mapped && LO(r[d].bytes) == FOREIGN -> assert(false)
+	:: g[c].mapped && LO(r[REPLICA(c)].bytes) == FOREIGN -> assert(false)
 	od
 }
 
@@ -650,9 +668,9 @@ init {
 		run notifier();
 		run daemon();
 		run cpu();
-		run device(0);
+		run client(0);
 		if
-		:: DEVS > 1 -> run device(1)
+		:: DEVS > 1 -> run client(1)
 		:: else
 		fi;
 		if

@@ -24,6 +24,13 @@ byte synced_over[2];	/* a sync that returned promises that storage has none of t
 
 #define BIT(n) (1 << (n))
 
+/* What was not released and @owner may see. */
+#if SHARED
+#define UNRELEASED(owner, b) ((owner) == 0 -> 0 : (view_of[1].unreleased[b] | view_of[2].unreleased[b]))
+#else
+#define UNRELEASED(owner, b) (view_of[owner].unreleased[b])
+#endif
+
 inline oracle_start()
 {
 	view_of[0].knows[0] = BIT(INITIAL);
@@ -47,7 +54,7 @@ inline wrote(owner, b, v)
 /* [2] to [7], [9]: @owner reads @v in byte @b. Who saw a race decided must not see it decided otherwise later. */
 inline sees(owner, b, v)
 {
-	assert((public[b] | view_of[owner].unreleased[b]) & BIT(v));
+	assert((public[b] | UNRELEASED(owner, b)) & BIT(v));
 	assert(!(view_of[owner].over[b] & BIT(v)));
 	view_of[owner].over[b] = view_of[owner].over[b] | (view_of[owner].knows[b] & ~BIT(v));
 	view_of[owner].knows[b] = BIT(v)
@@ -60,10 +67,10 @@ inline learns(owner, b)
 	view_of[owner].knows[b] = (view_of[owner].knows[b] | view_of[0].knows[b]) & ~view_of[owner].over[b]
 }
 
-/* A release begins to publish. */
+/* A release begins to publish; of clients that share a replica, what the other has stored as well. */
 inline publishes(owner, b)
 {
-	public[b] = public[b] | view_of[owner].unreleased[b];
+	public[b] = public[b] | UNRELEASED(owner, b);
 	view_of[owner].released[b] = view_of[owner].unreleased[b];
 	view_of[owner].unreleased[b] = 0
 }
