@@ -273,7 +273,7 @@ static int by_start(const void *a, const void *b)
 	return x->s < y->s ? -1 : x->s > y->s;
 }
 
-/* Those writes of one kind that are under way while one of the other kind is. */
+/* Those writes of one kind that are under way while one of the other kind is. See find_raced(). */
 static void mark_raced(struct cell *c, uint8_t kind, uint8_t other)
 {
 	struct span *at = malloc((c->nw + 1) * sizeof(*at));
@@ -301,7 +301,11 @@ static void mark_raced(struct cell *c, uint8_t kind, uint8_t other)
 			else
 				b = m;
 		}
-		w->raced |= a > 0 && at[a - 1].e > w->s;
+		if (a == 0 || at[a - 1].e <= w->s)
+			continue;
+		w->raced = true;
+		if (kind == OP_MSTORE && at[a - 1].e > w->hi)
+			w->hi = at[a - 1].e;
 	}
 	free(at);
 }
@@ -309,7 +313,8 @@ static void mark_raced(struct cell *c, uint8_t kind, uint8_t other)
 /*
  * A kernel that writes through takes a write's bytes into its page before it sends them. A store to the page in
  * between may be written back before the write is sent, and then comes before it for us, and after it in the kernel's
- * copy: as long as that stays, one of the two values is there for some, and one for others. (README.md, Limits)
+ * copy: as long as that stays, one of the two values is there for some, and one for others. And what is sent for a
+ * write(2) is what the page holds by then: a store from in between may take effect as late as that write. (README.md, Limits)
  */
 static void find_raced(struct cell *c)
 {
