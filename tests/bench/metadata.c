@@ -1,10 +1,10 @@
 /*
  * metadata.c - how long names take.
  *
- *	metadata DIR COUNT create|stat|readdir|open|unlink
+ *	metadata DIR COUNT create|create-byte|stat|readdir|open|unlink
  *
- * Does one thing to COUNT empty files DIR/0, DIR/1, ... and prints the nanoseconds that it took
- * for all of them.
+ * Does one thing to COUNT files DIR/0, DIR/1, ... and prints the nanoseconds that it took for all
+ * of them. They are empty, or of one byte.
  */
 #include <dirent.h>
 #include <err.h>
@@ -25,11 +25,19 @@ static uint64_t now_ns(void)
 	return ts.tv_sec * 1000000000ull + ts.tv_nsec;
 }
 
-static void create_file(const char *name)
+static void create_empty(const char *name)
 {
 	int fd = open(name, O_WRONLY | O_CREAT | O_EXCL, 0644);
 
 	if (fd < 0 || close(fd))
+		err(1, "create %s", name);
+}
+
+static void create_byte(const char *name)
+{
+	int fd = open(name, O_WRONLY | O_CREAT | O_EXCL, 0644);
+
+	if (fd < 0 || write(fd, "x", 1) != 1 || close(fd))
 		err(1, "create %s", name);
 }
 
@@ -59,7 +67,8 @@ static const struct {
 	const char *name;
 	void (*file)(const char *name);
 } works[] = {
-	{ "create", create_file },
+	{ "create", create_empty },
+	{ "create-byte", create_byte },
 	{ "stat", stat_file },
 	{ "open", open_file },
 	{ "unlink", unlink_file },
@@ -101,7 +110,7 @@ int main(int argc, char **argv)
 	uint64_t start;
 
 	if (argc != 4) {
-		fprintf(stderr, "usage: metadata DIR COUNT create|stat|readdir|open|unlink\n");
+		fprintf(stderr, "usage: metadata DIR COUNT create|create-byte|stat|readdir|open|unlink\n");
 		return 2;
 	}
 	if (chdir(argv[1]))

@@ -3,6 +3,8 @@
 import subprocess
 import tempfile
 
+from report import machine_text
+
 # Okabe and Ito's colours, which the colour-blind can tell apart.
 COLOURS = ["#999999", "#56b4e9", "#d55e00", "#e69f00", "#009e73"]
 SHOWN = 1.6  # times native; what is longer has its number written on it
@@ -13,14 +15,13 @@ def quote(text):
 
 
 def goal_at(row, peers):
-    """The goal in times of native: the highest of a row's."""
-    at = []
-    for goal in row.goals:
-        against = row.best(peers) if goal.against == "best peer" else goal.against
-        if against == row.base:
-            at.append(goal.least)
-        elif row.ratio(against, row.base):
-            at.append(goal.least * row.ratio(against, row.base)[0])
+    """
+    The highest of a row's goals in times of native: where the bar that the goal is of would have to
+    end. The verdict's ratio is to another system in the same round, so the mark is put
+    where bar and mark are to each other as that ratio and its goal.
+    """
+    at = [row.ratio(subject, row.base)[0] * goal.least / ratio[0]
+          for goal, subject, ratio, _ in row.judge(peers) if ratio]
     return max(at, default=None)
 
 
@@ -43,7 +44,8 @@ def bars(rows, systems, names, peers):
             if not ratio:
                 continue
             at = y + 0.4 - height * (n + 0.5)
-            low, high = max(ratio[0] - ratio[1], 0), min(ratio[0] + ratio[1], SHOWN)
+            spread = ratio[1] or 0
+            low, high = max(ratio[0] - spread, 0), min(ratio[0] + spread, SHOWN)
             data[name].append((min(ratio[0], SHOWN), at, low, high, height * 0.45))
             if ratio[0] > SHOWN:
                 commands.append('set label "%.1f" at %f,%f right font ",7" front offset -0.3,0'
@@ -74,7 +76,7 @@ def script(path, rows, counts, systems, names, peers, facts):
             "set origin 0,%f" % (small / (large + small)), "set lmargin 52", "set rmargin 4",
             "set title " + quote("legacy programs: rate, in times of the native directory's "
                                  "(longer is faster)\n%d rounds: medians, whiskers between the quartiles. %s"
-                                 % (facts["rounds"], machine(facts))),
+                                 % (facts["rounds"], machine_text(facts))),
             "set key bottom center outside horizontal",
             "set grid xtics", "set xtics 0.2", "set style fill solid", "set border 3"] + commands
     plots = []
@@ -102,8 +104,8 @@ def device_counts(counts, share):
         names = sorted(row.samples, key=int)
         lines = []
         for at, name in enumerate(names):
-            ratio = (1.0, 0.0) if name == row.base else row.ratio(name, row.base)
-            lines.append((at + 0.04 * n, ratio[0], ratio[1]))
+            ratio = row.ratio(name, row.base)
+            lines.append((at + 0.04 * n, ratio[0], ratio[1] or 0))
         out += block("count%d" % n, lines)
         plots.append("$count%d using 1:2:3 with yerrorlines lw 1.5 pt 7 ps 0.6 lc rgb %s title %s"
                      % (n, quote(COLOURS[n + 1]), quote(row.title)))
@@ -114,13 +116,10 @@ def device_counts(counts, share):
     return out
 
 
-def machine(facts):
-    return ("%(cpu)s, %(cores)d cores, Linux %(kernel)s, %(file_system)s; "
-            "load before: %(load_before).1f" % facts["machine"])
-
-
 def draw(path, rows, counts, columns, names, peers, facts):
     """[path], or [] and a line that says why."""
+    if not rows:
+        return []
     lines = script(path, rows, counts, columns[1:], names, peers, facts)
     with tempfile.NamedTemporaryFile("w", suffix=".gnuplot") as file:
         file.write("\n".join(lines) + "\n")

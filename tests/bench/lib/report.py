@@ -1,10 +1,21 @@
-"""The table on the terminal, and the same as JSON."""
+"""The table on the terminal, the same as JSON and for a page, and what is said of the goals."""
 
 import argparse
 import json
+import math
 import os
 import platform
+import subprocess
 import time
+
+from rounds import MET, MISSED, NOISE, SPREAD_FROM, UNMEASURED
+
+# The exit status with --check; 1 is a failure of the run itself, 2 of the command line.
+STATUS_MISSED, STATUS_UNMEASURED = 3, 4
+
+LEGEND = ("Goals are met, or missed, if all of ratio ± spread is on that side, and within noise if they "
+          "lie in between.\nWithout ± (fewer than %d rounds) the spread is not known: met and missed are "
+          "the median's alone." % SPREAD_FROM)
 
 
 def rate_text(rate, unit):
@@ -16,7 +27,9 @@ def rate_text(rate, unit):
 def ratio_text(ratio):
     if not ratio:
         return "-"
-    return ("%.2f ±%.2f" if ratio[0] >= 0.1 else "%.3f ±%.3f") % ratio
+    digits = 2 if ratio[0] >= 0.1 else 3
+    text = "%.*f" % (digits, ratio[0])
+    return text if ratio[1] is None else "%s ±%.*f" % (text, digits, ratio[1])
 
 
 def results_dir(path):
@@ -49,21 +62,49 @@ def machine(place):
         "memory_gib": round(int(first("/proc/meminfo", "MemTotal").split()[0]) / (1 << 20), 1),
         "kernel": platform.release(),
         "file_system": kind,
-        "load_before": os.getloadavg()[0],
+        "load_before": [round(load, 2) for load in os.getloadavg()],
     }
 
 
-def verdict_text(row, peers):
-    said = []
-    for _, subject, ratio, met in row.judge(peers):
-        if not ratio:
-            said.append("no peer")
-        elif not met:
-            said.append("%.2f" % ratio[0])
-    if not row.goals:
-        return ""
-    return "missed: " + ", ".join(said) if any(t != "no peer" for t in said) else \
-        "no peer" if said else "met"
+def machine_text(facts):
+    return ("%(cpu)s, %(cores)d cores, %(memory_gib)s GiB, Linux %(kernel)s, %(file_system)s"
+            % facts["machine"] + "; load before: %.1f" % facts["machine"]["load_before"][0])
+
+
+def line_of(*command):
+    """The first line that a program prints; None where it cannot be had."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20,
+                              stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    lines = done.stdout.splitlines()
+    return lines[0].strip() if lines and not done.returncode else None
+
+
+def versions(build):
+    """What is measured."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    gaiafs = line_of(os.path.join(build, "daemon", "gaiafs"), "--version")
+    return {
+        "commit": line_of("git", "-C", here, "describe", "--always", "--dirty"),
+        "gaiafs": gaiafs,  # and its libfuse
+        "peers_libfuse": line_of("pkg-config", "--modversion", "fuse3"),
+    }
+
+
+def verdict_text(row, peers, names):
+    """"met", or what is not: by what ratio or, of several subjects, whose."""
+    said = {}
+    for _, subject, ratio, verdict in row.judge(peers):
+        if verdict != MET:
+            what = names[subject] if len(row.subjects) > 1 else ratio and ratio_text(ratio)
+            said.setdefault(verdict, []).append(what or "")
+    texts = []
+    for verdict, whats in said.items():
+        whats = ", ".join(dict.fromkeys(filter(None, whats)))
+        texts.append("%s: %s" % (verdict, whats) if whats else verdict)
+    return "; ".join(texts) or (MET if row.goals else "")
 
 
 def table(rows, columns, names, peers, subject):
@@ -85,42 +126,83 @@ def table(rows, columns, names, peers, subject):
         goals = ", ".join(goal.text(names) for goal in row.goals)
         lines.append("  %-*s %10s%s  %-26s %s" % (wide - 2, row.title,
                                                   rate_text(row.median(base), row.unit), cells,
-                                                  goals, verdict_text(row, peers)))
+                                                  goals, verdict_text(row, peers, names)))
     return [line.rstrip() for line in lines]
 
 
-def missed(rows, peers):
-    """One short text for each goal that is not met."""
-    texts = []
+def say_goals(rows, peers, names):
+    """[(section, text, verdict)] of every goal."""
+    said = []
     for row in rows:
-        for goal, subject, ratio, met in row.judge(peers):
-            if not met:
-                texts.append("%s, %s (%.2f, not %.2f)" % (row.section, row.title, ratio[0],
-                                                          goal.least))
-    return texts
+        for goal, subject, ratio, verdict in row.judge(peers):
+            text = row.title
+            if len(row.subjects) > 1:
+                text += ", " + names[subject]
+            if ratio:
+                text += " (%s; goal: %s)" % (ratio_text(ratio), goal.text(names))
+            said.append((row.section, text, verdict))
+    return said
+
+
+def named(said, verdict):
+    """All of one verdict in a line; a section of which there is nothing else is named once."""
+    texts = []
+    for section in dict.fromkeys(section for section, _, _ in said):
+        mine = [text for at, text, is_ in said if (at, is_) == (section, verdict)]
+        if verdict == UNMEASURED and len(mine) == sum(at == section for at, _, _ in said):
+            mine = ["all %d" % len(mine)]
+        if mine:
+            texts.append("%s: %s" % (section, ", ".join(dict.fromkeys(mine))))
+    return "; ".join(texts)
+
+
+def last_lines(said):
+    """What became of the goals; the last line says which were not met."""
+    count = {verdict: sum(is_ == verdict for _, _, is_ in said)
+             for verdict in (MET, NOISE, MISSED, UNMEASURED)}
+    lines = ["goals: " + ", ".join("%d %s" % (n, verdict) for verdict, n in count.items() if n)]
+    if count[NOISE]:
+        lines.append("goals within noise: " + named(said, NOISE))
+    last = []
+    if count[MISSED]:
+        last.append("goals missed: " + named(said, MISSED))
+    if count[UNMEASURED]:
+        last.append("goals not measured: " + named(said, UNMEASURED))
+    return lines + ([" | ".join(last)] if last else ["goals: all measured, none missed"])
+
+
+def status(said, check):
+    verdicts = {verdict for _, _, verdict in said}
+    if not check:
+        return 0
+    if MISSED in verdicts:
+        return STATUS_MISSED
+    return STATUS_UNMEASURED if UNMEASURED in verdicts else 0
 
 
 def write_json(path, facts, rows, peers):
     out = dict(facts, date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), rows=[])
     for row in rows:
+        ratios = {name: row.ratio(name, row.base) for name in row.samples if name != row.base}
         out["rows"].append({
             "section": row.section, "title": row.title,
             "unit": "bytes/s" if row.unit == "bytes" else "1/s", "base": row.base,
             "samples": row.samples,
-            "ratios": {name: dict(zip(("median", "spread"), row.ratio(name, row.base)))
-                       for name in row.samples if name != row.base},
-            "goals": [{"least": goal.least, "against": goal.against, "subject": subject,
+            "ratios": {name: dict(zip(("median", "spread"), ratio))
+                       for name, ratio in ratios.items() if ratio},
+            "goals": [{"least": goal.least, "most": goal.most if goal.most < math.inf else None,
+                       "against": goal.against, "subject": subject,
                        "ratio": ratio and ratio[0], "spread": ratio and ratio[1],
-                       "met": met if ratio else None}
-                      for goal, subject, ratio, met in row.judge(peers)],
+                       "verdict": verdict}
+                      for goal, subject, ratio, verdict in row.judge(peers)],
         })
     with open(path, "w") as file:
         json.dump(out, file, indent=1)
         file.write("\n")
 
 
-def write_markdown(path, rows, columns, names, peers):
-    """The table for a page: without spreads, what misses its goal in bold."""
+def markdown(rows, columns, names, peers):
+    """The table for a page: without spreads, what misses its goal in bold, what may in italics."""
     base, others = columns[0], columns[1:]
     lines = ["| | %s | %s | goal |" % (names[base], " | ".join(names[name] for name in others)),
              "| --- |" + " ---: |" * len(columns) + " --- |"]
@@ -130,11 +212,10 @@ def write_markdown(path, rows, columns, names, peers):
             section = row.section
             lines.append("| **%s** |%s" % (section, " |" * (len(columns) + 1)))
         cells = [rate_text(row.median(base), row.unit)]
-        missed = {subject for _, subject, _, met in row.judge(peers) if not met}
+        judged = {(subject, verdict) for _, subject, _, verdict in row.judge(peers)}
         for name in others:
-            text = ratio_text(row.ratio(name, base)).split()[0]
-            cells.append("**%s**" % text if name in missed else text)
+            mark = "**" if (name, MISSED) in judged else "*" if (name, NOISE) in judged else ""
+            cells.append(mark + ratio_text(row.ratio(name, base)).split()[0] + mark)
         goals = ", ".join(goal.text(names) for goal in row.goals)
         lines.append("| %s | %s | %s |" % (row.title, " | ".join(cells), goals))
-    with open(path, "w") as file:
-        file.write("\n".join(lines) + "\n")
+    return lines

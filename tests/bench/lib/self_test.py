@@ -1,0 +1,296 @@
+#!/usr/bin/env python3
+"""What scripts/bench makes of its figures, on figures that are made up: nothing is mounted."""
+
+import collections
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+import unittest.mock
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# pylint: disable=wrong-import-position
+import cpu
+import memory
+import plot
+import report
+from rounds import (BEST_PEER, MET, MISSED, NOISE, UNMEASURED, Goal, Progress, Row, TimeLimit,
+                    run_rounds, turn)
+
+NATIVE, OURS = cpu.NATIVE, cpu.WAYS[0]
+PEERS = cpu.PEERS
+
+
+def row_of(goals, subjects=(OURS,), base=NATIVE, **samples):
+    row = Row("reads", "hot", "bytes", base, goals, list(subjects))
+    row.samples = {name.lstrip("_"): rates for name, rates in samples.items()}
+    return row
+
+
+def verdicts(row, peers=()):
+    return [judged.verdict for judged in row.judge(peers)]
+
+
+class Judging(unittest.TestCase):
+    def of_native(self, *rates):
+        return verdicts(row_of([Goal(0.9, NATIVE)], native=[100] * len(rates), auto=list(rates)))
+
+    def test_is_known_only_if_the_whole_spread_says_the_same(self):
+        self.assertEqual(self.of_native(94, 95, 96), [MET])
+        self.assertEqual(self.of_native(84, 85, 86), [MISSED])
+        self.assertEqual(self.of_native(84, 89, 94), [NOISE])
+        self.assertEqual(self.of_native(84, 91, 98), [NOISE])
+
+    def test_is_of_the_median_where_the_spread_is_not_known(self):
+        self.assertEqual(self.of_native(91), [MET])
+        self.assertEqual(self.of_native(89), [MISSED])
+        self.assertEqual(self.of_native(80, 98), [MISSED])
+        row = row_of([], native=[100], auto=[91])
+        self.assertEqual(row.ratio(OURS, NATIVE), (0.91, None))
+        self.assertEqual(report.ratio_text(row.ratio(OURS, NATIVE)), "0.91")
+
+    def test_without_figures_is_not_measured(self):
+        goals = [Goal(0.9, NATIVE), Goal(1, BEST_PEER)]
+        self.assertEqual(verdicts(row_of(goals), PEERS), [UNMEASURED] * 2)
+        self.assertEqual(verdicts(row_of(goals, native=[100] * 3), PEERS), [UNMEASURED] * 2)
+        self.assertEqual(verdicts(row_of(goals, native=[100] * 3, auto=[95] * 3), PEERS),
+                         [MET, UNMEASURED])
+
+    def test_a_missing_peer_might_have_been_the_best(self):
+        goal = [Goal(1, BEST_PEER)]
+        one = {"native": [100] * 3, "ll": [50] * 3}
+        self.assertEqual(verdicts(row_of(goal, auto=[60] * 3, **one), PEERS), [UNMEASURED])
+        self.assertEqual(verdicts(row_of(goal, auto=[40] * 3, **one), PEERS), [MISSED])
+        self.assertEqual(verdicts(row_of(goal, auto=[60] * 3, hp=[55] * 3, **one), PEERS), [MET])
+
+    def test_is_of_the_ratios_of_each_round(self):
+        # The machine was slower in each round: ratios of medians would say less.
+        row = row_of([Goal(0.98, NATIVE)], native=[100, 50, 20], auto=[99, 49.5, 19.8])
+        self.assertEqual(verdicts(row), [MET])
+
+
+class DeviceCounts(unittest.TestCase):
+    def bench(self):
+        Args = collections.namedtuple("Args", "quick only build")
+        bench = cpu.Bench(Args(True, "", "/nowhere"))
+        bench.device_counts()
+        return bench
+
+    def test_each_count_is_judged_for_each_kind_of_access(self):
+        rows = self.bench().rows
+        self.assertGreaterEqual(len(rows), 4)
+        for row in rows:
+            row.samples = {str(n): [100, 101, 102] for n in cpu.DEVICE_COUNTS}
+            row.samples["8"] = [90, 91, 92]
+            row.samples["160"] = [110, 131, 152]
+            self.assertEqual([(judged.subject, judged.verdict) for judged in row.judge([])],
+                             [("1", MET), ("8", MISSED), ("32", MET), ("160", MISSED)])
+            row.samples["160"] = [60, 110, 160]
+            self.assertEqual(verdicts(row)[-1], NOISE)
+        self.assertEqual(report.verdict_text(rows[0], [], cpu.NAMES),
+                         "missed: 8 devices; within noise: 160 devices")
+        said = report.say_goals(rows, [], cpu.NAMES)
+        self.assertIn("8 devices", report.named(said, MISSED))
+        self.assertIn("160 devices", report.named(said, NOISE))
+
+
+class Turns(unittest.TestCase):
+    def test_two_rounds_have_all_in_the_same_place(self):
+        for count in range(1, 8):
+            for rnd in range(0, 12, 2):
+                pair = [turn(list(range(count)), rnd + n) for n in (0, 1)]
+                for system in range(count):
+                    self.assertEqual(sum(order.index(system) for order in pair), count - 1)
+            for rnd in range(1, 12, 2):  # the last of a pair and the first of the next
+                pair = [turn(list(range(count)), rnd + n) for n in (0, 1)]
+                for system in range(count):
+                    self.assertLessEqual(
+                        abs(sum(order.index(system) for order in pair) - (count - 1)), 2)
+
+    def test_each_comes_after_each_equally_often(self):
+        for count in range(2, 8):
+            rounds = count if count % 2 == 0 else 2 * count
+            after, places = collections.Counter(), collections.Counter()
+            for rnd in range(rounds):
+                order = turn(list(range(count)), rnd)
+                self.assertEqual(sorted(order), list(range(count)))
+                after.update(zip(order, order[1:]))
+                places.update(enumerate(order))
+            self.assertEqual(set(after.values()), {rounds // count})
+            self.assertEqual(len(after), count * (count - 1))
+            self.assertEqual(set(places.values()), {rounds // count})
+
+
+class TimeLimits(unittest.TestCase):
+    def run_for(self, seconds, rounds, **works):
+        """What was done of works that take so many seconds each, and what run_rounds() says."""
+        now, done = [0], []
+
+        def work(name, takes):
+            def take(rnd):
+                now[0] += takes
+                done.append((rnd, name))
+            return take
+        limit = TimeLimit(seconds, clock=lambda: now[0])
+        with contextlib.redirect_stderr(io.StringIO()):
+            said = run_rounds([(name, work(name, takes)) for name, takes in works.items()], rounds,
+                              limit, Progress())
+        return said, done, now[0]
+
+    def test_without_one_all_rounds_are_done(self):
+        said, done, _ = self.run_for(0, 3, a=10, b=20)
+        self.assertEqual(said, (3, []))
+        self.assertEqual(len(done), 6)
+
+    def test_only_rounds_that_fit_are_begun(self):
+        said, done, now = self.run_for(75, 9, a=10, b=20)
+        self.assertEqual((said, len(done), now), ((2, []), 4, 60))
+
+    def test_nothing_is_started_that_would_go_over_it(self):
+        said, done, now = self.run_for(45, 9, a=10, b=20, c=20)
+        self.assertEqual(said, (0, ["c"]))
+        self.assertEqual([name for _, name in done], ["a", "b"])
+        self.assertLessEqual(now, 45)
+
+
+class WhatIsSaid(unittest.TestCase):
+    def said(self, *rows):
+        return report.say_goals(rows, PEERS, cpu.NAMES)
+
+    def good(self):
+        return row_of([Goal(0.9, NATIVE)], native=[100] * 3, auto=[95] * 3)
+
+    def missed(self):
+        return row_of([Goal(0.9, NATIVE)], native=[100] * 3, auto=[85] * 3)
+
+    def noisy(self):
+        return row_of([Goal(0.9, NATIVE)], native=[100] * 3, auto=[80, 90, 100])
+
+    def test_met(self):
+        said = self.said(self.good(), self.good())
+        self.assertEqual(report.last_lines(said),
+                         ["goals: 2 met", "goals: all measured, none missed"])
+        self.assertEqual(report.status(said, check=True), 0)
+
+    def test_missed_and_not_measured_apart(self):
+        cold = row_of([Goal(0.9, NATIVE)])
+        cold.title = "cold"
+        said = self.said(self.good(), self.missed(), cold)
+        self.assertEqual(report.last_lines(said)[-1],
+                         "goals missed: reads: hot (0.85 ±0.00; goal: ≥ 0.90 native) | "
+                         "goals not measured: reads: cold")
+        self.assertEqual(report.status(said, check=True), report.STATUS_MISSED)
+        self.assertEqual(report.status(said, check=False), 0)
+
+    def test_not_measured_is_not_met(self):
+        said = self.said(row_of([Goal(0.9, NATIVE)]))
+        self.assertEqual(report.last_lines(said)[-1], "goals not measured: reads: all 1")
+        self.assertEqual(report.status(said, check=True), report.STATUS_UNMEASURED)
+        self.assertNotIn(report.STATUS_UNMEASURED, (0, 1, 2, report.STATUS_MISSED))
+        self.assertNotIn(report.STATUS_MISSED, (0, 1, 2))
+
+    def test_within_noise_is_named_and_not_missed(self):
+        said = self.said(self.good(), self.noisy())
+        self.assertEqual(report.last_lines(said)[-2:],
+                         ["goals within noise: reads: hot (0.90 ±0.05; goal: ≥ 0.90 native)",
+                          "goals: all measured, none missed"])
+        self.assertEqual(report.status(said, check=True), 0)
+
+    def test_what_only_leaves_out_is_not_measured(self):
+        Args = collections.namedtuple("Args", "quick only build")
+        bench = cpu.Bench(Args(False, "random 4 KiB, mmap", "/nowhere"))
+        for add in (bench.reads, bench.writes, bench.shared_with_devices, bench.names,
+                    bench.device_counts):
+            add()
+        self.assertTrue(0 < len(bench.works) < len(bench.rows))
+        self.assertEqual({verdict for _, _, verdict in self.said(*bench.rows)}, {UNMEASURED})
+
+    def test_what_only_root_can_do_is_not_measured(self):
+        Args = collections.namedtuple("Args", "quick only build")
+        works = {}
+        for root in True, False:
+            bench = cpu.Bench(Args(False, "", "/nowhere"))
+            with unittest.mock.patch.object(cpu, "may_drop_caches", lambda root=root: root):
+                bench.reads()
+                bench.names()
+            works[root] = {name for name, _ in bench.works}
+            for row in bench.rows:
+                if row.section + ", " + row.title in works[root]:
+                    row.samples = {name: [100] * 3 for name in [NATIVE, OURS]}
+            cold = [text for _, text, verdict in self.said(*bench.rows)
+                    if "cold everywhere" in text and verdict == UNMEASURED]
+            self.assertEqual(len(cold), 0 if root else 8)
+        self.assertEqual(len(works[True] - works[False]), 8)
+
+    def test_memory_says_the_same(self):
+        Args = collections.namedtuple("Args", "quick full")
+        bench = memory.Bench(Args(False, True))
+        self.assertEqual({verdict for _, _, verdict in bench.say_goals()}, {UNMEASURED})
+        for way in cpu.WAYS:
+            for work in memory.GOALS:
+                bench.files.append({"work": work, "system": way, "daemon": 0})
+            bench.names_rows.append({"system": way, "daemon": memory.GOAL_NAME})
+        self.assertEqual({verdict for _, _, verdict in bench.say_goals()}, {MET})
+        bench.names_rows[0]["daemon"] += 1
+        self.assertEqual(report.status(bench.say_goals(), check=True), report.STATUS_MISSED)
+
+    def test_table_page_and_json_agree(self):
+        rows = [self.good(), self.missed(), self.noisy()]
+        columns = [NATIVE, OURS]
+        table = report.table(rows, columns, cpu.NAMES, [], OURS)
+        self.assertEqual([line.rsplit("native", 1)[1].strip() for line in table[2:]],
+                         ["met", "missed: 0.85 ±0.00", "within noise: 0.90 ±0.05"])
+        page = report.markdown(rows, columns, cpu.NAMES, [])
+        self.assertEqual([line.split(" | ")[2] for line in page[3:]], ["0.95", "**0.85**", "*0.90*"])
+        with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
+            report.write_json(file.name, {}, rows + [row_of([Goal(0.9, NATIVE)])], [])
+            out = json.load(file)
+        self.assertEqual([row["goals"][0]["verdict"] for row in out["rows"]],
+                         [MET, MISSED, NOISE, UNMEASURED])
+
+
+class Plot(unittest.TestCase):
+    def test_bar_and_mark_are_as_the_verdict_says(self):
+        # The ratio of the medians to the best peer is 1.00, the median of the ratios 2.00.
+        row = row_of([Goal(1.5, "ll")], native=[100, 100, 400], auto=[50, 100, 200],
+                     ll=[25, 200, 100])
+        (judged,) = row.judge([])
+        self.assertEqual(judged.ratio[0], 2)
+        bar = row.ratio(OURS, NATIVE)[0]
+        self.assertAlmostEqual(bar / plot.goal_at(row, []), judged.ratio[0] / 1.5)
+
+    def test_what_was_not_measured_has_no_mark(self):
+        self.assertIsNone(plot.goal_at(row_of([Goal(1.5, "ll")], native=[100]), PEERS))
+
+
+class CommandLine(unittest.TestCase):
+    def run_with(self, *args):
+        return subprocess.run([sys.executable, "-B", cpu.__file__, "--build", "/nowhere",
+                               "--only", "there is no such work", *args],
+                              capture_output=True, text=True, timeout=60)
+
+    def test_out_is_made_before_anything_is_measured(self):
+        with tempfile.TemporaryDirectory() as place:
+            out = os.path.join(place, "a", "b")
+            done = self.run_with("--out", out, "--check")
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertIn("there is no such work", done.stderr)
+            self.assertTrue(os.path.isdir(out))
+            with open(os.path.join(place, "file"), "w"):
+                pass
+            self.assertEqual(self.run_with("--out", os.path.join(place, "file")).returncode, 2)
+
+    def test_help_says_what_the_exit_status_means(self):
+        root = os.path.join(os.path.dirname(os.path.abspath(__file__)), *[os.pardir] * 3)
+        said = subprocess.run([os.path.join(root, "scripts", "bench"), "--help"],
+                              capture_output=True, text=True, timeout=60, check=True).stdout
+        self.assertIn("%d if goals were missed" % report.STATUS_MISSED, said)
+        self.assertIn("%d if none was" % report.STATUS_UNMEASURED, said)
+
+
+if __name__ == "__main__":
+    unittest.main()
