@@ -82,7 +82,6 @@ class Bench:
 
     def start_all(self):
         args = self.args
-        self.stack.callback(lambda: shutil.rmtree(self.place, ignore_errors=True))
         native = System(NATIVE, self.place)
         self.start(native)
         self.systems.append(native)
@@ -379,6 +378,7 @@ def main():
     try:
         with bench.stack:
             bench.place = tempfile.mkdtemp(prefix="gaiafs-bench.", dir=os.path.realpath(args.dir))
+            bench.stack.callback(shutil.rmtree, bench.place, ignore_errors=True)
             bench.machine = report.machine(bench.place)
             rounds = bench.measure()
         said = bench.report(rounds)

@@ -232,7 +232,6 @@ class Bench:
     # -- all of it
 
     def measure(self):
-        self.stack.callback(lambda: shutil.rmtree(self.place, ignore_errors=True))
         # libfuse's examples keep a descriptor for each name.
         with open("/proc/sys/fs/nr_open") as file, contextlib.suppress(OSError, ValueError):
             most = min(2 * self.names, int(file.read()))
@@ -375,6 +374,7 @@ def main():
     try:
         with bench.stack:
             bench.place = tempfile.mkdtemp(prefix="gaiafs-bench.", dir=os.path.realpath(args.dir))
+            bench.stack.callback(shutil.rmtree, bench.place, ignore_errors=True)
             machine = report.machine(bench.place)
             bench.measure()
         bench.report(machine)

@@ -276,10 +276,11 @@ class CommandLine(unittest.TestCase):
     def test_out_is_made_before_anything_is_measured(self):
         with tempfile.TemporaryDirectory() as place:
             out = os.path.join(place, "a", "b")
-            done = self.run_with("--out", out, "--check")
+            done = self.run_with("--out", out, "--check", "--dir", place)
             self.assertEqual(done.returncode, 1, done.stderr)
             self.assertIn("there is no such work", done.stderr)
             self.assertTrue(os.path.isdir(out))
+            self.assertEqual(os.listdir(place), ["a"])  # nor is anything left behind
             with open(os.path.join(place, "file"), "w"):
                 pass
             self.assertEqual(self.run_with("--out", os.path.join(place, "file")).returncode, 2)
