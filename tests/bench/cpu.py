@@ -25,6 +25,8 @@ from systems import MIB, Gaiafs, Missing, Peer, System, run, run_undisturbed, st
 # The first is the default, of which the goals are.
 WAYS = ["auto", "writeback", "writethrough"]
 DEVICE_COUNTS = [0, 1, 8, 32, 160]
+# So often in a round: of many ratios of few samples, some are off by more than their spread by chance.
+DEVICE_COUNT_SAMPLES = 3
 FILES = 10000
 
 NATIVE, LL, HP = "native", "ll", "hp"
@@ -129,15 +131,19 @@ class Bench:
 
     # -- the works
 
-    def add(self, row, systems, fio):
+    def add(self, row, systems, fio, times=1):
         """
-        A line of the table, and who is measured for it. What --only leaves out, or what cannot be
-        done here (@fio is None), has a line too, or its goals would count as met.
+        A line of the table, and who is measured for it, so many times a round. What --only leaves
+        out, or cannot be done here (@fio is None), has a line too: its goals are not measured.
         """
         self.rows.append(row)
         name = row.section + ", " + row.title
+
+        def work(rnd):
+            for n in range(rnd * times, (rnd + 1) * times):
+                row.add(fio.rates(turn(systems, n), n))
         if fio and self.args.only in name:
-            self.works.append((name, lambda rnd: row.add(fio.rates(turn(systems, rnd), rnd))))
+            self.works.append((name, work))
 
     def add_native(self, section, title, fio, goals=()):
         """As all but the counts of devices: in times of the native rate, goals for the first way."""
@@ -286,7 +292,7 @@ class Bench:
                       sync=64))]
         for title, fio in works:
             self.add(Row("devices configured, simulated", title, "bytes", base, goals, others),
-                     self.counted, fio)
+                     self.counted, fio, DEVICE_COUNT_SAMPLES)
 
     # -- all of it
 

@@ -14,7 +14,7 @@ from rounds import MET, MISSED, NOISE, SPREAD_FROM, UNMEASURED
 STATUS_MISSED, STATUS_UNMEASURED = 3, 4
 
 LEGEND = ("Goals are met, or missed, if all of ratio ± spread is on that side, and within noise if they "
-          "lie in between.\nWithout ± (fewer than %d rounds) the spread is not known: met and missed are "
+          "lie in between.\nWithout ± (fewer than %d samples) the spread is not known: met and missed are "
           "the median's alone." % SPREAD_FROM)
 
 

@@ -8,7 +8,7 @@ import time
 
 MET, MISSED, NOISE, UNMEASURED = "met", "missed", "within noise", "not measured"
 BEST_PEER = "best peer"
-SPREAD_FROM = 3  # so many rounds have a spread
+SPREAD_FROM = 3  # so many samples have a spread
 
 # subject: a system's name; ratio: (median, spread) or None; verdict: one of those above.
 Judged = collections.namedtuple("Judged", "goal subject ratio verdict")
@@ -45,7 +45,7 @@ class Row:
     def __init__(self, section, title, unit, base, goals=(), subjects=()):
         self.section, self.title, self.unit, self.base = section, title, unit, base
         self.goals, self.subjects = goals, subjects
-        self.samples = {}  # system's name: a rate for each round
+        self.samples = {}  # system's name: a rate for each time that all were measured
 
     def add(self, rates):
         for name, rate in rates.items():
@@ -59,7 +59,7 @@ class Row:
 
     def ratio(self, name, against):
         """
-        (median, half the distance of the quartiles) of the rounds' ratios, the latter None in fewer
+        (median, half the distance of the quartiles) of the samples' ratios, the latter None of fewer
         than SPREAD_FROM; None without both systems.
         """
         if name not in self.samples or against not in self.samples:

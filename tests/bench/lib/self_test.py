@@ -94,6 +94,7 @@ class DeviceCounts(unittest.TestCase):
         self.assertEqual(report.verdict_text(rows[0], [], cpu.NAMES),
                          "missed: 8 devices; within noise: 160 devices")
         said = report.say_goals(rows, [], cpu.NAMES)
+        self.assertEqual(len(said), 4 * len(rows))
         self.assertIn("8 devices", report.named(said, MISSED))
         self.assertIn("160 devices", report.named(said, NOISE))
 
