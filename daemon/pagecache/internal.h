@@ -202,7 +202,7 @@ struct cfile {
 
 	atomic_uint_least64_t size;
 	atomic_uint_least64_t n_dirty, n_stored; /* pages */
-	atomic_uint_least64_t syncs_failed; /* ever; raised before what is stored is looked for, see store_again() */
+	atomic_uint_least64_t syncs_failed; /* ever; raised before what is stored is looked for, and when that is dirty: see store_again() */
 	atomic_uint_least64_t n_ahead; /* page releases not merged yet, over all devices */
 	atomic_uint_least64_t n_windows; /* invalidations of pages that have not completed */
 	atomic_bool gone;

@@ -441,6 +441,8 @@ static int sync_stored(struct cfile *f, struct store_file *sf, bool data_only)
 		pthread_rwlock_rdlock(&f->range);
 		store_again(f);
 		pthread_rwlock_unlock(&f->range);
+		/* Once more: who has begun since then may have found nothing to store. */
+		atomic_fetch_add(&f->syncs_failed, 1);
 	}
 	sync_end(f, &sync, !err);
 	return err;

@@ -6,6 +6,7 @@
  */
 #include "cache_scene.h"
 #include "held.h"
+#include "pagecache/internal.h"
 
 /* ---- the store ---- */
 
@@ -250,6 +251,32 @@ Test(store_error, of_sync_is_told_to_a_sync_that_ends_at_the_same_time)
 		sched_yield();
 	cr_assert_eq(held_end(&told), -EIO);
 	cr_assert_eq(held_end(&other), -EIO);
+	cr_assert_eq(sync_first_page(NULL), 0);
+	end();
+}
+
+/* Nor is one that begins when the error was told, but what it is about is not dirty again yet. */
+Test(store_error, of_sync_is_told_to_a_sync_that_begins_before_the_other_is_over)
+{
+	struct held told = { .point = "store.synced", .call = sync_first_page };
+	struct held other = { .point = "store.sync", .call = sync_first_page };
+	struct cache_read rd;
+
+	begin_devices(1);
+	write_cpu(0, "x");
+	cr_assert_eq(kernel_writeback(kf, 0, 0, 1), 0);
+	cr_assert_eq(cache_flush(kf->cfile), 0);
+	fault_arm("store.sync", -EIO, 0, 1);
+	held_begin(&told);
+	/* Whoever reads the page has it stay as it is. */
+	cr_assert_eq(cache_read_begin(kf->cfile, 0, 1, false, &rd), 0);
+	fault_let_go(told.point);
+	while (atomic_load(&kf->cfile->syncs_failed) == 0)
+		sched_yield();
+	held_begin(&other);
+	cache_read_end(&rd);
+	cr_assert_eq(held_end(&told), -EIO);
+	cr_assert_eq(held_end(&other), -EIO, "its page is dirty again");
 	cr_assert_eq(sync_first_page(NULL), 0);
 	end();
 }
