@@ -421,7 +421,7 @@ int passthrough_write(struct cfile *f, const void *buf, size_t len, off_t off)
 
 /* ---- leaving ---- */
 
-/* The store cannot change any more: what is tracked is up to date with it, the rest may be anything. */
+/* The store cannot change any more: what is left at home is up to date with it. */
 static void leave_chunk(struct chunk *ch)
 {
 	pthread_mutex_lock(&ch->lock);
@@ -429,22 +429,28 @@ static void leave_chunk(struct chunk *ch)
 		if (!page_present(ch, i))
 			continue;
 		pages_lock(ch, i, i + 1);
-		if (!ch->track)
-			page_drop(ch, i);
-		else
-			under_drop(ch, i); /* dirty then as other pages are */
+		under_drop(ch, i); /* dirty then as other pages are */
 		pages_unlock(ch, i, i + 1);
 	}
 	track_maybe_free(ch);
 	pthread_mutex_unlock(&ch->lock);
-	chunk_unlist(ch);
 }
 
+/* Home becomes what the store is. What nobody keeps track of may be anything, and is read again when it is needed. */
 static int import_chunk(struct chunk *ch)
 {
 	int err = 0;
 
 	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES && !ch->track; i++) {
+		if (!page_present(ch, i))
+			continue;
+		pages_lock(ch, i, i + 1);
+		if (!ch->track)
+			page_drop(ch, i);
+		pages_unlock(ch, i, i + 1);
+	}
+	/* Somebody may have begun to while we waited for a page. */
 	if (ch->track) {
 		pages_lock(ch, 0, GAIA_CHUNK_PAGES);
 		pthread_mutex_unlock(&ch->lock);
@@ -453,6 +459,7 @@ static int import_chunk(struct chunk *ch)
 		pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
 	}
 	pthread_mutex_unlock(&ch->lock);
+	chunk_unlist(ch);
 	return err;
 }
 

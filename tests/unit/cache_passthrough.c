@@ -161,6 +161,24 @@ Test(passthrough, what_was_written_before_processes_stopped_is_acquired)
 	end();
 }
 
+/* Also of a chunk that no device has any more: home still has some of it, from before. */
+Test(passthrough, what_was_written_before_processes_stopped_is_acquired_where_the_replica_has_gone)
+{
+	uint64_t stopped;
+
+	begin_passthrough();
+	write_cpu(0, "one");
+	expect_device(dev, 0, "one");
+	release_all(dev);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	write_cpu(0, "two");
+	stopped = cfile_cpu_stops(kf->cfile);
+	cr_assert_eq(cfile_cpu_stopped(kf->cfile, stopped), 0);
+	cr_assert(!cfile_cpu_may_write(kf->cfile));
+	expect_device(dev, 0, "two");
+	end();
+}
+
 /* Somebody begins again, and stops, while it is being taken over. */
 Test(passthrough, who_takes_over_what_was_written_does_not_speak_for_others)
 {
