@@ -642,6 +642,7 @@ void page_drop_lost(struct chunk *ch, unsigned i)
 			continue;
 		release_void(rep, i);
 		track_truncated(&rep->page[i], 0);
+		replica_shadow_trim(rep);
 	}
 	twins_collect(ch, i);
 }

@@ -904,12 +904,17 @@ static int release_locked(struct grant *g, unsigned a, unsigned b, struct releas
 	int err;
 
 	pthread_mutex_lock(&ch->lock);
-	for (unsigned i = a; i < b; i++)
-		if (bit_test(g->write, i) && rep->page[i].cut > 0) {
+	for (unsigned i = a; i < b; i++) {
+		if (!bit_test(g->write, i))
+			continue;
+		any = true;
+		if (rep->page[i].cut > 0)
 			bit_set(pages, i);
-			any = true;
-		}
+	}
 	pthread_mutex_unlock(&ch->lock);
+	/* What is void may be so because it was lost (page_drop_lost()), of which others were told. */
+	if (any && atomic_load(&rep->dev->gone))
+		return -ENODEV;
 	if (any) {
 		err = find_changed(rep, pages, a, b, changed);
 		if (err)

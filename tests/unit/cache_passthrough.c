@@ -104,6 +104,22 @@ Test(passthrough, a_copy_that_fails_is_told_and_tried_again)
 	end();
 }
 
+/* What one released of a page was what the other had stored there, too: it went with it. */
+Test(passthrough, what_is_lost_with_its_device_is_told_to_each_who_releases_it)
+{
+	struct client *other;
+
+	begin_passthrough();
+	other = new_client(0);
+	write_device(dev, 0, "D");
+	write_device(other, 1, "O");
+	fault_arm("device.copy_out", -ENODEV, 0, 1);
+	cr_assert_eq(client_release(dev, 0, GAIA_PAGE), -EIO);
+	cache_check(rig->cache);
+	cr_assert_eq(client_release(other, 0, GAIA_PAGE), -ENODEV);
+	end();
+}
+
 Test(passthrough, a_store_that_cannot_be_read_fails_the_acquire)
 {
 	begin_passthrough();
