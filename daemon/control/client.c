@@ -185,6 +185,22 @@ int control_grant(void *client, uint64_t map, unsigned prot, const uint64_t *idx
 	return err;
 }
 
+static bool some_thread(pid_t pid, bool (*is_so)(pid_t pid, const char *tid))
+{
+	char path[32];
+	struct dirent *entry;
+	bool found = false;
+	DIR *threads;
+
+	snprintf(path, sizeof(path), "/proc/%d/task", (int)pid);
+	threads = opendir(path);
+	while (threads && !found && (entry = readdir(threads)))
+		found = entry->d_name[0] != '.' && is_so(pid, entry->d_name);
+	if (threads)
+		closedir(threads);
+	return found;
+}
+
 static bool thread_is_killed(pid_t pid, const char *tid)
 {
 	unsigned long long pending;
@@ -210,18 +226,32 @@ static bool thread_is_killed(pid_t pid, const char *tid)
  */
 static bool is_ending(const struct client *c)
 {
-	char path[32];
-	struct dirent *entry;
-	bool ending = false;
-	DIR *threads;
+	return some_thread(c->pid, thread_is_killed);
+}
 
-	snprintf(path, sizeof(path), "/proc/%d/task", (int)c->pid);
-	threads = opendir(path);
-	while (threads && !ending && (entry = readdir(threads)))
-		ending = thread_is_killed(c->pid, entry->d_name);
-	if (threads)
-		closedir(threads);
-	return ending;
+static bool thread_has_memory(pid_t pid, const char *tid)
+{
+	unsigned long pages = 0;
+	char path[64];
+	FILE *statm;
+
+	snprintf(path, sizeof(path), "/proc/%d/task/%.20s/statm", (int)pid, tid);
+	statm = fopen(path, "re");
+	if (!statm)
+		return false;
+	if (fscanf(statm, "%lu", &pages) != 1)
+		pages = 0;
+	fclose(statm);
+	return pages > 0;
+}
+
+/*
+ * Whether the client, whose connection is over, lives and so maps its memory still. Who ends has lost
+ * that before the socket. Of a process that we cannot see nothing is known.
+ */
+static bool keeps_memory(const struct client *c)
+{
+	return c->pid == 0 || some_thread(c->pid, thread_has_memory);
 }
 
 int control_revoke(void *client, uint64_t map, uint64_t idx)
@@ -407,6 +437,7 @@ static void unmap_all(void *arg)
 {
 	struct client *c = arg;
 	struct map *maps, *map, *next;
+	bool kept = keeps_memory(c);
 
 	/* Closed: nobody adds or removes any more, so the table is ours. */
 	pthread_mutex_lock(&c->lock);
@@ -417,6 +448,7 @@ static void unmap_all(void *arg)
 
 	HASH_ITER(hh, maps, map, next) {
 		HASH_DEL(maps, map);
+		map->kept = kept;
 		map_put(map);
 	}
 	client_put(c);

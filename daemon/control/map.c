@@ -14,7 +14,7 @@ void map_put(struct map *map)
 {
 	if (atomic_fetch_sub(&map->refs, 1) != 1)
 		return;
-	cache_unmap(map->m);
+	cache_unmap(map->m, map->kept);
 	client_put(map->client);
 	free(map);
 }

@@ -217,9 +217,12 @@ int cfile_error_check(struct cfile *f, uint64_t *cursor);
  */
 int cache_map(struct cfile *f, unsigned device, void *client, uint64_t map_id, unsigned prot,
 	      bool may_write, uint64_t off, uint64_t len, struct mapping **out);
-/* [W] Drops what was not released; the client's copies of the chunks are gone already or are revoked
- * before their memory is used for anything else. */
-void cache_unmap(struct mapping *m);
+/*
+ * [W] Drops what was not released; the client's copies of the chunks are gone already or are revoked
+ * before their memory is used for anything else. @kept: they are not, and the client may go on writing there, though
+ * it was disconnected: no more is read from what it maps for writing, and it goes as soon as nobody holds any of it.
+ */
+void cache_unmap(struct mapping *m, bool kept);
 
 /* [W] prot: also GAIA_PROT_PIN and GAIA_PROT_PINNED. @seq: of cache_host.grant, the last one by which the client
  * maps some of these chunks, now or from before; 0: none. All or nothing. */

@@ -237,6 +237,7 @@ struct replica {
 	struct devmem *shadow;	/* snapshots of secured pages; used by who locks the page */
 	unsigned n_snapped, n_shadow_users;
 	LIST_HEAD(, grant) grants;
+	bool spoiled; /* who was disconnected may be writing it; set under dev->reserve, too */
 	struct page_replica page[GAIA_CHUNK_PAGES];
 
 	/* dev->lock. */
@@ -262,6 +263,7 @@ struct grant {
 	bool in_delivery; /* some acquire is handing the replica's memory to the client */
 	/* The client maps it, when it has handled this message (cache_host.grant); 0: it does not. */
 	uint64_t delivered;
+	bool unanswered; /* it was asked to unmap it, and has not said that it did */
 };
 
 /* Pages [a, b) of a file. */

@@ -336,8 +336,12 @@ static void replica_revoke(struct replica *rep)
 		pthread_mutex_unlock(&rep->chunk->lock);
 		if (!m)
 			return;
-		/* dev->reserve keeps the mapping from ending. A client that is gone has unmapped. */
-		(void)c->host.revoke(m->client, m->id, rep->chunk->index);
+		/* dev->reserve keeps the mapping from ending. A client that is gone has unmapped: or cache_unmap() hears. */
+		if (c->host.revoke(m->client, m->id, rep->chunk->index) == 0)
+			continue;
+		pthread_mutex_lock(&rep->chunk->lock);
+		g->unanswered = true;
+		pthread_mutex_unlock(&rep->chunk->lock);
 	}
 }
 
@@ -487,6 +491,24 @@ static void all_drop_dead(struct cache_device *dev)
 	free(list);
 }
 
+/* What was released of the chunk comes home. */
+static int fetch_chunk(struct chunk *ch)
+{
+	int err;
+
+	pthread_rwlock_rdlock(&ch->file->range);
+	pthread_mutex_lock(&ch->lock);
+	pages_lock(ch, 0, GAIA_CHUNK_PAGES);
+	pthread_mutex_unlock(&ch->lock);
+	err = fetch_pages(ch, 0, GAIA_CHUNK_PAGES);
+	pthread_mutex_lock(&ch->lock);
+	pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
+	pthread_mutex_unlock(&ch->lock);
+	chunk_account(ch);
+	pthread_rwlock_unlock(&ch->file->range);
+	return err;
+}
+
 /*
  * dev->reserve held. Give up snapshots, by fetching what was released, until a chunk is free: true if
  * there was one.
@@ -500,19 +522,16 @@ static bool shadows_reclaim(struct cache_device *dev)
 	for (unsigned k = 0; k < n && !freed; k++) {
 		struct chunk *ch = list[k]->chunk;
 
-		pthread_rwlock_rdlock(&ch->file->range);
 		pthread_mutex_lock(&ch->lock);
-		if (list[k]->shadow) {
-			pages_lock(ch, 0, GAIA_CHUNK_PAGES);
-			pthread_mutex_unlock(&ch->lock);
-			freed = fetch_pages(ch, 0, GAIA_CHUNK_PAGES) == 0;
-			pthread_mutex_lock(&ch->lock);
-			pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
-			freed = freed && !list[k]->shadow;
-		}
+		freed = list[k]->shadow;
 		pthread_mutex_unlock(&ch->lock);
-		chunk_account(ch);
-		pthread_rwlock_unlock(&ch->file->range);
+		if (!freed || fetch_chunk(ch)) {
+			freed = false;
+			continue;
+		}
+		pthread_mutex_lock(&ch->lock);
+		freed = !list[k]->shadow;
+		pthread_mutex_unlock(&ch->lock);
 	}
 	free(list);
 	return freed;
@@ -562,12 +581,19 @@ int replicas_pin(struct mapping *m, uint64_t first, uint64_t last, struct replic
 
 	pthread_mutex_lock(&dev->reserve);
 	/* Ask before evicting for nothing. What is there and pinned already counts once. */
-	for (k = 0; k < n; k++) {
+	for (k = 0; k < n; k++)
+		out[k] = NULL;
+	for (k = 0; k < n && !err; k++) {
 		struct chunk *ch = chunk_get(m->file, first + k, false);
 		struct replica *rep = ch ? replica_find(ch, dev, only) : NULL;
 
-		out[k] = NULL;
-		if (rep) {
+		if (rep && rep->spoiled && claim(rep)) {
+			err = replica_evict(rep);
+			rep = NULL;
+		}
+		if (err) {
+			/* What was released there cannot be had, and nothing else there is to be trusted. */
+		} else if (rep) {
 			pin(rep);
 			out[k] = rep;
 		} else {
@@ -576,7 +602,7 @@ int replicas_pin(struct mapping *m, uint64_t first, uint64_t last, struct replic
 		if (ch)
 			chunk_put(ch);
 	}
-	if (!could_fit(dev, missing)) {
+	if (!err && !could_fit(dev, missing)) {
 		all_drop_dead(dev);
 		if (!could_fit(dev, missing))
 			err = -ENOMEM;
@@ -868,24 +894,32 @@ static void own_replicas_drop(struct mapping *m)
 	} while (rep);
 }
 
-void cache_unmap(struct mapping *m)
+void cache_unmap(struct mapping *m, bool kept)
 {
 	struct cfile *f = m->file;
 	struct grant *g, *tmp;
 
 	pthread_mutex_lock(&m->dev->reserve);
 	HASH_ITER(hh, m->grants, g, tmp) {
-		struct chunk *ch = g->replica->chunk;
+		struct replica *rep = g->replica;
+		struct chunk *ch = rep->chunk;
 
 		/* While it is pinned by us the replica stays until the grant is off its list. */
-		pin(g->replica);
+		pin(rep);
 		grant_discard(g);
 		pthread_mutex_lock(&ch->lock);
+		if (kept && m->export_write && (g->delivered || g->unanswered))
+			rep->spoiled = true;
 		LIST_REMOVE(g, of_replica);
 		pthread_mutex_unlock(&ch->lock);
 		HASH_DEL(m->grants, g);
-		replica_unpin(g->replica);
+		replica_unpin(rep);
 		free(g);
+		/* It goes now, or when it is acquired next and nobody holds any of it; what was released is safe at home. */
+		if (rep->spoiled && claim(rep))
+			(void)replica_evict(rep);
+		else if (rep->spoiled)
+			(void)fetch_chunk(ch);
 	}
 	if (m->alone)
 		own_replicas_drop(m);

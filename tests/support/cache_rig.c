@@ -730,7 +730,7 @@ void client_end(struct client *cl)
 {
 	for (uint64_t k = 0; k < cl->n_chunks; k++)
 		unmap_chunk(cl, k);
-	cache_unmap(cl->mapping);
+	cache_unmap(cl->mapping, cl->kept);
 	pthread_mutex_lock(&cl->rig->lock);
 	SLIST_REMOVE(&cl->rig->clients, cl, client, link);
 	pthread_mutex_unlock(&cl->rig->lock);

@@ -141,6 +141,7 @@ struct client {
 	uint64_t n_chunks;
 	SLIST_ENTRY(client) link;
 
+	bool kept; /* set by a test before client_end(): was disconnected, and lives */
 	atomic_bool alive;
 	atomic_uint granted, revoked; /* chunks */
 	pthread_mutex_t lock;

@@ -99,7 +99,7 @@ int cache_map(struct cfile *f, unsigned dev, void *client, uint64_t map_id, unsi
 	return 0;
 }
 
-void cache_unmap(struct mapping *m)
+void cache_unmap(struct mapping *m, bool kept)
 {
 	struct granted *g;
 
@@ -112,6 +112,7 @@ void cache_unmap(struct mapping *m)
 	}
 	LIST_REMOVE(m, link);
 	fake_cache.unmaps++;
+	fake_cache.kept += kept;
 	fake_cache.live--;
 	pthread_mutex_unlock(&lock);
 	free(m);

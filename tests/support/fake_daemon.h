@@ -33,6 +33,7 @@ int fake_ioctl(int fd, unsigned long request, void *arg);
 struct fake_cache {
 	unsigned maps, unmaps, acquires, releases, syncs, advices;
 	unsigned live;			/* mappings */
+	unsigned kept;			/* unmapped by who keeps the memory */
 	int pins;			/* GAIA_PROT_PIN without their GAIA_PROT_PINNED */
 	uint64_t off, len;		/* of the last range */
 	uint64_t map_id;		/* of the last mapping */

@@ -521,7 +521,7 @@ Test(mappings, of_one_file_are_so_many_and_no_more)
 	cr_assert_eq(n, CACHE_MAX_MAPPINGS - 1, "the client has one already");
 	cr_assert_eq(cache_map(kf->cfile, 0, cl, 2 + n, GAIA_PROT_RW, true, 0, GAIA_PAGE, &m[n]), -EMFILE);
 	while (n > 0)
-		cache_unmap(m[--n]);
+		cache_unmap(m[--n], false);
 	end();
 }
 
@@ -571,6 +571,77 @@ Test(death, in_the_middle_of_a_release_does_not_take_back_what_that_publishes)
 	client_end(dying);
 	expect_cpu(0, "released");
 	release_all(heir);
+	end();
+}
+
+/* ---- those that are disconnected, and live ---- */
+
+#define LATE (8 * GAIA_PAGE)
+
+/* A client that has stored to the first chunk and released it; and where it goes on storing, when it is disconnected. */
+static unsigned char *disconnected(struct client **cl)
+{
+	unsigned char *memory;
+
+	*cl = new_client(0);
+	write_device(*cl, LATE, "true");
+	release_all(*cl);
+	memory = mremap(client_at(*cl, 0), 0, GAIA_CHUNK, MREMAP_MAYMOVE);
+	cr_assert_neq(memory, MAP_FAILED);
+	client_die(*cl);
+	(*cl)->kept = true;
+	return memory;
+}
+
+/* What processes read then, when nothing else has it than the device and the store. */
+static void forget_but_on_devices(void)
+{
+	cr_assert_eq(cpu_fsync(kf), 0);
+	kernel_reclaim(kf, 0, 0);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	/* So that it is known how long a read of the store takes, and devices are the nearer. */
+	cr_assert_eq(cpu_read(kf, (char[1]){ 0 }, 1, 2 * GAIA_CHUNK), 1);
+}
+
+Test(disconnected, store_to_memory_that_nobody_reads)
+{
+	struct client *a, *b;
+	unsigned char *memory;
+
+	begin_devices(1);
+	memory = disconnected(&a);
+	client_end(a);
+	memcpy(memory + LATE, "lies", 4);
+	forget_but_on_devices();
+	expect_cpu(LATE, "true");
+	b = new_client(0);
+	memcpy(memory + LATE, "lies", 4);
+	expect_device(b, LATE, "true");
+	munmap(memory, GAIA_CHUNK);
+	end();
+}
+
+/* As long as another one holds some of it it stays; but is not the file's any more. */
+Test(disconnected, store_to_memory_that_goes_when_nobody_holds_it)
+{
+	struct client *a, *b, *other;
+	unsigned char *memory;
+
+	begin_devices(2);
+	memory = disconnected(&a);
+	b = new_client(0);
+	other = new_client(1);
+	cr_assert_eq(client_acquire(b, 0, GAIA_PAGE, GAIA_PROT_READ), 0);
+	client_end(a);
+	cr_assert_eq(rig_device_used(rig, 0), GAIA_CHUNK);
+	memcpy(memory + LATE, "lies", 4);
+	forget_but_on_devices();
+	expect_cpu(LATE, "true");
+	forget_but_on_devices();
+	expect_device(other, LATE, "true");
+	release_all(b);
+	expect_device(b, LATE, "true");
+	munmap(memory, GAIA_CHUNK);
 	end();
 }
 

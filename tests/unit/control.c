@@ -89,17 +89,27 @@ static bool is_ended(int sock)
 	return recv(sock, &msg, sizeof(msg), 0) <= 0;
 }
 
-/* Connected to the daemon, but not yet its client. */
-static int stranger(struct gaia_ioc_connect *io)
+static int connect_to(const struct gaia_ioc_connect *io)
 {
 	struct sockaddr_un addr = { .sun_family = AF_UNIX };
 	int sock = wire_socket();
 
+	memcpy(addr.sun_path + 1, io->socket, strlen(io->socket));
+	if (connect(sock, (struct sockaddr *)&addr,
+		    offsetof(struct sockaddr_un, sun_path) + 1 + strlen(io->socket)))
+		return -1;
+	return sock;
+}
+
+/* Connected to the daemon, but not yet its client. */
+static int stranger(struct gaia_ioc_connect *io)
+{
+	int sock;
+
 	*io = (struct gaia_ioc_connect){ .version = GAIA_PROTOCOL_VERSION };
 	cr_assert_eq(wire_ioctl(file, GAIA_IOC_CONNECT, io), 0);
-	memcpy(addr.sun_path + 1, io->socket, strlen(io->socket));
-	cr_assert_eq(connect(sock, (struct sockaddr *)&addr,
-			     offsetof(struct sockaddr_un, sun_path) + 1 + strlen(io->socket)), 0);
+	sock = connect_to(io);
+	cr_assert_geq(sock, 0);
 	return sock;
 }
 
@@ -425,6 +435,50 @@ Test(leases, end_with_the_connection, .init = begin, .fini = end)
 	cr_assert_eq(fake_seen().live, 0);
 	cr_assert_eq(wire_ioctl(file, GAIA_IOC_RELEASE, &io), -ENOTCONN);
 	cr_assert_eq(counter_value(CTR_clients_lost), lost + 1);
+}
+
+/* Whose connection ends, and who does not, may go on storing to what it maps. */
+Test(leases, are_of_memory_that_the_living_keep, .init = begin, .fini = end)
+{
+	struct peer p = join();
+	struct gaia_ioc_range io = range(&p, map(&p, 0, GAIA_CHUNK), 0, 0);
+
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_UNMAP, &io), 0);
+	sem_wait(&fake_unmapped);
+	cr_assert_eq(fake_seen().kept, 0);
+	map(&p, 0, GAIA_CHUNK);
+	leave(&p, 1);
+	cr_assert_eq(fake_seen().kept, 1);
+}
+
+/* By hand, as the daemon is in the parent: the ticket is got there, and what the welcome said told there. */
+Test(leases, are_of_memory_that_the_dead_do_not_keep, .init = begin, .fini = end)
+{
+	struct gaia_ioc_connect io = { .version = GAIA_PROTOCOL_VERSION };
+	struct gaia_msg msg;
+	struct peer p;
+	int told[2];
+	pid_t pid;
+
+	cr_assert_eq(pipe(told), 0);
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_CONNECT, &io), 0);
+	pid = fork();
+	if (pid == 0) {
+		int sock = connect_to(&io);
+
+		msg = hello(&io);
+		if (sock < 0 || send(sock, &msg, sizeof(msg), 0) < 0 ||
+		    recv(sock, &msg, sizeof(msg), 0) < 0 ||
+		    write(told[1], &msg.key, sizeof(msg.key)) < 0)
+			_exit(1);
+		pause();
+	}
+	cr_assert_eq(read(told[0], &p.key, sizeof(p.key)), (ssize_t)sizeof(p.key));
+	map(&p, 0, GAIA_CHUNK);
+	kill(pid, SIGKILL);
+	sem_wait(&fake_unmapped);
+	cr_assert_eq(fake_seen().kept, 0);
+	cr_assert_eq(waitpid(pid, NULL, 0), pid);
 }
 
 Test(leases, a_clean_end_is_not_a_loss, .init = begin)
