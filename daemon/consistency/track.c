@@ -188,6 +188,15 @@ void track_kernel_merged(struct page_track *t, track_id base)
 	t->met = t->pending > 0;
 }
 
+void track_kernel_kept(struct page_track *t)
+{
+	bool met = t->kernel_base && t->met;
+
+	/* Where it had no copy processes have written all of the page, so that any base will do. */
+	track_kernel_given(t, t->kernel_base ? t->kernel_base : t->home_id);
+	t->met = met;
+}
+
 bool track_windows_suffice(const struct page_track *t)
 {
 	return t->pending >= WINDOWS_SUFFICE;

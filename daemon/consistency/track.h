@@ -142,6 +142,8 @@ void track_discarded(struct page_replica *r);
 void track_kernel_given(struct page_track *t, track_id base);
 /* ... and what it sent was merged into home, which differs from it now. */
 void track_kernel_merged(struct page_track *t, track_id base);
+/* ... and what it sent was not taken (an error). It keeps that, as what processes stored to the copy that it had. */
+void track_kernel_kept(struct page_track *t);
 
 /*
  * Invalidation: before it starts, for a page that the kernel may hold; and when it has completed, with what

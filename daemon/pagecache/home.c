@@ -747,6 +747,28 @@ int home_write(struct cfile *f, const void *buf, size_t len, uint64_t off,
 	return err;
 }
 
+/* What it wrote back was not taken; it has the pages all the same, and a release must know. */
+static void kernel_keeps(struct cfile *f, size_t len, uint64_t off)
+{
+	unsigned a, b;
+	size_t n;
+
+	for (; len > 0; off += n, len -= n) {
+		struct chunk *ch = chunk_get(f, off / GAIA_CHUNK, false);
+
+		n = first_part(off, len, &a, &b);
+		if (!ch)
+			continue;
+		pthread_mutex_lock(&ch->lock);
+		pages_lock(ch, a, b);
+		for (unsigned i = a; i < b && ch->track; i++)
+			track_kernel_kept(&ch->track->page[i]);
+		pages_unlock(ch, a, b);
+		pthread_mutex_unlock(&ch->lock);
+		chunk_put(ch);
+	}
+}
+
 int cache_write(struct cfile *f, const void *buf, size_t len, off_t off, enum cache_write_kind kind)
 {
 	int err;
@@ -764,6 +786,8 @@ int cache_write(struct cfile *f, const void *buf, size_t len, off_t off, enum ca
 	err = cfile_make_room(f);
 	if (!err)
 		err = home_write(f, buf, len, (uint64_t)off, kind);
+	if (err && kind == CACHE_WRITE_PAGES)
+		kernel_keeps(f, len, (uint64_t)off);
 	pthread_rwlock_unlock(&f->range);
 	if (!err && len > 0 && kind != CACHE_WRITE_EXACT)
 		count(CTR_cpu_written_back,

@@ -335,6 +335,33 @@ Test(store_error, of_writeback_bounds_what_is_taken)
 	end();
 }
 
+/* It is in the kernel's page, which a release has to drop. */
+Test(store_error, of_a_write_back_does_not_hide_what_is_released_next)
+{
+	static char page[GAIA_PAGE];
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	write_cpu(0, "old");
+	write_device(cl, 0, "new");
+	release_all(cl);
+	cr_assert(!kernel_has(kf, 0));
+	cr_assert_eq(cpu_fsync(kf), 0);
+	cr_assert_eq(client_acquire(cl, 0, GAIA_PAGE, GAIA_PROT_RW), 0);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	memset(page, 'c', sizeof(page));
+	cr_assert_eq(cpu_write(kf, page, sizeof(page), 0), 0);
+	fault_arm("store.read", -EIO, 0, 0);
+	fault_arm("device.copy_out", -EIO, 0, 0);
+	cr_assert_eq(kernel_writeback(kf, 0, 0, 1), -EIO);
+	fault_disarm_all();
+	client_store(cl, "dev", 3, 0);
+	release_all(cl);
+	expect_cpu(0, "dev");
+	end();
+}
+
 Test(store_error, of_a_read_fails_an_acquire_whole)
 {
 	struct client *cl;
