@@ -1,6 +1,7 @@
 /*
  * cache_clients.c - what clients are given: memory of their own where they may not write the file,
- * and room for an acquire that is to come (GAIA_PROT_PIN).
+ * and room for an acquire that is to come (GAIA_PROT_PIN). And what they may rely on beside others: threads of
+ * one client, clients that die or are disconnected, clients of one device.
  */
 #include "cache_scene.h"
 #include "held.h"
@@ -504,6 +505,49 @@ Test(threads, may_release_what_another_one_is_acquiring)
 	end();
 }
 
+static int release_page(void *client)
+{
+	return client_release(client, 0, GAIA_PAGE);
+}
+
+/* What one thread stored the other's release published: the client holds nothing any more, maybe not even the memory. */
+static void release_twice(bool evicted)
+{
+	struct client *a;
+
+	begin_devices(1);
+	a = new_client(0);
+	struct held first = { .point = "release.before_invalidate", .call = release_page, .arg = a };
+
+	write_cpu(0, "old");
+	write_cpu(GAIA_CHUNK, "past");
+	write_device(a, 0, "new");
+	write_device(a, GAIA_CHUNK, "mine");
+	expect_cpu(GAIA_CHUNK, "past");
+	held_begin(&first);
+	if (evicted) {
+		cr_assert_eq(client_release(a, GAIA_CHUNK, GAIA_PAGE), 0);
+		cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	}
+	release_all(a);
+	expect_cpu(0, "new");
+	expect_cpu(GAIA_CHUNK, "mine");
+	store_cpu(0, "NEW");
+	cr_assert_eq(held_end(&first), 0);
+	expect_cpu(0, "NEW");
+	end();
+}
+
+Test(threads, releases_of_nothing_await_what_another_one_published)
+{
+	release_twice(false);
+}
+
+Test(threads, releases_of_evicted_memory_await_what_another_one_published)
+{
+	release_twice(true);
+}
+
 /* ---- very many ---- */
 
 /* What counts those that hold a page does not overflow. */
@@ -526,11 +570,6 @@ Test(mappings, of_one_file_are_so_many_and_no_more)
 }
 
 /* ---- death ---- */
-
-static int release_page(void *client)
-{
-	return client_release(client, 0, GAIA_PAGE);
-}
 
 static sem_t waits;
 
@@ -647,20 +686,27 @@ Test(disconnected, store_to_memory_that_goes_when_nobody_holds_it)
 
 /* ---- clients of one device ---- */
 
+/* Two that hold a page for writing, in which @a has stored: the other one's release. */
+static struct held neighbours_release(struct client **a)
+{
+	struct client *b;
+
+	begin_devices(1);
+	*a = new_client(0);
+	b = new_client(0);
+	write_cpu(0, "old");
+	write_device(*a, 0, "new");
+	cr_assert_eq(client_acquire(b, 0, GAIA_PAGE, GAIA_PROT_RW), 0);
+	return (struct held){ .point = "release.before_invalidate", .call = release_page, .arg = b };
+}
+
 /* Who releases the page first publishes what the other one stored there, too; and once that is home the other's has no news. */
 Test(neighbours, releases_do_not_return_before_the_kernel_lacks_old_bytes)
 {
-	struct client *a, *b;
-
-	begin_devices(1);
-	a = new_client(0);
-	b = new_client(0);
-	struct held first = { .point = "release.before_invalidate", .call = release_page, .arg = b };
+	struct client *a;
+	struct held first = neighbours_release(&a);
 	char seen[4] = "";
 
-	write_cpu(0, "old");
-	write_device(a, 0, "new");
-	cr_assert_eq(client_acquire(b, 0, GAIA_PAGE, GAIA_PROT_RW), 0);
 	expect_cpu(0, "old");
 	held_begin(&first);
 	cr_assert_eq(cpu_read_direct(kf, seen, 3, 0), 3);
@@ -677,16 +723,9 @@ Test(neighbours, releases_do_not_return_before_the_kernel_lacks_old_bytes)
 /* ... also where the device has been told since what is home, and so can tell that it is no news. */
 Test(neighbours, releases_of_nothing_new_await_what_others_published)
 {
-	struct client *a, *b;
+	struct client *a;
+	struct held first = neighbours_release(&a);
 
-	begin_devices(1);
-	a = new_client(0);
-	b = new_client(0);
-	struct held first = { .point = "release.before_invalidate", .call = release_page, .arg = b };
-
-	write_cpu(0, "old");
-	write_device(a, 0, "new");
-	cr_assert_eq(client_acquire(b, 0, GAIA_PAGE, GAIA_PROT_RW), 0);
 	store_cpu(64, "elsewhere");
 	cr_assert_eq(kernel_writeback(kf, 0, GAIA_PAGE, 1), 0);
 	held_begin(&first);
@@ -720,42 +759,4 @@ Test(neighbours, releases_of_readers_leave_the_kernel_alone)
 	cr_assert_eq(held_end(&first), 0);
 	cr_assert(!kernel_has(kf, 0));
 	end();
-}
-
-/* What one thread stored the other's release published: the client holds nothing any more, maybe not even the memory. */
-static void release_twice(bool evicted)
-{
-	struct client *a;
-
-	begin_devices(1);
-	a = new_client(0);
-	struct held first = { .point = "release.before_invalidate", .call = release_page, .arg = a };
-
-	write_cpu(0, "old");
-	write_cpu(GAIA_CHUNK, "past");
-	write_device(a, 0, "new");
-	write_device(a, GAIA_CHUNK, "mine");
-	expect_cpu(GAIA_CHUNK, "past");
-	held_begin(&first);
-	if (evicted) {
-		cr_assert_eq(client_release(a, GAIA_CHUNK, GAIA_PAGE), 0);
-		cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
-	}
-	release_all(a);
-	expect_cpu(0, "new");
-	expect_cpu(GAIA_CHUNK, "mine");
-	store_cpu(0, "NEW");
-	cr_assert_eq(held_end(&first), 0);
-	expect_cpu(0, "NEW");
-	end();
-}
-
-Test(threads, releases_of_nothing_await_what_another_one_published)
-{
-	release_twice(false);
-}
-
-Test(threads, releases_of_evicted_memory_await_what_another_one_published)
-{
-	release_twice(true);
 }
