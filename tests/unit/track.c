@@ -492,3 +492,31 @@ Test(track_plan, what_is_held_beyond_the_end_counts_when_it_was_brought)
 	cr_assert(track_released(&w.r[0], true, false));
 	cr_assert(track_ahead(&w.v));
 }
+
+/* What it keeps it sends again later: against the base that it had then, and with its races decided if they were. */
+Test(kernel, keeps_what_could_not_be_taken)
+{
+	uint16_t first, second;
+	struct page_track t;
+
+	track_init(&t);
+	t.may_hold = 0;
+	track_kernel_kept(&t);
+	cr_assert(t.may_hold);
+	first = track_window_open(&t);
+	track_kernel_merged(&t, 77);
+	second = track_window_open(&t);
+	track_kernel_kept(&t);
+	cr_assert_eq(t.kernel_base, 77);
+	cr_assert(t.met);
+	track_window_close(&t, second);
+	cr_assert_eq(t.kernel_base, 77);
+	second = track_window_open(&t);
+	track_window_close(&t, second);
+	cr_assert_eq(t.kernel_base, 0, "it was dropped");
+	track_kernel_kept(&t);
+	cr_assert_eq(t.kernel_base, t.home_id);
+	cr_assert_not(t.met);
+	track_window_close(&t, first);
+	cr_assert(t.may_hold);
+}
