@@ -88,6 +88,7 @@ struct inode {
 	unsigned passthrough_opens, passthrough_writers;
 	int backing_id;	     /* the kernel's name of the file below, while there are such */
 	bool may_change;     /* the file below, by mappings, which the kernel is not told of */
+	bool was_written;    /* the above was true once */
 	bool never_passed;   /* the kernel does not pass it through, and never has */
 	bool device_asked;   /* whether the next is known */
 	bool for_devices;    /* a device maps the file, or has */
@@ -300,8 +301,10 @@ void passthrough_mapped(struct inode *inode);
 void passthrough_acquire(struct inode *inode);
 /* CREATE has made it: before it is opened. */
 void passthrough_created(struct inode *inode);
-/* How long the kernel may believe attributes that are asked for after this, seconds. */
+/* How long the kernel may believe attributes that are read after this, seconds. */
 double attr_timeout(struct inode *inode);
+/* Whether those that were read before may be older than what a program has stored since. */
+bool attr_was_written(struct inode *inode);
 /* The same, when they are known. */
 double attr_timeout_of(double timeout, const struct stat *st);
 /* Whether the attribute is our own, of the files below. */

@@ -13,14 +13,30 @@
 #include <string.h>
 #include <unistd.h>
 
+static int read_again(struct inode *inode, struct stat *st)
+{
+	int fd = inode_fd_get(inode), err;
+
+	if (fd < 0)
+		return fd;
+	err = fstat(fd, st) ? -errno : 0;
+	inode_fd_put(inode);
+	return err;
+}
+
 void entry_fill(struct inode *inode, const struct stat *st, struct fuse_entry_param *e)
 {
+	double timeout = attr_timeout(inode);
+
 	memset(e, 0, sizeof(*e));
 	e->ino = nodeid_of(inode);
 	e->generation = inode->id;
 	e->attr = *st;
+	/* @st is from before we knew whose it is. */
+	if (attr_was_written(inode) && read_again(inode, &e->attr))
+		timeout = 0;
 	attr_mend(inode, &e->attr);
-	e->attr_timeout = attr_timeout_of(attr_timeout(inode), &e->attr);
+	e->attr_timeout = attr_timeout_of(timeout, &e->attr);
 	e->entry_timeout = FS_TIMEOUT;
 }
 

@@ -102,6 +102,7 @@ static bool nobody_writes_it(struct inode *inode)
 static void expect_changes(struct inode *inode)
 {
 	cfile_cpu_writes(inode->cfile);
+	inode->was_written = true;
 	if (inode->may_change)
 		return;
 	inode->may_change = true;
@@ -283,18 +284,32 @@ void passthrough_created(struct inode *inode)
 	pthread_mutex_unlock(&inode->lock);
 }
 
+/*
+ * If nobody can write it now, attributes that are read from now on hold until somebody opens it to write. An answer that
+ * such an open overtakes the kernel does not take: expect_changes() has told it that attributes change.
+ */
 double attr_timeout(struct inode *inode)
 {
 	bool sure = true;
 
 	if (inode->fs->passthrough && inode->type == S_IFREG) {
 		pthread_mutex_lock(&inode->lock);
+		if (inode->may_change)
+			inode->may_change = !nobody_writes_it(inode);
 		sure = !inode->may_change;
-		/* From the next answer on: what this one says may be from before. */
-		inode->may_change = !sure && !nobody_writes_it(inode);
 		pthread_mutex_unlock(&inode->lock);
 	}
 	return sure ? FS_TIMEOUT : 0;
+}
+
+bool attr_was_written(struct inode *inode)
+{
+	bool was;
+
+	pthread_mutex_lock(&inode->lock);
+	was = inode->was_written;
+	pthread_mutex_unlock(&inode->lock);
+	return was;
 }
 
 #else
@@ -328,6 +343,11 @@ void passthrough_created(struct inode *inode)
 double attr_timeout(struct inode *inode)
 {
 	return FS_TIMEOUT;
+}
+
+bool attr_was_written(struct inode *inode)
+{
+	return false;
 }
 
 #endif
