@@ -33,15 +33,18 @@ def prepare(systems, file, state):
 class Fio:
     """
     @rw, @block, @engine: fio's; @total: bytes; @file: whose pages are in @state before. @again: the
-    same pages may come more than once. @sync: fdatasync after so many writes.
+    same pages may come more than once. @sync: fdatasync after so many writes. @loops: all of that
+    so many times, each time opened (and mapped) anew.
     """
 
-    def __init__(self, file, file_size, rw, block, engine, state, total, again=False, sync=0):
+    def __init__(self, file, file_size, rw, block, engine, state, total, again=False, sync=0,
+                 loops=1):
         self.file, self.state = file, state
         self.direction = "write" if "write" in rw else "read"
         self.sync = sync
         options = {
             "rw": rw, "bs": block, "ioengine": engine, "size": file_size, "io_size": total,
+            "loops": loops,
             # fio's own dropping of caches and advice to the kernel: neither.
             "invalidate": 0, "fadvise_hint": 0, "fallocate": "none", "allow_file_create": 0,
         }

@@ -11,6 +11,7 @@ import subprocess
 import time
 
 MIB = 1 << 20
+GIB = 1 << 30
 
 
 class Missing(Exception):
