@@ -43,14 +43,42 @@ PATTERNS = [("sequential 256 KiB", "", "256k"), ("random 4 KiB", "rand", "4k")]
 CALLS = [("read(2)", "write(2)", "psync"), ("mmap", "mmap", "mmap")]
 
 
-def peer_commands(build):
-    """Each at the settings that were fastest for it: cloned descriptors changed nothing for the
-    first, and not to splice made the other slower."""
-    return {
-        LL: [os.path.join(build, "peers", "passthrough_ll"), "-f", "-o",
+def passing_options(libfuse):
+    """
+    The second example's options, whether it passes files through then, and if not, why.
+    """
+    if tuple(map(int, libfuse.split(".")[:2])) < (3, 17):
+        return [], "libfuse %s cannot" % libfuse
+    if os.geteuid() != 0:
+        return ["--nopassthrough"], "only root may"
+    return ["--nosplice"], None
+
+
+def make_peers(build, place, missing):
+    """
+    libfuse's examples, each at the settings that were fastest for it. What there is not is named in @missing.
+
+    The first caches, and gathers writes. The second passes reads and writes through, as gaiafs does with
+    auto: in no row was its caching better than both that and the first. Passing through, it is up to 1.8
+    times as fast with names if it does not splice, for it would splice nothing but requests, and libfuse
+    3.18 makes a pipe for each of them where it may not have large ones (the first has no option against
+    that). Caching, it is faster if it does. Cloned descriptors, and more threads or only one, changed
+    nothing for either; FUSE over io_uring is left off, as kernels have it.
+    """
+    at = os.path.join(build, "peers")
+    options, why_not = passing_options(report.peers_libfuse(build) or "0.0")
+    commands = {
+        LL: [os.path.join(at, "passthrough_ll"), "-f", "-o",
              "source={below},cache=always,timeout=86400,writeback,fsname=passthrough_ll", "{root}"],
-        HP: [os.path.join(build, "peers", "passthrough_hp"), "--foreground", "{below}", "{root}"],
+        HP: [os.path.join(at, "passthrough_hp"), "--foreground", *options, "{below}", "{root}"],
     }
+    for name, command in commands.items():
+        if not os.path.exists(command[0]):
+            missing[name] = "could not be built, see %s.log" % command[0]
+            continue
+        if name == HP and why_not:
+            missing[NAMES[HP] + ", passing through"] = why_not
+        yield Peer(name, place, command, passes_through=name == HP and not why_not)
 
 
 class Bench:
@@ -88,11 +116,7 @@ class Bench:
         native = System(NATIVE, self.place)
         self.start(native)
         self.systems.append(native)
-        for name, command in peer_commands(args.build).items():
-            if not os.path.exists(command[0]):
-                self.missing[name] = "could not be built, see %s.log" % command[0]
-                continue
-            peer = Peer(name, self.place, command)
+        for peer in make_peers(args.build, self.place, self.missing):
             if self.start(peer):
                 self.systems.append(peer)
         device = "sim:%dM" % (self.size // MIB * 4)
@@ -334,6 +358,7 @@ class Bench:
     def print_head(self, facts):
         print(report.machine_text(facts) + "; other programs %s" %
               ("went after" if self.undisturbed else "were not held back"))
+        print(report.versions_text(facts))
         print("%d whole rounds, files of %d MiB. First the native rate, then how many times that rate "
               "(median ± half the distance of the quartiles)." % (facts["rounds"], facts["file_mib"]))
         print(report.LEGEND)

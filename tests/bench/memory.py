@@ -20,9 +20,9 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
 # pylint: disable=wrong-import-position
 import report
-from cpu import NAMES, NATIVE, WAYS, peer_commands
+from cpu import NAMES, NATIVE, WAYS, make_peers
 from rounds import MET, MISSED, UNMEASURED, TimeLimit
-from systems import MIB, Gaiafs, Missing, Peer, System, read_through, run, stop_on_signals
+from systems import MIB, Gaiafs, Missing, System, read_through, run, stop_on_signals
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 SYS_CACHESTAT = 451
@@ -148,11 +148,7 @@ class Bench:
             yield Gaiafs(way, self.place, self.args.build,
                          ["--device", "sim:%dM" % (self.size // MIB * 2), "--cpu-cache", way])
         yield System(NATIVE, self.place)
-        for name, command in peer_commands(self.args.build).items():
-            if os.path.exists(command[0]):
-                yield Peer(name, self.place, command)
-            else:
-                self.missing[name] = "could not be built, see %s.log" % command[0]
+        yield from make_peers(self.args.build, self.place, self.missing)
 
     # -- a file
 
@@ -339,6 +335,7 @@ class Bench:
         if self.names_rows:
             parts.append(("%s names: bytes each." % format(self.names, ","), self.name_lines()))
         print(report.machine_text(facts))
+        print(report.versions_text(facts))
         with open(os.path.join(out, "memory.md"), "w") as file:
             for title, rows in parts:
                 wide = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]

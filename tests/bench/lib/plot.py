@@ -117,8 +117,8 @@ def device_counts(counts, share):
 
 
 def draw(path, rows, counts, columns, names, peers, facts):
-    """[path], or [] and a line that says why."""
-    if not rows:
+    """[path], or [] and, if there is something to draw, a line that says why."""
+    if not rows or not columns[1:]:
         return []
     lines = script(path, rows, counts, columns[1:], names, peers, facts)
     with tempfile.NamedTemporaryFile("w", suffix=".gnuplot") as file:

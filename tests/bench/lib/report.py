@@ -71,6 +71,10 @@ def machine_text(facts):
             % facts["machine"] + "; load before: %.1f" % facts["machine"]["load_before"][0])
 
 
+def versions_text(facts):
+    return "%(gaiafs)s; peers: the examples of libfuse %(peers_libfuse)s" % facts["versions"]
+
+
 def line_of(*command):
     """The first line that a program prints; None where it cannot be had."""
     try:
@@ -82,6 +86,15 @@ def line_of(*command):
     return lines[0].strip() if lines and not done.returncode else None
 
 
+def peers_libfuse(build):
+    """The version of the libfuse that the peers are of, as scripts/bench says."""
+    try:
+        with open(os.path.join(build, "peers", "version")) as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
 def versions(build):
     """What is measured."""
     here = os.path.dirname(os.path.abspath(__file__))
@@ -89,7 +102,7 @@ def versions(build):
     return {
         "commit": line_of("git", "-C", here, "describe", "--always", "--dirty"),
         "gaiafs": gaiafs,  # and its libfuse
-        "peers_libfuse": line_of("pkg-config", "--modversion", "fuse3"),
+        "peers_libfuse": peers_libfuse(build),
     }
 
 

@@ -20,6 +20,7 @@ import plot
 import report
 from rounds import (BEST_PEER, MET, MISSED, NOISE, UNMEASURED, Goal, Progress, Row, TimeLimit,
                     run_rounds, turn)
+from systems import Peer
 
 NATIVE, OURS = cpu.NATIVE, cpu.WAYS[0]
 PEERS = cpu.PEERS
@@ -156,6 +157,52 @@ class TimeLimits(unittest.TestCase):
         self.assertEqual(said, (0, ["c"]))
         self.assertEqual([name for _, name in done], ["a", "b"])
         self.assertLessEqual(now, 45)
+
+
+class Peers(unittest.TestCase):
+    def peers(self, version, user=0, built=("passthrough_ll", "passthrough_hp")):
+        """What there is by name, and what is said to be missing."""
+        missing = {}
+        with tempfile.TemporaryDirectory() as place:
+            os.mkdir(os.path.join(place, "peers"))
+            for name in built:
+                with open(os.path.join(place, "peers", name), "w"):
+                    pass
+            with open(os.path.join(place, "peers", "version"), "w") as file:
+                file.write(version + "\n")
+            with unittest.mock.patch.object(os, "geteuid", lambda: user):
+                made = {peer.name: peer for peer in cpu.make_peers(place, place, missing)}
+            self.assertEqual(report.versions(place)["peers_libfuse"], version)
+        return made, missing
+
+    def test_one_caches_and_one_passes_through(self):
+        made, missing = self.peers("3.18.3")
+        self.assertEqual(list(made), PEERS)
+        self.assertEqual([peer.passes_through for peer in made.values()], [False, True])
+        self.assertEqual(missing, {})
+        self.assertNotIn("--nopassthrough", made[cpu.HP].command)
+
+    def test_without_root_or_a_new_libfuse_both_cache_and_it_is_said(self):
+        for version, user, option, why in (("3.18.3", 1000, True, "only root may"),
+                                           ("3.14.0", 0, False, "libfuse 3.14.0 cannot")):
+            made, missing = self.peers(version, user)
+            self.assertEqual([peer.passes_through for peer in made.values()], [False] * 2)
+            self.assertEqual("--nopassthrough" in made[cpu.HP].command, option)
+            self.assertEqual(missing, {"libfuse hp, passing through": why})
+
+    def test_what_was_not_built_is_missing(self):
+        made, missing = self.peers("3.14.0", built=["passthrough_ll"])
+        self.assertEqual((list(made), list(missing)), ([cpu.LL], [cpu.HP]))
+        self.assertIn("passthrough_hp.log", missing[cpu.HP])
+
+    def test_what_is_cached_is_not_taken_for_passed_through(self):
+        with tempfile.TemporaryDirectory() as place:
+            peer = Peer("peer", place, [])
+            with open(peer.path("changed-below"), "w") as file:  # as it is before
+                file.write("before")
+            self.assertFalse(peer.shows_what_is_below())
+            peer.root = peer.below
+            self.assertTrue(peer.shows_what_is_below())
 
 
 class WhatIsSaid(unittest.TestCase):

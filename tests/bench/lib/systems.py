@@ -145,10 +145,14 @@ class Mounted(System):
 class Peer(Mounted):
     is_peer = True
 
-    def __init__(self, name, place, command):
-        """COMMAND with {below} and {root}; it stays in the foreground."""
+    def __init__(self, name, place, command, passes_through=False):
+        """
+        COMMAND with {below} and {root}; it stays in the foreground. It is missing if it is to pass
+        files through to those below, and does not.
+        """
         super().__init__(name, place)
         self.command = [part.format(below=self.below, root=self.root) for part in command]
+        self.passes_through = passes_through
         self.child = None
 
     def start(self):
@@ -160,9 +164,23 @@ class Peer(Mounted):
             if self.child.poll() is not None:
                 raise Missing("does not run: %s" % self.child.stderr.read().strip())
             time.sleep(0.01)
+        if self.passes_through and not self.shows_what_is_below():
+            raise Missing("mounts, but the kernel does not pass files of this file system through")
         # gaiafs sets these for itself.
         write_bdi(self.root, "strict_limit", "0")
         write_bdi(self.root, "max_ratio", "100")
+
+    def shows_what_is_below(self):
+        """Whether what changes below an open file is seen at once. What is cached is good for a day."""
+        below = os.path.join(self.below, "changed-below")
+        with open(below, "wb", buffering=0) as file:
+            file.write(b"before")
+            with open(self.path("changed-below"), "rb") as above:
+                above.read()
+                os.pwrite(file.fileno(), b"after!", 0)
+                seen = os.pread(above.fileno(), 6, 0)
+        os.unlink(self.path("changed-below"))
+        return seen == b"after!"
 
     def stop(self):
         self.detach()

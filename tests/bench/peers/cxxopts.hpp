@@ -11,7 +11,11 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
-#include <unordered_map> // passthrough_hp counts on this one, too
+#include <vector>
+// passthrough_hp counts on these, too.
+#include <cassert>
+#include <functional>
+#include <unordered_map>
 
 namespace cxxopts {
 
@@ -36,6 +40,7 @@ struct Value {
 };
 
 template <typename T> Value value() { return {}; }
+template <typename T> Value value(std::vector<T> &) { return {}; }
 
 struct ParseResult {
 	std::map<std::string, Value> options;
