@@ -121,6 +121,12 @@ struct supervised {
 	atomic_bool over; /* the connection has ended: the number may be another mount's by now */
 };
 
+/* Where a thread that receives is parked: see receive.c. */
+struct seat {
+	sem_t woken;
+	LIST_ENTRY(seat) link; /* receiving.seats */
+};
+
 /* Who receives requests: see receive.c. */
 struct receiving {
 	bool may_poll;		/* constant */
@@ -132,6 +138,8 @@ struct receiving {
 	atomic_uint tickets;	/* handed out */
 	atomic_uint steps;	/* of those in front: it moves */
 	atomic_uint reading;	/* threads in read(2) */
+	struct seat seat[FS_THREADS];
+	atomic_uint n_taken;	/* of seat[], by threads */
 	atomic_uint parked;	/* of seats */
 	pthread_mutex_t lock;	/* a leaf */
 	LIST_HEAD(, seat) seats; /* lock: threads that wait, and that nobody has woken yet */

@@ -44,31 +44,33 @@
 static __thread unsigned in_front;
 static __thread unsigned n_at_once; /* requests in a row that did not have to be waited for */
 
-/* A parked thread. The one that was parked last is woken first: its core and its memory are warm. */
-struct seat {
-	pthread_cond_t cond;
-	bool on; /* r->seats */
-	LIST_ENTRY(seat) link;
-};
+/* This thread's, once it was parked. */
+static __thread struct seat *my_seat;
 
 /* r->lock held. */
 static void seat_leave(struct receiving *r, struct seat *seat)
 {
 	LIST_REMOVE(seat, link);
-	seat->on = false;
 	atomic_fetch_sub(&r->parked, 1);
-	pthread_cond_signal(&seat->cond);
 }
 
-/* Somebody must receive. */
+/*
+ * Somebody must receive. The thread that was parked last is woken first: its core and its memory are warm. It is
+ * woken without the lock, which the next one would wait for meanwhile.
+ */
 static void wake_one(struct receiving *r)
 {
+	struct seat *seat;
+
 	if (!atomic_load(&r->parked))
 		return;
 	pthread_mutex_lock(&r->lock);
-	if (!LIST_EMPTY(&r->seats))
-		seat_leave(r, LIST_FIRST(&r->seats));
+	seat = LIST_FIRST(&r->seats);
+	if (seat)
+		seat_leave(r, seat);
 	pthread_mutex_unlock(&r->lock);
+	if (seat)
+		sem_post(&seat->woken);
 }
 
 /* @ticket's thread is in front no more; false: it was not anyway. */
@@ -150,27 +152,37 @@ static bool not_needed(struct receiving *r)
 	return atomic_load(&r->front) || atomic_load(&r->reading) >= WAITING;
 }
 
+/* Whether the thread is to be parked now: then it waits until it is woken. */
+static bool take_seat(struct fs *fs, struct seat *seat)
+{
+	struct receiving *r = &fs->receiving;
+	bool wait;
+
+	pthread_mutex_lock(&r->lock);
+	wait = !fs->stopping;
+	if (wait) {
+		LIST_INSERT_HEAD(&r->seats, seat, link);
+		/* Either we see that we are needed by now, or who knows it first sees us. */
+		atomic_fetch_add(&r->parked, 1);
+		wait = not_needed(r);
+		if (!wait)
+			seat_leave(r, seat);
+	}
+	pthread_mutex_unlock(&r->lock);
+	return wait;
+}
+
 static void park(struct fs *fs)
 {
 	struct receiving *r = &fs->receiving;
-	struct seat seat = { .cond = PTHREAD_COND_INITIALIZER };
 
 	if (!not_needed(r))
 		return;
-	pthread_mutex_lock(&r->lock);
-	while (!fs->stopping) {
-		seat.on = true;
-		LIST_INSERT_HEAD(&r->seats, &seat, link);
-		/* Either we see that we are needed by now, or who knows it first sees us. */
-		atomic_fetch_add(&r->parked, 1);
-		if (!not_needed(r))
-			seat_leave(r, &seat);
-		while (seat.on)
-			pthread_cond_wait(&seat.cond, &r->lock);
-		if (!not_needed(r))
-			break;
-	}
-	pthread_mutex_unlock(&r->lock);
+	if (!my_seat)
+		my_seat = &r->seat[atomic_fetch_add(&r->n_taken, 1)];
+	while (not_needed(r) && take_seat(fs, my_seat))
+		while (sem_wait(&my_seat->woken))
+			; /* EINTR: see serve_join() */
 }
 
 static bool has_request(int fd)
@@ -280,6 +292,8 @@ int receive_start(struct fs *fs)
 	cpu_set_t cpus;
 
 	LIST_INIT(&r->seats);
+	for (unsigned i = 0; i < FS_THREADS; i++)
+		sem_init(&r->seat[i].woken, 0, 0);
 	pthread_mutex_init(&r->lock, NULL);
 	sem_init(&r->guard_wake, 0, 0);
 	/* Who polled on the only core would keep away whom it waits for. */
@@ -299,10 +313,13 @@ void receive_thread_ends(struct fs *fs)
 void receive_wake_all(struct fs *fs)
 {
 	struct receiving *r = &fs->receiving;
+	struct seat *seat;
 
 	pthread_mutex_lock(&r->lock);
-	while (!LIST_EMPTY(&r->seats))
-		seat_leave(r, LIST_FIRST(&r->seats));
+	while ((seat = LIST_FIRST(&r->seats))) {
+		seat_leave(r, seat);
+		sem_post(&seat->woken);
+	}
 	pthread_mutex_unlock(&r->lock);
 }
 
@@ -318,4 +335,6 @@ void receive_stop(struct fs *fs)
 	pthread_join(r->guard, NULL);
 	pthread_mutex_destroy(&r->lock);
 	sem_destroy(&r->guard_wake);
+	for (unsigned i = 0; i < FS_THREADS; i++)
+		sem_destroy(&r->seat[i].woken);
 }

@@ -173,12 +173,19 @@ void *page_ptr(const struct chunk *ch, unsigned i)
 	return frame_ptr(&ch->file->cache->frames, page_at(ch, i)->frame);
 }
 
+/* chunk->lock held. Who looks without it, as at a hint, must see some number; nobody else changes it meanwhile. */
+static void tally(atomic_uint *n, int more)
+{
+	atomic_store_explicit(n, atomic_load_explicit(n, memory_order_relaxed) + (unsigned)more,
+			      memory_order_relaxed);
+}
+
 frame_t page_set_frame(struct chunk *ch, unsigned i, frame_t frame)
 {
 	frame_t old = page_at(ch, i)->frame;
 
 	page_at(ch, i)->frame = frame;
-	ch->n_frames += (frame != 0) - (old != 0);
+	tally(&ch->n_frames, (frame != 0) - (old != 0));
 	return old;
 }
 
@@ -189,7 +196,7 @@ frame_t page_set_frame(struct chunk *ch, unsigned i, frame_t frame)
 static void pages_become(struct chunk *ch, unsigned a, unsigned b, uint8_t state)
 {
 	struct cfile *f = ch->file;
-	int64_t dirty = 0, stored = 0;
+	int dirty = 0, stored = 0;
 
 	for (unsigned i = a; i < b; i++) {
 		struct page *p = page_at(ch, i);
@@ -200,7 +207,7 @@ static void pages_become(struct chunk *ch, unsigned a, unsigned b, uint8_t state
 		stored += !!(now & PAGE_STORED) - !!(p->flags & PAGE_STORED);
 		p->flags = now;
 	}
-	ch->n_dirty += (unsigned)dirty;
+	tally(&ch->n_dirty, dirty);
 	ch->n_stored += (unsigned)stored;
 	if (dirty) {
 		atomic_fetch_add(&f->n_dirty, (uint64_t)dirty);
@@ -476,10 +483,44 @@ unsigned chunk_shrink(struct chunk *ch)
 	return n;
 }
 
+/* So many chunks are looked at before the lock, which all files share, is let go. */
+#define LOOKS_AT_ONCE 64u
+
+/* Perhaps: its lock is not held. */
+static bool all_dirty(const struct chunk *ch)
+{
+	return ch->n_dirty > 0 && ch->n_dirty == ch->n_frames;
+}
+
 /*
- * Evict clean frames, longest unused first (second chance for what was used since), until
- * @want are free or every chunk was looked at. Returns how many.
+ * The chunk that was not used for longest and may have clean pages, taken off the list; the list's reference is the
+ * caller's. What was used since the last look has a second chance. NULL: none of those looked at. *@looks counts down.
  */
+static struct chunk *lru_next(struct cache *c, unsigned *looks)
+{
+	struct chunk *ch, *found = NULL;
+
+	lists_lock(c);
+	for (unsigned n = MIN(*looks, LOOKS_AT_ONCE); n > 0 && !found; n--) {
+		--*looks;
+		ch = TAILQ_FIRST(&c->lru);
+		if (!ch) {
+			*looks = 0;
+			break;
+		}
+		if (atomic_exchange(&ch->referenced, false) || all_dirty(ch)) {
+			TAILQ_REMOVE(&c->lru, ch, lru);
+			TAILQ_INSERT_TAIL(&c->lru, ch, lru);
+		} else {
+			leave_lru(ch);
+			found = ch;
+		}
+	}
+	pthread_mutex_unlock(&c->lock);
+	return found;
+}
+
+/* Evict clean frames until @want are free or every chunk was looked at. Returns how many. */
 static unsigned home_evict(struct cache *c, unsigned want)
 {
 	unsigned freed = 0, looks;
@@ -488,23 +529,10 @@ static unsigned home_evict(struct cache *c, unsigned want)
 	lists_lock(c);
 	looks = 2 * c->n_lru;
 	pthread_mutex_unlock(&c->lock);
-	for (; looks > 0 && freed < want; looks--) {
-		lists_lock(c);
-		ch = TAILQ_FIRST(&c->lru);
-		if (!ch) {
-			pthread_mutex_unlock(&c->lock);
-			break;
-		}
-		if (atomic_exchange(&ch->referenced, false)) {
-			TAILQ_REMOVE(&c->lru, ch, lru);
-			TAILQ_INSERT_TAIL(&c->lru, ch, lru);
-			pthread_mutex_unlock(&c->lock);
+	while (looks > 0 && freed < want) {
+		ch = lru_next(c, &looks);
+		if (!ch)
 			continue;
-		}
-		leave_lru(ch);
-		pthread_mutex_unlock(&c->lock);
-
-		/* The list's reference is ours now. */
 		freed += chunk_shrink(ch);
 		chunk_account(ch);
 		chunk_put(ch);

@@ -139,7 +139,8 @@ struct chunk {
 
 	/* lock. */
 	struct page *leaf[GAIA_CHUNK_PAGES / LEAF_PAGES]; /* NULL: absent, clean, unlocked */
-	unsigned n_frames, n_dirty, n_stored;
+	atomic_uint n_frames, n_dirty; /* as a hint without it: all_dirty() */
+	unsigned n_stored;
 	struct chunk_track *track;    /* NULL: no device has a replica, and none is needed */
 	struct replica **replica;     /* in order of the devices */
 	unsigned n_replicas;

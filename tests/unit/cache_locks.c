@@ -1,5 +1,5 @@
 /*
- * cache_locks.c - what reads and writes of different files share: no lock.
+ * cache_locks.c - what reads and writes of different files share: no lock; and a rare one when home is full.
  *
  * Linked so that every lock that the cache takes passes through here first (meson.build: --wrap), and is noted. One thread does
  * the same to two files: no lock may be among those of both. `--verbose` shows how many locks each request takes.
@@ -9,9 +9,10 @@
 
 #define MOST 64u
 
-/* Distinct locks, and how often any was taken. */
+/* Distinct locks, how often each was taken, and how often any. */
 struct noted {
 	const void *lock[MOST];
+	unsigned times[MOST];
 	unsigned n, taken;
 };
 static __thread struct noted *noting;
@@ -22,10 +23,13 @@ static void note(const void *lock)
 		return;
 	noting->taken++;
 	for (unsigned k = 0; k < noting->n; k++)
-		if (noting->lock[k] == lock)
+		if (noting->lock[k] == lock) {
+			noting->times[k]++;
 			return;
+		}
 	if (noting->n == MOST)
 		abort();
+	noting->times[noting->n] = 1;
 	noting->lock[noting->n++] = lock;
 }
 
@@ -161,5 +165,40 @@ Test(locks, none_is_shared_by_reads_and_writes_of_two_files)
 	}
 	give_slabs(&rig->cache->frames);
 	kfile_end(other, false);
+	end();
+}
+
+/* ---- a full home ---- */
+
+static unsigned taken(const struct noted *noted, const void *lock)
+{
+	for (unsigned k = 0; k < noted->n; k++)
+		if (noted->lock[k] == lock)
+			return noted->times[k];
+	return 0;
+}
+
+/* Reads, each of another chunk: all are in use when pages must leave. */
+static void read_round_robin(unsigned chunks, unsigned from, unsigned to)
+{
+	for (unsigned page = from; page < to; page++)
+		for (unsigned k = 0; k < chunks; k++)
+			carry_out(kf->cfile, &(struct request){ "", READ_DIRECT, k * GAIA_CHUNK_PAGES + page, 1 });
+}
+
+Test(locks, the_caches_is_taken_rarely_when_home_is_full)
+{
+	const unsigned chunks = 16, each = CACHE_HOME_MIN / GAIA_PAGE / chunks;
+	static struct noted all;
+
+	begin(&(struct rig_options){ .devices = 0, .home_bytes = CACHE_HOME_MIN }, chunks * GAIA_CHUNK);
+	read_round_robin(chunks, 0, each);
+	noting = &all;
+	read_round_robin(chunks, each, 2 * each);
+	noting = NULL;
+	cr_log_info("%u times for %u reads", taken(&all, &rig->cache->lock), chunks * each);
+	cr_assert_gt(counter_value(CTR_home_evicted), chunks * each);
+	cr_assert_gt(taken(&all, &rig->cache->lock), 0);
+	cr_assert_lt(taken(&all, &rig->cache->lock), chunks * each / 16);
 	end();
 }
