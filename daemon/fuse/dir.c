@@ -41,6 +41,12 @@ void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	LIST_INSERT_HEAD(&fs->handles, h, link);
 	pthread_mutex_unlock(&fs->lock);
 	fi->fh = (uintptr_t)h;
+	/*
+	 * The kernel drops what it has listed when it makes or removes a name there, which nobody else does. (10,000 names
+	 * again: 4 ms instead of 10, ls -l 340 instead of 690; for the first time: the same.)
+	 */
+	fi->cache_readdir = 1;
+	fi->keep_cache = 1;
 	fuse_reply_open(req, fi);
 	return;
 

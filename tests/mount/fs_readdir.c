@@ -209,3 +209,85 @@ EACH_WAY(fs_readdir, two_listings_of_one_directory_do_not_disturb_each_other)
 	closedir(d[0]);
 	closedir(d[1]);
 }
+
+/* The kernel may keep a listing. */
+static void expect_names(const char *dir, int n, const char *const *name)
+{
+	DIR *d = list(dir);
+	struct dirent *e;
+	int found = 0, all = 0;
+
+	while ((e = readdir(d))) {
+		all += strcmp(e->d_name, ".") && strcmp(e->d_name, "..");
+		for (int i = 0; i < n; i++)
+			found += !strcmp(e->d_name, name[i]);
+	}
+	closedir(d);
+	cr_assert_eq(all, n, "%s lists %d names, not %d", dir, all, n);
+	cr_assert_eq(found, n, "%s lists %d of %d names", dir, found, n);
+}
+#define EXPECT_NAMES(dir, ...)                                                   \
+	do {                                                                     \
+		const char *const names_[] = { __VA_ARGS__ };                    \
+		for (int again_ = 0; again_ < 2; again_++)                       \
+			expect_names(dir, (int)(sizeof(names_) / sizeof(names_[0])), names_); \
+	} while (0)
+
+EACH_WAY(fs_readdir, each_change_of_names_shows_in_the_next_listing)
+{
+	int at = both_root[ON_MOUNT], fd;
+	char path[32];
+
+	cr_assert_eq(mkdirat(at, "d", 0755), 0);
+	cr_assert_eq(mkdirat(at, "e", 0755), 0);
+	cr_assert_eq(mknodat(at, "d/a", S_IFREG | 0644, 0), 0);
+	EXPECT_NAMES("d", "a");
+	cr_assert_eq(mkdirat(at, "d/b", 0755), 0);
+	EXPECT_NAMES("d", "a", "b");
+	cr_assert_eq(symlinkat("a", at, "d/c"), 0);
+	EXPECT_NAMES("d", "a", "b", "c");
+	cr_assert_eq(linkat(at, "d/a", at, "d/l", 0), 0);
+	EXPECT_NAMES("d", "a", "b", "c", "l");
+	cr_assert_eq(renameat(at, "d/a", at, "e/a"), 0);
+	EXPECT_NAMES("d", "b", "c", "l");
+	EXPECT_NAMES("e", "a");
+	cr_assert_eq(renameat(at, "e/a", at, "d/c"), 0);
+	EXPECT_NAMES("d", "b", "c", "l");
+	cr_assert_eq(renameat(at, "d/b", at, "d/bb"), 0);
+	EXPECT_NAMES("d", "bb", "c", "l");
+	cr_assert_eq(unlinkat(at, "d/l", 0), 0);
+	EXPECT_NAMES("d", "bb", "c");
+	cr_assert_eq(unlinkat(at, "d/bb", AT_REMOVEDIR), 0);
+	EXPECT_NAMES("d", "c");
+	fd = openat(at, "d", O_TMPFILE | O_RDWR, 0644);
+	if (fd >= 0) {
+		EXPECT_NAMES("d", "c");
+		snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+		cr_assert_eq(linkat(AT_FDCWD, path, at, "d/t", AT_SYMLINK_FOLLOW), 0);
+		EXPECT_NAMES("d", "c", "t");
+		close(fd);
+	}
+}
+
+/* A listing that ends early leaves the rest to the next one. */
+EACH_WAY(fs_readdir, a_listing_that_was_broken_off_hides_no_later_change)
+{
+	static int seen[MANY];
+	int others;
+	DIR *d;
+
+	make_many("d", "old", MANY);
+	d = list("d");
+	cr_assert_not_null(readdir(d));
+	make_many("d", "new", MANY);
+	closedir(d);
+	for (int again = 0; again < 3; again++) {
+		memset(seen, 0, sizeof(seen));
+		d = list("d");
+		tally(d, seen, MANY, &others);
+		closedir(d);
+		for (int i = 0; i < MANY; i++)
+			cr_assert_eq(seen[i], 1, "old%d is listed %d times", i, seen[i]);
+		cr_assert_eq(others, MANY);
+	}
+}
