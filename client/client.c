@@ -135,7 +135,7 @@ static int map_at_daemon(struct mapping *m, unsigned device)
 	int err;
 
 	if (fstat(m->fd, &st))
-		return errno == ECONNABORTED ? -ENOTCONN : -errno;
+		return wire_error();
 	if (!S_ISREG(st.st_mode))
 		return -ENODEV;
 	do {

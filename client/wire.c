@@ -76,11 +76,22 @@ static bool again(void)
 	return true;
 }
 
+int wire_error(void)
+{
+	switch (errno) {
+	case ECONNABORTED:	/* requests that were under way */
+	case ECANCELED:		/* those for which its io_uring was there, but not its threads */
+		return -ENOTCONN;
+	default:
+		return -errno;
+	}
+}
+
 int wire_ioctl(int fd, unsigned long request, void *arg)
 {
 	while (wire_sys.ioctl(fd, request, arg) < 0) {
 		if (!again())
-			return errno == ECONNABORTED ? -ENOTCONN : -errno;
+			return wire_error();
 	}
 	return 0;
 }
@@ -103,7 +114,7 @@ int wire_release(int fd, unsigned by, struct gaia_ioc_range *io)
 		if (errno == EALREADY)
 			return 0;
 		if (!again())
-			return errno == ECONNABORTED ? -ENOTCONN : -errno;
+			return wire_error();
 	}
 	return -EPROTO;
 }
@@ -112,7 +123,7 @@ static int push(int fd, uint64_t off, uint64_t len)
 {
 	while (wire_sys.push(fd, off, len) < 0) {
 		if (errno != EINTR)
-			return errno == ECONNABORTED ? -ENOTCONN : -errno;
+			return wire_error();
 	}
 	return 0;
 }

@@ -20,7 +20,10 @@ struct wire_sys {
 };
 extern struct wire_sys wire_sys;
 
-/* -ENOTCONN: the daemon is gone, whatever the kernel called it. */
+/* What a call on a file of the mount failed with (errno). -ENOTCONN: the daemon is gone, whatever the kernel called it. */
+int wire_error(void);
+
+/* Of this and the following the result is wire_error()'s. */
 int wire_ioctl(int fd, unsigned long request, void *arg);
 
 /* The same for the first request on a descriptor. -ENOTTY: it is not on gaiafs. */

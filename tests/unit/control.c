@@ -228,6 +228,37 @@ Test(connecting, garbage_ends_it, .init = begin, .fini = end)
 	assert_not_taken(&msg, sizeof(msg));
 }
 
+/* ---- its end ---- */
+
+static int word;
+
+static int fails(int fd, unsigned long request, void *arg)
+{
+	errno = word;
+	return -1;
+}
+
+static int push_fails(int fd, off_t off, off_t len)
+{
+	return fails(fd, 0, NULL);
+}
+
+/* By /dev/fuse there are two, by io_uring three. */
+Test(gone, has_one_word_whatever_the_kernel_calls_it)
+{
+	static const int words[] = { ENOTCONN, ECONNABORTED, ECANCELED };
+
+	wire_sys.ioctl = fails;
+	wire_sys.push = push_fails;
+	for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+		word = words[i];
+		cr_assert_eq(wire_ioctl(-1, GAIA_IOC_RELEASE, NULL), -ENOTCONN);
+		cr_assert_eq(wire_push(-1, 0, 1), -ENOTCONN);
+	}
+	word = EIO;
+	cr_assert_eq(wire_ioctl(-1, GAIA_IOC_RELEASE, NULL), -EIO);
+}
+
 /* ---- rights ---- */
 
 Test(rights, nobody_acts_for_another_client, .init = begin, .fini = end)
