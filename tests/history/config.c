@@ -41,12 +41,19 @@ const char *feature_name(enum feature f)
 
 const char *const way_names[WAYS] = { "writeback", "writethrough", "auto" };
 
-static const char *way_name(const struct config *c)
+const char *const transport_names[TRANSPORTS] = { "dev", "uring" };
+
+const char *config_way(const struct config *c)
 {
 	return way_names[c->writeback ? WRITEBACK : c->automatic ? AUTO : WRITETHROUGH];
 }
 
-void config_draw(struct config *c, uint64_t seed, enum way way)
+const char *config_transport(const struct config *c)
+{
+	return transport_names[c->uring ? URING : DEV];
+}
+
+void config_draw(struct config *c, uint64_t seed, enum way way, enum transport transport)
 {
 	unsigned how;
 
@@ -55,6 +62,7 @@ void config_draw(struct config *c, uint64_t seed, enum way way)
 	c->seed = seed;
 	c->writeback = way == WRITEBACK;
 	c->automatic = way == AUTO;
+	c->uring = transport == URING;
 	for (unsigned f = 0; f < FEATURES; f++)
 		if (chance(features[f].percent))
 			c->features |= 1u << f;
@@ -91,8 +99,8 @@ void config_draw(struct config *c, uint64_t seed, enum way way)
 
 void config_print(const struct config *c)
 {
-	printf("%s %s, %u cpu, %u device%s, client%s on", way_name(c),
-	       c->bytes ? "bytes" : "words", c->cpus, c->devices, c->devices == 1 ? "" : "s",
+	printf("%s by %s, %s, %u cpu, %u device%s, client%s on", config_way(c),
+	       config_transport(c), c->bytes ? "bytes" : "words", c->cpus, c->devices, c->devices == 1 ? "" : "s",
 	       c->clients == 1 ? "" : "s");
 	for (unsigned i = 0; i < c->clients; i++)
 		printf(" %u", c->client_device[i]);
@@ -115,7 +123,7 @@ const char *const *config_args(const struct config *c)
 	args[n++] = "--home";
 	args[n++] = HAS(c, F_TINY) ? "8M" : "256M";
 	args[n++] = "--cpu-cache";
-	args[n++] = way_name(c);
+	args[n++] = config_way(c);
 	args[n] = NULL;
 	return args;
 }

@@ -16,6 +16,7 @@ static const char usage[] =
 	"  --seconds N, --minutes N  how long (60 seconds)\n"
 	"  --seed N       of the first configuration and all that follow (by chance)\n"
 	"  --cpu-cache auto|writeback|writethrough  how the mount lets the kernel cache (by turns)\n"
+	"  --transport dev|uring  how requests come: by /dev/fuse or by io_uring (by turns)\n"
 	"  --gaiafs PATH  the daemon ($GAIAFS, or this build's)\n"
 	"  --faults TEXT  more fault points, in the form of $GAIAFS_FAULTS\n"
 	"  --only A,B...  no features but these; --without A,B...  not these (--list names them)\n"
@@ -29,6 +30,7 @@ struct options {
 	uint64_t seed;
 	bool seeded;
 	enum way way;		/* WAYS: each in its turn */
+	enum transport transport; /* TRANSPORTS: the same */
 	const char *gaiafs, *faults;
 	uint32_t only, without;
 };
@@ -71,6 +73,15 @@ static uint32_t feature_set(const char *option, char *text)
 	return set;
 }
 
+/* Which of the names it is. */
+static unsigned named(const char *option, const char *text, const char *const *names, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++)
+		if (strcmp(text, names[i]) == 0)
+			return i;
+	bad_usage(option, text);
+}
+
 static void list_features(void)
 {
 	for (unsigned f = 0; f < FEATURES; f++)
@@ -80,12 +91,13 @@ static void list_features(void)
 
 static void parse_options(int argc, char **argv, struct options *o)
 {
-	enum { SECONDS = 256, MINUTES, SEED, CPU_CACHE, GAIAFS, FAULTS, ONLY, WITHOUT, SHRINK, LIST, HELP };
+	enum { SECONDS = 256, MINUTES, SEED, CPU_CACHE, TRANSPORT, GAIAFS, FAULTS, ONLY, WITHOUT, SHRINK, LIST, HELP };
 	static const struct option options[] = {
 		{ "seconds", required_argument, NULL, SECONDS },
 		{ "minutes", required_argument, NULL, MINUTES },
 		{ "seed", required_argument, NULL, SEED },
 		{ "cpu-cache", required_argument, NULL, CPU_CACHE },
+		{ "transport", required_argument, NULL, TRANSPORT },
 		{ "gaiafs", required_argument, NULL, GAIAFS },
 		{ "faults", required_argument, NULL, FAULTS },
 		{ "only", required_argument, NULL, ONLY },
@@ -110,11 +122,10 @@ static void parse_options(int argc, char **argv, struct options *o)
 			o->seeded = true;
 			break;
 		case CPU_CACHE:
-			for (o->way = 0; o->way < WAYS; o->way++)
-				if (strcmp(optarg, way_names[o->way]) == 0)
-					break;
-			if (o->way == WAYS)
-				bad_usage("--cpu-cache", optarg);
+			o->way = (enum way)named("--cpu-cache", optarg, way_names, WAYS);
+			break;
+		case TRANSPORT:
+			o->transport = (enum transport)named("--transport", optarg, transport_names, TRANSPORTS);
 			break;
 		case GAIAFS:
 			o->gaiafs = optarg;
@@ -145,21 +156,30 @@ static void parse_options(int argc, char **argv, struct options *o)
 		bad_usage("argument", argv[optind]);
 }
 
-/* The mount may cache in another way than it was told to, where that cannot be had: judge it as what it is. */
-static enum verdict ask_way(const struct mnt *m, struct config *c)
+static bool ask(const struct mnt *m, const char *what, const char *wanted, char is[16])
 {
-	char way[16];
-
-	if (!c->automatic)
-		return ALL_WELL;
-	if (mnt_way(m, way)) {
-		fprintf(stderr, "history: gaia status does not say how the kernel caches\n");
-		return BROKEN;
+	if (mnt_says(m, what, is)) {
+		fprintf(stderr, "history: gaia status does not say \"%s\"\n", what);
+		return false;
 	}
-	c->automatic = strcmp(way, way_names[AUTO]) == 0;
-	c->writeback = strcmp(way, way_names[WRITEBACK]) == 0;
-	if (!c->automatic)
-		printf("  (auto is not to be had here, but %s)\n", way);
+	if (strcmp(is, wanted) != 0)
+		printf("  (%s is not to be had here, but %s)\n", wanted, is);
+	return true;
+}
+
+/* The mount may work in another way than it was told to, where that cannot be had: judge it as what it is. */
+static enum verdict ask_ways(const struct mnt *m, struct config *c)
+{
+	char is[16];
+
+	if (c->automatic) {
+		if (!ask(m, "cpu_cache", config_way(c), is))
+			return BROKEN;
+		c->automatic = strcmp(is, way_names[AUTO]) == 0;
+		c->writeback = strcmp(is, way_names[WRITEBACK]) == 0;
+	}
+	if (c->uring && !ask(m, "transport", config_transport(c), is))
+		return BROKEN;
 	return ALL_WELL;
 }
 
@@ -167,7 +187,7 @@ static enum verdict ask_way(const struct mnt *m, struct config *c)
 static enum verdict play(const struct config *drawn, const struct options *o, unsigned rounds)
 {
 	struct config c = *drawn;
-	struct mnt_options mo = { .gaiafs = o->gaiafs, .args = config_args(&c) };
+	struct mnt_options mo = { .gaiafs = o->gaiafs, .args = config_args(&c), .transport = config_transport(&c) };
 	enum verdict v;
 	bool last = false;
 	struct mnt m;
@@ -175,7 +195,7 @@ static enum verdict play(const struct config *drawn, const struct options *o, un
 	setenv("GAIAFS_FAULTS", config_faults(&c), 1);
 	if (mnt_start(&m, &mo))
 		return BROKEN;
-	v = ask_way(&m, &c);
+	v = ask_ways(&m, &c);
 	for (unsigned round = 0; !last && v == ALL_WELL; round++) {
 		last = round + 1 == rounds || now() > deadline;
 		v = round_play(&m, &c, round, last);
@@ -213,7 +233,7 @@ static void shrink(struct config *c, const struct options *o)
 		if (HAS(&best, f) && still_fails(&try, o, rounds))
 			best = try;
 	}
-	for (unsigned what = 0; what < 4 && now() < end; what++) {
+	for (unsigned what = 0; what < 5 && now() < end; what++) {
 		try = best;
 		if (what == 0)
 			try.slots = 1;
@@ -221,8 +241,10 @@ static void shrink(struct config *c, const struct options *o)
 			try.hot = 1;
 		else if (what == 2)
 			try.clients = 1;
-		else
+		else if (what == 3)
 			try.cpus = 1;
+		else
+			try.uring = false;
 		if (memcmp(&try, &best, sizeof(try)) != 0 && still_fails(&try, o, rounds))
 			best = try;
 	}
@@ -240,7 +262,8 @@ static enum verdict run(const struct options *o)
 		struct config c;
 		enum verdict v;
 
-		config_draw(&c, seed, o->way < WAYS ? o->way : (enum way)(seed % WAYS));
+		config_draw(&c, seed, o->way < WAYS ? o->way : (enum way)(seed % WAYS),
+			    o->transport < TRANSPORTS ? o->transport : (enum transport)(seed / WAYS % TRANSPORTS));
 		c.features &= ~o->without;
 		if (o->only)
 			c.features &= o->only;
@@ -264,7 +287,7 @@ static enum verdict run(const struct options *o)
 
 int main(int argc, char **argv)
 {
-	struct options o = { .seconds = 60, .shrink = 60, .way = WAYS };
+	struct options o = { .seconds = 60, .shrink = 60, .way = WAYS, .transport = TRANSPORTS };
 	uint64_t began = now();
 	enum verdict v;
 

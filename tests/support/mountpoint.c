@@ -253,7 +253,7 @@ static _Noreturn void exec_daemon(const struct mnt *m)
 	if (!m->options.background)
 		argv[n++] = "-f";
 	argv[n++] = "--transport";
-	argv[n++] = mnt_transport();
+	argv[n++] = m->options.transport ? m->options.transport : mnt_transport();
 	for (int i = 0; m->options.args && m->options.args[i] && i < MAX_ARGS; i++)
 		argv[n++] = m->options.args[i];
 	argv[n++] = m->backing;
@@ -555,18 +555,19 @@ void mnt_show_log(const struct mnt *m)
 	fclose(f);
 }
 
-int mnt_way(const struct mnt *m, char way[16])
+int mnt_says(const struct mnt *m, const char *what, char word[16])
 {
 	const char *gaia = getenv("GAIA"), *at;
-	char command[2 * PATH_MAX], line[512];
+	char command[2 * PATH_MAX], line[512], before[64];
 	int err = -1;
 	FILE *f;
 
+	snprintf(before, sizeof(before), "\"%s\": \"", what);
 	snprintf(command, sizeof(command), "exec '%s' status --json '%s'", gaia ? gaia : GAIA_BUILT, m->path);
 	f = popen(command, "re");
 	while (f && fgets(line, sizeof(line), f)) {
-		at = strstr(line, "\"cpu_cache\": \"");
-		if (at && sscanf(at, "\"cpu_cache\": \"%15[a-z]", way) == 1)
+		at = strstr(line, before);
+		if (at && sscanf(at + strlen(before), "%15[a-z]", word) == 1)
 			err = 0;
 	}
 	if (f && pclose(f))

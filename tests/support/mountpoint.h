@@ -32,6 +32,9 @@ struct mnt_options {
 	/* Its options beyond source, mount point and -f; ends with NULL. NULL: none. */
 	const char *const *args;
 
+	/* How requests come: "dev" or "uring". NULL: mnt_transport(). */
+	const char *transport;
+
 	/* Mount this directory, and leave it when done. NULL: an empty one, of the mount's own. */
 	const char *backing;
 
@@ -76,7 +79,7 @@ int mnt_restart(struct mnt *m);
  * mount: its wait status, or -1 when it has not ended after a minute and was killed. */
 int mnt_wait(struct mnt *m);
 
-/* How requests come to all mounts of this run: $GAIAFS_TRANSPORT, or "dev". */
+/* How requests come to the mounts of this run that do not say: $GAIAFS_TRANSPORT, or "dev". */
 const char *mnt_transport(void);
 
 /* Whether this user's supervisor can end a connection on which remains of a daemon hang. */
@@ -85,9 +88,9 @@ bool mnt_can_abort(void);
 /* Copy the daemon's log to stderr. */
 void mnt_show_log(const struct mnt *m);
 
-/* How the kernel caches, as `gaia status` says: "auto", say, which may have fallen back to another. 0, or -1 when it
- * does not say. */
-int mnt_way(const struct mnt *m, char way[16]);
+/* A word that `gaia status` says: of "cpu_cache" it may be "auto", which may have fallen back to another. 0, or -1 when
+ * it does not say. */
+int mnt_says(const struct mnt *m, const char *what, char word[16]);
 
 /* Absolute path of a file on the mount; the buffer is one of a few that are used in turn. */
 const char *mnt_file(const struct mnt *m, const char *name);
