@@ -57,6 +57,11 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 	 * one way, SETATTR), the first HANDLE_KILLPRIV, locks (the kernel's own do).
 	 */
 	conn->want = want & conn->capable;
+	/*
+	 * max_readahead remains the kernel's 128 KiB. With 1 MiB (the mount's read_ahead_kb) what is read in order and cold in
+	 * the mount comes 1.1 to 1.5 times as fast; but the kernel reads as much around each page of a mapping that is
+	 * touched: at random, in 2 GiB, 585 us a touch instead of 181. With 256 KiB 1.1 to 1.2, and 209.
+	 */
 	conn->max_write = FS_MAX_WRITE;
 #if GAIA_HAVE_PASSTHROUGH
 	/* We do not ask whether requests are interrupted: else libfuse takes a lock of the session for each. */

@@ -183,7 +183,10 @@ static int intercept(struct fs *fs)
 	return fuse_session_custom_io(fs->session, &io, fuse_session_fd(fs->session));
 }
 
-/* io_uring is for who asks for it: see the figures in the commit that brought ring.c. */
+/*
+ * io_uring is for who asks for it. Of nine uses, by one process and by four, only opens by four gained each of the three
+ * times they were measured (1.04 to 1.4 of the rate by /dev/fuse); names and writes of one process lost (0.6 to 1.0).
+ */
 static int choose_transport(struct fs *fs)
 {
 	/* Newer ones promise by themselves what answer_init() would. */
