@@ -605,6 +605,8 @@ _Noreturn void setup_main(void)
 
 _Noreturn void last_look_main(int dirfd)
 {
+	bool crashed = world->daemon; /* and there is another; else we look beneath a mount that has ended */
+
 	for (unsigned slot = 0; slot < world->config.slots; slot++) {
 		struct stat st;
 		int f = (int)atomic_load(&world->nfiles) - 1;
@@ -615,9 +617,14 @@ _Noreturn void last_look_main(int dirfd)
 		/* Which of the slot's files it is: the last, as numbers of inodes come again. */
 		while (f >= 0 && (world->files[f].slot != slot || world->files[f].ino != st.st_ino))
 			f--;
+		/* Made, but the daemon was killed before who asked for it heard of that. */
+		if (f < 0 && crashed && atomic_load(&world->slot_file[slot]) < 0 && st.st_size == 0) {
+			close(fd);
+			continue;
+		}
 		if (f < 0) {
-			fprintf(stderr, "history: %s is a file (inode %llu) that nobody made\n",
-				slot_name(slot), (unsigned long long)st.st_ino);
+			fprintf(stderr, "history: %s is a file (inode %llu, %lld bytes) that nobody made\n",
+				slot_name(slot), (unsigned long long)st.st_ino, (long long)st.st_size);
 			_exit(VIOLATION);
 		}
 		held[slot].fd = fd;
