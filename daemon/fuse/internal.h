@@ -78,6 +78,8 @@ struct inode {
 
 	LIST_HEAD(, backing) backings; /* its store files */
 
+	atomic_bool relist; /* a directory: the kernel may keep a listing that is old, see dir_changed() */
+
 	/*
 	 * Descriptors with access to the contents, or -1; kept while a cfile exists, and only by an
 	 * unprivileged daemon, which might not get them again (see contents.c). fs->lock.
@@ -384,6 +386,8 @@ void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t n
 
 /* ---- dir.c ---- */
 
+/* Before the answer: names in it are others now, or it is moved itself, and so has another "..". */
+void dir_changed(struct inode *inode);
 void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
 void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi);
 void op_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,

@@ -145,6 +145,8 @@ static void make(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mod
 			err = -errno;
 		cred_leave(req);
 	}
+	if (!err)
+		dir_changed(dir);
 	reply_entry(req, err, dir, name);
 	if (fd >= 0)
 		inode_fd_put(dir);
@@ -202,6 +204,8 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 		err = access;
 		goto fail;
 	}
+	if (named)
+		dir_changed(dir);
 	fd = open(fd_path(access).text, O_PATH | O_CLOEXEC);
 	if (fd < 0) {
 		err = -errno;
@@ -241,8 +245,10 @@ void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t newparent, const char *n
 		err = fd < 0 ? fd : dirfd;
 	else if (linkat(AT_FDCWD, fd_path(fd).text, dirfd, newname, AT_SYMLINK_FOLLOW))
 		err = -errno;
-	else
+	if (!err) {
+		dir_changed(dir);
 		contents_names_changed(inode);
+	}
 	reply_entry(req, err, dir, newname);
 	if (fd >= 0)
 		inode_fd_put(inode);
@@ -263,6 +269,8 @@ static void remove_name(fuse_req_t req, fuse_ino_t parent, const char *name, int
 	victim = inode_known(fs, fd, name);
 	if (unlinkat(fd, name, flags))
 		err = -errno;
+	else
+		dir_changed(dir);
 	inode_fd_put(dir);
 	if (victim) {
 		if (!err) {
@@ -313,12 +321,20 @@ static int rename_known(fuse_req_t req, const struct renaming *r)
 	struct inode *other = inode_known(fs, r->to_fd, r->newname);
 	int err = rename_below(req, r);
 
+	if (!err) {
+		dir_changed(r->from);
+		dir_changed(r->to);
+	}
 	/* Two names of one file: nothing happens. */
 	if (!err && moved != other) {
-		if (moved)
+		if (moved) {
 			inode_renamed(moved, r->to, r->newname);
-		if (other && r->flags & RENAME_EXCHANGE)
+			dir_changed(moved);
+		}
+		if (other && r->flags & RENAME_EXCHANGE) {
 			inode_renamed(other, r->from, r->name);
+			dir_changed(other);
+		}
 		if (other && !(r->flags & RENAME_EXCHANGE)) {
 			inode_unnamed(other, r->to, r->newname);
 			contents_names_changed(other);

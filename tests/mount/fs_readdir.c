@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "ways.h"
@@ -290,4 +291,90 @@ EACH_WAY(fs_readdir, a_listing_that_was_broken_off_hides_no_later_change)
 			cr_assert_eq(seen[i], 1, "old%d is listed %d times", i, seen[i]);
 		cr_assert_eq(others, MANY);
 	}
+}
+
+static ino_t number_of(const char *dir, const char *name)
+{
+	struct dirent *e;
+	ino_t ino = 0;
+	DIR *d = list(dir);
+
+	while ((e = readdir(d)))
+		if (!strcmp(e->d_name, name))
+			ino = e->d_ino;
+	closedir(d);
+	return ino;
+}
+
+EACH_WAY(fs_readdir, a_directory_that_is_moved_lists_its_new_parent)
+{
+	int at = both_root[ON_MOUNT];
+	struct stat from, to;
+
+	cr_assert_eq(mkdirat(at, "from", 0755), 0);
+	cr_assert_eq(mkdirat(at, "to", 0755), 0);
+	cr_assert_eq(mkdirat(at, "from/d", 0755), 0);
+	cr_assert_eq(mkdirat(at, "to/e", 0755), 0);
+	cr_assert_eq(fstatat(at, "from", &from, 0), 0);
+	cr_assert_eq(fstatat(at, "to", &to, 0), 0);
+	cr_assert_eq(number_of("from/d", ".."), from.st_ino);
+	cr_assert_eq(number_of("to/e", ".."), to.st_ino);
+	cr_assert_eq(renameat2(at, "from/d", at, "to/e", RENAME_EXCHANGE), 0);
+	cr_assert_eq(number_of("to/e", ".."), to.st_ino);
+	cr_assert_eq(number_of("from/d", ".."), from.st_ino);
+	cr_assert_eq(renameat(at, "from/d", at, "to/d"), 0);
+	cr_assert_eq(number_of("to/d", ".."), to.st_ino);
+}
+
+/* One getdents64(2): the names that it gives, which end with NULs. False at the end. */
+static bool list_some(int fd, char *names, size_t room)
+{
+	char buf[4096];
+	ssize_t n = syscall(SYS_getdents64, fd, buf, sizeof(buf));
+
+	cr_assert_geq(n, 0);
+	for (ssize_t at = 0; at < n; at += ((struct dirent64 *)(buf + at))->d_reclen) {
+		const char *name = ((struct dirent64 *)(buf + at))->d_name;
+		size_t used = strlen(names);
+
+		cr_assert_lt(used + strlen(name) + 2, room);
+		snprintf(names + used, room - used, "/%s/", name);
+	}
+	return n > 0;
+}
+
+/* Of a listing that was broken off the kernel keeps what there is, and the next one goes on from there. */
+EACH_WAY(fs_readdir, a_listing_that_was_broken_off_is_nobodys_beginning)
+{
+	static char first[1 << 16], names[1 << 16];
+	char victim[64], path[80], *name, *end;
+	int at = both_root[ON_MOUNT], fd, other;
+
+	make_many("d", "old", MANY);
+	fd = openat(at, "d", O_RDONLY | O_DIRECTORY);
+	cr_assert(list_some(fd, first, sizeof(first)));
+	name = first + strlen(first);
+	cr_assert(list_some(fd, first, sizeof(first)));
+	cr_assert(list_some(fd, first, sizeof(first)));
+	close(fd);
+
+	/* One that the second call gave, but not first: others' offsets lead there. */
+	for (int k = 0; k < 5; k++)
+		name = strchr(name + 1, '/') + 1;
+	end = strchr(name + 1, '/');
+	snprintf(victim, sizeof(victim), "%.*s", (int)(end + 1 - name), name);
+	snprintf(path, sizeof(path), "d%.*s", (int)(end - name), name);
+	cr_assert_eq(unlinkat(at, path, 0), 0);
+
+	fd = openat(at, "d", O_RDONLY | O_DIRECTORY);
+	other = openat(at, "d", O_RDONLY | O_DIRECTORY);
+	cr_assert(list_some(fd, names, sizeof(names)));
+	do
+		first[0] = '\0';
+	while (list_some(other, first, sizeof(first)));
+	while (list_some(fd, names, sizeof(names)))
+		;
+	cr_assert_null(strstr(names, victim), "%s is still listed", victim);
+	close(other);
+	close(fd);
 }
