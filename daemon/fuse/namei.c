@@ -4,6 +4,7 @@
  * The kernel has checked permissions before it asks (default_permissions is always on);
  * what creates something runs as the caller nevertheless, see cred.c.
  */
+#include "base/fault.h"
 #include "fuse/internal.h"
 
 #include <errno.h>
@@ -240,6 +241,7 @@ void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t newparent, const char *n
 	struct fs *fs = req_fs(req);
 	struct inode *inode = inode_of(fs, ino), *dir = inode_of(fs, newparent);
 	int fd = inode_fd_get(inode), dirfd = inode_fd_get(dir), err = 0;
+	struct fuse_entry_param e;
 
 	if (fd < 0 || dirfd < 0)
 		err = fd < 0 ? fd : dirfd;
@@ -248,8 +250,19 @@ void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t newparent, const char *n
 	if (!err) {
 		dir_changed(dir);
 		contents_names_changed(inode);
+		err = entry_lookup(dir, newname, &e);
 	}
-	reply_entry(req, err, dir, newname);
+	(void)fault_point("link.before_reply");
+	if (err) {
+		fuse_reply_err(req, -err);
+	} else {
+		/*
+		 * These attributes the kernel takes also when it was told meanwhile that they change: as if the file
+		 * were new, which is why those of new ones may be sure.
+		 */
+		e.attr_timeout = 0;
+		fuse_reply_entry(req, &e);
+	}
 	if (fd >= 0)
 		inode_fd_put(inode);
 	if (dirfd >= 0)

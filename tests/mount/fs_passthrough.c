@@ -5,6 +5,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <gaia/client.h>
+#include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -275,6 +277,43 @@ AUTO_WAY_BARE(fs_passthrough, a_store_through_a_mapping_shows_in_the_modificatio
 	cr_assert_eq(fstatat(both_root[ON_MOUNT], "f", &after, 0), 0);
 	cr_assert_gt(after.st_mtim.tv_sec, 1000);
 	munmap(p, SIZE);
+}
+
+static void *link_f(void *unused)
+{
+	cr_assert_eq(linkat(both_root[ON_MOUNT], "f", both_root[ON_MOUNT], "l", 0), 0);
+	return NULL;
+}
+
+/* Attributes in an answer to link(2) count whatever the kernel was told since they were read. */
+AUTO_WAY_BARE(fs_passthrough, it_does_also_when_an_answer_to_link_comes_late)
+{
+	const struct timespec past[2] = { { .tv_sec = 1000 }, { .tv_sec = 1000 } };
+	pthread_t linker;
+	struct stat st;
+	char *p;
+	int fd;
+
+	setenv("GAIAFS_FAULTS", "link.before_reply=delay:20000us,seed=1", 1);
+	start();
+	unsetenv("GAIAFS_FAULTS");
+	for (int k = 0; k < 10; k++) {
+		cr_assert_eq(utimensat(both_root[ON_MOUNT], "f", past, 0), 0);
+		cr_assert_eq(fstatat(both_root[ON_MOUNT], "f", &st, 0), 0);
+		cr_assert_eq(pthread_create(&linker, NULL, link_f, NULL), 0);
+		while (faccessat(mnt.backing_fd, "l", F_OK, 0))
+			sched_yield();
+		fd = openat(both_root[ON_MOUNT], "f", O_RDWR);
+		p = mmap(NULL, SIZE, RW, MAP_SHARED, fd, 0);
+		cr_assert_neq(p, MAP_FAILED);
+		close(fd);
+		pthread_join(linker, NULL);
+		p[0]++;
+		cr_assert_eq(fstatat(both_root[ON_MOUNT], "f", &st, 0), 0);
+		cr_assert_gt(st.st_mtim.tv_sec, 1000, "round %d", k);
+		munmap(p, SIZE);
+		cr_assert_eq(unlinkat(both_root[ON_MOUNT], "l", 0), 0);
+	}
 }
 
 /* What stat(2) says on the mount is what it says below. */
