@@ -1,6 +1,7 @@
 /*
  * attr.c - attributes: what the backing directory says, mended by what is still only in the cache.
  */
+#include "base/fault.h"
 #include "fuse/internal.h"
 
 #include <errno.h>
@@ -27,17 +28,45 @@ void attr_mend(struct inode *inode, struct stat *st)
 	contents_put(inode);
 }
 
+static void make_later(struct timespec *ts, const struct timespec *than)
+{
+	if (ts->tv_sec < than->tv_sec || (ts->tv_sec == than->tv_sec && ts->tv_nsec < than->tv_nsec))
+		*ts = *than;
+}
+
+int attr_read(struct inode *inode, int fd, struct stat *st)
+{
+	struct stat pending = { .st_mtim.tv_sec = INT64_MIN, .st_ctim.tv_sec = INT64_MIN };
+	struct cfile *f = NULL;
+	int err;
+
+	if (inode->type == S_IFREG && contents_cached(inode) && contents_get(inode, &f))
+		f = NULL;
+	/* Before: when it has been stored, the cache does not know of it any more. */
+	if (f)
+		cfile_fix_stat(f, &pending);
+	err = fstat(fd, st) ? -errno : 0;
+	(void)fault_point("attr.read");
+	if (!err) {
+		attr_mend(inode, st);
+		make_later(&st->st_mtim, &pending.st_mtim);
+		make_later(&st->st_ctim, &pending.st_ctim);
+	}
+	if (f)
+		contents_put(inode);
+	return err;
+}
+
 static void reply_attr(fuse_req_t req, struct inode *inode, int fd)
 {
 	double timeout = attr_timeout(inode); /* first: what changes later is seen later */
 	struct stat st;
+	int err = attr_read(inode, fd, &st);
 
-	if (fstat(fd, &st)) {
-		fuse_reply_err(req, errno);
-		return;
-	}
-	attr_mend(inode, &st);
-	fuse_reply_attr(req, &st, attr_timeout_of(timeout, &st));
+	if (err)
+		fuse_reply_err(req, -err);
+	else
+		fuse_reply_attr(req, &st, attr_timeout_of(timeout, &st));
 }
 
 void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)

@@ -130,6 +130,7 @@ int contents_get(struct inode *inode, struct cfile **out)
 		pthread_mutex_lock(&fs->lock);
 		inode->refs++;
 		inode->cfiles++;
+		inode->were_cached = true;
 		pthread_mutex_unlock(&fs->lock);
 		err = cfile_get(fs->cache, inode->id,
 				fs->passthrough ? &contents_source_passthrough : &contents_source,
@@ -215,6 +216,16 @@ bool contents_cached(struct inode *inode)
 	cached = inode->cfiles;
 	pthread_mutex_unlock(&inode->fs->lock);
 	return cached;
+}
+
+bool contents_were_cached(struct inode *inode)
+{
+	bool were;
+
+	pthread_mutex_lock(&inode->fs->lock);
+	were = inode->were_cached;
+	pthread_mutex_unlock(&inode->fs->lock);
+	return were;
 }
 
 void contents_names_changed(struct inode *inode)

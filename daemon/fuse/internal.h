@@ -68,6 +68,7 @@ struct inode {
 	unsigned refs;
 	unsigned writers;     /* handles that may write */
 	unsigned cfiles;      /* cfiles that exist (each one reference): 1, or 2 for a moment */
+	bool were_cached;     /* the above was more than 0 once */
 	struct inode *parent; /* with name: one of its names (referenced); NULL: none is known */
 	char *name;
 	int fd;		      /* O_PATH; -1: closed, and parent is there to open it again */
@@ -94,7 +95,6 @@ struct inode {
 	unsigned passthrough_opens, passthrough_writers;
 	int backing_id;	     /* the kernel's name of the file below, while there are such */
 	bool may_change;     /* the file below, by mappings, which the kernel is not told of */
-	bool was_written;    /* the above was true once */
 	bool never_passed;   /* the kernel does not pass it through, and never has */
 	bool device_asked;   /* whether the next is known */
 	bool for_devices;    /* a device maps the file, or has */
@@ -279,6 +279,8 @@ int contents_get(struct inode *inode, struct cfile **out);
 void contents_put(struct inode *inode);
 /* Whether something is cached, so that the store's view alone would be wrong. */
 bool contents_cached(struct inode *inode);
+/* Whether there ever was: what was read from the store before may be older than what programs have written since. */
+bool contents_were_cached(struct inode *inode);
 /* A name was removed or given: tell the cache whether there is one left. */
 void contents_names_changed(struct inode *inode);
 
@@ -317,8 +319,6 @@ void passthrough_acquire(struct inode *inode);
 void passthrough_created(struct inode *inode);
 /* How long the kernel may believe attributes that are read after this, seconds. */
 double attr_timeout(struct inode *inode);
-/* Whether those that were read before may be older than what a program has stored since. */
-bool attr_was_written(struct inode *inode);
 /* The same, when they are known. */
 double attr_timeout_of(double timeout, const struct stat *st);
 /* Whether the attribute is our own, of the files below. */
@@ -351,7 +351,9 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
 
 /* ---- attr.c ---- */
 
-/* What the kernel is to see of a file, given what the backing directory says. */
+/* What the kernel is to see of a file, with its descriptor. */
+int attr_read(struct inode *inode, int fd, struct stat *st);
+/* The same, given what the backing directory said; what has been stored since may be missing. */
 void attr_mend(struct inode *inode, struct stat *st);
 /* attr_mend()'s part that concerns a number read from a directory. */
 ino_t attr_ino(const struct fs *fs, dev_t dev, ino_t ino);

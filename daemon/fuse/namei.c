@@ -20,7 +20,7 @@ static int read_again(struct inode *inode, struct stat *st)
 
 	if (fd < 0)
 		return fd;
-	err = fstat(fd, st) ? -errno : 0;
+	err = attr_read(inode, fd, st);
 	inode_fd_put(inode);
 	return err;
 }
@@ -28,15 +28,18 @@ static int read_again(struct inode *inode, struct stat *st)
 void entry_fill(struct inode *inode, const struct stat *st, struct fuse_entry_param *e)
 {
 	double timeout = attr_timeout(inode);
+	bool old;
 
 	memset(e, 0, sizeof(*e));
 	e->ino = nodeid_of(inode);
 	e->generation = inode->id;
 	e->attr = *st;
 	/* @st is from before we knew whose it is. */
-	if (attr_was_written(inode) && read_again(inode, &e->attr))
-		timeout = 0;
-	attr_mend(inode, &e->attr);
+	old = contents_were_cached(inode);
+	if (!old || read_again(inode, &e->attr)) {
+		attr_mend(inode, &e->attr);
+		timeout = old ? 0 : timeout;
+	}
 	e->attr_timeout = attr_timeout_of(timeout, &e->attr);
 	e->entry_timeout = FS_TIMEOUT;
 }

@@ -102,7 +102,6 @@ static bool nobody_writes_it(struct inode *inode)
 static void expect_changes(struct inode *inode)
 {
 	cfile_cpu_writes(inode->cfile);
-	inode->was_written = true;
 	if (inode->may_change)
 		return;
 	inode->may_change = true;
@@ -302,16 +301,6 @@ double attr_timeout(struct inode *inode)
 	return sure ? FS_TIMEOUT : 0;
 }
 
-bool attr_was_written(struct inode *inode)
-{
-	bool was;
-
-	pthread_mutex_lock(&inode->lock);
-	was = inode->was_written;
-	pthread_mutex_unlock(&inode->lock);
-	return was;
-}
-
 #else
 
 const char *passthrough_init(struct fs *fs, struct fuse_conn_info *conn)
@@ -343,11 +332,6 @@ void passthrough_created(struct inode *inode)
 double attr_timeout(struct inode *inode)
 {
 	return FS_TIMEOUT;
-}
-
-bool attr_was_written(struct inode *inode)
-{
-	return false;
 }
 
 #endif

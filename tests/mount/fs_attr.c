@@ -172,6 +172,31 @@ EACH_WAY_BARE(fs_attr, a_modification_time_that_was_set_is_not_undone_by_a_slow_
 	}
 }
 
+/* What is stored between a look at the store and one at the cache is missed by both. */
+EACH_WAY_BARE(fs_attr, a_write_shows_in_the_modification_time_also_while_it_is_stored)
+{
+	static const struct timespec old[2] = { { 1000, 0 }, { 1000, 0 } };
+	static const char *const soon[] = { "--writeback-age", "0.001", NULL };
+	struct stat st;
+	int fd;
+
+#ifdef GAIA_FAULTS
+	setenv("GAIAFS_FAULTS", "attr.read=delay:40000us,seed=3", 1);
+#endif
+	way_start(soon);
+	unsetenv("GAIAFS_FAULTS");
+	fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
+	for (int i = 0; i < 16; i++) {
+		cr_assert_eq(pwrite(fd, "text", 4, 0), 4);
+		cr_assert_eq(fsync(fd), 0);
+		cr_assert_eq(futimens(fd, old), 0);
+		cr_assert_eq(pwrite(fd, "text", 4, 0), 4);
+		cr_assert_eq(fstat(fd, &st), 0);
+		cr_assert_gt(st.st_mtim.tv_sec, 1000, "round %d", i);
+	}
+	close(fd);
+}
+
 EACH_WAY(fs_attr, a_write_changes_the_modification_time)
 {
 	static const struct timespec old[2] = { { 1000000000, 0 }, { 1000000000, 0 } };
