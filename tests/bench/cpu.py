@@ -28,7 +28,7 @@ DEVICE_COUNTS = [0, 1, 8, 32, 160]
 # So often in a round: of many ratios of few samples, some are off by more than their spread by chance.
 DEVICE_COUNT_SAMPLES = 3
 FILES = 10000
-EMPTY_FILES, BYTE_FILES = "empty", "byte"  # directories
+EMPTY_FILES, BYTE_FILES = "empty", "byte"  # directories; new ones in each round
 
 NATIVE, LL, HP = "native", "ll", "hp"
 PEERS = [LL, HP]
@@ -131,9 +131,6 @@ class Bench:
             system = Gaiafs(str(count), self.place, args.build, ["--device", device])
             if self.start(system, ["data"]):
                 self.counted.append(system)
-        for system in self.systems:
-            for name in EMPTY_FILES, BYTE_FILES:
-                os.mkdir(system.path(name))
 
     def hold_files(self, system):
         if system.shown_as() != system.name:
@@ -271,11 +268,9 @@ class Bench:
 
     def names(self):
         """
-        One after another, each on all systems. No file is created after one was unlinked, not before
-        the next round has dropped caches: ext4 without a journal does not give an inode again in the
-        minutes after its deletion, and walks past ten thousand of them for each new file. And only one
-        directory's names are known at a time: peers may have no more descriptors. Those of 1 byte are
-        unlinked before they are stored: to free blocks takes as long as the disk does.
+        One after another, each on all systems, in new directories: see spread(). Only one directory's
+        names are known at a time, for peers may have no more descriptors. Files of 1 byte are unlinked
+        before they are stored: to free blocks takes as long as the disk does.
         """
         section = "%s files" % format(FILES, ",")
         goals = [Goal(1.20, BEST_PEER)]
@@ -299,10 +294,12 @@ class Bench:
                 self.missing[title] = "only root may drop the machine's caches"
 
         def work(rnd):
+            dirs = {(system, place): tempfile.mkdtemp(dir=system.root)
+                    for system in self.systems for place in (EMPTY_FILES, BYTE_FILES)}
             for row, place, what, drop in measured:
                 if drop:
                     drop_caches(drop)
-                row.add({system.name: self.name_rate(system.path(place), what)
+                row.add({system.name: self.name_rate(dirs[system, place], what)
                          for system in turn(self.systems, rnd)})
         if self.args.only in section:
             self.works.append((section, work))

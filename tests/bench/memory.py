@@ -204,8 +204,8 @@ class Bench:
 
     def made_names(self):
         """
-        A directory that the kernel knows nothing of, the same for all systems, one after another: ext4 without a journal passes over the
-        inodes that were deleted in the last minutes, one by one, for each file that is created.
+        A directory that the kernel knows nothing of, the same for all systems, one after another: to
+        create the files beside those that were just deleted takes long, see spread().
         """
         path = os.path.join(self.place, "names")
         if not self.are_made:

@@ -4,9 +4,12 @@ Each system has a directory below of its own with the same files, and a root und
 see them. start() and stop() may be called in any state; stop() never raises.
 """
 
+import contextlib
+import fcntl
 import json
 import os
 import signal
+import struct
 import subprocess
 import time
 
@@ -63,6 +66,20 @@ def run_undisturbed():
         return False
 
 
+def spread(path):
+    """
+    Directories that are made in this one shall lie apart on the disk: ext4 then goes by their names,
+    which should be new ones. Without a journal it does not give an inode again in the minutes after its
+    deletion, and would walk past ten thousand of them for each new file beside them.
+    """
+    get_flags, set_flags, topdir = 0x80086601, 0x40086602, 0x20000  # linux/fs.h
+    fd = os.open(path, os.O_RDONLY)
+    with contextlib.suppress(OSError):
+        flags, = struct.unpack("i", fcntl.ioctl(fd, get_flags, bytes(4)))
+        fcntl.ioctl(fd, set_flags, struct.pack("i", flags | topdir))
+    os.close(fd)
+
+
 class System:
     """The plain directory, and what all others share."""
 
@@ -73,6 +90,7 @@ class System:
         self.below = os.path.join(place, name)
         self.root = self.below
         os.mkdir(self.below)
+        spread(self.below)
 
     def path(self, name):
         return os.path.join(self.root, name)
