@@ -1,5 +1,5 @@
 /*
- * util.h - the handful of macros that every room uses.
+ * util.h - the handful of macros and functions that every room uses.
  *
  * GAIA_PAGE and GAIA_CHUNK come from include/gaia/protocol.h: they are part
  * of the contract with clients (design: page = unit of versions and of
@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/param.h> /* MIN, MAX: libuv includes it, so there can be no others */
+#include <time.h>
 
 #define BIT(n) (1u << (n))
 #define ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
@@ -19,6 +20,11 @@
 /* Smallest multiple of @to (a power of two) that is not below @x. */
 #define ROUND_UP(x, to) (((x) + (to)-1) & ~((__typeof__(x))(to)-1))
 #define ROUND_DOWN(x, to) ((x) & ~((__typeof__(x))(to)-1))
+
+static inline struct timespec later_of(struct timespec a, struct timespec b)
+{
+	return (a.tv_sec != b.tv_sec ? a.tv_sec > b.tv_sec : a.tv_nsec > b.tv_nsec) ? a : b;
+}
 
 /*
  * A state that cannot be: prints what, where and the caller's text, dumps the

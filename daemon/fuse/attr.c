@@ -28,12 +28,6 @@ void attr_mend(struct inode *inode, struct stat *st)
 	contents_put(inode);
 }
 
-static void make_later(struct timespec *ts, const struct timespec *than)
-{
-	if (ts->tv_sec < than->tv_sec || (ts->tv_sec == than->tv_sec && ts->tv_nsec < than->tv_nsec))
-		*ts = *than;
-}
-
 int attr_read(struct inode *inode, int fd, struct stat *st)
 {
 	struct stat pending = { .st_mtim.tv_sec = INT64_MIN, .st_ctim.tv_sec = INT64_MIN };
@@ -49,8 +43,8 @@ int attr_read(struct inode *inode, int fd, struct stat *st)
 	(void)fault_point("attr.read");
 	if (!err) {
 		attr_mend(inode, st);
-		make_later(&st->st_mtim, &pending.st_mtim);
-		make_later(&st->st_ctim, &pending.st_ctim);
+		st->st_mtim = later_of(st->st_mtim, pending.st_mtim);
+		st->st_ctim = later_of(st->st_ctim, pending.st_ctim);
 	}
 	if (f)
 		contents_put(inode);

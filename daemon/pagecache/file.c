@@ -292,11 +292,6 @@ void cfile_wrote(struct cfile *f)
 		cfile_touch(f);
 }
 
-static bool later(const struct timespec *a, const struct timespec *b)
-{
-	return a->tv_sec != b->tv_sec ? a->tv_sec > b->tv_sec : a->tv_nsec > b->tv_nsec;
-}
-
 void cfile_fix_stat(struct cfile *f, struct stat *st)
 {
 	uint64_t dirty = atomic_load(&f->n_dirty);
@@ -314,10 +309,8 @@ void cfile_fix_stat(struct cfile *f, struct stat *st)
 	st->st_blocks = MAX(st->st_blocks, MIN(whole, promised));
 	pthread_mutex_lock(&f->lock);
 	if (f->mtime_set) {
-		if (later(&f->mtime, &st->st_mtim))
-			st->st_mtim = f->mtime;
-		if (later(&f->mtime, &st->st_ctim))
-			st->st_ctim = f->mtime;
+		st->st_mtim = later_of(st->st_mtim, f->mtime);
+		st->st_ctim = later_of(st->st_ctim, f->mtime);
 	}
 	pthread_mutex_unlock(&f->lock);
 }
