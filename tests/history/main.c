@@ -156,29 +156,34 @@ static void parse_options(int argc, char **argv, struct options *o)
 		bad_usage("argument", argv[optind]);
 }
 
-static bool ask(const struct mnt *m, const char *what, const char *wanted, char is[16])
+/* @must: nothing else will do. */
+static bool ask(const struct mnt *m, const char *what, const char *wanted, bool must, char is[16])
 {
 	if (mnt_says(m, what, is)) {
 		fprintf(stderr, "history: gaia status does not say \"%s\"\n", what);
 		return false;
 	}
-	if (strcmp(is, wanted) != 0)
+	if (strcmp(is, wanted) == 0)
+		return true;
+	if (must)
+		fprintf(stderr, "history: %s is not to be had here, but %s\n", wanted, is);
+	else
 		printf("  (%s is not to be had here, but %s)\n", wanted, is);
-	return true;
+	return !must;
 }
 
 /* The mount may work in another way than it was told to, where that cannot be had: judge it as what it is. */
-static enum verdict ask_ways(const struct mnt *m, struct config *c)
+static enum verdict ask_ways(const struct mnt *m, struct config *c, const struct options *o)
 {
 	char is[16];
 
 	if (c->automatic) {
-		if (!ask(m, "cpu_cache", config_way(c), is))
+		if (!ask(m, "cpu_cache", config_way(c), false, is))
 			return BROKEN;
 		c->automatic = strcmp(is, way_names[AUTO]) == 0;
 		c->writeback = strcmp(is, way_names[WRITEBACK]) == 0;
 	}
-	if (c->uring && !ask(m, "transport", config_transport(c), is))
+	if (c->uring && !ask(m, "transport", config_transport(c), o->transport == URING, is))
 		return BROKEN;
 	return ALL_WELL;
 }
@@ -195,7 +200,7 @@ static enum verdict play(const struct config *drawn, const struct options *o, un
 	setenv("GAIAFS_FAULTS", config_faults(&c), 1);
 	if (mnt_start(&m, &mo))
 		return BROKEN;
-	v = ask_ways(&m, &c);
+	v = ask_ways(&m, &c, o);
 	for (unsigned round = 0; !last && v == ALL_WELL; round++) {
 		last = round + 1 == rounds || now() > deadline;
 		v = round_play(&m, &c, round, last);

@@ -126,7 +126,6 @@ static void begin(struct setting setting)
 	static const char *args[] = { "--home", "8M", "--device", "sim:8M", "--writeback-age", NULL,
 				      "--cpu-cache", NULL, NULL, "dev,suid", NULL };
 	const struct mnt_options options = { .args = args, .transport = transport };
-	static bool told;
 	char is[16];
 
 	args[5] = setting.late ? "5" : "0.02";
@@ -135,9 +134,10 @@ static void begin(struct setting setting)
 	args[8] = geteuid() ? NULL : "-o";
 	if (mnt_start(&mnt, &options))
 		exit(2);
-	if (!told && mnt_says(&mnt, "transport", is) == 0 && strcmp(is, transport) != 0) {
-		printf("(requests by %s are not to be had here, but by %s)\n", transport, is);
-		told = true;
+	if (mnt_says(&mnt, "transport", is) || strcmp(is, transport) != 0) {
+		fprintf(stderr, "differ: requests by %s are not to be had here; gaia status says why\n", transport);
+		mnt_stop(&mnt);
+		exit(2);
 	}
 	snprintf(plain, sizeof(plain), "%s/plain", mnt.dir);
 	if (mkdir(plain, 0755)) {
