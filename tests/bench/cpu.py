@@ -333,8 +333,8 @@ class Bench:
         self.reads()
         self.writes()
         self.shared_with_devices()
-        self.names()
         self.device_counts()
+        self.names()  # last: what comes after may take as long, for all that is known
         if not self.works:
             raise RuntimeError("--only %s: there is no such work" % self.args.only)
         self.works.insert(0, ("begin", self.begin_round))
