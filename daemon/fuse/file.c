@@ -203,7 +203,11 @@ void op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_inf
 void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t len,
 		  struct fuse_file_info *fi)
 {
-	fuse_reply_err(req, -cache_allocate(handle_of(fi)->cfile, mode, off, len));
+	int err = cache_allocate(handle_of(fi)->cfile, mode, off, len);
+
+	if (err)
+		passthrough_failed(handle_of(fi));
+	fuse_reply_err(req, -err);
 }
 
 struct seek {
@@ -293,8 +297,10 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
 	}
 	n = cache_copy_range(handle_of(fi_in)->cfile, off_in, handle_of(fi_out)->cfile, off_out,
 			     len);
-	if (n < 0)
+	if (n < 0) {
+		passthrough_failed(handle_of(fi_out));
 		fuse_reply_err(req, (int)-n);
-	else
+	} else {
 		fuse_reply_write(req, (size_t)n);
+	}
 }

@@ -94,7 +94,8 @@ struct inode {
 	/* See passthrough.c. */
 	unsigned passthrough_opens, passthrough_writers;
 	int backing_id;	     /* the kernel's name of the file below, while there are such */
-	bool may_change;     /* the file below, by mappings, which the kernel is not told of */
+	bool may_change;     /* the file below, by mappings: the kernel is not told of that */
+	bool attr_given;     /* for good, to the kernel, since it was told last that they change */
 	bool never_passed;   /* the kernel does not pass it through, and never has */
 	bool device_asked;   /* whether the next is known */
 	bool for_devices;    /* a device maps the file, or has */
@@ -315,8 +316,10 @@ void passthrough_release(fuse_req_t req, struct handle *h);
 void passthrough_mapped(struct inode *inode);
 /* A device is about to acquire some of it. A worker. */
 void passthrough_acquire(struct inode *inode);
-/* CREATE has made it: before it is opened. */
-void passthrough_created(struct inode *inode);
+/* CREATE has it open as @fd below: before it is opened. */
+void passthrough_created(struct inode *inode, int fd);
+/* What changes the file has failed, perhaps halfway: then the kernel keeps the attributes that it has. */
+void passthrough_failed(struct handle *h);
 /* How long the kernel may believe attributes that are read after this, seconds. */
 double attr_timeout(struct inode *inode);
 /* The same, when they are known. */

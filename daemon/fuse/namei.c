@@ -218,7 +218,7 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	err = inode_enter(fs, fd, named ? dir : NULL, named ? name : NULL, &inode, &st);
 	if (err)
 		goto close_access;
-	passthrough_created(inode);
+	passthrough_created(inode, access);
 	err = handle_open(inode, fi->flags, access, &h);
 	access = -1;
 	if (err)

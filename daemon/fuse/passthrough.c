@@ -98,18 +98,34 @@ static bool nobody_writes_it(struct inode *inode)
 	return !inode->passthrough_writers && lease_granted(inode, F_RDLCK);
 }
 
-/* A program is about to be able to write it, by a mapping, too: without a word to the kernel's attributes. */
-static void expect_changes(struct inode *inode)
+/* Whether it can be mapped, and written so: a mapping takes the right to read. */
+static bool may_write_mapped(int flags)
+{
+	return (flags & O_ACCMODE) == O_RDWR;
+}
+
+/*
+ * A program is about to be able to write it: by a mapping without a word to the kernel's attributes, and by some calls
+ * without one that overtakes an answer of ours.
+ */
+static void expect_changes(struct inode *inode, int flags)
 {
 	cfile_cpu_writes(inode->cfile);
-	if (inode->may_change)
-		return;
-	inode->may_change = true;
-	/* What the kernel has of them was given for good. It drops attributes without waiting for anybody (7). */
-	fuse_lowlevel_notify_inval_inode(inode->fs->session, nodeid_of(inode), -1, 0);
+	inode->may_change |= may_write_mapped(flags);
+	/* It drops attributes without waiting for anybody (7). */
+	if (inode->attr_given)
+		fuse_lowlevel_notify_inval_inode(inode->fs->session, nodeid_of(inode), -1, 0);
+	inode->attr_given = false;
 }
 
 /* ---- opening ---- */
+
+/* @size: of the attribute, negative if there is none. */
+static void note_for_devices(struct inode *inode, ssize_t size)
+{
+	inode->device_asked = true;
+	inode->for_devices |= size >= 0;
+}
 
 static bool is_for_devices(struct inode *inode)
 {
@@ -119,8 +135,7 @@ static bool is_for_devices(struct inode *inode)
 		fd = inode_fd_get(inode);
 		if (fd < 0)
 			return false;
-		inode->device_asked = true;
-		inode->for_devices |= getxattr(fd_path(fd).text, XATTR_DEVICE, NULL, 0) >= 0;
+		note_for_devices(inode, getxattr(fd_path(fd).text, XATTR_DEVICE, NULL, 0));
 		inode_fd_put(inode);
 	}
 	return inode->for_devices;
@@ -194,7 +209,7 @@ static int passthrough_or_cached(fuse_req_t req, struct handle *h)
 	inode->passthrough_opens++;
 	if ((h->flags & O_ACCMODE) != O_RDONLY) {
 		inode->passthrough_writers++;
-		expect_changes(inode);
+		expect_changes(inode, h->flags);
 	}
 	return 0;
 }
@@ -250,6 +265,14 @@ void passthrough_mapped(struct inode *inode)
 	invalidate(inode, -1, 0);
 }
 
+void passthrough_failed(struct handle *h)
+{
+	struct inode *inode = h->inode;
+
+	if (h->passthrough) /* as in expect_changes() */
+		fuse_lowlevel_notify_inval_inode(inode->fs->session, nodeid_of(inode), -1, 0);
+}
+
 void passthrough_acquire(struct inode *inode)
 {
 	struct cfile *f = inode->cfile; /* the caller's handle keeps it */
@@ -265,21 +288,12 @@ void passthrough_acquire(struct inode *inode)
 		(void)cfile_cpu_stopped(f, news); /* if it cannot, acquires see for themselves */
 }
 
-void passthrough_created(struct inode *inode)
+void passthrough_created(struct inode *inode, int fd)
 {
-	struct fs *fs = inode->fs;
-	bool unknown;
-
-	if (!fs->passthrough)
+	if (!inode->fs->passthrough)
 		return;
-	pthread_mutex_lock(&fs->lock);
-	unknown = inode->lookups == 1;
-	pthread_mutex_unlock(&fs->lock);
-	if (!unknown)
-		return;
-	/* There are no attributes for expect_changes() to take back. */
 	pthread_mutex_lock(&inode->lock);
-	inode->may_change = true;
+	note_for_devices(inode, fgetxattr(fd, XATTR_DEVICE, NULL, 0));
 	pthread_mutex_unlock(&inode->lock);
 }
 
@@ -295,7 +309,8 @@ double attr_timeout(struct inode *inode)
 		pthread_mutex_lock(&inode->lock);
 		if (inode->may_change)
 			inode->may_change = !nobody_writes_it(inode);
-		sure = !inode->may_change;
+		sure = !inode->may_change && !inode->passthrough_writers;
+		inode->attr_given |= sure;
 		pthread_mutex_unlock(&inode->lock);
 	}
 	return sure ? FS_TIMEOUT : 0;
@@ -321,11 +336,15 @@ void passthrough_mapped(struct inode *inode)
 {
 }
 
+void passthrough_failed(struct handle *h)
+{
+}
+
 void passthrough_acquire(struct inode *inode)
 {
 }
 
-void passthrough_created(struct inode *inode)
+void passthrough_created(struct inode *inode, int fd)
 {
 }
 

@@ -294,6 +294,25 @@ WHEN_FULL(fallocate_says_so_and_leaves_the_size)
 	free(old);
 }
 
+/* ext4 leaves what it had room for. The kernel had been given the attributes of an empty file for good. */
+WHEN_FULL_AND_PASSED_THROUGH(an_fallocate_that_fails_shows_what_it_has_done)
+{
+	struct stat st, below;
+	int fd;
+
+	start_small(NULL);
+	fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_WRONLY, 0644);
+	fill_up(2 * MIB);
+	cr_assert_eq(fstat(fd, &st), 0);
+	FAILS(fallocate(fd, 0, 0, 12 * MIB), ENOSPC);
+	cr_assert_eq(fstat(fd, &st), 0);
+	cr_assert_eq(fstatat(mnt.backing_fd, "f", &below, 0), 0);
+	cr_assert_eq(st.st_size, below.st_size);
+	cr_assert_eq(st.st_blocks, below.st_blocks);
+	cr_assert_eq(lseek(fd, 0, SEEK_END), below.st_size);
+	close(fd);
+}
+
 WHEN_FULL(a_removed_file_takes_what_was_kept_along)
 {
 	char *new = pattern(4 * MIB, 5);
@@ -325,14 +344,14 @@ WHEN_FULL(what_is_kept_has_a_bound)
 	way_make_cached("f");
 	fill_up(MIB);
 	fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
-	for (int i = 0; i < 80; i++)
+	for (int i = 0; i < 200; i++)
 		if (pwrite(fd, new, MIB, (off_t)i * MIB) != MIB) {
 			cr_assert_eq(errno, ENOSPC, "%s", strerror(errno));
 			break;
 		}
 	FAILS(fsync(fd), ENOSPC);
-	/* As many requests as are carried out at a time may go beyond it. */
-	cr_assert_leq(STATUS("home", "used"), (16 + 24) * MIB);
+	/* As many requests as are carried out at a time may go beyond it: the kernel's own are 64 or, by io_uring, few more. */
+	cr_assert_leq(STATUS("home", "used"), (16 + 64 + 16) * MIB);
 	cr_assert_eq(unlinkat(both_root[ON_MOUNT], "f", 0), 0);
 	close(fd);
 	free(new);

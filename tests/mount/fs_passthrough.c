@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
 #include <unistd.h>
@@ -20,6 +21,7 @@
 #include "ways.h"
 
 #define SIZE (64 * 4096)
+#define SOME 4096
 #define RW (PROT_READ | PROT_WRITE)
 
 static bool in_passthrough(const char *name)
@@ -50,6 +52,17 @@ static void show_to_device(const char *name)
 	struct actor *dev = actor_start(name, SIZE, 0);
 
 	actor_end(dev);
+}
+
+/* "f", by a mapping that holds nothing else of it open. */
+static char *map_only(void)
+{
+	int fd = openat(both_root[ON_MOUNT], "f", O_RDWR);
+	char *p = mmap(NULL, SIZE, RW, MAP_SHARED, fd, 0);
+
+	cr_assert_neq(p, MAP_FAILED);
+	close(fd);
+	return p;
 }
 
 /* Once the last descriptor is closed; the kernel tells the daemon in its own time. */
@@ -154,10 +167,7 @@ AUTO_WAY_BARE(fs_passthrough, a_mapping_that_outlives_its_descriptor_keeps_it_in
 	int fd;
 
 	start();
-	fd = openat(both_root[ON_MOUNT], "f", O_RDWR);
-	p = mmap(NULL, SIZE, RW, MAP_SHARED, fd, 0);
-	cr_assert_neq(p, MAP_FAILED);
-	close(fd);
+	p = map_only();
 	show_to_device("f");
 	p[0] = 'm';
 	fd = openat(both_root[ON_MOUNT], "f", O_RDWR);
@@ -262,15 +272,12 @@ AUTO_WAY_BARE(fs_passthrough, a_store_through_a_mapping_shows_in_the_modificatio
 	const struct timespec past[2] = { { .tv_sec = 1000 }, { .tv_sec = 1000 } };
 	struct stat before, after;
 	char *p;
-	int fd;
 
 	start();
 	cr_assert_eq(utimensat(both_root[ON_MOUNT], "f", past, 0), 0);
 	cr_assert_eq(fstatat(both_root[ON_MOUNT], "f", &before, 0), 0);
 	cr_assert_eq(before.st_mtim.tv_sec, 1000);
-	fd = openat(both_root[ON_MOUNT], "f", O_RDWR);
-	p = mmap(NULL, SIZE, RW, MAP_SHARED, fd, 0);
-	close(fd);
+	p = map_only();
 	cr_assert_eq(fstatat(both_root[ON_MOUNT], "f", &before, 0), 0);
 	cr_assert_eq(before.st_mtim.tv_sec, 1000);
 	p[0] = 'x';
@@ -292,7 +299,6 @@ AUTO_WAY_BARE(fs_passthrough, it_does_also_when_an_answer_to_link_comes_late)
 	pthread_t linker;
 	struct stat st;
 	char *p;
-	int fd;
 
 	setenv("GAIAFS_FAULTS", "link.before_reply=delay:20000us,seed=1", 1);
 	start();
@@ -303,10 +309,7 @@ AUTO_WAY_BARE(fs_passthrough, it_does_also_when_an_answer_to_link_comes_late)
 		cr_assert_eq(pthread_create(&linker, NULL, link_f, NULL), 0);
 		while (faccessat(mnt.backing_fd, "l", F_OK, 0))
 			sched_yield();
-		fd = openat(both_root[ON_MOUNT], "f", O_RDWR);
-		p = mmap(NULL, SIZE, RW, MAP_SHARED, fd, 0);
-		cr_assert_neq(p, MAP_FAILED);
-		close(fd);
+		p = map_only();
 		pthread_join(linker, NULL);
 		p[0]++;
 		cr_assert_eq(fstatat(both_root[ON_MOUNT], "f", &st, 0), 0);
@@ -327,6 +330,127 @@ static void true_stat(const char *name, const char *after)
 	cr_assert(st.st_mtim.tv_sec == below.st_mtim.tv_sec && st.st_mtim.tv_nsec == below.st_mtim.tv_nsec,
 		  "after %s: %ld.%09ld below, %ld.%09ld on the mount", after, below.st_mtim.tv_sec,
 		  below.st_mtim.tv_nsec, st.st_mtim.tv_sec, st.st_mtim.tv_nsec);
+	cr_assert(st.st_ctim.tv_sec == below.st_ctim.tv_sec && st.st_ctim.tv_nsec == below.st_ctim.tv_nsec,
+		  "after %s: time of the last change", after);
+}
+
+/* Change the file by a descriptor that cannot read. */
+static void write_some(int fd, const char *call)
+{
+	static char bytes[SOME] __attribute__((aligned(SOME)));
+	off_t from = 0;
+	int p[2], source;
+
+	if (!strcmp(call, "splice")) {
+		cr_assert_eq(pipe(p), 0);
+		cr_assert_eq(write(p[1], bytes, SOME), SOME);
+		cr_assert_eq(splice(p[0], NULL, fd, NULL, SOME, 0), SOME);
+		close(p[0]);
+		close(p[1]);
+	} else if (!strcmp(call, "sendfile")) {
+		source = openat(mnt.backing_fd, "f", O_RDONLY);
+		cr_assert_eq(sendfile(fd, source, &from, SOME), SOME);
+		close(source);
+	} else if (!strcmp(call, "fallocate")) {
+		cr_assert_eq(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, SOME), 0);
+	} else if (!strcmp(call, "ftruncate")) {
+		cr_assert_eq(ftruncate(fd, lseek(fd, 0, SEEK_END) + SOME), 0);
+	} else {
+		cr_assert_eq(write(fd, bytes, SOME), SOME);
+	}
+}
+
+/*
+ * Who else could write the file below is not asked, after it was open for such calls only: the kernel sees what they
+ * change. That is its part, and what is checked here.
+ */
+AUTO_WAY_BARE(fs_passthrough, what_is_open_to_be_written_only_is_shown_as_it_is)
+{
+	static const struct {
+		const char *name;
+		int flags;
+	} calls[] = { { "write", 0 }, { "write", O_APPEND }, { "write", O_DIRECT }, { "splice", 0 },
+		      { "sendfile", 0 }, { "fallocate", 0 }, { "ftruncate", 0 } };
+	const struct timespec past[2] = { { .tv_sec = 1000 }, { .tv_sec = 1000 } };
+	int fd;
+
+	start();
+	for (unsigned k = 0; k < sizeof(calls) / sizeof(calls[0]); k++) {
+		cr_assert_eq(utimensat(both_root[ON_MOUNT], "f", past, 0), 0);
+		true_stat("f", "utimensat"); /* for good */
+		fd = openat(both_root[ON_MOUNT], "f", O_WRONLY | calls[k].flags);
+		cr_assert_geq(fd, 0);
+		true_stat("f", "open");
+		for (int n = 0; n < 3; n++) {
+			write_some(fd, calls[k].name);
+			true_stat("f", calls[k].name);
+		}
+		write_some(fd, calls[k].name);
+		close(fd);
+		for (int n = 0; n < 3; n++)
+			true_stat("f", "close");
+	}
+}
+
+AUTO_WAY_BARE(fs_passthrough, also_when_somebody_has_mapped_it_before)
+{
+	const struct timespec past[2] = { { .tv_sec = 1000 }, { .tv_sec = 1000 } };
+	bool noticed = false;
+	struct stat st;
+	char *p;
+	int fd;
+
+	start();
+	p = map_only();
+	fd = openat(both_root[ON_MOUNT], "f", O_WRONLY);
+	write_some(fd, "write");
+	close(fd);
+	for (int n = 0; n < 10; n++) {
+		cr_assert_eq(utimensat(both_root[ON_MOUNT], "f", past, 0), 0);
+		true_stat("f", "utimensat");
+		cr_assert_eq(msync(p, SIZE, MS_SYNC), 0); /* the next store is noticed below; not by each file system */
+		p[0]++;
+		true_stat("f", "a store");
+		cr_assert_eq(fstatat(both_root[ON_MOUNT], "f", &st, 0), 0);
+		noticed |= st.st_mtim.tv_sec > 1000;
+	}
+	cr_assert(noticed);
+	munmap(p, SIZE);
+}
+
+static void *stat_f(void *unused)
+{
+	struct stat st;
+
+	cr_assert_eq(fstatat(both_root[ON_MOUNT], "f", &st, 0), 0);
+	return NULL;
+}
+
+/* The kernel does not see by itself that a hole which leaves the size alone overtakes an answer about the time before. */
+AUTO_WAY_BARE(fs_passthrough, also_when_an_answer_about_the_time_before_comes_late)
+{
+	const struct timespec past[2] = { { .tv_sec = 1000 }, { .tv_sec = 1000 } };
+	pthread_t looker;
+	int fd, read_fd;
+	char byte;
+
+	setenv("GAIAFS_FAULTS", "attr.read=delay:20000us,seed=1", 1);
+	start();
+	unsetenv("GAIAFS_FAULTS");
+	read_fd = openat(both_root[ON_MOUNT], "f", O_RDONLY);
+	for (int k = 0; k < 20; k++) {
+		cr_assert_eq(utimensat(both_root[ON_MOUNT], "f", past, 0), 0);
+		cr_assert_eq(pread(read_fd, &byte, 1, 0), 1); /* who looks has to ask */
+		cr_assert_eq(pthread_create(&looker, NULL, stat_f, NULL), 0);
+		for (int n = 0; n < 10 * k; n++)
+			sched_yield();
+		fd = openat(both_root[ON_MOUNT], "f", O_WRONLY);
+		write_some(fd, "fallocate");
+		close(fd);
+		pthread_join(looker, NULL);
+		true_stat("f", "fallocate");
+	}
+	close(read_fd);
 }
 
 /* An empty file's attributes are the kernel's to keep: each way in which it gets contents must end that. */
