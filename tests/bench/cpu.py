@@ -28,6 +28,7 @@ DEVICE_COUNTS = [0, 1, 8, 32, 160]
 # So often in a round: of many ratios of few samples, some are off by more than their spread by chance.
 DEVICE_COUNT_SAMPLES = 3
 FILES = 10000
+NAMES_MIB = 96  # what the kernel and a daemon may need for them
 EMPTY_FILES, BYTE_FILES = "empty", "byte"  # directories; new ones in each round
 
 NATIVE, LL, HP = "native", "ll", "hp"
@@ -135,7 +136,7 @@ class Bench:
     def hold_files(self, system):
         if system.shown_as() != system.name:
             self.missing[system.name] = "it is %s here, see its log" % system.shown_as()
-        holder = os.path.join(self.args.build, "holder")
+        holder = self.program("holder")
         for name in MAPPED, AGAIN, RELEASED_FILE:
             system.hold(name, holder)
             if name != MAPPED:
@@ -214,11 +215,25 @@ class Bench:
             total //= 32
         if processes > 1:
             return self.together(processes, file, rw, block, engine, state, total)
-        return Fio(file, self.size, rw, block, engine, state, total,
-                   again=total > self.size and bool(prefix), loops=loops)
+        return self.fio(file, rw, block, engine, state, total,
+                        again=total > self.size and bool(prefix), loops=loops)
 
-    def together(self, processes, *work):
-        return Together(os.path.join(self.args.build, "together"), processes, *work)
+    def program(self, name):
+        return os.path.join(self.args.build, name)
+
+    def ready(self, rw, state, total):
+        """The command that has memory for it at hand: once for the kernel's cache, once for a daemon's."""
+        takes_some = "write" in rw or state != HOT
+        mib = 2 * min(total, self.size) // MIB + 32
+        return [self.program("ready"), str(mib if takes_some else 0)]
+
+    def fio(self, file, rw, block, engine, state, total, **options):
+        return Fio(self.ready(rw, state, total), file, self.size, rw, block, engine, state, total,
+                   **options)
+
+    def together(self, processes, file, rw, block, engine, state, total):
+        return Together(self.ready(rw, state, total), self.program("together"), processes, file, rw,
+                        block, engine, state, total)
 
     def writes(self):
         section = "write a file that no device maps"
@@ -233,7 +248,7 @@ class Bench:
                         self.left_by_quick.append(section + ", " + title)
                         continue
                     total = self.size // (2 if prefix else 1)
-                    work = Fio("target", self.size, rw, block, engine, HOT, total)
+                    work = self.fio("target", rw, block, engine, HOT, total)
                     if processes > 1:
                         work = self.together(processes, "target", rw, block, engine, HOT,
                                              total * processes)
@@ -241,8 +256,8 @@ class Bench:
             every = 1 if prefix else 32
             total = self.size // (64 if prefix else 1)
             title = "%s, fdatasync after %s" % (pattern, "each" if prefix else "8 MiB")
-            self.add_native(section, title, Fio("target", self.size, rw, block, "psync", HOT, total,
-                                                sync=every), goals)
+            self.add_native(section, title, self.fio("target", rw, block, "psync", HOT, total,
+                                                     sync=every), goals)
 
     def shared_with_devices(self):
         kinds = [(MAPPED, "a file that a device maps for the first time"),
@@ -263,8 +278,8 @@ class Bench:
         for name, what in kinds:
             for pattern, prefix, block in PATTERNS:
                 self.add_native("write " + what, "%s, write(2)" % pattern,
-                                Fio(name, self.size, prefix + "write", block, "psync", HOT,
-                                    self.size // (2 if prefix else 1)))
+                                self.fio(name, prefix + "write", block, "psync", HOT,
+                                         self.size // (2 if prefix else 1)))
 
     def names(self):
         """
@@ -305,8 +320,8 @@ class Bench:
             self.works.append((section, work))
 
     def name_rate(self, path, what):
-        program = os.path.join(self.args.build, "metadata")
-        return FILES * 1e9 / int(run(program, path, str(FILES), what))
+        run(self.program("ready"), str(NAMES_MIB))
+        return FILES * 1e9 / int(run(self.program("metadata"), path, str(FILES), what))
 
     def device_counts(self):
         base, *others = [str(count) for count in DEVICE_COUNTS]
@@ -318,8 +333,7 @@ class Bench:
                  ("read sequential 256 KiB, cold in the mount",
                   self.read("data", "", "256k", "psync", COLD_IN_MOUNT)),
                  ("write random 4 KiB, fdatasync after 64",
-                  Fio("data", self.size, "randwrite", "4k", "psync", HOT, self.size // 32,
-                      sync=64))]
+                  self.fio("data", "randwrite", "4k", "psync", HOT, self.size // 32, sync=64))]
         for title, fio in works:
             self.add(Row("devices configured, simulated", title, "bytes", base, goals, others),
                      self.counted, fio, 1 if self.args.quick else DEVICE_COUNT_SAMPLES)
@@ -416,7 +430,7 @@ def main():
         with bench.stack:
             bench.place = tempfile.mkdtemp(prefix="gaiafs-bench.", dir=os.path.realpath(args.dir))
             bench.stack.callback(shutil.rmtree, bench.place, ignore_errors=True)
-            bench.machine = report.machine(bench.place)
+            bench.machine = report.machine_of(bench.place)
             rounds = bench.measure()
         said = bench.report(rounds)
     except KeyboardInterrupt:

@@ -396,7 +396,7 @@ def main():
         with bench.stack:
             bench.place = tempfile.mkdtemp(prefix="gaiafs-bench.", dir=os.path.realpath(args.dir))
             bench.stack.callback(shutil.rmtree, bench.place, ignore_errors=True)
-            machine = report.machine(bench.place)
+            machine = report.machine_of(bench.place)
             bench.measure()
         bench.report(machine)
     except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import tempfile
 
@@ -30,18 +31,27 @@ def prepare(systems, file, state):
         drop_caches(1)
 
 
+def read_before(system, file, state):
+    """What is to be in memory when a work begins; some kernels give it up within seconds."""
+    if state == HOT:
+        return [system.path(file)]
+    return [os.path.join(system.below, file)] if state in (COLD_IN_MOUNT, HOME) else []
+
+
 class Fio:
     """
-    @rw, @block, @engine: fio's; @total: bytes; @file: whose pages are in @state before. @again: the
-    same pages may come more than once. @sync: fdatasync after so many writes. @loops: all of that
-    so many times, each time opened (and mapped) anew.
+    @ready: a command, of the program ../ready.c; files are added, and it is run before each system's
+    turn. @rw, @block, @engine: fio's; @total: bytes; @file: whose pages are in @state before. @again: the same pages may come more than
+    once. @sync: fdatasync after so many writes. @loops: all of that so many times, each time opened
+    (and mapped) anew.
     """
 
-    def __init__(self, file, file_size, rw, block, engine, state, total, again=False, sync=0,
+    def __init__(self, ready, file, file_size, rw, block, engine, state, total, again=False, sync=0,
                  loops=1):
         self.file, self.state = file, state
         self.direction = "write" if "write" in rw else "read"
         self.sync = sync
+        self.ready = ready
         options = {
             "rw": rw, "bs": block, "ioengine": engine, "size": file_size, "io_size": total,
             "loops": loops,
@@ -60,7 +70,9 @@ class Fio:
         lines = ["[global]", "randseed=%d" % (seed + 1)]
         lines += ["%s=%s" % item for item in self.options.items()]
         for system in systems:
-            lines += ["[%s]" % system.name, "stonewall", "filename=" + system.path(self.file)]
+            ready = self.ready + read_before(system, self.file, self.state)
+            lines += ["[%s]" % system.name, "stonewall", "filename=" + system.path(self.file),
+                      "exec_prerun=" + shlex.join(ready)]
         return "\n".join(lines) + "\n"
 
     def rate(self, job):
@@ -74,23 +86,34 @@ class Fio:
     def rates(self, systems, seed):
         """{name: bytes a second} of each system."""
         prepare(systems, self.file, self.state)
-        with tempfile.NamedTemporaryFile("w", suffix=".fio") as file:
-            file.write(self.job_file(systems, seed))
-            file.flush()
-            done = subprocess.run(["fio", "--output-format=json", file.name], text=True,
+        with tempfile.TemporaryDirectory() as place:  # also for what exec_prerun prints
+            jobs = os.path.join(place, "jobs.fio")
+            with open(jobs, "w") as file:
+                file.write(self.job_file(systems, seed))
+            done = subprocess.run(["fio", "--output-format=json", jobs], text=True, cwd=place,
                                   capture_output=True, stdin=subprocess.DEVNULL, timeout=300)
-        if done.returncode:
-            raise RuntimeError("fio: %s" % (done.stderr or done.stdout).strip()[-500:])
-        jobs = json.loads(done.stdout[done.stdout.index("{"):])["jobs"]
+            if done.returncode:
+                raise RuntimeError("fio: %s" % (done.stderr or done.stdout).strip()[-500:])
+            jobs = json.loads(done.stdout[done.stdout.index("{"):])["jobs"]
+            for job in jobs:
+                self.check(job, place)
         return {job["jobname"]: self.rate(job) for job in jobs}
+
+    def check(self, job, place):
+        """To fio it is no failure when what it runs before a job fails, and it does not begin then."""
+        if job[self.direction]["io_bytes"]:
+            return
+        with open(os.path.join(place, job["jobname"] + ".prerun.txt")) as file:
+            raise RuntimeError("%s: %s" % (shlex.join(self.ready), file.read().strip()))
 
 
 class Together:
     """As Fio, by several processes at the same time: ../together.c, which is @program."""
 
-    def __init__(self, program, processes, file, rw, block, engine, state, total):
+    def __init__(self, ready, program, processes, file, rw, block, engine, state, total):
         self.file, self.state, self.total = file, state, total
         self.write = "write" in rw
+        self.ready = ready
         self.command = [program, "{file}", str(processes), "write" if self.write else "read",
                         "mapping" if engine == "mmap" else "call",
                         "random" if rw.startswith("rand") else "sequential",
@@ -102,6 +125,7 @@ class Together:
         rates = {}
         for system in systems:
             path = system.path(self.file)
+            run(*self.ready, *read_before(system, self.file, self.state))
             ns = int(run(*[part.format(file=path) for part in self.command], timeout=300))
             rates[system.name] = self.total * 1e9 / ns
             if self.write:

@@ -1,6 +1,7 @@
 """The table on the terminal, the same as JSON and for a page, and what is said of the goals."""
 
 import argparse
+import glob
 import json
 import math
 import os
@@ -41,7 +42,19 @@ def results_dir(path):
     return path
 
 
-def machine(place):
+def gives_up_idle_pages():
+    """Whether DAMON is at work: as a rule to reclaim them, also from the page cache. None: not known."""
+    try:
+        for state in glob.glob("/sys/kernel/mm/damon/admin/kdamonds/*/state"):
+            with open(state) as file:
+                if file.read().strip() == "on":
+                    return True
+    except OSError:
+        return None  # only root may look
+    return False
+
+
+def machine_of(place):
     def first(path, key):
         with open(path) as file:
             for line in file:
@@ -62,13 +75,15 @@ def machine(place):
         "memory_gib": round(int(first("/proc/meminfo", "MemTotal").split()[0]) / (1 << 20), 1),
         "kernel": platform.release(),
         "file_system": kind,
+        "damon": gives_up_idle_pages(),
         "load_before": [round(load, 2) for load in os.getloadavg()],
     }
 
 
 def machine_text(facts):
-    return ("%(cpu)s, %(cores)d cores, %(memory_gib)s GiB, Linux %(kernel)s, %(file_system)s"
-            % facts["machine"] + "; load before: %.1f" % facts["machine"]["load_before"][0])
+    machine = facts["machine"]
+    return ("%(cpu)s, %(cores)d cores, %(memory_gib)s GiB, Linux %(kernel)s, %(file_system)s" % machine +
+            (", DAMON at work" if machine["damon"] else "") + "; load before: %.1f" % machine["load_before"][0])
 
 
 def versions_text(facts):

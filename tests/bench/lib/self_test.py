@@ -18,6 +18,7 @@ import cpu
 import memory
 import plot
 import report
+from fio import HOT, Fio
 from rounds import (BEST_PEER, MET, MISSED, NOISE, UNMEASURED, Goal, Progress, Row, TimeLimit,
                     run_rounds, turn)
 from systems import Peer
@@ -203,6 +204,19 @@ class Peers(unittest.TestCase):
             self.assertFalse(peer.shows_what_is_below())
             peer.root = peer.below
             self.assertTrue(peer.shows_what_is_below())
+
+
+class Jobs(unittest.TestCase):
+    def test_one_that_did_not_begin_is_a_failure_and_says_why(self):
+        job = {"jobname": NATIVE, "read": {"io_bytes": 0}}
+        fio = Fio(["ready", "0"], "data", 4096, "read", "4k", "psync", HOT, 4096)
+        with tempfile.TemporaryDirectory() as place:
+            with open(os.path.join(place, NATIVE + ".prerun.txt"), "w") as file:
+                file.write("ready: /x/data: No such file or directory\n")
+            with self.assertRaisesRegex(RuntimeError, "/x/data: No such file"):
+                fio.check(job, place)
+            job["read"]["io_bytes"] = 4096
+            fio.check(job, place)
 
 
 class WhatIsSaid(unittest.TestCase):
