@@ -104,6 +104,12 @@ static bool may_write_mapped(int flags)
 	return (flags & O_ACCMODE) == O_RDWR;
 }
 
+/* The kernel's. It waits for nobody to do that (7). */
+static void drop_attributes(struct inode *inode)
+{
+	fuse_lowlevel_notify_inval_inode(inode->fs->session, nodeid_of(inode), -1, 0);
+}
+
 /*
  * A program is about to be able to write it: by a mapping without a word to the kernel's attributes, and by some calls
  * without one that overtakes an answer of ours.
@@ -112,9 +118,8 @@ static void expect_changes(struct inode *inode, int flags)
 {
 	cfile_cpu_writes(inode->cfile);
 	inode->may_change |= may_write_mapped(flags);
-	/* It drops attributes without waiting for anybody (7). */
 	if (inode->attr_given)
-		fuse_lowlevel_notify_inval_inode(inode->fs->session, nodeid_of(inode), -1, 0);
+		drop_attributes(inode);
 	inode->attr_given = false;
 }
 
@@ -267,10 +272,8 @@ void passthrough_mapped(struct inode *inode)
 
 void passthrough_failed(struct handle *h)
 {
-	struct inode *inode = h->inode;
-
-	if (h->passthrough) /* as in expect_changes() */
-		fuse_lowlevel_notify_inval_inode(inode->fs->session, nodeid_of(inode), -1, 0);
+	if (h->passthrough)
+		drop_attributes(h->inode);
 }
 
 void passthrough_acquire(struct inode *inode)
