@@ -31,6 +31,56 @@ static _Thread_local struct {
 	unsigned depth; /* the current one is ctx[depth - 1] */
 } stack;
 
+/* ---- modes ---- */
+
+#define AT(field) offsetof(struct fake_cuda_config, field)
+static const struct mode {
+	const char *word;
+	enum { FLAG } kind;
+	size_t at;
+} modes[] = {
+	{ "register_waits", FLAG, AT(register_waits) },
+	{ "access_waits", FLAG, AT(access_waits) },
+	{ "map_waits", FLAG, AT(map_waits) },
+	{ "unmap_waits", FLAG, AT(unmap_waits) },
+	{ "alloc_waits", FLAG, AT(alloc_waits) },
+	{ "waits", FLAG, AT(register_waits) },
+	{ "waits", FLAG, AT(access_waits) },
+	{ "waits", FLAG, AT(map_waits) },
+	{ "waits", FLAG, AT(unmap_waits) },
+	{ "waits", FLAG, AT(alloc_waits) },
+};
+
+static bool set_mode(struct fake_cuda_config *config, const char *word)
+{
+	bool known = false;
+
+	for (unsigned i = 0; i < sizeof(modes) / sizeof(modes[0]); i++) {
+		if (strcmp(word, modes[i].word))
+			continue;
+		known = true;
+		*(bool *)((char *)config + modes[i].at) = true;
+	}
+	return known;
+}
+
+static void read_environment(struct fake_cuda_config *config)
+{
+	const char *text = getenv("FAKE_CUDA");
+	char *words, *word, *rest;
+
+	fake.configured = true;
+	if (!text)
+		return;
+	words = strdup(text);
+	for (word = strtok_r(words, ",", &rest); word; word = strtok_r(NULL, ",", &rest))
+		if (!set_mode(config, word)) {
+			fprintf(stderr, "FAKE_CUDA: the fake CUDA driver does not know \"%s\"\n", word);
+			abort();
+		}
+	free(words);
+}
+
 /* ---- for tests ---- */
 
 void fake_cuda_reset(const struct fake_cuda_config *config)
@@ -45,6 +95,7 @@ void fake_cuda_reset(const struct fake_cuda_config *config)
 	}
 	fake = init;
 	fake.config = *config;
+	read_environment(&fake.config);
 	if (!fake.config.granularity)
 		fake.config.granularity = 2u << 20;
 	if (fake.config.n_devices > FAKE_GPUS)
@@ -125,6 +176,32 @@ unsigned fake_cuda_calls(void)
 	calls = fake.calls;
 	pthread_mutex_unlock(&fake.lock);
 	return calls;
+}
+
+unsigned fake_cuda_calls_of(const char *entry)
+{
+	unsigned calls = 0;
+
+	if (strcmp(entry, "launch") && !fake_cuda_entry(entry)) {
+		fprintf(stderr, "fake_cuda_calls_of: there is no %s\n", entry);
+		abort();
+	}
+	pthread_mutex_lock(&fake.lock);
+	for (unsigned i = 0; i < FAKE_CALLED && fake.called[i].entry; i++)
+		if (!strcmp(fake.called[i].entry, entry))
+			calls = fake.called[i].calls;
+	pthread_mutex_unlock(&fake.lock);
+	return calls;
+}
+
+unsigned fake_cuda_waiting(void)
+{
+	unsigned waiting;
+
+	pthread_mutex_lock(&fake.lock);
+	waiting = fake.waiting;
+	pthread_mutex_unlock(&fake.lock);
+	return waiting;
 }
 
 const char *fake_cuda_violation(void)
@@ -217,6 +294,20 @@ CUresult fake_refuse(CUresult result, const char *fmt, ...)
 	return result;
 }
 
+/* fake.lock held. */
+static void count_call(const char *entry)
+{
+	unsigned i = 0;
+
+	while (i < FAKE_CALLED && fake.called[i].entry && strcmp(fake.called[i].entry, entry))
+		i++;
+	if (i == FAKE_CALLED)
+		abort();
+	fake.called[i].entry = entry;
+	fake.called[i].calls++;
+	fake.calls++;
+}
+
 CUresult fake_enter(const char *entry)
 {
 	CUresult result = CUDA_SUCCESS;
@@ -224,7 +315,9 @@ CUresult fake_enter(const char *entry)
 	if (fake_in_host_func)
 		return fake_refuse(CUDA_ERROR_NOT_PERMITTED, "%s in a host function", entry);
 	pthread_mutex_lock(&fake.lock);
-	fake.calls++;
+	if (!fake.configured)
+		read_environment(&fake.config);
+	count_call(entry);
 	if (fake.pid && fake.pid != getpid())
 		result = fake_refuse(CUDA_ERROR_NOT_INITIALIZED, "%s in a child that was forked after cuInit",
 				     entry);

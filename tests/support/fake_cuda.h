@@ -29,7 +29,35 @@ struct fake_cuda_config {
 	size_t memory;		/* bytes a device; a multiple of 2 MiB */
 	size_t granularity;	/* bytes; 0: 2 MiB */
 	bool no_peers;		/* no GPU can read another's memory */
+
+	/* Modes, see below. */
+	bool register_waits, access_waits, map_waits, unmap_waits, alloc_waits;
 };
+
+/*
+ * Modes make the fake do what a real driver may do and mostly does not, or does where it is short of
+ * something. Each is a field of the configuration, and a word of the environment variable FAKE_CUDA
+ * (words separated by commas, "waits,latency=50"), so that a whole suite runs in it. It is read
+ * by fake_cuda_reset() and by the first call on the default configuration; a mode is
+ * on when either says so, a number is the configuration's own where that has one. An unknown word aborts.
+ *
+ * register_waits	cuMemHostRegister, cuMemHostUnregister
+ * access_waits		cuMemSetAccess
+ * map_waits		cuMemMap
+ * unmap_waits		cuMemUnmap
+ * alloc_waits		cuMemAlloc, cuMemFree, cuMemHostAlloc, cuMemFreeHost, cuMemCreate, cuMemRelease
+ * waits		all of these
+ *	The call returns after all work that was queued before it: of all streams, in all contexts, of every
+ *	GPU whose page tables it changes (cuMemMap, cuMemCreate, cuMemRelease: of the memory's GPU, of all GPUs
+ *	where it is imported memory; cuMemSetAccess: of the GPU that gets access; cuMemUnmap: also of
+ *	those with access; pinned host memory: of all GPUs, as unified addressing maps it for all).
+ *	Host functions and cuStreamWaitValue32() are work. Other calls go on meanwhile.
+ *	Documented: any call may block or synchronize ("API synchronization behavior"); cuMemFree() "may
+ *	perform implicit synchronization"; allocations of device and of page-locked memory are implicit
+ *	synchronization (programming guide). Of registration and the virtual memory calls nothing is
+ *	said on either side. Assumed: whom they wait for. Contexts are no bound, as the virtual memory calls
+ *	know none.
+ */
 
 /* Before the first call, and again between tests; nothing may be alive. Default: one GPU of 64 MiB. */
 void fake_cuda_reset(const struct fake_cuda_config *config);
@@ -72,6 +100,12 @@ bool fake_cuda_failed(void);
 
 /* Calls since fake_cuda_reset(). */
 unsigned fake_cuda_calls(void);
+
+/* Of them, those to one entry point, or to fake_cuda_launch() ("launch"). */
+unsigned fake_cuda_calls_of(const char *entry);
+
+/* How many calls wait for streams now because a mode says so. */
+unsigned fake_cuda_waiting(void);
 
 /* ---- what to assert ---- */
 

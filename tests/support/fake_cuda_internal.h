@@ -11,6 +11,7 @@
 #include "fake_cuda.h"
 
 #define FAKE_GPUS 8u
+#define FAKE_CALLED 96u /* entry points */
 
 struct CUctx_st {
 	TAILQ_ENTRY(CUctx_st) link; /* made by cuCtxCreate() */
@@ -33,6 +34,7 @@ struct fake_item {
 	void *copy; /* of the arguments; freed with the item */
 	CUevent event;
 	uint64_t number; /* of the event's record */
+	uint64_t issued; /* ascends over all streams */
 	bool spoiled;
 	CUresult broken; /* breaks the context instead of being carried out */
 };
@@ -103,8 +105,14 @@ struct fake {
 	TAILQ_HEAD(fake_ranges, fake_range) reserved, allocated, pinned;
 	TAILQ_HEAD(, fake_mapping) mappings; /* ascending */
 	CUmemGenericAllocationHandle last_id;
+	uint64_t last_issued;
+	bool configured; /* the environment is read */
 
-	unsigned calls;
+	unsigned calls, waiting;
+	struct {
+		const char *entry;
+		unsigned calls;
+	} called[FAKE_CALLED];
 	CUresult broken; /* what every call says from now on */
 	struct {
 		const char *entry;
@@ -127,6 +135,12 @@ CUresult fake_refuse(CUresult result, const char *fmt, ...) __attribute__((forma
 /* The current context; NULL. */
 CUcontext fake_context(void);
 bool fake_is_context(CUcontext ctx);
+
+/*
+ * Returns after all that was queued until now on the streams of the GPUs (a bit each). fake.lock not held.
+ */
+void fake_wait_gpus(unsigned gpus);
+#define ALL_GPUS (~0u)
 
 /* A bit for the GPU that the calling thread works for; all bits where that is none. fake.lock not held. */
 unsigned fake_gpu_bit(void);

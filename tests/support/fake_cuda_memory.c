@@ -100,6 +100,12 @@ static void put_memory(struct fake_memory *m)
 	free(m);
 }
 
+/* Imported memory may be of any GPU. */
+static unsigned memory_gpus(const struct fake_memory *m)
+{
+	return m->imported ? ALL_GPUS : 1u << m->gpu;
+}
+
 static CUmemGenericAllocationHandle new_handle(struct fake_memory *m)
 {
 	struct fake_handle *h = calloc(1, sizeof(*h));
@@ -131,6 +137,33 @@ bool fake_cuda_usable(const void *p, size_t bytes)
 	usable = fake_device_memory(p, bytes, gpus) || fake_pinned_memory(p, bytes);
 	pthread_mutex_unlock(&fake.lock);
 	return usable;
+}
+
+/* Those whose page tables know the handle; fake.lock not held. */
+static unsigned handle_gpus(CUmemGenericAllocationHandle id)
+{
+	struct fake_handle *h;
+	unsigned gpus;
+
+	pthread_mutex_lock(&fake.lock);
+	h = find_handle(id);
+	gpus = h ? memory_gpus(h->memory) : 0;
+	pthread_mutex_unlock(&fake.lock);
+	return gpus;
+}
+
+/* Those that know the mappings of a range; fake.lock not held. */
+static unsigned mapped_gpus(const char *at, size_t size)
+{
+	struct fake_mapping *m;
+	unsigned gpus = 0;
+
+	pthread_mutex_lock(&fake.lock);
+	TAILQ_FOREACH(m, &fake.mappings, link)
+		if (overlaps(at, size, m->at, m->size))
+			gpus |= memory_gpus(m->memory) | m->access;
+	pthread_mutex_unlock(&fake.lock);
+	return gpus;
 }
 
 /* NULL: a property that asks for something else than memory of a GPU. */
@@ -173,6 +206,8 @@ static CUresult fake_mem_create(CUmemGenericAllocationHandle *handle, size_t siz
 				   flags ? "flags" : prop_fault(prop));
 	if (!is_multiple(size))
 		return fake_refuse(CUDA_ERROR_INVALID_VALUE, "cuMemCreate of %zu bytes", size);
+	if (fake.config.alloc_waits)
+		fake_wait_gpus(1u << fake_gpu_of(prop->location.id));
 	m = calloc(1, sizeof(*m));
 	m->size = size;
 	m->gpu = fake_gpu_of(prop->location.id);
@@ -198,6 +233,8 @@ static CUresult fake_mem_release(CUmemGenericAllocationHandle handle)
 	CUresult err = fake_enter("cuMemRelease");
 	struct fake_handle *h;
 
+	if (fake.config.alloc_waits)
+		fake_wait_gpus(handle_gpus(handle));
 	pthread_mutex_lock(&fake.lock);
 	h = find_handle(handle);
 	if (h && !--h->refs) {
@@ -348,6 +385,8 @@ static CUresult fake_mem_map(CUdeviceptr ptr, size_t size, size_t offset,
 
 	if (err)
 		return err;
+	if (fake.config.map_waits)
+		fake_wait_gpus(handle_gpus(handle));
 	pthread_mutex_lock(&fake.lock);
 	h = find_handle(handle);
 	fault = map_fault((char *)ptr, size, offset, h, flags);
@@ -376,6 +415,8 @@ static CUresult fake_mem_unmap(CUdeviceptr ptr, size_t size)
 	CUresult err = fake_enter("cuMemUnmap");
 	struct fake_mapping *m;
 
+	if (fake.config.unmap_waits)
+		fake_wait_gpus(mapped_gpus((char *)ptr, size));
 	pthread_mutex_lock(&fake.lock);
 	TAILQ_FOREACH(m, &fake.mappings, link)
 		if (m->at == (char *)ptr && m->size == size)
@@ -408,6 +449,8 @@ static CUresult fake_mem_set_access(CUdeviceptr ptr, size_t size, const CUmemAcc
 	    (unsigned)desc->location.id >= fake.config.n_devices)
 		return fake_refuse(CUDA_ERROR_INVALID_DEVICE, "cuMemSetAccess for no device");
 	gpu = fake_gpu_of(desc->location.id);
+	if (fake.config.access_waits)
+		fake_wait_gpus(1u << gpu);
 	pthread_mutex_lock(&fake.lock);
 	if (!is_multiple(size) || mapped_bytes(at, size, &access) != size)
 		fault = "what is not mapped";
@@ -471,6 +514,8 @@ static CUresult fake_mem_alloc(CUdeviceptr *ptr, size_t bytes)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	if (!bytes)
 		return CUDA_ERROR_INVALID_VALUE;
+	if (fake.config.alloc_waits)
+		fake_wait_gpus(1u << ctx->gpu);
 	pthread_mutex_lock(&fake.lock);
 	if (take_memory(ctx->gpu, bytes))
 		at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -483,11 +528,25 @@ static CUresult fake_mem_alloc(CUdeviceptr *ptr, size_t bytes)
 	return at == MAP_FAILED ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
+static unsigned allocation_gpus(const void *p)
+{
+	struct fake_range *r;
+	unsigned gpus;
+
+	pthread_mutex_lock(&fake.lock);
+	r = range_at(&fake.allocated, p);
+	gpus = r ? 1u << r->gpu : 0;
+	pthread_mutex_unlock(&fake.lock);
+	return gpus;
+}
+
 static CUresult fake_mem_free(CUdeviceptr ptr)
 {
 	CUresult err = fake_enter("cuMemFree");
 	struct fake_range *r;
 
+	if (fake.config.alloc_waits)
+		fake_wait_gpus(allocation_gpus((void *)ptr));
 	pthread_mutex_lock(&fake.lock);
 	r = range_at(&fake.allocated, (void *)ptr);
 	if (r) {
@@ -510,6 +569,8 @@ static CUresult fake_mem_host_alloc(void **out, size_t bytes, unsigned flags)
 		return err;
 	if (!fake_context())
 		return CUDA_ERROR_INVALID_CONTEXT;
+	if (fake.config.alloc_waits)
+		fake_wait_gpus(ALL_GPUS);
 	*out = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (*out == MAP_FAILED)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -524,6 +585,8 @@ static CUresult end_pinned(CUresult err, void *p, bool owned, const char *call)
 	struct fake_range *r;
 	bool found;
 
+	if (owned ? fake.config.alloc_waits : fake.config.register_waits)
+		fake_wait_gpus(ALL_GPUS);
 	pthread_mutex_lock(&fake.lock);
 	r = range_at(&fake.pinned, p);
 	found = r && r->owned == owned;
@@ -554,6 +617,8 @@ static CUresult fake_mem_host_register(void *p, size_t bytes, unsigned flags)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	if (!bytes || ((uintptr_t)p | bytes) % 4096)
 		return fake_refuse(CUDA_ERROR_INVALID_VALUE, "cuMemHostRegister of parts of pages");
+	if (fake.config.register_waits)
+		fake_wait_gpus(ALL_GPUS);
 	/* Pinned memory is there. */
 	if (madvise(p, bytes, MADV_POPULATE_WRITE))
 		return fake_refuse(CUDA_ERROR_INVALID_VALUE, "cuMemHostRegister of what cannot be written");

@@ -260,6 +260,7 @@ static CUresult queue(CUstream handle, const struct fake_item *like)
 	idle = STAILQ_EMPTY(&s->items);
 	if (idle && !item->broken)
 		spoil(item);
+	item->issued = ++fake.last_issued;
 	STAILQ_INSERT_TAIL(&s->items, item, link);
 	pthread_cond_broadcast(&fake.changed);
 unlock:
@@ -285,6 +286,29 @@ again:
 	}
 	pthread_mutex_unlock(&fake.lock);
 	return err;
+}
+
+void fake_wait_gpus(unsigned gpus)
+{
+	uint64_t last;
+	CUstream s;
+
+	if (fake_in_host_func) /* refused: it would wait for itself */
+		return;
+	pthread_mutex_lock(&fake.lock);
+	last = fake.last_issued;
+again:
+	TAILQ_FOREACH(s, &fake.streams, link) {
+		struct fake_item *first = STAILQ_FIRST(&s->items);
+
+		if (!(gpus & 1u << s->ctx->gpu) || !first || first->issued > last)
+			continue;
+		fake.waiting++;
+		pthread_cond_wait(&fake.changed, &fake.lock);
+		fake.waiting--;
+		goto again;
+	}
+	pthread_mutex_unlock(&fake.lock);
 }
 
 static CUresult drain(CUstream handle)

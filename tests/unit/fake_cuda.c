@@ -3,6 +3,7 @@
  * flattered.
  */
 #include <criterion/criterion.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,15 +29,20 @@ static const CUmemAccessDesc access_both = {
 	.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
 };
 
-static void start(void)
+static void set_up(void)
 {
-	fake_cuda_start(8 * CHUNK);
-	cu = fake_cuda_api();
 	cr_assert_eq(cu->cuDevicePrimaryCtxRetain(&context, 0), 0);
 	cr_assert_eq(cu->cuCtxSetCurrent(context), 0);
 	cr_assert_eq(cu->cuMemAddressReserve(&range, 4 * CHUNK, CHUNK, 0, 0), 0);
 	cr_assert_eq(cu->cuMemCreate(&handle, CHUNK, &prop, 0), 0);
 	cr_assert_eq(cu->cuMemMap(range, CHUNK, 0, handle, 0), 0);
+}
+
+static void start(void)
+{
+	fake_cuda_start(8 * CHUNK);
+	cu = fake_cuda_api();
+	set_up();
 }
 
 static void end(void)
@@ -231,6 +237,198 @@ Test(fake, memory_runs_out)
 	while (n)
 		cr_assert_eq(cu->cuMemRelease(h[--n]), 0);
 	cr_assert_null(fake_cuda_violation());
+}
+
+/* ---- calls that wait ---- */
+
+static struct {
+	CUstream stream;
+	uint32_t *flag; /* pinned; the stream's work waits until it is 1 */
+	int carried_out;
+	bool wanted; /* that a call waits for it */
+	char *host;
+} busy;
+
+static void carried_out(void *arg)
+{
+	__atomic_store_n(&busy.carried_out, 1, __ATOMIC_RELEASE);
+}
+
+/* Work that waits: for the flag, and a host function behind it. */
+static void keep_busy(void)
+{
+	CUresult (*launch_host_func)(CUstream, CUhostFn, void *) = fake_cuda_entry("cuLaunchHostFunc");
+	CUresult (*wait_value)(CUstream, CUdeviceptr, cuuint32_t, unsigned) =
+		fake_cuda_entry("cuStreamWaitValue32");
+
+	__atomic_store_n(busy.flag, 0, __ATOMIC_RELEASE);
+	__atomic_store_n(&busy.carried_out, 0, __ATOMIC_RELEASE);
+	cr_assert_eq(wait_value(busy.stream, (CUdeviceptr)busy.flag, 1, CU_STREAM_WAIT_VALUE_EQ), 0);
+	cr_assert_eq(launch_host_func(busy.stream, carried_out, NULL), 0);
+}
+
+/* Lets the work go on as soon as a call waits, which other calls do not notice. */
+static void *let_go(void *arg)
+{
+	size_t available, total;
+
+	while (!fake_cuda_waiting())
+		if (!__atomic_load_n(&busy.wanted, __ATOMIC_ACQUIRE))
+			return NULL;
+	cr_assert_eq(cu->cuCtxSetCurrent(context), 0);
+	cr_assert_eq(cu->cuMemGetInfo(&available, &total), 0);
+	__atomic_store_n(busy.flag, 1, __ATOMIC_RELEASE);
+	return NULL;
+}
+
+#define WAITING 12
+static CUresult waiting_call(unsigned n)
+{
+	static CUmemGenericAllocationHandle other;
+	static CUdeviceptr plain;
+	static void *pinned;
+
+	switch (n) {
+	case 0:
+		return cu->cuMemHostRegister(busy.host, 4096, 0);
+	case 1:
+		return cu->cuMemHostUnregister(busy.host);
+	case 2:
+		return cu->cuMemSetAccess(range, CHUNK, &access_both, 1);
+	case 3:
+		return cu->cuMemUnmap(range, CHUNK);
+	case 4:
+		return cu->cuMemMap(range, CHUNK, 0, handle, 0);
+	case 5:
+		return cu->cuMemCreate(&other, CHUNK, &prop, 0);
+	case 6:
+		return cu->cuMemRelease(other);
+	case 7:
+		return cu->cuMemAlloc(&plain, 4096);
+	case 8:
+		return cu->cuMemFree(plain);
+	case 9:
+		return cu->cuMemHostAlloc(&pinned, 4096, 0);
+	case 10:
+		return cu->cuMemFreeHost(pinned);
+	}
+	return cu->cuMemGetInfo(&(size_t){ 0 }, &(size_t){ 0 });
+}
+
+/* Does each call wait exactly where its bit says so? */
+static void calls_wait(unsigned expected)
+{
+	cr_assert_eq(cu->cuStreamCreate(&busy.stream, CU_STREAM_NON_BLOCKING), 0);
+	cr_assert_eq(cu->cuMemHostAlloc((void **)&busy.flag, 4096, 0), 0);
+	busy.host = aligned_alloc(4096, 4096);
+	for (unsigned n = 0; n < WAITING; n++) {
+		bool waits = expected & 1u << n;
+		pthread_t thread;
+
+		keep_busy();
+		busy.wanted = true;
+		cr_assert_eq(pthread_create(&thread, NULL, let_go, NULL), 0);
+		cr_expect_eq(waiting_call(n), 0, "call %u", n);
+		cr_expect_eq(__atomic_load_n(&busy.carried_out, __ATOMIC_ACQUIRE), waits, "call %u", n);
+		__atomic_store_n(&busy.wanted, false, __ATOMIC_RELEASE);
+		pthread_join(thread, NULL);
+		__atomic_store_n(busy.flag, 1, __ATOMIC_RELEASE);
+		cr_assert_eq(cu->cuStreamSynchronize(busy.stream), 0);
+	}
+	cr_assert_eq(cu->cuStreamDestroy(busy.stream), 0);
+	free(busy.host);
+}
+
+#define REGISTER 0x003u
+#define ACCESS	 0x004u
+#define UNMAP	 0x008u
+#define MAP	 0x010u
+#define ALLOC	 0x7e0u
+
+/* The rig's own flag goes with what it was allocated by: outside of the mode. */
+static void restart(struct fake_cuda_config config)
+{
+	end();
+	config.n_devices = 1;
+	config.memory = 8 * CHUNK;
+	fake_cuda_reset(&config);
+	cr_assert_eq(cu->cuInit(0), 0);
+	set_up();
+}
+
+static void no_flag_left(void)
+{
+	cr_assert_eq(cu->cuMemFreeHost(busy.flag), 0);
+	cr_assert_null(fake_cuda_violation());
+}
+
+Test(fake, without_a_mode_no_call_waits)
+{
+	restart((struct fake_cuda_config){ 0 });
+	calls_wait(0);
+	no_flag_left();
+}
+
+Test(fake, registration_waits)
+{
+	restart((struct fake_cuda_config){ .register_waits = true });
+	calls_wait(REGISTER);
+	no_flag_left();
+}
+
+Test(fake, setting_access_waits)
+{
+	restart((struct fake_cuda_config){ .access_waits = true });
+	calls_wait(ACCESS);
+	no_flag_left();
+}
+
+Test(fake, mapping_waits)
+{
+	restart((struct fake_cuda_config){ .map_waits = true });
+	calls_wait(MAP);
+	no_flag_left();
+}
+
+Test(fake, unmapping_waits)
+{
+	restart((struct fake_cuda_config){ .unmap_waits = true });
+	calls_wait(UNMAP);
+	no_flag_left();
+}
+
+Test(fake, allocation_and_freeing_wait)
+{
+	restart((struct fake_cuda_config){ .alloc_waits = true });
+	calls_wait(ALLOC);
+	no_flag_left();
+}
+
+Test(fake, the_environment_sets_modes)
+{
+	cr_assert_eq(setenv("FAKE_CUDA", "map_waits,unmap_waits", 1), 0);
+	restart((struct fake_cuda_config){ .register_waits = true });
+	calls_wait(REGISTER | UNMAP | MAP);
+	no_flag_left();
+	cr_assert_eq(setenv("FAKE_CUDA", "waits", 1), 0);
+	restart((struct fake_cuda_config){ 0 });
+	calls_wait(REGISTER | ACCESS | UNMAP | MAP | ALLOC);
+	no_flag_left();
+}
+
+Test(fake, a_mode_that_is_not_known_aborts, .signal = SIGABRT)
+{
+	cr_assert_eq(setenv("FAKE_CUDA", "waits,map_wait", 1), 0);
+	restart((struct fake_cuda_config){ 0 });
+}
+
+Test(fake, calls_are_counted_by_name)
+{
+	unsigned before = fake_cuda_calls_of("cuMemGetInfo"), all = fake_cuda_calls();
+
+	cr_assert_eq(cu->cuMemGetInfo(&(size_t){ 0 }, &(size_t){ 0 }), 0);
+	cr_assert_eq(fake_cuda_calls_of("cuMemGetInfo"), before + 1);
+	cr_assert_eq(fake_cuda_calls(), all + 1);
 }
 
 /* ---- two GPUs ---- */
