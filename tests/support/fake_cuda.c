@@ -21,6 +21,8 @@ struct fake fake = {
 	.allocated = TAILQ_HEAD_INITIALIZER(fake.allocated),
 	.pinned = TAILQ_HEAD_INITIALIZER(fake.pinned),
 	.mappings = TAILQ_HEAD_INITIALIZER(fake.mappings),
+	.captures = TAILQ_HEAD_INITIALIZER(fake.captures),
+	.graphs = TAILQ_HEAD_INITIALIZER(fake.graphs),
 };
 
 _Thread_local bool fake_in_host_func;
@@ -31,12 +33,26 @@ static _Thread_local struct {
 	unsigned depth; /* the current one is ctx[depth - 1] */
 } stack;
 
+/* Of the calling thread. */
+static _Thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+static _Thread_local bool without_effect;
+static _Thread_local uint64_t thread_number;
+
+uint64_t fake_thread(void)
+{
+	static uint64_t last;
+
+	if (!thread_number)
+		thread_number = __atomic_add_fetch(&last, 1, __ATOMIC_RELAXED);
+	return thread_number;
+}
+
 /* ---- modes ---- */
 
 #define AT(field) offsetof(struct fake_cuda_config, field)
 static const struct mode {
 	const char *word;
-	enum { FLAG } kind;
+	enum { FLAG, NUMBER, BYTES, EXCLUSIVE, PROHIBITED } kind;
 	size_t at;
 } modes[] = {
 	{ "register_waits", FLAG, AT(register_waits) },
@@ -49,17 +65,62 @@ static const struct mode {
 	{ "waits", FLAG, AT(map_waits) },
 	{ "waits", FLAG, AT(unmap_waits) },
 	{ "waits", FLAG, AT(alloc_waits) },
+	{ "broken_frees", FLAG, AT(broken_frees) },
+	{ "latency", NUMBER, AT(latency) },
+	{ "no_pins", FLAG, AT(no_pins) },
+	{ "pins", BYTES, AT(pins) },
+	{ "descriptors", NUMBER, AT(descriptors) },
+	{ "mappings", NUMBER, AT(mappings) },
+	{ "busy_importers", FLAG, AT(busy_importers) },
+	{ "exclusive", EXCLUSIVE, AT(compute_mode) },
+	{ "prohibited", PROHIBITED, AT(compute_mode) },
+	{ "taken", FLAG, AT(taken) },
+	{ "no_rdma", FLAG, AT(no_rdma) },
 };
+
+/* @value: what follows a "=", or NULL. */
+static bool set_one(void *field, const struct mode *m, const char *value)
+{
+	unsigned long long n = 0;
+	char *end = NULL;
+
+	if (value)
+		n = strtoull(value, &end, 10);
+	if ((value && (!n || *end)) || !value != (m->kind != NUMBER && m->kind != BYTES))
+		return false;
+	switch (m->kind) {
+	case FLAG:
+		*(bool *)field = true;
+		break;
+	case NUMBER: /* the configuration's own goes before */
+		if (!*(unsigned *)field)
+			*(unsigned *)field = (unsigned)n;
+		break;
+	case BYTES:
+		if (!*(size_t *)field)
+			*(size_t *)field = n;
+		break;
+	case EXCLUSIVE:
+	case PROHIBITED:
+		if (!*(CUcomputemode *)field)
+			*(CUcomputemode *)field = m->kind == EXCLUSIVE ? CU_COMPUTEMODE_EXCLUSIVE_PROCESS :
+									  CU_COMPUTEMODE_PROHIBITED;
+	}
+	return true;
+}
 
 static bool set_mode(struct fake_cuda_config *config, const char *word)
 {
+	size_t len = strcspn(word, "=");
+	const char *value = word[len] ? word + len + 1 : NULL;
 	bool known = false;
 
 	for (unsigned i = 0; i < sizeof(modes) / sizeof(modes[0]); i++) {
-		if (strcmp(word, modes[i].word))
+		if (strlen(modes[i].word) != len || strncmp(word, modes[i].word, len))
 			continue;
+		if (!set_one((char *)config + modes[i].at, &modes[i], value))
+			return false;
 		known = true;
-		*(bool *)((char *)config + modes[i].at) = true;
 	}
 	return known;
 }
@@ -108,6 +169,9 @@ void fake_cuda_reset(const struct fake_cuda_config *config)
 	TAILQ_INIT(&fake.allocated);
 	TAILQ_INIT(&fake.pinned);
 	TAILQ_INIT(&fake.mappings);
+	TAILQ_INIT(&fake.captures);
+	TAILQ_INIT(&fake.graphs);
+	capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 	stack.depth = 0;
 }
 
@@ -204,6 +268,38 @@ unsigned fake_cuda_waiting(void)
 	return waiting;
 }
 
+uint64_t fake_cuda_copied(void)
+{
+	uint64_t copied;
+
+	pthread_mutex_lock(&fake.lock);
+	copied = fake.copied;
+	pthread_mutex_unlock(&fake.lock);
+	return copied;
+}
+
+void fake_cuda_importers_gone(void)
+{
+	pthread_mutex_lock(&fake.lock);
+	for (unsigned i = 0; i < FAKE_GPUS; i++) {
+		fake.gpu[i].used -= fake.gpu[i].kept;
+		fake.gpu[i].kept = 0;
+	}
+	pthread_mutex_unlock(&fake.lock);
+}
+
+unsigned fake_cuda_rdma_capable(void)
+{
+	struct fake_handle *h;
+	unsigned n = 0;
+
+	pthread_mutex_lock(&fake.lock);
+	TAILQ_FOREACH(h, &fake.handles, link)
+		n += h->memory->rdma;
+	pthread_mutex_unlock(&fake.lock);
+	return n;
+}
+
 const char *fake_cuda_violation(void)
 {
 	const char *text;
@@ -233,11 +329,12 @@ static unsigned count_ranges(const struct fake_ranges *ranges)
 
 unsigned fake_cuda_alive(bool say)
 {
-	unsigned handles = 0, mappings = 0, streams = 0, events = 0, contexts = 0, n = 0;
+	unsigned handles = 0, mappings = 0, streams = 0, events = 0, graphs = 0, contexts = 0, n = 0;
 	struct fake_handle *handle;
 	struct fake_mapping *mapping;
 	CUstream stream;
 	CUevent event;
+	CUgraph graph;
 	CUcontext ctx;
 
 	pthread_mutex_lock(&fake.lock);
@@ -249,6 +346,8 @@ unsigned fake_cuda_alive(bool say)
 		streams += stream->user;
 	TAILQ_FOREACH(event, &fake.events, link)
 		events += !event->destroyed;
+	TAILQ_FOREACH(graph, &fake.graphs, link)
+		graphs++;
 	TAILQ_FOREACH(ctx, &fake.contexts, link)
 		contexts++;
 	for (unsigned i = 0; i < FAKE_GPUS; i++)
@@ -260,6 +359,7 @@ unsigned fake_cuda_alive(bool say)
 	n += tell(say, count_ranges(&fake.pinned), "ranges of pinned memory");
 	n += tell(say, streams, "streams");
 	n += tell(say, events, "events");
+	n += tell(say, graphs, "graphs");
 	n += tell(say, contexts, "uses of contexts");
 	pthread_mutex_unlock(&fake.lock);
 	return n;
@@ -278,20 +378,102 @@ size_t fake_cuda_used(void)
 
 /* ---- rules and faults ---- */
 
-CUresult fake_refuse(CUresult result, const char *fmt, ...)
+static void note(const char *fmt, va_list args)
 {
 	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-	va_list args;
 
 	pthread_mutex_lock(&lock);
 	if (!fake.violation[0]) {
-		va_start(args, fmt);
 		vsnprintf(fake.violation, sizeof(fake.violation), fmt, args);
-		va_end(args);
 		fprintf(stderr, "fake CUDA: %s\n", fake.violation);
 	}
 	pthread_mutex_unlock(&lock);
+}
+
+CUresult fake_refuse(CUresult result, const char *fmt, ...)
+{
+	va_list args;
+
+	va_start(args, fmt);
+	note(fmt, args);
+	va_end(args);
 	return result;
+}
+
+CUresult fake_refuse_gone(CUresult result, const char *fmt, ...)
+{
+	va_list args;
+
+	if (__atomic_load_n(&fake.resets, __ATOMIC_ACQUIRE))
+		return result;
+	va_start(args, fmt);
+	note(fmt, args);
+	va_end(args);
+	return result;
+}
+
+/* ---- captures ---- */
+
+/*
+ * Those that are not queued on a stream, so that a capture would not observe them, and those that
+ * wait or ask for what was queued.
+ */
+static bool is_unsafe(const char *entry)
+{
+	static const char *const unsafe[] = {
+		"cuMemAlloc", "cuMemFree", "cuMemHostAlloc", "cuMemFreeHost", "cuMemHostRegister",
+		"cuMemHostUnregister", "cuMemCreate", "cuMemRelease", "cuMemExportToShareableHandle",
+		"cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemAddressFree", "cuMemMap",
+		"cuMemUnmap", "cuMemSetAccess", "cuMemcpyHtoD", "cuMemcpyDtoH", "cuStreamSynchronize",
+		"cuStreamQuery", "cuCtxSynchronize", "cuEventSynchronize", "cuEventQuery",
+		"cuCtxDestroy", "cuDevicePrimaryCtxReset",
+	};
+
+	for (unsigned i = 0; i < sizeof(unsafe) / sizeof(unsafe[0]); i++)
+		if (!strcmp(entry, unsafe[i]))
+			return true;
+	return false;
+}
+
+/* fake.lock held. Whether captures forbid the call; those are invalid then. */
+static bool capture_forbids(const char *entry)
+{
+	struct fake_capture *c;
+	bool forbids = false;
+
+	if (capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED || TAILQ_EMPTY(&fake.captures) ||
+	    !is_unsafe(entry))
+		return false;
+	TAILQ_FOREACH(c, &fake.captures, link) {
+		if (c->thread == fake_thread() ? c->mode == CU_STREAM_CAPTURE_MODE_RELAXED :
+		    c->mode != CU_STREAM_CAPTURE_MODE_GLOBAL ||
+		    capture_mode != CU_STREAM_CAPTURE_MODE_GLOBAL)
+			continue;
+		c->invalidated = true;
+		forbids = true;
+	}
+	return forbids;
+}
+
+static CUresult fake_exchange_capture_mode(CUstreamCaptureMode *mode)
+{
+	CUresult err = fake_enter("cuThreadExchangeStreamCaptureMode");
+	CUstreamCaptureMode was = capture_mode;
+
+	if (err)
+		return err;
+	if (*mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+		return fake_refuse(CUDA_ERROR_INVALID_VALUE, "a capture mode that is none");
+	capture_mode = *mode;
+	*mode = was;
+	return CUDA_SUCCESS;
+}
+
+/* ---- every call ---- */
+
+bool fake_takes_effect(CUresult err)
+{
+	return !err || !without_effect;
 }
 
 /* fake.lock held. */
@@ -311,7 +493,9 @@ static void count_call(const char *entry)
 CUresult fake_enter(const char *entry)
 {
 	CUresult result = CUDA_SUCCESS;
+	unsigned latency;
 
+	without_effect = false;
 	if (fake_in_host_func)
 		return fake_refuse(CUDA_ERROR_NOT_PERMITTED, "%s in a host function", entry);
 	pthread_mutex_lock(&fake.lock);
@@ -323,16 +507,27 @@ CUresult fake_enter(const char *entry)
 				     entry);
 	else if (!fake.pid && strcmp(entry, "cuInit"))
 		result = fake_refuse(CUDA_ERROR_NOT_INITIALIZED, "%s before cuInit", entry);
-	else if (fake.broken)
+	else if (fake.broken && strcmp(entry, "cuDevicePrimaryCtxReset"))
 		result = fake.broken;
+	without_effect = result && fake.broken && fake.config.broken_frees;
+	if (!result && capture_forbids(entry)) {
+		result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+		without_effect = true;
+	}
 	if (!result && fake.fail.nth && (!fake.fail.entry || !strcmp(fake.fail.entry, entry)) &&
 	    !--fake.fail.nth) {
 		result = fake.fail.result;
 		fake.failed = true;
-		if (fake.fail.sticky)
+		if (fake.fail.sticky) {
 			fake.broken = result;
+			fake.broken_ctx = stack.depth ? stack.ctx[stack.depth - 1] : NULL;
+			without_effect = fake.config.broken_frees;
+		}
 	}
+	latency = fake.config.latency;
 	pthread_mutex_unlock(&fake.lock);
+	if (latency)
+		usleep(latency);
 	return result;
 }
 
@@ -371,7 +566,7 @@ CUcontext fake_context(void)
 {
 	CUcontext ctx = stack.depth ? stack.ctx[stack.depth - 1] : NULL;
 
-	return ctx && fake_is_context(ctx) ? ctx : NULL;
+	return ctx && fake_is_context(ctx) && !ctx->reset ? ctx : NULL;
 }
 
 _Thread_local unsigned fake_stream_gpu_bit;
@@ -464,6 +659,12 @@ static CUresult fake_device_get_attribute(int *value, CUdevice_attribute attribu
 	case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
 		*value = 0;
 		break;
+	case CU_DEVICE_ATTRIBUTE_COMPUTE_MODE:
+		*value = (int)fake.config.compute_mode;
+		break;
+	case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED:
+		*value = !fake.config.no_rdma;
+		break;
 	default: /* whatever it is, it is supported */
 		*value = 1;
 	}
@@ -482,6 +683,49 @@ static CUresult fake_device_can_access_peer(int *can, CUdevice dev, CUdevice pee
 	return CUDA_SUCCESS;
 }
 
+/* What making a context fails with. */
+static CUresult compute_mode_fault(void)
+{
+	if (fake.config.compute_mode == CU_COMPUTEMODE_PROHIBITED)
+		return CUDA_ERROR_UNKNOWN;
+	if (fake.config.compute_mode == CU_COMPUTEMODE_EXCLUSIVE_PROCESS && fake.config.taken)
+		return CUDA_ERROR_DEVICE_UNAVAILABLE;
+	return CUDA_SUCCESS;
+}
+
+static CUresult fake_driver_get_version(int *version)
+{
+	CUresult err = fake_enter("cuDriverGetVersion");
+
+	if (!err)
+		*version = 12000;
+	return err;
+}
+
+static CUresult fake_device_get_pci_bus_id(char *id, int len, CUdevice dev)
+{
+	CUresult err = fake_enter("cuDeviceGetPCIBusId");
+
+	if (err)
+		return err;
+	if (!is_device(dev))
+		return CUDA_ERROR_INVALID_DEVICE;
+	snprintf(id, (size_t)len, "FA4E:%02X:00.0", fake_gpu_of(dev));
+	return CUDA_SUCCESS;
+}
+
+static CUresult fake_device_total_mem(size_t *bytes, CUdevice dev)
+{
+	CUresult err = fake_enter("cuDeviceTotalMem");
+
+	if (err)
+		return err;
+	if (!is_device(dev))
+		return CUDA_ERROR_INVALID_DEVICE;
+	*bytes = fake.config.memory;
+	return CUDA_SUCCESS;
+}
+
 static CUresult fake_primary_retain(CUcontext *ctx, CUdevice dev)
 {
 	CUresult err = fake_enter("cuDevicePrimaryCtxRetain");
@@ -490,10 +734,14 @@ static CUresult fake_primary_retain(CUcontext *ctx, CUdevice dev)
 		return err;
 	if (!is_device(dev))
 		return CUDA_ERROR_INVALID_DEVICE;
+	err = compute_mode_fault();
+	if (err)
+		return err;
 	pthread_mutex_lock(&fake.lock);
 	*ctx = &fake.gpu[fake_gpu_of(dev)].primary;
 	(*ctx)->gpu = fake_gpu_of(dev);
 	(*ctx)->refs++;
+	(*ctx)->reset = false;
 	pthread_mutex_unlock(&fake.lock);
 	return CUDA_SUCCESS;
 }
@@ -501,9 +749,11 @@ static CUresult fake_primary_retain(CUcontext *ctx, CUdevice dev)
 static CUresult fake_primary_release(CUdevice dev)
 {
 	CUresult err = fake_enter("cuDevicePrimaryCtxRelease");
-	CUstream end = NULL;
+	bool last;
 	CUcontext ctx;
 
+	if (!fake_takes_effect(err))
+		return err;
 	if (!is_device(dev))
 		return CUDA_ERROR_INVALID_DEVICE;
 	pthread_mutex_lock(&fake.lock);
@@ -512,14 +762,34 @@ static CUresult fake_primary_release(CUdevice dev)
 		pthread_mutex_unlock(&fake.lock);
 		return fake_refuse(CUDA_ERROR_INVALID_CONTEXT, "a primary context released too often");
 	}
-	if (!--ctx->refs) {
-		end = ctx->default_stream;
-		ctx->default_stream = NULL;
+	last = !--ctx->refs;
+	pthread_mutex_unlock(&fake.lock);
+	if (last)
+		fake_default_streams_end(ctx);
+	return err;
+}
+
+static CUresult fake_primary_reset(CUdevice dev)
+{
+	CUresult err = fake_enter("cuDevicePrimaryCtxReset");
+	CUcontext ctx;
+
+	if (err)
+		return err;
+	if (!is_device(dev))
+		return CUDA_ERROR_INVALID_DEVICE;
+	ctx = &fake.gpu[fake_gpu_of(dev)].primary;
+	__atomic_add_fetch(&fake.resets, 1, __ATOMIC_RELEASE);
+	fake_streams_reset(ctx);
+	fake_memory_reset(ctx);
+	pthread_mutex_lock(&fake.lock);
+	ctx->reset = true;
+	if (fake.broken_ctx == ctx || !fake.broken_ctx) {
+		fake.broken = CUDA_SUCCESS;
+		fake.broken_ctx = NULL;
 	}
 	pthread_mutex_unlock(&fake.lock);
-	if (end)
-		fake_stream_end(end);
-	return err;
+	return CUDA_SUCCESS;
 }
 
 /* The signature of cuCtxCreate_v2, which asks for nothing special. */
@@ -532,6 +802,9 @@ static CUresult fake_ctx_create(CUcontext *out, unsigned flags, CUdevice dev)
 		return err;
 	if (!is_device(dev))
 		return CUDA_ERROR_INVALID_DEVICE;
+	err = compute_mode_fault();
+	if (err)
+		return err;
 	if (stack.depth == MAX_STACK)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	ctx = calloc(1, sizeof(*ctx));
@@ -554,6 +827,8 @@ static CUresult fake_ctx_destroy(CUcontext ctx)
 	CUresult err = fake_enter("cuCtxDestroy");
 	CUcontext c;
 
+	if (!fake_takes_effect(err))
+		return err;
 	pthread_mutex_lock(&fake.lock);
 	TAILQ_FOREACH(c, &fake.contexts, link)
 		if (c == ctx)
@@ -565,8 +840,7 @@ static CUresult fake_ctx_destroy(CUcontext ctx)
 		return fake_refuse(CUDA_ERROR_INVALID_CONTEXT, "cuCtxDestroy of no context");
 	if (stack.depth && stack.ctx[stack.depth - 1] == c)
 		stack.depth--;
-	if (c->default_stream)
-		fake_stream_end(c->default_stream);
+	fake_default_streams_end(c);
 	free(c);
 	return err;
 }
@@ -650,13 +924,18 @@ static CUresult fake_get_error_string(CUresult result, const char **text)
 
 const struct fake_entry fake_context_entries[] = {
 	{ "cuInit", fake_init },
+	{ "cuDriverGetVersion", fake_driver_get_version },
 	{ "cuDeviceGetCount", fake_device_get_count },
 	{ "cuDeviceGet", fake_device_get },
 	{ "cuDeviceGetUuid", fake_device_get_uuid },
 	{ "cuDeviceGetName", fake_device_get_name },
 	{ "cuDeviceGetAttribute", fake_device_get_attribute },
 	{ "cuDeviceCanAccessPeer", fake_device_can_access_peer },
+	{ "cuDeviceGetPCIBusId", fake_device_get_pci_bus_id },
+	{ "cuDeviceTotalMem", fake_device_total_mem },
 	{ "cuDevicePrimaryCtxRetain", fake_primary_retain },
+	{ "cuDevicePrimaryCtxReset", fake_primary_reset },
+	{ "cuThreadExchangeStreamCaptureMode", fake_exchange_capture_mode },
 	{ "cuDevicePrimaryCtxRelease", fake_primary_release },
 	{ "cuCtxCreate", fake_ctx_create_v4 },
 	{ "cuCtxCreate_v2", fake_ctx_create },

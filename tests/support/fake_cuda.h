@@ -14,7 +14,7 @@
  * the stream comes to it, at once on an idle stream, until the copy lands.
  *
  * Calls that end something (free, unmap, destroy, release, unregister) take effect even when
- * they are made to fail: on a real device they report earlier errors like that.
+ * they are made to fail: on a real device they report earlier errors like that. (But see broken_frees.)
  */
 #ifndef GAIA_TESTS_FAKE_CUDA_H
 #define GAIA_TESTS_FAKE_CUDA_H
@@ -22,6 +22,7 @@
 #include <cuda.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 struct fake_cuda_config {
 	unsigned n_devices;	/* 0: cuInit says CUDA_ERROR_NO_DEVICE */
@@ -32,14 +33,24 @@ struct fake_cuda_config {
 
 	/* Modes, see below. */
 	bool register_waits, access_waits, map_waits, unmap_waits, alloc_waits;
+	bool broken_frees;
+	unsigned latency;	/* microseconds a call */
+	bool no_pins;
+	size_t pins;		/* bytes that can be registered; 0: any */
+	unsigned descriptors;	/* of exported memory, open at a time; 0: any */
+	unsigned mappings;	/* at a time; 0: any */
+	bool busy_importers;
+	CUcomputemode compute_mode;
+	bool taken;		/* by another process */
+	bool no_rdma;
 };
 
 /*
  * Modes make the fake do what a real driver may do and mostly does not, or does where it is short of
  * something. Each is a field of the configuration, and a word of the environment variable FAKE_CUDA
  * (words separated by commas, "waits,latency=50"), so that a whole suite runs in it. It is read
- * by fake_cuda_reset() and by the first call on the default configuration; a mode is
- * on when either says so, a number is the configuration's own where that has one. An unknown word aborts.
+ * by fake_cuda_reset() and by the first call on the default configuration. A mode is on when either says so; a
+ * number is the configuration's own where that has one. An unknown word aborts.
  *
  * register_waits	cuMemHostRegister, cuMemHostUnregister
  * access_waits		cuMemSetAccess
@@ -47,18 +58,79 @@ struct fake_cuda_config {
  * unmap_waits		cuMemUnmap
  * alloc_waits		cuMemAlloc, cuMemFree, cuMemHostAlloc, cuMemFreeHost, cuMemCreate, cuMemRelease
  * waits		all of these
- *	The call returns after all work that was queued before it: of all streams, in all contexts, of every
- *	GPU whose page tables it changes (cuMemMap, cuMemCreate, cuMemRelease: of the memory's GPU, of all GPUs
- *	where it is imported memory; cuMemSetAccess: of the GPU that gets access; cuMemUnmap: also of
+ *	The call takes effect after all work that was queued before it: of all streams, in all contexts, of
+ *	every GPU whose page tables it changes (cuMemMap, cuMemCreate, cuMemRelease: of the memory's GPU, or of all
+ *	GPUs where it is imported memory; cuMemSetAccess: of the GPU that gets access; cuMemUnmap: also of
  *	those with access; pinned host memory: of all GPUs, as unified addressing maps it for all).
  *	Host functions and cuStreamWaitValue32() are work. Other calls go on meanwhile.
- *	Documented: any call may block or synchronize ("API synchronization behavior"); cuMemFree() "may
- *	perform implicit synchronization"; allocations of device and of page-locked memory are implicit
- *	synchronization (programming guide). Of registration and the virtual memory calls nothing is
- *	said on either side. Assumed: whom they wait for. Contexts are no bound, as the virtual memory calls
- *	know none.
+ *	Documented: any call may block or synchronize ("API synchronization behavior"). cuMemUnmap() and
+ *	cuMemSetAccess() bear the note that they are synchronous in most cases. cuMemFree() "may perform implicit
+ *	synchronization". Allocations of device and of page-locked memory are implicit synchronization
+ *	(programming guide). Of registration and of cuMemMap() nothing is said on either side.
+ *	Assumed: whom they wait for. Contexts are no bound, as the virtual memory calls know none.
+ *
+ * broken_frees
+ *	In a broken context (an error that all later calls report) calls that free or end something
+ *	fail and do not take effect; else they fail and do. cuDevicePrimaryCtxReset() gives
+ *	all back. Documented: neither. The documentation of such errors says that the process
+ *	must end.
+ *
+ * latency=N		Every call takes N microseconds more; others go on meanwhile.
+ *
+ * no_pins		cuMemHostRegister says CUDA_ERROR_OUT_OF_MEMORY,
+ * pins=N		or does so beyond N bytes, as under a limit on locked memory.
+ *	Assumed: the error; that cuMemHostAlloc, whose memory the driver makes, does not count.
+ *
+ * descriptors=N	cuMemExportToShareableHandle says CUDA_ERROR_OPERATING_SYSTEM while this process
+ *	has N descriptors of exported memory open, imported ones too. Other descriptors do not count: the
+ *	fake has some that a driver has not. Assumed: the error.
+ *
+ * mappings=N		cuMemMap says CUDA_ERROR_OUT_OF_MEMORY above N mappings. Assumed: that there is a
+ *	limit at all, and the error.
+ *
+ * busy_importers	Memory that was ever exported stays used when the last handle and mapping here are
+ *	gone, until fake_cuda_importers_gone() or fake_cuda_reset(): as if another process had imported it, which
+ *	the documentation says keeps it.
+ *
+ * exclusive, prohibited, taken	compute_mode, and whether another process has a context. In exclusive-process mode
+ *	of a GPU that is taken, making a context (cuDevicePrimaryCtxRetain, cuCtxCreate) says
+ *	CUDA_ERROR_DEVICE_UNAVAILABLE, which that error's documentation suggests; where it is prohibited,
+ *	CUDA_ERROR_UNKNOWN, as documented.
+ *
+ * no_rdma		No memory for RDMA: CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED is 0, and
+ *	cuMemCreate() with gpuDirectRDMACapable breaks a rule.
+ *
+ * What needs no mode:
+ *
+ * The legacy default stream (NULL, CU_STREAM_LEGACY) waits for the work that blocking streams of its context have from
+ * before, and they for its. CU_STREAM_NON_BLOCKING exempts. CU_STREAM_PER_THREAD is a blocking stream for
+ * each thread. As documented.
+ *
+ * Captures. While a stream captures, its work is checked and never carried out; the graph is a token
+ * that cannot be launched. Calls that are potentially unsafe fail with CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED without
+ * any effect and invalidate the capture, by the modes of the thread and of the capture as
+ * cuThreadExchangeStreamCaptureMode() documents them. In any mode of the thread so do a wait for a stream that
+ * captures, or for its context, and a query; use of the legacy stream while a blocking stream of the context captures
+ * (CUDA_ERROR_STREAM_CAPTURE_IMPLICIT); a query of an event that was recorded in a capture
+ * (CUDA_ERROR_CAPTURED_EVENT). Events take other streams into the capture; that they come
+ * back to the first before it ends is not checked.
+ * Assumed: which calls are potentially unsafe; the documentation names cudaMalloc() only. Here it is all that allocates,
+ * frees, registers, maps, waits or queries, whatever the GPU. Known from reports: cuEventQuery() of events from before
+ * the capture is one; a wait for another GPU's streams was seen to do no harm, here it does.
+ *
+ * cuDevicePrimaryCtxReset() ends the context's streams without carrying out what they have, its events, allocations and
+ * registrations, and all handles and mappings of memory of its GPU; not address reservations, nor imported
+ * memory. A broken context is mended. Until the next cuDevicePrimaryCtxRetain() the context cannot be used, while what
+ * was retained is still to be released. Ending once more what the reset ended fails and is no broken rule, but for streams and events,
+ * whose handles are pointers. Documented: "all resources associated with the current device in the current
+ * process", and that retains stay. Assumed: that this includes virtual memory, which belongs to no context; that
+ * reservations stay; that it mends (some say that only the end of the process does).
+ *
+ * cuMemUnmap() takes several whole mappings that lie side by side. Documented: "the entire contiguous address range that was
+ * mapped to". Assumed: that this allows it.
+ *
+ * cuIpcGetEventHandle() and cuIpcOpenEventHandle() are simulated: each end has an event of its own.
  */
-
 /* Before the first call, and again between tests; nothing may be alive. Default: one GPU of 64 MiB. */
 void fake_cuda_reset(const struct fake_cuda_config *config);
 
@@ -118,5 +190,14 @@ unsigned fake_cuda_alive(bool say);
 
 /* Bytes of device memory in use. */
 size_t fake_cuda_used(void);
+
+/* Bytes of all copies since fake_cuda_reset(). */
+uint64_t fake_cuda_copied(void);
+
+/* Handles of memory that was created with gpuDirectRDMACapable. */
+unsigned fake_cuda_rdma_capable(void);
+
+/* Where importers keep memory (busy_importers): they let go. */
+void fake_cuda_importers_gone(void);
 
 #endif

@@ -16,7 +16,22 @@
 struct CUctx_st {
 	TAILQ_ENTRY(CUctx_st) link; /* made by cuCtxCreate() */
 	unsigned gpu, refs;	    /* refs: of a primary context, retains */
-	CUstream default_stream;    /* made on demand */
+	CUstream default_stream;    /* the legacy one; made on demand */
+	bool reset;		    /* a primary one, and not retained since */
+};
+
+/* From cuStreamBeginCapture() to cuStreamEndCapture(). */
+struct fake_capture {
+	TAILQ_ENTRY(fake_capture) link;
+	CUstream origin;
+	CUstreamCaptureMode mode;
+	uint64_t thread;
+	bool invalidated;
+};
+
+/* What was captured: nothing of it can be launched. */
+struct CUgraph_st {
+	TAILQ_ENTRY(CUgraph_st) link;
 };
 
 /* One command of a stream. */
@@ -44,8 +59,12 @@ struct CUstream_st {
 	CUcontext ctx;
 	pthread_t thread;
 	bool user; /* counts as alive */
+	bool blocking, legacy;
+	uint64_t owner; /* of a thread's own default stream: the thread; else 0 */
 
 	/* fake.lock */
+	struct fake_capture *capture;
+	bool abandoned; /* nothing begins any more */
 	STAILQ_HEAD(, fake_item) items; /* the first is being carried out */
 	bool stop;
 };
@@ -53,8 +72,10 @@ struct CUstream_st {
 struct CUevent_st {
 	TAILQ_ENTRY(CUevent_st) link;
 	uint64_t recorded, reached; /* the last record's number, and that of the last one reached */
-	unsigned users;		    /* items that name it */
-	bool destroyed;
+	unsigned users;		    /* items that name it, calls that wait for it */
+	CUcontext ctx;
+	struct fake_capture *capture; /* that recorded it last; good while it is in fake.captures */
+	bool destroyed, captured;
 };
 
 /* Physical memory of a GPU. Lives while a handle or a mapping refers to it. */
@@ -62,7 +83,7 @@ struct fake_memory {
 	int fd;
 	size_t size;
 	unsigned gpu, refs;
-	bool imported, exportable;
+	bool imported, exportable, exported, rdma;
 };
 
 struct fake_handle {
@@ -79,6 +100,8 @@ struct fake_range {
 	size_t size;
 	unsigned gpu; /* allocations */
 	bool owned;   /* pinned memory made by cuMemHostAlloc() */
+	unsigned flags;
+	CUcontext ctx; /* that it was made in; NULL: a reservation */
 };
 
 struct fake_mapping {
@@ -95,7 +118,7 @@ struct fake {
 	struct fake_cuda_config config;
 	int pid; /* of the process that called cuInit(); 0 */
 	struct {
-		size_t used;
+		size_t used, kept; /* kept: of it, by importers */
 		struct CUctx_st primary;
 	} gpu[FAKE_GPUS];
 	TAILQ_HEAD(, CUctx_st) contexts;
@@ -104,9 +127,13 @@ struct fake {
 	TAILQ_HEAD(, fake_handle) handles;
 	TAILQ_HEAD(fake_ranges, fake_range) reserved, allocated, pinned;
 	TAILQ_HEAD(, fake_mapping) mappings; /* ascending */
+	TAILQ_HEAD(, fake_capture) captures;
+	TAILQ_HEAD(, CUgraph_st) graphs;
 	CUmemGenericAllocationHandle last_id;
 	uint64_t last_issued;
 	bool configured; /* the environment is read */
+	unsigned memories, resets;
+	uint64_t copied;
 
 	unsigned calls, waiting;
 	struct {
@@ -114,6 +141,7 @@ struct fake {
 		unsigned calls;
 	} called[FAKE_CALLED];
 	CUresult broken; /* what every call says from now on */
+	CUcontext broken_ctx; /* where that began; NULL: nowhere in particular */
 	struct {
 		const char *entry;
 		unsigned nth; /* 0: not armed */
@@ -128,6 +156,19 @@ extern struct fake fake;
 
 /* First thing in every entry point: counts, and says what it fails with. */
 CUresult fake_enter(const char *entry);
+
+/* Whether a call that ends something, for which fake_enter() just said @err, does so all the same. */
+bool fake_takes_effect(CUresult err);
+
+/* A number of the calling thread, never used again. */
+uint64_t fake_thread(void);
+
+/* For a call that names what is not there: a broken rule, but after a reset, which may have freed it. */
+CUresult fake_refuse_gone(CUresult result, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* All that is the context's, or its GPU's. fake.lock not held. */
+void fake_streams_reset(CUcontext ctx);
+void fake_memory_reset(CUcontext ctx);
 
 /* Note a broken rule; returns @result, for the caller to return. With or without fake.lock. */
 CUresult fake_refuse(CUresult result, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -156,6 +197,9 @@ bool fake_pinned_memory(const void *p, size_t bytes);
 
 /* True in a host function: no call is allowed. */
 extern _Thread_local bool fake_in_host_func;
+
+/* What the context has streams of its own for; they end. */
+void fake_default_streams_end(CUcontext ctx);
 
 /* Waits until its items are carried out, and frees it. */
 void fake_stream_end(CUstream stream);

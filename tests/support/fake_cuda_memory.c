@@ -3,7 +3,9 @@
  */
 #include "fake_cuda_internal.h"
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -95,7 +97,10 @@ static void put_memory(struct fake_memory *m)
 	if (--m->refs)
 		return;
 	close(m->fd);
-	if (!m->imported)
+	fake.memories--;
+	if (m->exported && fake.config.busy_importers)
+		fake.gpu[m->gpu].kept += m->size;
+	else if (!m->imported)
 		fake.gpu[m->gpu].used -= m->size;
 	free(m);
 }
@@ -116,6 +121,46 @@ static CUmemGenericAllocationHandle new_handle(struct fake_memory *m)
 	m->refs++;
 	TAILQ_INSERT_TAIL(&fake.handles, h, link);
 	return h->id;
+}
+
+/* fake.lock held. Descriptors of exported memory that this process has open, whoever made them. */
+static unsigned exported_descriptors(void)
+{
+	static const char name[] = "/memfd:fake-cuda";
+	DIR *dir = opendir("/proc/self/fd");
+	struct dirent *entry;
+	char target[64];
+	unsigned n = 0;
+
+	if (!dir)
+		abort();
+	while ((entry = readdir(dir))) {
+		ssize_t len = readlinkat(dirfd(dir), entry->d_name, target, sizeof(target));
+
+		n += len >= (ssize_t)strlen(name) && !memcmp(target, name, strlen(name));
+	}
+	closedir(dir);
+	return n - fake.memories;
+}
+
+static unsigned count_mappings(void)
+{
+	struct fake_mapping *m;
+	unsigned n = 0;
+
+	TAILQ_FOREACH(m, &fake.mappings, link)
+		n++;
+	return n;
+}
+
+static size_t registered_bytes(void)
+{
+	struct fake_range *r;
+	size_t bytes = 0;
+
+	TAILQ_FOREACH(r, &fake.pinned, link)
+		bytes += r->owned ? 0 : r->size;
+	return bytes;
 }
 
 static bool take_memory(unsigned gpu, size_t size)
@@ -176,6 +221,10 @@ static const char *prop_fault(const CUmemAllocationProp *prop)
 		return "memory of no device";
 	if (prop->requestedHandleTypes & ~(unsigned)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
 		return "handles that are no descriptors";
+	if (prop->allocFlags.compressionType || prop->allocFlags.usage)
+		return "memory of a special kind";
+	if (prop->allocFlags.gpuDirectRDMACapable && fake.config.no_rdma)
+		return "memory for RDMA, of which the device has none";
 	return NULL;
 }
 
@@ -211,6 +260,7 @@ static CUresult fake_mem_create(CUmemGenericAllocationHandle *handle, size_t siz
 	m = calloc(1, sizeof(*m));
 	m->size = size;
 	m->gpu = fake_gpu_of(prop->location.id);
+	m->rdma = prop->allocFlags.gpuDirectRDMACapable;
 	m->exportable = prop->requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 	pthread_mutex_lock(&fake.lock);
 	if (!take_memory(m->gpu, size)) {
@@ -218,6 +268,7 @@ static CUresult fake_mem_create(CUmemGenericAllocationHandle *handle, size_t siz
 		free(m);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
+	fake.memories++;
 	m->fd = memfd_create("fake-cuda", MFD_CLOEXEC);
 	memset(garbage, NEW_GARBAGE, sizeof(garbage));
 	for (size_t at = 0; at < size; at += sizeof(garbage))
@@ -233,6 +284,8 @@ static CUresult fake_mem_release(CUmemGenericAllocationHandle handle)
 	CUresult err = fake_enter("cuMemRelease");
 	struct fake_handle *h;
 
+	if (!fake_takes_effect(err))
+		return err;
 	if (fake.config.alloc_waits)
 		fake_wait_gpus(handle_gpus(handle));
 	pthread_mutex_lock(&fake.lock);
@@ -243,7 +296,7 @@ static CUresult fake_mem_release(CUmemGenericAllocationHandle handle)
 		free(h);
 	}
 	pthread_mutex_unlock(&fake.lock);
-	return h ? err : fake_refuse(CUDA_ERROR_INVALID_VALUE, "cuMemRelease of no handle");
+	return h ? err : fake_refuse_gone(CUDA_ERROR_INVALID_VALUE, "cuMemRelease of no handle");
 }
 
 static CUresult fake_mem_export(void *out, CUmemGenericAllocationHandle handle,
@@ -257,8 +310,11 @@ static CUresult fake_mem_export(void *out, CUmemGenericAllocationHandle handle,
 		return err;
 	pthread_mutex_lock(&fake.lock);
 	h = find_handle(handle);
-	if (h && h->memory->exportable)
+	if (h && h->memory->exportable &&
+	    (!fake.config.descriptors || exported_descriptors() < fake.config.descriptors))
 		fd = dup(h->memory->fd); /* not closed on exec: the documentation promises nothing */
+	if (fd >= 0)
+		h->memory->exported = true;
 	pthread_mutex_unlock(&fake.lock);
 	if (!h || !h->memory->exportable || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags) {
 		if (fd >= 0)
@@ -295,6 +351,7 @@ static CUresult fake_mem_import(CUmemGenericAllocationHandle *handle, void *os_h
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	}
 	pthread_mutex_lock(&fake.lock);
+	fake.memories++;
 	*handle = new_handle(m);
 	pthread_mutex_unlock(&fake.lock);
 	return CUDA_SUCCESS;
@@ -339,6 +396,8 @@ static CUresult fake_address_free(CUdeviceptr ptr, size_t size)
 	const char *fault = NULL;
 	unsigned access;
 
+	if (!fake_takes_effect(err))
+		return err;
 	pthread_mutex_lock(&fake.lock);
 	r = range_at(&fake.reserved, (void *)ptr);
 	if (!r || r->size != size)
@@ -390,7 +449,9 @@ static CUresult fake_mem_map(CUdeviceptr ptr, size_t size, size_t offset,
 	pthread_mutex_lock(&fake.lock);
 	h = find_handle(handle);
 	fault = map_fault((char *)ptr, size, offset, h, flags);
-	if (!fault) {
+	if (!fault && fake.config.mappings && count_mappings() >= fake.config.mappings) {
+		err = CUDA_ERROR_OUT_OF_MEMORY;
+	} else if (!fault) {
 		m = calloc(1, sizeof(*m));
 		m->at = (char *)ptr;
 		m->size = size;
@@ -407,30 +468,48 @@ static CUresult fake_mem_map(CUdeviceptr ptr, size_t size, size_t offset,
 			TAILQ_INSERT_TAIL(&fake.mappings, m, link);
 	}
 	pthread_mutex_unlock(&fake.lock);
-	return fault ? fake_refuse(CUDA_ERROR_INVALID_VALUE, "cuMemMap %s", fault) : CUDA_SUCCESS;
+	return fault ? fake_refuse(CUDA_ERROR_INVALID_VALUE, "cuMemMap %s", fault) : err;
 }
 
+/* fake.lock held. */
+static void end_mapping(struct fake_mapping *m)
+{
+	TAILQ_REMOVE(&fake.mappings, m, link);
+	if (mmap(m->at, m->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) ==
+	    MAP_FAILED)
+		abort();
+	put_memory(m->memory);
+	free(m);
+}
+
+/* Of one mapping or of several side by side; each whole. */
 static CUresult fake_mem_unmap(CUdeviceptr ptr, size_t size)
 {
 	CUresult err = fake_enter("cuMemUnmap");
-	struct fake_mapping *m;
+	struct fake_mapping *m, *next;
+	char *at = (char *)ptr;
+	bool good, any;
+	unsigned access;
 
+	if (!fake_takes_effect(err))
+		return err;
 	if (fake.config.unmap_waits)
 		fake_wait_gpus(mapped_gpus((char *)ptr, size));
 	pthread_mutex_lock(&fake.lock);
+	any = mapped_bytes(at, size, &access) > 0;
+	good = size && mapped_bytes(at, size, &access) == size;
 	TAILQ_FOREACH(m, &fake.mappings, link)
-		if (m->at == (char *)ptr && m->size == size)
-			break;
-	if (m) {
-		TAILQ_REMOVE(&fake.mappings, m, link);
-		if (mmap(m->at, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) ==
-		    MAP_FAILED)
-			abort();
-		put_memory(m->memory);
-		free(m);
+		good &= !overlaps(at, size, m->at, m->size) || (m->at >= at && m->at + m->size <= at + size);
+	for (m = TAILQ_FIRST(&fake.mappings); good && m; m = next) {
+		next = TAILQ_NEXT(m, link);
+		if (overlaps(at, size, m->at, m->size))
+			end_mapping(m);
 	}
 	pthread_mutex_unlock(&fake.lock);
-	return m ? err : fake_refuse(CUDA_ERROR_INVALID_VALUE, "cuMemUnmap of what is not one whole mapping");
+	if (good)
+		return err;
+	return any ? fake_refuse(CUDA_ERROR_INVALID_VALUE, "cuMemUnmap of what are not whole mappings") :
+		     fake_refuse_gone(CUDA_ERROR_INVALID_VALUE, "cuMemUnmap of what is not mapped");
 }
 
 /* What a GPU may do with mapped memory; others may do what they could before. */
@@ -477,13 +556,56 @@ static CUresult fake_mem_set_access(CUdeviceptr ptr, size_t size, const CUmemAcc
 
 /* ---- plain allocations ---- */
 
-static CUresult add_range(struct fake_ranges *ranges, void *at, size_t size, unsigned gpu, bool owned)
+static void add_range(struct fake_ranges *ranges, const struct fake_range *like)
 {
-	struct fake_range *r = calloc(1, sizeof(*r));
+	struct fake_range *r = malloc(sizeof(*r));
 
-	*r = (struct fake_range){ .at = at, .size = size, .gpu = gpu, .owned = owned };
+	*r = *like;
 	TAILQ_INSERT_TAIL(ranges, r, link);
-	return CUDA_SUCCESS;
+}
+
+/* fake.lock held. */
+static void end_range(struct fake_ranges *ranges, struct fake_range *r)
+{
+	TAILQ_REMOVE(ranges, r, link);
+	if (ranges == &fake.allocated)
+		fake.gpu[r->gpu].used -= r->size;
+	if (ranges == &fake.allocated || r->owned)
+		munmap(r->at, r->size);
+	free(r);
+}
+
+void fake_memory_reset(CUcontext ctx)
+{
+	struct fake_mapping *m, *next_mapping;
+	struct fake_handle *h, *next_handle;
+	struct fake_range *r, *next;
+
+	pthread_mutex_lock(&fake.lock);
+	for (m = TAILQ_FIRST(&fake.mappings); m; m = next_mapping) {
+		next_mapping = TAILQ_NEXT(m, link);
+		if (!m->memory->imported && m->memory->gpu == ctx->gpu)
+			end_mapping(m);
+	}
+	for (h = TAILQ_FIRST(&fake.handles); h; h = next_handle) {
+		next_handle = TAILQ_NEXT(h, link);
+		if (h->memory->imported || h->memory->gpu != ctx->gpu)
+			continue;
+		TAILQ_REMOVE(&fake.handles, h, link);
+		put_memory(h->memory);
+		free(h);
+	}
+	for (r = TAILQ_FIRST(&fake.allocated); r; r = next) {
+		next = TAILQ_NEXT(r, link);
+		if (r->ctx == ctx)
+			end_range(&fake.allocated, r);
+	}
+	for (r = TAILQ_FIRST(&fake.pinned); r; r = next) {
+		next = TAILQ_NEXT(r, link);
+		if (r->ctx == ctx)
+			end_range(&fake.pinned, r);
+	}
+	pthread_mutex_unlock(&fake.lock);
 }
 
 static CUresult fake_mem_get_info(size_t *free_bytes, size_t *total)
@@ -521,7 +643,8 @@ static CUresult fake_mem_alloc(CUdeviceptr *ptr, size_t bytes)
 		at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (at != MAP_FAILED) {
 		memset(at, NEW_GARBAGE, bytes);
-		add_range(&fake.allocated, at, bytes, ctx->gpu, false);
+		add_range(&fake.allocated, &(struct fake_range){ .at = at, .size = bytes, .gpu = ctx->gpu,
+								 .ctx = ctx });
 	}
 	pthread_mutex_unlock(&fake.lock);
 	*ptr = (CUdeviceptr)at;
@@ -545,18 +668,16 @@ static CUresult fake_mem_free(CUdeviceptr ptr)
 	CUresult err = fake_enter("cuMemFree");
 	struct fake_range *r;
 
+	if (!fake_takes_effect(err))
+		return err;
 	if (fake.config.alloc_waits)
 		fake_wait_gpus(allocation_gpus((void *)ptr));
 	pthread_mutex_lock(&fake.lock);
 	r = range_at(&fake.allocated, (void *)ptr);
-	if (r) {
-		TAILQ_REMOVE(&fake.allocated, r, link);
-		fake.gpu[r->gpu].used -= r->size;
-		munmap(r->at, r->size);
-		free(r);
-	}
+	if (r)
+		end_range(&fake.allocated, r);
 	pthread_mutex_unlock(&fake.lock);
-	return r ? err : fake_refuse(CUDA_ERROR_INVALID_VALUE, "cuMemFree of no allocation");
+	return r ? err : fake_refuse_gone(CUDA_ERROR_INVALID_VALUE, "cuMemFree of no allocation");
 }
 
 /* ---- pinned host memory ---- */
@@ -564,10 +685,11 @@ static CUresult fake_mem_free(CUdeviceptr ptr)
 static CUresult fake_mem_host_alloc(void **out, size_t bytes, unsigned flags)
 {
 	CUresult err = fake_enter("cuMemHostAlloc");
+	CUcontext ctx = fake_context();
 
 	if (err)
 		return err;
-	if (!fake_context())
+	if (!ctx)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	if (fake.config.alloc_waits)
 		fake_wait_gpus(ALL_GPUS);
@@ -575,7 +697,8 @@ static CUresult fake_mem_host_alloc(void **out, size_t bytes, unsigned flags)
 	if (*out == MAP_FAILED)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	pthread_mutex_lock(&fake.lock);
-	add_range(&fake.pinned, *out, bytes, 0, true);
+	add_range(&fake.pinned, &(struct fake_range){ .at = *out, .size = bytes, .owned = true,
+						      .flags = flags, .ctx = ctx });
 	pthread_mutex_unlock(&fake.lock);
 	return CUDA_SUCCESS;
 }
@@ -585,19 +708,17 @@ static CUresult end_pinned(CUresult err, void *p, bool owned, const char *call)
 	struct fake_range *r;
 	bool found;
 
+	if (!fake_takes_effect(err))
+		return err;
 	if (owned ? fake.config.alloc_waits : fake.config.register_waits)
 		fake_wait_gpus(ALL_GPUS);
 	pthread_mutex_lock(&fake.lock);
 	r = range_at(&fake.pinned, p);
 	found = r && r->owned == owned;
-	if (found) {
-		TAILQ_REMOVE(&fake.pinned, r, link);
-		if (owned)
-			munmap(r->at, r->size);
-		free(r);
-	}
+	if (found)
+		end_range(&fake.pinned, r);
 	pthread_mutex_unlock(&fake.lock);
-	return found ? err : fake_refuse(CUDA_ERROR_INVALID_VALUE, "%s of what is not pinned so", call);
+	return found ? err : fake_refuse_gone(CUDA_ERROR_INVALID_VALUE, "%s of what is not pinned so", call);
 }
 
 static CUresult fake_mem_free_host(void *p)
@@ -608,12 +729,13 @@ static CUresult fake_mem_free_host(void *p)
 static CUresult fake_mem_host_register(void *p, size_t bytes, unsigned flags)
 {
 	CUresult err = fake_enter("cuMemHostRegister");
+	CUcontext ctx = fake_context();
 	struct fake_range *r;
 	bool twice = false;
 
 	if (err)
 		return err;
-	if (!fake_context())
+	if (!ctx)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	if (!bytes || ((uintptr_t)p | bytes) % 4096)
 		return fake_refuse(CUDA_ERROR_INVALID_VALUE, "cuMemHostRegister of parts of pages");
@@ -625,12 +747,15 @@ static CUresult fake_mem_host_register(void *p, size_t bytes, unsigned flags)
 	pthread_mutex_lock(&fake.lock);
 	TAILQ_FOREACH(r, &fake.pinned, link)
 		twice |= overlaps(p, bytes, r->at, r->size);
-	if (!twice)
-		add_range(&fake.pinned, p, bytes, 0, false);
+	if (fake.config.no_pins || (fake.config.pins && registered_bytes() + bytes > fake.config.pins))
+		err = CUDA_ERROR_OUT_OF_MEMORY;
+	if (!err && !twice)
+		add_range(&fake.pinned, &(struct fake_range){ .at = p, .size = bytes, .flags = flags,
+							      .ctx = ctx });
 	pthread_mutex_unlock(&fake.lock);
 	if (twice)
 		return fake_refuse(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, "cuMemHostRegister twice");
-	return CUDA_SUCCESS;
+	return err;
 }
 
 static CUresult fake_mem_host_unregister(void *p)
@@ -654,7 +779,43 @@ static CUresult fake_host_get_device_pointer(CUdeviceptr *ptr, void *p, unsigned
 	return CUDA_SUCCESS;
 }
 
+static CUresult fake_host_get_flags(unsigned *flags, void *p)
+{
+	CUresult err = fake_enter("cuMemHostGetFlags");
+	struct fake_range *r;
+
+	if (err)
+		return err;
+	pthread_mutex_lock(&fake.lock);
+	r = range_around(&fake.pinned, p, 1);
+	if (r)
+		*flags = r->flags;
+	pthread_mutex_unlock(&fake.lock);
+	return r ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult fake_pointer_get_attribute(void *out, CUpointer_attribute attribute, CUdeviceptr ptr)
+{
+	CUresult err = fake_enter("cuPointerGetAttribute");
+	bool pinned, device;
+
+	if (err)
+		return err;
+	pthread_mutex_lock(&fake.lock);
+	pinned = fake_pinned_memory((void *)ptr, 1);
+	device = fake_device_memory((void *)ptr, 1, ALL_GPUS);
+	pthread_mutex_unlock(&fake.lock);
+	if (attribute != CU_POINTER_ATTRIBUTE_MEMORY_TYPE)
+		return fake_refuse(CUDA_ERROR_NOT_SUPPORTED, "an attribute of pointers that the fake lacks");
+	if (!pinned && !device)
+		return CUDA_ERROR_INVALID_VALUE;
+	*(CUmemorytype *)out = pinned ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+	return CUDA_SUCCESS;
+}
+
 const struct fake_entry fake_memory_entries[] = {
+	{ "cuMemHostGetFlags", fake_host_get_flags },
+	{ "cuPointerGetAttribute", fake_pointer_get_attribute },
 	{ "cuMemGetAllocationGranularity", fake_get_granularity },
 	{ "cuMemCreate", fake_mem_create },
 	{ "cuMemRelease", fake_mem_release },

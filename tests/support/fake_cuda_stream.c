@@ -52,26 +52,46 @@ static bool value_reached(const struct fake_item *item)
 	return ~(now | item->value); /* NOR */
 }
 
-static bool broken(void)
+static bool broken(const struct CUstream_st *s)
 {
 	bool is;
 
 	pthread_mutex_lock(&fake.lock);
-	is = fake.broken != CUDA_SUCCESS;
+	is = fake.broken != CUDA_SUCCESS || s->abandoned;
 	pthread_mutex_unlock(&fake.lock);
 	return is;
 }
 
-static void wait_event(const struct fake_item *item)
+/*
+ * fake.lock held. The legacy stream comes after what blocking streams of its context have from before,
+ * and they after what it has.
+ */
+static bool held_back(const struct CUstream_st *s, const struct fake_item *item)
+{
+	const struct CUstream_st *t;
+
+	if (!s->blocking || fake.broken || s->abandoned)
+		return false;
+	TAILQ_FOREACH(t, &fake.streams, link) {
+		const struct fake_item *first = STAILQ_FIRST(&t->items);
+
+		if (t != s && t->ctx == s->ctx && t->blocking && (s->legacy || t->legacy) && first &&
+		    first->issued < item->issued)
+			return true;
+	}
+	return false;
+}
+
+static void wait_event(const struct CUstream_st *s, const struct fake_item *item)
 {
 	pthread_mutex_lock(&fake.lock);
-	while (item->event->reached < item->number)
+	while (item->event->reached < item->number && !s->abandoned)
 		pthread_cond_wait(&fake.changed, &fake.lock);
 	pthread_mutex_unlock(&fake.lock);
 }
 
 /* Not of a broken context, where nothing runs any more. */
-static void carry_out(struct fake_item *item)
+static void carry_out(const struct CUstream_st *s, struct fake_item *item)
 {
 	switch (item->kind) {
 	case ITEM_COPY:
@@ -95,10 +115,10 @@ static void carry_out(struct fake_item *item)
 		fake_in_host_func = false;
 		break;
 	case ITEM_WAIT_EVENT:
-		wait_event(item);
+		wait_event(s, item);
 		break;
 	case ITEM_WAIT_VALUE:
-		while (!value_reached(item) && !broken())
+		while (!value_reached(item) && !broken(s))
 			nap();
 		break;
 	case ITEM_WRITE_VALUE:
@@ -129,15 +149,17 @@ static void *stream_main(void *arg)
 		item = STAILQ_FIRST(&s->items);
 		if (!item && s->stop)
 			break;
-		if (!item) {
+		if (!item || held_back(s, item)) {
 			pthread_cond_wait(&fake.changed, &fake.lock);
 			continue;
 		}
-		if (item->broken && !fake.broken)
+		if (item->broken && !fake.broken && !s->abandoned) {
 			fake.broken = item->broken;
-		if (!fake.broken) {
+			fake.broken_ctx = s->ctx;
+		}
+		if (!fake.broken && !s->abandoned) {
 			pthread_mutex_unlock(&fake.lock);
-			carry_out(item);
+			carry_out(s, item);
 			pthread_mutex_lock(&fake.lock);
 		}
 		/* Events are reached in any case: who waits for one must learn of the error. */
@@ -158,12 +180,11 @@ static void *stream_main(void *arg)
 
 /* ---- streams ---- */
 
-static CUstream new_stream(CUcontext ctx, bool user)
+static CUstream new_stream(const struct CUstream_st *like)
 {
-	CUstream s = calloc(1, sizeof(*s));
+	CUstream s = malloc(sizeof(*s));
 
-	s->ctx = ctx;
-	s->user = user;
+	*s = *like;
 	STAILQ_INIT(&s->items);
 	if (pthread_create(&s->thread, NULL, stream_main, s))
 		abort();
@@ -176,12 +197,21 @@ static CUstream find_stream(CUstream handle, CUcontext current)
 {
 	CUstream s;
 
-	if (handle == NULL || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) {
+	if (handle == NULL || handle == CU_STREAM_LEGACY) {
 		if (!current)
 			return NULL;
 		if (!current->default_stream)
-			current->default_stream = new_stream(current, false);
+			current->default_stream = new_stream(&(struct CUstream_st){ .ctx = current,
+										    .blocking = true,
+										    .legacy = true });
 		return current->default_stream;
+	}
+	if (handle == CU_STREAM_PER_THREAD) {
+		TAILQ_FOREACH(s, &fake.streams, link)
+			if (s->ctx == current && s->owner == fake_thread())
+				return s;
+		return current ? new_stream(&(struct CUstream_st){ .ctx = current, .blocking = true,
+								   .owner = fake_thread() }) : NULL;
 	}
 	TAILQ_FOREACH(s, &fake.streams, link)
 		if (s == handle)
@@ -189,9 +219,25 @@ static CUstream find_stream(CUstream handle, CUcontext current)
 	return NULL;
 }
 
+/* fake.lock held. */
+static void end_capture(struct fake_capture *capture)
+{
+	CUstream s;
+
+	TAILQ_FOREACH(s, &fake.streams, link)
+		if (s->capture == capture)
+			s->capture = NULL;
+	TAILQ_REMOVE(&fake.captures, capture, link);
+	free(capture);
+}
+
 void fake_stream_end(CUstream s)
 {
 	pthread_mutex_lock(&fake.lock);
+	if (s->capture && s->capture->origin == s)
+		end_capture(s->capture);
+	else if (s->capture)
+		s->capture->invalidated = true;
 	s->stop = true;
 	pthread_cond_broadcast(&fake.changed);
 	pthread_mutex_unlock(&fake.lock);
@@ -200,6 +246,54 @@ void fake_stream_end(CUstream s)
 	TAILQ_REMOVE(&fake.streams, s, link);
 	pthread_mutex_unlock(&fake.lock);
 	free(s);
+}
+
+void fake_default_streams_end(CUcontext ctx)
+{
+	CUstream s;
+
+	pthread_mutex_lock(&fake.lock);
+	ctx->default_stream = NULL;
+again:
+	TAILQ_FOREACH(s, &fake.streams, link) {
+		if (s->ctx != ctx || s->user)
+			continue;
+		pthread_mutex_unlock(&fake.lock);
+		fake_stream_end(s);
+		pthread_mutex_lock(&fake.lock);
+		goto again;
+	}
+	pthread_mutex_unlock(&fake.lock);
+}
+
+void fake_streams_reset(CUcontext ctx)
+{
+	CUevent event, next;
+	CUstream s;
+
+	pthread_mutex_lock(&fake.lock);
+	TAILQ_FOREACH(s, &fake.streams, link)
+		if (s->ctx == ctx)
+			s->abandoned = true;
+	ctx->default_stream = NULL;
+again:
+	TAILQ_FOREACH(s, &fake.streams, link) {
+		if (s->ctx != ctx)
+			continue;
+		pthread_cond_broadcast(&fake.changed);
+		pthread_mutex_unlock(&fake.lock);
+		fake_stream_end(s);
+		pthread_mutex_lock(&fake.lock);
+		goto again;
+	}
+	for (event = TAILQ_FIRST(&fake.events); event; event = next) {
+		next = TAILQ_NEXT(event, link);
+		if (event->ctx != ctx || event->destroyed)
+			continue;
+		event->destroyed = true;
+		put_event(event);
+	}
+	pthread_mutex_unlock(&fake.lock);
 }
 
 static CUresult fake_stream_create(CUstream *out, unsigned flags)
@@ -212,7 +306,8 @@ static CUresult fake_stream_create(CUstream *out, unsigned flags)
 	if (!ctx)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	pthread_mutex_lock(&fake.lock);
-	*out = new_stream(ctx, true);
+	*out = new_stream(&(struct CUstream_st){ .ctx = ctx, .user = true,
+						 .blocking = !(flags & CU_STREAM_NON_BLOCKING) });
 	pthread_mutex_unlock(&fake.lock);
 	return CUDA_SUCCESS;
 }
@@ -222,6 +317,8 @@ static CUresult fake_stream_destroy(CUstream handle)
 	CUresult err = fake_enter("cuStreamDestroy");
 	CUstream s;
 
+	if (!fake_takes_effect(err))
+		return err;
 	pthread_mutex_lock(&fake.lock);
 	s = find_stream(handle, NULL);
 	pthread_mutex_unlock(&fake.lock);
@@ -229,6 +326,64 @@ static CUresult fake_stream_destroy(CUstream handle)
 		return fake_refuse(CUDA_ERROR_INVALID_HANDLE, "cuStreamDestroy of no stream");
 	fake_stream_end(s);
 	return err;
+}
+
+/* fake.lock held. Whether a blocking stream of the context captures: the legacy stream would wait for it. */
+static struct fake_capture *capture_of_context(CUcontext ctx, bool blocking)
+{
+	CUstream s;
+
+	TAILQ_FOREACH(s, &fake.streams, link)
+		if (s->ctx == ctx && s->capture && (!blocking || s->blocking))
+			return s->capture;
+	return NULL;
+}
+
+static bool is_capture(const struct fake_capture *capture)
+{
+	struct fake_capture *c;
+
+	TAILQ_FOREACH(c, &fake.captures, link)
+		if (c == capture)
+			return true;
+	return false;
+}
+
+static CUresult invalidate(struct fake_capture *capture, CUresult result)
+{
+	capture->invalidated = true;
+	return result;
+}
+
+/*
+ * fake.lock held. What captures say to an item, in any mode of the thread. Events take a second stream
+ * into a capture, and nothing else leads into or out of one.
+ */
+static CUresult capture_fault(CUstream s, const struct fake_item *item)
+{
+	struct fake_capture *other = s->legacy ? capture_of_context(s->ctx, true) : NULL;
+	CUevent event = item->event;
+
+	if (other)
+		return invalidate(other, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+	if (s->capture && s->capture->invalidated)
+		return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+	if (item->kind != ITEM_WAIT_EVENT)
+		return CUDA_SUCCESS;
+	if (s->capture && !event->captured)
+		return invalidate(s->capture, CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
+	if (!event->captured)
+		return CUDA_SUCCESS;
+	if (!is_capture(event->capture))
+		return CUDA_ERROR_CAPTURED_EVENT;
+	if (event->capture->invalidated)
+		return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+	if (s->capture && s->capture != event->capture) {
+		s->capture->invalidated = true;
+		return invalidate(event->capture, CUDA_ERROR_STREAM_CAPTURE_MERGE);
+	}
+	s->capture = event->capture;
+	return CUDA_SUCCESS;
 }
 
 /* Queues a copy of *@like. */
@@ -249,6 +404,17 @@ static CUresult queue(CUstream handle, const struct fake_item *like)
 		free(item);
 		goto unlock;
 	}
+	err = capture_fault(s, item);
+	if (item->kind == ITEM_RECORD && !err) {
+		item->event->captured = s->capture;
+		item->event->capture = s->capture;
+	}
+	if (err || s->capture) { /* captured is not carried out */
+		if (!err)
+			free(item->copy);
+		free(item);
+		goto unlock;
+	}
 	if (item->kind <= ITEM_KERNEL && fake.fail_later.nth && !--fake.fail_later.nth) {
 		item->broken = fake.fail_later.result;
 		fake.failed = true;
@@ -257,10 +423,12 @@ static CUresult queue(CUstream handle, const struct fake_item *like)
 		item->event->users++;
 		item->number = item->kind == ITEM_RECORD ? ++item->event->recorded : item->event->recorded;
 	}
-	idle = STAILQ_EMPTY(&s->items);
-	if (idle && !item->broken)
-		spoil(item);
+	if (item->kind == ITEM_COPY)
+		fake.copied += item->bytes;
 	item->issued = ++fake.last_issued;
+	idle = STAILQ_EMPTY(&s->items) && !held_back(s, item);
+	if (idle && !item->broken && !fake.broken)
+		spoil(item);
 	STAILQ_INSERT_TAIL(&s->items, item, link);
 	pthread_cond_broadcast(&fake.changed);
 unlock:
@@ -288,6 +456,28 @@ again:
 	return err;
 }
 
+/* fake.lock held. Whether the stream has items from until then. */
+static bool has_until(const struct CUstream_st *s, uint64_t last)
+{
+	const struct fake_item *first = STAILQ_FIRST(&s->items);
+
+	return first && first->issued <= last;
+}
+
+/* With all that the legacy stream waits for. */
+static bool busy_until(const struct CUstream_st *s, uint64_t last)
+{
+	const struct CUstream_st *t;
+
+	if (has_until(s, last))
+		return true;
+	if (s->legacy)
+		TAILQ_FOREACH(t, &fake.streams, link)
+			if (t->ctx == s->ctx && t->blocking && has_until(t, last))
+				return true;
+	return false;
+}
+
 void fake_wait_gpus(unsigned gpus)
 {
 	uint64_t last;
@@ -299,9 +489,7 @@ void fake_wait_gpus(unsigned gpus)
 	last = fake.last_issued;
 again:
 	TAILQ_FOREACH(s, &fake.streams, link) {
-		struct fake_item *first = STAILQ_FIRST(&s->items);
-
-		if (!(gpus & 1u << s->ctx->gpu) || !first || first->issued > last)
+		if (!(gpus & 1u << s->ctx->gpu) || !has_until(s, last))
 			continue;
 		fake.waiting++;
 		pthread_cond_wait(&fake.changed, &fake.lock);
@@ -311,17 +499,33 @@ again:
 	pthread_mutex_unlock(&fake.lock);
 }
 
+/* fake.lock held. Who asks for the state of a stream that captures, or waits for it, spoils the capture. */
+static CUresult asked_in_capture(CUstream s)
+{
+	struct fake_capture *other = s->legacy ? capture_of_context(s->ctx, true) : NULL;
+
+	if (other)
+		return invalidate(other, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+	return s->capture ? invalidate(s->capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) : CUDA_SUCCESS;
+}
+
 static CUresult drain(CUstream handle)
 {
 	CUcontext current = fake_context();
 	CUresult err;
+	uint64_t last;
 	CUstream s;
 
 	pthread_mutex_lock(&fake.lock);
+	last = fake.last_issued;
 	s = find_stream(handle, current);
-	while (s && !STAILQ_EMPTY(&s->items))
+	err = s ? asked_in_capture(s) : CUDA_ERROR_INVALID_HANDLE;
+	while (!err && s && busy_until(s, last)) {
 		pthread_cond_wait(&fake.changed, &fake.lock);
-	err = s ? fake.broken : CUDA_ERROR_INVALID_HANDLE;
+		s = find_stream(handle, current);
+	}
+	if (!err)
+		err = fake.broken;
 	pthread_mutex_unlock(&fake.lock);
 	return err;
 }
@@ -346,7 +550,9 @@ static CUresult fake_stream_query(CUstream handle)
 	if (!s)
 		err = CUDA_ERROR_INVALID_HANDLE;
 	else
-		err = STAILQ_EMPTY(&s->items) ? fake.broken : CUDA_ERROR_NOT_READY;
+		err = asked_in_capture(s);
+	if (!err)
+		err = busy_until(s, fake.last_issued) ? CUDA_ERROR_NOT_READY : fake.broken;
 	pthread_mutex_unlock(&fake.lock);
 	return err;
 }
@@ -372,6 +578,8 @@ static CUresult fake_ctx_synchronize(void)
 {
 	CUresult err = enter_waiting("cuCtxSynchronize");
 	CUcontext current = fake_context();
+	struct fake_capture *capture;
+	uint64_t last;
 	CUstream s;
 
 	if (err)
@@ -379,14 +587,21 @@ static CUresult fake_ctx_synchronize(void)
 	if (!current)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	pthread_mutex_lock(&fake.lock);
+	capture = capture_of_context(current, false);
+	if (capture) {
+		err = invalidate(capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+		goto unlock;
+	}
+	last = fake.last_issued;
 again:
 	TAILQ_FOREACH(s, &fake.streams, link) {
-		if (s->ctx != current || STAILQ_EMPTY(&s->items))
+		if (s->ctx != current || !has_until(s, last))
 			continue;
 		pthread_cond_wait(&fake.changed, &fake.lock);
 		goto again;
 	}
 	err = fake.broken;
+unlock:
 	pthread_mutex_unlock(&fake.lock);
 	return err;
 }
@@ -462,6 +677,9 @@ static CUresult fake_copy_now(const char *call, void *to, const void *from, cons
 	if (!good)
 		return fake_refuse(CUDA_ERROR_INVALID_VALUE, "%s of memory that is not the device's", call);
 	memcpy(to, from, bytes);
+	pthread_mutex_lock(&fake.lock);
+	fake.copied += bytes;
+	pthread_mutex_unlock(&fake.lock);
 	return CUDA_SUCCESS;
 }
 
@@ -544,12 +762,14 @@ static CUresult fake_stream_write_value(CUstream stream, CUdeviceptr at, cuuint3
 static CUresult fake_event_create(CUevent *out, unsigned flags)
 {
 	CUresult err = fake_enter("cuEventCreate");
+	CUcontext ctx = fake_context();
 
 	if (err)
 		return err;
-	if (!fake_context())
+	if (!ctx)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	*out = calloc(1, sizeof(**out));
+	(*out)->ctx = ctx;
 	pthread_mutex_lock(&fake.lock);
 	TAILQ_INSERT_TAIL(&fake.events, *out, link);
 	pthread_mutex_unlock(&fake.lock);
@@ -572,6 +792,8 @@ static CUresult fake_event_destroy(CUevent event)
 	CUresult err = fake_enter("cuEventDestroy");
 	bool good;
 
+	if (!fake_takes_effect(err))
+		return err;
 	pthread_mutex_lock(&fake.lock);
 	good = is_event(event);
 	if (good) {
@@ -607,6 +829,14 @@ static CUresult fake_stream_wait_event(CUstream stream, CUevent event, unsigned 
 	return event_item("cuStreamWaitEvent", ITEM_WAIT_EVENT, stream, event);
 }
 
+/* fake.lock held. It says nothing any more until it is recorded anew. */
+static CUresult captured_event(CUevent event)
+{
+	if (is_capture(event->capture))
+		event->capture->invalidated = true;
+	return CUDA_ERROR_CAPTURED_EVENT;
+}
+
 static CUresult fake_event_synchronize(CUevent event)
 {
 	CUresult err = enter_waiting("cuEventSynchronize");
@@ -615,9 +845,14 @@ static CUresult fake_event_synchronize(CUevent event)
 	if (err)
 		return err;
 	pthread_mutex_lock(&fake.lock);
-	if (is_event(event)) {
-		for (number = event->recorded; event->reached < number;)
+	if (is_event(event) && event->captured) {
+		err = captured_event(event);
+	} else if (is_event(event)) {
+		event->users++;
+		for (number = event->recorded; event->reached < number && !event->destroyed;)
 			pthread_cond_wait(&fake.changed, &fake.lock);
+		event->users--;
+		put_event(event);
 		err = fake.broken;
 	} else {
 		err = fake_refuse(CUDA_ERROR_INVALID_HANDLE, "cuEventSynchronize of no event");
@@ -635,13 +870,149 @@ static CUresult fake_event_query(CUevent event)
 	pthread_mutex_lock(&fake.lock);
 	if (!is_event(event))
 		err = fake_refuse(CUDA_ERROR_INVALID_HANDLE, "cuEventQuery of no event");
+	else if (event->captured)
+		err = captured_event(event);
 	else
 		err = event->reached < event->recorded ? CUDA_ERROR_NOT_READY : fake.broken;
 	pthread_mutex_unlock(&fake.lock);
 	return err;
 }
 
+/* Simulated: an event does not go from process to process, each end has its own. */
+static CUresult fake_ipc_get_event_handle(CUipcEventHandle *out, CUevent event)
+{
+	CUresult err = fake_enter("cuIpcGetEventHandle");
+	bool good;
+
+	if (err)
+		return err;
+	pthread_mutex_lock(&fake.lock);
+	good = is_event(event);
+	pthread_mutex_unlock(&fake.lock);
+	if (!good)
+		return fake_refuse(CUDA_ERROR_INVALID_HANDLE, "cuIpcGetEventHandle of no event");
+	memset(out, 0, sizeof(*out));
+	return CUDA_SUCCESS;
+}
+
+static CUresult fake_ipc_open_event_handle(CUevent *out, CUipcEventHandle handle)
+{
+	CUresult err = fake_enter("cuIpcOpenEventHandle");
+
+	return err ? err : fake_event_create(out, CU_EVENT_DISABLE_TIMING);
+}
+
+/* ---- captures ---- */
+
+static CUresult fake_begin_capture(CUstream handle, CUstreamCaptureMode mode)
+{
+	CUresult err = fake_enter("cuStreamBeginCapture");
+	CUcontext current = fake_context();
+	struct fake_capture *capture;
+	CUstream s;
+
+	if (err)
+		return err;
+	if (mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+		return fake_refuse(CUDA_ERROR_INVALID_VALUE, "a capture mode that is none");
+	pthread_mutex_lock(&fake.lock);
+	s = find_stream(handle, current);
+	if (!s) {
+		err = CUDA_ERROR_INVALID_HANDLE;
+	} else if (s->legacy) {
+		err = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+	} else if (s->capture) {
+		err = CUDA_ERROR_ILLEGAL_STATE;
+	} else {
+		capture = calloc(1, sizeof(*capture));
+		*capture = (struct fake_capture){ .origin = s, .mode = mode, .thread = fake_thread() };
+		TAILQ_INSERT_TAIL(&fake.captures, capture, link);
+		s->capture = capture;
+	}
+	pthread_mutex_unlock(&fake.lock);
+	return err;
+}
+
+static CUresult fake_end_capture(CUstream handle, CUgraph *graph)
+{
+	CUresult err = fake_enter("cuStreamEndCapture");
+	CUcontext current = fake_context();
+	struct fake_capture *capture;
+	CUstream s;
+
+	if (err)
+		return err;
+	*graph = NULL;
+	pthread_mutex_lock(&fake.lock);
+	s = find_stream(handle, current);
+	capture = s ? s->capture : NULL;
+	if (!capture)
+		err = s ? CUDA_ERROR_ILLEGAL_STATE : CUDA_ERROR_INVALID_HANDLE;
+	else if (capture->origin != s)
+		err = invalidate(capture, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+	else if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != fake_thread())
+		err = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+	if (err)
+		goto unlock;
+	if (capture->invalidated) {
+		err = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+	} else {
+		*graph = calloc(1, sizeof(**graph));
+		TAILQ_INSERT_TAIL(&fake.graphs, *graph, link);
+	}
+	end_capture(capture);
+unlock:
+	pthread_mutex_unlock(&fake.lock);
+	return err;
+}
+
+static CUresult fake_is_capturing(CUstream handle, CUstreamCaptureStatus *status)
+{
+	CUresult err = fake_enter("cuStreamIsCapturing");
+	CUcontext current = fake_context();
+	CUstream s;
+
+	if (err)
+		return err;
+	pthread_mutex_lock(&fake.lock);
+	s = find_stream(handle, current);
+	if (!s)
+		err = CUDA_ERROR_INVALID_HANDLE;
+	else if (s->legacy && capture_of_context(s->ctx, true))
+		err = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT; /* which spoils nothing */
+	else
+		*status = !s->capture ? CU_STREAM_CAPTURE_STATUS_NONE :
+			  s->capture->invalidated ? CU_STREAM_CAPTURE_STATUS_INVALIDATED :
+						    CU_STREAM_CAPTURE_STATUS_ACTIVE;
+	pthread_mutex_unlock(&fake.lock);
+	return err;
+}
+
+static CUresult fake_graph_destroy(CUgraph graph)
+{
+	CUresult err = fake_enter("cuGraphDestroy");
+	CUgraph g;
+
+	if (!fake_takes_effect(err))
+		return err;
+	pthread_mutex_lock(&fake.lock);
+	TAILQ_FOREACH(g, &fake.graphs, link)
+		if (g == graph)
+			break;
+	if (g)
+		TAILQ_REMOVE(&fake.graphs, g, link);
+	pthread_mutex_unlock(&fake.lock);
+	free(g);
+	return g ? err : fake_refuse(CUDA_ERROR_INVALID_VALUE, "cuGraphDestroy of no graph");
+}
+
 const struct fake_entry fake_stream_entries[] = {
+	{ "cuIpcGetEventHandle", fake_ipc_get_event_handle },
+	{ "cuIpcOpenEventHandle", fake_ipc_open_event_handle },
+	{ "cuStreamBeginCapture", fake_begin_capture },
+	{ "cuStreamEndCapture", fake_end_capture },
+	{ "cuStreamIsCapturing", fake_is_capturing },
+	{ "cuGraphDestroy", fake_graph_destroy },
 	{ "cuStreamCreate", fake_stream_create },
 	{ "cuStreamDestroy", fake_stream_destroy },
 	{ "cuStreamSynchronize", fake_stream_synchronize },
