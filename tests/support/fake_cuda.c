@@ -77,6 +77,7 @@ static const struct mode {
 	{ "prohibited", PROHIBITED, AT(compute_mode) },
 	{ "taken", FLAG, AT(taken) },
 	{ "no_rdma", FLAG, AT(no_rdma) },
+	{ "single_unmaps", FLAG, AT(single_unmaps) },
 };
 
 /* @value: what follows a "=", or NULL. */
@@ -771,10 +772,6 @@ static CUresult fake_primary_release(CUdevice dev)
 		return CUDA_ERROR_INVALID_DEVICE;
 	pthread_mutex_lock(&fake.lock);
 	ctx = &fake.gpu[fake_gpu_of(dev)].primary;
-	if (!fake_takes_effect(err, 1u << fake_gpu_of(dev))) {
-		pthread_mutex_unlock(&fake.lock);
-		return err;
-	}
 	if (!ctx->refs) {
 		pthread_mutex_unlock(&fake.lock);
 		return fake_refuse(CUDA_ERROR_INVALID_CONTEXT, "a primary context released too often");

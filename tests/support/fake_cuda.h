@@ -43,6 +43,7 @@ struct fake_cuda_config {
 	CUcomputemode compute_mode;
 	bool taken;		/* by another process */
 	bool no_rdma;
+	bool single_unmaps;
 };
 
 /*
@@ -72,7 +73,7 @@ struct fake_cuda_config {
  * broken_frees
  *	In a broken context (an error that all later calls report) calls that free or end something of
  *	its GPU fail and do not take effect; else they fail and do. cuMemAddressFree() does in any case, when
- *	nothing is mapped there. cuDevicePrimaryCtxReset() gives all back; nothing does where the broken
+ *	nothing is mapped there, and cuDevicePrimaryCtxRelease(). cuDevicePrimaryCtxReset() gives all back; nothing does where the broken
  *	context is one of cuCtxCreate(). Documented: neither. The documentation of such errors says that
  *	the process must end.
  *
@@ -100,6 +101,8 @@ struct fake_cuda_config {
  *
  * no_rdma		No memory for RDMA: CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED is 0, and
  *	cuMemCreate() with gpuDirectRDMACapable breaks a rule.
+ *
+ * single_unmaps	cuMemUnmap() of several mappings at once says CUDA_ERROR_INVALID_VALUE, without effect.
  *
  * What needs no mode:
  *

@@ -498,6 +498,15 @@ static CUresult fake_mem_unmap(CUdeviceptr ptr, size_t size)
 	if (fake.config.unmap_waits)
 		fake_wait_gpus(mapped_gpus(at, size));
 	pthread_mutex_lock(&fake.lock);
+	if (fake.config.single_unmaps) {
+		TAILQ_FOREACH(m, &fake.mappings, link)
+			if (m->at == at && m->size < size)
+				break;
+		if (m) {
+			pthread_mutex_unlock(&fake.lock);
+			return CUDA_ERROR_INVALID_VALUE;
+		}
+	}
 	any = mapped_bytes(at, size, &access) > 0;
 	good = size && mapped_bytes(at, size, &access) == size;
 	TAILQ_FOREACH(m, &fake.mappings, link)
