@@ -52,7 +52,6 @@ static bool may_touch(const struct work *w, const struct page_item *item, uint32
 /* What kernels.cu does, on the CPU. */
 static void work_on(const struct work *w, const struct page_item *item, uint32_t n, uint8_t *changed)
 {
-	static const struct page_hash none = { 0, 0 };
 	struct page_hash *armed = &item->armed[n], hash;
 	void *page = nth_page(item->page, n);
 
@@ -60,7 +59,6 @@ static void work_on(const struct work *w, const struct page_item *item, uint32_t
 	case DEV_COPY_IN:
 	case DEV_COPY_PEER:
 		memcpy(page, nth_page(item->other, n), GAIA_PAGE);
-		*armed = none;
 		break;
 	case DEV_COPY_OUT:
 		memcpy(nth_page(item->other, n), page, GAIA_PAGE);

@@ -20,6 +20,7 @@
 	X(cuDeviceCanAccessPeer)        \
 	X(cuDevicePrimaryCtxRetain)     \
 	X(cuDevicePrimaryCtxRelease)    \
+	X(cuDevicePrimaryCtxReset)      \
 	X(cuCtxSetCurrent)              \
 	X(cuMemGetInfo)                 \
 	X(cuMemGetAllocationGranularity) \

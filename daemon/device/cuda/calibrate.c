@@ -52,6 +52,7 @@ int cuda_calibrate(struct cuda *cuda)
 	if (err)
 		goto free_host;
 	cuda_host_slab(&cuda->base, host, true);
+	cuda_host_settle(cuda, host);
 	for (; pages * GAIA_PAGE <= LONGEST; pages *= 2) {
 		uint64_t engine = time_runs(cuda, mem, host, pages, true);
 		uint64_t kernel = time_runs(cuda, mem, host, pages, false);

@@ -32,6 +32,7 @@ static void switch_off(struct cuda *cuda, CUresult result, const char *call)
 	pthread_mutex_lock(&cuda->lock);
 	pthread_cond_broadcast(&cuda->memory);
 	pthread_mutex_unlock(&cuda->lock);
+	cuda_host_wake();
 }
 
 int cuda_check(struct cuda *cuda, CUresult result, const char *call)
@@ -63,6 +64,28 @@ int cuda_enter(struct cuda *cuda)
 	return cuda_check(cuda, cuda->api->cuCtxSetCurrent(cuda->context), "cuCtxSetCurrent");
 }
 
+/*
+ * The primary context is the process's: of two devices on one GPU neither may end what the other uses. What it
+ * cannot give back then goes with the process.
+ */
+static atomic_uint devices_on[CUDA_ORDINALS];
+
+void cuda_reset_context(struct cuda *cuda)
+{
+	CUresult result;
+
+	if (atomic_load(&devices_on[cuda->ordinal]) > 1)
+		return;
+	cuda_host_leave(cuda);
+	(void)cuda->api->cuCtxSetCurrent(NULL); /* of this thread's current context nothing is known afterwards */
+	result = cuda->api->cuDevicePrimaryCtxReset(cuda->ordinal);
+	cuda->reset = result == CUDA_SUCCESS;
+	if (!cuda->reset)
+		log_warn("device %s: cuDevicePrimaryCtxReset: %s (error %d): its memory may stay taken until gaiafs ends",
+			 cuda->base.name, error_text(cuda->api, result), (int)result);
+	cuda_host_left(cuda, cuda->reset);
+}
+
 /* ---- creation ---- */
 
 static int refuse(const struct cuda *cuda, const char *what)
@@ -85,7 +108,7 @@ static int check_abilities(struct cuda *cuda)
 		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
 		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = cuda->ordinal },
 	};
-	int major, vmm, descriptors;
+	int major, vmm, descriptors, mode, rdma = 0;
 	size_t granularity;
 	int err;
 
@@ -96,8 +119,19 @@ static int check_abilities(struct cuda *cuda)
 	if (!err)
 		err = attribute(cuda, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
 				&descriptors);
+	if (!err)
+		err = attribute(cuda, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, &mode);
 	if (err)
 		return err;
+	if (mode != CU_COMPUTEMODE_DEFAULT)
+		return refuse(cuda, mode == CU_COMPUTEMODE_PROHIBITED ?
+				      "the GPU's compute mode is \"prohibited\": nvidia-smi -c DEFAULT allows its use" :
+				      "the GPU's compute mode is \"exclusive process\": no program could use it beside the "
+				      "daemon; nvidia-smi -c DEFAULT lets several");
+	/* A driver that does not know the question has no such memory. */
+	if (cuda->api->cuDeviceGetAttribute(&rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+					    cuda->ordinal) == CUDA_SUCCESS)
+		cuda->rdma = rdma;
 	if (major < 8)
 		return refuse(cuda, "the GPU is older than compute capability 8.0 (Ampere)");
 	if (!vmm || !descriptors)
@@ -141,8 +175,9 @@ static int identify(struct cuda *cuda, unsigned index, char *model)
 	err = cuda_check(cuda, cuda->api->cuDeviceGetCount(&n), "cuDeviceGetCount");
 	if (err)
 		return err;
-	if (index >= (unsigned)n) {
-		log_error("device %s: there are %d GPUs, numbered from 0", cuda->base.name, n);
+	if (index >= (unsigned)n || index >= CUDA_ORDINALS) {
+		log_error("device %s: there are %d GPUs, numbered from 0", cuda->base.name,
+			  MIN(n, (int)CUDA_ORDINALS));
 		return -ENODEV;
 	}
 	err = cuda_check(cuda, cuda->api->cuDeviceGet(&cuda->ordinal, (int)index), "cuDeviceGet");
@@ -183,6 +218,9 @@ static void stop_threads(struct cuda *cuda, unsigned started)
 		pthread_join(cuda->completer, NULL);
 	if (started > 2)
 		pthread_join(cuda->keeper, NULL);
+	cuda_host_stop(cuda);
+	if (started > 3)
+		pthread_join(cuda->pinner, NULL);
 }
 
 static int start_threads(struct cuda *cuda)
@@ -194,6 +232,8 @@ static int start_threads(struct cuda *cuda)
 		started++, err = start_thread(cuda, &cuda->completer, cuda_completer_main);
 	if (!err)
 		started++, err = start_thread(cuda, &cuda->keeper, cuda_keeper_main);
+	if (!err)
+		started++, err = start_thread(cuda, &cuda->pinner, cuda_pinner_main);
 	if (err)
 		stop_threads(cuda, started);
 	return err;
@@ -209,8 +249,9 @@ static void init_locks(struct cuda *cuda)
 	cuda->tail = &cuda->head;
 	STAILQ_INIT(&cuda->idle);
 	STAILQ_INIT(&cuda->issued);
-	SLIST_INIT(&cuda->ready);
-	SLIST_INIT(&cuda->stale);
+	LIST_INIT(&cuda->ready);
+	LIST_INIT(&cuda->stale);
+	LIST_INIT(&cuda->ended);
 }
 
 static void free_cuda(struct cuda *cuda)
@@ -223,6 +264,29 @@ static void free_cuda(struct cuda *cuda)
 	free(cuda);
 }
 
+/* There is no keeper that would have done so. */
+static void reset_broken(struct cuda *cuda)
+{
+	if (atomic_load(&cuda->off) && !cuda->given_back)
+		cuda_reset_context(cuda);
+	cuda->given_back |= atomic_load(&cuda->off);
+}
+
+/* There are no threads, or not any more. Also of what was made in part. */
+static void end_context(struct cuda *cuda)
+{
+	if (!cuda->reset)
+		(void)cuda_enter(cuda); /* even without: what can be given back is */
+	reset_broken(cuda);
+	cuda_queue_destroy(cuda);
+	cuda_memory_destroy(cuda);
+	reset_broken(cuda);
+	cuda_range_free(cuda);
+	atomic_fetch_sub(&devices_on[cuda->ordinal], 1);
+	cuda_ended(cuda, cuda->api->cuDevicePrimaryCtxRelease(cuda->ordinal), "cuDevicePrimaryCtxRelease");
+	free_cuda(cuda);
+}
+
 static void cuda_destroy(struct device *dev)
 {
 	struct cuda *cuda = to_cuda(dev);
@@ -230,13 +294,8 @@ static void cuda_destroy(struct device *dev)
 	if (cuda->outstanding || cuda->n_live)
 		bug("device %s: destroyed with %u operations in flight and %u chunks allocated",
 		    dev->name, cuda->outstanding, cuda->n_live);
-	stop_threads(cuda, 3);
-	(void)cuda_enter(cuda); /* even without: what can be given back is */
-	cuda_queue_destroy(cuda);
-	cuda_memory_destroy(cuda);
-	cuda_ended(cuda, cuda->api->cuDevicePrimaryCtxRelease(cuda->ordinal),
-		   "cuDevicePrimaryCtxRelease");
-	free_cuda(cuda);
+	stop_threads(cuda, 4);
+	end_context(cuda);
 }
 
 static const struct device_ops cuda_ops = {
@@ -271,21 +330,21 @@ int cuda_create(const struct cuda_api *api, const struct cuda_config *config, ui
 			 "cuDevicePrimaryCtxRetain");
 	if (err)
 		goto free_cuda;
+	atomic_fetch_add(&devices_on[cuda->ordinal], 1);
 	err = cuda_enter(cuda);
 	if (!err)
 		err = choose_capacity(cuda, config->capacity);
-	if (err)
-		goto release_context;
-	err = cuda_memory_init(cuda);
-	if (err)
-		goto release_context;
-	err = cuda_queue_init(cuda);
-	if (err)
-		goto destroy_memory;
-	cuda->created = true;
-	err = start_threads(cuda);
-	if (err)
-		goto destroy_queue;
+	if (!err)
+		err = cuda_memory_init(cuda);
+	if (!err)
+		err = cuda_queue_init(cuda);
+	cuda->created = !err;
+	if (!err)
+		err = start_threads(cuda);
+	if (err) {
+		end_context(cuda);
+		return err;
+	}
 	if (!copy_from)
 		err = cuda_calibrate(cuda);
 	if (!err && atomic_load(&cuda->off))
@@ -299,12 +358,6 @@ int cuda_create(const struct cuda_api *api, const struct cuda_config *config, ui
 	*out = &cuda->base;
 	return 0;
 
-destroy_queue:
-	cuda_queue_destroy(cuda);
-destroy_memory:
-	cuda_memory_destroy(cuda);
-release_context:
-	cuda_ended(cuda, api->cuDevicePrimaryCtxRelease(cuda->ordinal), "cuDevicePrimaryCtxRelease");
 free_cuda:
 	free_cuda(cuda);
 	return err;

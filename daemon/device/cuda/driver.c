@@ -6,7 +6,10 @@
  */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
+#include "base/log.h"
 #include "base/util.h"
 #include "device/cuda/api.h"
 
@@ -22,6 +25,20 @@ static const struct {
 #undef X
 };
 
+/*
+ * With MPS the driver connects to a control daemon, by pipes in a directory where any user could have put one,
+ * and waits without end while it serves another user. Where it finds none it goes on without. (The device shares a
+ * GPU by time slices, then. Clients are not concerned.)
+ */
+static void avoid_mps(void)
+{
+	const char *was = getenv("CUDA_MPS_PIPE_DIRECTORY");
+
+	if (was && strcmp(was, "/dev/null"))
+		log_info("CUDA_MPS_PIPE_DIRECTORY is ignored: gaiafs uses GPUs without MPS");
+	setenv("CUDA_MPS_PIPE_DIRECTORY", "/dev/null", 1);
+}
+
 static const char *fill(struct cuda_api *api)
 {
 	static char text[160];
@@ -30,6 +47,7 @@ static const char *fill(struct cuda_api *api)
 	CUresult result;
 	void *function;
 
+	avoid_mps();
 	for (size_t i = 0; i < ARRAY_LEN(calls); i++) {
 		err = cudaGetDriverEntryPointByVersion(calls[i].name, &function, CUDA_VERSION_OF_CALLS,
 						       cudaEnableDefault, &found);

@@ -9,8 +9,9 @@
  *	calibrate.c	kernel or copy engine: from which length on
  *
  * Threads: the callers'; "issue", which turns operations into commands of the stream; "complete",
- * which waits for them and calls done(); "keep", which keeps a few chunks ready. Commands of
- * operations are all on one stream: so operations are carried out in order.
+ * which waits for them and calls done(); "keep", which keeps a few chunks ready, and gives the memory of a
+ * broken context back; "pin", which registers home memory. Commands of operations are all on one stream: so
+ * operations are carried out in order.
  *
  * Rules:
  * 1. device->lock is a leaf, but for the driver's own locks: nothing of CUDA is called with it held,
@@ -28,6 +29,7 @@
 #include "base/util.h"
 #include "device/cuda/api.h"
 
+#define CUDA_ORDINALS 64u /* GPUs: there are bits for so many */
 #define BATCH_ITEMS 512u
 #define BATCH_PAGES 16384u
 #define BATCH_STAGING GAIA_CHUNK /* bytes */
@@ -47,14 +49,21 @@ struct cuda_chunk {
 		CHUNK_READY, /* on `ready`: mapped, scrubbed, nobody else knows of it */
 		CHUNK_STALE, /* on `stale`: as READY, but not scrubbed */
 		CHUNK_LIVE,  /* allocated */
+		CHUNK_ENDED, /* on `ended`: freed, to be unmapped */
 	} state;
 	bool exported;
 	uint64_t readers;   /* a bit an ordinal: other GPUs that were given access to it */
 	unsigned in_flight; /* mentions in the runs of outstanding operations, other GPUs' too */
-	SLIST_ENTRY(cuda_chunk) link;
+	LIST_ENTRY(cuda_chunk) link;
+
+	/*
+	 * The issuer's while the chunk is LIVE: a bit a page that is not armed, whatever its hash on the GPU is.
+	 * Operations are issued in the order in which they are carried out.
+	 */
+	uint64_t unarmed[GAIA_CHUNK_PAGES / 64];
 };
 
-SLIST_HEAD(cuda_chunk_list, cuda_chunk);
+LIST_HEAD(cuda_chunk_list, cuda_chunk);
 
 /* What is copied to host memory that is not registered, once it is in the staging buffer. */
 struct cuda_unstage {
@@ -83,6 +92,8 @@ struct cuda_batch {
 	bool recorded;	 /* the event; else the whole stream is waited for */
 	int err;
 	uint32_t n_items, n_pages, n_unstage;
+	uint64_t unarmed[BATCH_PAGES / 64]; /* DEV_FIND_CHANGED: pages that were not armed */
+	uint64_t lenders; /* a bit an ordinal: other GPUs whose registrations it uses */
 	uint32_t staged; /* bytes */
 	struct cuda_unstage unstage[BATCH_STAGING / GAIA_PAGE];
 	STAILQ_ENTRY(cuda_batch) link;
@@ -104,10 +115,12 @@ struct cuda {
 	CUstream scrubber;	/* clears new memory */
 	uint32_t copy_from;	/* bytes: runs from this length on are the copy engine's */
 	struct cuda_batch batch[BATCHES];
-	pthread_t issuer, completer, keeper;
+	pthread_t issuer, completer, keeper, pinner;
 	bool created;		/* set before there are threads */
+	bool rdma;		/* memory that network cards and disks may reach can be had */
 
 	atomic_bool off;	/* broken: everything fails from now on */
+	bool stop_pinner;	/* the lock of host.c */
 	atomic_bool told_of_descriptors;
 
 	/* armed_lock: makes entries, which are constant once they are not 0. */
@@ -123,9 +136,12 @@ struct cuda {
 	unsigned outstanding;	/* submitted, and done() not yet called */
 	bool stop, stop_completer;
 	struct cuda_batch_list idle, issued;
-	struct cuda_chunk_list ready, stale;
-	unsigned n_ready, n_stale, n_live, n_busy; /* chunks; the rest is NONE */
+	struct cuda_chunk_list ready, stale, ended;
+	unsigned n_ready, n_stale, n_ended, n_live, n_busy; /* chunks; the rest is NONE */
 	unsigned hint;		/* where to look for a free slot */
+	unsigned readers;	/* operations of other GPUs that read this one's memory */
+	bool given_back;	/* off: the context has been seen to, and chunks can be unmapped again */
+	bool reset;		/* off: all that belonged to the context is gone */
 	bool physical_full;	/* the keeper does not try until something is freed */
 };
 
@@ -145,15 +161,19 @@ int cuda_check(struct cuda *cuda, CUresult result, const char *call);
 /* Waits until nothing of the stream is under way, whatever went wrong before. 0 or -EIO. */
 int cuda_drain(struct cuda *cuda, CUstream stream);
 
+/* Off, and nothing is under way: ends all that the context has, which nothing else does in one that broke. */
+void cuda_reset_context(struct cuda *cuda);
+
 /* Of calls that end something, for which a broken device is no reason to say more. */
 void cuda_ended(struct cuda *cuda, CUresult result, const char *call);
 
 /* ---- memory.c ---- */
 
-/* Reserves the range and its tables. Logs. */
+/* Reserves the range and its tables. Logs. After an error, too, what there is is for cuda_memory_destroy(). */
 int cuda_memory_init(struct cuda *cuda);
 /* No chunk is live. */
 void cuda_memory_destroy(struct cuda *cuda);
+void cuda_range_free(struct cuda *cuda);
 void *cuda_keeper_main(void *arg);
 int cuda_alloc(struct device *dev, struct devmem **out);
 void cuda_free(struct device *dev, struct devmem *mem);
@@ -172,10 +192,10 @@ bool cuda_reaches(struct device *dev, const struct device *from);
 struct cuda *cuda_source(const struct dev_op *op);
 
 /*
- * What is wrong with the sources, in words; NULL: nothing, and none of them can be freed until
- * cuda_sources_drop(). No lock held.
+ * 0: none of the sources can be freed until cuda_sources_drop(). -EINVAL: *@fault says in words what is wrong with them.
+ * -EHOSTUNREACH: their GPU is off. No lock held.
  */
-const char *cuda_sources_hold(struct cuda *cuda, const struct dev_op *op);
+int cuda_sources_hold(struct cuda *cuda, const struct dev_op *op, const char **fault);
 void cuda_sources_drop(const struct dev_op *op);
 
 /* Has @cuda reach @mem, a chunk of @source. -EHOSTUNREACH: it may not. */
@@ -183,6 +203,7 @@ int cuda_source_open(struct cuda *cuda, struct cuda *source, struct devmem *mem)
 
 /* ---- queue.c ---- */
 
+/* As cuda_memory_init(). */
 int cuda_queue_init(struct cuda *cuda);
 void cuda_queue_destroy(struct cuda *cuda);
 void *cuda_issuer_main(void *arg);
@@ -194,10 +215,27 @@ int cuda_submit(struct device *dev, struct dev_op *op);
 void cuda_host_slab(struct device *dev, void *slab, bool there);
 
 /*
- * The device's address of host memory that may be used up to the end of its slab; registers the slab
- * if it was announced. 0: it is not registered and cannot be.
+ * The device's address of host memory that may be used up to the end of its slab. 0: it is not registered: if the
+ * slab was announced, it is the next that will be. @lenders: gets the bit of the GPU through which it is
+ * registered, if that is another; until cuda_host_return() that registration stays.
  */
-CUdeviceptr cuda_host_address(struct cuda *cuda, const void *host);
+CUdeviceptr cuda_host_address(struct cuda *cuda, const void *host, uint64_t *lenders);
+void cuda_host_return(uint64_t lenders);
+
+/* Waits until the announced slab is registered, or cannot be. */
+void cuda_host_settle(struct cuda *cuda, void *slab);
+
+void *cuda_pinner_main(void *arg);
+void cuda_host_stop(struct cuda *cuda);
+/* The device is off. */
+void cuda_host_wake(void);
+
+/*
+ * The context is about to be reset, which ends registrations through it: waits until nobody uses those. Between the
+ * two nobody is given one. @ended: whether it was.
+ */
+void cuda_host_leave(struct cuda *cuda);
+void cuda_host_left(struct cuda *cuda, bool ended);
 
 /* ---- calibrate.c ---- */
 

@@ -71,13 +71,11 @@ template <enum dev_kind kind>
 static __device__ __forceinline__ void work_on(const struct page_item *item, uint32_t n, uint32_t lane,
 					       uint8_t *changed)
 {
-	const struct page_hash none = { 0, 0 };
 	struct page_hash *armed = item->armed + n;
 	void *page = nth_page(item->page, n);
 
 	if (kind == DEV_COPY_IN || kind == DEV_COPY_PEER) {
 		copy_page(page, nth_page(item->other, n), lane);
-		arm(armed, none, lane);
 	} else if (kind == DEV_COPY_OUT) {
 		copy_page(nth_page(item->other, n), page, lane);
 	} else if (kind == DEV_COPY_WITHIN) {

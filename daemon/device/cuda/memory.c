@@ -10,11 +10,15 @@
  * Chunks that were never exported (snapshots, for the most part) are used again, scrubbed. Creating takes
  * long, so the keeper has a few chunks ready; they count towards the capacity. New memory is
  * scrubbed as well: a client gets all of a chunk, and the driver does not promise what is in it.
+ *
+ * In a context that broke, calls may no longer free anything: its streams, buffers and registrations go when it is
+ * reset, and then the keeper unmaps what chunks nobody has.
  */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -79,6 +83,29 @@ static int check_memory(struct cuda *cuda, CUresult result, const char *call)
 	return result == CUDA_ERROR_OUT_OF_MEMORY ? -ENOMEM : cuda_check(cuda, result, call);
 }
 
+/* Waits. */
+static int clear(struct cuda *cuda, CUdeviceptr at, size_t bytes)
+{
+	int err = cuda_check(cuda, cuda->api->cuMemsetD8Async(at, 0, bytes, cuda->scrubber),
+			     "cuMemsetD8Async");
+
+	/* In any case: what was queued must not come later. */
+	return cuda_drain(cuda, cuda->scrubber) ? -EIO : err;
+}
+
+/* Cleared once, so that nothing is read that was never written. */
+static int make_armed_part(struct cuda *cuda, CUdeviceptr *out)
+{
+	CUdeviceptr part;
+	int err = check_memory(cuda, cuda->api->cuMemAlloc(&part, ARMED_CHUNKS * ARMED_BYTES), "cuMemAlloc");
+
+	if (err)
+		return err;
+	err = clear(cuda, part, ARMED_CHUNKS * ARMED_BYTES);
+	*out = part; /* to be freed in any case */
+	return err;
+}
+
 static int make_armed(struct cuda *cuda, unsigned first, unsigned n)
 {
 	int err = 0;
@@ -86,50 +113,44 @@ static int make_armed(struct cuda *cuda, unsigned first, unsigned n)
 	pthread_mutex_lock(&cuda->armed_lock);
 	for (unsigned i = first / ARMED_CHUNKS; i <= (first + n - 1) / ARMED_CHUNKS && !err; i++)
 		if (!cuda->armed[i])
-			err = check_memory(cuda,
-					   cuda->api->cuMemAlloc(&cuda->armed[i],
-								 ARMED_CHUNKS * ARMED_BYTES),
-					   "cuMemAlloc");
+			err = make_armed_part(cuda, &cuda->armed[i]);
 	pthread_mutex_unlock(&cuda->armed_lock);
 	return err;
 }
 
-/* Clears contents and hashes: nothing of a predecessor shows. Waits. */
+/* Nothing of a predecessor shows. (Its hashes may stay: no page is armed.) */
 static int scrub(struct cuda *cuda, unsigned first, unsigned n)
 {
-	const struct cuda_api *api = cuda->api;
-	int err = cuda_check(cuda,
-			     api->cuMemsetD8Async(chunk_address(cuda, first), 0, (size_t)n * GAIA_CHUNK,
-						  cuda->scrubber),
-			     "cuMemsetD8Async");
-
-	for (unsigned i = first; i < first + n && !err; i++)
-		err = cuda_check(cuda,
-				 api->cuMemsetD8Async(armed_address(cuda, i), 0, ARMED_BYTES,
-						      cuda->scrubber),
-				 "cuMemsetD8Async");
-	/* In any case: what was queued must not come later. */
-	return cuda_drain(cuda, cuda->scrubber) ? -EIO : err;
+	return clear(cuda, chunk_address(cuda, first), (size_t)n * GAIA_CHUNK);
 }
 
-static void unmap(struct cuda *cuda, unsigned slot)
+/* Of @n chunks that follow one another. */
+static void unmap(struct cuda *cuda, unsigned first, unsigned n)
 {
-	cuda_ended(cuda, cuda->api->cuMemUnmap(chunk_address(cuda, slot), GAIA_CHUNK), "cuMemUnmap");
-	cuda_ended(cuda, cuda->api->cuMemRelease(cuda->chunk[slot].handle), "cuMemRelease");
+	CUresult result = cuda->api->cuMemUnmap(chunk_address(cuda, first), (size_t)n * GAIA_CHUNK);
+
+	/* Where only one mapping at a time may be named. */
+	if (n > 1 && (result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_NOT_SUPPORTED)) {
+		result = CUDA_SUCCESS;
+		for (unsigned i = first; i < first + n; i++)
+			cuda_ended(cuda, cuda->api->cuMemUnmap(chunk_address(cuda, i), GAIA_CHUNK), "cuMemUnmap");
+	}
+	cuda_ended(cuda, result, "cuMemUnmap");
+	for (unsigned i = first; i < first + n; i++)
+		cuda_ended(cuda, cuda->api->cuMemRelease(cuda->chunk[i].handle), "cuMemRelease");
 }
 
 static int create_and_map(struct cuda *cuda, unsigned slot)
 {
-	static const CUmemAllocationProp like = {
+	const CUmemAllocationProp prop = {
 		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
 		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-		.location.type = CU_MEM_LOCATION_TYPE_DEVICE,
+		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = cuda->ordinal },
+		.allocFlags.gpuDirectRDMACapable = cuda->rdma,
 	};
-	CUmemAllocationProp prop = like;
 	struct cuda_chunk *chunk = &cuda->chunk[slot];
 	int err;
 
-	prop.location.id = cuda->ordinal;
 	err = check_memory(cuda, cuda->api->cuMemCreate(&chunk->handle, GAIA_CHUNK, &prop, 0),
 			   "cuMemCreate");
 	if (err)
@@ -169,8 +190,8 @@ static int make_chunks(struct cuda *cuda, unsigned first, unsigned n)
 	if (!err)
 		return (int)made;
 unmap:
-	while (made)
-		unmap(cuda, first + --made);
+	if (made)
+		unmap(cuda, first, made);
 	return err;
 }
 
@@ -178,7 +199,7 @@ unmap:
 
 static bool all_in_use(const struct cuda *cuda)
 {
-	return cuda->n_ready + cuda->n_stale + cuda->n_live + cuda->n_busy == cuda->n_chunks;
+	return cuda->n_ready + cuda->n_stale + cuda->n_ended + cuda->n_live + cuda->n_busy == cuda->n_chunks;
 }
 
 /* Free slots that follow each other, BUSY from now on: up to @most of them, from *@first. 0: none. */
@@ -203,34 +224,73 @@ static unsigned take_slots(struct cuda *cuda, unsigned most, unsigned *first)
 	return n;
 }
 
+/* Where chunks in a state are listed; NULL: nowhere. */
+static struct cuda_chunk_list *list_of(struct cuda *cuda, enum chunk_state state, unsigned **n)
+{
+	switch (state) {
+	case CHUNK_READY:
+		*n = &cuda->n_ready;
+		return &cuda->ready;
+	case CHUNK_STALE:
+		*n = &cuda->n_stale;
+		return &cuda->stale;
+	case CHUNK_ENDED:
+		*n = &cuda->n_ended;
+		return &cuda->ended;
+	default:
+		return NULL;
+	}
+}
+
 static void end_busy(struct cuda *cuda, struct cuda_chunk *chunk, enum chunk_state next)
 {
+	unsigned *n;
+	struct cuda_chunk_list *list = list_of(cuda, next, &n);
+
 	bug_on(chunk->state != CHUNK_BUSY);
 	chunk->state = next;
 	cuda->n_busy--;
-	if (next == CHUNK_READY) {
-		SLIST_INSERT_HEAD(&cuda->ready, chunk, link);
-		cuda->n_ready++;
-	} else if (next == CHUNK_STALE) {
-		SLIST_INSERT_HEAD(&cuda->stale, chunk, link);
-		cuda->n_stale++;
+	if (list) {
+		LIST_INSERT_HEAD(list, chunk, link);
+		++*n;
 	} else if (next == CHUNK_LIVE) {
 		cuda->n_live++;
 	}
 	pthread_cond_broadcast(&cuda->memory);
 }
 
-static struct cuda_chunk *take_listed(struct cuda *cuda, struct cuda_chunk_list *list, unsigned *n)
+static void take_listed(struct cuda *cuda, struct cuda_chunk *chunk)
 {
-	struct cuda_chunk *chunk = SLIST_FIRST(list);
+	unsigned *n;
 
-	if (!chunk)
-		return NULL;
-	SLIST_REMOVE_HEAD(list, link);
+	bug_on(!list_of(cuda, chunk->state, &n));
+	LIST_REMOVE(chunk, link);
 	--*n;
 	chunk->state = CHUNK_BUSY;
 	cuda->n_busy++;
+}
+
+static struct cuda_chunk *take_first(struct cuda *cuda, const struct cuda_chunk_list *list)
+{
+	struct cuda_chunk *chunk = LIST_FIRST(list);
+
+	if (chunk)
+		take_listed(cuda, chunk);
 	return chunk;
+}
+
+/* @chunk and its neighbours in the same state, BUSY from now on: how many, from *@first on. */
+static unsigned take_run(struct cuda *cuda, const struct cuda_chunk *chunk, unsigned *first)
+{
+	enum chunk_state state = chunk->state;
+	unsigned i = slot_of(cuda, chunk), n;
+
+	while (i > 0 && cuda->chunk[i - 1].state == state)
+		i--;
+	*first = i;
+	for (n = 0; i < cuda->n_chunks && cuda->chunk[i].state == state; i++, n++)
+		take_listed(cuda, &cuda->chunk[i]);
+	return n;
 }
 
 /* ---- the keeper ---- */
@@ -243,7 +303,7 @@ static bool wants_more(const struct cuda *cuda)
 /* lock held, and let go of meanwhile. */
 static void scrub_stale(struct cuda *cuda)
 {
-	struct cuda_chunk *chunk = take_listed(cuda, &cuda->stale, &cuda->n_stale);
+	struct cuda_chunk *chunk = take_first(cuda, &cuda->stale);
 	int err;
 
 	pthread_mutex_unlock(&cuda->lock);
@@ -266,18 +326,55 @@ static void make_ready(struct cuda *cuda)
 		end_busy(cuda, &cuda->chunk[first + i], (int)i < made ? CHUNK_READY : CHUNK_NONE);
 }
 
+/* Unmaps all chunks of a list. lock held, and let go of meanwhile. */
+static void unmap_listed(struct cuda *cuda, const struct cuda_chunk_list *list)
+{
+	struct cuda_chunk *chunk;
+	unsigned first, n;
+
+	while ((chunk = LIST_FIRST(list))) {
+		n = take_run(cuda, chunk, &first);
+		pthread_mutex_unlock(&cuda->lock);
+		unmap(cuda, first, n);
+		pthread_mutex_lock(&cuda->lock);
+		cuda->physical_full = false;
+		for (unsigned i = first; i < first + n; i++)
+			end_busy(cuda, &cuda->chunk[i], CHUNK_NONE);
+	}
+}
+
+/* The device is off: what its context holds is of no use any more. lock held, and let go of meanwhile. */
+static void give_back(struct cuda *cuda)
+{
+	while (cuda->outstanding || cuda->n_busy || cuda->readers)
+		pthread_cond_wait(&cuda->memory, &cuda->lock);
+	pthread_mutex_unlock(&cuda->lock);
+	cuda_reset_context(cuda);
+	pthread_mutex_lock(&cuda->lock);
+	unmap_listed(cuda, &cuda->ready);
+	unmap_listed(cuda, &cuda->stale);
+	cuda->given_back = true;
+}
+
 void *cuda_keeper_main(void *arg)
 {
 	struct cuda *cuda = arg;
 
 	thread_set_name("cuda-keep");
-	if (cuda_enter(cuda))
-		return NULL;
+	(void)cuda_enter(cuda); /* if not, the device is off */
 	pthread_mutex_lock(&cuda->lock);
-	while (!cuda->stop && !atomic_load(&cuda->off)) {
-		if (cuda->n_stale)
+	for (;;) {
+		bool off = atomic_load(&cuda->off);
+
+		if (off && !cuda->given_back)
+			give_back(cuda);
+		else if (cuda->stop)
+			break;
+		else if (cuda->n_ended)
+			unmap_listed(cuda, &cuda->ended);
+		else if (cuda->n_stale && !off)
 			scrub_stale(cuda);
-		else if (wants_more(cuda))
+		else if (!off && wants_more(cuda))
 			make_ready(cuda);
 		else
 			pthread_cond_wait(&cuda->memory, &cuda->lock);
@@ -296,10 +393,10 @@ static int get_chunk(struct cuda *cuda, struct cuda_chunk **out)
 	int err;
 
 	while (!atomic_load(&cuda->off)) {
-		*out = take_listed(cuda, &cuda->ready, &cuda->n_ready);
+		*out = take_first(cuda, &cuda->ready);
 		if (*out)
 			return 0;
-		*out = take_listed(cuda, &cuda->stale, &cuda->n_stale);
+		*out = take_first(cuda, &cuda->stale);
 		if (*out) {
 			pthread_mutex_unlock(&cuda->lock);
 			err = scrub(cuda, slot_of(cuda, *out), 1);
@@ -319,9 +416,10 @@ static int get_chunk(struct cuda *cuda, struct cuda_chunk **out)
 			if (err != -ENOMEM)
 				return err;
 			full = true;
-		} else if (cuda->n_busy) {
-			/* May be ready next. */
+		} else if (cuda->n_busy || cuda->n_ended) {
+			/* May be ready, or free, next. */
 			pthread_cond_wait(&cuda->memory, &cuda->lock);
+			full = false;
 		} else {
 			return -ENOMEM;
 		}
@@ -346,6 +444,7 @@ int cuda_alloc(struct device *dev, struct devmem **out)
 		chunk->base.dev = dev;
 		chunk->base.generation = device_new_generation();
 		chunk->exported = false;
+		memset(chunk->unarmed, 0xff, sizeof(chunk->unarmed));
 		end_busy(cuda, chunk, CHUNK_LIVE);
 		*out = &chunk->base;
 	}
@@ -353,6 +452,7 @@ int cuda_alloc(struct device *dev, struct devmem **out)
 	return err;
 }
 
+/* Calls nothing of CUDA's, which may wait for streams. */
 void cuda_free(struct device *dev, struct devmem *mem)
 {
 	struct cuda *cuda = to_cuda(dev);
@@ -366,21 +466,11 @@ void cuda_free(struct device *dev, struct devmem *mem)
 	if (chunk->in_flight)
 		bug("device %s: free of chunk %" PRIu64 " with operations in flight", dev->name,
 		    mem->generation);
-	again = !chunk->exported && cuda->n_ready + cuda->n_stale < READY_MOST;
+	again = !chunk->exported && cuda->n_ready + cuda->n_stale < READY_MOST && !atomic_load(&cuda->off);
 	chunk->state = CHUNK_BUSY;
 	cuda->n_live--;
 	cuda->n_busy++;
-	if (again)
-		end_busy(cuda, chunk, CHUNK_STALE);
-	pthread_mutex_unlock(&cuda->lock);
-	if (again)
-		return;
-
-	(void)cuda_enter(cuda); /* even without: what can be given back is */
-	unmap(cuda, slot_of(cuda, chunk));
-	pthread_mutex_lock(&cuda->lock);
-	cuda->physical_full = false;
-	end_busy(cuda, chunk, CHUNK_NONE);
+	end_busy(cuda, chunk, again ? CHUNK_STALE : CHUNK_ENDED);
 	pthread_mutex_unlock(&cuda->lock);
 }
 
@@ -437,38 +527,37 @@ int cuda_memory_init(struct cuda *cuda)
 	int err;
 
 	cuda->n_chunks = (unsigned)(cuda->base.capacity / GAIA_CHUNK);
+	cuda->chunk = xcalloc(cuda->n_chunks, sizeof(*cuda->chunk));
+	cuda->armed = xcalloc((cuda->n_chunks + ARMED_CHUNKS - 1) / ARMED_CHUNKS, sizeof(*cuda->armed));
 	err = cuda_check(cuda,
 			 cuda->api->cuMemAddressReserve(&cuda->range, cuda->base.capacity, GAIA_CHUNK, 0, 0),
 			 "cuMemAddressReserve");
-	if (err)
-		return err;
-	err = cuda_check(cuda, cuda->api->cuStreamCreate(&cuda->scrubber, CU_STREAM_NON_BLOCKING),
-			 "cuStreamCreate");
-	if (err) {
-		cuda_ended(cuda, cuda->api->cuMemAddressFree(cuda->range, cuda->base.capacity),
-			   "cuMemAddressFree");
-		return err;
-	}
-	cuda->chunk = xcalloc(cuda->n_chunks, sizeof(*cuda->chunk));
-	cuda->armed = xcalloc((cuda->n_chunks + ARMED_CHUNKS - 1) / ARMED_CHUNKS, sizeof(*cuda->armed));
-	return 0;
+	if (!err)
+		err = cuda_check(cuda, cuda->api->cuStreamCreate(&cuda->scrubber, CU_STREAM_NON_BLOCKING),
+				 "cuStreamCreate");
+	return err;
 }
 
 void cuda_memory_destroy(struct cuda *cuda)
 {
-	for (unsigned i = 0; i < cuda->n_chunks; i++) {
-		enum chunk_state state = cuda->chunk[i].state;
-
-		bug_on(state == CHUNK_BUSY || state == CHUNK_LIVE);
-		if (state != CHUNK_NONE)
-			unmap(cuda, i);
-	}
-	for (unsigned i = 0; i < (cuda->n_chunks + ARMED_CHUNKS - 1) / ARMED_CHUNKS; i++)
+	pthread_mutex_lock(&cuda->lock);
+	unmap_listed(cuda, &cuda->ended);
+	unmap_listed(cuda, &cuda->stale);
+	unmap_listed(cuda, &cuda->ready);
+	bug_on(cuda->n_busy || cuda->n_live);
+	pthread_mutex_unlock(&cuda->lock);
+	for (unsigned i = 0; i < (cuda->n_chunks + ARMED_CHUNKS - 1) / ARMED_CHUNKS && !cuda->reset; i++)
 		if (cuda->armed[i])
 			cuda_ended(cuda, cuda->api->cuMemFree(cuda->armed[i]), "cuMemFree");
-	cuda_ended(cuda, cuda->api->cuStreamDestroy(cuda->scrubber), "cuStreamDestroy");
-	cuda_ended(cuda, cuda->api->cuMemAddressFree(cuda->range, cuda->base.capacity),
-		   "cuMemAddressFree");
+	if (cuda->scrubber && !cuda->reset)
+		cuda_ended(cuda, cuda->api->cuStreamDestroy(cuda->scrubber), "cuStreamDestroy");
 	free(cuda->armed);
 	free(cuda->chunk);
+}
+
+void cuda_range_free(struct cuda *cuda)
+{
+	if (cuda->range)
+		cuda_ended(cuda, cuda->api->cuMemAddressFree(cuda->range, cuda->base.capacity),
+			   "cuMemAddressFree");
 }

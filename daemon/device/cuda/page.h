@@ -24,7 +24,7 @@
 #define PAGE_TABLE static const
 #endif
 
-/* Armed or not; 0, 0: never armed. */
+/* Whether a page is armed the host knows (cuda_chunk.unarmed). */
 struct page_hash {
 	word_t low, high;
 };
@@ -148,8 +148,6 @@ DEVICE_INLINE struct page_hash hash_end(const word_t *accumulators)
 
 	hash.low = hash_merge(accumulators, hash_low_keys, length * 0x9e3779b185ebca87);
 	hash.high = hash_merge(accumulators, hash_high_keys, ~(length * 0xc2b2ae3d27d4eb4f));
-	if (!hash.low && !hash.high)
-		hash.low = 1; /* zeros mean that there is none */
 	return hash;
 }
 

@@ -10,14 +10,12 @@
 #include "base/log.h"
 #include "device/cuda/internal.h"
 
-#define MOST_ORDINALS (8 * sizeof(((struct cuda_chunk *)0)->readers))
-
 bool cuda_reaches(struct device *dev, const struct device *from)
 {
 	struct cuda *cuda = to_cuda(dev), *source = to_cuda(from->core);
 	int can = 0;
 
-	if (from->core->ops != dev->ops || (size_t)cuda->ordinal >= MOST_ORDINALS)
+	if (from->core->ops != dev->ops)
 		return false;
 	if (atomic_load(&cuda->off) || atomic_load(&source->off) || cuda_enter(cuda))
 		return false;
@@ -30,20 +28,27 @@ struct cuda *cuda_source(const struct dev_op *op)
 	return to_cuda(op->from->core);
 }
 
-const char *cuda_sources_hold(struct cuda *cuda, const struct dev_op *op)
+int cuda_sources_hold(struct cuda *cuda, const struct dev_op *op, const char **fault)
 {
 	struct cuda *source = cuda_source(op);
-	bool live = true;
+	bool live = true, off;
 
-	if (source == cuda || op->from->core->ops != cuda->base.ops)
-		return "a source that is no other GPU";
+	if (source == cuda || op->from->core->ops != cuda->base.ops) {
+		*fault = "a source that is no other GPU";
+		return -EINVAL;
+	}
 	pthread_mutex_lock(&source->lock);
+	/* What is under way for others keeps its memory (give_back()). Nothing begins any more. */
+	off = atomic_load(&source->off);
 	for (unsigned i = 0; i < op->n && live; i++)
 		live = cuda_find_live(source, op->runs[i].other);
-	for (unsigned i = 0; i < op->n && live; i++)
+	for (unsigned i = 0; i < op->n && live && !off; i++)
 		cuda_find_live(source, op->runs[i].other)->in_flight++;
+	source->readers += live && !off;
 	pthread_mutex_unlock(&source->lock);
-	return live ? NULL : "a source that is not the other device's";
+	if (!live)
+		*fault = "a source that is not the other device's";
+	return !live ? -EINVAL : off ? -EHOSTUNREACH : 0;
 }
 
 void cuda_sources_drop(const struct dev_op *op)
@@ -53,6 +58,8 @@ void cuda_sources_drop(const struct dev_op *op)
 	pthread_mutex_lock(&source->lock);
 	for (unsigned i = 0; i < op->n; i++)
 		cuda_find_live(source, op->runs[i].other)->in_flight--;
+	source->readers--;
+	pthread_cond_broadcast(&source->memory);
 	pthread_mutex_unlock(&source->lock);
 }
 

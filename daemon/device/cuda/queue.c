@@ -46,12 +46,15 @@ int cuda_submit(struct device *dev, struct dev_op *op)
 	struct cuda *cuda = to_cuda(dev);
 	const char *fault = device_op_fault(op);
 	bool held = false;
+	int err;
 
 	if (atomic_load(&cuda->off))
 		return -ENODEV;
 	if (!fault && op->kind == DEV_COPY_PEER) {
-		fault = cuda_sources_hold(cuda, op);
-		held = !fault;
+		err = cuda_sources_hold(cuda, op, &fault);
+		if (err == -EHOSTUNREACH)
+			return err;
+		held = !err;
 	}
 	pthread_mutex_lock(&cuda->lock);
 	if (!fault)
@@ -101,6 +104,7 @@ static struct cuda_batch *take_idle(struct cuda *cuda)
 	pthread_mutex_unlock(&cuda->lock);
 	b->recorded = b->last = false;
 	b->err = 0;
+	b->lenders = 0;
 	b->n_items = b->n_pages = b->n_unstage = b->staged = 0;
 	return b;
 }
@@ -190,7 +194,6 @@ static int copy_by_engine(struct cuda *cuda, enum dev_kind kind, const struct pa
 {
 	const struct cuda_api *api = cuda->api;
 	size_t bytes = (size_t)n * GAIA_PAGE;
-	int err;
 
 	if (kind == DEV_COPY_OUT)
 		return cuda_check(cuda,
@@ -198,29 +201,53 @@ static int copy_by_engine(struct cuda *cuda, enum dev_kind kind, const struct pa
 							 cuda->stream),
 				  "cuMemcpyDtoHAsync");
 	if (kind == DEV_COPY_PEER)
-		err = cuda_check(cuda,
-				 api->cuMemcpyDtoDAsync((CUdeviceptr)item->page, (CUdeviceptr)item->other,
-							bytes, cuda->stream),
-				 "cuMemcpyDtoDAsync");
-	else
-		err = cuda_check(cuda,
-				 api->cuMemcpyHtoDAsync((CUdeviceptr)item->page, place->host, bytes,
-							cuda->stream),
-				 "cuMemcpyHtoDAsync");
-	if (err)
-		return err;
+		return cuda_check(cuda,
+				  api->cuMemcpyDtoDAsync((CUdeviceptr)item->page, (CUdeviceptr)item->other,
+							 bytes, cuda->stream),
+				  "cuMemcpyDtoDAsync");
 	return cuda_check(cuda,
-			  api->cuMemsetD8Async((CUdeviceptr)item->armed, 0, n * sizeof(*item->armed),
-					       cuda->stream),
-			  "cuMemsetD8Async");
+			  api->cuMemcpyHtoDAsync((CUdeviceptr)item->page, place->host, bytes, cuda->stream),
+			  "cuMemcpyHtoDAsync");
+}
+
+/*
+ * What the operation does to the marks of @n pages of a run, from @at on, which are the batch's pages from @nth on: none
+ * of it costs the GPU anything.
+ */
+static void mark_armed(struct cuda_batch *b, enum dev_kind kind, const struct dev_run *run, uint32_t at,
+		       uint32_t n, uint32_t nth)
+{
+	struct cuda_chunk *chunk = container_of(run->mem, struct cuda_chunk, base);
+	const struct cuda_chunk *other = NULL;
+
+	if (kind == DEV_COPY_OUT || kind == DEV_ZERO)
+		return;
+	if (kind == DEV_COPY_WITHIN)
+		other = container_of(run->other, struct cuda_chunk, base);
+	for (uint32_t i = 0; i < n; i++, nth++) {
+		uint32_t page = run->page + at + i;
+		uint64_t bit = 1ull << (page % 64), *word = &chunk->unarmed[page / 64];
+		bool unarmed = *word & bit;
+
+		if (kind == DEV_FIND_CHANGED) {
+			uint64_t *of_batch = &b->unarmed[nth / 64];
+
+			*of_batch = (*of_batch & ~(1ull << (nth % 64))) | (uint64_t)unarmed << (nth % 64);
+		}
+		if (kind == DEV_COPY_WITHIN)
+			unarmed = other->unarmed[page / 64] & bit;
+		else
+			unarmed = kind == DEV_COPY_IN || kind == DEV_COPY_PEER;
+		*word = unarmed ? *word | bit : *word & ~bit;
+	}
 }
 
 /* Looks a run's host memory up: where it is pinned, and how many of @n pages may be taken at once. */
-static uint32_t find_host(struct cuda *cuda, const void *first, uint32_t at, uint32_t n,
+static uint32_t find_host(struct issue *is, const void *first, uint32_t at, uint32_t n,
 			  const void **host, struct place *place)
 {
 	*host = (const char *)first + (size_t)at * GAIA_PAGE;
-	place->device = cuda_host_address(cuda, *host);
+	place->device = cuda_host_address(is->cuda, *host, &is->batch->lenders);
 	place->host = place->device ? (void *)*host : NULL;
 	return MIN(n, pages_to_slab_end(*host));
 }
@@ -249,11 +276,11 @@ static uint32_t add_pages(struct issue *is, const struct dev_run *run, uint32_t 
 	if (b->n_items == BATCH_ITEMS)
 		return 0;
 	if (has_host) {
-		n = find_host(cuda, run->host, at, n, &host, &host_place);
+		n = find_host(is, run->host, at, n, &host, &host_place);
 		unstaged += !host_place.host;
 	}
 	if (has_base) {
-		n = find_host(cuda, run->base, at, n, &base, &base_place);
+		n = find_host(is, run->base, at, n, &base, &base_place);
 		unstaged += !base_place.host;
 	}
 	if (unstaged)
@@ -275,6 +302,7 @@ static uint32_t add_pages(struct issue *is, const struct dev_run *run, uint32_t 
 		item.other = (void *)host_place.device;
 		item.base = (void *)base_place.device;
 	}
+	mark_armed(b, kind, run, at, n, b->n_pages);
 	if (is_copy && n * GAIA_PAGE >= cuda->copy_from) {
 		is->err = copy_by_engine(cuda, kind, &item, &host_place, n);
 		return is->err ? 0 : n;
@@ -358,17 +386,19 @@ static void finish(struct cuda_batch *b, uint64_t bit)
 	if (b->op->kind != DEV_FIND_CHANGED)
 		return;
 	for (uint32_t i = 0; i < b->n_pages; i++, bit++)
-		if (b->changed[i])
+		if (b->changed[i] || b->unarmed[i / 64] >> (i % 64) & 1)
 			b->op->changed[bit / 64] |= 1ull << (bit % 64);
 }
 
 static void put_idle(struct cuda *cuda, struct cuda_batch *b)
 {
+	cuda_host_return(b->lenders);
 	pthread_mutex_lock(&cuda->lock);
 	STAILQ_INSERT_TAIL(&cuda->idle, b, link);
 	if (b->last) {
 		mark_in_flight(cuda, b->op, -1);
-		cuda->outstanding--;
+		if (--cuda->outstanding == 0 && atomic_load(&cuda->off))
+			pthread_cond_broadcast(&cuda->memory); /* the keeper */
 	}
 	pthread_cond_signal(&cuda->work);
 	pthread_mutex_unlock(&cuda->lock);
@@ -482,13 +512,13 @@ int cuda_queue_init(struct cuda *cuda)
 		err = batch_init(cuda, &cuda->batch[i]);
 		STAILQ_INSERT_TAIL(&cuda->idle, &cuda->batch[i], link);
 	}
-	if (err)
-		cuda_queue_destroy(cuda);
 	return err;
 }
 
 void cuda_queue_destroy(struct cuda *cuda)
 {
+	if (cuda->reset)
+		return;
 	for (unsigned i = 0; i < BATCHES; i++)
 		batch_destroy(cuda, &cuda->batch[i]);
 	if (cuda->stream)

@@ -1,0 +1,394 @@
+/*
+ * device_cuda_context.c - the CUDA device where calls of CUDA wait for streams, as its documentation lets them; when
+ * its context breaks; and on which GPUs it is created. On a fake driver, in modes that do these things.
+ */
+#include <pthread.h>
+#include <sched.h>
+#include <semaphore.h>
+
+#include "device_io.h"
+#include "fake_cuda_api.h"
+
+#define CHUNKS 8u
+
+/* For what other threads bring about; else the suite's time runs out. */
+#define until(condition)               \
+	do {                           \
+		while (!(condition))   \
+			sched_yield(); \
+	} while (0)
+
+static struct device *dev;
+
+static void begin(const struct fake_cuda_config *config)
+{
+	const struct cuda_config of_dev = { .capacity = CHUNKS * GAIA_CHUNK };
+	struct fake_cuda_config with = *config;
+
+	with.n_devices = with.n_devices ? with.n_devices : 1;
+	with.memory = 4 * CHUNKS * GAIA_CHUNK;
+	fake_cuda_reset(&with);
+	cr_assert_eq(fake_cuda_api()->cuInit(0), 0);
+	cr_assert_eq(cuda_create(fake_cuda_api(), &of_dev, 4 * GAIA_PAGE, &dev), 0);
+}
+
+static void nothing_is_left(void)
+{
+	cr_assert_null(fake_cuda_violation(), "%s", fake_cuda_violation());
+	cr_assert_eq(fake_cuda_alive(true), 0);
+	cr_assert_eq(fake_cuda_used(), 0);
+}
+
+static void end(void)
+{
+	dev->ops->destroy(dev);
+	nothing_is_left();
+}
+
+static void must_free(struct devmem *mem)
+{
+	mem->dev->ops->free(mem->dev, mem);
+}
+
+static char *new_slab(struct device *to)
+{
+	char *slab = aligned_alloc(GAIA_CHUNK, GAIA_CHUNK);
+
+	memset(slab, 's', GAIA_CHUNK);
+	to->ops->host_slab(to, slab, true);
+	return slab;
+}
+
+static void end_slab(struct device *to, char *slab)
+{
+	to->ops->host_slab(to, slab, false);
+	free(slab);
+}
+
+/* ---- calls that wait ---- */
+
+TestSuite(waits, .timeout = 60);
+
+/* Another stream of the process, with a kernel that ends when it may. */
+static struct {
+	CUcontext context;
+	CUstream stream;
+	sem_t begun, may_end;
+} busy;
+
+static void run_until_told(void *arg)
+{
+	sem_post(&busy.begun);
+	sem_wait(&busy.may_end);
+}
+
+static void begin_busy(void)
+{
+	const struct cuda_api *api = fake_cuda_api();
+
+	sem_init(&busy.begun, 0, 0);
+	sem_init(&busy.may_end, 0, 0);
+	cr_assert_eq(api->cuDevicePrimaryCtxRetain(&busy.context, 0), 0);
+	cr_assert_eq(api->cuCtxSetCurrent(busy.context), 0);
+	cr_assert_eq(api->cuStreamCreate(&busy.stream, CU_STREAM_NON_BLOCKING), 0);
+	cr_assert_eq(fake_cuda_launch(busy.stream, run_until_told, NULL), 0);
+	sem_wait(&busy.begun);
+}
+
+static void end_busy(void)
+{
+	sem_post(&busy.may_end);
+}
+
+static void forget_busy(void)
+{
+	const struct cuda_api *api = fake_cuda_api();
+
+	cr_assert_eq(api->cuStreamDestroy(busy.stream), 0);
+	cr_assert_eq(api->cuDevicePrimaryCtxRelease(0), 0);
+}
+
+/* Copies there and back. */
+static void works(struct devmem *mem, char *host)
+{
+	char *found = host_pages(2);
+
+	cr_assert_eq(copy_in(mem, 3, 2, host), 0);
+	cr_assert_eq(copy_out(mem, 3, 2, found), 0);
+	cr_assert_arr_eq(found, host, 2 * GAIA_PAGE);
+	free(found);
+}
+
+Test(waits, no_operation_waits_for_a_registration)
+{
+	struct devmem *mem;
+	char *slab, *next;
+
+	begin(&(struct fake_cuda_config){ .register_waits = true });
+	mem = must_alloc(dev);
+	begin_busy();
+	slab = new_slab(dev);
+	next = new_slab(dev);
+	works(mem, slab);
+	until(fake_cuda_waiting() == 1);
+	works(mem, slab);
+	works(mem, next);
+	cr_assert_not(fake_cuda_usable(slab, GAIA_CHUNK));
+	end_busy();
+	until(fake_cuda_usable(slab, GAIA_CHUNK) && fake_cuda_usable(next, GAIA_CHUNK));
+	works(mem, slab);
+	must_free(mem);
+	end_slab(dev, slab);
+	end_slab(dev, next);
+	forget_busy();
+	end();
+}
+
+/* Only when some device is used: and then also what no operation has named. */
+Test(waits, slabs_are_registered_ahead)
+{
+	struct devmem *mem;
+	char *slab, *other;
+
+	begin(&(struct fake_cuda_config){ 0 });
+	mem = must_alloc(dev);
+	slab = new_slab(dev);
+	other = new_slab(dev);
+	cr_assert_eq(find_changed(mem, 0, 1), 1);
+	cr_assert_eq(fake_cuda_calls_of("cuMemHostRegister"), 0);
+	works(mem, slab);
+	until(fake_cuda_usable(other, GAIA_CHUNK));
+	must_free(mem);
+	end_slab(dev, slab);
+	end_slab(dev, other);
+	end();
+}
+
+Test(waits, who_frees_does_not_wait_for_an_unmapping)
+{
+	struct devmem *mem, *other;
+	char *host = host_pages(2);
+
+	begin(&(struct fake_cuda_config){ .unmap_waits = true });
+	mem = must_alloc(dev);
+	other = must_alloc(dev);
+	close(dev->ops->export_fd(dev, mem, true));
+	begin_busy();
+	must_free(mem); /* it was exported, and is not used again */
+	until(fake_cuda_waiting() == 1);
+	works(other, host);
+	must_free(must_alloc(dev));
+	end_busy();
+	until(fake_cuda_waiting() == 0);
+	must_free(other);
+	forget_busy();
+	end();
+	free(host);
+}
+
+/* ---- calls that need not be ---- */
+
+TestSuite(calls, .timeout = 60);
+
+Test(calls, the_copy_engine_is_given_no_more_than_the_copy)
+{
+	struct devmem *mem;
+	char *slab;
+	unsigned sets;
+
+	begin(&(struct fake_cuda_config){ 0 });
+	mem = must_alloc(dev);
+	slab = new_slab(dev);
+	works(mem, slab);
+	until(fake_cuda_usable(slab, GAIA_CHUNK));
+	until(fake_cuda_used() >= CHUNKS * GAIA_CHUNK); /* the chunks to keep are made, and cleared: */
+	cr_assert_eq(arm(mem, 0, 64), 0);
+	sets = fake_cuda_calls_of("cuMemsetD8Async");
+	while (fake_cuda_calls_of("cuMemsetD8Async") != sets)
+		sets = fake_cuda_calls_of("cuMemsetD8Async");
+	cr_assert_eq(copy_in(mem, 0, 64, slab), 0);
+	cr_assert_eq(fake_cuda_calls_of("cuMemsetD8Async"), sets);
+	cr_assert_eq(find_changed(mem, 0, 64), 64, "they are not armed all the same");
+	cr_assert_eq(find_changed(mem, 0, 64), 0);
+	must_free(mem);
+	end_slab(dev, slab);
+	end();
+}
+
+Test(calls, chunks_side_by_side_are_unmapped_by_one)
+{
+	begin(&(struct fake_cuda_config){ 0 });
+	until(fake_cuda_used() >= CHUNKS * GAIA_CHUNK); /* those that are kept ready, made at once */
+	dev->ops->destroy(dev);
+	cr_assert_eq(fake_cuda_calls_of("cuMemUnmap"), 1);
+	nothing_is_left();
+}
+
+Test(calls, chunks_side_by_side_are_unmapped_one_by_one_where_only_that_is_allowed)
+{
+	struct devmem *mem;
+	char *host = host_pages(2);
+
+	begin(&(struct fake_cuda_config){ .single_unmaps = true });
+	until(fake_cuda_used() >= CHUNKS * GAIA_CHUNK);
+	mem = must_alloc(dev);
+	works(mem, host);
+	must_free(mem);
+	end();
+	free(host);
+}
+
+/* ---- a context that breaks ---- */
+
+TestSuite(broken, .timeout = 60);
+
+static void break_context(struct devmem *mem)
+{
+	char *host = host_pages(1);
+
+	fake_cuda_fail_later(1, CUDA_ERROR_ILLEGAL_ADDRESS);
+	cr_assert_neq(copy_in(mem, 0, 1, host), 0);
+	cr_assert(fake_cuda_failed());
+	cr_assert_eq(copy_in(mem, 0, 1, host), -ENODEV);
+	free(host);
+}
+
+static void gives_back(const struct fake_cuda_config *config)
+{
+	struct devmem *mem, *exported;
+	char *slab;
+
+	begin(config);
+	mem = must_alloc(dev);
+	exported = must_alloc(dev);
+	close(dev->ops->export_fd(dev, exported, true));
+	slab = new_slab(dev);
+	works(mem, slab);
+	until(fake_cuda_usable(slab, GAIA_CHUNK));
+	break_context(mem);
+	must_free(mem);
+	must_free(exported);
+	/* The device is there still, and others may have all of the memory. */
+	until(fake_cuda_used() == 0);
+	cr_assert_eq(dev->ops->alloc(dev, &mem), -ENODEV);
+	end_slab(dev, slab);
+	end();
+}
+
+Test(broken, gives_its_memory_back_at_once)
+{
+	gives_back(&(struct fake_cuda_config){ 0 });
+	gives_back(&(struct fake_cuda_config){ .broken_frees = true });
+}
+
+Test(broken, gives_back_what_is_freed_later)
+{
+	struct devmem *mem;
+
+	begin(&(struct fake_cuda_config){ .broken_frees = true });
+	mem = must_alloc(dev);
+	break_context(mem);
+	until(fake_cuda_calls_of("cuDevicePrimaryCtxReset") == 1);
+	must_free(mem);
+	until(fake_cuda_used() == 0);
+	end();
+}
+
+Test(broken, while_it_is_created_leaves_nothing)
+{
+	const struct cuda_config config = { .capacity = CHUNKS * GAIA_CHUNK };
+	unsigned nth = 0;
+	int err;
+
+	do {
+		fake_cuda_reset(&(struct fake_cuda_config){ .n_devices = 1, .memory = 4 * CHUNKS * GAIA_CHUNK,
+							    .broken_frees = true });
+		cr_assert_eq(fake_cuda_api()->cuInit(0), 0);
+		fake_cuda_fail("cuMemHostAlloc", ++nth, CUDA_ERROR_ILLEGAL_ADDRESS, true);
+		err = cuda_create(fake_cuda_api(), &config, 4 * GAIA_PAGE, &dev);
+		fake_cuda_failed();
+		if (!err)
+			dev->ops->destroy(dev);
+		nothing_is_left();
+	} while (err);
+	cr_assert_gt(nth, 10);
+}
+
+/* What was registered through the one that broke was used by the other. */
+Test(broken, one_of_two_takes_nothing_of_the_others_along)
+{
+	const struct cuda_config second = { .index = 1, .capacity = CHUNKS * GAIA_CHUNK };
+	struct devmem *mem[2];
+	struct device *other;
+	char *slab;
+
+	begin(&(struct fake_cuda_config){ .n_devices = 2 });
+	cr_assert_eq(cuda_create(fake_cuda_api(), &second, 4 * GAIA_PAGE, &other), 0);
+	mem[0] = must_alloc(dev);
+	mem[1] = must_alloc(other);
+	slab = new_slab(dev);
+	other->ops->host_slab(other, slab, true);
+	works(mem[0], slab);
+	until(fake_cuda_usable(slab, GAIA_CHUNK));
+	/* (In the fake all contexts break together; the reset mends it.) */
+	fake_cuda_fail("cuMemcpyHtoDAsync", 1, CUDA_ERROR_ILLEGAL_ADDRESS, false);
+	cr_assert_eq(copy_in(mem[0], 0, 1, slab), -EIO);
+	cr_assert(fake_cuda_failed());
+	while (fake_cuda_calls_of("cuDevicePrimaryCtxReset") == 0)
+		works(mem[1], slab);
+	works(mem[1], slab);
+	until(fake_cuda_usable(slab, GAIA_CHUNK));
+	works(mem[1], slab);
+	must_free(mem[0]);
+	must_free(mem[1]);
+	dev->ops->host_slab(dev, slab, false);
+	end_slab(other, slab);
+	other->ops->destroy(other);
+	end();
+}
+
+/* ---- which GPUs ---- */
+
+TestSuite(gpus, .timeout = 60);
+
+static void cannot_be_had(const struct fake_cuda_config *config)
+{
+	const struct cuda_config of_dev = { .capacity = CHUNKS * GAIA_CHUNK };
+
+	fake_cuda_reset(config);
+	cr_assert_eq(fake_cuda_api()->cuInit(0), 0);
+	dev = NULL;
+	cr_assert_eq(cuda_create(fake_cuda_api(), &of_dev, 4 * GAIA_PAGE, &dev), -ENODEV);
+	cr_assert_null(dev);
+	nothing_is_left();
+}
+
+Test(gpus, that_clients_could_not_use_as_well_are_refused)
+{
+	cannot_be_had(&(struct fake_cuda_config){ .n_devices = 1, .memory = 4 * CHUNKS * GAIA_CHUNK,
+						  .compute_mode = CU_COMPUTEMODE_EXCLUSIVE_PROCESS });
+	cannot_be_had(&(struct fake_cuda_config){ .n_devices = 1, .memory = 4 * CHUNKS * GAIA_CHUNK,
+						  .compute_mode = CU_COMPUTEMODE_PROHIBITED });
+}
+
+Test(gpus, have_memory_for_rdma_where_they_can)
+{
+	begin(&(struct fake_cuda_config){ 0 });
+	must_free(must_alloc(dev));
+	cr_assert_gt(fake_cuda_rdma_capable(), 0);
+	end();
+	begin(&(struct fake_cuda_config){ .no_rdma = true });
+	must_free(must_alloc(dev));
+	cr_assert_eq(fake_cuda_rdma_capable(), 0);
+	end();
+}
+
+/* Whether there is a driver or not. */
+Test(gpus, are_used_without_mps)
+{
+	const char *why;
+
+	setenv("CUDA_MPS_PIPE_DIRECTORY", "/tmp", 1);
+	(void)cuda_driver(&why);
+	cr_assert_str_eq(getenv("CUDA_MPS_PIPE_DIRECTORY"), "/dev/null");
+}
