@@ -135,6 +135,13 @@ def value(row, key):
     return text
 
 
+def amount(row, key):
+    """With its unit: "4 KiB", "3 pages", "4 KiB a piece"."""
+    if key.endswith("bytes"):
+        return value(row, key) + (" a " + key[:-len("_bytes")] if key != "bytes" else "")
+    return value(row, key) + " " + key.replace("_", " ")
+
+
 def columns(row):
     return tuple(key for key in row if key not in ("section", "what", "simulated", "not_run") and
                  not key.endswith(("_p10", "_p90")))
@@ -225,7 +232,7 @@ def shares(phases):
         for s in phase.sections.values():
             for row in s.rows:
                 if numeric(row, "of_ceiling"):
-                    over = [value(row, key) + " " + key for key in SIZES if numeric(row, key)]
+                    over = [amount(row, key) for key in SIZES if numeric(row, key)]
                     label = "%s, %s" % (row.get("what", ""), ", ".join(over)) if over else row.get("what", "")
                     out.append(("%s: %s: %s" % (phase.name, s.name, label), row["of_ceiling"],
                                 bool(row.get("simulated"))))
@@ -236,7 +243,7 @@ def shares_script(path, bars):
     simulated = any(bar[2] for bar in bars)
     most = max(1.1, min(2, max(bar[1] for bar in bars) * 1.05))
     out = ['set terminal pngcairo size 1200,%d noenhanced font "sans,9"' % (120 + 17 * len(bars)),
-           "set output " + quote(path), "set lmargin 75", "set rmargin 4",
+           "set output " + quote(path), "set lmargin %d" % min(76, 2 + max(len(bar[0]) for bar in bars)), "set rmargin 4",
            "set title " + quote(mark("shares of the machine's ceilings (longer is better)", simulated)),
            "set style fill solid", "set border 3", "set grid xtics", "set xrange [0:%f]" % most,
            "set yrange [%f:0.5]" % (-len(bars) + 0.5), "set arrow from 1,graph 0 to 1,graph 1 nohead lw 2",
@@ -254,7 +261,7 @@ def panels(phases):
                 curves, unit = {}, "gb_s" if any(numeric(row, "gb_s") for row in s.rows) else "us"
                 for row in s.rows:
                     if numeric(row, key) and numeric(row, unit) and row[key] > 0 and row[unit] > 0:
-                        rest = [value(row, other) + " " + other for other in SIZES if other != key and numeric(row, other)
+                        rest = [amount(row, other) for other in SIZES if other != key and numeric(row, other)
                                 and not (key == "bytes" and other == "pages")]
                         curves.setdefault(", ".join([str(row.get("what", ""))] + rest), []).append((row[key], row[unit]))
                 curves = {name: sorted(points) for name, points in curves.items()
@@ -265,12 +272,18 @@ def panels(phases):
     return out
 
 
+def ticks(curves):
+    """Where a curve has points; not all of many."""
+    at = sorted({x for points in curves.values() for x, _ in points})
+    return at[::1 + len(at) // 12]
+
+
 def panels_script(path, shown):
     rows = (len(shown) + 1) // 2
     out = ['set terminal pngcairo size 1400,%d noenhanced font "sans,9"' % (60 + 380 * rows),
            "set output " + quote(path), "set multiplot layout %d,2 title %s" % (
                rows, quote(mark("by size", any(panel[4] for panel in shown)))),
-           "set logscale xy", "set grid", "set border 3", "set key left top font ',7'", "set xtics format '%.0s %c'"]
+           "set logscale xy", "set grid", "set border 3", "set key left top font ',7'"]
     names = {"gb_s": "GB/s (up is better)", "us": "µs (down is better)"}
     for nth, (title, key, unit, curves, simulated) in enumerate(shown):
         plots = []
@@ -279,7 +292,9 @@ def panels_script(path, shown):
             out += block(data, points)
             plots.append("$%s with linespoints pt 7 ps 0.5 lc rgb %s dt %d title %s" % (
                 data, quote(COLOURS[n % len(COLOURS)]), 1 + n // len(COLOURS), quote(name[:60])))
-        out += ["set title " + quote(mark(title, simulated)), "set xlabel " + quote(key),
+        out += ["set title " + quote(mark(title, simulated)), "set xlabel " + quote(key.replace("_", " ")),
+                "set xtics (%s) rotate by -30" % ", ".join(
+                    "%s %f" % (quote(size(x) if key.endswith("bytes") else number(x)), x) for x in ticks(curves)),
                 "set ylabel " + quote(names[unit]), "plot " + ", ".join(plots)]
     return out + ["unset multiplot"]
 
