@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""check_rows.py PROGRAM [OPTION...]: runs every section of a played measuring program, and looks at the rows.
+
+Each section runs with --quick to its end. Every line is one JSON object with a section and what it is; numbers
+are numbers; it says that it is simulated. Then with a driver that fails: the rows before that are whole, the exit
+status is not 0, and standard error names the call."""
+import json
+import os
+import subprocess
+import sys
+
+program, options = sys.argv[1], sys.argv[2:]
+faults = []
+
+
+def fault(where, what):
+    faults.append(f'{where}: {what}')
+
+
+def run(section, fail=None, arguments=()):
+    env = dict(os.environ)
+    if fail:
+        env['GAIAFS_PLAYED_FAIL'] = fail
+    return subprocess.run([program, *options, '--quick', section, *arguments], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, timeout=60, text=True, env=env)
+
+
+def check(section, done):
+    """The rows, and what is wrong with them noted."""
+    rows = []
+    if done.stdout and not done.stdout.endswith('\n'):
+        fault(section, 'the last line is not whole')
+    for line in done.stdout.splitlines():
+        try:
+            row = json.loads(line, parse_constant=lambda name: fault(section, f'{name} is no number: {line}'))
+        except ValueError as err:
+            fault(section, f'{err}: {line}')
+            continue
+        if row.get('section') != section or not row.get('what'):
+            fault(section, f'no section or what: {line}')
+        if len(line) >= 4096:
+            fault(section, f'{len(line)} characters in a row')
+        if 'not_run' not in row and len(row) < 4:
+            fault(section, f'it says nothing: {line}')
+        if row.get('simulated') is not True:
+            fault(section, f'it does not say that it is simulated: {line}')
+        rows.append(row)
+    return rows
+
+
+def sections():
+    listed = subprocess.run([program, '--list'], stdout=subprocess.PIPE, text=True, check=True).stdout
+    table = [line.split(' ') for line in listed.splitlines()]
+    if not table or any(len(entry) != 2 or not entry[1].isdigit() for entry in table):
+        sys.exit(f'--list: {listed}')
+    return [name for name, _ in table]
+
+
+def whole(arguments=()):
+    for section in sections():
+        done = run(section, arguments=arguments)
+        rows = check(section, done)
+        if done.returncode == 77 and done.stderr:
+            print(f'{section}: does not apply: {done.stderr.strip()}')
+        elif done.returncode or not rows:
+            fault(section, f'exit status {done.returncode}, {len(rows)} rows: {done.stderr}')
+        else:
+            print(f'{section}: {len(rows)} rows, {sum("not_run" in row for row in rows)} of them not run')
+
+
+def failing(section, entry, most, arguments=()):
+    """Later and later calls fail: before, more and more rows."""
+    seen = set()
+    for nth in (1, 3, 10, 30, 100, 300, 1000):
+        done = run(section, f'{entry}:{nth}', arguments)
+        rows = check(section, done)
+        seen.add(len(rows))
+        if done.returncode == 0 and len(rows) == most:
+            break # there are not so many calls
+        last = done.stderr.strip()
+        if done.returncode in (0, 77) or entry not in last:
+            fault(section, f'call {nth} of {entry} fails: exit status {done.returncode}, says {last}')
+    if len(seen) < 3:
+        fault(section, f'{entry} failed here and there, and rows were always {seen}')
+
+
+if __name__ == '__main__':
+    arguments = []
+    if '--fail' in options:
+        at = options.index('--fail')
+        section, entry = options[at + 1].split(':')
+        del options[at:at + 2]
+        failing(section, entry, len(check(section, run(section))))
+    else:
+        whole()
+    if faults:
+        sys.exit('\n'.join(faults))
