@@ -3,7 +3,10 @@
 
 Each section runs with --quick to its end. Every line is one JSON object with a section and what it is; numbers
 are numbers; it says that it is simulated. Then with a driver that fails: the rows before that are whole, the exit
-status is not 0, and standard error names the call."""
+status is not 0, and standard error names the call.
+
+    --fail SECTION:ENTRY    only that, for one section and one entry point
+    --waits SECTION         only: where cuMemUnmap waits for what runs, the section's row says so"""
 import json
 import os
 import subprocess
@@ -84,6 +87,14 @@ def failing(section, entry, most, arguments=()):
         fault(section, f'{entry} failed here and there, and rows were always {seen}')
 
 
+def waiting(section):
+    """With a driver whose cuMemUnmap waits for what runs: the row says so."""
+    os.environ['GAIAFS_PLAYED_WAITS'] = '1'
+    rows = [row for row in check(section, run(section)) if row['what'] == 'cuMemUnmap']
+    if not rows or not rows[0].get('waited') or rows[0].get('still_running'):
+        fault(section, f'cuMemUnmap waited, and the row is {rows}')
+
+
 if __name__ == '__main__':
     arguments = []
     if '--fail' in options:
@@ -91,6 +102,11 @@ if __name__ == '__main__':
         section, entry = options[at + 1].split(':')
         del options[at:at + 2]
         failing(section, entry, len(check(section, run(section))))
+    elif '--waits' in options:
+        at = options.index('--waits')
+        section = options[at + 1]
+        del options[at:at + 2]
+        waiting(section)
     else:
         whole()
     if faults:

@@ -1,6 +1,8 @@
 /*
  * played.c - gives a measuring program the fake CUDA driver, and kernels that the CPU carries out, to see that
  * it runs to its end. Its numbers mean nothing then.
+ *
+ *	GAIAFS_PLAYED_WAITS	set: cuMemUnmap waits for the context's streams, as some calls of a driver do
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -65,6 +67,12 @@ static CUresult batch(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t 
 	return r;
 }
 
+static CUresult unmap_that_waits(CUdeviceptr at, size_t bytes)
+{
+	((CUresult(*)(void))fake_cuda_entry("cuCtxSynchronize"))();
+	return ((CUresult(*)(CUdeviceptr, size_t))fake_cuda_entry("cuMemUnmap"))(at, bytes);
+}
+
 static const struct {
 	const char *name;
 	void *function;
@@ -78,6 +86,8 @@ static void *lookup(const char *name)
 {
 	void *function = fake_cuda_entry(name);
 
+	if (getenv("GAIAFS_PLAYED_WAITS") && !strcmp(name, "cuMemUnmap"))
+		return unmap_that_waits;
 	for (size_t i = 0; i < sizeof(more) / sizeof(more[0]) && !function; i++)
 		if (!strcmp(more[i].name, name))
 			function = more[i].function;
