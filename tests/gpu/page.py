@@ -142,6 +142,17 @@ def amount(row, key):
     return value(row, key) + " " + key.replace("_", " ")
 
 
+def labels(row):
+    """What is said of a row in words, before what was measured."""
+    out = []
+    for key, v in row.items():
+        if key + "_p10" in row:
+            break
+        if isinstance(v, str) and key not in ("section", "what"):
+            out.append(v)
+    return out
+
+
 def columns(row):
     return tuple(key for key in row if key not in ("section", "what", "simulated", "not_run") and
                  not key.endswith(("_p10", "_p90")))
@@ -232,7 +243,7 @@ def shares(phases):
         for s in phase.sections.values():
             for row in s.rows:
                 if numeric(row, "of_ceiling"):
-                    over = [amount(row, key) for key in SIZES if numeric(row, key)]
+                    over = labels(row) + [amount(row, key) for key in SIZES if numeric(row, key)]
                     label = "%s, %s" % (row.get("what", ""), ", ".join(over)) if over else row.get("what", "")
                     out.append(("%s: %s: %s" % (phase.name, s.name, label), row["of_ceiling"],
                                 bool(row.get("simulated"))))
@@ -249,6 +260,8 @@ def shares_script(path, bars):
            "set yrange [%f:0.5]" % (-len(bars) + 0.5), "set arrow from 1,graph 0 to 1,graph 1 nohead lw 2",
            "set ytics (%s) scale 0" % ", ".join("%s %d" % (quote(bar[0][:95]), -n) for n, bar in enumerate(bars))]
     out += block("bars", [(min(bar[1], most), -n) for n, bar in enumerate(bars)])
+    out += ['set label "%.1f" at %f,%d right font ",7" front offset -0.3,0' % (bar[1], most, -n)
+            for n, bar in enumerate(bars) if bar[1] > most]
     return out + ["plot $bars using ($1/2):2:($1/2):(0.4) with boxxyerror lc rgb %s notitle" % quote(COLOURS[1])]
 
 
@@ -261,8 +274,10 @@ def panels(phases):
                 curves, unit = {}, "gb_s" if any(numeric(row, "gb_s") for row in s.rows) else "us"
                 for row in s.rows:
                     if numeric(row, key) and numeric(row, unit) and row[key] > 0 and row[unit] > 0:
-                        rest = [amount(row, other) for other in SIZES if other != key and numeric(row, other)
-                                and not (key == "bytes" and other == "pages")]
+                        # (How many runs there are follows from the layout, where that is said.)
+                        rest = labels(row)
+                        rest += [amount(row, other) for other in SIZES if other != key and numeric(row, other) and
+                                 not (key == "bytes" and other == "pages") and not (rest and other == "runs")]
                         curves.setdefault(", ".join([str(row.get("what", ""))] + rest), []).append((row[key], row[unit]))
                 curves = {name: sorted(points) for name, points in curves.items()
                           if len({x for x, _ in points}) >= 3}

@@ -232,6 +232,9 @@ def check_killed(scene, phases):
     for name in scene.files():
         if not name.endswith(".jsonl"):
             continue
+        # From the first phase's start on, the plans of all are there.
+        expect(len(scene.rows(name[:-len(".jsonl")])) == 1 or all(p + ".jsonl" in scene.files() for p in phases),
+               "%s has begun, and there are %s" % (name, scene.files()))
         rows = scene.rows(name[:-len(".jsonl")])
         plan, known = rows[0]["plan"], [row["section"] for row in rows if "status" in row]
         expect(plan and known == plan[:len(known)], "%s: planned %s, known %s" % (name, plan, known))
