@@ -6,11 +6,18 @@ are numbers; it says that it is simulated. Then with a driver that fails: the ro
 status is not 0, and standard error names the call.
 
     --fail SECTION:ENTRY    only that, for one section and one entry point
+    --mount GAIAFS GAIA WAY DEVICE...  in a mount of its own, with --cpu-cache WAY: also that each row says so, and
+                            what the mount counted; 77 where there can be no mount
     --waits SECTION         only: where cuMemUnmap waits for what runs, the section's row says so"""
+import contextlib
+import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 
 program, options = sys.argv[1], sys.argv[2:]
 faults = []
@@ -60,15 +67,17 @@ def sections():
 
 
 def whole(arguments=()):
+    all_rows = {}
     for section in sections():
         done = run(section, arguments=arguments)
-        rows = check(section, done)
+        rows = all_rows[section] = check(section, done)
         if done.returncode == 77 and done.stderr:
             print(f'{section}: does not apply: {done.stderr.strip()}')
         elif done.returncode or not rows:
             fault(section, f'exit status {done.returncode}, {len(rows)} rows: {done.stderr}')
         else:
             print(f'{section}: {len(rows)} rows, {sum("not_run" in row for row in rows)} of them not run')
+    return all_rows
 
 
 def failing(section, entry, most, arguments=()):
@@ -95,6 +104,61 @@ def waiting(section):
         fault(section, f'cuMemUnmap waited, and the row is {rows}')
 
 
+# ---- mounts ----
+
+
+def end_with_us():
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM) # PR_SET_PDEATHSIG
+
+
+@contextlib.contextmanager
+def mounted(gaiafs, gaia, way, devices):
+    with tempfile.TemporaryDirectory(prefix='gaiafs-rows.') as top:
+        below, mnt = os.path.join(top, 'below'), os.path.join(top, 'mnt')
+        os.mkdir(below)
+        os.mkdir(mnt)
+        command = [gaiafs, '-f', '--cpu-cache', way, '--log-level', 'warn']
+        for device in devices:
+            command += ['--device', device]
+        daemon = subprocess.Popen([*command, below, mnt], preexec_fn=end_with_us)
+        try:
+            while not os.path.ismount(mnt):
+                if daemon.poll() is not None:
+                    sys.exit(f'{gaiafs} does not mount')
+                time.sleep(0.02)
+            yield mnt
+        finally:
+            subprocess.run([gaia, 'umount', mnt], timeout=30, check=False)
+            daemon.terminate()
+            daemon.wait(30)
+
+
+def in_a_mount(gaiafs, gaia, way, devices):
+    if not os.path.exists('/dev/fuse') or os.geteuid() != 0:
+        sys.exit(77)
+    with mounted(gaiafs, gaia, way, devices) as mnt:
+        passed = []
+        for section, rows in whole([mnt]).items():
+            for row in rows:
+                if row.get('cpu_cache') not in (way, *(['writethrough', 'writeback'] if way == 'auto' else [])):
+                    fault(section, f'the mount is {way}: {row}')
+                if not isinstance(row.get('counters'), dict) or 'device' not in row:
+                    fault(section, f'no counters or device: {row}')
+                if row.get('passed_through'):
+                    passed.append(row['what'])
+                moved = row.get('counters', {}).get('home_to_device', 0)
+                if section == 'stale' and moved * 4096 != row['bytes']:
+                    fault(section, f'{moved} pages were copied, of {row["bytes"]} bytes')
+                if section == 'changed' and moved != row['pages_changed']:
+                    fault(section, f'{moved} pages were copied, of {row["pages_changed"]} that had changed')
+                if section == 'current' and moved:
+                    fault(section, f'{moved} pages were copied, and nothing had changed')
+            if not os.listdir(mnt) == []:
+                fault(section, f'it leaves {os.listdir(mnt)}')
+        if way == 'auto' and rows and any('auto' == row['cpu_cache'] for row in rows) and len(passed) != 1:
+            fault('all', f'one row is to be of a file that is passed through, not {passed}')
+
+
 if __name__ == '__main__':
     arguments = []
     if '--fail' in options:
@@ -102,6 +166,11 @@ if __name__ == '__main__':
         section, entry = options[at + 1].split(':')
         del options[at:at + 2]
         failing(section, entry, len(check(section, run(section))))
+    elif '--mount' in options:
+        at = options.index('--mount')
+        mount = options[at + 1:]
+        del options[at:]
+        in_a_mount(*mount[:3], mount[3:])
     elif '--waits' in options:
         at = options.index('--waits')
         section = options[at + 1]

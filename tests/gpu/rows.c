@@ -55,14 +55,19 @@ double median(struct samples *s)
 
 struct repeat repeat(unsigned most)
 {
-	return (struct repeat){ .most = quick ? 3 : most < 3 ? 3 : most };
+	return (struct repeat){ .most = quick || most < 3 ? 3 : most, .warm_up = WARM_UP, .begun = now_us() };
 }
 
 bool again(struct repeat *r)
 {
-	if (r->i == WARM_UP)
-		r->until = now_us() + ENOUGH_US;
-	if (r->i == WARM_UP + r->most || (r->i >= WARM_UP + 3 && now_us() > r->until))
+	double now = now_us();
+
+	/* What takes long is warm after one. */
+	if (r->i == 1 && now - r->begun > ENOUGH_US / 5)
+		r->warm_up = 1;
+	if (r->i == r->warm_up)
+		r->until = now + ENOUGH_US;
+	if (r->i == r->warm_up + r->most || (r->i >= r->warm_up + 3 && now > r->until))
 		return false;
 	r->i++;
 	return true;
@@ -70,7 +75,7 @@ bool again(struct repeat *r)
 
 void took(const struct repeat *r, struct samples *s, double us)
 {
-	if (r->i > WARM_UP)
+	if (r->i > r->warm_up)
 		sample(s, us);
 }
 

@@ -41,8 +41,8 @@ double median(struct samples *s);
  *	}
  */
 struct repeat {
-	unsigned i, most;
-	double until;
+	unsigned i, most, warm_up;
+	double begun, until;
 };
 struct repeat repeat(unsigned most);
 bool again(struct repeat *r);
