@@ -141,6 +141,9 @@ def sections(build):
                "files: %s" % scene.files())
         with open(os.path.join(scene.out, "gpu-check.log")) as file:
             expect("first words" in file.read(), "what a section said is not in the log")
+        for one, expected in (("hangs 1", 1), ("crashes 5", 1), ("trash 5", 1), ("last 5", 0)):
+            code, said, _ = scene.run("--rehearse", "fake", "bench", STUB_BENCH=one)
+            expect(code == expected, "%s alone: status %d: %s" % (one, code, said))
         left = scene.is_clean()
         expect(not left, "left behind: %s" % left)
 
