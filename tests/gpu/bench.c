@@ -1,7 +1,7 @@
 /*
  * bench.c - gpu-bench: what the daemon's device makes of a GPU, as shares of what the GPU can do.
  *
- *	gpu-bench [--device sim|cuda] --list | [--quick] SECTION	see sections.h
+ *	gpu-bench --list | [--quick] [--device sim|cuda] SECTION	see sections.h
  *
  * There is no mount, and no page cache: only operations of device.h, and bare calls of the driver beside them.
  */
@@ -529,13 +529,15 @@ static const struct section sections[] = {
 
 int main(int argc, char **argv)
 {
-	if (argc > 2 && !strcmp(argv[1], "--device")) {
-		on_sim = !strcmp(argv[2], "sim");
-		if (!on_sim && strcmp(argv[2], "cuda") != 0)
+	for (int i = 1; i + 1 < argc; i++) {
+		if (strcmp(argv[i], "--device") != 0)
+			continue;
+		on_sim = !strcmp(argv[i + 1], "sim");
+		if (!on_sim && strcmp(argv[i + 1], "cuda") != 0)
 			die("--device is sim or cuda");
-		argv[2] = argv[0];
-		argv += 2;
 		argc -= 2;
+		memmove(argv + i, argv + i + 2, (size_t)(argc + 1 - i) * sizeof(*argv));
+		break;
 	}
 	return sections_main("gpu-bench", sections, argc, argv);
 }

@@ -376,7 +376,7 @@ static const struct section sections[] = {
 	{ "allocations", 4, section_allocations },
 	{ "between", 3, section_between },
 	{ "events", 3, section_events },
-	{ "alive", 20, section_alive },
+	{ "alive", 24, section_alive },
 	{ NULL, 0, NULL },
 };
 

@@ -103,7 +103,7 @@ static void ask_mount(void)
 	json_decref(status);
 }
 
-void mount_start(void)
+void mount_start(bool ceilings)
 {
 	static struct gaia_device_info device;
 	int n;
@@ -129,7 +129,8 @@ void mount_start(void)
 	}
 	gpu_start();
 	stream = new_stream();
-	the_mount.ceilings = measure_ceilings();
+	if (ceilings)
+		the_mount.ceilings = measure_ceilings();
 }
 
 /* ---- files ---- */
@@ -177,14 +178,18 @@ size_t file_size(size_t bytes)
 	return bytes;
 }
 
-void file_begin(struct file *f, size_t bytes, bool cached)
+void file_begin(struct file *f, size_t bytes, enum file_kind kind)
 {
 	snprintf(f->path, sizeof(f->path), "%s/gpu-mount.%d", argument, (int)getpid());
 	f->bytes = bytes;
 	open_file(f, O_CREAT | O_TRUNC);
-	write_file(f, bytes, 1);
-	must(fsync(f->fd) == 0, "fsync");
-	if (cached)
+	if (kind == FILE_OF_A_HOLE) {
+		must(ftruncate(f->fd, (off_t)bytes) == 0, "ftruncate");
+	} else {
+		write_file(f, bytes, 1);
+		must(fsync(f->fd) == 0, "fsync");
+	}
+	if (kind != FILE_NEW)
 		have_it_cached(f);
 }
 

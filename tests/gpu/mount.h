@@ -25,26 +25,31 @@ extern struct mount {
 	unsigned n_devices;
 	uint64_t capacity; /* of the first device */
 	uint64_t home;	   /* its budget */
-	struct ceilings ceilings; /* 0 where simulated */
+	struct ceilings ceilings; /* 0: not measured */
 } the_mount;
 
-/* What every section begins with: asks the mount of the program's argument, and labels all rows. */
-void mount_start(void);
+/*
+ * What every section begins with: asks the mount of the program's argument, and labels all rows. Without @ceilings
+ * they are not measured, which takes a while.
+ */
+void mount_start(bool ceilings);
 
 /* Ends the section where a call fails; errno says why. */
 void must(bool ok, const char *what);
 
 /*
- * A file of @bytes, which a CPU has written. Cached: a device has mapped it before, so that no way of caching passes
- * it through; else as any file that is new.
+ * What is new is passed through where the mount passes files through. The others are files that a device has mapped
+ * before, which no way of caching does that with: of data on the storage, or of a hole, which takes no time to make.
  */
+enum file_kind { FILE_OF_DATA, FILE_OF_A_HOLE, FILE_NEW };
+
 struct file {
 	char path[4096];
 	int fd;
 	size_t bytes;
 	bool passed; /* it is passed through */
 };
-void file_begin(struct file *f, size_t bytes, bool cached);
+void file_begin(struct file *f, size_t bytes, enum file_kind kind);
 void file_end(struct file *f);
 
 /* At most @bytes, and so much that half of the device and of home are enough for it. */

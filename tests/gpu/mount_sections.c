@@ -9,7 +9,7 @@
 
 static size_t usual_size(void)
 {
-	return file_size(quick ? 8 * MIB : 256 * MIB);
+	return file_size(quick ? 8 * MIB : 128 * MIB);
 }
 
 static void put(struct timing *t, const struct file *f, const char *what, double bytes, double ceiling)
@@ -26,8 +26,8 @@ void section_first_touch(void)
 	struct file f;
 	unsigned char *p;
 
-	mount_start();
-	file_begin(&f, usual_size(), true);
+	mount_start(true);
+	file_begin(&f, usual_size(), FILE_OF_DATA);
 	p = map(&f, f.bytes, 0);
 	TIME(&hot, 7, (evict(&f, 0), bring_home(&f, f.bytes)), {
 		acquire(p, f.bytes, PROT_READ);
@@ -50,7 +50,7 @@ void section_first_touch(void)
 		return;
 
 	/* A new file is passed through, and stays so while it is open. */
-	file_begin(&f, usual_size(), false);
+	file_begin(&f, usual_size(), FILE_NEW);
 	p = map(&f, f.bytes, 0);
 	TIME(&passed, 5, (evict(&f, 0), evict(&f, GAIA_FROM_HOME)), {
 		acquire(p, f.bytes, PROT_READ);
@@ -66,8 +66,8 @@ void section_stale(void)
 	struct file f;
 	unsigned char *p;
 
-	mount_start();
-	file_begin(&f, usual_size(), true);
+	mount_start(true);
+	file_begin(&f, usual_size(), FILE_OF_A_HOLE);
 	p = map(&f, f.bytes, 0);
 	acquire(p, f.bytes, PROT_READ);
 	for (size_t n = PAGE; n <= f.bytes; n = n < CHUNK ? CHUNK : n * 4) {
@@ -87,8 +87,8 @@ void section_current(void)
 	struct file f;
 	unsigned char *p;
 
-	mount_start();
-	file_begin(&f, usual_size(), true);
+	mount_start(false);
+	file_begin(&f, usual_size(), FILE_OF_A_HOLE);
 	p = map(&f, f.bytes, 0);
 	for (size_t n = PAGE; n <= f.bytes; n = n < CHUNK ? CHUNK : n * 4) {
 		struct timing again_ = { 0 }, anew = { 0 }, write = { 0 };
@@ -131,8 +131,8 @@ void section_changed(void)
 	struct file f;
 	unsigned char *p;
 
-	mount_start();
-	file_begin(&f, usual_size(), true);
+	mount_start(false);
+	file_begin(&f, usual_size(), FILE_OF_A_HOLE);
 	p = map(&f, f.bytes, 0);
 	acquire(p, f.bytes, PROT_READ);
 	for (size_t pages = 1; pages <= 4096 && pages <= f.bytes / PAGE; pages *= 8) {
@@ -159,8 +159,8 @@ void section_release(void)
 	unsigned char *p;
 	int value = 1;
 
-	mount_start();
-	file_begin(&f, usual_size(), true);
+	mount_start(true);
+	file_begin(&f, usual_size(), FILE_OF_A_HOLE);
 	p = map(&f, f.bytes, 0);
 	TIME(&reading, 15, acquire(p, f.bytes, PROT_READ), release(p, f.bytes));
 	put_timing(&reading, &f, "release of what was acquired for reading", 0, 0);
@@ -206,8 +206,8 @@ void section_reads(void)
 	unsigned char *p;
 	int value = 1;
 
-	mount_start();
-	file_begin(&f, usual_size(), true);
+	mount_start(true);
+	file_begin(&f, usual_size(), FILE_OF_A_HOLE);
 	p = map(&f, f.bytes, 0);
 	TIME(&in_order, 7, {
 		acquire(p, f.bytes, RW);
@@ -271,8 +271,8 @@ void section_first_map(void)
 {
 	struct file f;
 
-	mount_start();
-	file_begin(&f, file_size(quick ? 8 * MIB : GIB), true);
+	mount_start(true);
+	file_begin(&f, file_size(quick ? 8 * MIB : GIB), FILE_OF_A_HOLE);
 	bring_home(&f, f.bytes);
 	for (size_t n = PAGE; n <= f.bytes; n = n < CHUNK ? CHUNK : n * 8) {
 		first_map_rows(&f, n, false);

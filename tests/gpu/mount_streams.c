@@ -117,12 +117,12 @@ void section_streams(void)
 	struct file f;
 	unsigned char *p;
 
-	mount_start();
+	mount_start(false);
 	if (the_mount.simulated)
 		does_not_apply("a simulated device has no streams");
 	s[0] = new_stream();
 	s[1] = new_stream();
-	file_begin(&f, file_size(quick ? 8 * MIB : 64 * MIB), true);
+	file_begin(&f, file_size(quick ? 8 * MIB : 64 * MIB), FILE_OF_A_HOLE);
 	first_row(&f, s[0]);
 	p = map(&f, f.bytes, 0);
 	for (size_t n = PAGE; n <= f.bytes; n = n < CHUNK ? CHUNK : n * 16)
@@ -173,7 +173,7 @@ void section_evict(void)
 	struct file f;
 	unsigned char *p;
 
-	mount_start();
+	mount_start(true);
 	bytes = the_mount.capacity / 2 * 3;
 	if (bytes > TOO_LARGE)
 		does_not_apply("the device has %llu MiB: more than is soon written; mount with less",
@@ -183,7 +183,7 @@ void section_evict(void)
 	window = the_mount.capacity / 8 / CHUNK * CHUNK;
 	if (!window)
 		does_not_apply("the device has less than 16 MiB");
-	file_begin(&f, bytes, true);
+	file_begin(&f, bytes, FILE_OF_A_HOLE);
 	bring_home(&f, f.bytes);
 	p = map(&f, f.bytes, 0);
 	windows_row(&f, p, window, false);
@@ -200,10 +200,10 @@ void section_devices(void)
 	unsigned char *p, *other;
 	struct file f;
 
-	mount_start();
+	mount_start(false);
 	if (the_mount.n_devices < 2)
 		does_not_apply("the mount has one device");
-	file_begin(&f, file_size(quick ? 8 * MIB : 256 * MIB), true);
+	file_begin(&f, file_size(quick ? 8 * MIB : 128 * MIB), FILE_OF_A_HOLE);
 	p = map(&f, f.bytes, 0);
 	other = map(&f, f.bytes, 1);
 	TIME(&t, 7, {
