@@ -165,6 +165,23 @@ def contact(build):
         code, said, _ = scene.run(STUB_GPUS="hangs", GPU_CHECK_PATIENCE="1")
         expect(code == 1 and said.count("\n") == 1 and "does not answer" in said, "it hangs: %d, %r" % (code, said))
         expect(not scene.is_clean(), "left behind: %s" % scene.is_clean())
+        # cuBLAS of the bundle's version, where pip and conda put it; and nowhere.
+        with open(os.path.join(scene.bundle, "cublas"), "w") as file:
+            file.write("libcublas.so.99\n")
+        for variable, below in (("VIRTUAL_ENV", "lib/python3.9/site-packages/nvidia/cublas/lib"), ("CONDA_PREFIX", "lib"),
+                                ("VIRTUAL_ENV", "lib/python3.12/site-packages/nvidia/cu13/lib"),
+                                ("HOME", ".local/lib/python3.11/site-packages/nvidia/cu12/lib"), ("CUDA_HOME", "lib64"),
+                                ("HOME", "elsewhere")):
+            root = os.path.join(scene.dir, "root")
+            place = os.path.join(root, below)
+            os.makedirs(place)
+            with open(os.path.join(place, "libcublas.so.99"), "w"):
+                pass
+            scene.run(STUB_GPUS="none", **{variable: root})
+            with open(os.path.join(scene.out, "diagnosis.txt")) as file:
+                says = "libcublas.so.99: " + ("nowhere" if below == "elsewhere" else place)
+                expect(says + "\n" in file.read(), "cuBLAS: not %r" % says)
+            shutil.rmtree(root)
         for args in (["nonsense"], ["--rehearse"], ["--rehearse", "gpu"], ["--nonsense"], FIRST + ["litmus"]):
             code, said, wrong = scene.run(*args)
             expect(code == 2 and wrong and not said, "run %s: status %d, %r" % (args, code, said))
