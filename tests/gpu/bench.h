@@ -1,6 +1,6 @@
 /*
- * bench.h - the operations of a device (daemon/device/device.h), in this process, without a mount: what
- * the files of gpu-bench share.
+ * bench.h - what the files of gpu-bench share: the operations of a device (daemon/device/device.h) in this
+ * process, without a mount.
  */
 #ifndef GAIA_TESTS_GPU_BENCH_H
 #define GAIA_TESTS_GPU_BENCH_H
@@ -16,7 +16,10 @@ extern bool on_sim;
 
 /* ---- bench.c ---- */
 
-/* What every section begins with: a driver, the ceilings, unless on_sim (then they are 0). After other_start(). */
+/*
+ * What every section begins with: a driver, the ceilings, unless on_sim (then they are 0). After
+ * other_start().
+ */
 void bench_start(void);
 extern struct ceilings ceilings;
 

@@ -369,7 +369,7 @@ static const struct section sections[] = {
 	{ "chunks", 8, section_chunks },
 	{ "launches", 3, section_launches },
 	{ "within", 4, section_within },
-	{ "host_access", 4, section_host_access },
+	{ "host_access", 6, section_host_access },
 	{ "registration", 8, section_registration },
 	{ "both_ways", 4, section_both_ways },
 	{ "batched", 6, section_batched },

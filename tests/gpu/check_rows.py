@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """check_rows.py PROGRAM [OPTION...]: runs every section of a played measuring program, and looks at the rows.
 
-Each section runs with --quick to its end. Every line is one JSON object with a section and what it is; numbers
-are numbers; it says that it is simulated. Then with a driver that fails: the rows before that are whole, the exit
-status is not 0, and standard error names the call.
+Each section runs with --quick to its end. Every line is one JSON object with a section and what it is;
+numbers are numbers; it says that it is simulated.
 
-    --fail SECTION:ENTRY    only that, for one section and one entry point
-    --mount GAIAFS GAIA WAY DEVICE...  in a mount of its own, with --cpu-cache WAY: also that each row says so, and
+    --fail SECTION:ENTRY    with a driver that fails, at that call: the rows before that are whole, the exit
+                            status is not 0, and standard error names the call
+    --mount GAIAFS GAIA WAY DEVICE...
+                            in a mount of its own, with --cpu-cache WAY: also that each row says so, and
                             what the mount counted; 77 where there can be no mount
     --waits SECTION         only: where cuMemUnmap waits for what runs, the section's row says so"""
 import contextlib

@@ -3,6 +3,7 @@
  */
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "ceilings.h"
 #include "gpu.h"
@@ -220,30 +221,69 @@ void section_within(void)
 
 /* ---- a kernel and the host's memory ---- */
 
+enum { ALLOCATED, REGISTERED, REGISTERED_HUGE, HOSTS };
+static const char *const host_name[] = { "cuMemHostAlloc", "registered", "registered, huge pages" };
+
+/* NULL: it is not to be had, which a row says. */
+static void *host_memory(unsigned how, size_t bytes)
+{
+	CUresult r;
+	char *p;
+
+	if (how == ALLOCATED)
+		return new_pinned(bytes);
+	p = mmap(NULL, bytes + CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (p == MAP_FAILED)
+		die("no memory");
+	p = (char *)(((uintptr_t)p + CHUNK - 1) & ~(CHUNK - 1));
+	madvise(p, bytes, how == REGISTERED_HUGE ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+	memset(p, 1, bytes);
+	r = cu.MemHostRegister(p, bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+	if (!r)
+		return p;
+	row_not_run("a kernel and host memory", "%s: cuMemHostRegister: error %d; a limit on locked memory?",
+		    host_name[how], (int)r);
+	return NULL;
+}
+
+static void put_access(const char *what, unsigned how, size_t bytes, struct samples *us, double ceiling)
+{
+	row_begin("%s", what);
+	row_text("host_memory", host_name[how]);
+	row_number("bytes", (double)bytes);
+	row_samples("us", us);
+	row_rate((double)bytes, median(us), ceiling);
+	row_end();
+}
+
 void section_host_access(void)
 {
 	size_t largest = quick ? MIB : 64 * MIB;
-	CUdeviceptr dev, mapped, sink;
+	CUdeviceptr dev, sink;
 	struct ceilings c;
 	CUstream s;
-	void *host;
 
 	gpu_start();
 	c = measure_ceilings();
 	s = new_stream();
 	dev = new_memory(largest);
 	sink = new_memory(64);
-	host = new_pinned(largest);
-	mapped = address_of(host);
-	for (size_t bytes = 4 * KIB; bytes <= largest; bytes *= 4) {
-		struct samples read = { .n = 0 }, in = { .n = 0 }, out = { .n = 0 };
+	for (unsigned how = 0; how < HOSTS; how++) {
+		void *host = host_memory(how, largest);
+		CUdeviceptr mapped = host ? address_of(host) : 0;
 
-		TIME(&read, s, KERNEL(kernel_read(mapped, bytes, sink, s)));
-		TIME(&in, s, KERNEL(kernel_copy(dev, mapped, bytes, s)));
-		TIME(&out, s, KERNEL(kernel_copy(mapped, dev, bytes, s)));
-		put_copy("a kernel reads host memory", bytes, &read, c.to_device);
-		put_copy("a kernel copies host to device", bytes, &in, c.to_device);
-		put_copy("a kernel copies device to host", bytes, &out, c.to_host);
+		for (size_t bytes = 4 * KIB; host && bytes <= largest; bytes *= quick ? 16 : 4) {
+			struct samples read = { .n = 0 }, in = { .n = 0 }, out = { .n = 0 }, engine = { .n = 0 };
+
+			TIME(&read, s, KERNEL(kernel_read(mapped, bytes, sink, s)));
+			TIME(&in, s, KERNEL(kernel_copy(dev, mapped, bytes, s)));
+			TIME(&out, s, KERNEL(kernel_copy(mapped, dev, bytes, s)));
+			TIME(&engine, s, CU(MemcpyHtoDAsync(dev, host, bytes, s)));
+			put_access("a kernel reads host memory", how, bytes, &read, c.to_device);
+			put_access("a kernel copies host to device", how, bytes, &in, c.to_device);
+			put_access("a kernel copies device to host", how, bytes, &out, c.to_host);
+			put_access("the copy engine copies host to device", how, bytes, &engine, c.to_device);
+		}
 	}
 }
 

@@ -139,8 +139,8 @@ void measure_detect(bool few)
 		put(&m, DEV_FIND_CHANGED, n, "an operation a chunk, submitted at once", all_at_once);
 		/* Beside another process each may wait for that one's kernel. */
 		if (gib[i] <= 16)
-			put(&m, DEV_FIND_CHANGED, few ? MIN(n, 64) : n, "an operation a chunk, one after the other",
-			    one_by_one);
+			put(&m, DEV_FIND_CHANGED, few ? MIN(n, 64) : n,
+			    "an operation a chunk, one after the other", one_by_one);
 		if (i == 0)
 			put(&m, DEV_ARM, n, "one operation", one_operation);
 	}

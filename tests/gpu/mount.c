@@ -3,9 +3,9 @@
  *
  *	gpu-mount --list | [--quick] SECTION DIRECTORY	see sections.h
  *
- * DIRECTORY is one of a gaiafs mount. Which way of caching it has, and which device, it is asked for. A GPU
- * writes by cuMemsetD8Async(): what matters here is not the kernel but the way to and from it. A simulated device is
- * written by the CPU; its numbers mean nothing.
+ * DIRECTORY is one of a gaiafs mount, which is asked for its way of caching and for its device. A GPU writes
+ * by cuMemsetD8Async(): what matters here is not the kernel but the way to and from it. The CPU writes to a
+ * simulated device; the numbers mean nothing then.
  */
 #include "mount.h"
 
@@ -97,9 +97,11 @@ static void ask_mount(void)
 {
 	json_t *status = report(dir_fd, GAIA_REPORT_STATUS);
 	const char *way = json_string_value(json_object_get(status, "cpu_cache"));
+	json_t *home;
 
 	snprintf(the_mount.cpu_cache, sizeof(the_mount.cpu_cache), "%s", way ? way : "unknown");
-	the_mount.home = (uint64_t)json_integer_value(json_object_get(json_object_get(status, "home"), "budget"));
+	home = json_object_get(status, "home");
+	the_mount.home = (uint64_t)json_integer_value(json_object_get(home, "budget"));
 	json_decref(status);
 }
 
@@ -153,8 +155,8 @@ static void open_file(struct file *f, int flags)
 }
 
 /*
- * Maps it once, which marks it, and opens it again. The kernel tells the daemon of a close when it finds the time: until
- * then the file is as it was.
+ * Maps it once, which marks it, and opens it again. The kernel tells the daemon of a close when it finds the
+ * time: until then the file stays as it was.
  */
 static void have_it_cached(struct file *f)
 {
@@ -338,7 +340,8 @@ void timing_end(struct timing *t, const struct repeat *r)
 	json_decref(t->moved);
 	t->moved = json_object();
 	json_object_foreach(after, name, value) {
-		json_int_t by = json_integer_value(value) - json_integer_value(json_object_get(t->before, name));
+		json_int_t before = json_integer_value(json_object_get(t->before, name));
+		json_int_t by = json_integer_value(value) - before;
 
 		if (by)
 			json_object_set_new(t->moved, name, json_integer(by));

@@ -38,8 +38,8 @@ void mount_start(bool ceilings);
 void must(bool ok, const char *what);
 
 /*
- * What is new is passed through where the mount passes files through. The others are files that a device has mapped
- * before, which no way of caching does that with: of data on the storage, or of a hole, which takes no time to make.
+ * What is new is passed through, where the mount does that. The others are files that a device has mapped
+ * before, which are never passed through: of data on the storage, or of a hole, which takes no time to make.
  */
 enum file_kind { FILE_OF_DATA, FILE_OF_A_HOLE, FILE_NEW };
 
@@ -80,7 +80,7 @@ void fill_some(unsigned char *p, int value, size_t bytes, size_t apart);
 /* Times and counters of one thing. */
 struct timing {
 	struct samples us;
-	json_t *before, *moved; /* moved: the counters of the last repetition, without those that did not move */
+	json_t *before, *moved; /* moved: by how much the counters did in the last repetition */
 	double t0;
 };
 void timing_begin(struct timing *t);

@@ -25,25 +25,27 @@ void section_first_touch(void)
 	struct timing hot = { 0 }, cold = { 0 }, written = { 0 }, passed = { 0 };
 	struct file f;
 	unsigned char *p;
+	double ceiling;
 
 	mount_start(true);
+	ceiling = the_mount.ceilings.to_device;
 	file_begin(&f, usual_size(), FILE_OF_DATA);
 	p = map(&f, f.bytes, 0);
 	TIME(&hot, 7, (evict(&f, 0), bring_home(&f, f.bytes)), {
 		acquire(p, f.bytes, PROT_READ);
 		release(p, f.bytes);
 	});
-	put(&hot, &f, "file to device, hot in home", (double)f.bytes, the_mount.ceilings.to_device);
+	put(&hot, &f, "file to device, hot in home", (double)f.bytes, ceiling);
 	TIME(&written, 5, (evict(&f, 0), write_file(&f, f.bytes, 2)), {
 		acquire(p, f.bytes, PROT_READ);
 		release(p, f.bytes);
 	});
-	put(&written, &f, "file to device, just written by a CPU", (double)f.bytes, the_mount.ceilings.to_device);
+	put(&written, &f, "file to device, just written by a CPU", (double)f.bytes, ceiling);
 	TIME(&cold, 5, forget(&f), {
 		acquire(p, f.bytes, PROT_READ);
 		release(p, f.bytes);
 	});
-	put(&cold, &f, "file to device, from storage", (double)f.bytes, the_mount.ceilings.to_device);
+	put(&cold, &f, "file to device, from storage", (double)f.bytes, ceiling);
 	unmap(p, f.bytes);
 	file_end(&f);
 	if (strcmp(the_mount.cpu_cache, "auto") != 0)
@@ -56,7 +58,7 @@ void section_first_touch(void)
 		acquire(p, f.bytes, PROT_READ);
 		release(p, f.bytes);
 	});
-	put(&passed, &f, "file to device, passed through to CPUs", (double)f.bytes, the_mount.ceilings.to_device);
+	put(&passed, &f, "file to device, passed through to CPUs", (double)f.bytes, ceiling);
 	unmap(p, f.bytes);
 	file_end(&f);
 }
@@ -123,7 +125,8 @@ static void write_scattered(const struct file *f, size_t pages, int value)
 	size_t apart = f->bytes / pages;
 
 	for (size_t k = 0; k < pages; k++)
-		must(pwrite(f->fd, &value, sizeof(value), (off_t)(k * apart)) == sizeof(value), "writing the file");
+		must(pwrite(f->fd, &value, sizeof(value), (off_t)(k * apart)) == sizeof(value),
+		     "writing the file");
 }
 
 void section_changed(void)
@@ -193,7 +196,8 @@ static void read_at_random(const struct file *f, struct timing *t)
 
 		seed = seed * 1664525u + 1013904223u;
 		t0 = now_us();
-		must(pread(f->fd, page, PAGE, (off_t)(seed % (f->bytes / PAGE) * PAGE)) == (ssize_t)PAGE, "reading");
+		must(pread(f->fd, page, PAGE, (off_t)(seed % (f->bytes / PAGE) * PAGE)) == (ssize_t)PAGE,
+		     "reading the file");
 		sample(&t->us, now_us() - t0);
 	}
 }

@@ -33,8 +33,8 @@ void die(const char *fmt, ...) __attribute__((format(printf, 1, 2), noreturn));
 void does_not_apply(const char *fmt, ...) __attribute__((format(printf, 1, 2), noreturn));
 
 /*
- * Another process, forked before CUDA is used, since a driver does not survive a fork(). It dies with us; and where it
- * fails, so do we: it has said why.
+ * Another process, forked before CUDA is used, since a driver does not survive a fork(). It dies with us;
+ * and where it fails, so do we: it has said why.
  */
 struct other {
 	int pid, sock; /* a stream */
