@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """check_run.py WHAT BUILD [ARGUMENT] - tests of tests/gpu/run, in bundles made of links into BUILD (stage.sh):
 
+tools     compute-sanitizer and ncu, played, on a GPU that is played: what they say becomes rows
 sections  what fails, hangs, crashes or prints nonsense is noted, and the next section runs
 contact   no GPU: one line, 77, and the diagnosis; a driver that hangs; how it is called
 driver    ARGUMENT, a driver that only LD_LIBRARY_PATH names, is found
@@ -35,7 +36,7 @@ class Scene:
         self.bundle, self.out, self.tmp = (os.path.join(self.dir, name) for name in ("bundle", "out", "tmp"))
         os.mkdir(self.tmp)
         subprocess.run([os.path.join(HERE, "stage.sh"), build, self.bundle] + (["stub"] if stubs else []) +
-                       [name + "-played" for name in stubs] + list(stubs), check=True)
+                       [name + "-played" for name in stubs if name in PLAYED] + list(stubs), check=True)
         self.id = uuid.uuid4().hex
         self.env = dict(os.environ, TMPDIR=self.tmp, **{TAG: self.id})
         for name in ("GPU_CHECK_TAG", "LD_LIBRARY_PATH"):
@@ -144,6 +145,26 @@ def sections(build):
         for one, expected in (("hangs 1", 1), ("crashes 5", 1), ("trash 5", 1), ("last 5", 0)):
             code, said, _ = scene.run("--rehearse", "fake", "bench", STUB_BENCH=one)
             expect(code == expected, "%s alone: status %d: %s" % (one, code, said))
+        left = scene.is_clean()
+        expect(not left, "left behind: %s" % left)
+
+
+def tools(build):
+    with Scene(build, PLAYED + ["gpu-random", "compute-sanitizer", "ncu"]) as scene:
+        path = os.path.join(scene.bundle, "bin") + ":" + os.environ["PATH"]
+        code, said, wrong = scene.run("sanitizer", "ncu", PATH=path, STUB_BENCH="kinds 20")
+        expect(code == 1 and not wrong, "racecheck found errors, and the status is %d: %s%s" % (code, said, wrong))
+        for phase in ("sanitizer", "ncu"):
+            expect(not any(row.get("simulated") for row in scene.rows(phase)), "this is no rehearsal: %s" % scene.rows(phase))
+        status = {name: row["status"] for name, row in scene.status("sanitizer").items()}
+        expect(status == {"memcheck": "done", "racecheck": "failed", "initcheck": "done"}, "sanitizer: %s" % status)
+        rows = [(row["section"], row["n"]) for row in scene.rows("sanitizer") if row.get("what") == "errors"]
+        expect(rows == [("memcheck", 0), ("racecheck", 2), ("initcheck", 0)], "sanitizer: %s" % rows)
+        rows = [row for row in scene.rows("ncu") if "what" in row]
+        expect(rows == [{"section": "kinds", "what": "copy(struct run *, int)", "metric": "gpu__time_duration.sum", "unit": "ns",
+                         "value": 1234.5}], "ncu: %s" % rows)
+        page = page_of(scene.out)
+        expect("racecheck** failed" in page and "SIMULATED" not in page, "the page: %s" % page)
         left = scene.is_clean()
         expect(not left, "left behind: %s" % left)
 
@@ -362,5 +383,5 @@ def report(build):
 
 
 if __name__ == "__main__":
-    {"sections": sections, "contact": contact, "driver": driver, "rehearse": rehearse, "killed": killed,
+    {"sections": sections, "tools": tools, "contact": contact, "driver": driver, "rehearse": rehearse, "killed": killed,
      "report": report}[sys.argv[1]](*sys.argv[2:])
