@@ -8,7 +8,7 @@
 
 struct driver cu;
 
-static void *lookup(const char *name)
+static void *lookup(const char *name, int version)
 {
 	static CUresult (*get)(const char *, void **, int, cuuint64_t, void *);
 	void *lib, *out = NULL;
@@ -19,10 +19,10 @@ static void *lookup(const char *name)
 			get = (CUresult(*)(const char *, void **, int, cuuint64_t, void *))dlsym(
 				lib, "cuGetProcAddress_v2");
 	}
-	return get && !get(name, &out, 12000, 0, NULL) ? out : NULL;
+	return get && !get(name, &out, version, 0, NULL) ? out : NULL;
 }
 
-void *(*driver_lookup)(const char *name) = lookup;
+void *(*driver_lookup)(const char *name, int version) = lookup;
 
 const char *driver_start(void)
 {
@@ -33,7 +33,7 @@ const char *driver_start(void)
 	int n;
 
 #define X(name, args)                                                                          \
-	cu.name = (CUresult(*) args)driver_lookup("cu" #name);                                 \
+	cu.name = (CUresult(*) args)driver_lookup("cu" #name, 12000);                               \
 	if (!cu.name) {                                                                        \
 		snprintf(why, sizeof(why), "no CUDA driver of 12.0 or newer (libcuda.so.1 lacks %s)", \
 			 "cu" #name);                                                          \

@@ -10,10 +10,12 @@
 #define DRIVER_ENTRIES(X)                                                                      \
 	X(Init, (unsigned))                                                                    \
 	X(DriverGetVersion, (int *))                                                           \
+	X(GetErrorName, (CUresult, const char **))                                             \
 	X(DeviceGetCount, (int *))                                                             \
 	X(DeviceGet, (CUdevice *, int))                                                        \
 	X(DeviceGetName, (char *, int, CUdevice))                                              \
 	X(DeviceGetUuid, (CUuuid *, CUdevice))                                                 \
+	X(DeviceGetAttribute, (int *, CUdevice_attribute, CUdevice))                           \
 	X(DeviceCanAccessPeer, (int *, CUdevice, CUdevice))                                    \
 	X(DevicePrimaryCtxRetain, (CUcontext *, CUdevice))                                     \
 	X(CtxSetCurrent, (CUcontext))                                                          \
@@ -25,6 +27,7 @@
 	X(MemFreeHost, (void *))                                                               \
 	X(MemHostRegister, (void *, size_t, unsigned))                                         \
 	X(MemHostUnregister, (void *))                                                         \
+	X(MemHostGetDevicePointer, (CUdeviceptr *, void *, unsigned))                          \
 	X(MemcpyHtoD, (CUdeviceptr, const void *, size_t))                                     \
 	X(MemcpyDtoH, (void *, CUdeviceptr, size_t))                                           \
 	X(MemcpyHtoDAsync, (CUdeviceptr, const void *, size_t, CUstream))                      \
@@ -32,10 +35,15 @@
 	X(MemcpyDtoDAsync, (CUdeviceptr, CUdeviceptr, size_t, CUstream))                       \
 	X(MemsetD8Async, (CUdeviceptr, unsigned char, size_t, CUstream))                       \
 	X(StreamCreate, (CUstream *, unsigned))                                                \
+	X(StreamDestroy, (CUstream))                                                           \
 	X(StreamSynchronize, (CUstream))                                                       \
+	X(StreamWaitValue32, (CUstream, CUdeviceptr, cuuint32_t, unsigned))                    \
+	X(LaunchHostFunc, (CUstream, CUhostFn, void *))                                        \
 	X(StreamWaitEvent, (CUstream, CUevent, unsigned))                                      \
 	X(EventCreate, (CUevent *, unsigned))                                                  \
+	X(EventDestroy, (CUevent))                                                             \
 	X(EventRecord, (CUevent, CUstream))                                                    \
+	X(EventQuery, (CUevent))                                                               \
 	X(EventSynchronize, (CUevent))                                                         \
 	X(IpcGetEventHandle, (CUipcEventHandle *, CUevent))                                    \
 	X(IpcOpenEventHandle, (CUevent *, CUipcEventHandle))                                   \
@@ -66,7 +74,10 @@ extern struct driver cu;
  */
 const char *driver_start(void);
 
-/* What an entry point is: replaced where the driver is played. */
-extern void *(*driver_lookup)(const char *name);
+/*
+ * An entry point ("cuMemMap") as it was in that version of CUDA (12000: 12.0); NULL: the driver has none.
+ * Replaced where the driver is played.
+ */
+extern void *(*driver_lookup)(const char *name, int version);
 
 #endif

@@ -1,15 +1,24 @@
 /*
- * played.c - gives the measuring program the fake CUDA driver, to see that it runs to its end, also
- * in a mount with the simulated device. Its numbers mean nothing then.
+ * played.c - gives a measuring program the fake CUDA driver, and kernels that the CPU carries out, to see that
+ * it runs to its end. Its numbers mean nothing then.
+ *
+ *	GAIAFS_PLAYED_WAITS	set: cuMemUnmap waits for the context's streams, as some calls of a driver do
  */
+#include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "driver.h"
 #include "fake_cuda.h"
+#include "kernels.h"
+#include "rows.h"
+
+/* ---- entry points that the fake driver does not have ---- */
 
 static CUresult version(int *out)
 {
-	*out = 12000;
+	*out = 13000;
 	return CUDA_SUCCESS;
 }
 
@@ -25,28 +34,137 @@ static CUresult open_handle(CUevent *out, CUipcEventHandle handle)
 	return ((CUresult(*)(CUevent *, unsigned))fake_cuda_entry("cuEventCreate"))(out, 0);
 }
 
-/* Also into memory of the simulated device. */
-static CUresult set(CUdeviceptr to, unsigned char byte, size_t bytes, CUstream stream)
+static CUresult is_capturing(CUstream stream, CUstreamCaptureStatus *status)
 {
-	memset((void *)to, byte, bytes);
+	*status = CU_STREAM_CAPTURE_STATUS_NONE;
 	return CUDA_SUCCESS;
 }
 
+struct piece {
+	void *to;
+	const void *from;
+	size_t bytes;
+};
+
+static void copy_piece(void *arg)
+{
+	struct piece *p = arg;
+
+	if (fake_cuda_usable(p->to, p->bytes) && fake_cuda_usable(p->from, p->bytes))
+		memcpy(p->to, p->from, p->bytes);
+}
+
+static CUresult batch(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t n, void *attributes,
+		      size_t *which, size_t n_attributes, size_t *failed, CUstream stream)
+{
+	CUresult r = CUDA_SUCCESS;
+
+	for (size_t i = 0; i < n && !r; i++) {
+		struct piece p = { (void *)to[i], (void *)from[i], bytes[i] };
+
+		r = fake_cuda_launch_copy(stream, copy_piece, &p, sizeof(p));
+	}
+	return r;
+}
+
+static CUresult unmap_that_waits(CUdeviceptr at, size_t bytes)
+{
+	((CUresult(*)(void))fake_cuda_entry("cuCtxSynchronize"))();
+	return ((CUresult(*)(CUdeviceptr, size_t))fake_cuda_entry("cuMemUnmap"))(at, bytes);
+}
+
+static const struct {
+	const char *name;
+	void *function;
+} more[] = {
+	{ "cuDriverGetVersion", version },	  { "cuIpcGetEventHandle", get_handle },
+	{ "cuIpcOpenEventHandle", open_handle }, { "cuStreamIsCapturing", is_capturing },
+	{ "cuMemcpyBatchAsync", batch },
+};
+
 static void *lookup(const char *name)
 {
-	if (!strcmp(name, "cuMemsetD8Async"))
-		return set;
-	if (!strcmp(name, "cuDriverGetVersion"))
-		return version;
-	if (!strcmp(name, "cuIpcGetEventHandle"))
-		return get_handle;
-	if (!strcmp(name, "cuIpcOpenEventHandle"))
-		return open_handle;
-	return fake_cuda_entry(name);
+	void *function = fake_cuda_entry(name);
+
+	if (getenv("GAIAFS_PLAYED_WAITS") && !strcmp(name, "cuMemUnmap"))
+		return unmap_that_waits;
+	for (size_t i = 0; i < sizeof(more) / sizeof(more[0]) && !function; i++)
+		if (!strcmp(more[i].name, name))
+			function = more[i].function;
+	return function;
 }
+
+static void *lookup_version(const char *name, int version)
+{
+	return lookup(name);
+}
+
+/* The client library's, in a program that has it. */
+extern void *(*cuda_lookup)(const char *name) __attribute__((weak));
 
 __attribute__((constructor)) static void play(void)
 {
-	fake_cuda_reset(&(struct fake_cuda_config){ .n_devices = 2, .memory = 256 << 20 });
-	driver_lookup = lookup;
+	driver_lookup = lookup_version;
+	if (&cuda_lookup)
+		cuda_lookup = lookup;
+	rows_simulated();
+}
+
+/* ---- kernels ---- */
+
+static void nothing(void *arg)
+{
+}
+
+CUresult kernel_empty(CUstream stream)
+{
+	return fake_cuda_launch(stream, nothing, NULL);
+}
+
+struct spin {
+	double us;
+	const uint32_t *stop;
+};
+
+static void spin(void *arg)
+{
+	struct spin *s = arg;
+	double until = now_us() + s->us;
+
+	while (now_us() < until && !(s->stop && __atomic_load_n(s->stop, __ATOMIC_ACQUIRE)))
+		nanosleep(&(struct timespec){ .tv_nsec = 20000 }, NULL);
+}
+
+CUresult kernel_spin(double us, CUdeviceptr stop, int wide, CUstream stream)
+{
+	struct spin s = { us, (const uint32_t *)stop };
+
+	return fake_cuda_launch_copy(stream, spin, &s, sizeof(s));
+}
+
+static void sum(void *arg)
+{
+	struct piece *p = arg;
+	uint64_t total = 0;
+
+	if (!fake_cuda_usable(p->from, p->bytes))
+		abort();
+	for (size_t i = 0; i < p->bytes / 8; i++)
+		total += ((const uint64_t *)p->from)[i];
+	if (total == 0x9e3779b97f4a7c15ull)
+		*(uint64_t *)p->to = total;
+}
+
+CUresult kernel_read(CUdeviceptr from, size_t bytes, CUdeviceptr sink, CUstream stream)
+{
+	struct piece p = { (void *)sink, (void *)from, bytes };
+
+	return fake_cuda_launch_copy(stream, sum, &p, sizeof(p));
+}
+
+CUresult kernel_copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+	struct piece p = { (void *)to, (void *)from, bytes };
+
+	return fake_cuda_launch_copy(stream, copy_piece, &p, sizeof(p));
 }

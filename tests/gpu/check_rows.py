@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+"""check_rows.py PROGRAM [OPTION...]: runs every section of a played measuring program, and looks at the rows.
+
+Each section runs with --quick to its end. Every line is one JSON object with a section and what it is;
+numbers are numbers; it says that it is simulated.
+
+    --fail SECTION:ENTRY    with a driver that fails, at that call: the rows before that are whole, the exit
+                            status is not 0, and standard error names the call
+    --mount GAIAFS GAIA WAY DEVICE...
+                            in a mount of its own, with --cpu-cache WAY: also that each row says so, and
+                            what the mount counted; 77 where there can be no mount
+    --waits SECTION         only: where cuMemUnmap waits for what runs, the section's row says so"""
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+program, options = sys.argv[1], sys.argv[2:]
+faults = []
+
+
+def fault(where, what):
+    faults.append(f'{where}: {what}')
+
+
+def run(section, fail=None, arguments=()):
+    env = dict(os.environ)
+    if fail:
+        env['GAIAFS_PLAYED_FAIL'] = fail
+    return subprocess.run([program, *options, '--quick', section, *arguments], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, timeout=60, text=True, env=env)
+
+
+def check(section, done):
+    """The rows, and what is wrong with them noted."""
+    rows = []
+    if done.stdout and not done.stdout.endswith('\n'):
+        fault(section, 'the last line is not whole')
+    for line in done.stdout.splitlines():
+        try:
+            row = json.loads(line, parse_constant=lambda name: fault(section, f'{name} is no number: {line}'))
+        except ValueError as err:
+            fault(section, f'{err}: {line}')
+            continue
+        if row.get('section') != section or not row.get('what'):
+            fault(section, f'no section or what: {line}')
+        if len(line) >= 4096:
+            fault(section, f'{len(line)} characters in a row')
+        if 'not_run' not in row and len(row) < 4:
+            fault(section, f'it says nothing: {line}')
+        if row.get('simulated') is not True:
+            fault(section, f'it does not say that it is simulated: {line}')
+        rows.append(row)
+    return rows
+
+
+def sections():
+    listed = subprocess.run([program, '--list'], stdout=subprocess.PIPE, text=True, check=True).stdout
+    table = [line.split(' ') for line in listed.splitlines()]
+    if not table or any(len(entry) != 2 or not entry[1].isdigit() for entry in table):
+        sys.exit(f'--list: {listed}')
+    return [name for name, _ in table]
+
+
+def whole(arguments=()):
+    all_rows = {}
+    for section in sections():
+        done = run(section, arguments=arguments)
+        rows = all_rows[section] = check(section, done)
+        if done.returncode == 77 and done.stderr:
+            print(f'{section}: does not apply: {done.stderr.strip()}')
+        elif done.returncode or not rows:
+            fault(section, f'exit status {done.returncode}, {len(rows)} rows: {done.stderr}')
+        else:
+            print(f'{section}: {len(rows)} rows, {sum("not_run" in row for row in rows)} of them not run')
+    return all_rows
+
+
+def failing(section, entry, most, arguments=()):
+    """Later and later calls fail: before, more and more rows."""
+    seen = set()
+    for nth in (1, 3, 10, 30, 100, 300, 1000):
+        done = run(section, f'{entry}:{nth}', arguments)
+        rows = check(section, done)
+        seen.add(len(rows))
+        if done.returncode == 0 and len(rows) == most:
+            break # there are not so many calls
+        last = done.stderr.strip()
+        if done.returncode in (0, 77) or entry not in last:
+            fault(section, f'call {nth} of {entry} fails: exit status {done.returncode}, says {last}')
+    if len(seen) < 3:
+        fault(section, f'{entry} failed here and there, and rows were always {seen}')
+
+
+def waiting(section):
+    """With a driver whose cuMemUnmap waits for what runs: the row says so."""
+    os.environ['GAIAFS_PLAYED_WAITS'] = '1'
+    rows = [row for row in check(section, run(section)) if row['what'] == 'cuMemUnmap']
+    if not rows or not rows[0].get('waited') or rows[0].get('still_running'):
+        fault(section, f'cuMemUnmap waited, and the row is {rows}')
+
+
+# ---- mounts ----
+
+
+def end_with_us():
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM) # PR_SET_PDEATHSIG
+
+
+@contextlib.contextmanager
+def mounted(gaiafs, gaia, way, devices):
+    with tempfile.TemporaryDirectory(prefix='gaiafs-rows.') as top:
+        below, mnt = os.path.join(top, 'below'), os.path.join(top, 'mnt')
+        os.mkdir(below)
+        os.mkdir(mnt)
+        command = [gaiafs, '-f', '--cpu-cache', way, '--log-level', 'warn']
+        for device in devices:
+            command += ['--device', device]
+        daemon = subprocess.Popen([*command, below, mnt], preexec_fn=end_with_us)
+        try:
+            while not os.path.ismount(mnt):
+                if daemon.poll() is not None:
+                    sys.exit(f'{gaiafs} does not mount')
+                time.sleep(0.02)
+            yield mnt
+        finally:
+            subprocess.run([gaia, 'umount', mnt], timeout=30, check=False)
+            daemon.terminate()
+            daemon.wait(30)
+
+
+def in_a_mount(gaiafs, gaia, way, devices):
+    if not os.path.exists('/dev/fuse') or os.geteuid() != 0:
+        sys.exit(77)
+    with mounted(gaiafs, gaia, way, devices) as mnt:
+        passed = []
+        for section, rows in whole([mnt]).items():
+            for row in rows:
+                if row.get('cpu_cache') not in (way, *(['writethrough', 'writeback'] if way == 'auto' else [])):
+                    fault(section, f'the mount is {way}: {row}')
+                if not isinstance(row.get('counters'), dict) or 'device' not in row:
+                    fault(section, f'no counters or device: {row}')
+                if row.get('passed_through'):
+                    passed.append(row['what'])
+                moved = row.get('counters', {}).get('home_to_device', 0)
+                if section == 'stale' and moved * 4096 != row['bytes']:
+                    fault(section, f'{moved} pages were copied, of {row["bytes"]} bytes')
+                if section == 'changed' and moved != row['pages_changed']:
+                    fault(section, f'{moved} pages were copied, of {row["pages_changed"]} that had changed')
+                if section == 'current' and moved:
+                    fault(section, f'{moved} pages were copied, and nothing had changed')
+            if not os.listdir(mnt) == []:
+                fault(section, f'it leaves {os.listdir(mnt)}')
+        if way == 'auto' and rows and any('auto' == row['cpu_cache'] for row in rows) and len(passed) != 1:
+            fault('all', f'one row is to be of a file that is passed through, not {passed}')
+
+
+if __name__ == '__main__':
+    arguments = []
+    if '--fail' in options:
+        at = options.index('--fail')
+        section, entry = options[at + 1].split(':')
+        del options[at:at + 2]
+        failing(section, entry, len(check(section, run(section))))
+    elif '--mount' in options:
+        at = options.index('--mount')
+        mount = options[at + 1:]
+        del options[at:]
+        in_a_mount(*mount[:3], mount[3:])
+    elif '--waits' in options:
+        at = options.index('--waits')
+        section = options[at + 1]
+        del options[at:at + 2]
+        waiting(section)
+    else:
+        whole()
+    if faults:
+        sys.exit('\n'.join(faults))

@@ -1,0 +1,387 @@
+#!/usr/bin/env python3
+"""check_run.py WHAT BUILD [ARGUMENT] - tests of tests/gpu/run, in bundles made of links into BUILD (stage.sh):
+
+tools     compute-sanitizer and ncu, played, on a GPU that is played: what they say becomes rows
+sections  what fails, hangs, crashes or prints nonsense is noted, and the next section runs
+contact   no GPU: one line, 77, and the diagnosis; a driver that hangs; how it is called
+driver    ARGUMENT, a driver that only LD_LIBRARY_PATH names, is found
+rehearse  every phase on ARGUMENT (sim, fake) to its end, each section done
+killed    run is killed at random moments: what it left is valid, and nothing else is left
+report    the page of complete, cut off and empty results
+"""
+import glob
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PLAYED = ["gpu-ceilings", "gpu-bench", "gpu-stalls", "gpu-mount"]
+FIRST = ["ceilings", "bench", "stalls", "right", "mount"]
+SECOND = ["litmus", "history", "sanitizer", "ncu"]
+TAG = "GPU_RUN_TEST"
+
+
+class Scene:
+    """A bundle, a TMPDIR of its own, and what was started here, by its environment."""
+
+    def __init__(self, build, stubs=()):
+        self.dir = tempfile.mkdtemp(prefix="gpu-run-test.")
+        self.bundle, self.out, self.tmp = (os.path.join(self.dir, name) for name in ("bundle", "out", "tmp"))
+        os.mkdir(self.tmp)
+        subprocess.run([os.path.join(HERE, "stage.sh"), build, self.bundle] + (["stub"] if stubs else []) +
+                       [name + "-played" for name in stubs if name in PLAYED] + list(stubs), check=True)
+        self.id = uuid.uuid4().hex
+        self.env = dict(os.environ, TMPDIR=self.tmp, **{TAG: self.id})
+        for name in ("GPU_CHECK_TAG", "LD_LIBRARY_PATH"):
+            self.env.pop(name, None)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        # Whatever went wrong: leave nothing behind.
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+        for point in self.mounts():
+            subprocess.run(["umount", "-l", point], check=False)
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+    def start(self, *args, **env):
+        return subprocess.Popen([os.path.join(self.bundle, "run"), "--out", self.out, *args], env=dict(self.env, **env),
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                start_new_session=True)
+
+    def run(self, *args, **env):
+        """Its exit status and what it said."""
+        process = self.start(*args, **env)
+        said, wrong = process.communicate(timeout=280)
+        return process.returncode, said, wrong
+
+    def processes(self):
+        mark = ("%s=%s" % (TAG, self.id)).encode()
+        out = []
+        for path in glob.glob("/proc/[0-9]*/environ"):
+            try:
+                with open(path, "rb") as file:
+                    if mark in file.read().split(b"\0"):
+                        out.append(int(path.split("/")[2]))
+            except OSError:
+                pass
+        return out
+
+    def mounts(self):
+        with open("/proc/self/mountinfo") as file:
+            return [line.split()[4] for line in file if line.split()[4].startswith(self.dir)]
+
+    def is_clean(self):
+        """What is left, as soon as nothing runs any more."""
+        give_up = time.monotonic() + 120
+        while self.processes() and time.monotonic() < give_up:
+            time.sleep(0.05)
+        left = ["process %d" % pid for pid in self.processes()] + ["mount %s" % m for m in self.mounts()]
+        return left + ["file %s" % name for name in os.listdir(self.tmp)]
+
+    def rows(self, phase):
+        """All rows of a phase: every line must be one."""
+        with open(os.path.join(self.out, phase + ".jsonl")) as file:
+            text = file.read()
+        assert text.endswith("\n"), "%s.jsonl ends in the middle of a line: %s" % (phase, text[-200:])
+        rows = [json.loads(line, parse_constant=lambda name: sys.exit("%s is no number" % name))
+                for line in text.splitlines()]
+        assert all(isinstance(row, dict) for row in rows)
+        assert rows[0]["phase"] == phase and isinstance(rows[0]["plan"], list), rows[0]
+        return rows
+
+    def status(self, phase):
+        return {row["section"]: row for row in self.rows(phase) if "status" in row}
+
+    def files(self):
+        return sorted(os.listdir(self.out))
+
+
+def page_of(directory):
+    done = subprocess.run([sys.executable, "-B", os.path.join(HERE, "..", "page.py"), directory], capture_output=True,
+                          text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    with open(os.path.join(directory, "report.md"), encoding="utf-8") as file:
+        return file.read()
+
+
+def expect(is_so, what):
+    if not is_so:
+        sys.exit("check_run: " + what)
+
+
+def sections(build):
+    with Scene(build, PLAYED) as scene:
+        code, said, wrong = scene.run("--rehearse", "sim", "bench", "stalls")
+        expect(code == 1, "sections failed, and run's status is %d: %s%s" % (code, said, wrong))
+        expect(not wrong, "run says on standard error: " + wrong)
+        status = scene.status("bench")
+        expect({name: row["status"] for name, row in status.items()} ==
+               {"kinds": "done", "fails": "failed", "hangs": "timeout", "deaf": "timeout", "crashes": "failed",
+                "trash": "failed", "leaves": "done", "last": "done"}, "the sections are %s" % status)
+        expect("this is why" in status["fails"]["note"], "why a section failed: %s" % status["fails"])
+        expect("killed" in status["deaf"]["note"], "what hears no SIGTERM: %s" % status["deaf"])
+        expect("signal 11" in status["crashes"]["note"], "a crash: %s" % status["crashes"])
+        expect("3 lines" in status["trash"]["note"], "what is no row: %s" % status["trash"])
+        rows = scene.rows("bench")
+        expect(all(row.get("simulated") for row in rows if "section" in row), "a row does not say that it is simulated")
+        expect([row["section"] for row in rows if row.get("what") == "before it hangs"] == ["hangs"],
+               "the row that came before it hung is missing")
+        expect(rows[-1].get("end") and scene.rows("stalls")[-1].get("end"), "a phase has no end")
+        expect(len(scene.rows("stalls")) == 8, "stalls: %s" % scene.rows("stalls"))
+        expect(scene.files() == ["bench.jsonl", "diagnosis.txt", "gpu-check.log", "stalls.jsonl"],
+               "files: %s" % scene.files())
+        with open(os.path.join(scene.out, "gpu-check.log")) as file:
+            expect("first words" in file.read(), "what a section said is not in the log")
+        for one, expected in (("hangs 1", 1), ("crashes 5", 1), ("trash 5", 1), ("last 5", 0)):
+            code, said, _ = scene.run("--rehearse", "fake", "bench", STUB_BENCH=one)
+            expect(code == expected, "%s alone: status %d: %s" % (one, code, said))
+        left = scene.is_clean()
+        expect(not left, "left behind: %s" % left)
+
+
+def tools(build):
+    with Scene(build, PLAYED + ["gpu-random", "compute-sanitizer", "ncu"]) as scene:
+        path = os.path.join(scene.bundle, "bin") + ":" + os.environ["PATH"]
+        code, said, wrong = scene.run("sanitizer", "ncu", PATH=path, STUB_BENCH="kinds 20")
+        expect(code == 1 and not wrong, "racecheck found errors, and the status is %d: %s%s" % (code, said, wrong))
+        for phase in ("sanitizer", "ncu"):
+            expect(not any(row.get("simulated") for row in scene.rows(phase)), "this is no rehearsal: %s" % scene.rows(phase))
+        status = {name: row["status"] for name, row in scene.status("sanitizer").items()}
+        expect(status == {"memcheck": "done", "racecheck": "failed", "initcheck": "done"}, "sanitizer: %s" % status)
+        rows = [(row["section"], row["n"]) for row in scene.rows("sanitizer") if row.get("what") == "errors"]
+        expect(rows == [("memcheck", 0), ("racecheck", 2), ("initcheck", 0)], "sanitizer: %s" % rows)
+        rows = [row for row in scene.rows("ncu") if "what" in row]
+        expect(rows == [{"section": "kinds", "what": "copy(struct run *, int)", "metric": "gpu__time_duration.sum", "unit": "ns",
+                         "value": 1234.5}], "ncu: %s" % rows)
+        page = page_of(scene.out)
+        expect("racecheck** failed" in page and "SIMULATED" not in page, "the page: %s" % page)
+        left = scene.is_clean()
+        expect(not left, "left behind: %s" % left)
+
+
+def contact(build):
+    with Scene(build, PLAYED) as scene:
+        # The stub is everywhere, so that a GPU of this machine is not used.
+        code, said, wrong = scene.run(STUB_GPUS="none")
+        expect(code == 77 and not wrong and said.count("\n") == 1 and "the stub has no GPU" in said,
+               "no GPU: status %d, %r, %r" % (code, said, wrong))
+        expect(scene.files() == ["diagnosis.txt", "gpu-check.log"], "no GPU: files %s" % scene.files())
+        with open(os.path.join(scene.out, "diagnosis.txt")) as file:
+            text = file.read()
+        for word in ("/dev/nvidia", "nvidia-smi", "/proc/driver/nvidia/version", "LD_LIBRARY_PATH", "MPS", "/dev/fuse",
+                     "transparent_hugepage", "nr_hugepages", "max locked memory", "MemTotal", "Linux",
+                     "the loader's whole cache", "the stub has no GPU", "ended: no GPU"):
+            expect(word in text, "the diagnosis lacks %r" % word)
+        expect(not scene.is_clean(), "left behind: %s" % scene.is_clean())
+        code, said, _ = scene.run(STUB_GPUS="hangs", GPU_CHECK_PATIENCE="1")
+        expect(code == 1 and said.count("\n") == 1 and "does not answer" in said, "it hangs: %d, %r" % (code, said))
+        expect(not scene.is_clean(), "left behind: %s" % scene.is_clean())
+        # cuBLAS of the bundle's version, where pip and conda put it; and nowhere.
+        with open(os.path.join(scene.bundle, "cublas"), "w") as file:
+            file.write("libcublas.so.99\n")
+        for variable, below in (("VIRTUAL_ENV", "lib/python3.9/site-packages/nvidia/cublas/lib"), ("CONDA_PREFIX", "lib"),
+                                ("VIRTUAL_ENV", "lib/python3.12/site-packages/nvidia/cu13/lib"),
+                                ("HOME", ".local/lib/python3.11/site-packages/nvidia/cu12/lib"), ("CUDA_HOME", "lib64"),
+                                ("HOME", "elsewhere")):
+            root = os.path.join(scene.dir, "root")
+            place = os.path.join(root, below)
+            os.makedirs(place)
+            with open(os.path.join(place, "libcublas.so.99"), "w"):
+                pass
+            scene.run(STUB_GPUS="none", **{variable: root})
+            with open(os.path.join(scene.out, "diagnosis.txt")) as file:
+                says = "libcublas.so.99: " + ("nowhere" if below == "elsewhere" else place)
+                expect(says + "\n" in file.read(), "cuBLAS: not %r" % says)
+            shutil.rmtree(root)
+        for args in (["nonsense"], ["--rehearse"], ["--rehearse", "gpu"], ["--nonsense"], FIRST + ["litmus"]):
+            code, said, wrong = scene.run(*args)
+            expect(code == 2 and wrong and not said, "run %s: status %d, %r" % (args, code, said))
+        code, said, _ = scene.run("--help")
+        expect(code == 0 and "usage" in said, "--help: status %d" % code)
+
+
+def driver(build, stub):
+    if os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg"):
+        print("this machine has a GPU, which run would find and test for minutes")
+        sys.exit(77)
+    with Scene(build) as scene:
+        code, said, wrong = scene.run()
+        expect(code == 77 and said.count("\n") == 1 and "803" not in said, "without: %d, %r, %r" % (code, said, wrong))
+        path = os.path.dirname(os.path.abspath(stub))
+        code, said, wrong = scene.run(LD_LIBRARY_PATH="/nonsense:" + path)
+        expect(code == 77 and said.count("\n") == 1 and "803" in said and not wrong,
+               "the driver is not found: %d, %r, %r" % (code, said, wrong))
+        with open(os.path.join(scene.out, "diagnosis.txt")) as file:
+            text = file.read()
+        expect("803" in text and path in text, "the diagnosis does not tell of the driver: %s" % text)
+        expect(not scene.is_clean(), "left behind: %s" % scene.is_clean())
+
+
+def rehearse(build, on):
+    if not os.path.exists("/dev/fuse"):
+        print("skipped: there is no /dev/fuse")
+        sys.exit(77)
+    with Scene(build) as scene:
+        for phases in ([], ["--second"]):
+            code, said, wrong = scene.run("--rehearse", on, *phases)
+            print(said)
+            expect(code == 0 and not wrong, "rehearsal on %s: status %d: %s" % (on, code, wrong))
+            expect("SIMULATED" in said.splitlines()[0], "it does not say that it is a rehearsal")
+            left = scene.is_clean()
+            expect(not left, "left behind: %s" % left)
+        expect(len(scene.files()) == len(FIRST + SECOND) + 2, "files: %s" % scene.files())
+        for phase in FIRST + SECOND:
+            rows = scene.rows(phase)
+            expect(rows[0]["simulated"] and rows[0]["rehearsal"] == on, "the label of %s: %s" % (phase, rows[0]))
+            expect(rows[-1].get("end"), "%s has no end" % phase)
+            status = scene.status(phase)
+            expect(rows[0]["plan"] and set(status) == set(rows[0]["plan"]), "%s: plan and sections differ" % phase)
+            for row in rows:
+                expect("section" not in row or row.get("simulated") is True, "not called simulated: %s" % row)
+            for name, row in status.items():
+                # What a rehearsal has no use for, or time: it says so. All else must be done.
+                may_be_missing = name.startswith("example-") or phase in ("litmus", "sanitizer", "ncu")
+                fine = row["status"] in ("done", "skipped") or (may_be_missing and row["status"] == "not run" and row["note"])
+                expect(fine, "%s: %s" % (phase, row))
+        measured = [row for phase in FIRST for row in scene.rows(phase) if "what" in row and "not_run" not in row]
+        expect(len(measured) > 20, "there are %d rows" % len(measured))
+        expect(any(row["status"] == "done" for row in scene.status("litmus").values()), "no litmus file ran")
+        summary = [row for row in scene.rows("litmus") if row.get("what") == "files"]
+        expect(len(summary) == 1 and summary[0]["of"] == len(scene.rows("litmus")[0]["plan"]), "litmus: %s" % summary)
+        for way in ("auto", "writeback", "writethrough"):
+            expect(any(name.startswith(way + "/") and row["status"] == "done"
+                       for name, row in scene.status("mount").items()), "no section in a mount with " + way)
+        page = page_of(scene.out)
+        expect(page.startswith("# SIMULATED"), "the page does not begin with SIMULATED")
+
+
+def check_killed(scene, phases):
+    """What is left in OUT is whole; returns how many sections are missing by it."""
+    missing = 0
+    expect(set(scene.files()) <= {p + ".jsonl" for p in phases} | {"diagnosis.txt", "gpu-check.log"},
+           "files: %s" % scene.files())
+    for name in scene.files():
+        if not name.endswith(".jsonl"):
+            continue
+        # From the first phase's start on, the plans of all are there.
+        expect(len(scene.rows(name[:-len(".jsonl")])) == 1 or all(p + ".jsonl" in scene.files() for p in phases),
+               "%s has begun, and there are %s" % (name, scene.files()))
+        rows = scene.rows(name[:-len(".jsonl")])
+        plan, known = rows[0]["plan"], [row["section"] for row in rows if "status" in row]
+        expect(plan and known == plan[:len(known)], "%s: planned %s, known %s" % (name, plan, known))
+        expect(not rows[-1].get("end") or known == plan, "%s: ended, but only %s of %s" % (name, known, plan))
+        missing += len(plan) - len(known)
+        gone = plan[len(known):]
+        page = page_of(scene.out)
+        expect(not gone or "**%s**: missing" % name[:-len(".jsonl")] in page and gone[-1] in page,
+               "the page does not name what is missing of %s: %s" % (name, page))
+    return missing
+
+
+def killed(build):
+    if not os.path.exists("/dev/fuse"):
+        print("skipped: there is no /dev/fuse")
+        sys.exit(77)
+    seed = int(os.environ.get("SEED", random.randrange(1 << 30)))
+    print("seed %d (SEED=%d repeats it)" % (seed, seed), flush=True)
+    chance = random.Random(seed)
+    phases = ["ceilings", "bench", "mount", "history"]
+    with Scene(build, PLAYED) as scene:
+        args = ["--rehearse", "sim", *phases]
+        start = time.monotonic()
+        code, said, wrong = scene.run(*args, STUB_MILD="yes")
+        whole = time.monotonic() - start
+        expect(code == 0 and not wrong and check_killed(scene, phases) == 0, "whole: %d, %s%s" % (code, said, wrong))
+        for nth in range(int(os.environ.get("KILLS", 10))):
+            shutil.rmtree(scene.out)
+            os.mkdir(scene.out)
+            process = scene.start(*args, STUB_MILD="yes")
+            moment = chance.uniform(0, whole)
+            time.sleep(moment)
+            mounts = len(scene.mounts())
+            group = nth % 2 == 1
+            (os.killpg if group else os.kill)(process.pid, signal.SIGKILL)
+            process.communicate(timeout=120)
+            left = scene.is_clean()
+            expect(not left, "killed after %.2f s, left behind: %s" % (moment, left))
+            print("killed%s after %.2f of %.2f s, with %d mounts: %d sections are missing, %s" %
+                  (" with its group" if group else "", moment, whole, mounts, check_killed(scene, phases), scene.files()),
+                  flush=True)
+
+
+def report(build):
+    with tempfile.TemporaryDirectory() as directory:
+        page = page_of(directory)
+        expect("no result file" in page and "diagnosis.txt is missing" in page, "of nothing: %s" % page)
+        row = {"section": "kinds", "what": "in | out", "us": 1.5, "us_p10": 1, "us_p90": 2, "n": 3, "gb_s": 2.5, "ceiling_gb_s": 10,
+               "of_ceiling": 0.25, "counters": {"a": 1, "b": 0}}
+        lines = [json.dumps(one) for one in (
+            {"phase": "bench", "plan": ["kinds", "batches", "busy", "more"], "gaiafs": "v1", "date": "today", "simulated": False,
+             "rehearsal": None, "kernel": "6.1", "cpu": "one", "processors": 4, "memory_kib": 1 << 20, "fuse": True},
+            {"phase": "bench", "start": True, "gpus": 1, "gpu": {"section": "machine", "what": "GPU 0", "name": "Some GPU"}},
+            *(dict(row, bytes=bytes) for bytes in (4096, 65536, 1 << 20)),
+            {"section": "kinds", "what": "peer", "not_run": "there is one GPU"},
+            {"section": "kinds", "status": "done", "seconds": 1.5, "note": ""},
+            {"section": "batches", "status": "timeout", "seconds": 9, "note": "not done after 9 s"},
+            dict(row, section="busy", bytes=1))]
+
+        def put(text, name="bench"):
+            with open(os.path.join(directory, name + ".jsonl"), "w", encoding="utf-8") as file:
+                file.write(text)
+
+        put("\n".join(lines + [json.dumps(dict(row, section="busy", bytes=2))])[:-20])
+        page = page_of(directory)
+        wrong, rest = page.split("## Shares of the ceilings")
+        for text in ("took too long: not done after 9 s", "cut off in the middle", "**bench**: missing", "busy, more",
+                     "bench: kinds: peer: there is one GPU"):
+            expect(text in wrong, "%r is not said first: %s" % (text, page))
+        expect("SIMULATED" not in page and "Some GPU" in page, "real results: %s" % page)
+        expect("in \\| out | 4 KiB | 1.5 (1 to 2) | 3 | 2.5 | 10 | **0.25** | a 1" in rest or
+               "in \\| out | 1.5 (1 to 2) | 3 | 2.5 | 10 | **0.25** | a 1 | 4 KiB" in rest, "the table: %s" % page)
+        expect("bench: busy — cut off" in rest, "what was under way: %s" % page)
+        if shutil.which("gnuplot"):
+            for name in ("report-shares.png", "report-sizes.png"):
+                with open(os.path.join(directory, name), "rb") as file:
+                    expect(file.read(8) == b"\x89PNG\r\n\x1a\n", "%s is no picture" % name)
+        expect(("No plot" in page) == (not shutil.which("gnuplot")), "plots: %s" % page)
+        done = subprocess.run([sys.executable, "-B", os.path.join(HERE, "..", "page.py"), directory], capture_output=True,
+                              env=dict(os.environ, PATH="/nonsense"), check=False)
+        with open(os.path.join(directory, "report.md"), encoding="utf-8") as file:
+            expect(done.returncode == 0 and "No plot" in file.read(), "without gnuplot: %s" % done.stderr)
+        expect(not os.path.exists(os.path.join(directory, "report-shares.png")), "a plot of other results stayed")
+
+        # A rehearsal beside it is called so, and so are its rows.
+        put(json.dumps({"phase": "stalls", "plan": ["waits"], "simulated": True, "rehearsal": "sim"}) + "\n" +
+            json.dumps(dict(row, section="waits", simulated=True)) + "\nnonsense\n" +
+            json.dumps({"section": "waits", "status": "done", "seconds": 1, "note": "", "simulated": True}) + "\n" +
+            json.dumps({"phase": "stalls", "end": True}) + "\n", "stalls")
+        page = page_of(directory)
+        expect(page.startswith("# PARTLY SIMULATED") and "### stalls: waits (SIMULATED)" in page and
+               "### bench: kinds\n" in page, "some simulated: %s" % page)
+        expect("**stalls.jsonl**: line 3 is broken" in page, "a broken line: %s" % page)
+        put("", "stalls")
+        expect("**stalls.jsonl**: it has no plan" in page_of(directory), "an empty file")
+        for cut in range(0, 400, 7):
+            put("\n".join(lines)[:cut])
+            page_of(directory) if cut % 49 == 0 else None
+    # What a run leaves makes a page, too.
+    with Scene(build, PLAYED) as scene:
+        scene.run("--rehearse", "sim", "ceilings", STUB_MILD="yes")
+        page = page_of(scene.out)
+        expect("# SIMULATED" in page and "ended: all that could run passed" in page and
+               "all sections that were planned were done" in page, "of a run: %s" % page)
+
+
+if __name__ == "__main__":
+    {"sections": sections, "tools": tools, "contact": contact, "driver": driver, "rehearse": rehearse, "killed": killed,
+     "report": report}[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# stage.sh BUILD TO [stub PROGRAM...] - a bundle as scripts/gpu-check makes it, in directory TO, but of links into a
+# build; for tests of `run`. The named programs are played by the stub.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+build=$1
+to=$2
+shift 2
+mkdir -p "$to/bin" "$to/lib" "$to/glibc" "$to/litmus"
+echo 2.0 > "$to/glibc/needed"
+echo "under test" > "$to/version"
+cp "$here/../run" "$here/../keeper" "$here/../diagnose" "$to/"
+cp "$here"/../../litmus/*.litmus "$to/litmus/"
+for program in daemon/gaiafs client/gaia tests/gpu/gpu-{ceilings,bench,stalls,mount}{,-played} tests/gpu/gpu-random \
+	tests/gpu/gaiafs-played tests/contract/contract_device{,_peer} tests/litmus/litmus-runner tests/history/history \
+	client/examples/cuda-{histogram,two_writers,stencil,sgemm}; do
+	[ ! -x "$build/$program" ] || ln -sf "$(realpath "$build/$program")" "$to/bin/${program##*/}"
+done
+[ "${1:-}" = stub ] || exit 0
+shift
+for program; do
+	ln -sf "$here/stub" "$to/bin/$program"
+done
