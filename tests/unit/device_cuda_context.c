@@ -323,13 +323,15 @@ Test(broken, one_of_two_takes_nothing_of_the_others_along)
 	char *slab;
 
 	begin(&(struct fake_cuda_config){ .n_devices = 2 });
-	cr_assert_eq(cuda_create(fake_cuda_api(), &second, 4 * GAIA_PAGE, &other), 0);
 	mem[0] = must_alloc(dev);
-	mem[1] = must_alloc(other);
 	slab = new_slab(dev);
-	other->ops->host_slab(other, slab, true);
 	works(mem[0], slab);
 	until(fake_cuda_usable(slab, GAIA_CHUNK));
+	/* The other comes later: so it is the first one's registration. */
+	cr_assert_eq(cuda_create(fake_cuda_api(), &second, 4 * GAIA_PAGE, &other), 0);
+	mem[1] = must_alloc(other);
+	other->ops->host_slab(other, slab, true);
+	works(mem[1], slab);
 	/* (In the fake all contexts break together; the reset mends it.) */
 	fake_cuda_fail("cuMemcpyHtoDAsync", 1, CUDA_ERROR_ILLEGAL_ADDRESS, false);
 	cr_assert_eq(copy_in(mem[0], 0, 1, slab), -EIO);
@@ -344,6 +346,34 @@ Test(broken, one_of_two_takes_nothing_of_the_others_along)
 	dev->ops->host_slab(dev, slab, false);
 	end_slab(other, slab);
 	other->ops->destroy(other);
+	end();
+}
+
+/* A device ends, and with it what was registered through it; the other has announced the same slab. */
+Test(broken, or_ended_is_all_the_same_to_the_other)
+{
+	const struct cuda_config second = { .index = 1, .capacity = CHUNKS * GAIA_CHUNK };
+	struct device *other;
+	struct devmem *mem;
+	char *slab;
+
+	begin(&(struct fake_cuda_config){ .n_devices = 2 });
+	mem = must_alloc(dev);
+	slab = new_slab(dev);
+	works(mem, slab);
+	until(fake_cuda_usable(slab, GAIA_CHUNK));
+	must_free(mem);
+	cr_assert_eq(cuda_create(fake_cuda_api(), &second, 4 * GAIA_PAGE, &other), 0);
+	other->ops->host_slab(other, slab, true);
+	dev->ops->host_slab(dev, slab, false);
+	dev->ops->destroy(dev);
+	dev = other;
+	mem = must_alloc(dev);
+	works(mem, slab);
+	until(fake_cuda_usable(slab, GAIA_CHUNK));
+	works(mem, slab);
+	must_free(mem);
+	end_slab(dev, slab);
 	end();
 }
 

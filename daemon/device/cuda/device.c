@@ -68,22 +68,76 @@ int cuda_enter(struct cuda *cuda)
  * The primary context is the process's: of two devices on one GPU neither may end what the other uses. What it
  * cannot give back then goes with the process.
  */
-static atomic_uint devices_on[CUDA_ORDINALS];
+static struct {
+	pthread_mutex_t lock; /* held while one is retained, reset or released */
+	unsigned users[CUDA_ORDINALS];
+} contexts = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+static int retain_context(struct cuda *cuda)
+{
+	int err;
+
+	pthread_mutex_lock(&contexts.lock);
+	err = cuda_check(cuda, cuda->api->cuDevicePrimaryCtxRetain(&cuda->context, cuda->ordinal),
+			 "cuDevicePrimaryCtxRetain");
+	if (!err)
+		contexts.users[cuda->ordinal]++;
+	pthread_mutex_unlock(&contexts.lock);
+	return err;
+}
+
+static void release_context(struct cuda *cuda)
+{
+	pthread_mutex_lock(&contexts.lock);
+	contexts.users[cuda->ordinal]--;
+	cuda_ended(cuda, cuda->api->cuDevicePrimaryCtxRelease(cuda->ordinal), "cuDevicePrimaryCtxRelease");
+	pthread_mutex_unlock(&contexts.lock);
+}
 
 void cuda_reset_context(struct cuda *cuda)
 {
-	CUresult result;
+	CUresult result = CUDA_SUCCESS;
 
-	if (atomic_load(&devices_on[cuda->ordinal]) > 1)
-		return;
 	cuda_host_leave(cuda);
-	(void)cuda->api->cuCtxSetCurrent(NULL); /* of this thread's current context nothing is known afterwards */
-	result = cuda->api->cuDevicePrimaryCtxReset(cuda->ordinal);
-	cuda->reset = result == CUDA_SUCCESS;
-	if (!cuda->reset)
+	pthread_mutex_lock(&contexts.lock);
+	if (contexts.users[cuda->ordinal] == 1) {
+		/* Of this thread's current context nothing is known afterwards. */
+		(void)cuda->api->cuCtxSetCurrent(NULL);
+		result = cuda->api->cuDevicePrimaryCtxReset(cuda->ordinal);
+		cuda->reset = result == CUDA_SUCCESS;
+	}
+	pthread_mutex_unlock(&contexts.lock);
+	if (result != CUDA_SUCCESS)
 		log_warn("device %s: cuDevicePrimaryCtxReset: %s (error %d): its memory may stay taken until gaiafs ends",
 			 cuda->base.name, error_text(cuda->api, result), (int)result);
 	cuda_host_left(cuda, cuda->reset);
+}
+
+int cuda_enter_call(struct cuda *cuda)
+{
+	int err = -ENODEV;
+
+	pthread_mutex_lock(&cuda->lock);
+	if (!atomic_load(&cuda->off)) {
+		cuda->calls++;
+		err = 0;
+	}
+	pthread_mutex_unlock(&cuda->lock);
+	if (!err)
+		err = cuda_enter(cuda);
+	else
+		return err;
+	if (err)
+		cuda_leave_call(cuda);
+	return err;
+}
+
+void cuda_leave_call(struct cuda *cuda)
+{
+	pthread_mutex_lock(&cuda->lock);
+	if (--cuda->calls == 0 && atomic_load(&cuda->off))
+		pthread_cond_broadcast(&cuda->memory); /* the keeper */
+	pthread_mutex_unlock(&cuda->lock);
 }
 
 /* ---- creation ---- */
@@ -278,12 +332,14 @@ static void end_context(struct cuda *cuda)
 	if (!cuda->reset)
 		(void)cuda_enter(cuda); /* even without: what can be given back is */
 	reset_broken(cuda);
+	if (!cuda->reset)
+		cuda_host_end(cuda);
 	cuda_queue_destroy(cuda);
+	cuda_memory_end(cuda);
+	reset_broken(cuda); /* if it broke just now */
+	cuda_memory_end(cuda);
 	cuda_memory_destroy(cuda);
-	reset_broken(cuda);
-	cuda_range_free(cuda);
-	atomic_fetch_sub(&devices_on[cuda->ordinal], 1);
-	cuda_ended(cuda, cuda->api->cuDevicePrimaryCtxRelease(cuda->ordinal), "cuDevicePrimaryCtxRelease");
+	release_context(cuda);
 	free_cuda(cuda);
 }
 
@@ -326,11 +382,9 @@ int cuda_create(const struct cuda_api *api, const struct cuda_config *config, ui
 		err = check_abilities(cuda);
 	if (err)
 		goto free_cuda;
-	err = cuda_check(cuda, api->cuDevicePrimaryCtxRetain(&cuda->context, cuda->ordinal),
-			 "cuDevicePrimaryCtxRetain");
+	err = retain_context(cuda);
 	if (err)
 		goto free_cuda;
-	atomic_fetch_add(&devices_on[cuda->ordinal], 1);
 	err = cuda_enter(cuda);
 	if (!err)
 		err = choose_capacity(cuda, config->capacity);

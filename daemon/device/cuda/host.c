@@ -5,7 +5,7 @@
  * is one table for all devices. A slab is announced when it is made. From the first operation on that names one,
  * slabs are registered, by a thread of each device: those that an operation has named first. Until then their pages go
  * through staging buffers. (CUDA may have a registration wait for the streams. No operation waits for it.) Where
- * no device is used nothing is registered.
+ * no device is used nothing is registered; else all of home is, in the end, also what only CPU programs use.
  *
  * A slab is registered for all devices (PORTABLE), through one. One that cannot be registered is not tried again.
  */
@@ -76,7 +76,7 @@ static enum slab_state register_slab(struct cuda *cuda, void *at, CUdeviceptr *a
 				"cuMemHostGetDevicePointer"))
 			return SLAB_REGISTERED;
 		cuda_ended(cuda, cuda->api->cuMemHostUnregister(at), "cuMemHostUnregister");
-		return SLAB_UNTRIED;
+		return SLAB_REFUSED;
 	case CUDA_ERROR_OUT_OF_MEMORY:
 	case CUDA_ERROR_INVALID_VALUE:
 	case CUDA_ERROR_NOT_SUPPORTED:
@@ -85,8 +85,9 @@ static enum slab_state register_slab(struct cuda *cuda, void *at, CUdeviceptr *a
 	case CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED:
 		return SLAB_REFUSED;
 	default:
+		/* Not for another device to try: it might break, too. */
 		cuda_ended(cuda, *result, "cuMemHostRegister");
-		return SLAB_UNTRIED; /* another device may */
+		return SLAB_REFUSED;
 	}
 }
 
@@ -106,9 +107,7 @@ static void pin_next(struct cuda *cuda, struct slab *s)
 	pthread_mutex_lock(&registry.lock);
 	s->state = state;
 	s->address = address;
-	if (state == SLAB_UNTRIED)
-		TAILQ_INSERT_TAIL(&registry.todo, s, link);
-	tell = state == SLAB_REFUSED && !registry.told;
+	tell = state == SLAB_REFUSED && !registry.told && !atomic_load(&cuda->off);
 	registry.told |= tell;
 	pthread_cond_broadcast(&registry.changed);
 	if (tell) {
@@ -313,4 +312,22 @@ void cuda_host_left(struct cuda *cuda, bool ended)
 	}
 	pthread_cond_broadcast(&registry.changed);
 	pthread_mutex_unlock(&registry.lock);
+}
+
+void cuda_host_end(struct cuda *cuda)
+{
+	struct slab *s;
+
+	cuda_host_leave(cuda);
+	pthread_mutex_lock(&registry.lock);
+	for (s = registry.slabs; s; s = s->hh.next) {
+		/* It stays: BUSY, and by us. Others may come and go. */
+		if (s->state != SLAB_BUSY || s->by != cuda)
+			continue;
+		pthread_mutex_unlock(&registry.lock);
+		cuda_ended(cuda, cuda->api->cuMemHostUnregister(s->at), "cuMemHostUnregister");
+		pthread_mutex_lock(&registry.lock);
+	}
+	pthread_mutex_unlock(&registry.lock);
+	cuda_host_left(cuda, true);
 }

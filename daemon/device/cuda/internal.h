@@ -140,6 +140,7 @@ struct cuda {
 	unsigned n_ready, n_stale, n_ended, n_live, n_busy; /* chunks; the rest is NONE */
 	unsigned hint;		/* where to look for a free slot */
 	unsigned readers;	/* operations of other GPUs that read this one's memory */
+	unsigned calls;		/* callers that are in the driver */
 	bool given_back;	/* off: the context has been seen to, and chunks can be unmapped again */
 	bool reset;		/* off: all that belonged to the context is gone */
 	bool physical_full;	/* the keeper does not try until something is freed */
@@ -154,6 +155,12 @@ static inline struct cuda *to_cuda(struct device *dev)
 
 /* Makes the device's context the calling thread's. */
 int cuda_enter(struct cuda *cuda);
+
+/*
+ * The same, for callers' threads: until cuda_leave_call() the context is not reset. -ENODEV: the device is off.
+ */
+int cuda_enter_call(struct cuda *cuda);
+void cuda_leave_call(struct cuda *cuda);
 
 /* 0, or -EIO after it switched the device off. @call: for people. */
 int cuda_check(struct cuda *cuda, CUresult result, const char *call);
@@ -171,9 +178,9 @@ void cuda_ended(struct cuda *cuda, CUresult result, const char *call);
 
 /* Reserves the range and its tables. Logs. After an error, too, what there is is for cuda_memory_destroy(). */
 int cuda_memory_init(struct cuda *cuda);
-/* No chunk is live. */
+/* No chunk is live. Ends what is the context's; what could not be because that broke meanwhile, another call ends. */
+void cuda_memory_end(struct cuda *cuda);
 void cuda_memory_destroy(struct cuda *cuda);
-void cuda_range_free(struct cuda *cuda);
 void *cuda_keeper_main(void *arg);
 int cuda_alloc(struct device *dev, struct devmem **out);
 void cuda_free(struct device *dev, struct devmem *mem);
@@ -236,6 +243,8 @@ void cuda_host_wake(void);
  */
 void cuda_host_leave(struct cuda *cuda);
 void cuda_host_left(struct cuda *cuda, bool ended);
+/* The device ends: nothing is registered through it any more. */
+void cuda_host_end(struct cuda *cuda);
 
 /* ---- calibrate.c ---- */
 

@@ -124,7 +124,7 @@ static int scrub(struct cuda *cuda, unsigned first, unsigned n)
 	return clear(cuda, chunk_address(cuda, first), (size_t)n * GAIA_CHUNK);
 }
 
-/* Of @n chunks that follow one another. */
+/* @n chunks that follow one another. After an error the device is off. */
 static void unmap(struct cuda *cuda, unsigned first, unsigned n)
 {
 	CUresult result = cuda->api->cuMemUnmap(chunk_address(cuda, first), (size_t)n * GAIA_CHUNK);
@@ -164,8 +164,11 @@ static int create_and_map(struct cuda *cuda, unsigned slot)
 	return err;
 }
 
-/* As many as there is memory for, from @first on, mapped and scrubbed; a negative errno if none. */
-static int make_chunks(struct cuda *cuda, unsigned first, unsigned n)
+/*
+ * As many as there is memory for, from @first on, mapped and scrubbed; a negative errno if none. *@mapped: how many
+ * are mapped; after an error those wait for the reset of the context, which broke.
+ */
+static int make_chunks(struct cuda *cuda, unsigned first, unsigned n, unsigned *mapped)
 {
 	const CUmemAccessDesc access = {
 		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = cuda->ordinal },
@@ -187,11 +190,15 @@ static int make_chunks(struct cuda *cuda, unsigned first, unsigned n)
 			   "cuMemSetAccess");
 	if (!err)
 		err = scrub(cuda, first, made);
+unmap:
+	*mapped = made;
 	if (!err)
 		return (int)made;
-unmap:
-	if (made)
+	if (made && !atomic_load(&cuda->off)) {
 		unmap(cuda, first, made);
+		if (!atomic_load(&cuda->off))
+			*mapped = 0;
+	}
 	return err;
 }
 
@@ -314,46 +321,54 @@ static void scrub_stale(struct cuda *cuda)
 
 static void make_ready(struct cuda *cuda)
 {
-	unsigned first = 0, n = take_slots(cuda, MAKE_AT_ONCE, &first);
+	unsigned first = 0, n = take_slots(cuda, MAKE_AT_ONCE, &first), mapped = 0;
 	int made;
 
 	pthread_mutex_unlock(&cuda->lock);
-	made = make_chunks(cuda, first, n);
+	made = make_chunks(cuda, first, n, &mapped);
 	pthread_mutex_lock(&cuda->lock);
 	if (made == -ENOMEM)
 		cuda->physical_full = true;
 	for (unsigned i = 0; i < n; i++)
-		end_busy(cuda, &cuda->chunk[first + i], (int)i < made ? CHUNK_READY : CHUNK_NONE);
+		end_busy(cuda, &cuda->chunk[first + i], (int)i < made ? CHUNK_READY :
+							i < mapped    ? CHUNK_ENDED :
+									CHUNK_NONE);
 }
 
-/* Unmaps all chunks of a list. lock held, and let go of meanwhile. */
+/* In a context that broke nothing may end before the reset. */
+static bool may_unmap(const struct cuda *cuda)
+{
+	return !atomic_load(&cuda->off) || cuda->given_back;
+}
+
+/* Unmaps all chunks of a list, or what of it can be. lock held, and let go of meanwhile. */
 static void unmap_listed(struct cuda *cuda, const struct cuda_chunk_list *list)
 {
 	struct cuda_chunk *chunk;
 	unsigned first, n;
 
-	while ((chunk = LIST_FIRST(list))) {
+	while (may_unmap(cuda) && (chunk = LIST_FIRST(list))) {
 		n = take_run(cuda, chunk, &first);
 		pthread_mutex_unlock(&cuda->lock);
 		unmap(cuda, first, n);
 		pthread_mutex_lock(&cuda->lock);
 		cuda->physical_full = false;
 		for (unsigned i = first; i < first + n; i++)
-			end_busy(cuda, &cuda->chunk[i], CHUNK_NONE);
+			end_busy(cuda, &cuda->chunk[i], may_unmap(cuda) ? CHUNK_NONE : CHUNK_ENDED);
 	}
 }
 
 /* The device is off: what its context holds is of no use any more. lock held, and let go of meanwhile. */
 static void give_back(struct cuda *cuda)
 {
-	while (cuda->outstanding || cuda->n_busy || cuda->readers)
+	while (cuda->outstanding || cuda->n_busy || cuda->readers || cuda->calls)
 		pthread_cond_wait(&cuda->memory, &cuda->lock);
 	pthread_mutex_unlock(&cuda->lock);
 	cuda_reset_context(cuda);
 	pthread_mutex_lock(&cuda->lock);
+	cuda->given_back = true;
 	unmap_listed(cuda, &cuda->ready);
 	unmap_listed(cuda, &cuda->stale);
-	cuda->given_back = true;
 }
 
 void *cuda_keeper_main(void *arg)
@@ -389,7 +404,7 @@ void *cuda_keeper_main(void *arg)
 static int get_chunk(struct cuda *cuda, struct cuda_chunk **out)
 {
 	bool full = false; /* the GPU, not only our part of it */
-	unsigned slot;
+	unsigned slot, mapped = 0;
 	int err;
 
 	while (!atomic_load(&cuda->off)) {
@@ -407,12 +422,12 @@ static int get_chunk(struct cuda *cuda, struct cuda_chunk **out)
 		}
 		if (!full && take_slots(cuda, 1, &slot)) {
 			pthread_mutex_unlock(&cuda->lock);
-			err = make_chunks(cuda, slot, 1);
+			err = make_chunks(cuda, slot, 1, &mapped);
 			pthread_mutex_lock(&cuda->lock);
 			*out = &cuda->chunk[slot];
 			if (err > 0)
 				return 0;
-			end_busy(cuda, *out, CHUNK_NONE);
+			end_busy(cuda, *out, mapped ? CHUNK_ENDED : CHUNK_NONE);
 			if (err != -ENOMEM)
 				return err;
 			full = true;
@@ -433,9 +448,7 @@ int cuda_alloc(struct device *dev, struct devmem **out)
 	struct cuda_chunk *chunk;
 	int err;
 
-	if (atomic_load(&cuda->off))
-		return -ENODEV;
-	err = cuda_enter(cuda);
+	err = cuda_enter_call(cuda);
 	if (err)
 		return err;
 	pthread_mutex_lock(&cuda->lock);
@@ -449,6 +462,7 @@ int cuda_alloc(struct device *dev, struct devmem **out)
 		*out = &chunk->base;
 	}
 	pthread_mutex_unlock(&cuda->lock);
+	cuda_leave_call(cuda);
 	return err;
 }
 
@@ -493,8 +507,6 @@ int cuda_export_fd(struct device *dev, struct devmem *mem, bool write)
 	/* Whoever imports memory decides about access to it. */
 	if (!write)
 		return -ENOTSUP;
-	if (atomic_load(&cuda->off))
-		return -ENODEV;
 	pthread_mutex_lock(&cuda->lock);
 	chunk = cuda_find_live(cuda, mem);
 	if (chunk)
@@ -502,11 +514,12 @@ int cuda_export_fd(struct device *dev, struct devmem *mem, bool write)
 	pthread_mutex_unlock(&cuda->lock);
 	if (!chunk)
 		return -EINVAL;
-	err = cuda_enter(cuda);
+	err = cuda_enter_call(cuda);
 	if (err)
 		return err;
 	result = cuda->api->cuMemExportToShareableHandle(
 		&fd, chunk->handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+	cuda_leave_call(cuda);
 	if (result == CUDA_ERROR_OPERATING_SYSTEM || result == CUDA_ERROR_OUT_OF_MEMORY)
 		return no_descriptor(cuda);
 	err = cuda_check(cuda, result, "cuMemExportToShareableHandle");
@@ -538,26 +551,29 @@ int cuda_memory_init(struct cuda *cuda)
 	return err;
 }
 
-void cuda_memory_destroy(struct cuda *cuda)
+void cuda_memory_end(struct cuda *cuda)
 {
 	pthread_mutex_lock(&cuda->lock);
-	unmap_listed(cuda, &cuda->ended);
 	unmap_listed(cuda, &cuda->stale);
 	unmap_listed(cuda, &cuda->ready);
+	unmap_listed(cuda, &cuda->ended);
 	bug_on(cuda->n_busy || cuda->n_live);
 	pthread_mutex_unlock(&cuda->lock);
-	for (unsigned i = 0; i < (cuda->n_chunks + ARMED_CHUNKS - 1) / ARMED_CHUNKS && !cuda->reset; i++)
-		if (cuda->armed[i])
+	for (unsigned i = 0; i < (cuda->n_chunks + ARMED_CHUNKS - 1) / ARMED_CHUNKS; i++) {
+		if (cuda->armed[i] && !cuda->reset)
 			cuda_ended(cuda, cuda->api->cuMemFree(cuda->armed[i]), "cuMemFree");
+		cuda->armed[i] = 0;
+	}
 	if (cuda->scrubber && !cuda->reset)
 		cuda_ended(cuda, cuda->api->cuStreamDestroy(cuda->scrubber), "cuStreamDestroy");
-	free(cuda->armed);
-	free(cuda->chunk);
+	cuda->scrubber = NULL;
 }
 
-void cuda_range_free(struct cuda *cuda)
+void cuda_memory_destroy(struct cuda *cuda)
 {
 	if (cuda->range)
 		cuda_ended(cuda, cuda->api->cuMemAddressFree(cuda->range, cuda->base.capacity),
 			   "cuMemAddressFree");
+	free(cuda->armed);
+	free(cuda->chunk);
 }

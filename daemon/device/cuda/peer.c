@@ -17,10 +17,13 @@ bool cuda_reaches(struct device *dev, const struct device *from)
 
 	if (from->core->ops != dev->ops)
 		return false;
-	if (atomic_load(&cuda->off) || atomic_load(&source->off) || cuda_enter(cuda))
+	if (atomic_load(&source->off) || cuda_enter_call(cuda))
 		return false;
-	return !cuda_check(cuda, cuda->api->cuDeviceCanAccessPeer(&can, cuda->ordinal, source->ordinal),
-			   "cuDeviceCanAccessPeer") && can;
+	if (cuda_check(cuda, cuda->api->cuDeviceCanAccessPeer(&can, cuda->ordinal, source->ordinal),
+		       "cuDeviceCanAccessPeer"))
+		can = 0;
+	cuda_leave_call(cuda);
+	return can;
 }
 
 struct cuda *cuda_source(const struct dev_op *op)

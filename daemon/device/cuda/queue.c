@@ -57,6 +57,13 @@ int cuda_submit(struct device *dev, struct dev_op *op)
 		held = !err;
 	}
 	pthread_mutex_lock(&cuda->lock);
+	/* Once it is off nothing comes after what the keeper waits for (give_back()). */
+	if (atomic_load(&cuda->off)) {
+		pthread_mutex_unlock(&cuda->lock);
+		if (held)
+			cuda_sources_drop(op);
+		return -ENODEV;
+	}
 	if (!fault)
 		fault = memory_fault(cuda, op);
 	if (fault) {
@@ -317,10 +324,11 @@ static void issue(struct cuda *cuda, struct dev_op *op)
 	struct issue is = { .cuda = cuda, .op = op, .err = atomic_load(&cuda->off) ? -EIO : 0 };
 	uint32_t at, n;
 
-	for (unsigned i = 0; i < op->n && !is.err; i++) {
+	/* After an error the last batch is on its way, and op may be gone. */
+	for (unsigned i = 0; !is.err && i < op->n; i++) {
 		if (op->kind == DEV_COPY_PEER)
 			is.err = cuda_source_open(cuda, cuda_source(op), op->runs[i].other);
-		for (at = 0; at < op->runs[i].npages && !is.err; at += n) {
+		for (at = 0; !is.err && at < op->runs[i].npages; at += n) {
 			need_batch(&is);
 			n = add_pages(&is, &op->runs[i], at);
 			if (!n && !is.err)
