@@ -771,10 +771,6 @@ static CUresult fake_primary_release(CUdevice dev)
 		return CUDA_ERROR_INVALID_DEVICE;
 	pthread_mutex_lock(&fake.lock);
 	ctx = &fake.gpu[fake_gpu_of(dev)].primary;
-	if (!fake_takes_effect(err, 1u << fake_gpu_of(dev))) {
-		pthread_mutex_unlock(&fake.lock);
-		return err;
-	}
 	if (!ctx->refs) {
 		pthread_mutex_unlock(&fake.lock);
 		return fake_refuse(CUDA_ERROR_INVALID_CONTEXT, "a primary context released too often");
@@ -786,12 +782,14 @@ static CUresult fake_primary_release(CUdevice dev)
 	return err;
 }
 
+/* Ends something: takes effect even if it is made to fail, and then whatever is broken. */
 static CUresult fake_primary_reset(CUdevice dev)
 {
 	CUresult err = fake_enter("cuDevicePrimaryCtxReset");
 	CUcontext ctx;
 
-	if (err)
+	if (err == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || err == CUDA_ERROR_NOT_INITIALIZED ||
+	    err == CUDA_ERROR_NOT_PERMITTED)
 		return err;
 	if (!is_device(dev))
 		return CUDA_ERROR_INVALID_DEVICE;
@@ -806,7 +804,7 @@ static CUresult fake_primary_reset(CUdevice dev)
 		fake.broken_ctx = NULL;
 	}
 	pthread_mutex_unlock(&fake.lock);
-	return CUDA_SUCCESS;
+	return err;
 }
 
 /* The signature of cuCtxCreate_v2, which asks for nothing special. */
