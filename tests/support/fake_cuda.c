@@ -783,12 +783,14 @@ static CUresult fake_primary_release(CUdevice dev)
 	return err;
 }
 
+/* Ends something: takes effect even if it is made to fail, and then whatever is broken. */
 static CUresult fake_primary_reset(CUdevice dev)
 {
 	CUresult err = fake_enter("cuDevicePrimaryCtxReset");
 	CUcontext ctx;
 
-	if (err)
+	if (err == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || err == CUDA_ERROR_NOT_INITIALIZED ||
+	    err == CUDA_ERROR_NOT_PERMITTED)
 		return err;
 	if (!is_device(dev))
 		return CUDA_ERROR_INVALID_DEVICE;
@@ -803,7 +805,7 @@ static CUresult fake_primary_reset(CUdevice dev)
 		fake.broken_ctx = NULL;
 	}
 	pthread_mutex_unlock(&fake.lock);
-	return CUDA_SUCCESS;
+	return err;
 }
 
 /* The signature of cuCtxCreate_v2, which asks for nothing special. */

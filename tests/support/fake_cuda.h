@@ -47,11 +47,12 @@ struct fake_cuda_config {
 };
 
 /*
- * Modes make the fake do what a real driver may do and mostly does not, or does where it is short of
- * something. Each is a field of the configuration, and a word of the environment variable FAKE_CUDA
- * (words separated by commas, "waits,latency=50"), so that a whole suite runs in it. It is read
- * by fake_cuda_reset() and by the first call on the default configuration. A mode is on when either says so; a
- * number is the configuration's own where that has one. An unknown word aborts.
+ * Modes make the fake do what a real driver may do and mostly does not, or does where it is short
+ * of something. Each is a field of the configuration, and a word of the environment variable
+ * FAKE_CUDA (words separated by commas, "waits,latency=50"), so that a whole suite runs in it. It
+ * is read by fake_cuda_reset() and by the first call on the default configuration. A mode is on
+ * when either says so; a number is the configuration's own where that has one. An unknown word
+ * aborts.
  *
  * register_waits	cuMemHostRegister, cuMemHostUnregister
  * access_waits		cuMemSetAccess
@@ -59,23 +60,26 @@ struct fake_cuda_config {
  * unmap_waits		cuMemUnmap
  * alloc_waits		cuMemAlloc, cuMemFree, cuMemHostAlloc, cuMemFreeHost, cuMemCreate, cuMemRelease
  * waits		all of these
- *	The call takes effect after all work that was queued before it: of all streams, in all contexts, of
- *	every GPU whose page tables it changes (cuMemMap, cuMemCreate, cuMemRelease: of the memory's GPU, or of all
- *	GPUs where it is imported memory; cuMemSetAccess: of the GPU that gets access; cuMemUnmap: also of
- *	those with access; pinned host memory: of all GPUs, as unified addressing maps it for all).
- *	Host functions and cuStreamWaitValue32() are work. Other calls go on meanwhile.
- *	Documented: any call may block or synchronize ("API synchronization behavior"). cuMemUnmap() and
- *	cuMemSetAccess() bear the note that they are synchronous in most cases. cuMemFree() "may perform implicit
- *	synchronization". Allocations of device and of page-locked memory are implicit synchronization
- *	(programming guide). Of registration and of cuMemMap() nothing is said on either side.
- *	Assumed: whom they wait for. Contexts are no bound, as the virtual memory calls know none.
+ *	The call takes effect after all work that was queued before it: of all streams, in all
+ *	contexts, of every GPU whose page tables it changes (cuMemMap, cuMemCreate, cuMemRelease:
+ *	of the memory's GPU, or of all GPUs where it is imported memory; cuMemSetAccess: of the
+ *	GPU that gets access; cuMemUnmap: also of those with access; pinned host memory: of all
+ *	GPUs, as unified addressing maps it for all). Host functions and cuStreamWaitValue32() are
+ *	work. Other calls go on meanwhile. Documented: any call may block or synchronize ("API
+ *	synchronization behavior"). cuMemUnmap() and cuMemSetAccess() bear the note that they are
+ *	synchronous in most cases. cuMemFree() "may perform implicit synchronization". Allocations
+ *	of device and of page-locked memory are implicit synchronization (programming guide). Of
+ *	registration and of cuMemMap() nothing is said on either side. Assumed: whom they wait
+ *	for. Contexts are no bound, as the virtual memory calls know none.
  *
  * broken_frees
- *	In a broken context (an error that all later calls report) calls that free or end something of
- *	its GPU fail and do not take effect; else they fail and do. cuMemAddressFree() does in any case, when
- *	nothing is mapped there, and cuDevicePrimaryCtxRelease(). cuDevicePrimaryCtxReset() gives all back; nothing does where the broken
- *	context is one of cuCtxCreate(). Documented: neither. The documentation of such errors says that
- *	the process must end.
+ *	In a broken context (an error that all later calls report) calls that free or end
+ *	something of its GPU fail and do not take effect; else they fail and do.
+ *	cuDevicePrimaryCtxReset() gives all back; nothing does where the broken context is one of
+ *	cuCtxCreate(). Two take effect in any case, as they concern no context: cuMemAddressFree()
+ *	where nothing is mapped, and cuDevicePrimaryCtxRelease(), which then only counts.
+ *	Documented: neither. The documentation of such errors says that the process must end; that of
+ *	cuDevicePrimaryCtxRelease() that the last one resets.
  *
  * latency=N		Every call takes N microseconds more; others go on meanwhile.
  *
@@ -83,58 +87,64 @@ struct fake_cuda_config {
  * pins=N		or does so beyond N bytes, as under a limit on locked memory.
  *	Assumed: the error; that cuMemHostAlloc, whose memory the driver makes, does not count.
  *
- * descriptors=N	cuMemExportToShareableHandle says CUDA_ERROR_OPERATING_SYSTEM while this process
- *	has N descriptors of exported memory open, imported ones too. Other descriptors do not count: the
- *	fake has some that a driver has not. Assumed: the error.
+ * descriptors=N	cuMemExportToShareableHandle says CUDA_ERROR_OPERATING_SYSTEM while this
+ *	process has N descriptors of exported memory open, imported ones too. Other descriptors do not
+ *	count: the fake has some that a driver has not. Assumed: the error.
  *
- * mappings=N		cuMemMap says CUDA_ERROR_OUT_OF_MEMORY above N mappings. Assumed: that there is a
- *	limit at all, and the error.
+ * mappings=N		cuMemMap says CUDA_ERROR_OUT_OF_MEMORY above N mappings. Assumed: that
+ *	there is a limit at all, and the error.
  *
- * busy_importers	Memory that was ever exported stays used when the last handle and mapping here are
- *	gone, until fake_cuda_importers_gone() or fake_cuda_reset(): as if another process had imported it, which
- *	the documentation says keeps it.
+ * busy_importers	Memory that was ever exported stays used when the last handle and mapping
+ *	here are gone, until fake_cuda_importers_gone() or fake_cuda_reset(): as if another process had
+ *	imported it, which the documentation says keeps it.
  *
- * exclusive, prohibited, taken	compute_mode, and whether another process has a context. In exclusive-process mode
- *	of a GPU that is taken, making a context (cuDevicePrimaryCtxRetain, cuCtxCreate) says
- *	CUDA_ERROR_DEVICE_UNAVAILABLE, which that error's documentation suggests; where it is prohibited,
- *	CUDA_ERROR_UNKNOWN, as documented.
+ * exclusive, prohibited, taken
+ *	compute_mode, and whether another process has a context. In exclusive-process mode of a
+ *	GPU that is taken, making a context (cuDevicePrimaryCtxRetain, cuCtxCreate) says
+ *	CUDA_ERROR_DEVICE_UNAVAILABLE, which that error's documentation suggests; where it is
+ *	prohibited, CUDA_ERROR_UNKNOWN, as documented.
  *
- * no_rdma		No memory for RDMA: CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED is 0, and
- *	cuMemCreate() with gpuDirectRDMACapable breaks a rule.
+ * no_rdma		No memory for RDMA:
+ *	CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED is 0, and cuMemCreate() with gpuDirectRDMACapable breaks a rule.
  *
  * single_unmaps	cuMemUnmap() of several mappings at once says CUDA_ERROR_INVALID_VALUE, without effect.
  *
  * What needs no mode:
  *
- * The legacy default stream (NULL, CU_STREAM_LEGACY) waits for the work that blocking streams of its context have from
- * before, and they for its. CU_STREAM_NON_BLOCKING exempts. CU_STREAM_PER_THREAD is a blocking stream for
- * each thread. As documented.
+ * The legacy default stream (NULL, CU_STREAM_LEGACY) waits for the work that blocking streams of
+ * its context have from before, and they for its. CU_STREAM_NON_BLOCKING exempts.
+ * CU_STREAM_PER_THREAD is a blocking stream for each thread. As documented.
  *
- * Captures. While a stream captures, its work is checked and never carried out; the graph is a token
- * that cannot be launched. Calls that are potentially unsafe fail with CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED without
- * any effect and invalidate the capture, by the modes of the thread and of the capture as
- * cuThreadExchangeStreamCaptureMode() documents them. In any mode of the thread so do a wait for a stream that
- * captures, or for its context, and a query; use of the legacy stream while a blocking stream of the context captures
+ * Captures. While a stream captures, its work is checked and never carried out; the graph is a
+ * token that cannot be launched. Calls that are potentially unsafe fail with
+ * CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED without any effect and invalidate the capture, by the
+ * modes of the thread and of the capture as cuThreadExchangeStreamCaptureMode() documents them.
+ * In any mode of the thread so do a wait for a stream that captures, or for its context, and a
+ * query; use of the legacy stream while a blocking stream of the context captures
  * (CUDA_ERROR_STREAM_CAPTURE_IMPLICIT); a query of an event that was recorded in a capture
- * (CUDA_ERROR_CAPTURED_EVENT). Events take other streams into the capture; that they come
- * back to the first before it ends is not checked.
- * Assumed: which calls are potentially unsafe; the documentation names cudaMalloc() only. Here it is all that allocates,
- * frees, registers, maps, waits or queries, whatever the GPU. Known from reports: cuEventQuery() of events from before
+ * (CUDA_ERROR_CAPTURED_EVENT). Events take other streams into the capture; that they come back to
+ * the first before it ends is not checked. Assumed: which calls are potentially unsafe; the
+ * documentation names cudaMalloc() only. Here it is all that allocates, frees, registers, maps,
+ * waits or queries, whatever the GPU. Known from reports: cuEventQuery() of events from before
  * the capture is one; a wait for another GPU's streams was seen to do no harm, here it does.
  *
- * cuDevicePrimaryCtxReset() ends the context's streams without carrying out what they have, its events, allocations and
- * registrations, and all handles and mappings of memory of its GPU; not address reservations, nor imported
- * memory. A broken context is mended. Until the next cuDevicePrimaryCtxRetain() the context cannot be used, while what
- * was retained is still to be released. Ending once more what the reset ended fails and is no broken rule, but for streams and events,
- * whose handles are pointers. Documented: "all resources associated with the current device in the current
- * process", and that retains stay. Assumed: that this includes virtual memory, which belongs to no context; that
- * reservations stay; that it mends (some say that only the end of the process does).
+ * cuDevicePrimaryCtxReset() ends the context's streams without carrying out what they have, its
+ * events, allocations and registrations, and all handles and mappings of memory of its GPU; not
+ * address reservations, nor imported memory. A broken context is mended. Until the next
+ * cuDevicePrimaryCtxRetain() the context cannot be used, while what was retained is still to be
+ * released. Ending once more what the reset ended fails and is no broken rule, but for streams
+ * and events, whose handles are pointers. Documented: "all resources associated with the current
+ * device in the current process", and that retains stay. Assumed: that this includes virtual
+ * memory, which belongs to no context; that reservations stay; that it mends (some say that only
+ * the end of the process does).
  *
- * cuMemUnmap() takes several whole mappings that lie side by side. Documented: "the entire contiguous address range that was
- * mapped to". Assumed: that this allows it.
+ * cuMemUnmap() takes several whole mappings that lie side by side. Documented: "the entire
+ * contiguous address range that was mapped to". Assumed: that this allows it.
  *
- * cuIpcGetEventHandle() and cuIpcOpenEventHandle() are simulated: each end has an event of its own.
+ * cuIpcGetEventHandle() and cuIpcOpenEventHandle() are simulated: each end has an event of its
+ * own.
  */
+
 /* Before the first call, and again between tests; nothing may be alive. Default: one GPU of 64 MiB. */
 void fake_cuda_reset(const struct fake_cuda_config *config);
 

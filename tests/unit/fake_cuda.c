@@ -873,11 +873,12 @@ Test(fake, frees_in_a_broken_context_take_none_in_that_mode)
 	alive = fake_cuda_alive(false);
 	break_context();
 	end_all(BREAK);
-	cr_assert_eq(cu->cuMemAddressFree(range, 4 * CHUNK), BREAK);
+	cr_assert_eq(cu->cuMemAddressFree(range, 4 * CHUNK), BREAK); /* it has a mapping */
 	cr_assert_eq(fake_cuda_alive(false), alive);
 	cr_assert_eq(fake_cuda_used(), CHUNK + 4096);
-	/* But one that is made to fail only once does end. */
-	cr_assert_eq(reset_context(), 0);
+	/* But one that is made to fail only once does end, and the reset in any case. */
+	fake_cuda_fail("cuDevicePrimaryCtxReset", 1, BREAK, true);
+	cr_assert_eq(reset_context(), BREAK);
 	cr_assert_eq(fake_cuda_used(), 0);
 	cr_assert_eq(fake_cuda_alive(true), 2); /* the range, and what was retained */
 	fake_cuda_fail("cuMemAddressFree", 1, CUDA_ERROR_UNKNOWN, false);
@@ -1054,6 +1055,42 @@ Test(fake, memory_for_rdma_is_had_where_the_device_says_so)
 	refused(cu->cuMemCreate(&other, CHUNK, &rdma, 0));
 }
 
+#define ENTRY(name, ...) ((CUresult(*)(__VA_ARGS__))fake_cuda_entry(#name))
+
+Test(fake, programs_that_measure_learn_what_it_is)
+{
+	CUipcEventHandle shared;
+	CUevent event, other;
+	CUmemorytype type;
+	unsigned flags = 0;
+	int version = 0;
+	char id[32] = "";
+	size_t total;
+	void *pinned;
+
+	cr_assert_eq(ENTRY(cuDriverGetVersion, int *)(&version), 0);
+	cr_assert_geq(version, 12000);
+	cr_assert_eq(ENTRY(cuDeviceGetPCIBusId, char *, int, CUdevice)(id, sizeof(id), 0), 0);
+	cr_assert_eq(strlen(id), strlen("0000:00:00.0"));
+	cr_assert_eq(ENTRY(cuDeviceTotalMem, size_t *, CUdevice)(&total, 0), 0);
+	cr_assert_eq(total, 8 * CHUNK);
+	cr_assert_eq(cu->cuMemHostAlloc(&pinned, 4096, CU_MEMHOSTALLOC_PORTABLE), 0);
+	cr_assert_eq(ENTRY(cuMemHostGetFlags, unsigned *, void *)(&flags, pinned), 0);
+	cr_assert_eq(flags, CU_MEMHOSTALLOC_PORTABLE);
+	cr_assert_eq(ENTRY(cuPointerGetAttribute, void *, CUpointer_attribute, CUdeviceptr)(
+			     &type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (CUdeviceptr)pinned), 0);
+	cr_assert_eq(type, CU_MEMORYTYPE_HOST);
+	cr_assert_eq(cu->cuMemFreeHost(pinned), 0);
+	cr_assert_neq(ENTRY(cuMemHostGetFlags, unsigned *, void *)(&flags, pinned), 0);
+	cr_assert_eq(cu->cuEventCreate(&event, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS), 0);
+	cr_assert_eq(ENTRY(cuIpcGetEventHandle, CUipcEventHandle *, CUevent)(&shared, event), 0);
+	cr_assert_eq(ENTRY(cuIpcOpenEventHandle, CUevent *, CUipcEventHandle)(&other, shared), 0);
+	cr_assert_eq(cu->cuEventSynchronize(other), 0);
+	cr_assert_eq(cu->cuEventDestroy(event), 0);
+	cr_assert_eq(cu->cuEventDestroy(other), 0);
+	cr_assert_null(fake_cuda_violation());
+}
+
 Test(fake, bytes_of_copies_are_counted)
 {
 	CUdeviceptr p;
@@ -1168,11 +1205,11 @@ Test(peers, what_is_another_gpus_ends_when_a_context_breaks)
 	cr_assert_eq(reset_of(1), 0);
 	cr_assert_eq(fake_cuda_used(), 4096);
 	cr_assert_eq(cu->cuDeviceGetCount(&(int){ 0 }), BREAK);
-	cr_assert_eq(cu->cuDevicePrimaryCtxRelease(1), BREAK);
 	cr_assert_eq(cu->cuMemAddressFree(range, 4 * CHUNK), BREAK);
+	for (int i = 0; i < 2; i++)
+		cr_assert_eq(cu->cuDevicePrimaryCtxRelease(i), BREAK);
 	cr_assert_eq(reset_of(0), 0);
 	cr_assert_eq(fake_cuda_used(), 0);
-	cr_assert_eq(cu->cuDevicePrimaryCtxRelease(0), 0);
 	cr_assert_eq(fake_cuda_alive(true), 0);
 	cr_assert_null(fake_cuda_violation());
 	start_peers();
