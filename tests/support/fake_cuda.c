@@ -35,7 +35,7 @@ static _Thread_local struct {
 
 /* Of the calling thread. */
 static _Thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
-static _Thread_local bool without_effect;
+static _Thread_local unsigned without_effect; /* on things of these GPUs */
 static _Thread_local uint64_t thread_number;
 
 uint64_t fake_thread(void)
@@ -471,9 +471,17 @@ static CUresult fake_exchange_capture_mode(CUstreamCaptureMode *mode)
 
 /* ---- every call ---- */
 
-bool fake_takes_effect(CUresult err)
+bool fake_takes_effect(CUresult err, unsigned gpus)
 {
-	return !err || !without_effect;
+	return !err || !(gpus & without_effect);
+}
+
+/* fake.lock held. Those on whose things calls have no effect. */
+static unsigned broken_gpus(void)
+{
+	if (!fake.broken || !fake.config.broken_frees)
+		return 0;
+	return fake.broken_ctx ? 1u << fake.broken_ctx->gpu : ALL_GPUS;
 }
 
 /* fake.lock held. */
@@ -495,7 +503,7 @@ CUresult fake_enter(const char *entry)
 	CUresult result = CUDA_SUCCESS;
 	unsigned latency;
 
-	without_effect = false;
+	without_effect = 0;
 	if (fake_in_host_func)
 		return fake_refuse(CUDA_ERROR_NOT_PERMITTED, "%s in a host function", entry);
 	pthread_mutex_lock(&fake.lock);
@@ -509,10 +517,10 @@ CUresult fake_enter(const char *entry)
 		result = fake_refuse(CUDA_ERROR_NOT_INITIALIZED, "%s before cuInit", entry);
 	else if (fake.broken && strcmp(entry, "cuDevicePrimaryCtxReset"))
 		result = fake.broken;
-	without_effect = result && fake.broken && fake.config.broken_frees;
+	without_effect = result ? broken_gpus() : 0;
 	if (!result && capture_forbids(entry)) {
 		result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-		without_effect = true;
+		without_effect = ALL_GPUS;
 	}
 	if (!result && fake.fail.nth && (!fake.fail.entry || !strcmp(fake.fail.entry, entry)) &&
 	    !--fake.fail.nth) {
@@ -521,7 +529,7 @@ CUresult fake_enter(const char *entry)
 		if (fake.fail.sticky) {
 			fake.broken = result;
 			fake.broken_ctx = stack.depth ? stack.ctx[stack.depth - 1] : NULL;
-			without_effect = fake.config.broken_frees;
+			without_effect = broken_gpus();
 		}
 	}
 	latency = fake.config.latency;
@@ -752,12 +760,14 @@ static CUresult fake_primary_release(CUdevice dev)
 	bool last;
 	CUcontext ctx;
 
-	if (!fake_takes_effect(err))
-		return err;
 	if (!is_device(dev))
 		return CUDA_ERROR_INVALID_DEVICE;
 	pthread_mutex_lock(&fake.lock);
 	ctx = &fake.gpu[fake_gpu_of(dev)].primary;
+	if (!fake_takes_effect(err, 1u << fake_gpu_of(dev))) {
+		pthread_mutex_unlock(&fake.lock);
+		return err;
+	}
 	if (!ctx->refs) {
 		pthread_mutex_unlock(&fake.lock);
 		return fake_refuse(CUDA_ERROR_INVALID_CONTEXT, "a primary context released too often");
@@ -827,12 +837,14 @@ static CUresult fake_ctx_destroy(CUcontext ctx)
 	CUresult err = fake_enter("cuCtxDestroy");
 	CUcontext c;
 
-	if (!fake_takes_effect(err))
-		return err;
 	pthread_mutex_lock(&fake.lock);
 	TAILQ_FOREACH(c, &fake.contexts, link)
 		if (c == ctx)
 			break;
+	if (c && !fake_takes_effect(err, 1u << c->gpu)) {
+		pthread_mutex_unlock(&fake.lock);
+		return err;
+	}
 	if (c)
 		TAILQ_REMOVE(&fake.contexts, c, link);
 	pthread_mutex_unlock(&fake.lock);

@@ -70,10 +70,11 @@ struct fake_cuda_config {
  *	Assumed: whom they wait for. Contexts are no bound, as the virtual memory calls know none.
  *
  * broken_frees
- *	In a broken context (an error that all later calls report) calls that free or end something
- *	fail and do not take effect; else they fail and do. cuDevicePrimaryCtxReset() gives
- *	all back. Documented: neither. The documentation of such errors says that the process
- *	must end.
+ *	In a broken context (an error that all later calls report) calls that free or end something of
+ *	its GPU fail and do not take effect; else they fail and do. cuMemAddressFree() does in any case, when
+ *	nothing is mapped there. cuDevicePrimaryCtxReset() gives all back; nothing does where the broken
+ *	context is one of cuCtxCreate(). Documented: neither. The documentation of such errors says that
+ *	the process must end.
  *
  * latency=N		Every call takes N microseconds more; others go on meanwhile.
  *

@@ -157,8 +157,11 @@ extern struct fake fake;
 /* First thing in every entry point: counts, and says what it fails with. */
 CUresult fake_enter(const char *entry);
 
-/* Whether a call that ends something, for which fake_enter() just said @err, does so all the same. */
-bool fake_takes_effect(CUresult err);
+/*
+ * Whether a call that ends something of the GPUs (a bit each), for which fake_enter() just said @err, does so
+ * all the same.
+ */
+bool fake_takes_effect(CUresult err, unsigned gpus);
 
 /* A number of the calling thread, never used again. */
 uint64_t fake_thread(void);

@@ -284,7 +284,7 @@ static CUresult fake_mem_release(CUmemGenericAllocationHandle handle)
 	CUresult err = fake_enter("cuMemRelease");
 	struct fake_handle *h;
 
-	if (!fake_takes_effect(err))
+	if (!fake_takes_effect(err, handle_gpus(handle)))
 		return err;
 	if (fake.config.alloc_waits)
 		fake_wait_gpus(handle_gpus(handle));
@@ -396,14 +396,16 @@ static CUresult fake_address_free(CUdeviceptr ptr, size_t size)
 	const char *fault = NULL;
 	unsigned access;
 
-	if (!fake_takes_effect(err))
-		return err;
 	pthread_mutex_lock(&fake.lock);
 	r = range_at(&fake.reserved, (void *)ptr);
 	if (!r || r->size != size)
 		fault = "what was not reserved so";
 	else if (mapped_bytes(r->at, r->size, &access))
 		fault = "a range with mappings";
+	if (fault && !fake_takes_effect(err, ALL_GPUS)) { /* they could not be ended either */
+		pthread_mutex_unlock(&fake.lock);
+		return err;
+	}
 	if (!fault) {
 		TAILQ_REMOVE(&fake.reserved, r, link);
 		munmap(r->at, r->size);
@@ -491,10 +493,10 @@ static CUresult fake_mem_unmap(CUdeviceptr ptr, size_t size)
 	bool good, any;
 	unsigned access;
 
-	if (!fake_takes_effect(err))
+	if (!fake_takes_effect(err, mapped_gpus(at, size)))
 		return err;
 	if (fake.config.unmap_waits)
-		fake_wait_gpus(mapped_gpus((char *)ptr, size));
+		fake_wait_gpus(mapped_gpus(at, size));
 	pthread_mutex_lock(&fake.lock);
 	any = mapped_bytes(at, size, &access) > 0;
 	good = size && mapped_bytes(at, size, &access) == size;
@@ -651,14 +653,14 @@ static CUresult fake_mem_alloc(CUdeviceptr *ptr, size_t bytes)
 	return at == MAP_FAILED ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
-static unsigned allocation_gpus(const void *p)
+static unsigned range_gpus(struct fake_ranges *ranges, const void *p)
 {
 	struct fake_range *r;
 	unsigned gpus;
 
 	pthread_mutex_lock(&fake.lock);
-	r = range_at(&fake.allocated, p);
-	gpus = r ? 1u << r->gpu : 0;
+	r = range_at(ranges, p);
+	gpus = r ? 1u << r->ctx->gpu : 0;
 	pthread_mutex_unlock(&fake.lock);
 	return gpus;
 }
@@ -668,10 +670,10 @@ static CUresult fake_mem_free(CUdeviceptr ptr)
 	CUresult err = fake_enter("cuMemFree");
 	struct fake_range *r;
 
-	if (!fake_takes_effect(err))
+	if (!fake_takes_effect(err, range_gpus(&fake.allocated, (void *)ptr)))
 		return err;
 	if (fake.config.alloc_waits)
-		fake_wait_gpus(allocation_gpus((void *)ptr));
+		fake_wait_gpus(range_gpus(&fake.allocated, (void *)ptr));
 	pthread_mutex_lock(&fake.lock);
 	r = range_at(&fake.allocated, (void *)ptr);
 	if (r)
@@ -708,7 +710,7 @@ static CUresult end_pinned(CUresult err, void *p, bool owned, const char *call)
 	struct fake_range *r;
 	bool found;
 
-	if (!fake_takes_effect(err))
+	if (!fake_takes_effect(err, range_gpus(&fake.pinned, p)))
 		return err;
 	if (owned ? fake.config.alloc_waits : fake.config.register_waits)
 		fake_wait_gpus(ALL_GPUS);

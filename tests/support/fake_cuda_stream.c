@@ -317,13 +317,13 @@ static CUresult fake_stream_destroy(CUstream handle)
 	CUresult err = fake_enter("cuStreamDestroy");
 	CUstream s;
 
-	if (!fake_takes_effect(err))
-		return err;
 	pthread_mutex_lock(&fake.lock);
 	s = find_stream(handle, NULL);
 	pthread_mutex_unlock(&fake.lock);
 	if (!s || !s->user)
 		return fake_refuse(CUDA_ERROR_INVALID_HANDLE, "cuStreamDestroy of no stream");
+	if (!fake_takes_effect(err, 1u << s->ctx->gpu))
+		return err;
 	fake_stream_end(s);
 	return err;
 }
@@ -792,11 +792,9 @@ static CUresult fake_event_destroy(CUevent event)
 	CUresult err = fake_enter("cuEventDestroy");
 	bool good;
 
-	if (!fake_takes_effect(err))
-		return err;
 	pthread_mutex_lock(&fake.lock);
 	good = is_event(event);
-	if (good) {
+	if (good && fake_takes_effect(err, 1u << event->ctx->gpu)) {
 		event->destroyed = true;
 		put_event(event);
 	}
@@ -993,7 +991,7 @@ static CUresult fake_graph_destroy(CUgraph graph)
 	CUresult err = fake_enter("cuGraphDestroy");
 	CUgraph g;
 
-	if (!fake_takes_effect(err))
+	if (!fake_takes_effect(err, ALL_GPUS))
 		return err;
 	pthread_mutex_lock(&fake.lock);
 	TAILQ_FOREACH(g, &fake.graphs, link)

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "fake_cuda_api.h"
@@ -431,6 +432,640 @@ Test(fake, calls_are_counted_by_name)
 	cr_assert_eq(fake_cuda_calls(), all + 1);
 }
 
+/* ---- the legacy stream ---- */
+
+static uint32_t *flag; /* pinned */
+
+static CUresult (*wait_value)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
+
+static void put_flag(uint32_t value)
+{
+	__atomic_store_n(flag, value, __ATOMIC_RELEASE);
+}
+
+/* A stream whose work waits for the flag. */
+static CUstream held_stream(unsigned flags)
+{
+	CUstream stream;
+
+	wait_value = fake_cuda_entry("cuStreamWaitValue32");
+	if (!flag)
+		cr_assert_eq(cu->cuMemHostAlloc((void **)&flag, 4096, 0), 0);
+	put_flag(0);
+	cr_assert_eq(cu->cuStreamCreate(&stream, flags), 0);
+	cr_assert_eq(wait_value(stream, (CUdeviceptr)flag, 1, CU_STREAM_WAIT_VALUE_EQ), 0);
+	return stream;
+}
+
+static void no_held_stream(CUstream stream)
+{
+	put_flag(1);
+	cr_assert_eq(cu->cuStreamDestroy(stream), 0);
+	cr_assert_eq(cu->cuMemFreeHost(flag), 0);
+	cr_assert_null(fake_cuda_violation());
+}
+
+static void set_one(void *arg)
+{
+	__atomic_store_n((int *)arg, 1, __ATOMIC_RELEASE);
+}
+
+static void copy_flag(void *arg)
+{
+	__atomic_store_n((uint32_t *)arg, __atomic_load_n(flag, __ATOMIC_ACQUIRE), __ATOMIC_RELEASE);
+}
+
+/* Work of @first waits for the flag. Does a kernel on @second that is queued behind it see the flag set? */
+static void expect_order(CUstream first, CUstream second, bool ordered)
+{
+	uint32_t seen = 2;
+
+	put_flag(0);
+	cr_assert_eq(wait_value(first, (CUdeviceptr)flag, 1, CU_STREAM_WAIT_VALUE_EQ), 0);
+	cr_assert_eq(fake_cuda_launch(second, copy_flag, &seen), 0);
+	/* It is to run now, or has a while to run when it must not. */
+	for (int i = 0; ordered ? i < 5 : __atomic_load_n(&seen, __ATOMIC_ACQUIRE) == 2; i++)
+		usleep(1000);
+	put_flag(1);
+	cr_assert_eq(cu->cuStreamSynchronize(first), 0);
+	cr_assert_eq(cu->cuStreamSynchronize(second), 0);
+	cr_assert_eq(seen, ordered);
+}
+
+Test(fake, the_legacy_stream_and_blocking_ones_wait_for_each_other)
+{
+	CUstream blocking, other, free_stream = held_stream(CU_STREAM_NON_BLOCKING);
+
+	put_flag(1);
+	cr_assert_eq(cu->cuStreamCreate(&blocking, CU_STREAM_DEFAULT), 0);
+	cr_assert_eq(cu->cuStreamCreate(&other, CU_STREAM_DEFAULT), 0);
+	expect_order(blocking, NULL, true);
+	expect_order(NULL, blocking, true);
+	expect_order(CU_STREAM_PER_THREAD, CU_STREAM_LEGACY, true);
+	expect_order(CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, true);
+	/* Others do not. */
+	expect_order(free_stream, NULL, false);
+	expect_order(NULL, free_stream, false);
+	expect_order(other, blocking, false);
+	expect_order(CU_STREAM_PER_THREAD, blocking, false);
+	cr_assert_eq(cu->cuStreamDestroy(blocking), 0);
+	cr_assert_eq(cu->cuStreamDestroy(other), 0);
+	no_held_stream(free_stream);
+}
+
+static void *use_own_stream(void *arg)
+{
+	int *ran = arg;
+
+	cr_assert_eq(cu->cuCtxSetCurrent(context), 0);
+	cr_assert_eq(fake_cuda_launch(CU_STREAM_PER_THREAD, set_one, ran), 0);
+	cr_assert_eq(cu->cuStreamSynchronize(CU_STREAM_PER_THREAD), 0);
+	return NULL;
+}
+
+Test(fake, each_thread_has_a_stream_of_its_own)
+{
+	CUstream held = held_stream(CU_STREAM_NON_BLOCKING);
+	pthread_t thread;
+	int ran = 0;
+
+	cr_assert_eq(wait_value(CU_STREAM_PER_THREAD, (CUdeviceptr)flag, 1, CU_STREAM_WAIT_VALUE_EQ), 0);
+	cr_assert_eq(pthread_create(&thread, NULL, use_own_stream, &ran), 0);
+	pthread_join(thread, NULL);
+	cr_assert_eq(ran, 1);
+	put_flag(1);
+	cr_assert_eq(cu->cuStreamSynchronize(CU_STREAM_PER_THREAD), 0);
+	no_held_stream(held);
+}
+
+/* ---- captures ---- */
+
+static struct {
+	CUresult (*begin)(CUstream, CUstreamCaptureMode);
+	CUresult (*end)(CUstream, CUgraph *);
+	CUresult (*exchange)(CUstreamCaptureMode *);
+	CUresult (*is_capturing)(CUstream, CUstreamCaptureStatus *);
+	CUresult (*graph_destroy)(CUgraph);
+	CUresult (*event_query)(CUevent);
+	CUresult (*wait_event)(CUstream, CUevent, unsigned);
+	CUresult (*ctx_synchronize)(void);
+} capture;
+
+static CUstream capturing_stream(unsigned flags, CUstreamCaptureMode mode)
+{
+	CUstream stream;
+
+	capture.begin = fake_cuda_entry("cuStreamBeginCapture_v2");
+	capture.end = fake_cuda_entry("cuStreamEndCapture");
+	capture.exchange = fake_cuda_entry("cuThreadExchangeStreamCaptureMode");
+	capture.is_capturing = fake_cuda_entry("cuStreamIsCapturing");
+	capture.graph_destroy = fake_cuda_entry("cuGraphDestroy");
+	capture.event_query = fake_cuda_entry("cuEventQuery");
+	capture.wait_event = fake_cuda_entry("cuStreamWaitEvent");
+	capture.ctx_synchronize = fake_cuda_entry("cuCtxSynchronize");
+	cr_assert_eq(cu->cuStreamCreate(&stream, flags), 0);
+	cr_assert_eq(capture.begin(stream, mode), 0);
+	return stream;
+}
+
+/* Ends the capture; whether it was still good. */
+static bool capture_was_good(CUstream stream)
+{
+	CUstreamCaptureStatus status;
+	CUgraph graph;
+	CUresult err;
+
+	cr_assert_eq(capture.is_capturing(stream, &status), 0);
+	err = capture.end(stream, &graph);
+	cr_assert_eq(status, err ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE);
+	cr_assert(err == 0 || err == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "%d", (int)err);
+	cr_assert_eq(!graph, err != 0);
+	if (graph)
+		cr_assert_eq(capture.graph_destroy(graph), 0);
+	cr_assert_eq(capture.is_capturing(stream, &status), 0);
+	cr_assert_eq(status, CU_STREAM_CAPTURE_STATUS_NONE);
+	return !err;
+}
+
+Test(fake, what_is_captured_is_not_carried_out)
+{
+	CUstream stream = capturing_stream(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_GLOBAL);
+	int ran = 0;
+
+	cr_assert_eq(fake_cuda_launch(stream, set_one, &ran), 0);
+	cr_assert_eq(fake_cuda_launch_copy(stream, set_one, &ran, sizeof(ran)), 0);
+	cr_assert(capture_was_good(stream));
+	cr_assert_eq(cu->cuStreamSynchronize(stream), 0);
+	cr_assert_eq(ran, 0);
+	cr_assert_eq(fake_cuda_launch(stream, set_one, &ran), 0);
+	cr_assert_eq(cu->cuStreamSynchronize(stream), 0);
+	cr_assert_eq(ran, 1);
+	cr_assert_eq(cu->cuStreamDestroy(stream), 0);
+}
+
+/* Each potentially unsafe; the arguments are good. */
+#define UNSAFE 17
+static CUresult unsafe_call(unsigned n, CUevent event)
+{
+	static char page[4096] __attribute__((aligned(4096)));
+	CUmemGenericAllocationHandle other;
+	CUdeviceptr p;
+	int fd;
+
+	switch (n) {
+	case 0:
+		return cu->cuMemAlloc(&p, 4096);
+	case 1:
+		return cu->cuMemHostAlloc((void **)&p, 4096, 0);
+	case 2:
+		return cu->cuMemHostRegister(page, 4096, 0);
+	case 3:
+		return cu->cuMemCreate(&other, CHUNK, &prop, 0);
+	case 4:
+		return cu->cuMemRelease(handle);
+	case 5:
+		return cu->cuMemMap(range + CHUNK, CHUNK, 0, handle, 0);
+	case 6:
+		return cu->cuMemUnmap(range, CHUNK);
+	case 7:
+		return cu->cuMemSetAccess(range, CHUNK, &access_both, 1);
+	case 8:
+		return cu->cuMemAddressReserve(&p, CHUNK, CHUNK, 0, 0);
+	case 9:
+		return cu->cuMemAddressFree(range, 4 * CHUNK);
+	case 10:
+		return cu->cuMemExportToShareableHandle(&fd, handle,
+							CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+	case 11:
+		return capture.ctx_synchronize();
+	case 12:
+		return cu->cuStreamSynchronize(CU_STREAM_PER_THREAD);
+	case 13:
+		return cu->cuEventSynchronize(event);
+	case 14:
+		return capture.event_query(event);
+	case 15:
+		return cu->cuMemFreeHost(flag);
+	}
+	return ((CUresult(*)(CUdeviceptr, const void *, size_t))fake_cuda_entry("cuMemcpyHtoD"))(range, page, 16);
+}
+
+/* Does the capture of @mode forbid unsafe calls to a thread in @own mode? Neither has any effect. */
+struct asked {
+	CUstreamCaptureMode own, mode;
+	CUstream stream;
+	CUevent event;
+	unsigned forbidden;
+};
+
+static void *ask(void *arg)
+{
+	struct asked *a = arg;
+	CUstreamCaptureMode mode = a->own;
+
+	cr_assert_eq(cu->cuCtxSetCurrent(context), 0);
+	cr_assert_eq(capture.exchange(&mode), 0);
+	cr_assert_eq(mode, CU_STREAM_CAPTURE_MODE_GLOBAL);
+	/* One that is harmless where it is allowed, then all. */
+	a->forbidden = capture.event_query(a->event) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+	for (unsigned n = 0; a->forbidden && n < UNSAFE; n++) {
+		cr_expect_eq(unsafe_call(n, a->event), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "call %u", n);
+		a->forbidden++;
+	}
+	cr_assert_eq(capture.exchange(&mode), 0);
+	cr_assert_eq(mode, a->own);
+	return NULL;
+}
+
+Test(fake, captures_forbid_by_the_modes_of_capture_and_thread)
+{
+	static const CUstreamCaptureMode global = CU_STREAM_CAPTURE_MODE_GLOBAL,
+					 local = CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+					 relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
+	/* As documented for cuThreadExchangeStreamCaptureMode(). */
+	static const struct {
+		CUstreamCaptureMode capture, own;
+		bool this_thread, another;
+	} rules[] = {
+		{ global, global, true, true },	  { global, local, true, false },
+		{ global, relaxed, false, false }, { local, global, true, false },
+		{ local, local, true, false },	   { local, relaxed, false, false },
+		{ relaxed, global, false, false }, { relaxed, local, false, false },
+		{ relaxed, relaxed, false, false },
+	};
+	CUevent event;
+	pthread_t thread;
+
+	cr_assert_eq(cu->cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), 0);
+	cr_assert_eq(cu->cuMemHostAlloc((void **)&flag, 4096, 0), 0);
+	for (size_t i = 0; i < sizeof(rules) / sizeof(rules[0]); i++)
+		for (int another = 0; another < 2; another++) {
+			bool expected = another ? rules[i].another : rules[i].this_thread;
+			struct asked a = { .own = rules[i].own, .event = event };
+			CUstream stream = capturing_stream(CU_STREAM_NON_BLOCKING, rules[i].capture);
+
+			if (another) {
+				cr_assert_eq(pthread_create(&thread, NULL, ask, &a), 0);
+				pthread_join(thread, NULL);
+			} else {
+				ask(&a);
+			}
+			cr_expect_eq(a.forbidden, expected ? 1 + UNSAFE : 0, "rule %zu, %d", i, another);
+			cr_expect_eq(capture_was_good(stream), !expected, "rule %zu, %d", i, another);
+			cr_assert_eq(cu->cuStreamDestroy(stream), 0);
+		}
+	cr_assert_eq(cu->cuEventDestroy(event), 0);
+	cr_assert_eq(cu->cuMemFreeHost(flag), 0);
+	/* Nothing that was forbidden took effect. */
+	cr_assert_eq(cu->cuMemUnmap(range, CHUNK), 0);
+	cr_assert_eq(cu->cuMemMap(range, CHUNK, 0, handle, 0), 0);
+	cr_assert_null(fake_cuda_violation());
+}
+
+/* ... even by a thread that is relaxed. */
+Test(fake, what_conflicts_with_a_capture_spoils_it)
+{
+	CUstreamCaptureMode relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
+	CUstreamCaptureStatus status;
+	CUstream stream, second;
+	CUevent event, before;
+
+	stream = capturing_stream(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_GLOBAL);
+	cr_assert_eq(capture.exchange(&relaxed), 0);
+	cr_assert_eq(cu->cuStreamSynchronize(stream), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+	cr_assert_eq(fake_cuda_launch(stream, set_one, NULL), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+	cr_assert_not(capture_was_good(stream));
+
+	cr_assert_eq(capture.begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), 0);
+	cr_assert_eq(capture.ctx_synchronize(), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+	cr_assert_not(capture_was_good(stream));
+
+	/* Events take other streams into it, and cannot be asked. */
+	cr_assert_eq(cu->cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), 0);
+	cr_assert_eq(cu->cuEventCreate(&before, CU_EVENT_DISABLE_TIMING), 0);
+	cr_assert_eq(cu->cuStreamCreate(&second, CU_STREAM_NON_BLOCKING), 0);
+	cr_assert_eq(capture.begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), 0);
+	cr_assert_eq(cu->cuEventRecord(event, stream), 0);
+	cr_assert_eq(capture.wait_event(second, event, 0), 0);
+	cr_assert_eq(capture.is_capturing(second, &status), 0);
+	cr_assert_eq(status, CU_STREAM_CAPTURE_STATUS_ACTIVE);
+	cr_assert(capture_was_good(stream));
+	cr_assert_eq(capture.is_capturing(second, &status), 0);
+	cr_assert_eq(status, CU_STREAM_CAPTURE_STATUS_NONE);
+	cr_assert_eq(capture.event_query(event), CUDA_ERROR_CAPTURED_EVENT);
+	cr_assert_eq(cu->cuEventRecord(event, stream), 0);
+	cr_assert_eq(cu->cuEventSynchronize(event), 0);
+	cr_assert_eq(capture.begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), 0);
+	cr_assert_eq(capture.wait_event(stream, before, 0), CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
+	cr_assert_not(capture_was_good(stream));
+	cr_assert_eq(cu->cuEventDestroy(event), 0);
+	cr_assert_eq(cu->cuEventDestroy(before), 0);
+	cr_assert_eq(cu->cuStreamDestroy(second), 0);
+
+	/* The legacy stream does not mind such streams, and waits for blocking ones. */
+	cr_assert_eq(capture.begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), 0);
+	cr_assert_eq(cu->cuStreamSynchronize(NULL), 0);
+	cr_assert(capture_was_good(stream));
+	cr_assert_eq(cu->cuStreamDestroy(stream), 0);
+	stream = capturing_stream(CU_STREAM_DEFAULT, CU_STREAM_CAPTURE_MODE_GLOBAL);
+	cr_assert_eq(capture.is_capturing(NULL, &status), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+	cr_assert(capture_was_good(stream));
+	cr_assert_eq(capture.begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), 0);
+	cr_assert_eq(fake_cuda_launch(NULL, set_one, NULL), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+	cr_assert_not(capture_was_good(stream));
+	cr_assert_eq(capture.begin(NULL, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+	cr_assert_eq(cu->cuStreamDestroy(stream), 0);
+	cr_assert_null(fake_cuda_violation());
+}
+
+static void *end_elsewhere(void *arg)
+{
+	CUgraph graph;
+
+	cr_assert_eq(cu->cuCtxSetCurrent(context), 0);
+	return (void *)(uintptr_t)capture.end(arg, &graph);
+}
+
+Test(fake, a_capture_ends_in_its_thread)
+{
+	CUstream stream = capturing_stream(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+	pthread_t thread;
+	void *err;
+
+	cr_assert_eq(pthread_create(&thread, NULL, end_elsewhere, stream), 0);
+	pthread_join(thread, &err);
+	cr_assert_eq((CUresult)(uintptr_t)err, CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+	cr_assert(capture_was_good(stream));
+	cr_assert_eq(cu->cuStreamDestroy(stream), 0);
+}
+
+/* ---- broken contexts ---- */
+
+#define BREAK CUDA_ERROR_ILLEGAL_ADDRESS
+
+static struct {
+	CUstream stream;
+	CUevent event;
+	CUdeviceptr plain;
+	void *pinned, *host;
+} owned;
+
+/* Something of each kind, and work that never ends by itself. */
+static void own_all(void)
+{
+	owned.stream = held_stream(CU_STREAM_NON_BLOCKING);
+	owned.host = aligned_alloc(4096, 4096);
+	cr_assert_eq(cu->cuEventCreate(&owned.event, CU_EVENT_DISABLE_TIMING), 0);
+	cr_assert_eq(cu->cuMemAlloc(&owned.plain, 4096), 0);
+	cr_assert_eq(cu->cuMemHostAlloc(&owned.pinned, 4096, 0), 0);
+	cr_assert_eq(cu->cuMemHostRegister(owned.host, 4096, 0), 0);
+}
+
+static void end_all(CUresult expected)
+{
+	cr_expect_eq(cu->cuStreamDestroy(owned.stream), expected);
+	cr_expect_eq(cu->cuEventDestroy(owned.event), expected);
+	cr_expect_eq(cu->cuMemFree(owned.plain), expected);
+	cr_expect_eq(cu->cuMemFreeHost(owned.pinned), expected);
+	cr_expect_eq(cu->cuMemFreeHost(flag), expected);
+	cr_expect_eq(cu->cuMemHostUnregister(owned.host), expected);
+	cr_expect_eq(cu->cuMemUnmap(range, CHUNK), expected);
+	cr_expect_eq(cu->cuMemRelease(handle), expected);
+}
+
+static void break_context(void)
+{
+	fake_cuda_fail("cuMemGetInfo", 1, BREAK, true);
+	cr_assert_eq(cu->cuMemGetInfo(&(size_t){ 0 }, &(size_t){ 0 }), BREAK);
+}
+
+static CUresult reset_of(CUdevice dev)
+{
+	CUresult (*reset)(CUdevice) = fake_cuda_entry("cuDevicePrimaryCtxReset_v2");
+
+	return reset(dev);
+}
+
+static CUresult reset_context(void)
+{
+	return reset_of(0);
+}
+
+Test(fake, frees_in_a_broken_context_take_effect)
+{
+	own_all();
+	break_context();
+	end_all(BREAK);
+	cr_assert_eq(cu->cuMemAddressFree(range, 4 * CHUNK), BREAK);
+	cr_assert_eq(cu->cuDevicePrimaryCtxRelease(0), BREAK);
+	cr_assert_eq(fake_cuda_alive(true), 0);
+	free(owned.host);
+	fake_cuda_start(8 * CHUNK);
+	set_up();
+}
+
+Test(fake, frees_in_a_broken_context_take_none_in_that_mode)
+{
+	unsigned alive;
+
+	restart((struct fake_cuda_config){ .broken_frees = true });
+	own_all();
+	alive = fake_cuda_alive(false);
+	break_context();
+	end_all(BREAK);
+	cr_assert_eq(cu->cuMemAddressFree(range, 4 * CHUNK), BREAK);
+	cr_assert_eq(cu->cuDevicePrimaryCtxRelease(0), BREAK);
+	cr_assert_eq(fake_cuda_alive(false), alive);
+	cr_assert_eq(fake_cuda_used(), CHUNK + 4096);
+	/* But one that is made to fail only once does end. */
+	cr_assert_eq(reset_context(), 0);
+	cr_assert_eq(fake_cuda_used(), 0);
+	cr_assert_eq(fake_cuda_alive(true), 2); /* the range, and what was retained */
+	fake_cuda_fail("cuMemAddressFree", 1, CUDA_ERROR_UNKNOWN, false);
+	cr_assert_eq(cu->cuMemAddressFree(range, 4 * CHUNK), CUDA_ERROR_UNKNOWN);
+	cr_assert_eq(fake_cuda_alive(true), 1);
+	cr_assert_eq(cu->cuDevicePrimaryCtxRelease(0), 0);
+	cr_assert_null(fake_cuda_violation());
+	free(owned.host);
+	set_up();
+}
+
+Test(fake, a_reset_gives_all_of_the_context_back)
+{
+	CUdeviceptr p;
+
+	own_all();
+	cr_assert_eq(reset_context(), 0);
+	cr_assert_eq(fake_cuda_used(), 0);
+	cr_assert_eq(fake_cuda_alive(true), 2);
+	/* It is to be retained anew. */
+	cr_assert_eq(cu->cuMemAlloc(&p, 4096), CUDA_ERROR_INVALID_CONTEXT);
+	cr_assert_eq(cu->cuDevicePrimaryCtxRetain(&context, 0), 0);
+	cr_assert_eq(cu->cuMemAlloc(&p, 4096), 0);
+	cr_assert_eq(cu->cuMemFree(p), 0);
+	cr_assert_eq(cu->cuDevicePrimaryCtxRelease(0), 0);
+	/* Who ends what is gone does no harm. */
+	cr_assert_eq(cu->cuMemUnmap(range, CHUNK), CUDA_ERROR_INVALID_VALUE);
+	cr_assert_eq(cu->cuMemRelease(handle), CUDA_ERROR_INVALID_VALUE);
+	cr_assert_eq(cu->cuMemHostUnregister(owned.host), CUDA_ERROR_INVALID_VALUE);
+	cr_assert_null(fake_cuda_violation());
+	free(owned.host);
+}
+
+/* ---- limits ---- */
+
+/* That they take at least that, which a sleep promises. */
+Test(fake, calls_take_their_time)
+{
+	struct timespec from, to;
+
+	restart((struct fake_cuda_config){ .latency = 20000 });
+	clock_gettime(CLOCK_MONOTONIC, &from);
+	cr_assert_eq(cu->cuMemGetInfo(&(size_t){ 0 }, &(size_t){ 0 }), 0);
+	clock_gettime(CLOCK_MONOTONIC, &to);
+	cr_assert_geq((to.tv_sec - from.tv_sec) * 1000000000 + to.tv_nsec - from.tv_nsec, 20000000);
+}
+
+Test(fake, host_memory_is_pinned_up_to_a_limit)
+{
+	char *host = aligned_alloc(4096, 3 * 4096);
+
+	restart((struct fake_cuda_config){ .pins = 8192 });
+	cr_assert_eq(cu->cuMemHostRegister(host, 8192, 0), 0);
+	cr_assert_eq(cu->cuMemHostRegister(host + 8192, 4096, 0), CUDA_ERROR_OUT_OF_MEMORY);
+	cr_assert_eq(cu->cuMemHostUnregister(host), 0);
+	cr_assert_eq(cu->cuMemHostRegister(host + 8192, 4096, 0), 0);
+	cr_assert_eq(cu->cuMemHostUnregister(host + 8192), 0);
+	restart((struct fake_cuda_config){ .no_pins = true });
+	cr_assert_eq(cu->cuMemHostRegister(host, 4096, 0), CUDA_ERROR_OUT_OF_MEMORY);
+	cr_assert_null(fake_cuda_violation());
+	free(host);
+}
+
+static int export(CUresult expected)
+{
+	int fd = -1;
+
+	cr_assert_eq(cu->cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+		     expected);
+	return fd;
+}
+
+Test(fake, descriptors_are_limited)
+{
+	int fds[2];
+
+	cr_assert_eq(setenv("FAKE_CUDA", "descriptors=2", 1), 0);
+	restart((struct fake_cuda_config){ 0 });
+	fds[0] = export(CUDA_SUCCESS);
+	fds[1] = export(CUDA_SUCCESS);
+	export(CUDA_ERROR_OPERATING_SYSTEM);
+	close(fds[0]);
+	fds[0] = export(CUDA_SUCCESS);
+	close(fds[0]);
+	close(fds[1]);
+	cr_assert_null(fake_cuda_violation());
+}
+
+Test(fake, mappings_are_limited)
+{
+	restart((struct fake_cuda_config){ .mappings = 2 });
+	cr_assert_eq(cu->cuMemMap(range + CHUNK, CHUNK, 0, handle, 0), 0);
+	cr_assert_eq(cu->cuMemMap(range + 2 * CHUNK, CHUNK, 0, handle, 0), CUDA_ERROR_OUT_OF_MEMORY);
+	cr_assert_eq(cu->cuMemUnmap(range + CHUNK, CHUNK), 0);
+	cr_assert_eq(cu->cuMemMap(range + 2 * CHUNK, CHUNK, 0, handle, 0), 0);
+	cr_assert_eq(cu->cuMemUnmap(range + 2 * CHUNK, CHUNK), 0);
+	cr_assert_null(fake_cuda_violation());
+}
+
+Test(fake, mappings_side_by_side_are_unmapped_together)
+{
+	cr_assert_eq(cu->cuMemMap(range + CHUNK, CHUNK, 0, handle, 0), 0);
+	cr_assert_eq(cu->cuMemMap(range + 2 * CHUNK, CHUNK, 0, handle, 0), 0);
+	cr_assert_eq(cu->cuMemUnmap(range + CHUNK, 2 * CHUNK), 0);
+	cr_assert_eq(cu->cuMemMap(range + CHUNK, CHUNK, 0, handle, 0), 0);
+	cr_assert_eq(cu->cuMemUnmap(range, 2 * CHUNK), 0);
+	cr_assert_eq(cu->cuMemMap(range, CHUNK, 0, handle, 0), 0);
+	cr_assert_eq(cu->cuMemMap(range + 2 * CHUNK, CHUNK, 0, handle, 0), 0);
+	cr_assert_null(fake_cuda_violation());
+	refused(cu->cuMemUnmap(range, 3 * CHUNK)); /* with a gap */
+	cr_assert_eq(cu->cuMemUnmap(range + 2 * CHUNK, CHUNK), 0);
+}
+
+Test(fake, importers_may_keep_memory)
+{
+	CUmemGenericAllocationHandle other;
+
+	restart((struct fake_cuda_config){ .busy_importers = true });
+	cr_assert_eq(cu->cuMemCreate(&other, CHUNK, &prop, 0), 0);
+	cr_assert_eq(cu->cuMemRelease(other), 0); /* never exported */
+	cr_assert_eq(fake_cuda_used(), CHUNK);
+	close(export(CUDA_SUCCESS));
+	cr_assert_eq(cu->cuMemUnmap(range, CHUNK), 0);
+	cr_assert_eq(cu->cuMemRelease(handle), 0);
+	cr_assert_eq(fake_cuda_used(), CHUNK);
+	fake_cuda_importers_gone();
+	cr_assert_eq(fake_cuda_used(), 0);
+	cr_assert_eq(cu->cuMemCreate(&handle, CHUNK, &prop, 0), 0);
+	cr_assert_eq(cu->cuMemMap(range, CHUNK, 0, handle, 0), 0);
+}
+
+/* ---- what a device is ---- */
+
+static int attribute(CUdevice_attribute which)
+{
+	int value = -1;
+
+	cr_assert_eq(cu->cuDeviceGetAttribute(&value, which, 0), 0);
+	return value;
+}
+
+Test(fake, the_compute_mode_keeps_others_out)
+{
+	CUcontext other;
+
+	cr_assert_eq(attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_MODE), CU_COMPUTEMODE_DEFAULT);
+	restart((struct fake_cuda_config){ .compute_mode = CU_COMPUTEMODE_EXCLUSIVE_PROCESS });
+	cr_assert_eq(attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_MODE), CU_COMPUTEMODE_EXCLUSIVE_PROCESS);
+	end();
+	cr_assert_eq(setenv("FAKE_CUDA", "exclusive,taken", 1), 0);
+	fake_cuda_start(8 * CHUNK);
+	cr_assert_eq(cu->cuDevicePrimaryCtxRetain(&other, 0), CUDA_ERROR_DEVICE_UNAVAILABLE);
+	cr_assert_eq(setenv("FAKE_CUDA", "prohibited", 1), 0);
+	fake_cuda_start(8 * CHUNK);
+	cr_assert_eq(cu->cuDevicePrimaryCtxRetain(&other, 0), CUDA_ERROR_UNKNOWN);
+	cr_assert_eq(unsetenv("FAKE_CUDA"), 0);
+	fake_cuda_start(8 * CHUNK);
+	set_up();
+}
+
+Test(fake, memory_for_rdma_is_had_where_the_device_says_so)
+{
+	CUmemAllocationProp rdma = prop;
+	CUmemGenericAllocationHandle other;
+
+	rdma.allocFlags.gpuDirectRDMACapable = 1;
+	cr_assert_eq(attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED), 1);
+	cr_assert_eq(fake_cuda_rdma_capable(), 0);
+	cr_assert_eq(cu->cuMemCreate(&other, CHUNK, &rdma, 0), 0);
+	cr_assert_eq(fake_cuda_rdma_capable(), 1);
+	cr_assert_eq(cu->cuMemRelease(other), 0);
+	restart((struct fake_cuda_config){ .no_rdma = true });
+	cr_assert_eq(attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED), 0);
+	refused(cu->cuMemCreate(&other, CHUNK, &rdma, 0));
+}
+
+Test(fake, bytes_of_copies_are_counted)
+{
+	CUdeviceptr p;
+
+	cr_assert_eq(cu->cuMemAlloc(&p, 8192), 0);
+	cr_assert_eq(cu->cuMemcpyDtoDAsync(p, p + 4096, 4096, NULL), 0);
+	cr_assert_eq(cu->cuStreamSynchronize(NULL), 0);
+	cr_assert_eq(fake_cuda_copied(), 4096);
+	cr_assert_eq(cu->cuMemFree(p), 0);
+}
+
 /* ---- two GPUs ---- */
 
 static CUcontext contexts[2];
@@ -514,6 +1149,34 @@ Test(peers, plain_allocations_are_their_gpus_own)
 	cr_assert_eq(cu->cuCtxSetCurrent(contexts[1]), 0);
 	cr_assert_not(fake_cuda_usable((void *)own, 4096));
 	cr_assert_eq(cu->cuMemFree(own), 0);
+}
+
+Test(peers, what_is_another_gpus_ends_when_a_context_breaks)
+{
+	CUdeviceptr own[2];
+
+	end_two();
+	cr_assert_eq(setenv("FAKE_CUDA", "broken_frees", 1), 0);
+	start_peers();
+	for (int i = 2; i-- > 0;) {
+		cr_assert_eq(cu->cuCtxSetCurrent(contexts[i]), 0);
+		cr_assert_eq(cu->cuMemAlloc(&own[i], 4096), 0);
+	}
+	break_context(); /* that of GPU 0 */
+	cr_assert_eq(cu->cuMemFree(own[0]), BREAK);
+	cr_assert_eq(cu->cuMemFree(own[1]), BREAK);
+	cr_assert_eq(fake_cuda_used(), CHUNK + 4096);
+	cr_assert_eq(reset_of(1), 0);
+	cr_assert_eq(fake_cuda_used(), 4096);
+	cr_assert_eq(cu->cuDeviceGetCount(&(int){ 0 }), BREAK);
+	cr_assert_eq(cu->cuDevicePrimaryCtxRelease(1), BREAK);
+	cr_assert_eq(cu->cuMemAddressFree(range, 4 * CHUNK), BREAK);
+	cr_assert_eq(reset_of(0), 0);
+	cr_assert_eq(fake_cuda_used(), 0);
+	cr_assert_eq(cu->cuDevicePrimaryCtxRelease(0), 0);
+	cr_assert_eq(fake_cuda_alive(true), 0);
+	cr_assert_null(fake_cuda_violation());
+	start_peers();
 }
 
 Test(no_peers, no_access_can_be_given)
