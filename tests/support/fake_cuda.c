@@ -14,6 +14,7 @@ struct fake fake = {
 	.changed = PTHREAD_COND_INITIALIZER,
 	.config = { .n_devices = 1, .memory = 64u << 20, .granularity = 2u << 20 },
 	.contexts = TAILQ_HEAD_INITIALIZER(fake.contexts),
+	.dead = TAILQ_HEAD_INITIALIZER(fake.dead),
 	.streams = TAILQ_HEAD_INITIALIZER(fake.streams),
 	.events = TAILQ_HEAD_INITIALIZER(fake.events),
 	.handles = TAILQ_HEAD_INITIALIZER(fake.handles),
@@ -148,11 +149,16 @@ void fake_cuda_reset(const struct fake_cuda_config *config)
 {
 	static const struct fake init = { .lock = PTHREAD_MUTEX_INITIALIZER,
 					  .changed = PTHREAD_COND_INITIALIZER };
+	CUcontext ctx;
 
 	/* A forked child starts anew; what its parent has is not its own. */
 	if ((!fake.pid || fake.pid == getpid()) && fake_cuda_alive(true)) {
 		fprintf(stderr, "fake_cuda_reset: something is still alive\n");
 		abort();
+	}
+	while ((ctx = TAILQ_FIRST(&fake.dead))) {
+		TAILQ_REMOVE(&fake.dead, ctx, link);
+		free(ctx);
 	}
 	fake = init;
 	fake.config = *config;
@@ -162,6 +168,7 @@ void fake_cuda_reset(const struct fake_cuda_config *config)
 	if (fake.config.n_devices > FAKE_GPUS)
 		abort();
 	TAILQ_INIT(&fake.contexts);
+	TAILQ_INIT(&fake.dead);
 	TAILQ_INIT(&fake.streams);
 	TAILQ_INIT(&fake.events);
 	TAILQ_INIT(&fake.handles);
@@ -574,7 +581,7 @@ CUcontext fake_context(void)
 {
 	CUcontext ctx = stack.depth ? stack.ctx[stack.depth - 1] : NULL;
 
-	return ctx && fake_is_context(ctx) && !ctx->reset ? ctx : NULL;
+	return ctx && fake_is_context(ctx) && !__atomic_load_n(&ctx->reset, __ATOMIC_ACQUIRE) ? ctx : NULL;
 }
 
 _Thread_local unsigned fake_stream_gpu_bit;
@@ -749,7 +756,7 @@ static CUresult fake_primary_retain(CUcontext *ctx, CUdevice dev)
 	*ctx = &fake.gpu[fake_gpu_of(dev)].primary;
 	(*ctx)->gpu = fake_gpu_of(dev);
 	(*ctx)->refs++;
-	(*ctx)->reset = false;
+	__atomic_store_n(&(*ctx)->reset, false, __ATOMIC_RELEASE);
 	pthread_mutex_unlock(&fake.lock);
 	return CUDA_SUCCESS;
 }
@@ -793,7 +800,7 @@ static CUresult fake_primary_reset(CUdevice dev)
 	fake_streams_reset(ctx);
 	fake_memory_reset(ctx);
 	pthread_mutex_lock(&fake.lock);
-	ctx->reset = true;
+	__atomic_store_n(&ctx->reset, true, __ATOMIC_RELEASE);
 	if (fake.broken_ctx == ctx || !fake.broken_ctx) {
 		fake.broken = CUDA_SUCCESS;
 		fake.broken_ctx = NULL;
@@ -853,7 +860,9 @@ static CUresult fake_ctx_destroy(CUcontext ctx)
 	if (stack.depth && stack.ctx[stack.depth - 1] == c)
 		stack.depth--;
 	fake_default_streams_end(c);
-	free(c);
+	pthread_mutex_lock(&fake.lock);
+	TAILQ_INSERT_TAIL(&fake.dead, c, link);
+	pthread_mutex_unlock(&fake.lock);
 	return err;
 }
 

@@ -121,7 +121,7 @@ struct fake {
 		size_t used, kept; /* kept: of it, by importers */
 		struct CUctx_st primary;
 	} gpu[FAKE_GPUS];
-	TAILQ_HEAD(, CUctx_st) contexts;
+	TAILQ_HEAD(fake_contexts, CUctx_st) contexts, dead; /* dead: what was made in them names them */
 	TAILQ_HEAD(, CUstream_st) streams;
 	TAILQ_HEAD(, CUevent_st) events;
 	TAILQ_HEAD(, fake_handle) handles;
