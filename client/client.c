@@ -212,7 +212,7 @@ unmap:
 	unmap_at_daemon(m);
 	conn_put(m->conn);
 unreserve:
-	m->ops->unreserve(m);
+	m->ops->unreserve(m, true);
 	free(m->own);
 close_fd:
 	close(m->fd);
@@ -234,20 +234,30 @@ int gaia_munmap(void *addr, size_t length)
 {
 	NOT_CANCELLED;
 	struct mapping *m;
-	int err;
+	bool ended = true;
+	int err = 0;
 
-	m = mapping_remove(addr, length, &err);
+	m = mapping_exact(addr, length, &err);
 	if (!m)
 		return result(err);
+	if (m->ops->finish)
+		err = m->ops->finish(m, &ended);
+	if (!err && !mapping_remove(m))
+		err = -EINVAL;
+	if (err) {
+		mapping_put(m);
+		return result(err);
+	}
 	/*
 	 * The memory first: the daemon may use it for others as soon as it knows. Nobody maps into
 	 * the addresses any more, the mapping being forgotten. A daemon that is gone has nothing to be told,
 	 * and what was asked for is done.
 	 */
-	m->ops->unreserve(m);
+	m->ops->unreserve(m, ended);
 	unmap_at_daemon(m);
 	err = atomic_load(&m->late_error);
 	mapping_put(m);
+	mapping_put(m); /* the tables' reference */
 	return result(err);
 }
 
@@ -287,6 +297,12 @@ static int range_end(struct mapping *m, int err)
 	return result(err);
 }
 
+/* After an ACQUIRE. */
+static int wait_mapped(struct mapping *m, const struct gaia_ioc_range *io)
+{
+	return io->seq ? conn_wait(m->conn, io->seq) : 0;
+}
+
 int gaia_acquire(void *addr, size_t length, int prot)
 {
 	NOT_CANCELLED;
@@ -305,6 +321,8 @@ int gaia_acquire(void *addr, size_t length, int prot)
 		return range_end(m, -EACCES);
 	io.prot = prot;
 	err = range_acquire(m, &io);
+	if (!err)
+		err = wait_mapped(m, &io);
 	atomic_thread_fence(memory_order_seq_cst);
 	return range_end(m, err);
 }
@@ -370,8 +388,8 @@ static int pin_range(struct mapping *m, struct gaia_ioc_range *io, int prot)
 
 	io->prot = prot | GAIA_PROT_PIN;
 	err = wire_ioctl(m->fd, GAIA_IOC_ACQUIRE, io);
-	if (!err && io->seq)
-		err = conn_wait(m->conn, io->seq);
+	if (!err)
+		err = wait_mapped(m, io);
 	io->seq = 0;
 	return err;
 }

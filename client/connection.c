@@ -23,6 +23,13 @@ static pthread_cond_t connected = PTHREAD_COND_INITIALIZER; /* one has left CONN
 
 /* ---- fork ---- */
 
+/* The lock is held. */
+static void close_descriptors(struct conn *c)
+{
+	while (c->n_fds)
+		close(c->fd[--c->n_fds]);
+}
+
 static void before_fork(void)
 {
 	pthread_mutex_lock(&gaia_lock);
@@ -42,6 +49,7 @@ static void after_fork_in_child(void)
 	mapping_forked();
 	while ((c = LIST_FIRST(&conns))) {
 		LIST_REMOVE(c, link);
+		close_descriptors(c);
 		if (c->sock >= 0)
 			close(c->sock);
 		c->sock = -1;
@@ -75,15 +83,13 @@ void conn_kill(struct conn *c, int error)
 	pthread_cond_broadcast(&c->changed);
 }
 
-/* Take one message, if there is one, and do what it says; the lock is held. */
+/* Take one message, if there is one, and do what it says. The lock is held, but not all the time. */
 static int serve_one(struct conn *c)
 {
 	struct gaia_msg msg, answer = { .kind = GAIA_MSG_REVOKED, .version = GAIA_PROTOCOL_VERSION };
-	int fd[GAIA_MSG_CHUNKS];
-	unsigned n;
 	int err;
 
-	err = wire_receive(c->sock, false, &msg, fd, &n);
+	err = wire_receive(c->sock, false, &msg, c->fd, &c->n_fds);
 	if (err == -EAGAIN)
 		return 0;
 	if (err)
@@ -91,9 +97,10 @@ static int serve_one(struct conn *c)
 	if (msg.seq != c->seq + 1 || (msg.kind != GAIA_MSG_GRANT && msg.kind != GAIA_MSG_REVOKE))
 		err = -EPROTO;
 	else
-		err = mapping_message(c, &msg, fd);
-	while (n)
-		close(fd[--n]);
+		err = mapping_message(c, &msg, c->fd);
+	close_descriptors(c);
+	if (!err && c->state == CONN_DEAD)
+		err = c->error;
 	if (!err && msg.kind == GAIA_MSG_REVOKE) {
 		answer.seq = msg.seq;
 		answer.map = msg.map;

@@ -39,12 +39,14 @@ static void *driver_lookup(const char *name)
 
 void *(*cuda_lookup)(const char *name) = driver_lookup;
 
-/* -ENODEV: there is no driver, or one that is too old, or it finds no device. */
+/* -ENODEV: there is no driver, or one that is too old, or it finds no device. -EBUSY: it takes no more
+ * processes. */
 static int load(void)
 {
 	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 	static bool loaded;
 	bool complete = true;
+	int err;
 
 	pthread_mutex_lock(&lock);
 	if (!loaded) {
@@ -54,7 +56,10 @@ static int load(void)
 		loaded = complete;
 	}
 	pthread_mutex_unlock(&lock);
-	return complete && cuda_api.Init(0) == CUDA_SUCCESS ? 0 : -ENODEV;
+	if (!complete)
+		return -ENODEV;
+	err = cuda_errno(cuda_api.Init(0));
+	return err && err != -EBUSY ? -ENODEV : err;
 }
 
 int cuda_errno(CUresult result)
@@ -69,23 +74,58 @@ int cuda_errno(CUresult result)
 	case CUDA_ERROR_NOT_INITIALIZED:
 	case CUDA_ERROR_DEINITIALIZED:
 		return -ENODEV;
+	case CUDA_ERROR_DEVICE_UNAVAILABLE:
+	case CUDA_ERROR_MPS_SERVER_NOT_READY:
+	case CUDA_ERROR_MPS_MAX_CLIENTS_REACHED:
+	case CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED:
+		return -EBUSY;
 	default:
 		return -EIO;
 	}
 }
 
-/* ---- contexts ---- */
-
-int cuda_enter(const struct cuda_mapping *c)
+bool cuda_is_captured(CUresult result)
 {
-	return cuda_errno(cuda_api.CtxPushCurrent(c->ctx));
+	return result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED ||
+	       result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
 }
 
-void cuda_leave(void)
+/* ---- contexts ---- */
+
+void cuda_begin(struct cuda_scope *s)
+{
+	s->entered = false;
+	s->before = CU_STREAM_CAPTURE_MODE_RELAXED;
+	s->relaxed = cuda_api.ThreadExchangeStreamCaptureMode(&s->before) == CUDA_SUCCESS;
+}
+
+CUresult cuda_enter(struct cuda_scope *s, const struct cuda_mapping *c)
+{
+	CUresult r = cuda_api.CtxPushCurrent(c->ctx);
+
+	s->entered = r == CUDA_SUCCESS;
+	return r;
+}
+
+void cuda_leave(struct cuda_scope *s)
 {
 	CUcontext ours;
 
-	cuda_api.CtxPopCurrent(&ours);
+	if (s->entered)
+		cuda_api.CtxPopCurrent(&ours);
+	s->entered = false;
+}
+
+void cuda_end(struct cuda_scope *s)
+{
+	CUstreamCaptureMode mode = s->before;
+
+	cuda_leave(s);
+	/* Once more if need be: the thread is the program's. */
+	if (s->relaxed && cuda_api.ThreadExchangeStreamCaptureMode(&mode)) {
+		mode = s->before;
+		cuda_api.ThreadExchangeStreamCaptureMode(&mode);
+	}
 }
 
 static int find_device(const uint8_t uuid[16], CUdevice *out)
@@ -123,6 +163,7 @@ static int find_context(struct cuda_mapping *c)
 static int cuda_reserve(struct mapping *m, const struct gaia_ioc_device *device)
 {
 	size_t words = (m->span / GAIA_CHUNK + 63) / 64;
+	struct cuda_scope scope;
 	struct cuda_mapping *c;
 	CUdeviceptr at;
 	int err = load();
@@ -132,27 +173,32 @@ static int cuda_reserve(struct mapping *m, const struct gaia_ioc_device *device)
 	c = calloc(1, sizeof(*c) + words * sizeof(c->placed[0]));
 	if (!c)
 		return -ENOMEM;
+	cuda_begin(&scope);
 	err = find_device(device->uuid, &c->dev);
 	if (err)
 		goto free_own;
 	err = find_context(c);
 	if (err)
 		goto free_own;
-	err = cuda_enter(c);
+	err = cuda_errno(cuda_enter(&scope, c));
 	if (err)
 		goto release_context;
 	err = cuda_errno(cuda_api.MemAddressReserve(&at, m->span, GAIA_CHUNK, 0, 0));
-	cuda_leave();
 	if (err)
 		goto release_context;
+	/* Without them the mapping is good for all that needs no stream. */
+	cuda_flags_make(c);
 	m->base = (char *)at;
 	m->own = c;
+	cuda_end(&scope);
 	return 0;
 
 release_context:
+	cuda_leave(&scope);
 	if (c->retained)
 		cuda_api.DevicePrimaryCtxRelease(c->dev);
 free_own:
+	cuda_end(&scope);
 	free(c);
 	return err;
 }
@@ -169,15 +215,37 @@ static CUdeviceptr chunk_at(const struct mapping *m, uint64_t k)
 	return (CUdeviceptr)(m->base + k * GAIA_CHUNK);
 }
 
-static CUresult unmap_chunk(struct mapping *m, uint64_t k)
+/* What it reports may be about earlier work; the chunks are unmapped all the same. */
+static CUresult unmap_run(const struct mapping *m, uint64_t first, unsigned n)
+{
+	CUresult r = cuda_api.MemUnmap(chunk_at(m, first), n * (size_t)GAIA_CHUNK), one;
+
+	/* Other programs (llama.cpp) unmap adjacent mappings together; documented is each alone. */
+	if (n == 1 || (r != CUDA_ERROR_INVALID_VALUE && r != CUDA_ERROR_NOT_SUPPORTED))
+		return r;
+	r = CUDA_SUCCESS;
+	for (unsigned i = 0; i < n; i++) {
+		one = cuda_api.MemUnmap(chunk_at(m, first + i), GAIA_CHUNK);
+		r = r ? r : one;
+	}
+	return r;
+}
+
+static CUresult unmap_chunks(struct mapping *m, uint64_t first, uint64_t n)
 {
 	struct cuda_mapping *c = m->own;
+	CUresult r = CUDA_SUCCESS, one;
+	unsigned run;
 
-	if (!is_placed(c, k))
-		return CUDA_SUCCESS;
-	/* What it reports may be about earlier work; the chunk is unmapped all the same. */
-	c->placed[k / 64] &= ~(1ull << (k % 64));
-	return cuda_api.MemUnmap(chunk_at(m, k), GAIA_CHUNK);
+	for (uint64_t k = first; k < first + n; k += run ? run : 1) {
+		for (run = 0; k + run < first + n && is_placed(c, k + run); run++)
+			c->placed[(k + run) / 64] &= ~(1ull << ((k + run) % 64));
+		if (!run)
+			continue;
+		one = unmap_run(m, k, run);
+		r = r ? r : one;
+	}
+	return r;
 }
 
 static CUresult map_chunk(struct mapping *m, uint64_t k, int fd)
@@ -186,9 +254,6 @@ static CUresult map_chunk(struct mapping *m, uint64_t k, int fd)
 	CUmemGenericAllocationHandle handle;
 	CUresult r, released;
 
-	r = unmap_chunk(m, k);
-	if (r)
-		return r;
 	r = cuda_api.MemImportFromShareableHandle(&handle, (void *)(intptr_t)fd,
 						  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 	if (r)
@@ -222,93 +287,96 @@ static CUresult allow(const struct mapping *m, uint64_t first, unsigned n, int p
 
 static int cuda_place(struct mapping *m, uint64_t first, unsigned n, const int *fd, int prot)
 {
-	CUresult r = CUDA_SUCCESS;
+	struct cuda_mapping *c = m->own;
+	struct cuda_scope scope;
 	unsigned done = 0;
-	int err = cuda_enter(m->own);
+	CUresult r;
 
-	if (err)
-		return err;
+	atomic_store(&c->used, true);
+	cuda_begin(&scope);
+	r = cuda_enter(&scope, c);
+	if (!r)
+		r = unmap_chunks(m, first, n);
 	while (done < n && !r) {
 		r = map_chunk(m, first + done, fd[done]);
 		done++;
 	}
 	if (!r)
 		r = allow(m, first, n, prot);
-	while (r && done)
-		unmap_chunk(m, first + --done);
-	cuda_leave();
+	if (r)
+		unmap_chunks(m, first, n);
+	cuda_end(&scope);
 	return cuda_errno(r);
 }
 
-static int cuda_clear(struct mapping *m, uint64_t k)
+/* Mapped memory belongs to the process and to no context: it can be unmapped when the program has
+ * destroyed ours. */
+static int cuda_clear(struct mapping *m, uint64_t first, unsigned n)
 {
+	struct cuda_scope scope;
 	CUresult r;
-	int err = cuda_enter(m->own);
 
-	if (err)
-		return err;
+	cuda_begin(&scope);
+	cuda_enter(&scope, m->own);
 	/* Nothing to wait for: what is taken back was released, after the work on it. */
-	r = unmap_chunk(m, k);
-	cuda_leave();
+	r = unmap_chunks(m, first, n);
+	cuda_end(&scope);
 	return cuda_errno(r);
 }
 
 /*
- * Whether the context's work has been waited for. It has not where the context is broken, or gone.
+ * Waits for all work of the context, since a page that goes under a kernel breaks the context. A context that is
+ * broken or gone cannot be waited for. Nor can one while a stream of it is captured, and to try
+ * would invalidate the capture: so the default stream is asked first, which knows of all captures but
+ * those of non-blocking streams.
  */
-static bool synchronize(const struct cuda_mapping *c)
-{
-	CUresult r = CUDA_ERROR_UNKNOWN;
-
-	/* Twice: an error that passes is not taken for one that lasts. */
-	for (int i = 0; i < 2 && r; i++) {
-		if (cuda_enter(c))
-			continue;
-		r = cuda_api.CtxSynchronize();
-		cuda_leave();
-	}
-	return r == CUDA_SUCCESS;
-}
-
-/*
- * The work first, since a page that goes under a kernel breaks the context. Then the streams'
- * acquires and releases, which have all been reached. In a broken context none are reached any
- * more.
- */
-static bool wait_for_work(struct mapping *m)
-{
-	const struct cuda_mapping *c = m->own;
-	bool used = c->flag != NULL, ended;
-
-	for (uint64_t k = 0; k < m->span / GAIA_CHUNK && !used; k++)
-		used = is_placed(c, k);
-	if (!used)
-		return true;
-	ended = synchronize(c);
-	turns_wait(m, ended);
-	return ended;
-}
-
-static void cuda_unreserve(struct mapping *m)
+static int cuda_finish(struct mapping *m, bool *ended)
 {
 	struct cuda_mapping *c = m->own;
-	bool entered, ended = wait_for_work(m);
+	CUstreamCaptureStatus ignored;
+	CUresult r = CUDA_ERROR_UNKNOWN;
+	struct cuda_scope scope;
 
-	/* Where the caller has destroyed the context, the addresses are the process's still. */
-	entered = cuda_enter(c) == 0;
-	cuda_queue_end(c, ended);
-	for (uint64_t k = 0; k < m->span / GAIA_CHUNK; k++)
-		unmap_chunk(m, k);
+	if (!atomic_load(&c->used))
+		r = CUDA_SUCCESS;
+	/* Twice: an error that passes is not taken for one that lasts. */
+	for (int i = 0; i < 2 && r && !cuda_is_captured(r); i++) {
+		cuda_begin(&scope);
+		r = cuda_enter(&scope, c);
+		if (!r)
+			r = cuda_api.StreamIsCapturing(CU_STREAM_LEGACY, &ignored);
+		if (!r)
+			r = cuda_api.CtxSynchronize();
+		cuda_end(&scope);
+	}
+	*ended = r == CUDA_SUCCESS;
+	return cuda_is_captured(r) ? -EBUSY : 0;
+}
+
+static void cuda_unreserve(struct mapping *m, bool ended)
+{
+	struct cuda_mapping *c = m->own;
+	struct cuda_scope scope;
+
+	/* After the work all streams have come to their turns. Those that are left are of streams that
+	 * the program has ended with their context. */
+	if (atomic_load(&c->used) && !turns_wait(m))
+		ended = false;
+	cuda_begin(&scope);
+	cuda_enter(&scope, c);
+	cuda_flags_end(c, ended);
+	unmap_chunks(m, 0, m->span / GAIA_CHUNK);
 	cuda_api.MemAddressFree((CUdeviceptr)m->base, m->span);
-	if (entered)
-		cuda_leave();
+	cuda_leave(&scope);
 	if (c->retained)
 		cuda_api.DevicePrimaryCtxRelease(c->dev);
+	cuda_end(&scope);
 }
 
 const struct kind_ops cuda_kind = {
 	.kind = "cuda",
 	.reserve = cuda_reserve,
+	.finish = cuda_finish,
 	.unreserve = cuda_unreserve,
 	.place = cuda_place,
 	.clear = cuda_clear,

@@ -40,6 +40,7 @@
 	X(MemHostRegister, (void *at, size_t size, unsigned flags))                            \
 	X(MemHostUnregister, (void *at))                                                       \
 	X(MemHostGetDevicePointer, (CUdeviceptr *out, void *at, unsigned flags))               \
+	X(ThreadExchangeStreamCaptureMode, (CUstreamCaptureMode *mode))                        \
 	X(StreamGetCtx, (CUstream stream, CUcontext *ctx))                                     \
 	X(StreamIsCapturing, (CUstream stream, CUstreamCaptureStatus *status))                 \
 	X(StreamSynchronize, (CUstream stream))                                                \
@@ -69,28 +70,50 @@ struct cuda_mapping {
 	CUdevice dev;
 	CUcontext ctx;
 	bool retained; /* ctx is the primary context, and we hold it */
+	uint32_t *flag; /* host memory that the device sees; NULL: the driver refused it */
+	CUdeviceptr flag_dev; /* the same for the device */
+
+	atomic_bool used; /* something was mapped, or queued */
 
 	/* turns_lock. */
-	uint32_t *flag; /* host memory that the device sees; NULL: not needed so far */
-	CUdeviceptr flag_dev; /* the same for the device */
 	uint32_t awaited[CUDA_FLAGS]; /* what was last waited for there */
 	uint64_t taken[CUDA_FLAGS / 64];
 
-	/* gaia_lock. */
+	/* Whoever has the mapping busy; in the end, whoever has forgotten it. */
 	uint64_t placed[]; /* a bit a chunk: something is mapped there */
+};
+
+/*
+ * A group of driver calls. While the program captures a graph, in whatever thread, CUDA forbids many
+ * of its calls in all threads, and one that is made all the same spoils the graph: unless the calling thread says
+ * that its calls have nothing to do with it.
+ */
+struct cuda_scope {
+	bool relaxed, entered;
+	CUstreamCaptureMode before; /* relaxed: what the thread's mode was */
 };
 
 /* 0, or the nearest negative errno. */
 int cuda_errno(CUresult result);
 
-/* Make the mapping's context current until cuda_leave(). */
-int cuda_enter(const struct cuda_mapping *c);
-void cuda_leave(void);
+/* The call cannot be made while a stream of the context is captured, in whatever mode the thread is. */
+bool cuda_is_captured(CUresult result);
+
+void cuda_begin(struct cuda_scope *s);
+/* Make the mapping's context current until cuda_leave() or cuda_end(). Once. */
+CUresult cuda_enter(struct cuda_scope *s, const struct cuda_mapping *c);
+void cuda_leave(struct cuda_scope *s);
+void cuda_end(struct cuda_scope *s);
+
+/*
+ * Make the mapping's flags, and end them. Both may wait for all streams, so no call on a stream does
+ * either. In the mapping's context. @ended: no stream looks at the flags any more.
+ */
+void cuda_flags_make(struct cuda_mapping *c);
+void cuda_flags_end(struct cuda_mapping *c, bool ended);
 
 /* kind_ops.queue */
 int cuda_queue(struct mapping *m, const struct gaia_ioc_range *io, bool release,
 	       struct CUstream_st *stream);
-/* No turn is queued any more. @ended: and no stream looks at the flags. */
-void cuda_queue_end(struct cuda_mapping *c, bool ended);
 
 #endif

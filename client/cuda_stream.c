@@ -19,63 +19,38 @@ struct cuda_turn {
 
 /* ---- flags ---- */
 
-static void end_flags(uint32_t *flag)
-{
-	cuda_api.MemHostUnregister(flag);
-	munmap(flag, GAIA_PAGE);
-}
-
-static int new_flags(uint32_t **out, CUdeviceptr *dev)
+/*
+ * A page a mapping, and not one for all: it is good for as long as its context, which is the mapping's,
+ * and a context that the program ends takes nobody else's along.
+ */
+void cuda_flags_make(struct cuda_mapping *c)
 {
 	uint32_t *flag;
-	CUresult r;
 
 	flag = mmap(NULL, GAIA_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (flag == MAP_FAILED)
-		return -ENOMEM;
+		return;
 	/* After a fork() the page that we write could be another one than the device's. */
 	madvise(flag, GAIA_PAGE, MADV_DONTFORK);
-	r = cuda_api.MemHostRegister(flag, GAIA_PAGE,
-				     CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
-	if (r) {
+	if (cuda_api.MemHostRegister(flag, GAIA_PAGE,
+				     CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP)) {
 		munmap(flag, GAIA_PAGE);
-		return cuda_errno(r);
+		return;
 	}
-	r = cuda_api.MemHostGetDevicePointer(dev, flag, 0);
-	if (r) {
-		end_flags(flag);
-		return cuda_errno(r);
+	c->flag = flag;
+	if (cuda_api.MemHostGetDevicePointer(&c->flag_dev, flag, 0)) {
+		cuda_flags_end(c, true);
+		c->flag = NULL;
 	}
-	*out = flag;
-	return 0;
 }
 
-static int make_flags(struct cuda_mapping *c)
+void cuda_flags_end(struct cuda_mapping *c, bool ended)
 {
-	uint32_t *flag = NULL;
-	CUdeviceptr dev;
-	bool have;
-	int err;
-
-	pthread_mutex_lock(&turns_lock);
-	have = c->flag != NULL;
-	pthread_mutex_unlock(&turns_lock);
-	if (have)
-		return 0;
-	/* Not under the lock, which host functions take: the driver may wait for them. */
-	err = new_flags(&flag, &dev);
-	if (err)
-		return err;
-	pthread_mutex_lock(&turns_lock);
-	have = c->flag != NULL;
-	if (!have) {
-		c->flag = flag;
-		c->flag_dev = dev;
-	}
-	pthread_mutex_unlock(&turns_lock);
-	if (have)
-		end_flags(flag);
-	return 0;
+	if (!c->flag)
+		return;
+	cuda_api.MemHostUnregister(c->flag);
+	if (ended)
+		munmap(c->flag, GAIA_PAGE);
 }
 
 /* The lock is held. A flag is free again as soon as it is written: who still looks at it sees at
@@ -103,43 +78,26 @@ static void write_flag(struct turn *turn)
 	c->taken[t->flag / 64] &= ~(1ull << (t->flag % 64));
 }
 
-void cuda_queue_end(struct cuda_mapping *c, bool ended)
-{
-	if (!c->flag)
-		return;
-	if (ended)
-		end_flags(c->flag);
-	else
-		cuda_api.MemHostUnregister(c->flag);
-}
-
 /* ---- queueing ---- */
 
 /* Only in the mapping's context can we tell when it is used no more; and a graph would run us again
  * and again. */
-static int check_stream(const struct cuda_mapping *c, CUstream stream)
+static int check_stream(struct cuda_scope *scope, const struct cuda_mapping *c, CUstream stream)
 {
 	CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
 	CUcontext now = NULL, owner = NULL;
-	bool entered;
 	CUresult r;
 
 	r = cuda_api.CtxGetCurrent(&now);
-	if (r)
-		return cuda_errno(r);
 	/* A thread that has none yet gets the mapping's: it may name the default stream. */
-	entered = !now;
-	if (entered) {
-		int err = cuda_enter(c);
-
-		if (err)
-			return err;
-	}
-	r = cuda_api.StreamGetCtx(stream, &owner);
+	if (!r && !now)
+		r = cuda_enter(scope, c);
+	if (!r)
+		r = cuda_api.StreamGetCtx(stream, &owner);
 	if (!r && owner == c->ctx)
 		r = cuda_api.StreamIsCapturing(stream, &capture);
-	if (entered)
-		cuda_leave();
+	if (!r && owner == c->ctx && now != c->ctx)
+		r = now ? cuda_enter(scope, c) : CUDA_SUCCESS;
 	if (r == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || r == CUDA_ERROR_INVALID_HANDLE ||
 	    r == CUDA_ERROR_CONTEXT_IS_DESTROYED)
 		return -EINVAL;
@@ -170,17 +128,20 @@ static int wait_here(struct conn *conn, CUstream stream, const uint32_t *flag, u
 }
 
 /* In the mapping's context. */
-static int queue_turn(struct cuda_mapping *c, struct cuda_turn *t, CUstream stream)
+static int queue_turn(struct mapping *m, const struct gaia_ioc_range *io, bool release,
+		      CUstream stream)
 {
-	struct conn *conn = t->turn.m->conn;
+	struct cuda_turn *t = calloc(1, sizeof(*t));
+	struct cuda_mapping *c = m->own;
 	CUdeviceptr word;
 	uint32_t *flag, value;
 	CUresult r;
 	int err;
 
-	err = make_flags(c);
-	if (err)
-		goto free_turn;
+	if (!t)
+		return -ENOMEM;
+	t->turn = (struct turn){ .m = m, .io = *io, .release = release, .done = write_flag };
+	atomic_store(&c->used, true);
 	pthread_mutex_lock(&turns_lock);
 	err = take_flag(c, t);
 	if (!err)
@@ -199,7 +160,7 @@ static int queue_turn(struct cuda_mapping *c, struct cuda_turn *t, CUstream stre
 	}
 	/* From here on the turn is not ours. */
 	r = cuda_api.StreamWaitValue32(stream, word, value, CU_STREAM_WAIT_VALUE_GEQ);
-	return r ? wait_here(conn, stream, flag, value) : 0;
+	return r ? wait_here(m->conn, stream, flag, value) : 0;
 
 take_back:
 	pthread_mutex_lock(&turns_lock);
@@ -214,25 +175,18 @@ free_turn:
 int cuda_queue(struct mapping *m, const struct gaia_ioc_range *io, bool release,
 	       struct CUstream_st *stream)
 {
-	struct cuda_turn *t;
+	struct cuda_mapping *c = m->own;
+	struct cuda_scope scope;
 	int err;
 
-	err = check_stream(m->own, stream);
-	if (err)
-		return err;
-	err = turns_start(m->conn);
-	if (err)
-		return err;
-	t = calloc(1, sizeof(*t));
-	if (!t)
-		return -ENOMEM;
-	t->turn = (struct turn){ .m = m, .io = *io, .release = release, .done = write_flag };
-	err = cuda_enter(m->own);
-	if (err) {
-		free(t);
-		return err;
-	}
-	err = queue_turn(m->own, t, stream);
-	cuda_leave();
+	cuda_begin(&scope);
+	err = check_stream(&scope, c, stream);
+	if (!err && !c->flag)
+		err = -EIO;
+	if (!err)
+		err = turns_start(m->conn);
+	if (!err)
+		err = queue_turn(m, io, release, stream);
+	cuda_end(&scope);
 	return err;
 }

@@ -8,17 +8,25 @@
  * device, do what differs between devices. client.c is the API.
  *
  * Rules
- *  1. One lock, gaia_lock, guards everything here. Nothing that waits for the daemon is done under it:
- *     no ioctl, no writing back, no blocking send or receive.
- *  2. The connection's thread receives, maps and closes chunks' descriptors under the lock, and fork()
- *     takes it too. So a child inherits neither chunks nor their descriptors.
- *  3. In a child the parent's connections are dead. Its mappings stay in the tables so that calls on them
+ *  1. One lock, gaia_lock, guards everything here. Nothing that waits is done under it: no ioctl, no
+ *     writing back, no blocking send or receive, and no call of a device's driver, which may wait for
+ *     all streams.
+ *  2. turns_lock is a leaf, held for moments only: callbacks of a device's driver take it. Neither a
+ *     driver nor the daemon is called under it.
+ *  3. A stream that waits for a turn waits for the turns thread and the daemon, and for nothing else of
+ *     ours. The turns thread waits for no other thread here: not for the connection's, which may be in
+ *     a driver that waits for that stream. What a turn's range needs is mapped before it is queued.
+ *  4. The connection's thread receives messages under gaia_lock and carries them out without it, one
+ *     after the other. Meanwhile mapping.busy keeps the mapping: who forgets it waits for that, so
+ *     that nothing is placed at addresses that are given back.
+ *  5. A child of fork() inherits neither chunks nor their descriptors. fork() takes gaia_lock, and does
+ *     not wait for the connection's thread: descriptors are known to the connection from the moment
+ *     that they are received until they are closed, and the child closes them. A kind whose chunks
+ *     a child could inherit maps them under gaia_lock (sim.c).
+ *  6. In a child the parent's connections are dead. Its mappings stay in the tables so that calls on them
  *     fail properly, until a mapping of the child's own takes their addresses.
- *  4. A connection lives while mappings and calls refer to it; the last mapping takes it along.
- *  5. turns_lock is a leaf, held for moments only: callbacks of a device's driver take it. Neither a
- *     driver nor the daemon is called under it. A driver may be called under gaia_lock, and may wait
- *     there for its streams: so what a stream waits for is done without gaia_lock.
- *  6. The program's threads come in through client.c, which keeps them from being cancelled in here.
+ *  7. A connection lives while mappings and calls refer to it; the last mapping takes it along.
+ *  8. The program's threads come in through client.c, which keeps them from being cancelled in here.
  */
 #ifndef GAIA_CLIENT_INTERNAL_H
 #define GAIA_CLIENT_INTERNAL_H
@@ -47,15 +55,20 @@ struct kind_ops {
 	 * device.
 	 */
 	int (*reserve)(struct mapping *m, const struct gaia_ioc_device *device);
-	/* Wait for the work that uses the mapping, and undo all. Nobody finds the mapping any more;
-	 * without the lock. */
-	void (*unreserve)(struct mapping *m);
+	/*
+	 * Wait for the work that uses the mapping. *@ended: it has ended; false where that cannot be
+	 * known, and where no more of it will be done. -EBUSY: not now; nothing has changed. NULL:
+	 * there is no such work.
+	 */
+	int (*finish)(struct mapping *m, bool *ended);
+	/* After finish(), or never used: undo all. Nobody finds the mapping any more. */
+	void (*unreserve)(struct mapping *m, bool ended);
 
 	/* Put the @n chunks behind @fd at @first and after; replaces what was there. The descriptors stay the
-	 * caller's. On error the chunks are not there. The lock is held, here and in clear(). */
+	 * caller's. On error the chunks are not there. Here and in clear() the mapping is busy. */
 	int (*place)(struct mapping *m, uint64_t first, unsigned n, const int *fd, int prot);
-	/* Take away chunk @k, if it is there. Its addresses stay reserved. */
-	int (*clear)(struct mapping *m, uint64_t k);
+	/* Take away those of @n chunks from @first on that are there. Their addresses stay reserved. */
+	int (*clear)(struct mapping *m, uint64_t first, unsigned n);
 
 	/* Have an acquire or release carried out in the order of a stream. NULL: there are no
 	 * streams. */
@@ -110,7 +123,9 @@ struct conn {
 	int error;		/* DEAD: why, a negative errno */
 	bool forked;		/* belongs to an ancestor of this process */
 	unsigned refs;
-	pthread_cond_t changed;	/* state or seq */
+	int fd[GAIA_MSG_CHUNKS]; /* of the message that is being carried out */
+	unsigned n_fds;
+	pthread_cond_t changed;	/* state, seq, or busy of a mapping */
 	LIST_ENTRY(conn) link;
 };
 
@@ -137,6 +152,7 @@ struct mapping {
 
 	/* gaia_lock. */
 	unsigned refs;
+	bool busy; /* the connection's thread works on it, without the lock */
 };
 
 extern pthread_mutex_t gaia_lock, turns_lock;
@@ -148,7 +164,7 @@ extern pthread_mutex_t gaia_lock, turns_lock;
  * is none. *@fresh: it was made now.
  */
 int conn_get(int fd, dev_t dev, struct conn **out, bool *fresh);
-/* May wait for the connection's thread, which waits for nothing. Without the lock. */
+/* May wait for the connection's thread, which then has no mapping to work on. */
 void conn_put(struct conn *c);
 /* Wait until message @seq has been carried out. Takes gaia_lock only if it has not been. */
 int conn_wait(struct conn *c, uint64_t seq);
@@ -160,7 +176,8 @@ int start_thread(pthread_t *thread, void *(*fn)(void *), void *arg, const char *
 
 /* ---- turns.c ---- */
 
-/* What gaia_acquire() and gaia_release() come down to. io.prot is set. */
+/* What gaia_acquire() and gaia_release() come down to. io.prot is set. What was acquired is mapped when
+ * message io.seq has been carried out. */
 int range_acquire(struct mapping *m, struct gaia_ioc_range *io);
 int range_release(struct mapping *m, struct gaia_ioc_range *io);
 
@@ -175,11 +192,11 @@ void turn_not_queued(struct turn *t);
 /* The stream has come to it. The turn, from malloc(3), is the thread's now. */
 void turn_ready(struct turn *t);
 /*
- * Wait until the mapping's turns are done. @queued: those that are not ready yet, too; else they
- * are abandoned: the driver may keep them for ever, or have them ready at any time, and nothing
- * comes of it.
+ * Wait until those of the mapping's turns are done that a stream has come to. False: there were others.
+ * They are abandoned: the driver may keep them for ever, or have them ready at any time, and
+ * nothing comes of it.
  */
-void turns_wait(struct mapping *m, bool queued);
+bool turns_wait(struct mapping *m);
 
 /* ---- mapping.c ---- */
 
@@ -190,12 +207,15 @@ int mapping_reserve(struct mapping *m, const struct gaia_ioc_device *device);
 int mapping_add(struct mapping *m);
 /* The mapping that holds all of the range, with a reference; or NULL. */
 struct mapping *mapping_find(const char *addr, size_t length);
-/* Forget the mapping with exactly this range; its reference passes to the caller. NULL: there is
- * none. */
-struct mapping *mapping_remove(const char *addr, size_t length, int *err);
+/* The mapping with exactly this range, with a reference. NULL and *@err: there is none, or it is
+ * an ancestor's. */
+struct mapping *mapping_exact(const char *addr, size_t length, int *err);
+/* Forget it; nobody works on it any more. The tables' reference passes to the caller. False: somebody
+ * else did. */
+bool mapping_remove(struct mapping *m);
 /* Without the lock. */
 void mapping_put(struct mapping *m);
-/* Carry out a GRANT or REVOKE of @c's; the lock is held. */
+/* Carry out a GRANT or REVOKE of @c's. The lock is held, but not while chunks are mapped or unmapped. */
 int mapping_message(struct conn *c, const struct gaia_msg *msg, const int *fd);
 /* In a child of fork(); the lock is held. */
 void mapping_forked(void);

@@ -116,7 +116,7 @@ struct mapping *mapping_find(const char *addr, size_t length)
 	return m;
 }
 
-struct mapping *mapping_remove(const char *addr, size_t length, int *err)
+struct mapping *mapping_exact(const char *addr, size_t length, int *err)
 {
 	struct mapping *m;
 
@@ -128,9 +128,23 @@ struct mapping *mapping_remove(const char *addr, size_t length, int *err)
 	else if (m->conn->forked)
 		*err = -ENOTCONN;
 	else
-		forget(m);
+		m->refs++;
 	pthread_mutex_unlock(&gaia_lock);
 	return *err ? NULL : m;
+}
+
+bool mapping_remove(struct mapping *m)
+{
+	bool known;
+
+	pthread_mutex_lock(&gaia_lock);
+	known = find_overlap(m->base, 1) == m;
+	if (known)
+		forget(m);
+	while (known && m->busy)
+		pthread_cond_wait(&m->conn->changed, &gaia_lock);
+	pthread_mutex_unlock(&gaia_lock);
+	return known;
 }
 
 void mapping_put(struct mapping *m)
@@ -149,37 +163,45 @@ void mapping_put(struct mapping *m)
 	free(m);
 }
 
+/* Without the lock; the mapping is busy. */
+static int carry_out(struct mapping *m, const struct gaia_msg *msg, const int *fd)
+{
+	uint64_t first = m->offset / GAIA_CHUNK, k;
+	unsigned run;
+	int err = 0;
+
+	for (unsigned i = 0; i < msg->count && !err; i += run) {
+		k = msg->chunk[i] - first;
+		for (run = 1; i + run < msg->count && msg->chunk[i + run] == msg->chunk[i] + run;)
+			run++;
+		if (k >= m->span / GAIA_CHUNK || run > m->span / GAIA_CHUNK - k)
+			return -EPROTO;
+		if (msg->kind == GAIA_MSG_GRANT)
+			err = m->ops->place(m, k, run, fd + i, msg->prot);
+		else
+			err = m->ops->clear(m, k, run);
+	}
+	return err;
+}
+
 int mapping_message(struct conn *c, const struct gaia_msg *msg, const int *fd)
 {
 	struct mapping key = { .conn = c, .id = msg->map };
 	struct mapping *m = node(tfind(&key, &by_id, compare_id));
-	uint64_t first, k;
-	unsigned run;
+	int err;
 
 	/* It may just have been unmapped: then there is nothing to map, and nothing mapped. */
 	if (!m)
 		return 0;
 	if (msg->prot & ~(unsigned)m->prot)
 		return -EPROTO;
-	first = m->offset / GAIA_CHUNK;
-	for (unsigned i = 0; i < msg->count; i += run) {
-		int err;
-
-		k = msg->chunk[i] - first;
-		for (run = 1; i + run < msg->count && msg->chunk[i + run] == msg->chunk[i] + run;)
-			run++;
-		if (k >= m->span / GAIA_CHUNK || run > m->span / GAIA_CHUNK - k)
-			return -EPROTO;
-		if (msg->kind == GAIA_MSG_GRANT) {
-			err = m->ops->place(m, k, run, fd + i, msg->prot);
-		} else {
-			run = 1;
-			err = m->ops->clear(m, k);
-		}
-		if (err)
-			return err;
-	}
-	return 0;
+	m->busy = true;
+	pthread_mutex_unlock(&gaia_lock);
+	err = carry_out(m, msg, fd);
+	pthread_mutex_lock(&gaia_lock);
+	m->busy = false;
+	pthread_cond_broadcast(&c->changed);
+	return err;
 }
 
 static void close_in_child(const void *nodep, VISIT which, int depth)

@@ -38,24 +38,37 @@ static int sim_reserve(struct mapping *m, const struct gaia_ioc_device *device)
 	return 0;
 }
 
-static void sim_unreserve(struct mapping *m)
+static void sim_unreserve(struct mapping *m, bool ended)
 {
 	munmap(m->base, m->span);
 }
 
-static int sim_clear(struct mapping *m, uint64_t k)
+static int clear(struct mapping *m, uint64_t first, unsigned n)
 {
-	char *at = m->base + k * GAIA_CHUNK;
+	char *at = m->base + first * GAIA_CHUNK;
+	size_t len = n * (size_t)GAIA_CHUNK;
 
-	if (mmap(at, GAIA_CHUNK, PROT_NONE, RESERVED | MAP_FIXED, -1, 0) == MAP_FAILED)
+	if (mmap(at, len, PROT_NONE, RESERVED | MAP_FIXED, -1, 0) == MAP_FAILED)
 		return -errno;
-	return keep_from_children(at, GAIA_CHUNK);
+	return keep_from_children(at, len);
+}
+
+/* Under gaia_lock, as no child must see a chunk that is not kept from it yet (rule 5). */
+static int sim_clear(struct mapping *m, uint64_t first, unsigned n)
+{
+	int err;
+
+	pthread_mutex_lock(&gaia_lock);
+	err = clear(m, first, n);
+	pthread_mutex_unlock(&gaia_lock);
+	return err;
 }
 
 static int sim_place(struct mapping *m, uint64_t first, unsigned n, const int *fd, int prot)
 {
 	int err = 0;
 
+	pthread_mutex_lock(&gaia_lock);
 	for (unsigned i = 0; i < n && !err; i++) {
 		char *at = m->base + (first + i) * GAIA_CHUNK;
 
@@ -64,8 +77,9 @@ static int sim_place(struct mapping *m, uint64_t first, unsigned n, const int *f
 		else
 			err = keep_from_children(at, GAIA_CHUNK);
 	}
-	for (unsigned i = 0; i < n && err; i++)
-		sim_clear(m, first + i);
+	if (err)
+		clear(m, first, n);
+	pthread_mutex_unlock(&gaia_lock);
 	return err;
 }
 

@@ -17,8 +17,6 @@ int range_acquire(struct mapping *m, struct gaia_ioc_range *io)
 
 	if (!err)
 		err = wire_ioctl(m->fd, GAIA_IOC_ACQUIRE, io);
-	if (!err && io->seq)
-		err = conn_wait(m->conn, io->seq);
 	return err;
 }
 
@@ -39,9 +37,8 @@ int range_release(struct mapping *m, struct gaia_ioc_range *io)
 /* ---- the thread ---- */
 
 /*
- * Nothing here takes gaia_lock before the turn is done: who holds that may be in the driver, and
- * the driver may wait for a stream that waits for us. (An acquire of what was pinned brings no
- * chunks to map, unless the file has grown since.)
+ * Not waited for is that chunks are mapped (rule 3): those of the range were, when it was announced.
+ * If the file has grown since there may be new ones, which nobody was promised.
  */
 static void carry_out(struct turn *t)
 {
@@ -140,18 +137,24 @@ void turn_ready(struct turn *t)
 	pthread_mutex_unlock(&turns_lock);
 }
 
-void turns_wait(struct mapping *m, bool queued)
+bool turns_wait(struct mapping *m)
 {
 	struct turns *ts = &m->conn->turns;
+	bool all_ready;
 	struct turn *t;
 
 	pthread_mutex_lock(&turns_lock);
-	while (m->turns_ready || (queued && !LIST_EMPTY(&m->turns_queued)))
+	while (m->turns_ready)
 		pthread_cond_wait(&ts->changed, &turns_lock);
+	all_ready = LIST_EMPTY(&m->turns_queued);
 	while ((t = LIST_FIRST(&m->turns_queued))) {
 		LIST_REMOVE(t, queued);
+		/* Whoever waits for it nevertheless goes on. */
+		t->done(t);
 		t->m = NULL;
 		LIST_INSERT_HEAD(&abandoned, t, queued);
 	}
+	pthread_cond_broadcast(&ts->changed);
 	pthread_mutex_unlock(&turns_lock);
+	return all_ready;
 }

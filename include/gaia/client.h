@@ -77,7 +77,8 @@ int gaia_devices(int fd, struct gaia_device_info *out, int max);
  *
  * EACCES: fd is not open for reading, or prot asks to write and fd is not open for that.
  * ENODEV: no such device, or fd is not a regular file; or this process cannot use the device: no
- * driver, or the GPU is hidden from it (CUDA_VISIBLE_DEVICES). ENOMEM: no address range.
+ * driver, or the GPU is hidden from it (CUDA_VISIBLE_DEVICES). EBUSY: another process has the GPU to
+ * itself (exclusive-process mode; that may be gaiafs), or MPS takes no more clients. ENOMEM: no address range.
  * EOVERFLOW: offset + length is too large.
  */
 void *gaia_mmap(size_t length, int prot, int fd, off_t offset, int device);
@@ -86,7 +87,7 @@ void *gaia_mmap(size_t length, int prot, int fd, off_t offset, int device);
  * End a mapping: addr and length as given by and to gaia_mmap() (a whole mapping, not a
  * part). Acquired ranges are dropped without a release: what was
  * written in them since the last release is lost. On a GPU it waits for all work of the
- * mapping's context.
+ * mapping's context. EBUSY: it cannot now (cuda.h, captures); nothing has changed.
  */
 int gaia_munmap(void *addr, size_t length);
 

@@ -26,8 +26,12 @@ struct CUstream_st; /* what a cudaStream_t, and a CUstream, points to */
  * out when the work queued on the stream before it has completed, and work queued after it begins
  * when it is done. The calls do not wait for either. So when cudaStreamSynchronize() returns,
  * everybody sees what was released on the stream. (An acquire sees what others wrote before it is
- * carried out, not only before the call. But where the file has grown since the call, by more than
- * the 2 MiB in which its end lay, what was added may not be there: acquire it again.)
+ * carried out, not only before the call. But what the file has grown by since the call may not be mapped
+ * yet: acquire it again.)
+ *
+ * What an acquire needs is mapped by the call itself, so that nothing is left to do while a stream waits. Where
+ * memory was not mapped before, the driver may wait for all work of the context, as it may in
+ * gaia_mmap(), gaia_munmap() and gaia_acquire(): do not have that work wait for the calling thread.
  *
  * The stream is one of the context of the mapping: the context that was current in the thread that
  * called gaia_mmap(), if it was one of the mapping's device, else the device's primary context,
@@ -37,10 +41,12 @@ struct CUstream_st; /* what a cudaStream_t, and a CUstream, points to */
  * Errors come in two ways.
  *  - The call returns -1, sets errno, and has queued nothing: errors in the arguments; ENOMEM when
  *    the range does not fit the device (room for it is made and held at once); ENOTCONN; and
- *	EINVAL	also: the stream is of another context, or is being captured
+ *	EINVAL	also: the stream is of another context, or is being captured, or is the legacy default
+ *		stream while another stream of the context is
  *	ENOTSUP	the mapping is on a device without streams
  *	EAGAIN	1024 acquires and releases of the mapping are queued already
- *	EIO	the driver refuses, or the context is broken; cudaGetLastError() may say more
+ *	EIO	the driver refuses, or the context is broken; cudaGetLastError() may say more. Always, if
+ *		the driver had no page-locked host memory (4 KiB) when the mapping was made
  *  - What fails when its turn has come (EIO, ENOTCONN when the daemon ends, ...) does not stop the
  *    stream: work queued behind a failed acquire runs, on memory that is there, but whose contents
  *    are undefined. The first such error of a mapping is kept, and is there by the time that the
@@ -49,8 +55,13 @@ struct CUstream_st; /* what a cudaStream_t, and a CUstream, points to */
  *    gaia_advise(); or gaia_munmap(), which does unmap. To know: synchronize with the stream, then
  *    call one of them. Room that a failed acquire held stays taken until gaia_munmap().
  *
- * gaia_munmap() waits for all work of the context, and for what is queued here, before it unmaps. CUDA lets nobody
- * wait so while a stream of the context is captured (cudaStreamBeginCapture()): unmap before, or afterwards.
+ * gaia_munmap() waits for all work of the context, and for what is queued here, before it unmaps. In a context that
+ * is broken, destroyed or reset nothing can be waited for: it unmaps what the driver lets it, and succeeds.
+ *
+ * Captures (cudaStreamBeginCapture()), in whatever thread and mode, are not disturbed by calls of
+ * client.h, nor by these on other streams; with one exception. CUDA lets nobody wait for a context while a
+ * stream of it is captured: gaia_munmap() fails with EBUSY then, and if the stream is
+ * a non-blocking one CUDA may invalidate the capture. Unmap before, or afterwards.
  * Host functions (cudaLaunchHostFunc()) must call nothing of client.h, nor these: CUDA lets them make none
  * of its calls, and ours make some, or wait for a thread that does.
  * On a device that cannot wait for memory in a stream the calls wait instead.

@@ -30,6 +30,7 @@ struct granted {
 	unsigned char *at;
 	int ready;	/* a duplicate of fd, for the next grant; or -1 */
 	bool held;	/* by the client */
+	uint64_t seq;	/* of the message that brought it there */
 	LIST_ENTRY(granted) link;
 };
 
@@ -44,6 +45,7 @@ struct mapping {
 
 struct fake_gate fake_gate;
 struct fake_errors fake_errors;
+atomic_uint fake_chunks;
 sem_t fake_unmapped;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -153,6 +155,7 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 	uint64_t *idx = calloc(last - first + 1, sizeof(*idx));
 	int *fd = calloc(last - first + 1, sizeof(*fd)), err;
 	bool pin = prot & GAIA_PROT_PIN, bring = prot & GAIA_PROT_READ && !pin;
+	uint64_t brought = 0;
 	unsigned n = 0;
 
 	if (fake_gate.armed && bring) {
@@ -171,10 +174,14 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 	for (uint64_t k = first; k <= last && (pin || bring); k++) {
 		struct granted *g = find_granted(m, k);
 
+		if (fake_chunks && k >= fake_chunks)
+			break;
 		if (!g)
 			g = make_chunk(m, k);
-		if (g->held)
+		if (g->held) {
+			brought = g->seq > brought ? g->seq : brought;
 			continue;
+		}
 		g->held = true;
 		idx[n] = k;
 		fd[n++] = g->ready >= 0 ? g->ready : fcntl(g->fd, F_DUPFD_CLOEXEC, 0);
@@ -183,6 +190,12 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 	pthread_mutex_unlock(&lock);
 	if (n)
 		err = control_grant(m->client, m->id, m->prot, idx, fd, n, seq);
+	else
+		*seq = brought;
+	pthread_mutex_lock(&lock);
+	for (unsigned i = 0; i < n && !err; i++)
+		find_granted(m, idx[i])->seq = *seq;
+	pthread_mutex_unlock(&lock);
 free_lists:
 	free(idx);
 	free(fd);

@@ -49,6 +49,9 @@ struct fake_gate {
 };
 extern struct fake_gate fake_gate;
 
+/* The file's length in chunks: what lies beyond is not granted. 0: no end. */
+extern atomic_uint fake_chunks;
+
 /* What the cache answers from now on, where it is not 0. */
 struct fake_errors {
 	atomic_int pin, acquire, release;

@@ -5,7 +5,10 @@
  */
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
 #include <semaphore.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -67,18 +70,39 @@ static void end_stream(CUstream s)
 
 static int file;
 static unsigned gpu; /* the daemon's number for it */
-static CUstreamCaptureStatus capturing;
+static struct fake_cuda_config modes; /* on in the next scene */
 
-static CUresult is_capturing(CUstream stream, CUstreamCaptureStatus *status)
+/* While armed, cuMemSetAccess() posts entered and waits for leave. */
+static struct {
+	bool armed;
+	sem_t entered, leave;
+} access_gate;
+
+static CUresult set_access(CUdeviceptr at, size_t size, const CUmemAccessDesc *desc, size_t count)
 {
-	*status = capturing;
-	return CUDA_SUCCESS;
+	if (access_gate.armed) {
+		sem_post(&access_gate.entered);
+		sem_wait(&access_gate.leave);
+	}
+	return ENTRY(cuMemSetAccess, CUdeviceptr, size_t, const CUmemAccessDesc *, size_t)(at, size, desc,
+											    count);
+}
+
+static bool one_by_one; /* the driver unmaps nothing else */
+
+static CUresult unmap_memory(CUdeviceptr at, size_t size)
+{
+	if (one_by_one && size > GAIA_CHUNK)
+		return CUDA_ERROR_INVALID_VALUE;
+	return ENTRY(cuMemUnmap, CUdeviceptr, size_t)(at, size);
 }
 
 static void *lookup(const char *name)
 {
-	if (!strcmp(name, "cuStreamIsCapturing"))
-		return is_capturing;
+	if (!strcmp(name, "cuMemSetAccess"))
+		return set_access;
+	if (!strcmp(name, "cuMemUnmap"))
+		return unmap_memory;
 	return fake_cuda_entry(name);
 }
 
@@ -89,9 +113,14 @@ static int push(int fd, off_t off, off_t len)
 
 static void begin_gpus(unsigned n, unsigned first, unsigned wanted)
 {
-	struct fake_cuda_config config = { .n_devices = n, .first = first, .memory = 64 << 20 };
+	struct fake_cuda_config config = modes;
 	unsigned char uuid[16];
 
+	config.n_devices = n;
+	config.first = first;
+	config.memory = 64 << 20;
+	sem_init(&access_gate.entered, 0, 0);
+	sem_init(&access_gate.leave, 0, 0);
 	log_set_level(LOG_LEVEL_ERROR);
 	fake_cuda_reset(&config);
 	cuda_lookup = lookup;
@@ -110,12 +139,22 @@ static void begin(void)
 	begin_gpus(1, 0, 0);
 }
 
+/* For what ends scenes: an assertion in .fini fails no test that has passed until then. A crash fails
+ * the run. */
+static void must(bool good, const char *what)
+{
+	if (good)
+		return;
+	fprintf(stderr, "when a scene ended, not so: %s\n", what);
+	abort();
+}
+
 static void end(void)
 {
 	close(file);
 	fake_stop();
-	cr_assert_null(fake_cuda_violation());
-	cr_assert_eq(fake_cuda_alive(true), 0);
+	must(!fake_cuda_violation(), "no rule was broken");
+	must(fake_cuda_alive(true) == 0, "all was given back");
 }
 
 static unsigned char *map(int prot)
@@ -131,9 +170,14 @@ static void unmap(void *p)
 	cr_assert_eq(gaia_munmap(p, LENGTH), 0);
 }
 
+static struct mapping *mapping_of(void *p)
+{
+	return mapping_find(p, 1);
+}
+
 static struct cuda_mapping *own(void *p)
 {
-	struct mapping *m = mapping_find(p, 1);
+	struct mapping *m = mapping_of(p);
 	struct cuda_mapping *c = m->own;
 
 	mapping_put(m);
@@ -180,8 +224,9 @@ Test(memory, of_a_run_gets_access_in_one_call, .init = begin, .fini = end)
 	unsigned calls = fake_cuda_calls();
 
 	cr_assert_eq(gaia_acquire(p, LENGTH, RW), 0);
-	/* Import, map and release each chunk; enter and leave the context; set access. */
-	cr_assert_eq(fake_cuda_calls() - calls, 3 * CHUNKS + 3);
+	/* Import, map and release each chunk; enter and leave the context, and a mode in which
+	 * captures elsewhere do not matter; set access. */
+	cr_assert_eq(fake_cuda_calls() - calls, 3 * CHUNKS + 5);
 	unmap(p);
 }
 
@@ -210,6 +255,39 @@ Test(memory, that_is_revoked_goes_and_comes_back, .init = begin, .fini = end)
 	cr_assert(fake_cuda_usable(p, GAIA_CHUNK));
 	cr_assert_eq(gaia_acquire(p, LENGTH, RW), 0);
 	cr_assert(fake_cuda_usable(p + GAIA_CHUNK, GAIA_CHUNK));
+	unmap(p);
+}
+
+Test(memory, that_lies_together_goes_in_one_call, .init = begin, .fini = end)
+{
+	unsigned char *p = map(RW);
+	struct mapping *m = mapping_of(p);
+	struct gaia_msg msg = { .kind = GAIA_MSG_REVOKE, .count = 3, .map = m->id, .chunk = { 0, 1, 3 } };
+	unsigned calls;
+
+	cr_assert_eq(gaia_acquire(p, LENGTH, RW), 0);
+	calls = fake_cuda_calls_of("cuMemUnmap");
+	pthread_mutex_lock(&gaia_lock);
+	cr_assert_eq(mapping_message(m->conn, &msg, NULL), 0);
+	pthread_mutex_unlock(&gaia_lock);
+	cr_assert_eq(fake_cuda_calls_of("cuMemUnmap") - calls, 2);
+	for (unsigned k = 0; k < CHUNKS; k++)
+		cr_assert_eq(fake_cuda_usable(p + k * GAIA_CHUNK, 1), k == 2);
+	mapping_put(m);
+	unmap(p);
+	p = map(RW);
+	cr_assert_eq(gaia_acquire(p, LENGTH, RW), 0);
+	calls = fake_cuda_calls_of("cuMemUnmap");
+	unmap(p);
+	cr_assert_eq(fake_cuda_calls_of("cuMemUnmap") - calls, 1);
+}
+
+Test(memory, goes_one_by_one_where_the_driver_wants_it_so, .init = begin, .fini = end)
+{
+	unsigned char *p = map(RW);
+
+	one_by_one = true;
+	cr_assert_eq(gaia_acquire(p, LENGTH, RW), 0);
 	unmap(p);
 }
 
@@ -266,10 +344,10 @@ Test(device, is_known_by_its_uuid)
 	end();
 }
 
-static void expect_no_device(void)
+static void expect_no_mapping(int error)
 {
 	cr_assert_eq(gaia_mmap(LENGTH, RW, file, 0, gpu), MAP_FAILED);
-	cr_assert_eq(errno, ENODEV);
+	cr_assert_eq(errno, error);
 	cr_assert_eq(fake_seen().maps, 0);
 	end();
 }
@@ -277,13 +355,13 @@ static void expect_no_device(void)
 Test(device, that_the_process_does_not_see_is_none)
 {
 	begin_gpus(2, 3, 0);
-	expect_no_device();
+	expect_no_mapping(ENODEV);
 }
 
 Test(device, none_at_all)
 {
 	begin_gpus(0, 0, 0);
-	expect_no_device();
+	expect_no_mapping(ENODEV);
 }
 
 static void *no_lookup(const char *name)
@@ -300,14 +378,22 @@ Test(device, needs_a_driver)
 {
 	begin();
 	cuda_lookup = no_lookup;
-	expect_no_device();
+	expect_no_mapping(ENODEV);
 }
 
 Test(device, needs_a_driver_that_is_not_too_old)
 {
 	begin();
 	cuda_lookup = old_lookup;
-	expect_no_device();
+	expect_no_mapping(ENODEV);
+}
+
+Test(device, that_another_process_has_to_itself_is_busy)
+{
+	modes.compute_mode = CU_COMPUTEMODE_EXCLUSIVE_PROCESS;
+	modes.taken = true;
+	begin();
+	expect_no_mapping(EBUSY);
 }
 
 Test(device, of_another_kind_needs_no_driver)
@@ -375,9 +461,13 @@ Test(context, that_is_gone_does_not_keep_a_mapping_from_ending, .init = begin, .
 {
 	CUcontext ctx = new_context(0);
 	unsigned char *p = map(RW);
+	uint64_t id = fake_seen().map_id;
 
 	cr_assert_eq(gaia_acquire(p, LENGTH, RW), 0);
 	end_context(ctx);
+	/* Its memory is not the context's. */
+	cr_assert_eq(fake_revoke(id, 1), 0);
+	cr_assert_not(fake_cuda_usable(p + GAIA_CHUNK, 1));
 	cr_assert_eq(gaia_munmap(p, LENGTH), 0);
 	cr_assert_eq(fake_cuda_alive(true), 0);
 	/* The fake minds that we ask for it: there is no other way to find out. */
@@ -459,8 +549,7 @@ static void begin_stream(void)
 
 static void end_stream_scene(void)
 {
-	if (at)
-		unmap(at);
+	must(!at || gaia_munmap(at, LENGTH) == 0, "it was unmapped");
 	end_stream(stream);
 	end_context(ctx);
 	end();
@@ -497,28 +586,226 @@ Test(unmapping, waits_for_what_is_queued, .init = begin_stream, .fini = end_stre
 	pthread_join(thread, NULL);
 }
 
-/* ---- in the order of a stream ---- */
+#define on_stream(suite, name, ...) \
+	Test(suite, name, .init = begin_stream, .fini = end_stream_scene __VA_OPT__(,) __VA_ARGS__)
 
-#define on_stream(suite, name) Test(suite, name, .init = begin_stream, .fini = end_stream_scene)
+/* ---- a driver that waits ---- */
+
+static void *acquire_all(void *arg)
+{
+	return (void *)(intptr_t)gaia_acquire(at, LENGTH, RW);
+}
+
+static void *unmap_all(void *arg)
+{
+	return (void *)(intptr_t)gaia_munmap(at, LENGTH);
+}
+
+static void *revoke_one(void *arg)
+{
+	return (void *)(intptr_t)fake_revoke(*(uint64_t *)arg, 1);
+}
+
+static void join(pthread_t thread)
+{
+	void *result;
+
+	cr_assert_eq(pthread_join(thread, &result), 0);
+	cr_assert_null(result);
+}
+
+static void begin_unmap_waits(void)
+{
+	modes.unmap_waits = true;
+	begin_stream();
+}
+
+Test(waiting, for_streams_keeps_nobody_else, .init = begin_unmap_waits, .fini = end_stream_scene,
+     .timeout = 20)
+{
+	uint64_t id = fake_seen().map_id;
+	unsigned char *other;
+	pthread_t thread;
+	struct work w;
+	int status;
+	pid_t pid;
+
+	cr_assert_eq(gaia_acquire(at, LENGTH, RW), 0);
+	launch(&w, stream, at, 5);
+	cr_assert_eq(pthread_create(&thread, NULL, revoke_one, &id), 0);
+	while (!fake_cuda_waiting())
+		sched_yield();
+	/* The connection's thread unmaps, and waits for the kernel. */
+	cr_assert_eq(gaia_release_on(at, GAIA_CHUNK, stream), 0);
+	cr_assert_eq(gaia_acquire_on(at, GAIA_CHUNK, RW, stream), 0);
+	cr_assert_eq(gaia_sync(at, LENGTH), 0);
+	other = gaia_mmap(LENGTH, RW, file, 0, 0);
+	cr_assert_neq(other, MAP_FAILED);
+	unmap(other);
+	pid = fork();
+	if (pid == 0)
+		_exit(0);
+	cr_assert_eq(waitpid(pid, &status, 0), pid);
+	cr_assert_eq(fake_cuda_waiting(), 1);
+	sem_post(&w.go);
+	join(thread);
+	ok(synchronize(stream));
+	cr_assert_not(fake_cuda_usable(at + GAIA_CHUNK, 1));
+}
+
+on_stream(waiting, to_map_leaves_children_no_descriptors, .timeout = 20)
+{
+	struct mapping *m = mapping_of(at);
+	int status, fd[CHUNKS];
+	pthread_t thread;
+	pid_t pid;
+
+	access_gate.armed = true;
+	cr_assert_eq(pthread_create(&thread, NULL, acquire_all, NULL), 0);
+	sem_wait(&access_gate.entered);
+	pthread_mutex_lock(&gaia_lock);
+	cr_assert_eq(m->conn->n_fds, CHUNKS);
+	memcpy(fd, m->conn->fd, sizeof(fd));
+	pthread_mutex_unlock(&gaia_lock);
+	pid = fork();
+	if (pid == 0) {
+		for (unsigned i = 0; i < CHUNKS; i++)
+			if (fcntl(fd[i], F_GETFD) >= 0)
+				_exit(1);
+		_exit(0);
+	}
+	cr_assert_eq(waitpid(pid, &status, 0), pid);
+	cr_assert_eq(status, 0);
+	access_gate.armed = false;
+	sem_post(&access_gate.leave);
+	join(thread);
+	mapping_put(m);
+	cr_assert(fake_cuda_usable(at, LENGTH));
+}
+
+on_stream(waiting, to_map_keeps_the_addresses, .timeout = 20)
+{
+	pthread_t acquirer, unmapper;
+	struct mapping *m;
+
+	access_gate.armed = true;
+	cr_assert_eq(pthread_create(&acquirer, NULL, acquire_all, NULL), 0);
+	sem_wait(&access_gate.entered);
+	cr_assert_eq(pthread_create(&unmapper, NULL, unmap_all, NULL), 0);
+	while ((m = mapping_of(at))) {
+		mapping_put(m);
+		sched_yield();
+	}
+	/* If it did not wait, it would be done about now, and access be set to what is gone. */
+	usleep(20000);
+	access_gate.armed = false;
+	sem_post(&access_gate.leave);
+	join(acquirer);
+	join(unmapper);
+	at = NULL;
+}
+
+static void begin_map_waits(void)
+{
+	modes.map_waits = true;
+	begin_stream();
+}
+
+Test(waiting, to_map_what_a_file_has_grown_by_holds_no_stream_up, .init = begin_map_waits,
+     .fini = end_stream_scene, .timeout = 20)
+{
+	fake_chunks = 2;
+	fake_gate.armed = true;
+	cr_assert_eq(gaia_acquire_on(at, LENGTH, RW, stream), 0);
+	sem_wait(&fake_gate.entered);
+	/* Now the acquire brings chunks that were not announced; mapping them waits for the stream. */
+	fake_chunks = 0;
+	fake_gate.armed = false;
+	sem_post(&fake_gate.leave);
+	ok(synchronize(stream));
+	cr_assert_eq(gaia_acquire(at, LENGTH, RW), 0);
+	cr_assert(fake_cuda_usable(at, LENGTH));
+}
+
+/* ---- in the order of a stream ---- */
 
 on_stream(on, an_acquire_comes_when_the_stream_comes_to_it)
 {
 	struct work before, after;
 
-	cr_assert_eq(gaia_acquire(at, GAIA_CHUNK, RW), 0);
+	/* A driver may wait for the stream to map what is not there. */
+	cr_assert_eq(gaia_acquire(at, LENGTH, RW), 0);
 	launch(&before, stream, at, 1);
 	cr_assert_eq(gaia_acquire_on(at, LENGTH, RW, stream), 0);
 	launch(&after, stream, at + GAIA_CHUNK, 2);
 	sem_wait(&before.started);
 	cr_assert_eq(fake_seen().acquires, 1);
 	cr_assert_eq(fake_seen().pins, 1);
-	cr_assert(fake_cuda_usable(at, LENGTH), "mapped before anything waits");
 	sem_post(&before.go);
 	sem_wait(&after.started);
 	cr_assert_eq(fake_seen().acquires, 2);
 	cr_assert_eq(fake_seen().pins, 0);
 	sem_post(&after.go);
 	ok(synchronize(stream));
+}
+
+on_stream(on, an_acquire_has_mapped_all_before_the_stream_waits)
+{
+	fake_gate.armed = true;
+	cr_assert_eq(gaia_acquire_on(at, LENGTH, RW, stream), 0);
+	cr_assert(fake_cuda_usable(at, LENGTH));
+	cr_assert_eq(fake_seen().acquires, 0);
+	cr_assert_eq(fake_seen().pins, 1);
+	sem_wait(&fake_gate.entered);
+	fake_gate.armed = false;
+	sem_post(&fake_gate.leave);
+	ok(synchronize(stream));
+}
+
+/* Calls that CUDA may have wait for all streams. */
+static unsigned calls_that_may_wait(void)
+{
+	static const char *const names[] = { "cuMemHostRegister", "cuMemHostUnregister", "cuMemHostAlloc",
+					     "cuMemFreeHost", "cuMemAlloc", "cuMemFree", "cuMemMap",
+					     "cuMemUnmap", "cuMemSetAccess", "cuMemRelease",
+					     "cuStreamSynchronize", "cuCtxSynchronize" };
+	unsigned calls = 0;
+
+	for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+		calls += fake_cuda_calls_of(names[i]);
+	return calls;
+}
+
+on_stream(on, queueing_makes_no_call_that_may_wait_for_streams)
+{
+	struct work w;
+	unsigned calls;
+
+	cr_assert_eq(gaia_acquire(at, LENGTH, RW), 0);
+	launch(&w, stream, at, 1);
+	calls = calls_that_may_wait();
+	cr_assert_eq(gaia_release_on(at, LENGTH, stream), 0);
+	cr_assert_eq(gaia_acquire_on(at, LENGTH, RW, stream), 0);
+	cr_assert_eq(calls_that_may_wait(), calls);
+	sem_post(&w.go);
+	ok(synchronize(stream));
+}
+
+static void begin_without_pins(void)
+{
+	modes.no_pins = true;
+	begin_stream();
+}
+
+Test(on, needs_host_memory_that_all_else_does_not, .init = begin_without_pins, .fini = end_stream_scene)
+{
+	cr_assert_eq(gaia_acquire(at, LENGTH, RW), 0);
+	cr_assert_eq(gaia_release(at, LENGTH), 0);
+	cr_assert_eq(gaia_acquire_on(at, LENGTH, RW, stream), -1);
+	cr_assert_eq(errno, EIO);
+	cr_assert_eq(gaia_release_on(at, LENGTH, stream), -1);
+	cr_assert_eq(errno, EIO);
+	cr_assert_eq(fake_seen().pins, 0);
 }
 
 on_stream(on, an_acquire_does_not_keep_the_caller_and_work_behind_it_sees_what_it_brought)
@@ -610,15 +897,134 @@ on_stream(on, a_stream_of_another_context_is_refused)
 	ok(ENTRY(cuCtxSetCurrent, CUcontext)(ctx));
 }
 
-on_stream(on, a_graph_is_refused)
+/* ---- captures ---- */
+
+static void begin_capture(CUstream s)
 {
-	capturing = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+	ok(ENTRY(cuStreamBeginCapture, CUstream, CUstreamCaptureMode)(s, CU_STREAM_CAPTURE_MODE_GLOBAL));
+}
+
+/* Nothing has spoilt it. */
+static void end_capture(CUstream s)
+{
+	CUgraph graph;
+
+	ok(ENTRY(cuStreamEndCapture, CUstream, CUgraph *)(s, &graph));
+	ok(ENTRY(cuGraphDestroy, CUgraph)(graph));
+}
+
+static CUstreamCaptureMode capture_mode(void)
+{
+	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL, ignored;
+
+	ok(ENTRY(cuThreadExchangeStreamCaptureMode, CUstreamCaptureMode *)(&mode));
+	ignored = mode;
+	ok(ENTRY(cuThreadExchangeStreamCaptureMode, CUstreamCaptureMode *)(&ignored));
+	return mode;
+}
+
+on_stream(captured, streams_are_refused_and_left_alone)
+{
+	begin_capture(stream);
 	cr_assert_eq(gaia_acquire_on(at, LENGTH, RW, stream), -1);
 	cr_assert_eq(errno, EINVAL);
 	cr_assert_eq(gaia_release_on(at, LENGTH, stream), -1);
 	cr_assert_eq(errno, EINVAL);
+	cr_assert_eq(gaia_acquire_on(at, LENGTH, RW, NULL), -1, "the default stream would join in");
+	cr_assert_eq(errno, EINVAL);
 	cr_assert_eq(fake_seen().pins, 0);
+	end_capture(stream);
 }
+
+/* All but unmapping, which waits for the context; in a thread that does not know of any capture. */
+static void *use_everything(void *arg)
+{
+	unsigned char *p = map(RW);
+	uint64_t id = fake_seen().map_id;
+
+	cr_assert_eq(gaia_acquire(p, LENGTH, RW), 0);
+	cr_assert_eq(gaia_release(p, LENGTH), 0);
+	cr_assert_eq(fake_revoke(id, 1), 0);
+	cr_assert_eq(gaia_acquire_on(p, LENGTH, RW, stream), 0);
+	cr_assert_eq(gaia_release_on(p, LENGTH, stream), 0);
+	cr_assert_eq(gaia_sync(p, LENGTH), 0);
+	cr_assert_eq(capture_mode(), CU_STREAM_CAPTURE_MODE_GLOBAL, "as it was");
+	return p;
+}
+
+static void use_while_captured(bool other_thread)
+{
+	CUstream other = new_stream();
+	pthread_t thread;
+	void *p;
+
+	begin_capture(other);
+	if (other_thread) {
+		cr_assert_eq(pthread_create(&thread, NULL, use_everything, NULL), 0);
+		pthread_join(thread, &p);
+	} else {
+		p = use_everything(NULL);
+	}
+	end_capture(other);
+	ok(synchronize(stream));
+	unmap(p);
+	end_stream(other);
+}
+
+static void begin_primary(void)
+{
+	/* A mapping that another thread makes is of the primary context. */
+	begin();
+	ok(ENTRY(cuInit, unsigned)(0));
+	ok(ENTRY(cuDevicePrimaryCtxRetain, CUcontext *, CUdevice)(&ctx, 0));
+	ok(ENTRY(cuCtxPushCurrent, CUcontext)(ctx));
+	stream = new_stream();
+}
+
+static void end_primary(void)
+{
+	end_stream(stream);
+	ok(ENTRY(cuDevicePrimaryCtxRelease, CUdevice)(0));
+	end();
+}
+
+Test(captured, streams_of_another_thread_are_not_disturbed, .init = begin_primary,
+     .fini = end_primary)
+{
+	use_while_captured(true);
+}
+
+Test(captured, streams_of_the_calling_thread_are_not_disturbed, .init = begin_primary,
+     .fini = end_primary)
+{
+	use_while_captured(false);
+}
+
+on_stream(captured, contexts_cannot_be_waited_for)
+{
+	CUstream other = new_stream();
+	CUgraph graph;
+
+	cr_assert_eq(gaia_acquire(at, LENGTH, RW), 0);
+	begin_capture(other);
+	cr_assert_eq(gaia_munmap(at, LENGTH), -1);
+	cr_assert_eq(errno, EBUSY);
+	end_capture(other);
+	cr_assert(fake_cuda_usable(at, LENGTH), "nothing has changed");
+	cr_assert_eq(gaia_release_on(at, LENGTH, stream), 0);
+	end_stream(other);
+
+	/* Nobody can tell beforehand, here; the capture is lost, as the documentation says. */
+	ok(ENTRY(cuStreamCreate, CUstream *, unsigned)(&other, CU_STREAM_NON_BLOCKING));
+	begin_capture(other);
+	cr_assert_eq(gaia_munmap(at, LENGTH), -1);
+	cr_assert_eq(errno, EBUSY);
+	cr_assert_neq(ENTRY(cuStreamEndCapture, CUstream, CUgraph *)(other, &graph), CUDA_SUCCESS);
+	end_stream(other);
+	cr_assert_eq(fake_seen().unmaps, 0);
+}
+
+/* ---- and again streams ---- */
 
 on_stream(on, a_device_that_cannot_wait_has_the_caller_wait)
 {
@@ -813,6 +1219,55 @@ on_stream(late, streams_are_let_go_when_the_client_is_disconnected)
 	at = NULL;
 }
 
+/* ---- contexts that the program resets ---- */
+
+static uint32_t *word; /* in page-locked memory; a stream waits for it */
+
+static void reset(void)
+{
+	ok(ENTRY(cuDevicePrimaryCtxReset, CUdevice)(0));
+}
+
+/* A stream that will never come to a release that is queued on it. */
+static void begin_stuck(void)
+{
+	begin_primary();
+	ok(ENTRY(cuMemHostAlloc, void **, size_t, unsigned)((void **)&word, GAIA_PAGE, 0));
+	at = map(RW);
+	cr_assert_eq(gaia_acquire(at, LENGTH, RW), 0);
+	ok(ENTRY(cuStreamWaitValue32, CUstream, CUdeviceptr, cuuint32_t,
+		 unsigned)(stream, (CUdeviceptr)word, 1, CU_STREAM_WAIT_VALUE_EQ));
+	cr_assert_eq(gaia_release_on(at, LENGTH, stream), 0);
+}
+
+static void end_stuck(void)
+{
+	must(fake_seen().releases == 0, "the stream never came to it");
+	must(fake_seen().live == 0, "the daemon knows of no mapping");
+	ok(ENTRY(cuDevicePrimaryCtxRelease, CUdevice)(0));
+	end();
+}
+
+Test(resetting, leaves_a_mapping_that_can_be_ended, .init = begin_stuck, .fini = end_stuck,
+     .timeout = 20)
+{
+	reset();
+	unmap(at);
+}
+
+/* Its streams are others: waiting for them says nothing of what was queued before. */
+Test(resetting, and_using_the_device_again_leaves_a_mapping_that_can_be_ended, .init = begin_stuck,
+     .fini = end_stuck, .timeout = 20)
+{
+	reset();
+	ok(ENTRY(cuDevicePrimaryCtxRetain, CUcontext *, CUdevice)(&ctx, 0));
+	stream = new_stream();
+	ok(synchronize(stream));
+	unmap(at);
+	end_stream(stream);
+	ok(ENTRY(cuDevicePrimaryCtxRelease, CUdevice)(0));
+}
+
 /* ---- when the driver fails ---- */
 
 static void nothing(void *arg)
@@ -836,7 +1291,7 @@ static void do_everything(void)
 	(void)gaia_munmap(p, LENGTH);
 }
 
-static void fail_in_turn(CUresult result, bool sticky)
+static void fail_in_turn(CUresult result)
 {
 	unsigned nth = 0;
 	bool failed;
@@ -845,36 +1300,108 @@ static void fail_in_turn(CUresult result, bool sticky)
 	do {
 		ctx = new_context(0);
 		stream = new_stream();
-		fake_cuda_fail(NULL, ++nth, result, sticky);
+		fake_cuda_fail(NULL, ++nth, result, false);
 		do_everything();
 		failed = fake_cuda_failed();
-		ENTRY(cuStreamDestroy, CUstream)(stream);
-		ENTRY(cuCtxDestroy, CUcontext)(ctx);
+		end_stream(stream);
+		end_context(ctx);
 		cr_assert_null(fake_cuda_violation(), "call %u", nth);
 		cr_assert_eq(fake_cuda_alive(true), 0, "call %u", nth);
-		if (sticky)
-			fake_cuda_reset(&one_gpu);
+		cr_assert_eq(capture_mode(), CU_STREAM_CAPTURE_MODE_GLOBAL, "call %u", nth);
 	} while (failed);
 	cr_assert_gt(nth, 40);
 	end();
 }
 
+/* In a broken context this driver frees nothing: what there is stays. */
+static bool frees_nothing(void)
+{
+	const char *mode = getenv("FAKE_CUDA");
+
+	return mode && strstr(mode, "broken_frees");
+}
+
+enum outcome { FAILED, DID_NOT_FAIL, WRONG };
+
+static enum outcome break_at(unsigned nth)
+{
+	bool failed;
+
+	ctx = new_context(0);
+	stream = new_stream();
+	fake_cuda_fail(NULL, nth, CUDA_ERROR_ILLEGAL_ADDRESS, true);
+	do_everything();
+	failed = fake_cuda_failed();
+	ENTRY(cuStreamDestroy, CUstream)(stream);
+	ENTRY(cuCtxDestroy, CUcontext)(ctx);
+	if (fake_cuda_violation() || (!frees_nothing() && fake_cuda_alive(true)))
+		return WRONG;
+	return failed ? FAILED : DID_NOT_FAIL;
+}
+
+/* Where nothing is given back nobody can go on but in a new process. */
+static enum outcome break_in_child(unsigned nth)
+{
+	pid_t pid = fork();
+	int status;
+
+	if (pid == 0) {
+		begin();
+		_exit(break_at(nth));
+	}
+	if (waitpid(pid, &status, 0) != pid || !WIFEXITED(status))
+		return WRONG;
+	return WEXITSTATUS(status);
+}
+
+static void break_in_turn(void)
+{
+	enum outcome outcome;
+	unsigned nth = 0;
+
+	if (!frees_nothing())
+		begin();
+	do {
+		nth++;
+		if (frees_nothing()) {
+			outcome = break_in_child(nth);
+		} else {
+			outcome = break_at(nth);
+			fake_cuda_reset(&one_gpu);
+		}
+		cr_assert_neq(outcome, WRONG, "call %u", nth);
+	} while (outcome == FAILED);
+	cr_assert_gt(nth, 40);
+	if (!frees_nothing())
+		end();
+}
+
 Test(driver, may_fail_anywhere_once, .timeout = 60)
 {
-	fail_in_turn(CUDA_ERROR_UNKNOWN, false);
+	fail_in_turn(CUDA_ERROR_UNKNOWN);
 }
 
 Test(driver, may_run_out_of_memory_anywhere, .timeout = 60)
 {
-	fail_in_turn(CUDA_ERROR_OUT_OF_MEMORY, false);
+	fail_in_turn(CUDA_ERROR_OUT_OF_MEMORY);
 }
 
 Test(driver, may_break_for_good_anywhere, .timeout = 60)
 {
-	fail_in_turn(CUDA_ERROR_ILLEGAL_ADDRESS, true);
+	break_in_turn();
 }
 
-on_stream(driver, that_breaks_with_work_queued_hangs_nobody)
+static void end_broken(void)
+{
+	end_stream(stream);
+	ENTRY(cuCtxDestroy, CUcontext)(ctx);
+	close(file);
+	fake_stop();
+	must(!fake_cuda_violation(), "no rule was broken");
+	must(frees_nothing() || fake_cuda_alive(true) == 0, "all was given back");
+}
+
+Test(driver, that_breaks_with_work_queued_hangs_nobody, .init = begin_stream, .fini = end_broken)
 {
 	struct work w;
 
@@ -887,11 +1414,5 @@ on_stream(driver, that_breaks_with_work_queued_hangs_nobody)
 	sem_post(&w.go);
 	cr_assert_neq(synchronize(stream), CUDA_SUCCESS);
 	unmap(at);
-	at = NULL;
 	cr_assert_eq(fake_seen().releases, 0);
-	end_stream(stream);
-	ENTRY(cuCtxDestroy, CUcontext)(ctx);
-	fake_cuda_reset(&one_gpu);
-	ctx = new_context(0);
-	stream = new_stream();
 }
