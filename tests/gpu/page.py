@@ -367,8 +367,9 @@ def page(directory):
         out.append("- Nothing: all sections that were planned were done.")
     if rows:
         out += ["", "Rows that could not be measured:", ""] + ["- " + line for line in rows]
-    out += ["", "| phase | sections | done | failed | too long | not run | skipped | missing | seconds |",
-            "| --- |" + " ---: |" * 8]
+    if phases:
+        out += ["", "| phase | sections | done | failed | too long | not run | skipped | missing | seconds |",
+                "| --- |" + " ---: |" * 8]
     for phase in phases:
         counts = [sum(s.status == status for s in phase.sections.values())
                   for status in ("done", "failed", "timeout", "not run", "skipped", None)]
