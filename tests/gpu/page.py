@@ -148,7 +148,7 @@ def labels(row):
     for key, v in row.items():
         if key + "_p10" in row:
             break
-        if isinstance(v, str) and key not in ("section", "what"):
+        if isinstance(v, str) and key not in ("section", "what", "cpu_cache", "device"):
             out.append(v)
     return out
 
@@ -196,6 +196,24 @@ def troubles(phases):
         left += ["**%s**, %s: %s (%s)" % (phase.name, status, ", ".join(names), cell(note))
                  for (status, note), names in whys.items()]
     return failed + late + files + missing + left, rows
+
+
+def stalls(phases):
+    """Of the calls that were looked at, which wait, and which assumption that decides."""
+    out, seen = [], 0
+    for phase in phases:
+        for s in phase.sections.values():
+            for row in s.rows:
+                if "decides" not in row or "waited" not in row:
+                    continue
+                seen += 1
+                if row["waited"]:
+                    out.append("- %s%s waited while %s: %s" % (
+                        cell(row.get("what", "")), " (SIMULATED)" if row.get("simulated") else "",
+                        cell(row.get("while", "something ran")), cell(row["decides"])))
+    if not seen:
+        return []
+    return ["## Calls that wait for what runs", ""] + (out or ["None of %d." % seen]) + [""]
 
 
 def facts(phases):
@@ -376,7 +394,8 @@ def page(directory):
         seconds = sum(s.seconds or 0 for s in phase.sections.values())
         out.append("| %s%s | %d | %s | %.0f |" % (phase.name, " (SIMULATED)" if phase.simulated else "",
                                                  len(phase.sections), " | ".join(map(str, counts)), seconds))
-    out += ["", "## Shares of the ceilings", ""] if shares(phases) else [""]
+    out += [""] + stalls(phases)
+    out += ["## Shares of the ceilings", ""] if shares(phases) else []
     out += plots(phases, directory)
     for phase in phases:
         out += ["## %s%s" % (phase.name, " (SIMULATED)" if phase.simulated else ""), ""]

@@ -333,6 +333,8 @@ def report(build):
             {"section": "kinds", "what": "peer", "not_run": "there is one GPU"},
             {"section": "kinds", "status": "done", "seconds": 1.5, "note": ""},
             {"section": "batches", "status": "timeout", "seconds": 9, "note": "not done after 9 s"},
+            {"section": "busy", "what": "cuMemUnmap", "while": "a kernel runs", "waited": True, "us": 5, "decides": "rule 7"},
+            {"section": "busy", "what": "cuMemMap", "while": "a kernel runs", "waited": False, "us": 5, "decides": "rule 8"},
             dict(row, section="busy", bytes=1))]
 
         def put(text, name="bench"):
@@ -348,6 +350,7 @@ def report(build):
         expect("SIMULATED" not in page and "Some GPU" in page, "real results: %s" % page)
         expect("in \\| out | 4 KiB | 1.5 (1 to 2) | 3 | 2.5 | 10 | **0.25** | a 1" in rest or
                "in \\| out | 1.5 (1 to 2) | 3 | 2.5 | 10 | **0.25** | a 1 | 4 KiB" in rest, "the table: %s" % page)
+        expect("- cuMemUnmap waited while a kernel runs: rule 7\n" in page and "- cuMemMap" not in page, "what waits: %s" % page)
         expect("bench: busy — cut off" in rest, "what was under way: %s" % page)
         if shutil.which("gnuplot"):
             for name in ("report-shares.png", "report-sizes.png"):
