@@ -353,7 +353,7 @@ def report(build):
         expect("- cuMemUnmap waited while a kernel runs: rule 7\n" in page and "- cuMemMap" not in page, "what waits: %s" % page)
         expect("bench: busy — cut off" in rest, "what was under way: %s" % page)
         if shutil.which("gnuplot"):
-            for name in ("report-shares.png", "report-sizes.png"):
+            for name in ("report-shares-bench.png", "report-sizes.png"):
                 with open(os.path.join(directory, name), "rb") as file:
                     expect(file.read(8) == b"\x89PNG\r\n\x1a\n", "%s is no picture" % name)
         expect(("No plot" in page) == (not shutil.which("gnuplot")), "plots: %s" % page)
@@ -361,7 +361,7 @@ def report(build):
                               env=dict(os.environ, PATH="/nonsense"), check=False)
         with open(os.path.join(directory, "report.md"), encoding="utf-8") as file:
             expect(done.returncode == 0 and "No plot" in file.read(), "without gnuplot: %s" % done.stderr)
-        expect(not os.path.exists(os.path.join(directory, "report-shares.png")), "a plot of other results stayed")
+        expect(not os.path.exists(os.path.join(directory, "report-shares-bench.png")), "a plot of other results stayed")
 
         # A rehearsal beside it is called so, and so are its rows.
         put(json.dumps({"phase": "stalls", "plan": ["waits"], "simulated": True, "rehearsal": "sim"}) + "\n" +
