@@ -278,7 +278,7 @@ def shares_script(path, bars):
            "set title " + quote(mark("shares of the machine's ceilings (longer is better)", simulated)),
            "set style fill solid", "set border 3", "set grid xtics", "set xrange [0:%f]" % most,
            "set yrange [%f:0.5]" % (-len(bars) + 0.5), "set arrow from 1,graph 0 to 1,graph 1 nohead lw 2",
-           "set ytics (%s) scale 0" % ", ".join("%s %d" % (quote(bar[0][:95].replace("%", "%%")), -n) for n, bar in enumerate(bars))]
+           "set ytics (%s) scale 0" % ", ".join("%s %d" % (quote(bar[0][:95].replace("%", "percent")), -n) for n, bar in enumerate(bars))]
     out += block("bars", [(min(bar[1], most), -n) for n, bar in enumerate(bars)])
     out += ['set label "%.1f" at %f,%d right font ",7" front offset -0.3,0' % (bar[1], most, -n)
             for n, bar in enumerate(bars) if bar[1] > most]

@@ -267,22 +267,24 @@ def rehearse(build, on):
 
 def check_killed(scene, phases):
     """What is left in OUT is whole; returns how many sections are missing by it."""
-    missing = 0
+    missing, page = 0, ""
     expect(set(scene.files()) <= {p + ".jsonl" for p in phases} | {"diagnosis.txt", "gpu-check.log"},
            "files: %s" % scene.files())
-    for name in scene.files():
+    files = scene.files()
+    if files:
+        page = page_of(scene.out)
+    for name in files:
         if not name.endswith(".jsonl"):
             continue
         # From the first phase's start on, the plans of all are there.
-        expect(len(scene.rows(name[:-len(".jsonl")])) == 1 or all(p + ".jsonl" in scene.files() for p in phases),
-               "%s has begun, and there are %s" % (name, scene.files()))
+        expect(len(scene.rows(name[:-len(".jsonl")])) == 1 or all(p + ".jsonl" in files for p in phases),
+               "%s has begun, and there are %s" % (name, files))
         rows = scene.rows(name[:-len(".jsonl")])
         plan, known = rows[0]["plan"], [row["section"] for row in rows if "status" in row]
         expect(plan and known == plan[:len(known)], "%s: planned %s, known %s" % (name, plan, known))
         expect(not rows[-1].get("end") or known == plan, "%s: ended, but only %s of %s" % (name, known, plan))
         missing += len(plan) - len(known)
         gone = plan[len(known):]
-        page = page_of(scene.out)
         expect(not gone or "**%s**: missing" % name[:-len(".jsonl")] in page and gone[-1] in page,
                "the page does not name what is missing of %s: %s" % (name, page))
     return missing
@@ -314,9 +316,9 @@ def killed(build):
             process.communicate(timeout=120)
             left = scene.is_clean()
             expect(not left, "killed after %.2f s, left behind: %s" % (moment, left))
-            print("killed%s after %.2f of %.2f s, with %d mounts: %d sections are missing, %s" %
-                  (" with its group" if group else "", moment, whole, mounts, check_killed(scene, phases), scene.files()),
-                  flush=True)
+            files = " ".join(scene.files())
+            print("killed%s after %.2f of %.2f s, with %d mounts: %d sections are missing of %s" %
+                  (" with its group" if group else "", moment, whole, mounts, check_killed(scene, phases), files), flush=True)
 
 
 def report(build):
