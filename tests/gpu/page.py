@@ -5,6 +5,7 @@ What did not work comes first: what failed, took too long, is missing because th
 Then ours as shares of the machine's ceilings, and all rows. A file that ends in the middle of a line is read as far as
 it goes. Simulated results are called that wherever they are shown."""
 
+import glob
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ from plot import COLOURS, block, quote  # noqa: E402
 PHASES = ["ceilings", "bench", "stalls", "right", "mount", "litmus", "history", "sanitizer", "ncu"]
 # What a curve may be drawn over, the most telling first.
 SIZES = ["bytes", "pages", "piece_bytes", "chunks", "live_chunks", "pieces", "runs"]
-SHARES_SHOWN, PANELS_SHOWN, CURVES_SHOWN = 120, 12, 10
+SHARES_SHOWN, PANELS_SHOWN, CURVES_SHOWN = 160, 16, 10
 
 
 class Section:
@@ -148,7 +149,7 @@ def labels(row):
     for key, v in row.items():
         if key + "_p10" in row:
             break
-        if isinstance(v, str) and key not in ("section", "what"):
+        if isinstance(v, str) and key not in ("section", "what", "cpu_cache", "device"):
             out.append(v)
     return out
 
@@ -196,6 +197,25 @@ def troubles(phases):
         left += ["**%s**, %s: %s (%s)" % (phase.name, status, ", ".join(names), cell(note))
                  for (status, note), names in whys.items()]
     return failed + late + files + missing + left, rows
+
+
+def stalls(phases):
+    """Of the calls that were looked at, which wait, and which assumption that decides."""
+    out, seen, simulated = [], 0, False
+    for phase in phases:
+        for s in phase.sections.values():
+            for row in s.rows:
+                if "decides" not in row or "waited" not in row:
+                    continue
+                seen += 1
+                simulated = simulated or bool(row.get("simulated"))
+                if row["waited"]:
+                    out.append("- %s%s waited while %s: %s" % (
+                        cell(row.get("what", "")), " (SIMULATED)" if row.get("simulated") else "",
+                        cell(row.get("while", "something ran")), cell(row["decides"])))
+    if not seen:
+        return []
+    return ["## Calls that wait for what runs" + (" (SIMULATED)" if simulated else ""), ""] + (out or ["None of %d." % seen]) + [""]
 
 
 def facts(phases):
@@ -258,7 +278,7 @@ def shares_script(path, bars):
            "set title " + quote(mark("shares of the machine's ceilings (longer is better)", simulated)),
            "set style fill solid", "set border 3", "set grid xtics", "set xrange [0:%f]" % most,
            "set yrange [%f:0.5]" % (-len(bars) + 0.5), "set arrow from 1,graph 0 to 1,graph 1 nohead lw 2",
-           "set ytics (%s) scale 0" % ", ".join("%s %d" % (quote(bar[0][:95]), -n) for n, bar in enumerate(bars))]
+           "set ytics (%s) scale 0" % ", ".join("%s %d" % (quote(bar[0][:95].replace("%", "percent")), -n) for n, bar in enumerate(bars))]
     out += block("bars", [(min(bar[1], most), -n) for n, bar in enumerate(bars)])
     out += ['set label "%.1f" at %f,%d right font ",7" front offset -0.3,0' % (bar[1], most, -n)
             for n, bar in enumerate(bars) if bar[1] > most]
@@ -317,13 +337,16 @@ def panels_script(path, shown):
 def plots(phases, directory):
     """Lines for the page."""
     out = []
-    bars, curves = shares(phases), panels(phases)
-    for name, what, all_of_it, most, script in (
-            ("report-shares.png", "shares of the ceilings", bars, SHARES_SHOWN, shares_script),
-            ("report-sizes.png", "by size", curves, PANELS_SHOWN, panels_script)):
+    wanted = [("report-sizes.png", "by size", panels(phases), PANELS_SHOWN, panels_script)]
+    for phase in reversed(phases):
+        # (What the machine does is no share of ours.)
+        if phase.name != "ceilings":
+            wanted.insert(0, ("report-shares-%s.png" % phase.name, "shares of the ceilings: " + phase.name, shares([phase]),
+                              SHARES_SHOWN, shares_script))
+    for old in glob.glob(os.path.join(glob.escape(directory), "report-*.png")):
+        os.unlink(old)
+    for name, what, all_of_it, most, script in wanted:
         path = os.path.join(directory, name)
-        if os.path.exists(path):
-            os.unlink(path)
         if not all_of_it:
             continue
         why = gnuplot(script(path, all_of_it[:most]))
@@ -367,15 +390,17 @@ def page(directory):
         out.append("- Nothing: all sections that were planned were done.")
     if rows:
         out += ["", "Rows that could not be measured:", ""] + ["- " + line for line in rows]
-    out += ["", "| phase | sections | done | failed | too long | not run | skipped | missing | seconds |",
-            "| --- |" + " ---: |" * 8]
+    if phases:
+        out += ["", "| phase | sections | done | failed | too long | not run | skipped | missing | seconds |",
+                "| --- |" + " ---: |" * 8]
     for phase in phases:
         counts = [sum(s.status == status for s in phase.sections.values())
                   for status in ("done", "failed", "timeout", "not run", "skipped", None)]
         seconds = sum(s.seconds or 0 for s in phase.sections.values())
         out.append("| %s%s | %d | %s | %.0f |" % (phase.name, " (SIMULATED)" if phase.simulated else "",
                                                  len(phase.sections), " | ".join(map(str, counts)), seconds))
-    out += ["", "## Shares of the ceilings", ""] if shares(phases) else [""]
+    out += [""] + stalls(phases)
+    out += ["## Shares of the ceilings%s" % (" (SIMULATED)" if any(simulated) else ""), ""] if shares(phases) else []
     out += plots(phases, directory)
     for phase in phases:
         out += ["## %s%s" % (phase.name, " (SIMULATED)" if phase.simulated else ""), ""]

@@ -267,22 +267,24 @@ def rehearse(build, on):
 
 def check_killed(scene, phases):
     """What is left in OUT is whole; returns how many sections are missing by it."""
-    missing = 0
+    missing, page = 0, ""
     expect(set(scene.files()) <= {p + ".jsonl" for p in phases} | {"diagnosis.txt", "gpu-check.log"},
            "files: %s" % scene.files())
-    for name in scene.files():
+    files = scene.files()
+    if files:
+        page = page_of(scene.out)
+    for name in files:
         if not name.endswith(".jsonl"):
             continue
         # From the first phase's start on, the plans of all are there.
-        expect(len(scene.rows(name[:-len(".jsonl")])) == 1 or all(p + ".jsonl" in scene.files() for p in phases),
-               "%s has begun, and there are %s" % (name, scene.files()))
+        expect(len(scene.rows(name[:-len(".jsonl")])) == 1 or all(p + ".jsonl" in files for p in phases),
+               "%s has begun, and there are %s" % (name, files))
         rows = scene.rows(name[:-len(".jsonl")])
         plan, known = rows[0]["plan"], [row["section"] for row in rows if "status" in row]
         expect(plan and known == plan[:len(known)], "%s: planned %s, known %s" % (name, plan, known))
         expect(not rows[-1].get("end") or known == plan, "%s: ended, but only %s of %s" % (name, known, plan))
         missing += len(plan) - len(known)
         gone = plan[len(known):]
-        page = page_of(scene.out)
         expect(not gone or "**%s**: missing" % name[:-len(".jsonl")] in page and gone[-1] in page,
                "the page does not name what is missing of %s: %s" % (name, page))
     return missing
@@ -314,9 +316,9 @@ def killed(build):
             process.communicate(timeout=120)
             left = scene.is_clean()
             expect(not left, "killed after %.2f s, left behind: %s" % (moment, left))
-            print("killed%s after %.2f of %.2f s, with %d mounts: %d sections are missing, %s" %
-                  (" with its group" if group else "", moment, whole, mounts, check_killed(scene, phases), scene.files()),
-                  flush=True)
+            files = " ".join(scene.files())
+            print("killed%s after %.2f of %.2f s, with %d mounts: %d sections are missing of %s" %
+                  (" with its group" if group else "", moment, whole, mounts, check_killed(scene, phases), files), flush=True)
 
 
 def report(build):
@@ -333,6 +335,8 @@ def report(build):
             {"section": "kinds", "what": "peer", "not_run": "there is one GPU"},
             {"section": "kinds", "status": "done", "seconds": 1.5, "note": ""},
             {"section": "batches", "status": "timeout", "seconds": 9, "note": "not done after 9 s"},
+            {"section": "busy", "what": "cuMemUnmap", "while": "a kernel runs", "waited": True, "us": 5, "decides": "rule 7"},
+            {"section": "busy", "what": "cuMemMap", "while": "a kernel runs", "waited": False, "us": 5, "decides": "rule 8"},
             dict(row, section="busy", bytes=1))]
 
         def put(text, name="bench"):
@@ -348,9 +352,10 @@ def report(build):
         expect("SIMULATED" not in page and "Some GPU" in page, "real results: %s" % page)
         expect("in \\| out | 4 KiB | 1.5 (1 to 2) | 3 | 2.5 | 10 | **0.25** | a 1" in rest or
                "in \\| out | 1.5 (1 to 2) | 3 | 2.5 | 10 | **0.25** | a 1 | 4 KiB" in rest, "the table: %s" % page)
+        expect("- cuMemUnmap waited while a kernel runs: rule 7\n" in page and "- cuMemMap" not in page, "what waits: %s" % page)
         expect("bench: busy — cut off" in rest, "what was under way: %s" % page)
         if shutil.which("gnuplot"):
-            for name in ("report-shares.png", "report-sizes.png"):
+            for name in ("report-shares-bench.png", "report-sizes.png"):
                 with open(os.path.join(directory, name), "rb") as file:
                     expect(file.read(8) == b"\x89PNG\r\n\x1a\n", "%s is no picture" % name)
         expect(("No plot" in page) == (not shutil.which("gnuplot")), "plots: %s" % page)
@@ -358,7 +363,7 @@ def report(build):
                               env=dict(os.environ, PATH="/nonsense"), check=False)
         with open(os.path.join(directory, "report.md"), encoding="utf-8") as file:
             expect(done.returncode == 0 and "No plot" in file.read(), "without gnuplot: %s" % done.stderr)
-        expect(not os.path.exists(os.path.join(directory, "report-shares.png")), "a plot of other results stayed")
+        expect(not os.path.exists(os.path.join(directory, "report-shares-bench.png")), "a plot of other results stayed")
 
         # A rehearsal beside it is called so, and so are its rows.
         put(json.dumps({"phase": "stalls", "plan": ["waits"], "simulated": True, "rehearsal": "sim"}) + "\n" +

@@ -9,7 +9,7 @@ shift 2
 mkdir -p "$to/bin" "$to/lib" "$to/glibc" "$to/litmus"
 echo 2.0 > "$to/glibc/needed"
 echo "under test" > "$to/version"
-cp "$here/../run" "$here/../keeper" "$here/../diagnose" "$to/"
+cp "$here"/../{run,run_sections.sh,run_phases.sh,keeper,diagnose} "$to/"
 cp "$here"/../../litmus/*.litmus "$to/litmus/"
 for program in daemon/gaiafs client/gaia tests/gpu/gpu-{ceilings,bench,stalls,mount}{,-played} tests/gpu/gpu-random \
 	tests/gpu/gaiafs-played tests/contract/contract_device{,_peer} tests/litmus/litmus-runner tests/history/history \

@@ -1,0 +1,312 @@
+# run_phases.sh - what each phase of `run` does: a function phase_NAME each. Sourced by `run`.
+# shellcheck shell=bash
+# shellcheck disable=SC2034,SC2154,SC2317 # `run` has the variables, and calls phases and hooks by name
+
+# For what prints no rows.
+to_stderr() { printf '%s\n' '"$@" >&2'; }
+words=(bash -c "$(to_stderr)" words)
+
+by_program() {
+	local section
+	local -a options=()
+	[ "$phase$rehearse" != benchsim ] || options=(--device sim)
+	for section in ${names[$phase]}; do
+		section "$section" "${limits[gpu-$phase/$section]}" "$bin/gpu-$phase$played" "${options[@]}" "${quick[@]}" "$section"
+	done
+}
+
+# How many tests Criterion says it ran.
+criterion_counts() {
+	local line
+	line=$(last_line "$work/said")
+	[[ $line =~ Tested:.*[^0-9]([0-9]+).*Passing:.*[^0-9]([0-9]+).*Failing:.*[^0-9]([0-9]+).*Crashing:.*[^0-9]([0-9]+) ]] || return
+	printf '{"section": "%s", "what": "tests", "ran": %d, "passed": %d, "failed": %d, "crashed": %d}\n' "$1" \
+		"${BASH_REMATCH[@]:1:4}"
+}
+
+phase_right() {
+	section random 35 "${words[@]}" "$bin/gpu-random" "$random_on" "$([ -n "$rehearse" ] && echo 2 || echo 20)" 1
+	# (The test harness of the next starts itself again, which our own loader stands in the way of.)
+	if [ -z "$direct" ]; then
+		not_run "${GPU_CHECK_OWN_GLIBC:+asked for our own C library: }they need the machine's, of $need or newer, which is ${have:-unknown}" \
+			contract contract-peer
+		return
+	fi
+	hook="criterion_counts contract" section contract 60 "${words[@]}" "$bin/contract_device" --jobs=1 --color=never --filter "$suites/*"
+	if [ "$gpus" -gt 1 ]; then
+		hook="criterion_counts contract-peer" section contract-peer 45 "${words[@]}" "$bin/contract_device_peer" --jobs=1 \
+			--color=never --filter "$suites/*"
+	else
+		not_run "there is one GPU" contract-peer
+	fi
+}
+
+daemon=
+mounted() {
+	local line
+	while read -r line; do
+		[[ $line != *" $work/mnt "*" fuse.gaiafs "* ]] || return 0
+	done < /proc/self/mountinfo
+	return 1
+}
+unmount_it() {
+	mounted || [ -n "$daemon" ] || return 0
+	timeout -k 5 30 "$bin/gaia" umount "$work/mnt" > "$work/umount" 2>&1 < /dev/null ||
+		timeout -k 5 20 "$bin/gaia" umount --force "$work/mnt" >> "$work/umount" 2>&1 < /dev/null
+	if [ -n "$daemon" ] && ! gone "$daemon" 10; then
+		sweep mount
+		gone "$daemon" 5
+	fi
+	wait "$daemon" 2> /dev/null
+	daemon=
+	cat "$work/umount" >> "$work/daemon"
+	log_file "$phase: the daemon ($1)" "$work/daemon"
+	: > "$work/daemon"
+	mounted || return 0
+	why="$work/mnt cannot be unmounted: $(last_line "$work/umount")"
+	return 1
+}
+# mount_it WAY DEVICE...: or $why not.
+mount_it() {
+	local way=$1 device until program=gaiafs
+	local -a args=()
+	shift
+	for device in "$@"; do
+		args+=(--device "$device")
+	done
+	[ "$rehearse" != fake ] || program=gaiafs-played
+	unmount_it "left over" || return 1
+	rm -rf "$work/below"
+	mkdir "$work/below"
+	GPU_CHECK_SECTION=mount "$bin/$program" -f --cpu-cache "$way" "${args[@]}" "$work/below" "$work/mnt" \
+		< /dev/null > "$work/daemon" 2>&1 &
+	daemon=$!
+	clock
+	until=$((now + 60000))
+	[ "$until" -lt "$ends" ] || until=$ends
+	until mounted; do
+		clock
+		if ! kill -0 "$daemon" 2> /dev/null || [ "$now" -gt "$until" ]; then
+			why="cannot mount: $(last_line "$work/daemon")"
+			unmount_it "$way, not mounted"
+			return 1
+		fi
+		sleep 0.05
+	done
+}
+
+# on_mount GROUP WAY DEVICES SECTION...: those sections in a mount of theirs, GROUP before their names.
+on_mount() {
+	local group=$1 way=$2 section
+	local -a devices
+	IFS=' ' read -r -a devices <<< "$3"
+	shift 3
+	for section in "$@"; do
+		clock
+		if [ $((ends - now)) -gt 2000 ] && ! mounted && ! mount_it "$way" "${devices[@]}"; then
+			# Without the rights to mount this tells nothing of gaiafs; else it does.
+			[ "$(id -u)" -ne 0 ] || failed=1
+			not_run "$why" "$group/$section"
+			continue
+		fi
+		section "$group/$section" "${limits[gpu-mount/$section]}" "$bin/gpu-mount$played" "${quick[@]}" "$section" "$work/mnt" ||
+			unmount_it "$group"
+	done
+}
+
+run_examples() {
+	if [ -n "$rehearse" ]; then
+		not_run "the examples have kernels, which need a GPU" "${examples[@]}"
+		return
+	fi
+	if ! mounted && ! mount_it auto "${devices[@]}"; then
+		not_run "$why" "${examples[@]}"
+		return
+	fi
+	seq 1 300000 > "$work/below/numbers"
+	section example-histogram 30 "${words[@]}" "$bin/cuda-histogram" "$work/mnt/numbers"
+	section example-two_writers 30 "${words[@]}" "$bin/cuda-two_writers" "$work/mnt/numbers" "$work/mnt/NUMBERS"
+	section example-stencil 30 "${words[@]}" "$bin/cuda-stencil" "$work/mnt/grid"
+	if [ ! -e "$bin/cuda-sgemm" ]; then
+		not_run "the bundle was built without cuBLAS" example-sgemm
+	elif [ -z "$cublas" ]; then
+		not_run "no $blas on this machine" example-sgemm
+	else
+		section example-sgemm 30 "${words[@]}" "$bin/cuda-sgemm" "$work/mnt"
+	fi
+}
+
+phase_mount() {
+	local -a devices small=()
+	local section all_end=$ends weight rest=10 what
+	if [ ! -c /dev/fuse ]; then
+		# shellcheck disable=SC2086 # words
+		not_run "there is no /dev/fuse" ${names[mount]}
+		return
+	fi
+	if [ -n "$exclusive" ]; then
+		# shellcheck disable=SC2086 # words
+		not_run "the GPU takes one process only: its compute mode is not the default (nvidia-smi -c 0)" ${names[mount]}
+		return
+	fi
+	for section in ${names[mount]}; do
+		[[ $section != small/* ]] || small+=("${section#small/}")
+	done
+	# (The devices of a rehearsal are smaller: so is what --quick does with them.)
+	case $rehearse in
+	sim) devices=("sim:256M,count=2") ;;
+	fake) devices=(cuda:0 cuda:1) ;;
+	*)
+		devices=(cuda:0)
+		[ "$gpus" -lt 2 ] || devices+=(cuda:1)
+		;;
+	esac
+	# What one leaves of its share, all that follow share.
+	for what in auto:4 examples:2 small:1 writeback:2 writethrough:1; do
+		weight=${what#*:}
+		what=${what%:*}
+		clock
+		ends=$((now + (all_end - now) * weight / rest))
+		ends_what="$what has a share of the phase's $budget s"
+		rest=$((rest - weight))
+		case $what in
+		examples)
+			run_examples
+			unmount_it auto
+			;;
+		small)
+			if [ "$rehearse" = sim ]; then
+				on_mount small auto "sim:$small_device" "${small[@]}"
+			else
+				on_mount small auto "cuda:0,$small_device" "${small[@]}"
+			fi
+			unmount_it small
+			;;
+		auto) on_mount auto auto "${devices[*]}" "${mount_sections[@]}" ;;
+		*)
+			on_mount "$what" "$what" "${devices[*]}" "${mount_sections[@]}"
+			unmount_it "$what"
+			;;
+		esac
+		[ -z "$daemon" ] || [ "$what" = auto ] || say "$why"
+	done
+}
+small_device=$([ -n "$rehearse" ] && echo 16M || echo 256M)
+
+phase_litmus() {
+	local file ran=0 passed=0 before
+	if [ ! -c /dev/fuse ]; then
+		not_run "there is no /dev/fuse" "${litmus[@]}"
+	else
+		for file in "${litmus[@]}"; do
+			before=$number
+			if section "$file" 60 "${words[@]}" "$bin/litmus-runner" --repeat "$([ -n "$rehearse" ] && echo 1 || echo 2)" \
+				"$here/litmus/$file.litmus"; then
+				passed=$((passed + 1))
+			fi
+			ran=$((ran + number - before))
+		done
+	fi
+	printf '{"section": "litmus", "what": "files", "of": %d, "ran": %d, "passed": %d, "failed": %d, "simulated": %s}\n' \
+		"${#litmus[@]}" "$ran" "$passed" $((ran - passed)) "$simulated" >> "$result"
+	say "litmus: $ran of ${#litmus[@]} files ran, $passed passed"
+}
+
+phase_history() {
+	if [ ! -c /dev/fuse ]; then
+		not_run "there is no /dev/fuse" history
+	else
+		section history 85 "${words[@]}" "$bin/history" --seconds "$([ -n "$rehearse" ] && echo 3 || echo 40)" --seed 1
+	fi
+}
+
+# find_tool NAME DIRECTORY...
+find_tool() {
+	local name=$1 dir
+	shift
+	type -P "$name" && return
+	for dir in "$@"; do
+		[ -x "$dir/$name" ] && printf '%s' "$dir/$name" && return
+	done
+}
+
+# The last summary that the tool gives.
+sanitizer_counts() {
+	local line n=
+	while IFS= read -r line; do
+		[[ ! $line =~ SUMMARY:\ ([0-9]+)\ (error|hazard) ]] || n=${BASH_REMATCH[1]}
+	done < "$work/said"
+	[ -z "$n" ] || printf '{"section": "%s", "what": "errors", "n": %d}\n' "$1" "$n"
+}
+
+phase_sanitizer() {
+	local tool check
+	tool=$(find_tool compute-sanitizer "${CUDA_HOME:-/usr/local/cuda}/bin" /usr/local/cuda*/bin /usr/local/cuda*/compute-sanitizer \
+		"$here/sanitizer")
+	if [ -z "$tool" ]; then
+		not_run "no compute-sanitizer on this machine or in the bundle" memcheck racecheck initcheck
+		return
+	fi
+	for check in memcheck racecheck initcheck; do
+		if [ -n "$rehearse" ]; then
+			# Without a driver it ends what it looks at.
+			section "$check" 10 "${words[@]}" "$tool" --tool "$check" --version
+			continue
+		fi
+		hook="sanitizer_counts $check" section "$check" 50 "${words[@]}" "$tool" --tool "$check" --target-processes all \
+			--error-exitcode 86 "$bin/gpu-random" "$random_on" 5 1
+	done
+}
+
+# Of Nsight Compute's table: kernel, metric, unit, value are what its heading says.
+ncu_rows() {
+	local line at name=-1 metric=-1 unit=-1 value=-1 n=0
+	local -a cells
+	[ -r "$work/ncu.csv" ] || return
+	while IFS= read -r line && [ "$n" -lt 500 ]; do
+		[[ $line == \"*\" ]] || continue
+		line=${line#\"}
+		line=${line%\"}
+		cells=()
+		while [[ $line == *'","'* ]]; do
+			cells+=("${line%%'","'*}")
+			line=${line#*'","'}
+		done
+		cells+=("$line")
+		if [ "$name" -lt 0 ]; then
+			for at in "${!cells[@]}"; do
+				case ${cells[at]} in
+				"Kernel Name") name=$at ;;
+				"Metric Name") metric=$at ;;
+				"Metric Unit") unit=$at ;;
+				"Metric Value") value=$at ;;
+				esac
+			done
+			continue
+		fi
+		at=${cells[value]//,/}
+		[[ $at =~ ^-?(0|[1-9][0-9]*)(\.[0-9]+)?$ ]] || continue
+		n=$((n + 1))
+		printf '{"section": "%s", "what": %s, "metric": %s, "unit": %s, "value": %s}\n' "$1" "$(quoted "${cells[name]}")" \
+			"$(quoted "${cells[metric]}")" "$(quoted "${cells[unit]}")" "$at"
+	done < "$work/ncu.csv"
+}
+
+phase_ncu() {
+	local tool section
+	tool=$(find_tool ncu "${CUDA_HOME:-/usr/local/cuda}/bin" /usr/local/cuda*/bin /opt/nvidia/nsight-compute/*)
+	if [ -z "$tool" ]; then
+		# shellcheck disable=SC2086 # words
+		not_run "no ncu (Nsight Compute) on this machine" ${names[ncu]}
+		return
+	fi
+	for section in ${names[ncu]}; do
+		rm -f "$work/ncu.csv"
+		# (The program's own rows are left out: it is slower by what ncu does.)
+		hook="ncu_rows $section" section "$section" 30 "${words[@]}" "$tool" --csv --log-file "$work/ncu.csv" \
+			--target-processes all --launch-count 30 --metrics \
+			gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed,sm__throughput.avg.pct_of_peak_sustained_elapsed \
+			"$bin/gpu-bench$played" --quick "$section"
+		[ ! -e "$work/ncu.csv" ] || log_file "ncu: $section" "$work/ncu.csv"
+	done
+}
