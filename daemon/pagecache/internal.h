@@ -273,6 +273,16 @@ struct page_span {
 	uint64_t a, b;
 };
 
+/* An acquire to come (GAIA_PROT_PIN), and the chunks that stay for it: each is counted in its grant's to_come. */
+struct pin {
+	STAILQ_ENTRY(pin) link; /* mapping.pins, oldest first */
+	struct page_span span;
+	bool taken;		/* the acquire has come, and is under way */
+	uint64_t first, n;	/* chunks of the file */
+	unsigned n_beyond;	/* others of the span, which the client maps */
+	uint64_t beyond[];
+};
+
 struct mapping {
 	struct cfile *file; /* held */
 	struct cache_device *dev;
@@ -291,6 +301,8 @@ struct mapping {
 	 */
 	struct page_span *wanted;
 	unsigned n_wanted;
+	STAILQ_HEAD(, pin) pins;
+	unsigned n_pins;
 	_Atomic uint64_t kept; /* "break.reuse_mapped": 1 + a chunk that the client was left with */
 };
 
@@ -608,6 +620,11 @@ void peers_find(struct cache *c);
  * to be sent from home.
  */
 void peer_send(struct replica *rep, unsigned a, unsigned b, uint8_t *step, struct dev_run *runs);
+
+/* ---- sync.c ---- */
+
+/* The mapping ends, and with it all acquires to come. */
+void pins_drop(struct mapping *m);
 
 /* ---- replica.c ---- */
 

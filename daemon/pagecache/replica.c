@@ -915,6 +915,7 @@ int cache_map(struct cfile *f, unsigned device, void *client, uint64_t map_id, u
 	m->alone = m->export_write && !may_write;
 	m->off = off;
 	m->len = len;
+	STAILQ_INIT(&m->pins);
 	pthread_mutex_init(&m->lock, NULL);
 	*out = m;
 	return 0;
@@ -943,6 +944,7 @@ void cache_unmap(struct mapping *m, bool kept)
 	struct cfile *f = m->file;
 	struct grant *g, *tmp;
 
+	pins_drop(m);
 	pthread_mutex_lock(&m->dev->reserve);
 	HASH_ITER(hh, m->grants, g, tmp) {
 		struct replica *rep = g->replica;

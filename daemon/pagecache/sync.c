@@ -561,11 +561,6 @@ enum purpose {
 	BRING,		/* the pages to the device; no client asked to use them (advice) */
 	PIN,		/* and hand over the chunks; no page is granted */
 	BRING_AND_GRANT,
-	/*
-	 * The same, of the chunks that a PIN holds, and of no others: a stream waits for this acquire, and clients that are
-	 * asked for memory may wait for the stream. So nobody who evicts is waited for.
-	 */
-	BRING_PINNED,
 };
 
 /* What one acquire takes together: a part for each chunk, and then what was wanted of these before. */
@@ -656,19 +651,120 @@ static int acquire_wanted(struct mapping *m, struct replica *rep, struct parts *
 	return err;
 }
 
+/* ---- acquires to come ---- */
+
+#define PINS_MOST 4096u /* of a mapping */
+
+/* The chunks are counted in their grants. -EAGAIN: the mapping has too many acquires to come. */
+static int pin_note(struct mapping *m, struct page_span span, uint64_t first, uint64_t n,
+		    struct grant **beyond, unsigned n_beyond)
+{
+	struct pin *pin = xcalloc(1, sizeof(*pin) + n_beyond * sizeof(pin->beyond[0]));
+	int err = 0;
+
+	pin->span = span;
+	pin->first = first;
+	pin->n = n;
+	pin->n_beyond = n_beyond;
+	for (unsigned k = 0; k < n_beyond; k++)
+		pin->beyond[k] = beyond[k]->index;
+	pthread_mutex_lock(&m->lock);
+	if (m->n_pins < PINS_MOST) {
+		STAILQ_INSERT_TAIL(&m->pins, pin, link);
+		m->n_pins++;
+	} else {
+		err = -EAGAIN;
+	}
+	pthread_mutex_unlock(&m->lock);
+	if (err)
+		free(pin);
+	return err;
+}
+
+/* The oldest of this range, the caller's from now on; NULL: there is none. */
+static struct pin *pin_take(struct mapping *m, struct page_span span)
+{
+	struct pin *pin;
+
+	pthread_mutex_lock(&m->lock);
+	STAILQ_FOREACH(pin, &m->pins, link)
+		if (!pin->taken && pin->span.a == span.a && pin->span.b == span.b)
+			break;
+	if (pin)
+		pin->taken = true;
+	pthread_mutex_unlock(&m->lock);
+	return pin;
+}
+
+/* The acquire has failed: it may come again. */
+static void pin_put_back(struct mapping *m, struct pin *pin)
+{
+	pthread_mutex_lock(&m->lock);
+	pin->taken = false;
+	pthread_mutex_unlock(&m->lock);
+}
+
+static bool pin_has(const struct pin *pin, uint64_t chunk)
+{
+	for (unsigned k = 0; k < pin->n_beyond; k++)
+		if (pin->beyond[k] == chunk)
+			return true;
+	return chunk >= pin->first && chunk - pin->first < pin->n;
+}
+
+/* The acquire has come, or will not: its chunks, and no other's, need not stay any more. */
+static void pin_end(struct mapping *m, struct pin *pin)
+{
+	struct grant **list;
+	unsigned n = grants_pin(m, pin->span.a / GAIA_CHUNK_PAGES, (pin->span.b - 1) / GAIA_CHUNK_PAGES,
+				&list);
+
+	for (unsigned k = 0; k < n; k++) {
+		struct replica *rep = list[k]->replica;
+
+		pthread_mutex_lock(&rep->chunk->lock);
+		/* The client's death may have ended it. */
+		if (pin_has(pin, list[k]->index) && list[k]->to_come > 0)
+			list[k]->to_come--;
+		grant_repin(list[k]);
+		pthread_mutex_unlock(&rep->chunk->lock);
+		replica_unpin(rep);
+	}
+	free(list);
+	pthread_mutex_lock(&m->lock);
+	STAILQ_REMOVE(&m->pins, pin, pin, link);
+	m->n_pins--;
+	pthread_mutex_unlock(&m->lock);
+	free(pin);
+}
+
+void pins_drop(struct mapping *m)
+{
+	struct pin *pin;
+
+	while ((pin = STAILQ_FIRST(&m->pins))) {
+		STAILQ_REMOVE_HEAD(&m->pins, link);
+		free(pin);
+	}
+}
+
 /*
  * Of the chunks that the file does not reach into those are held that the client maps from before. In others it
  * can store nothing, until it gets them by another acquire: what was asked for is remembered until then. That
  * other one may run beside this one, the file having grown. Of the two, one first says that the client has the chunk and
  * then looks for what is wanted, the other says first what is wanted and then looks for chunks: one of them sees the other.
+ *
+ * @pin: a stream waits for this acquire, and clients that are asked for memory may wait for the stream. So it brings the
+ * chunks that were to stay for it, and waits for nobody who evicts. Chunks that the file has grown into since then count
+ * as beyond its end.
  */
 static int acquire_range(struct mapping *m, struct page_span span, bool write, enum purpose purpose,
-			 uint64_t *seq)
+			 const struct pin *pin, uint64_t *seq)
 {
 	uint64_t c0 = span.a / GAIA_CHUNK_PAGES, c1 = (span.b - 1) / GAIA_CHUNK_PAGES;
 	uint64_t end = (cfile_size(m->file) + GAIA_CHUNK - 1) / GAIA_CHUNK;
 	uint64_t n = c0 < end ? MIN(c1 + 1, end) - c0 : 0, k;
-	bool pinned = purpose == BRING_PINNED, grants = pinned || purpose == BRING_AND_GRANT;
+	bool grants = pin || purpose == BRING_AND_GRANT;
 	struct page_span beyond;
 	pthread_rwlock_t *range = &m->file->range;
 	struct parts parts = { .n = 0 };
@@ -677,24 +773,27 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 	struct replica **reps;
 	int err = 0;
 
+	if (pin)
+		n = MIN(n, pin->n);
 	/* More than the device has cannot fit; asked before any memory is spent on it. */
-	if (n > m->dev->dev->capacity / GAIA_CHUNK) {
-		if (!pinned)
-			return -ENOMEM;
-		n = m->dev->dev->capacity / GAIA_CHUNK;
-	}
+	if (n > m->dev->dev->capacity / GAIA_CHUNK)
+		return -ENOMEM;
 	if (atomic_load(&m->dev->gone))
 		return -ENODEV;
 	reps = xcalloc(n, sizeof(*reps));
-	if (pinned)
-		n = replicas_pin_again(m, c0, n, reps);
-	else if (n > 0)
+	if (pin) {
+		/* They are pinned, as long as the client lives. */
+		k = replicas_pin_again(m, c0, n, reps);
+		err = k < n ? -ENOTCONN : 0;
+		while (err && k > 0)
+			replica_unpin(reps[--k]);
+	} else if (n > 0)
 		err = replicas_pin(m, c0, c0 + n - 1, reps);
 	if (err)
 		goto free_reps;
 	beyond = (struct page_span){ MAX(span.a, (c0 + n) * GAIA_CHUNK_PAGES), span.b };
 	if (purpose != BRING && beyond.a < beyond.b)
-		n_mapped = grants_pin_mapped(m, c0 + n, c1, !pinned, &mapped);
+		n_mapped = grants_pin_mapped(m, c0 + n, c1, !pin, &mapped);
 	parts.chunks = n + n_mapped;
 	ahead_init(&parts.ahead, reps, n, span, write);
 	pthread_rwlock_rdlock(range);
@@ -716,12 +815,14 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 		err = acquire_wanted(m, reps[k], &parts);
 	if (!err && grants && write && beyond.a < beyond.b) {
 		want_unmapped(m, beyond, mapped, n_mapped);
-		n_since = grants_pin_mapped(m, c0 + n, c1, !pinned, &since);
+		n_since = grants_pin_mapped(m, c0 + n, c1, !pin, &since);
 	}
 	for (k = 0; k < n_since && !err; k++)
 		err = acquire_wanted(m, since[k]->replica, &parts);
 	for (k = 0; k < parts.n && !err && purpose != BRING; k++)
 		delivery_wait(parts.at[k]->grant, seq);
+	if (!err && purpose == PIN)
+		err = pin_note(m, span, c0, n, mapped, n_mapped);
 	parts_end(&parts, err != 0);
 	for (k = 0; k < n_since; k++)
 		replica_unpin(since[k]->replica);
@@ -734,25 +835,6 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 free_reps:
 	free(reps);
 	return err;
-}
-
-/* An acquire for which chunks [c0, c1] were to stay has come. */
-static void unpin_range(struct mapping *m, uint64_t c0, uint64_t c1)
-{
-	struct grant **list;
-	unsigned n = grants_pin(m, c0, c1, &list);
-
-	for (unsigned k = 0; k < n; k++) {
-		struct replica *rep = list[k]->replica;
-
-		pthread_mutex_lock(&rep->chunk->lock);
-		if (list[k]->to_come > 0)
-			list[k]->to_come--;
-		grant_repin(list[k]);
-		pthread_mutex_unlock(&rep->chunk->lock);
-		replica_unpin(rep);
-	}
-	free(list);
 }
 
 /* What follows goes by the file's size. */
@@ -769,6 +851,8 @@ static int learn_size(struct cfile *f)
 int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq)
 {
 	unsigned access = prot & (GAIA_PROT_READ | GAIA_PROT_WRITE);
+	struct page_span span = { off / GAIA_PAGE, (off + len - 1) / GAIA_PAGE + 1 };
+	struct pin *pin = NULL;
 	int err = 0;
 
 	*seq = 0;
@@ -778,23 +862,24 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 		return -EINVAL;
 	if (len == 0)
 		return 0;
+	if (prot & GAIA_PROT_PINNED) {
+		pin = pin_take(m, span);
+		if (!pin)
+			return -EINVAL;
+	}
 	if (access)
 		err = learn_size(m->file);
 	if (access && !err) {
-		struct page_span span = { off / GAIA_PAGE, (off + len - 1) / GAIA_PAGE + 1 };
-
 		err = acquire_range(m, span, access & GAIA_PROT_WRITE,
-				    prot & GAIA_PROT_PIN    ? PIN :
-				    prot & GAIA_PROT_PINNED ? BRING_PINNED :
-							      BRING_AND_GRANT,
-				    seq);
+				    prot & GAIA_PROT_PIN ? PIN : BRING_AND_GRANT, pin, seq);
 		count(CTR_acquires, !(prot & GAIA_PROT_PIN));
 	}
 	if (err == -ENOMEM)
 		count(CTR_acquire_nomem, 1);
-	/* The file may have got shorter since it was pinned. */
-	if (!err && (prot & GAIA_PROT_PINNED))
-		unpin_range(m, off / GAIA_CHUNK, (off + len - 1) / GAIA_CHUNK);
+	if (pin && err)
+		pin_put_back(m, pin);
+	else if (pin)
+		pin_end(m, pin);
 	return err;
 }
 
@@ -1162,7 +1247,7 @@ int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice)
 		for (uint64_t p = first; p <= last && !err; p = ROUND_DOWN(p, GAIA_CHUNK_PAGES) +
 								GAIA_CHUNK_PAGES)
 			err = acquire_range(m, (struct page_span){ p, MIN(last, p | (GAIA_CHUNK_PAGES - 1)) + 1 },
-					    false, BRING, &seq);
+					    false, BRING, NULL, &seq);
 		return err == -ENOMEM ? 0 : err; /* as far as there is room */
 	case GAIA_ADVISE_DONTNEED:
 		/* Whole chunks only: a part's neighbours may be needed. */

@@ -334,6 +334,47 @@ Test(pin, of_what_lies_beyond_the_end_does_so_too, .timeout = 60)
 	end();
 }
 
+/* The file has grown between the two: the first holds chunk 0 only. */
+Test(pin, takes_none_of_what_another_of_the_same_range_holds)
+{
+	struct client *cl;
+	uint64_t seq;
+
+	begin_devices(1);
+	cr_assert_eq(cpu_truncate(kf, GAIA_CHUNK), 0);
+	cl = new_client(0);
+	cr_assert_eq(pin(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_READ | GAIA_PROT_PIN, &seq), 0);
+	cr_assert_eq(cpu_truncate(kf, 2 * GAIA_CHUNK), 0);
+	cr_assert_eq(pin(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_READ | GAIA_PROT_PIN, &seq), 0);
+	cr_assert_eq(pin(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_READ | GAIA_PROT_PINNED, &seq), 0);
+	release_all(cl);
+	cr_assert_eq(cache_evict(kf->cfile, 0, GAIA_CHUNK, GAIA_CHUNK), -EBUSY, "the second one's");
+	cr_assert_eq(pin(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_READ | GAIA_PROT_PINNED, &seq), 0);
+	cr_assert_not_null(client_at(cl, GAIA_CHUNK));
+	release_all(cl);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	end();
+}
+
+Test(pin, is_needed_for_an_acquire_that_says_so_and_there_are_not_any_number)
+{
+	struct client *cl;
+	uint64_t seq;
+	int err = 0;
+
+	begin_devices(1);
+	cl = new_client(0);
+	cr_assert_eq(pin(cl, 0, 1, GAIA_PROT_READ | GAIA_PROT_PINNED, &seq), -EINVAL);
+	cr_assert_eq(pin(cl, 0, 1, GAIA_PROT_PINNED, &seq), -EINVAL);
+	for (unsigned n = 0; n <= 4096 && !err; n++)
+		err = pin(cl, 0, 1, GAIA_PROT_READ | GAIA_PROT_PIN, &seq);
+	cr_assert_eq(err, -EAGAIN);
+	cr_assert_eq(pin(cl, 0, 1, GAIA_PROT_READ | GAIA_PROT_PINNED, &seq), 0);
+	client_end(cl);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	end();
+}
+
 Test(pin, stays_when_the_acquire_fails)
 {
 	struct client *cl;
