@@ -194,22 +194,22 @@ phase_mount() {
 small_device=$([ -n "$rehearse" ] && echo 16M || echo 256M)
 
 phase_litmus() {
-	local file ran=0 passed=0 before
+	local file passed=0 wrong=0
 	if [ ! -c /dev/fuse ]; then
 		not_run "there is no /dev/fuse" "${litmus[@]}"
 	else
 		for file in "${litmus[@]}"; do
-			before=$number
-			if section "$file" 60 "${words[@]}" "$bin/litmus-runner" --repeat "$([ -n "$rehearse" ] && echo 1 || echo 2)" \
-				"$here/litmus/$file.litmus"; then
-				passed=$((passed + 1))
-			fi
-			ran=$((ran + number - before))
+			section "$file" 60 "${words[@]}" "$bin/litmus-runner" --repeat "$([ -n "$rehearse" ] && echo 1 || echo 2)" \
+				"$here/litmus/$file.litmus"
+			case $outcome in
+			done) passed=$((passed + 1)) ;;
+			failed | timeout) wrong=$((wrong + 1)) ;;
+			esac
 		done
 	fi
 	printf '{"section": "litmus", "what": "files", "of": %d, "ran": %d, "passed": %d, "failed": %d, "simulated": %s}\n' \
-		"${#litmus[@]}" "$ran" "$passed" $((ran - passed)) "$simulated" >> "$result"
-	say "litmus: $ran of ${#litmus[@]} files ran, $passed passed"
+		"${#litmus[@]}" $((passed + wrong)) "$passed" "$wrong" "$simulated" >> "$result"
+	say "litmus: $((passed + wrong)) of ${#litmus[@]} files ran, $passed passed"
 }
 
 phase_history() {

@@ -120,7 +120,7 @@ def expect(is_so, what):
 
 
 def sections(build):
-    with Scene(build, PLAYED) as scene:
+    with Scene(build, PLAYED + ["litmus-runner"]) as scene:
         code, said, wrong = scene.run("--rehearse", "sim", "bench", "stalls")
         expect(code == 1, "sections failed, and run's status is %d: %s%s" % (code, said, wrong))
         expect(not wrong, "run says on standard error: " + wrong)
@@ -145,6 +145,15 @@ def sections(build):
         for one, expected in (("hangs 1", 1), ("crashes 5", 1), ("trash 5", 1), ("last 5", 0)):
             code, said, _ = scene.run("--rehearse", "fake", "bench", STUB_BENCH=one)
             expect(code == expected, "%s alone: status %d: %s" % (one, code, said))
+        # What the phase has no time for is not run, which is no failure.
+        code, said, _ = scene.run("--rehearse", "sim", "litmus")
+        status = [row["status"] for row in scene.status("litmus").values()]
+        expect(code == 0 and set(status) == {"done", "not run"} and status == sorted(status),
+               "litmus files that take long: status %d, %s" % (code, scene.status("litmus")))
+        notes = [row["note"] for row in scene.status("litmus").values() if row["status"] == "not run"]
+        expect("cut off" in notes[0] and all("no time is left" in note for note in notes[1:]), "litmus: %s" % notes)
+        summary = [row for row in scene.rows("litmus") if row.get("what") == "files"][0]
+        expect(0 < summary["ran"] < summary["of"] and summary["ran"] == summary["passed"], "litmus: %s" % summary)
         left = scene.is_clean()
         expect(not left, "left behind: %s" % left)
 
