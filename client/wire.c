@@ -17,7 +17,6 @@
 #include <sys/un.h>
 #include <sys/utsname.h>
 #include <sys/xattr.h>
-#include <time.h>
 #include <unistd.h>
 
 /* A daemon answers the handshake within microseconds. One that is stopped must not stop us. */
@@ -63,34 +62,16 @@ static int sys_ioctl(int fd, unsigned long request, void *arg)
 
 struct wire_sys wire_sys = { .ioctl = sys_ioctl, .push = sys_push };
 
-/* A system call has failed: is it to be repeated? (ENOBUFS: see protocol.h.) */
-static bool again(void)
-{
-	const struct timespec pause = { .tv_nsec = 500000 };
-
-	if (errno == EINTR)
-		return true;
-	if (errno != ENOBUFS)
-		return false;
-	nanosleep(&pause, NULL);
-	return true;
-}
-
 int wire_error(void)
 {
-	switch (errno) {
-	case ECONNABORTED:	/* requests that were under way */
-	case ECANCELED:		/* those for which its io_uring was there, but not its threads */
-		return -ENOTCONN;
-	default:
-		return -errno;
-	}
+	/* ECONNABORTED: of requests that were under way. */
+	return errno == ECONNABORTED ? -ENOTCONN : -errno;
 }
 
 int wire_ioctl(int fd, unsigned long request, void *arg)
 {
 	while (wire_sys.ioctl(fd, request, arg) < 0) {
-		if (!again())
+		if (errno != EINTR)
 			return wire_error();
 	}
 	return 0;
@@ -113,7 +94,7 @@ int wire_release(int fd, unsigned by, struct gaia_ioc_range *io)
 	while (fsetxattr(fd, GAIA_XATTR_RELEASE, io, sizeof(*io), 0) < 0) {
 		if (errno == EALREADY)
 			return 0;
-		if (!again())
+		if (errno != EINTR)
 			return wire_error();
 	}
 	return -EPROTO;

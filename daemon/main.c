@@ -291,9 +291,6 @@ static void on_ready(void *arg)
 	json_object_set_new(d->mount, "cpu_cache", json_string(fs_cpu_cache(d->fs)));
 	if (fs_not_auto(d->fs))
 		json_object_set_new(d->mount, "not_auto", json_string(fs_not_auto(d->fs)));
-	json_object_set_new(d->mount, "transport", json_string(fs_transport(d->fs)));
-	if (fs_not_uring(d->fs))
-		json_object_set_new(d->mount, "not_uring", json_string(fs_not_uring(d->fs)));
 	json_object_set_new(d->mount, "storage_io", json_string(d->storage_io));
 	d->ready = true;
 	uv_async_send(&d->news);
@@ -314,7 +311,6 @@ static int start_fs(struct daemon *d)
 		.mountpoint = d->options.mountpoint,
 		.options = d->options.mount_options,
 		.cpu_cache = d->options.cpu_cache,
-		.transport = d->options.transport,
 		.supervised = d->options.supervised,
 		.background = !d->options.foreground,
 		.ready = on_ready,

@@ -33,8 +33,6 @@ static const char help[] =
 	"  --cpu-cache auto|writeback|writethrough\n"
 	"                                       how the kernel caches for CPU programs (auto: it\n"
 	"                                       serves files that no device maps by itself)\n"
-	"  --transport auto|dev|uring           how requests come: by /dev/fuse or by io_uring\n"
-	"                                       (auto: by /dev/fuse, which was no slower)\n"
 	"  --storage-io direct|buffered         how what is cached is read: past the kernel's memory,\n"
 	"                                       where it has nothing of it, or never (direct)\n"
 	"  --writeback-age SECONDS              store what has been dirty for so long (5)\n"
@@ -217,22 +215,15 @@ static int parse_cpu_cache(struct options *o, const char *text)
 	return -EINVAL;
 }
 
-static int parse_transport(struct options *o, const char *text)
+/* Not in the help: for tables of mounts and scripts that name it. */
+static int ignore_transport(const char *text)
 {
-	static const char *const names[] = {
-		[FS_TRANSPORT_AUTO] = "auto",
-		[FS_TRANSPORT_DEV] = "dev",
-		[FS_TRANSPORT_URING] = "uring",
-	};
-
-	for (size_t k = 0; k < ARRAY_LEN(names); k++) {
-		if (!strcmp(text, names[k])) {
-			o->transport = (enum fs_transport)k;
-			return 0;
-		}
+	if (strcmp(text, "auto") && strcmp(text, "dev")) {
+		log_error("--transport %s: requests come by /dev/fuse only; leave the option out", text);
+		return -EINVAL;
 	}
-	log_error("--transport %s: none of auto, dev, uring", text);
-	return -EINVAL;
+	log_warn("--transport %s: the option has no effect any more", text);
+	return 0;
 }
 
 static int parse_either(const char *option, const char *text, const char *yes, const char *no, bool *out)
@@ -283,7 +274,7 @@ static int parse_one(struct options *o, int c, bool *none)
 	case 'c':
 		return parse_cpu_cache(o, optarg);
 	case 't':
-		return parse_transport(o, optarg);
+		return ignore_transport(optarg);
 	case 'i':
 		return parse_either("storage-io", optarg, "direct", "buffered", &o->direct);
 	case 'a':

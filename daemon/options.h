@@ -26,7 +26,6 @@ struct options {
 	uint64_t home_bytes;
 	uint64_t writeback_age_ms;
 	enum fs_cpu_cache cpu_cache;
-	enum fs_transport transport;
 	bool direct; /* reads of the source, where that can be */
 	bool foreground;
 	bool supervised;

@@ -69,21 +69,3 @@ fuse_mounts() {
 	awk '{ for (i = 7; i <= NF; i++) if ($i == "-") { if ($(i + 1) ~ /^fuse(blk)?(\.|$)/) print $5; break } }' \
 		/proc/self/mountinfo | sort
 }
-
-# FUSE over io_uring, for as long as tests run: root may allow it where the kernel can do it. The parameter is the
-# machine's: the last run to end puts it back.
-uring_parameter=/sys/module/fuse/parameters/enable_uring
-uring_changed=/run/gaiafs-tests.enable_uring
-allow_uring() {
-	[ -w $uring_parameter ] || return 0
-	exec 9< $uring_parameter
-	flock -s 9
-	if [ "$(cat $uring_parameter)" = N ] && echo Y 2> /dev/null > $uring_parameter; then
-		touch $uring_changed
-	fi
-}
-forbid_uring() {
-	[ -w $uring_parameter ] && flock -x -n 9 && [ -e $uring_changed ] || return 0
-	echo N > $uring_parameter
-	rm -f $uring_changed
-}

@@ -141,8 +141,7 @@ static char *canonical(const char *path)
 {
 	char *copy, *slash, *dir, *full = realpath(path, NULL);
 
-	if (full || (errno != ENOTCONN && errno != ECONNABORTED && errno != ECANCELED && errno != EACCES &&
-		     errno != EIO))
+	if (full || (errno != ENOTCONN && errno != ECONNABORTED && errno != EACCES && errno != EIO))
 		return full;
 	copy = strdup(path);
 	if (!copy)

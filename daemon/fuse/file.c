@@ -212,7 +212,6 @@ void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t len
 
 struct seek {
 	fuse_req_t req;
-	struct ring_entry *entry;
 	struct handle *handle; /* stays: its request is not answered yet */
 	off_t off;
 	int whence;
@@ -234,22 +233,10 @@ static void seek_after_push(void *arg)
 	struct inode *inode = seek->handle->inode;
 	struct fs *fs = inode->fs;
 
-	ring_resume(seek->entry);
 	invalidate(inode, 0, 0);
 	reply_seek(seek);
 	busy_end(fs);
 	free(seek);
-}
-
-/*
- * Nobody can wait for what the kernel has, and without it there is no answer that is true: only the kernel knows how long
- * the file is. But it can answer by itself, that there are no holes, and does from now on.
- */
-static int hide_holes(struct fs *fs)
-{
-	if (!atomic_exchange(&fs->holes_hidden, true))
-		log_warn("too many programs look for holes at a time: lseek(2) finds none from now on");
-	return ENOSYS;
 }
 
 /*
@@ -261,7 +248,6 @@ void op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse
 	struct seek seek = { .req = req, .handle = handle_of(fi), .off = off, .whence = whence }, *job;
 	struct fs *fs = req_fs(req);
 	bool dirty;
-	int err;
 
 	if (whence != SEEK_DATA && whence != SEEK_HOLE) {
 		fuse_reply_err(req, EINVAL);
@@ -275,14 +261,15 @@ void op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse
 		return;
 	}
 	job = malloc(sizeof(*job));
-	err = job ? keep_begin(fs, KEPT_SEEK, &seek.entry) : -ENOMEM;
-	if (err) {
+	if (!job) {
+		fuse_reply_err(req, ENOMEM);
+	} else if (!busy_begin(fs, false)) {
 		free(job);
-		fuse_reply_err(req, err == -ENOBUFS ? hide_holes(fs) : -err);
-		return;
+		fuse_reply_err(req, ENOTCONN);
+	} else {
+		*job = seek;
+		pool_submit(fs->workers, seek_after_push, job);
 	}
-	*job = seek;
-	pool_submit(fs->workers, seek_after_push, job);
 }
 
 void op_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,

@@ -69,15 +69,7 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 #endif
 	conn->max_background = BACKGROUND;
 	conn->congestion_threshold = BACKGROUND * 3 / 4;
-	fs->by_ring = serve_by_ring(fs);
-	if (fs->ring && !fs->by_ring) {
-		ring_destroy(fs);
-		fs->not_uring = "the kernel does not offer it any more";
-		log_warn("--transport uring: %s; requests come by /dev/fuse", fs->not_uring);
-	}
-	/* The ring says so itself, when requests can come. */
-	if (!fs->by_ring)
-		fs->config.ready(fs->config.arg);
+	fs->config.ready(fs->config.arg);
 }
 
 static const struct fuse_lowlevel_ops ops = {
@@ -162,16 +154,6 @@ const char *fs_source(const struct fs *fs)
 const char *fs_mountpoint(const struct fs *fs)
 {
 	return fs->mountpoint;
-}
-
-const char *fs_transport(const struct fs *fs)
-{
-	return fs->by_ring ? "uring" : "dev";
-}
-
-const char *fs_not_uring(const struct fs *fs)
-{
-	return fs->not_uring;
 }
 
 int fs_create(const struct fs_config *config, struct fs **out)

@@ -34,11 +34,6 @@ struct fs_config {
 		FS_WRITEBACK,	 /* the kernel gathers writes */
 		FS_WRITETHROUGH, /* it hands each on at once */
 	} cpu_cache;
-	enum fs_transport {
-		FS_TRANSPORT_AUTO, /* what was measured to be faster */
-		FS_TRANSPORT_DEV,
-		FS_TRANSPORT_URING,
-	} transport; /* how requests come from the kernel */
 	bool supervised;	/* a second process takes the mount away when this one dies */
 	bool background;	/* nothing is left to be said on standard error once the mount is live */
 
@@ -58,11 +53,6 @@ const char *fs_libfuse(void);
 const char *fs_cpu_cache(const struct fs *fs);
 /* Why it is not "auto" though it was to be; NULL: it is, or was not to be. */
 const char *fs_not_auto(const struct fs *fs);
-
-/* "dev" or "uring". Once it is ready. */
-const char *fs_transport(const struct fs *fs);
-/* Why it is not "uring" though it was to be; NULL: it is, or was not to be. */
-const char *fs_not_uring(const struct fs *fs);
 
 /* Absolute. */
 const char *fs_source(const struct fs *fs);

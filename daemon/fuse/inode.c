@@ -194,6 +194,7 @@ static int inode_init(struct inode *inode, struct fs *fs, int fd, mode_t mode,
 int inode_table_init(struct fs *fs)
 {
 	struct inode_key key;
+	struct rlimit limit;
 	struct stat st;
 	int fd, err;
 
@@ -212,19 +213,12 @@ int inode_table_init(struct fs *fs)
 	fs->root.lookups = 1;
 	TAILQ_INIT(&fs->idle);
 	TAILQ_INIT(&fs->backings);
-	inode_share_fds(fs, 0);
-	return 0;
-}
-
-void inode_share_fds(struct fs *fs, unsigned taken)
-{
-	struct rlimit limit;
-
 	/* A part remains for open directories, devices and clients. A store file may have two. */
 	fs->max_fds = MAX_FDS;
 	if (!getrlimit(RLIMIT_NOFILE, &limit))
-		fs->max_fds = (unsigned)MIN(MAX_FDS, (limit.rlim_cur - MIN(limit.rlim_cur, taken)) / 3);
+		fs->max_fds = (unsigned)MIN(MAX_FDS, limit.rlim_cur / 3);
 	fs->max_backings = fs->max_fds / 2;
+	return 0;
 }
 
 static void inode_free(struct inode *inode)

@@ -171,7 +171,6 @@ struct fs {
 	bool passthrough;   /* it serves files that no device maps itself; from INIT on */
 	const char *not_auto; /* why not, if it was to */
 	atomic_bool complained; /* of a file that it could not */
-	atomic_bool holes_hidden; /* the kernel asks for them no more */
 	int source_fd;	    /* locks the source; -1 */
 	unsigned max_fds;   /* of inodes: above it idle ones are closed */
 	unsigned max_backings; /* the same of store files */
@@ -180,9 +179,6 @@ struct fs {
 	char mounted_as[PATH_MAX];     /* its source: another mount may get the numbers when it has ended */
 	struct supervised *supervised; /* NULL: no supervisor */
 
-	bool by_ring;	       /* requests come by io_uring; from INIT on */
-	const char *not_uring; /* why not, if they were to */
-	struct ring *ring;     /* NULL: they cannot */
 	struct receiving receiving;
 	pthread_t thread[FS_THREADS];
 	unsigned n_threads;
@@ -233,8 +229,6 @@ static inline struct handle *handle_of(const struct fuse_file_info *fi)
 
 int inode_table_init(struct fs *fs);
 void inode_table_destroy(struct fs *fs);
-/* Before there are requests: so many of the descriptors that we may have are for something else. */
-void inode_share_fds(struct fs *fs, unsigned taken);
 
 /*
  * The inode behind @fd, an O_PATH descriptor, which is consumed also on failure. Counts a
@@ -446,45 +440,13 @@ void invalidate(struct inode *inode, off_t off, off_t len);
 /* Around what waits for the kernel or a client; false: it must not begin any more. */
 bool busy_begin(struct fs *fs, bool invalidation);
 void busy_end(struct fs *fs);
-struct ring_entry;
-enum kept { KEPT_SEEK, KEPT_OTHER };
-/*
- * The same for the request in hand, which a worker will answer: 0; -ENOTCONN as above; or -ENOBUFS: too many are being kept
- * for that already (ring.c), and what they wait for must find a way in. *@entry: for ring_resume().
- */
-int keep_begin(struct fs *fs, enum kept kind, struct ring_entry **entry);
 
 /* Whether the request in hand is a FUSE_TMPFILE, which reaches op_create(). */
 bool serve_is_tmpfile(void);
 /* Whether it is a WRITE after which the file has no set-id bits. */
 bool serve_clears_set_id(void);
-/* Whether requests will come by the ring. While INIT is in hand. */
-bool serve_by_ring(const struct fs *fs);
 int serve_start(struct fs *fs);
 void serve_stop(struct fs *fs);
-/* Carry out what was received, on this thread; it may be answered later, by a worker. */
-void serve_one(struct fs *fs, struct fuse_buf *buf);
-/* The session cannot go on. */
-void serve_end(struct fs *fs);
-/* Of a thread that ends when it finds fs->stopping set, and is waked to see it. */
-void serve_join(pthread_t thread);
-
-/* ---- ring.c ---- */
-
-/* Makes fs->ring, or says why not. */
-void ring_create(struct fs *fs, const char **why);
-/* The kernel has been told that there is one: the mount is ready, or ends. */
-void ring_start(struct ring *ring);
-/*
- * Whether the request in hand may be answered by a worker, who waits for the kernel or for clients, however it came.
- */
-bool ring_keep(enum kept kind, struct ring_entry **entry);
-/* The worker who answers it has it in hand now. */
-void ring_resume(struct ring_entry *entry);
-/* True: it was the answer to a request that came by the ring, and is on its way. */
-bool ring_answer(const struct iovec *iov, int count);
-/* fs->stopping is set, if it was started. */
-void ring_destroy(struct fs *fs);
 
 /* ---- mount.c ---- */
 
@@ -499,9 +461,7 @@ int mount_begin(struct fs *fs, const struct fuse_lowlevel_ops *ops);
 bool mount_is_ours(const struct fs *fs);
 /* -EBUSY unless @lazy. */
 int mount_end(struct fs *fs, bool lazy);
-/* Have the kernel end the connection, if it lets us: who uses the mount gets ENOTCONN. */
-void mount_abort_connection(const struct fs *fs);
-/* The same, when no request is served any more. */
+/* End the connection: who still uses the mount gets ENOTCONN. When no request is served any more. */
 void mount_destroy_session(struct fs *fs);
 /*
  * The supervisor's: take the mount of a dead daemon away, and, if @hangs, end its connection, which the daemon's

@@ -22,7 +22,6 @@ union ioctl_arg {
 
 struct ioctl_job {
 	fuse_req_t req;
-	struct ring_entry *entry;
 	struct fs *fs;
 	struct handle *handle; /* stays: its request is not answered yet */
 	unsigned cmd;
@@ -100,7 +99,7 @@ static int carry_out(struct ioctl_job *job)
 	return -ENOTTY;
 }
 
-/* What a store may fail with as well must not be taken for what is said of requests that are to come again. */
+/* A store may fail with ENOBUFS, which must not be an answer: see protocol.h. */
 static int told(int err)
 {
 	return err == -ENOBUFS ? EIO : -err;
@@ -112,7 +111,6 @@ static void run(void *arg)
 	struct fs *fs = job->fs;
 	int err;
 
-	ring_resume(job->entry);
 	err = carry_out(job);
 	if (err)
 		fuse_reply_err(job->req, told(err));
@@ -147,8 +145,6 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fu
 {
 	struct fs *fs = req_fs(req);
 	struct ioctl_job *job;
-	struct ring_entry *entry;
-	int err;
 
 	if (!known(cmd)) {
 		fuse_reply_err(req, ENOTTY);
@@ -168,14 +164,12 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fu
 		fuse_reply_err(req, ENOMEM);
 		return;
 	}
-	err = keep_begin(fs, KEPT_OTHER, &entry);
-	if (err) {
+	if (!busy_begin(fs, false)) {
 		free(job);
-		fuse_reply_err(req, -err);
+		fuse_reply_err(req, ENOTCONN);
 		return;
 	}
 	job->req = req;
-	job->entry = entry;
 	job->fs = fs;
 	job->handle = handle_of(fi);
 	job->cmd = cmd;
@@ -187,7 +181,6 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fu
 
 struct release_job {
 	fuse_req_t req;
-	struct ring_entry *entry;
 	struct fs *fs;
 	struct inode *inode;
 	struct gaia_ioc_range range;
@@ -200,7 +193,6 @@ static void run_release(void *arg)
 	struct cfile *f;
 	int err;
 
-	ring_resume(job->entry);
 	err = contents_get(job->inode, &f);
 	if (!err) {
 		err = control_release(fs->control, f, true, &job->range);
@@ -215,8 +207,6 @@ void release_by_xattr(fuse_req_t req, struct inode *inode, const void *value, si
 {
 	struct fs *fs = req_fs(req);
 	struct release_job *job;
-	struct ring_entry *entry;
-	int err;
 
 	if (inode->type != S_IFREG || size != sizeof(job->range)) {
 		fuse_reply_err(req, inode->type != S_IFREG ? ENODEV : EINVAL);
@@ -227,14 +217,13 @@ void release_by_xattr(fuse_req_t req, struct inode *inode, const void *value, si
 		fuse_reply_err(req, ENOMEM);
 		return;
 	}
-	err = keep_begin(fs, KEPT_OTHER, &entry);
-	if (err) {
+	if (!busy_begin(fs, false)) {
 		free(job);
-		fuse_reply_err(req, -err);
+		fuse_reply_err(req, ENOTCONN);
 		return;
 	}
 	/* The caller's descriptor keeps the inode until we have answered. */
-	*job = (struct release_job){ .req = req, .entry = entry, .fs = fs, .inode = inode };
+	*job = (struct release_job){ .req = req, .fs = fs, .inode = inode };
 	memcpy(&job->range, value, size);
 	pool_submit(fs->workers, run_release, job);
 }

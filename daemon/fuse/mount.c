@@ -116,16 +116,12 @@ static int unmount_dead(const char *path)
 	return umount2(path, UMOUNT_NOFOLLOW | MNT_FORCE | MNT_DETACH) ? -errno : 0;
 }
 
-/*
- * Whether a file system whose daemon has died is mounted there. stat(2) might not ask it. (ECANCELED: it had its
- * requests by io_uring, and the kernel is about to end the connection.)
- */
+/* Whether a file system whose daemon has died is mounted there. stat(2) might not ask it. */
 static bool is_dead(const char *path)
 {
 	struct statfs sfs;
 
-	return statfs(path, &sfs) &&
-	       (errno == ENOTCONN || errno == ECONNABORTED || errno == ECANCELED);
+	return statfs(path, &sfs) && (errno == ENOTCONN || errno == ECONNABORTED);
 }
 
 /* stat(2); the mount of a gaiafs that has died is taken away first. */
@@ -525,7 +521,7 @@ static int fusectl_open(void)
 }
 
 /* By the number, since the mount may be out of the tree. The files there belong to who mounted. */
-void mount_abort_connection(const struct fs *fs)
+static void abort_connection(const struct fs *fs)
 {
 	char path[64];
 	int dir, fd;
@@ -561,7 +557,7 @@ bool mount_abort(struct fs *fs, bool hangs)
 	/* First: unmounting may wait for the daemon (not root's, which ends the connection itself).
 	 * The number is the mount's until the connection ends, which the daemon hears at once. */
 	if (hangs && !(fs->supervised && fs->supervised->over) && (!ours || geteuid()))
-		mount_abort_connection(fs);
+		abort_connection(fs);
 	if (ours)
 		unmount_dead(fs->mountpoint);
 	return ours;

@@ -192,7 +192,7 @@ static void park(struct fs *fs)
 		my_seat = &r->seat[atomic_fetch_add(&r->n_taken, 1)];
 	while (not_needed(r) && take_seat(fs, my_seat))
 		while (sem_wait(&my_seat->woken))
-			; /* EINTR: see serve_join() */
+			; /* EINTR: see serve_stop() */
 }
 
 static bool has_request(int fd)

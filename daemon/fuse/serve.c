@@ -1,5 +1,5 @@
 /*
- * serve.c - the threads that receive requests by /dev/fuse and carry them out (by io_uring: ring.c).
+ * serve.c - the threads that receive requests and carry them out.
  *
  * The loop is our own, not libfuse's: it looks at requests before libfuse does, and its
  * threads can be stopped while the mount is still there.
@@ -22,15 +22,14 @@
 
 /* Newer than Debian 12's kernel headers might be. */
 #define OPCODE_TMPFILE 51
-#define INIT2_OVER_IO_URING (1u << 9) /* of flags2 */
 
 /* Of the request in hand. */
 static __thread struct {
 	bool is_tmpfile;
 	bool clears_set_id;
-	/* An INIT, and what of FUSE_HANDLE_KILLPRIV_V2 and INIT2_OVER_IO_URING the kernel can do. */
+	/* An INIT, and FUSE_HANDLE_KILLPRIV_V2 if the kernel can do it. */
 	bool is_init;
-	uint32_t flags, flags2;
+	uint32_t flags;
 } request;
 
 bool serve_is_tmpfile(void)
@@ -43,19 +42,6 @@ bool serve_clears_set_id(void)
 	return request.clears_set_id;
 }
 
-static void look_at_init(const struct fuse_init_in *init)
-{
-	request.is_init = true;
-	request.flags = init->flags & FUSE_HANDLE_KILLPRIV_V2;
-	if (init->flags & FUSE_INIT_EXT)
-		request.flags2 = init->flags2 & INIT2_OVER_IO_URING;
-}
-
-bool serve_by_ring(const struct fs *fs)
-{
-	return fs->ring && request.flags2;
-}
-
 static void look_at(struct fuse_buf *buf)
 {
 	struct fuse_in_header *in = buf->mem;
@@ -64,7 +50,8 @@ static void look_at(struct fuse_buf *buf)
 	memset(&request, 0, sizeof(request));
 	switch (in->opcode) {
 	case FUSE_INIT:
-		look_at_init(arg);
+		request.is_init = true;
+		request.flags = ((const struct fuse_init_in *)arg)->flags & FUSE_HANDLE_KILLPRIV_V2;
 		break;
 	case FUSE_WRITE:
 		request.clears_set_id =
@@ -78,33 +65,15 @@ static void look_at(struct fuse_buf *buf)
 	}
 }
 
-/* What libfuse cannot promise, or does not do as we do. */
-static ssize_t answer_init(struct fs *fs, int fd, struct iovec *iov, int count)
-{
-	struct fuse_init_out *out = iov[1].iov_base;
-	bool by_ring = serve_by_ring(fs);
-	ssize_t n;
-
-	request.is_init = false;
-	out->flags |= request.flags;
-	if (by_ring) {
-		out->flags |= FUSE_INIT_EXT;
-		out->flags2 |= request.flags2;
-	}
-	n = writev(fd, iov, count);
-	if (n >= 0 && by_ring)
-		ring_start(fs->ring);
-	return n;
-}
-
 static ssize_t send_answer(int fd, struct iovec *iov, int count, void *arg)
 {
-	struct fs *fs = arg;
+	if (request.is_init && count == 2) {
+		struct fuse_init_out *out = iov[1].iov_base;
 
-	if (request.is_init && count == 2)
-		return answer_init(fs, fd, iov, count);
-	if (fs->ring && ring_answer(iov, count))
-		return ((const struct fuse_out_header *)iov[0].iov_base)->len;
+		/* What libfuse cannot promise. */
+		out->flags |= request.flags;
+		request.is_init = false;
+	}
 	return writev(fd, iov, count);
 }
 
@@ -133,12 +102,6 @@ static size_t next_request(struct fs *fs, void *buf)
 	return n < 0 || fs->stopping ? 0 : (size_t)n;
 }
 
-void serve_one(struct fs *fs, struct fuse_buf *buf)
-{
-	look_at(buf);
-	fuse_session_process_buf(fs->session, buf);
-}
-
 static void *serve(void *arg)
 {
 	struct fs *fs = arg;
@@ -150,8 +113,10 @@ static void *serve(void *arg)
 	if (err)
 		log_error("fuse: a umask for each thread: %s", strerror(-err));
 
-	while (!err && (buf.size = next_request(fs, buf.mem)))
-		serve_one(fs, &buf);
+	while (!err && (buf.size = next_request(fs, buf.mem))) {
+		look_at(&buf);
+		fuse_session_process_buf(fs->session, &buf);
+	}
 	free(buf.mem);
 	receive_thread_ends(fs);
 	if (!fs->stopping) {
@@ -164,59 +129,29 @@ static void *serve(void *arg)
 	return NULL;
 }
 
-void serve_end(struct fs *fs)
-{
-	fs->over = true;
-	mount_abort_connection(fs);
-	/* Also where it could not be ended. */
-	fs->config.ended(fs->config.arg);
-}
-
 static void wake(int signal)
 {
 	/* Only its interrupting a read(2) matters. */
 }
 
-/* How we see libfuse's answers. Packages of 3.17 and newer may be built without. */
-static int intercept(struct fs *fs)
+/* From 3.17 on libfuse promises by itself what send_answer() adds, and may be built without custom I/O. */
+static int intercept_answers(struct fs *fs)
 {
-	return fuse_session_custom_io(fs->session, &io, fuse_session_fd(fs->session));
-}
-
-/*
- * io_uring is for who asks for it. Of nine uses, by one process and by four, only opens by four gained each of the three
- * times they were measured (1.04 to 1.4 of the rate by /dev/fuse); names and writes of one process lost (0.6 to 1.0).
- */
-static int choose_transport(struct fs *fs)
-{
-	/* Newer ones promise by themselves what answer_init() would. */
-	bool must_see = !FUSE_CAP_HANDLE_KILLPRIV_V2;
 	int err = 0;
 
-	if (fs->config.transport == FS_TRANSPORT_URING)
-		ring_create(fs, &fs->not_uring);
-	if (fs->ring || must_see)
-		err = intercept(fs);
-	if (err && fs->ring) {
-		ring_destroy(fs);
-		fs->not_uring = "this libfuse was built without custom I/O (scripts/setup builds one with it)";
-	}
-	if (err && must_see)
+	if (!FUSE_CAP_HANDLE_KILLPRIV_V2)
+		err = fuse_session_custom_io(fs->session, &io, fuse_session_fd(fs->session));
+	if (err)
 		log_error("fuse: %s", strerror(-err));
-	else if (fs->not_uring)
-		log_warn("--transport uring: %s; requests come by /dev/fuse", fs->not_uring);
-	return must_see ? err : 0;
+	return err;
 }
 
 static int start_threads(struct fs *fs)
 {
 	int err = receive_start(fs);
 
-	if (err) {
-		if (fs->ring)
-			ring_destroy(fs);
+	if (err)
 		goto fail;
-	}
 	fs->running = FS_THREADS;
 	while (fs->n_threads < FS_THREADS) {
 		err = -pthread_create(&fs->thread[fs->n_threads], NULL, serve, fs);
@@ -246,14 +181,15 @@ int serve_start(struct fs *fs)
 	sigfillset(&all);
 	sigdelset(&all, SIGUSR2);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	err = choose_transport(fs); /* logs */
+	err = intercept_answers(fs); /* logs */
 	if (!err)
 		err = start_threads(fs); /* logs */
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	return err;
 }
 
-void serve_join(pthread_t thread)
+/* Of a thread that ends when it finds fs->stopping set, and is waked to see it. */
+static void join(pthread_t thread)
 {
 	struct timespec soon;
 
@@ -274,18 +210,9 @@ void serve_stop(struct fs *fs)
 	fs->stopping = true;
 	receive_wake_all(fs);
 	for (unsigned i = 0; i < fs->n_threads; i++)
-		serve_join(fs->thread[i]);
+		join(fs->thread[i]);
 	fs->n_threads = 0;
 	receive_stop(fs);
-	if (fs->ring)
-		ring_destroy(fs);
-}
-
-int keep_begin(struct fs *fs, enum kept kind, struct ring_entry **entry)
-{
-	if (!ring_keep(kind, entry))
-		return -ENOBUFS;
-	return busy_begin(fs, false) ? 0 : -ENOTCONN;
 }
 
 bool busy_begin(struct fs *fs, bool invalidation)

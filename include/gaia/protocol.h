@@ -17,9 +17,8 @@
  * ioctl that needs messages names the last of them (`seq`): the caller must have
  * handled it before it uses what the reply promises. Another thread's ioctl may have caused it, long ago.
  *
- * ENOBUFS, of an ioctl or of the setxattr(2) by which a release is asked for: the daemon has too many of them at work to
- * take one more now; nothing was done. Ask again, a little later. (EAGAIN would not get through: what setxattr(2) makes of
- * it is EOPNOTSUPP.)
+ * ENOBUFS is no answer to an ioctl, nor to the setxattr(2) by which a release is asked for: libraries of version 1 may
+ * ask again for as long as they get it.
  */
 #ifndef GAIA_PROTOCOL_H
 #define GAIA_PROTOCOL_H

@@ -41,19 +41,12 @@ const char *feature_name(enum feature f)
 
 const char *const way_names[WAYS] = { "writeback", "writethrough", "auto" };
 
-const char *const transport_names[TRANSPORTS] = { "dev", "uring" };
-
 const char *config_way(const struct config *c)
 {
 	return way_names[c->writeback ? WRITEBACK : c->automatic ? AUTO : WRITETHROUGH];
 }
 
-const char *config_transport(const struct config *c)
-{
-	return transport_names[c->uring ? URING : DEV];
-}
-
-void config_draw(struct config *c, uint64_t seed, enum way way, enum transport transport)
+void config_draw(struct config *c, uint64_t seed, enum way way)
 {
 	unsigned how;
 
@@ -62,7 +55,6 @@ void config_draw(struct config *c, uint64_t seed, enum way way, enum transport t
 	c->seed = seed;
 	c->writeback = way == WRITEBACK;
 	c->automatic = way == AUTO;
-	c->uring = transport == URING;
 	for (unsigned f = 0; f < FEATURES; f++)
 		if (chance(features[f].percent))
 			c->features |= 1u << f;
@@ -99,8 +91,7 @@ void config_draw(struct config *c, uint64_t seed, enum way way, enum transport t
 
 void config_print(const struct config *c)
 {
-	printf("%s by %s, %s, %u cpu, %u device%s, client%s on", config_way(c),
-	       config_transport(c), c->bytes ? "bytes" : "words", c->cpus, c->devices, c->devices == 1 ? "" : "s",
+	printf("%s, %s, %u cpu, %u device%s, client%s on", config_way(c), c->bytes ? "bytes" : "words", c->cpus, c->devices, c->devices == 1 ? "" : "s",
 	       c->clients == 1 ? "" : "s");
 	for (unsigned i = 0; i < c->clients; i++)
 		printf(" %u", c->client_device[i]);

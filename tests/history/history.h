@@ -85,7 +85,6 @@ struct config {
 	uint64_t seed;		/* of all that is drawn below and of all programs */
 	bool writeback;		/* the kernel's way of caching; */
 	bool automatic;		/* ... and if not writeback: auto, not writethrough */
-	bool uring;		/* requests come by io_uring, not /dev/fuse */
 	bool bytes;		/* cells of one byte */
 	unsigned cpus, devices, clients, slots, hot;
 	unsigned client_device[MAX_CLIENTS];
@@ -96,12 +95,9 @@ struct config {
 
 enum way { WRITEBACK, WRITETHROUGH, AUTO, WAYS };
 extern const char *const way_names[WAYS];
-enum transport { DEV, URING, TRANSPORTS };
-extern const char *const transport_names[TRANSPORTS];
 
-void config_draw(struct config *c, uint64_t seed, enum way way, enum transport transport);
+void config_draw(struct config *c, uint64_t seed, enum way way);
 const char *config_way(const struct config *c);
-const char *config_transport(const struct config *c);
 /* On one line. */
 void config_print(const struct config *c);
 const char *feature_name(enum feature f);

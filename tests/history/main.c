@@ -16,7 +16,6 @@ static const char usage[] =
 	"  --seconds N, --minutes N  how long (60 seconds)\n"
 	"  --seed N       of the first configuration and all that follow (by chance)\n"
 	"  --cpu-cache auto|writeback|writethrough  how the mount lets the kernel cache (by turns)\n"
-	"  --transport dev|uring  how requests come: by /dev/fuse or by io_uring (by turns)\n"
 	"  --gaiafs PATH  the daemon ($GAIAFS, or this build's)\n"
 	"  --faults TEXT  more fault points, in the form of $GAIAFS_FAULTS\n"
 	"  --only A,B...  no features but these; --without A,B...  not these (--list names them)\n"
@@ -30,7 +29,6 @@ struct options {
 	uint64_t seed;
 	bool seeded;
 	enum way way;		/* WAYS: each in its turn */
-	enum transport transport; /* TRANSPORTS: the same */
 	const char *gaiafs, *faults;
 	uint32_t only, without;
 };
@@ -91,13 +89,12 @@ static void list_features(void)
 
 static void parse_options(int argc, char **argv, struct options *o)
 {
-	enum { SECONDS = 256, MINUTES, SEED, CPU_CACHE, TRANSPORT, GAIAFS, FAULTS, ONLY, WITHOUT, SHRINK, LIST, HELP };
+	enum { SECONDS = 256, MINUTES, SEED, CPU_CACHE, GAIAFS, FAULTS, ONLY, WITHOUT, SHRINK, LIST, HELP };
 	static const struct option options[] = {
 		{ "seconds", required_argument, NULL, SECONDS },
 		{ "minutes", required_argument, NULL, MINUTES },
 		{ "seed", required_argument, NULL, SEED },
 		{ "cpu-cache", required_argument, NULL, CPU_CACHE },
-		{ "transport", required_argument, NULL, TRANSPORT },
 		{ "gaiafs", required_argument, NULL, GAIAFS },
 		{ "faults", required_argument, NULL, FAULTS },
 		{ "only", required_argument, NULL, ONLY },
@@ -123,9 +120,6 @@ static void parse_options(int argc, char **argv, struct options *o)
 			break;
 		case CPU_CACHE:
 			o->way = (enum way)named("--cpu-cache", optarg, way_names, WAYS);
-			break;
-		case TRANSPORT:
-			o->transport = (enum transport)named("--transport", optarg, transport_names, TRANSPORTS);
 			break;
 		case GAIAFS:
 			o->gaiafs = optarg;
@@ -183,8 +177,6 @@ static enum verdict ask_ways(const struct mnt *m, struct config *c, const struct
 		c->automatic = strcmp(is, way_names[AUTO]) == 0;
 		c->writeback = strcmp(is, way_names[WRITEBACK]) == 0;
 	}
-	if (c->uring && !ask(m, "transport", config_transport(c), o->transport == URING, is))
-		return BROKEN;
 	return ALL_WELL;
 }
 
@@ -192,7 +184,7 @@ static enum verdict ask_ways(const struct mnt *m, struct config *c, const struct
 static enum verdict play(const struct config *drawn, const struct options *o, unsigned rounds)
 {
 	struct config c = *drawn;
-	struct mnt_options mo = { .gaiafs = o->gaiafs, .args = config_args(&c), .transport = config_transport(&c) };
+	struct mnt_options mo = { .gaiafs = o->gaiafs, .args = config_args(&c) };
 	enum verdict v;
 	bool last = false;
 	struct mnt m;
@@ -238,7 +230,7 @@ static void shrink(struct config *c, const struct options *o)
 		if (HAS(&best, f) && still_fails(&try, o, rounds))
 			best = try;
 	}
-	for (unsigned what = 0; what < 5 && now() < end; what++) {
+	for (unsigned what = 0; what < 4 && now() < end; what++) {
 		try = best;
 		if (what == 0)
 			try.slots = 1;
@@ -246,10 +238,8 @@ static void shrink(struct config *c, const struct options *o)
 			try.hot = 1;
 		else if (what == 2)
 			try.clients = 1;
-		else if (what == 3)
-			try.cpus = 1;
 		else
-			try.uring = false;
+			try.cpus = 1;
 		if (memcmp(&try, &best, sizeof(try)) != 0 && still_fails(&try, o, rounds))
 			best = try;
 	}
@@ -267,8 +257,7 @@ static enum verdict run(const struct options *o)
 		struct config c;
 		enum verdict v;
 
-		config_draw(&c, seed, o->way < WAYS ? o->way : (enum way)(seed % WAYS),
-			    o->transport < TRANSPORTS ? o->transport : (enum transport)(seed / WAYS % TRANSPORTS));
+		config_draw(&c, seed, o->way < WAYS ? o->way : (enum way)(seed % WAYS));
 		c.features &= ~o->without;
 		if (o->only)
 			c.features &= o->only;
@@ -292,7 +281,7 @@ static enum verdict run(const struct options *o)
 
 int main(int argc, char **argv)
 {
-	struct options o = { .seconds = 60, .shrink = 60, .way = WAYS, .transport = TRANSPORTS };
+	struct options o = { .seconds = 60, .shrink = 60, .way = WAYS };
 	uint64_t began = now();
 	enum verdict v;
 

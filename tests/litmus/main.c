@@ -18,7 +18,6 @@
 static const char usage[] =
 	"usage: litmus-runner [OPTION]... FILE...\n"
 	"  --cpu-cache auto|writeback|writethrough  how the mount lets the kernel cache (auto)\n"
-	"  --transport dev|uring  how requests come: by /dev/fuse or by io_uring ($GAIAFS_TRANSPORT, or dev)\n"
 	"  --files cached|held|mapped  begin with files that devices have mapped before, or that another\n"
 	"                 process has open, or only mapped\n"
 	"  --repeat N     repetitions, instead of what each file asks for\n"
@@ -64,10 +63,9 @@ static enum start start_named(const char *name)
 
 static void parse_options(int argc, char **argv, struct run_options *o, bool *check)
 {
-	enum { CPU_CACHE = 256, TRANSPORT, FILES, REPEAT, SEED, DELAYS, GAIAFS, GAIA, CHECK, HELP };
+	enum { CPU_CACHE = 256, FILES, REPEAT, SEED, DELAYS, GAIAFS, GAIA, CHECK, HELP };
 	static const struct option options[] = {
 		{ "cpu-cache", required_argument, NULL, CPU_CACHE },
-		{ "transport", required_argument, NULL, TRANSPORT },
 		{ "files", required_argument, NULL, FILES },
 		{ "repeat", required_argument, NULL, REPEAT },
 		{ "seed", required_argument, NULL, SEED },
@@ -90,14 +88,6 @@ static void parse_options(int argc, char **argv, struct run_options *o, bool *ch
 				exit(2);
 			}
 			o->cpu_cache = optarg;
-			break;
-		case TRANSPORT:
-			if (strcmp(optarg, "dev") != 0 && strcmp(optarg, "uring") != 0) {
-				fprintf(stderr, "litmus-runner: --transport takes dev or uring, not '%s'\n",
-					optarg);
-				exit(2);
-			}
-			o->transport = optarg;
 			break;
 		case FILES:
 			o->start = start_named(optarg);
@@ -139,7 +129,6 @@ int main(int argc, char **argv)
 	struct run_options o = {
 		.gaia = from_env("GAIA", GAIA_BUILT),
 		.cpu_cache = "auto",
-		.transport = mnt_transport(),
 		.seconds = SECONDS * (unsigned)value("LITMUS_SLOW", from_env("LITMUS_SLOW", "1")),
 	};
 	unsigned passed = 0, failed = 0, unread = 0;

@@ -90,8 +90,7 @@ const char *run_way(const struct run_options *o)
 	static const char *const starts[] = { "", ", cached", ", held", ", mapped" };
 	static char text[64];
 
-	snprintf(text, sizeof(text), "%s by %s%s%s", o->cpu_cache, o->transport, starts[o->start],
-		 o->delays ? ", delayed" : "");
+	snprintf(text, sizeof(text), "%s%s%s", o->cpu_cache, starts[o->start], o->delays ? ", delayed" : "");
 	return text;
 }
 
@@ -555,9 +554,9 @@ static void arm_delays(uint64_t seed)
 bool run_scenario(const struct scenario *s, const struct run_options *o, struct run_report *report)
 {
 	struct run r = { .s = s, .o = o, .report = report };
-	struct mnt_options mo = { .gaiafs = o->gaiafs, .transport = o->transport };
+	struct mnt_options mo = { .gaiafs = o->gaiafs };
 	const char *args[64];
-	char device[MAX_DEVICES][64], transport[16];
+	char device[MAX_DEVICES][64];
 	unsigned repeat = o->repeat;
 
 	if (!repeat)
@@ -568,13 +567,6 @@ bool run_scenario(const struct scenario *s, const struct run_options *o, struct 
 		arm_delays(o->seed);
 	if (mnt_start(&r.mnt, &mo)) {
 		fprintf(stderr, "FAIL %s (%s): no mount\n", s->path, run_way(o));
-		return false;
-	}
-	if (strcmp(o->transport, "uring") == 0 &&
-	    (mnt_says(&r.mnt, "transport", transport) || strcmp(transport, o->transport) != 0)) {
-		fprintf(stderr, "FAIL %s (%s): requests by io_uring are not to be had here:\n", s->path, run_way(o));
-		mnt_show_log(&r.mnt);
-		mnt_stop(&r.mnt);
 		return false;
 	}
 	r.stage = mmap(NULL, sizeof(*r.stage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,

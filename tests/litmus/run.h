@@ -16,7 +16,6 @@ struct run_options {
 	const char *gaiafs;	/* NULL: as mountpoint.h says */
 	const char *gaia;
 	const char *cpu_cache;	/* "auto", "writeback" or "writethrough" */
-	const char *transport;	/* "dev" or "uring" */
 	enum start start;
 	unsigned repeat;	/* 0: what the scenario asks for, and at least 50 with a par */
 	uint64_t seed;		/* of the first repetition; rises by one */

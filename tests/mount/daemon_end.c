@@ -168,11 +168,10 @@ EACH_WAY(daemon_end, gaia_umount_says_who_has_a_copy_of_the_mount)
 	backing_holds("f", want, SIZE);
 }
 
-/* A moment before a daemon is gone the kernel has other words for it: to who waits already, and by io_uring. */
+/* A moment before a daemon is gone the kernel has another word for it, to who waits already. */
 static bool is_gone(const char *text)
 {
-	return strstr(text, strerror(ENOTCONN)) || strstr(text, strerror(ECONNABORTED)) ||
-	       (strcmp(mnt_transport(), "uring") == 0 && strstr(text, strerror(ECANCELED)));
+	return strstr(text, strerror(ENOTCONN)) || strstr(text, strerror(ECONNABORTED));
 }
 
 EACH_WAY(daemon_end, gaia_umount_everywhere_ends_copies_of_the_mount)

@@ -109,7 +109,8 @@ ON_TOP(bad_usage_is_one_line)
 	refused("twice", "--device cuda --device cuda:0 dir");
 	refused("none", "--device none --device sim dir");
 	refused("sometimes", "--cpu-cache sometimes dir");
-	refused("pigeon", "--transport pigeon dir");
+	refused("--transport pigeon", "--transport pigeon dir");
+	refused("--transport uring", "--transport uring dir");
 	refused("loud", "--log-level loud dir");
 	refused("--writeback-age", "--writeback-age never dir");
 	refused("--writeback-age", "--writeback-age 0 dir");
@@ -163,6 +164,25 @@ ON_TOP(help_and_version_need_nothing)
 	cr_assert_eq(r.status, 0);
 	cr_assert_eq(lines(r.out), 1);
 	shell_free(&r);
+}
+
+ON_TOP(an_option_without_effect_is_taken_with_a_word)
+{
+	static const char *const values[] = { "auto", "dev" };
+	struct shell_result r;
+
+	for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++) {
+		r = shell_run(top, 60,
+			      "\"$GAIAFS\" --device none --cpu-cache writeback --transport %s dir other && "
+			      "cat other/f && \"$GAIA\" status other --json && \"$GAIA\" status other; "
+			      "\"$GAIA\" umount other", values[i]);
+		cr_assert_eq(r.status, 0, "%s: %d: %s", values[i], r.status, r.err);
+		cr_assert_eq(lines(r.err), 1, "%s: \"%s\"", values[i], r.err);
+		cr_assert_not_null(strstr(r.err, "no effect"), "%s: \"%s\"", values[i], r.err);
+		cr_assert_not_null(strstr(r.out, "storage_io"), "%s: no status: \"%s\"", values[i], r.out);
+		cr_assert_null(strstr(r.out, "transport"), "%s: \"%s\"", values[i], r.out);
+		shell_free(&r);
+	}
 }
 
 ON_TOP(the_command_returns_when_the_mount_is_live)

@@ -333,17 +333,6 @@ WHEN_FULL(a_removed_file_takes_what_was_kept_along)
 	/* The end of the mount is clean, though something was never stored. */
 }
 
-/* Writes that may be carried out at a time, of a MiB each: threads by /dev/fuse; by io_uring a queue's entries for each
- * CPU, and no more than the kernel sends in the background. */
-static long writes_at_a_time(void)
-{
-	long entries = 16 * sysconf(_SC_NPROCESSORS_CONF);
-
-	if (strcmp(mnt_transport(), "uring") != 0)
-		return 24;
-	return entries < 80 ? entries : 80;
-}
-
 /* More than home's budget is not kept: who writes is told, now or by fsync. */
 WHEN_FULL(what_is_kept_has_a_bound)
 {
@@ -362,7 +351,7 @@ WHEN_FULL(what_is_kept_has_a_bound)
 		}
 	FAILS(fsync(fd), ENOSPC);
 	/* What is under way when it is reached goes beyond it. */
-	cr_assert_leq(STATUS("home", "used"), (16 + writes_at_a_time()) * MIB);
+	cr_assert_leq(STATUS("home", "used"), (16 + 24) * MIB);
 	cr_assert_eq(unlinkat(both_root[ON_MOUNT], "f", 0), 0);
 	close(fd);
 	free(new);
@@ -573,8 +562,8 @@ EACH_WAY_BARE(fault_store, of_writing_and_of_syncing_are_told_and_nothing_is_los
 	free(new);
 }
 
-/* ENOBUFS from the daemon means that an ioctl is to be asked again: what a store says must not be taken for that. */
-EACH_WAY_BARE(fault_store, of_writing_that_resembles_a_busy_daemon_is_told_to_a_device)
+/* What is no answer of the daemon's (protocol.h), but a store may say. */
+EACH_WAY_BARE(fault_store, of_writing_that_has_no_place_in_an_answer_is_told_to_a_device)
 {
 	struct actor *dev;
 

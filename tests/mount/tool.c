@@ -53,7 +53,6 @@ EACH_WAY_BARE(tool, status_describes_the_mount)
 	s = report("status", ".");
 	cr_assert_str_eq(json_string_value(json_object_get(s, "mountpoint")), mnt.path);
 	cr_assert_str_eq(json_string_value(json_object_get(s, "cpu_cache")), way);
-	cr_assert_str_eq(json_string_value(json_object_get(s, "transport")), mnt_transport());
 	cr_assert_eq(strncmp(json_string_value(json_object_get(s, "storage_io")), "direct, ", 8), 0);
 	cr_assert_eq(NUMBER(s, "pid"), mnt.daemon);
 	cr_assert_eq(json_array_size(json_object_get(s, "devices")), 2u);

@@ -70,8 +70,9 @@ cmp want src/file || fail "umount returned before everything was stored"
 [ "$(mounts)" -eq 0 ] || fail "still mounted after umount"
 
 # A line of fstab, and mount -a, which knows what is mounted already.
-echo "$dir/src $dir/mnt gaiafs device=\"sim:8M,count=2\",home=16M,nofail,x-systemd.requires=x 0 0" > fstab
-mount -T fstab "$dir/mnt" || fail "mounting by fstab failed"
+echo "$dir/src $dir/mnt gaiafs device=\"sim:8M,count=2\",home=16M,transport=dev,nofail,x-systemd.requires=x 0 0" > fstab
+mount -T fstab "$dir/mnt" 2> err || fail "mounting by fstab failed: $(cat err)"
+grep -q 'transport dev: .* no effect' err || fail "transport=dev: no word of its having no effect: $(cat err)"
 [ "$(bin/gaia status --json mnt | grep -c '"kind": "sim"')" -eq 2 ] || fail "device=\"sim:8M,count=2\" did not make two devices"
 mount -a -T fstab || fail "mount -a failed"
 [ "$(mounts)" -eq 1 ] || fail "mount -a mounted it again"
@@ -91,3 +92,5 @@ ended "$pid"
 [ -s err ] || fail "mounting a missing directory fails without a word"
 ! mount -t gaiafs -o home=lots src mnt 2> err || fail "home=lots was taken"
 grep -q lots err || fail "home=lots: the reason does not name it: $(cat err)"
+! mount -t gaiafs -o transport=uring src mnt 2> err || fail "transport=uring was taken"
+grep -q 'transport uring' err || fail "transport=uring: the reason does not name it: $(cat err)"

@@ -29,8 +29,8 @@ expect() {
 expect 0 '[--][src][mnt]' src mnt
 expect 0 '[-o][rw][--][src][mnt]' src mnt -o rw
 expect 0 '[-o][ro,allow_other][--][src][mnt]' src mnt -v -n -o ro,defaults,_netdev,x-a.b=c,nofail,allow_other
-expect 0 '[--device][sim:1G][--home][2G][--cpu-cache][writethrough][--transport][uring][-o][rw][--][src][mnt]' \
-	src mnt -s -o rw,device=sim:1G,home=2G,cpu-cache=writethrough,transport=uring -t gaiafs
+expect 0 '[--device][sim:1G][--home][2G][--cpu-cache][writethrough][--transport][dev][-o][rw][--][src][mnt]' \
+	src mnt -s -o rw,device=sim:1G,home=2G,cpu-cache=writethrough,transport=dev -t gaiafs
 expect 0 '[--device][sim:1G,count=2][--device][none][--][src][mnt]' \
 	src mnt -o 'device="sim:1G,count=2",device=none'
 expect 0 '[--][src]' ./src src

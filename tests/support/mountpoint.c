@@ -236,13 +236,6 @@ static const char *binary(const struct mnt *m)
 	return path ? path : GAIAFS_BUILT;
 }
 
-const char *mnt_transport(void)
-{
-	const char *is = getenv("GAIAFS_TRANSPORT");
-
-	return is ? is : "dev";
-}
-
 static _Noreturn void exec_daemon(const struct mnt *m)
 {
 	const char *argv[MAX_ARGS + 8];
@@ -252,8 +245,6 @@ static _Noreturn void exec_daemon(const struct mnt *m)
 	argv[n++] = binary(m);
 	if (!m->options.background)
 		argv[n++] = "-f";
-	argv[n++] = "--transport";
-	argv[n++] = m->options.transport ? m->options.transport : mnt_transport();
 	for (int i = 0; m->options.args && m->options.args[i] && i < MAX_ARGS; i++)
 		argv[n++] = m->options.args[i];
 	argv[n++] = m->backing;

@@ -32,9 +32,6 @@ struct mnt_options {
 	/* Its options beyond source, mount point and -f; ends with NULL. NULL: none. */
 	const char *const *args;
 
-	/* How requests come: "dev" or "uring". NULL: mnt_transport(). */
-	const char *transport;
-
 	/* Mount this directory, and leave it when done. NULL: an empty one, of the mount's own. */
 	const char *backing;
 
@@ -78,9 +75,6 @@ int mnt_restart(struct mnt *m);
 /* Wait for a daemon that ends by itself or was told to (SIGTERM), and take down what is left of the
  * mount: its wait status, or -1 when it has not ended after a minute and was killed. */
 int mnt_wait(struct mnt *m);
-
-/* How requests come to the mounts of this run that do not say: $GAIAFS_TRANSPORT, or "dev". */
-const char *mnt_transport(void);
 
 /* Whether this user's supervisor can end a connection on which remains of a daemon hang. */
 bool mnt_can_abort(void);

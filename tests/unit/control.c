@@ -243,10 +243,9 @@ static int push_fails(int fd, off_t off, off_t len)
 	return fails(fd, 0, NULL);
 }
 
-/* By /dev/fuse there are two, by io_uring three. */
 Test(gone, has_one_word_whatever_the_kernel_calls_it)
 {
-	static const int words[] = { ENOTCONN, ECONNABORTED, ECANCELED };
+	static const int words[] = { ENOTCONN, ECONNABORTED };
 
 	wire_sys.ioctl = fails;
 	wire_sys.push = push_fails;

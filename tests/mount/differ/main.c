@@ -1,7 +1,7 @@
 /*
  * main.c - the differential tester's command line; see differ.h.
  *
- *	differ [--cpu-cache auto|writeback|writethrough] [--transport dev|uring] [--seed S]
+ *	differ [--cpu-cache auto|writeback|writethrough] [--seed S]
  *	       [--programs N | --minutes N] [--steps N] [--only STEP,...] [--tries N]
  *
  * Runs the programs of seed S, S + 1, ... (S: by the clock unless given, and printed). When one
@@ -30,7 +30,7 @@
 #define SHRINK_SECONDS 60
 #define HANG_SECONDS 60
 
-static const char *way = "auto", *transport;
+static const char *way = "auto";
 static struct mnt mnt;
 static struct trees trees;
 static char plain[PATH_MAX];
@@ -125,8 +125,7 @@ static void begin(struct setting setting)
 {
 	static const char *args[] = { "--home", "8M", "--device", "sim:8M", "--writeback-age", NULL,
 				      "--cpu-cache", NULL, NULL, "dev,suid", NULL };
-	const struct mnt_options options = { .args = args, .transport = transport };
-	char is[16];
+	const struct mnt_options options = { .args = args };
 
 	args[5] = setting.late ? "5" : "0.02";
 	args[7] = way;
@@ -134,11 +133,6 @@ static void begin(struct setting setting)
 	args[8] = geteuid() ? NULL : "-o";
 	if (mnt_start(&mnt, &options))
 		exit(2);
-	if (mnt_says(&mnt, "transport", is) || strcmp(is, transport) != 0) {
-		fprintf(stderr, "differ: requests by %s are not to be had here; gaia status says why\n", transport);
-		mnt_stop(&mnt);
-		exit(2);
-	}
 	snprintf(plain, sizeof(plain), "%s/plain", mnt.dir);
 	if (mkdir(plain, 0755)) {
 		perror(plain);
@@ -214,15 +208,15 @@ static void report(uint64_t seed, struct step *step, unsigned n, const char *wha
 {
 	unsigned all = n;
 
-	printf("differ: seed %lu, %s by %s, step %u of %u: %s\n", (unsigned long)seed, way, transport, at, n, what);
+	printf("differ: seed %lu, %s, step %u of %u: %s\n", (unsigned long)seed, way, at, n, what);
 	n = at < n ? at + 1 : n;
 	n = shrink(step, n, theme);
 	what = still_differs(step, n, theme, &at) ? program_told() : NULL;
 	printf("%u steps of %u are left:\n", n, all);
 	print_steps(step, n);
 	printf("%s\n", what ? what : "(which differ sometimes, but not this time)");
-	printf("again: differ --cpu-cache %s --transport %s --seed %lu --programs 1 --steps %lu --only ", way,
-	       transport, (unsigned long)seed, option.steps);
+	printf("again: differ --cpu-cache %s --seed %lu --programs 1 --steps %lu --only ", way,
+	       (unsigned long)seed, option.steps);
 	for (unsigned i = 0; i < n; i++)
 		printf("%s%u", i ? "," : "", step[i].number);
 	printf("\n");
@@ -289,7 +283,6 @@ static void parse(int argc, char **argv)
 {
 	static const struct option options[] = {
 		{ "cpu-cache", required_argument, NULL, 'c' },
-		{ "transport", required_argument, NULL, 'r' },
 		{ "seed", required_argument, NULL, 's' },
 		{ "programs", required_argument, NULL, 'p' },
 		{ "steps", required_argument, NULL, 'n' },
@@ -303,14 +296,10 @@ static void parse(int argc, char **argv)
 
 	clock_gettime(CLOCK_REALTIME, &ts);
 	option.seed = (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000;
-	transport = mnt_transport();
 	while ((c = getopt_long(argc, argv, "", options, NULL)) >= 0) {
 		switch (c) {
 		case 'c':
 			way = optarg;
-			break;
-		case 'r':
-			transport = optarg;
 			break;
 		case 's':
 			option.seed = number(optarg);
@@ -357,7 +346,7 @@ int main(int argc, char **argv)
 	run_now = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	signal(SIGALRM, on_alarm);
 	calls_prepare();
-	printf("differ: %s by %s, seed %lu\n", way, transport, (unsigned long)option.seed);
+	printf("differ: %s, seed %lu\n", way, (unsigned long)option.seed);
 	stop_at = now() + 60.0 * (double)option.minutes;
 	while (good && (option.minutes ? now() < stop_at : done < option.programs)) {
 		uint64_t seed = option.seed + done++;
