@@ -264,6 +264,7 @@ struct grant {
 	bool in_delivery; /* some acquire is handing the replica's memory to the client */
 	/* The client maps it, when it has handled this message (cache_host.grant); 0: it does not. */
 	uint64_t delivered;
+	unsigned lookers; /* who asks whether its client lives; it and its mapping stay meanwhile */
 	bool unanswered; /* it was asked to unmap it, and has not said that it did */
 };
 
@@ -629,6 +630,11 @@ void replicas_drop_idle(struct chunk *ch);
  * Unreleased writes of clients that have died are dropped on the way. [W]
  */
 int replicas_pin(struct mapping *m, uint64_t first, uint64_t last, struct replica **out);
+/*
+ * The same of those of the @n chunks from @first on that the mapping holds something of, up to the first that it does
+ * not: how many. Makes none, and so takes no dev->reserve and waits for no client.
+ */
+uint64_t replicas_pin_again(struct mapping *m, uint64_t first, uint64_t n, struct replica **out);
 void replica_unpin(struct replica *rep);
 /* Memory for snapshots, made when first needed; NULL if there is none. Stays until as many calls of
  * replica_shadow_done(), which frees it (as replica_shadow_trim() does) when no page is in it. */
@@ -641,15 +647,16 @@ struct grant *grant_get(struct mapping *m, struct replica *rep);
 /* The mapping's grants of chunks [first, last] that hold something, in order, their replicas pinned; *@out to
  * be freed. */
 unsigned grants_pin(struct mapping *m, uint64_t first, uint64_t last, struct grant ***out);
-/* The same of those whose memory the client maps, whether they hold anything or not. [W] */
-unsigned grants_pin_mapped(struct mapping *m, uint64_t first, uint64_t last, struct grant ***out);
+/* The same of those whose memory the client maps. @idle: also those that hold nothing; takes dev->reserve. [W] */
+unsigned grants_pin_mapped(struct mapping *m, uint64_t first, uint64_t last, bool idle,
+			   struct grant ***out);
 /* mapping.wanted: add, take out; and take out one span of the chunk's, if there is any. */
 void wanted_add(struct mapping *m, uint64_t a, uint64_t b);
 void wanted_remove(struct mapping *m, uint64_t a, uint64_t b);
 bool wanted_take(struct mapping *m, uint64_t chunk, struct page_span *out);
 /* chunk->lock held: the pin follows the bits and to_come. */
 void grant_repin(struct grant *g);
-/* dev->reserve held. Drop what clients that are gone hold of the replica. */
+/* The replica is pinned, or dev->reserve held. Drop what clients that are gone hold of it. */
 void grants_drop_dead(struct replica *rep);
 /* Give up all pages, and acquires to come. */
 void grant_discard(struct grant *g);

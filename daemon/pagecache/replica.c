@@ -286,7 +286,7 @@ static void replica_destroy(struct replica *rep)
 
 	pthread_mutex_lock(&ch->lock);
 	while ((g = LIST_FIRST(&rep->grants))) {
-		bug_on(g->pinned || g->delivered || g->in_delivery);
+		bug_on(g->pinned || g->delivered || g->in_delivery || g->lookers);
 		LIST_REMOVE(g, of_replica);
 		pthread_mutex_lock(&g->mapping->lock);
 		HASH_DEL(g->mapping->grants, g);
@@ -572,12 +572,46 @@ static int replica_obtain(struct chunk *ch, struct cache_device *dev, struct map
 	return err;
 }
 
+/* What is pinned stays without dev->reserve. A grant leaves the table, under the mapping's lock, before it and its replica go. */
+static uint64_t pin_pinned(struct mapping *m, uint64_t first, uint64_t n, struct replica **out)
+{
+	struct grant *g;
+	uint64_t k;
+
+	pthread_mutex_lock(&m->lock);
+	for (k = 0; k < n; k++) {
+		uint64_t index = first + k;
+
+		HASH_FIND(hh, m->grants, &index, sizeof(index), g);
+		if (!g || !pin_again(g->replica))
+			break;
+		out[k] = g->replica;
+	}
+	pthread_mutex_unlock(&m->lock);
+	return k;
+}
+
+uint64_t replicas_pin_again(struct mapping *m, uint64_t first, uint64_t n, struct replica **out)
+{
+	n = pin_pinned(m, first, n, out);
+	for (uint64_t k = 0; k < n; k++)
+		grants_drop_dead(out[k]);
+	return n;
+}
+
 int replicas_pin(struct mapping *m, uint64_t first, uint64_t last, struct replica **out)
 {
 	struct cache_device *dev = m->dev;
 	struct mapping *only = m->alone ? m : NULL;
-	uint64_t n = last - first + 1, missing = 0, k;
+	uint64_t n = last - first + 1, missing = 0, held, k;
 	int err = 0;
+
+	/* What an acquire holds already keeps nobody waiting who evicts. */
+	held = replicas_pin_again(m, first, n, out);
+	if (held == n)
+		return 0;
+	while (held > 0)
+		replica_unpin(out[--held]);
 
 	pthread_mutex_lock(&dev->reserve);
 	/* Ask before evicting for nothing. What is there and pinned already counts once. */
@@ -663,13 +697,15 @@ unsigned grants_pin(struct mapping *m, uint64_t first, uint64_t last, struct gra
 	return pin_grants(m, first, last, false, out);
 }
 
-unsigned grants_pin_mapped(struct mapping *m, uint64_t first, uint64_t last, struct grant ***out)
+unsigned grants_pin_mapped(struct mapping *m, uint64_t first, uint64_t last, bool idle,
+			   struct grant ***out)
 {
 	struct grant **list;
 	unsigned n, mapped = 0;
 
-	pthread_mutex_lock(&m->dev->reserve);
-	n = pin_grants(m, first, last, true, &list);
+	if (idle)
+		pthread_mutex_lock(&m->dev->reserve);
+	n = pin_grants(m, first, last, idle, &list);
 	for (unsigned k = 0; k < n; k++) {
 		struct replica *rep = list[k]->replica;
 		bool delivered;
@@ -682,7 +718,8 @@ unsigned grants_pin_mapped(struct mapping *m, uint64_t first, uint64_t last, str
 		else
 			replica_unpin(rep);
 	}
-	pthread_mutex_unlock(&m->dev->reserve);
+	if (idle)
+		pthread_mutex_unlock(&m->dev->reserve);
 	*out = list;
 	return mapped;
 }
@@ -756,24 +793,31 @@ void grant_discard(struct grant *g)
 	pthread_mutex_unlock(&ch->lock);
 }
 
-/* dev->reserve held, so that no mapping ends meanwhile. */
 void grants_drop_dead(struct replica *rep)
 {
-	struct cache *c = rep->chunk->file->cache;
+	struct chunk *ch = rep->chunk;
+	struct cache *c = ch->file->cache;
 	struct grant **list = NULL, *g;
 	unsigned n = 0;
 
-	pthread_mutex_lock(&rep->chunk->lock);
+	pthread_mutex_lock(&ch->lock);
 	LIST_FOREACH(g, &rep->grants, of_replica) {
 		if (!g->pinned)
 			continue;
+		g->lookers++;
 		list = xrealloc(list, (n + 1) * sizeof(struct grant *));
 		list[n++] = g;
 	}
-	pthread_mutex_unlock(&rep->chunk->lock);
+	pthread_mutex_unlock(&ch->lock);
 	for (unsigned k = 0; k < n; k++)
 		if (!c->host.alive(list[k]->mapping->client))
 			grant_discard(list[k]);
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned k = 0; k < n; k++)
+		list[k]->lookers--;
+	if (n > 0)
+		pthread_cond_broadcast(&ch->unlocked);
+	pthread_mutex_unlock(&ch->lock);
 	free(list);
 }
 
@@ -908,6 +952,8 @@ void cache_unmap(struct mapping *m, bool kept)
 		pin(rep);
 		grant_discard(g);
 		pthread_mutex_lock(&ch->lock);
+		while (g->lookers > 0)
+			page_wait(ch);
 		if (kept && m->export_write && (g->delivered || g->unanswered))
 			rep->spoiled = true;
 		LIST_REMOVE(g, of_replica);

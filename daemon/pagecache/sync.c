@@ -561,6 +561,11 @@ enum purpose {
 	BRING,		/* the pages to the device; no client asked to use them (advice) */
 	PIN,		/* and hand over the chunks; no page is granted */
 	BRING_AND_GRANT,
+	/*
+	 * The same, of the chunks that a PIN holds, and of no others: a stream waits for this acquire, and clients that are
+	 * asked for memory may wait for the stream. So nobody who evicts is waited for.
+	 */
+	BRING_PINNED,
 };
 
 /* What one acquire takes together: a part for each chunk, and then what was wanted of these before. */
@@ -663,28 +668,34 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 	uint64_t c0 = span.a / GAIA_CHUNK_PAGES, c1 = (span.b - 1) / GAIA_CHUNK_PAGES;
 	uint64_t end = (cfile_size(m->file) + GAIA_CHUNK - 1) / GAIA_CHUNK;
 	uint64_t n = c0 < end ? MIN(c1 + 1, end) - c0 : 0, k;
-	bool grants = purpose == BRING_AND_GRANT;
-	struct page_span beyond = { MAX(span.a, (c0 + n) * GAIA_CHUNK_PAGES), span.b };
+	bool pinned = purpose == BRING_PINNED, grants = pinned || purpose == BRING_AND_GRANT;
+	struct page_span beyond;
 	pthread_rwlock_t *range = &m->file->range;
-	struct parts parts = { .chunks = n };
+	struct parts parts = { .n = 0 };
 	struct grant **mapped = NULL, **since = NULL;
 	unsigned n_mapped = 0, n_since = 0;
 	struct replica **reps;
 	int err = 0;
 
 	/* More than the device has cannot fit; asked before any memory is spent on it. */
-	if (n > m->dev->dev->capacity / GAIA_CHUNK)
-		return -ENOMEM;
+	if (n > m->dev->dev->capacity / GAIA_CHUNK) {
+		if (!pinned)
+			return -ENOMEM;
+		n = m->dev->dev->capacity / GAIA_CHUNK;
+	}
 	if (atomic_load(&m->dev->gone))
 		return -ENODEV;
 	reps = xcalloc(n, sizeof(*reps));
-	if (n > 0)
+	if (pinned)
+		n = replicas_pin_again(m, c0, n, reps);
+	else if (n > 0)
 		err = replicas_pin(m, c0, c0 + n - 1, reps);
 	if (err)
 		goto free_reps;
-	if (grants && beyond.a < beyond.b)
-		n_mapped = grants_pin_mapped(m, c0 + n, c1, &mapped);
-	parts.chunks += n_mapped;
+	beyond = (struct page_span){ MAX(span.a, (c0 + n) * GAIA_CHUNK_PAGES), span.b };
+	if (purpose != BRING && beyond.a < beyond.b)
+		n_mapped = grants_pin_mapped(m, c0 + n, c1, !pinned, &mapped);
+	parts.chunks = n + n_mapped;
 	ahead_init(&parts.ahead, reps, n, span, write);
 	pthread_rwlock_rdlock(range);
 	for (k = 0; k < n && !err; k++) {
@@ -705,7 +716,7 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 		err = acquire_wanted(m, reps[k], &parts);
 	if (!err && grants && write && beyond.a < beyond.b) {
 		want_unmapped(m, beyond, mapped, n_mapped);
-		n_since = grants_pin_mapped(m, c0 + n, c1, &since);
+		n_since = grants_pin_mapped(m, c0 + n, c1, !pinned, &since);
 	}
 	for (k = 0; k < n_since && !err; k++)
 		err = acquire_wanted(m, since[k]->replica, &parts);
@@ -773,7 +784,10 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 		struct page_span span = { off / GAIA_PAGE, (off + len - 1) / GAIA_PAGE + 1 };
 
 		err = acquire_range(m, span, access & GAIA_PROT_WRITE,
-				    prot & GAIA_PROT_PIN ? PIN : BRING_AND_GRANT, seq);
+				    prot & GAIA_PROT_PIN    ? PIN :
+				    prot & GAIA_PROT_PINNED ? BRING_PINNED :
+							      BRING_AND_GRANT,
+				    seq);
 		count(CTR_acquires, !(prot & GAIA_PROT_PIN));
 	}
 	if (err == -ENOMEM)

@@ -26,7 +26,8 @@ struct CUstream_st; /* what a cudaStream_t, and a CUstream, points to */
  * out when the work queued on the stream before it has completed, and work queued after it begins
  * when it is done. The calls do not wait for either. So when cudaStreamSynchronize() returns,
  * everybody sees what was released on the stream. (An acquire sees what others wrote before it is
- * carried out, not only before the call.)
+ * carried out, not only before the call. But where the file has grown since the call, by more than
+ * the 2 MiB in which its end lay, what was added may not be there: acquire it again.)
  *
  * The stream is one of the context of the mapping: the context that was current in the thread that
  * called gaia_mmap(), if it was one of the mapping's device, else the device's primary context,

@@ -47,7 +47,8 @@ extern "C" {
 /*
  * With the above, in gaia_ioc_range.prot of an ACQUIRE. PIN: only make room for the range and hand its chunks over;
  * of their contents nothing can be said. They stay pinned until an ACQUIRE with PINNED has succeeded, one for each
- * PIN, which therefore needs no room and no chunks; or until the mapping ends. PINNED alone gives a PIN up.
+ * PIN, which therefore needs no room and no chunks, and brings none that the PIN did not; or until the mapping ends.
+ * PINNED alone gives a PIN up.
  */
 #define GAIA_PROT_PIN 4u
 #define GAIA_PROT_PINNED 8u

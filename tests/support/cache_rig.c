@@ -678,6 +678,8 @@ static int host_revoke(void *arg, uint64_t map, uint64_t idx)
 
 	must(idx < cl->n_chunks);
 	atomic_fetch_add(&cl->revoked, 1);
+	if (cl->rig->before_revoke)
+		cl->rig->before_revoke(cl->rig->arg, cl, idx);
 	unmap_chunk(cl, idx);
 	return atomic_load(&cl->alive) ? 0 : -ENOTCONN;
 }

@@ -59,6 +59,8 @@ struct rig {
 	void (*before_invalidate)(void *arg, struct kfile *kf, off_t off, off_t len);
 	/* The same of chunks that a client has just been given: the acquire is not through yet. */
 	void (*after_grant)(void *arg, struct client *cl, uint64_t idx);
+	/* A client is asked to unmap a chunk, and has not yet. */
+	void (*before_revoke)(void *arg, struct client *cl, uint64_t idx);
 	void *arg;
 };
 

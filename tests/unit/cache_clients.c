@@ -239,6 +239,101 @@ Test(pin, is_one_for_each_acquire)
 	end();
 }
 
+/* A client that gives up memory only when @go_on is posted, and another thread that waits for that. */
+static struct eviction {
+	struct client *rival;
+	pthread_t evictor;
+	sem_t asked, go_on;
+} eviction;
+
+static void *evict_for_rival(void *arg)
+{
+	cr_assert_eq(client_acquire(eviction.rival, 3 * GAIA_CHUNK, 1, GAIA_PROT_READ), 0);
+	return NULL;
+}
+
+static void be_slow(void *arg, struct client *cl, uint64_t idx)
+{
+	sem_post(&eviction.asked);
+	sem_wait(&eviction.go_on);
+}
+
+/* The device is full, and of chunk 2 nothing is held. */
+static void begin_eviction(void)
+{
+	sem_init(&eviction.asked, 0, 0);
+	sem_init(&eviction.go_on, 0, 0);
+	eviction.rival = new_client(0);
+	rig->before_revoke = be_slow;
+	cr_assert_eq(pthread_create(&eviction.evictor, NULL, evict_for_rival, NULL), 0);
+	sem_wait(&eviction.asked);
+}
+
+static void end_eviction(void)
+{
+	sem_post(&eviction.go_on);
+	pthread_join(eviction.evictor, NULL);
+	rig->before_revoke = NULL;
+}
+
+/* As when the client cannot unmap before its stream, which waits for the acquire, has gone on. */
+Test(pin, lets_the_acquire_wait_for_nobody_who_evicts, .timeout = 60)
+{
+	struct client *cl, *dead;
+	uint64_t seq;
+	char seen[4];
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 3 }, 4 * GAIA_CHUNK);
+	cl = new_client(0);
+	dead = new_client(0);
+	cr_assert_eq(client_acquire(cl, 2 * GAIA_CHUNK, 1, GAIA_PROT_READ), 0);
+	release_all(cl);
+	cr_assert_eq(pin(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW | GAIA_PROT_PIN, &seq), 0);
+	cr_assert_eq(client_acquire(dead, 0, 1, GAIA_PROT_RW), 0);
+	client_store(dead, "lost", 4, 0);
+	client_die(dead);
+	begin_eviction();
+	cr_assert_eq(pin(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW | GAIA_PROT_PINNED, &seq), 0);
+	/* What is held is acquired again as freely. */
+	cr_assert_eq(client_acquire(cl, 0, 1, GAIA_PROT_READ), 0);
+	cr_assert_eq(client_acquire(cl, 1, 1, GAIA_PROT_RW), 0);
+	/* And a death is seen all the same. */
+	client_store(cl, "kept", 4, GAIA_PAGE);
+	cr_assert_eq(client_release(cl, 0, 2 * GAIA_CHUNK), 0);
+	cr_assert_eq(cpu_read(kf, seen, 4, 0), 4);
+	cr_assert_eq(memcmp(seen, (char[4]){ 0 }, 4), 0, "%.4s", seen);
+	expect_cpu(GAIA_PAGE, "kept");
+	end_eviction();
+	end();
+}
+
+Test(pin, of_what_lies_beyond_the_end_does_so_too, .timeout = 60)
+{
+	struct client *cl, *other;
+	uint64_t seq;
+	char seen[7];
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 3 }, 4 * GAIA_CHUNK);
+	cl = new_client(0);
+	other = new_client(0);
+	cr_assert_eq(client_acquire(cl, 0, 3 * GAIA_CHUNK, GAIA_PROT_READ), 0);
+	release_all(cl);
+	cr_assert_eq(cpu_truncate(kf, 100), 0);
+	/* The client maps chunk 1, and goes on mapping it, though the file does not reach there now. */
+	cr_assert_eq(pin(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW | GAIA_PROT_PIN, &seq), 0);
+	cr_assert_eq(cpu_truncate(kf, 4 * GAIA_CHUNK), 0);
+	begin_eviction();
+	cr_assert_eq(pin(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW | GAIA_PROT_PINNED, &seq), 0);
+	client_store(cl, "private", 7, GAIA_CHUNK);
+	end_eviction();
+	cr_assert_eq(client_acquire(other, GAIA_CHUNK, 1, GAIA_PROT_READ), 0);
+	cr_assert_eq(cpu_read(kf, seen, 7, GAIA_CHUNK), 7);
+	cr_assert_eq(memcmp(seen, (char[7]){ 0 }, 7), 0);
+	cr_assert_eq(client_release(cl, 0, 2 * GAIA_CHUNK), 0);
+	expect_cpu(GAIA_CHUNK, "private");
+	end();
+}
+
 Test(pin, stays_when_the_acquire_fails)
 {
 	struct client *cl;
