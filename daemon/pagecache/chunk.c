@@ -109,11 +109,58 @@ struct page *page_make(struct chunk *ch, unsigned i)
 	return *leaf + i % LEAF_PAGES;
 }
 
+/*
+ * Who waits for a page exclusively goes before those who come to share it: else readers that never pause keep it
+ * for ever. And who waited to share it while it was locked goes before the next who locks it.
+ */
+static bool may_lock(const struct page *p)
+{
+	return !(p->flags & (PAGE_LOCKED | PAGE_SHARERS_TURN)) && !p->readers;
+}
+
+static bool may_share(const struct page *p)
+{
+	return !(p->flags & PAGE_LOCKED) && p->readers < UINT8_MAX &&
+	       (!p->lockers || (p->flags & PAGE_SHARERS_TURN));
+}
+
+/* Of more than can be counted, those beyond that wait without being counted. */
+static bool join_queue(uint8_t *n)
+{
+	if (*n == UINT8_MAX)
+		return false;
+	++*n;
+	return true;
+}
+
+/* What this thread shares: how many pages, and the last one that it may have waited for. Checks rule 17. */
+static _Thread_local struct {
+	const struct chunk *ch;
+	int page;
+	unsigned n;
+} shared;
+
+static void shared_add(const struct chunk *ch, unsigned i, bool waits)
+{
+	if (waits || shared.n == 0) {
+		shared.ch = ch;
+		shared.page = (int)i;
+	}
+	shared.n++;
+}
+
+static void check_order(const struct chunk *ch, unsigned i)
+{
+	bug_on(shared.n > 0 &&
+	       (shared.ch->file != ch->file || shared.ch->index > ch->index ||
+		(shared.ch == ch && shared.page >= (int)i)));
+}
+
 bool page_trylock(struct chunk *ch, unsigned i)
 {
 	struct page *p = page_make(ch, i);
 
-	if ((p->flags & PAGE_LOCKED) || p->readers)
+	if (!may_lock(p))
 		return false;
 	p->flags |= PAGE_LOCKED;
 	return true;
@@ -125,44 +172,88 @@ void page_wait(struct chunk *ch)
 	pthread_cond_wait(&ch->unlocked, &ch->lock);
 }
 
+static void page_lock(struct chunk *ch, unsigned i)
+{
+	struct page *p = page_make(ch, i);
+	bool counted;
+
+	if (page_trylock(ch, i))
+		return;
+	check_order(ch, i);
+	counted = join_queue(&p->lockers);
+	while (!page_trylock(ch, i))
+		page_wait(ch);
+	p->lockers -= counted;
+}
+
 void pages_lock(struct chunk *ch, unsigned a, unsigned b)
 {
 	for (unsigned i = a; i < b; i++)
-		while (!page_trylock(ch, i))
-			page_wait(ch);
+		page_lock(ch, i);
+}
+
+static void end_locked(struct page *p)
+{
+	bug_on(!(p->flags & PAGE_LOCKED));
+	p->flags &= (uint8_t)~PAGE_LOCKED;
+	if (p->sharers > 0)
+		p->flags |= PAGE_SHARERS_TURN;
 }
 
 void pages_unlock(struct chunk *ch, unsigned a, unsigned b)
 {
-	for (unsigned i = a; i < b; i++) {
-		bug_on(!(page_at(ch, i)->flags & PAGE_LOCKED));
-		page_at(ch, i)->flags &= (uint8_t)~PAGE_LOCKED;
-	}
+	for (unsigned i = a; i < b; i++)
+		end_locked(page_at(ch, i));
 	if (a < b)
 		pthread_cond_broadcast(&ch->unlocked);
+}
+
+bool page_tryshare(struct chunk *ch, unsigned i)
+{
+	struct page *p = page_make(ch, i);
+
+	if (!may_share(p))
+		return false;
+	p->readers++;
+	shared_add(ch, i, false);
+	return true;
 }
 
 void page_share(struct chunk *ch, unsigned i)
 {
 	struct page *p = page_make(ch, i);
 
-	while ((p->flags & PAGE_LOCKED) || p->readers == UINT8_MAX)
-		page_wait(ch);
+	if (!may_share(p)) {
+		bool counted = join_queue(&p->sharers);
+
+		check_order(ch, i);
+		while (!may_share(p))
+			page_wait(ch);
+		p->sharers -= counted;
+		/* Their turn ends with the last of them, whose end others wait for. */
+		if (p->sharers == 0)
+			p->flags &= (uint8_t)~PAGE_SHARERS_TURN;
+	}
 	p->readers++;
+	shared_add(ch, i, true);
 }
 
 void page_unshare(struct chunk *ch, unsigned i)
 {
 	bug_on(page_at(ch, i)->readers == 0);
+	/* Tests may end a read on another thread. */
+	shared.n -= shared.n > 0;
+	if (shared.ch == ch && shared.page == (int)i)
+		shared.page--;
 	if (--page_at(ch, i)->readers == 0)
 		pthread_cond_broadcast(&ch->unlocked);
 }
 
 void page_downgrade(struct chunk *ch, unsigned i)
 {
-	bug_on(!(page_at(ch, i)->flags & PAGE_LOCKED));
-	page_at(ch, i)->flags &= (uint8_t)~PAGE_LOCKED;
+	end_locked(page_at(ch, i));
 	page_at(ch, i)->readers = 1;
+	shared_add(ch, i, true);
 	pthread_cond_broadcast(&ch->unlocked);
 }
 

@@ -320,13 +320,9 @@ static int share_pages(struct chunk *ch, unsigned a, unsigned b, unsigned ahead,
 
 	pthread_mutex_lock(&ch->lock);
 	while (i < b) {
-		if (page_make(ch, i)->flags & PAGE_LOCKED) {
-			page_wait(ch);
-			continue;
-		}
-		if (page_ready(ch, i)) {
+		if ((page_make(ch, i)->flags & PAGE_LOCKED) || page_ready(ch, i)) {
 			page_share(ch, i);
-			if (!page_ready(ch, i)) { /* it waited */
+			if (!page_ready(ch, i)) { /* after waiting */
 				page_unshare(ch, i);
 				continue;
 			}

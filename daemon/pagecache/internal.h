@@ -82,13 +82,14 @@ enum {
 	PAGE_STORED = 4, /* not dirty: home's bytes were stored; without a sync since, perhaps not for good */
 	PAGE_SYNCING = 8, /* and were so before the sync that is under way */
 	PAGE_GIVEN = 16, /* the kernel's cache was given home's bytes, or gave them */
+	PAGE_SHARERS_TURN = 32, /* those who waited to share it go first, before the next exclusive lock */
 };
 
 struct page {
 	frame_t frame;
 	uint8_t flags;
 	uint8_t readers; /* holders of the shared lock */
-	uint16_t reserved;
+	uint8_t lockers, sharers; /* who wait: for the exclusive lock, for the shared one */
 };
 
 /* Pages come in leaves, so that a small file costs little. A leaf never moves while its chunk lives, so that
@@ -401,7 +402,12 @@ void page_wait(struct chunk *ch);
 void pages_lock(struct chunk *ch, unsigned a, unsigned b);
 void pages_unlock(struct chunk *ch, unsigned a, unsigned b);
 bool page_trylock(struct chunk *ch, unsigned i);
+/*
+ * A thread that shares a page waits for later pages only: not for the same one again, since who waits for it exclusively
+ * goes first (17).
+ */
 void page_share(struct chunk *ch, unsigned i);
+bool page_tryshare(struct chunk *ch, unsigned i);
 void page_unshare(struct chunk *ch, unsigned i);
 /*
  * No lock held: unshare pages [a, b). @given: the kernel's cache has them now, so that nobody will ask

@@ -190,7 +190,8 @@ static void check_chunk(struct chunk *ch, uint64_t *frames, uint64_t *dirty, uin
 
 		if (!p)
 			continue;
-		bug_on(p->readers || (p->flags & PAGE_LOCKED));
+		bug_on(p->readers || (p->flags & (PAGE_LOCKED | PAGE_SHARERS_TURN)));
+		bug_on(p->lockers || p->sharers);
 		bug_on((p->flags & (PAGE_DIRTY | PAGE_STORED)) && !p->frame);
 		bug_on((p->flags & PAGE_DIRTY) && (p->flags & PAGE_STORED));
 		bug_on(p->flags & PAGE_SYNCING);

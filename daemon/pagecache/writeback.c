@@ -158,21 +158,19 @@ int chunk_store(struct chunk *ch, unsigned a, unsigned b, bool wait)
 		return passthrough_store(ch, a, b, wait);
 	pthread_mutex_lock(&ch->lock);
 	while (ch->n_dirty && i < b) {
-		if (!page_dirty(ch, i) || (!wait && (page_at(ch, i)->flags & PAGE_LOCKED))) {
+		/* Who does not wait may have the page, and others of the chunk, already. */
+		if (!page_dirty(ch, i) || (!wait && !page_tryshare(ch, i))) {
 			i++;
 			continue;
 		}
-		page_share(ch, i);
+		if (wait)
+			page_share(ch, i);
 		if (!page_dirty(ch, i)) { /* it may have waited */
 			page_unshare(ch, i++);
 			continue;
 		}
-		for (j = i + 1; j < b; j++) {
-			if (!page_dirty(ch, j) || (page_at(ch, j)->flags & PAGE_LOCKED) ||
-			    page_at(ch, j)->readers == UINT8_MAX)
-				break;
-			page_share(ch, j);
-		}
+		for (j = i + 1; j < b && page_dirty(ch, j) && page_tryshare(ch, j); j++)
+			;
 		failed = atomic_load(&ch->file->syncs_failed);
 		pthread_mutex_unlock(&ch->lock);
 		err = store_run(ch, i, j);
