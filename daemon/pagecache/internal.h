@@ -493,6 +493,8 @@ int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len);
 int home_bring(struct chunk *ch, unsigned a, unsigned b);
 /* Only the absent ones, without regard to devices. */
 int home_fill(struct chunk *ch, unsigned a, unsigned b);
+/* Of those the ones in @pages (a bit a page), all runs of them at a time. */
+int home_fill_some(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages);
 /*
  * The same in two steps: in between pages are on their way from the store. They stay locked, and file->range held, until
  * all that was begun, for whatever pages, is ended. By one thread.
@@ -503,6 +505,7 @@ struct fills {
 	uint64_t began;		  /* ns; 0: nothing was */
 	bool ahead;		  /* before it is needed */
 	bool in_order;		  /* after what lies before it in the file */
+	bool more;		  /* more is begun before any is waited for */
 };
 #define FILLS(name, ahead_) { .list = STAILQ_HEAD_INITIALIZER((name).list), .ahead = (ahead_) }
 int home_fill_begin(struct fills *fills, struct chunk *ch, unsigned a, unsigned b);
