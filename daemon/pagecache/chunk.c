@@ -23,7 +23,7 @@ static struct chunk *chunk_create(struct cfile *f, uint64_t index)
 static void chunk_destroy(struct chunk *ch)
 {
 	bug_on(ch->n_frames || ch->n_dirty || ch->n_replicas || ch->track);
-	bug_on(ch->lists || ch->arriving);
+	bug_on(ch->lists || ch->arriving || ch->unsynced);
 	pthread_cond_destroy(&ch->unlocked);
 	pthread_mutex_destroy(&ch->lock);
 	for (unsigned i = 0; i < ARRAY_LEN(ch->leaf); i++)
@@ -88,6 +88,68 @@ unsigned chunk_list_get(struct cfile *f, uint64_t first, uint64_t last, struct c
 	HASH_ITER(hh, f->chunks, ch, tmp) {
 		if (ch->index < first || ch->index > last)
 			continue;
+		ch->refs++;
+		list[n++] = ch;
+	}
+	pthread_mutex_unlock(&f->lock);
+	if (n > 1)
+		qsort(list, n, sizeof(struct chunk *), by_index);
+	*out = list;
+	return n;
+}
+
+/* ---- what a sync has to do with ---- */
+
+/* chunk->lock held: one of the counts has changed. */
+static void note_unsynced(struct chunk *ch)
+{
+	struct cfile *f = ch->file;
+	bool is = ch->n_dirty || ch->n_stored || ch->n_ahead;
+
+	if (is == ch->unsynced)
+		return;
+	pthread_mutex_lock(&f->lock);
+	ch->unsynced = is;
+	if (is)
+		TAILQ_INSERT_TAIL(&f->unsynced, ch, link);
+	else
+		TAILQ_REMOVE(&f->unsynced, ch, link);
+	pthread_mutex_unlock(&f->lock);
+}
+
+void chunk_count_ahead(struct chunk *ch, int more)
+{
+	atomic_fetch_add(&ch->n_ahead, (unsigned)more);
+	note_unsynced(ch);
+	atomic_fetch_add(&ch->file->n_ahead, (uint64_t)more);
+}
+
+static unsigned count_of(const struct chunk *ch, enum unsynced what)
+{
+	switch (what) {
+	case UNSYNCED_AHEAD:
+		return ch->n_ahead;
+	case UNSYNCED_DIRTY:
+		return ch->n_dirty;
+	case UNSYNCED_STORED:
+		return ch->n_stored;
+	default:
+		return 1;
+	}
+}
+
+unsigned chunk_list_unsynced(struct cfile *f, uint64_t first, uint64_t last, enum unsynced what,
+			     struct chunk ***out)
+{
+	struct chunk **list = NULL, *ch;
+	unsigned n = 0;
+
+	pthread_mutex_lock(&f->lock);
+	TAILQ_FOREACH(ch, &f->unsynced, link) {
+		if (ch->index < first || ch->index > last || count_of(ch, what) == 0)
+			continue;
+		if ((n & (n - 1)) == 0)
+			list = xrealloc(list, MAX(2 * n, 1u) * sizeof(struct chunk *));
 		ch->refs++;
 		list[n++] = ch;
 	}
@@ -299,7 +361,8 @@ static void pages_become(struct chunk *ch, unsigned a, unsigned b, uint8_t state
 		p->flags = now;
 	}
 	tally(&ch->n_dirty, dirty);
-	ch->n_stored += (unsigned)stored;
+	tally(&ch->n_stored, stored);
+	note_unsynced(ch);
 	if (dirty) {
 		atomic_fetch_add(&f->n_dirty, (uint64_t)dirty);
 		atomic_fetch_add(&f->cache->n_dirty, (uint64_t)dirty);

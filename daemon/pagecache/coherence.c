@@ -335,7 +335,7 @@ static void release_void(struct replica *rep, unsigned i)
 
 	if (!(r->flags & REPLICA_AHEAD))
 		return;
-	atomic_fetch_sub(&rep->chunk->file->n_ahead, 1);
+	chunk_count_ahead(rep->chunk, -1);
 	if (r->flags & REPLICA_SNAPPED)
 		rep->n_snapped--;
 }
@@ -508,7 +508,7 @@ static void fetch_merge(struct fetch *fe, unsigned i, frame_t frame, frame_t *sp
 		fe->rep->n_snapped--;
 	/* In this order: somebody may look whether there is anything for the store. */
 	pages_set_dirty(ch, i, i + 1);
-	atomic_fetch_sub(&ch->file->n_ahead, 1);
+	chunk_count_ahead(ch, -1);
 	twins_collect(ch, i);
 }
 

@@ -43,8 +43,9 @@ int cfile_get(struct cache *c, uint64_t key, const struct cfile_source *src, voi
 		atomic_init(&f->cpu_writes, CPU_WRITES);
 		range_init(&f->range);
 		pthread_mutex_init(&f->lock, NULL);
-	TAILQ_INIT(&f->syncs);
-	pthread_cond_init(&f->sync_ended, NULL);
+		TAILQ_INIT(&f->unsynced);
+		TAILQ_INIT(&f->syncs);
+		pthread_cond_init(&f->sync_ended, NULL);
 		atomic_init(&f->size, size);
 		HASH_ADD(hh, c->files, key, sizeof(f->key), f);
 	}

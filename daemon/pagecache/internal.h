@@ -134,14 +134,17 @@ struct chunk {
 	/* file->lock. */
 	unsigned refs;
 	UT_hash_handle hh;
+	TAILQ_ENTRY(chunk) link; /* in file->unsynced */
 
 	pthread_mutex_t lock;
 	pthread_cond_t unlocked; /* some page lock was dropped, or the delivery of a grant has ended */
 
 	/* lock. */
 	struct page *leaf[GAIA_CHUNK_PAGES / LEAF_PAGES]; /* NULL: absent, clean, unlocked */
-	atomic_uint n_frames, n_dirty; /* as a hint without it: all_dirty() */
-	unsigned n_stored;
+	/* Set with lock held. Without it, what was done before is seen: all_dirty(), chunk_list_unsynced(). */
+	atomic_uint n_frames, n_dirty, n_stored;
+	atomic_uint n_ahead; /* page releases not merged yet, over all devices */
+	bool unsynced;	     /* one of the last three is not 0: in file->unsynced */
 	struct chunk_track *track;    /* NULL: no device has a replica, and none is needed */
 	struct replica **replica;     /* in order of the devices */
 	unsigned n_replicas;
@@ -190,6 +193,7 @@ struct cfile {
 	pthread_mutex_t lock;
 	/* lock. */
 	struct chunk *chunks; /* hash by index */
+	TAILQ_HEAD(, chunk) unsynced; /* those that a sync has to do with, of which others may be many more; in no order */
 	struct store_file *store_r, *store_w; /* opened when first needed; store_w serves both */
 	int error;	      /* the last failed writeback's */
 	uint64_t error_seq;
@@ -378,6 +382,17 @@ struct chunk *chunk_ref(struct chunk *ch);
 void chunk_put(struct chunk *ch);
 /* References to the chunks of [first, last], in order; *@out to be freed. */
 unsigned chunk_list_get(struct cfile *f, uint64_t first, uint64_t last, struct chunk ***out);
+/* Of these the ones that have such pages (@what: one of the enum), looking at no others. */
+enum unsynced {
+	UNSYNCED_AHEAD,	 /* released, and not merged */
+	UNSYNCED_DIRTY,	 /* not stored */
+	UNSYNCED_STORED, /* and without a sync since */
+	UNSYNCED_ANY,	 /* also where pages are about to become one from another of these */
+};
+unsigned chunk_list_unsynced(struct cfile *f, uint64_t first, uint64_t last, enum unsynced what,
+			     struct chunk ***out);
+/* chunk->lock held. @more releases of its pages are not merged yet. */
+void chunk_count_ahead(struct chunk *ch, int more);
 
 /* chunk->lock held. The page, its leaf made if need be. */
 struct page *page_make(struct chunk *ch, unsigned i);

@@ -229,7 +229,7 @@ static int store_range(struct cfile *f, uint64_t first, uint64_t last)
 
 	if (atomic_load(&f->n_dirty) == 0)
 		return 0;
-	n = chunk_list_get(f, first, last, &list);
+	n = chunk_list_unsynced(f, first, last, UNSYNCED_DIRTY, &list);
 	for (unsigned k = 0; k < n; k++) {
 		err = chunk_store(list[k], 0, GAIA_CHUNK_PAGES, true);
 		if (err && !result)
@@ -253,7 +253,7 @@ int cfile_make_room(struct cfile *f)
 	err = just_failed(f);
 	if (err)
 		return err;
-	n = chunk_list_get(f, 0, UINT64_MAX, &list);
+	n = chunk_list_unsynced(f, 0, UINT64_MAX, UNSYNCED_DIRTY, &list);
 	for (unsigned k = 0; k < n; k++) {
 		if (!err)
 			err = chunk_store(list[k], 0, GAIA_CHUNK_PAGES, true);
@@ -323,7 +323,7 @@ int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len)
 
 	if (atomic_load(&f->n_ahead) == 0)
 		return 0;
-	n = chunk_list_get(f, off / GAIA_CHUNK, (end - 1) / GAIA_CHUNK, &list);
+	n = chunk_list_unsynced(f, off / GAIA_CHUNK, (end - 1) / GAIA_CHUNK, UNSYNCED_AHEAD, &list);
 	for (unsigned k = 0; k < n; k++) {
 		uint64_t start = list[k]->index * GAIA_CHUNK;
 		unsigned a = off <= start ? 0 : (unsigned)((off - start) / GAIA_PAGE);
@@ -348,7 +348,7 @@ int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len)
 static void store_again(struct cfile *f)
 {
 	struct chunk **list;
-	unsigned n = chunk_list_get(f, 0, UINT64_MAX, &list);
+	unsigned n = chunk_list_unsynced(f, 0, UINT64_MAX, UNSYNCED_ANY, &list);
 
 	(void)cfile_keep_time(f);
 	for (unsigned k = 0; k < n; k++) {
@@ -419,7 +419,7 @@ static int sync_stored(struct cfile *f, struct store_file *sf, bool data_only)
 	int err;
 
 	if (alone && atomic_load(&f->n_stored) > 0)
-		n = chunk_list_get(f, 0, UINT64_MAX, &list);
+		n = chunk_list_unsynced(f, 0, UINT64_MAX, UNSYNCED_STORED, &list);
 	for (unsigned k = 0; k < n; k++)
 		chunk_sync_begins(list[k]);
 	err = sf->ops->sync(sf, data_only);
