@@ -14,6 +14,7 @@
 
 #define COUNTERS(X)                                                                             \
 	X(storage_reads, "pages read from the backing store")                                   \
+	X(storage_read_runs, "reads issued to the backing store (calls)")                       \
 	X(storage_direct, "of those, pages read past the kernel's page cache")                  \
 	X(storage_writes, "pages written to the backing store")                                 \
 	X(storage_errors, "failed reads, writes and syncs of the backing store (calls)")        \

@@ -93,16 +93,6 @@ static void contents_released(void *cookie)
 	inode_put(inode);
 }
 
-static const struct cfile_source contents_source = {
-	.open = contents_open,
-	.release = contents_released,
-};
-static const struct cfile_source contents_source_passthrough = {
-	.open = contents_open,
-	.release = contents_released,
-	.passthrough = true,
-};
-
 static int stat_below(struct inode *inode, struct stat *st)
 {
 	int fd = inode_fd_get(inode), err;
@@ -114,37 +104,67 @@ static int stat_below(struct inode *inode, struct stat *st)
 	return err;
 }
 
-int contents_get(struct inode *inode, struct cfile **out)
+/* A cfile was made: how long the file is. */
+static int contents_size(void *cookie, uint64_t *bytes)
+{
+	struct stat st;
+	int err = stat_below(cookie, &st);
+
+	if (!err)
+		*bytes = (uint64_t)st.st_size;
+	return err;
+}
+
+static const struct cfile_source contents_source = {
+	.open = contents_open,
+	.size = contents_size,
+	.release = contents_released,
+};
+static const struct cfile_source contents_source_passthrough = {
+	.open = contents_open,
+	.size = contents_size,
+	.release = contents_released,
+	.passthrough = true,
+};
+
+/* inode->lock held. For its first user. */
+static int hold_cfile(struct inode *inode)
 {
 	struct fs *fs = inode->fs;
+	struct stat st;
+	int err;
+
+	/* Given to the cache, which gives it back also when it fails. */
+	pthread_mutex_lock(&fs->lock);
+	inode->refs++;
+	inode->cfiles++;
+	inode->were_cached = true;
+	pthread_mutex_unlock(&fs->lock);
+	err = cfile_get(fs->cache, inode->id,
+			fs->passthrough ? &contents_source_passthrough : &contents_source, inode,
+			&inode->cfile);
+	if (err)
+		return err;
+	err = stat_below(inode, &st);
+	if (err)
+		cfile_put(inode->cfile);
+	else
+		cfile_set_gone(inode->cfile, !st.st_nlink);
+	return err;
+}
+
+int contents_get(struct inode *inode, struct cfile **out)
+{
 	int err = 0;
 
 	pthread_mutex_lock(&inode->lock);
-	if (!inode->users) {
-		struct stat st;
-
-		err = stat_below(inode, &st);
-		if (err)
-			goto unlock;
-		/* Given to the cache, or taken back below. */
-		pthread_mutex_lock(&fs->lock);
-		inode->refs++;
-		inode->cfiles++;
-		inode->were_cached = true;
-		pthread_mutex_unlock(&fs->lock);
-		err = cfile_get(fs->cache, inode->id,
-				fs->passthrough ? &contents_source_passthrough : &contents_source,
-				inode, (uint64_t)st.st_size, &inode->cfile);
-		if (err) {
-			inode->cfile = NULL;
-			contents_released(inode);
-			goto unlock;
-		}
-		cfile_set_gone(inode->cfile, !st.st_nlink);
-	}
-	inode->users++;
+	if (!inode->users)
+		err = hold_cfile(inode);
+	if (!err)
+		inode->users++;
+	else
+		inode->cfile = NULL;
 	*out = inode->cfile;
-unlock:
 	pthread_mutex_unlock(&inode->lock);
 	return err;
 }

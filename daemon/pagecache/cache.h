@@ -96,21 +96,22 @@ void cache_destroy(struct cache *c);
  * cfile exists), cookie its word for it in cache_host.invalidate.
  *
  * cfile_get() finds or makes it, and holds it. @open gives the cache a store_file (which it then owns)
- * when one is needed; it is called without locks and may fail. @size: bytes, used when it is made.
- * @release is called when the cfile ends, on any thread.
+ * when one is needed; it is called without locks and may fail. @size is asked, without locks, once the cfile was made: what a
+ * former cfile of the key had of the file has been stored by then. @release is called when the cfile ends, on any thread.
  *
- * The caller's reference that keeps @cookie alive passes to the cache when cfile_get() succeeds: @release
- * gives it back when the cfile ends, or, where the cfile existed and has one already, at once
- * (before cfile_get() returns, without locks).
+ * The caller's reference that keeps @cookie alive passes to the cache: @release gives it back when the cfile ends, or, where
+ * the cfile existed and has one already, or cfile_get() fails, at once (before cfile_get() returns, without locks).
+ * Of one key one cfile_get() at a time.
  */
 struct cfile_source {
 	/* Open the contents; @write: for writing too, if that is possible at all. */
 	int (*open)(void *cookie, bool write, struct store_file **out);
+	int (*size)(void *cookie, uint64_t *bytes);
 	void (*release)(void *cookie);
 	bool passthrough; /* a new cfile is a passthrough file */
 };
 int cfile_get(struct cache *c, uint64_t key, const struct cfile_source *src, void *cookie,
-	      uint64_t size, struct cfile **out);
+	      struct cfile **out);
 /* [F] The last put of a file whose last name is gone (see cfile_set_gone) drops its data. */
 void cfile_put(struct cfile *f);
 void cfile_hold(struct cfile *f);

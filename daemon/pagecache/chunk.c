@@ -23,7 +23,7 @@ static struct chunk *chunk_create(struct cfile *f, uint64_t index)
 static void chunk_destroy(struct chunk *ch)
 {
 	bug_on(ch->n_frames || ch->n_dirty || ch->n_replicas || ch->track);
-	bug_on(ch->lists || ch->arriving);
+	bug_on(ch->lists || ch->arriving || ch->unsynced);
 	pthread_cond_destroy(&ch->unlocked);
 	pthread_mutex_destroy(&ch->lock);
 	for (unsigned i = 0; i < ARRAY_LEN(ch->leaf); i++)
@@ -98,6 +98,68 @@ unsigned chunk_list_get(struct cfile *f, uint64_t first, uint64_t last, struct c
 	return n;
 }
 
+/* ---- what a sync has to do with ---- */
+
+/* chunk->lock held: one of the counts has changed. */
+static void note_unsynced(struct chunk *ch)
+{
+	struct cfile *f = ch->file;
+	bool is = ch->n_dirty || ch->n_stored || ch->n_ahead;
+
+	if (is == ch->unsynced)
+		return;
+	pthread_mutex_lock(&f->lock);
+	ch->unsynced = is;
+	if (is)
+		TAILQ_INSERT_TAIL(&f->unsynced, ch, link);
+	else
+		TAILQ_REMOVE(&f->unsynced, ch, link);
+	pthread_mutex_unlock(&f->lock);
+}
+
+void chunk_count_ahead(struct chunk *ch, int more)
+{
+	atomic_fetch_add(&ch->n_ahead, (unsigned)more);
+	note_unsynced(ch);
+	atomic_fetch_add(&ch->file->n_ahead, (uint64_t)more);
+}
+
+static unsigned count_of(const struct chunk *ch, enum unsynced what)
+{
+	switch (what) {
+	case UNSYNCED_AHEAD:
+		return ch->n_ahead;
+	case UNSYNCED_DIRTY:
+		return ch->n_dirty;
+	case UNSYNCED_STORED:
+		return ch->n_stored;
+	default:
+		return 1;
+	}
+}
+
+unsigned chunk_list_unsynced(struct cfile *f, uint64_t first, uint64_t last, enum unsynced what,
+			     struct chunk ***out)
+{
+	struct chunk **list = NULL, *ch;
+	unsigned n = 0;
+
+	pthread_mutex_lock(&f->lock);
+	TAILQ_FOREACH(ch, &f->unsynced, link) {
+		if (ch->index < first || ch->index > last || count_of(ch, what) == 0)
+			continue;
+		if ((n & (n - 1)) == 0)
+			list = xrealloc(list, MAX(2 * n, 1u) * sizeof(struct chunk *));
+		ch->refs++;
+		list[n++] = ch;
+	}
+	pthread_mutex_unlock(&f->lock);
+	if (n > 1)
+		qsort(list, n, sizeof(struct chunk *), by_index);
+	*out = list;
+	return n;
+}
+
 /* ---- page locks ---- */
 
 struct page *page_make(struct chunk *ch, unsigned i)
@@ -109,11 +171,58 @@ struct page *page_make(struct chunk *ch, unsigned i)
 	return *leaf + i % LEAF_PAGES;
 }
 
+/*
+ * Who waits for a page exclusively goes before those who come to share it: else readers that never pause keep it
+ * for ever. And who waited to share it while it was locked goes before the next who locks it.
+ */
+static bool may_lock(const struct page *p)
+{
+	return !(p->flags & (PAGE_LOCKED | PAGE_SHARERS_TURN)) && !p->readers;
+}
+
+static bool may_share(const struct page *p)
+{
+	return !(p->flags & PAGE_LOCKED) && p->readers < UINT8_MAX &&
+	       (!p->lockers || (p->flags & PAGE_SHARERS_TURN));
+}
+
+/* Of more than can be counted, those beyond that wait without being counted. */
+static bool join_queue(uint8_t *n)
+{
+	if (*n == UINT8_MAX)
+		return false;
+	++*n;
+	return true;
+}
+
+/* What this thread shares: how many pages, and the last one that it may have waited for. Checks rule 17. */
+static _Thread_local struct {
+	const struct chunk *ch;
+	int page;
+	unsigned n;
+} shared;
+
+static void shared_add(const struct chunk *ch, unsigned i, bool waits)
+{
+	if (waits || shared.n == 0) {
+		shared.ch = ch;
+		shared.page = (int)i;
+	}
+	shared.n++;
+}
+
+static void check_order(const struct chunk *ch, unsigned i)
+{
+	bug_on(shared.n > 0 &&
+	       (shared.ch->file != ch->file || shared.ch->index > ch->index ||
+		(shared.ch == ch && shared.page >= (int)i)));
+}
+
 bool page_trylock(struct chunk *ch, unsigned i)
 {
 	struct page *p = page_make(ch, i);
 
-	if ((p->flags & PAGE_LOCKED) || p->readers)
+	if (!may_lock(p))
 		return false;
 	p->flags |= PAGE_LOCKED;
 	return true;
@@ -125,44 +234,88 @@ void page_wait(struct chunk *ch)
 	pthread_cond_wait(&ch->unlocked, &ch->lock);
 }
 
+static void page_lock(struct chunk *ch, unsigned i)
+{
+	struct page *p = page_make(ch, i);
+	bool counted;
+
+	if (page_trylock(ch, i))
+		return;
+	check_order(ch, i);
+	counted = join_queue(&p->lockers);
+	while (!page_trylock(ch, i))
+		page_wait(ch);
+	p->lockers -= counted;
+}
+
 void pages_lock(struct chunk *ch, unsigned a, unsigned b)
 {
 	for (unsigned i = a; i < b; i++)
-		while (!page_trylock(ch, i))
-			page_wait(ch);
+		page_lock(ch, i);
+}
+
+static void end_locked(struct page *p)
+{
+	bug_on(!(p->flags & PAGE_LOCKED));
+	p->flags &= (uint8_t)~PAGE_LOCKED;
+	if (p->sharers > 0)
+		p->flags |= PAGE_SHARERS_TURN;
 }
 
 void pages_unlock(struct chunk *ch, unsigned a, unsigned b)
 {
-	for (unsigned i = a; i < b; i++) {
-		bug_on(!(page_at(ch, i)->flags & PAGE_LOCKED));
-		page_at(ch, i)->flags &= (uint8_t)~PAGE_LOCKED;
-	}
+	for (unsigned i = a; i < b; i++)
+		end_locked(page_at(ch, i));
 	if (a < b)
 		pthread_cond_broadcast(&ch->unlocked);
+}
+
+bool page_tryshare(struct chunk *ch, unsigned i)
+{
+	struct page *p = page_make(ch, i);
+
+	if (!may_share(p))
+		return false;
+	p->readers++;
+	shared_add(ch, i, false);
+	return true;
 }
 
 void page_share(struct chunk *ch, unsigned i)
 {
 	struct page *p = page_make(ch, i);
 
-	while ((p->flags & PAGE_LOCKED) || p->readers == UINT8_MAX)
-		page_wait(ch);
+	if (!may_share(p)) {
+		bool counted = join_queue(&p->sharers);
+
+		check_order(ch, i);
+		while (!may_share(p))
+			page_wait(ch);
+		p->sharers -= counted;
+		/* Their turn ends with the last of them, whose end others wait for. */
+		if (p->sharers == 0)
+			p->flags &= (uint8_t)~PAGE_SHARERS_TURN;
+	}
 	p->readers++;
+	shared_add(ch, i, true);
 }
 
 void page_unshare(struct chunk *ch, unsigned i)
 {
 	bug_on(page_at(ch, i)->readers == 0);
+	/* Tests may end a read on another thread. */
+	shared.n -= shared.n > 0;
+	if (shared.ch == ch && shared.page == (int)i)
+		shared.page--;
 	if (--page_at(ch, i)->readers == 0)
 		pthread_cond_broadcast(&ch->unlocked);
 }
 
 void page_downgrade(struct chunk *ch, unsigned i)
 {
-	bug_on(!(page_at(ch, i)->flags & PAGE_LOCKED));
-	page_at(ch, i)->flags &= (uint8_t)~PAGE_LOCKED;
+	end_locked(page_at(ch, i));
 	page_at(ch, i)->readers = 1;
+	shared_add(ch, i, true);
 	pthread_cond_broadcast(&ch->unlocked);
 }
 
@@ -208,7 +361,8 @@ static void pages_become(struct chunk *ch, unsigned a, unsigned b, uint8_t state
 		p->flags = now;
 	}
 	tally(&ch->n_dirty, dirty);
-	ch->n_stored += (unsigned)stored;
+	tally(&ch->n_stored, stored);
+	note_unsynced(ch);
 	if (dirty) {
 		atomic_fetch_add(&f->n_dirty, (uint64_t)dirty);
 		atomic_fetch_add(&f->cache->n_dirty, (uint64_t)dirty);

@@ -335,7 +335,7 @@ static void release_void(struct replica *rep, unsigned i)
 
 	if (!(r->flags & REPLICA_AHEAD))
 		return;
-	atomic_fetch_sub(&rep->chunk->file->n_ahead, 1);
+	chunk_count_ahead(rep->chunk, -1);
 	if (r->flags & REPLICA_SNAPPED)
 		rep->n_snapped--;
 }
@@ -508,7 +508,7 @@ static void fetch_merge(struct fetch *fe, unsigned i, frame_t frame, frame_t *sp
 		fe->rep->n_snapped--;
 	/* In this order: somebody may look whether there is anything for the store. */
 	pages_set_dirty(ch, i, i + 1);
-	atomic_fetch_sub(&ch->file->n_ahead, 1);
+	chunk_count_ahead(ch, -1);
 	twins_collect(ch, i);
 }
 
@@ -555,29 +555,29 @@ static int fetch_from(struct chunk *ch, struct replica *rep, unsigned a, unsigne
 {
 	struct cache *c = ch->file->cache;
 	struct fetch *fe = xmalloc(sizeof(*fe));
+	uint64_t needed[GAIA_CHUNK_PAGES / 64] = { 0 };
 	frame_t spare = 0;
 	unsigned done = 0;
-	bool need, passthrough = cfile_is_passthrough(ch->file);
+	bool any = false, passthrough = cfile_is_passthrough(ch->file);
 	int err;
 
 	fe->ch = ch;
 	fe->rep = rep;
 	fe->n = 0;
 	pthread_mutex_lock(&ch->lock);
-	for (unsigned i = a; i < b; i++)
-		if (rep->page[i].flags & REPLICA_AHEAD)
-			fe->page[fe->n++] = (uint16_t)i;
+	for (unsigned i = a; i < b; i++) {
+		if (!(rep->page[i].flags & REPLICA_AHEAD))
+			continue;
+		fe->page[fe->n++] = (uint16_t)i;
+		if (!page_present(ch, i) && (passthrough || fetch_needs_home(ch, rep, i))) {
+			bit_set(needed, i);
+			any = true;
+		}
+	}
 	pthread_mutex_unlock(&ch->lock);
 	err = fe->n > 0 && atomic_load(&rep->dev->gone) ? -EIO : 0;
-	for (unsigned k = 0; k < fe->n && !err; k++) {
-		unsigned i = fe->page[k];
-
-		pthread_mutex_lock(&ch->lock);
-		need = !page_present(ch, i) && (passthrough || fetch_needs_home(ch, rep, i));
-		pthread_mutex_unlock(&ch->lock);
-		if (need)
-			err = home_fill(ch, i, i + 1);
-	}
+	if (!err && any)
+		err = home_fill_some(ch, a, b, needed);
 	if (!err && passthrough)
 		err = fetch_keep_under(fe);
 	if (err || fe->n == 0)

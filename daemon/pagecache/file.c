@@ -20,32 +20,55 @@ static void range_init(pthread_rwlock_t *lock)
 	pthread_rwlockattr_destroy(&attr);
 }
 
+static struct cfile *cfile_create(struct cache *c, uint64_t key, const struct cfile_source *src,
+				  void *cookie)
+{
+	struct cfile *f = calloc(1, sizeof(*f));
+
+	if (!f)
+		return NULL;
+	f->cache = c;
+	f->key = key;
+	f->source = *src;
+	f->cookie = cookie;
+	atomic_init(&f->passthrough, src->passthrough);
+	atomic_init(&f->cpu_writes, CPU_WRITES);
+	range_init(&f->range);
+	pthread_mutex_init(&f->lock, NULL);
+	TAILQ_INIT(&f->unsynced);
+	TAILQ_INIT(&f->syncs);
+	pthread_cond_init(&f->sync_ended, NULL);
+	return f;
+}
+
+/* Only now: until it was made another one could end, which had the file longer than the store. */
+static int ask_size(struct cfile *f)
+{
+	uint64_t size;
+	int err = f->source.size(f->cookie, &size);
+
+	if (!err)
+		atomic_store(&f->size, size);
+	return err;
+}
+
 int cfile_get(struct cache *c, uint64_t key, const struct cfile_source *src, void *cookie,
-	      uint64_t size, struct cfile **out)
+	      struct cfile **out)
 {
 	bool found;
 	struct cfile *f;
+	int err = 0;
 
 	pthread_mutex_lock(&c->lock);
 	HASH_FIND(hh, c->files, &key, sizeof(key), f);
 	found = f != NULL;
 	if (!f) {
-		f = calloc(1, sizeof(*f));
+		f = cfile_create(c, key, src, cookie);
 		if (!f) {
 			pthread_mutex_unlock(&c->lock);
+			src->release(cookie);
 			return -ENOMEM;
 		}
-		f->cache = c;
-		f->key = key;
-		f->source = *src;
-		f->cookie = cookie;
-		atomic_init(&f->passthrough, src->passthrough);
-		atomic_init(&f->cpu_writes, CPU_WRITES);
-		range_init(&f->range);
-		pthread_mutex_init(&f->lock, NULL);
-	TAILQ_INIT(&f->syncs);
-	pthread_cond_init(&f->sync_ended, NULL);
-		atomic_init(&f->size, size);
 		HASH_ADD(hh, c->files, key, sizeof(f->key), f);
 	}
 	f->holds++;
@@ -55,8 +78,13 @@ int cfile_get(struct cache *c, uint64_t key, const struct cfile_source *src, voi
 	/* It has a reference to the cookie already. */
 	if (found)
 		src->release(cookie);
-	*out = f;
-	return 0;
+	else
+		err = ask_size(f);
+	if (err)
+		cfile_put(f);
+	else
+		*out = f;
+	return err;
 }
 
 void cfile_hold(struct cfile *f)

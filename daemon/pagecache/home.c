@@ -107,6 +107,7 @@ static int fill_end(struct fill *fl)
 		return (int)got;
 	}
 	count(CTR_storage_reads, fl->n_read);
+	count(CTR_storage_read_runs, fl->n_read > 0);
 	/* The file below may end earlier than ours, and ours inside the page: zeros. */
 	for (unsigned k = 0; k < fl->n; k++) {
 		size_t at = (size_t)k * GAIA_PAGE, limit = page_limit(ch, fl->a + k);
@@ -218,7 +219,8 @@ int home_fill_begin(struct fills *fills, struct chunk *ch, unsigned a, unsigned 
 		pthread_mutex_unlock(&ch->lock);
 		if (n == 0)
 			break;
-		err = fills_add(fills, ch, i, n, !fills->ahead && i + n == b && STAILQ_EMPTY(&fills->list));
+		err = fills_add(fills, ch, i, n,
+				!fills->ahead && !fills->more && i + n == b && STAILQ_EMPTY(&fills->list));
 	}
 	return err;
 }
@@ -258,6 +260,24 @@ static int fill_now(struct chunk *ch, unsigned a, unsigned b, bool in_order)
 int home_fill(struct chunk *ch, unsigned a, unsigned b)
 {
 	return fill_now(ch, a, b, false);
+}
+
+int home_fill_some(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages)
+{
+	struct fills fills = FILLS(fills, false);
+	int err = 0, ended;
+
+	for (unsigned i = a, j; i < b && !err; i = j) {
+		j = i + 1;
+		if (!bit_test(pages, i))
+			continue;
+		while (j < b && bit_test(pages, j))
+			j++;
+		fills.more = j < b;
+		err = home_fill_begin(&fills, ch, i, j);
+	}
+	ended = home_fill_end(&fills);
+	return err ? err : ended;
 }
 
 static int bring(struct chunk *ch, unsigned a, unsigned b, bool in_order)
@@ -320,13 +340,9 @@ static int share_pages(struct chunk *ch, unsigned a, unsigned b, unsigned ahead,
 
 	pthread_mutex_lock(&ch->lock);
 	while (i < b) {
-		if (page_make(ch, i)->flags & PAGE_LOCKED) {
-			page_wait(ch);
-			continue;
-		}
-		if (page_ready(ch, i)) {
+		if ((page_make(ch, i)->flags & PAGE_LOCKED) || page_ready(ch, i)) {
 			page_share(ch, i);
-			if (!page_ready(ch, i)) { /* it waited */
+			if (!page_ready(ch, i)) { /* after waiting */
 				page_unshare(ch, i);
 				continue;
 			}
@@ -549,23 +565,26 @@ static int span_fetch(const struct span *s)
 /* Bring home what the write needs of the old contents. Pages are locked. */
 static int span_prepare(const struct span *s)
 {
+	uint64_t needed[GAIA_CHUNK_PAGES / 64] = { 0 };
 	struct chunk *ch = s->ch;
+	bool any = false;
 	int err;
 
 	err = span_fetch(s);
 	if (err == -EIO) /* once more: a device may just have proved to be gone */
 		err = span_fetch(s);
+	if (err)
+		return err;
 	pthread_mutex_lock(&ch->lock);
-	for (unsigned i = s->a; i < s->b && !err; i++) {
+	for (unsigned i = s->a; i < s->b; i++) {
 		if (page_present(ch, i) ||
 		    !(span_keeps(s, i) || (ch->track && home_base_needed(ch, i))))
 			continue;
-		pthread_mutex_unlock(&ch->lock);
-		err = home_fill(ch, i, i + 1);
-		pthread_mutex_lock(&ch->lock);
+		bit_set(needed, i);
+		any = true;
 	}
 	pthread_mutex_unlock(&ch->lock);
-	return err;
+	return any ? home_fill_some(ch, s->a, s->b, needed) : 0;
 }
 
 /* Frames for the pages that have none, zeroed where the write does not reach. */

@@ -82,13 +82,14 @@ enum {
 	PAGE_STORED = 4, /* not dirty: home's bytes were stored; without a sync since, perhaps not for good */
 	PAGE_SYNCING = 8, /* and were so before the sync that is under way */
 	PAGE_GIVEN = 16, /* the kernel's cache was given home's bytes, or gave them */
+	PAGE_SHARERS_TURN = 32, /* those who waited to share it go first, before the next exclusive lock */
 };
 
 struct page {
 	frame_t frame;
 	uint8_t flags;
 	uint8_t readers; /* holders of the shared lock */
-	uint16_t reserved;
+	uint8_t lockers, sharers; /* who wait: for the exclusive lock, for the shared one */
 };
 
 /* Pages come in leaves, so that a small file costs little. A leaf never moves while its chunk lives, so that
@@ -133,14 +134,17 @@ struct chunk {
 	/* file->lock. */
 	unsigned refs;
 	UT_hash_handle hh;
+	TAILQ_ENTRY(chunk) link; /* in file->unsynced */
 
 	pthread_mutex_t lock;
 	pthread_cond_t unlocked; /* some page lock was dropped, or the delivery of a grant has ended */
 
 	/* lock. */
 	struct page *leaf[GAIA_CHUNK_PAGES / LEAF_PAGES]; /* NULL: absent, clean, unlocked */
-	atomic_uint n_frames, n_dirty; /* as a hint without it: all_dirty() */
-	unsigned n_stored;
+	/* Set with lock held. Without it, what was done before is seen: all_dirty(), chunk_list_unsynced(). */
+	atomic_uint n_frames, n_dirty, n_stored;
+	atomic_uint n_ahead; /* page releases not merged yet, over all devices */
+	bool unsynced;	     /* one of the last three is not 0: in file->unsynced */
 	struct chunk_track *track;    /* NULL: no device has a replica, and none is needed */
 	struct replica **replica;     /* in order of the devices */
 	unsigned n_replicas;
@@ -189,6 +193,7 @@ struct cfile {
 	pthread_mutex_t lock;
 	/* lock. */
 	struct chunk *chunks; /* hash by index */
+	TAILQ_HEAD(, chunk) unsynced; /* those that a sync has to do with, of which others may be many more; in no order */
 	struct store_file *store_r, *store_w; /* opened when first needed; store_w serves both */
 	int error;	      /* the last failed writeback's */
 	uint64_t error_seq;
@@ -389,6 +394,17 @@ struct chunk *chunk_ref(struct chunk *ch);
 void chunk_put(struct chunk *ch);
 /* References to the chunks of [first, last], in order; *@out to be freed. */
 unsigned chunk_list_get(struct cfile *f, uint64_t first, uint64_t last, struct chunk ***out);
+/* Of these the ones that have such pages (@what: one of the enum), looking at no others. */
+enum unsynced {
+	UNSYNCED_AHEAD,	 /* released, and not merged */
+	UNSYNCED_DIRTY,	 /* not stored */
+	UNSYNCED_STORED, /* and without a sync since */
+	UNSYNCED_ANY,	 /* also where pages are about to become one from another of these */
+};
+unsigned chunk_list_unsynced(struct cfile *f, uint64_t first, uint64_t last, enum unsynced what,
+			     struct chunk ***out);
+/* chunk->lock held. @more releases of its pages are not merged yet. */
+void chunk_count_ahead(struct chunk *ch, int more);
 
 /* chunk->lock held. The page, its leaf made if need be. */
 struct page *page_make(struct chunk *ch, unsigned i);
@@ -413,7 +429,12 @@ void page_wait(struct chunk *ch);
 void pages_lock(struct chunk *ch, unsigned a, unsigned b);
 void pages_unlock(struct chunk *ch, unsigned a, unsigned b);
 bool page_trylock(struct chunk *ch, unsigned i);
+/*
+ * A thread that shares a page waits for later pages only: not for the same one again, since who waits for it exclusively
+ * goes first (17).
+ */
 void page_share(struct chunk *ch, unsigned i);
+bool page_tryshare(struct chunk *ch, unsigned i);
 void page_unshare(struct chunk *ch, unsigned i);
 /*
  * No lock held: unshare pages [a, b). @given: the kernel's cache has them now, so that nobody will ask
@@ -499,6 +520,8 @@ int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len);
 int home_bring(struct chunk *ch, unsigned a, unsigned b);
 /* Only the absent ones, without regard to devices. */
 int home_fill(struct chunk *ch, unsigned a, unsigned b);
+/* Of those the ones in @pages (a bit a page), all runs of them at a time. */
+int home_fill_some(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages);
 /*
  * The same in two steps: in between pages are on their way from the store. They stay locked, and file->range held, until
  * all that was begun, for whatever pages, is ended. By one thread.
@@ -509,6 +532,7 @@ struct fills {
 	uint64_t began;		  /* ns; 0: nothing was */
 	bool ahead;		  /* before it is needed */
 	bool in_order;		  /* after what lies before it in the file */
+	bool more;		  /* more is begun before any is waited for */
 };
 #define FILLS(name, ahead_) { .list = STAILQ_HEAD_INITIALIZER((name).list), .ahead = (ahead_) }
 int home_fill_begin(struct fills *fills, struct chunk *ch, unsigned a, unsigned b);

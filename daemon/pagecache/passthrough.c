@@ -110,6 +110,7 @@ static int read_store(struct chunk *ch, unsigned a, unsigned b, char *buf)
 		return (int)got;
 	}
 	count(CTR_storage_reads, b - a);
+	count(CTR_storage_read_runs, 1);
 	for (unsigned i = a; i < b; i++) {
 		size_t at = (size_t)(i - a) * GAIA_PAGE;
 		size_t valid = (size_t)got > at ? (size_t)got - at : 0;

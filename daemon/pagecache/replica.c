@@ -354,7 +354,7 @@ static void forget_releases(struct chunk *ch, struct replica *rep)
 		if (rep->page[i].flags & REPLICA_SNAPPED)
 			rep->n_snapped--;
 		rep->page[i] = (struct page_replica){ .cut = GAIA_PAGE };
-		atomic_fetch_sub(&ch->file->n_ahead, 1);
+		chunk_count_ahead(ch, -1);
 	}
 }
 

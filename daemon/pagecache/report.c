@@ -183,6 +183,7 @@ static void check_replica(struct chunk *ch, struct replica *rep, uint64_t *ahead
 static void check_chunk(struct chunk *ch, uint64_t *frames, uint64_t *dirty, uint64_t *ahead)
 {
 	unsigned n_frames = 0, n_dirty = 0, n_stored = 0;
+	uint64_t ahead_before = *ahead;
 
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
@@ -190,7 +191,8 @@ static void check_chunk(struct chunk *ch, uint64_t *frames, uint64_t *dirty, uin
 
 		if (!p)
 			continue;
-		bug_on(p->readers || (p->flags & PAGE_LOCKED));
+		bug_on(p->readers || (p->flags & (PAGE_LOCKED | PAGE_SHARERS_TURN)));
+		bug_on(p->lockers || p->sharers);
 		bug_on((p->flags & (PAGE_DIRTY | PAGE_STORED)) && !p->frame);
 		bug_on((p->flags & PAGE_DIRTY) && (p->flags & PAGE_STORED));
 		bug_on(p->flags & PAGE_SYNCING);
@@ -204,6 +206,8 @@ static void check_chunk(struct chunk *ch, uint64_t *frames, uint64_t *dirty, uin
 	bug_on(ch->n_replicas > 0 && !ch->track);
 	for (unsigned k = 0; k < ch->n_replicas; k++)
 		check_replica(ch, ch->replica[k], ahead);
+	bug_on(*ahead - ahead_before != ch->n_ahead);
+	bug_on(ch->unsynced != (n_dirty || n_stored || ch->n_ahead));
 	for (struct page_extra *x = ch->track ? ch->track->extra : NULL; x; x = x->hh.next) {
 		for (struct twin *tw = x->twins; tw; tw = tw->next)
 			n_frames++;

@@ -185,6 +185,16 @@ unlock:
 
 /* ---- fallocate ---- */
 
+/* chunk->lock held. Whether keep_tracked() keeps page i. */
+static bool to_keep(struct chunk *ch, unsigned i, uint64_t off, uint64_t end)
+{
+	uint64_t start = ch->index * GAIA_CHUNK + (uint64_t)i * GAIA_PAGE;
+
+	if (start >= end || start + GAIA_PAGE <= off)
+		return false;
+	return start < off || start + GAIA_PAGE > end || page_ahead(ch, i) || home_base_needed(ch, i);
+}
+
 /*
  * The store is about to forget the bytes of [off, end). Bring home what of them is released or somebody's base, and the pages
  * at either end, of which a part remains: what is then zeroed at home is a change that replicas see.
@@ -192,7 +202,6 @@ unlock:
  */
 static int keep_tracked(struct cfile *f, uint64_t off, uint64_t end)
 {
-	uint64_t first = off / GAIA_PAGE, last = (end - 1) / GAIA_PAGE;
 	struct chunk **list;
 	unsigned n = chunk_list_get(f, off / GAIA_CHUNK, (end - 1) / GAIA_CHUNK, &list);
 	int err = 0;
@@ -201,21 +210,19 @@ static int keep_tracked(struct cfile *f, uint64_t off, uint64_t end)
 		struct chunk *ch = list[k];
 
 		pthread_mutex_lock(&ch->lock);
-		for (unsigned i = 0; i < GAIA_CHUNK_PAGES && ch->track && !err; i++) {
-			uint64_t page = ch->index * GAIA_CHUNK_PAGES + i;
-
-			if (page < first || page > last)
+		for (unsigned i = 0, j; i < GAIA_CHUNK_PAGES && ch->track && !err; i = j) {
+			j = i + 1;
+			if (!to_keep(ch, i, off, end))
 				continue;
-			if (page * GAIA_PAGE >= off && (page + 1) * GAIA_PAGE <= end &&
-			    !page_ahead(ch, i) && !home_base_needed(ch, i))
-				continue;
-			pages_lock(ch, i, i + 1);
+			while (j < GAIA_CHUNK_PAGES && to_keep(ch, j, off, end))
+				j++;
+			pages_lock(ch, i, j);
 			pthread_mutex_unlock(&ch->lock);
-			err = home_bring(ch, i, i + 1);
+			err = home_bring(ch, i, j);
 			pthread_mutex_lock(&ch->lock);
 			if (!err)
-				pages_set_dirty(ch, i, i + 1);
-			pages_unlock(ch, i, i + 1);
+				pages_set_dirty(ch, i, j);
+			pages_unlock(ch, i, j);
 		}
 		pthread_mutex_unlock(&ch->lock);
 		chunk_account(ch);

@@ -158,21 +158,19 @@ int chunk_store(struct chunk *ch, unsigned a, unsigned b, bool wait)
 		return passthrough_store(ch, a, b, wait);
 	pthread_mutex_lock(&ch->lock);
 	while (ch->n_dirty && i < b) {
-		if (!page_dirty(ch, i) || (!wait && (page_at(ch, i)->flags & PAGE_LOCKED))) {
+		/* Who does not wait may have the page, and others of the chunk, already. */
+		if (!page_dirty(ch, i) || (!wait && !page_tryshare(ch, i))) {
 			i++;
 			continue;
 		}
-		page_share(ch, i);
+		if (wait)
+			page_share(ch, i);
 		if (!page_dirty(ch, i)) { /* it may have waited */
 			page_unshare(ch, i++);
 			continue;
 		}
-		for (j = i + 1; j < b; j++) {
-			if (!page_dirty(ch, j) || (page_at(ch, j)->flags & PAGE_LOCKED) ||
-			    page_at(ch, j)->readers == UINT8_MAX)
-				break;
-			page_share(ch, j);
-		}
+		for (j = i + 1; j < b && page_dirty(ch, j) && page_tryshare(ch, j); j++)
+			;
 		failed = atomic_load(&ch->file->syncs_failed);
 		pthread_mutex_unlock(&ch->lock);
 		err = store_run(ch, i, j);
@@ -231,7 +229,7 @@ static int store_range(struct cfile *f, uint64_t first, uint64_t last)
 
 	if (atomic_load(&f->n_dirty) == 0)
 		return 0;
-	n = chunk_list_get(f, first, last, &list);
+	n = chunk_list_unsynced(f, first, last, UNSYNCED_DIRTY, &list);
 	for (unsigned k = 0; k < n; k++) {
 		err = chunk_store(list[k], 0, GAIA_CHUNK_PAGES, true);
 		if (err && !result)
@@ -255,7 +253,7 @@ int cfile_make_room(struct cfile *f)
 	err = just_failed(f);
 	if (err)
 		return err;
-	n = chunk_list_get(f, 0, UINT64_MAX, &list);
+	n = chunk_list_unsynced(f, 0, UINT64_MAX, UNSYNCED_DIRTY, &list);
 	for (unsigned k = 0; k < n; k++) {
 		if (!err)
 			err = chunk_store(list[k], 0, GAIA_CHUNK_PAGES, true);
@@ -325,7 +323,7 @@ int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len)
 
 	if (atomic_load(&f->n_ahead) == 0)
 		return 0;
-	n = chunk_list_get(f, off / GAIA_CHUNK, (end - 1) / GAIA_CHUNK, &list);
+	n = chunk_list_unsynced(f, off / GAIA_CHUNK, (end - 1) / GAIA_CHUNK, UNSYNCED_AHEAD, &list);
 	for (unsigned k = 0; k < n; k++) {
 		uint64_t start = list[k]->index * GAIA_CHUNK;
 		unsigned a = off <= start ? 0 : (unsigned)((off - start) / GAIA_PAGE);
@@ -350,7 +348,7 @@ int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len)
 static void store_again(struct cfile *f)
 {
 	struct chunk **list;
-	unsigned n = chunk_list_get(f, 0, UINT64_MAX, &list);
+	unsigned n = chunk_list_unsynced(f, 0, UINT64_MAX, UNSYNCED_ANY, &list);
 
 	(void)cfile_keep_time(f);
 	for (unsigned k = 0; k < n; k++) {
@@ -421,7 +419,7 @@ static int sync_stored(struct cfile *f, struct store_file *sf, bool data_only)
 	int err;
 
 	if (alone && atomic_load(&f->n_stored) > 0)
-		n = chunk_list_get(f, 0, UINT64_MAX, &list);
+		n = chunk_list_unsynced(f, 0, UINT64_MAX, UNSYNCED_STORED, &list);
 	for (unsigned k = 0; k < n; k++)
 		chunk_sync_begins(list[k]);
 	err = sf->ops->sync(sf, data_only);

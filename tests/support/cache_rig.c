@@ -521,6 +521,19 @@ static int source_open(void *cookie, bool write, struct store_file **out)
 	return store_open(kf->rig->store, kf->ref, write, out);
 }
 
+static int source_size(void *cookie, uint64_t *bytes)
+{
+	struct kfile *kf = cookie;
+	struct store_file *sf;
+	struct stat st;
+
+	must(store_open(kf->rig->mem, kf->ref, false, &sf) == 0);
+	must(sf->ops->stat(sf, &st) == 0);
+	sf->ops->close(sf);
+	*bytes = (uint64_t)st.st_size;
+	return 0;
+}
+
 static void source_release(void *cookie)
 {
 	struct kfile *kf = cookie;
@@ -528,10 +541,12 @@ static void source_release(void *cookie)
 	atomic_fetch_add(&kf->released, 1);
 }
 
-static const struct cfile_source source = { .open = source_open, .release = source_release };
+static const struct cfile_source source = {
+	.open = source_open, .size = source_size, .release = source_release
+};
 
 static const struct cfile_source source_passthrough = {
-	.open = source_open, .release = source_release, .passthrough = true
+	.open = source_open, .size = source_size, .release = source_release, .passthrough = true
 };
 
 static void store_resize(struct rig *rig, int ref, uint64_t size)
@@ -556,7 +571,7 @@ struct kfile *kfile_create(struct rig *rig, int ref, uint64_t size)
 	if (rig->options.passthrough)
 		must(store_open(rig->mem, ref, true, &kf->below) == 0);
 	must(cfile_get(rig->cache, (uint64_t)ref, kf->below ? &source_passthrough : &source, kf,
-		       size, &kf->cfile) == 0);
+		       &kf->cfile) == 0);
 	SLIST_INSERT_HEAD(&rig->files, kf, link);
 	return kf;
 }

@@ -644,3 +644,110 @@ Test(device_error, of_reading_what_the_store_has_too_is_nobodys)
 	cr_assert_eq(cpu_read(kf, &byte, 1, 0), 1);
 	end();
 }
+
+/* ---- a file's size ---- */
+
+static struct store_file *below(int ref)
+{
+	struct store_file *sf;
+
+	cr_assert_eq(store_open(rig->mem, ref, true, &sf), 0);
+	return sf;
+}
+
+static atomic_int given_back;
+
+static int no_open(void *cookie, bool write, struct store_file **out)
+{
+	return -EIO;
+}
+
+/* The file as it is below, and what has happened to it by the time that somebody asks. */
+static int size_below(void *cookie, uint64_t *bytes)
+{
+	struct store_file *sf = cookie;
+	struct stat st;
+	int err = fault_point("source.size");
+
+	if (!err)
+		err = sf->ops->stat(sf, &st);
+	if (!err)
+		*bytes = (uint64_t)st.st_size;
+	return err;
+}
+
+static void count_release(void *cookie)
+{
+	atomic_fetch_add(&given_back, 1);
+}
+
+static const struct cfile_source source = { .open = no_open, .size = size_below, .release = count_release };
+
+struct got {
+	struct store_file *below;
+	struct cfile *file;
+};
+
+static int get(void *arg)
+{
+	struct got *g = arg;
+
+	return cfile_get(rig->cache, 9, &source, g->below, &g->file);
+}
+
+static bool is_known(void)
+{
+	uint64_t key = 9;
+	struct cfile *f;
+
+	pthread_mutex_lock(&rig->cache->lock);
+	HASH_FIND(hh, rig->cache->files, &key, sizeof(key), f);
+	pthread_mutex_unlock(&rig->cache->lock);
+	return f;
+}
+
+/*
+ * A cfile that has more of the file than the store may end until another is made: so that one asks afterwards. What was
+ * asked before it is there would be the size from before.
+ */
+Test(sizes, are_asked_when_nobody_else_can_have_the_file_any_more)
+{
+	struct got g;
+	struct held h = { .point = "source.size", .call = get, .arg = &g };
+
+	begin(&(struct rig_options){ .devices = 0 }, 0);
+	g.below = below(9);
+	held_begin(&h);
+	/* It is there already: nobody makes another one. */
+	cr_assert(is_known());
+	cr_assert_eq(g.below->ops->truncate(g.below, 12345), 0);
+	cr_assert_eq(held_end(&h), 0);
+	cr_assert_eq(cfile_size(g.file), 12345);
+	/* Of one that exists it is not asked: it may have more than the store. */
+	cr_assert_eq(g.below->ops->truncate(g.below, 1), 0);
+	cr_assert_eq(get(&g), 0);
+	cr_assert_eq(cfile_size(g.file), 12345);
+	cr_assert_eq(given_back, 1);
+	cfile_put(g.file);
+	cfile_put(g.file);
+	cache_forget(rig->cache, 9);
+	cr_assert_eq(given_back, 2);
+	g.below->ops->close(g.below);
+	end();
+}
+
+Test(sizes, that_cannot_be_had_leave_nothing_behind)
+{
+	struct got g;
+
+	begin(&(struct rig_options){ .devices = 0 }, 0);
+	g.below = below(9);
+	fault_arm("source.size", -EIO, 0, 1);
+	cr_assert_eq(get(&g), -EIO);
+	cr_assert_eq(given_back, 1);
+	cr_assert_eq(get(&g), 0);
+	cfile_put(g.file);
+	cr_assert_eq(given_back, 2);
+	g.below->ops->close(g.below);
+	end();
+}

@@ -1,5 +1,6 @@
 /*
- * cache_locks.c - what reads and writes of different files share: no lock; and a rare one when home is full.
+ * cache_locks.c - what reads and writes of different files share: no lock; and a rare one when home is full. And what a sync
+ * takes: locks of the chunks that it has something to do with.
  *
  * Linked so that every lock that the cache takes passes through here first (meson.build: --wrap), and is noted. One thread does
  * the same to two files: no lock may be among those of both. `--verbose` shows how many locks each request takes.
@@ -7,7 +8,7 @@
 #include "cache_scene.h"
 #include "pagecache/internal.h"
 
-#define MOST 64u
+#define MOST 128u
 
 /* Distinct locks, how often each was taken, and how often any. */
 struct noted {
@@ -200,5 +201,96 @@ Test(locks, the_caches_is_taken_rarely_when_home_is_full)
 	cr_assert_gt(counter_value(CTR_home_evicted), chunks * each);
 	cr_assert_gt(taken(&all, &rig->cache->lock), 0);
 	cr_assert_lt(taken(&all, &rig->cache->lock), chunks * each / 16);
+	end();
+}
+
+/* ---- syncs ---- */
+
+#define CACHED 24u /* chunks */
+
+/* The device has the first @chunks of a file, and home, and nothing is dirty. */
+static struct client *cache_chunks(struct kfile *file, unsigned chunks)
+{
+	struct client *cl = client_create(file, 0, GAIA_PROT_RW, chunks * GAIA_CHUNK);
+
+	cr_assert_eq(client_acquire(cl, 0, chunks * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	cr_assert_eq(client_release(cl, 0, chunks * GAIA_CHUNK), 0);
+	cr_assert_eq(cache_fsync(file->cfile, 0, 0, false), 0);
+	return cl;
+}
+
+/* Of a sync after a page of the file was changed: by a CPU program, or released by the device. */
+static struct noted sync_of_a_page(struct kfile *file, struct client *cl, bool device)
+{
+	struct noted noted = { .n = 0 };
+
+	if (device) {
+		cr_assert_eq(client_acquire(cl, 0, GAIA_PAGE, GAIA_PROT_RW), 0);
+		client_store(cl, "d", 1, 0);
+		cr_assert_eq(client_release(cl, 0, GAIA_PAGE), 0);
+	} else {
+		carry_out(file->cfile, &(struct request){ "", WRITE_DIRECT, 0, 0 });
+	}
+	noting = &noted;
+	cr_assert_eq(cache_fsync(file->cfile, 0, 0, false), 0);
+	noting = NULL;
+	return noted;
+}
+
+static unsigned chunks_locked(struct cfile *f, const struct noted *noted)
+{
+	struct chunk **list;
+	unsigned n = chunk_list_get(f, 0, UINT64_MAX, &list), locked = 0;
+
+	for (unsigned k = 0; k < n; k++) {
+		locked += taken(noted, &list[k]->lock) > 0;
+		chunk_put(list[k]);
+	}
+	free(list);
+	return locked;
+}
+
+Test(locks, a_sync_takes_those_of_what_was_changed)
+{
+	struct kfile *file[2];
+	struct client *cl[2];
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = CACHED + 1, .home_bytes = (CACHED + 8) * GAIA_CHUNK },
+	      CACHED * GAIA_CHUNK);
+	file[0] = kfile_create(rig, 77, GAIA_CHUNK);
+	file[1] = kf;
+	for (unsigned k = 0; k < 2; k++)
+		cl[k] = cache_chunks(file[k], k ? CACHED : 1);
+	for (unsigned device = 0; device < 2; device++) {
+		struct noted few = sync_of_a_page(file[0], cl[0], device);
+		struct noted many = sync_of_a_page(file[1], cl[1], device);
+
+		cr_log_info("%s: %u locks taken with a chunk cached, %u with %u", device ? "released" : "written",
+			    few.taken, many.taken, CACHED);
+		cr_assert_eq(chunks_locked(file[0]->cfile, &few), 1);
+		cr_assert_eq(chunks_locked(file[1]->cfile, &many), 1);
+		cr_assert_eq(many.taken, few.taken, "%u locks, not %u", many.taken, few.taken);
+		cr_assert_eq(taken(&many, &rig->cache->lock), taken(&few, &rig->cache->lock));
+	}
+	client_end(cl[0]);
+	kfile_end(file[0], false);
+	end();
+}
+
+/* Those that were stored have something to be synced, once. */
+Test(locks, so_does_a_sync_of_what_was_stored)
+{
+	struct noted noted = { .n = 0 };
+
+	begin(&(struct rig_options){ .devices = 0 }, CACHED * GAIA_CHUNK);
+	for (unsigned k = 0; k < CACHED; k++)
+		carry_out(kf->cfile, &(struct request){ "", WRITE_DIRECT, k * GAIA_CHUNK_PAGES, 0 });
+	cr_assert_eq(cache_flush(kf->cfile), 0);
+	noting = &noted;
+	cr_assert_eq(cache_fsync(kf->cfile, 0, 0, false), 0);
+	noting = NULL;
+	cr_assert_eq(chunks_locked(kf->cfile, &noted), CACHED);
+	noted = sync_of_a_page(kf, NULL, false);
+	cr_assert_eq(chunks_locked(kf->cfile, &noted), 1);
 	end();
 }
