@@ -35,6 +35,8 @@ void client_put(struct client *c)
 		return;
 	bug_on(c->maps || !LIST_EMPTY(&c->revocations));
 	close(c->fd);
+	if (c->counted)
+		quota_give(ctl->quota, QUOTA_clients, c->uid);
 	pthread_cond_destroy(&c->changed);
 	pthread_mutex_destroy(&c->lock);
 	pthread_mutex_destroy(&c->send_lock);
@@ -301,7 +303,7 @@ int control_revoke(void *client, uint64_t map, uint64_t idx)
 
 /* ---- receiving, on the loop's thread ---- */
 
-/* False: this is no HELLO with a ticket, or there are too many clients. */
+/* False: this is no HELLO with a ticket. */
 static bool take_hello(struct client *c, const struct gaia_msg *msg)
 {
 	struct gaia_msg want = { .kind = GAIA_MSG_HELLO, .version = GAIA_PROTOCOL_VERSION };
@@ -311,14 +313,11 @@ static bool take_hello(struct client *c, const struct gaia_msg *msg)
 	uint64_t seq;
 
 	memcpy(want.ticket, msg->ticket, sizeof(want.ticket));
-	if (memcmp(&want, msg, sizeof(want)) != 0 || !ticket_redeem(ctl, msg->ticket))
+	if (memcmp(&want, msg, sizeof(want)) != 0 || !ticket_redeem(ctl, msg->ticket, &c->uid))
 		return false;
 
+	c->counted = true;
 	pthread_mutex_lock(&ctl->lock);
-	if (HASH_COUNT(ctl->clients) >= MAX_CLIENTS) {
-		pthread_mutex_unlock(&ctl->lock);
-		return false;
-	}
 	do {
 		fill_random(&c->key, sizeof(c->key));
 		HASH_FIND(hh, ctl->clients, &c->key.id, sizeof(c->key.id), same);
@@ -378,8 +377,9 @@ static void on_client(uv_poll_t *poll, int status, int events)
 		if (n == sizeof(msg) && !(hdr.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) &&
 		    (c->welcome ? take_revoked(c, &msg) : take_hello(c, &msg)))
 			continue;
-		log_info("control: client %d is disconnected: it sent something that is no valid message",
-			 (int)c->pid);
+		if (log_may(&c->ctl->pace))
+			log_info("control: client %d is disconnected: it sent something that is no valid message",
+				 (int)c->pid);
 		client_end(c);
 		return;
 	}
@@ -395,6 +395,32 @@ static void on_client_closed(uv_handle_t *handle)
 	client_put(c);
 }
 
+static unsigned pending_of(const struct control *ctl, uid_t uid)
+{
+	const struct client *c;
+	unsigned n = 0;
+
+	TAILQ_FOREACH(c, &ctl->pending, link)
+		n += c->peer_uid == uid;
+	return n;
+}
+
+/* The oldest connection that has not said HELLO, of the user who has most of those. There are some. */
+static struct client *pending_surplus(const struct control *ctl)
+{
+	struct client *c, *found = NULL;
+	unsigned n, most = 0;
+
+	TAILQ_FOREACH(c, &ctl->pending, link) {
+		n = pending_of(ctl, c->peer_uid);
+		if (n > most) {
+			most = n;
+			found = c;
+		}
+	}
+	return found;
+}
+
 void client_accept(struct control *ctl, int fd)
 {
 	struct ucred cred;
@@ -403,11 +429,12 @@ void client_accept(struct control *ctl, int fd)
 	struct client *c;
 
 	if (ctl->n_pending >= MAX_PENDING)
-		client_end(TAILQ_FIRST(&ctl->pending));
+		client_end(pending_surplus(ctl));
 	c = xcalloc(1, sizeof(*c));
 	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) ||
 	    uv_poll_init(ctl->loop, &c->poll, fd)) {
-		log_warn("control: a client was turned away: cannot watch its socket");
+		if (log_may(&ctl->pace))
+			log_warn("control: a client was turned away: cannot watch its socket");
 		close(fd);
 		free(c);
 		return;
@@ -415,7 +442,7 @@ void client_accept(struct control *ctl, int fd)
 	c->ctl = ctl;
 	c->fd = fd;
 	c->pid = cred.pid;
-	c->uid = cred.uid;
+	c->peer_uid = cred.uid;
 	c->refs = 1;
 	c->poll.data = c;
 	pthread_mutex_init(&c->send_lock, NULL);

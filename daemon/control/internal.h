@@ -31,14 +31,17 @@
 #include <uthash.h>
 #include <uv.h>
 
+#include "base/log.h"
+#include "base/quota.h"
 #include "control/control.h"
 
-/* A client that never says HELLO occupies one of these; the oldest goes when more come. */
+/*
+ * A client that never says HELLO occupies one of these. When more come, the user who has the most of them loses
+ * his oldest: whoever knows the socket's name may connect, but keeps nobody else out.
+ */
 #define MAX_PENDING 64
-#define MAX_CLIENTS 1024
 #define MAX_MAPS 65536 /* of one client */
 
-#define TICKETS 256
 #define TICKET_LIFE_NS 10000000000ull /* connecting takes microseconds, on a busy machine milliseconds */
 
 /* A client reads its socket with a thread that does nothing else, so seconds mean that it is
@@ -47,9 +50,22 @@
 #define REVOKE_TIMEOUT_NS 5000000000ull
 #define REVOKE_LOOK_NS 100000000ull /* between looks at a client that takes its time */
 
+/*
+ * The right to become a client, once and soon. Has a place among its user's clients, which
+ * passes on to the client: so that who has a ticket is not turned away.
+ */
 struct ticket {
-	uint8_t bytes[16];
-	uint64_t expires_ns; /* 0: none */
+	/* Constant. */
+	struct ticket_bytes {
+		uint64_t id;	/* by which it is found */
+		uint64_t secret;
+	} bytes;
+	uid_t uid;
+	uint64_t expires_ns;
+
+	/* control.lock. */
+	TAILQ_ENTRY(ticket) link;
+	UT_hash_handle hh;	/* by bytes.id */
 };
 
 TAILQ_HEAD(client_list, client);
@@ -60,6 +76,8 @@ struct control {
 	struct cache *cache;
 	struct pool *workers;
 	json_t *mount;
+	struct quota *quota;
+	struct log_pace pace;	/* of what strangers can cause */
 	char name[64];	/* of the socket, without the leading NUL */
 
 	/* The loop's thread. */
@@ -72,8 +90,8 @@ struct control {
 
 	pthread_mutex_t lock;
 	/* lock. */
-	struct ticket ticket[TICKETS]; /* a ring */
-	unsigned next_ticket;
+	struct ticket *tickets;
+	TAILQ_HEAD(, ticket) oldest; /* the same, in the order in which they were given out, and expire */
 	struct client *clients; /* by id */
 
 	atomic_uint n_live; /* structs client that are not freed */
@@ -92,10 +110,12 @@ struct client {
 	struct control *ctl;
 	int fd;			/* closed with the struct, shut down before */
 	pid_t pid;
-	uid_t uid;
+	uid_t peer_uid;		/* who made the socket */
 
 	/* Constant once it is in control.clients. */
 	struct gaia_client_key key;
+	uid_t uid;		/* who asked for the ticket: what it uses is his */
+	bool counted;		/* among his clients */
 
 	atomic_uint refs;
 	atomic_bool dead;	/* set by client_disconnect() only */
@@ -157,8 +177,11 @@ void map_put(struct map *map);
 
 /* ---- control.c ---- */
 
-/* Whether @ticket was given out; it is used up by asking. */
-bool ticket_redeem(struct control *ctl, const uint8_t ticket[16]);
+/*
+ * Whether @ticket was given out; it is used up by asking. Then *@uid is whose it was, and one of his QUOTA_clients is the
+ * caller's to give back.
+ */
+bool ticket_redeem(struct control *ctl, const uint8_t ticket[16], uid_t *uid);
 void fill_random(void *buf, size_t len);
 /* memcmp() == 0 in a time that does not depend on where the difference is. */
 bool equal_secret(const void *a, const void *b, size_t len);

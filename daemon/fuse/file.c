@@ -76,8 +76,10 @@ void handle_close(struct handle *h)
 	pthread_mutex_unlock(&fs->lock);
 	if (h->cfile)
 		contents_put(inode);
-	if (h->dir)
+	if (h->dir) {
 		closedir(h->dir);
+		quota_give(fs->config.quota, QUOTA_directories, h->uid);
+	}
 	pthread_mutex_destroy(&h->lock);
 	free(h);
 	inode_put(inode);

@@ -19,6 +19,7 @@
 
 #include <stdbool.h>
 
+#include "base/quota.h"
 #include "control/control.h"
 #include "pagecache/cache.h"
 #include "store/store.h"
@@ -39,6 +40,7 @@ struct fs_config {
 		FS_TRANSPORT_DEV,
 		FS_TRANSPORT_URING,
 	} transport; /* how requests come from the kernel */
+	struct quota *quota;	/* who may have how many directories open; the caller's, to be destroyed after fs */
 	bool supervised;	/* a second process takes the mount away when this one dies */
 	bool background;	/* nothing is left to be said on standard error once the mount is live */
 

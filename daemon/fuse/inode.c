@@ -12,6 +12,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -219,11 +220,17 @@ int inode_table_init(struct fs *fs)
 void inode_share_fds(struct fs *fs, unsigned taken)
 {
 	struct rlimit limit;
+	uint64_t third;
 
-	/* A part remains for open directories, devices and clients. A store file may have two. */
+	/* A third for inodes, a third for store files, each of which may have two; of the rest a half for open directories. */
 	fs->max_fds = MAX_FDS;
-	if (!getrlimit(RLIMIT_NOFILE, &limit))
-		fs->max_fds = (unsigned)MIN(MAX_FDS, (limit.rlim_cur - MIN(limit.rlim_cur, taken)) / 3);
+	if (!getrlimit(RLIMIT_NOFILE, &limit)) {
+		third = (limit.rlim_cur - MIN(limit.rlim_cur, taken)) / 3;
+		fs->max_fds = (unsigned)MIN(MAX_FDS, third);
+		quota_cap(fs->config.quota, QUOTA_directories, (unsigned)MIN(UINT_MAX, third / 2));
+		/* Devices and what is opened for a moment have what clients leave of the other half. */
+		quota_cap(fs->config.quota, QUOTA_clients, (unsigned)MIN(UINT_MAX, third / 4));
+	}
 	fs->max_backings = fs->max_fds / 2;
 }
 

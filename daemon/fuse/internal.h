@@ -109,6 +109,7 @@ struct handle {
 	int flags;	     /* of open(2), as the caller gave them */
 	struct cfile *cfile; /* files */
 	DIR *dir;	     /* directories */
+	uid_t uid;	     /* directories: among whose they are counted */
 	bool passthrough;    /* set before the kernel hears of the handle */
 
 	atomic_uint_least64_t errors_seen; /* cursor of cfile_error_check() */

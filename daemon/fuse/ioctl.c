@@ -25,6 +25,7 @@ struct ioctl_job {
 	struct ring_entry *entry;
 	struct fs *fs;
 	struct handle *handle; /* stays: its request is not answered yet */
+	uid_t uid;	       /* the caller's */
 	unsigned cmd;
 	union ioctl_arg arg;
 };
@@ -74,7 +75,7 @@ static int carry_out(struct ioctl_job *job)
 
 	switch (job->cmd) {
 	case GAIA_IOC_CONNECT:
-		return control_connect(ctl, &job->arg.connect);
+		return control_connect(ctl, job->uid, &job->arg.connect);
 	case GAIA_IOC_DEVICES:
 		return control_devices(ctl, &job->arg.devices);
 	case GAIA_IOC_MAP:
@@ -92,7 +93,7 @@ static int carry_out(struct ioctl_job *job)
 	case GAIA_IOC_ADVISE:
 		return control_advise(ctl, f, &job->arg.range);
 	case GAIA_IOC_REPORT:
-		return control_report(ctl, f, &job->arg.report);
+		return control_report(ctl, f, job->uid, &job->arg.report);
 	case GAIA_IOC_FLUSH:
 	case GAIA_IOC_EVICT:
 		return file_range(job);
@@ -178,6 +179,7 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fu
 	job->entry = entry;
 	job->fs = fs;
 	job->handle = handle_of(fi);
+	job->uid = fuse_req_ctx(req)->uid;
 	job->cmd = cmd;
 	memcpy(&job->arg, in_buf, in_size);
 	pool_submit(fs->workers, run, job);

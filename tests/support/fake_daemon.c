@@ -59,6 +59,8 @@ static struct device device[DEVICES] = {
 static unsigned n_devices = 2;
 
 static struct control *control;
+static struct quota *quota;
+uid_t fake_uid;
 static uv_loop_t loop;
 static uv_async_t stop;
 static pthread_t loop_thread;
@@ -285,7 +287,7 @@ static int carry_out(int fd, unsigned long request, void *arg)
 		return -ENOTCONN;
 	switch (request) {
 	case GAIA_IOC_CONNECT:
-		return control_connect(control, arg);
+		return control_connect(control, fake_uid, arg);
 	case GAIA_IOC_DEVICES:
 		return control_devices(control, arg);
 	case GAIA_IOC_MAP:
@@ -301,7 +303,7 @@ static int carry_out(int fd, unsigned long request, void *arg)
 	case GAIA_IOC_ADVISE:
 		return control_advise(control, f, arg);
 	case GAIA_IOC_REPORT:
-		return control_report(control, f, arg);
+		return control_report(control, f, fake_uid, arg);
 	}
 	return -ENOTTY;
 }
@@ -341,7 +343,8 @@ void fake_start(void)
 	sem_init(&fake_gate.leave, 0, 0);
 	cr_assert_eq(uv_loop_init(&loop), 0);
 	cr_assert_eq(uv_async_init(&loop, &stop, on_stop), 0);
-	cr_assert_eq(control_create(&loop, NULL, &control), 0);
+	quota = quota_create(0);
+	cr_assert_eq(control_create(&loop, NULL, quota, &control), 0);
 	control_set_mount_info(control, json_pack("{s:s}", "version", "test"));
 	cr_assert_eq(pthread_create(&loop_thread, NULL, run_loop, NULL), 0);
 }
@@ -352,6 +355,13 @@ void fake_stop(void)
 	uv_async_send(&stop);
 	cr_assert_eq(pthread_join(loop_thread, NULL), 0);
 	cr_assert_eq(fake_seen().live, 0);
+	/* Or it would say what has not been given back. */
+	quota_destroy(quota);
+}
+
+struct quota *fake_quota(void)
+{
+	return quota;
 }
 
 struct control *fake_control(void)

@@ -21,6 +21,10 @@ void fake_start(void);
 void fake_stop(void);
 
 struct control *fake_control(void);
+struct quota *fake_quota(void);
+
+/* Who asks from now on: root, as at first. */
+extern uid_t fake_uid;
 
 /* A new file of the mount: a descriptor, read-write. */
 int fake_file(void);
