@@ -61,6 +61,7 @@ int control_report(struct control *ctl, struct cfile *f, uid_t uid, struct gaia_
 int control_grant(void *client, uint64_t map, unsigned prot, const uint64_t *idx, const int *fd,
 		  unsigned n, uint64_t *seq);
 int control_revoke(void *client, uint64_t map, uint64_t idx);
+void control_revoke_many(struct cache_revoke *list, unsigned n);
 bool control_alive(void *client);
 
 #endif

@@ -13,7 +13,7 @@
  * thus completes or fails, and then its pins go.
  *
  * Rules
- *  1. Locks are taken in this order: control.lock, client.send_lock, client.lock.
+ *  1. Locks are taken in this order: control.lock, client.send_lock, client.lock, revoke_wait.lock.
  *  2. No call of the cache is made with any of them held, since the cache calls back.
  *  3. client.send_lock may be held while waiting for the client to read, SEND_TIMEOUT_NS at the longest.
  *     The loop's thread takes it only for the first message to a client, which finds room.
@@ -48,7 +48,8 @@
  * stopped or hostile, and others wait for its memory meanwhile. */
 #define SEND_TIMEOUT_NS 5000000000ull
 #define REVOKE_TIMEOUT_NS 5000000000ull
-#define REVOKE_LOOK_NS 100000000ull /* between looks at a client that takes its time */
+#define REVOKE_LOOK_NS 100000000ull /* between looks at clients that take their time */
+#define REVOKE_RETRY_NS 1000000ull /* while there is no room in a client's socket, or others are sending */
 
 /*
  * The right to become a client, once and soon. Has a place among its user's clients, which
@@ -77,7 +78,7 @@ struct control {
 	struct pool *workers;
 	json_t *mount;
 	struct quota *quota;
-	struct log_pace pace;	/* of what strangers can cause */
+	struct log_pace pace, mute_pace; /* of what strangers can cause, and clients */
 	char name[64];	/* of the socket, without the leading NUL */
 
 	/* The loop's thread. */
@@ -97,11 +98,21 @@ struct control {
 	atomic_uint n_live; /* structs client that are not freed */
 };
 
-/* A REVOKE that has not been answered. Lives on the stack of control_revoke(). */
+/* A thread that waits until clients have answered. Lives on the stack of control_revoke_many(). */
+struct revoke_wait {
+	pthread_mutex_t lock;	/* a leaf: orders what changes and the wait for it */
+	pthread_cond_t changed;	/* one of its revocations was answered, or its client is dead; CLOCK_MONOTONIC */
+};
+
+/* A chunk that a client is to give up. Lives as long as somebody waits for that. */
 struct revocation {
-	uint64_t seq;
+	/* Constant. */
+	struct client *client;	/* holds a reference */
+	struct revoke_wait *wait;
 	uint64_t map;
-	bool answered;
+	/* client.lock. */
+	uint64_t seq;		/* of the REVOKE; 0: it has not been sent */
+	atomic_bool answered;	/* set with client.lock held */
 	LIST_ENTRY(revocation) link;
 };
 
@@ -135,7 +146,6 @@ struct client {
 
 	pthread_mutex_t lock;
 	/* lock. */
-	pthread_cond_t changed;	/* a revocation was answered, or the client is dead */
 	LIST_HEAD(, revocation) revocations;
 	struct map *maps;	/* by id */
 	unsigned n_maps;	/* in maps, or about to be */

@@ -127,6 +127,7 @@ static const struct cache_host host = {
 	.invalidate = host_invalidate,
 	.grant = control_grant,
 	.revoke = control_revoke,
+	.revoke_many = control_revoke_many,
 	.alive = control_alive,
 };
 

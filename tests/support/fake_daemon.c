@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/queue.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -408,6 +409,36 @@ int fake_revoke(uint64_t map_id, uint64_t idx)
 		find_granted(m, idx)->held = false;
 	pthread_mutex_unlock(&lock);
 	return err;
+}
+
+void fake_fill_socket(uint64_t map_id)
+{
+	static const struct gaia_msg nothing;
+	struct mapping *m;
+
+	pthread_mutex_lock(&lock);
+	m = find_mapping(map_id);
+	while (send(((struct client *)m->client)->fd, &nothing, sizeof(nothing), MSG_DONTWAIT) > 0)
+		;
+	pthread_mutex_unlock(&lock);
+}
+
+unsigned fake_revoke_all(uint64_t idx)
+{
+	struct cache_revoke list[64];
+	struct mapping *m;
+	unsigned n = 0, given = 0;
+
+	pthread_mutex_lock(&lock);
+	LIST_FOREACH(m, &mappings, link) {
+		cr_assert_lt(n, sizeof(list) / sizeof(list[0]));
+		list[n++] = (struct cache_revoke){ .client = m->client, .map = m->id, .idx = idx };
+	}
+	pthread_mutex_unlock(&lock);
+	control_revoke_many(list, n);
+	while (n > 0)
+		given += !list[--n].err;
+	return given;
 }
 
 void fake_prepare(uint64_t map_id, uint64_t first, unsigned n)

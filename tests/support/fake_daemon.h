@@ -71,6 +71,12 @@ unsigned char *fake_chunk(uint64_t map_id, uint64_t idx);
 /* Take a chunk back from its client: control_revoke()'s result. */
 int fake_revoke(uint64_t map_id, uint64_t idx);
 
+/* Leave no room for a message to the mapping's client: it gets empty ones. */
+void fake_fill_socket(uint64_t map_id);
+
+/* Take the chunk back from the clients of all mappings at once: how many have given it up. */
+unsigned fake_revoke_all(uint64_t idx);
+
 /* Have the descriptors of chunks ready, so that the next acquire needs no new ones. */
 void fake_prepare(uint64_t map_id, uint64_t first, unsigned n);
 

@@ -830,6 +830,106 @@ Test(revoking, without_an_answer_ends_the_client_at_once, .init = begin, .fini =
 	close(p.sock);
 }
 
+/* Answers the next REVOKE. */
+static void answer_revoke(struct peer *p)
+{
+	struct gaia_msg msg, answer = { .kind = GAIA_MSG_REVOKED, .version = GAIA_PROTOCOL_VERSION };
+	int fds[GAIA_MSG_CHUNKS];
+	unsigned n;
+
+	cr_assert_eq(wire_receive(p->sock, true, &msg, fds, &n), 0);
+	cr_assert_eq(msg.kind, GAIA_MSG_REVOKE);
+	answer.seq = msg.seq;
+	answer.map = msg.map;
+	cr_assert_eq(wire_send(p->sock, &answer), 0);
+}
+
+static void *revoke_all_in_thread(void *arg)
+{
+	return (void *)(intptr_t)fake_revoke_all(0);
+}
+
+Test(revoking, asks_all_before_it_waits_for_any, .init = begin, .fini = end)
+{
+	uint64_t timeouts = counter_value(CTR_revoke_timeouts);
+	struct peer p[6];
+	pthread_t thread;
+	void *result;
+
+	for (int i = 0; i < 6; i++) {
+		p[i] = join();
+		map(&p[i], 0, GAIA_CHUNK);
+	}
+	cr_assert_eq(pthread_create(&thread, NULL, revoke_all_in_thread, NULL), 0);
+	/* In whatever order they were asked, one of these orders of answers is another. */
+	for (int i = 0; i < 3; i++) {
+		answer_revoke(&p[i]);
+		answer_revoke(&p[5 - i]);
+	}
+	cr_assert_eq(pthread_join(thread, &result), 0);
+	cr_assert_eq((intptr_t)result, 6);
+	cr_assert_eq(counter_value(CTR_revoke_timeouts), timeouts);
+	for (int i = 0; i < 6; i++)
+		leave(&p[i], 1);
+}
+
+Test(revoking, from_six_that_are_mute_costs_one_timeout, .init = begin, .fini = end, .timeout = 60)
+{
+	struct peer p[7];
+	pthread_t thread;
+	void *result;
+
+	for (int i = 0; i < 7; i++) {
+		p[i] = join();
+		map(&p[i], 0, GAIA_CHUNK);
+	}
+	cr_assert_eq(pthread_create(&thread, NULL, revoke_all_in_thread, NULL), 0);
+	answer_revoke(&p[3]);
+	cr_assert_eq(pthread_join(thread, &result), 0);
+	cr_assert_eq((intptr_t)result, 1);
+	cr_assert_eq(counter_value(CTR_revoke_timeouts), 1);
+	for (int i = 0; i < 7; i++)
+		leave(&p[i], 1);
+}
+
+/* One that reads nothing has no room for the question, and keeps it from nobody else. */
+Test(revoking, is_not_held_up_by_a_full_socket, .init = begin, .fini = end, .timeout = 60)
+{
+	struct peer full = join(), good = join();
+	struct gaia_msg msg;
+	pthread_t thread;
+	void *result;
+
+	map(&good, 0, GAIA_CHUNK);
+	fake_fill_socket(map(&full, 0, GAIA_CHUNK));
+	cr_assert_eq(pthread_create(&thread, NULL, revoke_all_in_thread, NULL), 0);
+	answer_revoke(&good);
+	/* Now there is. */
+	do
+		cr_assert_eq(recv(full.sock, &msg, sizeof(msg), 0), (ssize_t)sizeof(msg));
+	while (msg.kind != GAIA_MSG_REVOKE);
+	msg = (struct gaia_msg){ .kind = GAIA_MSG_REVOKED, .version = GAIA_PROTOCOL_VERSION,
+				 .seq = msg.seq, .map = msg.map };
+	cr_assert_eq(wire_send(full.sock, &msg), 0);
+	cr_assert_eq(pthread_join(thread, &result), 0);
+	cr_assert_eq((intptr_t)result, 2);
+	cr_assert_eq(counter_value(CTR_revoke_timeouts), 0);
+	leave(&good, 1);
+	leave(&full, 1);
+}
+
+/* What was never asked of a client it cannot answer. */
+Test(revoking, without_a_question_has_no_answer, .init = begin, .fini = end)
+{
+	struct gaia_msg answer = { .kind = GAIA_MSG_REVOKED, .version = GAIA_PROTOCOL_VERSION };
+	struct peer p = join();
+
+	answer.map = map(&p, 0, GAIA_CHUNK);
+	cr_assert_eq(wire_send(p.sock, &answer), 0);
+	cr_assert(is_ended(p.sock));
+	leave(&p, 1);
+}
+
 /* ---- looking ---- */
 
 Test(reports, say_who_is_there_and_cannot_be_changed, .init = begin, .fini = end)
