@@ -632,6 +632,6 @@ void client_end(struct client *c)
 	if (mapped) {
 		count(CTR_clients_lost, 1);
 		client_get(c);
-		pool_submit(ctl->workers, unmap_all, c);
+		pool_submit_for(ctl->workers, c->uid, quota_is_owner(ctl->quota, c->uid), unmap_all, c);
 	}
 }

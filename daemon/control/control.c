@@ -20,8 +20,10 @@
 #include "base/util.h"
 #include "control/internal.h"
 
-/* Threads that unmap what lost clients leave. Each may wait for a device. */
-#define WORKERS 8
+/* Threads that unmap what lost clients leave. Each may wait for a device, and behind it for clients that are mute. */
+#define WORKERS 16
+#define WORKERS_FOR_EACH 6
+#define WORKERS_FOR_USERS 12
 
 void fill_random(void *buf, size_t len)
 {
@@ -208,6 +210,7 @@ int control_create(uv_loop_t *loop, struct cache *cache, struct quota *quota, st
 	err = pool_create("control", WORKERS, &ctl->workers);
 	if (err)
 		goto close_listener;
+	pool_share(ctl->workers, WORKERS_FOR_EACH, WORKERS_FOR_USERS);
 	err = uv_poll_init(loop, &ctl->poll, ctl->listener);
 	if (err)
 		goto destroy_pool;

@@ -284,7 +284,7 @@ void op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse
 		return;
 	}
 	*job = seek;
-	pool_submit(fs->workers, seek_after_push, job);
+	lane_submit(fs, LANE_RELEASE, fuse_req_ctx(req)->uid, seek_after_push, job);
 }
 
 void op_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,

@@ -292,7 +292,7 @@ static void inode_free_all(struct fs *fs, struct inode *dead)
 	}
 	pthread_mutex_unlock(&fs->lock);
 	if (trim)
-		pool_submit(fs->workers, trim_memory, NULL);
+		pool_submit(fs->lane[LANE_QUERY], trim_memory, NULL);
 }
 
 void inode_fd_put(struct inode *inode)

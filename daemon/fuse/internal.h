@@ -157,6 +157,18 @@ struct receiving {
 	atomic_uint_least64_t rests_until; /* nobody gets in front until then */
 };
 
+/*
+ * Requests that workers carry out, by what they may wait for: what waits longer holds up nothing that waits less.
+ * Within a lane no user takes all threads (pool_share()).
+ */
+enum lane {
+	LANE_ACQUIRE,	/* room on a device, and so clients that must give theirs up; storage */
+	LANE_RELEASE,	/* the kernel, which invalidates, and storage; never clients */
+	LANE_UNMAP,	/* whoever makes room on the device */
+	LANE_QUERY,	/* nothing */
+	LANES
+};
+
 struct fs {
 	/* Constant after fs_serve(). */
 	struct fs_config config;
@@ -165,7 +177,7 @@ struct fs {
 	struct cache *cache;
 	struct store *store;
 	struct control *control;
-	struct pool *workers;
+	struct pool *lane[LANES];
 	bool privileged;    /* acts for many users, switching to their credentials */
 	bool acl;	    /* the source has POSIX ACLs */
 	bool writeback;	    /* the kernel gathers writes; from INIT on */
@@ -411,6 +423,12 @@ void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size);
 void op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name);
 
 /* ---- ioctl.c ---- */
+
+int lanes_start(struct fs *fs);
+/* Runs what was submitted. Also of lanes that were not started. */
+void lanes_stop(struct fs *fs);
+/* @uid: whose request it is. */
+void lane_submit(struct fs *fs, enum lane lane, uid_t uid, void (*fn)(void *arg), void *arg);
 
 /* A setxattr(2) that is a release: carried out and answered by a worker. */
 void release_by_xattr(fuse_req_t req, struct inode *inode, const void *value, size_t size);
