@@ -6,34 +6,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
 
 #include "hostile.h"
-
-static struct gate taken;
-
-static void begin(void)
-{
-	taken = gate_make();
-	hostile_begin(NULL);
-}
-
-/* Keep what was taken until the test kills us. */
-static _Noreturn void keep(void)
-{
-	gate_open(taken);
-	for (;;)
-		pause();
-}
-
-/* Start an attacker and wait until he has all that he gets. */
-static pid_t attack(int (*fn)(void *))
-{
-	pid_t pid = child_start(fn, NULL);
-
-	cr_assert(gate_pass(taken));
-	return pid;
-}
 
 static void root_is_served(void)
 {
@@ -85,13 +59,15 @@ static int take_clients(void *arg)
 	while (shared->count < 6000 && raw_connect(fd, &r))
 		shared->count++;
 	shared->error = errno;
-	keep();
+	hostile_keep();
 }
 
-Test(hoard, clients, .init = begin, .fini = hostile_clean_up, .timeout = 100)
+EACH_WAY_BARE(hoard, clients)
 {
-	pid_t pid = attack(take_clients);
+	pid_t pid;
 
+	hostile_start(NULL);
+	pid = hostile_attack(take_clients);
 	cr_assert_eq(shared->error, EMFILE, "%d clients, then %s", shared->count, strerror(shared->error));
 	others_are_served();
 	child_kill(pid);
@@ -107,7 +83,7 @@ static void *ask_for_tickets(void *arg)
 		struct gaia_ioc_connect io = { .version = GAIA_PROTOCOL_VERSION };
 
 		ioctl(fd, GAIA_IOC_CONNECT, &io);
-		__atomic_fetch_add(&shared->count, 1, __ATOMIC_RELAXED);
+		hostile_add(&shared->count);
 	}
 	return NULL;
 }
@@ -124,23 +100,26 @@ static int flood_with_tickets(void *arg)
 	fd = open(mnt.path, O_RDONLY | O_DIRECTORY);
 	for (int i = 0; i < FLOODERS; i++)
 		CHILD_CHECK(!pthread_create(&thread, NULL, ask_for_tickets, &fd));
-	keep();
+	hostile_keep();
 }
 
 /* So many tickets were given out since. */
 static void wait_for(int more)
 {
-	int since = __atomic_load_n(&shared->count, __ATOMIC_RELAXED);
+	int since = shared->count;
 
-	while (__atomic_load_n(&shared->count, __ATOMIC_RELAXED) - since < more)
+	while (shared->count - since < more)
 		usleep(1000);
 }
 
-Test(hoard, tickets, .init = begin, .fini = hostile_clean_up, .timeout = 100)
+EACH_WAY_BARE(hoard, tickets)
 {
-	pid_t pid = attack(flood_with_tickets);
-	int fd = open(mnt.path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	pid_t pid;
+	int fd;
 
+	hostile_start(NULL);
+	pid = hostile_attack(flood_with_tickets);
+	fd = open(mnt.path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	for (int i = 0; i < 20; i++) {
 		uint8_t ticket[16];
 		int sock = raw_socket(fd, ticket);
@@ -170,22 +149,25 @@ static int connect_and_say_nothing(void *arg)
 	for (int n = 0; getppid() > 1; n++) {
 		sock = raw_socket(fd, ticket);
 		if (n == 200)
-			gate_open(taken);
+			gate_open(ready);
 		/* The last hundred stay open. */
 		if (sock < 0)
 			continue;
 		dup3(sock, 1000 + n % 100, O_CLOEXEC);
 		close(sock);
-		__atomic_fetch_add(&shared->count, 1, __ATOMIC_RELAXED);
+		hostile_add(&shared->count);
 	}
 	return 0;
 }
 
-Test(hoard, connections, .init = begin, .fini = hostile_clean_up, .timeout = 100)
+EACH_WAY_BARE(hoard, connections)
 {
-	pid_t pid = attack(connect_and_say_nothing);
-	int fd = open(mnt.path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	pid_t pid;
+	int fd;
 
+	hostile_start(NULL);
+	pid = hostile_attack(connect_and_say_nothing);
+	fd = open(mnt.path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	for (int i = 0; i < 20; i++) {
 		uint8_t ticket[16];
 		int sock = raw_socket(fd, ticket);
@@ -218,17 +200,18 @@ static int take_mappings(void *arg)
 	while (shared->count < 70000 && !ioctl(fd, GAIA_IOC_MAP, &io))
 		shared->count++;
 	shared->error = errno;
-	keep();
+	hostile_keep();
 }
 
-Test(hoard, mappings, .init = begin, .fini = hostile_clean_up, .timeout = 100)
+EACH_WAY_BARE(hoard, mappings)
 {
 	struct raw r;
 	pid_t pid;
 	int fd;
 
+	hostile_start(NULL);
 	fd = hostile_file("f", GAIA_CHUNK);
-	pid = attack(take_mappings);
+	pid = hostile_attack(take_mappings);
 	cr_assert_eq(shared->error, EMFILE, "%d mappings, then %s", shared->count, strerror(shared->error));
 	/* Of the very file. */
 	r = raw_client(fd);
@@ -248,28 +231,28 @@ static int take_directories(void *arg)
 	while (shared->count < 4000 && open(mnt.path, O_RDONLY | O_DIRECTORY) >= 0)
 		shared->count++;
 	shared->error = errno;
-	keep();
+	hostile_keep();
 }
 
-static void begin_with_few_descriptors(void)
+static void start_with_few_descriptors(void)
 {
 	struct rlimit few = { 3000, 3000 };
 
-	taken = gate_make();
 	if (!geteuid()) {
 		/* Else the daemon raises it again, as it does where it can. */
 		cr_assert_eq(prctl(PR_CAPBSET_DROP, CAP_SYS_RESOURCE), 0);
 		cr_assert_eq(setrlimit(RLIMIT_NOFILE, &few), 0);
 	}
-	hostile_begin(NULL);
+	hostile_start(NULL);
 }
 
-Test(hoard, directories, .init = begin_with_few_descriptors, .fini = hostile_clean_up, .timeout = 100)
+EACH_WAY_BARE(hoard, directories)
 {
 	pid_t pid;
 
+	start_with_few_descriptors();
 	cr_assert_eq(mkdir(mnt_file(&mnt, "d"), 0755), 0);
-	pid = attack(take_directories);
+	pid = hostile_attack(take_directories);
 	others_are_served();
 	cr_assert_eq(shared->error, EMFILE, "%d directories, then %s", shared->count, strerror(shared->error));
 	cr_assert_lt(shared->count, 2900, "the attacker's own limit ended it");

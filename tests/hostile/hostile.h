@@ -11,39 +11,56 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "child.h"
-#include "mountpoint.h"
 #include "raw_client.h"
+#include "ways.h"
 
 #define NOBODY 65534
 #define SOMEBODY 65533 /* another user, who does no harm */
 
-static struct mnt mnt;
-
-/* What attacker and test both see. */
-static struct shared {
-	int count;
+/* What attacker and test both see; each test says what of. */
+static volatile struct shared {
+	int count, more;
 	int error;
+	bool stop;
 } *shared;
 
-static inline void hostile_begin(const char *const *args)
-{
-	struct mnt_options o = { .args = args };
+static struct gate ready; /* opened by the attacker */
 
+/* First thing in a test, which is an EACH_WAY_BARE(). */
+static inline void hostile_start(const char *const *args)
+{
 	if (geteuid())
-		cr_skip_test("needs root, to be another user as well");
+		WAY_SKIP("needs root, to be another user as well");
 	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	cr_assert_neq(shared, MAP_FAILED);
-	cr_assert_eq(mnt_start(&mnt, &o), 0);
+	ready = gate_make();
+	way_start(args);
 }
 
-/* In the fini of each test, also of one that failed. */
-static inline void hostile_clean_up(void)
+/* Run the attacker, which becomes nobody by itself, until it is ready. */
+static inline pid_t hostile_attack(int (*fn)(void *))
 {
-	if (mnt.dir[0])
-		mnt_stop(&mnt);
+	pid_t pid = child_start(fn, NULL);
+
+	cr_assert(gate_pass(ready), "the attacker is not ready");
+	return pid;
+}
+
+static inline void hostile_add(volatile int *n)
+{
+	__atomic_fetch_add(n, 1, __ATOMIC_SEQ_CST);
+}
+
+/* The attacker's: keep what was taken until the test kills us. */
+static inline _Noreturn void hostile_keep(void)
+{
+	gate_open(ready);
+	for (;;)
+		pause();
 }
 
 /* A file of root's on the mount that all may read. */
