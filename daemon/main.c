@@ -42,6 +42,8 @@ struct daemon {
 	struct device **device; /* ends with NULL */
 	unsigned n_devices;
 	struct quota *quota;
+	uint64_t chosen_home;	/* 0: its size was said */
+	struct memory_limit memory; /* if not */
 	struct fs *fs;
 	struct cache *cache;
 	struct control *control;
@@ -351,26 +353,31 @@ static int start_fs(struct daemon *d)
 }
 
 /* In a container the machine's memory is not ours to have. */
-static uint64_t choose_home(void)
+static uint64_t choose_home(struct daemon *d)
 {
-	struct memory_limit limit;
-	uint64_t home;
+	memory_limit("", &d->memory);
+	d->chosen_home = MAX(CACHE_HOME_MIN, MIN(d->memory.bytes / 4, DEFAULT_HOME_MAX));
+	return d->chosen_home;
+}
 
-	memory_limit("", &limit);
-	home = MAX(CACHE_HOME_MIN, MIN(limit.bytes / 4, DEFAULT_HOME_MAX));
+static void announce_home(const struct daemon *d)
+{
+	uint64_t home = d->chosen_home;
+
+	if (!home)
+		return;
 	log_info("home memory: %llu MiB, a quarter of %s%s (%llu MiB)%s", (unsigned long long)home >> 20,
-		 limit.from[0] ? "the limit in " : "the machine's memory", limit.from,
-		 (unsigned long long)limit.bytes >> 20,
+		 d->memory.from[0] ? "the limit in " : "the machine's memory", d->memory.from,
+		 (unsigned long long)d->memory.bytes >> 20,
 		 home == DEFAULT_HOME_MAX ? ", 4 GiB at most" :
 		 home == CACHE_HOME_MIN	  ? ", 8 MiB at least" :
 					    "");
-	return home;
 }
 
 static int start_cache(struct daemon *d)
 {
 	const struct cache_config config = {
-		.home_bytes = d->options.home_bytes ? d->options.home_bytes : choose_home(),
+		.home_bytes = d->options.home_bytes ? d->options.home_bytes : choose_home(d),
 		.devices = d->device,
 		.n_devices = d->n_devices,
 		.writeback_age_ms = d->options.writeback_age_ms,
@@ -488,6 +495,7 @@ static int start(struct daemon *d)
 		return err;
 	err = fs_start(d->fs, d->cache, d->store, d->control); /* logs */
 	if (!err) {
+		announce_home(d);
 		announce_devices(d);
 		warn_of_old_kernel(d);
 	}

@@ -20,6 +20,9 @@
  * ENOBUFS, of an ioctl or of the setxattr(2) by which a release is asked for: the daemon has too many of them at work to
  * take one more now; nothing was done. Ask again, a little later. (EAGAIN would not get through: what setxattr(2) makes of
  * it is EOPNOTSUPP.)
+ *
+ * EMFILE, of CONNECT and MAP: the caller's user has as many clients or mappings as each may have; ENFILE: all users together
+ * have. A CONNECT counts as a client until its ticket ends; another CONNECT of a user who has no more room ends his oldest.
  */
 #ifndef GAIA_PROTOCOL_H
 #define GAIA_PROTOCOL_H
