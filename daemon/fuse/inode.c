@@ -224,9 +224,12 @@ void inode_share_fds(struct fs *fs, unsigned taken)
 
 	/* A third for inodes, a third for store files, each of which may have two; of the rest a half for open directories. */
 	fs->max_fds = MAX_FDS;
+	fs->most_fds = UINT_MAX;
 	if (!getrlimit(RLIMIT_NOFILE, &limit)) {
 		third = (limit.rlim_cur - MIN(limit.rlim_cur, taken)) / 3;
 		fs->max_fds = (unsigned)MIN(MAX_FDS, third);
+		/* With directories: half of the rest as well, if those are few. */
+		fs->most_fds = (unsigned)MIN(UINT_MAX, third + third / 2);
 		quota_cap(fs->config.quota, QUOTA_directories, (unsigned)MIN(UINT_MAX, third / 2));
 		/* Devices and what is opened for a moment have what clients leave of the other half. */
 		quota_cap(fs->config.quota, QUOTA_clients, (unsigned)MIN(UINT_MAX, third / 4));
@@ -468,6 +471,23 @@ free_name:
 close_fd:
 	close(fd);
 	return err;
+}
+
+int inode_room(struct fs *fs, uid_t uid)
+{
+	bool full;
+
+	if (quota_is_owner(fs->config.quota, uid))
+		return 0;
+	pthread_mutex_lock(&fs->lock);
+	full = fs->n_fds + fs->n_dirs >= fs->most_fds && TAILQ_EMPTY(&fs->idle);
+	pthread_mutex_unlock(&fs->lock);
+	if (!full)
+		return 0;
+	if (log_may(&fs->fds_pace))
+		log_warn("user %u is refused: users have too many files that are removed and in use, or directories open; raise the limit (ulimit -n)",
+			 (unsigned)uid);
+	return -ENFILE;
 }
 
 struct inode *inode_known(struct fs *fs, int dir, const char *name)

@@ -187,6 +187,8 @@ struct fs {
 	atomic_bool holes_hidden; /* the kernel asks for them no more */
 	int source_fd;	    /* locks the source; -1 */
 	unsigned max_fds;   /* of inodes: above it idle ones are closed */
+	unsigned most_fds;  /* of inodes that cannot be closed: above it only the owners of the mount get new ones */
+	struct log_pace fds_pace;
 	unsigned max_backings; /* the same of store files */
 	bool mounted;
 	unsigned dev_major, dev_minor; /* of the mount */
@@ -255,6 +257,11 @@ void inode_share_fds(struct fs *fs, unsigned taken);
  */
 int inode_enter(struct fs *fs, int fd, struct inode *parent, const char *name, struct inode **out,
 		struct stat *st);
+/*
+ * Before a request of @uid's that may enter one: 0; -ENFILE: files without a name, whose descriptors cannot be closed as
+ * long as anybody has them, have taken all but what is for the owners of the mount.
+ */
+int inode_room(struct fs *fs, uid_t uid);
 void inode_forget(struct inode *inode, uint64_t n);
 void inode_put(struct inode *inode);
 

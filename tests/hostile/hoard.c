@@ -4,6 +4,7 @@
  */
 #include <linux/capability.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
 
@@ -257,4 +258,75 @@ EACH_WAY_BARE(hoard, directories)
 	cr_assert_eq(shared->error, EMFILE, "%d directories, then %s", shared->count, strerror(shared->error));
 	cr_assert_lt(shared->count, 2900, "the attacker's own limit ended it");
 	child_kill(pid);
+}
+/* ---- files without a name: each keeps a descriptor of the daemon's as long as anybody has it ---- */
+
+#define HOARDERS 4
+
+/* Files that are open by O_PATH only: the file system does not hear of such opens. */
+static void take_nameless_files(int hoarder)
+{
+	char name[32];
+	int fd;
+
+	for (int n = 0; n < 2500; n++) {
+		snprintf(name, sizeof(name), "open/%d-%d", hoarder, n);
+		fd = open(mnt_file(&mnt, name), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+		if (fd < 0) {
+			shared->error = errno;
+			break;
+		}
+		if (open(mnt_file(&mnt, name), O_PATH | O_CLOEXEC) < 0 || unlink(mnt_file(&mnt, name)))
+			break;
+		close(fd);
+		hostile_add(&shared->count);
+	}
+	hostile_keep();
+}
+
+static int take_nameless_files_by_four(void *arg)
+{
+	(void)arg;
+	child_become(NOBODY, NOBODY);
+	hostile_raise_limit();
+	for (int i = 1; i < HOARDERS; i++) {
+		pid_t parent = getpid();
+
+		if (fork())
+			continue;
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		if (getppid() == parent)
+			take_nameless_files(i);
+		_exit(1);
+	}
+	take_nameless_files(0);
+	return 0;
+}
+
+static int one_makes_files(void *arg)
+{
+	int fd;
+
+	(void)arg;
+	child_become(SOMEBODY, SOMEBODY);
+	while ((fd = open(mnt_file(&mnt, "open/again"), O_RDWR | O_CREAT, 0600)) < 0)
+		usleep(1000);
+	return unlink(mnt_file(&mnt, "open/again"));
+}
+
+EACH_WAY_BARE(hoard, nameless_files)
+{
+	pid_t pid;
+
+	start_with_few_descriptors();
+	cr_assert_eq(mkdir(mnt_file(&mnt, "open"), 0755), 0);
+	cr_assert_eq(chmod(mnt_file(&mnt, "open"), 01777), 0);
+	pid = hostile_attack(take_nameless_files_by_four);
+	for (int i = 1; i < HOARDERS; i++)
+		cr_assert(gate_pass(ready));
+	others_are_served();
+	cr_assert_eq(shared->error, ENFILE, "%d files, then %s", shared->count, strerror(shared->error));
+	child_kill(pid);
+	/* They are given back with their files. */
+	cr_assert_eq(child_run(one_makes_files, NULL), 0);
 }

@@ -170,20 +170,43 @@ static int threads_in_ioctl(pid_t pid)
 	return n;
 }
 
+static struct gate go;
+
+/* Of the same user, in which he differs from root: no thread is kept for him. */
+static int hold_and_release(void *arg)
+{
+	unsigned char *p;
+	int fd;
+
+	(void)arg;
+	child_become(NOBODY, NOBODY);
+	fd = open_to_read("his");
+	p = gaia_mmap(GAIA_PAGE, PROT_READ, fd, 0, 0);
+	CHILD_CHECK(p != MAP_FAILED);
+	CHILD_CHECK(!gaia_acquire(p, GAIA_PAGE, PROT_READ));
+	gate_open(ready);
+	CHILD_CHECK(gate_pass(go));
+	CHILD_CHECK(!gaia_release(p, GAIA_PAGE));
+	return 0;
+}
+
 EACH_WAY_BARE(mute, clients_and_a_flood_of_acquires_hold_up_no_release)
 {
 	static const char *const args[] = { "--device", "sim:16M", NULL };
 	char name[8], word[16];
 	unsigned char *p;
-	pid_t pid;
+	pid_t pid, other;
 	int fd;
 
 	hostile_start(args);
+	go = gate_make();
 	for (int i = 0; i < MUTE; i++) {
 		snprintf(name, sizeof(name), "m%d", i);
 		close(hostile_file(name, GAIA_CHUNK));
 	}
 	close(hostile_file("wanted", FLOOD_BYTES));
+	close(hostile_file("his", GAIA_PAGE));
+	other = hostile_attack(hold_and_release);
 	fd = hostile_file("roots", GAIA_CHUNK);
 	p = gaia_mmap(GAIA_CHUNK, PROT_READ | PROT_WRITE, fd, 0, 0);
 	cr_assert_neq(p, MAP_FAILED, "%s", strerror(errno));
@@ -195,6 +218,8 @@ EACH_WAY_BARE(mute, clients_and_a_flood_of_acquires_hold_up_no_release)
 	p[5000] = 'r';
 	cr_assert_eq(gaia_release(p, GAIA_CHUNK), 0, "%s", strerror(errno));
 	cr_assert_eq(mnt_says(&mnt, "cpu_cache", word), 0);
+	gate_open(go);
+	cr_assert_eq(child_wait(other), 0);
 	cr_assert_eq(shared->count, 0, "%d acquires of the flood were done before a release", shared->count);
 	cr_assert_eq(pread(fd, word, 1, 5000), 1);
 	cr_assert_eq(word[0], 'r');
