@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -421,6 +422,23 @@ void fake_fill_socket(uint64_t map_id)
 	while (send(((struct client *)m->client)->fd, &nothing, sizeof(nothing), MSG_DONTWAIT) > 0)
 		;
 	pthread_mutex_unlock(&lock);
+}
+
+void fake_await_sender(uint64_t client)
+{
+	struct client *c;
+	bool busy = false;
+
+	while (!busy) {
+		pthread_mutex_lock(&control->lock);
+		HASH_FIND(hh, control->clients, &client, sizeof(client), c);
+		cr_assert_not_null(c);
+		busy = pthread_mutex_trylock(&c->send_lock);
+		if (!busy)
+			pthread_mutex_unlock(&c->send_lock);
+		pthread_mutex_unlock(&control->lock);
+		sched_yield();
+	}
 }
 
 unsigned fake_revoke_all(uint64_t idx)

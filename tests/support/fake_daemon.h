@@ -74,6 +74,9 @@ int fake_revoke(uint64_t map_id, uint64_t idx);
 /* Leave no room for a message to the mapping's client: it gets empty ones. */
 void fake_fill_socket(uint64_t map_id);
 
+/* Until somebody is sending to the client with this key.id. */
+void fake_await_sender(uint64_t client);
+
 /* Take the chunk back from the clients of all mappings at once: how many have given it up. */
 unsigned fake_revoke_all(uint64_t idx);
 

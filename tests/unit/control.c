@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -918,16 +919,59 @@ Test(revoking, is_not_held_up_by_a_full_socket, .init = begin, .fini = end, .tim
 	leave(&full, 1);
 }
 
-/* What was never asked of a client it cannot answer. */
-Test(revoking, without_a_question_has_no_answer, .init = begin, .fini = end)
+static atomic_bool reported;
+
+static void *report_in_thread(void *arg)
+{
+	struct gaia_ioc_report io = { .key = *(struct gaia_client_key *)arg, .what = GAIA_REPORT_STATUS };
+
+	wire_ioctl(file, GAIA_IOC_REPORT, &io);
+	reported = true;
+	return NULL;
+}
+
+/* Nor by another who waits for room in it. */
+Test(revoking, is_not_held_up_by_another_message, .init = begin, .fini = end, .timeout = 60)
+{
+	struct peer full = join(), good = join();
+	pthread_t thread, reporter;
+	void *result;
+
+	map(&good, 0, GAIA_CHUNK);
+	fake_fill_socket(map(&full, 0, GAIA_CHUNK));
+	cr_assert_eq(pthread_create(&reporter, NULL, report_in_thread, &full.key), 0);
+	fake_await_sender(full.key.id);
+	cr_assert_eq(pthread_create(&thread, NULL, revoke_all_in_thread, NULL), 0);
+	answer_revoke(&good);
+	cr_assert_not(reported);
+	close(full.sock);
+	cr_assert_eq(pthread_join(thread, &result), 0);
+	cr_assert_eq((intptr_t)result, 1);
+	cr_assert_eq(pthread_join(reporter, NULL), 0);
+	sem_wait(&fake_unmapped);
+	leave(&good, 1);
+}
+
+/* What was not asked of a client yet it cannot answer: not with the number of no message, either. */
+Test(revoking, without_a_question_has_no_answer, .init = begin, .fini = end, .timeout = 60)
 {
 	struct gaia_msg answer = { .kind = GAIA_MSG_REVOKED, .version = GAIA_PROTOCOL_VERSION };
-	struct peer p = join();
+	struct peer full = join(), good = join();
+	pthread_t thread;
+	void *result;
 
-	answer.map = map(&p, 0, GAIA_CHUNK);
-	cr_assert_eq(wire_send(p.sock, &answer), 0);
-	cr_assert(is_ended(p.sock));
-	leave(&p, 1);
+	map(&good, 0, GAIA_CHUNK);
+	answer.map = map(&full, 0, GAIA_CHUNK);
+	fake_fill_socket(answer.map);
+	cr_assert_eq(pthread_create(&thread, NULL, revoke_all_in_thread, NULL), 0);
+	answer_revoke(&good);
+	cr_assert_eq(wire_send(full.sock, &answer), 0);
+	cr_assert_eq(pthread_join(thread, &result), 0);
+	cr_assert_eq((intptr_t)result, 1);
+	cr_assert_eq(counter_value(CTR_revoke_timeouts), 0);
+	sem_wait(&fake_unmapped);
+	close(full.sock);
+	leave(&good, 1);
 }
 
 /* ---- looking ---- */
