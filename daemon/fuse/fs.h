@@ -3,7 +3,7 @@
  *
  * The namespace (names, modes, times, attributes) is passed through to the source directory; the
  * contents of regular files go through the page cache. Requests are served by threads
- * of its own; ioctls, which may wait for clients and for the kernel, by a pool of workers.
+ * of its own; ioctls, which may wait for clients and for the kernel, by pools of workers.
  *
  * Use, from one thread unless it says otherwise:
  *	fs_create()		checks source and mountpoint
