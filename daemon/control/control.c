@@ -95,26 +95,34 @@ static int ticket_take_room(struct control *ctl, uid_t uid)
 	return 0;
 }
 
+/* Without the lock. */
 static int ticket_give_out(struct control *ctl, uid_t uid, uint8_t out[16])
 {
-	struct ticket *t, *same;
+	struct ticket *t = xcalloc(1, sizeof(*t)), *same;
 	int err;
 
+	t->uid = uid;
+	fill_random(&t->bytes, sizeof(t->bytes));
+	pthread_mutex_lock(&ctl->lock);
 	tickets_expire(ctl);
 	err = ticket_take_room(ctl, uid);
 	if (err)
-		return err;
-	t = xcalloc(1, sizeof(*t));
-	do {
+		goto unlock;
+	HASH_FIND(hh, ctl->tickets, &t->bytes.id, sizeof(t->bytes.id), same);
+	while (same) {
 		fill_random(&t->bytes, sizeof(t->bytes));
 		HASH_FIND(hh, ctl->tickets, &t->bytes.id, sizeof(t->bytes.id), same);
-	} while (same);
-	t->uid = uid;
+	}
+	/* In the lock, so that they are in the order of this. */
 	t->expires_ns = now_ns() + TICKET_LIFE_NS;
 	HASH_ADD(hh, ctl->tickets, bytes.id, sizeof(t->bytes.id), t);
 	TAILQ_INSERT_TAIL(&ctl->oldest, t, link);
 	memcpy(out, &t->bytes, sizeof(t->bytes));
-	return 0;
+	t = NULL;
+unlock:
+	pthread_mutex_unlock(&ctl->lock);
+	free(t);
+	return err;
 }
 
 /* Without the lock. */
@@ -271,18 +279,13 @@ void control_destroy(struct control *ctl)
 
 int control_connect(struct control *ctl, uid_t uid, struct gaia_ioc_connect *io)
 {
-	int err;
-
 	if (io->version != GAIA_PROTOCOL_VERSION)
 		return -EPROTO;
 	memset(io, 0, sizeof(*io));
 	io->version = GAIA_PROTOCOL_VERSION;
 	io->devices = cache_devices(ctl->cache);
 	memcpy(io->socket, ctl->name, sizeof(io->socket));
-	pthread_mutex_lock(&ctl->lock);
-	err = ticket_give_out(ctl, uid, io->ticket);
-	pthread_mutex_unlock(&ctl->lock);
-	return err;
+	return ticket_give_out(ctl, uid, io->ticket);
 }
 
 int control_devices(struct control *ctl, struct gaia_ioc_devices *io)
