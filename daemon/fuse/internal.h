@@ -163,6 +163,7 @@ struct receiving {
  */
 enum lane {
 	LANE_ACQUIRE,	/* room on a device, and so clients that must give theirs up; storage */
+	LANE_PINNED,	/* storage: acquires that have their room (GAIA_PROT_PINNED), for which a device's stream waits */
 	LANE_RELEASE,	/* the kernel, which invalidates, and storage; never clients */
 	LANE_UNMAP,	/* whoever makes room on the device */
 	LANE_QUERY,	/* nothing */

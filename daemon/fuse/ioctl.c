@@ -17,6 +17,7 @@ static const struct lane_kind {
 	unsigned threads, users, each;
 } lane_kinds[LANES] = {
 	[LANE_ACQUIRE] = { "gaia-acquire", 128, 96, 48 },
+	[LANE_PINNED] = { "gaia-pinned", 64, 48, 24 },
 	[LANE_RELEASE] = { "gaia-release", 64, 48, 24 },
 	[LANE_UNMAP] = { "gaia-unmap", 16, 12, 6 },
 	[LANE_QUERY] = { "gaia-query", 16, 12, 6 },
@@ -160,9 +161,9 @@ static void run(void *arg)
 	free(job);
 }
 
-static enum lane lane_of(unsigned cmd)
+static enum lane lane_of(const struct ioctl_job *job)
 {
-	switch (cmd) {
+	switch (job->cmd) {
 	case GAIA_IOC_CONNECT:
 	case GAIA_IOC_DEVICES:
 	case GAIA_IOC_REPORT:
@@ -171,6 +172,9 @@ static enum lane lane_of(unsigned cmd)
 		return LANE_RELEASE;
 	case GAIA_IOC_UNMAP:
 		return LANE_UNMAP;
+	case GAIA_IOC_ACQUIRE:
+		if (job->arg.range.prot & GAIA_PROT_PINNED)
+			return LANE_PINNED;
 	}
 	return LANE_ACQUIRE;
 }
@@ -233,7 +237,7 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fu
 	job->uid = fuse_req_ctx(req)->uid;
 	job->cmd = cmd;
 	memcpy(&job->arg, in_buf, in_size);
-	lane_submit(fs, lane_of(cmd), job->uid, run, job);
+	lane_submit(fs, lane_of(job), job->uid, run, job);
 }
 
 /* ---- a release under the inode's lock, see GAIA_RELEASE_BY_XATTR ---- */
