@@ -19,6 +19,8 @@
 
 #include "base/fault.h"
 #include "base/log.h"
+#include "base/memory.h"
+#include "base/quota.h"
 #include "base/util.h"
 #include "control/control.h"
 #include "device/device.h"
@@ -26,6 +28,8 @@
 #include "options.h"
 #include "pagecache/cache.h"
 #include "store/store.h"
+
+#define DEFAULT_HOME_MAX (4ull << 30)
 
 struct daemon {
 	struct options options;
@@ -37,6 +41,9 @@ struct daemon {
 	const char *storage_io; /* how it reads */
 	struct device **device; /* ends with NULL */
 	unsigned n_devices;
+	struct quota *quota;
+	uint64_t chosen_home;	/* 0: its size was said */
+	struct memory_limit memory; /* if not */
 	struct fs *fs;
 	struct cache *cache;
 	struct control *control;
@@ -304,6 +311,21 @@ static void on_ended(void *arg)
 	uv_async_send(&d->news);
 }
 
+/* Of what fs_create() makes of the descriptors that there are. */
+static void set_user_limits(struct daemon *d)
+{
+	for (unsigned i = 0; i < QUOTA_COUNT; i++) {
+		unsigned each = d->options.each_user[i], users = quota_use(d->quota, i).users;
+
+		if (!each)
+			continue;
+		if (each > users)
+			log_warn("--user-limit %s=%u: all users together have %u here, and so a user", quota_name(i), each,
+				 users);
+		quota_set_each(d->quota, i, each);
+	}
+}
+
 static int start_fs(struct daemon *d)
 {
 	const struct fs_config config = {
@@ -311,20 +333,47 @@ static int start_fs(struct daemon *d)
 		.mountpoint = d->options.mountpoint,
 		.options = d->options.mount_options,
 		.cpu_cache = d->options.cpu_cache,
+		.quota = d->quota,
 		.supervised = d->options.supervised,
 		.background = !d->options.foreground,
 		.ready = on_ready,
 		.ended = on_ended,
 		.arg = d,
 	};
+	int err;
 
-	return fs_create(&config, &d->fs); /* logs */
+	err = fs_create(&config, &d->fs); /* logs */
+	if (!err)
+		set_user_limits(d);
+	return err;
+}
+
+/* In a container the machine's memory is not ours to have. */
+static uint64_t choose_home(struct daemon *d)
+{
+	memory_limit("", &d->memory);
+	d->chosen_home = MAX(CACHE_HOME_MIN, MIN(d->memory.bytes / 4, DEFAULT_HOME_MAX));
+	return d->chosen_home;
+}
+
+static void announce_home(const struct daemon *d)
+{
+	uint64_t home = d->chosen_home;
+
+	if (!home)
+		return;
+	log_info("home memory: %llu MiB, a quarter of %s%s (%llu MiB)%s", (unsigned long long)home >> 20,
+		 d->memory.from[0] ? "the limit in " : "the machine's memory", d->memory.from,
+		 (unsigned long long)d->memory.bytes >> 20,
+		 home == DEFAULT_HOME_MAX ? ", 4 GiB at most" :
+		 home == CACHE_HOME_MIN	  ? ", 8 MiB at least" :
+					    "");
 }
 
 static int start_cache(struct daemon *d)
 {
 	const struct cache_config config = {
-		.home_bytes = d->options.home_bytes,
+		.home_bytes = d->options.home_bytes ? d->options.home_bytes : choose_home(d),
 		.devices = d->device,
 		.n_devices = d->n_devices,
 		.writeback_age_ms = d->options.writeback_age_ms,
@@ -340,7 +389,7 @@ static int start_cache(struct daemon *d)
 
 static int start_control(struct daemon *d)
 {
-	int err = control_create(&d->loop, d->cache, &d->control);
+	int err = control_create(&d->loop, d->cache, d->quota, &d->control);
 
 	if (err) {
 		log_error("the clients' socket cannot be made: %s", strerror(-err));
@@ -428,6 +477,7 @@ static int start(struct daemon *d)
 	int err;
 
 	raise_descriptor_limit();
+	d->quota = quota_create(geteuid());
 	err = start_fs(d); /* first: what can be wrong with the directories is most likely */
 	if (!err)
 		err = start_store(d);
@@ -441,6 +491,7 @@ static int start(struct daemon *d)
 		return err;
 	err = fs_start(d->fs, d->cache, d->store, d->control); /* logs */
 	if (!err) {
+		announce_home(d);
 		announce_devices(d);
 		warn_of_old_kernel(d);
 	}
@@ -474,6 +525,8 @@ static int stop(struct daemon *d)
 		fs_destroy(d->fs);
 	if (d->store)
 		d->store->ops->destroy(d->store);
+	if (d->quota)
+		quota_destroy(d->quota);
 	return err;
 }
 

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <getopt.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +16,6 @@
 #include "fuse/fs.h"
 #include "pagecache/cache.h"
 
-#define DEFAULT_HOME_MAX (4ull << 30)
 #define DEFAULT_AGE_S 5
 
 static const char help[] =
@@ -28,14 +28,16 @@ static const char help[] =
 	"  --device cuda[:INDEX[,SIZE]]         a GPU (0), with 80 % of its free memory\n"
 	"  --device none                        no device; without --device: every GPU that works,\n"
 	"                                       and if there is none, a simulated device\n"
-	"  --home SIZE                          host memory for file contents (a quarter of\n"
-	"                                       RAM, 4G at most)\n"
+	"  --home SIZE                          host memory for file contents (a quarter of the\n"
+	"                                       machine's or, if less, the cgroup's; 4G at most)\n"
 	"  --cpu-cache auto|writeback|writethrough\n"
 	"                                       how the kernel caches for CPU programs (auto: it\n"
 	"                                       serves files that no device maps by itself)\n"
 	"  --storage-io direct|buffered         how what is cached is read: past the kernel's memory,\n"
 	"                                       where it has nothing of it, or never (direct)\n"
 	"  --writeback-age SECONDS              store what has been dirty for so long (5)\n"
+	"  --user-limit WHAT=N[,WHAT=N]...      how many a user other than root may have: clients (1024),\n"
+	"                                       mappings (16384), open directories (by ulimit -n)\n"
 	"  --supervisor on|off                  a second process that takes the mount away when\n"
 	"                                       this one is killed (on)\n"
 	"  --log-level error|warn|info|debug    (info)\n"
@@ -185,6 +187,42 @@ static int parse_home(struct options *o, const char *text)
 	return -EINVAL;
 }
 
+/* "clients=16": the word up to a comma or the end. */
+static int parse_user_limit(struct options *o, const char *word, size_t len)
+{
+	const char *is = memchr(word, '=', len);
+	enum quota_of what = is ? quota_named(word, (size_t)(is - word)) : QUOTA_COUNT;
+	unsigned long n;
+	char *end;
+
+	if (what == QUOTA_COUNT || is[1] < '0' || is[1] > '9')
+		return -EINVAL;
+	errno = 0;
+	n = strtoul(is + 1, &end, 10);
+	if (errno || end != word + len || !n || n > INT_MAX)
+		return -EINVAL;
+	o->each_user[what] = (unsigned)n;
+	return 0;
+}
+
+static int parse_user_limits(struct options *o, const char *text)
+{
+	const char *word = text;
+	size_t len;
+
+	for (;;) {
+		len = strcspn(word, ",");
+		if (parse_user_limit(o, word, len)) {
+			log_error("--user-limit %s: \"%.*s\" is not clients=N, mappings=N or directories=N", text,
+				  (int)len, word);
+			return -EINVAL;
+		}
+		if (!word[len])
+			return 0;
+		word += len + 1;
+	}
+}
+
 static int parse_age(struct options *o, const char *text)
 {
 	char *end;
@@ -257,13 +295,6 @@ static void add_mount_options(struct options *o, const char *text)
 	memcpy(o->mount_options + had, text, more + 1);
 }
 
-static uint64_t default_home(void)
-{
-	uint64_t ram = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-
-	return MAX(CACHE_HOME_MIN, MIN(ram / 4, DEFAULT_HOME_MAX));
-}
-
 static int parse_one(struct options *o, int c, bool *none)
 {
 	switch (c) {
@@ -279,6 +310,8 @@ static int parse_one(struct options *o, int c, bool *none)
 		return parse_either("storage-io", optarg, "direct", "buffered", &o->direct);
 	case 'a':
 		return parse_age(o, optarg);
+	case 'u':
+		return parse_user_limits(o, optarg);
 	case 's':
 		return parse_either("supervisor", optarg, "on", "off", &o->supervised);
 	case 'l':
@@ -314,6 +347,7 @@ enum options_result options_parse(int argc, char **argv, struct options *out)
 		{ "transport", required_argument, NULL, 't' },
 		{ "storage-io", required_argument, NULL, 'i' },
 		{ "writeback-age", required_argument, NULL, 'a' },
+		{ "user-limit", required_argument, NULL, 'u' },
 		{ "supervisor", required_argument, NULL, 's' },
 		{ "log-level", required_argument, NULL, 'l' },
 		{ "foreground", no_argument, NULL, 'f' },
@@ -326,7 +360,6 @@ enum options_result options_parse(int argc, char **argv, struct options *out)
 
 	*out = (struct options){
 		.mount_options = xcalloc(1, 1),
-		.home_bytes = default_home(),
 		.writeback_age_ms = DEFAULT_AGE_S * 1000,
 		.cpu_cache = FS_AUTO,
 		.direct = true,

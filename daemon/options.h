@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/quota.h"
 #include "device/device.h"
 #include "fuse/fs.h"
 
@@ -23,7 +24,8 @@ struct options {
 	struct device_choice *device; /* one for each device to be made */
 	unsigned n_devices;
 	bool choose_devices; /* nothing was said of devices: see start_devices() */
-	uint64_t home_bytes;
+	uint64_t home_bytes; /* 0: nothing was said of it, see choose_home() */
+	unsigned each_user[QUOTA_COUNT]; /* 0: as usual */
 	uint64_t writeback_age_ms;
 	enum fs_cpu_cache cpu_cache;
 	bool direct; /* reads of the source, where that can be */

@@ -53,6 +53,10 @@ int fail_on(const char *path, int err)
 		return fail("%s: the mount's daemon is of another version than this tool (" GAIA_VERSION ")", path);
 	case ENODEV:
 		return fail("%s: not a regular file, or no such device", path);
+	case EMFILE:
+		return fail("%s: this user has as many clients or open directories there as a user may (gaiafs --user-limit)", path);
+	case ENFILE:
+		return fail("%s: all users together have as many clients or open directories there as they may", path);
 	default:
 		return fail("%s: %s", path, strerror(-err));
 	}

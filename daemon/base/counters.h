@@ -43,7 +43,8 @@
 	X(released_pages, "pages that releases found changed")                                  \
 	X(writeback_runs, "writes issued to the backing store (calls)")                         \
 	X(clients_lost, "clients that ended without unmapping, or were disconnected (clients)") \
-	X(revokes, "chunks taken back from clients (chunks)")
+	X(revokes, "chunks taken back from clients (chunks)")                                   \
+	X(revoke_timeouts, "waits for clients that did not give up memory in time (waits)")
 
 enum counter {
 #define X(name, text) CTR_##name,

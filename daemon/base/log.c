@@ -5,8 +5,6 @@
 
 #include <errno.h>
 #include <stdarg.h>
-#include <stdatomic.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <syslog.h>
@@ -16,6 +14,7 @@
 
 #define PREFIX "gaiafs: "
 #define CUT "..."
+#define PACE_NS 60000000000ull
 
 static const struct {
 	const char *name;
@@ -50,6 +49,13 @@ void log_to_syslog(void)
 {
 	openlog("gaiafs", LOG_PID, LOG_DAEMON);
 	atomic_store(&to_syslog, true);
+}
+
+bool log_may(struct log_pace *pace)
+{
+	uint64_t now = now_ns(), next = atomic_load(&pace->next_ns);
+
+	return now >= next && atomic_compare_exchange_strong(&pace->next_ns, &next, now + PACE_NS);
 }
 
 /*

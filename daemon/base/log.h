@@ -8,6 +8,10 @@
 #ifndef GAIA_BASE_LOG_H
 #define GAIA_BASE_LOG_H
 
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
 enum log_level { LOG_LEVEL_ERROR, LOG_LEVEL_WARN, LOG_LEVEL_INFO, LOG_LEVEL_DEBUG };
 
 /* "error", "warn", "info" or "debug"; -EINVAL otherwise. */
@@ -17,6 +21,15 @@ void log_to_syslog(void);
 
 /* Text without a final newline. */
 void log_at(enum log_level level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/*
+ * For what any user can cause as often as he likes. Zero at first; log_may() is true when a minute has passed since it
+ * was last.
+ */
+struct log_pace {
+	atomic_uint_least64_t next_ns;
+};
+bool log_may(struct log_pace *pace);
 
 #define log_error(...) log_at(LOG_LEVEL_ERROR, __VA_ARGS__)
 #define log_warn(...) log_at(LOG_LEVEL_WARN, __VA_ARGS__)

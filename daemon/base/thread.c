@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/queue.h>
 #include <time.h>
+#include <uthash.h>
 
 #include "base/util.h"
 
@@ -26,19 +27,35 @@ struct job {
 	STAILQ_ENTRY(job) link;
 	void (*fn)(void *arg);
 	void *arg;
+	struct sharer *sharer; /* NULL: submitted for nobody in particular */
+};
+STAILQ_HEAD(job_list, job);
+
+/* A user who has jobs in a pool. The pool's lock. */
+struct sharer {
+	uid_t uid;
+	bool owner;
+	unsigned at_work;	/* jobs in pool.jobs or on a thread */
+	struct job_list waiting; /* for their turn; then others are at work */
+	TAILQ_ENTRY(sharer) link; /* pool.next_turn, iff some are waiting */
+	UT_hash_handle hh;	/* by uid */
 };
 
 struct pool {
 	/* Constant after creation. */
 	char name[NAME_SIZE];
 	unsigned limit;
+	unsigned each, users;	/* see pool_share() */
 
 	pthread_mutex_t lock;
 	pthread_cond_t work;  /* a job was queued, or stopping was set; CLOCK_MONOTONIC */
 	pthread_cond_t ended; /* threads became 0 */
 
 	/* lock. */
-	STAILQ_HEAD(, job) jobs;
+	struct job_list jobs;
+	struct sharer *sharers;
+	TAILQ_HEAD(, sharer) next_turn; /* who had one is last */
+	unsigned users_at_work; /* jobs, without the owners' */
 	unsigned queued;  /* length of jobs */
 	unsigned threads; /* that have not decided to end */
 	unsigned idle;	  /* threads that wait on work */
@@ -83,6 +100,56 @@ static bool wait_for_job(struct pool *pool)
 	return true;
 }
 
+static int start_thread(struct pool *pool);
+
+/* The lock is held, as for the next three. */
+static void enqueue(struct pool *pool, struct job *job)
+{
+	STAILQ_INSERT_TAIL(&pool->jobs, job, link);
+	pool->queued++;
+	/* If that fails the job waits for one of the threads there are. */
+	if (pool->queued > pool->idle && pool->threads < pool->limit)
+		start_thread(pool);
+	pthread_cond_signal(&pool->work);
+}
+
+static bool has_turn(const struct pool *pool, const struct sharer *s)
+{
+	return s->owner || (s->at_work < pool->each && pool->users_at_work < pool->users);
+}
+
+static void enqueue_for(struct pool *pool, struct sharer *s, struct job *job)
+{
+	s->at_work++;
+	pool->users_at_work += !s->owner;
+	enqueue(pool, job);
+}
+
+/* A job for @s is done: that makes room for one at most, of his or of another's. */
+static void pass_turn(struct pool *pool, struct sharer *s)
+{
+	struct sharer *next;
+
+	s->at_work--;
+	pool->users_at_work -= !s->owner;
+	TAILQ_FOREACH(next, &pool->next_turn, link) {
+		struct job *job = STAILQ_FIRST(&next->waiting);
+
+		if (!has_turn(pool, next))
+			continue;
+		STAILQ_REMOVE_HEAD(&next->waiting, link);
+		TAILQ_REMOVE(&pool->next_turn, next, link);
+		if (!STAILQ_EMPTY(&next->waiting))
+			TAILQ_INSERT_TAIL(&pool->next_turn, next, link);
+		enqueue_for(pool, next, job);
+		break;
+	}
+	if (!s->at_work && STAILQ_EMPTY(&s->waiting)) {
+		HASH_DEL(pool->sharers, s);
+		free(s);
+	}
+}
+
 static void *worker(void *arg)
 {
 	struct pool *pool = arg;
@@ -95,6 +162,7 @@ static void *worker(void *arg)
 		struct job *job = STAILQ_FIRST(&pool->jobs);
 		void (*fn)(void *) = job->fn;
 		void *fn_arg = job->arg;
+		struct sharer *sharer = job->sharer;
 
 		STAILQ_REMOVE_HEAD(&pool->jobs, link);
 		pool->queued--;
@@ -102,6 +170,8 @@ static void *worker(void *arg)
 		free(job);
 		fn(fn_arg);
 		pthread_mutex_lock(&pool->lock);
+		if (sharer)
+			pass_turn(pool, sharer);
 	}
 	previous = pool->last;
 	has_previous = pool->has_last;
@@ -151,6 +221,7 @@ int pool_create(const char *name, unsigned limit, struct pool **out)
 	snprintf(pool->name, sizeof(pool->name), "%s", name);
 	pool->limit = limit;
 	STAILQ_INIT(&pool->jobs);
+	TAILQ_INIT(&pool->next_turn);
 	/* On Linux none of these fail for these arguments. */
 	pthread_mutex_init(&pool->lock, NULL);
 	pthread_cond_init(&pool->ended, NULL);
@@ -183,25 +254,60 @@ void pool_destroy(struct pool *pool)
 		pthread_cond_wait(&pool->ended, &pool->lock);
 	pthread_mutex_unlock(&pool->lock);
 	pthread_join(pool->last, NULL);
+	bug_on(pool->sharers);
 	pthread_cond_destroy(&pool->work);
 	pthread_cond_destroy(&pool->ended);
 	pthread_mutex_destroy(&pool->lock);
 	free(pool);
 }
 
-void pool_submit(struct pool *pool, void (*fn)(void *arg), void *arg)
+static struct job *new_job(void (*fn)(void *arg), void *arg)
 {
-	struct job *job = xmalloc(sizeof(*job));
+	struct job *job = xcalloc(1, sizeof(*job));
 
 	job->fn = fn;
 	job->arg = arg;
+	return job;
+}
+
+void pool_submit(struct pool *pool, void (*fn)(void *arg), void *arg)
+{
+	struct job *job = new_job(fn, arg);
+
 	pthread_mutex_lock(&pool->lock);
-	STAILQ_INSERT_TAIL(&pool->jobs, job, link);
-	pool->queued++;
-	/* If that fails the job waits for one of the threads there are. */
-	if (pool->queued > pool->idle && pool->threads < pool->limit)
-		start_thread(pool);
-	pthread_cond_signal(&pool->work);
+	enqueue(pool, job);
+	pthread_mutex_unlock(&pool->lock);
+}
+
+void pool_share(struct pool *pool, unsigned each, unsigned users)
+{
+	bug_on(!each || !users);
+	pool->each = each;
+	pool->users = users;
+}
+
+void pool_submit_for(struct pool *pool, uid_t uid, bool owner, void (*fn)(void *arg), void *arg)
+{
+	struct job *job = new_job(fn, arg);
+	struct sharer *s;
+
+	pthread_mutex_lock(&pool->lock);
+	HASH_FIND(hh, pool->sharers, &uid, sizeof(uid), s);
+	if (!s) {
+		s = xcalloc(1, sizeof(*s));
+		s->uid = uid;
+		s->owner = owner;
+		STAILQ_INIT(&s->waiting);
+		HASH_ADD(hh, pool->sharers, uid, sizeof(s->uid), s);
+	}
+	job->sharer = s;
+	if (has_turn(pool, s)) {
+		enqueue_for(pool, s, job);
+	} else {
+		if (STAILQ_EMPTY(&s->waiting))
+			TAILQ_INSERT_TAIL(&pool->next_turn, s, link);
+		STAILQ_INSERT_TAIL(&s->waiting, job, link);
+	}
 	pthread_mutex_unlock(&pool->lock);
 }
 

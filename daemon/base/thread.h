@@ -9,6 +9,7 @@
 #define GAIA_BASE_THREAD_H
 
 #include <stdbool.h>
+#include <sys/types.h>
 
 struct pool;
 
@@ -19,6 +20,15 @@ void pool_destroy(struct pool *pool);
 /* Run @fn(@arg) on some thread of the pool, in order of submission as threads
  * come free. Never fails: it waits for memory rather than lose a job. */
 void pool_submit(struct pool *pool, void (*fn)(void *arg), void *arg);
+
+/*
+ * A pool that users share. Jobs submitted for one of them wait for their turn where they would take more than
+ * @each threads, or those of all users together more than @users: so a user whose jobs block holds up nobody
+ * else's. The owners' jobs (see quota.h) never do: the threads beyond @users are theirs. Before the first job.
+ */
+void pool_share(struct pool *pool, unsigned each, unsigned users);
+/* As pool_submit(). @owner: of the mount, and so the same each time for one @uid. */
+void pool_submit_for(struct pool *pool, uid_t uid, bool owner, void (*fn)(void *arg), void *arg);
 
 void thread_set_name(const char *name);
 

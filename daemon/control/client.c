@@ -35,7 +35,8 @@ void client_put(struct client *c)
 		return;
 	bug_on(c->maps || !LIST_EMPTY(&c->revocations));
 	close(c->fd);
-	pthread_cond_destroy(&c->changed);
+	if (c->counted)
+		quota_give(ctl->quota, QUOTA_clients, c->uid);
 	pthread_mutex_destroy(&c->lock);
 	pthread_mutex_destroy(&c->send_lock);
 	free(c);
@@ -59,12 +60,23 @@ struct client *client_find(struct control *ctl, const struct gaia_client_key *ke
 	return c;
 }
 
+/* The client's lock is held, so that the one who waits is still there. */
+static void tell_waiter(struct revocation *rev)
+{
+	pthread_mutex_lock(&rev->wait->lock);
+	pthread_cond_signal(&rev->wait->changed);
+	pthread_mutex_unlock(&rev->wait->lock);
+}
+
 void client_disconnect(struct client *c)
 {
+	struct revocation *rev;
+
 	atomic_store(&c->dead, true);
 	shutdown(c->fd, SHUT_RDWR);
 	pthread_mutex_lock(&c->lock);
-	pthread_cond_broadcast(&c->changed);
+	LIST_FOREACH(rev, &c->revocations, link)
+		tell_waiter(rev);
 	pthread_mutex_unlock(&c->lock);
 }
 
@@ -97,8 +109,9 @@ static int wait_to_send(struct client *c, int why, uint64_t deadline)
 	return 0;
 }
 
-/* send_lock is held. */
-static int send_packet(struct client *c, const struct gaia_msg *msg, const int *fd, unsigned n)
+/* send_lock is held. -ETIMEDOUT: there was no room until @deadline. */
+static int send_packet(struct client *c, const struct gaia_msg *msg, const int *fd, unsigned n,
+		       uint64_t deadline)
 {
 	union {
 		struct cmsghdr align;
@@ -106,7 +119,6 @@ static int send_packet(struct client *c, const struct gaia_msg *msg, const int *
 	} control;
 	struct iovec iov = { .iov_base = (void *)msg, .iov_len = sizeof(*msg) };
 	struct msghdr hdr = { .msg_iov = &iov, .msg_iovlen = 1 };
-	uint64_t deadline = now_ns() + SEND_TIMEOUT_NS;
 
 	bug_on(n > GAIA_MSG_CHUNKS);
 	if (n) {
@@ -137,16 +149,22 @@ static int send_packet(struct client *c, const struct gaia_msg *msg, const int *
 	return -ENOTCONN;
 }
 
-/* send_lock is held. */
-static int send_next(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n)
+#define NOW 0 /* a deadline that has passed: once, without waiting */
+
+/* send_lock is held. -ENOTCONN; or, of what is to be sent NOW, -EAGAIN: there is no room. */
+static int send_next(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n, uint64_t deadline)
 {
 	int err;
 
 	msg->version = GAIA_PROTOCOL_VERSION;
-	msg->seq = ++c->seq;
-	err = send_packet(c, msg, fd, n);
-	if (!err)
+	msg->seq = c->seq + 1;
+	err = send_packet(c, msg, fd, n, deadline);
+	if (!err) {
+		c->seq++;
 		return 0;
+	}
+	if (err == -ETIMEDOUT && deadline == NOW)
+		return -EAGAIN;
 	if (err != -ENOTCONN && err != -EPIPE && err != -ECONNRESET)
 		log_warn("control: client %d is disconnected: cannot send to it: %s", (int)c->pid,
 			 strerror(-err));
@@ -159,7 +177,7 @@ int client_send(struct client *c, struct gaia_msg *msg, const int *fd, unsigned 
 	int err;
 
 	pthread_mutex_lock(&c->send_lock);
-	err = send_next(c, msg, fd, n);
+	err = send_next(c, msg, fd, n, now_ns() + SEND_TIMEOUT_NS);
 	if (!err)
 		*seq = msg->seq;
 	pthread_mutex_unlock(&c->send_lock);
@@ -254,54 +272,166 @@ static bool keeps_memory(const struct client *c)
 	return c->pid == 0 || some_thread(c->pid, thread_has_memory);
 }
 
-int control_revoke(void *client, uint64_t map, uint64_t idx)
-{
-	struct gaia_msg msg = { .kind = GAIA_MSG_REVOKE, .map = map, .count = 1, .chunk = { idx } };
-	struct client *c = client;
-	struct revocation rev = { .map = map };
-	uint64_t deadline, look;
-	struct timespec until;
-	int err;
+/* ---- taking memory back ---- */
 
+static void revoke_begin(struct revocation *rev, const struct cache_revoke *ask, struct revoke_wait *wait)
+{
+	struct client *c = ask->client;
+
+	rev->client = c;
+	rev->wait = wait;
+	rev->map = ask->map;
 	/* Its mappings may go while we wait, and it with the last of them. */
 	client_get(c);
-	pthread_mutex_lock(&c->send_lock);
-	/* In the list before it is sent: the answer may be quicker than we are. */
-	rev.seq = c->seq + 1;
 	pthread_mutex_lock(&c->lock);
-	LIST_INSERT_HEAD(&c->revocations, &rev, link);
+	LIST_INSERT_HEAD(&c->revocations, rev, link);
 	pthread_mutex_unlock(&c->lock);
-	err = send_next(c, &msg, NULL, 0);
-	pthread_mutex_unlock(&c->send_lock);
+}
 
-	deadline = now_ns() + REVOKE_TIMEOUT_NS;
-	pthread_mutex_lock(&c->lock);
-	while (!err && !rev.answered && !atomic_load(&c->dead)) {
-		look = MIN(now_ns() + REVOKE_LOOK_NS, deadline);
-		until.tv_sec = look / 1000000000;
-		until.tv_nsec = look % 1000000000;
-		err = -pthread_cond_timedwait(&c->changed, &c->lock, &until);
-		if (err == -ETIMEDOUT && look < deadline)
-			err = is_ending(c) ? -EOWNERDEAD : 0;
-	}
-	LIST_REMOVE(&rev, link);
-	pthread_mutex_unlock(&c->lock);
-	if (rev.answered) {
-		count(CTR_revokes, 1);
-	} else if (err == -EOWNERDEAD) {
+static void revoke_set_seq(struct revocation *rev, uint64_t seq)
+{
+	pthread_mutex_lock(&rev->client->lock);
+	rev->seq = seq;
+	pthread_mutex_unlock(&rev->client->lock);
+}
+
+/* Nor does it wait for others who are sending to the client. Whether it is sent. */
+static bool revoke_try_send(struct revocation *rev, uint64_t idx)
+{
+	struct gaia_msg msg = { .kind = GAIA_MSG_REVOKE, .map = rev->map, .count = 1, .chunk = { idx } };
+	struct client *c = rev->client;
+	int err;
+
+	if (pthread_mutex_trylock(&c->send_lock))
+		return false;
+	/* Before it is sent: the answer may be quicker than we are. */
+	revoke_set_seq(rev, c->seq + 1);
+	err = send_next(c, &msg, NULL, 0, NOW);
+	if (err)
+		revoke_set_seq(rev, 0);
+	pthread_mutex_unlock(&c->send_lock);
+	return !err;
+}
+
+static bool is_pending(const struct revocation *rev)
+{
+	return !atomic_load(&rev->answered) && !atomic_load(&rev->client->dead);
+}
+
+/* Of what is pending, send what was not sent: true if there is nothing left to send. */
+static bool revoke_send_rest(struct revocation *rev, const struct cache_revoke *list, unsigned n)
+{
+	bool all = true;
+
+	/* Nobody else changes whether it was sent. */
+	for (unsigned i = 0; i < n; i++)
+		if (is_pending(&rev[i]) && !rev[i].seq)
+			all &= revoke_try_send(&rev[i], list[i].idx);
+	return all;
+}
+
+/* False: nothing is pending any more. Else some time has passed, or something has changed. */
+static bool revoke_wait_a_while(struct revoke_wait *wait, const struct revocation *rev, unsigned n,
+				uint64_t until_ns)
+{
+	struct timespec until = { .tv_sec = until_ns / 1000000000, .tv_nsec = until_ns % 1000000000 };
+	unsigned pending = 0;
+
+	pthread_mutex_lock(&wait->lock);
+	for (unsigned i = 0; i < n; i++)
+		pending += is_pending(&rev[i]);
+	if (pending)
+		pthread_cond_timedwait(&wait->changed, &wait->lock, &until);
+	pthread_mutex_unlock(&wait->lock);
+	return pending;
+}
+
+static void disconnect_ending(const struct revocation *rev, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++)
+		if (is_pending(&rev[i]) && is_ending(rev[i].client))
+			client_disconnect(rev[i].client);
+}
+
+static void disconnect_mute(const struct revocation *rev, unsigned n)
+{
+	bool any = false;
+
+	for (unsigned i = 0; i < n; i++) {
+		struct client *c = rev[i].client;
+
+		if (!is_pending(&rev[i]))
+			continue;
+		any = true;
+		if (log_may(&c->ctl->mute_pace))
+			log_warn("control: client %d is disconnected: it did not give up memory within %d s",
+				 (int)c->pid, (int)(REVOKE_TIMEOUT_NS / 1000000000));
 		client_disconnect(c);
-	} else if (err == -ETIMEDOUT) {
-		log_warn("control: client %d is disconnected: it did not give up memory within %d s",
-			 (int)c->pid, (int)(REVOKE_TIMEOUT_NS / 1000000000));
-		client_disconnect(c);
 	}
-	client_put(c);
-	return rev.answered ? 0 : -ENOTCONN;
+	count(CTR_revoke_timeouts, any);
+}
+
+/* Until each has answered or is disconnected: one deadline for all, however many are mute. */
+static void revoke_await(struct revoke_wait *wait, struct revocation *rev, const struct cache_revoke *list,
+			 unsigned n)
+{
+	uint64_t now = now_ns(), deadline = now + REVOKE_TIMEOUT_NS, look = now + REVOKE_LOOK_NS, until;
+
+	for (;;) {
+		until = revoke_send_rest(rev, list, n) ? look : MIN(look, now_ns() + REVOKE_RETRY_NS);
+		if (!revoke_wait_a_while(wait, rev, n, MIN(until, deadline)))
+			return;
+		now = now_ns();
+		if (now >= deadline) {
+			disconnect_mute(rev, n);
+		} else if (now >= look) {
+			disconnect_ending(rev, n);
+			look = now + REVOKE_LOOK_NS;
+		}
+	}
+}
+
+void control_revoke_many(struct cache_revoke *list, unsigned n)
+{
+	struct revocation *rev = xcalloc(n, sizeof(*rev));
+	struct revoke_wait wait;
+	pthread_condattr_t attr;
+
+	pthread_mutex_init(&wait.lock, NULL);
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&wait.changed, &attr);
+	pthread_condattr_destroy(&attr);
+
+	for (unsigned i = 0; i < n; i++)
+		revoke_begin(&rev[i], &list[i], &wait);
+	revoke_await(&wait, rev, list, n);
+	for (unsigned i = 0; i < n; i++) {
+		struct client *c = rev[i].client;
+
+		pthread_mutex_lock(&c->lock);
+		LIST_REMOVE(&rev[i], link);
+		pthread_mutex_unlock(&c->lock);
+		list[i].err = atomic_load(&rev[i].answered) ? 0 : -ENOTCONN;
+		count(CTR_revokes, !list[i].err);
+		client_put(c);
+	}
+	pthread_cond_destroy(&wait.changed);
+	pthread_mutex_destroy(&wait.lock);
+	free(rev);
+}
+
+int control_revoke(void *client, uint64_t map, uint64_t idx)
+{
+	struct cache_revoke one = { .client = client, .map = map, .idx = idx };
+
+	control_revoke_many(&one, 1);
+	return one.err;
 }
 
 /* ---- receiving, on the loop's thread ---- */
 
-/* False: this is no HELLO with a ticket, or there are too many clients. */
+/* False: this is no HELLO with a ticket. */
 static bool take_hello(struct client *c, const struct gaia_msg *msg)
 {
 	struct gaia_msg want = { .kind = GAIA_MSG_HELLO, .version = GAIA_PROTOCOL_VERSION };
@@ -311,14 +441,11 @@ static bool take_hello(struct client *c, const struct gaia_msg *msg)
 	uint64_t seq;
 
 	memcpy(want.ticket, msg->ticket, sizeof(want.ticket));
-	if (memcmp(&want, msg, sizeof(want)) != 0 || !ticket_redeem(ctl, msg->ticket))
+	if (memcmp(&want, msg, sizeof(want)) != 0 || !ticket_redeem(ctl, msg->ticket, &c->uid))
 		return false;
 
+	c->counted = true;
 	pthread_mutex_lock(&ctl->lock);
-	if (HASH_COUNT(ctl->clients) >= MAX_CLIENTS) {
-		pthread_mutex_unlock(&ctl->lock);
-		return false;
-	}
 	do {
 		fill_random(&c->key, sizeof(c->key));
 		HASH_FIND(hh, ctl->clients, &c->key.id, sizeof(c->key.id), same);
@@ -348,9 +475,10 @@ static bool take_revoked(struct client *c, const struct gaia_msg *msg)
 		return false;
 	pthread_mutex_lock(&c->lock);
 	LIST_FOREACH(rev, &c->revocations, link) {
-		if (rev->seq == msg->seq && rev->map == msg->map && !rev->answered) {
-			rev->answered = good = true;
-			pthread_cond_broadcast(&c->changed);
+		if (rev->seq && rev->seq == msg->seq && rev->map == msg->map && !rev->answered) {
+			good = true;
+			atomic_store(&rev->answered, true);
+			tell_waiter(rev);
 			break;
 		}
 	}
@@ -378,8 +506,9 @@ static void on_client(uv_poll_t *poll, int status, int events)
 		if (n == sizeof(msg) && !(hdr.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) &&
 		    (c->welcome ? take_revoked(c, &msg) : take_hello(c, &msg)))
 			continue;
-		log_info("control: client %d is disconnected: it sent something that is no valid message",
-			 (int)c->pid);
+		if (log_may(&c->ctl->pace))
+			log_info("control: client %d is disconnected: it sent something that is no valid message",
+				 (int)c->pid);
 		client_end(c);
 		return;
 	}
@@ -395,19 +524,45 @@ static void on_client_closed(uv_handle_t *handle)
 	client_put(c);
 }
 
+static unsigned pending_of(const struct control *ctl, uid_t uid)
+{
+	const struct client *c;
+	unsigned n = 0;
+
+	TAILQ_FOREACH(c, &ctl->pending, link)
+		n += c->peer_uid == uid;
+	return n;
+}
+
+/* The oldest connection that has not said HELLO, of the user who has most of those. There are some. */
+static struct client *pending_surplus(const struct control *ctl)
+{
+	struct client *c, *found = NULL;
+	unsigned n, most = 0;
+
+	TAILQ_FOREACH(c, &ctl->pending, link) {
+		n = pending_of(ctl, c->peer_uid);
+		if (n > most) {
+			most = n;
+			found = c;
+		}
+	}
+	return found;
+}
+
 void client_accept(struct control *ctl, int fd)
 {
 	struct ucred cred;
 	socklen_t len = sizeof(cred);
-	pthread_condattr_t attr;
 	struct client *c;
 
 	if (ctl->n_pending >= MAX_PENDING)
-		client_end(TAILQ_FIRST(&ctl->pending));
+		client_end(pending_surplus(ctl));
 	c = xcalloc(1, sizeof(*c));
 	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) ||
 	    uv_poll_init(ctl->loop, &c->poll, fd)) {
-		log_warn("control: a client was turned away: cannot watch its socket");
+		if (log_may(&ctl->pace))
+			log_warn("control: a client was turned away: cannot watch its socket");
 		close(fd);
 		free(c);
 		return;
@@ -415,15 +570,11 @@ void client_accept(struct control *ctl, int fd)
 	c->ctl = ctl;
 	c->fd = fd;
 	c->pid = cred.pid;
-	c->uid = cred.uid;
+	c->peer_uid = cred.uid;
 	c->refs = 1;
 	c->poll.data = c;
 	pthread_mutex_init(&c->send_lock, NULL);
 	pthread_mutex_init(&c->lock, NULL);
-	pthread_condattr_init(&attr);
-	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-	pthread_cond_init(&c->changed, &attr);
-	pthread_condattr_destroy(&attr);
 	LIST_INIT(&c->revocations);
 	TAILQ_INSERT_TAIL(&ctl->pending, c, link);
 	ctl->n_pending++;
@@ -481,6 +632,6 @@ void client_end(struct client *c)
 	if (mapped) {
 		count(CTR_clients_lost, 1);
 		client_get(c);
-		pool_submit(ctl->workers, unmap_all, c);
+		pool_submit_for(ctl->workers, c->uid, quota_is_owner(ctl->quota, c->uid), unmap_all, c);
 	}
 }

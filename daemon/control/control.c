@@ -20,8 +20,10 @@
 #include "base/util.h"
 #include "control/internal.h"
 
-/* Threads that unmap what lost clients leave. Each may wait for a device. */
-#define WORKERS 8
+/* Threads that unmap what lost clients leave. Each may wait for a device, and behind it for clients that are mute. */
+#define WORKERS 16
+#define WORKERS_FOR_EACH 6
+#define WORKERS_FOR_USERS 12
 
 void fill_random(void *buf, size_t len)
 {
@@ -41,30 +43,117 @@ bool equal_secret(const void *a, const void *b, size_t len)
 	return diff == 0;
 }
 
-bool ticket_redeem(struct control *ctl, const uint8_t ticket[16])
+/* ---- tickets; ctl->lock is held where nothing else is said ---- */
+
+/* It is not to be redeemed any more. The place among its user's clients: @seat. */
+static void ticket_drop(struct control *ctl, struct ticket *t, bool seat)
 {
-	uint64_t now = now_ns();
+	HASH_DEL(ctl->tickets, t);
+	TAILQ_REMOVE(&ctl->oldest, t, link);
+	quota_give(ctl->quota, QUOTA_tickets, t->uid);
+	if (seat)
+		quota_give(ctl->quota, QUOTA_clients, t->uid);
+	free(t);
+}
+
+static void tickets_expire(struct control *ctl)
+{
+	struct ticket *t;
+
+	while ((t = TAILQ_FIRST(&ctl->oldest)) && t->expires_ns <= now_ns())
+		ticket_drop(ctl, t, true);
+}
+
+static struct ticket *ticket_oldest_of(struct control *ctl, uid_t uid)
+{
+	struct ticket *t;
+
+	TAILQ_FOREACH(t, &ctl->oldest, link)
+		if (t->uid == uid)
+			break;
+	return t;
+}
+
+/* Counts them for a new ticket. Who has no more room loses his own oldest ticket, nobody else's. */
+static int ticket_take_room(struct control *ctl, uid_t uid)
+{
+	static const enum quota_of needs[] = { QUOTA_tickets, QUOTA_clients };
+	int err;
+
+	for (size_t i = 0; i < ARRAY_LEN(needs); i++) {
+		struct ticket *own;
+
+		while (quota_look(ctl->quota, needs[i], uid) && (own = ticket_oldest_of(ctl, uid)))
+			ticket_drop(ctl, own, true);
+		err = quota_take(ctl->quota, needs[i], uid);
+		if (err) {
+			while (i > 0)
+				quota_give(ctl->quota, needs[--i], uid);
+			return err;
+		}
+	}
+	return 0;
+}
+
+/* Without the lock. */
+static int ticket_give_out(struct control *ctl, uid_t uid, uint8_t out[16])
+{
+	struct ticket *t = xcalloc(1, sizeof(*t)), *same;
+	int err;
+
+	t->uid = uid;
+	fill_random(&t->bytes, sizeof(t->bytes));
+	pthread_mutex_lock(&ctl->lock);
+	tickets_expire(ctl);
+	err = ticket_take_room(ctl, uid);
+	if (err)
+		goto unlock;
+	HASH_FIND(hh, ctl->tickets, &t->bytes.id, sizeof(t->bytes.id), same);
+	while (same) {
+		fill_random(&t->bytes, sizeof(t->bytes));
+		HASH_FIND(hh, ctl->tickets, &t->bytes.id, sizeof(t->bytes.id), same);
+	}
+	/* In the lock, so that they are in the order of this. */
+	t->expires_ns = now_ns() + TICKET_LIFE_NS;
+	HASH_ADD(hh, ctl->tickets, bytes.id, sizeof(t->bytes.id), t);
+	TAILQ_INSERT_TAIL(&ctl->oldest, t, link);
+	memcpy(out, &t->bytes, sizeof(t->bytes));
+	t = NULL;
+unlock:
+	pthread_mutex_unlock(&ctl->lock);
+	free(t);
+	return err;
+}
+
+/* Without the lock. */
+bool ticket_redeem(struct control *ctl, const uint8_t ticket[16], uid_t *uid)
+{
+	struct ticket_bytes bytes;
+	struct ticket *t;
 	bool good = false;
 
+	memcpy(&bytes, ticket, sizeof(bytes));
 	pthread_mutex_lock(&ctl->lock);
-	for (unsigned i = 0; i < TICKETS; i++) {
-		struct ticket *t = &ctl->ticket[i];
-
-		if (t->expires_ns && equal_secret(t->bytes, ticket, sizeof(t->bytes))) {
-			good = now < t->expires_ns;
-			t->expires_ns = 0;
-		}
+	tickets_expire(ctl);
+	HASH_FIND(hh, ctl->tickets, &bytes.id, sizeof(bytes.id), t);
+	if (t && equal_secret(&t->bytes.secret, &bytes.secret, sizeof(bytes.secret))) {
+		good = true;
+		*uid = t->uid;
+		ticket_drop(ctl, t, false);
 	}
 	pthread_mutex_unlock(&ctl->lock);
 	return good;
 }
+
+/* ---- the listener ---- */
 
 /* No descriptor is left for it: take the connection and drop it, or poll would report it for ever. */
 static void refuse_connection(struct control *ctl)
 {
 	int fd;
 
-	log_warn("control: out of file descriptors, a client was turned away; raise the limit (ulimit -n)");
+	if (log_may(&ctl->pace))
+		log_warn("control: out of file descriptors, a client was turned away; raise the limit (ulimit -n)");
 	if (ctl->spare >= 0)
 		close(ctl->spare);
 	fd = accept4(ctl->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -111,14 +200,16 @@ static int open_listener(struct control *ctl)
 	return 0;
 }
 
-int control_create(uv_loop_t *loop, struct cache *cache, struct control **out)
+int control_create(uv_loop_t *loop, struct cache *cache, struct quota *quota, struct control **out)
 {
 	struct control *ctl = xcalloc(1, sizeof(*ctl));
 	int err;
 
 	ctl->loop = loop;
 	ctl->cache = cache;
+	ctl->quota = quota;
 	TAILQ_INIT(&ctl->pending);
+	TAILQ_INIT(&ctl->oldest);
 	pthread_mutex_init(&ctl->lock, NULL);
 	err = open_listener(ctl);
 	if (err)
@@ -127,6 +218,7 @@ int control_create(uv_loop_t *loop, struct cache *cache, struct control **out)
 	err = pool_create("control", WORKERS, &ctl->workers);
 	if (err)
 		goto close_listener;
+	pool_share(ctl->workers, WORKERS_FOR_EACH, WORKERS_FOR_USERS);
 	err = uv_poll_init(loop, &ctl->poll, ctl->listener);
 	if (err)
 		goto destroy_pool;
@@ -163,6 +255,7 @@ static void on_listener_closed(uv_handle_t *handle)
 void control_destroy(struct control *ctl)
 {
 	struct client *c, *next;
+	struct ticket *t;
 
 	uv_close((uv_handle_t *)&ctl->poll, on_listener_closed);
 	while ((c = TAILQ_FIRST(&ctl->pending)))
@@ -173,6 +266,8 @@ void control_destroy(struct control *ctl)
 		uv_run(ctl->loop, UV_RUN_ONCE);
 	pool_destroy(ctl->workers);
 	bug_on(ctl->n_live);
+	while ((t = TAILQ_FIRST(&ctl->oldest)))
+		ticket_drop(ctl, t, true);
 
 	if (ctl->spare >= 0)
 		close(ctl->spare);
@@ -182,28 +277,15 @@ void control_destroy(struct control *ctl)
 	free(ctl);
 }
 
-int control_connect(struct control *ctl, struct gaia_ioc_connect *io)
+int control_connect(struct control *ctl, uid_t uid, struct gaia_ioc_connect *io)
 {
-	struct ticket *t;
-
 	if (io->version != GAIA_PROTOCOL_VERSION)
 		return -EPROTO;
 	memset(io, 0, sizeof(*io));
 	io->version = GAIA_PROTOCOL_VERSION;
 	io->devices = cache_devices(ctl->cache);
 	memcpy(io->socket, ctl->name, sizeof(io->socket));
-	fill_random(io->ticket, sizeof(io->ticket));
-
-	pthread_mutex_lock(&ctl->lock);
-	if (HASH_COUNT(ctl->clients) >= MAX_CLIENTS) {
-		pthread_mutex_unlock(&ctl->lock);
-		return -ENFILE;
-	}
-	t = &ctl->ticket[ctl->next_ticket++ % TICKETS];
-	memcpy(t->bytes, io->ticket, sizeof(t->bytes));
-	t->expires_ns = now_ns() + TICKET_LIFE_NS;
-	pthread_mutex_unlock(&ctl->lock);
-	return 0;
+	return ticket_give_out(ctl, uid, io->ticket);
 }
 
 int control_devices(struct control *ctl, struct gaia_ioc_devices *io)

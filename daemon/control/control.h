@@ -16,13 +16,17 @@
 #include <stdbool.h>
 #include <uv.h>
 
+#include "base/quota.h"
 #include "gaia/protocol.h"
 #include "pagecache/cache.h"
 
 struct control;
 
-/* Starts listening on an abstract socket with a random name. A negative errno; logs nothing. */
-int control_create(uv_loop_t *loop, struct cache *cache, struct control **out);
+/*
+ * Starts listening on an abstract socket with a random name. @quota, which stays the caller's: who may have how many
+ * clients, tickets and mappings. A negative errno; logs nothing.
+ */
+int control_create(uv_loop_t *loop, struct cache *cache, struct quota *quota, struct control **out);
 /* [W] Disconnects all clients, ends all mappings, waits until both are done. On the loop's
  * thread but not inside uv_run(), which it calls; after the last ioctl has been answered. */
 void control_destroy(struct control *ctl);
@@ -35,9 +39,10 @@ void control_set_mount_info(struct control *ctl, json_t *mount);
 
 /*
  * The ioctls. @f is the file of the descriptor (NULL: not a regular file: -ENODEV where one is
- * needed); @readable and @writable how the descriptor is open. 0 and the out fields are set, or a negative errno.
+ * needed); @readable and @writable how the descriptor is open; @uid who asks. 0 and the out fields are set, or a negative
+ * errno: -EMFILE and -ENFILE as quota_take() has them.
  */
-int control_connect(struct control *ctl, struct gaia_ioc_connect *io);
+int control_connect(struct control *ctl, uid_t uid, struct gaia_ioc_connect *io);
 int control_devices(struct control *ctl, struct gaia_ioc_devices *io);
 int control_map(struct control *ctl, struct cfile *f, bool readable, bool writable,
 		struct gaia_ioc_map *io);
@@ -48,13 +53,15 @@ int control_release(struct control *ctl, struct cfile *f, bool may_publish,
 		    struct gaia_ioc_range *io);
 int control_sync(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io);
 int control_advise(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io);
-int control_report(struct control *ctl, struct cfile *f, struct gaia_ioc_report *io);
+/* Of other users it tells the owners of the mount only (quota_is_owner()). */
+int control_report(struct control *ctl, struct cfile *f, uid_t uid, struct gaia_ioc_report *io);
 
 /* For struct cache_host; @client is what control passed to cache_map(), and valid until
  * cache_unmap() of that mapping has returned. */
 int control_grant(void *client, uint64_t map, unsigned prot, const uint64_t *idx, const int *fd,
 		  unsigned n, uint64_t *seq);
 int control_revoke(void *client, uint64_t map, uint64_t idx);
+void control_revoke_many(struct cache_revoke *list, unsigned n);
 bool control_alive(void *client);
 
 #endif

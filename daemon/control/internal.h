@@ -13,7 +13,7 @@
  * thus completes or fails, and then its pins go.
  *
  * Rules
- *  1. Locks are taken in this order: control.lock, client.send_lock, client.lock.
+ *  1. Locks are taken in this order: control.lock, client.send_lock, client.lock, revoke_wait.lock.
  *  2. No call of the cache is made with any of them held, since the cache calls back.
  *  3. client.send_lock may be held while waiting for the client to read, SEND_TIMEOUT_NS at the longest.
  *     The loop's thread takes it only for the first message to a client, which finds room.
@@ -31,25 +31,42 @@
 #include <uthash.h>
 #include <uv.h>
 
+#include "base/log.h"
+#include "base/quota.h"
 #include "control/control.h"
 
-/* A client that never says HELLO occupies one of these; the oldest goes when more come. */
+/*
+ * A client that never says HELLO occupies one of these. When more come, the user who has the most of them loses
+ * his oldest: whoever knows the socket's name may connect, but keeps nobody else out.
+ */
 #define MAX_PENDING 64
-#define MAX_CLIENTS 1024
 #define MAX_MAPS 65536 /* of one client */
 
-#define TICKETS 256
 #define TICKET_LIFE_NS 10000000000ull /* connecting takes microseconds, on a busy machine milliseconds */
 
 /* A client reads its socket with a thread that does nothing else, so seconds mean that it is
  * stopped or hostile, and others wait for its memory meanwhile. */
 #define SEND_TIMEOUT_NS 5000000000ull
 #define REVOKE_TIMEOUT_NS 5000000000ull
-#define REVOKE_LOOK_NS 100000000ull /* between looks at a client that takes its time */
+#define REVOKE_LOOK_NS 100000000ull /* between looks at clients that take their time */
+#define REVOKE_RETRY_NS 1000000ull /* while there is no room in a client's socket, or others are sending */
 
+/*
+ * The right to become a client, once and soon. Has a place among its user's clients, which
+ * passes on to the client: so that who has a ticket is not turned away.
+ */
 struct ticket {
-	uint8_t bytes[16];
-	uint64_t expires_ns; /* 0: none */
+	/* Constant. */
+	struct ticket_bytes {
+		uint64_t id;	/* by which it is found */
+		uint64_t secret;
+	} bytes;
+	uid_t uid;
+	uint64_t expires_ns;
+
+	/* control.lock. */
+	TAILQ_ENTRY(ticket) link;
+	UT_hash_handle hh;	/* by bytes.id */
 };
 
 TAILQ_HEAD(client_list, client);
@@ -60,6 +77,8 @@ struct control {
 	struct cache *cache;
 	struct pool *workers;
 	json_t *mount;
+	struct quota *quota;
+	struct log_pace pace, mute_pace; /* of what strangers can cause, and clients */
 	char name[64];	/* of the socket, without the leading NUL */
 
 	/* The loop's thread. */
@@ -72,18 +91,28 @@ struct control {
 
 	pthread_mutex_t lock;
 	/* lock. */
-	struct ticket ticket[TICKETS]; /* a ring */
-	unsigned next_ticket;
+	struct ticket *tickets;
+	TAILQ_HEAD(, ticket) oldest; /* the same, in the order in which they were given out, and expire */
 	struct client *clients; /* by id */
 
 	atomic_uint n_live; /* structs client that are not freed */
 };
 
-/* A REVOKE that has not been answered. Lives on the stack of control_revoke(). */
+/* A thread that waits until clients have answered. Lives on the stack of control_revoke_many(). */
+struct revoke_wait {
+	pthread_mutex_t lock;	/* a leaf: orders what changes and the wait for it */
+	pthread_cond_t changed;	/* one of its revocations was answered, or its client is dead; CLOCK_MONOTONIC */
+};
+
+/* A chunk that a client is to give up. Lives as long as somebody waits for that. */
 struct revocation {
-	uint64_t seq;
+	/* Constant. */
+	struct client *client;	/* holds a reference */
+	struct revoke_wait *wait;
 	uint64_t map;
-	bool answered;
+	/* client.lock. */
+	uint64_t seq;		/* of the REVOKE; 0: it has not been sent */
+	atomic_bool answered;	/* set with client.lock held */
 	LIST_ENTRY(revocation) link;
 };
 
@@ -92,10 +121,12 @@ struct client {
 	struct control *ctl;
 	int fd;			/* closed with the struct, shut down before */
 	pid_t pid;
-	uid_t uid;
+	uid_t peer_uid;		/* who made the socket */
 
 	/* Constant once it is in control.clients. */
 	struct gaia_client_key key;
+	uid_t uid;		/* who asked for the ticket: what it uses is his */
+	bool counted;		/* among his clients */
 
 	atomic_uint refs;
 	atomic_bool dead;	/* set by client_disconnect() only */
@@ -115,7 +146,6 @@ struct client {
 
 	pthread_mutex_t lock;
 	/* lock. */
-	pthread_cond_t changed;	/* a revocation was answered, or the client is dead */
 	LIST_HEAD(, revocation) revocations;
 	struct map *maps;	/* by id */
 	unsigned n_maps;	/* in maps, or about to be */
@@ -157,8 +187,11 @@ void map_put(struct map *map);
 
 /* ---- control.c ---- */
 
-/* Whether @ticket was given out; it is used up by asking. */
-bool ticket_redeem(struct control *ctl, const uint8_t ticket[16]);
+/*
+ * Whether @ticket was given out; it is used up by asking. Then *@uid is whose it was, and one of his QUOTA_clients is the
+ * caller's to give back.
+ */
+bool ticket_redeem(struct control *ctl, const uint8_t ticket[16], uid_t *uid);
 void fill_random(void *buf, size_t len);
 /* memcmp() == 0 in a time that does not depend on where the difference is. */
 bool equal_secret(const void *a, const void *b, size_t len);

@@ -15,6 +15,7 @@ void map_put(struct map *map)
 	if (atomic_fetch_sub(&map->refs, 1) != 1)
 		return;
 	cache_unmap(map->m, map->kept);
+	quota_give(map->client->ctl->quota, QUOTA_mappings, map->client->uid);
 	client_put(map->client);
 	free(map);
 }
@@ -78,11 +79,13 @@ static int find_range(struct control *ctl, struct cfile *f, const struct gaia_io
 	return 0;
 }
 
-/* A place in the client's table, before there is something to put there. */
+/* A place among the user's mappings and in the client's table, before there is something to put there. */
 static int reserve_map(struct client *c)
 {
-	int err = 0;
+	int err = quota_take(c->ctl->quota, QUOTA_mappings, c->uid);
 
+	if (err)
+		return err;
 	pthread_mutex_lock(&c->lock);
 	if (c->closed)
 		err = -ENOTCONN;
@@ -91,6 +94,8 @@ static int reserve_map(struct client *c)
 	else
 		c->n_maps++;
 	pthread_mutex_unlock(&c->lock);
+	if (err)
+		quota_give(c->ctl->quota, QUOTA_mappings, c->uid);
 	return err;
 }
 
@@ -161,6 +166,7 @@ free_map:
 	pthread_mutex_lock(&c->lock);
 	c->n_maps--;
 	pthread_mutex_unlock(&c->lock);
+	quota_give(ctl->quota, QUOTA_mappings, c->uid);
 put_client:
 	client_put(c);
 	return err;

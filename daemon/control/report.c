@@ -11,8 +11,9 @@
 #include "base/log.h"
 #include "control/internal.h"
 
-static json_t *clients_json(struct control *ctl)
+static json_t *clients_json(struct control *ctl, uid_t uid)
 {
+	bool all = quota_is_owner(ctl->quota, uid);
 	json_t *list = json_array();
 	struct client *c, *next;
 
@@ -20,18 +21,61 @@ static json_t *clients_json(struct control *ctl)
 	HASH_ITER(hh, ctl->clients, c, next) {
 		unsigned maps;
 
+		if (!all && c->uid != uid)
+			continue;
 		pthread_mutex_lock(&c->lock);
 		maps = c->n_maps;
 		pthread_mutex_unlock(&c->lock);
-		json_array_append_new(list, json_pack("{s:i, s:i, s:i}", "pid", (int)c->pid, "uid",
-						      (int)c->uid, "mappings", (int)maps));
+		json_array_append_new(list, json_pack("{s:i, s:I, s:i}", "pid", (int)c->pid, "uid",
+						      (json_int_t)c->uid, "mappings", (int)maps));
 	}
 	pthread_mutex_unlock(&ctl->lock);
 	return list;
 }
 
+/* How many there may be, and how many are there. */
+static json_t *limits_json(struct control *ctl, uid_t uid)
+{
+	bool all = quota_is_owner(ctl->quota, uid);
+	json_t *list = json_array();
+
+	for (unsigned i = 0; i < QUOTA_COUNT; i++) {
+		struct quota_use use = quota_use(ctl->quota, i);
+		json_t *row = json_pack("{s:s, s:I, s:I, s:I}", "of", quota_name(i),
+					"each_user", (json_int_t)use.each,
+					"users", (json_int_t)use.users, "all", (json_int_t)use.all);
+
+		if (all)
+			json_object_set_new(row, "present", json_integer(use.used));
+		json_array_append_new(list, row);
+	}
+	return list;
+}
+
+static json_t *users_json(struct control *ctl, uid_t uid)
+{
+	bool all = quota_is_owner(ctl->quota, uid);
+	json_t *list = json_array();
+	struct quota_user *user;
+	size_t n;
+
+	user = quota_users(ctl->quota, &n);
+	for (size_t k = 0; k < n; k++) {
+		json_t *row;
+
+		if (!all && user[k].uid != uid)
+			continue;
+		row = json_pack("{s:I}", "uid", (json_int_t)user[k].uid);
+		for (unsigned i = 0; i < QUOTA_COUNT; i++)
+			json_object_set_new(row, quota_name(i), json_integer(user[k].used[i]));
+		json_array_append_new(list, row);
+	}
+	free(user);
+	return list;
+}
+
 /* What the mount says of itself, the cache's part, and the clients. */
-static json_t *status_json(struct control *ctl)
+static json_t *status_json(struct control *ctl, uid_t uid)
 {
 	json_t *status = json_object();
 	json_t *cache = cache_status_json(ctl->cache);
@@ -40,7 +84,9 @@ static json_t *status_json(struct control *ctl)
 		json_object_update(status, ctl->mount);
 	json_object_update(status, cache);
 	json_decref(cache);
-	json_object_set_new(status, "clients", clients_json(ctl));
+	json_object_set_new(status, "clients", clients_json(ctl, uid));
+	json_object_set_new(status, "users", users_json(ctl, uid));
+	json_object_set_new(status, "limits", limits_json(ctl, uid));
 	return status;
 }
 
@@ -78,9 +124,9 @@ static int sealed_memfd(const char *text)
 }
 
 /* A sealed memfd with the report, or a negative errno. */
-static int make_report(struct control *ctl, struct cfile *f, unsigned what)
+static int make_report(struct control *ctl, struct cfile *f, uid_t uid, unsigned what)
 {
-	json_t *json = what == GAIA_REPORT_STATUS ? status_json(ctl) : cfile_residency_json(f);
+	json_t *json = what == GAIA_REPORT_STATUS ? status_json(ctl, uid) : cfile_residency_json(f);
 	char *text = json ? json_dumps(json, JSON_INDENT(2)) : NULL;
 	int fd = text ? sealed_memfd(text) : -ENOMEM;
 
@@ -91,7 +137,7 @@ static int make_report(struct control *ctl, struct cfile *f, unsigned what)
 	return fd;
 }
 
-int control_report(struct control *ctl, struct cfile *f, struct gaia_ioc_report *io)
+int control_report(struct control *ctl, struct cfile *f, uid_t uid, struct gaia_ioc_report *io)
 {
 	struct gaia_msg msg = { .kind = GAIA_MSG_REPORT, .count = 1 };
 	struct client *c;
@@ -104,7 +150,7 @@ int control_report(struct control *ctl, struct cfile *f, struct gaia_ioc_report 
 	c = client_find(ctl, &io->key);
 	if (!c)
 		return -ENOTCONN;
-	fd = make_report(ctl, f, io->what);
+	fd = make_report(ctl, f, uid, io->what);
 	if (fd < 0) {
 		client_put(c);
 		return fd;

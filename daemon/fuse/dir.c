@@ -27,11 +27,19 @@ void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	struct fs *fs = req_fs(req);
 	struct inode *inode = inode_of(fs, ino);
-	struct handle *h = calloc(1, sizeof(*h));
-	int fd, err = -ENOMEM;
+	uid_t uid = fuse_req_ctx(req)->uid;
+	struct handle *h;
+	int fd, err;
 
-	if (!h)
+	/* Each holds a descriptor, of which there are so many for everything. */
+	err = quota_take(fs->config.quota, QUOTA_directories, uid);
+	if (err)
 		goto fail;
+	h = calloc(1, sizeof(*h));
+	if (!h) {
+		err = -ENOMEM;
+		goto give_back;
+	}
 	fd = inode_open(inode, O_RDONLY | O_DIRECTORY);
 	if (fd < 0) {
 		err = fd;
@@ -45,6 +53,7 @@ void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	}
 	h->inode = inode;
 	h->flags = fi->flags;
+	h->uid = uid;
 	pthread_mutex_init(&h->lock, NULL);
 	pthread_mutex_lock(&fs->lock);
 	inode->refs++;
@@ -60,6 +69,8 @@ void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 
 free_handle:
 	free(h);
+give_back:
+	quota_give(fs->config.quota, QUOTA_directories, uid);
 fail:
 	fuse_reply_err(req, -err);
 }

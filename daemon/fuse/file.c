@@ -76,8 +76,10 @@ void handle_close(struct handle *h)
 	pthread_mutex_unlock(&fs->lock);
 	if (h->cfile)
 		contents_put(inode);
-	if (h->dir)
+	if (h->dir) {
 		closedir(h->dir);
+		quota_give(fs->config.quota, QUOTA_directories, h->uid);
+	}
 	pthread_mutex_destroy(&h->lock);
 	free(h);
 	inode_put(inode);
@@ -268,7 +270,7 @@ void op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse
 		fuse_reply_err(req, ENOTCONN);
 	} else {
 		*job = seek;
-		pool_submit(fs->workers, seek_after_push, job);
+		lane_submit(fs, LANE_RELEASE, fuse_req_ctx(req)->uid, seek_after_push, job);
 	}
 }
 

@@ -12,9 +12,6 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Ioctls at work at one time: most of them wait. */
-#define WORKERS 128
-
 /*
  * Requests that the kernel may have under way by itself: readahead, writeback. (One to four sequential readers: no difference
  * to the kernel's own 12.)
@@ -123,6 +120,7 @@ static const struct cache_host host = {
 	.invalidate = host_invalidate,
 	.grant = control_grant,
 	.revoke = control_revoke,
+	.revoke_many = control_revoke_many,
 	.alive = control_alive,
 };
 
@@ -190,15 +188,16 @@ int fs_create(const struct fs_config *config, struct fs **out)
 		goto end_supervisor;
 	}
 	fs->acl = xattr_source_has_acl(fs->root.fd);
-	err = pool_create("gaia-ioctl", WORKERS, &fs->workers);
+	err = lanes_start(fs);
 	if (err) {
 		log_error("fuse: cannot start workers: %s", strerror(-err));
-		goto destroy_table;
+		goto stop_lanes;
 	}
 	*out = fs;
 	return 0;
 
-destroy_table:
+stop_lanes:
+	lanes_stop(fs);
 	inode_table_destroy(fs);
 end_supervisor:
 	supervisor_end(fs);
@@ -363,7 +362,7 @@ int fs_store_rest(struct fs *fs)
 
 void fs_destroy(struct fs *fs)
 {
-	pool_destroy(fs->workers);
+	lanes_stop(fs);
 	mount_destroy_session(fs);
 	inode_table_destroy(fs);
 	supervisor_end(fs);

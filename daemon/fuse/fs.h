@@ -3,7 +3,7 @@
  *
  * The namespace (names, modes, times, attributes) is passed through to the source directory; the
  * contents of regular files go through the page cache. Requests are served by threads
- * of its own; ioctls, which may wait for clients and for the kernel, by a pool of workers.
+ * of its own; ioctls, which may wait for clients and for the kernel, by pools of workers.
  *
  * Use, from one thread unless it says otherwise:
  *	fs_create()		checks source and mountpoint
@@ -19,6 +19,7 @@
 
 #include <stdbool.h>
 
+#include "base/quota.h"
 #include "control/control.h"
 #include "pagecache/cache.h"
 #include "store/store.h"
@@ -34,6 +35,7 @@ struct fs_config {
 		FS_WRITEBACK,	 /* the kernel gathers writes */
 		FS_WRITETHROUGH, /* it hands each on at once */
 	} cpu_cache;
+	struct quota *quota;	/* who may have how many directories open; the caller's, to be destroyed after fs */
 	bool supervised;	/* a second process takes the mount away when this one dies */
 	bool background;	/* nothing is left to be said on standard error once the mount is live */
 

@@ -12,6 +12,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -191,10 +192,29 @@ static int inode_init(struct inode *inode, struct fs *fs, int fd, mode_t mode,
 	return -pthread_mutex_init(&inode->lock, NULL);
 }
 
+static void share_fds(struct fs *fs)
+{
+	struct rlimit limit;
+	uint64_t third;
+
+	/* A third for inodes, a third for store files, each of which may have two; of the rest a half for open directories. */
+	fs->max_fds = MAX_FDS;
+	fs->most_fds = UINT_MAX;
+	if (!getrlimit(RLIMIT_NOFILE, &limit)) {
+		third = limit.rlim_cur / 3;
+		fs->max_fds = (unsigned)MIN(MAX_FDS, third);
+		/* With directories: half of the rest as well, if those are few. */
+		fs->most_fds = (unsigned)MIN(UINT_MAX, third + third / 2);
+		quota_cap(fs->config.quota, QUOTA_directories, (unsigned)MIN(UINT_MAX, third / 2));
+		/* Devices and what is opened for a moment have what clients leave of the other half. */
+		quota_cap(fs->config.quota, QUOTA_clients, (unsigned)MIN(UINT_MAX, third / 4));
+	}
+	fs->max_backings = fs->max_fds / 2;
+}
+
 int inode_table_init(struct fs *fs)
 {
 	struct inode_key key;
-	struct rlimit limit;
 	struct stat st;
 	int fd, err;
 
@@ -213,11 +233,7 @@ int inode_table_init(struct fs *fs)
 	fs->root.lookups = 1;
 	TAILQ_INIT(&fs->idle);
 	TAILQ_INIT(&fs->backings);
-	/* A part remains for open directories, devices and clients. A store file may have two. */
-	fs->max_fds = MAX_FDS;
-	if (!getrlimit(RLIMIT_NOFILE, &limit))
-		fs->max_fds = (unsigned)MIN(MAX_FDS, limit.rlim_cur / 3);
-	fs->max_backings = fs->max_fds / 2;
+	share_fds(fs);
 	return 0;
 }
 
@@ -279,7 +295,7 @@ static void inode_free_all(struct fs *fs, struct inode *dead)
 	}
 	pthread_mutex_unlock(&fs->lock);
 	if (trim)
-		pool_submit(fs->workers, trim_memory, NULL);
+		pool_submit(fs->lane[LANE_QUERY], trim_memory, NULL);
 }
 
 void inode_fd_put(struct inode *inode)
@@ -455,6 +471,23 @@ free_name:
 close_fd:
 	close(fd);
 	return err;
+}
+
+int inode_room(struct fs *fs, uid_t uid)
+{
+	bool full;
+
+	if (quota_is_owner(fs->config.quota, uid))
+		return 0;
+	pthread_mutex_lock(&fs->lock);
+	full = fs->n_fds + fs->n_dirs >= fs->most_fds && TAILQ_EMPTY(&fs->idle);
+	pthread_mutex_unlock(&fs->lock);
+	if (!full)
+		return 0;
+	if (log_may(&fs->fds_pace))
+		log_warn("user %u is refused: users have too many files that are removed and in use, or directories open; raise the limit (ulimit -n)",
+			 (unsigned)uid);
+	return -ENFILE;
 }
 
 struct inode *inode_known(struct fs *fs, int dir, const char *name)

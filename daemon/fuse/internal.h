@@ -109,6 +109,7 @@ struct handle {
 	int flags;	     /* of open(2), as the caller gave them */
 	struct cfile *cfile; /* files */
 	DIR *dir;	     /* directories */
+	uid_t uid;	     /* directories: among whose they are counted */
 	bool passthrough;    /* set before the kernel hears of the handle */
 
 	atomic_uint_least64_t errors_seen; /* cursor of cfile_error_check() */
@@ -156,6 +157,19 @@ struct receiving {
 	atomic_uint_least64_t rests_until; /* nobody gets in front until then */
 };
 
+/*
+ * Requests that workers carry out, by what they may wait for: what waits longer holds up nothing that waits less.
+ * Within a lane no user takes all threads (pool_share()).
+ */
+enum lane {
+	LANE_ACQUIRE,	/* room on a device, and so clients that must give theirs up; storage */
+	LANE_PINNED,	/* storage: acquires that have their room (GAIA_PROT_PINNED), for which a device's stream waits */
+	LANE_RELEASE,	/* the kernel, which invalidates, and storage; never clients */
+	LANE_UNMAP,	/* whoever makes room on the device */
+	LANE_QUERY,	/* nothing */
+	LANES
+};
+
 struct fs {
 	/* Constant after fs_serve(). */
 	struct fs_config config;
@@ -164,7 +178,7 @@ struct fs {
 	struct cache *cache;
 	struct store *store;
 	struct control *control;
-	struct pool *workers;
+	struct pool *lane[LANES];
 	bool privileged;    /* acts for many users, switching to their credentials */
 	bool acl;	    /* the source has POSIX ACLs */
 	bool writeback;	    /* the kernel gathers writes; from INIT on */
@@ -173,6 +187,8 @@ struct fs {
 	atomic_bool complained; /* of a file that it could not */
 	int source_fd;	    /* locks the source; -1 */
 	unsigned max_fds;   /* of inodes: above it idle ones are closed */
+	unsigned most_fds;  /* of inodes that cannot be closed: above it only the owners of the mount get new ones */
+	struct log_pace fds_pace;
 	unsigned max_backings; /* the same of store files */
 	bool mounted;
 	unsigned dev_major, dev_minor; /* of the mount */
@@ -236,6 +252,11 @@ void inode_table_destroy(struct fs *fs);
  */
 int inode_enter(struct fs *fs, int fd, struct inode *parent, const char *name, struct inode **out,
 		struct stat *st);
+/*
+ * Before a request of @uid's that may enter one: 0; -ENFILE: files without a name, whose descriptors cannot be closed as
+ * long as anybody has them, have taken all but what is for the owners of the mount.
+ */
+int inode_room(struct fs *fs, uid_t uid);
 void inode_forget(struct inode *inode, uint64_t n);
 void inode_put(struct inode *inode);
 
@@ -404,6 +425,12 @@ void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size);
 void op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name);
 
 /* ---- ioctl.c ---- */
+
+int lanes_start(struct fs *fs);
+/* Runs what was submitted. Also of lanes that were not started. */
+void lanes_stop(struct fs *fs);
+/* @uid: whose request it is. */
+void lane_submit(struct fs *fs, enum lane lane, uid_t uid, void (*fn)(void *arg), void *arg);
 
 /* A setxattr(2) that is a release: carried out and answered by a worker. */
 void release_by_xattr(fuse_req_t req, struct inode *inode, const void *value, size_t size);

@@ -2,7 +2,7 @@
  * ioctl.c - the requests of clients and of the control tool, decoded.
  *
  * They may wait for the kernel and for other clients, which the serving threads must not: each is
- * carried out and answered by a worker.
+ * carried out and answered by a worker. Workers stand in lanes (enum lane).
  */
 #include "fuse/internal.h"
 
@@ -10,6 +10,43 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* Threads, of those for all users together, and for each. The rest is for the owners of the mount. */
+static const struct lane_kind {
+	const char *name;
+	unsigned threads, users, each;
+} lane_kinds[LANES] = {
+	[LANE_ACQUIRE] = { "gaia-acquire", 128, 96, 48 },
+	[LANE_PINNED] = { "gaia-pinned", 64, 48, 24 },
+	[LANE_RELEASE] = { "gaia-release", 64, 48, 24 },
+	[LANE_UNMAP] = { "gaia-unmap", 16, 12, 6 },
+	[LANE_QUERY] = { "gaia-query", 16, 12, 6 },
+};
+
+int lanes_start(struct fs *fs)
+{
+	for (unsigned i = 0; i < LANES; i++) {
+		const struct lane_kind *kind = &lane_kinds[i];
+		int err = pool_create(kind->name, kind->threads, &fs->lane[i]);
+
+		if (err)
+			return err;
+		pool_share(fs->lane[i], kind->each, kind->users);
+	}
+	return 0;
+}
+
+void lanes_stop(struct fs *fs)
+{
+	for (unsigned i = 0; i < LANES; i++)
+		if (fs->lane[i])
+			pool_destroy(fs->lane[i]);
+}
+
+void lane_submit(struct fs *fs, enum lane lane, uid_t uid, void (*fn)(void *arg), void *arg)
+{
+	pool_submit_for(fs->lane[lane], uid, quota_is_owner(fs->config.quota, uid), fn, arg);
+}
 
 union ioctl_arg {
 	struct gaia_ioc_connect connect;
@@ -24,6 +61,7 @@ struct ioctl_job {
 	fuse_req_t req;
 	struct fs *fs;
 	struct handle *handle; /* stays: its request is not answered yet */
+	uid_t uid;	       /* the caller's */
 	unsigned cmd;
 	union ioctl_arg arg;
 };
@@ -73,7 +111,7 @@ static int carry_out(struct ioctl_job *job)
 
 	switch (job->cmd) {
 	case GAIA_IOC_CONNECT:
-		return control_connect(ctl, &job->arg.connect);
+		return control_connect(ctl, job->uid, &job->arg.connect);
 	case GAIA_IOC_DEVICES:
 		return control_devices(ctl, &job->arg.devices);
 	case GAIA_IOC_MAP:
@@ -91,7 +129,7 @@ static int carry_out(struct ioctl_job *job)
 	case GAIA_IOC_ADVISE:
 		return control_advise(ctl, f, &job->arg.range);
 	case GAIA_IOC_REPORT:
-		return control_report(ctl, f, &job->arg.report);
+		return control_report(ctl, f, job->uid, &job->arg.report);
 	case GAIA_IOC_FLUSH:
 	case GAIA_IOC_EVICT:
 		return file_range(job);
@@ -119,6 +157,24 @@ static void run(void *arg)
 				 _IOC_DIR(job->cmd) & _IOC_READ ? _IOC_SIZE(job->cmd) : 0);
 	busy_end(fs);
 	free(job);
+}
+
+static enum lane lane_of(const struct ioctl_job *job)
+{
+	switch (job->cmd) {
+	case GAIA_IOC_CONNECT:
+	case GAIA_IOC_DEVICES:
+	case GAIA_IOC_REPORT:
+		return LANE_QUERY;
+	case GAIA_IOC_RELEASE:
+		return LANE_RELEASE;
+	case GAIA_IOC_UNMAP:
+		return LANE_UNMAP;
+	case GAIA_IOC_ACQUIRE:
+		if (job->arg.range.prot & GAIA_PROT_PINNED)
+			return LANE_PINNED;
+	}
+	return LANE_ACQUIRE;
 }
 
 static bool known(unsigned cmd)
@@ -172,9 +228,10 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fu
 	job->req = req;
 	job->fs = fs;
 	job->handle = handle_of(fi);
+	job->uid = fuse_req_ctx(req)->uid;
 	job->cmd = cmd;
 	memcpy(&job->arg, in_buf, in_size);
-	pool_submit(fs->workers, run, job);
+	lane_submit(fs, lane_of(job), job->uid, run, job);
 }
 
 /* ---- a release under the inode's lock, see GAIA_RELEASE_BY_XATTR ---- */
@@ -225,5 +282,5 @@ void release_by_xattr(fuse_req_t req, struct inode *inode, const void *value, si
 	/* The caller's descriptor keeps the inode until we have answered. */
 	*job = (struct release_job){ .req = req, .fs = fs, .inode = inode };
 	memcpy(&job->range, value, size);
-	pool_submit(fs->workers, run_release, job);
+	lane_submit(fs, LANE_RELEASE, fuse_req_ctx(req)->uid, run_release, job);
 }

@@ -67,9 +67,12 @@ int entry_lookup(struct inode *parent, const char *name, struct fuse_entry_param
 
 void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
+	struct fs *fs = req_fs(req);
 	struct fuse_entry_param e;
-	int err = entry_lookup(inode_of(req_fs(req), parent), name, &e);
+	int err = inode_room(fs, fuse_req_ctx(req)->uid);
 
+	if (!err)
+		err = entry_lookup(inode_of(fs, parent), name, &e);
 	if (err == -ENOENT) {
 		/* That there is no such name is worth remembering, too: 2 us instead of 39 for who looks again. */
 		memset(&e, 0, sizeof(e));
@@ -134,10 +137,13 @@ static void reply_entry(fuse_req_t req, int err, struct inode *parent, const cha
 static void make(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, dev_t rdev,
 		 const char *target)
 {
-	struct inode *dir = inode_of(req_fs(req), parent);
+	struct fs *fs = req_fs(req);
+	struct inode *dir = inode_of(fs, parent);
 	int fd = inode_fd_get(dir), res, err;
 
-	err = fd < 0 ? fd : cred_enter(req);
+	err = fd < 0 ? fd : inode_room(fs, fuse_req_ctx(req)->uid);
+	if (!err)
+		err = cred_enter(req);
 	if (!err) {
 		if (target)
 			res = symlinkat(target, fd, name);
@@ -203,6 +209,9 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	struct stat st;
 	int access, fd, err;
 
+	err = inode_room(fs, fuse_req_ctx(req)->uid);
+	if (err)
+		goto fail;
 	access = create_file(req, dir, name, mode, fi->flags);
 	if (access < 0) {
 		err = access;

@@ -35,6 +35,13 @@ struct cfile;
 struct chunk;
 struct mapping;
 
+/* A chunk that is to be taken back from the client of a mapping, and what came of it. */
+struct cache_revoke {
+	void *client;
+	uint64_t map, idx;
+	int err; /* out: 0, or -ENOTCONN, see cache_host.revoke */
+};
+
 /* What the cache asks of its surroundings. All are called without locks held. */
 struct cache_host {
 	/*
@@ -57,6 +64,8 @@ struct cache_host {
 	 * gone, or did not answer and has been disconnected. [W]
 	 */
 	int (*revoke)(void *client, uint64_t map, uint64_t idx);
+	/* The same of several, asked all at once: those that do not answer cost one timeout together. [W] */
+	void (*revoke_many)(struct cache_revoke *list, unsigned n);
 
 	/*
 	 * Whether the client's lease still stands. When not, its mappings are

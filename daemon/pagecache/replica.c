@@ -313,36 +313,49 @@ static void replica_destroy(struct replica *rep)
 	chunk_put(ch);
 }
 
-/* Take the memory back from the clients that map it, though they hold none of it. */
+/* The chunk's lock is held. Whether the client of the grant is to be asked for the memory; from then on it counts as asked. */
+static bool take_back(struct grant *g)
+{
+	if (!g->delivered)
+		return false;
+	g->delivered = 0;
+	if (!fault_point("break.reuse_mapped"))
+		return true;
+	g->mapping->kept = 1 + g->index;
+	return false;
+}
+
+/*
+ * Take the memory back from the clients that map it, though they hold none of it. dev->reserve keeps their mappings, and so
+ * the grants, from ending; and nobody is handed what is being evicted.
+ */
 static void replica_revoke(struct replica *rep)
 {
-	struct cache *c = rep->chunk->file->cache;
-	struct mapping *m;
-	struct grant *g;
+	struct chunk *ch = rep->chunk;
+	struct cache_revoke *ask = NULL;
+	struct grant **asked = NULL, *g;
+	unsigned n = 0;
 
-	for (;;) {
-		pthread_mutex_lock(&rep->chunk->lock);
-		LIST_FOREACH(g, &rep->grants, of_replica)
-			if (g->delivered)
-				break;
-		if (g)
-			g->delivered = 0;
-		m = g ? g->mapping : NULL;
-		if (m && fault_point("break.reuse_mapped")) {
-			m->kept = 1 + g->index;
-			pthread_mutex_unlock(&rep->chunk->lock);
+	pthread_mutex_lock(&ch->lock);
+	LIST_FOREACH(g, &rep->grants, of_replica) {
+		if (!take_back(g))
 			continue;
-		}
-		pthread_mutex_unlock(&rep->chunk->lock);
-		if (!m)
-			return;
-		/* dev->reserve keeps the mapping from ending. A client that is gone has unmapped: or cache_unmap() hears. */
-		if (c->host.revoke(m->client, m->id, rep->chunk->index) == 0)
-			continue;
-		pthread_mutex_lock(&rep->chunk->lock);
-		g->unanswered = true;
-		pthread_mutex_unlock(&rep->chunk->lock);
+		ask = xrealloc(ask, (n + 1) * sizeof(*ask));
+		asked = xrealloc(asked, (n + 1) * sizeof(*asked));
+		ask[n] = (struct cache_revoke){ g->mapping->client, g->mapping->id, ch->index, 0 };
+		asked[n++] = g;
 	}
+	pthread_mutex_unlock(&ch->lock);
+	if (!n)
+		return;
+	ch->file->cache->host.revoke_many(ask, n);
+	/* A client that is gone has unmapped: or cache_unmap() hears. */
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned k = 0; k < n; k++)
+		asked[k]->unanswered |= ask[k].err != 0;
+	pthread_mutex_unlock(&ch->lock);
+	free(ask);
+	free(asked);
 }
 
 /* Nobody will ever ask for what was released. */

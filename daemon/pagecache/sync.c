@@ -987,7 +987,7 @@ static void publish_page(struct grant *g, unsigned i, bool changed, bool secured
 	if (changed && r->writers > 0)
 		r->flags &= ~REPLICA_ARMED;
 	if (!was_ahead && (r->flags & REPLICA_AHEAD))
-		atomic_fetch_add(&ch->file->n_ahead, 1);
+		chunk_count_ahead(ch, 1);
 	if (was_snapped != !!(r->flags & REPLICA_SNAPPED))
 		rep->n_snapped += was_snapped ? -1 : 1;
 	twins_collect(ch, i);

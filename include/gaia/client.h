@@ -32,6 +32,9 @@
  *	ENOTCONN	the daemon is gone, or has disconnected this process
  *	EINVAL		the range is not inside one mapping, or a value makes no sense
  *	EPROTO		library and daemon are of different versions
+ *	EMFILE		too many descriptors in this process; or this user has as many clients or
+ *			mappings as each may have (gaiafs --user-limit)
+ *	ENFILE		all users of the mount together have as many as there may be
  *
  * The library keeps a duplicate of fd until gaia_munmap(). As with any descriptor, closing it
  * drops the process's POSIX record locks (fcntl F_SETLK) on the file.

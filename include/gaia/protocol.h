@@ -19,6 +19,9 @@
  *
  * ENOBUFS is no answer to an ioctl, nor to the setxattr(2) by which a release is asked for: libraries of version 1 may
  * ask again for as long as they get it.
+ *
+ * EMFILE, of CONNECT and MAP: the caller's user has as many clients or mappings as each may have; ENFILE: all users together
+ * have. A CONNECT counts as a client until its ticket ends; another CONNECT of a user who has no more room ends his oldest.
  */
 #ifndef GAIA_PROTOCOL_H
 #define GAIA_PROTOCOL_H

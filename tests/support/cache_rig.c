@@ -699,6 +699,12 @@ static int host_revoke(void *arg, uint64_t map, uint64_t idx)
 	return atomic_load(&cl->alive) ? 0 : -ENOTCONN;
 }
 
+static void host_revoke_many(struct cache_revoke *list, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++)
+		list[i].err = host_revoke(list[i].client, list[i].map, list[i].idx);
+}
+
 static bool host_alive(void *arg)
 {
 	struct client *cl = arg;
@@ -818,7 +824,13 @@ void client_store(struct client *cl, const void *buf, size_t len, uint64_t off)
 
 /* ---- the whole ---- */
 
-static const struct cache_host host = { host_invalidate, host_grant, host_revoke, host_alive };
+static const struct cache_host host = {
+	.invalidate = host_invalidate,
+	.grant = host_grant,
+	.revoke = host_revoke,
+	.revoke_many = host_revoke_many,
+	.alive = host_alive,
+};
 
 #ifdef RIG_CUDA
 /* The CUDA device on a fake driver, with room for its tables; long runs are the copy engine's. */

@@ -8,10 +8,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/queue.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -61,6 +63,8 @@ static struct device device[DEVICES] = {
 static unsigned n_devices = 2;
 
 static struct control *control;
+static struct quota *quota;
+uid_t fake_uid;
 static uv_loop_t loop;
 static uv_async_t stop;
 static pthread_t loop_thread;
@@ -298,7 +302,7 @@ static int carry_out(int fd, unsigned long request, void *arg)
 		return -ENOTCONN;
 	switch (request) {
 	case GAIA_IOC_CONNECT:
-		return control_connect(control, arg);
+		return control_connect(control, fake_uid, arg);
 	case GAIA_IOC_DEVICES:
 		return control_devices(control, arg);
 	case GAIA_IOC_MAP:
@@ -314,7 +318,7 @@ static int carry_out(int fd, unsigned long request, void *arg)
 	case GAIA_IOC_ADVISE:
 		return control_advise(control, f, arg);
 	case GAIA_IOC_REPORT:
-		return control_report(control, f, arg);
+		return control_report(control, f, fake_uid, arg);
 	}
 	return -ENOTTY;
 }
@@ -354,7 +358,8 @@ void fake_start(void)
 	sem_init(&fake_gate.leave, 0, 0);
 	cr_assert_eq(uv_loop_init(&loop), 0);
 	cr_assert_eq(uv_async_init(&loop, &stop, on_stop), 0);
-	cr_assert_eq(control_create(&loop, NULL, &control), 0);
+	quota = quota_create(0);
+	cr_assert_eq(control_create(&loop, NULL, quota, &control), 0);
 	control_set_mount_info(control, json_pack("{s:s}", "version", "test"));
 	cr_assert_eq(pthread_create(&loop_thread, NULL, run_loop, NULL), 0);
 }
@@ -365,6 +370,13 @@ void fake_stop(void)
 	uv_async_send(&stop);
 	cr_assert_eq(pthread_join(loop_thread, NULL), 0);
 	cr_assert_eq(fake_seen().live, 0);
+	/* Or it would say what has not been given back. */
+	quota_destroy(quota);
+}
+
+struct quota *fake_quota(void)
+{
+	return quota;
 }
 
 struct control *fake_control(void)
@@ -411,6 +423,53 @@ int fake_revoke(uint64_t map_id, uint64_t idx)
 		find_granted(m, idx)->held = false;
 	pthread_mutex_unlock(&lock);
 	return err;
+}
+
+void fake_fill_socket(uint64_t map_id)
+{
+	static const struct gaia_msg nothing;
+	struct mapping *m;
+
+	pthread_mutex_lock(&lock);
+	m = find_mapping(map_id);
+	while (send(((struct client *)m->client)->fd, &nothing, sizeof(nothing), MSG_DONTWAIT) > 0)
+		;
+	pthread_mutex_unlock(&lock);
+}
+
+void fake_await_sender(uint64_t client)
+{
+	struct client *c;
+	bool busy = false;
+
+	while (!busy) {
+		pthread_mutex_lock(&control->lock);
+		HASH_FIND(hh, control->clients, &client, sizeof(client), c);
+		cr_assert_not_null(c);
+		busy = pthread_mutex_trylock(&c->send_lock);
+		if (!busy)
+			pthread_mutex_unlock(&c->send_lock);
+		pthread_mutex_unlock(&control->lock);
+		sched_yield();
+	}
+}
+
+unsigned fake_revoke_all(uint64_t idx)
+{
+	struct cache_revoke list[64];
+	struct mapping *m;
+	unsigned n = 0, given = 0;
+
+	pthread_mutex_lock(&lock);
+	LIST_FOREACH(m, &mappings, link) {
+		cr_assert_lt(n, sizeof(list) / sizeof(list[0]));
+		list[n++] = (struct cache_revoke){ .client = m->client, .map = m->id, .idx = idx };
+	}
+	pthread_mutex_unlock(&lock);
+	control_revoke_many(list, n);
+	while (n > 0)
+		given += !list[--n].err;
+	return given;
 }
 
 void fake_prepare(uint64_t map_id, uint64_t first, unsigned n)

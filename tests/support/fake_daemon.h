@@ -21,6 +21,10 @@ void fake_start(void);
 void fake_stop(void);
 
 struct control *fake_control(void);
+struct quota *fake_quota(void);
+
+/* Who asks from now on: root, as at first. */
+extern uid_t fake_uid;
 
 /* A new file of the mount: a descriptor, read-write. */
 int fake_file(void);
@@ -69,6 +73,15 @@ unsigned char *fake_chunk(uint64_t map_id, uint64_t idx);
 
 /* Take a chunk back from its client: control_revoke()'s result. */
 int fake_revoke(uint64_t map_id, uint64_t idx);
+
+/* Leave no room for a message to the mapping's client: it gets empty ones. */
+void fake_fill_socket(uint64_t map_id);
+
+/* Until somebody is sending to the client with this key.id. */
+void fake_await_sender(uint64_t client);
+
+/* Take the chunk back from the clients of all mappings at once: how many have given it up. */
+unsigned fake_revoke_all(uint64_t idx);
 
 /* Have the descriptors of chunks ready, so that the next acquire needs no new ones. */
 void fake_prepare(uint64_t map_id, uint64_t first, unsigned n);

@@ -138,3 +138,17 @@ Test(log_level, parses_its_names_only)
 	cr_assert_eq(log_level_parse("information", &level), -EINVAL);
 	cr_assert_eq(level, LOG_LEVEL_INFO);
 }
+
+Test(log, of_what_anybody_can_cause_is_seldom)
+{
+	struct log_pace pace = { 0 }, other = { 0 };
+
+	cr_assert(log_may(&pace));
+	for (int i = 0; i < 1000; i++)
+		cr_assert_not(log_may(&pace));
+	cr_assert(log_may(&other));
+	/* A minute has passed. */
+	pace.next_ns -= 60000000000ull;
+	cr_assert(log_may(&pace));
+	cr_assert_not(log_may(&pace));
+}

@@ -277,3 +277,97 @@ Test(relied_on, a_thread_tells_before_it_waits_as_long_as_it_is)
 	thread_waits();
 	cr_assert_eq(waits, 1);
 }
+
+/* ---- shared by users ---- */
+
+#define OWNER 0
+#define ALICE 1000
+#define BOB 1001
+#define CAROL 1002
+
+static sem_t done;
+
+static void say_done(void *arg)
+{
+	(void)arg;
+	sem_post(&done);
+}
+
+/* Eight threads: three for each user, five for all. */
+static void begin_shared(void)
+{
+	sem_init(&started, 0, 0);
+	sem_init(&gate, 0, 0);
+	sem_init(&done, 0, 0);
+	pool = new_pool(8);
+	pool_share(pool, 3, 5);
+}
+
+/* @n jobs that block, of which @run get a thread. */
+static void block(uid_t uid, unsigned n, unsigned run)
+{
+	while (n--)
+		pool_submit_for(pool, uid, uid == OWNER, wait_at_gate, NULL);
+	while (run--)
+		sem_wait(&started);
+}
+
+static void let_go(unsigned n)
+{
+	while (n--)
+		sem_post(&gate);
+}
+
+Test(share, one_users_blocked_jobs_hold_up_no_other, .init = begin_shared)
+{
+	block(ALICE, 200, 3);
+	pool_submit_for(pool, BOB, false, say_done, NULL);
+	pool_submit_for(pool, OWNER, true, say_done, NULL);
+	sem_wait(&done);
+	sem_wait(&done);
+	cr_assert_eq(atomic_load(&ran), 0);
+	cr_assert_neq(sem_trywait(&started), 0);
+	let_go(200);
+	pool_destroy(pool);
+	cr_assert_eq(atomic_load(&ran), 200);
+}
+
+Test(share, all_users_leave_threads_to_the_owners, .init = begin_shared)
+{
+	block(ALICE, 10, 3);
+	block(BOB, 10, 2);
+	pool_submit_for(pool, CAROL, false, say_done, NULL);
+	block(OWNER, 3, 3);
+	/* All threads are blocked. */
+	cr_assert_eq(atomic_load(&ran), 0);
+	cr_assert_neq(sem_trywait(&done), 0);
+	let_go(23);
+	pool_destroy(pool);
+	cr_assert_eq(sem_trywait(&done), 0);
+	cr_assert_eq(atomic_load(&ran), 23);
+}
+
+static char turns[16];
+static atomic_uint n_turns;
+
+static void note(void *arg)
+{
+	turns[atomic_fetch_add(&n_turns, 1)] = *(const char *)arg;
+}
+
+Test(share, users_who_wait_take_turns, .init = begin_shared)
+{
+	static char a = 'a', b = 'b';
+
+	pool_destroy(pool);
+	pool = new_pool(1);
+	pool_share(pool, 1, 1);
+	block(CAROL, 1, 1);
+	for (int i = 0; i < 3; i++)
+		pool_submit_for(pool, ALICE, false, note, &a);
+	for (int i = 0; i < 3; i++)
+		pool_submit_for(pool, BOB, false, note, &b);
+	let_go(1);
+	pool_destroy(pool);
+	cr_assert_str_eq(turns, "ababab");
+}

@@ -6,7 +6,9 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -151,19 +153,55 @@ Test(tickets, each_admits_once, .init = begin, .fini = end)
 	close(second);
 }
 
-Test(tickets, hoarding_drops_the_oldest, .init = begin, .fini = end)
+static bool is_admitted(int sock, const struct gaia_ioc_connect *io)
 {
-	struct gaia_ioc_connect io, other;
-	int sock = stranger(&io);
-	struct gaia_msg msg = hello(&io);
+	struct gaia_msg msg = hello(io), answer;
+	int fds[GAIA_MSG_CHUNKS];
+	unsigned n;
 
-	for (int i = 0; i < 256; i++) {
-		other = (struct gaia_ioc_connect){ .version = GAIA_PROTOCOL_VERSION };
-		cr_assert_eq(wire_ioctl(file, GAIA_IOC_CONNECT, &other), 0);
-	}
 	cr_assert_eq(wire_send(sock, &msg), 0);
-	cr_assert(is_ended(sock));
+	return !wire_receive(sock, true, &answer, fds, &n) && answer.kind == GAIA_MSG_WELCOME;
+}
+
+Test(tickets, hoarding_drops_ones_own_oldest, .init = begin, .fini = end)
+{
+	struct gaia_ioc_connect io, others, flood;
+	int sock, other;
+
+	fake_uid = 1001;
+	other = stranger(&others);
+	fake_uid = 1000;
+	sock = stranger(&io);
+	for (int i = 0; i < 20000; i++) {
+		flood = (struct gaia_ioc_connect){ .version = GAIA_PROTOCOL_VERSION };
+		cr_assert_eq(wire_ioctl(file, GAIA_IOC_CONNECT, &flood), 0);
+	}
+	cr_assert_eq(quota_use(fake_quota(), QUOTA_tickets).used, 65);
+	cr_assert_not(is_admitted(sock, &io));
+	cr_assert(is_admitted(other, &others));
 	close(sock);
+	close(other);
+}
+
+/* Who has room for one more client gets it, though he asked more often before. */
+Test(tickets, hold_a_place_that_ones_own_next_takes, .init = begin, .fini = end)
+{
+	struct gaia_ioc_connect io, next;
+	int first, second;
+	struct peer p;
+
+	quota_set_each(fake_quota(), QUOTA_clients, 2);
+	fake_uid = 1000;
+	p = join();
+	first = stranger(&io);
+	cr_assert_eq(quota_use(fake_quota(), QUOTA_clients).used, 2);
+	second = stranger(&next);
+	cr_assert_eq(quota_use(fake_quota(), QUOTA_clients).used, 2);
+	cr_assert_not(is_admitted(first, &io));
+	cr_assert(is_admitted(second, &next));
+	close(first);
+	close(second);
+	close(p.sock);
 }
 
 Test(connecting, asks_for_the_same_version, .init = begin, .fini = end)
@@ -188,16 +226,50 @@ Test(connecting, silent_strangers_keep_nobody_out, .init = begin, .fini = end)
 	close(p.sock);
 }
 
-Test(connecting, too_many_clients_are_told, .init = begin, .fini = end)
+static int ask_to_connect(uid_t uid)
 {
 	struct gaia_ioc_connect io = { .version = GAIA_PROTOCOL_VERSION };
-	static struct peer p[1024];
 
+	fake_uid = uid;
+	return wire_ioctl(file, GAIA_IOC_CONNECT, &io);
+}
+
+Test(connecting, a_user_with_too_many_clients_is_told_and_alone, .init = begin, .fini = end)
+{
+	static struct peer p[1025];
+
+	fake_uid = 1000;
 	for (int i = 0; i < 1024; i++)
 		p[i] = join();
-	cr_assert_eq(wire_ioctl(file, GAIA_IOC_CONNECT, &io), -ENFILE);
-	for (int i = 0; i < 1024; i++)
+	cr_assert_eq(ask_to_connect(1000), -EMFILE);
+	fake_uid = 1001;
+	p[1024] = join();
+	fake_uid = 0;
+	close(p[0].sock);
+	p[0] = join();
+	/* The place is free when the loop has seen the end. */
+	while (ask_to_connect(1000))
+		sched_yield();
+	for (int i = 0; i < 1025; i++)
 		close(p[i].sock);
+}
+
+Test(connecting, users_leave_root_a_reserve, .init = begin, .fini = end)
+{
+	static struct peer p[16];
+	unsigned n;
+
+	quota_cap(fake_quota(), QUOTA_clients, 16);
+	for (n = 0; n < quota_use(fake_quota(), QUOTA_clients).users; n++) {
+		fake_uid = 1000 + n;
+		p[n] = join();
+	}
+	cr_assert_eq(ask_to_connect(2000), -ENFILE);
+	for (fake_uid = 0; n < 16; n++)
+		p[n] = join();
+	cr_assert_eq(ask_to_connect(0), -ENFILE);
+	while (n > 0)
+		close(p[--n].sock);
 }
 
 /* Whatever is sent in place of @msg ends the client. */
@@ -596,6 +668,34 @@ Test(leases, mappings_are_limited, .init = begin, .fini = end)
 	leave(&p, 65536);
 }
 
+Test(leases, of_one_user_are_limited, .init = begin, .fini = end)
+{
+	struct gaia_ioc_map io = { .length = GAIA_PAGE, .prot = RW };
+	struct gaia_ioc_range none;
+	struct peer p[2], other;
+
+	quota_set_each(fake_quota(), QUOTA_mappings, 3);
+	fake_uid = 1000;
+	p[0] = join();
+	p[1] = join();
+	fake_uid = 1001;
+	other = join();
+	map(&p[0], 0, GAIA_PAGE);
+	map(&p[1], 0, GAIA_PAGE);
+	none = range(&p[1], map(&p[1], 0, GAIA_PAGE), 0, 0);
+	for (int i = 0; i < 2; i++) {
+		io.key = p[i].key;
+		cr_assert_eq(wire_ioctl(file, GAIA_IOC_MAP, &io), -EMFILE);
+	}
+	map(&other, 0, GAIA_PAGE);
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_UNMAP, &none), 0);
+	sem_wait(&fake_unmapped);
+	map(&p[0], 0, GAIA_PAGE);
+	leave(&p[1], 1);
+	leave(&p[0], 2);
+	leave(&other, 1);
+}
+
 /* ---- memory ---- */
 
 Test(grants, come_in_packets_and_the_last_is_named, .init = begin, .fini = end)
@@ -730,6 +830,149 @@ Test(revoking, without_an_answer_ends_the_client_at_once, .init = begin, .fini =
 	close(p.sock);
 }
 
+/* Answers the next REVOKE. */
+static void answer_revoke(struct peer *p)
+{
+	struct gaia_msg msg, answer = { .kind = GAIA_MSG_REVOKED, .version = GAIA_PROTOCOL_VERSION };
+	int fds[GAIA_MSG_CHUNKS];
+	unsigned n;
+
+	cr_assert_eq(wire_receive(p->sock, true, &msg, fds, &n), 0);
+	cr_assert_eq(msg.kind, GAIA_MSG_REVOKE);
+	answer.seq = msg.seq;
+	answer.map = msg.map;
+	cr_assert_eq(wire_send(p->sock, &answer), 0);
+}
+
+static void *revoke_all_in_thread(void *arg)
+{
+	return (void *)(intptr_t)fake_revoke_all(0);
+}
+
+Test(revoking, asks_all_before_it_waits_for_any, .init = begin, .fini = end)
+{
+	uint64_t timeouts = counter_value(CTR_revoke_timeouts);
+	struct peer p[6];
+	pthread_t thread;
+	void *result;
+
+	for (int i = 0; i < 6; i++) {
+		p[i] = join();
+		map(&p[i], 0, GAIA_CHUNK);
+	}
+	cr_assert_eq(pthread_create(&thread, NULL, revoke_all_in_thread, NULL), 0);
+	/* In whatever order they were asked, one of these orders of answers is another. */
+	for (int i = 0; i < 3; i++) {
+		answer_revoke(&p[i]);
+		answer_revoke(&p[5 - i]);
+	}
+	cr_assert_eq(pthread_join(thread, &result), 0);
+	cr_assert_eq((intptr_t)result, 6);
+	cr_assert_eq(counter_value(CTR_revoke_timeouts), timeouts);
+	for (int i = 0; i < 6; i++)
+		leave(&p[i], 1);
+}
+
+Test(revoking, from_six_that_are_mute_costs_one_timeout, .init = begin, .fini = end, .timeout = 60)
+{
+	struct peer p[7];
+	pthread_t thread;
+	void *result;
+
+	for (int i = 0; i < 7; i++) {
+		p[i] = join();
+		map(&p[i], 0, GAIA_CHUNK);
+	}
+	cr_assert_eq(pthread_create(&thread, NULL, revoke_all_in_thread, NULL), 0);
+	answer_revoke(&p[3]);
+	cr_assert_eq(pthread_join(thread, &result), 0);
+	cr_assert_eq((intptr_t)result, 1);
+	cr_assert_eq(counter_value(CTR_revoke_timeouts), 1);
+	for (int i = 0; i < 7; i++)
+		leave(&p[i], 1);
+}
+
+/* One that reads nothing has no room for the question, and keeps it from nobody else. */
+Test(revoking, is_not_held_up_by_a_full_socket, .init = begin, .fini = end, .timeout = 60)
+{
+	struct peer full = join(), good = join();
+	struct gaia_msg msg;
+	pthread_t thread;
+	void *result;
+
+	map(&good, 0, GAIA_CHUNK);
+	fake_fill_socket(map(&full, 0, GAIA_CHUNK));
+	cr_assert_eq(pthread_create(&thread, NULL, revoke_all_in_thread, NULL), 0);
+	answer_revoke(&good);
+	/* Now there is. */
+	do
+		cr_assert_eq(recv(full.sock, &msg, sizeof(msg), 0), (ssize_t)sizeof(msg));
+	while (msg.kind != GAIA_MSG_REVOKE);
+	msg = (struct gaia_msg){ .kind = GAIA_MSG_REVOKED, .version = GAIA_PROTOCOL_VERSION,
+				 .seq = msg.seq, .map = msg.map };
+	cr_assert_eq(wire_send(full.sock, &msg), 0);
+	cr_assert_eq(pthread_join(thread, &result), 0);
+	cr_assert_eq((intptr_t)result, 2);
+	cr_assert_eq(counter_value(CTR_revoke_timeouts), 0);
+	leave(&good, 1);
+	leave(&full, 1);
+}
+
+static atomic_bool reported;
+
+static void *report_in_thread(void *arg)
+{
+	struct gaia_ioc_report io = { .key = *(struct gaia_client_key *)arg, .what = GAIA_REPORT_STATUS };
+
+	wire_ioctl(file, GAIA_IOC_REPORT, &io);
+	reported = true;
+	return NULL;
+}
+
+/* Nor by another who waits for room in it. */
+Test(revoking, is_not_held_up_by_another_message, .init = begin, .fini = end, .timeout = 60)
+{
+	struct peer full = join(), good = join();
+	pthread_t thread, reporter;
+	void *result;
+
+	map(&good, 0, GAIA_CHUNK);
+	fake_fill_socket(map(&full, 0, GAIA_CHUNK));
+	cr_assert_eq(pthread_create(&reporter, NULL, report_in_thread, &full.key), 0);
+	fake_await_sender(full.key.id);
+	cr_assert_eq(pthread_create(&thread, NULL, revoke_all_in_thread, NULL), 0);
+	answer_revoke(&good);
+	cr_assert_not(reported);
+	close(full.sock);
+	cr_assert_eq(pthread_join(thread, &result), 0);
+	cr_assert_eq((intptr_t)result, 1);
+	cr_assert_eq(pthread_join(reporter, NULL), 0);
+	sem_wait(&fake_unmapped);
+	leave(&good, 1);
+}
+
+/* What was not asked of a client yet it cannot answer: not with the number of no message, either. */
+Test(revoking, without_a_question_has_no_answer, .init = begin, .fini = end, .timeout = 60)
+{
+	struct gaia_msg answer = { .kind = GAIA_MSG_REVOKED, .version = GAIA_PROTOCOL_VERSION };
+	struct peer full = join(), good = join();
+	pthread_t thread;
+	void *result;
+
+	map(&good, 0, GAIA_CHUNK);
+	answer.map = map(&full, 0, GAIA_CHUNK);
+	fake_fill_socket(answer.map);
+	cr_assert_eq(pthread_create(&thread, NULL, revoke_all_in_thread, NULL), 0);
+	answer_revoke(&good);
+	cr_assert_eq(wire_send(full.sock, &answer), 0);
+	cr_assert_eq(pthread_join(thread, &result), 0);
+	cr_assert_eq((intptr_t)result, 1);
+	cr_assert_eq(counter_value(CTR_revoke_timeouts), 0);
+	sem_wait(&fake_unmapped);
+	close(full.sock);
+	leave(&good, 1);
+}
+
 /* ---- looking ---- */
 
 Test(reports, say_who_is_there_and_cannot_be_changed, .init = begin, .fini = end)
@@ -762,12 +1005,78 @@ Test(reports, say_who_is_there_and_cannot_be_changed, .init = begin, .fini = end
 	leave(&p, 1);
 }
 
+/* The rows of @list in the report that @p asks for, as @uid. */
+static json_t *rows(struct peer *p, uid_t uid, const char *list)
+{
+	struct gaia_ioc_report io = { .key = p->key, .what = GAIA_REPORT_STATUS };
+	int fds[GAIA_MSG_CHUNKS];
+	struct gaia_msg msg;
+	json_t *report, *found;
+	unsigned n;
+
+	fake_uid = uid;
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_REPORT, &io), 0);
+	cr_assert_eq(wire_receive(p->sock, true, &msg, fds, &n), 0);
+	lseek(fds[0], 0, SEEK_SET);
+	report = json_loadfd(fds[0], 0, NULL);
+	close(fds[0]);
+	found = json_incref(json_object_get(report, list));
+	cr_assert_not_null(found, "%s", list);
+	json_decref(report);
+	return found;
+}
+
+static int number(json_t *rows, size_t row, const char *key)
+{
+	return (int)json_integer_value(json_object_get(json_array_get(rows, row), key));
+}
+
+Test(reports, of_other_users_are_for_root, .init = begin, .fini = end)
+{
+	struct peer a, b;
+	json_t *got;
+
+	fake_uid = 1000;
+	a = join();
+	map(&a, 0, GAIA_PAGE);
+	fake_uid = 1001;
+	b = join();
+
+	got = rows(&a, 1000, "users");
+	cr_assert_eq(json_array_size(got), 1);
+	cr_assert_eq(number(got, 0, "uid"), 1000);
+	cr_assert_eq(number(got, 0, "clients"), 1);
+	cr_assert_eq(number(got, 0, "mappings"), 1);
+	json_decref(got);
+	got = rows(&b, 1001, "clients");
+	cr_assert_eq(json_array_size(got), 1);
+	cr_assert_eq(number(got, 0, "uid"), 1001);
+	json_decref(got);
+	got = rows(&a, 1000, "limits");
+	cr_assert_eq(json_array_size(got), QUOTA_COUNT);
+	cr_assert_eq(number(got, 0, "each_user"), 1024);
+	cr_assert_null(json_object_get(json_array_get(got, 0), "present"));
+	json_decref(got);
+
+	got = rows(&a, 0, "users");
+	cr_assert_eq(json_array_size(got), 2);
+	json_decref(got);
+	got = rows(&a, 0, "clients");
+	cr_assert_eq(json_array_size(got), 2);
+	json_decref(got);
+	got = rows(&a, 0, "limits");
+	cr_assert_eq(number(got, 0, "present"), 2);
+	json_decref(got);
+	leave(&a, 1);
+	close(b.sock);
+}
+
 Test(reports, on_files_need_a_file, .init = begin, .fini = end)
 {
 	struct peer p = join();
 	struct gaia_ioc_report io = { .key = p.key, .what = GAIA_REPORT_RESIDENCY };
 
-	cr_assert_eq(control_report(fake_control(), NULL, &io), -ENODEV);
+	cr_assert_eq(control_report(fake_control(), NULL, 0, &io), -ENODEV);
 	io.what = 3;
 	cr_assert_eq(wire_ioctl(file, GAIA_IOC_REPORT, &io), -EINVAL);
 	close(p.sock);

@@ -1,0 +1,332 @@
+/*
+ * hoard.c - one user takes as much as there is: clients, tickets, connections, mappings, open directories. Root and other
+ * users go on.
+ */
+#include <linux/capability.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+
+#include "hostile.h"
+
+static void root_is_served(void)
+{
+	int fd = open(mnt.path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	char word[16];
+	struct raw r;
+
+	cr_assert_geq(fd, 0, "%s", strerror(errno));
+	cr_assert(raw_connect(fd, &r), "%s", strerror(errno));
+	close(r.sock);
+	close(fd);
+	cr_assert_eq(mnt_says(&mnt, "cpu_cache", word), 0);
+	fd = open(mnt_file(&mnt, "new"), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	cr_assert_geq(fd, 0, "%s", strerror(errno));
+	close(fd);
+	cr_assert_eq(unlink(mnt_file(&mnt, "new")), 0);
+}
+
+static int one_connects(void *arg)
+{
+	struct raw r;
+	int fd;
+
+	(void)arg;
+	child_become(SOMEBODY, SOMEBODY);
+	fd = open(mnt.path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	CHILD_CHECK(fd >= 0);
+	CHILD_CHECK(raw_connect(fd, &r));
+	return 0;
+}
+
+static void others_are_served(void)
+{
+	root_is_served();
+	cr_assert_eq(child_run(one_connects, NULL), 0);
+}
+
+/* ---- clients ---- */
+
+static int take_clients(void *arg)
+{
+	struct raw r;
+	int fd;
+
+	(void)arg;
+	child_become(NOBODY, NOBODY);
+	hostile_raise_limit();
+	fd = open(mnt.path, O_RDONLY | O_DIRECTORY);
+	while (shared->count < 6000 && raw_connect(fd, &r))
+		shared->count++;
+	shared->error = errno;
+	hostile_keep();
+}
+
+EACH_WAY_BARE(hoard, clients)
+{
+	pid_t pid;
+
+	hostile_start(NULL);
+	pid = hostile_attack(take_clients);
+	cr_assert_eq(shared->error, EMFILE, "%d clients, then %s", shared->count, strerror(shared->error));
+	others_are_served();
+	child_kill(pid);
+}
+
+/* ---- tickets, and connections that say nothing ---- */
+
+static void *ask_for_tickets(void *arg)
+{
+	int fd = *(int *)arg;
+
+	for (;;) {
+		struct gaia_ioc_connect io = { .version = GAIA_PROTOCOL_VERSION };
+
+		ioctl(fd, GAIA_IOC_CONNECT, &io);
+		hostile_add(&shared->count);
+	}
+	return NULL;
+}
+
+#define FLOODERS 16
+
+static int flood_with_tickets(void *arg)
+{
+	pthread_t thread;
+	int fd;
+
+	(void)arg;
+	child_become(NOBODY, NOBODY);
+	fd = open(mnt.path, O_RDONLY | O_DIRECTORY);
+	for (int i = 0; i < FLOODERS; i++)
+		CHILD_CHECK(!pthread_create(&thread, NULL, ask_for_tickets, &fd));
+	hostile_keep();
+}
+
+/* So many tickets were given out since. */
+static void wait_for(int more)
+{
+	int since = shared->count;
+
+	while (shared->count - since < more)
+		usleep(1000);
+}
+
+EACH_WAY_BARE(hoard, tickets)
+{
+	pid_t pid;
+	int fd;
+
+	hostile_start(NULL);
+	pid = hostile_attack(flood_with_tickets);
+	fd = open(mnt.path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	for (int i = 0; i < 20; i++) {
+		uint8_t ticket[16];
+		int sock = raw_socket(fd, ticket);
+		struct gaia_msg msg = raw_hello(ticket);
+
+		cr_assert_geq(sock, 0, "%s", strerror(errno));
+		/* One who is slow to say hello. */
+		wait_for(1000);
+		cr_assert_eq(send(sock, &msg, sizeof(msg), MSG_NOSIGNAL), (ssize_t)sizeof(msg));
+		cr_assert(raw_receive(sock, &msg, NULL), "turned away after 1000 tickets of another's");
+		close(sock);
+	}
+	close(fd);
+	others_are_served();
+	child_kill(pid);
+}
+
+static int connect_and_say_nothing(void *arg)
+{
+	uint8_t ticket[16];
+	int fd, sock;
+
+	(void)arg;
+	child_become(NOBODY, NOBODY);
+	hostile_raise_limit();
+	fd = open(mnt.path, O_RDONLY | O_DIRECTORY);
+	for (int n = 0; getppid() > 1; n++) {
+		sock = raw_socket(fd, ticket);
+		if (n == 200)
+			gate_open(ready);
+		/* The last hundred stay open. */
+		if (sock < 0)
+			continue;
+		dup3(sock, 1000 + n % 100, O_CLOEXEC);
+		close(sock);
+		hostile_add(&shared->count);
+	}
+	return 0;
+}
+
+EACH_WAY_BARE(hoard, connections)
+{
+	pid_t pid;
+	int fd;
+
+	hostile_start(NULL);
+	pid = hostile_attack(connect_and_say_nothing);
+	fd = open(mnt.path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	for (int i = 0; i < 20; i++) {
+		uint8_t ticket[16];
+		int sock = raw_socket(fd, ticket);
+		struct gaia_msg msg = raw_hello(ticket);
+
+		cr_assert_geq(sock, 0, "%s", strerror(errno));
+		wait_for(100);
+		cr_assert_eq(send(sock, &msg, sizeof(msg), MSG_NOSIGNAL), (ssize_t)sizeof(msg));
+		cr_assert(raw_receive(sock, &msg, NULL), "turned away after 100 connections of another's");
+		close(sock);
+	}
+	close(fd);
+	others_are_served();
+	child_kill(pid);
+}
+
+/* ---- mappings ---- */
+
+static int take_mappings(void *arg)
+{
+	struct gaia_ioc_map io = { .length = GAIA_PAGE, .prot = GAIA_PROT_READ };
+	struct raw r = { .sock = -1 };
+	int fd;
+
+	(void)arg;
+	child_become(NOBODY, NOBODY);
+	fd = open(mnt_file(&mnt, "f"), O_RDONLY);
+	CHILD_CHECK(raw_connect(fd, &r));
+	io.key = r.key;
+	while (shared->count < 70000 && !ioctl(fd, GAIA_IOC_MAP, &io))
+		shared->count++;
+	shared->error = errno;
+	hostile_keep();
+}
+
+EACH_WAY_BARE(hoard, mappings)
+{
+	struct raw r;
+	pid_t pid;
+	int fd;
+
+	hostile_start(NULL);
+	fd = hostile_file("f", GAIA_CHUNK);
+	pid = hostile_attack(take_mappings);
+	cr_assert_eq(shared->error, EMFILE, "%d mappings, then %s", shared->count, strerror(shared->error));
+	/* Of the very file. */
+	r = raw_client(fd);
+	raw_map(fd, &r, GAIA_PAGE, GAIA_PROT_READ | GAIA_PROT_WRITE);
+	close(r.sock);
+	close(fd);
+	others_are_served();
+	child_kill(pid);
+}
+
+/* ---- directories ---- */
+
+static int take_directories(void *arg)
+{
+	(void)arg;
+	child_become(NOBODY, NOBODY);
+	while (shared->count < 4000 && open(mnt.path, O_RDONLY | O_DIRECTORY) >= 0)
+		shared->count++;
+	shared->error = errno;
+	hostile_keep();
+}
+
+static void start_with_few_descriptors(void)
+{
+	struct rlimit few = { 3000, 3000 };
+
+	if (!geteuid()) {
+		/* Else the daemon raises it again, as it does where it can. */
+		cr_assert_eq(prctl(PR_CAPBSET_DROP, CAP_SYS_RESOURCE), 0);
+		cr_assert_eq(setrlimit(RLIMIT_NOFILE, &few), 0);
+	}
+	hostile_start(NULL);
+}
+
+EACH_WAY_BARE(hoard, directories)
+{
+	pid_t pid;
+
+	start_with_few_descriptors();
+	cr_assert_eq(mkdir(mnt_file(&mnt, "d"), 0755), 0);
+	pid = hostile_attack(take_directories);
+	others_are_served();
+	cr_assert_eq(shared->error, EMFILE, "%d directories, then %s", shared->count, strerror(shared->error));
+	cr_assert_lt(shared->count, 2900, "the attacker's own limit ended it");
+	child_kill(pid);
+}
+/* ---- files without a name: each keeps a descriptor of the daemon's as long as anybody has it ---- */
+
+#define HOARDERS 4
+
+/* Files that are open by O_PATH only: the file system does not hear of such opens. */
+static void take_nameless_files(int hoarder)
+{
+	char name[32];
+	int fd;
+
+	for (int n = 0; n < 2500; n++) {
+		snprintf(name, sizeof(name), "open/%d-%d", hoarder, n);
+		fd = open(mnt_file(&mnt, name), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+		if (fd < 0) {
+			shared->error = errno;
+			break;
+		}
+		if (open(mnt_file(&mnt, name), O_PATH | O_CLOEXEC) < 0 || unlink(mnt_file(&mnt, name)))
+			break;
+		close(fd);
+		hostile_add(&shared->count);
+	}
+	hostile_keep();
+}
+
+static int take_nameless_files_by_four(void *arg)
+{
+	(void)arg;
+	child_become(NOBODY, NOBODY);
+	hostile_raise_limit();
+	for (int i = 1; i < HOARDERS; i++) {
+		pid_t parent = getpid();
+
+		if (fork())
+			continue;
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		if (getppid() == parent)
+			take_nameless_files(i);
+		_exit(1);
+	}
+	take_nameless_files(0);
+	return 0;
+}
+
+static int one_makes_files(void *arg)
+{
+	int fd;
+
+	(void)arg;
+	child_become(SOMEBODY, SOMEBODY);
+	while ((fd = open(mnt_file(&mnt, "open/again"), O_RDWR | O_CREAT, 0600)) < 0)
+		usleep(1000);
+	return unlink(mnt_file(&mnt, "open/again"));
+}
+
+EACH_WAY_BARE(hoard, nameless_files)
+{
+	pid_t pid;
+
+	start_with_few_descriptors();
+	cr_assert_eq(mkdir(mnt_file(&mnt, "open"), 0755), 0);
+	cr_assert_eq(chmod(mnt_file(&mnt, "open"), 01777), 0);
+	pid = hostile_attack(take_nameless_files_by_four);
+	for (int i = 1; i < HOARDERS; i++)
+		cr_assert(gate_pass(ready));
+	others_are_served();
+	cr_assert_eq(shared->error, ENFILE, "%d files, then %s", shared->count, strerror(shared->error));
+	child_kill(pid);
+	/* They are given back with their files. */
+	cr_assert_eq(child_run(one_makes_files, NULL), 0);
+}

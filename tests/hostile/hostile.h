@@ -1,0 +1,86 @@
+/*
+ * hostile.h - a mount of root's, and nobody, who attacks it.
+ */
+#ifndef GAIA_TESTS_HOSTILE_H
+#define GAIA_TESTS_HOSTILE_H
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "child.h"
+#include "raw_client.h"
+#include "ways.h"
+
+#define NOBODY 65534
+#define SOMEBODY 65533 /* another user, who does no harm */
+
+/* What attacker and test both see; each test says what of. */
+static volatile struct shared {
+	int count, more;
+	int error;
+	bool stop;
+} *shared;
+
+static struct gate ready; /* opened by the attacker */
+
+/* First thing in a test, which is an EACH_WAY_BARE(). */
+static inline void hostile_start(const char *const *args)
+{
+	if (geteuid())
+		WAY_SKIP("needs root, to be another user as well");
+	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	cr_assert_neq(shared, MAP_FAILED);
+	ready = gate_make();
+	way_start(args);
+}
+
+/* Run the attacker, which becomes nobody by itself, until it is ready. */
+static inline pid_t hostile_attack(int (*fn)(void *))
+{
+	pid_t pid = child_start(fn, NULL);
+
+	cr_assert(gate_pass(ready), "the attacker is not ready");
+	return pid;
+}
+
+static inline void hostile_add(volatile int *n)
+{
+	__atomic_fetch_add(n, 1, __ATOMIC_SEQ_CST);
+}
+
+/* The attacker's: keep what was taken until the test kills us. */
+static inline _Noreturn void hostile_keep(void)
+{
+	gate_open(ready);
+	for (;;)
+		pause();
+}
+
+/* A file of root's on the mount that all may read. */
+static inline int hostile_file(const char *name, size_t size)
+{
+	int fd = open(mnt_file(&mnt, name), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+
+	cr_assert_geq(fd, 0, "%s: %s", name, strerror(errno));
+	cr_assert_eq(ftruncate(fd, (off_t)size), 0);
+	return fd;
+}
+
+/* As many descriptors as one can have. */
+static inline void hostile_raise_limit(void)
+{
+	struct rlimit r;
+
+	getrlimit(RLIMIT_NOFILE, &r);
+	r.rlim_cur = r.rlim_max;
+	setrlimit(RLIMIT_NOFILE, &r);
+}
+
+#endif

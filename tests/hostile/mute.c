@@ -1,0 +1,230 @@
+/*
+ * mute.c - clients that never answer when they are to give memory up, and acquires that wait for that memory. What does not
+ * need that memory goes on meanwhile: releases, and whoever asks for the state of the mount.
+ */
+#include <dirent.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+
+#include "gaia/client.h"
+#include "hostile.h"
+#include "report.h"
+
+#define MUTE 6
+#define FLOOD 200
+#define FLOOD_BYTES (4ul * GAIA_CHUNK)
+
+static int open_to_read(const char *name)
+{
+	int fd = open(mnt_file(&mnt, name), O_RDONLY | O_CLOEXEC);
+
+	CHILD_CHECK(fd >= 0);
+	return fd;
+}
+
+/* A client who was given the file's first chunk, and holds nothing of it. Its socket. */
+static int mute_client(int fd)
+{
+	struct gaia_ioc_map map = { .length = GAIA_CHUNK, .prot = GAIA_PROT_READ };
+	struct gaia_ioc_range io;
+	struct gaia_msg grant;
+	struct raw r = { .sock = -1 };
+
+	CHILD_CHECK(raw_connect(fd, &r));
+	map.key = r.key;
+	CHILD_CHECK(!ioctl(fd, GAIA_IOC_MAP, &map));
+	io = raw_range(&r, map.map, GAIA_PAGE, GAIA_PROT_READ);
+	CHILD_CHECK(!ioctl(fd, GAIA_IOC_ACQUIRE, &io));
+	io.prot = io.seq = 0;
+	CHILD_CHECK(!ioctl(fd, GAIA_IOC_RELEASE, &io));
+	CHILD_CHECK(raw_receive(r.sock, &grant, NULL) && grant.kind == GAIA_MSG_GRANT);
+	return r.sock;
+}
+
+/* Until the test has ended: note who is asked for memory, and say nothing. */
+static void listen_to(struct pollfd *p)
+{
+	struct gaia_msg msg;
+
+	for (;;) {
+		poll(p, MUTE, -1);
+		for (int i = 0; i < MUTE; i++) {
+			if (!p[i].revents)
+				continue;
+			if (raw_receive(p[i].fd, &msg, NULL) && msg.kind == GAIA_MSG_REVOKE)
+				hostile_add(&shared->more);
+			else
+				p[i].fd = -1;
+		}
+	}
+}
+
+/* ---- clients that are mute ---- */
+
+static int share_a_chunk_and_be_mute(void *arg)
+{
+	struct pollfd p[MUTE];
+	int fd;
+
+	(void)arg;
+	child_become(NOBODY, NOBODY);
+	fd = open_to_read("shared");
+	for (int i = 0; i < MUTE; i++)
+		p[i] = (struct pollfd){ .fd = mute_client(fd), .events = POLLIN };
+	gate_open(ready);
+	listen_to(p);
+	return 0;
+}
+
+/* However many share it. */
+EACH_WAY_BARE(mute, clients_of_a_chunk_cost_one_timeout)
+{
+	static const char *const args[] = { "--device", "sim:8M", NULL };
+	unsigned char *p;
+	pid_t pid;
+	int fd;
+
+	hostile_start(args);
+	close(hostile_file("shared", GAIA_CHUNK));
+	pid = hostile_attack(share_a_chunk_and_be_mute);
+	fd = hostile_file("all", FLOOD_BYTES);
+	p = gaia_mmap(FLOOD_BYTES, PROT_READ | PROT_WRITE, fd, 0, 0);
+	cr_assert_neq(p, MAP_FAILED, "%s", strerror(errno));
+	cr_assert_eq(gaia_acquire(p, FLOOD_BYTES, PROT_READ | PROT_WRITE), 0, "%s", strerror(errno));
+	cr_assert_eq(shared->more, MUTE);
+	cr_assert_eq(STATUS("counters", "revoke_timeouts"), 1);
+	cr_assert_eq(gaia_munmap(p, FLOOD_BYTES), 0);
+	close(fd);
+	child_kill(pid);
+}
+
+/* ---- and acquires behind them ---- */
+
+struct flood {
+	int fd;
+	struct gaia_ioc_range io;
+};
+
+static void *acquire(void *arg)
+{
+	const struct flood *f = arg;
+	struct gaia_ioc_range io = f->io;
+
+	ioctl(f->fd, GAIA_IOC_ACQUIRE, &io);
+	hostile_add(&shared->count);
+	return NULL;
+}
+
+static int be_mute_and_flood(void *arg)
+{
+	struct gaia_ioc_map map = { .length = FLOOD_BYTES, .prot = GAIA_PROT_READ };
+	struct pollfd p[MUTE];
+	struct raw r = { .sock = -1 };
+	struct flood f;
+	pthread_t thread;
+	char name[8];
+
+	(void)arg;
+	child_become(NOBODY, NOBODY);
+	/* Each with a chunk of his own: one after the other is asked, and they keep the flood waiting. */
+	for (int i = 0; i < MUTE; i++) {
+		snprintf(name, sizeof(name), "m%d", i);
+		p[i] = (struct pollfd){ .fd = mute_client(open_to_read(name)), .events = POLLIN };
+	}
+	f.fd = open_to_read("wanted");
+	CHILD_CHECK(raw_connect(f.fd, &r));
+	map.key = r.key;
+	CHILD_CHECK(!ioctl(f.fd, GAIA_IOC_MAP, &map));
+	f.io = raw_range(&r, map.map, FLOOD_BYTES, GAIA_PROT_READ);
+	for (int i = 0; i < FLOOD; i++)
+		CHILD_CHECK(!pthread_create(&thread, NULL, acquire, &f));
+	gate_open(ready);
+	listen_to(p);
+	return 0;
+}
+
+/* Threads of a process that are in an ioctl(2). */
+static int threads_in_ioctl(pid_t pid)
+{
+	char path[300], word[16];
+	struct dirent *e;
+	int n = 0;
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%d/task", pid);
+	dir = opendir(path);
+	cr_assert_not_null(dir);
+	while ((e = readdir(dir))) {
+		FILE *f;
+
+		snprintf(path, sizeof(path), "/proc/%d/task/%s/syscall", pid, e->d_name);
+		f = e->d_name[0] == '.' ? NULL : fopen(path, "re");
+		if (!f)
+			continue;
+		n += fscanf(f, "%15s", word) == 1 && atoi(word) == SYS_ioctl && *word != 'r';
+		fclose(f);
+	}
+	closedir(dir);
+	return n;
+}
+
+static struct gate go;
+
+/* Of the same user, in which he differs from root: no thread is kept for him. */
+static int hold_and_release(void *arg)
+{
+	unsigned char *p;
+	int fd;
+
+	(void)arg;
+	child_become(NOBODY, NOBODY);
+	fd = open_to_read("his");
+	p = gaia_mmap(GAIA_PAGE, PROT_READ, fd, 0, 0);
+	CHILD_CHECK(p != MAP_FAILED);
+	CHILD_CHECK(!gaia_acquire(p, GAIA_PAGE, PROT_READ));
+	gate_open(ready);
+	CHILD_CHECK(gate_pass(go));
+	CHILD_CHECK(!gaia_release(p, GAIA_PAGE));
+	return 0;
+}
+
+EACH_WAY_BARE(mute, clients_and_a_flood_of_acquires_hold_up_no_release)
+{
+	static const char *const args[] = { "--device", "sim:16M", NULL };
+	char name[8], word[16];
+	unsigned char *p;
+	pid_t pid, other;
+	int fd;
+
+	hostile_start(args);
+	go = gate_make();
+	for (int i = 0; i < MUTE; i++) {
+		snprintf(name, sizeof(name), "m%d", i);
+		close(hostile_file(name, GAIA_CHUNK));
+	}
+	close(hostile_file("wanted", FLOOD_BYTES));
+	close(hostile_file("his", GAIA_PAGE));
+	other = hostile_attack(hold_and_release);
+	fd = hostile_file("roots", GAIA_CHUNK);
+	p = gaia_mmap(GAIA_CHUNK, PROT_READ | PROT_WRITE, fd, 0, 0);
+	cr_assert_neq(p, MAP_FAILED, "%s", strerror(errno));
+	cr_assert_eq(gaia_acquire(p, GAIA_CHUNK, PROT_READ | PROT_WRITE), 0, "%s", strerror(errno));
+
+	pid = hostile_attack(be_mute_and_flood);
+	while (!shared->more || threads_in_ioctl(pid) < FLOOD)
+		usleep(1000);
+	p[5000] = 'r';
+	cr_assert_eq(gaia_release(p, GAIA_CHUNK), 0, "%s", strerror(errno));
+	cr_assert_eq(mnt_says(&mnt, "cpu_cache", word), 0);
+	gate_open(go);
+	cr_assert_eq(child_wait(other), 0);
+	cr_assert_eq(shared->count, 0, "%d acquires of the flood were done before a release", shared->count);
+	cr_assert_eq(pread(fd, word, 1, 5000), 1);
+	cr_assert_eq(word[0], 'r');
+	cr_assert_eq(shared->count, 0);
+	child_kill(pid);
+	cr_assert_eq(gaia_munmap(p, GAIA_CHUNK), 0);
+	close(fd);
+}
