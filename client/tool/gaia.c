@@ -53,6 +53,8 @@ int fail_on(const char *path, int err)
 		return fail("%s: the mount's daemon is of another version than this tool (" GAIA_VERSION ")", path);
 	case ENODEV:
 		return fail("%s: not a regular file, or no such device", path);
+	case EPERM:
+		return fail("%s: that is for who may write it, and for root", path);
 	case EMFILE:
 		return fail("%s: this user has as many clients or open directories there as a user may (gaiafs --user-limit)", path);
 	case ENFILE:
@@ -176,6 +178,24 @@ static int residency_command(const struct args *a)
 
 /* ---- orders ---- */
 
+/*
+ * An order, by a descriptor that allows writing only if the daemon asks for one: where CPU programs read and write past the
+ * daemon, an open for writing costs the device programs a comparison.
+ */
+static int order(int *fd, const char *path, unsigned long cmd, struct gaia_ioc_file *io)
+{
+	int err = wire_ioctl(*fd, cmd, io), writable;
+
+	if (err != -EPERM)
+		return err;
+	writable = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC);
+	if (writable < 0)
+		return err;
+	close(*fd);
+	*fd = writable;
+	return wire_ioctl(*fd, cmd, io);
+}
+
 static int flush_command(const struct args *a)
 {
 	struct gaia_ioc_file io = { 0 };
@@ -189,18 +209,18 @@ static int flush_command(const struct args *a)
 	if (!err)
 		err = wire_push(fd, 0, 0);
 	if (!err)
-		err = wire_ioctl(fd, GAIA_IOC_FLUSH, &io);
+		err = order(&fd, a->path, GAIA_IOC_FLUSH, &io);
 	close(fd);
 	return err ? fail_on(a->path, err) : EXIT_OK;
 }
 
-static int evict_from(int fd, const struct args *a, uint32_t from)
+static int evict_from(int *fd, const struct args *a, uint32_t from)
 {
 	struct gaia_ioc_file io = { .offset = a->offset, .length = a->length, .from = from };
 	char memory[32] = "home memory";
 	int err;
 
-	err = wire_ioctl(fd, GAIA_IOC_EVICT, &io);
+	err = order(fd, a->path, GAIA_IOC_EVICT, &io);
 	if (!err)
 		return EXIT_OK;
 	if (from != GAIA_FROM_HOME)
@@ -225,12 +245,12 @@ static int evict_command(const struct args *a)
 	if (err) {
 		status = fail_on(a->path, err);
 	} else if (a->from_given) {
-		status = evict_from(fd, a, a->from);
+		status = evict_from(&fd, a, a->from);
 	} else {
 		for (uint32_t i = 0; i < io.total && !status; i++)
-			status = evict_from(fd, a, i);
+			status = evict_from(&fd, a, i);
 		if (!status)
-			status = evict_from(fd, a, GAIA_FROM_HOME);
+			status = evict_from(&fd, a, GAIA_FROM_HOME);
 	}
 	close(fd);
 	return status;

@@ -66,7 +66,8 @@ struct ioctl_job {
 	union ioctl_arg arg;
 };
 
-static int file_range(struct ioctl_job *job)
+/* Orders, by who may write the file: what is taken from memory costs all who use it. */
+static int file_range(struct ioctl_job *job, int access)
 {
 	struct gaia_ioc_file *io = &job->arg.file;
 	struct cfile *f = job->handle->cfile;
@@ -74,6 +75,8 @@ static int file_range(struct ioctl_job *job)
 
 	if (!f)
 		return -ENODEV;
+	if (access == O_RDONLY && !quota_is_owner(job->fs->config.quota, job->uid))
+		return -EPERM;
 	if (io->reserved || io->offset > INT64_MAX)
 		return -EINVAL;
 	if (!length)
@@ -132,7 +135,7 @@ static int carry_out(struct ioctl_job *job)
 		return control_report(ctl, f, job->uid, &job->arg.report);
 	case GAIA_IOC_FLUSH:
 	case GAIA_IOC_EVICT:
-		return file_range(job);
+		return file_range(job, access);
 	}
 	return -ENOTTY;
 }

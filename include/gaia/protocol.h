@@ -154,6 +154,7 @@ struct gaia_ioc_report {
 #define GAIA_IOC_RELEASE _IOWR(GAIA_IOC_MAGIC, 6, struct gaia_ioc_range)
 #define GAIA_IOC_SYNC _IOWR(GAIA_IOC_MAGIC, 7, struct gaia_ioc_range)
 #define GAIA_IOC_ADVISE _IOWR(GAIA_IOC_MAGIC, 8, struct gaia_ioc_range)
+/* EPERM: the descriptor does not allow writing, and the caller is neither root nor the daemon's user. */
 #define GAIA_IOC_FLUSH _IOWR(GAIA_IOC_MAGIC, 9, struct gaia_ioc_file)
 #define GAIA_IOC_EVICT _IOWR(GAIA_IOC_MAGIC, 10, struct gaia_ioc_file)
 #define GAIA_IOC_REPORT _IOWR(GAIA_IOC_MAGIC, 11, struct gaia_ioc_report)
