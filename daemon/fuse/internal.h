@@ -99,6 +99,7 @@ struct inode {
 	bool never_passed;   /* the kernel does not pass it through, and never has */
 	bool device_asked;   /* whether the next is known */
 	bool for_devices;    /* a device maps the file, or has */
+	bool device_noted;   /* in the source */
 };
 TAILQ_HEAD(inode_list, inode);
 
@@ -328,7 +329,8 @@ int passthrough_open(fuse_req_t req, struct handle *h, struct fuse_file_info *fi
 /* Before handle_close(), as far as the kernel still knows the handle. */
 void passthrough_release(fuse_req_t req, struct handle *h);
 /* A device has mapped the file. A worker. */
-void passthrough_mapped(struct inode *inode);
+/* @may_write: by a descriptor that allows writing. What who may only read does leaves no trace in the source. */
+void passthrough_mapped(struct inode *inode, bool may_write);
 /* A device is about to acquire some of it. A worker. */
 void passthrough_acquire(struct inode *inode);
 /* CREATE has it open as @fd below: before it is opened. */

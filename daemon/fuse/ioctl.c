@@ -99,7 +99,7 @@ static int map_contents(struct ioctl_job *job, int access)
 			  access != O_RDONLY, io);
 	/* What cannot write releases nothing that the kernel must drop; and its mount may be read-only. */
 	if (!err)
-		passthrough_mapped(job->handle->inode);
+		passthrough_mapped(job->handle->inode, access != O_RDONLY);
 	io->release = job->fs->writeback || !(io->prot & GAIA_PROT_WRITE) ?
 			      GAIA_RELEASE_BY_IOCTL :
 			      GAIA_RELEASE_BY_XATTR;

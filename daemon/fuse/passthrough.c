@@ -129,6 +129,7 @@ static void expect_changes(struct inode *inode, int flags)
 static void note_for_devices(struct inode *inode, ssize_t size)
 {
 	inode->device_asked = true;
+	inode->device_noted |= size >= 0;
 	inode->for_devices |= size >= 0;
 }
 
@@ -249,25 +250,27 @@ void passthrough_release(fuse_req_t req, struct handle *h)
 	pthread_mutex_unlock(&inode->lock);
 }
 
-void passthrough_mapped(struct inode *inode)
+void passthrough_mapped(struct inode *inode, bool may_write)
 {
-	bool news;
+	bool news, note;
 	int fd;
 
 	if (!inode->fs->passthrough)
 		return;
 	pthread_mutex_lock(&inode->lock);
 	news = !inode->for_devices;
+	note = may_write && !inode->device_noted;
 	inode->for_devices = true;
+	inode->device_noted |= note;
 	pthread_mutex_unlock(&inode->lock);
-	fd = news ? inode_fd_get(inode) : -1;
-	if (fd < 0)
-		return;
-	/* Where it cannot be noted it is forgotten with the inode. */
-	if (setxattr(fd_path(fd).text, XATTR_DEVICE, "", 0, 0))
+	/* Where it is not noted it is forgotten with the inode. */
+	fd = note ? inode_fd_get(inode) : -1;
+	if (fd >= 0 && setxattr(fd_path(fd).text, XATTR_DEVICE, "", 0, 0))
 		log_debug("noting that devices use a file: %s", strerror(errno));
-	inode_fd_put(inode);
-	invalidate(inode, -1, 0);
+	if (fd >= 0)
+		inode_fd_put(inode);
+	if (news || note)
+		invalidate(inode, -1, 0);
 }
 
 void passthrough_failed(struct handle *h)
@@ -335,7 +338,7 @@ void passthrough_release(fuse_req_t req, struct handle *h)
 {
 }
 
-void passthrough_mapped(struct inode *inode)
+void passthrough_mapped(struct inode *inode, bool may_write)
 {
 }
 

@@ -234,6 +234,32 @@ AUTO_WAY_BARE(fs_passthrough, files_of_devices_are_remembered_across_mounts)
 	close(fd);
 }
 
+/* Nor is there a trace in the source of who may only read. */
+AUTO_WAY_BARE(fs_passthrough, files_that_are_only_read_by_devices_are_not_marked)
+{
+	struct stat before, after;
+	unsigned char *p;
+	int fd;
+
+	start();
+	cr_assert_eq(fstatat(mnt.backing_fd, "f", &before, 0), 0);
+	fd = openat(both_root[ON_MOUNT], "f", O_RDONLY);
+	p = gaia_mmap(SIZE, PROT_READ, fd, 0, 0);
+	cr_assert_neq(p, MAP_FAILED);
+	cr_assert_eq(gaia_acquire(p, SIZE, PROT_READ), 0);
+	cr_assert_eq(gaia_release(p, SIZE), 0);
+	cr_assert_eq(gaia_munmap(p, SIZE), 0);
+	close(fd);
+	cr_assert_eq(fstatat(mnt.backing_fd, "f", &after, 0), 0);
+	cr_assert_eq(before.st_ctim.tv_sec, after.st_ctim.tv_sec);
+	cr_assert_eq(before.st_ctim.tv_nsec, after.st_ctim.tv_nsec);
+	/* Who may write marks it, though it is known for a device's file already. */
+	show_to_device("f");
+	way_unmount();
+	way_remount();
+	cr_assert(!in_passthrough("f"));
+}
+
 /*
  * posix_fadvise(2) has the kernel read into pages that it does not look at, nor drop when the file changes, before the file
  * is cached. An open in passthrough would drop them: so nothing here opens the file between.
