@@ -77,6 +77,7 @@ struct cuda_mapping {
 
 	/* turns_lock. */
 	uint32_t awaited[CUDA_FLAGS]; /* what was last waited for there */
+	uint32_t reached[CUDA_FLAGS]; /* what was last written there; stays when the page has gone */
 	uint64_t taken[CUDA_FLAGS / 64];
 
 	/* Whoever has the mapping busy; in the end, whoever has forgotten it. */

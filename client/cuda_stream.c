@@ -75,6 +75,7 @@ static void write_flag(struct turn *turn)
 	struct cuda_mapping *c = turn->m->own;
 
 	__atomic_store_n(&c->flag[t->flag], t->value, __ATOMIC_RELEASE);
+	c->reached[t->flag] = t->value;
 	c->taken[t->flag / 64] &= ~(1ull << (t->flag % 64));
 }
 
@@ -113,16 +114,17 @@ static void CUDA_CB stream_is_here(void *arg)
 }
 
 /* The stream cannot wait: so we do. */
-static int wait_here(struct conn *conn, CUstream stream, const uint32_t *flag, uint32_t value)
+static int wait_here(struct mapping *m, CUstream stream, unsigned flag, uint32_t value)
 {
+	const struct cuda_mapping *c = m->own;
 	CUresult r = cuda_api.StreamSynchronize(stream);
 
 	/* In a broken context it may never come to be ready. */
 	if (r)
 		return cuda_errno(r);
 	pthread_mutex_lock(&turns_lock);
-	while ((int32_t)(*flag - value) < 0)
-		pthread_cond_wait(&conn->turns.changed, &turns_lock);
+	while ((int32_t)(c->reached[flag] - value) < 0)
+		pthread_cond_wait(&m->conn->turns.changed, &turns_lock);
 	pthread_mutex_unlock(&turns_lock);
 	return 0;
 }
@@ -134,7 +136,8 @@ static int queue_turn(struct mapping *m, const struct gaia_ioc_range *io, bool r
 	struct cuda_turn *t = calloc(1, sizeof(*t));
 	struct cuda_mapping *c = m->own;
 	CUdeviceptr word;
-	uint32_t *flag, value;
+	unsigned flag;
+	uint32_t value;
 	CUresult r;
 	int err;
 
@@ -149,7 +152,7 @@ static int queue_turn(struct mapping *m, const struct gaia_ioc_range *io, bool r
 	pthread_mutex_unlock(&turns_lock);
 	if (err)
 		goto free_turn;
-	flag = &c->flag[t->flag];
+	flag = t->flag;
 	word = c->flag_dev + t->flag * sizeof(*c->flag);
 	value = t->value;
 
@@ -160,7 +163,7 @@ static int queue_turn(struct mapping *m, const struct gaia_ioc_range *io, bool r
 	}
 	/* From here on the turn is not ours. */
 	r = cuda_api.StreamWaitValue32(stream, word, value, CU_STREAM_WAIT_VALUE_GEQ);
-	return r ? wait_here(m->conn, stream, flag, value) : 0;
+	return r ? wait_here(m, stream, flag, value) : 0;
 
 take_back:
 	pthread_mutex_lock(&turns_lock);
