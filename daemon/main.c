@@ -362,12 +362,14 @@ static void announce_home(const struct daemon *d)
 
 	if (!home)
 		return;
-	log_info("home memory: %llu MiB, a quarter of %s%s (%llu MiB)%s", (unsigned long long)home >> 20,
-		 d->memory.from[0] ? "the limit in " : "the machine's memory", d->memory.from,
-		 (unsigned long long)d->memory.bytes >> 20,
-		 home == DEFAULT_HOME_MAX ? ", 4 GiB at most" :
-		 home == CACHE_HOME_MIN	  ? ", 8 MiB at least" :
-					    "");
+	/* News only where a limit makes it less than usual. */
+	log_at(d->memory.from[0] && home < DEFAULT_HOME_MAX ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG,
+	       "home memory: %llu MiB, a quarter of %s%s (%llu MiB)%s", (unsigned long long)home >> 20,
+	       d->memory.from[0] ? "the limit in " : "the machine's memory", d->memory.from,
+	       (unsigned long long)d->memory.bytes >> 20,
+	       home == DEFAULT_HOME_MAX ? ", 4 GiB at most" :
+	       home == CACHE_HOME_MIN	? ", 8 MiB at least" :
+					  "");
 }
 
 static int start_cache(struct daemon *d)
