@@ -49,6 +49,7 @@
 #define SEND_TIMEOUT_NS 5000000000ull
 #define REVOKE_TIMEOUT_NS 5000000000ull
 #define REVOKE_LOOK_NS 100000000ull /* between looks at clients that take their time */
+#define REVOKE_LOOK_MOST_NS 5000000ull /* that such a look takes */
 #define REVOKE_RETRY_NS 1000000ull /* while there is no room in a client's socket, or others are sending */
 
 /*
