@@ -255,8 +255,8 @@ void inode_table_destroy(struct fs *fs);
 int inode_enter(struct fs *fs, int fd, struct inode *parent, const char *name, struct inode **out,
 		struct stat *st);
 /*
- * Before a request of @uid's that may enter one: 0; -ENFILE: files without a name, whose descriptors cannot be closed as
- * long as anybody has them, have taken all but what is for the owners of the mount.
+ * Before a request of @uid's that makes a file or takes a name from one: 0; -ENFILE: files without a name, whose
+ * descriptors cannot be closed as long as anybody has them, have taken all but what is for the owners of the mount.
  */
 int inode_room(struct fs *fs, uid_t uid);
 void inode_forget(struct inode *inode, uint64_t n);

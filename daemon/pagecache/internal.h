@@ -284,8 +284,10 @@ struct pin {
 	struct page_span span;
 	bool taken;		/* the acquire has come, and is under way */
 	uint64_t first, n;	/* chunks of the file */
-	unsigned n_beyond;	/* others of the span, which the client maps */
-	uint64_t beyond[];
+	unsigned n_beyond;	/* runs of others of the span, which the client maps */
+	struct chunk_span {
+		uint64_t a, b;
+	} beyond[];
 };
 
 struct mapping {

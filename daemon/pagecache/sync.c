@@ -654,20 +654,38 @@ static int acquire_wanted(struct mapping *m, struct replica *rep, struct parts *
 /* ---- acquires to come ---- */
 
 #define PINS_MOST 4096u /* of a mapping */
+#define BEYOND_MOST 64u /* of a pin: of a file that was cut off it is one, unless the client maps every other chunk */
 
-/* The chunks are counted in their grants. -EAGAIN: the mapping has too many acquires to come. */
+static unsigned count_runs(struct grant **list, unsigned n)
+{
+	unsigned runs = 0;
+
+	for (unsigned k = 0; k < n; k++)
+		runs += k == 0 || list[k]->index != list[k - 1]->index + 1;
+	return runs;
+}
+
+/* The chunks are counted in their grants. -EAGAIN: the mapping has too many acquires to come, or this one too many parts. */
 static int pin_note(struct mapping *m, struct page_span span, uint64_t first, uint64_t n,
 		    struct grant **beyond, unsigned n_beyond)
 {
-	struct pin *pin = xcalloc(1, sizeof(*pin) + n_beyond * sizeof(pin->beyond[0]));
+	unsigned runs = count_runs(beyond, n_beyond);
+	struct pin *pin;
 	int err = 0;
 
+	if (runs > BEYOND_MOST)
+		return -EAGAIN;
+	pin = xcalloc(1, sizeof(*pin) + runs * sizeof(pin->beyond[0]));
 	pin->span = span;
 	pin->first = first;
 	pin->n = n;
-	pin->n_beyond = n_beyond;
-	for (unsigned k = 0; k < n_beyond; k++)
-		pin->beyond[k] = beyond[k]->index;
+	for (unsigned k = 0; k < n_beyond; k++) {
+		uint64_t index = beyond[k]->index;
+
+		if (k == 0 || index != beyond[k - 1]->index + 1)
+			pin->beyond[pin->n_beyond++].a = index;
+		pin->beyond[pin->n_beyond - 1].b = index + 1;
+	}
 	pthread_mutex_lock(&m->lock);
 	if (m->n_pins < PINS_MOST) {
 		STAILQ_INSERT_TAIL(&m->pins, pin, link);
@@ -707,7 +725,7 @@ static void pin_put_back(struct mapping *m, struct pin *pin)
 static bool pin_has(const struct pin *pin, uint64_t chunk)
 {
 	for (unsigned k = 0; k < pin->n_beyond; k++)
-		if (pin->beyond[k] == chunk)
+		if (chunk >= pin->beyond[k].a && chunk < pin->beyond[k].b)
 			return true;
 	return chunk >= pin->first && chunk - pin->first < pin->n;
 }

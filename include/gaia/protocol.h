@@ -50,7 +50,7 @@ extern "C" {
  * With the above, in gaia_ioc_range.prot of an ACQUIRE. PIN: only make room for the range and hand its chunks over;
  * of their contents nothing can be said. They stay pinned until an ACQUIRE with PINNED has succeeded, one for each
  * PIN, which therefore needs no room and no chunks, and brings none that the PIN did not; or until the mapping ends.
- * PINNED alone gives a PIN up. The two name the same range. EAGAIN: more than 4096 PINs of a mapping; EINVAL: a PINNED
+ * PINNED alone gives a PIN up. The two name the same range. EAGAIN: more than 4096 PINs of a mapping or 65,536 of a user; EINVAL: a PINNED
  * without a PIN.
  */
 #define GAIA_PROT_PIN 4u

@@ -973,6 +973,73 @@ Test(revoking, without_a_question_has_no_answer, .init = begin, .fini = end, .ti
 	leave(&good, 1);
 }
 
+/* ---- acquires to come ---- */
+
+static int acquire_as(struct peer *p, uint64_t id, unsigned prot)
+{
+	struct gaia_ioc_range io = range(p, id, 0, GAIA_PAGE);
+
+	io.prot = prot;
+	return wire_ioctl(file, GAIA_IOC_ACQUIRE, &io);
+}
+
+static unsigned pins_used(void)
+{
+	return quota_use(fake_quota(), QUOTA_pins).used;
+}
+
+Test(pins, are_limited_for_each_user, .init = begin, .fini = end)
+{
+	struct peer p, other;
+	uint64_t first, second, others;
+
+	quota_set_each(fake_quota(), QUOTA_pins, 2);
+	fake_uid = 1000;
+	p = join();
+	first = map(&p, 0, GAIA_CHUNK);
+	second = map(&p, 0, GAIA_CHUNK);
+	cr_assert_eq(acquire_as(&p, first, GAIA_PROT_READ | GAIA_PROT_PIN), 0);
+	cr_assert_eq(acquire_as(&p, second, GAIA_PROT_READ | GAIA_PROT_PIN), 0);
+	cr_assert_eq(acquire_as(&p, second, GAIA_PROT_READ | GAIA_PROT_PIN), -EAGAIN);
+	cr_assert_eq(fake_seen().pins, 2);
+	fake_uid = 1001;
+	other = join();
+	others = map(&other, 0, GAIA_CHUNK);
+	cr_assert_eq(acquire_as(&other, others, GAIA_PROT_READ | GAIA_PROT_PIN), 0);
+	/* By who comes, and by who gives up. */
+	cr_assert_eq(acquire_as(&p, first, GAIA_PROT_READ | GAIA_PROT_PINNED), 0);
+	cr_assert_eq(acquire_as(&p, second, GAIA_PROT_PINNED), 0);
+	cr_assert_eq(pins_used(), 1);
+	cr_assert_eq(acquire_as(&p, second, GAIA_PROT_READ | GAIA_PROT_PIN), 0);
+	cr_assert_eq(acquire_as(&p, second, GAIA_PROT_READ | GAIA_PROT_PIN), 0);
+	cr_assert_eq(pins_used(), 3);
+	leave(&p, 2);
+	leave(&other, 1);
+	/* With the mapping, a moment after it. */
+	while (pins_used())
+		sched_yield();
+}
+
+Test(pins, that_fail_are_none, .init = begin, .fini = end)
+{
+	struct peer p = join();
+	uint64_t id = map(&p, 0, GAIA_CHUNK);
+
+	fake_errors.pin = -ENOMEM;
+	cr_assert_eq(acquire_as(&p, id, GAIA_PROT_READ | GAIA_PROT_PIN), -ENOMEM);
+	fake_errors.pin = 0;
+	cr_assert_eq(pins_used(), 0);
+	cr_assert_eq(acquire_as(&p, id, GAIA_PROT_READ | GAIA_PROT_PIN), 0);
+	/* One that comes and fails may come again. */
+	fake_errors.acquire = -EIO;
+	cr_assert_eq(acquire_as(&p, id, GAIA_PROT_READ | GAIA_PROT_PINNED), -EIO);
+	cr_assert_eq(pins_used(), 1);
+	fake_errors.acquire = 0;
+	cr_assert_eq(acquire_as(&p, id, GAIA_PROT_READ | GAIA_PROT_PINNED), 0);
+	cr_assert_eq(pins_used(), 0);
+	leave(&p, 1);
+}
+
 /* ---- looking ---- */
 
 Test(reports, say_who_is_there_and_cannot_be_changed, .init = begin, .fini = end)
