@@ -184,6 +184,21 @@ int client_send(struct client *c, struct gaia_msg *msg, const int *fd, unsigned 
 	return err;
 }
 
+int client_try_send(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n, uint64_t *seq)
+{
+	uint64_t until_ns = now_ns() + TRY_SEND_NS;
+	struct timespec until = { .tv_sec = until_ns / 1000000000, .tv_nsec = until_ns % 1000000000 };
+	int err;
+
+	if (pthread_mutex_clocklock(&c->send_lock, CLOCK_MONOTONIC, &until))
+		return -EAGAIN;
+	err = send_next(c, msg, fd, n, NOW);
+	if (!err)
+		*seq = msg->seq;
+	pthread_mutex_unlock(&c->send_lock);
+	return err;
+}
+
 int control_grant(void *client, uint64_t map, unsigned prot, const uint64_t *idx, const int *fd,
 		  unsigned n, uint64_t *seq)
 {

@@ -47,6 +47,7 @@
 /* A client reads its socket with a thread that does nothing else, so seconds mean that it is
  * stopped or hostile, and others wait for its memory meanwhile. */
 #define SEND_TIMEOUT_NS 5000000000ull
+#define TRY_SEND_NS 10000000ull /* for another's message, which takes microseconds where there is room */
 #define REVOKE_TIMEOUT_NS 5000000000ull
 #define REVOKE_LOOK_NS 100000000ull /* between looks at clients that take their time */
 #define REVOKE_LOOK_MOST_NS 5000000ull /* that such a look takes */
@@ -180,6 +181,8 @@ void client_get(struct client *c);
 void client_put(struct client *c);
 /* Send @msg (its seq is filled in) with @n descriptors: 0 and *@seq, or -ENOTCONN. */
 int client_send(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n, uint64_t *seq);
+/* The same for what nobody else waits for: -EAGAIN where there is no room for it now. */
+int client_try_send(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n, uint64_t *seq);
 /* From any thread: nothing more is sent to nor taken from the client. */
 void client_disconnect(struct client *c);
 

@@ -155,7 +155,7 @@ int control_report(struct control *ctl, struct cfile *f, uid_t uid, struct gaia_
 		client_put(c);
 		return fd;
 	}
-	err = client_send(c, &msg, &fd, 1, &io->seq);
+	err = client_try_send(c, &msg, &fd, 1, &io->seq);
 	close(fd);
 	client_put(c);
 	return err;

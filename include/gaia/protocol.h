@@ -135,7 +135,10 @@ struct gaia_ioc_file {
 	uint32_t reserved;
 };
 
-/* Ask for a text (JSON), which comes as a sealed memfd in a message MSG_REPORT. */
+/*
+ * Ask for a text (JSON), which comes as a sealed memfd in a message MSG_REPORT. EAGAIN: there is no room for it in the
+ * client's socket just now, or others are sending; it is not waited for.
+ */
 #define GAIA_REPORT_STATUS 1u		/* of the mount */
 #define GAIA_REPORT_RESIDENCY 2u	/* of the descriptor's file */
 struct gaia_ioc_report {

@@ -735,18 +735,9 @@ Test(grants, to_a_client_that_does_not_read_end_it, .init = begin, .fini = end, 
 	struct peer p = join();
 	struct gaia_ioc_range io = range(&p, map(&p, 0, GAIA_CHUNK), 0, GAIA_PAGE);
 
+	fake_fill_socket(io.map);
 	io.prot = RW;
-	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), 0);
-	/* Reports that nobody reads, until the socket is full. */
-	for (;;) {
-		struct gaia_ioc_report report = { .key = p.key, .what = GAIA_REPORT_STATUS };
-		int err = wire_ioctl(file, GAIA_IOC_REPORT, &report);
-
-		if (err) {
-			cr_assert_eq(err, -ENOTCONN);
-			break;
-		}
-	}
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), -ENOTCONN);
 	leave(&p, 1);
 }
 
@@ -918,14 +909,13 @@ Test(revoking, is_not_held_up_by_a_full_socket, .init = begin, .fini = end, .tim
 	leave(&full, 1);
 }
 
-static atomic_bool reported;
+static atomic_bool acquired;
 
-static void *report_in_thread(void *arg)
+/* The chunk is handed over in a message, which waits for room. */
+static void *await_room_in_thread(void *arg)
 {
-	struct gaia_ioc_report io = { .key = *(struct gaia_client_key *)arg, .what = GAIA_REPORT_STATUS };
-
-	wire_ioctl(file, GAIA_IOC_REPORT, &io);
-	reported = true;
+	acquire_in_thread(arg);
+	acquired = true;
 	return NULL;
 }
 
@@ -933,20 +923,22 @@ static void *report_in_thread(void *arg)
 Test(revoking, is_not_held_up_by_another_message, .init = begin, .fini = end, .timeout = 60)
 {
 	struct peer full = join(), good = join();
-	pthread_t thread, reporter;
+	struct gaia_ioc_range io;
+	pthread_t thread, sender;
 	void *result;
 
 	map(&good, 0, GAIA_CHUNK);
-	fake_fill_socket(map(&full, 0, GAIA_CHUNK));
-	cr_assert_eq(pthread_create(&reporter, NULL, report_in_thread, &full.key), 0);
+	io = range(&full, map(&full, 0, GAIA_CHUNK), 0, GAIA_PAGE);
+	fake_fill_socket(io.map);
+	cr_assert_eq(pthread_create(&sender, NULL, await_room_in_thread, &io), 0);
 	fake_await_sender(full.key.id);
 	cr_assert_eq(pthread_create(&thread, NULL, revoke_all_in_thread, NULL), 0);
 	answer_revoke(&good);
-	cr_assert_not(reported);
+	cr_assert_not(acquired);
 	close(full.sock);
 	cr_assert_eq(pthread_join(thread, &result), 0);
 	cr_assert_eq((intptr_t)result, 1);
-	cr_assert_eq(pthread_join(reporter, NULL), 0);
+	cr_assert_eq(pthread_join(sender, NULL), 0);
 	sem_wait(&fake_unmapped);
 	leave(&good, 1);
 }
@@ -1136,6 +1128,27 @@ Test(reports, of_other_users_are_for_root, .init = begin, .fini = end)
 	json_decref(got);
 	leave(&a, 1);
 	close(b.sock);
+}
+
+/* Who asks and does not read holds up nobody, as the threads that answer are few. */
+Test(reports, wait_for_no_room, .init = begin, .fini = end, .timeout = 60)
+{
+	struct peer full = join();
+	struct gaia_ioc_report io = { .key = full.key, .what = GAIA_REPORT_STATUS };
+	struct gaia_ioc_range acquire = range(&full, map(&full, 0, GAIA_CHUNK), 0, GAIA_PAGE);
+	pthread_t sender;
+
+	acquired = false;
+	fake_fill_socket(acquire.map);
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_REPORT, &io), -EAGAIN);
+	/* It is a client still; nor is a message waited for that waits for room itself. */
+	cr_assert_eq(pthread_create(&sender, NULL, await_room_in_thread, &acquire), 0);
+	fake_await_sender(full.key.id);
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_REPORT, &io), -EAGAIN);
+	cr_assert_not(acquired);
+	close(full.sock);
+	cr_assert_eq(pthread_join(sender, NULL), 0);
+	sem_wait(&fake_unmapped);
 }
 
 Test(reports, on_files_need_a_file, .init = begin, .fini = end)
