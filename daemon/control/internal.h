@@ -192,6 +192,8 @@ void map_put(struct map *map);
 
 /* ---- control.c ---- */
 
+/* Those that nobody will redeem give their places back: else only when there is a next one. */
+void tickets_forget_expired(struct control *ctl);
 /*
  * Whether @ticket was given out; it is used up by asking. Then *@uid is whose it was, and one of his QUOTA_clients is the
  * caller's to give back.

@@ -80,6 +80,7 @@ static json_t *status_json(struct control *ctl, uid_t uid)
 	json_t *status = json_object();
 	json_t *cache = cache_status_json(ctl->cache);
 
+	tickets_forget_expired(ctl);
 	if (ctl->mount)
 		json_object_update(status, ctl->mount);
 	json_object_update(status, cache);
