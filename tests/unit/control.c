@@ -980,7 +980,7 @@ static unsigned pins_used(void)
 	return quota_use(fake_quota(), QUOTA_pins).used;
 }
 
-Test(pins, are_limited_for_each_user, .init = begin, .fini = end)
+Test(pins, are_limited_for_each_user, .init = begin, .fini = end, .timeout = 60)
 {
 	struct peer p, other;
 	uint64_t first, second, others;
