@@ -14,6 +14,8 @@
 #include "../wire.h"
 #include "tool.h"
 
+#define REPORT_TRIES 100
+
 static const char usage_text[] =
 	"usage: gaia status MOUNT [--json]\n"
 	"       gaia residency FILE [--json]\n"
@@ -120,6 +122,11 @@ static int fetch_report(int fd, unsigned what, char **text)
 	err = wire_handshake(sock, fd, &io.key, &seq);
 	if (!err)
 		err = wire_ioctl(fd, GAIA_IOC_REPORT, &io);
+	/* Nothing else comes through our socket, but descriptors of the daemon's may be too many on their way. */
+	for (int i = 0; i < REPORT_TRIES && err == -EAGAIN; i++) {
+		usleep(10000);
+		err = wire_ioctl(fd, GAIA_IOC_REPORT, &io);
+	}
 	if (!err)
 		err = wire_receive(sock, true, &msg, fds, &n);
 	close(sock);

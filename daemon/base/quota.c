@@ -20,7 +20,7 @@ struct user {
 
 struct quota {
 	uid_t owner; /* constant */
-	struct log_pace pace;
+	struct log_pace pace[QUOTA_COUNT]; /* so that none hides another's lines */
 
 	pthread_mutex_t lock;
 	/* lock. */
@@ -117,12 +117,15 @@ static void complain(struct quota *q, enum quota_of what, uid_t uid, int err)
 {
 	struct quota_use use;
 
-	if (!log_may(&q->pace))
+	if (!log_may(&q->pace[what]))
 		return;
 	use = quota_use(q, what);
-	if (err == -EMFILE)
+	if (err == -EMFILE && quota_is_option(what))
 		log_warn("user %u has %u %s, as many as a user may have, and asks for more (--user-limit %s=N)",
 			 (unsigned)uid, use.each, names[what], names[what]);
+	else if (err == -EMFILE)
+		log_warn("user %u has %u %s, as many as a user may have, and asks for more", (unsigned)uid,
+			 use.each, names[what]);
 	else
 		log_warn("user %u is refused: there are %u %s, and no more are free for users", (unsigned)uid,
 			 use.used, names[what]);
@@ -228,11 +231,16 @@ struct quota_user *quota_users(struct quota *q, size_t *n)
 	return list;
 }
 
+bool quota_is_option(enum quota_of what)
+{
+	return what == QUOTA_clients || what == QUOTA_mappings || what == QUOTA_directories;
+}
+
 enum quota_of quota_named(const char *name, size_t len)
 {
 	unsigned i = 0;
 
-	while (i < QUOTA_COUNT && (strlen(names[i]) != len || memcmp(names[i], name, len)))
+	while (i < QUOTA_COUNT && (!quota_is_option(i) || strlen(names[i]) != len || memcmp(names[i], name, len)))
 		i++;
 	return (enum quota_of)i;
 }

@@ -21,12 +21,13 @@
 /*
  * Name, and how many there may be: of all, of all users but the owners, of one user. At most 65,535 mappings of
  * one file may exist (CACHE_MAX_MAPPINGS): fewer than that for all users together, so that there
- * is room for the owners in every file. Directories: see quota_cap().
+ * is room for the owners in every file. Directories: see quota_cap(). Pins are acquires to come (GAIA_PROT_PIN).
  */
 #define QUOTAS(X)                              \
 	X(clients, 4096, 3584, 1024)           \
 	X(tickets, 16384, 14336, 64)           \
 	X(mappings, 1048576, 57344, 16384)     \
+	X(pins, 1048576, 917504, 65536)        \
 	X(directories, 1048576, 917504, 458752)
 
 enum quota_of {
@@ -78,7 +79,9 @@ struct quota_user {
 /* Those who have something, by uid; to be freed. NULL if nobody has. */
 struct quota_user *quota_users(struct quota *q, size_t *n);
 
-/* Of --user-limit: "clients" and the like; QUOTA_COUNT: there is none of that name. */
+/* Whether it is for --user-limit to set what each user may have. */
+bool quota_is_option(enum quota_of what);
+/* Of --user-limit: "clients" and the like; QUOTA_COUNT: it knows none of that name. */
 enum quota_of quota_named(const char *name, size_t len);
 
 #endif

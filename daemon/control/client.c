@@ -184,6 +184,21 @@ int client_send(struct client *c, struct gaia_msg *msg, const int *fd, unsigned 
 	return err;
 }
 
+int client_try_send(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n, uint64_t *seq)
+{
+	uint64_t until_ns = now_ns() + TRY_SEND_NS;
+	struct timespec until = { .tv_sec = until_ns / 1000000000, .tv_nsec = until_ns % 1000000000 };
+	int err;
+
+	if (pthread_mutex_clocklock(&c->send_lock, CLOCK_MONOTONIC, &until))
+		return -EAGAIN;
+	err = send_next(c, msg, fd, n, NOW);
+	if (!err)
+		*seq = msg->seq;
+	pthread_mutex_unlock(&c->send_lock);
+	return err;
+}
+
 int control_grant(void *client, uint64_t map, unsigned prot, const uint64_t *idx, const int *fd,
 		  unsigned n, uint64_t *seq)
 {
@@ -203,19 +218,33 @@ int control_grant(void *client, uint64_t map, unsigned prot, const uint64_t *idx
 	return err;
 }
 
-static bool some_thread(pid_t pid, bool (*is_so)(pid_t pid, const char *tid))
+/* Where a look at the threads of processes goes on. */
+struct look {
+	pid_t pid;
+	uint64_t thread; /* so many of that process were looked at; 0 again after the last */
+};
+
+/* At one thread at least, and no more when @until has come. */
+static bool some_thread(struct look *look, uint64_t until, bool (*is_so)(pid_t pid, const char *tid))
 {
 	char path[32];
-	struct dirent *entry;
+	struct dirent *entry = NULL;
+	uint64_t nth = 0;
 	bool found = false;
 	DIR *threads;
 
-	snprintf(path, sizeof(path), "/proc/%d/task", (int)pid);
+	snprintf(path, sizeof(path), "/proc/%d/task", (int)look->pid);
 	threads = opendir(path);
-	while (threads && !found && (entry = readdir(threads)))
-		found = entry->d_name[0] != '.' && is_so(pid, entry->d_name);
+	while (threads && !found && (entry = readdir(threads))) {
+		if (entry->d_name[0] == '.' || nth++ < look->thread)
+			continue;
+		found = is_so(look->pid, entry->d_name);
+		if (now_ns() >= until)
+			break;
+	}
 	if (threads)
 		closedir(threads);
+	look->thread = entry ? nth : 0;
 	return found;
 }
 
@@ -235,16 +264,6 @@ static bool thread_is_killed(pid_t pid, const char *tid)
 			killed = pending & 1ull << (SIGKILL - 1);
 	fclose(status);
 	return killed;
-}
-
-/*
- * Whether the client has ended, though its socket is still open: one of its threads waits for our answer to a
- * request, and that request may be waiting for this very client's memory. However a process
- * ends, the kernel kills its threads that are left.
- */
-static bool is_ending(const struct client *c)
-{
-	return some_thread(c->pid, thread_is_killed);
 }
 
 static bool thread_has_memory(pid_t pid, const char *tid)
@@ -269,7 +288,9 @@ static bool thread_has_memory(pid_t pid, const char *tid)
  */
 static bool keeps_memory(const struct client *c)
 {
-	return c->pid == 0 || some_thread(c->pid, thread_has_memory);
+	struct look look = { .pid = c->pid };
+
+	return c->pid == 0 || some_thread(&look, UINT64_MAX, thread_has_memory);
 }
 
 /* ---- taking memory back ---- */
@@ -346,11 +367,68 @@ static bool revoke_wait_a_while(struct revoke_wait *wait, const struct revocatio
 	return pending;
 }
 
-static void disconnect_ending(const struct revocation *rev, unsigned n)
+static int by_pid(const void *a, const void *b)
+{
+	const pid_t *x = a, *y = b;
+
+	return *x < *y ? -1 : *x > *y;
+}
+
+/* The processes of those who are pending, each once and in order; to be freed. */
+static pid_t *pending_pids(const struct revocation *rev, unsigned n, unsigned *n_pids)
+{
+	pid_t *pid = xcalloc(n, sizeof(*pid));
+	unsigned all = 0, once = 0;
+
+	for (unsigned i = 0; i < n; i++)
+		if (is_pending(&rev[i]))
+			pid[all++] = rev[i].client->pid;
+	qsort(pid, all, sizeof(*pid), by_pid);
+	for (unsigned i = 0; i < all; i++)
+		if (once == 0 || pid[i] != pid[once - 1])
+			pid[once++] = pid[i];
+	*n_pids = once;
+	return pid;
+}
+
+static void disconnect_process(const struct revocation *rev, unsigned n, pid_t pid)
 {
 	for (unsigned i = 0; i < n; i++)
-		if (is_pending(&rev[i]) && is_ending(rev[i].client))
+		if (rev[i].client->pid == pid && is_pending(&rev[i]))
 			client_disconnect(rev[i].client);
+}
+
+/*
+ * Disconnect those who have ended, though their sockets are still open: one of the threads waits for our answer to a
+ * request, and that request may be waiting for this very client's memory. However a process
+ * ends, the kernel kills its threads that are left.
+ *
+ * A process may have many connections and many threads, to keep us looking: so each is looked at once,
+ * and at @until the look stops, to go on there at the next.
+ */
+static void disconnect_ending(const struct revocation *rev, unsigned n, struct look *look, uint64_t until)
+{
+	unsigned n_pids, first = 0;
+	pid_t *pid = pending_pids(rev, n, &n_pids);
+
+	while (first < n_pids && pid[first] < look->pid)
+		first++;
+	for (unsigned k = 0; k < n_pids; k++) {
+		pid_t at = pid[(first + k) % n_pids];
+
+		if (at != look->pid)
+			*look = (struct look){ .pid = at };
+		if (some_thread(look, until, thread_is_killed)) {
+			disconnect_process(rev, n, at);
+			look->thread = 0;
+		}
+		if (look->thread)
+			break;
+		look->pid++;
+		if (now_ns() >= until)
+			break;
+	}
+	free(pid);
 }
 
 static void disconnect_mute(const struct revocation *rev, unsigned n)
@@ -375,18 +453,19 @@ static void disconnect_mute(const struct revocation *rev, unsigned n)
 static void revoke_await(struct revoke_wait *wait, struct revocation *rev, const struct cache_revoke *list,
 			 unsigned n)
 {
-	uint64_t now = now_ns(), deadline = now + REVOKE_TIMEOUT_NS, look = now + REVOKE_LOOK_NS, until;
+	uint64_t now = now_ns(), deadline = now + REVOKE_TIMEOUT_NS, next = now + REVOKE_LOOK_NS, until;
+	struct look look = { .pid = 0 };
 
 	for (;;) {
-		until = revoke_send_rest(rev, list, n) ? look : MIN(look, now_ns() + REVOKE_RETRY_NS);
+		until = revoke_send_rest(rev, list, n) ? next : MIN(next, now_ns() + REVOKE_RETRY_NS);
 		if (!revoke_wait_a_while(wait, rev, n, MIN(until, deadline)))
 			return;
 		now = now_ns();
 		if (now >= deadline) {
 			disconnect_mute(rev, n);
-		} else if (now >= look) {
-			disconnect_ending(rev, n);
-			look = now + REVOKE_LOOK_NS;
+		} else if (now >= next) {
+			disconnect_ending(rev, n, &look, MIN(now + REVOKE_LOOK_MOST_NS, deadline));
+			next = now + REVOKE_LOOK_NS;
 		}
 	}
 }

@@ -64,6 +64,14 @@ static void tickets_expire(struct control *ctl)
 		ticket_drop(ctl, t, true);
 }
 
+/* Without the lock. */
+void tickets_forget_expired(struct control *ctl)
+{
+	pthread_mutex_lock(&ctl->lock);
+	tickets_expire(ctl);
+	pthread_mutex_unlock(&ctl->lock);
+}
+
 static struct ticket *ticket_oldest_of(struct control *ctl, uid_t uid)
 {
 	struct ticket *t;

@@ -47,8 +47,10 @@
 /* A client reads its socket with a thread that does nothing else, so seconds mean that it is
  * stopped or hostile, and others wait for its memory meanwhile. */
 #define SEND_TIMEOUT_NS 5000000000ull
+#define TRY_SEND_NS 10000000ull /* for another's message, which takes microseconds where there is room */
 #define REVOKE_TIMEOUT_NS 5000000000ull
 #define REVOKE_LOOK_NS 100000000ull /* between looks at clients that take their time */
+#define REVOKE_LOOK_MOST_NS 5000000ull /* that such a look takes */
 #define REVOKE_RETRY_NS 1000000ull /* while there is no room in a client's socket, or others are sending */
 
 /*
@@ -161,6 +163,7 @@ struct map {
 	unsigned prot;
 	uint64_t start, end;	/* of the file, bytes; whole pages */
 
+	atomic_uint pins;	/* acquires to come, each counted among the user's */
 	bool kept;		/* see cache_unmap(); set before the table's reference is given up */
 	atomic_uint refs;
 	UT_hash_handle hh;	/* client.lock */
@@ -178,6 +181,8 @@ void client_get(struct client *c);
 void client_put(struct client *c);
 /* Send @msg (its seq is filled in) with @n descriptors: 0 and *@seq, or -ENOTCONN. */
 int client_send(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n, uint64_t *seq);
+/* The same for what nobody else waits for: -EAGAIN where there is no room for it now. */
+int client_try_send(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n, uint64_t *seq);
 /* From any thread: nothing more is sent to nor taken from the client. */
 void client_disconnect(struct client *c);
 
@@ -187,6 +192,8 @@ void map_put(struct map *map);
 
 /* ---- control.c ---- */
 
+/* Those that nobody will redeem give their places back: else only when there is a next one. */
+void tickets_forget_expired(struct control *ctl);
 /*
  * Whether @ticket was given out; it is used up by asking. Then *@uid is whose it was, and one of his QUOTA_clients is the
  * caller's to give back.

@@ -10,11 +10,31 @@
 /* The last whole page ends here. */
 #define FILE_END ROUND_DOWN((uint64_t)INT64_MAX, GAIA_PAGE)
 
+/* ---- acquires to come, which the cache keeps a note of until they come or the mapping ends ---- */
+
+/* Before the cache has one more: 0, or -EAGAIN. */
+static int pin_count(struct map *map)
+{
+	if (quota_take(map->client->ctl->quota, QUOTA_pins, map->client->uid))
+		return -EAGAIN;
+	atomic_fetch_add(&map->pins, 1);
+	return 0;
+}
+
+/* It has one less, or not got it. */
+static void pin_uncount(struct map *map)
+{
+	bug_on(atomic_fetch_sub(&map->pins, 1) == 0);
+	quota_give(map->client->ctl->quota, QUOTA_pins, map->client->uid);
+}
+
 void map_put(struct map *map)
 {
 	if (atomic_fetch_sub(&map->refs, 1) != 1)
 		return;
 	cache_unmap(map->m, map->kept);
+	while (map->pins)
+		pin_uncount(map);
 	quota_give(map->client->ctl->quota, QUOTA_mappings, map->client->uid);
 	client_put(map->client);
 	free(map);
@@ -195,6 +215,18 @@ static bool acquire_prot_is_good(unsigned prot)
 	return access & GAIA_PROT_READ || prot == GAIA_PROT_PINNED;
 }
 
+static int acquire(struct map *map, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq)
+{
+	int err = prot & GAIA_PROT_PIN ? pin_count(map) : 0;
+
+	if (err)
+		return err;
+	err = cache_acquire(map->m, off, len, prot, seq);
+	if (err ? prot & GAIA_PROT_PIN : prot & GAIA_PROT_PINNED)
+		pin_uncount(map);
+	return err;
+}
+
 int control_acquire(struct control *ctl, struct cfile *f, bool writable, struct gaia_ioc_range *io)
 {
 	bool write = io->prot & GAIA_PROT_WRITE;
@@ -213,7 +245,7 @@ int control_acquire(struct control *ctl, struct cfile *f, bool writable, struct 
 	if (write && (!writable || !(map->prot & GAIA_PROT_WRITE)))
 		err = -EACCES;
 	else if (len)
-		err = cache_acquire(map->m, off, len, io->prot, &io->seq);
+		err = acquire(map, off, len, io->prot, &io->seq);
 	map_put(map);
 	return err;
 }

@@ -80,6 +80,7 @@ static json_t *status_json(struct control *ctl, uid_t uid)
 	json_t *status = json_object();
 	json_t *cache = cache_status_json(ctl->cache);
 
+	tickets_forget_expired(ctl);
 	if (ctl->mount)
 		json_object_update(status, ctl->mount);
 	json_object_update(status, cache);
@@ -155,7 +156,7 @@ int control_report(struct control *ctl, struct cfile *f, uid_t uid, struct gaia_
 		client_put(c);
 		return fd;
 	}
-	err = client_send(c, &msg, &fd, 1, &io->seq);
+	err = client_try_send(c, &msg, &fd, 1, &io->seq);
 	close(fd);
 	client_put(c);
 	return err;

@@ -71,10 +71,17 @@ static bool same_file(const struct inode_key *a, const struct inode_key *b)
 
 /* ---- descriptors ---- */
 
-/*
- * fs->lock held, as for all of this section. Close what is returned when it no longer is;
- * -1: nothing.
- */
+/* fs->lock held, as for all of this section. */
+static void unlist_idle(struct inode *inode)
+{
+	if (!inode->on_idle)
+		return;
+	TAILQ_REMOVE(&inode->fs->idle, inode, link);
+	inode->fs->n_idle--;
+	inode->on_idle = false;
+}
+
+/* Close what is returned when the lock is no longer held; -1: nothing. */
 static int take_surplus(struct fs *fs)
 {
 	struct inode *inode = TAILQ_FIRST(&fs->idle);
@@ -82,19 +89,11 @@ static int take_surplus(struct fs *fs)
 
 	if (fs->n_fds + fs->n_dirs <= fs->max_fds || !inode)
 		return -1;
-	TAILQ_REMOVE(&fs->idle, inode, link);
-	inode->on_idle = false;
+	unlist_idle(inode);
 	fs->n_fds--;
 	fd = inode->fd;
 	inode->fd = -1;
 	return fd;
-}
-
-static void unlist_idle(struct inode *inode)
-{
-	if (inode->on_idle)
-		TAILQ_REMOVE(&inode->fs->idle, inode, link);
-	inode->on_idle = false;
 }
 
 /* After anything that decides about it has changed. */
@@ -104,6 +103,7 @@ static void relist_idle(struct inode *inode)
 	if (inode->fd < 0 || inode->fd_uses || !inode->parent)
 		return;
 	TAILQ_INSERT_TAIL(&inode->fs->idle, inode, link);
+	inode->fs->n_idle++;
 	inode->on_idle = true;
 }
 
@@ -480,7 +480,7 @@ int inode_room(struct fs *fs, uid_t uid)
 	if (quota_is_owner(fs->config.quota, uid))
 		return 0;
 	pthread_mutex_lock(&fs->lock);
-	full = fs->n_fds + fs->n_dirs >= fs->most_fds && TAILQ_EMPTY(&fs->idle);
+	full = fs->n_fds - fs->n_idle + fs->n_dirs >= fs->most_fds;
 	pthread_mutex_unlock(&fs->lock);
 	if (!full)
 		return 0;

@@ -188,7 +188,7 @@ struct fs {
 	atomic_bool complained; /* of a file that it could not */
 	int source_fd;	    /* locks the source; -1 */
 	unsigned max_fds;   /* of inodes: above it idle ones are closed */
-	unsigned most_fds;  /* of inodes that cannot be closed: above it only the owners of the mount get new ones */
+	unsigned most_fds;  /* of inodes that cannot be closed: above it only the owners of the mount make more */
 	struct log_pace fds_pace;
 	unsigned max_backings; /* the same of store files */
 	bool mounted;
@@ -209,6 +209,7 @@ struct fs {
 	unsigned peak_inodes;
 	unsigned n_fds;		/* of inodes, without the root's */
 	unsigned n_dirs;	/* open directories: their descriptors cannot be closed meanwhile */
+	unsigned n_idle;	/* of n_fds: in idle */
 	struct inode_list idle; /* inodes whose descriptor may be closed, longest unused first */
 	unsigned n_backings;	/* store files with a descriptor */
 	TAILQ_HEAD(, backing) backings; /* those that may be closed, as above */
@@ -254,8 +255,8 @@ void inode_table_destroy(struct fs *fs);
 int inode_enter(struct fs *fs, int fd, struct inode *parent, const char *name, struct inode **out,
 		struct stat *st);
 /*
- * Before a request of @uid's that may enter one: 0; -ENFILE: files without a name, whose descriptors cannot be closed as
- * long as anybody has them, have taken all but what is for the owners of the mount.
+ * Before a request of @uid's that makes a file or takes a name from one: 0; -ENFILE: files without a name, whose
+ * descriptors cannot be closed as long as anybody has them, have taken all but what is for the owners of the mount.
  */
 int inode_room(struct fs *fs, uid_t uid);
 void inode_forget(struct inode *inode, uint64_t n);

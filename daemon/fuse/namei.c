@@ -69,10 +69,8 @@ void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
 	struct fs *fs = req_fs(req);
 	struct fuse_entry_param e;
-	int err = inode_room(fs, fuse_req_ctx(req)->uid);
+	int err = entry_lookup(inode_of(fs, parent), name, &e);
 
-	if (!err)
-		err = entry_lookup(inode_of(fs, parent), name, &e);
 	if (err == -ENOENT) {
 		/* That there is no such name is worth remembering, too: 2 us instead of 39 for who looks again. */
 		memset(&e, 0, sizeof(e));
@@ -292,9 +290,11 @@ static void remove_name(fuse_req_t req, fuse_ino_t parent, const char *name, int
 		return;
 	}
 	victim = inode_known(fs, fd, name);
-	if (unlinkat(fd, name, flags))
+	if (victim)
+		err = inode_room(fs, fuse_req_ctx(req)->uid);
+	if (!err && unlinkat(fd, name, flags))
 		err = -errno;
-	else
+	if (!err)
 		dir_changed(dir);
 	inode_fd_put(dir);
 	if (victim) {
@@ -344,8 +344,12 @@ static int rename_known(fuse_req_t req, const struct renaming *r)
 	struct fs *fs = req_fs(req);
 	struct inode *moved = inode_known(fs, r->from_fd, r->name);
 	struct inode *other = inode_known(fs, r->to_fd, r->newname);
-	int err = rename_below(req, r);
+	int err = 0;
 
+	if (other && other != moved && !(r->flags & (RENAME_EXCHANGE | RENAME_NOREPLACE)))
+		err = inode_room(fs, fuse_req_ctx(req)->uid);
+	if (!err)
+		err = rename_below(req, r);
 	if (!err) {
 		dir_changed(r->from);
 		dir_changed(r->to);

@@ -284,8 +284,10 @@ struct pin {
 	struct page_span span;
 	bool taken;		/* the acquire has come, and is under way */
 	uint64_t first, n;	/* chunks of the file */
-	unsigned n_beyond;	/* others of the span, which the client maps */
-	uint64_t beyond[];
+	unsigned n_beyond;	/* runs of others of the span, which the client maps */
+	struct chunk_span {
+		uint64_t a, b;
+	} beyond[];
 };
 
 struct mapping {
@@ -662,8 +664,11 @@ void track_maybe_free(struct chunk *ch);
  * released, and frees the replica; on error it is as before, unpinned.
  */
 int replica_evict(struct replica *rep);
-/* Evict the chunk's replicas on the device on request: -EBUSY if one is pinned. [W] */
-int replica_drop(struct chunk *ch, struct cache_device *dev);
+/*
+ * Evict the chunk's replicas on the device on request: -EBUSY if one is pinned. For the mapping @m, if it is not NULL: then
+ * -EBUSY also of one that another mapping maps, which stays. [W]
+ */
+int replica_drop(struct chunk *ch, struct cache_device *dev, const struct mapping *m);
 /* Evict the chunk's replicas where that needs no waiting for others. */
 void replicas_drop_idle(struct chunk *ch);
 /*

@@ -443,7 +443,33 @@ static struct replica *replica_nth(struct chunk *ch, const struct cache_device *
 	return found;
 }
 
-int replica_drop(struct chunk *ch, struct cache_device *dev)
+/* Whether some other client has it mapped, or is just being handed it. */
+static bool others_map(const struct replica *rep, const struct mapping *m)
+{
+	const struct grant *g;
+	bool found = false;
+
+	pthread_mutex_lock(&rep->chunk->lock);
+	LIST_FOREACH(g, &rep->grants, of_replica)
+		found |= g->mapping != m && (g->delivered || g->in_delivery);
+	pthread_mutex_unlock(&rep->chunk->lock);
+	return found;
+}
+
+/* dev->reserve held. */
+static int drop(struct replica *rep, const struct mapping *m)
+{
+	grants_drop_dead(rep);
+	if (!claim(rep))
+		return -EBUSY;
+	/* Now nobody else is handed it. */
+	if (!m || !others_map(rep, m))
+		return replica_evict(rep);
+	replica_unpin(rep);
+	return -EBUSY;
+}
+
+int replica_drop(struct chunk *ch, struct cache_device *dev, const struct mapping *m)
 {
 	struct replica *rep;
 	unsigned stay = 0;
@@ -451,10 +477,8 @@ int replica_drop(struct chunk *ch, struct cache_device *dev)
 
 	pthread_mutex_lock(&dev->reserve);
 	while ((rep = replica_nth(ch, dev, stay))) {
-		int err;
+		int err = drop(rep, m);
 
-		grants_drop_dead(rep);
-		err = claim(rep) ? replica_evict(rep) : -EBUSY;
 		if (err) {
 			result = err;
 			stay++;

@@ -654,20 +654,38 @@ static int acquire_wanted(struct mapping *m, struct replica *rep, struct parts *
 /* ---- acquires to come ---- */
 
 #define PINS_MOST 4096u /* of a mapping */
+#define BEYOND_MOST 64u /* of a pin: of a file that was cut off it is one, unless the client maps every other chunk */
 
-/* The chunks are counted in their grants. -EAGAIN: the mapping has too many acquires to come. */
+static unsigned count_runs(struct grant **list, unsigned n)
+{
+	unsigned runs = 0;
+
+	for (unsigned k = 0; k < n; k++)
+		runs += k == 0 || list[k]->index != list[k - 1]->index + 1;
+	return runs;
+}
+
+/* The chunks are counted in their grants. -EAGAIN: the mapping has too many acquires to come, or this one too many parts. */
 static int pin_note(struct mapping *m, struct page_span span, uint64_t first, uint64_t n,
 		    struct grant **beyond, unsigned n_beyond)
 {
-	struct pin *pin = xcalloc(1, sizeof(*pin) + n_beyond * sizeof(pin->beyond[0]));
+	unsigned runs = count_runs(beyond, n_beyond);
+	struct pin *pin;
 	int err = 0;
 
+	if (runs > BEYOND_MOST)
+		return -EAGAIN;
+	pin = xcalloc(1, sizeof(*pin) + runs * sizeof(pin->beyond[0]));
 	pin->span = span;
 	pin->first = first;
 	pin->n = n;
-	pin->n_beyond = n_beyond;
-	for (unsigned k = 0; k < n_beyond; k++)
-		pin->beyond[k] = beyond[k]->index;
+	for (unsigned k = 0; k < n_beyond; k++) {
+		uint64_t index = beyond[k]->index;
+
+		if (k == 0 || index != beyond[k - 1]->index + 1)
+			pin->beyond[pin->n_beyond++].a = index;
+		pin->beyond[pin->n_beyond - 1].b = index + 1;
+	}
 	pthread_mutex_lock(&m->lock);
 	if (m->n_pins < PINS_MOST) {
 		STAILQ_INSERT_TAIL(&m->pins, pin, link);
@@ -707,7 +725,7 @@ static void pin_put_back(struct mapping *m, struct pin *pin)
 static bool pin_has(const struct pin *pin, uint64_t chunk)
 {
 	for (unsigned k = 0; k < pin->n_beyond; k++)
-		if (pin->beyond[k] == chunk)
+		if (chunk >= pin->beyond[k].a && chunk < pin->beyond[k].b)
 			return true;
 	return chunk >= pin->first && chunk - pin->first < pin->n;
 }
@@ -1230,37 +1248,7 @@ int cache_release(struct mapping *m, uint64_t off, uint64_t len)
 	return err;
 }
 
-/* ---- advice, and eviction on request ---- */
-
-int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice)
-{
-	uint64_t first, last, seq, c0, c1;
-	int err = 0;
-
-	if (off < m->off || len > m->len || off - m->off > m->len - len)
-		return -EINVAL;
-	err = learn_size(m->file);
-	if (err || !clip(m, off, len, &first, &last))
-		return err;
-	switch (advice) {
-	case GAIA_ADVISE_WILLNEED:
-		for (uint64_t p = first; p <= last && !err; p = ROUND_DOWN(p, GAIA_CHUNK_PAGES) +
-								GAIA_CHUNK_PAGES)
-			err = acquire_range(m, (struct page_span){ p, MIN(last, p | (GAIA_CHUNK_PAGES - 1)) + 1 },
-					    false, BRING, NULL, &seq);
-		return err == -ENOMEM ? 0 : err; /* as far as there is room */
-	case GAIA_ADVISE_DONTNEED:
-		/* Whole chunks only: a part's neighbours may be needed. */
-		c0 = (first + GAIA_CHUNK_PAGES - 1) / GAIA_CHUNK_PAGES;
-		c1 = (last + 1) / GAIA_CHUNK_PAGES;
-		if (c0 >= c1)
-			return 0;
-		err = cache_evict(m->file, m->dev->index, c0 * GAIA_CHUNK, (c1 - c0) * GAIA_CHUNK);
-		return err == -EBUSY ? 0 : err;
-	default:
-		return -EINVAL;
-	}
-}
+/* ---- eviction on request, and advice ---- */
 
 static int evict_home(struct chunk *ch, unsigned a, unsigned b)
 {
@@ -1285,7 +1273,8 @@ static int evict_home(struct chunk *ch, unsigned a, unsigned b)
 	return err;
 }
 
-int cache_evict(struct cfile *f, unsigned from, uint64_t off, uint64_t len)
+/* @m: see replica_drop(). */
+static int evict(struct cfile *f, unsigned from, uint64_t off, uint64_t len, const struct mapping *m)
 {
 	uint64_t end = len == 0 || off + len < off ? UINT64_MAX : off + len;
 	struct cache *c = f->cache;
@@ -1304,11 +1293,47 @@ int cache_evict(struct cfile *f, unsigned from, uint64_t off, uint64_t len)
 					 page_in_chunk((end - 1) / GAIA_PAGE, index, 0,
 						       GAIA_CHUNK_PAGES - 1) + 1);
 		else
-			err = replica_drop(list[k], &c->dev[from]);
+			err = replica_drop(list[k], &c->dev[from], m);
 		if (err && !result)
 			result = err;
 		chunk_put(list[k]);
 	}
 	free(list);
 	return result;
+}
+
+int cache_evict(struct cfile *f, unsigned from, uint64_t off, uint64_t len)
+{
+	return evict(f, from, off, len, NULL);
+}
+
+int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice)
+{
+	uint64_t first, last, seq, c0, c1;
+	int err = 0;
+
+	if (off < m->off || len > m->len || off - m->off > m->len - len)
+		return -EINVAL;
+	err = learn_size(m->file);
+	if (err || !clip(m, off, len, &first, &last))
+		return err;
+	switch (advice) {
+	case GAIA_ADVISE_WILLNEED:
+		for (uint64_t p = first; p <= last && !err; p = ROUND_DOWN(p, GAIA_CHUNK_PAGES) +
+								GAIA_CHUNK_PAGES)
+			err = acquire_range(m, (struct page_span){ p, MIN(last, p | (GAIA_CHUNK_PAGES - 1)) + 1 },
+					    false, BRING, NULL, &seq);
+		return err == -ENOMEM ? 0 : err; /* as far as there is room */
+	case GAIA_ADVISE_DONTNEED:
+		/* Whole chunks only: a part's neighbours may be needed. */
+		c0 = (first + GAIA_CHUNK_PAGES - 1) / GAIA_CHUNK_PAGES;
+		c1 = (last + 1) / GAIA_CHUNK_PAGES;
+		if (c0 >= c1)
+			return 0;
+		/* To evict what others use is for who may write the file; who advises may only read it. */
+		err = evict(m->file, m->dev->index, c0 * GAIA_CHUNK, (c1 - c0) * GAIA_CHUNK, m);
+		return err == -EBUSY ? 0 : err;
+	default:
+		return -EINVAL;
+	}
 }

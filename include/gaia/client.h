@@ -124,7 +124,7 @@ int gaia_sync(void *addr, size_t length);
 
 /* Advice for gaia_advise(). */
 #define GAIA_WILLNEED 3	/* copy the range to the device now, as far as there is room */
-#define GAIA_DONTNEED 4	/* the device may drop what it holds of the range; nothing is lost */
+#define GAIA_DONTNEED 4	/* the device may drop what it holds of the range for this mapping alone; nothing is lost */
 int gaia_advise(void *addr, size_t length, int advice);
 
 #ifdef __cplusplus

@@ -50,7 +50,7 @@ extern "C" {
  * With the above, in gaia_ioc_range.prot of an ACQUIRE. PIN: only make room for the range and hand its chunks over;
  * of their contents nothing can be said. They stay pinned until an ACQUIRE with PINNED has succeeded, one for each
  * PIN, which therefore needs no room and no chunks, and brings none that the PIN did not; or until the mapping ends.
- * PINNED alone gives a PIN up. The two name the same range. EAGAIN: more than 4096 PINs of a mapping; EINVAL: a PINNED
+ * PINNED alone gives a PIN up. The two name the same range. EAGAIN: more than 4096 PINs of a mapping or 65,536 of a user; EINVAL: a PINNED
  * without a PIN.
  */
 #define GAIA_PROT_PIN 4u
@@ -135,7 +135,10 @@ struct gaia_ioc_file {
 	uint32_t reserved;
 };
 
-/* Ask for a text (JSON), which comes as a sealed memfd in a message MSG_REPORT. */
+/*
+ * Ask for a text (JSON), which comes as a sealed memfd in a message MSG_REPORT. EAGAIN: there is no room for it in the
+ * client's socket just now, or others are sending; it is not waited for.
+ */
 #define GAIA_REPORT_STATUS 1u		/* of the mount */
 #define GAIA_REPORT_RESIDENCY 2u	/* of the descriptor's file */
 struct gaia_ioc_report {

@@ -276,8 +276,12 @@ static void take_nameless_files(int hoarder)
 			shared->error = errno;
 			break;
 		}
-		if (open(mnt_file(&mnt, name), O_PATH | O_CLOEXEC) < 0 || unlink(mnt_file(&mnt, name)))
+		if (open(mnt_file(&mnt, name), O_PATH | O_CLOEXEC) < 0)
 			break;
+		if (unlink(mnt_file(&mnt, name))) {
+			shared->error = errno;
+			break;
+		}
 		close(fd);
 		hostile_add(&shared->count);
 	}
@@ -303,6 +307,51 @@ static int take_nameless_files_by_four(void *arg)
 	return 0;
 }
 
+/* Files that nobody has looked at before. */
+static int one_reads_a_file(void *arg)
+{
+	struct stat st;
+	char byte;
+	int fd;
+
+	(void)arg;
+	child_become(SOMEBODY, SOMEBODY);
+	CHILD_CHECK(!stat(mnt_file(&mnt, "old/looked-at"), &st));
+	fd = open(mnt_file(&mnt, "old/opened"), O_RDONLY | O_CLOEXEC);
+	CHILD_CHECK(fd >= 0);
+	CHILD_CHECK(read(fd, &byte, 1) == 1 && byte == 'o');
+	return 0;
+}
+
+#define OLD 40
+#define SLACK 10 /* descriptors in use for a moment while the others took theirs */
+
+/*
+ * No more files become nameless, though they were there before, or never have a name. Others are opened meanwhile,
+ * whose descriptors may be closed, but make no room.
+ */
+static int takes_more(void *arg)
+{
+	char name[32];
+	int fd, more = 0;
+
+	(void)arg;
+	child_become(NOBODY, NOBODY);
+	for (int n = 0; n < OLD; n++) {
+		snprintf(name, sizeof(name), "open/old-%d", n);
+		CHILD_CHECK(open(mnt_file(&mnt, name), O_PATH | O_CLOEXEC) >= 0);
+		fd = open(mnt_file(&mnt, "old/opened"), O_RDONLY);
+		CHILD_CHECK(fd >= 0 && !close(fd));
+		more += open(mnt_file(&mnt, "open"), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600) >= 0;
+		if (n % 2)
+			more += !unlink(mnt_file(&mnt, name));
+		else
+			more += !rename(mnt_file(&mnt, "open/old-1"), mnt_file(&mnt, name));
+	}
+	CHILD_CHECK(more < SLACK);
+	return 0;
+}
+
 static int one_makes_files(void *arg)
 {
 	int fd;
@@ -314,17 +363,38 @@ static int one_makes_files(void *arg)
 	return unlink(mnt_file(&mnt, "open/again"));
 }
 
+/* Not through the mount, which so has not heard of it. */
+static void put_beneath(const char *name, uid_t uid)
+{
+	int fd = openat(mnt.backing_fd, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+
+	cr_assert_geq(fd, 0, "%s: %s", name, strerror(errno));
+	cr_assert_eq(write(fd, "o", 1), 1);
+	cr_assert_eq(fchown(fd, uid, uid), 0);
+	close(fd);
+}
+
 EACH_WAY_BARE(hoard, nameless_files)
 {
+	char name[32];
 	pid_t pid;
 
 	start_with_few_descriptors();
 	cr_assert_eq(mkdir(mnt_file(&mnt, "open"), 0755), 0);
 	cr_assert_eq(chmod(mnt_file(&mnt, "open"), 01777), 0);
+	cr_assert_eq(mkdirat(mnt.backing_fd, "old", 0755), 0);
+	put_beneath("old/looked-at", 0);
+	put_beneath("old/opened", 0);
+	for (int n = 0; n < OLD; n++) {
+		snprintf(name, sizeof(name), "open/old-%d", n);
+		put_beneath(name, NOBODY);
+	}
 	pid = hostile_attack(take_nameless_files_by_four);
 	for (int i = 1; i < HOARDERS; i++)
 		cr_assert(gate_pass(ready));
 	others_are_served();
+	cr_assert_eq(child_run(one_reads_a_file, NULL), 0);
+	cr_assert_eq(child_run(takes_more, NULL), 0);
 	cr_assert_eq(shared->error, ENFILE, "%d files, then %s", shared->count, strerror(shared->error));
 	child_kill(pid);
 	/* They are given back with their files. */

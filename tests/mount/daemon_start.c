@@ -118,6 +118,8 @@ ON_TOP(bad_usage_is_one_line)
 	refused("--user-limit", "--user-limit clients=0 dir");
 	refused("--user-limit", "--user-limit clients=1,dogs=2 dir");
 	refused("--user-limit", "--user-limit clients=1, dir");
+	refused("--user-limit", "--user-limit tickets=1 dir");
+	refused("--user-limit", "--user-limit pins=1 dir");
 	refused("--user-limit", "--user-limit clients=1x dir");
 	refused("--storage-io", "--storage-io often dir");
 	refused("nonsense", "-o nonsense dir");

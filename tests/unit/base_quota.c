@@ -135,4 +135,7 @@ Test(quota, has_names)
 	cr_assert_eq(quota_named("clients", 6), QUOTA_COUNT);
 	cr_assert_eq(quota_named("directories=3", 11), QUOTA_directories);
 	cr_assert_eq(quota_named("", 0), QUOTA_COUNT);
+	/* These are not for --user-limit. */
+	cr_assert_eq(quota_named("tickets", 7), QUOTA_COUNT);
+	cr_assert_eq(quota_named("pins", 4), QUOTA_COUNT);
 }

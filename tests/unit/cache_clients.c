@@ -148,6 +148,27 @@ Test(reader, loses_its_copy_on_request_like_any)
 	end();
 }
 
+/* Advice needs no right to write the file, so it is no way to evict what others use. */
+Test(advice, to_drop_leaves_what_another_client_maps)
+{
+	struct client *one, *other;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 8 }, 4 * GAIA_CHUNK);
+	one = new_client(0);
+	other = new_client(0);
+	cr_assert_eq(client_acquire(one, 0, 2 * GAIA_CHUNK, GAIA_PROT_READ), 0);
+	cr_assert_eq(client_acquire(other, 0, 1, GAIA_PROT_READ), 0);
+	release_all(one);
+	release_all(other);
+	cr_assert_eq(cache_advise(one->mapping, 0, 4 * GAIA_CHUNK, GAIA_ADVISE_DONTNEED), 0);
+	cr_assert_eq(rig_device_used(rig, 0), GAIA_CHUNK, "what the adviser alone maps is gone");
+	cr_assert_eq(other->revoked, 0);
+	client_end(other);
+	cr_assert_eq(cache_advise(one->mapping, 0, 4 * GAIA_CHUNK, GAIA_ADVISE_DONTNEED), 0);
+	cr_assert_eq(rig_device_used(rig, 0), 0);
+	end();
+}
+
 Test(reader, shares_where_the_device_can_keep_it_from_writing)
 {
 	struct client *reader, *writer;

@@ -735,18 +735,9 @@ Test(grants, to_a_client_that_does_not_read_end_it, .init = begin, .fini = end, 
 	struct peer p = join();
 	struct gaia_ioc_range io = range(&p, map(&p, 0, GAIA_CHUNK), 0, GAIA_PAGE);
 
+	fake_fill_socket(io.map);
 	io.prot = RW;
-	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), 0);
-	/* Reports that nobody reads, until the socket is full. */
-	for (;;) {
-		struct gaia_ioc_report report = { .key = p.key, .what = GAIA_REPORT_STATUS };
-		int err = wire_ioctl(file, GAIA_IOC_REPORT, &report);
-
-		if (err) {
-			cr_assert_eq(err, -ENOTCONN);
-			break;
-		}
-	}
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), -ENOTCONN);
 	leave(&p, 1);
 }
 
@@ -918,14 +909,13 @@ Test(revoking, is_not_held_up_by_a_full_socket, .init = begin, .fini = end, .tim
 	leave(&full, 1);
 }
 
-static atomic_bool reported;
+static atomic_bool acquired;
 
-static void *report_in_thread(void *arg)
+/* The chunk is handed over in a message, which waits for room. */
+static void *await_room_in_thread(void *arg)
 {
-	struct gaia_ioc_report io = { .key = *(struct gaia_client_key *)arg, .what = GAIA_REPORT_STATUS };
-
-	wire_ioctl(file, GAIA_IOC_REPORT, &io);
-	reported = true;
+	acquire_in_thread(arg);
+	acquired = true;
 	return NULL;
 }
 
@@ -933,20 +923,22 @@ static void *report_in_thread(void *arg)
 Test(revoking, is_not_held_up_by_another_message, .init = begin, .fini = end, .timeout = 60)
 {
 	struct peer full = join(), good = join();
-	pthread_t thread, reporter;
+	struct gaia_ioc_range io;
+	pthread_t thread, sender;
 	void *result;
 
 	map(&good, 0, GAIA_CHUNK);
-	fake_fill_socket(map(&full, 0, GAIA_CHUNK));
-	cr_assert_eq(pthread_create(&reporter, NULL, report_in_thread, &full.key), 0);
+	io = range(&full, map(&full, 0, GAIA_CHUNK), 0, GAIA_PAGE);
+	fake_fill_socket(io.map);
+	cr_assert_eq(pthread_create(&sender, NULL, await_room_in_thread, &io), 0);
 	fake_await_sender(full.key.id);
 	cr_assert_eq(pthread_create(&thread, NULL, revoke_all_in_thread, NULL), 0);
 	answer_revoke(&good);
-	cr_assert_not(reported);
+	cr_assert_not(acquired);
 	close(full.sock);
 	cr_assert_eq(pthread_join(thread, &result), 0);
 	cr_assert_eq((intptr_t)result, 1);
-	cr_assert_eq(pthread_join(reporter, NULL), 0);
+	cr_assert_eq(pthread_join(sender, NULL), 0);
 	sem_wait(&fake_unmapped);
 	leave(&good, 1);
 }
@@ -971,6 +963,73 @@ Test(revoking, without_a_question_has_no_answer, .init = begin, .fini = end, .ti
 	sem_wait(&fake_unmapped);
 	close(full.sock);
 	leave(&good, 1);
+}
+
+/* ---- acquires to come ---- */
+
+static int acquire_as(struct peer *p, uint64_t id, unsigned prot)
+{
+	struct gaia_ioc_range io = range(p, id, 0, GAIA_PAGE);
+
+	io.prot = prot;
+	return wire_ioctl(file, GAIA_IOC_ACQUIRE, &io);
+}
+
+static unsigned pins_used(void)
+{
+	return quota_use(fake_quota(), QUOTA_pins).used;
+}
+
+Test(pins, are_limited_for_each_user, .init = begin, .fini = end, .timeout = 60)
+{
+	struct peer p, other;
+	uint64_t first, second, others;
+
+	quota_set_each(fake_quota(), QUOTA_pins, 2);
+	fake_uid = 1000;
+	p = join();
+	first = map(&p, 0, GAIA_CHUNK);
+	second = map(&p, 0, GAIA_CHUNK);
+	cr_assert_eq(acquire_as(&p, first, GAIA_PROT_READ | GAIA_PROT_PIN), 0);
+	cr_assert_eq(acquire_as(&p, second, GAIA_PROT_READ | GAIA_PROT_PIN), 0);
+	cr_assert_eq(acquire_as(&p, second, GAIA_PROT_READ | GAIA_PROT_PIN), -EAGAIN);
+	cr_assert_eq(fake_seen().pins, 2);
+	fake_uid = 1001;
+	other = join();
+	others = map(&other, 0, GAIA_CHUNK);
+	cr_assert_eq(acquire_as(&other, others, GAIA_PROT_READ | GAIA_PROT_PIN), 0);
+	/* By who comes, and by who gives up. */
+	cr_assert_eq(acquire_as(&p, first, GAIA_PROT_READ | GAIA_PROT_PINNED), 0);
+	cr_assert_eq(acquire_as(&p, second, GAIA_PROT_PINNED), 0);
+	cr_assert_eq(pins_used(), 1);
+	cr_assert_eq(acquire_as(&p, second, GAIA_PROT_READ | GAIA_PROT_PIN), 0);
+	cr_assert_eq(acquire_as(&p, second, GAIA_PROT_READ | GAIA_PROT_PIN), 0);
+	cr_assert_eq(pins_used(), 3);
+	leave(&p, 2);
+	leave(&other, 1);
+	/* With the mapping, a moment after it. */
+	while (pins_used())
+		sched_yield();
+}
+
+Test(pins, that_fail_are_none, .init = begin, .fini = end)
+{
+	struct peer p = join();
+	uint64_t id = map(&p, 0, GAIA_CHUNK);
+
+	fake_errors.pin = -ENOMEM;
+	cr_assert_eq(acquire_as(&p, id, GAIA_PROT_READ | GAIA_PROT_PIN), -ENOMEM);
+	fake_errors.pin = 0;
+	cr_assert_eq(pins_used(), 0);
+	cr_assert_eq(acquire_as(&p, id, GAIA_PROT_READ | GAIA_PROT_PIN), 0);
+	/* One that comes and fails may come again. */
+	fake_errors.acquire = -EIO;
+	cr_assert_eq(acquire_as(&p, id, GAIA_PROT_READ | GAIA_PROT_PINNED), -EIO);
+	cr_assert_eq(pins_used(), 1);
+	fake_errors.acquire = 0;
+	cr_assert_eq(acquire_as(&p, id, GAIA_PROT_READ | GAIA_PROT_PINNED), 0);
+	cr_assert_eq(pins_used(), 0);
+	leave(&p, 1);
 }
 
 /* ---- looking ---- */
@@ -1069,6 +1128,27 @@ Test(reports, of_other_users_are_for_root, .init = begin, .fini = end)
 	json_decref(got);
 	leave(&a, 1);
 	close(b.sock);
+}
+
+/* Who asks and does not read holds up nobody, as the threads that answer are few. */
+Test(reports, wait_for_no_room, .init = begin, .fini = end, .timeout = 60)
+{
+	struct peer full = join();
+	struct gaia_ioc_report io = { .key = full.key, .what = GAIA_REPORT_STATUS };
+	struct gaia_ioc_range acquire = range(&full, map(&full, 0, GAIA_CHUNK), 0, GAIA_PAGE);
+	pthread_t sender;
+
+	acquired = false;
+	fake_fill_socket(acquire.map);
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_REPORT, &io), -EAGAIN);
+	/* It is a client still; nor is a message waited for that waits for room itself. */
+	cr_assert_eq(pthread_create(&sender, NULL, await_room_in_thread, &acquire), 0);
+	fake_await_sender(full.key.id);
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_REPORT, &io), -EAGAIN);
+	cr_assert_not(acquired);
+	close(full.sock);
+	cr_assert_eq(pthread_join(sender, NULL), 0);
+	sem_wait(&fake_unmapped);
 }
 
 Test(reports, on_files_need_a_file, .init = begin, .fini = end)
