@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 
 #include "base/log.h"
+#include "device/cuda/internal.h"
 
 bool on_sim;
 struct ceilings ceilings;
@@ -48,7 +49,14 @@ struct device *bench_device(uint64_t capacity)
 	return device_of(0, capacity);
 }
 
-char *new_slabs(struct device *dev, unsigned n)
+/* The device's pinner registers slabs beside what runs: until then a row would be one of staged copies. */
+void settle_slabs(struct device *dev, char *slabs, unsigned n)
+{
+	for (unsigned i = 0; i < n && !on_sim; i++)
+		cuda_host_settle(to_cuda(dev), slabs + i * CHUNK);
+}
+
+char *new_slabs(struct device *dev, unsigned n, bool settled)
 {
 	size_t bytes = n * CHUNK;
 	char *raw = mmap(NULL, bytes + CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *at;
@@ -63,6 +71,8 @@ char *new_slabs(struct device *dev, unsigned n)
 	memset(at, 0x11, bytes);
 	for (unsigned i = 0; i < n && dev->ops->host_slab; i++)
 		dev->ops->host_slab(dev, at + i * CHUNK, true);
+	if (settled)
+		settle_slabs(dev, at, n);
 	return at;
 }
 
@@ -91,8 +101,8 @@ void scene_begin(struct scene *s, struct device *dev, unsigned chunks)
 	*s = (struct scene){ .dev = dev, .n = chunks };
 	alloc_chunks(dev, s->mem, chunks);
 	alloc_chunks(dev, s->other, chunks);
-	s->host = new_slabs(dev, chunks);
-	s->base = new_slabs(dev, chunks);
+	s->host = new_slabs(dev, chunks, true);
+	s->base = new_slabs(dev, chunks, true);
 	for (unsigned c = 0; c < chunks; c++)
 		runs[c] = (struct dev_run){ .mem = s->mem[c], .npages = GAIA_CHUNK_PAGES,
 					    .host = s->base + c * CHUNK };

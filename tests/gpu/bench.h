@@ -39,8 +39,9 @@ struct scene {
 void scene_begin(struct scene *s, struct device *dev, unsigned chunks);
 void scene_end(struct scene *s);
 
-/* Slabs as the page cache makes them; announced. */
-char *new_slabs(struct device *dev, unsigned n);
+/* Slabs as the page cache makes them; announced. @settled: and registered, where that can be. */
+char *new_slabs(struct device *dev, unsigned n, bool settled);
+void settle_slabs(struct device *dev, char *slabs, unsigned n);
 void free_slabs(struct device *dev, char *slabs, unsigned n);
 
 /* Runs of an operation on @pages pages of the scene; every other page is one of its own if @scattered. */
