@@ -144,8 +144,10 @@ sweep() {
 } 2> /dev/null
 
 # section NAME LIMIT COMMAND...: runs it for at most LIMIT seconds, and as long as the phase's time lasts; its standard
-# output is rows. $hook, if set, prints more of them. Returns 0 if it is done.
+# output is rows. $hook, if set, prints more of them. $noted, if set, is an exit status that is no failure. Returns 0 if
+# it is done.
 hook=
+noted=
 section() {
 	local name=$1 limit=$2 cut="" left started pid reader status n bad note verdict
 	shift 2
@@ -183,6 +185,10 @@ section() {
 	case $status in
 	0) verdict="done" ;;
 	77) verdict=skipped ;;
+	"$noted")
+		verdict="done"
+		note="this is only noted: $note"
+		;;
 	124 | 137)
 		if [ $((now - started)) -lt $((limit * 1000)) ]; then
 			note="killed: $note"
