@@ -121,6 +121,12 @@ CUresult kernel_empty(CUstream stream)
 	return fake_cuda_launch(stream, nothing, NULL);
 }
 
+CUresult kernel_trap(CUstream stream)
+{
+	fake_cuda_fail_later(1, CUDA_ERROR_LAUNCH_FAILED);
+	return kernel_empty(stream);
+}
+
 struct spin {
 	double us;
 	const uint32_t *stop;

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "gpu.h"
+#include "stalls.h"
 
 /* ---- what runs meanwhile ---- */
 
@@ -691,6 +692,7 @@ static const struct section sections[] = {
 	{ "kernel", 25, section_kernel },
 	{ "wait", 15, section_wait },
 	{ "round_trip", 6, section_round_trip },
+	{ "assumptions", 24, section_assumptions },
 	{ NULL, 0, NULL },
 };
 
