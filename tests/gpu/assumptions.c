@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -28,7 +29,9 @@ static void put_result(const char *call, CUresult r)
 	const char *name = NULL;
 	char text[80];
 
-	if (cu.GetErrorName(r, &name) || !name)
+	if (!r)
+		name = "no error";
+	else if (cu.GetErrorName(r, &name) || !name)
 		name = "unknown";
 	snprintf(text, sizeof(text), "%d, %s", (int)r, name);
 	row_text(call, text);
@@ -112,6 +115,10 @@ static void break_context(void)
 	CUcontext ctx;
 	CUstream s;
 
+	if (getenv("CUDA_MPS_PIPE_DIRECTORY") || !access("/tmp/nvidia-mps", F_OK)) {
+		row_not_run("a context that a kernel broke", "with MPS it may break those of other programs");
+		return;
+	}
 	gpu_start();
 	reset = (CUresult(*)(CUdevice))driver_lookup("cuDevicePrimaryCtxReset", 12000);
 	if (!reset)

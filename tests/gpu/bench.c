@@ -181,6 +181,13 @@ double bytes_of(enum dev_kind kind, unsigned pages)
 	return (double)pages * GAIA_PAGE * (kind == DEV_PULL ? 2 : 1);
 }
 
+void put_rate(double bytes, double us, double ceiling)
+{
+	row_rate(bytes, us, ceiling);
+	if (bytes <= 2 * ceilings.l2)
+		row_bool("in_l2", true);
+}
+
 const char *kind_name(enum dev_kind kind)
 {
 	return device_kind_name(kind);
@@ -293,7 +300,7 @@ static void kind_row(struct scene *s, struct device *from, enum dev_kind kind, u
 	row_samples("us", &us);
 	if (bare > 0)
 		row_number("bare_us", bare);
-	row_rate(bytes_of(kind, pages), median(&us), ceiling_of(kind));
+	put_rate(bytes_of(kind, pages), median(&us), ceiling_of(kind));
 	row_end();
 }
 

@@ -73,7 +73,7 @@ static void pieces_row(struct scene scene[WAYS], enum dev_kind kind, unsigned pa
 	row_samples("kernel_us", &us[BY_KERNEL]);
 	row_samples("engine_us", &us[ENGINE]);
 	row_text("faster", median(&us[BY_KERNEL]) < median(&us[ENGINE]) ? "kernel" : "engine");
-	row_rate(bytes, best, ceiling_of(kind));
+	put_rate(bytes, best, ceiling_of(kind));
 	row_end();
 }
 
@@ -186,7 +186,7 @@ void section_both_ways(void)
 		row_samples("us", &both_us);
 		row_number("copy_in_alone_us", median(&in_us));
 		row_number("copy_out_alone_us", median(&out_us));
-		row_rate(2.0 * n * CHUNK, median(&both_us), ceilings.to_device + ceilings.to_host);
+		put_rate(2.0 * n * CHUNK, median(&both_us), ceilings.to_device + ceilings.to_host);
 		row_end();
 	}
 	scene_end(&s);
@@ -329,12 +329,12 @@ void section_slabs(void)
 	row_samples("registered_us", &us[SECOND]);
 	row_samples("register_us", &us[REGISTER]);
 	row_samples("slab_goes_us", &us[GOES]);
-	row_rate(CHUNK, median(&us[SECOND]), ceilings.to_device);
+	put_rate(CHUNK, median(&us[SECOND]), ceilings.to_device);
 	row_end();
 	row_begin("copy in of 2 MiB from memory that was not announced");
 	row_number("bytes", CHUNK);
 	row_samples("us", &us[UNKNOWN]);
-	row_rate(CHUNK, median(&us[UNKNOWN]), ceilings.to_device);
+	put_rate(CHUNK, median(&us[UNKNOWN]), ceilings.to_device);
 	row_end();
 	dev->ops->free(dev, mem);
 	dev->ops->destroy(dev);

@@ -73,6 +73,17 @@ static CUresult unmap_that_waits(CUdeviceptr at, size_t bytes)
 	return ((CUresult(*)(CUdeviceptr, size_t))fake_cuda_entry("cuMemUnmap"))(at, bytes);
 }
 
+/* With a cache, as a GPU has one. */
+static CUresult attribute(int *out, CUdevice_attribute which, CUdevice dev)
+{
+	if (which == CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE) {
+		*out = 1 << 20;
+		return CUDA_SUCCESS;
+	}
+	return ((CUresult(*)(int *, CUdevice_attribute, CUdevice))fake_cuda_entry("cuDeviceGetAttribute"))(out, which,
+													   dev);
+}
+
 static const struct {
 	const char *name;
 	void *function;
@@ -88,6 +99,8 @@ static void *lookup(const char *name)
 
 	if (getenv("GAIAFS_PLAYED_WAITS") && !strcmp(name, "cuMemUnmap"))
 		return unmap_that_waits;
+	if (!strcmp(name, "cuDeviceGetAttribute"))
+		return attribute;
 	for (size_t i = 0; i < sizeof(more) / sizeof(more[0]) && !function; i++)
 		if (!strcmp(more[i].name, name))
 			function = more[i].function;
