@@ -340,11 +340,11 @@ void measure_kinds(bool few)
 	struct scene s;
 
 	scene_begin(&s, dev, chunks);
-	for (unsigned k = 0; k < (few ? 3 : ARRAY_LEN(kinds)); k++)
+	for (unsigned k = 0; k < ARRAY_LEN(kinds); k++)
 		for (unsigned pages = 1; pages <= pages_max; pages *= pages == 512 ? 32 : 8) {
 			double bare;
 
-			if (few && pages != 1 && pages != 512 && pages != PAGES_MAX)
+			if (few && pages != 512 && (k >= 3 || (pages != 1 && pages != PAGES_MAX)))
 				continue;
 			bare = few ? 0 : bare_us(kinds[k], pages);
 			for (unsigned scattered = 0; scattered < (pages > 1 ? 2 : 1); scattered++)
@@ -537,7 +537,7 @@ static const struct section sections[] = {
 	{ "latency", 6, section_latency },
 	{ "detect", 25, section_detect },
 	{ "pieces", 15, section_pieces },
-	{ "busy", 30, section_busy },
+	{ "busy", 33, section_busy },
 	{ "memory", 6, section_memory },
 	{ "slabs", 5, section_slabs },
 	{ "both_ways", 5, section_both_ways },

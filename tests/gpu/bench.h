@@ -62,6 +62,8 @@ const char *kind_name(enum dev_kind kind);
 /* The sections that `busy` runs again, smaller. */
 void measure_kinds(bool few);
 void measure_latency(bool few);
+void measure_both_ways(bool few);
+void measure_memory(bool few);
 /* detect.c */
 void measure_detect(bool few);
 void section_detect(void);

@@ -143,14 +143,13 @@ static void await(unsigned n)
 		die("a copy failed: %s", strerror(-both_err));
 }
 
-void section_both_ways(void)
+void measure_both_ways(bool few)
 {
 	static struct dev_run in_runs[BENCH_CHUNKS], out_runs[BENCH_CHUNKS];
-	unsigned chunks = quick ? 2 : 32;
+	unsigned chunks = quick ? 2 : few ? 8 : 32;
 	struct device *dev;
 	struct scene s;
 
-	bench_start();
 	sem_init(&both_done, 0, 0);
 	dev = bench_device((2 * chunks + 16) * CHUNK);
 	scene_begin(&s, dev, chunks);
@@ -193,6 +192,12 @@ void section_both_ways(void)
 	dev->ops->destroy(dev);
 }
 
+void section_both_ways(void)
+{
+	bench_start();
+	measure_both_ways(false);
+}
+
 /* ---- memory ---- */
 
 #define SERIES 64u
@@ -217,7 +222,7 @@ static void into(struct series *s, unsigned i, double us)
 }
 
 /* Allocates, frees, and lets the device have its chunks ready again. */
-static void memory_rows(bool exported)
+static void memory_rows(bool exported, unsigned rounds)
 {
 	unsigned n = quick ? 20 : SERIES;
 	struct device *dev = bench_device(2 * SERIES * CHUNK);
@@ -227,7 +232,7 @@ static void memory_rows(bool exported)
 	memset(&alloc, 0, sizeof(alloc));
 	memset(&export_, 0, sizeof(export_));
 	memset(&free_, 0, sizeof(free_));
-	for (unsigned round = 0; round < (quick ? 1 : 3); round++) {
+	for (unsigned round = 0; round < rounds; round++) {
 		usleep(quick ? 10000 : 200000);
 		for (unsigned i = 0; i < n; i++) {
 			double t0 = now_us();
@@ -264,11 +269,17 @@ static void memory_rows(bool exported)
 	dev->ops->destroy(dev);
 }
 
+void measure_memory(bool few)
+{
+	memory_rows(true, few || quick ? 1 : 3);
+	if (!few)
+		memory_rows(false, quick ? 1 : 3);
+}
+
 void section_memory(void)
 {
 	bench_start();
-	memory_rows(true);
-	memory_rows(false);
+	measure_memory(false);
 }
 
 /* ---- slabs ---- */
