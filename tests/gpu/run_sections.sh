@@ -143,6 +143,21 @@ sweep() {
 	done
 } 2> /dev/null
 
+# rows_end PID: whether the reader of rows ends: not if nothing has come from it for 2 s, nor after 30 s in all.
+rows_end() {
+	local size=-1 before until
+	clock
+	until=$((now + 30000))
+	while [ "$now" -lt "$until" ]; do
+		before=$size
+		size=$(stat -c %s "$result")
+		[ "$size" != "$before" ] || return 1
+		! gone "$1" 2 || return 0
+		clock
+	done
+	return 1
+}
+
 # section NAME LIMIT COMMAND...: runs it for at most LIMIT seconds, and as long as the phase's time lasts; its standard
 # output is rows. $hook, if set, prints more of them. $noted, if set, is an exit status that is no failure. Returns 0 if
 # it is done.
@@ -169,7 +184,7 @@ section() {
 	status=$?
 	# Who was started by it, and lives on, still has its standard output.
 	left=
-	if ! gone "$reader" 2; then
+	if ! rows_end "$reader"; then
 		left=" (it left processes behind)"
 		sweep "$number"
 		gone "$reader" 5 || kill -KILL "$reader" 2> /dev/null
