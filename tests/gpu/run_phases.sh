@@ -262,12 +262,12 @@ phase_sanitizer() {
 	done
 }
 
-# Of Nsight Compute's table: kernel, metric, unit, value are what its heading says.
+# Of Nsight Compute's table, a row a launch: ID, kernel, metric, unit, value are what its heading says.
 ncu_rows() {
-	local line at name=-1 metric=-1 unit=-1 value=-1 n=0
+	local line at id=-1 name=-1 metric=-1 unit=-1 value=-1 launch="" row=""
 	local -a cells
 	[ -r "$work/ncu.csv" ] || return
-	while IFS= read -r line && [ "$n" -lt 1600 ]; do
+	while IFS= read -r line; do
 		[[ $line == \"*\" ]] || continue
 		line=${line#\"}
 		line=${line%\"}
@@ -280,6 +280,7 @@ ncu_rows() {
 		if [ "$name" -lt 0 ]; then
 			for at in "${!cells[@]}"; do
 				case ${cells[at]} in
+				ID) id=$at ;;
 				"Kernel Name") name=$at ;;
 				"Metric Name") metric=$at ;;
 				"Metric Unit") unit=$at ;;
@@ -290,10 +291,14 @@ ncu_rows() {
 		fi
 		at=${cells[value]//,/}
 		[[ $at =~ ^-?(0|[1-9][0-9]*)(\.[0-9]+)?$ ]] || continue
-		n=$((n + 1))
-		printf '{"section": "%s", "what": %s, "metric": %s, "unit": %s, "value": %s}\n' "$1" "$(quoted "${cells[name]}")" \
-			"$(quoted "${cells[metric]}")" "$(quoted "${cells[unit]}")" "$at"
+		if [ "$launch" != "${cells[id]}" ]; then
+			[ -z "$row" ] || printf '%s}\n' "$row"
+			launch=${cells[id]}
+			row="{\"section\": \"$1\", \"what\": $(quoted "${cells[name]}")"
+		fi
+		row+=", $(quoted "${cells[metric]}${cells[unit]:+ (${cells[unit]})}"): $at"
 	done < "$work/ncu.csv"
+	[ -z "$row" ] || printf '%s}\n' "$row"
 }
 
 phase_ncu() {

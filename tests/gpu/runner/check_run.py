@@ -172,8 +172,9 @@ def tools(build):
         rows = [(row["section"], row["n"]) for row in scene.rows("sanitizer") if row.get("what") == "errors"]
         expect(rows == [("memcheck", 0), ("racecheck", 2), ("initcheck", 5)], "sanitizer: %s" % rows)
         rows = [row for row in scene.rows("ncu") if "what" in row]
-        expect(rows == [{"section": "kinds", "what": "void work<(dev_kind)3>(const page_item *, unsigned int)", "metric": "gpu__time_duration.sum", "unit": "ns",
-                         "value": 1234.5}], "ncu: %s" % rows)
+        name = "void work<(dev_kind)%d>(const page_item *, unsigned int)"
+        expect(rows == [{"section": "kinds", "what": name % 3, "gpu__time_duration.sum (ns)": 1234.5, "launch__grid_size": 16},
+                        {"section": "kinds", "what": name % 0, "launch__grid_size": 1}], "ncu: %s" % rows)
         page = page_of(scene.out)
         expect("racecheck** failed" in page and "SIMULATED" not in page, "the page: %s" % page)
         left = scene.is_clean()
