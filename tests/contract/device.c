@@ -52,14 +52,15 @@ static void on_device(void (*test)(struct device *dev), struct device *dev)
 static struct device *new_cuda(uint32_t copy_from)
 {
 	const struct cuda_config config = { .capacity = CHUNKS * GAIA_CHUNK };
+	const struct cuda_api *api;
 	struct device *dev = NULL;
+	const char *why = "";
 
-	if (on_real_gpu()) {
-		cr_assert_eq(device_cuda_create(&config, &dev), 0);
-		return dev;
-	}
-	fake_cuda_start(2 * CHUNKS * GAIA_CHUNK);
-	cr_assert_eq(cuda_create(fake_cuda_api(), &config, copy_from, &dev), 0);
+	if (!on_real_gpu())
+		fake_cuda_start(2 * CHUNKS * GAIA_CHUNK);
+	api = on_real_gpu() ? cuda_driver(&why) : fake_cuda_api();
+	cr_assert_not_null(api, "%s", why);
+	cr_assert_eq(cuda_create(api, &config, copy_from, &dev), 0);
 	return dev;
 }
 

@@ -46,10 +46,12 @@ static void on_pair(void (*test)(const struct pair *p), struct device *to, struc
 static struct device *new_cuda(unsigned index, uint32_t copy_from)
 {
 	const struct cuda_config config = { .index = index, .capacity = CHUNKS * GAIA_CHUNK };
+	const char *why = "";
+	const struct cuda_api *api = on_real_gpu() ? cuda_driver(&why) : fake_cuda_api();
 	struct device *dev = NULL;
 
-	cr_assert_eq(on_real_gpu() ? device_cuda_create(&config, &dev) :
-				     cuda_create(fake_cuda_api(), &config, copy_from, &dev), 0);
+	cr_assert_not_null(api, "%s", why);
+	cr_assert_eq(cuda_create(api, &config, copy_from, &dev), 0);
 	return dev;
 }
 

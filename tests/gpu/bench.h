@@ -39,8 +39,9 @@ struct scene {
 void scene_begin(struct scene *s, struct device *dev, unsigned chunks);
 void scene_end(struct scene *s);
 
-/* Slabs as the page cache makes them; announced. */
-char *new_slabs(struct device *dev, unsigned n);
+/* Slabs as the page cache makes them; announced. @settled: and registered, where that can be. */
+char *new_slabs(struct device *dev, unsigned n, bool settled);
+void settle_slabs(struct device *dev, char *slabs, unsigned n);
 void free_slabs(struct device *dev, char *slabs, unsigned n);
 
 /* Runs of an operation on @pages pages of the scene; every other page is one of its own if @scattered. */
@@ -54,11 +55,15 @@ void run_op(struct device *dev, struct dev_op *op);
 double ceiling_of(enum dev_kind kind);
 /* Bytes that an operation on so many pages moves: over the bus, or from the GPU's memory. */
 double bytes_of(enum dev_kind kind, unsigned pages);
+/* row_rate(), and "in_l2" where so few bytes may be in the GPU's cache, which the ceilings know nothing of. */
+void put_rate(double bytes, double us, double ceiling);
 const char *kind_name(enum dev_kind kind);
 
 /* The sections that `busy` runs again, smaller. */
 void measure_kinds(bool few);
 void measure_latency(bool few);
+void measure_both_ways(bool few);
+void measure_memory(bool few);
 /* detect.c */
 void measure_detect(bool few);
 void section_detect(void);

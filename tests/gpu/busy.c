@@ -94,6 +94,15 @@ static void beside(struct other *o, double alone, const char *what, void (*measu
 	row_end();
 }
 
+static const char *const left_out[] = {
+	"operations of other sizes",
+	"copies from another GPU",
+	"the latency of pulling, arming, copying within and zeroing",
+	"kernel against copy engine",
+	"slabs",
+	"allocating chunks that are not exported",
+};
+
 void section_busy(void)
 {
 	struct other o;
@@ -113,5 +122,9 @@ void section_busy(void)
 	beside(&o, alone, "latency", measure_latency);
 	beside(&o, alone, "kinds", measure_kinds);
 	beside(&o, alone, "detect", measure_detect);
+	beside(&o, alone, "both_ways", measure_both_ways);
+	beside(&o, alone, "memory", measure_memory);
 	other_end(&o);
+	for (unsigned i = 0; i < ARRAY_LEN(left_out); i++)
+		row_not_run(left_out[i], "left out beside another process: there is no time for all");
 }

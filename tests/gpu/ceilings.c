@@ -372,7 +372,7 @@ static const struct section sections[] = {
 	{ "host_access", 6, section_host_access },
 	{ "registration", 8, section_registration },
 	{ "both_ways", 4, section_both_ways },
-	{ "batched", 6, section_batched },
+	{ "batched", 10, section_batched },
 	{ "allocations", 4, section_allocations },
 	{ "between", 3, section_between },
 	{ "events", 3, section_events },

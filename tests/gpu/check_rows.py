@@ -59,6 +59,17 @@ def check(section, done):
     return rows
 
 
+L2 = 1 << 20 # the played GPU's
+
+
+def check_cached(rows):
+    """Rows of the bench that compare with a ceiling say whether their bytes may be in the GPU's cache."""
+    for row in rows:
+        cached = 'of_ceiling' in row and row['bytes'] <= 2 * L2
+        if row.get('in_l2', False) != cached and 'of_ceiling' in row:
+            fault(row['section'], f'of a cache of {L2} bytes: {row}')
+
+
 def sections():
     listed = subprocess.run([program, '--list'], stdout=subprocess.PIPE, text=True, check=True).stdout
     table = [line.split(' ') for line in listed.splitlines()]
@@ -78,6 +89,8 @@ def whole(arguments=()):
             fault(section, f'exit status {done.returncode}, {len(rows)} rows: {done.stderr}')
         else:
             print(f'{section}: {len(rows)} rows, {sum("not_run" in row for row in rows)} of them not run')
+        if section == 'kinds':
+            check_cached(rows)
     return all_rows
 
 

@@ -46,7 +46,7 @@ void section_copies(void)
 	void *host;
 
 	gpu_start();
-	largest = at_most(quick ? 4 * MIB : GIB, 1);
+	largest = at_most(quick ? 4 * MIB : 512 * MIB, 1);
 	s = new_stream();
 	dev = new_memory(largest);
 	host = new_pinned(largest);
@@ -298,6 +298,7 @@ static CUmemGenericAllocationHandle open_peer(CUdeviceptr *at, double *access)
 	double t0;
 
 	prop.location.id = desc.location.id = 1;
+	prop.allocFlags.gpuDirectRDMACapable = 0; /* as GPU 0 has it */
 	CU(MemAddressReserve(at, CHUNK, CHUNK, 0, 0));
 	CU(MemCreate(&handle, CHUNK, &prop, 0));
 	CU(MemMap(*at, CHUNK, 0, handle, 0));

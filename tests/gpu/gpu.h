@@ -34,7 +34,7 @@ void *new_pinned(size_t bytes); /* written to */
 CUdeviceptr address_of(void *pinned);
 
 /* Chunks of their own, as the daemon has them. */
-extern const CUmemAllocationProp chunk_prop;
+extern CUmemAllocationProp chunk_prop; /* complete after gpu_start() */
 extern const CUmemAccessDesc chunk_access;
 
 /* GB/s of this GPU, of large pieces. @within: bytes copied, not read and written. */
@@ -43,6 +43,7 @@ struct ceilings {
 	double within;
 	double read; /* by a kernel that only reads */
 	double set;
+	double l2; /* bytes; 0: not known */
 };
 struct ceilings measure_ceilings(void);
 

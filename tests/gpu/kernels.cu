@@ -32,6 +32,11 @@ static __global__ void empty()
 {
 }
 
+static __global__ void trap()
+{
+	__trap();
+}
+
 static __device__ __forceinline__ uint64_t nanoseconds()
 {
 	uint64_t t;
@@ -99,6 +104,11 @@ static CUresult launch(const void *kernel, unsigned blocks, unsigned threads, vo
 CUresult kernel_empty(CUstream stream)
 {
 	return launch((const void *)empty, 1, 32, NULL, stream);
+}
+
+CUresult kernel_trap(CUstream stream)
+{
+	return launch((const void *)trap, 1, 1, NULL, stream);
 }
 
 CUresult kernel_spin(double us, CUdeviceptr stop, int wide, CUstream stream)

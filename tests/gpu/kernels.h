@@ -15,6 +15,9 @@ extern "C" {
 
 CUresult kernel_empty(CUstream stream);
 
+/* Breaks the context. */
+CUresult kernel_trap(CUstream stream);
+
 /*
  * Runs for @us microseconds, or until the word at @stop is not 0 (@stop 0: there is none). @wide: on the whole
  * GPU; else as one block.

@@ -62,8 +62,8 @@ static void loop_rows(const struct file *f, unsigned char *p, size_t n, CUstream
 	end_timing(&plain);
 }
 
-/* The first queued acquire of a mapping registers memory for the words that streams wait for. */
-static void first_row(const struct file *f, CUstream s)
+/* (The words that streams wait for were registered by gaia_mmap().) */
+static void new_mapping_row(const struct file *f, CUstream s)
 {
 	struct timing t = { 0 };
 
@@ -78,7 +78,7 @@ static void first_row(const struct file *f, CUstream s)
 		release(p, CHUNK);
 		unmap(p, CHUNK);
 	}
-	put(&t, f, "the first gaia_acquire_on of a mapping, the call", 0, 0);
+	put(&t, f, "gaia_acquire_on of a new mapping, the call", 0, 0);
 }
 
 /* Each stream works on a half; then the two halves one after the other, on one stream. */
@@ -123,7 +123,7 @@ void section_streams(void)
 	s[0] = new_stream();
 	s[1] = new_stream();
 	file_begin(&f, file_size(quick ? 8 * MIB : 64 * MIB), FILE_OF_A_HOLE);
-	first_row(&f, s[0]);
+	new_mapping_row(&f, s[0]);
 	p = map(&f, f.bytes, 0);
 	for (size_t n = PAGE; n <= f.bytes; n = n < CHUNK ? CHUNK : n * 16)
 		loop_rows(&f, p, n, s[0]);

@@ -5,6 +5,7 @@
 #include <semaphore.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "bench.h"
@@ -72,7 +73,7 @@ static void pieces_row(struct scene scene[WAYS], enum dev_kind kind, unsigned pa
 	row_samples("kernel_us", &us[BY_KERNEL]);
 	row_samples("engine_us", &us[ENGINE]);
 	row_text("faster", median(&us[BY_KERNEL]) < median(&us[ENGINE]) ? "kernel" : "engine");
-	row_rate(bytes, best, ceiling_of(kind));
+	put_rate(bytes, best, ceiling_of(kind));
 	row_end();
 }
 
@@ -142,14 +143,13 @@ static void await(unsigned n)
 		die("a copy failed: %s", strerror(-both_err));
 }
 
-void section_both_ways(void)
+void measure_both_ways(bool few)
 {
 	static struct dev_run in_runs[BENCH_CHUNKS], out_runs[BENCH_CHUNKS];
-	unsigned chunks = quick ? 2 : 32;
+	unsigned chunks = quick ? 2 : few ? 8 : 32;
 	struct device *dev;
 	struct scene s;
 
-	bench_start();
 	sem_init(&both_done, 0, 0);
 	dev = bench_device((2 * chunks + 16) * CHUNK);
 	scene_begin(&s, dev, chunks);
@@ -185,11 +185,17 @@ void section_both_ways(void)
 		row_samples("us", &both_us);
 		row_number("copy_in_alone_us", median(&in_us));
 		row_number("copy_out_alone_us", median(&out_us));
-		row_rate(2.0 * n * CHUNK, median(&both_us), ceilings.to_device + ceilings.to_host);
+		put_rate(2.0 * n * CHUNK, median(&both_us), ceilings.to_device + ceilings.to_host);
 		row_end();
 	}
 	scene_end(&s);
 	dev->ops->destroy(dev);
+}
+
+void section_both_ways(void)
+{
+	bench_start();
+	measure_both_ways(false);
 }
 
 /* ---- memory ---- */
@@ -216,7 +222,7 @@ static void into(struct series *s, unsigned i, double us)
 }
 
 /* Allocates, frees, and lets the device have its chunks ready again. */
-static void memory_rows(bool exported)
+static void memory_rows(bool exported, unsigned rounds)
 {
 	unsigned n = quick ? 20 : SERIES;
 	struct device *dev = bench_device(2 * SERIES * CHUNK);
@@ -226,7 +232,7 @@ static void memory_rows(bool exported)
 	memset(&alloc, 0, sizeof(alloc));
 	memset(&export_, 0, sizeof(export_));
 	memset(&free_, 0, sizeof(free_));
-	for (unsigned round = 0; round < (quick ? 1 : 3); round++) {
+	for (unsigned round = 0; round < rounds; round++) {
 		usleep(quick ? 10000 : 200000);
 		for (unsigned i = 0; i < n; i++) {
 			double t0 = now_us();
@@ -263,11 +269,17 @@ static void memory_rows(bool exported)
 	dev->ops->destroy(dev);
 }
 
+void measure_memory(bool few)
+{
+	memory_rows(true, few || quick ? 1 : 3);
+	if (!few)
+		memory_rows(false, quick ? 1 : 3);
+}
+
 void section_memory(void)
 {
 	bench_start();
-	memory_rows(true);
-	memory_rows(false);
+	measure_memory(false);
 }
 
 /* ---- slabs ---- */
@@ -282,43 +294,58 @@ static double copy_in_us(struct device *dev, struct devmem *mem, char *host)
 	return now_us() - t0;
 }
 
-/* The first operation that names a slab registers it. */
+enum { FIRST, SETTLE, SECOND, REGISTER, GOES, UNKNOWN, SLAB_TIMES };
+
+/* What an announced slab costs, and copies from it; each time a new one. */
+static void slab_once(struct device *dev, struct devmem *mem, struct samples us[SLAB_TIMES])
+{
+	char *slab = new_slabs(dev, 1, false), *other;
+	double t0;
+
+	/* Staged, where the pinner is not the faster one. */
+	sample(&us[FIRST], copy_in_us(dev, mem, slab));
+	t0 = now_us();
+	settle_slabs(dev, slab, 1);
+	sample(&us[SETTLE], now_us() - t0);
+	sample(&us[SECOND], copy_in_us(dev, mem, slab));
+	other = new_slabs(dev, 1, false);
+	t0 = now_us();
+	settle_slabs(dev, other, 1);
+	sample(&us[REGISTER], now_us() - t0);
+	free_slabs(dev, other, 1);
+	t0 = now_us();
+	if (dev->ops->host_slab)
+		dev->ops->host_slab(dev, slab, false);
+	sample(&us[GOES], now_us() - t0);
+	sample(&us[UNKNOWN], copy_in_us(dev, mem, slab));
+	munmap(slab, CHUNK);
+}
+
 void section_slabs(void)
 {
-	unsigned n = quick ? 4 : 32;
-	struct samples first = { .n = 0 }, second = { .n = 0 }, end = { .n = 0 }, unknown = { .n = 0 };
+	struct samples us[SLAB_TIMES] = { 0 };
 	struct device *dev;
 	struct devmem *mem;
-	char *slabs;
 
 	bench_start();
 	dev = bench_device(16 * CHUNK);
 	if (dev->ops->alloc(dev, &mem))
 		die("no chunk");
-	slabs = new_slabs(dev, n);
-	for (unsigned i = 0; i < n; i++) {
-		sample(&first, copy_in_us(dev, mem, slabs + i * CHUNK));
-		sample(&second, copy_in_us(dev, mem, slabs + i * CHUNK));
-	}
-	for (unsigned i = 0; i < n && dev->ops->host_slab; i++) {
-		double t0 = now_us();
-
-		dev->ops->host_slab(dev, slabs + i * CHUNK, false);
-		sample(&end, now_us() - t0);
-	}
-	for (unsigned i = 0; i < n; i++)
-		sample(&unknown, copy_in_us(dev, mem, slabs + i * CHUNK));
+	for (unsigned i = 0; i < (quick ? 4 : 32); i++)
+		slab_once(dev, mem, us);
 	row_begin("copy in of 2 MiB from an announced slab");
 	row_number("bytes", CHUNK);
-	row_samples("first_us", &first);
-	row_samples("second_us", &second);
-	row_samples("slab_goes_us", &end);
-	row_rate(CHUNK, median(&second), ceilings.to_device);
+	row_samples("first_us", &us[FIRST]);
+	row_samples("then_until_registered_us", &us[SETTLE]);
+	row_samples("registered_us", &us[SECOND]);
+	row_samples("register_us", &us[REGISTER]);
+	row_samples("slab_goes_us", &us[GOES]);
+	put_rate(CHUNK, median(&us[SECOND]), ceilings.to_device);
 	row_end();
 	row_begin("copy in of 2 MiB from memory that was not announced");
 	row_number("bytes", CHUNK);
-	row_samples("us", &unknown);
-	row_rate(CHUNK, median(&unknown), ceilings.to_device);
+	row_samples("us", &us[UNKNOWN]);
+	put_rate(CHUNK, median(&us[UNKNOWN]), ceilings.to_device);
 	row_end();
 	dev->ops->free(dev, mem);
 	dev->ops->destroy(dev);

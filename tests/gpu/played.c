@@ -73,6 +73,17 @@ static CUresult unmap_that_waits(CUdeviceptr at, size_t bytes)
 	return ((CUresult(*)(CUdeviceptr, size_t))fake_cuda_entry("cuMemUnmap"))(at, bytes);
 }
 
+/* With a cache, as a GPU has one. */
+static CUresult attribute(int *out, CUdevice_attribute which, CUdevice dev)
+{
+	if (which == CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE) {
+		*out = 1 << 20;
+		return CUDA_SUCCESS;
+	}
+	return ((CUresult(*)(int *, CUdevice_attribute, CUdevice))fake_cuda_entry("cuDeviceGetAttribute"))(out, which,
+													   dev);
+}
+
 static const struct {
 	const char *name;
 	void *function;
@@ -88,6 +99,8 @@ static void *lookup(const char *name)
 
 	if (getenv("GAIAFS_PLAYED_WAITS") && !strcmp(name, "cuMemUnmap"))
 		return unmap_that_waits;
+	if (!strcmp(name, "cuDeviceGetAttribute"))
+		return attribute;
 	for (size_t i = 0; i < sizeof(more) / sizeof(more[0]) && !function; i++)
 		if (!strcmp(more[i].name, name))
 			function = more[i].function;
@@ -119,6 +132,12 @@ static void nothing(void *arg)
 CUresult kernel_empty(CUstream stream)
 {
 	return fake_cuda_launch(stream, nothing, NULL);
+}
+
+CUresult kernel_trap(CUstream stream)
+{
+	fake_cuda_fail_later(1, CUDA_ERROR_LAUNCH_FAILED);
+	return kernel_empty(stream);
 }
 
 struct spin {

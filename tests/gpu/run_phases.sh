@@ -25,16 +25,16 @@ criterion_counts() {
 }
 
 phase_right() {
-	section random 35 "${words[@]}" "$bin/gpu-random" "$random_on" "$([ -n "$rehearse" ] && echo 2 || echo 20)" 1
+	section random 25 "${words[@]}" "$bin/gpu-random" "$random_on" "$([ -n "$rehearse" ] && echo 2 || echo 10)" 1
 	# (The test harness of the next starts itself again, which our own loader stands in the way of.)
 	if [ -z "$direct" ]; then
 		not_run "${GPU_CHECK_OWN_GLIBC:+asked for our own C library: }they need the machine's, of $need or newer, which is ${have:-unknown}" \
 			contract contract-peer
 		return
 	fi
-	hook="criterion_counts contract" section contract 60 "${words[@]}" "$bin/contract_device" --jobs=1 --color=never --filter "$suites/*"
+	hook="criterion_counts contract" section contract "$([ "$gpus" -gt 1 ] && echo 50 || echo 70)" "${words[@]}" "$bin/contract_device" --jobs=1 --color=never --filter "$suites/*"
 	if [ "$gpus" -gt 1 ]; then
-		hook="criterion_counts contract-peer" section contract-peer 45 "${words[@]}" "$bin/contract_device_peer" --jobs=1 \
+		hook="criterion_counts contract-peer" section contract-peer 30 "${words[@]}" "$bin/contract_device_peer" --jobs=1 \
 			--color=never --filter "$suites/*"
 	else
 		not_run "there is one GPU" contract-peer
@@ -241,6 +241,7 @@ sanitizer_counts() {
 
 phase_sanitizer() {
 	local tool check
+	local noted=
 	tool=$(find_tool compute-sanitizer "${CUDA_HOME:-/usr/local/cuda}/bin" /usr/local/cuda*/bin /usr/local/cuda*/compute-sanitizer \
 		"$here/sanitizer")
 	if [ -z "$tool" ]; then
@@ -253,17 +254,20 @@ phase_sanitizer() {
 			section "$check" 10 "${words[@]}" "$tool" --tool "$check" --version
 			continue
 		fi
+		# It does not see what another process, or another GPU, wrote: that looks uninitialised.
+		noted=
+		[ "$check" != initcheck ] || noted=86
 		hook="sanitizer_counts $check" section "$check" 50 "${words[@]}" "$tool" --tool "$check" --target-processes all \
 			--error-exitcode 86 "$bin/gpu-random" "$random_on" 5 1
 	done
 }
 
-# Of Nsight Compute's table: kernel, metric, unit, value are what its heading says.
+# Of Nsight Compute's table, a row a launch: ID, kernel, metric, unit, value are what its heading says.
 ncu_rows() {
-	local line at name=-1 metric=-1 unit=-1 value=-1 n=0
+	local line at id=-1 name=-1 metric=-1 unit=-1 value=-1 launch="" row=""
 	local -a cells
 	[ -r "$work/ncu.csv" ] || return
-	while IFS= read -r line && [ "$n" -lt 500 ]; do
+	while IFS= read -r line; do
 		[[ $line == \"*\" ]] || continue
 		line=${line#\"}
 		line=${line%\"}
@@ -276,6 +280,7 @@ ncu_rows() {
 		if [ "$name" -lt 0 ]; then
 			for at in "${!cells[@]}"; do
 				case ${cells[at]} in
+				ID) id=$at ;;
 				"Kernel Name") name=$at ;;
 				"Metric Name") metric=$at ;;
 				"Metric Unit") unit=$at ;;
@@ -286,10 +291,14 @@ ncu_rows() {
 		fi
 		at=${cells[value]//,/}
 		[[ $at =~ ^-?(0|[1-9][0-9]*)(\.[0-9]+)?$ ]] || continue
-		n=$((n + 1))
-		printf '{"section": "%s", "what": %s, "metric": %s, "unit": %s, "value": %s}\n' "$1" "$(quoted "${cells[name]}")" \
-			"$(quoted "${cells[metric]}")" "$(quoted "${cells[unit]}")" "$at"
+		if [ "$launch" != "${cells[id]}" ]; then
+			[ -z "$row" ] || printf '%s}\n' "$row"
+			launch=${cells[id]}
+			row="{\"section\": \"$1\", \"what\": $(quoted "${cells[name]}")"
+		fi
+		row+=", $(quoted "${cells[metric]}${cells[unit]:+ (${cells[unit]})}"): $at"
 	done < "$work/ncu.csv"
+	[ -z "$row" ] || printf '%s}\n' "$row"
 }
 
 phase_ncu() {
@@ -300,12 +309,14 @@ phase_ncu() {
 		not_run "no ncu (Nsight Compute) on this machine" ${names[ncu]}
 		return
 	fi
+	# Of the daemon's kernel only; the first launches are the calibration's. The name that it prints has the template's
+	# arguments: which kind of operation it is.
 	for section in ${names[ncu]}; do
 		rm -f "$work/ncu.csv"
 		# (The program's own rows are left out: it is slower by what ncu does.)
 		hook="ncu_rows $section" section "$section" 30 "${words[@]}" "$tool" --csv --log-file "$work/ncu.csv" \
-			--target-processes all --launch-count 30 --metrics \
-			gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed,sm__throughput.avg.pct_of_peak_sustained_elapsed \
+			--target-processes all --kernel-name-base function --kernel-name 'regex:^work$' --launch-count 400 --metrics \
+			launch__grid_size,gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed,sm__throughput.avg.pct_of_peak_sustained_elapsed \
 			"$bin/gpu-bench$played" --quick "$section"
 		[ ! -e "$work/ncu.csv" ] || log_file "ncu: $section" "$work/ncu.csv"
 	done

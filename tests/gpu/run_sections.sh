@@ -143,9 +143,26 @@ sweep() {
 	done
 } 2> /dev/null
 
+# rows_end PID: whether the reader of rows ends: not if nothing has come from it for 2 s, nor after 30 s in all.
+rows_end() {
+	local size=-1 before until
+	clock
+	until=$((now + 30000))
+	while [ "$now" -lt "$until" ]; do
+		before=$size
+		size=$(stat -c %s "$result")
+		[ "$size" != "$before" ] || return 1
+		! gone "$1" 2 || return 0
+		clock
+	done
+	return 1
+}
+
 # section NAME LIMIT COMMAND...: runs it for at most LIMIT seconds, and as long as the phase's time lasts; its standard
-# output is rows. $hook, if set, prints more of them. Returns 0 if it is done.
+# output is rows. $hook, if set, prints more of them. $noted, if set, is an exit status that is no failure. Returns 0 if
+# it is done.
 hook=
+noted=
 section() {
 	local name=$1 limit=$2 cut="" left started pid reader status n bad note verdict
 	shift 2
@@ -167,7 +184,7 @@ section() {
 	status=$?
 	# Who was started by it, and lives on, still has its standard output.
 	left=
-	if ! gone "$reader" 2; then
+	if ! rows_end "$reader"; then
 		left=" (it left processes behind)"
 		sweep "$number"
 		gone "$reader" 5 || kill -KILL "$reader" 2> /dev/null
@@ -183,6 +200,10 @@ section() {
 	case $status in
 	0) verdict="done" ;;
 	77) verdict=skipped ;;
+	"$noted")
+		verdict="done"
+		note="this is only noted: $note"
+		;;
 	124 | 137)
 		if [ $((now - started)) -lt $((limit * 1000)) ]; then
 			note="killed: $note"

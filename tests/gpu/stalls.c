@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "gpu.h"
+#include "stalls.h"
 
 /* ---- what runs meanwhile ---- */
 
@@ -301,10 +302,15 @@ static void nothing(void)
 }
 
 #define STEPS 6
-#define UNDER_GAIA_LOCK "client/internal.h, rule 5: a driver called under gaia_lock may wait for its streams"
+/*
+ * What a call of the connection's thread holds up: a mapping, which others wait for (rule 4), and never a turn
+ * (rule 3).
+ */
+#define RULE_3 ". client/internal.h: rule 3: the turns thread waits for nobody who may be in the driver"
 
 static const struct call {
 	const char *name;
+	/* FILE: text. A function() that the text names is in the file: check_decides.py. */
 	const char *decides_own;   /* where a stream of the same process is what runs */
 	const char *decides_other; /* where another process is; NULL: the same */
 	void (*call)(void);
@@ -312,37 +318,37 @@ static const struct call {
 } calls[] = {
 	/* First: only a first launch can show it. */
 	{ "the first launch of a kernel, and its end",
-	  "daemon/device/cuda/kernels.cu: kernels are loaded when they are first launched (CUDA_MODULE_LOADING)", NULL,
+	  "daemon/device/cuda/queue.c: launch(): kernels are loaded when first launched (CUDA_MODULE_LOADING)", NULL,
 	  launch, { create_stream }, { destroy_stream } },
 	{ "cuMemUnmap",
-	  "client/cuda.c: cuda_clear(). " UNDER_GAIA_LOCK,
-	  "daemon/README.md: cuMemUnmap does not wait for other programs' kernels (cuda_free())",
+	  "client/cuda.c: cuda_clear() and cuda_unreserve()" RULE_3,
+	  "daemon/device/cuda/memory.c: unmap(), by the keeper: does it wait for other programs' kernels?",
 	  unmap, { reserve, create, map, set_access }, { release, unreserve } },
 	{ "cuMemHostUnregister",
-	  "client/cuda_stream.c: end_flags(), in gaia_munmap()",
-	  "daemon/README.md: cuMemHostUnregister does not wait for other programs' kernels (frames_trim())",
+	  "client/cuda_stream.c: cuda_flags_end(), in gaia_munmap(), when the mapping's work has ended",
+	  "daemon/device/cuda/host.c: cuda_host_slab(), for frames_trim(): does it wait for other programs' kernels?",
 	  unregister_host, { register_host }, { nothing } },
 	{ "cuMemHostRegister",
-	  "client/cuda_stream.c: new_flags(), in the first *_on of a mapping",
-	  "daemon/device/cuda/host.c: the issuer registers a slab when an operation first names it",
+	  "client/cuda_stream.c: cuda_flags_make(), in gaia_mmap()",
+	  "daemon/device/cuda/host.c: pin_next(), by the pinner: operations go on, staged",
 	  register_host, { nothing }, { unregister_host } },
 	{ "cuMemSetAccess",
-	  "client/cuda.c: cuda_place(). " UNDER_GAIA_LOCK,
-	  "daemon/README.md: cuMemSetAccess() does not wait for what runs (make_chunks(), peer.c)",
+	  "client/cuda.c: allow(), in cuda_place()" RULE_3,
+	  "daemon/device/cuda/memory.c: make_chunks(): does it wait for what runs?",
 	  set_access, { reserve, create, map }, { unmap, release, unreserve } },
 	{ "cuMemMap",
-	  "client/cuda.c: cuda_place(). " UNDER_GAIA_LOCK,
-	  "daemon/README.md: creating a chunk takes about 190 us (create_and_map())",
+	  "client/cuda.c: map_chunk(), in cuda_place()" RULE_3,
+	  "daemon/device/cuda/memory.c: create_and_map(): who allocates, or the keeper, is held up",
 	  map, { reserve, create }, { unmap, release, unreserve } },
 	{ "cuMemImportFromShareableHandle",
-	  "client/cuda.c: cuda_place(). " UNDER_GAIA_LOCK, NULL,
+	  "client/cuda.c: map_chunk(), in cuda_place()" RULE_3, NULL,
 	  import_chunk, { create, export_chunk }, { release_imported, close_fd, release } },
 	{ "cuMemRelease",
-	  "client/cuda.c: cuda_place(). " UNDER_GAIA_LOCK,
-	  "daemon/device/cuda/memory.c: cuda_free() releases in the caller's thread",
+	  "client/cuda.c: map_chunk(), in cuda_place()" RULE_3,
+	  "daemon/device/cuda/memory.c: unmap(), by the keeper",
 	  release, { create }, { nothing } },
 	{ "cuMemCreate",
-	  "daemon/README.md: creating a chunk takes about 190 us", NULL,
+	  "daemon/device/cuda/memory.c: create_and_map(): who allocates, or the keeper, is held up", NULL,
 	  create, { nothing }, { release } },
 	{ "cuMemExportToShareableHandle",
 	  "daemon/device/cuda/memory.c: cuda_export_fd(), when a client first needs a chunk", NULL,
@@ -354,7 +360,7 @@ static const struct call {
 	  "daemon/device/cuda/memory.c: make_armed(), for each 256 chunks", NULL,
 	  allocate, { nothing }, { deallocate } },
 	{ "cuEventSynchronize of another stream",
-	  "daemon/device/cuda/queue.c: the completer waits for its own stream only", NULL,
+	  "daemon/device/cuda/queue.c: cuda_completer_main() waits for its own stream only", NULL,
 	  synchronize_event, { record }, { destroy_stream } },
 	{ "copying 2 MiB to the device on another stream, and its end",
 	  "daemon/device/cuda/queue.c: operations go on beside what programs run", NULL,
@@ -495,7 +501,7 @@ static void peer_access_row(void)
 	row_number("us", t0);
 	row_bool("waited", t0 > us / 2);
 	row_text("decides",
-		 "daemon/README.md: cuMemSetAccess() for one more GPU does not wait for what runs on the chunk");
+		 "daemon/device/cuda/peer.c: cuda_source_open(): does it wait for what runs on the chunk?");
 	row_end();
 	unmap();
 	release();
@@ -584,7 +590,7 @@ static void queue_turn(CUstream s, uint32_t value)
 	CU(StreamWaitValue32(s, turn.word_dev, value, CU_STREAM_WAIT_VALUE_GEQ));
 }
 
-#define DECIDES_TURNS "client/cuda_stream.c: what a gaia_acquire_on() costs beyond the acquire"
+#define DECIDES_TURNS "client/cuda_stream.c: cuda_queue(): what a gaia_acquire_on() costs beyond the acquire"
 
 static void one_turn_row(const char *what, CUstream s, uint32_t *value)
 {
@@ -686,6 +692,7 @@ static const struct section sections[] = {
 	{ "kernel", 25, section_kernel },
 	{ "wait", 15, section_wait },
 	{ "round_trip", 6, section_round_trip },
+	{ "assumptions", 24, section_assumptions },
 	{ NULL, 0, NULL },
 };
 

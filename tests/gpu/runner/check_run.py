@@ -167,11 +167,14 @@ def tools(build):
             expect(not any(row.get("simulated") for row in scene.rows(phase)), "this is no rehearsal: %s" % scene.rows(phase))
         status = {name: row["status"] for name, row in scene.status("sanitizer").items()}
         expect(status == {"memcheck": "done", "racecheck": "failed", "initcheck": "done"}, "sanitizer: %s" % status)
+        note = scene.status("sanitizer")["initcheck"]["note"]
+        expect("only noted" in note and "5 errors" in note, "initcheck: %s" % note)
         rows = [(row["section"], row["n"]) for row in scene.rows("sanitizer") if row.get("what") == "errors"]
-        expect(rows == [("memcheck", 0), ("racecheck", 2), ("initcheck", 0)], "sanitizer: %s" % rows)
+        expect(rows == [("memcheck", 0), ("racecheck", 2), ("initcheck", 5)], "sanitizer: %s" % rows)
         rows = [row for row in scene.rows("ncu") if "what" in row]
-        expect(rows == [{"section": "kinds", "what": "copy(struct run *, int)", "metric": "gpu__time_duration.sum", "unit": "ns",
-                         "value": 1234.5}], "ncu: %s" % rows)
+        name = "void work<(dev_kind)%d>(const page_item *, unsigned int)"
+        expect(rows == [{"section": "kinds", "what": name % 3, "gpu__time_duration.sum (ns)": 1234.5, "launch__grid_size": 16},
+                        {"section": "kinds", "what": name % 0, "launch__grid_size": 1}], "ncu: %s" % rows)
         page = page_of(scene.out)
         expect("racecheck** failed" in page and "SIMULATED" not in page, "the page: %s" % page)
         left = scene.is_clean()
@@ -194,6 +197,17 @@ def contact(build):
         expect(not scene.is_clean(), "left behind: %s" % scene.is_clean())
         code, said, _ = scene.run(STUB_GPUS="hangs", GPU_CHECK_PATIENCE="1")
         expect(code == 1 and said.count("\n") == 1 and "does not answer" in said, "it hangs: %d, %r" % (code, said))
+        with open(os.path.join(scene.out, "diagnosis.txt")) as file:
+            text = file.read()
+        expect(text.count("does not answer within") == 2 and "no other place is tried" in text,
+               "other places were tried after one that hangs: %s" % text[-400:])
+        expect(not scene.is_clean(), "left behind: %s" % scene.is_clean())
+        # $OUT is where results go, where that is a directory and nothing else is said.
+        other = os.path.join(scene.dir, "other")
+        os.mkdir(other)
+        subprocess.run([os.path.join(scene.bundle, "run")], env=dict(scene.env, STUB_GPUS="none", OUT=other), check=False,
+                       stdout=subprocess.DEVNULL, timeout=120)
+        expect("diagnosis.txt" in os.listdir(other), "$OUT: %s" % os.listdir(other))
         expect(not scene.is_clean(), "left behind: %s" % scene.is_clean())
         # cuBLAS of the bundle's version, where pip and conda put it; and nowhere.
         with open(os.path.join(scene.bundle, "cublas"), "w") as file:
@@ -201,13 +215,15 @@ def contact(build):
         for variable, below in (("VIRTUAL_ENV", "lib/python3.9/site-packages/nvidia/cublas/lib"), ("CONDA_PREFIX", "lib"),
                                 ("VIRTUAL_ENV", "lib/python3.12/site-packages/nvidia/cu13/lib"),
                                 ("HOME", ".local/lib/python3.11/site-packages/nvidia/cu12/lib"), ("CUDA_HOME", "lib64"),
-                                ("HOME", "elsewhere")):
+                                ("PATH", "lib/python3.13/site-packages/nvidia/cu13/lib"), ("HOME", "elsewhere")):
             root = os.path.join(scene.dir, "root")
             place = os.path.join(root, below)
             os.makedirs(place)
             with open(os.path.join(place, "libcublas.so.99"), "w"):
                 pass
-            scene.run(STUB_GPUS="none", **{variable: root})
+            os.makedirs(os.path.join(root, "bin"))
+            os.symlink(sys.executable, os.path.join(root, "bin", "python3"))
+            scene.run(STUB_GPUS="none", **{variable: root + "/bin:" + os.environ["PATH"] if variable == "PATH" else root})
             with open(os.path.join(scene.out, "diagnosis.txt")) as file:
                 says = "libcublas.so.99: " + ("nowhere" if below == "elsewhere" else place)
                 expect(says + "\n" in file.read(), "cuBLAS: not %r" % says)
