@@ -49,11 +49,18 @@ struct device *bench_device(uint64_t capacity)
 	return device_of(0, capacity);
 }
 
+static bool refused; /* memory could not be registered */
+
 /* The device's pinner registers slabs beside what runs: until then a row would be one of staged copies. */
 void settle_slabs(struct device *dev, char *slabs, unsigned n)
 {
-	for (unsigned i = 0; i < n && !on_sim; i++)
+	for (unsigned i = 0; i < n && !on_sim; i++) {
+		uint64_t lenders = 0;
+
 		cuda_host_settle(to_cuda(dev), slabs + i * CHUNK);
+		refused |= !cuda_host_address(to_cuda(dev), slabs + i * CHUNK, &lenders);
+		cuda_host_return(lenders);
+	}
 }
 
 char *new_slabs(struct device *dev, unsigned n, bool settled)
@@ -186,6 +193,8 @@ void put_rate(double bytes, double us, double ceiling)
 	row_rate(bytes, us, ceiling);
 	if (bytes <= 2 * ceilings.l2)
 		row_bool("in_l2", true);
+	if (refused)
+		row_bool("staged", true);
 }
 
 const char *kind_name(enum dev_kind kind)

@@ -55,7 +55,10 @@ void run_op(struct device *dev, struct dev_op *op);
 double ceiling_of(enum dev_kind kind);
 /* Bytes that an operation on so many pages moves: over the bus, or from the GPU's memory. */
 double bytes_of(enum dev_kind kind, unsigned pages);
-/* row_rate(), and "in_l2" where so few bytes may be in the GPU's cache, which the ceilings know nothing of. */
+/*
+ * row_rate(); "staged" where memory could not be registered; "in_l2" where so few bytes may be in the GPU's
+ * cache, which the ceilings know nothing of.
+ */
 void put_rate(double bytes, double us, double ceiling);
 const char *kind_name(enum dev_kind kind);
 
