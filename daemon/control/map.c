@@ -21,11 +21,15 @@ static int pin_count(struct map *map)
 	return 0;
 }
 
-/* It has one less, or not got it. */
+/* It has one less, or not got it. A count is no reason to end the daemon: where there is none left nothing is given back. */
 static void pin_uncount(struct map *map)
 {
-	bug_on(atomic_fetch_sub(&map->pins, 1) == 0);
-	quota_give(map->client->ctl->quota, QUOTA_pins, map->client->uid);
+	unsigned n = atomic_load(&map->pins);
+
+	while (n > 0 && !atomic_compare_exchange_weak(&map->pins, &n, n - 1))
+		;
+	if (n > 0)
+		quota_give(map->client->ctl->quota, QUOTA_pins, map->client->uid);
 }
 
 void map_put(struct map *map)

@@ -170,6 +170,12 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 	if (err)
 		goto free_lists;
 	pthread_mutex_lock(&lock);
+	/* As the page cache: an acquire that was not announced is refused. */
+	if ((prot & GAIA_PROT_PINNED) && fake_cache.pins <= 0) {
+		pthread_mutex_unlock(&lock);
+		err = -EINVAL;
+		goto free_lists;
+	}
 	fake_cache.acquires += bring;
 	fake_cache.pins += pin - !!(prot & GAIA_PROT_PINNED);
 	fake_cache.off = off;
