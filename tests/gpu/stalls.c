@@ -53,7 +53,7 @@ static bool bg_is_running(void)
 
 static bool kernel_start(double us)
 {
-	*bg_word = 0;
+	__atomic_store_n(bg_word, 0, __ATOMIC_RELEASE);
 	CU(EventRecord(bg_begins, bg_stream));
 	KERNEL(kernel_spin(us, bg_word_dev, 0, bg_stream));
 	CU(EventRecord(bg_ends, bg_stream));
@@ -66,7 +66,7 @@ static bool kernel_end(void)
 {
 	bool was_running = bg_is_running();
 
-	*bg_word = 1;
+	__atomic_store_n(bg_word, 1, __ATOMIC_RELEASE);
 	CU(StreamSynchronize(bg_stream));
 	return was_running;
 }
@@ -92,7 +92,7 @@ static bool wait_start(double us)
 {
 	CUresult r;
 
-	*bg_word = 0;
+	__atomic_store_n(bg_word, 0, __ATOMIC_RELEASE);
 	releaser.us = us;
 	atomic_store(&releaser.now, false);
 	CU(EventRecord(bg_begins, bg_stream));
