@@ -63,5 +63,6 @@ int control_grant(void *client, uint64_t map, unsigned prot, const uint64_t *idx
 int control_revoke(void *client, uint64_t map, uint64_t idx);
 void control_revoke_many(struct cache_revoke *list, unsigned n);
 bool control_alive(void *client);
+int control_spans(void *client, bool more);
 
 #endif

@@ -32,6 +32,16 @@ static void pin_uncount(struct map *map)
 		quota_give(map->client->ctl->quota, QUOTA_pins, map->client->uid);
 }
 
+int control_spans(void *client, bool more)
+{
+	struct client *c = client;
+
+	if (more)
+		return quota_take(c->ctl->quota, QUOTA_span_blocks, c->uid);
+	quota_give(c->ctl->quota, QUOTA_span_blocks, c->uid);
+	return 0;
+}
+
 void map_put(struct map *map)
 {
 	if (atomic_fetch_sub(&map->refs, 1) != 1)

@@ -122,6 +122,7 @@ static const struct cache_host host = {
 	.revoke = control_revoke,
 	.revoke_many = control_revoke_many,
 	.alive = control_alive,
+	.spans = control_spans,
 };
 
 const struct cache_host *fs_cache_host(void)

@@ -10,7 +10,7 @@
  */
 #include <stdlib.h>
 
-#include "pagecache/internal.h"
+#include "pagecache/state.h"
 
 /* One acquire has at most one of so many parts of home under way. */
 #define AHEAD_SHARE 16u
@@ -27,22 +27,19 @@ void ahead_init(struct ahead *ah, struct replica **reps, uint64_t n, struct page
 }
 
 /* chunk->lock held. Whether page i will have to be read from the store, as far as can be told. */
-static bool will_be_read(struct replica *rep, unsigned self, unsigned i, bool write)
+static bool will_be_read(struct replica *rep, unsigned i, bool write)
 {
-	struct page_replica *buf[CACHE_MAX_DEVICES];
 	struct chunk *ch = rep->chunk;
 	enum track_step step;
-	struct page_view v;
 
 	if (page_present(ch, i) || page_ahead(ch, i) || page_limit(ch, i) == 0)
 		return false;
-	v = page_view(ch, i, buf);
-	step = track_plan(&v, self, write);
+	step = replica_step(rep, i, write);
 	if (step != TRACK_SEND && step != TRACK_PULL)
 		return false;
 	/* A device that has it sends it. */
-	for (unsigned k = 0; k < v.n; k++)
-		if (track_is_home(v.t, v.r[k]))
+	for (unsigned k = 0; k < ch->n_replicas; k++)
+		if (replica_is_home(ch->replica[k], i))
 			return false;
 	return true;
 }
@@ -60,15 +57,13 @@ static struct batch *batch_begin(const struct ahead *ah, uint64_t k)
 {
 	struct batch *bt = xcalloc(1, sizeof(*bt));
 	struct chunk *ch = ah->reps[k]->chunk;
-	unsigned self = 0, a, b, j;
+	unsigned a, b, j;
 
 	bt->fills = (struct fills)FILLS(bt->fills, true);
 	pages_of(ah, k, &a, &b);
 	pthread_mutex_lock(&ch->lock);
-	while (ch->replica[self] != ah->reps[k])
-		self++;
 	for (unsigned i = a; i < b; i++)
-		if (will_be_read(ah->reps[k], self, i, ah->write) && page_trylock(ch, i))
+		if (will_be_read(ah->reps[k], i, ah->write) && page_trylock(ch, i))
 			bit_set(bt->locked, i);
 	pthread_mutex_unlock(&ch->lock);
 	/* What cannot be read now is tried again at its turn. */

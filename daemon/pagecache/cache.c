@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "pagecache/internal.h"
+#include "pagecache/state.h"
 
 static int devices_init(struct cache *c, const struct cache_config *config)
 {

@@ -73,6 +73,13 @@ struct cache_host {
 	 * cache_unmap(). Quick, never blocks.
 	 */
 	bool (*alive)(void *client);
+
+	/*
+	 * Optional (NULL: any number). What a client's mappings hold are spans of pages, which take memory: before a
+	 * mapping has more than a few dozen, it asks for another few dozen (@more), and gives them back later. A negative errno:
+	 * there are no more; then nothing is acquired. Quick, called with locks held.
+	 */
+	int (*spans)(void *client, bool more);
 };
 
 struct cache_config {

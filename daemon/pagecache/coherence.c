@@ -13,166 +13,7 @@
 #include <string.h>
 
 #include "base/thread.h"
-#include "pagecache/internal.h"
-
-/* ---- views and twins ---- */
-
-struct page_view page_view(struct chunk *ch, unsigned i, struct page_replica **buf)
-{
-	for (unsigned k = 0; k < ch->n_replicas; k++)
-		buf[k] = &ch->replica[k]->page[i];
-	return (struct page_view){ &ch->track->page[i], buf, ch->n_replicas };
-}
-
-static struct page_extra *extra_find(struct chunk *ch, unsigned i)
-{
-	struct page_extra *x;
-
-	HASH_FIND(hh, ch->track->extra, &i, sizeof(i), x);
-	return x;
-}
-
-static struct page_extra *extra_make(struct chunk *ch, unsigned i)
-{
-	struct page_extra *x = extra_find(ch, i);
-
-	if (!x) {
-		x = xcalloc(1, sizeof(*x));
-		x->page = i;
-		HASH_ADD(hh, ch->track->extra, page, sizeof(x->page), x);
-	}
-	return x;
-}
-
-static void extra_maybe_free(struct chunk *ch, struct page_extra *x)
-{
-	if (x->twins || x->owners || x->under)
-		return;
-	HASH_DEL(ch->track->extra, x);
-	free(x);
-}
-
-static void twin_add(struct chunk *ch, unsigned i, track_id id, frame_t frame)
-{
-	struct page_extra *x = extra_make(ch, i);
-	struct twin *tw = xmalloc(sizeof(*tw));
-
-	*tw = (struct twin){ x->twins, id, frame };
-	x->twins = tw;
-	atomic_fetch_add(&ch->file->cache->n_twins, 1);
-	count(CTR_twins, 1);
-}
-
-static bool outstanding(const struct page_replica *r)
-{
-	return r->writers > 0 || (r->flags & REPLICA_AHEAD);
-}
-
-void twins_collect(struct chunk *ch, unsigned i)
-{
-	struct cache *c = ch->file->cache;
-	struct page_replica *buf[CACHE_MAX_DEVICES];
-	struct page_extra *x = extra_find(ch, i);
-	struct twin **at, *tw;
-	struct page_view v;
-	bool shared = false;
-
-	if (!x)
-		return;
-	v = page_view(ch, i, buf);
-	for (at = &x->twins; (tw = *at);) {
-		if (track_base_needed(&v, tw->id)) {
-			at = &tw->next;
-			continue;
-		}
-		*at = tw->next;
-		frames_give(&c->frames, &tw->frame, 1);
-		free(tw);
-		atomic_fetch_sub(&c->n_twins, 1);
-	}
-	for (unsigned k = 0; k < v.n; k++)
-		shared |= outstanding(v.r[k]);
-	if (!shared) {
-		free(x->owners);
-		x->owners = NULL;
-	}
-	extra_maybe_free(ch, x);
-}
-
-char *under_bytes(struct chunk *ch, unsigned i)
-{
-	struct page_extra *x = ch->track ? extra_find(ch, i) : NULL;
-
-	return x && x->under ? frame_ptr(&ch->file->cache->frames, x->under) : NULL;
-}
-
-void under_drop(struct chunk *ch, unsigned i)
-{
-	struct page_extra *x = ch->track ? extra_find(ch, i) : NULL;
-
-	if (!x || !x->under)
-		return;
-	frames_give(&ch->file->cache->frames, &x->under, 1);
-	x->under = 0;
-	extra_maybe_free(ch, x);
-}
-
-bool home_may_leave(struct chunk *ch, unsigned i)
-{
-	struct page_replica *buf[CACHE_MAX_DEVICES];
-	struct page_view v;
-
-	if (!ch->track || !cfile_is_passthrough(ch->file))
-		return true;
-	v = page_view(ch, i, buf);
-	if (track_ahead(&v) || track_base_needed(&v, v.t->home_id) || under_bytes(ch, i))
-		return false;
-	/* What is read next from the store may be something else. */
-	track_home_changed(&v);
-	return true;
-}
-
-const void *base_bytes(struct chunk *ch, unsigned i, track_id id)
-{
-	struct page_extra *x;
-
-	if (id == ch->track->page[i].home_id || fault_point("break.drop_twin"))
-		return page_ptr(ch, i);
-	x = extra_find(ch, i);
-	for (struct twin *tw = x ? x->twins : NULL; tw; tw = tw->next)
-		if (tw->id == id)
-			return frame_ptr(&ch->file->cache->frames, tw->frame);
-	bug("file %#lx chunk %lu page %u: base %u is nowhere", (unsigned long)ch->file->key,
-	    (unsigned long)ch->index, i, id);
-}
-
-static bool kernel_is_behind(const struct page_track *t)
-{
-	return t->pending > 0 && t->kernel_base != 0 && t->kernel_base != t->home_id;
-}
-
-bool home_base_needed(struct chunk *ch, unsigned i)
-{
-	struct page_replica *buf[CACHE_MAX_DEVICES];
-	struct page_view v = page_view(ch, i, buf);
-
-	return track_base_needed(&v, v.t->home_id) || kernel_is_behind(v.t);
-}
-
-/* Home's bytes change in place: keep the old ones where they are somebody's base; a new id. */
-static void home_change(struct chunk *ch, unsigned i, bool present, frame_t *spare)
-{
-	struct page_replica *buf[CACHE_MAX_DEVICES];
-	struct page_view v = page_view(ch, i, buf);
-
-	if (track_base_needed(&v, v.t->home_id)) {
-		bug_on(!present || !*spare);
-		memcpy(frame_ptr(&ch->file->cache->frames, *spare), page_ptr(ch, i), GAIA_PAGE);
-		twin_add(ch, i, v.t->home_id, *spare);
-		*spare = 0;
-	}
-	track_home_changed(&v);
-}
+#include "pagecache/state.h"
 
 /* ---- races ---- */
 
@@ -190,23 +31,6 @@ static void races_note(struct chunk *ch, unsigned i, const void *home, const voi
 	pthread_mutex_unlock(&c->lock);
 }
 
-/* ---- windows ---- */
-
-uint16_t window_open(struct chunk *ch, unsigned i)
-{
-	atomic_fetch_add(&ch->file->n_windows, 1);
-	return track_window_open(&ch->track->page[i]);
-}
-
-void window_close(struct chunk *ch, unsigned i, uint16_t opened)
-{
-	pages_lock(ch, i, i + 1);
-	track_window_close(&ch->track->page[i], opened);
-	twins_collect(ch, i);
-	pages_unlock(ch, i, i + 1);
-	atomic_fetch_sub(&ch->file->n_windows, 1);
-}
-
 /* ---- writes by CPUs ---- */
 
 static void again_ask(struct chunk *ch, unsigned i)
@@ -214,7 +38,7 @@ static void again_ask(struct chunk *ch, unsigned i)
 	struct cache *c = ch->file->cache;
 	struct again *a;
 
-	if (fault_point("break.forget_again") || track_windows_suffice(&ch->track->page[i]))
+	if (fault_point("break.forget_again") || windows_suffice(ch, i))
 		return;
 	a = xmalloc(sizeof(*a));
 	*a = (struct again){ .chunk = chunk_ref(ch), .page = i, .opened = window_open(ch, i) };
@@ -229,13 +53,10 @@ static void again_ask(struct chunk *ch, unsigned i)
 static void kernel_write_merge(struct chunk *ch, unsigned i, const void *bytes, unsigned len,
 			       frame_t spare[2])
 {
-	struct frames *fr = &ch->file->cache->frames;
-	struct page_track *t = &ch->track->page[i];
-	struct page_replica *buf[CACHE_MAX_DEVICES];
-	struct page_view v = page_view(ch, i, buf);
-	uint8_t *home = page_ptr(ch, i), *wrote = frame_ptr(fr, spare[1]);
+	const struct page_track *t = &ch->track->page[i];
+	uint8_t *home = page_ptr(ch, i), *wrote = frame_ptr(&ch->file->cache->frames, spare[1]);
 	const uint8_t *base = base_bytes(ch, i, t->kernel_base);
-	struct page_extra *x = extra_find(ch, i);
+	uint8_t *owners = page_owners(ch, i);
 	size_t races;
 
 	memcpy(wrote, bytes, len);
@@ -249,123 +70,68 @@ static void kernel_write_merge(struct chunk *ch, unsigned i, const void *bytes, 
 	races = merge3(home, base, wrote, len, t->met ? MERGE_THEIRS_WINS : MERGE_HOME_WINS);
 	count(CTR_merges, 1);
 	count(CTR_merge_races, races);
-	if (x && x->owners)
+	if (owners)
 		for (unsigned k = 0; k < len; k++)
 			if (wrote[k] != base[k] && home[k] == wrote[k])
-				x->owners[k] = 0;
+				owners[k] = 0;
 	if (memcmp(home, wrote, GAIA_PAGE) == 0) {
-		track_kernel_given(t, t->home_id);
-	} else {
-		track_kernel_merged(t, track_fresh_id(&v));
-		twin_add(ch, i, t->kernel_base, spare[1]);
-		spare[1] = 0;
-		again_ask(ch, i);
+		kernel_given(ch, i);
+		return;
 	}
-	twins_collect(ch, i);
+	kernel_merged(ch, i, spare[1]);
+	spare[1] = 0;
+	again_ask(ch, i);
 }
 
 void kernel_page_write(struct chunk *ch, unsigned i, bool present, const void *bytes, unsigned len,
 		       frame_t spare[2])
 {
-	struct page_track *t = &ch->track->page[i];
-	uint8_t *home = page_ptr(ch, i);
-	struct page_extra *x;
+	uint8_t *home = page_ptr(ch, i), *owners;
 
-	if (t->pending > 0 && fault_point("break.lose_write_back"))
+	if (ch->track->page[i].pending > 0 && fault_point("break.lose_write_back"))
 		return;
-	if (kernel_is_behind(t)) {
+	if (kernel_is_behind(ch, i)) {
 		kernel_write_merge(ch, i, bytes, len, spare);
 		return;
 	}
 	if (!present || memcmp(home, bytes, len) != 0) {
 		home_change(ch, i, present, &spare[0]);
-		x = extra_find(ch, i);
-		if (x && x->owners)
-			merge_note_owner(x->owners, home, bytes, len, 0);
+		owners = page_owners(ch, i);
+		if (owners)
+			merge_note_owner(owners, home, bytes, len, 0);
 		memcpy(home, bytes, len);
 	}
-	track_kernel_given(t, t->home_id);
-	twins_collect(ch, i);
+	kernel_given(ch, i);
 }
 
 void exact_write(struct chunk *ch, unsigned i, bool present, unsigned off, const void *bytes,
 		 unsigned len, bool through, frame_t spare[2])
 {
-	struct frames *fr = &ch->file->cache->frames;
-	struct page_track *t = &ch->track->page[i];
-	struct page_replica *buf[CACHE_MAX_DEVICES];
-	struct page_view v = page_view(ch, i, buf);
-	uint8_t *home = page_ptr(ch, i);
-	track_id before = t->home_id;
-	struct page_extra *x;
+	uint8_t *home = page_ptr(ch, i), *owners;
+	track_id before = ch->track->page[i].home_id;
 
 	if (!present || memcmp(home + off, bytes, len) != 0) {
 		home_change(ch, i, present, &spare[0]);
 		memcpy(home + off, bytes, len);
 	}
-	x = extra_find(ch, i);
-	if (x && x->owners)
-		memset(x->owners + off, 0, len);
+	owners = page_owners(ch, i);
+	if (owners)
+		memset(owners + off, 0, len);
 	/* A part of a page is in a copy only that it had before. */
 	if (through && len == GAIA_PAGE)
-		track_kernel_given(t, t->home_id);
-	/*
-	 * The kernel's base has these bytes now, too: its copy has them, or it drops its copy. So home differs
-	 * from that base by what devices wrote only, and what the kernel sends wins over all that CPUs wrote
-	 * before, also where it made a page anew without reading it.
-	 */
-	if (t->pending > 0 && t->kernel_base == before) {
-		t->kernel_base = t->home_id;
-	} else if (kernel_is_behind(t)) {
-		uint8_t *base = frame_ptr(fr, spare[1]);
-
-		memcpy(base, base_bytes(ch, i, t->kernel_base), GAIA_PAGE);
-		memcpy(base + off, bytes, len);
-		t->kernel_base = track_fresh_id(&v);
-		twin_add(ch, i, t->kernel_base, spare[1]);
-		spare[1] = 0;
-	}
-	twins_collect(ch, i);
-}
-
-/* chunk->lock held, page locked. What a replica released of the page is void. */
-static void release_void(struct replica *rep, unsigned i)
-{
-	struct page_replica *r = &rep->page[i];
-
-	if (!(r->flags & REPLICA_AHEAD))
-		return;
-	chunk_count_ahead(rep->chunk, -1);
-	if (r->flags & REPLICA_SNAPPED)
-		rep->n_snapped--;
+		kernel_given(ch, i);
+	kernel_base_wrote(ch, i, before, off, bytes, len, &spare[1]);
 }
 
 void truncate_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[2])
 {
-	struct page_replica *buf[CACHE_MAX_DEVICES];
-	struct page_view v = page_view(ch, i, buf);
-
-	if (cut > 0)
-		exact_write(ch, i, true, cut, frame_zeros, GAIA_PAGE - cut, true, spare);
-	else
-		track_home_changed(&v); /* bases are void, too */
-	for (unsigned k = 0; k < ch->n_replicas; k++) {
-		struct replica *rep = ch->replica[k];
-		struct page_replica *r = &rep->page[i];
-
-		if (cut == 0)
-			release_void(rep, i);
-		if (!(r->flags & REPLICA_AHEAD) && fault_point("break.forget_truncated"))
-			r->seen = v.t->home_id;
-		else
-			track_truncated(r, cut);
+	if (cut == 0) {
+		home_void(ch, i);
+		return;
 	}
-	if (cut == 0 && !cfile_is_passthrough(ch->file)) {
-		/* The kernel drops its copy itself. But where it thinks that the file has grown again, it gets
-		 * zeros for READs beyond our end, of which nobody takes note. */
-		track_kernel_given(v.t, v.t->home_id);
-	}
-	twins_collect(ch, i);
+	exact_write(ch, i, true, cut, frame_zeros, GAIA_PAGE - cut, true, spare);
+	for (unsigned k = 0; k < ch->n_replicas; k++)
+		replica_cut(ch->replica[k], i, cut);
 }
 
 /* ---- fetch and merge ---- */
@@ -378,15 +144,6 @@ struct fetch {
 	frame_t frame[GAIA_CHUNK_PAGES];
 };
 
-/* What the release of one page needs, looked at before any bytes are moved. */
-static bool others_outstanding(struct chunk *ch, unsigned i, const struct replica *self)
-{
-	for (unsigned k = 0; k < ch->n_replicas; k++)
-		if (ch->replica[k] != self && outstanding(&ch->replica[k]->page[i]))
-			return true;
-	return false;
-}
-
 static bool is_plain_copy(const struct chunk *ch, const struct replica *rep, unsigned i)
 {
 	const struct page_replica *r = &rep->page[i];
@@ -397,11 +154,8 @@ static bool is_plain_copy(const struct chunk *ch, const struct replica *rep, uns
 /* Home's present bytes matter to the merge: as what is merged into, as a base, or for who wrote what. */
 static bool fetch_needs_home(struct chunk *ch, const struct replica *rep, unsigned i)
 {
-	const struct page_track *t = &ch->track->page[i];
-	const struct page_extra *x = extra_find(ch, i);
-
-	return !is_plain_copy(ch, rep, i) || others_outstanding(ch, i, rep) || (x && x->owners) ||
-	       t->pending > 0;
+	return !is_plain_copy(ch, rep, i) || others_outstanding(ch, i, rep) || page_owners(ch, i) ||
+	       ch->track->page[i].pending > 0;
 }
 
 static int fetch_move(struct fetch *fe)
@@ -438,78 +192,44 @@ static int fetch_move(struct fetch *fe)
 static void fetch_merge(struct fetch *fe, unsigned i, frame_t frame, frame_t *spare)
 {
 	struct chunk *ch = fe->ch;
-	struct frames *fr = &ch->file->cache->frames;
-	struct page_track *t = &ch->track->page[i];
-	struct page_replica *r = &fe->rep->page[i], *buf[CACHE_MAX_DEVICES];
-	struct page_view v = page_view(ch, i, buf);
-	bool multi = others_outstanding(ch, i, fe->rep), equal, snapped;
+	const struct page_replica *r = &fe->rep->page[i];
+	bool plain = is_plain_copy(ch, fe->rep, i), multi = others_outstanding(ch, i, fe->rep), equal;
 	unsigned limit = MIN((unsigned)r->cut, page_limit(ch, i));
 	unsigned owner = fe->rep->dev->index + 1;
-	uint8_t *theirs = frame_ptr(fr, frame), *home = NULL;
-	track_id seen = r->seen, kept = 0;
-	struct page_extra *x;
+	uint8_t *theirs = frame_ptr(&ch->file->cache->frames, frame), *owners;
+	uint8_t *home = page_present(ch, i) ? page_ptr(ch, i) : NULL;
+	const void *base = NULL;
+	size_t races;
 
-	if (page_present(ch, i))
-		home = page_ptr(ch, i);
+	if (r->seen != ch->track->page[i].home_id)
+		base = fault_point("break.wrong_base") ? frame_zeros : base_bytes(ch, i, r->seen);
 	/* Who wrote home's bytes matters to those that are still to be merged, of which this may be the last. */
-	x = multi ? extra_make(ch, i) : extra_find(ch, i);
-	if (multi && !x->owners)
-		x->owners = xcalloc(1, GAIA_PAGE);
-	if (x && !x->owners)
-		x = NULL;
+	owners = multi ? page_owners_make(ch, i) : page_owners(ch, i);
 	if (limit < GAIA_PAGE && r->cut == GAIA_PAGE)
 		memset(theirs + limit, 0, GAIA_PAGE - limit);
 
-	/* Its own base is not needed beyond this merge. */
-	r->seen = 0;
-	if (seen == t->home_id && r->cut == GAIA_PAGE) {
+	replica_merge_begin(fe->rep, i);
+	if (plain) {
 		/* Home equals base: a copy, in which the old frame can serve as the twin. */
-		frame_t old;
-
 		if (multi)
-			merge_note_owner(x->owners, home, theirs, GAIA_PAGE, owner);
-		old = page_set_frame(ch, i, frame);
-		if (old && track_base_needed(&v, t->home_id))
-			twin_add(ch, i, t->home_id, old);
-		else if (old)
-			frames_give(fr, &old, 1);
+			merge_note_owner(owners, home, theirs, GAIA_PAGE, owner);
+		home_replace(ch, i, frame);
 		frame = 0;
-		track_home_changed(&v);
 		equal = true;
-	} else if (seen == t->home_id) {
+	} else if (!base) {
 		home_change(ch, i, true, spare);
 		memcpy(home, theirs, limit);
 		equal = false;
 	} else {
-		const void *base;
-		size_t races;
-
-		r->seen = seen;
-		base = fault_point("break.wrong_base") ? frame_zeros : base_bytes(ch, i, seen);
-		r->seen = 0;
 		home_change(ch, i, true, spare);
 		races_note(ch, i, home, base, theirs, limit, owner);
-		races = x ? merge3_owned(home, x->owners, base, theirs, limit, owner) :
-			    merge3(home, base, theirs, limit, MERGE_THEIRS_WINS);
+		races = owners ? merge3_owned(home, owners, base, theirs, limit, owner) :
+				 merge3(home, base, theirs, limit, MERGE_THEIRS_WINS);
 		count(CTR_merges, 1);
 		count(CTR_merge_races, races);
 		equal = memcmp(home, theirs, GAIA_PAGE) == 0;
 	}
-	if (track_keep_released(r, equal)) {
-		kept = track_fresh_id(&v);
-		twin_add(ch, i, kept, frame);
-		frame = 0;
-	}
-	if (frame)
-		frames_give(fr, &frame, 1);
-	snapped = r->flags & REPLICA_SNAPPED;
-	track_merged(t, r, equal, kept);
-	if (snapped)
-		fe->rep->n_snapped--;
-	/* In this order: somebody may look whether there is anything for the store. */
-	pages_set_dirty(ch, i, i + 1);
-	chunk_count_ahead(ch, -1);
-	twins_collect(ch, i);
+	replica_merge_end(fe->rep, i, equal, frame);
 }
 
 /* Home is about to differ from the store by what the pages' releases wrote: see passthrough.c. */
@@ -534,7 +254,7 @@ static int fetch_keep_under(struct fetch *fe)
 			break;
 		memcpy(frame_ptr(&c->frames, frame), page_ptr(ch, i), GAIA_PAGE);
 		pthread_mutex_lock(&ch->lock);
-		extra_make(ch, i)->under = frame;
+		under_keep(ch, i, frame);
 		pthread_mutex_unlock(&ch->lock);
 	}
 	return err;
@@ -566,7 +286,7 @@ static int fetch_from(struct chunk *ch, struct replica *rep, unsigned a, unsigne
 	fe->n = 0;
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned i = a; i < b; i++) {
-		if (!(rep->page[i].flags & REPLICA_AHEAD))
+		if (!replica_ahead(rep, i))
 			continue;
 		fe->page[fe->n++] = (uint16_t)i;
 		if (!page_present(ch, i) && (passthrough || fetch_needs_home(ch, rep, i))) {
@@ -640,11 +360,9 @@ void page_drop_lost(struct chunk *ch, unsigned i)
 
 		if (!atomic_load(&rep->dev->gone))
 			continue;
-		release_void(rep, i);
-		track_truncated(&rep->page[i], 0);
+		replica_forget(rep, i);
 		replica_shadow_trim(rep);
 	}
-	twins_collect(ch, i);
 }
 
 /* ---- invalidating again ---- */

@@ -4,7 +4,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "pagecache/internal.h"
+#include "pagecache/state.h"
 
 /* ---- life ---- */
 

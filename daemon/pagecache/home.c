@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "pagecache/internal.h"
+#include "pagecache/state.h"
 
 #define READAHEAD_PAGES 128u /* beyond what a sequential reader asked for */
 #define FILL_PAGES 256u	     /* in one call to the store */
@@ -136,7 +136,7 @@ static struct replica *cheaper_replica(struct chunk *ch, unsigned a, unsigned n)
 			continue;
 		found = rep;
 		for (unsigned i = a; i < a + n && found; i++)
-			if (!track_is_home(&ch->track->page[i], &rep->page[i]))
+			if (!replica_is_home(rep, i))
 				found = NULL;
 	}
 	pthread_mutex_unlock(&ch->lock);
@@ -316,8 +316,7 @@ static void page_given(struct chunk *ch, unsigned i, bool kernel)
 		page_at(ch, i)->flags |= PAGE_GIVEN;
 	if (!ch->track || !kernel)
 		return;
-	track_kernel_given(&ch->track->page[i], ch->track->page[i].home_id);
-	twins_collect(ch, i);
+	kernel_given(ch, i);
 }
 
 /*
@@ -781,7 +780,7 @@ static void kernel_keeps(struct cfile *f, size_t len, uint64_t off)
 		pthread_mutex_lock(&ch->lock);
 		pages_lock(ch, a, b);
 		for (unsigned i = a; i < b && ch->track; i++)
-			track_kernel_kept(&ch->track->page[i]);
+			kernel_kept(ch, i);
 		pages_unlock(ch, a, b);
 		pthread_mutex_unlock(&ch->lock);
 		chunk_put(ch);

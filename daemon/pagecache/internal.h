@@ -33,6 +33,7 @@
 #include "consistency/merge.h"
 #include "consistency/track.h"
 #include "pagecache/cache.h"
+#include "pagecache/holds.h"
 
 /* ---- frames.c: home memory ---- */
 
@@ -119,7 +120,6 @@ struct chunk_track {
 };
 
 struct grant;
-struct part;
 struct replica;
 
 /*
@@ -252,7 +252,7 @@ struct replica {
 	TAILQ_ENTRY(replica) link; /* in dev->idle iff pins == 0, else in dev->busy */
 };
 
-/* What one mapping holds of one replica. Lives while the mapping knows the replica. */
+/* What one mapping has to do with one replica. Lives while the mapping knows the replica. */
 struct grant {
 	struct mapping *mapping;
 	struct replica *replica;
@@ -261,11 +261,8 @@ struct grant {
 	uint64_t index;
 
 	/* chunk->lock. */
-	uint64_t read[GAIA_CHUNK_PAGES / 64];
-	uint64_t write[GAIA_CHUNK_PAGES / 64];
-	LIST_HEAD(, part) unsettled; /* of acquires that may yet fail, see part_undo() */
 	unsigned to_come; /* acquires, for which the chunk stays (GAIA_PROT_PIN) */
-	bool pinned;	/* some bit is set, or to_come: holds a pin on the replica */
+	bool pinned;	/* the mapping holds pages of it, or to_come: holds a pin on the replica */
 	bool in_delivery; /* some acquire is handing the replica's memory to the client */
 	/* The client maps it, when it has handled this message (cache_host.grant); 0: it does not. */
 	uint64_t delivered;
@@ -302,12 +299,13 @@ struct mapping {
 	pthread_mutex_t lock; /* taken inside chunk.lock */
 	/* lock. */
 	struct grant *grants;
+	struct holds holds; /* of pages of chunks that it has a grant of: each is counted in the replica (replica_hold()) */
 	/*
-	 * Acquired to write when they lay beyond the end, in chunks that the client does not map: an acquire by which
-	 * it gets the chunk acquires them, too. Apart from one another, in no order.
+	 * Acquired when they lay beyond the end, in chunks that the client does not map: an acquire by which
+	 * it gets the chunk acquires them, too.
 	 */
-	struct page_span *wanted;
-	unsigned n_wanted;
+	struct holds wanted;
+	unsigned span_blocks; /* of these two that were asked for, see cache_host.spans */
 	STAILQ_HEAD(, pin) pins;
 	unsigned n_pins;
 	_Atomic uint64_t kept; /* "break.reuse_mapped": 1 + a chunk that the client was left with */
@@ -471,11 +469,6 @@ void pages_set_stored(struct chunk *ch, unsigned a, unsigned b);
 void page_clear_dirty(struct chunk *ch, unsigned i);
 /* Drop home's copy: clean, or its dirt no longer matters. */
 void page_drop(struct chunk *ch, unsigned i);
-/*
- * chunk->lock held. Whether home's copy of page i, which is clean and locked by nobody else, may be dropped for want of
- * memory. If so it must be: in a passthrough file what devices have of the page becomes stale.
- */
-bool home_may_leave(struct chunk *ch, unsigned i);
 
 /* No lock held: put the chunk on the lists it belongs to. After frames or dirt were added. */
 void chunk_account(struct chunk *ch);
@@ -593,24 +586,10 @@ int passthrough_store(struct chunk *ch, unsigned a, unsigned b, bool wait);
 
 /* ---- coherence.c: twins, merging, what the kernel holds ---- */
 
-/* chunk->lock held. View of page i; @buf has room for CACHE_MAX_DEVICES. */
-struct page_view page_view(struct chunk *ch, unsigned i, struct page_replica **buf);
-static inline bool page_ahead(struct chunk *ch, unsigned i)
-{
-	for (unsigned k = 0; k < ch->n_replicas; k++)
-		if (ch->replica[k]->page[i].flags & REPLICA_AHEAD)
-			return true;
-	return false;
-}
 /* Merge all releases of pages [a, b) (locked) home. -EIO: some are lost with their device. */
 int fetch_pages(struct chunk *ch, unsigned a, unsigned b);
 /* chunk->lock held; page i is locked and about to be written over: what is lost of it does not matter any more. */
 void page_drop_lost(struct chunk *ch, unsigned i);
-/* chunk->lock held. Whether home's bytes must be present before the page is changed: as a base, or to merge into. */
-bool home_base_needed(struct chunk *ch, unsigned i);
-const void *base_bytes(struct chunk *ch, unsigned i, track_id id);
-/* chunk->lock held, page locked. Drop the twins that nothing needs any more. */
-void twins_collect(struct chunk *ch, unsigned i);
 
 /*
  * A WRITE changes a tracked page, which is locked, has a frame, and of which no release is unmerged;
@@ -624,14 +603,6 @@ void exact_write(struct chunk *ch, unsigned i, bool present, unsigned off, const
 /* The same for bytes that a truncate turns to zeros from @cut on. */
 void truncate_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[2]);
 
-/* chunk->lock held, page locked. The bytes of page_extra.under, or NULL. */
-char *under_bytes(struct chunk *ch, unsigned i);
-void under_drop(struct chunk *ch, unsigned i);
-
-/* chunk->lock held. An invalidation of page i is about to begin: see track_window_open(). */
-uint16_t window_open(struct chunk *ch, unsigned i);
-/* chunk->lock held, but for when the page is waited for. It has completed. [W] */
-void window_close(struct chunk *ch, unsigned i, uint16_t opened);
 void *notifier_main(void *cache);
 /* Wait until the invalidations that were asked for until now are done. [W] */
 void again_wait(struct cfile *f);
@@ -657,8 +628,6 @@ void pins_drop(struct mapping *m);
 /* device_run(), but for devices that are gone: -ENODEV, at once. */
 int cache_device_run(struct cache_device *dev, struct dev_op *op);
 
-/* chunk->lock held. No replica, nothing pending: stop keeping track. */
-void track_maybe_free(struct chunk *ch);
 /*
  * dev->reserve held; replica pinned by the caller alone. Takes the memory back from clients, brings home what was
  * released, and frees the replica; on error it is as before, unpinned.
@@ -681,6 +650,7 @@ int replicas_pin(struct mapping *m, uint64_t first, uint64_t last, struct replic
  * not: how many. Makes none, and so takes no dev->reserve and waits for no client.
  */
 uint64_t replicas_pin_again(struct mapping *m, uint64_t first, uint64_t n, struct replica **out);
+void replica_pin(struct replica *rep);
 void replica_unpin(struct replica *rep);
 /* Memory for snapshots, made when first needed; NULL if there is none. Stays until as many calls of
  * replica_shadow_done(), which frees it (as replica_shadow_trim() does) when no page is in it. */
@@ -696,19 +666,46 @@ unsigned grants_pin(struct mapping *m, uint64_t first, uint64_t last, struct gra
 /* The same of those whose memory the client maps. @idle: also those that hold nothing; takes dev->reserve. [W] */
 unsigned grants_pin_mapped(struct mapping *m, uint64_t first, uint64_t last, bool idle,
 			   struct grant ***out);
-/* mapping.wanted: add, take out; and take out one span of the chunk's, if there is any. */
-void wanted_add(struct mapping *m, uint64_t a, uint64_t b);
-void wanted_remove(struct mapping *m, uint64_t a, uint64_t b);
-bool wanted_take(struct mapping *m, uint64_t chunk, struct page_span *out);
-/* chunk->lock held: the pin follows the bits and to_come. */
+/* chunk->lock held: the pin follows what is held and to_come. */
 void grant_repin(struct grant *g);
 /* The replica is pinned, or dev->reserve held. Drop what clients that are gone hold of it. */
 void grants_drop_dead(struct replica *rep);
-/* Give up all pages, and acquires to come. */
+/* Give up all holds, and acquires to come. */
 void grant_discard(struct grant *g);
-/* chunk->lock held, page locked. Give it up for writing, if it is held: what the client wrote is void if nobody else
- * holds it so. */
-void grant_discard_page(struct grant *g, unsigned i);
+
+/* ---- grant.c: what mappings hold. chunk->lock held; bits are a page of the chunk each, and are set, not cleared. ---- */
+
+/* Of pages [a, b) those that some mapping holds. */
+void replica_held(struct replica *rep, unsigned a, unsigned b, uint64_t *bits);
+/* Those that the grant's mapping holds: at all; for writing; once, so that its next release is the last. */
+enum held_as { HELD, HELD_WRITING, HELD_ONCE };
+void grant_held(const struct grant *g, unsigned a, unsigned b, enum held_as what, uint64_t *bits);
+/*
+ * The pages are locked. @n more holds of each, of which @writes are for writing; pages from @beyond on lie beyond the end of the file.
+ * -EOVERFLOW, -ENOBUFS: too many of a page, or too many spans; nothing was done.
+ */
+int grant_hold(struct grant *g, unsigned a, unsigned b, unsigned beyond, unsigned n, unsigned writes);
+/* The acquire has succeeded: they are there; */
+void grant_settle(struct grant *g, unsigned a, unsigned b, unsigned n);
+/* or they are taken back: what was stored under a hold for writing is void, if that was the last. */
+void grant_unhold(struct grant *g, unsigned a, unsigned b, unsigned n, unsigned writes);
+/* One hold less of each, of which the replica has heard (replica_release()). */
+void grant_released(struct grant *g, unsigned a, unsigned b);
+/* No lock held. A release of [a, b) may cut spans in two: 0, or -ENOBUFS if there is no room for that. */
+int spans_room(struct mapping *m, uint64_t a, uint64_t b);
+/*
+ * No lock held. mapping.wanted: one more of each page, coming; settled, where it still is; or taken back, where the first of these
+ * pages is still (*@there) or not: up to where that is so.
+ */
+int wanted_add(struct mapping *m, uint64_t a, uint64_t b, bool write);
+void wanted_settle(struct mapping *m, uint64_t a, uint64_t b);
+uint64_t wanted_undo(struct mapping *m, uint64_t a, uint64_t b, bool write, bool *there);
+void wanted_release(struct mapping *m, uint64_t a, uint64_t b);
+/* Take out one span of the chunk's, if there is any. */
+bool wanted_take(struct mapping *m, uint64_t chunk, struct hold *out);
+void wanted_put_back(struct mapping *m, const struct hold *h);
+/* The mapping ends; nothing of any chunk is held. */
+void mapping_holds_nothing(struct mapping *m);
 
 /* Add a page to the runs of @op, joining it to the last run where it continues that. */
 static inline void dev_run_add(struct dev_op *op, struct dev_run *runs, struct devmem *mem,

@@ -22,7 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "pagecache/internal.h"
+#include "pagecache/state.h"
 
 #define IMPORT_PAGES 256u /* in one call to the store */
 

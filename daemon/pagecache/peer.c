@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "pagecache/internal.h"
+#include "pagecache/state.h"
 
 void peers_find(struct cache *c)
 {
@@ -118,7 +118,7 @@ void peer_send(struct replica *rep, unsigned a, unsigned b, uint8_t *step, struc
 		int err;
 
 		for (unsigned i = a; i < b; i++)
-			if (step[i] == TRACK_SEND && track_is_home(&ch->track->page[i], &from->page[i])) {
+			if (step[i] == TRACK_SEND && replica_is_home(from, i)) {
 				dev_run_add(&op, runs, rep->mem, i, NULL, from->mem);
 				bit_set(taken, i);
 				n++;
@@ -132,10 +132,10 @@ void peer_send(struct replica *rep, unsigned a, unsigned b, uint8_t *step, struc
 			if (!bit_test(taken, i))
 				continue;
 			if (err) {
-				rep->page[i].flags = 0; /* part of old, part of new */
+				replica_garbled(rep, i);
 				continue;
 			}
-			track_sent(&ch->track->page[i], &rep->page[i]);
+			replica_sent(rep, i);
 			step[i] = TRACK_NOTHING;
 		}
 		if (!err)

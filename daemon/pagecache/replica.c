@@ -1,5 +1,5 @@
 /*
- * replica.c - copies of chunks on devices: their memory, pins, eviction; and who was granted what.
+ * replica.c - copies of chunks on devices: their memory, pins, eviction; and mappings.
  *
  * A replica is evictable when nothing pins it. Making and freeing replicas of one device happens
  * under dev->reserve, so that two acquires which need each other's memory are decided one after the
@@ -9,36 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "pagecache/internal.h"
-
-/* ---- tracking ---- */
-
-void track_maybe_free(struct chunk *ch)
-{
-	if (!ch->track || ch->n_replicas > 0)
-		return;
-	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
-		if (ch->track->page[i].pending > 0)
-			return;
-	/* Merged, but not put yet. */
-	if (ch->track->extra && cfile_is_passthrough(ch->file))
-		return;
-	bug_on(ch->track->extra != NULL);
-	free(ch->track);
-	ch->track = NULL;
-}
-
-static void track_make(struct chunk *ch)
-{
-	if (ch->track)
-		return;
-	ch->track = xcalloc(1, sizeof(*ch->track));
-	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
-		track_init(&ch->track->page[i]);
-		/* Of a passthrough file it has nothing of ours: the open has seen to that. */
-		ch->track->page[i].may_hold = !cfile_is_passthrough(ch->file);
-	}
-}
+#include "pagecache/state.h"
 
 /* ---- pins ---- */
 
@@ -50,7 +21,7 @@ static void make_busy(struct replica *rep)
 	rep->dev->pinned += GAIA_CHUNK;
 }
 
-static void pin(struct replica *rep)
+void replica_pin(struct replica *rep)
 {
 	struct cache_device *dev = rep->dev;
 
@@ -295,7 +266,7 @@ static void replica_destroy(struct replica *rep)
 	}
 	replica_unlink(ch, rep);
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
-		twins_collect(ch, i);
+		replica_left(ch, i);
 	track_maybe_free(ch);
 	pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
 	pthread_mutex_unlock(&ch->lock);
@@ -359,16 +330,11 @@ static void replica_revoke(struct replica *rep)
 }
 
 /* Nobody will ever ask for what was released. */
-static void forget_releases(struct chunk *ch, struct replica *rep)
+static void forget_releases(struct replica *rep)
 {
-	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
-		if (!(rep->page[i].flags & REPLICA_AHEAD))
-			continue;
-		if (rep->page[i].flags & REPLICA_SNAPPED)
-			rep->n_snapped--;
-		rep->page[i] = (struct page_replica){ .cut = GAIA_PAGE };
-		chunk_count_ahead(ch, -1);
-	}
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
+		if (replica_ahead(rep, i))
+			replica_forget(rep, i);
 }
 
 static bool is_dead(struct cfile *f)
@@ -393,7 +359,7 @@ int replica_evict(struct replica *rep)
 	pthread_mutex_lock(&ch->lock);
 	pages_lock(ch, 0, GAIA_CHUNK_PAGES);
 	if (is_dead(f))
-		forget_releases(ch, rep);
+		forget_releases(rep);
 	pthread_mutex_unlock(&ch->lock);
 	if (!rep->only)
 		err = fetch_pages(ch, 0, GAIA_CHUNK_PAGES);
@@ -581,7 +547,7 @@ static int replica_obtain(struct chunk *ch, struct cache_device *dev, struct map
 	int err;
 
 	if (rep) {
-		pin(rep);
+		replica_pin(rep);
 		chunk_put(ch);
 		*out = rep;
 		return 0;
@@ -665,7 +631,7 @@ int replicas_pin(struct mapping *m, uint64_t first, uint64_t last, struct replic
 		if (err) {
 			/* What was released there cannot be had, and nothing else there is to be trusted. */
 		} else if (rep) {
-			pin(rep);
+			replica_pin(rep);
 			out[k] = rep;
 		} else {
 			missing++;
@@ -717,7 +683,7 @@ static unsigned pin_grants(struct mapping *m, uint64_t first, uint64_t last, boo
 		if (g->index < first || g->index > last)
 			continue;
 		if (idle)
-			pin(g->replica);
+			replica_pin(g->replica);
 		else if (!pin_again(g->replica))
 			continue;
 		list[n++] = g;
@@ -759,168 +725,6 @@ unsigned grants_pin_mapped(struct mapping *m, uint64_t first, uint64_t last, boo
 		pthread_mutex_unlock(&m->dev->reserve);
 	*out = list;
 	return mapped;
-}
-
-struct grant *grant_get(struct mapping *m, struct replica *rep)
-{
-	uint64_t index = rep->chunk->index;
-	struct grant *g;
-
-	pthread_mutex_lock(&rep->chunk->lock);
-	pthread_mutex_lock(&m->lock);
-	HASH_FIND(hh, m->grants, &index, sizeof(index), g);
-	if (!g) {
-		g = xcalloc(1, sizeof(*g));
-		g->mapping = m;
-		g->replica = rep;
-		g->index = index;
-		LIST_INIT(&g->unsettled);
-		HASH_ADD(hh, m->grants, index, sizeof(g->index), g);
-		LIST_INSERT_HEAD(&rep->grants, g, of_replica);
-	}
-	pthread_mutex_unlock(&m->lock);
-	pthread_mutex_unlock(&rep->chunk->lock);
-	return g;
-}
-
-void grant_repin(struct grant *g)
-{
-	bool any = g->to_come > 0;
-
-	for (unsigned k = 0; k < ARRAY_LEN(g->read) && !any; k++)
-		any = g->read[k] | g->write[k];
-	if (any == g->pinned)
-		return;
-	g->pinned = any;
-	if (any)
-		pin(g->replica);
-	else
-		replica_unpin(g->replica);
-}
-
-void grant_discard_page(struct grant *g, unsigned i)
-{
-	struct page_replica *r = &g->replica->page[i];
-
-	if (!bit_test(g->write, i))
-		return;
-	bit_clear(g->write, i);
-	bug_on(r->writers == 0);
-	if (--r->writers == 0 && !fault_point("break.keep_dead"))
-		track_discarded(r);
-	twins_collect(g->replica->chunk, i);
-}
-
-void grant_discard(struct grant *g)
-{
-	struct chunk *ch = g->replica->chunk;
-
-	pthread_mutex_lock(&ch->lock);
-	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
-		bit_clear(g->read, i);
-		if (!bit_test(g->write, i))
-			continue;
-		/* The client's last release may be at work on it. */
-		pages_lock(ch, i, i + 1);
-		grant_discard_page(g, i);
-		pages_unlock(ch, i, i + 1);
-	}
-	g->to_come = 0;
-	grant_repin(g);
-	pthread_mutex_unlock(&ch->lock);
-}
-
-void grants_drop_dead(struct replica *rep)
-{
-	struct chunk *ch = rep->chunk;
-	struct cache *c = ch->file->cache;
-	struct grant **list = NULL, *g;
-	unsigned n = 0;
-
-	pthread_mutex_lock(&ch->lock);
-	LIST_FOREACH(g, &rep->grants, of_replica) {
-		if (!g->pinned)
-			continue;
-		g->lookers++;
-		list = xrealloc(list, (n + 1) * sizeof(struct grant *));
-		list[n++] = g;
-	}
-	pthread_mutex_unlock(&ch->lock);
-	for (unsigned k = 0; k < n; k++)
-		if (!c->host.alive(list[k]->mapping->client))
-			grant_discard(list[k]);
-	pthread_mutex_lock(&ch->lock);
-	for (unsigned k = 0; k < n; k++)
-		list[k]->lookers--;
-	if (n > 0)
-		pthread_cond_broadcast(&ch->unlocked);
-	pthread_mutex_unlock(&ch->lock);
-	free(list);
-}
-
-/* ---- what is wanted of chunks that are not there yet ---- */
-
-/* mapping->lock held. */
-static void span_push(struct mapping *m, uint64_t a, uint64_t b)
-{
-	if (a >= b)
-		return;
-	m->wanted = xrealloc(m->wanted, (m->n_wanted + 1) * sizeof(*m->wanted));
-	m->wanted[m->n_wanted++] = (struct page_span){ a, b };
-}
-
-static void spans_cut(struct mapping *m, uint64_t a, uint64_t b)
-{
-	struct page_span *old = m->wanted;
-	unsigned n = m->n_wanted;
-
-	m->wanted = NULL;
-	m->n_wanted = 0;
-	for (unsigned k = 0; k < n; k++) {
-		span_push(m, old[k].a, MIN(old[k].b, a));
-		span_push(m, MAX(old[k].a, b), old[k].b);
-	}
-	free(old);
-}
-
-void wanted_add(struct mapping *m, uint64_t a, uint64_t b)
-{
-	if (a >= b)
-		return;
-	pthread_mutex_lock(&m->lock);
-	for (unsigned k = 0; k < m->n_wanted; k++)
-		if (m->wanted[k].a <= b && m->wanted[k].b >= a) {
-			a = MIN(a, m->wanted[k].a);
-			b = MAX(b, m->wanted[k].b);
-		}
-	spans_cut(m, a, b);
-	span_push(m, a, b);
-	pthread_mutex_unlock(&m->lock);
-}
-
-void wanted_remove(struct mapping *m, uint64_t a, uint64_t b)
-{
-	pthread_mutex_lock(&m->lock);
-	if (m->n_wanted > 0)
-		spans_cut(m, a, b);
-	pthread_mutex_unlock(&m->lock);
-}
-
-bool wanted_take(struct mapping *m, uint64_t chunk, struct page_span *out)
-{
-	uint64_t first = chunk * GAIA_CHUNK_PAGES, end = first + GAIA_CHUNK_PAGES;
-	bool any = false;
-
-	pthread_mutex_lock(&m->lock);
-	for (unsigned k = 0; k < m->n_wanted && !any; k++) {
-		out->a = MAX(m->wanted[k].a, first);
-		out->b = MIN(m->wanted[k].b, end);
-		any = out->a < out->b;
-	}
-	if (any)
-		spans_cut(m, out->a, out->b);
-	pthread_mutex_unlock(&m->lock);
-	return any;
 }
 
 /* ---- mappings ---- */
@@ -988,7 +792,7 @@ void cache_unmap(struct mapping *m, bool kept)
 		struct chunk *ch = rep->chunk;
 
 		/* While it is pinned by us the replica stays until the grant is off its list. */
-		pin(rep);
+		replica_pin(rep);
 		grant_discard(g);
 		pthread_mutex_lock(&ch->lock);
 		while (g->lookers > 0)
@@ -1010,7 +814,7 @@ void cache_unmap(struct mapping *m, bool kept)
 		own_replicas_drop(m);
 	pthread_mutex_unlock(&m->dev->reserve);
 	pthread_mutex_destroy(&m->lock);
-	free(m->wanted);
+	mapping_holds_nothing(m);
 	free(m);
 	atomic_fetch_sub(&f->mappings, 1);
 	cfile_put(f);

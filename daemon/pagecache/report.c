@@ -1,7 +1,7 @@
 /* report.c - the cache as people and tests see it: status, residency, and a checker. */
 #include <stdlib.h>
 
-#include "pagecache/internal.h"
+#include "pagecache/state.h"
 
 static json_t *devices_json(struct cache *c)
 {
@@ -160,24 +160,25 @@ static void check_replica_page(struct chunk *ch, struct replica *rep, unsigned i
 
 static void check_replica(struct chunk *ch, struct replica *rep, uint64_t *ahead)
 {
-	unsigned snapped = 0;
+	unsigned snapped = 0, writers[GAIA_CHUNK_PAGES] = { 0 };
 	struct grant *g;
 
-	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
-		unsigned writers = 0;
+	LIST_FOREACH(g, &rep->grants, of_replica) {
+		uint64_t held[GAIA_CHUNK_PAGES / 64] = { 0 }, writing[GAIA_CHUNK_PAGES / 64] = { 0 };
 
-		LIST_FOREACH(g, &rep->grants, of_replica)
-			writers += bit_test(g->write, i);
-		check_replica_page(ch, rep, i, writers);
+		grant_held(g, 0, GAIA_CHUNK_PAGES, HELD, held);
+		grant_held(g, 0, GAIA_CHUNK_PAGES, HELD_WRITING, writing);
+		for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
+			writers[i] += bit_test(writing, i);
+		bug_on(g->pinned != (bits_count(held, ARRAY_LEN(held)) + g->to_come > 0));
+	}
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
+		check_replica_page(ch, rep, i, writers[i]);
 		*ahead += !!(rep->page[i].flags & REPLICA_AHEAD);
 		snapped += !!(rep->page[i].flags & REPLICA_SNAPPED);
 	}
 	bug_on(snapped != rep->n_snapped);
 	bug_on(rep->n_shadow_users != 0 || (rep->shadow && !snapped));
-	LIST_FOREACH(g, &rep->grants, of_replica)
-		bug_on(g->pinned != (bits_count(g->read, ARRAY_LEN(g->read)) +
-					     bits_count(g->write, ARRAY_LEN(g->write)) + g->to_come >
-				     0));
 }
 
 static void check_chunk(struct chunk *ch, uint64_t *frames, uint64_t *dirty, uint64_t *ahead)

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "pagecache/internal.h"
+#include "pagecache/state.h"
 
 /* ---- truncate ---- */
 
@@ -130,7 +130,7 @@ static void void_beyond(struct cfile *f, uint64_t size)
 		err = cache_device_run(rep->dev, &zero);
 		pthread_mutex_lock(&ch->lock);
 		if (err)
-			track_truncated(&rep->page[i], size % GAIA_PAGE);
+			replica_cut(rep, i, size % GAIA_PAGE);
 	}
 	pages_unlock(ch, i, i + 1);
 	pthread_mutex_unlock(&ch->lock);

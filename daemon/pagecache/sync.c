@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "pagecache/internal.h"
+#include "pagecache/state.h"
 
 /* ---- acquire ---- */
 
@@ -24,45 +24,17 @@ struct part {
 	struct grant *grant; /* NULL: only bring the pages (advice) */
 	struct ahead *ahead; /* NULL: nothing comes after it */
 	uint64_t nth;	     /* of ahead's chunks */
-	bool write, pin;
+	bool pin;
+	struct hold add; /* to each page; its span is that of the part */
 	unsigned a, b; /* pages to bring */
 	unsigned end;  /* of what was asked for: what is not in the file is held, so that it stays private */
+	bool granted;
 	uint8_t step[GAIA_CHUNK_PAGES];
-
-	/* chunk->lock. */
-	bool granted;		     /* in grant->unsettled */
-	LIST_ENTRY(part) of_grant;
-	/* Held, and by nobody whose acquire has succeeded. */
-	uint64_t new_read[GAIA_CHUNK_PAGES / 64];
-	uint64_t new_write[GAIA_CHUNK_PAGES / 64];
 };
-
-/* chunk->lock held. Some client may be looking at the page. */
-static bool page_held(const struct replica *rep, unsigned i)
-{
-	const struct grant *g;
-
-	LIST_FOREACH(g, &rep->grants, of_replica)
-		if (bit_test(g->read, i))
-			return true;
-	return false;
-}
 
 static void part_plan(struct part *pt)
 {
-	struct page_replica *buf[CACHE_MAX_DEVICES];
-	unsigned self = 0;
-
-	while (pt->ch->replica[self] != pt->rep)
-		self++;
-	for (unsigned i = pt->a; i < pt->b; i++) {
-		struct page_view v = page_view(pt->ch, i, buf);
-
-		pt->step[i] = (uint8_t)track_plan(&v, self, pt->write);
-		/* A plain copy may show anything until it has landed: not to who holds the page. */
-		if (pt->step[i] == TRACK_SEND && page_held(pt->rep, i))
-			pt->step[i] = TRACK_PULL;
-	}
+	replica_plan(pt->rep, pt->a, pt->b, pt->add.writes > 0, pt->step);
 }
 
 /* Fetch the pages that the plan names (all runs of @step), and plan again. */
@@ -113,10 +85,8 @@ static int part_secure(struct part *pt, struct dev_run *runs)
 		count(CTR_device_snapshots, n);
 		pthread_mutex_lock(&pt->ch->lock);
 		for (unsigned i = pt->a; i < pt->b; i++)
-			if (pt->step[i] == TRACK_SECURE) {
-				track_secured(&rep->page[i]);
-				rep->n_snapped++;
-			}
+			if (pt->step[i] == TRACK_SECURE)
+				replica_secured(rep, i);
 		part_plan(pt);
 		pthread_mutex_unlock(&pt->ch->lock);
 	}
@@ -146,9 +116,9 @@ static int part_send(struct part *pt, struct dev_run *runs)
 		if (pt->step[i] != TRACK_SEND)
 			continue;
 		if (err)
-			rep->page[i].flags = 0; /* part of old, part of new */
+			replica_garbled(rep, i);
 		else
-			track_sent(&ch->track->page[i], &rep->page[i]);
+			replica_sent(rep, i);
 	}
 	pthread_mutex_unlock(&ch->lock);
 	if (!err)
@@ -187,10 +157,8 @@ static int part_pull(struct part *pt, struct dev_run *runs)
 	count(CTR_home_to_device, op.n);
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned i = pt->a; i < pt->b; i++)
-		if (pt->step[i] == TRACK_PULL) {
-			track_pulled(&ch->track->page[i], &rep->page[i]);
-			twins_collect(ch, i);
-		}
+		if (pt->step[i] == TRACK_PULL)
+			replica_pulled(rep, i);
 	pthread_mutex_unlock(&ch->lock);
 	return 0;
 }
@@ -213,7 +181,7 @@ static int part_arm(struct part *pt, struct dev_run *runs)
 	pthread_mutex_lock(&pt->ch->lock);
 	for (unsigned i = pt->a; i < pt->b; i++)
 		if (rep->page[i].writers == 0)
-			rep->page[i].flags |= REPLICA_ARMED;
+			replica_armed(rep, i);
 	pthread_mutex_unlock(&pt->ch->lock);
 	return 0;
 }
@@ -232,55 +200,15 @@ static int part_zero(struct part *pt)
 	return err;
 }
 
-/* chunk->lock held. Whether page i is new to some acquire that has not ended yet. */
-static bool is_new(const struct grant *g, unsigned i, bool write)
+static int part_grant(struct part *pt)
 {
-	const struct part *pt;
-
-	LIST_FOREACH(pt, &g->unsettled, of_grant)
-		if (bit_test(write ? pt->new_write : pt->new_read, i))
-			return true;
-	return false;
-}
-
-/* chunk->lock held. Pages [a, b) have been released, or some acquire of them has succeeded: they are new to nobody. */
-static void settle(struct grant *g, unsigned a, unsigned b, bool write)
-{
-	struct part *pt;
-
-	LIST_FOREACH(pt, &g->unsettled, of_grant)
-		for (unsigned i = a; i < b; i++) {
-			bit_clear(pt->new_read, i);
-			if (write)
-				bit_clear(pt->new_write, i);
-		}
-}
-
-static void part_grant(struct part *pt)
-{
-	struct grant *g = pt->grant;
+	int err;
 
 	pthread_mutex_lock(&pt->ch->lock);
-	for (unsigned i = pt->a; i < pt->end; i++) {
-		struct page_replica *r = &pt->rep->page[i];
-
-		if (!bit_test(g->read, i) || is_new(g, i, false))
-			bit_set(pt->new_read, i);
-		bit_set(g->read, i);
-		if (!pt->write)
-			continue;
-		if (!bit_test(g->write, i) || is_new(g, i, true))
-			bit_set(pt->new_write, i);
-		if (!bit_test(g->write, i)) {
-			bit_set(g->write, i);
-			if (r->writers++ == 0 && i >= pt->b)
-				track_voided(r);
-		}
-	}
-	pt->granted = true;
-	LIST_INSERT_HEAD(&g->unsettled, pt, of_grant);
-	grant_repin(g);
+	err = grant_hold(pt->grant, pt->a, pt->end, pt->b, pt->add.n, pt->add.writes);
 	pthread_mutex_unlock(&pt->ch->lock);
+	pt->granted = !err;
+	return err;
 }
 
 static void part_pin(struct part *pt)
@@ -322,7 +250,7 @@ static int part_bring(struct part *pt)
 		err = part_send(pt, runs);
 	if (!err)
 		err = part_pull(pt, runs);
-	if (!err && pt->write)
+	if (!err && pt->add.writes > 0)
 		err = part_arm(pt, runs);
 	free(runs);
 	return err;
@@ -376,7 +304,7 @@ static int part_acquire(struct part *pt)
 	if (!err && pt->b < pt->end)
 		err = part_zero(pt);
 	if (!err && pt->grant)
-		part_grant(pt);
+		err = part_grant(pt);
 	pthread_mutex_lock(&pt->ch->lock);
 	pages_unlock(pt->ch, pt->a, pt->end);
 	pthread_mutex_unlock(&pt->ch->lock);
@@ -496,21 +424,7 @@ static int parts_deliver(struct mapping *m, struct part **parts, uint64_t n)
 	return err;
 }
 
-/* The acquire has succeeded. */
-static void part_settle(struct part *pt)
-{
-	pthread_mutex_lock(&pt->ch->lock);
-	if (pt->granted) {
-		LIST_REMOVE(pt, of_grant);
-		settle(pt->grant, pt->a, pt->end, pt->write);
-	}
-	pthread_mutex_unlock(&pt->ch->lock);
-}
-
-/*
- * Take back what this acquire granted; the client has not heard of it. But other threads of the client may have
- * acquired the same pages meanwhile: theirs they stay, and those that are not through either may have to take them back.
- */
+/* Take back what this acquire granted; the client has not heard of it. */
 static void part_undo(struct part *pt)
 {
 	struct chunk *ch = pt->ch;
@@ -519,13 +433,7 @@ static void part_undo(struct part *pt)
 	pthread_mutex_lock(&ch->lock);
 	if (pt->granted) {
 		pages_lock(ch, pt->a, pt->end);
-		LIST_REMOVE(pt, of_grant);
-		for (unsigned i = pt->a; i < pt->end; i++) {
-			if (bit_test(pt->new_write, i) && !is_new(g, i, true))
-				grant_discard_page(g, i);
-			if (bit_test(pt->new_read, i) && !is_new(g, i, false))
-				bit_clear(g->read, i);
-		}
+		grant_unhold(g, pt->a, pt->end, pt->add.n, pt->add.writes);
 		pages_unlock(ch, pt->a, pt->end);
 	}
 	/* The client's death may have ended it. */
@@ -580,8 +488,9 @@ static void parts_give_turn(struct parts *parts, struct cfile *f)
 	pthread_rwlock_rdlock(&f->range);
 }
 
+/* The pages of @add that lie in the chunk of @rep are to be held as often as it says. */
 static int parts_add(struct parts *parts, struct mapping *m, struct replica *rep,
-		     struct page_span span, bool write, enum purpose purpose)
+		     const struct hold *add, enum purpose purpose)
 {
 	uint64_t start = rep->chunk->index * GAIA_CHUNK_PAGES;
 	struct part *pt = xcalloc(1, sizeof(*pt));
@@ -591,9 +500,11 @@ static int parts_add(struct parts *parts, struct mapping *m, struct replica *rep
 	pt->ch = rep->chunk;
 	pt->grant = purpose == BRING ? NULL : grant_get(m, rep);
 	pt->pin = purpose == PIN;
-	pt->write = write;
-	pt->a = (unsigned)(MAX(span.a, start) - start);
-	pt->end = (unsigned)(MIN(span.b, start + GAIA_CHUNK_PAGES) - start);
+	pt->add = *add;
+	pt->add.a = MAX(add->a, start);
+	pt->add.b = MIN(add->b, start + GAIA_CHUNK_PAGES);
+	pt->a = (unsigned)(pt->add.a - start);
+	pt->end = (unsigned)(pt->add.b - start);
 	/* The first ones are those of the file. */
 	if (parts->n < parts->ahead.n) {
 		pt->ahead = &parts->ahead;
@@ -609,44 +520,111 @@ static int parts_add(struct parts *parts, struct mapping *m, struct replica *rep
 
 static void parts_end(struct parts *parts, bool undo)
 {
-	/* Backwards: a part knows what was held before it. */
-	for (uint64_t k = parts->n; k-- > 0;) {
+	for (uint64_t k = 0; k < parts->n; k++) {
 		struct part *pt = parts->at[k];
-		uint64_t start = pt->ch->index * GAIA_CHUNK_PAGES;
 
 		if (pt->grant && undo)
 			part_undo(pt);
-		else if (pt->grant)
-			part_settle(pt);
+		else if (pt->granted)
+			grant_settle(pt->grant, pt->a, pt->end, pt->add.n);
 		if (undo && k >= parts->chunks)
-			wanted_add(pt->m, start + pt->a, start + pt->end);
+			wanted_put_back(pt->m, &pt->add);
 		free(pt);
 	}
 	free(parts->at);
 }
 
-/* All of @span is wanted but what lies in the @n chunks of @mapped. */
-static void want_unmapped(struct mapping *m, struct page_span span, struct grant **mapped,
-			  unsigned n)
+/* What of @span does not lie in the @n chunks of @mapped, which are in order: the first of it is *@out, from @at on. */
+static bool next_unmapped(struct page_span span, struct grant **mapped, unsigned n, unsigned *k,
+			  uint64_t *at, struct page_span *out)
 {
-	for (unsigned k = 0; k < n; k++) {
-		uint64_t start = mapped[k]->index * GAIA_CHUNK_PAGES;
+	for (; *at < span.b; (*k)++) {
+		uint64_t start = *k < n ? mapped[*k]->index * GAIA_CHUNK_PAGES : span.b;
 
-		wanted_add(m, span.a, start);
-		span.a = start + GAIA_CHUNK_PAGES;
+		*out = (struct page_span){ *at, MIN(start, span.b) };
+		*at = *k < n ? start + GAIA_CHUNK_PAGES : span.b;
+		if (out->a < out->b) {
+			(*k)++;
+			return true;
+		}
 	}
-	wanted_add(m, span.a, span.b);
+	return false;
+}
+
+/* One hold less of [a, b), which another thread has taken over with the chunk. */
+static void unhold(struct mapping *m, uint64_t a, uint64_t b, bool write)
+{
+	struct grant **list;
+	unsigned n = grants_pin(m, a / GAIA_CHUNK_PAGES, (b - 1) / GAIA_CHUNK_PAGES, &list);
+
+	for (unsigned k = 0; k < n; k++) {
+		struct chunk *ch = list[k]->replica->chunk;
+		unsigned from = page_in_chunk(a, ch->index, 0, 0);
+		unsigned to = page_in_chunk(b - 1, ch->index, 0, GAIA_CHUNK_PAGES - 1) + 1;
+
+		pthread_mutex_lock(&ch->lock);
+		pages_lock(ch, from, to);
+		grant_unhold(list[k], from, to, 1, write);
+		pages_unlock(ch, from, to);
+		pthread_mutex_unlock(&ch->lock);
+		replica_unpin(list[k]->replica);
+	}
+	free(list);
+}
+
+/* All of @span is not wanted any more, but what lies in the @n chunks of @mapped. */
+static void unwant_unmapped(struct mapping *m, struct page_span span, struct grant **mapped,
+			    unsigned n, bool write)
+{
+	struct page_span out;
+	uint64_t at = span.a, end;
+	unsigned k = 0;
+	bool there;
+
+	while (next_unmapped(span, mapped, n, &k, &at, &out))
+		for (; out.a < out.b; out.a = end) {
+			end = wanted_undo(m, out.a, out.b, write, &there);
+			if (!there)
+				unhold(m, out.a, end, write);
+		}
+}
+
+/* The other way round. */
+static int want_unmapped(struct mapping *m, struct page_span span, struct grant **mapped,
+			 unsigned n, bool write)
+{
+	struct page_span out;
+	uint64_t at = span.a;
+	unsigned k = 0;
+	int err = 0;
+
+	while (!err && next_unmapped(span, mapped, n, &k, &at, &out))
+		err = wanted_add(m, out.a, out.b, write);
+	if (err)
+		unwant_unmapped(m, (struct page_span){ span.a, out.a }, mapped, n, write);
+	return err;
+}
+
+/* The acquire has succeeded. */
+static void settle_unmapped(struct mapping *m, struct page_span span, struct grant **mapped, unsigned n)
+{
+	struct page_span out;
+	uint64_t at = span.a;
+	unsigned k = 0;
+
+	while (next_unmapped(span, mapped, n, &k, &at, &out))
+		wanted_settle(m, out.a, out.b);
 }
 
 /* What the client wanted of this chunk, which it maps, or is about to. */
 static int acquire_wanted(struct mapping *m, struct replica *rep, struct parts *parts)
 {
-	struct page_span wanted;
+	struct hold h;
 	int err = 0;
 
 	pthread_rwlock_rdlock(&m->file->range);
-	while (!err && wanted_take(m, rep->chunk->index, &wanted))
-		err = parts_add(parts, m, rep, wanted, true, BRING_AND_GRANT);
+	while (!err && wanted_take(m, rep->chunk->index, &h))
+		err = parts_add(parts, m, rep, &h, BRING_AND_GRANT);
 	pthread_rwlock_unlock(&m->file->range);
 	return err;
 }
@@ -782,7 +760,8 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 	uint64_t c0 = span.a / GAIA_CHUNK_PAGES, c1 = (span.b - 1) / GAIA_CHUNK_PAGES;
 	uint64_t end = (cfile_size(m->file) + GAIA_CHUNK - 1) / GAIA_CHUNK;
 	uint64_t n = c0 < end ? MIN(c1 + 1, end) - c0 : 0, k;
-	bool grants = pin || purpose == BRING_AND_GRANT;
+	bool grants = pin || purpose == BRING_AND_GRANT, wanted = false;
+	const struct hold add = { .a = span.a, .b = span.b, .n = 1, .writes = write };
 	struct page_span beyond;
 	pthread_rwlock_t *range = &m->file->range;
 	struct parts parts = { .n = 0 };
@@ -817,12 +796,12 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 	pthread_rwlock_rdlock(range);
 	for (k = 0; k < n && !err; k++) {
 		parts_give_turn(&parts, m->file);
-		err = parts_add(&parts, m, reps[k], span, write, purpose);
+		err = parts_add(&parts, m, reps[k], &add, purpose);
 	}
 	ahead_drain(&parts.ahead);
 	for (k = 0; k < n_mapped && !err; k++) {
 		parts_give_turn(&parts, m->file);
-		err = parts_add(&parts, m, mapped[k]->replica, span, write, purpose);
+		err = parts_add(&parts, m, mapped[k]->replica, &add, purpose);
 	}
 	pthread_rwlock_unlock(range);
 	for (k = 0; k < n && !err && purpose != BRING; k++)
@@ -831,8 +810,11 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 		err = parts_deliver(m, parts.at, n);
 	for (k = 0; k < n && !err && purpose != BRING; k++)
 		err = acquire_wanted(m, reps[k], &parts);
-	if (!err && grants && write && beyond.a < beyond.b) {
-		want_unmapped(m, beyond, mapped, n_mapped);
+	if (!err && grants && beyond.a < beyond.b) {
+		err = want_unmapped(m, beyond, mapped, n_mapped, write);
+		wanted = !err;
+	}
+	if (wanted) {
 		n_since = grants_pin_mapped(m, c0 + n, c1, !pin, &since);
 	}
 	for (k = 0; k < n_since && !err; k++)
@@ -842,6 +824,10 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 	if (!err && purpose == PIN)
 		err = pin_note(m, span, c0, n, mapped, n_mapped);
 	parts_end(&parts, err != 0);
+	if (wanted && !err)
+		settle_unmapped(m, beyond, mapped, n_mapped);
+	else if (wanted)
+		unwant_unmapped(m, beyond, mapped, n_mapped, write);
 	for (k = 0; k < n_since; k++)
 		replica_unpin(since[k]->replica);
 	for (k = 0; k < n_mapped; k++)
@@ -950,7 +936,7 @@ static int find_changed(struct replica *rep, const uint64_t *pages, unsigned a, 
 	pthread_mutex_lock(&rep->chunk->lock);
 	for (unsigned i = a; i < b && err; i++)
 		if (bit_test(pages, i))
-			rep->page[i].flags &= (uint8_t)~REPLICA_ARMED;
+			replica_disarmed(rep, i);
 	pthread_mutex_unlock(&rep->chunk->lock);
 	free(runs);
 	return err;
@@ -979,83 +965,74 @@ static bool secure_shared(struct replica *rep, const uint64_t *pages, unsigned a
 	return err == 0;
 }
 
+/* What a release of pages of a chunk finds: a bit a page. */
+struct found {
+	uint64_t writing[GAIA_CHUNK_PAGES / 64]; /* held for it by this mapping */
+	uint64_t once[GAIA_CHUNK_PAGES / 64];	 /* held by it once: not any more, now */
+	uint64_t changed[GAIA_CHUNK_PAGES / 64];
+	uint64_t shared[GAIA_CHUNK_PAGES / 64]; /* changed, and somebody goes on writing them */
+};
+
 /* Publish page i, which @g held for writing. chunk->lock held, page locked. */
-static void publish_page(struct grant *g, unsigned i, bool changed, bool secured,
+static void publish_page(struct grant *g, unsigned i, const struct found *found, bool secured,
 			 struct release *rl)
 {
-	struct replica *rep = g->replica;
-	struct chunk *ch = rep->chunk;
-	struct page_track *t = &ch->track->page[i];
-	struct page_replica *r = &rep->page[i];
-	bool was_ahead = r->flags & REPLICA_AHEAD, was_snapped = r->flags & REPLICA_SNAPPED;
+	struct chunk *ch = g->replica->chunk;
 
-	bit_clear(g->write, i);
-	bug_on(r->writers == 0);
-	r->writers--;
-	if (track_released(r, changed, r->writers > 0 && (secured || !changed))) {
-		rl->changed = true;
-		count(CTR_released_pages, 1);
-		if (t->may_hold) {
-			rl->opened[i] = window_open(ch, i);
-			bit_set(rl->published, i);
-		}
+	if (!replica_release(g->replica, i, bit_test(found->once, i), bit_test(found->changed, i),
+			     secured && bit_test(found->shared, i)))
+		return;
+	rl->changed = true;
+	count(CTR_released_pages, 1);
+	if (ch->track->page[i].may_hold) {
+		rl->opened[i] = window_open(ch, i);
+		bit_set(rl->published, i);
 	}
-	/* Others may have written between the comparison and the snapshot: what they
-	 * release next must be compared with the snapshot, byte by byte. */
-	if (changed && r->writers > 0)
-		r->flags &= ~REPLICA_ARMED;
-	if (!was_ahead && (r->flags & REPLICA_AHEAD))
-		chunk_count_ahead(ch, 1);
-	if (was_snapped != !!(r->flags & REPLICA_SNAPPED))
-		rep->n_snapped += was_snapped ? -1 : 1;
-	twins_collect(ch, i);
 }
 
 static int release_locked(struct grant *g, unsigned a, unsigned b, struct release *rl)
 {
 	struct replica *rep = g->replica;
 	struct chunk *ch = rep->chunk;
-	uint64_t pages[GAIA_CHUNK_PAGES / 64] = { 0 }, changed[GAIA_CHUNK_PAGES / 64] = { 0 };
-	uint64_t shared[GAIA_CHUNK_PAGES / 64] = { 0 };
+	uint64_t compare[GAIA_CHUNK_PAGES / 64] = { 0 };
+	struct found found = { .writing = { 0 } };
 	bool secured = false, any_shared = false, any = false;
 	int err;
 
 	pthread_mutex_lock(&ch->lock);
+	grant_held(g, a, b, HELD_WRITING, found.writing);
+	grant_held(g, a, b, HELD_ONCE, found.once);
 	for (unsigned i = a; i < b; i++) {
-		if (!bit_test(g->write, i))
+		if (!bit_test(found.writing, i))
 			continue;
 		any = true;
 		if (rep->page[i].cut > 0)
-			bit_set(pages, i);
+			bit_set(compare, i);
 	}
 	pthread_mutex_unlock(&ch->lock);
 	/* What is void may be so because it was lost (page_drop_lost()), of which others were told. */
 	if (any && atomic_load(&rep->dev->gone))
 		return -ENODEV;
 	if (any) {
-		err = find_changed(rep, pages, a, b, changed);
+		err = find_changed(rep, compare, a, b, found.changed);
 		if (err)
 			return err;
 	}
 	for (unsigned i = a; i < b; i++)
-		if (bit_test(changed, i) && rep->page[i].writers > 1) {
-			bit_set(shared, i);
+		if (bit_test(found.changed, i) && rep->page[i].writers > bit_test(found.once, i)) {
+			bit_set(found.shared, i);
 			any_shared = true;
 		}
 	if (any_shared)
-		secured = secure_shared(rep, shared, a, b);
+		secured = secure_shared(rep, found.shared, a, b);
 	(void)fault_point("release.before_publish");
 
 	pthread_mutex_lock(&ch->lock);
-	for (unsigned i = a; i < b; i++) {
-		bit_clear(g->read, i);
-		if (bit_test(g->write, i))
-			publish_page(g, i, bit_test(changed, i), secured && bit_test(shared, i),
-				     rl);
-	}
-	settle(g, a, b, true);
+	for (unsigned i = a; i < b; i++)
+		if (bit_test(found.writing, i))
+			publish_page(g, i, &found, secured, rl);
+	grant_released(g, a, b);
 	replica_shadow_trim(rep);
-	grant_repin(g);
 	pthread_mutex_unlock(&ch->lock);
 	if (secured)
 		replica_shadow_done(rep);
@@ -1213,7 +1190,10 @@ int cache_release(struct mapping *m, uint64_t off, uint64_t len)
 	if (fault_point("break.publish_late"))
 		m->file->cache->host.invalidate(m->file->cache->host_arg, m->file->cookie, (off_t)off,
 						(off_t)len);
-	wanted_remove(m, first, last + 1);
+	err = spans_room(m, first, last + 1);
+	if (err)
+		return err;
+	wanted_release(m, first, last + 1);
 	n = grants_pin(m, first / GAIA_CHUNK_PAGES, last / GAIA_CHUNK_PAGES, &held);
 	rl = xcalloc(n + 1, sizeof(*rl));
 	for (unsigned k = 0; k < n; k++) {

@@ -10,7 +10,7 @@
 #include <time.h>
 
 #include "base/thread.h"
-#include "pagecache/internal.h"
+#include "pagecache/state.h"
 
 #define TICK_NS 500000000ull
 /* Memory that was not needed for so long is given back: not between two bursts of writes, which took 8 times as long with

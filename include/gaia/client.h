@@ -18,8 +18,9 @@
  *    mix in a page. Of concurrent writes of the same byte one wins.
  *  - What is not released reaches nobody, and is lost when the process ends or
  *    unmaps. Clients of the same device share its memory as threads do.
- *  - Acquires do not nest: one release of a byte's page ends all acquires of it through
- *    this mapping. Threads that need to hold the same pages independently map twice.
+ *  - Acquires count: a page that was acquired through a mapping twice must be released twice. Until then it
+ *    stays acquired, for writing if one of them was for that; each release publishes what was written until then. So
+ *    threads may work on neighbouring ranges, which share a page, and what one wrote another's release may publish.
  *  - Memory outside an acquired range must not be touched: it may be gone (SIGSEGV).
  *  - A mapping never makes a file longer. Bytes past its end in the last page read as
  *    zero, and what is stored there is dropped on release.
@@ -100,7 +101,8 @@ int gaia_munmap(void *addr, size_t length);
  * a range again, released or not, brings it up to date again and keeps
  * what this device wrote. Either all of the range is acquired or nothing is.
  *
- * ENOMEM: the range does not fit the device beside what others have pinned.
+ * ENOMEM: the range does not fit the device beside what others have pinned. EOVERFLOW: some page has been acquired 65,535
+ * times through this mapping. ENOBUFS: what this user's mappings hold has been cut into too many separate ranges.
  * EACCES: for writing, through a mapping or descriptor that is not. EIO and others: the
  * backing store could not be read, or the device failed.
  * The part of the range beyond the end of the file must not be touched, except in the file's last page; when
@@ -109,9 +111,10 @@ int gaia_munmap(void *addr, size_t length);
 int gaia_acquire(void *addr, size_t length, int prot);
 
 /*
- * Publish what the device wrote in the range since it was acquired, and unpin it. Moves no data by
- * itself. Work that writes the range must have ended (cuda.h: in the order of a stream). Pages of
- * the range that are not acquired are passed over. Partial pages are released whole.
+ * Publish what the device wrote in the range since it was acquired, and take one acquire of each page back; what has none
+ * left is unpinned. Moves no data by itself, but for pages that stay acquired for writing: these are copied within the device. Work that writes the range must have ended (cuda.h: in the order of a stream). Pages of
+ * the range that are not acquired are passed over. Partial pages are released whole. ENOBUFS: as gaia_acquire() has it,
+ * of a release of a part of what was acquired; nothing has changed.
  */
 int gaia_release(void *addr, size_t length);
 

@@ -754,6 +754,7 @@ void client_end(struct client *cl)
 	for (uint64_t k = 0; k < cl->n_chunks; k++)
 		unmap_chunk(cl, k);
 	cache_unmap(cl->mapping, cl->kept);
+	must(atomic_load(&cl->spans) == 0);
 	pthread_mutex_lock(&cl->rig->lock);
 	SLIST_REMOVE(&cl->rig->clients, cl, client, link);
 	pthread_mutex_unlock(&cl->rig->lock);
@@ -824,12 +825,27 @@ void client_store(struct client *cl, const void *buf, size_t len, uint64_t off)
 
 /* ---- the whole ---- */
 
+static int host_spans(void *arg, bool more)
+{
+	struct client *cl = arg;
+
+	must(more || atomic_load(&cl->spans) > 0);
+	if (more && cl->spans_allowed && atomic_load(&cl->spans) >= cl->spans_allowed)
+		return -EMFILE;
+	if (more)
+		atomic_fetch_add(&cl->spans, 1);
+	else
+		atomic_fetch_sub(&cl->spans, 1);
+	return 0;
+}
+
 static const struct cache_host host = {
 	.invalidate = host_invalidate,
 	.grant = host_grant,
 	.revoke = host_revoke,
 	.revoke_many = host_revoke_many,
 	.alive = host_alive,
+	.spans = host_spans,
 };
 
 #ifdef RIG_CUDA

@@ -143,6 +143,8 @@ struct client {
 	uint64_t n_chunks;
 	SLIST_ENTRY(client) link;
 
+	unsigned spans_allowed; /* set by a test; 0: any number */
+	atomic_uint spans;	/* those that the cache has asked for, see cache_host.spans */
 	bool kept; /* set by a test before client_end(): was disconnected, and lives */
 	atomic_bool alive;
 	atomic_uint granted, revoked; /* chunks */

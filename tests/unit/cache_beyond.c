@@ -163,6 +163,9 @@ static void late_chunk(unsigned later, uint64_t size)
 	release_all(other);
 	cr_assert_eq(client_release(cl, GAIA_CHUNK, 9 * GAIA_PAGE), 0);
 	cr_assert_eq(client_release(cl, GAIA_CHUNK + 10 * GAIA_PAGE, GAIA_CHUNK), 0);
+	/* The first page was acquired twice. */
+	cr_assert_eq(cache_evict(kf->cfile, 0, GAIA_CHUNK, GAIA_CHUNK), -EBUSY);
+	cr_assert_eq(client_release(cl, GAIA_CHUNK, 1), 0);
 	cr_assert_eq(cache_evict(kf->cfile, 0, GAIA_CHUNK, GAIA_CHUNK), 0);
 	end();
 }
@@ -245,6 +248,8 @@ static void race_of_acquires(bool overtaken)
 	expect_zero(GAIA_CHUNK + GAIA_PAGE);
 	release_all(race.cl);
 	release_all(other);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EBUSY, "both threads have acquired that page");
+	cr_assert_eq(client_release(race.cl, GAIA_CHUNK, 1), 0);
 	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0, "nothing is held");
 	end();
 }
@@ -320,6 +325,7 @@ Test(beyond_the_end, each_hold_ends_once_however_it_ends)
 		struct client *cl[2];
 
 		begin_cut(END, 1);
+		/* The page after the end has two holds of each. */
 		for (unsigned k = 0; k < 2; k++) {
 			cl[k] = new_client(0);
 			acquire(cl[k], 0, 2 * GAIA_PAGE, GAIA_PROT_RW);
@@ -329,6 +335,8 @@ Test(beyond_the_end, each_hold_ends_once_however_it_ends)
 			client_store(cl[k], "x", 1, END);
 			switch (how % WAYS) {
 			case RELEASE:
+				release_all(cl[k]);
+				cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EBUSY);
 				release_all(cl[k]);
 				break;
 			case DIE:
@@ -340,6 +348,7 @@ Test(beyond_the_end, each_hold_ends_once_however_it_ends)
 			case TRUNCATE:
 				grow();
 				cr_assert_eq(cpu_truncate(kf, k ? 0 : END), 0);
+				release_all(cl[k]);
 				release_all(cl[k]);
 				break;
 			}

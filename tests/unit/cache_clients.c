@@ -565,6 +565,153 @@ Test(threads, do_it_when_the_one_that_was_to_cannot)
 	end();
 }
 
+/* ---- acquires count (contract, promise 12) ---- */
+
+/* Two ranges that meet in a page, as threads have them: what is stored in the second outlives the first one's release. */
+Test(holds, of_ranges_that_share_a_page_are_each_their_own)
+{
+	const uint64_t middle = GAIA_PAGE + GAIA_PAGE / 2;
+	struct client *cl, *other;
+
+	begin_devices(2);
+	cl = new_client(0);
+	other = new_client(1);
+	cr_assert_eq(client_acquire(cl, 0, middle, GAIA_PROT_RW), 0);
+	cr_assert_eq(client_acquire(cl, middle, GAIA_PAGE, GAIA_PROT_RW), 0);
+	client_store(cl, "first", 5, GAIA_PAGE);
+	cr_assert_eq(client_release(cl, 0, middle), 0);
+	expect_cpu(GAIA_PAGE, "first");
+	client_store(cl, "second", 6, middle);
+	write_cpu(GAIA_PAGE, "cpu's");
+	expect_device(other, GAIA_PAGE, "cpu's");
+	/* Not published, and not lost. */
+	expect_cpu(middle, "");
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EBUSY);
+	cr_assert_eq(client_release(cl, middle, GAIA_PAGE), 0);
+	expect_cpu(GAIA_PAGE, "cpu's");
+	expect_cpu(middle, "second");
+	expect_device(other, middle, "second");
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0, "nothing is held");
+	end();
+}
+
+/* The strongest access is that of all, until the last hold is gone; what was released meanwhile is what a death leaves. */
+Test(holds, are_for_writing_until_the_last_is_gone)
+{
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	write_device(cl, 0, "one");
+	cr_assert_eq(client_acquire(cl, 0, GAIA_PAGE, GAIA_PROT_READ), 0);
+	release_all(cl);
+	client_store(cl, "two", 3, 0);
+	expect_cpu(0, "one");
+	release_all(cl);
+	expect_cpu(0, "two");
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	release_all(cl);
+
+	write_device(cl, 0, "six");
+	cr_assert_eq(client_acquire(cl, 0, GAIA_PAGE, GAIA_PROT_READ), 0);
+	release_all(cl);
+	client_store(cl, "bad", 3, 0);
+	client_die(cl);
+	expect_cpu(0, "six");
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	expect_cpu(0, "six");
+	end();
+}
+
+/* Without memory for a snapshot what is released, and goes on being written, comes home. */
+Test(holds, that_go_on_need_no_room_on_the_device)
+{
+	struct client *cl;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 1 }, GAIA_CHUNK);
+	cl = client_create(kf, 0, GAIA_PROT_RW, GAIA_CHUNK);
+	write_device(cl, 0, "one");
+	write_device(cl, 0, "two");
+	cr_assert_eq(client_release(cl, 0, GAIA_CHUNK), 0);
+	client_store(cl, "bad", 3, 0);
+	expect_cpu(0, "two");
+	client_die(cl);
+	expect_cpu(0, "two");
+	end();
+}
+
+/* An acquire that fails adds none, and takes none of what there was. */
+Test(holds, of_an_acquire_that_fails_are_none)
+{
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	cr_assert_eq(client_acquire(cl, 0, GAIA_PAGE, GAIA_PROT_READ), 0);
+	fault_arm("device.copy_in", -EIO, 0, 1);
+	cr_assert_eq(client_acquire(cl, 0, 2 * GAIA_PAGE, GAIA_PROT_RW), -EIO);
+	cache_check(rig->cache);
+	/* Held for reading, as before: nothing is compared. */
+	client_store(cl, "bad", 3, 0);
+	release_all(cl);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	expect_cpu(0, "");
+	end();
+}
+
+Test(holds, of_a_page_are_so_many_and_no_more)
+{
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	for (unsigned k = 0; k < 65535; k++)
+		cr_assert_eq(client_acquire(cl, 0, 1, GAIA_PROT_READ), 0);
+	cr_assert_eq(client_acquire(cl, 0, 2 * GAIA_PAGE, GAIA_PROT_READ), -EOVERFLOW);
+	cache_check(rig->cache);
+	for (unsigned k = 0; k < 65535; k++) {
+		if (k % 5000 == 0)
+			cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EBUSY);
+		release_all(cl);
+	}
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	end();
+}
+
+/* Spans are memory: a mapping that wants many asks for it, and gives it back. */
+Test(holds, in_pieces_are_as_many_as_the_client_may_have)
+{
+	struct client *cl;
+	uint64_t at = 4 * GAIA_PAGE;
+	int err = 0;
+
+	begin_devices(1);
+	cl = new_client(0);
+	cl->spans_allowed = 3;
+	cr_assert_eq(client_acquire(cl, 0, 3 * GAIA_PAGE, GAIA_PROT_READ), 0);
+	for (; !err; at += 2 * GAIA_PAGE) {
+		cr_assert_lt(at, 4 * GAIA_CHUNK);
+		err = client_acquire(cl, at, 1, GAIA_PROT_READ);
+	}
+	cr_assert_eq(err, -ENOBUFS);
+	cr_assert_eq(cl->spans, 3);
+	cr_assert_gt(at / (2 * GAIA_PAGE), 64);
+	cache_check(rig->cache);
+	/* Where it would have to be cut, a release changes nothing. */
+	cr_assert_eq(client_release(cl, GAIA_PAGE, GAIA_PAGE), -ENOBUFS);
+	cr_assert_eq(client_release(cl, 0, at), 0);
+	cr_assert_eq(cl->spans, 0);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	/* Beyond the end they are counted, too. */
+	cr_assert_eq(cpu_truncate(kf, 0), 0);
+	for (at = 0, err = 0; !err; at += 2 * GAIA_PAGE)
+		err = client_acquire(cl, at, 1, GAIA_PROT_READ);
+	cr_assert_eq(err, -ENOBUFS);
+	cr_assert_eq(cl->spans, 3);
+	client_end(cl);
+	end();
+}
+
 /* ---- threads of one client, and one that fails ---- */
 
 #define LAST (GAIA_CHUNK - GAIA_PAGE) /* page of the first chunk */

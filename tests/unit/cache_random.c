@@ -100,8 +100,11 @@ struct held {
 	struct client *client; /* NULL: none */
 	struct task *task;     /* a release is under way */
 	bool dead;
-	bool read[HOT], write[HOT];
-	bool wanted[HOT]; /* acquired to write when its chunk was not there: it is when that comes */
+	unsigned holds[HOT];
+	bool write[HOT];
+	/* Acquired when its chunk was not there: it is when that comes. */
+	unsigned wanted[HOT];
+	bool wanted_write[HOT];
 };
 
 static struct {
@@ -643,19 +646,24 @@ static void op_acquire(const struct op *op, bool write)
 		fail("acquire: %s", strerror(-err));
 	for (unsigned hot = 0; hot < HOT; hot++) {
 		uint64_t at = hot_offset(hot);
-		bool asked = at + GAIA_PAGE > off && at < off + len, wanted = h->wanted[hot];
+		bool asked = at + GAIA_PAGE > off && at < off + len, wanted = h->wanted[hot] > 0;
 
 		/* Nothing is there of a chunk that lies beyond the end, but what was mapped before. */
 		if (at >= ROUND_UP(w.size, GAIA_CHUNK) && !client_at(h->client, at)) {
-			h->wanted[hot] |= asked && write;
+			h->wanted[hot] += asked;
+			h->wanted_write[hot] |= asked && write;
 			continue;
 		}
-		h->wanted[hot] &= !client_at(h->client, at);
-		wanted &= !h->wanted[hot];
+		wanted &= client_at(h->client, at) != NULL;
 		if (!asked && !wanted)
 			continue;
-		h->read[hot] = true;
-		h->write[hot] |= write || wanted;
+		if (wanted) {
+			h->holds[hot] += h->wanted[hot];
+			h->write[hot] |= h->wanted_write[hot];
+			h->wanted[hot] = h->wanted_write[hot] = 0;
+		}
+		h->holds[hot] += asked;
+		h->write[hot] |= asked && write;
 		if (asked)
 			check_acquired(h->client, hot, true);
 		/* What it had asked for before is held, but says nothing of what came since. */
@@ -715,7 +723,7 @@ static void op_device_load(const struct op *op)
 	for (unsigned hot = 0; hot < HOT; hot++) {
 		unsigned char *p = client_at(h->client, hot_offset(hot));
 
-		if (!h->read[hot])
+		if (!h->holds[hot])
 			continue;
 		if (!p)
 			fail("client %d holds page %u, which is not mapped", (int)(h - w.held), hot);
@@ -771,7 +779,10 @@ static void op_release(const struct op *op)
 			continue;
 		for (unsigned k = 0; k < GAIA_PAGE && h->write[hot]; k++)
 			release_began(&w.byte[hot][k], h->client->device, at + k < w.size, t->id);
-		h->read[hot] = h->write[hot] = h->wanted[hot] = false;
+		h->holds[hot] -= h->holds[hot] > 0;
+		h->write[hot] &= h->holds[hot] > 0;
+		h->wanted[hot] -= h->wanted[hot] > 0;
+		h->wanted_write[hot] &= h->wanted[hot] > 0;
 	}
 	if (pthread_create(&t->thread, NULL, task_main, t))
 		fail("no thread");
@@ -835,9 +846,10 @@ static void op_die(const struct op *op)
 			w.byte[hot][k].dev[d].view_known = false;
 		}
 	}
-	memset(h->read, 0, sizeof(h->read));
+	memset(h->holds, 0, sizeof(h->holds));
 	memset(h->write, 0, sizeof(h->write));
 	memset(h->wanted, 0, sizeof(h->wanted));
+	memset(h->wanted_write, 0, sizeof(h->wanted_write));
 	if (op->b % 2) {
 		client_end(h->client);
 		memset(h, 0, sizeof(*h));
@@ -856,7 +868,7 @@ static void op_evict(const struct op *op, bool home)
 	      (int)from);
 	for (unsigned k = 0; k < CLIENTS && !home; k++)
 		for (unsigned hot = 0; hot < HOT && w.held[k].client; hot++)
-			busy |= w.held[k].read[hot] && w.held[k].client->device == from &&
+			busy |= w.held[k].holds[hot] && w.held[k].client->device == from &&
 				hot_offset(hot) / GAIA_CHUNK >= off / GAIA_CHUNK &&
 				hot_offset(hot) / GAIA_CHUNK <= (off + len - 1) / GAIA_CHUNK;
 	err = cache_evict(w.kf->cfile, from, off, len);
@@ -904,7 +916,7 @@ static void op_truncate(const struct op *op)
 		memset(held, 0, sizeof(held));
 		for (unsigned k = 0; k < CLIENTS; k++)
 			if (w.held[k].client)
-				held[w.held[k].client->device] |= w.held[k].read[hot];
+				held[w.held[k].client->device] |= w.held[k].holds[hot] > 0;
 		for (unsigned k = 0; k < GAIA_PAGE; k++)
 			if (size < w.size && hot_offset(hot) + k >= size)
 				cut_byte(&w.byte[hot][k], held);

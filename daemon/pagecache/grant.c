@@ -1,0 +1,370 @@
+/*
+ * grant.c - what mappings hold.
+ *
+ * A mapping's holds are spans (holds.h). Those of a chunk that it has a grant of are counted, a page, in the chunk's replica; others
+ * are wanted (mapping.wanted). The spans are guarded by the mapping's lock; those of a chunk are changed under that chunk's
+ * lock as well, and where pages are held for writing under theirs, so that who has locked such a page may rely on what it saw.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pagecache/state.h"
+
+struct grant *grant_get(struct mapping *m, struct replica *rep)
+{
+	uint64_t index = rep->chunk->index;
+	struct grant *g;
+
+	pthread_mutex_lock(&rep->chunk->lock);
+	pthread_mutex_lock(&m->lock);
+	HASH_FIND(hh, m->grants, &index, sizeof(index), g);
+	if (!g) {
+		g = xcalloc(1, sizeof(*g));
+		g->mapping = m;
+		g->replica = rep;
+		g->index = index;
+		HASH_ADD(hh, m->grants, index, sizeof(g->index), g);
+		LIST_INSERT_HEAD(&rep->grants, g, of_replica);
+	}
+	pthread_mutex_unlock(&m->lock);
+	pthread_mutex_unlock(&rep->chunk->lock);
+	return g;
+}
+
+/* ---- how many spans there may be ---- */
+
+#define SPANS_BLOCK 64u /* a mapping has so many for itself; each more of them is asked for */
+
+/* mapping->lock held. @more spans could come. */
+static int spans_ask(struct mapping *m, uint64_t more)
+{
+	const struct cache_host *host = &m->file->cache->host;
+	uint64_t blocks = (m->holds.spans + m->wanted.spans + more) / SPANS_BLOCK;
+
+	while (host->spans && m->span_blocks < blocks) {
+		if (host->spans(m->client, true))
+			return -ENOBUFS;
+		m->span_blocks++;
+	}
+	return 0;
+}
+
+/* mapping->lock held. One block is kept: the next acquire may want it again. */
+static void spans_give(struct mapping *m)
+{
+	uint64_t blocks = (m->holds.spans + m->wanted.spans) / SPANS_BLOCK + 1;
+
+	if (m->holds.spans + m->wanted.spans == 0)
+		blocks = 0;
+	for (; m->span_blocks > blocks; m->span_blocks--)
+		m->file->cache->host.spans(m->client, false);
+}
+
+static bool cuts(const struct holds *hs, uint64_t at)
+{
+	const struct hold *h = holds_first(hs, at, at + 1);
+
+	return h && h->a < at;
+}
+
+int spans_room(struct mapping *m, uint64_t a, uint64_t b)
+{
+	int err = 0;
+
+	pthread_mutex_lock(&m->lock);
+	if (cuts(&m->holds, a) || cuts(&m->holds, b) || cuts(&m->wanted, a) || cuts(&m->wanted, b))
+		err = spans_ask(m, 4);
+	pthread_mutex_unlock(&m->lock);
+	return err;
+}
+
+/* mapping->lock held. Between the spans of the range there may be as many gaps. */
+static int add(struct mapping *m, struct holds *hs, uint64_t a, uint64_t b, unsigned n, unsigned writes)
+{
+	const struct hold *h;
+	uint64_t more = 3;
+	int err;
+
+	HOLDS_FOREACH(h, hs, a, b)
+		more++;
+	err = spans_ask(m, more);
+	if (!err)
+		err = holds_add(hs, a, b, n, writes);
+	spans_give(m);
+	return err;
+}
+
+void mapping_holds_nothing(struct mapping *m)
+{
+	bug_on(m->holds.spans > 0);
+	pthread_mutex_lock(&m->lock);
+	holds_clear(&m->wanted);
+	spans_give(m);
+	pthread_mutex_unlock(&m->lock);
+}
+
+/* ---- holds of a chunk's pages ---- */
+
+static uint64_t start_of(const struct grant *g)
+{
+	return g->index * GAIA_CHUNK_PAGES;
+}
+
+void grant_held(const struct grant *g, unsigned a, unsigned b, enum held_as what, uint64_t *bits)
+{
+	struct mapping *m = g->mapping;
+	uint64_t start = start_of(g);
+	const struct hold *h;
+
+	pthread_mutex_lock(&m->lock);
+	HOLDS_FOREACH(h, &m->holds, start + a, start + b) {
+		if ((what == HELD_WRITING && h->writes == 0) || (what == HELD_ONCE && (h->n > 1 || h->coming > 0)))
+			continue;
+		for (uint64_t p = MAX(h->a, start + a); p < MIN(h->b, start + b); p++)
+			bit_set(bits, (unsigned)(p - start));
+	}
+	pthread_mutex_unlock(&m->lock);
+}
+
+void replica_held(struct replica *rep, unsigned a, unsigned b, uint64_t *bits)
+{
+	const struct grant *g;
+
+	LIST_FOREACH(g, &rep->grants, of_replica)
+		if (g->pinned)
+			grant_held(g, a, b, HELD, bits);
+}
+
+void grant_repin(struct grant *g)
+{
+	struct mapping *m = g->mapping;
+	bool any = g->to_come > 0;
+
+	pthread_mutex_lock(&m->lock);
+	any |= holds_first(&m->holds, start_of(g), start_of(g) + GAIA_CHUNK_PAGES) != NULL;
+	pthread_mutex_unlock(&m->lock);
+	if (any == g->pinned)
+		return;
+	g->pinned = any;
+	if (any)
+		replica_pin(g->replica);
+	else
+		replica_unpin(g->replica);
+}
+
+int grant_hold(struct grant *g, unsigned a, unsigned b, unsigned beyond, unsigned n, unsigned writes)
+{
+	uint64_t writing[GAIA_CHUNK_PAGES / 64] = { 0 };
+	struct mapping *m = g->mapping;
+	int err;
+
+	grant_held(g, a, b, HELD_WRITING, writing);
+	pthread_mutex_lock(&m->lock);
+	err = add(m, &m->holds, start_of(g) + a, start_of(g) + b, n, writes);
+	pthread_mutex_unlock(&m->lock);
+	if (err)
+		return err;
+	for (unsigned i = a; i < b && writes > 0; i++)
+		if (!bit_test(writing, i))
+			replica_hold(g->replica, i, i >= beyond);
+	grant_repin(g);
+	return 0;
+}
+
+/* Holds for writing that are not there any more are dropped from the replica. @before: those that were. */
+static void drop_ended(struct grant *g, unsigned a, unsigned b, const uint64_t *before)
+{
+	uint64_t writing[GAIA_CHUNK_PAGES / 64] = { 0 };
+
+	grant_held(g, a, b, HELD_WRITING, writing);
+	for (unsigned i = a; i < b; i++)
+		if (bit_test(before, i) && !bit_test(writing, i))
+			replica_drop_hold(g->replica, i);
+	grant_repin(g);
+}
+
+void grant_settle(struct grant *g, unsigned a, unsigned b, unsigned n)
+{
+	struct mapping *m = g->mapping;
+
+	pthread_mutex_lock(&m->lock);
+	holds_settle(&m->holds, start_of(g) + a, start_of(g) + b, n);
+	spans_give(m);
+	pthread_mutex_unlock(&m->lock);
+}
+
+void grant_unhold(struct grant *g, unsigned a, unsigned b, unsigned n, unsigned writes)
+{
+	uint64_t before[GAIA_CHUNK_PAGES / 64] = { 0 };
+	struct mapping *m = g->mapping;
+
+	grant_held(g, a, b, HELD_WRITING, before);
+	pthread_mutex_lock(&m->lock);
+	holds_undo(&m->holds, start_of(g) + a, start_of(g) + b, n, writes);
+	spans_give(m);
+	pthread_mutex_unlock(&m->lock);
+	drop_ended(g, a, b, before);
+}
+
+void grant_released(struct grant *g, unsigned a, unsigned b)
+{
+	struct mapping *m = g->mapping;
+
+	pthread_mutex_lock(&m->lock);
+	holds_release(&m->holds, start_of(g) + a, start_of(g) + b);
+	spans_give(m);
+	pthread_mutex_unlock(&m->lock);
+	grant_repin(g);
+}
+
+/* The first pages [*a, *b) of the chunk, from *a on, that the mapping holds: false if there are none. */
+static bool next_held(struct grant *g, unsigned *a, unsigned *b, bool *writing)
+{
+	uint64_t start = start_of(g);
+	const struct hold *h;
+
+	pthread_mutex_lock(&g->mapping->lock);
+	h = holds_first(&g->mapping->holds, start + *a, start + GAIA_CHUNK_PAGES);
+	if (h) {
+		*a = (unsigned)(MAX(h->a, start + *a) - start);
+		*b = (unsigned)(MIN(h->b, start + GAIA_CHUNK_PAGES) - start);
+		*writing = h->writes > 0;
+	}
+	pthread_mutex_unlock(&g->mapping->lock);
+	return h;
+}
+
+/* chunk->lock held; the pages are locked, where they are held for writing. */
+static void drop(struct grant *g, unsigned a, unsigned b)
+{
+	uint64_t before[GAIA_CHUNK_PAGES / 64] = { 0 };
+	struct mapping *m = g->mapping;
+
+	grant_held(g, a, b, HELD_WRITING, before);
+	pthread_mutex_lock(&m->lock);
+	holds_drop(&m->holds, start_of(g) + a, start_of(g) + b);
+	spans_give(m);
+	pthread_mutex_unlock(&m->lock);
+	drop_ended(g, a, b, before);
+}
+
+void grant_discard(struct grant *g)
+{
+	struct chunk *ch = g->replica->chunk;
+	bool writing;
+	unsigned b;
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned a = 0; next_held(g, &a, &b, &writing); a = b) {
+		/* The client's last release may be at work on them. */
+		if (writing)
+			pages_lock(ch, a, b);
+		drop(g, a, b);
+		if (writing)
+			pages_unlock(ch, a, b);
+	}
+	g->to_come = 0;
+	grant_repin(g);
+	pthread_mutex_unlock(&ch->lock);
+}
+
+void grants_drop_dead(struct replica *rep)
+{
+	struct chunk *ch = rep->chunk;
+	struct cache *c = ch->file->cache;
+	struct grant **list = NULL, *g;
+	unsigned n = 0;
+
+	pthread_mutex_lock(&ch->lock);
+	LIST_FOREACH(g, &rep->grants, of_replica) {
+		if (!g->pinned)
+			continue;
+		g->lookers++;
+		list = xrealloc(list, (n + 1) * sizeof(struct grant *));
+		list[n++] = g;
+	}
+	pthread_mutex_unlock(&ch->lock);
+	for (unsigned k = 0; k < n; k++)
+		if (!c->host.alive(list[k]->mapping->client))
+			grant_discard(list[k]);
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned k = 0; k < n; k++)
+		list[k]->lookers--;
+	if (n > 0)
+		pthread_cond_broadcast(&ch->unlocked);
+	pthread_mutex_unlock(&ch->lock);
+	free(list);
+}
+
+/* ---- what is wanted of chunks that are not there yet ---- */
+
+int wanted_add(struct mapping *m, uint64_t a, uint64_t b, bool write)
+{
+	int err;
+
+	pthread_mutex_lock(&m->lock);
+	err = add(m, &m->wanted, a, b, 1, write);
+	pthread_mutex_unlock(&m->lock);
+	return err;
+}
+
+uint64_t wanted_undo(struct mapping *m, uint64_t a, uint64_t b, bool write, bool *there)
+{
+	const struct hold *h;
+	uint64_t end = b;
+
+	pthread_mutex_lock(&m->lock);
+	h = holds_first(&m->wanted, a, b);
+	*there = h && h->a <= a;
+	if (*there) {
+		end = MIN(b, h->b);
+		holds_undo(&m->wanted, a, end, 1, write);
+		spans_give(m);
+	} else if (h) {
+		end = h->a;
+	}
+	pthread_mutex_unlock(&m->lock);
+	return end;
+}
+
+void wanted_settle(struct mapping *m, uint64_t a, uint64_t b)
+{
+	pthread_mutex_lock(&m->lock);
+	holds_settle(&m->wanted, a, b, 1);
+	spans_give(m);
+	pthread_mutex_unlock(&m->lock);
+}
+
+void wanted_release(struct mapping *m, uint64_t a, uint64_t b)
+{
+	pthread_mutex_lock(&m->lock);
+	holds_release(&m->wanted, a, b);
+	spans_give(m);
+	pthread_mutex_unlock(&m->lock);
+}
+
+bool wanted_take(struct mapping *m, uint64_t chunk, struct hold *out)
+{
+	uint64_t first = chunk * GAIA_CHUNK_PAGES, end = first + GAIA_CHUNK_PAGES;
+	const struct hold *h;
+
+	pthread_mutex_lock(&m->lock);
+	h = holds_first(&m->wanted, first, end);
+	if (h) {
+		*out = (struct hold){ .a = MAX(h->a, first), .b = MIN(h->b, end), .n = h->n, .writes = h->writes, .coming = h->coming };
+		holds_drop(&m->wanted, out->a, out->b);
+		spans_give(m);
+	}
+	pthread_mutex_unlock(&m->lock);
+	return h;
+}
+
+void wanted_put_back(struct mapping *m, const struct hold *h)
+{
+	pthread_mutex_lock(&m->lock);
+	/* There may be more of a page by now than there can be: then it is wanted as often as it was in between. */
+	if (!holds_add(&m->wanted, h->a, h->b, h->n, h->writes))
+		holds_settle(&m->wanted, h->a, h->b, h->n - h->coming);
+	pthread_mutex_unlock(&m->lock);
+}

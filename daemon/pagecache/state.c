@@ -1,0 +1,490 @@
+/* state.c - see state.h. */
+#include "pagecache/state.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- tracking ---- */
+
+void track_make(struct chunk *ch)
+{
+	if (ch->track)
+		return;
+	ch->track = xcalloc(1, sizeof(*ch->track));
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
+		track_init(&ch->track->page[i]);
+		/* Of a passthrough file it has nothing of ours: the open has seen to that. */
+		ch->track->page[i].may_hold = !cfile_is_passthrough(ch->file);
+	}
+}
+
+void track_maybe_free(struct chunk *ch)
+{
+	if (!ch->track || ch->n_replicas > 0)
+		return;
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
+		if (ch->track->page[i].pending > 0)
+			return;
+	/* Merged, but not put yet. */
+	if (ch->track->extra && cfile_is_passthrough(ch->file))
+		return;
+	bug_on(ch->track->extra != NULL);
+	free(ch->track);
+	ch->track = NULL;
+}
+
+/* @buf: room for all replicas of the chunk. */
+static struct page_view view(const struct chunk *ch, unsigned i, struct page_replica **buf)
+{
+	for (unsigned k = 0; k < ch->n_replicas; k++)
+		buf[k] = &ch->replica[k]->page[i];
+	return (struct page_view){ &ch->track->page[i], buf, ch->n_replicas };
+}
+
+/* ---- what is kept of few pages ---- */
+
+static struct page_extra *extra_find(const struct chunk *ch, unsigned i)
+{
+	struct page_extra *x = NULL;
+
+	if (ch->track)
+		HASH_FIND(hh, ch->track->extra, &i, sizeof(i), x);
+	return x;
+}
+
+static struct page_extra *extra_make(struct chunk *ch, unsigned i)
+{
+	struct page_extra *x = extra_find(ch, i);
+
+	if (!x) {
+		x = xcalloc(1, sizeof(*x));
+		x->page = i;
+		HASH_ADD(hh, ch->track->extra, page, sizeof(x->page), x);
+	}
+	return x;
+}
+
+static void extra_maybe_free(struct chunk *ch, struct page_extra *x)
+{
+	if (x->twins || x->owners || x->under)
+		return;
+	HASH_DEL(ch->track->extra, x);
+	free(x);
+}
+
+static void twin_add(struct chunk *ch, unsigned i, track_id id, frame_t frame)
+{
+	struct page_extra *x = extra_make(ch, i);
+	struct twin *tw = xmalloc(sizeof(*tw));
+
+	*tw = (struct twin){ x->twins, id, frame };
+	x->twins = tw;
+	atomic_fetch_add(&ch->file->cache->n_twins, 1);
+	count(CTR_twins, 1);
+}
+
+static bool outstanding(const struct page_replica *r)
+{
+	return r->writers > 0 || (r->flags & REPLICA_AHEAD);
+}
+
+/* Drop the twins that nothing needs any more. */
+static void twins_collect(struct chunk *ch, unsigned i)
+{
+	struct cache *c = ch->file->cache;
+	struct page_replica *buf[CACHE_MAX_DEVICES];
+	struct page_extra *x = extra_find(ch, i);
+	struct twin **at, *tw;
+	struct page_view v;
+	bool shared = false;
+
+	if (!x)
+		return;
+	v = view(ch, i, buf);
+	for (at = &x->twins; (tw = *at);) {
+		if (track_base_needed(&v, tw->id)) {
+			at = &tw->next;
+			continue;
+		}
+		*at = tw->next;
+		frames_give(&c->frames, &tw->frame, 1);
+		free(tw);
+		atomic_fetch_sub(&c->n_twins, 1);
+	}
+	for (unsigned k = 0; k < v.n; k++)
+		shared |= outstanding(v.r[k]);
+	if (!shared) {
+		free(x->owners);
+		x->owners = NULL;
+	}
+	extra_maybe_free(ch, x);
+}
+
+uint8_t *page_owners(struct chunk *ch, unsigned i)
+{
+	struct page_extra *x = extra_find(ch, i);
+
+	return x ? x->owners : NULL;
+}
+
+uint8_t *page_owners_make(struct chunk *ch, unsigned i)
+{
+	struct page_extra *x = extra_make(ch, i);
+
+	if (!x->owners)
+		x->owners = xcalloc(1, GAIA_PAGE);
+	return x->owners;
+}
+
+char *under_bytes(struct chunk *ch, unsigned i)
+{
+	struct page_extra *x = extra_find(ch, i);
+
+	return x && x->under ? frame_ptr(&ch->file->cache->frames, x->under) : NULL;
+}
+
+void under_keep(struct chunk *ch, unsigned i, frame_t frame)
+{
+	extra_make(ch, i)->under = frame;
+}
+
+void under_drop(struct chunk *ch, unsigned i)
+{
+	struct page_extra *x = extra_find(ch, i);
+
+	if (!x || !x->under)
+		return;
+	frames_give(&ch->file->cache->frames, &x->under, 1);
+	x->under = 0;
+	extra_maybe_free(ch, x);
+}
+
+const void *base_bytes(struct chunk *ch, unsigned i, track_id id)
+{
+	struct page_extra *x;
+
+	if (id == ch->track->page[i].home_id || fault_point("break.drop_twin"))
+		return page_ptr(ch, i);
+	x = extra_find(ch, i);
+	for (struct twin *tw = x ? x->twins : NULL; tw; tw = tw->next)
+		if (tw->id == id)
+			return frame_ptr(&ch->file->cache->frames, tw->frame);
+	bug("file %#lx chunk %lu page %u: base %u is nowhere", (unsigned long)ch->file->key,
+	    (unsigned long)ch->index, i, id);
+}
+
+/* ---- home ---- */
+
+bool home_base_needed(struct chunk *ch, unsigned i)
+{
+	struct page_replica *buf[CACHE_MAX_DEVICES];
+	struct page_view v = view(ch, i, buf);
+
+	return track_base_needed(&v, v.t->home_id) || kernel_is_behind(ch, i);
+}
+
+bool home_may_leave(struct chunk *ch, unsigned i)
+{
+	struct page_replica *buf[CACHE_MAX_DEVICES];
+	struct page_view v;
+
+	if (!ch->track || !cfile_is_passthrough(ch->file))
+		return true;
+	v = view(ch, i, buf);
+	if (track_ahead(&v) || track_base_needed(&v, v.t->home_id) || under_bytes(ch, i))
+		return false;
+	/* What is read next from the store may be something else. */
+	track_home_changed(&v);
+	return true;
+}
+
+void home_change(struct chunk *ch, unsigned i, bool present, frame_t *spare)
+{
+	struct page_replica *buf[CACHE_MAX_DEVICES];
+	struct page_view v = view(ch, i, buf);
+
+	if (track_base_needed(&v, v.t->home_id)) {
+		bug_on(!present || !*spare);
+		memcpy(frame_ptr(&ch->file->cache->frames, *spare), page_ptr(ch, i), GAIA_PAGE);
+		twin_add(ch, i, v.t->home_id, *spare);
+		*spare = 0;
+	}
+	track_home_changed(&v);
+}
+
+void home_replace(struct chunk *ch, unsigned i, frame_t frame)
+{
+	struct page_replica *buf[CACHE_MAX_DEVICES];
+	struct page_view v = view(ch, i, buf);
+	frame_t old = page_set_frame(ch, i, frame);
+
+	if (old && track_base_needed(&v, v.t->home_id))
+		twin_add(ch, i, v.t->home_id, old);
+	else if (old)
+		frames_give(&ch->file->cache->frames, &old, 1);
+	track_home_changed(&v);
+}
+
+void home_void(struct chunk *ch, unsigned i)
+{
+	struct page_replica *buf[CACHE_MAX_DEVICES];
+	struct page_view v = view(ch, i, buf);
+
+	track_home_changed(&v);
+	for (unsigned k = 0; k < ch->n_replicas; k++)
+		replica_cut(ch->replica[k], i, 0);
+	/* The kernel drops its copy itself. But where it thinks that the file has grown again, it gets
+	 * zeros for READs beyond our end, of which nobody takes note. */
+	if (!cfile_is_passthrough(ch->file))
+		track_kernel_given(v.t, v.t->home_id);
+	twins_collect(ch, i);
+}
+
+/* ---- what the kernel has ---- */
+
+void kernel_given(struct chunk *ch, unsigned i)
+{
+	struct page_track *t = &ch->track->page[i];
+
+	track_kernel_given(t, t->home_id);
+	twins_collect(ch, i);
+}
+
+void kernel_merged(struct chunk *ch, unsigned i, frame_t frame)
+{
+	struct page_replica *buf[CACHE_MAX_DEVICES];
+	struct page_view v = view(ch, i, buf);
+
+	track_kernel_merged(v.t, track_fresh_id(&v));
+	twin_add(ch, i, v.t->kernel_base, frame);
+	twins_collect(ch, i);
+}
+
+void kernel_kept(struct chunk *ch, unsigned i)
+{
+	track_kernel_kept(&ch->track->page[i]);
+}
+
+bool kernel_is_behind(const struct chunk *ch, unsigned i)
+{
+	const struct page_track *t = &ch->track->page[i];
+
+	return t->pending > 0 && t->kernel_base != 0 && t->kernel_base != t->home_id;
+}
+
+void kernel_base_wrote(struct chunk *ch, unsigned i, track_id before, unsigned off, const void *bytes,
+		       unsigned len, frame_t *spare)
+{
+	struct page_replica *buf[CACHE_MAX_DEVICES];
+	struct page_view v = view(ch, i, buf);
+	uint8_t *base;
+
+	if (v.t->pending > 0 && v.t->kernel_base == before) {
+		v.t->kernel_base = v.t->home_id;
+	} else if (kernel_is_behind(ch, i)) {
+		base = frame_ptr(&ch->file->cache->frames, *spare);
+		memcpy(base, base_bytes(ch, i, v.t->kernel_base), GAIA_PAGE);
+		memcpy(base + off, bytes, len);
+		v.t->kernel_base = track_fresh_id(&v);
+		twin_add(ch, i, v.t->kernel_base, *spare);
+		*spare = 0;
+	}
+	twins_collect(ch, i);
+}
+
+uint16_t window_open(struct chunk *ch, unsigned i)
+{
+	atomic_fetch_add(&ch->file->n_windows, 1);
+	return track_window_open(&ch->track->page[i]);
+}
+
+bool windows_suffice(const struct chunk *ch, unsigned i)
+{
+	return track_windows_suffice(&ch->track->page[i]);
+}
+
+void window_close(struct chunk *ch, unsigned i, uint16_t opened)
+{
+	pages_lock(ch, i, i + 1);
+	track_window_close(&ch->track->page[i], opened);
+	twins_collect(ch, i);
+	pages_unlock(ch, i, i + 1);
+	atomic_fetch_sub(&ch->file->n_windows, 1);
+}
+
+/* ---- a replica's page ---- */
+
+bool others_outstanding(const struct chunk *ch, unsigned i, const struct replica *self)
+{
+	for (unsigned k = 0; k < ch->n_replicas; k++)
+		if (ch->replica[k] != self && outstanding(&ch->replica[k]->page[i]))
+			return true;
+	return false;
+}
+
+bool replica_is_home(const struct replica *rep, unsigned i)
+{
+	return track_is_home(&rep->chunk->track->page[i], &rep->page[i]);
+}
+
+static unsigned position(const struct replica *rep)
+{
+	unsigned self = 0;
+
+	while (rep->chunk->replica[self] != rep)
+		self++;
+	return self;
+}
+
+enum track_step replica_step(struct replica *rep, unsigned i, bool write)
+{
+	struct page_replica *buf[CACHE_MAX_DEVICES];
+	struct page_view v = view(rep->chunk, i, buf);
+
+	return track_plan(&v, position(rep), write);
+}
+
+void replica_plan(struct replica *rep, unsigned a, unsigned b, bool write, uint8_t *step)
+{
+	struct page_replica *buf[CACHE_MAX_DEVICES];
+	unsigned self = position(rep);
+	uint64_t held[GAIA_CHUNK_PAGES / 64] = { 0 };
+
+	replica_held(rep, a, b, held);
+	for (unsigned i = a; i < b; i++) {
+		struct page_view v = view(rep->chunk, i, buf);
+
+		step[i] = (uint8_t)track_plan(&v, self, write);
+		/* A plain copy may show anything until it has landed: not to who holds the page. */
+		if (step[i] == TRACK_SEND && bit_test(held, i))
+			step[i] = TRACK_PULL;
+	}
+}
+
+void replica_sent(struct replica *rep, unsigned i)
+{
+	track_sent(&rep->chunk->track->page[i], &rep->page[i]);
+}
+
+void replica_garbled(struct replica *rep, unsigned i)
+{
+	rep->page[i].flags = 0;
+}
+
+void replica_pulled(struct replica *rep, unsigned i)
+{
+	track_pulled(&rep->chunk->track->page[i], &rep->page[i]);
+	twins_collect(rep->chunk, i);
+}
+
+void replica_secured(struct replica *rep, unsigned i)
+{
+	track_secured(&rep->page[i]);
+	rep->n_snapped++;
+}
+
+void replica_armed(struct replica *rep, unsigned i)
+{
+	rep->page[i].flags |= REPLICA_ARMED;
+}
+
+void replica_disarmed(struct replica *rep, unsigned i)
+{
+	rep->page[i].flags &= (uint8_t)~REPLICA_ARMED;
+}
+
+void replica_hold(struct replica *rep, unsigned i, bool beyond)
+{
+	struct page_replica *r = &rep->page[i];
+
+	if (r->writers++ == 0 && beyond)
+		track_voided(r);
+}
+
+void replica_drop_hold(struct replica *rep, unsigned i)
+{
+	struct page_replica *r = &rep->page[i];
+
+	bug_on(r->writers == 0);
+	if (--r->writers == 0 && !fault_point("break.keep_dead"))
+		track_discarded(r);
+	twins_collect(rep->chunk, i);
+}
+
+bool replica_release(struct replica *rep, unsigned i, bool ends, bool changed, bool secured)
+{
+	struct page_replica *r = &rep->page[i];
+	bool was_ahead = r->flags & REPLICA_AHEAD, was_snapped = r->flags & REPLICA_SNAPPED, news;
+
+	bug_on(r->writers == 0);
+	r->writers -= ends;
+	news = track_released(r, changed, r->writers > 0 && (secured || !changed));
+	/* Others may have written between the comparison and the snapshot: what they
+	 * release next must be compared with the snapshot, byte by byte. */
+	if (changed && r->writers > 0)
+		replica_disarmed(rep, i);
+	if (!was_ahead && replica_ahead(rep, i))
+		chunk_count_ahead(rep->chunk, 1);
+	if (was_snapped != !!(r->flags & REPLICA_SNAPPED))
+		rep->n_snapped += was_snapped ? -1 : 1;
+	twins_collect(rep->chunk, i);
+	return news;
+}
+
+void replica_merge_begin(struct replica *rep, unsigned i)
+{
+	rep->page[i].seen = 0;
+}
+
+void replica_merge_end(struct replica *rep, unsigned i, bool equal, frame_t frame)
+{
+	struct chunk *ch = rep->chunk;
+	struct page_replica *r = &rep->page[i], *buf[CACHE_MAX_DEVICES];
+	struct page_view v = view(ch, i, buf);
+	track_id kept = 0;
+
+	if (track_keep_released(r, equal)) {
+		kept = track_fresh_id(&v);
+		twin_add(ch, i, kept, frame);
+	} else if (frame) {
+		frames_give(&ch->file->cache->frames, &frame, 1);
+	}
+	rep->n_snapped -= !!(r->flags & REPLICA_SNAPPED);
+	track_merged(v.t, r, equal, kept);
+	/* In this order: somebody may look whether there is anything for the store. */
+	pages_set_dirty(ch, i, i + 1);
+	chunk_count_ahead(ch, -1);
+	twins_collect(ch, i);
+}
+
+/* What the replica released of the page is void. */
+static void release_void(struct replica *rep, unsigned i)
+{
+	if (!replica_ahead(rep, i))
+		return;
+	chunk_count_ahead(rep->chunk, -1);
+	rep->n_snapped -= !!(rep->page[i].flags & REPLICA_SNAPPED);
+}
+
+void replica_cut(struct replica *rep, unsigned i, unsigned cut)
+{
+	if (cut == 0)
+		release_void(rep, i);
+	if (!replica_ahead(rep, i) && fault_point("break.forget_truncated"))
+		rep->page[i].seen = rep->chunk->track->page[i].home_id;
+	else
+		track_truncated(&rep->page[i], cut);
+	twins_collect(rep->chunk, i);
+}
+
+void replica_forget(struct replica *rep, unsigned i)
+{
+	release_void(rep, i);
+	track_truncated(&rep->page[i], 0);
+	twins_collect(rep->chunk, i);
+}
+
+void replica_left(struct chunk *ch, unsigned i)
+{
+	twins_collect(ch, i);
+}
