@@ -23,7 +23,7 @@
 
 /* What attacker and test both see; each test says what of. */
 static volatile struct shared {
-	int count, more;
+	int count, more, done;
 	int error;
 	bool stop;
 } *shared;
