@@ -50,7 +50,7 @@ static void end_call(int *cancel)
  * First thing in every call. poll(2), close(2) and others are places at which a thread can be cancelled, and we hold
  * locks and references there: so no call of ours is one. (The library's own threads are nobody's to cancel.)
  */
-#define NOT_CANCELLED __attribute__((cleanup(end_call))) int cancel = begin_call()
+#define NOT_CANCELLED __attribute__((cleanup(end_call), unused)) int cancel = begin_call()
 
 /* ---- devices ---- */
 

@@ -15,7 +15,9 @@
 #include "gaia/protocol.h"
 
 #define MAX_WORDS 16
-#define MAX_DATA (64u << 20)
+#ifndef MAX_DATA
+#define MAX_DATA (64u << 20) /* bytes of one step; as many the parser has in memory */
+#endif
 
 struct parser {
 	struct scenario *s;
