@@ -60,12 +60,20 @@ struct client *client_find(struct control *ctl, const struct gaia_client_key *ke
 	return c;
 }
 
-/* The client's lock is held, so that the one who waits is still there. */
-static void tell_waiter(struct revocation *rev)
+/* The client's lock is held, so that the one who waits is still there. From here on the revocation is his. */
+static void revoke_over(struct revocation *rev, bool answered)
 {
-	pthread_mutex_lock(&rev->wait->lock);
-	pthread_cond_signal(&rev->wait->changed);
-	pthread_mutex_unlock(&rev->wait->lock);
+	struct revoke_wait *wait = rev->wait;
+
+	LIST_REMOVE(rev, link);
+	if (rev->seq)
+		HASH_DEL(rev->client->asked, rev);
+	rev->answered = answered;
+	atomic_store(&rev->over, true);
+	pthread_mutex_lock(&wait->lock);
+	if (--wait->pending == 0)
+		pthread_cond_signal(&wait->none);
+	pthread_mutex_unlock(&wait->lock);
 }
 
 void client_disconnect(struct client *c)
@@ -75,8 +83,8 @@ void client_disconnect(struct client *c)
 	atomic_store(&c->dead, true);
 	shutdown(c->fd, SHUT_RDWR);
 	pthread_mutex_lock(&c->lock);
-	LIST_FOREACH(rev, &c->revocations, link)
-		tell_waiter(rev);
+	while ((rev = LIST_FIRST(&c->revocations)))
+		revoke_over(rev, false);
 	pthread_mutex_unlock(&c->lock);
 }
 
@@ -298,36 +306,96 @@ static bool keeps_memory(const struct client *c)
 
 /* ---- taking memory back ---- */
 
-static void revoke_begin(struct revocation *rev, const struct cache_revoke *ask, struct revoke_wait *wait)
-{
-	struct client *c = ask->client;
+/* All that one client is asked for by one call. */
+struct asked_client {
+	struct client *client;
+	struct revocation *next, *end; /* to be sent next; one beyond the last */
+	struct revocation *first;
+};
 
-	rev->client = c;
-	rev->wait = wait;
-	rev->map = ask->map;
+static int by_client(const void *a, const void *b)
+{
+	const struct revocation *x = a, *y = b;
+
+	if (x->client != y->client)
+		return (uintptr_t)x->client < (uintptr_t)y->client ? -1 : 1;
+	return x->ask < y->ask ? -1 : x->ask > y->ask;
+}
+
+/* @rev in order of the clients: one for each; to be freed. */
+static struct asked_client *asked_clients(struct revocation *rev, unsigned n, unsigned *out)
+{
+	struct asked_client *list = xcalloc(n, sizeof(*list));
+	unsigned n_clients = 0;
+
+	for (unsigned i = 0; i < n; i++) {
+		if (i == 0 || rev[i].client != rev[i - 1].client)
+			list[n_clients++] = (struct asked_client){ rev[i].client, &rev[i], &rev[i], &rev[i] };
+		list[n_clients - 1].end = &rev[i + 1];
+	}
+	*out = n_clients;
+	return list;
+}
+
+static void revoke_begin(struct revocation *rev)
+{
+	struct client *c = rev->client;
+
 	/* Its mappings may go while we wait, and it with the last of them. */
 	client_get(c);
 	pthread_mutex_lock(&c->lock);
-	LIST_INSERT_HEAD(&c->revocations, rev, link);
+	/* Else client_disconnect() finds it. */
+	if (atomic_load(&c->dead)) {
+		atomic_store(&rev->over, true);
+	} else {
+		LIST_INSERT_HEAD(&c->revocations, rev, link);
+		pthread_mutex_lock(&rev->wait->lock);
+		rev->wait->pending++;
+		pthread_mutex_unlock(&rev->wait->lock);
+	}
 	pthread_mutex_unlock(&c->lock);
+}
+
+/* Clients do not wait for room for their answers. */
+static bool has_room_for_answers(struct client *c)
+{
+	bool room;
+
+	pthread_mutex_lock(&c->lock);
+	room = HASH_COUNT(c->asked) < REVOKES_AT_ONCE;
+	pthread_mutex_unlock(&c->lock);
+	return room;
 }
 
 static void revoke_set_seq(struct revocation *rev, uint64_t seq)
 {
-	pthread_mutex_lock(&rev->client->lock);
-	rev->seq = seq;
-	pthread_mutex_unlock(&rev->client->lock);
+	struct client *c = rev->client;
+
+	pthread_mutex_lock(&c->lock);
+	if (!atomic_load(&rev->over)) {
+		if (rev->seq)
+			HASH_DEL(c->asked, rev);
+		rev->seq = seq;
+		if (seq)
+			HASH_ADD(hh, c->asked, seq, sizeof(rev->seq), rev);
+	}
+	pthread_mutex_unlock(&c->lock);
 }
 
 /* Nor does it wait for others who are sending to the client. Whether it is sent. */
-static bool revoke_try_send(struct revocation *rev, uint64_t idx)
+static bool revoke_try_send(struct revocation *rev)
 {
-	struct gaia_msg msg = { .kind = GAIA_MSG_REVOKE, .map = rev->map, .count = 1, .chunk = { idx } };
+	struct gaia_msg msg = { .kind = GAIA_MSG_REVOKE, .map = rev->ask->map, .count = 1,
+				.chunk = { rev->ask->idx } };
 	struct client *c = rev->client;
 	int err;
 
 	if (pthread_mutex_trylock(&c->send_lock))
 		return false;
+	if (!has_room_for_answers(c)) {
+		pthread_mutex_unlock(&c->send_lock);
+		return false;
+	}
 	/* Before it is sent: the answer may be quicker than we are. */
 	revoke_set_seq(rev, c->seq + 1);
 	err = send_next(c, &msg, NULL, 0, NOW);
@@ -337,37 +405,39 @@ static bool revoke_try_send(struct revocation *rev, uint64_t idx)
 	return !err;
 }
 
-static bool is_pending(const struct revocation *rev)
-{
-	return !atomic_load(&rev->answered) && !atomic_load(&rev->client->dead);
-}
-
-/* Of what is pending, send what was not sent: true if there is nothing left to send. */
-static bool revoke_send_rest(struct revocation *rev, const struct cache_revoke *list, unsigned n)
+/* Send what was not sent, to each client as long as it has room: true if there is nothing left to send. */
+static bool revoke_send_rest(struct asked_client *list, unsigned n)
 {
 	bool all = true;
 
-	/* Nobody else changes whether it was sent. */
-	for (unsigned i = 0; i < n; i++)
-		if (is_pending(&rev[i]) && !rev[i].seq)
-			all &= revoke_try_send(&rev[i], list[i].idx);
+	for (unsigned i = 0; i < n; i++) {
+		struct asked_client *ac = &list[i];
+
+		while (ac->next < ac->end && (atomic_load(&ac->next->over) || revoke_try_send(ac->next)))
+			ac->next++;
+		all &= ac->next == ac->end;
+	}
 	return all;
 }
 
-/* False: nothing is pending any more. Else some time has passed, or something has changed. */
-static bool revoke_wait_a_while(struct revoke_wait *wait, const struct revocation *rev, unsigned n,
-				uint64_t until_ns)
+/* False: nothing is pending any more. Else some time has passed. */
+static bool revoke_wait_a_while(struct revoke_wait *wait, uint64_t until_ns)
 {
 	struct timespec until = { .tv_sec = until_ns / 1000000000, .tv_nsec = until_ns % 1000000000 };
-	unsigned pending = 0;
+	bool pending;
+	int err = 0;
 
 	pthread_mutex_lock(&wait->lock);
-	for (unsigned i = 0; i < n; i++)
-		pending += is_pending(&rev[i]);
-	if (pending)
-		pthread_cond_timedwait(&wait->changed, &wait->lock, &until);
+	while (wait->pending && !err)
+		err = pthread_cond_timedwait(&wait->none, &wait->lock, &until);
+	pending = wait->pending;
 	pthread_mutex_unlock(&wait->lock);
 	return pending;
+}
+
+static bool is_pending(const struct revocation *rev)
+{
+	return !atomic_load(&rev->over);
 }
 
 static int by_pid(const void *a, const void *b)
@@ -434,14 +504,18 @@ static void disconnect_ending(const struct revocation *rev, unsigned n, struct l
 	free(pid);
 }
 
-static void disconnect_mute(const struct revocation *rev, unsigned n)
+/* Those who have not answered all; or, of them, those who have answered nothing. */
+static void disconnect_mute(const struct asked_client *list, unsigned n, bool all)
 {
 	bool any = false;
 
 	for (unsigned i = 0; i < n; i++) {
-		struct client *c = rev[i].client;
+		struct client *c = list[i].client;
+		unsigned pending = 0, asked = (unsigned)(list[i].end - list[i].first);
 
-		if (!is_pending(&rev[i]))
+		for (const struct revocation *rev = list[i].first; rev < list[i].end; rev++)
+			pending += is_pending(rev);
+		if (!pending || (!all && pending < asked))
 			continue;
 		any = true;
 		if (log_may(&c->ctl->mute_pace))
@@ -452,53 +526,70 @@ static void disconnect_mute(const struct revocation *rev, unsigned n)
 	count(CTR_revoke_timeouts, any);
 }
 
-/* Until each has answered or is disconnected: one deadline for all, however many are mute. */
-static void revoke_await(struct revoke_wait *wait, struct revocation *rev, const struct cache_revoke *list,
-			 unsigned n)
+/*
+ * Until each has answered or is disconnected: one deadline for all, however many are mute. Who is asked for much
+ * and answers has a little longer.
+ */
+static void revoke_await(struct revoke_wait *wait, struct revocation *rev, unsigned n)
 {
 	uint64_t now = now_ns(), deadline = now + REVOKE_TIMEOUT_NS, next = now + REVOKE_LOOK_NS, until;
 	struct look look = { .pid = 0 };
+	struct asked_client *list;
+	unsigned n_clients, most = 0;
+	bool last = false;
 
+	list = asked_clients(rev, n, &n_clients);
+	for (unsigned i = 0; i < n_clients; i++)
+		most = MAX(most, (unsigned)(list[i].end - list[i].first));
 	for (;;) {
-		until = revoke_send_rest(rev, list, n) ? next : MIN(next, now_ns() + REVOKE_RETRY_NS);
-		if (!revoke_wait_a_while(wait, rev, n, MIN(until, deadline)))
-			return;
+		until = revoke_send_rest(list, n_clients) ? next : MIN(next, now_ns() + REVOKE_RETRY_NS);
+		if (!revoke_wait_a_while(wait, MIN(until, deadline)))
+			break;
 		now = now_ns();
 		if (now >= deadline) {
-			disconnect_mute(rev, n);
+			disconnect_mute(list, n_clients, last);
+			deadline += most * REVOKE_EACH_NS;
+			last = true;
 		} else if (now >= next) {
 			disconnect_ending(rev, n, &look, MIN(now + REVOKE_LOOK_MOST_NS, deadline));
 			next = now + REVOKE_LOOK_NS;
 		}
 	}
+	free(list);
 }
 
 void control_revoke_many(struct cache_revoke *list, unsigned n)
 {
 	struct revocation *rev = xcalloc(n, sizeof(*rev));
-	struct revoke_wait wait;
+	struct revoke_wait wait = { .pending = 0 };
 	pthread_condattr_t attr;
 
 	pthread_mutex_init(&wait.lock, NULL);
 	pthread_condattr_init(&attr);
 	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-	pthread_cond_init(&wait.changed, &attr);
+	pthread_cond_init(&wait.none, &attr);
 	pthread_condattr_destroy(&attr);
 
+	for (unsigned i = 0; i < n; i++) {
+		rev[i].client = list[i].client;
+		rev[i].wait = &wait;
+		rev[i].ask = &list[i];
+	}
+	qsort(rev, n, sizeof(*rev), by_client);
 	for (unsigned i = 0; i < n; i++)
-		revoke_begin(&rev[i], &list[i], &wait);
-	revoke_await(&wait, rev, list, n);
+		revoke_begin(&rev[i]);
+	revoke_await(&wait, rev, n);
 	for (unsigned i = 0; i < n; i++) {
 		struct client *c = rev[i].client;
 
+		/* With the lock: who said that it is over is through with it. */
 		pthread_mutex_lock(&c->lock);
-		LIST_REMOVE(&rev[i], link);
+		rev[i].ask->err = rev[i].answered ? 0 : -ENOTCONN;
 		pthread_mutex_unlock(&c->lock);
-		list[i].err = atomic_load(&rev[i].answered) ? 0 : -ENOTCONN;
-		count(CTR_revokes, !list[i].err);
+		count(CTR_revokes, rev[i].answered);
 		client_put(c);
 	}
-	pthread_cond_destroy(&wait.changed);
+	pthread_cond_destroy(&wait.none);
 	pthread_mutex_destroy(&wait.lock);
 	free(rev);
 }
@@ -551,19 +642,15 @@ static bool take_revoked(struct client *c, const struct gaia_msg *msg)
 		.map = msg->map,
 	};
 	struct revocation *rev;
-	bool good = false;
+	bool good;
 
 	if (memcmp(&want, msg, sizeof(want)) != 0)
 		return false;
 	pthread_mutex_lock(&c->lock);
-	LIST_FOREACH(rev, &c->revocations, link) {
-		if (rev->seq && rev->seq == msg->seq && rev->map == msg->map && !rev->answered) {
-			good = true;
-			atomic_store(&rev->answered, true);
-			tell_waiter(rev);
-			break;
-		}
-	}
+	HASH_FIND(hh, c->asked, &msg->seq, sizeof(msg->seq), rev);
+	good = rev && rev->ask->map == msg->map;
+	if (good)
+		revoke_over(rev, true);
 	pthread_mutex_unlock(&c->lock);
 	return good;
 }

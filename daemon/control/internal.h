@@ -49,8 +49,10 @@
 #define SEND_TIMEOUT_NS 5000000000ull
 #define TRY_SEND_NS 10000000ull /* for another's message, which takes microseconds where there is room */
 #define REVOKE_TIMEOUT_NS 5000000000ull
+#define REVOKE_EACH_NS 250000ull /* more, for each chunk that a client is asked for, if it answers */
 #define REVOKE_LOOK_NS 100000000ull /* between looks at clients that take their time */
 #define REVOKE_LOOK_MOST_NS 5000000ull /* that such a look takes */
+#define REVOKES_AT_ONCE 64u /* to one client, not answered: a socket has room for twice as many */
 #define REVOKE_RETRY_NS 1000000ull /* while there is no room in a client's socket, or others are sending */
 
 /*
@@ -102,20 +104,23 @@ struct control {
 
 /* A thread that waits until clients have answered. Lives on the stack of control_revoke_many(). */
 struct revoke_wait {
-	pthread_mutex_t lock;	/* a leaf: orders what changes and the wait for it */
-	pthread_cond_t changed;	/* one of its revocations was answered, or its client is dead; CLOCK_MONOTONIC */
+	pthread_mutex_t lock;	/* a leaf */
+	unsigned pending;	/* lock; of its revocations */
+	pthread_cond_t none;	/* pending; CLOCK_MONOTONIC */
 };
 
-/* A chunk that a client is to give up. Lives as long as somebody waits for that. */
+/* A chunk that a client is to give up. Lives as long as somebody waits for that; is the client's while it is pending. */
 struct revocation {
 	/* Constant. */
 	struct client *client;	/* holds a reference */
 	struct revoke_wait *wait;
-	uint64_t map;
+	struct cache_revoke *ask;
 	/* client.lock. */
 	uint64_t seq;		/* of the REVOKE; 0: it has not been sent */
-	atomic_bool answered;	/* set with client.lock held */
+	bool answered;
+	atomic_bool over;	/* not pending: answered, or the client is dead; set with client.lock held */
 	LIST_ENTRY(revocation) link;
+	UT_hash_handle hh;	/* by seq, if it has one */
 };
 
 struct client {
@@ -148,7 +153,8 @@ struct client {
 
 	pthread_mutex_t lock;
 	/* lock. */
-	LIST_HEAD(, revocation) revocations;
+	LIST_HEAD(, revocation) revocations; /* pending */
+	struct revocation *asked; /* of these, those that were sent */
 	struct map *maps;	/* by id */
 	unsigned n_maps;	/* in maps, or about to be */
 	bool closed;		/* takes no more maps */

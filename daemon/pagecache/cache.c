@@ -17,8 +17,10 @@ static int devices_init(struct cache *c, const struct cache_config *config)
 		dev->index = i;
 		TAILQ_INIT(&dev->idle);
 		TAILQ_INIT(&dev->busy);
+		pthread_mutex_init(&dev->dead_lock, NULL);
 		pthread_mutex_init(&dev->reserve, NULL);
 		pthread_mutex_init(&dev->lock, NULL);
+		pthread_cond_init(&dev->changed, NULL);
 	}
 	c->n_devices = config->n_devices;
 	c->frames.dev = c->dev;
@@ -123,8 +125,10 @@ void cache_destroy(struct cache *c)
 	frames_trim(&c->frames, true);
 	for (unsigned i = 0; i < c->n_devices; i++) {
 		c->dev[i].dev->ops->destroy(c->dev[i].dev);
+		pthread_mutex_destroy(&c->dev[i].dead_lock);
 		pthread_mutex_destroy(&c->dev[i].reserve);
 		pthread_mutex_destroy(&c->dev[i].lock);
+		pthread_cond_destroy(&c->dev[i].changed);
 	}
 	free(c->dev);
 	frames_destroy(&c->frames);

@@ -64,7 +64,7 @@ struct cache_host {
 	 * gone, or did not answer and has been disconnected. [W]
 	 */
 	int (*revoke)(void *client, uint64_t map, uint64_t idx);
-	/* The same of several, asked all at once: those that do not answer cost one timeout together. [W] */
+	/* The same of several, of any chunks, asked all at once: those that do not answer cost one timeout together. [W] */
 	void (*revoke_many)(struct cache_revoke *list, unsigned n);
 
 	/*

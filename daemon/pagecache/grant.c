@@ -147,10 +147,10 @@ void grant_repin(struct grant *g)
 	if (any == g->pinned)
 		return;
 	g->pinned = any;
-	if (any)
-		replica_pin(g->replica);
-	else
+	if (!any)
 		replica_unpin(g->replica);
+	else
+		bug_on(!replica_pin(g->replica));
 }
 
 int grant_hold(struct grant *g, unsigned a, unsigned b, unsigned beyond, unsigned n, unsigned writes)

@@ -10,7 +10,8 @@
  * page lock may look at them without it only where nobody else can write them.
  *
  * Locks, in the order in which they are taken:
- *	cache_device.reserve	a worker makes or frees replicas of the device			[W] only
+ *	cache_device.dead_lock	somebody looks for what clients that are gone hold			[W] only
+ *	cache_device.reserve	what an acquire gets, and what is evicted, is decided: not while waiting
  *	cfile.range		shared: who uses contents; exclusive: who removes them (truncate)
  *	page locks		ascending by chunk, then page; out of order only by trying
  *	chunk.lock
@@ -236,20 +237,22 @@ struct cfile {
 struct replica {
 	struct chunk *chunk; /* holds a reference */
 	struct cache_device *dev;
-	struct devmem *mem;
 	struct mapping *only; /* whose it is; NULL: shared */
 
 	/* chunk->lock. */
 	struct devmem *shadow;	/* snapshots of secured pages; used by who locks the page */
 	unsigned n_snapped, n_shadow_users;
 	LIST_HEAD(, grant) grants;
-	bool spoiled; /* who was disconnected may be writing it; set under dev->reserve, too */
+	bool spoiled; /* who was disconnected may be writing it */
 	struct page_replica page[GAIA_CHUNK_PAGES];
 
-	/* dev->lock. */
+	/* dev->lock; who pins it may look at mem without, once there is any. */
+	struct devmem *mem; /* NULL: promised to the acquire that has made it, which others may wait for */
 	unsigned pins;	/* grants that hold pages, calls in progress */
-	bool evicting;	/* the one pin is the evictor's, and nobody may join it */
-	TAILQ_ENTRY(replica) link; /* in dev->idle iff pins == 0, else in dev->busy */
+	bool evicting;	/* the one pin is the evictor's, and nobody may join it; set under dev->reserve, too */
+	bool failed;	/* the promise was not kept; ends with the last pin */
+	uint64_t stuck;	/* it could not be evicted: dev->n_stuck of then */
+	TAILQ_ENTRY(replica) link; /* in dev->idle iff pins == 0, else in dev->busy; of what failed in neither */
 };
 
 /* What one mapping has to do with one replica. Lives while the mapping knows the replica. */
@@ -321,10 +324,14 @@ enum peer {
 struct cache_device {
 	struct device *dev;
 	unsigned index;
-	pthread_mutex_t reserve;
+	pthread_mutex_t dead_lock, reserve;
 	pthread_mutex_t lock;
 	/* lock. */
-	uint64_t used, pinned; /* bytes */
+	uint64_t used, pinned; /* bytes; pinned: all that is not idle */
+	uint64_t promised, leaving; /* of pinned: without memory yet, being evicted */
+	uint64_t n_left; /* how often replicas have gone, or were to be evicted and stay */
+	uint64_t n_stuck; /* of these, those that could not be evicted */
+	pthread_cond_t changed; /* n_left has, or a promise was kept or broken */
 	TAILQ_HEAD(, replica) idle; /* first: longest unused */
 	TAILQ_HEAD(, replica) busy;
 	_Atomic uint64_t read_ns; /* a page, moving average (relaxed); 0: not known */
@@ -629,16 +636,11 @@ void pins_drop(struct mapping *m);
 int cache_device_run(struct cache_device *dev, struct dev_op *op);
 
 /*
- * dev->reserve held; replica pinned by the caller alone. Takes the memory back from clients, brings home what was
- * released, and frees the replica; on error it is as before, unpinned.
- */
-int replica_evict(struct replica *rep);
-/*
  * Evict the chunk's replicas on the device on request: -EBUSY if one is pinned. For the mapping @m, if it is not NULL: then
  * -EBUSY also of one that another mapping maps, which stays. [W]
  */
 int replica_drop(struct chunk *ch, struct cache_device *dev, const struct mapping *m);
-/* Evict the chunk's replicas where that needs no waiting for others. */
+/* Evict the chunk's replicas, if nobody uses them. */
 void replicas_drop_idle(struct chunk *ch);
 /*
  * Pins the replicas of the file's chunks [first, last], made where missing, into @out: all or none (-ENOMEM).
@@ -650,7 +652,8 @@ int replicas_pin(struct mapping *m, uint64_t first, uint64_t last, struct replic
  * not: how many. Makes none, and so takes no dev->reserve and waits for no client.
  */
 uint64_t replicas_pin_again(struct mapping *m, uint64_t first, uint64_t n, struct replica **out);
-void replica_pin(struct replica *rep);
+/* dev->reserve held, or it is pinned by right, and stays so. False: it leaves. */
+bool replica_pin(struct replica *rep);
 void replica_unpin(struct replica *rep);
 /* Memory for snapshots, made when first needed; NULL if there is none. Stays until as many calls of
  * replica_shadow_done(), which frees it (as replica_shadow_trim() does) when no page is in it. */
@@ -668,7 +671,7 @@ unsigned grants_pin_mapped(struct mapping *m, uint64_t first, uint64_t last, boo
 			   struct grant ***out);
 /* chunk->lock held: the pin follows what is held and to_come. */
 void grant_repin(struct grant *g);
-/* The replica is pinned, or dev->reserve held. Drop what clients that are gone hold of it. */
+/* The replica is pinned. Drop what clients that are gone hold of it. */
 void grants_drop_dead(struct replica *rep);
 /* Give up all holds, and acquires to come. */
 void grant_discard(struct grant *g);

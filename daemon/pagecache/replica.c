@@ -1,9 +1,10 @@
 /*
  * replica.c - copies of chunks on devices: their memory, pins, eviction; and mappings.
  *
- * A replica is evictable when nothing pins it. Making and freeing replicas of one device happens
- * under dev->reserve, so that two acquires which need each other's memory are decided one after the
- * other, and one that cannot fit fails whole.
+ * A replica is evictable when nothing pins it. What an acquire is to have is decided under dev->reserve, at once: two
+ * acquires which need each other's memory are decided one after the other, and one that cannot fit fails
+ * whole. What it lacks is promised to it: replicas without memory, pinned by it, which count like others. Then, with
+ * no lock, what must leave for them is evicted, and they get memory (18).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -21,69 +22,144 @@ static void make_busy(struct replica *rep)
 	rep->dev->pinned += GAIA_CHUNK;
 }
 
-void replica_pin(struct replica *rep)
+/* dev->lock held. It will not be there any more, unless its eviction fails: nobody joins who has pinned it. */
+static bool leaves(const struct replica *rep)
 {
-	struct cache_device *dev = rep->dev;
+	return rep->evicting || rep->failed;
+}
 
-	pthread_mutex_lock(&dev->lock);
+/* dev->lock held. */
+static bool pin_locked(struct replica *rep)
+{
+	if (leaves(rep))
+		return false;
 	if (rep->pins++ == 0)
 		make_busy(rep);
-	pthread_mutex_unlock(&dev->lock);
+	return true;
+}
+
+bool replica_pin(struct replica *rep)
+{
+	bool pinned;
+
+	pthread_mutex_lock(&rep->dev->lock);
+	pinned = pin_locked(rep);
+	pthread_mutex_unlock(&rep->dev->lock);
+	return pinned;
 }
 
 /* One more pin of what is pinned. Not what is idle or being evicted: nothing of it is acquired. */
 static bool pin_again(struct replica *rep)
 {
-	struct cache_device *dev = rep->dev;
-	bool held;
+	bool pinned;
 
-	pthread_mutex_lock(&dev->lock);
-	held = rep->pins > 0 && !rep->evicting;
-	rep->pins += held;
-	pthread_mutex_unlock(&dev->lock);
-	return held;
+	pthread_mutex_lock(&rep->dev->lock);
+	pinned = rep->pins > 0 && pin_locked(rep);
+	pthread_mutex_unlock(&rep->dev->lock);
+	return pinned;
 }
+
+/* dev->lock held. Some replica is gone, or is idle though somebody may count on its going. */
+static void has_left(struct cache_device *dev)
+{
+	dev->n_left++;
+	pthread_cond_broadcast(&dev->changed);
+}
+
+static void promise_end(struct replica *rep);
 
 void replica_unpin(struct replica *rep)
 {
 	struct cache_device *dev = rep->dev;
+	bool last, failed;
 
 	pthread_mutex_lock(&dev->lock);
-	bug_on(rep->pins == 0);
-	if (--rep->pins == 0) {
-		rep->evicting = false;
+	bug_on(rep->pins == 0 || rep->evicting);
+	last = --rep->pins == 0;
+	failed = rep->failed;
+	if (last && !failed) {
 		TAILQ_REMOVE(&dev->busy, rep, link);
 		TAILQ_INSERT_TAIL(&dev->idle, rep, link);
 		dev->pinned -= GAIA_CHUNK;
+		if (rep->only)
+			has_left(dev); /* own_replicas_drop() may wait for who looked at it */
 	}
 	pthread_mutex_unlock(&dev->lock);
+	if (last && failed)
+		promise_end(rep);
 }
 
-/* Claim a replica for eviction: a pin that nobody can join. Fails if it is pinned. dev->reserve held. */
+/* dev->reserve and dev->lock held. Claim an idle replica for eviction: a pin that nobody can join. */
+static void claim_idle(struct replica *rep)
+{
+	make_busy(rep);
+	rep->pins = 1;
+	rep->evicting = true;
+	rep->dev->leaving += GAIA_CHUNK;
+}
+
+/* dev->reserve held. Fails if it is pinned. */
 static bool claim(struct replica *rep)
 {
 	bool idle;
 
 	pthread_mutex_lock(&rep->dev->lock);
-	idle = rep->pins == 0;
-	if (idle) {
-		make_busy(rep);
-		rep->pins = 1;
-		rep->evicting = true;
-	}
+	idle = rep->pins == 0 && !leaves(rep);
+	if (idle)
+		claim_idle(rep);
 	pthread_mutex_unlock(&rep->dev->lock);
 	return idle;
 }
 
-static struct replica *claim_oldest(struct cache_device *dev)
+/* It could not be evicted. */
+static void unclaim(struct replica *rep)
 {
-	struct replica *rep;
+	struct cache_device *dev = rep->dev;
 
 	pthread_mutex_lock(&dev->lock);
-	rep = TAILQ_FIRST(&dev->idle);
+	rep->evicting = false;
+	rep->pins = 0;
+	rep->stuck = ++dev->n_stuck;
+	TAILQ_REMOVE(&dev->busy, rep, link);
+	TAILQ_INSERT_TAIL(&dev->idle, rep, link);
+	dev->pinned -= GAIA_CHUNK;
+	dev->leaving -= GAIA_CHUNK;
+	has_left(dev);
 	pthread_mutex_unlock(&dev->lock);
-	/* Who pins it in between has it pinned already through something acquired: then it is not idle. */
-	return rep && claim(rep) ? rep : NULL;
+}
+
+/* For await_left(): before looking for what leaves. */
+static uint64_t count_left(struct cache_device *dev)
+{
+	uint64_t n;
+
+	pthread_mutex_lock(&dev->lock);
+	n = dev->n_left;
+	pthread_mutex_unlock(&dev->lock);
+	return n;
+}
+
+/* With nothing held but pins: until something has left the device since. Who evicts waits for no pins. */
+static void await_left(struct cache_device *dev, uint64_t before)
+{
+	thread_waits();
+	pthread_mutex_lock(&dev->lock);
+	while (dev->n_left == before)
+		pthread_cond_wait(&dev->changed, &dev->lock);
+	pthread_mutex_unlock(&dev->lock);
+}
+
+/* Some of a device's replicas, or a chunk's; to be freed. */
+struct replica_list {
+	struct replica **at;
+	unsigned n;
+};
+
+static void list_add(struct replica_list *list, struct replica *rep)
+{
+	if ((list->n & (list->n - 1)) == 0)
+		list->at = xrealloc(list->at, MAX(2 * list->n, 1u) * sizeof(struct replica *));
+	list->at[list->n++] = rep;
 }
 
 /* ---- device memory ---- */
@@ -107,15 +183,44 @@ int cache_device_run(struct cache_device *dev, struct dev_op *op)
 	return err;
 }
 
-static int memory_alloc(struct cache_device *dev, struct devmem **out)
+/* For a snapshot: not what is promised to others. Snapshots are no reason to evict somebody. */
+static int shadow_alloc(struct cache_device *dev, struct devmem **out)
 {
-	int err = atomic_load(&dev->gone) ? -ENODEV : dev->dev->ops->alloc(dev->dev, out);
+	bool room;
+	int err;
+
+	pthread_mutex_lock(&dev->lock);
+	room = dev->used + dev->promised + GAIA_CHUNK <= dev->dev->capacity;
+	if (room)
+		dev->used += GAIA_CHUNK;
+	pthread_mutex_unlock(&dev->lock);
+	if (!room)
+		return -ENOMEM;
+	err = atomic_load(&dev->gone) ? -ENODEV : dev->dev->ops->alloc(dev->dev, out);
+	note_gone(dev, err);
+	if (!err)
+		return 0;
+	pthread_mutex_lock(&dev->lock);
+	dev->used -= GAIA_CHUNK;
+	pthread_mutex_unlock(&dev->lock);
+	return err;
+}
+
+/* A promise is kept: the replica has memory, and whoever waits for that goes on. */
+static int promise_keep(struct replica *rep)
+{
+	struct cache_device *dev = rep->dev;
+	struct devmem *mem;
+	int err = atomic_load(&dev->gone) ? -ENODEV : dev->dev->ops->alloc(dev->dev, &mem);
 
 	note_gone(dev, err);
 	if (err)
 		return err;
 	pthread_mutex_lock(&dev->lock);
+	rep->mem = mem;
 	dev->used += GAIA_CHUNK;
+	dev->promised -= GAIA_CHUNK;
+	pthread_cond_broadcast(&dev->changed);
 	pthread_mutex_unlock(&dev->lock);
 	return 0;
 }
@@ -138,8 +243,8 @@ struct devmem *replica_shadow(struct replica *rep)
 	if (mem)
 		rep->n_shadow_users++;
 	pthread_mutex_unlock(&ch->lock);
-	/* Snapshots are no reason to evict somebody: without room the release is fetched instead. */
-	if (mem || memory_alloc(rep->dev, &made))
+	/* Without room the release is fetched instead. */
+	if (mem || shadow_alloc(rep->dev, &made))
 		return mem;
 	pthread_mutex_lock(&ch->lock);
 	if (!rep->shadow) {
@@ -193,29 +298,24 @@ static void replica_unlink(struct chunk *ch, struct replica *rep)
 		ch->replica[k] = ch->replica[k + 1];
 }
 
-/* @only: the mapping whose own it is, or NULL for the shared one. */
+/* chunk->lock held. @only: the mapping whose own it is, or NULL for the shared one. */
 static struct replica *replica_find(struct chunk *ch, const struct cache_device *dev,
 				    const struct mapping *only)
 {
-	struct replica *found = NULL;
-
-	pthread_mutex_lock(&ch->lock);
-	for (unsigned k = 0; k < ch->n_replicas && !found; k++)
+	for (unsigned k = 0; k < ch->n_replicas; k++)
 		if (ch->replica[k]->dev == dev && ch->replica[k]->only == only)
-			found = ch->replica[k];
-	pthread_mutex_unlock(&ch->lock);
-	return found;
+			return ch->replica[k];
+	return NULL;
 }
 
-/* With a pin. Takes over the caller's reference to the chunk, also on error. */
-static int replica_create(struct chunk *ch, struct cache_device *dev, struct mapping *only,
-			  struct replica **out)
+/*
+ * dev->reserve held, and it counts as pinned and promised already. A replica without memory, with a pin. Takes over
+ * the caller's reference to the chunk, also on error. -EMFILE.
+ */
+static int promise_make(struct chunk *ch, struct cache_device *dev, struct mapping *only, struct replica **out)
 {
 	struct replica *rep = xcalloc(1, sizeof(*rep));
-	int err = memory_alloc(dev, &rep->mem);
 
-	if (err)
-		goto put_chunk;
 	rep->chunk = ch;
 	rep->dev = dev;
 	rep->only = only;
@@ -227,25 +327,51 @@ static int replica_create(struct chunk *ch, struct cache_device *dev, struct map
 	/* Mappings with replicas of their own can be many: not so many that one is in the way of what clients share. */
 	if (only && ch->n_replicas + ch->file->cache->n_devices >= CACHE_MAX_DEVICES) {
 		pthread_mutex_unlock(&ch->lock);
-		err = -EMFILE;
-		goto free_memory;
+		free(rep);
+		chunk_put(ch);
+		return -EMFILE;
 	}
 	track_make(ch);
 	replica_link(ch, rep);
 	pthread_mutex_unlock(&ch->lock);
 	pthread_mutex_lock(&dev->lock);
 	TAILQ_INSERT_TAIL(&dev->busy, rep, link);
-	dev->pinned += GAIA_CHUNK;
 	pthread_mutex_unlock(&dev->lock);
 	*out = rep;
 	return 0;
+}
 
-free_memory:
-	memory_free(dev, rep->mem);
-put_chunk:
-	free(rep);
-	chunk_put(ch);
-	return err;
+/* There is no memory for it after all. It goes when those who wait for it have let it go, too. */
+static void promise_break(struct replica *rep)
+{
+	struct cache_device *dev = rep->dev;
+
+	pthread_mutex_lock(&dev->lock);
+	rep->failed = true;
+	TAILQ_REMOVE(&dev->busy, rep, link);
+	dev->pinned -= GAIA_CHUNK;
+	dev->promised -= GAIA_CHUNK;
+	pthread_cond_broadcast(&dev->changed);
+	pthread_mutex_unlock(&dev->lock);
+}
+
+static void memory_end(struct replica *rep)
+{
+	struct cache_device *dev = rep->dev;
+	uint64_t chunks = rep->shadow ? 2 : 1;
+
+	dev->dev->ops->free(dev->dev, rep->mem);
+	if (rep->shadow)
+		dev->dev->ops->free(dev->dev, rep->shadow);
+	/* At once, for who counts on what leaves. */
+	pthread_mutex_lock(&dev->lock);
+	TAILQ_REMOVE(&dev->busy, rep, link);
+	dev->used -= chunks * GAIA_CHUNK;
+	dev->pinned -= GAIA_CHUNK;
+	dev->leaving -= GAIA_CHUNK;
+	has_left(dev);
+	pthread_mutex_unlock(&dev->lock);
+	count(CTR_device_evicted, 1);
 }
 
 /* All pages are locked, nothing is ahead, no client maps it. */
@@ -271,16 +397,30 @@ static void replica_destroy(struct replica *rep)
 	pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
 	pthread_mutex_unlock(&ch->lock);
 
-	memory_free(dev, rep->mem);
-	if (rep->shadow)
-		memory_free(dev, rep->shadow);
-	pthread_mutex_lock(&dev->lock);
-	TAILQ_REMOVE(&dev->busy, rep, link);
-	dev->pinned -= GAIA_CHUNK;
-	pthread_mutex_unlock(&dev->lock);
+	if (!rep->failed) {
+		memory_end(rep);
+	} else {
+		pthread_mutex_lock(&dev->lock);
+		has_left(dev);
+		pthread_mutex_unlock(&dev->lock);
+	}
 	free(rep);
-	count(CTR_device_evicted, 1);
 	chunk_account(ch);
+	chunk_put(ch);
+}
+
+/* Nobody pins the promise that was broken: it goes as replicas do, under the locks of all pages. */
+static void promise_end(struct replica *rep)
+{
+	struct chunk *ch = chunk_ref(rep->chunk);
+	struct cfile *f = ch->file;
+
+	pthread_rwlock_rdlock(&f->range);
+	pthread_mutex_lock(&ch->lock);
+	pages_lock(ch, 0, GAIA_CHUNK_PAGES);
+	pthread_mutex_unlock(&ch->lock);
+	replica_destroy(rep);
+	pthread_rwlock_unlock(&f->range);
 	chunk_put(ch);
 }
 
@@ -296,37 +436,71 @@ static bool take_back(struct grant *g)
 	return false;
 }
 
-/*
- * Take the memory back from the clients that map it, though they hold none of it. dev->reserve keeps their mappings, and so
- * the grants, from ending; and nobody is handed what is being evicted.
- */
-static void replica_revoke(struct replica *rep)
+struct asked {
+	struct cache_revoke *ask;
+	struct grant **grant;
+	unsigned n, room;
+};
+
+/* Those that map it. They stay until they have been asked (grant.lookers). */
+static void ask_for(struct asked *asked, struct replica *rep)
 {
 	struct chunk *ch = rep->chunk;
-	struct cache_revoke *ask = NULL;
-	struct grant **asked = NULL, *g;
-	unsigned n = 0;
+	struct grant *g;
 
 	pthread_mutex_lock(&ch->lock);
+	/* Their mapping ends: it looks at what it held of what was not to be evicted then. */
+	g = LIST_FIRST(&rep->grants);
+	while (g) {
+		if (g->lookers > 0) {
+			page_wait(ch);
+			g = LIST_FIRST(&rep->grants);
+		} else {
+			g = LIST_NEXT(g, of_replica);
+		}
+	}
 	LIST_FOREACH(g, &rep->grants, of_replica) {
 		if (!take_back(g))
 			continue;
-		ask = xrealloc(ask, (n + 1) * sizeof(*ask));
-		asked = xrealloc(asked, (n + 1) * sizeof(*asked));
-		ask[n] = (struct cache_revoke){ g->mapping->client, g->mapping->id, ch->index, 0 };
-		asked[n++] = g;
+		if (asked->n == asked->room) {
+			asked->room = MAX(2 * asked->room, 16u);
+			asked->ask = xrealloc(asked->ask, asked->room * sizeof(*asked->ask));
+			asked->grant = xrealloc(asked->grant, asked->room * sizeof(struct grant *));
+		}
+		g->lookers++;
+		asked->ask[asked->n] = (struct cache_revoke){ g->mapping->client, g->mapping->id, ch->index, 0 };
+		asked->grant[asked->n++] = g;
 	}
 	pthread_mutex_unlock(&ch->lock);
-	if (!n)
-		return;
-	ch->file->cache->host.revoke_many(ask, n);
-	/* A client that is gone has unmapped: or cache_unmap() hears. */
-	pthread_mutex_lock(&ch->lock);
+}
+
+/*
+ * Take the memory of those that are claimed back from the clients that map it, though they hold none of it: from all at
+ * once. Nobody is handed what is being evicted.
+ */
+static void replicas_revoke(struct replica **list, unsigned n)
+{
+	struct asked asked = { .n = 0 };
+	unsigned at = 0;
+
 	for (unsigned k = 0; k < n; k++)
-		asked[k]->unanswered |= ask[k].err != 0;
-	pthread_mutex_unlock(&ch->lock);
-	free(ask);
-	free(asked);
+		ask_for(&asked, list[k]);
+	if (asked.n > 0)
+		list[0]->chunk->file->cache->host.revoke_many(asked.ask, asked.n);
+	for (unsigned k = 0; k < n && at < asked.n; k++) {
+		struct chunk *ch = list[k]->chunk;
+
+		pthread_mutex_lock(&ch->lock);
+		for (; at < asked.n && asked.grant[at]->replica == list[k]; at++) {
+			/* A client that is gone has unmapped: or cache_unmap() hears. */
+			asked.grant[at]->unanswered |= asked.ask[at].err != 0;
+			asked.grant[at]->lookers--;
+		}
+		pthread_cond_broadcast(&ch->unlocked);
+		pthread_mutex_unlock(&ch->lock);
+	}
+	free(asked.ask);
+	free(asked.grant);
 }
 
 /* Nobody will ever ask for what was released. */
@@ -348,35 +522,54 @@ static bool is_dead(struct cfile *f)
 	return dead;
 }
 
-int replica_evict(struct replica *rep)
+/* Clients have given it up. */
+static int replica_evict(struct replica *rep)
 {
 	struct chunk *ch = rep->chunk;
 	struct cfile *f = ch->file;
 	int err = 0;
 
-	replica_revoke(rep);
 	pthread_rwlock_rdlock(&f->range);
 	pthread_mutex_lock(&ch->lock);
 	pages_lock(ch, 0, GAIA_CHUNK_PAGES);
 	if (is_dead(f))
 		forget_releases(rep);
 	pthread_mutex_unlock(&ch->lock);
+	(void)fault_point("evict.before_fetch");
 	if (!rep->only)
 		err = fetch_pages(ch, 0, GAIA_CHUNK_PAGES);
+	chunk_ref(ch);
 	if (err) {
 		pthread_mutex_lock(&ch->lock);
 		pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
 		pthread_mutex_unlock(&ch->lock);
 		chunk_account(ch);
-		pthread_rwlock_unlock(&f->range);
-		replica_unpin(rep);
-		return err;
+		unclaim(rep);
+	} else {
+		replica_destroy(rep);
 	}
-	chunk_ref(ch);
-	replica_destroy(rep);
 	pthread_rwlock_unlock(&f->range);
 	chunk_put(ch);
-	return 0;
+	return err;
+}
+
+/*
+ * No lock held; replicas that are claimed. Takes their memory back from clients, brings home what was released, and
+ * frees them. Those where that fails are as before, idle: the first error.
+ */
+static int evict_all(struct replica_list *list)
+{
+	int err, result = 0;
+
+	replicas_revoke(list->at, list->n);
+	for (unsigned k = 0; k < list->n; k++) {
+		err = replica_evict(list->at[k]);
+		if (err && !result)
+			result = err;
+	}
+	free(list->at);
+	*list = (struct replica_list){ .n = 0 };
+	return result;
 }
 
 void replicas_drop_idle(struct chunk *ch)
@@ -385,114 +578,123 @@ void replicas_drop_idle(struct chunk *ch)
 
 	for (unsigned d = 0; d < c->n_devices; d++) {
 		struct cache_device *dev = &c->dev[d];
+		struct replica_list claimed = { .n = 0 };
 		struct replica *rep;
 
 		if (pthread_mutex_trylock(&dev->reserve))
 			continue;
+		pthread_mutex_lock(&ch->lock);
 		rep = replica_find(ch, dev, NULL);
 		if (rep && claim(rep))
-			(void)replica_evict(rep); /* on error it is tried again */
+			list_add(&claimed, rep);
+		pthread_mutex_unlock(&ch->lock);
 		pthread_mutex_unlock(&dev->reserve);
+		(void)evict_all(&claimed); /* on error it is tried again */
 	}
 }
 
-/* The device's nth replica of the chunk: the shared one, or some mapping's own. */
-static struct replica *replica_nth(struct chunk *ch, const struct cache_device *dev, unsigned nth)
-{
-	struct replica *found = NULL;
-
-	pthread_mutex_lock(&ch->lock);
-	for (unsigned k = 0; k < ch->n_replicas && !found; k++)
-		if (ch->replica[k]->dev == dev && nth-- == 0)
-			found = ch->replica[k];
-	pthread_mutex_unlock(&ch->lock);
-	return found;
-}
-
-/* Whether some other client has it mapped, or is just being handed it. */
+/* The chunk's lock is held. Whether some other client has it mapped, or is just being handed it. */
 static bool others_map(const struct replica *rep, const struct mapping *m)
 {
 	const struct grant *g;
-	bool found = false;
 
-	pthread_mutex_lock(&rep->chunk->lock);
 	LIST_FOREACH(g, &rep->grants, of_replica)
-		found |= g->mapping != m && (g->delivered || g->in_delivery);
-	pthread_mutex_unlock(&rep->chunk->lock);
-	return found;
+		if (g->mapping != m && (g->delivered || g->in_delivery))
+			return true;
+	return false;
 }
 
-/* dev->reserve held. */
-static int drop(struct replica *rep, const struct mapping *m)
+static void list_drop_dead(struct replica_list *list)
 {
-	grants_drop_dead(rep);
-	if (!claim(rep))
-		return -EBUSY;
-	/* Now nobody else is handed it. */
-	if (!m || !others_map(rep, m))
-		return replica_evict(rep);
-	replica_unpin(rep);
-	return -EBUSY;
+	for (unsigned k = 0; k < list->n; k++) {
+		grants_drop_dead(list->at[k]);
+		replica_unpin(list->at[k]);
+	}
+	free(list->at);
+}
+
+/*
+ * dev->dead_lock held: who decides under it that something is in use is not misled by pins of who only looks. What
+ * clients hold that are gone is in nobody's way.
+ */
+static void drop_dead(struct cache_device *dev)
+{
+	struct replica_list list = { .n = 0 };
+	struct replica *rep;
+
+	pthread_mutex_lock(&dev->lock);
+	TAILQ_FOREACH(rep, &dev->busy, link)
+		if (pin_locked(rep))
+			list_add(&list, rep);
+	pthread_mutex_unlock(&dev->lock);
+	list_drop_dead(&list);
+}
+
+/* The same of one chunk. */
+static void chunk_drop_dead(struct chunk *ch, struct cache_device *dev)
+{
+	struct replica_list list = { .n = 0 };
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned k = 0; k < ch->n_replicas; k++)
+		if (ch->replica[k]->dev == dev && pin_again(ch->replica[k]))
+			list_add(&list, ch->replica[k]);
+	pthread_mutex_unlock(&ch->lock);
+	list_drop_dead(&list);
+}
+
+/* Claims the chunk's replicas that may go: -EBUSY if not all; *@leave: some others are being evicted. */
+static int drop_claim(struct chunk *ch, struct cache_device *dev, const struct mapping *m,
+		      struct replica_list *claimed, bool *leave)
+{
+	int err = 0;
+
+	pthread_mutex_lock(&dev->reserve);
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned k = 0; k < ch->n_replicas; k++) {
+		struct replica *rep = ch->replica[k];
+		bool going;
+
+		if (rep->dev != dev)
+			continue;
+		pthread_mutex_lock(&dev->lock);
+		going = leaves(rep);
+		pthread_mutex_unlock(&dev->lock);
+		*leave |= going;
+		/* Nobody is handed it any more when it is claimed. */
+		if (!going && !(m && others_map(rep, m)) && claim(rep))
+			list_add(claimed, rep);
+		else if (!going)
+			err = -EBUSY;
+	}
+	pthread_mutex_unlock(&ch->lock);
+	pthread_mutex_unlock(&dev->reserve);
+	return err;
 }
 
 int replica_drop(struct chunk *ch, struct cache_device *dev, const struct mapping *m)
 {
-	struct replica *rep;
-	unsigned stay = 0;
-	int result = 0;
+	for (;;) {
+		struct replica_list claimed = { .n = 0 };
+		uint64_t before = count_left(dev);
+		bool leave = false;
+		int busy, err;
 
-	pthread_mutex_lock(&dev->reserve);
-	while ((rep = replica_nth(ch, dev, stay))) {
-		int err = drop(rep, m);
-
-		if (err) {
-			result = err;
-			stay++;
-		}
+		pthread_mutex_lock(&dev->dead_lock);
+		chunk_drop_dead(ch, dev);
+		busy = drop_claim(ch, dev, m, &claimed, &leave);
+		pthread_mutex_unlock(&dev->dead_lock);
+		err = evict_all(&claimed);
+		if (err || busy)
+			return err ? err : busy;
+		if (!leave)
+			return 0;
+		/* If that fails it is for us to try. */
+		await_left(dev, before);
 	}
-	pthread_mutex_unlock(&dev->reserve);
-	return result;
 }
 
 /* ---- room for an acquire ---- */
-
-/* dev->reserve held. Whether @n more chunks fit, if everything that is not pinned goes. */
-static bool could_fit(struct cache_device *dev, uint64_t n)
-{
-	bool fits;
-
-	pthread_mutex_lock(&dev->lock);
-	fits = dev->pinned + n * GAIA_CHUNK <= dev->dev->capacity;
-	pthread_mutex_unlock(&dev->lock);
-	return fits;
-}
-
-/* dev->reserve held, which keeps the replicas. Those that are pinned; *@out to be freed. */
-static unsigned busy_list(struct cache_device *dev, struct replica ***out)
-{
-	struct replica *rep;
-	unsigned n = 0;
-
-	*out = NULL;
-	pthread_mutex_lock(&dev->lock);
-	TAILQ_FOREACH(rep, &dev->busy, link) {
-		*out = xrealloc(*out, (n + 1) * sizeof(struct replica *));
-		(*out)[n++] = rep;
-	}
-	pthread_mutex_unlock(&dev->lock);
-	return n;
-}
-
-/* dev->reserve held. What clients hold that are gone is in nobody's way. */
-static void all_drop_dead(struct cache_device *dev)
-{
-	struct replica **list;
-	unsigned n = busy_list(dev, &list);
-
-	for (unsigned k = 0; k < n; k++)
-		grants_drop_dead(list[k]);
-	free(list);
-}
 
 /* What was released of the chunk comes home. */
 static int fetch_chunk(struct chunk *ch)
@@ -512,66 +714,282 @@ static int fetch_chunk(struct chunk *ch)
 	return err;
 }
 
-/*
- * dev->reserve held. Give up snapshots, by fetching what was released, until a chunk is free: true if
- * there was one.
- */
+/* The chunks with snapshots; to be freed, and put. */
+static unsigned snapped_chunks(struct cache_device *dev, struct chunk ***out)
+{
+	struct replica_list list = { .n = 0 };
+	struct replica *rep;
+	unsigned n = 0;
+
+	/* Which keeps those that do not leave already. */
+	pthread_mutex_lock(&dev->reserve);
+	pthread_mutex_lock(&dev->lock);
+	TAILQ_FOREACH(rep, &dev->busy, link)
+		if (rep->mem && !leaves(rep))
+			list_add(&list, rep);
+	pthread_mutex_unlock(&dev->lock);
+	*out = xcalloc(list.n + 1, sizeof(struct chunk *));
+	for (unsigned k = 0; k < list.n; k++) {
+		struct chunk *ch = list.at[k]->chunk;
+
+		pthread_mutex_lock(&ch->lock);
+		if (list.at[k]->shadow)
+			(*out)[n++] = chunk_ref(ch);
+		pthread_mutex_unlock(&ch->lock);
+	}
+	pthread_mutex_unlock(&dev->reserve);
+	free(list.at);
+	return n;
+}
+
+/* Give up snapshots, by fetching what was released, until a chunk is free: true if there was one. */
 static bool shadows_reclaim(struct cache_device *dev)
 {
-	struct replica **list;
-	unsigned n = busy_list(dev, &list);
+	struct chunk **list;
+	unsigned n = snapped_chunks(dev, &list);
 	bool freed = false;
 
-	for (unsigned k = 0; k < n && !freed; k++) {
-		struct chunk *ch = list[k]->chunk;
+	for (unsigned k = 0; k < n; k++) {
+		struct replica *rep;
 
-		pthread_mutex_lock(&ch->lock);
-		freed = list[k]->shadow;
-		pthread_mutex_unlock(&ch->lock);
-		if (!freed || fetch_chunk(ch)) {
-			freed = false;
-			continue;
+		if (!freed && !fetch_chunk(list[k])) {
+			pthread_mutex_lock(&list[k]->lock);
+			rep = replica_find(list[k], dev, NULL);
+			freed = !rep || !rep->shadow;
+			pthread_mutex_unlock(&list[k]->lock);
 		}
-		pthread_mutex_lock(&ch->lock);
-		freed = !list[k]->shadow;
-		pthread_mutex_unlock(&ch->lock);
+		chunk_put(list[k]);
 	}
 	free(list);
 	return freed;
 }
 
-static int replica_obtain(struct chunk *ch, struct cache_device *dev, struct mapping *only,
-			  struct replica **out)
-{
-	struct replica *rep = replica_find(ch, dev, only), *old, *stuck = NULL;
-	int err;
+/* What an acquire needs, and has got of it. */
+struct demand {
+	struct mapping *m, *only;
+	struct cache_device *dev;
+	uint64_t first, n;
+	struct replica **out;	     /* pinned, but of what decide() has not decided */
+	struct replica_list mine;    /* of these, what was promised to us */
+	unsigned kept;		     /* so many of them have memory */
+	struct replica_list victims; /* claimed by us */
+	uint64_t n_left, n_stuck;    /* of the device: before we looked, when we began to try */
+};
 
+/* dev->reserve held. Chunk k's replica, which stays as long as that; NULL: there is none. *@wait: there is one that leaves. */
+static struct replica *look_up(struct demand *d, uint64_t k, bool *wait)
+{
+	struct chunk *ch = chunk_get(d->m->file, d->first + k, false);
+	struct replica *rep;
+
+	if (!ch)
+		return NULL;
+	pthread_mutex_lock(&ch->lock);
+	rep = replica_find(ch, d->dev, d->only);
+	if (rep && rep->spoiled && claim(rep))
+		list_add(&d->victims, rep);
 	if (rep) {
-		replica_pin(rep);
-		chunk_put(ch);
-		*out = rep;
-		return 0;
+		pthread_mutex_lock(&d->dev->lock);
+		*wait |= leaves(rep);
+		pthread_mutex_unlock(&d->dev->lock);
 	}
-	for (;;) {
-		chunk_ref(ch);
-		err = replica_create(ch, dev, only, out);
-		if (err != -ENOMEM)
-			break;
-		old = claim_oldest(dev);
-		if (!old) {
-			if (!shadows_reclaim(dev))
-				break;
+	pthread_mutex_unlock(&ch->lock);
+	chunk_put(ch);
+	return rep;
+}
+
+/*
+ * dev->reserve held. Pins what is there and counts the rest as promised, if all that is pinned then can be on the device
+ * at a time.
+ */
+static bool pin_if_it_fits(struct demand *d)
+{
+	struct cache_device *dev = d->dev;
+	uint64_t missing = 0, idle = 0;
+	bool fits;
+
+	pthread_mutex_lock(&dev->lock);
+	for (uint64_t k = 0; k < d->n; k++) {
+		missing += !d->out[k];
+		idle += d->out[k] && d->out[k]->pins == 0;
+	}
+	fits = dev->pinned - dev->leaving + (missing + idle) * GAIA_CHUNK <= dev->dev->capacity;
+	for (uint64_t k = 0; k < d->n && fits; k++)
+		if (d->out[k])
+			bug_on(!pin_locked(d->out[k]));
+	if (fits) {
+		dev->pinned += missing * GAIA_CHUNK;
+		dev->promised += missing * GAIA_CHUNK;
+	}
+	pthread_mutex_unlock(&dev->lock);
+	return fits;
+}
+
+/* dev->reserve held. What was counted becomes replicas: all, or, on error, none. */
+static int make_promises(struct demand *d)
+{
+	int err = 0;
+
+	for (uint64_t k = 0; k < d->n; k++) {
+		if (d->out[k])
+			continue;
+		if (!err)
+			err = promise_make(chunk_get(d->m->file, d->first + k, true), d->dev, d->only, &d->out[k]);
+		if (!err) {
+			list_add(&d->mine, d->out[k]);
 			continue;
 		}
-		if (old == stuck) {
-			replica_unpin(old);
-			break;
-		}
-		/* Another file's trouble is not ours, as long as another chunk can go. */
-		if (replica_evict(old) && !stuck)
-			stuck = old;
+		pthread_mutex_lock(&d->dev->lock);
+		d->dev->pinned -= GAIA_CHUNK;
+		d->dev->promised -= GAIA_CHUNK;
+		pthread_mutex_unlock(&d->dev->lock);
 	}
-	chunk_put(ch);
+	return err;
+}
+
+/* dev->reserve held. Claims the longest unused, up to @most, and no more than there must be room for. */
+static void claim_room(struct demand *d, unsigned most, bool regardless)
+{
+	struct cache_device *dev = d->dev;
+	struct replica *rep, *next;
+
+	pthread_mutex_lock(&dev->lock);
+	for (rep = TAILQ_FIRST(&dev->idle); rep && most > 0; rep = next) {
+		next = TAILQ_NEXT(rep, link);
+		if (!regardless && dev->used + dev->promised <= dev->dev->capacity + dev->leaving)
+			break;
+		/* Another file's trouble is not ours, as long as another chunk can go. */
+		if (rep->stuck > d->n_stuck)
+			continue;
+		claim_idle(rep);
+		list_add(&d->victims, rep);
+		most--;
+	}
+	pthread_mutex_unlock(&dev->lock);
+}
+
+/*
+ * All that the acquire is to have is decided at once. 0: it is pinned, or promised, and what leaves for that is
+ * claimed. -ENOMEM: it does not fit. -EAGAIN: something of it leaves; what of that is for us to evict is claimed.
+ */
+static int decide(struct demand *d)
+{
+	bool wait = false;
+	int err = 0;
+
+	d->n_left = count_left(d->dev);
+	pthread_mutex_lock(&d->dev->reserve);
+	for (uint64_t k = 0; k < d->n; k++)
+		d->out[k] = look_up(d, k, &wait);
+	if (wait)
+		err = -EAGAIN;
+	else if (!pin_if_it_fits(d))
+		err = -ENOMEM;
+	if (err)
+		memset(d->out, 0, d->n * sizeof(struct replica *));
+	else
+		err = make_promises(d);
+	if (!err)
+		claim_room(d, d->mine.n, false);
+	pthread_mutex_unlock(&d->dev->reserve);
+	return err;
+}
+
+/* The device has no memory for @n chunks that it was to have: 0 if it may have now. d->n_left is from before it was asked. */
+static int make_room(struct demand *d, unsigned n)
+{
+	struct cache_device *dev = d->dev;
+	bool others;
+
+	pthread_mutex_lock(&dev->reserve);
+	claim_room(d, n, true);
+	pthread_mutex_lock(&dev->lock);
+	others = dev->leaving > 0 || dev->n_left != d->n_left;
+	pthread_mutex_unlock(&dev->lock);
+	pthread_mutex_unlock(&dev->reserve);
+	if (d->victims.n > 0) {
+		(void)evict_all(&d->victims);
+		return 0;
+	}
+	if (others) {
+		await_left(dev, d->n_left);
+		return 0;
+	}
+	return shadows_reclaim(dev) ? 0 : -ENOMEM;
+}
+
+static int keep_promises(struct demand *d)
+{
+	int err = 0;
+
+	while (d->kept < d->mine.n && !err) {
+		d->n_left = count_left(d->dev);
+		err = promise_keep(d->mine.at[d->kept]);
+		if (!err)
+			d->kept++;
+		else if (err == -ENOMEM)
+			err = make_room(d, d->mine.n - d->kept);
+	}
+	return err;
+}
+
+/* What was promised to others before. Nobody waits for us any more. -EAGAIN: some was not kept. */
+static int await_promises(struct demand *d)
+{
+	bool failed = false;
+
+	thread_waits();
+	pthread_mutex_lock(&d->dev->lock);
+	for (uint64_t k = 0; k < d->n; k++) {
+		while (!d->out[k]->mem && !d->out[k]->failed)
+			pthread_cond_wait(&d->dev->changed, &d->dev->lock);
+		failed |= d->out[k]->failed;
+	}
+	pthread_mutex_unlock(&d->dev->lock);
+	return failed ? -EAGAIN : 0;
+}
+
+static void give_back(struct demand *d)
+{
+	for (; d->kept < d->mine.n; d->kept++)
+		promise_break(d->mine.at[d->kept]);
+	for (uint64_t k = 0; k < d->n; k++)
+		if (d->out[k])
+			replica_unpin(d->out[k]);
+}
+
+/* Once. -EAGAIN: something has changed since. */
+static int try_to_obtain(struct demand *d)
+{
+	int err;
+
+	pthread_mutex_lock(&d->dev->lock);
+	d->n_stuck = d->dev->n_stuck;
+	pthread_mutex_unlock(&d->dev->lock);
+	err = decide(d);
+	if (err == -ENOMEM) {
+		pthread_mutex_lock(&d->dev->dead_lock);
+		drop_dead(d->dev);
+		err = decide(d);
+		pthread_mutex_unlock(&d->dev->dead_lock);
+	}
+	if (err == -EAGAIN && d->victims.n == 0) {
+		await_left(d->dev, d->n_left);
+	} else if (err == -EAGAIN) {
+		/* What was released there cannot be had if this fails, and nothing else there is to be trusted. */
+		err = evict_all(&d->victims);
+		err = err ? err : -EAGAIN;
+	} else if (!err) {
+		/* Others may do where this fails. */
+		(void)evict_all(&d->victims);
+		err = keep_promises(d);
+		err = err ? err : await_promises(d);
+	}
+	if (err)
+		give_back(d);
+	free(d->mine.at);
+	d->mine = (struct replica_list){ .n = 0 };
+	d->kept = 0;
 	return err;
 }
 
@@ -604,59 +1022,23 @@ uint64_t replicas_pin_again(struct mapping *m, uint64_t first, uint64_t n, struc
 
 int replicas_pin(struct mapping *m, uint64_t first, uint64_t last, struct replica **out)
 {
-	struct cache_device *dev = m->dev;
-	struct mapping *only = m->alone ? m : NULL;
-	uint64_t n = last - first + 1, missing = 0, held, k;
-	int err = 0;
+	struct demand d = { .m = m, .only = m->alone ? m : NULL, .dev = m->dev, .first = first,
+			    .n = last - first + 1, .out = out };
+	uint64_t held;
+	int err;
 
 	/* What an acquire holds already keeps nobody waiting who evicts. */
-	held = replicas_pin_again(m, first, n, out);
-	if (held == n)
+	held = replicas_pin_again(m, first, d.n, out);
+	if (held == d.n)
 		return 0;
 	while (held > 0)
 		replica_unpin(out[--held]);
 
-	pthread_mutex_lock(&dev->reserve);
-	/* Ask before evicting for nothing. What is there and pinned already counts once. */
-	for (k = 0; k < n; k++)
-		out[k] = NULL;
-	for (k = 0; k < n && !err; k++) {
-		struct chunk *ch = chunk_get(m->file, first + k, false);
-		struct replica *rep = ch ? replica_find(ch, dev, only) : NULL;
-
-		if (rep && rep->spoiled && claim(rep)) {
-			err = replica_evict(rep);
-			rep = NULL;
-		}
-		if (err) {
-			/* What was released there cannot be had, and nothing else there is to be trusted. */
-		} else if (rep) {
-			replica_pin(rep);
-			out[k] = rep;
-		} else {
-			missing++;
-		}
-		if (ch)
-			chunk_put(ch);
-	}
-	if (!err && !could_fit(dev, missing)) {
-		all_drop_dead(dev);
-		if (!could_fit(dev, missing))
-			err = -ENOMEM;
-	}
-	for (k = 0; k < n && !err; k++)
-		if (!out[k])
-			err = replica_obtain(chunk_get(m->file, first + k, true), dev, only,
-					     &out[k]);
-	if (!err)
-		for (k = 0; k < n; k++)
-			grants_drop_dead(out[k]);
-	pthread_mutex_unlock(&dev->reserve);
-	if (!err)
-		return 0;
-	for (k = 0; k < n; k++)
-		if (out[k])
-			replica_unpin(out[k]);
+	do
+		err = try_to_obtain(&d);
+	while (err == -EAGAIN);
+	for (uint64_t k = 0; k < d.n && !err; k++)
+		grants_drop_dead(out[k]);
 	return err;
 }
 
@@ -682,9 +1064,7 @@ static unsigned pin_grants(struct mapping *m, uint64_t first, uint64_t last, boo
 	HASH_ITER(hh, m->grants, g, tmp) {
 		if (g->index < first || g->index > last)
 			continue;
-		if (idle)
-			replica_pin(g->replica);
-		else if (!pin_again(g->replica))
+		if (!(idle ? replica_pin(g->replica) : pin_again(g->replica)))
 			continue;
 		list[n++] = g;
 	}
@@ -762,59 +1142,130 @@ int cache_map(struct cfile *f, unsigned device, void *client, uint64_t map_id, u
 	return 0;
 }
 
-/* dev->reserve held, and nothing of the mapping is pinned any more. */
+/* Nothing of the mapping is pinned any more. */
 static void own_replicas_drop(struct mapping *m)
 {
 	struct cache_device *dev = m->dev;
-	struct replica *rep;
+	bool leave;
 
 	do {
+		struct replica_list claimed = { .n = 0 };
+		uint64_t before = count_left(dev);
+		struct replica *rep, *next;
+
+		leave = false;
+		pthread_mutex_lock(&dev->reserve);
 		pthread_mutex_lock(&dev->lock);
-		TAILQ_FOREACH(rep, &dev->idle, link)
-			if (rep->only == m)
-				break;
+		TAILQ_FOREACH(rep, &dev->busy, link)
+			leave |= rep->only == m;
+		for (rep = TAILQ_FIRST(&dev->idle); rep; rep = next) {
+			next = TAILQ_NEXT(rep, link);
+			if (rep->only != m)
+				continue;
+			claim_idle(rep);
+			list_add(&claimed, rep);
+		}
 		pthread_mutex_unlock(&dev->lock);
-		/* Nothing was released in it, so that nothing can fail. */
-		if (rep && claim(rep))
-			(void)replica_evict(rep);
-	} while (rep);
+		pthread_mutex_unlock(&dev->reserve);
+		/* Nothing was released in them, so that nothing can fail. */
+		(void)evict_all(&claimed);
+		if (leave)
+			await_left(dev, before);
+	} while (leave);
+}
+
+/* Some chunk that the mapping has a grant of, with a reference; NULL: none any more. */
+static struct chunk *chunk_of_mapping(struct mapping *m)
+{
+	struct chunk *ch = NULL;
+
+	/* A grant leaves the table, under the mapping's lock, before it and its replica are freed. */
+	pthread_mutex_lock(&m->lock);
+	if (m->grants)
+		ch = chunk_ref(m->grants->replica->chunk);
+	pthread_mutex_unlock(&m->lock);
+	return ch;
+}
+
+/* chunk->lock held, which keeps it. */
+static struct grant *grant_find(struct mapping *m, const struct chunk *ch)
+{
+	struct grant *g;
+
+	pthread_mutex_lock(&m->lock);
+	HASH_FIND(hh, m->grants, &ch->index, sizeof(ch->index), g);
+	pthread_mutex_unlock(&m->lock);
+	return g;
+}
+
+/* The mapping's grant of the chunk ends; others may be evicting the replica meanwhile. Whether that is spoiled. */
+static bool grant_end(struct mapping *m, struct chunk *ch, bool kept)
+{
+	struct grant *g;
+	bool spoiled = false;
+
+	pthread_mutex_lock(&ch->lock);
+	g = grant_find(m, ch);
+	if (g && g->pinned) {
+		g->lookers++;
+		pthread_mutex_unlock(&ch->lock);
+		grant_discard(g);
+		pthread_mutex_lock(&ch->lock);
+		g->lookers--;
+		pthread_cond_broadcast(&ch->unlocked);
+	}
+	while (g && g->lookers > 0) {
+		page_wait(ch);
+		g = grant_find(m, ch);
+	}
+	if (g) {
+		if (kept && m->export_write && (g->delivered || g->unanswered))
+			g->replica->spoiled = true;
+		spoiled = g->replica->spoiled;
+		LIST_REMOVE(g, of_replica);
+		pthread_mutex_lock(&m->lock);
+		HASH_DEL(m->grants, g);
+		pthread_mutex_unlock(&m->lock);
+		free(g);
+	}
+	pthread_mutex_unlock(&ch->lock);
+	return spoiled;
+}
+
+/* It goes now, or when it is acquired next and nobody holds any of it; what was released is safe at home. */
+static void drop_spoiled(struct chunk *ch, struct cache_device *dev, const struct mapping *only)
+{
+	struct replica_list claimed = { .n = 0 };
+	struct replica *rep;
+
+	pthread_mutex_lock(&dev->reserve);
+	pthread_mutex_lock(&ch->lock);
+	rep = replica_find(ch, dev, only);
+	if (rep && rep->spoiled && claim(rep))
+		list_add(&claimed, rep);
+	pthread_mutex_unlock(&ch->lock);
+	pthread_mutex_unlock(&dev->reserve);
+	if (claimed.n > 0)
+		(void)evict_all(&claimed);
+	else if (rep)
+		(void)fetch_chunk(ch);
 }
 
 void cache_unmap(struct mapping *m, bool kept)
 {
 	struct cfile *f = m->file;
-	struct grant *g, *tmp;
+	struct chunk *ch;
 
 	pins_drop(m);
-	pthread_mutex_lock(&m->dev->reserve);
-	HASH_ITER(hh, m->grants, g, tmp) {
-		struct replica *rep = g->replica;
-		struct chunk *ch = rep->chunk;
-
-		/* While it is pinned by us the replica stays until the grant is off its list. */
-		replica_pin(rep);
-		grant_discard(g);
-		pthread_mutex_lock(&ch->lock);
-		while (g->lookers > 0)
-			page_wait(ch);
-		if (kept && m->export_write && (g->delivered || g->unanswered))
-			rep->spoiled = true;
-		LIST_REMOVE(g, of_replica);
-		pthread_mutex_unlock(&ch->lock);
-		HASH_DEL(m->grants, g);
-		replica_unpin(rep);
-		free(g);
-		/* It goes now, or when it is acquired next and nobody holds any of it; what was released is safe at home. */
-		if (rep->spoiled && claim(rep))
-			(void)replica_evict(rep);
-		else if (rep->spoiled)
-			(void)fetch_chunk(ch);
+	while ((ch = chunk_of_mapping(m))) {
+		if (grant_end(m, ch, kept))
+			drop_spoiled(ch, m->dev, m->alone ? m : NULL);
+		chunk_put(ch);
 	}
 	if (m->alone)
 		own_replicas_drop(m);
-	pthread_mutex_unlock(&m->dev->reserve);
-	pthread_mutex_destroy(&m->lock);
 	mapping_holds_nothing(m);
+	pthread_mutex_destroy(&m->lock);
 	free(m);
 	atomic_fetch_sub(&f->mappings, 1);
 	cfile_put(f);

@@ -252,5 +252,6 @@ void cache_check(struct cache *c)
 		TAILQ_FOREACH(rep, &c->dev[i].busy, link)
 			pinned += GAIA_CHUNK;
 		bug_on(pinned != c->dev[i].pinned);
+		bug_on(c->dev[i].promised || c->dev[i].leaving);
 	}
 }

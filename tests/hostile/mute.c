@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 
@@ -100,6 +101,111 @@ EACH_WAY_BARE(mute, clients_of_a_chunk_cost_one_timeout)
 	child_kill(pid);
 }
 
+static void make_files_of_the_mute(void)
+{
+	char name[8];
+
+	for (int i = 0; i < MUTE; i++) {
+		snprintf(name, sizeof(name), "m%d", i);
+		close(hostile_file(name, GAIA_CHUNK));
+	}
+}
+
+/* Each of them with a chunk of its own. */
+static void mute_clients(struct pollfd *p)
+{
+	char name[8];
+
+	for (int i = 0; i < MUTE; i++) {
+		snprintf(name, sizeof(name), "m%d", i);
+		p[i] = (struct pollfd){ .fd = mute_client(open_to_read(name)), .events = POLLIN };
+	}
+}
+
+static int be_mute(void *arg)
+{
+	struct pollfd p[MUTE];
+
+	(void)arg;
+	child_become(NOBODY, NOBODY);
+	mute_clients(p);
+	gate_open(ready);
+	listen_to(p);
+	return 0;
+}
+
+#define NEEDED (MUTE * (size_t)GAIA_CHUNK)
+
+static void *map_file(const char *name, size_t size)
+{
+	int fd = hostile_file(name, size);
+	void *p = gaia_mmap(size, PROT_READ | PROT_WRITE, fd, 0, 0);
+
+	cr_assert_neq(p, MAP_FAILED, "%s", strerror(errno));
+	close(fd);
+	return p;
+}
+
+static atomic_bool has_all;
+
+static void *acquire_all(void *p)
+{
+	int err = gaia_acquire(p, NEEDED, PROT_READ | PROT_WRITE);
+
+	has_all = true;
+	return (void *)(intptr_t)err;
+}
+
+/* However many chunks they have; and they hold up nobody who does not need these. */
+EACH_WAY_BARE(mute, clients_of_many_chunks_cost_one_timeout)
+{
+	static const char *const args[] = { "--device", "sim:16M", NULL };
+	char *all, *held, *idle, word;
+	pthread_t thread;
+	void *result;
+	pid_t pid;
+	int fd;
+
+	hostile_start(args);
+	make_files_of_the_mute();
+	pid = hostile_attack(be_mute);
+	fd = hostile_file("idle", GAIA_CHUNK);
+	/* The device is full with this. */
+	held = map_file("held", 2 * GAIA_CHUNK);
+	cr_assert_eq(gaia_acquire(held, GAIA_CHUNK, PROT_READ | PROT_WRITE), 0, "%s", strerror(errno));
+	idle = map_file("idle", GAIA_CHUNK);
+	cr_assert_eq(gaia_acquire(idle, GAIA_CHUNK, PROT_READ | PROT_WRITE), 0, "%s", strerror(errno));
+	cr_assert_eq(gaia_release(idle, GAIA_CHUNK), 0, "%s", strerror(errno));
+	cr_assert_eq(STATUS("devices", "0", "used"), 8l * GAIA_CHUNK);
+
+	all = map_file("all", NEEDED);
+	cr_assert_eq(pthread_create(&thread, NULL, acquire_all, all), 0);
+	while (shared->more < MUTE)
+		usleep(1000);
+	held[5] = 'h';
+	cr_assert_eq(gaia_release(held, GAIA_CHUNK), 0, "%s", strerror(errno));
+	cr_assert_eq(gaia_acquire(held, 1, PROT_READ), 0, "%s", strerror(errno));
+	cr_assert_eq(gaia_acquire(idle, 6, PROT_READ | PROT_WRITE), 0, "%s", strerror(errno));
+	idle[5] = 'i';
+	cr_assert_eq(gaia_acquire(held + GAIA_CHUNK, 1, PROT_READ), -1, "its room is promised");
+	cr_assert_eq(errno, ENOMEM);
+	cr_assert_eq(gaia_release(idle, 6), 0, "%s", strerror(errno));
+	cr_assert_eq(gaia_munmap(idle, GAIA_CHUNK), 0);
+	cr_assert_eq(pread(fd, &word, 1, 5), 1);
+	cr_assert_eq(word, 'i');
+	cr_assert_eq(STATUS("counters", "revoke_timeouts"), 0);
+	cr_assert_not(has_all);
+
+	cr_assert_eq(pthread_join(thread, &result), 0);
+	cr_assert_eq((intptr_t)result, 0);
+	cr_assert_eq(shared->more, MUTE);
+	cr_assert_eq(STATUS("counters", "revoke_timeouts"), 1);
+	cr_assert_eq(gaia_munmap(all, NEEDED), 0);
+	cr_assert_eq(gaia_munmap(held, 2 * GAIA_CHUNK), 0);
+	close(fd);
+	child_kill(pid);
+}
+
 /* ---- and acquires behind them ---- */
 
 struct flood {
@@ -124,15 +230,10 @@ static int be_mute_and_flood(void *arg)
 	struct raw r = { .sock = -1 };
 	struct flood f;
 	pthread_t thread;
-	char name[8];
 
 	(void)arg;
 	child_become(NOBODY, NOBODY);
-	/* Each with a chunk of his own: one after the other is asked, and they keep the flood waiting. */
-	for (int i = 0; i < MUTE; i++) {
-		snprintf(name, sizeof(name), "m%d", i);
-		p[i] = (struct pollfd){ .fd = mute_client(open_to_read(name)), .events = POLLIN };
-	}
+	mute_clients(p);
 	f.fd = open_to_read("wanted");
 	CHILD_CHECK(raw_connect(f.fd, &r));
 	map.key = r.key;
@@ -193,17 +294,14 @@ static int hold_and_release(void *arg)
 EACH_WAY_BARE(mute, clients_and_a_flood_of_acquires_hold_up_no_release)
 {
 	static const char *const args[] = { "--device", "sim:16M", NULL };
-	char name[8], word[16];
+	char word[16];
 	unsigned char *p;
 	pid_t pid, other;
 	int fd;
 
 	hostile_start(args);
 	go = gate_make();
-	for (int i = 0; i < MUTE; i++) {
-		snprintf(name, sizeof(name), "m%d", i);
-		close(hostile_file(name, GAIA_CHUNK));
-	}
+	make_files_of_the_mute();
 	close(hostile_file("wanted", FLOOD_BYTES));
 	close(hostile_file("his", GAIA_PAGE));
 	other = hostile_attack(hold_and_release);

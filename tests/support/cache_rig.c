@@ -701,6 +701,7 @@ static int host_revoke(void *arg, uint64_t map, uint64_t idx)
 
 static void host_revoke_many(struct cache_revoke *list, unsigned n)
 {
+	atomic_fetch_add(&((struct client *)list[0].client)->rig->asked, 1);
 	for (unsigned i = 0; i < n; i++)
 		list[i].err = host_revoke(list[i].client, list[i].map, list[i].idx);
 }

@@ -62,6 +62,7 @@ struct rig {
 	/* A client is asked to unmap a chunk, and has not yet. */
 	void (*before_revoke)(void *arg, struct client *cl, uint64_t idx);
 	void *arg;
+	atomic_uint asked; /* how often clients were, several of them at once or one */
 };
 
 struct rig *rig_create(const struct rig_options *options);

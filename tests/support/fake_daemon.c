@@ -17,6 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/util.h"
 #include "control/internal.h"
 
 #define FILES 64
@@ -477,6 +478,25 @@ unsigned fake_revoke_all(uint64_t idx)
 	control_revoke_many(list, n);
 	while (n > 0)
 		given += !list[--n].err;
+	return given;
+}
+
+unsigned fake_revoke_many(uint64_t map_id, unsigned n)
+{
+	struct cache_revoke *list = xcalloc(n, sizeof(*list));
+	struct mapping *m;
+	unsigned given = 0;
+
+	pthread_mutex_lock(&lock);
+	m = find_mapping(map_id);
+	pthread_mutex_unlock(&lock);
+	cr_assert_not_null(m);
+	for (unsigned i = 0; i < n; i++)
+		list[i] = (struct cache_revoke){ .client = m->client, .map = m->id, .idx = i };
+	control_revoke_many(list, n);
+	for (unsigned i = 0; i < n; i++)
+		given += !list[i].err;
+	free(list);
 	return given;
 }
 

@@ -82,6 +82,8 @@ void fake_await_sender(uint64_t client);
 
 /* Take the chunk back from the clients of all mappings at once: how many have given it up. */
 unsigned fake_revoke_all(uint64_t idx);
+/* Take @n chunks back from the mapping's client at once: how many it has given up. */
+unsigned fake_revoke_many(uint64_t map_id, unsigned n);
 
 /* Have the descriptors of chunks ready, so that the next acquire needs no new ones. */
 void fake_prepare(uint64_t map_id, uint64_t first, unsigned n);

@@ -852,6 +852,273 @@ Test(threads, releases_of_evicted_memory_await_what_another_one_published)
 	release_twice(true);
 }
 
+/* ---- acquires beside an eviction ---- */
+
+static sem_t waits;
+
+static void post(void *sem)
+{
+	sem_post(sem);
+}
+
+static void *acquire_and_say_when_waiting(void *arg)
+{
+	thread_relied_on(post, &waits);
+	return (void *)(intptr_t)acquire(arg);
+}
+
+/* An acquire that waits, and for what was said. */
+static pthread_t begin_waiting(struct acquire *a)
+{
+	pthread_t thread;
+
+	sem_init(&waits, 0, 0);
+	cr_assert_eq(pthread_create(&thread, NULL, acquire_and_say_when_waiting, a), 0);
+	sem_wait(&waits);
+	return thread;
+}
+
+static int end_waiting(pthread_t thread)
+{
+	void *result;
+
+	pthread_join(thread, &result);
+	return (int)(intptr_t)result;
+}
+
+/* Of the device's three chunks the first one was released, changed, the second one is held, the third one neither. */
+static void begin_full(struct client **writer, struct client **holder)
+{
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 3 }, 8 * GAIA_CHUNK);
+	*writer = new_client(0);
+	*holder = new_client(0);
+	write_device(*writer, 0, "released");
+	release_all(*writer);
+	cr_assert_eq(client_acquire(*holder, GAIA_CHUNK, 2 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	cr_assert_eq(client_release(*holder, 2 * GAIA_CHUNK, GAIA_CHUNK), 0);
+}
+
+static struct acquire of_chunk(struct client *cl, uint64_t chunk)
+{
+	return (struct acquire){ .cl = cl, .off = chunk * GAIA_CHUNK, .len = GAIA_PAGE };
+}
+
+/* What was released is on its way out of the device. */
+static struct held evicting(struct acquire *a)
+{
+	return (struct held){ .point = "device.copy_out", .call = acquire, .arg = a };
+}
+
+Test(eviction, holds_up_nobody_who_needs_what_is_there, .timeout = 60)
+{
+	struct client *writer, *holder, *other;
+
+	begin_full(&writer, &holder);
+	struct acquire needy = of_chunk(new_client(0), 3), again;
+	struct held h = evicting(&needy);
+
+	other = new_client(0);
+	held_begin(&h);
+	expect_device(other, GAIA_CHUNK, "");
+	again = of_chunk(other, 2);
+	cr_assert_eq(acquire(&again), 0, "nobody has held it");
+	cr_assert_eq(cache_evict(kf->cfile, 0, 2 * GAIA_CHUNK, GAIA_CHUNK), -EBUSY);
+	release_all(other);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 2 * GAIA_CHUNK, GAIA_CHUNK), 0);
+	client_end(holder);
+	cr_assert_eq(held_end(&h), 0);
+	expect_cpu(0, "released");
+	end();
+}
+
+/* On request, so that there is room for others. */
+static int evict_first(void *arg)
+{
+	return cache_evict(kf->cfile, 0, 0, GAIA_CHUNK);
+}
+
+Test(eviction, holds_up_nobody_who_needs_what_is_free, .timeout = 60)
+{
+	struct held h = { .point = "device.copy_out", .call = evict_first };
+	struct client *writer, *holder;
+
+	begin_full(&writer, &holder);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 2 * GAIA_CHUNK, GAIA_CHUNK), 0);
+	held_begin(&h);
+	expect_device(holder, 3 * GAIA_CHUNK, "");
+	cr_assert_eq(held_end(&h), 0);
+	expect_cpu(0, "released");
+	end();
+}
+
+Test(eviction, lets_those_unmap_who_mapped_the_chunk, .timeout = 60)
+{
+	struct client *writer, *holder;
+
+	begin_full(&writer, &holder);
+	struct acquire needy = of_chunk(new_client(0), 3);
+	struct held h = evicting(&needy);
+
+	held_begin(&h);
+	client_end(writer);
+	cr_assert_eq(held_end(&h), 0);
+	expect_cpu(0, "released");
+	end();
+}
+
+/* A mapping whose replicas are its own waits for those that are being evicted. */
+Test(eviction, of_a_readers_own_chunk_and_its_end_are_no_matter, .timeout = 60)
+{
+	struct client *reader;
+
+	begin_writable(1);
+	reader = new_reader();
+	struct acquire needy = of_chunk(new_client(0), 1);
+	struct held h = { .point = "evict.before_fetch", .call = acquire, .arg = &needy };
+
+	cr_assert_eq(client_acquire(reader, 0, 1, GAIA_PROT_READ), 0);
+	release_all(reader);
+	held_begin(&h);
+	fault_let_go(h.point);
+	client_end(reader);
+	cr_assert_eq(held_end(&h), 0);
+	cr_assert_eq(rig_device_used(rig, 0), GAIA_CHUNK);
+	end();
+}
+
+Test(eviction, is_awaited_by_who_needs_the_chunk, .timeout = 60)
+{
+	struct client *writer, *holder, *late;
+	pthread_t thread;
+
+	begin_full(&writer, &holder);
+	late = new_client(0);
+	struct acquire needy = of_chunk(new_client(0), 3), same = of_chunk(late, 0);
+	struct held h = evicting(&needy);
+
+	held_begin(&h);
+	thread = begin_waiting(&same);
+	cr_assert_eq(held_end(&h), 0);
+	cr_assert_eq(end_waiting(thread), 0);
+	expect_device(late, 0, "released");
+	end();
+}
+
+/* All clients of all the chunks that an acquire needs. */
+Test(eviction, asks_all_at_once, .timeout = 60)
+{
+	struct client *cl[3];
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 4 }, 8 * GAIA_CHUNK);
+	for (unsigned k = 0; k < 3; k++) {
+		cl[k] = new_client(0);
+		cr_assert_eq(client_acquire(cl[k], k * GAIA_CHUNK, (4 - k) * GAIA_CHUNK, GAIA_PROT_READ), 0);
+		release_all(cl[k]);
+	}
+	struct client *needy = client_create(kf, 0, GAIA_PROT_RW, 8 * GAIA_CHUNK);
+
+	cr_assert_eq(client_acquire(needy, 4 * GAIA_CHUNK, 4 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	cr_assert_eq(rig->asked, 1);
+	cr_assert_eq(cl[0]->revoked + cl[1]->revoked + cl[2]->revoked, 4 + 3 + 2);
+	end();
+}
+
+/* ... and no more than that. */
+Test(eviction, takes_no_more_than_is_needed)
+{
+	struct client *cl, *needy;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 4 }, 8 * GAIA_CHUNK);
+	cl = new_client(0);
+	cr_assert_eq(client_acquire(cl, 0, 3 * GAIA_CHUNK, GAIA_PROT_READ), 0);
+	release_all(cl);
+	needy = client_create(kf, 0, GAIA_PROT_RW, 8 * GAIA_CHUNK);
+	cr_assert_eq(client_acquire(needy, 2 * GAIA_CHUNK, 3 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	cr_assert_eq(cl->revoked, 1, "of chunk 2 there is one, and one is free");
+	end();
+}
+
+/* ---- what is promised to an acquire ---- */
+
+/* Neither to who comes later nor to snapshots. */
+Test(promise, is_given_to_nobody_else, .timeout = 60)
+{
+	struct client *writer, *holder, *thief;
+	uint64_t snapshots;
+
+	begin_full(&writer, &holder);
+	thief = new_client(0);
+	struct acquire needy = { .cl = new_client(0), .off = 2 * GAIA_CHUNK, .len = 2 * GAIA_CHUNK };
+	struct held h = { .point = "device.alloc", .call = acquire, .arg = &needy };
+
+	write_device(holder, GAIA_CHUNK, "first");
+	cr_assert_eq(client_release(holder, GAIA_CHUNK, GAIA_PAGE), 0);
+	cr_assert_eq(client_acquire(holder, GAIA_CHUNK, 2 * GAIA_PAGE, GAIA_PROT_READ), 0);
+	held_begin(&h);
+	cr_assert_eq(rig_device_used(rig, 0), 2 * GAIA_CHUNK, "there is room");
+	cr_assert_eq(client_acquire(thief, 0, 1, GAIA_PROT_READ), -ENOMEM);
+	snapshots = counter_value(CTR_device_snapshots);
+	write_device(holder, GAIA_CHUNK, "later");
+	cr_assert_eq(counter_value(CTR_device_snapshots), snapshots);
+	expect_cpu(GAIA_CHUNK, "first");
+	cr_assert_eq(held_end(&h), 0);
+	release_all(holder);
+	expect_cpu(GAIA_CHUNK, "later");
+	end();
+}
+
+/* Two who need one chunk need it once. */
+Test(promise, is_shared_by_all_who_need_the_chunk, .timeout = 60)
+{
+	struct client *writer, *holder;
+	pthread_t thread;
+
+	begin_full(&writer, &holder);
+	cr_assert_eq(client_acquire(holder, 2 * GAIA_CHUNK, 1, GAIA_PROT_READ), 0);
+	struct acquire needy = of_chunk(new_client(0), 3), same = of_chunk(new_client(0), 3);
+	struct held h = evicting(&needy);
+
+	held_begin(&h);
+	thread = begin_waiting(&same);
+	cr_assert_eq(held_end(&h), 0);
+	cr_assert_eq(end_waiting(thread), 0);
+	cr_assert_eq(rig_device_used(rig, 0), 3 * GAIA_CHUNK);
+	end();
+}
+
+Test(promise, that_is_broken_is_for_the_next_to_try, .timeout = 60)
+{
+	struct client *writer, *holder;
+	pthread_t thread;
+
+	begin_full(&writer, &holder);
+	cr_assert_eq(client_acquire(holder, 2 * GAIA_CHUNK, 1, GAIA_PROT_READ), 0);
+	struct acquire needy = of_chunk(new_client(0), 3), same = of_chunk(new_client(0), 3);
+	struct held h = evicting(&needy);
+
+	fault_arm(h.point, -EIO, 0, 1);
+	held_begin(&h);
+	thread = begin_waiting(&same);
+	cr_assert_eq(held_end(&h), -ENOMEM, "what was to go could not be fetched");
+	cr_assert_eq(end_waiting(thread), 0, "now it could");
+	expect_cpu(0, "released");
+	end();
+}
+
+/* Of what does not fit nothing is evicted. */
+Test(promise, is_of_all_or_nothing)
+{
+	struct client *writer, *holder, *greedy;
+
+	begin_full(&writer, &holder);
+	greedy = client_create(kf, 0, GAIA_PROT_RW, 8 * GAIA_CHUNK);
+	cr_assert_eq(client_acquire(greedy, 3 * GAIA_CHUNK, 3 * GAIA_CHUNK, GAIA_PROT_RW), -ENOMEM);
+	cr_assert_eq(writer->revoked + holder->revoked, 0);
+	cr_assert_eq(client_acquire(greedy, 3 * GAIA_CHUNK, 2 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	cr_assert_eq(writer->revoked + holder->revoked, 2);
+	end();
+}
+
 /* ---- very many ---- */
 
 /* What counts those that hold a page does not overflow. */
@@ -875,25 +1142,11 @@ Test(mappings, of_one_file_are_so_many_and_no_more)
 
 /* ---- death ---- */
 
-static sem_t waits;
-
-static void post(void *sem)
-{
-	sem_post(sem);
-}
-
-static void *acquire_and_say_when_waiting(void *arg)
-{
-	thread_relied_on(post, &waits);
-	return (void *)(intptr_t)acquire(arg);
-}
-
 /* The kernel kills its threads, but not what they have asked for. */
 Test(death, in_the_middle_of_a_release_does_not_take_back_what_that_publishes)
 {
 	struct client *dying, *heir;
 	pthread_t thread;
-	void *result;
 
 	begin_devices(1);
 	dying = new_client(0);
@@ -901,15 +1154,12 @@ Test(death, in_the_middle_of_a_release_does_not_take_back_what_that_publishes)
 	struct held release = { .point = "release.before_publish", .call = release_page, .arg = dying };
 	struct acquire next = of_page(heir, 0);
 
-	sem_init(&waits, 0, 0);
 	write_device(dying, 0, "released");
 	held_begin(&release);
 	client_die(dying);
-	cr_assert_eq(pthread_create(&thread, NULL, acquire_and_say_when_waiting, &next), 0);
-	sem_wait(&waits);
+	thread = begin_waiting(&next);
 	cr_assert_eq(held_end(&release), 0);
-	pthread_join(thread, &result);
-	cr_assert_eq((intptr_t)result, 0);
+	cr_assert_eq(end_waiting(thread), 0);
 	expect_device(heir, 0, "released");
 	client_end(dying);
 	expect_cpu(0, "released");

@@ -30,6 +30,7 @@ static struct world {
 	atomic_uint writers; /* at work */
 	atomic_uint turns;   /* that devices have had */
 	atomic_uint violations;
+	int may_fail; /* acquires, with this errno; 0: none */
 } w;
 
 /* Who looks at the file. */
@@ -299,4 +300,125 @@ Test(threads, a_passthrough_file_and_a_full_device, .timeout = 240)
 	run(&(struct rig_options){ .devices = 1, .device_chunks = 2, .age_ms = 1,
 				   .passthrough = true, .home_bytes = CACHE_HOME_MIN },
 	    o, ARRAY_LEN(o), 120);
+}
+
+/*
+ * ---- acquires that need each other's memory ----
+ *
+ * Each is of up to three chunks of a file of six, on a device that has three. So most of them need what others have, which
+ * they may or may not get, whole; each byte is some thread's own.
+ */
+
+#define CHUNKS 6u
+#define NEEDY 4u
+
+struct needy {
+	unsigned lane;
+	uint64_t seed;
+	unsigned got, refused;
+	uint8_t stamp[CHUNKS];
+	pthread_t thread;
+};
+
+static uint64_t stamp_at(unsigned chunk, unsigned lane)
+{
+	return chunk * (uint64_t)GAIA_CHUNK + lane;
+}
+
+static uint32_t needy_random(struct needy *n, uint32_t below)
+{
+	n->seed = n->seed * 6364136223846793005 + 1442695040888963407;
+	return (uint32_t)(n->seed >> 33) % below;
+}
+
+static void needy_round(struct needy *n, struct client *cl)
+{
+	unsigned first = needy_random(n, CHUNKS), chunks = 1 + needy_random(n, MIN(3u, CHUNKS - first));
+	uint64_t off = first * (uint64_t)GAIA_CHUNK, len = (chunks - 1) * (uint64_t)GAIA_CHUNK + GAIA_PAGE;
+	int err = client_acquire(cl, off, len, GAIA_PROT_RW);
+	uint8_t seen;
+
+	cr_assert(err == 0 || err == -ENOMEM || err == w.may_fail, "%d", err);
+	n->refused += err != 0;
+	if (err)
+		return;
+	n->got++;
+	for (unsigned c = first; c < first + chunks; c++) {
+		client_load(cl, &seen, 1, stamp_at(c, n->lane));
+		cr_assert_eq(seen, n->stamp[c], "chunk %u lane %u: %u, not %u", c, n->lane, seen, n->stamp[c]);
+		n->stamp[c]++;
+		client_store(cl, &n->stamp[c], 1, stamp_at(c, n->lane));
+	}
+	cr_assert_eq(client_release(cl, off, len), 0);
+}
+
+static void *needy_main(void *arg)
+{
+	struct needy *n = arg;
+	struct client *cl = NULL;
+
+	while (n->got < w.rounds) {
+		if (!cl)
+			cl = client_create(w.kf, 0, GAIA_PROT_RW, CHUNKS * GAIA_CHUNK);
+		needy_round(n, cl);
+		switch (needy_random(n, 16)) {
+		case 0:
+			client_end(cl);
+			cl = NULL;
+			break;
+		case 1:
+			client_die(cl);
+			cl->kept = needy_random(n, 2);
+			client_end(cl);
+			cl = NULL;
+			break;
+		case 2:
+			(void)cache_evict(w.kf->cfile, 0, 0, 0);
+			break;
+		}
+	}
+	if (cl)
+		client_end(cl);
+	return NULL;
+}
+
+static void run_needy(const struct rig_options *options, unsigned rounds)
+{
+	static struct needy n[NEEDY];
+	uint8_t seen;
+
+	w.rig = rig_create(options);
+	w.kf = kfile_create(w.rig, 1, CHUNKS * GAIA_CHUNK);
+	w.rounds = rounds;
+	for (unsigned k = 0; k < NEEDY; k++) {
+		n[k].lane = n[k].seed = k;
+		cr_assert_eq(pthread_create(&n[k].thread, NULL, needy_main, &n[k]), 0);
+	}
+	for (unsigned k = 0; k < NEEDY; k++)
+		pthread_join(n[k].thread, NULL);
+	for (unsigned k = 0; k < NEEDY; k++)
+		for (unsigned c = 0; c < CHUNKS; c++) {
+			cr_assert_eq(cpu_read(w.kf, &seen, 1, stamp_at(c, k)), 1);
+			cr_assert_eq(seen, n[k].stamp[c], "chunk %u lane %u: %u, not %u", c, k, seen, n[k].stamp[c]);
+		}
+	for (unsigned k = 0; k < NEEDY; k++)
+		cr_log_info("%u acquires, %u did not fit", n[k].got, n[k].refused);
+	fault_disarm_all();
+	cache_check(w.rig->cache);
+	rig_destroy(w.rig);
+}
+
+Test(needy, acquires_on_a_small_device_end, .timeout = 240)
+{
+	run_needy(&(struct rig_options){ .devices = 1, .device_chunks = 3, .home_bytes = CACHE_HOME_MIN }, 400);
+}
+
+/* Those that were chosen cannot always go, nor is there always memory. */
+Test(needy, acquires_end_where_evictions_fail, .timeout = 240)
+{
+	w.may_fail = -EIO;
+	fault_arm_delay("evict.before_fetch", 300, 5);
+	fault_arm("device.copy_out", -EIO, 20, 60);
+	fault_arm("device.alloc", -ENOMEM, 40, 40);
+	run_needy(&(struct rig_options){ .devices = 1, .device_chunks = 3, .home_bytes = CACHE_HOME_MIN }, 200);
 }

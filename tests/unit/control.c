@@ -883,6 +883,54 @@ Test(revoking, from_six_that_are_mute_costs_one_timeout, .init = begin, .fini = 
 		leave(&p[i], 1);
 }
 
+#define MANY 65535u /* mappings of one client, in all of which a chunk is mapped */
+
+static unsigned n_revoked;
+
+static void *revoke_n_in_thread(void *arg)
+{
+	uint64_t *id = arg;
+
+	return (void *)(intptr_t)fake_revoke_many(*id, n_revoked);
+}
+
+/* More than fit into its socket; and neither the asking nor the answers take longer, each, the more there are. */
+Test(revoking, very_much_from_one_that_answers_costs_no_timeout, .init = begin, .fini = end, .timeout = 60)
+{
+	struct peer p = join();
+	uint64_t id = map(&p, 0, GAIA_CHUNK);
+	pthread_t thread;
+	void *result;
+
+	n_revoked = MANY;
+	cr_assert_eq(pthread_create(&thread, NULL, revoke_n_in_thread, &id), 0);
+	for (unsigned i = 0; i < MANY; i++)
+		answer_revoke(&p);
+	cr_assert_eq(pthread_join(thread, &result), 0);
+	cr_assert_eq((intptr_t)result, MANY);
+	cr_assert_eq(counter_value(CTR_revoke_timeouts), 0);
+	leave(&p, 1);
+}
+
+/* Who answers has longer; but not for ever. */
+Test(revoking, with_one_answer_of_two_ends_the_client, .init = begin, .fini = end, .timeout = 60)
+{
+	struct peer p = join();
+	uint64_t id = map(&p, 0, GAIA_CHUNK);
+	pthread_t thread;
+	void *result;
+
+	n_revoked = 2;
+	cr_assert_eq(pthread_create(&thread, NULL, revoke_n_in_thread, &id), 0);
+	answer_revoke(&p);
+	cr_assert_eq(pthread_join(thread, &result), 0);
+	cr_assert_eq((intptr_t)result, 1);
+	cr_assert_eq(counter_value(CTR_revoke_timeouts), 1);
+	sem_wait(&fake_unmapped);
+	cr_assert_eq(fake_seen().live, 0);
+	close(p.sock);
+}
+
 /* One that reads nothing has no room for the question, and keeps it from nobody else. */
 Test(revoking, is_not_held_up_by_a_full_socket, .init = begin, .fini = end, .timeout = 60)
 {
