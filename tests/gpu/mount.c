@@ -377,17 +377,17 @@ void end_timing(struct timing *t)
 }
 
 static const struct section sections[] = {
-	{ "first_touch", 10, section_first_touch },
-	{ "release", 6, section_release },
-	{ "current", 4, section_current },
-	{ "changed", 6, section_changed },
-	{ "stale", 6, section_stale },
-	{ "streams", 6, section_streams },
-	{ "reads", 5, section_reads },
-	{ "first_map", 8, section_first_map },
-	{ "devices", 5, section_devices },
-	{ "evict", 10, section_evict },
-	{ NULL, 0, NULL },
+	{ "first_touch", 10, 0, section_first_touch },
+	{ "release", 6, 0, section_release },
+	{ "current", 4, 0, section_current },
+	{ "changed", 6, 0, section_changed },
+	{ "stale", 6, 0, section_stale },
+	{ "streams", 6, 0, section_streams },
+	{ "reads", 5, 0, section_reads },
+	{ "first_map", 8, 0, section_first_map },
+	{ "devices", 5, 0, section_devices },
+	{ "evict", 10, 0, section_evict },
+	{ NULL, 0, 0, NULL },
 };
 
 int main(int argc, char **argv)
