@@ -14,7 +14,8 @@
  * the stream comes to it, at once on an idle stream, until the copy lands.
  *
  * Calls that end something (free, unmap, destroy, release, unregister) take effect even when
- * they are made to fail: on a real device they report earlier errors like that. (But see broken_frees.)
+ * they are made to fail: on a real device they report earlier errors like that. (But see broken_frees. And a
+ * cuMemUnmap() of several mappings that fails where no context is broken has refused them.)
  */
 #ifndef GAIA_TESTS_FAKE_CUDA_H
 #define GAIA_TESTS_FAKE_CUDA_H

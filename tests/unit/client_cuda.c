@@ -88,13 +88,41 @@ static CUresult set_access(CUdeviceptr at, size_t size, const CUmemAccessDesc *d
 											    count);
 }
 
-static bool one_by_one; /* the driver unmaps nothing else */
+static CUresult refuses_several; /* not 0: what cuMemUnmap() of several chunks says */
 
 static CUresult unmap_memory(CUdeviceptr at, size_t size)
 {
-	if (one_by_one && size > GAIA_CHUNK)
-		return CUDA_ERROR_INVALID_VALUE;
+	if (refuses_several && size > GAIA_CHUNK)
+		return refuses_several;
 	return ENTRY(cuMemUnmap, CUdeviceptr, size_t)(at, size);
+}
+
+/*
+ * While armed, streams cannot wait for memory: so they are waited for, which posts entered, waits for leave and
+ * says @result. Before that they really are waited for, if @synchronizes.
+ */
+static struct {
+	bool armed, synchronizes;
+	CUresult result;
+	sem_t entered, leave;
+} wait_gate;
+
+static CUresult wait_value(CUstream s, CUdeviceptr word, cuuint32_t value, unsigned flags)
+{
+	if (wait_gate.armed)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return ENTRY(cuStreamWaitValue32, CUstream, CUdeviceptr, cuuint32_t, unsigned)(s, word, value, flags);
+}
+
+static CUresult wait_for_stream(CUstream s)
+{
+	CUresult r = wait_gate.armed && !wait_gate.synchronizes ? CUDA_SUCCESS : synchronize(s);
+
+	if (!wait_gate.armed)
+		return r;
+	sem_post(&wait_gate.entered);
+	sem_wait(&wait_gate.leave);
+	return wait_gate.result;
 }
 
 static void *lookup(const char *name)
@@ -103,6 +131,10 @@ static void *lookup(const char *name)
 		return set_access;
 	if (!strcmp(name, "cuMemUnmap"))
 		return unmap_memory;
+	if (!strcmp(name, "cuStreamWaitValue32"))
+		return wait_value;
+	if (!strcmp(name, "cuStreamSynchronize"))
+		return wait_for_stream;
 	return fake_cuda_entry(name);
 }
 
@@ -121,6 +153,8 @@ static void begin_gpus(unsigned n, unsigned first, unsigned wanted)
 	config.memory = 64 << 20;
 	sem_init(&access_gate.entered, 0, 0);
 	sem_init(&access_gate.leave, 0, 0);
+	sem_init(&wait_gate.entered, 0, 0);
+	sem_init(&wait_gate.leave, 0, 0);
 	log_set_level(LOG_LEVEL_ERROR);
 	fake_cuda_reset(&config);
 	cuda_lookup = lookup;
@@ -284,11 +318,38 @@ Test(memory, that_lies_together_goes_in_one_call, .init = begin, .fini = end)
 
 Test(memory, goes_one_by_one_where_the_driver_wants_it_so, .init = begin, .fini = end)
 {
-	unsigned char *p = map(RW);
+	/* Which of these it says, if any, is not documented. */
+	static const CUresult refusals[] = { CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
+					     CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_OUT_OF_MEMORY,
+					     CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_UNKNOWN };
 
-	one_by_one = true;
+	for (unsigned i = 0; i < sizeof(refusals) / sizeof(refusals[0]); i++) {
+		unsigned char *p = map(RW);
+		uint64_t id = fake_seen().map_id;
+
+		refuses_several = refusals[i];
+		cr_assert_eq(gaia_acquire(p, LENGTH, RW), 0);
+		cr_assert_eq(fake_revoke(id, 1), 0);
+		unmap(p);
+		cr_assert_null(fake_cuda_violation(), "error %d", (int)refusals[i]);
+	}
+}
+
+/* It reports what broke it, whatever it did: nothing is tried once more. */
+Test(memory, of_a_broken_context_goes_once, .init = begin)
+{
+	unsigned char *p = map(RW);
+	unsigned calls;
+
 	cr_assert_eq(gaia_acquire(p, LENGTH, RW), 0);
+	calls = fake_cuda_calls_of("cuMemUnmap");
+	fake_cuda_fail("cuMemUnmap", 1, CUDA_ERROR_ILLEGAL_ADDRESS, true);
 	unmap(p);
+	cr_assert(fake_cuda_failed());
+	cr_assert_eq(fake_cuda_calls_of("cuMemUnmap") - calls, 1);
+	close(file);
+	fake_stop();
+	cr_assert_null(fake_cuda_violation());
 }
 
 Test(memory, for_reading_cannot_be_written_where_the_driver_can_tell, .init = begin, .fini = end)
@@ -1075,6 +1136,92 @@ on_stream(on, streams_do_not_wait_for_each_other)
 	ok(synchronize(stream));
 	cr_assert_eq(fake_seen().releases, 2);
 	end_stream(other);
+}
+
+/* A stream that is waited for in vain, once. */
+static void *let_wait_fail(void *arg)
+{
+	sem_wait(&wait_gate.entered);
+	while (fake_seen().acquires + fake_seen().releases < *(unsigned *)arg)
+		sched_yield();
+	sem_post(&wait_gate.leave);
+	return NULL;
+}
+
+on_stream(on, what_was_carried_out_is_no_error_though_the_stream_cannot_be_waited_for, .timeout = 20)
+{
+	CUstream other = new_stream();
+	unsigned wanted = 2;
+	pthread_t thread;
+	struct work w;
+
+	cr_assert_eq(gaia_acquire(at, LENGTH, RW), 0);
+	launch(&w, other, at, 5);
+	cr_assert_eq(gaia_acquire_on(at, LENGTH, RW, other), 0);
+	wait_gate.armed = wait_gate.synchronizes = true;
+	wait_gate.result = CUDA_ERROR_ILLEGAL_ADDRESS;
+	cr_assert_eq(pthread_create(&thread, NULL, let_wait_fail, &wanted), 0);
+	cr_assert_eq(gaia_acquire_on(at, LENGTH, RW, stream), 0);
+	pthread_join(thread, NULL);
+	wait_gate.armed = false;
+	cr_assert_eq(fake_seen().pins, 1, "the other's is still to come");
+	sem_post(&w.go);
+	ok(synchronize(other));
+	cr_assert_eq(fake_seen().acquires, 3);
+	cr_assert_eq(fake_seen().pins, 0);
+	end_stream(other);
+}
+
+on_stream(on, what_failed_is_not_carried_out_later, .timeout = 20)
+{
+	struct work w;
+
+	cr_assert_eq(gaia_acquire(at, LENGTH, RW), 0);
+	launch(&w, stream, at, 5);
+	wait_gate.armed = true;
+	wait_gate.result = CUDA_ERROR_ILLEGAL_ADDRESS;
+	sem_post(&wait_gate.leave);
+	cr_assert_eq(gaia_acquire_on(at, LENGTH, RW, stream), -1);
+	cr_assert_eq(errno, EIO);
+	cr_assert_eq(fake_seen().pins, 0);
+	sem_post(&wait_gate.leave);
+	cr_assert_eq(gaia_release_on(at, LENGTH, stream), -1);
+	cr_assert_eq(errno, EIO);
+	wait_gate.armed = false;
+	/* The stream comes to them after all, and then to this. */
+	cr_assert_eq(gaia_release_on(at, 1, stream), 0);
+	sem_post(&w.go);
+	ok(synchronize(stream));
+	cr_assert_eq(fake_seen().acquires, 1);
+	cr_assert_eq(fake_seen().releases, 1);
+	cr_assert_eq(fake_seen().pins, 0);
+}
+
+static void *acquire_on_all(void *arg)
+{
+	ok(ENTRY(cuCtxSetCurrent, CUcontext)(ctx));
+	return (void *)(intptr_t)gaia_acquire_on(at, LENGTH, RW, stream);
+}
+
+/* Whoever waits in a stream's stead has not looked yet when the mapping ends, and its flags with it. */
+on_stream(on, a_mapping_may_end_while_a_caller_waits_in_a_streams_stead, .timeout = 20)
+{
+	struct cuda_mapping *c = own(at);
+	unsigned char in_core;
+	pthread_t thread;
+	void *flags = c->flag;
+
+	wait_gate.armed = wait_gate.synchronizes = true;
+	cr_assert_eq(pthread_create(&thread, NULL, acquire_on_all, NULL), 0);
+	sem_wait(&wait_gate.entered);
+	while (fake_seen().pins)
+		sched_yield();
+	unmap(at);
+	at = NULL;
+	cr_assert_eq(mincore(flags, GAIA_PAGE, &in_core), -1, "the flags are gone");
+	sem_post(&wait_gate.leave);
+	join(thread);
+	wait_gate.armed = false;
 }
 
 /* ---- errors that come late ---- */
