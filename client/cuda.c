@@ -215,31 +215,6 @@ static CUdeviceptr chunk_at(const struct mapping *m, uint64_t k)
 	return (CUdeviceptr)(m->base + k * GAIA_CHUNK);
 }
 
-/* An error of earlier work, which broke the context: all calls report it, whatever they did. */
-static bool is_of_broken_context(CUresult r)
-{
-	switch (r) {
-	case CUDA_ERROR_DEINITIALIZED:
-	case CUDA_ERROR_ECC_UNCORRECTABLE:
-	case CUDA_ERROR_NVLINK_UNCORRECTABLE:
-	case CUDA_ERROR_ILLEGAL_ADDRESS:
-	case CUDA_ERROR_LAUNCH_TIMEOUT:
-	case CUDA_ERROR_CONTEXT_IS_DESTROYED:
-	case CUDA_ERROR_ASSERT:
-	case CUDA_ERROR_HARDWARE_STACK_ERROR:
-	case CUDA_ERROR_ILLEGAL_INSTRUCTION:
-	case CUDA_ERROR_MISALIGNED_ADDRESS:
-	case CUDA_ERROR_INVALID_ADDRESS_SPACE:
-	case CUDA_ERROR_INVALID_PC:
-	case CUDA_ERROR_LAUNCH_FAILED:
-	case CUDA_ERROR_MPS_CLIENT_TERMINATED:
-	case CUDA_ERROR_EXTERNAL_DEVICE:
-		return true;
-	default:
-		return false;
-	}
-}
-
 /* What it reports may be about earlier work; the chunks are unmapped all the same. */
 static CUresult unmap_run(const struct mapping *m, uint64_t first, unsigned n)
 {
@@ -247,9 +222,10 @@ static CUresult unmap_run(const struct mapping *m, uint64_t first, unsigned n)
 
 	/*
 	 * Other programs (llama.cpp) unmap adjacent mappings together; documented is each alone, and not how a
-	 * driver refuses several. What is unmapped after all is refused once more, which does no harm.
+	 * driver refuses several. What is unmapped after all, as in a broken context, is refused once more,
+	 * which does no harm.
 	 */
-	if (n == 1 || !r || is_of_broken_context(r))
+	if (n == 1 || !r)
 		return r;
 	r = CUDA_SUCCESS;
 	for (unsigned i = 0; i < n; i++) {

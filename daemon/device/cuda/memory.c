@@ -124,38 +124,16 @@ static int scrub(struct cuda *cuda, unsigned first, unsigned n)
 	return clear(cuda, chunk_address(cuda, first), (size_t)n * GAIA_CHUNK);
 }
 
-/* An error of earlier work, which broke the context: all calls report it, whatever they did. */
-static bool is_of_broken_context(CUresult result)
-{
-	switch (result) {
-	case CUDA_ERROR_DEINITIALIZED:
-	case CUDA_ERROR_ECC_UNCORRECTABLE:
-	case CUDA_ERROR_NVLINK_UNCORRECTABLE:
-	case CUDA_ERROR_ILLEGAL_ADDRESS:
-	case CUDA_ERROR_LAUNCH_TIMEOUT:
-	case CUDA_ERROR_CONTEXT_IS_DESTROYED:
-	case CUDA_ERROR_ASSERT:
-	case CUDA_ERROR_HARDWARE_STACK_ERROR:
-	case CUDA_ERROR_ILLEGAL_INSTRUCTION:
-	case CUDA_ERROR_MISALIGNED_ADDRESS:
-	case CUDA_ERROR_INVALID_ADDRESS_SPACE:
-	case CUDA_ERROR_INVALID_PC:
-	case CUDA_ERROR_LAUNCH_FAILED:
-	case CUDA_ERROR_MPS_CLIENT_TERMINATED:
-	case CUDA_ERROR_EXTERNAL_DEVICE:
-		return true;
-	default:
-		return false;
-	}
-}
-
 /* @n chunks that follow one another. After an error the device is off. */
 static void unmap(struct cuda *cuda, unsigned first, unsigned n)
 {
 	CUresult result = cuda->api->cuMemUnmap(chunk_address(cuda, first), (size_t)n * GAIA_CHUNK);
 
-	/* Where only one mapping at a time may be named, whatever the driver calls that. */
-	if (n > 1 && result && !is_of_broken_context(result)) {
+	/*
+	 * Where only one mapping at a time may be named, whatever the driver calls that. In a broken context
+	 * all calls report what broke it; what is unmapped after all is refused once more, which does no harm.
+	 */
+	if (n > 1 && result) {
 		result = CUDA_SUCCESS;
 		for (unsigned i = first; i < first + n; i++)
 			cuda_ended(cuda, cuda->api->cuMemUnmap(chunk_address(cuda, i), GAIA_CHUNK), "cuMemUnmap");
