@@ -176,6 +176,8 @@ def in_a_mount(gaiafs, gaia, way, devices):
                     fault(section, f'{moved} pages were copied, of {row["bytes"]} bytes')
                 if section == 'changed' and moved != row['pages_changed']:
                     fault(section, f'{moved} pages were copied, of {row["pages_changed"]} that had changed')
+                if section in ('changed', 'current', 'streams') and row.get('device') == 'cuda' and not row.get('of_ceiling', 0) > 0:
+                    fault(section, f'no share of a ceiling: {row}')
                 if section == 'current' and moved:
                     fault(section, f'{moved} pages were copied, and nothing had changed')
             if not os.listdir(mnt) == []:
