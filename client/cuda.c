@@ -220,8 +220,12 @@ static CUresult unmap_run(const struct mapping *m, uint64_t first, unsigned n)
 {
 	CUresult r = cuda_api.MemUnmap(chunk_at(m, first), n * (size_t)GAIA_CHUNK), one;
 
-	/* Other programs (llama.cpp) unmap adjacent mappings together; documented is each alone. */
-	if (n == 1 || (r != CUDA_ERROR_INVALID_VALUE && r != CUDA_ERROR_NOT_SUPPORTED))
+	/*
+	 * Other programs (llama.cpp) unmap adjacent mappings together; documented is each alone, and not how a
+	 * driver refuses several. What is unmapped after all, as in a broken context, is refused once more,
+	 * which does no harm.
+	 */
+	if (n == 1 || !r)
 		return r;
 	r = CUDA_SUCCESS;
 	for (unsigned i = 0; i < n; i++) {

@@ -113,20 +113,36 @@ static void CUDA_CB stream_is_here(void *arg)
 	turn_ready(arg);
 }
 
+/* turns_lock is held. The turn that writes @value there, if no stream has come to it; NULL. */
+static struct turn *find_queued(const struct mapping *m, unsigned flag, uint32_t value)
+{
+	struct turn *turn;
+
+	LIST_FOREACH(turn, &m->turns_queued, queued) {
+		const struct cuda_turn *t = (const struct cuda_turn *)turn;
+
+		if (t->flag == flag && t->value == value)
+			break;
+	}
+	return turn;
+}
+
 /* The stream cannot wait: so we do. */
 static int wait_here(struct mapping *m, CUstream stream, unsigned flag, uint32_t value)
 {
 	const struct cuda_mapping *c = m->own;
 	CUresult r = cuda_api.StreamSynchronize(stream);
+	struct turn *left;
 
-	/* In a broken context it may never come to be ready. */
-	if (r)
-		return cuda_errno(r);
 	pthread_mutex_lock(&turns_lock);
+	/* In a broken context the stream may never come to it. If it has, the turn is carried out. */
+	left = r ? find_queued(m, flag, value) : NULL;
+	if (left)
+		turn_abandon(left);
 	while ((int32_t)(c->reached[flag] - value) < 0)
 		pthread_cond_wait(&m->conn->turns.changed, &turns_lock);
 	pthread_mutex_unlock(&turns_lock);
-	return 0;
+	return left ? cuda_errno(r) : 0;
 }
 
 /* In the mapping's context. */

@@ -70,8 +70,8 @@ struct kind_ops {
 	/* Take away those of @n chunks from @first on that are there. Their addresses stay reserved. */
 	int (*clear)(struct mapping *m, uint64_t first, unsigned n);
 
-	/* Have an acquire or release carried out in the order of a stream. NULL: there are no
-	 * streams. */
+	/* Have an acquire or release carried out in the order of a stream; after an error it never is. NULL:
+	 * there are no streams. */
 	int (*queue)(struct mapping *m, const struct gaia_ioc_range *io, bool release,
 		     struct CUstream_st *stream);
 };
@@ -192,9 +192,13 @@ void turn_not_queued(struct turn *t);
 /* The stream has come to it. The turn, from malloc(3), is the thread's now. */
 void turn_ready(struct turn *t);
 /*
+ * turns_lock held. Of one that is queued, and not ready: the driver may keep it for ever, or have it ready at any
+ * time, and nothing comes of it.
+ */
+void turn_abandon(struct turn *t);
+/*
  * Wait until those of the mapping's turns are done that a stream has come to. False: there were others.
- * They are abandoned: the driver may keep them for ever, or have them ready at any time, and
- * nothing comes of it.
+ * They are abandoned.
  */
 bool turns_wait(struct mapping *m);
 

@@ -137,6 +137,15 @@ void turn_ready(struct turn *t)
 	pthread_mutex_unlock(&turns_lock);
 }
 
+void turn_abandon(struct turn *t)
+{
+	LIST_REMOVE(t, queued);
+	/* Whoever waits for it nevertheless goes on. */
+	t->done(t);
+	t->m = NULL;
+	LIST_INSERT_HEAD(&abandoned, t, queued);
+}
+
 bool turns_wait(struct mapping *m)
 {
 	struct turns *ts = &m->conn->turns;
@@ -147,13 +156,8 @@ bool turns_wait(struct mapping *m)
 	while (m->turns_ready)
 		pthread_cond_wait(&ts->changed, &turns_lock);
 	all_ready = LIST_EMPTY(&m->turns_queued);
-	while ((t = LIST_FIRST(&m->turns_queued))) {
-		LIST_REMOVE(t, queued);
-		/* Whoever waits for it nevertheless goes on. */
-		t->done(t);
-		t->m = NULL;
-		LIST_INSERT_HEAD(&abandoned, t, queued);
-	}
+	while ((t = LIST_FIRST(&m->turns_queued)))
+		turn_abandon(t);
 	pthread_cond_broadcast(&ts->changed);
 	pthread_mutex_unlock(&turns_lock);
 	return all_ready;

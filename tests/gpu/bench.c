@@ -1,7 +1,8 @@
 /*
  * bench.c - gpu-bench: what the daemon's device makes of a GPU, as shares of what the GPU can do.
  *
- *	gpu-bench --list | [--quick] [--device sim|cuda] SECTION	see sections.h
+ *	gpu-bench [--beside] --list				see sections.h
+ *	gpu-bench [--quick] [--beside] [--device sim|cuda] SECTION
  *
  * There is no mount, and no page cache: only operations of device.h, and bare calls of the driver beside them.
  */
@@ -24,6 +25,8 @@ struct ceilings ceilings;
 void bench_start(void)
 {
 	log_set_level(LOG_LEVEL_WARN);
+	if (on_sim && beside)
+		does_not_apply("the simulated device has no kernels of other processes to wait for");
 	if (on_sim) {
 		rows_simulated();
 		return;
@@ -340,35 +343,27 @@ static void measure_peer(struct scene *s, unsigned pages_max)
 	second->ops->destroy(second);
 }
 
-void measure_kinds(bool few)
+static void section_kinds(void)
 {
 	static const enum dev_kind kinds[] = { DEV_COPY_IN, DEV_COPY_OUT, DEV_FIND_CHANGED, DEV_PULL,
 					       DEV_COPY_WITHIN, DEV_ARM, DEV_ZERO };
 	unsigned pages_max = quick ? 512 : PAGES_MAX, chunks = quick ? 2 : BENCH_CHUNKS;
-	struct device *dev = bench_device((2 * chunks + 16) * CHUNK);
+	struct device *dev;
 	struct scene s;
 
+	bench_start();
+	dev = bench_device((2 * chunks + 16) * CHUNK);
 	scene_begin(&s, dev, chunks);
 	for (unsigned k = 0; k < ARRAY_LEN(kinds); k++)
 		for (unsigned pages = 1; pages <= pages_max; pages *= pages == 512 ? 32 : 8) {
-			double bare;
+			double bare = bare_us(kinds[k], pages);
 
-			if (few && pages != 512 && (k >= 3 || (pages != 1 && pages != PAGES_MAX)))
-				continue;
-			bare = few ? 0 : bare_us(kinds[k], pages);
 			for (unsigned scattered = 0; scattered < (pages > 1 ? 2 : 1); scattered++)
 				kind_row(&s, NULL, kinds[k], pages, scattered, bare);
 		}
-	if (!few)
-		measure_peer(&s, pages_max);
+	measure_peer(&s, pages_max);
 	scene_end(&s);
 	dev->ops->destroy(dev);
-}
-
-static void section_kinds(void)
-{
-	bench_start();
-	measure_kinds(false);
 }
 
 /* ---- latency ---- */
@@ -518,15 +513,17 @@ static void bare_rows(void)
 	}
 }
 
-void measure_latency(bool few)
+static void section_latency(void)
 {
 	static const enum dev_kind kinds[] = { DEV_COPY_IN, DEV_COPY_OUT, DEV_FIND_CHANGED, DEV_ARM,
 					       DEV_COPY_WITHIN, DEV_PULL, DEV_ZERO };
-	struct device *dev = bench_device(16 * CHUNK);
+	struct device *dev;
 	struct scene s;
 
+	bench_start();
+	dev = bench_device(16 * CHUNK);
 	scene_begin(&s, dev, 2);
-	for (unsigned k = 0; k < (few ? 3 : ARRAY_LEN(kinds)); k++)
+	for (unsigned k = 0; k < ARRAY_LEN(kinds); k++)
 		latency_row(&s, kinds[k]);
 	for (unsigned k = 0; k < 3; k++)
 		queue_row(&s, kinds[k]);
@@ -535,22 +532,15 @@ void measure_latency(bool few)
 	dev->ops->destroy(dev);
 }
 
-static void section_latency(void)
-{
-	bench_start();
-	measure_latency(false);
-}
-
 static const struct section sections[] = {
-	{ "kinds", 25, section_kinds },
-	{ "latency", 6, section_latency },
-	{ "detect", 25, section_detect },
-	{ "pieces", 15, section_pieces },
-	{ "busy", 33, section_busy },
-	{ "memory", 6, section_memory },
-	{ "slabs", 5, section_slabs },
-	{ "both_ways", 5, section_both_ways },
-	{ NULL, 0, NULL },
+	{ "kinds", 30, 40, section_kinds },
+	{ "latency", 8, 15, section_latency },
+	{ "detect", 35, 40, section_detect },
+	{ "pieces", 20, 30, section_pieces },
+	{ "memory", 8, 12, section_memory },
+	{ "slabs", 6, 10, section_slabs },
+	{ "both_ways", 6, 10, section_both_ways },
+	{ NULL, 0, 0, NULL },
 };
 
 int main(int argc, char **argv)

@@ -62,13 +62,7 @@ double bytes_of(enum dev_kind kind, unsigned pages);
 void put_rate(double bytes, double us, double ceiling);
 const char *kind_name(enum dev_kind kind);
 
-/* The sections that `busy` runs again, smaller. */
-void measure_kinds(bool few);
-void measure_latency(bool few);
-void measure_both_ways(bool few);
-void measure_memory(bool few);
 /* detect.c */
-void measure_detect(bool few);
 void section_detect(void);
 
 /* pieces.c */
@@ -76,8 +70,5 @@ void section_pieces(void);
 void section_both_ways(void);
 void section_memory(void);
 void section_slabs(void);
-
-/* busy.c */
-void section_busy(void);
 
 #endif

@@ -1,7 +1,8 @@
 /*
  * ceilings.c - what a machine with a GPU can do, by bare calls of the driver.
  *
- *	gpu-ceilings --list | [--quick] SECTION		see sections.h
+ *	gpu-ceilings [--beside] --list			see sections.h
+ *	gpu-ceilings [--quick] [--beside] SECTION
  *	gpu-ceilings --gpus				how many there are
  *	gpu-ceilings --machine				a row about GPU 0 and the driver
  *	gpu-ceilings --hold				keeps a context until standard input ends
@@ -365,19 +366,19 @@ static int hold(void)
 }
 
 static const struct section sections[] = {
-	{ "copies", 8, section_copies },
-	{ "chunks", 8, section_chunks },
-	{ "launches", 3, section_launches },
-	{ "within", 4, section_within },
-	{ "host_access", 6, section_host_access },
-	{ "registration", 8, section_registration },
-	{ "both_ways", 4, section_both_ways },
-	{ "batched", 10, section_batched },
-	{ "allocations", 4, section_allocations },
-	{ "between", 3, section_between },
-	{ "events", 3, section_events },
-	{ "alive", 24, section_alive },
-	{ NULL, 0, NULL },
+	{ "copies", 8, 0, section_copies },
+	{ "chunks", 8, 15, section_chunks },
+	{ "launches", 3, 0, section_launches },
+	{ "within", 4, 0, section_within },
+	{ "host_access", 6, 0, section_host_access },
+	{ "registration", 8, 12, section_registration },
+	{ "both_ways", 4, 0, section_both_ways },
+	{ "batched", 10, 15, section_batched },
+	{ "allocations", 4, 8, section_allocations },
+	{ "between", 3, 0, section_between },
+	{ "events", 3, 0, section_events },
+	{ "alive", 24, 35, section_alive },
+	{ NULL, 0, 0, NULL },
 };
 
 int main(int argc, char **argv)

@@ -9,6 +9,7 @@ numbers are numbers; it says that it is simulated.
     --mount GAIAFS GAIA WAY DEVICE...
                             in a mount of its own, with --cpu-cache WAY: also that each row says so, and
                             what the mount counted; 77 where there can be no mount
+    --beside                beside another process: each row says so, and the last one what it cost that one
     --waits SECTION         only: where cuMemUnmap waits for what runs, the section's row says so"""
 import contextlib
 import ctypes
@@ -70,8 +71,16 @@ def check_cached(rows):
             fault(row['section'], f'of a cache of {L2} bytes: {row}')
 
 
+def check_beside(section, rows):
+    if not all('of another process' in row.get('beside', '') for row in rows):
+        fault(section, f'a row does not say beside what: {rows}')
+    last = rows[-1] if rows else {}
+    if not (last.get('alone_per_s', 0) > 0 and last.get('kernels_per_s', 0) > 0 and last.get('slowdown', 0) > 0):
+        fault(section, f'what did it cost the other process? {last}')
+
+
 def sections():
-    listed = subprocess.run([program, '--list'], stdout=subprocess.PIPE, text=True, check=True).stdout
+    listed = subprocess.run([program, *[o for o in options if o == '--beside'], '--list'], stdout=subprocess.PIPE, text=True, check=True).stdout
     table = [line.split(' ') for line in listed.splitlines()]
     if not table or any(len(entry) != 2 or not entry[1].isdigit() for entry in table):
         sys.exit(f'--list: {listed}')
@@ -91,6 +100,8 @@ def whole(arguments=()):
             print(f'{section}: {len(rows)} rows, {sum("not_run" in row for row in rows)} of them not run')
         if section == 'kinds':
             check_cached(rows)
+        if '--beside' in options:
+            check_beside(section, rows)
     return all_rows
 
 
@@ -165,6 +176,8 @@ def in_a_mount(gaiafs, gaia, way, devices):
                     fault(section, f'{moved} pages were copied, of {row["bytes"]} bytes')
                 if section == 'changed' and moved != row['pages_changed']:
                     fault(section, f'{moved} pages were copied, of {row["pages_changed"]} that had changed')
+                if section in ('changed', 'current', 'streams') and row.get('device') == 'cuda' and not row.get('of_ceiling', 0) > 0:
+                    fault(section, f'no share of a ceiling: {row}')
                 if section == 'current' and moved:
                     fault(section, f'{moved} pages were copied, and nothing had changed')
             if not os.listdir(mnt) == []:

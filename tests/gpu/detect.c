@@ -106,14 +106,16 @@ static void put(struct many *m, enum dev_kind kind, unsigned n, const char *how,
 	row_end();
 }
 
-void measure_detect(bool few)
+void section_detect(void)
 {
 	static const unsigned gib[] = { 1, 4, 16, 64 };
-	unsigned per_gib = quick ? 4 : (unsigned)(GIB / CHUNK), steps = few ? 1 : quick ? 2 : 4;
-	uint64_t room = on_sim ? 64 * MIB : gpu_free() / 10 * 9;
+	unsigned per_gib = quick ? 4 : (unsigned)(GIB / CHUNK), steps = quick ? 2 : 4;
 	struct many m = { .most = gib[steps - 1] * per_gib };
 	double took_us = 0;
+	uint64_t room;
 
+	bench_start();
+	room = on_sim ? 64 * MIB : gpu_free() / 10 * 9;
 	/* A few for the device itself, which keeps some ready. */
 	m.dev = bench_device(MIN((uint64_t)m.most + 32, room / CHUNK) * CHUNK);
 	m.mem = xcalloc(m.most, sizeof(*m.mem));
@@ -139,25 +141,11 @@ void measure_detect(bool few)
 		put(&m, DEV_FIND_CHANGED, n, "one operation", one_operation);
 		put(&m, DEV_FIND_CHANGED, n, "an operation a chunk, submitted at once", all_at_once);
 		/* Beside another process each may wait for that one's kernel. */
-		if (gib[i] <= 16)
-			put(&m, DEV_FIND_CHANGED, few ? MIN(n, 64) : n,
+		if (beside ? i == 0 : gib[i] <= 16)
+			put(&m, DEV_FIND_CHANGED, beside ? MIN(n, 64) : n,
 			    "an operation a chunk, one after the other", one_by_one);
 		if (i == 0)
 			put(&m, DEV_ARM, n, "one operation", one_operation);
 	}
-	if (!few)
-		_exit(0); /* the rows are out, and freeing takes as long as allocating did */
-	for (unsigned i = 0; i < m.n; i++)
-		m.dev->ops->free(m.dev, m.mem[i]);
-	m.dev->ops->destroy(m.dev);
-	free(m.mem);
-	free(m.runs);
-	free(m.ops);
-	free(m.changed);
-}
-
-void section_detect(void)
-{
-	bench_start();
-	measure_detect(false);
+	section_done(); /* freeing takes as long as allocating did */
 }

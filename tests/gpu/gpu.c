@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "neighbour.h"
+
 CUmemAllocationProp chunk_prop = {
 	.type = CU_MEM_ALLOCATION_TYPE_PINNED,
 	.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
@@ -36,6 +38,7 @@ void gpu_start(void)
 		does_not_apply("%s", why);
 	if (!cu.DeviceGetAttribute(&rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, 0) && rdma)
 		chunk_prop.allocFlags.gpuDirectRDMACapable = 1;
+	neighbour_begin();
 }
 
 int gpu_count(void)
@@ -129,6 +132,7 @@ struct ceilings measure_ceilings(void)
 	if (cu.DeviceGetAttribute(&l2, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, 0))
 		l2 = 0;
 	c.l2 = l2;
+	neighbour_pause();
 	to = new_memory(within);
 	from = new_memory(read);
 	host = new_pinned(over_bus);
@@ -145,5 +149,6 @@ struct ceilings measure_ceilings(void)
 	CU(MemFree(to));
 	CU(MemFree(sink));
 	CU(StreamDestroy(s));
+	neighbour_resume();
 	return c;
 }

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "../../client/wire.h"
@@ -105,7 +106,22 @@ static void ask_mount(void)
 	json_decref(status);
 }
 
-void mount_start(bool ceilings)
+/* Asked for its attributes the kernel may not answer itself. */
+static double measure_trip(void)
+{
+	struct samples us = { .n = 0 };
+	struct statx of;
+
+	for (struct repeat r = repeat(50); again(&r);) {
+		double t0 = now_us();
+
+		must(statx(dir_fd, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, &of) == 0, "statx");
+		took(&r, &us, now_us() - t0);
+	}
+	return median(&us);
+}
+
+void mount_start(void)
 {
 	static struct gaia_device_info device;
 	int n;
@@ -123,6 +139,7 @@ void mount_start(bool ceilings)
 	the_mount.simulated = device.simulated;
 	become_client(dir_fd);
 	ask_mount();
+	the_mount.trip_us = measure_trip();
 	rows_label("cpu_cache", the_mount.cpu_cache);
 	rows_label("device", device.kind);
 	if (the_mount.simulated) {
@@ -131,8 +148,7 @@ void mount_start(bool ceilings)
 	}
 	gpu_start();
 	stream = new_stream();
-	if (ceilings)
-		the_mount.ceilings = measure_ceilings();
+	the_mount.ceilings = measure_ceilings();
 }
 
 /* ---- files ---- */
@@ -361,6 +377,19 @@ void put_timing(struct timing *t, const struct file *f, const char *what, double
 		row_rate(bytes, median(&t->us), ceiling);
 }
 
+void put_least(double us, struct least least)
+{
+	const struct ceilings *c = &the_mount.ceilings;
+	double at_least = least.trips * the_mount.trip_us;
+
+	if ((least.set > 0 && c->set <= 0) || (least.read > 0 && c->read <= 0))
+		return;
+	at_least += least.set > 0 ? least.set / c->set / 1e3 : 0;
+	at_least += least.read > 0 ? least.read / c->read / 1e3 : 0;
+	row_number("ceiling_us", at_least);
+	row_number("of_ceiling", at_least / us);
+}
+
 void end_timing(struct timing *t)
 {
 	const char *name;
@@ -377,17 +406,17 @@ void end_timing(struct timing *t)
 }
 
 static const struct section sections[] = {
-	{ "first_touch", 10, section_first_touch },
-	{ "release", 6, section_release },
-	{ "current", 4, section_current },
-	{ "changed", 6, section_changed },
-	{ "stale", 6, section_stale },
-	{ "streams", 6, section_streams },
-	{ "reads", 5, section_reads },
-	{ "first_map", 8, section_first_map },
-	{ "devices", 5, section_devices },
-	{ "evict", 10, section_evict },
-	{ NULL, 0, NULL },
+	{ "first_touch", 10, 0, section_first_touch },
+	{ "release", 6, 0, section_release },
+	{ "current", 5, 0, section_current },
+	{ "changed", 7, 0, section_changed },
+	{ "stale", 6, 0, section_stale },
+	{ "streams", 7, 0, section_streams },
+	{ "reads", 5, 0, section_reads },
+	{ "first_map", 8, 0, section_first_map },
+	{ "devices", 5, 0, section_devices },
+	{ "evict", 10, 0, section_evict },
+	{ NULL, 0, 0, NULL },
 };
 
 int main(int argc, char **argv)

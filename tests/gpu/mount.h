@@ -26,13 +26,11 @@ extern struct mount {
 	uint64_t capacity; /* of the first device */
 	uint64_t home;	   /* its budget */
 	struct ceilings ceilings; /* 0: not measured */
+	double trip_us;		  /* one request to the daemon that does nearly nothing */
 } the_mount;
 
-/*
- * What every section begins with: asks the mount of the program's argument, and labels all rows. Without @ceilings
- * they are not measured, which takes a while.
- */
-void mount_start(bool ceilings);
+/* What every section begins with: asks the mount of the program's argument, measures, and labels all rows. */
+void mount_start(void);
 
 /* Ends the section where a call fails; errno says why. */
 void must(bool ok, const char *what);
@@ -88,6 +86,16 @@ void timing_end(struct timing *t, const struct repeat *r);
 
 /* A row without its end: the samples, and the rate of @bytes (0: none). */
 void put_timing(struct timing *t, const struct file *f, const char *what, double bytes, double ceiling);
+/*
+ * For what is no rate: the least that it can take is @trips requests, one after the other, and @set bytes written and
+ * @read bytes read by the GPU.
+ */
+struct least {
+	double trips, set, read;
+};
+/* Beside @us: the ceiling, and the share of it. Nothing where it was not measured. */
+void put_least(double us, struct least least);
+
 /* With its end; forgets the counters. */
 void end_timing(struct timing *t);
 

@@ -27,7 +27,7 @@ void section_first_touch(void)
 	unsigned char *p;
 	double ceiling;
 
-	mount_start(true);
+	mount_start();
 	ceiling = the_mount.ceilings.to_device;
 	file_begin(&f, usual_size(), FILE_OF_DATA);
 	p = map(&f, f.bytes, 0);
@@ -68,7 +68,7 @@ void section_stale(void)
 	struct file f;
 	unsigned char *p;
 
-	mount_start(true);
+	mount_start();
 	file_begin(&f, usual_size(), FILE_OF_A_HOLE);
 	p = map(&f, f.bytes, 0);
 	acquire(p, f.bytes, PROT_READ);
@@ -89,7 +89,7 @@ void section_current(void)
 	struct file f;
 	unsigned char *p;
 
-	mount_start(false);
+	mount_start();
 	file_begin(&f, usual_size(), FILE_OF_A_HOLE);
 	p = map(&f, f.bytes, 0);
 	for (size_t n = PAGE; n <= f.bytes; n = n < CHUNK ? CHUNK : n * 4) {
@@ -108,12 +108,16 @@ void section_current(void)
 		});
 		put_timing(&again_, &f, "acquire again, nothing changed", 0, 0);
 		row_number("bytes", (double)n);
+		put_least(median(&again_.us), (struct least){ .trips = 1 });
 		end_timing(&again_);
 		put_timing(&anew, &f, "acquire for reading and release, nothing changed", 0, 0);
 		row_number("bytes", (double)n);
+		put_least(median(&anew.us), (struct least){ .trips = 2 });
 		end_timing(&anew);
 		put_timing(&write, &f, "acquire for writing and release, nothing changed", 0, 0);
 		row_number("bytes", (double)n);
+		/* The device is asked what has changed. */
+		put_least(median(&write.us), (struct least){ .trips = 2, .read = (double)n });
 		end_timing(&write);
 	}
 	unmap(p, f.bytes);
@@ -134,7 +138,7 @@ void section_changed(void)
 	struct file f;
 	unsigned char *p;
 
-	mount_start(false);
+	mount_start();
 	file_begin(&f, usual_size(), FILE_OF_A_HOLE);
 	p = map(&f, f.bytes, 0);
 	acquire(p, f.bytes, PROT_READ);
@@ -143,7 +147,8 @@ void section_changed(void)
 		int value = 1;
 
 		TIME(&t, 9, write_scattered(&f, pages, ++value), acquire(p, f.bytes, PROT_READ));
-		put_timing(&t, &f, "acquire, scattered pages changed", 0, 0);
+		put_timing(&t, &f, "acquire, scattered pages changed", (double)(pages * PAGE),
+			   the_mount.ceilings.to_device);
 		row_number("pages_changed", (double)pages);
 		row_number("of_bytes", (double)f.bytes);
 		end_timing(&t);
@@ -162,7 +167,7 @@ void section_release(void)
 	unsigned char *p;
 	int value = 1;
 
-	mount_start(true);
+	mount_start();
 	file_begin(&f, usual_size(), FILE_OF_A_HOLE);
 	p = map(&f, f.bytes, 0);
 	TIME(&reading, 15, acquire(p, f.bytes, PROT_READ), release(p, f.bytes));
@@ -210,7 +215,7 @@ void section_reads(void)
 	unsigned char *p;
 	int value = 1;
 
-	mount_start(true);
+	mount_start();
 	file_begin(&f, usual_size(), FILE_OF_A_HOLE);
 	p = map(&f, f.bytes, 0);
 	TIME(&in_order, 7, {
@@ -275,7 +280,7 @@ void section_first_map(void)
 {
 	struct file f;
 
-	mount_start(true);
+	mount_start();
 	file_begin(&f, file_size(quick ? 8 * MIB : GIB), FILE_OF_A_HOLE);
 	bring_home(&f, f.bytes);
 	for (size_t n = PAGE; n <= f.bytes; n = n < CHUNK ? CHUNK : n * 8) {

@@ -14,7 +14,7 @@ failed=0
 for command in "client/examples/cuda-histogram $dir/file" "client/examples/cuda-two_writers $dir/file $dir/out" \
 	"client/examples/cuda-stencil $dir/grid" "tests/gpu/gpu-random cuda" \
 	"tests/gpu/gpu-ceilings copies" "tests/gpu/gpu-ceilings chunks" "tests/gpu/gpu-bench kinds" \
-	"tests/gpu/gpu-bench busy" "tests/gpu/gpu-stalls kernel" "tests/gpu/gpu-stalls other"; do
+	"tests/gpu/gpu-bench --beside kinds" "tests/gpu/gpu-stalls kernel" "tests/gpu/gpu-stalls other"; do
 	[ -x "$build/${command%% *}" ] || continue
 	# shellcheck disable=SC2086 # words
 	"$build"/$command < /dev/null > "$dir/said" 2> "$dir/error"

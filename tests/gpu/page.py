@@ -15,7 +15,7 @@ import tempfile
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "bench", "lib"))
 from plot import COLOURS, block, quote  # noqa: E402
 
-PHASES = ["ceilings", "bench", "stalls", "right", "mount", "litmus", "history", "sanitizer", "ncu"]
+PHASES = ["ceilings", "bench", "stalls", "right", "mount", "busy", "litmus", "history", "sanitizer", "ncu"]
 # What a curve may be drawn over, the most telling first.
 SIZES = ["bytes", "pages", "piece_bytes", "chunks", "live_chunks", "pieces", "runs"]
 SHARES_SHOWN, PANELS_SHOWN, CURVES_SHOWN = 160, 16, 10
@@ -149,7 +149,7 @@ def labels(row):
     for key, v in row.items():
         if key + "_p10" in row:
             break
-        if isinstance(v, str) and key not in ("section", "what", "cpu_cache", "device"):
+        if isinstance(v, str) and key not in ("section", "what", "cpu_cache", "device", "beside"):
             out.append(v)
     return out
 
@@ -216,6 +216,32 @@ def stalls(phases):
     if not seen:
         return []
     return ["## Calls that wait for what runs" + (" (SIMULATED)" if simulated else ""), ""] + (out or ["None of %d." % seen]) + [""]
+
+
+def beside(phases):
+    """What another process's kernels cost us, by the rows that both runs have, and what we cost it."""
+    def times(phase, section):
+        return {(name, row["what"], *labels(row), *(amount(row, key) for key in SIZES if numeric(row, key))): us
+                for row in section.rows for name, us in row.items()
+                if (name == "us" or name.endswith("_us")) and numeric(row, name) and us > 0}
+
+    busy = next((p for p in phases if p.name == "busy"), None)
+    alone = {"%s/%s" % (p.name, s.name): times(p, s) for p in phases for s in p.sections.values()}
+    out = []
+    for s in busy.sections.values() if busy else []:
+        slowdown = next((row["slowdown"] for row in s.rows if numeric(row, "slowdown")), None)
+        longer = sorted(us / alone[s.name][key] for key, us in times(busy, s).items() if key in alone.get(s.name, {}))
+        if slowdown is None and not longer:
+            continue
+        out.append("| %s | %s | %s | %s |" % (
+            cell(s.name), len(longer), "%s (%s to %s)" % (number(longer[len(longer) // 2]), number(longer[0]),
+                                                         number(longer[-1])) if longer else "not measured alone",
+            number(slowdown) if slowdown is not None else "-"))
+    if not out:
+        return []
+    return ["## Beside another process's kernels" + (" (SIMULATED)" if busy.simulated else ""), "",
+            "| section | times | ours takes so many times as long: the median (all) | its kernels are slower by |",
+            "| --- |" + " ---: |" * 3] + out + [""]
 
 
 def facts(phases):
@@ -399,7 +425,7 @@ def page(directory):
         seconds = sum(s.seconds or 0 for s in phase.sections.values())
         out.append("| %s%s | %d | %s | %.0f |" % (phase.name, " (SIMULATED)" if phase.simulated else "",
                                                  len(phase.sections), " | ".join(map(str, counts)), seconds))
-    out += [""] + stalls(phases)
+    out += [""] + stalls(phases) + beside(phases)
     out += ["## Shares of the ceilings%s" % (" (SIMULATED)" if any(simulated) else ""), ""] if shares(phases) else []
     out += plots(phases, directory)
     for phase in phases:

@@ -143,13 +143,14 @@ static void await(unsigned n)
 		die("a copy failed: %s", strerror(-both_err));
 }
 
-void measure_both_ways(bool few)
+void section_both_ways(void)
 {
 	static struct dev_run in_runs[BENCH_CHUNKS], out_runs[BENCH_CHUNKS];
-	unsigned chunks = quick ? 2 : few ? 8 : 32;
+	unsigned chunks = quick ? 2 : 32;
 	struct device *dev;
 	struct scene s;
 
+	bench_start();
 	sem_init(&both_done, 0, 0);
 	dev = bench_device((2 * chunks + 16) * CHUNK);
 	scene_begin(&s, dev, chunks);
@@ -190,12 +191,6 @@ void measure_both_ways(bool few)
 	}
 	scene_end(&s);
 	dev->ops->destroy(dev);
-}
-
-void section_both_ways(void)
-{
-	bench_start();
-	measure_both_ways(false);
 }
 
 /* ---- memory ---- */
@@ -269,17 +264,11 @@ static void memory_rows(bool exported, unsigned rounds)
 	dev->ops->destroy(dev);
 }
 
-void measure_memory(bool few)
-{
-	memory_rows(true, few || quick ? 1 : 3);
-	if (!few)
-		memory_rows(false, quick ? 1 : 3);
-}
-
 void section_memory(void)
 {
 	bench_start();
-	measure_memory(false);
+	memory_rows(true, quick ? 1 : 3);
+	memory_rows(false, quick ? 1 : 3);
 }
 
 /* ---- slabs ---- */

@@ -15,6 +15,20 @@ by_program() {
 	done
 }
 
+# On the played driver in every rehearsal: a simulated device has no kernels of another process.
+phase_busy() {
+	local section program
+	if [ -n "$exclusive" ]; then
+		# shellcheck disable=SC2086 # words
+		not_run "the GPU takes one process only: its compute mode is not the default (nvidia-smi -c 0)" ${names[busy]}
+		return
+	fi
+	for section in ${names[busy]}; do
+		program=gpu-${section%%/*}
+		section "$section" "${limits[$program --beside/${section#*/}]}" "$bin/$program$played" "${quick[@]}" --beside "${section#*/}"
+	done
+}
+
 # How many tests Criterion says it ran.
 criterion_counts() {
 	local line
@@ -216,7 +230,7 @@ phase_history() {
 	if [ ! -c /dev/fuse ]; then
 		not_run "there is no /dev/fuse" history
 	else
-		section history 85 "${words[@]}" "$bin/history" --seconds "$([ -n "$rehearse" ] && echo 3 || echo 40)" --seed 1
+		section history 75 "${words[@]}" "$bin/history" --seconds "$([ -n "$rehearse" ] && echo 3 || echo 40)" --seed 1
 	fi
 }
 

@@ -15,11 +15,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "neighbour.h"
 #include "rows.h"
 
 #define FDS_AT_ONCE 64u
 
 bool quick;
+bool beside;
 const char *argument;
 
 static const char *program = "measure";
@@ -153,7 +155,7 @@ void hear_fds(int sock, int *fd, unsigned n)
 
 static int usage(const struct section *table)
 {
-	fprintf(stderr, "usage: %s --list | [--quick] SECTION [ARGUMENT]; sections:", program);
+	fprintf(stderr, "usage: %s [--beside] --list | [--quick] [--beside] SECTION [ARGUMENT]; sections:", program);
 	for (; table->name; table++)
 		fprintf(stderr, " %s", table->name);
 	fprintf(stderr, "\n");
@@ -171,19 +173,33 @@ static void raise_limits(void)
 	(void)setrlimit(RLIMIT_NOFILE, &limit);
 }
 
+static int list(const struct section *table)
+{
+	for (; table->name; table++)
+		if (!beside || table->beside)
+			printf("%s %u\n", table->name, beside ? table->beside : table->seconds);
+	return fflush(stdout) ? 1 : 0;
+}
+
+void section_done(void)
+{
+	neighbour_end();
+	_exit(0); /* no driver may hang in its own end */
+}
+
 int sections_main(const char *name, const struct section *table, int argc, char **argv)
 {
 	const char *section = NULL;
+	bool list_only = false;
 
 	program = name;
-	if (argc == 2 && !strcmp(argv[1], "--list")) {
-		for (; table->name; table++)
-			printf("%s %u\n", table->name, table->seconds);
-		return fflush(stdout) ? 1 : 0;
-	}
 	for (int i = 1; i < argc; i++) {
 		if (!strcmp(argv[i], "--quick"))
 			quick = true;
+		else if (!strcmp(argv[i], "--beside"))
+			beside = true;
+		else if (!strcmp(argv[i], "--list"))
+			list_only = true;
 		else if (argv[i][0] == '-')
 			return usage(table);
 		else if (!section)
@@ -193,6 +209,8 @@ int sections_main(const char *name, const struct section *table, int argc, char 
 		else
 			return usage(table);
 	}
+	if (list_only)
+		return list(table);
 	if (!section)
 		return usage(table);
 	while (table->name && strcmp(table->name, section) != 0)
@@ -201,8 +219,14 @@ int sections_main(const char *name, const struct section *table, int argc, char 
 		fprintf(stderr, "%s: there is no section %s\n", program, section);
 		return 2;
 	}
+	if (beside && !table->beside) {
+		fprintf(stderr, "%s: section %s is not for --beside\n", program, section);
+		return 2;
+	}
 	raise_limits();
 	rows_section(table->name);
+	if (beside)
+		neighbour_fork();
 	table->run();
-	_exit(0); /* the rows are out: no driver may hang in its own end */
+	section_done();
 }

@@ -1,8 +1,10 @@
 /*
  * sections.h - a measuring program: sections, each of which is run by a process of its own.
  *
- *	PROGRAM --list				NAME SECONDS, a line a section, in order of worth
- *	PROGRAM [--quick] SECTION [ARGUMENT]	rows on standard output (rows.h)
+ *	PROGRAM [--beside] --list			NAME SECONDS, a line a section, in order of worth
+ *	PROGRAM [--quick] [--beside] SECTION [ARGUMENT]	rows on standard output (rows.h)
+ *
+ * With --beside another process uses the GPU at the same time (neighbour.h); there are fewer sections.
  *
  * Exit status: 0 done; 77 does not apply here; else failed. In both cases the last line on standard
  * error says why. Whoever runs a section ends it when it takes longer than SECONDS: a call of a driver
@@ -15,17 +17,22 @@
 
 /* Few repetitions, and small: to see that it works. */
 extern bool quick;
+extern bool beside;
 /* What followed the section's name; NULL. */
 extern const char *argument;
 
 struct section {
 	const char *name;
 	unsigned seconds; /* its limit, on a machine with a GPU */
+	unsigned beside;  /* the same with --beside; 0: there it is left out */
 	void (*run)(void);
 };
 
 /* @table ends with a section without a name. */
 int sections_main(const char *program, const struct section *table, int argc, char **argv);
+
+/* Ends a section whose rows are out, without giving back what it has: run() need not return. */
+void section_done(void) __attribute__((noreturn));
 
 /* One line on standard error, and exit 1. */
 void die(const char *fmt, ...) __attribute__((format(printf, 1, 2), noreturn));

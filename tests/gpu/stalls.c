@@ -688,12 +688,12 @@ static void section_round_trip(void)
 }
 
 static const struct section sections[] = {
-	{ "other", 20, section_other },
-	{ "kernel", 25, section_kernel },
-	{ "wait", 15, section_wait },
-	{ "round_trip", 6, section_round_trip },
-	{ "assumptions", 24, section_assumptions },
-	{ NULL, 0, NULL },
+	{ "other", 20, 0, section_other },
+	{ "kernel", 25, 0, section_kernel },
+	{ "wait", 15, 0, section_wait },
+	{ "round_trip", 6, 0, section_round_trip },
+	{ "assumptions", 24, 0, section_assumptions },
+	{ NULL, 0, 0, NULL },
 };
 
 int main(int argc, char **argv)

@@ -146,6 +146,15 @@ static void read_environment(struct fake_cuda_config *config)
 
 /* ---- for tests ---- */
 
+const struct fake_cuda_config *fake_cuda_mode(void)
+{
+	pthread_mutex_lock(&fake.lock);
+	if (!fake.configured)
+		read_environment(&fake.config);
+	pthread_mutex_unlock(&fake.lock);
+	return &fake.config;
+}
+
 void fake_cuda_reset(const struct fake_cuda_config *config)
 {
 	static const struct fake init = { .lock = PTHREAD_MUTEX_INITIALIZER,

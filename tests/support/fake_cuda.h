@@ -14,7 +14,9 @@
  * the stream comes to it, at once on an idle stream, until the copy lands.
  *
  * Calls that end something (free, unmap, destroy, release, unregister) take effect even when
- * they are made to fail: on a real device they report earlier errors like that. (But see broken_frees.)
+ * they are made to fail: on a real device they report earlier errors like that. (But see broken_frees. And a
+ * cuMemUnmap() of several mappings that fails where no context is broken has refused them. In a broken one nobody can
+ * tell, and to unmap once more what is not mapped breaks no rule.)
  */
 #ifndef GAIA_TESTS_FAKE_CUDA_H
 #define GAIA_TESTS_FAKE_CUDA_H
@@ -144,6 +146,9 @@ struct fake_cuda_config {
  * cuIpcGetEventHandle() and cuIpcOpenEventHandle() are simulated: each end has an event of its
  * own.
  */
+
+/* What it is configured as, and in which modes it is. */
+const struct fake_cuda_config *fake_cuda_mode(void);
 
 /* Before the first call, and again between tests; nothing may be alive. Default: one GPU of 64 MiB. */
 void fake_cuda_reset(const struct fake_cuda_config *config);

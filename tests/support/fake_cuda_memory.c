@@ -490,7 +490,7 @@ static CUresult fake_mem_unmap(CUdeviceptr ptr, size_t size)
 	CUresult err = fake_enter("cuMemUnmap");
 	struct fake_mapping *m, *next;
 	char *at = (char *)ptr;
-	bool good, any;
+	bool good, any, gone, several = false;
 	unsigned access;
 
 	if (!fake_takes_effect(err, mapped_gpus(at, size)))
@@ -498,17 +498,15 @@ static CUresult fake_mem_unmap(CUdeviceptr ptr, size_t size)
 	if (fake.config.unmap_waits)
 		fake_wait_gpus(mapped_gpus(at, size));
 	pthread_mutex_lock(&fake.lock);
-	if (fake.config.single_unmaps) {
-		TAILQ_FOREACH(m, &fake.mappings, link)
-			if (m->at == at && m->size < size)
-				break;
-		if (m) {
-			pthread_mutex_unlock(&fake.lock);
-			return CUDA_ERROR_INVALID_VALUE;
-		}
+	TAILQ_FOREACH(m, &fake.mappings, link)
+		several |= m->at == at && m->size < size;
+	if (several && (fake.config.single_unmaps || (err && !fake.broken))) {
+		pthread_mutex_unlock(&fake.lock);
+		return err ? err : CUDA_ERROR_INVALID_VALUE;
 	}
 	any = mapped_bytes(at, size, &access) > 0;
 	good = size && mapped_bytes(at, size, &access) == size;
+	gone = fake.broken && !any;
 	TAILQ_FOREACH(m, &fake.mappings, link)
 		good &= !overlaps(at, size, m->at, m->size) || (m->at >= at && m->at + m->size <= at + size);
 	for (m = TAILQ_FIRST(&fake.mappings); good && m; m = next) {
@@ -517,7 +515,7 @@ static CUresult fake_mem_unmap(CUdeviceptr ptr, size_t size)
 			end_mapping(m);
 	}
 	pthread_mutex_unlock(&fake.lock);
-	if (good)
+	if (good || (err && gone))
 		return err;
 	return any ? fake_refuse(CUDA_ERROR_INVALID_VALUE, "cuMemUnmap of what are not whole mappings") :
 		     fake_refuse_gone(CUDA_ERROR_INVALID_VALUE, "cuMemUnmap of what is not mapped");

@@ -108,6 +108,7 @@ Test(ahead, a_small_home_will_do)
 		client_end(cl);
 		cache_check(rig->cache);
 		cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+		rig_importers_gone();
 	}
 	cr_assert_eq(counter_value(CTR_home_overcommit), beyond);
 	end();
@@ -160,6 +161,7 @@ Test(ahead, a_read_that_fails_once_is_tried_again_at_its_turn)
 		cr_assert_eq(client_release(cl, 0, LEN), 0);
 		cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
 		cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+		rig_importers_gone();
 	}
 	/* The first chunk's turn has come. */
 	cr_assert_eq(failed, 2);
@@ -193,6 +195,7 @@ static void *read_across(void *arg)
 static void *cut_and_extend(void *arg)
 {
 	while (!atomic_load(&over)) {
+		rig_importers_gone();
 		cr_assert_eq(cpu_truncate(kf, LEN - GAIA_CHUNK - 10), 0);
 		cr_assert_eq(cpu_truncate(kf, LEN), 0);
 		sched_yield();
@@ -275,6 +278,7 @@ static void *acquire_again(void *arg)
 		cr_assert_eq(client_release(cl, 0, LEN), 0);
 		/* Else there would be nothing to read. */
 		(void)cache_evict(kf->cfile, *(unsigned *)arg, 0, 0);
+		rig_importers_gone();
 	}
 	client_end(cl);
 	return NULL;

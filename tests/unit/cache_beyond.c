@@ -377,3 +377,28 @@ Test(beyond_the_end, an_acquire_that_fails_holds_nothing)
 		end();
 	}
 }
+
+/* Chunks that the file had, and that the client maps still, are noted in runs, of which an acquire to come has no end. */
+Test(beyond_the_end, an_acquire_to_come_has_not_any_number_of_parts)
+{
+	const uint64_t length = 130 * GAIA_CHUNK, last = 128 * GAIA_CHUNK;
+	struct client *cl;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 70 }, length);
+	cl = client_create(kf, 0, GAIA_PROT_RW, length);
+	for (uint64_t off = 0; off <= last; off += 2 * GAIA_CHUNK)
+		acquire(cl, off, 1, GAIA_PROT_READ);
+	cr_assert_eq(client_release(cl, 0, length), 0);
+	cr_assert_eq(cpu_truncate(kf, 0), 0);
+	/* 65 runs of a chunk each. */
+	cr_assert_eq(client_acquire(cl, 0, length, GAIA_PROT_READ | GAIA_PROT_PIN), -EAGAIN);
+	cache_check(rig->cache);
+	cr_assert_eq(client_acquire(cl, 0, length, GAIA_PROT_READ | GAIA_PROT_PINNED), -EINVAL, "nothing was noted");
+	cr_assert_eq(cache_evict(kf->cfile, 0, last, GAIA_CHUNK), 0, "nothing is held");
+	acquire(cl, 0, length, GAIA_PROT_READ | GAIA_PROT_PIN);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, GAIA_CHUNK), -EBUSY);
+	acquire(cl, 0, length, GAIA_PROT_READ | GAIA_PROT_PINNED);
+	cr_assert_eq(client_release(cl, 0, length), 0);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	end();
+}

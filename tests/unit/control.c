@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -21,6 +22,7 @@
 #include "base/counters.h"
 #include "base/fault.h"
 #include "base/log.h"
+#include "control/internal.h"
 #include "fake_daemon.h"
 
 #define RW (GAIA_PROT_READ | GAIA_PROT_WRITE)
@@ -1013,6 +1015,128 @@ Test(revoking, without_a_question_has_no_answer, .init = begin, .fini = end, .ti
 	leave(&good, 1);
 }
 
+/*
+ * A client whose process was killed, and whose socket is open still, as it is while one of its threads waits for our
+ * answer to a request. Here it is open since we have it, too; and the signal stays pending, by which such a thread is
+ * known, for the process's first thread, which had ended before.
+ */
+struct killed {
+	struct peer p;
+	pid_t pid;
+};
+
+static int never_ends(void *arg)
+{
+	while (syscall(SYS_ppoll, NULL, 0, NULL, NULL, 0))
+		;
+	return 0;
+}
+
+static void live(const struct gaia_ioc_connect *io, int sock, int told)
+{
+	static char stack[16384] __attribute__((aligned(64)));
+	struct sockaddr_un addr = { .sun_family = AF_UNIX };
+	size_t len = strlen(io->socket);
+
+	/* The process is who connects. */
+	memcpy(addr.sun_path + 1, io->socket, len);
+	if (connect(sock, (struct sockaddr *)&addr, offsetof(struct sockaddr_un, sun_path) + 1 + len))
+		_exit(1);
+	if (clone(never_ends, stack + sizeof(stack), CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD,
+		  NULL) < 0)
+		_exit(1);
+	if (write(told, "", 1) != 1)
+		_exit(1);
+	syscall(SYS_exit, 0); /* this thread only */
+}
+
+static struct killed join_and_be_killed(uint64_t *id)
+{
+	struct gaia_ioc_connect io = { .version = GAIA_PROTOCOL_VERSION };
+	int told[2], fds[GAIA_MSG_CHUNKS];
+	struct killed k = { .p.sock = wire_socket() };
+	struct gaia_msg msg;
+	unsigned n;
+	char byte;
+
+	cr_assert_eq(pipe(told), 0);
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_CONNECT, &io), 0);
+	k.pid = fork();
+	if (k.pid == 0)
+		live(&io, k.p.sock, told[1]);
+	close(told[1]);
+	cr_assert_eq(read(told[0], &byte, 1), 1);
+	close(told[0]);
+	msg = hello(&io);
+	cr_assert_eq(wire_send(k.p.sock, &msg), 0);
+	cr_assert_eq(wire_receive(k.p.sock, true, &msg, fds, &n), 0);
+	cr_assert_eq(msg.kind, GAIA_MSG_WELCOME);
+	k.p.key = msg.key;
+	*id = map(&k.p, 0, GAIA_CHUNK);
+	kill(k.pid, SIGKILL);
+	/* All of it has ended; but we do not say that we know. */
+	cr_assert_eq(waitid(P_PID, (id_t)k.pid, &(siginfo_t){ 0 }, WEXITED | WNOWAIT), 0);
+	return k;
+}
+
+static void forget_killed(struct killed *k)
+{
+	cr_assert_eq(waitpid(k->pid, NULL, 0), k->pid);
+	leave(&k->p, 1);
+}
+
+Test(revoking, from_a_client_that_was_killed_does_not_wait, .init = begin, .fini = end, .timeout = 60)
+{
+	uint64_t id;
+	struct killed k = join_and_be_killed(&id);
+
+	cr_assert_eq(fake_revoke(id, 0), -ENOTCONN);
+	cr_assert_eq(counter_value(CTR_revoke_timeouts), 0);
+	forget_killed(&k);
+}
+
+static atomic_bool may_end;
+
+static void *idle(void *arg)
+{
+	while (!may_end)
+		usleep(10000);
+	return NULL;
+}
+
+/* The look at all those threads takes longer than a look may; the next one goes on there. */
+Test(revoking, from_a_client_that_was_killed_does_not_wait_for_one_with_many_threads, .init = begin, .fini = end,
+     .timeout = 60)
+{
+	static pthread_t thread[1000];
+	struct peer many = join();
+	pthread_t revoker;
+	pthread_attr_t small;
+	struct killed k;
+	void *result;
+	uint64_t id;
+
+	map(&many, 0, GAIA_CHUNK);
+	k = join_and_be_killed(&id);
+	pthread_attr_init(&small);
+	pthread_attr_setstacksize(&small, 65536);
+	for (size_t i = 0; i < 1000; i++)
+		cr_assert_eq(pthread_create(&thread[i], &small, idle, NULL), 0);
+	cr_assert_eq(pthread_create(&revoker, NULL, revoke_all_in_thread, NULL), 0);
+	while (!is_ended(k.p.sock))
+		;
+	answer_revoke(&many);
+	cr_assert_eq(pthread_join(revoker, &result), 0);
+	cr_assert_eq((intptr_t)result, 1);
+	cr_assert_eq(counter_value(CTR_revoke_timeouts), 0);
+	may_end = true;
+	for (size_t i = 0; i < 1000; i++)
+		pthread_join(thread[i], NULL);
+	pthread_attr_destroy(&small);
+	forget_killed(&k);
+	leave(&many, 1);
+}
+
 /* ---- acquires to come ---- */
 
 static int acquire_as(struct peer *p, uint64_t id, unsigned prot)
@@ -1176,6 +1300,34 @@ Test(reports, of_other_users_are_for_root, .init = begin, .fini = end)
 	json_decref(got);
 	leave(&a, 1);
 	close(b.sock);
+}
+
+/* What a ticket takes of its user's is free again when it cannot be redeemed any more. */
+Test(reports, know_of_no_ticket_that_has_expired, .init = begin, .fini = end)
+{
+	struct control *ctl = fake_control();
+	struct gaia_ioc_connect io;
+	struct peer p = join();
+	struct ticket *t;
+	json_t *got;
+	int sock;
+
+	fake_uid = 1000;
+	sock = stranger(&io);
+	got = rows(&p, 0, "users");
+	cr_assert_eq(json_array_size(got), 2);
+	json_decref(got);
+	pthread_mutex_lock(&ctl->lock);
+	TAILQ_FOREACH(t, &ctl->oldest, link)
+		t->expires_ns = 0;
+	pthread_mutex_unlock(&ctl->lock);
+	got = rows(&p, 0, "users");
+	cr_assert_eq(json_array_size(got), 1);
+	cr_assert_eq(number(got, 0, "uid"), 0);
+	json_decref(got);
+	cr_assert_not(is_admitted(sock, &io));
+	close(sock);
+	close(p.sock);
 }
 
 /* Who asks and does not read holds up nobody, as the threads that answer are few. */

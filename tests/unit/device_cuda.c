@@ -30,6 +30,7 @@ static void must_free(struct devmem *mem)
 
 static void assert_nothing_left(void)
 {
+	fake_cuda_importers_gone();
 	cr_assert_null(fake_cuda_violation(), "%s", fake_cuda_violation());
 	cr_assert_eq(fake_cuda_alive(true), 0);
 	cr_assert_eq(fake_cuda_used(), 0);
@@ -208,9 +209,15 @@ static void announce(struct device *to, char *slab, bool there)
 	to->ops->host_slab(to, slab, there);
 }
 
-/* By another thread; else the suite's time runs out. */
+/* By another thread, else the suite's time runs out; or it was refused (mode no_pins). */
 static void wait_until_registered(char *slab)
 {
+	if (fake_cuda_mode()->no_pins) {
+		while (!fake_cuda_calls_of("cuMemHostRegister"))
+			sched_yield();
+		cr_assert_not(fake_cuda_usable(slab, GAIA_CHUNK));
+		return;
+	}
 	while (!fake_cuda_usable(slab, GAIA_CHUNK))
 		sched_yield();
 }
@@ -391,6 +398,7 @@ Test(cuda, memory_is_scrubbed_before_a_client_gets_it)
 		}
 		for (unsigned i = 0; i < CHUNKS; i++)
 			must_free(mem[i]);
+		fake_cuda_importers_gone();
 	}
 }
 
@@ -446,6 +454,10 @@ Test(cuda_small, out_of_memory_is_no_reason_to_give_up, .timeout = 60)
 	cr_assert_eq(dev->ops->alloc(dev, &none), -ENOMEM);
 	client_unmap(client_map(mem[0])); /* then it is destroyed, and made anew */
 	must_free(mem[0]);
+	/* If another process had imported it: not before that lets it go. */
+	if (fake_cuda_mode()->busy_importers)
+		cr_assert_eq(dev->ops->alloc(dev, &none), -ENOMEM);
+	fake_cuda_importers_gone();
 	mem[0] = must_alloc(dev);
 	while (n)
 		must_free(mem[--n]);
@@ -476,7 +488,7 @@ Test(cuda_several, devices_share_the_registrations_of_the_process, .timeout = 60
 	}
 	cr_assert(memcmp(two[0]->uuid, two[1]->uuid, 16) != 0);
 	announce(two[0], slab, false);
-	cr_assert(fake_cuda_usable(slab, GAIA_CHUNK));
+	cr_assert_eq(fake_cuda_usable(slab, GAIA_CHUNK), !fake_cuda_mode()->no_pins);
 	cr_assert_eq(copy_in(mem[1], 0, 8, slab), 0);
 	announce(two[1], slab, false);
 	cr_assert_not(fake_cuda_usable(slab, GAIA_CHUNK));
@@ -552,6 +564,7 @@ Test(cuda_several, access_is_given_once_in_each_life_of_a_chunk, .timeout = 60)
 		cr_assert_not(fake_cuda_failed(), "it was called");
 		client_unmap(client_map(from[0])); /* so that it is made anew */
 		must_free(from[0]);
+		fake_cuda_importers_gone();
 		from[0] = must_alloc(two[1]);
 	}
 	free_all(to);

@@ -5,7 +5,10 @@
 #include <pthread.h>
 #include <sched.h>
 #include <semaphore.h>
+#include <stdio.h>
+#include <sys/syscall.h>
 
+#include "device/cuda/internal.h"
 #include "device_io.h"
 #include "fake_cuda_api.h"
 
@@ -34,6 +37,7 @@ static void begin(const struct fake_cuda_config *config)
 
 static void nothing_is_left(void)
 {
+	fake_cuda_importers_gone();
 	cr_assert_null(fake_cuda_violation(), "%s", fake_cuda_violation());
 	cr_assert_eq(fake_cuda_alive(true), 0);
 	cr_assert_eq(fake_cuda_used(), 0);
@@ -63,6 +67,17 @@ static void end_slab(struct device *to, char *slab)
 {
 	to->ops->host_slab(to, slab, false);
 	free(slab);
+}
+
+/* By the keeper, which has been asked to; or it was refused (mode no_pins), and what uses the slab works all the same. */
+static void until_registered(const char *slab)
+{
+	if (fake_cuda_mode()->no_pins) {
+		until(fake_cuda_calls_of("cuMemHostRegister"));
+		cr_assert_not(fake_cuda_usable(slab, GAIA_CHUNK));
+	} else {
+		until(fake_cuda_usable(slab, GAIA_CHUNK));
+	}
 }
 
 /* ---- calls that wait ---- */
@@ -108,6 +123,20 @@ static void forget_busy(void)
 	cr_assert_eq(api->cuDevicePrimaryCtxRelease(0), 0);
 }
 
+/* All chunks are made and cleared: until one is freed the keeper calls nothing, which may wait, too. */
+static void keeper_is_done(void)
+{
+	struct cuda *cuda = to_cuda(dev);
+	bool done;
+
+	do {
+		sched_yield();
+		pthread_mutex_lock(&cuda->lock);
+		done = cuda->n_ready + cuda->n_live == cuda->n_chunks;
+		pthread_mutex_unlock(&cuda->lock);
+	} while (!done);
+}
+
 /* Copies there and back. */
 static void works(struct devmem *mem, char *host)
 {
@@ -126,6 +155,7 @@ Test(waits, no_operation_waits_for_a_registration)
 
 	begin(&(struct fake_cuda_config){ .register_waits = true });
 	mem = must_alloc(dev);
+	keeper_is_done();
 	begin_busy();
 	slab = new_slab(dev);
 	next = new_slab(dev);
@@ -135,7 +165,8 @@ Test(waits, no_operation_waits_for_a_registration)
 	works(mem, next);
 	cr_assert_not(fake_cuda_usable(slab, GAIA_CHUNK));
 	end_busy();
-	until(fake_cuda_usable(slab, GAIA_CHUNK) && fake_cuda_usable(next, GAIA_CHUNK));
+	until_registered(slab);
+	until_registered(next);
 	works(mem, slab);
 	must_free(mem);
 	end_slab(dev, slab);
@@ -157,7 +188,7 @@ Test(waits, slabs_are_registered_ahead)
 	cr_assert_eq(find_changed(mem, 0, 1), 1);
 	cr_assert_eq(fake_cuda_calls_of("cuMemHostRegister"), 0);
 	works(mem, slab);
-	until(fake_cuda_usable(other, GAIA_CHUNK));
+	until_registered(other);
 	must_free(mem);
 	end_slab(dev, slab);
 	end_slab(dev, other);
@@ -173,6 +204,7 @@ Test(waits, who_frees_does_not_wait_for_an_unmapping)
 	mem = must_alloc(dev);
 	other = must_alloc(dev);
 	close(dev->ops->export_fd(dev, mem, true));
+	keeper_is_done();
 	begin_busy();
 	must_free(mem); /* it was exported, and is not used again */
 	until(fake_cuda_waiting() == 1);
@@ -200,12 +232,10 @@ Test(calls, the_copy_engine_is_given_no_more_than_the_copy)
 	mem = must_alloc(dev);
 	slab = new_slab(dev);
 	works(mem, slab);
-	until(fake_cuda_usable(slab, GAIA_CHUNK));
-	until(fake_cuda_used() >= CHUNKS * GAIA_CHUNK); /* the chunks to keep are made, and cleared: */
+	until_registered(slab);
+	keeper_is_done();
 	cr_assert_eq(arm(mem, 0, 64), 0);
 	sets = fake_cuda_calls_of("cuMemsetD8Async");
-	while (fake_cuda_calls_of("cuMemsetD8Async") != sets)
-		sets = fake_cuda_calls_of("cuMemsetD8Async");
 	cr_assert_eq(copy_in(mem, 0, 64, slab), 0);
 	cr_assert_eq(fake_cuda_calls_of("cuMemsetD8Async"), sets);
 	cr_assert_eq(find_changed(mem, 0, 64), 64, "they are not armed all the same");
@@ -218,9 +248,9 @@ Test(calls, the_copy_engine_is_given_no_more_than_the_copy)
 Test(calls, chunks_side_by_side_are_unmapped_by_one)
 {
 	begin(&(struct fake_cuda_config){ 0 });
-	until(fake_cuda_used() >= CHUNKS * GAIA_CHUNK); /* those that are kept ready, made at once */
+	keeper_is_done();
 	dev->ops->destroy(dev);
-	cr_assert_eq(fake_cuda_calls_of("cuMemUnmap"), 1);
+	cr_assert_eq(fake_cuda_calls_of("cuMemUnmap"), fake_cuda_mode()->single_unmaps ? 1 + CHUNKS : 1);
 	nothing_is_left();
 }
 
@@ -230,12 +260,30 @@ Test(calls, chunks_side_by_side_are_unmapped_one_by_one_where_only_that_is_allow
 	char *host = host_pages(2);
 
 	begin(&(struct fake_cuda_config){ .single_unmaps = true });
-	until(fake_cuda_used() >= CHUNKS * GAIA_CHUNK);
+	keeper_is_done();
 	mem = must_alloc(dev);
 	works(mem, host);
 	must_free(mem);
 	end();
 	free(host);
+}
+
+Test(calls, chunks_side_by_side_are_unmapped_one_by_one_whatever_a_driver_calls_that)
+{
+	static const CUresult refusals[] = { CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
+					     CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_OUT_OF_MEMORY,
+					     CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_UNKNOWN };
+
+	for (unsigned i = 0; i < ARRAY_LEN(refusals); i++) {
+		begin(&(struct fake_cuda_config){ 0 });
+		keeper_is_done();
+		fake_cuda_fail("cuMemUnmap", 1, refusals[i], false);
+		dev->ops->destroy(dev);
+		cr_assert(fake_cuda_failed());
+		cr_assert_eq(fake_cuda_calls_of("cuMemUnmap"), 1 + CHUNKS, "error %d", (int)refusals[i]);
+		cr_assert_eq(fake_cuda_calls_of("cuDevicePrimaryCtxReset"), 0, "it was not switched off");
+		nothing_is_left();
+	}
 }
 
 /* ---- a context that breaks ---- */
@@ -264,12 +312,12 @@ static void gives_back(const struct fake_cuda_config *config)
 	close(dev->ops->export_fd(dev, exported, true));
 	slab = new_slab(dev);
 	works(mem, slab);
-	until(fake_cuda_usable(slab, GAIA_CHUNK));
+	until_registered(slab);
 	break_context(mem);
 	must_free(mem);
 	must_free(exported);
-	/* The device is there still, and others may have all of the memory. */
-	until(fake_cuda_used() == 0);
+	/* The device is there still, and others may have all of the memory, but for what importers keep. */
+	until(fake_cuda_used() == (fake_cuda_mode()->busy_importers ? GAIA_CHUNK : 0));
 	cr_assert_eq(dev->ops->alloc(dev, &mem), -ENODEV);
 	end_slab(dev, slab);
 	end();
@@ -314,6 +362,111 @@ Test(broken, while_it_is_created_leaves_nothing)
 	cr_assert_gt(nth, 10);
 }
 
+/* ---- a context that breaks, and who comes at that moment ---- */
+
+/* A caller's thread, which sleeps on a lock that the test has. */
+static struct {
+	struct devmem *mem;
+	_Atomic int tid;
+	int err;
+} caller;
+
+static bool sleeps(int tid)
+{
+	char path[64], line[512], *state;
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", tid);
+	f = fopen(path, "re");
+	cr_assert_not_null(f);
+	cr_assert_not_null(fgets(line, sizeof(line), f));
+	fclose(f);
+	state = strrchr(line, ')');
+	return state && state[2] == 'S';
+}
+
+static void *submit_one(void *arg)
+{
+	char *host = host_pages(1);
+
+	caller.tid = (int)syscall(SYS_gettid);
+	caller.err = copy_in(caller.mem, 0, 1, host);
+	free(host);
+	return NULL;
+}
+
+static void *break_it(void *arg)
+{
+	(void)cuda_check(to_cuda(dev), CUDA_ERROR_ILLEGAL_ADDRESS, "a call");
+	return NULL;
+}
+
+Test(broken, takes_no_operation_after_it_was_switched_off)
+{
+	pthread_t thread, breaker;
+
+	begin(&(struct fake_cuda_config){ .broken_frees = true });
+	caller.mem = must_alloc(dev);
+	keeper_is_done();
+	pthread_mutex_lock(&to_cuda(dev)->lock);
+	cr_assert_eq(pthread_create(&thread, NULL, submit_one, NULL), 0);
+	until(caller.tid && sleeps(caller.tid));
+	/* It has seen that the device is on, and waits for the lock. */
+	cr_assert_eq(pthread_create(&breaker, NULL, break_it, NULL), 0);
+	until(atomic_load(&to_cuda(dev)->off));
+	pthread_mutex_unlock(&to_cuda(dev)->lock);
+	pthread_join(thread, NULL);
+	pthread_join(breaker, NULL);
+	cr_assert_eq(caller.err, -ENODEV);
+	must_free(caller.mem);
+	end();
+}
+
+static sem_t exporting;
+
+/* The driver is in the middle of it, until the context is reset under it, or that has had its time. */
+static CUresult export_slowly(void *handle, CUmemGenericAllocationHandle of, CUmemAllocationHandleType type,
+			      unsigned long long flags)
+{
+	sem_post(&exporting);
+	for (unsigned i = 0; i < 200 && !fake_cuda_calls_of("cuDevicePrimaryCtxReset"); i++)
+		usleep(1000);
+	cr_assert_eq(fake_cuda_calls_of("cuDevicePrimaryCtxReset"), 0);
+	return fake_cuda_api()->cuMemExportToShareableHandle(handle, of, type, flags);
+}
+
+static void *export_one(void *arg)
+{
+	caller.err = dev->ops->export_fd(dev, caller.mem, true);
+	return NULL;
+}
+
+Test(broken, is_not_reset_under_a_caller_that_is_in_the_driver)
+{
+	const struct cuda_config config = { .capacity = CHUNKS * GAIA_CHUNK };
+	struct cuda_api slow;
+	struct devmem *mem;
+	pthread_t thread;
+
+	fake_cuda_start(4 * CHUNKS * GAIA_CHUNK);
+	slow = *fake_cuda_api();
+	slow.cuMemExportToShareableHandle = export_slowly;
+	sem_init(&exporting, 0, 0);
+	cr_assert_eq(cuda_create(&slow, &config, 4 * GAIA_PAGE, &dev), 0);
+	caller.mem = must_alloc(dev);
+	mem = must_alloc(dev);
+	keeper_is_done();
+	cr_assert_eq(pthread_create(&thread, NULL, export_one, NULL), 0);
+	sem_wait(&exporting);
+	break_context(mem);
+	pthread_join(thread, NULL);
+	cr_assert_lt(caller.err, 0, "the context is broken");
+	until(fake_cuda_calls_of("cuDevicePrimaryCtxReset") == 1);
+	must_free(mem);
+	must_free(caller.mem);
+	end();
+}
+
 /* What was registered through the one that broke was used by the other. */
 Test(broken, one_of_two_takes_nothing_of_the_others_along)
 {
@@ -326,7 +479,7 @@ Test(broken, one_of_two_takes_nothing_of_the_others_along)
 	mem[0] = must_alloc(dev);
 	slab = new_slab(dev);
 	works(mem[0], slab);
-	until(fake_cuda_usable(slab, GAIA_CHUNK));
+	until_registered(slab);
 	/* The other comes later: so it is the first one's registration. */
 	cr_assert_eq(cuda_create(fake_cuda_api(), &second, 4 * GAIA_PAGE, &other), 0);
 	mem[1] = must_alloc(other);
@@ -339,7 +492,7 @@ Test(broken, one_of_two_takes_nothing_of_the_others_along)
 	while (fake_cuda_calls_of("cuDevicePrimaryCtxReset") == 0)
 		works(mem[1], slab);
 	works(mem[1], slab);
-	until(fake_cuda_usable(slab, GAIA_CHUNK));
+	until_registered(slab);
 	works(mem[1], slab);
 	must_free(mem[0]);
 	must_free(mem[1]);
@@ -361,7 +514,7 @@ Test(broken, or_ended_is_all_the_same_to_the_other)
 	mem = must_alloc(dev);
 	slab = new_slab(dev);
 	works(mem, slab);
-	until(fake_cuda_usable(slab, GAIA_CHUNK));
+	until_registered(slab);
 	must_free(mem);
 	cr_assert_eq(cuda_create(fake_cuda_api(), &second, 4 * GAIA_PAGE, &other), 0);
 	other->ops->host_slab(other, slab, true);
@@ -370,7 +523,7 @@ Test(broken, or_ended_is_all_the_same_to_the_other)
 	dev = other;
 	mem = must_alloc(dev);
 	works(mem, slab);
-	until(fake_cuda_usable(slab, GAIA_CHUNK));
+	until_registered(slab);
 	works(mem, slab);
 	must_free(mem);
 	end_slab(dev, slab);
@@ -405,7 +558,7 @@ Test(gpus, have_memory_for_rdma_where_they_can)
 {
 	begin(&(struct fake_cuda_config){ 0 });
 	must_free(must_alloc(dev));
-	cr_assert_gt(fake_cuda_rdma_capable(), 0);
+	cr_assert_eq(fake_cuda_rdma_capable() > 0, !fake_cuda_mode()->no_rdma);
 	end();
 	begin(&(struct fake_cuda_config){ .no_rdma = true });
 	must_free(must_alloc(dev));

@@ -129,8 +129,11 @@ static void unmap(struct cuda *cuda, unsigned first, unsigned n)
 {
 	CUresult result = cuda->api->cuMemUnmap(chunk_address(cuda, first), (size_t)n * GAIA_CHUNK);
 
-	/* Where only one mapping at a time may be named. */
-	if (n > 1 && (result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_NOT_SUPPORTED)) {
+	/*
+	 * Where only one mapping at a time may be named, whatever the driver calls that. In a broken context
+	 * all calls report what broke it; what is unmapped after all is refused once more, which does no harm.
+	 */
+	if (n > 1 && result) {
 		result = CUDA_SUCCESS;
 		for (unsigned i = first; i < first + n; i++)
 			cuda_ended(cuda, cuda->api->cuMemUnmap(chunk_address(cuda, i), GAIA_CHUNK), "cuMemUnmap");

@@ -24,7 +24,7 @@ import uuid
 HERE = os.path.dirname(os.path.abspath(__file__))
 PLAYED = ["gpu-ceilings", "gpu-bench", "gpu-stalls", "gpu-mount"]
 FIRST = ["ceilings", "bench", "stalls", "right", "mount"]
-SECOND = ["litmus", "history", "sanitizer", "ncu"]
+SECOND = ["busy", "litmus", "history", "sanitizer", "ncu"]
 TAG = "GPU_RUN_TEST"
 
 
@@ -278,6 +278,12 @@ def rehearse(build, on):
                 may_be_missing = name.startswith("example-") or phase in ("litmus", "sanitizer", "ncu")
                 fine = row["status"] in ("done", "skipped") or (may_be_missing and row["status"] == "not run" and row["note"])
                 expect(fine, "%s: %s" % (phase, row))
+        for name in scene.status("busy"):
+            beside = [row for row in scene.rows("busy") if "what" in row and row["section"] == name.split("/")[1]]
+            expect(beside and all("of another process" in row["beside"] for row in beside), "%s: %s" % (name, beside))
+            expect(beside[-1].get("slowdown", 0) > 0, "%s does not say what it cost the other process" % name)
+        expect({"bench/" + name for name in scene.status("bench")} <= set(scene.status("busy")),
+               "not all of the bench is done again: %s" % list(scene.status("busy")))
         measured = [row for phase in FIRST for row in scene.rows(phase) if "what" in row and "not_run" not in row]
         expect(len(measured) > 20, "there are %d rows" % len(measured))
         expect(any(row["status"] == "done" for row in scene.status("litmus").values()), "no litmus file ran")
@@ -389,6 +395,16 @@ def report(build):
         with open(os.path.join(directory, "report.md"), encoding="utf-8") as file:
             expect(done.returncode == 0 and "No plot" in file.read(), "without gnuplot: %s" % done.stderr)
         expect(not os.path.exists(os.path.join(directory, "report-shares-bench.png")), "a plot of other results stayed")
+
+        # What is slower beside another process, and by how much.
+        put("\n".join(json.dumps(one) for one in (
+            {"phase": "busy", "plan": ["bench/kinds"], "simulated": False},
+            *(dict(row, bytes=bytes, us=us, beside="another's") for bytes, us in ((4096, 3), (65536, 4.5), (1 << 21, 7))),
+            {"section": "kinds", "what": "the other process's kernels", "slowdown": 1.25},
+            {"section": "bench/kinds", "status": "done", "seconds": 1, "note": ""}, {"phase": "busy", "end": True})) + "\n", "busy")
+        page = page_of(directory)
+        expect("| bench/kinds | 2 | 3 (2 to 3) | 1.25 |" in page, "beside another process: %s" % page)
+        os.unlink(os.path.join(directory, "busy.jsonl"))
 
         # A rehearsal beside it is called so, and so are its rows.
         put(json.dumps({"phase": "stalls", "plan": ["waits"], "simulated": True, "rehearsal": "sim"}) + "\n" +
