@@ -296,6 +296,12 @@ static void remove_from_devices(struct cfile *f, uint64_t off, uint64_t end)
 		pthread_mutex_lock(&ch->lock);
 		if (ch->n_replicas > 0) {
 			pages_lock(ch, a, b);
+			pthread_mutex_unlock(&ch->lock);
+			/* On error they may be shown as they are until they are acquired. */
+			if (passthrough_catch_up(ch, a, b))
+				log_error("file %#lx: what was removed of it cannot be read: devices may show it still",
+					  (unsigned long)f->key);
+			pthread_mutex_lock(&ch->lock);
 			for (unsigned r = 0; r < ch->n_replicas; r++)
 				for (unsigned i = a; i < b; i++)
 					replica_removed(ch->replica[r], i);
