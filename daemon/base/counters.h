@@ -31,6 +31,7 @@
 	X(peer_failures, "copies between devices that failed: home sent the pages (calls)")     \
 	X(device_reads, "pages of home filled from a device instead of the store")              \
 	X(device_snapshots, "pages secured on a device before being written again")             \
+	X(device_zeroed, "pages of device memory made zeros, so that who maps them sees nothing else") \
 	X(device_evicted, "chunks dropped from devices (chunks)")                               \
 	X(kernel_invalidated, "pages whose kernel copy was invalidated")                        \
 	X(cpu_written_back, "pages that CPU programs changed: pushed by the kernel, or imported") \

@@ -106,6 +106,7 @@ void track_pulled(const struct page_track *t, struct page_replica *r)
 {
 	r->seen = t->home_id;
 	r->cut = GAIA_PAGE;
+	r->flags &= (uint8_t)~(REPLICA_ZEROS | REPLICA_REMOVED);
 	r->flags |= REPLICA_PRESENT | REPLICA_ARMED;
 }
 

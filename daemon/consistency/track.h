@@ -62,6 +62,9 @@ enum {
 	REPLICA_SNAPPED = 4,	/* ... and the released bytes are in the snapshot */
 	REPLICA_ARMED = 8,	/* the device remembers the hash of the base of what clients write;
 				 * without, a release takes the page for changed */
+	/* Of the memory, for who shows it (pagecache/state.h); they end when it is filled. */
+	REPLICA_ZEROS = 16,	/* not PRESENT, and all of it is zeros */
+	REPLICA_REMOVED = 32,	/* it may have bytes that were removed from the file since */
 };
 
 /* A device's side of a page. */

@@ -249,6 +249,13 @@ static void drop(struct grant *g, unsigned a, unsigned b)
 	drop_ended(g, a, b, before);
 }
 
+static bool hides(const struct replica *rep, unsigned a, unsigned b)
+{
+	while (a < b && !replica_hides(rep, a))
+		a++;
+	return a < b;
+}
+
 void grant_discard(struct grant *g)
 {
 	struct chunk *ch = g->replica->chunk;
@@ -258,11 +265,15 @@ void grant_discard(struct grant *g)
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned a = 0; next_held(g, &a, &b, &writing); a = b) {
 		/* The client's last release may be at work on them. */
-		if (writing)
+		bool locked = writing || hides(g->replica, a, b);
+
+		if (locked)
 			pages_lock(ch, a, b);
 		drop(g, a, b);
-		if (writing)
-			pages_unlock(ch, a, b);
+		if (!locked)
+			continue;
+		(void)replica_scrub(g->replica, a, b, 0);
+		pages_unlock(ch, a, b);
 	}
 	g->to_come = 0;
 	grant_repin(g);

@@ -625,6 +625,21 @@ void peers_find(struct cache *c);
  */
 void peer_send(struct replica *rep, unsigned a, unsigned b, uint8_t *step, struct dev_run *runs);
 
+/* ---- scrub.c: what memory shows that clients map. chunk->lock held ---- */
+
+/* Some client maps it, or is being handed it, or may be mapping it still. */
+bool replica_is_mapped(const struct replica *rep);
+bool chunk_is_mapped(const struct chunk *ch);
+/*
+ * Pages [a, b) are locked. If somebody maps the replica: what its memory must not show becomes zeros, where nobody holds it. Drops the
+ * lock meanwhile. SCRUB_STALE: also what is merely old. SCRUB_FETCH: where released bytes are in the way they are fetched
+ * first; file->range held.
+ */
+enum { SCRUB_STALE = 1, SCRUB_FETCH = 2 };
+int replica_scrub(struct replica *rep, unsigned a, unsigned b, unsigned how);
+/* The same of all replicas, after something was removed from the file; file->range held exclusively. */
+void chunk_scrub(struct chunk *ch, unsigned a, unsigned b);
+
 /* ---- sync.c ---- */
 
 /* The mapping ends, and with it all acquires to come. */

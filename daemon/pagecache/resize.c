@@ -96,6 +96,13 @@ static int cut_chunk(struct chunk *ch, uint64_t size, bool prepared)
 	}
 	for (unsigned k = 0; k < ch->n_replicas; k++)
 		replica_shadow_trim(ch->replica[k]);
+	if (chunk_is_mapped(ch)) {
+		unsigned from = first + prepared;
+
+		pages_lock(ch, from, GAIA_CHUNK_PAGES);
+		chunk_scrub(ch, first, GAIA_CHUNK_PAGES);
+		pages_unlock(ch, from, GAIA_CHUNK_PAGES);
+	}
 	track_maybe_free(ch);
 	pthread_mutex_unlock(&ch->lock);
 	spares_give(c, spare);
@@ -274,6 +281,39 @@ static int zero_cached(struct cfile *f, uint64_t off, uint64_t end)
 	return err;
 }
 
+/* What devices have of [off, end) is no part of the file any more. */
+static void remove_from_devices(struct cfile *f, uint64_t off, uint64_t end)
+{
+	struct chunk **list;
+	unsigned n = chunk_list_get(f, off / GAIA_CHUNK, (end - 1) / GAIA_CHUNK, &list);
+
+	for (unsigned k = 0; k < n; k++) {
+		struct chunk *ch = list[k];
+		uint64_t start = ch->index * GAIA_CHUNK;
+		unsigned a = (unsigned)((MAX(off, start) - start) / GAIA_PAGE);
+		unsigned b = (unsigned)((MIN(end, start + GAIA_CHUNK) - start + GAIA_PAGE - 1) / GAIA_PAGE);
+
+		pthread_mutex_lock(&ch->lock);
+		if (ch->n_replicas > 0) {
+			pages_lock(ch, a, b);
+			pthread_mutex_unlock(&ch->lock);
+			/* On error they may be shown as they are until they are acquired. */
+			if (passthrough_catch_up(ch, a, b))
+				log_error("file %#lx: what was removed of it cannot be read: devices may show it still",
+					  (unsigned long)f->key);
+			pthread_mutex_lock(&ch->lock);
+			for (unsigned r = 0; r < ch->n_replicas; r++)
+				for (unsigned i = a; i < b; i++)
+					replica_removed(ch->replica[r], i);
+			chunk_scrub(ch, a, b);
+			pages_unlock(ch, a, b);
+		}
+		pthread_mutex_unlock(&ch->lock);
+		chunk_put(ch);
+	}
+	free(list);
+}
+
 /* Whole pages of a punched range hold the same zeros above and below: clean, and not worth memory. */
 static void drop_zeroed(struct cfile *f, uint64_t off, uint64_t end)
 {
@@ -352,6 +392,8 @@ int cache_allocate(struct cfile *f, int mode, off_t off, off_t len)
 			err = sf->ops->allocate(sf, mode, off, len);
 		if (!err)
 			err = passthrough_size(f);
+		if (!err && zeroes)
+			remove_from_devices(f, (uint64_t)off, end);
 		goto unlock;
 	}
 	size = cfile_size(f);
@@ -363,6 +405,8 @@ int cache_allocate(struct cfile *f, int mode, off_t off, off_t len)
 		err = allocate_or_not(sf, mode, off, len);
 	if (!err && zeroes && (uint64_t)off < size)
 		err = zero_cached(f, (uint64_t)off, MIN(end, size));
+	if (!err && zeroes && (uint64_t)off < size)
+		remove_from_devices(f, (uint64_t)off, MIN(end, size));
 	/* The last page ends with the file. */
 	if (!err && zeroes)
 		drop_zeroed(f, (uint64_t)off, end < size ? end : ROUND_UP(size, GAIA_PAGE));

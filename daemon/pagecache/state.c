@@ -474,7 +474,56 @@ void replica_cut(struct replica *rep, unsigned i, unsigned cut)
 		rep->page[i].seen = rep->chunk->track->page[i].home_id;
 	else
 		track_truncated(&rep->page[i], cut);
+	replica_removed(rep, i);
 	twins_collect(rep->chunk, i);
+}
+
+void replica_removed(struct replica *rep, unsigned i)
+{
+	if (rep->page[i].flags & REPLICA_PRESENT)
+		rep->page[i].flags |= REPLICA_REMOVED;
+}
+
+bool replica_to_zero(struct replica *rep, unsigned i, bool held, bool all)
+{
+	const struct page_replica *r = &rep->page[i];
+	bool present = r->flags & REPLICA_PRESENT, removed = r->flags & REPLICA_REMOVED;
+	bool in_file = page_limit(rep->chunk, i) > 0;
+
+	if (r->flags & REPLICA_ZEROS)
+		return false;
+	/* What a client has stored beyond the end is its own; not what it was given before the end was there. */
+	if (held || r->writers > 0)
+		return all && !in_file && (removed || !present);
+	if (r->flags & REPLICA_AHEAD)
+		return r->flags & REPLICA_SNAPPED;
+	if (!present)
+		return true;
+	return (all || removed) && (!in_file || replica_step(rep, i, false) != TRACK_NOTHING);
+}
+
+bool replica_to_bring(struct replica *rep, unsigned i, bool held)
+{
+	const struct page_replica *r = &rep->page[i];
+
+	if (page_limit(rep->chunk, i) == 0)
+		return false;
+	if (!held && r->writers == 0 && !(r->flags & REPLICA_AHEAD))
+		return false;
+	/* Held since before the file reached there: zeros, and what was stored there. */
+	if (r->writers > 0 && r->cut == 0 && !(r->flags & REPLICA_REMOVED))
+		return false;
+	return replica_step(rep, i, false) != TRACK_NOTHING;
+}
+
+void replica_zeroed(struct replica *rep, unsigned i)
+{
+	struct page_replica *r = &rep->page[i];
+
+	r->flags &= (uint8_t)~REPLICA_REMOVED;
+	if (r->writers > 0 || (r->flags & REPLICA_AHEAD))
+		return;
+	*r = (struct page_replica){ .cut = GAIA_PAGE, .flags = REPLICA_ZEROS };
 }
 
 void replica_forget(struct replica *rep, unsigned i)

@@ -128,6 +128,25 @@ void replica_merge_end(struct replica *rep, unsigned i, bool equal, frame_t fram
 
 /* Bytes from @cut on were cut off, and are zeros at home (0: all of the page). What clients store there counts for nothing. */
 void replica_cut(struct replica *rep, unsigned i, unsigned cut);
+/* What it has of the file's bytes was removed from the file, in part or as a whole. */
+void replica_removed(struct replica *rep, unsigned i);
+/* Whether nobody but a look at other bits can say that its memory shows nothing that was removed, or was never there. */
+static inline bool replica_hides(const struct replica *rep, unsigned i)
+{
+	unsigned flags = rep->page[i].flags;
+
+	return (flags & REPLICA_REMOVED) || !(flags & (REPLICA_PRESENT | REPLICA_ZEROS)) ||
+	       (flags & REPLICA_SNAPPED);
+}
+/*
+ * Of a page whose memory somebody maps, and that some mapping has @held or not: whether it is to be zeros; @all: also where it is
+ * only old. And whether it is to be brought up to date, as that one goes on with it, or all of what was released is there.
+ */
+bool replica_to_zero(struct replica *rep, unsigned i, bool held, bool all);
+bool replica_to_bring(struct replica *rep, unsigned i, bool held);
+/* Its memory is zeros now. */
+void replica_zeroed(struct replica *rep, unsigned i);
+
 /* What it released is lost with its device, or nobody will ever ask for it. */
 void replica_forget(struct replica *rep, unsigned i);
 /* Page i of a replica that is not in the table any more: what was kept for it may go. */

@@ -197,6 +197,10 @@ static int part_zero(struct part *pt)
 		runs[k] = (struct dev_run){ .mem = pt->rep->mem, .page = pt->b + k, .npages = 1 };
 	err = cache_device_run(pt->rep->dev, &op);
 	free(runs);
+	pthread_mutex_lock(&pt->ch->lock);
+	for (unsigned i = pt->b; i < pt->end && !err; i++)
+		replica_zeroed(pt->rep, i);
+	pthread_mutex_unlock(&pt->ch->lock);
 	return err;
 }
 
@@ -369,6 +373,54 @@ static bool delivery_wait(struct grant *g, uint64_t *seq)
 	return done;
 }
 
+/* All of the chunk is brought up to date, where somebody holds it or released it, or becomes zeros. Its pages are locked. */
+static int show_locked(struct replica *rep)
+{
+	struct chunk *ch = rep->chunk;
+	uint64_t held[GAIA_CHUNK_PAGES / 64] = { 0 };
+	int err = passthrough_catch_up(ch, 0, GAIA_CHUNK_PAGES);
+
+	pthread_mutex_lock(&ch->lock);
+	replica_held(rep, 0, GAIA_CHUNK_PAGES, held);
+	for (unsigned i = 0, j; i < GAIA_CHUNK_PAGES && !err; i = j) {
+		struct part pt = { .rep = rep, .ch = ch, .a = i };
+
+		for (j = i; j < GAIA_CHUNK_PAGES && replica_to_bring(rep, j, bit_test(held, j)); j++)
+			;
+		pt.b = j;
+		if (i == j) {
+			j++;
+			continue;
+		}
+		pthread_mutex_unlock(&ch->lock);
+		err = part_bring(&pt);
+		pthread_mutex_lock(&ch->lock);
+	}
+	if (!err)
+		err = replica_scrub(rep, 0, GAIA_CHUNK_PAGES, SCRUB_STALE);
+	pthread_mutex_unlock(&ch->lock);
+	return err;
+}
+
+/* The client is about to map all of the chunk, though it has acquired a part. */
+static int show(struct replica *rep)
+{
+	struct chunk *ch = rep->chunk;
+	int err;
+
+	pthread_rwlock_rdlock(&ch->file->range);
+	pthread_mutex_lock(&ch->lock);
+	pages_lock(ch, 0, GAIA_CHUNK_PAGES);
+	pthread_mutex_unlock(&ch->lock);
+	err = show_locked(rep);
+	pthread_mutex_lock(&ch->lock);
+	pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
+	pthread_mutex_unlock(&ch->lock);
+	chunk_account(ch);
+	pthread_rwlock_unlock(&ch->file->range);
+	return err;
+}
+
 static int deliver(struct mapping *m, struct grant **g, unsigned n)
 {
 	const struct cache_host *host = &m->file->cache->host;
@@ -377,21 +429,21 @@ static int deliver(struct mapping *m, struct grant **g, unsigned n)
 	int fd[GAIA_MSG_CHUNKS], err = 0;
 	unsigned k;
 
-	for (k = 0; k < n; k++) {
+	for (k = 0; k < n && !err; k++)
+		err = show(g[k]->replica);
+	for (k = 0; k < n && !err; k++) {
 		idx[k] = g[k]->index;
 		fd[k] = dev->ops->export_fd(dev, g[k]->replica->mem, m->export_write);
 		if (fd[k] < 0) {
 			err = fd[k];
 			log_error("device %s: exporting a chunk: %s", dev->name, strerror(-err));
-			break;
+			while (k > 0)
+				close(fd[--k]);
 		}
 	}
 	if (!err) {
 		(void)fault_point("acquire.before_grant");
 		err = host->grant(m->client, m->id, m->prot, idx, fd, n, &seq);
-	} else {
-		while (k > 0)
-			close(fd[--k]);
 	}
 	for (k = 0; k < n; k++)
 		delivery_end(g[k], err ? 0 : seq);
@@ -434,6 +486,7 @@ static void part_undo(struct part *pt)
 	if (pt->granted) {
 		pages_lock(ch, pt->a, pt->end);
 		grant_unhold(g, pt->a, pt->end, pt->add.n, pt->add.writes);
+		(void)replica_scrub(pt->rep, pt->a, pt->end, 0);
 		pages_unlock(ch, pt->a, pt->end);
 	}
 	/* The client's death may have ended it. */
@@ -565,6 +618,7 @@ static void unhold(struct mapping *m, uint64_t a, uint64_t b, bool write)
 		pthread_mutex_lock(&ch->lock);
 		pages_lock(ch, from, to);
 		grant_unhold(list[k], from, to, 1, write);
+		(void)replica_scrub(list[k]->replica, from, to, 0);
 		pages_unlock(ch, from, to);
 		pthread_mutex_unlock(&ch->lock);
 		replica_unpin(list[k]->replica);
@@ -1042,6 +1096,9 @@ static int release_locked(struct grant *g, unsigned a, unsigned b, struct releas
 	 */
 	if (any_shared && !secured)
 		(void)fetch_pages(ch, a, b);
+	pthread_mutex_lock(&ch->lock);
+	(void)replica_scrub(rep, a, b, SCRUB_FETCH);
+	pthread_mutex_unlock(&ch->lock);
 	return 0;
 }
 

@@ -265,6 +265,18 @@ bool kernel_has(struct kfile *kf, uint64_t off)
 	return has;
 }
 
+bool kernel_is_dirty(struct kfile *kf, uint64_t off)
+{
+	const struct kpage *kp;
+	bool dirty;
+
+	pthread_mutex_lock(&kf->lock);
+	kp = kpage_find(kf, off / GAIA_PAGE);
+	dirty = kp && atomic_load(&kp->dirty);
+	pthread_mutex_unlock(&kf->lock);
+	return dirty;
+}
+
 /* Launder and drop. */
 static void kernel_invalidate(struct kfile *kf, uint64_t off, uint64_t len)
 {

@@ -132,6 +132,8 @@ int kernel_writeback(struct kfile *kf, uint64_t off, uint64_t len, unsigned batc
 /* Drop clean pages. */
 void kernel_reclaim(struct kfile *kf, uint64_t off, uint64_t len);
 bool kernel_has(struct kfile *kf, uint64_t off);
+/* What processes wrote there has not been written back. */
+bool kernel_is_dirty(struct kfile *kf, uint64_t off);
 
 /* What the store has: bytes below its end of the file; the rest of @buf is zeroed. */
 size_t store_peek(struct kfile *kf, void *buf, size_t len, uint64_t off);

@@ -624,9 +624,47 @@ static void check_acquired(struct client *cl, unsigned hot, bool fresh)
 	}
 }
 
+static bool somebody_holds(unsigned device, unsigned hot)
+{
+	for (unsigned k = 0; k < CLIENTS; k++)
+		if (w.held[k].client && w.held[k].client->device == device && w.held[k].holds[hot])
+			return true;
+	return false;
+}
+
+/*
+ * A page of a chunk that the client has just been handed, and has not acquired: zeros or, always where somebody holds it, current,
+ * that is: as the cache has it.
+ */
+static void check_shown(struct client *cl, unsigned hot)
+{
+	unsigned char *p = client_at(cl, hot_offset(hot));
+	bool held = somebody_holds(cl->device, hot);
+
+	for (unsigned k = 0; k < GAIA_PAGE; k++) {
+		struct device_byte *db = &w.byte[hot][k].dev[cl->device];
+		uint64_t off = hot_offset(hot) + k;
+
+		if (kernel_is_dirty(w.kf, off)) {
+			db->view_known = false;
+			continue;
+		}
+		if (db->has && (p[k] == db->value || db->maybe))
+			continue;
+		if (off < w.size && ((held && !db->voided) || p[k]))
+			check_public(off, p[k], "shown");
+		else if (p[k] && !db->voided)
+			fail("device %u: byte %#llx beyond the end is shown as %u", cl->device,
+			     (unsigned long long)off, p[k]);
+		/* Who holds it has been brought up to date by the way. */
+		db->view = p[k];
+	}
+}
+
 static void op_acquire(const struct op *op, bool write)
 {
 	struct held *h = choose_client(op);
+	bool had[HOT] = { false };
 	uint64_t off, len;
 	int err;
 
@@ -636,6 +674,8 @@ static void op_acquire(const struct op *op, bool write)
 	choose_wide(op, &off, &len);
 	trace("client %d (device %u) acquires %#llx + %llu%s", (int)(h - w.held), h->client->device,
 	      (unsigned long long)off, (unsigned long long)len, write ? " to write" : "");
+	for (unsigned hot = 0; hot < HOT; hot++)
+		had[hot] = client_at(h->client, hot_offset(hot)) != NULL;
 	w.now++;
 	err = client_acquire(h->client, off, len, write ? GAIA_PROT_RW : GAIA_PROT_READ);
 	if (err == -ENOMEM) {
@@ -655,6 +695,8 @@ static void op_acquire(const struct op *op, bool write)
 			continue;
 		}
 		wanted &= client_at(h->client, at) != NULL;
+		if (!asked && !had[hot] && client_at(h->client, at))
+			check_shown(h->client, hot);
 		if (!asked && !wanted)
 			continue;
 		if (wanted) {

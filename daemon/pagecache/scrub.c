@@ -1,0 +1,103 @@
+/*
+ * scrub.c - what memory shows that clients map.
+ *
+ * A client maps whole chunks, of which it acquires pages. So what it is handed is made ready first (sync.c): each page of it
+ * is current or zeros. And what is removed from the file later, or was stored by a client and never released, becomes
+ * zeros where somebody maps it, before the call that removes it returns; pages that are held, when nobody
+ * holds them any more. The marks that say what memory has are in state.c.
+ */
+#include <stdlib.h>
+
+#include "pagecache/state.h"
+
+bool replica_is_mapped(const struct replica *rep)
+{
+	const struct grant *g;
+
+	if (rep->spoiled)
+		return true;
+	LIST_FOREACH(g, &rep->grants, of_replica)
+		if (g->delivered || g->in_delivery || g->unanswered)
+			return true;
+	return false;
+}
+
+/* What was released of pages that nobody holds any more is in the same memory as what was removed of them. */
+static void fetch_removed(struct replica *rep, unsigned a, unsigned b, const uint64_t *held)
+{
+	struct chunk *ch = rep->chunk;
+
+	for (unsigned i = a; i < b; i++) {
+		unsigned flags = rep->page[i].flags;
+
+		if (!(flags & REPLICA_REMOVED) || !(flags & REPLICA_AHEAD) || bit_test(held, i))
+			continue;
+		pthread_mutex_unlock(&ch->lock);
+		(void)fetch_pages(ch, i, i + 1);
+		pthread_mutex_lock(&ch->lock);
+	}
+}
+
+static int zero(struct replica *rep, unsigned a, unsigned b, const uint64_t *pages)
+{
+	struct chunk *ch = rep->chunk;
+	struct dev_run *runs = xmalloc((b - a) * sizeof(*runs));
+	struct dev_op op = { .kind = DEV_ZERO, .runs = runs };
+	int err;
+
+	for (unsigned i = a; i < b; i++)
+		if (bit_test(pages, i))
+			runs[op.n++] = (struct dev_run){ .mem = rep->mem, .page = i, .npages = 1 };
+	/* The pages' locks keep the replica. */
+	pthread_mutex_unlock(&ch->lock);
+	err = cache_device_run(rep->dev, &op);
+	pthread_mutex_lock(&ch->lock);
+	free(runs);
+	for (unsigned i = a; i < b && !err; i++)
+		if (bit_test(pages, i))
+			replica_zeroed(rep, i);
+	if (!err)
+		count(CTR_device_zeroed, op.n);
+	return err;
+}
+
+int replica_scrub(struct replica *rep, unsigned a, unsigned b, unsigned how)
+{
+	uint64_t held[GAIA_CHUNK_PAGES / 64] = { 0 }, pages[GAIA_CHUNK_PAGES / 64] = { 0 };
+	bool all = how & SCRUB_STALE, any = all;
+
+	for (unsigned i = a; i < b && !any; i++)
+		any = replica_hides(rep, i);
+	if (!any || !replica_is_mapped(rep) || fault_point("break.no_scrub"))
+		return 0;
+	replica_held(rep, a, b, held);
+	if (how & SCRUB_FETCH)
+		fetch_removed(rep, a, b, held);
+	any = false;
+	for (unsigned i = a; i < b; i++)
+		if (replica_to_zero(rep, i, bit_test(held, i), all)) {
+			bit_set(pages, i);
+			any = true;
+		}
+	return any ? zero(rep, a, b, pages) : 0;
+}
+
+void chunk_scrub(struct chunk *ch, unsigned a, unsigned b)
+{
+	struct replica *list[CACHE_MAX_DEVICES];
+	unsigned n = ch->n_replicas;
+
+	for (unsigned k = 0; k < n; k++)
+		list[k] = ch->replica[k];
+	/* A device that is gone, or fails, holds nobody up: what it has then is to be zeros still, for who is handed it next. */
+	for (unsigned k = 0; k < n; k++)
+		(void)replica_scrub(list[k], a, b, SCRUB_FETCH);
+}
+
+bool chunk_is_mapped(const struct chunk *ch)
+{
+	for (unsigned k = 0; k < ch->n_replicas; k++)
+		if (replica_is_mapped(ch->replica[k]))
+			return true;
+	return false;
+}
