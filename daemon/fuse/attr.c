@@ -76,13 +76,14 @@ void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	inode_fd_put(inode);
 }
 
-static int set_size(struct inode *inode, off_t size)
+static int set_size(fuse_req_t req, struct inode *inode, off_t size)
 {
 	struct cfile *f;
 	int err = contents_get(inode, &f);
 
 	if (err)
 		return err;
+	contents_written_by(inode, fuse_req_ctx(req)->uid);
 	err = cache_truncate(f, (uint64_t)size);
 	contents_put(inode);
 	return err;
@@ -124,12 +125,12 @@ static int set_times(struct inode *inode, int fd, const struct stat *attr, int t
 	return err;
 }
 
-static int set_owner(int fd, const struct stat *attr, int to_set)
+static int set_owner(fuse_req_t req, int fd, const struct stat *attr, int to_set)
 {
 	uid_t uid = to_set & FUSE_SET_ATTR_UID ? attr->st_uid : (uid_t)-1;
 	gid_t gid = to_set & FUSE_SET_ATTR_GID ? attr->st_gid : (gid_t)-1;
 
-	return fchownat(fd, "", uid, gid, AT_EMPTY_PATH) ? -errno : 0;
+	return AS_CALLER_MAY(req, fchownat(fd, "", uid, gid, AT_EMPTY_PATH));
 }
 
 /* Those that mean something, and that a write by others clears. */
@@ -225,13 +226,13 @@ void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
 	if (nothing && !may_set_nothing(req, inode, fd))
 		err = -EPERM;
 	else if (nothing || to_set & owner)
-		err = set_owner(fd, attr, to_set);
+		err = set_owner(req, fd, attr, to_set);
 	if (!err && to_set & FUSE_SET_ATTR_MODE)
 		err = set_mode(inode, fd, attr->st_mode);
 	if (!err && to_set & FUSE_SET_ATTR_KILL_SUID) /* and set-gid: FATTR_KILL_SUIDGID */
 		err = attr_clear_set_id(inode);
 	if (!err && to_set & FUSE_SET_ATTR_SIZE)
-		err = set_size(inode, attr->st_size);
+		err = set_size(req, inode, attr->st_size);
 	if (!err && to_set & times)
 		err = set_times(inode, fd, attr, to_set);
 	if (err)

@@ -128,6 +128,7 @@ static int begin(struct store_file *file, struct store_file **under)
 	struct backing *b = backing_of(file);
 	int n = atomic_load(&b->uses), err;
 
+	cred_drop_powers(b->inode->fs);
 	while (n != CLOSED && !atomic_compare_exchange_weak(&b->uses, &n, n + 1))
 		;
 	if (n == CLOSED) {
@@ -159,6 +160,35 @@ static void end(struct store_file *file)
 		res_;                                                         \
 	})
 
+/*
+ * Whether what failed with @err may be tried once more with root's powers, because only root has
+ * written the file. Then the thread has them until cred_root_end().
+ */
+static bool again_as_root(struct store_file *file, ssize_t err)
+{
+	struct inode *inode = backing_of(file)->inode;
+	struct fs *fs = inode->fs;
+
+	if (!cred_no_room(err) || !fs->powers.can_drop || inode->of_users)
+		return false;
+	if (!cred_root_begin(fs))
+		return true;
+	cred_root_end(fs);
+	return false;
+}
+
+/* The same, of a call that may take room. */
+#define PASS_TAKING(file, call, ...)                            \
+	({                                                      \
+		int got_ = PASS(int, file, call, ##__VA_ARGS__); \
+                                                                \
+		if (again_as_root(file, got_)) {                \
+			got_ = PASS(int, file, call, ##__VA_ARGS__); \
+			cred_root_end(backing_of(file)->inode->fs); \
+		}                                               \
+		got_;                                           \
+	})
+
 static ssize_t backing_read(struct store_file *file, const struct iovec *iov, int n, off_t off)
 {
 	return PASS(ssize_t, file, read, iov, n, off);
@@ -187,13 +217,13 @@ static ssize_t backing_read_end(struct store_file *file, struct store_read *rd)
 
 static int backing_write(struct store_file *file, const struct iovec *iov, int n, off_t off)
 {
-	return PASS(int, file, write, iov, n, off);
+	return PASS_TAKING(file, write, iov, n, off);
 }
 
 static int backing_patch(struct store_file *file, const void *buf, const void *base, size_t len,
 			 off_t off)
 {
-	return PASS(int, file, patch, buf, base, len, off);
+	return PASS_TAKING(file, patch, buf, base, len, off);
 }
 
 static int backing_sync(struct store_file *file, bool data_only)
@@ -203,12 +233,12 @@ static int backing_sync(struct store_file *file, bool data_only)
 
 static int backing_truncate(struct store_file *file, off_t size)
 {
-	return PASS(int, file, truncate, size);
+	return PASS_TAKING(file, truncate, size);
 }
 
 static int backing_allocate(struct store_file *file, int mode, off_t off, off_t len)
 {
-	return PASS(int, file, allocate, mode, off, len);
+	return PASS_TAKING(file, allocate, mode, off, len);
 }
 
 static off_t backing_seek(struct store_file *file, off_t off, int whence)
@@ -226,8 +256,8 @@ static int backing_utimens(struct store_file *file, const struct timespec ts[2])
 	return PASS(int, file, utimens, ts);
 }
 
-static ssize_t backing_copy_range(struct store_file *from, off_t from_off, struct store_file *to,
-				  off_t to_off, size_t len)
+static ssize_t copy_once(struct store_file *from, off_t from_off, struct store_file *to, off_t to_off,
+			 size_t len)
 {
 	struct store_file *to_under;
 	ssize_t n = begin(to, &to_under);
@@ -236,6 +266,18 @@ static ssize_t backing_copy_range(struct store_file *from, off_t from_off, struc
 		return n;
 	n = PASS(ssize_t, from, copy_range, from_off, to_under, to_off, len);
 	end(to);
+	return n;
+}
+
+static ssize_t backing_copy_range(struct store_file *from, off_t from_off, struct store_file *to,
+				  off_t to_off, size_t len)
+{
+	ssize_t n = copy_once(from, from_off, to, to_off, len);
+
+	if (again_as_root(to, n)) {
+		n = copy_once(from, from_off, to, to_off, len);
+		cred_root_end(backing_of(to)->inode->fs);
+	}
 	return n;
 }
 

@@ -86,8 +86,10 @@ static void contents_released(void *cookie)
 
 	pthread_mutex_lock(&fs->lock);
 	bug_on(!inode->cfiles);
-	if (!--inode->cfiles)
+	if (!--inode->cfiles) {
 		access_take(inode, fds);
+		atomic_store(&inode->of_users, false);
+	}
 	pthread_mutex_unlock(&fs->lock);
 	close_both(fds);
 	inode_put(inode);
@@ -167,6 +169,12 @@ int contents_get(struct inode *inode, struct cfile **out)
 	*out = inode->cfile;
 	pthread_mutex_unlock(&inode->lock);
 	return err;
+}
+
+void contents_written_by(struct inode *inode, uid_t uid)
+{
+	if (uid && !atomic_load_explicit(&inode->of_users, memory_order_relaxed))
+		atomic_store(&inode->of_users, true);
 }
 
 /*

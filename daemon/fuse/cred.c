@@ -1,27 +1,173 @@
 /*
- * cred.c - doing things as the caller.
+ * cred.c - doing things as the caller, and without root's powers.
  *
  * A privileged daemon creates files with the caller's uid, gid and groups, so that
  * ownership, set-gid directories, default ACLs and quotas come out as in the directory
- * below. These credentials belong to a thread in Linux, though libc's wrappers hide it:
- * hence the raw system calls. An unprivileged daemon has only its own user's.
+ * below. An unprivileged daemon has only its own user's.
+ *
+ * What users write must not be stored with root's powers: it would exceed quotas and use blocks
+ * that are reserved for root. CAP_SYS_RESOURCE gives both powers, and on some file systems the
+ * fsuid 0 gives the second. Changing either costs more than most stores. So each thread drops both
+ * once, and keeps all other capabilities; its fsuid becomes one that no file system knows, with the
+ * same effect as the file owner's (quotas are charged to a file's owner, whoever writes). What root
+ * itself wrote or does gets the powers back, between cred_root_begin() and cred_root_end():
+ * contents only if there was no room without them.
+ *
+ * Credentials belong to a thread in Linux, though libc's wrappers hide it: hence the raw system
+ * calls.
  */
 #include "fuse/internal.h"
 
 #include <errno.h>
 #include <grp.h>
+#include <linux/magic.h>
 #include <sched.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/fsuid.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 /* More than the kernel gives anybody: a caller's groups beyond would be ignored. */
 #define MAX_GROUPS 65536
 #define USUAL_GROUPS 64
 
-int cred_thread_init(void)
+/* The largest that there is. It is no user's, not even that of the user "nobody". */
+#define NO_USER ((uid_t)-2)
+
+#define CAP_BIT(cap) (1ull << (cap))
+/* What setfsuid(2) takes from who stops being root, and gives back. Linux's CAP_FS_SET. */
+#define FILE_CAPS                                                                              \
+	(CAP_BIT(CAP_CHOWN) | CAP_BIT(CAP_DAC_OVERRIDE) | CAP_BIT(CAP_DAC_READ_SEARCH) |           \
+	 CAP_BIT(CAP_FOWNER) | CAP_BIT(CAP_FSETID) | CAP_BIT(CAP_MKNOD) |                          \
+	 CAP_BIT(CAP_LINUX_IMMUTABLE) | CAP_BIT(CAP_MAC_OVERRIDE))
+/* Without these it takes the fsuid 0 to do what root may with users' files. */
+#define NEEDED_CAPS                                                                            \
+	(CAP_BIT(CAP_CHOWN) | CAP_BIT(CAP_DAC_OVERRIDE) | CAP_BIT(CAP_FOWNER) | CAP_BIT(CAP_FSETID))
+
+static __thread bool dropped; /* this thread has dropped root's powers */
+
+/* The thread's. */
+static int take_caps(const struct cap_set *set)
 {
+	struct __user_cap_header_struct head = { .version = _LINUX_CAPABILITY_VERSION_3 };
+
+	return syscall(SYS_capset, &head, set->word) ? -errno : 0;
+}
+
+static int caps_now(struct cap_set *set)
+{
+	struct __user_cap_header_struct head = { .version = _LINUX_CAPABILITY_VERSION_3 };
+
+	return syscall(SYS_capget, &head, set->word) ? -errno : 0;
+}
+
+static uint64_t effective(const struct cap_set *set)
+{
+	return set->word[0].effective | (uint64_t)set->word[1].effective << 32;
+}
+
+static struct cap_set without(struct cap_set set, uint64_t caps)
+{
+	set.word[0].effective &= ~(uint32_t)caps;
+	set.word[1].effective &= ~(uint32_t)(caps >> 32);
+	return set;
+}
+
+/*
+ * Whether the file system reserves blocks for the fsuid 0. Others do not look at the fsuid when
+ * they store, or (NFS) send it to a server, which may know root only.
+ */
+static bool favours_fsuid_0(int fd)
+{
+	struct statfs st;
+
+	if (fstatfs(fd, &st))
+		return false;
+	return st.f_type == EXT4_SUPER_MAGIC || st.f_type == F2FS_SUPER_MAGIC ||
+	       st.f_type == 0x24051905; /* UBIFS */
+}
+
+/* Not in a user namespace that has no such user; nor are blocks reserved for its root. */
+static bool can_be_no_user(void)
+{
+	uid_t got;
+
+	syscall(SYS_setfsuid, NO_USER);
+	got = (uid_t)syscall(SYS_setfsuid, -1); /* only tells */
+	syscall(SYS_setfsuid, 0);
+	return got == NO_USER;
+}
+
+void cred_init(struct fs *fs)
+{
+	struct powers *p = &fs->powers;
+	int err;
+
+	if (!fs->privileged)
+		return;
+	err = caps_now(&p->root);
+	p->plain = without(p->root, CAP_BIT(CAP_SYS_RESOURCE));
+	p->user = without(p->plain, FILE_CAPS);
+	/* Where it can be refused, it is here. */
+	if (!err)
+		err = take_caps(&p->plain);
+	if (!err)
+		err = take_caps(&p->root);
+	if (err) {
+		log_warn("capabilities cannot be changed (%s): users can exceed quotas and use blocks that are "
+			 "reserved for root", strerror(-err));
+		return;
+	}
+	p->can_drop = true;
+	if (!favours_fsuid_0(fs->root.fd) || !can_be_no_user())
+		return;
+	if ((effective(&p->root) & NEEDED_CAPS) == NEEDED_CAPS)
+		p->fsuid = NO_USER;
+	else
+		log_warn("users can use blocks of %s that are reserved for root: to prevent it the daemon needs the "
+			 "capabilities CHOWN, DAC_OVERRIDE, FOWNER and FSETID", fs->source);
+}
+
+/* Whatever the thread's credentials are. */
+static void drop(const struct powers *p)
+{
+	if (p->fsuid)
+		syscall(SYS_setfsuid, p->fsuid);
+	/* Last, since the change of fsuid takes some away. It worked in cred_init(), so it does here. */
+	(void)take_caps(&p->plain);
+}
+
+void cred_drop_powers(const struct fs *fs)
+{
+	if (dropped || !fs->powers.can_drop)
+		return;
+	drop(&fs->powers);
+	dropped = true;
+}
+
+int cred_root_begin(const struct fs *fs)
+{
+	const struct powers *p = &fs->powers;
+
+	if (!p->can_drop)
+		return 0;
+	cred_drop_powers(fs);
+	if (p->fsuid)
+		syscall(SYS_setfsuid, 0);
+	return take_caps(&p->root);
+}
+
+void cred_root_end(const struct fs *fs)
+{
+	if (fs->powers.can_drop)
+		drop(&fs->powers);
+}
+
+int cred_thread_init(const struct fs *fs)
+{
+	cred_drop_powers(fs);
 	/* A umask of the thread's own. */
 	return unshare(CLONE_FS) ? -errno : 0;
 }
@@ -46,33 +192,51 @@ static int take_groups(fuse_req_t req)
 	return err;
 }
 
+static int become_user(fuse_req_t req)
+{
+	const struct powers *p = &req_fs(req)->powers;
+	const struct fuse_ctx *ctx = fuse_req_ctx(req);
+	int err = take_groups(req);
+
+	if (err)
+		return err;
+	syscall(SYS_setfsgid, ctx->gid);
+	syscall(SYS_setfsuid, ctx->uid);
+	/* From 0 the kernel has done it. */
+	return p->fsuid ? take_caps(&p->user) : 0;
+}
+
 int cred_enter(fuse_req_t req)
 {
 	const struct fuse_ctx *ctx = fuse_req_ctx(req);
+	struct fs *fs = req_fs(req);
 	int err;
 
 	umask(ctx->umask);
-	if (!req_fs(req)->privileged || (!ctx->uid && !ctx->gid))
+	if (!fs->privileged)
 		return 0;
-	if (ctx->uid) {
-		err = take_groups(req);
-		if (err)
-			return err;
-	}
-	syscall(SYS_setfsgid, ctx->gid);
-	syscall(SYS_setfsuid, ctx->uid);
-	return 0;
+	if (!ctx->uid && ctx->gid)
+		syscall(SYS_setfsgid, ctx->gid);
+	err = ctx->uid ? become_user(req) : cred_root_begin(fs);
+	if (err)
+		cred_leave(req);
+	return err;
 }
 
 void cred_leave(fuse_req_t req)
 {
 	const struct fuse_ctx *ctx = fuse_req_ctx(req);
+	const struct fs *fs = req_fs(req);
 
 	umask(0);
-	if (!req_fs(req)->privileged || (!ctx->uid && !ctx->gid))
+	if (!fs->privileged)
 		return;
-	syscall(SYS_setfsuid, geteuid());
-	syscall(SYS_setfsgid, getegid());
+	if (ctx->uid && !fs->powers.fsuid)
+		syscall(SYS_setfsuid, geteuid()); /* the capabilities come back with it */
+	else
+		cred_root_end(fs);
+	if (ctx->gid)
+		syscall(SYS_setfsgid, getegid());
 	/* The daemon gave its supplementary groups up when it started. */
 	if (ctx->uid)
 		syscall(SYS_setgroups, 0, NULL);

@@ -19,7 +19,7 @@ static bool may_write(int flags)
 	return (flags & O_ACCMODE) != O_RDONLY;
 }
 
-int handle_open(struct inode *inode, int flags, int access, struct handle **out)
+int handle_open(struct inode *inode, int flags, int access, uid_t uid, struct handle **out)
 {
 	struct fs *fs = inode->fs;
 	bool write = may_write(flags);
@@ -44,6 +44,8 @@ int handle_open(struct inode *inode, int flags, int access, struct handle **out)
 		goto free_handle;
 	if (access >= 0)
 		access_give(inode, access, write);
+	if (may_write(flags))
+		contents_written_by(inode, uid);
 	h->inode = inode;
 	h->flags = flags;
 	h->errors_seen = cfile_error_now(h->cfile);
@@ -103,7 +105,7 @@ int handle_tell(fuse_req_t req, struct handle *h, struct fuse_file_info *fi)
 void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	struct handle *h;
-	int err = handle_open(inode_of(req_fs(req), ino), fi->flags, -1, &h);
+	int err = handle_open(inode_of(req_fs(req), ino), fi->flags, -1, fuse_req_ctx(req)->uid, &h);
 
 	if (!err)
 		err = handle_tell(req, h, fi);
@@ -159,6 +161,9 @@ void op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_
 	struct handle *h = handle_of(fi);
 	int err = serve_clears_set_id() ? attr_clear_set_id(h->inode) : 0;
 
+	/* The descriptor may be one that root opened. Of the pages it gathers the kernel does not say whose they are. */
+	if (!fi->writepage)
+		contents_written_by(h->inode, fuse_req_ctx(req)->uid);
 	if (!err)
 		err = cache_write(h->cfile, buf, size, off, kind);
 	if (err)
@@ -205,8 +210,10 @@ void op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_inf
 void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t len,
 		  struct fuse_file_info *fi)
 {
-	int err = cache_allocate(handle_of(fi)->cfile, mode, off, len);
+	int err;
 
+	contents_written_by(handle_of(fi)->inode, fuse_req_ctx(req)->uid);
+	err = cache_allocate(handle_of(fi)->cfile, mode, off, len);
 	if (err)
 		passthrough_failed(handle_of(fi));
 	fuse_reply_err(req, -err);
@@ -284,6 +291,7 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
 		fuse_reply_err(req, EINVAL);
 		return;
 	}
+	contents_written_by(handle_of(fi_out)->inode, fuse_req_ctx(req)->uid);
 	n = cache_copy_range(handle_of(fi_in)->cfile, off_in, handle_of(fi_out)->cfile, off_out,
 			     len);
 	if (n < 0) {

@@ -189,6 +189,7 @@ int fs_create(const struct fs_config *config, struct fs **out)
 		goto end_supervisor;
 	}
 	fs->acl = xattr_source_has_acl(fs->root.fd);
+	cred_init(fs); /* logs */
 	err = lanes_start(fs);
 	if (err) {
 		log_error("fuse: cannot start workers: %s", strerror(-err));

@@ -13,6 +13,8 @@
 #define GAIA_FUSE_INTERNAL_H
 
 #include <dirent.h>
+#include <errno.h>
+#include <linux/capability.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdatomic.h>
@@ -78,6 +80,12 @@ struct inode {
 	UT_hash_handle hh;    /* fs->inodes; not the root */
 
 	LIST_HEAD(, backing) backings; /* its store files */
+
+	/*
+	 * A user other than root could write the contents since the cache last had nothing of them: what
+	 * is stored may be that user's. Set without a lock; cleared with fs->lock, when there is no cfile.
+	 */
+	atomic_bool of_users;
 
 	atomic_bool relist; /* a directory: the kernel may keep a listing that is old, see dir_changed() */
 
@@ -171,6 +179,18 @@ enum lane {
 	LANES
 };
 
+/* As capset(2) takes it. */
+struct cap_set {
+	struct __user_cap_data_struct word[_LINUX_CAPABILITY_U32S_3];
+};
+
+/* Credentials of a privileged daemon's threads: see cred.c. */
+struct powers {
+	bool can_drop; /* threads drop root's powers */
+	uid_t fsuid;   /* theirs then; 0: unchanged, the file system below does not look at it */
+	struct cap_set plain, root, user; /* without the powers; acting for root; acting for a user */
+};
+
 struct fs {
 	/* Constant after fs_serve(). */
 	struct fs_config config;
@@ -181,6 +201,7 @@ struct fs {
 	struct control *control;
 	struct pool *lane[LANES];
 	bool privileged;    /* acts for many users, switching to their credentials */
+	struct powers powers;
 	bool acl;	    /* the source has POSIX ACLs */
 	bool writeback;	    /* the kernel gathers writes; from INIT on */
 	bool passthrough;   /* it serves files that no device maps itself; from INIT on */
@@ -302,6 +323,9 @@ bool contents_were_cached(struct inode *inode);
 /* A name was removed or given: tell the cache whether there is one left. */
 void contents_names_changed(struct inode *inode);
 
+/* @uid writes the contents, or will be able to. The caller holds them (contents_get()). */
+void contents_written_by(struct inode *inode, uid_t uid);
+
 /* A store file that is for writing, too, or fails. */
 int contents_open_below(struct inode *inode, bool write, struct store_file **out);
 
@@ -349,9 +373,9 @@ bool passthrough_hides(const char *xattr);
 
 /*
  * @access: a descriptor opened with what the caller has the right to (consumed), or -1:
- * open one.
+ * open one. @uid: the caller's.
  */
-int handle_open(struct inode *inode, int flags, int access, struct handle **out);
+int handle_open(struct inode *inode, int flags, int access, uid_t uid, struct handle **out);
 /* Fill in the answer to an open; on error the handle is closed. */
 int handle_tell(fuse_req_t req, struct handle *h, struct fuse_file_info *fi);
 void handle_close(struct handle *h);
@@ -442,8 +466,39 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fu
 
 /* ---- cred.c: doing things as the caller ---- */
 
+/* Once, before there are threads. Logs what it cannot do. */
+void cred_init(struct fs *fs);
 /* Once in each thread that serves. */
-int cred_thread_init(void);
+int cred_thread_init(const struct fs *fs);
+/*
+ * Call this in any thread before something that may take room in the source. The thread drops root's
+ * powers for good; it costs nothing the next time.
+ */
+void cred_drop_powers(const struct fs *fs);
+/*
+ * From here to cred_root_end() the thread has all of root's powers: for what root itself does or
+ * wrote. 0, or a negative errno; cred_root_end() is called in either case.
+ */
+int cred_root_begin(const struct fs *fs);
+void cred_root_end(const struct fs *fs);
+/* Whether @err says that there is no room, where root may have some. */
+static inline bool cred_no_room(long err)
+{
+	return err == -ENOSPC || err == -EDQUOT;
+}
+/* @call, a system call: 0 or a negative errno. If the caller is root, and there is no room, once more with root's powers. */
+#define AS_CALLER_MAY(req, call)                                                        \
+	({                                                                              \
+		int res_ = (call) ? -errno : 0;                                         \
+                                                                                        \
+		if (cred_no_room(res_) && !fuse_req_ctx(req)->uid) {                    \
+			res_ = cred_root_begin(req_fs(req));                            \
+			if (!res_)                                                      \
+				res_ = (call) ? -errno : 0;                             \
+			cred_root_end(req_fs(req));                                     \
+		}                                                                       \
+		res_;                                                                   \
+	})
 /* From here to cred_leave() this thread creates files as the caller, with the caller's umask. */
 int cred_enter(fuse_req_t req);
 void cred_leave(fuse_req_t req);

@@ -95,6 +95,8 @@ static int map_contents(struct ioctl_job *job, int access)
 
 	if (io->release || io->reserved)
 		return -EINVAL;
+	if (access != O_RDONLY)
+		contents_written_by(job->handle->inode, job->uid);
 	err = control_map(job->fs->control, job->handle->cfile, access != O_WRONLY,
 			  access != O_RDONLY, io);
 	/* What cannot write releases nothing that the kernel must drop; and its mount may be read-only. */

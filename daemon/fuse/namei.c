@@ -226,7 +226,7 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	if (err)
 		goto close_access;
 	passthrough_created(inode, access);
-	err = handle_open(inode, fi->flags, access, &h);
+	err = handle_open(inode, fi->flags, access, fuse_req_ctx(req)->uid, &h);
 	access = -1;
 	if (err)
 		goto forget;
@@ -255,8 +255,8 @@ void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t newparent, const char *n
 
 	if (fd < 0 || dirfd < 0)
 		err = fd < 0 ? fd : dirfd;
-	else if (linkat(AT_FDCWD, fd_path(fd).text, dirfd, newname, AT_SYMLINK_FOLLOW))
-		err = -errno;
+	else
+		err = AS_CALLER_MAY(req, linkat(AT_FDCWD, fd_path(fd).text, dirfd, newname, AT_SYMLINK_FOLLOW));
 	if (!err) {
 		dir_changed(dir);
 		contents_names_changed(inode);
@@ -327,15 +327,16 @@ struct renaming {
 /* As the caller, where that makes something new. */
 static int rename_below(fuse_req_t req, const struct renaming *r)
 {
-	bool makes = r->flags & RENAME_WHITEOUT;
-	int err = makes ? cred_enter(req) : 0;
+	int err;
 
+	if (!(r->flags & RENAME_WHITEOUT))
+		return AS_CALLER_MAY(req, renameat2(r->from_fd, r->name, r->to_fd, r->newname, r->flags));
+	err = cred_enter(req);
 	if (err)
 		return err;
 	if (renameat2(r->from_fd, r->name, r->to_fd, r->newname, r->flags))
 		err = -errno;
-	if (makes)
-		cred_leave(req);
+	cred_leave(req);
 	return err;
 }
 

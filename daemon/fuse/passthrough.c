@@ -80,7 +80,9 @@ static bool lease_granted(struct inode *inode, int kind)
 	if (fd < 0)
 		return false;
 	backing_close_idle(inode);
-	granted = !fcntl(fd, F_SETLEASE, kind);
+	/* As root: without CAP_LEASE, as in some containers, at least root's own files have leases. */
+	granted = !cred_root_begin(inode->fs) && !fcntl(fd, F_SETLEASE, kind);
+	cred_root_end(inode->fs);
 	if (granted)
 		fcntl(fd, F_SETLEASE, F_UNLCK);
 	close(fd);
@@ -147,16 +149,27 @@ static bool is_for_devices(struct inode *inode)
 	return inode->for_devices;
 }
 
-/* Tell the kernel of @fd: an id, or a negative errno. */
-static int register_backing(fuse_req_t req, int fd)
+/*
+ * Tell the kernel of @fd: an id, or a negative errno. It keeps the credentials that this thread has
+ * now, and writes with them whatever anybody writes until the file's last close. So they have root's
+ * powers only if nobody else may write the file.
+ */
+static int register_backing(fuse_req_t req, struct inode *inode, int fd)
 {
-	int id;
+	struct stat st;
+	bool roots = !inode->of_users && !fstat(fd, &st) && !st.st_uid &&
+		     !(st.st_mode & (S_IWGRP | S_IWOTH));
+	int id = roots ? cred_root_begin(inode->fs) : 0;
 
-	errno = 0;
-	id = fuse_passthrough_open(req, fd);
-	if (id > 0)
-		return id;
-	return errno ? -errno : -EIO;
+	if (!id) {
+		errno = 0;
+		id = fuse_passthrough_open(req, fd);
+		if (id <= 0)
+			id = errno ? -errno : -EIO;
+	}
+	if (roots)
+		cred_root_end(inode->fs);
+	return id;
 }
 
 static int first_passthrough(fuse_req_t req, struct inode *inode)
@@ -165,12 +178,12 @@ static int first_passthrough(fuse_req_t req, struct inode *inode)
 
 	if (fd < 0)
 		return fd;
-	id = register_backing(req, fd);
+	id = register_backing(req, inode, fd);
 	inode_fd_put(inode);
 	/* Older kernels want one that could be read from. */
 	if (id == -EBADF) {
 		fd = inode_open(inode, O_RDONLY);
-		id = fd < 0 ? fd : register_backing(req, fd);
+		id = fd < 0 ? fd : register_backing(req, inode, fd);
 		if (fd >= 0)
 			close(fd);
 	}
@@ -263,6 +276,7 @@ void passthrough_mapped(struct inode *inode, bool may_write)
 	inode->for_devices = true;
 	inode->device_noted |= note;
 	pthread_mutex_unlock(&inode->lock);
+	cred_drop_powers(inode->fs);
 	/* Where it is not noted it is forgotten with the inode. */
 	fd = note ? inode_fd_get(inode) : -1;
 	if (fd >= 0 && setxattr(fd_path(fd).text, XATTR_DEVICE, "", 0, 0))

@@ -109,7 +109,7 @@ static void *serve(void *arg)
 	int err;
 
 	thread_set_name("gaia-fuse");
-	err = cred_thread_init();
+	err = cred_thread_init(fs);
 	if (err)
 		log_error("fuse: a umask for each thread: %s", strerror(-err));
 

@@ -40,13 +40,15 @@ void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char *v
 	err = fd < 0 ? fd : 0;
 	if (as_caller && inode->type == S_IFREG)
 		access_keep(inode); /* it changes the mode, too */
-	if (!err && as_caller)
+	if (!err && !as_caller) {
+		err = AS_CALLER_MAY(req, setxattr(fd_path(fd).text, name, value, size, flags));
+	} else if (!err) {
 		err = cred_enter(req);
-	if (!err) {
-		if (setxattr(fd_path(fd).text, name, value, size, flags))
-			err = -errno;
-		if (as_caller)
+		if (!err) {
+			if (setxattr(fd_path(fd).text, name, value, size, flags))
+				err = -errno;
 			cred_leave(req);
+		}
 	}
 	if (fd >= 0)
 		inode_fd_put(inode);
