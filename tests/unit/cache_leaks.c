@@ -388,18 +388,6 @@ Test(mapped, what_the_dead_stored_over_what_they_had_released_becomes_zeros)
 	end();
 }
 
-Test(mapped, what_cannot_be_granted_is_not_shown)
-{
-	struct client *cl = begin_mapped(), *other = client_of(0, GAIA_PROT_RW);
-
-	cr_assert_eq(cpu_truncate(kf, 0), 0);
-	cr_assert_eq(cpu_truncate(kf, GAIA_CHUNK), 0);
-	fault_arm("device.export", -EMFILE, 0, 1);
-	cr_assert_lt(client_acquire(other, 0, GAIA_CHUNK, GAIA_PROT_RW), 0);
-	expect_nothing_shown(cl);
-	end();
-}
-
 Test(mapped, a_device_that_is_gone_holds_nobody_up)
 {
 	begin_mapped();
