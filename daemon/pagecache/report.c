@@ -149,6 +149,7 @@ static void check_replica_page(struct chunk *ch, struct replica *rep, unsigned i
 	bug_on(r->writers != writers);
 	bug_on((r->flags & REPLICA_SNAPPED) && !(r->flags & REPLICA_AHEAD));
 	bug_on((r->flags & REPLICA_SNAPPED) && !rep->shadow);
+	bug_on((r->flags & REPLICA_ZEROS) && (r->flags != REPLICA_ZEROS || r->writers > 0));
 	bug_on(r->cut > GAIA_PAGE);
 	/* Nothing lies beyond the end of the file but what is void. */
 	bug_on(page_limit(ch, i) == 0 && (r->flags & REPLICA_PRESENT) && (r->cut > 0 || r->writers == 0));
