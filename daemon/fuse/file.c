@@ -93,6 +93,7 @@ int handle_tell(fuse_req_t req, struct handle *h, struct fuse_file_info *fi)
 		handle_close(h);
 		return err;
 	}
+	h->uid = fuse_req_ctx(req)->uid;
 	fi->fh = (uintptr_t)h;
 	fi->keep_cache = !h->passthrough;
 	/* op_flush() has nothing to say to these. The kernel heeds it where it writes through. */

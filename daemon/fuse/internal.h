@@ -110,7 +110,7 @@ struct handle {
 	int flags;	     /* of open(2), as the caller gave them */
 	struct cfile *cfile; /* files */
 	DIR *dir;	     /* directories */
-	uid_t uid;	     /* directories: among whose they are counted */
+	uid_t uid;	     /* who opened it; directories: among whose they are counted */
 	bool passthrough;    /* set before the kernel hears of the handle */
 
 	atomic_uint_least64_t errors_seen; /* cursor of cfile_error_check() */
@@ -146,6 +146,10 @@ struct receiving {
 	atomic_uint front;	/* ticket of the thread in front; 0: none */
 	atomic_uint tickets;	/* handed out */
 	atomic_uint steps;	/* of those in front: it moves */
+	atomic_uint taken;	/* requests, by the threads that serve */
+	sem_t spare_wake;
+	atomic_bool spare_on;	/* the spare receives, or is about to */
+	uint64_t spare_until;	/* the spare's: it receives until then at least */
 	atomic_uint reading;	/* threads in read(2) */
 	struct seat seat[FS_THREADS];
 	atomic_uint n_taken;	/* of seat[], by threads */
@@ -168,6 +172,13 @@ enum lane {
 	LANE_RELEASE,	/* the kernel, which invalidates, and storage; never clients */
 	LANE_UNMAP,	/* whoever makes room on the device */
 	LANE_QUERY,	/* nothing */
+	/* While all threads that serve are at work (hand.c): */
+	LANE_LOOK,	/* the names and attributes of the directory below */
+	LANE_HOME,	/* reads of what is at home: nothing, or not for long */
+	LANE_READ,	/* other reads: storage */
+	LANE_WRITE,	/* storage, when home is full */
+	LANE_CHANGE,	/* storage that takes changes: what changes names and attributes, and syncs */
+	LANE_END,	/* the same: the end of open files and of names, for which nobody waits */
 	LANES
 };
 
@@ -199,6 +210,8 @@ struct fs {
 	struct receiving receiving;
 	pthread_t thread[FS_THREADS];
 	unsigned n_threads;
+	pthread_t spare;
+	bool has_spare;
 	atomic_bool stopping;	/* the threads shall end */
 	atomic_bool over;	/* the kernel has ended the session */
 	atomic_uint running;	/* threads */
@@ -218,6 +231,8 @@ struct fs {
 	bool deaf;		/* nor invalidations: nobody would answer what they wait for */
 	unsigned n_busy;	/* of both, those that run */
 	pthread_cond_t nothing_busy;
+	unsigned n_handed;	/* requests: see hand.c */
+	pthread_cond_t nothing_handed;
 	LIST_HEAD(, handle) handles;
 
 	struct inode root;
@@ -452,6 +467,10 @@ void cred_leave(fuse_req_t req);
 
 /* As read(2), for a thread that serves. */
 ssize_t receive(struct fs *fs, int fd, void *buf, size_t size);
+/* For the spare: wait until it is needed, or fs->stopping is set. */
+void receive_spare_wait(struct fs *fs);
+/* Whether it is still, between two requests. */
+bool receive_spare_needed(struct fs *fs);
 void receive_thread_ends(struct fs *fs);
 int receive_start(struct fs *fs);
 /* Those that are parked, when fs->stopping is set. */
@@ -471,12 +490,21 @@ void invalidate(struct inode *inode, off_t off, off_t len);
 bool busy_begin(struct fs *fs, bool invalidation);
 void busy_end(struct fs *fs);
 
+/* Carry out a request that was received. */
+void serve_request(struct fs *fs, void *bytes, size_t size);
 /* Whether the request in hand is a FUSE_TMPFILE, which reaches op_create(). */
 bool serve_is_tmpfile(void);
 /* Whether it is a WRITE after which the file has no set-id bits. */
 bool serve_clears_set_id(void);
 int serve_start(struct fs *fs);
 void serve_stop(struct fs *fs);
+
+/* ---- hand.c ---- */
+
+/* False: the request waits for nothing, and is for the caller to carry out. */
+bool hand_over(struct fs *fs, const void *request, size_t size);
+/* Until all have been carried out. When nobody receives any more. */
+void hand_wait(struct fs *fs);
 
 /* ---- mount.c ---- */
 

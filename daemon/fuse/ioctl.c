@@ -21,6 +21,12 @@ static const struct lane_kind {
 	[LANE_RELEASE] = { "gaia-release", 64, 48, 24 },
 	[LANE_UNMAP] = { "gaia-unmap", 16, 12, 6 },
 	[LANE_QUERY] = { "gaia-query", 16, 12, 6 },
+	[LANE_LOOK] = { "gaia-look", 48, 36, 12 },
+	[LANE_HOME] = { "gaia-home", 48, 36, 12 },
+	[LANE_READ] = { "gaia-read", 48, 36, 12 },
+	[LANE_WRITE] = { "gaia-write", 48, 36, 12 },
+	[LANE_CHANGE] = { "gaia-change", 48, 36, 12 },
+	[LANE_END] = { "gaia-end", 16, 12, 6 },
 };
 
 int lanes_start(struct fs *fs)

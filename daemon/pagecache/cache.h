@@ -188,7 +188,12 @@ struct cache_read {
  */
 int cache_read_begin(struct cfile *f, off_t off, size_t len, bool kernel, struct cache_read *rd);
 void cache_read_end(struct cache_read *rd);
-/* The same into a buffer, of any length: bytes read or a negative errno. */
+/*
+ * Whether a read would find all at home now, and wait for nothing that takes long: without waiting itself. What it says
+ * may be wrong as soon as it is said.
+ */
+bool cache_has(struct cfile *f, off_t off, size_t len);
+/* The same as cache_read_begin() into a buffer, of any length: bytes read or a negative errno. */
 ssize_t cache_read(struct cfile *f, void *buf, size_t len, off_t off);
 
 enum cache_write_kind {
