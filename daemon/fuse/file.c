@@ -45,6 +45,7 @@ int handle_open(struct inode *inode, int flags, int access, struct handle **out)
 	if (access >= 0)
 		access_give(inode, access, write);
 	h->inode = inode;
+	h->refs = 1;
 	h->flags = flags;
 	h->errors_seen = cfile_error_now(h->cfile);
 	pthread_mutex_init(&h->lock, NULL);
@@ -64,11 +65,18 @@ close_access:
 	return err;
 }
 
+void handle_keep(struct handle *h)
+{
+	atomic_fetch_add(&h->refs, 1);
+}
+
 void handle_close(struct handle *h)
 {
 	struct inode *inode = h->inode;
 	struct fs *fs = inode->fs;
 
+	if (atomic_fetch_sub(&h->refs, 1) != 1)
+		return;
 	pthread_mutex_lock(&fs->lock);
 	LIST_REMOVE(h, link);
 	inode->writers -= h->cfile && may_write(h->flags);

@@ -76,7 +76,7 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 	 */
 	conn->max_write = FS_MAX_WRITE;
 #if GAIA_HAVE_PASSTHROUGH
-	/* We do not ask whether requests are interrupted: else libfuse takes a lock of the session for each. */
+	/* We look at interrupts ourselves (ioctl.c): libfuse would take a lock of the session for each request. */
 	conn->no_interrupt = 1;
 #endif
 	conn->max_background = most_background(fs);
@@ -183,6 +183,7 @@ int fs_create(const struct fs_config *config, struct fs **out)
 	pthread_mutex_init(&fs->lock, NULL);
 	pthread_cond_init(&fs->nothing_busy, NULL);
 	pthread_cond_init(&fs->nothing_handed, NULL);
+	pthread_mutex_init(&fs->interrupts.lock, NULL);
 
 	/* Switching to callers needs a daemon without groups of its own; where even root may not
 	 * drop them (some user namespaces), it cannot switch. */
@@ -219,6 +220,7 @@ close_source:
 	free(fs->source);
 	free(fs->mountpoint);
 free_fs:
+	pthread_mutex_destroy(&fs->interrupts.lock);
 	pthread_cond_destroy(&fs->nothing_handed);
 	pthread_cond_destroy(&fs->nothing_busy);
 	pthread_mutex_destroy(&fs->lock);
@@ -381,6 +383,7 @@ void fs_destroy(struct fs *fs)
 	inode_table_destroy(fs);
 	supervisor_end(fs);
 	close(fs->source_fd);
+	pthread_mutex_destroy(&fs->interrupts.lock);
 	pthread_cond_destroy(&fs->nothing_handed);
 	pthread_cond_destroy(&fs->nothing_busy);
 	pthread_mutex_destroy(&fs->lock);

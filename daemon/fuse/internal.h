@@ -114,6 +114,7 @@ struct handle {
 	bool passthrough;    /* set before the kernel hears of the handle */
 
 	atomic_uint_least64_t errors_seen; /* cursor of cfile_error_check() */
+	atomic_uint refs;    /* the kernel's, and one for each acquire */
 
 	pthread_mutex_t lock;
 	/* lock; directories. */
@@ -182,6 +183,20 @@ enum lane {
 	LANES
 };
 
+/*
+ * Acquires that are not answered yet, and so can be interrupted: see ioctl.c. An INTERRUPT may be received by one thread
+ * before the request that it is about, received by another, is known.
+ */
+struct ioctl_job;
+struct interrupts {
+	pthread_mutex_t lock;	/* a leaf, but for quotas */
+	/* lock. */
+	struct ioctl_job *jobs; /* hash, by the request's number */
+#define INTERRUPTS_EARLY 64u
+	uint64_t early[INTERRUPTS_EARLY]; /* the last ones of which no job was known */
+	unsigned n_early;
+};
+
 struct fs {
 	/* Constant after fs_serve(). */
 	struct fs_config config;
@@ -207,6 +222,7 @@ struct fs {
 	char mounted_as[PATH_MAX];     /* its source: another mount may get the numbers when it has ended */
 	struct supervised *supervised; /* NULL: no supervisor */
 
+	struct interrupts interrupts;
 	struct receiving receiving;
 	pthread_t thread[FS_THREADS];
 	unsigned n_threads;
@@ -369,7 +385,10 @@ bool passthrough_hides(const char *xattr);
 int handle_open(struct inode *inode, int flags, int access, struct handle **out);
 /* Fill in the answer to an open; on error the handle is closed. */
 int handle_tell(fuse_req_t req, struct handle *h, struct fuse_file_info *fi);
+/* The kernel's reference ends, or that of handle_keep(). The last one closes it. */
 void handle_close(struct handle *h);
+/* Also beyond its RELEASE. */
+void handle_keep(struct handle *h);
 
 void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
 void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi);
@@ -450,6 +469,8 @@ void lanes_stop(struct fs *fs);
 /* @uid: whose request it is. */
 void lane_submit(struct fs *fs, enum lane lane, uid_t uid, void (*fn)(void *arg), void *arg);
 
+/* FUSE_INTERRUPT of the request of this number. */
+void interrupt_request(struct fs *fs, uint64_t unique);
 /* A setxattr(2) that is a release: carried out and answered by a worker. */
 void release_by_xattr(fuse_req_t req, struct inode *inode, const void *value, size_t size);
 void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fuse_file_info *fi,
@@ -492,6 +513,8 @@ void busy_end(struct fs *fs);
 
 /* Carry out a request that was received. */
 void serve_request(struct fs *fs, void *bytes, size_t size);
+/* The number of the request in hand. */
+uint64_t serve_unique(void);
 /* Whether the request in hand is a FUSE_TMPFILE, which reaches op_create(). */
 bool serve_is_tmpfile(void);
 /* Whether it is a WRITE after which the file has no set-id bits. */

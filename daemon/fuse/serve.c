@@ -25,12 +25,18 @@
 
 /* Of the request in hand. */
 static __thread struct {
+	uint64_t unique;
 	bool is_tmpfile;
 	bool clears_set_id;
 	/* An INIT, and FUSE_HANDLE_KILLPRIV_V2 if the kernel can do it. */
 	bool is_init;
 	uint32_t flags;
 } request;
+
+uint64_t serve_unique(void)
+{
+	return request.unique;
+}
 
 bool serve_is_tmpfile(void)
 {
@@ -48,6 +54,7 @@ static void look_at(struct fuse_buf *buf)
 	const void *arg = in + 1;
 
 	memset(&request, 0, sizeof(request));
+	request.unique = in->unique;
 	switch (in->opcode) {
 	case FUSE_INIT:
 		request.is_init = true;
@@ -105,7 +112,13 @@ static size_t next_request(struct fs *fs, void *buf, ssize_t (*by)(struct fs *fs
 void serve_request(struct fs *fs, void *bytes, size_t size)
 {
 	struct fuse_buf buf = { .mem = bytes, .size = size };
+	const struct fuse_in_header *in = bytes;
 
+	/* Not for libfuse, which would look for the request under a lock of the session's, at each request. */
+	if (in->opcode == FUSE_INTERRUPT) {
+		interrupt_request(fs, ((const struct fuse_interrupt_in *)(in + 1))->unique);
+		return;
+	}
 	look_at(&buf);
 	fuse_session_process_buf(fs->session, &buf);
 }
