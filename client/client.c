@@ -387,7 +387,7 @@ static int pin_range(struct mapping *m, struct gaia_ioc_range *io, int prot)
 	int err;
 
 	io->prot = prot | GAIA_PROT_PIN;
-	err = wire_ioctl(m->fd, GAIA_IOC_ACQUIRE, io);
+	err = wire_ioctl_once(m->fd, GAIA_IOC_ACQUIRE, io);
 	if (!err)
 		err = wait_mapped(m, io);
 	io->seq = 0;

@@ -177,7 +177,7 @@ int start_thread(pthread_t *thread, void *(*fn)(void *), void *arg, const char *
 /* ---- turns.c ---- */
 
 /* What gaia_acquire() and gaia_release() come down to. io.prot is set. What was acquired is mapped when
- * message io.seq has been carried out. */
+ * message io.seq has been carried out. -EINTR: a signal has come, and nothing was acquired. */
 int range_acquire(struct mapping *m, struct gaia_ioc_range *io);
 int range_release(struct mapping *m, struct gaia_ioc_range *io);
 

@@ -16,7 +16,7 @@ int range_acquire(struct mapping *m, struct gaia_ioc_range *io)
 	int err = wire_push(m->fd, io->offset, io->length);
 
 	if (!err)
-		err = wire_ioctl(m->fd, GAIA_IOC_ACQUIRE, io);
+		err = wire_ioctl_once(m->fd, GAIA_IOC_ACQUIRE, io);
 	return err;
 }
 
@@ -44,7 +44,10 @@ static void carry_out(struct turn *t)
 {
 	int none = 0, err;
 
-	err = t->release ? range_release(t->m, &t->io) : range_acquire(t->m, &t->io);
+	/* No signal is handled on this thread; but that it is stopped, or looked at by a debugger, interrupts it, too. */
+	do
+		err = t->release ? range_release(t->m, &t->io) : range_acquire(t->m, &t->io);
+	while (err == -EINTR);
 	/* The first one is kept. */
 	if (err)
 		atomic_compare_exchange_strong(&t->m->late_error, &none, err);

@@ -77,6 +77,11 @@ int wire_ioctl(int fd, unsigned long request, void *arg)
 	return 0;
 }
 
+int wire_ioctl_once(int fd, unsigned long request, void *arg)
+{
+	return wire_sys.ioctl(fd, request, arg) < 0 ? wire_error() : 0;
+}
+
 int wire_first_ioctl(int fd, unsigned long request, void *arg)
 {
 	int err = wire_ioctl(fd, request, arg);

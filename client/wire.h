@@ -25,6 +25,8 @@ int wire_error(void);
 
 /* Of this and the following the result is wire_error()'s. */
 int wire_ioctl(int fd, unsigned long request, void *arg);
+/* Not again when a signal interrupts it: -EINTR. */
+int wire_ioctl_once(int fd, unsigned long request, void *arg);
 
 /* The same for the first request on a descriptor. -ENOTTY: it is not on gaiafs. */
 int wire_first_ioctl(int fd, unsigned long request, void *arg);

@@ -386,6 +386,8 @@ static int start_cache(struct daemon *d)
 
 	if (err)
 		log_error("the page cache cannot start: %s", strerror(-err));
+	/* They take memory beside home. */
+	quota_cap(d->quota, QUOTA_waiting_kib, (unsigned)MIN(config.home_bytes / 2048, UINT_MAX));
 	return err;
 }
 

@@ -100,17 +100,17 @@ static struct user *find(struct quota *q, uid_t uid)
 	return user;
 }
 
-static int look(struct quota *q, enum quota_of what, const struct user *user, uid_t uid)
+static int look(struct quota *q, enum quota_of what, const struct user *user, uid_t uid, unsigned n)
 {
 	const struct limit *l = &q->limit[what];
 
-	if (l->used >= l->all)
+	if (n > l->all || l->used > l->all - n)
 		return -ENFILE;
 	if (quota_is_owner(q, uid))
 		return 0;
-	if (user && user->public.used[what] >= l->each)
+	if (n > l->each || (user && user->public.used[what] > l->each - n))
 		return -EMFILE;
-	return l->used_by_users >= l->users ? -ENFILE : 0;
+	return n > l->users || l->used_by_users > l->users - n ? -ENFILE : 0;
 }
 
 static void complain(struct quota *q, enum quota_of what, uid_t uid, int err)
@@ -131,24 +131,24 @@ static void complain(struct quota *q, enum quota_of what, uid_t uid, int err)
 			 use.used, names[what]);
 }
 
-int quota_take(struct quota *q, enum quota_of what, uid_t uid)
+int quota_take_many(struct quota *q, enum quota_of what, uid_t uid, unsigned n)
 {
 	struct user *user;
 	int err;
 
 	pthread_mutex_lock(&q->lock);
 	user = find(q, uid);
-	err = look(q, what, user, uid);
-	if (err)
+	err = look(q, what, user, uid, n);
+	if (err || !n)
 		goto unlock;
 	if (!user) {
 		user = xcalloc(1, sizeof(*user));
 		user->public.uid = uid;
 		HASH_ADD(hh, q->users, public.uid, sizeof(user->public.uid), user);
 	}
-	user->public.used[what]++;
-	q->limit[what].used++;
-	q->limit[what].used_by_users += !quota_is_owner(q, uid);
+	user->public.used[what] += n;
+	q->limit[what].used += n;
+	q->limit[what].used_by_users += quota_is_owner(q, uid) ? 0 : n;
 unlock:
 	pthread_mutex_unlock(&q->lock);
 	if (err)
@@ -156,12 +156,17 @@ unlock:
 	return err;
 }
 
+int quota_take(struct quota *q, enum quota_of what, uid_t uid)
+{
+	return quota_take_many(q, what, uid, 1);
+}
+
 int quota_look(struct quota *q, enum quota_of what, uid_t uid)
 {
 	int err;
 
 	pthread_mutex_lock(&q->lock);
-	err = look(q, what, find(q, uid), uid);
+	err = look(q, what, find(q, uid), uid, 1);
 	pthread_mutex_unlock(&q->lock);
 	return err;
 }
@@ -174,21 +179,29 @@ static bool has_nothing(const struct user *user)
 	return true;
 }
 
-void quota_give(struct quota *q, enum quota_of what, uid_t uid)
+void quota_give_many(struct quota *q, enum quota_of what, uid_t uid, unsigned n)
 {
 	struct user *user;
 
+	if (!n)
+		return;
+
 	pthread_mutex_lock(&q->lock);
 	user = find(q, uid);
-	bug_on(!user || !user->public.used[what]);
-	user->public.used[what]--;
-	q->limit[what].used--;
-	q->limit[what].used_by_users -= !quota_is_owner(q, uid);
+	bug_on(!user || user->public.used[what] < n);
+	user->public.used[what] -= n;
+	q->limit[what].used -= n;
+	q->limit[what].used_by_users -= quota_is_owner(q, uid) ? 0 : n;
 	if (has_nothing(user)) {
 		HASH_DEL(q->users, user);
 		free(user);
 	}
 	pthread_mutex_unlock(&q->lock);
+}
+
+void quota_give(struct quota *q, enum quota_of what, uid_t uid)
+{
+	quota_give_many(q, what, uid, 1);
 }
 
 const char *quota_name(enum quota_of what)

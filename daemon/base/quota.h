@@ -22,7 +22,8 @@
  * Name, and how many there may be: of all, of all users but the owners, of one user. At most 65,535 mappings of
  * one file may exist (CACHE_MAX_MAPPINGS): fewer than that for all users together, so that there
  * is room for the owners in every file. Directories: see quota_cap(). Pins are acquires to come (GAIA_PROT_PIN). What a mapping
- * holds beyond 64 spans of pages is counted in blocks of so many (pagecache/grant.c), some 5 KiB each.
+ * holds beyond 64 spans of pages is counted in blocks of so many (pagecache/grant.c), some 5 KiB each. waiting_kib: of
+ * requests of the kernel that wait for their turn (fuse/hand.c).
  */
 #define QUOTAS(X)                              \
 	X(clients, 4096, 3584, 1024)           \
@@ -30,7 +31,8 @@
 	X(mappings, 1048576, 57344, 16384)     \
 	X(pins, 1048576, 917504, 65536)        \
 	X(span_blocks, 65536, 57344, 8192)     \
-	X(directories, 1048576, 917504, 458752)
+	X(directories, 1048576, 917504, 458752) \
+	X(waiting_kib, 262144, 229376, 65536)
 
 enum quota_of {
 #define X(name, all, users, each) QUOTA_##name,
@@ -64,6 +66,9 @@ int quota_take(struct quota *q, enum quota_of what, uid_t uid);
 /* What quota_take() would return, without a word. */
 int quota_look(struct quota *q, enum quota_of what, uid_t uid);
 void quota_give(struct quota *q, enum quota_of what, uid_t uid);
+/* The same of @n at once, all or none. */
+int quota_take_many(struct quota *q, enum quota_of what, uid_t uid, unsigned n);
+void quota_give_many(struct quota *q, enum quota_of what, uid_t uid, unsigned n);
 
 /* ---- looking at it ---- */
 

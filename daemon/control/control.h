@@ -47,7 +47,9 @@ int control_devices(struct control *ctl, struct gaia_ioc_devices *io);
 int control_map(struct control *ctl, struct cfile *f, bool readable, bool writable,
 		struct gaia_ioc_map *io);
 int control_unmap(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io);
-int control_acquire(struct control *ctl, struct cfile *f, bool writable, struct gaia_ioc_range *io);
+/* @verdict: see cache_acquire(). */
+int control_acquire(struct control *ctl, struct cfile *f, bool writable, struct gaia_ioc_range *io,
+		    atomic_uint *verdict);
 /* @may_publish: else only of mappings that cannot write, -EOPNOTSUPP of others. */
 int control_release(struct control *ctl, struct cfile *f, bool may_publish,
 		    struct gaia_ioc_range *io);

@@ -229,19 +229,21 @@ static bool acquire_prot_is_good(unsigned prot)
 	return access & GAIA_PROT_READ || prot == GAIA_PROT_PINNED;
 }
 
-static int acquire(struct map *map, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq)
+static int acquire(struct map *map, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq,
+		   atomic_uint *verdict)
 {
 	int err = prot & GAIA_PROT_PIN ? pin_count(map) : 0;
 
 	if (err)
 		return err;
-	err = cache_acquire(map->m, off, len, prot, seq);
+	err = cache_acquire(map->m, off, len, prot, seq, verdict);
 	if (err ? prot & GAIA_PROT_PIN : prot & GAIA_PROT_PINNED)
 		pin_uncount(map);
 	return err;
 }
 
-int control_acquire(struct control *ctl, struct cfile *f, bool writable, struct gaia_ioc_range *io)
+int control_acquire(struct control *ctl, struct cfile *f, bool writable, struct gaia_ioc_range *io,
+		    atomic_uint *verdict)
 {
 	bool write = io->prot & GAIA_PROT_WRITE;
 	uint64_t off, len;
@@ -259,7 +261,7 @@ int control_acquire(struct control *ctl, struct cfile *f, bool writable, struct 
 	if (write && (!writable || !(map->prot & GAIA_PROT_WRITE)))
 		err = -EACCES;
 	else if (len)
-		err = acquire(map, off, len, io->prot, &io->seq);
+		err = acquire(map, off, len, io->prot, &io->seq, verdict);
 	map_put(map);
 	return err;
 }

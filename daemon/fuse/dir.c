@@ -52,6 +52,7 @@ void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 		goto free_handle;
 	}
 	h->inode = inode;
+	h->refs = 1;
 	h->flags = fi->flags;
 	h->uid = uid;
 	pthread_mutex_init(&h->lock, NULL);

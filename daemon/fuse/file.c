@@ -47,6 +47,7 @@ int handle_open(struct inode *inode, int flags, int access, uid_t uid, struct ha
 	if (may_write(flags))
 		contents_written_by(inode, uid);
 	h->inode = inode;
+	h->refs = 1;
 	h->flags = flags;
 	h->errors_seen = cfile_error_now(h->cfile);
 	pthread_mutex_init(&h->lock, NULL);
@@ -66,11 +67,18 @@ close_access:
 	return err;
 }
 
+void handle_keep(struct handle *h)
+{
+	atomic_fetch_add(&h->refs, 1);
+}
+
 void handle_close(struct handle *h)
 {
 	struct inode *inode = h->inode;
 	struct fs *fs = inode->fs;
 
+	if (atomic_fetch_sub(&h->refs, 1) != 1)
+		return;
 	pthread_mutex_lock(&fs->lock);
 	LIST_REMOVE(h, link);
 	inode->writers -= h->cfile && may_write(h->flags);
@@ -95,6 +103,7 @@ int handle_tell(fuse_req_t req, struct handle *h, struct fuse_file_info *fi)
 		handle_close(h);
 		return err;
 	}
+	h->uid = fuse_req_ctx(req)->uid;
 	fi->fh = (uintptr_t)h;
 	fi->keep_cache = !h->passthrough;
 	/* op_flush() has nothing to say to these. The kernel heeds it where it writes through. */

@@ -13,10 +13,21 @@
 #include <unistd.h>
 
 /*
- * Requests that the kernel may have under way by itself: readahead, writeback. (One to four sequential readers: no difference
- * to the kernel's own 12.)
+ * Requests that the kernel may have under way by itself, for all files together: readahead, writeback. (One to four sequential
+ * readers: no difference to the kernel's own 12.) From CONGESTED on it begins nothing that nobody waits for. At most_background()
+ * whoever reads past the kernel's cache, or has pages stored, waits, of whatever file: so it is more than files on storage
+ * that does not answer usually have; and as many as there is memory for if all are WRITEs that wait (hand.c). Who has so many
+ * threads wait for such storage, by way of the kernel's cache, holds up everybody's reads of what the kernel has not.
  */
-#define BACKGROUND 64
+#define CONGESTED 48
+#define LEAST_BACKGROUND 64
+
+static unsigned most_background(const struct fs *fs)
+{
+	uint64_t kib = quota_use(fs->config.quota, QUOTA_waiting_kib).all;
+
+	return (unsigned)MAX(LEAST_BACKGROUND, kib * 1024 / FS_MAX_WRITE);
+}
 
 /*
  * Measured with and without, in turn, two cores, ext4 below; 10,000 names that are cold in the mount:
@@ -65,11 +76,11 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 	 */
 	conn->max_write = FS_MAX_WRITE;
 #if GAIA_HAVE_PASSTHROUGH
-	/* We do not ask whether requests are interrupted: else libfuse takes a lock of the session for each. */
+	/* We look at interrupts ourselves (ioctl.c): libfuse would take a lock of the session for each request. */
 	conn->no_interrupt = 1;
 #endif
-	conn->max_background = BACKGROUND;
-	conn->congestion_threshold = BACKGROUND * 3 / 4;
+	conn->max_background = most_background(fs);
+	conn->congestion_threshold = CONGESTED;
 	fs->config.ready(fs->config.arg);
 }
 
@@ -171,6 +182,8 @@ int fs_create(const struct fs_config *config, struct fs **out)
 	LIST_INIT(&fs->handles);
 	pthread_mutex_init(&fs->lock, NULL);
 	pthread_cond_init(&fs->nothing_busy, NULL);
+	pthread_cond_init(&fs->nothing_handed, NULL);
+	pthread_mutex_init(&fs->interrupts.lock, NULL);
 
 	/* Switching to callers needs a daemon without groups of its own; where even root may not
 	 * drop them (some user namespaces), it cannot switch. */
@@ -208,6 +221,8 @@ close_source:
 	free(fs->source);
 	free(fs->mountpoint);
 free_fs:
+	pthread_mutex_destroy(&fs->interrupts.lock);
+	pthread_cond_destroy(&fs->nothing_handed);
 	pthread_cond_destroy(&fs->nothing_busy);
 	pthread_mutex_destroy(&fs->lock);
 	free(fs);
@@ -369,6 +384,8 @@ void fs_destroy(struct fs *fs)
 	inode_table_destroy(fs);
 	supervisor_end(fs);
 	close(fs->source_fd);
+	pthread_mutex_destroy(&fs->interrupts.lock);
+	pthread_cond_destroy(&fs->nothing_handed);
 	pthread_cond_destroy(&fs->nothing_busy);
 	pthread_mutex_destroy(&fs->lock);
 	free(fs->source);

@@ -118,10 +118,11 @@ struct handle {
 	int flags;	     /* of open(2), as the caller gave them */
 	struct cfile *cfile; /* files */
 	DIR *dir;	     /* directories */
-	uid_t uid;	     /* directories: among whose they are counted */
+	uid_t uid;	     /* who opened it; directories: among whose they are counted */
 	bool passthrough;    /* set before the kernel hears of the handle */
 
 	atomic_uint_least64_t errors_seen; /* cursor of cfile_error_check() */
+	atomic_uint refs;    /* the kernel's, and one for each acquire */
 
 	pthread_mutex_t lock;
 	/* lock; directories. */
@@ -154,6 +155,10 @@ struct receiving {
 	atomic_uint front;	/* ticket of the thread in front; 0: none */
 	atomic_uint tickets;	/* handed out */
 	atomic_uint steps;	/* of those in front: it moves */
+	atomic_uint taken;	/* requests, by the threads that serve */
+	sem_t spare_wake;
+	atomic_bool spare_on;	/* the spare receives, or is about to */
+	uint64_t spare_until;	/* the spare's: it receives until then at least */
 	atomic_uint reading;	/* threads in read(2) */
 	struct seat seat[FS_THREADS];
 	atomic_uint n_taken;	/* of seat[], by threads */
@@ -176,6 +181,13 @@ enum lane {
 	LANE_RELEASE,	/* the kernel, which invalidates, and storage; never clients */
 	LANE_UNMAP,	/* whoever makes room on the device */
 	LANE_QUERY,	/* nothing */
+	/* While all threads that serve are at work (hand.c): */
+	LANE_LOOK,	/* the names and attributes of the directory below */
+	LANE_HOME,	/* reads of what is at home: nothing, or not for long */
+	LANE_READ,	/* other reads: storage */
+	LANE_WRITE,	/* storage, when home is full */
+	LANE_CHANGE,	/* storage that takes changes: what changes names and attributes, and syncs */
+	LANE_END,	/* the same: the end of open files and of names, for which nobody waits */
 	LANES
 };
 
@@ -189,6 +201,20 @@ struct powers {
 	bool can_drop; /* threads drop root's powers */
 	uid_t fsuid;   /* theirs then; 0: unchanged, the file system below does not look at it */
 	struct cap_set plain, root, user; /* without the powers; acting for root; acting for a user */
+};
+
+/*
+ * Acquires that are not answered yet, and so can be interrupted: see ioctl.c. An INTERRUPT may be received by one thread
+ * before the request that it is about, received by another, is known.
+ */
+struct ioctl_job;
+struct interrupts {
+	pthread_mutex_t lock;	/* a leaf, but for quotas */
+	/* lock. */
+	struct ioctl_job *jobs; /* hash, by the request's number */
+#define INTERRUPTS_EARLY 64u
+	uint64_t early[INTERRUPTS_EARLY]; /* the last ones of which no job was known */
+	unsigned n_early;
 };
 
 struct fs {
@@ -217,9 +243,12 @@ struct fs {
 	char mounted_as[PATH_MAX];     /* its source: another mount may get the numbers when it has ended */
 	struct supervised *supervised; /* NULL: no supervisor */
 
+	struct interrupts interrupts;
 	struct receiving receiving;
 	pthread_t thread[FS_THREADS];
 	unsigned n_threads;
+	pthread_t spare;
+	bool has_spare;
 	atomic_bool stopping;	/* the threads shall end */
 	atomic_bool over;	/* the kernel has ended the session */
 	atomic_uint running;	/* threads */
@@ -239,6 +268,8 @@ struct fs {
 	bool deaf;		/* nor invalidations: nobody would answer what they wait for */
 	unsigned n_busy;	/* of both, those that run */
 	pthread_cond_t nothing_busy;
+	unsigned n_handed;	/* requests: see hand.c */
+	pthread_cond_t nothing_handed;
 	LIST_HEAD(, handle) handles;
 
 	struct inode root;
@@ -378,7 +409,10 @@ bool passthrough_hides(const char *xattr);
 int handle_open(struct inode *inode, int flags, int access, uid_t uid, struct handle **out);
 /* Fill in the answer to an open; on error the handle is closed. */
 int handle_tell(fuse_req_t req, struct handle *h, struct fuse_file_info *fi);
+/* The kernel's reference ends, or that of handle_keep(). The last one closes it. */
 void handle_close(struct handle *h);
+/* Also beyond its RELEASE. */
+void handle_keep(struct handle *h);
 
 void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
 void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi);
@@ -459,6 +493,8 @@ void lanes_stop(struct fs *fs);
 /* @uid: whose request it is. */
 void lane_submit(struct fs *fs, enum lane lane, uid_t uid, void (*fn)(void *arg), void *arg);
 
+/* FUSE_INTERRUPT of the request of this number. */
+void interrupt_request(struct fs *fs, uint64_t unique);
 /* A setxattr(2) that is a release: carried out and answered by a worker. */
 void release_by_xattr(fuse_req_t req, struct inode *inode, const void *value, size_t size);
 void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fuse_file_info *fi,
@@ -507,6 +543,10 @@ void cred_leave(fuse_req_t req);
 
 /* As read(2), for a thread that serves. */
 ssize_t receive(struct fs *fs, int fd, void *buf, size_t size);
+/* For the spare: wait until it is needed, or fs->stopping is set. */
+void receive_spare_wait(struct fs *fs);
+/* Whether it is still, between two requests. */
+bool receive_spare_needed(struct fs *fs);
 void receive_thread_ends(struct fs *fs);
 int receive_start(struct fs *fs);
 /* Those that are parked, when fs->stopping is set. */
@@ -526,12 +566,23 @@ void invalidate(struct inode *inode, off_t off, off_t len);
 bool busy_begin(struct fs *fs, bool invalidation);
 void busy_end(struct fs *fs);
 
+/* Carry out a request that was received. */
+void serve_request(struct fs *fs, void *bytes, size_t size);
+/* The number of the request in hand. */
+uint64_t serve_unique(void);
 /* Whether the request in hand is a FUSE_TMPFILE, which reaches op_create(). */
 bool serve_is_tmpfile(void);
 /* Whether it is a WRITE after which the file has no set-id bits. */
 bool serve_clears_set_id(void);
 int serve_start(struct fs *fs);
 void serve_stop(struct fs *fs);
+
+/* ---- hand.c ---- */
+
+/* False: the request waits for nothing, and is for the caller to carry out. */
+bool hand_over(struct fs *fs, const void *request, size_t size);
+/* Until all have been carried out. When nobody receives any more. */
+void hand_wait(struct fs *fs);
 
 /* ---- mount.c ---- */
 

@@ -3,6 +3,10 @@
  *
  * They may wait for the kernel and for other clients, which the serving threads must not: each is
  * carried out and answered by a worker. Workers stand in lanes (enum lane).
+ *
+ * An acquire that is interrupted, by any signal to its caller, is answered with EINTR by the thread that receives the
+ * INTERRUPT. The worker, which may be waiting for a client or for storage, goes on until it sees that, undoes what it
+ * has done, and answers nothing. Whether it was that or success is decided once (cache_decide()).
  */
 #include "fuse/internal.h"
 
@@ -21,6 +25,12 @@ static const struct lane_kind {
 	[LANE_RELEASE] = { "gaia-release", 64, 48, 24 },
 	[LANE_UNMAP] = { "gaia-unmap", 16, 12, 6 },
 	[LANE_QUERY] = { "gaia-query", 16, 12, 6 },
+	[LANE_LOOK] = { "gaia-look", 48, 36, 12 },
+	[LANE_HOME] = { "gaia-home", 48, 36, 12 },
+	[LANE_READ] = { "gaia-read", 48, 36, 12 },
+	[LANE_WRITE] = { "gaia-write", 48, 36, 12 },
+	[LANE_CHANGE] = { "gaia-change", 48, 36, 12 },
+	[LANE_END] = { "gaia-end", 16, 12, 6 },
 };
 
 int lanes_start(struct fs *fs)
@@ -60,10 +70,15 @@ union ioctl_arg {
 struct ioctl_job {
 	fuse_req_t req;
 	struct fs *fs;
-	struct handle *handle; /* stays: its request is not answered yet */
+	struct handle *handle; /* stays: its request is not answered yet, or kept */
 	uid_t uid;	       /* the caller's */
 	unsigned cmd;
 	union ioctl_arg arg;
+
+	/* Acquires. */
+	uint64_t unique;
+	atomic_uint verdict;   /* see cache_acquire() */
+	UT_hash_handle hh;     /* interrupts.jobs */
 };
 
 /* Orders, by who may write the file: what is taken from memory costs all who use it. */
@@ -126,7 +141,7 @@ static int carry_out(struct ioctl_job *job)
 	case GAIA_IOC_ACQUIRE:
 		if (f)
 			passthrough_acquire(job->handle->inode);
-		return control_acquire(ctl, f, access != O_RDONLY, &job->arg.range);
+		return control_acquire(ctl, f, access != O_RDONLY, &job->arg.range, &job->verdict);
 	case GAIA_IOC_RELEASE:
 		return control_release(ctl, f, job->fs->writeback, &job->arg.range);
 	case GAIA_IOC_SYNC:
@@ -148,18 +163,94 @@ static int told(int err)
 	return err == -ENOBUFS ? EIO : -err;
 }
 
+/* ---- acquires that are interrupted ---- */
+
+/*
+ * The caller is told that he has given up: with interrupts.lock. What goes on behind the answer is counted as his,
+ * so that it does not grow without end; who has too much of that is not interrupted.
+ */
+static bool give_up(struct ioctl_job *job)
+{
+	struct quota *quota = job->fs->config.quota;
+
+	if (atomic_load(&job->verdict) != CACHE_OPEN || quota_take(quota, QUOTA_waiting_kib, job->uid))
+		return false;
+	if (cache_decide(&job->verdict, CACHE_GIVEN_UP))
+		return true;
+	quota_give(quota, QUOTA_waiting_kib, job->uid);
+	return false;
+}
+
+static bool was_interrupted(const struct interrupts *in, uint64_t unique)
+{
+	unsigned k = 0;
+
+	while (k < INTERRUPTS_EARLY && in->early[k] != unique)
+		k++;
+	return k < INTERRUPTS_EARLY;
+}
+
+static void acquire_begins(struct ioctl_job *job)
+{
+	struct interrupts *in = &job->fs->interrupts;
+	fuse_req_t given_up = NULL;
+
+	handle_keep(job->handle);
+	job->unique = serve_unique();
+	pthread_mutex_lock(&in->lock);
+	HASH_ADD(hh, in->jobs, unique, sizeof(job->unique), job);
+	if (was_interrupted(in, job->unique) && give_up(job))
+		given_up = job->req;
+	pthread_mutex_unlock(&in->lock);
+	if (given_up)
+		fuse_reply_err(given_up, EINTR);
+}
+
+static void acquire_ends(struct ioctl_job *job)
+{
+	struct fs *fs = job->fs;
+
+	pthread_mutex_lock(&fs->interrupts.lock);
+	HASH_DEL(fs->interrupts.jobs, job);
+	pthread_mutex_unlock(&fs->interrupts.lock);
+	if (atomic_load(&job->verdict) == CACHE_GIVEN_UP)
+		quota_give(fs->config.quota, QUOTA_waiting_kib, job->uid);
+	handle_close(job->handle);
+}
+
+void interrupt_request(struct fs *fs, uint64_t unique)
+{
+	struct interrupts *in = &fs->interrupts;
+	fuse_req_t given_up = NULL;
+	struct ioctl_job *job;
+
+	pthread_mutex_lock(&in->lock);
+	HASH_FIND(hh, in->jobs, &unique, sizeof(unique), job);
+	if (!job)
+		in->early[in->n_early++ % INTERRUPTS_EARLY] = unique;
+	else if (give_up(job))
+		given_up = job->req;
+	pthread_mutex_unlock(&in->lock);
+	if (given_up)
+		fuse_reply_err(given_up, EINTR);
+}
+
 static void run(void *arg)
 {
 	struct ioctl_job *job = arg;
 	struct fs *fs = job->fs;
 	int err;
 
-	err = carry_out(job);
-	if (err)
+	err = atomic_load(&job->verdict) == CACHE_GIVEN_UP ? -EINTR : carry_out(job);
+	if (!cache_decide(&job->verdict, CACHE_DONE))
+		; /* answered */
+	else if (err)
 		fuse_reply_err(job->req, told(err));
 	else
 		fuse_reply_ioctl(job->req, 0, &job->arg,
 				 _IOC_DIR(job->cmd) & _IOC_READ ? _IOC_SIZE(job->cmd) : 0);
+	if (job->cmd == GAIA_IOC_ACQUIRE)
+		acquire_ends(job);
 	busy_end(fs);
 	free(job);
 }
@@ -236,6 +327,8 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fu
 	job->uid = fuse_req_ctx(req)->uid;
 	job->cmd = cmd;
 	memcpy(&job->arg, in_buf, in_size);
+	if (cmd == GAIA_IOC_ACQUIRE)
+		acquire_begins(job);
 	lane_submit(fs, lane_of(job), job->uid, run, job);
 }
 

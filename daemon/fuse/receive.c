@@ -19,6 +19,9 @@
  *
  * So somebody receives at any time, unless all threads are busy: a thread is parked only while somebody is in
  * front, or enough are in read(2); and who leaves nobody there wakes a parked one.
+ *
+ * Where they are busy because they wait, for storage that is slow or does not answer at all, and requests come, the guard calls the
+ * spare. That is one thread more, which waits for nothing: what may wait it hands to workers (hand.c).
  */
 #include "fuse/internal.h"
 
@@ -49,6 +52,13 @@
 #define WAITING 2u
 #define REST_NS 1000000u
 #define GUARD_NS 1000000u
+/*
+ * So many looks of the guard's in a row that find all threads at work, and requests, and fewer taken meanwhile than there are
+ * threads: they wait. (Requests that take the processor for that long there are none.)
+ */
+#define STALLED 4u
+/* The spare goes on for so long at least: it goes for nothing where they soon wait again. */
+#define SPARE_NS 100000000u
 
 /* Of this thread: its ticket while it is in front, else 0. */
 static __thread unsigned in_front;
@@ -64,6 +74,12 @@ static void seat_leave(struct receiving *r, struct seat *seat)
 	atomic_fetch_sub(&r->parked, 1);
 }
 
+static void call_guard(struct receiving *r)
+{
+	if (!atomic_load(&r->guarding) && !atomic_exchange(&r->guarding, true))
+		sem_post(&r->guard_wake);
+}
+
 /*
  * Somebody must receive. The thread that was parked last is woken first: its core and its memory are warm. It is
  * woken without the lock, which the next one would wait for meanwhile.
@@ -72,8 +88,10 @@ static void wake_one(struct receiving *r)
 {
 	struct seat *seat;
 
-	if (!atomic_load(&r->parked))
+	if (!atomic_load(&r->parked)) {
+		call_guard(r);
 		return;
+	}
 	pthread_mutex_lock(&r->lock);
 	seat = LIST_FIRST(&r->seats);
 	if (seat)
@@ -126,8 +144,7 @@ static bool get_in_front(struct receiving *r)
 	in_front = ticket;
 	thread_relied_on(make_way, r);
 	n_at_once = 0;
-	if (!atomic_exchange(&r->guarding, true))
-		sem_post(&r->guard_wake);
+	call_guard(r);
 	return true;
 }
 
@@ -257,6 +274,7 @@ ssize_t receive(struct fs *fs, int fd, void *buf, size_t size)
 	atomic_fetch_add(&r->reading, 1);
 	n = read(fd, buf, size);
 	atomic_fetch_sub(&r->reading, 1);
+	atomic_fetch_add_explicit(&r->taken, 1, memory_order_relaxed);
 
 	if (!in_front) {
 		see_distance(r);
@@ -268,26 +286,90 @@ ssize_t receive(struct fs *fs, int fd, void *buf, size_t size)
 	return n;
 }
 
+static bool nobody_receives(struct receiving *r)
+{
+	return !atomic_load(&r->front) && !atomic_load(&r->reading) && !atomic_load(&r->parked);
+}
+
+/* As far as the guard has to look for one. */
+static bool is_stall(struct receiving *r)
+{
+	return nobody_receives(r) && !atomic_load(&r->spare_on);
+}
+
+/* Of the looks in a row: see STALLED. */
+struct stall {
+	unsigned looks, taken;
+};
+
+/* The guard looks. Whether it has to go on with that. */
+static bool look_for_stall(struct fs *fs, struct stall *stall)
+{
+	struct receiving *r = &fs->receiving;
+	unsigned taken = atomic_load_explicit(&r->taken, memory_order_relaxed);
+
+	if (!is_stall(r)) {
+		stall->looks = 0;
+		return false;
+	}
+	if (!has_request(fuse_session_fd(fs->session)))
+		stall->looks = 0;
+	else if (!stall->looks++)
+		stall->taken = taken;
+	else if (taken - stall->taken >= FS_THREADS)
+		stall->looks = 0;
+	if (stall->looks > STALLED) {
+		stall->looks = 0;
+		atomic_store(&r->spare_on, true);
+		sem_post(&r->spare_wake);
+		return false;
+	}
+	return true;
+}
+
+void receive_spare_wait(struct fs *fs)
+{
+	while (sem_wait(&fs->receiving.spare_wake) && !fs->stopping)
+		; /* EINTR: see serve_stop() */
+	fs->receiving.spare_until = now_ns() + SPARE_NS;
+}
+
+bool receive_spare_needed(struct fs *fs)
+{
+	struct receiving *r = &fs->receiving;
+
+	if (fs->stopping)
+		return false;
+	if (nobody_receives(r) || now_ns() < r->spare_until)
+		return true;
+	atomic_store(&r->spare_on, false);
+	/* Who left nobody to receive meanwhile has called the guard, which saw us. */
+	if (nobody_receives(r))
+		call_guard(r);
+	return false;
+}
+
 static void *guard(void *arg)
 {
 	const struct timespec pause = { .tv_nsec = GUARD_NS };
 	struct fs *fs = arg;
 	struct receiving *r = &fs->receiving;
+	struct stall stall = { 0 };
 
 	thread_set_name("gaia-guard");
 	while (!fs->stopping) {
 		unsigned ticket = atomic_load(&r->front), steps = atomic_load(&r->steps);
 
-		if (!ticket) {
+		if (!ticket && !look_for_stall(fs, &stall)) {
 			atomic_store(&r->guarding, false);
-			if (atomic_load(&r->front) && !atomic_exchange(&r->guarding, true))
+			if ((atomic_load(&r->front) || is_stall(r)) && !atomic_exchange(&r->guarding, true))
 				continue;
 			while (sem_wait(&r->guard_wake) && !fs->stopping)
 				;
 			continue;
 		}
 		nanosleep(&pause, NULL);
-		if (atomic_load(&r->steps) != steps || !take_away(r, ticket))
+		if (!ticket || atomic_load(&r->steps) != steps || !take_away(r, ticket))
 			continue;
 		rest(r);
 		if (!atomic_load(&r->reading))
@@ -306,6 +388,7 @@ int receive_start(struct fs *fs)
 		sem_init(&r->seat[i].woken, 0, 0);
 	pthread_mutex_init(&r->lock, NULL);
 	sem_init(&r->guard_wake, 0, 0);
+	sem_init(&r->spare_wake, 0, 0);
 	/* Who polled on the only core would keep away whom it waits for. */
 	r->may_poll = !sched_getaffinity(0, sizeof(cpus), &cpus) && CPU_COUNT(&cpus) > 1;
 	r->guarded = !pthread_create(&r->guard, NULL, guard, fs);
@@ -345,6 +428,7 @@ void receive_stop(struct fs *fs)
 	pthread_join(r->guard, NULL);
 	pthread_mutex_destroy(&r->lock);
 	sem_destroy(&r->guard_wake);
+	sem_destroy(&r->spare_wake);
 	for (unsigned i = 0; i < FS_THREADS; i++)
 		sem_destroy(&r->seat[i].woken);
 }

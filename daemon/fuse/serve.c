@@ -25,12 +25,18 @@
 
 /* Of the request in hand. */
 static __thread struct {
+	uint64_t unique;
 	bool is_tmpfile;
 	bool clears_set_id;
 	/* An INIT, and FUSE_HANDLE_KILLPRIV_V2 if the kernel can do it. */
 	bool is_init;
 	uint32_t flags;
 } request;
+
+uint64_t serve_unique(void)
+{
+	return request.unique;
+}
 
 bool serve_is_tmpfile(void)
 {
@@ -48,6 +54,7 @@ static void look_at(struct fuse_buf *buf)
 	const void *arg = in + 1;
 
 	memset(&request, 0, sizeof(request));
+	request.unique = in->unique;
 	switch (in->opcode) {
 	case FUSE_INIT:
 		request.is_init = true;
@@ -88,13 +95,13 @@ static const struct fuse_custom_io io = {
 	.writev = send_answer,
 };
 
-/* The next request; or 0: the session has ended, or fs->stopping is set. */
-static size_t next_request(struct fs *fs, void *buf)
+/* The next request; or 0: the session has ended, or fs->stopping is set. @by: receive(), or what does as read(2). */
+static size_t next_request(struct fs *fs, void *buf, ssize_t (*by)(struct fs *fs, int fd, void *buf, size_t size))
 {
 	ssize_t n;
 
 	do
-		n = receive(fs, fuse_session_fd(fs->session), buf, FS_REQUEST_BYTES);
+		n = by(fs, fuse_session_fd(fs->session), buf, FS_REQUEST_BYTES);
 	/* ENOENT: it was taken back before we had it. */
 	while (n < 0 && !fs->stopping && (errno == EINTR || errno == EAGAIN || errno == ENOENT));
 	if (n < 0 && !fs->stopping && errno != ENODEV)
@@ -102,10 +109,48 @@ static size_t next_request(struct fs *fs, void *buf)
 	return n < 0 || fs->stopping ? 0 : (size_t)n;
 }
 
+void serve_request(struct fs *fs, void *bytes, size_t size)
+{
+	struct fuse_buf buf = { .mem = bytes, .size = size };
+	const struct fuse_in_header *in = bytes;
+
+	/* Not for libfuse, which would look for the request under a lock of the session's, at each request. */
+	if (in->opcode == FUSE_INTERRUPT) {
+		interrupt_request(fs, ((const struct fuse_interrupt_in *)(in + 1))->unique);
+		return;
+	}
+	look_at(&buf);
+	fuse_session_process_buf(fs->session, &buf);
+}
+
+static ssize_t receive_as_spare(struct fs *fs, int fd, void *buf, size_t size)
+{
+	return read(fd, buf, size);
+}
+
+/* See receive.c. When the session ends the others say so. */
+static void *serve_as_spare(void *arg)
+{
+	struct fs *fs = arg;
+	void *buf = xmalloc(FS_REQUEST_BYTES);
+	size_t n = 1;
+
+	thread_set_name("gaia-spare");
+	while (n && !fs->stopping) {
+		receive_spare_wait(fs);
+		while (receive_spare_needed(fs) && (n = next_request(fs, buf, receive_as_spare)))
+			if (!hand_over(fs, buf, n))
+				serve_request(fs, buf, n);
+	}
+	free(buf);
+	return NULL;
+}
+
 static void *serve(void *arg)
 {
 	struct fs *fs = arg;
-	struct fuse_buf buf = { .mem = xmalloc(FS_REQUEST_BYTES) };
+	void *buf = xmalloc(FS_REQUEST_BYTES);
+	size_t n;
 	int err;
 
 	thread_set_name("gaia-fuse");
@@ -113,11 +158,9 @@ static void *serve(void *arg)
 	if (err)
 		log_error("fuse: a umask for each thread: %s", strerror(-err));
 
-	while (!err && (buf.size = next_request(fs, buf.mem))) {
-		look_at(&buf);
-		fuse_session_process_buf(fs->session, &buf);
-	}
-	free(buf.mem);
+	while (!err && (n = next_request(fs, buf, receive)))
+		serve_request(fs, buf, n);
+	free(buf);
 	receive_thread_ends(fs);
 	if (!fs->stopping) {
 		fs->over = true;
@@ -159,6 +202,9 @@ static int start_threads(struct fs *fs)
 			break;
 		fs->n_threads++;
 	}
+	if (!err)
+		err = -pthread_create(&fs->spare, NULL, serve_as_spare, fs);
+	fs->has_spare = !err;
 	if (!err)
 		return 0;
 	atomic_fetch_sub(&fs->running, FS_THREADS - fs->n_threads);
@@ -212,6 +258,10 @@ void serve_stop(struct fs *fs)
 	for (unsigned i = 0; i < fs->n_threads; i++)
 		join(fs->thread[i]);
 	fs->n_threads = 0;
+	if (fs->has_spare)
+		join(fs->spare);
+	fs->has_spare = false;
+	hand_wait(fs);
 	receive_stop(fs);
 }
 

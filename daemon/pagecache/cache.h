@@ -20,6 +20,7 @@
 #define GAIA_PAGECACHE_CACHE_H
 
 #include <jansson.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/stat.h>
@@ -188,7 +189,12 @@ struct cache_read {
  */
 int cache_read_begin(struct cfile *f, off_t off, size_t len, bool kernel, struct cache_read *rd);
 void cache_read_end(struct cache_read *rd);
-/* The same into a buffer, of any length: bytes read or a negative errno. */
+/*
+ * Whether a read would find all at home now, and wait for nothing that takes long: without waiting itself. What it says
+ * may be wrong as soon as it is said.
+ */
+bool cache_has(struct cfile *f, off_t off, size_t len);
+/* The same as cache_read_begin() into a buffer, of any length: bytes read or a negative errno. */
 ssize_t cache_read(struct cfile *f, void *buf, size_t len, off_t off);
 
 enum cache_write_kind {
@@ -242,8 +248,22 @@ int cache_map(struct cfile *f, unsigned device, void *client, uint64_t map_id, u
 void cache_unmap(struct mapping *m, bool kept);
 
 /* [W] prot: also GAIA_PROT_PIN and GAIA_PROT_PINNED. @seq: of cache_host.grant, the last one by which the client
- * maps some of these chunks, now or from before; 0: none. All or nothing. */
-int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq);
+ * maps some of these chunks, now or from before; 0: none. All or nothing.
+ *
+ * @verdict: the caller's, who may give the acquire up while it is under way; NULL: he does not. Who changes it from
+ * CACHE_OPEN decides, and the other keeps to it: cache_acquire() makes it CACHE_DONE before the range counts as acquired, or finds
+ * it CACHE_GIVEN_UP, takes back what it has done, and returns -EINTR. It may stay open where nothing was to be acquired, or
+ * on an error.
+ */
+enum { CACHE_OPEN, CACHE_DONE, CACHE_GIVEN_UP };
+static inline bool cache_decide(atomic_uint *verdict, unsigned as)
+{
+	unsigned open = CACHE_OPEN;
+
+	return !verdict || atomic_compare_exchange_strong(verdict, &open, as) || open == as;
+}
+int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq,
+		  atomic_uint *verdict);
 int cache_release(struct mapping *m, uint64_t off, uint64_t len);
 int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice);
 

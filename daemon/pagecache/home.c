@@ -487,6 +487,39 @@ unshare:
 	return err;
 }
 
+static bool has_pages(struct chunk *ch, unsigned a, unsigned b)
+{
+	unsigned i = a;
+
+	pthread_mutex_lock(&ch->lock);
+	while (i < b && page_present(ch, i) && !(page_at(ch, i)->flags & PAGE_LOCKED) && page_ready(ch, i))
+		i++;
+	pthread_mutex_unlock(&ch->lock);
+	return i == b;
+}
+
+bool cache_has(struct cfile *f, off_t off, size_t len)
+{
+	uint64_t at = (uint64_t)off, size;
+	bool has = true;
+	unsigned a, b;
+	size_t n;
+
+	if (pthread_rwlock_tryrdlock(&f->range))
+		return false;
+	size = cfile_size(f);
+	for (len = at < size ? MIN(len, size - at) : 0; len > 0 && has; at += n, len -= n) {
+		struct chunk *ch = chunk_get(f, at / GAIA_CHUNK, false);
+
+		n = first_part(at, len, &a, &b);
+		has = ch && has_pages(ch, a, b);
+		if (ch)
+			chunk_put(ch);
+	}
+	pthread_rwlock_unlock(&f->range);
+	return has;
+}
+
 void cache_read_end(struct cache_read *rd)
 {
 	unshare_parts(rd, rd->kernel);

@@ -798,6 +798,11 @@ void pins_drop(struct mapping *m)
 	}
 }
 
+static bool is_given_up(atomic_uint *verdict)
+{
+	return verdict && atomic_load(verdict) == CACHE_GIVEN_UP;
+}
+
 /*
  * Of the chunks that the file does not reach into those are held that the client maps from before. In others it
  * can store nothing, until it gets them by another acquire: what was asked for is remembered until then. That
@@ -809,7 +814,7 @@ void pins_drop(struct mapping *m)
  * as beyond its end.
  */
 static int acquire_range(struct mapping *m, struct page_span span, bool write, enum purpose purpose,
-			 const struct pin *pin, uint64_t *seq)
+			 const struct pin *pin, uint64_t *seq, atomic_uint *verdict)
 {
 	uint64_t c0 = span.a / GAIA_CHUNK_PAGES, c1 = (span.b - 1) / GAIA_CHUNK_PAGES;
 	uint64_t end = (cfile_size(m->file) + GAIA_CHUNK - 1) / GAIA_CHUNK;
@@ -850,7 +855,7 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 	pthread_rwlock_rdlock(range);
 	for (k = 0; k < n && !err; k++) {
 		parts_give_turn(&parts, m->file);
-		err = parts_add(&parts, m, reps[k], &add, purpose);
+		err = is_given_up(verdict) ? -EINTR : parts_add(&parts, m, reps[k], &add, purpose);
 	}
 	ahead_drain(&parts.ahead);
 	for (k = 0; k < n_mapped && !err; k++) {
@@ -875,6 +880,8 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 		err = acquire_wanted(m, since[k]->replica, &parts);
 	for (k = 0; k < parts.n && !err && purpose != BRING; k++)
 		delivery_wait(parts.at[k]->grant, seq);
+	if (!err && !cache_decide(verdict, CACHE_DONE))
+		err = -EINTR;
 	if (!err && purpose == PIN)
 		err = pin_note(m, span, c0, n, mapped, n_mapped);
 	parts_end(&parts, err != 0);
@@ -906,7 +913,8 @@ static int learn_size(struct cfile *f)
 	return err;
 }
 
-int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq)
+int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq,
+		  atomic_uint *verdict)
 {
 	unsigned access = prot & (GAIA_PROT_READ | GAIA_PROT_WRITE);
 	struct page_span span = { off / GAIA_PAGE, (off + len - 1) / GAIA_PAGE + 1 };
@@ -929,7 +937,7 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 		err = learn_size(m->file);
 	if (access && !err) {
 		err = acquire_range(m, span, access & GAIA_PROT_WRITE,
-				    prot & GAIA_PROT_PIN ? PIN : BRING_AND_GRANT, pin, seq);
+				    prot & GAIA_PROT_PIN ? PIN : BRING_AND_GRANT, pin, seq, verdict);
 		count(CTR_acquires, !(prot & GAIA_PROT_PIN));
 	}
 	if (err == -ENOMEM)
@@ -1359,7 +1367,7 @@ int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice)
 		for (uint64_t p = first; p <= last && !err; p = ROUND_DOWN(p, GAIA_CHUNK_PAGES) +
 								GAIA_CHUNK_PAGES)
 			err = acquire_range(m, (struct page_span){ p, MIN(last, p | (GAIA_CHUNK_PAGES - 1)) + 1 },
-					    false, BRING, NULL, &seq);
+					    false, BRING, NULL, &seq, NULL);
 		return err == -ENOMEM ? 0 : err; /* as far as there is room */
 	case GAIA_ADVISE_DONTNEED:
 		/* Whole chunks only: a part's neighbours may be needed. */

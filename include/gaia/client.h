@@ -101,6 +101,11 @@ int gaia_munmap(void *addr, size_t length);
  * a range again, released or not, brings it up to date again and keeps
  * what this device wrote. Either all of the range is acquired or nothing is.
  *
+ * EINTR: a signal that the process catches interrupted the call, or the process was stopped or traced. Nothing was acquired:
+ * call it again. It is never restarted, whatever SA_RESTART says, as with poll(2); block signals that should not interrupt
+ * it. First the kernel hands over what programs wrote to the range: until that is done signals wait, also SIGKILL; from then on
+ * they end the call at once. What it had taken by then is given back soon after, so that an acquire
+ * of another range may find ENOMEM meanwhile. No other call is interrupted.
  * ENOMEM: the range does not fit the device beside what others have pinned. EOVERFLOW: some page has been acquired 65,535
  * times through this mapping. ENOBUFS: what this user's mappings hold has been cut into too many separate ranges.
  * EACCES: for writing, through a mapping or descriptor that is not. EIO and others: the

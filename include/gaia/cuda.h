@@ -40,7 +40,8 @@ struct CUstream_st; /* what a cudaStream_t, and a CUstream, points to */
  *
  * Errors come in two ways.
  *  - The call returns -1, sets errno, and has queued nothing: errors in the arguments; ENOMEM when
- *    the range does not fit the device (room for it is made and held at once); ENOTCONN; and
+ *    the range does not fit the device (room for it is made and held at once); ENOTCONN; EINTR, as from
+ *    gaia_acquire(); and
  *	EINVAL	also: the stream is of another context, or is being captured, or is the legacy default
  *		stream while another stream of the context is
  *	ENOTSUP	the mapping is on a device without streams

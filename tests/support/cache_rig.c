@@ -792,7 +792,7 @@ int client_acquire(struct client *cl, uint64_t off, uint64_t len, unsigned prot)
 	uint64_t seq;
 
 	client_push(cl, off, len);
-	return cache_acquire(cl->mapping, off, len, prot, &seq);
+	return cache_acquire(cl->mapping, off, len, prot, &seq, NULL);
 }
 
 int client_release(struct client *cl, uint64_t off, uint64_t len)

@@ -154,7 +154,8 @@ static struct granted *make_chunk(struct mapping *m, uint64_t idx)
 	return g;
 }
 
-int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq)
+int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq,
+		  atomic_uint *verdict)
 {
 	uint64_t first = off / GAIA_CHUNK, last = (off + len - 1) / GAIA_CHUNK;
 	/* Nothing is granted beyond the end, however long the range. */
@@ -319,7 +320,7 @@ static int carry_out(int fd, unsigned long request, void *arg)
 	case GAIA_IOC_UNMAP:
 		return control_unmap(control, f, arg);
 	case GAIA_IOC_ACQUIRE:
-		return control_acquire(control, f, access != O_RDONLY, arg);
+		return control_acquire(control, f, access != O_RDONLY, arg, NULL);
 	case GAIA_IOC_RELEASE:
 		return control_release(control, f, true, arg);
 	case GAIA_IOC_SYNC:

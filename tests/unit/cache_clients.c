@@ -210,7 +210,7 @@ Test(reader, is_in_no_writers_way_however_many_there_are)
 
 static int pin(struct client *cl, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq)
 {
-	return cache_acquire(cl->mapping, off, len, prot, seq);
+	return cache_acquire(cl->mapping, off, len, prot, seq, NULL);
 }
 
 Test(pin, keeps_chunks_for_the_acquire_to_come)
@@ -471,13 +471,15 @@ Test(pin, to_write_needs_a_mapping_that_may)
 struct acquire {
 	struct client *cl;
 	uint64_t off, len, seq;
+	unsigned prot; /* besides GAIA_PROT_RW */
+	atomic_uint verdict;
 };
 
 static int acquire(void *arg)
 {
 	struct acquire *a = arg;
 
-	return cache_acquire(a->cl->mapping, a->off, a->len, GAIA_PROT_RW, &a->seq);
+	return cache_acquire(a->cl->mapping, a->off, a->len, GAIA_PROT_RW | a->prot, &a->seq, &a->verdict);
 }
 
 static struct acquire of_page(struct client *cl, uint64_t page)
@@ -1312,5 +1314,147 @@ Test(neighbours, releases_of_readers_leave_the_kernel_alone)
 	cr_assert(kernel_has(kf, 0));
 	cr_assert_eq(held_end(&first), 0);
 	cr_assert(!kernel_has(kf, 0));
+	end();
+}
+
+/* ---- acquires that are given up while they are under way ---- */
+
+Test(given_up, leaves_nothing_behind)
+{
+	static const unsigned prots[] = { 0, GAIA_PROT_PIN };
+	struct client *cl;
+
+	begin_devices(1);
+	write_cpu(0, "abc");
+	cl = new_client(0);
+	for (size_t k = 0; k < ARRAY_LEN(prots); k++) {
+		struct acquire a = of_page(cl, k * GAIA_CHUNK_PAGES);
+		struct held giver = giving(&a);
+
+		a.prot = prots[k];
+		held_begin(&giver);
+		cr_assert(cache_decide(&a.verdict, CACHE_GIVEN_UP));
+		cr_assert_eq(held_end(&giver), -EINTR);
+		cr_assert_eq(a.verdict, CACHE_GIVEN_UP);
+		cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0, "nothing is held, nor to come");
+		cache_check(rig->cache);
+	}
+	expect_device(cl, 0, "abc");
+	release_all(cl);
+	end();
+}
+
+/* What was announced may come again. */
+Test(given_up, keeps_the_room_that_it_came_for)
+{
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	struct acquire a = of_page(cl, 0);
+
+	a.prot = GAIA_PROT_PIN;
+	cr_assert_eq(acquire(&a), 0);
+	cr_assert_eq(a.verdict, CACHE_DONE);
+	a.prot = GAIA_PROT_PINNED;
+	a.verdict = CACHE_GIVEN_UP;
+	cr_assert_eq(acquire(&a), -EINTR);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EBUSY);
+	a.verdict = CACHE_OPEN;
+	cr_assert_eq(acquire(&a), 0);
+	release_all(cl);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	end();
+}
+
+Test(given_up, takes_nothing_from_another_thread)
+{
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	struct acquire first = of_page(cl, 0), second = of_page(cl, 0);
+	struct held giver = giving(&first), waiter = waiting(&second);
+
+	held_begin(&giver);
+	held_begin(&waiter);
+	cr_assert(cache_decide(&first.verdict, CACHE_GIVEN_UP));
+	cr_assert_eq(held_end(&giver), -EINTR);
+	cr_assert_eq(held_end(&waiter), 0);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EBUSY);
+	client_store(cl, "mine", 4, 10);
+	release_all(cl);
+	expect_cpu(10, "mine");
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	end();
+}
+
+/* Of pages that are held already one hold was added, which is one to take back, whatever is released meanwhile. */
+static void gives_up_beside_a_hold(bool release_first)
+{
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	struct acquire held = of_page(cl, 0), both = { .cl = cl, .len = GAIA_CHUNK + GAIA_PAGE };
+	struct held giver = giving(&both);
+
+	cr_assert_eq(acquire(&held), 0);
+	client_store(cl, "mine", 4, 10);
+	held_begin(&giver);
+	if (release_first)
+		cr_assert_eq(client_release(cl, 0, GAIA_PAGE), 0);
+	cr_assert(cache_decide(&both.verdict, CACHE_GIVEN_UP));
+	cr_assert_eq(held_end(&giver), -EINTR);
+	cache_check(rig->cache);
+	cr_assert_eq(cache_evict(kf->cfile, 0, GAIA_CHUNK, GAIA_CHUNK), 0, "the second chunk is not held");
+	if (!release_first) {
+		cr_assert_eq(cache_evict(kf->cfile, 0, 0, GAIA_CHUNK), -EBUSY, "the first one still is");
+		cr_assert_eq(client_release(cl, 0, GAIA_PAGE), 0);
+	}
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0, "it was once");
+	expect_cpu(10, "mine");
+	end();
+}
+
+Test(given_up, takes_back_what_it_added)
+{
+	gives_up_beside_a_hold(false);
+	gives_up_beside_a_hold(true);
+}
+
+static void *give_up(void *verdict)
+{
+	(void)cache_decide(verdict, CACHE_GIVEN_UP);
+	return NULL;
+}
+
+/* Whichever comes first, both sides know. */
+Test(given_up, or_done_is_decided_once)
+{
+	unsigned done = 0;
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	for (unsigned i = 0; i < 500; i++) {
+		struct acquire a = of_page(cl, 0);
+		pthread_t thread;
+		int err;
+
+		cr_assert_eq(pthread_create(&thread, NULL, give_up, &a.verdict), 0);
+		err = acquire(&a);
+		pthread_join(thread, NULL);
+		cr_assert_eq(a.verdict, err ? CACHE_GIVEN_UP : CACHE_DONE);
+		cr_assert(!err || err == -EINTR, "%d", err);
+		cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), err ? 0 : -EBUSY);
+		done += !err;
+		if (!err) {
+			client_store(cl, &done, sizeof(done), 0);
+			release_all(cl);
+		}
+	}
+	cr_assert_eq(cpu_read(kf, &(unsigned){ 0 }, sizeof(done), 0), sizeof(done));
+	cache_check(rig->cache);
 	end();
 }

@@ -398,7 +398,7 @@ Test(rights, writing_needs_mapping_and_descriptor, .init = begin, .fini = end)
 	io.prot = RW;
 	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), -EACCES);
 	io.map = map(&p, 0, GAIA_PAGE);
-	cr_assert_eq(control_acquire(fake_control(), fake_cfile(file), false, &io), -EACCES);
+	cr_assert_eq(control_acquire(fake_control(), fake_cfile(file), false, &io, NULL), -EACCES);
 	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), 0);
 	leave(&p, 2);
 }
