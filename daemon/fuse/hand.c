@@ -140,7 +140,7 @@ static void carry_out(void *arg)
 	struct handed *h = arg;
 	struct fs *fs = h->fs;
 
-	if (!initialised && cred_thread_init())
+	if (!initialised && cred_thread_init(fs))
 		log_error("fuse: a umask for each thread: %s", strerror(errno));
 	initialised = true;
 	serve_request(fs, h->bytes, h->size);
