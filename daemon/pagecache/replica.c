@@ -257,7 +257,7 @@ static void replica_destroy(struct replica *rep)
 
 	pthread_mutex_lock(&ch->lock);
 	while ((g = LIST_FIRST(&rep->grants))) {
-		bug_on(g->pinned || g->delivered || g->in_delivery || g->lookers);
+		bug_on(g->pinned || g->delivered || g->offered || g->in_delivery || g->lookers);
 		LIST_REMOVE(g, of_replica);
 		pthread_mutex_lock(&g->mapping->lock);
 		HASH_DEL(g->mapping->grants, g);
@@ -287,9 +287,10 @@ static void replica_destroy(struct replica *rep)
 /* The chunk's lock is held. Whether the client of the grant is to be asked for the memory; from then on it counts as asked. */
 static bool take_back(struct grant *g)
 {
-	if (!g->delivered)
+	if (!g->delivered && !g->offered)
 		return false;
 	g->delivered = 0;
+	g->offered = false;
 	if (!fault_point("break.reuse_mapped"))
 		return true;
 	g->mapping->kept = 1 + g->index;
@@ -417,7 +418,7 @@ static bool others_map(const struct replica *rep, const struct mapping *m)
 
 	pthread_mutex_lock(&rep->chunk->lock);
 	LIST_FOREACH(g, &rep->grants, of_replica)
-		found |= g->mapping != m && (g->delivered || g->in_delivery);
+		found |= g->mapping != m && (g->delivered || g->offered || g->in_delivery);
 	pthread_mutex_unlock(&rep->chunk->lock);
 	return found;
 }
@@ -797,7 +798,7 @@ void cache_unmap(struct mapping *m, bool kept)
 		pthread_mutex_lock(&ch->lock);
 		while (g->lookers > 0)
 			page_wait(ch);
-		if (kept && m->export_write && (g->delivered || g->unanswered))
+		if (kept && m->export_write && (g->delivered || g->offered || g->unanswered))
 			rep->spoiled = true;
 		LIST_REMOVE(g, of_replica);
 		pthread_mutex_unlock(&ch->lock);
