@@ -111,7 +111,8 @@ static int find_kind(int fd, unsigned device, struct gaia_ioc_device *found,
 
 /* ---- mapping ---- */
 
-static int map_ioctl(struct mapping *m, unsigned device)
+/* By the caller's descriptor: the daemon takes it for no other file than the one that it is open on. */
+static int map_ioctl(struct mapping *m, int fd, unsigned device)
 {
 	struct gaia_ioc_map io = {
 		.key = m->conn->key,
@@ -120,29 +121,34 @@ static int map_ioctl(struct mapping *m, unsigned device)
 		.device = device,
 		.prot = m->prot,
 	};
-	int err = wire_ioctl(m->fd, GAIA_IOC_MAP, &io);
+	int err = wire_ioctl(fd, GAIA_IOC_MAP, &io);
 
 	m->id = io.map;
 	m->release_by = io.release;
 	return err;
 }
 
-/* Map at the daemon, and set m->conn and m->id. */
-static int map_at_daemon(struct mapping *m, unsigned device)
+/* Map at the daemon, and set m->conn, m->file and m->id. */
+static int map_at_daemon(struct mapping *m, int fd, unsigned device)
 {
 	struct stat st;
 	bool fresh;
 	int err;
 
-	if (fstat(m->fd, &st))
+	if (fstat(fd, &st))
 		return wire_error();
 	if (!S_ISREG(st.st_mode))
 		return -ENODEV;
 	do {
-		err = conn_get(m->fd, st.st_dev, &m->conn, &fresh);
+		err = conn_get(fd, st.st_dev, &m->conn, &fresh);
 		if (err)
 			return err;
-		err = map_ioctl(m, device);
+		err = file_get(m->conn, fd, st.st_ino, &m->file);
+		if (err) {
+			conn_put(m->conn);
+			return err;
+		}
+		err = map_ioctl(m, fd, device);
 		if (!err)
 			return 0;
 		/*
@@ -154,6 +160,7 @@ static int map_at_daemon(struct mapping *m, unsigned device)
 			conn_kill(m->conn, err);
 			pthread_mutex_unlock(&gaia_lock);
 		}
+		file_put(m->file);
 		conn_put(m->conn);
 	} while (err == -ENOTCONN && !fresh);
 	return err;
@@ -163,7 +170,7 @@ static int unmap_at_daemon(struct mapping *m)
 {
 	struct gaia_ioc_range io = { .key = m->conn->key, .map = m->id };
 
-	return wire_ioctl(m->fd, GAIA_IOC_UNMAP, &io);
+	return wire_ioctl(m->file->fd, GAIA_IOC_UNMAP, &io);
 }
 
 static int do_mmap(size_t length, int prot, int fd, off_t offset, int device, void **out)
@@ -191,15 +198,10 @@ static int do_mmap(size_t length, int prot, int fd, off_t offset, int device, vo
 	m->offset = offset;
 	m->length = length;
 	m->prot = prot;
-	m->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-	if (m->fd < 0) {
-		err = -errno;
-		goto free_mapping;
-	}
 	err = mapping_reserve(m, &found);
 	if (err)
-		goto close_fd;
-	err = map_at_daemon(m, device);
+		goto free_mapping;
+	err = map_at_daemon(m, fd, device);
 	if (err)
 		goto unreserve;
 	err = mapping_add(m);
@@ -210,12 +212,11 @@ static int do_mmap(size_t length, int prot, int fd, off_t offset, int device, vo
 
 unmap:
 	unmap_at_daemon(m);
+	file_put(m->file);
 	conn_put(m->conn);
 unreserve:
 	m->ops->unreserve(m, true);
 	free(m->own);
-close_fd:
-	close(m->fd);
 free_mapping:
 	free(m);
 	return err;
@@ -300,7 +301,7 @@ static int range_end(struct mapping *m, int err)
 /* After an ACQUIRE. */
 static int wait_mapped(struct mapping *m, const struct gaia_ioc_range *io)
 {
-	return io->seq ? conn_wait(m->conn, io->seq) : 0;
+	return io->seq ? conn_wait(m->conn, io->seq, io->unanswered) : 0;
 }
 
 int gaia_acquire(void *addr, size_t length, int prot)
@@ -355,9 +356,9 @@ int gaia_sync(void *addr, size_t length)
 	err = range_begin(addr, length, &m, &io);
 	if (err)
 		return result(err);
-	err = wire_push(m->fd, io.offset, length);
+	err = wire_push(m->file->fd, io.offset, length);
 	if (!err)
-		err = wire_ioctl(m->fd, GAIA_IOC_SYNC, &io);
+		err = wire_ioctl(m->file->fd, GAIA_IOC_SYNC, &io);
 	return range_end(m, err);
 }
 
@@ -376,7 +377,7 @@ int gaia_advise(void *addr, size_t length, int advice)
 	if (err)
 		return result(err);
 	io.advice = advice;
-	return range_end(m, wire_ioctl(m->fd, GAIA_IOC_ADVISE, &io));
+	return range_end(m, wire_ioctl(m->file->fd, GAIA_IOC_ADVISE, &io));
 }
 
 /* ---- ranges, in the order of a stream ---- */
@@ -387,10 +388,10 @@ static int pin_range(struct mapping *m, struct gaia_ioc_range *io, int prot)
 	int err;
 
 	io->prot = prot | GAIA_PROT_PIN;
-	err = wire_ioctl_once(m->fd, GAIA_IOC_ACQUIRE, io);
+	err = wire_ioctl_once(m->file->fd, GAIA_IOC_ACQUIRE, io);
 	if (!err)
 		err = wait_mapped(m, io);
-	io->seq = 0;
+	io->seq = io->unanswered = 0;
 	return err;
 }
 
@@ -419,7 +420,7 @@ int gaia_acquire_on(void *addr, size_t length, int prot, struct CUstream_st *str
 	err = m->ops->queue(m, &io, false, stream);
 	if (err) {
 		io.prot = GAIA_PROT_PINNED;
-		wire_ioctl(m->fd, GAIA_IOC_ACQUIRE, &io);
+		wire_ioctl(m->file->fd, GAIA_IOC_ACQUIRE, &io);
 	}
 	return range_end(m, err);
 }

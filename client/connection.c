@@ -46,9 +46,9 @@ static void after_fork_in_child(void)
 {
 	struct conn *c;
 
-	mapping_forked();
 	while ((c = LIST_FIRST(&conns))) {
 		LIST_REMOVE(c, link);
+		files_forked(c);
 		close_descriptors(c);
 		if (c->sock >= 0)
 			close(c->sock);
@@ -83,29 +83,49 @@ void conn_kill(struct conn *c, int error)
 	pthread_cond_broadcast(&c->changed);
 }
 
+/*
+ * The answer to @msg, which was carried out, or failed with @err. A GRANT that failed is refused, so that only the acquire
+ * that caused it fails; where that is not possible the connection ends.
+ */
+static int answer(struct conn *c, const struct gaia_msg *msg, int err)
+{
+	struct gaia_msg answer = { .version = GAIA_PROTOCOL_VERSION, .seq = msg->seq, .map = msg->map };
+
+	if (msg->kind == GAIA_MSG_REVOKE) {
+		answer.kind = GAIA_MSG_REVOKED;
+		return err ? err : wire_send(c->sock, &answer);
+	}
+	if (!(c->features & GAIA_FEATURE_ANSWERS))
+		return err;
+	if (err)
+		c->refused = msg->seq;
+	answer.kind = GAIA_MSG_GRANTED;
+	answer.error = -err;
+	return wire_send(c->sock, &answer);
+}
+
 /* Take one message, if there is one, and do what it says. The lock is held, but not all the time. */
 static int serve_one(struct conn *c)
 {
-	struct gaia_msg msg, answer = { .kind = GAIA_MSG_REVOKED, .version = GAIA_PROTOCOL_VERSION };
-	int err;
+	struct gaia_msg msg;
+	int err, failed;
 
 	err = wire_receive(c->sock, false, &msg, c->fd, &c->n_fds);
 	if (err == -EAGAIN)
 		return 0;
-	if (err)
+	if (err < 0)
 		return err;
-	if (msg.seq != c->seq + 1 || (msg.kind != GAIA_MSG_GRANT && msg.kind != GAIA_MSG_REVOKE))
+	failed = -err;
+	err = 0;
+	if (msg.seq != c->seq + 1 || !mapping_takes(c, &msg))
 		err = -EPROTO;
-	else
-		err = mapping_message(c, &msg, c->fd);
+	else if (!failed)
+		failed = mapping_message(c, &msg, c->fd);
 	close_descriptors(c);
 	if (!err && c->state == CONN_DEAD)
 		err = c->error;
-	if (!err && msg.kind == GAIA_MSG_REVOKE) {
-		answer.seq = msg.seq;
-		answer.map = msg.map;
-		err = wire_send(c->sock, &answer);
-	}
+	if (!err)
+		err = answer(c, &msg, failed);
 	if (!err) {
 		c->seq = msg.seq;
 		pthread_cond_broadcast(&c->changed);
@@ -124,8 +144,8 @@ static void *conn_thread(void *arg)
 		pthread_mutex_lock(&gaia_lock);
 		err = serve_one(c);
 		/*
-		 * The error may be ours (no descriptors or mappings left): the daemon thinks that we have what
-		 * it sent, and there is no saying otherwise but to end the lease.
+		 * The error may be ours: we cannot unmap, or could not map what the daemon thinks we have. There is
+		 * no saying otherwise but to end the lease.
 		 */
 		if (err)
 			conn_kill(c, err);
@@ -194,6 +214,8 @@ static int new_conn(dev_t dev, struct conn **out)
 	}
 	c->dev = dev;
 	c->refs = 1;
+	c->features = GAIA_FEATURES;
+	LIST_INIT(&c->files);
 	pthread_cond_init(&c->changed, NULL);
 	turns_init(&c->turns);
 	LIST_INSERT_HEAD(&conns, c, link);
@@ -204,7 +226,7 @@ static int new_conn(dev_t dev, struct conn **out)
 static int connect_conn(struct conn *c, int fd)
 {
 	uint64_t seq;
-	int err = wire_handshake(c->sock, fd, &c->key, &seq);
+	int err = wire_handshake(c->sock, fd, &c->key, &seq, &c->features);
 
 	if (err)
 		return err;
@@ -284,16 +306,20 @@ void conn_put(struct conn *c)
 	free_conn(c);
 }
 
-int conn_wait(struct conn *c, uint64_t seq)
+int conn_wait(struct conn *c, uint64_t seq, uint32_t unanswered)
 {
+	bool refused;
 	int err;
 
-	if (c->seq >= seq)
+	if (c->seq >= seq && !unanswered)
 		return 0;
 	pthread_mutex_lock(&gaia_lock);
 	while (c->seq < seq && c->state == CONN_LIVE)
 		pthread_cond_wait(&c->changed, &gaia_lock);
-	err = c->seq < seq ? c->error : 0;
+	refused = unanswered && c->refused > seq - unanswered;
+	if (refused)
+		conn_kill(c, -ENOTCONN);
+	err = c->seq < seq || refused ? c->error : 0;
 	pthread_mutex_unlock(&gaia_lock);
 	return err;
 }

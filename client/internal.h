@@ -102,6 +102,17 @@ struct turns {
 	pthread_t thread;
 };
 
+/* A file that mappings of a connection are of: one descriptor for all that were made with the same access. */
+struct map_file {
+	/* Constant. */
+	ino_t ino;
+	int access;	/* O_RDONLY or O_RDWR */
+	int fd;		/* a duplicate of the first caller's; -1 in a child of fork() */
+	/* gaia_lock. */
+	unsigned refs;
+	LIST_ENTRY(map_file) link; /* conn.files */
+};
+
 enum conn_state { CONN_CONNECTING, CONN_LIVE, CONN_DEAD };
 
 /* Lives from conn_get() until the last conn_put(). */
@@ -112,6 +123,7 @@ struct conn {
 	/* Constant once LIVE. */
 	int sock;		/* -1 in a child of fork() */
 	struct gaia_client_key key;
+	uint64_t features;	/* in use, GAIA_FEATURE_* */
 	pthread_t thread;
 
 	struct turns turns;
@@ -125,6 +137,8 @@ struct conn {
 	unsigned refs;
 	int fd[GAIA_MSG_CHUNKS]; /* of the message that is being carried out */
 	unsigned n_fds;
+	uint64_t refused;	/* the last GRANT that we could not carry out, and said so */
+	LIST_HEAD(, map_file) files;
 	pthread_cond_t changed;	/* state, seq, or busy of a mapping */
 	LIST_ENTRY(conn) link;
 };
@@ -135,7 +149,7 @@ struct mapping {
 	const struct kind_ops *ops;
 	uint64_t id;
 	unsigned release_by;	/* GAIA_RELEASE_BY_* */
-	int fd;			/* a duplicate of the caller's; -1 in a child of fork() */
+	struct map_file *file;	/* holds a reference */
 	char *addr;		/* as returned by gaia_mmap() */
 	size_t length;		/* as given to it */
 	uint64_t offset;	/* of addr in the file */
@@ -166,8 +180,12 @@ extern pthread_mutex_t gaia_lock, turns_lock;
 int conn_get(int fd, dev_t dev, struct conn **out, bool *fresh);
 /* May wait for the connection's thread, which then has no mapping to work on. */
 void conn_put(struct conn *c);
-/* Wait until message @seq has been carried out. Takes gaia_lock only if it has not been. */
-int conn_wait(struct conn *c, uint64_t seq);
+/*
+ * Wait until message @seq has been carried out. Takes gaia_lock only if it has not been, or if some were @unanswered when
+ * the daemon named it (gaia_ioc_range): if one of these was refused meanwhile, what the daemon said is not so, and the
+ * connection ends: -ENOTCONN.
+ */
+int conn_wait(struct conn *c, uint64_t seq, uint32_t unanswered);
 /* Declare it dead, for whatever reason; the lock is held. */
 void conn_kill(struct conn *c, int error);
 bool conn_is_dead(struct conn *c);
@@ -219,9 +237,20 @@ struct mapping *mapping_exact(const char *addr, size_t length, int *err);
 bool mapping_remove(struct mapping *m);
 /* Without the lock. */
 void mapping_put(struct mapping *m);
-/* Carry out a GRANT or REVOKE of @c's. The lock is held, but not while chunks are mapped or unmapped. */
+/* Whether a message of @c's is a GRANT or REVOKE that makes sense. The lock is held. */
+bool mapping_takes(struct conn *c, const struct gaia_msg *msg);
+/*
+ * Carry out such a one; of a GRANT that fails nothing is mapped. The lock is held, but not while chunks are mapped or
+ * unmapped.
+ */
 int mapping_message(struct conn *c, const struct gaia_msg *msg, const int *fd);
+
+/* A reference to the connection's descriptor of the file that @fd is open on (st_ino: @ino), with the same access; it is made if there is none.
+ * -EMFILE, -ENOMEM. */
+int file_get(struct conn *c, int fd, ino_t ino, struct map_file **out);
+/* Without the lock. */
+void file_put(struct map_file *f);
 /* In a child of fork(); the lock is held. */
-void mapping_forked(void);
+void files_forked(struct conn *c);
 
 #endif

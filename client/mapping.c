@@ -2,6 +2,7 @@
  * mapping.c - the process's mappings, by address and by number.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <search.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -156,45 +157,64 @@ void mapping_put(struct mapping *m)
 	pthread_mutex_unlock(&gaia_lock);
 	if (refs)
 		return;
-	if (m->fd >= 0)
-		close(m->fd);
+	file_put(m->file);
 	conn_put(m->conn);
 	free(m->own);
 	free(m);
 }
 
-/* Without the lock; the mapping is busy. */
+/* Without the lock; the mapping is busy. A GRANT places all of its chunks, or none. */
 static int carry_out(struct mapping *m, const struct gaia_msg *msg, const int *fd)
 {
 	uint64_t first = m->offset / GAIA_CHUNK, k;
-	unsigned run;
+	unsigned run, i, placed = 0;
 	int err = 0;
 
-	for (unsigned i = 0; i < msg->count && !err; i += run) {
+	for (i = 0; i < msg->count && !err; i += run) {
+		placed = i;
 		k = msg->chunk[i] - first;
 		for (run = 1; i + run < msg->count && msg->chunk[i + run] == msg->chunk[i] + run;)
 			run++;
-		if (k >= m->span / GAIA_CHUNK || run > m->span / GAIA_CHUNK - k)
-			return -EPROTO;
 		if (msg->kind == GAIA_MSG_GRANT)
 			err = m->ops->place(m, k, run, fd + i, msg->prot);
 		else
 			err = m->ops->clear(m, k, run);
 	}
+	/* What cannot be cleared is asked for again, as if it had been placed. */
+	for (i = 0; i < placed && err && msg->kind == GAIA_MSG_GRANT; i++)
+		m->ops->clear(m, msg->chunk[i] - first, 1);
 	return err;
+}
+
+static struct mapping *find_id(struct conn *c, uint64_t id)
+{
+	struct mapping key = { .conn = c, .id = id };
+
+	return node(tfind(&key, &by_id, compare_id));
+}
+
+bool mapping_takes(struct conn *c, const struct gaia_msg *msg)
+{
+	struct mapping *m = find_id(c, msg->map);
+
+	if (msg->kind != GAIA_MSG_GRANT && msg->kind != GAIA_MSG_REVOKE)
+		return false;
+	if (m && msg->prot & ~(unsigned)m->prot)
+		return false;
+	for (unsigned i = 0; m && i < msg->count; i++)
+		if (msg->chunk[i] - m->offset / GAIA_CHUNK >= m->span / GAIA_CHUNK)
+			return false;
+	return true;
 }
 
 int mapping_message(struct conn *c, const struct gaia_msg *msg, const int *fd)
 {
-	struct mapping key = { .conn = c, .id = msg->map };
-	struct mapping *m = node(tfind(&key, &by_id, compare_id));
+	struct mapping *m = find_id(c, msg->map);
 	int err;
 
 	/* It may just have been unmapped: then there is nothing to map, and nothing mapped. */
 	if (!m)
 		return 0;
-	if (msg->prot & ~(unsigned)m->prot)
-		return -EPROTO;
 	m->busy = true;
 	pthread_mutex_unlock(&gaia_lock);
 	err = carry_out(m, msg, fd);
@@ -204,18 +224,63 @@ int mapping_message(struct conn *c, const struct gaia_msg *msg, const int *fd)
 	return err;
 }
 
-static void close_in_child(const void *nodep, VISIT which, int depth)
-{
-	struct mapping *m = *(struct mapping *const *)nodep;
+/* ---- files ---- */
 
-	if ((which == postorder || which == leaf) && m->fd >= 0) {
-		close(m->fd);
-		m->fd = -1;
+int file_get(struct conn *c, int fd, ino_t ino, struct map_file **out)
+{
+	int access = fcntl(fd, F_GETFL) & O_ACCMODE, err = 0;
+	struct map_file *f;
+
+	pthread_mutex_lock(&gaia_lock);
+	LIST_FOREACH(f, &c->files, link)
+		if (f->ino == ino && f->access == access)
+			break;
+	if (f) {
+		f->refs++;
+	} else {
+		/* Under the lock, so that a child finds and closes it. */
+		f = calloc(1, sizeof(*f));
+		err = f ? 0 : -ENOMEM;
 	}
+	if (!err && !f->refs) {
+		f->ino = ino;
+		f->access = access;
+		f->refs = 1;
+		f->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+		err = f->fd < 0 ? -errno : 0;
+		if (err)
+			free(f);
+		else
+			LIST_INSERT_HEAD(&c->files, f, link);
+	}
+	pthread_mutex_unlock(&gaia_lock);
+	if (!err)
+		*out = f;
+	return err;
 }
 
-void mapping_forked(void)
+void file_put(struct map_file *f)
 {
+	pthread_mutex_lock(&gaia_lock);
+	if (--f->refs) {
+		pthread_mutex_unlock(&gaia_lock);
+		return;
+	}
+	LIST_REMOVE(f, link);
+	pthread_mutex_unlock(&gaia_lock);
+	/* The daemon is asked (FLUSH). */
+	if (f->fd >= 0)
+		close(f->fd);
+	free(f);
+}
+
+void files_forked(struct conn *c)
+{
+	struct map_file *f;
+
 	/* Children would keep the files open otherwise. */
-	twalk(by_addr, close_in_child);
+	LIST_FOREACH(f, &c->files, link) {
+		close(f->fd);
+		f->fd = -1;
+	}
 }

@@ -13,10 +13,10 @@ static LIST_HEAD(, turn) abandoned = LIST_HEAD_INITIALIZER(abandoned);
 
 int range_acquire(struct mapping *m, struct gaia_ioc_range *io)
 {
-	int err = wire_push(m->fd, io->offset, io->length);
+	int err = wire_push(m->file->fd, io->offset, io->length);
 
 	if (!err)
-		err = wire_ioctl_once(m->fd, GAIA_IOC_ACQUIRE, io);
+		err = wire_ioctl_once(m->file->fd, GAIA_IOC_ACQUIRE, io);
 	return err;
 }
 
@@ -29,8 +29,8 @@ int range_release(struct mapping *m, struct gaia_ioc_range *io)
 	 * fraction of dirty ones. An error is one of CPU writes, and is reported when the release
 	 * is done, since the kernel reports it once.
 	 */
-	push_err = wire_push(m->fd, io->offset, io->length);
-	err = wire_release(m->fd, m->release_by, io);
+	push_err = wire_push(m->file->fd, io->offset, io->length);
+	err = wire_release(m->file->fd, m->release_by, io);
 	return err ? err : push_err;
 }
 

@@ -138,9 +138,13 @@ int wire_socket(void)
 	return sock;
 }
 
-int wire_handshake(int sock, int fd, struct gaia_client_key *key, uint64_t *seq)
+int wire_handshake(int sock, int fd, struct gaia_client_key *key, uint64_t *seq, uint64_t *features)
 {
-	struct gaia_ioc_connect io = { .version = GAIA_PROTOCOL_VERSION };
+	struct gaia_ioc_connect io = {
+		.version = GAIA_PROTOCOL_VERSION,
+		.minor = GAIA_PROTOCOL_MINOR,
+		.features = features ? *features : 0,
+	};
 	struct gaia_msg msg = { .kind = GAIA_MSG_HELLO, .version = GAIA_PROTOCOL_VERSION };
 	struct sockaddr_un addr = { .sun_family = AF_UNIX };
 	struct timeval no_limit = { 0 };
@@ -165,7 +169,7 @@ int wire_handshake(int sock, int fd, struct gaia_client_key *key, uint64_t *seq)
 	err = wire_send(sock, &msg);
 	if (err)
 		return err;
-	err = wire_receive(sock, true, &msg, fds, &n);
+	err = wire_failed(wire_receive(sock, true, &msg, fds, &n));
 	if (err)
 		return err == -EAGAIN ? -ENOTCONN : err;
 	if (msg.kind != GAIA_MSG_WELCOME) {
@@ -176,6 +180,8 @@ int wire_handshake(int sock, int fd, struct gaia_client_key *key, uint64_t *seq)
 	setsockopt(sock, SOL_SOCKET, SO_RCVTIMEO, &no_limit, sizeof(no_limit));
 	*key = msg.key;
 	*seq = msg.seq;
+	if (features)
+		*features &= io.features;
 	return 0;
 }
 
@@ -212,22 +218,43 @@ static int check_message(const struct gaia_msg *msg)
 	}
 }
 
+/* Whether a message of @len bytes is as long as it says. It may have spans. */
+static bool is_whole(const struct gaia_msg *msg, size_t len)
+{
+	size_t spans = msg->kind == GAIA_MSG_GRANT ? msg->count * sizeof(struct gaia_span) : 0;
+
+	return len == sizeof(*msg) || len == sizeof(*msg) + spans;
+}
+
+/* Whether each is one that this version can map. */
+static bool spans_are_known(const struct gaia_span *span, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++)
+		if (span[i].offset || span[i].length != GAIA_CHUNK || span[i].flags & GAIA_SPAN_MUST)
+			return false;
+	return true;
+}
+
 int wire_receive(int sock, bool wait, struct gaia_msg *msg, int fd[GAIA_MSG_CHUNKS], unsigned *n)
 {
 	union {
 		struct cmsghdr align;
 		char buf[CMSG_SPACE(GAIA_MSG_CHUNKS * sizeof(int))];
 	} control;
-	struct iovec iov = { .iov_base = msg, .iov_len = sizeof(*msg) };
+	struct gaia_span span[GAIA_MSG_CHUNKS];
+	struct iovec iov[] = {
+		{ .iov_base = msg, .iov_len = sizeof(*msg) },
+		{ .iov_base = span, .iov_len = sizeof(span) },
+	};
 	struct msghdr hdr;
 	unsigned got;
 	ssize_t len;
-	int want;
+	int want, failed = 0;
 
 	do {
 		hdr = (struct msghdr){
-			.msg_iov = &iov,
-			.msg_iovlen = 1,
+			.msg_iov = iov,
+			.msg_iovlen = 2,
 			.msg_control = control.buf,
 			.msg_controllen = sizeof(control.buf),
 		};
@@ -239,19 +266,20 @@ int wire_receive(int sock, bool wait, struct gaia_msg *msg, int fd[GAIA_MSG_CHUN
 		return -ENOTCONN;
 
 	got = take_descriptors(&hdr, fd);
-	want = len == sizeof(*msg) && !(hdr.msg_flags & MSG_TRUNC) ? check_message(msg) : -EPROTO;
+	want = len >= (ssize_t)sizeof(*msg) && !(hdr.msg_flags & MSG_TRUNC) ? check_message(msg) : -EPROTO;
 	/* The kernel gives as many descriptors as the process may still have. */
-	if (want >= 0 && (hdr.msg_flags & MSG_CTRUNC))
-		want = -EMFILE;
-	else if (want >= 0 && got != (unsigned)want)
-		want = -EPROTO;
-	if (want < 0) {
-		while (got)
-			close(fd[--got]);
-		return want;
-	}
+	if (want < 0 || !is_whole(msg, len))
+		failed = -EPROTO;
+	else if (hdr.msg_flags & MSG_CTRUNC)
+		failed = EMFILE;
+	else if (got != (unsigned)want)
+		failed = -EPROTO;
+	else if (len > (ssize_t)sizeof(*msg) && !spans_are_known(span, got))
+		failed = EPROTO;
+	while (failed && got)
+		close(fd[--got]);
 	*n = got;
-	return 0;
+	return failed;
 }
 
 int wire_send(int sock, const struct gaia_msg *msg)

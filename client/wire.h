@@ -40,14 +40,24 @@ int wire_push(int fd, uint64_t off, uint64_t len);
 /* A socket for wire_handshake(), or a negative errno. */
 int wire_socket(void);
 
-/* Become a client of the mount that @fd lives on. *@seq: of the daemon's last message. */
-int wire_handshake(int sock, int fd, struct gaia_client_key *key, uint64_t *seq);
+/*
+ * Become a client of the mount that @fd lives on. *@seq: of the daemon's last message. *@features: the
+ * GAIA_FEATURE_* that are wanted, and then those of them that the daemon has as well; NULL: none.
+ */
+int wire_handshake(int sock, int fd, struct gaia_client_key *key, uint64_t *seq, uint64_t *features);
 
 /*
  * Take one message and the descriptors that belong to its kind, which the caller closes.
- * -EAGAIN: none is there and @wait is false. -EMFILE: the descriptors did not fit into the process.
+ * -EAGAIN: none is there and @wait is false. A positive errno: the message is good, but what it carries cannot be had, and
+ * *@n is 0: EMFILE where the descriptors did not fit into the process, EPROTO where they are to be mapped in a way that we do not know.
  */
 int wire_receive(int sock, bool wait, struct gaia_msg *msg, int fd[GAIA_MSG_CHUNKS], unsigned *n);
+
+/* The descriptors' or the message's, for who has no use for the difference: 0 or a negative errno. */
+static inline int wire_failed(int received)
+{
+	return received > 0 ? -received : received;
+}
 
 /* Does not wait. */
 int wire_send(int sock, const struct gaia_msg *msg);

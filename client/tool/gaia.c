@@ -119,7 +119,7 @@ static int fetch_report(int fd, unsigned what, char **text)
 	sock = wire_socket();
 	if (sock < 0)
 		return sock;
-	err = wire_handshake(sock, fd, &io.key, &seq);
+	err = wire_handshake(sock, fd, &io.key, &seq, NULL);
 	if (!err)
 		err = wire_ioctl(fd, GAIA_IOC_REPORT, &io);
 	/* Nothing else comes through our socket, but descriptors of the daemon's may be too many on their way. */
@@ -128,7 +128,7 @@ static int fetch_report(int fd, unsigned what, char **text)
 		err = wire_ioctl(fd, GAIA_IOC_REPORT, &io);
 	}
 	if (!err)
-		err = wire_receive(sock, true, &msg, fds, &n);
+		err = wire_failed(wire_receive(sock, true, &msg, fds, &n));
 	close(sock);
 	if (err)
 		return err;

@@ -211,7 +211,7 @@ static int find_daemon(const char *point, int *sock, pid_t *pid)
 		close(dir);
 		return *sock;
 	}
-	err = wire_handshake(*sock, dir, &key, &seq);
+	err = wire_handshake(*sock, dir, &key, &seq, NULL);
 	close(dir); /* or it were busy */
 	if (err)
 		goto close_socket;

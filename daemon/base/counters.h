@@ -44,6 +44,7 @@
 	X(released_pages, "pages that releases found changed")                                  \
 	X(writeback_runs, "writes issued to the backing store (calls)")                         \
 	X(clients_lost, "clients that ended without unmapping, or were disconnected (clients)") \
+	X(grants_refused, "messages with chunks that a client could not map (messages)")         \
 	X(revokes, "chunks taken back from clients (chunks)")                                   \
 	X(revoke_timeouts, "waits for clients that did not give up memory in time (waits)")
 

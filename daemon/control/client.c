@@ -22,9 +22,30 @@
 /* Messages taken from one client before others have their turn. */
 #define MESSAGES_AT_ONCE 16
 
+static void cond_init_monotonic(pthread_cond_t *cond)
+{
+	pthread_condattr_t attr;
+
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(cond, &attr);
+	pthread_condattr_destroy(&attr);
+}
+
 void client_get(struct client *c)
 {
 	atomic_fetch_add(&c->refs, 1);
+}
+
+/* What is left are late ones. */
+static void handovers_forget(struct client *c)
+{
+	struct handover *h;
+
+	while ((h = TAILQ_FIRST(&c->handovers))) {
+		TAILQ_REMOVE(&c->handovers, h, link);
+		free(h);
+	}
 }
 
 void client_put(struct client *c)
@@ -34,9 +55,11 @@ void client_put(struct client *c)
 	if (atomic_fetch_sub(&c->refs, 1) != 1)
 		return;
 	bug_on(c->maps || !LIST_EMPTY(&c->revocations));
+	handovers_forget(c);
 	close(c->fd);
 	if (c->counted)
 		quota_give(ctl->quota, QUOTA_clients, c->uid);
+	pthread_cond_destroy(&c->answer);
 	pthread_mutex_destroy(&c->lock);
 	pthread_mutex_destroy(&c->send_lock);
 	free(c);
@@ -85,6 +108,7 @@ void client_disconnect(struct client *c)
 	pthread_mutex_lock(&c->lock);
 	while ((rev = LIST_FIRST(&c->revocations)))
 		revoke_over(rev, false);
+	pthread_cond_broadcast(&c->answer);
 	pthread_mutex_unlock(&c->lock);
 }
 
@@ -121,12 +145,19 @@ static int wait_to_send(struct client *c, int why, uint64_t deadline)
 static int send_packet(struct client *c, const struct gaia_msg *msg, const int *fd, unsigned n,
 		       uint64_t deadline)
 {
+	static const struct gaia_span whole[GAIA_MSG_CHUNKS] = {
+		[0 ... GAIA_MSG_CHUNKS - 1] = { .length = GAIA_CHUNK },
+	};
+	bool spans = msg->kind == GAIA_MSG_GRANT && c->features & GAIA_FEATURE_SPANS;
 	union {
 		struct cmsghdr align;
 		char buf[CMSG_SPACE(GAIA_MSG_CHUNKS * sizeof(int))];
 	} control;
-	struct iovec iov = { .iov_base = (void *)msg, .iov_len = sizeof(*msg) };
-	struct msghdr hdr = { .msg_iov = &iov, .msg_iovlen = 1 };
+	struct iovec iov[] = {
+		{ .iov_base = (void *)msg, .iov_len = sizeof(*msg) },
+		{ .iov_base = (void *)whole, .iov_len = msg->count * sizeof(whole[0]) },
+	};
+	struct msghdr hdr = { .msg_iov = iov, .msg_iovlen = spans ? 2 : 1 };
 
 	bug_on(n > GAIA_MSG_CHUNKS);
 	if (n) {
@@ -210,25 +241,6 @@ int client_try_send(struct client *c, struct gaia_msg *msg, const int *fd, unsig
 	return err;
 }
 
-int control_grant(void *client, uint64_t map, unsigned prot, const uint64_t *idx, const int *fd,
-		  unsigned n, uint64_t *seq)
-{
-	struct client *c = client;
-	int err = 0;
-
-	for (unsigned i = 0; i < n && !err;) {
-		struct gaia_msg msg = { .kind = GAIA_MSG_GRANT, .map = map, .prot = prot };
-
-		msg.count = MIN(n - i, GAIA_MSG_CHUNKS);
-		memcpy(msg.chunk, idx + i, msg.count * sizeof(*idx));
-		err = client_send(c, &msg, fd + i, msg.count, seq);
-		i += msg.count;
-	}
-	for (unsigned i = 0; i < n; i++)
-		close(fd[i]);
-	return err;
-}
-
 /* Where a look at the threads of processes goes on. */
 struct look {
 	pid_t pid;
@@ -302,6 +314,123 @@ static bool keeps_memory(const struct client *c)
 	struct look look = { .pid = c->pid };
 
 	return c->pid == 0 || some_thread(&look, UINT64_MAX, thread_has_memory);
+}
+
+/* ---- handing memory over ---- */
+
+/* Noted before it is sent: the answer may be quicker than we are. send_lock is held. */
+static struct handover *handover_begin(struct client *c, uint64_t map)
+{
+	struct handover *h = xcalloc(1, sizeof(*h));
+
+	h->seq = c->seq + 1;
+	h->map = map;
+	pthread_mutex_lock(&c->lock);
+	TAILQ_INSERT_TAIL(&c->handovers, h, link);
+	pthread_mutex_unlock(&c->lock);
+	return h;
+}
+
+/* True: nothing more is to be waited for. Else some time has passed. */
+static bool handover_wait_a_while(struct client *c, const struct handover *h, uint64_t until_ns)
+{
+	struct timespec until = { .tv_sec = until_ns / 1000000000, .tv_nsec = until_ns % 1000000000 };
+	bool over;
+
+	pthread_mutex_lock(&c->lock);
+	while (!(over = h->answered || c->n_late || atomic_load(&c->dead)) && now_ns() < until_ns)
+		pthread_cond_timedwait(&c->answer, &c->lock, &until);
+	pthread_mutex_unlock(&c->lock);
+	return over;
+}
+
+/* Nobody waits any more. What the client says in the end is for take_granted(). */
+static int handover_end(struct client *c, struct handover *h)
+{
+	bool never = false;
+	int err = 0;
+
+	pthread_mutex_lock(&c->lock);
+	if (h->answered) {
+		err = h->err;
+	} else if (atomic_load(&c->dead)) {
+		TAILQ_REMOVE(&c->handovers, h, link);
+		err = -ENOTCONN;
+	} else {
+		h->late = true;
+		h = NULL;
+		never = ++c->n_late > MAX_LATE;
+	}
+	pthread_mutex_unlock(&c->lock);
+	free(h);
+	if (never) {
+		if (log_may(&c->ctl->mute_pace))
+			log_warn("control: client %d is disconnected: it does not say whether it could map what it was handed",
+				 (int)c->pid);
+		client_disconnect(c);
+		err = -ENOTCONN;
+	}
+	return err;
+}
+
+/*
+ * What the client says to it; or 0 when it takes its time, and at once when it owes an answer already: it costs a
+ * worker no more than that. One that has been killed may not be able to end before this request is answered.
+ */
+static int handover_await(struct client *c, struct handover *h)
+{
+	uint64_t now = now_ns(), deadline = now + GRANT_TIMEOUT_NS;
+	struct look look = { .pid = c->pid };
+
+	while (now < deadline && !handover_wait_a_while(c, h, MIN(now + REVOKE_LOOK_NS, deadline))) {
+		now = now_ns();
+		if (some_thread(&look, now + REVOKE_LOOK_MOST_NS, thread_is_killed))
+			client_disconnect(c);
+	}
+	return handover_end(c, h);
+}
+
+int control_grant(void *client, uint64_t map, unsigned prot, const uint64_t *idx, const int *fd,
+		  unsigned n, uint64_t *seq)
+{
+	struct gaia_msg msg = { .kind = GAIA_MSG_GRANT, .map = map, .prot = prot, .count = n };
+	struct client *c = client;
+	struct handover *h = NULL;
+	int err;
+
+	bug_on(n > GAIA_MSG_CHUNKS);
+	memcpy(msg.chunk, idx, n * sizeof(*idx));
+	pthread_mutex_lock(&c->send_lock);
+	if (c->features & GAIA_FEATURE_ANSWERS)
+		h = handover_begin(c, map);
+	err = send_next(c, &msg, fd, n, now_ns() + SEND_TIMEOUT_NS);
+	pthread_mutex_unlock(&c->send_lock);
+	for (unsigned i = 0; i < n; i++)
+		close(fd[i]);
+	/* What could not be sent has disconnected the client. */
+	if (h)
+		err = handover_await(c, h);
+	if (!err)
+		*seq = msg.seq;
+	return err;
+}
+
+int client_unanswered(struct client *c, uint64_t seq, uint32_t *out)
+{
+	const struct handover *h;
+	int err;
+
+	*out = 0;
+	pthread_mutex_lock(&c->lock);
+	TAILQ_FOREACH(h, &c->handovers, link) {
+		if (h->late && h->seq <= seq) {
+			*out = (uint32_t)MIN(seq + 1 - h->seq, UINT32_MAX);
+			break;
+		}
+	}
+	err = c->refused_late ? -ENOTCONN : 0;
+	pthread_mutex_unlock(&c->lock);
+	return err;
 }
 
 /* ---- taking memory back ---- */
@@ -562,13 +691,9 @@ void control_revoke_many(struct cache_revoke *list, unsigned n)
 {
 	struct revocation *rev = xcalloc(n, sizeof(*rev));
 	struct revoke_wait wait = { .pending = 0 };
-	pthread_condattr_t attr;
 
 	pthread_mutex_init(&wait.lock, NULL);
-	pthread_condattr_init(&attr);
-	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-	pthread_cond_init(&wait.none, &attr);
-	pthread_condattr_destroy(&attr);
+	cond_init_monotonic(&wait.none);
 
 	for (unsigned i = 0; i < n; i++) {
 		rev[i].client = list[i].client;
@@ -614,7 +739,7 @@ static bool take_hello(struct client *c, const struct gaia_msg *msg)
 	uint64_t seq;
 
 	memcpy(want.ticket, msg->ticket, sizeof(want.ticket));
-	if (memcmp(&want, msg, sizeof(want)) != 0 || !ticket_redeem(ctl, msg->ticket, &c->uid))
+	if (memcmp(&want, msg, sizeof(want)) != 0 || !ticket_redeem(ctl, msg->ticket, &c->uid, &c->features))
 		return false;
 
 	c->counted = true;
@@ -633,6 +758,68 @@ static bool take_hello(struct client *c, const struct gaia_msg *msg)
 	return client_send(c, &welcome, NULL, 0, &seq) == 0;
 }
 
+/* What the errors of an acquire are; whatever else a client says. */
+static int grant_error(uint32_t error)
+{
+	switch (error) {
+	case 0:
+	case EMFILE:
+	case ENFILE:
+	case ENOMEM:
+	case ENODEV:
+	case EPROTO:
+		return -(int)error;
+	}
+	return -EIO;
+}
+
+/* c->lock is held. Whether the client has answered all that came before message @seq. */
+static bool is_next_answer(const struct client *c, uint64_t seq)
+{
+	const struct handover *h = TAILQ_FIRST(&c->handovers);
+
+	return !h || h->seq >= seq;
+}
+
+static bool take_granted(struct client *c, const struct gaia_msg *msg)
+{
+	struct gaia_msg want = {
+		.kind = GAIA_MSG_GRANTED,
+		.version = GAIA_PROTOCOL_VERSION,
+		.seq = msg->seq,
+		.map = msg->map,
+		.error = msg->error,
+	};
+	bool good, late = false;
+	struct handover *h;
+
+	if (memcmp(&want, msg, sizeof(want)) != 0)
+		return false;
+	pthread_mutex_lock(&c->lock);
+	h = TAILQ_FIRST(&c->handovers);
+	good = h && h->seq == msg->seq && h->map == msg->map;
+	if (good) {
+		TAILQ_REMOVE(&c->handovers, h, link);
+		h->answered = true;
+		h->err = grant_error(msg->error);
+		late = h->late;
+		c->n_late -= late;
+		c->refused_late |= late && msg->error;
+		pthread_cond_broadcast(&c->answer);
+	}
+	pthread_mutex_unlock(&c->lock);
+	if (late)
+		free(h);
+	if (!good || !msg->error)
+		return good;
+	count(CTR_grants_refused, 1);
+	if (log_may(&c->ctl->mute_pace))
+		log_info("control: client %d could not map what it acquired: %s", (int)c->pid,
+			 strerror(-grant_error(msg->error)));
+	/* What is late counts as mapped, and can be refused no more. */
+	return !late;
+}
+
 static bool take_revoked(struct client *c, const struct gaia_msg *msg)
 {
 	struct gaia_msg want = {
@@ -648,11 +835,18 @@ static bool take_revoked(struct client *c, const struct gaia_msg *msg)
 		return false;
 	pthread_mutex_lock(&c->lock);
 	HASH_FIND(hh, c->asked, &msg->seq, sizeof(msg->seq), rev);
-	good = rev && rev->ask->map == msg->map;
+	good = rev && rev->ask->map == msg->map && is_next_answer(c, rev->seq);
 	if (good)
 		revoke_over(rev, true);
 	pthread_mutex_unlock(&c->lock);
 	return good;
+}
+
+static bool take_message(struct client *c, const struct gaia_msg *msg)
+{
+	if (!c->welcome)
+		return take_hello(c, msg);
+	return msg->kind == GAIA_MSG_GRANTED ? take_granted(c, msg) : take_revoked(c, msg);
 }
 
 static void on_client(uv_poll_t *poll, int status, int events)
@@ -672,8 +866,7 @@ static void on_client(uv_poll_t *poll, int status, int events)
 			client_end(c);
 			return;
 		}
-		if (n == sizeof(msg) && !(hdr.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) &&
-		    (c->welcome ? take_revoked(c, &msg) : take_hello(c, &msg)))
+		if (n == sizeof(msg) && !(hdr.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) && take_message(c, &msg))
 			continue;
 		if (log_may(&c->ctl->pace))
 			log_info("control: client %d is disconnected: it sent something that is no valid message",
@@ -745,6 +938,8 @@ void client_accept(struct control *ctl, int fd)
 	pthread_mutex_init(&c->send_lock, NULL);
 	pthread_mutex_init(&c->lock, NULL);
 	LIST_INIT(&c->revocations);
+	TAILQ_INIT(&c->handovers);
+	cond_init_monotonic(&c->answer);
 	TAILQ_INSERT_TAIL(&ctl->pending, c, link);
 	ctl->n_pending++;
 	ctl->handles++;

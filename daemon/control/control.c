@@ -104,12 +104,13 @@ static int ticket_take_room(struct control *ctl, uid_t uid)
 }
 
 /* Without the lock. */
-static int ticket_give_out(struct control *ctl, uid_t uid, uint8_t out[16])
+static int ticket_give_out(struct control *ctl, uid_t uid, uint64_t features, uint8_t out[16])
 {
 	struct ticket *t = xcalloc(1, sizeof(*t)), *same;
 	int err;
 
 	t->uid = uid;
+	t->features = features;
 	fill_random(&t->bytes, sizeof(t->bytes));
 	pthread_mutex_lock(&ctl->lock);
 	tickets_expire(ctl);
@@ -134,7 +135,7 @@ unlock:
 }
 
 /* Without the lock. */
-bool ticket_redeem(struct control *ctl, const uint8_t ticket[16], uid_t *uid)
+bool ticket_redeem(struct control *ctl, const uint8_t ticket[16], uid_t *uid, uint64_t *features)
 {
 	struct ticket_bytes bytes;
 	struct ticket *t;
@@ -147,6 +148,7 @@ bool ticket_redeem(struct control *ctl, const uint8_t ticket[16], uid_t *uid)
 	if (t && equal_secret(&t->bytes.secret, &bytes.secret, sizeof(bytes.secret))) {
 		good = true;
 		*uid = t->uid;
+		*features = t->features;
 		ticket_drop(ctl, t, false);
 	}
 	pthread_mutex_unlock(&ctl->lock);
@@ -287,13 +289,23 @@ void control_destroy(struct control *ctl)
 
 int control_connect(struct control *ctl, uid_t uid, struct gaia_ioc_connect *io)
 {
-	if (io->version != GAIA_PROTOCOL_VERSION)
+	const struct gaia_ioc_connect in = *io;
+
+	if (in.version && in.version != GAIA_PROTOCOL_VERSION) {
+		if (log_may(&ctl->pace))
+			log_warn("control: a program of user %u speaks protocol %u.%u, this daemon %u.%u: it was turned away; install libgaiaclient and gaiafs of the same release, and start both anew",
+				 (unsigned)uid, in.version, in.minor, GAIA_PROTOCOL_VERSION, GAIA_PROTOCOL_MINOR);
 		return -EPROTO;
+	}
 	memset(io, 0, sizeof(*io));
 	io->version = GAIA_PROTOCOL_VERSION;
+	io->minor = GAIA_PROTOCOL_MINOR;
+	io->features = GAIA_FEATURES;
 	io->devices = cache_devices(ctl->cache);
+	if (!in.version)
+		return 0;
 	memcpy(io->socket, ctl->name, sizeof(io->socket));
-	return ticket_give_out(ctl, uid, io->ticket);
+	return ticket_give_out(ctl, uid, in.features & GAIA_FEATURES, io->ticket);
 }
 
 int control_devices(struct control *ctl, struct gaia_ioc_devices *io)

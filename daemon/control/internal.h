@@ -50,6 +50,9 @@
 #define TRY_SEND_NS 10000000ull /* for another's message, which takes microseconds where there is room */
 #define REVOKE_TIMEOUT_NS 5000000000ull
 #define REVOKE_EACH_NS 250000ull /* more, for each chunk that a client is asked for, if it answers */
+/* A client maps what it is handed within microseconds, unless its driver waits for all work of a GPU. */
+#define GRANT_TIMEOUT_NS 1000000000ull
+#define MAX_LATE 1024 /* answers that one client owes; each of its threads waits for one of them */
 #define REVOKE_LOOK_NS 100000000ull /* between looks at clients that take their time */
 #define REVOKE_LOOK_MOST_NS 5000000ull /* that such a look takes */
 #define REVOKES_AT_ONCE 64u /* to one client, not answered: a socket has room for twice as many */
@@ -66,6 +69,7 @@ struct ticket {
 		uint64_t secret;
 	} bytes;
 	uid_t uid;
+	uint64_t features; /* that its client and we have, GAIA_FEATURE_* */
 	uint64_t expires_ns;
 
 	/* control.lock. */
@@ -83,7 +87,7 @@ struct control {
 	json_t *mount;
 	struct quota *quota;
 	struct log_pace pace, mute_pace; /* of what strangers can cause, and clients */
-	char name[64];	/* of the socket, without the leading NUL */
+	char name[48];	/* of the socket, without the leading NUL */
 
 	/* The loop's thread. */
 	int listener;
@@ -123,6 +127,17 @@ struct revocation {
 	UT_hash_handle hh;	/* by seq, if it has one */
 };
 
+/* A GRANT that the client has not answered yet, where it is to. Its thread waits for a while; see late. */
+struct handover {
+	/* Constant. */
+	uint64_t seq, map;
+	/* client.lock. */
+	bool answered;		/* and not in the list any more */
+	int err;		/* a negative errno: not mapped */
+	bool late;		/* nobody waits for it: freed when it is answered, or with the client */
+	TAILQ_ENTRY(handover) link;
+};
+
 struct client {
 	/* Constant after creation. */
 	struct control *ctl;
@@ -134,6 +149,7 @@ struct client {
 	struct gaia_client_key key;
 	uid_t uid;		/* who asked for the ticket: what it uses is his */
 	bool counted;		/* among his clients */
+	uint64_t features;	/* in use, GAIA_FEATURE_* */
 
 	atomic_uint refs;
 	atomic_bool dead;	/* set by client_disconnect() only */
@@ -155,6 +171,10 @@ struct client {
 	/* lock. */
 	LIST_HEAD(, revocation) revocations; /* pending */
 	struct revocation *asked; /* of these, those that were sent */
+	TAILQ_HEAD(, handover) handovers; /* by seq */
+	pthread_cond_t answer;	/* one of these was answered, or the client is dead; CLOCK_MONOTONIC */
+	unsigned n_late;	/* of these */
+	bool refused_late;	/* it could not map what we took for mapped: it is about to be disconnected */
 	struct map *maps;	/* by id */
 	unsigned n_maps;	/* in maps, or about to be */
 	bool closed;		/* takes no more maps */
@@ -189,6 +209,11 @@ void client_put(struct client *c);
 int client_send(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n, uint64_t *seq);
 /* The same for what nobody else waits for: -EAGAIN where there is no room for it now. */
 int client_try_send(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n, uint64_t *seq);
+/*
+ * For the reply to an ACQUIRE that names message @seq: gaia_ioc_range.unanswered. -ENOTCONN: the client could not map what it
+ * was handed, and said so too late.
+ */
+int client_unanswered(struct client *c, uint64_t seq, uint32_t *out);
 /* From any thread: nothing more is sent to nor taken from the client. */
 void client_disconnect(struct client *c);
 
@@ -202,9 +227,9 @@ void map_put(struct map *map);
 void tickets_forget_expired(struct control *ctl);
 /*
  * Whether @ticket was given out; it is used up by asking. Then *@uid is whose it was, and one of his QUOTA_clients is the
- * caller's to give back.
+ * caller's to give back; *@features what was agreed on.
  */
-bool ticket_redeem(struct control *ctl, const uint8_t ticket[16], uid_t *uid);
+bool ticket_redeem(struct control *ctl, const uint8_t ticket[16], uid_t *uid, uint64_t *features);
 void fill_random(void *buf, size_t len);
 /* memcmp() == 0 in a time that does not depend on where the difference is. */
 bool equal_secret(const void *a, const void *b, size_t len);

@@ -262,6 +262,8 @@ int control_acquire(struct control *ctl, struct cfile *f, bool writable, struct 
 		err = -EACCES;
 	else if (len)
 		err = acquire(map, off, len, io->prot, &io->seq, verdict);
+	if (!err)
+		err = client_unanswered(map->client, io->seq, &io->unanswered);
 	map_put(map);
 	return err;
 }

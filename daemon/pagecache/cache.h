@@ -54,8 +54,9 @@ struct cache_host {
 	/*
 	 * Hand chunks to the client of a mapping (its file's chunks idx[0..n)), to be mapped
 	 * by descriptors fd[i], which are the callee's to close, also on error. *@seq: the message that the client must have
-	 * handled before; rises, from 1 on. No chunk that the client maps is handed to it again. -ENOTCONN: the
-	 * client is gone. [W]
+	 * handled before; rises, from 1 on. No chunk that the client maps is handed to it again. @n is at most
+	 * GAIA_MSG_CHUNKS; all or none. -ENOTCONN: the client is gone. Another error: it says that it cannot map them. Nothing is
+	 * acquired then, and they are handed over again when needed; but as it may lie they are taken back as if it had mapped them. [W]
 	 */
 	int (*grant)(void *client, uint64_t map, unsigned prot, const uint64_t *idx, const int *fd,
 		     unsigned n, uint64_t *seq);

@@ -269,6 +269,7 @@ struct grant {
 	bool in_delivery; /* some acquire is handing the replica's memory to the client */
 	/* The client maps it, when it has handled this message (cache_host.grant); 0: it does not. */
 	uint64_t delivered;
+	bool offered; /* sent to the client, which has not said that it maps it: it may, and is asked to unmap it */
 	unsigned lookers; /* who asks whether its client lives; it and its mapping stay meanwhile */
 	bool unanswered; /* it was asked to unmap it, and has not said that it did */
 };

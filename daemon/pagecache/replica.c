@@ -383,7 +383,7 @@ static void replica_destroy(struct replica *rep)
 
 	pthread_mutex_lock(&ch->lock);
 	while ((g = LIST_FIRST(&rep->grants))) {
-		bug_on(g->pinned || g->delivered || g->in_delivery || g->lookers);
+		bug_on(g->pinned || g->delivered || g->offered || g->in_delivery || g->lookers);
 		LIST_REMOVE(g, of_replica);
 		pthread_mutex_lock(&g->mapping->lock);
 		HASH_DEL(g->mapping->grants, g);
@@ -427,9 +427,10 @@ static void promise_end(struct replica *rep)
 /* The chunk's lock is held. Whether the client of the grant is to be asked for the memory; from then on it counts as asked. */
 static bool take_back(struct grant *g)
 {
-	if (!g->delivered)
+	if (!g->delivered && !g->offered)
 		return false;
 	g->delivered = 0;
+	g->offered = false;
 	if (!fault_point("break.reuse_mapped"))
 		return true;
 	g->mapping->kept = 1 + g->index;
@@ -599,7 +600,7 @@ static bool others_map(const struct replica *rep, const struct mapping *m)
 	const struct grant *g;
 
 	LIST_FOREACH(g, &rep->grants, of_replica)
-		if (g->mapping != m && (g->delivered || g->in_delivery))
+		if (g->mapping != m && (g->delivered || g->offered || g->in_delivery))
 			return true;
 	return false;
 }
@@ -1219,7 +1220,7 @@ static bool grant_end(struct mapping *m, struct chunk *ch, bool kept)
 		g = grant_find(m, ch);
 	}
 	if (g) {
-		if (kept && m->export_write && (g->delivered || g->unanswered))
+		if (kept && m->export_write && (g->delivered || g->offered || g->unanswered))
 			g->replica->spoiled = true;
 		spoiled = g->replica->spoiled;
 		LIST_REMOVE(g, of_replica);

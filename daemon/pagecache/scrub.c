@@ -17,7 +17,7 @@ bool replica_is_mapped(const struct replica *rep)
 	if (rep->spoiled)
 		return true;
 	LIST_FOREACH(g, &rep->grants, of_replica)
-		if (g->delivered || g->in_delivery || g->unanswered)
+		if (g->delivered || g->offered || g->in_delivery || g->unanswered)
 			return true;
 	return false;
 }

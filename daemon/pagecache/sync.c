@@ -341,14 +341,16 @@ static bool delivery_begin(struct grant *g)
 	return mine;
 }
 
-/* @seq: by which message, or 0: it has failed. */
-static void delivery_end(struct grant *g, uint64_t seq)
+/* @seq: by which message, or 0: it has failed. @sent: the client may have got it all the same. */
+static void delivery_end(struct grant *g, uint64_t seq, bool sent)
 {
 	struct chunk *ch = g->replica->chunk;
 
 	pthread_mutex_lock(&ch->lock);
 	g->in_delivery = false;
 	g->delivered = seq;
+	/* Also by an earlier attempt. */
+	g->offered = (g->offered || sent) && !seq;
 	pthread_cond_broadcast(&ch->unlocked);
 	pthread_mutex_unlock(&ch->lock);
 }
@@ -427,6 +429,7 @@ static int deliver(struct mapping *m, struct grant **g, unsigned n)
 	struct device *dev = m->dev->dev;
 	uint64_t idx[GAIA_MSG_CHUNKS], seq = 0;
 	int fd[GAIA_MSG_CHUNKS], err = 0;
+	bool sent = false;
 	unsigned k;
 
 	for (k = 0; k < n && !err; k++)
@@ -443,10 +446,11 @@ static int deliver(struct mapping *m, struct grant **g, unsigned n)
 	}
 	if (!err) {
 		(void)fault_point("acquire.before_grant");
+		sent = true;
 		err = host->grant(m->client, m->id, m->prot, idx, fd, n, &seq);
 	}
 	for (k = 0; k < n; k++)
-		delivery_end(g[k], err ? 0 : seq);
+		delivery_end(g[k], err ? 0 : seq, sent);
 	return err;
 }
 

@@ -32,13 +32,14 @@
  *	ENOTTY		fd is not on a gaiafs mount
  *	ENOTCONN	the daemon is gone, or has disconnected this process
  *	EINVAL		the range is not inside one mapping, or a value makes no sense
- *	EPROTO		library and daemon are of different versions
+ *	EPROTO		library and daemon are too far apart: the majors of their protocols differ
  *	EMFILE		too many descriptors in this process; or this user has as many clients or
  *			mappings as each may have (gaiafs --user-limit)
  *	ENFILE		all users of the mount together have as many as there may be
  *
- * The library keeps a duplicate of fd until gaia_munmap(). As with any descriptor, closing it
- * drops the process's POSIX record locks (fcntl F_SETLK) on the file.
+ * The library keeps one descriptor for each file and way of opening it (for reading, or for both), a duplicate of the first
+ * mapping's fd, until the last of these mappings has been unmapped. As with any descriptor, closing it drops the
+ * process's POSIX record locks (fcntl F_SETLK) on the file. An acquire needs up to 64 more for a moment.
  */
 #ifndef GAIA_CLIENT_H
 #define GAIA_CLIENT_H
@@ -106,7 +107,10 @@ int gaia_munmap(void *addr, size_t length);
  * it. First the kernel hands over what programs wrote to the range: until that is done signals wait, also SIGKILL; from then on
  * they end the call at once. What it had taken by then is given back soon after, so that an acquire
  * of another range may find ENOMEM meanwhile. No other call is interrupted.
- * ENOMEM: the range does not fit the device beside what others have pinned. EOVERFLOW: some page has been acquired 65,535
+ * ENOMEM: the range does not fit the device beside what others have pinned, or the process has no addresses left to map it.
+ * EMFILE, ENFILE: no descriptors are left to receive it. After these other mappings, and what was acquired before, are
+ * as they were, and the call may be repeated. ENOTCONN, instead of these: the daemon had not been told within a second.
+ * EOVERFLOW: some page has been acquired 65,535
  * times through this mapping. ENOBUFS: what this user's mappings hold has been cut into too many separate ranges.
  * EACCES: for writing, through a mapping or descriptor that is not. EIO and others: the
  * backing store could not be read, or the device failed.

@@ -4,7 +4,7 @@
  * Not for applications: they use client.h. All integers are in the machine's
  * byte order, since both ends run on one machine; all structs have fixed widths,
  * no implicit padding, and a size that is asserted below. Unused fields are zero,
- * and the daemon refuses (EINVAL) those that are not.
+ * and the daemon refuses (EINVAL) those that are not, but for CONNECT.
  *
  * Two channels:
  *  - ioctls on a descriptor of the file (or, for CONNECT, DEVICES and REPORT of the
@@ -16,6 +16,12 @@
  * Messages of the daemon carry a sequence number, rising by one. The reply to an
  * ioctl that needs messages names the last of them (`seq`): the caller must have
  * handled it before it uses what the reply promises. Another thread's ioctl may have caused it, long ago.
+ *
+ * Versions. The protocol's version is major.minor. Ends of different majors do not talk: CONNECT fails with EPROTO, and the
+ * daemon logs both versions. Within a major no struct, number or meaning changes; a minor adds messages, fields where zeros
+ * were, and feature bits. What is new is done only if both ends have the bit (GAIA_FEATURE_*): so an end of an older
+ * minor, which has fewer bits, is served as its version says. Bits that an end does not know it ignores.
+ * 1.0 had no minor and no features: both read as zero.
  *
  * ENOBUFS is no answer to an ioctl, nor to the setxattr(2) by which a release is asked for: libraries of version 1 may
  * ask again for as long as they get it.
@@ -37,7 +43,17 @@ extern "C" {
 #define GAIA_STATIC_ASSERT _Static_assert
 #endif
 
-#define GAIA_PROTOCOL_VERSION 1u
+#define GAIA_PROTOCOL_VERSION 1u	/* the major */
+#define GAIA_PROTOCOL_MINOR 1u
+
+/*
+ * Since 1.1. SPANS: a GRANT says of each descriptor which part of it to map, and how (struct gaia_span).
+ * ANSWERS: the client answers each GRANT by GRANTED. What it could not map fails the acquire that needed it, and
+ * nothing else. Without it a client that cannot map what it was handed has to end the connection.
+ */
+#define GAIA_FEATURE_SPANS 1ull
+#define GAIA_FEATURE_ANSWERS 2ull
+#define GAIA_FEATURES (GAIA_FEATURE_SPANS | GAIA_FEATURE_ANSWERS) /* all that there are in this version */
 
 #define GAIA_PAGE 4096u			/* unit of versions and of merging, bytes */
 #define GAIA_CHUNK (2u << 20)		/* unit of device memory and of mapping, bytes */
@@ -62,10 +78,17 @@ struct gaia_client_key {
 	uint64_t secret;
 };
 
+/*
+ * In: the client's version and features; out: the daemon's. Features in use are those that are in both. What the client does not
+ * say is zero, and what the daemon does not know of it is ignored: with that, every minor can ask every other.
+ */
 struct gaia_ioc_connect {
-	uint32_t version;	/* in and out: GAIA_PROTOCOL_VERSION; another in: EPROTO */
+	uint32_t version;	/* the major; another in: EPROTO, but for 0, which only asks: no socket, no ticket */
 	uint32_t devices;	/* out: number of devices of the mount */
-	char socket[64];	/* out: abstract socket name, without the leading NUL, NUL-terminated */
+	char socket[48];	/* out: abstract socket name, without the leading NUL, NUL-terminated */
+	uint64_t features;	/* GAIA_FEATURE_* */
+	uint32_t minor;
+	uint32_t reserved;
 	uint8_t ticket[16];	/* out: for one HELLO, soon */
 };
 
@@ -118,7 +141,15 @@ struct gaia_ioc_range {
 	uint64_t offset;	/* of the file, bytes; no alignment asked */
 	uint64_t length;	/* bytes */
 	uint32_t prot;		/* ACQUIRE; else 0 */
-	uint32_t advice;	/* ADVISE: GAIA_ADVISE_*; else 0 */
+	union {
+		uint32_t advice;	/* ADVISE: GAIA_ADVISE_*; else 0 */
+		/*
+		 * Out, ACQUIRE, with ANSWERS: mostly 0. Else GRANTs were not waited for any longer: the first of
+		 * these is message seq + 1 - unanswered. If the client could not map what that one or a later one
+		 * brought, it did not acquire what it was told, and its connection ends.
+		 */
+		uint32_t unanswered;
+	};
 	uint64_t seq;		/* out, ACQUIRE: handle messages up to this first; 0: none */
 };
 
@@ -169,22 +200,49 @@ enum gaia_msg_kind {
 	GAIA_MSG_REVOKE = 4,	/* daemon: unmap these chunks of a mapping and say so */
 	GAIA_MSG_REVOKED = 5,	/* client: the answer; repeats the seq of the REVOKE */
 	GAIA_MSG_REPORT = 6,	/* daemon: one descriptor, a memfd with the text */
+	GAIA_MSG_GRANTED = 7,	/* client, with ANSWERS: the answer to a GRANT; repeats its seq and map */
 };
 
 #define GAIA_MSG_CHUNKS 64
 
-/* Every message is one packet of exactly this struct, in both directions. */
+/*
+ * Every message is one packet of exactly this struct, in both directions; with SPANS a GRANT has
+ * `count` structs gaia_span behind it. A client answers in the order in which it was asked.
+ *
+ * GRANTED with `error` 0: all of the GRANT's chunks are mapped. Else it is an errno, none of them is, and their descriptors are
+ * closed. The ACQUIRE that caused the GRANT fails with that error (EIO for those that an acquire does not fail with),
+ * having acquired nothing, and the chunks are handed over again when they are next needed. The daemon revokes them all the same
+ * before it uses their memory for anything else. It waits a second for the answer, and not at all while it is owed an
+ * earlier one. Then ACQUIRE succeeds, as without ANSWERS, and says so (gaia_ioc_range.unanswered); if the answer is an
+ * error after all, the connection ends.
+ */
 struct gaia_msg {
 	uint32_t kind;		/* enum gaia_msg_kind */
 	uint32_t version;	/* GAIA_PROTOCOL_VERSION */
-	uint64_t seq;		/* of the daemon's messages; REVOKED: the one answered */
+	uint64_t seq;		/* of the daemon's messages; REVOKED, GRANTED: the one answered */
 	struct gaia_client_key key;	/* WELCOME */
 	uint8_t ticket[16];	/* HELLO */
-	uint64_t map;		/* GRANT, REVOKE, REVOKED */
-	uint32_t prot;		/* GRANT: how the descriptors may be mapped */
+	uint64_t map;		/* GRANT, GRANTED, REVOKE, REVOKED */
+	union {
+		uint32_t prot;	/* GRANT: how the descriptors may be mapped */
+		uint32_t error;	/* GRANTED: 0 or an errno */
+	};
 	uint32_t count;		/* GRANT, REVOKE: chunks below; REPORT: 1 */
 	uint64_t chunk[GAIA_MSG_CHUNKS]; /* index in the file: offset / GAIA_CHUNK */
 };
+
+/*
+ * What of a GRANT's nth descriptor to map at its nth chunk. Until a feature bit says otherwise the offset is 0, the length
+ * GAIA_CHUNK, and no flag is set; a client refuses others (GRANTED with EPROTO). Flags are of two kinds: a
+ * client refuses one of GAIA_SPAN_MUST that it does not know, and ignores one of the others.
+ */
+struct gaia_span {
+	uint64_t offset;	/* in the descriptor, bytes */
+	uint64_t length;	/* bytes */
+	uint32_t flags;
+	uint32_t reserved;	/* 0; ignored */
+};
+#define GAIA_SPAN_MUST 0x0000ffffu
 
 GAIA_STATIC_ASSERT(sizeof(struct gaia_client_key) == 16, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_connect) == 88, "layout");
@@ -195,6 +253,7 @@ GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_range) == 56, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_file) == 24, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_report) == 32, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_msg) == 64 + 8 * GAIA_MSG_CHUNKS, "layout");
+GAIA_STATIC_ASSERT(sizeof(struct gaia_span) == 24, "layout");
 
 #ifdef __cplusplus
 }

@@ -48,7 +48,7 @@ static void become_client(int fd)
 
 	client.sock = wire_socket();
 	must(client.sock >= 0, "a socket");
-	must_not_err(wire_handshake(client.sock, fd, &client.key, &seq), "the mount's daemon");
+	must_not_err(wire_handshake(client.sock, fd, &client.key, &seq, NULL), "the mount's daemon");
 }
 
 /* The whole of a sealed memfd with JSON. */
@@ -73,7 +73,7 @@ static json_t *report(int fd, uint32_t what)
 	unsigned n;
 
 	must_not_err(wire_ioctl(fd, GAIA_IOC_REPORT, &io), "asking for a report");
-	must_not_err(wire_receive(client.sock, true, &msg, fds, &n), "receiving a report");
+	must_not_err(wire_failed(wire_receive(client.sock, true, &msg, fds, &n)), "receiving a report");
 	if (msg.kind != GAIA_MSG_REPORT || n != 1)
 		die("the daemon says something else than a report");
 	return read_json(fds[0]);

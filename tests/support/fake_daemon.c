@@ -154,6 +154,28 @@ static struct granted *make_chunk(struct mapping *m, uint64_t idx)
 	return g;
 }
 
+/* As the page cache: one packet at a time, and what the client could not map is handed over again. */
+static int grant(struct mapping *m, const uint64_t *idx, const int *fd, unsigned n, uint64_t *seq)
+{
+	int err = 0;
+
+	for (unsigned i = 0, k; i < n; i += k) {
+		k = n - i < GAIA_MSG_CHUNKS ? n - i : GAIA_MSG_CHUNKS;
+		if (!err)
+			err = control_grant(m->client, m->id, m->prot, idx + i, fd + i, k, seq);
+		else
+			for (unsigned j = i; j < i + k; j++)
+				close(fd[j]);
+		pthread_mutex_lock(&lock);
+		for (unsigned j = i; j < i + k; j++) {
+			find_granted(m, idx[j])->seq = *seq;
+			find_granted(m, idx[j])->held = !err;
+		}
+		pthread_mutex_unlock(&lock);
+	}
+	return err;
+}
+
 int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq,
 		  atomic_uint *verdict)
 {
@@ -203,13 +225,9 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 	}
 	pthread_mutex_unlock(&lock);
 	if (n)
-		err = control_grant(m->client, m->id, m->prot, idx, fd, n, seq);
+		err = grant(m, idx, fd, n, seq);
 	else
 		*seq = brought;
-	pthread_mutex_lock(&lock);
-	for (unsigned i = 0; i < n && !err; i++)
-		find_granted(m, idx[i])->seq = *seq;
-	pthread_mutex_unlock(&lock);
 free_lists:
 	free(idx);
 	free(fd);

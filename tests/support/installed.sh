@@ -34,7 +34,9 @@ pc=$dir/root$(dirname "$(grep 'gaiaclient\.pc$' "$dir/list")")
 headers=$dir/root$(dirname "$(grep '/gaia/client\.h$' "$dir/list")")
 
 readelf -d "$lib" | grep -q 'SONAME.*\[libgaiaclient\.so\.0\]' || fail "the SONAME is not libgaiaclient.so.0"
-nm -D --defined-only "$lib" | awk '$2 ~ /[TDBRVWi]/ { print $3 }' | sort > "$dir/exported"
+nm -D --defined-only "$lib" | awk '$2 ~ /[TDBRVWi]/ { print $3 }' | sort > "$dir/versioned"
+! grep -v '@@GAIA_[0-9.]*$' "$dir/versioned" >&2 || fail "these have no symbol version (client/libgaiaclient.map)"
+sed 's/@.*//' "$dir/versioned" > "$dir/exported"
 cat "$headers"/*.h | grep -v '^ \*' | grep -oE '\bgaia_[a-z_]+\(' | tr -d '(' | sort -u > "$dir/declared"
 diff "$dir/declared" "$dir/exported" >&2 || fail "declared (<) and exported (>) functions differ"
 for binary in "$lib" "$dir/root$(grep 'bin/gaiafs$' "$dir/list")" "$dir/root$(grep 'bin/gaia$' "$dir/list")"; do

@@ -395,20 +395,24 @@ Test(memory, for_reading_is_had_where_the_driver_knows_only_both, .init = begin,
 	unmap(p);
 }
 
-Test(memory, that_cannot_be_mapped_ends_the_lease, .init = begin, .fini = end)
+/* None of its chunks is there; what was there before, and other mappings, stay. */
+Test(memory, that_cannot_be_mapped_fails_the_acquire_alone, .init = begin, .fini = end)
 {
-	unsigned char *p = map(RW);
+	unsigned char *p = map(RW), *other = map(RW);
 
+	cr_assert_eq(gaia_acquire(other, LENGTH, RW), 0);
+	cr_assert_eq(gaia_acquire(p, GAIA_CHUNK, RW), 0);
 	fake_cuda_fail("cuMemMap", 2, CUDA_ERROR_OUT_OF_MEMORY, false);
 	cr_assert_eq(gaia_acquire(p, LENGTH, RW), -1);
 	cr_assert_eq(errno, ENOMEM);
-	sem_wait(&fake_unmapped);
-	cr_assert_eq(gaia_acquire(p, LENGTH, RW), -1);
-	cr_assert_eq(errno, ENOTCONN);
-	unmap(p);
-	/* The next one is a new client. */
-	p = map(RW);
+	cr_assert(fake_cuda_usable(p, GAIA_CHUNK));
+	for (unsigned k = 1; k < CHUNKS; k++)
+		cr_assert_not(fake_cuda_usable(p + k * GAIA_CHUNK, 1));
+	cr_assert_eq(fake_seen().live, 2);
+	cr_assert(fake_cuda_usable(other, LENGTH));
 	cr_assert_eq(gaia_acquire(p, LENGTH, RW), 0);
+	cr_assert(fake_cuda_usable(p, LENGTH));
+	unmap(other);
 	unmap(p);
 }
 
@@ -800,6 +804,52 @@ on_stream(waiting, to_map_keeps_the_addresses, .timeout = 20)
 	join(acquirer);
 	join(unmapper);
 	at = NULL;
+}
+
+/* While armed, the daemon's answer to an ACQUIRE posts entered and waits for leave. */
+static struct {
+	bool armed;
+	sem_t entered, leave;
+} answer_gate;
+
+static int ioctl_with_gate(int fd, unsigned long request, void *arg)
+{
+	int rc = fake_ioctl(fd, request, arg);
+
+	if (request == GAIA_IOC_ACQUIRE && answer_gate.armed) {
+		sem_post(&answer_gate.entered);
+		sem_wait(&answer_gate.leave);
+	}
+	return rc;
+}
+
+static void *acquire_in_vain(void *arg)
+{
+	int err = gaia_acquire(at, LENGTH, RW) ? errno : 0;
+
+	return (void *)(intptr_t)err;
+}
+
+/* The daemon has said yes, as the driver took its time, before it fails: nobody may believe the daemon. */
+on_stream(waiting, to_map_in_vain_fails_what_was_said_to_have_succeeded)
+{
+	pthread_t thread;
+	void *err;
+
+	sem_init(&answer_gate.entered, 0, 0);
+	sem_init(&answer_gate.leave, 0, 0);
+	wire_sys.ioctl = ioctl_with_gate;
+	access_gate.armed = answer_gate.armed = true;
+	fake_cuda_fail("cuMemSetAccess", 1, CUDA_ERROR_OUT_OF_MEMORY, false);
+	cr_assert_eq(pthread_create(&thread, NULL, acquire_in_vain, NULL), 0);
+	sem_wait(&access_gate.entered);
+	sem_wait(&answer_gate.entered);
+	access_gate.armed = answer_gate.armed = false;
+	sem_post(&access_gate.leave);
+	sem_wait(&fake_unmapped);
+	sem_post(&answer_gate.leave);
+	cr_assert_eq(pthread_join(thread, &err), 0);
+	cr_assert_eq((intptr_t)err, ENOTCONN, "%s", strerror((int)(intptr_t)err));
 }
 
 static void begin_map_waits(void)

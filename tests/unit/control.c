@@ -56,7 +56,7 @@ static struct peer join(void)
 
 	p.sock = wire_socket();
 	cr_assert_geq(p.sock, 0);
-	cr_assert_eq(wire_handshake(p.sock, file, &p.key, &p.seq), 0);
+	cr_assert_eq(wire_handshake(p.sock, file, &p.key, &p.seq, NULL), 0);
 	return p;
 }
 
