@@ -248,6 +248,7 @@ struct replica {
 
 	/* dev->lock. */
 	unsigned pins;	/* grants that hold pages, calls in progress */
+	struct pinner *pinners; /* see users.c */
 	bool evicting;	/* the one pin is the evictor's, and nobody may join it */
 	TAILQ_ENTRY(replica) link; /* in dev->idle iff pins == 0, else in dev->busy */
 };
@@ -291,6 +292,7 @@ struct mapping {
 	struct cfile *file; /* held */
 	struct cache_device *dev;
 	void *client;
+	struct cache_user user;
 	uint64_t id;
 	unsigned prot;
 	bool export_write;    /* descriptors for the client allow writing */
@@ -321,10 +323,14 @@ enum peer {
 struct cache_device {
 	struct device *dev;
 	unsigned index;
+	unsigned each_percent; /* of it, that each user may have pinned */
+	struct log_pace pace;
 	pthread_mutex_t reserve;
 	pthread_mutex_t lock;
 	/* lock. */
 	uint64_t used, pinned; /* bytes */
+	struct device_user *users; /* hash by uid: who pins something, other than the owners of the mount */
+	uint64_t user_chunks;	   /* that any of them pins */
 	TAILQ_HEAD(, replica) idle; /* first: longest unused */
 	TAILQ_HEAD(, replica) busy;
 	_Atomic uint64_t read_ns; /* a page, moving average (relaxed); 0: not known */
@@ -640,6 +646,21 @@ int replica_evict(struct replica *rep);
 int replica_drop(struct chunk *ch, struct cache_device *dev, const struct mapping *m);
 /* Evict the chunk's replicas where that needs no waiting for others. */
 void replicas_drop_idle(struct chunk *ch);
+/* ---- users.c: what each user has pinned. Nobody counts of the owners of the mount. ---- */
+
+/* Whether the user may pin these replicas (NULL: one that is to be made). */
+bool user_may_pin(const struct mapping *m, struct replica *const *reps, uint64_t n);
+/* -ENOMEM, and a line in the log. */
+int user_refuse(const struct mapping *m);
+/* He pins them, once each: all or none (user_refuse()). They are pinned. */
+int user_pin_all(const struct mapping *m, struct replica *const *reps, uint64_t n);
+void user_unpin_all(const struct mapping *m, struct replica *const *reps, uint64_t n);
+/* chunk->lock held. Of a grant, for which there was room when its acquire began. */
+void user_pin(const struct mapping *m, struct replica *rep);
+void user_unpin(const struct mapping *m, struct replica *rep);
+/* Bytes of a device that one may have pinned. */
+uint64_t user_limit(const struct cache_device *dev);
+
 /*
  * Pins the replicas of the file's chunks [first, last], made where missing, into @out: all or none (-ENOMEM).
  * Unreleased writes of clients that have died are dropped on the way. [W]

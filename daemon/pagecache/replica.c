@@ -639,10 +639,12 @@ int replicas_pin(struct mapping *m, uint64_t first, uint64_t last, struct replic
 		if (ch)
 			chunk_put(ch);
 	}
-	if (!err && !could_fit(dev, missing)) {
+	if (!err && !(could_fit(dev, missing) && user_may_pin(m, out, n))) {
 		all_drop_dead(dev);
 		if (!could_fit(dev, missing))
 			err = -ENOMEM;
+		else if (!user_may_pin(m, out, n))
+			err = user_refuse(m);
 	}
 	for (k = 0; k < n && !err; k++)
 		if (!out[k])
@@ -729,7 +731,7 @@ unsigned grants_pin_mapped(struct mapping *m, uint64_t first, uint64_t last, boo
 
 /* ---- mappings ---- */
 
-int cache_map(struct cfile *f, unsigned device, void *client, uint64_t map_id, unsigned prot,
+int cache_map(struct cfile *f, unsigned device, void *client, struct cache_user user, uint64_t map_id, unsigned prot,
 	      bool may_write, uint64_t off, uint64_t len, struct mapping **out)
 {
 	struct cache *c = f->cache;
@@ -750,6 +752,7 @@ int cache_map(struct cfile *f, unsigned device, void *client, uint64_t map_id, u
 	m->file = f;
 	m->dev = &c->dev[device];
 	m->client = client;
+	m->user = user;
 	m->id = map_id;
 	m->prot = prot;
 	m->export_write = (prot & GAIA_PROT_WRITE) || !m->dev->dev->shares_readonly;

@@ -748,6 +748,15 @@ void pins_drop(struct mapping *m)
  * Of the chunks that the file does not reach into those are held that the client maps from before. In others it
  * can store nothing, until it gets them by another acquire: what was asked for is remembered until then. That
  * other one may run beside this one, the file having grown. Of the two, one first says that the client has the chunk and
+static struct replica **replicas_of(struct grant **list, unsigned n)
+{
+	struct replica **reps = xcalloc(n + 1, sizeof(*reps));
+
+	for (unsigned k = 0; k < n; k++)
+		reps[k] = list[k]->replica;
+	return reps;
+}
+
  * then looks for what is wanted, the other says first what is wanted and then looks for chunks: one of them sees the other.
  *
  * @pin: a stream waits for this acquire, and clients that are asked for memory may wait for the stream. So it brings the
@@ -766,8 +775,8 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 	pthread_rwlock_t *range = &m->file->range;
 	struct parts parts = { .n = 0 };
 	struct grant **mapped = NULL, **since = NULL;
-	unsigned n_mapped = 0, n_since = 0;
-	struct replica **reps;
+	unsigned n_mapped = 0, n_since = 0, n_held = 0;
+	struct replica **reps, **held = NULL;
 	int err = 0;
 
 	if (pin)
@@ -789,12 +798,19 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 	if (err)
 		goto free_reps;
 	beyond = (struct page_span){ MAX(span.a, (c0 + n) * GAIA_CHUNK_PAGES), span.b };
-	if (purpose != BRING && beyond.a < beyond.b)
+	if (purpose != BRING && beyond.a < beyond.b) {
 		n_mapped = grants_pin_mapped(m, c0 + n, c1, !pin, &mapped);
 	parts.chunks = n + n_mapped;
+	err = user_pin_all(m, reps, n);
+	if (err)
+		goto unpin;
 	ahead_init(&parts.ahead, reps, n, span, write);
 	pthread_rwlock_rdlock(range);
 	for (k = 0; k < n && !err; k++) {
+		held = replicas_of(mapped, n_mapped);
+		err = user_pin_all(m, held, n_mapped);
+		n_held = err ? 0 : n_mapped;
+	}
 		parts_give_turn(&parts, m->file);
 		err = parts_add(&parts, m, reps[k], &add, purpose);
 	}
@@ -832,14 +848,18 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 		replica_unpin(since[k]->replica);
 	for (k = 0; k < n_mapped; k++)
 		replica_unpin(mapped[k]->replica);
-	for (k = 0; k < n; k++)
-		replica_unpin(reps[k]);
+	user_unpin_all(m, reps, n);
+	free(held);
+	user_unpin_all(m, held, n_held);
 	free(mapped);
 	free(since);
 free_reps:
 	free(reps);
 	return err;
 }
+unpin:
+	for (k = 0; k < n; k++)
+		replica_unpin(reps[k]);
 
 /* What follows goes by the file's size. */
 static int learn_size(struct cfile *f)
