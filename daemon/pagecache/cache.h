@@ -250,7 +250,8 @@ int cache_map(struct cfile *f, unsigned device, void *client, struct cache_user 
 void cache_unmap(struct mapping *m, bool kept);
 
 /* [W] prot: also GAIA_PROT_PIN and GAIA_PROT_PINNED. @seq: of cache_host.grant, the last one by which the client
- * maps some of these chunks, now or from before; 0: none. All or nothing. */
+ * maps some of these chunks, now or from before; 0: none. All or nothing. -ENOMEM: no room on the device, or the user has
+ * pinned what one may; or, to write a file that CPU programs have open past the cache, no room in home for what is kept. */
 int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq);
 int cache_release(struct mapping *m, uint64_t off, uint64_t len);
 int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice);
@@ -264,8 +265,8 @@ struct cache_device_use {
 	const struct device *dev;
 	uint64_t used;	/* bytes */
 	uint64_t pinned;/* bytes */
-};
 	uint64_t each_user; /* bytes that one user may have pinned */
+};
 unsigned cache_devices(struct cache *c);
 void cache_device(struct cache *c, unsigned i, struct cache_device_use *out);
 

@@ -292,6 +292,10 @@ static int part_acquire(struct part *pt)
 
 	if (pt->ahead)
 		ahead_arrived(pt->ahead, pt->nth);
+	if (pt->add.writes > 0)
+		err = passthrough_room(pt->m, pt->end - pt->a);
+	if (err)
+		return err;
 	if (!pt->grant)
 		pt->end = part_in_file(pt);
 	if (pt->a >= pt->end)
@@ -744,10 +748,6 @@ void pins_drop(struct mapping *m)
 	}
 }
 
-/*
- * Of the chunks that the file does not reach into those are held that the client maps from before. In others it
- * can store nothing, until it gets them by another acquire: what was asked for is remembered until then. That
- * other one may run beside this one, the file having grown. Of the two, one first says that the client has the chunk and
 static struct replica **replicas_of(struct grant **list, unsigned n)
 {
 	struct replica **reps = xcalloc(n + 1, sizeof(*reps));
@@ -757,6 +757,10 @@ static struct replica **replicas_of(struct grant **list, unsigned n)
 	return reps;
 }
 
+/*
+ * Of the chunks that the file does not reach into those are held that the client maps from before. In others it
+ * can store nothing, until it gets them by another acquire: what was asked for is remembered until then. That
+ * other one may run beside this one, the file having grown. Of the two, one first says that the client has the chunk and
  * then looks for what is wanted, the other says first what is wanted and then looks for chunks: one of them sees the other.
  *
  * @pin: a stream waits for this acquire, and clients that are asked for memory may wait for the stream. So it brings the
@@ -797,20 +801,20 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 		err = replicas_pin(m, c0, c0 + n - 1, reps);
 	if (err)
 		goto free_reps;
-	beyond = (struct page_span){ MAX(span.a, (c0 + n) * GAIA_CHUNK_PAGES), span.b };
-	if (purpose != BRING && beyond.a < beyond.b) {
-		n_mapped = grants_pin_mapped(m, c0 + n, c1, !pin, &mapped);
-	parts.chunks = n + n_mapped;
 	err = user_pin_all(m, reps, n);
 	if (err)
 		goto unpin;
-	ahead_init(&parts.ahead, reps, n, span, write);
-	pthread_rwlock_rdlock(range);
-	for (k = 0; k < n && !err; k++) {
+	beyond = (struct page_span){ MAX(span.a, (c0 + n) * GAIA_CHUNK_PAGES), span.b };
+	if (purpose != BRING && beyond.a < beyond.b) {
+		n_mapped = grants_pin_mapped(m, c0 + n, c1, !pin, &mapped);
 		held = replicas_of(mapped, n_mapped);
 		err = user_pin_all(m, held, n_mapped);
 		n_held = err ? 0 : n_mapped;
 	}
+	parts.chunks = n + n_mapped;
+	ahead_init(&parts.ahead, reps, n, span, write);
+	pthread_rwlock_rdlock(range);
+	for (k = 0; k < n && !err; k++) {
 		parts_give_turn(&parts, m->file);
 		err = parts_add(&parts, m, reps[k], &add, purpose);
 	}
@@ -846,20 +850,20 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 		unwant_unmapped(m, beyond, mapped, n_mapped, write);
 	for (k = 0; k < n_since; k++)
 		replica_unpin(since[k]->replica);
+	user_unpin_all(m, held, n_held);
 	for (k = 0; k < n_mapped; k++)
 		replica_unpin(mapped[k]->replica);
 	user_unpin_all(m, reps, n);
 	free(held);
-	user_unpin_all(m, held, n_held);
 	free(mapped);
 	free(since);
+unpin:
+	for (k = 0; k < n; k++)
+		replica_unpin(reps[k]);
 free_reps:
 	free(reps);
 	return err;
 }
-unpin:
-	for (k = 0; k < n; k++)
-		replica_unpin(reps[k]);
 
 /* What follows goes by the file's size. */
 static int learn_size(struct cfile *f)
@@ -1190,9 +1194,31 @@ static void invalidate_published(struct cfile *f, struct release *rl, uint64_t n
 	}
 }
 
+/*
+ * So many chunks are published before the kernel's copies of them go. As long as they do not, home's bytes from before are
+ * kept for each page that changes again: at most this part of home, at one release.
+ */
+#define RELEASE_SHARE 64u
+#define RELEASE_CHUNKS 16u
+
+static uint64_t chunks_at_once(const struct cache *c)
+{
+	return MAX(1u, MIN(c->frames.budget / RELEASE_SHARE / GAIA_CHUNK_PAGES, (uint64_t)RELEASE_CHUNKS));
+}
+
+/* What was published is so for the kernel, too. */
+static void release_complete(struct cfile *f, struct release *rl, uint64_t n)
+{
+	invalidate_published(f, rl, n);
+	again_wait(f);
+	for (uint64_t k = 0; k < n; k++)
+		chunk_put(rl[k].ch);
+	memset(rl, 0, n * sizeof(*rl));
+}
+
 int cache_release(struct mapping *m, uint64_t off, uint64_t len)
 {
-	uint64_t first, last;
+	uint64_t first, last, at_once = chunks_at_once(m->file->cache);
 	struct release *rl;
 	struct grant **held;
 	bool changed = false;
@@ -1215,11 +1241,15 @@ int cache_release(struct mapping *m, uint64_t off, uint64_t len)
 		return err;
 	wanted_release(m, first, last + 1);
 	n = grants_pin(m, first / GAIA_CHUNK_PAGES, last / GAIA_CHUNK_PAGES, &held);
-	rl = xcalloc(n + 1, sizeof(*rl));
+	rl = xcalloc(MIN(n, at_once) + 1, sizeof(*rl));
 	for (unsigned k = 0; k < n; k++) {
 		struct replica *rep = held[k]->replica;
 		uint64_t index = held[k]->index;
 
+		if (done == at_once) {
+			release_complete(m->file, rl, done);
+			done = 0;
+		}
 		if (!err) {
 			rl[done].ch = chunk_ref(rep->chunk);
 			err = release_part(held[k], page_in_chunk(first, index, 0, 0),
@@ -1238,10 +1268,7 @@ int cache_release(struct mapping *m, uint64_t off, uint64_t len)
 	/* Who can store nothing waits for nothing; where the kernel writes through, it may not even invalidate. */
 	if (!err && (m->prot & GAIA_PROT_WRITE))
 		done = join_others(m->file, (struct page_span){ first, last + 1 }, &rl, done);
-	invalidate_published(m->file, rl, done);
-	again_wait(m->file);
-	for (uint64_t k = 0; k < done; k++)
-		chunk_put(rl[k].ch);
+	release_complete(m->file, rl, done);
 	free(rl);
 	free(held);
 	count(CTR_releases, 1);

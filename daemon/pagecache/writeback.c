@@ -248,7 +248,7 @@ int cfile_make_room(struct cfile *f)
 	unsigned n;
 	int err;
 
-	if (atomic_load(&c->n_dirty) <= c->frames.budget)
+	if (atomic_load(&c->n_dirty) + atomic_load(&c->n_kept) <= c->frames.budget)
 		return 0;
 	err = just_failed(f);
 	if (err)

@@ -101,7 +101,9 @@ int gaia_munmap(void *addr, size_t length);
  * a range again, released or not, brings it up to date again and keeps
  * what this device wrote. Either all of the range is acquired or nothing is.
  *
- * ENOMEM: the range does not fit the device beside what others have pinned. EOVERFLOW: some page has been acquired 65,535
+ * ENOMEM: the range does not fit the device beside what is pinned, or is more than one user may
+ * have pinned of it (gaiafs --user-limit); or, on another user's mount, to write: the daemon has no room for what it
+ * keeps of a file that is open past its cache (gaiafs --cpu-cache). EOVERFLOW: some page has been acquired 65,535
  * times through this mapping. ENOBUFS: what this user's mappings hold has been cut into too many separate ranges.
  * EACCES: for writing, through a mapping or descriptor that is not. EIO and others: the
  * backing store could not be read, or the device failed.
