@@ -664,3 +664,47 @@ Test(slab, an_idle_cache_keeps_none)
 	}
 	end();
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* their heaps are others */
+
+static uint64_t resident_bytes(void)
+{
+	unsigned long size = 0, resident = 0;
+	FILE *f = fopen("/proc/self/statm", "re");
+
+	cr_assert_not_null(f);
+	cr_assert_eq(fscanf(f, "%lu %lu", &size, &resident), 2);
+	fclose(f);
+	return resident * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+#define SHREDS 65536u
+#define SHRED 1024u
+
+/* Freed memory that lies between what is in use. */
+Test(heap, of_an_idle_daemon_is_given_back)
+{
+	static char *shred[SHREDS];
+	uint64_t most;
+
+	begin_plain(0);
+	for (unsigned k = 0; k < SHREDS; k++) {
+		shred[k] = malloc(SHRED);
+		cr_assert_not_null(shred[k]);
+		memset(shred[k], 1, SHRED);
+	}
+	for (unsigned k = 0; k < SHREDS; k++)
+		if (k % 64)
+			free(shred[k]);
+	most = resident_bytes();
+	read_direct(3, 700);
+	for (unsigned ms = 0; resident_bytes() > most - SHREDS * SHRED / 2; ms++) {
+		cr_assert_lt(ms, 60000, "what was freed stays");
+		usleep(1000);
+	}
+	for (unsigned k = 0; k < SHREDS; k += 64)
+		free(shred[k]);
+	end();
+}
+
+#endif
