@@ -37,7 +37,8 @@ static const char help[] =
 	"                                       where it has nothing of it, or never (direct)\n"
 	"  --writeback-age SECONDS              store what has been dirty for so long (5)\n"
 	"  --user-limit WHAT=N[,WHAT=N]...      how many a user other than root may have: clients (1024),\n"
-	"                                       mappings (16384), open directories (by ulimit -n);\n"
+	"                                       mappings (16384), open directories and\n"
+	"                                       removed_files that are in use (by ulimit -n);\n"
 	"                                       device=PERCENT of each device's memory (75)\n"
 	"  --supervisor on|off                  a second process that takes the mount away when\n"
 	"                                       this one is killed (on)\n"
@@ -218,7 +219,7 @@ static int parse_user_limits(struct options *o, const char *text)
 	for (;;) {
 		len = strcspn(word, ",");
 		if (parse_user_limit(o, word, len)) {
-			log_error("--user-limit %s: \"%.*s\" is not clients=N, mappings=N, directories=N or device=PERCENT", text,
+			log_error("--user-limit %s: \"%.*s\" is not clients=N, mappings=N, directories=N, removed_files=N or device=PERCENT", text,
 				  (int)len, word);
 			return -EINVAL;
 		}

@@ -1,6 +1,6 @@
 /*
- * hoard.c - one user takes as much as there is: clients, tickets, connections, mappings, open directories. Root and other
- * users go on.
+ * hoard.c - one user takes as much as there is: clients, tickets, connections, mappings, open directories, removed files.
+ * Root and other users go on.
  */
 #include <linux/capability.h>
 #include <pthread.h>
@@ -352,15 +352,37 @@ static int takes_more(void *arg)
 	return 0;
 }
 
-static int one_makes_files(void *arg)
+/* Other users make files, remove those that the kernel knows, and go on using them. */
+static int one_removes_files(void *arg)
 {
+	char name[32];
 	int fd;
 
 	(void)arg;
 	child_become(SOMEBODY, SOMEBODY);
-	while ((fd = open(mnt_file(&mnt, "open/again"), O_RDWR | O_CREAT, 0600)) < 0)
+	for (int n = 0; n < OLD; n++) {
+		snprintf(name, sizeof(name), "open/else-%d", n);
+		fd = open(mnt_file(&mnt, name), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+		CHILD_CHECK(fd >= 0);
+		CHILD_CHECK(!unlink(mnt_file(&mnt, name)));
+		CHILD_CHECK(write(fd, "x", 1) == 1);
+		CHILD_CHECK(open(mnt_file(&mnt, "open"), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600) >= 0);
+	}
+	return 0;
+}
+
+/* The attacker, when he has given up what he had. */
+static int removes_again(void *arg)
+{
+	int fd;
+
+	(void)arg;
+	child_become(NOBODY, NOBODY);
+	fd = open(mnt_file(&mnt, "open/again"), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	CHILD_CHECK(fd >= 0);
+	while (unlink(mnt_file(&mnt, "open/again")))
 		usleep(1000);
-	return unlink(mnt_file(&mnt, "open/again"));
+	return 0;
 }
 
 /* Not through the mount, which so has not heard of it. */
@@ -395,8 +417,9 @@ EACH_WAY_BARE(hoard, nameless_files)
 	others_are_served();
 	cr_assert_eq(child_run(one_reads_a_file, NULL), 0);
 	cr_assert_eq(child_run(takes_more, NULL), 0);
-	cr_assert_eq(shared->error, ENFILE, "%d files, then %s", shared->count, strerror(shared->error));
+	cr_assert_eq(child_run(one_removes_files, NULL), 0);
+	cr_assert_eq(shared->error, EMFILE, "%d files, then %s", shared->count, strerror(shared->error));
 	child_kill(pid);
 	/* They are given back with their files. */
-	cr_assert_eq(child_run(one_makes_files, NULL), 0);
+	cr_assert_eq(child_run(removes_again, NULL), 0);
 }
