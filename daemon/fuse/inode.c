@@ -217,6 +217,7 @@ static void share_fds(struct fs *fs)
 		quota_cap(fs->config.quota, QUOTA_directories, (unsigned)MIN(UINT_MAX, third / 2));
 		/* Devices and what is opened for a moment have what clients leave of the other half. */
 		quota_cap(fs->config.quota, QUOTA_clients, (unsigned)MIN(UINT_MAX, third / 4));
+		quota_cap(fs->config.quota, QUOTA_reports, (unsigned)MIN(UINT_MAX, third / 16));
 	}
 	fs->max_backings = fs->max_fds / 2;
 }

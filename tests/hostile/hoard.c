@@ -1,6 +1,6 @@
 /*
- * hoard.c - one user takes as much as there is: clients, tickets, connections, mappings, open directories, removed files.
- * Root and other users go on.
+ * hoard.c - one user takes as much as there is: clients, tickets, connections, mappings, open directories, reports, removed
+ * files. Root and other users go on.
  */
 #include <linux/capability.h>
 #include <pthread.h>
@@ -422,4 +422,55 @@ EACH_WAY_BARE(hoard, nameless_files)
 	child_kill(pid);
 	/* They are given back with their files. */
 	cr_assert_eq(child_run(removes_again, NULL), 0);
+}
+
+/* ---- reports, which are memory of the daemon's until they are read ---- */
+
+#define REPORTERS 8
+#define REPORTS 100 /* of each */
+
+static struct raw reporter[REPORTERS];
+
+static int take_reports(void *arg)
+{
+	struct gaia_ioc_report io = { .what = GAIA_REPORT_STATUS };
+	struct gaia_msg msg;
+	struct stat st;
+	int fd, got;
+
+	(void)arg;
+	child_become(NOBODY, NOBODY);
+	hostile_raise_limit();
+	fd = open(mnt.path, O_RDONLY | O_DIRECTORY);
+	for (int k = 0; k < REPORTERS; k++) {
+		CHILD_CHECK(raw_connect(fd, &reporter[k]));
+		io.key = reporter[k].key;
+		for (int n = 0; n < REPORTS; n++)
+			CHILD_CHECK(!ioctl(fd, GAIA_IOC_REPORT, &io) || errno == EAGAIN);
+	}
+	gate_open(ready);
+	while (!shared->stop)
+		usleep(1000);
+	/* What was there all the time. */
+	for (int k = 0; k < REPORTERS; k++)
+		while (recv(reporter[k].sock, &msg, sizeof(msg), MSG_PEEK | MSG_DONTWAIT) > 0) {
+			CHILD_CHECK(raw_receive(reporter[k].sock, &msg, &got) && got >= 0);
+			CHILD_CHECK(!fstat(got, &st));
+			shared->count++;
+			shared->more += st.st_size > 0;
+		}
+	return 0;
+}
+
+EACH_WAY_BARE(hoard, reports)
+{
+	pid_t pid;
+
+	hostile_start(NULL);
+	pid = hostile_attack(take_reports);
+	others_are_served();
+	shared->stop = true;
+	cr_assert_eq(child_wait(pid), 0);
+	cr_assert_geq(shared->count, REPORTS);
+	cr_assert_leq(shared->more, 16, "%d reports of %d lay in memory", shared->more, shared->count);
 }
