@@ -379,6 +379,7 @@ static int start_cache(struct daemon *d)
 		.devices = d->device,
 		.n_devices = d->n_devices,
 		.writeback_age_ms = d->options.writeback_age_ms,
+		.device_percent = d->options.device_percent,
 		.host = fs_cache_host(),
 		.host_arg = d->fs,
 	};

@@ -37,7 +37,9 @@ static const char help[] =
 	"                                       where it has nothing of it, or never (direct)\n"
 	"  --writeback-age SECONDS              store what has been dirty for so long (5)\n"
 	"  --user-limit WHAT=N[,WHAT=N]...      how many a user other than root may have: clients (1024),\n"
-	"                                       mappings (16384), open directories (by ulimit -n)\n"
+	"                                       mappings (16384), open directories and\n"
+	"                                       removed_files that are in use (by ulimit -n);\n"
+	"                                       device=PERCENT of each device's memory (75)\n"
 	"  --supervisor on|off                  a second process that takes the mount away when\n"
 	"                                       this one is killed (on)\n"
 	"  --log-level error|warn|info|debug    (info)\n"
@@ -192,16 +194,20 @@ static int parse_user_limit(struct options *o, const char *word, size_t len)
 {
 	const char *is = memchr(word, '=', len);
 	enum quota_of what = is ? quota_named(word, (size_t)(is - word)) : QUOTA_COUNT;
+	bool device = is && is - word == 6 && !memcmp(word, "device", 6);
 	unsigned long n;
 	char *end;
 
-	if (what == QUOTA_COUNT || is[1] < '0' || is[1] > '9')
+	if ((what == QUOTA_COUNT && !device) || is[1] < '0' || is[1] > '9')
 		return -EINVAL;
 	errno = 0;
 	n = strtoul(is + 1, &end, 10);
-	if (errno || end != word + len || !n || n > INT_MAX)
+	if (errno || end != word + len || !n || n > (device ? 100 : INT_MAX))
 		return -EINVAL;
-	o->each_user[what] = (unsigned)n;
+	if (device)
+		o->device_percent = (unsigned)n;
+	else
+		o->each_user[what] = (unsigned)n;
 	return 0;
 }
 
@@ -213,7 +219,7 @@ static int parse_user_limits(struct options *o, const char *text)
 	for (;;) {
 		len = strcspn(word, ",");
 		if (parse_user_limit(o, word, len)) {
-			log_error("--user-limit %s: \"%.*s\" is not clients=N, mappings=N or directories=N", text,
+			log_error("--user-limit %s: \"%.*s\" is not clients=N, mappings=N, directories=N, removed_files=N or device=PERCENT", text,
 				  (int)len, word);
 			return -EINVAL;
 		}

@@ -26,6 +26,7 @@ struct options {
 	bool choose_devices; /* nothing was said of devices: see start_devices() */
 	uint64_t home_bytes; /* 0: nothing was said of it, see choose_home() */
 	unsigned each_user[QUOTA_COUNT]; /* 0: as usual */
+	unsigned device_percent; /* of each device, that each user may have pinned; 0: as usual */
 	uint64_t writeback_age_ms;
 	enum fs_cpu_cache cpu_cache;
 	bool direct; /* reads of the source, where that can be */

@@ -134,7 +134,9 @@ static int fetch_report(int fd, unsigned what, char **text)
 		return err;
 	if (msg.kind == GAIA_MSG_REPORT) {
 		*text = read_text(fds[0]);
-		err = *text ? 0 : -EIO;
+		err = !*text ? -EIO : !**text ? -EAGAIN : 0;
+		if (err)
+			free(*text);
 	} else {
 		err = -EPROTO;
 	}

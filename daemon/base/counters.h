@@ -38,6 +38,7 @@
 	X(merges, "3-way merges")                                                               \
 	X(merge_races, "bytes that two owners wrote concurrently, met in a merge (bytes)")      \
 	X(twins, "twins saved")                                                                 \
+	X(twins_pulled, "pages brought up to date on devices since twins had their share of home") \
 	X(acquires, "acquires (calls)")                                                         \
 	X(releases, "releases (calls)")                                                         \
 	X(acquire_nomem, "acquires refused because the range does not fit the device (calls)")  \

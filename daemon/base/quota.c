@@ -246,7 +246,8 @@ struct quota_user *quota_users(struct quota *q, size_t *n)
 
 bool quota_is_option(enum quota_of what)
 {
-	return what == QUOTA_clients || what == QUOTA_mappings || what == QUOTA_directories;
+	return what == QUOTA_clients || what == QUOTA_mappings || what == QUOTA_directories ||
+	       what == QUOTA_removed_files;
 }
 
 enum quota_of quota_named(const char *name, size_t len)

@@ -23,7 +23,8 @@
  * one file may exist (CACHE_MAX_MAPPINGS): fewer than that for all users together, so that there
  * is room for the owners in every file. Directories: see quota_cap(). Pins are acquires to come (GAIA_PROT_PIN). What a mapping
  * holds beyond 64 spans of pages is counted in blocks of so many (pagecache/grant.c), some 5 KiB each. waiting_kib: of
- * requests of the kernel that wait for their turn (fuse/hand.c).
+ * requests of the kernel that wait for their turn (fuse/hand.c). Reports: those that can
+ * still be read (control/report.c). Removed files: which have no name, and are in use; by who took the name.
  */
 #define QUOTAS(X)                              \
 	X(clients, 4096, 3584, 1024)           \
@@ -31,6 +32,8 @@
 	X(mappings, 1048576, 57344, 16384)     \
 	X(pins, 1048576, 917504, 65536)        \
 	X(span_blocks, 65536, 57344, 8192)     \
+	X(reports, 256, 224, 16)               \
+	X(removed_files, 1048576, 458752, 131072) \
 	X(directories, 1048576, 917504, 458752) \
 	X(waiting_kib, 262144, 229376, 65536)
 

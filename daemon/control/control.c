@@ -220,6 +220,7 @@ int control_create(uv_loop_t *loop, struct cache *cache, struct quota *quota, st
 	ctl->quota = quota;
 	TAILQ_INIT(&ctl->pending);
 	TAILQ_INIT(&ctl->oldest);
+	TAILQ_INIT(&ctl->reports);
 	pthread_mutex_init(&ctl->lock, NULL);
 	err = open_listener(ctl);
 	if (err)
@@ -278,6 +279,7 @@ void control_destroy(struct control *ctl)
 	bug_on(ctl->n_live);
 	while ((t = TAILQ_FIRST(&ctl->oldest)))
 		ticket_drop(ctl, t, true);
+	reports_forget(ctl);
 
 	if (ctl->spare >= 0)
 		close(ctl->spare);

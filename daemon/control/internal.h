@@ -79,6 +79,9 @@ struct ticket {
 
 TAILQ_HEAD(client_list, client);
 
+/* Every one, at the end. */
+void reports_forget(struct control *ctl);
+
 struct control {
 	/* Constant after creation. */
 	uv_loop_t *loop;
@@ -102,6 +105,7 @@ struct control {
 	struct ticket *tickets;
 	TAILQ_HEAD(, ticket) oldest; /* the same, in the order in which they were given out, and expire */
 	struct client *clients; /* by id */
+	TAILQ_HEAD(, report) reports; /* that can still be read, in the order in which they were sent: see report.c */
 
 	atomic_uint n_live; /* structs client that are not freed */
 };

@@ -185,8 +185,8 @@ int control_map(struct control *ctl, struct cfile *f, bool readable, bool writab
 	map->start = io->offset;
 	map->end = ROUND_UP(io->offset + io->length, (uint64_t)GAIA_PAGE);
 	map->refs = 1;
-	err = cache_map(f, io->device, c, map->id, io->prot, writable, map->start,
-			map->end - map->start, &map->m);
+	err = cache_map(f, io->device, c, (struct cache_user){ c->uid, quota_is_owner(ctl->quota, c->uid) }, map->id,
+			io->prot, writable, map->start, map->end - map->start, &map->m);
 	if (err)
 		goto free_map;
 	io->map = map->id;

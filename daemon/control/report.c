@@ -6,9 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/util.h"
 #include "control/internal.h"
 
 static json_t *clients_json(struct control *ctl, uid_t uid)
@@ -106,7 +108,96 @@ static int write_all(int fd, const char *text, size_t len)
 	return 0;
 }
 
-/* @text in a memfd that nobody can change any more. */
+/*
+ * ---- reports that were sent ----
+ *
+ * A report lies in memory of ours until the client closes it, who may not even have received it. So we keep its descriptor
+ * as well, and empty it when it has been there for long, or its user asks for many more.
+ */
+#define REPORT_LIFE_NS 60000000000ull	/* reading it takes milliseconds */
+#define REPORT_BYTES (16u << 20)	/* of one user, beside a single longer one */
+
+struct report {
+	TAILQ_ENTRY(report) link; /* control.lock */
+	uid_t uid;
+	int fd;
+	size_t size;
+	uint64_t expires_ns;
+};
+
+/* control->lock held. */
+static void report_forget(struct control *ctl, struct report *r)
+{
+	TAILQ_REMOVE(&ctl->reports, r, link);
+	if (ftruncate(r->fd, 0))
+		log_warn("control: a report could not be emptied: %s", strerror(errno));
+	close(r->fd);
+	quota_give(ctl->quota, QUOTA_reports, r->uid);
+	free(r);
+}
+
+void reports_forget(struct control *ctl)
+{
+	struct report *r;
+
+	while ((r = TAILQ_FIRST(&ctl->reports)))
+		report_forget(ctl, r);
+}
+
+/* control->lock held. The oldest one of @uid's; or, with @others, of anybody's, but not of an owner's for a user. */
+static bool forget_oldest(struct control *ctl, uid_t uid, bool others)
+{
+	bool owner = quota_is_owner(ctl->quota, uid);
+	struct report *r;
+
+	TAILQ_FOREACH(r, &ctl->reports, link)
+		if (r->uid == uid || (others && (owner || !quota_is_owner(ctl->quota, r->uid))))
+			break;
+	if (r)
+		report_forget(ctl, r);
+	return r != NULL;
+}
+
+/* control->lock held. */
+static size_t bytes_of(const struct control *ctl, uid_t uid)
+{
+	const struct report *r;
+	size_t sum = 0;
+
+	TAILQ_FOREACH(r, &ctl->reports, link)
+		sum += r->uid == uid ? r->size : 0;
+	return sum;
+}
+
+/* Before one more of @size is sent: makes room for it, at the cost of older ones, and counts it. */
+static int report_room(struct control *ctl, uid_t uid, size_t size)
+{
+	struct report *r;
+	int err;
+
+	pthread_mutex_lock(&ctl->lock);
+	while ((r = TAILQ_FIRST(&ctl->reports)) && r->expires_ns <= now_ns())
+		report_forget(ctl, r);
+	while (bytes_of(ctl, uid) + size > REPORT_BYTES && forget_oldest(ctl, uid, false))
+		;
+	while ((err = quota_look(ctl->quota, QUOTA_reports, uid)) && forget_oldest(ctl, uid, err == -ENFILE))
+		;
+	err = quota_take(ctl->quota, QUOTA_reports, uid);
+	pthread_mutex_unlock(&ctl->lock);
+	return err;
+}
+
+static void report_sent(struct control *ctl, uid_t uid, int fd, size_t size)
+{
+	struct report *r = xmalloc(sizeof(*r));
+
+	*r = (struct report){ .uid = uid, .fd = fd, .size = size, .expires_ns = now_ns() + REPORT_LIFE_NS };
+	pthread_mutex_lock(&ctl->lock);
+	TAILQ_INSERT_TAIL(&ctl->reports, r, link);
+	pthread_mutex_unlock(&ctl->lock);
+}
+
+/* @text in a memfd that nobody can change any more, but to cut it. */
 static int sealed_memfd(const char *text)
 {
 	int fd = memfd_create("gaiafs-report", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -115,7 +206,7 @@ static int sealed_memfd(const char *text)
 	if (fd < 0)
 		return -errno;
 	err = write_all(fd, text, strlen(text));
-	if (!err && fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE))
+	if (!err && fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_GROW | F_SEAL_WRITE))
 		err = -errno;
 	if (err) {
 		close(fd);
@@ -142,6 +233,7 @@ int control_report(struct control *ctl, struct cfile *f, uid_t uid, struct gaia_
 {
 	struct gaia_msg msg = { .kind = GAIA_MSG_REPORT, .count = 1 };
 	struct client *c;
+	struct stat st;
 	int fd, err;
 
 	if (io->reserved || (io->what != GAIA_REPORT_STATUS && io->what != GAIA_REPORT_RESIDENCY))
@@ -156,7 +248,19 @@ int control_report(struct control *ctl, struct cfile *f, uid_t uid, struct gaia_
 		client_put(c);
 		return fd;
 	}
+	err = fstat(fd, &st) ? -errno : report_room(ctl, uid, (size_t)st.st_size);
+	if (err)
+		goto close_fd;
 	err = client_try_send(c, &msg, &fd, 1, &io->seq);
+	if (err) {
+		quota_give(ctl->quota, QUOTA_reports, uid);
+		goto close_fd;
+	}
+	report_sent(ctl, uid, fd, (size_t)st.st_size);
+	client_put(c);
+	return 0;
+
+close_fd:
 	close(fd);
 	client_put(c);
 	return err;

@@ -107,6 +107,14 @@ static void relist_idle(struct inode *inode)
 	inode->on_idle = true;
 }
 
+/* It has a name again, or goes. */
+static void not_removed(struct inode *inode)
+{
+	if (inode->removed)
+		quota_give(inode->fs->config.quota, QUOTA_removed_files, inode->remover);
+	inode->removed = false;
+}
+
 /* Without the lock: the file by a name that it had a moment ago. */
 static int reopen(struct inode *inode, struct inode *parent, const char *name)
 {
@@ -205,9 +213,11 @@ static void share_fds(struct fs *fs)
 		fs->max_fds = (unsigned)MIN(MAX_FDS, third);
 		/* With directories: half of the rest as well, if those are few. */
 		fs->most_fds = (unsigned)MIN(UINT_MAX, third + third / 2);
+		quota_cap(fs->config.quota, QUOTA_removed_files, (unsigned)MIN(UINT_MAX, limit.rlim_cur));
 		quota_cap(fs->config.quota, QUOTA_directories, (unsigned)MIN(UINT_MAX, third / 2));
 		/* Devices and what is opened for a moment have what clients leave of the other half. */
 		quota_cap(fs->config.quota, QUOTA_clients, (unsigned)MIN(UINT_MAX, third / 4));
+		quota_cap(fs->config.quota, QUOTA_reports, (unsigned)MIN(UINT_MAX, third / 16));
 	}
 	fs->max_backings = fs->max_fds / 2;
 }
@@ -261,6 +271,7 @@ static struct inode *inode_drop(struct inode *inode)
 		bug_on(inode->lookups || inode->cfiles || inode->fd_uses);
 		HASH_DEL(fs->inodes, inode);
 		unlist_idle(inode);
+		not_removed(inode);
 		fs->n_fds -= inode->fd >= 0;
 		parent = inode->parent;
 		inode->parent = dead;
@@ -368,8 +379,10 @@ static struct inode *set_name(struct inode *inode, struct inode *parent, char *n
 	*old = inode->name;
 	inode->parent = parent;
 	inode->name = name;
-	if (parent)
+	if (parent) {
 		parent->refs++;
+		not_removed(inode);
+	}
 	relist_idle(inode);
 	return former ? inode_drop(former) : NULL;
 }
@@ -490,6 +503,28 @@ int inode_room(struct fs *fs, uid_t uid)
 	return -ENFILE;
 }
 
+int inode_removal_begin(struct fs *fs, uid_t uid)
+{
+	int err = inode_room(fs, uid);
+
+	return err ? err : quota_take(fs->config.quota, QUOTA_removed_files, uid);
+}
+
+void inode_removal_end(struct fs *fs, uid_t uid, struct inode *inode)
+{
+	bool his;
+
+	pthread_mutex_lock(&fs->lock);
+	his = inode && !inode->parent && !inode->removed;
+	if (his) {
+		inode->removed = true;
+		inode->remover = uid;
+	}
+	pthread_mutex_unlock(&fs->lock);
+	if (!his)
+		quota_give(fs->config.quota, QUOTA_removed_files, uid);
+}
+
 struct inode *inode_known(struct fs *fs, int dir, const char *name)
 {
 	struct inode *inode;
@@ -535,6 +570,7 @@ void inode_table_destroy(struct fs *fs)
 	HASH_ITER(hh, fs->inodes, inode, next) {
 		bug_on(inode->cfiles || inode->fd_uses);
 		HASH_DEL(fs->inodes, inode);
+		not_removed(inode);
 		inode_free(inode);
 	}
 	close(fs->root.fd);

@@ -75,6 +75,8 @@ struct inode {
 	char *name;
 	int fd;		      /* O_PATH; -1: closed, and parent is there to open it again */
 	unsigned fd_uses;     /* it must not be closed now */
+	bool removed;	      /* its name was taken, and counted among remover's */
+	uid_t remover;
 	bool on_idle;	      /* on fs->idle: iff fd >= 0, fd_uses == 0 and parent */
 	TAILQ_ENTRY(inode) link;
 	UT_hash_handle hh;    /* fs->inodes; not the root */
@@ -311,6 +313,13 @@ int inode_enter(struct fs *fs, int fd, struct inode *parent, const char *name, s
  * descriptors cannot be closed as long as anybody has them, have taken all but what is for the owners of the mount.
  */
 int inode_room(struct fs *fs, uid_t uid);
+/*
+ * The same before a request of @uid's that leaves a file without a name which the kernel may know; -EMFILE as well: he has
+ * taken as many names of files that are in use since as a user may. The file is counted as his from now on; and when the request
+ * is over, until somebody gives it a name or nobody has it. @inode: NULL if it has failed; held, with the name that it has now.
+ */
+int inode_removal_begin(struct fs *fs, uid_t uid);
+void inode_removal_end(struct fs *fs, uid_t uid, struct inode *inode);
 void inode_forget(struct inode *inode, uint64_t n);
 void inode_put(struct inode *inode);
 

@@ -201,19 +201,20 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 {
 	struct fs *fs = req_fs(req);
 	struct inode *dir = inode_of(fs, parent), *inode;
-	bool named = !serve_is_tmpfile();
+	bool named = !serve_is_tmpfile(), entered = false;
 	struct fuse_entry_param e;
 	struct handle *h;
 	struct stat st;
+	uid_t uid = fuse_req_ctx(req)->uid;
 	int access, fd, err;
 
-	err = inode_room(fs, fuse_req_ctx(req)->uid);
+	err = named ? inode_room(fs, uid) : inode_removal_begin(fs, uid);
 	if (err)
 		goto fail;
 	access = create_file(req, dir, name, mode, fi->flags);
 	if (access < 0) {
 		err = access;
-		goto fail;
+		goto not_made;
 	}
 	if (named)
 		dir_changed(dir);
@@ -225,6 +226,9 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	err = inode_enter(fs, fd, named ? dir : NULL, named ? name : NULL, &inode, &st);
 	if (err)
 		goto close_access;
+	if (!named)
+		inode_removal_end(fs, uid, inode);
+	entered = true;
 	passthrough_created(inode, access);
 	err = handle_open(inode, fi->flags, access, fuse_req_ctx(req)->uid, &h);
 	access = -1;
@@ -242,6 +246,9 @@ forget:
 close_access:
 	if (access >= 0)
 		close(access);
+not_made:
+	if (!named && !entered)
+		inode_removal_end(fs, uid, NULL);
 fail:
 	fuse_reply_err(req, -err);
 }
@@ -283,7 +290,8 @@ static void remove_name(fuse_req_t req, fuse_ino_t parent, const char *name, int
 {
 	struct fs *fs = req_fs(req);
 	struct inode *dir = inode_of(fs, parent), *victim;
-	int fd = inode_fd_get(dir), err = 0;
+	int fd = inode_fd_get(dir), err = 0, full = 0;
+	uid_t uid = fuse_req_ctx(req)->uid;
 
 	if (fd < 0) {
 		fuse_reply_err(req, -fd);
@@ -291,7 +299,7 @@ static void remove_name(fuse_req_t req, fuse_ino_t parent, const char *name, int
 	}
 	victim = inode_known(fs, fd, name);
 	if (victim)
-		err = inode_room(fs, fuse_req_ctx(req)->uid);
+		err = full = inode_removal_begin(fs, uid);
 	if (!err && unlinkat(fd, name, flags))
 		err = -errno;
 	if (!err)
@@ -302,6 +310,8 @@ static void remove_name(fuse_req_t req, fuse_ino_t parent, const char *name, int
 			inode_unnamed(victim, dir, name);
 			contents_names_changed(victim);
 		}
+		if (!full)
+			inode_removal_end(fs, uid, err ? NULL : victim);
 		inode_fd_put(victim);
 	}
 	fuse_reply_err(req, -err);
@@ -345,10 +355,12 @@ static int rename_known(fuse_req_t req, const struct renaming *r)
 	struct fs *fs = req_fs(req);
 	struct inode *moved = inode_known(fs, r->from_fd, r->name);
 	struct inode *other = inode_known(fs, r->to_fd, r->newname);
-	int err = 0;
+	bool replaces = other && other != moved && !(r->flags & (RENAME_EXCHANGE | RENAME_NOREPLACE));
+	uid_t uid = fuse_req_ctx(req)->uid;
+	int err = 0, full = 0;
 
-	if (other && other != moved && !(r->flags & (RENAME_EXCHANGE | RENAME_NOREPLACE)))
-		err = inode_room(fs, fuse_req_ctx(req)->uid);
+	if (replaces)
+		err = full = inode_removal_begin(fs, uid);
 	if (!err)
 		err = rename_below(req, r);
 	if (!err) {
@@ -370,6 +382,8 @@ static int rename_known(fuse_req_t req, const struct renaming *r)
 			contents_names_changed(other);
 		}
 	}
+	if (replaces && !full)
+		inode_removal_end(fs, uid, err ? NULL : other);
 	if (moved)
 		inode_fd_put(moved);
 	if (other)

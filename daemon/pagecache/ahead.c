@@ -98,8 +98,12 @@ static void batch_end(const struct ahead *ah, uint64_t k, struct batch *bt)
 /* Chunks that may be under way: their pages cannot leave home meanwhile, and other acquires have such, too. */
 static unsigned how_far(const struct ahead *ah)
 {
-	uint64_t budget = ah->reps[0]->chunk->file->cache->frames.budget;
+	const struct frames *fr = &ah->reps[0]->chunk->file->cache->frames;
+	uint64_t budget = fr->budget;
 
+	/* What is needed now has gone beyond it already. */
+	if (atomic_load(&fr->used) > budget)
+		return 0;
 	return (unsigned)MIN((uint64_t)AHEAD_CHUNKS, budget / AHEAD_SHARE / GAIA_CHUNK_PAGES);
 }
 

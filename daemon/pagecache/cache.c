@@ -15,6 +15,7 @@ static int devices_init(struct cache *c, const struct cache_config *config)
 
 		dev->dev = config->devices[i];
 		dev->index = i;
+		dev->each_percent = config->device_percent ? config->device_percent : CACHE_DEVICE_PERCENT;
 		TAILQ_INIT(&dev->idle);
 		TAILQ_INIT(&dev->busy);
 		pthread_mutex_init(&dev->dead_lock, NULL);
@@ -149,6 +150,6 @@ void cache_device(struct cache *c, unsigned i, struct cache_device_use *out)
 	struct cache_device *dev = &c->dev[i];
 
 	pthread_mutex_lock(&dev->lock);
-	*out = (struct cache_device_use){ dev->dev, dev->used, dev->pinned };
+	*out = (struct cache_device_use){ dev->dev, dev->used, dev->pinned, user_limit(dev) };
 	pthread_mutex_unlock(&dev->lock);
 }

@@ -89,11 +89,13 @@ struct cache_config {
 	struct device **devices;	/* the cache owns them from cache_create()'s success on */
 	unsigned n_devices;
 	uint64_t writeback_age_ms;	/* dirty pages older than this are stored; 0: 5000 */
+	unsigned device_percent;	/* of each device, that one user may have pinned; 0: CACHE_DEVICE_PERCENT */
 	const struct cache_host *host;
 	void *host_arg;			/* cache_host.invalidate's first argument */
 };
 
 #define CACHE_HOME_MIN (8ull << 20)
+#define CACHE_DEVICE_PERCENT 75u
 #define CACHE_MAX_DEVICES 254u /* an owner fits a byte */
 #define CACHE_MAX_MAPPINGS 65535u /* of one file: all may hold a page for writing, see page_replica */
 
@@ -234,12 +236,18 @@ int cfile_error_check(struct cfile *f, uint64_t *cursor);
 
 /* ---- devices ---- */
 
+/* Whose mapping it is. The owners of the mount have no limit but what there is. */
+struct cache_user {
+	uid_t uid;
+	bool owner;
+};
+
 /*
  * Holds f. prot: GAIA_PROT_*. @may_write: the client may write the file, whatever prot says. One that may not
  * gets memory of its own, which nobody else reads, where the device cannot keep it from writing. -ENODEV; -EMFILE: of
  * one file there are CACHE_MAX_MAPPINGS.
  */
-int cache_map(struct cfile *f, unsigned device, void *client, uint64_t map_id, unsigned prot,
+int cache_map(struct cfile *f, unsigned device, void *client, struct cache_user user, uint64_t map_id, unsigned prot,
 	      bool may_write, uint64_t off, uint64_t len, struct mapping **out);
 /*
  * [W] Drops what was not released; the client's copies of the chunks are gone already or are revoked
@@ -249,7 +257,8 @@ int cache_map(struct cfile *f, unsigned device, void *client, uint64_t map_id, u
 void cache_unmap(struct mapping *m, bool kept);
 
 /* [W] prot: also GAIA_PROT_PIN and GAIA_PROT_PINNED. @seq: of cache_host.grant, the last one by which the client
- * maps some of these chunks, now or from before; 0: none. All or nothing.
+ * maps some of these chunks, now or from before; 0: none. All or nothing. -ENOMEM: no room on the device, or the user has
+ * pinned what one may; or, to write a file that CPU programs have open past the cache, no room in home for what is kept.
  *
  * @verdict: the caller's, who may give the acquire up while it is under way; NULL: he does not. Who changes it from
  * CACHE_OPEN decides, and the other keeps to it: cache_acquire() makes it CACHE_DONE before the range counts as acquired, or finds
@@ -277,6 +286,7 @@ struct cache_device_use {
 	const struct device *dev;
 	uint64_t used;	/* bytes */
 	uint64_t pinned;/* bytes */
+	uint64_t each_user; /* bytes that one user may have pinned */
 };
 unsigned cache_devices(struct cache *c);
 void cache_device(struct cache *c, unsigned i, struct cache_device_use *out);

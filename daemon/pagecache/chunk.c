@@ -765,6 +765,20 @@ give_back:
 	return -ENOMEM;
 }
 
+int home_room_to_stay(struct cache *c, unsigned n)
+{
+	uint64_t most = c->frames.budget - c->frames.budget / 4, used;
+	unsigned fruitless = 0;
+
+	while ((used = atomic_load(&c->frames.used)) + n > most && fruitless < 4) {
+		if (home_evict(c, (unsigned)(used + n - most)) > 0 || home_clean(c) > 0)
+			fruitless = 0;
+		else
+			fruitless++;
+	}
+	return fruitless < 4 ? 0 : -ENOMEM;
+}
+
 int spares_take(struct cache *c, frame_t spare[2])
 {
 	int err = 0;

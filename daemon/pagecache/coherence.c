@@ -188,8 +188,11 @@ static int fetch_move(struct fetch *fe)
 	return err;
 }
 
-/* Merge the page's released bytes, which are in @frame (taken over), into home. chunk->lock held. */
-static void fetch_merge(struct fetch *fe, unsigned i, frame_t frame, frame_t *spare)
+/*
+ * Merge the page's released bytes, which are in @frame (taken over), into home. chunk->lock held. @spare: two frames, for
+ * a twin and for owners; those that are taken become 0.
+ */
+static void fetch_merge(struct fetch *fe, unsigned i, frame_t frame, frame_t spare[2])
 {
 	struct chunk *ch = fe->ch;
 	const struct page_replica *r = &fe->rep->page[i];
@@ -204,7 +207,7 @@ static void fetch_merge(struct fetch *fe, unsigned i, frame_t frame, frame_t *sp
 	if (r->seen != ch->track->page[i].home_id)
 		base = fault_point("break.wrong_base") ? frame_zeros : base_bytes(ch, i, r->seen);
 	/* Who wrote home's bytes matters to those that are still to be merged, of which this may be the last. */
-	owners = multi ? page_owners_make(ch, i) : page_owners(ch, i);
+	owners = multi ? page_owners_make(ch, i, &spare[1]) : page_owners(ch, i);
 	if (limit < GAIA_PAGE && r->cut == GAIA_PAGE)
 		memset(theirs + limit, 0, GAIA_PAGE - limit);
 
@@ -217,11 +220,11 @@ static void fetch_merge(struct fetch *fe, unsigned i, frame_t frame, frame_t *sp
 		frame = 0;
 		equal = true;
 	} else if (!base) {
-		home_change(ch, i, true, spare);
+		home_change(ch, i, true, &spare[0]);
 		memcpy(home, theirs, limit);
 		equal = false;
 	} else {
-		home_change(ch, i, true, spare);
+		home_change(ch, i, true, &spare[0]);
 		races_note(ch, i, home, base, theirs, limit, owner);
 		races = owners ? merge3_owned(home, owners, base, theirs, limit, owner) :
 				 merge3(home, base, theirs, limit, MERGE_THEIRS_WINS);
@@ -276,7 +279,7 @@ static int fetch_from(struct chunk *ch, struct replica *rep, unsigned a, unsigne
 	struct cache *c = ch->file->cache;
 	struct fetch *fe = xmalloc(sizeof(*fe));
 	uint64_t needed[GAIA_CHUNK_PAGES / 64] = { 0 };
-	frame_t spare = 0;
+	frame_t spare[2] = { 0, 0 };
 	unsigned done = 0;
 	bool any = false, passthrough = cfile_is_passthrough(ch->file);
 	int err;
@@ -310,13 +313,11 @@ static int fetch_from(struct chunk *ch, struct replica *rep, unsigned a, unsigne
 		goto give_frames;
 	(void)fault_point("fetch.before_merge");
 	for (; done < fe->n; done++) {
-		if (!spare) {
-			err = frame_alloc(c, 1, &spare);
-			if (err)
-				goto give_frames;
-		}
+		err = spares_take(c, spare);
+		if (err)
+			goto give_frames;
 		pthread_mutex_lock(&ch->lock);
-		fetch_merge(fe, fe->page[done], fe->frame[done], &spare);
+		fetch_merge(fe, fe->page[done], fe->frame[done], spare);
 		pthread_mutex_unlock(&ch->lock);
 	}
 	pthread_mutex_lock(&ch->lock);
@@ -326,8 +327,7 @@ static int fetch_from(struct chunk *ch, struct replica *rep, unsigned a, unsigne
 give_frames:
 	if (done < fe->n)
 		frames_give(&c->frames, fe->frame + done, fe->n - done);
-	if (spare)
-		frames_give(&c->frames, &spare, 1);
+	spares_give(c, spare);
 free_fetch:
 	if (err && passthrough)
 		fetch_forget_under(fe);
@@ -350,7 +350,81 @@ int fetch_pages(struct chunk *ch, unsigned a, unsigned b)
 			break;
 		err = fetch_from(ch, rep, a, b);
 	}
+	kept_trim(ch, a, b);
 	return err;
+}
+
+/* ---- when too much is kept ---- */
+
+static bool kept_too_much(struct cache *c)
+{
+	return atomic_load(&c->n_kept) > c->frames.budget / KEPT_SHARE || fault_point("home.kept_full");
+}
+
+/* What is on a device that is gone will never be merged. */
+static void bases_forget(struct replica *rep, unsigned a, unsigned b)
+{
+	pthread_mutex_lock(&rep->chunk->lock);
+	for (unsigned i = a; i < b; i++)
+		if (replica_is_behind(rep, i))
+			replica_forget_base(rep, i);
+	pthread_mutex_unlock(&rep->chunk->lock);
+}
+
+/*
+ * Merge home into the pages that clients of the device hold for writing, as their own acquires would: home's present bytes
+ * are their base then. If the device fails they are as they were, but that a release compares them byte by byte.
+ */
+static void bases_renew(struct replica *rep, unsigned a, unsigned b)
+{
+	struct chunk *ch = rep->chunk;
+	struct dev_run *runs = xmalloc((b - a) * sizeof(*runs));
+	struct dev_op op = { .kind = DEV_PULL, .runs = runs };
+	int err;
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = a; i < b; i++) {
+		const struct page_replica *r = &rep->page[i];
+
+		if (!replica_is_behind(rep, i) || replica_ahead(rep, i) || !page_present(ch, i))
+			continue;
+		runs[op.n++] = (struct dev_run){ .mem = rep->mem, .page = i, .npages = 1, .limit = r->cut,
+						 .host = page_ptr(ch, i), .base = base_bytes(ch, i, r->seen) };
+	}
+	pthread_mutex_unlock(&ch->lock);
+	err = op.n > 0 ? cache_device_run(rep->dev, &op) : 0;
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned k = 0; k < op.n; k++) {
+		if (err)
+			replica_disarmed(rep, runs[k].page);
+		else
+			replica_pulled(rep, runs[k].page);
+	}
+	pthread_mutex_unlock(&ch->lock);
+	free(runs);
+	if (!err) {
+		count(CTR_home_to_device, op.n);
+		count(CTR_twins_pulled, op.n);
+	}
+}
+
+void kept_trim(struct chunk *ch, unsigned a, unsigned b)
+{
+	struct cache *c = ch->file->cache;
+	struct replica *rep;
+
+	/* As long as we have the pages no replica leaves. */
+	for (unsigned k = 0; kept_too_much(c); k++) {
+		pthread_mutex_lock(&ch->lock);
+		rep = k < ch->n_replicas ? ch->replica[k] : NULL;
+		pthread_mutex_unlock(&ch->lock);
+		if (!rep)
+			break;
+		if (!atomic_load(&rep->dev->gone))
+			bases_renew(rep, a, b);
+		if (atomic_load(&rep->dev->gone))
+			bases_forget(rep, a, b);
+	}
 }
 
 void page_drop_lost(struct chunk *ch, unsigned i)

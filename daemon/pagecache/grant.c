@@ -147,10 +147,13 @@ void grant_repin(struct grant *g)
 	if (any == g->pinned)
 		return;
 	g->pinned = any;
-	if (!any)
-		replica_unpin(g->replica);
-	else
+	if (any) {
 		bug_on(!replica_pin(g->replica));
+		user_pin(g->mapping, g->replica);
+	} else {
+		user_unpin(g->mapping, g->replica);
+		replica_unpin(g->replica);
+	}
 }
 
 int grant_hold(struct grant *g, unsigned a, unsigned b, unsigned beyond, unsigned n, unsigned writes)

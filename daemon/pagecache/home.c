@@ -767,6 +767,7 @@ static int write_span(struct span *s)
 	} else {
 		span_undo(s);
 	}
+	kept_trim(ch, s->a, s->b);
 
 	pthread_mutex_lock(&ch->lock);
 	pages_unlock(ch, s->a, s->b);

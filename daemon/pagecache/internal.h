@@ -105,11 +105,11 @@ struct twin {
 	frame_t frame;
 };
 
-/* Of the few pages that have twins. */
+/* Of the few pages that have twins. All its frames are counted in cache.n_kept. */
 struct page_extra {
 	unsigned page;
 	struct twin *twins;
-	uint8_t *owners; /* GAIA_PAGE bytes, see merge3_owned(); where several devices write */
+	frame_t owners;	 /* see merge3_owned(); where several devices write */
 	frame_t under;	 /* what the store held when it was last made equal to home, see passthrough.c; 0: home's */
 	UT_hash_handle hh;
 };
@@ -249,6 +249,7 @@ struct replica {
 	/* dev->lock; who pins it may look at mem without, once there is any. */
 	struct devmem *mem; /* NULL: promised to the acquire that has made it, which others may wait for */
 	unsigned pins;	/* grants that hold pages, calls in progress */
+	struct pinner *pinners; /* see users.c */
 	bool evicting;	/* the one pin is the evictor's, and nobody may join it; set under dev->reserve, too */
 	bool failed;	/* the promise was not kept; ends with the last pin */
 	uint64_t stuck;	/* it could not be evicted: dev->n_stuck of then */
@@ -295,6 +296,7 @@ struct mapping {
 	struct cfile *file; /* held */
 	struct cache_device *dev;
 	void *client;
+	struct cache_user user;
 	uint64_t id;
 	unsigned prot;
 	bool export_write;    /* descriptors for the client allow writing */
@@ -325,6 +327,8 @@ enum peer {
 struct cache_device {
 	struct device *dev;
 	unsigned index;
+	unsigned each_percent; /* of it, that each user may have pinned */
+	struct log_pace pace;
 	pthread_mutex_t dead_lock, reserve;
 	pthread_mutex_t lock;
 	/* lock. */
@@ -333,6 +337,8 @@ struct cache_device {
 	uint64_t n_left; /* how often replicas have gone, or were to be evicted and stay */
 	uint64_t n_stuck; /* of these, those that could not be evicted */
 	pthread_cond_t changed; /* n_left has, or a promise was kept or broken */
+	struct device_user *users; /* hash by uid: who pins something, other than the owners of the mount */
+	uint64_t user_chunks;	   /* that any of them pins */
 	TAILQ_HEAD(, replica) idle; /* first: longest unused */
 	TAILQ_HEAD(, replica) busy;
 	_Atomic uint64_t read_ns; /* a page, moving average (relaxed); 0: not known */
@@ -382,7 +388,8 @@ struct cache {
 	uint64_t n_races;
 
 	atomic_uint_least64_t n_dirty; /* pages */
-	atomic_uint_least64_t n_twins;
+	struct log_pace pace;
+	atomic_uint_least64_t n_kept;  /* frames for merges to come: see page_extra */
 	pthread_t flusher, notifier;
 };
 
@@ -468,6 +475,11 @@ int spares_take(struct cache *c, frame_t spare[2]);
 void spares_give(struct cache *c, frame_t spare[2]);
 /* Home's bytes of a page that is present and locked by the caller, shared or exclusively. */
 void *page_ptr(const struct chunk *ch, unsigned i);
+/*
+ * No lock but the file's range held: whether home can take @n pages more, that cannot leave it, and keep a quarter of its
+ * budget for others: -ENOMEM. Evicts and stores until it can.
+ */
+int home_room_to_stay(struct cache *c, unsigned n);
 
 /* chunk->lock held, page locked. Takes over @frame as home's bytes and returns the old one (or 0). */
 frame_t page_set_frame(struct chunk *ch, unsigned i, frame_t frame);
@@ -578,6 +590,11 @@ int passthrough_size(struct cfile *f);
 /* Whatever was released of pages [a, b), locked exclusively, and CPU programs have changed, becomes home's. */
 int passthrough_catch_up(struct chunk *ch, unsigned a, unsigned b);
 /*
+ * Before pages are acquired to write: home's bytes are the only base of what is written then, and stay until the release.
+ * -ENOMEM: there is no room for @n pages more, unless for the owners of the mount.
+ */
+int passthrough_room(const struct mapping *m, unsigned n);
+/*
  * A release: before pages are locked, file->range held: whether there is room for what may not be stored, and the size;
  * then what earlier ones left unmerged of pages [a, b); then, when they are released, CPU programs are to see them, or an
  * error is told; at last, with nothing held, what earlier ones could not store of the range is tried again.
@@ -598,6 +615,12 @@ int passthrough_store(struct chunk *ch, unsigned a, unsigned b, bool wait);
 int fetch_pages(struct chunk *ch, unsigned a, unsigned b);
 /* chunk->lock held; page i is locked and about to be written over: what is lost of it does not matter any more. */
 void page_drop_lost(struct chunk *ch, unsigned i);
+/*
+ * Home's bytes of pages [a, b), which are locked exclusively, have changed; file->range held. If what is kept for merges to
+ * come has more than its share of home, the devices that would need the bytes from before are given home's present ones (18).
+ */
+#define KEPT_SHARE 4u
+void kept_trim(struct chunk *ch, unsigned a, unsigned b);
 
 /*
  * A WRITE changes a tracked page, which is locked, has a frame, and of which no release is unmerged;
@@ -645,6 +668,21 @@ void chunk_scrub(struct chunk *ch, unsigned a, unsigned b);
 
 /* The mapping ends, and with it all acquires to come. */
 void pins_drop(struct mapping *m);
+
+/* ---- users.c: what each user has pinned. Nobody counts of the owners of the mount. ---- */
+
+/* Whether the user may pin these replicas (NULL: one that is to be made). */
+bool user_may_pin(const struct mapping *m, struct replica *const *reps, uint64_t n);
+/* -ENOMEM, and a line in the log. */
+int user_refuse(const struct mapping *m);
+/* He pins them, once each: all or none (user_refuse()). They are pinned. */
+int user_pin_all(const struct mapping *m, struct replica *const *reps, uint64_t n);
+void user_unpin_all(const struct mapping *m, struct replica *const *reps, uint64_t n);
+/* chunk->lock held. Of a grant, for which there was room when its acquire began. */
+void user_pin(const struct mapping *m, struct replica *rep);
+void user_unpin(const struct mapping *m, struct replica *rep);
+/* Bytes of a device that one may have pinned. */
+uint64_t user_limit(const struct cache_device *dev);
 
 /* ---- replica.c ---- */
 

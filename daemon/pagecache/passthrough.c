@@ -190,6 +190,7 @@ static int import_pages(struct chunk *ch, unsigned a, unsigned b)
 		err = import_run(ch, i, j, buf);
 	}
 	free(buf);
+	kept_trim(ch, a, b);
 	return err;
 }
 
@@ -303,6 +304,21 @@ int passthrough_released(struct chunk *ch, unsigned a, unsigned b)
 		if (!err)
 			err = put_pages(ch, i, j);
 	}
+	return err;
+}
+
+int passthrough_room(const struct mapping *m, unsigned n)
+{
+	struct cache *c = m->file->cache;
+	int err;
+
+	if (m->user.owner || !cfile_is_passthrough(m->file))
+		return 0;
+	err = home_room_to_stay(c, n);
+	if (err && log_may(&c->pace))
+		log_warn("user %u is refused to acquire more for writing: of a file that CPU programs have open past the cache home "
+			 "keeps what is held for writing, and is full of that; give more --home, or --cpu-cache writeback",
+			 (unsigned)m->user.uid);
 	return err;
 }
 

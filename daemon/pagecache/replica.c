@@ -871,7 +871,7 @@ static void claim_room(struct demand *d, unsigned most, bool regardless)
 
 /*
  * All that the acquire is to have is decided at once. 0: it is pinned, or promised, and what leaves for that is
- * claimed. -ENOMEM: it does not fit. -EAGAIN: something of it leaves; what of that is for us to evict is claimed.
+ * claimed. -ENOMEM: it does not fit; -EDQUOT: it is more than one user may pin. -EAGAIN: something of it leaves; what of that is for us to evict is claimed.
  */
 static int decide(struct demand *d)
 {
@@ -884,6 +884,8 @@ static int decide(struct demand *d)
 		d->out[k] = look_up(d, k, &wait);
 	if (wait)
 		err = -EAGAIN;
+	else if (!user_may_pin(d->m, d->out, d->n))
+		err = -EDQUOT;
 	else if (!pin_if_it_fits(d))
 		err = -ENOMEM;
 	if (err)
@@ -968,12 +970,14 @@ static int try_to_obtain(struct demand *d)
 	d->n_stuck = d->dev->n_stuck;
 	pthread_mutex_unlock(&d->dev->lock);
 	err = decide(d);
-	if (err == -ENOMEM) {
+	if (err == -ENOMEM || err == -EDQUOT) {
 		pthread_mutex_lock(&d->dev->dead_lock);
 		drop_dead(d->dev);
 		err = decide(d);
 		pthread_mutex_unlock(&d->dev->dead_lock);
 	}
+	if (err == -EDQUOT)
+		err = user_refuse(d->m);
 	if (err == -EAGAIN && d->victims.n == 0) {
 		await_left(d->dev, d->n_left);
 	} else if (err == -EAGAIN) {
@@ -1110,7 +1114,7 @@ unsigned grants_pin_mapped(struct mapping *m, uint64_t first, uint64_t last, boo
 
 /* ---- mappings ---- */
 
-int cache_map(struct cfile *f, unsigned device, void *client, uint64_t map_id, unsigned prot,
+int cache_map(struct cfile *f, unsigned device, void *client, struct cache_user user, uint64_t map_id, unsigned prot,
 	      bool may_write, uint64_t off, uint64_t len, struct mapping **out)
 {
 	struct cache *c = f->cache;
@@ -1131,6 +1135,7 @@ int cache_map(struct cfile *f, unsigned device, void *client, uint64_t map_id, u
 	m->file = f;
 	m->dev = &c->dev[device];
 	m->client = client;
+	m->user = user;
 	m->id = map_id;
 	m->prot = prot;
 	m->export_write = (prot & GAIA_PROT_WRITE) || !m->dev->dev->shares_readonly;

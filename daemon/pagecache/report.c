@@ -12,11 +12,12 @@ static json_t *devices_json(struct cache *c)
 
 		cache_device(c, i, &use);
 		json_array_append_new(
-			list, json_pack("{s:i, s:s, s:s, s:b, s:I, s:I, s:I}", "index", (int)i,
+			list, json_pack("{s:i, s:s, s:s, s:b, s:I, s:I, s:I, s:I}", "index", (int)i,
 					"name", use.dev->name, "kind", use.dev->kind, "simulated",
 					use.dev->simulated, "capacity",
 					(json_int_t)use.dev->capacity, "used", (json_int_t)use.used,
-					"pinned", (json_int_t)use.pinned));
+					"pinned", (json_int_t)use.pinned, "each_user_bytes",
+					(json_int_t)use.each_user));
 	}
 	return list;
 }
@@ -49,11 +50,12 @@ json_t *cache_status_json(struct cache *c)
 	pthread_mutex_lock(&c->lock);
 	files = HASH_COUNT(c->files);
 	pthread_mutex_unlock(&c->lock);
-	return json_pack("{s:o, s:{s:I, s:I, s:I, s:I, s:I}, s:o, s:o}", "devices", devices_json(c),
+	return json_pack("{s:o, s:{s:I, s:I, s:I, s:I, s:I, s:I}, s:o, s:o}", "devices", devices_json(c),
 			 "home", "budget", (json_int_t)(c->frames.budget * GAIA_PAGE), "used",
 			 (json_int_t)(atomic_load(&c->frames.used) * GAIA_PAGE), "dirty",
 			 (json_int_t)(atomic_load(&c->n_dirty) * GAIA_PAGE), "twins",
-			 (json_int_t)(atomic_load(&c->n_twins) * GAIA_PAGE), "files",
+			 (json_int_t)(atomic_load(&c->n_kept) * GAIA_PAGE), "twins_limit",
+			 (json_int_t)(c->frames.budget / KEPT_SHARE * GAIA_PAGE), "files",
 			 (json_int_t)files, "counters", counts, "races", races_json(c));
 }
 
@@ -153,8 +155,8 @@ static void check_replica_page(struct chunk *ch, struct replica *rep, unsigned i
 	bug_on(r->cut > GAIA_PAGE);
 	/* Nothing lies beyond the end of the file but what is void. */
 	bug_on(page_limit(ch, i) == 0 && (r->flags & REPLICA_PRESENT) && (r->cut > 0 || r->writers == 0));
-	/* The base of what is to be merged exists. */
-	if (((r->flags & REPLICA_AHEAD) || r->writers > 0) && r->cut > 0 &&
+	/* The base of what is to be merged exists. Of a device that is gone nothing is. */
+	if (!atomic_load(&rep->dev->gone) && ((r->flags & REPLICA_AHEAD) || r->writers > 0) && r->cut > 0 &&
 	    r->seen != ch->track->page[i].home_id)
 		(void)base_bytes(ch, i, r->seen);
 }
@@ -213,7 +215,7 @@ static void check_chunk(struct chunk *ch, uint64_t *frames, uint64_t *dirty, uin
 	for (struct page_extra *x = ch->track ? ch->track->extra : NULL; x; x = x->hh.next) {
 		for (struct twin *tw = x->twins; tw; tw = tw->next)
 			n_frames++;
-		n_frames += x->under != 0;
+		n_frames += (x->under != 0) + (x->owners != 0);
 		/* It stands for what is to be put, or what was fetched in vain. */
 		bug_on(x->under && !page_present(ch, x->page));
 	}

@@ -72,6 +72,16 @@ static void extra_maybe_free(struct chunk *ch, struct page_extra *x)
 	free(x);
 }
 
+/* A frame that was kept for merges is not any more. */
+static void kept_give(struct chunk *ch, frame_t *frame)
+{
+	struct cache *c = ch->file->cache;
+
+	frames_give(&c->frames, frame, 1);
+	*frame = 0;
+	atomic_fetch_sub(&c->n_kept, 1);
+}
+
 static void twin_add(struct chunk *ch, unsigned i, track_id id, frame_t frame)
 {
 	struct page_extra *x = extra_make(ch, i);
@@ -79,7 +89,7 @@ static void twin_add(struct chunk *ch, unsigned i, track_id id, frame_t frame)
 
 	*tw = (struct twin){ x->twins, id, frame };
 	x->twins = tw;
-	atomic_fetch_add(&ch->file->cache->n_twins, 1);
+	atomic_fetch_add(&ch->file->cache->n_kept, 1);
 	count(CTR_twins, 1);
 }
 
@@ -88,15 +98,20 @@ static bool outstanding(const struct page_replica *r)
 	return r->writers > 0 || (r->flags & REPLICA_AHEAD);
 }
 
+/* Whether its base is something that home was before. */
+static bool is_behind(const struct page_track *t, const struct page_replica *r)
+{
+	return outstanding(r) && r->seen != 0 && r->seen != t->home_id;
+}
+
 /* Drop the twins that nothing needs any more. */
 static void twins_collect(struct chunk *ch, unsigned i)
 {
-	struct cache *c = ch->file->cache;
 	struct page_replica *buf[CACHE_MAX_DEVICES];
 	struct page_extra *x = extra_find(ch, i);
 	struct twin **at, *tw;
 	struct page_view v;
-	bool shared = false;
+	bool behind = false;
 
 	if (!x)
 		return;
@@ -107,16 +122,14 @@ static void twins_collect(struct chunk *ch, unsigned i)
 			continue;
 		}
 		*at = tw->next;
-		frames_give(&c->frames, &tw->frame, 1);
+		kept_give(ch, &tw->frame);
 		free(tw);
-		atomic_fetch_sub(&c->n_twins, 1);
 	}
+	/* Who wrote home's bytes matters to those merges only whose base is older. */
 	for (unsigned k = 0; k < v.n; k++)
-		shared |= outstanding(v.r[k]);
-	if (!shared) {
-		free(x->owners);
-		x->owners = NULL;
-	}
+		behind |= is_behind(v.t, v.r[k]);
+	if (!behind && x->owners)
+		kept_give(ch, &x->owners);
 	extra_maybe_free(ch, x);
 }
 
@@ -124,16 +137,20 @@ uint8_t *page_owners(struct chunk *ch, unsigned i)
 {
 	struct page_extra *x = extra_find(ch, i);
 
-	return x ? x->owners : NULL;
+	return x && x->owners ? frame_ptr(&ch->file->cache->frames, x->owners) : NULL;
 }
 
-uint8_t *page_owners_make(struct chunk *ch, unsigned i)
+uint8_t *page_owners_make(struct chunk *ch, unsigned i, frame_t *spare)
 {
 	struct page_extra *x = extra_make(ch, i);
 
-	if (!x->owners)
-		x->owners = xcalloc(1, GAIA_PAGE);
-	return x->owners;
+	if (!x->owners) {
+		x->owners = *spare;
+		*spare = 0;
+		memset(page_owners(ch, i), 0, GAIA_PAGE);
+		atomic_fetch_add(&ch->file->cache->n_kept, 1);
+	}
+	return page_owners(ch, i);
 }
 
 char *under_bytes(struct chunk *ch, unsigned i)
@@ -146,6 +163,7 @@ char *under_bytes(struct chunk *ch, unsigned i)
 void under_keep(struct chunk *ch, unsigned i, frame_t frame)
 {
 	extra_make(ch, i)->under = frame;
+	atomic_fetch_add(&ch->file->cache->n_kept, 1);
 }
 
 void under_drop(struct chunk *ch, unsigned i)
@@ -154,8 +172,7 @@ void under_drop(struct chunk *ch, unsigned i)
 
 	if (!x || !x->under)
 		return;
-	frames_give(&ch->file->cache->frames, &x->under, 1);
-	x->under = 0;
+	kept_give(ch, &x->under);
 	extra_maybe_free(ch, x);
 }
 
@@ -325,6 +342,17 @@ bool others_outstanding(const struct chunk *ch, unsigned i, const struct replica
 bool replica_is_home(const struct replica *rep, unsigned i)
 {
 	return track_is_home(&rep->chunk->track->page[i], &rep->page[i]);
+}
+
+bool replica_is_behind(const struct replica *rep, unsigned i)
+{
+	return is_behind(&rep->chunk->track->page[i], &rep->page[i]);
+}
+
+void replica_forget_base(struct replica *rep, unsigned i)
+{
+	rep->page[i].seen = 0;
+	twins_collect(rep->chunk, i);
 }
 
 static unsigned position(const struct replica *rep)

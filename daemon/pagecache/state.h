@@ -2,7 +2,7 @@
  * state.h - the one owner of a page's state: which copy includes which writes, and what memory may be shown.
  *
  * Nobody else calls track_*() or changes a struct page_track, page_replica or page_extra. A call here is one
- * transition; it keeps the counters that follow from it (chunk.n_ahead, replica.n_snapped, cfile.n_windows, cache.n_twins) and
+ * transition; it keeps the counters that follow from it (chunk.n_ahead, replica.n_snapped, cfile.n_windows, cache.n_kept) and
  * drops the twins that nothing needs any more. The table of the states is in consistency/track.h; cache_check() compares
  * states and counters.
  *
@@ -44,7 +44,8 @@ const void *base_bytes(struct chunk *ch, unsigned i, track_id id);
 
 /* Who wrote which byte, see merge3_owned(); NULL: nobody has to know. */
 uint8_t *page_owners(struct chunk *ch, unsigned i);
-uint8_t *page_owners_make(struct chunk *ch, unsigned i);
+/* May take *@spare, a frame, which is 0 then. */
+uint8_t *page_owners_make(struct chunk *ch, unsigned i, frame_t *spare);
 
 /* What the store had of the page when it was last equal to home, where that is not home's (see passthrough.c), or NULL. */
 char *under_bytes(struct chunk *ch, unsigned i);
@@ -120,6 +121,11 @@ void replica_drop_hold(struct replica *rep, unsigned i);
  * were @secured, or are to be fetched by the caller. Whether there is something new for others to see.
  */
 bool replica_release(struct replica *rep, unsigned i, bool ends, bool changed, bool secured);
+
+/* What will be merged of it once differs from something that home was before. */
+bool replica_is_behind(const struct replica *rep, unsigned i);
+/* Its device is gone: it will never be merged, and needs no base. */
+void replica_forget_base(struct replica *rep, unsigned i);
 
 /* What was released of it is about to be merged home: its base is not needed beyond this any more. */
 void replica_merge_begin(struct replica *rep, unsigned i);

@@ -296,6 +296,10 @@ static int part_acquire(struct part *pt)
 
 	if (pt->ahead)
 		ahead_arrived(pt->ahead, pt->nth);
+	if (pt->add.writes > 0)
+		err = passthrough_room(pt->m, pt->end - pt->a);
+	if (err)
+		return err;
 	if (!pt->grant)
 		pt->end = part_in_file(pt);
 	if (pt->a >= pt->end)
@@ -807,6 +811,15 @@ static bool is_given_up(atomic_uint *verdict)
 	return verdict && atomic_load(verdict) == CACHE_GIVEN_UP;
 }
 
+static struct replica **replicas_of(struct grant **list, unsigned n)
+{
+	struct replica **reps = xcalloc(n + 1, sizeof(*reps));
+
+	for (unsigned k = 0; k < n; k++)
+		reps[k] = list[k]->replica;
+	return reps;
+}
+
 /*
  * Of the chunks that the file does not reach into those are held that the client maps from before. In others it
  * can store nothing, until it gets them by another acquire: what was asked for is remembered until then. That
@@ -829,8 +842,8 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 	pthread_rwlock_t *range = &m->file->range;
 	struct parts parts = { .n = 0 };
 	struct grant **mapped = NULL, **since = NULL;
-	unsigned n_mapped = 0, n_since = 0;
-	struct replica **reps;
+	unsigned n_mapped = 0, n_since = 0, n_held = 0;
+	struct replica **reps, **held = NULL;
 	int err = 0;
 
 	if (pin)
@@ -851,9 +864,16 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 		err = replicas_pin(m, c0, c0 + n - 1, reps);
 	if (err)
 		goto free_reps;
+	err = user_pin_all(m, reps, n);
+	if (err)
+		goto unpin;
 	beyond = (struct page_span){ MAX(span.a, (c0 + n) * GAIA_CHUNK_PAGES), span.b };
-	if (purpose != BRING && beyond.a < beyond.b)
+	if (purpose != BRING && beyond.a < beyond.b) {
 		n_mapped = grants_pin_mapped(m, c0 + n, c1, !pin, &mapped);
+		held = replicas_of(mapped, n_mapped);
+		err = user_pin_all(m, held, n_mapped);
+		n_held = err ? 0 : n_mapped;
+	}
 	parts.chunks = n + n_mapped;
 	ahead_init(&parts.ahead, reps, n, span, write);
 	pthread_rwlock_rdlock(range);
@@ -895,12 +915,16 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 		unwant_unmapped(m, beyond, mapped, n_mapped, write);
 	for (k = 0; k < n_since; k++)
 		replica_unpin(since[k]->replica);
+	user_unpin_all(m, held, n_held);
 	for (k = 0; k < n_mapped; k++)
 		replica_unpin(mapped[k]->replica);
-	for (k = 0; k < n; k++)
-		replica_unpin(reps[k]);
+	user_unpin_all(m, reps, n);
+	free(held);
 	free(mapped);
 	free(since);
+unpin:
+	for (k = 0; k < n; k++)
+		replica_unpin(reps[k]);
 free_reps:
 	free(reps);
 	return err;
@@ -1239,9 +1263,31 @@ static void invalidate_published(struct cfile *f, struct release *rl, uint64_t n
 	}
 }
 
+/*
+ * So many chunks are published before the kernel's copies of them go. As long as they do not, home's bytes from before are
+ * kept for each page that changes again: at most this part of home, at one release.
+ */
+#define RELEASE_SHARE 64u
+#define RELEASE_CHUNKS 16u
+
+static uint64_t chunks_at_once(const struct cache *c)
+{
+	return MAX(1u, MIN(c->frames.budget / RELEASE_SHARE / GAIA_CHUNK_PAGES, (uint64_t)RELEASE_CHUNKS));
+}
+
+/* What was published is so for the kernel, too. */
+static void release_complete(struct cfile *f, struct release *rl, uint64_t n)
+{
+	invalidate_published(f, rl, n);
+	again_wait(f);
+	for (uint64_t k = 0; k < n; k++)
+		chunk_put(rl[k].ch);
+	memset(rl, 0, n * sizeof(*rl));
+}
+
 int cache_release(struct mapping *m, uint64_t off, uint64_t len)
 {
-	uint64_t first, last;
+	uint64_t first, last, at_once = chunks_at_once(m->file->cache);
 	struct release *rl;
 	struct grant **held;
 	bool changed = false;
@@ -1264,11 +1310,15 @@ int cache_release(struct mapping *m, uint64_t off, uint64_t len)
 		return err;
 	wanted_release(m, first, last + 1);
 	n = grants_pin(m, first / GAIA_CHUNK_PAGES, last / GAIA_CHUNK_PAGES, &held);
-	rl = xcalloc(n + 1, sizeof(*rl));
+	rl = xcalloc(MIN(n, at_once) + 1, sizeof(*rl));
 	for (unsigned k = 0; k < n; k++) {
 		struct replica *rep = held[k]->replica;
 		uint64_t index = held[k]->index;
 
+		if (done == at_once) {
+			release_complete(m->file, rl, done);
+			done = 0;
+		}
 		if (!err) {
 			rl[done].ch = chunk_ref(rep->chunk);
 			err = release_part(held[k], page_in_chunk(first, index, 0, 0),
@@ -1287,10 +1337,7 @@ int cache_release(struct mapping *m, uint64_t off, uint64_t len)
 	/* Who can store nothing waits for nothing; where the kernel writes through, it may not even invalidate. */
 	if (!err && (m->prot & GAIA_PROT_WRITE))
 		done = join_others(m->file, (struct page_span){ first, last + 1 }, &rl, done);
-	invalidate_published(m->file, rl, done);
-	again_wait(m->file);
-	for (uint64_t k = 0; k < done; k++)
-		chunk_put(rl[k].ch);
+	release_complete(m->file, rl, done);
 	free(rl);
 	free(held);
 	count(CTR_releases, 1);

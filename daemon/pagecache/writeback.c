@@ -5,6 +5,7 @@
  * whoever asks next (cfile_error_check), and said once in the log.
  */
 #include <errno.h>
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -248,7 +249,7 @@ int cfile_make_room(struct cfile *f)
 	unsigned n;
 	int err;
 
-	if (atomic_load(&c->n_dirty) <= c->frames.budget)
+	if (atomic_load(&c->n_dirty) + atomic_load(&c->n_kept) <= c->frames.budget)
 		return 0;
 	err = just_failed(f);
 	if (err)
@@ -511,13 +512,32 @@ static struct chunk *due(struct cache *c)
 	return chunk_due(c, atomic_load(&c->n_dirty) > c->frames.budget / 2 ? 0 : c->age_ns);
 }
 
+/*
+ * What is freed here and there between what stays is not given back by itself, and threads have heaps of their own: when
+ * nothing was counted since the last round, and something before, all that is free goes. @at, @worked: the caller's, for this.
+ */
+static void heap_trim(uint64_t *at, bool *worked)
+{
+	uint64_t now = 0;
+
+	for (unsigned k = 0; k < CTR_COUNT; k++)
+		now += counter_value(k);
+	if (now != *at) {
+		*worked = true;
+	} else if (*worked) {
+		malloc_trim(0);
+		*worked = false;
+	}
+	*at = now;
+}
+
 void *flusher_main(void *arg)
 {
 	struct cache *c = arg;
 	struct timespec until;
 	struct chunk *ch;
-	uint64_t t, trimmed = now_ns();
-	bool idle, stuck;
+	uint64_t t, trimmed = now_ns(), counted = 0;
+	bool idle, stuck, worked = false;
 
 	thread_set_name("gaia-flusher");
 	pthread_mutex_lock(&c->lock);
@@ -533,6 +553,7 @@ void *flusher_main(void *arg)
 		emptied_reap(c);
 		if (now_ns() - trimmed > SPARE_NS) {
 			frames_trim(&c->frames, false);
+			heap_trim(&counted, &worked);
 			trimmed = now_ns();
 		}
 		stuck = false;

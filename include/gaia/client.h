@@ -107,7 +107,9 @@ int gaia_munmap(void *addr, size_t length);
  * it. First the kernel hands over what programs wrote to the range: until that is done signals wait, also SIGKILL; from then on
  * they end the call at once. What it had taken by then is given back soon after, so that an acquire
  * of another range may find ENOMEM meanwhile. No other call is interrupted.
- * ENOMEM: the range does not fit the device beside what others have pinned, or the process has no addresses left to map it.
+ * ENOMEM: the range does not fit the device beside what is pinned, or is more than one user may
+ * have pinned of it (gaiafs --user-limit); the process has no addresses left to map it; or, on another user's mount, to
+ * write: the daemon has no room for what it keeps of a file that is open past its cache (gaiafs --cpu-cache).
  * EMFILE, ENFILE: no descriptors are left to receive it. After these other mappings, and what was acquired before, are
  * as they were, and the call may be repeated. ENOTCONN, instead of these: the daemon had not been told within a second.
  * EOVERFLOW: some page has been acquired 65,535

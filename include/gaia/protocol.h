@@ -168,7 +168,8 @@ struct gaia_ioc_file {
 
 /*
  * Ask for a text (JSON), which comes as a sealed memfd in a message MSG_REPORT. EAGAIN: there is no room for it in the
- * client's socket just now, or others are sending; it is not waited for.
+ * client's socket just now, or others are sending; it is not waited for. It is to be read(2) at once: after a minute, or
+ * when the user has asked for many more, the daemon cuts it to nothing (a mapping of it would get SIGBUS).
  */
 #define GAIA_REPORT_STATUS 1u		/* of the mount */
 #define GAIA_REPORT_RESIDENCY 2u	/* of the descriptor's file */

@@ -1,6 +1,6 @@
 /*
- * hoard.c - one user takes as much as there is: clients, tickets, connections, mappings, open directories. Root and other
- * users go on.
+ * hoard.c - one user takes as much as there is: clients, tickets, connections, mappings, open directories, reports, removed
+ * files. Root and other users go on.
  */
 #include <linux/capability.h>
 #include <pthread.h>
@@ -352,15 +352,37 @@ static int takes_more(void *arg)
 	return 0;
 }
 
-static int one_makes_files(void *arg)
+/* Other users make files, remove those that the kernel knows, and go on using them. */
+static int one_removes_files(void *arg)
 {
+	char name[32];
 	int fd;
 
 	(void)arg;
 	child_become(SOMEBODY, SOMEBODY);
-	while ((fd = open(mnt_file(&mnt, "open/again"), O_RDWR | O_CREAT, 0600)) < 0)
+	for (int n = 0; n < OLD; n++) {
+		snprintf(name, sizeof(name), "open/else-%d", n);
+		fd = open(mnt_file(&mnt, name), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+		CHILD_CHECK(fd >= 0);
+		CHILD_CHECK(!unlink(mnt_file(&mnt, name)));
+		CHILD_CHECK(write(fd, "x", 1) == 1);
+		CHILD_CHECK(open(mnt_file(&mnt, "open"), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600) >= 0);
+	}
+	return 0;
+}
+
+/* The attacker, when he has given up what he had. */
+static int removes_again(void *arg)
+{
+	int fd;
+
+	(void)arg;
+	child_become(NOBODY, NOBODY);
+	fd = open(mnt_file(&mnt, "open/again"), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	CHILD_CHECK(fd >= 0);
+	while (unlink(mnt_file(&mnt, "open/again")))
 		usleep(1000);
-	return unlink(mnt_file(&mnt, "open/again"));
+	return 0;
 }
 
 /* Not through the mount, which so has not heard of it. */
@@ -395,8 +417,60 @@ EACH_WAY_BARE(hoard, nameless_files)
 	others_are_served();
 	cr_assert_eq(child_run(one_reads_a_file, NULL), 0);
 	cr_assert_eq(child_run(takes_more, NULL), 0);
-	cr_assert_eq(shared->error, ENFILE, "%d files, then %s", shared->count, strerror(shared->error));
+	cr_assert_eq(child_run(one_removes_files, NULL), 0);
+	cr_assert_eq(shared->error, EMFILE, "%d files, then %s", shared->count, strerror(shared->error));
 	child_kill(pid);
 	/* They are given back with their files. */
-	cr_assert_eq(child_run(one_makes_files, NULL), 0);
+	cr_assert_eq(child_run(removes_again, NULL), 0);
+}
+
+/* ---- reports, which are memory of the daemon's until they are read ---- */
+
+#define REPORTERS 8
+#define REPORTS 100 /* of each */
+
+static struct raw reporter[REPORTERS];
+
+static int take_reports(void *arg)
+{
+	struct gaia_ioc_report io = { .what = GAIA_REPORT_STATUS };
+	struct gaia_msg msg;
+	struct stat st;
+	int fd, got;
+
+	(void)arg;
+	child_become(NOBODY, NOBODY);
+	hostile_raise_limit();
+	fd = open(mnt.path, O_RDONLY | O_DIRECTORY);
+	for (int k = 0; k < REPORTERS; k++) {
+		CHILD_CHECK(raw_connect(fd, &reporter[k]));
+		io.key = reporter[k].key;
+		for (int n = 0; n < REPORTS; n++)
+			CHILD_CHECK(!ioctl(fd, GAIA_IOC_REPORT, &io) || errno == EAGAIN);
+	}
+	gate_open(ready);
+	while (!shared->stop)
+		usleep(1000);
+	/* What was there all the time. */
+	for (int k = 0; k < REPORTERS; k++)
+		while (recv(reporter[k].sock, &msg, sizeof(msg), MSG_PEEK | MSG_DONTWAIT) > 0) {
+			CHILD_CHECK(raw_receive(reporter[k].sock, &msg, &got) && got >= 0);
+			CHILD_CHECK(!fstat(got, &st));
+			shared->count++;
+			shared->more += st.st_size > 0;
+		}
+	return 0;
+}
+
+EACH_WAY_BARE(hoard, reports)
+{
+	pid_t pid;
+
+	hostile_start(NULL);
+	pid = hostile_attack(take_reports);
+	others_are_served();
+	shared->stop = true;
+	cr_assert_eq(child_wait(pid), 0);
+	cr_assert_geq(shared->count, REPORTS);
+	cr_assert_leq(shared->more, 16, "%d reports of %d lay in memory", shared->more, shared->count);
 }

@@ -748,7 +748,7 @@ struct client *client_create(struct kfile *kf, unsigned device, unsigned prot, u
 	cl->chunk = xcalloc(cl->n_chunks, sizeof(*cl->chunk));
 	atomic_init(&cl->alive, true);
 	pthread_mutex_init(&cl->lock, NULL);
-	must(cache_map(kf->cfile, device, cl, 1, prot, may_write, 0, length, &cl->mapping) == 0);
+	must(cache_map(kf->cfile, device, cl, kf->rig->user, 1, prot, may_write, 0, length, &cl->mapping) == 0);
 	pthread_mutex_lock(&cl->rig->lock);
 	SLIST_INSERT_HEAD(&cl->rig->clients, cl, link);
 	pthread_mutex_unlock(&cl->rig->lock);
@@ -933,6 +933,7 @@ struct rig *rig_create(const struct rig_options *options)
 	};
 
 	rig->options = *options;
+	rig->user.owner = true;
 	pthread_mutex_init(&rig->lock, NULL);
 	for (unsigned k = 0; k < options->devices; k++)
 		dev[k] = new_device(options, k);

@@ -83,7 +83,7 @@ struct fake_cache fake_seen(void)
 	return seen;
 }
 
-int cache_map(struct cfile *f, unsigned dev, void *client, uint64_t map_id, unsigned prot,
+int cache_map(struct cfile *f, unsigned dev, void *client, struct cache_user user, uint64_t map_id, unsigned prot,
 	      bool may_write, uint64_t off, uint64_t len, struct mapping **out)
 {
 	struct mapping *m = calloc(1, sizeof(*m));

@@ -1133,10 +1133,10 @@ Test(mappings, of_one_file_are_so_many_and_no_more)
 	begin_devices(1);
 	cl = new_client(0);
 	while (n < CACHE_MAX_MAPPINGS &&
-	       !cache_map(kf->cfile, 0, cl, 2 + n, GAIA_PROT_RW, true, 0, GAIA_PAGE, &m[n]))
+	       !cache_map(kf->cfile, 0, cl, rig->user, 2 + n, GAIA_PROT_RW, true, 0, GAIA_PAGE, &m[n]))
 		n++;
 	cr_assert_eq(n, CACHE_MAX_MAPPINGS - 1, "the client has one already");
-	cr_assert_eq(cache_map(kf->cfile, 0, cl, 2 + n, GAIA_PROT_RW, true, 0, GAIA_PAGE, &m[n]), -EMFILE);
+	cr_assert_eq(cache_map(kf->cfile, 0, cl, rig->user, 2 + n, GAIA_PROT_RW, true, 0, GAIA_PAGE, &m[n]), -EMFILE);
 	while (n > 0)
 		cache_unmap(m[--n], false);
 	end();
@@ -1456,5 +1456,124 @@ Test(given_up, or_done_is_decided_once)
 	}
 	cr_assert_eq(cpu_read(kf, &(unsigned){ 0 }, sizeof(done), 0), sizeof(done));
 	cache_check(rig->cache);
+	end();
+}
+
+/* ---- what each user may pin ---- */
+
+/* A device of 16 chunks, of which a user may have 12 and all users 14. */
+static void begin_shared_device(void)
+{
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 16, .readers_may_write = true }, 32 * GAIA_CHUNK);
+}
+
+static struct client *client_of(uid_t uid, bool owner)
+{
+	rig->user = (struct cache_user){ uid, owner };
+	return client_create(kf, 0, GAIA_PROT_RW, 32 * GAIA_CHUNK);
+}
+
+static int acquire_chunks(struct client *cl, unsigned first, unsigned n)
+{
+	return client_acquire(cl, first * GAIA_CHUNK, n * GAIA_CHUNK, GAIA_PROT_READ);
+}
+
+Test(users, one_cannot_pin_all_of_a_device)
+{
+	struct client *greedy, *again, *other;
+
+	begin_shared_device();
+	greedy = client_of(1, false);
+	cr_assert_eq(acquire_chunks(greedy, 0, 13), -ENOMEM);
+	cr_assert_eq(acquire_chunks(greedy, 0, 12), 0);
+	cr_assert_eq(acquire_chunks(greedy, 12, 1), -ENOMEM);
+	again = client_of(1, false);
+	cr_assert_eq(acquire_chunks(again, 12, 1), -ENOMEM, "by another client");
+	other = client_of(2, false);
+	cr_assert_eq(acquire_chunks(other, 16, 2), 0);
+	cr_assert_eq(acquire_chunks(other, 18, 1), -ENOMEM, "what is left is for the owners");
+	cr_assert_eq(acquire_chunks(client_of(0, true), 20, 2), 0);
+	end();
+}
+
+/* Once for each who pins it, however often. */
+Test(users, a_chunk_counts_once_for_a_user)
+{
+	struct client *one, *two, *other;
+
+	begin_shared_device();
+	one = client_of(1, false);
+	two = client_of(1, false);
+	other = client_of(2, false);
+	for (unsigned k = 0; k < 12; k++) {
+		cr_assert_eq(acquire_chunks(one, k, 1), 0);
+		cr_assert_eq(acquire_chunks(two, k, 1), 0);
+		cr_assert_eq(acquire_chunks(other, k, 1), 0);
+	}
+	cr_assert_eq(acquire_chunks(two, 12, 1), -ENOMEM);
+	/* It is his as long as any of his clients holds it. */
+	cr_assert_eq(client_release(one, 0, 12 * GAIA_CHUNK), 0);
+	cr_assert_eq(acquire_chunks(two, 12, 1), -ENOMEM);
+	cr_assert_eq(client_release(two, 0, GAIA_CHUNK), 0);
+	cr_assert_eq(acquire_chunks(two, 12, 1), 0);
+	end();
+}
+
+/* Nor in small steps, by joining what others have pinned and keeping it. */
+Test(users, what_others_pinned_counts_when_it_is_joined)
+{
+	struct client *greedy, *owner;
+
+	begin_shared_device();
+	greedy = client_of(1, false);
+	owner = client_of(0, true);
+	cr_assert_eq(acquire_chunks(greedy, 0, 12), 0);
+	cr_assert_eq(acquire_chunks(owner, 12, 2), 0);
+	cr_assert_eq(acquire_chunks(greedy, 12, 1), -ENOMEM);
+	end();
+}
+
+/* What lies beyond the end of the file is held, too. */
+Test(users, what_is_beyond_the_end_counts)
+{
+	struct client *greedy;
+
+	begin_shared_device();
+	greedy = client_of(1, false);
+	for (unsigned k = 0; k < 14; k++) {
+		cr_assert_eq(acquire_chunks(greedy, k, 1), 0);
+		cr_assert_eq(client_release(greedy, k * GAIA_CHUNK, GAIA_CHUNK), 0);
+	}
+	cr_assert_eq(cpu_truncate(kf, 0), 0);
+	cr_assert_eq(acquire_chunks(greedy, 0, 14), -ENOMEM);
+	cr_assert_eq(acquire_chunks(greedy, 0, 12), 0);
+	end();
+}
+
+/* The next program of his need not wait until the daemon has tidied up. */
+Test(users, what_the_dead_held_does_not_count)
+{
+	struct client *dead;
+
+	begin_shared_device();
+	dead = client_of(1, false);
+	cr_assert_eq(acquire_chunks(dead, 0, 12), 0);
+	client_die(dead);
+	cr_assert_eq(acquire_chunks(client_of(1, false), 16, 12), 0);
+	client_end(dead);
+	end();
+}
+
+Test(users, nothing_counts_when_an_acquire_has_failed)
+{
+	struct client *cl;
+
+	begin_shared_device();
+	cl = client_of(1, false);
+	for (unsigned k = 0; k < 4; k++) {
+		fault_arm("device.export", -EMFILE, 5, 1);
+		cr_assert_eq(acquire_chunks(cl, k, 12), -EMFILE);
+	}
+	cr_assert_eq(acquire_chunks(cl, 0, 12), 0);
 	end();
 }

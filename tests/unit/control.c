@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -1222,7 +1223,7 @@ Test(reports, say_who_is_there_and_cannot_be_changed, .init = begin, .fini = end
 	cr_assert_eq(msg.kind, GAIA_MSG_REPORT);
 	cr_assert_eq(msg.seq, io.seq);
 	cr_assert_lt(pwrite(fds[0], "x", 1, 0), 0);
-	cr_assert_lt(ftruncate(fds[0], 0), 0);
+	cr_assert_lt(ftruncate(fds[0], 1 << 20), 0);
 	lseek(fds[0], 0, SEEK_SET);
 	report = json_loadfd(fds[0], 0, NULL);
 	cr_assert_not_null(report);
@@ -1328,6 +1329,56 @@ Test(reports, know_of_no_ticket_that_has_expired, .init = begin, .fini = end)
 	cr_assert_not(is_admitted(sock, &io));
 	close(sock);
 	close(p.sock);
+}
+
+/* So many reports of @p's, asked for as @uid, are waiting in its socket. */
+static void ask_for_reports(struct peer *p, uid_t uid, unsigned n)
+{
+	struct gaia_ioc_report io = { .key = p->key, .what = GAIA_REPORT_STATUS };
+
+	fake_uid = uid;
+	while (n-- > 0)
+		cr_assert_eq(wire_ioctl(file, GAIA_IOC_REPORT, &io), 0);
+}
+
+/* Of the reports that are waiting: how many say anything. */
+static unsigned reports_left(struct peer *p, unsigned n)
+{
+	int fds[GAIA_MSG_CHUNKS];
+	unsigned left = 0, k;
+	struct gaia_msg msg;
+	struct stat st;
+
+	while (n-- > 0) {
+		cr_assert_eq(wire_receive(p->sock, true, &msg, fds, &k), 0);
+		cr_assert_eq(fstat(fds[0], &st), 0);
+		left += st.st_size > 0;
+		close(fds[0]);
+	}
+	return left;
+}
+
+/* What nobody reads is memory of ours. */
+Test(reports, of_each_user_are_few, .init = begin, .fini = end)
+{
+	struct peer a, b, root = join();
+
+	fake_uid = 1000;
+	a = join();
+	fake_uid = 1001;
+	b = join();
+	ask_for_reports(&b, 1001, 3);
+	ask_for_reports(&root, 0, 3);
+	ask_for_reports(&a, 1000, 20);
+	cr_assert_eq(reports_left(&a, 20), 16);
+	cr_assert_eq(reports_left(&b, 3), 3);
+	cr_assert_eq(reports_left(&root, 3), 3);
+	/* A client's end changes nothing: it may have them still. */
+	ask_for_reports(&a, 1000, 20);
+	cr_assert_eq(reports_left(&a, 20), 16);
+	leave(&a, 0);
+	leave(&b, 0);
+	leave(&root, 0);
 }
 
 /* Who asks and does not read holds up nobody, as the threads that answer are few. */

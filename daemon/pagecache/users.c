@@ -1,0 +1,183 @@
+/*
+ * users.c - how much of a device's memory each user may have pinned.
+ *
+ * What is pinned cannot be taken from a client that behaves. So no user may pin all of a device, and all users together
+ * leave some to the owners of the mount, who may have what there is. A chunk counts once for each user who pins it, by
+ * however many mappings and calls.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "pagecache/internal.h"
+
+/* Of a device, of what all users together may pin. */
+#define USERS_OF_8 7u
+
+/* Lives while he pins something. */
+struct device_user {
+	uid_t uid;
+	uint64_t chunks;
+	UT_hash_handle hh;
+};
+
+/* Of a replica: a user, and by how many grants and calls he pins it. */
+struct pinner {
+	struct pinner *next;
+	uid_t uid;
+	uint64_t n;
+};
+
+static uint64_t chunks_of(const struct cache_device *dev)
+{
+	return dev->dev->capacity / GAIA_CHUNK;
+}
+
+static uint64_t each_may(const struct cache_device *dev)
+{
+	return MAX(1u, chunks_of(dev) * dev->each_percent / 100);
+}
+
+static uint64_t users_may(const struct cache_device *dev)
+{
+	return MAX(each_may(dev), chunks_of(dev) * USERS_OF_8 / 8);
+}
+
+uint64_t user_limit(const struct cache_device *dev)
+{
+	return each_may(dev) * GAIA_CHUNK;
+}
+
+/* The next ones with dev->lock held. */
+static struct pinner *pinner_find(const struct replica *rep, uid_t uid)
+{
+	struct pinner *p = rep->pinners;
+
+	while (p && p->uid != uid)
+		p = p->next;
+	return p;
+}
+
+static struct device_user *user_find(const struct cache_device *dev, uid_t uid)
+{
+	struct device_user *user;
+
+	HASH_FIND(hh, dev->users, &uid, sizeof(uid), user);
+	return user;
+}
+
+static void pin_more(struct replica *rep, uid_t uid)
+{
+	struct cache_device *dev = rep->dev;
+	struct pinner *p = pinner_find(rep, uid);
+	struct device_user *user;
+
+	if (p) {
+		p->n++;
+		return;
+	}
+	user = user_find(dev, uid);
+	if (!user) {
+		user = xcalloc(1, sizeof(*user));
+		user->uid = uid;
+		HASH_ADD(hh, dev->users, uid, sizeof(user->uid), user);
+	}
+	user->chunks++;
+	dev->user_chunks += !rep->pinners;
+	p = xmalloc(sizeof(*p));
+	*p = (struct pinner){ rep->pinners, uid, 1 };
+	rep->pinners = p;
+}
+
+static void pin_less(struct replica *rep, uid_t uid)
+{
+	struct cache_device *dev = rep->dev;
+	struct pinner **at = &rep->pinners, *p;
+	struct device_user *user;
+
+	while ((p = *at)->uid != uid)
+		at = &p->next;
+	if (--p->n > 0)
+		return;
+	*at = p->next;
+	free(p);
+	dev->user_chunks -= !rep->pinners;
+	user = user_find(dev, uid);
+	if (--user->chunks > 0)
+		return;
+	HASH_DEL(dev->users, user);
+	free(user);
+}
+
+/* Of reps[0..n) (NULL: made later) the ones that are new to the user, and to all users. */
+static bool has_room(const struct mapping *m, struct replica *const *reps, uint64_t n)
+{
+	struct cache_device *dev = m->dev;
+	struct device_user *user = user_find(dev, m->user.uid);
+	uint64_t mine = 0, all = 0;
+
+	for (uint64_t k = 0; k < n; k++) {
+		mine += !reps[k] || !pinner_find(reps[k], m->user.uid);
+		all += !reps[k] || !reps[k]->pinners;
+	}
+	return (!mine || (user ? user->chunks : 0) + mine <= each_may(dev)) &&
+	       (!all || dev->user_chunks + all <= users_may(dev));
+}
+
+int user_refuse(const struct mapping *m)
+{
+	if (log_may(&m->dev->pace))
+		log_warn("device %s: user %u is refused more memory: a user may have %llu MiB of it pinned, all users but the owners of the mount %llu MiB (--user-limit device=PERCENT)",
+			 m->dev->dev->name, (unsigned)m->user.uid, (unsigned long long)(each_may(m->dev) * GAIA_CHUNK >> 20),
+			 (unsigned long long)(users_may(m->dev) * GAIA_CHUNK >> 20));
+	return -ENOMEM;
+}
+
+bool user_may_pin(const struct mapping *m, struct replica *const *reps, uint64_t n)
+{
+	bool room;
+
+	if (m->user.owner)
+		return true;
+	pthread_mutex_lock(&m->dev->lock);
+	room = has_room(m, reps, n);
+	pthread_mutex_unlock(&m->dev->lock);
+	return room;
+}
+
+int user_pin_all(const struct mapping *m, struct replica *const *reps, uint64_t n)
+{
+	bool room;
+
+	if (m->user.owner)
+		return 0;
+	pthread_mutex_lock(&m->dev->lock);
+	room = has_room(m, reps, n);
+	for (uint64_t k = 0; k < n && room; k++)
+		pin_more(reps[k], m->user.uid);
+	pthread_mutex_unlock(&m->dev->lock);
+	return room ? 0 : user_refuse(m);
+}
+
+void user_pin(const struct mapping *m, struct replica *rep)
+{
+	if (m->user.owner)
+		return;
+	pthread_mutex_lock(&rep->dev->lock);
+	pin_more(rep, m->user.uid);
+	pthread_mutex_unlock(&rep->dev->lock);
+}
+
+void user_unpin(const struct mapping *m, struct replica *rep)
+{
+	if (m->user.owner)
+		return;
+	pthread_mutex_lock(&rep->dev->lock);
+	pin_less(rep, m->user.uid);
+	pthread_mutex_unlock(&rep->dev->lock);
+}
+
+void user_unpin_all(const struct mapping *m, struct replica *const *reps, uint64_t n)
+{
+	for (uint64_t k = 0; k < n; k++)
+		user_unpin(m, reps[k]);
+}
