@@ -210,15 +210,42 @@ void grant_unhold(struct grant *g, unsigned a, unsigned b, unsigned n, unsigned 
 	drop_ended(g, a, b, before);
 }
 
-void grant_released(struct grant *g, unsigned a, unsigned b)
+/* mapping->lock held. Those of pages [a, b) that are held for writing. */
+static void mark_writing(const struct grant *g, unsigned a, unsigned b, uint64_t *bits)
 {
+	uint64_t start = start_of(g);
+	const struct hold *h;
+
+	HOLDS_FOREACH(h, &g->mapping->holds, start + a, start + b)
+		for (uint64_t p = MAX(h->a, start + a); p < MIN(h->b, start + b) && h->writes > 0; p++)
+			bit_set(bits, (unsigned)(p - start));
+}
+
+void grant_released(struct grant *g, unsigned a, unsigned b, uint64_t *ended)
+{
+	uint64_t writing[GAIA_CHUNK_PAGES / 64] = { 0 };
 	struct mapping *m = g->mapping;
 
+	/* At once: an acquire that succeeds meanwhile settles its holds under this lock alone. */
 	pthread_mutex_lock(&m->lock);
+	mark_writing(g, a, b, ended);
 	holds_release(&m->holds, start_of(g) + a, start_of(g) + b);
+	mark_writing(g, a, b, writing);
 	spans_give(m);
 	pthread_mutex_unlock(&m->lock);
+	for (unsigned k = 0; k < GAIA_CHUNK_PAGES / 64; k++)
+		ended[k] &= ~writing[k];
 	grant_repin(g);
+}
+
+void grant_release_lost(struct grant *g, unsigned a, unsigned b)
+{
+	uint64_t ended[GAIA_CHUNK_PAGES / 64] = { 0 };
+
+	grant_released(g, a, b, ended);
+	for (unsigned i = a; i < b; i++)
+		if (bit_test(ended, i))
+			replica_drop_hold(g->replica, i);
 }
 
 /* The first pages [*a, *b) of the chunk, from *a on, that the mapping holds: false if there are none. */
@@ -275,7 +302,7 @@ void grant_discard(struct grant *g)
 		drop(g, a, b);
 		if (!locked)
 			continue;
-		(void)replica_scrub(g->replica, a, b, 0);
+		replica_scrub(g->replica, a, b, false);
 		pages_unlock(ch, a, b);
 	}
 	g->to_come = 0;
@@ -323,20 +350,29 @@ int wanted_add(struct mapping *m, uint64_t a, uint64_t b, bool write)
 	return err;
 }
 
+/* mapping->lock held. The set in which an acquire's coming hold of page @at is: up to *end, which is @b or less. */
+static struct holds *set_of_coming(struct mapping *m, uint64_t at, uint64_t b, uint64_t *end)
+{
+	const struct hold *h = holds_first(&m->wanted, at, b);
+
+	*end = b;
+	if (!h || h->a > at) {
+		*end = h ? h->a : b;
+		return &m->holds;
+	}
+	*end = MIN(b, h->b);
+	return h->coming > 0 ? &m->wanted : &m->holds;
+}
+
 uint64_t wanted_undo(struct mapping *m, uint64_t a, uint64_t b, bool write, bool *there)
 {
-	const struct hold *h;
-	uint64_t end = b;
+	uint64_t end;
 
 	pthread_mutex_lock(&m->lock);
-	h = holds_first(&m->wanted, a, b);
-	*there = h && h->a <= a;
+	*there = set_of_coming(m, a, b, &end) == &m->wanted;
 	if (*there) {
-		end = MIN(b, h->b);
 		holds_undo(&m->wanted, a, end, 1, write);
 		spans_give(m);
-	} else if (h) {
-		end = h->a;
 	}
 	pthread_mutex_unlock(&m->lock);
 	return end;
@@ -344,8 +380,14 @@ uint64_t wanted_undo(struct mapping *m, uint64_t a, uint64_t b, bool write, bool
 
 void wanted_settle(struct mapping *m, uint64_t a, uint64_t b)
 {
+	uint64_t end;
+
 	pthread_mutex_lock(&m->lock);
-	holds_settle(&m->wanted, a, b, 1);
+	for (; a < b; a = end) {
+		struct holds *hs = set_of_coming(m, a, b, &end);
+
+		holds_settle(hs, a, end, 1);
+	}
 	spans_give(m);
 	pthread_mutex_unlock(&m->lock);
 }
@@ -358,27 +400,54 @@ void wanted_release(struct mapping *m, uint64_t a, uint64_t b)
 	pthread_mutex_unlock(&m->lock);
 }
 
-bool wanted_take(struct mapping *m, uint64_t chunk, struct hold *out)
+bool wanted_first(struct mapping *m, uint64_t chunk, struct hold *out)
 {
 	uint64_t first = chunk * GAIA_CHUNK_PAGES, end = first + GAIA_CHUNK_PAGES;
 	const struct hold *h;
 
 	pthread_mutex_lock(&m->lock);
 	h = holds_first(&m->wanted, first, end);
-	if (h) {
-		*out = (struct hold){ .a = MAX(h->a, first), .b = MIN(h->b, end), .n = h->n, .writes = h->writes, .coming = h->coming };
-		holds_drop(&m->wanted, out->a, out->b);
-		spans_give(m);
-	}
+	if (h)
+		*out = (struct hold){ .a = MAX(h->a, first), .b = MIN(h->b, end), .n = h->n, .writes = h->writes };
 	pthread_mutex_unlock(&m->lock);
 	return h;
 }
 
-void wanted_put_back(struct mapping *m, const struct hold *h)
+/* mapping->lock held. */
+static int take_wanted(struct mapping *m, uint64_t a, uint64_t b, bool write)
 {
+	const struct hold *h;
+	struct hold take;
+	int err = 0;
+
+	for (; !err && (h = holds_first(&m->wanted, a, b)); a = take.b) {
+		take = (struct hold){ .a = MAX(h->a, a), .b = MIN(h->b, b), .n = h->n, .writes = h->writes, .coming = h->coming };
+		if (take.writes > 0 && !write)
+			continue;
+		err = holds_add(&m->holds, take.a, take.b, take.n, take.writes);
+		if (err)
+			break;
+		holds_settle(&m->holds, take.a, take.b, take.n - take.coming);
+		holds_drop(&m->wanted, take.a, take.b);
+	}
+	spans_give(m);
+	return err;
+}
+
+int grant_take_wanted(struct grant *g, unsigned a, unsigned b, unsigned beyond, bool write)
+{
+	uint64_t before[GAIA_CHUNK_PAGES / 64] = { 0 }, after[GAIA_CHUNK_PAGES / 64] = { 0 };
+	struct mapping *m = g->mapping;
+	int err;
+
 	pthread_mutex_lock(&m->lock);
-	/* There may be more of a page by now than there can be: then it is wanted as often as it was in between. */
-	if (!holds_add(&m->wanted, h->a, h->b, h->n, h->writes))
-		holds_settle(&m->wanted, h->a, h->b, h->n - h->coming);
+	mark_writing(g, a, b, before);
+	err = take_wanted(m, start_of(g) + a, start_of(g) + b, write);
+	mark_writing(g, a, b, after);
 	pthread_mutex_unlock(&m->lock);
+	for (unsigned i = a; i < b; i++)
+		if (bit_test(after, i) && !bit_test(before, i))
+			replica_hold(g->replica, i, i >= beyond);
+	grant_repin(g);
+	return err;
 }

@@ -656,11 +656,13 @@ bool replica_is_mapped(const struct replica *rep);
 bool chunk_is_mapped(const struct chunk *ch);
 /*
  * Pages [a, b) are locked. If somebody maps the replica: what its memory must not show becomes zeros, where nobody holds it. Drops the
- * lock meanwhile. SCRUB_STALE: also what is merely old. SCRUB_FETCH: where released bytes are in the way they are fetched
- * first; file->range held.
+ * lock meanwhile. @fetch: where released bytes are in the way they are fetched first; file->range held.
  */
-enum { SCRUB_STALE = 1, SCRUB_FETCH = 2 };
-int replica_scrub(struct replica *rep, unsigned a, unsigned b, unsigned how);
+void replica_scrub(struct replica *rep, unsigned a, unsigned b, bool fetch);
+/*
+ * All pages are locked, and those from @end on lie beyond the end of the file: also what is merely old. An error: some may be as it was.
+ */
+int replica_scrub_old(struct replica *rep, unsigned end);
 /* The same of all replicas, after something was removed from the file; file->range held exclusively. */
 void chunk_scrub(struct chunk *ch, unsigned a, unsigned b);
 
@@ -746,21 +748,28 @@ int grant_hold(struct grant *g, unsigned a, unsigned b, unsigned beyond, unsigne
 void grant_settle(struct grant *g, unsigned a, unsigned b, unsigned n);
 /* or they are taken back: what was stored under a hold for writing is void, if that was the last. */
 void grant_unhold(struct grant *g, unsigned a, unsigned b, unsigned n, unsigned writes);
-/* One hold less of each, of which the replica has heard (replica_release()). */
-void grant_released(struct grant *g, unsigned a, unsigned b);
+/* One hold less of each; @ended: bits of those that were held for writing and are not any more, of which the replica is to hear. */
+void grant_released(struct grant *g, unsigned a, unsigned b, uint64_t *ended);
+/* The same where nothing can be published: the device is gone. */
+void grant_release_lost(struct grant *g, unsigned a, unsigned b);
 /* No lock held. A release of [a, b) may cut spans in two: 0, or -ENOBUFS if there is no room for that. */
 int spans_room(struct mapping *m, uint64_t a, uint64_t b);
 /*
- * No lock held. mapping.wanted: one more of each page, coming; settled, where it still is; or taken back, where the first of these
- * pages is still (*@there) or not: up to where that is so.
+ * No lock held. mapping.wanted: one more of each page, coming; settled, wherever it is by now; or taken back, if it is still there (*@there):
+ * of as many pages, up to the one returned, as that is so of.
  */
 int wanted_add(struct mapping *m, uint64_t a, uint64_t b, bool write);
 void wanted_settle(struct mapping *m, uint64_t a, uint64_t b);
 uint64_t wanted_undo(struct mapping *m, uint64_t a, uint64_t b, bool write, bool *there);
 void wanted_release(struct mapping *m, uint64_t a, uint64_t b);
-/* Take out one span of the chunk's, if there is any. */
-bool wanted_take(struct mapping *m, uint64_t chunk, struct hold *out);
-void wanted_put_back(struct mapping *m, const struct hold *h);
+/* The first span of the chunk's, as far as it lies there, if there is any. */
+bool wanted_first(struct mapping *m, uint64_t chunk, struct hold *out);
+/*
+ * chunk->lock held; pages [a, b) are locked, and have been brought, to read or, @write, also to write: what is wanted of them is
+ * held from now on, but what is wanted for writing and was brought to read. -EOVERFLOW: together it is too much of a page, which
+ * stays wanted.
+ */
+int grant_take_wanted(struct grant *g, unsigned a, unsigned b, unsigned beyond, bool write);
 /* The mapping ends; nothing of any chunk is held. */
 void mapping_holds_nothing(struct mapping *m);
 

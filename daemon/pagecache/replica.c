@@ -954,8 +954,11 @@ static int await_promises(struct demand *d)
 
 static void give_back(struct demand *d)
 {
+	/* Who decides meanwhile has either joined a promise, or sees that it is broken. */
+	pthread_mutex_lock(&d->dev->reserve);
 	for (; d->kept < d->mine.n; d->kept++)
 		promise_break(d->mine.at[d->kept]);
+	pthread_mutex_unlock(&d->dev->reserve);
 	for (uint64_t k = 0; k < d->n; k++)
 		if (d->out[k])
 			replica_unpin(d->out[k]);

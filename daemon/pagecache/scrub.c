@@ -61,25 +61,37 @@ static int zero(struct replica *rep, unsigned a, unsigned b, const uint64_t *pag
 	return err;
 }
 
-int replica_scrub(struct replica *rep, unsigned a, unsigned b, unsigned how)
+/* @all: also what is old. Pages from @end on lie beyond the end of the file. */
+static int scrub(struct replica *rep, unsigned a, unsigned b, unsigned end, bool all, bool fetch)
 {
 	uint64_t held[GAIA_CHUNK_PAGES / 64] = { 0 }, pages[GAIA_CHUNK_PAGES / 64] = { 0 };
-	bool all = how & SCRUB_STALE, any = all;
+	bool any = all;
 
 	for (unsigned i = a; i < b && !any; i++)
 		any = replica_hides(rep, i);
 	if (!any || !replica_is_mapped(rep) || fault_point("break.no_scrub"))
 		return 0;
 	replica_held(rep, a, b, held);
-	if (how & SCRUB_FETCH)
+	if (fetch)
 		fetch_removed(rep, a, b, held);
 	any = false;
 	for (unsigned i = a; i < b; i++)
-		if (replica_to_zero(rep, i, bit_test(held, i), all)) {
+		if (replica_to_zero(rep, i, bit_test(held, i), all, i < end)) {
 			bit_set(pages, i);
 			any = true;
 		}
 	return any ? zero(rep, a, b, pages) : 0;
+}
+
+void replica_scrub(struct replica *rep, unsigned a, unsigned b, bool fetch)
+{
+	/* A device that is gone, or fails, holds nobody up: what it has then is to be zeros still, for who is handed it next. */
+	(void)scrub(rep, a, b, GAIA_CHUNK_PAGES, false, fetch);
+}
+
+int replica_scrub_old(struct replica *rep, unsigned end)
+{
+	return scrub(rep, 0, GAIA_CHUNK_PAGES, end, true, false);
 }
 
 void chunk_scrub(struct chunk *ch, unsigned a, unsigned b)
@@ -89,9 +101,8 @@ void chunk_scrub(struct chunk *ch, unsigned a, unsigned b)
 
 	for (unsigned k = 0; k < n; k++)
 		list[k] = ch->replica[k];
-	/* A device that is gone, or fails, holds nobody up: what it has then is to be zeros still, for who is handed it next. */
 	for (unsigned k = 0; k < n; k++)
-		(void)replica_scrub(list[k], a, b, SCRUB_FETCH);
+		replica_scrub(list[k], a, b, true);
 }
 
 bool chunk_is_mapped(const struct chunk *ch)

@@ -512,11 +512,10 @@ void replica_removed(struct replica *rep, unsigned i)
 		rep->page[i].flags |= REPLICA_REMOVED;
 }
 
-bool replica_to_zero(struct replica *rep, unsigned i, bool held, bool all)
+bool replica_to_zero(struct replica *rep, unsigned i, bool held, bool all, bool in_file)
 {
 	const struct page_replica *r = &rep->page[i];
 	bool present = r->flags & REPLICA_PRESENT, removed = r->flags & REPLICA_REMOVED;
-	bool in_file = page_limit(rep->chunk, i) > 0;
 
 	if (r->flags & REPLICA_ZEROS)
 		return false;
@@ -530,11 +529,11 @@ bool replica_to_zero(struct replica *rep, unsigned i, bool held, bool all)
 	return (all || removed) && (!in_file || replica_step(rep, i, false) != TRACK_NOTHING);
 }
 
-bool replica_to_bring(struct replica *rep, unsigned i, bool held)
+bool replica_to_bring(struct replica *rep, unsigned i, bool held, bool in_file)
 {
 	const struct page_replica *r = &rep->page[i];
 
-	if (page_limit(rep->chunk, i) == 0)
+	if (!in_file)
 		return false;
 	if (!held && r->writers == 0 && !(r->flags & REPLICA_AHEAD))
 		return false;

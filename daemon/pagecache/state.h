@@ -148,8 +148,8 @@ static inline bool replica_hides(const struct replica *rep, unsigned i)
  * Of a page whose memory somebody maps, and that some mapping has @held or not: whether it is to be zeros; @all: also where it is
  * only old. And whether it is to be brought up to date, as that one goes on with it, or all of what was released is there.
  */
-bool replica_to_zero(struct replica *rep, unsigned i, bool held, bool all);
-bool replica_to_bring(struct replica *rep, unsigned i, bool held);
+bool replica_to_zero(struct replica *rep, unsigned i, bool held, bool all, bool in_file);
+bool replica_to_bring(struct replica *rep, unsigned i, bool held, bool in_file);
 /* Its memory is zeros now. */
 void replica_zeroed(struct replica *rep, unsigned i);
 

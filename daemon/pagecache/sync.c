@@ -25,6 +25,7 @@ struct part {
 	struct ahead *ahead; /* NULL: nothing comes after it */
 	uint64_t nth;	     /* of ahead's chunks */
 	bool pin;
+	bool wanted;	 /* no hold is added: what is wanted of the pages becomes held */
 	struct hold add; /* to each page; its span is that of the part */
 	unsigned a, b; /* pages to bring */
 	unsigned end;  /* of what was asked for: what is not in the file is held, so that it stays private */
@@ -209,9 +210,10 @@ static int part_grant(struct part *pt)
 	int err;
 
 	pthread_mutex_lock(&pt->ch->lock);
-	err = grant_hold(pt->grant, pt->a, pt->end, pt->b, pt->add.n, pt->add.writes);
+	err = pt->wanted ? grant_take_wanted(pt->grant, pt->a, pt->end, pt->b, pt->add.writes > 0) :
+			   grant_hold(pt->grant, pt->a, pt->end, pt->b, pt->add.n, pt->add.writes);
 	pthread_mutex_unlock(&pt->ch->lock);
-	pt->granted = !err;
+	pt->granted = !err && !pt->wanted;
 	return err;
 }
 
@@ -385,13 +387,17 @@ static int show_locked(struct replica *rep)
 	struct chunk *ch = rep->chunk;
 	uint64_t held[GAIA_CHUNK_PAGES / 64] = { 0 };
 	int err = passthrough_catch_up(ch, 0, GAIA_CHUNK_PAGES);
+	unsigned end = GAIA_CHUNK_PAGES;
 
 	pthread_mutex_lock(&ch->lock);
+	/* It may grow meanwhile. */
+	while (end > 0 && page_limit(ch, end - 1) == 0)
+		end--;
 	replica_held(rep, 0, GAIA_CHUNK_PAGES, held);
 	for (unsigned i = 0, j; i < GAIA_CHUNK_PAGES && !err; i = j) {
 		struct part pt = { .rep = rep, .ch = ch, .a = i };
 
-		for (j = i; j < GAIA_CHUNK_PAGES && replica_to_bring(rep, j, bit_test(held, j)); j++)
+		for (j = i; j < GAIA_CHUNK_PAGES && replica_to_bring(rep, j, bit_test(held, j), j < end); j++)
 			;
 		pt.b = j;
 		if (i == j) {
@@ -403,7 +409,7 @@ static int show_locked(struct replica *rep)
 		pthread_mutex_lock(&ch->lock);
 	}
 	if (!err)
-		err = replica_scrub(rep, 0, GAIA_CHUNK_PAGES, SCRUB_STALE);
+		err = replica_scrub_old(rep, end);
 	pthread_mutex_unlock(&ch->lock);
 	return err;
 }
@@ -494,7 +500,7 @@ static void part_undo(struct part *pt)
 	if (pt->granted) {
 		pages_lock(ch, pt->a, pt->end);
 		grant_unhold(g, pt->a, pt->end, pt->add.n, pt->add.writes);
-		(void)replica_scrub(pt->rep, pt->a, pt->end, 0);
+		replica_scrub(pt->rep, pt->a, pt->end, false);
 		pages_unlock(ch, pt->a, pt->end);
 	}
 	/* The client's death may have ended it. */
@@ -530,12 +536,13 @@ enum purpose {
 	BRING,		/* the pages to the device; no client asked to use them (advice) */
 	PIN,		/* and hand over the chunks; no page is granted */
 	BRING_AND_GRANT,
+	WANTED,		/* the same of what an earlier acquire asked for, whose it stays */
 };
 
 /* What one acquire takes together: a part for each chunk, and then what was wanted of these before. */
 struct parts {
 	struct part **at;
-	uint64_t n, chunks;
+	uint64_t n;
 	struct ahead ahead;
 };
 
@@ -561,6 +568,7 @@ static int parts_add(struct parts *parts, struct mapping *m, struct replica *rep
 	pt->ch = rep->chunk;
 	pt->grant = purpose == BRING ? NULL : grant_get(m, rep);
 	pt->pin = purpose == PIN;
+	pt->wanted = purpose == WANTED;
 	pt->add = *add;
 	pt->add.a = MAX(add->a, start);
 	pt->add.b = MIN(add->b, start + GAIA_CHUNK_PAGES);
@@ -588,8 +596,6 @@ static void parts_end(struct parts *parts, bool undo)
 			part_undo(pt);
 		else if (pt->granted)
 			grant_settle(pt->grant, pt->a, pt->end, pt->add.n);
-		if (undo && k >= parts->chunks)
-			wanted_put_back(pt->m, &pt->add);
 		free(pt);
 	}
 	free(parts->at);
@@ -626,7 +632,7 @@ static void unhold(struct mapping *m, uint64_t a, uint64_t b, bool write)
 		pthread_mutex_lock(&ch->lock);
 		pages_lock(ch, from, to);
 		grant_unhold(list[k], from, to, 1, write);
-		(void)replica_scrub(list[k]->replica, from, to, 0);
+		replica_scrub(list[k]->replica, from, to, false);
 		pages_unlock(ch, from, to);
 		pthread_mutex_unlock(&ch->lock);
 		replica_unpin(list[k]->replica);
@@ -685,8 +691,8 @@ static int acquire_wanted(struct mapping *m, struct replica *rep, struct parts *
 	int err = 0;
 
 	pthread_rwlock_rdlock(&m->file->range);
-	while (!err && wanted_take(m, rep->chunk->index, &h))
-		err = parts_add(parts, m, rep, &h, BRING_AND_GRANT);
+	while (!err && wanted_first(m, rep->chunk->index, &h))
+		err = parts_add(parts, m, rep, &h, WANTED);
 	pthread_rwlock_unlock(&m->file->range);
 	return err;
 }
@@ -874,7 +880,6 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 		err = user_pin_all(m, held, n_mapped);
 		n_held = err ? 0 : n_mapped;
 	}
-	parts.chunks = n + n_mapped;
 	ahead_init(&parts.ahead, reps, n, span, write);
 	pthread_rwlock_rdlock(range);
 	for (k = 0; k < n && !err; k++) {
@@ -987,7 +992,27 @@ struct release {
 	bool changed;
 };
 
-/* Find the changed ones of @pages, none of which is void. Locked by the caller. Bytes past the end are dropped first. */
+/* Nobody can tell: who needs them gets them, but for what lies beyond the end, which may be there still. */
+static void take_for_changed(struct replica *rep, const uint64_t *pages, unsigned a, unsigned b, uint64_t *changed)
+{
+	pthread_mutex_lock(&rep->chunk->lock);
+	for (unsigned i = a; i < b; i++) {
+		unsigned limit = page_limit(rep->chunk, i);
+
+		if (!bit_test(pages, i))
+			continue;
+		bit_set(changed, i);
+		replica_disarmed(rep, i);
+		if (limit < GAIA_PAGE)
+			replica_cut(rep, i, limit);
+	}
+	pthread_mutex_unlock(&rep->chunk->lock);
+}
+
+/*
+ * Find the changed ones of @pages, none of which is void. Locked by the caller. Bytes past the end are dropped first. On error all
+ * count as changed.
+ */
 static int find_changed(struct replica *rep, const uint64_t *pages, unsigned a, unsigned b,
 			uint64_t *changed)
 {
@@ -1022,12 +1047,8 @@ static int find_changed(struct replica *rep, const uint64_t *pages, unsigned a, 
 			if (differs || !(rep->page[i].flags & REPLICA_ARMED))
 				bit_set(changed, i);
 		}
-	/* Some may be armed with what is to be released: the next attempt would not find them changed. */
-	pthread_mutex_lock(&rep->chunk->lock);
-	for (unsigned i = a; i < b && err; i++)
-		if (bit_test(pages, i))
-			replica_disarmed(rep, i);
-	pthread_mutex_unlock(&rep->chunk->lock);
+	if (err)
+		take_for_changed(rep, pages, a, b, changed);
 	free(runs);
 	return err;
 }
@@ -1058,7 +1079,8 @@ static bool secure_shared(struct replica *rep, const uint64_t *pages, unsigned a
 /* What a release of pages of a chunk finds: a bit a page. */
 struct found {
 	uint64_t writing[GAIA_CHUNK_PAGES / 64]; /* held for it by this mapping */
-	uint64_t once[GAIA_CHUNK_PAGES / 64];	 /* held by it once: not any more, now */
+	uint64_t once[GAIA_CHUNK_PAGES / 64];	 /* held by it once, so that this release seems to be the last */
+	uint64_t ended[GAIA_CHUNK_PAGES / 64];	 /* held for writing by it no more */
 	uint64_t changed[GAIA_CHUNK_PAGES / 64];
 	uint64_t shared[GAIA_CHUNK_PAGES / 64]; /* changed, and somebody goes on writing them */
 };
@@ -1069,7 +1091,7 @@ static void publish_page(struct grant *g, unsigned i, const struct found *found,
 {
 	struct chunk *ch = g->replica->chunk;
 
-	if (!replica_release(g->replica, i, bit_test(found->once, i), bit_test(found->changed, i),
+	if (!replica_release(g->replica, i, bit_test(found->ended, i), bit_test(found->changed, i),
 			     secured && bit_test(found->shared, i)))
 		return;
 	rl->changed = true;
@@ -1080,6 +1102,7 @@ static void publish_page(struct grant *g, unsigned i, const struct found *found,
 	}
 }
 
+/* The holds end, whatever happens; on error what was stored is kept, and is published as far as that is known. */
 static int release_locked(struct grant *g, unsigned a, unsigned b, struct release *rl)
 {
 	struct replica *rep = g->replica;
@@ -1087,7 +1110,7 @@ static int release_locked(struct grant *g, unsigned a, unsigned b, struct releas
 	uint64_t compare[GAIA_CHUNK_PAGES / 64] = { 0 };
 	struct found found = { .writing = { 0 } };
 	bool secured = false, any_shared = false, any = false;
-	int err;
+	int err = 0;
 
 	pthread_mutex_lock(&ch->lock);
 	grant_held(g, a, b, HELD_WRITING, found.writing);
@@ -1101,12 +1124,13 @@ static int release_locked(struct grant *g, unsigned a, unsigned b, struct releas
 	}
 	pthread_mutex_unlock(&ch->lock);
 	/* What is void may be so because it was lost (page_drop_lost()), of which others were told. */
-	if (any && atomic_load(&rep->dev->gone))
-		return -ENODEV;
-	if (any) {
+	if (any && !atomic_load(&rep->dev->gone))
 		err = find_changed(rep, compare, a, b, found.changed);
-		if (err)
-			return err;
+	if (any && atomic_load(&rep->dev->gone)) {
+		pthread_mutex_lock(&ch->lock);
+		grant_release_lost(g, a, b);
+		pthread_mutex_unlock(&ch->lock);
+		return -ENODEV;
 	}
 	for (unsigned i = a; i < b; i++)
 		if (bit_test(found.changed, i) && rep->page[i].writers > bit_test(found.once, i)) {
@@ -1118,10 +1142,10 @@ static int release_locked(struct grant *g, unsigned a, unsigned b, struct releas
 	(void)fault_point("release.before_publish");
 
 	pthread_mutex_lock(&ch->lock);
+	grant_released(g, a, b, found.ended);
 	for (unsigned i = a; i < b; i++)
 		if (bit_test(found.writing, i))
 			publish_page(g, i, &found, secured, rl);
-	grant_released(g, a, b);
 	replica_shadow_trim(rep);
 	pthread_mutex_unlock(&ch->lock);
 	if (secured)
@@ -1133,35 +1157,33 @@ static int release_locked(struct grant *g, unsigned a, unsigned b, struct releas
 	if (any_shared && !secured)
 		(void)fetch_pages(ch, a, b);
 	pthread_mutex_lock(&ch->lock);
-	(void)replica_scrub(rep, a, b, SCRUB_FETCH);
+	replica_scrub(rep, a, b, true);
 	pthread_mutex_unlock(&ch->lock);
-	return 0;
+	return err;
 }
 
 static int release_part(struct grant *g, unsigned a, unsigned b, struct release *rl)
 {
 	struct chunk *ch = g->replica->chunk;
-	int err;
+	int err, first;
 
 	pthread_rwlock_rdlock(&ch->file->range);
-	err = passthrough_before_release(ch->file);
-	if (err)
-		goto unlock;
+	first = passthrough_before_release(ch->file);
 	pthread_mutex_lock(&ch->lock);
 	pages_lock(ch, a, b);
 	pthread_mutex_unlock(&ch->lock);
-	err = passthrough_left_over(ch, a, b);
-	if (!err)
-		err = release_locked(g, a, b, rl);
-	if (!err)
-		err = passthrough_released(ch, a, b);
+	if (!first)
+		first = passthrough_left_over(ch, a, b);
+	err = release_locked(g, a, b, rl);
+	first = first ? first : err;
+	if (!first)
+		first = passthrough_released(ch, a, b);
 	pthread_mutex_lock(&ch->lock);
 	pages_unlock(ch, a, b);
 	pthread_mutex_unlock(&ch->lock);
 	chunk_account(ch);
-unlock:
 	pthread_rwlock_unlock(&ch->file->range);
-	return err;
+	return first;
 }
 
 /* Whether there are any, in pages [a, b). */
@@ -1293,7 +1315,7 @@ int cache_release(struct mapping *m, uint64_t off, uint64_t len)
 	bool changed = false;
 	uint64_t done = 0;
 	unsigned n;
-	int err = 0;
+	int one, err = 0;
 
 	if (off < m->off || len > m->len || off - m->off > m->len - len)
 		return -EINVAL;
@@ -1319,14 +1341,13 @@ int cache_release(struct mapping *m, uint64_t off, uint64_t len)
 			release_complete(m->file, rl, done);
 			done = 0;
 		}
-		if (!err) {
-			rl[done].ch = chunk_ref(rep->chunk);
-			err = release_part(held[k], page_in_chunk(first, index, 0, 0),
-					   page_in_chunk(last, index, 0, GAIA_CHUNK_PAGES - 1) + 1,
-					   &rl[done]);
-			changed |= rl[done].changed;
-			done++;
-		}
+		rl[done].ch = chunk_ref(rep->chunk);
+		one = release_part(held[k], page_in_chunk(first, index, 0, 0),
+				   page_in_chunk(last, index, 0, GAIA_CHUNK_PAGES - 1) + 1, &rl[done]);
+		/* The others' holds end as well. */
+		err = err ? err : one;
+		changed |= rl[done].changed;
+		done++;
 		replica_unpin(rep);
 	}
 	if (!err)

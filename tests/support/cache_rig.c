@@ -888,17 +888,19 @@ static void check_devices(void)
 	must(fake_cuda_alive(true) == 0);
 }
 
-void rig_importers_gone(void)
+bool rig_importers_gone(void)
 {
 	fake_cuda_importers_gone();
+	return true;
 }
 #else
 static void check_devices(void)
 {
 }
 
-void rig_importers_gone(void)
+bool rig_importers_gone(void)
 {
+	return false;
 }
 
 static struct device *new_device(const struct rig_options *options, unsigned index)

@@ -72,7 +72,7 @@ struct rig *rig_create(const struct rig_options *options);
 void rig_destroy(struct rig *rig);
 
 /* On a fake driver in mode busy_importers: those who kept a device's memory busy let it go. Else nothing. */
-void rig_importers_gone(void);
+bool rig_importers_gone(void);
 /* Frames of home in use. */
 uint64_t rig_frames(struct rig *rig);
 /* Bytes of a device in use. */
