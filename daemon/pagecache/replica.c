@@ -813,8 +813,8 @@ void cache_unmap(struct mapping *m, bool kept)
 	if (m->alone)
 		own_replicas_drop(m);
 	pthread_mutex_unlock(&m->dev->reserve);
-	pthread_mutex_destroy(&m->lock);
 	mapping_holds_nothing(m);
+	pthread_mutex_destroy(&m->lock);
 	free(m);
 	atomic_fetch_sub(&f->mappings, 1);
 	cfile_put(f);
