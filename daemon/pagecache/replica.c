@@ -6,6 +6,7 @@
  * other, and one that cannot fit fails whole.
  */
 #include <errno.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -327,6 +328,88 @@ static void replica_revoke(struct replica *rep)
 	pthread_mutex_unlock(&ch->lock);
 	free(ask);
 	free(asked);
+}
+
+/* ---- memory that somebody may have who is no client any more ---- */
+
+/* All pages are locked, and nobody holds any. What is current, or released and nowhere else, goes to @mem; the rest of it is zeros. */
+static int copy_current(struct replica *rep, struct devmem *mem)
+{
+	struct dev_run *runs = xmalloc(2 * GAIA_CHUNK_PAGES * sizeof(*runs));
+	struct dev_op copy = { .kind = DEV_COPY_WITHIN, .runs = runs };
+	struct dev_op zero = { .kind = DEV_ZERO, .runs = runs + GAIA_CHUNK_PAGES };
+	int err = 0;
+
+	pthread_mutex_lock(&rep->chunk->lock);
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
+		if (replica_has(rep, i))
+			dev_run_add(&copy, runs, mem, i, NULL, rep->mem);
+		else
+			runs[GAIA_CHUNK_PAGES + zero.n++] = (struct dev_run){ .mem = mem, .page = i, .npages = 1 };
+	}
+	pthread_mutex_unlock(&rep->chunk->lock);
+	if (copy.n > 0)
+		err = cache_device_run(rep->dev, &copy);
+	if (!err && zero.n > 0)
+		err = cache_device_run(rep->dev, &zero);
+	free(runs);
+	return err;
+}
+
+/* All pages are locked. The replica is in @mem now: returns where it was. */
+static struct devmem *move_to(struct replica *rep, struct devmem *mem)
+{
+	struct chunk *ch = rep->chunk;
+	struct devmem *old;
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
+		if (!replica_has(rep, i))
+			replica_moved_without(rep, i);
+	old = rep->mem;
+	rep->mem = mem;
+	rep->spoiled = false;
+	pthread_mutex_unlock(&ch->lock);
+	return old;
+}
+
+/*
+ * dev->reserve held; replica pinned by the caller alone. Other memory with the same contents: who has the old one may store
+ * there what he likes. First the copy, since he may do so any moment; then its clients are asked for it. On error, mostly
+ * -ENOMEM, nothing has changed.
+ */
+static int replica_renew(struct replica *rep)
+{
+	struct chunk *ch = rep->chunk;
+	struct devmem *mem, *old = NULL;
+	struct grant *g;
+	int err = memory_alloc(rep->dev, &mem);
+
+	if (err)
+		return err;
+	pthread_rwlock_rdlock(&ch->file->range);
+	pthread_mutex_lock(&ch->lock);
+	pages_lock(ch, 0, GAIA_CHUNK_PAGES);
+	pthread_mutex_unlock(&ch->lock);
+	err = copy_current(rep, mem);
+	if (!err)
+		old = move_to(rep, mem);
+	pthread_mutex_lock(&ch->lock);
+	pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
+	pthread_mutex_unlock(&ch->lock);
+	pthread_rwlock_unlock(&ch->file->range);
+	if (err) {
+		memory_free(rep->dev, mem);
+		return err;
+	}
+	replica_revoke(rep);
+	pthread_mutex_lock(&ch->lock);
+	LIST_FOREACH(g, &rep->grants, of_replica)
+		g->unanswered = false;
+	pthread_mutex_unlock(&ch->lock);
+	memory_free(rep->dev, old);
+	count(CTR_device_renewed, 1);
+	return 0;
 }
 
 /* Nobody will ever ask for what was released. */
@@ -780,39 +863,68 @@ static void own_replicas_drop(struct mapping *m)
 	} while (rep);
 }
 
-void cache_unmap(struct mapping *m, bool kept)
+/* dev->reserve held. @kept: somebody may go on storing to what the client was given. Whether the replica is spoiled. */
+static bool grant_end(struct grant *g, bool kept)
 {
+	struct mapping *m = g->mapping;
+	struct replica *rep = g->replica;
+	struct chunk *ch = rep->chunk;
+	bool spoiled;
+
+	/* While it is pinned by us the replica stays until the grant is off its list. */
+	replica_pin(rep);
+	grant_discard(g);
+	pthread_mutex_lock(&ch->lock);
+	while (g->lookers > 0)
+		page_wait(ch);
+	if (kept && m->export_write && (g->delivered || g->unanswered))
+		rep->spoiled = true;
+	spoiled = rep->spoiled;
+	LIST_REMOVE(g, of_replica);
+	pthread_mutex_unlock(&ch->lock);
+	HASH_DEL(m->grants, g);
+	replica_unpin(rep);
+	free(g);
+	return spoiled;
+}
+
+/*
+ * dev->reserve held. What was released is to be where nobody stores to it any more, and so is the rest, if nobody holds any of it and
+ * there is room on the device. Else it goes: now, or, if it is held or cannot be brought home, when it is acquired next.
+ */
+static void spoiled_secure(struct replica *rep)
+{
+	if (!claim(rep))
+		(void)fetch_chunk(rep->chunk);
+	else if (rep->only || replica_renew(rep))
+		(void)replica_evict(rep);
+	else
+		replica_unpin(rep);
+}
+
+void cache_unmap(struct mapping *m, enum cache_left left)
+{
+	bool kept = left == CACHE_KEPT || (left == CACHE_ENDED && m->dev->dev->inherited);
+	pthread_mutex_t *reserve = &m->dev->reserve;
 	struct cfile *f = m->file;
-	struct grant *g, *tmp;
+	struct grant *g;
 
 	pins_drop(m);
-	pthread_mutex_lock(&m->dev->reserve);
-	HASH_ITER(hh, m->grants, g, tmp) {
+	pthread_mutex_lock(reserve);
+	while ((g = m->grants)) {
 		struct replica *rep = g->replica;
-		struct chunk *ch = rep->chunk;
 
-		/* While it is pinned by us the replica stays until the grant is off its list. */
-		replica_pin(rep);
-		grant_discard(g);
-		pthread_mutex_lock(&ch->lock);
-		while (g->lookers > 0)
-			page_wait(ch);
-		if (kept && m->export_write && (g->delivered || g->unanswered))
-			rep->spoiled = true;
-		LIST_REMOVE(g, of_replica);
-		pthread_mutex_unlock(&ch->lock);
-		HASH_DEL(m->grants, g);
-		replica_unpin(rep);
-		free(g);
-		/* It goes now, or when it is acquired next and nobody holds any of it; what was released is safe at home. */
-		if (rep->spoiled && claim(rep))
-			(void)replica_evict(rep);
-		else if (rep->spoiled)
-			(void)fetch_chunk(ch);
+		if (!grant_end(g, kept))
+			continue;
+		spoiled_secure(rep);
+		/* There may be many, and others wait. */
+		pthread_mutex_unlock(reserve);
+		sched_yield();
+		pthread_mutex_lock(reserve);
 	}
 	if (m->alone)
 		own_replicas_drop(m);
-	pthread_mutex_unlock(&m->dev->reserve);
+	pthread_mutex_unlock(reserve);
 	mapping_holds_nothing(m);
 	pthread_mutex_destroy(&m->lock);
 	free(m);
