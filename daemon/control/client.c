@@ -952,7 +952,7 @@ static void unmap_all(void *arg)
 {
 	struct client *c = arg;
 	struct map *maps, *map, *next;
-	bool kept = keeps_memory(c);
+	enum cache_left left = keeps_memory(c) ? CACHE_KEPT : CACHE_ENDED;
 
 	/* Closed: nobody adds or removes any more, so the table is ours. */
 	pthread_mutex_lock(&c->lock);
@@ -963,7 +963,7 @@ static void unmap_all(void *arg)
 
 	HASH_ITER(hh, maps, map, next) {
 		HASH_DEL(maps, map);
-		map->kept = kept;
+		map->left = left;
 		map_put(map);
 	}
 	client_put(c);

@@ -194,7 +194,7 @@ struct map {
 	uint64_t start, end;	/* of the file, bytes; whole pages */
 
 	atomic_uint pins;	/* acquires to come, each counted among the user's */
-	bool kept;		/* see cache_unmap(); set before the table's reference is given up */
+	enum cache_left left;	/* see cache_unmap(); set before the table's reference is given up */
 	atomic_uint refs;
 	UT_hash_handle hh;	/* client.lock */
 };

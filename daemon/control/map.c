@@ -46,7 +46,7 @@ void map_put(struct map *map)
 {
 	if (atomic_fetch_sub(&map->refs, 1) != 1)
 		return;
-	cache_unmap(map->m, map->kept);
+	cache_unmap(map->m, map->left);
 	while (map->pins)
 		pin_uncount(map);
 	quota_give(map->client->ctl->quota, QUOTA_mappings, map->client->uid);

@@ -159,6 +159,7 @@ struct device {
 	char kind[16];		/* "sim", "cuda" */
 	bool simulated;
 	bool shares_readonly;	/* export_fd() can give what does not allow writing */
+	bool inherited;		/* a child of a client has the memory that the client mapped, and keeps it when the client ends */
 	unsigned char uuid[16];
 	uint64_t capacity;	/* bytes; a multiple of GAIA_CHUNK: the budget */
 };

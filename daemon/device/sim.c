@@ -623,6 +623,7 @@ int device_sim_create(const struct sim_config *config, struct device **out)
 	snprintf(sim->base.kind, sizeof(sim->base.kind), "sim");
 	sim->base.simulated = true;
 	sim->base.shares_readonly = true;
+	sim->base.inherited = true;
 	make_uuid(sim->base.uuid, config->index);
 	sim->base.capacity = ROUND_DOWN(config->capacity, GAIA_CHUNK);
 	sim->bandwidth = config->bandwidth;

@@ -249,12 +249,19 @@ struct cache_user {
  */
 int cache_map(struct cfile *f, unsigned device, void *client, struct cache_user user, uint64_t map_id, unsigned prot,
 	      bool may_write, uint64_t off, uint64_t len, struct mapping **out);
+/* What is known of the memory that the client of a mapping was given, when the mapping ends. */
+enum cache_left {
+	CACHE_UNMAPPED, /* the client has said that it unmapped it */
+	CACHE_ENDED,	/* the client's process has ended; its children may have it (device.inherited) */
+	CACHE_KEPT,	/* the client may have it, though it is not connected any more */
+};
 /*
- * [W] Drops what was not released; the client's copies of the chunks are gone already or are revoked
- * before their memory is used for anything else. @kept: they are not, and the client may go on writing there, though
- * it was disconnected: no more is read from what it maps for writing, and it goes as soon as nobody holds any of it.
+ * [W] Drops what was not released. Where somebody may have memory of the mapping still, and go on storing there,
+ * nothing of that becomes the file's from here on: what the device has of the file is copied to other memory, on the device, and
+ * all who map the old one are asked to unmap it. While others hold pages of a chunk it stays theirs: what they release is
+ * brought home at once, what nobody holds counts as absent, and the memory goes when it is acquired next and nobody holds any.
  */
-void cache_unmap(struct mapping *m, bool kept);
+void cache_unmap(struct mapping *m, enum cache_left left);
 
 /* [W] prot: also GAIA_PROT_PIN and GAIA_PROT_PINNED. @seq: of cache_host.grant, the last one by which the client
  * maps some of these chunks, now or from before; 0: none. All or nothing. -ENOMEM: no room on the device, or the user has

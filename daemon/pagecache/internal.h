@@ -243,7 +243,7 @@ struct replica {
 	struct devmem *shadow;	/* snapshots of secured pages; used by who locks the page */
 	unsigned n_snapped, n_shadow_users;
 	LIST_HEAD(, grant) grants;
-	bool spoiled; /* who was disconnected may be writing it */
+	bool spoiled; /* who holds nothing of it, and is no client any more, may be storing there */
 	struct page_replica page[GAIA_CHUNK_PAGES];
 
 	/* dev->lock; who pins it may look at mem without, once there is any. */

@@ -111,15 +111,16 @@ static bool claim(struct replica *rep)
 	return idle;
 }
 
-/* It could not be evicted. */
-static void unclaim(struct replica *rep)
+/* It stays; @stuck: it could not be evicted. */
+static void unclaim(struct replica *rep, bool stuck)
 {
 	struct cache_device *dev = rep->dev;
 
 	pthread_mutex_lock(&dev->lock);
 	rep->evicting = false;
 	rep->pins = 0;
-	rep->stuck = ++dev->n_stuck;
+	if (stuck)
+		rep->stuck = ++dev->n_stuck;
 	TAILQ_REMOVE(&dev->busy, rep, link);
 	TAILQ_INSERT_TAIL(&dev->idle, rep, link);
 	dev->pinned -= GAIA_CHUNK;
@@ -183,8 +184,8 @@ int cache_device_run(struct cache_device *dev, struct dev_op *op)
 	return err;
 }
 
-/* For a snapshot: not what is promised to others. Snapshots are no reason to evict somebody. */
-static int shadow_alloc(struct cache_device *dev, struct devmem **out)
+/* For a snapshot, or a copy: not what is promised to others. These are no reason to evict somebody. */
+static int spare_alloc(struct cache_device *dev, struct devmem **out)
 {
 	bool room;
 	int err;
@@ -244,7 +245,7 @@ struct devmem *replica_shadow(struct replica *rep)
 		rep->n_shadow_users++;
 	pthread_mutex_unlock(&ch->lock);
 	/* Without room the release is fetched instead. */
-	if (mem || shadow_alloc(rep->dev, &made))
+	if (mem || spare_alloc(rep->dev, &made))
 		return mem;
 	pthread_mutex_lock(&ch->lock);
 	if (!rep->shadow) {
@@ -545,7 +546,7 @@ static int replica_evict(struct replica *rep)
 		pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
 		pthread_mutex_unlock(&ch->lock);
 		chunk_account(ch);
-		unclaim(rep);
+		unclaim(rep, true);
 	} else {
 		replica_destroy(rep);
 	}
@@ -1241,8 +1242,93 @@ static bool grant_end(struct mapping *m, struct chunk *ch, bool kept)
 	return spoiled;
 }
 
-/* It goes now, or when it is acquired next and nobody holds any of it; what was released is safe at home. */
-static void drop_spoiled(struct chunk *ch, struct cache_device *dev, const struct mapping *only)
+/* ---- memory that somebody may have who is no client any more ---- */
+
+/* All pages are locked, and nobody holds any. What is current, or released and nowhere else, goes to @mem; the rest of it is zeros. */
+static int copy_current(struct replica *rep, struct devmem *mem)
+{
+	struct dev_run *runs = xmalloc(2 * GAIA_CHUNK_PAGES * sizeof(*runs));
+	struct dev_op copy = { .kind = DEV_COPY_WITHIN, .runs = runs };
+	struct dev_op zero = { .kind = DEV_ZERO, .runs = runs + GAIA_CHUNK_PAGES };
+	int err = 0;
+
+	pthread_mutex_lock(&rep->chunk->lock);
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
+		if (replica_has(rep, i))
+			dev_run_add(&copy, runs, mem, i, NULL, rep->mem);
+		else
+			runs[GAIA_CHUNK_PAGES + zero.n++] = (struct dev_run){ .mem = mem, .page = i, .npages = 1 };
+	}
+	pthread_mutex_unlock(&rep->chunk->lock);
+	if (copy.n > 0)
+		err = cache_device_run(rep->dev, &copy);
+	if (!err && zero.n > 0)
+		err = cache_device_run(rep->dev, &zero);
+	free(runs);
+	return err;
+}
+
+/* All pages are locked. The replica is in @mem now: returns where it was. */
+static struct devmem *move_to(struct replica *rep, struct devmem *mem)
+{
+	struct chunk *ch = rep->chunk;
+	struct devmem *old;
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
+		if (!replica_has(rep, i))
+			replica_zeroed(rep, i);
+	old = rep->mem;
+	rep->mem = mem;
+	rep->spoiled = false;
+	pthread_mutex_unlock(&ch->lock);
+	return old;
+}
+
+/*
+ * No lock held; the replica is claimed. Other memory with the same contents: who has the old one may store there what he
+ * likes. First the copy, since he may do so any moment; then its clients are asked for it. On error, mostly -ENOMEM, nothing
+ * has changed.
+ */
+static int replica_renew(struct replica *rep)
+{
+	struct chunk *ch = rep->chunk;
+	struct devmem *mem, *old = NULL;
+	struct grant *g;
+	int err = spare_alloc(rep->dev, &mem);
+
+	if (err)
+		return err;
+	pthread_rwlock_rdlock(&ch->file->range);
+	pthread_mutex_lock(&ch->lock);
+	pages_lock(ch, 0, GAIA_CHUNK_PAGES);
+	pthread_mutex_unlock(&ch->lock);
+	err = copy_current(rep, mem);
+	if (!err)
+		old = move_to(rep, mem);
+	pthread_mutex_lock(&ch->lock);
+	pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
+	pthread_mutex_unlock(&ch->lock);
+	pthread_rwlock_unlock(&ch->file->range);
+	if (err) {
+		memory_free(rep->dev, mem);
+		return err;
+	}
+	replicas_revoke(&rep, 1);
+	pthread_mutex_lock(&ch->lock);
+	LIST_FOREACH(g, &rep->grants, of_replica)
+		g->unanswered = false;
+	pthread_mutex_unlock(&ch->lock);
+	memory_free(rep->dev, old);
+	count(CTR_device_renewed, 1);
+	return 0;
+}
+
+/*
+ * What was released is to be where nobody stores to it any more, and so is the rest, if nobody holds any of it and there is room on
+ * the device. Else it goes: now, or, if it is held or cannot be brought home, when it is acquired next.
+ */
+static void spoiled_secure(struct chunk *ch, struct cache_device *dev, const struct mapping *only)
 {
 	struct replica_list claimed = { .n = 0 };
 	struct replica *rep;
@@ -1254,21 +1340,27 @@ static void drop_spoiled(struct chunk *ch, struct cache_device *dev, const struc
 		list_add(&claimed, rep);
 	pthread_mutex_unlock(&ch->lock);
 	pthread_mutex_unlock(&dev->reserve);
-	if (claimed.n > 0)
+	if (claimed.n == 0) {
+		if (rep)
+			(void)fetch_chunk(ch);
+	} else if (only || replica_renew(rep)) {
 		(void)evict_all(&claimed);
-	else if (rep)
-		(void)fetch_chunk(ch);
+	} else {
+		unclaim(rep, false);
+		free(claimed.at);
+	}
 }
 
-void cache_unmap(struct mapping *m, bool kept)
+void cache_unmap(struct mapping *m, enum cache_left left)
 {
+	bool kept = left == CACHE_KEPT || (left == CACHE_ENDED && m->dev->dev->inherited);
 	struct cfile *f = m->file;
 	struct chunk *ch;
 
 	pins_drop(m);
 	while ((ch = chunk_of_mapping(m))) {
 		if (grant_end(m, ch, kept))
-			drop_spoiled(ch, m->dev, m->alone ? m : NULL);
+			spoiled_secure(ch, m->dev, m->alone ? m : NULL);
 		chunk_put(ch);
 	}
 	if (m->alone)

@@ -355,6 +355,13 @@ void replica_forget_base(struct replica *rep, unsigned i)
 	twins_collect(rep->chunk, i);
 }
 
+bool replica_has(const struct replica *rep, unsigned i)
+{
+	uint8_t released = rep->page[i].flags & (REPLICA_AHEAD | REPLICA_SNAPPED);
+
+	return replica_is_home(rep, i) || released == REPLICA_AHEAD;
+}
+
 static unsigned position(const struct replica *rep)
 {
 	unsigned self = 0;
@@ -397,6 +404,13 @@ void replica_sent(struct replica *rep, unsigned i)
 void replica_garbled(struct replica *rep, unsigned i)
 {
 	rep->page[i].flags = 0;
+}
+
+void replica_distrusted(struct replica *rep, unsigned i)
+{
+	bug_on(replica_ahead(rep, i) || rep->page[i].writers > 0);
+	rep->page[i].flags = 0;
+	rep->page[i].seen = 0;
 }
 
 void replica_pulled(struct replica *rep, unsigned i)

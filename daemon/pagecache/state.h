@@ -95,6 +95,8 @@ static inline bool page_ahead(const struct chunk *ch, unsigned i)
 bool others_outstanding(const struct chunk *ch, unsigned i, const struct replica *self);
 /* Its bytes are home's present ones, and nobody is changing them. */
 bool replica_is_home(const struct replica *rep, unsigned i);
+/* Its bytes are home's, or those that were released and are nowhere else. Nobody holds the page. */
+bool replica_has(const struct replica *rep, unsigned i);
 /* What an acquire has to do to pages [a, b). */
 void replica_plan(struct replica *rep, unsigned a, unsigned b, bool write, uint8_t *step);
 /* To one, but for who may be looking at it. */
@@ -104,6 +106,8 @@ enum track_step replica_step(struct replica *rep, unsigned i, bool write);
 void replica_sent(struct replica *rep, unsigned i);
 /* They were to be: it holds part of old, part of new. */
 void replica_garbled(struct replica *rep, unsigned i);
+/* Its bytes are not to be trusted: somebody may have stored there who holds nothing. Nobody does, and nothing is released of it. */
+void replica_distrusted(struct replica *rep, unsigned i);
 /* Home's bytes were merged into it. */
 void replica_pulled(struct replica *rep, unsigned i);
 /* The released bytes are in the snapshot. */

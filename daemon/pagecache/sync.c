@@ -225,6 +225,34 @@ static void part_pin(struct part *pt)
 	pthread_mutex_unlock(&pt->ch->lock);
 }
 
+/*
+ * Somebody may have stored to the memory who is no client any more: only what others hold, and so may be using, is left as it is.
+ * Nobody publishes what he stored but those, and what they released is at home by now, or is brought there.
+ */
+static int part_distrust(struct part *pt)
+{
+	struct replica *rep = pt->rep;
+	uint64_t held[GAIA_CHUNK_PAGES / 64] = { 0 };
+	bool spoiled;
+	int err;
+
+	pthread_mutex_lock(&pt->ch->lock);
+	spoiled = rep->spoiled;
+	pthread_mutex_unlock(&pt->ch->lock);
+	if (!spoiled)
+		return 0;
+	err = fetch_pages(pt->ch, pt->a, pt->b);
+	if (err)
+		return err;
+	pthread_mutex_lock(&pt->ch->lock);
+	replica_held(rep, pt->a, pt->b, held);
+	for (unsigned i = pt->a; i < pt->b; i++)
+		if (!bit_test(held, i))
+			replica_distrusted(rep, i);
+	pthread_mutex_unlock(&pt->ch->lock);
+	return 0;
+}
+
 /* Bring the part's pages to the device. They are locked, file->range is held. */
 static int part_bring(struct part *pt)
 {
@@ -232,6 +260,8 @@ static int part_bring(struct part *pt)
 	int err = passthrough_catch_up(pt->ch, pt->a, pt->b);
 	bool sends = false;
 
+	if (!err)
+		err = part_distrust(pt);
 	pthread_mutex_lock(&pt->ch->lock);
 	part_plan(pt);
 	pthread_mutex_unlock(&pt->ch->lock);
@@ -1109,7 +1139,7 @@ static int release_locked(struct grant *g, unsigned a, unsigned b, struct releas
 	struct chunk *ch = rep->chunk;
 	uint64_t compare[GAIA_CHUNK_PAGES / 64] = { 0 };
 	struct found found = { .writing = { 0 } };
-	bool secured = false, any_shared = false, any = false;
+	bool secured = false, any_shared = false, any = false, spoiled;
 	int err = 0;
 
 	pthread_mutex_lock(&ch->lock);
@@ -1147,14 +1177,15 @@ static int release_locked(struct grant *g, unsigned a, unsigned b, struct releas
 		if (bit_test(found.writing, i))
 			publish_page(g, i, &found, secured, rl);
 	replica_shadow_trim(rep);
+	spoiled = rep->spoiled;
 	pthread_mutex_unlock(&ch->lock);
 	if (secured)
 		replica_shadow_done(rep);
 	/*
-	 * What others go on writing and could not be secured belongs home. It is released, whether that
-	 * works now or when somebody asks for it; then with what the others have written by that time.
+	 * What others go on writing and could not be secured belongs home; and what somebody may write who is no client any more.
+	 * It is released, whether that works now or when somebody asks for it; then with what they have written by that time.
 	 */
-	if (any_shared && !secured)
+	if ((any_shared && !secured) || spoiled)
 		(void)fetch_pages(ch, a, b);
 	pthread_mutex_lock(&ch->lock);
 	replica_scrub(rep, a, b, true);

@@ -752,6 +752,42 @@ EACH_DEVICE(another_process_reads_and_writes_the_same_memory)
 	free(host);
 }
 
+static int store_as_a_child(void *client)
+{
+	((unsigned char *)client)[GAIA_PAGE] = 'c';
+	return 0;
+}
+
+/* What an exported chunk's contents are copied to, and what takes its place, is out of reach of who keeps it. */
+EACH_DEVICE(who_keeps_memory_reaches_no_other)
+{
+	unsigned char *host = host_pages(GAIA_CHUNK_PAGES), *client;
+	struct devmem *mem = must_alloc(dev), *copy = must_alloc(dev), *next;
+
+	skip_on_gpu(dev);
+	client = client_map(mem);
+	cr_assert_eq(copy_in(mem, 0, GAIA_CHUNK_PAGES, host), 0);
+	if (dev->inherited) {
+		cr_assert_eq(child_run(store_as_a_child, client), 0);
+		cr_assert_eq(client[GAIA_PAGE], 'c');
+	}
+	cr_assert_eq(copy_within(copy, mem, 0, GAIA_CHUNK_PAGES), 0);
+	must_free(mem);
+	memset(client, 'K', GAIA_CHUNK);
+	next = must_alloc(dev);
+	cr_assert_eq(copy_out(next, 0, GAIA_CHUNK_PAGES, host), 0);
+	cr_assert_null(memchr(host, 'K', GAIA_CHUNK));
+	memset(client, 'K', GAIA_CHUNK);
+	cr_assert_eq(copy_out(next, 0, GAIA_CHUNK_PAGES, host), 0);
+	cr_assert_null(memchr(host, 'K', GAIA_CHUNK));
+	cr_assert_eq(copy_out(copy, 0, GAIA_CHUNK_PAGES, host), 0);
+	cr_assert_null(memchr(host, 'K', GAIA_CHUNK));
+	client_unmap(client);
+	must_free(next);
+	must_free(copy);
+	free(host);
+}
+
 EACH_DEVICE(a_read_only_export_cannot_be_written_through)
 {
 	struct devmem *mem = must_alloc(dev);

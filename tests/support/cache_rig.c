@@ -766,7 +766,7 @@ void client_end(struct client *cl)
 {
 	for (uint64_t k = 0; k < cl->n_chunks; k++)
 		unmap_chunk(cl, k);
-	cache_unmap(cl->mapping, cl->kept);
+	cache_unmap(cl->mapping, cl->kept ? CACHE_KEPT : atomic_load(&cl->alive) ? CACHE_UNMAPPED : CACHE_ENDED);
 	must(atomic_load(&cl->spans) == 0);
 	pthread_mutex_lock(&cl->rig->lock);
 	SLIST_REMOVE(&cl->rig->clients, cl, client, link);

@@ -106,7 +106,7 @@ int cache_map(struct cfile *f, unsigned dev, void *client, struct cache_user use
 	return 0;
 }
 
-void cache_unmap(struct mapping *m, bool kept)
+void cache_unmap(struct mapping *m, enum cache_left left)
 {
 	struct granted *g;
 
@@ -119,7 +119,7 @@ void cache_unmap(struct mapping *m, bool kept)
 	}
 	LIST_REMOVE(m, link);
 	fake_cache.unmaps++;
-	fake_cache.kept += kept;
+	fake_cache.kept += left == CACHE_KEPT;
 	fake_cache.live--;
 	pthread_mutex_unlock(&lock);
 	free(m);

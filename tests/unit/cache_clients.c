@@ -1138,7 +1138,7 @@ Test(mappings, of_one_file_are_so_many_and_no_more)
 	cr_assert_eq(n, CACHE_MAX_MAPPINGS - 1, "the client has one already");
 	cr_assert_eq(cache_map(kf->cfile, 0, cl, rig->user, 2 + n, GAIA_PROT_RW, true, 0, GAIA_PAGE, &m[n]), -EMFILE);
 	while (n > 0)
-		cache_unmap(m[--n], false);
+		cache_unmap(m[--n], CACHE_UNMAPPED);
 	end();
 }
 
@@ -1238,6 +1238,187 @@ Test(disconnected, store_to_memory_that_goes_when_nobody_holds_it)
 	expect_device(b, LATE, "true");
 	munmap(memory, GAIA_CHUNK);
 	end();
+}
+
+/* ---- memory of clients that are gone, which somebody has still ---- */
+
+#define CALM (LATE + GAIA_PAGE) /* of a page that nobody changed: the device has what home has */
+
+/* A client that left memory, and what it left. */
+struct left {
+	struct client *cl;
+	unsigned char *memory;
+	uint64_t fetched; /* pages, before it was gone */
+};
+
+static struct left leave_memory(const struct rig_options *options)
+{
+	struct left left;
+
+	begin(options, 4 * GAIA_CHUNK);
+	write_cpu(CALM, "calm");
+	left.cl = new_client(0);
+	expect_device(left.cl, CALM, "calm");
+	write_device(left.cl, LATE, "true");
+	release_all(left.cl);
+	left.memory = mremap(client_at(left.cl, 0), 0, GAIA_CHUNK, MREMAP_MAYMOVE);
+	cr_assert_neq(left.memory, MAP_FAILED);
+	return left;
+}
+
+/* The client's process ends; where its children have its memory then, they have it, else it lives on unconnected. */
+static void leave(struct left *left)
+{
+	struct cache_device_use use;
+
+	cache_device(rig->cache, 0, &use);
+	left->fetched = counter_value(CTR_device_to_home);
+	client_die(left->cl);
+	left->cl->kept = !use.dev->inherited;
+	client_end(left->cl);
+}
+
+static void lie(const struct left *left)
+{
+	memcpy(left->memory + LATE, "lies", 4);
+	memcpy(left->memory + CALM, "lies", 4);
+}
+
+/* To devices, and to processes when a device has published what it found there. */
+static void expect_no_lies(struct client *cl)
+{
+	expect_device(cl, LATE, "true");
+	expect_device(cl, CALM, "calm");
+	write_device(cl, LATE + 8, "x");
+	write_device(cl, CALM + 8, "x");
+	release_all(cl);
+	forget_but_on_devices();
+	expect_cpu(LATE, "true");
+	expect_cpu(CALM, "calm");
+}
+
+static void left_end(struct left *left)
+{
+	munmap(left->memory, GAIA_CHUNK);
+	end();
+}
+
+Test(left, memory_is_copied_on_the_device_and_nothing_crosses_the_bus)
+{
+	struct left left = leave_memory(&(struct rig_options){ .devices = 1 });
+	struct client *b;
+	uint64_t sent = counter_value(CTR_home_to_device);
+
+	leave(&left);
+	lie(&left);
+	b = new_client(0);
+	expect_device(b, LATE, "true");
+	expect_device(b, CALM, "calm");
+	cr_assert_eq(counter_value(CTR_device_renewed), 1);
+	cr_assert_eq(counter_value(CTR_device_to_home), left.fetched);
+	cr_assert_eq(counter_value(CTR_home_to_device), sent);
+	cr_assert_eq(rig_device_used(rig, 0), GAIA_CHUNK);
+	expect_no_lies(b);
+	lie(&left);
+	expect_no_lies(b);
+	left_end(&left);
+}
+
+Test(left, memory_is_taken_from_those_who_shared_it)
+{
+	struct left left = leave_memory(&(struct rig_options){ .devices = 1 });
+	struct client *b = new_client(0);
+
+	expect_device(b, CALM, "calm");
+	release_all(b);
+	leave(&left);
+	cr_assert_eq(atomic_load(&b->revoked), 1);
+	cr_assert_null(client_at(b, 0));
+	lie(&left);
+	expect_no_lies(b);
+	left_end(&left);
+}
+
+Test(left, memory_that_was_unmapped_stays)
+{
+	struct left left = leave_memory(&(struct rig_options){ .devices = 1 });
+	struct client *b = new_client(0);
+
+	expect_device(b, CALM, "calm");
+	client_end(left.cl);
+	cr_assert_eq(counter_value(CTR_device_renewed), 0);
+	cr_assert_eq(atomic_load(&b->revoked), 0);
+	expect_device(b, LATE, "true");
+	left_end(&left);
+}
+
+/* A snapshot of what was released is not where a client stores. */
+Test(left, memory_falls_back_to_what_was_released)
+{
+	struct left left = leave_memory(&(struct rig_options){ .devices = 1 });
+
+	write_device(left.cl, LATE, "priv");
+	write_device(left.cl, CALM, "priv");
+	leave(&left);
+	cr_assert_eq(counter_value(CTR_device_renewed), 1);
+	lie(&left);
+	expect_no_lies(new_client(0));
+	left_end(&left);
+}
+
+Test(left, memory_goes_where_there_is_no_room_for_a_copy)
+{
+	struct left left = leave_memory(&(struct rig_options){ .devices = 1, .device_chunks = 1 });
+
+	leave(&left);
+	cr_assert_eq(rig_device_used(rig, 0), 0);
+	cr_assert_eq(counter_value(CTR_device_renewed), 0);
+	lie(&left);
+	expect_no_lies(new_client(0));
+	left_end(&left);
+}
+
+Test(left, memory_goes_where_it_cannot_be_copied)
+{
+	struct left left = leave_memory(&(struct rig_options){ .devices = 1 });
+
+	fault_arm("device.copy_within", -EIO, 0, 1);
+	leave(&left);
+	cr_assert_eq(rig_device_used(rig, 0), 0);
+	lie(&left);
+	expect_no_lies(new_client(0));
+	left_end(&left);
+}
+
+/* It stays theirs who hold some of it; what nobody held comes from home, and what they release goes there at once. */
+Test(left, memory_that_is_held_is_not_trusted)
+{
+	struct left left = leave_memory(&(struct rig_options){ .devices = 1 });
+	struct client *b = new_client(0);
+
+	cr_assert_eq(client_acquire(b, 0, GAIA_PAGE, GAIA_PROT_READ), 0);
+	leave(&left);
+	cr_assert_eq(counter_value(CTR_device_to_home), left.fetched + 1);
+	cr_assert_eq(atomic_load(&b->revoked), 0);
+	lie(&left);
+	write_device(b, CALM + 8, "b's");
+	write_device(b, LATE + 8, "b's");
+	cr_assert_eq(client_release(b, LATE, 2 * GAIA_PAGE), 0);
+	lie(&left);
+	expect_cpu(LATE, "true");
+	expect_cpu(CALM, "calm");
+	expect_cpu(LATE + 8, "b's");
+	expect_cpu(CALM + 8, "b's");
+	expect_device(b, CALM, "calm");
+	/* Of what b holds, nothing is brought: it may be using it. */
+	lie(&left);
+	cr_assert_eq(client_acquire(b, CALM, 1, GAIA_PROT_READ), 0);
+	cr_assert_eq(memcmp(client_at(b, CALM), "lies", 4), 0);
+	release_all(b);
+	release_all(b);
+	expect_no_lies(b);
+	cr_assert_eq(atomic_load(&b->revoked), 1);
+	left_end(&left);
 }
 
 /* ---- clients of one device ---- */

@@ -2,8 +2,8 @@
  * cache_random.c - random programs against the page cache, and an oracle.
  *
  * A program is a list of operations: processes that read, write and store to mappings, a kernel that writes back
- * and reclaims when it likes, device clients that acquire, store, release and die, truncates, holes,
- * evictions, fsyncs. One thread runs it, but a release is stopped wherever it is about to have the kernel's
+ * and reclaims when it likes, device clients that acquire, store, release and die, and whose children go on storing,
+ * truncates, holes, evictions, fsyncs. One thread runs it, but a release is stopped wherever it is about to have the kernel's
  * copies invalidated, and so is the thread that invalidates again: what happens between a release and the
  * end of its invalidation is in the program's hands.
  *
@@ -23,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -41,6 +42,8 @@ static const uint64_t group_page[GROUPS] = { 0, 510, 1022 };
 
 #define DEVICES 3u
 #define CLIENTS 4u
+#define CHUNKS 3u
+#define STRAYS 8u /* the last ones */
 #define CPU DEVICES
 #define NEVER UINT32_MAX
 
@@ -105,6 +108,13 @@ struct held {
 	/* Acquired when its chunk was not there: it is when that comes. */
 	unsigned wanted[HOT];
 	bool wanted_write[HOT];
+	unsigned char *keeps[CHUNKS]; /* dead: what a child of his maps */
+};
+
+/* Memory of a client that has ended, which somebody stores to. */
+struct stray {
+	unsigned char *at; /* NULL: none */
+	unsigned device, chunk;
 };
 
 static struct {
@@ -118,6 +128,8 @@ static struct {
 	bool no_twins; /* as if they had their share of home: devices are brought up to date instead */
 	struct byte byte[HOT][GAIA_PAGE];
 	struct held held[CLIENTS];
+	struct stray stray[STRAYS];
+	unsigned strays; /* ever */
 	uint32_t tasks;
 
 	/* The parking of threads. */
@@ -455,7 +467,7 @@ enum kind {
 	CPU_READ, CPU_WRITE, CPU_STORE, KERNEL_WRITEBACK, KERNEL_RECLAIM, CPU_READ_DIRECT,
 	CPU_WRITE_DIRECT, DEV_ACQUIRE, DEV_ACQUIRE_RW, DEV_STORE, DEV_LOAD, DEV_RELEASE,
 	RELEASE_STEP, RELEASE_FINISH, NOTIFIER_STEP, CLIENT_MAP, CLIENT_DIE, EVICT_HOME,
-	EVICT_DEVICE, FSYNC, FLUSH, TRUNCATE, PUNCH, ZERO, COPY, CHECK_ALL, KINDS
+	EVICT_DEVICE, FSYNC, FLUSH, TRUNCATE, PUNCH, ZERO, COPY, CHECK_ALL, STRAY_STORE, KINDS
 };
 
 static const unsigned weight[KINDS] = {
@@ -464,7 +476,7 @@ static const unsigned weight[KINDS] = {
 	[DEV_ACQUIRE_RW] = 12, [DEV_STORE] = 30, [DEV_LOAD] = 8, [DEV_RELEASE] = 12,
 	[RELEASE_STEP] = 8, [RELEASE_FINISH] = 3, [NOTIFIER_STEP] = 6, [CLIENT_MAP] = 4,
 	[CLIENT_DIE] = 2, [EVICT_HOME] = 5, [EVICT_DEVICE] = 4, [FSYNC] = 3, [FLUSH] = 2,
-	[TRUNCATE] = 3, [PUNCH] = 1, [ZERO] = 1, [COPY] = 2, [CHECK_ALL] = 1,
+	[TRUNCATE] = 3, [PUNCH] = 1, [ZERO] = 1, [COPY] = 2, [CHECK_ALL] = 1, [STRAY_STORE] = 4,
 };
 
 struct op {
@@ -851,6 +863,76 @@ static void op_release_step(const struct op *op)
 	}
 }
 
+/* He is about to die, and a child of his keeps what he can write. */
+static void keep_memory(struct held *h)
+{
+	for (unsigned c = 0; c < CHUNKS; c++) {
+		unsigned char *at = client_at(h->client, c * GAIA_CHUNK);
+
+		if (!at || !(h->client->prot & GAIA_PROT_WRITE))
+			continue;
+		at = mremap(at, 0, GAIA_CHUNK, MREMAP_MAYMOVE);
+		h->keeps[c] = at == MAP_FAILED ? NULL : at;
+	}
+}
+
+static void stray_end(struct stray *s)
+{
+	if (s->at)
+		munmap(s->at, GAIA_CHUNK);
+	s->at = NULL;
+}
+
+/* From here on nothing that is stored there may be seen. */
+static void end_dead(struct held *h)
+{
+	struct cache_device_use use;
+	unsigned d = h->client->device;
+
+	cache_device(w.rig->cache, d, &use);
+	h->client->kept = !use.dev->inherited;
+	client_end(h->client);
+	for (unsigned c = 0; c < CHUNKS; c++) {
+		struct stray *s = &w.stray[w.strays % STRAYS];
+
+		if (!h->keeps[c])
+			continue;
+		stray_end(s);
+		*s = (struct stray){ .at = h->keeps[c], .device = d, .chunk = c };
+		w.strays++;
+	}
+	memset(h, 0, sizeof(*h));
+}
+
+static bool is_held(unsigned hot, unsigned device)
+{
+	for (unsigned k = 0; k < CLIENTS; k++)
+		if (w.held[k].client && w.held[k].client->device == device && w.held[k].holds[hot])
+			return true;
+	return false;
+}
+
+/* All over it, but where a client of the device holds the page: his stores and the stray's are one. */
+static void op_stray_store(const struct op *op)
+{
+	struct stray *s = NULL;
+
+	for (unsigned k = 0; k < STRAYS && !s; k++)
+		if (w.stray[(op->a + k) % STRAYS].at)
+			s = &w.stray[(op->a + k) % STRAYS];
+	if (!s)
+		return;
+	trace("somebody stores to chunk %u in memory of device %u", s->chunk, s->device);
+	for (unsigned hot = 0; hot < HOT; hot++) {
+		if (hot_offset(hot) / GAIA_CHUNK != s->chunk || is_held(hot, s->device))
+			continue;
+		for (unsigned k = 0; k < GAIA_PAGE; k++)
+			s->at[hot_offset(hot) % GAIA_CHUNK + k] ^= 0x5a;
+		for (unsigned k = 0; k < GAIA_PAGE; k++)
+			w.byte[hot][k].dev[s->device].view_known = false;
+	}
+}
+
 static void op_map(const struct op *op)
 {
 	struct held *h = &w.held[op->a % CLIENTS];
@@ -858,8 +940,7 @@ static void op_map(const struct op *op)
 
 	if (h->client && h->dead) {
 		trace("client %d is unmapped", (int)(h - w.held));
-		client_end(h->client);
-		memset(h, 0, sizeof(*h));
+		end_dead(h);
 	} else if (!h->client) {
 		h->client = client_create(w.kf, d, op->c % 4 ? GAIA_PROT_RW : GAIA_PROT_READ,
 					  MAX_SIZE);
@@ -876,6 +957,7 @@ static void op_die(const struct op *op)
 		return;
 	d = h->client->device;
 	trace("client %d (device %u) dies", (int)(h - w.held), d);
+	keep_memory(h);
 	client_die(h->client);
 	h->dead = true;
 	for (unsigned hot = 0; hot < HOT; hot++) {
@@ -893,10 +975,8 @@ static void op_die(const struct op *op)
 	memset(h->write, 0, sizeof(h->write));
 	memset(h->wanted, 0, sizeof(h->wanted));
 	memset(h->wanted_write, 0, sizeof(h->wanted_write));
-	if (op->b % 2) {
-		client_end(h->client);
-		memset(h, 0, sizeof(*h));
-	}
+	if (op->b % 2)
+		end_dead(h);
 }
 
 static void op_evict(const struct op *op, bool home)
@@ -1128,6 +1208,9 @@ static void run_op(const struct op *op)
 	case CHECK_ALL:
 		op_check_all();
 		break;
+	case STRAY_STORE:
+		op_stray_store(op);
+		break;
 	case KINDS:
 		break;
 	}
@@ -1228,6 +1311,8 @@ static void world_end(void)
 			op_die(&(struct op){ .a = k * 16 });
 	op_check_all();
 	op_fsync();
+	for (unsigned k = 0; k < STRAYS; k++)
+		stray_end(&w.stray[k]);
 	cache_check(w.rig->cache);
 	w.free_run = true;
 	rig_destroy(w.rig);
