@@ -642,6 +642,105 @@ Test(holds, that_go_on_need_no_room_on_the_device)
 	end();
 }
 
+static int release_first_page(void *cl)
+{
+	return client_release(cl, 0, GAIA_PAGE);
+}
+
+/* A release of what another thread is just acquiring takes nothing of that, whichever of the two ends first. */
+static void released_beside_an_acquire(bool acquire_ends_first)
+{
+	struct client *cl, *other;
+
+	begin_devices(1);
+	cl = new_client(0);
+	other = new_client(0);
+	struct acquire a = of_page(cl, 0);
+	struct held acquiring = giving(&a);
+	struct held releasing = { .point = "release.before_publish", .call = release_first_page, .arg = cl };
+
+	write_cpu(0, "abc");
+	held_begin(&acquiring);
+	held_begin(&releasing);
+	if (acquire_ends_first)
+		cr_assert_eq(held_end(&acquiring), 0);
+	cr_assert_eq(held_end(&releasing), 0);
+	if (!acquire_ends_first)
+		cr_assert_eq(held_end(&acquiring), 0);
+	cache_check(rig->cache);
+	release_all(cl);
+	cache_check(rig->cache);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0, "nothing is held");
+	/* Nor does anything keep what another one loses by dying. */
+	write_device(other, 0, "bad");
+	client_die(other);
+	expect_device(cl, 0, "abc");
+	end();
+}
+
+Test(holds, that_are_coming_are_not_released)
+{
+	released_beside_an_acquire(true);
+	released_beside_an_acquire(false);
+}
+
+/* What was acquired beyond the end is its own acquire's, also while another one, by which the client gets the chunk, is under way. */
+static void wanted_beside_an_acquire(bool fails)
+{
+	struct client *cl;
+
+	begin(&(struct rig_options){ .devices = 1 }, GAIA_CHUNK);
+	cl = client_create(kf, 0, GAIA_PROT_RW, 4 * GAIA_CHUNK);
+	cr_assert_eq(client_acquire(cl, 2 * GAIA_CHUNK, GAIA_PAGE, GAIA_PROT_RW), 0);
+	cr_assert_eq(cpu_truncate(kf, 4 * GAIA_CHUNK), 0);
+	struct acquire a = { .cl = cl, .off = 2 * GAIA_CHUNK + GAIA_PAGE, .len = GAIA_PAGE };
+	struct held giver = giving(&a);
+
+	if (fails) {
+		giver.point = "device.export";
+		fault_arm(giver.point, -EMFILE, 0, 1);
+	}
+	held_begin(&giver);
+	cr_assert_eq(client_release(cl, 2 * GAIA_CHUNK, GAIA_PAGE), 0);
+	cr_assert_eq(held_end(&giver), fails ? -EMFILE : 0);
+	if (!fails)
+		cr_assert_eq(client_release(cl, 2 * GAIA_CHUNK + GAIA_PAGE, GAIA_PAGE), 0);
+	cache_check(rig->cache);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0, "nothing is held");
+	end();
+}
+
+Test(holds, of_what_lay_beyond_the_end_are_released_beside_an_acquire)
+{
+	wanted_beside_an_acquire(false);
+	wanted_beside_an_acquire(true);
+}
+
+/* A release that fails has ended all its holds, and lost nothing. */
+Test(holds, end_also_where_a_release_fails)
+{
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	for (unsigned k = 0; k < 3; k++) {
+		write_device(cl, k * GAIA_CHUNK, "new");
+		/* Another thread's. */
+		cr_assert_eq(client_acquire(cl, k * GAIA_CHUNK + GAIA_PAGE, 1, GAIA_PROT_READ), 0);
+	}
+	fault_arm("device.find_changed", -EIO, 1, 1);
+	cr_assert_eq(client_release(cl, 0, 2 * GAIA_CHUNK + GAIA_PAGE - 1), -EIO);
+	fault_disarm_all();
+	cache_check(rig->cache);
+	for (unsigned k = 0; k < 3; k++)
+		expect_cpu(k * GAIA_CHUNK, "new");
+	/* Of the last chunk a page was released. */
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EBUSY);
+	cr_assert_eq(client_release(cl, 2 * GAIA_CHUNK + GAIA_PAGE, 1), 0);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0, "nothing is held");
+	end();
+}
+
 /* An acquire that fails adds none, and takes none of what there was. */
 Test(holds, of_an_acquire_that_fails_are_none)
 {
