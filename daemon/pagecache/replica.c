@@ -1208,11 +1208,13 @@ static struct grant *grant_find(struct mapping *m, const struct chunk *ch)
 	return g;
 }
 
-/* The mapping's grant of the chunk ends; others may be evicting the replica meanwhile. Whether that is spoiled. */
-static bool grant_end(struct mapping *m, struct chunk *ch, bool kept)
+/* The mapping's grant of the chunk ends; others may be evicting the replica meanwhile. Whether that is spoiled; *@now: from now on. */
+static bool grant_end(struct mapping *m, struct chunk *ch, bool kept, bool *now)
 {
 	struct grant *g;
 	bool spoiled = false;
+
+	*now = false;
 
 	pthread_mutex_lock(&ch->lock);
 	g = grant_find(m, ch);
@@ -1230,8 +1232,10 @@ static bool grant_end(struct mapping *m, struct chunk *ch, bool kept)
 	}
 	if (g) {
 		if (kept && m->export_write && (g->delivered || g->offered || g->unanswered))
-			g->replica->spoiled = true;
-		spoiled = g->replica->spoiled;
+			spoiled = true;
+		*now = spoiled && !g->replica->spoiled;
+		spoiled |= g->replica->spoiled;
+		g->replica->spoiled = spoiled;
 		LIST_REMOVE(g, of_replica);
 		pthread_mutex_lock(&m->lock);
 		HASH_DEL(m->grants, g);
@@ -1326,9 +1330,10 @@ static int replica_renew(struct replica *rep)
 
 /*
  * What was released is to be where nobody stores to it any more, and so is the rest, if nobody holds any of it and there is room on
- * the device. Else it goes: now, or, if it is held or cannot be brought home, when it is acquired next.
+ * the device. Else it goes: now, or, if it is held or cannot be brought home, when it is acquired next. What has been spoiled for long is
+ * not copied: nobody knows who stored last to what it has.
  */
-static void spoiled_secure(struct chunk *ch, struct cache_device *dev, const struct mapping *only)
+static void spoiled_secure(struct chunk *ch, struct cache_device *dev, const struct mapping *only, bool copy)
 {
 	struct replica_list claimed = { .n = 0 };
 	struct replica *rep;
@@ -1343,7 +1348,7 @@ static void spoiled_secure(struct chunk *ch, struct cache_device *dev, const str
 	if (claimed.n == 0) {
 		if (rep)
 			(void)fetch_chunk(ch);
-	} else if (only || replica_renew(rep)) {
+	} else if (only || !copy || replica_renew(rep)) {
 		(void)evict_all(&claimed);
 	} else {
 		unclaim(rep, false);
@@ -1356,11 +1361,12 @@ void cache_unmap(struct mapping *m, enum cache_left left)
 	bool kept = left == CACHE_KEPT || (left == CACHE_ENDED && m->dev->dev->inherited);
 	struct cfile *f = m->file;
 	struct chunk *ch;
+	bool now;
 
 	pins_drop(m);
 	while ((ch = chunk_of_mapping(m))) {
-		if (grant_end(m, ch, kept))
-			spoiled_secure(ch, m->dev, m->alone ? m : NULL);
+		if (grant_end(m, ch, kept, &now))
+			spoiled_secure(ch, m->dev, m->alone ? m : NULL, now);
 		chunk_put(ch);
 	}
 	if (m->alone)
