@@ -100,17 +100,18 @@ static bool wait_for_job(struct pool *pool)
 	return true;
 }
 
-static int start_thread(struct pool *pool);
+/* What there is to do for a job that was queued, once the lock is let go of: who is woken would want it at once. */
+enum help { WAKE_THREAD, START_THREAD };
 
 /* The lock is held, as for the next three. */
-static void enqueue(struct pool *pool, struct job *job)
+static enum help enqueue(struct pool *pool, struct job *job)
 {
 	STAILQ_INSERT_TAIL(&pool->jobs, job, link);
 	pool->queued++;
-	/* If that fails the job waits for one of the threads there are. */
-	if (pool->queued > pool->idle && pool->threads < pool->limit)
-		start_thread(pool);
-	pthread_cond_signal(&pool->work);
+	if (pool->queued <= pool->idle || pool->threads == pool->limit)
+		return WAKE_THREAD;
+	pool->threads++;
+	return START_THREAD;
 }
 
 static bool has_turn(const struct pool *pool, const struct sharer *s)
@@ -118,14 +119,16 @@ static bool has_turn(const struct pool *pool, const struct sharer *s)
 	return s->owner || (s->at_work < pool->each && pool->users_at_work < pool->users);
 }
 
-static void enqueue_for(struct pool *pool, struct sharer *s, struct job *job)
+static void take_turn(struct pool *pool, struct sharer *s)
 {
 	s->at_work++;
 	pool->users_at_work += !s->owner;
-	enqueue(pool, job);
 }
 
-/* A job for @s is done: that makes room for one at most, of his or of another's. */
+/*
+ * A job for @s is done: that makes room for one at most, of his or of another's. Nobody need be woken for it: the caller takes
+ * the next job.
+ */
 static void pass_turn(struct pool *pool, struct sharer *s)
 {
 	struct sharer *next;
@@ -141,7 +144,9 @@ static void pass_turn(struct pool *pool, struct sharer *s)
 		TAILQ_REMOVE(&pool->next_turn, next, link);
 		if (!STAILQ_EMPTY(&next->waiting))
 			TAILQ_INSERT_TAIL(&pool->next_turn, next, link);
-		enqueue_for(pool, next, job);
+		take_turn(pool, next);
+		STAILQ_INSERT_TAIL(&pool->jobs, job, link);
+		pool->queued++;
 		break;
 	}
 	if (!s->at_work && STAILQ_EMPTY(&s->waiting)) {
@@ -186,7 +191,7 @@ static void *worker(void *arg)
 	return NULL;
 }
 
-/* A positive errno, as pthread_create(). Called with the lock. */
+/* A positive errno, as pthread_create(). It is counted in pool->threads already. */
 static int start_thread(struct pool *pool)
 {
 	sigset_t mask, old;
@@ -204,9 +209,31 @@ static int start_thread(struct pool *pool)
 	pthread_sigmask(SIG_SETMASK, &mask, &old);
 	err = pthread_create(&id, NULL, worker, pool);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
-	if (!err)
-		pool->threads++;
 	return err;
+}
+
+/* Whether that was not the only thread, of which nothing has come. */
+static bool do_without(struct pool *pool)
+{
+	bool others;
+
+	pthread_mutex_lock(&pool->lock);
+	others = pool->threads > 1;
+	pool->threads -= others;
+	pthread_mutex_unlock(&pool->lock);
+	return others;
+}
+
+/* Without the lock. */
+static void help(struct pool *pool, enum help how)
+{
+	if (how == WAKE_THREAD) {
+		pthread_cond_signal(&pool->work);
+		return;
+	}
+	/* If that fails the job waits for one of the threads there are. The last of these may have ended meanwhile. */
+	while (start_thread(pool) && !do_without(pool))
+		nanosleep(&(struct timespec){ .tv_nsec = 10000000 }, NULL);
 }
 
 int pool_create(const char *name, unsigned limit, struct pool **out)
@@ -229,9 +256,8 @@ int pool_create(const char *name, unsigned limit, struct pool **out)
 	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
 	pthread_cond_init(&pool->work, &attr);
 	pthread_condattr_destroy(&attr);
-	pthread_mutex_lock(&pool->lock);
+	pool->threads = 1;
 	err = start_thread(pool);
-	pthread_mutex_unlock(&pool->lock);
 	if (err)
 		goto free_pool;
 	*out = pool;
@@ -273,10 +299,12 @@ static struct job *new_job(void (*fn)(void *arg), void *arg)
 void pool_submit(struct pool *pool, void (*fn)(void *arg), void *arg)
 {
 	struct job *job = new_job(fn, arg);
+	enum help how;
 
 	pthread_mutex_lock(&pool->lock);
-	enqueue(pool, job);
+	how = enqueue(pool, job);
 	pthread_mutex_unlock(&pool->lock);
+	help(pool, how);
 }
 
 void pool_share(struct pool *pool, unsigned each, unsigned users)
@@ -289,7 +317,9 @@ void pool_share(struct pool *pool, unsigned each, unsigned users)
 void pool_submit_for(struct pool *pool, uid_t uid, bool owner, void (*fn)(void *arg), void *arg)
 {
 	struct job *job = new_job(fn, arg);
+	enum help how = WAKE_THREAD;
 	struct sharer *s;
+	bool turn;
 
 	pthread_mutex_lock(&pool->lock);
 	HASH_FIND(hh, pool->sharers, &uid, sizeof(uid), s);
@@ -301,14 +331,18 @@ void pool_submit_for(struct pool *pool, uid_t uid, bool owner, void (*fn)(void *
 		HASH_ADD(hh, pool->sharers, uid, sizeof(s->uid), s);
 	}
 	job->sharer = s;
-	if (has_turn(pool, s)) {
-		enqueue_for(pool, s, job);
+	turn = has_turn(pool, s);
+	if (turn) {
+		take_turn(pool, s);
+		how = enqueue(pool, job);
 	} else {
 		if (STAILQ_EMPTY(&s->waiting))
 			TAILQ_INSERT_TAIL(&pool->next_turn, s, link);
 		STAILQ_INSERT_TAIL(&s->waiting, job, link);
 	}
 	pthread_mutex_unlock(&pool->lock);
+	if (turn)
+		help(pool, how);
 }
 
 static __thread struct {

@@ -2,8 +2,9 @@
  * thread.h - a pool of worker threads, and names for threads.
  *
  * Use: pool_create(), then pool_submit() from any thread; pool_destroy()
- * runs everything that was submitted and joins. A job may block; the pool
- * grows to its limit while jobs wait, and idle threads end by themselves.
+ * runs everything that was submitted and joins; no thread but the pool's own may be submitting
+ * still, even if its job has run. A job may block; the pool grows to its limit while jobs wait,
+ * and idle threads end by themselves.
  */
 #ifndef GAIA_BASE_THREAD_H
 #define GAIA_BASE_THREAD_H

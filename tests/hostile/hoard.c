@@ -3,11 +3,9 @@
  * files. Root and other users go on.
  */
 #include <linux/capability.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdlib.h>
 #include <sys/prctl.h>
 
+#include "attackers.h"
 #include "hostile.h"
 
 static void root_is_served(void)
@@ -48,21 +46,6 @@ static void others_are_served(void)
 
 /* ---- clients ---- */
 
-static int take_clients(void *arg)
-{
-	struct raw r;
-	int fd;
-
-	(void)arg;
-	child_become(NOBODY, NOBODY);
-	hostile_raise_limit();
-	fd = open(mnt.path, O_RDONLY | O_DIRECTORY);
-	while (shared->count < 6000 && raw_connect(fd, &r))
-		shared->count++;
-	shared->error = errno;
-	hostile_keep();
-}
-
 EACH_WAY_BARE(hoard, clients)
 {
 	pid_t pid;
@@ -75,34 +58,6 @@ EACH_WAY_BARE(hoard, clients)
 }
 
 /* ---- tickets, and connections that say nothing ---- */
-
-static void *ask_for_tickets(void *arg)
-{
-	int fd = *(int *)arg;
-
-	for (;;) {
-		struct gaia_ioc_connect io = { .version = GAIA_PROTOCOL_VERSION };
-
-		ioctl(fd, GAIA_IOC_CONNECT, &io);
-		hostile_add(&shared->count);
-	}
-	return NULL;
-}
-
-#define FLOODERS 16
-
-static int flood_with_tickets(void *arg)
-{
-	pthread_t thread;
-	int fd;
-
-	(void)arg;
-	child_become(NOBODY, NOBODY);
-	fd = open(mnt.path, O_RDONLY | O_DIRECTORY);
-	for (int i = 0; i < FLOODERS; i++)
-		CHILD_CHECK(!pthread_create(&thread, NULL, ask_for_tickets, &fd));
-	hostile_keep();
-}
 
 /* So many tickets were given out since. */
 static void wait_for(int more)
@@ -138,29 +93,6 @@ EACH_WAY_BARE(hoard, tickets)
 	child_kill(pid);
 }
 
-static int connect_and_say_nothing(void *arg)
-{
-	uint8_t ticket[16];
-	int fd, sock;
-
-	(void)arg;
-	child_become(NOBODY, NOBODY);
-	hostile_raise_limit();
-	fd = open(mnt.path, O_RDONLY | O_DIRECTORY);
-	for (int n = 0; getppid() > 1; n++) {
-		sock = raw_socket(fd, ticket);
-		if (n == 200)
-			gate_open(ready);
-		/* The last hundred stay open. */
-		if (sock < 0)
-			continue;
-		dup3(sock, 1000 + n % 100, O_CLOEXEC);
-		close(sock);
-		hostile_add(&shared->count);
-	}
-	return 0;
-}
-
 EACH_WAY_BARE(hoard, connections)
 {
 	pid_t pid;
@@ -187,23 +119,6 @@ EACH_WAY_BARE(hoard, connections)
 
 /* ---- mappings ---- */
 
-static int take_mappings(void *arg)
-{
-	struct gaia_ioc_map io = { .length = GAIA_PAGE, .prot = GAIA_PROT_READ };
-	struct raw r = { .sock = -1 };
-	int fd;
-
-	(void)arg;
-	child_become(NOBODY, NOBODY);
-	fd = open(mnt_file(&mnt, "f"), O_RDONLY);
-	CHILD_CHECK(raw_connect(fd, &r));
-	io.key = r.key;
-	while (shared->count < 70000 && !ioctl(fd, GAIA_IOC_MAP, &io))
-		shared->count++;
-	shared->error = errno;
-	hostile_keep();
-}
-
 EACH_WAY_BARE(hoard, mappings)
 {
 	struct raw r;
@@ -224,16 +139,6 @@ EACH_WAY_BARE(hoard, mappings)
 }
 
 /* ---- directories ---- */
-
-static int take_directories(void *arg)
-{
-	(void)arg;
-	child_become(NOBODY, NOBODY);
-	while (shared->count < 4000 && open(mnt.path, O_RDONLY | O_DIRECTORY) >= 0)
-		shared->count++;
-	shared->error = errno;
-	hostile_keep();
-}
 
 static void start_with_few_descriptors(void)
 {
@@ -260,52 +165,6 @@ EACH_WAY_BARE(hoard, directories)
 	child_kill(pid);
 }
 /* ---- files without a name: each keeps a descriptor of the daemon's as long as anybody has it ---- */
-
-#define HOARDERS 4
-
-/* Files that are open by O_PATH only: the file system does not hear of such opens. */
-static void take_nameless_files(int hoarder)
-{
-	char name[32];
-	int fd;
-
-	for (int n = 0; n < 2500; n++) {
-		snprintf(name, sizeof(name), "open/%d-%d", hoarder, n);
-		fd = open(mnt_file(&mnt, name), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-		if (fd < 0) {
-			shared->error = errno;
-			break;
-		}
-		if (open(mnt_file(&mnt, name), O_PATH | O_CLOEXEC) < 0)
-			break;
-		if (unlink(mnt_file(&mnt, name))) {
-			shared->error = errno;
-			break;
-		}
-		close(fd);
-		hostile_add(&shared->count);
-	}
-	hostile_keep();
-}
-
-static int take_nameless_files_by_four(void *arg)
-{
-	(void)arg;
-	child_become(NOBODY, NOBODY);
-	hostile_raise_limit();
-	for (int i = 1; i < HOARDERS; i++) {
-		pid_t parent = getpid();
-
-		if (fork())
-			continue;
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		if (getppid() == parent)
-			take_nameless_files(i);
-		_exit(1);
-	}
-	take_nameless_files(0);
-	return 0;
-}
 
 /* Files that nobody has looked at before. */
 static int one_reads_a_file(void *arg)

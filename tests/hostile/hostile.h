@@ -22,13 +22,21 @@
 #define SOMEBODY 65533 /* another user, who does no harm */
 
 /* What attacker and test both see; each test says what of. */
-static volatile struct shared {
+extern volatile struct shared {
 	int count, more, done;
 	int error;
 	bool stop;
 } *shared;
 
-static struct gate ready; /* opened by the attacker */
+extern struct gate ready; /* opened by the attacker */
+
+/* Whom attackers become: nobody, if nothing else is said before they start. */
+extern uid_t hostile_uid;
+
+static inline void hostile_become(void)
+{
+	child_become(hostile_uid, hostile_uid);
+}
 
 /* First thing in a test, which is an EACH_WAY_BARE(). */
 static inline void hostile_start(const char *const *args)

@@ -3,81 +3,17 @@
  * need that memory goes on meanwhile: releases, and whoever asks for the state of the mount.
  */
 #include <dirent.h>
-#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 
+#include "attackers.h"
 #include "gaia/client.h"
 #include "hostile.h"
 #include "report.h"
 
-#define MUTE 6
-#define FLOOD 200
-#define FLOOD_BYTES (4ul * GAIA_CHUNK)
-
-static int open_to_read(const char *name)
-{
-	int fd = open(mnt_file(&mnt, name), O_RDONLY | O_CLOEXEC);
-
-	CHILD_CHECK(fd >= 0);
-	return fd;
-}
-
-/* A client who was given the file's first chunk, and holds nothing of it. Its socket. */
-static int mute_client(int fd)
-{
-	struct gaia_ioc_map map = { .length = GAIA_CHUNK, .prot = GAIA_PROT_READ };
-	struct gaia_ioc_range io;
-	struct gaia_msg grant;
-	struct raw r = { .sock = -1 };
-
-	CHILD_CHECK(raw_connect(fd, &r));
-	map.key = r.key;
-	CHILD_CHECK(!ioctl(fd, GAIA_IOC_MAP, &map));
-	io = raw_range(&r, map.map, GAIA_PAGE, GAIA_PROT_READ);
-	CHILD_CHECK(!ioctl(fd, GAIA_IOC_ACQUIRE, &io));
-	io.prot = io.seq = 0;
-	CHILD_CHECK(!ioctl(fd, GAIA_IOC_RELEASE, &io));
-	CHILD_CHECK(raw_receive(r.sock, &grant, NULL) && grant.kind == GAIA_MSG_GRANT);
-	return r.sock;
-}
-
-/* Until the test has ended: note who is asked for memory, and say nothing. */
-static void listen_to(struct pollfd *p)
-{
-	struct gaia_msg msg;
-
-	for (;;) {
-		poll(p, MUTE, -1);
-		for (int i = 0; i < MUTE; i++) {
-			if (!p[i].revents)
-				continue;
-			if (raw_receive(p[i].fd, &msg, NULL) && msg.kind == GAIA_MSG_REVOKE)
-				hostile_add(&shared->more);
-			else
-				p[i].fd = -1;
-		}
-	}
-}
-
 /* ---- clients that are mute ---- */
-
-static int share_a_chunk_and_be_mute(void *arg)
-{
-	struct pollfd p[MUTE];
-	int fd;
-
-	(void)arg;
-	child_become(NOBODY, NOBODY);
-	fd = open_to_read("shared");
-	for (int i = 0; i < MUTE; i++)
-		p[i] = (struct pollfd){ .fd = mute_client(fd), .events = POLLIN };
-	gate_open(ready);
-	listen_to(p);
-	return 0;
-}
 
 /* However many share it. */
 EACH_WAY_BARE(mute, clients_of_a_chunk_cost_one_timeout)
@@ -109,29 +45,6 @@ static void make_files_of_the_mute(void)
 		snprintf(name, sizeof(name), "m%d", i);
 		close(hostile_file(name, GAIA_CHUNK));
 	}
-}
-
-/* Each of them with a chunk of its own. */
-static void mute_clients(struct pollfd *p)
-{
-	char name[8];
-
-	for (int i = 0; i < MUTE; i++) {
-		snprintf(name, sizeof(name), "m%d", i);
-		p[i] = (struct pollfd){ .fd = mute_client(open_to_read(name)), .events = POLLIN };
-	}
-}
-
-static int be_mute(void *arg)
-{
-	struct pollfd p[MUTE];
-
-	(void)arg;
-	child_become(NOBODY, NOBODY);
-	mute_clients(p);
-	gate_open(ready);
-	listen_to(p);
-	return 0;
 }
 
 #define NEEDED (MUTE * (size_t)GAIA_CHUNK)
@@ -208,44 +121,6 @@ EACH_WAY_BARE(mute, clients_of_many_chunks_cost_one_timeout)
 
 /* ---- and acquires behind them ---- */
 
-struct flood {
-	int fd;
-	struct gaia_ioc_range io;
-};
-
-static void *acquire(void *arg)
-{
-	const struct flood *f = arg;
-	struct gaia_ioc_range io = f->io;
-
-	ioctl(f->fd, GAIA_IOC_ACQUIRE, &io);
-	hostile_add(&shared->count);
-	return NULL;
-}
-
-static int be_mute_and_flood(void *arg)
-{
-	struct gaia_ioc_map map = { .length = FLOOD_BYTES, .prot = GAIA_PROT_READ };
-	struct pollfd p[MUTE];
-	struct raw r = { .sock = -1 };
-	struct flood f;
-	pthread_t thread;
-
-	(void)arg;
-	child_become(NOBODY, NOBODY);
-	mute_clients(p);
-	f.fd = open_to_read("wanted");
-	CHILD_CHECK(raw_connect(f.fd, &r));
-	map.key = r.key;
-	CHILD_CHECK(!ioctl(f.fd, GAIA_IOC_MAP, &map));
-	f.io = raw_range(&r, map.map, FLOOD_BYTES, GAIA_PROT_READ);
-	for (int i = 0; i < FLOOD; i++)
-		CHILD_CHECK(!pthread_create(&thread, NULL, acquire, &f));
-	gate_open(ready);
-	listen_to(p);
-	return 0;
-}
-
 /* Threads of a process that are in an ioctl(2). */
 static int threads_in_ioctl(pid_t pid)
 {
@@ -281,7 +156,7 @@ static int hold_and_release(void *arg)
 
 	(void)arg;
 	child_become(NOBODY, NOBODY);
-	fd = open_to_read("his");
+	fd = open(mnt_file(&mnt, "his"), O_RDONLY | O_CLOEXEC);
 	p = gaia_mmap(GAIA_PAGE, PROT_READ, fd, 0, 0);
 	CHILD_CHECK(p != MAP_FAILED);
 	CHILD_CHECK(!gaia_acquire(p, GAIA_PAGE, PROT_READ));

@@ -6,76 +6,27 @@
  * counts is how many reads overtake the others: those that began later, and were answered earlier.
  */
 #include <fcntl.h>
-#include <pthread.h>
-#include <stdatomic.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "attackers.h"
 #include "child.h"
 #include "gaia/client.h"
 #include "ways.h"
 
-#define PAGE 4096
-#define SIZE (16 * PAGE)
-#define READERS 16
 #define TURNS 10
 /* Of each request, on average: the reads that come to the page before the request does. */
 #define MAY_OVERTAKE (2 * READERS)
-#define HOPELESS (100 * READERS) /* in one turn: the attacker need not go on */
-#define NOBODY 65534
 #define RW (PROT_READ | PROT_WRITE)
-
-/* Shared by the processes. */
-static struct score {
-	atomic_ulong began, answered; /* reads */
-	atomic_ulong turn; /* how many had begun when the turn under way did; 0: none is */
-	atomic_ulong overtook;
-	atomic_bool stop;
-} *score;
-
-static void *read_on(void *arg)
-{
-	int fd = openat(both_root[ON_MOUNT], "f", O_RDONLY | O_DIRECT);
-	void *buf = aligned_alloc(PAGE, SIZE);
-
-	(void)arg;
-	CHILD_CHECK(fd >= 0 && buf);
-	while (!atomic_load(&score->stop)) {
-		unsigned long mine = atomic_fetch_add(&score->began, 1) + 1, turn;
-
-		CHILD_CHECK(pread(fd, buf, SIZE, 0) == SIZE);
-		atomic_fetch_add(&score->answered, 1);
-		turn = atomic_load(&score->turn);
-		if (turn && mine > turn)
-			atomic_fetch_add(&score->overtook, 1);
-		if (turn && mine > turn + HOPELESS)
-			atomic_store(&score->stop, true);
-	}
-	free(buf);
-	close(fd);
-	return NULL;
-}
-
-static int attack(void *arg)
-{
-	pthread_t thread[READERS];
-
-	(void)arg;
-	child_become(NOBODY, NOBODY);
-	for (unsigned k = 0; k < READERS; k++)
-		CHILD_CHECK(!pthread_create(&thread[k], NULL, read_on, NULL));
-	for (unsigned k = 0; k < READERS; k++)
-		pthread_join(thread[k], NULL);
-	return 0;
-}
 
 /* Root's file, and nobody at it. */
 static pid_t attack_begin(int *fd)
 {
 	static const char *const args[] = { "--device", "sim:8M", NULL };
-	char *bytes = calloc(1, SIZE);
+	char *bytes = calloc(1, STARVE_SIZE);
 	pid_t attacker;
 
 	if (geteuid())
@@ -87,9 +38,9 @@ static pid_t attack_begin(int *fd)
 	cr_assert_neq(score, MAP_FAILED);
 	*fd = openat(both_root[ON_MOUNT], "f", O_RDWR | O_DIRECT | O_CLOEXEC);
 	cr_assert(bytes && *fd >= 0, "%s", strerror(errno));
-	cr_assert_eq(pwrite(*fd, bytes, SIZE, 0), SIZE);
+	cr_assert_eq(pwrite(*fd, bytes, STARVE_SIZE, 0), STARVE_SIZE);
 	free(bytes);
-	attacker = child_start(attack, NULL);
+	attacker = child_start(starve_writers, NULL);
 	while (atomic_load(&score->answered) < READERS)
 		sched_yield();
 	return attacker;
@@ -122,12 +73,12 @@ EACH_WAY_BARE(starve, readers_do_not_keep_a_write_out)
 {
 	int fd;
 	pid_t attacker = attack_begin(&fd);
-	void *page = aligned_alloc(PAGE, PAGE);
+	void *page = aligned_alloc(GAIA_PAGE, GAIA_PAGE);
 
-	memset(page, 'w', PAGE);
+	memset(page, 'w', GAIA_PAGE);
 	for (unsigned k = 0; k < TURNS; k++) {
 		turn_begins();
-		cr_assert_eq(pwrite(fd, page, PAGE, (off_t)k * PAGE), PAGE);
+		cr_assert_eq(pwrite(fd, page, GAIA_PAGE, (off_t)k * GAIA_PAGE), GAIA_PAGE);
 		turn_ends();
 	}
 	free(page);
@@ -138,16 +89,16 @@ EACH_WAY_BARE(starve, readers_do_not_keep_an_acquire_out)
 {
 	int fd;
 	pid_t attacker = attack_begin(&fd);
-	char *p = gaia_mmap(PAGE, RW, fd, 0, 0);
+	char *p = gaia_mmap(GAIA_PAGE, RW, fd, 0, 0);
 
 	cr_assert_neq(p, MAP_FAILED, "%s", strerror(errno));
 	for (unsigned k = 0; k < TURNS; k++) {
 		turn_begins();
-		cr_assert_eq(gaia_acquire(p, PAGE, RW), 0, "%s", strerror(errno));
+		cr_assert_eq(gaia_acquire(p, GAIA_PAGE, RW), 0, "%s", strerror(errno));
 		p[k]++;
-		cr_assert_eq(gaia_release(p, PAGE), 0, "%s", strerror(errno));
+		cr_assert_eq(gaia_release(p, GAIA_PAGE), 0, "%s", strerror(errno));
 		turn_ends();
 	}
-	cr_assert_eq(gaia_munmap(p, PAGE), 0);
+	cr_assert_eq(gaia_munmap(p, GAIA_PAGE), 0);
 	attack_end(attacker, fd, "an acquire and a release", 4);
 }

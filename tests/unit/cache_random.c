@@ -67,6 +67,7 @@ static int hot_at(uint64_t off)
 struct last {
 	uint8_t value, owner;
 	bool maybe;	/* it may count for nothing: a truncate got in between */
+	bool during;	/* stored, and not released, while another client's release of the page was under way */
 	uint32_t done;	/* when it was public; NEVER: its release is under way */
 	uint32_t knew;	/* up to when its owner knew what others did */
 	uint32_t task;	/* the release */
@@ -93,6 +94,7 @@ struct task {
 	pthread_t thread;
 	struct client *client;
 	uint64_t off, len;
+	bool writes[HOT]; /* the client held it for writing when the release began */
 	uint32_t id;
 	enum { TASK_RUNS, TASK_PARKED, TASK_DONE } state;
 	bool go;
@@ -284,6 +286,10 @@ static void release_began(struct byte *b, unsigned d, bool below_end, uint32_t t
 
 static void release_ended(struct byte *b, uint32_t task)
 {
+	/* What was stored while it was under way. */
+	for (unsigned k = 0; k < b->n; k++)
+		if (b->last[k].done == NEVER && b->last[k].task == task && b->last[k].during)
+			b->last[k].done = w.now;
 	for (unsigned k = 0; k < b->n; k++) {
 		struct last me = b->last[k];
 
@@ -645,6 +651,14 @@ static bool somebody_holds(unsigned device, unsigned hot)
 	return false;
 }
 
+static bool has_stray(unsigned device, uint64_t chunk)
+{
+	for (unsigned k = 0; k < STRAYS; k++)
+		if (w.stray[k].at && w.stray[k].device == device && w.stray[k].chunk == chunk)
+			return true;
+	return false;
+}
+
 /*
  * A page of a chunk that the client has just been handed, and has not acquired: zeros or, always where somebody holds it, current,
  * that is: as the cache has it.
@@ -663,6 +677,9 @@ static void check_shown(struct client *cl, unsigned hot)
 			continue;
 		}
 		if (db->has && (p[k] == db->value || db->maybe))
+			continue;
+		/* Who has left stores there when he likes; but where somebody holds the page it is what that one sees. */
+		if (!held && has_stray(cl->device, off / GAIA_CHUNK))
 			continue;
 		if (off < w.size && ((held && !db->voided) || p[k]))
 			check_public(off, p[k], "shown");
@@ -729,9 +746,22 @@ static void op_acquire(const struct op *op, bool write)
 	}
 }
 
+/* A release of the page, which a client of the device held for writing, that is under way. */
+static const struct task *release_of(unsigned device, int hot)
+{
+	for (unsigned k = 0; k < CLIENTS; k++) {
+		const struct task *t = w.held[k].task;
+
+		if (t && t->client->device == device && t->writes[hot])
+			return t;
+	}
+	return NULL;
+}
+
 static void op_device_store(const struct op *op)
 {
 	struct held *h = choose_client(op);
+	const struct task *t;
 	uint64_t off, len;
 	unsigned d, tries;
 	struct op at = *op;
@@ -757,8 +787,15 @@ static void op_device_store(const struct op *op)
 		/* Now and then beyond the end, which is wrong and harmless. */
 		if (!h->write[hot] || (off + k >= w.size && op->d % 8))
 			continue;
+		t = release_of(d, hot);
+		if (t && b->n > ARRAY_LEN(b->last) / 2)
+			continue;
 		value = fresh_value(b);
 		client_store(h->client, &value, 1, off + k);
+		/* A long release publishes one part after another: what a device has by then. */
+		if (t && off + k < w.size)
+			b->last[b->n++] = (struct last){ .value = value, .owner = (uint8_t)d, .maybe = true, .during = true,
+							 .done = NEVER, .task = t->id };
 		db->has = true;
 		db->value = value;
 		db->maybe = db->voided || off + k >= w.size;
@@ -832,6 +869,7 @@ static void op_release(const struct op *op)
 
 		if (at + GAIA_PAGE <= off || at >= off + len)
 			continue;
+		t->writes[hot] = h->write[hot];
 		for (unsigned k = 0; k < GAIA_PAGE && h->write[hot]; k++)
 			release_began(&w.byte[hot][k], h->client->device, at + k < w.size, t->id);
 		h->holds[hot] -= h->holds[hot] > 0;
@@ -924,7 +962,7 @@ static void op_stray_store(const struct op *op)
 		return;
 	trace("somebody stores to chunk %u in memory of device %u", s->chunk, s->device);
 	for (unsigned hot = 0; hot < HOT; hot++) {
-		if (hot_offset(hot) / GAIA_CHUNK != s->chunk || is_held(hot, s->device))
+		if (hot_offset(hot) / GAIA_CHUNK != s->chunk || is_held(hot, s->device) || release_of(s->device, (int)hot))
 			continue;
 		for (unsigned k = 0; k < GAIA_PAGE; k++)
 			s->at[hot_offset(hot) % GAIA_CHUNK + k] ^= 0x5a;
