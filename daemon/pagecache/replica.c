@@ -193,9 +193,9 @@ static void replica_unlink(struct chunk *ch, struct replica *rep)
 		ch->replica[k] = ch->replica[k + 1];
 }
 
-/* @only: the mapping whose own it is, or NULL for the shared one. */
+/* @only: see struct replica. */
 static struct replica *replica_find(struct chunk *ch, const struct cache_device *dev,
-				    const struct mapping *only)
+				    const struct readers *only)
 {
 	struct replica *found = NULL;
 
@@ -208,7 +208,7 @@ static struct replica *replica_find(struct chunk *ch, const struct cache_device 
 }
 
 /* With a pin. Takes over the caller's reference to the chunk, also on error. */
-static int replica_create(struct chunk *ch, struct cache_device *dev, struct mapping *only,
+static int replica_create(struct chunk *ch, struct cache_device *dev, struct readers *only,
 			  struct replica **out)
 {
 	struct replica *rep = xcalloc(1, sizeof(*rep));
@@ -224,7 +224,7 @@ static int replica_create(struct chunk *ch, struct cache_device *dev, struct map
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
 		rep->page[i].cut = GAIA_PAGE;
 	pthread_mutex_lock(&ch->lock);
-	/* Mappings with replicas of their own can be many: not so many that one is in the way of what clients share. */
+	/* Users can be many: not so many that their readers are in the way of what clients share. */
 	if (only && ch->n_replicas + ch->file->cache->n_devices >= CACHE_MAX_DEVICES) {
 		pthread_mutex_unlock(&ch->lock);
 		err = -EMFILE;
@@ -396,7 +396,7 @@ void replicas_drop_idle(struct chunk *ch)
 	}
 }
 
-/* The device's nth replica of the chunk: the shared one, or some mapping's own. */
+/* The device's nth replica of the chunk: the shared one, or some readers'. */
 static struct replica *replica_nth(struct chunk *ch, const struct cache_device *dev, unsigned nth)
 {
 	struct replica *found = NULL;
@@ -443,8 +443,13 @@ int replica_drop(struct chunk *ch, struct cache_device *dev, const struct mappin
 
 	pthread_mutex_lock(&dev->reserve);
 	while ((rep = replica_nth(ch, dev, stay))) {
-		int err = drop(rep, m);
+		int err;
 
+		if (m && rep->only != m->readers) {
+			stay++;
+			continue;
+		}
+		err = drop(rep, m);
 		if (err) {
 			result = err;
 			stay++;
@@ -540,7 +545,7 @@ static bool shadows_reclaim(struct cache_device *dev)
 	return freed;
 }
 
-static int replica_obtain(struct chunk *ch, struct cache_device *dev, struct mapping *only,
+static int replica_obtain(struct chunk *ch, struct cache_device *dev, struct readers *only,
 			  struct replica **out)
 {
 	struct replica *rep = replica_find(ch, dev, only), *old, *stuck = NULL;
@@ -605,7 +610,7 @@ uint64_t replicas_pin_again(struct mapping *m, uint64_t first, uint64_t n, struc
 int replicas_pin(struct mapping *m, uint64_t first, uint64_t last, struct replica **out)
 {
 	struct cache_device *dev = m->dev;
-	struct mapping *only = m->alone ? m : NULL;
+	struct readers *only = m->readers;
 	uint64_t n = last - first + 1, missing = 0, held, k;
 	int err = 0;
 
@@ -727,9 +732,65 @@ unsigned grants_pin_mapped(struct mapping *m, uint64_t first, uint64_t last, boo
 	return mapped;
 }
 
+/* ---- who may only read, and could store ---- */
+
+static struct readers *readers_join(struct cfile *f, unsigned device, struct cache_user user)
+{
+	struct readers_of of = { .device = device, .uid = user.uid };
+	struct readers *rd = NULL;
+
+	pthread_mutex_lock(&f->lock);
+	if (!user.alone)
+		HASH_FIND(hh, f->readers, &of, sizeof(of), rd);
+	if (!rd) {
+		rd = xcalloc(1, sizeof(*rd));
+		rd->of = of;
+		rd->alone = user.alone;
+		if (!rd->alone)
+			HASH_ADD(hh, f->readers, of, sizeof(rd->of), rd);
+	}
+	rd->mappings++;
+	pthread_mutex_unlock(&f->lock);
+	return rd;
+}
+
+/* dev->reserve held. Nobody has any of it mapped or pinned any more; nothing was released in it, so that nothing can fail. */
+static void readers_drop_replicas(struct readers *rd, struct cache_device *dev)
+{
+	struct replica *rep;
+
+	do {
+		pthread_mutex_lock(&dev->lock);
+		TAILQ_FOREACH(rep, &dev->idle, link)
+			if (rep->only == rd)
+				break;
+		pthread_mutex_unlock(&dev->lock);
+		if (rep && claim(rep))
+			(void)replica_evict(rep);
+	} while (rep);
+}
+
+/* dev->reserve held, and nothing of the mapping is pinned any more. */
+static void readers_leave(struct mapping *m)
+{
+	struct readers *rd = m->readers;
+	struct cfile *f = m->file;
+	bool last;
+
+	pthread_mutex_lock(&f->lock);
+	last = --rd->mappings == 0;
+	if (last && !rd->alone)
+		HASH_DEL(f->readers, rd);
+	pthread_mutex_unlock(&f->lock);
+	if (!last)
+		return;
+	readers_drop_replicas(rd, m->dev);
+	free(rd);
+}
+
 /* ---- mappings ---- */
 
-int cache_map(struct cfile *f, unsigned device, void *client, uint64_t map_id, unsigned prot,
+int cache_map(struct cfile *f, unsigned device, void *client, struct cache_user user, uint64_t map_id, unsigned prot,
 	      bool may_write, uint64_t off, uint64_t len, struct mapping **out)
 {
 	struct cache *c = f->cache;
@@ -753,31 +814,13 @@ int cache_map(struct cfile *f, unsigned device, void *client, uint64_t map_id, u
 	m->id = map_id;
 	m->prot = prot;
 	m->export_write = (prot & GAIA_PROT_WRITE) || !m->dev->dev->shares_readonly;
-	m->alone = m->export_write && !may_write;
+	m->readers = m->export_write && !may_write ? readers_join(f, device, user) : NULL;
 	m->off = off;
 	m->len = len;
 	STAILQ_INIT(&m->pins);
 	pthread_mutex_init(&m->lock, NULL);
 	*out = m;
 	return 0;
-}
-
-/* dev->reserve held, and nothing of the mapping is pinned any more. */
-static void own_replicas_drop(struct mapping *m)
-{
-	struct cache_device *dev = m->dev;
-	struct replica *rep;
-
-	do {
-		pthread_mutex_lock(&dev->lock);
-		TAILQ_FOREACH(rep, &dev->idle, link)
-			if (rep->only == m)
-				break;
-		pthread_mutex_unlock(&dev->lock);
-		/* Nothing was released in it, so that nothing can fail. */
-		if (rep && claim(rep))
-			(void)replica_evict(rep);
-	} while (rep);
 }
 
 void cache_unmap(struct mapping *m, bool kept)
@@ -810,8 +853,8 @@ void cache_unmap(struct mapping *m, bool kept)
 		else if (rep->spoiled)
 			(void)fetch_chunk(ch);
 	}
-	if (m->alone)
-		own_replicas_drop(m);
+	if (m->readers)
+		readers_leave(m);
 	pthread_mutex_unlock(&m->dev->reserve);
 	mapping_holds_nothing(m);
 	pthread_mutex_destroy(&m->lock);

@@ -747,7 +747,7 @@ struct client *client_create(struct kfile *kf, unsigned device, unsigned prot, u
 	cl->chunk = xcalloc(cl->n_chunks, sizeof(*cl->chunk));
 	atomic_init(&cl->alive, true);
 	pthread_mutex_init(&cl->lock, NULL);
-	must(cache_map(kf->cfile, device, cl, 1, prot, may_write, 0, length, &cl->mapping) == 0);
+	must(cache_map(kf->cfile, device, cl, kf->rig->user, 1, prot, may_write, 0, length, &cl->mapping) == 0);
 	pthread_mutex_lock(&cl->rig->lock);
 	SLIST_INSERT_HEAD(&cl->rig->clients, cl, link);
 	pthread_mutex_unlock(&cl->rig->lock);
@@ -899,12 +899,12 @@ static struct device *new_device(const struct rig_options *options, unsigned ind
 			    (uint64_t)GAIA_CHUNK,
 		.latency_ns = options->latency_ns,
 		.no_peers = options->no_peers,
+		.no_readonly = options->always_writable,
 	};
 	struct device *sim, *dev;
 
 	must(device_sim_create(&config, &sim) == 0);
 	must(device_faulty_create(sim, &dev) == 0);
-	dev->shares_readonly = !options->always_writable;
 	return dev;
 }
 #endif

@@ -52,6 +52,8 @@ struct rig {
 	pthread_mutex_t lock; /* the list of clients: threads make their own */
 	SLIST_HEAD(, client) clients;
 
+	struct cache_user user; /* whose clients are made next */
+
 	/*
 	 * Set by a test that wants a say in when invalidations happen: called before each, on the
 	 * thread that asked for it.

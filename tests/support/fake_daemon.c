@@ -82,7 +82,7 @@ struct fake_cache fake_seen(void)
 	return seen;
 }
 
-int cache_map(struct cfile *f, unsigned dev, void *client, uint64_t map_id, unsigned prot,
+int cache_map(struct cfile *f, unsigned dev, void *client, struct cache_user user, uint64_t map_id, unsigned prot,
 	      bool may_write, uint64_t off, uint64_t len, struct mapping **out)
 {
 	struct mapping *m = calloc(1, sizeof(*m));
@@ -96,6 +96,8 @@ int cache_map(struct cfile *f, unsigned dev, void *client, uint64_t map_id, unsi
 	fake_cache.maps++;
 	fake_cache.live++;
 	fake_cache.client = client;
+	fake_cache.may_write = may_write;
+	fake_cache.alone = user.alone;
 	fake_cache.map_id = map_id;
 	fake_cache.prot = prot;
 	fake_cache.off = off;
@@ -312,7 +314,7 @@ static int carry_out(int fd, unsigned long request, void *arg)
 	case GAIA_IOC_DEVICES:
 		return control_devices(control, arg);
 	case GAIA_IOC_MAP:
-		return control_map(control, f, access != O_WRONLY, access != O_RDONLY, arg);
+		return control_map(control, f, access != O_WRONLY, access != O_RDONLY, (struct control_caller){ .uid = fake_uid }, arg);
 	case GAIA_IOC_UNMAP:
 		return control_unmap(control, f, arg);
 	case GAIA_IOC_ACQUIRE:
