@@ -24,7 +24,8 @@ static const char help[] =
 	"\n"
 	"  --device sim[:SIZE][,KEY=VALUE]...   a simulated device (256M); keys: count=N,\n"
 	"                                       bandwidth=SIZE (a second), latency=MICROSECONDS,\n"
-	"                                       peers=on|off (copies from other devices, on)\n"
+	"                                       peers=on|off (copies from other devices, on),\n"
+	"                                       readonly=on|off (off: as a GPU shares, on)\n"
 	"  --device cuda[:INDEX[,SIZE]]         a GPU (0), with 80 % of its free memory\n"
 	"  --device none                        no device; without --device: every GPU that works,\n"
 	"                                       and if there is none, a simulated device\n"
@@ -79,10 +80,10 @@ static int parse_latency(const char *text, uint64_t *ns)
 	return 0;
 }
 
-static int parse_peers(const char *text, bool *none)
+static int parse_off(const char *text, bool *off)
 {
-	*none = !strcmp(text, "off");
-	return *none || !strcmp(text, "on") ? 0 : -EINVAL;
+	*off = !strcmp(text, "off");
+	return *off || !strcmp(text, "on") ? 0 : -EINVAL;
 }
 
 static int parse_sim_key(const char *key, struct sim_config *sim, uint64_t *count)
@@ -92,7 +93,9 @@ static int parse_sim_key(const char *key, struct sim_config *sim, uint64_t *coun
 	if (!strncmp(key, "latency=", 8))
 		return parse_latency(key + 8, &sim->latency_ns);
 	if (!strncmp(key, "peers=", 6))
-		return parse_peers(key + 6, &sim->no_peers);
+		return parse_off(key + 6, &sim->no_peers);
+	if (!strncmp(key, "readonly=", 9))
+		return parse_off(key + 9, &sim->no_readonly);
 	if (!strncmp(key, "count=", 6)) {
 		int err = parse_size(key + 6, count);
 
@@ -126,7 +129,7 @@ static int parse_sim(struct options *o, const char *text)
 		err = parse_sim_key(word, sim, &count);
 		if (err) {
 			log_error("--device sim%s: \"%s\" is not count=N, bandwidth=SIZE, "
-				  "latency=MICROSECONDS or peers=on|off", text, word);
+				  "latency=MICROSECONDS, peers=on|off or readonly=on|off", text, word);
 			goto out;
 		}
 	}

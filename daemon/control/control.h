@@ -37,6 +37,12 @@ void control_destroy(struct control *ctl);
  */
 void control_set_mount_info(struct control *ctl, json_t *mount);
 
+/* Who maps a file. */
+struct control_caller {
+	uid_t uid;	/* (uid_t)-1: not one to be taken for others of his uid */
+	bool may_write; /* the file, now, whatever the descriptor allows */
+};
+
 /*
  * The ioctls. @f is the file of the descriptor (NULL: not a regular file: -ENODEV where one is
  * needed); @readable and @writable how the descriptor is open; @uid who asks. 0 and the out fields are set, or a negative
@@ -44,7 +50,7 @@ void control_set_mount_info(struct control *ctl, json_t *mount);
  */
 int control_connect(struct control *ctl, uid_t uid, struct gaia_ioc_connect *io);
 int control_devices(struct control *ctl, struct gaia_ioc_devices *io);
-int control_map(struct control *ctl, struct cfile *f, bool readable, bool writable,
+int control_map(struct control *ctl, struct cfile *f, bool readable, bool writable, struct control_caller caller,
 		struct gaia_ioc_map *io);
 int control_unmap(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io);
 /* @verdict: see cache_acquire(). */

@@ -148,7 +148,17 @@ static int add_map(struct map *map)
 	return err;
 }
 
-int control_map(struct control *ctl, struct cfile *f, bool readable, bool writable,
+/* Who only reads shares with others of his user, if it is he who gets the memory. */
+static struct cache_user user_of(const struct client *c, struct control_caller caller)
+{
+	return (struct cache_user){
+		.uid = c->uid,
+		.owner = quota_is_owner(c->ctl->quota, c->uid),
+		.alone = caller.uid != c->uid || caller.uid != c->peer_uid,
+	};
+}
+
+int control_map(struct control *ctl, struct cfile *f, bool readable, bool writable, struct control_caller caller,
 		struct gaia_ioc_map *io)
 {
 	bool write = io->prot & GAIA_PROT_WRITE;
@@ -185,8 +195,8 @@ int control_map(struct control *ctl, struct cfile *f, bool readable, bool writab
 	map->start = io->offset;
 	map->end = ROUND_UP(io->offset + io->length, (uint64_t)GAIA_PAGE);
 	map->refs = 1;
-	err = cache_map(f, io->device, c, (struct cache_user){ c->uid, quota_is_owner(ctl->quota, c->uid) }, map->id,
-			io->prot, writable, map->start, map->end - map->start, &map->m);
+	err = cache_map(f, io->device, c, user_of(c, caller), map->id, io->prot, writable || caller.may_write,
+			map->start, map->end - map->start, &map->m);
 	if (err)
 		goto free_map;
 	io->map = map->id;

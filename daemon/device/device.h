@@ -201,6 +201,7 @@ struct sim_config {
 	uint64_t bandwidth; /* bytes a second between it and host or peers; 0: as fast as memory */
 	uint64_t latency_ns;/* added to every operation */
 	bool no_peers;	    /* reaches no other device, and none reaches it */
+	bool no_readonly;   /* cannot share memory for reading only, as GPUs cannot */
 };
 int device_sim_create(const struct sim_config *config, struct device **out);
 

@@ -236,6 +236,8 @@ static int sim_export_fd(struct device *dev, struct devmem *mem, bool write)
 		fd = fcntl(m->fd, F_DUPFD_CLOEXEC, 0);
 		return fd < 0 ? -errno : fd;
 	}
+	if (!dev->shares_readonly)
+		return -ENOTSUP;
 	/*
 	 * A description of its own, which cannot be mapped for writing. (Whoever has the
 	 * daemon's uid may reopen it for writing through /proc; but they may do anything
@@ -622,7 +624,7 @@ int device_sim_create(const struct sim_config *config, struct device **out)
 	snprintf(sim->base.name, sizeof(sim->base.name), "sim%u", config->index);
 	snprintf(sim->base.kind, sizeof(sim->base.kind), "sim");
 	sim->base.simulated = true;
-	sim->base.shares_readonly = true;
+	sim->base.shares_readonly = !config->no_readonly;
 	sim->base.inherited = true;
 	make_uuid(sim->base.uuid, config->index);
 	sim->base.capacity = ROUND_DOWN(config->capacity, GAIA_CHUNK);

@@ -19,9 +19,12 @@
 #include "fuse/internal.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <grp.h>
+#include <inttypes.h>
 #include <linux/magic.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/fsuid.h>
@@ -206,29 +209,11 @@ static int become_user(fuse_req_t req)
 	return p->fsuid ? take_caps(&p->user) : 0;
 }
 
-int cred_enter(fuse_req_t req)
-{
-	const struct fuse_ctx *ctx = fuse_req_ctx(req);
-	struct fs *fs = req_fs(req);
-	int err;
-
-	umask(ctx->umask);
-	if (!fs->privileged)
-		return 0;
-	if (!ctx->uid && ctx->gid)
-		syscall(SYS_setfsgid, ctx->gid);
-	err = ctx->uid ? become_user(req) : cred_root_begin(fs);
-	if (err)
-		cred_leave(req);
-	return err;
-}
-
-void cred_leave(fuse_req_t req)
+static void become_oneself(fuse_req_t req)
 {
 	const struct fuse_ctx *ctx = fuse_req_ctx(req);
 	const struct fs *fs = req_fs(req);
 
-	umask(0);
 	if (!fs->privileged)
 		return;
 	if (ctx->uid && !fs->powers.fsuid)
@@ -240,4 +225,89 @@ void cred_leave(fuse_req_t req)
 	/* The daemon gave its supplementary groups up when it started. */
 	if (ctx->uid)
 		syscall(SYS_setgroups, 0, NULL);
+}
+
+static int become(fuse_req_t req)
+{
+	const struct fuse_ctx *ctx = fuse_req_ctx(req);
+	struct fs *fs = req_fs(req);
+	int err;
+
+	if (!fs->privileged)
+		return 0;
+	if (!ctx->uid && ctx->gid)
+		syscall(SYS_setfsgid, ctx->gid);
+	err = ctx->uid ? become_user(req) : cred_root_begin(fs);
+	if (err)
+		become_oneself(req);
+	return err;
+}
+
+int cred_enter(fuse_req_t req)
+{
+	int err;
+
+	umask(fuse_req_ctx(req)->umask);
+	err = become(req);
+	if (err)
+		umask(0);
+	return err;
+}
+
+void cred_leave(fuse_req_t req)
+{
+	umask(0);
+	become_oneself(req);
+}
+
+/* ---- what a caller may, when what he has opened does not say it ---- */
+
+/* Whether thread @pid, which waits for us, is in the daemon's user namespace. */
+static bool same_user_namespace(pid_t pid)
+{
+	char path[64];
+	struct stat own, his;
+
+	snprintf(path, sizeof(path), "/proc/%d/ns/user", (int)pid);
+	return !stat("/proc/self/ns/user", &own) && !stat(path, &his) && own.st_dev == his.st_dev &&
+	       own.st_ino == his.st_ino;
+}
+
+static bool has_capability(pid_t pid, unsigned capability)
+{
+	char path[64], line[256];
+	uint64_t effective = 0;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
+	file = fopen(path, "re");
+	if (!file)
+		return false;
+	while (fgets(line, sizeof(line), file))
+		if (sscanf(line, "CapEff: %" SCNx64, &effective) == 1)
+			break;
+	fclose(file);
+	return effective >> capability & 1;
+}
+
+bool cred_is_whole(fuse_req_t req)
+{
+	const struct fuse_ctx *ctx = fuse_req_ctx(req);
+
+	/* 0: not in our pid namespace. Neither the thread nor its number goes before it is answered. */
+	return ctx->uid || (ctx->pid && has_capability(ctx->pid, CAP_DAC_OVERRIDE) && same_user_namespace(ctx->pid));
+}
+
+bool cred_may_write(fuse_req_t req, int fd)
+{
+	bool may;
+
+	if (!req_fs(req)->privileged && fuse_req_ctx(req)->uid != geteuid())
+		return false;
+	if (!cred_is_whole(req) || become(req))
+		return false;
+	/* With the user's fsuid we have no capabilities that count for files. */
+	may = !syscall(SYS_faccessat2, fd, "", W_OK, AT_EACCESS | AT_EMPTY_PATH);
+	become_oneself(req);
+	return may;
 }

@@ -547,6 +547,13 @@ static inline bool cred_no_room(long err)
 /* From here to cred_leave() this thread creates files as the caller, with the caller's umask. */
 int cred_enter(fuse_req_t req);
 void cred_leave(fuse_req_t req);
+/*
+ * Of a request that is not answered yet, on any thread. Whether the caller may write the file behind @fd (O_PATH) now: his fsuid, fsgid and
+ * groups may, as they are in the daemon's user namespace. Of capabilities only root's count, if he has them in there.
+ */
+bool cred_may_write(fuse_req_t req, int fd);
+/* Whether the caller is all that his uid says: root may have been left without root's powers. */
+bool cred_is_whole(fuse_req_t req);
 
 /* ---- receive.c ---- */
 
@@ -604,6 +611,8 @@ int mount_resolve(struct fs *fs);
 int mount_begin(struct fs *fs, const struct fuse_lowlevel_ops *ops);
 /* Whether our mount is what one sees at the mountpoint. */
 bool mount_is_ours(const struct fs *fs);
+/* Whether it lets nobody write, wherever it is mounted, by -o ro or since a remount. Where that cannot be seen: true. */
+bool mount_is_readonly(const struct fs *fs);
 /* -EBUSY unless @lazy. */
 int mount_end(struct fs *fs, bool lazy);
 /* End the connection: who still uses the mount gets ENOTCONN. When no request is served any more. */

@@ -103,6 +103,35 @@ static int file_range(struct ioctl_job *job, int access)
 	return io->from ? -EINVAL : cache_flush(f);
 }
 
+static bool shares_readonly(struct ioctl_job *job, unsigned device)
+{
+	struct cache_device_use use;
+
+	if (device >= cache_devices(job->fs->cache))
+		return true;
+	cache_device(job->fs->cache, device, &use);
+	return use.dev->shares_readonly;
+}
+
+/* Who has opened the file for reading may be one who may write it. It matters where the device keeps nobody from writing. */
+static struct control_caller caller_of(struct ioctl_job *job, int access)
+{
+	struct control_caller caller = { .uid = job->uid };
+	struct inode *inode = job->handle->inode;
+	int fd;
+
+	if (access != O_RDONLY || !job->handle->cfile || shares_readonly(job, job->arg.map.device))
+		return caller;
+	if (!cred_is_whole(job->req))
+		caller.uid = (uid_t)-1;
+	fd = inode_fd_get(inode);
+	if (fd < 0)
+		return caller;
+	caller.may_write = cred_may_write(job->req, fd) && !mount_is_readonly(job->fs);
+	inode_fd_put(inode);
+	return caller;
+}
+
 static int map_contents(struct ioctl_job *job, int access)
 {
 	struct gaia_ioc_map *io = &job->arg.map;
@@ -113,7 +142,7 @@ static int map_contents(struct ioctl_job *job, int access)
 	if (access != O_RDONLY)
 		contents_written_by(job->handle->inode, job->uid);
 	err = control_map(job->fs->control, job->handle->cfile, access != O_WRONLY,
-			  access != O_RDONLY, io);
+			  access != O_RDONLY, caller_of(job, access), io);
 	/* What cannot write releases nothing that the kernel must drop; and its mount may be read-only. */
 	if (!err)
 		passthrough_mapped(job->handle->inode, access != O_RDONLY);

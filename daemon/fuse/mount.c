@@ -489,6 +489,28 @@ bool mount_is_ours(const struct fs *fs)
 	       entry.minor == fs->dev_minor && !strcmp(entry.source, fs->mounted_as);
 }
 
+bool mount_is_readonly(const struct fs *fs)
+{
+	FILE *file = fopen("/proc/self/mountinfo", "re");
+	bool found = false, readonly = true;
+	char *line = NULL;
+	size_t room = 0;
+
+	while (file && !found && getline(&line, &room, file) > 0) {
+		char of_all[8], *rest = strstr(line, " - ");
+		unsigned major, minor;
+
+		found = rest && sscanf(rest, " - %*s %*s %7[^,\n]", of_all) == 1 &&
+			sscanf(line, "%*d %*d %u:%u", &major, &minor) == 2 && major == fs->dev_major && minor == fs->dev_minor;
+		if (found)
+			readonly = strcmp(of_all, "rw") != 0;
+	}
+	free(line);
+	if (file)
+		fclose(file);
+	return readonly;
+}
+
 int mount_end(struct fs *fs, bool lazy)
 {
 	int err = 0;

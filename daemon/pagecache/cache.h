@@ -240,11 +240,13 @@ int cfile_error_check(struct cfile *f, uint64_t *cursor);
 struct cache_user {
 	uid_t uid;
 	bool owner;
+	bool alone; /* what only reads shares with nobody, not even others of this uid */
 };
 
 /*
  * Holds f. prot: GAIA_PROT_*. @may_write: the client may write the file, whatever prot says. One that may not
- * gets memory of its own, which nobody else reads, where the device cannot keep it from writing. -ENODEV; -EMFILE: of
+ * shares, where the device cannot keep it from writing, memory with the same user's mappings of this file that may not
+ * either. It is only filled: nothing is read from it, and it goes with the last of these mappings. -ENODEV; -EMFILE: of
  * one file there are CACHE_MAX_MAPPINGS.
  */
 int cache_map(struct cfile *f, unsigned device, void *client, struct cache_user user, uint64_t map_id, unsigned prot,

@@ -224,20 +224,38 @@ struct cfile {
 	atomic_uint_least64_t stream[READ_STREAMS];
 	atomic_uint oldest_stream;
 	atomic_uint mappings;
+	struct readers *readers; /* hash; lock */
 
 	/* cache->lock: kernel copies to be invalidated again. */
 	uint64_t again_asked, again_done;
 };
 
 /*
+ * Mappings that may only read, but could store: those of one file on one device by one user, or a single one. They share replicas,
+ * beside the one of who may write. Lives as long as one of them.
+ */
+struct readers {
+	/* Constant. */
+	struct readers_of {
+		unsigned device;
+		uid_t uid;
+	} of;
+	bool alone; /* a single one's: not in the table, where others would find it */
+
+	/* file->lock. */
+	unsigned mappings;
+	UT_hash_handle hh;
+};
+
+/*
  * A device's copy of a chunk. Its pages are guarded as the chunk's pages are. A chunk has at most one on a device
- * that clients share, and one more for each mapping that must have its own: such a copy is
- * only ever filled. Nothing is read from it or released in it, and it ends with the mapping.
+ * that clients share, and one more for each struct readers: such a copy is only ever filled. Nothing is read
+ * from it or released in it, and it ends with the last of their mappings.
  */
 struct replica {
 	struct chunk *chunk; /* holds a reference */
 	struct cache_device *dev;
-	struct mapping *only; /* whose it is; NULL: shared */
+	struct readers *only; /* whose it is; NULL: shared by all who may write */
 
 	/* chunk->lock. */
 	struct devmem *shadow;	/* snapshots of secured pages; used by who locks the page */
@@ -300,7 +318,7 @@ struct mapping {
 	uint64_t id;
 	unsigned prot;
 	bool export_write;    /* descriptors for the client allow writing */
-	bool alone;	      /* its replicas are its own */
+	struct readers *readers; /* whose replicas it has; NULL: the shared ones */
 	uint64_t off, len;
 	pthread_mutex_t lock; /* taken inside chunk.lock */
 	/* lock. */
@@ -692,8 +710,8 @@ uint64_t user_limit(const struct cache_device *dev);
 int cache_device_run(struct cache_device *dev, struct dev_op *op);
 
 /*
- * Evict the chunk's replicas on the device on request: -EBUSY if one is pinned. For the mapping @m, if it is not NULL: then
- * -EBUSY also of one that another mapping maps, which stays. [W]
+ * Evict the chunk's replicas on the device on request: -EBUSY if one is pinned. For the mapping @m, if it is not NULL: only the one
+ * that it shares, which stays (-EBUSY) if another mapping maps it. [W]
  */
 int replica_drop(struct chunk *ch, struct cache_device *dev, const struct mapping *m);
 /* Evict the chunk's replicas, if nobody uses them. */

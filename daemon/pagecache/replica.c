@@ -82,7 +82,7 @@ void replica_unpin(struct replica *rep)
 		TAILQ_INSERT_TAIL(&dev->idle, rep, link);
 		dev->pinned -= GAIA_CHUNK;
 		if (rep->only)
-			has_left(dev); /* own_replicas_drop() may wait for who looked at it */
+			has_left(dev); /* readers_drop_replicas() may wait for who looked at it */
 	}
 	pthread_mutex_unlock(&dev->lock);
 	if (last && failed)
@@ -299,9 +299,9 @@ static void replica_unlink(struct chunk *ch, struct replica *rep)
 		ch->replica[k] = ch->replica[k + 1];
 }
 
-/* chunk->lock held. @only: the mapping whose own it is, or NULL for the shared one. */
+/* chunk->lock held. @only: see struct replica. */
 static struct replica *replica_find(struct chunk *ch, const struct cache_device *dev,
-				    const struct mapping *only)
+				    const struct readers *only)
 {
 	for (unsigned k = 0; k < ch->n_replicas; k++)
 		if (ch->replica[k]->dev == dev && ch->replica[k]->only == only)
@@ -313,7 +313,7 @@ static struct replica *replica_find(struct chunk *ch, const struct cache_device 
  * dev->reserve held, and it counts as pinned and promised already. A replica without memory, with a pin. Takes over
  * the caller's reference to the chunk, also on error. -EMFILE.
  */
-static int promise_make(struct chunk *ch, struct cache_device *dev, struct mapping *only, struct replica **out)
+static int promise_make(struct chunk *ch, struct cache_device *dev, struct readers *only, struct replica **out)
 {
 	struct replica *rep = xcalloc(1, sizeof(*rep));
 
@@ -325,7 +325,7 @@ static int promise_make(struct chunk *ch, struct cache_device *dev, struct mappi
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
 		rep->page[i].cut = GAIA_PAGE;
 	pthread_mutex_lock(&ch->lock);
-	/* Mappings with replicas of their own can be many: not so many that one is in the way of what clients share. */
+	/* Users can be many: not so many that their readers are in the way of what clients share. */
 	if (only && ch->n_replicas + ch->file->cache->n_devices >= CACHE_MAX_DEVICES) {
 		pthread_mutex_unlock(&ch->lock);
 		free(rep);
@@ -657,7 +657,7 @@ static int drop_claim(struct chunk *ch, struct cache_device *dev, const struct m
 		struct replica *rep = ch->replica[k];
 		bool going;
 
-		if (rep->dev != dev)
+		if (rep->dev != dev || (m && rep->only != m->readers))
 			continue;
 		pthread_mutex_lock(&dev->lock);
 		going = leaves(rep);
@@ -768,7 +768,8 @@ static bool shadows_reclaim(struct cache_device *dev)
 
 /* What an acquire needs, and has got of it. */
 struct demand {
-	struct mapping *m, *only;
+	struct mapping *m;
+	struct readers *only;
 	struct cache_device *dev;
 	uint64_t first, n;
 	struct replica **out;	     /* pinned, but of what decide() has not decided */
@@ -1031,7 +1032,7 @@ uint64_t replicas_pin_again(struct mapping *m, uint64_t first, uint64_t n, struc
 
 int replicas_pin(struct mapping *m, uint64_t first, uint64_t last, struct replica **out)
 {
-	struct demand d = { .m = m, .only = m->alone ? m : NULL, .dev = m->dev, .first = first,
+	struct demand d = { .m = m, .only = m->readers, .dev = m->dev, .first = first,
 			    .n = last - first + 1, .out = out };
 	uint64_t held;
 	int err;
@@ -1116,6 +1117,28 @@ unsigned grants_pin_mapped(struct mapping *m, uint64_t first, uint64_t last, boo
 	return mapped;
 }
 
+/* ---- who may only read, and could store ---- */
+
+static struct readers *readers_join(struct cfile *f, unsigned device, struct cache_user user)
+{
+	struct readers_of of = { .device = device, .uid = user.uid };
+	struct readers *rd = NULL;
+
+	pthread_mutex_lock(&f->lock);
+	if (!user.alone)
+		HASH_FIND(hh, f->readers, &of, sizeof(of), rd);
+	if (!rd) {
+		rd = xcalloc(1, sizeof(*rd));
+		rd->of = of;
+		rd->alone = user.alone;
+		if (!rd->alone)
+			HASH_ADD(hh, f->readers, of, sizeof(rd->of), rd);
+	}
+	rd->mappings++;
+	pthread_mutex_unlock(&f->lock);
+	return rd;
+}
+
 /* ---- mappings ---- */
 
 int cache_map(struct cfile *f, unsigned device, void *client, struct cache_user user, uint64_t map_id, unsigned prot,
@@ -1143,7 +1166,7 @@ int cache_map(struct cfile *f, unsigned device, void *client, struct cache_user 
 	m->id = map_id;
 	m->prot = prot;
 	m->export_write = (prot & GAIA_PROT_WRITE) || !m->dev->dev->shares_readonly;
-	m->alone = m->export_write && !may_write;
+	m->readers = m->export_write && !may_write ? readers_join(f, device, user) : NULL;
 	m->off = off;
 	m->len = len;
 	STAILQ_INIT(&m->pins);
@@ -1152,10 +1175,9 @@ int cache_map(struct cfile *f, unsigned device, void *client, struct cache_user 
 	return 0;
 }
 
-/* Nothing of the mapping is pinned any more. */
-static void own_replicas_drop(struct mapping *m)
+/* Nobody has any of it mapped or pinned any more. */
+static void readers_drop_replicas(struct readers *rd, struct cache_device *dev)
 {
-	struct cache_device *dev = m->dev;
 	bool leave;
 
 	do {
@@ -1167,10 +1189,10 @@ static void own_replicas_drop(struct mapping *m)
 		pthread_mutex_lock(&dev->reserve);
 		pthread_mutex_lock(&dev->lock);
 		TAILQ_FOREACH(rep, &dev->busy, link)
-			leave |= rep->only == m;
+			leave |= rep->only == rd;
 		for (rep = TAILQ_FIRST(&dev->idle); rep; rep = next) {
 			next = TAILQ_NEXT(rep, link);
-			if (rep->only != m)
+			if (rep->only != rd)
 				continue;
 			claim_idle(rep);
 			list_add(&claimed, rep);
@@ -1182,6 +1204,24 @@ static void own_replicas_drop(struct mapping *m)
 		if (leave)
 			await_left(dev, before);
 	} while (leave);
+}
+
+/* Nothing of the mapping is pinned any more. */
+static void readers_leave(struct mapping *m)
+{
+	struct readers *rd = m->readers;
+	struct cfile *f = m->file;
+	bool last;
+
+	pthread_mutex_lock(&f->lock);
+	last = --rd->mappings == 0;
+	if (last && !rd->alone)
+		HASH_DEL(f->readers, rd);
+	pthread_mutex_unlock(&f->lock);
+	if (!last)
+		return;
+	readers_drop_replicas(rd, m->dev);
+	free(rd);
 }
 
 /* Some chunk that the mapping has a grant of, with a reference; NULL: none any more. */
@@ -1333,7 +1373,7 @@ static int replica_renew(struct replica *rep)
  * the device. Else it goes: now, or, if it is held or cannot be brought home, when it is acquired next. What has been spoiled for long is
  * not copied: nobody knows who stored last to what it has.
  */
-static void spoiled_secure(struct chunk *ch, struct cache_device *dev, const struct mapping *only, bool copy)
+static void spoiled_secure(struct chunk *ch, struct cache_device *dev, const struct readers *only, bool copy)
 {
 	struct replica_list claimed = { .n = 0 };
 	struct replica *rep;
@@ -1366,11 +1406,11 @@ void cache_unmap(struct mapping *m, enum cache_left left)
 	pins_drop(m);
 	while ((ch = chunk_of_mapping(m))) {
 		if (grant_end(m, ch, kept, &now))
-			spoiled_secure(ch, m->dev, m->alone ? m : NULL, now);
+			spoiled_secure(ch, m->dev, m->readers, now);
 		chunk_put(ch);
 	}
-	if (m->alone)
-		own_replicas_drop(m);
+	if (m->readers)
+		readers_leave(m);
 	mapping_holds_nothing(m);
 	pthread_mutex_destroy(&m->lock);
 	free(m);

@@ -29,6 +29,7 @@ static struct {
 	unsigned char *map;
 	int prot;
 	uint8_t may[MAX_HOT];	/* 1: acquired to read, 2: to write */
+	unsigned holds[MAX_HOT];	/* acquires not yet released */
 } held[MAX_SLOTS];
 
 static size_t mapped_bytes(void)
@@ -52,6 +53,12 @@ int sync_file_range(int fd, off64_t off, off64_t len, unsigned flags)
 	return (int)syscall(SYS_sync_file_range, fd, off, len, flags);
 }
 
+static void holds_none(unsigned slot)
+{
+	memset(held[slot].may, 0, sizeof(held[slot].may));
+	memset(held[slot].holds, 0, sizeof(held[slot].holds));
+}
+
 static void do_map(unsigned slot)
 {
 	int prot = chance(90) ? PROT_READ | PROT_WRITE : PROT_READ;
@@ -69,7 +76,7 @@ static void do_map(unsigned slot)
 	}
 	held[slot].map = p;
 	held[slot].prot = prot;
-	memset(held[slot].may, 0, sizeof(held[slot].may));
+	holds_none(slot);
 }
 
 static void do_unmap(unsigned slot)
@@ -81,7 +88,7 @@ static void do_unmap(unsigned slot)
 	op_start(op);
 	op_end(op, gaia_munmap(held[slot].map, mapped_bytes()) ? errno : 0);
 	held[slot].map = NULL;
-	memset(held[slot].may, 0, sizeof(held[slot].may));
+	holds_none(slot);
 }
 
 /* Hot pages first to last as bytes of the mapping. Whole pages count, whatever part is named. */
@@ -121,9 +128,6 @@ static int do_acquire(unsigned slot, uint32_t first, uint32_t last, bool write)
 
 	if (!op)
 		return -ENOSPC;
-	/* What is acquired to write stays so. */
-	for (uint32_t p = first; p <= last; p++)
-		write |= held[slot].may[p] == 2;
 	range_of(first, last, &off, &len);
 	op->arg = write;
 	op_start(op);
@@ -131,8 +135,11 @@ static int do_acquire(unsigned slot, uint32_t first, uint32_t last, bool write)
 	op_end(op, err ? errno : 0);
 	if (op->err == ENOTCONN)
 		_exit(ALL_WELL);
-	if (!err)
-		memset(&held[slot].may[first], write ? 2 : 1, last - first + 1);
+	/* What is acquired to write stays so until its last hold is gone. */
+	for (uint32_t p = first; p <= last && !err; p++) {
+		held[slot].holds[p]++;
+		held[slot].may[p] = write || held[slot].may[p] == 2 ? 2 : 1;
+	}
 	return -op->err;
 }
 
@@ -149,10 +156,25 @@ static void do_release(unsigned slot, uint32_t first, uint32_t last)
 	op_end(op, gaia_release(held[slot].map + off, len) ? errno : 0);
 	if (op->err == ENOTCONN)
 		_exit(ALL_WELL);
-	memset(&held[slot].may[first], 0, last - first + 1);
+	for (uint32_t p = first; p <= last; p++)
+		if (held[slot].holds[p] && !--held[slot].holds[p])
+			held[slot].may[p] = 0;
 	/* What a failure leaves is not promised: start afresh. */
 	if (op->err)
 		do_unmap(slot);
+}
+
+/* Take all holds of hot pages first to last away. */
+static void release_all(unsigned slot, uint32_t first, uint32_t last)
+{
+	bool more = true;
+
+	while (more && held[slot].map && log_has_room()) {
+		do_release(slot, first, last);
+		more = false;
+		for (uint32_t p = first; p <= last; p++)
+			more |= held[slot].holds[p] != 0;
+	}
 }
 
 static void do_gaia_sync(unsigned slot)
@@ -254,10 +276,13 @@ static void client_step(void)
 		pick_pages(&first, &last);
 		if (do_acquire(slot, first, last, chance(80) && held[slot].prot & PROT_WRITE) == -ENOMEM)
 			/* Make room: for others, too. */
-			do_release(slot, 0, c->hot - 1);
+			release_all(slot, 0, c->hot - 1);
 	} else if (how < 96) {
 		pick_pages(&first, &last);
-		do_release(slot, first, last);
+		if (chance(50))
+			release_all(slot, first, last);
+		else
+			do_release(slot, first, last);
 	} else if (how < 97) {
 		if (HAS(c, F_UNMAP) && chance(30))
 			do_unmap(slot);

@@ -95,6 +95,7 @@ uint64_t value_at(ref r, uint32_t cell)
 /* One client's hold of a page, while its log is read. */
 struct hold {
 	uint64_t since, acquired;	/* 0: none */
+	unsigned count;		/* acquires not yet released */
 	uint32_t *stores;		/* not released yet */
 	unsigned n, room;
 };
@@ -105,6 +106,7 @@ static void hold_end(struct hold *h, unsigned file, unsigned page, unsigned proc
 		span_add(&holds[file][world->procs[proc].device][page], h->since, at, proc);
 	h->since = 0;
 	h->acquired = 0;
+	h->count = 0;
 	h->n = 0;
 }
 
@@ -120,7 +122,10 @@ static void on_release(struct hold *h, const struct op *op, unsigned page, unsig
 		dev_ops[proc][h->stores[i]].done = done ? op->e : NEVER;
 	}
 	/* Of a release that failed the stores may still be dropped. */
-	if (done)
+	if (!done)
+		return;
+	h->n = 0;
+	if (!--h->count)
 		hold_end(h, op->file, page, proc, op->e);
 }
 
@@ -151,6 +156,7 @@ static void read_client(unsigned proc)
 				if (op->err || never_ended(op))
 					continue;
 				h->acquired = op->s;
+				h->count++;
 				if (!h->since)
 					h->since = op->s;
 			}

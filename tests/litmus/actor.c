@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <jansson.h>
 #include <limits.h>
 #include <sched.h>
@@ -12,6 +13,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -361,6 +363,18 @@ static void do_rename(struct actor *a, const struct step *st, struct seen *seen)
 		seen->err = errno;
 }
 
+/* For good. */
+static int do_user(const struct step *st)
+{
+	uid_t id = USERS + (uid_t)st->number;
+
+	if (setgroups(0, NULL) || setresgid(id, id, id) || setresuid(id, id, id))
+		return errno;
+	/* Changing ids clears it. */
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	return 0;
+}
+
 /* ---- the runner's steps ---- */
 
 /* The file, by the actor's own descriptor if it has it open: closing another one would send FLUSH. */
@@ -635,6 +649,12 @@ static void perform(struct actor *a, const struct step *st, struct seen *seen)
 		break;
 	case OP_STAT:
 		do_stat(a, st, seen);
+		break;
+	case OP_USER:
+		seen->err = do_user(st);
+		break;
+	case OP_CHMOD:
+		err = chmod(file_path(a, st->file, path), st->mode);
 		break;
 	case OP_LOAD:
 	case OP_STORE:

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include "mountpoint.h"
 #include "run.h"
@@ -27,7 +28,7 @@ static const char usage[] =
 	"  --gaia PATH    the control tool ($GAIA, or this build's)\n"
 	"  --check        only read the files\n"
 	"A repetition has 10 s, times $LITMUS_SLOW (sanitizers, valgrind). Exit status: 0 all passed, 1\n"
-	"not all, 2 usage, or a file that cannot be read.\n";
+	"not all, 2 usage, or a file that cannot be read, 77 all were skipped.\n";
 
 static unsigned long long value(const char *option, const char *text)
 {
@@ -131,7 +132,7 @@ int main(int argc, char **argv)
 		.cpu_cache = "auto",
 		.seconds = SECONDS * (unsigned)value("LITMUS_SLOW", from_env("LITMUS_SLOW", "1")),
 	};
-	unsigned passed = 0, failed = 0, unread = 0;
+	unsigned passed = 0, failed = 0, skipped = 0, unread = 0;
 	bool check = false;
 
 	/* Not the daemon's or an actor's death shall be ours. */
@@ -151,6 +152,9 @@ int main(int argc, char **argv)
 		} else if (check) {
 			printf("form %s\n", s->path);
 			passed++;
+		} else if (s->users && geteuid()) {
+			printf("skip %s: needs root, to be other users as well\n", s->path);
+			skipped++;
 		} else if (run_scenario(s, &o, &report)) {
 			printf("pass %s (%s): %u times, the slowest %llu ms\n", s->path,
 			       run_way(&o), report.repetitions,
@@ -163,8 +167,10 @@ int main(int argc, char **argv)
 			scenario_free(s);
 	}
 	printf("%u passed, %u failed", passed, failed);
+	if (skipped)
+		printf(", %u skipped", skipped);
 	if (unread)
 		printf(", %u cannot be read", unread);
 	printf("\n");
-	return unread ? 2 : failed ? 1 : 0;
+	return unread ? 2 : failed ? 1 : skipped && !passed ? 77 : 0;
 }

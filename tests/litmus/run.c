@@ -331,8 +331,8 @@ static void do_crash(struct run *r, const struct step *st)
  * and closing it once more would be seen: close(2) pushes and stores what is dirty. */
 static unsigned borrower(const struct run *r, unsigned file)
 {
-	/* After these it is no longer known what goes by the name. */
-	if (r->s->renames)
+	/* After renames it is no longer known what goes by the name. Some users may not evict. */
+	if (r->s->renames || r->s->users)
 		return ACTOR_RUNNER;
 	for (unsigned i = 1; i < r->s->n_actors; i++)
 		if (r->players[i].open_file == (int)file)
@@ -519,6 +519,8 @@ static void mount_args(const struct scenario *s, const struct run_options *o, co
 	for (unsigned i = 0; i < MAX(s->devices, 1u); i++) {
 		args[n++] = "--device";
 		args[n++] = s->devices ? gpu_option(i, s->device, device[i]) : "none";
+		if (s->devices && s->no_readonly && !gpu_is(i))
+			strcat(device[i], ",readonly=off");
 	}
 	args[n] = NULL;
 }

@@ -25,7 +25,7 @@ struct parser {
 	int line;
 	struct step *par;	/* between par and end */
 	char *buf;		/* getline()'s */
-	bool killed[MAX_ACTORS];
+	bool acted[MAX_ACTORS], killed[MAX_ACTORS];
 	jmp_buf refused;
 };
 
@@ -56,6 +56,8 @@ static const struct op_def op_defs[] = {
 	{ "unlink", OP_UNLINK, "PD", "f", false },
 	{ "rename", OP_RENAME, "PD", "ft", false },
 	{ "stat", OP_STAT, "PD", "fscn", false },
+	{ "user", OP_USER, "PD", "n", false },
+	{ "chmod", OP_CHMOD, "PD", "fx", false },
 	{ "load", OP_LOAD, "PD", "ol", true },
 	{ "store", OP_STORE, "PD", "od", false },
 	{ "scatter", OP_SCATTER, "PD", "oinD", false },
@@ -326,6 +328,7 @@ static void take_arg(struct parser *p, struct step *st, char kind, char **words,
 		     unsigned *w)
 {
 	const char *word;
+	char *end;
 	int dev;
 
 	/* A comparison may be left out. */
@@ -339,6 +342,7 @@ static void take_arg(struct parser *p, struct step *st, char kind, char **words,
 		       kind == 'd' || kind == 'D'  ? "data" :
 		       kind == 'm'		  ? "how to open" :
 		       kind == 'p'		  ? "r or rw" :
+		       kind == 'x'		  ? "a mode" :
 						    "a number");
 	word = words[(*w)++];
 	switch (kind) {
@@ -352,6 +356,11 @@ static void take_arg(struct parser *p, struct step *st, char kind, char **words,
 		break;
 	case 'n':
 		st->number = number(p, word);
+		break;
+	case 'x':
+		st->mode = (unsigned)strtoul(word, &end, 8);
+		if (*end || st->mode > 0777)
+			refuse(p, "'%s' is not a mode: octal, at most 777", word);
 		break;
 	case 'i':
 		st->stride = number(p, word);
@@ -537,6 +546,10 @@ static void parse_step(struct parser *p, unsigned who, char *text, struct step *
 		refuse(p, "%s was killed above", a->name);
 	if (st->op == OP_KILL)
 		p->killed[who] = true;
+	if (st->op == OP_USER && (p->acted[who] || st->number == 0 || st->number > MAX_USER))
+		refuse(p, "'user' is an actor's first step, with a number from 1 to %d", MAX_USER);
+	p->acted[who] = true;
+	p->s->users |= st->op == OP_USER;
 	if (st->op == OP_RENAME || st->op == OP_UNLINK)
 		p->s->renames = true;
 	if (st->op == OP_COUNT)
@@ -681,6 +694,10 @@ static void parse_setup(struct parser *p, char *text)
 		if (strcmp(value, "cached") != 0)
 			refuse(p, "files: cached, or nothing");
 		s->cached = true;
+	} else if (strcmp(text, "readonly") == 0) {
+		if (strcmp(value, "off") != 0)
+			refuse(p, "readonly: off, or nothing");
+		s->no_readonly = true;
 	} else if (strcmp(text, "home") == 0) {
 		number(p, value);
 		s->home = copy(p, value);

@@ -19,7 +19,7 @@ enum op {
 	/* processes, P and D */
 	OP_OPEN, OP_CLOSE, OP_KILL, OP_READ, OP_WRITE, OP_FSYNC, OP_FDATASYNC, OP_TRUNCATE,
 	OP_FALLOCATE, OP_PUNCH, OP_COPYRANGE, OP_SENDFILE, OP_SPLICE, OP_SPLICEIN, OP_UNLINK,
-	OP_RENAME, OP_STAT, OP_LOAD, OP_STORE, OP_SCATTER,
+	OP_RENAME, OP_STAT, OP_USER, OP_CHMOD, OP_LOAD, OP_STORE, OP_SCATTER,
 	/* P */
 	OP_MMAP, OP_MUNMAP, OP_MSYNC,
 	/* D */
@@ -51,7 +51,7 @@ struct step {
 	unsigned actor;
 	unsigned file, to_file;	/* indices into names */
 	uint64_t off, len, number;
-	unsigned mode;		/* open: enum open_mode; acquire: PROT_*; stat: enum stat_field */
+	unsigned mode;		/* open: enum open_mode; acquire: PROT_*; stat: enum stat_field; chmod */
 	enum comparison cmp;
 	unsigned from;		/* evict: GAIA_FROM_HOME or a device */
 	char *counter;
@@ -92,6 +92,8 @@ struct file_def {
 #define MAX_ACTORS 32
 #define MAX_DEVICES 16
 #define MAX_NOTES 8
+#define MAX_USER 9	/* user N is uid and gid 65520 + N */
+#define USERS 65520u
 #define NOTE_BYTES 64
 
 struct scenario {
@@ -110,7 +112,8 @@ struct scenario {
 	unsigned n_steps;
 	uint64_t reach;		/* end of the furthest range that a device uses */
 	bool cached;		/* in auto: files that devices had mapped before */
-	bool counts, renames, has_par;
+	bool no_readonly;	/* devices that cannot share memory for reading only */
+	bool counts, renames, users, has_par;
 	struct memory *memory;	/* all of the above */
 };
 

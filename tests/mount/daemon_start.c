@@ -98,6 +98,7 @@ ON_TOP(bad_usage_is_one_line)
 	refused("nonsense", "--device sim,nonsense=1 dir");
 	refused("count", "--device sim,count=0 dir");
 	refused("peers", "--device sim,peers=some dir");
+	refused("readonly", "--device sim,readonly=some dir");
 	refused("gpu", "--device gpu dir");
 	/* Where there is no such GPU, or no CUDA at all. */
 	refused("cuda1000", "--device cuda:1000 dir");

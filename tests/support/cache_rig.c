@@ -911,12 +911,12 @@ static struct device *new_device(const struct rig_options *options, unsigned ind
 			    (uint64_t)GAIA_CHUNK,
 		.latency_ns = options->latency_ns,
 		.no_peers = options->no_peers,
+		.no_readonly = options->always_writable,
 	};
 	struct device *sim, *dev;
 
 	must(device_sim_create(&config, &sim) == 0);
 	must(device_faulty_create(sim, &dev) == 0);
-	dev->shares_readonly = !options->always_writable;
 	return dev;
 }
 #endif

@@ -97,6 +97,8 @@ int cache_map(struct cfile *f, unsigned dev, void *client, struct cache_user use
 	fake_cache.maps++;
 	fake_cache.live++;
 	fake_cache.client = client;
+	fake_cache.may_write = may_write;
+	fake_cache.alone = user.alone;
 	fake_cache.map_id = map_id;
 	fake_cache.prot = prot;
 	fake_cache.off = off;
@@ -334,7 +336,7 @@ static int carry_out(int fd, unsigned long request, void *arg)
 	case GAIA_IOC_DEVICES:
 		return control_devices(control, arg);
 	case GAIA_IOC_MAP:
-		return control_map(control, f, access != O_WRONLY, access != O_RDONLY, arg);
+		return control_map(control, f, access != O_WRONLY, access != O_RDONLY, (struct control_caller){ .uid = fake_uid }, arg);
 	case GAIA_IOC_UNMAP:
 		return control_unmap(control, f, arg);
 	case GAIA_IOC_ACQUIRE:

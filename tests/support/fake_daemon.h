@@ -43,6 +43,7 @@ struct fake_cache {
 	uint64_t map_id;		/* of the last mapping */
 	unsigned prot;
 	void *client;			/* of the last mapping */
+	bool may_write, alone;		/* the same */
 };
 struct fake_cache fake_seen(void);
 

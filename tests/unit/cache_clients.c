@@ -24,6 +24,12 @@ static struct client *new_reader(void)
 	return client_create(kf, 0, GAIA_PROT_READ, 4 * GAIA_CHUNK);
 }
 
+static struct client *reader_of(uid_t uid)
+{
+	rig->user.uid = uid;
+	return new_reader();
+}
+
 /* What a program can do that takes the descriptor of a chunk from the library. */
 static void scribble(struct client *cl, uint64_t off, const char *text)
 {
@@ -33,6 +39,16 @@ static void scribble(struct client *cl, uint64_t off, const char *text)
 	client_store(cl, text, strlen(text), off);
 }
 
+/* What processes read then, when nothing else has it than the device and the store. */
+static void forget_but_on_devices(void)
+{
+	cr_assert_eq(cpu_fsync(kf), 0);
+	kernel_reclaim(kf, 0, 0);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	/* So that it is known how long a read of the store takes, and devices are the nearer. */
+	cr_assert_eq(cpu_read(kf, (char[1]){ 0 }, 1, 2 * GAIA_CHUNK), 1);
+}
+
 Test(reader, has_memory_that_nobody_else_reads)
 {
 	struct client *reader, *writer, *other;
@@ -40,10 +56,10 @@ Test(reader, has_memory_that_nobody_else_reads)
 
 	begin_writable(8);
 	write_cpu(0, "true");
-	reader = new_reader();
-	other = new_reader();
+	reader = reader_of(1);
+	other = reader_of(2);
 	writer = new_client(0);
-	expect_device(reader, 0, "true");
+	cr_assert_eq(client_acquire(reader, 0, GAIA_CHUNK, GAIA_PROT_READ), 0);
 	expect_device(other, 0, "true");
 	scribble(reader, 0, "lies");
 	expect_device(writer, 0, "true");
@@ -54,8 +70,7 @@ Test(reader, has_memory_that_nobody_else_reads)
 	release_all(other);
 	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EBUSY, "the reader's own is left");
 	client_end(other);
-	kernel_reclaim(kf, 0, 0);
-	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	forget_but_on_devices();
 	expect_cpu(0, "true");
 	release_all(reader);
 	client_load(reader, seen, 4, 0);
@@ -148,6 +163,213 @@ Test(reader, loses_its_copy_on_request_like_any)
 	end();
 }
 
+/* ---- readers of one user ---- */
+
+Test(readers, of_one_user_share_one_copy)
+{
+	struct client *one, *two, *writer;
+
+	begin_writable(8);
+	write_cpu(0, "true");
+	one = reader_of(1);
+	two = reader_of(1);
+	writer = new_client(0);
+	expect_device(one, 0, "true");
+	expect_device(two, 0, "true");
+	cr_assert_eq(rig_device_used(rig, 0), GAIA_CHUNK);
+	cr_assert_eq(counter_value(CTR_home_to_device), 1);
+	expect_device(writer, 0, "true");
+	cr_assert_eq(rig_device_used(rig, 0), 2 * GAIA_CHUNK);
+	/* They could write each other's memory anyway; what is in it becomes nobody else's. */
+	cr_assert_eq(client_acquire(one, 0, GAIA_CHUNK, GAIA_PROT_READ), 0);
+	scribble(one, 0, "lies");
+	cr_assert_eq(memcmp(client_at(two, 0), "lies", 4), 0);
+	release_all(one);
+	release_all(two);
+	release_all(writer);
+	expect_device(writer, 0, "true");
+	client_end(writer);
+	forget_but_on_devices();
+	expect_cpu(0, "true");
+	end();
+}
+
+Test(readers, of_one_user_see_what_is_released_while_another_holds_it)
+{
+	struct client *one, *two, *writer;
+
+	begin_writable(8);
+	one = reader_of(1);
+	two = reader_of(1);
+	writer = new_client(0);
+	write_cpu(100, "one");
+	expect_device(one, 100, "one");
+	write_device(writer, 100, "two");
+	release_all(writer);
+	expect_device(two, 100, "two");
+	cr_assert_eq(memcmp(client_at(one, 100), "two", 3), 0);
+	release_all(two);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EBUSY, "the other one holds it");
+	release_all(one);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	cr_assert_eq(one->revoked + two->revoked, 2);
+	end();
+}
+
+Test(readers, copy_stays_until_the_last_of_the_user_goes)
+{
+	struct client *one, *two, *other;
+
+	begin_writable(8);
+	one = reader_of(1);
+	two = reader_of(1);
+	other = reader_of(2);
+	cr_assert_eq(client_acquire(one, 0, 2 * GAIA_CHUNK, GAIA_PROT_READ), 0);
+	cr_assert_eq(cache_advise(one->mapping, 2 * GAIA_CHUNK, GAIA_CHUNK, GAIA_ADVISE_WILLNEED), 0);
+	cr_assert_eq(client_acquire(two, 0, 1, GAIA_PROT_READ), 0);
+	cr_assert_eq(client_acquire(other, 0, 1, GAIA_PROT_READ), 0);
+	cr_assert_eq(rig_device_used(rig, 0), 4 * GAIA_CHUNK);
+	client_end(one);
+	cr_assert_eq(rig_device_used(rig, 0), 4 * GAIA_CHUNK);
+	client_end(two);
+	cr_assert_eq(rig_device_used(rig, 0), GAIA_CHUNK, "the other user's");
+	/* And a later one begins anew. */
+	two = reader_of(1);
+	cr_assert_eq(client_acquire(two, 0, 1, GAIA_PROT_READ), 0);
+	cr_assert_eq(rig_device_used(rig, 0), 2 * GAIA_CHUNK);
+	end();
+}
+
+Test(readers, of_two_files_have_nothing_in_common)
+{
+	struct client *one, *two;
+	struct kfile *other;
+
+	begin_writable(8);
+	other = kfile_create(rig, 2, 4 * GAIA_CHUNK);
+	write_cpu(0, "first");
+	cr_assert_eq(cpu_write(other, "second", 6, 0), 0);
+	one = reader_of(1);
+	two = client_create(other, 0, GAIA_PROT_READ, 4 * GAIA_CHUNK);
+	expect_device(one, 0, "first");
+	expect_device(two, 0, "second");
+	release_all(two);
+	client_end(one);
+	cr_assert_eq(rig_device_used(rig, 0), GAIA_CHUNK);
+	expect_device(two, 0, "second");
+	end();
+}
+
+Test(readers, who_are_alone_share_with_nobody)
+{
+	struct client *one, *two, *alone;
+
+	begin_writable(8);
+	write_cpu(0, "true");
+	one = reader_of(1);
+	rig->user.alone = true;
+	alone = reader_of(1);
+	two = reader_of(1);
+	expect_device(one, 0, "true");
+	expect_device(alone, 0, "true");
+	expect_device(two, 0, "true");
+	cr_assert_eq(rig_device_used(rig, 0), 3 * GAIA_CHUNK);
+	scribble(one, 0, "lies");
+	scribble(two, 0, "lies");
+	cr_assert_eq(memcmp(client_at(alone, 0), "true", 4), 0);
+	client_end(alone);
+	cr_assert_eq(rig_device_used(rig, 0), 2 * GAIA_CHUNK);
+	end();
+}
+
+Test(readers, who_may_write_share_with_those_who_do)
+{
+	struct client *reader, *writer;
+
+	begin(&(struct rig_options){ .devices = 1, .always_writable = true, .readers_may_write = true }, 4 * GAIA_CHUNK);
+	reader = new_reader();
+	writer = new_client(0);
+	write_device(writer, 0, "device");
+	release_all(writer);
+	expect_device(reader, 0, "device");
+	cr_assert_eq(rig_device_used(rig, 0), GAIA_CHUNK);
+	cr_assert_eq(counter_value(CTR_home_to_device), 1);
+	end();
+}
+
+static void *come_and_go(void *arg)
+{
+	for (int i = 0; i < 50; i++) {
+		struct client *cl = new_reader();
+
+		if (i % 2)
+			cr_assert_eq(cache_advise(cl->mapping, GAIA_CHUNK, GAIA_CHUNK, GAIA_ADVISE_WILLNEED), 0);
+		expect_device(cl, 0, "true");
+		client_end(cl);
+	}
+	return arg;
+}
+
+Test(readers, of_one_user_come_and_go_at_the_same_time, .timeout = 120)
+{
+	pthread_t thread[4];
+
+	begin_writable(8);
+	write_cpu(0, "true");
+	for (unsigned k = 0; k < 4; k++)
+		cr_assert_eq(pthread_create(&thread[k], NULL, come_and_go, NULL), 0);
+	for (unsigned k = 0; k < 4; k++)
+		pthread_join(thread[k], NULL);
+	cr_assert_eq(rig_device_used(rig, 0), 0);
+	end();
+}
+
+/* A client that was disconnected maps the copy still. It may store there, as all of its user may; that goes no further. */
+Test(readers, who_were_disconnected_are_in_no_other_users_way)
+{
+	struct client *gone, *same, *other;
+	unsigned char *memory;
+
+	begin_writable(8);
+	write_cpu(0, "true");
+	gone = reader_of(1);
+	same = reader_of(1);
+	other = reader_of(2);
+	expect_device(gone, 0, "true");
+	expect_device(same, 0, "true");
+	memory = mremap(client_at(gone, 0), 0, GAIA_CHUNK, MREMAP_MAYMOVE);
+	cr_assert_neq(memory, MAP_FAILED);
+	cr_assert_eq(mprotect(memory, GAIA_CHUNK, PROT_READ | PROT_WRITE), 0);
+	client_die(gone);
+	gone->kept = true;
+	client_end(gone);
+	memcpy(memory, "lies", 4);
+	expect_device(other, 0, "true");
+	release_all(same);
+	/* Nobody holds any of it: so it goes, and the rest of the user's get another. */
+	expect_device(same, 0, "true");
+	cr_assert_eq(rig_device_used(rig, 0), 2 * GAIA_CHUNK);
+	munmap(memory, GAIA_CHUNK);
+	end();
+}
+
+Test(readers, advice_concerns_what_they_share)
+{
+	struct client *one, *other;
+
+	begin_writable(8);
+	one = reader_of(1);
+	other = reader_of(2);
+	cr_assert_eq(cache_advise(one->mapping, 0, GAIA_CHUNK, GAIA_ADVISE_WILLNEED), 0);
+	cr_assert_eq(cache_advise(other->mapping, 0, GAIA_CHUNK, GAIA_ADVISE_WILLNEED), 0);
+	cr_assert_eq(rig_device_used(rig, 0), 2 * GAIA_CHUNK);
+	cr_assert_eq(cache_advise(one->mapping, 0, GAIA_CHUNK, GAIA_ADVISE_DONTNEED), 0);
+	cr_assert_eq(rig_device_used(rig, 0), GAIA_CHUNK, "the other user's");
+	cr_assert_eq(cache_advise(one->mapping, 0, GAIA_CHUNK, GAIA_ADVISE_DONTNEED), 0);
+	cr_assert_eq(rig_device_used(rig, 0), GAIA_CHUNK);
+	end();
+}
+
 /* Advice needs no right to write the file, so it is no way to evict what others use. */
 Test(advice, to_drop_leaves_what_another_client_maps)
 {
@@ -196,7 +418,7 @@ Test(reader, is_in_no_writers_way_however_many_there_are)
 	begin(&(struct rig_options){ .devices = CACHE_MAX_DEVICES - 4, .device_chunks = 6,
 				     .always_writable = true }, 4 * GAIA_CHUNK);
 	for (unsigned k = 0; k < 5; k++) {
-		reader[k] = new_reader();
+		reader[k] = reader_of(k);
 		cr_assert_eq(client_acquire(reader[k], 0, 1, GAIA_PROT_READ), k < 4 ? 0 : -EMFILE);
 	}
 	write_device(new_client(0), 0, "first");
@@ -1285,16 +1507,6 @@ static unsigned char *disconnected(struct client **cl)
 	client_die(*cl);
 	(*cl)->kept = true;
 	return memory;
-}
-
-/* What processes read then, when nothing else has it than the device and the store. */
-static void forget_but_on_devices(void)
-{
-	cr_assert_eq(cpu_fsync(kf), 0);
-	kernel_reclaim(kf, 0, 0);
-	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
-	/* So that it is known how long a read of the store takes, and devices are the nearer. */
-	cr_assert_eq(cpu_read(kf, (char[1]){ 0 }, 1, 2 * GAIA_CHUNK), 1);
 }
 
 Test(disconnected, store_to_memory_that_nobody_reads)

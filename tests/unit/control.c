@@ -375,17 +375,61 @@ Test(rights, descriptors_limit_mappings, .init = begin, .fini = end)
 	struct peer p = join();
 	struct gaia_ioc_map io = { .key = p.key, .length = GAIA_PAGE, .prot = RW };
 	struct gaia_ioc_map none = io;
+	struct control_caller me = { .uid = getuid() };
 	struct control *ctl = fake_control();
 	struct cfile *f = fake_cfile(file);
 
-	cr_assert_eq(control_map(ctl, f, true, false, &io), -EACCES);
-	cr_assert_eq(control_map(ctl, f, false, true, &io), -EACCES);
+	cr_assert_eq(control_map(ctl, f, true, false, me, &io), -EACCES);
+	cr_assert_eq(control_map(ctl, f, false, true, me, &io), -EACCES);
 	io.prot = GAIA_PROT_READ;
-	cr_assert_eq(control_map(ctl, f, true, false, &io), 0);
-	cr_assert_eq(control_map(ctl, NULL, true, true, &none), -ENODEV);
+	cr_assert_eq(control_map(ctl, f, true, false, me, &io), 0);
+	cr_assert_eq(control_map(ctl, NULL, true, true, me, &none), -ENODEV);
 	none.device = 2;
-	cr_assert_eq(control_map(ctl, f, true, true, &none), -ENODEV);
+	cr_assert_eq(control_map(ctl, f, true, true, me, &none), -ENODEV);
 	leave(&p, 1);
+}
+
+static struct fake_cache map_as(struct gaia_ioc_map io, struct control_caller caller, bool writable)
+{
+	cr_assert_eq(control_map(fake_control(), fake_cfile(file), true, writable, caller, &io), 0);
+	return fake_seen();
+}
+
+/* Who asks, who connected, and who made the socket to which the memory goes: all one user. */
+Test(rights, readers_share_with_others_of_the_user_who_gets_the_memory, .init = begin, .fini = end)
+{
+	struct control_caller me = { .uid = getuid() }, other = { .uid = getuid() + 1 }, unknown = { .uid = (uid_t)-1 };
+	struct gaia_ioc_map io = { .length = GAIA_PAGE, .prot = GAIA_PROT_READ };
+	struct peer p, q;
+
+	fake_uid = me.uid;
+	p = join();
+	io.key = p.key;
+	cr_assert(!map_as(io, me, false).alone);
+	cr_assert(map_as(io, other, false).alone);
+	cr_assert(map_as(io, unknown, false).alone);
+	fake_uid = other.uid;
+	q = join();
+	io.key = q.key;
+	cr_assert(map_as(io, other, false).alone);
+	cr_assert(map_as(io, me, false).alone);
+	close(q.sock);
+	leave(&p, 5);
+}
+
+Test(rights, to_write_come_by_descriptor_or_by_the_caller, .init = begin, .fini = end)
+{
+	struct peer p = join();
+	struct gaia_ioc_map io = { .key = p.key, .length = GAIA_PAGE, .prot = GAIA_PROT_READ };
+	struct control_caller writer = { .may_write = true }, reader = { .may_write = false };
+
+	cr_assert(!map_as(io, reader, false).may_write);
+	cr_assert(map_as(io, writer, false).may_write);
+	cr_assert(map_as(io, reader, true).may_write);
+	/* But not to acquire for writing. */
+	io.prot = RW;
+	cr_assert_eq(control_map(fake_control(), fake_cfile(file), true, false, writer, &io), -EACCES);
+	leave(&p, 3);
 }
 
 Test(rights, writing_needs_mapping_and_descriptor, .init = begin, .fini = end)

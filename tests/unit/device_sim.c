@@ -211,6 +211,21 @@ Test(sim, freed_memory_is_refused)
 	dev->ops->free(dev, kept);
 }
 
+Test(sim_of_own, can_be_one_that_shares_nothing_read_only)
+{
+	struct device *d = new_sim((struct sim_config){ .capacity = GAIA_CHUNK, .no_readonly = true });
+	struct devmem *mem = must_alloc(d);
+	int fd;
+
+	cr_assert_not(d->shares_readonly);
+	cr_assert_eq(d->ops->export_fd(d, mem, false), -ENOTSUP);
+	fd = d->ops->export_fd(d, mem, true);
+	cr_assert_geq(fd, 0);
+	close(fd);
+	d->ops->free(d, mem);
+	d->ops->destroy(d);
+}
+
 Test(sim_of_own, freeing_twice_is_a_bug, .init = begin, .signal = SIGABRT)
 {
 	struct devmem *mem = must_alloc(dev);
