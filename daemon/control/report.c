@@ -85,6 +85,9 @@ static json_t *status_json(struct control *ctl, uid_t uid)
 	tickets_forget_expired(ctl);
 	if (ctl->mount)
 		json_object_update(status, ctl->mount);
+	/* Where others write. */
+	if (!quota_is_owner(ctl->quota, uid))
+		json_object_set_new(cache, "races", json_array());
 	json_object_update(status, cache);
 	json_decref(cache);
 	json_object_set_new(status, "clients", clients_json(ctl, uid));

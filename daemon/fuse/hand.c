@@ -23,6 +23,9 @@
 /* Newer than Debian 12's kernel headers might be. */
 #define OPCODE_TMPFILE 51
 
+#define SMALL_REQUEST 4096u /* bytes: names and attributes, reads, but hardly any write(2) */
+#define NOBODY ((uid_t)-2)
+
 /* Lives from hand_over() until it has been carried out. */
 struct handed {
 	struct fs *fs;
@@ -110,7 +113,8 @@ static enum lane lane_of(const struct fs *fs, const struct fuse_in_header *in, u
 		return LANE_END;
 	case FUSE_FORGET:
 	case FUSE_BATCH_FORGET:
-		*uid = 0;
+		/* The kernel's own, which may wait for storage: no more of the lane than a user's. */
+		*uid = NOBODY;
 		return LANE_END;
 	default:
 		return LANES;
@@ -139,9 +143,13 @@ static void carry_out(void *arg)
 	static __thread bool initialised;
 	struct handed *h = arg;
 	struct fs *fs = h->fs;
+	int err;
 
-	if (!initialised && cred_thread_init(fs))
-		log_error("fuse: a umask for each thread: %s", strerror(errno));
+	/* Not with somebody else's umask. There is no memory: that passes. */
+	while (!initialised && (err = cred_thread_init(fs))) {
+		log_error("fuse: a umask for each thread: %s; trying again", strerror(-err));
+		usleep(100000);
+	}
 	initialised = true;
 	serve_request(fs, h->bytes, h->size);
 	quota_give_many(fs->config.quota, QUOTA_waiting_kib, h->uid, h->kib);
@@ -159,12 +167,17 @@ bool hand_over(struct fs *fs, const void *request, size_t size)
 	enum lane lane = lane_of(fs, in, &uid);
 	unsigned kib = (unsigned)(size / 1024 + 1);
 	struct handed *h;
+	int err;
 
 	if (lane == LANES)
 		return false;
 	if (!may_be_refused(in, lane))
 		kib = 0;
-	if (quota_take_many(fs->config.quota, QUOTA_waiting_kib, uid, kib)) { /* logs */
+	err = quota_take_many(fs->config.quota, QUOTA_waiting_kib, uid, kib); /* logs */
+	/* What others have used up is no reason to refuse who has little, and asks for little. */
+	if (err == -ENFILE && size <= SMALL_REQUEST) {
+		kib = 0;
+	} else if (err) {
 		refuse(fs, in, -ENOMEM);
 		return true;
 	}

@@ -196,12 +196,15 @@ static int told(int err)
 
 /*
  * The caller is told that he has given up: with interrupts.lock. What goes on behind the answer is counted as his,
- * so that it does not grow without end; who has too much of that is not interrupted.
+ * so that it does not grow without end; who has too much of that is not interrupted. Nor is an acquire for which a stream
+ * waits: it would be asked for again at once, and its room is what the first attempt has still.
  */
 static bool give_up(struct ioctl_job *job)
 {
 	struct quota *quota = job->fs->config.quota;
 
+	if (job->arg.range.prot & GAIA_PROT_PINNED)
+		return false;
 	if (atomic_load(&job->verdict) != CACHE_OPEN || quota_take(quota, QUOTA_waiting_kib, job->uid))
 		return false;
 	if (cache_decide(&job->verdict, CACHE_GIVEN_UP))

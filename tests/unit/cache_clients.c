@@ -1962,7 +1962,7 @@ static void begin_shared_device(void)
 
 static struct client *client_of(uid_t uid, bool owner)
 {
-	rig->user = (struct cache_user){ uid, owner };
+	rig->user = (struct cache_user){ .uid = uid, .owner = owner };
 	return client_create(kf, 0, GAIA_PROT_RW, 32 * GAIA_CHUNK);
 }
 
