@@ -526,12 +526,12 @@ static void ends_entangled(enum end how)
 	gate_open(victim->arrived);
 	catch_in_flight(atomic_load(&victim->waits));
 	actor_order(a, ACQUIRE, 0, 4096, RW);
-	actor_blocks(a);
 	if (how == EXITS)
 		gate_open(victim->babble);
 	else
 		kill(victim_pid, how == KILLED ? SIGKILL : SIGTERM);
-	(void)actor_result(a); /* or -ENOMEM, for a moment */
+	/* All of the device has been promised: -ENOMEM, unless that one has ended. It waits for nobody. */
+	(void)actor_result(a);
 	actor_end(a);
 	end_victim();
 	all_is_free(&before, "entangled");

@@ -302,6 +302,7 @@ static void *come_and_go(void *arg)
 	for (int i = 0; i < 50; i++) {
 		struct client *cl = new_reader();
 
+		rig_importers_gone();
 		if (i % 2)
 			cr_assert_eq(cache_advise(cl->mapping, GAIA_CHUNK, GAIA_CHUNK, GAIA_ADVISE_WILLNEED), 0);
 		expect_device(cl, 0, "true");
@@ -314,7 +315,7 @@ Test(readers, of_one_user_come_and_go_at_the_same_time, .timeout = 120)
 {
 	pthread_t thread[4];
 
-	begin_writable(8);
+	begin_writable(32);
 	write_cpu(0, "true");
 	for (unsigned k = 0; k < 4; k++)
 		cr_assert_eq(pthread_create(&thread[k], NULL, come_and_go, NULL), 0);
