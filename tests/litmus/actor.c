@@ -39,6 +39,7 @@ struct actor {
 	const struct actor_env *env;
 	const struct actor_def *def;
 	unsigned self;
+	int mount;		/* -1: by its path; else another user's, to whom that may be closed above */
 	int fd;			/* -1: nothing open */
 	int file;		/* its index, -1 when it goes by no known name any more */
 	uint8_t *map;		/* P: after mmap; D: the device's, while open */
@@ -150,7 +151,12 @@ static int do_open(struct actor *a, const struct step *st)
 
 	if (a->fd >= 0)
 		return EBUSY;
-	a->fd = open(file_path(a, st->file, path), flags[st->mode] | O_CLOEXEC);
+	if (a->mount >= 0) {
+		actor_file_name(a->env, st->file, path);
+		a->fd = openat(a->mount, path, flags[st->mode] | O_CLOEXEC);
+	} else {
+		a->fd = open(file_path(a, st->file, path), flags[st->mode] | O_CLOEXEC);
+	}
 	if (a->fd < 0)
 		return errno;
 	a->file = (int)st->file;
@@ -364,11 +370,12 @@ static void do_rename(struct actor *a, const struct step *st, struct seen *seen)
 }
 
 /* For good. */
-static int do_user(const struct step *st)
+static int do_user(struct actor *a, const struct step *st)
 {
 	uid_t id = USERS + (uid_t)st->number;
 
-	if (setgroups(0, NULL) || setresgid(id, id, id) || setresuid(id, id, id))
+	a->mount = open(a->env->mount, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (a->mount < 0 || setgroups(0, NULL) || setresgid(id, id, id) || setresuid(id, id, id))
 		return errno;
 	/* Changing ids clears it. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -651,7 +658,7 @@ static void perform(struct actor *a, const struct step *st, struct seen *seen)
 		do_stat(a, st, seen);
 		break;
 	case OP_USER:
-		seen->err = do_user(st);
+		seen->err = do_user(a, st);
 		break;
 	case OP_CHMOD:
 		err = chmod(file_path(a, st->file, path), st->mode);
@@ -997,6 +1004,7 @@ _Noreturn void actor_main(const struct actor_env *env, unsigned self, int sock)
 		.env = env,
 		.def = &env->scenario->actors[self],
 		.self = self,
+		.mount = -1,
 		.fd = -1,
 		.file = -1,
 	};
