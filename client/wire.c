@@ -64,8 +64,13 @@ struct wire_sys wire_sys = { .ioctl = sys_ioctl, .push = sys_push };
 
 int wire_error(void)
 {
-	/* ECONNABORTED: of requests that were under way. */
-	return errno == ECONNABORTED ? -ENOTCONN : -errno;
+	switch (errno) {
+	case ECONNABORTED: /* of requests that were under way */
+		return -ENOTCONN;
+	case ENOSR: /* see protocol.h */
+		return -ENOBUFS;
+	}
+	return -errno;
 }
 
 int wire_ioctl(int fd, unsigned long request, void *arg)

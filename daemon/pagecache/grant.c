@@ -44,7 +44,7 @@ static int spans_ask(struct mapping *m, uint64_t more)
 
 	while (host->spans && m->span_blocks < blocks) {
 		if (host->spans(m->client, true))
-			return -ENOBUFS;
+			return -ENOSR;
 		m->span_blocks++;
 	}
 	return 0;

@@ -4,7 +4,7 @@
  * Each acquire adds a hold of every page that it touches, each release takes one away (contract, promise 12). Of a page
  * it is known how many holds there are (n), and how many of them were added for writing (writes). Which of its holds a release
  * takes away nobody can say, so that a page is held for writing until the last of them is gone: a release takes from writes
-only what would be more than n.
+ * only what would be more than n.
  *
  * What an acquire has added is *coming* until it has succeeded: no release takes it away, and if the acquire fails it is undone.
  *

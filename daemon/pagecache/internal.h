@@ -635,7 +635,7 @@ int fetch_pages(struct chunk *ch, unsigned a, unsigned b);
 void page_drop_lost(struct chunk *ch, unsigned i);
 /*
  * Home's bytes of pages [a, b), which are locked exclusively, have changed; file->range held. If what is kept for merges to
- * come has more than its share of home, the devices that would need the bytes from before are given home's present ones (18).
+ * come has more than its share of home, the devices that would need the bytes from before are given home's present ones (19).
  */
 #define KEPT_SHARE 4u
 void kept_trim(struct chunk *ch, unsigned a, unsigned b);
@@ -759,7 +759,7 @@ enum held_as { HELD, HELD_WRITING, HELD_ONCE };
 void grant_held(const struct grant *g, unsigned a, unsigned b, enum held_as what, uint64_t *bits);
 /*
  * The pages are locked. @n more holds of each, of which @writes are for writing; pages from @beyond on lie beyond the end of the file.
- * -EOVERFLOW, -ENOBUFS: too many of a page, or too many spans; nothing was done.
+ * -EOVERFLOW, -ENOSR: too many of a page, or too many spans; nothing was done.
  */
 int grant_hold(struct grant *g, unsigned a, unsigned b, unsigned beyond, unsigned n, unsigned writes);
 /* The acquire has succeeded: they are there; */
@@ -770,7 +770,7 @@ void grant_unhold(struct grant *g, unsigned a, unsigned b, unsigned n, unsigned 
 void grant_released(struct grant *g, unsigned a, unsigned b, uint64_t *ended);
 /* The same where nothing can be published: the device is gone. */
 void grant_release_lost(struct grant *g, unsigned a, unsigned b);
-/* No lock held. A release of [a, b) may cut spans in two: 0, or -ENOBUFS if there is no room for that. */
+/* No lock held. A release of [a, b) may cut spans in two: 0, or -ENOSR if there is no room for that. */
 int spans_room(struct mapping *m, uint64_t a, uint64_t b);
 /*
  * No lock held. mapping.wanted: one more of each page, coming; settled, wherever it is by now; or taken back, if it is still there (*@there):

@@ -775,6 +775,7 @@ struct demand {
 	struct replica **out;	     /* pinned, but of what decide() has not decided */
 	struct replica_list mine;    /* of these, what was promised to us */
 	unsigned kept;		     /* so many of them have memory */
+	bool counted;		     /* all of @out is, as the user's */
 	struct replica_list victims; /* claimed by us */
 	uint64_t n_left, n_stuck;    /* of the device: before we looked, when we began to try */
 };
@@ -894,8 +895,13 @@ static int decide(struct demand *d)
 		memset(d->out, 0, d->n * sizeof(struct replica *));
 	else
 		err = make_promises(d);
-	if (!err)
+	if (!err) {
 		claim_room(d, d->mine.n, false);
+		/* At once: what others of the user's decide meanwhile counts it. */
+		for (uint64_t k = 0; k < d->n; k++)
+			user_pin(d->m, d->out[k]);
+		d->counted = true;
+	}
 	pthread_mutex_unlock(&d->dev->reserve);
 	return err;
 }
@@ -956,6 +962,9 @@ static int await_promises(struct demand *d)
 
 static void give_back(struct demand *d)
 {
+	if (d->counted)
+		user_unpin_all(d->m, d->out, d->n);
+	d->counted = false;
 	/* Who decides meanwhile has either joined a promise, or sees that it is broken. */
 	pthread_mutex_lock(&d->dev->reserve);
 	for (; d->kept < d->mine.n; d->kept++)
@@ -1039,8 +1048,11 @@ int replicas_pin(struct mapping *m, uint64_t first, uint64_t last, struct replic
 
 	/* What an acquire holds already keeps nobody waiting who evicts. */
 	held = replicas_pin_again(m, first, d.n, out);
-	if (held == d.n)
+	if (held == d.n) {
+		for (uint64_t k = 0; k < d.n; k++)
+			user_pin(m, out[k]);
 		return 0;
+	}
 	while (held > 0)
 		replica_unpin(out[--held]);
 
@@ -1323,7 +1335,9 @@ static struct devmem *move_to(struct replica *rep, struct devmem *mem)
 		if (!replica_has(rep, i))
 			replica_zeroed(rep, i);
 	old = rep->mem;
+	pthread_mutex_lock(&rep->dev->lock);
 	rep->mem = mem;
+	pthread_mutex_unlock(&rep->dev->lock);
 	rep->spoiled = false;
 	pthread_mutex_unlock(&ch->lock);
 	return old;
@@ -1378,6 +1392,9 @@ static void spoiled_secure(struct chunk *ch, struct cache_device *dev, const str
 	struct replica_list claimed = { .n = 0 };
 	struct replica *rep;
 
+	/* Other mappings of a process that has ended, and who looks for such, are in nobody's way. */
+	pthread_mutex_lock(&dev->dead_lock);
+	chunk_drop_dead(ch, dev);
 	pthread_mutex_lock(&dev->reserve);
 	pthread_mutex_lock(&ch->lock);
 	rep = replica_find(ch, dev, only);
@@ -1385,8 +1402,9 @@ static void spoiled_secure(struct chunk *ch, struct cache_device *dev, const str
 		list_add(&claimed, rep);
 	pthread_mutex_unlock(&ch->lock);
 	pthread_mutex_unlock(&dev->reserve);
+	pthread_mutex_unlock(&dev->dead_lock);
 	if (claimed.n == 0) {
-		if (rep)
+		if (rep && !only)
 			(void)fetch_chunk(ch);
 	} else if (only || !copy || replica_renew(rep)) {
 		(void)evict_all(&claimed);

@@ -298,7 +298,7 @@ static void remove_from_devices(struct cfile *f, uint64_t off, uint64_t end)
 			pages_lock(ch, a, b);
 			pthread_mutex_unlock(&ch->lock);
 			/* On error they may be shown as they are until they are acquired. */
-			if (passthrough_catch_up(ch, a, b))
+			if (passthrough_catch_up(ch, a, b) && log_may(&f->cache->pace))
 				log_error("file %#lx: what was removed of it cannot be read: devices may show it still",
 					  (unsigned long)f->key);
 			pthread_mutex_lock(&ch->lock);

@@ -260,6 +260,9 @@ static int part_bring(struct part *pt)
 	int err = passthrough_catch_up(pt->ch, pt->a, pt->b);
 	bool sends = false;
 
+	/* Then bases may have been given up that the plan would ask for (kept_trim()). */
+	if (!err && atomic_load(&pt->rep->dev->gone))
+		err = -ENODEV;
 	if (!err)
 		err = part_distrust(pt);
 	pthread_mutex_lock(&pt->ch->lock);
@@ -896,13 +899,12 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 		err = k < n ? -ENOTCONN : 0;
 		while (err && k > 0)
 			replica_unpin(reps[--k]);
+		for (k = 0; k < n && !err; k++)
+			user_pin(m, reps[k]);
 	} else if (n > 0)
 		err = replicas_pin(m, c0, c0 + n - 1, reps);
 	if (err)
 		goto free_reps;
-	err = user_pin_all(m, reps, n);
-	if (err)
-		goto unpin;
 	beyond = (struct page_span){ MAX(span.a, (c0 + n) * GAIA_CHUNK_PAGES), span.b };
 	if (purpose != BRING && beyond.a < beyond.b) {
 		n_mapped = grants_pin_mapped(m, c0 + n, c1, !pin, &mapped);
@@ -957,7 +959,6 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 	free(held);
 	free(mapped);
 	free(since);
-unpin:
 	for (k = 0; k < n; k++)
 		replica_unpin(reps[k]);
 free_reps:
@@ -1338,6 +1339,20 @@ static void release_complete(struct cfile *f, struct release *rl, uint64_t n)
 	memset(rl, 0, n * sizeof(*rl));
 }
 
+/* What a store or a device may say, too, means to the client that nothing has changed. */
+static int after_holds(int err)
+{
+	switch (err) {
+	case -EINVAL:
+	case -EINTR:
+	case -ENOTCONN:
+	case -ENOBUFS:
+	case -ENOSR:
+		return -EIO;
+	}
+	return err;
+}
+
 int cache_release(struct mapping *m, uint64_t off, uint64_t len)
 {
 	uint64_t first, last, at_once = chunks_at_once(m->file->cache);
@@ -1393,7 +1408,7 @@ int cache_release(struct mapping *m, uint64_t off, uint64_t len)
 	free(rl);
 	free(held);
 	count(CTR_releases, 1);
-	return err;
+	return after_holds(err);
 }
 
 /* ---- eviction on request, and advice ---- */

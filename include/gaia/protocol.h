@@ -24,7 +24,8 @@
  * 1.0 had no minor and no features: both read as zero.
  *
  * ENOBUFS is no answer to an ioctl, nor to the setxattr(2) by which a release is asked for: libraries of version 1 may
- * ask again for as long as they get it.
+ * ask again for as long as they get it. That a user's mappings hold too many separate ranges is ENOSR, of ACQUIRE and of a
+ * release, which has changed nothing then; the library says ENOBUFS.
  *
  * EMFILE, of CONNECT and MAP: the caller's user has as many clients or mappings as each may have; ENFILE: all users together
  * have. A CONNECT counts as a client until its ticket ends; another CONNECT of a user who has no more room ends his oldest.

@@ -1017,12 +1017,12 @@ Test(holds, in_pieces_are_as_many_as_the_client_may_have)
 		cr_assert_lt(at, 4 * GAIA_CHUNK);
 		err = client_acquire(cl, at, 1, GAIA_PROT_READ);
 	}
-	cr_assert_eq(err, -ENOBUFS);
+	cr_assert_eq(err, -ENOSR);
 	cr_assert_eq(cl->spans, 3);
 	cr_assert_gt(at / (2 * GAIA_PAGE), 64);
 	cache_check(rig->cache);
 	/* Where it would have to be cut, a release changes nothing. */
-	cr_assert_eq(client_release(cl, GAIA_PAGE, GAIA_PAGE), -ENOBUFS);
+	cr_assert_eq(client_release(cl, GAIA_PAGE, GAIA_PAGE), -ENOSR);
 	cr_assert_eq(client_release(cl, 0, at), 0);
 	cr_assert_eq(cl->spans, 0);
 	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
@@ -1030,7 +1030,7 @@ Test(holds, in_pieces_are_as_many_as_the_client_may_have)
 	cr_assert_eq(cpu_truncate(kf, 0), 0);
 	for (at = 0, err = 0; !err; at += 2 * GAIA_PAGE)
 		err = client_acquire(cl, at, 1, GAIA_PROT_READ);
-	cr_assert_eq(err, -ENOBUFS);
+	cr_assert_eq(err, -ENOSR);
 	cr_assert_eq(cl->spans, 3);
 	client_end(cl);
 	end();
@@ -1987,6 +1987,38 @@ Test(users, one_cannot_pin_all_of_a_device)
 	cr_assert_eq(acquire_chunks(other, 16, 2), 0);
 	cr_assert_eq(acquire_chunks(other, 18, 1), -ENOMEM, "what is left is for the owners");
 	cr_assert_eq(acquire_chunks(client_of(0, true), 20, 2), 0);
+	end();
+}
+
+static void *acquire_twelve(void *cl)
+{
+	cr_assert_eq(acquire_chunks(cl, 0, 12), 0);
+	return NULL;
+}
+
+/* Also while others are asked for the room: or all of the device could be promised to one user meanwhile. */
+Test(users, what_is_promised_counts, .timeout = 60)
+{
+	struct client *owner, *greedy, *again;
+	pthread_t thread;
+
+	begin_shared_device();
+	owner = client_of(0, true);
+	cr_assert_eq(acquire_chunks(owner, 16, 16), 0);
+	cr_assert_eq(client_release(owner, 16 * GAIA_CHUNK, 16 * GAIA_CHUNK), 0);
+	greedy = client_of(1, false);
+	again = client_of(1, false);
+	sem_init(&eviction.asked, 0, 0);
+	sem_init(&eviction.go_on, 0, 0);
+	rig->before_revoke = be_slow;
+	cr_assert_eq(pthread_create(&thread, NULL, acquire_twelve, greedy), 0);
+	sem_wait(&eviction.asked);
+	rig->before_revoke = NULL;
+	cr_assert_eq(acquire_chunks(again, 12, 1), -ENOMEM);
+	sem_post(&eviction.go_on);
+	pthread_join(thread, NULL);
+	cr_assert_eq(client_release(greedy, 0, GAIA_CHUNK), 0);
+	cr_assert_eq(acquire_chunks(again, 12, 1), 0);
 	end();
 }
 

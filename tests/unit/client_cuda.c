@@ -1368,6 +1368,20 @@ on_queue(late, errors_are_reported_by_unmapping_which_unmaps)
 	at = NULL;
 }
 
+on_queue(late, too_many_ranges_are_called_by_another_name)
+{
+	fake_errors.acquire = -ENOSR;
+	cr_assert_eq(gaia_acquire(at, LENGTH, RW), -1);
+	cr_assert_eq(errno, ENOBUFS);
+	fake_errors.acquire = 0;
+	cr_assert_eq(gaia_acquire(at, LENGTH, RW), 0);
+	fake_errors.release = -ENOSR;
+	cr_assert_eq(gaia_release(at, LENGTH), -1);
+	cr_assert_eq(errno, ENOBUFS);
+	fake_errors.release = 0;
+	cr_assert_eq(gaia_release(at, LENGTH), 0);
+}
+
 on_queue(late, errors_the_first_is_kept)
 {
 	struct work w;
