@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gaia/protocol.h"
 #include "oracle.h"
 
 static struct {
@@ -136,6 +137,12 @@ static void on_drop(struct hold *h, unsigned file, unsigned page, unsigned proc,
 	hold_end(h, file, page, proc, at);
 }
 
+/* Of a hot page. */
+static unsigned chunk_of(unsigned page)
+{
+	return world->hot_page[page] / GAIA_CHUNK_PAGES;
+}
+
 static void read_client(unsigned proc)
 {
 	static struct hold hold[MAX_FILES][MAX_HOT];
@@ -151,8 +158,11 @@ static void read_client(unsigned proc)
 		*d = (struct dev_op){ .released = NEVER, .done = NEVER, .dropped = NEVER, .vis = NEVER };
 		switch (op->kind) {
 		case OP_ACQUIRE:
+			/* It may hand over a chunk: then what others hold of that is brought up to date as well. */
+			for (unsigned p = 0; p < world->config.hot; p++)
+				if (chunk_of(p) >= chunk_of(first) && chunk_of(p) <= chunk_of(last))
+					span_add(&acquires[op->file][device][p], op->s, op->e ? op->e : NEVER, proc);
 			for (unsigned p = first; p <= last; p++, h++) {
-				span_add(&acquires[op->file][device][p], op->s, op->e ? op->e : NEVER, proc);
 				if (op->err || never_ended(op))
 					continue;
 				h->acquired = op->s;
