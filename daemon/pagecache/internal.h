@@ -684,10 +684,22 @@ int replica_scrub_old(struct replica *rep, unsigned end);
 /* The same of all replicas, after something was removed from the file; file->range held exclusively. */
 void chunk_scrub(struct chunk *ch, unsigned a, unsigned b);
 
-/* ---- sync.c ---- */
+/* ---- acquire.c ---- */
 
 /* The mapping ends, and with it all acquires to come. */
 void pins_drop(struct mapping *m);
+/* Bring pages [a, b) of the replica's, which are locked, up to date as an acquire to read does. file->range held. */
+int replica_bring(struct replica *rep, unsigned a, unsigned b);
+
+/* ---- handover.c. [W] ---- */
+
+/* The chunks of grant[0..n), whose replicas are pinned, where the client does not map them: 0 when it does, by what it says. */
+int grants_deliver(struct mapping *m, struct grant **grant, uint64_t n);
+/*
+ * If somebody is handing the chunk over, until that has ended. @seq becomes at least the message by which the client has
+ * it. False: it has not, since who was handing it over could not.
+ */
+bool delivery_wait(struct grant *g, uint64_t *seq);
 
 /* ---- users.c: what each user has pinned. Nobody counts of the owners of the mount. ---- */
 
@@ -805,6 +817,16 @@ static inline void dev_run_add(struct dev_op *op, struct dev_run *runs, struct d
 	}
 	runs[op->n++] = (struct dev_run){ .mem = mem, .other = other, .page = page, .npages = 1,
 					  .host = host };
+}
+
+/* The place of the file's page in @chunk; @below, @above: if it lies before, or after that. */
+static inline unsigned page_in_chunk(uint64_t page, uint64_t chunk, unsigned below, unsigned above)
+{
+	if (page / GAIA_CHUNK_PAGES < chunk)
+		return below;
+	if (page / GAIA_CHUNK_PAGES > chunk)
+		return above;
+	return (unsigned)(page % GAIA_CHUNK_PAGES);
 }
 
 static inline bool bit_test(const uint64_t *map, unsigned i)

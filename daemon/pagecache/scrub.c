@@ -1,7 +1,7 @@
 /*
  * scrub.c - what memory shows that clients map.
  *
- * A client maps whole chunks, of which it acquires pages. So what it is handed is made ready first (sync.c): each page of it
+ * A client maps whole chunks, of which it acquires pages. So what it is handed is made ready first (handover.c): each page of it
  * is current or zeros. And what is removed from the file later, or was stored by a client and never released, becomes
  * zeros where somebody maps it, before the call that removes it returns; pages that are held, when nobody
  * holds them any more. The marks that say what memory has are in state.c.

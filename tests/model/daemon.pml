@@ -473,7 +473,7 @@ inline chunk_store()
 	fi
 }
 
-/* ---- acquire and release: sync.c ---- */
+/* ---- acquire and release: acquire.c, release.c ---- */
 
 mtype = { NOTHING, FETCH, SEND, PULL, SECURE };
 hidden mtype step;

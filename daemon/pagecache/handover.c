@@ -1,0 +1,167 @@
+/*
+ * handover.c - handing chunks to clients.
+ *
+ * Once each, though several of its threads may acquire pages of one chunk at the same time: the client would
+ * map it anew, and a kernel that is using what it got before would meet unmapped memory. The others wait, and
+ * say which message their caller must have handled, too.
+ *
+ * A client can read all of a chunk that it is handed. So that is made ready first, see show() and scrub.c.
+ */
+#include <string.h>
+#include <unistd.h>
+
+#include "pagecache/state.h"
+
+/* Whether it is for the caller to hand it over. */
+static bool delivery_begin(struct grant *g)
+{
+	struct chunk *ch = g->replica->chunk;
+	bool mine;
+
+	pthread_mutex_lock(&ch->lock);
+	if (g->mapping->kept == 1 + g->index)
+		g->delivered = 1;
+	mine = !g->delivered && !g->in_delivery;
+	if (mine)
+		g->in_delivery = true;
+	pthread_mutex_unlock(&ch->lock);
+	return mine;
+}
+
+/* @seq: by which message, or 0: it has failed. @sent: the client may have got it all the same. */
+static void delivery_end(struct grant *g, uint64_t seq, bool sent)
+{
+	struct chunk *ch = g->replica->chunk;
+
+	pthread_mutex_lock(&ch->lock);
+	g->in_delivery = false;
+	g->delivered = seq;
+	/* Also by an earlier attempt. */
+	g->offered = (g->offered || sent) && !seq;
+	pthread_cond_broadcast(&ch->unlocked);
+	pthread_mutex_unlock(&ch->lock);
+}
+
+bool delivery_wait(struct grant *g, uint64_t *seq)
+{
+	struct chunk *ch = g->replica->chunk;
+	bool done;
+
+	pthread_mutex_lock(&ch->lock);
+	if (g->in_delivery) {
+		pthread_mutex_unlock(&ch->lock);
+		(void)fault_point("acquire.awaits_grant");
+		pthread_mutex_lock(&ch->lock);
+	}
+	while (g->in_delivery)
+		page_wait(ch);
+	*seq = MAX(*seq, g->delivered);
+	done = g->delivered;
+	pthread_mutex_unlock(&ch->lock);
+	return done;
+}
+
+/* All of the chunk is brought up to date, where somebody holds it or released it, or becomes zeros. Its pages are locked. */
+static int show_locked(struct replica *rep)
+{
+	struct chunk *ch = rep->chunk;
+	uint64_t held[GAIA_CHUNK_PAGES / 64] = { 0 };
+	int err = passthrough_catch_up(ch, 0, GAIA_CHUNK_PAGES);
+	unsigned end = GAIA_CHUNK_PAGES;
+
+	pthread_mutex_lock(&ch->lock);
+	/* It may grow meanwhile. */
+	while (end > 0 && page_limit(ch, end - 1) == 0)
+		end--;
+	replica_held(rep, 0, GAIA_CHUNK_PAGES, held);
+	for (unsigned i = 0, j; i < GAIA_CHUNK_PAGES && !err; i = j) {
+		for (j = i; j < GAIA_CHUNK_PAGES && replica_to_bring(rep, j, bit_test(held, j), j < end); j++)
+			;
+		if (i == j) {
+			j++;
+			continue;
+		}
+		pthread_mutex_unlock(&ch->lock);
+		err = replica_bring(rep, i, j);
+		pthread_mutex_lock(&ch->lock);
+	}
+	if (!err)
+		err = replica_scrub_old(rep, end);
+	pthread_mutex_unlock(&ch->lock);
+	return err;
+}
+
+/* The client is about to map all of the chunk, though it has acquired a part. */
+static int show(struct replica *rep)
+{
+	struct chunk *ch = rep->chunk;
+	int err;
+
+	pthread_rwlock_rdlock(&ch->file->range);
+	pthread_mutex_lock(&ch->lock);
+	pages_lock(ch, 0, GAIA_CHUNK_PAGES);
+	pthread_mutex_unlock(&ch->lock);
+	err = show_locked(rep);
+	pthread_mutex_lock(&ch->lock);
+	pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
+	pthread_mutex_unlock(&ch->lock);
+	chunk_account(ch);
+	pthread_rwlock_unlock(&ch->file->range);
+	return err;
+}
+
+static int deliver(struct mapping *m, struct grant **g, unsigned n)
+{
+	const struct cache_host *host = &m->file->cache->host;
+	struct device *dev = m->dev->dev;
+	uint64_t idx[GAIA_MSG_CHUNKS], seq = 0;
+	int fd[GAIA_MSG_CHUNKS], err = 0;
+	bool sent = false;
+	unsigned k;
+
+	for (k = 0; k < n && !err; k++)
+		err = show(g[k]->replica);
+	for (k = 0; k < n && !err; k++) {
+		idx[k] = g[k]->index;
+		fd[k] = dev->ops->export_fd(dev, g[k]->replica->mem, m->export_write);
+		if (fd[k] < 0) {
+			err = fd[k];
+			log_error("device %s: exporting a chunk: %s", dev->name, strerror(-err));
+			while (k > 0)
+				close(fd[--k]);
+		}
+	}
+	if (!err) {
+		(void)fault_point("acquire.before_grant");
+		sent = true;
+		err = host->grant(m->client, m->id, m->prot, idx, fd, n, &seq);
+	}
+	for (k = 0; k < n; k++)
+		delivery_end(g[k], err ? 0 : seq, sent);
+	return err;
+}
+
+int grants_deliver(struct mapping *m, struct grant **grant, uint64_t n)
+{
+	struct grant *mine[GAIA_MSG_CHUNKS];
+	uint64_t seq = 0;
+	bool missing = n > 0;
+	unsigned k = 0;
+	int err = 0;
+
+	while (missing && !err) {
+		for (uint64_t i = 0; i < n && !err; i++) {
+			if (delivery_begin(grant[i]))
+				mine[k++] = grant[i];
+			if (k == GAIA_MSG_CHUNKS || (k > 0 && i + 1 == n)) {
+				err = deliver(m, mine, k);
+				k = 0;
+			}
+		}
+		/* Only now: who hands over what we wait for may be waiting for ours. */
+		missing = false;
+		for (uint64_t i = 0; i < n && !err; i++)
+			missing |= !delivery_wait(grant[i], &seq);
+	}
+	return err;
+}
