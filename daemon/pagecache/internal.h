@@ -161,6 +161,7 @@ struct chunk {
 	atomic_uint arriving;
 	struct chunk *next_arrival;
 	uint64_t dirty_since; /* ns; constant while on that list */
+	uint64_t tried;	      /* the flusher's own: the round in which it could not be stored */
 	/* cache->lock. */
 	TAILQ_ENTRY(chunk) lru, dirty, emptied;
 };

@@ -513,6 +513,32 @@ static struct chunk *due(struct cache *c)
 }
 
 /*
+ * Store what is due. What cannot be stored goes to the end of the list, and holds up nothing else: the round is over at the
+ * first that was tried in it before. A file of which something could not be stored just now is not tried for each of its chunks.
+ */
+static void store_due(struct cache *c, uint64_t round)
+{
+	struct chunk *ch;
+	bool again = false;
+
+	while (!again && (ch = due(c))) {
+		again = ch->tried == round;
+		if (!again && !just_failed(ch->file)) {
+			pthread_rwlock_rdlock(&ch->file->range);
+			(void)chunk_store(ch, 0, GAIA_CHUNK_PAGES, true);
+			pthread_rwlock_unlock(&ch->file->range);
+		}
+		ch->tried = round;
+		chunk_account(ch);
+		pthread_mutex_lock(&c->lock);
+		if (ch->file->forgotten)
+			c->idle_files = true;
+		pthread_mutex_unlock(&c->lock);
+		chunk_put(ch);
+	}
+}
+
+/*
  * What is freed here and there between what stays is not given back by itself, and threads have heaps of their own: when
  * nothing was counted since the last round, and something before, all that is free goes. @at, @worked: the caller's, for this.
  */
@@ -535,9 +561,8 @@ void *flusher_main(void *arg)
 {
 	struct cache *c = arg;
 	struct timespec until;
-	struct chunk *ch;
-	uint64_t t, trimmed = now_ns(), counted = 0;
-	bool idle, stuck, worked = false;
+	uint64_t t, trimmed = now_ns(), counted = 0, round = 0;
+	bool idle, worked = false;
 
 	thread_set_name("gaia-flusher");
 	pthread_mutex_lock(&c->lock);
@@ -556,18 +581,7 @@ void *flusher_main(void *arg)
 			heap_trim(&counted, &worked);
 			trimmed = now_ns();
 		}
-		stuck = false;
-		while (!stuck && (ch = due(c))) {
-			pthread_rwlock_rdlock(&ch->file->range);
-			stuck = chunk_store(ch, 0, GAIA_CHUNK_PAGES, true) != 0;
-			pthread_rwlock_unlock(&ch->file->range);
-			chunk_account(ch);
-			pthread_mutex_lock(&c->lock);
-			if (ch->file->forgotten)
-				c->idle_files = true;
-			pthread_mutex_unlock(&c->lock);
-			chunk_put(ch);
-		}
+		store_due(c, ++round);
 		pthread_mutex_lock(&c->lock);
 	}
 	pthread_mutex_unlock(&c->lock);
