@@ -214,6 +214,9 @@ static void sim_free(struct device *dev, struct devmem *mem)
 	pthread_mutex_unlock(&sim->lock);
 
 	munmap(m->data, GAIA_CHUNK);
+	/* Whoever has kept a descriptor or a mapping of it shall not keep our memory by that, nor see what it had. */
+	if (fallocate(m->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, GAIA_CHUNK))
+		log_warn("device %s: giving back memory: %s", dev->name, strerror(errno));
 	close(m->fd);
 	free(m->armed);
 	free(m);

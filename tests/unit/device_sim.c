@@ -267,6 +267,24 @@ Test(sim, clients_cannot_resize_memory_nor_hand_it_on_by_name)
 	dev->ops->free(dev, mem);
 }
 
+/* Whoever keeps it after all. */
+Test(sim, freed_memory_is_given_back_and_shows_nothing)
+{
+	struct devmem *mem = must_alloc(dev);
+	int fd = dev->ops->export_fd(dev, mem, true);
+	char *p = mmap(NULL, GAIA_CHUNK, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	struct stat st;
+
+	cr_assert_neq(p, MAP_FAILED);
+	memset(p, 'x', GAIA_CHUNK);
+	dev->ops->free(dev, mem);
+	cr_assert_eq(fstat(fd, &st), 0);
+	cr_assert_eq(st.st_blocks, 0, "%ld blocks are kept", (long)st.st_blocks);
+	cr_assert(all_are(p, 0, GAIA_CHUNK));
+	munmap(p, GAIA_CHUNK);
+	close(fd);
+}
+
 static unsigned descriptors(void)
 {
 	DIR *dir = opendir("/proc/self/fd");
