@@ -298,11 +298,21 @@ bool cred_is_whole(fuse_req_t req)
 	return ctx->uid || (ctx->pid && has_capability(ctx->pid, CAP_DAC_OVERRIDE) && same_user_namespace(ctx->pid));
 }
 
+/* What faccessat2(2) does not ask, but open(2) would: an append-only file is written at its end only, one under fs-verity never. */
+static bool is_kept_from_writers(int fd)
+{
+	struct statx stx;
+
+	return statx(fd, "", AT_EMPTY_PATH, 0, &stx) || stx.stx_attributes & (STATX_ATTR_APPEND | STATX_ATTR_VERITY);
+}
+
 bool cred_may_write(fuse_req_t req, int fd)
 {
 	bool may;
 
 	if (!req_fs(req)->privileged && fuse_req_ctx(req)->uid != geteuid())
+		return false;
+	if (is_kept_from_writers(fd))
 		return false;
 	if (!cred_is_whole(req) || become(req))
 		return false;

@@ -5,9 +5,11 @@
  */
 #include <grp.h>
 #include <linux/capability.h>
+#include <linux/fs.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -295,6 +297,25 @@ EACH_WAY_BARE(share, is_for_nobody_where_nobody_may_write)
 	expect_truth(look_to_read, &somebody);
 	expect_truth(look_to_read, &root);
 	end_attack(pid);
+	close(fd);
+}
+
+/* faccessat2(2) says that he may write it, but open(2) would only let him append. */
+EACH_WAY_BARE(share, is_for_nobody_where_all_may_only_append)
+{
+	int fd = begin(0666), below = openat(mnt.backing_fd, "f", O_RDONLY | O_CLOEXEC), flags = 0;
+	pid_t pid;
+
+	cr_assert_geq(below, 0);
+	if (ioctl(below, FS_IOC_GETFLAGS, &flags) ||
+	    (flags |= FS_APPEND_FL, ioctl(below, FS_IOC_SETFLAGS, &flags)))
+		cr_skip_test("the file system below has no append-only files: %s", strerror(errno));
+	pid = attack_by(nobody);
+	expect_truth(look_to_read, &somebody);
+	end_attack(pid);
+	flags &= ~FS_APPEND_FL;
+	cr_assert_eq(ioctl(below, FS_IOC_SETFLAGS, &flags), 0);
+	close(below);
 	close(fd);
 }
 
