@@ -247,8 +247,14 @@ struct look {
 	uint64_t thread; /* so many of that process were looked at; 0 again after the last */
 };
 
-/* At one thread at least, and no more when @until has come. */
-static bool some_thread(struct look *look, uint64_t until, bool (*is_so)(pid_t pid, const char *tid))
+/* What is not there is not; what we could only not look at (EMFILE, say) may be. */
+static bool is_there(void)
+{
+	return errno != ENOENT && errno != ESRCH;
+}
+
+/* At one thread at least, and no more when @until has come. @unseen: what it is where we cannot look. */
+static bool some_thread(struct look *look, uint64_t until, bool (*is_so)(pid_t pid, const char *tid), bool unseen)
 {
 	char path[32];
 	struct dirent *entry = NULL;
@@ -258,6 +264,8 @@ static bool some_thread(struct look *look, uint64_t until, bool (*is_so)(pid_t p
 
 	snprintf(path, sizeof(path), "/proc/%d/task", (int)look->pid);
 	threads = opendir(path);
+	if (!threads)
+		found = unseen && is_there();
 	while (threads && !found && (entry = readdir(threads))) {
 		if (entry->d_name[0] == '.' || nth++ < look->thread)
 			continue;
@@ -298,7 +306,7 @@ static bool thread_has_memory(pid_t pid, const char *tid)
 	snprintf(path, sizeof(path), "/proc/%d/task/%.20s/statm", (int)pid, tid);
 	statm = fopen(path, "re");
 	if (!statm)
-		return false;
+		return is_there();
 	if (fscanf(statm, "%lu", &pages) != 1)
 		pages = 0;
 	fclose(statm);
@@ -313,7 +321,7 @@ static bool keeps_memory(const struct client *c)
 {
 	struct look look = { .pid = c->pid };
 
-	return c->pid == 0 || some_thread(&look, UINT64_MAX, thread_has_memory);
+	return c->pid == 0 || some_thread(&look, UINT64_MAX, thread_has_memory, true);
 }
 
 /* ---- handing memory over ---- */
@@ -384,7 +392,7 @@ static int handover_await(struct client *c, struct handover *h)
 
 	while (now < deadline && !handover_wait_a_while(c, h, MIN(now + REVOKE_LOOK_NS, deadline))) {
 		now = now_ns();
-		if (some_thread(&look, now + REVOKE_LOOK_MOST_NS, thread_is_killed))
+		if (some_thread(&look, now + REVOKE_LOOK_MOST_NS, thread_is_killed, false))
 			client_disconnect(c);
 	}
 	return handover_end(c, h);
@@ -620,7 +628,7 @@ static void disconnect_ending(const struct revocation *rev, unsigned n, struct l
 
 		if (at != look->pid)
 			*look = (struct look){ .pid = at };
-		if (some_thread(look, until, thread_is_killed)) {
+		if (some_thread(look, until, thread_is_killed, false)) {
 			disconnect_process(rev, n, at);
 			look->thread = 0;
 		}
