@@ -30,6 +30,7 @@
 #include "store/store.h"
 
 #define DEFAULT_HOME_MAX (4ull << 30)
+#define LEAST_WAITING (128ull << 20) /* requests that wait are limited as if home had so much at least */
 
 struct daemon {
 	struct options options;
@@ -387,8 +388,9 @@ static int start_cache(struct daemon *d)
 
 	if (err)
 		log_error("the page cache cannot start: %s", strerror(-err));
-	/* They take memory beside home. */
-	quota_cap(d->quota, QUOTA_waiting_kib, (unsigned)MIN(config.home_bytes / 2048, UINT_MAX));
+	/* They take memory beside home. A few of the largest of each user's must have room. */
+	quota_cap(d->quota, QUOTA_waiting_kib,
+		  config.home_bytes < LEAST_WAITING ? LEAST_WAITING / 2048 : (unsigned)MIN(config.home_bytes / 2048, UINT_MAX));
 	return err;
 }
 
