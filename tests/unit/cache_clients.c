@@ -1990,9 +1990,19 @@ Test(users, one_cannot_pin_all_of_a_device)
 	end();
 }
 
+/* The same where it has to fit; but a driver may keep for a moment what was evicted for it. */
+static void acquire_what_fits(struct client *cl, unsigned first, unsigned n)
+{
+	int err = acquire_chunks(cl, first, n);
+
+	for (unsigned k = 0; k < n && err == -ENOMEM && rig_importers_gone(); k++)
+		err = acquire_chunks(cl, first, n);
+	cr_assert_eq(err, 0);
+}
+
 static void *acquire_twelve(void *cl)
 {
-	cr_assert_eq(acquire_chunks(cl, 0, 12), 0);
+	acquire_what_fits(cl, 0, 12);
 	return NULL;
 }
 
@@ -2018,7 +2028,7 @@ Test(users, what_is_promised_counts, .timeout = 60)
 	sem_post(&eviction.go_on);
 	pthread_join(thread, NULL);
 	cr_assert_eq(client_release(greedy, 0, GAIA_CHUNK), 0);
-	cr_assert_eq(acquire_chunks(again, 12, 1), 0);
+	acquire_what_fits(again, 12, 1);
 	end();
 }
 
@@ -2080,18 +2090,13 @@ Test(users, what_is_beyond_the_end_counts)
 Test(users, what_the_dead_held_does_not_count)
 {
 	struct client *dead, *next;
-	int err;
 
 	begin_shared_device();
 	dead = client_of(1, false);
 	cr_assert_eq(acquire_chunks(dead, 0, 12), 0);
 	client_die(dead);
 	next = client_of(1, false);
-	err = acquire_chunks(next, 16, 12);
-	/* A driver may keep the memory of the dead for a moment. */
-	if (err == -ENOMEM && rig_importers_gone())
-		err = acquire_chunks(next, 16, 12);
-	cr_assert_eq(err, 0);
+	acquire_what_fits(next, 16, 12);
 	client_end(dead);
 	end();
 }
