@@ -1,0 +1,490 @@
+/*
+ * cache_evictions.c - room on devices: for an acquire that is to come (GAIA_PROT_PIN), for one whose chunks others have to
+ * give up first, and for one that was promised it.
+ */
+#include "cache_acquires.h"
+
+/* ---- room for acquires to come ---- */
+
+static int pin(struct client *cl, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq)
+{
+	return cache_acquire(cl->mapping, off, len, prot, seq, NULL);
+}
+
+Test(pin, keeps_chunks_for_the_acquire_to_come)
+{
+	struct client *cl, *rival;
+	uint64_t pinned, seq, sent;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 2 }, 4 * GAIA_CHUNK);
+	write_cpu(0, "abc");
+	cl = new_client(0);
+	rival = new_client(0);
+	sent = counter_value(CTR_home_to_device);
+	cr_assert_eq(pin(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW | GAIA_PROT_PIN, &pinned), 0);
+	cr_assert_eq(cl->granted, 2, "the chunks were handed over");
+	cr_assert_eq(counter_value(CTR_home_to_device), sent, "and nothing in them");
+	cr_assert_not_null(client_at(cl, GAIA_CHUNK));
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EBUSY);
+	cr_assert_eq(client_acquire(rival, 2 * GAIA_CHUNK, 1, GAIA_PROT_READ), -ENOMEM);
+	/* A release of what is not acquired yet is no end to it. */
+	release_all(cl);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EBUSY);
+
+	cr_assert_eq(pin(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW | GAIA_PROT_PINNED, &seq), 0);
+	cr_assert_eq(seq, pinned, "and not again");
+	cr_assert_eq(cl->granted, 2);
+	expect_device(cl, 0, "abc");
+	cr_assert_eq(client_acquire(rival, 2 * GAIA_CHUNK, 1, GAIA_PROT_READ), -ENOMEM);
+	release_all(cl);
+	cr_assert_eq(client_acquire(rival, 2 * GAIA_CHUNK, 1, GAIA_PROT_READ), 0);
+	end();
+}
+
+Test(pin, is_one_for_each_acquire)
+{
+	struct client *cl;
+	uint64_t seq;
+
+	begin_devices(1);
+	cl = new_client(0);
+	cr_assert_eq(pin(cl, 0, 100, GAIA_PROT_READ | GAIA_PROT_PIN, &seq), 0);
+	cr_assert_eq(pin(cl, 5000, 100, GAIA_PROT_RW | GAIA_PROT_PIN, &seq), 0);
+	cr_assert_eq(pin(cl, 0, 100, GAIA_PROT_READ | GAIA_PROT_PINNED, &seq), 0);
+	release_all(cl);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EBUSY);
+	cr_assert_eq(pin(cl, 5000, 100, GAIA_PROT_PINNED, &seq), 0);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	end();
+}
+
+static struct eviction {
+	struct client *rival;
+	pthread_t evictor;
+} eviction;
+
+static void *evict_for_rival(void *arg)
+{
+	cr_assert_eq(client_acquire(eviction.rival, 3 * GAIA_CHUNK, 1, GAIA_PROT_READ), 0);
+	return NULL;
+}
+
+/* The device is full, and of chunk 2 nothing is held: another thread waits for that to be given up. */
+static void begin_eviction(void)
+{
+	eviction.rival = new_client(0);
+	give_up_slowly();
+	cr_assert_eq(pthread_create(&eviction.evictor, NULL, evict_for_rival, NULL), 0);
+	sem_wait(&giving_up.asked);
+}
+
+static void end_eviction(void)
+{
+	sem_post(&giving_up.go_on);
+	pthread_join(eviction.evictor, NULL);
+	rig->before_revoke = NULL;
+}
+
+/* As when the client cannot unmap before its stream, which waits for the acquire, has gone on. */
+Test(pin, lets_the_acquire_wait_for_nobody_who_evicts, .timeout = 60)
+{
+	struct client *cl, *dead;
+	uint64_t seq;
+	char seen[4];
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 3 }, 4 * GAIA_CHUNK);
+	cl = new_client(0);
+	dead = new_client(0);
+	cr_assert_eq(client_acquire(cl, 2 * GAIA_CHUNK, 1, GAIA_PROT_READ), 0);
+	release_all(cl);
+	cr_assert_eq(pin(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW | GAIA_PROT_PIN, &seq), 0);
+	cr_assert_eq(client_acquire(dead, 0, 1, GAIA_PROT_RW), 0);
+	client_store(dead, "lost", 4, 0);
+	client_die(dead);
+	begin_eviction();
+	cr_assert_eq(pin(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW | GAIA_PROT_PINNED, &seq), 0);
+	/* What is held is acquired again as freely. */
+	cr_assert_eq(client_acquire(cl, 0, 1, GAIA_PROT_READ), 0);
+	cr_assert_eq(client_acquire(cl, 1, 1, GAIA_PROT_RW), 0);
+	/* And a death is seen all the same. */
+	client_store(cl, "kept", 4, GAIA_PAGE);
+	cr_assert_eq(client_release(cl, 0, 2 * GAIA_CHUNK), 0);
+	cr_assert_eq(cpu_read(kf, seen, 4, 0), 4);
+	cr_assert_eq(memcmp(seen, (char[4]){ 0 }, 4), 0, "%.4s", seen);
+	expect_cpu(GAIA_PAGE, "kept");
+	end_eviction();
+	end();
+}
+
+Test(pin, of_what_lies_beyond_the_end_does_so_too, .timeout = 60)
+{
+	struct client *cl, *other;
+	uint64_t seq;
+	char seen[7];
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 3 }, 4 * GAIA_CHUNK);
+	cl = new_client(0);
+	other = new_client(0);
+	cr_assert_eq(client_acquire(cl, 0, 3 * GAIA_CHUNK, GAIA_PROT_READ), 0);
+	release_all(cl);
+	cr_assert_eq(cpu_truncate(kf, 100), 0);
+	/* The client maps chunk 1, and goes on mapping it, though the file does not reach there now. */
+	cr_assert_eq(pin(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW | GAIA_PROT_PIN, &seq), 0);
+	cr_assert_eq(cpu_truncate(kf, 4 * GAIA_CHUNK), 0);
+	begin_eviction();
+	cr_assert_eq(pin(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW | GAIA_PROT_PINNED, &seq), 0);
+	client_store(cl, "private", 7, GAIA_CHUNK);
+	end_eviction();
+	cr_assert_eq(client_acquire(other, GAIA_CHUNK, 1, GAIA_PROT_READ), 0);
+	cr_assert_eq(cpu_read(kf, seen, 7, GAIA_CHUNK), 7);
+	cr_assert_eq(memcmp(seen, (char[7]){ 0 }, 7), 0);
+	cr_assert_eq(client_release(cl, 0, 2 * GAIA_CHUNK), 0);
+	expect_cpu(GAIA_CHUNK, "private");
+	end();
+}
+
+/* The file has grown between the two: the first holds chunk 0 only. */
+Test(pin, takes_none_of_what_another_of_the_same_range_holds)
+{
+	struct client *cl;
+	uint64_t seq;
+
+	begin_devices(1);
+	cr_assert_eq(cpu_truncate(kf, GAIA_CHUNK), 0);
+	cl = new_client(0);
+	cr_assert_eq(pin(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_READ | GAIA_PROT_PIN, &seq), 0);
+	cr_assert_eq(cpu_truncate(kf, 2 * GAIA_CHUNK), 0);
+	cr_assert_eq(pin(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_READ | GAIA_PROT_PIN, &seq), 0);
+	cr_assert_eq(pin(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_READ | GAIA_PROT_PINNED, &seq), 0);
+	release_all(cl);
+	cr_assert_eq(cache_evict(kf->cfile, 0, GAIA_CHUNK, GAIA_CHUNK), -EBUSY, "the second one's");
+	cr_assert_eq(pin(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_READ | GAIA_PROT_PINNED, &seq), 0);
+	cr_assert_not_null(client_at(cl, GAIA_CHUNK));
+	release_all(cl);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	end();
+}
+
+Test(pin, is_needed_for_an_acquire_that_says_so_and_there_are_not_any_number)
+{
+	struct client *cl;
+	uint64_t seq;
+	int err = 0;
+
+	begin_devices(1);
+	cl = new_client(0);
+	cr_assert_eq(pin(cl, 0, 1, GAIA_PROT_READ | GAIA_PROT_PINNED, &seq), -EINVAL);
+	cr_assert_eq(pin(cl, 0, 1, GAIA_PROT_PINNED, &seq), -EINVAL);
+	for (unsigned n = 0; n <= 4096 && !err; n++)
+		err = pin(cl, 0, 1, GAIA_PROT_READ | GAIA_PROT_PIN, &seq);
+	cr_assert_eq(err, -EAGAIN);
+	cr_assert_eq(pin(cl, 0, 1, GAIA_PROT_READ | GAIA_PROT_PINNED, &seq), 0);
+	client_end(cl);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	end();
+}
+
+Test(pin, stays_when_the_acquire_fails)
+{
+	struct client *cl;
+	uint64_t seq;
+
+	begin_devices(1);
+	cl = new_client(0);
+	cr_assert_eq(pin(cl, 0, 1, GAIA_PROT_RW | GAIA_PROT_PIN, &seq), 0);
+	fault_arm("device.copy_in", -EIO, 0, 1);
+	cr_assert_eq(pin(cl, 0, 1, GAIA_PROT_RW | GAIA_PROT_PINNED, &seq), -EIO);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EBUSY);
+	cr_assert_eq(pin(cl, 0, 1, GAIA_PROT_RW | GAIA_PROT_PINNED, &seq), 0);
+	release_all(cl);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	end();
+}
+
+Test(pin, that_cannot_be_had_holds_nothing)
+{
+	struct client *cl;
+	uint64_t seq;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 2 }, 4 * GAIA_CHUNK);
+	cl = new_client(0);
+	cr_assert_eq(pin(cl, 0, 3 * GAIA_CHUNK, GAIA_PROT_RW | GAIA_PROT_PIN, &seq), -ENOMEM);
+	fault_arm("device.export", -EMFILE, 1, 1);
+	cr_assert_eq(pin(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW | GAIA_PROT_PIN, &seq), -EMFILE);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	cr_assert_eq(rig_device_used(rig, 0), 0);
+	end();
+}
+
+Test(pin, of_a_dead_client_is_in_nobodys_way)
+{
+	struct client *cl, *rival;
+	uint64_t seq;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 2 }, 4 * GAIA_CHUNK);
+	cl = new_client(0);
+	rival = new_client(0);
+	cr_assert_eq(pin(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW | GAIA_PROT_PIN, &seq), 0);
+	client_die(cl);
+	cr_assert_eq(client_acquire(rival, 2 * GAIA_CHUNK, 2 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	end();
+}
+
+Test(pin, ends_with_the_mapping)
+{
+	struct client *cl;
+	uint64_t seq;
+
+	begin_devices(1);
+	cl = new_client(0);
+	cr_assert_eq(pin(cl, 0, 1, GAIA_PROT_RW | GAIA_PROT_PIN, &seq), 0);
+	client_end(cl);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	end();
+}
+
+Test(pin, to_write_needs_a_mapping_that_may)
+{
+	struct client *cl;
+	uint64_t seq;
+
+	begin_devices(1);
+	cl = client_create(kf, 0, GAIA_PROT_READ, GAIA_CHUNK);
+	cr_assert_eq(pin(cl, 0, 1, GAIA_PROT_RW | GAIA_PROT_PIN, &seq), -EACCES);
+	end();
+}
+
+/* ---- acquires beside an eviction ---- */
+
+/* Of the device's three chunks the first one was released, changed, the second one is held, the third one neither. */
+static void begin_full(struct client **writer, struct client **holder)
+{
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 3 }, 8 * GAIA_CHUNK);
+	*writer = new_client(0);
+	*holder = new_client(0);
+	write_device(*writer, 0, "released");
+	release_all(*writer);
+	cr_assert_eq(client_acquire(*holder, GAIA_CHUNK, 2 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	cr_assert_eq(client_release(*holder, 2 * GAIA_CHUNK, GAIA_CHUNK), 0);
+}
+
+static struct acquire of_chunk(struct client *cl, uint64_t chunk)
+{
+	return (struct acquire){ .cl = cl, .off = chunk * GAIA_CHUNK, .len = GAIA_PAGE };
+}
+
+/* What was released is on its way out of the device. */
+static struct held evicting(struct acquire *a)
+{
+	return (struct held){ .point = "device.copy_out", .call = acquire, .arg = a };
+}
+
+Test(eviction, holds_up_nobody_who_needs_what_is_there, .timeout = 60)
+{
+	struct client *writer, *holder, *other;
+
+	begin_full(&writer, &holder);
+	struct acquire needy = of_chunk(new_client(0), 3), again;
+	struct held h = evicting(&needy);
+
+	other = new_client(0);
+	held_begin(&h);
+	expect_device(other, GAIA_CHUNK, "");
+	again = of_chunk(other, 2);
+	cr_assert_eq(acquire(&again), 0, "nobody has held it");
+	cr_assert_eq(cache_evict(kf->cfile, 0, 2 * GAIA_CHUNK, GAIA_CHUNK), -EBUSY);
+	release_all(other);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 2 * GAIA_CHUNK, GAIA_CHUNK), 0);
+	client_end(holder);
+	cr_assert_eq(held_end(&h), 0);
+	expect_cpu(0, "released");
+	end();
+}
+
+/* On request, so that there is room for others. */
+static int evict_first(void *arg)
+{
+	return cache_evict(kf->cfile, 0, 0, GAIA_CHUNK);
+}
+
+Test(eviction, holds_up_nobody_who_needs_what_is_free, .timeout = 60)
+{
+	struct held h = { .point = "device.copy_out", .call = evict_first };
+	struct client *writer, *holder;
+
+	begin_full(&writer, &holder);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 2 * GAIA_CHUNK, GAIA_CHUNK), 0);
+	held_begin(&h);
+	expect_device(holder, 3 * GAIA_CHUNK, "");
+	cr_assert_eq(held_end(&h), 0);
+	expect_cpu(0, "released");
+	end();
+}
+
+Test(eviction, lets_those_unmap_who_mapped_the_chunk, .timeout = 60)
+{
+	struct client *writer, *holder;
+
+	begin_full(&writer, &holder);
+	struct acquire needy = of_chunk(new_client(0), 3);
+	struct held h = evicting(&needy);
+
+	held_begin(&h);
+	client_end(writer);
+	cr_assert_eq(held_end(&h), 0);
+	expect_cpu(0, "released");
+	end();
+}
+
+/* A mapping whose replicas are its own waits for those that are being evicted. */
+Test(eviction, of_a_readers_own_chunk_and_its_end_are_no_matter, .timeout = 60)
+{
+	struct client *reader;
+
+	begin_writable(1);
+	reader = new_reader();
+	struct acquire needy = of_chunk(new_client(0), 1);
+	struct held h = { .point = "evict.before_fetch", .call = acquire, .arg = &needy };
+
+	cr_assert_eq(client_acquire(reader, 0, 1, GAIA_PROT_READ), 0);
+	release_all(reader);
+	held_begin(&h);
+	fault_let_go(h.point);
+	client_end(reader);
+	cr_assert_eq(held_end(&h), 0);
+	cr_assert_eq(rig_device_used(rig, 0), GAIA_CHUNK);
+	end();
+}
+
+Test(eviction, is_awaited_by_who_needs_the_chunk, .timeout = 60)
+{
+	struct client *writer, *holder, *late;
+	pthread_t thread;
+
+	begin_full(&writer, &holder);
+	late = new_client(0);
+	struct acquire needy = of_chunk(new_client(0), 3), same = of_chunk(late, 0);
+	struct held h = evicting(&needy);
+
+	held_begin(&h);
+	thread = begin_waiting(&same);
+	cr_assert_eq(held_end(&h), 0);
+	cr_assert_eq(end_waiting(thread), 0);
+	expect_device(late, 0, "released");
+	end();
+}
+
+/* All clients of all the chunks that an acquire needs. */
+Test(eviction, asks_all_at_once, .timeout = 60)
+{
+	struct client *cl[3];
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 4 }, 8 * GAIA_CHUNK);
+	for (unsigned k = 0; k < 3; k++) {
+		cl[k] = new_client(0);
+		cr_assert_eq(client_acquire(cl[k], k * GAIA_CHUNK, (4 - k) * GAIA_CHUNK, GAIA_PROT_READ), 0);
+		release_all(cl[k]);
+	}
+	struct client *needy = client_create(kf, 0, GAIA_PROT_RW, 8 * GAIA_CHUNK);
+
+	cr_assert_eq(client_acquire(needy, 4 * GAIA_CHUNK, 4 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	cr_assert_eq(rig->asked, 1);
+	cr_assert_eq(cl[0]->revoked + cl[1]->revoked + cl[2]->revoked, 4 + 3 + 2);
+	end();
+}
+
+/* ... and no more than that. */
+Test(eviction, takes_no_more_than_is_needed)
+{
+	struct client *cl, *needy;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 4 }, 8 * GAIA_CHUNK);
+	cl = new_client(0);
+	cr_assert_eq(client_acquire(cl, 0, 3 * GAIA_CHUNK, GAIA_PROT_READ), 0);
+	release_all(cl);
+	needy = client_create(kf, 0, GAIA_PROT_RW, 8 * GAIA_CHUNK);
+	cr_assert_eq(client_acquire(needy, 2 * GAIA_CHUNK, 3 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	cr_assert_eq(cl->revoked, 1, "of chunk 2 there is one, and one is free");
+	end();
+}
+
+/* ---- what is promised to an acquire ---- */
+
+/* Neither to who comes later nor to snapshots. */
+Test(promise, is_given_to_nobody_else, .timeout = 60)
+{
+	struct client *writer, *holder, *thief;
+	uint64_t snapshots;
+
+	begin_full(&writer, &holder);
+	thief = new_client(0);
+	struct acquire needy = { .cl = new_client(0), .off = 2 * GAIA_CHUNK, .len = 2 * GAIA_CHUNK };
+	struct held h = { .point = "device.alloc", .call = acquire, .arg = &needy };
+
+	write_device(holder, GAIA_CHUNK, "first");
+	cr_assert_eq(client_release(holder, GAIA_CHUNK, GAIA_PAGE), 0);
+	cr_assert_eq(client_acquire(holder, GAIA_CHUNK, 2 * GAIA_PAGE, GAIA_PROT_READ), 0);
+	held_begin(&h);
+	cr_assert_eq(rig_device_used(rig, 0), 2 * GAIA_CHUNK, "there is room");
+	cr_assert_eq(client_acquire(thief, 0, 1, GAIA_PROT_READ), -ENOMEM);
+	snapshots = counter_value(CTR_device_snapshots);
+	write_device(holder, GAIA_CHUNK, "later");
+	cr_assert_eq(counter_value(CTR_device_snapshots), snapshots);
+	expect_cpu(GAIA_CHUNK, "first");
+	cr_assert_eq(held_end(&h), 0);
+	release_all(holder);
+	expect_cpu(GAIA_CHUNK, "later");
+	end();
+}
+
+/* Two who need one chunk need it once. */
+Test(promise, is_shared_by_all_who_need_the_chunk, .timeout = 60)
+{
+	struct client *writer, *holder;
+	pthread_t thread;
+
+	begin_full(&writer, &holder);
+	cr_assert_eq(client_acquire(holder, 2 * GAIA_CHUNK, 1, GAIA_PROT_READ), 0);
+	struct acquire needy = of_chunk(new_client(0), 3), same = of_chunk(new_client(0), 3);
+	struct held h = evicting(&needy);
+
+	held_begin(&h);
+	thread = begin_waiting(&same);
+	cr_assert_eq(held_end(&h), 0);
+	cr_assert_eq(end_waiting(thread), 0);
+	cr_assert_eq(rig_device_used(rig, 0), 3 * GAIA_CHUNK);
+	end();
+}
+
+Test(promise, that_is_broken_is_for_the_next_to_try, .timeout = 60)
+{
+	struct client *writer, *holder;
+	pthread_t thread;
+
+	begin_full(&writer, &holder);
+	cr_assert_eq(client_acquire(holder, 2 * GAIA_CHUNK, 1, GAIA_PROT_READ), 0);
+	struct acquire needy = of_chunk(new_client(0), 3), same = of_chunk(new_client(0), 3);
+	struct held h = evicting(&needy);
+
+	fault_arm(h.point, -EIO, 0, 1);
+	held_begin(&h);
+	thread = begin_waiting(&same);
+	cr_assert_eq(held_end(&h), -ENOMEM, "what was to go could not be fetched");
+	cr_assert_eq(end_waiting(thread), 0, "now it could");
+	expect_cpu(0, "released");
+	end();
+}
+
+/* Of what does not fit nothing is evicted. */
+Test(promise, is_of_all_or_nothing)
+{
+	struct client *writer, *holder, *greedy;
+
+	begin_full(&writer, &holder);
+	greedy = client_create(kf, 0, GAIA_PROT_RW, 8 * GAIA_CHUNK);
+	cr_assert_eq(client_acquire(greedy, 3 * GAIA_CHUNK, 3 * GAIA_CHUNK, GAIA_PROT_RW), -ENOMEM);
+	cr_assert_eq(writer->revoked + holder->revoked, 0);
+	cr_assert_eq(client_acquire(greedy, 3 * GAIA_CHUNK, 2 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	cr_assert_eq(writer->revoked + holder->revoked, 2);
+	end();
+}
