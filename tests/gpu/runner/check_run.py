@@ -8,6 +8,7 @@ driver    ARGUMENT, a driver that only LD_LIBRARY_PATH names, is found
 rehearse  every phase on ARGUMENT (sim, fake) to its end, each section done
 killed    run is killed at random moments: what it left is valid, and nothing else is left
 report    the page of complete, cut off and empty results
+bundle    scripts/gpu-check makes one of BUILD; unpacked in an empty folder it needs a driver and nothing else
 """
 import glob
 import json
@@ -428,6 +429,82 @@ def report(build):
                "all sections that were planned were done" in page, "of a run: %s" % page)
 
 
+def libraries_of(program, path):
+    """What the loader finds for it, by name, with the libraries in @path; None: nothing."""
+    said = subprocess.run(["ldd", program], env=dict(os.environ, LD_LIBRARY_PATH=path), capture_output=True, text=True,
+                          check=True, timeout=60).stdout
+    found = {}
+    for line in said.splitlines():
+        name, arrow, rest = line.strip().partition(" => ")
+        if arrow:
+            found[name] = None if rest == "not found" else rest.rpartition(" (")[0]
+    return found
+
+
+# Those that lie beside the loader in the bundle, where the machine's are too old.
+OF_THE_C_LIBRARY = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libresolv.so.2"}
+
+
+def bundle(build):
+    if os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg"):
+        print("this machine has a GPU, which run would find and test for minutes")
+        sys.exit(77)
+    make = os.path.join(HERE, "..", "..", "..", "scripts", "gpu-check")
+    with tempfile.TemporaryDirectory(prefix="gpu-run-test.") as directory:
+        def made(built, name):
+            return subprocess.run([make, "--built", built, "--bundle", name], cwd=directory, capture_output=True, text=True,
+                                  check=False, timeout=150)
+
+        # Of a build that lacks a program there is none.
+        os.mkdir(os.path.join(directory, "lacking"))
+        with open(os.path.join(directory, "lacking", "build.ninja"), "w"):
+            pass
+        done = made("lacking", "none.tar.gz")
+        expect(done.returncode == 1 and "gaiafs" in done.stderr and os.listdir(directory) == ["lacking"],
+               "of a build without programs: status %d, %s" % (done.returncode, done.stderr))
+
+        done = made(build, "bundle.tar.gz")
+        expect(done.returncode == 0, "no bundle: %s%s" % (done.stdout, done.stderr))
+        file = os.path.join(directory, "bundle.tar.gz")
+        print("%.1f MiB" % (os.stat(file).st_size / (1 << 20)))
+        expect(os.stat(file).st_size < 60 << 20, "the bundle has %d bytes" % os.stat(file).st_size)
+        place = os.path.join(directory, "an empty folder")
+        os.mkdir(place)
+        subprocess.run(["tar", "-xzf", file], cwd=place, check=True)
+        expect(os.listdir(place) == ["gpu-check"], "it unpacks to %s" % os.listdir(place))
+        unpacked = os.path.join(place, "gpu-check")
+        with open(os.path.join(unpacked, "glibc", "needed")) as needed:
+            expect(needed.read().startswith("2."), "which C library it needs is not known")
+
+        lib = os.path.join(unpacked, "lib")
+        for program in glob.glob(os.path.join(unpacked, "bin", "*")):
+            for name, found in libraries_of(program, lib).items():
+                fine = name.startswith("libcublas") or (found and (name in OF_THE_C_LIBRARY or found.startswith(lib + "/")))
+                expect(fine, "%s needs %s, which is not in the bundle: %s" % (program, name, found))
+        for name in OF_THE_C_LIBRARY - {"libresolv.so.2"}:
+            expect(os.path.exists(os.path.join(unpacked, "glibc", name)), "glibc/%s is not in the bundle" % name)
+
+        # Nothing but a shell's programs; then also with the C library that it brings along.
+        bare = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR": directory}
+        for own in ({}, {"GPU_CHECK_OWN_GLIBC": "yes"}):
+            def run(out, *args):
+                return subprocess.run([os.path.join(unpacked, "run"), "--out", out, *args], env=dict(bare, **own), cwd="/",
+                                      stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=150)
+
+            out = os.path.join(directory, "out" + "".join(own))
+            done = run(out)
+            expect(done.returncode == 77 and done.stdout.count("\n") == 1 and not done.stderr and "no CUDA driver" in done.stdout,
+                   "without a GPU: status %d, %r, %r" % (done.returncode, done.stdout, done.stderr))
+            expect(sorted(os.listdir(out)) == ["diagnosis.txt", "gpu-check.log"], "files: %s" % os.listdir(out))
+            done = run(out, "--rehearse", "fake", "stalls")
+            expect(done.returncode == 0 and not done.stderr, "a rehearsal %s: status %d, %s%s" %
+                   (own, done.returncode, done.stdout, done.stderr))
+            with open(os.path.join(out, "stalls.jsonl")) as rows:
+                expect(json.loads(rows.readlines()[-1])["end"], "the rehearsal's rows have no end")
+        expect(sorted(os.listdir(directory)) == ["an empty folder", "bundle.tar.gz", "lacking", "out", "outGPU_CHECK_OWN_GLIBC"],
+               "left behind: %s" % os.listdir(directory))
+
+
 if __name__ == "__main__":
     {"sections": sections, "tools": tools, "contact": contact, "driver": driver, "rehearse": rehearse, "killed": killed,
-     "report": report}[sys.argv[1]](*sys.argv[2:])
+     "report": report, "bundle": bundle}[sys.argv[1]](*sys.argv[2:])
