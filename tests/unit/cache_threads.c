@@ -80,9 +80,8 @@ static void round_of_device(struct observer *o, struct client *cl, unsigned page
 	unsigned char bytes[GAIA_PAGE] = { 0 };
 	int err;
 
-	do
-		err = client_acquire(cl, at, len, GAIA_PROT_RW);
-	while (err == -ENOMEM);
+	while ((err = client_acquire(cl, at, len, GAIA_PROT_RW)) == -ENOMEM)
+		rig_importers_gone();
 	cr_assert_eq(err, 0);
 	client_load(cl, bytes, len, at);
 	look(o, page, bytes);
@@ -340,6 +339,8 @@ static void needy_round(struct needy *n, struct client *cl)
 
 	cr_assert(err == 0 || err == -ENOMEM || err == w.may_fail, "%d", err);
 	n->refused += err != 0;
+	if (err == -ENOMEM)
+		rig_importers_gone();
 	if (err)
 		return;
 	n->got++;
