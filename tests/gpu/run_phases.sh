@@ -18,11 +18,6 @@ by_program() {
 # On the played driver in every rehearsal: a simulated device has no kernels of another process.
 phase_busy() {
 	local section program
-	if [ -n "$exclusive" ]; then
-		# shellcheck disable=SC2086 # words
-		not_run "the GPU takes one process only: its compute mode is not the default (nvidia-smi -c 0)" ${names[busy]}
-		return
-	fi
 	for section in ${names[busy]}; do
 		program=gpu-${section%%/*}
 		section "$section" "${limits[$program --beside/${section#*/}]}" "$bin/$program$played" "${quick[@]}" --beside "${section#*/}"
@@ -156,11 +151,6 @@ phase_mount() {
 	if [ ! -c /dev/fuse ]; then
 		# shellcheck disable=SC2086 # words
 		not_run "there is no /dev/fuse" ${names[mount]}
-		return
-	fi
-	if [ -n "$exclusive" ]; then
-		# shellcheck disable=SC2086 # words
-		not_run "the GPU takes one process only: its compute mode is not the default (nvidia-smi -c 0)" ${names[mount]}
 		return
 	fi
 	for section in ${names[mount]}; do

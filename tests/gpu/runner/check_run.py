@@ -178,6 +178,15 @@ def tools(build):
                         {"section": "kinds", "what": name % 0, "launch__grid_size": 1}], "ncu: %s" % rows)
         page = page_of(scene.out)
         expect("racecheck** failed" in page and "SIMULATED" not in page, "the page: %s" % page)
+        # A GPU that takes one process: what can be asked of it is, and why all else is not run is said; no context is held.
+        code, said, wrong = scene.run("ceilings", "bench", "right", "mount", "ncu", STUB_MODE="Exclusive_Process", STUB_MILD="yes")
+        expect(code == 0 and not wrong, "exclusive process: %d, %s%s" % (code, said, wrong))
+        for phase in ("ceilings", "bench", "right", "mount", "ncu"):
+            rows = scene.status(phase).values()
+            expect(rows and all(row["status"] == "done" if phase == "ceilings" else
+                                row["status"] == "not run" and "nvidia-smi -c 0" in row["note"] for row in rows),
+                   "exclusive process: %s: %s" % (phase, rows))
+            expect(scene.rows(phase)[1]["held"] is False, "exclusive process: a context is held: %s" % scene.rows(phase)[1])
         left = scene.is_clean()
         expect(not left, "left behind: %s" % left)
 
