@@ -223,7 +223,7 @@ static void other_thread(void)
 		memset(u[i].at, 1, CHUNK);
 		r = cu.MemHostRegister(u[i].at, CHUNK, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
 		if (r) {
-			row_not_run(what, "cuMemHostRegister: error %d; a limit on locked memory?", (int)r);
+			row_not_run(what, "cuMemHostRegister: error %d (ulimit -l does not count)", (int)r);
 			return;
 		}
 		if (pthread_create(&thread, NULL, unregister_main, &u[i]))

@@ -27,7 +27,7 @@ static bool registered(void *p, size_t bytes, const char *what)
 	CUresult r = cu.MemHostRegister(p, bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
 
 	if (r)
-		row_not_run(what, "cuMemHostRegister of %zu bytes: error %d; a limit on locked memory?", bytes,
+		row_not_run(what, "cuMemHostRegister of %zu bytes: error %d (ulimit -l does not count)", bytes,
 			    (int)r);
 	return !r;
 }

@@ -241,7 +241,7 @@ static void *host_memory(unsigned how, size_t bytes)
 	r = cu.MemHostRegister(p, bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
 	if (!r)
 		return p;
-	row_not_run("a kernel and host memory", "%s: cuMemHostRegister: error %d; a limit on locked memory?",
+	row_not_run("a kernel and host memory", "%s: cuMemHostRegister: error %d (ulimit -l does not count)",
 		    host_name[how], (int)r);
 	return NULL;
 }
