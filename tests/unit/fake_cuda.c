@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -964,6 +965,25 @@ Test(fake, descriptors_are_limited)
 	fds[0] = export(CUDA_SUCCESS);
 	close(fds[0]);
 	close(fds[1]);
+	cr_assert_null(fake_cuda_violation());
+}
+
+/* As they are where the process has none left at all. */
+Test(fake, descriptors_may_be_all_gone)
+{
+	struct rlimit limit, low;
+	CUresult none;
+	int fd = -1;
+
+	restart((struct fake_cuda_config){ .descriptors = 2 });
+	cr_assert_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+	low = limit;
+	low.rlim_cur = 0;
+	cr_assert_eq(setrlimit(RLIMIT_NOFILE, &low), 0);
+	none = cu->cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+	cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	cr_assert_eq(none, CUDA_ERROR_OPERATING_SYSTEM);
+	close(export(CUDA_SUCCESS));
 	cr_assert_null(fake_cuda_violation());
 }
 
