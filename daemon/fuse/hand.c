@@ -25,11 +25,14 @@
 
 #define SMALL_REQUEST 4096u /* bytes: names and attributes, reads, but hardly any write(2) */
 #define NOBODY ((uid_t)-2)
+/* A worker's pause for a read whose pages are locked, before others have their turns. */
+#define TURN_US 1000
 
 /* Lives from hand_over() until it has been carried out. */
 struct handed {
 	struct fs *fs;
 	uid_t uid;
+	enum lane lane;
 	unsigned kib; /* of QUOTA_waiting_kib; 0: not counted, since it must not be refused */
 	size_t size;
 	_Alignas(struct fuse_in_header) char bytes[];
@@ -40,11 +43,16 @@ static const struct handle *handle_at(uint64_t fh)
 	return (const struct handle *)(uintptr_t)fh;
 }
 
-static enum lane lane_of_read(const struct fuse_read_in *read)
+static enum cache_has at_home(const struct fuse_read_in *read)
 {
 	const struct handle *h = handle_at(read->fh);
 
-	return !h->passthrough && cache_has(h->cfile, (off_t)read->offset, read->size) ? LANE_HOME : LANE_READ;
+	return h->passthrough ? CACHE_HAS_NOT : cache_has(h->cfile, (off_t)read->offset, read->size);
+}
+
+static enum lane lane_of_read(const struct fuse_read_in *read)
+{
+	return at_home(read) == CACHE_HAS_NOT ? LANE_READ : LANE_HOME;
 }
 
 /* A release of a client's: its worker is found by who decodes it. */
@@ -138,6 +146,27 @@ static void refuse(struct fs *fs, const struct fuse_in_header *in, int err)
 		log_debug("fuse: answering: %s", strerror(errno));
 }
 
+static void carry_out(void *arg);
+
+/*
+ * Among reads of what is at home: whether this one is to be carried out, or was put off. While somebody has its pages
+ * it takes turns with others, for he may wait for storage. It waits for storage itself, in another lane, if it must.
+ */
+static bool put_off(struct handed *h)
+{
+	const struct fuse_in_header *in = (const void *)h->bytes;
+	enum cache_has has = at_home((const void *)(in + 1));
+
+	if (has == CACHE_HAS_ALL)
+		return false;
+	if (has == CACHE_HAS_LOCKED)
+		usleep(TURN_US);
+	else
+		h->lane = LANE_READ;
+	lane_submit(h->fs, h->lane, h->uid, carry_out, h);
+	return true;
+}
+
 static void carry_out(void *arg)
 {
 	static __thread bool initialised;
@@ -151,6 +180,8 @@ static void carry_out(void *arg)
 		usleep(100000);
 	}
 	initialised = true;
+	if (h->lane == LANE_HOME && put_off(h))
+		return;
 	serve_request(fs, h->bytes, h->size);
 	quota_give_many(fs->config.quota, QUOTA_waiting_kib, h->uid, h->kib);
 	free(h);
@@ -182,7 +213,7 @@ bool hand_over(struct fs *fs, const void *request, size_t size)
 		return true;
 	}
 	h = xmalloc(sizeof(*h) + size);
-	*h = (struct handed){ .fs = fs, .uid = uid, .kib = kib, .size = size };
+	*h = (struct handed){ .fs = fs, .uid = uid, .lane = lane, .kib = kib, .size = size };
 	memcpy(h->bytes, request, size);
 	pthread_mutex_lock(&fs->lock);
 	fs->n_handed++;

@@ -193,10 +193,11 @@ struct cache_read {
 int cache_read_begin(struct cfile *f, off_t off, size_t len, bool kernel, struct cache_read *rd);
 void cache_read_end(struct cache_read *rd);
 /*
- * Whether a read would find all at home now, and wait for nothing that takes long: without waiting itself. What it says
- * may be wrong as soon as it is said.
+ * Whether a read would find all at home now. LOCKED: but for pages, or the file, that somebody else works on, usually
+ * for a moment. Waits for nothing itself. What it says may be wrong as soon as it is said.
  */
-bool cache_has(struct cfile *f, off_t off, size_t len);
+enum cache_has { CACHE_HAS_NOT, CACHE_HAS_LOCKED, CACHE_HAS_ALL };
+enum cache_has cache_has(struct cfile *f, off_t off, size_t len);
 /* The same as cache_read_begin() into a buffer, of any length: bytes read or a negative errno. */
 ssize_t cache_read(struct cfile *f, void *buf, size_t len, off_t off);
 

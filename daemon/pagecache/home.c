@@ -487,37 +487,43 @@ unshare:
 	return err;
 }
 
-static bool has_pages(struct chunk *ch, unsigned a, unsigned b)
+static enum cache_has has_pages(struct chunk *ch, unsigned a, unsigned b)
 {
-	unsigned i = a;
+	enum cache_has has = CACHE_HAS_ALL;
 
 	pthread_mutex_lock(&ch->lock);
-	while (i < b && page_present(ch, i) && !(page_at(ch, i)->flags & PAGE_LOCKED) && page_ready(ch, i))
-		i++;
+	for (unsigned i = a; i < b && has != CACHE_HAS_NOT; i++)
+		if (!page_ready(ch, i))
+			has = CACHE_HAS_NOT;
+		else if (page_at(ch, i)->flags & PAGE_LOCKED)
+			has = CACHE_HAS_LOCKED;
 	pthread_mutex_unlock(&ch->lock);
-	return i == b;
+	return has;
 }
 
-bool cache_has(struct cfile *f, off_t off, size_t len)
+enum cache_has cache_has(struct cfile *f, off_t off, size_t len)
 {
+	enum cache_has all = CACHE_HAS_ALL;
 	uint64_t at = (uint64_t)off, size;
-	bool has = true;
 	unsigned a, b;
 	size_t n;
 
 	if (pthread_rwlock_tryrdlock(&f->range))
-		return false;
+		return CACHE_HAS_LOCKED;
 	size = cfile_size(f);
-	for (len = at < size ? MIN(len, size - at) : 0; len > 0 && has; at += n, len -= n) {
+	for (len = at < size ? MIN(len, size - at) : 0; len > 0 && all != CACHE_HAS_NOT; at += n, len -= n) {
 		struct chunk *ch = chunk_get(f, at / GAIA_CHUNK, false);
+		enum cache_has has = CACHE_HAS_NOT;
 
 		n = first_part(at, len, &a, &b);
-		has = ch && has_pages(ch, a, b);
-		if (ch)
+		if (ch) {
+			has = has_pages(ch, a, b);
 			chunk_put(ch);
+		}
+		all = MIN(all, has);
 	}
 	pthread_rwlock_unlock(&f->range);
-	return has;
+	return all;
 }
 
 void cache_read_end(struct cache_read *rd)

@@ -155,6 +155,9 @@ static int go_on(uid_t uid, const char *unknown)
 		read_hot(0);
 		read_hot(O_DIRECT);
 		look_at("hot");
+		/* Meanwhile others find its pages locked now and then. */
+		CHILD_CHECK(!gaia_acquire(p, SIZE, prot));
+		CHILD_CHECK(!gaia_release(p, SIZE));
 	}
 	if (unknown)
 		look_at(unknown);
