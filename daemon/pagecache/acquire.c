@@ -749,7 +749,7 @@ static int acquire_range(struct mapping *m, struct page_span span, bool write, e
 	if (purpose != BRING && beyond.a < beyond.b) {
 		n_mapped = grants_pin_mapped(m, c0 + n, c1, !pin, &mapped);
 		held = replicas_of(mapped, n_mapped);
-		err = user_pin_all(m, held, n_mapped);
+		err = user_pin_all(m, held, n_mapped) ? 0 : user_refuse(m);
 		n_held = err ? 0 : n_mapped;
 	}
 	ahead_init(&parts.ahead, reps, n, span, write);

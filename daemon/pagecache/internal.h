@@ -708,8 +708,11 @@ bool delivery_wait(struct grant *g, uint64_t *seq);
 bool user_may_pin(const struct mapping *m, struct replica *const *reps, uint64_t n);
 /* -ENOMEM, and a line in the log. */
 int user_refuse(const struct mapping *m);
-/* He pins them, once each: all or none (user_refuse()). They are pinned. */
-int user_pin_all(const struct mapping *m, struct replica *const *reps, uint64_t n);
+/*
+ * He pins them, once each: all, or none if that is more than he may. They are pinned. Takes dev->reserve, so that who decides what an
+ * acquire gets either counts them or is counted.
+ */
+bool user_pin_all(const struct mapping *m, struct replica *const *reps, uint64_t n);
 void user_unpin_all(const struct mapping *m, struct replica *const *reps, uint64_t n);
 /* chunk->lock held. Of a grant, for which there was room when its acquire began. */
 void user_pin(const struct mapping *m, struct replica *rep);

@@ -1046,13 +1046,10 @@ int replicas_pin(struct mapping *m, uint64_t first, uint64_t last, struct replic
 	uint64_t held;
 	int err;
 
-	/* What an acquire holds already keeps nobody waiting who evicts. */
+	/* What is held already is acquired again without waiting for anybody who evicts: but it may be others who hold it. */
 	held = replicas_pin_again(m, first, d.n, out);
-	if (held == d.n) {
-		for (uint64_t k = 0; k < d.n; k++)
-			user_pin(m, out[k]);
+	if (held == d.n && user_pin_all(m, out, d.n))
 		return 0;
-	}
 	while (held > 0)
 		replica_unpin(out[--held]);
 

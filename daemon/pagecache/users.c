@@ -144,18 +144,21 @@ bool user_may_pin(const struct mapping *m, struct replica *const *reps, uint64_t
 	return room;
 }
 
-int user_pin_all(const struct mapping *m, struct replica *const *reps, uint64_t n)
+bool user_pin_all(const struct mapping *m, struct replica *const *reps, uint64_t n)
 {
+	struct cache_device *dev = m->dev;
 	bool room;
 
 	if (m->user.owner)
-		return 0;
-	pthread_mutex_lock(&m->dev->lock);
+		return true;
+	pthread_mutex_lock(&dev->reserve);
+	pthread_mutex_lock(&dev->lock);
 	room = has_room(m, reps, n);
 	for (uint64_t k = 0; k < n && room; k++)
 		pin_more(reps[k], m->user.uid);
-	pthread_mutex_unlock(&m->dev->lock);
-	return room ? 0 : user_refuse(m);
+	pthread_mutex_unlock(&dev->lock);
+	pthread_mutex_unlock(&dev->reserve);
+	return room;
 }
 
 void user_pin(const struct mapping *m, struct replica *rep)
