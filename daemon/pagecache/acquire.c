@@ -233,7 +233,7 @@ static int part_distrust(struct part *pt)
 	int err;
 
 	pthread_mutex_lock(&pt->ch->lock);
-	spoiled = rep->spoiled;
+	spoiled = replica_is_spoiled(rep);
 	pthread_mutex_unlock(&pt->ch->lock);
 	if (!spoiled)
 		return 0;

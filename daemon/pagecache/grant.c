@@ -310,32 +310,54 @@ void grant_discard(struct grant *g)
 	pthread_mutex_unlock(&ch->lock);
 }
 
-void grants_drop_dead(struct replica *rep)
+static bool lives(struct cache *c, struct living *known, void *client)
+{
+	for (unsigned k = 0; k < MIN(known->n, LIVING_KNOWN); k++)
+		if (known->client[k] == client)
+			return true;
+	if (!c->host.alive(client))
+		return false;
+	known->client[known->n++ % LIVING_KNOWN] = client;
+	return true;
+}
+
+bool grants_drop_dead(struct replica *rep, struct living *known)
 {
 	struct chunk *ch = rep->chunk;
-	struct cache *c = ch->file->cache;
 	struct grant **list = NULL, *g;
-	unsigned n = 0;
+	unsigned n = 0, before;
+	bool more;
 
 	pthread_mutex_lock(&ch->lock);
+	before = rep->n_suspects;
 	LIST_FOREACH(g, &rep->grants, of_replica) {
+		bool stores = !g->suspect && g->mapping->export_write &&
+			      (g->delivered || g->offered || g->in_delivery || g->unanswered);
+
+		if ((!g->pinned && !stores) || lives(ch->file->cache, known, g->mapping->client))
+			continue;
+		/* First: what is dropped below is not all that he may store. */
+		g->suspect |= stores;
+		rep->n_suspects += stores;
 		if (!g->pinned)
 			continue;
 		g->lookers++;
 		list = xrealloc(list, (n + 1) * sizeof(struct grant *));
 		list[n++] = g;
 	}
+	more = rep->n_suspects > before;
 	pthread_mutex_unlock(&ch->lock);
+	if (n == 0)
+		return more;
 	for (unsigned k = 0; k < n; k++)
-		if (!c->host.alive(list[k]->mapping->client))
-			grant_discard(list[k]);
+		grant_discard(list[k]);
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned k = 0; k < n; k++)
 		list[k]->lookers--;
-	if (n > 0)
-		pthread_cond_broadcast(&ch->unlocked);
+	pthread_cond_broadcast(&ch->unlocked);
 	pthread_mutex_unlock(&ch->lock);
 	free(list);
+	return more;
 }
 
 /* ---- what is wanted of chunks that are not there yet ---- */

@@ -132,7 +132,7 @@ static struct replica *cheaper_replica(struct chunk *ch, unsigned a, unsigned n)
 		struct replica *rep = ch->replica[k];
 		uint64_t ns = atomic_load_explicit(&rep->dev->read_ns, memory_order_relaxed);
 
-		if (rep->only || rep->spoiled || store_ns == 0 || (ns && ns >= store_ns))
+		if (rep->only || replica_is_spoiled(rep) || store_ns == 0 || (ns && ns >= store_ns))
 			continue;
 		found = rep;
 		for (unsigned i = a; i < a + n && found; i++)

@@ -263,6 +263,7 @@ struct replica {
 	unsigned n_snapped, n_shadow_users;
 	LIST_HEAD(, grant) grants;
 	bool spoiled; /* who holds nothing of it, and is no client any more, may be storing there */
+	unsigned n_suspects; /* grants */
 	struct page_replica page[GAIA_CHUNK_PAGES];
 
 	/* dev->lock; who pins it may look at mem without, once there is any. */
@@ -274,6 +275,12 @@ struct replica {
 	uint64_t stuck;	/* it could not be evicted: dev->n_stuck of then */
 	TAILQ_ENTRY(replica) link; /* in dev->idle iff pins == 0, else in dev->busy; of what failed in neither */
 };
+
+/* chunk->lock held. */
+static inline bool replica_is_spoiled(const struct replica *rep)
+{
+	return rep->spoiled || rep->n_suspects > 0;
+}
 
 /* What one mapping has to do with one replica. Lives while the mapping knows the replica. */
 struct grant {
@@ -290,7 +297,8 @@ struct grant {
 	/* The client maps it, when it has handled this message (cache_host.grant); 0: it does not. */
 	uint64_t delivered;
 	bool offered; /* sent to the client, which has not said that it maps it: it may, and is asked to unmap it */
-	unsigned lookers; /* who asks whether its client lives; it and its mapping stay meanwhile */
+	unsigned lookers; /* who asks its client, or drops what it holds; it and its mapping stay meanwhile */
+	bool suspect; /* its client is gone, and may have left the memory to somebody: known when the mapping has ended */
 	bool unanswered; /* it was asked to unmap it, and has not said that it did */
 };
 
@@ -761,8 +769,17 @@ unsigned grants_pin_mapped(struct mapping *m, uint64_t first, uint64_t last, boo
 			   struct grant ***out);
 /* chunk->lock held: the pin follows what is held and to_come. */
 void grant_repin(struct grant *g);
-/* The replica is pinned. Drop what clients that are gone hold of it. */
-void grants_drop_dead(struct replica *rep);
+/*
+ * The replica is pinned. Drop what clients that are gone hold of it. Where they may have left the memory to somebody it is spoiled from now
+ * on: whether that is news. @known: clients that were alive when the caller began, who are not asked again; those that
+ * were not would be taken for others with the same address.
+ */
+#define LIVING_KNOWN 8u
+struct living {
+	const void *client[LIVING_KNOWN];
+	unsigned n; /* ever noted */
+};
+bool grants_drop_dead(struct replica *rep, struct living *known);
 /* Give up all holds, and acquires to come. */
 void grant_discard(struct grant *g);
 

@@ -38,7 +38,7 @@ static unsigned list_sources(const struct replica *rep, struct replica **out)
 	for (unsigned k = 0; k < ch->n_replicas; k++) {
 		struct replica *from = ch->replica[k];
 
-		if (!from->only && !from->spoiled && *peer_state(rep, from) != PEER_NONE && !atomic_load(&from->dev->gone))
+		if (!from->only && !replica_is_spoiled(from) && *peer_state(rep, from) != PEER_NONE && !atomic_load(&from->dev->gone))
 			out[n++] = from;
 	}
 	return n;

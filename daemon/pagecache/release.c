@@ -170,7 +170,7 @@ static int release_locked(struct grant *g, unsigned a, unsigned b, struct releas
 		if (bit_test(found.writing, i))
 			publish_page(g, i, &found, secured, rl);
 	replica_shadow_trim(rep);
-	spoiled = rep->spoiled;
+	spoiled = replica_is_spoiled(rep);
 	pthread_mutex_unlock(&ch->lock);
 	if (secured)
 		replica_shadow_done(rep);

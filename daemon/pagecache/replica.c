@@ -608,8 +608,11 @@ static bool others_map(const struct replica *rep, const struct mapping *m)
 
 static void list_drop_dead(struct replica_list *list)
 {
+	struct living known = { .n = 0 };
+
+	/* Who is found gone ends soon; what was released there is secured then, or by who acquires it. */
 	for (unsigned k = 0; k < list->n; k++) {
-		grants_drop_dead(list->at[k]);
+		(void)grants_drop_dead(list->at[k], &known);
 		replica_unpin(list->at[k]);
 	}
 	free(list->at);
@@ -790,7 +793,7 @@ static struct replica *look_up(struct demand *d, uint64_t k, bool *wait)
 		return NULL;
 	pthread_mutex_lock(&ch->lock);
 	rep = replica_find(ch, d->dev, d->only);
-	if (rep && rep->spoiled && claim(rep))
+	if (rep && replica_is_spoiled(rep) && claim(rep))
 		list_add(&d->victims, rep);
 	if (rep) {
 		pthread_mutex_lock(&d->dev->lock);
@@ -1031,11 +1034,20 @@ static uint64_t pin_pinned(struct mapping *m, uint64_t first, uint64_t n, struct
 	return k;
 }
 
+/* They are pinned. What was released is brought home before who was a client stores more to it. */
+static void see_who_is_dead(struct replica **reps, uint64_t n)
+{
+	struct living known = { .n = 0 };
+
+	for (uint64_t k = 0; k < n; k++)
+		if (grants_drop_dead(reps[k], &known) && !reps[k]->only)
+			(void)fetch_chunk(reps[k]->chunk);
+}
+
 uint64_t replicas_pin_again(struct mapping *m, uint64_t first, uint64_t n, struct replica **out)
 {
 	n = pin_pinned(m, first, n, out);
-	for (uint64_t k = 0; k < n; k++)
-		grants_drop_dead(out[k]);
+	see_who_is_dead(out, n);
 	return n;
 }
 
@@ -1056,8 +1068,8 @@ int replicas_pin(struct mapping *m, uint64_t first, uint64_t last, struct replic
 	do
 		err = try_to_obtain(&d);
 	while (err == -EAGAIN);
-	for (uint64_t k = 0; k < d.n && !err; k++)
-		grants_drop_dead(out[k]);
+	if (!err)
+		see_who_is_dead(out, d.n);
 	return err;
 }
 
@@ -1280,11 +1292,14 @@ static bool grant_end(struct mapping *m, struct chunk *ch, bool kept, bool *now)
 		g = grant_find(m, ch);
 	}
 	if (g) {
+		struct replica *rep = g->replica;
+		bool before = replica_is_spoiled(rep);
+
+		rep->n_suspects -= g->suspect;
 		if (kept && m->export_write && (g->delivered || g->offered || g->unanswered))
-			spoiled = true;
-		*now = spoiled && !g->replica->spoiled;
-		spoiled |= g->replica->spoiled;
-		g->replica->spoiled = spoiled;
+			rep->spoiled = true;
+		spoiled = replica_is_spoiled(rep);
+		*now = spoiled && !before;
 		LIST_REMOVE(g, of_replica);
 		pthread_mutex_lock(&m->lock);
 		HASH_DEL(m->grants, g);
@@ -1326,6 +1341,7 @@ static struct devmem *move_to(struct replica *rep, struct devmem *mem)
 {
 	struct chunk *ch = rep->chunk;
 	struct devmem *old;
+	struct grant *g;
 
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
@@ -1336,6 +1352,9 @@ static struct devmem *move_to(struct replica *rep, struct devmem *mem)
 	rep->mem = mem;
 	pthread_mutex_unlock(&rep->dev->lock);
 	rep->spoiled = false;
+	LIST_FOREACH(g, &rep->grants, of_replica)
+		g->suspect = false;
+	rep->n_suspects = 0;
 	pthread_mutex_unlock(&ch->lock);
 	return old;
 }
@@ -1395,7 +1414,7 @@ static void spoiled_secure(struct chunk *ch, struct cache_device *dev, const str
 	pthread_mutex_lock(&dev->reserve);
 	pthread_mutex_lock(&ch->lock);
 	rep = replica_find(ch, dev, only);
-	if (rep && rep->spoiled && claim(rep))
+	if (rep && replica_is_spoiled(rep) && claim(rep))
 		list_add(&claimed, rep);
 	pthread_mutex_unlock(&ch->lock);
 	pthread_mutex_unlock(&dev->reserve);

@@ -163,7 +163,7 @@ static void check_replica_page(struct chunk *ch, struct replica *rep, unsigned i
 
 static void check_replica(struct chunk *ch, struct replica *rep, uint64_t *ahead)
 {
-	unsigned snapped = 0, writers[GAIA_CHUNK_PAGES] = { 0 };
+	unsigned snapped = 0, suspects = 0, writers[GAIA_CHUNK_PAGES] = { 0 };
 	struct grant *g;
 
 	LIST_FOREACH(g, &rep->grants, of_replica) {
@@ -174,7 +174,9 @@ static void check_replica(struct chunk *ch, struct replica *rep, uint64_t *ahead
 		for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
 			writers[i] += bit_test(writing, i);
 		bug_on(g->pinned != (bits_count(held, ARRAY_LEN(held)) + g->to_come > 0));
+		suspects += g->suspect;
 	}
+	bug_on(suspects != rep->n_suspects);
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
 		check_replica_page(ch, rep, i, writers[i]);
 		*ahead += !!(rep->page[i].flags & REPLICA_AHEAD);

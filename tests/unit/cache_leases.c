@@ -41,3 +41,126 @@ Test(users, chunks_that_an_owner_holds_count_when_they_are_acquired_again)
 	cr_assert_eq(acquire_chunks(owner, 20, 1), 0);
 	end();
 }
+
+/* ---- memory that a client leaves behind ---- */
+
+#define LATE (3 * GAIA_PAGE) /* released, and nobody has asked for it */
+#define CALM (8 * GAIA_PAGE) /* as in the store */
+
+/* A client that maps what it released, and of whose memory somebody has a mapping of his own, as a child has. */
+struct left {
+	struct client *cl;
+	unsigned char *memory;
+};
+
+static struct left leave_memory(const struct rig_options *options)
+{
+	struct left left;
+
+	begin(options, 4 * GAIA_CHUNK);
+	write_cpu(CALM, "calm");
+	left.cl = new_client(0);
+	expect_device(left.cl, CALM, "calm");
+	write_device(left.cl, LATE, "true");
+	release_all(left.cl);
+	left.memory = mremap(client_at(left.cl, 0), 0, GAIA_CHUNK, MREMAP_MAYMOVE);
+	cr_assert_neq(left.memory, MAP_FAILED);
+	return left;
+}
+
+static void lie(const struct left *left)
+{
+	memcpy(left->memory + LATE, "lies", 4);
+	memcpy(left->memory + CALM, "lies", 4);
+}
+
+/* The daemon has come to end the mapping of who has died. */
+static void end_mapping(struct left *left)
+{
+	struct cache_device_use use;
+
+	cache_device(rig->cache, 0, &use);
+	left->cl->kept = !use.dev->inherited;
+	client_end(left->cl);
+}
+
+static void left_end(struct left *left)
+{
+	munmap(left->memory, GAIA_CHUNK);
+	end();
+}
+
+/* What processes read then, when nothing else has it than the device and the store. */
+static void forget_but_on_devices(void)
+{
+	cr_assert_eq(cpu_fsync(kf), 0);
+	kernel_reclaim(kf, 0, 0);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	/* So that it is known how long a read of the store takes, and devices are the nearer. */
+	cr_assert_eq(cpu_read(kf, (char[1]){ 0 }, 1, 2 * GAIA_CHUNK), 1);
+}
+
+/* The first acquire that finds the client gone trusts nothing there: it does not wait until the mapping has ended. */
+Test(dead, memory_is_not_trusted_before_its_mapping_has_ended)
+{
+	struct left left = leave_memory(&(struct rig_options){ .devices = 1 });
+	struct client *b = new_client(0);
+
+	client_die(left.cl);
+	memcpy(left.memory + CALM, "lies", 4);
+	expect_device(b, CALM, "calm");
+	release_all(b);
+	lie(&left);
+	forget_but_on_devices();
+	expect_cpu(CALM, "calm");
+	expect_cpu(LATE, "true");
+	expect_device(b, LATE, "true");
+	end_mapping(&left);
+	lie(&left);
+	release_all(b);
+	expect_device(b, CALM, "calm");
+	expect_device(b, LATE, "true");
+	left_end(&left);
+}
+
+/* What was released is secured by an acquire of whatever page of the chunk, also of who holds some of it already. */
+Test(dead, memory_is_secured_by_who_finds_it_so)
+{
+	struct left left = leave_memory(&(struct rig_options){ .devices = 1 });
+	struct client *b = new_client(0);
+
+	cr_assert_eq(client_acquire(b, 0, 1, GAIA_PROT_READ), 0);
+	client_die(left.cl);
+	cr_assert_eq(client_acquire(b, 0, 1, GAIA_PROT_READ), 0);
+	lie(&left);
+	expect_cpu(LATE, "true");
+	expect_device(b, LATE, "true");
+	expect_device(b, CALM, "calm");
+	end_mapping(&left);
+	left_end(&left);
+}
+
+/* Nobody has the memory: it is as good as before. */
+Test(dead, memory_is_trusted_again_when_nobody_was_left_it)
+{
+	struct client *cl, *b;
+	uint64_t sent;
+
+	begin_devices(1);
+	write_cpu(0, "calm");
+	cl = new_client(0);
+	b = new_client(0);
+	expect_device(cl, 0, "calm");
+	release_all(cl);
+	client_die(cl);
+	expect_device(b, 0, "calm");
+	/* Its mapping ends as one does that the client has unmapped. */
+	atomic_store(&cl->alive, true);
+	client_end(cl);
+	release_all(b);
+	sent = counter_value(CTR_home_to_device);
+	expect_device(b, 0, "calm");
+	cr_assert_eq(counter_value(CTR_home_to_device), sent);
+	cr_assert_eq(atomic_load(&b->revoked), 0);
+	end();
+}
