@@ -60,6 +60,7 @@ int cache_create(const struct cache_config *config, struct cache **out)
 	if (err)
 		goto destroy_frames;
 	pthread_mutex_init(&c->lock, NULL);
+	pthread_mutex_init(&c->round, NULL);
 	pthread_cond_init(&c->again_cond, NULL);
 	pthread_cond_init(&c->again_done, NULL);
 	cond_init_monotonic(&c->flusher_cond);
@@ -136,6 +137,7 @@ void cache_destroy(struct cache *c)
 	pthread_cond_destroy(&c->again_cond);
 	pthread_cond_destroy(&c->again_done);
 	pthread_cond_destroy(&c->flusher_cond);
+	pthread_mutex_destroy(&c->round);
 	pthread_mutex_destroy(&c->lock);
 	free(c);
 }

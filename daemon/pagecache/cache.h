@@ -305,7 +305,7 @@ void cache_device(struct cache *c, unsigned i, struct cache_device_use *out);
 json_t *cache_status_json(struct cache *c);
 json_t *cfile_residency_json(struct cfile *f);
 
-/* Walks every list, table and counter; a lie is a bug(). Only while nothing else runs. */
+/* Walks every list, table and counter; a lie is a bug(). Only while nothing else runs; waits for the flusher. */
 void cache_check(struct cache *c);
 
 #endif

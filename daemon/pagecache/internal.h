@@ -418,6 +418,7 @@ struct cache {
 	struct log_pace pace;
 	atomic_uint_least64_t n_kept;  /* frames for merges to come: see page_extra */
 	pthread_t flusher, notifier;
+	pthread_mutex_t round; /* the flusher's while it is at work; before all other locks (1) */
 };
 
 /* ---- file.c ---- */

@@ -230,13 +230,15 @@ void cache_check(struct cache *c)
 {
 	uint64_t frames = 0, dirty = 0;
 
+	/* Nothing else runs, says who calls; but of the flusher he cannot know. */
+	pthread_mutex_lock(&c->round);
 	for (struct cfile *f = c->files, *next; f; f = next) {
 		uint64_t file_dirty = 0, ahead = 0;
 		struct chunk **list;
 		unsigned n;
 
 		cfile_use(f);
-		n = chunk_list_get(f, 0, UINT64_MAX, &list); /* the flusher may still let go of empty ones */
+		n = chunk_list_get(f, 0, UINT64_MAX, &list);
 		for (unsigned k = 0; k < n; k++) {
 			check_chunk(list[k], &frames, &file_dirty, &ahead);
 			chunk_put(list[k]);
@@ -259,4 +261,5 @@ void cache_check(struct cache *c)
 		bug_on(pinned != c->dev[i].pinned);
 		bug_on(c->dev[i].promised || c->dev[i].leaving);
 	}
+	pthread_mutex_unlock(&c->round);
 }

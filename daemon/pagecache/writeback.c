@@ -573,6 +573,7 @@ void *flusher_main(void *arg)
 		idle = c->idle_files;
 		pthread_mutex_unlock(&c->lock);
 
+		pthread_mutex_lock(&c->round);
 		if (idle)
 			idle_files_reap(c);
 		emptied_reap(c);
@@ -582,6 +583,7 @@ void *flusher_main(void *arg)
 			trimmed = now_ns();
 		}
 		store_due(c, ++round);
+		pthread_mutex_unlock(&c->round);
 		pthread_mutex_lock(&c->lock);
 	}
 	pthread_mutex_unlock(&c->lock);

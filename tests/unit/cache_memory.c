@@ -521,3 +521,31 @@ Test(heap, of_an_idle_daemon_is_given_back)
 }
 
 #endif
+
+/* ---- the flusher ---- */
+
+static void *let_go_soon(void *arg)
+{
+	/* A check that waits for nothing is through by then; one that waits does so however long this takes. */
+	usleep(50000);
+	fault_let_go("store.write");
+	return NULL;
+}
+
+/* It stores what it likes when it likes, and no test can tell when it does not. */
+Test(flusher, is_awaited_by_checks, .timeout = 60)
+{
+	static char data[GAIA_CHUNK];
+	pthread_t thread;
+
+	begin_plain(CACHE_HOME_MIN);
+	fault_hold("store.write");
+	/* More than half of home. */
+	for (unsigned k = 0; k < 3; k++)
+		cr_assert_eq(cpu_write_direct(kf, data, GAIA_CHUNK, k * GAIA_CHUNK), 0);
+	fault_await_held("store.write");
+	cr_assert_eq(pthread_create(&thread, NULL, let_go_soon, NULL), 0);
+	cache_check(rig->cache);
+	pthread_join(thread, NULL);
+	end();
+}
