@@ -79,7 +79,10 @@ static bool waits_uninterrupted(int task)
 	return *state == 'D';
 }
 
-/* Serves, and waits for what is below, to open or to read it. */
+/*
+ * Waits for what is below, to open or to read it, and serves; or reads as a worker, where the spare was called so early that
+ * it took some of the requests for which the others wait.
+ */
 static bool waits_for_storage(int task)
 {
 	char name[64], number[64];
@@ -88,8 +91,9 @@ static bool waits_for_storage(int task)
 	read_word(task, "comm", "%15s", name);
 	read_word(task, "syscall", "%15s", number);
 	call = atoi(number);
-	return !strcmp(name, "gaia-fuse") && (call == SYS_openat || call == SYS_preadv || call == SYS_preadv2 ||
-					      call == SYS_pread64 || call == SYS_io_uring_enter);
+	return (!strcmp(name, "gaia-fuse") || !strcmp(name, "gaia-read")) &&
+	       (call == SYS_openat || call == SYS_preadv || call == SYS_preadv2 || call == SYS_pread64 ||
+		call == SYS_io_uring_enter);
 }
 
 static pthread_t start(void *(*fn)(void *arg), long i)

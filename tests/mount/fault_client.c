@@ -515,6 +515,7 @@ static void ends_entangled(enum end how)
 	struct numbers before = start_all();
 	struct actor *a = actor_start("little", 4096, 0);
 	struct shell_result r;
+	long result;
 
 	make_f();
 	victim->arrived = gate_make();
@@ -531,7 +532,8 @@ static void ends_entangled(enum end how)
 	else
 		kill(victim_pid, how == KILLED ? SIGKILL : SIGTERM);
 	/* All of the device has been promised: -ENOMEM, unless that one has ended. It waits for nobody. */
-	(void)actor_result(a);
+	result = actor_result(a);
+	cr_assert(result == 0 || result == -ENOMEM, "%ld", result);
 	actor_end(a);
 	end_victim();
 	all_is_free(&before, "entangled");
