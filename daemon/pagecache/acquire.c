@@ -237,7 +237,7 @@ static int part_distrust(struct part *pt)
 	pthread_mutex_unlock(&pt->ch->lock);
 	if (!spoiled)
 		return 0;
-	err = fetch_pages(pt->ch, pt->a, pt->b);
+	err = pages_secure(pt->ch, pt->a, pt->b);
 	if (err)
 		return err;
 	pthread_mutex_lock(&pt->ch->lock);

@@ -354,6 +354,61 @@ int fetch_pages(struct chunk *ch, unsigned a, unsigned b)
 	return err;
 }
 
+/* What the replica released of pages [a, b), and has nowhere but where clients store, is copied to where they do not. */
+static int snapshot(struct replica *rep, unsigned a, unsigned b)
+{
+	struct chunk *ch = rep->chunk;
+	uint64_t pages[GAIA_CHUNK_PAGES / 64] = { 0 };
+	struct dev_run *runs = xmalloc((b - a) * sizeof(*runs));
+	struct dev_op op = { .kind = DEV_COPY_WITHIN, .runs = runs };
+	struct devmem *shadow = replica_shadow(rep);
+	int err = shadow ? 0 : -ENOMEM;
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = a; i < b && !err; i++)
+		if ((rep->page[i].flags & (REPLICA_AHEAD | REPLICA_SNAPPED)) == REPLICA_AHEAD) {
+			dev_run_add(&op, runs, shadow, i, NULL, rep->mem);
+			bit_set(pages, i);
+		}
+	pthread_mutex_unlock(&ch->lock);
+	if (op.n > 0)
+		err = cache_device_run(rep->dev, &op);
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = a; i < b && !err; i++)
+		if (bit_test(pages, i))
+			replica_secured(rep, i);
+	pthread_mutex_unlock(&ch->lock);
+	if (shadow)
+		replica_shadow_done(rep);
+	free(runs);
+	if (!err)
+		count(CTR_device_snapshots, bits_count(pages, ARRAY_LEN(pages)));
+	return err;
+}
+
+int pages_secure(struct chunk *ch, unsigned a, unsigned b)
+{
+	int err = fetch_pages(ch, a, b), one;
+
+	for (unsigned k = 0; err; k++) {
+		struct replica *rep;
+		bool ahead = false;
+
+		pthread_mutex_lock(&ch->lock);
+		rep = k < ch->n_replicas ? ch->replica[k] : NULL;
+		for (unsigned i = a; rep && replica_is_spoiled(rep) && i < b; i++)
+			ahead |= replica_ahead(rep, i);
+		pthread_mutex_unlock(&ch->lock);
+		if (!rep)
+			break;
+		one = ahead && !atomic_load(&rep->dev->gone) ? snapshot(rep, a, b) : 0;
+		if (one && log_may(&rep->dev->pace))
+			log_warn("device %s: released pages of file %#lx can be neither read (%s) nor copied (%s): until they are, processes that were left the memory by a client that is gone may change them",
+				 rep->dev->dev->name, (unsigned long)ch->file->key, strerror(-err), strerror(-one));
+	}
+	return err;
+}
+
 /* ---- when too much is kept ---- */
 
 static bool kept_too_much(struct cache *c)

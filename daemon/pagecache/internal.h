@@ -641,6 +641,11 @@ int passthrough_store(struct chunk *ch, unsigned a, unsigned b, bool wait);
 
 /* Merge all releases of pages [a, b) (locked) home. -EIO: some are lost with their device. */
 int fetch_pages(struct chunk *ch, unsigned a, unsigned b);
+/*
+ * The same, for fear of who may store to spoiled replicas: what cannot be fetched from these now is copied on their device, and fetched
+ * from there later. The error of the fetch, if there is one.
+ */
+int pages_secure(struct chunk *ch, unsigned a, unsigned b);
 /* chunk->lock held; page i is locked and about to be written over: what is lost of it does not matter any more. */
 void page_drop_lost(struct chunk *ch, unsigned i);
 /*

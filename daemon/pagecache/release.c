@@ -176,9 +176,11 @@ static int release_locked(struct grant *g, unsigned a, unsigned b, struct releas
 		replica_shadow_done(rep);
 	/*
 	 * What others go on writing and could not be secured belongs home; and what somebody may write who is no client any more.
-	 * It is released, whether that works now or when somebody asks for it; then with what they have written by that time.
+	 * It is released, whether that works now or when somebody asks for it; then with what the others have written by that time.
 	 */
-	if ((any_shared && !secured) || spoiled)
+	if (spoiled)
+		(void)pages_secure(ch, a, b);
+	else if (any_shared && !secured)
 		(void)fetch_pages(ch, a, b);
 	pthread_mutex_lock(&ch->lock);
 	replica_scrub(rep, a, b, true);

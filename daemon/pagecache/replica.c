@@ -701,8 +701,8 @@ int replica_drop(struct chunk *ch, struct cache_device *dev, const struct mappin
 
 /* ---- room for an acquire ---- */
 
-/* What was released of the chunk comes home. */
-static int fetch_chunk(struct chunk *ch)
+/* What was released of the chunk comes home, by @fetch: fetch_pages(), pages_secure(). */
+static int fetch_chunk(struct chunk *ch, int (*fetch)(struct chunk *, unsigned, unsigned))
 {
 	int err;
 
@@ -710,7 +710,7 @@ static int fetch_chunk(struct chunk *ch)
 	pthread_mutex_lock(&ch->lock);
 	pages_lock(ch, 0, GAIA_CHUNK_PAGES);
 	pthread_mutex_unlock(&ch->lock);
-	err = fetch_pages(ch, 0, GAIA_CHUNK_PAGES);
+	err = fetch(ch, 0, GAIA_CHUNK_PAGES);
 	pthread_mutex_lock(&ch->lock);
 	pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
 	pthread_mutex_unlock(&ch->lock);
@@ -757,7 +757,7 @@ static bool shadows_reclaim(struct cache_device *dev)
 	for (unsigned k = 0; k < n; k++) {
 		struct replica *rep;
 
-		if (!freed && !fetch_chunk(list[k])) {
+		if (!freed && !fetch_chunk(list[k], fetch_pages)) {
 			pthread_mutex_lock(&list[k]->lock);
 			rep = replica_find(list[k], dev, NULL);
 			freed = !rep || !rep->shadow;
@@ -1041,7 +1041,7 @@ static void see_who_is_dead(struct replica **reps, uint64_t n)
 
 	for (uint64_t k = 0; k < n; k++)
 		if (grants_drop_dead(reps[k], &known) && !reps[k]->only)
-			(void)fetch_chunk(reps[k]->chunk);
+			(void)fetch_chunk(reps[k]->chunk, pages_secure);
 }
 
 uint64_t replicas_pin_again(struct mapping *m, uint64_t first, uint64_t n, struct replica **out)
@@ -1407,6 +1407,7 @@ static void spoiled_secure(struct chunk *ch, struct cache_device *dev, const str
 {
 	struct replica_list claimed = { .n = 0 };
 	struct replica *rep;
+	bool stays;
 
 	/* Other mappings of a process that has ended, and who looks for such, are in nobody's way. */
 	pthread_mutex_lock(&dev->dead_lock);
@@ -1419,15 +1420,15 @@ static void spoiled_secure(struct chunk *ch, struct cache_device *dev, const str
 	pthread_mutex_unlock(&ch->lock);
 	pthread_mutex_unlock(&dev->reserve);
 	pthread_mutex_unlock(&dev->dead_lock);
-	if (claimed.n == 0) {
-		if (rep && !only)
-			(void)fetch_chunk(ch);
-	} else if (only || !copy || replica_renew(rep)) {
-		(void)evict_all(&claimed);
-	} else {
+	stays = rep && claimed.n == 0;
+	if (claimed.n > 0 && copy && !only && !replica_renew(rep)) {
 		unclaim(rep, false);
 		free(claimed.at);
+		return;
 	}
+	stays |= evict_all(&claimed) != 0;
+	if (stays && !only)
+		(void)fetch_chunk(ch, pages_secure);
 }
 
 void cache_unmap(struct mapping *m, enum cache_left left)

@@ -164,3 +164,84 @@ Test(dead, memory_is_trusted_again_when_nobody_was_left_it)
 	cr_assert_eq(atomic_load(&b->revoked), 0);
 	end();
 }
+
+/* ---- what was released there, and cannot be fetched at once ---- */
+
+/* Long enough for all that tries. */
+static void break_fetches(void)
+{
+	fault_arm("device.copy_out", -EIO, 0, 1000);
+}
+
+static void mend_fetches(void)
+{
+	fault_disarm_all();
+}
+
+Test(unfetched, memory_that_is_held_is_secured_on_the_device)
+{
+	struct left left = leave_memory(&(struct rig_options){ .devices = 1 });
+	struct client *b = new_client(0);
+
+	cr_assert_eq(client_acquire(b, 0, 1, GAIA_PROT_READ), 0);
+	break_fetches();
+	client_die(left.cl);
+	end_mapping(&left);
+	lie(&left);
+	mend_fetches();
+	expect_cpu(LATE, "true");
+	release_all(b);
+	expect_device(b, LATE, "true");
+	left_end(&left);
+}
+
+Test(unfetched, memory_that_cannot_be_copied_or_evicted_is_secured_on_the_device)
+{
+	struct left left = leave_memory(&(struct rig_options){ .devices = 1 });
+	struct client *b = new_client(0);
+
+	break_fetches();
+	fault_arm("device.copy_within", -EIO, 0, 1);
+	client_die(left.cl);
+	end_mapping(&left);
+	lie(&left);
+	mend_fetches();
+	expect_device(b, LATE, "true");
+	expect_cpu(LATE, "true");
+	left_end(&left);
+}
+
+Test(unfetched, releases_are_secured_on_the_device)
+{
+	struct left left = leave_memory(&(struct rig_options){ .devices = 1 });
+	struct client *b = new_client(0);
+
+	cr_assert_eq(client_acquire(b, LATE, GAIA_PAGE, GAIA_PROT_RW), 0);
+	client_die(left.cl);
+	end_mapping(&left);
+	client_store(b, "b's", 3, LATE + 8);
+	break_fetches();
+	release_all(b);
+	lie(&left);
+	mend_fetches();
+	expect_cpu(LATE, "true");
+	expect_cpu(LATE + 8, "b's");
+	left_end(&left);
+}
+
+/* By who finds the client gone, though he cannot go on. */
+Test(unfetched, memory_is_secured_by_an_acquire_that_fails)
+{
+	struct left left = leave_memory(&(struct rig_options){ .devices = 1 });
+	struct client *b = new_client(0);
+
+	break_fetches();
+	client_die(left.cl);
+	cr_assert_eq(client_acquire(b, LATE, 1, GAIA_PROT_READ), -EIO);
+	lie(&left);
+	mend_fetches();
+	expect_device(b, LATE, "true");
+	expect_cpu(LATE, "true");
+	end_mapping(&left);
+	left_end(&left);
+}
