@@ -123,6 +123,13 @@ struct chunk_track {
 struct grant;
 struct replica;
 
+/* What was a replica's memory until other took its place, and is taken back from the clients that map it. Nobody holds any of it. */
+struct old_memory {
+	struct old_memory *next;
+	struct cache_device *dev;
+	struct devmem *mem;
+};
+
 /*
  * Made by chunk_get(). Lives while referenced; each list that it is on holds a
  * reference, and so does each replica.
@@ -149,6 +156,7 @@ struct chunk {
 	struct chunk_track *track;    /* NULL: no device has a replica, and none is needed */
 	struct replica **replica;     /* in order of the devices */
 	unsigned n_replicas;
+	struct old_memory *old; /* all pages are locked as well when it changes */
 
 	atomic_bool referenced; /* used since the LRU scan last came by */
 

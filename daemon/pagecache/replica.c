@@ -1336,18 +1336,18 @@ static int copy_current(struct replica *rep, struct devmem *mem)
 	return err;
 }
 
-/* All pages are locked. The replica is in @mem now: returns where it was. */
-static struct devmem *move_to(struct replica *rep, struct devmem *mem)
+/* All pages are locked. The replica is in @mem now, and where it was is @old, one of the chunk's. */
+static void move_to(struct replica *rep, struct devmem *mem, struct old_memory *old)
 {
 	struct chunk *ch = rep->chunk;
-	struct devmem *old;
 	struct grant *g;
 
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
 		if (!replica_has(rep, i))
 			replica_zeroed(rep, i);
-	old = rep->mem;
+	*old = (struct old_memory){ .next = ch->old, .dev = rep->dev, .mem = rep->mem };
+	ch->old = old;
 	pthread_mutex_lock(&rep->dev->lock);
 	rep->mem = mem;
 	pthread_mutex_unlock(&rep->dev->lock);
@@ -1356,7 +1356,37 @@ static struct devmem *move_to(struct replica *rep, struct devmem *mem)
 		g->suspect = false;
 	rep->n_suspects = 0;
 	pthread_mutex_unlock(&ch->lock);
-	return old;
+}
+
+static void lock_all(struct chunk *ch)
+{
+	pthread_rwlock_rdlock(&ch->file->range);
+	pthread_mutex_lock(&ch->lock);
+	pages_lock(ch, 0, GAIA_CHUNK_PAGES);
+	pthread_mutex_unlock(&ch->lock);
+}
+
+static void unlock_all(struct chunk *ch)
+{
+	pthread_mutex_lock(&ch->lock);
+	pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
+	pthread_mutex_unlock(&ch->lock);
+	pthread_rwlock_unlock(&ch->file->range);
+}
+
+/* No client maps it any more. */
+static void old_memory_end(struct chunk *ch, struct old_memory *old)
+{
+	struct old_memory **at = &ch->old;
+
+	lock_all(ch);
+	pthread_mutex_lock(&ch->lock);
+	while (*at != old)
+		at = &(*at)->next;
+	*at = old->next;
+	pthread_mutex_unlock(&ch->lock);
+	unlock_all(ch);
+	memory_free(old->dev, old->mem);
 }
 
 /*
@@ -1367,23 +1397,18 @@ static struct devmem *move_to(struct replica *rep, struct devmem *mem)
 static int replica_renew(struct replica *rep)
 {
 	struct chunk *ch = rep->chunk;
-	struct devmem *mem, *old = NULL;
+	struct old_memory old;
+	struct devmem *mem;
 	struct grant *g;
 	int err = spare_alloc(rep->dev, &mem);
 
 	if (err)
 		return err;
-	pthread_rwlock_rdlock(&ch->file->range);
-	pthread_mutex_lock(&ch->lock);
-	pages_lock(ch, 0, GAIA_CHUNK_PAGES);
-	pthread_mutex_unlock(&ch->lock);
+	lock_all(ch);
 	err = copy_current(rep, mem);
 	if (!err)
-		old = move_to(rep, mem);
-	pthread_mutex_lock(&ch->lock);
-	pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
-	pthread_mutex_unlock(&ch->lock);
-	pthread_rwlock_unlock(&ch->file->range);
+		move_to(rep, mem, &old);
+	unlock_all(ch);
 	if (err) {
 		memory_free(rep->dev, mem);
 		return err;
@@ -1393,7 +1418,7 @@ static int replica_renew(struct replica *rep)
 	LIST_FOREACH(g, &rep->grants, of_replica)
 		g->unanswered = false;
 	pthread_mutex_unlock(&ch->lock);
-	memory_free(rep->dev, old);
+	old_memory_end(ch, &old);
 	count(CTR_device_renewed, 1);
 	return 0;
 }

@@ -38,26 +38,33 @@ static void fetch_removed(struct replica *rep, unsigned a, unsigned b, const uin
 	}
 }
 
-static int zero(struct replica *rep, unsigned a, unsigned b, const uint64_t *pages)
+/* Some of the chunk's memory on a device. */
+static int zero_memory(struct chunk *ch, struct cache_device *dev, struct devmem *mem, unsigned a, unsigned b, const uint64_t *pages)
 {
-	struct chunk *ch = rep->chunk;
 	struct dev_run *runs = xmalloc((b - a) * sizeof(*runs));
 	struct dev_op op = { .kind = DEV_ZERO, .runs = runs };
 	int err;
 
 	for (unsigned i = a; i < b; i++)
 		if (bit_test(pages, i))
-			runs[op.n++] = (struct dev_run){ .mem = rep->mem, .page = i, .npages = 1 };
-	/* The pages' locks keep the replica. */
+			runs[op.n++] = (struct dev_run){ .mem = mem, .page = i, .npages = 1 };
+	/* The pages' locks keep it. */
 	pthread_mutex_unlock(&ch->lock);
-	err = cache_device_run(rep->dev, &op);
+	err = cache_device_run(dev, &op);
 	pthread_mutex_lock(&ch->lock);
 	free(runs);
+	if (!err)
+		count(CTR_device_zeroed, op.n);
+	return err;
+}
+
+static int zero(struct replica *rep, unsigned a, unsigned b, const uint64_t *pages)
+{
+	int err = zero_memory(rep->chunk, rep->dev, rep->mem, a, b, pages);
+
 	for (unsigned i = a; i < b && !err; i++)
 		if (bit_test(pages, i))
 			replica_zeroed(rep, i);
-	if (!err)
-		count(CTR_device_zeroed, op.n);
 	return err;
 }
 
@@ -94,6 +101,16 @@ int replica_scrub_old(struct replica *rep, unsigned end)
 	return scrub(rep, 0, GAIA_CHUNK_PAGES, end, true, false);
 }
 
+static void scrub_old(struct chunk *ch, unsigned a, unsigned b)
+{
+	uint64_t pages[GAIA_CHUNK_PAGES / 64] = { 0 };
+
+	for (unsigned i = a; i < b; i++)
+		bit_set(pages, i);
+	for (struct old_memory *old = a < b ? ch->old : NULL; old; old = old->next)
+		(void)zero_memory(ch, old->dev, old->mem, a, b, pages);
+}
+
 void chunk_scrub(struct chunk *ch, unsigned a, unsigned b)
 {
 	struct replica *list[CACHE_MAX_DEVICES];
@@ -103,6 +120,7 @@ void chunk_scrub(struct chunk *ch, unsigned a, unsigned b)
 		list[k] = ch->replica[k];
 	for (unsigned k = 0; k < n; k++)
 		replica_scrub(list[k], a, b, true);
+	scrub_old(ch, a, b);
 }
 
 bool chunk_is_mapped(const struct chunk *ch)
@@ -110,5 +128,5 @@ bool chunk_is_mapped(const struct chunk *ch)
 	for (unsigned k = 0; k < ch->n_replicas; k++)
 		if (replica_is_mapped(ch->replica[k]))
 			return true;
-	return false;
+	return ch->old != NULL;
 }

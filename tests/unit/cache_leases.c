@@ -5,6 +5,8 @@
 #include "cache_scene.h"
 #include "held.h"
 
+#include <linux/falloc.h>
+#include <semaphore.h>
 #include <sys/mman.h>
 
 /* ---- what each user may pin ---- */
@@ -244,4 +246,65 @@ Test(unfetched, memory_is_secured_by_an_acquire_that_fails)
 	expect_cpu(LATE, "true");
 	end_mapping(&left);
 	left_end(&left);
+}
+
+/* ---- while those who shared it are asked to unmap it ---- */
+
+/* A client that unmaps only when @go_on is posted, and the thread that waits for it. */
+static struct asking {
+	struct left left;
+	struct client *sharer;
+	pthread_t thread;
+	sem_t asked, go_on;
+} asking;
+
+static void be_slow(void *arg, struct client *cl, uint64_t idx)
+{
+	if (cl != asking.sharer)
+		return;
+	sem_post(&asking.asked);
+	sem_wait(&asking.go_on);
+}
+
+static void *end_left(void *arg)
+{
+	end_mapping(&asking.left);
+	return arg;
+}
+
+/* The memory has been copied away from who was left it; the sharer maps the old one. */
+static void begin_asking(unsigned chunks)
+{
+	asking.left = leave_memory(&(struct rig_options){ .devices = 1, .device_chunks = chunks });
+	asking.sharer = new_client(0);
+	expect_device(asking.sharer, CALM, "calm");
+	release_all(asking.sharer);
+	sem_init(&asking.asked, 0, 0);
+	sem_init(&asking.go_on, 0, 0);
+	rig->before_revoke = be_slow;
+	client_die(asking.left.cl);
+	cr_assert_eq(pthread_create(&asking.thread, NULL, end_left, NULL), 0);
+	sem_wait(&asking.asked);
+}
+
+static void end_asking(void)
+{
+	sem_post(&asking.go_on);
+	pthread_join(asking.thread, NULL);
+}
+
+Test(asked, sharers_see_no_more_what_is_truncated, .timeout = 60)
+{
+	begin_asking(8);
+	cr_assert_eq(memcmp(client_at(asking.sharer, CALM), "calm", 4), 0);
+	cr_assert_eq(cpu_truncate(kf, CALM + 2), 0);
+	cr_assert_eq(memcmp(client_at(asking.sharer, CALM + 2), (char[2]){ 0 }, 2), 0);
+	cr_assert_eq(memcmp(client_at(asking.sharer, LATE), "true", 4), 0);
+	cr_assert_eq(cpu_truncate(kf, 4 * GAIA_CHUNK), 0);
+	cr_assert_eq(cpu_allocate(kf, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, LATE, 4), 0);
+	cr_assert_eq(memcmp(client_at(asking.sharer, LATE), (char[4]){ 0 }, 4), 0);
+	end_asking();
+	cr_assert_null(client_at(asking.sharer, 0));
+	expect_cpu(CALM, "ca");
+	left_end(&asking.left);
 }
