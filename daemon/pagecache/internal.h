@@ -301,7 +301,7 @@ struct grant {
 	/* chunk->lock. */
 	unsigned to_come; /* acquires, for which the chunk stays (GAIA_PROT_PIN) */
 	bool pinned;	/* the mapping holds pages of it, or to_come: holds a pin on the replica */
-	bool in_delivery; /* some acquire is handing the replica's memory to the client */
+	bool in_delivery; /* some acquire is handing the replica's memory to the client; or what was that before is taken back from it */
 	/* The client maps it, when it has handled this message (cache_host.grant); 0: it does not. */
 	uint64_t delivered;
 	bool offered; /* sent to the client, which has not said that it maps it: it may, and is asked to unmap it */

@@ -444,15 +444,18 @@ struct asked {
 	unsigned n, room;
 };
 
-/* Those that map it. They stay until they have been asked (grant.lookers). */
-static void ask_for(struct asked *asked, struct replica *rep)
+/*
+ * Those that map it, which is claimed. They stay until they have been asked (grant.lookers). @stays: so does the replica, of which nobody
+ * is handed anything before he has answered.
+ */
+static void ask_for(struct asked *asked, struct replica *rep, bool stays)
 {
 	struct chunk *ch = rep->chunk;
 	struct grant *g;
 
 	pthread_mutex_lock(&ch->lock);
 	/* Their mapping ends: it looks at what it held of what was not to be evicted then. */
-	g = LIST_FIRST(&rep->grants);
+	g = stays ? NULL : LIST_FIRST(&rep->grants);
 	while (g) {
 		if (g->lookers > 0) {
 			page_wait(ch);
@@ -470,10 +473,36 @@ static void ask_for(struct asked *asked, struct replica *rep)
 			asked->grant = xrealloc(asked->grant, asked->room * sizeof(struct grant *));
 		}
 		g->lookers++;
+		g->in_delivery = stays;
 		asked->ask[asked->n] = (struct cache_revoke){ g->mapping->client, g->mapping->id, ch->index, 0 };
 		asked->grant[asked->n++] = g;
 	}
 	pthread_mutex_unlock(&ch->lock);
+}
+
+/* All of them at once. */
+static void ask(struct asked *asked)
+{
+	if (asked->n > 0)
+		asked->grant[0]->mapping->file->cache->host.revoke_many(asked->ask, asked->n);
+}
+
+static void asked_end(struct asked *asked, bool stays)
+{
+	for (unsigned k = 0; k < asked->n; k++) {
+		struct grant *g = asked->grant[k];
+		struct chunk *ch = g->replica->chunk;
+
+		pthread_mutex_lock(&ch->lock);
+		/* A client that is gone has unmapped: or cache_unmap() hears. */
+		g->unanswered |= !stays && asked->ask[k].err != 0;
+		g->in_delivery = false;
+		g->lookers--;
+		pthread_cond_broadcast(&ch->unlocked);
+		pthread_mutex_unlock(&ch->lock);
+	}
+	free(asked->ask);
+	free(asked->grant);
 }
 
 /*
@@ -483,26 +512,11 @@ static void ask_for(struct asked *asked, struct replica *rep)
 static void replicas_revoke(struct replica **list, unsigned n)
 {
 	struct asked asked = { .n = 0 };
-	unsigned at = 0;
 
 	for (unsigned k = 0; k < n; k++)
-		ask_for(&asked, list[k]);
-	if (asked.n > 0)
-		list[0]->chunk->file->cache->host.revoke_many(asked.ask, asked.n);
-	for (unsigned k = 0; k < n && at < asked.n; k++) {
-		struct chunk *ch = list[k]->chunk;
-
-		pthread_mutex_lock(&ch->lock);
-		for (; at < asked.n && asked.grant[at]->replica == list[k]; at++) {
-			/* A client that is gone has unmapped: or cache_unmap() hears. */
-			asked.grant[at]->unanswered |= asked.ask[at].err != 0;
-			asked.grant[at]->lookers--;
-		}
-		pthread_cond_broadcast(&ch->unlocked);
-		pthread_mutex_unlock(&ch->lock);
-	}
-	free(asked.ask);
-	free(asked.grant);
+		ask_for(&asked, list[k], false);
+	ask(&asked);
+	asked_end(&asked, false);
 }
 
 /* Nobody will ever ask for what was released. */
@@ -701,21 +715,31 @@ int replica_drop(struct chunk *ch, struct cache_device *dev, const struct mappin
 
 /* ---- room for an acquire ---- */
 
+static void lock_all(struct chunk *ch)
+{
+	pthread_rwlock_rdlock(&ch->file->range);
+	pthread_mutex_lock(&ch->lock);
+	pages_lock(ch, 0, GAIA_CHUNK_PAGES);
+	pthread_mutex_unlock(&ch->lock);
+}
+
+static void unlock_all(struct chunk *ch)
+{
+	pthread_mutex_lock(&ch->lock);
+	pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
+	pthread_mutex_unlock(&ch->lock);
+	pthread_rwlock_unlock(&ch->file->range);
+}
+
 /* What was released of the chunk comes home, by @fetch: fetch_pages(), pages_secure(). */
 static int fetch_chunk(struct chunk *ch, int (*fetch)(struct chunk *, unsigned, unsigned))
 {
 	int err;
 
-	pthread_rwlock_rdlock(&ch->file->range);
-	pthread_mutex_lock(&ch->lock);
-	pages_lock(ch, 0, GAIA_CHUNK_PAGES);
-	pthread_mutex_unlock(&ch->lock);
+	lock_all(ch);
 	err = fetch(ch, 0, GAIA_CHUNK_PAGES);
-	pthread_mutex_lock(&ch->lock);
-	pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
-	pthread_mutex_unlock(&ch->lock);
+	unlock_all(ch);
 	chunk_account(ch);
-	pthread_rwlock_unlock(&ch->file->range);
 	return err;
 }
 
@@ -1350,34 +1374,22 @@ static void move_to(struct replica *rep, struct devmem *mem, struct old_memory *
 	ch->old = old;
 	pthread_mutex_lock(&rep->dev->lock);
 	rep->mem = mem;
+	/* What needs room waits for it. */
+	rep->dev->pinned += GAIA_CHUNK;
+	rep->dev->leaving += GAIA_CHUNK;
 	pthread_mutex_unlock(&rep->dev->lock);
 	rep->spoiled = false;
 	LIST_FOREACH(g, &rep->grants, of_replica)
-		g->suspect = false;
+		g->suspect = g->unanswered = false;
 	rep->n_suspects = 0;
 	pthread_mutex_unlock(&ch->lock);
-}
-
-static void lock_all(struct chunk *ch)
-{
-	pthread_rwlock_rdlock(&ch->file->range);
-	pthread_mutex_lock(&ch->lock);
-	pages_lock(ch, 0, GAIA_CHUNK_PAGES);
-	pthread_mutex_unlock(&ch->lock);
-}
-
-static void unlock_all(struct chunk *ch)
-{
-	pthread_mutex_lock(&ch->lock);
-	pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
-	pthread_mutex_unlock(&ch->lock);
-	pthread_rwlock_unlock(&ch->file->range);
 }
 
 /* No client maps it any more. */
 static void old_memory_end(struct chunk *ch, struct old_memory *old)
 {
 	struct old_memory **at = &ch->old;
+	struct cache_device *dev = old->dev;
 
 	lock_all(ch);
 	pthread_mutex_lock(&ch->lock);
@@ -1386,20 +1398,26 @@ static void old_memory_end(struct chunk *ch, struct old_memory *old)
 	*at = old->next;
 	pthread_mutex_unlock(&ch->lock);
 	unlock_all(ch);
-	memory_free(old->dev, old->mem);
+	dev->dev->ops->free(dev->dev, old->mem);
+	pthread_mutex_lock(&dev->lock);
+	dev->used -= GAIA_CHUNK;
+	dev->pinned -= GAIA_CHUNK;
+	dev->leaving -= GAIA_CHUNK;
+	has_left(dev);
+	pthread_mutex_unlock(&dev->lock);
 }
 
 /*
- * No lock held; the replica is claimed. Other memory with the same contents: who has the old one may store there what he
- * likes. First the copy, since he may do so any moment; then its clients are asked for it. On error, mostly -ENOMEM, nothing
- * has changed.
+ * No lock held; the replica is claimed, and is not on return. Other memory with the same contents: who has the old one may store there
+ * what he likes. First the copy, since he may do so any moment. Then the replica is as good as any, and its clients are asked
+ * for the old memory. On error, mostly -ENOMEM, nothing has changed, and it is claimed still.
  */
 static int replica_renew(struct replica *rep)
 {
 	struct chunk *ch = rep->chunk;
+	struct asked asked = { .n = 0 };
 	struct old_memory old;
 	struct devmem *mem;
-	struct grant *g;
 	int err = spare_alloc(rep->dev, &mem);
 
 	if (err)
@@ -1413,13 +1431,12 @@ static int replica_renew(struct replica *rep)
 		memory_free(rep->dev, mem);
 		return err;
 	}
-	replicas_revoke(&rep, 1);
-	pthread_mutex_lock(&ch->lock);
-	LIST_FOREACH(g, &rep->grants, of_replica)
-		g->unanswered = false;
-	pthread_mutex_unlock(&ch->lock);
-	old_memory_end(ch, &old);
 	count(CTR_device_renewed, 1);
+	ask_for(&asked, rep, true);
+	unclaim(rep, false);
+	ask(&asked);
+	old_memory_end(ch, &old);
+	asked_end(&asked, true);
 	return 0;
 }
 
@@ -1447,7 +1464,6 @@ static void spoiled_secure(struct chunk *ch, struct cache_device *dev, const str
 	pthread_mutex_unlock(&dev->dead_lock);
 	stays = rep && claimed.n == 0;
 	if (claimed.n > 0 && copy && !only && !replica_renew(rep)) {
-		unclaim(rep, false);
 		free(claimed.at);
 		return;
 	}

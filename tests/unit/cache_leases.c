@@ -9,6 +9,8 @@
 #include <semaphore.h>
 #include <sys/mman.h>
 
+#include "base/thread.h"
+
 /* ---- what each user may pin ---- */
 
 static struct client *client_of(uid_t uid, bool owner)
@@ -306,5 +308,99 @@ Test(asked, sharers_see_no_more_what_is_truncated, .timeout = 60)
 	end_asking();
 	cr_assert_null(client_at(asking.sharer, 0));
 	expect_cpu(CALM, "ca");
+	left_end(&asking.left);
+}
+
+Test(asked, sharers_keep_nobody_else_from_the_chunk, .timeout = 60)
+{
+	struct client *other;
+
+	begin_asking(8);
+	other = new_client(0);
+	expect_device(other, CALM, "calm");
+	expect_device(other, LATE, "true");
+	write_device(other, LATE + 8, "new");
+	release_all(other);
+	lie(&asking.left);
+	expect_cpu(LATE, "true");
+	expect_cpu(LATE + 8, "new");
+	/* And if the next one leaves it behind. */
+	client_die(other);
+	other->kept = true;
+	client_end(other);
+	other = new_client(0);
+	expect_device(other, LATE + 8, "new");
+	cr_assert_eq(memcmp(client_at(asking.sharer, LATE), "lies", 4), 0, "it has the old memory");
+	end_asking();
+	cr_assert_null(client_at(asking.sharer, 0));
+	expect_device(asking.sharer, LATE, "true");
+	expect_device(asking.sharer, LATE + 8, "new");
+	cr_assert_eq(rig_device_used(rig, 0), GAIA_CHUNK);
+	left_end(&asking.left);
+}
+
+static sem_t waits;
+
+static void post_waits(void *arg)
+{
+	sem_post(arg);
+}
+
+/* Of one page: says when it waits for somebody. */
+struct acquire {
+	struct client *cl;
+	uint64_t off;
+	int result;
+};
+
+static void *acquire_page(void *arg)
+{
+	struct acquire *a = arg;
+
+	thread_relied_on(post_waits, &waits);
+	a->result = client_acquire(a->cl, a->off, 1, GAIA_PROT_READ);
+	return NULL;
+}
+
+/* Their answer is about the old memory. */
+Test(asked, sharers_get_the_new_memory_when_they_have_answered, .timeout = 60)
+{
+	struct acquire a;
+	pthread_t thread;
+	char seen[4];
+
+	begin_asking(8);
+	a = (struct acquire){ .cl = asking.sharer, .off = LATE };
+	sem_init(&waits, 0, 0);
+	fault_hold("acquire.awaits_grant");
+	cr_assert_eq(pthread_create(&thread, NULL, acquire_page, &a), 0);
+	fault_await_held("acquire.awaits_grant");
+	fault_let_go("acquire.awaits_grant");
+	end_asking();
+	pthread_join(thread, NULL);
+	cr_assert_eq(a.result, 0);
+	lie(&asking.left);
+	client_load(asking.sharer, seen, 4, LATE);
+	cr_assert_eq(memcmp(seen, "true", 4), 0);
+	left_end(&asking.left);
+}
+
+/* The old memory is as good as free for who needs room. */
+Test(asked, sharers_are_waited_for_by_who_needs_their_room, .timeout = 60)
+{
+	struct client *other;
+	struct acquire a;
+	pthread_t thread;
+
+	begin_asking(2);
+	other = new_client(0);
+	expect_device(other, CALM, "calm");
+	a = (struct acquire){ .cl = new_client(0), .off = GAIA_CHUNK };
+	sem_init(&waits, 0, 0);
+	cr_assert_eq(pthread_create(&thread, NULL, acquire_page, &a), 0);
+	sem_wait(&waits);
+	end_asking();
+	pthread_join(thread, NULL);
+	cr_assert_eq(a.result, 0);
 	left_end(&asking.left);
 }
