@@ -56,9 +56,9 @@ int control_unmap(struct control *ctl, struct cfile *f, struct gaia_ioc_range *i
 /* @verdict: see cache_acquire(). */
 int control_acquire(struct control *ctl, struct cfile *f, bool writable, struct gaia_ioc_range *io,
 		    atomic_uint *verdict);
-/* @may_publish: else only of mappings that cannot write, -EOPNOTSUPP of others. */
+/* @may_publish: else only of mappings that cannot write, -EOPNOTSUPP of others. *@changed: see cache_release(). */
 int control_release(struct control *ctl, struct cfile *f, bool may_publish,
-		    struct gaia_ioc_range *io);
+		    struct gaia_ioc_range *io, bool *changed);
 int control_sync(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io);
 int control_advise(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io);
 /* Of other users it tells the owners of the mount only (quota_is_owner()). */

@@ -279,12 +279,13 @@ int control_acquire(struct control *ctl, struct cfile *f, bool writable, struct 
 }
 
 int control_release(struct control *ctl, struct cfile *f, bool may_publish,
-		    struct gaia_ioc_range *io)
+		    struct gaia_ioc_range *io, bool *changed)
 {
 	uint64_t off, len;
 	struct map *map;
 	int err;
 
+	*changed = false;
 	if (io->prot || io->advice)
 		return -EINVAL;
 	err = find_range(ctl, f, io, &map, &off, &len);
@@ -293,7 +294,8 @@ int control_release(struct control *ctl, struct cfile *f, bool may_publish,
 	if (!may_publish && (map->prot & GAIA_PROT_WRITE))
 		err = -EOPNOTSUPP;
 	else if (len)
-		err = cache_release(map->m, off, len);
+		err = cache_release(map->m, off, len, changed);
+	io->changed = *changed && map->client->features & GAIA_FEATURE_TIMES;
 	map_put(map);
 	return err;
 }

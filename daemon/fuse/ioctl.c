@@ -152,6 +152,20 @@ static int map_contents(struct ioctl_job *job, int access)
 	return err;
 }
 
+/*
+ * The file's times have moved. Where the kernel keeps them itself its client moves them, see GAIA_FEATURE_TIMES; else the kernel
+ * is to ask again, also if it had no page of what was released.
+ */
+static int release(struct inode *inode, struct cfile *f, bool may_publish, struct gaia_ioc_range *io)
+{
+	bool changed;
+	int err = control_release(inode->fs->control, f, may_publish, io, &changed);
+
+	if (changed && !inode->fs->writeback)
+		invalidate(inode, -1, 0);
+	return err;
+}
+
 static int carry_out(struct ioctl_job *job)
 {
 	struct control *ctl = job->fs->control;
@@ -172,7 +186,7 @@ static int carry_out(struct ioctl_job *job)
 			passthrough_acquire(job->handle->inode);
 		return control_acquire(ctl, f, access != O_RDONLY, &job->arg.range, &job->verdict);
 	case GAIA_IOC_RELEASE:
-		return control_release(ctl, f, job->fs->writeback, &job->arg.range);
+		return release(job->handle->inode, f, job->fs->writeback, &job->arg.range);
 	case GAIA_IOC_SYNC:
 		return control_sync(ctl, f, &job->arg.range);
 	case GAIA_IOC_ADVISE:
@@ -382,7 +396,7 @@ static void run_release(void *arg)
 
 	err = contents_get(job->inode, &f);
 	if (!err) {
-		err = control_release(fs->control, f, true, &job->range);
+		err = release(job->inode, f, true, &job->range);
 		contents_put(job->inode);
 	}
 	fuse_reply_err(job->req, err ? told(err) : EALREADY);

@@ -284,7 +284,8 @@ static inline bool cache_decide(atomic_uint *verdict, unsigned as)
 }
 int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq,
 		  atomic_uint *verdict);
-int cache_release(struct mapping *m, uint64_t off, uint64_t len);
+/* [W] *@changed (or NULL): something was published, also where the release failed; the file's times have moved. */
+int cache_release(struct mapping *m, uint64_t off, uint64_t len, bool *changed);
 int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice);
 
 /* [W] Drop a memory's copy of a range as pressure would. from: GAIA_FROM_HOME or a device. -EBUSY. */

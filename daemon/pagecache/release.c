@@ -347,7 +347,7 @@ static int after_holds(int err)
 	return err;
 }
 
-int cache_release(struct mapping *m, uint64_t off, uint64_t len)
+int cache_release(struct mapping *m, uint64_t off, uint64_t len, bool *changed_out)
 {
 	uint64_t first, last, at_once = chunks_at_once(m->file->cache);
 	struct release *rl;
@@ -357,6 +357,8 @@ int cache_release(struct mapping *m, uint64_t off, uint64_t len)
 	unsigned n;
 	int one, err = 0;
 
+	if (changed_out)
+		*changed_out = false;
 	if (off < m->off || len > m->len || off - m->off > m->len - len)
 		return -EINVAL;
 	if (len == 0)
@@ -395,6 +397,8 @@ int cache_release(struct mapping *m, uint64_t off, uint64_t len)
 	/* Else what was put has set the time. */
 	if (changed && !cfile_is_passthrough(m->file))
 		cfile_touch(m->file);
+	if (changed_out)
+		*changed_out = changed;
 	/* Who can store nothing waits for nothing; where the kernel writes through, it may not even invalidate. */
 	if (!err && (m->prot & GAIA_PROT_WRITE))
 		done = join_others(m->file, (struct page_span){ first, last + 1 }, &rl, done);

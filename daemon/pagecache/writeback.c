@@ -96,6 +96,12 @@ static int failed_since(struct cfile *f, uint64_t failed)
 	return err;
 }
 
+/* Now, or when it is fetched from a device: that must not move the file's times again. */
+static bool has_more_to_store(struct cfile *f)
+{
+	return atomic_load(&f->n_dirty) > 0 || atomic_load(&f->n_ahead) > 0;
+}
+
 /* The store gave the file a time of its own; give it the one when the data was written. */
 static void store_worked(struct cfile *f, struct store_file *sf)
 {
@@ -187,9 +193,9 @@ int chunk_store(struct chunk *ch, unsigned a, unsigned b, bool wait)
 			page_unshare(ch, i);
 	}
 	pthread_mutex_unlock(&ch->lock);
-	if (!ch->file->cache->times_above && atomic_load(&ch->file->n_dirty) == 0) {
+	if (!ch->file->cache->times_above && !has_more_to_store(ch->file)) {
 		pthread_mutex_lock(&ch->file->lock);
-		if (atomic_load(&ch->file->n_dirty) == 0)
+		if (!has_more_to_store(ch->file))
 			ch->file->mtime_set = false;
 		pthread_mutex_unlock(&ch->file->lock);
 	}
@@ -285,8 +291,8 @@ int cache_set_times(struct cfile *f, int (*set)(void *arg), void *arg)
 	pthread_mutex_lock(&f->lock);
 	f->mtime_set = false;
 	pthread_mutex_unlock(&f->lock);
-	/* What could not be stored will be, and was written before. */
-	if (atomic_load(&f->n_dirty) > 0)
+	/* What could not be stored will be, and so will what devices have released; it was written before. */
+	if (!cfile_is_passthrough(f) && has_more_to_store(f))
 		(void)cfile_keep_time(f);
 	pthread_rwlock_unlock(&f->range);
 	return err;

@@ -125,7 +125,8 @@ int gaia_acquire(void *addr, size_t length, int prot);
  * Publish what the device wrote in the range since it was acquired, and take one acquire of each page back; what has none
  * left is unpinned. Moves no data by itself, but for pages that stay acquired for writing: these are copied within the
  * device. Work that writes the range must have ended (cuda.h: in the order of a stream). Pages of the range that are not
- * acquired are passed over. Partial pages are released whole.
+ * acquired are passed over. Partial pages are released whole. If it published something the file's modification and
+ * change times move.
  *
  * EINVAL, ENOTCONN; ENOBUFS, as gaia_acquire() has it, of a release of a part of what was acquired: nothing has changed.
  * With any other error (EIO, ENOSPC, ENODEV...) the acquires are taken back all the same: do not repeat the call. What could

@@ -51,10 +51,17 @@ extern "C" {
  * Since 1.1. SPANS: a GRANT says of each descriptor which part of it to map, and how (struct gaia_span).
  * ANSWERS: the client answers each GRANT by GRANTED. What it could not map fails the acquire that needed it, and
  * nothing else. Without it a client that cannot map what it was handed has to end the connection.
+ * TIMES: the answer to a RELEASE (ioctl) says whether the file has changed (gaia_ioc_range.changed). It is asked for so where the
+ * kernel keeps a file's times itself, and takes none from the daemon. So the client, who may write the file, moves them:
+ * fallocate(fd, FALLOC_FL_KEEP_SIZE, GAIA_TOUCH_OFFSET, 1). Linux (6.1 and later) sets the modification and change time before it
+ * asks the daemon, which fails it with EFBIG, having done nothing. futimens(2) is for a file's owner only.
  */
 #define GAIA_FEATURE_SPANS 1ull
 #define GAIA_FEATURE_ANSWERS 2ull
-#define GAIA_FEATURES (GAIA_FEATURE_SPANS | GAIA_FEATURE_ANSWERS) /* all that there are in this version */
+#define GAIA_FEATURE_TIMES 4ull
+#define GAIA_FEATURES (GAIA_FEATURE_SPANS | GAIA_FEATURE_ANSWERS | GAIA_FEATURE_TIMES) /* all that there are in this version */
+
+#define GAIA_TOUCH_OFFSET (INT64_MAX - 1)
 
 #define GAIA_PAGE 4096u			/* unit of versions and of merging, bytes */
 #define GAIA_CHUNK (2u << 20)		/* unit of device memory and of mapping, bytes */
@@ -150,6 +157,7 @@ struct gaia_ioc_range {
 		 * brought, it did not acquire what it was told, and its connection ends.
 		 */
 		uint32_t unanswered;
+		uint32_t changed; /* out, RELEASE, with TIMES: 1 if something was published, else 0 */
 	};
 	uint64_t seq;		/* out, ACQUIRE: handle messages up to this first; 0: none */
 };

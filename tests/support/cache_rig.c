@@ -798,7 +798,7 @@ int client_acquire(struct client *cl, uint64_t off, uint64_t len, unsigned prot)
 int client_release(struct client *cl, uint64_t off, uint64_t len)
 {
 	client_push(cl, off, len);
-	return cache_release(cl->mapping, off, len);
+	return cache_release(cl->mapping, off, len, NULL);
 }
 
 unsigned char *client_at(struct client *cl, uint64_t off)

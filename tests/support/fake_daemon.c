@@ -236,13 +236,14 @@ free_lists:
 	return err;
 }
 
-int cache_release(struct mapping *m, uint64_t off, uint64_t len)
+int cache_release(struct mapping *m, uint64_t off, uint64_t len, bool *changed)
 {
 	pthread_mutex_lock(&lock);
 	fake_cache.releases++;
 	fake_cache.off = off;
 	fake_cache.len = len;
 	pthread_mutex_unlock(&lock);
+	*changed = false;
 	return fake_errors.release;
 }
 
@@ -342,7 +343,7 @@ static int carry_out(int fd, unsigned long request, void *arg)
 	case GAIA_IOC_ACQUIRE:
 		return control_acquire(control, f, access != O_RDONLY, arg, NULL);
 	case GAIA_IOC_RELEASE:
-		return control_release(control, f, true, arg);
+		return control_release(control, f, true, arg, &(bool){ false });
 	case GAIA_IOC_SYNC:
 		return control_sync(control, f, arg);
 	case GAIA_IOC_ADVISE:

@@ -257,7 +257,7 @@ static atomic_bool released;
 
 static void *release_thread(void *arg)
 {
-	cr_assert_eq(cache_release(((struct client *)arg)->mapping, 0, GAIA_PAGE), 0);
+	cr_assert_eq(cache_release(((struct client *)arg)->mapping, 0, GAIA_PAGE, NULL), 0);
 	atomic_store(&released, true);
 	return NULL;
 }

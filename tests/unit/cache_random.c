@@ -459,7 +459,7 @@ static void *task_main(void *arg)
 	struct task *t = arg;
 
 	this_task = t;
-	t->err = cache_release(t->client->mapping, t->off, t->len);
+	t->err = cache_release(t->client->mapping, t->off, t->len, NULL);
 	pthread_mutex_lock(&w.lock);
 	t->state = TASK_DONE;
 	pthread_cond_broadcast(&w.changed);
