@@ -201,7 +201,9 @@ static int do_mmap(size_t length, int prot, int fd, off_t offset, int device, vo
 	err = mapping_reserve(m, &found);
 	if (err)
 		goto free_mapping;
-	err = map_at_daemon(m, fd, device);
+	err = held_init(m);
+	if (!err)
+		err = map_at_daemon(m, fd, device);
 	if (err)
 		goto unreserve;
 	err = mapping_add(m);
@@ -216,6 +218,7 @@ unmap:
 	conn_put(m->conn);
 unreserve:
 	m->ops->unreserve(m, true);
+	held_end(m);
 	free(m->own);
 free_mapping:
 	free(m);
@@ -245,6 +248,8 @@ int gaia_munmap(void *addr, size_t length)
 		err = m->ops->finish(m, &ended);
 	if (!err && !mapping_remove(m))
 		err = -EINVAL;
+	if (!err)
+		held_unmapped(m);
 	if (err) {
 		mapping_put(m);
 		return result(err);
@@ -324,6 +329,8 @@ int gaia_acquire(void *addr, size_t length, int prot)
 	err = range_acquire(m, &io);
 	if (!err)
 		err = wait_mapped(m, &io);
+	if (!err)
+		held_add(m, &io);
 	atomic_thread_fence(memory_order_seq_cst);
 	return range_end(m, err);
 }

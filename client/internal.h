@@ -4,7 +4,7 @@
  * connection.c keeps one connection a mount and process, with a thread that carries out what the
  * daemon says: map this chunk, give that one up. mapping.c keeps the mappings, found by
  * address (by callers) and by number (by that thread). turns.c has a thread for acquires and
- * releases that nobody waits for. sim.c, and a file for each other kind of
+ * releases that nobody waits for. held.c counts what is held, for who debugs. sim.c, and a file for each other kind of
  * device, do what differs between devices. client.c is the API.
  *
  * Rules
@@ -42,6 +42,7 @@
 #include "wire.h"
 
 struct CUstream_st;
+struct held_chunk;
 struct mapping;
 
 /* What differs between kinds of devices. 0 or a negative errno. Chunk k of a mapping is the one at
@@ -157,6 +158,7 @@ struct mapping {
 	char *base;		/* what is reserved: whole chunks around it */
 	size_t span;
 	void *own;		/* the kind's; free(3) is enough for it */
+	struct held_chunk *held; /* one for each chunk of span, with gaia_lock; NULL: nobody counts */
 
 	atomic_int late_error;	/* of a turn: the first that nobody was told of */
 
@@ -220,6 +222,17 @@ void turn_abandon(struct turn *t);
  */
 bool turns_wait(struct mapping *m);
 
+/* ---- held.c ---- */
+
+/* With m->base and span set. -ENOMEM. Undone by held_end(). */
+int held_init(struct mapping *m);
+void held_end(struct mapping *m);
+/* The range was acquired, and what it needs is mapped; it was released, whether or not that failed. */
+void held_add(struct mapping *m, const struct gaia_ioc_range *io);
+void held_take(struct mapping *m, const struct gaia_ioc_range *io);
+/* Before it is unmapped. */
+void held_unmapped(struct mapping *m);
+
 /* ---- mapping.c ---- */
 
 /* Reserve addresses on @device for what m->offset and m->length say, and set m->addr, base and
@@ -235,6 +248,8 @@ struct mapping *mapping_exact(const char *addr, size_t length, int *err);
 /* Forget it; nobody works on it any more. The tables' reference passes to the caller. False: somebody
  * else did. */
 bool mapping_remove(struct mapping *m);
+/* The lock is held. */
+void mappings_each(void (*fn)(struct mapping *m));
 /* Without the lock. */
 void mapping_put(struct mapping *m);
 /* Whether a message of @c's is a GRANT or REVOKE that makes sense. The lock is held. */

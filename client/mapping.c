@@ -50,6 +50,17 @@ static void forget(struct mapping *m)
 	tdelete(m, &by_id, compare_id);
 }
 
+static void call(const void *found, VISIT which, void *fn)
+{
+	if (which == preorder || which == leaf)
+		(*(void (**)(struct mapping *m))fn)(*(struct mapping **)found);
+}
+
+void mappings_each(void (*fn)(struct mapping *m))
+{
+	twalk_r(by_addr, call, &fn);
+}
+
 int mapping_reserve(struct mapping *m, const struct gaia_ioc_device *device)
 {
 	uint64_t lead = m->offset % GAIA_CHUNK;
@@ -159,6 +170,7 @@ void mapping_put(struct mapping *m)
 		return;
 	file_put(m->file);
 	conn_put(m->conn);
+	held_end(m);
 	free(m->own);
 	free(m);
 }

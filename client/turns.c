@@ -20,6 +20,12 @@ int range_acquire(struct mapping *m, struct gaia_ioc_range *io)
 	return err;
 }
 
+/* What a release that failed so has done. */
+static bool changed_nothing(int err)
+{
+	return err == -EINVAL || err == -EINTR || err == -ENOBUFS || err == -ENOTCONN;
+}
+
 int range_release(struct mapping *m, struct gaia_ioc_range *io)
 {
 	int err, push_err;
@@ -31,6 +37,8 @@ int range_release(struct mapping *m, struct gaia_ioc_range *io)
 	 */
 	push_err = wire_push(m->file->fd, io->offset, io->length);
 	err = wire_release(m->file->fd, m->release_by, io);
+	if (!changed_nothing(err))
+		held_take(m, io);
 	return err ? err : push_err;
 }
 
@@ -48,6 +56,8 @@ static void carry_out(struct turn *t)
 	do
 		err = t->release ? range_release(t->m, &t->io) : range_acquire(t->m, &t->io);
 	while (err == -EINTR);
+	if (!err && !t->release)
+		held_add(t->m, &t->io);
 	/* The first one is kept. */
 	if (err)
 		atomic_compare_exchange_strong(&t->m->late_error, &none, err);

@@ -28,7 +28,8 @@
  * All functions are thread-safe and may be used by several libraries of one
  * process; none is a cancellation point (pthread_cancel(3)). After fork() the child has no mappings: calls on the parent's fail there with
  * ENOTCONN; the child may make its own. Functions return -1 (or MAP_FAILED) and set errno; nothing prints,
- * exits or aborts. Common errors, besides those named below:
+ * exits or aborts, unless the environment has GAIA_DEBUG=1: then releases of pages that are not held, and pages
+ * that are still held at gaia_munmap() or exit(3), are reported on stderr. Common errors, besides those named below:
  *	ENOTTY		fd is not on a gaiafs mount
  *	ENOTCONN	the daemon is gone, or has disconnected this process
  *	EINVAL		the range is not inside one mapping, or a value makes no sense
