@@ -380,6 +380,7 @@ static int start_cache(struct daemon *d)
 		.devices = d->device,
 		.n_devices = d->n_devices,
 		.writeback_age_ms = d->options.writeback_age_ms,
+		.device_age_ms = d->options.device_age_ms,
 		.device_percent = d->options.device_percent,
 		.host = fs_cache_host(),
 		.host_arg = d->fs,
@@ -521,7 +522,7 @@ static int stop(struct daemon *d)
 		control_destroy(d->control);
 	if (d->fs)
 		fs_stop(d->fs);
-	if (d->cache && cache_sync_all(d->cache))
+	if (d->cache && cache_sync_all(d->cache, NULL))
 		err = fs_store_rest(d->fs); /* logs */
 	if (d->cache)
 		cache_destroy(d->cache);

@@ -37,6 +37,8 @@ static const char help[] =
 	"  --storage-io direct|buffered         how what is cached is read: past the kernel's memory,\n"
 	"                                       where it has nothing of it, or never (direct)\n"
 	"  --writeback-age SECONDS              store what has been dirty for so long (5)\n"
+	"  --device-age SECONDS                 fetch and store what a device has released for so\n"
+	"                                       long (as --writeback-age)\n"
 	"  --user-limit WHAT=N[,WHAT=N]...      how many a user other than root may have: clients (1024),\n"
 	"                                       mappings (16384), open directories and\n"
 	"                                       removed_files that are in use (by ulimit -n);\n"
@@ -232,16 +234,16 @@ static int parse_user_limits(struct options *o, const char *text)
 	}
 }
 
-static int parse_age(struct options *o, const char *text)
+static int parse_age(const char *option, const char *text, uint64_t *ms)
 {
 	char *end;
 	double s = strtod(text, &end);
 
 	if (end != text && !*end && s >= 0.001 && s <= 86400) {
-		o->writeback_age_ms = (uint64_t)(s * 1000);
+		*ms = (uint64_t)(s * 1000);
 		return 0;
 	}
-	log_error("--writeback-age %s: not a number of seconds from 0.001 to 86400", text);
+	log_error("--%s %s: not a number of seconds from 0.001 to 86400", option, text);
 	return -EINVAL;
 }
 
@@ -318,7 +320,9 @@ static int parse_one(struct options *o, int c, bool *none)
 	case 'i':
 		return parse_either("storage-io", optarg, "direct", "buffered", &o->direct);
 	case 'a':
-		return parse_age(o, optarg);
+		return parse_age("writeback-age", optarg, &o->writeback_age_ms);
+	case 'A':
+		return parse_age("device-age", optarg, &o->device_age_ms);
 	case 'u':
 		return parse_user_limits(o, optarg);
 	case 's':
@@ -356,6 +360,7 @@ enum options_result options_parse(int argc, char **argv, struct options *out)
 		{ "transport", required_argument, NULL, 't' },
 		{ "storage-io", required_argument, NULL, 'i' },
 		{ "writeback-age", required_argument, NULL, 'a' },
+		{ "device-age", required_argument, NULL, 'A' },
 		{ "user-limit", required_argument, NULL, 'u' },
 		{ "supervisor", required_argument, NULL, 's' },
 		{ "log-level", required_argument, NULL, 'l' },

@@ -3,6 +3,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -19,14 +20,14 @@
 static const char usage_text[] =
 	"usage: gaia status MOUNT [--json]\n"
 	"       gaia residency FILE [--json]\n"
-	"       gaia flush FILE\n"
+	"       gaia flush FILE | MOUNT | -r DIR\n"
 	"       gaia evict FILE [--from home | --from device N] [--range OFFSET:LENGTH]\n"
 	"       gaia umount MOUNT [--everywhere | --force]\n"
 	"       gaia --help | --version\n";
 
 struct args {
 	const char *path;
-	bool json, force, everywhere;
+	bool json, force, everywhere, recursive;
 	bool from_given;
 	uint32_t from;
 	uint64_t offset, length;
@@ -106,8 +107,7 @@ static char *read_text(int fd)
 	return text;
 }
 
-/* Ask for a report as a client of @fd's mount: 0 and *@text, or a negative errno. */
-static int fetch_report(int fd, unsigned what, char **text)
+int fetch_report(int fd, unsigned what, char **text)
 {
 	struct gaia_ioc_report io = { .what = what };
 	int fds[GAIA_MSG_CHUNKS];
@@ -205,22 +205,92 @@ static int order(int *fd, const char *path, unsigned long cmd, struct gaia_ioc_f
 	return wire_ioctl(*fd, cmd, io);
 }
 
-static int flush_command(const struct args *a)
+/* Whether it is gaiafs is asked before anything is done: other file systems would do the first half. */
+static int open_ours(const char *path, int flags)
 {
-	struct gaia_ioc_file io = { 0 };
-	int fd, err;
+	int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC | flags), err;
 
-	fd = open(a->path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 	if (fd < 0)
-		return fail_on(a->path, -errno);
-	/* Whether it is gaiafs is asked before anything is done: other file systems would do the first half. */
+		return -errno;
 	err = wire_first_ioctl(fd, GAIA_IOC_DEVICES, &(struct gaia_ioc_devices){ 0 });
 	if (!err)
-		err = wire_push(fd, 0, 0);
-	if (!err)
-		err = order(&fd, a->path, GAIA_IOC_FLUSH, &io);
+		return fd;
 	close(fd);
-	return err ? fail_on(a->path, err) : EXIT_OK;
+	return err;
+}
+
+static int flush_file(const char *path)
+{
+	struct gaia_ioc_file io = { .from = GAIA_FLUSH_DEVICES };
+	int fd = open_ours(path, 0), err;
+
+	if (fd < 0)
+		return fail_on(path, fd);
+	err = wire_push(fd, 0, 0);
+	if (!err)
+		err = order(&fd, path, GAIA_IOC_FLUSH, &io);
+	close(fd);
+	return err ? fail_on(path, err) : EXIT_OK;
+}
+
+/* The kernel's part first: the daemon stores what it has been sent. */
+static int flush_mount(const char *path)
+{
+	int fd = open_ours(path, O_DIRECTORY), err, status = EXIT_OK;
+	json_t *report = NULL;
+	char *text = NULL;
+
+	if (fd < 0)
+		return fail_on(path, fd);
+	err = syncfs(fd) ? -errno : fetch_report(fd, GAIA_REPORT_SYNC, &text);
+	close(fd);
+	if (err == -EPERM)
+		return fail("%s: all of a mount is flushed for root, and for the user whose daemon it is; others flush their own files, "
+			    "with -r", path);
+	if (err)
+		return fail_on(path, err);
+	report = json_loads(text, 0, NULL);
+	if (!report)
+		status = fail("%s: the daemon's report is not JSON", path);
+	else if (show_unstored(report))
+		status = EXIT_FAILED;
+	json_decref(report);
+	free(text);
+	return status;
+}
+
+static int below_status; /* of a walk: nftw(3) hands no argument on */
+
+static int flush_below(const char *path, const struct stat *st, int type, struct FTW *ftw)
+{
+	(void)ftw;
+	if (type == FTW_DNR || type == FTW_NS)
+		below_status = fail("%s: cannot be read", path);
+	else if (type == FTW_F && S_ISREG(st->st_mode) && flush_file(path))
+		below_status = EXIT_FAILED;
+	return 0;
+}
+
+static int flush_command(const struct args *a)
+{
+	struct stat st;
+	int fd;
+
+	if (stat(a->path, &st))
+		return fail_on(a->path, -errno);
+	if (!S_ISDIR(st.st_mode))
+		return flush_file(a->path);
+	if (!a->recursive)
+		return is_mount_point(a->path) ? flush_mount(a->path) :
+						 fail("%s: a directory; -r flushes the files in it", a->path);
+	fd = open_ours(a->path, O_DIRECTORY);
+	if (fd < 0)
+		return fail_on(a->path, fd);
+	close(fd);
+	below_status = EXIT_OK;
+	if (nftw(a->path, flush_below, 64, FTW_PHYS | FTW_MOUNT))
+		return fail_on(a->path, -errno);
+	return below_status;
 }
 
 static int evict_from(int *fd, const struct args *a, uint32_t from)
@@ -317,7 +387,7 @@ static bool parse_device(const char *text, struct args *a)
 	return true;
 }
 
-enum { OPT_JSON = 1, OPT_FROM = 2, OPT_RANGE = 4, OPT_UMOUNT = 8 };
+enum { OPT_JSON = 1, OPT_FROM = 2, OPT_RANGE = 4, OPT_UMOUNT = 8, OPT_RECURSIVE = 16 };
 
 static const struct command {
 	const char *name;
@@ -326,7 +396,7 @@ static const struct command {
 } commands[] = {
 	{ "status", OPT_JSON, status_command },
 	{ "residency", OPT_JSON, residency_command },
-	{ "flush", 0, flush_command },
+	{ "flush", OPT_RECURSIVE, flush_command },
 	{ "evict", OPT_FROM | OPT_RANGE, evict_command },
 	{ "umount", OPT_UMOUNT, umount_it },
 };
@@ -359,6 +429,8 @@ static int parse_args(const struct command *cmd, char **argv, struct args *a)
 			options = false;
 		} else if (!strcmp(arg, "--json") && cmd->options & OPT_JSON) {
 			a->json = true;
+		} else if (!strcmp(arg, "-r") && cmd->options & OPT_RECURSIVE) {
+			a->recursive = true;
 		} else if (!strcmp(arg, "--force") && cmd->options & OPT_UMOUNT) {
 			a->force = true;
 		} else if (!strcmp(arg, "--everywhere") && cmd->options & OPT_UMOUNT) {

@@ -187,6 +187,21 @@ static void show_object(json_t *object, const char *section, int indent)
 	}
 }
 
+size_t show_unstored(const json_t *report)
+{
+	json_t *files = json_object_get(report, "files"), *file;
+	size_t i;
+
+	json_array_foreach(files, i, file) {
+		char bytes[32];
+
+		format_bytes(bytes, sizeof(bytes), json_integer_value(json_object_get(file, "bytes")));
+		fail("%s: %s not stored: %s", json_string_value(json_object_get(file, "path")), bytes,
+		     json_string_value(json_object_get(file, "error")));
+	}
+	return json_array_size(files);
+}
+
 void show_report(json_t *report)
 {
 	show_object(report, "", 0);

@@ -16,8 +16,17 @@ int fail(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /* What went wrong with @path, for people; @err is a negative errno. Returns EXIT_FAILED. */
 int fail_on(const char *path, int err);
 
+/* What went wrong with each of a sync's "files", one line each on standard error. How many. */
+size_t show_unstored(const json_t *report);
+
+/* Ask for a report (GAIA_REPORT_*) as a client of @fd's mount: 0 and *@text, to be freed, or a negative errno. */
+int fetch_report(int fd, unsigned what, char **text);
+
 /* Print a report for people. */
 void show_report(json_t *report);
+
+/* Whether something is mounted just there. */
+bool is_mount_point(const char *path);
 
 /*
  * gaia umount. @force: without asking the daemon anything. @everywhere: in other places and mount

@@ -325,6 +325,18 @@ free_rest:
 	return status;
 }
 
+bool is_mount_point(const char *path)
+{
+	char *point = canonical(path);
+	struct mount_entry e;
+	bool found = point && find_mount("/proc/self/mountinfo", is_at, point, &e);
+
+	if (found)
+		free_entry(&e);
+	free(point);
+	return found;
+}
+
 int umount_command(const char *path, bool force, bool everywhere)
 {
 	char *point = canonical(path);

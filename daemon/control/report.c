@@ -96,6 +96,14 @@ static json_t *status_json(struct control *ctl, uid_t uid)
 	return status;
 }
 
+static json_t *sync_json(struct control *ctl)
+{
+	json_t *files = json_array();
+
+	(void)cache_sync_all(ctl->cache, files);
+	return json_pack("{s:o}", "files", files);
+}
+
 static int write_all(int fd, const char *text, size_t len)
 {
 	while (len) {
@@ -221,7 +229,9 @@ static int sealed_memfd(const char *text)
 /* A sealed memfd with the report, or a negative errno. */
 static int make_report(struct control *ctl, struct cfile *f, uid_t uid, unsigned what)
 {
-	json_t *json = what == GAIA_REPORT_STATUS ? status_json(ctl, uid) : cfile_residency_json(f);
+	json_t *json = what == GAIA_REPORT_STATUS ? status_json(ctl, uid) :
+		       what == GAIA_REPORT_SYNC	  ? sync_json(ctl) :
+						    cfile_residency_json(f);
 	char *text = json ? json_dumps(json, JSON_INDENT(2)) : NULL;
 	int fd = text ? sealed_memfd(text) : -ENOMEM;
 
@@ -239,8 +249,10 @@ int control_report(struct control *ctl, struct cfile *f, uid_t uid, struct gaia_
 	struct stat st;
 	int fd, err;
 
-	if (io->reserved || (io->what != GAIA_REPORT_STATUS && io->what != GAIA_REPORT_RESIDENCY))
+	if (io->reserved || io->what < GAIA_REPORT_STATUS || io->what > GAIA_REPORT_SYNC)
 		return -EINVAL;
+	if (io->what == GAIA_REPORT_SYNC && !quota_is_owner(ctl->quota, uid))
+		return -EPERM;
 	if (io->what == GAIA_REPORT_RESIDENCY && !f)
 		return -ENODEV;
 	c = client_find(ctl, &io->key);

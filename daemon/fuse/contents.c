@@ -8,6 +8,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 /* Errors of opening for writing after which reading may still be possible. */
@@ -117,15 +119,41 @@ static int contents_size(void *cookie, uint64_t *bytes)
 	return err;
 }
 
+/* As it is seen on the mount. */
+static bool contents_name(void *cookie, char *buf, size_t size)
+{
+	struct inode *inode = cookie;
+	struct fs *fs = inode->fs;
+	size_t n_source = strcmp(fs->source, "/") ? strlen(fs->source) : 0;
+	char below[PATH_MAX] = "";
+	ssize_t n;
+	int fd;
+
+	fd = inode_fd_get(inode);
+	if (fd < 0)
+		return false;
+	n = readlink(fd_path(fd).text, below, sizeof(below) - 1);
+	inode_fd_put(inode);
+	if (n <= 0)
+		return false;
+	if (!strncmp(below, fs->source, n_source) && below[n_source] == '/')
+		snprintf(buf, size, "%s%s", strcmp(fs->mountpoint, "/") ? fs->mountpoint : "", below + n_source);
+	else
+		snprintf(buf, size, "%s", below);
+	return true;
+}
+
 static const struct cfile_source contents_source = {
 	.open = contents_open,
 	.size = contents_size,
 	.release = contents_released,
+	.name = contents_name,
 };
 static const struct cfile_source contents_source_passthrough = {
 	.open = contents_open,
 	.size = contents_size,
 	.release = contents_released,
+	.name = contents_name,
 	.passthrough = true,
 };
 

@@ -291,7 +291,7 @@ int fs_unmount(struct fs *fs)
 		return 0;
 	fd = open_mount(fs);
 	push_all(fs, fd);
-	stored = cache_sync_all(fs->cache);
+	stored = cache_sync_all(fs->cache, NULL);
 	if (fd >= 0)
 		close(fd);
 	err = mount_end(fs, false);

@@ -100,7 +100,9 @@ static int file_range(struct ioctl_job *job, int access)
 		return -EINVAL;
 	if (job->cmd == GAIA_IOC_EVICT)
 		return cache_evict(f, io->from, io->offset, length);
-	return io->from ? -EINVAL : cache_flush(f);
+	if (io->from > GAIA_FLUSH_DEVICES)
+		return -EINVAL;
+	return io->from == GAIA_FLUSH_DEVICES ? cache_flush_released(f) : cache_flush(f);
 }
 
 static bool shares_readonly(struct ioctl_job *job, unsigned device)
@@ -306,8 +308,9 @@ static enum lane lane_of(const struct ioctl_job *job)
 	switch (job->cmd) {
 	case GAIA_IOC_CONNECT:
 	case GAIA_IOC_DEVICES:
-	case GAIA_IOC_REPORT:
 		return LANE_QUERY;
+	case GAIA_IOC_REPORT:
+		return job->arg.report.what == GAIA_REPORT_SYNC ? LANE_ACQUIRE : LANE_QUERY;
 	case GAIA_IOC_RELEASE:
 		return LANE_RELEASE;
 	case GAIA_IOC_UNMAP:

@@ -40,6 +40,16 @@ static void cond_init_monotonic(pthread_cond_t *cond)
 	pthread_condattr_destroy(&attr);
 }
 
+static void threads_stop(struct cache *c)
+{
+	pthread_mutex_lock(&c->lock);
+	c->stopping = true;
+	pthread_cond_signal(&c->flusher_cond);
+	pthread_cond_signal(&c->fetcher_cond);
+	pthread_cond_signal(&c->again_cond);
+	pthread_mutex_unlock(&c->lock);
+}
+
 int cache_create(const struct cache_config *config, struct cache **out)
 {
 	struct cache *c;
@@ -53,6 +63,7 @@ int cache_create(const struct cache_config *config, struct cache **out)
 	c->host = *config->host;
 	c->host_arg = config->host_arg;
 	c->age_ns = (config->writeback_age_ms ? config->writeback_age_ms : 5000) * 1000000ull;
+	c->device_age_ns = config->device_age_ms ? config->device_age_ms * 1000000ull : c->age_ns;
 	err = frames_init(&c->frames, config->home_bytes);
 	if (err)
 		goto free_cache;
@@ -60,28 +71,33 @@ int cache_create(const struct cache_config *config, struct cache **out)
 	if (err)
 		goto destroy_frames;
 	pthread_mutex_init(&c->lock, NULL);
-	pthread_mutex_init(&c->round, NULL);
+	pthread_rwlock_init(&c->round, NULL);
 	pthread_cond_init(&c->again_cond, NULL);
 	pthread_cond_init(&c->again_done, NULL);
 	cond_init_monotonic(&c->flusher_cond);
+	cond_init_monotonic(&c->fetcher_cond);
 	TAILQ_INIT(&c->lru);
 	TAILQ_INIT(&c->dirty);
 	TAILQ_INIT(&c->emptied);
+	TAILQ_INIT(&c->ahead);
 	TAILQ_INIT(&c->again);
 	err = -pthread_create(&c->flusher, NULL, flusher_main, c);
 	if (err)
 		goto free_devices;
-	err = -pthread_create(&c->notifier, NULL, notifier_main, c);
+	err = -pthread_create(&c->fetcher, NULL, fetcher_main, c);
 	if (err)
 		goto stop_flusher;
+	err = -pthread_create(&c->notifier, NULL, notifier_main, c);
+	if (err)
+		goto stop_fetcher;
 	*out = c;
 	return 0;
 
+stop_fetcher:
+	threads_stop(c);
+	pthread_join(c->fetcher, NULL);
 stop_flusher:
-	pthread_mutex_lock(&c->lock);
-	c->stopping = true;
-	pthread_cond_signal(&c->flusher_cond);
-	pthread_mutex_unlock(&c->lock);
+	threads_stop(c);
 	pthread_join(c->flusher, NULL);
 free_devices:
 	free(c->dev);
@@ -116,12 +132,9 @@ static void drop_all(struct cache *c)
 
 void cache_destroy(struct cache *c)
 {
-	pthread_mutex_lock(&c->lock);
-	c->stopping = true;
-	pthread_cond_signal(&c->flusher_cond);
-	pthread_cond_signal(&c->again_cond);
-	pthread_mutex_unlock(&c->lock);
+	threads_stop(c);
 	pthread_join(c->flusher, NULL);
+	pthread_join(c->fetcher, NULL);
 	pthread_join(c->notifier, NULL);
 	drop_all(c);
 	frames_trim(&c->frames, true);
@@ -137,7 +150,8 @@ void cache_destroy(struct cache *c)
 	pthread_cond_destroy(&c->again_cond);
 	pthread_cond_destroy(&c->again_done);
 	pthread_cond_destroy(&c->flusher_cond);
-	pthread_mutex_destroy(&c->round);
+	pthread_rwlock_destroy(&c->round);
+	pthread_cond_destroy(&c->fetcher_cond);
 	pthread_mutex_destroy(&c->lock);
 	free(c);
 }

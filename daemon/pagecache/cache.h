@@ -89,6 +89,7 @@ struct cache_config {
 	struct device **devices;	/* the cache owns them from cache_create()'s success on */
 	unsigned n_devices;
 	uint64_t writeback_age_ms;	/* dirty pages older than this are stored; 0: 5000 */
+	uint64_t device_age_ms;		/* what devices released longer ago is fetched and stored; 0: writeback_age_ms */
 	unsigned device_percent;	/* of each device, that one user may have pinned; 0: CACHE_DEVICE_PERCENT */
 	const struct cache_host *host;
 	void *host_arg;			/* cache_host.invalidate's first argument */
@@ -106,8 +107,13 @@ int cache_create(const struct cache_config *config, struct cache **out);
  * cache_set_times(). Else, as at first, a write's is when it came.
  */
 void cache_set_times_above(struct cache *c, bool above);
-/* [W] Fetch everything released, store everything dirty, sync the files. 0 or the first error. */
-int cache_sync_all(struct cache *c);
+/*
+ * [W] Fetch everything released, store everything dirty, sync the files. 0 or the first error. @unstored: NULL, or an array, to which
+ * the files are added that failed: {"path", "bytes" (that the store lacks now; 0 where only a sync has failed), "error"}.
+ */
+int cache_sync_all(struct cache *c, json_t *unstored);
+/* Bytes that the store lacks: dirty at home; and released on devices, and nowhere else. */
+void cache_unstored(struct cache *c, uint64_t *home, uint64_t *devices);
 void cache_destroy(struct cache *c);
 
 /*
@@ -128,6 +134,8 @@ struct cfile_source {
 	int (*open)(void *cookie, bool write, struct store_file **out);
 	int (*size)(void *cookie, uint64_t *bytes);
 	void (*release)(void *cookie);
+	/* Optional. The file's path, for people, NUL-terminated: false if it has none. Any thread, without locks. */
+	bool (*name)(void *cookie, char *buf, size_t size);
 	bool passthrough; /* a new cfile is a passthrough file */
 };
 int cfile_get(struct cache *c, uint64_t key, const struct cfile_source *src, void *cookie,
@@ -218,8 +226,9 @@ off_t cache_seek(struct cfile *f, off_t off, int whence);
 ssize_t cache_copy_range(struct cfile *from, off_t from_off, struct cfile *to, off_t to_off,
 			 size_t len);
 
-/* [F] Store what is dirty at home, without fetching from devices and without syncing. */
+/* [F] Store what is dirty at home, without fetching from devices and without syncing; with fetching. */
 int cache_flush(struct cfile *f);
+int cache_flush_released(struct cfile *f);
 /*
  * [F] Store what is dirty and call @set, which sets the file's times below. Nothing that was written before
  * changes them later. What cannot be stored is kept; its error is remembered for who asks.

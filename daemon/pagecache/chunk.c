@@ -122,6 +122,7 @@ void chunk_count_ahead(struct chunk *ch, int more)
 	atomic_fetch_add(&ch->n_ahead, (unsigned)more);
 	note_unsynced(ch);
 	atomic_fetch_add(&ch->file->n_ahead, (uint64_t)more);
+	atomic_fetch_add(&ch->file->cache->n_ahead, (uint64_t)more);
 }
 
 static unsigned count_of(const struct chunk *ch, enum unsynced what)
@@ -443,6 +444,8 @@ static void chunk_arrive(struct chunk *ch, unsigned lists)
 	atomic_fetch_or(&ch->lists, lists);
 	if (lists & CHUNK_DIRTY)
 		ch->dirty_since = now_ns();
+	if (lists & CHUNK_AHEAD)
+		ch->ahead_since = now_ns();
 	pthread_mutex_lock(&ch->file->lock);
 	ch->refs += (unsigned)__builtin_popcount(lists);
 	pthread_mutex_unlock(&ch->file->lock);
@@ -478,6 +481,8 @@ static void lists_lock(struct cache *c)
 			TAILQ_INSERT_TAIL(&c->dirty, ch, dirty);
 		if (lists & CHUNK_EMPTIED)
 			TAILQ_INSERT_TAIL(&c->emptied, ch, emptied);
+		if (lists & CHUNK_AHEAD)
+			TAILQ_INSERT_TAIL(&c->ahead, ch, ahead);
 	}
 }
 
@@ -503,11 +508,17 @@ static void leave_emptied(struct chunk *ch)
 	atomic_fetch_and(&ch->lists, ~CHUNK_EMPTIED);
 }
 
+static void leave_ahead(struct chunk *ch)
+{
+	TAILQ_REMOVE(&ch->file->cache->ahead, ch, ahead);
+	atomic_fetch_and(&ch->lists, ~CHUNK_AHEAD);
+}
+
 void chunk_account(struct chunk *ch)
 {
 	/* Who takes a chunk off a list either sees, under its lock, that it need not be there, or calls here afterwards. */
 	pthread_mutex_lock(&ch->lock);
-	chunk_arrive(ch, (ch->n_frames ? CHUNK_LRU : 0) | (ch->n_dirty ? CHUNK_DIRTY : 0));
+	chunk_arrive(ch, (ch->n_frames ? CHUNK_LRU : 0) | (ch->n_dirty ? CHUNK_DIRTY : 0) | (ch->n_ahead ? CHUNK_AHEAD : 0));
 	pthread_mutex_unlock(&ch->lock);
 }
 
@@ -524,6 +535,8 @@ void chunk_unlist(struct chunk *ch)
 		leave_lru(ch);
 	if ((before & CHUNK_DIRTY) && ch->n_dirty == 0)
 		leave_dirty(ch);
+	if ((before & CHUNK_AHEAD) && ch->n_ahead == 0)
+		leave_ahead(ch);
 	if (before & CHUNK_EMPTIED)
 		leave_emptied(ch);
 	drop = (unsigned)__builtin_popcount(before & ~ch->lists);
@@ -541,6 +554,20 @@ struct chunk *chunk_due(struct cache *c, uint64_t age_ns)
 	ch = TAILQ_FIRST(&c->dirty);
 	if (ch && now_ns() - ch->dirty_since >= age_ns)
 		leave_dirty(ch);
+	else
+		ch = NULL;
+	pthread_mutex_unlock(&c->lock);
+	return ch;
+}
+
+struct chunk *chunk_due_ahead(struct cache *c, uint64_t age_ns)
+{
+	struct chunk *ch;
+
+	lists_lock(c);
+	ch = TAILQ_FIRST(&c->ahead);
+	if (ch && now_ns() - ch->ahead_since >= age_ns)
+		leave_ahead(ch);
 	else
 		ch = NULL;
 	pthread_mutex_unlock(&c->lock);

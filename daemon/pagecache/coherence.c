@@ -164,6 +164,7 @@ static int fetch_move(struct fetch *fe)
 	struct frames *fr = &ch->file->cache->frames;
 	struct dev_run *runs = xmalloc(fe->n * sizeof(*runs));
 	struct dev_op op = { .kind = DEV_COPY_OUT, .runs = runs };
+	char name[CFILE_NAME_MAX];
 	int err;
 
 	for (unsigned k = 0; k < fe->n; k++) {
@@ -181,9 +182,8 @@ static int fetch_move(struct fetch *fe)
 		atomic_store(&fe->rep->dev->complained, false);
 		count(CTR_device_to_home, fe->n);
 	} else if (!atomic_exchange(&fe->rep->dev->complained, true)) {
-		log_error("device %s: reading released pages of file %#lx: %s; they stay on the "
-			  "device and are tried again",
-			  fe->rep->dev->dev->name, (unsigned long)ch->file->key, strerror(-err));
+		log_error("device %s: reading released pages of %s: %s; they stay on the device and are tried again",
+			  fe->rep->dev->dev->name, cfile_name(ch->file, name), strerror(-err));
 	}
 	return err;
 }

@@ -1,5 +1,6 @@
 /* file.c - the life of a cfile, its size, its errors, what stat(2) is told. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -274,6 +275,34 @@ void idle_files_reap(struct cache *c)
 	free(list);
 }
 
+const char *cfile_name(struct cfile *f, char buf[CFILE_NAME_MAX])
+{
+	static const char octal[] = "01234567";
+	char raw[CFILE_NAME_MAX] = "";
+	json_t *text = NULL;
+	size_t n = 0;
+
+	if (f->source.name && f->source.name(f->cookie, raw, sizeof(raw)))
+		text = json_string(raw); /* NULL: no UTF-8 */
+	for (const char *s = raw; *s && n < CFILE_NAME_MAX - 5; s++) {
+		unsigned c = (unsigned char)*s;
+
+		if (c >= ' ' && c != 0x7f && (c < 0x80 || text)) {
+			buf[n++] = *s;
+			continue;
+		}
+		buf[n++] = '\\';
+		buf[n++] = octal[c >> 6];
+		buf[n++] = octal[c >> 3 & 7];
+		buf[n++] = octal[c & 7];
+	}
+	buf[n] = '\0';
+	json_decref(text);
+	if (n == 0)
+		snprintf(buf, CFILE_NAME_MAX, "file %#lx", (unsigned long)f->key);
+	return buf;
+}
+
 /* ---- size, times ---- */
 
 uint64_t cfile_size(struct cfile *f)
@@ -322,7 +351,7 @@ void cfile_wrote(struct cfile *f)
 
 void cfile_fix_stat(struct cfile *f, struct stat *st)
 {
-	uint64_t dirty = atomic_load(&f->n_dirty);
+	uint64_t dirty = atomic_load(&f->n_dirty) + atomic_load(&f->n_ahead);
 	blkcnt_t whole, promised;
 
 	/* There the store's are right. */

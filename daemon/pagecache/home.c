@@ -99,11 +99,11 @@ static int fill_end(struct fill *fl)
 	struct chunk *ch = fl->ch;
 	struct frames *fr = &ch->file->cache->frames;
 	ssize_t got = fl->n_read > 0 ? store_read_end(fl->sf, &fl->rd) : 0;
+	char name[CFILE_NAME_MAX];
 
 	if (got < 0) {
 		count(CTR_storage_errors, 1);
-		log_error("reading file %#lx at %llu: %s", (unsigned long)ch->file->key,
-			  (unsigned long long)page_offset(ch, fl->a), strerror((int)-got));
+		log_error("%s: reading at %llu: %s", cfile_name(ch->file, name), (unsigned long long)page_offset(ch, fl->a), strerror((int)-got));
 		return (int)got;
 	}
 	count(CTR_storage_reads, fl->n_read);

@@ -168,16 +168,17 @@ struct chunk {
 	/* On the way: see chunk_arrive(). */
 	atomic_uint arriving;
 	struct chunk *next_arrival;
-	uint64_t dirty_since; /* ns; constant while on that list */
+	uint64_t dirty_since, ahead_since; /* ns; constant while on that list */
 	uint64_t tried;	      /* the flusher's own: the round in which it could not be stored */
 	/* cache->lock. */
-	TAILQ_ENTRY(chunk) lru, dirty, emptied;
+	TAILQ_ENTRY(chunk) lru, dirty, emptied, ahead;
 };
 TAILQ_HEAD(chunk_list, chunk);
 enum {
 	CHUNK_LRU = 1,	   /* has frames */
 	CHUNK_DIRTY = 2,   /* has dirty pages */
 	CHUNK_EMPTIED = 4, /* the flusher is to take it off the LRU list */
+	CHUNK_AHEAD = 8,   /* has pages that devices released and home lacks */
 };
 
 #define READ_STREAMS 4u
@@ -403,7 +404,7 @@ struct cache {
 	struct frames frames;
 	struct cache_device *dev;
 	unsigned n_devices;
-	uint64_t age_ns;
+	uint64_t age_ns, device_age_ns;
 	bool times_above;
 	_Atomic uint64_t store_read_ns; /* a page, moving average (relaxed); 0: not known */
 
@@ -413,20 +414,22 @@ struct cache {
 	struct chunk_list lru;	/* chunks with frames; first: longest unused */
 	unsigned n_lru;
 	struct chunk_list dirty; /* first: longest dirty */
+	struct chunk_list ahead; /* first: released longest ago */
 	struct chunk_list emptied;
 	_Atomic(struct chunk *) arrivals; /* not on their lists yet; the last one first; pushed without lock */
 	TAILQ_HEAD(, again) again;
-	pthread_cond_t again_cond, again_done, flusher_cond;
+	pthread_cond_t again_cond, again_done, flusher_cond, fetcher_cond;
 	bool stopping;
 	bool idle_files; /* the flusher is to look for files to drop */
 	struct race race[RACES_KEPT];
 	uint64_t n_races;
 
 	atomic_uint_least64_t n_dirty; /* pages */
+	atomic_uint_least64_t n_ahead; /* page releases not merged yet, over all devices */
 	struct log_pace pace;
 	atomic_uint_least64_t n_kept;  /* frames for merges to come: see page_extra */
-	pthread_t flusher, notifier;
-	pthread_mutex_t round; /* the flusher's while it is at work; before all other locks (1) */
+	pthread_t flusher, fetcher, notifier;
+	pthread_rwlock_t round; /* shared: the flusher's and the fetcher's while they are at work; before all other locks (1) */
 };
 
 /* ---- file.c ---- */
@@ -437,6 +440,9 @@ void cfile_unuse(struct cfile *f);
 void range_lock_exclusively(struct cfile *f);
 /* Drop what files that nothing holds and nobody knows still cache. The flusher's. */
 void idle_files_reap(struct cache *c);
+/* The file's path, for people: without bytes that would spoil a line of text. No lock held. */
+#define CFILE_NAME_MAX 4096u
+const char *cfile_name(struct cfile *f, char buf[CFILE_NAME_MAX]);
 
 /* ---- chunk.c: chunks, page locks, frames for them, eviction of home ---- */
 
@@ -534,11 +540,14 @@ void chunk_unlist(struct chunk *ch);
 unsigned chunk_shrink(struct chunk *ch);
 /* The longest dirty chunk, if it is so for @age_ns: taken off its list, with the list's reference. */
 struct chunk *chunk_due(struct cache *c, uint64_t age_ns);
+/* The same of those with pages that were released so long ago and not fetched. */
+struct chunk *chunk_due_ahead(struct cache *c, uint64_t age_ns);
 /* Take chunks whose last frame left with a read off the LRU list. */
 void emptied_reap(struct cache *c);
 
 /* ---- writeback.c ---- */
 void *flusher_main(void *cache);
+void *fetcher_main(void *cache);
 /*
  * Store the dirty pages of [a, b). @wait: for pages that are locked; else they are passed over. file->range held
  * shared or exclusively. 0 or the first error; the pages stay dirty then.

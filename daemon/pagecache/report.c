@@ -40,20 +40,28 @@ static json_t *races_json(struct cache *c)
 	return list;
 }
 
+void cache_unstored(struct cache *c, uint64_t *home, uint64_t *devices)
+{
+	*home = atomic_load(&c->n_dirty) * GAIA_PAGE;
+	*devices = atomic_load(&c->n_ahead) * GAIA_PAGE;
+}
+
 json_t *cache_status_json(struct cache *c)
 {
 	json_t *counts = json_object();
-	uint64_t files;
+	uint64_t files, home, devices;
 
 	for (unsigned k = 0; k < CTR_COUNT; k++)
 		json_object_set_new(counts, counter_name(k), json_integer((json_int_t)counter_value(k)));
 	pthread_mutex_lock(&c->lock);
 	files = HASH_COUNT(c->files);
 	pthread_mutex_unlock(&c->lock);
-	return json_pack("{s:o, s:{s:I, s:I, s:I, s:I, s:I, s:I}, s:o, s:o}", "devices", devices_json(c),
+	cache_unstored(c, &home, &devices);
+	return json_pack("{s:I, s:I, s:o, s:{s:I, s:I, s:I, s:I, s:I, s:I}, s:o, s:o}", "dirty_bytes",
+			 (json_int_t)(home + devices), "only_on_devices_bytes", (json_int_t)devices, "devices", devices_json(c),
 			 "home", "budget", (json_int_t)(c->frames.budget * GAIA_PAGE), "used",
 			 (json_int_t)(atomic_load(&c->frames.used) * GAIA_PAGE), "dirty",
-			 (json_int_t)(atomic_load(&c->n_dirty) * GAIA_PAGE), "twins",
+			 (json_int_t)home, "twins",
 			 (json_int_t)(atomic_load(&c->n_kept) * GAIA_PAGE), "twins_limit",
 			 (json_int_t)(c->frames.budget / KEPT_SHARE * GAIA_PAGE), "files",
 			 (json_int_t)files, "counters", counts, "races", races_json(c));
@@ -123,6 +131,7 @@ json_t *cfile_residency_json(struct cfile *f)
 {
 	json_t *chunks = json_array();
 	struct totals sum = { 0, 0, 0 };
+	uint64_t ahead = atomic_load(&f->n_ahead);
 	struct chunk **list;
 	unsigned n = chunk_list_get(f, 0, UINT64_MAX, &list);
 
@@ -136,9 +145,9 @@ json_t *cfile_residency_json(struct cfile *f)
 			 (json_int_t)((cfile_size(f) + GAIA_PAGE - 1) / GAIA_PAGE), "page_bytes",
 			 (int)GAIA_PAGE, "chunk_bytes", (int)GAIA_CHUNK, "passthrough",
 			 cfile_is_passthrough(f), "home",
-			 (json_int_t)sum.home, "dirty", (json_int_t)sum.dirty, "twinned",
+			 (json_int_t)sum.home, "dirty", (json_int_t)(sum.dirty + ahead), "twinned",
 			 (json_int_t)sum.twinned, "released",
-			 (json_int_t)atomic_load(&f->n_ahead), "chunks", chunks);
+			 (json_int_t)ahead, "chunks", chunks);
 }
 
 /* ---- checking ---- */
@@ -209,6 +218,7 @@ static void check_chunk(struct chunk *ch, uint64_t *frames, uint64_t *dirty, uin
 	bug_on(n_frames != ch->n_frames || n_dirty != ch->n_dirty || n_stored != ch->n_stored);
 	bug_on(n_frames > 0 && !(ch->lists & CHUNK_LRU));
 	bug_on(n_dirty > 0 && !(ch->lists & CHUNK_DIRTY));
+	bug_on(ch->n_ahead > 0 && !(ch->lists & CHUNK_AHEAD));
 	bug_on(ch->n_replicas > 0 && !ch->track);
 	for (unsigned k = 0; k < ch->n_replicas; k++)
 		check_replica(ch, ch->replica[k], ahead);
@@ -228,10 +238,10 @@ static void check_chunk(struct chunk *ch, uint64_t *frames, uint64_t *dirty, uin
 
 void cache_check(struct cache *c)
 {
-	uint64_t frames = 0, dirty = 0;
+	uint64_t frames = 0, dirty = 0, all_ahead = 0;
 
 	/* Nothing else runs, says who calls; but of the flusher he cannot know. */
-	pthread_mutex_lock(&c->round);
+	pthread_rwlock_wrlock(&c->round);
 	for (struct cfile *f = c->files, *next; f; f = next) {
 		uint64_t file_dirty = 0, ahead = 0;
 		struct chunk **list;
@@ -247,10 +257,12 @@ void cache_check(struct cache *c)
 		bug_on(file_dirty != atomic_load(&f->n_dirty));
 		bug_on(ahead != atomic_load(&f->n_ahead));
 		dirty += file_dirty;
+		all_ahead += ahead;
 		next = f->hh.next;
 		cfile_unuse(f);
 	}
 	bug_on(dirty != atomic_load(&c->n_dirty));
+	bug_on(all_ahead != atomic_load(&c->n_ahead));
 	bug_on(frames != atomic_load(&c->frames.used));
 	for (unsigned i = 0; i < c->n_devices; i++) {
 		struct replica *rep;
@@ -261,5 +273,5 @@ void cache_check(struct cache *c)
 		bug_on(pinned != c->dev[i].pinned);
 		bug_on(c->dev[i].promised || c->dev[i].leaving);
 	}
-	pthread_mutex_unlock(&c->round);
+	pthread_rwlock_unlock(&c->round);
 }

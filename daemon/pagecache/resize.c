@@ -286,6 +286,7 @@ static void remove_from_devices(struct cfile *f, uint64_t off, uint64_t end)
 {
 	struct chunk **list;
 	unsigned n = chunk_list_get(f, off / GAIA_CHUNK, (end - 1) / GAIA_CHUNK, &list);
+	char name[CFILE_NAME_MAX];
 
 	for (unsigned k = 0; k < n; k++) {
 		struct chunk *ch = list[k];
@@ -299,8 +300,8 @@ static void remove_from_devices(struct cfile *f, uint64_t off, uint64_t end)
 			pthread_mutex_unlock(&ch->lock);
 			/* On error they may be shown as they are until they are acquired. */
 			if (passthrough_catch_up(ch, a, b) && log_may(&f->cache->pace))
-				log_error("file %#lx: what was removed of it cannot be read: devices may show it still",
-					  (unsigned long)f->key);
+				log_error("%s: what was removed of it cannot be read: devices may show it still",
+					  cfile_name(f, name));
 			pthread_mutex_lock(&ch->lock);
 			for (unsigned r = 0; r < ch->n_replicas; r++)
 				for (unsigned i = a; i < b; i++)

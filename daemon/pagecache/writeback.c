@@ -1,5 +1,5 @@
 /*
- * writeback.c - dirty home pages to the store: by age, under pressure, on request.
+ * writeback.c - dirty home pages to the store: by age, under pressure, on request; and what devices released.
  *
  * A page whose store failed stays dirty and is tried again; the error is kept for
  * whoever asks next (cfile_error_check), and said once in the log.
@@ -54,6 +54,7 @@ int cfile_store(struct cfile *f, bool write, struct store_file **out)
 
 void store_failed(struct cfile *f, int err)
 {
+	char name[CFILE_NAME_MAX];
 	bool say;
 
 	count(CTR_storage_errors, 1);
@@ -65,8 +66,8 @@ void store_failed(struct cfile *f, int err)
 	f->complained = true;
 	pthread_mutex_unlock(&f->lock);
 	if (say)
-		log_error("writeback of file %#lx: %s; the data stays cached and is tried again",
-			  (unsigned long)f->key, strerror(-err));
+		log_error("%s: what was written cannot be stored: %s; it stays cached and is tried again",
+			  cfile_name(f, name), strerror(-err));
 }
 
 /* The error with which the file's pages could not be stored just now, or 0. */
@@ -280,6 +281,17 @@ int cache_flush(struct cfile *f)
 	return err;
 }
 
+int cache_flush_released(struct cfile *f)
+{
+	int err, result;
+
+	pthread_rwlock_rdlock(&f->range);
+	result = cfile_fetch(f, 0, 0);
+	err = store_range(f, 0, UINT64_MAX);
+	pthread_rwlock_unlock(&f->range);
+	return result ? result : err;
+}
+
 int cache_set_times(struct cfile *f, int (*set)(void *arg), void *arg)
 {
 	int err;
@@ -479,7 +491,17 @@ int cache_fsync(struct cfile *f, off_t off, off_t len, bool data_only)
 	return result ? result : err;
 }
 
-int cache_sync_all(struct cache *c)
+/* One of cache_sync_all()'s list. */
+static void note_unstored(struct cfile *f, int err, json_t *list)
+{
+	char name[CFILE_NAME_MAX];
+	uint64_t pages = atomic_load(&f->n_dirty) + atomic_load(&f->n_ahead);
+
+	json_array_append_new(list, json_pack("{s:s, s:I, s:s}", "path", cfile_name(f, name), "bytes",
+					      (json_int_t)(pages * GAIA_PAGE), "error", strerror(-err)));
+}
+
+int cache_sync_all(struct cache *c, json_t *unstored)
 {
 	struct cfile **list, *f, *tmp;
 	unsigned n = 0;
@@ -498,13 +520,9 @@ int cache_sync_all(struct cache *c)
 		f = list[k];
 		/* What is cached clean was stored by somebody's flush, perhaps not synced. */
 		err = f->chunks || f->store_w ? cache_fsync(f, 0, 0, false) : 0;
-		if (err) {
-			log_error("file %#lx: %llu pages could not be stored: %s",
-				  (unsigned long)f->key,
-				  (unsigned long long)atomic_load(&f->n_dirty), strerror(-err));
-			if (!result)
-				result = err;
-		}
+		if (err && unstored)
+			note_unstored(f, err, unstored);
+		result = result ? result : err;
 		cfile_unuse(f);
 	}
 	free(list);
@@ -516,6 +534,19 @@ int cache_sync_all(struct cache *c)
 static struct chunk *due(struct cache *c)
 {
 	return chunk_due(c, atomic_load(&c->n_dirty) > c->frames.budget / 2 ? 0 : c->age_ns);
+}
+
+/* The lists' reference to it has come to an end. */
+static void visited(struct chunk *ch)
+{
+	struct cache *c = ch->file->cache;
+
+	chunk_account(ch);
+	pthread_mutex_lock(&c->lock);
+	if (ch->file->forgotten)
+		c->idle_files = true;
+	pthread_mutex_unlock(&c->lock);
+	chunk_put(ch);
 }
 
 /*
@@ -535,12 +566,7 @@ static void store_due(struct cache *c, uint64_t round)
 			pthread_rwlock_unlock(&ch->file->range);
 		}
 		ch->tried = round;
-		chunk_account(ch);
-		pthread_mutex_lock(&c->lock);
-		if (ch->file->forgotten)
-			c->idle_files = true;
-		pthread_mutex_unlock(&c->lock);
-		chunk_put(ch);
+		visited(ch);
 	}
 }
 
@@ -563,23 +589,29 @@ static void heap_trim(uint64_t *at, bool *worked)
 	*at = now;
 }
 
+/* c->lock held. For the next look at what has the age. */
+static void tick(struct cache *c, pthread_cond_t *cond, uint64_t age_ns)
+{
+	uint64_t t = now_ns() + MIN(TICK_NS, age_ns / 4 + 1000000);
+	struct timespec until = { (time_t)(t / 1000000000), (long)(t % 1000000000) };
+
+	pthread_cond_timedwait(cond, &c->lock, &until);
+}
+
 void *flusher_main(void *arg)
 {
 	struct cache *c = arg;
-	struct timespec until;
-	uint64_t t, trimmed = now_ns(), counted = 0, round = 0;
+	uint64_t trimmed = now_ns(), counted = 0, round = 0;
 	bool idle, worked = false;
 
 	thread_set_name("gaia-flusher");
 	pthread_mutex_lock(&c->lock);
 	while (!c->stopping) {
-		t = now_ns() + MIN(TICK_NS, c->age_ns / 4 + 1000000);
-		until = (struct timespec){ (time_t)(t / 1000000000), (long)(t % 1000000000) };
-		pthread_cond_timedwait(&c->flusher_cond, &c->lock, &until);
+		tick(c, &c->flusher_cond, c->age_ns);
 		idle = c->idle_files;
 		pthread_mutex_unlock(&c->lock);
 
-		pthread_mutex_lock(&c->round);
+		pthread_rwlock_rdlock(&c->round);
 		if (idle)
 			idle_files_reap(c);
 		emptied_reap(c);
@@ -589,7 +621,48 @@ void *flusher_main(void *arg)
 			trimmed = now_ns();
 		}
 		store_due(c, ++round);
-		pthread_mutex_unlock(&c->round);
+		pthread_rwlock_unlock(&c->round);
+		pthread_mutex_lock(&c->lock);
+	}
+	pthread_mutex_unlock(&c->lock);
+	return NULL;
+}
+
+/* Whether there are pages of the file that could not be stored when that was last tried. */
+static bool store_fails(struct cfile *f)
+{
+	bool fails;
+
+	pthread_mutex_lock(&f->lock);
+	fails = f->complained && atomic_load(&f->n_dirty) > 0;
+	pthread_mutex_unlock(&f->lock);
+	return fails;
+}
+
+/*
+ * What devices have released, by age: a thread of its own, so that a device that is slow, or does not answer, keeps nobody's dirty
+ * pages from being stored. A chunk at a time, and each is stored before the next is fetched: home takes one chunk, not all that
+ * devices have. What cannot be stored stays on the device.
+ */
+void *fetcher_main(void *arg)
+{
+	struct cache *c = arg;
+	struct chunk *ch;
+
+	thread_set_name("gaia-fetcher");
+	pthread_mutex_lock(&c->lock);
+	while (!c->stopping) {
+		tick(c, &c->fetcher_cond, c->device_age_ns);
+		pthread_mutex_unlock(&c->lock);
+		pthread_rwlock_rdlock(&c->round);
+		while ((ch = chunk_due_ahead(c, c->device_age_ns))) {
+			pthread_rwlock_rdlock(&ch->file->range);
+			if (ch->n_ahead > 0 && !store_fails(ch->file) && !chunk_fetch(ch, 0, GAIA_CHUNK_PAGES))
+				(void)chunk_store(ch, 0, GAIA_CHUNK_PAGES, true);
+			pthread_rwlock_unlock(&ch->file->range);
+			visited(ch);
+		}
+		pthread_rwlock_unlock(&c->round);
 		pthread_mutex_lock(&c->lock);
 	}
 	pthread_mutex_unlock(&c->lock);

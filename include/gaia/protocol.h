@@ -165,13 +165,16 @@ struct gaia_ioc_range {
 #define GAIA_ADVISE_WILLNEED 3u
 #define GAIA_ADVISE_DONTNEED 4u
 
-/* FLUSH: store the file's dirty home pages. EVICT: drop a memory's copy of a range, as
- * pressure would; EBUSY when it is pinned. Both on a descriptor of the file. */
+/*
+ * FLUSH: store the file's dirty home pages, and, with GAIA_FLUSH_DEVICES (EINVAL from older daemons), what devices have released.
+ * EVICT: drop a memory's copy of a range, as pressure would; EBUSY when it is pinned. Both on a descriptor of the file.
+ */
+#define GAIA_FLUSH_DEVICES 1u
 #define GAIA_FROM_HOME 0xffffffffu
 struct gaia_ioc_file {
 	uint64_t offset;
 	uint64_t length;	/* 0: to the end of the file */
-	uint32_t from;		/* EVICT: GAIA_FROM_HOME or a device's index; FLUSH: 0 */
+	uint32_t from;		/* EVICT: GAIA_FROM_HOME or a device's index; FLUSH: 0 or GAIA_FLUSH_DEVICES */
 	uint32_t reserved;
 };
 
@@ -182,6 +185,11 @@ struct gaia_ioc_file {
  */
 #define GAIA_REPORT_STATUS 1u		/* of the mount */
 #define GAIA_REPORT_RESIDENCY 2u	/* of the descriptor's file */
+/*
+ * Store all that the daemon has of the mount's files, released by devices or written by CPUs, sync it, and tell which files that
+ * failed for: {"files": [{"path", "bytes", "error"}]}. Takes its time. EPERM: the caller is neither root nor the daemon's user.
+ */
+#define GAIA_REPORT_SYNC 3u
 struct gaia_ioc_report {
 	struct gaia_client_key key;
 	uint32_t what;

@@ -640,7 +640,7 @@ void kfile_end(struct kfile *kf, bool gone)
 	cfile_set_gone(kf->cfile, gone);
 	cfile_put(kf->cfile);
 	if (!gone)
-		must(cache_sync_all(rig->cache) == 0);
+		must(cache_sync_all(rig->cache, NULL) == 0);
 	cache_forget(rig->cache, (uint64_t)kf->ref);
 	wait_released(kf);
 	SLIST_REMOVE(&rig->files, kf, kfile, link);
@@ -930,6 +930,7 @@ struct rig *rig_create(const struct rig_options *options)
 		.devices = dev,
 		.n_devices = options->devices,
 		.writeback_age_ms = options->age_ms ? options->age_ms : 3600000,
+		.device_age_ms = options->device_age_ms ? options->device_age_ms : 3600000,
 		.host = &host,
 		.host_arg = rig,
 	};

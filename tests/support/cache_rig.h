@@ -32,6 +32,7 @@ struct rig_options {
 	unsigned device_chunks; /* of each; 0: 8 */
 	uint64_t home_bytes;	/* 0: 64 MiB */
 	uint64_t age_ms;	/* 0: an hour, that is: nothing is stored unless asked */
+	uint64_t device_age_ms;	/* 0: an hour, too */
 	bool writethrough;	/* the kernel's way of caching */
 	uint64_t latency_ns;	/* of the devices */
 	bool always_writable;	/* the devices share nothing read-only, as GPUs do not */

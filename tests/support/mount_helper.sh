@@ -33,6 +33,7 @@ expect 0 '[--device][sim:1G][--home][2G][--cpu-cache][writethrough][--transport]
 	src mnt -s -o rw,device=sim:1G,home=2G,cpu-cache=writethrough,transport=dev -t gaiafs
 expect 0 '[--device][sim:1G,count=2][--device][none][--][src][mnt]' \
 	src mnt -o 'device="sim:1G,count=2",device=none'
+expect 0 '[--device-age][0.5][--][src][mnt]' src mnt -o device-age=0.5
 expect 0 '[--][src]' ./src src
 expect 0 '' src mnt -f -o rw
 expect 1 '' src

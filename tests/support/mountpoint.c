@@ -236,15 +236,28 @@ static const char *binary(const struct mnt *m)
 	return path ? path : GAIAFS_BUILT;
 }
 
+static bool says_age(const char *const *args)
+{
+	for (; args && *args; args++)
+		if (!strcmp(*args, "--writeback-age") || !strcmp(*args, "--device-age"))
+			return true;
+	return false;
+}
+
 static _Noreturn void exec_daemon(const struct mnt *m)
 {
-	const char *argv[MAX_ARGS + 8];
+	const char *argv[MAX_ARGS + 10];
 	sigset_t none;
 	int n = 0, out, in;
 
 	argv[n++] = binary(m);
 	if (!m->options.background)
 		argv[n++] = "-f";
+	/* What a test's device has released stays there until it is asked for, however slow the machine. */
+	if (!says_age(m->options.args)) {
+		argv[n++] = "--device-age";
+		argv[n++] = "3600";
+	}
 	for (int i = 0; m->options.args && m->options.args[i] && i < MAX_ARGS; i++)
 		argv[n++] = m->options.args[i];
 	argv[n++] = m->backing;

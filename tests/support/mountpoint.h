@@ -29,7 +29,10 @@ struct mnt_options {
 	/* The daemon's binary. NULL: $GAIAFS, or the one of this build. */
 	const char *gaiafs;
 
-	/* Its options beyond source, mount point and -f; ends with NULL. NULL: none. */
+	/*
+	 * Its options beyond source, mount point and -f; ends with NULL. NULL: none. Unless they give an age, nothing is
+	 * fetched from devices by its age.
+	 */
 	const char *const *args;
 
 	/* Mount this directory, and leave it when done. NULL: an empty one, of the mount's own. */

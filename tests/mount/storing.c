@@ -1,0 +1,138 @@
+/*
+ * storing.c - what reaches the storage by itself and on request, and what is said of what does not.
+ */
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "actor.h"
+#include "report.h"
+#include "shell.h"
+#include "ways.h"
+
+#define PAGE 4096
+#define SIZE (4 * PAGE)
+#define RW (PROT_READ | PROT_WRITE)
+
+/* Files that are cached, and so not stored before a release returns. */
+static struct actor *start(const char *const *args, const char *name)
+{
+	char zeros[SIZE] = "";
+	int fd;
+
+	if (!mnt.dir[0])
+		way_start(args);
+	way_make_cached(name);
+	fd = openat(mnt.backing_fd, name, O_WRONLY | O_CLOEXEC);
+	cr_assert_eq(write(fd, zeros, SIZE), SIZE);
+	close(fd);
+	return actor_start(name, SIZE, 0);
+}
+
+static void release_page(struct actor *dev, off_t off, int byte)
+{
+	actor_ok(dev, ACQUIRE, 0, SIZE, RW);
+	actor_ok(dev, STORE, off, PAGE, byte);
+	actor_ok(dev, RELEASE, 0, SIZE, 0);
+}
+
+static int stored(const char *name, off_t off)
+{
+	int fd = openat(mnt.backing_fd, name, O_RDONLY | O_CLOEXEC);
+	unsigned char byte = 0;
+
+	cr_assert_eq(pread(fd, &byte, 1, off), 1);
+	close(fd);
+	return byte;
+}
+
+static void wait_for_stored(const char *name, off_t off, int byte)
+{
+	const struct timespec pause = { .tv_nsec = 5000000 };
+	time_t end = time(NULL) + WAY_SECONDS - 20;
+
+	while (stored(name, off) != byte) {
+		cr_assert_lt(time(NULL), end, "%s was not stored", name);
+		nanosleep(&pause, NULL);
+	}
+}
+
+/* ---- by age ---- */
+
+EACH_WAY_BARE(storing, what_a_device_released_outlives_the_daemon_once_it_is_old)
+{
+	static const char *const args[] = { "--device", "sim:8M", "--device-age", "0.05", NULL };
+	struct actor *dev = start(args, "f");
+
+	release_page(dev, PAGE, 'd');
+	wait_for_stored("f", PAGE, 'd');
+	mnt_crash(&mnt);
+	cr_assert_eq(stored("f", PAGE), 'd');
+	actor_kill(dev);
+	both_close();
+	mnt_stop(&mnt);
+}
+
+EACH_WAY_BARE(storing, devices_have_the_age_of_others_unless_told)
+{
+	static const char *const args[] = { "--device", "sim:8M", "--writeback-age", "0.05", NULL };
+	struct actor *dev = start(args, "f");
+
+	release_page(dev, 0, 'd');
+	wait_for_stored("f", 0, 'd');
+	actor_end(dev);
+}
+
+/* ---- on request ---- */
+
+static const char *const later[] = { "--device", "sim:8M", "--writeback-age", "3600", NULL };
+
+EACH_WAY_BARE(storing, what_is_only_on_devices_is_counted_and_flushed_with_the_mount)
+{
+	struct actor *dev = start(later, "f");
+	int fd;
+
+	release_page(dev, PAGE, 'd');
+	cr_assert_eq(stored("f", PAGE), 0);
+	cr_assert_eq(STATUS("only_on_devices_bytes"), PAGE);
+	cr_assert_eq(STATUS("dirty_bytes"), PAGE);
+	fd = openat(both_root[ON_MOUNT], "g", O_CREAT | O_RDWR, 0644);
+	cr_assert_eq(write(fd, "w", 1), 1);
+	shell_ok(mnt.path, "\"$GAIA\" flush .");
+	cr_assert_eq(stored("f", PAGE), 'd');
+	cr_assert_eq(stored("g", 0), 'w');
+	cr_assert_eq(STATUS("dirty_bytes"), 0);
+	close(fd);
+	actor_end(dev);
+}
+
+EACH_WAY_BARE(storing, a_file_and_a_directory_are_flushed_with_what_devices_released)
+{
+	struct actor *f = start(later, "f"), *g;
+	struct shell_result r;
+
+	cr_assert_eq(mkdirat(mnt.backing_fd, "d", 0755), 0);
+	g = start(NULL, "d/g");
+	release_page(f, 0, '1');
+	release_page(g, 0, '1');
+	shell_ok(mnt.path, "\"$GAIA\" flush f");
+	cr_assert_eq(stored("f", 0), '1');
+	cr_assert_eq(stored("d/g", 0), 0);
+	release_page(f, 0, '2');
+	shell_ok(mnt.path, "\"$GAIA\" flush -r d");
+	cr_assert_eq(stored("d/g", 0), '1');
+	cr_assert_eq(stored("f", 0), '1');
+	shell_ok(mnt.path, "mkfifo pipe && \"$GAIA\" flush -r .");
+	cr_assert_eq(stored("f", 0), '2');
+	/* All of a directory only if it is asked for. */
+	r = shell_run(mnt.path, 30, "\"$GAIA\" flush d");
+	cr_assert_eq(r.status, 1);
+	cr_assert(strstr(r.err, "-r"), "%s", r.err);
+	shell_free(&r);
+	actor_end(f);
+	actor_end(g);
+}
