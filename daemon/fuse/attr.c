@@ -9,6 +9,12 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+/* Those that mean something, and that a write by others clears. */
+static mode_t set_id_bits(mode_t mode)
+{
+	return mode & (mode & S_IXGRP ? S_ISUID | S_ISGID : S_ISUID);
+}
+
 ino_t attr_ino(const struct fs *fs, dev_t dev, ino_t ino)
 {
 	/* The mount shows one device: files of others below the source get numbers of their own. */
@@ -17,11 +23,36 @@ ino_t attr_ino(const struct fs *fs, dev_t dev, ino_t ino)
 	return ino;
 }
 
+bool attr_mounted_with(struct inode *inode, unsigned long flag)
+{
+	int fd;
+	struct statvfs st;
+
+	if (inode->fs->source_flags & flag)
+		return false;
+	fd = inode_fd_get(inode);
+	if (fd < 0 || fstatvfs(fd, &st))
+		st.f_flag = flag;
+	if (fd >= 0)
+		inode_fd_put(inode);
+	return st.f_flag & flag;
+}
+
+/* What is mounted below the source without set-id bits or device files gets none by being seen through our mount. */
+static void keep_from_rights(struct inode *inode, struct stat *st)
+{
+	if (S_ISREG(st->st_mode) && set_id_bits(st->st_mode) && attr_mounted_with(inode, ST_NOSUID))
+		st->st_mode &= ~set_id_bits(st->st_mode);
+	if ((S_ISCHR(st->st_mode) || S_ISBLK(st->st_mode)) && attr_mounted_with(inode, ST_NODEV))
+		st->st_rdev = 0; /* no device's number: ENXIO */
+}
+
 void attr_mend(struct inode *inode, struct stat *st)
 {
 	struct cfile *f;
 
 	st->st_ino = attr_ino(inode->fs, st->st_dev, st->st_ino);
+	keep_from_rights(inode, st);
 	if (inode->type != S_IFREG || !contents_cached(inode) || contents_get(inode, &f))
 		return;
 	cfile_fix_stat(f, st);
@@ -131,12 +162,6 @@ static int set_owner(fuse_req_t req, int fd, const struct stat *attr, int to_set
 	gid_t gid = to_set & FUSE_SET_ATTR_GID ? attr->st_gid : (gid_t)-1;
 
 	return AS_CALLER_MAY(req, fchownat(fd, "", uid, gid, AT_EMPTY_PATH));
-}
-
-/* Those that mean something, and that a write by others clears. */
-static mode_t set_id_bits(mode_t mode)
-{
-	return mode & (mode & S_IXGRP ? S_ISUID | S_ISGID : S_ISUID);
 }
 
 /* Where storing clears set-id bits, what was written before they are set is stored before. */

@@ -81,7 +81,7 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 #endif
 	conn->max_background = most_background(fs);
 	conn->congestion_threshold = CONGESTED;
-	fs->config.ready(fs->config.arg);
+	conn->max_read = fs->options.max_read; /* libfuse insists that both say the same */
 }
 
 static const struct fuse_lowlevel_ops ops = {
@@ -190,9 +190,12 @@ int fs_create(const struct fs_config *config, struct fs **out)
 	fs->privileged = !geteuid() && !setgroups(0, NULL);
 	umask(0);
 
-	err = mount_resolve(fs); /* logs */
+	err = mount_options_parse(config->options, &fs->options); /* logs */
 	if (err)
 		goto free_fs;
+	err = mount_resolve(fs); /* logs */
+	if (err)
+		goto free_options;
 	err = supervisor_start(fs); /* logs */
 	if (err)
 		goto close_source;
@@ -220,6 +223,8 @@ close_source:
 	close(fs->source_fd);
 	free(fs->source);
 	free(fs->mountpoint);
+free_options:
+	free(fs->options.rest);
 free_fs:
 	pthread_mutex_destroy(&fs->interrupts.lock);
 	pthread_cond_destroy(&fs->nothing_handed);
@@ -390,5 +395,6 @@ void fs_destroy(struct fs *fs)
 	pthread_mutex_destroy(&fs->lock);
 	free(fs->source);
 	free(fs->mountpoint);
+	free(fs->options.rest);
 	free(fs);
 }

@@ -228,9 +228,9 @@ int inode_table_init(struct fs *fs)
 	struct stat st;
 	int fd, err;
 
-	fd = openat(fs->source_fd, ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+	fd = mount_open_source(fs);
 	if (fd < 0)
-		return -errno;
+		return fd;
 	err = identify(fd, "", &st, &key);
 	if (!err)
 		err = inode_init(&fs->root, fs, fd, st.st_mode, &key);

@@ -134,6 +134,14 @@ struct handle {
 	LIST_ENTRY(handle) link; /* fs->lock */
 };
 
+/* What -o says: see mount_options.c. */
+struct mount_options {
+	char *rest;	   /* for libfuse and the kernel, comma separated */
+	bool noatime;	   /* reading leaves access times below as they are */
+	bool nodiratime;   /* of directories only */
+	unsigned max_read; /* bytes, the largest READ; 0: as the kernel likes */
+};
+
 /* What the supervisor is to know: memory that it shares. Zero until there is a mount. */
 struct supervised {
 	char mounted_as[PATH_MAX]; /* before the numbers */
@@ -222,6 +230,7 @@ struct interrupts {
 struct fs {
 	/* Constant after fs_serve(). */
 	struct fs_config config;
+	struct mount_options options;
 	char *source, *mountpoint;
 	struct fuse_session *session;
 	struct cache *cache;
@@ -236,6 +245,7 @@ struct fs {
 	const char *not_auto; /* why not, if it was to */
 	atomic_bool complained; /* of a file that it could not */
 	int source_fd;	    /* locks the source; -1 */
+	unsigned long source_flags; /* ST_NOSUID, ST_NODEV, ST_NOEXEC as the source is mounted */
 	unsigned max_fds;   /* of inodes: above it idle ones are closed */
 	unsigned most_fds;  /* of inodes that cannot be closed: above it only the owners of the mount make more */
 	struct log_pace fds_pace;
@@ -445,6 +455,8 @@ int attr_read(struct inode *inode, int fd, struct stat *st);
 void attr_mend(struct inode *inode, struct stat *st);
 /* attr_mend()'s part that concerns a number read from a directory. */
 ino_t attr_ino(const struct fs *fs, dev_t dev, ino_t ino);
+/* Whether its file below is on a mount with @flag of statvfs(2), and the source's own mount is not. */
+bool attr_mounted_with(struct inode *inode, unsigned long flag);
 
 /* As a write by who has no privilege does; the kernel leaves it to us. */
 int attr_clear_set_id(struct inode *inode);
@@ -600,6 +612,11 @@ bool hand_over(struct fs *fs, const void *request, size_t size);
 /* Until all have been carried out. When nobody receives any more. */
 void hand_wait(struct fs *fs);
 
+/* ---- mount_options.c ---- */
+
+/* @text: as after -o. On success out->rest is to be freed. Logs. */
+int mount_options_parse(const char *text, struct mount_options *out);
+
 /* ---- mount.c ---- */
 
 /*
@@ -607,6 +624,8 @@ void hand_wait(struct fs *fs);
  * what to do.
  */
 int mount_resolve(struct fs *fs);
+/* The descriptor (O_PATH) of the source below which all of its files are opened, or a negative errno. */
+int mount_open_source(const struct fs *fs);
 /* Make the session and mount it. Logs. */
 int mount_begin(struct fs *fs, const struct fuse_lowlevel_ops *ops);
 /* Whether our mount is what one sees at the mountpoint. */

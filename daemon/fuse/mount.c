@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +16,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
+#include <sys/statvfs.h>
 #include <sys/sysmacros.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
@@ -226,10 +228,36 @@ static int wait_for_lock(struct fs *fs, char **where)
 	return 0;
 }
 
+/*
+ * File systems whose files are the kernel's answers: a length of 0, other bytes at each read, effects of a write. Caching
+ * these is wrong.
+ */
+static const char *kernel_file_system(int fd)
+{
+	static const struct {
+		unsigned long magic;
+		const char *name;
+	} kinds[] = {
+		{ PROC_SUPER_MAGIC, "proc" }, { SYSFS_MAGIC, "sysfs" }, { CGROUP_SUPER_MAGIC, "cgroup" },
+		{ CGROUP2_SUPER_MAGIC, "cgroup2" }, { DEBUGFS_MAGIC, "debugfs" }, { TRACEFS_MAGIC, "tracefs" },
+		{ SECURITYFS_MAGIC, "securityfs" }, { SELINUX_MAGIC, "selinuxfs" }, { DEVPTS_SUPER_MAGIC, "devpts" },
+		{ BPF_FS_MAGIC, "bpf" }, { EFIVARFS_MAGIC, "efivarfs" }, { PSTOREFS_MAGIC, "pstore" },
+		{ BINFMTFS_MAGIC, "binfmt_misc" }, { NSFS_MAGIC, "nsfs" },
+		{ 0x62656570, "configfs" }, { 0x65735543, "fusectl" },
+	};
+	struct statfs st;
+
+	for (size_t i = 0; !fstatfs(fd, &st) && i < ARRAY_LEN(kinds); i++)
+		if ((unsigned long)st.f_type == kinds[i].magic)
+			return kinds[i].name;
+	return NULL;
+}
+
 /* The source is ours alone: two caches of one directory would not know of each other. */
 static int lock_source(struct fs *fs)
 {
 	char *where = NULL;
+	const char *kind;
 	int err;
 
 	fs->source_fd = open(fs->source, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -238,6 +266,14 @@ static int lock_source(struct fs *fs)
 		log_error("%s: %s; gaiafs must be able to read what it mounts", fs->source,
 			  strerror(-err));
 		return err;
+	}
+	kind = kernel_file_system(fs->source_fd);
+	if (kind) {
+		log_error("%s: cannot be cached: the files of %s are answers of the kernel, not stored; mount another directory",
+			  fs->source, kind);
+		close(fs->source_fd);
+		fs->source_fd = -1;
+		return -EINVAL;
 	}
 	err = wait_for_lock(fs, &where);
 	if (!err)
@@ -257,6 +293,7 @@ static int lock_source(struct fs *fs)
 
 int mount_resolve(struct fs *fs)
 {
+	struct statvfs st;
 	int err = -EINVAL;
 
 	fs->source = resolve(fs->config.source);
@@ -275,6 +312,8 @@ int mount_resolve(struct fs *fs)
 	err = lock_source(fs);
 	if (err)
 		goto free_mountpoint;
+	/* A user's mount is `nosuid,nodev` whatever he asks for. */
+	fs->source_flags = geteuid() || fstatvfs(fs->source_fd, &st) ? ST_NOSUID | ST_NODEV : st.f_flag;
 	return 0;
 
 free_mountpoint:
@@ -282,6 +321,30 @@ free_mountpoint:
 free_source:
 	free(fs->source);
 	return err;
+}
+
+int mount_open_source(const struct fs *fs)
+{
+	struct mount_attr quiet = { .attr_set = (fs->options.noatime ? MOUNT_ATTR_NOATIME : 0) |
+						(fs->options.nodiratime ? MOUNT_ATTR_NODIRATIME : 0),
+				    /* One of several ways of keeping access times, which have this mask. */
+				    .attr_clr = fs->options.noatime ? MOUNT_ATTR__ATIME : 0 };
+	int fd;
+
+	/*
+	 * A clone of the source's mount that nobody else sees, since what is passed through has its access times kept or
+	 * not by the mount that the file below was opened on.
+	 */
+	if (quiet.attr_set && !geteuid()) {
+		fd = open_tree(fs->source_fd, "", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH | AT_RECURSIVE);
+		if (fd >= 0 && !mount_setattr(fd, "", AT_EMPTY_PATH | AT_RECURSIVE, &quiet, sizeof(quiet)))
+			return fd;
+		log_warn("%s: cannot be mounted without access times (%s): reading changes them", fs->source, strerror(errno));
+		if (fd >= 0)
+			close(fd);
+	}
+	fd = openat(fs->source_fd, ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+	return fd < 0 ? -errno : fd;
 }
 
 /* ---- libfuse's messages ---- */
@@ -382,10 +445,22 @@ static int check_fuse(void)
 	return 0;
 }
 
+/*
+ * Set-id bits and device files mean what they mean in the source. Not left to who mounts: mount(8) takes `suid` and
+ * `dev` out of what it passes on, and libfuse without them says `nosuid,nodev`.
+ */
+static int add_rights(const struct fs *fs, char **options)
+{
+	return fuse_opt_add_opt(options, fs->source_flags & ST_NOSUID ? "nosuid" : "suid") ||
+	       fuse_opt_add_opt(options, fs->source_flags & ST_NODEV ? "nodev" : "dev") ||
+	       (fs->source_flags & ST_NOEXEC && fuse_opt_add_opt(options, "noexec"));
+}
+
 static int make_session(struct fs *fs, const struct fuse_lowlevel_ops *ops)
 {
+	const struct mount_options *o = &fs->options;
 	struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
-	char *options = NULL, *fsname = NULL;
+	char *options = NULL, *fsname = NULL, max_read[32];
 	int err = -ENOMEM;
 
 	/* First what the user may override, then what not. */
@@ -393,10 +468,15 @@ static int make_session(struct fs *fs, const struct fuse_lowlevel_ops *ops)
 		fsname = NULL;
 		goto out;
 	}
+	snprintf(max_read, sizeof(max_read), "max_read=%u", o->max_read);
 	if (fuse_opt_add_opt(&options, "subtype=gaiafs") ||
 	    fuse_opt_add_opt_escaped(&options, fsname) ||
 	    (fs->privileged && fuse_opt_add_opt(&options, "allow_other")) ||
-	    (fs->config.options[0] && fuse_opt_add_opt(&options, fs->config.options)) ||
+	    (!geteuid() && add_rights(fs, &options)) ||
+	    (o->rest[0] && fuse_opt_add_opt(&options, o->rest)) ||
+	    (o->noatime && fuse_opt_add_opt(&options, "noatime")) ||
+	    (o->nodiratime && fuse_opt_add_opt(&options, "nodiratime")) ||
+	    (o->max_read && fuse_opt_add_opt(&options, max_read)) ||
 	    fuse_opt_add_opt(&options, "default_permissions") ||
 	    fuse_opt_add_arg(&args, "gaiafs") || fuse_opt_add_arg(&args, "-o") ||
 	    fuse_opt_add_arg(&args, options))

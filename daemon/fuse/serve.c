@@ -109,10 +109,22 @@ static size_t next_request(struct fs *fs, void *buf, ssize_t (*by)(struct fs *fs
 	return n < 0 || fs->stopping ? 0 : (size_t)n;
 }
 
+/* INIT has been answered. After a refusal, which libfuse has explained, every call on the mount would fail. */
+static void session_begun(struct fs *fs)
+{
+	if (!fuse_session_exited(fs->session)) {
+		fs->config.ready(fs->config.arg);
+		return;
+	}
+	fs->over = true;
+	fs->config.ended(fs->config.arg);
+}
+
 void serve_request(struct fs *fs, void *bytes, size_t size)
 {
 	struct fuse_buf buf = { .mem = bytes, .size = size };
 	const struct fuse_in_header *in = bytes;
+	bool init;
 
 	/* Not for libfuse, which would look for the request under a lock of the session's, at each request. */
 	if (in->opcode == FUSE_INTERRUPT) {
@@ -120,7 +132,10 @@ void serve_request(struct fs *fs, void *bytes, size_t size)
 		return;
 	}
 	look_at(&buf);
+	init = in->opcode == FUSE_INIT;
 	fuse_session_process_buf(fs->session, &buf);
+	if (init)
+		session_begun(fs);
 }
 
 static ssize_t receive_as_spare(struct fs *fs, int fd, void *buf, size_t size)

@@ -10,6 +10,7 @@
 #include <linux/xattr.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 #include <sys/xattr.h>
 
 #define ACL_ACCESS "system.posix_acl_access"
@@ -91,6 +92,9 @@ void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 		n = getxattr(fd_path(fd).text, name, buf, size);
 		if (n < 0)
 			n = -errno;
+		/* As set-id bits: see attr.c. */
+		else if (!strcmp(name, XATTR_NAME_CAPS) && attr_mounted_with(inode, ST_NOSUID))
+			n = -ENODATA;
 		inode_fd_put(inode);
 	}
 	reply_bytes(req, buf, n, size);

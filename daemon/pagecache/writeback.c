@@ -536,7 +536,7 @@ static struct chunk *due(struct cache *c)
 	return chunk_due(c, atomic_load(&c->n_dirty) > c->frames.budget / 2 ? 0 : c->age_ns);
 }
 
-/* The lists' reference to it has come to an end. */
+/* Taken off a list, as due: it goes back to those where it belongs. The caller's reference ends. */
 static void visited(struct chunk *ch)
 {
 	struct cache *c = ch->file->cache;

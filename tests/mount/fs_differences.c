@@ -13,7 +13,6 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "child.h"
@@ -195,40 +194,31 @@ EACH_WAY_BARE(fs_differences, of_a_file_that_is_written_anybody_may_change_the_o
 	SAME_CLOSE(fd);
 }
 
-static void make_dangerous(void)
+/* "File handles" */
+EACH_WAY(fs_differences, file_handles_are_good_while_the_kernel_knows_the_file)
 {
-	SAME_OK(mknodat(at, "null", S_IFCHR | 0666, makedev(1, 3)));
+	struct {
+		struct file_handle head;
+		unsigned char bytes[MAX_HANDLE_SZ];
+	} h[2];
+	int fd[2], mount_id;
+
+	need_root("file handles");
+	make_file("f");
 	for (int side = 0; side < 2; side++) {
-		shell_ok(side == ON_MOUNT ? mnt.path : plain_dir, "cp /usr/bin/id . && chmod 755 id");
-		cr_assert_eq(fchownat(both_root[side], "id", ALICE, ALICE, 0), 0);
-		cr_assert_eq(fchmodat(both_root[side], "id", 04755, 0), 0);
+		h[side].head.handle_bytes = MAX_HANDLE_SZ;
+		if (name_to_handle_at(both_root[side], "f", &h[side].head, &mount_id, 0))
+			WAY_SKIP("file handles: %s", strerror(errno));
 	}
-}
-
-/* "Set-id programs and devices" */
-EACH_WAY_BARE(fs_differences, setid_programs_and_devices_need_a_mount_option)
-{
-	need_root("set-id programs");
-	way_start(NULL);
-	make_dangerous();
-	shell_ok(mnt.path, "test \"$(./id -u)\" = 0");
-	cr_assert_eq(openat(both_root[ON_MOUNT], "null", O_WRONLY), -1);
-	cr_assert_eq(errno, EACCES);
-	cr_assert_eq(faccessat(both_root[ON_PLAIN], "null", F_OK, 0), 0);
-}
-
-EACH_WAY_BARE(fs_differences, setid_programs_and_devices_work_with_it)
-{
-	static const char *const args[] = { "-o", "suid,dev", NULL };
-	int fd;
-
-	need_root("set-id programs");
-	way_start(args);
-	make_dangerous();
-	shell_ok(mnt.path, "test \"$(./id -u)\" = %u", ALICE);
-	fd = openat(both_root[ON_MOUNT], "null", O_WRONLY);
-	cr_assert_geq(fd, 0, "%s", strerror(errno));
-	close(fd);
+	SAME_FD_OK(fd, open_by_handle_at(at, &h[side].head, O_RDONLY));
+	SAME_CLOSE(fd);
+	way_unmount();
+	way_remount();
+	fd[ON_PLAIN] = open_by_handle_at(both_root[ON_PLAIN], &h[ON_PLAIN].head, O_RDONLY);
+	cr_assert_geq(fd[ON_PLAIN], 0);
+	close(fd[ON_PLAIN]);
+	cr_assert_eq(open_by_handle_at(both_root[ON_MOUNT], &h[ON_MOUNT].head, O_RDONLY), -1);
+	cr_assert_eq(errno, ESTALE);
 }
 
 /* "O_APPEND" */
