@@ -20,6 +20,7 @@
 #include "base/fault.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/notify.h"
 #include "base/quota.h"
 #include "base/util.h"
 #include "control/control.h"
@@ -54,6 +55,7 @@ struct daemon {
 	uv_async_t news; /* ready or ended has been set */
 	uv_signal_t signal[3];
 	uv_work_t ending_work;
+	bool told;   /* whoever waits for it: the mount is live */
 	bool ending;
 	atomic_bool ready, ended;
 };
@@ -128,6 +130,13 @@ static void tell_parent(struct daemon *d)
 		log_debug("the parent is gone: %s", strerror(errno));
 	close(d->parent);
 	d->parent = -1;
+}
+
+static void tell_ready(struct daemon *d)
+{
+	d->told = true;
+	tell_parent(d);
+	notify_manager("READY=1\nSTATUS=mounted");
 }
 
 /* ---- putting together ---- */
@@ -438,6 +447,7 @@ static void begin_end(struct daemon *d)
 	if (d->ending)
 		return;
 	d->ending = true;
+	notify_manager("STOPPING=1\nSTATUS=storing what is left");
 	if (uv_queue_work(&d->loop, &d->ending_work, end_work, end_done))
 		bug("uv_queue_work");
 }
@@ -446,8 +456,8 @@ static void on_news(uv_async_t *async)
 {
 	struct daemon *d = container_of(async, struct daemon, news);
 
-	if (d->ready)
-		tell_parent(d);
+	if (d->ready && !d->told)
+		tell_ready(d);
 	if (d->ended)
 		begin_end(d);
 }

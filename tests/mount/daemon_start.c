@@ -3,11 +3,15 @@
  */
 #include <fcntl.h>
 #include <limits.h>
+#include <poll.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mount.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -241,6 +245,73 @@ ON_TOP(a_second_mount_on_the_same_place_is_refused)
 	cr_assert_not_null(strstr(r.err, "other"), "\"%s\"", r.err);
 	shell_free(&r);
 	shell_ok(top, "test \"$(cat other/f)\" = text && \"$GAIA\" umount other");
+}
+
+/* As the unit does it where its file says nothing of a source. */
+ON_TOP(source_and_mount_point_may_be_the_same_directory)
+{
+	shell_ok(top, "mkdir 'a b' && echo x > 'a b/f' && \"$GAIAFS\" -- 'a b' './a b' && echo y > 'a b/g'");
+	shell_ok(top, "grep -c ' %s/a.040b .* fuse.gaiafs ' /proc/self/mountinfo && \"$GAIA\" umount -- 'a b' && "
+		      "test \"$(cat 'a b/f' 'a b/g')\" = \"x\ny\"", top);
+}
+
+/* ---- the service manager ---- */
+
+static void heard(int manager, const char *what)
+{
+	char text[256];
+	struct pollfd p = { .fd = manager, .events = POLLIN };
+	ssize_t n;
+
+	cr_assert_eq(poll(&p, 1, WAY_SECONDS * 1000), 1, "not told of \"%s\"", what);
+	n = recv(manager, text, sizeof(text) - 1, 0);
+	cr_assert_gt(n, 0);
+	text[n] = '\0';
+	cr_assert_eq(strncmp(text, what, strlen(what)), 0, "told \"%s\", not \"%s\"", text, what);
+}
+
+static void manager_is_told(bool abstract)
+{
+	struct sockaddr_un at = { .sun_family = AF_UNIX };
+	int manager = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0), size;
+	char name[PATH_MAX + 32];
+
+	size = snprintf(name, sizeof(name), "%s%s/manager", abstract ? "@" : "", top);
+	cr_assert_lt((size_t)size, sizeof(at.sun_path));
+	memcpy(at.sun_path, name, (size_t)size);
+	if (abstract)
+		at.sun_path[0] = '\0';
+	cr_assert_eq(bind(manager, (struct sockaddr *)&at, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + size)), 0);
+	setenv("NOTIFY_SOCKET", name, 1);
+	way_bare_writeback();
+	way_start(NULL);
+	unsetenv("NOTIFY_SOCKET");
+	heard(manager, "READY=1\n");
+	both_close();
+	kill(mnt.daemon, SIGTERM);
+	heard(manager, "STOPPING=1\n");
+	cr_assert_eq(mnt_wait(&mnt), 0);
+	close(manager);
+}
+
+ON_TOP(the_service_manager_is_told_of_start_and_end)
+{
+	manager_is_told(false);
+}
+
+ON_TOP(the_service_manager_may_have_an_abstract_socket)
+{
+	manager_is_told(true);
+}
+
+/* Nobody listens: a word, and on it goes. */
+ON_TOP(a_service_manager_that_is_gone_keeps_nobody_from_mounting)
+{
+	struct shell_result r = shell_run(top, 60, "NOTIFY_SOCKET=%s/nobody \"$GAIAFS\" dir other && "
+					  "test \"$(cat other/f)\" = text && \"$GAIA\" umount other", top);
+
+	cr_assert_eq(r.status, 0, "%s", r.err);
+	shell_free(&r);
 }
 
 /* Leaves the mount of a daemon that was killed, and had no supervisor. */

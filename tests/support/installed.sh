@@ -18,12 +18,12 @@ meson install -C "$build" --no-rebuild --quiet --destdir "$dir/root" > "$dir/log
 	exit 1
 }
 find "$dir/root" ! -type d | sed "s,^$dir/root,," | sort > "$dir/list"
-for file in bin/gaiafs bin/gaia sbin/mount.gaiafs sbin/umount.fuse.gaiafs include/gaia/client.h include/gaia/cuda.h \
+for file in bin/gaiafs bin/gaia sbin/mount.gaiafs sbin/mount.fuse.gaiafs sbin/umount.fuse.gaiafs include/gaia/client.h include/gaia/cuda.h \
 	/libgaiaclient.so /libgaiaclient.so.0 pkgconfig/gaiaclient.pc gaiafs@.service; do
 	grep -q "/$file\$" "$dir/list" || grep -q "$file\$" "$dir/list" || fail "$file is missing"
 done
 if command -v scdoc > /dev/null; then
-	for page in gaiafs.8 mount.gaiafs.8 gaia.1 gaiaclient.3 gaia_mmap.3 gaia_acquire_on.3; do
+	for page in gaiafs.8 mount.gaiafs.8 umount.fuse.gaiafs.8 gaia.1 gaiaclient.3 gaia_mmap.3 gaia_acquire_on.3; do
 		grep -q "/$page\$" "$dir/list" || fail "man page $page is missing"
 	done
 fi

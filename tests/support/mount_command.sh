@@ -40,6 +40,7 @@ for helper in mount.gaiafs umount.fuse.gaiafs; do
 	sed "s,'[^']*/bin/,'$dir/bin/," "$build/mount-helpers/$helper" > "/usr/sbin/$helper"
 	chmod +x "/usr/sbin/$helper"
 done
+ln -s mount.gaiafs /usr/sbin/mount.fuse.gaiafs
 
 # How many gaiafs mounts stand on mnt.
 mounts() {
@@ -69,6 +70,32 @@ umount mnt || fail "umount failed"
 cmp want src/file || fail "umount returned before everything was stored"
 [ "$(mounts)" -eq 0 ] || fail "still mounted after umount"
 
+# The options that mount(8) strips, and those that libfuse does not know.
+mount -t gaiafs -o device=none,suid,dev,strictatime,lazytime,noacl src mnt || fail "mount -o suid,dev,strictatime,lazytime,noacl failed"
+rights() { findmnt -no VFS-OPTIONS -T "$1" | tail -n 1 | tr , '\n' | grep -xE 'nosuid|nodev' || true; }
+[ "$(rights mnt)" = "$(rights "$dir")" ] || fail "mount -o suid,dev: the mount is $(rights mnt)"
+
+# A remount, by the type that mount(8) sees and by fstab's: what the kernel decides changes, and the rest is named.
+writable() { : 2> /dev/null >> mnt/file; }
+exec 5>> mnt/file
+! mount -o remount,ro mnt 2> err || fail "remount,ro succeeded while a file is open for writing"
+exec 5>&-
+mount -o remount,ro mnt 2> err || fail "remount,ro failed: $(cat err)"
+! writable || fail "remount,ro: it can be written"
+mount -o remount,rw,nosuid mnt || fail "remount,rw failed"
+writable || fail "remount,rw: it cannot be written"
+grep -q " $dir/mnt [^-]*nosuid" /proc/self/mountinfo || fail "remount,nosuid has no effect"
+echo "$dir/src $dir/mnt gaiafs device=none,home=16M 0 0" > fstab
+mount -T fstab -o remount,ro "$dir/mnt" 2> err || fail "a remount by fstab failed: $(cat err)"
+! writable || fail "a remount by fstab: it can be written"
+grep -q 'stay as they are: device home' err || fail "a remount does not say what it does not change: $(cat err)"
+[ "$(mounts)" -eq 1 ] || fail "a remount has mounted it once more"
+umount mnt || fail "umount after a remount failed"
+mount -t gaiafs -o device=none,noatime src mnt
+mount -o remount,ro mnt || fail "remount,ro of a noatime mount failed"
+grep -q " $dir/mnt [^-]*noatime" /proc/self/mountinfo || fail "a remount took noatime away"
+umount mnt
+
 # A line of fstab, and mount -a, which knows what is mounted already.
 echo "$dir/src $dir/mnt gaiafs device=\"sim:8M,count=2\",home=16M,transport=dev,nofail,x-systemd.requires=x 0 0" > fstab
 mount -T fstab "$dir/mnt" 2> err || fail "mounting by fstab failed: $(cat err)"
@@ -86,6 +113,13 @@ umount -l mnt || fail "umount -l failed"
 [ "$(mounts)" -eq 0 ] || fail "still mounted after umount -l"
 exec 5<&-
 ended "$pid"
+
+# A device that is named and not there is an error, and nothing becomes one in its place.
+! mount -t gaiafs -o device=cuda:1000 src mnt 2> err || fail "a device that is not there was taken"
+grep -q 'cuda' err || fail "a device that is not there: the reason does not name it: $(cat err)"
+echo "$dir/src $dir/mnt gaiafs device=cuda:1000 0 0" > fstab
+! mount -T fstab "$dir/mnt" 2> err || fail "fstab: a device that is not there was taken"
+[ "$(mounts)" -eq 0 ] || fail "a device that is not there: mounted all the same"
 
 # What cannot be mounted fails with a reason.
 ! mount -t gaiafs missing mnt 2> err || fail "mounting a missing directory succeeded"

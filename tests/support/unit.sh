@@ -1,0 +1,35 @@
+#!/bin/sh
+# unit.sh BUILD - the systemd unit, as systemd-analyze sees it; and the command that it starts.
+set -eu
+
+build=$1
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+fail() {
+	echo "unit: $*" >&2
+	exit 1
+}
+
+unit=$build/mount-helpers/gaiafs@.service
+says() { grep -qxF "$1" "$unit" || fail "no line \"$1\""; }
+says 'Type=notify'
+says 'Restart=on-abnormal'
+says 'After=%i.mount'
+# systemd takes ${SOURCE} for one word, and $SOURCE for as many as there are blanks.
+# shellcheck disable=SC2016 # its variables
+grep -q '^ExecStart=.*gaiafs --foreground \$OPTIONS -- \${SOURCE} %f$' "$unit" || fail "ExecStart does not take SOURCE as one word"
+
+if ! command -v systemd-analyze > /dev/null; then
+	echo "skipped: systemd-analyze is not installed"
+	exit 77
+fi
+mkdir "$dir/bin" "$dir/units"
+ln -s "$build/daemon/gaiafs" "$build/client/gaia" "$dir/bin/"
+sed "s,=/[^ ]*/bin/,=$dir/bin/," "$unit" > "$dir/units/gaiafs@.service"
+for instance in srv-data 'mnt-my\x20data'; do
+	# Other units that it looks at are none of ours.
+	SYSTEMD_LOG_LEVEL=warning systemd-analyze verify --man=no "$dir/units/gaiafs@$instance.service" > "$dir/out" 2>&1 ||
+		fail "systemd-analyze verify: $(cat "$dir/out")"
+	! grep -F "$dir/units" "$dir/out" >&2 || fail "systemd-analyze verify complains"
+	! grep 'gaiafs@' "$dir/out" >&2 || fail "systemd-analyze verify complains"
+done
