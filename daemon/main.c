@@ -44,6 +44,7 @@ struct daemon {
 	struct device **device; /* ends with NULL */
 	unsigned n_devices;
 	struct quota *quota;
+	uint64_t home_bytes;
 	uint64_t chosen_home;	/* 0: its size was said */
 	struct memory_limit memory; /* if not */
 	struct fs *fs;
@@ -54,6 +55,7 @@ struct daemon {
 	uv_loop_t loop;
 	uv_async_t news; /* ready or ended has been set */
 	uv_signal_t signal[3];
+	unsigned n_signals;
 	uv_work_t ending_work;
 	bool told;   /* whoever waits for it: the mount is live */
 	bool ending;
@@ -300,10 +302,24 @@ static void warn_of_old_kernel(const struct daemon *d)
 			 u.release);
 }
 
+static void describe(const struct daemon *d)
+{
+	log_debug("gaiafs " GAIA_VERSION " (libfuse %s), process %d: %s on %s, --cpu-cache %s, storage: %s", fs_libfuse(), (int)getpid(),
+		  fs_source(d->fs), fs_mountpoint(d->fs), fs_cpu_cache(d->fs), d->storage_io);
+	log_debug("home: %llu MiB; dirty for %llu ms is stored", (unsigned long long)d->home_bytes >> 20,
+		  (unsigned long long)d->options.writeback_age_ms);
+	for (unsigned i = 0; i < d->n_devices; i++)
+		log_debug("device %u: %s, %llu MiB", i, d->device[i]->name, (unsigned long long)d->device[i]->capacity >> 20);
+	for (unsigned i = 0; i < QUOTA_COUNT; i++)
+		log_debug("each user may have %u %s, all together %u", quota_use(d->quota, i).each, quota_name(i),
+			  quota_use(d->quota, i).users);
+}
+
 static void on_ready(void *arg)
 {
 	struct daemon *d = arg;
 
+	describe(d);
 	/* Nobody can ask for it before. */
 	json_object_set_new(d->mount, "cpu_cache", json_string(fs_cpu_cache(d->fs)));
 	if (fs_not_auto(d->fs))
@@ -396,6 +412,7 @@ static int start_cache(struct daemon *d)
 	};
 	int err = cache_create(&config, &d->cache);
 
+	d->home_bytes = config.home_bytes;
 	if (err)
 		log_error("the page cache cannot start: %s", strerror(-err));
 	/* They take memory beside home. A few of the largest of each user's must have room. */
@@ -431,7 +448,9 @@ static void end_work(uv_work_t *work)
 {
 	struct daemon *d = container_of(work, struct daemon, ending_work);
 
+	log_debug("ending: %s is unmounted", fs_mountpoint(d->fs));
 	fs_unmount(d->fs); /* logs; what could not be stored is tried again */
+	log_debug("ending: waiting for calls that are under way");
 	fs_quiesce(d->fs);
 }
 
@@ -462,6 +481,16 @@ static void on_news(uv_async_t *async)
 		begin_end(d);
 }
 
+/* SIGHUP says that the terminal has gone. In the background there is none, and under nohup(1) it is not to matter. */
+static bool ends_on(const struct daemon *d, int number)
+{
+	struct sigaction now;
+
+	if (number != SIGHUP)
+		return true;
+	return d->options.foreground && !sigaction(SIGHUP, NULL, &now) && now.sa_handler != SIG_IGN;
+}
+
 static void on_signal(uv_signal_t *handle, int number)
 {
 	log_info("%s: ending", strsignal(number));
@@ -473,16 +502,22 @@ static void start_loop(struct daemon *d)
 	if (uv_loop_init(&d->loop) || uv_async_init(&d->loop, &d->news, on_news))
 		bug("libuv does not start");
 	for (size_t i = 0; i < ARRAY_LEN(end_signals); i++) {
-		d->signal[i].data = d;
-		if (uv_signal_init(&d->loop, &d->signal[i]) ||
-		    uv_signal_start(&d->signal[i], on_signal, end_signals[i]))
+		uv_signal_t *handle = &d->signal[d->n_signals];
+
+		if (!ends_on(d, end_signals[i])) {
+			signal(end_signals[i], SIG_IGN);
+			continue;
+		}
+		handle->data = d;
+		if (uv_signal_init(&d->loop, handle) || uv_signal_start(handle, on_signal, end_signals[i]))
 			bug("libuv does not take signals");
+		d->n_signals++;
 	}
 }
 
 static void stop_loop(struct daemon *d)
 {
-	for (size_t i = 0; i < ARRAY_LEN(end_signals); i++)
+	for (unsigned i = 0; i < d->n_signals; i++)
 		uv_close((uv_handle_t *)&d->signal[i], NULL);
 	uv_close((uv_handle_t *)&d->news, NULL);
 	uv_run(&d->loop, UV_RUN_DEFAULT);
@@ -532,8 +567,10 @@ static int stop(struct daemon *d)
 		control_destroy(d->control);
 	if (d->fs)
 		fs_stop(d->fs);
+	log_debug("ending: storing what is left");
 	if (d->cache && cache_sync_all(d->cache, NULL))
 		err = fs_store_rest(d->fs); /* logs */
+	log_debug("ending: %s", err ? "not everything is stored" : "everything is stored");
 	if (d->cache)
 		cache_destroy(d->cache);
 	else

@@ -17,6 +17,8 @@
 #include "pagecache/cache.h"
 
 #define DEFAULT_AGE_S 5
+/* More than any machine has: a slip of the keyboard. */
+#define SIM_MAX (4ull << 40)
 
 static const char help[] =
 	"usage: gaiafs [options] DIR                 mount DIR over itself\n"
@@ -91,7 +93,7 @@ static int parse_off(const char *text, bool *off)
 static int parse_sim_key(const char *key, struct sim_config *sim, uint64_t *count)
 {
 	if (!strncmp(key, "bandwidth=", 10))
-		return parse_size(key + 10, &sim->bandwidth);
+		return parse_size(key + 10, &sim->bandwidth) ? -EINVAL : 0;
 	if (!strncmp(key, "latency=", 8))
 		return parse_latency(key + 8, &sim->latency_ns);
 	if (!strncmp(key, "peers=", 6))
@@ -101,7 +103,7 @@ static int parse_sim_key(const char *key, struct sim_config *sim, uint64_t *coun
 	if (!strncmp(key, "count=", 6)) {
 		int err = parse_size(key + 6, count);
 
-		return !err && (!*count || *count > CACHE_MAX_DEVICES) ? -ERANGE : err;
+		return err == -ERANGE || (!err && (!*count || *count > CACHE_MAX_DEVICES)) ? -ERANGE : err;
 	}
 	return -ENOENT;
 }
@@ -120,15 +122,19 @@ static int parse_sim(struct options *o, const char *text)
 	word = strsep(&rest, ",");
 	if (*word) {
 		err = parse_size(word + 1, &sim->capacity);
-		if (err || sim->capacity < GAIA_CHUNK) {
-			log_error("--device sim%s: \"%s\" is not a size of at least 2M", text,
-				  word + 1);
+		if (err || sim->capacity < GAIA_CHUNK || sim->capacity > SIM_MAX) {
+			log_error("--device sim%s: \"%s\" is not a size from 2M to %lluT", text, word + 1,
+				  SIM_MAX >> 40);
 			err = -EINVAL;
 			goto out;
 		}
 	}
 	while ((word = strsep(&rest, ","))) {
 		err = parse_sim_key(word, sim, &count);
+		if (err == -ERANGE) {
+			log_error("--device sim%s: \"%s\": from 1 to %u devices", text, word, CACHE_MAX_DEVICES);
+			goto out;
+		}
 		if (err) {
 			log_error("--device sim%s: \"%s\" is not count=N, bandwidth=SIZE, "
 				  "latency=MICROSECONDS, peers=on|off or readonly=on|off", text, word);
@@ -188,9 +194,9 @@ static int parse_home(struct options *o, const char *text)
 {
 	int err = parse_size(text, &o->home_bytes);
 
-	if (!err && o->home_bytes >= CACHE_HOME_MIN)
+	if (!err && o->home_bytes >= CACHE_HOME_MIN && o->home_bytes <= CACHE_HOME_MAX)
 		return 0;
-	log_error("--home %s: not a size of at least %lluM", text, CACHE_HOME_MIN >> 20);
+	log_error("--home %s: not a size from %lluM to %lluT", text, CACHE_HOME_MIN >> 20, CACHE_HOME_MAX >> 40);
 	return -EINVAL;
 }
 

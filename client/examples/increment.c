@@ -17,14 +17,20 @@ static void increment(unsigned char *p, size_t n)
 
 int main(int argc, char **argv)
 {
-	int fd = open(argc == 2 ? argv[1] : "", O_RDWR);
+	int fd = argc == 2 ? open(argv[1], O_RDWR) : -1;
 	struct stat st;
 	unsigned char *p;
 
-	if (fd < 0 || fstat(fd, &st) < 0 || st.st_size == 0) {
+	if (argc != 2) {
 		fprintf(stderr, "usage: increment FILE (not empty, on a gaiafs mount)\n");
 		return 2;
 	}
+	if (fd < 0 || fstat(fd, &st) < 0) {
+		perror(argv[1]);
+		return 1;
+	}
+	if (st.st_size == 0)
+		return 0;
 	p = gaia_mmap(st.st_size, PROT_READ | PROT_WRITE, fd, 0, 0);
 	if (p == MAP_FAILED) {
 		perror("gaia_mmap");

@@ -79,6 +79,34 @@ static int usage(const char *fmt, ...)
 	return EXIT_USAGE;
 }
 
+/* What is no regular file, nor, if @or_directory, a directory: said without opening it. */
+static int check_kind(const char *path, bool or_directory)
+{
+	const char *kind = NULL;
+	struct stat st;
+
+	if (stat(path, &st))
+		return fail_on(path, -errno);
+	switch (st.st_mode & S_IFMT) {
+	case S_IFDIR:
+		kind = or_directory ? NULL : "a directory";
+		break;
+	case S_IFIFO:
+		kind = "a FIFO";
+		break;
+	case S_IFSOCK:
+		kind = "a socket";
+		break;
+	case S_IFCHR:
+	case S_IFBLK:
+		kind = "a device file";
+		break;
+	}
+	if (!kind)
+		return EXIT_OK;
+	return fail("%s: %s; this is for regular files%s", path, kind, or_directory ? " and directories" : ", whose contents are cached");
+}
+
 /* ---- reports ---- */
 
 /* All of a descriptor's text, NUL-terminated, to be freed; or NULL. */
@@ -152,6 +180,8 @@ static int report_command(const struct args *a, unsigned what)
 	char *text;
 	int fd, err;
 
+	if (check_kind(a->path, what == GAIA_REPORT_STATUS))
+		return EXIT_FAILED;
 	fd = open(a->path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 	if (fd < 0)
 		return fail_on(a->path, -errno);
@@ -317,6 +347,8 @@ static int evict_command(const struct args *a)
 	struct gaia_ioc_devices io = { 0 };
 	int fd, err, status = EXIT_OK;
 
+	if (check_kind(a->path, false))
+		return EXIT_FAILED;
 	fd = open(a->path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 	if (fd < 0)
 		return fail_on(a->path, -errno);
@@ -466,11 +498,11 @@ int main(int argc, char **argv)
 	if (argc < 2)
 		return usage("a command is missing");
 	for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
-		if (!strcmp(argv[i], "--help")) {
+		if (!strcmp(argv[i], "--help") || (i == 1 && (!strcmp(argv[i], "-h") || !strcmp(argv[i], "help")))) {
 			fputs(usage_text, stdout);
 			return EXIT_OK;
 		}
-		if (!strcmp(argv[i], "--version")) {
+		if (!strcmp(argv[i], "--version") || (i == 1 && !strcmp(argv[i], "-V"))) {
 			puts("gaia " GAIA_VERSION);
 			return EXIT_OK;
 		}

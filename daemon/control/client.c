@@ -762,6 +762,7 @@ static bool take_hello(struct client *c, const struct gaia_msg *msg)
 	TAILQ_REMOVE(&ctl->pending, c, link);
 	ctl->n_pending--;
 	c->welcome = true;
+	log_debug("client: process %d of user %u has connected", (int)c->pid, (unsigned)c->uid);
 	welcome.key = c->key;
 	return client_send(c, &welcome, NULL, 0, &seq) == 0;
 }
@@ -988,6 +989,7 @@ void client_end(struct client *c)
 	(void)fault_point("client.before_end");
 	uv_close((uv_handle_t *)&c->poll, on_client_closed);
 	if (c->welcome) {
+		log_debug("client: process %d of user %u has gone", (int)c->pid, (unsigned)c->uid);
 		pthread_mutex_lock(&ctl->lock);
 		HASH_DELETE(hh, ctl->clients, c);
 		pthread_mutex_unlock(&ctl->lock);

@@ -81,6 +81,8 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 #endif
 	conn->max_background = most_background(fs);
 	conn->congestion_threshold = CONGESTED;
+	log_debug("the kernel speaks FUSE %u.%u; it may have %u requests of its own under way", conn->proto_major, conn->proto_minor,
+		  conn->max_background);
 	conn->max_read = fs->options.max_read; /* libfuse insists that both say the same */
 }
 

@@ -6,6 +6,7 @@
  */
 #include "fuse/internal.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
@@ -55,13 +56,13 @@ static void unescape(char *s)
 }
 
 /*
- * The mount that matches, as /proc/self/mountinfo has it: the topmost at @path, or, without
+ * The mount that matches, as @table (a process's mountinfo) has it: the topmost at @path, or, without
  * a path, any gaiafs of @source. -ENOENT if there is none. Does not touch the mount, which
  * may be dead.
  */
-static int find_mount(const char *path, const char *source, struct mount_entry *out, char **where)
+static int find_mount_in(const char *table, const char *path, const char *source, struct mount_entry *out, char **where)
 {
-	FILE *file = fopen("/proc/self/mountinfo", "re");
+	FILE *file = fopen(table, "re");
 	char *line = NULL;
 	size_t room = 0;
 	int err = -ENOENT;
@@ -89,6 +90,11 @@ static int find_mount(const char *path, const char *source, struct mount_entry *
 	free(line);
 	fclose(file);
 	return err;
+}
+
+static int find_mount(const char *path, const char *source, struct mount_entry *out, char **where)
+{
+	return find_mount_in("/proc/self/mountinfo", path, source, out, where);
 }
 
 /* For users other than root. */
@@ -196,6 +202,73 @@ static bool is_inside(const char *path, const char *dir)
 	return !strncmp(path, dir, n) && (path[n] == '/' || dir[n - 1] == '/') && path[n];
 }
 
+static void name_process(pid_t pid, char name[32])
+{
+	char path[64];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/comm", (int)pid);
+	file = fopen(path, "re");
+	if (!file || fscanf(file, "%31[^\n]", name) != 1)
+		strcpy(name, "?");
+	if (file)
+		fclose(file);
+}
+
+/* A process in whose mount namespace @source is mounted; 0: none that we may look into. */
+static pid_t find_holder(const char *source)
+{
+	DIR *proc = opendir("/proc");
+	struct mount_entry entry;
+	struct dirent *e;
+	pid_t holder = 0;
+	char table[64];
+
+	while (proc && !holder && (e = readdir(proc))) {
+		snprintf(table, sizeof(table), "/proc/%.20s/mountinfo", e->d_name);
+		if (e->d_name[0] >= '1' && e->d_name[0] <= '9' && !find_mount_in(table, NULL, source, &entry, NULL))
+			holder = atoi(e->d_name);
+	}
+	if (proc)
+		closedir(proc);
+	return holder;
+}
+
+/* The process that has locked the source; 0: it cannot be seen. */
+static pid_t find_locker(int source_fd)
+{
+	FILE *file = fopen("/proc/locks", "re");
+	unsigned long long ino;
+	unsigned major, minor;
+	pid_t pid, locker = 0;
+	char line[256];
+	struct stat st;
+
+	while (file && !locker && !fstat(source_fd, &st) && fgets(line, sizeof(line), file))
+		if (sscanf(line, "%*d: FLOCK %*s %*s %d %x:%x:%llu", &pid, &major, &minor, &ino) == 4 && ino == st.st_ino &&
+		    major == major(st.st_dev) && minor == minor(st.st_dev) && pid > 0)
+			locker = pid;
+	if (file)
+		fclose(file);
+	return locker;
+}
+
+/* Its mount here is gone. Looked for once: it takes all processes' tables. */
+static void say_who_goes_on(const struct fs *fs)
+{
+	pid_t holder = find_holder(fs->source), daemon = find_locker(fs->source_fd);
+	char name[32];
+
+	if (!holder) {
+		log_info("%s: waiting for the gaiafs that was mounted before to store "
+			 "its last data", fs->source);
+		return;
+	}
+	name_process(holder, name);
+	log_info("%s: waiting for the gaiafs that was mounted before: another mount namespace (of process %d, %s) has a copy of the "
+		 "mount; `kill %d`, its daemon, stores everything and ends it there, too", fs->source, (int)holder, name, (int)daemon);
+}
+
 /*
  * Whether the lock on the source was had; -EBUSY if not. A daemon whose mount is gone holds
  * it while it stores the last data: that is waited for.
@@ -220,8 +293,7 @@ static int wait_for_lock(struct fs *fs, char **where)
 			*where = NULL;
 		}
 		if (!said_so)
-			log_info("%s: waiting for the gaiafs that was mounted before to store "
-				 "its last data", fs->source);
+			say_who_goes_on(fs);
 		said_so = true;
 		nanosleep(&pause, NULL);
 	}
@@ -282,7 +354,8 @@ static int lock_source(struct fs *fs)
 		log_error("%s: already mounted by gaiafs on %s; `gaia umount %s` ends that",
 			  fs->source, where, where);
 	else if (err == -EBUSY)
-		log_error("%s: in use by another gaiafs, or locked by another program", fs->source);
+		log_error("%s: in use by another gaiafs, or locked by another program (process %d)", fs->source,
+			  (int)find_locker(fs->source_fd));
 	else
 		log_error("%s: cannot be locked: %s", fs->source, strerror(-err));
 	free(where);

@@ -55,7 +55,7 @@ int cache_create(const struct cache_config *config, struct cache **out)
 	struct cache *c;
 	int err;
 
-	if (config->home_bytes < CACHE_HOME_MIN || config->n_devices > CACHE_MAX_DEVICES)
+	if (config->home_bytes < CACHE_HOME_MIN || config->home_bytes > CACHE_HOME_MAX || config->n_devices > CACHE_MAX_DEVICES)
 		return -EINVAL;
 	c = calloc(1, sizeof(*c));
 	if (!c)

@@ -96,6 +96,7 @@ struct cache_config {
 };
 
 #define CACHE_HOME_MIN (8ull << 20)
+#define CACHE_HOME_MAX (4ull << 40) /* numbers of frames have 32 bits, and twins and dirty pages may take as much again */
 #define CACHE_DEVICE_PERCENT 75u
 #define CACHE_MAX_DEVICES 254u /* an owner fits a byte */
 #define CACHE_MAX_MAPPINGS 65535u /* of one file: all may hold a page for writing, see page_replica */

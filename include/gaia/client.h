@@ -22,6 +22,8 @@
  *    stays acquired, for writing if one of them was for that; each release publishes what was written until then. So
  *    threads may work on neighbouring ranges, which share a page, and what one wrote another's release may publish.
  *  - Memory outside an acquired range must not be touched: it may be gone (SIGSEGV).
+ *  - A file takes device memory by 2 MiB: of each such part of it that is acquired, however little. So 128 small files fill
+ *    a device of 256 MiB, and to acquire more of them at a time fails with ENOMEM; put many small things into one file.
  *  - A mapping never makes a file longer. Bytes past its end in the last page read as
  *    zero, and what is stored there is dropped on release.
  *

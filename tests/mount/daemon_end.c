@@ -193,6 +193,27 @@ EACH_WAY(daemon_end, gaia_umount_everywhere_ends_copies_of_the_mount)
 	child_kill(container);
 }
 
+/* It would wait for a minute, and not know for what. */
+Test(daemon_end, the_next_mount_says_at_once_who_has_a_copy_of_the_last, .init = way_init_writeback, .fini = way_clean_up,
+     .timeout = WAY_SECONDS)
+{
+	pid_t container;
+	int status;
+
+	write_and_close();
+	container = start_container();
+	cr_assert_eq(umount2(mnt.path, UMOUNT_NOFOLLOW), 0, "%s", strerror(errno));
+	/* It goes on when that one has gone. */
+	shell_ok(mnt.dir, "mkdir next && \"$GAIAFS\" '%s' next 2> said & trap 'kill %d' EXIT; "
+		 "until grep 'process %d, ' said | grep -q 'kill %d'; do kill -0 $! && sleep 0.01 || exit; done; "
+		 "kill %d; trap - EXIT; wait $! && test -e next/f && \"$GAIA\" umount next && rm said && rmdir next",
+		 mnt.backing, container, container, mnt.daemon, container);
+	child_kill(container);
+	status = mnt_wait(&mnt);
+	cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "wait status %x", status);
+	backing_holds("f", want, SIZE);
+}
+
 /* The kernel gives the number of a mount that has ended to the next one, here in the same place. */
 EACH_WAY(daemon_end, what_is_mounted_there_later_stays)
 {

@@ -100,7 +100,11 @@ ON_TOP(bad_usage_is_one_line)
 	refused("sim:abc", "--device sim:abc dir");
 	refused("sim:1M", "--device sim:1M dir");
 	refused("nonsense", "--device sim,nonsense=1 dir");
-	refused("count", "--device sim,count=0 dir");
+	refused("from 1 to 254", "--device sim,count=0 dir");
+	refused("from 1 to 254", "--device sim,count=255 dir");
+	refused("from 1 to 254", "--device sim,count=99999999999999T dir");
+	refused("to 4T", "--device sim:100T dir");
+	refused("to 4T", "--home 999999T dir");
 	refused("peers", "--device sim,peers=some dir");
 	refused("readonly", "--device sim,readonly=some dir");
 	refused("gpu", "--device gpu dir");
@@ -253,6 +257,73 @@ ON_TOP(source_and_mount_point_may_be_the_same_directory)
 	shell_ok(top, "mkdir 'a b' && echo x > 'a b/f' && \"$GAIAFS\" -- 'a b' './a b' && echo y > 'a b/g'");
 	shell_ok(top, "grep -c ' %s/a.040b .* fuse.gaiafs ' /proc/self/mountinfo && \"$GAIA\" umount -- 'a b' && "
 		      "test \"$(cat 'a b/f' 'a b/g')\" = \"x\ny\"", top);
+}
+
+/* How it is made, and what it does: see main.c. */
+ON_TOP(the_log_level_debug_says_what_is_mounted)
+{
+	struct shell_result r = shell_run(top, 60, "\"$GAIAFS\" --log-level debug --home 16M --device sim:8M --cpu-cache writeback "
+					  "--storage-io buffered dir other && \"$GAIA\" umount other");
+	char both[2 * PATH_MAX + 64];
+
+	cr_assert_eq(r.status, 0, "%s", r.err);
+	snprintf(both, sizeof(both), "%s/dir on %s/other, --cpu-cache writeback", top, top);
+	cr_assert_not_null(strstr(r.err, both), "no \"%s\" in \"%s\"", both, r.err);
+	cr_assert_not_null(strstr(r.err, "home: 16 MiB"), "\"%s\"", r.err);
+	cr_assert_not_null(strstr(r.err, "sim0, 8 MiB"), "\"%s\"", r.err);
+	cr_assert_not_null(strstr(r.err, "FUSE 7."), "\"%s\"", r.err);
+	shell_free(&r);
+}
+
+/* ---- SIGHUP ---- */
+
+static void start_with(bool background)
+{
+	struct mnt_options o = { .background = background };
+
+	cr_assert_eq(mnt_start(&mnt, &o), 0, "cannot mount");
+}
+
+ON_TOP(a_hangup_ends_what_is_in_the_foreground)
+{
+	signal(SIGHUP, SIG_DFL); /* whoever runs the tests */
+	start_with(false);
+	kill(mnt.daemon, SIGHUP);
+	cr_assert_eq(mnt_wait(&mnt), 0);
+}
+
+/* A signal that is ignored does nothing, however long one waits; those that are handled are in /proc. */
+static bool is_ignored(pid_t pid, int number)
+{
+	char line[256];
+	unsigned long long mask = 0;
+	FILE *f;
+
+	snprintf(line, sizeof(line), "/proc/%d/status", pid);
+	f = fopen(line, "re");
+	cr_assert_not_null(f);
+	while (fgets(line, sizeof(line), f))
+		if (sscanf(line, "SigIgn: %llx", &mask) == 1)
+			break;
+	fclose(f);
+	return mask >> (number - 1) & 1;
+}
+
+ON_TOP(a_hangup_means_nothing_in_the_background)
+{
+	start_with(true);
+	cr_assert(is_ignored(mnt.daemon, SIGHUP));
+	kill(mnt.daemon, SIGHUP);
+	shell_ok(mnt.path, "echo text > f");
+	cr_assert_eq(mnt_unmount(&mnt), 0);
+}
+
+ON_TOP(a_hangup_means_nothing_under_nohup)
+{
+	signal(SIGHUP, SIG_IGN);
+	start_with(false);
+	cr_assert(is_ignored(mnt.daemon, SIGHUP));
+	cr_assert_eq(mnt_unmount(&mnt), 0);
 }
 
 /* ---- the service manager ---- */

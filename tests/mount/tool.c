@@ -171,5 +171,28 @@ EACH_WAY_BARE(tool, bad_usage_is_one_line)
 	refused(1, "umount /nowhere");
 	refused(1, "umount f");
 	refused(1, "umount /");
-	shell_ok("/", "\"$GAIA\" --help | grep -q usage && \"$GAIA\" --version > /dev/null");
+	shell_ok("/", "for h in -h --help help; do \"$GAIA\" $h | grep -q usage || exit; done && "
+		      "test \"$(\"$GAIA\" -V)\" = \"$(\"$GAIA\" --version)\"");
+}
+
+static void says_kind(const char *args, const char *kind)
+{
+	struct shell_result r = shell_run(mnt.path, 30, "\"$GAIA\" %s", args);
+
+	cr_assert_eq(r.status, 1, "gaia %s: status %d", args, r.status);
+	cr_assert(strstr(r.err, kind), "gaia %s: no \"%s\" in \"%s\"", args, kind, r.err);
+	shell_free(&r);
+}
+
+EACH_WAY_BARE(tool, what_is_no_regular_file_is_called_what_it_is)
+{
+	start();
+	cr_assert_eq(mkfifoat(both_root[ON_MOUNT], "fifo", 0644), 0);
+	cr_assert_eq(mkdirat(both_root[ON_MOUNT], "d", 0755), 0);
+	says_kind("residency fifo", "a FIFO");
+	says_kind("residency d", "a directory");
+	says_kind("evict d", "a directory");
+	says_kind("status fifo", "a FIFO");
+	says_kind("residency /dev/null", "a device file");
+	shell_ok(mnt.path, "\"$GAIA\" status d > /dev/null");
 }

@@ -82,6 +82,11 @@ exec 5>> mnt/file
 exec 5>&-
 mount -o remount,ro mnt 2> err || fail "remount,ro failed: $(cat err)"
 ! writable || fail "remount,ro: it can be written"
+# The examples tell why a file cannot be had.
+! "$build/client/examples/increment" mnt/file 2> err || fail "increment has changed a file of a read-only mount"
+grep -q 'mnt/file: Read-only' err || fail "increment does not say that the mount is read-only: $(cat err)"
+! setpriv --reuid=65534 --clear-groups "$build/client/examples/increment" "$dir/mnt/file" 2> err || fail "increment has changed another's file"
+grep -q 'mnt/file: Permission denied' err || fail "increment does not say that it may not: $(cat err)"
 mount -o remount,rw,nosuid mnt || fail "remount,rw failed"
 writable || fail "remount,rw: it cannot be written"
 grep -q " $dir/mnt [^-]*nosuid" /proc/self/mountinfo || fail "remount,nosuid has no effect"
