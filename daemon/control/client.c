@@ -448,6 +448,8 @@ struct asked_client {
 	struct client *client;
 	struct revocation *next, *end; /* to be sent next; one beyond the last */
 	struct revocation *first;
+	uint64_t deadline_ns; /* for its answers; UINT64_MAX: it has answered, or is disconnected */
+	bool extended;
 };
 
 static int by_client(const void *a, const void *b)
@@ -467,7 +469,8 @@ static struct asked_client *asked_clients(struct revocation *rev, unsigned n, un
 
 	for (unsigned i = 0; i < n; i++) {
 		if (i == 0 || rev[i].client != rev[i - 1].client)
-			list[n_clients++] = (struct asked_client){ rev[i].client, &rev[i], &rev[i], &rev[i] };
+			list[n_clients++] = (struct asked_client){ .client = rev[i].client, .next = &rev[i],
+								   .end = &rev[i], .first = &rev[i] };
 		list[n_clients - 1].end = &rev[i + 1];
 	}
 	*out = n_clients;
@@ -641,52 +644,143 @@ static void disconnect_ending(const struct revocation *rev, unsigned n, struct l
 	free(pid);
 }
 
-/* Those who have not answered all; or, of them, those who have answered nothing. */
-static void disconnect_mute(const struct asked_client *list, unsigned n, bool all)
+/* How often clients of his were mute, each MUTE_FORGET_NS since then one time less. control.lock held. */
+static unsigned mute_times(const struct mute_user *m, uint64_t now)
 {
-	bool any = false;
+	uint64_t forgotten = (now - m->since_ns) / MUTE_FORGET_NS;
 
-	for (unsigned i = 0; i < n; i++) {
-		struct client *c = list[i].client;
-		unsigned pending = 0, asked = (unsigned)(list[i].end - list[i].first);
-
-		for (const struct revocation *rev = list[i].first; rev < list[i].end; rev++)
-			pending += is_pending(rev);
-		if (!pending || (!all && pending < asked))
-			continue;
-		any = true;
-		if (log_may(&c->ctl->mute_pace))
-			log_warn("control: client %d is disconnected: it did not give up memory within %d s",
-				 (int)c->pid, (int)(REVOKE_TIMEOUT_NS / 1000000000));
-		client_disconnect(c);
-	}
-	count(CTR_revoke_timeouts, any);
+	return forgotten < m->times ? m->times - (unsigned)forgotten : 0;
 }
 
-/*
- * Until each has answered or is disconnected: one deadline for all, however many are mute. Who is asked for much
- * and answers has a little longer.
- */
+/* How long clients of @uid are waited for. */
+static uint64_t patience_with(struct control *ctl, uid_t uid)
+{
+	uint64_t timeout = REVOKE_TIMEOUT_NS;
+	struct mute_user *m;
+
+	pthread_mutex_lock(&ctl->lock);
+	HASH_FIND(hh, ctl->mute_users, &uid, sizeof(uid), m);
+	for (unsigned n = m ? mute_times(m, now_ns()) : 0; n > 0; n--)
+		timeout = MAX(timeout / MUTE_DIVISOR, MUTE_LEAST_NS);
+	pthread_mutex_unlock(&ctl->lock);
+	return timeout;
+}
+
+/* A client of @uid's was mute. An owner of the mount may have a debugger stop his clients as often as he likes. */
+static void note_mute(struct control *ctl, uid_t uid)
+{
+	struct mute_user *m, *tmp, *his = NULL;
+	uint64_t now = now_ns();
+
+	if (quota_is_owner(ctl->quota, uid))
+		return;
+	pthread_mutex_lock(&ctl->lock);
+	HASH_ITER(hh, ctl->mute_users, m, tmp) {
+		if (m->uid == uid) {
+			his = m;
+		} else if (!mute_times(m, now)) {
+			HASH_DEL(ctl->mute_users, m);
+			free(m);
+		}
+	}
+	if (!his) {
+		his = xcalloc(1, sizeof(*his));
+		his->uid = uid;
+		HASH_ADD(hh, ctl->mute_users, uid, sizeof(his->uid), his);
+	}
+	his->times = MIN(mute_times(his, now) + 1, MUTE_TIMES_MOST);
+	his->since_ns = now;
+	pthread_mutex_unlock(&ctl->lock);
+}
+
+void mute_forget(struct control *ctl)
+{
+	struct mute_user *m, *tmp;
+
+	HASH_ITER(hh, ctl->mute_users, m, tmp) {
+		HASH_DEL(ctl->mute_users, m);
+		free(m);
+	}
+}
+
+static unsigned count_pending(const struct asked_client *ac)
+{
+	unsigned pending = 0;
+
+	for (const struct revocation *rev = ac->first; rev < ac->end; rev++)
+		pending += is_pending(rev);
+	return pending;
+}
+
+/* Its time is over. Who is asked for much, and answers, has a little longer, once. Whether it is disconnected. */
+static bool lose_patience(struct asked_client *ac)
+{
+	unsigned pending = count_pending(ac), asked = (unsigned)(ac->end - ac->first);
+	struct client *c = ac->client;
+
+	if (pending && pending < asked && !ac->extended) {
+		ac->extended = true;
+		ac->deadline_ns += asked * REVOKE_EACH_NS;
+		return false;
+	}
+	ac->deadline_ns = UINT64_MAX;
+	if (!pending)
+		return false;
+	if (log_may(&c->ctl->mute_pace))
+		log_warn("control: client %d is disconnected: it did not give up memory in time (%d s, less for users whose "
+			 "clients did so before)", (int)c->pid, (int)(REVOKE_TIMEOUT_NS / 1000000000));
+	client_disconnect(c);
+	return true;
+}
+
+/* Those whose time is over. Returns when the next one's is. */
+static uint64_t disconnect_mute(struct asked_client *list, unsigned n, uint64_t now)
+{
+	uint64_t next = UINT64_MAX;
+	bool any = false;
+	uid_t *noted = xcalloc(n, sizeof(*noted));
+	unsigned n_noted = 0;
+
+	for (unsigned i = 0; i < n; i++) {
+		unsigned k = 0;
+
+		if (now >= list[i].deadline_ns && lose_patience(&list[i])) {
+			any = true;
+			/* However many of his were mute at a time. */
+			while (k < n_noted && noted[k] != list[i].client->uid)
+				k++;
+			if (k == n_noted) {
+				note_mute(list[i].client->ctl, list[i].client->uid);
+				noted[n_noted++] = list[i].client->uid;
+			}
+		}
+		next = MIN(next, list[i].deadline_ns);
+	}
+	free(noted);
+	count(CTR_revoke_timeouts, any);
+	return next;
+}
+
+/* Until each has answered or is disconnected: all of a user's have the same deadline, however many are mute. */
 static void revoke_await(struct revoke_wait *wait, struct revocation *rev, unsigned n)
 {
-	uint64_t now = now_ns(), deadline = now + REVOKE_TIMEOUT_NS, next = now + REVOKE_LOOK_NS, until;
+	uint64_t now = now_ns(), deadline = UINT64_MAX, next = now + REVOKE_LOOK_NS, until;
 	struct look look = { .pid = 0 };
 	struct asked_client *list;
-	unsigned n_clients, most = 0;
-	bool last = false;
+	unsigned n_clients;
 
 	list = asked_clients(rev, n, &n_clients);
-	for (unsigned i = 0; i < n_clients; i++)
-		most = MAX(most, (unsigned)(list[i].end - list[i].first));
+	for (unsigned i = 0; i < n_clients; i++) {
+		list[i].deadline_ns = now + patience_with(list[i].client->ctl, list[i].client->uid);
+		deadline = MIN(deadline, list[i].deadline_ns);
+	}
 	for (;;) {
 		until = revoke_send_rest(list, n_clients) ? next : MIN(next, now_ns() + REVOKE_RETRY_NS);
 		if (!revoke_wait_a_while(wait, MIN(until, deadline)))
 			break;
 		now = now_ns();
 		if (now >= deadline) {
-			disconnect_mute(list, n_clients, last);
-			deadline += most * REVOKE_EACH_NS;
-			last = true;
+			deadline = disconnect_mute(list, n_clients, now);
 		} else if (now >= next) {
 			disconnect_ending(rev, n, &look, MIN(now + REVOKE_LOOK_MOST_NS, deadline));
 			next = now + REVOKE_LOOK_NS;

@@ -280,6 +280,7 @@ void control_destroy(struct control *ctl)
 	while ((t = TAILQ_FIRST(&ctl->oldest)))
 		ticket_drop(ctl, t, true);
 	reports_forget(ctl);
+	mute_forget(ctl);
 
 	if (ctl->spare >= 0)
 		close(ctl->spare);

@@ -49,6 +49,14 @@
 #define SEND_TIMEOUT_NS 5000000000ull
 #define TRY_SEND_NS 10000000ull /* for another's message, which takes microseconds where there is room */
 #define REVOKE_TIMEOUT_NS 5000000000ull
+/*
+ * Clients of a user's were mute: from then on his clients have a fourth of the time, after the next ones again a fourth.
+ * Ten minutes forgive one time. So whose clients come back mute holds others up for seconds once, not without end.
+ */
+#define MUTE_DIVISOR 4
+#define MUTE_LEAST_NS 50000000ull
+#define MUTE_TIMES_MOST 5u
+#define MUTE_FORGET_NS 600000000000ull
 #define REVOKE_EACH_NS 250000ull /* more, for each chunk that a client is asked for, if it answers */
 /* A client maps what it is handed within microseconds, unless its driver waits for all work of a GPU. */
 #define GRANT_TIMEOUT_NS 1000000000ull
@@ -75,6 +83,15 @@ struct ticket {
 	/* control.lock. */
 	TAILQ_ENTRY(ticket) link;
 	UT_hash_handle hh;	/* by bytes.id */
+};
+
+/* A user whose clients did not give up memory in time. */
+struct mute_user {
+	uid_t uid;
+	/* control.lock. */
+	unsigned times;	   /* then; see mute_times() */
+	uint64_t since_ns; /* the last of them */
+	UT_hash_handle hh;
 };
 
 TAILQ_HEAD(client_list, client);
@@ -105,6 +122,7 @@ struct control {
 	struct ticket *tickets;
 	TAILQ_HEAD(, ticket) oldest; /* the same, in the order in which they were given out, and expire */
 	struct client *clients; /* by id */
+	struct mute_user *mute_users; /* by uid */
 	TAILQ_HEAD(, report) reports; /* that can still be read, in the order in which they were sent: see report.c */
 
 	atomic_uint n_live; /* structs client that are not freed */
@@ -218,6 +236,8 @@ int client_try_send(struct client *c, struct gaia_msg *msg, const int *fd, unsig
  * was handed, and said so too late.
  */
 int client_unanswered(struct client *c, uint64_t seq, uint32_t *out);
+/* At the end: which users' clients were mute. */
+void mute_forget(struct control *ctl);
 /* From any thread: nothing more is sent to nor taken from the client. */
 void client_disconnect(struct client *c);
 

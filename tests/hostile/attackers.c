@@ -15,6 +15,7 @@
 volatile struct shared *shared;
 struct gate ready;
 uid_t hostile_uid = NOBODY;
+const char *mute_shared = "shared";
 
 static int open_to_read(const char *name)
 {
@@ -236,7 +237,7 @@ int share_a_chunk_and_be_mute(void *arg)
 
 	(void)arg;
 	hostile_become();
-	fd = open_to_read("shared");
+	fd = open_to_read(mute_shared);
 	for (int i = 0; i < MUTE; i++)
 		p[i] = (struct pollfd){ .fd = mute_client(fd), .events = POLLIN };
 	gate_open(ready);

@@ -28,7 +28,8 @@ int connect_and_say_nothing(void *arg);
 
 #define MUTE 6
 
-int share_a_chunk_and_be_mute(void *arg); /* all of the file "shared" */
+int share_a_chunk_and_be_mute(void *arg); /* all of the file mute_shared, "shared" if nothing else is said before they start */
+extern const char *mute_shared;
 int be_mute(void *arg);			  /* of each of the files "m0" to "m5" one */
 
 #define FLOOD 200

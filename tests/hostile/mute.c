@@ -12,6 +12,7 @@
 #include "gaia/client.h"
 #include "hostile.h"
 #include "report.h"
+#include "shell.h"
 
 /* ---- clients that are mute ---- */
 
@@ -117,6 +118,57 @@ EACH_WAY_BARE(mute, clients_of_many_chunks_cost_one_timeout)
 	cr_assert_eq(gaia_munmap(held, 2 * GAIA_CHUNK), 0);
 	close(fd);
 	child_kill(pid);
+}
+
+static void evict(const char *name)
+{
+	struct shell_result r = shell_run(mnt.path, 60, "\"$GAIA\" evict %s --from device 0", name);
+
+	cr_assert_eq(r.status, 0, "%s", r.err);
+	shell_free(&r);
+}
+
+static atomic_bool evicted;
+
+static void *evict_other(void *arg)
+{
+	(void)arg;
+	evict("other");
+	evicted = true;
+	return NULL;
+}
+
+/* Beside them another user, whose clients are mute for the first time, is waited for as ever. */
+Test(mute, clients_that_come_back_are_waited_for_less, .init = way_bare_writeback, .fini = way_clean_up,
+     .timeout = WAY_SECONDS)
+{
+	static const char *const args[] = { "--device", "sim:8M", NULL };
+	pid_t pid, other;
+	pthread_t thread;
+
+	hostile_start(args);
+	close(hostile_file("shared", GAIA_CHUNK));
+	close(hostile_file("other", GAIA_CHUNK));
+	for (int times = 1; times <= 2; times++) {
+		pid = hostile_attack(share_a_chunk_and_be_mute);
+		evict("shared");
+		cr_assert_eq(STATUS("counters", "revoke_timeouts"), times);
+		cr_assert_eq(child_wait(pid), 0);
+	}
+	pid = hostile_attack(share_a_chunk_and_be_mute);
+	hostile_uid = SOMEBODY;
+	mute_shared = "other";
+	other = hostile_attack(share_a_chunk_and_be_mute);
+	shared->more = 0;
+	cr_assert_eq(pthread_create(&thread, NULL, evict_other, NULL), 0);
+	while (shared->more < MUTE)
+		usleep(1000);
+	evict("shared");
+	cr_assert_not(evicted, "both were waited for as long");
+	child_kill(other);
+	cr_assert_eq(pthread_join(thread, NULL), 0);
+	cr_assert_eq(child_wait(pid), 0);
+	way_end();
 }
 
 /* ---- and acquires behind them ---- */
