@@ -298,7 +298,7 @@ static void warn_of_old_kernel(const struct daemon *d)
 		return;
 	if (major < 6 || (major == 6 && minor < 16))
 		log_warn("Linux %s is older than 6.16: a device's release of a page that a CPU program stores to through "
-			 "a mapping at that moment may be undone; see README.md, Limits",
+			 "a mapping at that moment may be undone; see gaiafs-limits(7)",
 			 u.release);
 }
 

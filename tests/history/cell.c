@@ -314,7 +314,7 @@ static void mark_raced(struct cell *c, uint8_t kind, uint8_t other)
  * A kernel that writes through takes a write's bytes into its page before it sends them. A store to the page in
  * between may be written back before the write is sent, and then comes before it for us, and after it in the kernel's
  * copy: as long as that stays, one of the two values is there for some, and one for others. And what is sent for a
- * write(2) is what the page holds by then: a store from in between may take effect as late as that write. (README.md, Limits)
+ * write(2) is what the page holds by then: a store from in between may take effect as late as that write. (gaiafs-limits(7))
  */
 static void find_raced(struct cell *c)
 {

@@ -1,7 +1,7 @@
 /*
  * fs_differences.c - where a mount is not like the directory below, and is known not to be.
  *
- * A test for each entry of the list in README.md ("Known differences from a local directory"): one that
+ * A test for each entry of the list in gaiafs-limits(7) ("Known differences from a local directory"): one that
  * fails because the difference has gone is good news, and the entry goes, too.
  */
 #include <fcntl.h>

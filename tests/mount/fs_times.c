@@ -222,8 +222,8 @@ DEED(look_for_what_is_missing, faccessat(at, "d/missing", R_OK, 0))
 static const struct {
 	const char *name;
 	int (*deed)(int at);
-	bool reads; /* so what it does to access times is not compared: README.md, Limits */
-	bool not_back; /* with writeback it may differ: README.md, Limits */
+	bool reads; /* so what it does to access times is not compared: gaiafs-limits(7) */
+	bool not_back; /* with writeback it may differ: gaiafs-limits(7) */
 } deeds[] = {
 #define ONE(d) { .name = #d, .deed = d }
 #define READS(d) { .name = #d, .deed = d, .reads = true }

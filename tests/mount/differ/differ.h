@@ -8,7 +8,7 @@
  * end both trees, then what lies beneath the mount, extents included. main.c runs program after
  * program, and looks for the fewest steps of one that still differ.
  *
- * Left alone, since the mount differs there and may (README.md, Limits), or Linux leaves it open: access
+ * Left alone, since the mount differs there and may (gaiafs-limits(7)), or Linux leaves it open: access
  * and change times, the number of blocks, direct I/O that is not aligned, positions in directories,
  * offsets that the file system beneath cannot have.
  */
