@@ -445,7 +445,7 @@ static void cr_times_move(void (*change)(void *arg), void *arg, const char *when
 	after = look();
 	cr_assert_lt(compare_times(before.st_mtim, after.st_mtim), 0, "%s: the modification time did not move", when);
 	cr_assert_lt(compare_times(before.st_ctim, after.st_ctim), 0, "%s: the change time did not move", when);
-	/* Elsewhere reading the store may move it: README.md, Known differences. */
+	/* Elsewhere reading the store may move it: gaiafs-limits(7), known differences. */
 	if (way_is("writeback"))
 		cr_assert_eq(compare_times(before.st_atim, after.st_atim), 0, "%s: the access time moved", when);
 }
