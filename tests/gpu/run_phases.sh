@@ -62,7 +62,8 @@ unmount_it() {
 	mounted || [ -n "$daemon" ] || return 0
 	timeout -k 5 30 "$bin/gaia" umount "$work/mnt" > "$work/umount" 2>&1 < /dev/null ||
 		timeout -k 5 20 "$bin/gaia" umount --force "$work/mnt" >> "$work/umount" 2>&1 < /dev/null
-	if [ -n "$daemon" ] && ! gone "$daemon" 10; then
+	# (A rehearsal is to show what hangs, not how busy the machine is.)
+	if [ -n "$daemon" ] && ! gone "$daemon" "$([ -n "$rehearse" ] && echo 60 || echo 10)"; then
 		sweep mount
 		gone "$daemon" 5
 	fi
