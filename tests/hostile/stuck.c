@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
+#include <time.h>
 
 #include "gaia/client.h"
 #include "hostile.h"
@@ -94,6 +95,31 @@ static bool waits_for_storage(int task)
 	return (!strcmp(name, "gaia-fuse") || !strcmp(name, "gaia-read")) &&
 	       (call == SYS_openat || call == SYS_preadv || call == SYS_preadv2 || call == SYS_pread64 ||
 		call == SYS_io_uring_enter);
+}
+
+static bool print(int task)
+{
+	char name[64], call[64];
+
+	read_word(task, "comm", "%15s", name);
+	read_word(task, "syscall", "%15s", call);
+	fprintf(stderr, "%s: in system call %s\n", name, call);
+	return true;
+}
+
+/* Until all who serve wait: of as many threads is_it() says so. */
+static void wait_for_threads(bool (*is_it)(int task))
+{
+	time_t end = time(NULL) + HANG_SECONDS;
+
+	while (daemon_threads(is_it) < SERVE) {
+		if (time(NULL) >= end) {
+			daemon_threads(print);
+			cr_assert_fail("%d threads of the daemon wait, not %d; %d attackers are done",
+				       daemon_threads(is_it), SERVE, shared->more);
+		}
+		usleep(1000);
+	}
 }
 
 static pthread_t start(void *(*fn)(void *arg), long i)
@@ -359,8 +385,7 @@ static void changes_of_a_frozen_file_system_hold_up_nothing_else(void)
 	wait_until_ready(STUCK);
 	freeze();
 	open_for(attack, STUCK);
-	while (daemon_threads(waits_uninterrupted) < SERVE)
-		usleep(1000);
+	wait_for_threads(waits_uninterrupted);
 	open_for(go, 2);
 	cr_expect_eq(child_wait(root), 0, "root");
 	cr_expect_eq(child_wait(other), 0, "another user");
@@ -459,8 +484,7 @@ static void reads_that_storage_does_not_answer_hold_up_nothing_else(void)
 	wait_until_ready(READERS);
 	cr_assert(child_stop(below.daemon));
 	open_for(attack, READERS);
-	while (daemon_threads(waits_for_storage) < SERVE)
-		usleep(1000);
+	wait_for_threads(waits_for_storage);
 	open_for(go, 3);
 	for (int i = 0; i < 3; i++)
 		cr_expect_eq(child_wait(child[i]), 0, "%s", i == 2 ? "the same user" : i ? "another user" : "root");
