@@ -17,8 +17,6 @@
 #include "pagecache/cache.h"
 
 #define DEFAULT_AGE_S 5
-/* More than any machine has: a slip of the keyboard. */
-#define SIM_MAX (4ull << 40)
 
 static const char help[] =
 	"usage: gaiafs [options] DIR                 mount DIR over itself\n"
@@ -122,9 +120,9 @@ static int parse_sim(struct options *o, const char *text)
 	word = strsep(&rest, ",");
 	if (*word) {
 		err = parse_size(word + 1, &sim->capacity);
-		if (err || sim->capacity < GAIA_CHUNK || sim->capacity > SIM_MAX) {
+		if (err || sim->capacity < GAIA_CHUNK || sim->capacity > OPTIONS_SIM_MAX) {
 			log_error("--device sim%s: \"%s\" is not a size from 2M to %lluT", text, word + 1,
-				  SIM_MAX >> 40);
+				  OPTIONS_SIM_MAX >> 40);
 			err = -EINVAL;
 			goto out;
 		}

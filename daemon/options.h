@@ -44,6 +44,9 @@ enum options_result {
 /* The simulated device of who does not say how it should be. */
 #define OPTIONS_USUAL_SIM { .capacity = 256ull << 20 }
 
+/* Of one: more is a slip of the keyboard. */
+#define OPTIONS_SIM_MAX (4ull << 40)
+
 /* Also sets the level of the log. Fills *@out in each case; end with options_free(). */
 enum options_result options_parse(int argc, char **argv, struct options *out);
 void options_free(struct options *o);

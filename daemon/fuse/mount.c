@@ -234,7 +234,7 @@ static pid_t find_holder(const char *source)
 	return holder;
 }
 
-/* The process that has locked the source; 0: it cannot be seen. */
+/* The process that has locked the source; 0: it cannot be seen (another PID namespace; a file system of several devices). */
 static pid_t find_locker(int source_fd)
 {
 	FILE *file = fopen("/proc/locks", "re");
@@ -257,7 +257,7 @@ static pid_t find_locker(int source_fd)
 static void say_who_goes_on(const struct fs *fs)
 {
 	pid_t holder = find_holder(fs->source), daemon = find_locker(fs->source_fd);
-	char name[32];
+	char name[32], end[32] = "ending its daemon";
 
 	if (!holder) {
 		log_info("%s: waiting for the gaiafs that was mounted before to store "
@@ -265,8 +265,10 @@ static void say_who_goes_on(const struct fs *fs)
 		return;
 	}
 	name_process(holder, name);
+	if (daemon)
+		snprintf(end, sizeof(end), "`kill %d`, its daemon,", (int)daemon);
 	log_info("%s: waiting for the gaiafs that was mounted before: another mount namespace (of process %d, %s) has a copy of the "
-		 "mount; `kill %d`, its daemon, stores everything and ends it there, too", fs->source, (int)holder, name, (int)daemon);
+		 "mount; %s stores everything and ends it there, too", fs->source, (int)holder, name, end);
 }
 
 /*
@@ -330,6 +332,7 @@ static int lock_source(struct fs *fs)
 {
 	char *where = NULL;
 	const char *kind;
+	pid_t locker;
 	int err;
 
 	fs->source_fd = open(fs->source, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -353,9 +356,10 @@ static int lock_source(struct fs *fs)
 	if (where)
 		log_error("%s: already mounted by gaiafs on %s; `gaia umount %s` ends that",
 			  fs->source, where, where);
+	else if (err == -EBUSY && (locker = find_locker(fs->source_fd)))
+		log_error("%s: in use by process %d: another gaiafs, or a program that has locked it", fs->source, (int)locker);
 	else if (err == -EBUSY)
-		log_error("%s: in use by another gaiafs, or locked by another program (process %d)", fs->source,
-			  (int)find_locker(fs->source_fd));
+		log_error("%s: in use by another gaiafs, or locked by another program", fs->source);
 	else
 		log_error("%s: cannot be locked: %s", fs->source, strerror(-err));
 	free(where);

@@ -46,7 +46,7 @@ static void check_device(const struct device_choice *d, unsigned nth)
 		return;
 	}
 	FUZZ_CHECK(d->sim.index == nth);
-	FUZZ_CHECK(d->sim.capacity >= GAIA_CHUNK && d->sim.capacity <= INT64_MAX);
+	FUZZ_CHECK(d->sim.capacity >= GAIA_CHUNK && d->sim.capacity <= OPTIONS_SIM_MAX);
 	FUZZ_CHECK(d->sim.bandwidth <= INT64_MAX);
 	FUZZ_CHECK(d->sim.latency_ns <= 1000000000000);
 }
@@ -58,7 +58,7 @@ static void check_taken(const struct options *o)
 	FUZZ_CHECK(!o->choose_devices || !o->n_devices);
 	for (unsigned i = 0; i < o->n_devices; i++)
 		check_device(&o->device[i], i);
-	FUZZ_CHECK(!o->home_bytes || (o->home_bytes >= CACHE_HOME_MIN && o->home_bytes <= INT64_MAX));
+	FUZZ_CHECK(!o->home_bytes || (o->home_bytes >= CACHE_HOME_MIN && o->home_bytes <= CACHE_HOME_MAX));
 	FUZZ_CHECK(o->writeback_age_ms >= 1 && o->writeback_age_ms <= 86400000);
 	FUZZ_CHECK(o->device_age_ms <= 86400000);
 	FUZZ_CHECK(o->cpu_cache == FS_AUTO || o->cpu_cache == FS_WRITEBACK || o->cpu_cache == FS_WRITETHROUGH);
