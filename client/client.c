@@ -198,6 +198,7 @@ static int do_mmap(size_t length, int prot, int fd, off_t offset, int device, vo
 	m->offset = offset;
 	m->length = length;
 	m->prot = prot;
+	m->strict = found.flags & GAIA_DEVICE_STRICT && ops->protect;
 	err = mapping_reserve(m, &found);
 	if (err)
 		goto free_mapping;
@@ -309,6 +310,25 @@ static int wait_mapped(struct mapping *m, const struct gaia_ioc_range *io)
 	return io->seq ? conn_wait(m->conn, io->seq, io->unanswered) : 0;
 }
 
+static int acquire_now(struct mapping *m, struct gaia_ioc_range *io)
+{
+	const struct gaia_ioc_range asked = *io;
+	int err = range_acquire(m, io);
+
+	if (!err)
+		err = wait_mapped(m, io);
+	if (!err)
+		held_add(m, &asked);
+	atomic_thread_fence(memory_order_seq_cst);
+	return err;
+}
+
+static int release_now(struct mapping *m, struct gaia_ioc_range *io)
+{
+	atomic_thread_fence(memory_order_seq_cst);
+	return range_release(m, io);
+}
+
 int gaia_acquire(void *addr, size_t length, int prot)
 {
 	NOT_CANCELLED;
@@ -326,13 +346,7 @@ int gaia_acquire(void *addr, size_t length, int prot)
 	if (prot & ~m->prot)
 		return range_end(m, -EACCES);
 	io.prot = prot;
-	err = range_acquire(m, &io);
-	if (!err)
-		err = wait_mapped(m, &io);
-	if (!err)
-		held_add(m, &io);
-	atomic_thread_fence(memory_order_seq_cst);
-	return range_end(m, err);
+	return range_end(m, acquire_now(m, &io));
 }
 
 int gaia_release(void *addr, size_t length)
@@ -347,8 +361,7 @@ int gaia_release(void *addr, size_t length)
 	err = range_begin(addr, length, &m, &io);
 	if (err)
 		return result(err);
-	atomic_thread_fence(memory_order_seq_cst);
-	return range_end(m, range_release(m, &io));
+	return range_end(m, release_now(m, &io));
 }
 
 int gaia_sync(void *addr, size_t length)
@@ -416,10 +429,11 @@ int gaia_acquire_on(void *addr, size_t length, int prot, struct CUstream_st *str
 	err = range_begin(addr, length, &m, &io);
 	if (err)
 		return result(err);
-	if (!m->ops->queue)
-		return range_end(m, -ENOTSUP);
 	if (prot & ~m->prot)
 		return range_end(m, -EACCES);
+	io.prot = prot;
+	if (!m->ops->queue) /* all that was queued has been done */
+		return range_end(m, acquire_now(m, &io));
 	err = pin_range(m, &io, prot);
 	if (err)
 		return range_end(m, err);
@@ -445,6 +459,6 @@ int gaia_release_on(void *addr, size_t length, struct CUstream_st *stream)
 	if (err)
 		return result(err);
 	if (!m->ops->queue)
-		return range_end(m, -ENOTSUP);
+		return range_end(m, release_now(m, &io));
 	return range_end(m, m->ops->queue(m, &io, true, stream));
 }

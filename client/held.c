@@ -1,10 +1,12 @@
 /*
  * held.c - which pages each mapping holds, as far as this library knows.
  *
- * The daemon counts holds. Here they are counted only where somebody looks at them: with GAIA_DEBUG=1, which has mistakes
- * reported on stderr. A count changes when the daemon has answered.
+ * The daemon counts holds. Here they are counted only where somebody looks at them: on a strict device, whose pages a
+ * program can touch while they are held only; and with GAIA_DEBUG=1, which has mistakes reported on stderr. A count changes
+ * when the daemon has answered.
  */
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +20,12 @@
 
 struct held_chunk {
 	uint16_t n[GAIA_CHUNK_PAGES];	/* acquires not yet released */
+	bool writes[GAIA_CHUNK_PAGES];	/* one of these was for writing, or one before them that they overlapped */
+
+	/* Strict mappings. */
+	bool placed;	/* the chunk is there */
+	bool lax;	/* ... and all of it can be touched: the process has no more mappings to give */
+	int prot;	/* placed: what may be had of it */
 };
 
 /* Pages of a mapping, from m->base. */
@@ -54,29 +62,9 @@ static uint16_t *count_of(const struct mapping *m, uint64_t page)
 	return &m->held[page / GAIA_CHUNK_PAGES].n[page % GAIA_CHUNK_PAGES];
 }
 
-static size_t table_bytes(const struct mapping *m)
+static bool *writes_of(const struct mapping *m, uint64_t page)
 {
-	return m->span / GAIA_CHUNK * sizeof(struct held_chunk);
-}
-
-int held_init(struct mapping *m)
-{
-	void *table;
-
-	if (!is_debugging())
-		return 0;
-	/* For all that it reserves; most of that is never touched. */
-	table = mmap(NULL, table_bytes(m), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (table == MAP_FAILED)
-		return -ENOMEM;
-	m->held = table;
-	return 0;
-}
-
-void held_end(struct mapping *m)
-{
-	if (m->held)
-		munmap(m->held, table_bytes(m));
+	return &m->held[page / GAIA_CHUNK_PAGES].writes[page % GAIA_CHUNK_PAGES];
 }
 
 /* ---- reports ---- */
@@ -164,7 +152,144 @@ __attribute__((destructor)) static void at_exit(void)
 	pthread_mutex_unlock(&gaia_lock);
 }
 
+/* What the program has for SIGSEGV. */
+static struct sigaction next_handler;
+
+static void report_fault(char *addr)
+{
+	struct mapping *m = mapping_find(addr, 1);
+	uint64_t page;
+	bool held;
+
+	if (!m)
+		return;
+	page = (uint64_t)(addr - m->base) / GAIA_PAGE;
+	if (m->strict) {
+		pthread_mutex_lock(&gaia_lock);
+		held = *count_of(m, page) != 0;
+		pthread_mutex_unlock(&gaia_lock);
+		report(m, (struct pages){ page, page + 1 },
+		       held ? "are stored to, and held for reading only" : "are touched, and not held");
+	}
+	mapping_put(m);
+}
+
+/* The thread was in the program's code, and holds no lock of ours. */
+static void on_fault(int sig, siginfo_t *info, void *context)
+{
+	int err = errno;
+
+	report_fault(info->si_addr);
+	errno = err;
+	if (next_handler.sa_flags & SA_SIGINFO)
+		next_handler.sa_sigaction(sig, info, context);
+	else if (next_handler.sa_handler == SIG_DFL || next_handler.sa_handler == SIG_IGN)
+		sigaction(SIGSEGV, &next_handler, NULL); /* it faults again */
+	else
+		next_handler.sa_handler(sig);
+}
+
+static void watch_faults(void)
+{
+	struct sigaction ours = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK };
+
+	sigaction(SIGSEGV, NULL, &next_handler);
+	ours.sa_flags |= next_handler.sa_flags & SA_NODEFER;
+	sigaction(SIGSEGV, &ours, NULL);
+}
+
+/* ---- strict devices ---- */
+
+/* What a page of a strict mapping is to allow, or -1: that cannot be changed. */
+static int access_of(const struct mapping *m, uint64_t page)
+{
+	const struct held_chunk *h = &m->held[page / GAIA_CHUNK_PAGES];
+
+	if (!h->placed || h->lax)
+		return -1;
+	if (!*count_of(m, page))
+		return PROT_NONE;
+	return h->prot & (*writes_of(m, page) ? ~0 : ~PROT_WRITE);
+}
+
+/* These chunks have all access from now on. Each is a mapping of its own, so this takes no more of them. */
+static void let_all(struct mapping *m, uint64_t first, uint64_t last)
+{
+	static bool said;
+
+	for (uint64_t k = first; k <= last; k++) {
+		m->held[k].lax = true;
+		m->ops->protect(m, k * GAIA_CHUNK_PAGES, (k + 1) * GAIA_CHUNK_PAGES, m->held[k].prot);
+	}
+	if (!said)
+		dprintf(STDERR_FILENO, "gaia: this process has no mappings left (vm.max_map_count): parts of files on the "
+				       "simulated device can be touched without an acquire\n");
+	said = true;
+}
+
+/* Let the program touch pages [p.a, p.b) as far as they are held, in as few calls as possible. The lock is held. */
+static void protect(struct mapping *m, struct pages p)
+{
+	uint64_t end;
+
+	for (uint64_t at = p.a; m->strict && at < p.b; at = end) {
+		int prot = access_of(m, at);
+
+		for (end = at + 1; end < p.b && access_of(m, end) == prot; end++)
+			;
+		if (prot >= 0 && m->ops->protect(m, at, end, prot))
+			let_all(m, at / GAIA_CHUNK_PAGES, (end - 1) / GAIA_CHUNK_PAGES);
+	}
+}
+
+void held_placed(struct mapping *m, uint64_t first, unsigned n, int prot)
+{
+	if (!m->strict)
+		return;
+	for (unsigned k = 0; k < n; k++) {
+		m->held[first + k].placed = true;
+		m->held[first + k].lax = false;
+		m->held[first + k].prot = prot;
+	}
+	/* Some may be held already: beyond what was the end of the file. */
+	protect(m, (struct pages){ first * GAIA_CHUNK_PAGES, (first + n) * GAIA_CHUNK_PAGES });
+}
+
+void held_cleared(struct mapping *m, uint64_t first, unsigned n)
+{
+	for (unsigned k = 0; m->strict && k < n; k++)
+		m->held[first + k].placed = false;
+}
+
 /* ---- holds ---- */
+
+static size_t table_bytes(const struct mapping *m)
+{
+	return m->span / GAIA_CHUNK * sizeof(struct held_chunk);
+}
+
+int held_init(struct mapping *m)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	void *table;
+
+	if (!is_debugging() && !m->strict)
+		return 0;
+	if (is_debugging() && m->strict)
+		pthread_once(&once, watch_faults);
+	/* For all that it reserves; most of that is never touched. */
+	table = mmap(NULL, table_bytes(m), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (table == MAP_FAILED)
+		return -ENOMEM;
+	m->held = table;
+	return 0;
+}
+
+void held_end(struct mapping *m)
+{
+	if (m->held)
+		munmap(m->held, table_bytes(m));
+}
 
 void held_add(struct mapping *m, const struct gaia_ioc_range *io)
 {
@@ -173,8 +298,11 @@ void held_add(struct mapping *m, const struct gaia_ioc_range *io)
 	if (!m->held)
 		return;
 	pthread_mutex_lock(&gaia_lock);
-	for (uint64_t at = p.a; at < p.b; at++)
+	for (uint64_t at = p.a; at < p.b; at++) {
 		++*count_of(m, at);
+		*writes_of(m, at) |= (io->prot & PROT_WRITE) != 0;
+	}
+	protect(m, p);
 	pthread_mutex_unlock(&gaia_lock);
 }
 
@@ -188,8 +316,9 @@ void held_take(struct mapping *m, const struct gaia_ioc_range *io)
 	pthread_mutex_lock(&gaia_lock);
 	n = is_debugging() ? note_runs(m, p, false, runs) : 0;
 	for (uint64_t at = p.a; at < p.b; at++)
-		if (*count_of(m, at))
-			--*count_of(m, at);
+		if (!*count_of(m, at) || !--*count_of(m, at))
+			*writes_of(m, at) = false;
+	protect(m, p);
 	pthread_mutex_unlock(&gaia_lock);
 	report_runs(m, runs, n, "are released, and not held");
 }

@@ -4,7 +4,7 @@
  * connection.c keeps one connection a mount and process, with a thread that carries out what the
  * daemon says: map this chunk, give that one up. mapping.c keeps the mappings, found by
  * address (by callers) and by number (by that thread). turns.c has a thread for acquires and
- * releases that nobody waits for. held.c counts what is held, for who debugs. sim.c, and a file for each other kind of
+ * releases that nobody waits for. held.c counts what is held, where somebody looks at it. sim.c, and a file for each other kind of
  * device, do what differs between devices. client.c is the API.
  *
  * Rules
@@ -70,9 +70,12 @@ struct kind_ops {
 	int (*place)(struct mapping *m, uint64_t first, unsigned n, const int *fd, int prot);
 	/* Take away those of @n chunks from @first on that are there. Their addresses stay reserved. */
 	int (*clear)(struct mapping *m, uint64_t first, unsigned n);
+	/* Of pages [a, b) from m->base, whose chunks are there, set how the program may touch them (@prot: PROT_NONE, too).
+	 * gaia_lock is held. NULL: not possible. */
+	int (*protect)(struct mapping *m, uint64_t a, uint64_t b, int prot);
 
 	/* Have an acquire or release carried out in the order of a stream; after an error it never is. NULL:
-	 * there are no streams. */
+	 * there are no streams, and it is carried out at once. */
 	int (*queue)(struct mapping *m, const struct gaia_ioc_range *io, bool release,
 		     struct CUstream_st *stream);
 };
@@ -155,6 +158,7 @@ struct mapping {
 	size_t length;		/* as given to it */
 	uint64_t offset;	/* of addr in the file */
 	int prot;
+	bool strict;		/* pages can be touched while they are held only */
 	char *base;		/* what is reserved: whole chunks around it */
 	size_t span;
 	void *own;		/* the kind's; free(3) is enough for it */
@@ -227,11 +231,14 @@ bool turns_wait(struct mapping *m);
 /* With m->base and span set. -ENOMEM. Undone by held_end(). */
 int held_init(struct mapping *m);
 void held_end(struct mapping *m);
-/* The range was acquired, and what it needs is mapped; it was released, whether or not that failed. */
+/* The range, as it was asked for, was acquired, and what it needs is mapped; it was released, whether or not that failed. */
 void held_add(struct mapping *m, const struct gaia_ioc_range *io);
 void held_take(struct mapping *m, const struct gaia_ioc_range *io);
 /* Before it is unmapped. */
 void held_unmapped(struct mapping *m);
+/* Chunks of a strict mapping were placed, to be touched by nobody yet, and @prot at most; or are cleared now. The lock is held. */
+void held_placed(struct mapping *m, uint64_t first, unsigned n, int prot);
+void held_cleared(struct mapping *m, uint64_t first, unsigned n);
 
 /* ---- mapping.c ---- */
 

@@ -1,5 +1,6 @@
 /*
- * sim.c - memory of the simulated device, which is host memory: one memfd a chunk.
+ * sim.c - memory of the simulated device, which is host memory: one memfd a chunk. On a strict one programs can touch
+ * what they hold, and store to what they hold for writing (held.c).
  */
 #include <errno.h>
 #include <stdint.h>
@@ -48,6 +49,7 @@ static int clear(struct mapping *m, uint64_t first, unsigned n)
 	char *at = m->base + first * GAIA_CHUNK;
 	size_t len = n * (size_t)GAIA_CHUNK;
 
+	held_cleared(m, first, n);
 	if (mmap(at, len, PROT_NONE, RESERVED | MAP_FIXED, -1, 0) == MAP_FAILED)
 		return -errno;
 	return keep_from_children(at, len);
@@ -72,15 +74,22 @@ static int sim_place(struct mapping *m, uint64_t first, unsigned n, const int *f
 	for (unsigned i = 0; i < n && !err; i++) {
 		char *at = m->base + (first + i) * GAIA_CHUNK;
 
-		if (mmap(at, GAIA_CHUNK, prot, MAP_SHARED | MAP_FIXED, fd[i], 0) == MAP_FAILED)
+		if (mmap(at, GAIA_CHUNK, m->strict ? PROT_NONE : prot, MAP_SHARED | MAP_FIXED, fd[i], 0) == MAP_FAILED)
 			err = -errno;
 		else
 			err = keep_from_children(at, GAIA_CHUNK);
 	}
 	if (err)
 		clear(m, first, n);
+	else
+		held_placed(m, first, n, prot);
 	pthread_mutex_unlock(&gaia_lock);
 	return err;
+}
+
+static int sim_protect(struct mapping *m, uint64_t a, uint64_t b, int prot)
+{
+	return mprotect(m->base + a * GAIA_PAGE, (b - a) * GAIA_PAGE, prot) ? -errno : 0;
 }
 
 const struct kind_ops sim_kind = {
@@ -89,4 +98,5 @@ const struct kind_ops sim_kind = {
 	.unreserve = sim_unreserve,
 	.place = sim_place,
 	.clear = sim_clear,
+	.protect = sim_protect,
 };

@@ -28,6 +28,7 @@ static bool changed_nothing(int err)
 
 int range_release(struct mapping *m, struct gaia_ioc_range *io)
 {
+	const struct gaia_ioc_range asked = *io;
 	int err, push_err;
 
 	/*
@@ -38,7 +39,7 @@ int range_release(struct mapping *m, struct gaia_ioc_range *io)
 	push_err = wire_push(m->file->fd, io->offset, io->length);
 	err = wire_release(m->file->fd, m->release_by, io);
 	if (!changed_nothing(err))
-		held_take(m, io);
+		held_take(m, &asked);
 	return err ? err : push_err;
 }
 
@@ -50,6 +51,7 @@ int range_release(struct mapping *m, struct gaia_ioc_range *io)
  */
 static void carry_out(struct turn *t)
 {
+	const struct gaia_ioc_range asked = t->io;
 	int none = 0, err;
 
 	/* No signal is handled on this thread; but that it is stopped, or looked at by a debugger, interrupts it, too. */
@@ -57,7 +59,7 @@ static void carry_out(struct turn *t)
 		err = t->release ? range_release(t->m, &t->io) : range_acquire(t->m, &t->io);
 	while (err == -EINTR);
 	if (!err && !t->release)
-		held_add(t->m, &t->io);
+		held_add(t->m, &asked);
 	/* The first one is kept. */
 	if (err)
 		atomic_compare_exchange_strong(&t->m->late_error, &none, err);

@@ -25,7 +25,9 @@ static const char help[] =
 	"  --device sim[:SIZE][,KEY=VALUE]...   a simulated device (256M); keys: count=N,\n"
 	"                                       bandwidth=SIZE (a second), latency=MICROSECONDS,\n"
 	"                                       peers=on|off (copies from other devices, on),\n"
-	"                                       readonly=on|off (off: as a GPU shares, on)\n"
+	"                                       readonly=on|off (off: as a GPU shares, on),\n"
+	"                                       strict=on|off (a touch of what is not acquired is a\n"
+	"                                       SIGSEGV, on)\n"
 	"  --device cuda[:INDEX[,SIZE]]         a GPU (0), with 80 % of its free memory\n"
 	"  --device none                        no device; without --device: every GPU that works,\n"
 	"                                       and if there is none, a simulated device\n"
@@ -98,6 +100,8 @@ static int parse_sim_key(const char *key, struct sim_config *sim, uint64_t *coun
 		return parse_off(key + 6, &sim->no_peers);
 	if (!strncmp(key, "readonly=", 9))
 		return parse_off(key + 9, &sim->no_readonly);
+	if (!strncmp(key, "strict=", 7))
+		return parse_off(key + 7, &sim->lax);
 	if (!strncmp(key, "count=", 6)) {
 		int err = parse_size(key + 6, count);
 
@@ -135,7 +139,7 @@ static int parse_sim(struct options *o, const char *text)
 		}
 		if (err) {
 			log_error("--device sim%s: \"%s\" is not count=N, bandwidth=SIZE, "
-				  "latency=MICROSECONDS, peers=on|off or readonly=on|off", text, word);
+				  "latency=MICROSECONDS, peers=on|off, readonly=on|off or strict=on|off", text, word);
 			goto out;
 		}
 	}

@@ -333,6 +333,7 @@ int control_devices(struct control *ctl, struct gaia_ioc_devices *io)
 		d->capacity = use.dev->capacity;
 		d->used = use.used;
 		d->simulated = use.dev->simulated;
+		d->flags = use.dev->strict ? GAIA_DEVICE_STRICT : 0;
 	}
 	return 0;
 }

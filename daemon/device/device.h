@@ -159,6 +159,7 @@ struct device {
 	char kind[16];		/* "sim", "cuda" */
 	bool simulated;
 	bool shares_readonly;	/* export_fd() can give what does not allow writing */
+	bool strict;		/* clients let programs touch what they hold only */
 	bool inherited;		/* a child of a client has the memory that the client mapped, and keeps it when the client ends */
 	unsigned char uuid[16];
 	uint64_t capacity;	/* bytes; a multiple of GAIA_CHUNK: the budget */
@@ -202,6 +203,7 @@ struct sim_config {
 	uint64_t latency_ns;/* added to every operation */
 	bool no_peers;	    /* reaches no other device, and none reaches it */
 	bool no_readonly;   /* cannot share memory for reading only, as GPUs cannot */
+	bool lax;	    /* not strict: see struct device */
 };
 int device_sim_create(const struct sim_config *config, struct device **out);
 

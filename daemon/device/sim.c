@@ -628,6 +628,7 @@ int device_sim_create(const struct sim_config *config, struct device **out)
 	snprintf(sim->base.kind, sizeof(sim->base.kind), "sim");
 	sim->base.simulated = true;
 	sim->base.shares_readonly = !config->no_readonly;
+	sim->base.strict = !config->lax;
 	sim->base.inherited = true;
 	make_uuid(sim->base.uuid, config->index);
 	sim->base.capacity = ROUND_DOWN(config->capacity, GAIA_CHUNK);

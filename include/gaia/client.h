@@ -21,7 +21,10 @@
  *  - Acquires count: a page that was acquired through a mapping twice must be released twice. Until then it
  *    stays acquired, for writing if one of them was for that; each release publishes what was written until then. So
  *    threads may work on neighbouring ranges, which share a page, and what one wrote another's release may publish.
- *  - Memory outside an acquired range must not be touched: it may be gone (SIGSEGV).
+ *  - Memory outside an acquired range must not be touched: it may be gone (SIGSEGV). A simulated device is strict: there
+ *    what is not acquired cannot be touched, nor stored to what is acquired for reading only: SIGSEGV, and EFAULT from
+ *    system calls (gaiafs --device sim:...,strict=off). Where the process has no mappings left (vm.max_map_count) it is
+ *    lax with a chunk of 2 MiB, which is said on stderr, once.
  *  - A file takes device memory by 2 MiB: of each such part of it that is acquired, however little. So 128 small files fill
  *    a device of 256 MiB, and to acquire more of them at a time fails with ENOMEM; put many small things into one file.
  *  - A mapping never makes a file longer. Bytes past its end in the last page read as
@@ -30,8 +33,9 @@
  * All functions are thread-safe and may be used by several libraries of one
  * process; none is a cancellation point (pthread_cancel(3)). After fork() the child has no mappings: calls on the parent's fail there with
  * ENOTCONN; the child may make its own. Functions return -1 (or MAP_FAILED) and set errno; nothing prints,
- * exits or aborts, unless the environment has GAIA_DEBUG=1: then releases of pages that are not held, and pages
- * that are still held at gaia_munmap() or exit(3), are reported on stderr. Common errors, besides those named below:
+ * exits or aborts, unless the environment has GAIA_DEBUG=1: then releases of pages that are not held, pages
+ * that are still held at gaia_munmap() or exit(3) and, on a strict device, the SIGSEGVs above are reported on
+ * stderr. (For these the library handles SIGSEGV, and calls the handler that was there when the first mapping was made.) Common errors, besides those named below:
  *	ENOTTY		fd is not on a gaiafs mount
  *	ENOTCONN	the daemon is gone, or has disconnected this process
  *	EINVAL		the range is not inside one mapping, or a value makes no sense

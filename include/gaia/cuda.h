@@ -44,7 +44,6 @@ struct CUstream_st; /* what a cudaStream_t, and a CUstream, points to */
  *    gaia_acquire(); and
  *	EINVAL	also: the stream is of another context, or is being captured, or is the legacy default
  *		stream while another stream of the context is
- *	ENOTSUP	the mapping is on a device without streams
  *	EAGAIN	1024 acquires and releases of the mapping are queued already
  *	EIO	the driver refuses, or the context is broken; cudaGetLastError() may say more. Always, if
  *		the driver had no page-locked host memory (4 KiB) when the mapping was made
@@ -65,7 +64,8 @@ struct CUstream_st; /* what a cudaStream_t, and a CUstream, points to */
  * a non-blocking one CUDA may invalidate the capture. Unmap before, or afterwards.
  * Host functions (cudaLaunchHostFunc()) must call nothing of client.h, nor these: CUDA lets them make none
  * of its calls, and ours make some, or wait for a thread that does.
- * On a device that cannot wait for memory in a stream the calls wait instead.
+ * On a device that cannot wait for memory in a stream the calls wait instead. On a simulated device, which has no
+ * streams, they act at once, whatever the stream, as gaia_acquire() and gaia_release(): so code can be written without a GPU.
  */
 int gaia_acquire_on(void *addr, size_t length, int prot, struct CUstream_st *stream);
 int gaia_release_on(void *addr, size_t length, struct CUstream_st *stream);

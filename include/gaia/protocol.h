@@ -107,8 +107,10 @@ struct gaia_ioc_device {
 	uint64_t capacity;	/* bytes: the budget */
 	uint64_t used;		/* bytes */
 	uint32_t simulated;	/* 0 or 1 */
-	uint32_t reserved;
+	uint32_t flags;		/* GAIA_DEVICE_*; unknown ones are ignored */
 };
+/* The client gives programs access to pages while they hold them only, and for reading only unless for writing, too. */
+#define GAIA_DEVICE_STRICT 1u
 
 #define GAIA_DEVICES_AT_ONCE 64
 struct gaia_ioc_devices {

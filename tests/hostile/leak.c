@@ -145,7 +145,8 @@ static int secret_file(mode_t mode)
 {
 	int fd;
 
-	hostile_start((const char *[]){ "--device", "sim:16M", NULL });
+	/* Who looks does not keep to the rules, nor need his library. */
+	hostile_start((const char *[]){ "--device", "sim:16M,strict=off", NULL });
 	fd = hostile_file("f", CHUNK);
 	path = mnt_file(&mnt, "f");
 	cr_assert_eq(fchmod(fd, mode), 0);

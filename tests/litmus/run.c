@@ -521,6 +521,8 @@ static void mount_args(const struct scenario *s, const struct run_options *o, co
 		args[n++] = s->devices ? gpu_option(i, s->device, device[i]) : "none";
 		if (s->devices && s->no_readonly && !gpu_is(i))
 			strcat(device[i], ",readonly=off");
+		if (s->devices && s->lax && !gpu_is(i))
+			strcat(device[i], ",strict=off");
 	}
 	args[n] = NULL;
 }

@@ -698,6 +698,10 @@ static void parse_setup(struct parser *p, char *text)
 		if (strcmp(value, "off") != 0)
 			refuse(p, "readonly: off, or nothing");
 		s->no_readonly = true;
+	} else if (strcmp(text, "strict") == 0) {
+		if (strcmp(value, "off") != 0)
+			refuse(p, "strict: off, or nothing");
+		s->lax = true;
 	} else if (strcmp(text, "home") == 0) {
 		number(p, value);
 		s->home = copy(p, value);

@@ -113,6 +113,7 @@ struct scenario {
 	uint64_t reach;		/* end of the furthest range that a device uses */
 	bool cached;		/* in auto: files that devices had mapped before */
 	bool no_readonly;	/* devices that cannot share memory for reading only */
+	bool lax;		/* device memory can be touched without an acquire */
 	bool counts, renames, users, has_par;
 	struct memory *memory;	/* all of the above */
 };

@@ -1,28 +1,41 @@
 /*
- * device_strict.c - mistakes of clients: what GAIA_DEBUG=1 says of them.
+ * device_strict.c - mistakes of clients: where a strict device stops them, and what GAIA_DEBUG=1 says of them.
  */
+#include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include "child.h"
+#include "gaia/client.h"
+#include "gaia/cuda.h"
 #include "shell.h"
 #include "ways.h"
 
+#define PAGE 4096
+#define CHUNK (2 << 20)
 #define FILE_SIZE (3 << 20)
+#define RW (PROT_READ | PROT_WRITE)
+#define KILLED (128 + SIGSEGV)
 
-static void make_file(void)
+static int make_file(void)
 {
-	int fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
+	int fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR | O_CLOEXEC, 0644);
 
 	cr_assert_geq(fd, 0);
 	cr_assert_eq(ftruncate(fd, FILE_SIZE), 0);
-	close(fd);
+	return fd;
 }
 
-/* What a client says, and its exit status. */
+/* What a client says, and its exit status. Sanitizers are not to end it first. */
 static struct shell_result client(const char *variables, const char *steps)
 {
-	return shell_run(NULL, WAY_SECONDS / 2, "%s %s %s %s", variables, GAIA_MISTAKES, mnt_file(&mnt, "f"), steps);
+	return shell_run(NULL, WAY_SECONDS / 2, "exec env ASAN_OPTIONS=\"$ASAN_OPTIONS:handle_segv=0\" %s %s %s %s",
+			 variables, GAIA_MISTAKES, mnt_file(&mnt, "f"), steps);
 }
 
 /* What a client says on stderr is these lines; %s in them is the file. Its exit status. */
@@ -38,11 +51,188 @@ static int says(const char *variables, const char *steps, const char *lines)
 	return status;
 }
 
+static void may(const char *steps)
+{
+	cr_assert_eq(says("", steps, ""), 0, "%s", steps);
+}
+
+static void may_not(const char *steps)
+{
+	cr_assert_eq(says("", steps, ""), KILLED, "%s", steps);
+}
+
+/* ---- strict ---- */
+
+EACH_WAY(device_strict, pages_can_be_touched_while_they_are_held)
+{
+	close(make_file());
+	may("w:5000:4000 load:4096 store:4096 load:12287 store:12287 release:5000:4000");
+	may_not("w:5000:4000 load:4095");
+	may_not("w:5000:4000 load:12288");
+	may_not("w:5000:4000 store:12288");
+	may_not("w:0:4096 release:0:4096 load:0");
+	may_not("w:0:4096 release:0:4096 store:0");
+	may_not("load:0");
+	/* In chunks that come later, and again in those that have been there. */
+	may("w:2093056:8192 store:2093056 store:2101247 release:2093056:8192 r:2093056:8192 load:2093056 load:2101247");
+	may_not("w:2093056:8192 release:2097152:4096 store:2093056 store:2097152");
+	may_not("w:0:3145728 release:4096:4096 store:0 store:8192 load:4096");
+	/* Beyond the end of the file, once that is there. */
+	may_not("r:0:1 w:3145728:4096 release:3145728:1 load:3145728");
+}
+
+EACH_WAY(device_strict, pages_can_be_stored_to_while_they_are_held_for_writing)
+{
+	close(make_file());
+	may("r:0:8192 load:4096");
+	may_not("r:0:8192 load:4096 store:4096");
+	may_not("w:0:4096 release:0:4096 r:0:4096 load:0 store:0");
+	/* The strongest of the holds, until the last is gone. */
+	may("r:0:4096 w:0:4096 store:0 release:0:4096 store:0 release:0:4096");
+	may("w:0:5000 w:5000:3000 release:0:5000 store:4096 load:7999 release:5000:3000");
+	may_not("w:0:5000 w:5000:3000 release:0:5000 store:0");
+	may_not("w:0:4096 r:0:4096 release:0:8192 release:0:8192 load:0");
+	may_not("w:0:4096 r:0:4096 release:0:4096 release:0:4096 r:0:4096 store:0");
+}
+
+/* The wrong byte is not stored, nor is it published. */
+EACH_WAY(device_strict, what_is_stored_outside_a_hold_reaches_nobody)
+{
+	int fd = make_file();
+	char byte[2];
+
+	may_not("w:0:4096 store:0 release:0:4096 store:1");
+	cr_assert_eq(pread(fd, byte, 2, 0), 2);
+	cr_assert_arr_eq(byte, "s\0", 2);
+	close(fd);
+}
+
+EACH_WAY_BARE(device_strict, strict_is_off)
+{
+	static const char *const args[] = { "--device", "sim:8M,strict=off", NULL };
+
+	way_start(args);
+	close(make_file());
+	may("r:0:4096 load:4096 release:0:4096 store:0 load:0");
+	cr_assert_eq(says("GAIA_DEBUG=1", "w:0:4096 store:4096 release:0:4096 store:0", ""), 0);
+}
+
+static int grows_while_held(void *arg)
+{
+	int fd = *(int *)arg;
+	volatile unsigned char *p = gaia_mmap(2 * CHUNK, RW, fd, 0, 0);
+
+	CHILD_CHECK(p != MAP_FAILED);
+	/* The second chunk is not there yet. */
+	CHILD_CHECK(ftruncate(fd, PAGE) == 0);
+	CHILD_CHECK(gaia_acquire((void *)p, 2 * CHUNK, RW) == 0);
+	p[0] = 'a';
+	CHILD_CHECK(ftruncate(fd, 2 * CHUNK) == 0);
+	CHILD_CHECK(gaia_acquire((void *)p, 2 * CHUNK, RW) == 0);
+	p[2 * CHUNK - 1] = 'z';
+	CHILD_CHECK(gaia_release((void *)p, 2 * CHUNK) == 0);
+	p[2 * CHUNK - 1] = 'y';
+	CHILD_CHECK(gaia_release((void *)p, 2 * CHUNK) == 0);
+	/* Calls of the system on what is not held. */
+	CHILD_CHECK(pwrite(fd, (void *)p, 1, 10) == -1 && errno == EFAULT);
+	CHILD_CHECK(pread(fd, (void *)p, 1, 10) == -1 && errno == EFAULT);
+	CHILD_CHECK(gaia_acquire((void *)p, PAGE, PROT_READ) == 0);
+	CHILD_CHECK(pwrite(fd, (void *)p, 1, 10) == 1);
+	CHILD_CHECK(pread(fd, (void *)p, 1, 0) == -1 && errno == EFAULT);
+	CHILD_CHECK(gaia_munmap((void *)p, 2 * CHUNK) == 0);
+	return 0;
+}
+
+EACH_WAY(device_strict, a_file_that_grows_and_calls_of_the_system)
+{
+	int fd = make_file();
+	char byte[2];
+
+	cr_assert_eq(child_run(grows_while_held, &fd), 0);
+	cr_assert_eq(pread(fd, byte, 1, 2 * CHUNK - 1), 1);
+	cr_assert_eq(byte[0], 'y');
+	cr_assert_eq(pread(fd, byte, 1, 10), 1);
+	cr_assert_eq(byte[0], 'a');
+	close(fd);
+}
+
+/* Uses up all mappings that a process may have. */
+static int has_no_mappings_left(void *arg)
+{
+	volatile unsigned char *p = gaia_mmap(FILE_SIZE, RW, *(int *)arg, 0, 0);
+	int err;
+
+	CHILD_CHECK(p != MAP_FAILED);
+	CHILD_CHECK(close(STDERR_FILENO) == 0 && dup(((int *)arg)[1]) == STDERR_FILENO);
+	CHILD_CHECK(gaia_acquire((void *)p, PAGE, RW) == 0 && gaia_release((void *)p, PAGE) == 0);
+	while (mmap(NULL, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED &&
+	       mmap(NULL, PAGE, PROT_READ, MAP_SHARED | MAP_ANONYMOUS, -1, 0) != MAP_FAILED)
+		;
+	CHILD_CHECK(errno == ENOMEM);
+	for (int i = 0; i < 3; i++) {
+		err = gaia_acquire((void *)(p + 10 * PAGE), PAGE, RW);
+		CHILD_CHECK(err == 0);
+		p[10 * PAGE]++;
+		CHILD_CHECK(gaia_release((void *)(p + 10 * PAGE), PAGE) == 0);
+	}
+	/* So it is lax now. */
+	p[11 * PAGE] = 'x';
+	CHILD_CHECK(gaia_munmap((void *)p, FILE_SIZE) == 0);
+	return 0;
+}
+
+EACH_WAY(device_strict, without_mappings_it_is_lax_and_says_so_once)
+{
+	static const char want[] = "gaia: this process has no mappings left";
+	char said[1000];
+	int fd[2] = { make_file(), memfd_create("stderr", MFD_CLOEXEC) };
+	ssize_t n;
+
+	cr_assert_eq(child_run(has_no_mappings_left, fd), 0);
+	n = pread(fd[1], said, sizeof(said) - 1, 0);
+	cr_assert_gt(n, 0);
+	said[n] = '\0';
+	cr_assert_eq(strncmp(said, want, strlen(want)), 0, "%s", said);
+	cr_assert_eq(strchr(said, '\n'), said + n - 1, "%s", said);
+	cr_assert_eq(pread(fd[0], said, 1, 10 * PAGE), 1);
+	cr_assert_eq(said[0], 3);
+	cr_assert_eq(pread(fd[0], said, 1, 11 * PAGE), 1);
+	cr_assert_eq(said[0], 0);
+	close(fd[0]);
+	close(fd[1]);
+}
+
+/* Code for streams can be written without a GPU. */
+EACH_WAY(device_strict, streams_act_at_once)
+{
+	int fd = make_file();
+	volatile unsigned char *p = gaia_mmap(FILE_SIZE, RW, fd, 0, 0);
+	struct CUstream_st *stream = (struct CUstream_st *)0x7;
+	char byte;
+
+	cr_assert_neq(p, MAP_FAILED);
+	cr_assert_eq(pwrite(fd, "c", 1, 0), 1);
+	cr_assert_eq(gaia_acquire_on((void *)p, PAGE, RW, stream), 0, "%s", strerror(errno));
+	cr_assert_eq(p[0], 'c');
+	p[0] = 'd';
+	cr_assert_eq(pread(fd, &byte, 1, 0), 1);
+	cr_assert_eq(byte, 'c');
+	cr_assert_eq(gaia_release_on((void *)p, PAGE, NULL), 0, "%s", strerror(errno));
+	cr_assert_eq(pread(fd, &byte, 1, 0), 1);
+	cr_assert_eq(byte, 'd');
+	cr_assert_eq(gaia_acquire_on((void *)p, PAGE, PROT_WRITE << 5, stream), -1);
+	cr_assert_eq(errno, EINVAL);
+	cr_assert_eq(gaia_munmap((void *)p, FILE_SIZE), 0);
+	close(fd);
+}
+
+/* ---- reports ---- */
+
 #define DEBUG "GAIA_DEBUG=1"
 
 EACH_WAY(device_strict, what_is_right_is_not_reported)
 {
-	make_file();
+	close(make_file());
 	cr_assert_eq(says(DEBUG, "w:0:5000 w:5000:3000 store:100 release:0:5000 store:5000 load:4999 release:5000:3000 unmap", ""), 0);
 	cr_assert_eq(says(DEBUG, "r:3145000:1000000 release:3145000:1000000 w:0:1 r:0:1 release:0:1 store:0 release:0:1", ""), 0);
 	/* And nobody says anything who was not asked. */
@@ -52,7 +242,7 @@ EACH_WAY(device_strict, what_is_right_is_not_reported)
 
 EACH_WAY(device_strict, releases_of_what_is_not_held_are_reported)
 {
-	make_file();
+	close(make_file());
 	cr_assert_eq(says(DEBUG, "w:0:4096 w:8192:1 release:0:10000",
 			  "gaia: %s: bytes 4096 to 8191 are released, and not held\n"), 0);
 	cr_assert_eq(says(DEBUG, "w:2093056:8192 release:2093056:8192 release:2097152:1",
@@ -61,7 +251,7 @@ EACH_WAY(device_strict, releases_of_what_is_not_held_are_reported)
 
 EACH_WAY(device_strict, what_is_held_to_the_end_is_reported)
 {
-	make_file();
+	close(make_file());
 	cr_assert_eq(says(DEBUG, "w:0:5000 r:5000:4000 release:0:4096 unmap",
 			  "gaia: %s: bytes 4096 to 12287 are still held at gaia_munmap(): "
 			  "what was stored there since the last release is lost\n"), 0);
@@ -69,4 +259,13 @@ EACH_WAY(device_strict, what_is_held_to_the_end_is_reported)
 			  "gaia: %s: bytes 0 to 4095 are still held at exit: what was stored there since the last release is lost\n"
 			  "gaia: %s: bytes 12288 to 16383 are still held at exit: what was stored there since the last release is lost\n"),
 		     0);
+}
+
+EACH_WAY(device_strict, what_is_touched_outside_of_holds_is_reported)
+{
+	close(make_file());
+	cr_assert_eq(says(DEBUG, "w:0:4096 store:4095 store:4096",
+			  "gaia: %s: bytes 4096 to 8191 are touched, and not held\n"), KILLED);
+	cr_assert_eq(says(DEBUG, "r:0:4096 load:0 store:0",
+			  "gaia: %s: bytes 0 to 4095 are stored to, and held for reading only\n"), KILLED);
 }

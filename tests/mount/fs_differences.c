@@ -99,31 +99,6 @@ EACH_WAY(fs_differences, what_goes_through_a_fifo_leaves_its_times)
 	SAME_CLOSE(fd);
 }
 
-EACH_WAY(fs_differences, with_writeback_a_release_by_a_device_shows_late_in_the_modification_time)
-{
-	static const struct timespec old[2] = { { 1000000000, 0 }, { 1100000000, 0 } };
-	bool late = way_is("writeback");
-	struct stat st;
-	unsigned char *p;
-	int fd;
-
-	make_file("f");
-	SAME_OK(utimensat(at, "f", old, 0));
-	fd = openat(both_root[ON_MOUNT], "f", O_RDWR);
-	p = gaia_mmap(4, PROT_READ | PROT_WRITE, fd, 0, 0);
-	cr_assert_neq(p, MAP_FAILED);
-	cr_assert_eq(gaia_acquire(p, 4, PROT_READ | PROT_WRITE), 0);
-	p[0]++;
-	cr_assert_eq(gaia_release(p, 4), 0);
-	cr_assert_eq(fstat(fd, &st), 0);
-	cr_assert_eq(st.st_mtim.tv_sec == 1100000000, late);
-	cr_assert_eq(gaia_sync(p, 4), 0);
-	cr_assert_eq(fstatat(mnt.backing_fd, "f", &st, 0), 0);
-	cr_assert_gt(st.st_mtim.tv_sec, 1100000000, "beneath it shows");
-	cr_assert_eq(gaia_munmap(p, 4), 0);
-	close(fd);
-}
-
 EACH_WAY(fs_differences, there_is_no_time_of_birth)
 {
 	struct statx x;
