@@ -25,6 +25,7 @@
 #include "base/util.h"
 #include "control/control.h"
 #include "device/device.h"
+#include "ending.h"
 #include "fuse/fs.h"
 #include "options.h"
 #include "pagecache/cache.h"
@@ -51,6 +52,7 @@ struct daemon {
 	struct cache *cache;
 	struct control *control;
 	json_t *mount; /* what is told of it; the control's */
+	struct ending end;
 
 	uv_loop_t loop;
 	uv_async_t news; /* ready or ended has been set */
@@ -407,6 +409,7 @@ static int start_cache(struct daemon *d)
 		.writeback_age_ms = d->options.writeback_age_ms,
 		.device_age_ms = d->options.device_age_ms,
 		.device_percent = d->options.device_percent,
+		.unstored = &d->end.shared->unstored,
 		.host = fs_cache_host(),
 		.host_arg = d->fs,
 	};
@@ -435,6 +438,7 @@ static int start_control(struct daemon *d)
 	if (!d->mount)
 		d->mount = json_pack("{s:s, s:i}", "version", GAIA_VERSION, "pid", (int)getpid());
 	control_set_mount_info(d->control, d->mount);
+	control_set_end(d->control, d->end.fd);
 	return 0;
 }
 
@@ -448,10 +452,14 @@ static void end_work(uv_work_t *work)
 {
 	struct daemon *d = container_of(work, struct daemon, ending_work);
 
+	/* As long as it is mounted, programs have what cannot be stored. */
+	fs_push(d->fs);
+	(void)ending_store(&d->end, d->cache);
 	log_debug("ending: %s is unmounted", fs_mountpoint(d->fs));
-	fs_unmount(d->fs); /* logs; what could not be stored is tried again */
+	fs_unmount(d->fs); /* logs */
 	log_debug("ending: waiting for calls that are under way");
 	fs_quiesce(d->fs);
+	(void)ending_store(&d->end, d->cache);
 }
 
 static void end_done(uv_work_t *work, int status)
@@ -467,6 +475,7 @@ static void begin_end(struct daemon *d)
 		return;
 	d->ending = true;
 	notify_manager("STOPPING=1\nSTATUS=storing what is left");
+	ending_begin(&d->end);
 	if (uv_queue_work(&d->loop, &d->ending_work, end_work, end_done))
 		bug("uv_queue_work");
 }
@@ -493,8 +502,12 @@ static bool ends_on(const struct daemon *d, int number)
 
 static void on_signal(uv_signal_t *handle, int number)
 {
-	log_info("%s: ending", strsignal(number));
-	begin_end(handle->data);
+	struct daemon *d = handle->data;
+
+	log_info("%s: %s", strsignal(number), d->ending ? "what cannot be stored is given up" : "ending");
+	if (d->ending)
+		ending_give_up(&d->end);
+	begin_end(d);
 }
 
 static void start_loop(struct daemon *d)
@@ -531,6 +544,9 @@ static int start(struct daemon *d)
 
 	raise_descriptor_limit();
 	d->quota = quota_create(geteuid());
+	err = ending_init(&d->end, d->options.unmount_timeout_ms);
+	if (err)
+		return err;
 	err = start_fs(d); /* first: what can be wrong with the directories is most likely */
 	if (!err)
 		err = start_store(d);
@@ -568,8 +584,8 @@ static int stop(struct daemon *d)
 	if (d->fs)
 		fs_stop(d->fs);
 	log_debug("ending: storing what is left");
-	if (d->cache && cache_sync_all(d->cache, NULL))
-		err = fs_store_rest(d->fs); /* logs */
+	if (d->cache)
+		err = ending_last(&d->end, d->cache); /* logs */
 	log_debug("ending: %s", err ? "not everything is stored" : "everything is stored");
 	if (d->cache)
 		cache_destroy(d->cache);
@@ -582,6 +598,7 @@ static int stop(struct daemon *d)
 		d->store->ops->destroy(d->store);
 	if (d->quota)
 		quota_destroy(d->quota);
+	ending_destroy(&d->end);
 	return err;
 }
 

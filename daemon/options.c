@@ -17,6 +17,7 @@
 #include "pagecache/cache.h"
 
 #define DEFAULT_AGE_S 5
+#define DEFAULT_UNMOUNT_TIMEOUT_S 60
 
 static const char help[] =
 	"usage: gaiafs [options] DIR                 mount DIR over itself\n"
@@ -41,6 +42,8 @@ static const char help[] =
 	"  --writeback-age SECONDS              store what has been dirty for so long (5)\n"
 	"  --device-age SECONDS                 fetch and store what a device has released for so\n"
 	"                                       long (as --writeback-age)\n"
+	"  --unmount-timeout SECONDS            once unmounted, try for so long to store what cannot be\n"
+	"                                       stored (60)\n"
 	"  --user-limit WHAT=N[,WHAT=N]...      how many a user other than root may have: clients (1024),\n"
 	"                                       mappings (16384), open directories and\n"
 	"                                       removed_files that are in use (by ulimit -n);\n"
@@ -242,16 +245,16 @@ static int parse_user_limits(struct options *o, const char *text)
 	}
 }
 
-static int parse_age(const char *option, const char *text, uint64_t *ms)
+static int parse_seconds(const char *option, const char *text, double least, uint64_t *ms)
 {
 	char *end;
 	double s = strtod(text, &end);
 
-	if (end != text && !*end && s >= 0.001 && s <= 86400) {
+	if (end != text && !*end && s >= least && s <= 86400) {
 		*ms = (uint64_t)(s * 1000);
 		return 0;
 	}
-	log_error("--%s %s: not a number of seconds from 0.001 to 86400", option, text);
+	log_error("--%s %s: not a number of seconds from %g to 86400", option, text, least);
 	return -EINVAL;
 }
 
@@ -328,9 +331,11 @@ static int parse_one(struct options *o, int c, bool *none)
 	case 'i':
 		return parse_either("storage-io", optarg, "direct", "buffered", &o->direct);
 	case 'a':
-		return parse_age("writeback-age", optarg, &o->writeback_age_ms);
+		return parse_seconds("writeback-age", optarg, 0.001, &o->writeback_age_ms);
 	case 'A':
-		return parse_age("device-age", optarg, &o->device_age_ms);
+		return parse_seconds("device-age", optarg, 0.001, &o->device_age_ms);
+	case 'U':
+		return parse_seconds("unmount-timeout", optarg, 0, &o->unmount_timeout_ms);
 	case 'u':
 		return parse_user_limits(o, optarg);
 	case 's':
@@ -369,6 +374,7 @@ enum options_result options_parse(int argc, char **argv, struct options *out)
 		{ "storage-io", required_argument, NULL, 'i' },
 		{ "writeback-age", required_argument, NULL, 'a' },
 		{ "device-age", required_argument, NULL, 'A' },
+		{ "unmount-timeout", required_argument, NULL, 'U' },
 		{ "user-limit", required_argument, NULL, 'u' },
 		{ "supervisor", required_argument, NULL, 's' },
 		{ "log-level", required_argument, NULL, 'l' },
@@ -383,6 +389,7 @@ enum options_result options_parse(int argc, char **argv, struct options *out)
 	*out = (struct options){
 		.mount_options = xcalloc(1, 1),
 		.writeback_age_ms = DEFAULT_AGE_S * 1000,
+		.unmount_timeout_ms = DEFAULT_UNMOUNT_TIMEOUT_S * 1000,
 		.cpu_cache = FS_AUTO,
 		.direct = true,
 		.supervised = true,

@@ -29,6 +29,7 @@ struct options {
 	unsigned device_percent; /* of each device, that each user may have pinned; 0: as usual */
 	uint64_t writeback_age_ms;
 	uint64_t device_age_ms; /* 0: writeback_age_ms */
+	uint64_t unmount_timeout_ms;
 	enum fs_cpu_cache cpu_cache;
 	bool direct; /* reads of the source, where that can be */
 	bool foreground;

@@ -22,12 +22,12 @@ static const char usage_text[] =
 	"       gaia residency FILE [--json]\n"
 	"       gaia flush FILE | MOUNT | -r DIR\n"
 	"       gaia evict FILE [--from home | --from device N] [--range OFFSET:LENGTH]\n"
-	"       gaia umount MOUNT [--everywhere | --force]\n"
+	"       gaia umount MOUNT [--discard] [--everywhere] | MOUNT --force\n"
 	"       gaia --help | --version\n";
 
 struct args {
 	const char *path;
-	bool json, force, everywhere, recursive;
+	bool json, force, everywhere, discard, recursive;
 	bool from_given;
 	uint32_t from;
 	uint64_t offset, length;
@@ -135,7 +135,7 @@ static char *read_text(int fd)
 	return text;
 }
 
-int fetch_report(int fd, unsigned what, char **text)
+int fetch_report_fd(int fd, unsigned what)
 {
 	struct gaia_ioc_report io = { .what = what };
 	int fds[GAIA_MSG_CHUNKS];
@@ -160,16 +160,24 @@ int fetch_report(int fd, unsigned what, char **text)
 	close(sock);
 	if (err)
 		return err;
-	if (msg.kind == GAIA_MSG_REPORT) {
-		*text = read_text(fds[0]);
-		err = !*text ? -EIO : !**text ? -EAGAIN : 0;
-		if (err)
-			free(*text);
-	} else {
-		err = -EPROTO;
-	}
+	if (msg.kind == GAIA_MSG_REPORT)
+		return fds[0];
 	while (n)
 		close(fds[--n]);
+	return -EPROTO;
+}
+
+int fetch_report(int fd, unsigned what, char **text)
+{
+	int err, report = fetch_report_fd(fd, what);
+
+	if (report < 0)
+		return report;
+	*text = read_text(report);
+	close(report);
+	err = !*text ? -EIO : !**text ? -EAGAIN : 0;
+	if (err)
+		free(*text);
 	return err;
 }
 
@@ -369,7 +377,7 @@ static int evict_command(const struct args *a)
 
 static int umount_it(const struct args *a)
 {
-	return umount_command(a->path, a->force, a->everywhere);
+	return umount_command(a->path, a->force, a->everywhere, a->discard);
 }
 
 /* ---- arguments ---- */
@@ -465,6 +473,8 @@ static int parse_args(const struct command *cmd, char **argv, struct args *a)
 			a->recursive = true;
 		} else if (!strcmp(arg, "--force") && cmd->options & OPT_UMOUNT) {
 			a->force = true;
+		} else if (!strcmp(arg, "--discard") && cmd->options & OPT_UMOUNT) {
+			a->discard = true;
 		} else if (!strcmp(arg, "--everywhere") && cmd->options & OPT_UMOUNT) {
 			a->everywhere = true;
 		} else if (!strcmp(arg, "--range") && cmd->options & OPT_RANGE) {

@@ -34,7 +34,7 @@ static bool is_bytes(const char *section, const char *key)
 	return len > 6 && !strcmp(key + len - 6, "_bytes");
 }
 
-static void format_bytes(char *out, size_t size, json_int_t n)
+void format_bytes(char *out, size_t size, json_int_t n)
 {
 	static const char *const units[] = { "B", "KiB", "MiB", "GiB", "TiB", "PiB" };
 	double value = n;

@@ -21,6 +21,8 @@ size_t show_unstored(const json_t *report);
 
 /* Ask for a report (GAIA_REPORT_*) as a client of @fd's mount: 0 and *@text, to be freed, or a negative errno. */
 int fetch_report(int fd, unsigned what, char **text);
+/* The same, as a descriptor, which is not negative. */
+int fetch_report_fd(int fd, unsigned what);
 
 /* Print a report for people. */
 void show_report(json_t *report);
@@ -30,8 +32,11 @@ bool is_mount_point(const char *path);
 
 /*
  * gaia umount. @force: without asking the daemon anything. @everywhere: in other places and mount
- * namespaces, too.
+ * namespaces, too. @discard: also if some data cannot be stored.
  */
-int umount_command(const char *path, bool force, bool everywhere);
+int umount_command(const char *path, bool force, bool everywhere, bool discard);
+
+/* "1.5 MiB". */
+void format_bytes(char *out, size_t size, json_int_t n);
 
 #endif

@@ -1,9 +1,12 @@
 /*
  * umount.c - take a mount away and wait until its daemon has stored everything.
  *
- * The kernel's unmount returns when the mount is out of the tree, and the daemon then still stores.
- * So we become the daemon's client first, which tells us which process it is, and wait for that
- * process to end. A mount whose daemon is dead is detached.
+ * First, while it is mounted, the daemon is asked to store everything. If it cannot, the files are named, and the
+ * mount stays: programs see in it what would be lost.
+ *
+ * The kernel's unmount returns when the mount is out of the tree, and the daemon may then still store what was written at
+ * the last moment. So we become the daemon's client before, which tells us which process it is, and wait for that
+ * process to end; how it went it leaves in memory that it shares with us. A mount whose daemon is dead is detached.
  *
  * A mount namespace that somebody made meanwhile (a container, a service) has a copy of every mount,
  * which our unmounting does not reach: the daemon then goes on. We look for such copies, and say who has them.
@@ -13,15 +16,18 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/pidfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "../wire.h"
@@ -262,66 +268,264 @@ static int find_holder(const struct mount_entry *e, char name[64])
 	return holder;
 }
 
-/* @e is unmounted, and its daemon ends, but for other mounts; if it was @told to, in any case. */
-static void wait_for(int pidfd, pid_t pid, int sock, bool told, const struct mount_entry *e)
+/* ---- the daemon stores ---- */
+
+/* What is looked at while the daemon works, and tells people once in a while how far it has come. */
+struct progress {
+	const char *point;
+	const struct gaia_end *end; /* shared with the daemon; NULL: it does not tell */
+	uint64_t began_ns, said_ns; /* 0: nothing was said yet */
+	uint64_t left;		    /* bytes, when that was said */
+	bool shown;		    /* on a line of a terminal, to be written over */
+};
+
+static uint64_t now_ns(void)
 {
-	struct pollfd p = { .fd = pidfd, .events = POLLIN };
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+/* To a terminal each second, in place; else a line each ten. */
+static void progress_say(struct progress *p)
+{
+	bool terminal = isatty(STDERR_FILENO);
+	uint64_t now = now_ns(), left, ns;
+	char bytes[32], rate[32] = "";
+
+	if (!p->end || now - (p->said_ns ? p->said_ns : p->began_ns) < (terminal || !p->said_ns ? 1 : 10) * 1000000000ull)
+		return;
+	left = __atomic_load_n(&p->end->unstored, __ATOMIC_RELAXED);
+	ns = now - (p->said_ns ? p->said_ns : p->began_ns);
+	if (left < p->left)
+		format_bytes(rate, sizeof(rate), (json_int_t)((double)(p->left - left) * 1e9 / (double)ns));
+	format_bytes(bytes, sizeof(bytes), (json_int_t)left);
+	fprintf(stderr, "%sgaia: %s: %s left to store%s%s%s%s", terminal ? "\r" : "", p->point, bytes,
+		*rate ? ", " : "", rate, *rate ? "/s" : "", terminal ? "\033[K" : "\n");
+	p->shown = terminal;
+	p->said_ns = now;
+	p->left = left;
+}
+
+static void progress_end(struct progress *p)
+{
+	if (p->shown)
+		fprintf(stderr, "\r\033[K");
+	p->shown = false;
+}
+
+/* All of it, by a thread, so that there is somebody to look how far it is. */
+struct sync {
+	int fd;
+	char *text;
+	int err;
+	int done[2]; /* a pipe: closed at one end when it is */
+};
+
+static void *sync_main(void *arg)
+{
+	struct sync *s = arg;
+
+	/* The kernel's part first: the daemon stores what it has been sent. */
+	s->err = syncfs(s->fd) ? -errno : fetch_report(s->fd, GAIA_REPORT_SYNC, &s->text);
+	close(s->done[1]);
+	return NULL;
+}
+
+/* The daemon stores everything: 0 and its report, in *@text, or a negative errno. */
+static int sync_mount(int fd, struct progress *p, char **text)
+{
+	struct sync s = { .fd = fd };
+	struct pollfd done;
+	pthread_t thread;
+	int err;
+
+	if (pipe2(s.done, O_CLOEXEC))
+		return -errno;
+	err = -pthread_create(&thread, NULL, sync_main, &s);
+	if (err) {
+		close(s.done[1]);
+		goto close_pipe;
+	}
+	done = (struct pollfd){ .fd = s.done[0], .events = POLLIN };
+	while (poll(&done, 1, 500) <= 0)
+		progress_say(p);
+	pthread_join(thread, NULL);
+	progress_end(p);
+	err = s.err;
+	*text = s.text;
+close_pipe:
+	close(s.done[0]);
+	return err;
+}
+
+/* How many files could not be stored: a line for each was written. Negative: the text makes no sense. */
+static ssize_t say_unstored(const char *text)
+{
+	json_t *report = json_loads(text, 0, NULL);
+	ssize_t n = report ? (ssize_t)show_unstored(report) : -1;
+
+	json_decref(report);
+	return n;
+}
+
+/* Before it is unmounted: whether everything is stored. What is not, stays where programs see it. */
+static int store_first(const char *point, int dir, struct progress *p, bool discard)
+{
+	char *text = NULL;
+	ssize_t n;
+	int err = sync_mount(dir, p, &text);
+
+	/* Who may not ask may not unmount either, as is said then; and an older daemon does not know what is asked. */
+	if (err == -EPERM || err == -EINVAL || err == -ENOTCONN)
+		return EXIT_OK;
+	/* What is discarded it names when it is lost. */
+	n = err ? -1 : discard && p->end ? 0 : say_unstored(text);
+	free(text);
+	if (n == 0 || discard)
+		return EXIT_OK;
+	if (n < 0)
+		return fail("%s: not unmounted: its daemon does not say what is stored: %s; 'gaia umount --discard %s' unmounts it all the same",
+			    point, strerror(err ? -err : EPROTO), point);
+	return fail("%s: not unmounted, so that nothing is lost: make room, and try again; 'gaia umount --discard %s' gives up what cannot be stored",
+		    point, point);
+}
+
+/* ---- the daemon ends ---- */
+
+/* How the daemon, whose process has ended, said that it went. */
+static int last_words(const char *point, const struct gaia_end *end, bool discard)
+{
+	ssize_t n;
+
+	if (!end)
+		return EXIT_OK;
+	if (!__atomic_load_n(&end->length, __ATOMIC_ACQUIRE))
+		return fail("%s: unmounted, but its daemon died before everything was stored", point);
+	n = say_unstored(end->text);
+	if (!n || (n > 0 && discard))
+		return EXIT_OK;
+	return fail("%s: unmounted, and what could not be stored is lost", point);
+}
+
+/* @e is unmounted, and its daemon ends, but for other mounts; if it was @told to, in any case. */
+static int wait_for(int pidfd, pid_t pid, int sock, bool told, const struct mount_entry *e, struct progress *p, bool discard)
+{
+	struct pollfd ended = { .fd = pidfd, .events = POLLIN };
+	uint64_t began = now_ns();
+	bool said = false, hurried = false;
 	char name[64];
 	int holder;
 
-	if (poll(&p, 1, PATIENCE_MS))
-		return;
-	/* A daemon without a mount lets go of its clients before it stores what is left. */
-	told = told || wire_hung_up(sock);
-	holder = told ? 0 : find_holder(e, name);
-	if (holder) {
-		fprintf(stderr, "gaia: %s: unmounted here, but another mount namespace (of process %d, %s) has a copy "
-			"of the mount; 'kill %d', its daemon, stores everything and ends it there too\n",
-			e->point, holder, name, (int)pid);
-		return;
+	while (poll(&ended, 1, 200) <= 0) {
+		bool ending = p->end && __atomic_load_n(&p->end->ending, __ATOMIC_ACQUIRE);
+
+		if (ending && discard && !hurried)
+			hurried = !pidfd_send_signal(pidfd, SIGTERM, NULL, 0);
+		progress_say(p);
+		if (said || now_ns() - began < PATIENCE_MS * 1000000ull)
+			continue;
+		/* A daemon without a mount lets go of its clients before it stores what is left. */
+		told = told || ending || wire_hung_up(sock);
+		holder = told ? 0 : find_holder(e, name);
+		progress_end(p);
+		if (holder) {
+			fprintf(stderr, "gaia: %s: unmounted here, but another mount namespace (of process %d, %s) has a copy "
+				"of the mount; 'kill %d', its daemon, stores everything and ends it there too\n",
+				e->point, holder, name, (int)pid);
+			return EXIT_OK;
+		}
+		fprintf(stderr, "gaia: waiting for the daemon (process %d) to store what is left%s\n", (int)pid,
+			told ? "" : ", or for others to unmount, in a mount namespace that cannot be seen from here");
+		said = true;
 	}
-	fprintf(stderr, "gaia: waiting for the daemon (process %d) to store what is left%s\n", (int)pid,
-		told ? "" : ", or for others to unmount, in a mount namespace that cannot be seen from here");
-	while (poll(&p, 1, -1) < 0 && errno == EINTR)
-		;
+	progress_end(p);
+	return last_words(e->point, p->end, discard);
 }
 
-static int unmount_live(const struct mount_entry *e, bool everywhere)
+/* End it elsewhere, too; if it does so by itself another signal would have it give up what cannot be stored. */
+static int end_everywhere(int pidfd, pid_t pid, const char *point, const struct gaia_end *end)
 {
-	struct mount_entry rest;
-	int sock = -1, pidfd, status;
-	bool elsewhere;
-	pid_t pid = 0;
+	if (end && __atomic_load_n(&end->ending, __ATOMIC_ACQUIRE))
+		return EXIT_OK;
+	if (!pidfd_send_signal(pidfd, SIGTERM, NULL, 0) || errno == ESRCH)
+		return EXIT_OK;
+	return fail("%s: unmounted here only: ending its daemon (process %d): %s", point, (int)pid, strerror(errno));
+}
 
+static const struct gaia_end *map_end(int dir)
+{
+	int fd = fetch_report_fd(dir, GAIA_REPORT_END);
+	void *at = fd < 0 ? MAP_FAILED : mmap(NULL, GAIA_END_BYTES, PROT_READ, MAP_SHARED, fd, 0);
+
+	if (fd >= 0)
+		close(fd);
+	return at == MAP_FAILED ? NULL : at;
+}
+
+/* The daemon answers. */
+static int unmount_stored(const struct mount_entry *e, bool everywhere, bool discard, int pidfd, pid_t pid, int sock)
+{
+	struct progress p = { .point = e->point, .began_ns = now_ns() };
+	struct mount_entry rest;
+	bool elsewhere;
+	int dir, status;
+
+	dir = open(e->point, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (dir < 0)
+		return fail("%s: %s", e->point, strerror(errno));
+	p.end = map_end(dir);
+	status = store_first(e->point, dir, &p, discard);
+	close(dir); /* or it were busy */
 	/* Asked first: the number of a mount that has gone is soon another's. */
 	elsewhere = find_mount("/proc/self/mountinfo", is_elsewhere, e, &rest);
-	pidfd = find_daemon(e->point, &sock, &pid);
-	if (pidfd == -ENOTCONN) {
-		status = unmount(e->point, MNT_FORCE | MNT_DETACH);
-		goto free_rest;
-	}
-	status = unmount(e->point, 0);
-	if (status)
-		goto close_fds;
-	if (pidfd < 0)
-		fprintf(stderr, "gaia: %s: unmounted; its daemon could not be asked (%s), so it may still be "
-			"storing\n", e->point, strerror(-pidfd));
-	else if (everywhere && pidfd_send_signal(pidfd, SIGTERM, NULL, 0) && errno != ESRCH)
-		status = fail("%s: unmounted here only: ending its daemon (process %d): %s", e->point,
-			      (int)pid, strerror(errno));
-	else if (elsewhere && !everywhere)
+	if (!status)
+		status = unmount(e->point, 0);
+	if (!status && everywhere)
+		status = end_everywhere(pidfd, pid, e->point, p.end);
+	if (!status && elsewhere && !everywhere)
 		fprintf(stderr, "gaia: %s: unmounted; the file system is still mounted at %s\n",
 			e->point, rest.point);
-	else
-		wait_for(pidfd, pid, sock, everywhere, e);
-close_fds:
-	if (pidfd >= 0) {
-		close(pidfd);
-		close(sock);
-	}
-free_rest:
+	else if (!status)
+		status = wait_for(pidfd, pid, sock, everywhere, e, &p, discard);
 	if (elsewhere)
 		free_entry(&rest);
+	return status;
+}
+
+/* It answers, but its process cannot be waited for. */
+static int unmount_blindly(const struct mount_entry *e, bool discard)
+{
+	struct progress p = { .point = e->point, .began_ns = now_ns() };
+	int dir, status;
+
+	dir = open(e->point, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (dir < 0)
+		return fail("%s: %s", e->point, strerror(errno));
+	status = store_first(e->point, dir, &p, discard);
+	close(dir);
+	return status ? status : unmount(e->point, 0);
+}
+
+static int unmount_live(const struct mount_entry *e, bool everywhere, bool discard)
+{
+	int sock = -1, pidfd, status;
+	pid_t pid = 0;
+
+	pidfd = find_daemon(e->point, &sock, &pid);
+	if (pidfd == -ENOTCONN)
+		return unmount(e->point, MNT_FORCE | MNT_DETACH);
+	if (pidfd < 0) {
+		status = pidfd == -ESRCH ? unmount_blindly(e, discard) : unmount(e->point, 0);
+		if (!status)
+			fprintf(stderr, "gaia: %s: unmounted; its daemon could not be asked (%s), so it may still be "
+				"storing\n", e->point, strerror(-pidfd));
+		return status;
+	}
+	status = unmount_stored(e, everywhere, discard, pidfd, pid, sock);
+	close(pidfd);
+	close(sock);
 	return status;
 }
 
@@ -337,7 +541,7 @@ bool is_mount_point(const char *path)
 	return found;
 }
 
-int umount_command(const char *path, bool force, bool everywhere)
+int umount_command(const char *path, bool force, bool everywhere, bool discard)
 {
 	char *point = canonical(path);
 	struct mount_entry e;
@@ -353,7 +557,7 @@ int umount_command(const char *path, bool force, bool everywhere)
 		else if (force)
 			status = unmount(point, MNT_FORCE | MNT_DETACH);
 		else
-			status = unmount_live(&e, everywhere);
+			status = unmount_live(&e, everywhere, discard);
 		free_entry(&e);
 	}
 	free(point);

@@ -218,6 +218,7 @@ int control_create(uv_loop_t *loop, struct cache *cache, struct quota *quota, st
 	ctl->loop = loop;
 	ctl->cache = cache;
 	ctl->quota = quota;
+	ctl->end = -1;
 	TAILQ_INIT(&ctl->pending);
 	TAILQ_INIT(&ctl->oldest);
 	TAILQ_INIT(&ctl->reports);
@@ -254,6 +255,11 @@ free_control:
 void control_set_mount_info(struct control *ctl, json_t *mount)
 {
 	ctl->mount = mount;
+}
+
+void control_set_end(struct control *ctl, int fd)
+{
+	ctl->end = fd;
 }
 
 static void on_listener_closed(uv_handle_t *handle)

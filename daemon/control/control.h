@@ -36,6 +36,8 @@ void control_destroy(struct control *ctl);
  * can come. @mount is merged into the report's top level (reference stolen).
  */
 void control_set_mount_info(struct control *ctl, json_t *mount);
+/* Likewise. What GAIA_REPORT_END hands out: the caller's, who keeps it open for longer than @ctl; -1, as at first: nothing. */
+void control_set_end(struct control *ctl, int fd);
 
 /* Who maps a file. */
 struct control_caller {

@@ -105,6 +105,7 @@ struct control {
 	struct cache *cache;
 	struct pool *workers;
 	json_t *mount;
+	int end; /* see control_set_end() */
 	struct quota *quota;
 	struct log_pace pace, mute_pace; /* of what strangers can cause, and clients */
 	char name[48];	/* of the socket, without the leading NUL */

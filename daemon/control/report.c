@@ -249,15 +249,20 @@ int control_report(struct control *ctl, struct cfile *f, uid_t uid, struct gaia_
 	struct stat st;
 	int fd, err;
 
-	if (io->reserved || io->what < GAIA_REPORT_STATUS || io->what > GAIA_REPORT_SYNC)
+	if (io->reserved || io->what < GAIA_REPORT_STATUS || io->what > GAIA_REPORT_END)
 		return -EINVAL;
-	if (io->what == GAIA_REPORT_SYNC && !quota_is_owner(ctl->quota, uid))
+	if (io->what >= GAIA_REPORT_SYNC && !quota_is_owner(ctl->quota, uid))
 		return -EPERM;
 	if (io->what == GAIA_REPORT_RESIDENCY && !f)
 		return -ENODEV;
 	c = client_find(ctl, &io->key);
 	if (!c)
 		return -ENOTCONN;
+	if (io->what == GAIA_REPORT_END) {
+		err = ctl->end < 0 ? -EOPNOTSUPP : client_try_send(c, &msg, &ctl->end, 1, &io->seq);
+		client_put(c);
+		return err;
+	}
 	fd = make_report(ctl, f, uid, io->what);
 	if (fd < 0) {
 		client_put(c);

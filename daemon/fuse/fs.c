@@ -257,11 +257,6 @@ static bool is_written(const struct inode *inode)
 	return inode->writers;
 }
 
-static bool has_contents(const struct inode *inode)
-{
-	return inode->cfiles;
-}
-
 /* What the kernel has of files that are open for writing reaches the cache. */
 static void push_writers(struct fs *fs)
 {
@@ -290,17 +285,25 @@ static int open_mount(struct fs *fs)
 	return open(fs->mountpoint, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 }
 
+void fs_push(struct fs *fs)
+{
+	int fd;
+
+	if (!fs->mounted || fs->over)
+		return;
+	fd = open_mount(fs);
+	push_all(fs, fd);
+	if (fd >= 0)
+		close(fd);
+}
+
 int fs_unmount(struct fs *fs)
 {
-	int fd, err, stored;
+	int fd, err;
 
 	if (!fs->mounted || fs->over)
 		return 0;
-	fd = open_mount(fs);
-	push_all(fs, fd);
-	stored = cache_sync_all(fs->cache, NULL);
-	if (fd >= 0)
-		close(fd);
+	fs_push(fs);
 	err = mount_end(fs, false);
 	if (err == -EBUSY) {
 		/* Whoever uses it can do so until the very end, but nobody new. */
@@ -313,7 +316,7 @@ int fs_unmount(struct fs *fs)
 	if (err)
 		log_error("%s: cannot be unmounted: %s; `gaia umount %s` may help", fs->mountpoint,
 			  strerror(-err), fs->mountpoint);
-	return stored ? stored : err;
+	return err;
 }
 
 static void wait_idle(struct fs *fs, bool deaf)
@@ -342,46 +345,6 @@ void fs_stop(struct fs *fs)
 	/* The session was ended from outside: aborted, or its mount is covered by another. */
 	if (fs->mounted && mount_is_ours(fs))
 		mount_end(fs, true);
-}
-
-static int store_rest(struct inode *inode)
-{
-	char path[PATH_MAX];
-	struct cfile *f;
-	ssize_t n;
-	int fd, err;
-
-	err = contents_get(inode, &f);
-	if (!err) {
-		err = cache_fsync(f, 0, INT64_MAX, false);
-		contents_put(inode);
-	}
-	if (!err)
-		return 0;
-	fd = inode_fd_get(inode);
-	n = fd < 0 ? -1 : readlink(fd_path(fd).text, path, sizeof(path) - 1);
-	path[MAX(n, 0)] = '\0';
-	if (fd >= 0)
-		inode_fd_put(inode);
-	log_error("%s: some of what was written could not be stored and is lost: %s", path,
-		  strerror(-err));
-	return err;
-}
-
-int fs_store_rest(struct fs *fs)
-{
-	unsigned n;
-	struct inode **list = inode_list(fs, has_contents, &n);
-	int err = 0;
-
-	for (unsigned i = 0; i < n; i++) {
-		int one = store_rest(list[i]);
-
-		err = err ? err : one;
-		inode_put(list[i]);
-	}
-	free(list);
-	return err;
 }
 
 void fs_destroy(struct fs *fs)

@@ -8,7 +8,7 @@
  * Use, from one thread unless it says otherwise:
  *	fs_create()		checks source and mountpoint
  *	fs_start()		mounts, and answers requests until the mount ends or fs_stop()
- *	fs_unmount()		takes it down: nothing written is only in the kernel's cache
+ *	fs_unmount()		takes it down: nothing written is only in the kernel's cache (nor after fs_push())
  *	fs_quiesce()		no ioctl runs any more
  *	fs_stop()		no request runs any more, all files are closed
  *	fs_destroy()
@@ -67,22 +67,18 @@ const struct cache_host *fs_cache_host(void);
 int fs_start(struct fs *fs, struct cache *cache, struct store *store, struct control *control);
 
 /*
- * Push what the kernel caches, store it, and take the mount away, lazily if it is busy.
- * Requests must be served meanwhile. Not on the thread that runs the control sockets' loop.
- * 0 or the first error.
+ * What the kernel caches reaches the cache, as far as it is mounted. Requests must be served meanwhile. Not on the thread that
+ * runs the control sockets' loop.
  */
+void fs_push(struct fs *fs);
+
+/* The same, and take the mount away, lazily if it is busy. 0 or an error; logs it. */
 int fs_unmount(struct fs *fs);
 
 /* New ioctls fail with ENOTCONN; returns when none runs. Not on the loop's thread either. */
 void fs_quiesce(struct fs *fs);
 
 void fs_stop(struct fs *fs);
-
-/*
- * After fs_stop(), when cache_sync_all() has failed: try again file by file, and say of
- * each with data that cannot be stored that it is so. 0 if there is none.
- */
-int fs_store_rest(struct fs *fs);
 
 /* The cache is destroyed before. */
 void fs_destroy(struct fs *fs);

@@ -62,6 +62,7 @@ int cache_create(const struct cache_config *config, struct cache **out)
 		return -ENOMEM;
 	c->host = *config->host;
 	c->host_arg = config->host_arg;
+	c->unstored = config->unstored;
 	c->age_ns = (config->writeback_age_ms ? config->writeback_age_ms : 5000) * 1000000ull;
 	c->device_age_ns = config->device_age_ms ? config->device_age_ms * 1000000ull : c->age_ns;
 	err = frames_init(&c->frames, config->home_bytes);

@@ -91,6 +91,7 @@ struct cache_config {
 	uint64_t writeback_age_ms;	/* dirty pages older than this are stored; 0: 5000 */
 	uint64_t device_age_ms;		/* what devices released longer ago is fetched and stored; 0: writeback_age_ms */
 	unsigned device_percent;	/* of each device, that one user may have pinned; 0: CACHE_DEVICE_PERCENT */
+	uint64_t *unstored;		/* NULL, or where to say how many bytes the store lacks: atomically, see gaia_end */
 	const struct cache_host *host;
 	void *host_arg;			/* cache_host.invalidate's first argument */
 };
@@ -110,7 +111,8 @@ int cache_create(const struct cache_config *config, struct cache **out);
 void cache_set_times_above(struct cache *c, bool above);
 /*
  * [W] Fetch everything released, store everything dirty, sync the files. 0 or the first error. @unstored: NULL, or an array, to which
- * the files are added that failed: {"path", "bytes" (that the store lacks now; 0 where only a sync has failed), "error"}.
+ * the files are added that failed: {"path", "bytes" (that the store lacks now; 0 where only a sync has failed), "error", "lost" (all of
+ * them went with a device: trying again is of no use)}.
  */
 int cache_sync_all(struct cache *c, json_t *unstored);
 /* Bytes that the store lacks: dirty at home; and released on devices, and nowhere else. */

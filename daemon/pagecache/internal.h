@@ -405,6 +405,7 @@ struct cache {
 	struct cache_device *dev;
 	unsigned n_devices;
 	uint64_t age_ns, device_age_ns;
+	uint64_t *unstored; /* see cache_config */
 	bool times_above;
 	_Atomic uint64_t store_read_ns; /* a page, moving average (relaxed); 0: not known */
 

@@ -118,6 +118,14 @@ static void store_worked(struct cfile *f, struct store_file *sf)
 		(void)sf->ops->utimens(sf, ts); /* only a time, and only ours: not worth an error */
 }
 
+static void tell_unstored(struct cache *c)
+{
+	uint64_t pages = atomic_load(&c->n_dirty) + atomic_load(&c->n_ahead);
+
+	if (c->unstored)
+		__atomic_store_n(c->unstored, pages * GAIA_PAGE, __ATOMIC_RELAXED);
+}
+
 /* Write pages [a, b), which the caller shares, to the store. */
 static int store_run(struct chunk *ch, unsigned a, unsigned b)
 {
@@ -194,6 +202,7 @@ int chunk_store(struct chunk *ch, unsigned a, unsigned b, bool wait)
 			page_unshare(ch, i);
 	}
 	pthread_mutex_unlock(&ch->lock);
+	tell_unstored(ch->file->cache);
 	if (!ch->file->cache->times_above && !has_more_to_store(ch->file)) {
 		pthread_mutex_lock(&ch->file->lock);
 		if (!has_more_to_store(ch->file))
@@ -491,14 +500,39 @@ int cache_fsync(struct cfile *f, off_t off, off_t len, bool data_only)
 	return result ? result : err;
 }
 
+/* Whether all that the store lacks of the file was released on devices that are gone. */
+static bool all_lost(struct cfile *f)
+{
+	struct chunk **list;
+	bool lost = true;
+	unsigned n;
+
+	if (atomic_load(&f->n_dirty) > 0 || atomic_load(&f->n_ahead) == 0)
+		return false;
+	n = chunk_list_unsynced(f, 0, UINT64_MAX, UNSYNCED_AHEAD, &list);
+	for (unsigned k = 0; k < n; k++) {
+		struct chunk *ch = list[k];
+
+		pthread_mutex_lock(&ch->lock);
+		for (unsigned r = 0; r < ch->n_replicas; r++)
+			for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
+				lost &= !replica_ahead(ch->replica[r], i) || atomic_load(&ch->replica[r]->dev->gone);
+		pthread_mutex_unlock(&ch->lock);
+		chunk_put(ch);
+	}
+	free(list);
+	return lost;
+}
+
 /* One of cache_sync_all()'s list. */
 static void note_unstored(struct cfile *f, int err, json_t *list)
 {
 	char name[CFILE_NAME_MAX];
 	uint64_t pages = atomic_load(&f->n_dirty) + atomic_load(&f->n_ahead);
 
-	json_array_append_new(list, json_pack("{s:s, s:I, s:s}", "path", cfile_name(f, name), "bytes",
-					      (json_int_t)(pages * GAIA_PAGE), "error", strerror(-err)));
+	json_array_append_new(list, json_pack("{s:s, s:I, s:s, s:b}", "path", cfile_name(f, name), "bytes",
+					      (json_int_t)(pages * GAIA_PAGE), "error", strerror(-err), "lost",
+					      all_lost(f)));
 }
 
 int cache_sync_all(struct cache *c, json_t *unstored)
@@ -595,6 +629,7 @@ static void tick(struct cache *c, pthread_cond_t *cond, uint64_t age_ns)
 	uint64_t t = now_ns() + MIN(TICK_NS, age_ns / 4 + 1000000);
 	struct timespec until = { (time_t)(t / 1000000000), (long)(t % 1000000000) };
 
+	tell_unstored(c);
 	pthread_cond_timedwait(cond, &c->lock, &until);
 }
 

@@ -192,6 +192,18 @@ struct gaia_ioc_file {
  * failed for: {"files": [{"path", "bytes", "error"}]}. Takes its time. EPERM: the caller is neither root nor the daemon's user.
  */
 #define GAIA_REPORT_SYNC 3u
+/*
+ * Not a text, but a memfd of GAIA_END_BYTES with a struct gaia_end, that the daemon keeps up to date until its last moment: to be mapped
+ * (PROT_READ, MAP_SHARED) by who unmounts, and looked at until the daemon's process has ended, and then. EPERM as SYNC's.
+ */
+#define GAIA_REPORT_END 4u
+#define GAIA_END_BYTES 65536u
+struct gaia_end {
+	uint64_t unstored;	/* bytes that storage lacks: now, or, when nothing is being stored, half a second ago */
+	uint32_t ending;	/* 1: the daemon has begun to end, and stores what is left */
+	uint32_t length;	/* 0: it has not ended, or was killed; else of `text`, set last */
+	char text[];		/* JSON, NUL-terminated, as SYNC's: what is lost */
+};
 struct gaia_ioc_report {
 	struct gaia_client_key key;
 	uint32_t what;
@@ -219,7 +231,7 @@ enum gaia_msg_kind {
 	GAIA_MSG_GRANT = 3,	/* daemon: chunks of a mapping; one descriptor for each, in order */
 	GAIA_MSG_REVOKE = 4,	/* daemon: unmap these chunks of a mapping and say so */
 	GAIA_MSG_REVOKED = 5,	/* client: the answer; repeats the seq of the REVOKE */
-	GAIA_MSG_REPORT = 6,	/* daemon: one descriptor, a memfd with the text */
+	GAIA_MSG_REPORT = 6,	/* daemon: one descriptor, a memfd with what was asked for */
 	GAIA_MSG_GRANTED = 7,	/* client, with ANSWERS: the answer to a GRANT; repeats its seq and map */
 };
 
@@ -272,6 +284,7 @@ GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_map) == 56, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_range) == 56, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_file) == 24, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_report) == 32, "layout");
+GAIA_STATIC_ASSERT(sizeof(struct gaia_end) == 16, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_msg) == 64 + 8 * GAIA_MSG_CHUNKS, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_span) == 24, "layout");
 

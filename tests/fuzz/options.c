@@ -60,7 +60,7 @@ static void check_taken(const struct options *o)
 		check_device(&o->device[i], i);
 	FUZZ_CHECK(!o->home_bytes || (o->home_bytes >= CACHE_HOME_MIN && o->home_bytes <= CACHE_HOME_MAX));
 	FUZZ_CHECK(o->writeback_age_ms >= 1 && o->writeback_age_ms <= 86400000);
-	FUZZ_CHECK(o->device_age_ms <= 86400000);
+	FUZZ_CHECK(o->device_age_ms <= 86400000 && o->unmount_timeout_ms <= 86400000);
 	FUZZ_CHECK(o->cpu_cache == FS_AUTO || o->cpu_cache == FS_WRITEBACK || o->cpu_cache == FS_WRITETHROUGH);
 	for (unsigned i = 0; i < QUOTA_COUNT; i++)
 		FUZZ_CHECK(o->each_user[i] <= INT_MAX && (!o->each_user[i] || quota_is_option((enum quota_of)i)));

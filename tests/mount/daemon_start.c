@@ -124,6 +124,7 @@ ON_TOP(bad_usage_is_one_line)
 	refused("--writeback-age", "--writeback-age never dir");
 	refused("--writeback-age", "--writeback-age 0 dir");
 	refused("--device-age", "--device-age soon dir");
+	refused("--unmount-timeout", "--unmount-timeout -1 dir");
 	refused("--user-limit", "--user-limit clients dir");
 	refused("--user-limit", "--user-limit clients=0 dir");
 	refused("--user-limit", "--user-limit clients=1,dogs=2 dir");

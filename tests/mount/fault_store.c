@@ -360,11 +360,12 @@ WHEN_FULL(what_is_kept_has_a_bound)
 /* What cannot be stored at the end is lost, and the daemon says of which file. */
 WHEN_FULL(at_the_end_it_is_said_what_was_lost)
 {
+	static const char *const soon[] = { "--unmount-timeout", "0.2", NULL };
 	char *new = pattern(4 * MIB, 5);
 	struct shell_result r;
 	int fd, status;
 
-	start_small(NULL);
+	start_small(soon);
 	way_make_cached("unlucky");
 	fill_up(MIB);
 	fd = openat(both_root[ON_MOUNT], "unlucky", O_CREAT | O_RDWR, 0644);

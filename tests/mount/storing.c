@@ -2,10 +2,13 @@
  * storing.c - what reaches the storage by itself and on request, and what is said of what does not.
  */
 #include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -135,4 +138,131 @@ EACH_WAY_BARE(storing, a_file_and_a_directory_are_flushed_with_what_devices_rele
 	shell_free(&r);
 	actor_end(f);
 	actor_end(g);
+}
+
+/* ---- the end ---- */
+
+#define BAD_DISK "store.write=errno:EIO"
+
+/* A daemon whose storage takes nothing, or not for some attempts, and what a device has released there. */
+static void release_to_bad_disk(const char *faults, const char *timeout)
+{
+	const char *args[] = { "--device", "sim:8M", "--writeback-age", "3600", "--unmount-timeout", timeout, NULL };
+	struct actor *dev;
+
+	setenv("GAIAFS_FAULTS", faults, 1);
+	dev = start(args, "f");
+	unsetenv("GAIAFS_FAULTS");
+	release_page(dev, PAGE, 'd');
+	actor_end(dev);
+	both_close();
+}
+
+static int lines_in_log(const char *text)
+{
+	char line[PATH_MAX + 512];
+	FILE *f = fopen(mnt.log, "re");
+	int n = 0;
+
+	cr_assert_not_null(f);
+	while (fgets(line, sizeof(line), f))
+		n += strstr(line, text) != NULL;
+	fclose(f);
+	return n;
+}
+
+static int wait_for_end(void)
+{
+	int status = mnt_wait(&mnt);
+
+	cr_assert(WIFEXITED(status), "wait status %x", status);
+	return WEXITSTATUS(status);
+}
+
+static void end_of_test(void)
+{
+	cr_assert_eq(mnt_stop(&mnt), 0);
+}
+
+/* What a shell's command says on standard error. */
+static void says(const char *text, int status, const char *command)
+{
+	struct shell_result r = shell_run("/", WAY_SECONDS - 20, "%s", command);
+
+	cr_assert_eq(r.status, status, "%s: status %d: %s", command, r.status, r.err);
+	cr_assert(strstr(r.err, text), "%s: no \"%s\" in: %s", command, text, r.err);
+	shell_free(&r);
+}
+
+static const char *umount_command(const char *option)
+{
+	static char command[PATH_MAX + 64];
+
+	snprintf(command, sizeof(command), "\"$GAIA\" umount %s '%s'", option, mnt.path);
+	return command;
+}
+
+static const char *file_and_error(void)
+{
+	static char text[PATH_MAX + 128];
+
+	snprintf(text, sizeof(text), "%s/f: 4 KiB not stored: %s", mnt.path, strerror(EIO));
+	return text;
+}
+
+EACH_WAY_BARE(storing, gaia_umount_names_what_cannot_be_stored_and_keeps_the_mount)
+{
+	release_to_bad_disk(BAD_DISK ",count=2", "0");
+	says(file_and_error(), 1, umount_command(""));
+	says("not unmounted", 1, umount_command(""));
+	/* Programs have it. */
+	shell_ok("/", "test \"$(dd if='%s/f' bs=1 skip=%d count=1 status=none)\" = d", mnt.path, PAGE);
+	cr_assert_eq(stored("f", PAGE), 0);
+	shell_ok("/", "%s", umount_command(""));
+	cr_assert_eq(stored("f", PAGE), 'd');
+	cr_assert_eq(wait_for_end(), 0);
+	end_of_test();
+}
+
+EACH_WAY_BARE(storing, gaia_umount_discards_what_it_is_told_to_and_names_it)
+{
+	release_to_bad_disk(BAD_DISK, "3600");
+	says(file_and_error(), 0, umount_command("--discard"));
+	cr_assert_eq(wait_for_end(), 1);
+	cr_assert_eq(lines_in_log("/f: some of what was written could not be stored and is lost"), 1);
+	end_of_test();
+}
+
+/* umount -l, umount -i, fusermount3 -u: nobody asks first. */
+EACH_WAY_BARE(storing, a_daemon_that_was_not_asked_stays_until_everything_is_stored)
+{
+	release_to_bad_disk(BAD_DISK ",count=2", "3600");
+	cr_assert_eq(mnt_unmount(&mnt), 0);
+	cr_assert_eq(stored("f", PAGE), 'd');
+	end_of_test();
+}
+
+EACH_WAY_BARE(storing, a_daemon_that_was_not_asked_gives_up_some_time_and_names_what_is_lost)
+{
+	release_to_bad_disk(BAD_DISK, "0.3");
+	cr_assert_eq(mnt_unmount(&mnt), -1);
+	cr_assert_eq(lines_in_log("/f: some of what was written could not be stored and is lost"), 1);
+	cr_assert_eq(lines_in_log("file 0x"), 0);
+	end_of_test();
+}
+
+EACH_WAY_BARE(storing, a_signal_ends_a_mount_when_all_is_stored_and_a_second_one_at_once)
+{
+	const struct timespec pause = { .tv_nsec = 5000000 };
+
+	release_to_bad_disk(BAD_DISK, "3600");
+	kill(mnt.daemon, SIGTERM);
+	for (time_t end = time(NULL) + 60; !lines_in_log("tried again for 3600 s"); nanosleep(&pause, NULL))
+		cr_assert_lt(time(NULL), end);
+	/* Programs have it. */
+	shell_ok("/", "test \"$(dd if='%s/f' bs=1 skip=%d count=1 status=none)\" = d", mnt.path, PAGE);
+	kill(mnt.daemon, SIGTERM);
+	cr_assert_eq(wait_for_end(), 1);
+	cr_assert_eq(lines_in_log("/f: some of what was written could not be stored and is lost"), 1);
+	end_of_test();
 }

@@ -290,6 +290,11 @@ json_t *cache_status_json(struct cache *c)
 	return json_pack("{s:[], s:{}}", "devices", "home");
 }
 
+int cache_sync_all(struct cache *c, json_t *unstored)
+{
+	return 0;
+}
+
 json_t *cfile_residency_json(struct cfile *f)
 {
 	return json_pack("{s:[]}", "chunks");

@@ -101,6 +101,21 @@ mount -o remount,ro mnt || fail "remount,ro of a noatime mount failed"
 grep -q " $dir/mnt [^-]*noatime" /proc/self/mountinfo || fail "a remount took noatime away"
 umount mnt
 
+# What cannot be stored umount(8) names, and it leaves the mount; it is given up where that is asked for.
+mkdir small
+mount -t tmpfs -o size=1M tmpfs small
+mount -t gaiafs -o device=sim:8M,cpu-cache=writethrough,writeback-age=3600,unmount-timeout=3600 small mnt || fail "mount of a small source failed"
+truncate -s 4M mnt/file
+"$build/client/examples/increment" mnt/file || fail "increment failed"
+pid=$(daemon)
+! umount mnt 2> said || fail "umount says nothing of what it cannot store"
+grep -q "^gaia: $dir/mnt/file: .* not stored: No space left on device" said || fail "umount does not name the file: $(cat said)"
+[ "$(od -An -N1 -tu1 -j 3000000 mnt/file)" -eq 1 ] || fail "the mount does not show what could not be stored"
+bin/gaia umount --discard mnt 2> said || fail "gaia umount --discard failed"
+grep -q "^gaia: $dir/mnt/file: " said || fail "gaia umount --discard does not name the file: $(cat said)"
+[ ! -e "/proc/$pid/exe" ] || fail "the daemon goes on"
+umount small
+
 # A line of fstab, and mount -a, which knows what is mounted already.
 echo "$dir/src $dir/mnt gaiafs device=\"sim:8M,count=2\",home=16M,transport=dev,nofail,x-systemd.requires=x 0 0" > fstab
 mount -T fstab "$dir/mnt" 2> err || fail "mounting by fstab failed: $(cat err)"

@@ -34,6 +34,7 @@ expect 0 '[--device][sim:1G][--home][2G][--cpu-cache][writethrough][--transport]
 expect 0 '[--device][sim:1G,count=2][--device][none][--][src][mnt]' \
 	src mnt -o 'device="sim:1G,count=2",device=none'
 expect 0 '[--device-age][0.5][--][src][mnt]' src mnt -o device-age=0.5
+expect 0 '[--unmount-timeout][600][--][src][mnt]' src mnt -o unmount-timeout=600
 expect 0 '[--][src]' ./src src
 expect 0 '' src mnt -f -o rw
 expect 1 '' src

@@ -1471,8 +1471,23 @@ Test(reports, on_files_need_a_file, .init = begin, .fini = end)
 	struct gaia_ioc_report io = { .key = p.key, .what = GAIA_REPORT_RESIDENCY };
 
 	cr_assert_eq(control_report(fake_control(), NULL, 0, &io), -ENODEV);
-	io.what = 3;
+	io.what = GAIA_REPORT_END + 1;
 	cr_assert_eq(wire_ioctl(file, GAIA_IOC_REPORT, &io), -EINVAL);
+	close(p.sock);
+}
+
+/* Names of all files are in them, and to sync them all takes its time. */
+Test(reports, of_the_whole_mount_are_for_its_owners, .init = begin, .fini = end)
+{
+	struct peer p = join();
+	struct gaia_ioc_report io = { .key = p.key, .what = GAIA_REPORT_SYNC };
+
+	cr_assert_eq(control_report(fake_control(), NULL, 12345, &io), -EPERM);
+	cr_assert_eq(control_report(fake_control(), NULL, 0, &io), 0);
+	io.what = GAIA_REPORT_END;
+	cr_assert_eq(control_report(fake_control(), NULL, 12345, &io), -EPERM);
+	/* Nothing was given to hand out. */
+	cr_assert_eq(control_report(fake_control(), NULL, 0, &io), -EOPNOTSUPP);
 	close(p.sock);
 }
 
