@@ -236,7 +236,7 @@ EACH_WAY_BARE(storing, gaia_umount_discards_what_it_is_told_to_and_names_it)
 /* umount -l, umount -i, fusermount3 -u: nobody asks first. */
 EACH_WAY_BARE(storing, a_daemon_that_was_not_asked_stays_until_everything_is_stored)
 {
-	release_to_bad_disk(BAD_DISK ",count=2", "3600");
+	release_to_bad_disk(BAD_DISK ",count=3", "3600");
 	cr_assert_eq(mnt_unmount(&mnt), 0);
 	cr_assert_eq(stored("f", PAGE), 'd');
 	end_of_test();
