@@ -363,6 +363,7 @@ static int start_fs(struct daemon *d)
 		.cpu_cache = d->options.cpu_cache,
 		.quota = d->quota,
 		.supervised = d->options.supervised,
+		.unmounts_dead = d->options.unmounts_dead,
 		.background = !d->options.foreground,
 		.ready = on_ready,
 		.ended = on_ended,

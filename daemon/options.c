@@ -48,8 +48,9 @@ static const char help[] =
 	"                                       mappings (16384), open directories and\n"
 	"                                       removed_files that are in use (by ulimit -n);\n"
 	"                                       device=PERCENT of each device's memory (75)\n"
-	"  --supervisor on|off                  a second process that takes the mount away when\n"
-	"                                       this one is killed (on)\n"
+	"  --supervisor on|off|unmount          a second process that ends the connection when this\n"
+	"                                       one is killed, so that nobody hangs (on), and takes\n"
+	"                                       the mount away, too (unmount)\n"
 	"  --log-level error|warn|info|debug    (info)\n"
 	"  -f, --foreground                     stay there, and log to standard error\n"
 	"  -o OPTION[,OPTION]...                mount options: ro, allow_other, noatime, ...\n"
@@ -295,6 +296,16 @@ static int parse_either(const char *option, const char *text, const char *yes, c
 	return -EINVAL;
 }
 
+static int parse_supervisor(struct options *o, const char *text)
+{
+	o->unmounts_dead = !strcmp(text, "unmount");
+	o->supervised = o->unmounts_dead || !strcmp(text, "on");
+	if (o->supervised || !strcmp(text, "off"))
+		return 0;
+	log_error("--supervisor %s: none of on, off, unmount", text);
+	return -EINVAL;
+}
+
 static int parse_log_level(const char *text)
 {
 	enum log_level level;
@@ -339,7 +350,7 @@ static int parse_one(struct options *o, int c, bool *none)
 	case 'u':
 		return parse_user_limits(o, optarg);
 	case 's':
-		return parse_either("supervisor", optarg, "on", "off", &o->supervised);
+		return parse_supervisor(o, optarg);
 	case 'l':
 		return parse_log_level(optarg);
 	case 'o':

@@ -34,6 +34,7 @@ struct options {
 	bool direct; /* reads of the source, where that can be */
 	bool foreground;
 	bool supervised;
+	bool unmounts_dead; /* the supervisor takes the mount away when the daemon has died */
 };
 
 enum options_result {

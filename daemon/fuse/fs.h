@@ -36,7 +36,8 @@ struct fs_config {
 		FS_WRITETHROUGH, /* it hands each on at once */
 	} cpu_cache;
 	struct quota *quota;	/* who may have how many directories open; the caller's, to be destroyed after fs */
-	bool supervised;	/* a second process takes the mount away when this one dies */
+	bool supervised;	/* a second process ends the connection when this one dies; */
+	bool unmounts_dead;	/* and takes the mount away: else it stays, and answers ENOTCONN */
 	bool background;	/* nothing is left to be said on standard error once the mount is live */
 
 	/* The mount is live; the mount has ended by itself. Called on threads of fs. */

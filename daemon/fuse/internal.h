@@ -146,6 +146,7 @@ struct mount_options {
 struct supervised {
 	char mounted_as[PATH_MAX]; /* before the numbers */
 	atomic_uint major, minor;
+	atomic_bool live; /* somebody has been told that it is mounted */
 	atomic_bool over; /* the connection has ended: the number may be another mount's by now */
 };
 
@@ -637,10 +638,14 @@ int mount_end(struct fs *fs, bool lazy);
 /* End the connection: who still uses the mount gets ENOTCONN. When no request is served any more. */
 void mount_destroy_session(struct fs *fs);
 /*
- * The supervisor's: take the mount of a dead daemon away, and, if @hangs, end its connection, which the daemon's
- * remains keep open. Whether there was a mount.
+ * The supervisor's: end the connection of a dead daemon if @hangs, since the daemon's remains keep it open; and take the mount
+ * away, if the configuration asks for that, the connection cannot be ended otherwise, or it was never live.
  */
-bool mount_abort(struct fs *fs, bool hangs);
+enum mount_left {
+	MOUNT_NONE,  /* there was none, or it is out of the tree */
+	MOUNT_DEAD,  /* it stays, and answers ENOTCONN */
+	MOUNT_TAKEN, /* it is taken away */
+} mount_abort(struct fs *fs, bool hangs);
 #define FUSE_CONNECTIONS "/sys/fs/fuse/connections"
 
 /* ---- supervisor.c ---- */

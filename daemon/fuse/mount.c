@@ -699,10 +699,11 @@ static int fusectl_open(void)
 	return dir;
 }
 
-/* By the number, since the mount may be out of the tree. The files there belong to who mounted. */
-static void abort_connection(const struct fs *fs)
+/* By the number, since the mount may be out of the tree. The files there belong to who mounted. Whether it worked. */
+static bool abort_connection(const struct fs *fs)
 {
 	char path[64];
+	bool done;
 	int dir, fd;
 
 	snprintf(path, sizeof(path), FUSE_CONNECTIONS "/%u/abort", fs->dev_minor);
@@ -710,36 +711,43 @@ static void abort_connection(const struct fs *fs)
 	if (fd < 0 && errno == ENOENT) {
 		dir = fusectl_open();
 		if (dir < 0)
-			return;
+			return false;
 		fd = openat(dir, path + sizeof(FUSE_CONNECTIONS), O_WRONLY | O_CLOEXEC);
 		close(dir);
 	}
 	if (fd < 0)
-		return;
-	if (write(fd, "1", 1) != 1)
+		return false;
+	done = write(fd, "1", 1) == 1;
+	if (!done)
 		log_debug("%s: %s", path, strerror(errno));
 	close(fd);
+	return done;
 }
 
-bool mount_abort(struct fs *fs, bool hangs)
+enum mount_left mount_abort(struct fs *fs, bool hangs)
 {
 	struct mount_entry entry;
-	bool ours;
+	bool ours, stays;
 
 	/* The daemon died before it could say. */
 	if (!fs->dev_minor && !find_mount(fs->mountpoint, NULL, &entry, NULL) &&
 	    !strcmp(entry.type, TYPE) && !strcmp(entry.source, fs->source))
 		name_mount(fs, &entry);
 	if (!fs->dev_minor)
-		return false;
+		return MOUNT_NONE;
+	hangs = hangs && !fs->supervised->over;
 	ours = mount_is_ours(fs);
+	stays = ours && !fs->config.unmounts_dead && fs->supervised->live;
 	/* First: unmounting may wait for the daemon (not root's, which ends the connection itself).
 	 * The number is the mount's until the connection ends, which the daemon hears at once. */
-	if (hangs && !(fs->supervised && fs->supervised->over) && (!ours || geteuid()))
-		abort_connection(fs);
-	if (ours)
-		unmount_dead(fs->mountpoint);
-	return ours;
+	if (hangs && (stays || !ours || geteuid()))
+		stays = abort_connection(fs) && stays;
+	if (!ours)
+		return MOUNT_NONE;
+	if (stays)
+		return MOUNT_DEAD;
+	unmount_dead(fs->mountpoint);
+	return MOUNT_TAKEN;
 }
 
 void mount_destroy_session(struct fs *fs)

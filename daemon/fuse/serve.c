@@ -113,6 +113,8 @@ static size_t next_request(struct fs *fs, void *buf, ssize_t (*by)(struct fs *fs
 static void session_begun(struct fs *fs)
 {
 	if (!fuse_session_exited(fs->session)) {
+		if (fs->supervised)
+			fs->supervised->live = true;
 		fs->config.ready(fs->config.arg);
 		return;
 	}

@@ -9,6 +9,9 @@
  * fatal signals sends the same one, since a core is dumped only when all threads have stopped,
  * too.
  *
+ * The mount itself stays where it is, without a daemon, unless --supervisor unmount: were it taken away, programs that append to a
+ * file by its name would go on in the directory beneath. The next gaiafs in the place takes it away (mount.c).
+ *
  * The child has nothing of the mount open, only the source: with it it shares the daemon's lock
  * of that, so that no other gaiafs mounts the source, perhaps in the same place, before the
  * child is done.
@@ -79,15 +82,20 @@ static bool is_gone(int pidfd, int ms)
 _Noreturn static void supervise(struct fs *fs, pid_t daemon)
 {
 	int pidfd = pidfd_open(daemon, 0);
-	bool gone, was_mounted;
+	enum mount_left left;
+	bool gone;
 
 	wait_for_death(daemon);
 	fs->dev_major = fs->supervised->major;
 	fs->dev_minor = fs->supervised->minor;
 	memcpy(fs->mounted_as, fs->supervised->mounted_as, sizeof(fs->mounted_as));
 	gone = is_gone(pidfd, GRACE_MS);
-	was_mounted = mount_abort(fs, !gone);
-	if (was_mounted)
+	left = mount_abort(fs, !gone);
+	if (left == MOUNT_DEAD)
+		log_warn("%s: the gaiafs that was mounted here (process %d) has died; what was not stored is lost. Calls there fail "
+			 "with ENOTCONN until the next gaiafs is mounted, or `gaia umount %s`", fs->mountpoint, (int)daemon,
+			 fs->mountpoint);
+	if (left == MOUNT_TAKEN)
 		log_warn("%s: the gaiafs that was mounted here (process %d) has died; what was not "
 			 "stored is lost, the mount is taken away", fs->mountpoint, (int)daemon);
 	if (!gone && !is_gone(pidfd, PATIENCE_MS))

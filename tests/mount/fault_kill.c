@@ -284,26 +284,12 @@ static void check_log(int dir, unsigned round)
 	notes->appended = notes->append_stored;
 }
 
-static bool is_mounted(void)
-{
-	char line[8192];
-	bool found = false;
-	FILE *f = fopen("/proc/self/mountinfo", "re");
-
-	while (f && !found && fgets(line, sizeof(line), f))
-		found = strstr(line, mnt.path) != NULL;
-	if (f)
-		fclose(f);
-	return found;
-}
-
-/* Somebody takes the mount away: not we. */
-static void wait_until_unmounted(unsigned round)
+static void wait_until_dead(unsigned round)
 {
 	time_t end = time(NULL) + HANG_SECONDS;
 
-	while (is_mounted()) {
-		cr_assert_lt(time(NULL), end, "round %u: nobody takes the mount away", round);
+	while (!mnt_is_dead(mnt.path)) {
+		cr_assert_lt(time(NULL), end, "round %u: nobody ends the connection", round);
 		nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
 	}
 }
@@ -365,7 +351,7 @@ static void one_round(unsigned round)
 		nanosleep(&(struct timespec){ .tv_nsec = (long)(random64() % 30000000) }, NULL);
 	}
 	kill(mnt.daemon, SIGKILL);
-	wait_until_unmounted(round);
+	wait_until_dead(round);
 	notes->dead = true;
 	for (int i = 0; i < WRITERS; i++)
 		cr_assert_eq(child_wait(pid[i]), 0, "round %u: writer %d hangs, or went wrong",

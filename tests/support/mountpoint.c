@@ -547,6 +547,15 @@ bool mnt_can_abort(void)
 				  sfs.f_type == FUSECTL_MAGIC);
 }
 
+bool mnt_is_dead(const char *path)
+{
+	struct statfs sfs;
+
+	if (statfs(path, &sfs))
+		return errno == ENOTCONN || errno == ECONNABORTED;
+	return sfs.f_type != FUSE_MAGIC;
+}
+
 void mnt_show_log(const struct mnt *m)
 {
 	char line[4096];

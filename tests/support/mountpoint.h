@@ -79,6 +79,9 @@ int mnt_restart(struct mnt *m);
  * mount: its wait status, or -1 when it has not ended after a minute and was killed. */
 int mnt_wait(struct mnt *m);
 
+/* Whether no daemon serves what is at @path: its mount has died, or is gone. */
+bool mnt_is_dead(const char *path);
+
 /* Whether this user's supervisor can end a connection on which remains of a daemon hang. */
 bool mnt_can_abort(void);
 
