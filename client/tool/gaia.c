@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <ftw.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,13 +36,17 @@ struct args {
 
 int fail(const char *fmt, ...)
 {
+	char line[2 * PATH_MAX];
 	va_list ap;
 
-	fprintf(stderr, "gaia: ");
 	va_start(ap, fmt);
-	vfprintf(stderr, fmt, ap);
+	vsnprintf(line, sizeof(line), fmt, ap);
 	va_end(ap);
-	fputc('\n', stderr);
+	/* Names of files come from users: one must not forge a line or drive root's terminal. */
+	for (char *c = line; *c; c++)
+		if ((unsigned char)*c < ' ' || *c == 0x7f)
+			*c = '?';
+	fprintf(stderr, "gaia: %s\n", line);
 	return EXIT_FAILED;
 }
 
