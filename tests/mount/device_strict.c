@@ -156,22 +156,35 @@ EACH_WAY(device_strict, a_file_that_grows_and_calls_of_the_system)
 	close(fd);
 }
 
-/* Uses up all mappings that a process may have. */
+/* That a process may have. */
+static size_t max_mappings(void)
+{
+	FILE *f = fopen("/proc/sys/vm/max_map_count", "r");
+	size_t n = 0;
+
+	if (!f || fscanf(f, "%zu", &n) != 1)
+		n = 0;
+	if (f)
+		fclose(f);
+	return n;
+}
+
+/* Uses up all of them. */
 static int has_no_mappings_left(void *arg)
 {
 	volatile unsigned char *p = gaia_mmap(FILE_SIZE, RW, *(int *)arg, 0, 0);
-	int err;
+	char *many;
 
 	CHILD_CHECK(p != MAP_FAILED);
-	CHILD_CHECK(close(STDERR_FILENO) == 0 && dup(((int *)arg)[1]) == STDERR_FILENO);
+	CHILD_CHECK(dup2(((int *)arg)[1], STDERR_FILENO) == STDERR_FILENO);
 	CHILD_CHECK(gaia_acquire((void *)p, PAGE, RW) == 0 && gaia_release((void *)p, PAGE) == 0);
-	while (mmap(NULL, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED &&
-	       mmap(NULL, PAGE, PROT_READ, MAP_SHARED | MAP_ANONYMOUS, -1, 0) != MAP_FAILED)
-		;
+	many = mmap(NULL, max_mappings() * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	CHILD_CHECK(many != MAP_FAILED);
+	while (mprotect(many, PAGE, PROT_READ) == 0)
+		many += 2 * PAGE;
 	CHILD_CHECK(errno == ENOMEM);
 	for (int i = 0; i < 3; i++) {
-		err = gaia_acquire((void *)(p + 10 * PAGE), PAGE, RW);
-		CHILD_CHECK(err == 0);
+		CHILD_CHECK(gaia_acquire((void *)(p + 10 * PAGE), PAGE, RW) == 0);
 		p[10 * PAGE]++;
 		CHILD_CHECK(gaia_release((void *)(p + 10 * PAGE), PAGE) == 0);
 	}
@@ -188,6 +201,8 @@ EACH_WAY(device_strict, without_mappings_it_is_lax_and_says_so_once)
 	int fd[2] = { make_file(), memfd_create("stderr", MFD_CLOEXEC) };
 	ssize_t n;
 
+	if (!max_mappings() || max_mappings() > 1 << 21)
+		WAY_SKIP("a process may have too many mappings to use them up, or there is no /proc");
 	cr_assert_eq(child_run(has_no_mappings_left, fd), 0);
 	n = pread(fd[1], said, sizeof(said) - 1, 0);
 	cr_assert_gt(n, 0);
