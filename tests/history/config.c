@@ -103,7 +103,7 @@ void config_print(const struct config *c)
 
 const char *const *config_args(const struct config *c)
 {
-	static const char *args[16];
+	static const char *args[20];
 	static char device[MAX_DEVICES][64];
 	unsigned n = 0;
 
@@ -115,6 +115,9 @@ const char *const *config_args(const struct config *c)
 	args[n++] = HAS(c, F_TINY) ? "8M" : "256M";
 	args[n++] = "--cpu-cache";
 	args[n++] = config_way(c);
+	/* What devices release is fetched at any moment. */
+	args[n++] = "--device-age";
+	args[n++] = HAS(c, F_TINY) || HAS(c, F_EVICT_HOME) ? "0.02" : "3600";
 	args[n] = NULL;
 	return args;
 }
