@@ -19,46 +19,6 @@
 #define DEFAULT_AGE_S 5
 #define DEFAULT_UNMOUNT_TIMEOUT_S 60
 
-static const char help[] =
-	"usage: gaiafs [options] DIR                 mount DIR over itself\n"
-	"       gaiafs [options] SOURCE MOUNTPOINT   mount SOURCE on MOUNTPOINT\n"
-	"\n"
-	"  --device sim[:SIZE][,KEY=VALUE]...   a simulated device (256M); keys: count=N,\n"
-	"                                       bandwidth=SIZE (a second), latency=MICROSECONDS,\n"
-	"                                       peers=on|off (copies from other devices, on),\n"
-	"                                       readonly=on|off (off: as a GPU shares, on),\n"
-	"                                       strict=on|off (a touch of what is not acquired is a\n"
-	"                                       SIGSEGV, on)\n"
-	"  --device cuda[:INDEX[,SIZE]]         a GPU (0), with 80 % of its free memory\n"
-	"  --device none                        no device; without --device: every GPU that works,\n"
-	"                                       and if there is none, a simulated device\n"
-	"  --home SIZE                          host memory for file contents (a quarter of the\n"
-	"                                       machine's or, if less, the cgroup's; 4G at most)\n"
-	"  --cpu-cache auto|writeback|writethrough\n"
-	"                                       how the kernel caches for CPU programs (auto: it\n"
-	"                                       serves files that no device maps by itself)\n"
-	"  --storage-io direct|buffered         how what is cached is read: past the kernel's memory,\n"
-	"                                       where it has nothing of it, or never (direct)\n"
-	"  --writeback-age SECONDS              store what has been dirty for so long (5)\n"
-	"  --device-age SECONDS                 fetch and store what a device has released for so\n"
-	"                                       long (as --writeback-age)\n"
-	"  --unmount-timeout SECONDS            once unmounted, try for so long to store what cannot be\n"
-	"                                       stored (60)\n"
-	"  --user-limit WHAT=N[,WHAT=N]...      how many a user other than root may have: clients (1024),\n"
-	"                                       mappings (16384), open directories and\n"
-	"                                       removed_files that are in use (by ulimit -n);\n"
-	"                                       device=PERCENT of each device's memory (75)\n"
-	"  --supervisor on|off|unmount          a second process that ends the connection when this\n"
-	"                                       one is killed, so that nobody hangs (on), and takes\n"
-	"                                       the mount away, too (unmount)\n"
-	"  --log-level error|warn|info|debug    (info)\n"
-	"  -f, --foreground                     stay there, and log to standard error\n"
-	"  -o OPTION[,OPTION]...                mount options: ro, allow_other, noatime, ...\n"
-	"  -h, --help\n"
-	"  -V, --version\n"
-	"\n"
-	"SIZE takes the suffixes K, M, G, T. `gaia umount DIR` ends it.\n";
-
 static int add_devices(struct options *o, const struct device_choice *like, uint64_t count)
 {
 	if (o->n_devices + count > CACHE_MAX_DEVICES) {
@@ -182,10 +142,10 @@ static int parse_cuda(struct options *o, const char *text)
 	return add_devices(o, &choice, 1);
 }
 
-static int parse_device(struct options *o, const char *text, bool *none)
+static int parse_device(struct options *o, const char *text)
 {
 	if (!strcmp(text, "none")) {
-		*none = true;
+		o->no_device = true;
 		return 0;
 	}
 	if (!strncmp(text, "sim", 3) && (!text[3] || text[3] == ':' || text[3] == ','))
@@ -259,6 +219,21 @@ static int parse_seconds(const char *option, const char *text, double least, uin
 	return -EINVAL;
 }
 
+static int parse_writeback_age(struct options *o, const char *text)
+{
+	return parse_seconds("writeback-age", text, 0.001, &o->writeback_age_ms);
+}
+
+static int parse_device_age(struct options *o, const char *text)
+{
+	return parse_seconds("device-age", text, 0.001, &o->device_age_ms);
+}
+
+static int parse_unmount_timeout(struct options *o, const char *text)
+{
+	return parse_seconds("unmount-timeout", text, 0, &o->unmount_timeout_ms);
+}
+
 static int parse_cpu_cache(struct options *o, const char *text)
 {
 	static const char *const ways[] = {
@@ -276,9 +251,9 @@ static int parse_cpu_cache(struct options *o, const char *text)
 	return -EINVAL;
 }
 
-/* Not in the help: for tables of mounts and scripts that name it. */
-static int ignore_transport(const char *text)
+static int ignore_transport(struct options *o, const char *text)
 {
+	(void)o;
 	if (strcmp(text, "auto") && strcmp(text, "dev")) {
 		log_error("--transport %s: requests come by /dev/fuse only; leave the option out", text);
 		return -EINVAL;
@@ -287,12 +262,12 @@ static int ignore_transport(const char *text)
 	return 0;
 }
 
-static int parse_either(const char *option, const char *text, const char *yes, const char *no, bool *out)
+static int parse_storage_io(struct options *o, const char *text)
 {
-	*out = !strcmp(text, yes);
-	if (*out || !strcmp(text, no))
+	o->direct = !strcmp(text, "direct");
+	if (o->direct || !strcmp(text, "buffered"))
 		return 0;
-	log_error("--%s %s: neither %s nor %s", option, text, yes, no);
+	log_error("--storage-io %s: neither direct nor buffered", text);
 	return -EINVAL;
 }
 
@@ -306,10 +281,11 @@ static int parse_supervisor(struct options *o, const char *text)
 	return -EINVAL;
 }
 
-static int parse_log_level(const char *text)
+static int parse_log_level(struct options *o, const char *text)
 {
 	enum log_level level;
 
+	(void)o;
 	if (log_level_parse(text, &level)) {
 		log_error("--log-level %s: none of error, warn, info, debug", text);
 		return -EINVAL;
@@ -318,7 +294,7 @@ static int parse_log_level(const char *text)
 	return 0;
 }
 
-static void add_mount_options(struct options *o, const char *text)
+static int add_mount_options(struct options *o, const char *text)
 {
 	size_t had = strlen(o->mount_options), more = strlen(text);
 
@@ -326,41 +302,119 @@ static void add_mount_options(struct options *o, const char *text)
 	if (had)
 		o->mount_options[had++] = ',';
 	memcpy(o->mount_options + had, text, more + 1);
+	return 0;
 }
 
-static int parse_one(struct options *o, int c, bool *none)
+static int stay_in_foreground(struct options *o, const char *text)
 {
-	switch (c) {
-	case 'd':
-		return parse_device(o, optarg, none);
-	case 'm':
-		return parse_home(o, optarg);
-	case 'c':
-		return parse_cpu_cache(o, optarg);
-	case 't':
-		return ignore_transport(optarg);
-	case 'i':
-		return parse_either("storage-io", optarg, "direct", "buffered", &o->direct);
-	case 'a':
-		return parse_seconds("writeback-age", optarg, 0.001, &o->writeback_age_ms);
-	case 'A':
-		return parse_seconds("device-age", optarg, 0.001, &o->device_age_ms);
-	case 'U':
-		return parse_seconds("unmount-timeout", optarg, 0, &o->unmount_timeout_ms);
-	case 'u':
-		return parse_user_limits(o, optarg);
-	case 's':
-		return parse_supervisor(o, optarg);
-	case 'l':
-		return parse_log_level(optarg);
-	case 'o':
-		add_mount_options(o, optarg);
-		return 0;
-	case 'f':
-		o->foreground = true;
-		return 0;
+	(void)text;
+	o->foreground = true;
+	return 0;
+}
+
+/* ---- the table of all options: the command line and its help come from it; rows of one name are one option ---- */
+
+struct option_kind {
+	const char *name;
+	char letter;	   /* 0: none */
+	const char *value; /* as the help shows it; NULL: it takes none */
+	/* Lines; "" for what is not in the help. Their first stands beside the name, if there is room. */
+	const char *help;
+	/* 0, or a negative errno: one line in the log says what is wrong. NULL: help and version. */
+	int (*parse)(struct options *o, const char *text);
+};
+
+static const struct option_kind kinds[] = {
+	{ "device", 0, "sim[:SIZE][,KEY=VALUE]...",
+	  "a simulated device (256M); keys: count=N,\n"
+	  "bandwidth=SIZE (a second), latency=MICROSECONDS,\n"
+	  "peers=on|off (copies from other devices, on),\n"
+	  "readonly=on|off (off: as a GPU shares, on),\n"
+	  "strict=on|off (a touch of what is not acquired is a\n"
+	  "SIGSEGV, on)",
+	  parse_device },
+	{ "device", 0, "cuda[:INDEX[,SIZE]]", "a GPU (0), with 80 % of its free memory", parse_device },
+	{ "device", 0, "none",
+	  "no device; without --device: every GPU that works,\n"
+	  "and if there is none, a simulated device",
+	  parse_device },
+	{ "home", 0, "SIZE",
+	  "host memory for file contents (a quarter of the\n"
+	  "machine's or, if less, the cgroup's; 4G at most)",
+	  parse_home },
+	{ "cpu-cache", 0, "auto|writeback|writethrough",
+	  "how the kernel caches for CPU programs (auto: it\n"
+	  "serves files that no device maps by itself)",
+	  parse_cpu_cache },
+	{ "storage-io", 0, "direct|buffered",
+	  "how what is cached is read: past the kernel's memory,\n"
+	  "where it has nothing of it, or never (direct)",
+	  parse_storage_io },
+	{ "writeback-age", 0, "SECONDS", "store what has been dirty for so long (5)", parse_writeback_age },
+	{ "device-age", 0, "SECONDS",
+	  "fetch and store what a device has released for so\n"
+	  "long (as --writeback-age)",
+	  parse_device_age },
+	{ "unmount-timeout", 0, "SECONDS",
+	  "once unmounted, try for so long to store what cannot be\n"
+	  "stored (60)",
+	  parse_unmount_timeout },
+	{ "user-limit", 0, "WHAT=N[,WHAT=N]...",
+	  "how many a user other than root may have: clients (1024),\n"
+	  "mappings (16384), open directories and\n"
+	  "removed_files that are in use (by ulimit -n);\n"
+	  "device=PERCENT of each device's memory (75)",
+	  parse_user_limits },
+	{ "supervisor", 0, "on|off|unmount",
+	  "a second process that ends the connection when this\n"
+	  "one is killed, so that nobody hangs (on), and takes\n"
+	  "the mount away, too (unmount)",
+	  parse_supervisor },
+	{ "log-level", 0, "error|warn|info|debug", "(info)", parse_log_level },
+	/* For tables of mounts and scripts that name it. */
+	{ "transport", 0, "", "", ignore_transport },
+	{ "foreground", 'f', NULL, "stay there, and log to standard error", stay_in_foreground },
+	{ NULL, 'o', "OPTION[,OPTION]...", "mount options: ro, allow_other, noatime, ...", add_mount_options },
+	{ "help", 'h', NULL, "print this", NULL },
+	{ "version", 'V', NULL, "print the version", NULL },
+};
+
+#define HELP_COLUMN 39
+
+/* "  --home SIZE", and its help in a column of its own. */
+static void print_option(const struct option_kind *k)
+{
+	const char *lines = k->help;
+	size_t n;
+	int at;
+
+	if (k->name && k->letter)
+		at = printf("  -%c, --%s", k->letter, k->name);
+	else if (k->name)
+		at = printf("  --%s", k->name);
+	else
+		at = printf("  -%c", k->letter);
+	if (k->value)
+		at += printf(" %s", k->value);
+	if (at >= HELP_COLUMN) {
+		putchar('\n');
+		at = 0;
 	}
-	return -EINVAL;
+	for (; *lines; lines += n + (lines[n] == '\n'), at = 0) {
+		n = strcspn(lines, "\n");
+		printf("%*s%.*s\n", HELP_COLUMN - at, "", (int)n, lines);
+	}
+}
+
+static void print_help(void)
+{
+	fputs("usage: gaiafs [options] DIR                 mount DIR over itself\n"
+	      "       gaiafs [options] SOURCE MOUNTPOINT   mount SOURCE on MOUNTPOINT\n\n",
+	      stdout);
+	for (size_t i = 0; i < ARRAY_LEN(kinds); i++)
+		if (*kinds[i].help)
+			print_option(&kinds[i]);
+	fputs("\nSIZE takes the suffixes K, M, G, T. `gaia umount DIR` ends it.\n", stdout);
 }
 
 static int parse_paths(struct options *o, int n, char **path)
@@ -375,26 +429,40 @@ static int parse_paths(struct options *o, int n, char **path)
 	return 0;
 }
 
+/* What getopt_long(3) wants of them: each is named by its place in the table. */
+#define FIRST_KIND 256
+
+static void list_kinds(struct option *longs, char *letters)
+{
+	*letters++ = ':';
+	for (size_t i = 0; i < ARRAY_LEN(kinds); i++) {
+		const struct option_kind *k = &kinds[i];
+
+		if (k->name)
+			*longs++ = (struct option){ k->name, k->value ? required_argument : no_argument, NULL,
+						    FIRST_KIND + (int)i };
+		if (k->letter)
+			*letters++ = k->letter;
+		if (k->letter && k->value)
+			*letters++ = ':';
+	}
+	*longs = (struct option){ 0 };
+	*letters = '\0';
+}
+
+static const struct option_kind *kind_of(int c)
+{
+	for (size_t i = 0; i < ARRAY_LEN(kinds); i++)
+		if (c == FIRST_KIND + (int)i || (kinds[i].letter && c == kinds[i].letter))
+			return &kinds[i];
+	return NULL;
+}
+
 enum options_result options_parse(int argc, char **argv, struct options *out)
 {
-	static const struct option longs[] = {
-		{ "device", required_argument, NULL, 'd' },
-		{ "home", required_argument, NULL, 'm' },
-		{ "cpu-cache", required_argument, NULL, 'c' },
-		{ "transport", required_argument, NULL, 't' },
-		{ "storage-io", required_argument, NULL, 'i' },
-		{ "writeback-age", required_argument, NULL, 'a' },
-		{ "device-age", required_argument, NULL, 'A' },
-		{ "unmount-timeout", required_argument, NULL, 'U' },
-		{ "user-limit", required_argument, NULL, 'u' },
-		{ "supervisor", required_argument, NULL, 's' },
-		{ "log-level", required_argument, NULL, 'l' },
-		{ "foreground", no_argument, NULL, 'f' },
-		{ "help", no_argument, NULL, 'h' },
-		{ "version", no_argument, NULL, 'V' },
-		{ NULL, 0, NULL, 0 },
-	};
-	bool none = false;
+	struct option longs[ARRAY_LEN(kinds) + 1];
+	char letters[2 * ARRAY_LEN(kinds) + 2];
+	const struct option_kind *kind;
 	int c;
 
 	*out = (struct options){
@@ -405,31 +473,33 @@ enum options_result options_parse(int argc, char **argv, struct options *out)
 		.direct = true,
 		.supervised = true,
 	};
+	list_kinds(longs, letters);
 	opterr = 0;
-	while ((c = getopt_long(argc, argv, ":fho:V", longs, NULL)) != -1) {
-		if (c == 'h') {
-			fputs(help, stdout);
-			return OPTIONS_DONE;
-		}
-		if (c == 'V') {
-			printf("gaiafs %s (libfuse %s)\n", GAIA_VERSION, fs_libfuse());
-			return OPTIONS_DONE;
-		}
-		if (c == '?' || c == ':') {
+	while ((c = getopt_long(argc, argv, letters, longs, NULL)) != -1) {
+		kind = kind_of(c);
+		if (!kind) {
 			log_error("%s: %s; `gaiafs -h` shows how to use it", argv[optind - 1],
 				  c == ':' ? "a value is missing" : "no such option");
 			return OPTIONS_WRONG;
 		}
-		if (parse_one(out, c, &none))
+		if (kind->letter == 'h') {
+			print_help();
+			return OPTIONS_DONE;
+		}
+		if (kind->letter == 'V') {
+			printf("gaiafs %s (libfuse %s)\n", GAIA_VERSION, fs_libfuse());
+			return OPTIONS_DONE;
+		}
+		if (kind->parse(out, optarg))
 			return OPTIONS_WRONG;
 	}
-	if (none && out->n_devices) {
+	if (out->no_device && out->n_devices) {
 		log_error("--device none and other devices exclude each other");
 		return OPTIONS_WRONG;
 	}
 	if (parse_paths(out, argc - optind, argv + optind))
 		return OPTIONS_WRONG;
-	out->choose_devices = !none && !out->n_devices;
+	out->choose_devices = !out->no_device && !out->n_devices;
 	return OPTIONS_RUN;
 }
 

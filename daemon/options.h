@@ -23,6 +23,7 @@ struct options {
 	char *mount_options;	   /* all of -o, comma separated; "" for none */
 	struct device_choice *device; /* one for each device to be made */
 	unsigned n_devices;
+	bool no_device;	     /* none is wanted */
 	bool choose_devices; /* nothing was said of devices: see start_devices() */
 	uint64_t home_bytes; /* 0: nothing was said of it, see choose_home() */
 	unsigned each_user[QUOTA_COUNT]; /* 0: as usual */
