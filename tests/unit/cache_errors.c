@@ -126,21 +126,22 @@ Test(store_error, of_writeback_by_age_is_tried_again)
 Test(store_error, of_one_file_keeps_no_other_from_being_stored_by_age)
 {
 	struct kfile *other;
-	static const char page[GAIA_PAGE]; /* whole: nothing has to be read */
+	static const char page[GAIA_PAGE] = "O"; /* whole: nothing has to be read */
 	uint64_t failed;
 	char byte = 0;
 
 	begin(&(struct rig_options){ .age_ms = 1000 }, CHUNKS_THAT_FAIL * GAIA_CHUNK);
-	other = kfile_create(rig, 2, GAIA_PAGE);
+	other = kfile_create(rig, 2, 2 * GAIA_CHUNK);
 	cr_assert_eq(cpu_write(other, "o", 1, 0), 0);
 	cr_assert_eq(cpu_fsync(other), 0); /* it is open for writing now */
 	fault_arm("store.open", -EDQUOT, 0, 0);
 	failed = cfile_error_now(kf->cfile);
 	for (unsigned k = 0; k < CHUNKS_THAT_FAIL; k++)
 		cr_assert_eq(cache_write(kf->cfile, page, GAIA_PAGE, (off_t)(k * GAIA_CHUNK), CACHE_WRITE_EXACT), 0);
-	cr_assert_eq(cache_write(other->cfile, "O", 1, 0, CACHE_WRITE_EXACT), 0);
+	/* Another chunk, which has not been on the list yet. */
+	cr_assert_eq(cache_write(other->cfile, page, GAIA_PAGE, GAIA_CHUNK, CACHE_WRITE_EXACT), 0);
 	while (byte != 'O')
-		store_peek(other, &byte, 1, 0);
+		store_peek(other, &byte, 1, GAIA_CHUNK);
 	failed = cfile_error_now(kf->cfile) - failed;
 	cr_assert_gt(failed, 0);
 	cr_assert_lt(failed, CHUNKS_THAT_FAIL / 2, "%" PRIu64 " attempts came first", failed);
