@@ -6,11 +6,13 @@
 #include <ftw.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <linux/openat2.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "../wire.h"
@@ -249,9 +251,9 @@ static int order(int *fd, const char *path, unsigned long cmd, struct gaia_ioc_f
 }
 
 /* Whether it is gaiafs is asked before anything is done: other file systems would do the first half. */
-static int open_ours(const char *path, int flags)
+static int if_ours(int fd)
 {
-	int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC | flags), err;
+	int err;
 
 	if (fd < 0)
 		return -errno;
@@ -262,10 +264,16 @@ static int open_ours(const char *path, int flags)
 	return err;
 }
 
-static int flush_file(const char *path)
+static int open_ours(const char *path, int flags)
+{
+	return if_ours(open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC | flags));
+}
+
+/* Ends @fd, which may be an error. */
+static int flush_opened(const char *path, int fd)
 {
 	struct gaia_ioc_file io = { .from = GAIA_FLUSH_DEVICES };
-	int fd = open_ours(path, 0), err;
+	int err;
 
 	if (fd < 0)
 		return fail_on(path, fd);
@@ -274,6 +282,11 @@ static int flush_file(const char *path)
 		err = order(&fd, path, GAIA_IOC_FLUSH, &io);
 	close(fd);
 	return err ? fail_on(path, err) : EXIT_OK;
+}
+
+static int flush_file(const char *path)
+{
+	return flush_opened(path, open_ours(path, 0));
 }
 
 /* The kernel's part first: the daemon stores what it has been sent. */
@@ -302,14 +315,28 @@ static int flush_mount(const char *path)
 	return status;
 }
 
-static int below_status; /* of a walk: nftw(3) hands no argument on */
+/* Of a walk: nftw(3) hands no argument on. */
+static int below_status, below_fd;
+static size_t below_length; /* of the name of what below_fd is */
+
+/* Others may put links in the place of what is walked: only what lies below is opened, and on the mount. */
+static int open_below(const char *path)
+{
+	struct open_how how = { .flags = O_RDONLY | O_NONBLOCK | O_CLOEXEC,
+				.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV };
+	const char *name = path + below_length;
+
+	while (*name == '/')
+		name++;
+	return if_ours((int)syscall(SYS_openat2, below_fd, name, &how, sizeof(how)));
+}
 
 static int flush_below(const char *path, const struct stat *st, int type, struct FTW *ftw)
 {
 	(void)ftw;
 	if (type == FTW_DNR || type == FTW_NS)
 		below_status = fail("%s: cannot be read", path);
-	else if (type == FTW_F && S_ISREG(st->st_mode) && flush_file(path))
+	else if (type == FTW_F && S_ISREG(st->st_mode) && flush_opened(path, open_below(path)))
 		below_status = EXIT_FAILED;
 	return 0;
 }
@@ -329,10 +356,12 @@ static int flush_command(const struct args *a)
 	fd = open_ours(a->path, O_DIRECTORY);
 	if (fd < 0)
 		return fail_on(a->path, fd);
-	close(fd);
 	below_status = EXIT_OK;
+	below_fd = fd;
+	below_length = strlen(a->path);
 	if (nftw(a->path, flush_below, 64, FTW_PHYS | FTW_MOUNT))
-		return fail_on(a->path, -errno);
+		below_status = fail_on(a->path, -errno);
+	close(fd);
 	return below_status;
 }
 

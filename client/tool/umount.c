@@ -259,6 +259,10 @@ static int find_holder(const struct mount_entry *e, char name[64])
 		file = fopen(path, "re");
 		if (!file || fscanf(file, "%63[^\n]", name) != 1)
 			strcpy(name, "?");
+		/* Whoever it is has chosen it, and it is shown on root's terminal. */
+		for (char *c = name; *c; c++)
+			if (*c < ' ' || *c > '~')
+				*c = '?';
 		if (file)
 			fclose(file);
 		holder = atoi(entry->d_name);

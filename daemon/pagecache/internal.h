@@ -208,6 +208,10 @@ struct cfile {
 	struct store_file *store_r, *store_w; /* opened when first needed; store_w serves both */
 	int error;	      /* the last failed writeback's */
 	uint64_t error_seq;
+
+	/* The flusher's own: the round in which it came to the file, and how many of its chunks could not be stored then. */
+	uint64_t tried;
+	unsigned failed;
 	bool complained;      /* about writeback, since it last worked */
 	uint64_t failed_ns;   /* when it last did not */
 	TAILQ_HEAD(, sync) syncs;  /* under way, in order */

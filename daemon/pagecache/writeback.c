@@ -535,10 +535,14 @@ static void note_unstored(struct cfile *f, int err, json_t *list)
 					      all_lost(f)));
 }
 
+/* One user may have as many files as he likes: so many are named. */
+#define UNSTORED_NAMED 1000u
+
 int cache_sync_all(struct cache *c, json_t *unstored)
 {
 	struct cfile **list, *f, *tmp;
-	unsigned n = 0;
+	unsigned n = 0, more = 0;
+	char rest[64];
 	int err, result = 0;
 
 	pthread_mutex_lock(&c->lock);
@@ -554,12 +558,19 @@ int cache_sync_all(struct cache *c, json_t *unstored)
 		f = list[k];
 		/* What is cached clean was stored by somebody's flush, perhaps not synced. */
 		err = f->chunks || f->store_w ? cache_fsync(f, 0, 0, false) : 0;
-		if (err && unstored)
+		if (err && unstored && json_array_size(unstored) >= UNSTORED_NAMED)
+			more++;
+		else if (err && unstored)
 			note_unstored(f, err, unstored);
 		result = result ? result : err;
 		cfile_unuse(f);
 	}
 	free(list);
+	if (more) {
+		snprintf(rest, sizeof(rest), "(and %u more files)", more);
+		json_array_append_new(unstored, json_pack("{s:s, s:I, s:s, s:b}", "path", rest, "bytes", (json_int_t)0, "error",
+							  "not named", "lost", false));
+	}
 	return result;
 }
 
@@ -583,22 +594,40 @@ static void visited(struct chunk *ch)
 	chunk_put(ch);
 }
 
+/* So many chunks of a file that cannot be stored are enough to try in a round. */
+#define FAILURES_ENOUGH 4u
+
+/* Whoever holds the range may wait for storage, in somebody's stead or for long: the next round comes soon. */
+static bool store_one_due(struct chunk *ch)
+{
+	bool stored;
+
+	if (pthread_rwlock_tryrdlock(&ch->file->range))
+		return false;
+	stored = !chunk_store(ch, 0, GAIA_CHUNK_PAGES, true);
+	pthread_rwlock_unlock(&ch->file->range);
+	return stored;
+}
+
 /*
  * Store what is due. What cannot be stored goes to the end of the list, and holds up nothing else: the round is over at the
- * first that was tried in it before. A file of which something could not be stored just now is not tried for each of its chunks.
+ * first that was tried in it before; and of a file of which much cannot be stored not each chunk is tried.
  */
 static void store_due(struct cache *c, uint64_t round)
 {
 	struct chunk *ch;
+	struct cfile *f;
 	bool again = false;
 
 	while (!again && (ch = due(c))) {
 		again = ch->tried == round;
-		if (!again && !just_failed(ch->file)) {
-			pthread_rwlock_rdlock(&ch->file->range);
-			(void)chunk_store(ch, 0, GAIA_CHUNK_PAGES, true);
-			pthread_rwlock_unlock(&ch->file->range);
+		f = ch->file;
+		if (f->tried != round) {
+			f->tried = round;
+			f->failed = 0;
 		}
+		if (!again && f->failed < FAILURES_ENOUGH && !store_one_due(ch))
+			f->failed++;
 		ch->tried = round;
 		visited(ch);
 	}
@@ -691,10 +720,11 @@ void *fetcher_main(void *arg)
 		pthread_mutex_unlock(&c->lock);
 		pthread_rwlock_rdlock(&c->round);
 		while ((ch = chunk_due_ahead(c, c->device_age_ns))) {
-			pthread_rwlock_rdlock(&ch->file->range);
-			if (ch->n_ahead > 0 && !store_fails(ch->file) && !chunk_fetch(ch, 0, GAIA_CHUNK_PAGES))
-				(void)chunk_store(ch, 0, GAIA_CHUNK_PAGES, true);
-			pthread_rwlock_unlock(&ch->file->range);
+			if (!pthread_rwlock_tryrdlock(&ch->file->range)) { /* else later: see store_one_due() */
+				if (ch->n_ahead > 0 && !store_fails(ch->file) && !chunk_fetch(ch, 0, GAIA_CHUNK_PAGES))
+					(void)chunk_store(ch, 0, GAIA_CHUNK_PAGES, true);
+				pthread_rwlock_unlock(&ch->file->range);
+			}
 			visited(ch);
 		}
 		pthread_rwlock_unlock(&c->round);
