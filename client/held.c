@@ -179,14 +179,16 @@ static void on_fault(int sig, siginfo_t *info, void *context)
 {
 	int err = errno;
 
-	report_fault(info->si_addr);
+	/* Sent by somebody: there is no address, and nothing faults again. */
+	if (info->si_code > 0)
+		report_fault(info->si_addr);
 	errno = err;
 	if (next_handler.sa_flags & SA_SIGINFO)
 		next_handler.sa_sigaction(sig, info, context);
-	else if (next_handler.sa_handler == SIG_DFL || next_handler.sa_handler == SIG_IGN)
-		sigaction(SIGSEGV, &next_handler, NULL); /* it faults again */
-	else
+	else if (next_handler.sa_handler != SIG_DFL && next_handler.sa_handler != SIG_IGN)
 		next_handler.sa_handler(sig);
+	else if (!sigaction(SIGSEGV, &next_handler, NULL) && info->si_code <= 0)
+		raise(sig); /* else it faults again */
 }
 
 static void watch_faults(void)

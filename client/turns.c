@@ -21,11 +21,6 @@ int range_acquire(struct mapping *m, struct gaia_ioc_range *io)
 }
 
 /* What a release that failed so has done. */
-static bool changed_nothing(int err)
-{
-	return err == -EINVAL || err == -EINTR || err == -ENOBUFS || err == -ENOTCONN;
-}
-
 int range_release(struct mapping *m, struct gaia_ioc_range *io)
 {
 	const struct gaia_ioc_range asked = *io;
@@ -38,7 +33,7 @@ int range_release(struct mapping *m, struct gaia_ioc_range *io)
 	 */
 	push_err = wire_push(m->file->fd, io->offset, io->length);
 	err = wire_release(m->file->fd, m->release_by, io);
-	if (!changed_nothing(err))
+	if (!wire_changed_nothing(err))
 		held_take(m, &asked);
 	return err ? err : push_err;
 }

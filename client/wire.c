@@ -103,13 +103,19 @@ static void move_times(int fd)
 	(void)!fallocate(fd, FALLOC_FL_KEEP_SIZE, GAIA_TOUCH_OFFSET, 1);
 }
 
+bool wire_changed_nothing(int err)
+{
+	return err == -EINVAL || err == -EINTR || err == -ENOBUFS || err == -ENOTCONN;
+}
+
 int wire_release(int fd, unsigned by, struct gaia_ioc_range *io)
 {
 	int err;
 
 	if (by == GAIA_RELEASE_BY_IOCTL) {
 		err = wire_ioctl(fd, GAIA_IOC_RELEASE, io);
-		if (!err && io->changed)
+		/* One that fails says no more than that. */
+		if (err ? !wire_changed_nothing(err) : io->changed)
 			move_times(fd);
 		return err;
 	}

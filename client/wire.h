@@ -31,6 +31,9 @@ int wire_ioctl_once(int fd, unsigned long request, void *arg);
 /* The same for the first request on a descriptor. -ENOTTY: it is not on gaiafs. */
 int wire_first_ioctl(int fd, unsigned long request, void *arg);
 
+/* Whether a release that failed with @err has left all as it was: client.h. */
+bool wire_changed_nothing(int err);
+
 /* A release of @io, asked for as the daemon wants it (@by: GAIA_RELEASE_BY_*). */
 int wire_release(int fd, unsigned by, struct gaia_ioc_range *io);
 

@@ -61,6 +61,7 @@ struct daemon {
 	uv_work_t ending_work;
 	bool told;   /* whoever waits for it: the mount is live */
 	bool ending;
+	bool signalled; /* told to end by a signal: another one means that it is to hurry */
 	atomic_bool ready, ended;
 };
 
@@ -505,9 +506,10 @@ static void on_signal(uv_signal_t *handle, int number)
 {
 	struct daemon *d = handle->data;
 
-	log_info("%s: %s", strsignal(number), d->ending ? "what cannot be stored is given up" : "ending");
-	if (d->ending)
+	log_info("%s: %s", strsignal(number), d->signalled ? "what cannot be stored is given up" : "ending");
+	if (d->signalled)
 		ending_give_up(&d->end);
+	d->signalled = true;
 	begin_end(d);
 }
 

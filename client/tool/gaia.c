@@ -46,7 +46,7 @@ int fail(const char *fmt, ...)
 	va_end(ap);
 	/* Names of files come from users: one must not forge a line or drive root's terminal. */
 	for (char *c = line; *c; c++)
-		if ((unsigned char)*c < ' ' || *c == 0x7f)
+		if ((unsigned char)*c < ' ' || *c == 0x7f || ((unsigned char)c[0] == 0xc2 && (unsigned char)c[1] < 0xa0))
 			*c = '?';
 	fprintf(stderr, "gaia: %s\n", line);
 	return EXIT_FAILED;

@@ -425,8 +425,9 @@ static int wait_for(int pidfd, pid_t pid, int sock, bool told, const struct moun
 	while (poll(&ended, 1, 200) <= 0) {
 		bool ending = p->end && __atomic_load_n(&p->end->ending, __ATOMIC_ACQUIRE);
 
+		/* The second says that it is to hurry; two of one kind could become one. */
 		if (ending && discard && !hurried)
-			hurried = !pidfd_send_signal(pidfd, SIGTERM, NULL, 0);
+			hurried = !pidfd_send_signal(pidfd, SIGINT, NULL, 0) && !pidfd_send_signal(pidfd, SIGTERM, NULL, 0);
 		progress_say(p);
 		if (said || now_ns() - began < PATIENCE_MS * 1000000ull)
 			continue;

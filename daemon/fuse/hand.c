@@ -27,12 +27,14 @@
 #define NOBODY ((uid_t)-2)
 /* A worker's pause for a read whose pages are locked, before others have their turns. */
 #define TURN_US 1000
+#define TURNS 100u /* then it waits in line for its pages */
 
 /* Lives from hand_over() until it has been carried out. */
 struct handed {
 	struct fs *fs;
 	uid_t uid;
 	enum lane lane;
+	unsigned turns; /* in which its pages were locked */
 	unsigned kib; /* of QUOTA_waiting_kib; 0: not counted, since it must not be refused */
 	size_t size;
 	_Alignas(struct fuse_in_header) char bytes[];
@@ -159,7 +161,7 @@ static bool put_off(struct handed *h)
 
 	if (has == CACHE_HAS_ALL)
 		return false;
-	if (has == CACHE_HAS_LOCKED)
+	if (has == CACHE_HAS_LOCKED && h->turns++ < TURNS)
 		usleep(TURN_US);
 	else
 		h->lane = LANE_READ;

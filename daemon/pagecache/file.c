@@ -285,9 +285,14 @@ const char *cfile_name(struct cfile *f, char buf[CFILE_NAME_MAX])
 	if (f->source.name && f->source.name(f->cookie, raw, sizeof(raw)))
 		text = json_string(raw); /* NULL: no UTF-8 */
 	for (const char *s = raw; *s && n < CFILE_NAME_MAX - 5; s++) {
-		unsigned c = (unsigned char)*s;
+		unsigned c = (unsigned char)*s, next = (unsigned char)s[1];
 
-		if (c >= ' ' && c != 0x7f && (c < 0x80 || text)) {
+		/* Terminals obey U+0080 to U+009F, too. */
+		if (c >= ' ' && c != 0x7f && (c < 0x80 || (text && (c != 0xc2 || next >= 0xa0) &&
+							   !(s > raw && (unsigned char)s[-1] == 0xc2 && c < 0xa0)))) {
+			/* Not a part of a letter. */
+			if (c >= 0xc0 && n >= CFILE_NAME_MAX - 9)
+				break;
 			buf[n++] = *s;
 			continue;
 		}

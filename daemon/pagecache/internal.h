@@ -424,7 +424,7 @@ struct cache {
 	_Atomic(struct chunk *) arrivals; /* not on their lists yet; the last one first; pushed without lock */
 	TAILQ_HEAD(, again) again;
 	pthread_cond_t again_cond, again_done, flusher_cond, fetcher_cond;
-	bool stopping;
+	atomic_bool stopping;
 	bool idle_files; /* the flusher is to look for files to drop */
 	struct race race[RACES_KEPT];
 	uint64_t n_races;
@@ -545,8 +545,8 @@ void chunk_unlist(struct chunk *ch);
 unsigned chunk_shrink(struct chunk *ch);
 /* The longest dirty chunk, if it is so for @age_ns: taken off its list, with the list's reference. */
 struct chunk *chunk_due(struct cache *c, uint64_t age_ns);
-/* The same of those with pages that were released so long ago and not fetched. */
-struct chunk *chunk_due_ahead(struct cache *c, uint64_t age_ns);
+/* The same of those with pages that were released so long before @at_ns and not fetched. */
+struct chunk *chunk_due_ahead(struct cache *c, uint64_t age_ns, uint64_t at_ns);
 /* Take chunks whose last frame left with a read off the LRU list. */
 void emptied_reap(struct cache *c);
 

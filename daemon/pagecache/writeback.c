@@ -305,9 +305,10 @@ int cache_set_times(struct cfile *f, int (*set)(void *arg), void *arg)
 {
 	int err;
 
-	/* Whoever writes or stores holds it shared. */
+	/* Whoever writes or stores holds it shared. Where the kernel keeps times what is stored later keeps this one, see below. */
 	range_lock_exclusively(f);
-	(void)store_range(f, 0, UINT64_MAX);
+	if (!f->cache->times_above)
+		(void)store_range(f, 0, UINT64_MAX);
 	err = set(arg);
 	pthread_mutex_lock(&f->lock);
 	f->mtime_set = false;
@@ -530,9 +531,12 @@ static void note_unstored(struct cfile *f, int err, json_t *list)
 	char name[CFILE_NAME_MAX];
 	uint64_t pages = atomic_load(&f->n_dirty) + atomic_load(&f->n_ahead);
 
-	json_array_append_new(list, json_pack("{s:s, s:I, s:s, s:b}", "path", cfile_name(f, name), "bytes",
-					      (json_int_t)(pages * GAIA_PAGE), "error", strerror(-err), "lost",
-					      all_lost(f)));
+	json_t *path = json_string(cfile_name(f, name));
+
+	if (!path) /* it must not be missing, whatever its name is */
+		path = json_sprintf("file %#lx", (unsigned long)f->key);
+	json_array_append_new(list, json_pack("{s:o, s:I, s:s, s:b}", "path", path, "bytes", (json_int_t)(pages * GAIA_PAGE),
+					      "error", strerror(-err), "lost", all_lost(f)));
 }
 
 /* One user may have as many files as he likes: so many are named. */
@@ -619,7 +623,7 @@ static void store_due(struct cache *c, uint64_t round)
 	struct cfile *f;
 	bool again = false;
 
-	while (!again && (ch = due(c))) {
+	while (!again && !c->stopping && (ch = due(c))) {
 		again = ch->tried == round;
 		f = ch->file;
 		if (f->tried != round) {
@@ -712,6 +716,7 @@ void *fetcher_main(void *arg)
 {
 	struct cache *c = arg;
 	struct chunk *ch;
+	uint64_t begun;
 
 	thread_set_name("gaia-fetcher");
 	pthread_mutex_lock(&c->lock);
@@ -719,7 +724,8 @@ void *fetcher_main(void *arg)
 		tick(c, &c->fetcher_cond, c->device_age_ns);
 		pthread_mutex_unlock(&c->lock);
 		pthread_rwlock_rdlock(&c->round);
-		while ((ch = chunk_due_ahead(c, c->device_age_ns))) {
+		begun = now_ns(); /* what is put off is not due again in this round */
+		while (!c->stopping && (ch = chunk_due_ahead(c, c->device_age_ns, begun))) {
 			if (!pthread_rwlock_tryrdlock(&ch->file->range)) { /* else later: see store_one_due() */
 				if (ch->n_ahead > 0 && !store_fails(ch->file) && !chunk_fetch(ch, 0, GAIA_CHUNK_PAGES))
 					(void)chunk_store(ch, 0, GAIA_CHUNK_PAGES, true);
