@@ -6,7 +6,9 @@
  *
  * The kernel's unmount returns when the mount is out of the tree, and the daemon may then still store what was written at
  * the last moment. So we become the daemon's client before, which tells us which process it is, and wait for that
- * process to end; how it went it leaves in memory that it shares with us. A mount whose daemon is dead is detached.
+ * process to end; how it went it leaves in memory that it shares with us. A mount whose daemon is dead is detached: dead
+ * it is when the kernel says so of the mount. That we cannot reach the daemon's socket, which belongs to a network
+ * namespace, says nothing.
  *
  * A mount namespace that somebody made meanwhile (a container, a service) has a copy of every mount,
  * which our unmounting does not reach: the daemon then goes on. We look for such copies, and say who has them.
@@ -26,6 +28,7 @@
 #include <sys/mount.h>
 #include <sys/pidfd.h>
 #include <sys/socket.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -198,6 +201,14 @@ static int unmount(const char *point, int flags)
 	default:
 		return fail("%s: %s", point, strerror(errno));
 	}
+}
+
+/* The kernel says so, or the daemon is there. */
+static bool is_dead(const char *point)
+{
+	struct statfs sfs;
+
+	return statfs(point, &sfs) && (errno == ENOTCONN || errno == ECONNABORTED);
 }
 
 /* Become a client, to have the daemon's process: a pidfd, or a negative errno. */
@@ -382,13 +393,19 @@ static int store_first(const char *point, int dir, struct progress *p, bool disc
 	int err = sync_mount(dir, p, &text);
 
 	/* Who may not ask may not unmount either, as is said then; and an older daemon does not know what is asked. */
-	if (err == -EPERM || err == -EINVAL || err == -ENOTCONN)
+	if (err == -EPERM || err == -EINVAL)
 		return EXIT_OK;
 	/* What is discarded it names when it is lost. */
 	n = err ? -1 : discard && p->end ? 0 : say_unstored(text);
 	free(text);
 	if (n == 0 || discard)
 		return EXIT_OK;
+	if (err == -ENOTCONN && is_dead(point))
+		return fail("%s: not unmounted: its daemon has died before everything was stored; 'gaia umount %s' takes the mount away",
+			    point, point);
+	if (err == -ENOTCONN)
+		return fail("%s: not unmounted: its daemon cannot be reached from this network namespace, or does not answer, so nothing can be said of what is stored; 'gaia umount --discard %s' unmounts it all the same",
+			    point, point);
 	if (n < 0)
 		return fail("%s: not unmounted: its daemon does not say what is stored: %s; 'gaia umount --discard %s' unmounts it all the same",
 			    point, strerror(err ? -err : EPROTO), point);
@@ -499,7 +516,7 @@ static int unmount_stored(const struct mount_entry *e, bool everywhere, bool dis
 	return status;
 }
 
-/* It answers, but its process cannot be waited for. */
+/* It lives, but its process cannot be waited for. */
 static int unmount_blindly(const struct mount_entry *e, bool discard)
 {
 	struct progress p = { .point = e->point, .began_ns = now_ns() };
@@ -519,10 +536,10 @@ static int unmount_live(const struct mount_entry *e, bool everywhere, bool disca
 	pid_t pid = 0;
 
 	pidfd = find_daemon(e->point, &sock, &pid);
-	if (pidfd == -ENOTCONN)
+	if (pidfd == -ENOTCONN && is_dead(e->point))
 		return unmount(e->point, MNT_FORCE | MNT_DETACH);
 	if (pidfd < 0) {
-		status = pidfd == -ESRCH ? unmount_blindly(e, discard) : unmount(e->point, 0);
+		status = pidfd == -ESRCH || pidfd == -ENOTCONN ? unmount_blindly(e, discard) : unmount(e->point, 0);
 		if (!status)
 			fprintf(stderr, "gaia: %s: unmounted; its daemon could not be asked (%s), so it may still be "
 				"storing\n", e->point, strerror(-pidfd));

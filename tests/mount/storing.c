@@ -233,6 +233,35 @@ EACH_WAY_BARE(storing, gaia_umount_discards_what_it_is_told_to_and_names_it)
 	end_of_test();
 }
 
+/* Its socket belongs to a network namespace, the mount does not: a daemon out of reach is not a dead one. */
+EACH_WAY_BARE(storing, gaia_umount_keeps_a_mount_whose_daemon_it_cannot_reach)
+{
+	struct actor *dev;
+	char command[PATH_MAX + 128];
+	int fd;
+
+	if (geteuid() != 0)
+		WAY_SKIP("a network namespace needs root");
+	dev = start(later, "f");
+	release_page(dev, PAGE, 'd');
+	actor_end(dev);
+	fd = openat(both_root[ON_MOUNT], "g", O_CREAT | O_RDWR, 0644);
+	cr_assert_eq(write(fd, "w", 1), 1);
+	snprintf(command, sizeof(command), "unshare --net %s", umount_command(""));
+	says("network namespace", 1, command);
+	/* The connection is as it was. */
+	cr_assert_eq(fsync(fd), 0);
+	close(fd);
+	shell_ok("/", "test \"$(dd if='%s/f' bs=1 skip=%d count=1 status=none)\" = d", mnt.path, PAGE);
+	both_close();
+	snprintf(command, sizeof(command), "unshare --net %s", umount_command("--discard"));
+	says("could not be asked", 0, command);
+	cr_assert_eq(wait_for_end(), 0);
+	cr_assert_eq(stored("f", PAGE), 'd');
+	cr_assert_eq(stored("g", 0), 'w');
+	end_of_test();
+}
+
 /* umount -l, umount -i, fusermount3 -u: nobody asks first. */
 EACH_WAY_BARE(storing, a_daemon_that_was_not_asked_stays_until_everything_is_stored)
 {
