@@ -146,6 +146,7 @@ struct mount_options {
 struct supervised {
 	char mounted_as[PATH_MAX]; /* before the numbers */
 	atomic_uint major, minor;
+	atomic_bool mounting; /* what is mounted there is ours, from now on */
 	atomic_bool live; /* somebody has been told that it is mounted */
 	atomic_bool over; /* the connection has ended: the number may be another mount's by now */
 };
@@ -622,12 +623,12 @@ int mount_options_parse(const char *text, struct mount_options *out);
 
 /*
  * The absolute paths of source and mountpoint, if they are fit. Logs: one line that says
- * what to do.
+ * what to do. At the mountpoint there may still be the mount of a gaiafs that has died.
  */
 int mount_resolve(struct fs *fs);
 /* The descriptor (O_PATH) of the source below which all of its files are opened, or a negative errno. */
 int mount_open_source(const struct fs *fs);
-/* Make the session and mount it. Logs. */
+/* Make the session and mount it, in the place of one that has died. Logs. */
 int mount_begin(struct fs *fs, const struct fuse_lowlevel_ops *ops);
 /* Whether our mount is what one sees at the mountpoint. */
 bool mount_is_ours(const struct fs *fs);

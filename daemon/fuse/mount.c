@@ -132,40 +132,55 @@ static bool is_dead(const char *path)
 	return statfs(path, &sfs) && (errno == ENOTCONN || errno == ECONNABORTED);
 }
 
-/* stat(2); the mount of a gaiafs that has died is taken away first. */
-static int stat_below_dead(const char *given, struct stat *st)
+/* The absolute path at which a gaiafs that has died is mounted, if it is one that @given, which is_dead(), names. */
+static int name_dead(const char *given, char path[PATH_MAX])
 {
-	char path[PATH_MAX], link[32];
+	char link[32];
 	struct mount_entry entry;
 	ssize_t n;
 	int fd;
 
-	while (is_dead(given)) {
-		/* Asks the file system nothing. */
-		fd = open(given, O_PATH | O_CLOEXEC);
-		snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
-		n = fd < 0 ? -1 : readlink(link, path, sizeof(path) - 1);
-		if (fd >= 0)
-			close(fd);
-		path[MAX(n, 0)] = '\0';
-		if (find_mount(path, NULL, &entry, NULL) || strcmp(entry.type, TYPE) ||
-		    unmount_dead(path))
-			return -ENOTCONN;
-		log_info("%s: took away the mount of a gaiafs that has died", path);
-	}
-	return stat(given, st) ? -errno : 0;
+	/* Asks the file system nothing. */
+	fd = open(given, O_PATH | O_CLOEXEC);
+	if (fd < 0)
+		return -ENOTCONN;
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+	n = readlink(link, path, PATH_MAX - 1);
+	close(fd);
+	path[MAX(n, 0)] = '\0';
+	return find_mount(path, NULL, &entry, NULL) || strcmp(entry.type, TYPE) ? -ENOTCONN : 0;
 }
 
-/* A directory's absolute path, or NULL and a line in the log. */
+/* Mounts of gaiafs that have died there are taken away. Logs. */
+static int uncover(const char *given)
+{
+	char path[PATH_MAX];
+
+	while (is_dead(given)) {
+		if (name_dead(given, path) || unmount_dead(path)) {
+			log_error("%s: a file system whose daemon is gone is still mounted here; "
+				  "`gaia umount %s` removes it", given, given);
+			return -ENOTCONN;
+		}
+		log_info("%s: took away the mount of a gaiafs that has died", path);
+	}
+	return 0;
+}
+
+/* A directory's absolute path, or NULL and a line in the log. It may be covered only by what uncover() will take away. */
 static char *resolve(const char *given)
 {
 	struct mount_entry entry;
+	char at[PATH_MAX];
 	struct stat st;
 	char *path;
 	int err;
 
-	err = -stat_below_dead(given, &st);
-	if (err) {
+	/* Beneath it is a directory, too. */
+	if (is_dead(given) && !name_dead(given, at))
+		return strdup(at);
+	if (stat(given, &st)) {
+		err = errno;
 		if (err == ENOTCONN)
 			log_error("%s: a file system whose daemon is gone is still mounted here; "
 				  "`gaia umount %s` removes it", given, given);
@@ -253,10 +268,10 @@ static pid_t find_locker(int source_fd)
 	return locker;
 }
 
-/* Its mount here is gone. Looked for once: it takes all processes' tables. */
-static void say_who_goes_on(const struct fs *fs)
+/* Its mount here is gone, or @dead. Looked for once: it takes all processes' tables. */
+static void say_who_goes_on(const struct fs *fs, bool dead)
 {
-	pid_t holder = find_holder(fs->source), daemon = find_locker(fs->source_fd);
+	pid_t holder = dead ? 0 : find_holder(fs->source), daemon = find_locker(fs->source_fd);
 	char name[32], end[32] = "ending its daemon";
 
 	if (!holder) {
@@ -280,22 +295,23 @@ static int wait_for_lock(struct fs *fs, char **where)
 	const struct timespec pause = { .tv_nsec = 20000000 };
 	uint64_t deadline = now_ns() + LAST_DATA_S * 1000000000ull;
 	struct mount_entry entry;
-	bool said_so = false;
+	bool said_so = false, dead;
 
 	while (flock(fs->source_fd, LOCK_EX | LOCK_NB)) {
 		if (errno != EWOULDBLOCK)
 			return -errno;
 		if (now_ns() > deadline)
 			return -EBUSY;
-		if (!find_mount(NULL, fs->source, &entry, where)) {
-			/* Of one that has died somebody is taking away the mount. */
+		dead = !find_mount(NULL, fs->source, &entry, where);
+		if (dead) {
+			/* Of one that has died the supervisor is at work. */
 			if (!is_dead(*where))
 				return -EBUSY;
 			free(*where);
 			*where = NULL;
 		}
 		if (!said_so)
-			say_who_goes_on(fs);
+			say_who_goes_on(fs, dead);
 		said_so = true;
 		nanosleep(&pause, NULL);
 	}
@@ -371,8 +387,12 @@ static int lock_source(struct fs *fs)
 int mount_resolve(struct fs *fs)
 {
 	struct statvfs st;
-	int err = -EINVAL;
+	int err;
 
+	/* Beneath that is what we open, even if we are to be mounted there again. */
+	err = uncover(fs->config.source);
+	if (err)
+		return err;
 	fs->source = resolve(fs->config.source);
 	if (!fs->source)
 		return -errno;
@@ -384,6 +404,7 @@ int mount_resolve(struct fs *fs)
 	if (is_inside(fs->mountpoint, fs->source)) {
 		log_error("%s: lies inside of %s, which would then contain itself; mount elsewhere",
 			  fs->mountpoint, fs->source);
+		err = -EINVAL;
 		goto free_mountpoint;
 	}
 	err = lock_source(fs);
@@ -607,6 +628,12 @@ int mount_begin(struct fs *fs, const struct fuse_lowlevel_ops *ops)
 	err = make_session(fs, ops);
 	if (err)
 		return err;
+	/* Not before all else has been done: until the next is there, nobody is to write beneath a dead one. */
+	err = uncover(fs->mountpoint);
+	if (err)
+		return err;
+	if (fs->supervised)
+		fs->supervised->mounting = true;
 
 	said[0] = '\0';
 	listening = true;
@@ -729,8 +756,8 @@ enum mount_left mount_abort(struct fs *fs, bool hangs)
 	struct mount_entry entry;
 	bool ours, stays;
 
-	/* The daemon died before it could say. */
-	if (!fs->dev_minor && !find_mount(fs->mountpoint, NULL, &entry, NULL) &&
+	/* The daemon died before it could say. What was there before it mounted is of one that died earlier. */
+	if (!fs->dev_minor && fs->supervised->mounting && !find_mount(fs->mountpoint, NULL, &entry, NULL) &&
 	    !strcmp(entry.type, TYPE) && !strcmp(entry.source, fs->source))
 		name_mount(fs, &entry);
 	if (!fs->dev_minor)

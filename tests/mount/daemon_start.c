@@ -425,6 +425,23 @@ ON_TOP(a_dead_old_mount_is_taken_away_by_the_next)
 	cr_assert(!is_mounted("other"), "the dead mount was covered, not taken away");
 }
 
+/* Until then nobody writes beneath. */
+ON_TOP(a_start_that_fails_leaves_a_dead_old_mount)
+{
+	struct shell_result r;
+
+	make_dead_mount();
+	r = shell_run(top, 30, "\"$GAIAFS\" --device cuda:1000 dir other");
+	cr_assert_eq(r.status, 1, "status %d: %s", r.status, r.err);
+	shell_free(&r);
+	cr_assert(is_mounted("other"), "the dead mount was taken away");
+	r = shell_run(top, 30, "! echo text > other/beneath");
+	cr_assert_eq(r.status, 0, "written beneath");
+	shell_free(&r);
+	shell_ok(top, "\"$GAIAFS\" dir other && test \"$(cat other/f)\" = text && \"$GAIA\" umount other && test -z \"$(ls -A other)\"");
+	cr_assert(!is_mounted("other"));
+}
+
 /* ---- a user's own mount ---- */
 
 /* Exit statuses of the child. */
