@@ -45,17 +45,27 @@ static void wait_until_unmounted(void)
 	}
 }
 
-/* And the mount stays, if it was there. */
 static void wait_until_dead(void)
 {
-	bool was_there = mountinfo_has(mnt.path);
 	time_t end = time(NULL) + HANG_SECONDS;
 
 	while (!mnt_is_dead(mnt.path)) {
 		cr_assert_lt(time(NULL), end, "the mount does not say that its daemon is gone");
 		nanosleep(&a_moment, NULL);
 	}
-	cr_assert_eq(mountinfo_has(mnt.path), was_there, "the mount was taken away");
+}
+
+static int lines_with(const char *path, const char *text)
+{
+	char line[4096];
+	FILE *f = fopen(path, "re");
+	int n = 0;
+
+	while (f && fgets(line, sizeof(line), f))
+		n += strstr(line, text) != NULL;
+	if (f)
+		fclose(f);
+	return n;
 }
 
 /* The process whose comm is @name and whose parent is @parent (0: any); 0: there is none. */
@@ -112,6 +122,19 @@ static void wait_until_ended(pid_t pid)
 		cr_assert_lt(time(NULL), end, "process %d does not end", pid);
 		nanosleep(&a_moment, NULL);
 	}
+}
+
+/* After mnt.daemon, whose supervisor that was, has been killed. In the background it logs to syslog. */
+static void mount_stays_dead(pid_t supervisor, bool logs)
+{
+	wait_until_dead();
+	/* Mounts are dead before it has acted. */
+	wait_until_ended(supervisor);
+	cr_assert(mountinfo_has(mnt.path), "the mount was taken away");
+	cr_assert(mnt_is_dead(mnt.path));
+	if (logs)
+		cr_assert_eq(lines_with(mnt.log, "Calls there fail"), 1);
+	cr_assert_eq(lines_with(mnt.log, "taken away"), 0);
 }
 
 static void make_file(const char *name)
@@ -196,14 +219,15 @@ static void dies_while_it_hangs(int sig, bool detached)
 {
 	static const char *const args[] = { "--writeback-age", "0.05", NULL };
 	struct gate stored = gate_make();
+	pid_t who, supervisor;
 	time_t end;
-	pid_t who;
 	int status;
 
 	if (!mnt_can_abort())
 		WAY_SKIP("a hanging daemon: without root it needs fusectl on /sys/fs/fuse/connections");
 	setenv("GAIAFS_FAULTS", "store.write=delay:4000000000us", 1);
 	way_start(args);
+	supervisor = supervisor_of_mnt();
 	cr_assert_eq(mknodat(mnt.backing_fd, "f", S_IFREG | 0644, 0), 0);
 	cr_assert_eq(truncate(mnt_file(&mnt, "f"), SIZE), 0);
 	who = child_start(seek_and_hang, &stored);
@@ -215,7 +239,10 @@ static void dies_while_it_hangs(int sig, bool detached)
 		cr_assert_eq(umount2(mnt.path, MNT_DETACH), 0);
 	kill(mnt.daemon, sig);
 	cr_assert_eq(child_wait(who), 0, "who waits for the dead daemon does not get an error");
-	wait_until_dead();
+	if (detached)
+		cr_assert(!mountinfo_has(mnt.path));
+	else
+		mount_stays_dead(supervisor, true);
 	both_close();
 	status = mnt_wait(&mnt);
 	cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == sig, "wait status %x", status);
@@ -262,19 +289,6 @@ HANGING(aborted_while_it_waits_for_itself_nobody_hangs)
 
 /* ---- in general ---- */
 
-static int lines_with(const char *path, const char *text)
-{
-	char line[4096];
-	FILE *f = fopen(path, "re");
-	int n = 0;
-
-	while (f && fgets(line, sizeof(line), f))
-		n += strstr(line, text) != NULL;
-	if (f)
-		fclose(f);
-	return n;
-}
-
 EACH_WAY(fault_death, the_mount_stays_and_it_is_said_once)
 {
 	struct actor *reader, *client;
@@ -286,12 +300,11 @@ EACH_WAY(fault_death, the_mount_stays_and_it_is_said_once)
 	actor_ok(client, ACQUIRE, 0, SIZE, RW);
 	both_close();
 	kill(mnt.daemon, SIGKILL);
-	wait_until_dead();
+	mount_stays_dead(supervisor, true);
 	cr_assert_eq(actor_do(reader, FSYNC, 0, 0, 0), -ENOTCONN);
 	cr_assert_eq(actor_do(client, RELEASE, 0, SIZE, 0), -ENOTCONN);
 	actor_kill(reader);
 	actor_kill(client);
-	wait_until_ended(supervisor);
 	cr_assert_eq(lines_with(mnt.log, "has died"), 1);
 	mnt_wait(&mnt);
 	way_remount();
@@ -305,8 +318,7 @@ EACH_WAY_BARE(fault_death, in_the_background_too)
 	cr_assert_eq(mnt_start(&mnt, &o), 0, "cannot mount");
 	supervisor = supervisor_of_mnt();
 	kill(mnt.daemon, SIGKILL);
-	wait_until_dead();
-	wait_until_ended(supervisor);
+	mount_stays_dead(supervisor, false);
 	mnt_wait(&mnt);
 	cr_assert_eq(mnt_restart(&mnt), 0);
 }
@@ -314,12 +326,14 @@ EACH_WAY_BARE(fault_death, in_the_background_too)
 EACH_WAY_BARE(fault_death, over_its_own_source_too)
 {
 	struct mnt_options o = { .over = true };
+	pid_t supervisor;
 	struct stat st;
 
 	cr_assert_eq(mnt_start(&mnt, &o), 0, "cannot mount");
+	supervisor = supervisor_of_mnt();
 	shell_ok(mnt.path, "echo text > f && sync f");
 	kill(mnt.daemon, SIGKILL);
-	wait_until_dead();
+	mount_stays_dead(supervisor, true);
 	shell_ok("/", "! echo more > '%s/beneath' 2> /dev/null", mnt.path);
 	cr_assert_eq(fstatat(mnt.backing_fd, "beneath", &st, 0), -1);
 	/* The next replaces it. */
@@ -372,7 +386,7 @@ static int append_again_and_again(void *arg)
 EACH_WAY(fault_death, nobody_writes_beneath)
 {
 	struct gate dead = gate_make();
-	pid_t who = child_start(append_again_and_again, &dead);
+	pid_t supervisor = supervisor_of_mnt(), who = child_start(append_again_and_again, &dead);
 	struct stat st = { 0 };
 	time_t end;
 
@@ -380,7 +394,7 @@ EACH_WAY(fault_death, nobody_writes_beneath)
 		cr_assert_lt(time(NULL), end, "nothing is appended");
 	both_close();
 	kill(mnt.daemon, SIGKILL);
-	wait_until_dead();
+	mount_stays_dead(supervisor, true);
 	gate_open(dead);
 	cr_assert_eq(child_wait(who), 0, "what is appended to a file of a dead mount goes elsewhere, or it hangs");
 	mnt_wait(&mnt);
@@ -403,7 +417,7 @@ EACH_WAY(fault_death, signals_to_the_supervisor_change_nothing)
 	/* Nor has it forgotten what it is for. */
 	both_close();
 	kill(mnt.daemon, SIGKILL);
-	wait_until_dead();
+	mount_stays_dead(supervisor, true);
 	mnt_wait(&mnt);
 }
 
