@@ -119,25 +119,36 @@ static int contents_size(void *cookie, uint64_t *bytes)
 	return err;
 }
 
+static size_t path_of(int fd, char path[PATH_MAX])
+{
+	ssize_t n = readlink(fd_path(fd).text, path, PATH_MAX - 1);
+
+	path[MAX(n, 0)] = '\0';
+	return (size_t)MAX(n, 0);
+}
+
 /* As it is seen on the mount. */
 static bool contents_name(void *cookie, char *buf, size_t size)
 {
 	struct inode *inode = cookie;
 	struct fs *fs = inode->fs;
-	size_t n_source = strcmp(fs->source, "/") ? strlen(fs->source) : 0;
-	char below[PATH_MAX] = "";
-	ssize_t n;
+	char below[PATH_MAX], root[PATH_MAX];
+	size_t n, n_root;
 	int fd;
 
 	fd = inode_fd_get(inode);
 	if (fd < 0)
 		return false;
-	n = readlink(fd_path(fd).text, below, sizeof(below) - 1);
+	n = path_of(fd, below);
 	inode_fd_put(inode);
-	if (n <= 0)
+	/* Not fs->source: that may have been renamed; and below a clone of its mount (mount_open_source()) paths begin there. */
+	n_root = path_of(fs->root.fd, root);
+	if (!n || !n_root)
 		return false;
-	if (!strncmp(below, fs->source, n_source) && below[n_source] == '/')
-		snprintf(buf, size, "%s%s", strcmp(fs->mountpoint, "/") ? fs->mountpoint : "", below + n_source);
+	if (!strcmp(root, "/"))
+		n_root = 0;
+	if (!strncmp(below, root, n_root) && below[n_root] == '/')
+		snprintf(buf, size, "%s%s", strcmp(fs->mountpoint, "/") ? fs->mountpoint : "", below + n_root);
 	else
 		snprintf(buf, size, "%s", below);
 	return true;

@@ -224,6 +224,24 @@ EACH_WAY_BARE(storing, gaia_umount_names_what_cannot_be_stored_and_keeps_the_mou
 	end_of_test();
 }
 
+/* Files are opened below a clone of the source's mount then, in which paths are others. */
+EACH_WAY_BARE(storing, without_access_times_names_are_the_same)
+{
+	static const char *const args[] = { "--device", "sim:8M", "--writeback-age", "3600", "-o", "noatime", NULL };
+	struct actor *dev;
+
+	setenv("GAIAFS_FAULTS", BAD_DISK ",count=1", 1);
+	dev = start(args, "f");
+	unsetenv("GAIAFS_FAULTS");
+	release_page(dev, PAGE, 'd');
+	actor_end(dev);
+	both_close();
+	says(file_and_error(), 1, umount_command(""));
+	shell_ok("/", "%s", umount_command(""));
+	cr_assert_eq(wait_for_end(), 0);
+	end_of_test();
+}
+
 EACH_WAY_BARE(storing, gaia_umount_discards_what_it_is_told_to_and_names_it)
 {
 	release_to_bad_disk(BAD_DISK, "3600");
