@@ -1,4 +1,4 @@
-# What scripts/demo and scripts/test share. Sourced.
+# What scripts/demo, scripts/test and others share. Sourced.
 # shellcheck shell=bash
 
 me=$(basename "$0")
@@ -9,7 +9,7 @@ die() {
 	exit 1
 }
 
-# quietly WHAT COMMAND...: its output only if it fails. Whoever sets a trap on EXIT calls forget_output.
+# quietly WHAT COMMAND...: shows its output only if it fails. A script that sets a trap on EXIT must call forget_output in it.
 quiet_output=
 forget_output() {
 	[ -z "$quiet_output" ] || rm -f "$quiet_output"
@@ -54,18 +54,57 @@ need_fuse() {
 	fi
 }
 
-# In a new mount namespace: let go of its copies of gaiafs mounts, which would keep them from ending when
-# they are unmounted outside; but not of one that we work on.
+# In a new mount namespace: detach its copies of gaiafs mounts, which would keep the mounts alive when
+# they are unmounted outside; but not a copy in which we work.
 let_go_of_mounts() {
 	local mount
 	awk '/ - fuse\.gaiafs / { print $5 }' /proc/self/mountinfo | while read -r mount; do
 		mount=$(printf '%b' "${mount//\\/\\0}")
-		[[ $PWD/ == "$mount"/* || ${TMPDIR:-/tmp}/ == "$mount"/* ]] || umount -i -l -- "$mount"
+		# One within another has gone with it.
+		[[ $PWD/ == "$mount"/* || ${TMPDIR:-/tmp}/ == "$mount"/* ]] || umount -i -l -- "$mount" 2> /dev/null || true
 	done
 }
 
-# The FUSE mounts that this process can see, one path a line.
+# The paths of the FUSE mounts that this process can see, one per line.
 fuse_mounts() {
 	awk '{ for (i = 7; i <= NF; i++) if ($i == "-") { if ($(i + 1) ~ /^fuse(blk)?(\.|$)/) print $5; break } }' \
 		/proc/self/mountinfo | sort
+}
+
+# contained PROGRAM ARGUMENT...: as root, run it in namespaces of its own, where what it leaves behind is its for certain, and
+# ends with it: it gets --contained as its first argument, and calls settle_in. SIGINT, SIGTERM and SIGHUP end it. Its status.
+contained() {
+	local run=("$@") child status=0
+	local contain=(unshare --mount --propagation private --pid --fork --mount-proc --net --ipc --kill-child=TERM)
+	if [ "$(id -u)" -eq 0 ] && "${contain[@]}" true 2> /dev/null; then
+		run=("${contain[@]}" "$1" --contained "${@:2}")
+	fi
+	# With job control: without, background jobs ignore SIGINT, and so would all tests.
+	set -m
+	"${run[@]}" < /dev/null &
+	child=$!
+	set +m
+	interrupted() {
+		trap '' INT TERM HUP
+		say "interrupted; cleaning up."
+		# unshare lets signals pass it by.
+		[ "${run[0]}" != unshare ] || child_of_unshare=$(pgrep -P "$child" || true)
+		kill -TERM "${child_of_unshare:-$child}" 2> /dev/null || true
+		wait "$child" || true
+		exit 130
+	}
+	trap interrupted INT TERM HUP
+	wait "$child" || status=$?
+	trap - INT TERM HUP
+	return "$status"
+}
+
+settle_in() {
+	let_go_of_mounts
+	mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+	# What udev gives /dev/fuse, for the tests that mount as an ordinary user.
+	if [ "$(stat -c %a /dev/fuse)" != 666 ] && mknod -m 666 /dev/shm/fuse c 10 229 2> /dev/null; then
+		mount --bind /dev/shm/fuse /dev/fuse
+		rm /dev/shm/fuse
+	fi
 }
