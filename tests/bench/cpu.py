@@ -22,10 +22,10 @@ from fio import (COLD, COLD_IN_MOUNT, HOME, HOT, RELEASED, Fio, Together, drop_c
 from rounds import BEST_PEER, Goal, Progress, Row, TimeLimit, run_rounds, turn
 from systems import GIB, MIB, Gaiafs, Missing, Peer, System, run, run_undisturbed, stop_on_signals
 
-# The first is the default, of which the goals are.
+# The first is the default; the goals are for it.
 WAYS = ["auto", "writeback", "writethrough"]
 DEVICE_COUNTS = [0, 1, 8, 32, 160]
-# So often in a round: of many ratios of few samples, some are off by more than their spread by chance.
+# Times in a round: of many ratios of few samples, some are off by more than their spread by chance.
 DEVICE_COUNT_SAMPLES = 3
 FILES = 10000
 NAMES_MIB = 96  # what the kernel and a daemon may need for them
@@ -101,7 +101,7 @@ class Bench:
     # -- the systems
 
     def start(self, system, files=("data", MAPPED, AGAIN, RELEASED_FILE, "target")):
-        """Whether it is there; if not it is named as missing."""
+        """Whether it started; if not it is named as missing."""
         self.stack.callback(system.stop)
         for name in files:
             system.make_file(name, self.size)
@@ -157,7 +157,7 @@ class Bench:
 
     def add(self, row, systems, fio, times=1):
         """
-        A line of the table, and who is measured for it, so many times a round. What --only leaves
+        A line of the table, and the systems measured for it, so many times a round. What --only leaves
         out, or cannot be done here (@fio is None), has a line too: its goals are not measured.
         """
         self.rows.append(row)
@@ -170,7 +170,7 @@ class Bench:
             self.works.append((name, work))
 
     def add_native(self, section, title, fio, goals=()):
-        """As all but the counts of devices: in times of the native rate, goals for the first way."""
+        """A row in times of the native rate, with goals for the first way: all but the counts of devices."""
         self.add(Row(section, title, "bytes", NATIVE, goals, [WAYS[0]]), self.systems, fio)
 
     def reads(self):
@@ -325,7 +325,7 @@ class Bench:
 
     def device_counts(self):
         base, *others = [str(count) for count in DEVICE_COUNTS]
-        # No slope, whichever way: what is faster with more devices was not measured well.
+        # No slope, up or down: what is faster with more devices was not measured well.
         goals = [Goal(0.97, base, most=1.03)]
         works = [("read random 4 KiB, hot", self.read("data", "rand", "4k", "psync", HOT)),
                  ("read random 4 KiB, cold in the mount",
@@ -341,7 +341,7 @@ class Bench:
     # -- all of it
 
     def measure(self):
-        """How many rounds there were."""
+        """Measures everything; returns the number of whole rounds."""
         limit = TimeLimit(self.args.seconds)
         progress = Progress()
         self.reads()
@@ -384,7 +384,7 @@ class Bench:
             print("no time left in round %d for: %s" % (rounds + 1, "; ".join(self.left_by_time)))
 
     def report(self, rounds):
-        """What is to be said of the goals."""
+        """Prints and writes the results; returns what they say of the goals."""
         out = self.args.out
         columns = [system.name for system in self.systems]
         counts_columns = [system.name for system in self.counted]

@@ -60,7 +60,7 @@ def cached(path):
 
 
 def forget_names(root):
-    """The kernel drops the names of this one mounted file system that nobody uses."""
+    """The kernel drops the unused names of this one mounted file system."""
     if LIBC.mount(None, os.fsencode(root), None, MS_REMOUNT | MS_NOSUID | MS_NODEV, b""):
         raise OSError(ctypes.get_errno(), "remount %s" % root)
 
@@ -145,7 +145,7 @@ class Bench:
         self.are_made = False  # the names
 
     def systems(self):
-        """Those of which the goals are first: the others may be left out."""
+        """Those that have goals come first: the others may be left out."""
         for way in WAYS:
             yield Gaiafs(way, self.place, self.args.build,
                          ["--device", "sim:%dM" % (self.size // MIB * 2), "--cpu-cache", way])

@@ -1,5 +1,6 @@
 """The plot, by gnuplot: a bar for each system, a mark where the goal is."""
 
+import math
 import subprocess
 import tempfile
 
@@ -7,6 +8,7 @@ from report import machine_text
 
 # Okabe and Ito's colours, which the colour-blind can tell apart.
 COLOURS = ["#999999", "#56b4e9", "#d55e00", "#e69f00", "#009e73"]
+PAIRS_SHOWN = 1000  # of a row with a peer of its own: times the goal
 SHOWN = 1.6  # times native; what is longer has its number written on it
 
 
@@ -116,11 +118,53 @@ def device_counts(counts, share):
     return out
 
 
+def pairs_script(path, rows, subject, facts):
+    """A bar for each row: how many times its goal it is, on the better side to the right; the line is the goal."""
+    labels, bars = [], {True: [], False: []}
+    y, section, out = 0.0, None, []
+    for row in rows:
+        if row.section != section:
+            section = row.section
+            y -= 1.3
+            out.append('set label %s at graph 0, first %f left font ",9" offset -62,0' % (quote(section), y + 0.1))
+        y -= 1
+        labels.append("%s %f" % (quote(row.title.replace("%", "%%")), y))  # a format, to gnuplot
+        (judged,) = row.judge([])
+        # Of what is to be at most so much, less is better; nothing at all is as good as is shown.
+        ratio, goal = max(judged.ratio[0], 1e-9), judged.goal
+        times = goal.most / ratio if goal.most < math.inf else ratio / goal.least
+        times = min(max(times, 1 / PAIRS_SHOWN), PAIRS_SHOWN)
+        bars[times >= 1].append((min(times, 1), max(times, 1), y - 0.35, y + 0.35))
+    head = ['set terminal pngcairo size 1200,%d noenhanced font "sans,9"' % (110 + 22 * (len(labels) + -y * 0.3)),
+            "set output " + quote(path), "set lmargin 64", "set rmargin 4",
+            "set title " + quote("%s beside its peers, in times of the goal (right of the line: met), simulated device\n"
+                                 "%d whole rounds, %s" % (subject, facts["rounds"], machine_text(facts))),
+            "set logscale x", "set xrange [%f:%f]" % (1 / PAIRS_SHOWN, PAIRS_SHOWN), "set grid xtics",
+            "set yrange [%f:0]" % (y - 0.8), "set ytics (%s) scale 0" % ", ".join(labels), "set style fill solid",
+            "set key bottom center outside horizontal", "set border 3"]
+    plots = []
+    for met, colour, title in (True, COLOURS[4], "met"), (False, COLOURS[2], "missed"):
+        head += block("met" if met else "missed", bars[met])
+        if bars[met]:
+            plots.append("$%s using 1:3:1:2:3:4 with boxxyerror lc rgb %s title %s"
+                         % ("met" if met else "missed", quote(colour), quote(title)))
+    return head + out + ["set arrow from 1, graph 0 to 1, graph 1 nohead lw 2 front", "plot " + ", ".join(plots)]
+
+
+def draw_pairs(path, rows, subject, facts):
+    """As draw(), of rows that have a peer each. Those without a goal are not shown."""
+    rows = [row for row in rows if row.goals]
+    return run_gnuplot(path, pairs_script(path, rows, subject, facts)) if rows else []
+
+
 def draw(path, rows, counts, columns, names, peers, facts):
     """[path], or [] and, if there is something to draw, a line that says why."""
     if not rows or not columns[1:]:
         return []
-    lines = script(path, rows, counts, columns[1:], names, peers, facts)
+    return run_gnuplot(path, script(path, rows, counts, columns[1:], names, peers, facts))
+
+
+def run_gnuplot(path, lines):
     with tempfile.NamedTemporaryFile("w", suffix=".gnuplot") as file:
         file.write("\n".join(lines) + "\n")
         file.flush()

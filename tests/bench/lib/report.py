@@ -19,6 +19,31 @@ LEGEND = ("Goals are met, or missed, if all of ratio ± spread is on that side, 
           "the median's alone." % SPREAD_FROM)
 
 
+def time_text(ns):
+    for least, name in (1e9, "s"), (1e6, "ms"), (1e3, "µs"):
+        if ns >= least:
+            return "%.3g %s" % (ns / least, name) if ns < 1000 * least else "%.0f %s" % (ns / least, name)
+    return "%.0f ns" % ns
+
+
+def size_text(size):
+    for least, name in (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"):
+        if size >= least:
+            return "%.4g %s" % (size / least, name)
+    return "%.0f" % size
+
+
+def value_text(value, unit):
+    """Of a row of pairs: a rate, or what it is said to be."""
+    if unit == "time":
+        return time_text(value)
+    if unit == "size":
+        return size_text(value)
+    if unit == "count":
+        return format(value, ",.0f") if value >= 100 or value == int(value) else "%.1f" % value
+    return rate_text(value, unit)
+
+
 def rate_text(rate, unit):
     if unit == "bytes":
         return "%.2f GB/s" % (rate / 1e9) if rate >= 1e9 else "%.0f MB/s" % (rate / 1e6)
@@ -34,7 +59,7 @@ def ratio_text(ratio):
 
 
 def results_dir(path):
-    """Of the command line: made before anything is measured that it would be too late for."""
+    """A directory of the command line: made before anything is measured, as that would be lost."""
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
@@ -43,7 +68,7 @@ def results_dir(path):
 
 
 def gives_up_idle_pages():
-    """Whether DAMON is at work: as a rule to reclaim them, also from the page cache. None: not known."""
+    """Whether DAMON runs, which as a rule reclaims unused pages, also of the page cache. None: not known."""
     try:
         for state in glob.glob("/sys/kernel/mm/damon/admin/kdamonds/*/state"):
             with open(state) as file:
@@ -122,7 +147,7 @@ def versions(build):
 
 
 def verdict_text(row, peers, names):
-    """"met", or what is not: by what ratio or, of several subjects, whose."""
+    """"met", or which goal is not: its ratio or, of several subjects, whose."""
     said = {}
     for _, subject, ratio, verdict in row.judge(peers):
         if verdict != MET:
@@ -156,6 +181,42 @@ def table(rows, columns, names, peers, subject):
                                                   rate_text(row.median(base), row.unit), cells,
                                                   goals, verdict_text(row, peers, names)))
     return [line.rstrip() for line in lines]
+
+
+def pairs_table(rows, peer, subject):
+    """Lines. Each row has a peer of its own: both values, and how many times the peer's ours is."""
+    if not rows:
+        return []
+    wide = max(len(row.title) for row in rows) + 2
+    lines = ["%-*s %10s %10s %14s  %-14s" % (wide, "", "peer", subject, "ratio", "goal")]
+    section = None
+    for row in rows:
+        if row.section != section:
+            section = row.section
+            lines.append(section)
+        goals = ", ".join(goal.text({peer: ""}).strip() for goal in row.goals)
+        lines.append("  %-*s %10s %10s %14s  %-14s %s" % (
+            wide - 2, row.title, value_text(row.median(peer), row.unit), value_text(row.median(subject), row.unit),
+            ratio_text(row.ratio(subject, peer)), goals,
+            "; ".join(judged.verdict for judged in row.judge([]))))
+    return [line.rstrip() for line in lines]
+
+
+def pairs_markdown(rows, peer, subject):
+    """The same for a page: what misses its goal in bold, what may in italics."""
+    lines = ["| | peer | %s | ratio | goal |" % subject, "| --- | ---: | ---: | ---: | --- |"]
+    section = None
+    for row in rows:
+        if row.section != section:
+            section = row.section
+            lines.append("| **%s** | | | | |" % section)
+        verdicts = {judged.verdict for judged in row.judge([])}
+        mark = "**" if MISSED in verdicts else "*" if NOISE in verdicts else ""
+        lines.append("| %s | %s | %s | %s | %s |" % (
+            row.title, value_text(row.median(peer), row.unit), value_text(row.median(subject), row.unit),
+            mark + ratio_text(row.ratio(subject, peer)).split()[0] + mark,
+            ", ".join(goal.text({peer: ""}).strip() for goal in row.goals)))
+    return lines
 
 
 def say_goals(rows, peers, names):
@@ -208,17 +269,20 @@ def status(said, check):
     return STATUS_UNMEASURED if UNMEASURED in verdicts else 0
 
 
+JSON_UNITS = {"bytes": "bytes/s", "files": "1/s", "time": "ns", "size": "bytes", "count": "1"}
+
+
 def write_json(path, facts, rows, peers):
     out = dict(facts, date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), rows=[])
     for row in rows:
         ratios = {name: row.ratio(name, row.base) for name in row.samples if name != row.base}
         out["rows"].append({
             "section": row.section, "title": row.title,
-            "unit": "bytes/s" if row.unit == "bytes" else "1/s", "base": row.base,
+            "unit": JSON_UNITS[row.unit], "base": row.base,
             "samples": row.samples,
             "ratios": {name: dict(zip(("median", "spread"), ratio))
                        for name, ratio in ratios.items() if ratio},
-            "goals": [{"least": goal.least, "most": goal.most if goal.most < math.inf else None,
+            "goals": [{"least": goal.least or None, "most": goal.most if goal.most < math.inf else None,
                        "against": goal.against, "subject": subject,
                        "ratio": ratio and ratio[0], "spread": ratio and ratio[1],
                        "verdict": verdict}

@@ -24,8 +24,12 @@ class Goal:
         self.least, self.against, self.most = least, against, most
 
     def text(self, names):
-        if self.most < math.inf:
+        if self.least == self.most:
+            return "= %.2f %s" % (self.least, names.get(self.against, self.against))
+        if self.most < math.inf and self.least:
             return "no slope: %.2f to %.2f" % (self.least, self.most)
+        if self.most < math.inf:
+            return "≤ %.2f %s" % (self.most, names.get(self.against, self.against))
         return "≥ %.2f %s" % (self.least, names.get(self.against, self.against))
 
     def verdict(self, ratio):
@@ -123,16 +127,18 @@ class Progress:
 class TimeLimit:
     """
     @seconds from now, 0 for none. What is about to start is thought to take as long as it took at
-    most so far or, if it is the first time, as long as anything did.
+    most so far or, if it is the first time, @guess seconds (None: as long as anything did).
     """
 
-    def __init__(self, seconds, clock=time.monotonic):
+    def __init__(self, seconds, clock=time.monotonic, guess=None):
         self.clock = clock
+        self.guess = guess
         self.end = clock() + seconds if seconds else math.inf
         self.took = {}
 
     def allows(self, what):
-        expected = self.took.get(what, max(self.took.values(), default=0))
+        guess = max(self.took.values(), default=0) if self.guess is None else self.guess
+        expected = self.took.get(what, guess)
         return self.clock() + expected <= self.end
 
     def time(self, what, work, *args):

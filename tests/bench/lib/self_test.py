@@ -15,13 +15,14 @@ import unittest.mock
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # pylint: disable=wrong-import-position
 import cpu
+import device
 import memory
 import plot
 import report
 from fio import HOT, Fio
 from rounds import (BEST_PEER, MET, MISSED, NOISE, UNMEASURED, Goal, Progress, Row, TimeLimit,
                     run_rounds, turn)
-from systems import Peer
+from systems import GIB, MIB, Missing, Peer
 
 NATIVE, OURS = cpu.NATIVE, cpu.WAYS[0]
 PEERS = cpu.PEERS
@@ -143,6 +144,14 @@ class TimeLimits(unittest.TestCase):
             said = run_rounds([(name, work(name, takes)) for name, takes in works.items()], rounds,
                               limit, Progress())
         return said, done, now[0]
+
+    def test_what_takes_long_once_does_not_keep_the_rest_from_it_if_that_is_guessed(self):
+        now = [0]
+        for guess, allowed in (None, False), (10, True):
+            limit = TimeLimit(100, clock=lambda: now[0], guess=guess)
+            limit.took["long"] = 90
+            now[0] += 80
+            self.assertEqual((limit.allows("short"), limit.allows("long")), (allowed, False))
 
     def test_without_one_all_rounds_are_done(self):
         said, done, _ = self.run_for(0, 3, a=10, b=20)
@@ -327,6 +336,107 @@ class Plot(unittest.TestCase):
 
     def test_what_was_not_measured_has_no_mark(self):
         self.assertIsNone(plot.goal_at(row_of([Goal(1.5, "ll")], native=[100]), PEERS))
+
+
+class Pairs(unittest.TestCase):
+    """scripts/bench device: each row has a peer of its own."""
+
+    def bench(self, *options):
+        return device.Bench(device.arguments(["--build", "/nowhere", *options]))
+
+    def row(self, theirs, ours, least=0.0, most=float("inf"), unit="time"):
+        row = self.bench().row("section", "title", unit, least, most)
+        for pair in zip(theirs, ours):
+            row.add(device.pair(*pair))
+        return row
+
+    def test_less_is_better_where_the_goal_says_at_most(self):
+        for ours, verdict in (300, MET), (301, MISSED):
+            row = self.row([100] * 3, [ours] * 3, most=3)
+            self.assertEqual(verdicts(row), [verdict])
+            self.assertEqual(report.say_goals([row], [], device.NAMES),
+                             [("section", "title (%.2f ±0.00; goal: ≤ 3.00 peer)" % (ours / 100), verdict)])
+
+    def test_exactly_is_neither_more_nor_less(self):
+        for moved, verdict in (4095, MISSED), (4096, MET), (8192, MISSED):
+            self.assertEqual(verdicts(self.row([4096], [moved], 1, 1, "size")), [verdict])
+        self.assertEqual(Goal(1, device.PEER, 1).text({}), "= 1.00 peer")
+
+    def test_table_and_page_say_what_was_measured(self):
+        rows = [self.row([2e6] * 3, [3e6] * 3, most=1.1), self.row([4096], [4096], 1, 1, "size")]
+        table = report.pairs_table(rows, device.PEER, device.OURS)
+        self.assertEqual([line.split() for line in table[2:]],
+                         ["title 2 ms 3 ms 1.50 ±0.00 ≤ 1.10 missed".split(), "title 4 KiB 4 KiB 1.00 = 1.00 met".split()])
+        page = report.pairs_markdown(rows, device.PEER, device.OURS)
+        self.assertEqual(page[3:], ["| title | 2 ms | 3 ms | **1.50** | ≤ 1.10 |", "| title | 4 KiB | 4 KiB | 1.00 | = 1.00 |"])
+
+    def test_values_have_their_units(self):
+        for value, unit, text in ((750, "time", "750 ns"), (1.5e9, "time", "1.5 s"), (MIB, "size", "1 MiB"),
+                                  (2048, "count", "2,048"), (26.17, "count", "26.2"), (2e9, "bytes", "2.00 GB/s")):
+            self.assertEqual(report.value_text(value, unit), text)
+
+    def test_bars_of_what_is_met_are_right_of_the_line(self):
+        facts = {"rounds": 1, "machine": {"cpu": "", "cores": 1, "memory_gib": 1, "kernel": "", "file_system": "",
+                                          "damon": False, "load_before": [0]}}
+        for row, where in ((self.row([1], [0.5], most=1), "met"), (self.row([1], [2], most=1), "missed"),
+                           (self.row([1], [2], least=1), "met"), (self.row([1], [0.5], least=1), "missed")):
+            lines = plot.pairs_script("/nowhere", [row], device.OURS, facts)
+            at = lines.index("$%s << END" % where)
+            left, right = (float(number) for number in lines[at + 1].split()[:2])
+            self.assertEqual((left, right), (1, 2) if where == "met" else (0.5, 1))
+
+    def added(self, *options):
+        bench = self.bench(*options)
+        for add in bench.parts():
+            add()
+        return bench
+
+    def test_all_rows_have_a_work_and_only_leaves_the_others_out(self):
+        bench, some = self.added(), self.added("--only", "64 devices")
+        self.assertEqual((len(some.works), len(some.large_works), len(some.counts)), (0, 0, 1))
+        self.assertEqual(len(some.rows), len(bench.rows))
+        for what in ("acquire, write, 8 GiB", "release after read", "4096 pages changed", "XXH3", "latency of 30",
+                     "cold everywhere", "25 %", "computing as long", "random 4 KiB", "10000000 steps", "two programs", "passed through",
+                     "bytes a page and device, 8 GiB", "instructions; peer: 1 MiB, acquire, read, 8 GiB"):
+            self.assertTrue(any(what in row.section + ", " + row.title for row in bench.rows), what)
+        self.assertEqual({verdict for _, _, verdict in report.say_goals(bench.rows, [], device.NAMES)}, {UNMEASURED})
+
+    def test_what_cannot_be_measured_is_named_and_is_not_met(self):
+        bench = self.bench()
+        row = bench.row("section", "title", "time", most=1)
+
+        def refuse(_rnd):
+            raise device.Lacking("valgrind is not installed")
+        bench.work([row], refuse)
+        bench.works[0][1](0)
+        self.assertEqual(bench.missing, {"section, title": "valgrind is not installed"})
+        self.assertEqual(verdicts(row), [UNMEASURED])
+        self.assertTrue(bench.measured_all())
+        another = bench.row("section", "another", "time", most=1)
+        self.assertFalse(bench.measured_all())
+
+        def fail(_rnd):
+            raise Missing("does not mount")
+        bench.work([another], fail)
+        bench.works[1][1](0)
+        self.assertFalse(bench.measured_all(), "a fault, not the machine's")
+
+    def test_large_files_are_for_large_machines(self):
+        bench = self.bench()
+        bench.main = lambda: self.fail("too large")
+        with unittest.mock.patch.object(device, "available", lambda: 8 * GIB):
+            with self.assertRaisesRegex(Missing, "only 8 GiB of memory"):
+                bench.mapping(8 * GIB)
+
+    def test_of_several_counts_the_fewest_is_taken(self):
+        with tempfile.TemporaryDirectory() as place:
+            for n, (what, total) in enumerate([("acquire read", 120), ("acquire read", 100), ("release read", 7)]):
+                with open(os.path.join(place, str(n)), "w") as file:
+                    file.write("pid: 1\ndesc: Trigger: Client Request: %s\nevents: Ir\ntotals: %d\n" % (what, total))
+            paths = [os.path.join(place, name) for name in os.listdir(place)]
+            self.assertEqual(device.Bench.read_dumps(paths), {"acquire read": 100, "release read": 7})
+        with self.assertRaisesRegex(Missing, "callgrind.h"):
+            device.Bench.read_dumps([])
 
 
 class CommandLine(unittest.TestCase):

@@ -57,7 +57,7 @@ def write_bdi(root, name, value):
 def run_undisturbed():
     """
     Before all other programs on the machine, where we may; so do all that we start. Among each
-    other nothing changes. Without it, what is measured on a shared machine is who else is there.
+    other nothing changes. Without it, what is measured on a shared machine is the load of others.
     """
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
