@@ -24,7 +24,7 @@ static const struct kind_ops *const kinds[] = {
 #endif
 };
 
-/* What callers of such calls expect. */
+/* Turn a negative errno into what callers of such functions expect: -1 and errno. */
 static int result(int err)
 {
 	if (err >= 0)
@@ -47,8 +47,8 @@ static void end_call(int *cancel)
 }
 
 /*
- * First thing in every call. poll(2), close(2) and others are places at which a thread can be cancelled, and we hold
- * locks and references there: so no call of ours is one. (The library's own threads are nobody's to cancel.)
+ * First thing in every call. poll(2), close(2) and others are cancellation points, and we call them with locks and
+ * references held: so during our calls the thread cannot be cancelled. (Nobody can cancel the library's own threads.)
  */
 #define NOT_CANCELLED __attribute__((cleanup(end_call), unused)) int cancel = begin_call()
 
@@ -111,7 +111,7 @@ static int find_kind(int fd, unsigned device, struct gaia_ioc_device *found,
 
 /* ---- mapping ---- */
 
-/* By the caller's descriptor: the daemon takes it for no other file than the one that it is open on. */
+/* By the caller's descriptor: the daemon accepts the mapping for that descriptor's file only. */
 static int map_ioctl(struct mapping *m, int fd, unsigned device)
 {
 	struct gaia_ioc_map io = {
@@ -128,7 +128,7 @@ static int map_ioctl(struct mapping *m, int fd, unsigned device)
 	return err;
 }
 
-/* Map at the daemon, and set m->conn, m->file and m->id. */
+/* Make the mapping known to the daemon, and set m->conn, m->file and m->id. */
 static int map_at_daemon(struct mapping *m, int fd, unsigned device)
 {
 	struct stat st;
@@ -152,8 +152,8 @@ static int map_at_daemon(struct mapping *m, int fd, unsigned device)
 		if (!err)
 			return 0;
 		/*
-		 * A connection that the daemon does not know is one that it has ended, or it is another daemon's,
-		 * whose device number was used again.
+		 * If the daemon does not know the connection, it has ended it, or the connection is to an earlier
+		 * daemon, whose device number was used again.
 		 */
 		if (err == -ENOTCONN) {
 			pthread_mutex_lock(&gaia_lock);
@@ -256,9 +256,9 @@ int gaia_munmap(void *addr, size_t length)
 		return result(err);
 	}
 	/*
-	 * The memory first: the daemon may use it for others as soon as it knows. Nobody maps into
-	 * the addresses any more, the mapping being forgotten. A daemon that is gone has nothing to be told,
-	 * and what was asked for is done.
+	 * The memory first: the daemon may use it for others as soon as it knows. Nobody maps anything at
+	 * these addresses any more, since the mapping is forgotten. If the daemon is gone, nobody needs to be
+	 * told, and the caller has what it asked for.
 	 */
 	m->ops->unreserve(m, ended);
 	unmap_at_daemon(m);
@@ -295,7 +295,7 @@ static int range_begin(void *addr, size_t length, struct mapping **out, struct g
 	return 0;
 }
 
-/* @err, or -ENOTCONN if that is the cause of it. */
+/* @err, or -ENOTCONN if the connection has ended, which is the cause then. */
 static int range_end(struct mapping *m, int err)
 {
 	if (err && conn_is_dead(m->conn) && err != -EMFILE && err != -ENOMEM)
@@ -402,7 +402,7 @@ int gaia_advise(void *addr, size_t length, int advice)
 
 /* ---- ranges, in the order of a stream ---- */
 
-/* Make room, and have the chunks mapped: nothing of that may be left for when the stream waits. */
+/* Make room, and have the chunks mapped: nothing of that may be left to do while the stream waits. */
 static int pin_range(struct mapping *m, struct gaia_ioc_range *io, int prot)
 {
 	int err;
@@ -432,7 +432,7 @@ int gaia_acquire_on(void *addr, size_t length, int prot, struct CUstream_st *str
 	if (prot & ~m->prot)
 		return range_end(m, -EACCES);
 	io.prot = prot;
-	if (!m->ops->queue) /* all that was queued has been done */
+	if (!m->ops->queue) /* there are no streams: everything has been done */
 		return range_end(m, acquire_now(m, &io));
 	err = pin_range(m, &io, prot);
 	if (err)

@@ -1,5 +1,5 @@
 /*
- * connection.c - one connection a mount, its thread, and fork().
+ * connection.c - one connection to each mount, its thread, and fork().
  */
 #include <errno.h>
 #include <limits.h>
@@ -11,8 +11,8 @@
 
 #include "internal.h"
 
-/* We use little more than one message, but a device's driver is called as well; and programs with
- * much thread-local storage have it on top. */
+/* Our own code needs little more than one message, but a device's driver runs on it as well; and a program's
+ * thread-local storage, which may be large, is taken from the stack. */
 #define THREAD_STACK (1 << 20)
 
 pthread_mutex_t gaia_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -56,7 +56,7 @@ static void after_fork_in_child(void)
 		c->state = CONN_DEAD;
 		c->error = -ENOTCONN;
 		c->forked = true;
-		/* Who waited on it does not exist here. */
+		/* The threads that waited on it do not exist in the child. */
 		c->changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
 	}
 	connected = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
@@ -84,8 +84,8 @@ void conn_kill(struct conn *c, int error)
 }
 
 /*
- * The answer to @msg, which was carried out, or failed with @err. A GRANT that failed is refused, so that only the acquire
- * that caused it fails; where that is not possible the connection ends.
+ * Answer @msg, which was carried out, or failed with @err. A GRANT that failed is refused, so that only the acquire
+ * that caused it fails; if the daemon does not know refusals the connection ends.
  */
 static int answer(struct conn *c, const struct gaia_msg *msg, int err)
 {
@@ -104,7 +104,7 @@ static int answer(struct conn *c, const struct gaia_msg *msg, int err)
 	return wire_send(c->sock, &answer);
 }
 
-/* Take one message, if there is one, and do what it says. The lock is held, but not all the time. */
+/* Take one message, if there is one, and carry it out. Called with the lock held, which is dropped meanwhile. */
 static int serve_one(struct conn *c)
 {
 	struct gaia_msg msg;
@@ -144,8 +144,8 @@ static void *conn_thread(void *arg)
 		pthread_mutex_lock(&gaia_lock);
 		err = serve_one(c);
 		/*
-		 * The error may be ours: we cannot unmap, or could not map what the daemon thinks we have. There is
-		 * no saying otherwise but to end the lease.
+		 * The error may be ours: we cannot unmap a chunk, or could not map one that the daemon thinks we have.
+		 * The only way to tell it is to end the lease.
 		 */
 		if (err)
 			conn_kill(c, err);
@@ -188,7 +188,7 @@ static int make_socket(struct conn *c)
 	return c->sock < 0 ? c->sock : 0;
 }
 
-/* What is left of it when its thread has ended, or never was. */
+/* Free a connection whose thread has ended, or never ran. */
 static void free_conn(struct conn *c)
 {
 	if (c->sock >= 0)
@@ -198,7 +198,7 @@ static void free_conn(struct conn *c)
 	free(c);
 }
 
-/* In conns, CONNECTING, with one reference; the lock is held. */
+/* Make one: in conns, CONNECTING, with one reference. The lock is held. */
 static int new_conn(dev_t dev, struct conn **out)
 {
 	struct conn *c = calloc(1, sizeof(*c));

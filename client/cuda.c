@@ -1,5 +1,5 @@
 /*
- * cuda.c - memory of a GPU: one address range a mapping, into which chunks are mapped as they are
+ * cuda.c - memory of a GPU: one address range for each mapping, into which chunks are mapped as they are
  * handed over.
  *
  * Devices are known by their UUIDs, since a process may see other numbers than the daemon
@@ -16,7 +16,7 @@ struct cuda_api cuda_api;
 
 /* ---- the driver ---- */
 
-/* The driver's way to name versions of its functions; ours are those that CUDA 12.0 has. */
+/* The driver finds a function by name and version; we use those of CUDA 12.0. */
 #define ENTRY_VERSION 12000
 
 typedef CUresult get_proc_fn(const char *name, void **out, int version, cuuint64_t flags,
@@ -39,7 +39,7 @@ static void *driver_lookup(const char *name)
 
 void *(*cuda_lookup)(const char *name) = driver_lookup;
 
-/* -ENODEV: there is no driver, or one that is too old, or it finds no device. -EBUSY: it takes no more
+/* -ENODEV: there is no driver, or it is too old, or it finds no device. -EBUSY: the driver accepts no more
  * processes. */
 static int load(void)
 {
@@ -121,7 +121,7 @@ void cuda_end(struct cuda_scope *s)
 	CUstreamCaptureMode mode = s->before;
 
 	cuda_leave(s);
-	/* Once more if need be: the thread is the program's. */
+	/* Tried twice: the thread is the program's, and must get its mode back. */
 	if (s->relaxed && cuda_api.ThreadExchangeStreamCaptureMode(&mode)) {
 		mode = s->before;
 		cuda_api.ThreadExchangeStreamCaptureMode(&mode);
@@ -144,7 +144,7 @@ static int find_device(const uint8_t uuid[16], CUdevice *out)
 	return err ? err : -ENODEV;
 }
 
-/* The caller's context, if it is one of the device; else the one that the runtime API uses. */
+/* The caller's context, if it is one of the device; else the primary context, which the runtime API uses. */
 static int find_context(struct cuda_mapping *c)
 {
 	CUcontext now = NULL;
@@ -186,7 +186,7 @@ static int cuda_reserve(struct mapping *m, const struct gaia_ioc_device *device)
 	err = cuda_errno(cuda_api.MemAddressReserve(&at, m->span, GAIA_CHUNK, 0, 0));
 	if (err)
 		goto release_context;
-	/* Without them the mapping is good for all that needs no stream. */
+	/* Without flags the mapping works, except in streams. */
 	cuda_flags_make(c);
 	m->base = (char *)at;
 	m->own = c;
@@ -215,15 +215,15 @@ static CUdeviceptr chunk_at(const struct mapping *m, uint64_t k)
 	return (CUdeviceptr)(m->base + k * GAIA_CHUNK);
 }
 
-/* What it reports may be about earlier work; the chunks are unmapped all the same. */
+/* An error that it reports may be of earlier work; the chunks are unmapped all the same. */
 static CUresult unmap_run(const struct mapping *m, uint64_t first, unsigned n)
 {
 	CUresult r = cuda_api.MemUnmap(chunk_at(m, first), n * (size_t)GAIA_CHUNK), one;
 
 	/*
-	 * Other programs (llama.cpp) unmap adjacent mappings together; documented is each alone, and not how a
-	 * driver refuses several. What is unmapped after all, as in a broken context, is refused once more,
-	 * which does no harm.
+	 * Other programs (llama.cpp) unmap adjacent mappings together. Documented is only to unmap each alone; how a
+	 * driver would refuse several is not documented. If the first call has unmapped them all the same, as in a broken
+	 * context, the calls below are refused, which does no harm.
 	 */
 	if (n == 1 || !r)
 		return r;
@@ -280,8 +280,8 @@ static CUresult allow(const struct mapping *m, uint64_t first, unsigned n, int p
 	};
 	CUresult r = cuda_api.MemSetAccess(chunk_at(m, first), n * (size_t)GAIA_CHUNK, &desc, 1);
 
-	/* Not every device knows memory that can only be read. What it may not write is not shared
-	 * with others. */
+	/* Not every device knows memory that can only be read. Then the daemon shares with others only
+	 * what this process may write. */
 	if ((r == CUDA_ERROR_NOT_SUPPORTED || r == CUDA_ERROR_INVALID_VALUE) && !(prot & PROT_WRITE)) {
 		desc.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
 		r = cuda_api.MemSetAccess(chunk_at(m, first), n * (size_t)GAIA_CHUNK, &desc, 1);
@@ -322,16 +322,16 @@ static int cuda_clear(struct mapping *m, uint64_t first, unsigned n)
 
 	cuda_begin(&scope);
 	cuda_enter(&scope, m->own);
-	/* Nothing to wait for: what is taken back was released, after the work on it. */
+	/* Nothing to wait for: what the daemon takes back was released, after the work on it. */
 	r = unmap_chunks(m, first, n);
 	cuda_end(&scope);
 	return cuda_errno(r);
 }
 
 /*
- * Waits for all work of the context, since a page that goes under a kernel breaks the context. A context that is
- * broken or gone cannot be waited for. Nor can one while a stream of it is captured, and to try
- * would invalidate the capture: so the default stream is asked first, which knows of all captures but
+ * Waits for all work of the context, since unmapping a page under a running kernel breaks the context. A context that is
+ * broken or gone cannot be waited for. Nor can one while a stream of it is captured; trying to
+ * would invalidate the capture. So the default stream is asked first: it knows of all captures but
  * those of non-blocking streams.
  */
 static int cuda_finish(struct mapping *m, bool *ended)
@@ -343,7 +343,7 @@ static int cuda_finish(struct mapping *m, bool *ended)
 
 	if (!atomic_load(&c->used))
 		r = CUDA_SUCCESS;
-	/* Twice: an error that passes is not taken for one that lasts. */
+	/* Twice, so that a passing error is not taken for a lasting one. */
 	for (int i = 0; i < 2 && r && !cuda_is_captured(r); i++) {
 		cuda_begin(&scope);
 		r = cuda_enter(&scope, c);
@@ -362,7 +362,7 @@ static void cuda_unreserve(struct mapping *m, bool ended)
 	struct cuda_mapping *c = m->own;
 	struct cuda_scope scope;
 
-	/* After the work all streams have come to their turns. Those that are left are of streams that
+	/* After that work every stream has reached its turns. Turns that are left belong to streams that
 	 * the program has ended with their context. */
 	if (atomic_load(&c->used) && !turns_wait(m))
 		ended = false;

@@ -2,8 +2,8 @@
  * cuda_client.h - what the library's CUDA files share: the driver, and the library's side of a
  * mapping on a GPU.
  *
- * The driver is loaded when a GPU is first asked for, and never linked: the library serves the
- * other kinds of devices where there is none. cuda.c maps chunks; cuda_stream.c queues acquires and
+ * The driver is loaded when a GPU is first asked for, and never linked: without it the library still serves
+ * other kinds of devices. cuda.c maps chunks; cuda_stream.c queues acquires and
  * releases on streams.
  */
 #ifndef GAIA_CLIENT_CUDA_CLIENT_H
@@ -54,14 +54,14 @@ struct cuda_api {
 #undef X
 };
 
-/* Good after cuda_load(). */
+/* Valid after cuda_load(). */
 extern struct cuda_api cuda_api;
 
 /* The function of an entry point ("cuMemMap"), or NULL; tests replace it. */
 extern void *(*cuda_lookup)(const char *name);
 
-/* Each acquire or release that is queued has a word of its own, for which its stream waits: a page
- * of them. */
+/* Each acquire or release that is queued has a word of its own, for which its stream waits. They are in
+ * one page. */
 #define CUDA_FLAGS (GAIA_PAGE / sizeof(uint32_t))
 
 /* mapping.own of a mapping on a GPU. */
@@ -76,39 +76,39 @@ struct cuda_mapping {
 	atomic_bool used; /* something was mapped, or queued */
 
 	/* turns_lock. */
-	uint32_t awaited[CUDA_FLAGS]; /* what was last waited for there */
-	uint32_t reached[CUDA_FLAGS]; /* what was last written there; stays when the page has gone */
+	uint32_t awaited[CUDA_FLAGS]; /* the value last waited for in each word */
+	uint32_t reached[CUDA_FLAGS]; /* the value last written to each word; kept when the page is gone */
 	uint64_t taken[CUDA_FLAGS / 64];
 
-	/* Whoever has the mapping busy; in the end, whoever has forgotten it. */
-	uint64_t placed[]; /* a bit a chunk: something is mapped there */
+	/* The thread that has the mapping busy; in the end, the one that has forgotten it. */
+	uint64_t placed[]; /* one bit for each chunk: something is mapped there */
 };
 
 /*
  * A group of driver calls. While the program captures a graph, in whatever thread, CUDA forbids many
- * of its calls in all threads, and one that is made all the same spoils the graph: unless the calling thread says
- * that its calls have nothing to do with it.
+ * of its calls in all threads, and making one spoils the graph; unless the calling thread declares
+ * that its calls have nothing to do with the graph.
  */
 struct cuda_scope {
 	bool relaxed, entered;
-	CUstreamCaptureMode before; /* relaxed: what the thread's mode was */
+	CUstreamCaptureMode before; /* relaxed: the thread's mode before */
 };
 
 /* 0, or the nearest negative errno. */
 int cuda_errno(CUresult result);
 
-/* The call cannot be made while a stream of the context is captured, in whatever mode the thread is. */
+/* Whether the call failed because a stream of the context is being captured, in whatever mode the thread is. */
 bool cuda_is_captured(CUresult result);
 
 void cuda_begin(struct cuda_scope *s);
-/* Make the mapping's context current until cuda_leave() or cuda_end(). Once. */
+/* Make the mapping's context current until cuda_leave() or cuda_end(). Once for each scope. */
 CUresult cuda_enter(struct cuda_scope *s, const struct cuda_mapping *c);
 void cuda_leave(struct cuda_scope *s);
 void cuda_end(struct cuda_scope *s);
 
 /*
- * Make the mapping's flags, and end them. Both may wait for all streams, so no call on a stream does
- * either. In the mapping's context. @ended: no stream looks at the flags any more.
+ * Make and free the mapping's flags. Both may wait for all streams, so calls on a stream make
+ * neither. In the mapping's context. @ended: no stream looks at the flags any more.
  */
 void cuda_flags_make(struct cuda_mapping *c);
 void cuda_flags_end(struct cuda_mapping *c, bool ended);

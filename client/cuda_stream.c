@@ -20,8 +20,8 @@ struct cuda_turn {
 /* ---- flags ---- */
 
 /*
- * A page a mapping, and not one for all: it is good for as long as its context, which is the mapping's,
- * and a context that the program ends takes nobody else's along.
+ * One page for each mapping, not one for all: the page lives as long as the mapping's context, and when
+ * the program ends a context, only that context's mappings lose their flags.
  */
 void cuda_flags_make(struct cuda_mapping *c)
 {
@@ -30,7 +30,7 @@ void cuda_flags_make(struct cuda_mapping *c)
 	flag = mmap(NULL, GAIA_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (flag == MAP_FAILED)
 		return;
-	/* After a fork() the page that we write could be another one than the device's. */
+	/* After a fork() our writes could go to another page than the one that the device sees. */
 	madvise(flag, GAIA_PAGE, MADV_DONTFORK);
 	if (cuda_api.MemHostRegister(flag, GAIA_PAGE,
 				     CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP)) {
@@ -53,8 +53,8 @@ void cuda_flags_end(struct cuda_mapping *c, bool ended)
 		munmap(c->flag, GAIA_PAGE);
 }
 
-/* The lock is held. A flag is free again as soon as it is written: who still looks at it sees at
- * least that. */
+/* The lock is held. A flag is free again as soon as it is written: whoever still looks at it sees that
+ * value or a later one. */
 static int take_flag(struct cuda_mapping *c, struct cuda_turn *t)
 {
 	for (unsigned i = 0; i < CUDA_FLAGS; i++) {
@@ -81,8 +81,8 @@ static void write_flag(struct turn *turn)
 
 /* ---- queueing ---- */
 
-/* Only in the mapping's context can we tell when it is used no more; and a graph would run us again
- * and again. */
+/* Only streams of the mapping's context: we can tell when that is no longer used. None that is being
+ * captured: a graph would run us again and again. */
 static int check_stream(struct cuda_scope *scope, const struct cuda_mapping *c, CUstream stream)
 {
 	CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -90,7 +90,7 @@ static int check_stream(struct cuda_scope *scope, const struct cuda_mapping *c, 
 	CUresult r;
 
 	r = cuda_api.CtxGetCurrent(&now);
-	/* A thread that has none yet gets the mapping's: it may name the default stream. */
+	/* A thread without a context gets the mapping's: it may pass the default stream. */
 	if (!r && !now)
 		r = cuda_enter(scope, c);
 	if (!r)
@@ -113,7 +113,7 @@ static void CUDA_CB stream_is_here(void *arg)
 	turn_ready(arg);
 }
 
-/* turns_lock is held. The turn that writes @value there, if no stream has come to it; NULL. */
+/* The turn that writes @value to @flag, if no stream has reached it yet, or NULL. turns_lock is held. */
 static struct turn *find_queued(const struct mapping *m, unsigned flag, uint32_t value)
 {
 	struct turn *turn;
@@ -127,7 +127,7 @@ static struct turn *find_queued(const struct mapping *m, unsigned flag, uint32_t
 	return turn;
 }
 
-/* The stream cannot wait: so we do. */
+/* For devices whose streams cannot wait for memory: wait here instead. */
 static int wait_here(struct mapping *m, CUstream stream, unsigned flag, uint32_t value)
 {
 	const struct cuda_mapping *c = m->own;
@@ -135,7 +135,7 @@ static int wait_here(struct mapping *m, CUstream stream, unsigned flag, uint32_t
 	struct turn *left;
 
 	pthread_mutex_lock(&turns_lock);
-	/* In a broken context the stream may never come to it. If it has, the turn is carried out. */
+	/* In a broken context the stream may never reach it. If it has reached it, the turn is carried out. */
 	left = r ? find_queued(m, flag, value) : NULL;
 	if (left)
 		turn_abandon(left);
@@ -177,7 +177,7 @@ static int queue_turn(struct mapping *m, const struct gaia_ioc_range *io, bool r
 		err = cuda_errno(r);
 		goto take_back;
 	}
-	/* From here on the turn is not ours. */
+	/* From here on the turn belongs to the thread. */
 	r = cuda_api.StreamWaitValue32(stream, word, value, CU_STREAM_WAIT_VALUE_GEQ);
 	return r ? wait_here(m, stream, flag, value) : 0;
 

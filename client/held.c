@@ -1,8 +1,8 @@
 /*
  * held.c - which pages each mapping holds, as far as this library knows.
  *
- * The daemon counts holds. Here they are counted only where somebody looks at them: on a strict device, whose pages a
- * program can touch while they are held only; and with GAIA_DEBUG=1, which has mistakes reported on stderr. A count changes
+ * The daemon counts holds. This library counts them only where they are needed: on a strict device, whose pages a
+ * program can touch only while they are held; and with GAIA_DEBUG=1, which reports mistakes on stderr. A count changes
  * when the daemon has answered.
  */
 #include <errno.h>
@@ -15,17 +15,17 @@
 
 #include "internal.h"
 
-/* Reports of one call, at most. */
+/* Lines that one call reports at most. */
 #define REPORTS 16
 
 struct held_chunk {
 	uint16_t n[GAIA_CHUNK_PAGES];	/* acquires not yet released */
-	bool writes[GAIA_CHUNK_PAGES];	/* one of these was for writing, or one before them that they overlapped */
+	bool writes[GAIA_CHUNK_PAGES];	/* one of these was for writing, or an earlier one that overlapped them */
 
 	/* Strict mappings. */
 	bool placed;	/* the chunk is there */
-	bool lax;	/* ... and all of it can be touched: the process has no more mappings to give */
-	int prot;	/* placed: what may be had of it */
+	bool lax;	/* ... and all of it can be touched: the process has no mappings left to protect parts */
+	int prot;	/* placed: the access that it allows at most */
 };
 
 /* Pages of a mapping, from m->base. */
@@ -69,7 +69,7 @@ static bool *writes_of(const struct mapping *m, uint64_t page)
 
 /* ---- reports ---- */
 
-/* The file, as it is called now, and the bytes of pages that the mapping has. */
+/* Report @what of these pages: the file's present name, and those bytes that are in the mapping. */
 static void report(const struct mapping *m, struct pages p, const char *what)
 {
 	uint64_t start = m->offset / GAIA_CHUNK * GAIA_CHUNK;
@@ -85,7 +85,7 @@ static void report(const struct mapping *m, struct pages p, const char *what)
 		(unsigned long long)end - 1, what);
 }
 
-/* The next pages from @p.a that are held, or are not; p.a == p.b: no more. The lock is held. */
+/* The next run of pages from @p.a on that are held, or that are not (@held); p.a == p.b: there is none. The lock is held. */
 static struct pages next_run(const struct mapping *m, struct pages p, bool held)
 {
 	struct pages run;
@@ -97,7 +97,7 @@ static struct pages next_run(const struct mapping *m, struct pages p, bool held)
 	return run;
 }
 
-/* Written down under the lock, said without it. Returns how many there are. */
+/* Collected under the lock, to be reported without it. Returns the number of runs. */
 static unsigned note_runs(const struct mapping *m, struct pages p, bool held, struct pages out[REPORTS])
 {
 	unsigned n = 0;
@@ -143,7 +143,7 @@ static void report_at_exit(struct mapping *m)
 			    "are still held at exit: what was stored there since the last release is lost");
 }
 
-/* At exit(3); other threads may be at work. */
+/* At exit(3); other threads may still run. */
 __attribute__((destructor)) static void at_exit(void)
 {
 	if (!debugging || pthread_mutex_trylock(&gaia_lock))
@@ -152,7 +152,7 @@ __attribute__((destructor)) static void at_exit(void)
 	pthread_mutex_unlock(&gaia_lock);
 }
 
-/* What the program has for SIGSEGV. */
+/* The handler that the program had for SIGSEGV. */
 static struct sigaction next_handler;
 
 static void report_fault(char *addr)
@@ -174,12 +174,12 @@ static void report_fault(char *addr)
 	mapping_put(m);
 }
 
-/* The thread was in the program's code, and holds no lock of ours. */
+/* The thread was in the program's code, so it holds none of our locks. */
 static void on_fault(int sig, siginfo_t *info, void *context)
 {
 	int err = errno;
 
-	/* Sent by somebody: there is no address, and nothing faults again. */
+	/* Otherwise somebody sent the signal: there is no address, and the access will not fault again. */
 	if (info->si_code > 0)
 		report_fault(info->si_addr);
 	errno = err;
@@ -188,7 +188,7 @@ static void on_fault(int sig, siginfo_t *info, void *context)
 	else if (next_handler.sa_handler != SIG_DFL && next_handler.sa_handler != SIG_IGN)
 		next_handler.sa_handler(sig);
 	else if (!sigaction(SIGSEGV, &next_handler, NULL) && info->si_code <= 0)
-		raise(sig); /* else it faults again */
+		raise(sig); /* a real fault happens again by itself */
 }
 
 static void watch_faults(void)
@@ -202,7 +202,7 @@ static void watch_faults(void)
 
 /* ---- strict devices ---- */
 
-/* What a page of a strict mapping is to allow, or -1: that cannot be changed. */
+/* The access that a page of a strict mapping should allow, or -1 if that cannot be changed. */
 static int access_of(const struct mapping *m, uint64_t page)
 {
 	const struct held_chunk *h = &m->held[page / GAIA_CHUNK_PAGES];
@@ -214,7 +214,7 @@ static int access_of(const struct mapping *m, uint64_t page)
 	return h->prot & (*writes_of(m, page) ? ~0 : ~PROT_WRITE);
 }
 
-/* These chunks have all access from now on. Each is a mapping of its own, so this takes no more of them. */
+/* Allow all access to these chunks from now on. Each is a mapping of its own, so this needs no more mappings. */
 static void let_all(struct mapping *m, uint64_t first, uint64_t last)
 {
 	static bool said;
@@ -229,7 +229,7 @@ static void let_all(struct mapping *m, uint64_t first, uint64_t last)
 	said = true;
 }
 
-/* Let the program touch pages [p.a, p.b) as far as they are held, in as few calls as possible. The lock is held. */
+/* Let the program touch those of pages [p.a, p.b) that are held, in as few calls as possible. The lock is held. */
 static void protect(struct mapping *m, struct pages p)
 {
 	uint64_t end;
@@ -253,7 +253,7 @@ void held_placed(struct mapping *m, uint64_t first, unsigned n, int prot)
 		m->held[first + k].lax = false;
 		m->held[first + k].prot = prot;
 	}
-	/* Some may be held already: beyond what was the end of the file. */
+	/* Some may be held already: pages that were beyond the end of the file when they were acquired. */
 	protect(m, (struct pages){ first * GAIA_CHUNK_PAGES, (first + n) * GAIA_CHUNK_PAGES });
 }
 
@@ -279,7 +279,7 @@ int held_init(struct mapping *m)
 		return 0;
 	if (is_debugging() && m->strict)
 		pthread_once(&once, watch_faults);
-	/* For all that it reserves; most of that is never touched. */
+	/* For all of the reserved range; most of the table is never touched. */
 	table = mmap(NULL, table_bytes(m), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (table == MAP_FAILED)
 		return -ENOMEM;

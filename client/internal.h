@@ -1,10 +1,10 @@
 /*
  * internal.h - what the library's files share.
  *
- * connection.c keeps one connection a mount and process, with a thread that carries out what the
- * daemon says: map this chunk, give that one up. mapping.c keeps the mappings, found by
- * address (by callers) and by number (by that thread). turns.c has a thread for acquires and
- * releases that nobody waits for. held.c counts what is held, where somebody looks at it. sim.c, and a file for each other kind of
+ * connection.c keeps one connection for each mount, with a thread that carries out the
+ * daemon's messages: map this chunk, give that one up. mapping.c keeps the mappings, found by
+ * address (for callers) and by number (for that thread). turns.c has a thread for queued acquires and
+ * releases, whose callers do not wait. held.c counts holds, where they are needed. sim.c, and a file for each other kind of
  * device, do what differs between devices. client.c is the API.
  *
  * Rules
@@ -17,15 +17,15 @@
  *     ours. The turns thread waits for no other thread here: not for the connection's, which may be in
  *     a driver that waits for that stream. What a turn's range needs is mapped before it is queued.
  *  4. The connection's thread receives messages under gaia_lock and carries them out without it, one
- *     after the other. Meanwhile mapping.busy keeps the mapping: who forgets it waits for that, so
- *     that nothing is placed at addresses that are given back.
+ *     after the other. Meanwhile mapping.busy keeps the mapping: a thread that forgets the mapping waits
+ *     for that, so that nothing is placed at addresses that are given back.
  *  5. A child of fork() inherits neither chunks nor their descriptors. fork() takes gaia_lock, and does
  *     not wait for the connection's thread: descriptors are known to the connection from the moment
  *     that they are received until they are closed, and the child closes them. A kind whose chunks
  *     a child could inherit maps them under gaia_lock (sim.c).
  *  6. In a child the parent's connections are dead. Its mappings stay in the tables so that calls on them
  *     fail properly, until a mapping of the child's own takes their addresses.
- *  7. A connection lives while mappings and calls refer to it; the last mapping takes it along.
+ *  7. A connection lives while mappings and calls refer to it; the last reference to go ends it.
  *  8. The program's threads come in through client.c, which keeps them from being cancelled in here.
  */
 #ifndef GAIA_CLIENT_INTERNAL_H
@@ -45,37 +45,37 @@ struct CUstream_st;
 struct held_chunk;
 struct mapping;
 
-/* What differs between kinds of devices. 0 or a negative errno. Chunk k of a mapping is the one at
+/* What differs between kinds of devices. Functions return 0 or a negative errno. Chunk k of a mapping is at
  * base + k * GAIA_CHUNK. */
 struct kind_ops {
 	const char *kind; /* as in gaia_ioc_device.kind */
 
 	/*
-	 * Get at @device, and reserve m->span bytes of its addresses, aligned to GAIA_CHUNK: sets
-	 * m->base, and m->own to what the kind needs to know. -ENODEV: the process cannot use the
+	 * Open @device, and reserve m->span bytes of its addresses, aligned to GAIA_CHUNK: sets
+	 * m->base, and m->own to the kind's own state. -ENODEV: the process cannot use the
 	 * device.
 	 */
 	int (*reserve)(struct mapping *m, const struct gaia_ioc_device *device);
 	/*
-	 * Wait for the work that uses the mapping. *@ended: it has ended; false where that cannot be
-	 * known, and where no more of it will be done. -EBUSY: not now; nothing has changed. NULL:
+	 * Wait for the work that uses the mapping. *@ended: it has ended; false if that cannot be
+	 * known and no more of it will be done. -EBUSY: not possible now; nothing has changed. NULL:
 	 * there is no such work.
 	 */
 	int (*finish)(struct mapping *m, bool *ended);
-	/* After finish(), or never used: undo all. Nobody finds the mapping any more. */
+	/* Undo reserve(), after finish() or before any use. Nobody finds the mapping any more. */
 	void (*unreserve)(struct mapping *m, bool ended);
 
-	/* Put the @n chunks behind @fd at @first and after; replaces what was there. The descriptors stay the
-	 * caller's. On error the chunks are not there. Here and in clear() the mapping is busy. */
+	/* Map the @n chunks behind @fd at chunk @first and those after it, in place of what was there. The
+	 * descriptors stay the caller's. On error the chunks are not mapped. In place() and clear() the mapping is busy. */
 	int (*place)(struct mapping *m, uint64_t first, unsigned n, const int *fd, int prot);
-	/* Take away those of @n chunks from @first on that are there. Their addresses stay reserved. */
+	/* Unmap those of @n chunks from @first on that are mapped. Their addresses stay reserved. */
 	int (*clear)(struct mapping *m, uint64_t first, unsigned n);
-	/* Of pages [a, b) from m->base, whose chunks are there, set how the program may touch them (@prot: PROT_NONE, too).
+	/* Set how the program may touch pages [a, b) from m->base, whose chunks are placed (@prot: also PROT_NONE).
 	 * gaia_lock is held. NULL: not possible. */
 	int (*protect)(struct mapping *m, uint64_t a, uint64_t b, int prot);
 
 	/* Have an acquire or release carried out in the order of a stream; after an error it never is. NULL:
-	 * there are no streams, and it is carried out at once. */
+	 * there are no streams: the caller carries it out at once. */
 	int (*queue)(struct mapping *m, const struct gaia_ioc_range *io, bool release,
 		     struct CUstream_st *stream);
 };
@@ -85,28 +85,28 @@ extern const struct kind_ops sim_kind;
 extern const struct kind_ops cuda_kind;
 #endif
 
-/* An acquire or release that is queued, and carried out by a thread of ours when a stream has come
- * to it. */
+/* An acquire or release that is queued. A thread of the library carries it out when a stream has
+ * reached it. */
 struct turn {
 	struct mapping *m; /* NULL: gone */
 	struct gaia_ioc_range io;
 	bool release;
-	/* When it has been carried out, and its error noted in the mapping. turns_lock is held. */
+	/* Called when it has been carried out, and its error noted in the mapping. turns_lock is held. */
 	void (*done)(struct turn *t);
 	LIST_ENTRY(turn) queued; /* mapping.turns_queued, or abandoned; before it is ready */
 	STAILQ_ENTRY(turn) link; /* turns.ready */
 };
 
-/* The turns of a connection that are ready, in the order in which they came to be so. */
+/* The turns of a connection that are ready, in the order in which they became ready. */
 struct turns {
 	/* turns_lock. */
-	pthread_cond_t changed; /* something below, or in a mapping, or a turn is done */
+	pthread_cond_t changed; /* something below or in a mapping has changed, or a turn is done */
 	STAILQ_HEAD(, turn) ready;
 	bool started, stop;
 	pthread_t thread;
 };
 
-/* A file that mappings of a connection are of: one descriptor for all that were made with the same access. */
+/* A file that mappings of a connection use: one descriptor for all mappings with the same access. */
 struct map_file {
 	/* Constant. */
 	ino_t ino;
@@ -141,7 +141,7 @@ struct conn {
 	unsigned refs;
 	int fd[GAIA_MSG_CHUNKS]; /* of the message that is being carried out */
 	unsigned n_fds;
-	uint64_t refused;	/* the last GRANT that we could not carry out, and said so */
+	uint64_t refused;	/* the last GRANT that we could not carry out and refused */
 	LIST_HEAD(, map_file) files;
 	pthread_cond_t changed;	/* state, seq, or busy of a mapping */
 	LIST_ENTRY(conn) link;
@@ -158,13 +158,13 @@ struct mapping {
 	size_t length;		/* as given to it */
 	uint64_t offset;	/* of addr in the file */
 	int prot;
-	bool strict;		/* pages can be touched while they are held only */
+	bool strict;		/* pages can be touched only while they are held */
 	char *base;		/* what is reserved: whole chunks around it */
 	size_t span;
-	void *own;		/* the kind's; free(3) is enough for it */
+	void *own;		/* the kind's own state; free(3) is enough for it */
 	struct held_chunk *held; /* one for each chunk of span, with gaia_lock; NULL: nobody counts */
 
-	atomic_int late_error;	/* of a turn: the first that nobody was told of */
+	atomic_int late_error;	/* of a turn: the first that was not reported yet */
 
 	/* turns_lock. */
 	LIST_HEAD(, turn) turns_queued; /* in streams, not ready */
@@ -180,16 +180,16 @@ extern pthread_mutex_t gaia_lock, turns_lock;
 /* ---- connection.c ---- */
 
 /*
- * A reference to the live connection to the mount of @fd, whose st_dev is @dev; makes it if there
- * is none. *@fresh: it was made now.
+ * A reference to the live connection to the mount of @fd, whose st_dev is @dev; makes a connection if there
+ * is none. *@fresh: it was made by this call.
  */
 int conn_get(int fd, dev_t dev, struct conn **out, bool *fresh);
-/* May wait for the connection's thread, which then has no mapping to work on. */
+/* May wait for the connection's thread, which has no mapping to work on then. */
 void conn_put(struct conn *c);
 /*
- * Wait until message @seq has been carried out. Takes gaia_lock only if it has not been, or if some were @unanswered when
- * the daemon named it (gaia_ioc_range): if one of these was refused meanwhile, what the daemon said is not so, and the
- * connection ends: -ENOTCONN.
+ * Wait until message @seq has been carried out. Takes gaia_lock only if it has not been, or if some messages were @unanswered
+ * when the daemon named it (gaia_ioc_range): if one of these was refused meanwhile, the daemon's reply is void, the
+ * connection ends, and the result is -ENOTCONN.
  */
 int conn_wait(struct conn *c, uint64_t seq, uint32_t unanswered);
 /* Declare it dead, for whatever reason; the lock is held. */
@@ -200,75 +200,75 @@ int start_thread(pthread_t *thread, void *(*fn)(void *), void *arg, const char *
 
 /* ---- turns.c ---- */
 
-/* What gaia_acquire() and gaia_release() come down to. io.prot is set. What was acquired is mapped when
+/* The work of gaia_acquire() and gaia_release(). io.prot is set. What was acquired is mapped when
  * message io.seq has been carried out. -EINTR: a signal has come, and nothing was acquired. */
 int range_acquire(struct mapping *m, struct gaia_ioc_range *io);
 int range_release(struct mapping *m, struct gaia_ioc_range *io);
 
 void turns_init(struct turns *ts);
-/* Nobody queues any more. */
+/* Called when nobody queues any more. */
 void turns_end(struct turns *ts, bool forked);
-/* Have the thread run. */
+/* Start the thread unless it runs. */
 int turns_start(struct conn *c);
-/* turns_lock held. A turn is about to be queued; and was not after all. */
+/* turns_lock is held. A turn is about to be queued; or it was not queued after all. */
 void turn_queued(struct turn *t);
 void turn_not_queued(struct turn *t);
-/* The stream has come to it. The turn, from malloc(3), is the thread's now. */
+/* A stream has reached the turn. The turn, from malloc(3), now belongs to the thread. */
 void turn_ready(struct turn *t);
 /*
- * turns_lock held. Of one that is queued, and not ready: the driver may keep it for ever, or have it ready at any
- * time, and nothing comes of it.
+ * Give up a turn that is queued and not ready: the driver may keep it for ever, or make it ready at any
+ * time, which then has no effect. turns_lock is held.
  */
 void turn_abandon(struct turn *t);
 /*
- * Wait until those of the mapping's turns are done that a stream has come to. False: there were others.
- * They are abandoned.
+ * Wait for those of the mapping's turns that a stream has reached. False: there were others, which
+ * are abandoned now.
  */
 bool turns_wait(struct mapping *m);
 
 /* ---- held.c ---- */
 
-/* With m->base and span set. -ENOMEM. Undone by held_end(). */
+/* Called with m->base and span set. -ENOMEM. Undone by held_end(). */
 int held_init(struct mapping *m);
 void held_end(struct mapping *m);
-/* The range, as it was asked for, was acquired, and what it needs is mapped; it was released, whether or not that failed. */
+/* Note that the range, as it was asked for, was acquired, and its chunks are mapped; or that it was released, even if that failed. */
 void held_add(struct mapping *m, const struct gaia_ioc_range *io);
 void held_take(struct mapping *m, const struct gaia_ioc_range *io);
-/* Before it is unmapped. */
+/* Called before it is unmapped. */
 void held_unmapped(struct mapping *m);
-/* Chunks of a strict mapping were placed, to be touched by nobody yet, and @prot at most; or are cleared now. The lock is held. */
+/* Chunks of a strict mapping were placed: without access yet, later with @prot at most; or they are being cleared. The lock is held. */
 void held_placed(struct mapping *m, uint64_t first, unsigned n, int prot);
 void held_cleared(struct mapping *m, uint64_t first, unsigned n);
 
 /* ---- mapping.c ---- */
 
-/* Reserve addresses on @device for what m->offset and m->length say, and set m->addr, base and
+/* Reserve addresses on @device for m->offset and m->length, and set m->addr, base and
  * span. */
 int mapping_reserve(struct mapping *m, const struct gaia_ioc_device *device);
 /* Make a mapping known; it then has one reference, the tables'. -ENOMEM. */
 int mapping_add(struct mapping *m);
-/* The mapping that holds all of the range, with a reference; or NULL. */
+/* The mapping that contains all of the range, with a reference; or NULL. */
 struct mapping *mapping_find(const char *addr, size_t length);
 /* The mapping with exactly this range, with a reference. NULL and *@err: there is none, or it is
  * an ancestor's. */
 struct mapping *mapping_exact(const char *addr, size_t length, int *err);
-/* Forget it; nobody works on it any more. The tables' reference passes to the caller. False: somebody
- * else did. */
+/* Forget it; nobody works on it any more. The caller gets the tables' reference. False: another thread
+ * has forgotten it. */
 bool mapping_remove(struct mapping *m);
 /* The lock is held. */
 void mappings_each(void (*fn)(struct mapping *m));
 /* Without the lock. */
 void mapping_put(struct mapping *m);
-/* Whether a message of @c's is a GRANT or REVOKE that makes sense. The lock is held. */
+/* Whether the message is a GRANT or REVOKE that is valid on @c. The lock is held. */
 bool mapping_takes(struct conn *c, const struct gaia_msg *msg);
 /*
- * Carry out such a one; of a GRANT that fails nothing is mapped. The lock is held, but not while chunks are mapped or
+ * Carry out such a message; a GRANT that fails maps nothing. The lock is held, but dropped while chunks are mapped or
  * unmapped.
  */
 int mapping_message(struct conn *c, const struct gaia_msg *msg, const int *fd);
 
-/* A reference to the connection's descriptor of the file that @fd is open on (st_ino: @ino), with the same access; it is made if there is none.
- * -EMFILE, -ENOMEM. */
+/* A reference to the connection's descriptor of the file that @fd is open on (st_ino: @ino), with the same access; makes one if
+ * there is none. -EMFILE, -ENOMEM. */
 int file_get(struct conn *c, int fd, ino_t ino, struct map_file **out);
 /* Without the lock. */
 void file_put(struct map_file *f);

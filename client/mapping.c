@@ -9,7 +9,7 @@
 
 #include "internal.h"
 
-/* gaia_lock. Trees of tsearch(3), which nobody else walks. */
+/* gaia_lock. Trees of tsearch(3). */
 static void *by_addr;	/* the mappings' ranges [base, base + span), which do not overlap */
 static void *by_id;
 
@@ -36,7 +36,7 @@ static struct mapping *node(void *found)
 	return found ? *(struct mapping **)found : NULL;
 }
 
-/* Some mapping whose reserved addresses overlap these; the lock is held. */
+/* A mapping whose reserved addresses overlap this range, or NULL; the lock is held. */
 static struct mapping *find_overlap(const char *addr, size_t length)
 {
 	struct mapping key = { .base = (char *)addr, .span = length };
@@ -75,7 +75,7 @@ int mapping_reserve(struct mapping *m, const struct gaia_ioc_device *device)
 	return err;
 }
 
-/* Drop the tables' reference to what an ancestor had mapped where we now have our own; the lock is held. */
+/* Drop the tables' references to an ancestor's mappings at addresses where we now have our own; the lock is held. */
 static void forget_ancestors(const struct mapping *new, struct mapping **put, size_t *n, size_t max)
 {
 	struct mapping *old;
@@ -175,7 +175,7 @@ void mapping_put(struct mapping *m)
 	free(m);
 }
 
-/* Without the lock; the mapping is busy. A GRANT places all of its chunks, or none. */
+/* Without the lock; the mapping is busy. A GRANT places all of its chunks or none. */
 static int carry_out(struct mapping *m, const struct gaia_msg *msg, const int *fd)
 {
 	uint64_t first = m->offset / GAIA_CHUNK, k;
@@ -192,7 +192,7 @@ static int carry_out(struct mapping *m, const struct gaia_msg *msg, const int *f
 		else
 			err = m->ops->clear(m, k, run);
 	}
-	/* What cannot be cleared is asked for again, as if it had been placed. */
+	/* A chunk that cannot be cleared stays: the daemon asks for it again, as if it had been placed. */
 	for (i = 0; i < placed && err && msg->kind == GAIA_MSG_GRANT; i++)
 		m->ops->clear(m, msg->chunk[i] - first, 1);
 	return err;
@@ -224,7 +224,7 @@ int mapping_message(struct conn *c, const struct gaia_msg *msg, const int *fd)
 	struct mapping *m = find_id(c, msg->map);
 	int err;
 
-	/* It may just have been unmapped: then there is nothing to map, and nothing mapped. */
+	/* It may just have been unmapped: then there is nothing to do. */
 	if (!m)
 		return 0;
 	m->busy = true;
@@ -280,7 +280,7 @@ void file_put(struct map_file *f)
 	}
 	LIST_REMOVE(f, link);
 	pthread_mutex_unlock(&gaia_lock);
-	/* The daemon is asked (FLUSH). */
+	/* Without the lock: closing asks the daemon (FLUSH). */
 	if (f->fd >= 0)
 		close(f->fd);
 	free(f);

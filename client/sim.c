@@ -1,6 +1,6 @@
 /*
- * sim.c - memory of the simulated device, which is host memory: one memfd a chunk. On a strict one programs can touch
- * what they hold, and store to what they hold for writing (held.c).
+ * sim.c - memory of the simulated device, which is host memory: one memfd for each chunk. On a strict device programs can
+ * touch only pages that they hold, and store only to pages that they hold for writing (held.c).
  */
 #include <errno.h>
 #include <stdint.h>
@@ -11,8 +11,8 @@
 #define RESERVED (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
 
 /*
- * A child must not have the chunks: they are the parent's lease. Called for each new
- * mapping, since a mapping does not inherit it from what it replaces.
+ * A child must not inherit the chunks: they belong to the parent's lease. Called for each new
+ * mapping, since a mapping does not inherit this setting from the one that it replaces.
  */
 static int keep_from_children(char *at, size_t len)
 {
@@ -55,7 +55,7 @@ static int clear(struct mapping *m, uint64_t first, unsigned n)
 	return keep_from_children(at, len);
 }
 
-/* Under gaia_lock, as no child must see a chunk that is not kept from it yet (rule 5). */
+/* Under gaia_lock, since no child may see a chunk before it is kept from children (rule 5). */
 static int sim_clear(struct mapping *m, uint64_t first, unsigned n)
 {
 	int err;

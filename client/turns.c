@@ -8,7 +8,7 @@
 
 pthread_mutex_t turns_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* turns_lock. Never used again, perhaps. */
+/* turns_lock. A driver may still run them, or never. */
 static LIST_HEAD(, turn) abandoned = LIST_HEAD_INITIALIZER(abandoned);
 
 int range_acquire(struct mapping *m, struct gaia_ioc_range *io)
@@ -20,7 +20,6 @@ int range_acquire(struct mapping *m, struct gaia_ioc_range *io)
 	return err;
 }
 
-/* What a release that failed so has done. */
 int range_release(struct mapping *m, struct gaia_ioc_range *io)
 {
 	const struct gaia_ioc_range asked = *io;
@@ -41,7 +40,7 @@ int range_release(struct mapping *m, struct gaia_ioc_range *io)
 /* ---- the thread ---- */
 
 /*
- * Not waited for is that chunks are mapped (rule 3): those of the range were, when it was announced.
+ * Does not wait until chunks are mapped (rule 3): the chunks of the range were mapped when it was announced.
  * If the file has grown since there may be new ones, which nobody was promised.
  */
 static void carry_out(struct turn *t)
@@ -49,13 +48,13 @@ static void carry_out(struct turn *t)
 	const struct gaia_ioc_range asked = t->io;
 	int none = 0, err;
 
-	/* No signal is handled on this thread; but that it is stopped, or looked at by a debugger, interrupts it, too. */
+	/* This thread handles no signals, but being stopped, or looked at by a debugger, interrupts the call, too. */
 	do
 		err = t->release ? range_release(t->m, &t->io) : range_acquire(t->m, &t->io);
 	while (err == -EINTR);
 	if (!err && !t->release)
 		held_add(t->m, &asked);
-	/* The first one is kept. */
+	/* Only the first error is kept. */
 	if (err)
 		atomic_compare_exchange_strong(&t->m->late_error, &none, err);
 }
@@ -76,7 +75,7 @@ static void *turns_thread(void *arg)
 		carry_out(t);
 		pthread_mutex_lock(&turns_lock);
 		t->done(t);
-		/* From now on the mapping may go. */
+		/* From now on the mapping may be freed. */
 		t->m->turns_ready--;
 		pthread_cond_broadcast(&ts->changed);
 		free(t);
@@ -107,9 +106,7 @@ int turns_start(struct conn *c)
 
 void turns_end(struct turns *ts, bool forked)
 {
-	/*
-	 * A child has only what the parent's thread left behind, maybe in the middle of something.
-	 */
+	/* In a child the parent's thread does not exist, and it may have left anything half done. */
 	if (forked)
 		return;
 	pthread_mutex_lock(&turns_lock);
@@ -150,7 +147,7 @@ void turn_ready(struct turn *t)
 void turn_abandon(struct turn *t)
 {
 	LIST_REMOVE(t, queued);
-	/* Whoever waits for it nevertheless goes on. */
+	/* If anybody waits for it, that one goes on. */
 	t->done(t);
 	t->m = NULL;
 	LIST_INSERT_HEAD(&abandoned, t, queued);

@@ -19,7 +19,7 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
-/* A daemon answers the handshake within microseconds. One that is stopped must not stop us. */
+/* A daemon answers the handshake within microseconds. A stopped daemon must not stop us. */
 #define HANDSHAKE_TIMEOUT_S 10
 
 /*
@@ -91,13 +91,13 @@ int wire_first_ioctl(int fd, unsigned long request, void *arg)
 {
 	int err = wire_ioctl(fd, request, arg);
 
-	/* File systems and drivers have several words for a request that they do not know. */
+	/* File systems and drivers have several errors for an unknown request. */
 	if (err == -EINVAL || err == -ENOSYS || err == -EOPNOTSUPP)
 		return -ENOTTY;
 	return err;
 }
 
-/* See GAIA_FEATURE_TIMES. It always fails, and has done what it is for by then. */
+/* See GAIA_FEATURE_TIMES. The call always fails, but the kernel has moved the times by then. */
 static void move_times(int fd)
 {
 	(void)!fallocate(fd, FALLOC_FL_KEEP_SIZE, GAIA_TOUCH_OFFSET, 1);
@@ -114,7 +114,7 @@ int wire_release(int fd, unsigned by, struct gaia_ioc_range *io)
 
 	if (by == GAIA_RELEASE_BY_IOCTL) {
 		err = wire_ioctl(fd, GAIA_IOC_RELEASE, io);
-		/* One that fails says no more than that. */
+		/* A release that fails does not say whether it changed anything: assume so unless its error excludes it. */
 		if (err ? !wire_changed_nothing(err) : io->changed)
 			move_times(fd);
 		return err;
@@ -142,7 +142,7 @@ int wire_push(int fd, uint64_t off, uint64_t len)
 	struct statx st;
 	int err = push(fd, off, len);
 
-	/* The kernel alone knows of a write that made the file grow beyond the range, until its last page has come. */
+	/* If a write makes the file grow beyond the range, only the kernel knows until the last page has been pushed. */
 	if (!err && statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_SIZE, &st) == 0 &&
 	    st.stx_size > off && st.stx_size - off > len)
 		err = push(fd, st.stx_size - 1, 1);
@@ -208,7 +208,7 @@ int wire_handshake(int sock, int fd, struct gaia_client_key *key, uint64_t *seq,
 	return 0;
 }
 
-/* The descriptors that came along: up to GAIA_MSG_CHUNKS, which is what there is room for. */
+/* The descriptors that came with the message: up to GAIA_MSG_CHUNKS, for which there is room. */
 static unsigned take_descriptors(struct msghdr *hdr, int *fd)
 {
 	unsigned n = 0;
@@ -222,7 +222,7 @@ static unsigned take_descriptors(struct msghdr *hdr, int *fd)
 	return n;
 }
 
-/* How many descriptors a message of the daemon must have, or -EPROTO: it is no such message. */
+/* How many descriptors a message of the daemon must have, or -EPROTO if it is not a valid message. */
 static int check_message(const struct gaia_msg *msg)
 {
 	if (msg->version != GAIA_PROTOCOL_VERSION)
@@ -241,7 +241,7 @@ static int check_message(const struct gaia_msg *msg)
 	}
 }
 
-/* Whether a message of @len bytes is as long as it says. It may have spans. */
+/* Whether a message of @len bytes has the length that its kind and count imply. It may have spans. */
 static bool is_whole(const struct gaia_msg *msg, size_t len)
 {
 	size_t spans = msg->kind == GAIA_MSG_GRANT ? msg->count * sizeof(struct gaia_span) : 0;
@@ -249,7 +249,7 @@ static bool is_whole(const struct gaia_msg *msg, size_t len)
 	return len == sizeof(*msg) || len == sizeof(*msg) + spans;
 }
 
-/* Whether each is one that this version can map. */
+/* Whether this version can map each of them. */
 static bool spans_are_known(const struct gaia_span *span, unsigned n)
 {
 	for (unsigned i = 0; i < n; i++)
@@ -290,7 +290,7 @@ int wire_receive(int sock, bool wait, struct gaia_msg *msg, int fd[GAIA_MSG_CHUN
 
 	got = take_descriptors(&hdr, fd);
 	want = len >= (ssize_t)sizeof(*msg) && !(hdr.msg_flags & MSG_TRUNC) ? check_message(msg) : -EPROTO;
-	/* The kernel gives as many descriptors as the process may still have. */
+	/* The kernel gives only as many descriptors as the process may still have. */
 	if (want < 0 || !is_whole(msg, len))
 		failed = -EPROTO;
 	else if (hdr.msg_flags & MSG_CTRUNC)
@@ -320,7 +320,7 @@ bool wire_hung_up(int sock)
 	struct pollfd p = { .fd = sock, .events = POLLRDHUP };
 	int n;
 
-	/* A signal interrupts it though it does not wait. */
+	/* A signal interrupts even this call, which does not wait. */
 	do {
 		n = poll(&p, 1, 0);
 	} while (n < 0 && errno == EINTR);

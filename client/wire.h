@@ -1,7 +1,7 @@
 /*
  * wire.h - single exchanges with the daemon: an ioctl, the handshake, one message.
  *
- * The lowest layer of the library, and all of it that the gaia tool needs. It keeps no
+ * The lowest layer of the library, and the only one that the gaia tool needs. It keeps no
  * state and starts no threads. Results are 0 or a negative errno.
  */
 #ifndef GAIA_CLIENT_WIRE_H
@@ -20,43 +20,43 @@ struct wire_sys {
 };
 extern struct wire_sys wire_sys;
 
-/* What a call on a file of the mount failed with (errno). -ENOTCONN: the daemon is gone, whatever the kernel called it. */
+/* The error of a call on a file of the mount, from errno. -ENOTCONN: the daemon is gone, whatever the kernel called it. */
 int wire_error(void);
 
-/* Of this and the following the result is wire_error()'s. */
+/* These and the following functions return wire_error()'s errors. */
 int wire_ioctl(int fd, unsigned long request, void *arg);
-/* Not again when a signal interrupts it: -EINTR. */
+/* Does not repeat the call when a signal interrupts it: -EINTR. */
 int wire_ioctl_once(int fd, unsigned long request, void *arg);
 
 /* The same for the first request on a descriptor. -ENOTTY: it is not on gaiafs. */
 int wire_first_ioctl(int fd, unsigned long request, void *arg);
 
-/* Whether a release that failed with @err has left all as it was: client.h. */
+/* Whether a release that failed with @err has left everything as it was (see client.h). */
 bool wire_changed_nothing(int err);
 
-/* A release of @io, asked for as the daemon wants it (@by: GAIA_RELEASE_BY_*). */
+/* Release @io, in the way that the daemon wants (@by: GAIA_RELEASE_BY_*). */
 int wire_release(int fd, unsigned by, struct gaia_ioc_range *io);
 
-/* wire_sys.push for all of a file's bytes [off, off + len), however large, and the file's size. */
+/* Call wire_sys.push for all bytes [off, off + len) of a file, however many, and for a file's size that only the kernel knows. */
 int wire_push(int fd, uint64_t off, uint64_t len);
 
 /* A socket for wire_handshake(), or a negative errno. */
 int wire_socket(void);
 
 /*
- * Become a client of the mount that @fd lives on. *@seq: of the daemon's last message. *@features: the
- * GAIA_FEATURE_* that are wanted, and then those of them that the daemon has as well; NULL: none.
+ * Become a client of the mount that @fd is on. *@seq: of the daemon's last message. *@features: in, the
+ * GAIA_FEATURE_* that are wanted; out, those of them that the daemon has, too. NULL: none.
  */
 int wire_handshake(int sock, int fd, struct gaia_client_key *key, uint64_t *seq, uint64_t *features);
 
 /*
  * Take one message and the descriptors that belong to its kind, which the caller closes.
- * -EAGAIN: none is there and @wait is false. A positive errno: the message is good, but what it carries cannot be had, and
- * *@n is 0: EMFILE where the descriptors did not fit into the process, EPROTO where they are to be mapped in a way that we do not know.
+ * -EAGAIN: none is there and @wait is false. A positive errno: the message is valid, but what it carries cannot be used, and
+ * *@n is 0. EMFILE: the descriptors did not fit into the process; EPROTO: they are to be mapped in a way that we do not know.
  */
 int wire_receive(int sock, bool wait, struct gaia_msg *msg, int fd[GAIA_MSG_CHUNKS], unsigned *n);
 
-/* The descriptors' or the message's, for who has no use for the difference: 0 or a negative errno. */
+/* For callers that do not distinguish these errors: 0 or a negative errno. */
 static inline int wire_failed(int received)
 {
 	return received > 0 ? -received : received;

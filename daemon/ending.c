@@ -13,11 +13,11 @@
 #include "base/log.h"
 #include "base/util.h"
 
-#define SOON_NS 100000000ull /* until the second attempt; twice as long each time, up to: */
+#define SOON_NS 100000000ull /* until the second attempt; the pause doubles each time, up to: */
 #define LATER_NS 1600000000ull
-#define NAMED 100u /* files, in the log; of more there is the number */
+#define NAMED 100u /* files in the log; of the others only the number */
 
-/* A descriptor of the same memory by which it can only be read, or -1. */
+/* A descriptor of the same memory that allows reading only, or -1. */
 static int read_only(int fd)
 {
 	char path[32];
@@ -33,7 +33,7 @@ int ending_init(struct ending *e, uint64_t timeout_ms)
 	void *at = MAP_FAILED;
 
 	*e = (struct ending){ .timeout_ns = timeout_ms * 1000000, .fd = -1 };
-	/* Who has it must not be able to cut it from under us. */
+	/* Whoever has it must not be able to truncate it while we use it. */
 	if (fd >= 0 && !ftruncate(fd, GAIA_END_BYTES) &&
 	    !fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
 		at = mmap(NULL, GAIA_END_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -68,7 +68,7 @@ void ending_give_up(struct ending *e)
 	pthread_mutex_unlock(&e->lock);
 }
 
-/* Until it is time to try again: whether that has a point. */
+/* Wait until it is time to try again. Returns whether trying again makes sense. */
 static bool wait_to_try_again(struct ending *e, uint64_t ns)
 {
 	uint64_t t = MIN(now_ns() + ns, e->until);
@@ -83,7 +83,7 @@ static bool wait_to_try_again(struct ending *e, uint64_t ns)
 	return again;
 }
 
-/* What is lost with its device comes back by no waiting. */
+/* Waiting does not bring back data that is lost with its device. */
 static bool some_may_be_stored(const json_t *unstored)
 {
 	json_t *file;
@@ -117,7 +117,7 @@ int ending_store(struct ending *e, struct cache *c)
 	return err;
 }
 
-/* For who unmounted: the first of them, as many as there is room for. */
+/* Tell whoever unmounted: the first of the files, as many as there is room for. */
 static void tell(struct ending *e, json_t *unstored)
 {
 	const size_t room = GAIA_END_BYTES - sizeof(*e->shared);

@@ -1,8 +1,8 @@
 /*
  * main.c - gaiafs, the daemon: puts the rooms together, and takes them apart in order.
  *
- * With options.c the only place that names concrete devices and stores. The main thread runs
- * the libuv loop (signals, clients' sockets); requests are served by fuse/'s threads.
+ * Only this file and options.c name concrete devices and stores. The main thread runs
+ * the libuv loop (signals, clients' sockets); fuse/'s threads serve requests.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -32,36 +32,36 @@
 #include "store/store.h"
 
 #define DEFAULT_HOME_MAX (4ull << 30)
-#define LEAST_WAITING (128ull << 20) /* requests that wait are limited as if home had so much at least */
+#define LEAST_WAITING (128ull << 20) /* the memory of waiting requests is limited as if home had at least so much */
 
 struct daemon {
 	struct options options;
-	bool faults;	 /* tests want things to go wrong */
-	int parent;	 /* where the parent waits for a byte; -1 */
+	bool faults;	 /* fault points are armed, for tests */
+	int parent;	 /* the pipe on which the parent waits for a byte; -1 */
 
 	/* Made by start_*() in this order, NULL before. */
 	struct store *store;
-	const char *storage_io; /* how it reads */
+	const char *storage_io; /* how the store reads */
 	struct device **device; /* ends with NULL */
 	unsigned n_devices;
 	struct quota *quota;
 	uint64_t home_bytes;
-	uint64_t chosen_home;	/* 0: its size was said */
-	struct memory_limit memory; /* if not */
+	uint64_t chosen_home;	/* 0: --home was given */
+	struct memory_limit memory; /* what it was chosen by */
 	struct fs *fs;
 	struct cache *cache;
 	struct control *control;
-	json_t *mount; /* what is told of it; the control's */
+	json_t *mount; /* what reports say of the mount; the control's */
 	struct ending end;
 
 	uv_loop_t loop;
-	uv_async_t news; /* ready or ended has been set */
+	uv_async_t news; /* wakes the loop: ready or ended has been set */
 	uv_signal_t signal[3];
 	unsigned n_signals;
 	uv_work_t ending_work;
-	bool told;   /* whoever waits for it: the mount is live */
+	bool told;   /* whoever waits for it was told that the mount is live */
 	bool ending;
-	bool signalled; /* told to end by a signal: another one means that it is to hurry */
+	bool signalled; /* a signal has told it to end; another one tells it to hurry */
 	atomic_bool ready, ended;
 };
 
@@ -69,7 +69,7 @@ static const int end_signals[] = { SIGTERM, SIGINT, SIGHUP };
 
 /* ---- in the background ---- */
 
-/* Waits for the daemon's word that the mount is live. The daemon itself has said why it is not. */
+/* Wait for the daemon's word that the mount is live. If it is not, the daemon itself has logged why. */
 _Noreturn static void be_parent(pid_t child, int from)
 {
 	char byte;
@@ -88,7 +88,7 @@ _Noreturn static void be_parent(pid_t child, int from)
 	_exit(1);
 }
 
-/* Returns in the child, a session of its own. Before any thread is made. */
+/* Returns in the child, which is a session of its own. Called before any thread is made. */
 static int go_to_background(struct daemon *d)
 {
 	int ends[2], err;
@@ -146,7 +146,7 @@ static void tell_ready(struct daemon *d)
 
 /* ---- putting together ---- */
 
-/* Every file that the kernel knows of takes a descriptor. */
+/* Each file that the kernel knows takes a descriptor. */
 static void raise_descriptor_limit(void)
 {
 	struct rlimit limit;
@@ -203,7 +203,7 @@ static int start_store(struct daemon *d)
 	return err;
 }
 
-/* Takes the device over. */
+/* Add the device, which it then owns, even if that fails. */
 static int add_device(struct daemon *d, struct device *dev)
 {
 	struct device *faulty;
@@ -270,7 +270,7 @@ static int start_devices(struct daemon *d)
 	return err;
 }
 
-/* GPUs have said so themselves. */
+/* GPUs have logged their own line. */
 static void announce_devices(const struct daemon *d)
 {
 	uint64_t bytes = 0;
@@ -289,7 +289,7 @@ static void announce_devices(const struct daemon *d)
 
 /*
  * Until Linux 6.16 FUSE wrote back temporary copies of pages, and neither an invalidation nor
- * sync_file_range(2) waited for them. The library has a way around for acquires; for a release
+ * sync_file_range(2) waited for them. For acquires the library has another way; for releases
  * there is none.
  */
 static void warn_of_old_kernel(const struct daemon *d)
@@ -323,7 +323,7 @@ static void on_ready(void *arg)
 	struct daemon *d = arg;
 
 	describe(d);
-	/* Nobody can ask for it before. */
+	/* No report can be asked for before. */
 	json_object_set_new(d->mount, "cpu_cache", json_string(fs_cpu_cache(d->fs)));
 	if (fs_not_auto(d->fs))
 		json_object_set_new(d->mount, "not_auto", json_string(fs_not_auto(d->fs)));
@@ -340,7 +340,7 @@ static void on_ended(void *arg)
 	uv_async_send(&d->news);
 }
 
-/* Of what fs_create() makes of the descriptors that there are. */
+/* The limits for each user, below what fs_create() derives from the number of descriptors. */
 static void set_user_limits(struct daemon *d)
 {
 	for (unsigned i = 0; i < QUOTA_COUNT; i++) {
@@ -349,7 +349,7 @@ static void set_user_limits(struct daemon *d)
 		if (!each)
 			continue;
 		if (each > users)
-			log_warn("--user-limit %s=%u: all users together have %u here, and so a user", quota_name(i), each,
+			log_warn("--user-limit %s=%u: all users together may have %u here, so one user may have no more", quota_name(i), each,
 				 users);
 		quota_set_each(d->quota, i, each);
 	}
@@ -378,7 +378,7 @@ static int start_fs(struct daemon *d)
 	return err;
 }
 
-/* In a container the machine's memory is not ours to have. */
+/* In a container we may have only a part of the machine's memory. */
 static uint64_t choose_home(struct daemon *d)
 {
 	memory_limit("", &d->memory);
@@ -392,7 +392,7 @@ static void announce_home(const struct daemon *d)
 
 	if (!home)
 		return;
-	/* News only where a limit makes it less than usual. */
+	/* Worth a line only if a limit makes it less than usual. */
 	log_at(d->memory.from[0] && home < DEFAULT_HOME_MAX ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG,
 	       "home memory: %llu MiB, a quarter of %s%s (%llu MiB)%s", (unsigned long long)home >> 20,
 	       d->memory.from[0] ? "the limit in " : "the machine's memory", d->memory.from,
@@ -420,7 +420,7 @@ static int start_cache(struct daemon *d)
 	d->home_bytes = config.home_bytes;
 	if (err)
 		log_error("the page cache cannot start: %s", strerror(-err));
-	/* They take memory beside home. A few of the largest of each user's must have room. */
+	/* Waiting requests take memory beside home. A few of the largest of each user's must have room. */
 	quota_cap(d->quota, QUOTA_waiting_kib,
 		  config.home_bytes < LEAST_WAITING ? LEAST_WAITING / 2048 : (unsigned)MIN(config.home_bytes / 2048, UINT_MAX));
 	return err;
@@ -447,14 +447,14 @@ static int start_control(struct daemon *d)
 /* ---- ending ---- */
 
 /*
- * Another thread: the kernel must be asked for what it has while the loop and fuse's
- * threads run on.
+ * On another thread: the kernel has to be asked for what it still has, while the loop and fuse's
+ * threads go on working.
  */
 static void end_work(uv_work_t *work)
 {
 	struct daemon *d = container_of(work, struct daemon, ending_work);
 
-	/* As long as it is mounted, programs have what cannot be stored. */
+	/* As long as it is mounted, programs can read what cannot be stored. */
 	fs_push(d->fs);
 	(void)ending_store(&d->end, d->cache);
 	log_debug("ending: %s is unmounted", fs_mountpoint(d->fs));
@@ -492,7 +492,7 @@ static void on_news(uv_async_t *async)
 		begin_end(d);
 }
 
-/* SIGHUP says that the terminal has gone. In the background there is none, and under nohup(1) it is not to matter. */
+/* SIGHUP means that the terminal is gone. In the background there is none, and under nohup(1) it must not matter. */
 static bool ends_on(const struct daemon *d, int number)
 {
 	struct sigaction now;
@@ -570,14 +570,14 @@ static int start(struct daemon *d)
 	return err;
 }
 
-/* Where there is no cache to own them. */
+/* For when there is no cache to own them. */
 static void destroy_devices(struct daemon *d)
 {
 	for (unsigned i = 0; d->device && d->device[i]; i++)
 		d->device[i]->ops->destroy(d->device[i]);
 }
 
-/* In the order of the journey of data: clients, requests, cache, store. 0 if all of it arrived. */
+/* In the order in which data travels: clients, requests, cache, store. 0 if everything was stored. */
 static int stop(struct daemon *d)
 {
 	int err = 0;

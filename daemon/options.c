@@ -22,7 +22,7 @@
 static int add_devices(struct options *o, const struct device_choice *like, uint64_t count)
 {
 	if (o->n_devices + count > CACHE_MAX_DEVICES) {
-		log_error("--device: more than %u devices are too many", CACHE_MAX_DEVICES);
+		log_error("--device: there can be at most %u devices", CACHE_MAX_DEVICES);
 		return -EINVAL;
 	}
 	o->device = xrealloc(o->device, (o->n_devices + count) * sizeof(*o->device));
@@ -58,8 +58,14 @@ static int parse_sim_key(const char *key, struct sim_config *sim, uint64_t *coun
 {
 	if (!strncmp(key, "bandwidth=", 10))
 		return parse_size(key + 10, &sim->bandwidth) ? -EINVAL : 0;
+	if (!strncmp(key, "local=", 6))
+		return parse_size(key + 6, &sim->local) ? -EINVAL : 0;
 	if (!strncmp(key, "latency=", 8))
 		return parse_latency(key + 8, &sim->latency_ns);
+	if (!strncmp(key, "submit=", 7))
+		return parse_latency(key + 7, &sim->submit_ns);
+	if (!strncmp(key, "wait=", 5))
+		return parse_off(key + 5, &sim->no_wait);
 	if (!strncmp(key, "peers=", 6))
 		return parse_off(key + 6, &sim->no_peers);
 	if (!strncmp(key, "readonly=", 9))
@@ -98,12 +104,13 @@ static int parse_sim(struct options *o, const char *text)
 	while ((word = strsep(&rest, ","))) {
 		err = parse_sim_key(word, sim, &count);
 		if (err == -ERANGE) {
-			log_error("--device sim%s: \"%s\": from 1 to %u devices", text, word, CACHE_MAX_DEVICES);
+			log_error("--device sim%s: \"%s\": not a number of devices from 1 to %u", text, word, CACHE_MAX_DEVICES);
 			goto out;
 		}
 		if (err) {
-			log_error("--device sim%s: \"%s\" is not count=N, bandwidth=SIZE, "
-				  "latency=MICROSECONDS, peers=on|off, readonly=on|off or strict=on|off", text, word);
+			log_error("--device sim%s: \"%s\" is not count=N, bandwidth=SIZE, local=SIZE, "
+				  "latency=MICROSECONDS, submit=MICROSECONDS, wait=on|off, peers=on|off, "
+				  "readonly=on|off or strict=on|off", text, word);
 			goto out;
 		}
 	}
@@ -113,7 +120,7 @@ out:
 	return err;
 }
 
-/* @text: what follows "cuda". Which GPUs there are is seen later, when CUDA may be asked. */
+/* @text: what follows "cuda". Which GPUs exist is found out later, when CUDA may be called. */
 static int parse_cuda(struct options *o, const char *text)
 {
 	struct device_choice choice = { CHOICE_CUDA, .cuda = { .index = 0 } };
@@ -125,7 +132,7 @@ static int parse_cuda(struct options *o, const char *text)
 		index = strtoul(text + 1, &end, 10);
 	if ((*text && (text[1] < '0' || text[1] > '9')) || errno || index > 1023 ||
 	    (*end && *end != ',')) {
-		log_error("--device cuda%s: not a GPU's number, 0 for the first", text);
+		log_error("--device cuda%s: not the number of a GPU (0 is the first)", text);
 		return -EINVAL;
 	}
 	choice.cuda.index = (unsigned)index;
@@ -267,7 +274,7 @@ static int parse_storage_io(struct options *o, const char *text)
 	o->direct = !strcmp(text, "direct");
 	if (o->direct || !strcmp(text, "buffered"))
 		return 0;
-	log_error("--storage-io %s: neither direct nor buffered", text);
+	log_error("--storage-io %s: not one of direct, buffered", text);
 	return -EINVAL;
 }
 
@@ -277,7 +284,7 @@ static int parse_supervisor(struct options *o, const char *text)
 	o->supervised = o->unmounts_dead || !strcmp(text, "on");
 	if (o->supervised || !strcmp(text, "off"))
 		return 0;
-	log_error("--supervisor %s: none of on, off, unmount", text);
+	log_error("--supervisor %s: not one of on, off, unmount", text);
 	return -EINVAL;
 }
 
@@ -287,7 +294,7 @@ static int parse_log_level(struct options *o, const char *text)
 
 	(void)o;
 	if (log_level_parse(text, &level)) {
-		log_error("--log-level %s: none of error, warn, info, debug", text);
+		log_error("--log-level %s: not one of error, warn, info, debug", text);
 		return -EINVAL;
 	}
 	log_set_level(level);
@@ -312,26 +319,29 @@ static int stay_in_foreground(struct options *o, const char *text)
 	return 0;
 }
 
-/* ---- the table of all options: the command line and its help come from it; rows of one name are one option ---- */
+/* ---- the table of all options: command line and help are made from it; rows with the same name are one option ---- */
 
 struct option_kind {
 	const char *name;
 	char letter;	   /* 0: none */
 	const char *value; /* as the help shows it; NULL: it takes none */
-	/* Lines; "" for what is not in the help. Their first stands beside the name, if there is room. */
+	/* Its lines; "": not shown in the help. The first stands beside the name, if there is room. */
 	const char *help;
-	/* 0, or a negative errno: one line in the log says what is wrong. NULL: help and version. */
+	/* 0, or a negative errno after it logged one line that says what is wrong. NULL: help and version. */
 	int (*parse)(struct options *o, const char *text);
 };
 
 static const struct option_kind kinds[] = {
 	{ "device", 0, "sim[:SIZE][,KEY=VALUE]...",
 	  "a simulated device (256M); keys: count=N,\n"
-	  "bandwidth=SIZE (a second), latency=MICROSECONDS,\n"
+	  "bandwidth=SIZE (a second, each way), local=SIZE (a\n"
+	  "second, of its own memory), latency=MICROSECONDS,\n"
+	  "submit=MICROSECONDS, wait=on|off (off: their time is\n"
+	  "only counted, on),\n"
 	  "peers=on|off (copies from other devices, on),\n"
-	  "readonly=on|off (off: as a GPU shares, on),\n"
-	  "strict=on|off (a touch of what is not acquired is a\n"
-	  "SIGSEGV, on)",
+	  "readonly=on|off (off: cannot share read-only, as a\n"
+	  "GPU cannot; on), strict=on|off (touching what is not\n"
+	  "acquired is a SIGSEGV; on)",
 	  parse_device },
 	{ "device", 0, "cuda[:INDEX[,SIZE]]", "a GPU (0), with 80 % of its free memory", parse_device },
 	{ "device", 0, "none",
@@ -344,36 +354,36 @@ static const struct option_kind kinds[] = {
 	  parse_home },
 	{ "cpu-cache", 0, "auto|writeback|writethrough",
 	  "how the kernel caches for CPU programs (auto: it\n"
-	  "serves files that no device maps by itself)",
+	  "bypasses the daemon for files that no device maps)",
 	  parse_cpu_cache },
 	{ "storage-io", 0, "direct|buffered",
-	  "how what is cached is read: past the kernel's memory,\n"
-	  "where it has nothing of it, or never (direct)",
+	  "how cached files are read: straight from the disk, or\n"
+	  "always by way of the kernel's memory (direct)",
 	  parse_storage_io },
-	{ "writeback-age", 0, "SECONDS", "store what has been dirty for so long (5)", parse_writeback_age },
+	{ "writeback-age", 0, "SECONDS", "store data that has been dirty for so long (5)", parse_writeback_age },
 	{ "device-age", 0, "SECONDS",
-	  "fetch and store what a device has released for so\n"
-	  "long (as --writeback-age)",
+	  "fetch and store what a device released so long ago\n"
+	  "(as --writeback-age)",
 	  parse_device_age },
 	{ "unmount-timeout", 0, "SECONDS",
-	  "once unmounted, try for so long to store what cannot be\n"
-	  "stored (60)",
+	  "when the mount ends: try for so long to store data that\n"
+	  "cannot be stored (60)",
 	  parse_unmount_timeout },
 	{ "user-limit", 0, "WHAT=N[,WHAT=N]...",
-	  "how many a user other than root may have: clients (1024),\n"
-	  "mappings (16384), open directories and\n"
-	  "removed_files that are in use (by ulimit -n);\n"
+	  "how many each user other than root may have: clients\n"
+	  "(1024), mappings (16384), open directories and\n"
+	  "removed_files in use (by ulimit -n);\n"
 	  "device=PERCENT of each device's memory (75)",
 	  parse_user_limits },
 	{ "supervisor", 0, "on|off|unmount",
-	  "a second process that ends the connection when this\n"
-	  "one is killed, so that nobody hangs (on), and takes\n"
-	  "the mount away, too (unmount)",
+	  "a second process: when this one is killed it ends the\n"
+	  "connection, so that nobody hangs (on), and also takes\n"
+	  "the mount away (unmount)",
 	  parse_supervisor },
 	{ "log-level", 0, "error|warn|info|debug", "(info)", parse_log_level },
 	/* For tables of mounts and scripts that name it. */
 	{ "transport", 0, "", "", ignore_transport },
-	{ "foreground", 'f', NULL, "stay there, and log to standard error", stay_in_foreground },
+	{ "foreground", 'f', NULL, "stay in the foreground, and log to standard error", stay_in_foreground },
 	{ NULL, 'o', "OPTION[,OPTION]...", "mount options: ro, allow_other, noatime, ...", add_mount_options },
 	{ "help", 'h', NULL, "print this", NULL },
 	{ "version", 'V', NULL, "print the version", NULL },
@@ -381,7 +391,7 @@ static const struct option_kind kinds[] = {
 
 #define HELP_COLUMN 39
 
-/* "  --home SIZE", and its help in a column of its own. */
+/* Print "  --home SIZE", and its help in a column of its own. */
 static void print_option(const struct option_kind *k)
 {
 	const char *lines = k->help;
@@ -414,7 +424,7 @@ static void print_help(void)
 	for (size_t i = 0; i < ARRAY_LEN(kinds); i++)
 		if (*kinds[i].help)
 			print_option(&kinds[i]);
-	fputs("\nSIZE takes the suffixes K, M, G, T. `gaia umount DIR` ends it.\n", stdout);
+	fputs("\nSIZE takes the suffixes K, M, G, T. `gaia umount DIR` unmounts it.\n", stdout);
 }
 
 static int parse_paths(struct options *o, int n, char **path)
@@ -429,7 +439,7 @@ static int parse_paths(struct options *o, int n, char **path)
 	return 0;
 }
 
-/* What getopt_long(3) wants of them: each is named by its place in the table. */
+/* Make what getopt_long(3) needs: it returns each option by its place in the table. */
 #define FIRST_KIND 256
 
 static void list_kinds(struct option *longs, char *letters)
@@ -494,7 +504,7 @@ enum options_result options_parse(int argc, char **argv, struct options *out)
 			return OPTIONS_WRONG;
 	}
 	if (out->no_device && out->n_devices) {
-		log_error("--device none and other devices exclude each other");
+		log_error("--device none cannot be combined with other devices");
 		return OPTIONS_WRONG;
 	}
 	if (parse_paths(out, argc - optind, argv + optind))

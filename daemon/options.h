@@ -19,20 +19,20 @@ struct device_choice {
 
 struct options {
 	const char *source;
-	const char *mountpoint;	   /* the source itself, where one directory was given */
+	const char *mountpoint;	   /* the source itself, if one directory was given */
 	char *mount_options;	   /* all of -o, comma separated; "" for none */
 	struct device_choice *device; /* one for each device to be made */
 	unsigned n_devices;
-	bool no_device;	     /* none is wanted */
-	bool choose_devices; /* nothing was said of devices: see start_devices() */
-	uint64_t home_bytes; /* 0: nothing was said of it, see choose_home() */
-	unsigned each_user[QUOTA_COUNT]; /* 0: as usual */
-	unsigned device_percent; /* of each device, that each user may have pinned; 0: as usual */
+	bool no_device;	     /* --device none */
+	bool choose_devices; /* no --device was given: see start_devices() */
+	uint64_t home_bytes; /* 0: --home was not given, see choose_home() */
+	unsigned each_user[QUOTA_COUNT]; /* 0: the default */
+	unsigned device_percent; /* how much of each device a user may have pinned; 0: the default */
 	uint64_t writeback_age_ms;
 	uint64_t device_age_ms; /* 0: writeback_age_ms */
 	uint64_t unmount_timeout_ms;
 	enum fs_cpu_cache cpu_cache;
-	bool direct; /* reads of the source, where that can be */
+	bool direct; /* read the source directly, if possible */
 	bool foreground;
 	bool supervised;
 	bool unmounts_dead; /* the supervisor takes the mount away when the daemon has died */
@@ -41,16 +41,16 @@ struct options {
 enum options_result {
 	OPTIONS_RUN,
 	OPTIONS_DONE,	/* help or the version was asked for and printed */
-	OPTIONS_WRONG,	/* one line in the log says what */
+	OPTIONS_WRONG,	/* one line in the log says what is wrong */
 };
 
-/* The simulated device of who does not say how it should be. */
+/* The simulated device if nothing more is said of it. */
 #define OPTIONS_USUAL_SIM { .capacity = 256ull << 20 }
 
-/* Of one: more is a slip of the keyboard. */
+/* Of one device: a larger size is a typing error. */
 #define OPTIONS_SIM_MAX (4ull << 40)
 
-/* Also sets the level of the log. Fills *@out in each case; end with options_free(). */
+/* Also sets the level of the log. Fills *@out in each case; free it by options_free(). */
 enum options_result options_parse(int argc, char **argv, struct options *out);
 void options_free(struct options *o);
 

@@ -4,7 +4,7 @@
  *	histogram FILE [DEVICE]
  *
  * Counts again and again while other programs change the file, until standard input
- * ends; then once more, and prints that count: 256 lines, value and number. Every
+ * ends; then counts once more, and prints that count: 256 lines, value and number. Every
  * acquire brings only the pages that changed since the one before.
  *
  *	histogram FILE < /dev/null	counts once

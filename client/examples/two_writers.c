@@ -3,8 +3,8 @@
  *
  *	two_writers IN OUT [DEVICE]
  *
- * OUT becomes IN in capital letters. Of every page (4096 bytes) of OUT the device writes the
- * first half and the CPU the second, neither waiting for the other. The CPU process
+ * OUT becomes IN in capital letters. The device writes the first half of every page (4096 bytes)
+ * of OUT, the CPU the second; neither waits for the other. The CPU process
  * maps both files as any program does and knows nothing of gaiafs. Both halves of every page
  * arrive: writes of different bytes are merged.
  */
@@ -81,7 +81,7 @@ int main(int argc, char **argv)
 	if (gaia_acquire(in, n, PROT_READ) < 0 || gaia_acquire(out, n, PROT_READ | PROT_WRITE) < 0)
 		return fail("gaia_acquire");
 
-	/* The device holds all of OUT for writing, and now the CPU writes it as well. */
+	/* The device holds all of OUT for writing; now the CPU writes it, too. */
 	cpu = fork();
 	if (cpu < 0)
 		return fail("fork");

@@ -64,7 +64,7 @@ int fail_on(const char *path, int err)
 	case ENODEV:
 		return fail("%s: not a regular file, or no such device", path);
 	case EPERM:
-		return fail("%s: that is for who may write it, and for root", path);
+		return fail("%s: only root, and users who may write it, may do that", path);
 	case EMFILE:
 		return fail("%s: this user has as many clients or open directories there as a user may (gaiafs --user-limit)", path);
 	case ENFILE:
@@ -86,7 +86,7 @@ static int usage(const char *fmt, ...)
 	return EXIT_USAGE;
 }
 
-/* What is no regular file, nor, if @or_directory, a directory: said without opening it. */
+/* Refuse what is not a regular file nor, if @or_directory, a directory, without opening it. */
 static int check_kind(const char *path, bool or_directory)
 {
 	const char *kind = NULL;
@@ -116,7 +116,7 @@ static int check_kind(const char *path, bool or_directory)
 
 /* ---- reports ---- */
 
-/* All of a descriptor's text, NUL-terminated, to be freed; or NULL. */
+/* All of a descriptor's text, NUL-terminated, to be freed by the caller; or NULL. */
 static char *read_text(int fd)
 {
 	struct stat st;
@@ -157,7 +157,7 @@ int fetch_report_fd(int fd, unsigned what)
 	err = wire_handshake(sock, fd, &io.key, &seq, NULL);
 	if (!err)
 		err = wire_ioctl(fd, GAIA_IOC_REPORT, &io);
-	/* Nothing else comes through our socket, but descriptors of the daemon's may be too many on their way. */
+	/* Only the report comes through our socket, but the daemon may have too many descriptors in flight. */
 	for (int i = 0; i < REPORT_TRIES && err == -EAGAIN; i++) {
 		usleep(10000);
 		err = wire_ioctl(fd, GAIA_IOC_REPORT, &io);
@@ -233,7 +233,7 @@ static int residency_command(const struct args *a)
 /* ---- orders ---- */
 
 /*
- * An order, by a descriptor that allows writing only if the daemon asks for one: where CPU programs read and write past the
+ * An order. It uses a descriptor that allows writing only if the daemon asks for one: where CPU programs read and write past the
  * daemon, an open for writing costs the device programs a comparison.
  */
 static int order(int *fd, const char *path, unsigned long cmd, struct gaia_ioc_file *io)
@@ -250,7 +250,7 @@ static int order(int *fd, const char *path, unsigned long cmd, struct gaia_ioc_f
 	return wire_ioctl(*fd, cmd, io);
 }
 
-/* Whether it is gaiafs is asked before anything is done: other file systems would do the first half. */
+/* Asked before anything is done: on other file systems the first half of an order would succeed. */
 static int if_ours(int fd)
 {
 	int err;
@@ -269,7 +269,7 @@ static int open_ours(const char *path, int flags)
 	return if_ours(open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC | flags));
 }
 
-/* Ends @fd, which may be an error. */
+/* Closes @fd, which may be an error. */
 static int flush_opened(const char *path, int fd)
 {
 	struct gaia_ioc_file io = { .from = GAIA_FLUSH_DEVICES };
@@ -301,7 +301,7 @@ static int flush_mount(const char *path)
 	err = syncfs(fd) ? -errno : fetch_report(fd, GAIA_REPORT_SYNC, &text);
 	close(fd);
 	if (err == -EPERM)
-		return fail("%s: all of a mount is flushed for root, and for the user whose daemon it is; others flush their own files, "
+		return fail("%s: only root, and the user whose daemon it is, may flush a whole mount; others flush their own files, "
 			    "with -r", path);
 	if (err)
 		return fail_on(path, err);
@@ -315,11 +315,11 @@ static int flush_mount(const char *path)
 	return status;
 }
 
-/* Of a walk: nftw(3) hands no argument on. */
+/* Of a walk: nftw(3) passes no argument on. */
 static int below_status, below_fd;
-static size_t below_length; /* of the name of what below_fd is */
+static size_t below_length; /* of the name of the directory that below_fd is */
 
-/* Others may put links in the place of what is walked: only what lies below is opened, and on the mount. */
+/* Others may replace what is walked by links: open only what lies below, and on this mount. */
 static int open_below(const char *path)
 {
 	struct open_how how = { .flags = O_RDONLY | O_NONBLOCK | O_CLOEXEC,
@@ -383,7 +383,7 @@ static int evict_from(int *fd, const struct args *a, uint32_t from)
 	return fail_on(a->path, err);
 }
 
-/* From the memory that was named, or from all: devices first, since what they released goes home. */
+/* From the named memory, or from all: devices first, since what they released goes home. */
 static int evict_command(const struct args *a)
 {
 	struct gaia_ioc_devices io = { 0 };
@@ -416,7 +416,7 @@ static int umount_it(const struct args *a)
 
 /* ---- arguments ---- */
 
-/* Digits and an optional K, M, G or T, up to @end: false if that is not what is there. */
+/* Digits and an optional K, M, G or T, up to @end. False: the text is something else. */
 static bool parse_bytes(const char *text, char end, const char **rest, uint64_t *out)
 {
 	static const char suffixes[] = "KMGT";
@@ -485,7 +485,7 @@ static const struct command *find_command(const char *name)
 }
 
 /*
- * What follows the command's name, NULL-terminated: EXIT_OK, or what to exit with. Not getopt(): the
+ * The arguments after the command's name, NULL-terminated. Returns EXIT_OK, or the status to exit with. Not getopt(): the
  * value of --from may be two words.
  */
 static int parse_args(const struct command *cmd, char **argv, struct args *a)

@@ -1,9 +1,9 @@
 /*
  * show.c - a report as aligned text.
  *
- * It prints what the daemon says, by structure: values as lines, objects as sections, lists of
- * objects as tables. So the daemon may say more without this being changed. Of the counters those
- * that are 0 are left out, and empty lists.
+ * It prints the daemon's report by its structure: values as lines, objects as sections, lists of
+ * objects as tables. So the daemon may report more without a change here. Counters that are 0 and
+ * empty lists are left out.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -12,11 +12,11 @@
 
 #include "tool.h"
 
-/* What does not fit is cut. */
+/* Longer text is cut. */
 #define CELL 512
 #define COLUMNS 32
 
-/* Whether a value is bytes, for people to read as such; else it is a number, of pages mostly. */
+/* Whether a value is in bytes, to be shown in KiB, MiB, ...; else it is a number, mostly of pages. */
 static bool is_bytes(const char *section, const char *key)
 {
 	static const char *const keys[] = { "capacity", "used", "pinned", "budget", "size" };
@@ -59,7 +59,7 @@ static void append(char *out, size_t size, const char *fmt, ...)
 	va_end(ap);
 }
 
-/* An object inside a cell: its strings, and what in it is not 0 nor false. */
+/* An object inside a cell: its strings, and its values that are not 0 or false. */
 static void append_object(char *out, size_t size, json_t *object)
 {
 	const char *key, *sep = "";

@@ -7,32 +7,32 @@
 #include <jansson.h>
 #include <stdbool.h>
 
-/* Exit statuses; gaia(1) has them. */
+/* Exit statuses; see gaia(1). */
 enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
 /* One line on standard error: "gaia: ...". Returns EXIT_FAILED. */
 int fail(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* What went wrong with @path, for people; @err is a negative errno. Returns EXIT_FAILED. */
+/* Say what went wrong with @path; @err is a negative errno. Returns EXIT_FAILED. */
 int fail_on(const char *path, int err);
 
-/* What went wrong with each of a sync's "files", one line each on standard error. How many. */
+/* Say what went wrong with each of a sync's "files", one line each on standard error. Returns their number. */
 size_t show_unstored(const json_t *report);
 
 /* Ask for a report (GAIA_REPORT_*) as a client of @fd's mount: 0 and *@text, to be freed, or a negative errno. */
 int fetch_report(int fd, unsigned what, char **text);
-/* The same, as a descriptor, which is not negative. */
+/* The same, but returns the report's descriptor, or a negative errno. */
 int fetch_report_fd(int fd, unsigned what);
 
-/* Print a report for people. */
+/* Print a report as text. */
 void show_report(json_t *report);
 
-/* Whether something is mounted just there. */
+/* Whether @path itself is a mount point. */
 bool is_mount_point(const char *path);
 
 /*
- * gaia umount. @force: without asking the daemon anything. @everywhere: in other places and mount
- * namespaces, too. @discard: also if some data cannot be stored.
+ * gaia umount. @force: do not ask the daemon anything. @everywhere: in other places and mount
+ * namespaces, too. @discard: even if some data cannot be stored.
  */
 int umount_command(const char *path, bool force, bool everywhere, bool discard);
 

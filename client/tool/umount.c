@@ -2,13 +2,13 @@
  * umount.c - take a mount away and wait until its daemon has stored everything.
  *
  * First, while it is mounted, the daemon is asked to store everything. If it cannot, the files are named, and the
- * mount stays: programs see in it what would be lost.
+ * mount stays: the data can still be read there.
  *
- * The kernel's unmount returns when the mount is out of the tree, and the daemon may then still store what was written at
- * the last moment. So we become the daemon's client before, which tells us which process it is, and wait for that
- * process to end; how it went it leaves in memory that it shares with us. A mount whose daemon is dead is detached: dead
- * it is when the kernel says so of the mount. That we cannot reach the daemon's socket, which belongs to a network
- * namespace, says nothing.
+ * The kernel's unmount returns when the mount is out of the tree; the daemon may then still store what was written at
+ * the last moment. So before, we become the daemon's client, which tells us its process, and afterwards wait for that
+ * process to end. The daemon leaves the outcome in memory that it shares with us. A mount whose daemon is dead is
+ * detached. It is dead when the kernel says so of the mount; it does not count that we cannot reach the daemon's
+ * socket, because the socket belongs to a network namespace.
  *
  * A mount namespace that somebody made meanwhile (a container, a service) has a copy of every mount,
  * which our unmounting does not reach: the daemon then goes on. We look for such copies, and say who has them.
@@ -36,7 +36,7 @@
 #include "../wire.h"
 #include "tool.h"
 
-/* After so long, say what is waited for; many mount namespaces are gone by then. */
+/* After so long, say what we wait for. Many mount namespaces that we would find before are gone by then. */
 #define PATIENCE_MS 5000
 
 extern char **environ;
@@ -49,7 +49,7 @@ struct mount_entry {
 	char *source;
 };
 
-/* In place: \ooo to the byte that it stands for. */
+/* Replace each \ooo by the byte that it stands for, in place. */
 static void unescape(char *s)
 {
 	char *to = s;
@@ -89,7 +89,7 @@ static bool parse_entry(const char *line, struct mount_entry *out)
 	return true;
 }
 
-/* The last mount of @table that @matches says yes to: the topmost, where several are stacked. False: none. */
+/* The last mount of @table that @matches accepts: the topmost, where several are stacked. False: there is none. */
 static bool find_mount(const char *table,
 		       bool (*matches)(const struct mount_entry *e, const void *arg),
 		       const void *arg, struct mount_entry *out)
@@ -125,7 +125,7 @@ static bool is_at(const struct mount_entry *e, const void *path)
 	return !strcmp(e->point, path);
 }
 
-/* The same file system, wherever. */
+/* The same file system, in whatever place. */
 static bool is_same(const struct mount_entry *e, const void *arg)
 {
 	const struct mount_entry *other = arg;
@@ -143,8 +143,8 @@ static bool is_elsewhere(const struct mount_entry *e, const void *arg)
 }
 
 /*
- * The absolute path, without symbolic links, to be freed; or NULL and errno. What a dead mount cannot
- * be asked for, its root itself, is not asked for.
+ * The absolute path, without symbolic links, to be freed; or NULL and errno. The mount's root itself is not looked
+ * up, since a dead mount would not answer.
  */
 static char *canonical(const char *path)
 {
@@ -168,7 +168,7 @@ static char *canonical(const char *path)
 	return full;
 }
 
-/* Let the set-uid helper do it, which says what fails. */
+/* Unmount by the set-uid helper, which says what fails. */
 static int unmount_by_helper(const char *point, bool detach)
 {
 	char *argv[] = { "fusermount3", detach ? "-uz" : "-u", "--", (char *)point, NULL };
@@ -203,7 +203,7 @@ static int unmount(const char *point, int flags)
 	}
 }
 
-/* The kernel says so, or the daemon is there. */
+/* Either the kernel says that the mount is dead, or the daemon is there. */
 static bool is_dead(const char *point)
 {
 	struct statfs sfs;
@@ -211,7 +211,7 @@ static bool is_dead(const char *point)
 	return statfs(point, &sfs) && (errno == ENOTCONN || errno == ECONNABORTED);
 }
 
-/* Become a client, to have the daemon's process: a pidfd, or a negative errno. */
+/* Become a client, to learn the daemon's process: a pidfd, or a negative errno. */
 static int find_daemon(const char *point, int *sock, pid_t *pid)
 {
 	struct gaia_client_key key;
@@ -229,7 +229,7 @@ static int find_daemon(const char *point, int *sock, pid_t *pid)
 		return *sock;
 	}
 	err = wire_handshake(*sock, dir, &key, &seq, NULL);
-	close(dir); /* or it were busy */
+	close(dir); /* or the mount would be busy */
 	if (err)
 		goto close_socket;
 	if (getsockopt(*sock, SOL_SOCKET, SO_PEERCRED, &cred, &len)) {
@@ -240,7 +240,7 @@ static int find_daemon(const char *point, int *sock, pid_t *pid)
 	fd = pidfd_open(cred.pid, 0);
 	if (fd >= 0 && !wire_hung_up(*sock))
 		return fd;
-	/* It ends just now, or its process has no number here (another PID namespace). */
+	/* Otherwise the daemon is just ending, or its process has no number here (another PID namespace). */
 	if (fd >= 0)
 		close(fd);
 	err = -ESRCH;
@@ -270,7 +270,7 @@ static int find_holder(const struct mount_entry *e, char name[64])
 		file = fopen(path, "re");
 		if (!file || fscanf(file, "%63[^\n]", name) != 1)
 			strcpy(name, "?");
-		/* Whoever it is has chosen it, and it is shown on root's terminal. */
+		/* The process has chosen its name, and it is shown on root's terminal. */
 		for (char *c = name; *c; c++)
 			if (*c < ' ' || *c > '~')
 				*c = '?';
@@ -285,13 +285,13 @@ static int find_holder(const struct mount_entry *e, char name[64])
 
 /* ---- the daemon stores ---- */
 
-/* What is looked at while the daemon works, and tells people once in a while how far it has come. */
+/* What we watch while the daemon works, to tell the user from time to time how far it is. */
 struct progress {
 	const char *point;
-	const struct gaia_end *end; /* shared with the daemon; NULL: it does not tell */
+	const struct gaia_end *end; /* shared with the daemon; NULL: it does not share any */
 	uint64_t began_ns, said_ns; /* 0: nothing was said yet */
-	uint64_t left;		    /* bytes, when that was said */
-	bool shown;		    /* on a line of a terminal, to be written over */
+	uint64_t left;		    /* bytes, when we last spoke */
+	bool shown;		    /* on the current line of a terminal, to be overwritten */
 };
 
 static uint64_t now_ns(void)
@@ -302,7 +302,7 @@ static uint64_t now_ns(void)
 	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
 
-/* To a terminal each second, in place; else a line each ten. */
+/* On a terminal each second, in place; else one line each ten seconds. */
 static void progress_say(struct progress *p)
 {
 	bool terminal = isatty(STDERR_FILENO);
@@ -330,12 +330,12 @@ static void progress_end(struct progress *p)
 	p->shown = false;
 }
 
-/* All of it, by a thread, so that there is somebody to look how far it is. */
+/* A sync of the whole mount, by a thread, so that another can show how far it is. */
 struct sync {
 	int fd;
 	char *text;
 	int err;
-	int done[2]; /* a pipe: closed at one end when it is */
+	int done[2]; /* a pipe: the thread closes its end when it is done */
 };
 
 static void *sync_main(void *arg)
@@ -348,7 +348,7 @@ static void *sync_main(void *arg)
 	return NULL;
 }
 
-/* The daemon stores everything: 0 and its report, in *@text, or a negative errno. */
+/* Have the daemon store everything: 0 and its report, in *@text, or a negative errno. */
 static int sync_mount(int fd, struct progress *p, char **text)
 {
 	struct sync s = { .fd = fd };
@@ -375,7 +375,7 @@ close_pipe:
 	return err;
 }
 
-/* How many files could not be stored: a line for each was written. Negative: the text makes no sense. */
+/* Write a line for each file that could not be stored. Returns their number; negative: the text is not valid. */
 static ssize_t say_unstored(const char *text)
 {
 	json_t *report = json_loads(text, 0, NULL);
@@ -385,17 +385,17 @@ static ssize_t say_unstored(const char *text)
 	return n;
 }
 
-/* Before it is unmounted: whether everything is stored. What is not, stays where programs see it. */
+/* Before unmounting: is everything stored? What is not stored stays where programs see it. */
 static int store_first(const char *point, int dir, struct progress *p, bool discard)
 {
 	char *text = NULL;
 	ssize_t n;
 	int err = sync_mount(dir, p, &text);
 
-	/* Who may not ask may not unmount either, as is said then; and an older daemon does not know what is asked. */
+	/* A user who may not ask may not unmount either, and is told so then; an older daemon does not know the request. */
 	if (err == -EPERM || err == -EINVAL)
 		return EXIT_OK;
-	/* What is discarded it names when it is lost. */
+	/* With --discard the daemon names the files when they are lost. */
 	n = err ? -1 : discard && p->end ? 0 : say_unstored(text);
 	free(text);
 	if (n == 0 || discard)
@@ -404,7 +404,7 @@ static int store_first(const char *point, int dir, struct progress *p, bool disc
 		return fail("%s: not unmounted: its daemon has died before everything was stored; 'gaia umount %s' takes the mount away",
 			    point, point);
 	if (err == -ENOTCONN)
-		return fail("%s: not unmounted: its daemon cannot be reached from this network namespace, or does not answer, so nothing can be said of what is stored; 'gaia umount --discard %s' unmounts it all the same",
+		return fail("%s: not unmounted: its daemon cannot be reached from this network namespace, or does not answer, so it is not known what is stored; 'gaia umount --discard %s' unmounts it all the same",
 			    point, point);
 	if (n < 0)
 		return fail("%s: not unmounted: its daemon does not say what is stored: %s; 'gaia umount --discard %s' unmounts it all the same",
@@ -415,7 +415,7 @@ static int store_first(const char *point, int dir, struct progress *p, bool disc
 
 /* ---- the daemon ends ---- */
 
-/* How the daemon, whose process has ended, said that it went. */
+/* Report how the daemon, whose process has ended, said that it ended. */
 static int last_words(const char *point, const struct gaia_end *end, bool discard)
 {
 	ssize_t n;
@@ -430,7 +430,7 @@ static int last_words(const char *point, const struct gaia_end *end, bool discar
 	return fail("%s: unmounted, and what could not be stored is lost", point);
 }
 
-/* @e is unmounted, and its daemon ends, but for other mounts; if it was @told to, in any case. */
+/* Wait until the daemon of @e, which is unmounted, has ended, unless other mounts keep it; if it was @told to end, in any case. */
 static int wait_for(int pidfd, pid_t pid, int sock, bool told, const struct mount_entry *e, struct progress *p, bool discard)
 {
 	struct pollfd ended = { .fd = pidfd, .events = POLLIN };
@@ -442,13 +442,13 @@ static int wait_for(int pidfd, pid_t pid, int sock, bool told, const struct moun
 	while (poll(&ended, 1, 200) <= 0) {
 		bool ending = p->end && __atomic_load_n(&p->end->ending, __ATOMIC_ACQUIRE);
 
-		/* The second says that it is to hurry; two of one kind could become one. */
+		/* The second signal says that it should hurry; two of the same kind could become one. */
 		if (ending && discard && !hurried)
 			hurried = !pidfd_send_signal(pidfd, SIGINT, NULL, 0) && !pidfd_send_signal(pidfd, SIGTERM, NULL, 0);
 		progress_say(p);
 		if (said || now_ns() - began < PATIENCE_MS * 1000000ull)
 			continue;
-		/* A daemon without a mount lets go of its clients before it stores what is left. */
+		/* A daemon without a mount disconnects its clients before it stores what is left. */
 		told = told || ending || wire_hung_up(sock);
 		holder = told ? 0 : find_holder(e, name);
 		progress_end(p);
@@ -466,7 +466,7 @@ static int wait_for(int pidfd, pid_t pid, int sock, bool told, const struct moun
 	return last_words(e->point, p->end, discard);
 }
 
-/* End it elsewhere, too; if it does so by itself another signal would have it give up what cannot be stored. */
+/* Have it end for all mounts. If it is already ending, a second signal would make it give up what cannot be stored. */
 static int end_everywhere(int pidfd, pid_t pid, const char *point, const struct gaia_end *end)
 {
 	if (end && __atomic_load_n(&end->ending, __ATOMIC_ACQUIRE))
@@ -486,7 +486,7 @@ static const struct gaia_end *map_end(int dir)
 	return at == MAP_FAILED ? NULL : at;
 }
 
-/* The daemon answers. */
+/* For a daemon that answers. */
 static int unmount_stored(const struct mount_entry *e, bool everywhere, bool discard, int pidfd, pid_t pid, int sock)
 {
 	struct progress p = { .point = e->point, .began_ns = now_ns() };
@@ -499,8 +499,8 @@ static int unmount_stored(const struct mount_entry *e, bool everywhere, bool dis
 		return fail("%s: %s", e->point, strerror(errno));
 	p.end = map_end(dir);
 	status = store_first(e->point, dir, &p, discard);
-	close(dir); /* or it were busy */
-	/* Asked first: the number of a mount that has gone is soon another's. */
+	close(dir); /* or the mount would be busy */
+	/* Looked up first: the number of a mount that is gone is soon reused. */
 	elsewhere = find_mount("/proc/self/mountinfo", is_elsewhere, e, &rest);
 	if (!status)
 		status = unmount(e->point, 0);
@@ -516,7 +516,7 @@ static int unmount_stored(const struct mount_entry *e, bool everywhere, bool dis
 	return status;
 }
 
-/* It lives, but its process cannot be waited for. */
+/* For a daemon that lives, but whose process cannot be waited for. */
 static int unmount_blindly(const struct mount_entry *e, bool discard)
 {
 	struct progress p = { .point = e->point, .began_ns = now_ns() };

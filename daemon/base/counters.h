@@ -1,10 +1,10 @@
 /*
- * counters.h - what happened, counted.
+ * counters.h - counters of what happened.
  *
  * Process-wide, since a daemon serves one mount. Relaxed atomics: each value
- * is exact, a set of them read together is not a snapshot. The unit is pages
- * unless the line says otherwise. The names are those of `gaia status --json`
- * and of the litmus files' `count`.
+ * is exact, but values that are read together are not a snapshot. The unit is pages
+ * unless the line says otherwise. `gaia status --json` and `count` of the litmus
+ * files use these names.
  */
 #ifndef GAIA_BASE_COUNTERS_H
 #define GAIA_BASE_COUNTERS_H
@@ -20,16 +20,24 @@
 	X(storage_errors, "failed reads, writes and syncs of the backing store (calls)")        \
 	X(home_hits, "pages of CPU reads served from home memory")                              \
 	X(home_misses, "pages of CPU reads that had to be brought home")                        \
-	X(passthrough_imported, "pages that CPU programs had changed in files open past the cache") \
-	X(passthrough_put, "pages that devices had changed, stored in files open past the cache") \
+	X(passthrough_imported, "pages that CPU programs had changed in files that are passed through") \
+	X(passthrough_put, "pages that devices had changed, stored in files that are passed through") \
 	X(home_evicted, "pages dropped from home memory")                                       \
-	X(home_given, "pages that left home memory since the kernel's cache had just got them") \
-	X(home_overcommit, "frames allocated beyond the home budget because nothing could go")  \
+	X(home_given, "pages that left home memory because the kernel's cache had just got them") \
+	X(home_overcommit, "frames allocated beyond the home budget because nothing could be evicted") \
 	X(home_to_device, "pages copied to devices")                                            \
 	X(device_to_home, "pages copied from devices")                                          \
-	X(device_to_device, "pages copied from one device to another, not by way of home")      \
+	X(device_to_device, "pages copied from one device to another, without going through home") \
 	X(peer_failures, "copies between devices that failed: home sent the pages (calls)")     \
 	X(device_reads, "pages of home filled from a device instead of the store")              \
+	X(device_operations, "operations that devices were given (calls)")                      \
+	X(device_bytes_in, "bytes moved from host memory to devices, bases of merges too (bytes)") \
+	X(device_bytes_out, "bytes moved from devices to host memory (bytes)")                  \
+	X(sim_in_ns, "time that simulated copies to devices take by their model (ns, of all devices)") \
+	X(sim_out_ns, "time that simulated copies from devices take by it (ns, of all devices)") \
+	X(sim_local_ns, "time that work on simulated devices' own memory takes by it (ns, of all devices)") \
+	X(sim_ns, "time that all of this takes by it, with latencies; what overlaps counts once (ns, of all devices)") \
+	X(sim_wall_ns, "time in which simulated devices really had operations under way (ns, of all devices)") \
 	X(device_snapshots, "pages secured on a device before being written again")             \
 	X(device_zeroed, "pages of device memory made zeros, so that who maps them sees nothing else") \
 	X(device_evicted, "chunks dropped from devices (chunks)")                               \
@@ -37,10 +45,13 @@
 	X(kernel_invalidated, "pages whose kernel copy was invalidated")                        \
 	X(cpu_written_back, "pages that CPU programs changed: pushed by the kernel, or imported") \
 	X(merges, "3-way merges")                                                               \
-	X(merge_races, "bytes that two owners wrote concurrently, met in a merge (bytes)")      \
-	X(twins, "twins saved")                                                                 \
-	X(twins_pulled, "pages brought up to date on devices since twins had their share of home") \
+	X(merge_races, "bytes that two owners wrote concurrently, found in a merge (bytes)")    \
+	X(twins, "twins saved (old bytes of home's pages, for merges to come)")                 \
+	X(twins_pulled, "pages brought up to date on devices because twins had used up their share of home") \
 	X(acquires, "acquires (calls)")                                                         \
+	X(acquires_ready, "of those, acquires of what was ready: no chunk was looked at (calls)")  \
+	X(acquired_current, "chunks that acquires found current, without a look at their pages (chunks)") \
+	X(acquired_looked_at, "chunks that acquires looked at page by page (chunks)")           \
 	X(releases, "releases (calls)")                                                         \
 	X(acquire_nomem, "acquires refused because the range does not fit the device (calls)")  \
 	X(released_pages, "pages that releases found changed")                                  \
@@ -57,7 +68,7 @@ enum counter {
 	CTR_COUNT
 };
 
-/* Several of each, so that threads that count the same thing seldom write to the same cache line. */
+/* Several sets, so that threads that count the same thing seldom write to the same cache line. */
 #define COUNTER_SETS 16u
 struct counter_set {
 	_Alignas(64) _Atomic uint64_t value[CTR_COUNT];

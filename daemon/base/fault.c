@@ -64,7 +64,7 @@ static struct fault *find_or_make(const char *name)
 	return f;
 }
 
-/* splitmix64: any seed will do, 0 too. */
+/* splitmix64: any seed will do, also 0. */
 static uint64_t next_random(uint64_t *state)
 {
 	uint64_t z = *state += 0x9e3779b97f4a7c15u;
@@ -91,7 +91,7 @@ static int hit_error(struct fault *f)
 	return f->err;
 }
 
-/* The lock is held, dropped while it waits; the fault may be gone then. */
+/* The lock is held, but dropped while it waits; the fault may be gone afterwards. */
 static void hit_hold(struct fault *f, const char *name)
 {
 	if (f->hold != HOLDS_NEXT)
@@ -194,7 +194,7 @@ void fault_disarm_all(void)
 	pthread_mutex_unlock(&lock);
 }
 
-/* One entry of GAIAFS_FAULTS, taken apart. */
+/* One entry of GAIAFS_FAULTS, parsed. */
 struct spec {
 	const char *name;
 	int err;
@@ -206,7 +206,7 @@ struct spec {
 
 static int parse_errno(const char *text, int *out)
 {
-	/* The kernel's largest number for a reason that user space sees is 133. */
+	/* The largest errno that user space sees is 133. */
 	for (int e = 1; e < 256; e++) {
 		const char *name = strerrorname_np(e);
 
@@ -258,7 +258,7 @@ static int parse_option(char *text, struct spec *spec)
 	return 0;
 }
 
-/* @text is cut up, and @spec refers to it. */
+/* Modifies @text; @spec refers to it afterwards. */
 static int parse_spec(char *text, struct spec *spec)
 {
 	char *kind = strchr(text, '=');

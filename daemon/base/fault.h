@@ -27,7 +27,7 @@ void fault_hold(const char *name);
 void fault_await_held(const char *name);
 void fault_let_go(const char *name);
 void fault_disarm_all(void);
-/* Parse the form above; -EINVAL names nothing and arms nothing. */
+/* Parse the form above; on -EINVAL nothing is armed and nothing is logged. */
 int fault_parse(const char *text);
 #else
 #define fault_point(name) (0)

@@ -59,8 +59,8 @@ bool log_may(struct log_pace *pace)
 }
 
 /*
- * The whole line in one write(2): lines of several threads and processes do
- * not mix. What cannot be written is lost; there is nobody left to tell.
+ * The whole line in one write(2), so that lines of several threads and processes
+ * do not mix. If it cannot be written it is lost: there is nobody left to tell.
  */
 static void write_line(const char *line, size_t len)
 {

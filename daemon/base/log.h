@@ -1,8 +1,8 @@
 /*
  * log.h - one line to a human.
  *
- * Who first decides that something is an error logs it, once, with what the
- * user can do; everyone else passes the errno up. Before log_to_syslog() the
+ * The code that first decides that something is an error logs it, once, with what the
+ * user can do; all other code passes the errno up. Before log_to_syslog() the
  * lines go to standard error, after it to syslog. Thread-safe.
  */
 #ifndef GAIA_BASE_LOG_H
@@ -23,8 +23,8 @@ void log_to_syslog(void);
 void log_at(enum log_level level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /*
- * For what any user can cause as often as he likes. Zero at first; log_may() is true when a minute has passed since it
- * was last.
+ * Limits lines that any user can cause as often as he likes. Starts as zero; log_may() is true once, and again when a
+ * minute has passed since it was true.
  */
 struct log_pace {
 	atomic_uint_least64_t next_ns;

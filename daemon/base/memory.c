@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Where each version is mounted. The last: version 2 beside version 1. */
+/* Where each version of cgroups is mounted. The last row: version 2 beside version 1. */
 static const struct hierarchy {
 	const char *mount, *file;
 	bool v1;
@@ -19,7 +19,7 @@ static const struct hierarchy {
 	{ "/sys/fs/cgroup/memory", "memory.limit_in_bytes", true },
 };
 
-/* A file that is not there, or says "max", limits nothing. */
+/* A file that is missing, or says "max", limits nothing. */
 static void take_limit(const char *path, struct memory_limit *least)
 {
 	unsigned long long bytes;
@@ -35,8 +35,8 @@ static void take_limit(const char *path, struct memory_limit *least)
 }
 
 /*
- * The group's limit and those above it. In a container that sees only a part of the tree the path may not
- * exist below the mount; but the mount itself is the container's group then.
+ * The limits of the group and of those above it. In a container that sees only a part of the tree the group's path may
+ * not exist below the mount; but then the mount itself is the container's group.
  */
 static void take_limits(const char *root, const struct hierarchy *h, char *group,
 			struct memory_limit *least)
@@ -55,7 +55,7 @@ static void take_limits(const char *root, const struct hierarchy *h, char *group
 	}
 }
 
-/* Whether a line of /proc/PID/cgroup, "ID:CONTROLLERS:PATH", is of the hierarchy. */
+/* Whether a line of /proc/PID/cgroup, "ID:CONTROLLERS:PATH", belongs to the hierarchy. */
 static bool is_of(const char *controllers, const struct hierarchy *h)
 {
 	char list[256], *rest = list, *word;
@@ -85,7 +85,7 @@ static void take_line(const char *root, char *line, struct memory_limit *least)
 
 		if (!is_of(controllers, &hierarchies[i]))
 			continue;
-		/* "/": the top. "/../x": of a group outside of what we see. */
+		/* "/" is the top; "/../x" is a group outside of what we see. */
 		snprintf(copy, sizeof(copy), "%s", strcmp(group, "/") && !strstr(group, "/..") ? group : "");
 		take_limits(root, &hierarchies[i], copy, least);
 	}

@@ -21,7 +21,7 @@ void notify_manager(const char *state)
 	socklen_t size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + len);
 	int fd;
 
-	/* A path, or "@" and a name that is no path. */
+	/* A path, or "@" and an abstract name. */
 	if (!len || len >= sizeof(to.sun_path) || (name[0] != '/' && name[0] != '@'))
 		return;
 	memcpy(to.sun_path, name, len);

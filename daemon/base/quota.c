@@ -12,7 +12,7 @@
 #include "base/log.h"
 #include "base/util.h"
 
-/* Lives while it has anything. */
+/* Lives while the user has anything. */
 struct user {
 	struct quota_user public;
 	UT_hash_handle hh; /* by public.uid */
@@ -20,7 +20,7 @@ struct user {
 
 struct quota {
 	uid_t owner; /* constant */
-	struct log_pace pace[QUOTA_COUNT]; /* so that none hides another's lines */
+	struct log_pace pace[QUOTA_COUNT]; /* one for each, so that none hides another's lines */
 
 	pthread_mutex_t lock;
 	/* lock. */

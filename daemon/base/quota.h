@@ -1,15 +1,15 @@
 /*
- * quota.h - how much each user may take of what all share.
+ * quota.h - how much each user may take of what all users share.
  *
- * A mount of root's is open to every local user. What one of them can use up is counted here, by
- * uid. Each has a limit of its own, and all users together leave a reserve to the owners of the mount: root, and
- * the user whose daemon it is. Their own limit is what there is.
+ * A mount of root's is open to every local user. What a user could use up is counted here, by
+ * uid. Each user has a limit, and all users together leave a reserve to the owners of the mount: root, and
+ * the user whose daemon it is. The owners have no limit but the total.
  *
- * Who counts something takes it before it exists and gives it back when it is gone, with the uid it was taken
- * with. Thread-safe; a leaf: nothing is called with its lock held.
+ * The caller takes a thing before it exists and gives it back when it is gone, with the same uid.
+ * Thread-safe; a leaf: nothing is called with its lock held.
  *
- * One who owns many uids (subordinate ids of a user namespace) is as many users here: the reserve
- * keeps such a one from the owners, not from other users.
+ * A user who owns many uids (subordinate ids of a user namespace) counts as many users: the reserve
+ * protects the owners from such a user, but not other users.
  */
 #ifndef GAIA_BASE_QUOTA_H
 #define GAIA_BASE_QUOTA_H
@@ -19,12 +19,12 @@
 #include <sys/types.h>
 
 /*
- * Name, and how many there may be: of all, of all users but the owners, of one user. At most 65,535 mappings of
- * one file may exist (CACHE_MAX_MAPPINGS): fewer than that for all users together, so that there
- * is room for the owners in every file. Directories: see quota_cap(). Pins are acquires to come (GAIA_PROT_PIN). What a mapping
- * holds beyond 64 spans of pages is counted in blocks of so many (pagecache/grant.c), some 5 KiB each. waiting_kib: of
- * requests of the kernel that wait for their turn (fuse/hand.c). Reports: those that can
- * still be read (control/report.c). Removed files: which have no name, and are in use; by who took the name.
+ * Name, and the limits: of all, of all users but the owners, of one user.
+ * mappings: at most 65,535 mappings of one file may exist (CACHE_MAX_MAPPINGS). All users together may have fewer, so
+ * that there is room for the owners in every file. directories: see quota_cap(). pins: acquires to come
+ * (GAIA_PROT_PIN). Spans of pages that a mapping holds beyond 64 are counted in blocks (pagecache/grant.c), some 5 KiB
+ * each. waiting_kib: requests of the kernel that wait for their turn (fuse/hand.c). reports: those that can still be
+ * read (control/report.c). removed_files: files without a name that are in use, counted for the user who removed the name.
  */
 #define QUOTAS(X)                              \
 	X(clients, 4096, 3584, 1024)           \
@@ -46,30 +46,30 @@ enum quota_of {
 
 struct quota;
 
-/* What the others may not have is for root and @owner. */
+/* The part that users may not have is for root and @owner. */
 struct quota *quota_create(uid_t owner);
-/* Everything has been given back. */
+/* Call it when everything has been given back. */
 void quota_destroy(struct quota *q);
 
 /*
- * Before anything is taken. So many there can be at most (descriptors, say): lowers all three limits in
- * proportion.
+ * Lower all three limits in proportion, since there can be only @all of them (descriptors, say). Call it before anything
+ * is taken.
  */
 void quota_cap(struct quota *q, enum quota_of what, unsigned all);
-/* What each user may have, at most what all users may have: which it then is. */
+/* Set what each user may have; at most what all users together may have. */
 void quota_set_each(struct quota *q, enum quota_of what, unsigned each);
 
 bool quota_is_owner(const struct quota *q, uid_t uid);
 
 /*
- * 0; -EMFILE: the user has as many as each may have; -ENFILE: all together have as many as there may be. As
- * open(2) tells its caller's own limit from everybody's. Says so in the log, once a minute at most.
+ * 0; -EMFILE: the user has reached the limit of one user; -ENFILE: all users together have reached theirs. (open(2)
+ * uses these two errnos in the same way.) Logs it, at most once a minute.
  */
 int quota_take(struct quota *q, enum quota_of what, uid_t uid);
-/* What quota_take() would return, without a word. */
+/* What quota_take() would return; takes and logs nothing. */
 int quota_look(struct quota *q, enum quota_of what, uid_t uid);
 void quota_give(struct quota *q, enum quota_of what, uid_t uid);
-/* The same of @n at once, all or none. */
+/* The same for @n at once: all or none. */
 int quota_take_many(struct quota *q, enum quota_of what, uid_t uid, unsigned n);
 void quota_give_many(struct quota *q, enum quota_of what, uid_t uid, unsigned n);
 
@@ -86,12 +86,12 @@ struct quota_user {
 	uid_t uid;
 	unsigned used[QUOTA_COUNT];
 };
-/* Those who have something, by uid; to be freed. NULL if nobody has. */
+/* The users who have something, sorted by uid; to be freed by the caller. NULL if nobody has. */
 struct quota_user *quota_users(struct quota *q, size_t *n);
 
-/* Whether it is for --user-limit to set what each user may have. */
+/* Whether --user-limit can set it. */
 bool quota_is_option(enum quota_of what);
-/* Of --user-limit: "clients" and the like; QUOTA_COUNT: it knows none of that name. */
+/* By its name in --user-limit ("clients", ...); QUOTA_COUNT: there is none of that name. */
 enum quota_of quota_named(const char *name, size_t len);
 
 #endif

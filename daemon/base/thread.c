@@ -2,7 +2,7 @@
  * thread.c - see thread.h.
  *
  * At least one thread of a pool lives from pool_create() to pool_destroy(), so
- * that a job gets done also when no further thread can be had.
+ * that jobs get done even if no further thread can be started.
  */
 #include "base/thread.h"
 
@@ -36,8 +36,8 @@ struct sharer {
 	uid_t uid;
 	bool owner;
 	unsigned at_work;	/* jobs in pool.jobs or on a thread */
-	struct job_list waiting; /* for their turn; then others are at work */
-	TAILQ_ENTRY(sharer) link; /* pool.next_turn, iff some are waiting */
+	struct job_list waiting; /* jobs that wait for their turn; then others are at work */
+	TAILQ_ENTRY(sharer) link; /* pool.next_turn, iff jobs are waiting */
 	UT_hash_handle hh;	/* by uid */
 };
 
@@ -54,7 +54,7 @@ struct pool {
 	/* lock. */
 	struct job_list jobs;
 	struct sharer *sharers;
-	TAILQ_HEAD(, sharer) next_turn; /* who had one is last */
+	TAILQ_HEAD(, sharer) next_turn; /* the one who had the last turn comes last */
 	unsigned users_at_work; /* jobs, without the owners' */
 	unsigned queued;  /* length of jobs */
 	unsigned threads; /* that have not decided to end */
@@ -100,10 +100,10 @@ static bool wait_for_job(struct pool *pool)
 	return true;
 }
 
-/* What there is to do for a job that was queued, once the lock is let go of: who is woken would want it at once. */
+/* What enqueue() leaves to do once the lock is dropped, since a woken thread would want the lock at once. */
 enum help { WAKE_THREAD, START_THREAD };
 
-/* The lock is held, as for the next three. */
+/* The lock is held here and in the next three functions. */
 static enum help enqueue(struct pool *pool, struct job *job)
 {
 	STAILQ_INSERT_TAIL(&pool->jobs, job, link);
@@ -126,8 +126,8 @@ static void take_turn(struct pool *pool, struct sharer *s)
 }
 
 /*
- * A job for @s is done: that makes room for one at most, of his or of another's. Nobody need be woken for it: the caller takes
- * the next job.
+ * A job for @s is done. That makes room for at most one other, of this user or another. Nobody needs to be woken for it: the
+ * caller takes the next job.
  */
 static void pass_turn(struct pool *pool, struct sharer *s)
 {
@@ -185,20 +185,20 @@ static void *worker(void *arg)
 	if (--pool->threads == 0)
 		pthread_cond_signal(&pool->ended);
 	pthread_mutex_unlock(&pool->lock);
-	/* Not a word to the pool from here on: it may be gone. */
+	/* The pool may be gone from here on: do not touch it. */
 	if (has_previous)
 		pthread_join(previous, NULL);
 	return NULL;
 }
 
-/* A positive errno, as pthread_create(). It is counted in pool->threads already. */
+/* Returns a positive errno, as pthread_create(). The thread is counted in pool->threads already. */
 static int start_thread(struct pool *pool)
 {
 	sigset_t mask, old;
 	pthread_t id;
 	int err;
 
-	/* Signals are for the main loop; faults of a thread itself stay its own. */
+	/* Signals are for the main loop, except those of the thread's own faults. */
 	sigfillset(&mask);
 	sigdelset(&mask, SIGSEGV);
 	sigdelset(&mask, SIGBUS);
@@ -212,7 +212,7 @@ static int start_thread(struct pool *pool)
 	return err;
 }
 
-/* Whether that was not the only thread, of which nothing has come. */
+/* Give up a thread that was counted but could not be started, unless it is the only one. Whether it did. */
 static bool do_without(struct pool *pool)
 {
 	bool others;
@@ -224,14 +224,14 @@ static bool do_without(struct pool *pool)
 	return others;
 }
 
-/* Without the lock. */
+/* Called without the lock. */
 static void help(struct pool *pool, enum help how)
 {
 	if (how == WAKE_THREAD) {
 		pthread_cond_signal(&pool->work);
 		return;
 	}
-	/* If that fails the job waits for one of the threads there are. The last of these may have ended meanwhile. */
+	/* If no thread can be started the job waits for an existing one. The last of these may have ended meanwhile: try again. */
 	while (start_thread(pool) && !do_without(pool))
 		nanosleep(&(struct timespec){ .tv_nsec = 10000000 }, NULL);
 }
@@ -249,7 +249,7 @@ int pool_create(const char *name, unsigned limit, struct pool **out)
 	pool->limit = limit;
 	STAILQ_INIT(&pool->jobs);
 	TAILQ_INIT(&pool->next_turn);
-	/* On Linux none of these fail for these arguments. */
+	/* On Linux none of these calls fails for these arguments. */
 	pthread_mutex_init(&pool->lock, NULL);
 	pthread_cond_init(&pool->ended, NULL);
 	pthread_condattr_init(&attr);

@@ -1,10 +1,10 @@
 /*
  * thread.h - a pool of worker threads, and names for threads.
  *
- * Use: pool_create(), then pool_submit() from any thread; pool_destroy()
- * runs everything that was submitted and joins; no thread but the pool's own may be submitting
- * still, even if its job has run. A job may block; the pool grows to its limit while jobs wait,
- * and idle threads end by themselves.
+ * Use: pool_create(), then pool_submit() from any thread. pool_destroy()
+ * runs everything that was submitted and joins the threads; by then no thread outside the pool may
+ * still be inside pool_submit(), even if its job has run. A job may block; the pool grows to its
+ * limit while jobs wait, and idle threads end by themselves.
  */
 #ifndef GAIA_BASE_THREAD_H
 #define GAIA_BASE_THREAD_H
@@ -19,28 +19,28 @@ int pool_create(const char *name, unsigned limit, struct pool **out);
 void pool_destroy(struct pool *pool);
 
 /* Run @fn(@arg) on some thread of the pool, in order of submission as threads
- * come free. Never fails: it waits for memory rather than lose a job. */
+ * become free. Never fails: it waits for memory rather than lose a job. */
 void pool_submit(struct pool *pool, void (*fn)(void *arg), void *arg);
 
 /*
- * A pool that users share. Jobs submitted for one of them wait for their turn where they would take more than
- * @each threads, or those of all users together more than @users: so a user whose jobs block holds up nobody
- * else's. The owners' jobs (see quota.h) never do: the threads beyond @users are theirs. Before the first job.
+ * Let users share the pool. A user's job waits for its turn if this user's jobs would take more than @each threads, or those of
+ * all users together more than @users: so a user whose jobs block does not hold up other users'
+ * jobs. The owners' jobs (see quota.h) never wait for a turn: the threads beyond @users are theirs. Call it before the first job.
  */
 void pool_share(struct pool *pool, unsigned each, unsigned users);
-/* As pool_submit(). @owner: of the mount, and so the same each time for one @uid. */
+/* As pool_submit(). @owner: @uid is an owner of the mount; the same in each call for a uid. */
 void pool_submit_for(struct pool *pool, uid_t uid, bool owner, void (*fn)(void *arg), void *arg);
 
 void thread_set_name(const char *name);
 
 /*
- * A thread that others rely on (fuse/receive.c) says so: @before_wait is called when it is about
- * to wait, so that somebody can stand in for it. NULL: nobody relies on it, as at first.
+ * A thread that others rely on (fuse/receive.c) declares it: @before_wait is called when it is about
+ * to wait, so that another thread can stand in for it. NULL (the default): nobody relies on it.
  */
 void thread_relied_on(void (*before_wait)(void *arg), void *arg);
-/* Whether it is worth while to look first whether one need wait. */
+/* Whether it pays to check first whether waiting is necessary at all. */
 bool thread_is_relied_on(void);
-/* I am about to wait: for storage, a device, or a lock that is held across either. */
+/* To be called before the thread waits: for storage, a device, or a lock that is held across either. */
 void thread_waits(void);
 
 #endif

@@ -27,7 +27,7 @@ void bug_at(const char *file, int line, const char *fmt, ...)
 #define WAIT_MS 10u
 #define SAY_EVERY_MS 5000u
 
-/* Before try number @tries + 1. A size that nobody could have is a bug; waiting would hide it. */
+/* Before attempt @tries + 1. A size that nobody could have is a bug, which waiting would hide. */
 static void wait_for_memory(size_t size, unsigned tries)
 {
 	const struct timespec pause = {.tv_nsec = WAIT_MS * 1000 * 1000};
@@ -82,7 +82,7 @@ int parse_size(const char *text, uint64_t *out)
 	uint64_t value = 0;
 	unsigned shift = 0;
 
-	/* strtoull would take blanks and a sign. */
+	/* strtoull() would accept blanks and a sign. */
 	if (*text < '0' || *text > '9')
 		return -EINVAL;
 	for (; *text >= '0' && *text <= '9'; text++) {

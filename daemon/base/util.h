@@ -27,7 +27,7 @@ static inline struct timespec later_of(struct timespec a, struct timespec b)
 }
 
 /*
- * A state that cannot be: prints what, where and the caller's text, dumps the
+ * Report a state that cannot be: logs where it happened and the caller's text, and dumps
  * core. Never for what a user, a client or a disk can cause.
  */
 _Noreturn void bug_at(const char *file, int line, const char *fmt, ...)
@@ -40,8 +40,8 @@ _Noreturn void bug_at(const char *file, int line, const char *fmt, ...)
 	} while (0)
 
 /*
- * malloc, calloc and realloc for the few bytes without which nothing can go on:
- * they wait for memory, and say so, rather than fail.
+ * malloc, calloc and realloc for the few bytes without which the daemon cannot go on:
+ * instead of failing they wait for memory, and log that.
  */
 void *xmalloc(size_t size) __attribute__((malloc, returns_nonnull));
 void *xcalloc(size_t n, size_t size) __attribute__((malloc, returns_nonnull));

@@ -75,8 +75,8 @@ size_t merge3_owned(void *home, uint8_t *owners, const void *base, const void *t
 		if (h[i] != b[i] && h[i] != t[i])
 			races++;
 		/*
-		 * Bytes that both wrote alike are the higher owner's too. But whoever wrote home's byte
-		 * before the base was taken has been seen, and is overwritten.
+		 * Of bytes that both wrote with the same value the higher owner is the owner, too. But whoever wrote
+		 * home's byte before the base was taken has been seen, and is overwritten.
 		 */
 		if (h[i] != b[i] && owners[i] > owner)
 			continue;
@@ -102,7 +102,7 @@ size_t merge_next_race(const void *home, const void *base, const void *theirs, s
 	const uint8_t *h = home, *b = base, *t = theirs;
 
 	for (size_t i = from; i < len; i++) {
-		/* Most blocks were written by one side at most. */
+		/* Most blocks were written by at most one side. */
 		while (i % BLOCK == 0 && i + BLOCK <= len &&
 		       (!memcmp(t + i, b + i, BLOCK) || !memcmp(h + i, b + i, BLOCK)))
 			i += BLOCK;

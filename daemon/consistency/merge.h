@@ -29,7 +29,7 @@ size_t merge3_reference(void *home, const void *base, const void *theirs, size_t
 
 /*
  * As merge3(), where other devices have merged into @home since @base: @owners[i] is the owner of
- * home's byte i if a device wrote it since, else 0 (the CPU). Races are decided by comparing owners; taken bytes
+ * home's byte i if a device wrote it since, else 0 (the CPU). Races are decided by comparing owners; bytes that are taken
  * become @owner's.
  */
 size_t merge3_owned(void *home, uint8_t *owners, const void *base, const void *theirs, size_t len,

@@ -6,11 +6,11 @@
 #include "base/util.h"
 
 #define WINDOWS_MAX 16383u	/* what page_track.pending can count */
-#define WINDOWS_SUFFICE 1024u	/* releases under way are a few hundred at most: as many as there are workers */
+#define WINDOWS_SUFFICE 1024u	/* at most a few hundred releases are under way: as many as there are workers */
 
 void track_init(struct page_track *t)
 {
-	/* What the kernel was given before anybody kept track is unknown. */
+	/* It is unknown what the kernel was given before this tracking began. */
 	*t = (struct page_track){ .home_id = 1, .may_hold = 1 };
 }
 
@@ -66,7 +66,7 @@ track_id track_home_changed(struct page_view *v)
 enum track_step track_plan(const struct page_view *v, unsigned self, bool write)
 {
 	const struct page_replica *r = v->r[self];
-	/* What a truncate voided is in the replica's bytes still. */
+	/* If a truncate voided bytes, the replica still has the old ones. */
 	bool current = r->seen == v->t->home_id && r->cut == GAIA_PAGE;
 
 	for (unsigned i = 0; i < v->n; i++)
@@ -118,13 +118,13 @@ void track_secured(struct page_replica *r)
 bool track_released(struct page_replica *r, bool changed, bool writers_left)
 {
 	if (r->cut == 0) {
-		/* All of it was truncated away, also where the others were not secured from us. */
+		/* All of it was truncated away, even if others still write there whose pages were not secured from us. */
 		if (r->writers == 0)
 			track_discarded(r);
 		return false;
 	}
 	if (!changed) {
-		/* Equal to the snapshot, if there is one: the replica itself is the release again. */
+		/* Equal to the snapshot, if there is one: so the replica itself is the release again. */
 		if (!writers_left)
 			r->flags &= ~REPLICA_SNAPPED;
 		if (!writers_left && r->cut < GAIA_PAGE && !(r->flags & REPLICA_AHEAD))
@@ -164,7 +164,7 @@ void track_merged(const struct page_track *t, struct page_replica *r, bool equal
 
 void track_discarded(struct page_replica *r)
 {
-	/* What was released before stays, in its snapshot. */
+	/* If it was released before, that release stays, in its snapshot. */
 	if (r->flags & REPLICA_AHEAD)
 		return;
 	r->flags = 0;
@@ -193,7 +193,7 @@ void track_kernel_kept(struct page_track *t)
 {
 	bool met = t->kernel_base && t->met;
 
-	/* Where it had no copy processes have written all of the page, so that any base will do. */
+	/* If the kernel had no copy, processes have written all of the page, so any base will do. */
 	track_kernel_given(t, t->kernel_base ? t->kernel_base : t->home_id);
 	t->met = met;
 }
@@ -216,7 +216,7 @@ uint16_t track_window_open(struct page_track *t)
 
 void track_window_close(struct page_track *t, uint16_t opened)
 {
-	/* What it had when the invalidation began is gone. */
+	/* If the kernel was given no copy since, the copy that it had when the invalidation began is gone. */
 	if (t->given == opened && opened < UINT16_MAX)
 		t->kernel_base = 0;
 	if (--t->pending > 0)
@@ -236,7 +236,7 @@ void track_voided(struct page_replica *r)
 void track_truncated(struct page_replica *r, unsigned cut)
 {
 	if (cut == 0) {
-		/* A release in there is gone with the bytes it wrote. */
+		/* A release in there is gone together with the bytes it wrote. */
 		r->flags &= ~(REPLICA_AHEAD | REPLICA_SNAPPED);
 		r->seen = 0;
 		r->cut = 0;

@@ -1,24 +1,24 @@
 /*
  * track.h - which copy of a page includes which writes, and what to do about it.
  *
- * The contract gives each page a vector of versions, one counter an owner (Parker et al., TSE'83; GAIA's
- * TSVT). Here replicas are only ever filled from home, or from one that has home's bytes
- * (track_is_home()), so a replica's vector always is the vector that home had at some moment,
+ * The contract gives each page a vector of versions, with one counter for each owner (Parker et al., TSE'83; GAIA's
+ * TSVT). Here replicas are only ever filled from home, or from a replica that has home's bytes
+ * (track_is_home()). So a replica's vector is always the vector that home had at some moment,
  * plus the replica's own unmerged release. Two facts then
  * say what the vectors say: a name (an id) for that moment, and one bit. A page's home
- * gets a new id whenever its bytes change; ids are compared for equality only, and never
- * given again while anything still refers to them, so 16 bits never wrap into a lie.
+ * gets a new id whenever its bytes change. Ids are compared for equality only, and an id is not
+ * given again while anything still refers to it: so 16 bits are enough.
  *
  *	vector of replica >= vector of home	seen == home_id, or ahead and seen == home_id
  *	home >= vector of replica		not ahead
  *	concurrent				ahead and seen != home_id
  *
- * tests/unit/track.c runs this beside full vectors on random histories.
+ * tests/unit/track.c compares this with full vectors on random histories.
  *
  * One invariant carries the protocol: *before home's bytes change for any reason, every
  * release that is not yet merged is merged.* So writes that follow a release in time are never taken for
- * concurrent ones, and a replica that is ahead has, besides its base, nothing to catch up with
- * but what was written before its release.
+ * concurrent ones; and a replica that is ahead lacks, beyond its base, only writes from before
+ * its release.
  *
  * state of a page's replica      seen names                     base of what clients write now
  *  absent   (no PRESENT)         nothing                        -
@@ -46,14 +46,14 @@ struct page_track {
 	track_id home_id;
 	/*
 	 * The kernel's cached copy, which matters while invalidations of it are pending
-	 * ("window"): it equals, but for CPU stores, what kernel_base names. 0: an invalidation has dropped the
+	 * ("window"): except for CPU stores it equals what kernel_base names. 0: an invalidation has dropped the
 	 * copy. If the kernel sends a page then, processes have written all of it.
 	 */
 	track_id kernel_base;
 	uint16_t pending : 14;	/* invalidations of this page that have not completed; see track_windows_suffice() */
-	uint16_t met : 1;	/* kernel_base is what the kernel sent and was merged: it has lost its races with home */
+	uint16_t met : 1;	/* kernel_base is what the kernel sent and home merged: it has lost its races with home */
 	uint16_t may_hold : 1;	/* the kernel may have a copy */
-	uint16_t given; /* how often it was given or sent one since the first of those began; saturates */
+	uint16_t given; /* how often the kernel was given or sent a copy since the first of those began; saturates */
 };
 
 enum {
@@ -62,15 +62,15 @@ enum {
 	REPLICA_SNAPPED = 4,	/* ... and the released bytes are in the snapshot */
 	REPLICA_ARMED = 8,	/* the device remembers the hash of the base of what clients write;
 				 * without, a release takes the page for changed */
-	/* Of the memory, for who shows it (pagecache/state.h); they end when it is filled. */
+	/* Of the memory, for the code that shows it to clients (pagecache/state.h); cleared when it is filled. */
 	REPLICA_ZEROS = 16,	/* not PRESENT, and all of it is zeros */
-	REPLICA_REMOVED = 32,	/* it may have bytes that were removed from the file since */
+	REPLICA_REMOVED = 32,	/* may contain bytes that were removed from the file since */
 };
 
 /* A device's side of a page. */
 struct page_replica {
 	track_id seen;
-	uint16_t cut;	  /* a truncate took the bytes from here on: what clients wrote there is void */
+	uint16_t cut;	  /* a truncate removed the bytes from here on: what clients wrote there is void */
 	uint16_t writers; /* mappings that hold the page for writing */
 	uint8_t flags;
 	uint8_t reserved;
@@ -92,7 +92,7 @@ enum track_step {
 	TRACK_FETCH,	/* bring home up to date with the replicas that are ahead; then plan again */
 	TRACK_SEND,	/* copy home's page to the replica */
 	TRACK_PULL,	/* merge home's page into the replica, which clients may be writing */
-	TRACK_SECURE,	/* snapshot the released bytes: they are about to be written over */
+	TRACK_SECURE,	/* snapshot the released bytes: they are about to be overwritten */
 };
 
 void track_init(struct page_track *t);
@@ -104,7 +104,7 @@ bool track_ahead(const struct page_view *v);
 bool track_base_needed(const struct page_view *v, track_id id);
 
 /*
- * Home's bytes change (now, or on return): give them a new id. The caller has saved
+ * Home's bytes change (now, or when this returns): give them a new id. The caller has saved
  * the old bytes if track_base_needed(v, home_id). No replica may be ahead, except
  * while a merge of several is under way. Returns the new id.
  */
@@ -119,7 +119,7 @@ enum track_step track_plan(const struct page_view *v, unsigned self, bool write)
 /* Whether the replica's bytes are home's present ones, and nobody is changing them. */
 bool track_is_home(const struct page_track *t, const struct page_replica *r);
 
-/* Events. @r is a member of the view. */
+/* Events. @r is one of the view's replicas. */
 void track_sent(const struct page_track *t, struct page_replica *r);
 void track_pulled(const struct page_track *t, struct page_replica *r);
 void track_secured(struct page_replica *r);
@@ -132,8 +132,8 @@ bool track_released(struct page_replica *r, bool changed, bool writers_left);
 
 /*
  * Home has merged the replica's release; home's new id is set. @equal: home's bytes now equal the released
- * ones. @kept: id of a saved copy of the released bytes, where track_keep_released()
- * asked for one, as the base of what clients go on to write; else 0.
+ * ones. @kept: if track_keep_released() asked for it, the id of a saved copy of the released bytes, which becomes the
+ * base of what clients write from now on; else 0.
  */
 bool track_keep_released(const struct page_replica *r, bool equal);
 void track_merged(const struct page_track *t, struct page_replica *r, bool equal, track_id kept);
@@ -143,27 +143,27 @@ void track_discarded(struct page_replica *r);
 
 /* The kernel has a copy that equals what @base names: home's bytes now (a READ was answered), or what it sent. */
 void track_kernel_given(struct page_track *t, track_id base);
-/* ... and what it sent was merged into home, which differs from it now. */
+/* The same, and home, which differs from that copy now, has merged it. */
 void track_kernel_merged(struct page_track *t, track_id base);
-/* ... and what it sent was not taken (an error). It keeps that, as what processes stored to the copy that it had. */
+/* The kernel sent its copy, and an error kept home from taking it. What it sent counts as stores to the copy that it had. */
 void track_kernel_kept(struct page_track *t);
 
 /*
- * Invalidation: before it starts, for a page that the kernel may hold; and when it has completed, with what
- * track_window_open() returned.
+ * An invalidation: open before it starts, for a page that the kernel may hold; close when it has completed, with the
+ * value that track_window_open() returned.
  */
 uint16_t track_window_open(struct page_track *t);
 /*
- * So many are pending, far more than can be under way at a time, that one is yet to begin: who wants the kernel's copy
+ * So many are pending, far more than can be under way at a time, that one is yet to begin: whoever wants the kernel's copy
  * dropped need not ask for another.
  */
 bool track_windows_suffice(const struct page_track *t);
 void track_window_close(struct page_track *t, uint16_t opened);
 
-/* Clients are about to hold for writing what lies beyond the end of the file: void until it is brought. */
+/* Clients are about to hold for writing a page beyond the end of the file: it is void until it is brought. */
 void track_voided(struct page_replica *r);
 
-/* A truncate removed the bytes from @cut on (0: all), home's new id is set. */
+/* A truncate removed the bytes from @cut on (0: all); home's new id is set. */
 void track_truncated(struct page_replica *r, unsigned cut);
 
 #endif

@@ -37,7 +37,7 @@ void client_get(struct client *c)
 	atomic_fetch_add(&c->refs, 1);
 }
 
-/* What is left are late ones. */
+/* What is left are handovers that nobody waits for. */
 static void handovers_forget(struct client *c)
 {
 	struct handover *h;
@@ -74,7 +74,7 @@ struct client *client_find(struct control *ctl, const struct gaia_client_key *ke
 	HASH_FIND(hh, ctl->clients, &key->id, sizeof(key->id), c);
 	if (c && !equal_secret(&c->key.secret, &key->secret, sizeof(key->secret)))
 		c = NULL;
-	/* Disconnected, and the loop has not come round to ending it. */
+	/* It was disconnected, but the loop has not ended it yet. */
 	if (c && atomic_load(&c->dead))
 		c = NULL;
 	if (c)
@@ -83,7 +83,7 @@ struct client *client_find(struct control *ctl, const struct gaia_client_key *ke
 	return c;
 }
 
-/* The client's lock is held, so that the one who waits is still there. From here on the revocation is his. */
+/* The client's lock is held, so the waiting thread is still there. From here on the revocation is that thread's. */
 static void revoke_over(struct revocation *rev, bool answered)
 {
 	struct revoke_wait *wait = rev->wait;
@@ -131,8 +131,8 @@ static int wait_to_send(struct client *c, int why, uint64_t deadline)
 	if (now >= deadline)
 		return -ETIMEDOUT;
 	/*
-	 * ETOOMANYREFS: too many descriptors of this user are in sockets, on their way to
-	 * any client. Nothing tells when there are fewer.
+	 * ETOOMANYREFS: too many descriptors of this user are in flight in sockets, to
+	 * any client. Nothing notifies us when there are fewer.
 	 */
 	if (why == ETOOMANYREFS)
 		nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
@@ -188,9 +188,9 @@ static int send_packet(struct client *c, const struct gaia_msg *msg, const int *
 	return -ENOTCONN;
 }
 
-#define NOW 0 /* a deadline that has passed: once, without waiting */
+#define NOW 0 /* a deadline that has passed: try once, without waiting */
 
-/* send_lock is held. -ENOTCONN; or, of what is to be sent NOW, -EAGAIN: there is no room. */
+/* send_lock is held. -ENOTCONN; or with the deadline NOW -EAGAIN: there is no room. */
 static int send_next(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n, uint64_t deadline)
 {
 	int err;
@@ -228,7 +228,7 @@ int client_try_send(struct client *c, struct gaia_msg *msg, const int *fd, unsig
 	uint64_t until = now_ns() + TRY_SEND_NS;
 	int err;
 
-	/* Not by pthread_mutex_clocklock(), which the thread sanitizer of older compilers does not know. */
+	/* Not by pthread_mutex_clocklock(), since the thread sanitizer of older compilers does not know it. */
 	while (pthread_mutex_trylock(&c->send_lock)) {
 		if (now_ns() >= until)
 			return -EAGAIN;
@@ -241,19 +241,19 @@ int client_try_send(struct client *c, struct gaia_msg *msg, const int *fd, unsig
 	return err;
 }
 
-/* Where a look at the threads of processes goes on. */
+/* Where checking the threads of processes continues. */
 struct look {
 	pid_t pid;
-	uint64_t thread; /* so many of that process were looked at; 0 again after the last */
+	uint64_t thread; /* threads of that process that were checked; 0 again after the last */
 };
 
-/* What is not there is not; what we could only not look at (EMFILE, say) may be. */
+/* After a failure to open: false if the file does not exist; true if we only could not look at it (EMFILE, say). */
 static bool is_there(void)
 {
 	return errno != ENOENT && errno != ESRCH;
 }
 
-/* At one thread at least, and no more when @until has come. @unseen: what it is where we cannot look. */
+/* Whether @is_so for some thread. Checks at least one, and stops when @until has come. @unseen: the result if we cannot look. */
 static bool some_thread(struct look *look, uint64_t until, bool (*is_so)(pid_t pid, const char *tid), bool unseen)
 {
 	char path[32];
@@ -314,8 +314,8 @@ static bool thread_has_memory(pid_t pid, const char *tid)
 }
 
 /*
- * Whether the client, whose connection is over, lives and so maps its memory still. Who ends has lost
- * that before the socket. Of a process that we cannot see nothing is known.
+ * Whether the client, whose connection is over, is alive and so still maps its memory. A process that ends loses
+ * its memory before its sockets. If we cannot see the process: true.
  */
 static bool keeps_memory(const struct client *c)
 {
@@ -324,9 +324,57 @@ static bool keeps_memory(const struct client *c)
 	return c->pid == 0 || some_thread(&look, UINT64_MAX, thread_has_memory, true);
 }
 
+/* ---- processes, beyond their clients' ends ---- */
+
+/* When the process began, in ticks since boot: of another one with the same number it is not that. 0: it is not there, or cannot be looked at. */
+static unsigned long long started(pid_t pid)
+{
+	unsigned long long ticks = 0;
+	char path[32], text[1024], *p;
+	FILE *stat;
+	size_t n;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	stat = fopen(path, "re");
+	if (!stat)
+		return 0;
+	n = fread(text, 1, sizeof(text) - 1, stat);
+	fclose(stat);
+	text[n] = '\0';
+	/* Its name, in parentheses, may be anything. */
+	p = strrchr(text, ')');
+	if (!p || sscanf(p + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &ticks) != 1)
+		return 0;
+	return ticks;
+}
+
+bool control_process(void *client, struct cache_process *out)
+{
+	const struct client *c = client;
+	unsigned long long ticks = c->pid ? started(c->pid) : 0;
+
+	if (!ticks || !keeps_memory(c))
+		return false;
+	*out = (struct cache_process){ (uint64_t)c->pid, ticks };
+	return true;
+}
+
+bool control_process_lives(const struct cache_process *process)
+{
+	struct look look = { .pid = (pid_t)process->id };
+	unsigned long long ticks = started(look.pid);
+	char path[64];
+
+	/* 0: nobody can tell, for want of descriptors, or it has ended. */
+	snprintf(path, sizeof(path), "/proc/%d", (int)look.pid);
+	if (!ticks)
+		return !access(path, F_OK);
+	return ticks == process->started && some_thread(&look, UINT64_MAX, thread_has_memory, true);
+}
+
 /* ---- handing memory over ---- */
 
-/* Noted before it is sent: the answer may be quicker than we are. send_lock is held. */
+/* Noted before the GRANT is sent: the answer may come before sending returns. send_lock is held. */
 static struct handover *handover_begin(struct client *c, uint64_t map)
 {
 	struct handover *h = xcalloc(1, sizeof(*h));
@@ -339,7 +387,7 @@ static struct handover *handover_begin(struct client *c, uint64_t map)
 	return h;
 }
 
-/* True: nothing more is to be waited for. Else some time has passed. */
+/* True: there is nothing more to wait for. False: some time has passed. */
 static bool handover_wait_a_while(struct client *c, const struct handover *h, uint64_t until_ns)
 {
 	struct timespec until = { .tv_sec = until_ns / 1000000000, .tv_nsec = until_ns % 1000000000 };
@@ -352,7 +400,7 @@ static bool handover_wait_a_while(struct client *c, const struct handover *h, ui
 	return over;
 }
 
-/* Nobody waits any more. What the client says in the end is for take_granted(). */
+/* Nobody waits any more. If the client answers later, take_granted() sees to it. */
 static int handover_end(struct client *c, struct handover *h)
 {
 	bool never = false;
@@ -382,12 +430,14 @@ static int handover_end(struct client *c, struct handover *h)
 }
 
 /*
- * What the client says to it; or 0 when it takes its time, and at once when it owes an answer already: it costs a
- * worker no more than that. One that has been killed may not be able to end before this request is answered.
+ * The client's answer. 0 if it takes too long, and at once if it already owes an answer: so it costs a
+ * worker no more than that time. (A client that was killed may not be able to end before this request is answered.)
  */
 static int handover_await(struct client *c, struct handover *h)
 {
-	uint64_t now = now_ns(), deadline = now + GRANT_TIMEOUT_NS;
+	uint64_t now = now_ns();
+	/* Tests that count on the answer wait longer, as a busy machine may hold it up. */
+	uint64_t deadline = now + (fault_point("grant.patience") ? 60 : 1) * GRANT_TIMEOUT_NS;
 	struct look look = { .pid = c->pid };
 
 	while (now < deadline && !handover_wait_a_while(c, h, MIN(now + REVOKE_LOOK_NS, deadline))) {
@@ -415,7 +465,7 @@ int control_grant(void *client, uint64_t map, unsigned prot, const uint64_t *idx
 	pthread_mutex_unlock(&c->send_lock);
 	for (unsigned i = 0; i < n; i++)
 		close(fd[i]);
-	/* What could not be sent has disconnected the client. */
+	/* If sending failed the client has been disconnected. */
 	if (h)
 		err = handover_await(c, h);
 	if (!err)
@@ -443,11 +493,12 @@ int client_unanswered(struct client *c, uint64_t seq, uint32_t *out)
 
 /* ---- taking memory back ---- */
 
-/* All that one client is asked for by one call. */
+/* What one client is asked for by one call. */
 struct asked_client {
 	struct client *client;
-	struct revocation *next, *end; /* to be sent next; one beyond the last */
+	struct revocation *next, *end; /* the next to be sent; one beyond the last */
 	struct revocation *first;
+	uint64_t patience_ns; /* that its user has */
 	uint64_t deadline_ns; /* for its answers; UINT64_MAX: it has answered, or is disconnected */
 	bool extended;
 };
@@ -461,7 +512,7 @@ static int by_client(const void *a, const void *b)
 	return x->ask < y->ask ? -1 : x->ask > y->ask;
 }
 
-/* @rev in order of the clients: one for each; to be freed. */
+/* Sort @rev by client, and make one of these for each; to be freed. */
 static struct asked_client *asked_clients(struct revocation *rev, unsigned n, unsigned *out)
 {
 	struct asked_client *list = xcalloc(n, sizeof(*list));
@@ -481,10 +532,10 @@ static void revoke_begin(struct revocation *rev)
 {
 	struct client *c = rev->client;
 
-	/* Its mappings may go while we wait, and it with the last of them. */
+	/* The client's mappings may go while we wait, and the client with the last of them. */
 	client_get(c);
 	pthread_mutex_lock(&c->lock);
-	/* Else client_disconnect() finds it. */
+	/* If the client dies after this check, client_disconnect() finds the revocation in the list. */
 	if (atomic_load(&c->dead)) {
 		atomic_store(&rev->over, true);
 	} else {
@@ -496,7 +547,7 @@ static void revoke_begin(struct revocation *rev)
 	pthread_mutex_unlock(&c->lock);
 }
 
-/* Clients do not wait for room for their answers. */
+/* Clients do not wait for room for their answers, so there must be some. */
 static bool has_room_for_answers(struct client *c)
 {
 	bool room;
@@ -522,7 +573,7 @@ static void revoke_set_seq(struct revocation *rev, uint64_t seq)
 	pthread_mutex_unlock(&c->lock);
 }
 
-/* Nor does it wait for others who are sending to the client. Whether it is sent. */
+/* Does not wait for others who are sending to the client either. Returns whether it was sent. */
 static bool revoke_try_send(struct revocation *rev)
 {
 	struct gaia_msg msg = { .kind = GAIA_MSG_REVOKE, .map = rev->ask->map, .count = 1,
@@ -536,7 +587,7 @@ static bool revoke_try_send(struct revocation *rev)
 		pthread_mutex_unlock(&c->send_lock);
 		return false;
 	}
-	/* Before it is sent: the answer may be quicker than we are. */
+	/* Set before it is sent: the answer may come before sending returns. */
 	revoke_set_seq(rev, c->seq + 1);
 	err = send_next(c, &msg, NULL, 0, NOW);
 	if (err)
@@ -545,7 +596,7 @@ static bool revoke_try_send(struct revocation *rev)
 	return !err;
 }
 
-/* Send what was not sent, to each client as long as it has room: true if there is nothing left to send. */
+/* Send what was not sent, to each client while it has room. True: there is nothing left to send. */
 static bool revoke_send_rest(struct asked_client *list, unsigned n)
 {
 	bool all = true;
@@ -560,7 +611,7 @@ static bool revoke_send_rest(struct asked_client *list, unsigned n)
 	return all;
 }
 
-/* False: nothing is pending any more. Else some time has passed. */
+/* False: nothing is pending any more. True: some time has passed. */
 static bool revoke_wait_a_while(struct revoke_wait *wait, uint64_t until_ns)
 {
 	struct timespec until = { .tv_sec = until_ns / 1000000000, .tv_nsec = until_ns % 1000000000 };
@@ -587,7 +638,7 @@ static int by_pid(const void *a, const void *b)
 	return *x < *y ? -1 : *x > *y;
 }
 
-/* The processes of those who are pending, each once and in order; to be freed. */
+/* The processes of the clients that have pending revocations, each once and in order; to be freed. */
 static pid_t *pending_pids(const struct revocation *rev, unsigned n, unsigned *n_pids)
 {
 	pid_t *pid = xcalloc(n, sizeof(*pid));
@@ -612,12 +663,12 @@ static void disconnect_process(const struct revocation *rev, unsigned n, pid_t p
 }
 
 /*
- * Disconnect those who have ended, though their sockets are still open: one of the threads waits for our answer to a
+ * Disconnect clients that have ended, though their sockets are still open: one of their threads waits for our answer to a
  * request, and that request may be waiting for this very client's memory. However a process
- * ends, the kernel kills its threads that are left.
+ * ends, the kernel kills its other threads.
  *
- * A process may have many connections and many threads, to keep us looking: so each is looked at once,
- * and at @until the look stops, to go on there at the next.
+ * A process may have many connections and many threads, to keep us busy checking: so each is checked once,
+ * and at @until checking stops, to continue there the next time.
  */
 static void disconnect_ending(const struct revocation *rev, unsigned n, struct look *look, uint64_t until)
 {
@@ -644,7 +695,7 @@ static void disconnect_ending(const struct revocation *rev, unsigned n, struct l
 	free(pid);
 }
 
-/* How often clients of his were mute, each MUTE_FORGET_NS since then one time less. control.lock held. */
+/* How often this user's clients were mute, less one for each MUTE_FORGET_NS since then. control.lock is held. */
 static unsigned mute_times(const struct mute_user *m, uint64_t now)
 {
 	uint64_t forgotten = (now - m->since_ns) / MUTE_FORGET_NS;
@@ -652,7 +703,7 @@ static unsigned mute_times(const struct mute_user *m, uint64_t now)
 	return forgotten < m->times ? m->times - (unsigned)forgotten : 0;
 }
 
-/* How long clients of @uid are waited for. */
+/* How long we wait for clients of @uid. */
 static uint64_t patience_with(struct control *ctl, uid_t uid)
 {
 	uint64_t timeout = REVOKE_TIMEOUT_NS;
@@ -666,7 +717,7 @@ static uint64_t patience_with(struct control *ctl, uid_t uid)
 	return timeout;
 }
 
-/* A client of @uid's was mute. An owner of the mount may have a debugger stop his clients as often as he likes. */
+/* A client of @uid's was mute. Does not count for owners of the mount, who may stop their clients by a debugger as often as they like. */
 static void note_mute(struct control *ctl, uid_t uid)
 {
 	struct mute_user *m, *tmp, *his = NULL;
@@ -712,7 +763,7 @@ static unsigned count_pending(const struct asked_client *ac)
 	return pending;
 }
 
-/* Its time is over. Who is asked for much, and answers, has a little longer, once. Whether it is disconnected. */
+/* The client's time is over. One that is asked for much, and answers, gets some more, once. Whether it was disconnected. */
 static bool lose_patience(struct asked_client *ac)
 {
 	unsigned pending = count_pending(ac), asked = (unsigned)(ac->end - ac->first);
@@ -726,11 +777,24 @@ static bool lose_patience(struct asked_client *ac)
 	ac->deadline_ns = UINT64_MAX;
 	if (!pending)
 		return false;
-	if (log_may(&c->ctl->mute_pace))
-		log_warn("control: client %d is disconnected: it did not give up memory in time (%d s, less for users whose "
-			 "clients did so before)", (int)c->pid, (int)(REVOKE_TIMEOUT_NS / 1000000000));
 	client_disconnect(c);
 	return true;
+}
+
+/* Of a client that was mute, once its user has been noted. */
+static void tell_of_mute(const struct asked_client *ac)
+{
+	const struct client *c = ac->client;
+
+	if (!log_may(&c->ctl->mute_pace))
+		return;
+	if (quota_is_owner(c->ctl->quota, c->uid))
+		log_warn("control: client %d of user %u is disconnected: it did not give up memory within %g s", (int)c->pid, (unsigned)c->uid,
+			 (double)ac->patience_ns / 1e9);
+	else
+		log_warn("control: client %d of user %u is disconnected: it did not give up memory within %g s; for the next %d minutes "
+			 "clients of this user are waited for %g s only", (int)c->pid, (unsigned)c->uid, (double)ac->patience_ns / 1e9,
+			 (int)(MUTE_FORGET_NS / 60000000000), (double)patience_with(c->ctl, c->uid) / 1e9);
 }
 
 /* Those whose time is over. Returns when the next one's is. */
@@ -746,13 +810,14 @@ static uint64_t disconnect_mute(struct asked_client *list, unsigned n, uint64_t 
 
 		if (now >= list[i].deadline_ns && lose_patience(&list[i])) {
 			any = true;
-			/* However many of his were mute at a time. */
+			/* Counts once for each user, however many of the user's clients were mute at the same time. */
 			while (k < n_noted && noted[k] != list[i].client->uid)
 				k++;
 			if (k == n_noted) {
 				note_mute(list[i].client->ctl, list[i].client->uid);
 				noted[n_noted++] = list[i].client->uid;
 			}
+			tell_of_mute(&list[i]);
 		}
 		next = MIN(next, list[i].deadline_ns);
 	}
@@ -761,7 +826,7 @@ static uint64_t disconnect_mute(struct asked_client *list, unsigned n, uint64_t 
 	return next;
 }
 
-/* Until each has answered or is disconnected: all of a user's have the same deadline, however many are mute. */
+/* Wait until each client has answered or is disconnected. All of a user's clients have the same deadline, however many are mute. */
 static void revoke_await(struct revoke_wait *wait, struct revocation *rev, unsigned n)
 {
 	uint64_t now = now_ns(), deadline = UINT64_MAX, next = now + REVOKE_LOOK_NS, until;
@@ -771,7 +836,8 @@ static void revoke_await(struct revoke_wait *wait, struct revocation *rev, unsig
 
 	list = asked_clients(rev, n, &n_clients);
 	for (unsigned i = 0; i < n_clients; i++) {
-		list[i].deadline_ns = now + patience_with(list[i].client->ctl, list[i].client->uid);
+		list[i].patience_ns = patience_with(list[i].client->ctl, list[i].client->uid);
+		list[i].deadline_ns = now + list[i].patience_ns;
 		deadline = MIN(deadline, list[i].deadline_ns);
 	}
 	for (;;) {
@@ -809,7 +875,7 @@ void control_revoke_many(struct cache_revoke *list, unsigned n)
 	for (unsigned i = 0; i < n; i++) {
 		struct client *c = rev[i].client;
 
-		/* With the lock: who said that it is over is through with it. */
+		/* With the lock: so the thread that set `over` has finished with it. */
 		pthread_mutex_lock(&c->lock);
 		rev[i].ask->err = rev[i].answered ? 0 : -ENOTCONN;
 		pthread_mutex_unlock(&c->lock);
@@ -831,7 +897,7 @@ int control_revoke(void *client, uint64_t map, uint64_t idx)
 
 /* ---- receiving, on the loop's thread ---- */
 
-/* False: this is no HELLO with a ticket. */
+/* False: this is not a HELLO with a valid ticket. */
 static bool take_hello(struct client *c, const struct gaia_msg *msg)
 {
 	struct gaia_msg want = { .kind = GAIA_MSG_HELLO, .version = GAIA_PROTOCOL_VERSION };
@@ -861,7 +927,7 @@ static bool take_hello(struct client *c, const struct gaia_msg *msg)
 	return client_send(c, &welcome, NULL, 0, &seq) == 0;
 }
 
-/* What the errors of an acquire are; whatever else a client says. */
+/* Maps whatever a client says to an error that an acquire can return. */
 static int grant_error(uint32_t error)
 {
 	switch (error) {
@@ -876,7 +942,7 @@ static int grant_error(uint32_t error)
 	return -EIO;
 }
 
-/* c->lock is held. Whether the client has answered all that came before message @seq. */
+/* Whether the client has answered everything that came before message @seq. c->lock is held. */
 static bool is_next_answer(const struct client *c, uint64_t seq)
 {
 	const struct handover *h = TAILQ_FIRST(&c->handovers);
@@ -919,7 +985,7 @@ static bool take_granted(struct client *c, const struct gaia_msg *msg)
 	if (log_may(&c->ctl->mute_pace))
 		log_info("control: client %d could not map what it acquired: %s", (int)c->pid,
 			 strerror(-grant_error(msg->error)));
-	/* What is late counts as mapped, and can be refused no more. */
+	/* A late answer cannot refuse: the chunks count as mapped already. */
 	return !late;
 }
 
@@ -959,7 +1025,7 @@ static void on_client(uv_poll_t *poll, int status, int events)
 	for (int i = 0; i < MESSAGES_AT_ONCE; i++) {
 		struct gaia_msg msg;
 		struct iovec iov = { .iov_base = &msg, .iov_len = sizeof(msg) };
-		/* No room for descriptors: those that a client sends are dropped by the kernel. */
+		/* No room for descriptors: if a client sends any the kernel drops them. */
 		struct msghdr hdr = { .msg_iov = &iov, .msg_iovlen = 1 };
 		ssize_t n = recvmsg(c->fd, &hdr, MSG_DONTWAIT);
 
@@ -972,7 +1038,7 @@ static void on_client(uv_poll_t *poll, int status, int events)
 		if (n == sizeof(msg) && !(hdr.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) && take_message(c, &msg))
 			continue;
 		if (log_may(&c->ctl->pace))
-			log_info("control: client %d is disconnected: it sent something that is no valid message",
+			log_info("control: client %d is disconnected: it sent an invalid message",
 				 (int)c->pid);
 		client_end(c);
 		return;
@@ -999,7 +1065,7 @@ static unsigned pending_of(const struct control *ctl, uid_t uid)
 	return n;
 }
 
-/* The oldest connection that has not said HELLO, of the user who has most of those. There are some. */
+/* The oldest connection without a HELLO, of the user who has most of them. There is at least one. */
 static struct client *pending_surplus(const struct control *ctl)
 {
 	struct client *c, *found = NULL;
@@ -1050,14 +1116,14 @@ void client_accept(struct control *ctl, int fd)
 	uv_poll_start(&c->poll, UV_READABLE | UV_DISCONNECT, on_client);
 }
 
-/* On a worker: unmapping waits for the device and for others' requests. */
+/* On a worker: unmapping waits for the device and for other requests. */
 static void unmap_all(void *arg)
 {
 	struct client *c = arg;
 	struct map *maps, *map, *next;
 	enum cache_left left = keeps_memory(c) ? CACHE_KEPT : CACHE_ENDED;
 
-	/* Closed: nobody adds or removes any more, so the table is ours. */
+	/* The client is closed: nobody adds or removes mappings any more, so the table is ours. */
 	pthread_mutex_lock(&c->lock);
 	maps = c->maps;
 	c->maps = NULL;

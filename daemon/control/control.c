@@ -1,9 +1,9 @@
 /*
- * control.c - the listener, tickets, and what needs no client.
+ * control.c - the listener, tickets, and requests that need no client.
  *
  * The socket's name is in the abstract namespace: anybody on the machine can connect, so
- * a connection means nothing until it shows a ticket. Tickets are given out by the
- * CONNECT ioctl: who can open something on the mount may become a client.
+ * a connection means nothing until it shows a ticket. The CONNECT ioctl gives out
+ * tickets: whoever can open something on the mount may become a client.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -20,14 +20,14 @@
 #include "base/util.h"
 #include "control/internal.h"
 
-/* Threads that unmap what lost clients leave. Each may wait for a device, and behind it for clients that are mute. */
+/* Threads that unmap what lost clients leave. Each may wait for a device, and that may mean for clients that are mute. */
 #define WORKERS 16
 #define WORKERS_FOR_EACH 6
 #define WORKERS_FOR_USERS 12
 
 void fill_random(void *buf, size_t len)
 {
-	/* Up to 256 bytes come whole, and fail only before the machine has booted. */
+	/* getrandom() returns up to 256 bytes whole, and fails only before the machine has booted. */
 	bug_on(len > 256);
 	while (getrandom(buf, len, 0) != (ssize_t)len)
 		bug_on(errno != EINTR);
@@ -43,9 +43,9 @@ bool equal_secret(const void *a, const void *b, size_t len)
 	return diff == 0;
 }
 
-/* ---- tickets; ctl->lock is held where nothing else is said ---- */
+/* ---- tickets; ctl->lock is held unless stated otherwise ---- */
 
-/* It is not to be redeemed any more. The place among its user's clients: @seat. */
+/* Remove the ticket. @seat: also give back its place among its user's clients. */
 static void ticket_drop(struct control *ctl, struct ticket *t, bool seat)
 {
 	HASH_DEL(ctl->tickets, t);
@@ -64,7 +64,7 @@ static void tickets_expire(struct control *ctl)
 		ticket_drop(ctl, t, true);
 }
 
-/* Without the lock. */
+/* Called without the lock. */
 void tickets_forget_expired(struct control *ctl)
 {
 	pthread_mutex_lock(&ctl->lock);
@@ -82,7 +82,7 @@ static struct ticket *ticket_oldest_of(struct control *ctl, uid_t uid)
 	return t;
 }
 
-/* Counts them for a new ticket. Who has no more room loses his own oldest ticket, nobody else's. */
+/* Count a new ticket. If its user has no more room the user's oldest ticket is dropped, never another user's. */
 static int ticket_take_room(struct control *ctl, uid_t uid)
 {
 	static const enum quota_of needs[] = { QUOTA_tickets, QUOTA_clients };
@@ -103,7 +103,7 @@ static int ticket_take_room(struct control *ctl, uid_t uid)
 	return 0;
 }
 
-/* Without the lock. */
+/* Called without the lock. */
 static int ticket_give_out(struct control *ctl, uid_t uid, uint64_t features, uint8_t out[16])
 {
 	struct ticket *t = xcalloc(1, sizeof(*t)), *same;
@@ -122,7 +122,7 @@ static int ticket_give_out(struct control *ctl, uid_t uid, uint64_t features, ui
 		fill_random(&t->bytes, sizeof(t->bytes));
 		HASH_FIND(hh, ctl->tickets, &t->bytes.id, sizeof(t->bytes.id), same);
 	}
-	/* In the lock, so that they are in the order of this. */
+	/* Set with the lock held, so that the list is sorted by it. */
 	t->expires_ns = now_ns() + TICKET_LIFE_NS;
 	HASH_ADD(hh, ctl->tickets, bytes.id, sizeof(t->bytes.id), t);
 	TAILQ_INSERT_TAIL(&ctl->oldest, t, link);
@@ -134,7 +134,7 @@ unlock:
 	return err;
 }
 
-/* Without the lock. */
+/* Called without the lock. */
 bool ticket_redeem(struct control *ctl, const uint8_t ticket[16], uid_t *uid, uint64_t *features)
 {
 	struct ticket_bytes bytes;
@@ -157,7 +157,7 @@ bool ticket_redeem(struct control *ctl, const uint8_t ticket[16], uid_t *uid, ui
 
 /* ---- the listener ---- */
 
-/* No descriptor is left for it: take the connection and drop it, or poll would report it for ever. */
+/* There is no descriptor for the connection: accept and drop it, or poll would report it for ever. */
 static void refuse_connection(struct control *ctl)
 {
 	int fd;
@@ -184,7 +184,7 @@ static void on_listener(uv_poll_t *poll, int status, int events)
 		refuse_connection(ctl);
 }
 
-/* Sets ctl->listener and ctl->name. */
+/* Set ctl->listener and ctl->name. */
 static int open_listener(struct control *ctl)
 {
 	struct sockaddr_un addr = { .sun_family = AF_UNIX };
@@ -302,7 +302,7 @@ int control_connect(struct control *ctl, uid_t uid, struct gaia_ioc_connect *io)
 
 	if (in.version && in.version != GAIA_PROTOCOL_VERSION) {
 		if (log_may(&ctl->pace))
-			log_warn("control: a program of user %u speaks protocol %u.%u, this daemon %u.%u: it was turned away; install libgaiaclient and gaiafs of the same release, and start both anew",
+			log_warn("control: a program of user %u speaks protocol %u.%u, this daemon %u.%u: it was turned away; install libgaiaclient and gaiafs of the same release, and restart both",
 				 (unsigned)uid, in.version, in.minor, GAIA_PROTOCOL_VERSION, GAIA_PROTOCOL_MINOR);
 		return -EPROTO;
 	}

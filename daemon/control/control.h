@@ -8,7 +8,7 @@
  *
  * Nothing that comes from a client is trusted: keys are looked up and their secrets compared in
  * constant time, every range is checked, and a mapping is found only through the client that
- * made it and the file that the ioctl came on.
+ * made it and the file on which the ioctl was called.
  */
 #ifndef GAIA_CONTROL_CONTROL_H
 #define GAIA_CONTROL_CONTROL_H
@@ -23,32 +23,32 @@
 struct control;
 
 /*
- * Starts listening on an abstract socket with a random name. @quota, which stays the caller's: who may have how many
- * clients, tickets and mappings. A negative errno; logs nothing.
+ * Start listening on an abstract socket with a random name. @quota, which stays the caller's, limits each user's clients,
+ * tickets and mappings. A negative errno; logs nothing.
  */
 int control_create(uv_loop_t *loop, struct cache *cache, struct quota *quota, struct control **out);
-/* [W] Disconnects all clients, ends all mappings, waits until both are done. On the loop's
+/* [W] Disconnect all clients, end all mappings, and wait until both are done. On the loop's
  * thread but not inside uv_run(), which it calls; after the last ioctl has been answered. */
 void control_destroy(struct control *ctl);
 
 /*
- * What the status report says of the mount itself, beyond the cache: set once before clients
- * can come. @mount is merged into the report's top level (reference stolen).
+ * What the status report says of the mount itself, beyond the cache: set once, before clients
+ * can connect. @mount is merged into the report's top level (reference stolen).
  */
 void control_set_mount_info(struct control *ctl, json_t *mount);
-/* Likewise. What GAIA_REPORT_END hands out: the caller's, who keeps it open for longer than @ctl; -1, as at first: nothing. */
+/* Likewise, what GAIA_REPORT_END hands out. The caller keeps @fd open for longer than @ctl; -1 (the default): nothing. */
 void control_set_end(struct control *ctl, int fd);
 
-/* Who maps a file. */
+/* The user who maps a file. */
 struct control_caller {
-	uid_t uid;	/* (uid_t)-1: not one to be taken for others of his uid */
-	bool may_write; /* the file, now, whatever the descriptor allows */
+	uid_t uid;	/* (uid_t)-1: share nothing with other callers of the same uid */
+	bool may_write; /* may write the file now, whatever the descriptor allows */
 };
 
 /*
- * The ioctls. @f is the file of the descriptor (NULL: not a regular file: -ENODEV where one is
- * needed); @readable and @writable how the descriptor is open; @uid who asks. 0 and the out fields are set, or a negative
- * errno: -EMFILE and -ENFILE as quota_take() has them.
+ * The ioctls. @f is the file of the descriptor (NULL: not a regular file: -ENODEV if one is
+ * needed); @readable and @writable: how the descriptor is open; @uid: the caller. 0, and the out fields are set, or a negative
+ * errno; -EMFILE and -ENFILE as from quota_take().
  */
 int control_connect(struct control *ctl, uid_t uid, struct gaia_ioc_connect *io);
 int control_devices(struct control *ctl, struct gaia_ioc_devices *io);
@@ -58,12 +58,12 @@ int control_unmap(struct control *ctl, struct cfile *f, struct gaia_ioc_range *i
 /* @verdict: see cache_acquire(). */
 int control_acquire(struct control *ctl, struct cfile *f, bool writable, struct gaia_ioc_range *io,
 		    atomic_uint *verdict);
-/* @may_publish: else only of mappings that cannot write, -EOPNOTSUPP of others. *@changed: see cache_release(). */
+/* @may_publish: if false, only mappings that cannot write are released, others: -EOPNOTSUPP. *@changed: see cache_release(). */
 int control_release(struct control *ctl, struct cfile *f, bool may_publish,
 		    struct gaia_ioc_range *io, bool *changed);
 int control_sync(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io);
 int control_advise(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io);
-/* Of other users it tells the owners of the mount only (quota_is_owner()). */
+/* Only owners of the mount (quota_is_owner()) are told of other users. */
 int control_report(struct control *ctl, struct cfile *f, uid_t uid, struct gaia_ioc_report *io);
 
 /* For struct cache_host; @client is what control passed to cache_map(), and valid until
@@ -73,6 +73,9 @@ int control_grant(void *client, uint64_t map, unsigned prot, const uint64_t *idx
 int control_revoke(void *client, uint64_t map, uint64_t idx);
 void control_revoke_many(struct cache_revoke *list, unsigned n);
 bool control_alive(void *client);
+/* [W] */
+bool control_process(void *client, struct cache_process *out);
+bool control_process_lives(const struct cache_process *process);
 int control_spans(void *client, bool more);
 
 #endif

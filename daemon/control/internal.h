@@ -4,13 +4,13 @@
  * A client is a connection. It begins when the listener accepts, becomes known by its
  * key when its HELLO carries a ticket, and ends when its socket does: then nobody finds
  * it any more, and a worker unmaps what it had mapped. The struct itself stays as
- * long as anybody refers to it: the loop, an ioctl in progress, a mapping. So the cache may
- * pass a client to control_grant() and its like until cache_unmap() of its mapping has returned.
+ * long as anything refers to it: the loop, an ioctl in progress, a mapping. So the cache may
+ * pass a client to control_grant() and similar calls until cache_unmap() of its mapping has returned.
  *
- * A mapping is found through its client, and ends when it has been taken out of the client's table
- * (UNMAP, or the client's end) and the last ioctl that uses it has returned: whoever drops
- * the last reference unmaps it in the cache. An acquire that races with the end of its client
- * thus completes or fails, and then its pins go.
+ * A mapping is found through its client. It ends when it has been taken out of the client's table
+ * (UNMAP, or the client's end) and the last ioctl that uses it has returned: the thread that drops
+ * the last reference unmaps it in the cache. So an acquire that races with the end of its client
+ * completes or fails, and then its pins go.
  *
  * Rules
  *  1. Locks are taken in this order: control.lock, client.send_lock, client.lock, revoke_wait.lock.
@@ -18,7 +18,7 @@
  *  3. client.send_lock may be held while waiting for the client to read, SEND_TIMEOUT_NS at the longest.
  *     The loop's thread takes it only for the first message to a client, which finds room.
  *  4. libuv's handles, and the fields marked so, are touched by the loop's thread only. Another
- *     thread that wants a client gone says so with client_disconnect(), and the loop
+ *     thread that wants to end a client calls client_disconnect(), and the loop
  *     sees the end of the socket.
  */
 #ifndef GAIA_CONTROL_INTERNAL_H
@@ -36,8 +36,8 @@
 #include "control/control.h"
 
 /*
- * A client that never says HELLO occupies one of these. When more come, the user who has the most of them loses
- * his oldest: whoever knows the socket's name may connect, but keeps nobody else out.
+ * So many clients may be connected without having said HELLO. When more come, the user who has most of these loses
+ * the oldest: whoever knows the socket's name may connect, but can keep nobody else out.
  */
 #define MAX_PENDING 64
 #define MAX_MAPS 65536 /* of one client */
@@ -47,37 +47,37 @@
 /* A client reads its socket with a thread that does nothing else, so seconds mean that it is
  * stopped or hostile, and others wait for its memory meanwhile. */
 #define SEND_TIMEOUT_NS 5000000000ull
-#define TRY_SEND_NS 10000000ull /* for another's message, which takes microseconds where there is room */
+#define TRY_SEND_NS 10000000ull /* for another thread's message, which takes microseconds if there is room */
 #define REVOKE_TIMEOUT_NS 5000000000ull
 /*
- * Clients of a user's were mute: from then on his clients have a fourth of the time, after the next ones again a fourth.
- * Ten minutes forgive one time. So whose clients come back mute holds others up for seconds once, not without end.
+ * When clients of a user were mute, the user's clients get a fourth of the time from then on, after the next time again a fourth.
+ * Ten minutes forgive one time. So a user whose clients come back mute holds others up for seconds once, not without end.
  */
 #define MUTE_DIVISOR 4
 #define MUTE_LEAST_NS 50000000ull
 #define MUTE_TIMES_MOST 5u
 #define MUTE_FORGET_NS 600000000000ull
-#define REVOKE_EACH_NS 250000ull /* more, for each chunk that a client is asked for, if it answers */
-/* A client maps what it is handed within microseconds, unless its driver waits for all work of a GPU. */
+#define REVOKE_EACH_NS 250000ull /* additional time for each chunk that a client is asked for, if it answers */
+/* A client maps what it gets within microseconds, unless its driver waits for all work of a GPU. */
 #define GRANT_TIMEOUT_NS 1000000000ull
-#define MAX_LATE 1024 /* answers that one client owes; each of its threads waits for one of them */
-#define REVOKE_LOOK_NS 100000000ull /* between looks at clients that take their time */
-#define REVOKE_LOOK_MOST_NS 5000000ull /* that such a look takes */
-#define REVOKES_AT_ONCE 64u /* to one client, not answered: a socket has room for twice as many */
+#define MAX_LATE 1024 /* late answers that a client may owe; each of its threads waits for one of them */
+#define REVOKE_LOOK_NS 100000000ull /* between two checks of clients that take their time */
+#define REVOKE_LOOK_MOST_NS 5000000ull /* the most that such a check takes */
+#define REVOKES_AT_ONCE 64u /* not yet answered by a client: a socket has room for twice as many */
 #define REVOKE_RETRY_NS 1000000ull /* while there is no room in a client's socket, or others are sending */
 
 /*
- * The right to become a client, once and soon. Has a place among its user's clients, which
- * passes on to the client: so that who has a ticket is not turned away.
+ * The right to become a client, once and soon. It has a place among its user's clients, which
+ * the client takes over: so a program with a ticket is not turned away.
  */
 struct ticket {
 	/* Constant. */
 	struct ticket_bytes {
-		uint64_t id;	/* by which it is found */
+		uint64_t id;	/* to find it by */
 		uint64_t secret;
 	} bytes;
 	uid_t uid;
-	uint64_t features; /* that its client and we have, GAIA_FEATURE_* */
+	uint64_t features; /* those that its client and we have, GAIA_FEATURE_* */
 	uint64_t expires_ns;
 
 	/* control.lock. */
@@ -89,14 +89,14 @@ struct ticket {
 struct mute_user {
 	uid_t uid;
 	/* control.lock. */
-	unsigned times;	   /* then; see mute_times() */
-	uint64_t since_ns; /* the last of them */
+	unsigned times;	   /* at since_ns; see mute_times() */
+	uint64_t since_ns; /* when it last happened */
 	UT_hash_handle hh;
 };
 
 TAILQ_HEAD(client_list, client);
 
-/* Every one, at the end. */
+/* All of them, at the end. */
 void reports_forget(struct control *ctl);
 
 struct control {
@@ -107,24 +107,24 @@ struct control {
 	json_t *mount;
 	int end; /* see control_set_end() */
 	struct quota *quota;
-	struct log_pace pace, mute_pace; /* of what strangers can cause, and clients */
+	struct log_pace pace, mute_pace; /* for lines that strangers can cause, and that clients can cause */
 	char name[48];	/* of the socket, without the leading NUL */
 
 	/* The loop's thread. */
 	int listener;
-	int spare;	/* given up for a moment when there are no descriptors left; or -1 */
+	int spare;	/* closed for a moment when there are no descriptors left; or -1 */
 	uv_poll_t poll;
-	unsigned handles; /* of libuv, not yet closed */
+	unsigned handles; /* of libuv, not closed yet */
 	struct client_list pending;
 	unsigned n_pending;
 
 	pthread_mutex_t lock;
 	/* lock. */
 	struct ticket *tickets;
-	TAILQ_HEAD(, ticket) oldest; /* the same, in the order in which they were given out, and expire */
+	TAILQ_HEAD(, ticket) oldest; /* the same, in the order in which they were given out and expire */
 	struct client *clients; /* by id */
 	struct mute_user *mute_users; /* by uid */
-	TAILQ_HEAD(, report) reports; /* that can still be read, in the order in which they were sent: see report.c */
+	TAILQ_HEAD(, report) reports; /* those that can still be read, in the order in which they were sent: see report.c */
 
 	atomic_uint n_live; /* structs client that are not freed */
 };
@@ -132,11 +132,11 @@ struct control {
 /* A thread that waits until clients have answered. Lives on the stack of control_revoke_many(). */
 struct revoke_wait {
 	pthread_mutex_t lock;	/* a leaf */
-	unsigned pending;	/* lock; of its revocations */
-	pthread_cond_t none;	/* pending; CLOCK_MONOTONIC */
+	unsigned pending;	/* lock; those of its revocations that are pending */
+	pthread_cond_t none;	/* none is pending; CLOCK_MONOTONIC */
 };
 
-/* A chunk that a client is to give up. Lives as long as somebody waits for that; is the client's while it is pending. */
+/* A chunk that a client must give up. Lives as long as a thread waits for that; belongs to the client while it is pending. */
 struct revocation {
 	/* Constant. */
 	struct client *client;	/* holds a reference */
@@ -145,17 +145,17 @@ struct revocation {
 	/* client.lock. */
 	uint64_t seq;		/* of the REVOKE; 0: it has not been sent */
 	bool answered;
-	atomic_bool over;	/* not pending: answered, or the client is dead; set with client.lock held */
+	atomic_bool over;	/* not pending any more: answered, or the client is dead; set with client.lock held */
 	LIST_ENTRY(revocation) link;
 	UT_hash_handle hh;	/* by seq, if it has one */
 };
 
-/* A GRANT that the client has not answered yet, where it is to. Its thread waits for a while; see late. */
+/* A GRANT that the client has not answered yet, but has to. The thread that sent it waits for a while; see late. */
 struct handover {
 	/* Constant. */
 	uint64_t seq, map;
 	/* client.lock. */
-	bool answered;		/* and not in the list any more */
+	bool answered;		/* and so not in the list any more */
 	int err;		/* a negative errno: not mapped */
 	bool late;		/* nobody waits for it: freed when it is answered, or with the client */
 	TAILQ_ENTRY(handover) link;
@@ -166,12 +166,12 @@ struct client {
 	struct control *ctl;
 	int fd;			/* closed with the struct, shut down before */
 	pid_t pid;
-	uid_t peer_uid;		/* who made the socket */
+	uid_t peer_uid;		/* the user who made the socket */
 
 	/* Constant once it is in control.clients. */
 	struct gaia_client_key key;
-	uid_t uid;		/* who asked for the ticket: what it uses is his */
-	bool counted;		/* among his clients */
+	uid_t uid;		/* the user who asked for the ticket: what the client uses counts as this user's */
+	bool counted;		/* among that user's clients */
 	uint64_t features;	/* in use, GAIA_FEATURE_* */
 
 	atomic_uint refs;
@@ -193,14 +193,14 @@ struct client {
 	pthread_mutex_t lock;
 	/* lock. */
 	LIST_HEAD(, revocation) revocations; /* pending */
-	struct revocation *asked; /* of these, those that were sent */
+	struct revocation *asked; /* those of them that were sent */
 	TAILQ_HEAD(, handover) handovers; /* by seq */
 	pthread_cond_t answer;	/* one of these was answered, or the client is dead; CLOCK_MONOTONIC */
-	unsigned n_late;	/* of these */
-	bool refused_late;	/* it could not map what we took for mapped: it is about to be disconnected */
+	unsigned n_late;	/* handovers that are late */
+	bool refused_late;	/* it could not map what we took for mapped: it will be disconnected */
 	struct map *maps;	/* by id */
 	unsigned n_maps;	/* in maps, or about to be */
-	bool closed;		/* takes no more maps */
+	bool closed;		/* accepts no more maps */
 };
 
 struct map {
@@ -212,17 +212,17 @@ struct map {
 	unsigned prot;
 	uint64_t start, end;	/* of the file, bytes; whole pages */
 
-	atomic_uint pins;	/* acquires to come, each counted among the user's */
-	enum cache_left left;	/* see cache_unmap(); set before the table's reference is given up */
+	atomic_uint pins;	/* acquires to come; each is counted among the user's */
+	enum cache_left left;	/* see cache_unmap(); set before the table's reference is dropped */
 	atomic_uint refs;
 	UT_hash_handle hh;	/* client.lock */
 };
 
 /* ---- client.c ---- */
 
-/* Take over a connection that was accepted; closes it on failure. Loop's thread. */
+/* Take over a connection that was accepted; closes it on failure. Called by the loop's thread. */
 void client_accept(struct control *ctl, int fd);
-/* The connection is over: forget the client, unmap what it has. Loop's thread. */
+/* The connection is over: forget the client, unmap what it has. Called by the loop's thread. */
 void client_end(struct client *c);
 /* A reference to the client with this key, or NULL: there is none, or it has been disconnected. */
 struct client *client_find(struct control *ctl, const struct gaia_client_key *key);
@@ -230,16 +230,16 @@ void client_get(struct client *c);
 void client_put(struct client *c);
 /* Send @msg (its seq is filled in) with @n descriptors: 0 and *@seq, or -ENOTCONN. */
 int client_send(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n, uint64_t *seq);
-/* The same for what nobody else waits for: -EAGAIN where there is no room for it now. */
+/* The same for messages that nobody else waits for: -EAGAIN if there is no room now. */
 int client_try_send(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n, uint64_t *seq);
 /*
- * For the reply to an ACQUIRE that names message @seq: gaia_ioc_range.unanswered. -ENOTCONN: the client could not map what it
+ * gaia_ioc_range.unanswered, for the reply to an ACQUIRE that names message @seq. -ENOTCONN: the client could not map what it
  * was handed, and said so too late.
  */
 int client_unanswered(struct client *c, uint64_t seq, uint32_t *out);
-/* At the end: which users' clients were mute. */
+/* At the end: forget which users' clients were mute. */
 void mute_forget(struct control *ctl);
-/* From any thread: nothing more is sent to nor taken from the client. */
+/* From any thread: nothing more is sent to the client, nor accepted from it. */
 void client_disconnect(struct client *c);
 
 /* ---- map.c ---- */
@@ -248,15 +248,15 @@ void map_put(struct map *map);
 
 /* ---- control.c ---- */
 
-/* Those that nobody will redeem give their places back: else only when there is a next one. */
+/* Have expired tickets give their places back. Otherwise they do so only when the next ticket is made. */
 void tickets_forget_expired(struct control *ctl);
 /*
- * Whether @ticket was given out; it is used up by asking. Then *@uid is whose it was, and one of his QUOTA_clients is the
- * caller's to give back; *@features what was agreed on.
+ * Whether @ticket was given out; asking uses it up. If so *@uid is the user it was given to, and the caller has to give back one
+ * of this user's QUOTA_clients; *@features is what was agreed on.
  */
 bool ticket_redeem(struct control *ctl, const uint8_t ticket[16], uid_t *uid, uint64_t *features);
 void fill_random(void *buf, size_t len);
-/* memcmp() == 0 in a time that does not depend on where the difference is. */
+/* As memcmp() == 0, in a time that does not depend on where the difference is. */
 bool equal_secret(const void *a, const void *b, size_t len);
 
 #endif

@@ -10,9 +10,9 @@
 /* The last whole page ends here. */
 #define FILE_END ROUND_DOWN((uint64_t)INT64_MAX, GAIA_PAGE)
 
-/* ---- acquires to come, which the cache keeps a note of until they come or the mapping ends ---- */
+/* ---- acquires to come, which the cache notes until they come or the mapping ends ---- */
 
-/* Before the cache has one more: 0, or -EAGAIN. */
+/* Called before the cache gets one more: 0, or -EAGAIN. */
 static int pin_count(struct map *map)
 {
 	if (quota_take(map->client->ctl->quota, QUOTA_pins, map->client->uid))
@@ -21,7 +21,7 @@ static int pin_count(struct map *map)
 	return 0;
 }
 
-/* It has one less, or not got it. A count is no reason to end the daemon: where there is none left nothing is given back. */
+/* The cache has one less, or did not get it. A wrong count must not end the daemon: at 0 nothing is given back. */
 static void pin_uncount(struct map *map)
 {
 	unsigned n = atomic_load(&map->pins);
@@ -113,7 +113,7 @@ static int find_range(struct control *ctl, struct cfile *f, const struct gaia_io
 	return 0;
 }
 
-/* A place among the user's mappings and in the client's table, before there is something to put there. */
+/* Take a place among the user's mappings and in the client's table, before there is a mapping to put there. */
 static int reserve_map(struct client *c)
 {
 	int err = quota_take(c->ctl->quota, QUOTA_mappings, c->uid);
@@ -133,7 +133,7 @@ static int reserve_map(struct client *c)
 	return err;
 }
 
-/* Puts @map into its client's table, unless the client has ended meanwhile. */
+/* Put @map into its client's table, unless the client has ended meanwhile. */
 static int add_map(struct map *map)
 {
 	struct client *c = map->client;
@@ -148,7 +148,7 @@ static int add_map(struct map *map)
 	return err;
 }
 
-/* Who only reads shares with others of his user, if it is he who gets the memory. */
+/* A caller who only reads shares with others of the same user, if this user is also the one who gets the memory. */
 static struct cache_user user_of(const struct client *c, struct control_caller caller)
 {
 	return (struct cache_user){
@@ -202,7 +202,7 @@ int control_map(struct control *ctl, struct cfile *f, bool readable, bool writab
 	io->map = map->id;
 	err = add_map(map);
 	if (err)
-		map_put(map); /* and the client's reference with it */
+		map_put(map); /* which drops the client's reference, too */
 	return err;
 
 free_map:

@@ -1,5 +1,5 @@
 /*
- * report.c - the state of the mount and of files, as JSON, for people.
+ * report.c - the state of the mount and of files, as JSON.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -35,7 +35,7 @@ static json_t *clients_json(struct control *ctl, uid_t uid)
 	return list;
 }
 
-/* How many there may be, and how many are there. */
+/* How many of each may exist, and how many exist. */
 static json_t *limits_json(struct control *ctl, uid_t uid)
 {
 	bool all = quota_is_owner(ctl->quota, uid);
@@ -76,7 +76,7 @@ static json_t *users_json(struct control *ctl, uid_t uid)
 	return list;
 }
 
-/* What the mount says of itself, the cache's part, and the clients. */
+/* What the mount reports of itself, the cache's part, and the clients. */
 static json_t *status_json(struct control *ctl, uid_t uid)
 {
 	json_t *status = json_object();
@@ -85,7 +85,7 @@ static json_t *status_json(struct control *ctl, uid_t uid)
 	tickets_forget_expired(ctl);
 	if (ctl->mount)
 		json_object_update(status, ctl->mount);
-	/* Where others write. */
+	/* Races show where others write. */
 	if (!quota_is_owner(ctl->quota, uid))
 		json_object_set_new(cache, "races", json_array());
 	json_object_update(status, cache);
@@ -122,8 +122,8 @@ static int write_all(int fd, const char *text, size_t len)
 /*
  * ---- reports that were sent ----
  *
- * A report lies in memory of ours until the client closes it, who may not even have received it. So we keep its descriptor
- * as well, and empty it when it has been there for long, or its user asks for many more.
+ * A report lies in our memory until the client closes it, which may not even have received it. So we keep its descriptor,
+ * too, and empty the report after a long time, or when its user asks for many more.
  */
 #define REPORT_LIFE_NS 60000000000ull	/* reading it takes milliseconds */
 #define REPORT_BYTES (16u << 20)	/* of one user, beside a single longer one */
@@ -136,7 +136,7 @@ struct report {
 	uint64_t expires_ns;
 };
 
-/* control->lock held. */
+/* control->lock is held. */
 static void report_forget(struct control *ctl, struct report *r)
 {
 	TAILQ_REMOVE(&ctl->reports, r, link);
@@ -155,7 +155,7 @@ void reports_forget(struct control *ctl)
 		report_forget(ctl, r);
 }
 
-/* control->lock held. The oldest one of @uid's; or, with @others, of anybody's, but not of an owner's for a user. */
+/* The oldest report of @uid's; with @others of anybody's, but for a user not an owner's. control->lock is held. */
 static bool forget_oldest(struct control *ctl, uid_t uid, bool others)
 {
 	bool owner = quota_is_owner(ctl->quota, uid);
@@ -169,7 +169,7 @@ static bool forget_oldest(struct control *ctl, uid_t uid, bool others)
 	return r != NULL;
 }
 
-/* control->lock held. */
+/* control->lock is held. */
 static size_t bytes_of(const struct control *ctl, uid_t uid)
 {
 	const struct report *r;
@@ -180,7 +180,7 @@ static size_t bytes_of(const struct control *ctl, uid_t uid)
 	return sum;
 }
 
-/* Before one more of @size is sent: makes room for it, at the cost of older ones, and counts it. */
+/* Called before a report of @size is sent: makes room for it, at the cost of older ones, and counts it. */
 static int report_room(struct control *ctl, uid_t uid, size_t size)
 {
 	struct report *r;
@@ -208,7 +208,7 @@ static void report_sent(struct control *ctl, uid_t uid, int fd, size_t size)
 	pthread_mutex_unlock(&ctl->lock);
 }
 
-/* @text in a memfd that nobody can change any more, but to cut it. */
+/* @text in a memfd that nobody can change any more, except by truncating it. */
 static int sealed_memfd(const char *text)
 {
 	int fd = memfd_create("gaiafs-report", MFD_CLOEXEC | MFD_ALLOW_SEALING);

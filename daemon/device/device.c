@@ -5,24 +5,19 @@
 
 #include <errno.h>
 #include <sched.h>
-#include <semaphore.h>
 #include <stdatomic.h>
 
+#include "base/counters.h"
 #include "base/thread.h"
 #include "base/util.h"
 
-/* An operation of few pages takes less time than falling asleep, being woken, and finding somebody to stand in meanwhile. */
+/* An operation of few pages takes less time than falling asleep, being woken, and having another thread stand in meanwhile. */
 #define FEW_PAGES 32u
 #define SOON_NS 30000u
 
-struct waiter {
-	sem_t completed;
-	int err;
-};
-
 static void wake_waiter(struct dev_op *op, int err)
 {
-	struct waiter *w = op->arg;
+	struct device_wait *w = op->arg;
 
 	w->err = err;
 	sem_post(&w->completed);
@@ -37,7 +32,7 @@ static bool is_small(const struct dev_op *op)
 	return pages <= FEW_PAGES;
 }
 
-static bool completes_soon(struct waiter *w)
+static bool completes_soon(struct device_wait *w)
 {
 	uint64_t until = now_ns() + SOON_NS;
 
@@ -49,29 +44,61 @@ static bool completes_soon(struct waiter *w)
 	return false;
 }
 
+int device_submit(struct device *dev, struct dev_op *op)
+{
+	/* Layers submit it once more to what is under them. By its return it may be gone. */
+	bool counts = dev == dev->core;
+	uint64_t bytes = counts ? device_host_bytes(op) : 0;
+	bool out = op->kind == DEV_COPY_OUT;
+	int err = dev->ops->submit(dev, op);
+
+	if (!err && counts) {
+		count(CTR_device_operations, 1);
+		count(out ? CTR_device_bytes_out : CTR_device_bytes_in, bytes);
+	}
+	return err;
+}
+
+int device_begin(struct device *dev, struct dev_op *op, struct device_wait *w)
+{
+	int err;
+
+	sem_init(&w->completed, 0, 0);
+	op->done = wake_waiter;
+	op->arg = w;
+	err = device_submit(dev, op);
+	if (err)
+		sem_destroy(&w->completed);
+	return err;
+}
+
+int device_end(struct device_wait *w)
+{
+	if (sem_trywait(&w->completed)) {
+		thread_waits();
+		while (sem_wait(&w->completed) && errno == EINTR)
+			;
+	}
+	sem_destroy(&w->completed);
+	return w->err;
+}
+
 int device_run(struct device *dev, struct dev_op *op)
 {
 	bool look = thread_is_relied_on() && is_small(op);
-	struct waiter w;
+	struct device_wait w;
 	int err;
 
-	sem_init(&w.completed, 0, 0);
-	op->done = wake_waiter;
-	op->arg = &w;
 	if (!look)
 		thread_waits();
-	err = device_submit(dev, op);
-	if (!err) {
-		if (!look || !completes_soon(&w)) {
-			if (look)
-				thread_waits();
-			while (sem_wait(&w.completed) && errno == EINTR)
-				;
-		}
-		err = w.err;
+	err = device_begin(dev, op, &w);
+	if (err)
+		return err;
+	if (look && completes_soon(&w)) {
+		sem_destroy(&w.completed);
+		return w.err;
 	}
-	sem_destroy(&w.completed);
-	return err;
+	return device_end(&w);
 }
 
 uint64_t device_new_generation(void)
@@ -104,12 +131,28 @@ bool device_uses_host(enum dev_kind kind)
 	return kind == DEV_COPY_IN || kind == DEV_COPY_OUT || kind == DEV_PULL;
 }
 
+uint64_t device_host_bytes(const struct dev_op *op)
+{
+	uint64_t pages = 0;
+
+	if (!device_uses_host(op->kind))
+		return 0;
+	for (unsigned i = 0; i < op->n; i++) {
+		const struct dev_run *run = &op->runs[i];
+
+		pages += run->npages;
+		if (op->kind == DEV_PULL && run->limit)
+			pages += run->npages;
+	}
+	return pages * GAIA_PAGE;
+}
+
 static bool page_aligned(const void *p)
 {
 	return p && !((uintptr_t)p & (GAIA_PAGE - 1));
 }
 
-/* What is wrong with the form of a run; NULL: nothing. */
+/* What is wrong with the form of a run, or NULL. */
 static const char *run_fault(enum dev_kind kind, const struct dev_run *run)
 {
 	if (!run->npages || run->page >= GAIA_CHUNK_PAGES ||

@@ -3,7 +3,7 @@
  *
  * A device allocates chunks of GAIA_CHUNK bytes, exports them to clients as
  * descriptors, copies pages between itself and host memory, and from other devices that
- * it reaches, finds the pages that changed, and merges. Everything above it sees only this.
+ * it reaches, finds the pages that changed, and merges. Code above it sees only this interface.
  * Implementations: sim (the simulated device), cuda (NVIDIA GPUs), faulty (wraps any).
  *
  * Asynchronous calls: an operation is submitted with device_submit(). If that returns 0,
@@ -16,23 +16,24 @@
  * others from changing it, until done(). done() may submit, alloc and free.
  * Thread-safe throughout.
  *
- * Between devices there is no order: what a DEV_COPY_PEER reads, nobody may be changing from
- * before it is submitted until done(), be it an operation of the source that has not completed.
+ * There is no order between devices: from before a DEV_COPY_PEER is submitted until its done(), nobody may
+ * change what it reads, and no operation of the source that changes it may be outstanding.
  *
- * An operation that failed may have been carried out in part: what it was to change is
+ * An operation that failed may have been carried out in part: the contents of its destination are
  * undefined, armed hashes included, except that no DEV_PULL loses a client's byte.
  *
  * Until a copy has completed its destination is undefined: the simulated device puts
- * garbage there, at once. So nobody may be reading it, be it a client: into pages
- * that clients may be using meanwhile, DEV_PULL and DEV_ZERO alone are safe.
+ * garbage there at once. So nobody, clients included, may be reading it. For pages
+ * that clients may be using meanwhile only DEV_PULL and DEV_ZERO are safe.
  *
  * A malformed operation (a range outside the chunk, no runs, a run of no pages, host
  * memory that is missing or not aligned, memory of another device) is refused with
- * -EINVAL. Freeing what is in use or not the device's is a bug().
+ * -EINVAL. Freeing memory that is in use or not the device's is a bug().
  */
 #ifndef GAIA_DEVICE_DEVICE_H
 #define GAIA_DEVICE_DEVICE_H
 
+#include <semaphore.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -41,11 +42,11 @@
 struct device;
 
 /*
- * One chunk of device memory. Made by alloc(), ended by free(). Implementations
+ * One chunk of device memory, from alloc() to free(). Implementations
  * embed it. It remembers a hash of each page (see DEV_ARM).
  */
 struct devmem {
-	struct device *dev; /* the one to submit to: of layered devices, the outermost */
+	struct device *dev; /* the device to submit to: of layered devices, the outermost */
 	uint64_t generation; /* unique in the process: memory is never mistaken for its successor */
 };
 
@@ -70,8 +71,8 @@ enum dev_kind {
 	/*
 	 * Pages of ->other, which is memory of op->from, to the same pages of ->mem. Forgets the pages'
 	 * armed hashes. op->from is a device that device_reaches(). -EHOSTUNREACH, from submit() or
-	 * done(): its memory cannot be read after all, for which it or what is between the two is to
-	 * blame; the device itself is well.
+	 * done(): op->from's memory cannot be read after all, because of op->from or of what connects
+	 * the two; the device itself works.
 	 */
 	DEV_COPY_PEER,
 	/*
@@ -79,7 +80,7 @@ enum dev_kind {
 	 * for each byte i below limit (of every page of the run), if host[i] != base[i] and
 	 * the device's byte still equals base[i], it becomes host[i]; for i >= limit it becomes
 	 * host[i]. Bytes that need no change are not stored to. (Contract, section 4.)
-	 * The armed hash becomes that of host: a page that equals it afterwards
+	 * The armed hash becomes that of host: so a page that equals host afterwards
 	 * holds nothing of the device's own. A limit of 0 overwrites, like DEV_COPY_IN, but
 	 * in place: a client that reads sees the old or the new byte.
 	 */
@@ -107,9 +108,10 @@ struct dev_op {
 	void (*done)(struct dev_op *op, int err);
 	void *arg;
 
-	/* The device's own, between submit and done. */
+	/* For the device, between submit and done. */
 	struct dev_op *next;
 	uint64_t start_ns;
+	uint64_t start_model_ns;
 	bool spoiled;
 };
 
@@ -118,7 +120,7 @@ struct device_ops {
 
 	/*
 	 * On success a chunk of undefined contents. -ENOMEM means "evict
-	 * something and retry"; anything else that the device is unusable.
+	 * something and retry"; any other error means that the device is unusable.
 	 */
 	int (*alloc)(struct device *dev, struct devmem **out);
 
@@ -128,25 +130,25 @@ struct device_ops {
 	/*
 	 * A new descriptor by which another process can map the chunk; the
 	 * caller closes it. @write false: the receiver must not be able to
-	 * change the chunk through it (-ENOTSUP where that cannot be had).
+	 * change the chunk through it (-ENOTSUP if the device cannot do that).
 	 */
 	int (*export_fd)(struct device *dev, struct devmem *mem, bool write);
 
-	/* 0 and done() later, or a negative errno, and then done() never runs. */
+	/* 0, and done() runs later; or a negative errno, and done() never runs. */
 	int (*submit)(struct device *dev, struct dev_op *op);
 
 	/*
-	 * Optional (NULL). GAIA_CHUNK bytes of host memory at @slab, aligned to as much, are from
-	 * now on (@there), or are no longer, memory that operations will name often: a device may
-	 * register it for DMA. When it goes, no operation that names it is outstanding. Memory that
-	 * was not announced works as well, slower.
+	 * Optional (NULL). Announces that GAIA_CHUNK bytes of host memory at @slab, aligned to as much, will
+	 * be named often by operations from now on (@there), or no longer: a device may
+	 * register them for DMA. When a slab goes, no operation that names it is outstanding. Operations may also
+	 * name memory that was not announced; that is slower.
 	 */
 	void (*host_slab)(struct device *dev, void *slab, bool there);
 
 	/* Optional (NULL: none). See device_reaches(). */
 	bool (*reaches)(struct device *dev, const struct device *from);
 
-	/* All operations have completed, all memory is freed, all slabs are gone. */
+	/* Called when all operations have completed, all memory is freed, and all slabs are gone. */
 	void (*destroy)(struct device *dev);
 };
 
@@ -155,59 +157,74 @@ struct device {
 
 	/* Constant after creation. */
 	struct device *core;	/* itself; of layered devices, the innermost */
-	char name[32];		/* "sim0": unique in the daemon, for people */
+	char name[32];		/* "sim0": unique in the daemon, for messages */
 	char kind[16];		/* "sim", "cuda" */
 	bool simulated;
-	bool shares_readonly;	/* export_fd() can give what does not allow writing */
-	bool strict;		/* clients let programs touch what they hold only */
-	bool inherited;		/* a child of a client has the memory that the client mapped, and keeps it when the client ends */
+	bool shares_readonly;	/* export_fd() can make descriptors that do not allow writing */
+	bool strict;		/* clients let programs touch only pages that they hold */
+	bool inherited;		/* a client's child inherits the memory that the client mapped, and keeps it when the client ends */
 	unsigned char uuid[16];
 	uint64_t capacity;	/* bytes; a multiple of GAIA_CHUNK: the budget */
 };
 
-static inline int device_submit(struct device *dev, struct dev_op *op)
-{
-	return dev->ops->submit(dev, op);
-}
+/* As ops->submit(), and what was submitted is counted. */
+int device_submit(struct device *dev, struct dev_op *op);
 
 /*
- * Whether @dev can copy from the memory of @from, another device, without the host's (DEV_COPY_PEER). Says
- * nothing of the other direction. May take long: ask once. False where either does not work any more.
+ * Whether @dev can copy from the memory of @from, another device, without going through host memory (DEV_COPY_PEER). This
+ * does not imply the other direction. May take long: ask once. False if either device does not work any more.
  */
 static inline bool device_reaches(struct device *dev, const struct device *from)
 {
 	return dev->ops->reaches && dev->core != from->core && dev->ops->reaches(dev, from);
 }
 
-/* Submit @op (done and arg are overwritten) and wait for it: its error. Not
- * from a device's own thread. Says thread_waits() unless the operation is small and soon done. */
+/* Submit @op (done and arg are overwritten) and wait for it: its error. Must not be called
+ * from a device's own thread. Calls thread_waits() unless the operation is small and soon done. */
 int device_run(struct device *dev, struct dev_op *op);
+
+/*
+ * The same in two steps, so that other operations, and reads of a store, can be under way at the same time: submit @op; then, if that
+ * returned 0, wait for it: its error. @w stays where it is in between.
+ */
+struct device_wait {
+	sem_t completed;
+	int err;
+};
+int device_begin(struct device *dev, struct dev_op *op, struct device_wait *w);
+int device_end(struct device_wait *w);
 
 /* For implementations: the next devmem.generation. */
 uint64_t device_new_generation(void);
 
-/* For implementations: what is wrong with the form of @op; NULL: nothing. (Not looked at: whose memory it is.) */
+/* For implementations: what is wrong with the form of @op, or NULL. (Does not check whose the memory is.) */
 const char *device_op_fault(const struct dev_op *op);
 
-/* "copy in"; what an unknown kind is to do as well, in words. */
+/* "copy in", ...; for an unknown kind, too, a text that completes "refused to ...". */
 const char *device_kind_name(enum dev_kind kind);
 
-/* COPY_IN, COPY_OUT and PULL: those with host memory. */
+/* COPY_IN, COPY_OUT and PULL: the kinds that use host memory. */
 bool device_uses_host(enum dev_kind kind);
 
-/* The simulated device. */
+/* Bytes that the operation moves to or from host memory: of a DEV_PULL those of its bases, too. */
+uint64_t device_host_bytes(const struct dev_op *op);
+
+/* The simulated device. How long its operations take by its model: see sim.c. */
 struct sim_config {
 	unsigned index;
 	uint64_t capacity;  /* bytes, rounded down to chunks, at least one chunk */
-	uint64_t bandwidth; /* bytes a second between it and host or peers; 0: as fast as memory */
-	uint64_t latency_ns;/* added to every operation */
+	uint64_t bandwidth; /* bytes a second, each way, between it and host or peers; 0: no time */
+	uint64_t local;	    /* bytes a second of its own memory; 0: no time */
+	uint64_t latency_ns;/* from when an operation has ended until its completion is seen; at most 10^12 */
+	uint64_t submit_ns; /* to submit one, when no other can be submitted; at most 10^12 */
+	bool no_wait;	    /* the model's time is only counted */
 	bool no_peers;	    /* reaches no other device, and none reaches it */
 	bool no_readonly;   /* cannot share memory for reading only, as GPUs cannot */
 	bool lax;	    /* not strict: see struct device */
 };
 int device_sim_create(const struct sim_config *config, struct device **out);
 
-/* A GPU. After the last fork(). In builds without CUDA there are none, and creating says so. */
+/* A GPU. Only after the last fork(). In builds without CUDA there are none, and creating one logs that. */
 struct cuda_config {
 	unsigned index;	    /* as CUDA numbers them */
 	uint64_t capacity;  /* bytes, rounded down to chunks; 0: 80 % of what is free */
@@ -215,17 +232,17 @@ struct cuda_config {
 /* Logs what is wrong. -ENODEV: no such GPU. */
 int device_cuda_create(const struct cuda_config *config, struct device **out);
 
-/* How many GPUs there are. 0: *@why says in words why there are none. */
+/* How many GPUs there are. If 0, *@why says why, as a text. */
 unsigned device_cuda_count(const char **why);
 
 /*
  * Wraps @under, and owns it. Consults the fault points "device.alloc", "device.export" and
- * "device.submit", and when an operation is submitted that of its kind: "device.copy_in",
+ * "device.submit", and when an operation is submitted the point of its kind: "device.copy_in",
  * "device.copy_out", "device.copy_within", "device.copy_peer", "device.pull", "device.zero",
  * "device.arm", "device.find_changed". Those make done() report their errno, in order and later as
- * ever; half of the pages were worked on by then (of a copy from another device one), and of a copy
- * that is not within the device the last one is garbage. "device.garble_peer" does that to a copy from
- * another device and has it end as if all were well.
+ * usual. By then half of the pages were worked on (one page, for a copy from another device); and
+ * the last of these is garbage, except in a copy within the device. "device.garble_peer" does that to
+ * a copy from another device and has it end without an error.
  */
 int device_faulty_create(struct device *under, struct device **out);
 

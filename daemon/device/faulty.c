@@ -1,9 +1,9 @@
 /*
- * faulty.c - a layer over any device that lets it fail where tests say so.
+ * faulty.c - a layer over any device that makes it fail at the fault points.
  *
  * An operation chosen to fail is replaced by one on the first half of its pages, so
- * that the failure comes in order and later. The last page that a copy gets to arrives
- * as garbage: whoever goes on with what a failure left is found out.
+ * that the failure comes in order and later. The last page that a copy reaches arrives
+ * as garbage: so code that goes on with what a failure left is found out.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -20,9 +20,9 @@ struct faulty {
 	struct device *under;
 };
 
-/* Takes the place of an operation that fails, or, where err is 0, lies. Lives from submit to done. */
+/* Replaces an operation that fails or, if err is 0, silently corrupts. Lives from submit to done. */
 struct failing_op {
-	struct dev_op op; /* submitted below, its runs are ours */
+	struct dev_op op; /* submitted to the device below; its runs are ours */
 	struct dev_op *original;
 	int err;
 	struct dev_run runs[];
@@ -100,7 +100,7 @@ static void failing_op_done(struct dev_op *op, int err)
 	original->done(original, err);
 }
 
-/* Cut off the first @n pages of a run. */
+/* The run without its first @n pages. */
 static struct dev_run run_without(const struct dev_run *run, uint32_t n)
 {
 	struct dev_run rest = *run;
@@ -140,7 +140,7 @@ static struct failing_op *failing_op_create(struct dev_op *original, int err)
 	last->npages = 1;
 	f->op.kind = original->kind;
 	if (original->kind == DEV_COPY_PEER) {
-		/* What it did not copy may be the same there already: the garbage is what counts. */
+		/* The pages that it did not copy may be equal already: so the garbage is what matters. */
 		f->op.kind = DEV_COPY_IN;
 		f->runs[0] = *last;
 		last = f->runs;
@@ -156,7 +156,7 @@ static struct failing_op *failing_op_create(struct dev_op *original, int err)
 	return f;
 }
 
-/* What is malformed is for the device to refuse. */
+/* A malformed operation is left for the device to refuse. */
 static bool can_fail_later(const struct dev_op *op)
 {
 	unsigned i;

@@ -1,5 +1,5 @@
 /*
- * no_cuda.c - in the place of cuda/, in builds without it.
+ * no_cuda.c - stands in for cuda/ in builds without CUDA.
  */
 #include <errno.h>
 

@@ -1,10 +1,21 @@
 /*
- * sim.c - the simulated device: for everybody without a GPU.
+ * sim.c - the simulated device, for machines without a GPU.
  *
  * A chunk is a memfd of its own, mapped here and by clients, whose "kernels" are
  * plain code on the CPU. One thread carries out the operations, one after the
- * other, in order of submission. A slow bus is simulated by sleeping: a virtual clock
- * says when the operation under way is due, so that oversleeping does not add up.
+ * other, in order of submission.
+ *
+ * How long they take is a model's to say, of a GPU with one queue for submissions, an engine for copies each way, and one for
+ * work on its own memory. To submit an operation takes submit_ns, one after the other. It begins when its engine is free and
+ * those before it have ended with the memory that it names, is under way for bytes / bandwidth, and completes latency_ns after
+ * that, but not before those before it: so the two directions overlap, and the latencies of what is submitted together. A merge (DEV_PULL)
+ * takes two engines: it reads over the bus. (What two operations do with the same host memory is not looked at.)
+ *
+ * The model has two clocks. One is the wall's: the thread sleeps until an operation is due, then carries it out. That takes
+ * time of its own, which is hidden while it is less: bandwidth should be at most a third of what the processor copies. The other
+ * is the model's own, and only counted (sim_ns). It stands still while nothing is outstanding, and an operation is
+ * submitted at the time by it at which the last one was seen to complete: as if everybody but the device took no time. Whoever waits for each
+ * operation before the next pays for each latency on both.
  *
  * It is stricter than a GPU, never kinder. What an operation is going to write
  * wholly (the destination of a copy) holds garbage until the operation is due. The garbage
@@ -22,11 +33,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 #include <xxhash.h>
 
+#include "base/counters.h"
 #include "base/log.h"
 #include "base/thread.h"
 #include "base/util.h"
@@ -38,6 +51,15 @@
 
 #define NEW_GARBAGE 0xa5
 #define COPY_GARBAGE 0x5b
+
+enum clock { WALL, MODEL, CLOCKS };
+enum engine { IN, OUT, LOCAL, ENGINES };
+
+/* By one clock: when each is free again. */
+struct timeline {
+	uint64_t queue, engine[ENGINES];
+	uint64_t last; /* the last operation was due */
+};
 
 /* What DEV_ARM remembers of a chunk. */
 struct armed {
@@ -54,7 +76,8 @@ struct sim_mem {
 	int fd;
 
 	/* The device's thread. */
-	struct armed *armed; /* NULL: no page ever was */
+	struct armed *armed;	  /* NULL: no page ever was */
+	uint64_t busy_until[CLOCKS]; /* by whom it was named last */
 
 	/* sim->lock. */
 	unsigned in_flight; /* mentions in the runs of outstanding operations */
@@ -65,8 +88,9 @@ struct sim {
 	struct device base;
 
 	/* Constant after creation. */
-	uint64_t bandwidth;
-	uint64_t latency_ns;
+	uint64_t bandwidth, local;
+	uint64_t latency_ns, submit_ns;
+	bool waits; /* for any of these */
 	bool no_peers;
 	unsigned char *new_chunk; /* GAIA_CHUNK bytes of NEW_GARBAGE */
 	pthread_t thread;
@@ -81,9 +105,11 @@ struct sim {
 	bool stop;
 	uint64_t used;		     /* bytes of the live chunks and of those being made */
 	struct sim_mem *live;	     /* by address */
+	uint64_t model_now;	     /* when by the model's clock the last operation completed */
+	uint64_t busy_since;	     /* by the wall's, while something is outstanding */
 
 	/* The device's thread. */
-	uint64_t idle_at; /* virtual clock: when the last operation was due */
+	struct timeline line[CLOCKS];
 };
 
 static struct sim *to_sim(struct device *dev)
@@ -117,11 +143,11 @@ static int create_memory(struct sim *sim, struct sim_mem *m)
 	m->fd = memfd_create("gaiafs-sim", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (m->fd < 0)
 		goto fail;
-	/* Others must get it from us. (A memfd is born 0777.) */
+	/* Others must get it from us. (A new memfd has mode 0777.) */
 	what = "fchmod";
 	if (fchmod(m->fd, 0600))
 		goto close_fd;
-	/* Written, not stored to: full memory is then an error and no SIGBUS. */
+	/* By write(2), not by stores: if memory is full that is an error, not a SIGBUS. */
 	what = "write";
 	n = pwrite(m->fd, sim->new_chunk, GAIA_CHUNK, 0);
 	if (n != GAIA_CHUNK) {
@@ -337,8 +363,8 @@ static void *page_at(struct devmem *mem, uint32_t page)
 }
 
 /*
- * Whoever uses the destination of a copy before it completed shall notice. Not so with what
- * clients may be using meanwhile by the contract: DEV_PULL, DEV_ZERO.
+ * Fill the destination of a copy with garbage, so that code that uses it before the copy has completed is found out. Not
+ * for kinds whose destination clients may be using meanwhile by the contract: DEV_PULL, DEV_ZERO.
  */
 static void spoil_destination(struct dev_op *op)
 {
@@ -389,6 +415,9 @@ static int sim_submit(struct device *dev, struct dev_op *op)
 	op->start_ns = now_ns();
 
 	pthread_mutex_lock(&sim->lock);
+	if (idle)
+		sim->busy_since = op->start_ns;
+	op->start_model_ns = sim->model_now;
 	if (!sim->head)
 		pthread_cond_signal(&sim->submitted);
 	*sim->tail = op;
@@ -426,7 +455,7 @@ static void copy_armed(struct sim_mem *to, const struct sim_mem *from, uint32_t 
 	memcpy(&a->valid[page], &from->armed->valid[page], npages * sizeof(a->valid[0]));
 }
 
-/* Returns whether that is news. */
+/* Returns whether the hash has changed. */
 static bool arm_page(struct sim_mem *m, uint32_t page, const void *contents)
 {
 	struct armed *a = get_armed(m);
@@ -498,47 +527,94 @@ static void carry_out(const struct dev_op *op)
 	}
 }
 
-/* Bytes that the operation moves to or from the device. */
-static uint64_t bus_bytes(const struct dev_op *op)
-{
-	uint64_t bytes = 0;
-	unsigned i;
+static const unsigned engines_of[] = {
+	[DEV_COPY_IN] = 1u << IN,	 [DEV_COPY_OUT] = 1u << OUT,
+	[DEV_COPY_WITHIN] = 1u << LOCAL, [DEV_COPY_PEER] = 1u << IN,
+	[DEV_PULL] = 1u << IN | 1u << LOCAL, [DEV_ZERO] = 1u << LOCAL,
+	[DEV_ARM] = 1u << LOCAL,	 [DEV_FIND_CHANGED] = 1u << LOCAL,
+};
 
-	if (!device_uses_host(op->kind) && op->kind != DEV_COPY_PEER)
-		return 0;
-	for (i = 0; i < op->n; i++) {
-		bytes += (uint64_t)op->runs[i].npages * GAIA_PAGE;
-		if (op->kind == DEV_PULL && op->runs[i].limit)
-			bytes += (uint64_t)op->runs[i].npages * GAIA_PAGE;
-	}
-	return bytes;
+/* How long the operation is under way. */
+static uint64_t duration(const struct sim *sim, const struct dev_op *op)
+{
+	bool by_bus = device_uses_host(op->kind) || op->kind == DEV_COPY_PEER;
+	uint64_t rate = by_bus ? sim->bandwidth : sim->local, pages = 0, bytes;
+
+	for (unsigned i = 0; i < op->n; i++)
+		pages += op->runs[i].npages;
+	bytes = device_uses_host(op->kind) ? device_host_bytes(op) : pages * GAIA_PAGE;
+	if (op->kind == DEV_COPY_WITHIN)
+		bytes *= 2; /* read, and written */
+	return rate ? (uint64_t)((double)bytes / (double)rate * 1e9) : 0;
 }
 
-/* Sleep until the operation is due. Here, for most of the time, is where it is "in flight". */
-static void simulate_bus(struct sim *sim, struct dev_op *op)
+/* When the operation is due that was submitted at @now, by that clock. */
+static uint64_t due_by(struct sim *sim, enum clock clock, const struct dev_op *op, uint64_t now,
+		       uint64_t ns)
 {
-	uint64_t due = MAX(op->start_ns, sim->idle_at) + sim->latency_ns;
+	struct timeline *line = &sim->line[clock];
+	bool within = op->kind == DEV_COPY_WITHIN;
+	uint64_t end;
+
+	line->queue = MAX(line->queue, now) + sim->submit_ns;
+	end = line->queue;
+	for (unsigned e = 0; e < ENGINES; e++)
+		if (engines_of[op->kind] & 1u << e)
+			end = MAX(end, line->engine[e]);
+	for (unsigned i = 0; i < op->n; i++) {
+		end = MAX(end, to_mem(op->runs[i].mem)->busy_until[clock]);
+		if (within)
+			end = MAX(end, to_mem(op->runs[i].other)->busy_until[clock]);
+	}
+	end += ns;
+	for (unsigned e = 0; e < ENGINES; e++)
+		if (engines_of[op->kind] & 1u << e)
+			line->engine[e] = end;
+	for (unsigned i = 0; i < op->n; i++) {
+		to_mem(op->runs[i].mem)->busy_until[clock] = end;
+		if (within)
+			to_mem(op->runs[i].other)->busy_until[clock] = end;
+	}
+	line->last = MAX(line->last, end + sim->latency_ns);
+	return line->last;
+}
+
+/*
+ * Sleep until the operation is due: here, for most of the time, is where it is "in flight". Returns when it is due by the
+ * model's clock.
+ */
+static uint64_t simulate_bus(struct sim *sim, struct dev_op *op)
+{
+	uint64_t ns = duration(sim, op), due;
 	struct timespec ts;
 
-	if (!sim->latency_ns && !sim->bandwidth)
-		return;
-	if (sim->bandwidth)
-		due += (uint64_t)((double)bus_bytes(op) / (double)sim->bandwidth * 1e9);
-	sim->idle_at = due;
-	if (!op->spoiled)
-		spoil_destination(op);
-	ts.tv_sec = (time_t)(due / 1000000000);
-	ts.tv_nsec = (long)(due % 1000000000);
-	while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &ts, NULL) == EINTR)
-		;
+	if (engines_of[op->kind] & 1u << IN)
+		count(CTR_sim_in_ns, ns);
+	if (engines_of[op->kind] & 1u << OUT)
+		count(CTR_sim_out_ns, ns);
+	if (engines_of[op->kind] & 1u << LOCAL)
+		count(CTR_sim_local_ns, ns);
+	if (sim->waits) {
+		if (!op->spoiled)
+			spoil_destination(op);
+		due = due_by(sim, WALL, op, op->start_ns, ns);
+		ts.tv_sec = (time_t)(due / 1000000000);
+		ts.tv_nsec = (long)(due % 1000000000);
+		while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &ts, NULL) == EINTR)
+			;
+	}
+	return due_by(sim, MODEL, op, op->start_model_ns, ns);
 }
 
 static void *sim_main(void *arg)
 {
 	struct sim *sim = arg;
 	struct dev_op *op;
+	uint64_t due;
 
 	thread_set_name(sim->base.name);
+	/* Else the kernel may let a thread oversleep by more than a latency. */
+	(void)prctl(PR_SET_TIMERSLACK, 1ul);
 	pthread_mutex_lock(&sim->lock);
 	for (;;) {
 		while (!sim->head && !sim->stop)
@@ -551,12 +627,15 @@ static void *sim_main(void *arg)
 			sim->tail = &sim->head;
 		pthread_mutex_unlock(&sim->lock);
 
-		simulate_bus(sim, op);
+		due = simulate_bus(sim, op);
 		carry_out(op);
 
 		pthread_mutex_lock(&sim->lock);
 		mark_in_flight(op, -1);
-		sim->outstanding--;
+		count(CTR_sim_ns, due - sim->model_now);
+		sim->model_now = due;
+		if (--sim->outstanding == 0)
+			count(CTR_sim_wall_ns, now_ns() - sim->busy_since);
 		pthread_mutex_unlock(&sim->lock);
 		if (op->kind == DEV_COPY_PEER)
 			drop_sources(op);
@@ -600,7 +679,7 @@ static const struct device_ops sim_ops = {
 	.destroy = sim_destroy,
 };
 
-/* Stable, and another for each index. */
+/* The same in each run, and different for each index. */
 static void make_uuid(unsigned char uuid[16], unsigned index)
 {
 	memcpy(uuid, "gaiafs-sim", 10);
@@ -633,7 +712,11 @@ int device_sim_create(const struct sim_config *config, struct device **out)
 	make_uuid(sim->base.uuid, config->index);
 	sim->base.capacity = ROUND_DOWN(config->capacity, GAIA_CHUNK);
 	sim->bandwidth = config->bandwidth;
+	sim->local = config->local;
 	sim->latency_ns = config->latency_ns;
+	sim->submit_ns = config->submit_ns;
+	sim->waits = !config->no_wait && (config->bandwidth || config->local || config->latency_ns ||
+					  config->submit_ns);
 	sim->no_peers = config->no_peers;
 	sim->new_chunk = xmalloc(GAIA_CHUNK);
 	memset(sim->new_chunk, NEW_GARBAGE, GAIA_CHUNK);

@@ -1,5 +1,5 @@
 /*
- * word.h - what happens to the words of a page that clients may be storing to.
+ * word.h - changes to words of a page that clients may be storing to.
  *
  * One source for the simulated device, for the kernels of the CUDA device, and for the tests that
  * check the kernels' arithmetic on the CPU. A page is an array of 64-bit words, little-endian.
@@ -18,7 +18,7 @@ typedef unsigned long long word_t;
 typedef uint64_t __attribute__((may_alias)) word_t;
 #endif
 
-/* As it is now, whoever stores to it. */
+/* The present value, even if others store to it. */
 DEVICE_INLINE word_t word_load(const word_t *at)
 {
 #ifdef __CUDACC__
@@ -28,7 +28,7 @@ DEVICE_INLINE word_t word_load(const word_t *at)
 #endif
 }
 
-/* Replace *@have by @want if that is what is there; else tell in *@have what is. */
+/* Replace the word by @want if it equals *@have; otherwise set *@have to its present value. */
 DEVICE_INLINE bool word_replace(word_t *at, word_t *have, word_t want)
 {
 #ifdef __CUDACC__
@@ -64,9 +64,9 @@ DEVICE_INLINE word_t word_bytes_below(uint32_t limit, uint32_t i)
 }
 
 /*
- * DEV_PULL of a page's @i-th word. It is replaced only if all of it is still as it was
- * read, so no byte that a client stores meanwhile is lost, and one that stays is never
- * stored to. @base is not looked at when @limit is 0.
+ * DEV_PULL of a page's @i-th word. The word is replaced only if all of it is still as it was
+ * read: so no byte that a client stores meanwhile is lost. A word that does not change is not
+ * stored to. @base is not read when @limit is 0.
  */
 DEVICE_INLINE void word_pull(word_t *page, const word_t *host, const word_t *base, uint32_t limit,
 			     uint32_t i)

@@ -1,5 +1,5 @@
 /*
- * attr.c - attributes: what the backing directory says, mended by what is still only in the cache.
+ * attr.c - attributes: the backing directory's, corrected by what is only in the cache yet.
  */
 #include "base/fault.h"
 #include "fuse/internal.h"
@@ -9,7 +9,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-/* Those that mean something, and that a write by others clears. */
+/* Those that have an effect, and that a write by others clears. */
 static mode_t set_id_bits(mode_t mode)
 {
 	return mode & (mode & S_IXGRP ? S_ISUID | S_ISGID : S_ISUID);
@@ -17,7 +17,7 @@ static mode_t set_id_bits(mode_t mode)
 
 ino_t attr_ino(const struct fs *fs, dev_t dev, ino_t ino)
 {
-	/* The mount shows one device: files of others below the source get numbers of their own. */
+	/* The mount shows one device number: files on other devices below the source get inode numbers of their own. */
 	if (dev != fs->root.key.dev)
 		ino ^= (ino_t)dev << 40 | (ino_t)1 << 63;
 	return ino;
@@ -38,7 +38,7 @@ bool attr_mounted_with(struct inode *inode, unsigned long flag)
 	return st.f_flag & flag;
 }
 
-/* What is mounted below the source without set-id bits or device files gets none by being seen through our mount. */
+/* If something is mounted below the source without set-id bits or device files, our mount does not give it any. */
 static void keep_from_rights(struct inode *inode, struct stat *st)
 {
 	if (S_ISREG(st->st_mode) && set_id_bits(st->st_mode) && attr_mounted_with(inode, ST_NOSUID))
@@ -67,7 +67,7 @@ int attr_read(struct inode *inode, int fd, struct stat *st)
 
 	if (inode->type == S_IFREG && contents_cached(inode) && contents_get(inode, &f))
 		f = NULL;
-	/* Before: when it has been stored, the cache does not know of it any more. */
+	/* Before reading attributes below: what has been stored is not known to the cache any more. */
 	if (f)
 		cfile_fix_stat(f, &pending);
 	err = fstat(fd, st) ? -errno : 0;
@@ -84,7 +84,7 @@ int attr_read(struct inode *inode, int fd, struct stat *st)
 
 static void reply_attr(fuse_req_t req, struct inode *inode, int fd)
 {
-	double timeout = attr_timeout(inode); /* first: what changes later is seen later */
+	double timeout = attr_timeout(inode); /* first: later changes are then seen */
 	struct stat st;
 	int err = attr_read(inode, fd, &st);
 
@@ -147,13 +147,13 @@ static int set_times(struct inode *inode, int fd, const struct stat *attr, int t
 	else if (to_set & FUSE_SET_ATTR_MTIME)
 		t.ts[1] = attr->st_mtim;
 
-	/* What is stored later, or is being stored, must not set the time again. */
+	/* Later or running stores must not change the time again. */
 	if (t.ts[1].tv_nsec == UTIME_OMIT || inode->type != S_IFREG || !contents_cached(inode) ||
 	    contents_get(inode, &f))
 		return set_times_below(&t);
 	err = cache_set_times(f, set_times_below, &t);
 	contents_put(inode);
-	/* The kernel's own, of a file that is another's and may be written: whoever synced it next would be told. */
+	/* The kernel's own change, to a file that belongs to another user and may be written: the error would go to the next sync. */
 	return err == -EPERM && to_set & FUSE_SET_ATTR_CTIME ? 0 : err;
 }
 
@@ -165,7 +165,7 @@ static int set_owner(fuse_req_t req, int fd, const struct stat *attr, int to_set
 	return AS_CALLER_MAY(req, fchownat(fd, "", uid, gid, AT_EMPTY_PATH));
 }
 
-/* Where storing clears set-id bits, what was written before they are set is stored before. */
+/* If storing clears set-id bits, what was written before they are set must be stored before that. */
 static int store_before_set_id(struct inode *inode)
 {
 	struct cfile *f;
@@ -210,14 +210,14 @@ int attr_clear_set_id(struct inode *inode)
 	if (clear)
 		err = set_mode(inode, fd, st.st_mode & ~clear);
 	inode_fd_put(inode);
-	/* Where another's file may be written, but not its mode, storing clears them below. */
+	/* If we may write another user's file, but not change its mode, storing clears the bits below. */
 	return err == -EPERM && !inode->fs->privileged ? 0 : err;
 }
 
 /*
- * What sets nothing is chown(2) to nobody, which changes the time of the last change and clears set-id bits,
- * and only the owner may clear them. But the kernel sends the same, without asking for a right, before what else
- * clears them (fallocate(2) for one), of a file that is open for writing.
+ * A SETATTR that sets nothing is chown(2) with neither owner nor group. It changes the change time and clears set-id bits;
+ * only the owner may do that. But the kernel sends the same, without checking a right, before other calls that
+ * clear the bits (fallocate(2) for one), for a file that is open for writing.
  */
 static bool may_set_nothing(fuse_req_t req, struct inode *inode, int fd)
 {
@@ -248,7 +248,7 @@ void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
 		fuse_reply_err(req, -fd);
 		return;
 	}
-	/* Ownership first: changing it clears set-id bits, which the mode may give back. */
+	/* Ownership first: changing it clears set-id bits, which the mode may set again. */
 	if (nothing && !may_set_nothing(req, inode, fd))
 		err = -EPERM;
 	else if (nothing || to_set & owner)
@@ -272,7 +272,7 @@ void op_statfs(fuse_req_t req, fuse_ino_t ino)
 {
 	struct statvfs st;
 
-	/* One answer for the whole mount, as it is one file system to who asks. */
+	/* One answer for the whole mount, since to callers it is one file system. */
 	if (fstatvfs(req_fs(req)->root.fd, &st))
 		fuse_reply_err(req, errno);
 	else

@@ -2,32 +2,32 @@
  * backing.c - store files that may lose their descriptor while nobody uses them.
  *
  * The cache keeps a store file for as long as it has anything of a file, which may be for
- * more files than there are descriptors. Above fs->max_backings the one that was used
- * longest ago is closed below, and opened again at its next use.
+ * more files than there are descriptors. Above fs->max_backings the file below that was not used for
+ * the longest time is closed, and opened again when it is used next.
  */
 #include "fuse/internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-/* Lives as long as the cache wants; the reference of the cfile keeps the inode. */
+/* Lives as long as the cache wants; the cfile's reference keeps the inode. */
 struct backing {
 	struct store_file base;
 	struct inode *inode; /* constant */
 
-	/* Calls in progress; CLOSED: it has to be opened first. Only that needs fs->lock: reads and
+	/* Calls in progress; CLOSED: the file below has to be opened first. Only that needs fs->lock: so reads and
 	 * writes of different files share nothing here. */
 	atomic_int uses;
-	atomic_bool used; /* since take_surplus() last came by */
+	atomic_bool used; /* since take_surplus() last looked at it */
 
-	/* fs->lock, or, to read it, a use. */
+	/* fs->lock; to read it, a use is enough. */
 	struct store_file *under; /* NULL iff CLOSED */
 	TAILQ_ENTRY(backing) link; /* on fs->backings iff open */
 	LIST_ENTRY(backing) of_inode;
 };
 #define CLOSED (-1)
 
-/* Of those that were not used since it last came by, so many are looked at in one go. */
+/* take_surplus() looks at so many in one call, to find one that was not used since it last looked. */
 #define LOOKS 64u
 
 static struct backing *backing_of(struct store_file *file)
@@ -41,7 +41,7 @@ static void close_file(struct store_file *file)
 		file->ops->close(file);
 }
 
-/* fs->lock held, as for the next two. Its file, to be closed when it no longer is; NULL: it is in use. */
+/* The file below, to be closed when the lock is no longer held; NULL: it is in use. fs->lock is held here and in the next two. */
 static struct store_file *take_unused(struct backing *b)
 {
 	struct fs *fs = b->inode->fs;
@@ -83,7 +83,7 @@ static void opened(struct backing *b, struct store_file *under)
 	atomic_store(&b->uses, 0);
 }
 
-/* Dropped meanwhile. */
+/* fs->lock is held, but dropped meanwhile. */
 static int reopen(struct backing *b)
 {
 	struct fs *fs = b->inode->fs;
@@ -122,7 +122,7 @@ static int begin_closed(struct backing *b)
 	return err;
 }
 
-/* Sets *@under, to be used until end(). */
+/* Set *@under, which may be used until end(). */
 static int begin(struct store_file *file, struct store_file **under)
 {
 	struct backing *b = backing_of(file);
@@ -147,7 +147,7 @@ static void end(struct store_file *file)
 	atomic_fetch_sub(&backing_of(file)->uses, 1);
 }
 
-/* One call of the file below: @err, or what the call returns. */
+/* Make one call of the file below. Returns @err, or what the call returns. */
 #define PASS(type, file, call, ...)                                           \
 	({                                                                    \
 		struct store_file *under_;                                    \
@@ -161,8 +161,8 @@ static void end(struct store_file *file)
 	})
 
 /*
- * Whether what failed with @err may be tried once more with root's powers, because only root has
- * written the file. Then the thread has them until cred_root_end().
+ * Whether a call that failed with @err may be repeated with root's powers, because only root has
+ * written the file. If so the thread has them until cred_root_end().
  */
 static bool again_as_root(struct store_file *file, ssize_t err)
 {
@@ -177,7 +177,7 @@ static bool again_as_root(struct store_file *file, ssize_t err)
 	return false;
 }
 
-/* The same, of a call that may take room. */
+/* The same for a call that may take room. */
 #define PASS_TAKING(file, call, ...)                            \
 	({                                                      \
 		int got_ = PASS(int, file, call, ##__VA_ARGS__); \
@@ -206,7 +206,7 @@ static void backing_read_begin(struct store_file *file, struct store_read *rd)
 		end(file);
 }
 
-/* It is in use since the read began, and so the same. */
+/* It has been in use since the read began, so it is the same file below. */
 static ssize_t backing_read_end(struct store_file *file, struct store_read *rd)
 {
 	ssize_t got = store_read_end(backing_of(file)->under, rd);

@@ -18,7 +18,7 @@ static bool only_unwritable(int err)
 	return err == -EACCES || err == -EPERM || err == -EROFS || err == -ETXTBSY;
 }
 
-/* A duplicate of what was kept, or -1. */
+/* A duplicate of the descriptor that was kept, or -1. */
 static int access_dup(struct inode *inode, bool write)
 {
 	int fd;
@@ -55,7 +55,7 @@ int contents_open_below(struct inode *inode, bool write, struct store_file **out
 	return err;
 }
 
-/* The cache wants the contents. [F] */
+/* The cache asks for the contents. [F] */
 static int contents_open(void *cookie, bool write, struct store_file **out)
 {
 	struct inode *inode = cookie;
@@ -64,7 +64,7 @@ static int contents_open(void *cookie, bool write, struct store_file **out)
 	return write && !only_unwritable(err) ? err : backing_open(inode, false, out);
 }
 
-/* fs->lock held: what was kept, for the caller to close. */
+/* Returns the descriptors that were kept, for the caller to close. fs->lock is held. */
 static void access_take(struct inode *inode, int fds[2])
 {
 	fds[0] = inode->read_fd;
@@ -108,7 +108,7 @@ static int stat_below(struct inode *inode, struct stat *st)
 	return err;
 }
 
-/* A cfile was made: how long the file is. */
+/* A cfile was made, and asks how long the file is. */
 static int contents_size(void *cookie, uint64_t *bytes)
 {
 	struct stat st;
@@ -127,7 +127,7 @@ static size_t path_of(int fd, char path[PATH_MAX])
 	return (size_t)MAX(n, 0);
 }
 
-/* As it is seen on the mount. */
+/* The file's name on the mount. */
 static bool contents_name(void *cookie, char *buf, size_t size)
 {
 	struct inode *inode = cookie;
@@ -141,7 +141,7 @@ static bool contents_name(void *cookie, char *buf, size_t size)
 		return false;
 	n = path_of(fd, below);
 	inode_fd_put(inode);
-	/* Not fs->source: that may have been renamed; and below a clone of its mount (mount_open_source()) paths begin there. */
+	/* Not fs->source, which may have been renamed; and below a clone of its mount (mount_open_source()) paths begin there. */
 	n_root = path_of(fs->root.fd, root);
 	if (!n || !n_root)
 		return false;
@@ -168,14 +168,14 @@ static const struct cfile_source contents_source_passthrough = {
 	.passthrough = true,
 };
 
-/* inode->lock held. For its first user. */
+/* For the first user of the contents. inode->lock is held. */
 static int hold_cfile(struct inode *inode)
 {
 	struct fs *fs = inode->fs;
 	struct stat st;
 	int err;
 
-	/* Given to the cache, which gives it back also when it fails. */
+	/* A reference for the cache, which gives it back even if it fails. */
 	pthread_mutex_lock(&fs->lock);
 	inode->refs++;
 	inode->cfiles++;
@@ -217,8 +217,8 @@ void contents_written_by(struct inode *inode, uid_t uid)
 }
 
 /*
- * An unprivileged daemon keeps the access that it was given where the mode of the file may
- * refuse it later, or refuses already (a file created with mode 0444).
+ * An unprivileged daemon keeps a descriptor that it was given if the file's mode may
+ * refuse it later, or refuses it already (a file created with mode 0444).
  */
 void access_give(struct inode *inode, int access, bool write)
 {
@@ -248,7 +248,7 @@ void access_keep(struct inode *inode)
 		access_give(inode, fd, true);
 }
 
-/* Nobody has the contents open: what can be had again need not be kept. */
+/* Nobody has the contents open: do not keep what can be opened again. */
 static void access_drop(struct inode *inode)
 {
 	struct fs *fs = inode->fs;

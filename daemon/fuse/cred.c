@@ -3,17 +3,18 @@
  *
  * A privileged daemon creates files with the caller's uid, gid and groups, so that
  * ownership, set-gid directories, default ACLs and quotas come out as in the directory
- * below. An unprivileged daemon has only its own user's.
+ * below. An unprivileged daemon has only its own user's. A caller's capabilities, such as the root of a user namespace
+ * has over the files of its users, the kernel has looked at before it asks us: one that he needed is kept for the call.
  *
- * What users write must not be stored with root's powers: it would exceed quotas and use blocks
+ * What users write must not be stored with root's powers: it could exceed quotas and use blocks
  * that are reserved for root. CAP_SYS_RESOURCE gives both powers, and on some file systems the
  * fsuid 0 gives the second. Changing either costs more than most stores. So each thread drops both
- * once, and keeps all other capabilities; its fsuid becomes one that no file system knows, with the
- * same effect as the file owner's (quotas are charged to a file's owner, whoever writes). What root
- * itself wrote or does gets the powers back, between cred_root_begin() and cred_root_end():
- * contents only if there was no room without them.
+ * once, and keeps all other capabilities. Its fsuid becomes one that no file system knows, which has the
+ * same effect as the file owner's (quotas are charged to a file's owner, whoever writes). For what root
+ * itself wrote or does the thread gets the powers back, between cred_root_begin() and cred_root_end():
+ * for contents only if there was no room without them.
  *
- * Credentials belong to a thread in Linux, though libc's wrappers hide it: hence the raw system
+ * In Linux credentials belong to a thread, though libc's wrappers hide that: hence the raw system
  * calls.
  */
 #include "fuse/internal.h"
@@ -32,26 +33,26 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-/* More than the kernel gives anybody: a caller's groups beyond would be ignored. */
+/* More groups than the kernel gives anybody; any beyond would be ignored. */
 #define MAX_GROUPS 65536
 #define USUAL_GROUPS 64
 
-/* The largest that there is. It is no user's, not even that of the user "nobody". */
+/* The largest uid. It belongs to nobody, not even to the user "nobody". */
 #define NO_USER ((uid_t)-2)
 
 #define CAP_BIT(cap) (1ull << (cap))
-/* What setfsuid(2) takes from who stops being root, and gives back. Linux's CAP_FS_SET. */
+/* What setfsuid(2) takes from a thread that stops being root, and gives back. Linux's CAP_FS_SET. */
 #define FILE_CAPS                                                                              \
 	(CAP_BIT(CAP_CHOWN) | CAP_BIT(CAP_DAC_OVERRIDE) | CAP_BIT(CAP_DAC_READ_SEARCH) |           \
 	 CAP_BIT(CAP_FOWNER) | CAP_BIT(CAP_FSETID) | CAP_BIT(CAP_MKNOD) |                          \
 	 CAP_BIT(CAP_LINUX_IMMUTABLE) | CAP_BIT(CAP_MAC_OVERRIDE))
-/* Without these it takes the fsuid 0 to do what root may with users' files. */
+/* Without these only the fsuid 0 can do what root may do with users' files. */
 #define NEEDED_CAPS                                                                            \
 	(CAP_BIT(CAP_CHOWN) | CAP_BIT(CAP_DAC_OVERRIDE) | CAP_BIT(CAP_FOWNER) | CAP_BIT(CAP_FSETID))
 
 static __thread bool dropped; /* this thread has dropped root's powers */
 
-/* The thread's. */
+/* Set the thread's capabilities. */
 static int take_caps(const struct cap_set *set)
 {
 	struct __user_cap_header_struct head = { .version = _LINUX_CAPABILITY_VERSION_3 };
@@ -71,6 +72,13 @@ static uint64_t effective(const struct cap_set *set)
 	return set->word[0].effective | (uint64_t)set->word[1].effective << 32;
 }
 
+static struct cap_set with(struct cap_set set, uint64_t caps)
+{
+	set.word[0].effective |= (uint32_t)caps;
+	set.word[1].effective |= (uint32_t)(caps >> 32);
+	return set;
+}
+
 static struct cap_set without(struct cap_set set, uint64_t caps)
 {
 	set.word[0].effective &= ~(uint32_t)caps;
@@ -80,7 +88,7 @@ static struct cap_set without(struct cap_set set, uint64_t caps)
 
 /*
  * Whether the file system reserves blocks for the fsuid 0. Others do not look at the fsuid when
- * they store, or (NFS) send it to a server, which may know root only.
+ * they store, or (NFS) send it to a server, which may know only root.
  */
 static bool favours_fsuid_0(int fd)
 {
@@ -92,13 +100,13 @@ static bool favours_fsuid_0(int fd)
 	       st.f_type == 0x24051905; /* UBIFS */
 }
 
-/* Not in a user namespace that has no such user; nor are blocks reserved for its root. */
+/* False in a user namespace without such a user; nor are blocks reserved for that namespace's root. */
 static bool can_be_no_user(void)
 {
 	uid_t got;
 
 	syscall(SYS_setfsuid, NO_USER);
-	got = (uid_t)syscall(SYS_setfsuid, -1); /* only tells */
+	got = (uid_t)syscall(SYS_setfsuid, -1); /* changes nothing, only returns it */
 	syscall(SYS_setfsuid, 0);
 	return got == NO_USER;
 }
@@ -113,7 +121,7 @@ void cred_init(struct fs *fs)
 	err = caps_now(&p->root);
 	p->plain = without(p->root, CAP_BIT(CAP_SYS_RESOURCE));
 	p->user = without(p->plain, FILE_CAPS);
-	/* Where it can be refused, it is here. */
+	/* If changing is refused at all, it is refused here. */
 	if (!err)
 		err = take_caps(&p->plain);
 	if (!err)
@@ -133,12 +141,12 @@ void cred_init(struct fs *fs)
 			 "capabilities CHOWN, DAC_OVERRIDE, FOWNER and FSETID", fs->source);
 }
 
-/* Whatever the thread's credentials are. */
+/* Drop them, whatever the thread's present credentials are. */
 static void drop(const struct powers *p)
 {
 	if (p->fsuid)
 		syscall(SYS_setfsuid, p->fsuid);
-	/* Last, since the change of fsuid takes some away. It worked in cred_init(), so it does here. */
+	/* Last, since changing the fsuid takes some away. It worked in cred_init(), so it works here. */
 	(void)take_caps(&p->plain);
 }
 
@@ -187,7 +195,7 @@ static int take_groups(fuse_req_t req)
 			return -ENOMEM;
 		n = MIN(fuse_req_getgroups(req, n, groups), n);
 	}
-	/* The caller may be in another pid namespace, or gone: then it has no groups to us. */
+	/* The caller may be in another pid namespace, or gone: then it has no groups for us. */
 	if (syscall(SYS_setgroups, MAX(n, 0), groups))
 		err = -errno;
 	if (groups != few)
@@ -205,7 +213,7 @@ static int become_user(fuse_req_t req)
 		return err;
 	syscall(SYS_setfsgid, ctx->gid);
 	syscall(SYS_setfsuid, ctx->uid);
-	/* From 0 the kernel has done it. */
+	/* If the fsuid was 0 the kernel has done it. */
 	return p->fsuid ? take_caps(&p->user) : 0;
 }
 
@@ -260,7 +268,7 @@ void cred_leave(fuse_req_t req)
 	become_oneself(req);
 }
 
-/* ---- what a caller may, when what he has opened does not say it ---- */
+/* ---- what a caller may do, if the file that he has opened does not say it ---- */
 
 /* Whether thread @pid, which waits for us, is in the daemon's user namespace. */
 static bool same_user_namespace(pid_t pid)
@@ -290,15 +298,77 @@ static bool has_capability(pid_t pid, unsigned capability)
 	return effective >> capability & 1;
 }
 
+/* Whether thread @pid acts as @uid, as it does not while it serves somebody else (an NFS server's). */
+static bool acts_as(pid_t pid, uid_t uid)
+{
+	char path[64], line[256];
+	unsigned fsuid = uid + 1;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
+	file = fopen(path, "re");
+	while (file && fgets(line, sizeof(line), file) && sscanf(line, "Uid: %*u %*u %*u %u", &fsuid) != 1)
+		;
+	if (file)
+		fclose(file);
+	return fsuid == uid;
+}
+
+/* @map: "uid_map" or "gid_map". Whether the user namespace of thread @pid has the user or group @id. */
+static bool namespace_has(pid_t pid, const char *map, unsigned id)
+{
+	unsigned first, n;
+	char path[64];
+	bool has = false;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/%s", (int)pid, map);
+	file = fopen(path, "re");
+	while (!has && file && fscanf(file, "%*u %u %u", &first, &n) == 2)
+		has = id >= first && id - first < n;
+	if (file)
+		fclose(file);
+	return has;
+}
+
+/* The kernel's rule (capable_wrt_inode_uidgid()): capabilities count for files whose owner and group the caller's namespace has. */
+static bool capable_of(pid_t pid, unsigned capability, int fd)
+{
+	struct stat st;
+
+	return has_capability(pid, capability) && !fstat(fd, &st) && namespace_has(pid, "uid_map", st.st_uid) &&
+	       namespace_has(pid, "gid_map", st.st_gid);
+}
+
+bool cred_enter_capable(fuse_req_t req, int fd, int err)
+{
+	const struct powers *p = &req_fs(req)->powers;
+	const struct fuse_ctx *ctx = fuse_req_ctx(req);
+	/* May search and write directories that others own; may do what their owner may. */
+	unsigned capability = err == -EACCES ? CAP_DAC_OVERRIDE : CAP_FOWNER;
+	struct cap_set set;
+
+	if ((err != -EACCES && err != -EPERM) || !ctx->uid || !ctx->pid || !p->can_drop)
+		return false;
+	/* The kernel has looked at that, too, but perhaps at attributes that have changed below since. */
+	if (fd < 0 || !acts_as(ctx->pid, ctx->uid) || !capable_of(ctx->pid, capability, fd) || cred_enter(req))
+		return false;
+	set = with(p->user, CAP_BIT(capability));
+	if (!take_caps(&set))
+		return true;
+	cred_leave(req);
+	return false;
+}
+
 bool cred_is_whole(fuse_req_t req)
 {
 	const struct fuse_ctx *ctx = fuse_req_ctx(req);
 
-	/* 0: not in our pid namespace. Neither the thread nor its number goes before it is answered. */
+	/* 0: not in our pid namespace. Until we answer, neither the thread nor its number goes away. */
 	return ctx->uid || (ctx->pid && has_capability(ctx->pid, CAP_DAC_OVERRIDE) && same_user_namespace(ctx->pid));
 }
 
-/* What faccessat2(2) does not ask, but open(2) would: an append-only file is written at its end only, one under fs-verity never. */
+/* Checks of open(2) that faccessat2(2) does not make: an append-only file can be written at its end only, one under fs-verity not at all. */
 static bool is_kept_from_writers(int fd)
 {
 	struct statx stx;
@@ -316,7 +386,7 @@ bool cred_may_write(fuse_req_t req, int fd)
 		return false;
 	if (!cred_is_whole(req) || become(req))
 		return false;
-	/* With the user's fsuid we have no capabilities that count for files. */
+	/* With the user's fsuid we have no capabilities that matter for files. */
 	may = !syscall(SYS_faccessat2, fd, "", W_OK, AT_EACCESS | AT_EMPTY_PATH);
 	become_oneself(req);
 	return may;

@@ -2,7 +2,7 @@
  * dir.c - reading directories.
  *
  * Offsets are those of the directory below, which file systems keep stable while entries
- * come and go.
+ * are added and removed.
  */
 #include "fuse/internal.h"
 
@@ -13,10 +13,10 @@
 #include <unistd.h>
 
 /*
- * When the kernel makes or removes a name, which nobody else does, it reads the directory again: but only who is at its
- * beginning looks for that, and only at a listing that was read to its end. One that was not, and is older than the change, is
- * completed by the next reader, and then read by others who are halfway; and nothing drops the ".." of a
- * directory that is moved (Linux 6.18). So whoever opens it next drops what there is.
+ * When the kernel makes or removes a name, which nobody else does, it reads the directory again; but only a reader at the
+ * beginning checks for that, and only if the listing was read to its end. A listing that was not, and is older than the change,
+ * is completed by the next reader, and then read by others who are halfway; and nothing drops the ".." of a
+ * directory that is moved (Linux 6.18). So the next open drops the kernel's listing.
  */
 void dir_changed(struct inode *inode)
 {
@@ -31,7 +31,7 @@ void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	struct handle *h;
 	int fd, err;
 
-	/* Each holds a descriptor, of which there are so many for everything. */
+	/* Each open directory holds a descriptor, and their number is limited. */
 	err = quota_take(fs->config.quota, QUOTA_directories, uid);
 	if (err)
 		goto fail;
@@ -82,8 +82,8 @@ static bool is_dots(const char *name)
 }
 
 /*
- * Attributes that say no more than the directory does: the kernel asks for the rest when it
- * needs it.
+ * Only the attributes that the directory entry has: the kernel asks for the others when it
+ * needs them.
  */
 static void plain_entry(const struct fs *fs, const struct handle *h, const struct dirent *d,
 			struct fuse_entry_param *e)
@@ -93,7 +93,7 @@ static void plain_entry(const struct fs *fs, const struct handle *h, const struc
 	e->attr.st_mode = DTTOIF(d->d_type);
 }
 
-/* Bytes of the entry in the reply; it was added if they are at most @room. */
+/* Returns the entry's bytes in the reply; it was added if they are at most @room. */
 static size_t add_entry(fuse_req_t req, struct handle *h, const struct dirent *d, char *buf,
 			size_t room, bool plus)
 {
@@ -105,7 +105,7 @@ static size_t add_entry(fuse_req_t req, struct handle *h, const struct dirent *d
 	if (!plus)
 		return fuse_add_direntry(req, buf, room, d->d_name, &e.attr, d->d_off);
 
-	/* A lookup that the kernel never hears of would be remembered for ever: is there room? */
+	/* A lookup that the kernel never hears of would be counted for ever: so first see whether there is room. */
 	need = fuse_add_direntry_plus(req, NULL, 0, d->d_name, NULL, 0);
 	if (need > room)
 		return need;
@@ -149,7 +149,7 @@ static void read_dir(fuse_req_t req, struct handle *h, size_t size, off_t off, b
 		h->next = NULL;
 	}
 	pthread_mutex_unlock(&h->lock);
-	/* What was read before an error is valid, and the error comes again. */
+	/* Entries that were read before an error are valid, and the error comes again. */
 	if (err && !used)
 		fuse_reply_err(req, -err);
 	else

@@ -1,9 +1,9 @@
 /*
- * file.c - open files: their contents are the page cache's.
+ * file.c - open files, whose contents are in the page cache.
  *
- * What the kernel says of a request tells what its own cache has of it. A READ or WRITE
- * that names a lock owner is a process's direct I/O, past the kernel's cache; one without
- * fills or drains pages. (The flag O_DIRECT would not do: a mapping made of such a
+ * Flags of a request show what it means for the kernel's own cache. A READ or WRITE
+ * with a lock owner is a process's direct I/O, past the kernel's cache; one without
+ * fills or drains pages. (The flag O_DIRECT does not show that: a mapping made of such a
  * descriptor fills pages, too.)
  */
 #include "base/fault.h"
@@ -28,8 +28,8 @@ int handle_open(struct inode *inode, int flags, int access, uid_t uid, struct ha
 
 	if (!h)
 		goto close_access;
-	/* Whether it can be opened is found out now, not when data must be stored. The cache reads
-	 * what a write changes in part, so writing takes both. */
+	/* Whether the file can be opened is found out now, not when data must be stored. The cache reads
+	 * the rest of what a write changes in part, so writing needs read access, too. */
 	if (access < 0 && (write || !fs->privileged)) {
 		access = inode_open(inode, write ? O_RDWR : O_RDONLY);
 		if (access < 0) {
@@ -106,7 +106,7 @@ int handle_tell(fuse_req_t req, struct handle *h, struct fuse_file_info *fi)
 	h->uid = fuse_req_ctx(req)->uid;
 	fi->fh = (uintptr_t)h;
 	fi->keep_cache = !h->passthrough;
-	/* op_flush() has nothing to say to these. The kernel heeds it where it writes through. */
+	/* op_flush() has nothing to report to these. The kernel respects this where it writes through. */
 	fi->noflush = h->passthrough || !may_write(fi->flags);
 	return 0;
 }
@@ -125,9 +125,9 @@ void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 }
 
 /*
- * Of a file that is passed through the kernel reads nothing by requests, but for what it is advised to read ahead: into
- * pages of its own for this mount, which nobody reads, nor drops when the file below changes. Were they filled they would
- * be found, old, once the file is cached. So they are refused, and the file below gets the advice.
+ * The kernel sends no READ for a passed-through file, except for readahead advice: it would read into
+ * pages of its own for this mount, which nobody reads, and which nothing drops when the file below changes. If they were
+ * filled they would be found, old, once the file is cached. So they are refused, and the file below gets the advice.
  */
 static void pass_advice(fuse_req_t req, struct inode *inode, size_t size, off_t off)
 {
@@ -137,7 +137,7 @@ static void pass_advice(fuse_req_t req, struct inode *inode, size_t size, off_t 
 		(void)posix_fadvise(fd, off, (off_t)size, POSIX_FADV_WILLNEED);
 		close(fd);
 	}
-	fuse_reply_err(req, EIO); /* told to nobody */
+	fuse_reply_err(req, EIO); /* the kernel tells nobody */
 }
 
 void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
@@ -170,7 +170,7 @@ void op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_
 	struct handle *h = handle_of(fi);
 	int err = serve_clears_set_id() ? attr_clear_set_id(h->inode) : 0;
 
-	/* The descriptor may be one that root opened. Of the pages it gathers the kernel does not say whose they are. */
+	/* Root may have opened the descriptor. For pages that the kernel gathers it does not say whose they are. */
 	if (!fi->writepage)
 		contents_written_by(h->inode, fuse_req_ctx(req)->uid);
 	if (!err)
@@ -181,7 +181,7 @@ void op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_
 		fuse_reply_write(req, size);
 }
 
-/* The first error that this open file has not been told of. */
+/* The first error that was not reported to this open file yet. */
 static int unseen_error(struct handle *h, int err)
 {
 	uint64_t seen = h->errors_seen;
@@ -221,7 +221,7 @@ void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t len
 {
 	int err;
 
-	/* Asked for what the kernel has done by now: on most file systems no file reaches so far. */
+	/* Sent for its effect in the kernel, which has happened by now (GAIA_FEATURE_TIMES): on most file systems no file reaches so far. */
 	if (mode == FALLOC_FL_KEEP_SIZE && off == GAIA_TOUCH_OFFSET) {
 		fuse_reply_err(req, EFBIG);
 		return;
@@ -235,7 +235,7 @@ void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t len
 
 struct seek {
 	fuse_req_t req;
-	struct handle *handle; /* stays: its request is not answered yet */
+	struct handle *handle; /* stays until the request is answered */
 	off_t off;
 	int whence;
 };
@@ -263,8 +263,8 @@ static void seek_after_push(void *arg)
 }
 
 /*
- * The kernel asks about holes without writing back what it has: where it may have dirty
- * pages they are fetched first, or data would be taken for a hole.
+ * The kernel asks about holes without writing back what it has. If it may have dirty
+ * pages they are fetched first; otherwise data could be taken for a hole.
  */
 void op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse_file_info *fi)
 {

@@ -1,5 +1,5 @@
 /*
- * fs.c - the life of the mounted file system.
+ * fs.c - creating, mounting and ending the file system.
  */
 #include "fuse/fs.h"
 #include "fuse/internal.h"
@@ -13,11 +13,12 @@
 #include <unistd.h>
 
 /*
- * Requests that the kernel may have under way by itself, for all files together: readahead, writeback. (One to four sequential
- * readers: no difference to the kernel's own 12.) From CONGESTED on it begins nothing that nobody waits for. At most_background()
- * whoever reads past the kernel's cache, or has pages stored, waits, of whatever file: so it is more than files on storage
- * that does not answer usually have; and as many as there is memory for if all are WRITEs that wait (hand.c). Who has so many
- * threads wait for such storage, by way of the kernel's cache, holds up everybody's reads of what the kernel has not.
+ * How many requests the kernel may have under way by itself, for all files together: readahead, writeback. (One to four
+ * sequential readers: no difference to the kernel's own 12.) From CONGESTED on it begins none that nobody waits for. At
+ * most_background() everybody waits who reads what the kernel does not have, or has pages stored, of whatever file. So it is more than
+ * files on storage that does not answer usually have under way; and as many as there is memory for if all are WRITEs that
+ * wait (hand.c). A user with so many threads that read from such storage, by way of the kernel's cache, holds up everybody's
+ * reads of what the kernel does not have.
  */
 #define CONGESTED 48
 #define LEAST_BACKGROUND 64
@@ -31,12 +32,12 @@ static unsigned most_background(const struct fs *fs)
 
 /*
  * Measured with and without, in turn, two cores, ext4 below; 10,000 names that are cold in the mount:
- *  PARALLEL_DIROPS: lstat(2) by four processes 17 to 20 us a name instead of 45 to 75; by one, and create and unlink: the same.
+ *  PARALLEL_DIROPS: lstat(2) by four processes 17 to 20 us a name instead of 45 to 75; by one process, and create and unlink: the same.
  *  READDIRPLUS_AUTO: the names alone in 37 ms (always with attributes 193, never 9), ls -l in 0.79 s (0.81, 1.02),
  *    find -size, which lists all before it asks, in 0.41 s (0.21, 0.41).
- *  CACHE_SYMLINKS: a readlink(2) that was asked before 1.1 us instead of 33.
- *  HANDLE_KILLPRIV_V2: write(2) of 4 KiB 1.1 us instead of 16 (written through 16 instead of 32, passed through 2.3
- *    instead of 18): a GETXATTR less each.
+ *  CACHE_SYMLINKS: a readlink(2) that was asked before takes 1.1 us instead of 33.
+ *  HANDLE_KILLPRIV_V2: write(2) of 4 KiB takes 1.1 us instead of 16 (written through 16 instead of 32, passed through 2.3
+ *    instead of 18), since it saves a GETXATTR.
  */
 static void op_init(void *userdata, struct fuse_conn_info *conn)
 {
@@ -61,22 +62,22 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 	if (fs->acl)
 		want |= FUSE_CAP_POSIX_ACL;
 	/*
-	 * Not wanted: ASYNC_DIO. After a direct write that was asked for by io_submit(2) or io_uring the kernel does not drop
-	 * the pages that others have read meanwhile: they are stale for good, and with WRITEBACK_CACHE a store beside it
-	 * writes the old bytes back. We cannot drop them for it where the kernel writes through (rule 15).
+	 * Not wanted: ASYNC_DIO. After a direct write by io_submit(2) or io_uring the kernel does not drop
+	 * pages that others have read meanwhile: they are stale for good, and with WRITEBACK_CACHE a store beside it
+	 * writes the old bytes back. We cannot drop them in its place where the kernel writes through (rule 15).
 	 *
-	 * Not wanted: splicing (slower than our own pages), O_TRUNC in OPEN (truncation has
-	 * one way, SETATTR), the first HANDLE_KILLPRIV, locks (the kernel's own do).
+	 * Not wanted either: splicing (slower than our own pages), O_TRUNC in OPEN (truncation goes
+	 * one way, SETATTR), the first HANDLE_KILLPRIV, locks (the kernel's own are enough).
 	 */
 	conn->want = want & conn->capable;
 	/*
-	 * max_readahead remains the kernel's 128 KiB. With 1 MiB (the mount's read_ahead_kb) what is read in order and cold in
-	 * the mount comes 1.1 to 1.5 times as fast; but the kernel reads as much around each page of a mapping that is
-	 * touched: at random, in 2 GiB, 585 us a touch instead of 181. With 256 KiB 1.1 to 1.2, and 209.
+	 * max_readahead stays the kernel's 128 KiB. With 1 MiB (the mount's read_ahead_kb) sequential reads of cold
+	 * files are 1.1 to 1.5 times as fast; but the kernel also reads as much around each page of a mapping that is
+	 * touched: at random, in 2 GiB, 585 us a touch instead of 181. With 256 KiB it is 1.1 to 1.2, and 209.
 	 */
 	conn->max_write = FS_MAX_WRITE;
 #if GAIA_HAVE_PASSTHROUGH
-	/* We look at interrupts ourselves (ioctl.c): libfuse would take a lock of the session for each request. */
+	/* We handle interrupts ourselves (ioctl.c): libfuse would take a lock of the session for each request. */
 	conn->no_interrupt = 1;
 #endif
 	conn->max_background = most_background(fs);
@@ -84,6 +85,9 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 	log_debug("the kernel speaks FUSE %u.%u; it may have %u requests of its own under way", conn->proto_major, conn->proto_minor,
 		  conn->max_background);
 	conn->max_read = fs->options.max_read; /* libfuse insists that both say the same */
+	/* Before the answer: with that programs may work on the mount at once. */
+	if (fs->supervised)
+		fs->supervised->live = true;
 }
 
 static const struct fuse_lowlevel_ops ops = {
@@ -135,6 +139,8 @@ static const struct cache_host host = {
 	.revoke = control_revoke,
 	.revoke_many = control_revoke_many,
 	.alive = control_alive,
+	.process = control_process,
+	.process_lives = control_process_lives,
 	.spans = control_spans,
 };
 
@@ -180,15 +186,15 @@ int fs_create(const struct fs_config *config, struct fs **out)
 	if (!fs)
 		return -ENOMEM;
 	fs->config = *config;
-	fs->source_fd = -1;
+	fs->source_fd = fs->roots_lock_fd = -1;
 	LIST_INIT(&fs->handles);
 	pthread_mutex_init(&fs->lock, NULL);
 	pthread_cond_init(&fs->nothing_busy, NULL);
 	pthread_cond_init(&fs->nothing_handed, NULL);
 	pthread_mutex_init(&fs->interrupts.lock, NULL);
 
-	/* Switching to callers needs a daemon without groups of its own; where even root may not
-	 * drop them (some user namespaces), it cannot switch. */
+	/* To switch to callers the daemon must have no groups of its own; in user namespaces where even root may not
+	 * drop them it cannot switch. */
 	fs->privileged = !geteuid() && !setgroups(0, NULL);
 	umask(0);
 
@@ -222,7 +228,7 @@ stop_lanes:
 end_supervisor:
 	supervisor_end(fs);
 close_source:
-	close(fs->source_fd);
+	source_lock_close(fs);
 	free(fs->source);
 	free(fs->mountpoint);
 free_options:
@@ -257,7 +263,7 @@ static bool is_written(const struct inode *inode)
 	return inode->writers;
 }
 
-/* What the kernel has of files that are open for writing reaches the cache. */
+/* Have what the kernel caches of files that are open for writing written to the cache. */
 static void push_writers(struct fs *fs)
 {
 	unsigned n;
@@ -306,7 +312,7 @@ int fs_unmount(struct fs *fs)
 	fs_push(fs);
 	err = mount_end(fs, false);
 	if (err == -EBUSY) {
-		/* Whoever uses it can do so until the very end, but nobody new. */
+		/* Programs that use the mount can do so until the very end, but no new ones. */
 		fd = open_mount(fs);
 		err = mount_end(fs, true);
 		push_all(fs, fd);
@@ -342,7 +348,7 @@ void fs_stop(struct fs *fs)
 	serve_stop(fs);
 	while ((h = LIST_FIRST(&fs->handles)))
 		handle_close(h);
-	/* The session was ended from outside: aborted, or its mount is covered by another. */
+	/* The session was ended from outside: the connection was aborted, or its mount is covered by another. */
 	if (fs->mounted && mount_is_ours(fs))
 		mount_end(fs, true);
 }
@@ -353,7 +359,7 @@ void fs_destroy(struct fs *fs)
 	mount_destroy_session(fs);
 	inode_table_destroy(fs);
 	supervisor_end(fs);
-	close(fs->source_fd);
+	source_lock_close(fs);
 	pthread_mutex_destroy(&fs->interrupts.lock);
 	pthread_cond_destroy(&fs->nothing_handed);
 	pthread_cond_destroy(&fs->nothing_busy);

@@ -1,16 +1,16 @@
 /*
- * fs.h - the mounted file system: FUSE requests to calls of the cache and of the backing directory.
+ * fs.h - the mounted file system: turns FUSE requests into calls of the cache and of the backing directory.
  *
  * The namespace (names, modes, times, attributes) is passed through to the source directory; the
- * contents of regular files go through the page cache. Requests are served by threads
- * of its own; ioctls, which may wait for clients and for the kernel, by pools of workers.
+ * contents of regular files go through the page cache. The file system's own threads serve requests;
+ * pools of workers carry out ioctls, which may wait for clients and for the kernel.
  *
  * Use, from one thread unless it says otherwise:
  *	fs_create()		checks source and mountpoint
  *	fs_start()		mounts, and answers requests until the mount ends or fs_stop()
- *	fs_unmount()		takes it down: nothing written is only in the kernel's cache (nor after fs_push())
- *	fs_quiesce()		no ioctl runs any more
- *	fs_stop()		no request runs any more, all files are closed
+ *	fs_unmount()		takes the mount down: afterwards nothing written is only in the kernel's cache (nor after fs_push())
+ *	fs_quiesce()		when it returns no ioctl runs any more
+ *	fs_stop()		when it returns no request runs any more, and all files are closed
  *	fs_destroy()
  * Each of the last four may be called in every state that fs_create() leaves.
  */
@@ -31,14 +31,14 @@ struct fs_config {
 	const char *mountpoint; /* may be the source itself */
 	const char *options;	/* as after -o, comma separated; "" for none */
 	enum fs_cpu_cache {
-		FS_AUTO,	 /* files that no device maps are the kernel's; others as FS_WRITETHROUGH. Where that cannot be: */
+		FS_AUTO,	 /* the kernel serves files that no device maps; others as FS_WRITETHROUGH. If that is impossible: */
 		FS_WRITEBACK,	 /* the kernel gathers writes */
-		FS_WRITETHROUGH, /* it hands each on at once */
+		FS_WRITETHROUGH, /* the kernel passes each write on at once */
 	} cpu_cache;
-	struct quota *quota;	/* who may have how many directories open; the caller's, to be destroyed after fs */
+	struct quota *quota;	/* limits directories and more for each user; the caller's, to be destroyed after fs */
 	bool supervised;	/* a second process ends the connection when this one dies; */
-	bool unmounts_dead;	/* and takes the mount away: else it stays, and answers ENOTCONN */
-	bool background;	/* nothing is left to be said on standard error once the mount is live */
+	bool unmounts_dead;	/* and takes the mount away: otherwise it stays, and answers ENOTCONN */
+	bool background;	/* nothing may be written to standard error once the mount is live */
 
 	/* The mount is live; the mount has ended by itself. Called on threads of fs. */
 	void (*ready)(void *arg);
@@ -49,12 +49,12 @@ struct fs_config {
 /* Logs its failures, in one line. */
 int fs_create(const struct fs_config *config, struct fs **out);
 
-/* The version of libfuse, and what it lacks, as text. */
+/* The version of libfuse, and what it lacks, as a text. */
 const char *fs_libfuse(void);
 
-/* Which it is: "auto", "writeback" or "writethrough". Once it is ready. */
+/* The way in use: "auto", "writeback" or "writethrough". Only once the mount is ready. */
 const char *fs_cpu_cache(const struct fs *fs);
-/* Why it is not "auto" though it was to be; NULL: it is, or was not to be. */
+/* Why it is not "auto" though that was asked for; NULL: it is "auto", or that was not asked for. */
 const char *fs_not_auto(const struct fs *fs);
 
 /* Absolute. */
@@ -68,20 +68,20 @@ const struct cache_host *fs_cache_host(void);
 int fs_start(struct fs *fs, struct cache *cache, struct store *store, struct control *control);
 
 /*
- * What the kernel caches reaches the cache, as far as it is mounted. Requests must be served meanwhile. Not on the thread that
- * runs the control sockets' loop.
+ * Push what the kernel caches to the cache, if it is mounted. Requests must be served meanwhile. Must not be called on the thread
+ * that runs the control sockets' loop.
  */
 void fs_push(struct fs *fs);
 
-/* The same, and take the mount away, lazily if it is busy. 0 or an error; logs it. */
+/* The same, and take the mount away; lazily, if it is busy. 0 or an error, which it logs. */
 int fs_unmount(struct fs *fs);
 
-/* New ioctls fail with ENOTCONN; returns when none runs. Not on the loop's thread either. */
+/* New ioctls fail with ENOTCONN; returns when none runs. Must not be called on the loop's thread either. */
 void fs_quiesce(struct fs *fs);
 
 void fs_stop(struct fs *fs);
 
-/* The cache is destroyed before. */
+/* The cache must have been destroyed before. */
 void fs_destroy(struct fs *fs);
 
 #endif

@@ -1,13 +1,13 @@
 /*
  * hand.c - requests that workers carry out while all threads that serve are at work.
  *
- * Usually who receives a request carries it out: to wake another thread costs more than most requests. That ends when
- * all threads that serve wait for something, storage that does not answer for one. Then the spare receives (receive.c),
- * which must not wait itself: it hands what may wait to workers, by what a request may wait for (enum lane), and for
- * whom: a user has a part of each lane, so that what he has under way holds up neither others nor his own requests of
- * another kind.
+ * Usually the thread that receives a request carries it out: waking another costs more than most requests. That ends when
+ * all threads that serve wait for something, for instance for storage that does not answer. Then the spare receives (receive.c).
+ * It must not wait itself, so it hands requests that may wait to workers, by what they may wait for (enum lane), and for
+ * which user: a user has a part of each lane, so that this user's requests hold up neither those of others nor the user's own
+ * requests of another kind.
  *
- * What finds no worker waits for its turn, in memory of ours, which is limited for each user.
+ * A request for which there is no worker waits for its turn, in memory of ours, which is limited for each user.
  */
 #include "fuse/internal.h"
 
@@ -20,22 +20,22 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* Newer than Debian 12's kernel headers might be. */
+/* Debian 12's kernel headers may not have it. */
 #define OPCODE_TMPFILE 51
 
 #define SMALL_REQUEST 4096u /* bytes: names and attributes, reads, but hardly any write(2) */
 #define NOBODY ((uid_t)-2)
-/* A worker's pause for a read whose pages are locked, before others have their turns. */
+/* How long a worker pauses for a read whose pages are locked, before it gives others their turns. */
 #define TURN_US 1000
-#define TURNS 100u /* then it waits in line for its pages */
+#define TURNS 100u /* afterwards the read waits for its pages */
 
 /* Lives from hand_over() until it has been carried out. */
 struct handed {
 	struct fs *fs;
 	uid_t uid;
 	enum lane lane;
-	unsigned turns; /* in which its pages were locked */
-	unsigned kib; /* of QUOTA_waiting_kib; 0: not counted, since it must not be refused */
+	unsigned turns; /* how often its pages were found locked */
+	unsigned kib; /* counted as QUOTA_waiting_kib; 0: not counted, since it must not be refused */
 	size_t size;
 	_Alignas(struct fuse_in_header) char bytes[];
 };
@@ -57,7 +57,7 @@ static enum lane lane_of_read(const struct fuse_read_in *read)
 	return at_home(read) == CACHE_HAS_NOT ? LANE_READ : LANE_HOME;
 }
 
-/* A release of a client's: its worker is found by who decodes it. */
+/* A client's release: the code that decodes it finds its worker. */
 static bool is_release(const struct fs *fs, const struct fuse_in_header *in)
 {
 	const char *name = (const char *)(in + 1) + FUSE_COMPAT_SETXATTR_IN_SIZE;
@@ -66,8 +66,8 @@ static bool is_release(const struct fs *fs, const struct fuse_in_header *in)
 }
 
 /*
- * Where the request is to be carried out, and as whose it counts; LANES: by who has received it, since it waits for
- * nothing. What the kernel does by itself, without saying for whom, is done for who opened the file.
+ * The lane for the request, and the user as whose it counts. LANES: it waits for nothing, and the thread that has received it
+ * carries it out. What the kernel does by itself, without saying for whom, counts for the user who opened the file.
  */
 static enum lane lane_of(const struct fs *fs, const struct fuse_in_header *in, uid_t *uid)
 {
@@ -123,7 +123,7 @@ static enum lane lane_of(const struct fs *fs, const struct fuse_in_header *in, u
 		return LANE_END;
 	case FUSE_FORGET:
 	case FUSE_BATCH_FORGET:
-		/* The kernel's own, which may wait for storage: no more of the lane than a user's. */
+		/* The kernel's own requests, which may wait for storage: they get no more of the lane than a user. */
 		*uid = NOBODY;
 		return LANE_END;
 	default:
@@ -131,7 +131,7 @@ static enum lane lane_of(const struct fs *fs, const struct fuse_in_header *in, u
 	}
 }
 
-/* The kernel has taken these bytes from a program that is gone, or does not hear of an error. */
+/* False if the kernel has taken the bytes from a program that may be gone, or does not report an error. */
 static bool may_be_refused(const struct fuse_in_header *in, enum lane lane)
 {
 	return lane != LANE_END &&
@@ -143,7 +143,7 @@ static void refuse(struct fs *fs, const struct fuse_in_header *in, int err)
 {
 	struct fuse_out_header out = { .len = sizeof(out), .error = err, .unique = in->unique };
 
-	/* ENOENT: nobody waits for it any more. */
+	/* ENOENT: no caller waits for it any more. */
 	if (write(fuse_session_fd(fs->session), &out, sizeof(out)) < 0 && errno != ENOENT)
 		log_debug("fuse: answering: %s", strerror(errno));
 }
@@ -151,8 +151,9 @@ static void refuse(struct fs *fs, const struct fuse_in_header *in, int err)
 static void carry_out(void *arg);
 
 /*
- * Among reads of what is at home: whether this one is to be carried out, or was put off. While somebody has its pages
- * it takes turns with others, for he may wait for storage. It waits for storage itself, in another lane, if it must.
+ * For reads of what is at home: false if the read can be carried out now, true if it was put off. While somebody has its
+ * pages it takes turns with other reads, because that somebody may wait for storage. If it must wait for storage itself, it
+ * does so in another lane.
  */
 static bool put_off(struct handed *h)
 {
@@ -176,7 +177,7 @@ static void carry_out(void *arg)
 	struct fs *fs = h->fs;
 	int err;
 
-	/* Not with somebody else's umask. There is no memory: that passes. */
+	/* Never with another caller's umask. This fails for lack of memory, which passes. */
 	while (!initialised && (err = cred_thread_init(fs))) {
 		log_error("fuse: a umask for each thread: %s; trying again", strerror(-err));
 		usleep(100000);
@@ -207,7 +208,7 @@ bool hand_over(struct fs *fs, const void *request, size_t size)
 	if (!may_be_refused(in, lane))
 		kib = 0;
 	err = quota_take_many(fs->config.quota, QUOTA_waiting_kib, uid, kib); /* logs */
-	/* What others have used up is no reason to refuse who has little, and asks for little. */
+	/* If others have used up the memory that is no reason to refuse a small request of a user who has little. */
 	if (err == -ENFILE && size <= SMALL_REQUEST) {
 		kib = 0;
 	} else if (err) {

@@ -1,12 +1,12 @@
 /*
  * inode.c - the table of inodes, and their descriptors.
  *
- * A file is worked on through an O_PATH descriptor, which survives renames and needs no
+ * A file is used through an O_PATH descriptor, which survives renames and needs no
  * privilege. The kernel remembers more files than there are descriptors, so an inode that
- * nobody uses may lose its own: above fs->max_fds the one that was used longest ago is
+ * nobody uses may lose its descriptor: above fs->max_fds the one that was not used for the longest time is
  * closed, and opened again by name when it is needed. Only the mount changes the tree, so
- * the name is right: whoever changes names holds the descriptor while doing so. A file
- * without a name that is known keeps its descriptor.
+ * the name is right: code that changes names holds the descriptor while doing so. A file
+ * for which no name is known keeps its descriptor.
  */
 #include "fuse/internal.h"
 
@@ -21,10 +21,10 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-/* Descriptors beyond this many would only pin memory of the kernel's. */
+/* More descriptors than these would only pin kernel memory. */
 #define MAX_FDS (64u << 10)
 
-/* Freed memory goes back to the system when a peak of at least so many inodes is over. */
+/* After a peak of at least so many inodes, freed memory is given back to the system. */
 #define PEAK_WORTH_TRIMMING 8192
 
 struct fd_path fd_path(int fd)
@@ -35,7 +35,7 @@ struct fd_path fd_path(int fd)
 	return p;
 }
 
-/* Attributes and identity of @name below @fd, or of @fd itself where it is "". */
+/* Attributes and identity of @name below @fd; of @fd itself if @name is "". */
 static int identify(int fd, const char *name, struct stat *st, struct inode_key *key)
 {
 	struct statx x;
@@ -81,7 +81,7 @@ static void unlist_idle(struct inode *inode)
 	inode->on_idle = false;
 }
 
-/* Close what is returned when the lock is no longer held; -1: nothing. */
+/* Returns a descriptor to be closed when the lock is no longer held; -1: there is none. */
 static int take_surplus(struct fs *fs)
 {
 	struct inode *inode = TAILQ_FIRST(&fs->idle);
@@ -96,7 +96,7 @@ static int take_surplus(struct fs *fs)
 	return fd;
 }
 
-/* After anything that decides about it has changed. */
+/* To be called after any change that decides whether it is on the list. */
 static void relist_idle(struct inode *inode)
 {
 	unlist_idle(inode);
@@ -107,7 +107,7 @@ static void relist_idle(struct inode *inode)
 	inode->on_idle = true;
 }
 
-/* It has a name again, or goes. */
+/* The file has a name again, or the inode goes away. */
 static void not_removed(struct inode *inode)
 {
 	if (inode->removed)
@@ -115,7 +115,7 @@ static void not_removed(struct inode *inode)
 	inode->removed = false;
 }
 
-/* Without the lock: the file by a name that it had a moment ago. */
+/* Open the file by a name that it had a moment ago. The lock is not held. */
 static int reopen(struct inode *inode, struct inode *parent, const char *name)
 {
 	struct inode_key key = { .dev = 0 };
@@ -137,7 +137,7 @@ static int reopen(struct inode *inode, struct inode *parent, const char *name)
 	return err == -ENOENT ? -ESTALE : err;
 }
 
-/* fs->lock held, and dropped meanwhile. 0: try again. */
+/* fs->lock is held, but dropped meanwhile. 0: try again. */
 static int inode_reopen(struct inode *inode)
 {
 	struct fs *fs = inode->fs;
@@ -150,7 +150,7 @@ static int inode_reopen(struct inode *inode)
 	fd = name ? reopen(inode, parent, name) : -ENOMEM;
 	pthread_mutex_lock(&fs->lock);
 	if (fd < 0 && (!name || (inode->parent == parent && !strcmp(inode->name, name))))
-		err = fd; /* not because it was renamed */
+		err = fd; /* it failed for another reason than a rename */
 	if (fd >= 0 && inode->fd < 0) {
 		inode->fd = fd;
 		fs->n_fds++;
@@ -205,17 +205,17 @@ static void share_fds(struct fs *fs)
 	struct rlimit limit;
 	uint64_t third;
 
-	/* A third for inodes, a third for store files, each of which may have two; of the rest a half for open directories. */
+	/* A third is for inodes, a third for store files, each of which may have two; half of the rest is for open directories. */
 	fs->max_fds = MAX_FDS;
 	fs->most_fds = UINT_MAX;
 	if (!getrlimit(RLIMIT_NOFILE, &limit)) {
 		third = limit.rlim_cur / 3;
 		fs->max_fds = (unsigned)MIN(MAX_FDS, third);
-		/* With directories: half of the rest as well, if those are few. */
+		/* Together with directories half of the rest, too, if those are few. */
 		fs->most_fds = (unsigned)MIN(UINT_MAX, third + third / 2);
 		quota_cap(fs->config.quota, QUOTA_removed_files, (unsigned)MIN(UINT_MAX, limit.rlim_cur));
 		quota_cap(fs->config.quota, QUOTA_directories, (unsigned)MIN(UINT_MAX, third / 2));
-		/* Devices and what is opened for a moment have what clients leave of the other half. */
+		/* Devices, and files that are open for a moment, have what clients leave of the other half. */
 		quota_cap(fs->config.quota, QUOTA_clients, (unsigned)MIN(UINT_MAX, third / 4));
 		quota_cap(fs->config.quota, QUOTA_reports, (unsigned)MIN(UINT_MAX, third / 16));
 	}
@@ -256,7 +256,7 @@ static void inode_free(struct inode *inode)
 	free(inode);
 }
 
-/* fs->lock held. What is to be freed when it no longer is, linked by parent. */
+/* Returns what is to be freed when the lock is no longer held, linked by parent. fs->lock is held. */
 static struct inode *inode_drop(struct inode *inode)
 {
 	struct inode *dead = NULL;
@@ -371,7 +371,7 @@ void inode_forget(struct inode *inode, uint64_t n)
 	inode_free_all(fs, dead);
 }
 
-/* fs->lock held; @name is taken over. Returns what is to be freed, and in *@old the former name. */
+/* fs->lock is held; @name is consumed. Returns what is to be freed, and in *@old the former name. */
 static struct inode *set_name(struct inode *inode, struct inode *parent, char *name, char **old)
 {
 	struct inode *former = inode->parent;
@@ -393,7 +393,7 @@ void inode_renamed(struct inode *inode, struct inode *parent, const char *name)
 	char *copy = strdup(name), *old;
 	struct inode *dead;
 
-	/* Without memory it has no name for now, and keeps its descriptor. */
+	/* If there is no memory for the name it has none for now, and keeps its descriptor. */
 	pthread_mutex_lock(&fs->lock);
 	dead = set_name(inode, copy ? parent : NULL, copy, &old);
 	pthread_mutex_unlock(&fs->lock);
@@ -438,7 +438,7 @@ int inode_enter(struct fs *fs, int fd, struct inode *parent, const char *name, s
 	err = identify(fd, "", st, &key);
 	if (err)
 		goto close_fd;
-	/* Both may turn out not to be needed: made before the lock is taken. */
+	/* Made before the lock is taken, though neither may be needed. */
 	err = -ENOMEM;
 	if (name && !(copy = strdup(name)))
 		goto close_fd;
@@ -472,7 +472,7 @@ int inode_enter(struct fs *fs, int fd, struct inode *parent, const char *name, s
 	pthread_mutex_unlock(&fs->lock);
 
 	if (new)
-		inode_free(new); /* and the descriptor, if that was not needed */
+		inode_free(new); /* and the descriptor, if it was not needed */
 	if (surplus >= 0)
 		close(surplus);
 	free(copy);
@@ -498,7 +498,7 @@ int inode_room(struct fs *fs, uid_t uid)
 	if (!full)
 		return 0;
 	if (log_may(&fs->fds_pace))
-		log_warn("user %u is refused: users have too many files that are removed and in use, or directories open; raise the limit (ulimit -n)",
+		log_warn("user %u is refused: users have too many removed files in use, or directories open; raise the limit (ulimit -n)",
 			 (unsigned)uid);
 	return -ENFILE;
 }

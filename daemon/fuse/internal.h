@@ -3,7 +3,7 @@
  *
  * Locks, in the order in which they are taken:
  *	handle.lock	(directories: their position)
- *	inode.lock	(who uses the contents)
+ *	inode.lock	(how the contents are in use)
  *	fs.lock		(the table of inodes; a leaf)
  * fs.lock is never held across a system call that may wait, a call of the cache or a reply.
  * inode.lock is held across cfile_get() and cfile_put(), which only wait for storage;
@@ -30,32 +30,32 @@
 #define FS_THREADS 12
 
 /*
- * The largest WRITE (larger ones were slower; smaller ones, to 128 KiB, made no difference beyond noise), and what any
- * request takes at most.
+ * The largest WRITE (larger ones were slower; smaller ones, down to 128 KiB, made no difference beyond noise), and the
+ * largest request.
  */
 #define FS_MAX_WRITE (1u << 20)
 #define FS_REQUEST_BYTES (FS_MAX_WRITE + 4096)
 
 /*
  * How long the kernel may believe names and attributes, seconds. Nothing but the mount changes the
- * tree, so for ever would be right; a day lets a change made behind its back show in the end. (lstat(2) of a name that is
- * known 1.0 us; with names valid for no time 45, with attributes 55, with both 100.)
+ * tree, so for ever would be right; with a day, a change made in the source is seen in the end. (lstat(2) of a known
+ * name takes 1.0 us; 45 if names are valid for no time, 55 if attributes are, 100 if both are.)
  */
 #define FS_TIMEOUT 86400.0
 
 /*
- * What tells files apart: a number is used again after its file has gone, but not with the same
+ * Identifies a file: its number is used again after the file is gone, but not with the same
  * time of birth.
  */
 struct inode_key {
 	uint64_t dev;
 	uint64_t ino;
-	int64_t born; /* ns; 0 where the file system does not know */
+	int64_t born; /* ns; 0 if the file system does not know it */
 };
 
 /*
  * Lives from inode_enter() on while it is referenced: by the kernel (lookups), a handle,
- * the cfile with its contents, its children (for their names). One for each file however
+ * the cfile with its contents, its children (for their names). There is one for each file, however
  * many names it has.
  */
 struct inode {
@@ -66,34 +66,34 @@ struct inode {
 	mode_t type; /* S_IFMT bits */
 
 	/* fs->lock. */
-	uint64_t lookups; /* that the kernel has not forgotten; together one reference */
+	uint64_t lookups; /* those that the kernel has not forgotten; together one reference */
 	unsigned refs;
 	unsigned writers;     /* handles that may write */
 	unsigned cfiles;      /* cfiles that exist (each one reference): 1, or 2 for a moment */
-	bool were_cached;     /* the above was more than 0 once */
-	struct inode *parent; /* with name: one of its names (referenced); NULL: none is known */
+	bool were_cached;     /* cfiles has been more than 0 */
+	struct inode *parent; /* with name: one of its names (referenced); NULL: no name is known */
 	char *name;
-	int fd;		      /* O_PATH; -1: closed, and parent is there to open it again */
-	unsigned fd_uses;     /* it must not be closed now */
-	bool removed;	      /* its name was taken, and counted among remover's */
+	int fd;		      /* O_PATH; -1: closed, and can be opened again by parent and name */
+	unsigned fd_uses;     /* while this is not 0 fd must not be closed */
+	bool removed;	      /* its name was removed, and it is counted among remover's */
 	uid_t remover;
 	bool on_idle;	      /* on fs->idle: iff fd >= 0, fd_uses == 0 and parent */
 	TAILQ_ENTRY(inode) link;
 	UT_hash_handle hh;    /* fs->inodes; not the root */
 
-	LIST_HEAD(, backing) backings; /* its store files */
+	LIST_HEAD(, backing) backings; /* its open store files */
 
 	/*
-	 * A user other than root could write the contents since the cache last had nothing of them: what
+	 * A user other than root could have written the contents since the cache last had nothing of them: what
 	 * is stored may be that user's. Set without a lock; cleared with fs->lock, when there is no cfile.
 	 */
 	atomic_bool of_users;
 
-	atomic_bool relist; /* a directory: the kernel may keep a listing that is old, see dir_changed() */
+	atomic_bool relist; /* a directory: the kernel may keep an old listing, see dir_changed() */
 
 	/*
-	 * Descriptors with access to the contents, or -1; kept while a cfile exists, and only by an
-	 * unprivileged daemon, which might not get them again (see contents.c). fs->lock.
+	 * Descriptors with access to the contents, or -1. Kept while a cfile exists, and only by an
+	 * unprivileged daemon, which might not be allowed to open them again (see contents.c). fs->lock.
 	 */
 	int read_fd, write_fd;
 
@@ -103,13 +103,13 @@ struct inode {
 	unsigned users;
 	/* See passthrough.c. */
 	unsigned passthrough_opens, passthrough_writers;
-	int backing_id;	     /* the kernel's name of the file below, while there are such */
-	bool may_change;     /* the file below, by mappings: the kernel is not told of that */
-	bool attr_given;     /* for good, to the kernel, since it was told last that they change */
+	int backing_id;	     /* the kernel's name of the file below, while there are such opens */
+	bool may_change;     /* mappings may change the file below: the kernel is not told of that */
+	bool attr_given;     /* the kernel was given attributes for good, since it was last told that they change */
 	bool never_passed;   /* the kernel does not pass it through, and never has */
-	bool device_asked;   /* whether the next is known */
-	bool for_devices;    /* a device maps the file, or has */
-	bool device_noted;   /* in the source */
+	bool device_asked;   /* whether for_devices is known */
+	bool for_devices;    /* a device maps the file, or has mapped it */
+	bool device_noted;   /* that is noted in the source */
 };
 TAILQ_HEAD(inode_list, inode);
 
@@ -118,9 +118,9 @@ struct handle {
 	/* Constant. */
 	struct inode *inode;
 	int flags;	     /* of open(2), as the caller gave them */
-	struct cfile *cfile; /* files */
-	DIR *dir;	     /* directories */
-	uid_t uid;	     /* who opened it; directories: among whose they are counted */
+	struct cfile *cfile; /* of files */
+	DIR *dir;	     /* of directories */
+	uid_t uid;	     /* the user who opened it; open directories count as this user's */
 	bool passthrough;    /* set before the kernel hears of the handle */
 
 	atomic_uint_least64_t errors_seen; /* cursor of cfile_error_check() */
@@ -128,36 +128,37 @@ struct handle {
 
 	pthread_mutex_t lock;
 	/* lock; directories. */
-	struct dirent *next; /* read, not handed out yet */
-	off_t at;	     /* where the stream is */
+	struct dirent *next; /* read, but not handed out yet */
+	off_t at;	     /* position of the stream */
 
 	LIST_ENTRY(handle) link; /* fs->lock */
 };
 
-/* What -o says: see mount_options.c. */
+/* What -o asks for: see mount_options.c. */
 struct mount_options {
 	char *rest;	   /* for libfuse and the kernel, comma separated */
-	bool noatime;	   /* reading leaves access times below as they are */
+	bool noatime;	   /* reading does not change access times below */
 	bool nodiratime;   /* of directories only */
+	bool readonly;	   /* when it is mounted; a remount may change that */
 	unsigned max_read; /* bytes, the largest READ; 0: as the kernel likes */
 };
 
-/* What the supervisor is to know: memory that it shares. Zero until there is a mount. */
+/* What the supervisor needs to know: memory that the daemon shares with it. Zero until there is a mount. */
 struct supervised {
-	char mounted_as[PATH_MAX]; /* before the numbers */
+	char mounted_as[PATH_MAX]; /* set before the numbers */
 	atomic_uint major, minor;
 	atomic_bool mounting; /* what is mounted there is ours, from now on */
-	atomic_bool live; /* somebody has been told that it is mounted */
+	atomic_bool live; /* it answers, or is just about to */
 	atomic_bool over; /* the connection has ended: the number may be another mount's by now */
 };
 
-/* Where a thread that receives is parked: see receive.c. */
+/* Where a receiving thread is parked: see receive.c. */
 struct seat {
 	sem_t woken;
 	LIST_ENTRY(seat) link; /* receiving.seats */
 };
 
-/* Who receives requests: see receive.c. */
+/* Which threads receive requests: see receive.c. */
 struct receiving {
 	bool may_poll;		/* constant */
 	bool guarded;		/* the guard exists; one thread starts and stops */
@@ -166,40 +167,40 @@ struct receiving {
 	atomic_bool guarding;	/* the guard is awake, or about to be */
 	atomic_uint front;	/* ticket of the thread in front; 0: none */
 	atomic_uint tickets;	/* handed out */
-	atomic_uint steps;	/* of those in front: it moves */
-	atomic_uint taken;	/* requests, by the threads that serve */
+	atomic_uint steps;	/* taken by threads in front: shows that they move */
+	atomic_uint taken;	/* requests received by the threads that serve */
 	sem_t spare_wake;
 	atomic_bool spare_on;	/* the spare receives, or is about to */
-	uint64_t spare_until;	/* the spare's: it receives until then at least */
+	uint64_t spare_until;	/* the spare's: it receives at least until then */
 	atomic_uint reading;	/* threads in read(2) */
 	struct seat seat[FS_THREADS];
-	atomic_uint n_taken;	/* of seat[], by threads */
-	atomic_uint parked;	/* of seats */
+	atomic_uint n_taken;	/* elements of seat[] that belong to threads */
+	atomic_uint parked;	/* threads */
 	pthread_mutex_t lock;	/* a leaf */
 	LIST_HEAD(, seat) seats; /* lock: threads that wait, and that nobody has woken yet */
 	/* Hints, relaxed. */
 	atomic_uint n_close;	/* requests in a row that came soon after the one before */
-	atomic_uint_least64_t ended_ns; /* when a request was last done with */
-	atomic_uint_least64_t rests_until; /* nobody gets in front until then */
+	atomic_uint_least64_t ended_ns; /* when a thread had last finished a request */
+	atomic_uint_least64_t rests_until; /* no thread gets in front until then */
 };
 
 /*
- * Requests that workers carry out, by what they may wait for: what waits longer holds up nothing that waits less.
+ * Requests that workers carry out, by what they may wait for: so requests that wait long do not hold up those that do not.
  * Within a lane no user takes all threads (pool_share()).
  */
 enum lane {
-	LANE_ACQUIRE,	/* room on a device, and so clients that must give theirs up; storage */
-	LANE_PINNED,	/* storage: acquires that have their room (GAIA_PROT_PINNED), for which a device's stream waits */
-	LANE_RELEASE,	/* the kernel, which invalidates, and storage; never clients */
-	LANE_UNMAP,	/* whoever makes room on the device */
-	LANE_QUERY,	/* nothing */
+	LANE_ACQUIRE,	/* waits for room on a device, so for clients that must give theirs up; for storage */
+	LANE_PINNED,	/* for storage: acquires that have their room (GAIA_PROT_PINNED), for which a device's stream waits */
+	LANE_RELEASE,	/* for the kernel, which invalidates, and for storage; never for clients */
+	LANE_UNMAP,	/* for whoever makes room on the device */
+	LANE_QUERY,	/* for nothing */
 	/* While all threads that serve are at work (hand.c): */
-	LANE_LOOK,	/* the names and attributes of the directory below */
-	LANE_HOME,	/* reads of what is at home: nothing, or not for long */
-	LANE_READ,	/* other reads: storage */
-	LANE_WRITE,	/* storage, when home is full */
-	LANE_CHANGE,	/* storage that takes changes: what changes names and attributes, and syncs */
-	LANE_END,	/* the same: the end of open files and of names, for which nobody waits */
+	LANE_LOOK,	/* for names and attributes of the directory below */
+	LANE_HOME,	/* reads of what is at home: for nothing, or not for long */
+	LANE_READ,	/* other reads: for storage */
+	LANE_WRITE,	/* for storage, when home is full */
+	LANE_CHANGE,	/* for storage that takes changes: requests that change names and attributes, and syncs */
+	LANE_END,	/* the same: the end of open files and of names, for which no caller waits */
 	LANES
 };
 
@@ -211,13 +212,13 @@ struct cap_set {
 /* Credentials of a privileged daemon's threads: see cred.c. */
 struct powers {
 	bool can_drop; /* threads drop root's powers */
-	uid_t fsuid;   /* theirs then; 0: unchanged, the file system below does not look at it */
+	uid_t fsuid;   /* of such threads; 0: unchanged, the file system below does not look at it */
 	struct cap_set plain, root, user; /* without the powers; acting for root; acting for a user */
 };
 
 /*
- * Acquires that are not answered yet, and so can be interrupted: see ioctl.c. An INTERRUPT may be received by one thread
- * before the request that it is about, received by another, is known.
+ * Acquires that are not answered yet, and so can be interrupted: see ioctl.c. One thread may receive an INTERRUPT before the
+ * request that it interrupts, which another thread has received, is known.
  */
 struct ioctl_job;
 struct interrupts {
@@ -225,7 +226,7 @@ struct interrupts {
 	/* lock. */
 	struct ioctl_job *jobs; /* hash, by the request's number */
 #define INTERRUPTS_EARLY 64u
-	uint64_t early[INTERRUPTS_EARLY]; /* the last ones of which no job was known */
+	uint64_t early[INTERRUPTS_EARLY]; /* the last ones for which no job was known */
 	unsigned n_early;
 };
 
@@ -243,18 +244,18 @@ struct fs {
 	struct powers powers;
 	bool acl;	    /* the source has POSIX ACLs */
 	bool writeback;	    /* the kernel gathers writes; from INIT on */
-	bool passthrough;   /* it serves files that no device maps itself; from INIT on */
-	const char *not_auto; /* why not, if it was to */
+	bool passthrough;   /* the kernel serves files that no device maps; from INIT on */
+	const char *not_auto; /* why not, if --cpu-cache auto was asked for */
 	atomic_bool complained; /* of a file that it could not */
-	int source_fd;	    /* locks the source; -1 */
+	int source_fd, roots_lock_fd; /* lock the source, see source_lock.c; -1 */
 	unsigned long source_flags; /* ST_NOSUID, ST_NODEV, ST_NOEXEC as the source is mounted */
 	unsigned max_fds;   /* of inodes: above it idle ones are closed */
-	unsigned most_fds;  /* of inodes that cannot be closed: above it only the owners of the mount make more */
+	unsigned most_fds;  /* of inodes that cannot be closed: above it only the owners of the mount may make more */
 	struct log_pace fds_pace;
-	unsigned max_backings; /* the same of store files */
+	unsigned max_backings; /* the same as max_fds for store files */
 	bool mounted;
 	unsigned dev_major, dev_minor; /* of the mount */
-	char mounted_as[PATH_MAX];     /* its source: another mount may get the numbers when it has ended */
+	char mounted_as[PATH_MAX];     /* the mount's source; tells it from a later mount that gets its numbers */
 	struct supervised *supervised; /* NULL: no supervisor */
 
 	struct interrupts interrupts;
@@ -263,7 +264,7 @@ struct fs {
 	unsigned n_threads;
 	pthread_t spare;
 	bool has_spare;
-	atomic_bool stopping;	/* the threads shall end */
+	atomic_bool stopping;	/* the threads must end */
 	atomic_bool over;	/* the kernel has ended the session */
 	atomic_uint running;	/* threads */
 
@@ -276,13 +277,13 @@ struct fs {
 	unsigned n_idle;	/* of n_fds: in idle */
 	struct inode_list idle; /* inodes whose descriptor may be closed, longest unused first */
 	unsigned n_backings;	/* store files with a descriptor */
-	TAILQ_HEAD(, backing) backings; /* those that may be closed, as above */
+	TAILQ_HEAD(, backing) backings; /* those of them that may be closed, longest unused first */
 	uint64_t last_id;
-	bool quiescing;		/* no ioctls any more */
+	bool quiescing;		/* no ioctls begin any more */
 	bool deaf;		/* nor invalidations: nobody would answer what they wait for */
-	unsigned n_busy;	/* of both, those that run */
+	unsigned n_busy;	/* ioctls and invalidations that run */
 	pthread_cond_t nothing_busy;
-	unsigned n_handed;	/* requests: see hand.c */
+	unsigned n_handed;	/* requests handed to workers: see hand.c */
 	pthread_cond_t nothing_handed;
 	LIST_HEAD(, handle) handles;
 
@@ -316,19 +317,19 @@ void inode_table_destroy(struct fs *fs);
 
 /*
  * The inode behind @fd, an O_PATH descriptor, which is consumed also on failure. Counts a
- * lookup. @name in @parent leads to it (NULL: nothing does). *@st: its attributes below.
+ * lookup. @name in @parent leads to it (NULL: no name does). *@st: its attributes below.
  */
 int inode_enter(struct fs *fs, int fd, struct inode *parent, const char *name, struct inode **out,
 		struct stat *st);
 /*
- * Before a request of @uid's that makes a file or takes a name from one: 0; -ENFILE: files without a name, whose
- * descriptors cannot be closed as long as anybody has them, have taken all but what is for the owners of the mount.
+ * To be called before a request of @uid's that makes a file or removes a name. 0, or -ENFILE: files without a name, whose
+ * descriptors cannot be closed while anybody uses them, have taken all descriptors but those for the owners of the mount.
  */
 int inode_room(struct fs *fs, uid_t uid);
 /*
- * The same before a request of @uid's that leaves a file without a name which the kernel may know; -EMFILE as well: he has
- * taken as many names of files that are in use since as a user may. The file is counted as his from now on; and when the request
- * is over, until somebody gives it a name or nobody has it. @inode: NULL if it has failed; held, with the name that it has now.
+ * The same before a request of @uid's that may leave a file without a name which the kernel may know. -EMFILE as well: the user
+ * has removed the names of as many files that are still in use as a user may. The file counts as @uid's from now on; and after
+ * the request until somebody gives it a name or nobody uses it. @inode: NULL if the request has failed; held, with its present name.
  */
 int inode_removal_begin(struct fs *fs, uid_t uid);
 void inode_removal_end(struct fs *fs, uid_t uid, struct inode *inode);
@@ -336,49 +337,49 @@ void inode_forget(struct inode *inode, uint64_t n);
 void inode_put(struct inode *inode);
 
 /*
- * Its O_PATH descriptor, which stays open, and the inode with it, until it is put; or a
- * negative errno. (A request's inode may go as soon as the request is answered.)
+ * Its O_PATH descriptor. It stays open, and the inode with it, until it is put. Or a
+ * negative errno. (The inode of a request may go as soon as the request is answered.)
  */
 int inode_fd_get(struct inode *inode);
 void inode_fd_put(struct inode *inode);
 
 /*
- * The inode with a name if it is in the table, else NULL: with its descriptor got (to be
- * put), since names must not change without.
+ * The inode with a name if it is in the table, else NULL. Its descriptor is got (to be
+ * put), since names must not change without it.
  */
 struct inode *inode_known(struct fs *fs, int dir, const char *name);
-/* The name by which the inode can be found is this one now. */
+/* From now on the inode can be found by this name. */
 void inode_renamed(struct inode *inode, struct inode *parent, const char *name);
 /* This name does not lead to the inode any more. */
 void inode_unnamed(struct inode *inode, struct inode *parent, const char *name);
 
-/* References to the inodes that @want (asked with fs->lock held) tells; to be put and freed. */
+/* References to the inodes that @want, called with fs->lock held, accepts; to be put and freed. */
 struct inode **inode_list(struct fs *fs, bool (*want)(const struct inode *), unsigned *n);
 
-/* "/proc/self/fd/N": names the very file, whatever its names are by now. */
+/* "/proc/self/fd/N": leads to that very file, whatever its names are by now. */
 struct fd_path {
 	char text[32];
 };
 struct fd_path fd_path(int fd);
-/* Open the file itself, which is no symlink. */
+/* Open the file itself, which must not be a symlink. */
 int inode_open(struct inode *inode, int flags);
 
 /* ---- contents.c: inodes and cfiles ---- */
 
-/* The cfile with the contents of a regular file, kept while somebody has got it. */
+/* The cfile with the contents of a regular file, which is kept until contents_put(). */
 int contents_get(struct inode *inode, struct cfile **out);
 void contents_put(struct inode *inode);
-/* Whether something is cached, so that the store's view alone would be wrong. */
+/* Whether anything is cached, so that the store's view alone would be wrong. */
 bool contents_cached(struct inode *inode);
-/* Whether there ever was: what was read from the store before may be older than what programs have written since. */
+/* Whether anything ever was: if so, what was read from the store before may be older than what programs have written since. */
 bool contents_were_cached(struct inode *inode);
-/* A name was removed or given: tell the cache whether there is one left. */
+/* A name was removed or added: tell the cache whether any name is left. */
 void contents_names_changed(struct inode *inode);
 
-/* @uid writes the contents, or will be able to. The caller holds them (contents_get()). */
+/* @uid writes the contents, or will be able to. The caller holds the contents (contents_get()). */
 void contents_written_by(struct inode *inode, uid_t uid);
 
-/* A store file that is for writing, too, or fails. */
+/* A store file; with @write it allows writing, too, or the call fails. */
 int contents_open_below(struct inode *inode, bool write, struct store_file **out);
 
 /*
@@ -386,53 +387,53 @@ int contents_open_below(struct inode *inode, bool write, struct store_file **out
  * contents are cached.
  */
 void access_give(struct inode *inode, int access, bool write);
-/* The mode of the file is about to change: keep the access that there is. */
+/* The file's mode is about to change: keep the present access. */
 void access_keep(struct inode *inode);
 
 /* ---- backing.c ---- */
 
-/* The same, but it may be closed and opened again while it exists. */
+/* The same, but the file below may be closed and opened again meanwhile. */
 int backing_open(struct inode *inode, bool write, struct store_file **out);
 
-/* Close what store files of the inode have open below, where that is not in use. */
+/* Close the files below that the inode's store files have open and do not use now. */
 void backing_close_idle(struct inode *inode);
 
 /* ---- passthrough.c ---- */
 
-/* Before INIT is answered: NULL if files can be passed through on this connection, or why not. */
+/* Called before INIT is answered: NULL if files can be passed through on this connection, else why not. */
 const char *passthrough_init(struct fs *fs, struct fuse_conn_info *conn);
-/* Before the answer to an open: decides how the handle is open. */
+/* Called before an open is answered: decides how the handle is open. */
 int passthrough_open(fuse_req_t req, struct handle *h, struct fuse_file_info *fi);
-/* Before handle_close(), as far as the kernel still knows the handle. */
+/* Called before handle_close(), while the kernel still knows the handle. */
 void passthrough_release(fuse_req_t req, struct handle *h);
-/* A device has mapped the file. A worker. */
-/* @may_write: by a descriptor that allows writing. What who may only read does leaves no trace in the source. */
+/* A device has mapped the file; @may_write: by a descriptor that allows writing. A mapping by a user who may only read leaves no
+ * trace in the source. Called by a worker. */
 void passthrough_mapped(struct inode *inode, bool may_write);
-/* A device is about to acquire some of it. A worker. */
+/* A device is about to acquire some of it. Called by a worker. */
 void passthrough_acquire(struct inode *inode);
-/* CREATE has it open as @fd below: before it is opened. */
+/* CREATE has opened it as @fd below: to be called before passthrough_open(). */
 void passthrough_created(struct inode *inode, int fd);
-/* What changes the file has failed, perhaps halfway: then the kernel keeps the attributes that it has. */
+/* A request that changes the file has failed, perhaps halfway: then the kernel keeps the attributes that it has. */
 void passthrough_failed(struct handle *h);
-/* How long the kernel may believe attributes that are read after this, seconds. */
+/* How long the kernel may believe attributes that are read after this call, seconds. */
 double attr_timeout(struct inode *inode);
-/* The same, when they are known. */
+/* The same, when the attributes are known. */
 double attr_timeout_of(double timeout, const struct stat *st);
-/* Whether the attribute is our own, of the files below. */
+/* Whether it is our own attribute of files below. */
 bool passthrough_hides(const char *xattr);
 
 /* ---- file.c ---- */
 
 /*
- * @access: a descriptor opened with what the caller has the right to (consumed), or -1:
+ * @access: a descriptor with the access that the caller has a right to (consumed), or -1:
  * open one. @uid: the caller's.
  */
 int handle_open(struct inode *inode, int flags, int access, uid_t uid, struct handle **out);
 /* Fill in the answer to an open; on error the handle is closed. */
 int handle_tell(fuse_req_t req, struct handle *h, struct fuse_file_info *fi);
-/* The kernel's reference ends, or that of handle_keep(). The last one closes it. */
+/* Drop the kernel's reference, or that of handle_keep(). The last one closes the handle. */
 void handle_close(struct handle *h);
-/* Also beyond its RELEASE. */
+/* Keep it beyond its RELEASE. */
 void handle_keep(struct handle *h);
 
 void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
@@ -451,16 +452,16 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
 
 /* ---- attr.c ---- */
 
-/* What the kernel is to see of a file, with its descriptor. */
+/* What the kernel is to see of a file, by its descriptor. */
 int attr_read(struct inode *inode, int fd, struct stat *st);
-/* The same, given what the backing directory said; what has been stored since may be missing. */
+/* The same, given the backing directory's attributes, which may be from before the last store. */
 void attr_mend(struct inode *inode, struct stat *st);
-/* attr_mend()'s part that concerns a number read from a directory. */
+/* The part of attr_mend() that concerns the number that a directory entry has. */
 ino_t attr_ino(const struct fs *fs, dev_t dev, ino_t ino);
-/* Whether its file below is on a mount with @flag of statvfs(2), and the source's own mount is not. */
+/* Whether its file below is on a mount with @flag of statvfs(2) that the source's own mount does not have. */
 bool attr_mounted_with(struct inode *inode, unsigned long flag);
 
-/* As a write by who has no privilege does; the kernel leaves it to us. */
+/* Clear set-id bits as a write by an unprivileged user does; the kernel leaves it to us. */
 int attr_clear_set_id(struct inode *inode);
 void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
 void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
@@ -490,7 +491,7 @@ void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t n
 
 /* ---- dir.c ---- */
 
-/* Before the answer: names in it are others now, or it is moved itself, and so has another "..". */
+/* Called before the answer: names in the directory have changed, or it was moved itself, and so its ".." has. */
 void dir_changed(struct inode *inode);
 void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
 void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi);
@@ -511,41 +512,41 @@ void op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name);
 /* ---- ioctl.c ---- */
 
 int lanes_start(struct fs *fs);
-/* Runs what was submitted. Also of lanes that were not started. */
+/* Carries out everything that was submitted. Also for lanes that were not started. */
 void lanes_stop(struct fs *fs);
-/* @uid: whose request it is. */
+/* @uid: the user whose request it is. */
 void lane_submit(struct fs *fs, enum lane lane, uid_t uid, void (*fn)(void *arg), void *arg);
 
-/* FUSE_INTERRUPT of the request of this number. */
+/* A FUSE_INTERRUPT for the request with this number. */
 void interrupt_request(struct fs *fs, uint64_t unique);
-/* A setxattr(2) that is a release: carried out and answered by a worker. */
+/* For a setxattr(2) that is a release: a worker carries it out and answers. */
 void release_by_xattr(fuse_req_t req, struct inode *inode, const void *value, size_t size);
 void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fuse_file_info *fi,
 	      unsigned flags, const void *in_buf, size_t in_size, size_t out_size);
 
 /* ---- cred.c: doing things as the caller ---- */
 
-/* Once, before there are threads. Logs what it cannot do. */
+/* Called once, before there are threads. Logs what cannot be done. */
 void cred_init(struct fs *fs);
 /* Once in each thread that serves. */
 int cred_thread_init(const struct fs *fs);
 /*
  * Call this in any thread before something that may take room in the source. The thread drops root's
- * powers for good; it costs nothing the next time.
+ * powers for good; later calls cost nothing.
  */
 void cred_drop_powers(const struct fs *fs);
 /*
- * From here to cred_root_end() the thread has all of root's powers: for what root itself does or
- * wrote. 0, or a negative errno; cred_root_end() is called in either case.
+ * Between this and cred_root_end() the thread has all of root's powers: for what root itself does or
+ * wrote. 0, or a negative errno; call cred_root_end() in either case.
  */
 int cred_root_begin(const struct fs *fs);
 void cred_root_end(const struct fs *fs);
-/* Whether @err says that there is no room, where root may have some. */
+/* Whether @err means that there is no room, though root may have some. */
 static inline bool cred_no_room(long err)
 {
 	return err == -ENOSPC || err == -EDQUOT;
 }
-/* @call, a system call: 0 or a negative errno. If the caller is root, and there is no room, once more with root's powers. */
+/* Make the system call @call: 0 or a negative errno. If the caller is root and there is no room, repeat it with root's powers. */
 #define AS_CALLER_MAY(req, call)                                                        \
 	({                                                                              \
 		int res_ = (call) ? -errno : 0;                                         \
@@ -558,60 +559,82 @@ static inline bool cred_no_room(long err)
 		}                                                                       \
 		res_;                                                                   \
 	})
-/* From here to cred_leave() this thread creates files as the caller, with the caller's umask. */
+/* Between this and cred_leave() this thread creates files as the caller, with the caller's umask. */
 int cred_enter(fuse_req_t req);
 void cred_leave(fuse_req_t req);
+/*
+ * What the kernel had allowed was refused (@err, negative) to the caller's ids: whether he has the capability by which it was allowed,
+ * as the root of a user namespace has over the files of its users, and so over the directory or file @fd (-1: none). If so, as cred_enter(),
+ * with that capability. Only for
+ * what makes something new, or changes what it was asked for: nothing that exists may be opened with it.
+ */
+bool cred_enter_capable(fuse_req_t req, int fd, int err);
+/* @call, a system call on @fd: 0 or a negative errno. As the caller; then, if need be, with the caller's capability. */
+#define AS_CALLER(req, fd, call)                                                        \
+	({                                                                              \
+		int res_ = cred_enter(req);                                             \
+                                                                                        \
+		if (!res_) {                                                            \
+			res_ = (call) ? -errno : 0;                                     \
+			cred_leave(req);                                                \
+			if (cred_enter_capable(req, fd, res_)) {                        \
+				res_ = (call) ? -errno : 0;                             \
+				cred_leave(req);                                        \
+			}                                                               \
+		}                                                                       \
+		res_;                                                                   \
+	})
 /*
  * Of a request that is not answered yet, on any thread. Whether the caller may write the file behind @fd (O_PATH) now: his fsuid, fsgid and
  * groups may, as they are in the daemon's user namespace. Of capabilities only root's count, if he has them in there.
  */
 bool cred_may_write(fuse_req_t req, int fd);
-/* Whether the caller is all that his uid says: root may have been left without root's powers. */
+/* Whether the caller has the powers that his uid implies: root may have been left without root's powers. */
 bool cred_is_whole(fuse_req_t req);
 
 /* ---- receive.c ---- */
 
 /* As read(2), for a thread that serves. */
 ssize_t receive(struct fs *fs, int fd, void *buf, size_t size);
-/* For the spare: wait until it is needed, or fs->stopping is set. */
+/* For the spare: wait until it is needed, or until fs->stopping is set. */
 void receive_spare_wait(struct fs *fs);
-/* Whether it is still, between two requests. */
+/* Whether the spare is still needed; asked between two requests. */
 bool receive_spare_needed(struct fs *fs);
 void receive_thread_ends(struct fs *fs);
 int receive_start(struct fs *fs);
-/* Those that are parked, when fs->stopping is set. */
+/* Wake all parked threads, when fs->stopping is set. */
 void receive_wake_all(struct fs *fs);
-/* When no thread serves any more. */
+/* Called when no thread serves any more. */
 void receive_stop(struct fs *fs);
 
 /* ---- serve.c ---- */
 
 /*
- * Ask the kernel to write back and drop what it caches of the file; waits until it has. A
- * worker.
+ * Ask the kernel to write back and drop what it caches of the file, and wait until it has. For
+ * workers.
  */
 void invalidate(struct inode *inode, off_t off, off_t len);
 
-/* Around what waits for the kernel or a client; false: it must not begin any more. */
+/* Around anything that waits for the kernel or a client; false: it must not begin any more. */
 bool busy_begin(struct fs *fs, bool invalidation);
 void busy_end(struct fs *fs);
 
 /* Carry out a request that was received. */
 void serve_request(struct fs *fs, void *bytes, size_t size);
-/* The number of the request in hand. */
+/* The number of the present request of this thread. */
 uint64_t serve_unique(void);
-/* Whether the request in hand is a FUSE_TMPFILE, which reaches op_create(). */
+/* Whether this thread's present request is a FUSE_TMPFILE, which reaches op_create(). */
 bool serve_is_tmpfile(void);
-/* Whether it is a WRITE after which the file has no set-id bits. */
+/* Whether it is a WRITE that must clear the file's set-id bits. */
 bool serve_clears_set_id(void);
 int serve_start(struct fs *fs);
 void serve_stop(struct fs *fs);
 
 /* ---- hand.c ---- */
 
-/* False: the request waits for nothing, and is for the caller to carry out. */
+/* False: the request waits for nothing, and the caller has to carry it out. */
 bool hand_over(struct fs *fs, const void *request, size_t size);
-/* Until all have been carried out. When nobody receives any more. */
+/* Wait until all of them have been carried out. Called when no thread receives any more. */
 void hand_wait(struct fs *fs);
 
 /* ---- mount_options.c ---- */
@@ -622,38 +645,49 @@ int mount_options_parse(const char *text, struct mount_options *out);
 /* ---- mount.c ---- */
 
 /*
- * The absolute paths of source and mountpoint, if they are fit. Logs: one line that says
+ * Find the absolute paths of source and mountpoint, if they can be used; else log one line that says
  * what to do. At the mountpoint there may still be the mount of a gaiafs that has died.
  */
 int mount_resolve(struct fs *fs);
-/* The descriptor (O_PATH) of the source below which all of its files are opened, or a negative errno. */
+/* The descriptor (O_PATH) of the source, below which all its files are opened, or a negative errno. */
 int mount_open_source(const struct fs *fs);
-/* Make the session and mount it, in the place of one that has died. Logs. */
+/* Make the session and mount it, in place of a mount that has died. Logs errors. */
 int mount_begin(struct fs *fs, const struct fuse_lowlevel_ops *ops);
-/* Whether our mount is what one sees at the mountpoint. */
+/* Whether the mount that is visible at the mountpoint is ours. */
 bool mount_is_ours(const struct fs *fs);
-/* Whether it lets nobody write, wherever it is mounted, by -o ro or since a remount. Where that cannot be seen: true. */
+/* Whether the mount allows no writing, in whatever place, by -o ro or since a remount. If that cannot be found out: true. */
 bool mount_is_readonly(const struct fs *fs);
 /* -EBUSY unless @lazy. */
 int mount_end(struct fs *fs, bool lazy);
-/* End the connection: who still uses the mount gets ENOTCONN. When no request is served any more. */
+/* End the connection: programs that still use the mount get ENOTCONN. Called when no request is served any more. */
 void mount_destroy_session(struct fs *fs);
 /*
- * The supervisor's: end the connection of a dead daemon if @hangs, since the daemon's remains keep it open; and take the mount
- * away, if the configuration asks for that, the connection cannot be ended otherwise, or it was never live.
+ * For the supervisor: end the connection of a dead daemon if it @hangs, because the daemon's remains keep it open; and take the
+ * mount away, if the configuration asks for that, the connection cannot be ended otherwise, or it was never live.
  */
 enum mount_left {
 	MOUNT_NONE,  /* there was none, or it is out of the tree */
 	MOUNT_DEAD,  /* it stays, and answers ENOTCONN */
-	MOUNT_TAKEN, /* it is taken away */
+	MOUNT_TAKEN, /* it was taken away */
 } mount_abort(struct fs *fs, bool hangs);
 #define FUSE_CONNECTIONS "/sys/fs/fuse/connections"
 
+/* ---- source_lock.c ---- */
+
+/* fs->source, for reading; its locks are not taken yet. */
+int source_lock_open(struct fs *fs);
+/* And unlocked, when the supervisor has let it go, too. */
+void source_lock_close(struct fs *fs);
+/* 0: it is ours; -EWOULDBLOCK: another gaiafs has it, or what may be one. Logs what is locked by somebody whom root does not wait for. */
+int source_trylock(struct fs *fs);
+/* The process that has locked it; 0: it cannot be seen (it is in another PID namespace). */
+pid_t source_locker(const struct fs *fs);
+
 /* ---- supervisor.c ---- */
 
-/* Before there are threads or a mount, if the configuration asks for it. Logs. */
+/* Called before there are threads or a mount, if the configuration asks for it. Logs errors. */
 int supervisor_start(struct fs *fs);
-/* The daemon ends by itself. */
+/* The daemon ends by itself: end the supervisor. */
 void supervisor_end(struct fs *fs);
 
 #endif

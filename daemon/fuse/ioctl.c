@@ -1,12 +1,12 @@
 /*
  * ioctl.c - the requests of clients and of the control tool, decoded.
  *
- * They may wait for the kernel and for other clients, which the serving threads must not: each is
- * carried out and answered by a worker. Workers stand in lanes (enum lane).
+ * They may wait for the kernel and for other clients, which the serving threads must not do: so a worker
+ * carries out and answers each of them. Workers are divided into lanes (enum lane).
  *
- * An acquire that is interrupted, by any signal to its caller, is answered with EINTR by the thread that receives the
- * INTERRUPT. The worker, which may be waiting for a client or for storage, goes on until it sees that, undoes what it
- * has done, and answers nothing. Whether it was that or success is decided once (cache_decide()).
+ * When any signal to its caller interrupts an acquire, the thread that receives the INTERRUPT answers the acquire with
+ * EINTR. The worker, which may be waiting for a client or for storage, goes on until it sees that, undoes what it
+ * has done, and answers nothing. Whether the acquire was interrupted or succeeded is decided once (cache_decide()).
  */
 #include "fuse/internal.h"
 
@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Threads, of those for all users together, and for each. The rest is for the owners of the mount. */
+/* Threads: in all, for all users together, and for each user. The rest is for the owners of the mount. */
 static const struct lane_kind {
 	const char *name;
 	unsigned threads, users, each;
@@ -70,7 +70,7 @@ union ioctl_arg {
 struct ioctl_job {
 	fuse_req_t req;
 	struct fs *fs;
-	struct handle *handle; /* stays: its request is not answered yet, or kept */
+	struct handle *handle; /* stays until the request is answered; or is kept */
 	uid_t uid;	       /* the caller's */
 	unsigned cmd;
 	union ioctl_arg arg;
@@ -81,7 +81,7 @@ struct ioctl_job {
 	UT_hash_handle hh;     /* interrupts.jobs */
 };
 
-/* Orders, by who may write the file: what is taken from memory costs all who use it. */
+/* Orders, for callers who may write the file: dropping pages from memory costs everybody who uses them. */
 static int file_range(struct ioctl_job *job, int access)
 {
 	struct gaia_ioc_file *io = &job->arg.file;
@@ -115,7 +115,7 @@ static bool shares_readonly(struct ioctl_job *job, unsigned device)
 	return use.dev->shares_readonly;
 }
 
-/* Who has opened the file for reading may be one who may write it. It matters where the device keeps nobody from writing. */
+/* A caller who has opened the file for reading may still have the right to write it. That matters if the device cannot prevent writing. */
 static struct control_caller caller_of(struct ioctl_job *job, int access)
 {
 	struct control_caller caller = { .uid = job->uid };
@@ -145,7 +145,7 @@ static int map_contents(struct ioctl_job *job, int access)
 		contents_written_by(job->handle->inode, job->uid);
 	err = control_map(job->fs->control, job->handle->cfile, access != O_WRONLY,
 			  access != O_RDONLY, caller_of(job, access), io);
-	/* What cannot write releases nothing that the kernel must drop; and its mount may be read-only. */
+	/* A mapping that cannot write releases nothing that the kernel must drop; and its mount may be read-only. */
 	if (!err)
 		passthrough_mapped(job->handle->inode, access != O_RDONLY);
 	io->release = job->fs->writeback || !(io->prot & GAIA_PROT_WRITE) ?
@@ -155,8 +155,8 @@ static int map_contents(struct ioctl_job *job, int access)
 }
 
 /*
- * The file's times have moved. Where the kernel keeps them itself its client moves them, see GAIA_FEATURE_TIMES; else the kernel
- * is to ask again, also if it had no page of what was released.
+ * The file's times have moved. If the kernel keeps them itself, the client moves them (see GAIA_FEATURE_TIMES). Otherwise the
+ * kernel must ask for them again, even if it had no page of what was released.
  */
 static int release(struct inode *inode, struct cfile *f, bool may_publish, struct gaia_ioc_range *io)
 {
@@ -202,8 +202,8 @@ static int carry_out(struct ioctl_job *job)
 	return -ENOTTY;
 }
 
-/* A store may fail with ENOBUFS, which must not be an answer: see protocol.h. */
-static int told(int err)
+/* The errno to reply. A store may fail with ENOBUFS, which must not be an answer: see protocol.h. */
+static int reply_errno(int err)
 {
 	return err == -ENOBUFS ? EIO : -err;
 }
@@ -211,9 +211,9 @@ static int told(int err)
 /* ---- acquires that are interrupted ---- */
 
 /*
- * The caller is told that he has given up: with interrupts.lock. What goes on behind the answer is counted as his,
- * so that it does not grow without end; who has too much of that is not interrupted. Nor is an acquire for which a stream
- * waits: it would be asked for again at once, and its room is what the first attempt has still.
+ * Answer that the caller has given up; interrupts.lock is held. What goes on behind the answer counts as the caller's, so that
+ * it does not grow without end; an acquire of a user who has too much of that is not interrupted. Nor is an acquire for which a
+ * stream waits: it would be repeated at once, and its room is what the first attempt still has.
  */
 static bool give_up(struct ioctl_job *job)
 {
@@ -293,7 +293,7 @@ static void run(void *arg)
 	if (!cache_decide(&job->verdict, CACHE_DONE))
 		; /* answered */
 	else if (err)
-		fuse_reply_err(job->req, told(err));
+		fuse_reply_err(job->req, reply_errno(err));
 	else
 		fuse_reply_ioctl(job->req, 0, &job->arg,
 				 _IOC_DIR(job->cmd) & _IOC_READ ? _IOC_SIZE(job->cmd) : 0);
@@ -322,7 +322,7 @@ static enum lane lane_of(const struct ioctl_job *job)
 	return LANE_ACQUIRE;
 }
 
-static bool known(unsigned cmd)
+static bool is_our_ioctl(unsigned cmd)
 {
 	switch (cmd) {
 	case GAIA_IOC_CONNECT:
@@ -347,13 +347,13 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fu
 	struct fs *fs = req_fs(req);
 	struct ioctl_job *job;
 
-	if (!known(cmd)) {
+	if (!is_our_ioctl(cmd)) {
 		fuse_reply_err(req, ENOTTY);
 		return;
 	}
 	/*
-	 * The number says the sizes, and the kernel keeps to it; the structs are ours to
-	 * trust in nothing.
+	 * The number contains the sizes, and the kernel respects them; nothing in the structs
+	 * may be trusted.
 	 */
 	if (in_size != _IOC_SIZE(cmd) || in_size > sizeof(job->arg) ||
 	    (_IOC_DIR(cmd) & _IOC_READ && out_size < in_size)) {
@@ -402,7 +402,7 @@ static void run_release(void *arg)
 		err = release(job->inode, f, true, &job->range);
 		contents_put(job->inode);
 	}
-	fuse_reply_err(job->req, err ? told(err) : EALREADY);
+	fuse_reply_err(job->req, err ? reply_errno(err) : EALREADY);
 	busy_end(fs);
 	free(job);
 }

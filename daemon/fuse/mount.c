@@ -1,8 +1,8 @@
 /*
- * mount.c - taking a directory, mounting over it, and going away again.
+ * mount.c - taking a directory, mounting over it, and unmounting.
  *
- * Each thing that can be wrong is one line that names it and says what to do; libfuse's and
- * fusermount3's own messages are caught and become part of that line.
+ * For each thing that can be wrong there is one line that names it and says what to do; messages of libfuse and
+ * fusermount3 are caught and become part of that line.
  */
 #include "fuse/internal.h"
 
@@ -14,11 +14,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/statvfs.h>
-#include <sys/sysmacros.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -28,7 +26,7 @@
 #define FUSERMOUNT "fusermount3"
 #define TYPE "fuse.gaiafs"
 
-/* A daemon that ends is given so long before another one may not have its directory, seconds. */
+/* How long a new daemon waits for its directory while an earlier one ends, seconds. */
 #define LAST_DATA_S 60
 
 struct mount_entry {
@@ -37,7 +35,7 @@ struct mount_entry {
 	char source[PATH_MAX];
 };
 
-/* In place: /proc writes blanks and backslashes as octal escapes. */
+/* Undo, in place, the octal escapes that /proc writes for blanks and backslashes. */
 static void unescape(char *s)
 {
 	char *to = s;
@@ -56,7 +54,7 @@ static void unescape(char *s)
 }
 
 /*
- * The mount that matches, as @table (a process's mountinfo) has it: the topmost at @path, or, without
+ * Find the mount in @table (a process's mountinfo): the topmost at @path, or, without
  * a path, any gaiafs of @source. -ENOENT if there is none. Does not touch the mount, which
  * may be dead.
  */
@@ -116,7 +114,7 @@ static int run_fusermount(const char *path, bool lazy)
 	return status ? lazy ? -EPERM : -EBUSY : 0;
 }
 
-/* The mount of a daemon that is dead. */
+/* Take away the mount of a daemon that is dead. */
 static int unmount_dead(const char *path)
 {
 	if (geteuid())
@@ -124,7 +122,7 @@ static int unmount_dead(const char *path)
 	return umount2(path, UMOUNT_NOFOLLOW | MNT_FORCE | MNT_DETACH) ? -errno : 0;
 }
 
-/* Whether a file system whose daemon has died is mounted there. stat(2) might not ask it. */
+/* Whether a file system whose daemon has died is mounted there. (stat(2) might not ask the file system.) */
 static bool is_dead(const char *path)
 {
 	struct statfs sfs;
@@ -132,7 +130,7 @@ static bool is_dead(const char *path)
 	return statfs(path, &sfs) && (errno == ENOTCONN || errno == ECONNABORTED);
 }
 
-/* The absolute path at which a gaiafs that has died is mounted, if it is one that @given, which is_dead(), names. */
+/* The absolute path of the dead mount that @given names, if it is a gaiafs. is_dead(@given) is true. */
 static int name_dead(const char *given, char path[PATH_MAX])
 {
 	char link[32];
@@ -140,7 +138,7 @@ static int name_dead(const char *given, char path[PATH_MAX])
 	ssize_t n;
 	int fd;
 
-	/* Asks the file system nothing. */
+	/* This asks the file system nothing. */
 	fd = open(given, O_PATH | O_CLOEXEC);
 	if (fd < 0)
 		return -ENOTCONN;
@@ -151,7 +149,7 @@ static int name_dead(const char *given, char path[PATH_MAX])
 	return find_mount(path, NULL, &entry, NULL) || strcmp(entry.type, TYPE) ? -ENOTCONN : 0;
 }
 
-/* Mounts of gaiafs that have died there are taken away. Logs. */
+/* Take away mounts of gaiafs that have died there. Logs. */
 static int uncover(const char *given)
 {
 	char path[PATH_MAX];
@@ -167,7 +165,7 @@ static int uncover(const char *given)
 	return 0;
 }
 
-/* A directory's absolute path, or NULL and a line in the log. It may be covered only by what uncover() will take away. */
+/* The absolute path of a directory, or NULL after logging a line. Only mounts that uncover() will take away may cover it. */
 static char *resolve(const char *given)
 {
 	struct mount_entry entry;
@@ -176,7 +174,7 @@ static char *resolve(const char *given)
 	char *path;
 	int err;
 
-	/* Beneath it is a directory, too. */
+	/* Beneath such a mount there is a directory, too. */
 	if (is_dead(given) && !name_dead(given, at))
 		return strdup(at);
 	if (stat(given, &st)) {
@@ -230,7 +228,7 @@ static void name_process(pid_t pid, char name[32])
 		fclose(file);
 }
 
-/* A process in whose mount namespace @source is mounted; 0: none that we may look into. */
+/* A process in whose mount namespace @source is mounted; 0: there is none that we may look at. */
 static pid_t find_holder(const char *source)
 {
 	DIR *proc = opendir("/proc");
@@ -249,29 +247,10 @@ static pid_t find_holder(const char *source)
 	return holder;
 }
 
-/* The process that has locked the source; 0: it cannot be seen (another PID namespace; a file system of several devices). */
-static pid_t find_locker(int source_fd)
-{
-	FILE *file = fopen("/proc/locks", "re");
-	unsigned long long ino;
-	unsigned major, minor;
-	pid_t pid, locker = 0;
-	char line[256];
-	struct stat st;
-
-	while (file && !locker && !fstat(source_fd, &st) && fgets(line, sizeof(line), file))
-		if (sscanf(line, "%*d: FLOCK %*s %*s %d %x:%x:%llu", &pid, &major, &minor, &ino) == 4 && ino == st.st_ino &&
-		    major == major(st.st_dev) && minor == minor(st.st_dev) && pid > 0)
-			locker = pid;
-	if (file)
-		fclose(file);
-	return locker;
-}
-
 /* Its mount here is gone, or @dead. Looked for once: it takes all processes' tables. */
 static void say_who_goes_on(const struct fs *fs, bool dead)
 {
-	pid_t holder = dead ? 0 : find_holder(fs->source), daemon = find_locker(fs->source_fd);
+	pid_t holder = dead ? 0 : find_holder(fs->source), daemon = source_locker(fs);
 	char name[32], end[32] = "ending its daemon";
 
 	if (!holder) {
@@ -287,8 +266,8 @@ static void say_who_goes_on(const struct fs *fs, bool dead)
 }
 
 /*
- * Whether the lock on the source was had; -EBUSY if not. A daemon whose mount is gone holds
- * it while it stores the last data: that is waited for.
+ * Lock the source; -EBUSY if that is not possible. A daemon whose mount is gone keeps the lock
+ * while it stores the last data: wait for that.
  */
 static int wait_for_lock(struct fs *fs, char **where)
 {
@@ -296,15 +275,16 @@ static int wait_for_lock(struct fs *fs, char **where)
 	uint64_t deadline = now_ns() + LAST_DATA_S * 1000000000ull;
 	struct mount_entry entry;
 	bool said_so = false, dead;
+	int err;
 
-	while (flock(fs->source_fd, LOCK_EX | LOCK_NB)) {
-		if (errno != EWOULDBLOCK)
-			return -errno;
+	while ((err = source_trylock(fs))) {
+		if (err != -EWOULDBLOCK)
+			return err;
 		if (now_ns() > deadline)
 			return -EBUSY;
 		dead = !find_mount(NULL, fs->source, &entry, where);
 		if (dead) {
-			/* Of one that has died the supervisor is at work. */
+			/* If the mount is dead, its supervisor is at work: wait for it. */
 			if (!is_dead(*where))
 				return -EBUSY;
 			free(*where);
@@ -319,8 +299,8 @@ static int wait_for_lock(struct fs *fs, char **where)
 }
 
 /*
- * File systems whose files are the kernel's answers: a length of 0, other bytes at each read, effects of a write. Caching
- * these is wrong.
+ * File systems whose contents the kernel makes up: files have a length of 0, other bytes at each read, writes have effects.
+ * Caching these would be wrong.
  */
 static const char *kernel_file_system(int fd)
 {
@@ -343,7 +323,7 @@ static const char *kernel_file_system(int fd)
 	return NULL;
 }
 
-/* The source is ours alone: two caches of one directory would not know of each other. */
+/* Only we may use the source: two caches of one directory would not know of each other. */
 static int lock_source(struct fs *fs)
 {
 	char *where = NULL;
@@ -351,19 +331,17 @@ static int lock_source(struct fs *fs)
 	pid_t locker;
 	int err;
 
-	fs->source_fd = open(fs->source, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	if (fs->source_fd < 0) {
-		err = -errno;
+	err = source_lock_open(fs);
+	if (err) {
 		log_error("%s: %s; gaiafs must be able to read what it mounts", fs->source,
 			  strerror(-err));
 		return err;
 	}
 	kind = kernel_file_system(fs->source_fd);
 	if (kind) {
-		log_error("%s: cannot be cached: the files of %s are answers of the kernel, not stored; mount another directory",
+		log_error("%s: cannot be cached: the kernel makes up the files of %s when they are read; mount another directory",
 			  fs->source, kind);
-		close(fs->source_fd);
-		fs->source_fd = -1;
+		source_lock_close(fs);
 		return -EINVAL;
 	}
 	err = wait_for_lock(fs, &where);
@@ -372,15 +350,14 @@ static int lock_source(struct fs *fs)
 	if (where)
 		log_error("%s: already mounted by gaiafs on %s; `gaia umount %s` ends that",
 			  fs->source, where, where);
-	else if (err == -EBUSY && (locker = find_locker(fs->source_fd)))
+	else if (err == -EBUSY && (locker = source_locker(fs)))
 		log_error("%s: in use by process %d: another gaiafs, or a program that has locked it", fs->source, (int)locker);
 	else if (err == -EBUSY)
 		log_error("%s: in use by another gaiafs, or locked by another program", fs->source);
 	else
 		log_error("%s: cannot be locked: %s", fs->source, strerror(-err));
 	free(where);
-	close(fs->source_fd);
-	fs->source_fd = -1;
+	source_lock_close(fs);
 	return err;
 }
 
@@ -389,7 +366,7 @@ int mount_resolve(struct fs *fs)
 	struct statvfs st;
 	int err;
 
-	/* Beneath that is what we open, even if we are to be mounted there again. */
+	/* We open the directory beneath it, even if we are to be mounted there again. */
 	err = uncover(fs->config.source);
 	if (err)
 		return err;
@@ -410,7 +387,7 @@ int mount_resolve(struct fs *fs)
 	err = lock_source(fs);
 	if (err)
 		goto free_mountpoint;
-	/* A user's mount is `nosuid,nodev` whatever he asks for. */
+	/* A user's mount is always `nosuid,nodev`. */
 	fs->source_flags = geteuid() || fstatvfs(fs->source_fd, &st) ? ST_NOSUID | ST_NODEV : st.f_flag;
 	return 0;
 
@@ -423,15 +400,17 @@ free_source:
 
 int mount_open_source(const struct fs *fs)
 {
-	struct mount_attr quiet = { .attr_set = (fs->options.noatime ? MOUNT_ATTR_NOATIME : 0) |
+	/* As a local file system that is mounted read-only. */
+	bool noatime = fs->options.noatime || fs->options.readonly;
+	struct mount_attr quiet = { .attr_set = (noatime ? MOUNT_ATTR_NOATIME : 0) |
 						(fs->options.nodiratime ? MOUNT_ATTR_NODIRATIME : 0),
 				    /* One of several ways of keeping access times, which have this mask. */
-				    .attr_clr = fs->options.noatime ? MOUNT_ATTR__ATIME : 0 };
+				    .attr_clr = noatime ? MOUNT_ATTR__ATIME : 0 };
 	int fd;
 
 	/*
-	 * A clone of the source's mount that nobody else sees, since what is passed through has its access times kept or
-	 * not by the mount that the file below was opened on.
+	 * A clone of the source's mount that nobody else sees. It is needed because the mount on which a passed-through file
+	 * was opened decides whether reading changes its access time.
 	 */
 	if (quiet.attr_set && !geteuid()) {
 		fd = open_tree(fs->source_fd, "", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH | AT_RECURSIVE);
@@ -447,7 +426,7 @@ int mount_open_source(const struct fs *fs)
 
 /* ---- libfuse's messages ---- */
 
-/* What libfuse wrote while it mounted, in one line; only the main thread does. */
+/* What libfuse wrote while it mounted, as one line; only the main thread uses it. */
 static char said[512];
 static atomic_bool listening;
 
@@ -464,7 +443,7 @@ static void hear(enum fuse_log_level level, const char *fmt, va_list ap)
 		log_at(level <= FUSE_LOG_WARNING ? LOG_LEVEL_WARN : LOG_LEVEL_DEBUG, "%s", text);
 }
 
-/* fusermount3 writes to standard error itself: into a file for the time being. */
+/* fusermount3 writes to standard error itself: redirect that to a file meanwhile. */
 static int divert_stderr(int *saved)
 {
 	int fd = memfd_create("stderr", MFD_CLOEXEC);
@@ -544,8 +523,8 @@ static int check_fuse(void)
 }
 
 /*
- * Set-id bits and device files mean what they mean in the source. Not left to who mounts: mount(8) takes `suid` and
- * `dev` out of what it passes on, and libfuse without them says `nosuid,nodev`.
+ * Set-id bits and device files mean what they mean in the source. We add the options ourselves: mount(8) removes `suid` and
+ * `dev` from what it passes on, and without them libfuse adds `nosuid,nodev`.
  */
 static int add_rights(const struct fs *fs, char **options)
 {
@@ -561,7 +540,7 @@ static int make_session(struct fs *fs, const struct fuse_lowlevel_ops *ops)
 	char *options = NULL, *fsname = NULL, max_read[32];
 	int err = -ENOMEM;
 
-	/* First what the user may override, then what not. */
+	/* First the options that the user may override, then those that he may not. */
 	if (asprintf(&fsname, "fsname=%s", fs->source) < 0) {
 		fsname = NULL;
 		goto out;
@@ -628,7 +607,7 @@ int mount_begin(struct fs *fs, const struct fuse_lowlevel_ops *ops)
 	err = make_session(fs, ops);
 	if (err)
 		return err;
-	/* Not before all else has been done: until the next is there, nobody is to write beneath a dead one. */
+	/* Only when everything else has been done: until the new mount is there, nobody should write beneath a dead one. */
 	err = uncover(fs->mountpoint);
 	if (err)
 		return err;
@@ -655,8 +634,8 @@ int mount_begin(struct fs *fs, const struct fuse_lowlevel_ops *ops)
 	}
 	if (fs->privileged) {
 		/*
-		 * The kernel's distrust of FUSE throttles buffered writes: 512 MiB in order to 0.25-0.6 instead of
-		 * 2.1-2.8 GB/s, 128 MiB at random to 0.3-0.4 instead of 2-3. (strict_limit does that; max_ratio
+		 * The kernel throttles buffered writes to FUSE: sequential writes of 512 MiB to 0.25-0.6 instead of
+		 * 2.1-2.8 GB/s, random ones of 128 MiB to 0.3-0.4 instead of 2-3. (strict_limit does that; max_ratio
 		 * begins to matter when much of the machine's memory is dirty.)
 		 */
 		write_bdi(fs, "strict_limit", "0");
@@ -711,8 +690,8 @@ int mount_end(struct fs *fs, bool lazy)
 }
 
 /*
- * fusectl's root where it is not mounted: root mounts it nowhere. (Not in a mount namespace for the
- * purpose: that had a copy of every mount of the machine, which kept them from ending.)
+ * fusectl's root, if it is not mounted; this mounts it nowhere. (A mount namespace for this purpose
+ * would have a copy of every mount of the machine, which would keep them from ending.)
  */
 static int fusectl_open(void)
 {
@@ -726,7 +705,7 @@ static int fusectl_open(void)
 	return dir;
 }
 
-/* By the number, since the mount may be out of the tree. The files there belong to who mounted. Whether it worked. */
+/* By the connection's number, since the mount may be out of the tree. The files there belong to the user who mounted. Whether it worked. */
 static bool abort_connection(const struct fs *fs)
 {
 	char path[64];
@@ -756,7 +735,7 @@ enum mount_left mount_abort(struct fs *fs, bool hangs)
 	struct mount_entry entry;
 	bool ours, stays;
 
-	/* The daemon died before it could say. What was there before it mounted is of one that died earlier. */
+	/* The daemon died before it could tell the number. A mount that was there before it mounted belongs to one that died earlier. */
 	if (!fs->dev_minor && fs->supervised->mounting && !find_mount(fs->mountpoint, NULL, &entry, NULL) &&
 	    !strcmp(entry.type, TYPE) && !strcmp(entry.source, fs->source))
 		name_mount(fs, &entry);
@@ -765,8 +744,8 @@ enum mount_left mount_abort(struct fs *fs, bool hangs)
 	hangs = hangs && !fs->supervised->over;
 	ours = mount_is_ours(fs);
 	stays = ours && !fs->config.unmounts_dead && fs->supervised->live;
-	/* First: unmounting may wait for the daemon (not root's, which ends the connection itself).
-	 * The number is the mount's until the connection ends, which the daemon hears at once. */
+	/* First: unmounting may wait for the daemon (except root's unmount, which ends the connection itself).
+	 * The number is the mount's until the connection ends, and the daemon hears of that at once. */
 	if (hangs && (stays || !ours || geteuid()))
 		stays = abort_connection(fs) && stays;
 	if (!ours)

@@ -1,9 +1,9 @@
 /*
- * mount_options.c - what -o says, as mount(8) and fstab(5) write it.
+ * mount_options.c - the words of -o, as mount(8) and fstab(5) write them.
  *
- * libfuse refuses words that it does not know, and takes one that the kernel then does not agree with (max_read). So
- * what concerns access times and the daemon itself is taken out here, and what has no effect on any FUSE file system
- * is left out.
+ * libfuse refuses words that it does not know, and accepts max_read only if the kernel's limit is set to the same. So
+ * words about access times and about the daemon itself are taken out here, and words that have no effect on any FUSE file
+ * system are left out.
  */
 #include "fuse/internal.h"
 
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of mount(8); the daemon's file system does all of them, or has no such thing. */
+/* Words of mount(8) that the daemon's file system always does, or that do not apply to it. */
 static bool has_no_effect(const char *word)
 {
 	static const char *const words[] = {
@@ -41,9 +41,13 @@ static int parse_max_read(const char *word, unsigned *out)
 	return 0;
 }
 
-/* -ENOENT: it is libfuse's. */
+/* -ENOENT: the word is for libfuse. */
 static int take_word(const char *word, struct mount_options *o)
 {
+	if (!strcmp(word, "ro") || !strcmp(word, "rw")) {
+		o->readonly = word[1] == 'o';
+		return -ENOENT; /* libfuse's as well */
+	}
 	if (!strcmp(word, "noatime"))
 		o->noatime = true;
 	else if (!strcmp(word, "atime") || !strcmp(word, "relatime") || !strcmp(word, "strictatime"))
@@ -57,7 +61,7 @@ static int take_word(const char *word, struct mount_options *o)
 	return 0;
 }
 
-/* Up to a comma or the end; "\," is no end, as in libfuse. */
+/* Length up to a comma or the end; as in libfuse, "\," does not end a word. */
 static size_t word_length(const char *text)
 {
 	size_t n = 0;

@@ -1,8 +1,8 @@
 /*
  * namei.c - names: looking up, making, linking, removing, renaming.
  *
- * The kernel has checked permissions before it asks (default_permissions is always on);
- * what creates something runs as the caller nevertheless, see cred.c.
+ * The kernel checks permissions before it asks (default_permissions is always on);
+ * still, what creates something runs as the caller, see cred.c.
  */
 #include "base/fault.h"
 #include "fuse/internal.h"
@@ -34,7 +34,7 @@ void entry_fill(struct inode *inode, const struct stat *st, struct fuse_entry_pa
 	e->ino = nodeid_of(inode);
 	e->generation = inode->id;
 	e->attr = *st;
-	/* @st is from before we knew whose it is. */
+	/* @st was read before we knew the inode. */
 	old = contents_were_cached(inode);
 	if (!old || read_again(inode, &e->attr)) {
 		attr_mend(inode, &e->attr);
@@ -72,7 +72,7 @@ void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 	int err = entry_lookup(inode_of(fs, parent), name, &e);
 
 	if (err == -ENOENT) {
-		/* That there is no such name is worth remembering, too: 2 us instead of 39 for who looks again. */
+		/* The kernel should remember, too, that there is no such name: 2 us instead of 39 when it is looked up again. */
 		memset(&e, 0, sizeof(e));
 		e.entry_timeout = FS_TIMEOUT;
 		err = 0;
@@ -131,28 +131,24 @@ static void reply_entry(fuse_req_t req, int err, struct inode *parent, const cha
 		fuse_reply_entry(req, &e);
 }
 
+static int make_below(int dir, const char *name, mode_t mode, dev_t rdev, const char *target)
+{
+	if (target)
+		return symlinkat(target, dir, name);
+	return S_ISDIR(mode) ? mkdirat(dir, name, mode) : mknodat(dir, name, mode, rdev);
+}
+
 /* Everything but regular files with a descriptor. @target: of a symlink. */
 static void make(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, dev_t rdev,
 		 const char *target)
 {
 	struct fs *fs = req_fs(req);
 	struct inode *dir = inode_of(fs, parent);
-	int fd = inode_fd_get(dir), res, err;
+	int fd = inode_fd_get(dir), err;
 
 	err = fd < 0 ? fd : inode_room(fs, fuse_req_ctx(req)->uid);
 	if (!err)
-		err = cred_enter(req);
-	if (!err) {
-		if (target)
-			res = symlinkat(target, fd, name);
-		else if (S_ISDIR(mode))
-			res = mkdirat(fd, name, mode);
-		else
-			res = mknodat(fd, name, mode, rdev);
-		if (res)
-			err = -errno;
-		cred_leave(req);
-	}
+		err = AS_CALLER(req, fd, make_below(fd, name, mode, rdev, target));
 	if (!err)
 		dir_changed(dir);
 	reply_entry(req, err, dir, name);
@@ -175,25 +171,34 @@ void op_symlink(fuse_req_t req, const char *link, fuse_ino_t parent, const char 
 	make(req, parent, name, 0, 0, link);
 }
 
+/* @name: NULL for a file without. */
+static int create_below(int dir, const char *name, mode_t mode, int flags)
+{
+	int fd = name ? openat(dir, name, flags | O_CREAT, mode) : openat(dir, ".", flags | O_TMPFILE, mode);
+
+	return fd < 0 ? -errno : fd;
+}
+
 /* A new file, opened for everything, since it is its creator who asks. */
 static int create_file(fuse_req_t req, struct inode *dir, const char *name, mode_t mode, int flags)
 {
-	int dirfd = inode_fd_get(dir), fd = -1, err;
+	int dirfd = inode_fd_get(dir), fd, again;
 
 	flags = (flags & O_EXCL) | O_RDWR | O_NOFOLLOW | O_CLOEXEC;
-	err = dirfd < 0 ? dirfd : cred_enter(req);
-	if (!err) {
-		if (serve_is_tmpfile())
-			fd = openat(dirfd, ".", flags | O_TMPFILE, mode);
-		else
-			fd = openat(dirfd, name, flags | O_CREAT, mode);
-		if (fd < 0)
-			err = -errno;
+	fd = dirfd < 0 ? dirfd : cred_enter(req);
+	if (!fd) {
+		fd = create_below(dirfd, name, mode, flags);
 		cred_leave(req);
+		if (cred_enter_capable(req, dirfd, fd)) {
+			/* What somebody has made there below is refused as before. */
+			again = create_below(dirfd, name, mode, flags | (name ? O_EXCL : 0));
+			cred_leave(req);
+			fd = again == -EEXIST ? fd : again;
+		}
 	}
 	if (dirfd >= 0)
 		inode_fd_put(dir);
-	return err ? err : fd;
+	return fd;
 }
 
 void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
@@ -211,7 +216,7 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
 	err = named ? inode_room(fs, uid) : inode_removal_begin(fs, uid);
 	if (err)
 		goto fail;
-	access = create_file(req, dir, name, mode, fi->flags);
+	access = create_file(req, dir, named ? name : NULL, mode, fi->flags);
 	if (access < 0) {
 		err = access;
 		goto not_made;
@@ -274,8 +279,8 @@ void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t newparent, const char *n
 		fuse_reply_err(req, -err);
 	} else {
 		/*
-		 * These attributes the kernel takes also when it was told meanwhile that they change: as if the file
-		 * were new, which is why those of new ones may be sure.
+		 * The kernel accepts the attributes of this reply even if it was told meanwhile that they change, as it does for
+		 * a new file; for new files that is right, here it may not be.
 		 */
 		e.attr_timeout = 0;
 		fuse_reply_entry(req, &e);
@@ -334,20 +339,22 @@ struct renaming {
 	unsigned flags;
 };
 
-/* As the caller, where that makes something new. */
+/* A directory that stands for both: a capability must count for either. -1: there is none. */
+static int both_directories(const struct renaming *r)
+{
+	struct stat from, to;
+
+	return !fstat(r->from_fd, &from) && !fstat(r->to_fd, &to) && from.st_uid == to.st_uid && from.st_gid == to.st_gid ?
+		       r->from_fd :
+		       -1;
+}
+
+/* As the caller, if it creates something. */
 static int rename_below(fuse_req_t req, const struct renaming *r)
 {
-	int err;
-
 	if (!(r->flags & RENAME_WHITEOUT))
 		return AS_CALLER_MAY(req, renameat2(r->from_fd, r->name, r->to_fd, r->newname, r->flags));
-	err = cred_enter(req);
-	if (err)
-		return err;
-	if (renameat2(r->from_fd, r->name, r->to_fd, r->newname, r->flags))
-		err = -errno;
-	cred_leave(req);
-	return err;
+	return AS_CALLER(req, both_directories(r), renameat2(r->from_fd, r->name, r->to_fd, r->newname, r->flags));
 }
 
 static int rename_known(fuse_req_t req, const struct renaming *r)

@@ -1,13 +1,13 @@
 /*
  * passthrough.c - which files the kernel serves from the file below, without us (--cpu-cache auto).
  *
- * Two ways of being open, of which an inode has one at a time, or the kernel refuses the open with EIO:
+ * An inode is open in one of two ways at a time; the kernel refuses an open in the other way with EIO:
  *
- *	passthrough	reads, writes and mappings are the file's below. For all that no device maps.
- *	cached		through the kernel's cache and ours. For what a device maps, or once has.
+ *	passthrough	reads, writes and mappings go to the file below. For files that no device maps.
+ *	cached		through the kernel's cache and ours. For files that a device maps, or has mapped.
  *
- * A first open decides; those that come while it lasts are as it is. A file that is opened in passthrough and then mapped by a
- * device stays so (pagecache/passthrough.c shares it), and is cached when it is opened again after the last of them.
+ * The first open decides; opens that come while it lasts follow it. A file that is opened in passthrough and then mapped by a
+ * device stays so (pagecache/passthrough.c shares it); when it is opened again after the last of these has ended, it is cached.
  *
  * Nobody tells us of mappings in passthrough: they hold the file below, not ours, and outlive its RELEASE (seen on
  * Linux 6.18). So before a file is cached we ask the file below who has it: a lease for writing is granted only
@@ -33,7 +33,7 @@ bool passthrough_hides(const char *xattr)
 
 #if GAIA_HAVE_PASSTHROUGH
 
-/* CAP_SYS_ADMIN where it counts; a user namespace's own root has not got it. */
+/* Whether we have CAP_SYS_ADMIN where it counts; root of a user namespace does not have it. */
 static bool may_pass_through(const struct fs *fs)
 {
 	unsigned first = 1, below = 1, n = 0;
@@ -61,7 +61,7 @@ const char *passthrough_init(struct fs *fs, struct fuse_conn_info *conn)
 		return "only root may pass files through";
 	/*
 	 * Not over file systems that are stacked themselves (0 is libfuse's word for that): mappings of their files hold
-	 * the files of what is below them, so that nothing tells who has one.
+	 * the files beneath them, so nothing tells who has one.
 	 */
 	if (is_stacked(fs->root.fd))
 		return "files of a stacked file system cannot be passed through";
@@ -71,16 +71,16 @@ const char *passthrough_init(struct fs *fs, struct fuse_conn_info *conn)
 
 /* ---- who has the file below ---- */
 
-/* Whether a lease of the kind can be had: see above. */
+/* Whether a lease of that kind is granted: see above. */
 static bool lease_granted(struct inode *inode, int kind)
 {
-	int fd = inode_open(inode, O_RDONLY | O_NONBLOCK); /* others may have leases, too */
+	int fd = inode_open(inode, O_RDONLY | O_NONBLOCK); /* others may have leases; do not wait for them */
 	bool granted;
 
 	if (fd < 0)
 		return false;
 	backing_close_idle(inode);
-	/* As root: without CAP_LEASE, as in some containers, at least root's own files have leases. */
+	/* As root: without CAP_LEASE, as in some containers, this works at least for root's own files. */
 	granted = !cred_root_begin(inode->fs) && !fcntl(fd, F_SETLEASE, kind);
 	cred_root_end(inode->fs);
 	if (granted)
@@ -100,21 +100,21 @@ static bool nobody_writes_it(struct inode *inode)
 	return !inode->passthrough_writers && lease_granted(inode, F_RDLCK);
 }
 
-/* Whether it can be mapped, and written so: a mapping takes the right to read. */
+/* Whether it can be mapped and written by that mapping, which needs the right to read, too. */
 static bool may_write_mapped(int flags)
 {
 	return (flags & O_ACCMODE) == O_RDWR;
 }
 
-/* The kernel's. It waits for nobody to do that (7). */
+/* Drop the kernel's attributes. The kernel waits for nobody in doing that (7). */
 static void drop_attributes(struct inode *inode)
 {
 	fuse_lowlevel_notify_inval_inode(inode->fs->session, nodeid_of(inode), -1, 0);
 }
 
 /*
- * A program is about to be able to write it: by a mapping without a word to the kernel's attributes, and by some calls
- * without one that overtakes an answer of ours.
+ * A program is about to be able to write the file: mappings do so without any notice to the kernel's attributes, and some
+ * calls do so while an answer of ours with old attributes may be on its way.
  */
 static void expect_changes(struct inode *inode, int flags)
 {
@@ -127,7 +127,7 @@ static void expect_changes(struct inode *inode, int flags)
 
 /* ---- opening ---- */
 
-/* @size: of the attribute, negative if there is none. */
+/* @size: of the attribute; negative if there is none. */
 static void note_for_devices(struct inode *inode, ssize_t size)
 {
 	inode->device_asked = true;
@@ -150,8 +150,8 @@ static bool is_for_devices(struct inode *inode)
 }
 
 /*
- * Tell the kernel of @fd: an id, or a negative errno. It keeps the credentials that this thread has
- * now, and writes with them whatever anybody writes until the file's last close. So they have root's
+ * Register @fd with the kernel: an id, or a negative errno. The kernel keeps this thread's present
+ * credentials and writes with them whatever anybody writes until the file's last close. So they have root's
  * powers only if nobody else may write the file.
  */
 static int register_backing(fuse_req_t req, struct inode *inode, int fd)
@@ -180,7 +180,7 @@ static int first_passthrough(fuse_req_t req, struct inode *inode)
 		return fd;
 	id = register_backing(req, inode, fd);
 	inode_fd_put(inode);
-	/* Older kernels want one that could be read from. */
+	/* Older kernels need a descriptor that allows reading. */
 	if (id == -EBADF) {
 		fd = inode_open(inode, O_RDONLY);
 		id = fd < 0 ? fd : register_backing(req, inode, fd);
@@ -200,7 +200,7 @@ static bool to_be_cached(struct inode *inode)
 		!cfile_leave_passthrough(inode->cfile));
 }
 
-/* Errors by which the kernel says that it never will. */
+/* Errors after which the kernel will never pass it through. */
 static bool is_for_good(int err)
 {
 	return err == -EPERM || err == -ELOOP || err == -EOPNOTSUPP;
@@ -277,7 +277,7 @@ void passthrough_mapped(struct inode *inode, bool may_write)
 	inode->device_noted |= note;
 	pthread_mutex_unlock(&inode->lock);
 	cred_drop_powers(inode->fs);
-	/* Where it is not noted it is forgotten with the inode. */
+	/* If it cannot be noted it is forgotten with the inode. */
 	fd = note ? inode_fd_get(inode) : -1;
 	if (fd >= 0 && setxattr(fd_path(fd).text, XATTR_DEVICE, "", 0, 0))
 		log_debug("noting that devices use a file: %s", strerror(errno));
@@ -305,7 +305,7 @@ void passthrough_acquire(struct inode *inode)
 		news = cfile_cpu_stops(f);
 	pthread_mutex_unlock(&inode->lock);
 	if (news)
-		(void)cfile_cpu_stopped(f, news); /* if it cannot, acquires see for themselves */
+		(void)cfile_cpu_stopped(f, news); /* if that fails, acquires compare for themselves */
 }
 
 void passthrough_created(struct inode *inode, int fd)
@@ -318,8 +318,8 @@ void passthrough_created(struct inode *inode, int fd)
 }
 
 /*
- * If nobody can write it now, attributes that are read from now on hold until somebody opens it to write. An answer that
- * such an open overtakes the kernel does not take: expect_changes() has told it that attributes change.
+ * If nobody can write the file now, attributes that are read from now on hold until somebody opens it to write. If such an open
+ * overtakes an answer, the kernel rejects the answer: expect_changes() has told it that attributes change.
  */
 double attr_timeout(struct inode *inode)
 {
@@ -376,7 +376,7 @@ double attr_timeout(struct inode *inode)
 #endif
 
 /*
- * No store through a mapping changes an empty file, and what makes it longer goes through the kernel's FUSE, which
+ * A store through a mapping cannot change an empty file, and whatever makes it longer goes through the kernel's FUSE, which
  * asks again. So creating a file costs one request less (the kernel wants attributes of what it has opened), and so
  * does the first stat(2) after it is closed.
  */

@@ -1,13 +1,13 @@
 /*
  * receive.c - which thread takes the next request from the kernel.
  *
- * Usually two wait in read(2), and the kernel wakes one for a request. (Not all, since it would wake the one
- * that has waited longest, whose core has forgotten it.) That costs more than what most requests ask for: some
- * microseconds, and ten or more where idle cores halt (virtual machines), beside two for a page from
- * home. So while requests come one soon after the other, one thread is in *front*: it polls for them and
- * carries them out; who is done meanwhile is parked. One may still be in read(2), and is woken by each
- * request for nothing. To keep it out was slower where cores halt (28 us for a page from home instead of
- * 18): it runs on the core of who asked, which therefore does not sleep yet when the answer comes.
+ * Usually two wait in read(2), and the kernel wakes one for a request. (Not more, since it would wake the one
+ * that has waited longest, whose core has forgotten it.) Waking costs more than most requests do: some
+ * microseconds, and ten or more where idle cores halt (virtual machines), compared with two for a page from
+ * home. So while requests follow each other closely, one thread is in *front*: it polls for them and
+ * carries them out; threads that finish meanwhile are parked. One thread may still be in read(2), and each
+ * request wakes it for nothing. Keeping it out was slower where cores halt (28 us for a page from home instead of
+ * 18): it runs on the core of the program that asked, which therefore does not sleep yet when the answer comes.
  *
  * The front is given up, and others receive, when
  *  - no request has come for POLL_NS: back to waiting;
@@ -15,13 +15,13 @@
  *  - requests pile up: one thread is too few;
  *  - the request in hand takes long by its size, or is about to wait (thread_waits());
  *  - it has not moved for GUARD_NS, whatever the reason: the guard, a thread of its own, takes it away.
- * After all but the first it stays free for some time.
+ * After all but the first of these the front stays free for some time.
  *
- * So somebody receives at any time, unless all threads are busy: a thread is parked only while somebody is in
- * front, or enough are in read(2); and who leaves nobody there wakes a parked one.
+ * So some thread receives at any time, unless all threads are busy: a thread is parked only while one is in
+ * front, or enough are in read(2); and a thread that leaves nobody there wakes a parked one.
  *
- * Where they are busy because they wait, for storage that is slow or does not answer at all, and requests come, the guard calls the
- * spare. That is one thread more, which waits for nothing: what may wait it hands to workers (hand.c).
+ * If they are busy because they wait, for storage that is slow or does not answer at all, and requests come, the guard calls the
+ * spare. That is one more thread, which waits for nothing: it hands requests that may wait to workers (hand.c).
  */
 #include "fuse/internal.h"
 
@@ -33,38 +33,38 @@
 
 /*
  * Long enough for a program that asks again at once, and whose core has to be woken, which takes up to some tens of
- * microseconds. With 50 that was missed: 67 us for a page from home, with 100 it were 23, with 200 24.
+ * microseconds. 50 us was too short: 67 us for a page from home; with 100 it was 23, with 200 24.
  */
 #define POLL_NS 100000u
 /*
- * The same, seen by who was in read(2), and had to be woken himself. (So a program that asks each 100 to 200 us has us
- * poll in vain now and then.)
+ * The same as seen by a thread that was in read(2), and had to be woken. (For a program that asks every 100 to 200 us
+ * polling is therefore sometimes in vain.)
  */
 #define CLOSE_NS 200000u
-/* So many requests in a row within that time make it worth while. */
+/* Polling pays after so many requests in a row within that time. */
 #define ENOUGH 4u
-/* Between two looks, when somebody else ran on our core. */
+/* If so much time passes between two looks, something else ran on our core. */
 #define DISTURBED_NS 10000u
-/* So many requests in a row that were there before we looked are a pile. */
+/* So many requests in a row that were there before we looked mean a pile. */
 #define PILE 8u
 #define LONG_BYTES (128u << 10)
-/* In read(2): the second one takes what comes while the first one is at work. */
+/* Threads in read(2): the second takes what comes while the first is at work. */
 #define WAITING 2u
 #define REST_NS 1000000u
 #define GUARD_NS 1000000u
 /*
- * So many looks of the guard's in a row that find all threads at work, and requests, and fewer taken meanwhile than there are
- * threads: they wait. (Requests that take the processor for that long there are none.)
+ * So many looks of the guard in a row that find all threads at work and requests waiting, while fewer requests were taken than
+ * there are threads, mean that the threads wait. (No request takes the processor for that long.)
  */
 #define STALLED 4u
-/* The spare goes on for so long at least: it goes for nothing where they soon wait again. */
+/* The spare goes on for at least so long: if the threads wait again soon, it need not be called again. */
 #define SPARE_NS 100000000u
 
-/* Of this thread: its ticket while it is in front, else 0. */
+/* This thread's ticket while it is in front, else 0. */
 static __thread unsigned in_front;
 static __thread unsigned n_at_once; /* requests in a row that did not have to be waited for */
 
-/* This thread's, once it was parked. */
+/* This thread's seat, once it was parked. */
 static __thread struct seat *my_seat;
 
 /* r->lock held. */
@@ -81,8 +81,8 @@ static void call_guard(struct receiving *r)
 }
 
 /*
- * Somebody must receive. The thread that was parked last is woken first: its core and its memory are warm. It is
- * woken without the lock, which the next one would wait for meanwhile.
+ * Some thread must receive. The thread that was parked last is woken first: its core and its memory are warm. It is
+ * woken without the lock, since the next thread would have to wait for the lock meanwhile.
  */
 static void wake_one(struct receiving *r)
 {
@@ -101,13 +101,13 @@ static void wake_one(struct receiving *r)
 		sem_post(&seat->woken);
 }
 
-/* @ticket's thread is in front no more; false: it was not anyway. */
+/* @ticket's thread is not in front any more; false: it was not in front before. */
 static bool take_away(struct receiving *r, unsigned ticket)
 {
 	return atomic_compare_exchange_strong(&r->front, &ticket, 0);
 }
 
-static void rest(struct receiving *r)
+static void pause_polling(struct receiving *r)
 {
 	atomic_store_explicit(&r->rests_until, now_ns() + REST_NS, memory_order_relaxed);
 }
@@ -120,12 +120,12 @@ static void give_up(struct receiving *r)
 	thread_relied_on(NULL, NULL);
 }
 
-/* As above, while a request is in hand. */
-static void make_way(void *arg)
+/* The same while a request is in hand. */
+static void yield_front(void *arg)
 {
 	struct receiving *r = arg;
 
-	rest(r);
+	pause_polling(r);
 	give_up(r);
 	if (!atomic_load(&r->reading))
 		wake_one(r);
@@ -142,13 +142,13 @@ static bool get_in_front(struct receiving *r)
 	if (!atomic_compare_exchange_strong(&r->front, &nobody, ticket))
 		return false;
 	in_front = ticket;
-	thread_relied_on(make_way, r);
+	thread_relied_on(yield_front, r);
 	n_at_once = 0;
 	call_guard(r);
 	return true;
 }
 
-/* In front, until there is a request (or an end of the session), or better not. */
+/* Poll in front until there is a request (or the session ends), or it is better to stop. */
 static void poll_in_front(struct fs *fs, int fd)
 {
 	struct receiving *r = &fs->receiving;
@@ -163,7 +163,7 @@ static void poll_in_front(struct fs *fs, int fd)
 			return;
 		}
 		if (now - last > DISTURBED_NS) {
-			rest(r);
+			pause_polling(r);
 			give_up(r);
 			return;
 		}
@@ -179,8 +179,8 @@ static bool not_needed(struct receiving *r)
 	return atomic_load(&r->front) || atomic_load(&r->reading) >= WAITING;
 }
 
-/* Whether the thread is to be parked now: then it waits until it is woken. */
-static bool take_seat(struct fs *fs, struct seat *seat)
+/* Whether the thread must be parked now: then it waits until it is woken. */
+static bool park_thread(struct fs *fs, struct seat *seat)
 {
 	struct receiving *r = &fs->receiving;
 	bool wait;
@@ -189,7 +189,7 @@ static bool take_seat(struct fs *fs, struct seat *seat)
 	wait = !fs->stopping;
 	if (wait) {
 		LIST_INSERT_HEAD(&r->seats, seat, link);
-		/* Either we see that we are needed by now, or who knows it first sees us. */
+		/* Either we see now that we are needed, or the thread that finds that out later sees us. */
 		atomic_fetch_add(&r->parked, 1);
 		wait = not_needed(r);
 		if (!wait)
@@ -207,7 +207,7 @@ static void park(struct fs *fs)
 		return;
 	if (!my_seat)
 		my_seat = &r->seat[atomic_fetch_add(&r->n_taken, 1)];
-	while (not_needed(r) && take_seat(fs, my_seat))
+	while (not_needed(r) && park_thread(fs, my_seat))
 		while (sem_wait(&my_seat->woken))
 			; /* EINTR: see serve_stop() */
 }
@@ -220,7 +220,7 @@ static bool has_request(int fd)
 }
 
 /*
- * In front, with a request in hand. That it was there before we looked can also mean that who asked
+ * In front, with a request in hand. A request that was there before we looked can also mean that the program that asked
  * ran on our core meanwhile, which is the best that can happen.
  */
 static bool is_pile(int fd)
@@ -243,7 +243,7 @@ static bool is_long(const struct fuse_in_header *in)
 	}
 }
 
-/* Whether requests come soon one after the other, as far as that can be told from outside of the front. */
+/* Note whether requests follow each other closely, as far as a thread outside the front can tell. */
 static void see_distance(struct receiving *r)
 {
 	uint64_t ended = atomic_load_explicit(&r->ended_ns, memory_order_relaxed);
@@ -262,7 +262,7 @@ ssize_t receive(struct fs *fs, int fd, void *buf, size_t size)
 	ssize_t n;
 
 	if (in_front && atomic_load(&r->front) != in_front)
-		give_up(r); /* the guard has taken it already */
+		give_up(r); /* the guard has taken the front from us */
 	if (!in_front)
 		atomic_store_explicit(&r->ended_ns, now_ns(), memory_order_relaxed);
 	atomic_fetch_add_explicit(&r->steps, in_front != 0, memory_order_relaxed);
@@ -281,7 +281,7 @@ ssize_t receive(struct fs *fs, int fd, void *buf, size_t size)
 		if (!atomic_load(&r->reading) && !atomic_load(&r->front))
 			wake_one(r);
 	} else if (n <= 0 || is_long(buf) || is_pile(fd)) {
-		make_way(r);
+		yield_front(r);
 	}
 	return n;
 }
@@ -291,18 +291,18 @@ static bool nobody_receives(struct receiving *r)
 	return !atomic_load(&r->front) && !atomic_load(&r->reading) && !atomic_load(&r->parked);
 }
 
-/* As far as the guard has to look for one. */
+/* Whether the guard has to look for a stall. */
 static bool is_stall(struct receiving *r)
 {
 	return nobody_receives(r) && !atomic_load(&r->spare_on);
 }
 
-/* Of the looks in a row: see STALLED. */
+/* Looks in a row: see STALLED. */
 struct stall {
 	unsigned looks, taken;
 };
 
-/* The guard looks. Whether it has to go on with that. */
+/* One look of the guard. Returns whether it has to go on looking. */
 static bool look_for_stall(struct fs *fs, struct stall *stall)
 {
 	struct receiving *r = &fs->receiving;
@@ -343,7 +343,7 @@ bool receive_spare_needed(struct fs *fs)
 	if (nobody_receives(r) || now_ns() < r->spare_until)
 		return true;
 	atomic_store(&r->spare_on, false);
-	/* Who left nobody to receive meanwhile has called the guard, which saw us. */
+	/* A thread that left nobody to receive meanwhile has called the guard, which saw us and did nothing. */
 	if (nobody_receives(r))
 		call_guard(r);
 	return false;
@@ -371,7 +371,7 @@ static void *guard(void *arg)
 		nanosleep(&pause, NULL);
 		if (!ticket || atomic_load(&r->steps) != steps || !take_away(r, ticket))
 			continue;
-		rest(r);
+		pause_polling(r);
 		if (!atomic_load(&r->reading))
 			wake_one(r);
 	}
@@ -389,7 +389,7 @@ int receive_start(struct fs *fs)
 	pthread_mutex_init(&r->lock, NULL);
 	sem_init(&r->guard_wake, 0, 0);
 	sem_init(&r->spare_wake, 0, 0);
-	/* Who polled on the only core would keep away whom it waits for. */
+	/* On the only core a polling thread would keep away the program that it waits for. */
 	r->may_poll = !sched_getaffinity(0, sizeof(cpus), &cpus) && CPU_COUNT(&cpus) > 1;
 	r->guarded = !pthread_create(&r->guard, NULL, guard, fs);
 	return r->guarded ? 0 : -EAGAIN;
@@ -398,8 +398,8 @@ int receive_start(struct fs *fs)
 void receive_thread_ends(struct fs *fs)
 {
 	if (in_front)
-		make_way(&fs->receiving);
-	/* Each wakes the next one, which finds what it has found. */
+		yield_front(&fs->receiving);
+	/* Each thread that ends wakes the next one, which ends for the same reason. */
 	wake_one(&fs->receiving);
 }
 
@@ -420,7 +420,7 @@ void receive_stop(struct fs *fs)
 {
 	struct receiving *r = &fs->receiving;
 
-	/* Never started, or stopped already. */
+	/* It was never started, or has been stopped. */
 	if (!r->guarded)
 		return;
 	r->guarded = false;

@@ -4,10 +4,10 @@
  * The loop is our own, not libfuse's: it looks at requests before libfuse does, and its
  * threads can be stopped while the mount is still there.
  *
- * Before each write(2) the kernel asks for security.capability, a GETXATTR a write, unless the file
- * system promises to clear set-id bits itself (FUSE_HANDLE_KILLPRIV_V2); then it remembers that there is
- * none. libfuse before 3.17 cannot promise: we put it into its answer to INIT. Nor does it hand on
- * which WRITEs are to clear the bits: we look before it does.
+ * Before each write(2) the kernel sends a GETXATTR for security.capability, unless the file
+ * system promises to clear set-id bits itself (FUSE_HANDLE_KILLPRIV_V2); then the kernel remembers that there is
+ * no such attribute. libfuse before 3.17 cannot promise that: we add it to libfuse's answer to INIT. Nor does libfuse say
+ * which WRITEs have to clear the bits: we look at the request before libfuse does.
  */
 #include "fuse/internal.h"
 
@@ -20,10 +20,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/fault.h"
+
 /* Newer than Debian 12's kernel headers might be. */
 #define OPCODE_TMPFILE 51
 
-/* Of the request in hand. */
+/* About the request that this thread has in hand. */
 static __thread struct {
 	uint64_t unique;
 	bool is_tmpfile;
@@ -77,14 +79,14 @@ static ssize_t send_answer(int fd, struct iovec *iov, int count, void *arg)
 	if (request.is_init && count == 2) {
 		struct fuse_init_out *out = iov[1].iov_base;
 
-		/* What libfuse cannot promise. */
+		/* The promises that libfuse cannot make. */
 		out->flags |= request.flags;
 		request.is_init = false;
 	}
 	return writev(fd, iov, count);
 }
 
-/* libfuse insists on it; but it is never asked to receive. */
+/* libfuse insists on such a function; but it is never asked to receive. */
 static ssize_t receive_for_libfuse(int fd, void *buf, size_t size, void *arg)
 {
 	return receive(arg, fd, buf, size);
@@ -95,29 +97,30 @@ static const struct fuse_custom_io io = {
 	.writev = send_answer,
 };
 
-/* The next request; or 0: the session has ended, or fs->stopping is set. @by: receive(), or what does as read(2). */
+/* The next request; 0: the session has ended, or fs->stopping is set. @by: receive(), or another function like read(2). */
 static size_t next_request(struct fs *fs, void *buf, ssize_t (*by)(struct fs *fs, int fd, void *buf, size_t size))
 {
 	ssize_t n;
 
 	do
 		n = by(fs, fuse_session_fd(fs->session), buf, FS_REQUEST_BYTES);
-	/* ENOENT: it was taken back before we had it. */
+	/* ENOENT: the request was withdrawn before we had it. */
 	while (n < 0 && !fs->stopping && (errno == EINTR || errno == EAGAIN || errno == ENOENT));
 	if (n < 0 && !fs->stopping && errno != ENODEV)
 		log_warn("fuse: reading requests: %s", strerror(errno));
 	return n < 0 || fs->stopping ? 0 : (size_t)n;
 }
 
-/* INIT has been answered. After a refusal, which libfuse has explained, every call on the mount would fail. */
+/* INIT has been answered, and perhaps more by others. After a refusal, which libfuse has explained, every call on the mount would fail. */
 static void session_begun(struct fs *fs)
 {
+	(void)fault_point("mount.answered");
 	if (!fuse_session_exited(fs->session)) {
-		if (fs->supervised)
-			fs->supervised->live = true;
 		fs->config.ready(fs->config.arg);
 		return;
 	}
+	if (fs->supervised)
+		fs->supervised->live = false;
 	fs->over = true;
 	fs->config.ended(fs->config.arg);
 }
@@ -128,7 +131,7 @@ void serve_request(struct fs *fs, void *bytes, size_t size)
 	const struct fuse_in_header *in = bytes;
 	bool init;
 
-	/* Not for libfuse, which would look for the request under a lock of the session's, at each request. */
+	/* Not passed to libfuse, which would look for the request under a lock of the session, for each request. */
 	if (in->opcode == FUSE_INTERRUPT) {
 		interrupt_request(fs, ((const struct fuse_interrupt_in *)(in + 1))->unique);
 		return;
@@ -145,7 +148,7 @@ static ssize_t receive_as_spare(struct fs *fs, int fd, void *buf, size_t size)
 	return read(fd, buf, size);
 }
 
-/* See receive.c. When the session ends the others say so. */
+/* See receive.c. When the session ends, the other threads report that. */
 static void *serve_as_spare(void *arg)
 {
 	struct fs *fs = arg;
@@ -191,10 +194,10 @@ static void *serve(void *arg)
 
 static void wake(int signal)
 {
-	/* Only its interrupting a read(2) matters. */
+	/* The signal is needed only to interrupt a read(2). */
 }
 
-/* From 3.17 on libfuse promises by itself what send_answer() adds, and may be built without custom I/O. */
+/* From 3.17 on libfuse itself promises what send_answer() adds, and may be built without custom I/O. */
 static int intercept_answers(struct fs *fs)
 {
 	int err = 0;
@@ -239,7 +242,7 @@ int serve_start(struct fs *fs)
 
 	sigemptyset(&sa.sa_mask);
 	sigaction(SIGUSR2, &sa, NULL);
-	/* Whoever opens a file of which passthrough.c has a lease at that moment waits, and we are told. */
+	/* We get this when somebody opens a file of which passthrough.c has a lease; that open waits for a moment. */
 	signal(SIGIO, SIG_IGN);
 	sigfillset(&all);
 	sigdelset(&all, SIGUSR2);
@@ -251,12 +254,12 @@ int serve_start(struct fs *fs)
 	return err;
 }
 
-/* Of a thread that ends when it finds fs->stopping set, and is waked to see it. */
+/* Join a thread that ends when it finds fs->stopping set; it is woken to see that. */
 static void join(pthread_t thread)
 {
 	struct timespec soon;
 
-	/* Again and again: the first might come just before the thread starts to wait. */
+	/* Repeatedly: the first signal might come just before the thread starts to wait. */
 	do {
 		pthread_kill(thread, SIGUSR2);
 		clock_gettime(CLOCK_REALTIME, &soon);

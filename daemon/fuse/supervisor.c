@@ -1,18 +1,18 @@
 /*
  * supervisor.c - a process that outlives the daemon, to clean up after a death.
  *
- * A daemon that dies while one of its threads waits for the kernel, which waits for an answer
- * to a request, is never quite dead: that thread cannot be killed, /dev/fuse stays open, and
- * who uses the mount hangs. Only somebody outside can end the connection. So the daemon forks a
+ * If a daemon dies while one of its threads waits for the kernel, and the kernel waits for an answer
+ * to a request, it is never quite dead: that thread cannot be killed, /dev/fuse stays open, and
+ * programs that use the mount hang. Only another process can end the connection. So the daemon forks a
  * child before it has threads or a mount, and the child waits for the daemon's main thread to
- * end: of that the kernel tells it by a signal, whatever the other threads do. The handler of
- * fatal signals sends the same one, since a core is dumped only when all threads have stopped,
- * too.
+ * end: the kernel sends it a signal then, whatever the other threads do. The handler of
+ * fatal signals sends the same signal, because a core is dumped only when all threads have stopped,
+ * which they might never do.
  *
- * The mount itself stays where it is, without a daemon, unless --supervisor unmount: were it taken away, programs that append to a
- * file by its name would go on in the directory beneath. The next gaiafs in the place takes it away (mount.c).
+ * The mount itself stays where it is, without a daemon, unless --supervisor unmount is given. If it were taken away, programs that
+ * append to a file by its name would go on in the directory beneath. The next gaiafs in the place takes it away (mount.c).
  *
- * The child has nothing of the mount open, only the source: with it it shares the daemon's lock
+ * The child has nothing of the mount open, only the source and what locks it: with it it shares the daemon's locks
  * of that, so that no other gaiafs mounts the source, perhaps in the same place, before the
  * child is done.
  */
@@ -32,25 +32,28 @@
 
 #define DEATH SIGUSR1
 
-/* All of a dying daemon's threads that can be killed end within so long. */
+/* All of a dying daemon's threads that can be killed end within this time. */
 #define GRACE_MS 200
-/* After the connection was ended, the others. */
+/* After the connection was ended, the other threads end within this time. */
 #define PATIENCE_MS 10000
 
 static const int fatal[] = { SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGSYS };
 
-/* Of this process, for the handler; 0: none. Written by the main thread. */
+/* For the signal handler: the supervisor's pid; 0: none. Written by the main thread. */
 static volatile sig_atomic_t supervisor;
 
 /* ---- the supervisor ---- */
 
-static void keep_nothing_but(int fd, bool background)
+/* @b may be -1. */
+static void keep_nothing_but(int a, int b, bool background)
 {
-	int null;
+	int low = b < 0 ? a : MIN(a, b), high = MAX(a, b), null;
 
-	if (fd > 3)
-		close_range(3, (unsigned)fd - 1, 0);
-	close_range((unsigned)fd + 1, ~0u, 0);
+	if (low > 3)
+		close_range(3, (unsigned)low - 1, 0);
+	if (high - low > 1)
+		close_range((unsigned)low + 1, (unsigned)high - 1, 0);
+	close_range((unsigned)high + 1, ~0u, 0);
 	null = open("/dev/null", O_RDWR | O_CLOEXEC);
 	for (int std = 0; std <= 2 && null >= 0; std++)
 		if (std < 2 || background)
@@ -98,7 +101,10 @@ _Noreturn static void supervise(struct fs *fs, pid_t daemon)
 	if (left == MOUNT_TAKEN)
 		log_warn("%s: the gaiafs that was mounted here (process %d) has died; what was not "
 			 "stored is lost, the mount is taken away", fs->mountpoint, (int)daemon);
-	if (!gone && !is_gone(pidfd, PATIENCE_MS))
+	gone = gone || is_gone(pidfd, PATIENCE_MS);
+	if (gone)
+		source_lock_close(fs);
+	else
 		log_warn("process %d, which was gaiafs on %s, does not end: programs that use the mount "
 			 "may hang; root ends that by `echo 1 > " FUSE_CONNECTIONS "/%u/abort`, once "
 			 "fusectl is mounted there",
@@ -108,7 +114,7 @@ _Noreturn static void supervise(struct fs *fs, pid_t daemon)
 
 _Noreturn static void be_supervisor(struct fs *fs, pid_t daemon)
 {
-	/* Neither the terminal nor the daemon's process group is ours. */
+	/* Leave the terminal and the daemon's process group. */
 	setsid();
 	prctl(PR_SET_NAME, "gaia-watch");
 	prctl(PR_SET_PDEATHSIG, DEATH);
@@ -116,7 +122,7 @@ _Noreturn static void be_supervisor(struct fs *fs, pid_t daemon)
 		log_debug("/: %s", strerror(errno));
 	if (fs->config.background)
 		log_to_syslog();
-	keep_nothing_but(fs->source_fd, fs->config.background);
+	keep_nothing_but(fs->source_fd, fs->roots_lock_fd, fs->config.background);
 	supervise(fs, daemon);
 }
 
@@ -126,12 +132,12 @@ static void on_fatal(int number)
 {
 	if (supervisor)
 		kill(supervisor, DEATH);
-	/* The default is in force again: what caused the signal comes back and ends us, or we
-	 * do it. */
+	/* The default action is set again: either what caused the signal happens again and ends us, or this
+	 * signal does. */
 	raise(number);
 }
 
-/* Where nobody else (a sanitizer) has a handler. */
+/* Only for signals for which nobody else (a sanitizer) has a handler. */
 static void catch_fatal(void)
 {
 	struct sigaction sa = { .sa_handler = on_fatal, .sa_flags = SA_RESETHAND }, old;
@@ -158,7 +164,7 @@ int supervisor_start(struct fs *fs)
 		err = -errno;
 		goto fail;
 	}
-	/* Nobody's signal is to end the child. */
+	/* No signal that others send may end the child. */
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, &old);
 	child = fork();

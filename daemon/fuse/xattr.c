@@ -25,7 +25,7 @@ void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char *v
 {
 	struct fs *fs = req_fs(req);
 	struct inode *inode = inode_of(fs, ino);
-	/* As the caller, since an ACL set by who is not of the file's group clears set-gid. */
+	/* As the caller, since an ACL that is set by a user outside the file's group clears set-gid. */
 	bool as_caller = !strcmp(name, ACL_ACCESS);
 	int fd, err;
 
@@ -41,22 +41,16 @@ void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char *v
 	err = fd < 0 ? fd : 0;
 	if (as_caller && inode->type == S_IFREG)
 		access_keep(inode); /* it changes the mode, too */
-	if (!err && !as_caller) {
+	if (!err && as_caller)
+		err = AS_CALLER(req, fd, setxattr(fd_path(fd).text, name, value, size, flags));
+	else if (!err)
 		err = AS_CALLER_MAY(req, setxattr(fd_path(fd).text, name, value, size, flags));
-	} else if (!err) {
-		err = cred_enter(req);
-		if (!err) {
-			if (setxattr(fd_path(fd).text, name, value, size, flags))
-				err = -errno;
-			cred_leave(req);
-		}
-	}
 	if (fd >= 0)
 		inode_fd_put(inode);
 	fuse_reply_err(req, -err);
 }
 
-/* @n bytes, or a negative errno; @size: of the caller's buffer, 0 if only to ask for the size. */
+/* Reply @n bytes, or the negative errno @n; @size: of the caller's buffer, 0 if the caller only asks for the size. */
 static void reply_bytes(fuse_req_t req, const char *buf, ssize_t n, size_t size)
 {
 	if (n < 0)
@@ -92,7 +86,7 @@ void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 		n = getxattr(fd_path(fd).text, name, buf, size);
 		if (n < 0)
 			n = -errno;
-		/* As set-id bits: see attr.c. */
+		/* As with set-id bits: see attr.c. */
 		else if (!strcmp(name, XATTR_NAME_CAPS) && attr_mounted_with(inode, ST_NOSUID))
 			n = -ENODATA;
 		inode_fd_put(inode);
@@ -101,7 +95,7 @@ void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 	free(buf);
 }
 
-/* Without our own names and, unless @all, those that only a privileged process sees: bytes that remain. */
+/* Remove our own names and, unless @all, those that only a privileged process sees. Returns the bytes that remain. */
 static ssize_t visible(char *list, ssize_t n, bool all)
 {
 	char *to = list;
@@ -137,7 +131,7 @@ void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
 			n = -errno;
 		inode_fd_put(inode);
 	}
-	/* The kernel below showed us what we may see. */
+	/* The kernel below has listed what we may see. */
 	if (n > 0)
 		n = visible(buf, n, !fuse_req_ctx(req)->uid);
 	reply_bytes(req, buf, n, size);

@@ -1,4 +1,4 @@
-/* cache.c - the life of the cache. */
+/* cache.c - creating and ending the cache. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,8 +17,8 @@ static int devices_init(struct cache *c, const struct cache_config *config)
 		dev->index = i;
 		dev->each_percent = config->device_percent ? config->device_percent : CACHE_DEVICE_PERCENT;
 		TAILQ_INIT(&dev->idle);
+		TAILQ_INIT(&dev->idle_ready);
 		TAILQ_INIT(&dev->busy);
-		pthread_mutex_init(&dev->dead_lock, NULL);
 		pthread_mutex_init(&dev->reserve, NULL);
 		pthread_mutex_init(&dev->lock, NULL);
 		pthread_cond_init(&dev->changed, NULL);
@@ -114,7 +114,7 @@ void cache_set_times_above(struct cache *c, bool above)
 	c->times_above = above;
 }
 
-/* Nothing holds the files: let go of what they still cache. What could not be stored was logged. */
+/* Nothing holds the files: drop what they still cache. What could not be stored was logged. */
 static void drop_all(struct cache *c)
 {
 	struct cfile *f, *tmp;
@@ -140,8 +140,8 @@ void cache_destroy(struct cache *c)
 	drop_all(c);
 	frames_trim(&c->frames, true);
 	for (unsigned i = 0; i < c->n_devices; i++) {
+		stranded_free(&c->dev[i]);
 		c->dev[i].dev->ops->destroy(c->dev[i].dev);
-		pthread_mutex_destroy(&c->dev[i].dead_lock);
 		pthread_mutex_destroy(&c->dev[i].reserve);
 		pthread_mutex_destroy(&c->dev[i].lock);
 		pthread_cond_destroy(&c->dev[i].changed);

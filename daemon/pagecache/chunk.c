@@ -98,9 +98,9 @@ unsigned chunk_list_get(struct cfile *f, uint64_t first, uint64_t last, struct c
 	return n;
 }
 
-/* ---- what a sync has to do with ---- */
+/* ---- what a sync has to look at ---- */
 
-/* chunk->lock held: one of the counts has changed. */
+/* One of the counts has changed. chunk->lock is held. */
 static void note_unsynced(struct chunk *ch)
 {
 	struct cfile *f = ch->file;
@@ -173,12 +173,14 @@ struct page *page_make(struct chunk *ch, unsigned i)
 }
 
 /*
- * Who waits for a page exclusively goes before those who come to share it: else readers that never pause keep it
- * for ever. And who waited to share it while it was locked goes before the next who locks it.
+ * Threads that wait for a page exclusively go before those that come to share it: otherwise readers that never pause could keep
+ * it for ever. And threads that waited to share it while it was locked go before the next one that locks it.
  */
-static bool may_lock(const struct page *p)
+static bool may_lock(const struct page *p, bool to_write)
 {
-	return !(p->flags & (PAGE_LOCKED | PAGE_SHARERS_TURN)) && !p->readers;
+	unsigned not = PAGE_LOCKED | PAGE_SHARERS_TURN | (to_write ? 0 : PAGE_STORING);
+
+	return !(p->flags & not) && !p->readers;
 }
 
 static bool may_share(const struct page *p)
@@ -187,7 +189,7 @@ static bool may_share(const struct page *p)
 	       (!p->lockers || (p->flags & PAGE_SHARERS_TURN));
 }
 
-/* Of more than can be counted, those beyond that wait without being counted. */
+/* Waiting threads beyond the largest count wait without being counted. */
 static bool join_queue(uint8_t *n)
 {
 	if (*n == UINT8_MAX)
@@ -197,8 +199,8 @@ static bool join_queue(uint8_t *n)
 }
 
 /*
- * What this thread shares: how many pages, and the last one that it may have waited for. Checks rule 17, where tests
- * run: a page may be unshared on another thread than it was shared on, and then the counts of both are off.
+ * What this thread shares: the number of pages, and the last one for which it may have waited. Checks rule 17, in builds for
+ * tests. (A page may be unshared on another thread than it was shared on; then the counts of both are wrong.)
  */
 #ifdef GAIA_FAULTS
 static _Thread_local struct {
@@ -218,11 +220,11 @@ static void shared_add(const struct chunk *ch, unsigned i, bool waits)
 
 static void shared_remove(const struct chunk *ch, unsigned i)
 {
-	/* Tests may end a read on another thread. */
+	/* In tests a read may end on another thread. */
 	shared.n -= shared.n > 0;
 	if (shared.ch == ch && shared.page == (int)i)
 		shared.page--;
-	/* The chunk may go now. */
+	/* The chunk may be freed from now on. */
 	if (shared.n == 0)
 		shared.ch = NULL;
 }
@@ -247,14 +249,19 @@ static void check_order(const struct chunk *ch, unsigned i)
 }
 #endif
 
-bool page_trylock(struct chunk *ch, unsigned i)
+static bool try_lock(struct chunk *ch, struct page *p, bool to_write)
 {
-	struct page *p = page_make(ch, i);
-
-	if (!may_lock(p))
+	chunk_unready(ch);
+	if (!may_lock(p, to_write))
 		return false;
 	p->flags |= PAGE_LOCKED;
+	ch->n_locked++;
 	return true;
+}
+
+bool page_trylock(struct chunk *ch, unsigned i)
+{
+	return try_lock(ch, page_make(ch, i), false);
 }
 
 void page_wait(struct chunk *ch)
@@ -263,16 +270,16 @@ void page_wait(struct chunk *ch)
 	pthread_cond_wait(&ch->unlocked, &ch->lock);
 }
 
-static void page_lock(struct chunk *ch, unsigned i)
+static void page_lock(struct chunk *ch, unsigned i, bool to_write)
 {
 	struct page *p = page_make(ch, i);
 	bool counted;
 
-	if (page_trylock(ch, i))
+	if (try_lock(ch, p, to_write))
 		return;
 	check_order(ch, i);
 	counted = join_queue(&p->lockers);
-	while (!page_trylock(ch, i))
+	while (!try_lock(ch, p, to_write))
 		page_wait(ch);
 	p->lockers -= counted;
 }
@@ -280,13 +287,30 @@ static void page_lock(struct chunk *ch, unsigned i)
 void pages_lock(struct chunk *ch, unsigned a, unsigned b)
 {
 	for (unsigned i = a; i < b; i++)
-		page_lock(ch, i);
+		page_lock(ch, i, false);
 }
 
-static void end_locked(struct page *p)
+static bool is_to_renew(const struct chunk *ch, unsigned i)
+{
+	return (page_at(ch, i)->flags & (PAGE_STORING | PAGE_RENEWED)) == PAGE_STORING;
+}
+
+unsigned pages_lock_to_write(struct chunk *ch, unsigned a, unsigned b)
+{
+	unsigned n = 0;
+
+	for (unsigned i = a; i < b; i++) {
+		page_lock(ch, i, true);
+		n += is_to_renew(ch, i);
+	}
+	return n;
+}
+
+static void end_locked(struct chunk *ch, struct page *p)
 {
 	bug_on(!(p->flags & PAGE_LOCKED));
 	p->flags &= (uint8_t)~PAGE_LOCKED;
+	ch->n_locked--;
 	if (p->sharers > 0)
 		p->flags |= PAGE_SHARERS_TURN;
 }
@@ -294,18 +318,41 @@ static void end_locked(struct page *p)
 void pages_unlock(struct chunk *ch, unsigned a, unsigned b)
 {
 	for (unsigned i = a; i < b; i++)
-		end_locked(page_at(ch, i));
+		end_locked(ch, page_at(ch, i));
 	if (a < b)
 		pthread_cond_broadcast(&ch->unlocked);
+}
+
+static bool try_lock_all(struct chunk *ch, unsigned a, unsigned b, bool to_write)
+{
+	unsigned i = a;
+
+	while (i < b && try_lock(ch, page_make(ch, i), to_write))
+		i++;
+	if (i < b)
+		pages_unlock(ch, a, i);
+	return i == b;
+}
+
+bool pages_trylock(struct chunk *ch, unsigned a, unsigned b)
+{
+	return try_lock_all(ch, a, b, false);
+}
+
+bool pages_trylock_to_write(struct chunk *ch, unsigned a, unsigned b)
+{
+	return try_lock_all(ch, a, b, true);
 }
 
 bool page_tryshare(struct chunk *ch, unsigned i)
 {
 	struct page *p = page_make(ch, i);
 
+	chunk_unready(ch);
 	if (!may_share(p))
 		return false;
 	p->readers++;
+	ch->n_shared++;
 	shared_add(ch, i, false);
 	return true;
 }
@@ -321,11 +368,13 @@ void page_share(struct chunk *ch, unsigned i)
 		while (!may_share(p))
 			page_wait(ch);
 		p->sharers -= counted;
-		/* Their turn ends with the last of them, whose end others wait for. */
+		/* The sharers' turn ends with the last of them; others wait for that. */
 		if (p->sharers == 0)
 			p->flags &= (uint8_t)~PAGE_SHARERS_TURN;
 	}
+	chunk_unready(ch);
 	p->readers++;
+	ch->n_shared++;
 	shared_add(ch, i, true);
 }
 
@@ -333,14 +382,16 @@ void page_unshare(struct chunk *ch, unsigned i)
 {
 	bug_on(page_at(ch, i)->readers == 0);
 	shared_remove(ch, i);
+	ch->n_shared--;
 	if (--page_at(ch, i)->readers == 0)
 		pthread_cond_broadcast(&ch->unlocked);
 }
 
 void page_downgrade(struct chunk *ch, unsigned i)
 {
-	end_locked(page_at(ch, i));
+	end_locked(ch, page_at(ch, i));
 	page_at(ch, i)->readers = 1;
+	ch->n_shared++;
 	shared_add(ch, i, true);
 	pthread_cond_broadcast(&ch->unlocked);
 }
@@ -352,7 +403,7 @@ void *page_ptr(const struct chunk *ch, unsigned i)
 	return frame_ptr(&ch->file->cache->frames, page_at(ch, i)->frame);
 }
 
-/* chunk->lock held. Who looks without it, as at a hint, must see some number; nobody else changes it meanwhile. */
+/* chunk->lock is held, so nobody else changes it; readers without the lock, who take it for a hint, must see a valid number. */
 static void tally(atomic_uint *n, int more)
 {
 	atomic_store_explicit(n, atomic_load_explicit(n, memory_order_relaxed) + (unsigned)more,
@@ -369,8 +420,8 @@ frame_t page_set_frame(struct chunk *ch, unsigned i, frame_t frame)
 }
 
 /*
- * Pages become dirty, stored (PAGE_STORED) or, @state 0, neither. All files share one of the counters: it changes once for
- * all pages.
+ * Pages become dirty, stored (PAGE_STORED) or, with @state 0, neither. One of the counters belongs to all files: so it is changed
+ * once for all these pages.
  */
 static void pages_become(struct chunk *ch, unsigned a, unsigned b, uint8_t state)
 {
@@ -426,12 +477,102 @@ void page_drop(struct chunk *ch, unsigned i)
 	frames_give(&ch->file->cache->frames, &old, 1);
 }
 
+static int no_memory(unsigned n)
+{
+	log_error("home: no memory for %u pages; give the machine more, or --home less", n);
+	return -ENOMEM;
+}
+
+/* ---- storing ---- */
+
+bool store_begin(struct chunk *ch, unsigned i, bool wait)
+{
+	struct page *p = page_make(ch, i);
+
+	for (;;) {
+		/* Not as a sharer: those who write go before this one's turn. */
+		while (wait && (p->flags & PAGE_STORING)) {
+			check_order(ch, i);
+			page_wait(ch);
+		}
+		if (wait)
+			page_share(ch, i);
+		else if ((p->flags & PAGE_STORING) || !page_tryshare(ch, i))
+			return false;
+		if (!(p->flags & PAGE_STORING))
+			break;
+		page_unshare(ch, i);
+	}
+	if (page_dirty(ch, i)) {
+		p->flags |= PAGE_STORING;
+		ch->n_storing++;
+	}
+	page_unshare(ch, i);
+	return p->flags & PAGE_STORING;
+}
+
+void store_ended(struct chunk *ch, unsigned a, unsigned b, const frame_t *frame, bool stored)
+{
+	struct frames *fr = &ch->file->cache->frames;
+	unsigned i, j;
+
+	for (i = a; i < b; i = j) {
+		bool renewed = page_at(ch, i)->flags & PAGE_RENEWED;
+
+		for (j = i; j < b && !(page_at(ch, j)->flags & PAGE_RENEWED) == !renewed; j++)
+			page_at(ch, j)->flags &= (uint8_t)~PAGE_STORING;
+		ch->n_storing -= j - i;
+		if (renewed)
+			frames_give(fr, frame + (i - a), j - i);
+		else if (stored)
+			pages_set_stored(ch, i, j);
+	}
+	for (i = a; i < b; i++)
+		page_at(ch, i)->flags &= (uint8_t)~PAGE_RENEWED;
+	pthread_cond_broadcast(&ch->unlocked);
+}
+
+/* As frame_alloc(), but waits for no storage: goes beyond the budget by what is being stored at most. */
+static int frames_to_renew(struct cache *c, unsigned n, frame_t *out)
+{
+	unsigned got = frames_take(&c->frames, n, out, false);
+
+	if (got < n)
+		got += frames_take(&c->frames, n - got, out + got, true);
+	if (got == n)
+		return 0;
+	frames_give(&c->frames, out, got);
+	return no_memory(n);
+}
+
+int pages_renew(struct chunk *ch, unsigned a, unsigned b, unsigned n)
+{
+	struct cache *c = ch->file->cache;
+	frame_t frame[GAIA_CHUNK_PAGES];
+	int err = n > 0 ? frames_to_renew(c, n, frame) : 0;
+
+	if (n == 0 || err)
+		return err;
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = a; i < b; i++) {
+		if (!is_to_renew(ch, i)) /* it may have been stored by now */
+			continue;
+		memcpy(frame_ptr(&c->frames, frame[--n]), page_ptr(ch, i), GAIA_PAGE);
+		/* The old one is given back by who stores it. */
+		page_set_frame(ch, i, frame[n]);
+		page_at(ch, i)->flags |= PAGE_RENEWED;
+	}
+	pthread_mutex_unlock(&ch->lock);
+	frames_give(&c->frames, frame, n);
+	return 0;
+}
+
 /* ---- the cache's lists of chunks ---- */
 
 /*
- * chunk->lock held. Put the chunk on the lists of @lists, with a reference each, where it is not on them. Nearly always it
- * is; if not it still takes no lock that other files use: the chunk is left at the lists' door (cache.arrivals), and whoever
- * looks at the lists next lets in who waits there (lists_lock()), in the order in which they came.
+ * Put the chunk on those of @lists that it is not on, with a reference for each. chunk->lock is held. Nearly always it is on
+ * them; if not, this still takes no lock that other files use: the chunk is added to cache.arrivals, and the thread that
+ * next looks at the lists puts arrivals on them, in the order in which they came (lists_lock()).
  */
 static void chunk_arrive(struct chunk *ch, unsigned lists)
 {
@@ -450,7 +591,7 @@ static void chunk_arrive(struct chunk *ch, unsigned lists)
 	ch->refs += (unsigned)__builtin_popcount(lists);
 	pthread_mutex_unlock(&ch->file->lock);
 	if (atomic_fetch_or(&ch->arriving, lists))
-		return; /* it is there already, and was not let in yet */
+		return; /* it is among the arrivals already */
 	first = atomic_load(&c->arrivals);
 	do
 		ch->next_arrival = first;
@@ -471,7 +612,7 @@ static void lists_lock(struct cache *c)
 		unsigned lists;
 
 		next = ch->next_arrival;
-		/* From here on it may come again. */
+		/* From here on it may arrive again. */
 		lists = atomic_exchange(&ch->arriving, 0);
 		if (lists & CHUNK_LRU) {
 			TAILQ_INSERT_TAIL(&c->lru, ch, lru);
@@ -486,7 +627,7 @@ static void lists_lock(struct cache *c)
 	}
 }
 
-/* Locked as above, and it is on the list; the list's reference is the caller's then. */
+/* The lists are locked as above, and the chunk is on the list; the list's reference becomes the caller's. */
 static void leave_lru(struct chunk *ch)
 {
 	struct cache *c = ch->file->cache;
@@ -516,7 +657,7 @@ static void leave_ahead(struct chunk *ch)
 
 void chunk_account(struct chunk *ch)
 {
-	/* Who takes a chunk off a list either sees, under its lock, that it need not be there, or calls here afterwards. */
+	/* A thread that takes a chunk off a list either sees, under its lock, that it need not be there, or calls this afterwards. */
 	pthread_mutex_lock(&ch->lock);
 	chunk_arrive(ch, (ch->n_frames ? CHUNK_LRU : 0) | (ch->n_dirty ? CHUNK_DIRTY : 0) | (ch->n_ahead ? CHUNK_AHEAD : 0));
 	pthread_mutex_unlock(&ch->lock);
@@ -527,7 +668,7 @@ void chunk_unlist(struct chunk *ch)
 	struct cache *c = ch->file->cache;
 	unsigned before, drop;
 
-	/* The lock keeps it from arriving. */
+	/* The lock keeps it from arriving again. */
 	pthread_mutex_lock(&ch->lock);
 	lists_lock(c);
 	before = ch->lists;
@@ -593,13 +734,13 @@ void emptied_reap(struct cache *c)
 
 /* ---- what the kernel has ---- */
 
-/* chunk->lock held. Devices read home, not the kernel's cache. */
+/* Whether devices share the chunk: they read home, not the kernel's cache. chunk->lock is held. */
 static bool devices_share(const struct chunk *ch)
 {
 	return ch->track || atomic_load(&ch->file->mappings) > 0;
 }
 
-/* The same. Its frame if it may leave and does, else 0: what was stored may have to be stored again, if a sync fails. */
+/* Returns its frame if the page may leave, and drops it; else 0: what was stored may have to be stored again if a sync fails. */
 static frame_t page_leave(struct chunk *ch, unsigned i)
 {
 	struct page *p = page_at(ch, i);
@@ -610,7 +751,7 @@ static frame_t page_leave(struct chunk *ch, unsigned i)
 	return page_set_frame(ch, i, 0);
 }
 
-/* Drops the lock, and gives back the frames of those that have left. */
+/* Drop the lock, and give back the frames of the pages that have left. */
 static void pages_left(struct chunk *ch, const frame_t *frame, unsigned n)
 {
 	if (n > 0 && ch->n_frames == 0)
@@ -689,18 +830,18 @@ unsigned chunk_shrink(struct chunk *ch)
 	return n;
 }
 
-/* So many chunks are looked at before the lock, which all files share, is let go. */
+/* So many chunks are looked at before the lock, which all files share, is dropped. */
 #define LOOKS_AT_ONCE 64u
 
-/* Perhaps: its lock is not held. */
+/* A hint: its lock is not held. */
 static bool all_dirty(const struct chunk *ch)
 {
 	return ch->n_dirty > 0 && ch->n_dirty == ch->n_frames;
 }
 
 /*
- * The chunk that was not used for longest and may have clean pages, taken off the list; the list's reference is the
- * caller's. What was used since the last look has a second chance. NULL: none of those looked at. *@looks counts down.
+ * The chunk that was not used for the longest time and may have clean pages, taken off the list; the list's reference becomes the
+ * caller's. Chunks that were used since the last look get a second chance. NULL: there was none among those looked at. *@looks counts down.
  */
 static struct chunk *lru_next(struct cache *c, unsigned *looks)
 {
@@ -746,7 +887,7 @@ static unsigned home_evict(struct cache *c, unsigned want)
 	return freed;
 }
 
-/* Store some of the longest dirty chunk, so that it can be evicted: pages stored. */
+/* Store some of the chunk that has been dirty longest, so that it can be evicted. Returns the number of pages stored. */
 static unsigned home_clean(struct cache *c)
 {
 	struct chunk *ch = chunk_due(c, 0);
@@ -772,12 +913,12 @@ int frame_alloc(struct cache *c, unsigned n, frame_t *out)
 			fruitless = 0;
 			continue;
 		}
-		/* All dirty chunks of the list were tried when as many attempts failed. */
+		/* When so many attempts have failed all dirty chunks of the list were tried. */
 		if (++fruitless < 4)
 			continue;
 		/*
-		 * Everything is in use or cannot be stored: whoever waits here may hold what
-		 * the others wait for. A page more does less harm than a deadlock.
+		 * Everything is in use or cannot be stored. If threads waited here, they might hold what
+		 * the others wait for. One more page does less harm than a deadlock.
 		 */
 		more = frames_take(&c->frames, n - got, out + got, true);
 		if (more == 0)
@@ -788,8 +929,7 @@ int frame_alloc(struct cache *c, unsigned n, frame_t *out)
 
 give_back:
 	frames_give(&c->frames, out, got);
-	log_error("home: no memory for %u pages; give the machine more, or --home less", n);
-	return -ENOMEM;
+	return no_memory(n);
 }
 
 int home_room_to_stay(struct cache *c, unsigned n)

@@ -1,12 +1,12 @@
 /*
  * coherence.c - twins, merging releases home, and what the kernel's cache may hold.
  *
- * The kernel's page cache is a cache of home (contract, section 1). Its copy of a page is what was last given to or
+ * The kernel's page cache is a cache of home (contract, section 1). Its copy of a page is what was last given to it or
  * received from it, plus CPU stores that we have not been told of. While a release's
- * invalidation is pending (the page's window), home may move on without the kernel's copy; so home's bytes from when
+ * invalidation is pending (the page's window), home may change without the kernel's copy. So home's bytes at the time when
  * the window opened are kept as the kernel's base, and a whole page that the kernel writes back is merged
- * against them. The kernel then holds a page that lacks what was merged in, so it is invalidated again, by the notifier
- * thread; the release waits for that too.
+ * against them. The kernel then has a page that lacks what was merged in. So the notifier
+ * thread invalidates it again; the release waits for that, too.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -49,7 +49,7 @@ static void again_ask(struct chunk *ch, unsigned i)
 	pthread_mutex_unlock(&c->lock);
 }
 
-/* The kernel wrote back a page that did not start from what home has. */
+/* The kernel has written back a page that did not start from what home has. */
 static void kernel_write_merge(struct chunk *ch, unsigned i, const void *bytes, unsigned len,
 			       frame_t spare[2])
 {
@@ -64,8 +64,8 @@ static void kernel_write_merge(struct chunk *ch, unsigned i, const void *bytes, 
 	home_change(ch, i, true, &spare[0]);
 	races_note(ch, i, home, base, wrote, len, 0);
 	/*
-	 * A race is decided once. What processes write after that, over what the kernel sent then, comes later:
-	 * to lose again and again would undo writes that come after the release, as long as windows overlap.
+	 * A race is decided once. What processes write after that, over what the kernel sent then, comes later: if it
+	 * lost again and again, writes that come after the release would be undone as long as windows overlap.
 	 */
 	races = merge3(home, base, wrote, len, t->met ? MERGE_THEIRS_WINS : MERGE_HOME_WINS);
 	count(CTR_merges, 1);
@@ -117,7 +117,7 @@ void exact_write(struct chunk *ch, unsigned i, bool present, unsigned off, const
 	owners = page_owners(ch, i);
 	if (owners)
 		memset(owners + off, 0, len);
-	/* A part of a page is in a copy only that it had before. */
+	/* If the kernel wrote a part of a page, it had a copy of the page before. */
 	if (through && len == GAIA_PAGE)
 		kernel_given(ch, i);
 	kernel_base_wrote(ch, i, before, off, bytes, len, &spare[1]);
@@ -151,7 +151,7 @@ static bool is_plain_copy(const struct chunk *ch, const struct replica *rep, uns
 	return r->seen == ch->track->page[i].home_id && r->cut == GAIA_PAGE;
 }
 
-/* Home's present bytes matter to the merge: as what is merged into, as a base, or for who wrote what. */
+/* Whether home's present bytes matter to the merge: to be merged into, as a base, or for who wrote what. */
 static bool fetch_needs_home(struct chunk *ch, const struct replica *rep, unsigned i)
 {
 	return !is_plain_copy(ch, rep, i) || others_outstanding(ch, i, rep) || page_owners(ch, i) ||
@@ -189,7 +189,7 @@ static int fetch_move(struct fetch *fe)
 }
 
 /*
- * Merge the page's released bytes, which are in @frame (taken over), into home. chunk->lock held. @spare: two frames, for
+ * Merge the page's released bytes, which are in @frame (consumed), into home. chunk->lock is held. @spare: two frames, for
  * a twin and for owners; those that are taken become 0.
  */
 static void fetch_merge(struct fetch *fe, unsigned i, frame_t frame, frame_t spare[2])
@@ -206,14 +206,14 @@ static void fetch_merge(struct fetch *fe, unsigned i, frame_t frame, frame_t spa
 
 	if (r->seen != ch->track->page[i].home_id)
 		base = fault_point("break.wrong_base") ? frame_zeros : base_bytes(ch, i, r->seen);
-	/* Who wrote home's bytes matters to those that are still to be merged, of which this may be the last. */
+	/* Who wrote home's bytes matters for releases that are still to be merged; this may be the last one. */
 	owners = multi ? page_owners_make(ch, i, &spare[1]) : page_owners(ch, i);
 	if (limit < GAIA_PAGE && r->cut == GAIA_PAGE)
 		memset(theirs + limit, 0, GAIA_PAGE - limit);
 
 	replica_merge_begin(fe->rep, i);
 	if (plain) {
-		/* Home equals base: a copy, in which the old frame can serve as the twin. */
+		/* Home equals the base: the released bytes become home's, and the old frame can serve as the twin. */
 		if (multi)
 			merge_note_owner(owners, home, theirs, GAIA_PAGE, owner);
 		home_replace(ch, i, frame);
@@ -235,7 +235,7 @@ static void fetch_merge(struct fetch *fe, unsigned i, frame_t frame, frame_t spa
 	replica_merge_end(fe->rep, i, equal, frame);
 }
 
-/* Home is about to differ from the store by what the pages' releases wrote: see passthrough.c. */
+/* Home will differ from the store by what the pages' releases wrote: see passthrough.c. */
 static int fetch_keep_under(struct fetch *fe)
 {
 	struct chunk *ch = fe->ch;
@@ -263,7 +263,7 @@ static int fetch_keep_under(struct fetch *fe)
 	return err;
 }
 
-/* Pages that were not merged are what the store has. */
+/* Pages that were not merged equal the store's. */
 static void fetch_forget_under(struct fetch *fe)
 {
 	pthread_mutex_lock(&fe->ch->lock);
@@ -273,7 +273,7 @@ static void fetch_forget_under(struct fetch *fe)
 	pthread_mutex_unlock(&fe->ch->lock);
 }
 
-/* What one replica released of the pages [a, b). */
+/* Merge what one replica released of the pages [a, b). */
 static int fetch_from(struct chunk *ch, struct replica *rep, unsigned a, unsigned b)
 {
 	struct cache *c = ch->file->cache;
@@ -340,8 +340,8 @@ int fetch_pages(struct chunk *ch, unsigned a, unsigned b)
 	struct replica *rep;
 	int err = 0;
 
-	/* In order of the devices, so that of racing bytes the higher owner's come last. No replica
-	 * leaves while we hold page locks; a new one is not ahead in our pages. */
+	/* In order of the devices, so that of racing bytes those of the higher owner come last. No replica
+	 * is freed while we hold page locks; a new one is not ahead in our pages. */
 	for (unsigned k = 0; !err; k++) {
 		pthread_mutex_lock(&ch->lock);
 		rep = k < ch->n_replicas ? ch->replica[k] : NULL;
@@ -354,7 +354,7 @@ int fetch_pages(struct chunk *ch, unsigned a, unsigned b)
 	return err;
 }
 
-/* What the replica released of pages [a, b), and has nowhere but where clients store, is copied to where they do not. */
+/* Copy what the replica released of pages [a, b), and has only in memory to which clients store, to other memory. */
 static int snapshot(struct replica *rep, unsigned a, unsigned b)
 {
 	struct chunk *ch = rep->chunk;
@@ -403,7 +403,7 @@ int pages_secure(struct chunk *ch, unsigned a, unsigned b)
 			break;
 		one = ahead && !atomic_load(&rep->dev->gone) ? snapshot(rep, a, b) : 0;
 		if (one && log_may(&rep->dev->pace))
-			log_warn("device %s: released pages of file %#lx can be neither read (%s) nor copied (%s): until they are, processes that were left the memory by a client that is gone may change them",
+			log_warn("device %s: released pages of file %#lx can be neither read (%s) nor copied (%s): until then processes that still have a dead client's memory may change them",
 				 rep->dev->dev->name, (unsigned long)ch->file->key, strerror(-err), strerror(-one));
 	}
 	return err;
@@ -427,8 +427,8 @@ static void bases_forget(struct replica *rep, unsigned a, unsigned b)
 }
 
 /*
- * Merge home into the pages that clients of the device hold for writing, as their own acquires would: home's present bytes
- * are their base then. If the device fails they are as they were, but that a release compares them byte by byte.
+ * Merge home into the pages that clients of the device hold for writing, as their own acquires would: then home's present bytes
+ * are their base. If the device fails they are unchanged, but a release compares them byte by byte.
  */
 static void bases_renew(struct replica *rep, unsigned a, unsigned b)
 {
@@ -468,7 +468,7 @@ void kept_trim(struct chunk *ch, unsigned a, unsigned b)
 	struct cache *c = ch->file->cache;
 	struct replica *rep;
 
-	/* As long as we have the pages no replica leaves. */
+	/* While we have the pages locked no replica is freed. */
 	for (unsigned k = 0; kept_too_much(c); k++) {
 		pthread_mutex_lock(&ch->lock);
 		rep = k < ch->n_replicas ? ch->replica[k] : NULL;
@@ -496,7 +496,7 @@ void page_drop_lost(struct chunk *ch, unsigned i)
 
 /* ---- invalidating again ---- */
 
-/* The invalidation that the notifier was asked for has completed. */
+/* The invalidation for which the notifier was asked has completed. */
 static void page_invalidated(struct chunk *ch, unsigned i, uint16_t opened)
 {
 	pthread_mutex_lock(&ch->lock);
@@ -526,6 +526,7 @@ void *notifier_main(void *arg)
 		struct chunk *ch = a->chunk;
 		struct cfile *f = ch->file;
 
+		(void)fault_point("notifier.before_invalidate");
 		c->host.invalidate(c->host_arg, f->cookie,
 				   (off_t)(ch->index * GAIA_CHUNK + (uint64_t)a->page * GAIA_PAGE),
 				   GAIA_PAGE);
@@ -549,7 +550,7 @@ void again_wait(struct cfile *f)
 	struct cache *c = f->cache;
 	uint64_t until;
 
-	/* Twice: while one is under way the kernel may write its copy back and so have us ask once more. */
+	/* Twice: while one is under way the kernel may write its copy back, and make us ask once more. */
 	pthread_mutex_lock(&c->lock);
 	for (int round = 0; round < 2; round++) {
 		until = f->again_asked;

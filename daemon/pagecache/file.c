@@ -1,4 +1,4 @@
-/* file.c - the life of a cfile, its size, its errors, what stat(2) is told. */
+/* file.c - creating and ending cfiles, their sizes and errors, and what stat(2) is told. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,8 +13,8 @@ static void range_init(pthread_rwlock_t *lock)
 {
 	pthread_rwlockattr_t attr;
 
-	/* A truncate must come to its turn under a stream of reads. Nobody takes it shared twice
-	 * without trying (writeback.c), as this kind asks. */
+	/* A truncate must get its turn under a stream of reads. As this kind of lock requires, nobody takes it shared
+	 * twice, except by trying (writeback.c). */
 	pthread_rwlockattr_init(&attr);
 	pthread_rwlockattr_setkind_np(&attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
 	pthread_rwlock_init(lock, &attr);
@@ -42,7 +42,7 @@ static struct cfile *cfile_create(struct cache *c, uint64_t key, const struct cf
 	return f;
 }
 
-/* Only now: until it was made another one could end, which had the file longer than the store. */
+/* Only when the cfile has been made: until then an earlier one, which had the file longer than the store, could be ending. */
 static int ask_size(struct cfile *f)
 {
 	uint64_t size;
@@ -76,7 +76,7 @@ int cfile_get(struct cache *c, uint64_t key, const struct cfile_source *src, voi
 	f->uses++;
 	f->forgotten = false;
 	pthread_mutex_unlock(&c->lock);
-	/* It has a reference to the cookie already. */
+	/* An existing cfile has a reference to the cookie already. */
 	if (found)
 		src->release(cookie);
 	else
@@ -106,7 +106,7 @@ void cfile_unuse(struct cfile *f)
 	struct cache *c = f->cache;
 	unsigned uses = atomic_load(&f->uses);
 
-	/* Chunks come and go with reads: no lock that other files use, then. */
+	/* Chunks are made and end with reads: so this takes no lock that other files use. */
 	while (uses > 1)
 		if (atomic_compare_exchange_weak(&f->uses, &uses, uses - 1))
 			return;
@@ -137,7 +137,7 @@ void range_lock_exclusively(struct cfile *f)
 	atomic_fetch_sub(&f->range_waiters, 1);
 }
 
-/* Nobody can ask for the contents any more: drop them all, dirty or not. */
+/* Nobody can ask for the contents any more: drop all of them, dirty or not. */
 static void drop_home(struct cfile *f)
 {
 	struct chunk **list;
@@ -180,8 +180,8 @@ static void shrink_home(struct cfile *f)
 }
 
 /*
- * Nothing holds the file: let go of what need not be kept. Called with the caller's use
- * of f, so that it does not end meanwhile.
+ * Nothing holds the file: drop what need not be kept. Called with a use of f that is the
+ * caller's, so that f does not end meanwhile.
  */
 static void cfile_settle(struct cfile *f)
 {
@@ -201,7 +201,7 @@ static void cfile_settle(struct cfile *f)
 	else
 		return;
 
-	/* Replicas are the flusher's to drop: it may wait for what we may not. */
+	/* The flusher drops replicas: it may wait for what we may not wait for. */
 	pthread_mutex_lock(&f->lock);
 	replicas = f->chunks != NULL;
 	pthread_mutex_unlock(&f->lock);
@@ -283,11 +283,11 @@ const char *cfile_name(struct cfile *f, char buf[CFILE_NAME_MAX])
 	size_t n = 0;
 
 	if (f->source.name && f->source.name(f->cookie, raw, sizeof(raw)))
-		text = json_string(raw); /* NULL: no UTF-8 */
+		text = json_string(raw); /* NULL: not UTF-8 */
 	for (const char *s = raw; *s && n < CFILE_NAME_MAX - 5; s++) {
 		unsigned c = (unsigned char)*s, next = (unsigned char)s[1];
 
-		/* Terminals obey U+0080 to U+009F, too. */
+		/* Terminals interpret U+0080 to U+009F, too. */
 		if (c >= ' ' && c != 0x7f && (c < 0x80 || (text && (c != 0xc2 || next >= 0xa0) &&
 							   !(s > raw && (unsigned char)s[-1] == 0xc2 && c < 0xa0)))) {
 			/* Not a part of a letter. */
@@ -359,13 +359,13 @@ void cfile_fix_stat(struct cfile *f, struct stat *st)
 	uint64_t dirty = atomic_load(&f->n_dirty) + atomic_load(&f->n_ahead);
 	blkcnt_t whole, promised;
 
-	/* There the store's are right. */
+	/* For passthrough files the store's values are right. */
 	if (cfile_is_passthrough(f))
 		return;
 	st->st_size = (off_t)cfile_size(f);
-	/* As a local file system counts blocks that it has promised but not placed yet: tools take a
-	 * file with contents and no blocks for a hole. Which of the dirty pages have blocks already is
-	 * not known: no more than the size needs. */
+	/* A local file system also counts blocks that it has promised but not placed yet: tools take a
+	 * file with contents and no blocks for a hole. It is not known how many of the dirty pages have blocks
+	 * already: so count no more than the size needs. */
 	whole = (blkcnt_t)((cfile_size(f) + GAIA_PAGE - 1) / GAIA_PAGE * (GAIA_PAGE / 512));
 	promised = st->st_blocks + (blkcnt_t)(dirty * (GAIA_PAGE / 512));
 	st->st_blocks = MAX(st->st_blocks, MIN(whole, promised));

@@ -3,13 +3,13 @@
  *
  * Slabs are what a device registers for DMA and what huge pages are made of; frames
  * are what chunks are made of. A file of one page costs one frame. Slabs are made on
- * demand and never moved. An empty one is kept for who needs frames next, whom it saves the
- * system's zeroing and the devices' registering; those that nobody needed for a while
+ * demand and never moved. An empty slab is kept for the next need of frames, which saves
+ * zeroing by the system and registering by devices; slabs that nobody needed for a while
  * are given back to the system, always whole: devices may have registered them.
  *
  * Every read that misses and every write of a new page comes here, of whatever file. So frames are taken and given
  * without a lock, by changing the bits of a slab, which lie in one cache line; and each thread begins where it found
- * frames last. A slab without memory is one without free frames, and who gives one back to the system takes all its
+ * frames last. A slab without memory has no free frames; to give a slab back to the system a thread takes all its
  * frames first: as long as somebody has a frame its slab stays. frames.lock is for making slabs and giving them back.
  */
 #include <errno.h>
@@ -19,7 +19,7 @@
 
 #include "pagecache/internal.h"
 
-/* So many slabs are looked at for one with as many free frames as are wanted. */
+/* So many slabs are looked at to find one with as many free frames as are wanted. */
 #define LOOKS 16u
 
 /* The slab in which this thread found frames last. */
@@ -32,10 +32,10 @@ int frames_init(struct frames *fr, uint64_t bytes)
 	 * that cannot wait go beyond it. */
 	fr->room = (unsigned)(2 * (bytes / GAIA_CHUNK) + 512);
 	fr->slab = calloc(fr->room, sizeof(*fr->slab));
-	fr->some = calloc((fr->room + 63) / 64, sizeof(*fr->some));
-	if (!fr->slab || !fr->some) {
+	fr->slabs_with_space = calloc((fr->room + 63) / 64, sizeof(*fr->slabs_with_space));
+	if (!fr->slab || !fr->slabs_with_space) {
 		free(fr->slab);
-		free(fr->some);
+		free(fr->slabs_with_space);
 		return -ENOMEM;
 	}
 	pthread_mutex_init(&fr->lock, NULL);
@@ -48,11 +48,11 @@ void frames_destroy(struct frames *fr)
 	for (unsigned i = 0; i < fr->n_slabs; i++)
 		free(fr->slab[i]);
 	free(fr->slab);
-	free(fr->some);
+	free(fr->slabs_with_space);
 	pthread_mutex_destroy(&fr->lock);
 }
 
-/* No lock is held: a device may take its time. */
+/* Called without a lock: a device may take its time. */
 static void tell_devices(struct frames *fr, void *slab, bool there)
 {
 	for (unsigned i = 0; i < fr->n_devices; i++) {
@@ -74,7 +74,7 @@ static unsigned slab_free(const struct slab *s)
 	return n;
 }
 
-/* The @n lowest of the bits. */
+/* The @n lowest of the set bits. */
 static uint64_t lowest_bits(uint64_t bits, unsigned n)
 {
 	uint64_t rest = bits;
@@ -95,34 +95,34 @@ static unsigned slab_take(struct frames *fr, unsigned at, unsigned n, frame_t *o
 		uint64_t bits = lowest_bits(atomic_load(&s->free[w]), n - got);
 
 		if (bits)
-			bits &= atomic_fetch_and(&s->free[w], ~bits); /* others may have been faster */
+			bits &= atomic_fetch_and(&s->free[w], ~bits); /* other threads may have taken some */
 		for (; bits; bits &= bits - 1)
 			out[got++] = at * GAIA_CHUNK_PAGES + w * 64 + (unsigned)__builtin_ctzll(bits) + 1;
 	}
 	return got;
 }
 
-static void note_some(struct frames *fr, unsigned at)
+static void note_space(struct frames *fr, unsigned at)
 {
 	uint64_t bit = 1ull << (at % 64);
 
-	if (!(atomic_load(&fr->some[at / 64]) & bit))
-		atomic_fetch_or(&fr->some[at / 64], bit);
+	if (!(atomic_load(&fr->slabs_with_space[at / 64]) & bit))
+		atomic_fetch_or(&fr->slabs_with_space[at / 64], bit);
 }
 
-/* It had no free frames. Who has given some meanwhile either sees that the bit is gone, or is seen here. */
+/* It had no free frames. A thread that gives some meanwhile either sees that the bit is cleared, or its frames are seen here. */
 static void note_none(struct frames *fr, unsigned at)
 {
-	atomic_fetch_and(&fr->some[at / 64], ~(1ull << (at % 64)));
+	atomic_fetch_and(&fr->slabs_with_space[at / 64], ~(1ull << (at % 64)));
 	if (slab_free(fr->slab[at]))
-		note_some(fr, at);
+		note_space(fr, at);
 }
 
 /* The first slab of [i, end) that may have free frames, or @end. */
-static unsigned next_with_some(const struct frames *fr, unsigned i, unsigned end)
+static unsigned next_with_space(const struct frames *fr, unsigned i, unsigned end)
 {
 	for (; i < end; i = ROUND_UP(i + 1, 64)) {
-		uint64_t bits = atomic_load(&fr->some[i / 64]) >> (i % 64);
+		uint64_t bits = atomic_load(&fr->slabs_with_space[i / 64]) >> (i % 64);
 
 		if (bits)
 			return MIN(i + (unsigned)__builtin_ctzll(bits), end);
@@ -130,7 +130,7 @@ static unsigned next_with_some(const struct frames *fr, unsigned i, unsigned end
 	return end;
 }
 
-/* Of a few slabs the first with @want free frames, or that with most; NO_SLAB: there are no free frames. */
+/* Of a few slabs the first with @want free frames, or the one that has most; NO_SLAB: there are no free frames. */
 #define NO_SLAB UINT32_MAX
 static unsigned slab_find(struct frames *fr, unsigned want, unsigned *n_free)
 {
@@ -138,12 +138,12 @@ static unsigned slab_find(struct frames *fr, unsigned want, unsigned *n_free)
 	unsigned best = NO_SLAB, looks = LOOKS;
 
 	*n_free = 0;
-	/* Round the table: [start, n), then [0, start). */
+	/* Around the table: [start, n), then [0, start). */
 	for (unsigned round = 0; round < 2; round++) {
 		unsigned end = round ? start : n;
-		unsigned i = next_with_some(fr, round ? 0 : start, end);
+		unsigned i = next_with_space(fr, round ? 0 : start, end);
 
-		for (; i < end; i = next_with_some(fr, i + 1, end)) {
+		for (; i < end; i = next_with_space(fr, i + 1, end)) {
 			unsigned free = slab_free(fr->slab[i]);
 
 			if (free == 0)
@@ -159,7 +159,7 @@ static unsigned slab_find(struct frames *fr, unsigned want, unsigned *n_free)
 	return best;
 }
 
-/* frames.lock held: one without memory. */
+/* A slab without memory. frames.lock is held. */
 static struct slab *slab_vacant(struct frames *fr, unsigned *at)
 {
 	struct slab *s;
@@ -183,7 +183,7 @@ static struct slab *slab_vacant(struct frames *fr, unsigned *at)
 
 static void *slab_memory(void)
 {
-	/* Twice the size, to cut an aligned one out of. */
+	/* Twice the size, to cut an aligned slab out of it. */
 	char *raw = fault_point("home.memory") ? MAP_FAILED :
 		    mmap(NULL, 2 * GAIA_CHUNK, PROT_READ | PROT_WRITE,
 			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -196,14 +196,14 @@ static void *slab_memory(void)
 		munmap(raw, (size_t)(aligned - raw));
 	munmap(aligned + GAIA_CHUNK, GAIA_CHUNK - (size_t)(aligned - raw));
 	/*
-	 * One page fault a slab: with one a frame, these took a quarter of the time of writes to new pages. And a
+	 * One page fault for a slab: with one for each frame, faults took a quarter of the time of writes to new pages. And a
 	 * disk reads up to three times as fast into one piece of memory as into 4 KiB pages from all over it.
 	 */
 	(void)madvise(aligned, GAIA_CHUNK, MADV_HUGEPAGE);
 	return aligned;
 }
 
-/* A new slab keeps long runs together; but not if free frames lie about that come to an eighth of the budget. */
+/* A new slab keeps long runs together; but it is not worth it if an eighth of the budget is free in other slabs. */
 static bool worth_a_slab(struct frames *fr)
 {
 	uint64_t frames = (uint64_t)atomic_load(&fr->n_memory) * GAIA_CHUNK_PAGES;
@@ -211,7 +211,7 @@ static bool worth_a_slab(struct frames *fr)
 	return frames < atomic_load(&fr->used) + MAX(fr->budget / 8, 2ull * GAIA_CHUNK_PAGES);
 }
 
-/* Frames of a new slab, unless others have made one meanwhile. 0: look again, or no memory. */
+/* Frames of a new slab, unless others have made one meanwhile. 0: look again, or there is no memory. */
 static unsigned slab_make(struct frames *fr, unsigned n, frame_t *out, bool *no_memory)
 {
 	unsigned at, got = 0, n_free;
@@ -241,17 +241,17 @@ static unsigned slab_make(struct frames *fr, unsigned n, frame_t *out, bool *no_
 
 			atomic_store(&s->free[w], mine == 64 ? 0 : UINT64_MAX << mine);
 		}
-		note_some(fr, at);
+		note_space(fr, at);
 		last_slab = at;
 	}
 	pthread_mutex_unlock(&fr->lock);
-	/* It cannot go before that: it has frames that are ours. */
+	/* The slab cannot go before that: some of its frames are ours. */
 	if (memory)
 		tell_devices(fr, memory, true);
 	return got;
 }
 
-/* So many of @n are within the budget, and count as used now. */
+/* How many of @n are within the budget; they count as used from now on. */
 static unsigned budget_take(struct frames *fr, unsigned n, bool beyond)
 {
 	uint64_t used = atomic_load(&fr->used), left;
@@ -308,13 +308,13 @@ void frames_give(struct frames *fr, const frame_t *frame, unsigned n)
 		if (!atomic_load_explicit(&s->needed, memory_order_relaxed))
 			atomic_store_explicit(&s->needed, true, memory_order_relaxed);
 		bug_on(atomic_fetch_or(&s->free[word % ARRAY_LEN(s->free)], bits) & bits);
-		note_some(fr, at);
+		note_space(fr, at);
 	}
-	/* Last: who may have as many more finds them. */
+	/* Last: a thread that may have as many more then finds them. */
 	atomic_fetch_sub(&fr->used, n);
 }
 
-/* All of its frames, if nobody has one. */
+/* Take all of its frames, if nobody has one. */
 static bool slab_take_whole(struct slab *s)
 {
 	unsigned w;
@@ -342,7 +342,7 @@ void frames_trim(struct frames *fr, bool all)
 		if (!memory || (atomic_exchange(&s->needed, false) && !all))
 			continue;
 		if (!slab_take_whole(s)) {
-			note_some(fr, at);
+			note_space(fr, at);
 			continue;
 		}
 		s->memory = NULL;

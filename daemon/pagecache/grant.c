@@ -1,9 +1,10 @@
 /*
  * grant.c - what mappings hold.
  *
- * A mapping's holds are spans (holds.h). Those of a chunk that it has a grant of are counted, a page, in the chunk's replica; others
- * are wanted (mapping.wanted). The spans are guarded by the mapping's lock; those of a chunk are changed under that chunk's
- * lock as well, and where pages are held for writing under theirs, so that who has locked such a page may rely on what it saw.
+ * A mapping's holds are spans (holds.h). Holds in a chunk that it has a grant of are counted, for each page, in the chunk's
+ * replica; others are wanted (mapping.wanted). The mapping's lock guards the spans. Those of a chunk are changed under that chunk's
+ * lock, too, and those of pages that are held for writing under the page locks: so a thread that has locked such a page may rely on
+ * what it saw.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -19,24 +20,28 @@ struct grant *grant_get(struct mapping *m, struct replica *rep)
 	pthread_mutex_lock(&rep->chunk->lock);
 	pthread_mutex_lock(&m->lock);
 	HASH_FIND(hh, m->grants, &index, sizeof(index), g);
+	pthread_mutex_unlock(&m->lock);
 	if (!g) {
+		/* The others have one more to ask from now on. */
+		chunk_unready(rep->chunk);
 		g = xcalloc(1, sizeof(*g));
 		g->mapping = m;
 		g->replica = rep;
 		g->index = index;
-		HASH_ADD(hh, m->grants, index, sizeof(g->index), g);
 		LIST_INSERT_HEAD(&rep->grants, g, of_replica);
+		pthread_mutex_lock(&m->lock);
+		HASH_ADD(hh, m->grants, index, sizeof(g->index), g);
+		pthread_mutex_unlock(&m->lock);
 	}
-	pthread_mutex_unlock(&m->lock);
 	pthread_mutex_unlock(&rep->chunk->lock);
 	return g;
 }
 
 /* ---- how many spans there may be ---- */
 
-#define SPANS_BLOCK 64u /* a mapping has so many for itself; each more of them is asked for */
+#define SPANS_BLOCK 64u /* a mapping may have so many; for each further block of so many the host is asked */
 
-/* mapping->lock held. @more spans could come. */
+/* Ask for room for @more spans. mapping->lock is held. */
 static int spans_ask(struct mapping *m, uint64_t more)
 {
 	const struct cache_host *host = &m->file->cache->host;
@@ -50,8 +55,8 @@ static int spans_ask(struct mapping *m, uint64_t more)
 	return 0;
 }
 
-/* mapping->lock held. One block is kept: the next acquire may want it again. */
-static void spans_give(struct mapping *m)
+/* One block is kept: the next acquire may want it again. */
+void spans_give(struct mapping *m)
 {
 	uint64_t blocks = (m->holds.spans + m->wanted.spans) / SPANS_BLOCK + 1;
 
@@ -79,7 +84,7 @@ int spans_room(struct mapping *m, uint64_t a, uint64_t b)
 	return err;
 }
 
-/* mapping->lock held. Between the spans of the range there may be as many gaps. */
+/* mapping->lock is held. There may be a gap between any two spans of the range, and each becomes a span. */
 static int add(struct mapping *m, struct holds *hs, uint64_t a, uint64_t b, unsigned n, unsigned writes)
 {
 	const struct hold *h;
@@ -97,7 +102,7 @@ static int add(struct mapping *m, struct holds *hs, uint64_t a, uint64_t b, unsi
 
 void mapping_holds_nothing(struct mapping *m)
 {
-	bug_on(m->holds.spans > 0);
+	bug_on(m->holds.spans > 0 || m->ready[READY_TO_READ].spans > 0 || m->ready[READY_TO_WRITE].spans > 0 || m->n_sharers > 0);
 	pthread_mutex_lock(&m->lock);
 	holds_clear(&m->wanted);
 	spans_give(m);
@@ -142,7 +147,7 @@ void grant_repin(struct grant *g)
 	bool any = g->to_come > 0;
 
 	pthread_mutex_lock(&m->lock);
-	any |= holds_first(&m->holds, start_of(g), start_of(g) + GAIA_CHUNK_PAGES) != NULL;
+	any |= !g->ready && holds_first(&m->holds, start_of(g), start_of(g) + GAIA_CHUNK_PAGES) != NULL;
 	pthread_mutex_unlock(&m->lock);
 	if (any == g->pinned)
 		return;
@@ -156,35 +161,63 @@ void grant_repin(struct grant *g)
 	}
 }
 
-int grant_hold(struct grant *g, unsigned a, unsigned b, unsigned beyond, unsigned n, unsigned writes)
+/* Pages of [a, b) that are held for writing by now are counted. Those from @beyond on lie beyond the end of the file. */
+static void count_writing(struct grant *g, unsigned a, unsigned b, unsigned beyond)
 {
 	uint64_t writing[GAIA_CHUNK_PAGES / 64] = { 0 };
+
+	grant_held(g, a, b, HELD_WRITING, writing);
+	for (unsigned i = a; (i = bits_first(writing, i, b)) < b; i++) {
+		if (bit_test(g->counted, i))
+			continue;
+		bit_set(g->counted, i);
+		replica_hold(g->replica, i, i >= beyond);
+	}
+}
+
+/* Holds for writing that are not there any more are dropped from the replica; @untold: nobody was told that he had them. */
+static void drop_ended(struct grant *g, unsigned a, unsigned b, bool untold)
+{
+	uint64_t writing[GAIA_CHUNK_PAGES / 64] = { 0 };
+
+	grant_held(g, a, b, HELD_WRITING, writing);
+	for (unsigned i = a; (i = bits_first(g->counted, i, b)) < b; i++) {
+		if (bit_test(writing, i))
+			continue;
+		bit_clear(g->counted, i);
+		if (untold)
+			replica_undo_hold(g->replica, i);
+		else
+			replica_drop_hold(g->replica, i);
+	}
+	grant_repin(g);
+}
+
+void grant_catch_up(struct grant *g)
+{
+	count_writing(g, 0, GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES);
+	drop_ended(g, 0, GAIA_CHUNK_PAGES, false);
+}
+
+int grant_hold(struct grant *g, unsigned a, unsigned b, unsigned beyond, unsigned n, unsigned writes)
+{
 	struct mapping *m = g->mapping;
 	int err;
 
-	grant_held(g, a, b, HELD_WRITING, writing);
 	pthread_mutex_lock(&m->lock);
 	err = add(m, &m->holds, start_of(g) + a, start_of(g) + b, n, writes);
 	pthread_mutex_unlock(&m->lock);
 	if (err)
 		return err;
-	for (unsigned i = a; i < b && writes > 0; i++)
-		if (!bit_test(writing, i))
-			replica_hold(g->replica, i, i >= beyond);
+	if (writes > 0)
+		count_writing(g, a, b, beyond);
 	grant_repin(g);
 	return 0;
 }
 
-/* Holds for writing that are not there any more are dropped from the replica. @before: those that were. */
-static void drop_ended(struct grant *g, unsigned a, unsigned b, const uint64_t *before)
+int mapping_hold(struct mapping *m, struct page_span span, bool write)
 {
-	uint64_t writing[GAIA_CHUNK_PAGES / 64] = { 0 };
-
-	grant_held(g, a, b, HELD_WRITING, writing);
-	for (unsigned i = a; i < b; i++)
-		if (bit_test(before, i) && !bit_test(writing, i))
-			replica_drop_hold(g->replica, i);
-	grant_repin(g);
+	return add(m, &m->holds, span.a, span.b, 1, write);
 }
 
 void grant_settle(struct grant *g, unsigned a, unsigned b, unsigned n)
@@ -197,20 +230,18 @@ void grant_settle(struct grant *g, unsigned a, unsigned b, unsigned n)
 	pthread_mutex_unlock(&m->lock);
 }
 
-void grant_unhold(struct grant *g, unsigned a, unsigned b, unsigned n, unsigned writes)
+void grant_unhold(struct grant *g, unsigned a, unsigned b, unsigned n, unsigned writes, bool untold)
 {
-	uint64_t before[GAIA_CHUNK_PAGES / 64] = { 0 };
 	struct mapping *m = g->mapping;
 
-	grant_held(g, a, b, HELD_WRITING, before);
 	pthread_mutex_lock(&m->lock);
 	holds_undo(&m->holds, start_of(g) + a, start_of(g) + b, n, writes);
 	spans_give(m);
 	pthread_mutex_unlock(&m->lock);
-	drop_ended(g, a, b, before);
+	drop_ended(g, a, b, untold);
 }
 
-/* mapping->lock held. Those of pages [a, b) that are held for writing. */
+/* Those of pages [a, b) that are held for writing. mapping->lock is held. */
 static void mark_writing(const struct grant *g, unsigned a, unsigned b, uint64_t *bits)
 {
 	uint64_t start = start_of(g);
@@ -226,15 +257,18 @@ void grant_released(struct grant *g, unsigned a, unsigned b, uint64_t *ended)
 	uint64_t writing[GAIA_CHUNK_PAGES / 64] = { 0 };
 	struct mapping *m = g->mapping;
 
-	/* At once: an acquire that succeeds meanwhile settles its holds under this lock alone. */
+	/* In one go: an acquire that succeeds meanwhile settles its holds under this lock alone. */
 	pthread_mutex_lock(&m->lock);
-	mark_writing(g, a, b, ended);
 	holds_release(&m->holds, start_of(g) + a, start_of(g) + b);
 	mark_writing(g, a, b, writing);
 	spans_give(m);
 	pthread_mutex_unlock(&m->lock);
-	for (unsigned k = 0; k < GAIA_CHUNK_PAGES / 64; k++)
-		ended[k] &= ~writing[k];
+	for (unsigned i = a; (i = bits_first(g->counted, i, b)) < b; i++) {
+		if (bit_test(writing, i))
+			continue;
+		bit_clear(g->counted, i);
+		bit_set(ended, i);
+	}
 	grant_repin(g);
 }
 
@@ -265,18 +299,16 @@ static bool next_held(struct grant *g, unsigned *a, unsigned *b, bool *writing)
 	return h;
 }
 
-/* chunk->lock held; the pages are locked, where they are held for writing. */
+/* chunk->lock is held; the pages that are held for writing are locked. */
 static void drop(struct grant *g, unsigned a, unsigned b)
 {
-	uint64_t before[GAIA_CHUNK_PAGES / 64] = { 0 };
 	struct mapping *m = g->mapping;
 
-	grant_held(g, a, b, HELD_WRITING, before);
 	pthread_mutex_lock(&m->lock);
 	holds_drop(&m->holds, start_of(g) + a, start_of(g) + b);
 	spans_give(m);
 	pthread_mutex_unlock(&m->lock);
-	drop_ended(g, a, b, before);
+	drop_ended(g, a, b, false);
 }
 
 static bool hides(const struct replica *rep, unsigned a, unsigned b)
@@ -286,7 +318,16 @@ static bool hides(const struct replica *rep, unsigned a, unsigned b)
 	return a < b;
 }
 
-void grant_discard(struct grant *g)
+/* chunk->lock held. Home's bytes stay as they are, and so those who store them are not waited for. */
+static bool lock_to_discard(struct chunk *ch, unsigned a, unsigned b, bool wait)
+{
+	if (!wait)
+		return pages_trylock_to_write(ch, a, b);
+	(void)pages_lock_to_write(ch, a, b);
+	return true;
+}
+
+void grant_discard(struct grant *g, bool wait)
 {
 	struct chunk *ch = g->replica->chunk;
 	bool writing;
@@ -294,11 +335,11 @@ void grant_discard(struct grant *g)
 
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned a = 0; next_held(g, &a, &b, &writing); a = b) {
-		/* The client's last release may be at work on them. */
+		/* The client's last release may be working on them. */
 		bool locked = writing || hides(g->replica, a, b);
 
-		if (locked)
-			pages_lock(ch, a, b);
+		if (locked && !lock_to_discard(ch, a, b, wait))
+			continue;
 		drop(g, a, b);
 		if (!locked)
 			continue;
@@ -321,43 +362,75 @@ static bool lives(struct cache *c, struct living *known, void *client)
 	return true;
 }
 
-bool grants_drop_dead(struct replica *rep, struct living *known)
-{
-	struct chunk *ch = rep->chunk;
-	struct grant **list = NULL, *g;
-	unsigned n = 0, before;
-	bool more;
+/* Grants of clients that are gone, which hold something; they stay meanwhile. */
+struct dead {
+	struct grant **grant;
+	unsigned n;
+};
 
-	pthread_mutex_lock(&ch->lock);
-	before = rep->n_suspects;
+/* chunk->lock held. Whether somebody may store there, which is news. */
+static bool dead_find(struct dead *dead, struct replica *rep, struct living *known)
+{
+	unsigned before = rep->n_suspects;
+	struct grant *g;
+
 	LIST_FOREACH(g, &rep->grants, of_replica) {
 		bool stores = !g->suspect && g->mapping->export_write &&
 			      (g->delivered || g->offered || g->in_delivery || g->unanswered);
 
-		if ((!g->pinned && !stores) || lives(ch->file->cache, known, g->mapping->client))
+		if ((!g->pinned && !g->ready && !stores) || lives(rep->chunk->file->cache, known, g->mapping->client))
 			continue;
+		chunk_unready(rep->chunk);
 		/* First: what is dropped below is not all that he may store. */
 		g->suspect |= stores;
 		rep->n_suspects += stores;
 		if (!g->pinned)
 			continue;
 		g->lookers++;
-		list = xrealloc(list, (n + 1) * sizeof(struct grant *));
-		list[n++] = g;
+		dead->grant = xrealloc(dead->grant, (dead->n + 1) * sizeof(struct grant *));
+		dead->grant[dead->n++] = g;
 	}
-	more = rep->n_suspects > before;
-	pthread_mutex_unlock(&ch->lock);
-	if (n == 0)
-		return more;
-	for (unsigned k = 0; k < n; k++)
-		grant_discard(list[k]);
+	return rep->n_suspects > before;
+}
+
+/* No lock held. */
+static void dead_discard(struct dead *dead, struct chunk *ch, bool wait)
+{
+	if (dead->n == 0)
+		return;
+	for (unsigned k = 0; k < dead->n; k++)
+		grant_discard(dead->grant[k], wait);
 	pthread_mutex_lock(&ch->lock);
-	for (unsigned k = 0; k < n; k++)
-		list[k]->lookers--;
+	for (unsigned k = 0; k < dead->n; k++)
+		dead->grant[k]->lookers--;
 	pthread_cond_broadcast(&ch->unlocked);
 	pthread_mutex_unlock(&ch->lock);
-	free(list);
-	return more;
+	free(dead->grant);
+}
+
+bool grants_drop_dead(struct replica *rep, struct living *known)
+{
+	struct dead dead = { .n = 0 };
+	bool news;
+
+	pthread_mutex_lock(&rep->chunk->lock);
+	news = dead_find(&dead, rep, known);
+	pthread_mutex_unlock(&rep->chunk->lock);
+	dead_discard(&dead, rep->chunk, true);
+	return news;
+}
+
+void chunk_drop_dead(struct chunk *ch, const struct cache_device *dev, struct living *known, bool wait)
+{
+	struct dead dead = { .n = 0 };
+
+	pthread_mutex_lock(&ch->lock);
+	/* Who is found gone ends soon; what was released there is secured then, or by who acquires it. */
+	for (unsigned k = 0; k < ch->n_replicas; k++)
+		if (ch->replica[k]->dev == dev)
+			(void)dead_find(&dead, ch->replica[k], known);
+	pthread_mutex_unlock(&ch->lock);
+	dead_discard(&dead, ch, wait);
 }
 
 /* ---- what is wanted of chunks that are not there yet ---- */
@@ -372,7 +445,7 @@ int wanted_add(struct mapping *m, uint64_t a, uint64_t b, bool write)
 	return err;
 }
 
-/* mapping->lock held. The set in which an acquire's coming hold of page @at is: up to *end, which is @b or less. */
+/* The set that has an acquire's coming hold of page @at, up to *end, which is @b or less. mapping->lock is held. */
 static struct holds *set_of_coming(struct mapping *m, uint64_t at, uint64_t b, uint64_t *end)
 {
 	const struct hold *h = holds_first(&m->wanted, at, b);
@@ -435,7 +508,7 @@ bool wanted_first(struct mapping *m, uint64_t chunk, struct hold *out)
 	return h;
 }
 
-/* mapping->lock held. */
+/* mapping->lock is held. */
 static int take_wanted(struct mapping *m, uint64_t a, uint64_t b, bool write)
 {
 	const struct hold *h;
@@ -458,18 +531,13 @@ static int take_wanted(struct mapping *m, uint64_t a, uint64_t b, bool write)
 
 int grant_take_wanted(struct grant *g, unsigned a, unsigned b, unsigned beyond, bool write)
 {
-	uint64_t before[GAIA_CHUNK_PAGES / 64] = { 0 }, after[GAIA_CHUNK_PAGES / 64] = { 0 };
 	struct mapping *m = g->mapping;
 	int err;
 
 	pthread_mutex_lock(&m->lock);
-	mark_writing(g, a, b, before);
 	err = take_wanted(m, start_of(g) + a, start_of(g) + b, write);
-	mark_writing(g, a, b, after);
 	pthread_mutex_unlock(&m->lock);
-	for (unsigned i = a; i < b; i++)
-		if (bit_test(after, i) && !bit_test(before, i))
-			replica_hold(g->replica, i, i >= beyond);
+	count_writing(g, a, b, beyond);
 	grant_repin(g);
 	return err;
 }

@@ -1,18 +1,18 @@
 /*
  * handover.c - handing chunks to clients.
  *
- * Once each, though several of its threads may acquire pages of one chunk at the same time: the client would
- * map it anew, and a kernel that is using what it got before would meet unmapped memory. The others wait, and
- * say which message their caller must have handled, too.
+ * A chunk is handed to a client once, though several of its threads may acquire pages of it at the same time: otherwise the
+ * client would map it anew, and a kernel that uses the earlier mapping would access unmapped memory. The other threads wait, and
+ * say, too, which message their caller must have handled.
  *
- * A client can read all of a chunk that it is handed. So that is made ready first, see show() and scrub.c.
+ * A client can read all of a chunk that it is handed. So the chunk is made ready first, see show() and scrub.c.
  */
 #include <string.h>
 #include <unistd.h>
 
 #include "pagecache/state.h"
 
-/* Whether it is for the caller to hand it over. */
+/* Whether the caller has to hand it over. */
 static bool delivery_begin(struct grant *g)
 {
 	struct chunk *ch = g->replica->chunk;
@@ -28,7 +28,7 @@ static bool delivery_begin(struct grant *g)
 	return mine;
 }
 
-/* @seq: by which message, or 0: it has failed. @sent: the client may have got it all the same. */
+/* @seq: the message that brought it, or 0: it has failed. @sent: the client may have got it all the same. */
 static void delivery_end(struct grant *g, uint64_t seq, bool sent)
 {
 	struct chunk *ch = g->replica->chunk;
@@ -36,7 +36,7 @@ static void delivery_end(struct grant *g, uint64_t seq, bool sent)
 	pthread_mutex_lock(&ch->lock);
 	g->in_delivery = false;
 	g->delivered = seq;
-	/* Also by an earlier attempt. */
+	/* The client may also have got it by an earlier attempt. */
 	g->offered = (g->offered || sent) && !seq;
 	pthread_cond_broadcast(&ch->unlocked);
 	pthread_mutex_unlock(&ch->lock);
@@ -61,7 +61,7 @@ bool delivery_wait(struct grant *g, uint64_t *seq)
 	return done;
 }
 
-/* All of the chunk is brought up to date, where somebody holds it or released it, or becomes zeros. Its pages are locked. */
+/* Bring all pages of the chunk that somebody holds or released up to date, and zero the others. Its pages are locked. */
 static int show_locked(struct replica *rep)
 {
 	struct chunk *ch = rep->chunk;
@@ -70,7 +70,7 @@ static int show_locked(struct replica *rep)
 	unsigned end = GAIA_CHUNK_PAGES;
 
 	pthread_mutex_lock(&ch->lock);
-	/* It may grow meanwhile. */
+	/* The file may grow meanwhile. */
 	while (end > 0 && page_limit(ch, end - 1) == 0)
 		end--;
 	replica_held(rep, 0, GAIA_CHUNK_PAGES, held);
@@ -91,7 +91,7 @@ static int show_locked(struct replica *rep)
 	return err;
 }
 
-/* The client is about to map all of the chunk, though it has acquired a part. */
+/* Called when the client is about to map all of the chunk, though it has acquired only a part. */
 static int show(struct replica *rep)
 {
 	struct chunk *ch = rep->chunk;
@@ -158,7 +158,7 @@ int grants_deliver(struct mapping *m, struct grant **grant, uint64_t n)
 				k = 0;
 			}
 		}
-		/* Only now: who hands over what we wait for may be waiting for ours. */
+		/* Only now: a thread that hands over what we wait for may be waiting for what we hand over. */
 		missing = false;
 		for (uint64_t i = 0; i < n && !err; i++)
 			missing |= !delivery_wait(grant[i], &seq);

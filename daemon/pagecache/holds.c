@@ -19,7 +19,7 @@ static bool alike(const struct hold *x, const struct hold *y)
 	return x->n == y->n && x->writes == y->writes && x->coming == y->coming;
 }
 
-/* Pages [a, b), with the numbers of @like. */
+/* Insert a span of pages [a, b) with the numbers of @like. */
 static void insert(struct holds *hs, uint64_t a, uint64_t b, const struct hold *like)
 {
 	struct hold *h = xmalloc(sizeof(*h));
@@ -67,7 +67,8 @@ const struct hold *holds_first(const struct holds *hs, uint64_t a, uint64_t b)
 {
 	const struct hold *h = at_or_after(hs, a);
 
-	return h && h->a < b ? h : NULL;
+	/* A span may lie across an empty range. */
+	return a < b && h && h->a < b ? h : NULL;
 }
 
 const struct hold *holds_next(const struct hold *h, uint64_t b)
@@ -76,7 +77,7 @@ const struct hold *holds_next(const struct hold *h, uint64_t b)
 	return h && h->a < b ? h : NULL;
 }
 
-/* No span has pages on both sides of @at. */
+/* Cut the span that has pages on both sides of @at, if there is one. */
 static void split(struct holds *hs, uint64_t at)
 {
 	struct hold *h = at_or_after(hs, at);
@@ -87,7 +88,7 @@ static void split(struct holds *hs, uint64_t at)
 	h->b = at;
 }
 
-/* Spans of [a, b] that have become alike, and touch, become one; those at the ends with what is beyond. */
+/* Join adjacent spans in [a, b] that have become equal; those at the ends also with what is beyond. */
 static void join(struct holds *hs, uint64_t a, uint64_t b)
 {
 	struct hold *h = at_or_after(hs, a > 0 ? a - 1 : 0), *next;

@@ -1,9 +1,9 @@
 /*
  * home.c - the contents of files in home memory: filling, reading, writing.
  *
- * The journey of a read: pages are shared one after the other; those that are absent, or behind a
- * device, are locked, brought home in one go, and then shared. The journey of a
- * write: its pages are locked, made current where the contract asks, changed, marked dirty.
+ * A read shares its pages one after the other; those that are absent, or behind a
+ * device, are locked, brought home in one go, and then shared. A write locks its pages, makes them
+ * current where the contract asks for it, changes them, and marks them dirty.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -37,8 +37,8 @@ static void average(_Atomic uint64_t *avg, uint64_t sample)
 /* ---- filling ---- */
 
 /*
- * A run of pages on its way home from the store, into frames that are nobody's until it has come. They are locked
- * exclusively and file->range is held until then.
+ * A run of pages on its way home from the store, into frames that belong to nobody until it has come. Until then the pages are
+ * locked exclusively and file->range is held.
  */
 struct fill {
 	STAILQ_ENTRY(fill) link;
@@ -60,7 +60,7 @@ static struct fill *fill_create(struct chunk *ch, unsigned a, unsigned n)
 	return fl;
 }
 
-/* On error there is nothing to be ended. @at_once: it is ended next; @in_order: after what lies before it in the file. */
+/* On error there is nothing to end. @at_once: it is ended next; @in_order: it continues what lies before it in the file. */
 static int fill_begin(struct fill *fl, bool at_once, bool in_order)
 {
 	struct chunk *ch = fl->ch;
@@ -85,8 +85,8 @@ static int fill_begin(struct fill *fl, bool at_once, bool in_order)
 	rd->iov = fl->iov;
 	rd->off = (off_t)page_offset(ch, fl->a);
 	/*
-	 * What will be compared with home again and again is best had in the kernel's memory; and who reads in order
-	 * one thing at a time is served best by its readahead, which is far ahead.
+		 * What will be compared with home again and again should be in the kernel's memory; and for sequential reads, one at
+		 * a time, the kernel's readahead is best, since it is far ahead.
 	 */
 	rd->kept = !in_order && !passthrough_compares(ch->file);
 	rd->at_once = at_once;
@@ -120,7 +120,7 @@ static int fill_end(struct fill *fl)
 	return 0;
 }
 
-/* A replica whose pages [a, a + n) are just what home would be, and cheaper to read than the store. */
+/* A replica whose pages [a, a + n) are exactly what home would be, and cheaper to read than the store. */
 static struct replica *cheaper_replica(struct chunk *ch, unsigned a, unsigned n)
 {
 	uint64_t store_ns = atomic_load_explicit(&ch->file->cache->store_read_ns,
@@ -177,7 +177,7 @@ static void fill_done(struct fill *fl, int err)
 	free(fl);
 }
 
-/* Begin to bring the absent pages [a, a + n) home. @at_once: they are all, and waited for next. */
+/* Begin to bring the absent pages [a, a + n) home. @at_once: they are all there is, and are waited for next. */
 static int fills_add(struct fills *fills, struct chunk *ch, unsigned a, unsigned n, bool at_once)
 {
 	struct fill *fl = fill_create(ch, a, n);
@@ -210,7 +210,7 @@ int home_fill_begin(struct fills *fills, struct chunk *ch, unsigned a, unsigned 
 	int err = 0;
 
 	for (unsigned i = a; i < b && !err; i += n) {
-		/* Locked by us: whether it has a frame is ours to know. */
+		/* We have it locked, so nobody else changes whether it has a frame. */
 		pthread_mutex_lock(&ch->lock);
 		for (; i < b && page_present(ch, i); i++)
 			;
@@ -240,7 +240,7 @@ int home_fill_end(struct fills *fills)
 		fill_done(fl, err);
 		first = first ? first : err;
 	}
-	/* What was read ahead may have been there long ago. */
+	/* What was read ahead may have come long ago. */
 	if (n_read > 0 && !first && !fills->ahead)
 		average(&c->store_read_ns, (now_ns() - fills->began) / n_read);
 	return first;
@@ -320,8 +320,8 @@ static void page_given(struct chunk *ch, unsigned i, bool kernel)
 }
 
 /*
- * Whether page i, which nobody asked for, is to be brought home with those before it: up to @end of what may be absent. What devices
- * released has to come sooner or later, and asking a device costs more than copying: for who reads in order, all of it.
+ * Whether page i, which nobody asked for, should be brought home with those before it: up to @end if it may be absent. What devices
+ * released has to come sooner or later, and asking a device costs more than copying: so for sequential readers all of it.
  */
 static bool bring_too(struct chunk *ch, unsigned i, unsigned end, bool in_order)
 {
@@ -412,8 +412,8 @@ static void unshare_parts(struct cache_read *rd, bool given)
 }
 
 /*
- * How many pages to bring home beyond a read [at, end): some if it goes on where one of the last few ended.
- * Several programs may read at several places; what they find is a hint, so nobody locks anything.
+ * How many pages to bring home beyond a read [at, end): some, if it continues where one of the last few reads ended.
+ * Several programs may read in several places; the streams are hints, so nobody locks anything.
  */
 static unsigned read_beyond(struct cfile *f, uint64_t at, uint64_t end)
 {
@@ -666,7 +666,7 @@ const char frame_zeros[GAIA_PAGE];
 /* chunk->lock held. */
 static void pages_written(struct chunk *ch, unsigned a, unsigned b, enum cache_write_kind kind)
 {
-	/* What goes past the kernel's cache it does not keep. */
+	/* The kernel's cache does not keep what goes past it. */
 	uint8_t given = kind == CACHE_WRITE_EXACT ? 0 : PAGE_GIVEN;
 
 	pages_set_dirty(ch, a, b);
@@ -675,7 +675,7 @@ static void pages_written(struct chunk *ch, unsigned a, unsigned b, enum cache_w
 }
 
 /*
- * The pages of a chunk that no device had touched a moment ago. A track that is made by now says
+ * For pages of a chunk that no device had touched a moment ago. A track that is made in the meantime says
  * of them what is true afterwards, too: only home and the kernel have them, and the same bytes.
  */
 static void span_copy(const struct span *s)
@@ -717,7 +717,7 @@ static int span_apply(const struct span *s)
 		const char *bytes = src ? src : frame_zeros;
 
 		span_of_page(s, i, &from, &to);
-		/* For a twin, and for a copy of what the kernel sent. */
+		/* One for a twin, one for a copy of what the kernel sent. */
 		err = spares_take(c, spare);
 		if (err)
 			break;
@@ -738,7 +738,7 @@ static int span_apply(const struct span *s)
 	return err;
 }
 
-/* Pages that got frames which the write did not come to are as absent as before. */
+/* Pages that got frames but were not reached by the write become absent again. */
 static void span_undo(const struct span *s)
 {
 	struct chunk *ch = s->ch;
@@ -754,13 +754,16 @@ static int write_span(struct span *s)
 {
 	struct chunk *ch = s->ch;
 	struct cfile *f = ch->file;
+	unsigned n_storing;
 	int err;
 
 	pthread_mutex_lock(&ch->lock);
-	pages_lock(ch, s->a, s->b);
+	n_storing = pages_lock_to_write(ch, s->a, s->b);
 	pthread_mutex_unlock(&ch->lock);
 
-	err = span_prepare(s);
+	err = pages_renew(ch, s->a, s->b, n_storing);
+	if (!err)
+		err = span_prepare(s);
 	if (!err)
 		err = span_frames(s);
 	if (!err)
@@ -805,7 +808,7 @@ int home_write(struct cfile *f, const void *buf, size_t len, uint64_t off,
 	return err;
 }
 
-/* What it wrote back was not taken; it has the pages all the same, and a release must know. */
+/* What the kernel wrote back was not taken; it still has the pages, and a release must know that. */
 static void kernel_keeps(struct cfile *f, size_t len, uint64_t off)
 {
 	unsigned a, b;
@@ -818,7 +821,8 @@ static void kernel_keeps(struct cfile *f, size_t len, uint64_t off)
 		if (!ch)
 			continue;
 		pthread_mutex_lock(&ch->lock);
-		pages_lock(ch, a, b);
+		/* Home's bytes stay as they are. */
+		(void)pages_lock_to_write(ch, a, b);
 		for (unsigned i = a; i < b && ch->track; i++)
 			kernel_kept(ch, i);
 		pages_unlock(ch, a, b);

@@ -5,14 +5,13 @@
  *
  * A page is guarded by its page lock, shared or exclusive, which is a state of the page and may be
  * held across I/O. Changing home's bytes, a replica's bytes, or what track.h says of the page takes
- * it exclusively; reading home's bytes takes it shared. The fields themselves are read and
+ * it exclusively; reading home's bytes takes it shared, or, to store them, keeps them as they are (21). The fields themselves are read and
  * written under chunk->lock, a mutex that is never held across anything that waits, so that who holds the
- * page lock may look at them without it only where nobody else can write them.
+ * page lock may read them without chunk->lock only if nobody else can write them.
  *
  * Locks, in the order in which they are taken:
- *	cache_device.dead_lock	somebody looks for what clients that are gone hold			[W] only
  *	cache_device.reserve	what an acquire gets, and what is evicted, is decided: not while waiting
- *	cfile.range		shared: who uses contents; exclusive: who removes them (truncate)
+ *	cfile.range		shared: to use contents; exclusive: to remove them (truncate)
  *	page locks		ascending by chunk, then page; out of order only by trying
  *	chunk.lock
  *	cfile.lock
@@ -42,7 +41,7 @@
 typedef uint32_t frame_t;
 
 struct slab {
-	/* A bit a frame that nobody has; none without memory. All in one cache line. */
+	/* One bit for each frame, set if nobody has it; none is set without memory. All in one cache line. */
 	_Alignas(64) _Atomic uint64_t free[GAIA_CHUNK_PAGES / 64];
 	void *memory;	    /* GAIA_CHUNK bytes; frames->lock, or, to read it, one of its frames */
 	atomic_bool needed; /* frames were taken or given since frames_trim() */
@@ -50,16 +49,16 @@ struct slab {
 
 struct frames {
 	/* Constant once there are any. */
-	const struct cache_device *dev; /* those who are told of slabs */
+	const struct cache_device *dev; /* the devices to which slabs are announced */
 	unsigned n_devices;
 	uint64_t budget; /* frames */
 	unsigned room;
 
-	_Atomic uint64_t used; /* frames: never above the budget but by who goes beyond it */
-	_Atomic uint64_t *some; /* a bit a slab; set if it has free frames */
+	_Atomic uint64_t used; /* frames; above the budget only by calls that may go beyond it */
+	_Atomic uint64_t *slabs_with_space; /* one bit for each slab; set if it has free frames */
 
 	pthread_mutex_t lock;
-	/* lock. Tables grow only, and are read without. */
+	/* lock. Tables only grow, and are read without it. */
 	struct slab **slab;
 	atomic_uint n_slabs, n_memory; /* of all; of those with memory */
 };
@@ -67,12 +66,12 @@ struct frames {
 int frames_init(struct frames *fr, uint64_t bytes);
 void frames_destroy(struct frames *fr);
 /*
- * Take up to @n frames, consecutive where there are such. Returns how many: fewer if the budget
- * is used up. @beyond: regardless of the budget; fewer then only without any memory.
+ * Take up to @n frames, consecutive ones if there are any. Returns how many: fewer if the budget
+ * is used up. @beyond: regardless of the budget; then fewer only if there is no memory.
  */
 unsigned frames_take(struct frames *fr, unsigned n, frame_t *out, bool beyond);
 void frames_give(struct frames *fr, const frame_t *frame, unsigned n);
-/* Give the system what was empty since the last call; @all: what is empty now. Devices may take their time. */
+/* Give back to the system what has been empty since the last call; @all: what is empty now. Devices may take their time. */
 void frames_trim(struct frames *fr, bool all);
 void *frame_ptr(const struct frames *fr, frame_t frame);
 
@@ -81,21 +80,23 @@ void *frame_ptr(const struct frames *fr, frame_t frame);
 enum {
 	PAGE_DIRTY = 1,	 /* home differs from the store; has a frame */
 	PAGE_LOCKED = 2, /* exclusively */
-	PAGE_STORED = 4, /* not dirty: home's bytes were stored; without a sync since, perhaps not for good */
-	PAGE_SYNCING = 8, /* and were so before the sync that is under way */
-	PAGE_GIVEN = 16, /* the kernel's cache was given home's bytes, or gave them */
+	PAGE_STORED = 4, /* not dirty: home's bytes were stored, but not synced since, so perhaps not for good */
+	PAGE_SYNCING = 8, /* STORED since before the sync that is under way */
+	PAGE_GIVEN = 16, /* the kernel's cache was given home's bytes, or sent them */
 	PAGE_SHARERS_TURN = 32, /* those who waited to share it go first, before the next exclusive lock */
+	PAGE_STORING = 64, /* dirty, and somebody is storing the bytes that it had when he began: in its frame, or */
+	PAGE_RENEWED = 128, /* in one that is that one's alone by now, since it was written meanwhile */
 };
 
 struct page {
 	frame_t frame;
 	uint8_t flags;
 	uint8_t readers; /* holders of the shared lock */
-	uint8_t lockers, sharers; /* who wait: for the exclusive lock, for the shared one */
+	uint8_t lockers, sharers; /* waiting threads: for the exclusive lock, for the shared one */
 };
 
 /* Pages come in leaves, so that a small file costs little. A leaf never moves while its chunk lives, so that
- * who holds a page's lock may look at the page without chunk->lock. */
+ * the holder of a page's lock may look at the page without chunk->lock. */
 #define LEAF_PAGES 64u
 
 /* Saved bytes that are the base of merges to come: a twin. */
@@ -105,16 +106,16 @@ struct twin {
 	frame_t frame;
 };
 
-/* Of the few pages that have twins. All its frames are counted in cache.n_kept. */
+/* For the few pages that have twins. All its frames are counted in cache.n_kept. */
 struct page_extra {
 	unsigned page;
 	struct twin *twins;
-	frame_t owners;	 /* see merge3_owned(); where several devices write */
-	frame_t under;	 /* what the store held when it was last made equal to home, see passthrough.c; 0: home's */
+	frame_t owners;	 /* see merge3_owned(); if several devices write */
+	frame_t under;	 /* the store's bytes when it was last made equal to home, see passthrough.c; 0: home's */
 	UT_hash_handle hh;
 };
 
-/* Of a chunk that a device has touched. */
+/* For a chunk that a device has touched. */
 struct chunk_track {
 	struct page_track page[GAIA_CHUNK_PAGES];
 	struct page_extra *extra; /* hash */
@@ -123,11 +124,15 @@ struct chunk_track {
 struct grant;
 struct replica;
 
+enum { READY_TO_READ, READY_TO_WRITE, READY_KINDS };
+#define SHARERS_MOST 16u /* with more clients that may store there nothing is ready */
+
 /* What was a replica's memory until other took its place, and is taken back from the clients that map it. Nobody holds any of it. */
 struct old_memory {
 	struct old_memory *next;
 	struct cache_device *dev;
 	struct devmem *mem;
+	struct keeper *keepers; /* of who takes it back */
 };
 
 /*
@@ -145,31 +150,34 @@ struct chunk {
 	TAILQ_ENTRY(chunk) link; /* in file->unsynced */
 
 	pthread_mutex_t lock;
-	pthread_cond_t unlocked; /* some page lock was dropped, or the delivery of a grant has ended */
+	pthread_cond_t unlocked; /* a page lock was dropped, or the delivery of a grant has ended */
 
 	/* lock. */
 	struct page *leaf[GAIA_CHUNK_PAGES / LEAF_PAGES]; /* NULL: absent, clean, unlocked */
+	unsigned n_locked, n_shared;  /* page locks held: exclusive ones, shared ones */
+	unsigned n_storing;	      /* pages that are being stored */
+	atomic_uint n_ready;	      /* grants for which it is ready, see ready.c. Set with lock held */
 	/* Set with lock held. Without it, what was done before is seen: all_dirty(), chunk_list_unsynced(). */
 	atomic_uint n_frames, n_dirty, n_stored;
 	atomic_uint n_ahead; /* page releases not merged yet, over all devices */
-	bool unsynced;	     /* one of the last three is not 0: in file->unsynced */
+	bool unsynced;	     /* one of n_dirty, n_stored and n_ahead is not 0: in file->unsynced */
 	struct chunk_track *track;    /* NULL: no device has a replica, and none is needed */
 	struct replica **replica;     /* in order of the devices */
 	unsigned n_replicas;
-	struct old_memory *old; /* all pages are locked as well when it changes */
+	struct old_memory *old; /* all pages are locked, too, when it changes */
 
-	atomic_bool referenced; /* used since the LRU scan last came by */
+	atomic_bool referenced; /* used since the LRU scan last looked at it */
 
 	/*
-	 * The lists of the cache (CHUNK_*) that it is on, or on its way to. Set with lock held, by who puts it there; cleared
-	 * with cache->lock held.
+	 * The lists of the cache (CHUNK_*) that it is on, or on its way to. Set with lock held, by the thread that puts it there;
+	 * cleared with cache->lock held.
 	 */
 	atomic_uint lists;
-	/* On the way: see chunk_arrive(). */
+	/* For chunks on the way: see chunk_arrive(). */
 	atomic_uint arriving;
 	struct chunk *next_arrival;
 	uint64_t dirty_since, ahead_since; /* ns; constant while on that list */
-	uint64_t tried;	      /* the flusher's own: the round in which it could not be stored */
+	uint64_t tried;	      /* the flusher's: the round in which it could not be stored */
 	/* cache->lock. */
 	TAILQ_ENTRY(chunk) lru, dirty, emptied, ahead;
 };
@@ -177,7 +185,7 @@ TAILQ_HEAD(chunk_list, chunk);
 enum {
 	CHUNK_LRU = 1,	   /* has frames */
 	CHUNK_DIRTY = 2,   /* has dirty pages */
-	CHUNK_EMPTIED = 4, /* the flusher is to take it off the LRU list */
+	CHUNK_EMPTIED = 4, /* the flusher must take it off the LRU list */
 	CHUNK_AHEAD = 8,   /* has pages that devices released and home lacks */
 };
 
@@ -194,47 +202,47 @@ struct cfile {
 
 	/* cache->lock. */
 	unsigned holds; /* by callers and mappings */
-	atomic_uint uses; /* holds and chunks: at 0 the cfile ends; without the lock if it is neither 0 before nor after */
+	atomic_uint uses; /* holds and chunks: at 0 the cfile ends. Changed without the lock if it is 0 neither before nor after */
 	bool forgotten;
 	UT_hash_handle hh;
 
 	pthread_rwlock_t range;
-	atomic_uint range_waiters; /* for range, exclusively; everybody else waits behind them */
+	atomic_uint range_waiters; /* threads that wait for range exclusively; all others wait behind them */
 
 	pthread_mutex_t lock;
 	/* lock. */
 	struct chunk *chunks; /* hash by index */
-	TAILQ_HEAD(, chunk) unsynced; /* those that a sync has to do with, of which others may be many more; in no order */
+	TAILQ_HEAD(, chunk) unsynced; /* the chunks that concern a sync, maybe few of all; in no order */
 	struct store_file *store_r, *store_w; /* opened when first needed; store_w serves both */
-	int error;	      /* the last failed writeback's */
+	int error;	      /* of the last writeback that failed */
 	uint64_t error_seq;
 
-	/* The flusher's own: the round in which it came to the file, and how many of its chunks could not be stored then. */
+	/* The flusher's: the round in which it last came to the file, and how many of its chunks could not be stored then. */
 	uint64_t tried;
 	unsigned failed;
-	bool complained;      /* about writeback, since it last worked */
-	uint64_t failed_ns;   /* when it last did not */
+	bool complained;      /* it was logged that writeback fails, since it last worked */
+	uint64_t failed_ns;   /* when it last failed */
 	TAILQ_HEAD(, sync) syncs;  /* under way, in order */
-	pthread_cond_t sync_ended; /* one of them is not any more */
+	pthread_cond_t sync_ended; /* one of them has ended */
 	uint64_t syncs_begun;	   /* ever */
-	/* What the store's is to be when what is dirty has been stored. */
+	/* The time that the store's file must have when everything dirty has been stored. */
 	struct timespec mtime;
 	bool mtime_set;
 
 	atomic_uint_least64_t size;
 	atomic_uint_least64_t n_dirty, n_stored; /* pages */
-	atomic_uint_least64_t syncs_failed; /* ever; raised before what is stored is looked for, and when that is dirty: see store_again() */
+	atomic_uint_least64_t syncs_failed; /* ever; raised before looking for what is stored, and when that is dirty: see store_again() */
 	atomic_uint_least64_t n_ahead; /* page releases not merged yet, over all devices */
 	atomic_uint_least64_t n_windows; /* invalidations of pages that have not completed */
 	atomic_bool gone;
 	/* Changed with range held exclusively; see passthrough.c. */
 	atomic_bool passthrough;
 	/*
-	 * In that state, whether CPU programs may change the store's file; if not, whether home has what they did: one
+	 * For passthrough files: whether CPU programs may change the store's file; if not, whether home has their changes: one
 	 * of CPU_*, and how often that changed.
 	 */
 	atomic_uint_least64_t cpu_writes;
-	/* Where sequential readers would go on: hints, relaxed. */
+	/* Where sequential readers would continue: hints, relaxed. */
 	atomic_uint_least64_t stream[READ_STREAMS];
 	atomic_uint oldest_stream;
 	atomic_uint mappings;
@@ -245,8 +253,8 @@ struct cfile {
 };
 
 /*
- * Mappings that may only read, but could store: those of one file on one device by one user, or a single one. They share replicas,
- * beside the one of who may write. Lives as long as one of them.
+ * Mappings that may only read, but could store: all of one file on one device by one user, or a single one. They share replicas
+ * of their own, beside the replica of the clients that may write. Lives as long as one of them.
  */
 struct readers {
 	/* Constant. */
@@ -254,7 +262,7 @@ struct readers {
 		unsigned device;
 		uid_t uid;
 	} of;
-	bool alone; /* a single one's: not in the table, where others would find it */
+	bool alone; /* for a single mapping: not in the table, where others would find it */
 
 	/* file->lock. */
 	unsigned mappings;
@@ -262,40 +270,48 @@ struct readers {
 };
 
 /*
- * A device's copy of a chunk. Its pages are guarded as the chunk's pages are. A chunk has at most one on a device
- * that clients share, and one more for each struct readers: such a copy is only ever filled. Nothing is read
- * from it or released in it, and it ends with the last of their mappings.
+ * A device's copy of a chunk. Its pages are guarded as the chunk's pages are. A chunk has at most one replica on a device
+ * that all clients share, and one more for each struct readers. The latter is only ever filled: nothing is read
+ * from it or released in it, and it ends with the last of these readers' mappings.
  */
 struct replica {
 	struct chunk *chunk; /* holds a reference */
 	struct cache_device *dev;
-	struct readers *only; /* whose it is; NULL: shared by all who may write */
+	struct readers *only; /* the readers that it is for; NULL: shared by all who may write */
 
 	/* chunk->lock. */
-	struct devmem *shadow;	/* snapshots of secured pages; used by who locks the page */
+	struct devmem *shadow;	/* snapshots of secured pages; used by the thread that has the page locked */
 	unsigned n_snapped, n_shadow_users;
-	LIST_HEAD(, grant) grants;
-	bool spoiled; /* who holds nothing of it, and is no client any more, may be storing there */
+	LIST_HEAD(, grant) grants; /* changes only while it is ready for none of them */
+	bool spoiled; /* somebody who holds nothing of it, and is not a client any more, may be storing there */
 	unsigned n_suspects; /* grants */
+	struct keeper *keepers; /* clients that may map it still when it is freed: see stranded.c */
 	struct page_replica page[GAIA_CHUNK_PAGES];
+	/*
+	 * The index of what is stale: a bit a page, set if an acquire might find something to do there, to read it or (unready) to write
+	 * it. state.c sets and clears it. A bit too many costs a look at the page; one too few would be a wrong byte (cache_check()).
+	 */
+	uint64_t stale[GAIA_CHUNK_PAGES / 64], unready[GAIA_CHUNK_PAGES / 64];
 
-	/* dev->lock; who pins it may look at mem without, once there is any. */
-	struct devmem *mem; /* NULL: promised to the acquire that has made it, which others may wait for */
+	/* dev->lock; a thread that has it pinned may read mem without, once there is any. */
+	struct devmem *mem; /* NULL: promised to the acquire that has made the replica; others may wait for that */
 	unsigned pins;	/* grants that hold pages, calls in progress */
 	struct pinner *pinners; /* see users.c */
-	bool evicting;	/* the one pin is the evictor's, and nobody may join it; set under dev->reserve, too */
-	bool failed;	/* the promise was not kept; ends with the last pin */
-	uint64_t stuck;	/* it could not be evicted: dev->n_stuck of then */
-	TAILQ_ENTRY(replica) link; /* in dev->idle iff pins == 0, else in dev->busy; of what failed in neither */
+	unsigned n_ready; /* grants for which it is ready, see ready.c; changed with chunk->lock held as well */
+	bool evicting;	/* the only pin is the evictor's, and nobody may add one; set under dev->reserve, too */
+	bool failed;	/* the promise was not kept; the replica ends with the last pin */
+	uint64_t stuck;	/* dev->n_stuck when it could not be evicted */
+	uint64_t idled;	/* dev->n_idled when it came to the end of its list */
+	TAILQ_ENTRY(replica) link; /* in dev->busy iff pins > 0, else in dev->idle_ready iff n_ready > 0, else in dev->idle; if failed in none */
 };
 
-/* chunk->lock held. */
+/* chunk->lock is held. */
 static inline bool replica_is_spoiled(const struct replica *rep)
 {
 	return rep->spoiled || rep->n_suspects > 0;
 }
 
-/* What one mapping has to do with one replica. Lives while the mapping knows the replica. */
+/* The relation of one mapping to one replica. Lives while the mapping knows the replica. */
 struct grant {
 	struct mapping *mapping;
 	struct replica *replica;
@@ -305,31 +321,34 @@ struct grant {
 
 	/* chunk->lock. */
 	unsigned to_come; /* acquires, for which the chunk stays (GAIA_PROT_PIN) */
-	bool pinned;	/* the mapping holds pages of it, or to_come: holds a pin on the replica */
+	bool pinned;	/* has a pin on the replica: the mapping holds pages of it, and it is not ready; or to_come */
+	uint8_t ready;	/* bits READY_*; changed with mapping->lock held as well */
+	uint64_t counted[GAIA_CHUNK_PAGES / 64]; /* pages held for writing that the replica has counted (replica_hold()) */
 	bool in_delivery; /* some acquire is handing the replica's memory to the client; or what was that before is taken back from it */
-	/* The client maps it, when it has handled this message (cache_host.grant); 0: it does not. */
+	/* The client maps it once it has handled this message (cache_host.grant); 0: it does not map it. */
 	uint64_t delivered;
-	bool offered; /* sent to the client, which has not said that it maps it: it may, and is asked to unmap it */
-	unsigned lookers; /* who asks its client, or drops what it holds; it and its mapping stay meanwhile */
+	bool offered; /* sent to a client that has not said that it maps it. It may map it, so it is asked to unmap it */
+	unsigned lookers; /* threads that ask its client, or drop what it holds; it and its mapping stay meanwhile */
 	bool suspect; /* its client is gone, and may have left the memory to somebody: known when the mapping has ended */
-	bool unanswered; /* it was asked to unmap it, and has not said that it did */
+	bool unanswered; /* the client was asked to unmap it, and has not said that it did */
 };
 
-/* Pages [a, b) of a file. */
+/* Pages [a, b) of a file; chunks of it. */
 struct page_span {
 	uint64_t a, b;
 };
+struct chunk_span {
+	uint64_t a, b;
+};
 
-/* An acquire to come (GAIA_PROT_PIN), and the chunks that stay for it: each is counted in its grant's to_come. */
+/* An announced acquire (GAIA_PROT_PIN), and the chunks that stay for it: each counts in its grant's to_come. */
 struct pin {
 	STAILQ_ENTRY(pin) link; /* mapping.pins, oldest first */
 	struct page_span span;
-	bool taken;		/* the acquire has come, and is under way */
+	bool taken;		/* the acquire itself has come, and is under way */
 	uint64_t first, n;	/* chunks of the file */
 	unsigned n_beyond;	/* runs of others of the span, which the client maps */
-	struct chunk_span {
-		uint64_t a, b;
-	} beyond[];
+	struct chunk_span beyond[];
 };
 
 struct mapping {
@@ -340,46 +359,61 @@ struct mapping {
 	uint64_t id;
 	unsigned prot;
 	bool export_write;    /* descriptors for the client allow writing */
-	struct readers *readers; /* whose replicas it has; NULL: the shared ones */
+	struct readers *readers; /* the readers whose replicas it uses; NULL: it uses the shared ones */
 	uint64_t off, len;
 	pthread_mutex_t lock; /* taken inside chunk.lock */
 	/* lock. */
 	struct grant *grants;
-	struct holds holds; /* of pages of chunks that it has a grant of: each is counted in the replica (replica_hold()) */
+	struct holds holds; /* of pages of chunks that it has a grant of */
+	struct holds ready[READY_KINDS]; /* pages: see ready.c */
+	/* Who must live for what is ready to be acquired without a look at it: see ready.c. */
+	struct sharer {
+		void *client;
+		uint64_t n; /* grants of the client's, of replicas that are ready for this mapping */
+	} sharer[SHARERS_MOST];
+	unsigned n_sharers;
+	uint64_t ready_seq; /* the last message by which the client got such a chunk */
 	/*
-	 * Acquired when they lay beyond the end, in chunks that the client does not map: an acquire by which
-	 * it gets the chunk acquires them, too.
+	 * Pages that were acquired when they were beyond the end, in chunks that the client does not map: an acquire that
+	 * brings the chunk to the client acquires these pages, too.
 	 */
 	struct holds wanted;
-	unsigned span_blocks; /* of these two that were asked for, see cache_host.spans */
+	unsigned span_blocks; /* blocks of spans that were asked for, for these two: see cache_host.spans */
 	STAILQ_HEAD(, pin) pins;
 	unsigned n_pins;
+	struct cache_process process; /* lock: its client's, once it was asked for; see keeper_make() */
+	bool process_known;
 	_Atomic uint64_t kept; /* "break.reuse_mapped": 1 + a chunk that the client was left with */
 };
 
 /* Whether pages are copied from another device. */
 enum peer {
 	PEER_NONE,
-	PEER_NEW, /* yes, but none was seen to arrive as it was sent */
+	PEER_NEW, /* yes, but it is not known yet whether pages arrive as they were sent */
 	PEER_PROVEN,
 };
 
 struct cache_device {
 	struct device *dev;
 	unsigned index;
-	unsigned each_percent; /* of it, that each user may have pinned */
+	unsigned each_percent; /* how much of it each user may have pinned */
 	struct log_pace pace;
-	pthread_mutex_t dead_lock, reserve;
+	pthread_mutex_t reserve;
 	pthread_mutex_t lock;
 	/* lock. */
-	uint64_t used, pinned; /* bytes; pinned: all that is not idle */
-	uint64_t promised, leaving; /* of pinned: without memory yet, being evicted */
-	uint64_t n_left; /* how often replicas have gone, or were to be evicted and stay */
-	uint64_t n_stuck; /* of these, those that could not be evicted */
-	pthread_cond_t changed; /* n_left has, or a promise was kept or broken */
-	struct device_user *users; /* hash by uid: who pins something, other than the owners of the mount */
+	uint64_t used, pinned; /* bytes; pinned: everything that is not idle */
+	uint64_t promised, leaving; /* parts of pinned: without memory yet; being evicted */
+	uint64_t n_left; /* how often replicas have gone, or should have been evicted and stayed */
+	uint64_t n_stuck; /* of these, how often one stayed */
+	pthread_cond_t changed; /* n_left has changed, or a promise was kept or broken */
+	struct device_user *users; /* hash by uid: users who pin something, except the owners of the mount */
 	uint64_t user_chunks;	   /* that any of them pins */
-	TAILQ_HEAD(, replica) idle; /* first: longest unused */
+	struct keeping *keeping; /* hash: the processes that keep memory of it, see stranded.c */
+	uint64_t n_stranded; /* chunks that they keep */
+	uint64_t n_given_up; /* how often one of them was found to have ended */
+	/* Replicas that nobody pins, the longest unused first: idle_ready has those that are ready for some grant, and so may be held at any moment. */
+	TAILQ_HEAD(, replica) idle, idle_ready;
+	uint64_t n_idle_ready, n_idled; /* how many; how often one came to the end of either list */
 	TAILQ_HEAD(, replica) busy;
 	_Atomic uint64_t read_ns; /* a page, moving average (relaxed); 0: not known */
 	atomic_bool gone;	/* for good: an operation said so (-ENODEV) */
@@ -390,11 +424,11 @@ struct cache_device {
 struct race {
 	uint64_t file;
 	uint64_t off;
-	unsigned owner; /* the device's, + 1 */
+	unsigned owner; /* the device's number + 1 */
 };
 #define RACES_KEPT 32
 
-/* The kernel's copy of a page lacks something: the notifier thread invalidates it. */
+/* The kernel's copy of a page lacks something: the notifier thread must invalidate it. */
 struct again {
 	struct chunk *chunk; /* holds a reference, and so its file */
 	unsigned page;
@@ -421,11 +455,11 @@ struct cache {
 	struct chunk_list dirty; /* first: longest dirty */
 	struct chunk_list ahead; /* first: released longest ago */
 	struct chunk_list emptied;
-	_Atomic(struct chunk *) arrivals; /* not on their lists yet; the last one first; pushed without lock */
+	_Atomic(struct chunk *) arrivals; /* chunks that are not on their lists yet, the last one first; pushed without lock */
 	TAILQ_HEAD(, again) again;
 	pthread_cond_t again_cond, again_done, flusher_cond, fetcher_cond;
 	atomic_bool stopping;
-	bool idle_files; /* the flusher is to look for files to drop */
+	bool idle_files; /* the flusher must look for files to drop */
 	struct race race[RACES_KEPT];
 	uint64_t n_races;
 
@@ -434,18 +468,18 @@ struct cache {
 	struct log_pace pace;
 	atomic_uint_least64_t n_kept;  /* frames for merges to come: see page_extra */
 	pthread_t flusher, fetcher, notifier;
-	pthread_rwlock_t round; /* shared: the flusher's and the fetcher's while they are at work; before all other locks (1) */
+	pthread_rwlock_t round; /* the flusher and the fetcher hold it, shared, while they work; before all other locks (1) */
 };
 
 /* ---- file.c ---- */
-/* A chunk was made, is gone; the latter may end the cfile. */
+/* A chunk was made; or is gone, which may end the cfile. */
 void cfile_use(struct cfile *f);
 void cfile_unuse(struct cfile *f);
-/* file->range, for who removes contents: those who have it shared for long give him a turn. */
+/* Take file->range to remove contents: those who have it shared for long let this thread have its turn. */
 void range_lock_exclusively(struct cfile *f);
-/* Drop what files that nothing holds and nobody knows still cache. The flusher's. */
+/* Drop what is cached of files that nothing holds and nobody knows. For the flusher. */
 void idle_files_reap(struct cache *c);
-/* The file's path, for people: without bytes that would spoil a line of text. No lock held. */
+/* The file's path, for messages: without bytes that would spoil a line of text. No lock is held. */
 #define CFILE_NAME_MAX 4096u
 const char *cfile_name(struct cfile *f, char buf[CFILE_NAME_MAX]);
 
@@ -456,19 +490,19 @@ struct chunk *chunk_ref(struct chunk *ch);
 void chunk_put(struct chunk *ch);
 /* References to the chunks of [first, last], in order; *@out to be freed. */
 unsigned chunk_list_get(struct cfile *f, uint64_t first, uint64_t last, struct chunk ***out);
-/* Of these the ones that have such pages (@what: one of the enum), looking at no others. */
+/* Those of them that have such pages (@what: one of the enum); looks at no others. */
 enum unsynced {
 	UNSYNCED_AHEAD,	 /* released, and not merged */
 	UNSYNCED_DIRTY,	 /* not stored */
-	UNSYNCED_STORED, /* and without a sync since */
-	UNSYNCED_ANY,	 /* also where pages are about to become one from another of these */
+	UNSYNCED_STORED, /* stored, without a sync since */
+	UNSYNCED_ANY,	 /* any of these; also chunks whose pages are about to change from one of these to another */
 };
 unsigned chunk_list_unsynced(struct cfile *f, uint64_t first, uint64_t last, enum unsynced what,
 			     struct chunk ***out);
-/* chunk->lock held. @more releases of its pages are not merged yet. */
+/* Count @more releases of its pages as not merged yet. chunk->lock is held. */
 void chunk_count_ahead(struct chunk *ch, int more);
 
-/* chunk->lock held. The page, its leaf made if need be. */
+/* The page; its leaf is made if necessary. chunk->lock is held. */
 struct page *page_make(struct chunk *ch, unsigned i);
 static inline struct page *page_at(const struct chunk *ch, unsigned i)
 {
@@ -485,201 +519,220 @@ static inline bool page_dirty(const struct chunk *ch, unsigned i)
 	return page_at(ch, i) && (page_at(ch, i)->flags & PAGE_DIRTY);
 }
 
-/* chunk->lock held, dropped while some page lock of the chunk is waited for. */
+/* Wait until some page lock of the chunk is dropped. chunk->lock is held, but dropped meanwhile. */
 void page_wait(struct chunk *ch);
-/* The same, and pages [a, b). */
+/* The same for all of pages [a, b), which it then locks or unlocks. */
 void pages_lock(struct chunk *ch, unsigned a, unsigned b);
+/* The same, to write them: without waiting for who stores them. Of how many that has to be told to pages_renew() (21). */
+unsigned pages_lock_to_write(struct chunk *ch, unsigned a, unsigned b);
+/* Without waiting for anybody: all or none. Who has them to write leaves home's bytes as they are. */
+bool pages_trylock(struct chunk *ch, unsigned a, unsigned b);
+bool pages_trylock_to_write(struct chunk *ch, unsigned a, unsigned b);
 void pages_unlock(struct chunk *ch, unsigned a, unsigned b);
 bool page_trylock(struct chunk *ch, unsigned i);
 /*
- * A thread that shares a page waits for later pages only: not for the same one again, since who waits for it exclusively
- * goes first (17).
+ * A thread that shares a page may then wait for later pages only, not for the same one again: threads that wait for it
+ * exclusively go first (17).
  */
 void page_share(struct chunk *ch, unsigned i);
 bool page_tryshare(struct chunk *ch, unsigned i);
 void page_unshare(struct chunk *ch, unsigned i);
 /*
- * No lock held: unshare pages [a, b). @given: the kernel's cache has them now, so that nobody will ask
- * for them soon. They leave home, unless devices share the file or home is all there is of their bytes.
+ * Unshare pages [a, b). No lock is held. @given: the kernel's cache has them now, so nobody will ask
+ * for them soon: they leave home, unless devices share the file or only home has their bytes.
  */
 void pages_unshare(struct chunk *ch, unsigned a, unsigned b, bool given);
 /*
- * No lock held: a sync begins; and has ended. If it has worked, what was stored before it is on the disk, and those pages
- * leave home, as above, that the kernel has.
+ * A sync begins; and has ended. No lock is held. If it has worked, what was stored before it began is on the disk, and those
+ * of these pages that the kernel has leave home, as above.
  */
 void chunk_sync_begins(struct chunk *ch);
 void chunk_sync_ended(struct chunk *ch, bool worked);
-/* From exclusive to shared. */
+/* Change the lock from exclusive to shared. */
 void page_downgrade(struct chunk *ch, unsigned i);
+/*
+ * Page i's bytes stay as they are, in its frame or without it, until store_ended(). Waits for who has the page, or
+ * stores it; @wait false: not, and returns false.
+ */
+bool store_begin(struct chunk *ch, unsigned i, bool wait);
+/*
+ * Of pages [a, b), whose frames were @frame: what is not the page's any more is given back. @stored: the bytes are the
+ * store's now.
+ */
+void store_ended(struct chunk *ch, unsigned a, unsigned b, const frame_t *frame, bool stored);
+/* No lock held; pages [a, b) are locked to be written. Those that are being stored, @n at most, get other frames, with the same bytes. */
+int pages_renew(struct chunk *ch, unsigned a, unsigned b, unsigned n);
 
 /*
- * A frame for page i, which is locked exclusively. Neither chunk->lock nor another leaf held.
- * Evicts, stores, and at last goes beyond the budget; fails (-ENOMEM) only without any memory.
+ * Frames for @n pages that are locked exclusively. Neither chunk->lock nor a leaf lock is held.
+ * Evicts, stores, and at last goes beyond the budget; fails (-ENOMEM) only if there is no memory.
  */
 int frame_alloc(struct cache *c, unsigned n, frame_t *out);
-/* The two spare frames of kernel_page_write() and its like: those that are 0 are taken. To be given back, also on error. */
+/* The two spare frames of kernel_page_write() and similar calls: replaces those that are 0. They must be given back, also on error. */
 int spares_take(struct cache *c, frame_t spare[2]);
 void spares_give(struct cache *c, frame_t spare[2]);
 /* Home's bytes of a page that is present and locked by the caller, shared or exclusively. */
 void *page_ptr(const struct chunk *ch, unsigned i);
 /*
- * No lock but the file's range held: whether home can take @n pages more, that cannot leave it, and keep a quarter of its
- * budget for others: -ENOMEM. Evicts and stores until it can.
+ * Whether home can take @n more pages that cannot leave it, and still keep a quarter of its
+ * budget for others: -ENOMEM. Evicts and stores until it can. No lock but the file's range is held.
  */
 int home_room_to_stay(struct cache *c, unsigned n);
 
-/* chunk->lock held, page locked. Takes over @frame as home's bytes and returns the old one (or 0). */
+/* Make @frame, which is consumed, home's bytes, and return the old frame (or 0). chunk->lock is held, the page is locked. */
 frame_t page_set_frame(struct chunk *ch, unsigned i, frame_t frame);
-/* The same of pages [a, b): they are dirty, and so not stored; or the other way round. */
+/* In the same way for pages [a, b): make them dirty, and so not stored; or stored, and so not dirty. */
 void pages_set_dirty(struct chunk *ch, unsigned a, unsigned b);
 void pages_set_stored(struct chunk *ch, unsigned a, unsigned b);
 void page_clear_dirty(struct chunk *ch, unsigned i);
-/* Drop home's copy: clean, or its dirt no longer matters. */
+/* Drop home's copy, which is clean, or whose changes no longer matter. */
 void page_drop(struct chunk *ch, unsigned i);
 
-/* No lock held: put the chunk on the lists it belongs to. After frames or dirt were added. */
+/* Put the chunk on the lists it belongs to, after frames or dirty pages were added. No lock is held. */
 void chunk_account(struct chunk *ch);
 /* Take the chunk off the lists that it no longer belongs to, so that it can end. */
 void chunk_unlist(struct chunk *ch);
-/* Drop the clean frames of a chunk that nobody uses: number of frames. */
+/* Drop the clean frames of a chunk that nobody uses; returns their number. */
 unsigned chunk_shrink(struct chunk *ch);
-/* The longest dirty chunk, if it is so for @age_ns: taken off its list, with the list's reference. */
+/* The chunk that has been dirty longest, if for at least @age_ns: taken off its list, with the list's reference. */
 struct chunk *chunk_due(struct cache *c, uint64_t age_ns);
-/* The same of those with pages that were released so long before @at_ns and not fetched. */
+/* The same for chunks with pages that were released so long before @at_ns and not fetched. */
 struct chunk *chunk_due_ahead(struct cache *c, uint64_t age_ns, uint64_t at_ns);
-/* Take chunks whose last frame left with a read off the LRU list. */
+/* Take chunks off the LRU list whose last frame left after a read. */
 void emptied_reap(struct cache *c);
 
 /* ---- writeback.c ---- */
 void *flusher_main(void *cache);
 void *fetcher_main(void *cache);
 /*
- * Store the dirty pages of [a, b). @wait: for pages that are locked; else they are passed over. file->range held
- * shared or exclusively. 0 or the first error; the pages stay dirty then.
+ * Store the dirty pages of [a, b). @wait: wait for pages that are locked; otherwise skip them. file->range is held
+ * shared or exclusively. 0 or the first error; then the pages stay dirty.
  */
 int chunk_store(struct chunk *ch, unsigned a, unsigned b, bool wait);
-/* As chunk_store() for eviction: tries all its locks. Number of pages stored. */
+/* chunk_store() for eviction: takes all its locks by trying. Returns the number of pages stored. */
 unsigned chunk_store_some(struct chunk *ch);
 int cfile_store(struct cfile *f, bool write, struct store_file **out);
-/* Pages of the file could not be stored: for who asks next, and the log. */
+/* Pages of the file could not be stored: note it for the next cfile_error_check(), and log it. */
 void store_failed(struct cfile *f, int err);
-/* What is dirty and stored later was written now; */
+/* Set the modification time for what is dirty and stored later: to now; */
 void cfile_touch(struct cfile *f);
-/* has the modification time that the store's file has now, unless it has one of its own; */
+/* to the time that the store's file has now, unless one has been set; */
 int cfile_keep_time(struct cfile *f);
-/* one of the two: who writes may tell the time himself (times_above). */
+/* one of the two, depending on whether the kernel keeps times (times_above). */
 void cfile_wrote(struct cfile *f);
 /*
- * Before home takes more of the file: 0, or the error with which its pages cannot be stored, when dirty pages have used
- * up home's budget. Else what cannot be stored would take all of the machine's memory. file->range held.
+ * Called before home takes more of the file: 0; or, when dirty pages have used up home's budget, the error with which the
+ * file's pages cannot be stored. Otherwise such pages would take all of the machine's memory. file->range is held.
  */
 int cfile_make_room(struct cfile *f);
-/* Merge home what devices released in a range (len 0: to the end). file->range held. */
+/* Merge home what devices released in a range (len 0: to the end). file->range is held. */
 int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len);
 
 /* ---- home.c: contents of home pages ---- */
 /*
  * Make home present and current for pages [a, b), all locked exclusively: merge what devices released, read what is absent.
- * file->range held. Only pages below the end of the file.
+ * file->range is held. Only pages below the end of the file.
  */
 int home_bring(struct chunk *ch, unsigned a, unsigned b);
-/* Only the absent ones, without regard to devices. */
+/* Only read the absent ones, without regard to devices. */
 int home_fill(struct chunk *ch, unsigned a, unsigned b);
-/* Of those the ones in @pages (a bit a page), all runs of them at a time. */
+/* Only those of them that are in @pages (one bit for each page), all runs of them at the same time. */
 int home_fill_some(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages);
 /*
  * The same in two steps: in between pages are on their way from the store. They stay locked, and file->range held, until
- * all that was begun, for whatever pages, is ended. By one thread.
+ * everything that was begun, for whatever pages, has ended. All by one thread.
  */
 struct fill;
 struct fills {
 	STAILQ_HEAD(, fill) list; /* under way */
-	uint64_t began;		  /* ns; 0: nothing was */
-	bool ahead;		  /* before it is needed */
-	bool in_order;		  /* after what lies before it in the file */
-	bool more;		  /* more is begun before any is waited for */
+	uint64_t began;		  /* ns; 0: nothing was begun */
+	bool ahead;		  /* reads are begun before they are needed */
+	bool in_order;		  /* reads continue what lies before them in the file */
+	bool more;		  /* more are begun before any is waited for */
 };
 #define FILLS(name, ahead_) { .list = STAILQ_HEAD_INITIALIZER((name).list), .ahead = (ahead_) }
 int home_fill_begin(struct fills *fills, struct chunk *ch, unsigned a, unsigned b);
-/* 0 or the first error; what was read is home's in any case. */
+/* 0 or the first error; what was read is in home in any case. */
 int home_fill_end(struct fills *fills);
-/* cache_write() where file->range is held; @buf NULL: zeros. */
+/* cache_write() for callers that hold file->range; @buf NULL: zeros. */
 int home_write(struct cfile *f, const void *buf, size_t len, uint64_t off,
 	       enum cache_write_kind kind);
 extern const char frame_zeros[GAIA_PAGE];
-/* Bytes of the page that are below the end of the file: 0 to GAIA_PAGE. */
+/* How many bytes of the page are below the end of the file: 0 to GAIA_PAGE. */
 unsigned page_limit(const struct chunk *ch, unsigned i);
 
-/* ---- ahead.c: what an acquire will need from the store ---- */
+/* ---- ahead.c: reading what an acquire will need from the store ---- */
 
-#define AHEAD_CHUNKS 4u /* under way beyond the one at work, at most */
+#define AHEAD_CHUNKS 4u /* chunks that are read, at most, beyond the one at work */
 struct batch;
-/* Of one acquire: of pages @span of the chunks of reps[0..n). */
+/* For one acquire: of pages @span of the chunks of reps[0..n). */
 struct ahead {
 	struct replica **reps;
 	uint64_t n;
 	struct page_span span;
 	bool write;
-	uint64_t next; /* the first that was not begun */
-	struct batch *batch[AHEAD_CHUNKS]; /* chunk k's at k % AHEAD_CHUNKS */
+	uint64_t next; /* the first chunk whose reads were not begun */
+	struct batch *batch[AHEAD_CHUNKS]; /* for chunk k at k % AHEAD_CHUNKS */
 };
 void ahead_init(struct ahead *ah, struct replica **reps, uint64_t n, struct page_span span, bool write);
-/* file->range held from here to ahead_drain(): chunk k is at work, let those after it be read. */
+/* Chunk k is at work: begin to read those after it. file->range is held from here to ahead_drain(). */
 void ahead_go_on(struct ahead *ah, uint64_t k);
-/* Chunk k's turn: what was read of it is home's, and all of it unlocked. What could not be read is absent as before. */
+/* It is chunk k's turn: what was read of it is put into home, and all of it unlocked. What could not be read stays absent. */
 void ahead_arrived(struct ahead *ah, uint64_t k);
-/* The same of all. */
+/* The same for all chunks. */
 void ahead_drain(struct ahead *ah);
+/* Chunk k, whose turn has not come, is being read. */
+bool ahead_is_under_way(const struct ahead *ah, uint64_t k);
 
-/* ---- passthrough.c: files that CPU programs have open past the cache. Nothing happens to others. ---- */
+/* ---- passthrough.c: files that CPU programs have open past the cache. For others these do nothing. ---- */
 
 /* Whether CPU programs may write the store's file past us: acquires and releases read it to compare. */
 bool passthrough_compares(struct cfile *f);
-/* The size that the store's file has by now. file->range held. */
+/* Update the size to that of the store's file. file->range is held. */
 int passthrough_size(struct cfile *f);
-/* Whatever was released of pages [a, b), locked exclusively, and CPU programs have changed, becomes home's. */
+/* In pages [a, b), locked exclusively: what was released, and what CPU programs have changed, becomes home's. */
 int passthrough_catch_up(struct chunk *ch, unsigned a, unsigned b);
 /*
- * Before pages are acquired to write: home's bytes are the only base of what is written then, and stay until the release.
- * -ENOMEM: there is no room for @n pages more, unless for the owners of the mount.
+ * Called before pages are acquired for writing: home's bytes are the only base of what is written then, and stay until the
+ * release. -ENOMEM: there is no room for @n more pages, except for the owners of the mount.
  */
 int passthrough_room(const struct mapping *m, unsigned n);
 /*
- * A release: before pages are locked, file->range held: whether there is room for what may not be stored, and the size;
- * then what earlier ones left unmerged of pages [a, b); then, when they are released, CPU programs are to see them, or an
- * error is told; at last, with nothing held, what earlier ones could not store of the range is tried again.
+ * The steps of a release. Before pages are locked, with file->range held: check that there is room for what may not be stored, and
+ * update the size. Then merge what earlier releases left unmerged of pages [a, b). Then, when the pages are released: show them
+ * to CPU programs, or report an error. At last, with nothing held: try again what earlier releases could not store of the range.
  */
 int passthrough_before_release(struct cfile *f);
 int passthrough_left_over(struct chunk *ch, unsigned a, unsigned b);
 int passthrough_released(struct chunk *ch, unsigned a, unsigned b);
 int passthrough_release_again(struct cfile *f, uint64_t off, uint64_t len);
-/* cache_read() and cache_write() of such a file. */
+/* cache_read() and cache_write() for such a file. */
 ssize_t passthrough_read(struct cfile *f, void *buf, size_t len, off_t off);
 int passthrough_write(struct cfile *f, const void *buf, size_t len, off_t off);
-/* chunk_store() of such a file. */
+/* chunk_store() for such a file. */
 int passthrough_store(struct chunk *ch, unsigned a, unsigned b, bool wait);
 
 /* ---- coherence.c: twins, merging, what the kernel holds ---- */
 
-/* Merge all releases of pages [a, b) (locked) home. -EIO: some are lost with their device. */
+/* Merge all releases of pages [a, b), which are locked, home. -EIO: some are lost with their device. */
 int fetch_pages(struct chunk *ch, unsigned a, unsigned b);
 /*
- * The same, for fear of who may store to spoiled replicas: what cannot be fetched from these now is copied on their device, and fetched
- * from there later. The error of the fetch, if there is one.
+ * The same, out of caution against whoever may store to spoiled replicas: what cannot be fetched from these now is copied on their
+ * device, and fetched from there later. Returns the error of the fetch, if there is one.
  */
 int pages_secure(struct chunk *ch, unsigned a, unsigned b);
-/* chunk->lock held; page i is locked and about to be written over: what is lost of it does not matter any more. */
+/* Page i is locked and about to be overwritten: forget what is lost of it, which does not matter any more. chunk->lock is held. */
 void page_drop_lost(struct chunk *ch, unsigned i);
 /*
- * Home's bytes of pages [a, b), which are locked exclusively, have changed; file->range held. If what is kept for merges to
- * come has more than its share of home, the devices that would need the bytes from before are given home's present ones (19).
+ * Called when home's bytes of pages [a, b), which are locked exclusively, have changed; file->range is held. If more is kept for
+ * merges to come than its share of home, the devices that would need the old bytes are given home's present ones (19).
  */
 #define KEPT_SHARE 4u
 void kept_trim(struct chunk *ch, unsigned a, unsigned b);
 
 /*
- * A WRITE changes a tracked page, which is locked, has a frame, and of which no release is unmerged;
- * chunk->lock is held. @present: home had bytes before (a frame without is just memory). @spare: two
+ * A WRITE changes a tracked page, which is locked, has a frame, and has no unmerged release.
+ * chunk->lock is held. @present: home had bytes before (otherwise the frame is just memory). @spare: two
  * frames that may be taken, and are set to 0 then.
  */
 void kernel_page_write(struct chunk *ch, unsigned i, bool present, const void *bytes, unsigned len,
@@ -690,117 +743,205 @@ void exact_write(struct chunk *ch, unsigned i, bool present, unsigned off, const
 void truncate_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[2]);
 
 void *notifier_main(void *cache);
-/* Wait until the invalidations that were asked for until now are done. [W] */
+/* Wait until the invalidations that have been asked for until now are done. [W] */
 void again_wait(struct cfile *f);
 
 /* ---- peer.c ---- */
 
-/* When the devices are there: which reach which. */
+/* Find out which devices reach which. Called when they exist. */
 void peers_find(struct cache *c);
 /*
- * Of the pages [a, b) (locked) that @step says are to be sent to @rep, fill those that another device has just as home has
- * them, whether home is there or not: their step is TRACK_NOTHING then. @runs: room for as many. What fails is left
- * to be sent from home.
+ * Of the pages that the parts' plans say are to be sent, copy those that another device has exactly as home has
+ * them, whether home is present or not, and set their step to TRACK_NOTHING. @runs: room for all of them. What fails is left
+ * to be sent from home. Called by bring.c.
  */
-void peer_send(struct replica *rep, unsigned a, unsigned b, uint8_t *step, struct dev_run *runs);
+struct part;
+void peers_send(struct part **part, unsigned n, struct dev_run *runs);
 
-/* ---- scrub.c: what memory shows that clients map. chunk->lock held ---- */
+/* ---- scrub.c: what the memory that clients map may show. chunk->lock is held ---- */
 
-/* Some client maps it, or is being handed it, or may be mapping it still. */
+/* Whether a client maps it, or is being handed it, or may still be mapping it. */
 bool replica_is_mapped(const struct replica *rep);
 bool chunk_is_mapped(const struct chunk *ch);
 /*
- * Pages [a, b) are locked. If somebody maps the replica: what its memory must not show becomes zeros, where nobody holds it. Drops the
- * lock meanwhile. @fetch: where released bytes are in the way they are fetched first; file->range held.
+ * If anybody maps the replica: zero what its memory must not show, in pages of [a, b), which are locked, that nobody holds. Drops the
+ * lock meanwhile. @fetch: if released bytes are in the way fetch them first; file->range is held.
  */
 void replica_scrub(struct replica *rep, unsigned a, unsigned b, bool fetch);
 /*
- * All pages are locked, and those from @end on lie beyond the end of the file: also what is merely old. An error: some may be as it was.
+ * All pages are locked, and those from @end on are beyond the end of the file. Zeros also what is merely old. On error some may be unchanged.
  */
 int replica_scrub_old(struct replica *rep, unsigned end);
-/* The same of all replicas, after something was removed from the file; file->range held exclusively. */
+/* The same for all replicas, after something was removed from the file; file->range is held exclusively. */
 void chunk_scrub(struct chunk *ch, unsigned a, unsigned b);
 
 /* ---- acquire.c ---- */
 
-/* The mapping ends, and with it all acquires to come. */
+/* The mapping ends, and with it all announced acquires. */
 void pins_drop(struct mapping *m);
+/* Take back a hold of pages [a, b), which an acquire that has failed had added; @untold: see grant_unhold(). No lock is held. */
+void mapping_unhold(struct mapping *m, uint64_t a, uint64_t b, bool write, bool untold);
+/* ---- bring.c ---- */
+
 /* Bring pages [a, b) of the replica's, which are locked, up to date as an acquire to read does. file->range held. */
 int replica_bring(struct replica *rep, unsigned a, unsigned b);
 
+/* ---- ready.c: chunks that may be acquired without a look at them ---- */
+
+/* After an acquire or a release: the chunk is ready from now on, if it is in that state. No lock is held; the replica is pinned. */
+void grant_make_ready(struct grant *g);
+/*
+ * From now on no mapping acquires or releases any of the chunk without chunk->lock, which is held; its replicas are pinned for what is
+ * held of them, and the pages that are held for writing are counted.
+ */
+void chunk_end_ready(struct chunk *ch);
+static inline void chunk_unready(struct chunk *ch)
+{
+	if (atomic_load_explicit(&ch->n_ready, memory_order_relaxed) > 0)
+		chunk_end_ready(ch);
+}
+/* The same for one replica only; and for one grant: what other mappings have ready stays so. chunk->lock is held. */
+void replica_end_ready(struct replica *rep);
+void grant_end_ready(struct grant *g);
+/* The idle replicas that are ready, the longest unused first, @most of them at most: how many. @out is to be freed. dev->reserve is held, which keeps them. */
+uint64_t device_idle_ready(struct cache_device *dev, uint64_t most, struct replica ***out);
+/* Whether a mapping for which the replica is ready holds some of it. No lock is held. */
+bool replica_is_held_ready(const struct replica *rep);
+/* The number of idle replicas of which something is held, because they are ready. dev->reserve is held. */
+uint64_t device_held_idle(struct cache_device *dev);
+/* Acquire, with *err as of cache_acquire(), if all of @span is ready. False: it is not, and nothing was done. */
+bool ready_acquire(struct mapping *m, struct page_span span, bool write, uint64_t *seq, atomic_uint *verdict, int *err);
+/*
+ * Hold, as coming until ready_end(), the pages of @span in those chunks of which all such pages are ready. The other chunks go to @rest, in
+ * order. -EOVERFLOW, -ENOSR: part of them is held. The client has the chunks when it has handled message runs->seq.
+ */
+struct ready_runs {
+	struct page_span *run;
+	unsigned n;
+	uint64_t n_rest, seq;
+};
+int ready_take(struct mapping *m, struct page_span span, bool write, struct ready_runs *runs, uint64_t *rest);
+/*
+ * One hold less of pages [a, b) of a chunk that is ready: false if it is not, or if the replica knows of the hold. Otherwise what the
+ * replica has stays as it is. chunk->lock is held.
+ */
+bool ready_unhold(struct grant *g, unsigned a, unsigned b, bool write);
+/* The acquire has succeeded; @undo: it has not. */
+void ready_end(struct mapping *m, struct ready_runs *runs, bool write, bool undo);
+/* Release the pages of @span in ready chunks that are held for reading only: true if that was all. Else the chunks in @rest (to be freed) remain to be released. */
+struct ready_rest {
+	struct chunk_span *run; /* in order */
+	unsigned n;
+};
+bool ready_release(struct mapping *m, struct page_span span, struct ready_rest *rest);
+/* For cache_check(): a bug() if something is called ready and is not, with chunk->lock held; or if they are not counted as they are. */
+void ready_check(const struct chunk *ch);
+void device_check_ready(struct cache_device *dev);
+
 /* ---- handover.c. [W] ---- */
 
-/* The chunks of grant[0..n), whose replicas are pinned, where the client does not map them: 0 when it does, by what it says. */
+/* Hand the chunks of grant[0..n), whose replicas are pinned, to the client if it does not map them. 0: it says that it maps them. */
 int grants_deliver(struct mapping *m, struct grant **grant, uint64_t n);
 /*
- * If somebody is handing the chunk over, until that has ended. @seq becomes at least the message by which the client has
- * it. False: it has not, since who was handing it over could not.
+ * If another thread is handing the chunk over, wait until it has ended. @seq becomes at least the message by which the client
+ * has it. False: the client does not have it, since the other thread failed.
  */
 bool delivery_wait(struct grant *g, uint64_t *seq);
 
-/* ---- users.c: what each user has pinned. Nobody counts of the owners of the mount. ---- */
+/* ---- users.c: what each user has pinned. Owners of the mount are not counted. ---- */
 
-/* Whether the user may pin these replicas (NULL: one that is to be made). */
+/* Whether the user may pin these replicas (NULL: one that has still to be made). */
 bool user_may_pin(const struct mapping *m, struct replica *const *reps, uint64_t n);
 /* -ENOMEM, and a line in the log. */
 int user_refuse(const struct mapping *m);
 /*
- * He pins them, once each: all, or none if that is more than he may. They are pinned. Takes dev->reserve, so that who decides what an
- * acquire gets either counts them or is counted.
+ * Count these replicas, which are pinned, as pinned by the user, once each: all, or none if the user may not pin so many. Takes
+ * dev->reserve, so that a thread that decides what an acquire gets either counts them or is counted.
  */
 bool user_pin_all(const struct mapping *m, struct replica *const *reps, uint64_t n);
 void user_unpin_all(const struct mapping *m, struct replica *const *reps, uint64_t n);
-/* chunk->lock held. Of a grant, for which there was room when its acquire began. */
+/* For a grant whose acquire found room when it began. chunk->lock is held. */
 void user_pin(const struct mapping *m, struct replica *rep);
 void user_unpin(const struct mapping *m, struct replica *rep);
-/* Bytes of a device that one may have pinned. */
+/* Bytes of a device that one user may have pinned. */
 uint64_t user_limit(const struct cache_device *dev);
+/* dev->lock held. Once more, or less, of the chunk whose list it is. */
+void user_pin_more(struct cache_device *dev, struct pinner **pinners, uid_t uid);
+void user_pin_less(struct cache_device *dev, struct pinner **pinners, uid_t uid);
+
+/* ---- stranded.c ---- */
+
+/* A client that did not unmap memory that it was asked for, or was not asked: see stranded.c. */
+struct keeper;
+
+/* No lock held. The mapping's client; NULL: it has ended, or the device can take memory back. [W] */
+struct keeper *keeper_make(struct mapping *m);
+/* @k may be NULL. */
+void keeper_add(struct keeper **list, struct keeper *k);
+void keepers_free(struct keeper *list);
+/* dev->lock held. A chunk is freed. Bytes that stay used and pinned, since somebody may map it; takes the list over. */
+uint64_t strand(struct cache_device *dev, struct keeper *keepers);
+/* No lock held. How often memory was given up, to be called before looking for room. */
+uint64_t stranded_count(struct cache_device *dev);
+/*
+ * No lock held. Of processes that have ended nothing is counted any more: whether something was given up since @before, by this call or
+ * another. [W]
+ */
+bool stranded_reap(struct cache_device *dev, uint64_t before);
+void stranded_free(struct cache_device *dev);
 
 /* ---- replica.c ---- */
 
-/* device_run(), but for devices that are gone: -ENODEV, at once. */
+/* device_run(), device_begin(), device_end(); for devices that are gone -ENODEV, at once. */
 int cache_device_run(struct cache_device *dev, struct dev_op *op);
+int cache_device_begin(struct cache_device *dev, struct dev_op *op, struct device_wait *w);
+int cache_device_end(struct cache_device *dev, struct device_wait *w);
 
 /*
- * Evict the chunk's replicas on the device on request: -EBUSY if one is pinned. For the mapping @m, if it is not NULL: only the one
- * that it shares, which stays (-EBUSY) if another mapping maps it. [W]
+ * Evict the chunk's replicas on the device on request: -EBUSY if one is pinned. With a mapping @m only the replica
+ * that it uses, which stays (-EBUSY) if another mapping maps it. [W]
  */
 int replica_drop(struct chunk *ch, struct cache_device *dev, const struct mapping *m);
 /* Evict the chunk's replicas, if nobody uses them. */
 void replicas_drop_idle(struct chunk *ch);
 /*
- * Pins the replicas of the file's chunks [first, last], made where missing, into @out: all or none (-ENOMEM).
+ * Pins the replicas of the file's chunks index[0..n), in order, made where missing, into @out: all or none (-ENOMEM).
  * Unreleased writes of clients that have died are dropped on the way. [W]
  */
-int replicas_pin(struct mapping *m, uint64_t first, uint64_t last, struct replica **out);
+int replicas_pin(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out);
 /*
- * The same of those of the @n chunks from @first on that the mapping holds something of, up to the first that it does
- * not: how many. Makes none, and so takes no dev->reserve and waits for no client.
+ * The same of those that the mapping holds something of, up to the first that it does not: how many. Makes none, and so
+ * takes no dev->reserve and waits for no client.
  */
-uint64_t replicas_pin_again(struct mapping *m, uint64_t first, uint64_t n, struct replica **out);
+uint64_t replicas_pin_again(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out);
 /* dev->reserve held, or it is pinned by right, and stays so. False: it leaves. */
 bool replica_pin(struct replica *rep);
 void replica_unpin(struct replica *rep);
-/* Memory for snapshots, made when first needed; NULL if there is none. Stays until as many calls of
- * replica_shadow_done(), which frees it (as replica_shadow_trim() does) when no page is in it. */
+/* It is ready for one grant more, for which it is pinned; or for one less. chunk->lock is held. */
+void replica_ready_more(struct replica *rep);
+void replica_ready_less(struct replica *rep);
+/* Memory for snapshots, made when first needed; NULL if there is none. It stays until replica_shadow_done() was called
+ * as often, which frees it (as replica_shadow_trim() does) if no page is in it. */
 struct devmem *replica_shadow(struct replica *rep);
 void replica_shadow_done(struct replica *rep);
 /* chunk->lock held. */
 void replica_shadow_trim(struct replica *rep);
 
 struct grant *grant_get(struct mapping *m, struct replica *rep);
-/* The mapping's grants of chunks [first, last] that hold something, in order, their replicas pinned; *@out to
+/* The mapping's grants of chunks [first, last] that hold something, in order, with their replicas pinned; *@out must
  * be freed. */
 unsigned grants_pin(struct mapping *m, uint64_t first, uint64_t last, struct grant ***out);
-/* The same of those whose memory the client maps. @idle: also those that hold nothing; takes dev->reserve. [W] */
+/* The same for grants whose memory the client maps. @idle: also those that hold nothing; takes dev->reserve. [W] */
 unsigned grants_pin_mapped(struct mapping *m, uint64_t first, uint64_t last, bool idle,
 			   struct grant ***out);
-/* chunk->lock held: the pin follows what is held and to_come. */
+/* chunk->lock held: the pin follows what is held, unless the chunk is ready, and to_come. */
 void grant_repin(struct grant *g);
+/* The same, and what is held for writing is counted. */
+void grant_catch_up(struct grant *g);
 /*
- * The replica is pinned. Drop what clients that are gone hold of it. Where they may have left the memory to somebody it is spoiled from now
- * on: whether that is news. @known: clients that were alive when the caller began, who are not asked again; those that
- * were not would be taken for others with the same address.
+ * Drop what clients that are gone hold of the replica, which is pinned. If they may have left the memory to somebody it is spoiled
+ * from now on; returns whether that is new. @known: clients that were alive when the caller began, and are not asked again. (Clients
+ * that were not alive are not kept there: another could get the same address.)
  */
 #define LIVING_KNOWN 8u
 struct living {
@@ -808,51 +949,60 @@ struct living {
 	unsigned n; /* ever noted */
 };
 bool grants_drop_dead(struct replica *rep, struct living *known);
-/* Give up all holds, and acquires to come. */
-void grant_discard(struct grant *g);
+/*
+ * The same of the chunk's replicas on the device, which nobody need have pinned; nor does who looks here, so that whoever decides
+ * meanwhile what is in use is not misled. @wait: for those who have the pages; else what they have is left as it is.
+ */
+void chunk_drop_dead(struct chunk *ch, const struct cache_device *dev, struct living *known, bool wait);
+/* Give up all holds, and acquires to come. @wait false: but those of pages that somebody has. */
+void grant_discard(struct grant *g, bool wait);
 
-/* ---- grant.c: what mappings hold. chunk->lock held; bits are a page of the chunk each, and are set, not cleared. ---- */
+/* ---- grant.c: what mappings hold. chunk->lock is held; bitmaps have one bit for each page of the chunk; bits are set, not cleared. ---- */
 
-/* Of pages [a, b) those that some mapping holds. */
+/* Those of pages [a, b) that some mapping holds. */
 void replica_held(struct replica *rep, unsigned a, unsigned b, uint64_t *bits);
-/* Those that the grant's mapping holds: at all; for writing; once, so that its next release is the last. */
+/* Those that the grant's mapping holds: in any way; for writing; once, so that its next release is the last. */
 enum held_as { HELD, HELD_WRITING, HELD_ONCE };
 void grant_held(const struct grant *g, unsigned a, unsigned b, enum held_as what, uint64_t *bits);
 /*
- * The pages are locked. @n more holds of each, of which @writes are for writing; pages from @beyond on lie beyond the end of the file.
- * -EOVERFLOW, -ENOSR: too many of a page, or too many spans; nothing was done.
+ * Add @n holds, of which @writes are for writing, to each of the pages, which are locked; pages from @beyond on are beyond the end
+ * of the file. -EOVERFLOW, -ENOSR: too many of a page, or too many spans; nothing was done.
  */
 int grant_hold(struct grant *g, unsigned a, unsigned b, unsigned beyond, unsigned n, unsigned writes);
-/* The acquire has succeeded: they are there; */
+/* The acquire has succeeded: its holds count from now on; */
 void grant_settle(struct grant *g, unsigned a, unsigned b, unsigned n);
-/* or they are taken back: what was stored under a hold for writing is void, if that was the last. */
-void grant_unhold(struct grant *g, unsigned a, unsigned b, unsigned n, unsigned writes);
-/* One hold less of each; @ended: bits of those that were held for writing and are not any more, of which the replica is to hear. */
+/* or they are taken back: what was stored under a hold for writing is void, if it was the last; @untold: nothing can have been. */
+void grant_unhold(struct grant *g, unsigned a, unsigned b, unsigned n, unsigned writes, bool untold);
+/* Take one hold away from each; @ended: those that were held for writing and are not any more, of which the replica must be told. */
 void grant_released(struct grant *g, unsigned a, unsigned b, uint64_t *ended);
-/* The same where nothing can be published: the device is gone. */
+/* The same if nothing can be published because the device is gone. */
 void grant_release_lost(struct grant *g, unsigned a, unsigned b);
+/* mapping->lock held; the chunks are ready. One more hold of each page, coming. -EOVERFLOW, -ENOSR. */
+int mapping_hold(struct mapping *m, struct page_span span, bool write);
+/* The same. There are fewer spans now: what is not needed of what was asked for is given back. */
+void spans_give(struct mapping *m);
 /* No lock held. A release of [a, b) may cut spans in two: 0, or -ENOSR if there is no room for that. */
 int spans_room(struct mapping *m, uint64_t a, uint64_t b);
 /*
- * No lock held. mapping.wanted: one more of each page, coming; settled, wherever it is by now; or taken back, if it is still there (*@there):
- * of as many pages, up to the one returned, as that is so of.
+ * mapping.wanted: add a hold of each page, coming; settle it, wherever it is by now; or take it back, if it is still there (*@there):
+ * for the pages up to the one returned, for which *@there is the same. No lock is held.
  */
 int wanted_add(struct mapping *m, uint64_t a, uint64_t b, bool write);
 void wanted_settle(struct mapping *m, uint64_t a, uint64_t b);
 uint64_t wanted_undo(struct mapping *m, uint64_t a, uint64_t b, bool write, bool *there);
 void wanted_release(struct mapping *m, uint64_t a, uint64_t b);
-/* The first span of the chunk's, as far as it lies there, if there is any. */
+/* The chunk's first span, cut to the chunk, if there is any. */
 bool wanted_first(struct mapping *m, uint64_t chunk, struct hold *out);
 /*
- * chunk->lock held; pages [a, b) are locked, and have been brought, to read or, @write, also to write: what is wanted of them is
- * held from now on, but what is wanted for writing and was brought to read. -EOVERFLOW: together it is too much of a page, which
- * stays wanted.
+ * Pages [a, b) are locked, and have been brought for reading or, with @write, also for writing; chunk->lock is held. Wanted holds
+ * of them become holds, except that pages wanted for writing but brought for reading stay wanted. -EOVERFLOW: together these are
+ * too many holds of a page, which stays wanted.
  */
 int grant_take_wanted(struct grant *g, unsigned a, unsigned b, unsigned beyond, bool write);
-/* The mapping ends; nothing of any chunk is held. */
+/* The mapping ends, and nothing of any chunk is held. */
 void mapping_holds_nothing(struct mapping *m);
 
-/* Add a page to the runs of @op, joining it to the last run where it continues that. */
+/* Add a page to the runs of @op; if it continues the last run, to that. */
 static inline void dev_run_add(struct dev_op *op, struct dev_run *runs, struct devmem *mem,
 			       unsigned page, void *host, struct devmem *other)
 {
@@ -868,7 +1018,7 @@ static inline void dev_run_add(struct dev_op *op, struct dev_run *runs, struct d
 					  .host = host };
 }
 
-/* The place of the file's page in @chunk; @below, @above: if it lies before, or after that. */
+/* The place of the file's page in @chunk; @below or @above if it is before or after the chunk. */
 static inline unsigned page_in_chunk(uint64_t page, uint64_t chunk, unsigned below, unsigned above)
 {
 	if (page / GAIA_CHUNK_PAGES < chunk)
@@ -889,6 +1039,18 @@ static inline void bit_set(uint64_t *map, unsigned i)
 static inline void bit_clear(uint64_t *map, unsigned i)
 {
 	map[i / 64] &= ~(1ull << (i % 64));
+}
+/* The first set bit of [a, b), or @b. */
+static inline unsigned bits_first(const uint64_t *map, unsigned a, unsigned b)
+{
+	while (a < b) {
+		uint64_t word = map[a / 64] >> (a % 64);
+
+		if (word)
+			return MIN(a + (unsigned)__builtin_ctzll(word), b);
+		a = (a / 64 + 1) * 64;
+	}
+	return b;
 }
 static inline unsigned bits_count(const uint64_t *map, unsigned words)
 {

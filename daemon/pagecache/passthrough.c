@@ -1,19 +1,19 @@
 /*
  * passthrough.c - files that CPU programs have open past the cache.
  *
- * The kernel hands their reads, writes and mappings to the store's file itself: its page cache is
- * what CPU programs share, and home is what devices share of it. Home's bytes of a tracked page are what the
- * store's were when the two were last made equal. So, with home as the base, twin of both:
+ * The kernel passes their reads, writes and mappings on to the store's file itself. That file's page cache is
+ * what CPU programs share, and home is what devices share of the file. Home's bytes of a tracked page are what the
+ * store's were when the two were last made equal. So, with home's bytes as the base of both:
  *
  *	import	bytes of the store that differ from the base were written by CPU programs, and become
  *		home's as any write does
- *	put	bytes of home that differ from it were released by devices, and are written to the store:
- *		no byte besides, since CPU programs may be writing those
+ *	put	bytes of home that differ from the base were released by devices, and are written to the store,
+ *		and no other byte, since CPU programs may be writing those
  *
  * An acquire imports; a release imports, fetches and merges, and puts, before it returns. What has been merged but cannot be
  * put is dirty: the base is kept then as the page's `under`, and the writeback thread tries again.
  *
- * The store changes without a word to us. So home is not a copy of it that could be dropped and read again: dropping
+ * The store changes without notice to us. So home is not a copy of it that could be dropped and read again: dropping
  * a tracked page makes its replicas stale, and one that is somebody's base stays (home_may_leave()).
  *
  * A file begins this way and leaves it once, when it is certain that nobody has the store's file open any more.
@@ -31,7 +31,7 @@ bool cfile_is_passthrough(struct cfile *f)
 	return atomic_load(&f->passthrough);
 }
 
-/* What cpu_writes is next. Never what it was before: who has seen that, and is slow, must not take it for the same. */
+/* The next value of cpu_writes. It was never used before: a slow thread that has seen an earlier one must not take it for the same. */
 static uint64_t next_state(uint64_t now, unsigned state)
 {
 	return now - now % CPU_STATES + CPU_STATES + state;
@@ -122,13 +122,13 @@ static int read_store(struct chunk *ch, unsigned a, unsigned b, char *buf)
 	return 0;
 }
 
-/* What CPU programs changed of page i becomes home's. chunk->lock held. */
+/* Make what CPU programs changed of page i home's. chunk->lock is held. */
 static void import_page(struct chunk *ch, unsigned i, const char *store, frame_t spare[2])
 {
 	char *base = under_bytes(ch, i);
 	size_t at = 0, len;
 
-	/* The last replica went while we waited for the page: nobody has it that could be behind. */
+	/* If the last replica went while we waited for the page, no device has a copy that could be behind. */
 	if (!ch->track) {
 		memcpy(page_ptr(ch, i), store, GAIA_PAGE);
 		return;
@@ -143,7 +143,7 @@ static void import_page(struct chunk *ch, unsigned i, const char *store, frame_t
 	count(CTR_cpu_written_back, 1);
 }
 
-/* Pages [a, b): present, and at most IMPORT_PAGES. */
+/* Pages [a, b) are present, and at most IMPORT_PAGES. */
 static int import_run(struct chunk *ch, unsigned a, unsigned b, char *buf)
 {
 	struct cache *c = ch->file->cache;
@@ -166,7 +166,7 @@ static int import_run(struct chunk *ch, unsigned a, unsigned b, char *buf)
 	return err;
 }
 
-/* Of pages [a, b), locked exclusively, those that home has. */
+/* Import those of pages [a, b), locked exclusively, that home has. */
 static int import_pages(struct chunk *ch, unsigned a, unsigned b)
 {
 	char *buf = NULL;
@@ -176,7 +176,7 @@ static int import_pages(struct chunk *ch, unsigned a, unsigned b)
 	if (!passthrough_compares(ch->file))
 		return 0;
 	for (i = a; i < b && !err; i = j) {
-		/* Locked by us: whether they have frames is ours to know. */
+		/* We have them locked, so nobody else changes whether they have frames. */
 		pthread_mutex_lock(&ch->lock);
 		for (; i < b && !page_present(ch, i); i++)
 			;
@@ -201,7 +201,7 @@ int passthrough_catch_up(struct chunk *ch, unsigned a, unsigned b)
 
 	if (!cfile_is_passthrough(ch->file))
 		return 0;
-	/* A release that was left unmerged came before what CPU programs have written by now. */
+	/* A release that was left unmerged is older than what CPU programs have written by now: merge it first. */
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned i = a; i < b && ch->track && !ahead; i++)
 		ahead = page_ahead(ch, i);
@@ -224,7 +224,7 @@ static int put_page(struct chunk *ch, unsigned i, const char *base)
 	return sf->ops->patch(sf, page_ptr(ch, i), base, limit, page_offset(ch, i));
 }
 
-/* Pages [a, b), locked exclusively: what devices released of them goes to the store. 0 or the first error. */
+/* Write what devices released of pages [a, b), locked exclusively, to the store. 0 or the first error. */
 static int put_pages(struct chunk *ch, unsigned a, unsigned b)
 {
 	struct cfile *f = ch->file;
@@ -264,13 +264,13 @@ static int put_pages(struct chunk *ch, unsigned a, unsigned b)
 	return first;
 }
 
-/* chunk->lock held. Whether page i has something for the store: it may have been merged home already. */
+/* Whether page i has something for the store: it may have been merged home already. chunk->lock is held. */
 static bool released(struct chunk *ch, unsigned i)
 {
 	return page_ahead(ch, i) || page_dirty(ch, i);
 }
 
-/* The release says so; no write of a CPU program comes by here that would cover what is lost with its device. */
+/* The release reports it. No write of a CPU program that would cover what is lost with its device passes through here. */
 static void drop_lost(struct chunk *ch, unsigned a, unsigned b)
 {
 	pthread_mutex_lock(&ch->lock);
@@ -294,7 +294,7 @@ int passthrough_released(struct chunk *ch, unsigned a, unsigned b)
 		pthread_mutex_unlock(&ch->lock);
 		if (i == j)
 			break;
-		/* What CPU programs wrote until now is concurrent with it: merged as such. */
+		/* What CPU programs wrote until now is concurrent with the release, and merged as such. */
 		err = import_pages(ch, i, j);
 		if (!err)
 			err = fetch_pages(ch, i, j);
@@ -316,8 +316,8 @@ int passthrough_room(const struct mapping *m, unsigned n)
 		return 0;
 	err = home_room_to_stay(c, n);
 	if (err && log_may(&c->pace))
-		log_warn("user %u is refused to acquire more for writing: of a file that CPU programs have open past the cache home "
-			 "keeps what is held for writing, and is full of that; give more --home, or --cpu-cache writeback",
+		log_warn("user %u cannot acquire more for writing: home is full of held pages of files that CPU programs have open past "
+			 "the cache; raise --home, or use --cpu-cache writeback",
 			 (unsigned)m->user.uid);
 	return err;
 }
@@ -415,7 +415,7 @@ int passthrough_store(struct chunk *ch, unsigned a, unsigned b, bool wait)
 	return first;
 }
 
-/* ---- by way of the daemon ---- */
+/* ---- reads and writes through the daemon ---- */
 
 ssize_t passthrough_read(struct cfile *f, void *buf, size_t len, off_t off)
 {
@@ -438,7 +438,7 @@ int passthrough_write(struct cfile *f, const void *buf, size_t len, off_t off)
 
 /* ---- leaving ---- */
 
-/* The store cannot change any more: what is left at home is up to date with it. */
+/* The store cannot change any more, and what is left at home agrees with it. */
 static void leave_chunk(struct chunk *ch)
 {
 	pthread_mutex_lock(&ch->lock);
@@ -446,14 +446,14 @@ static void leave_chunk(struct chunk *ch)
 		if (!page_present(ch, i))
 			continue;
 		pages_lock(ch, i, i + 1);
-		under_drop(ch, i); /* dirty then as other pages are */
+		under_drop(ch, i); /* from now on it is dirty as other pages are */
 		pages_unlock(ch, i, i + 1);
 	}
 	track_maybe_free(ch);
 	pthread_mutex_unlock(&ch->lock);
 }
 
-/* Home becomes what the store is. What nobody keeps track of may be anything, and is read again when it is needed. */
+/* Make home equal to the store. Pages that nobody tracks may be anything: they are dropped, and read again when needed. */
 static int import_chunk(struct chunk *ch)
 {
 	int err = 0;
@@ -467,7 +467,7 @@ static int import_chunk(struct chunk *ch)
 			page_drop(ch, i);
 		pages_unlock(ch, i, i + 1);
 	}
-	/* Somebody may have begun to while we waited for a page. */
+	/* Tracking may have begun while we waited for a page. */
 	if (ch->track) {
 		pages_lock(ch, 0, GAIA_CHUNK_PAGES);
 		pthread_mutex_unlock(&ch->lock);

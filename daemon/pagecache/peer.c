@@ -1,19 +1,20 @@
 /*
  * peer.c - pages that come from another device.
  *
- * Where another device has just the bytes that home has, or would have, and can be copied from, an acquire
- * takes them from there: past the host's memory and its bus, which all devices share, and without
- * bringing home what was dropped there. In all else such a page is as if home had sent it. What does not
- * work is left to home.
+ * If another device has exactly the bytes that home has, or would have, and can be copied from, an acquire
+ * takes them from there: without using the host's memory and its bus, which all devices share, and without
+ * bringing home what was dropped there. In every other respect it is as if home had sent the page. Pages for
+ * which that fails are left to home.
  *
- * What lies between two GPUs may not be made for it: where an IOMMU translates, such copies are not supported,
- * which is no promise that they fail. So what first comes from a device is compared with what it has, byte by
- * byte, before it is used.
+ * The connection between two GPUs may not be made for such copies: if an IOMMU translates they are not supported,
+ * which does not mean that they fail. So the first copies from a device are compared with what the device has, byte by
+ * byte, before they are used.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "pagecache/bring.h"
 #include "pagecache/state.h"
 
 void peers_find(struct cache *c)
@@ -24,28 +25,22 @@ void peers_find(struct cache *c)
 											   PEER_NONE;
 }
 
-static _Atomic uint8_t *peer_state(const struct replica *rep, const struct replica *from)
-{
-	return &rep->dev->peer[from->dev->index];
-}
-
-/* chunk->lock held. The chunk's replicas from which @rep may be filled. */
-static unsigned list_sources(const struct replica *rep, struct replica **out)
+/* The chunk's replica on device @from that all clients share, if @rep may be filled from there. chunk->lock is held. */
+static struct replica *find_source(const struct replica *rep, const struct cache_device *from)
 {
 	const struct chunk *ch = rep->chunk;
-	unsigned n = 0;
 
 	for (unsigned k = 0; k < ch->n_replicas; k++) {
-		struct replica *from = ch->replica[k];
+		struct replica *other = ch->replica[k];
 
-		if (!from->only && !replica_is_spoiled(from) && *peer_state(rep, from) != PEER_NONE && !atomic_load(&from->dev->gone))
-			out[n++] = from;
+		if (other->dev == from && !other->only)
+			return replica_is_spoiled(other) ? NULL : other;
 	}
-	return n;
+	return NULL;
 }
 
-/* What @rep has of the pages that @like is about. */
-static int read_pages(const struct replica *rep, const struct dev_op *like, char *out)
+/* Read the pages that @like is about, where they came from (@sent) or where they are now. */
+static int read_pages(struct cache_device *dev, const struct dev_op *like, bool sent, char *out)
 {
 	struct dev_run *runs = xmalloc(like->n * sizeof(*runs));
 	struct dev_op op = { .kind = DEV_COPY_OUT, .runs = runs, .n = like->n };
@@ -54,92 +49,137 @@ static int read_pages(const struct replica *rep, const struct dev_op *like, char
 	for (unsigned k = 0; k < op.n; k++) {
 		const struct dev_run *run = &like->runs[k];
 
-		runs[k] = (struct dev_run){ .mem = rep->mem, .page = run->page, .npages = run->npages,
-					    .host = out };
+		runs[k] = (struct dev_run){ .mem = sent ? run->other : run->mem, .page = run->page, .npages = run->npages, .host = out };
 		out += (size_t)run->npages * GAIA_PAGE;
 	}
-	err = cache_device_run(rep->dev, &op);
+	err = cache_device_run(dev, &op);
 	free(runs);
 	return err;
 }
 
-/* Compare what came by @op, @n pages, with what was sent. */
-static int prove(const struct replica *rep, const struct replica *from, const struct dev_op *op,
-		 unsigned n)
+/* So much of what came is compared at a time. */
+#define PROOF_PAGES 256u
+
+/* -EBADMSG: a piece did not arrive as it was sent. *@telling: its bytes were not all alike. */
+static int prove_piece(struct cache_device *dev, struct cache_device *from, const struct dev_op *piece, size_t bytes, char *sent, bool *telling)
 {
-	size_t bytes = (size_t)n * GAIA_PAGE;
-	char *sent = aligned_alloc(GAIA_PAGE, 2 * bytes), *came = sent + bytes;
-	int err = sent ? 0 : -ENOMEM;
+	char *came = sent + (size_t)PROOF_PAGES * GAIA_PAGE;
+	int err = read_pages(from, piece, true, sent);
 
 	if (!err)
-		err = read_pages(from, op, sent);
-	if (!err)
-		err = read_pages(rep, op, came);
-	if (!err && memcmp(sent, came, bytes)) {
-		log_warn("device %s: what it copied from %s arrived wrong, so pages go through home; is it an IOMMU? (boot with iommu=pt)",
-			 rep->dev->dev->name, from->dev->dev->name);
+		err = read_pages(dev, piece, false, came);
+	if (!err && memcmp(sent, came, bytes))
 		err = -EBADMSG;
-	}
-	/* All alike they could have been there before, or come from anywhere. */
-	if (!err && memcmp(sent, sent + 1, bytes - 1))
-		atomic_compare_exchange_strong(peer_state(rep, from), &(uint8_t){ PEER_NEW }, PEER_PROVEN);
+	if (!err)
+		*telling |= memcmp(sent, sent + 1, bytes - 1) != 0;
+	return err;
+}
+
+/* Compare what @op brought with what was sent. */
+static int prove(struct cache_device *dev, struct cache_device *from, const struct dev_op *op)
+{
+	struct dev_run runs[PROOF_PAGES];
+	struct dev_op piece = { .kind = op->kind, .runs = runs };
+	char *sent = aligned_alloc(GAIA_PAGE, 2 * (size_t)PROOF_PAGES * GAIA_PAGE);
+	unsigned n = 0, take;
+	bool telling = false;
+	int err = sent ? 0 : -ENOMEM;
+
+	for (unsigned k = 0; k < op->n; k++)
+		for (unsigned at = 0; at < op->runs[k].npages && !err; at += take) {
+			take = MIN(op->runs[k].npages - at, PROOF_PAGES - n);
+			runs[piece.n] = op->runs[k];
+			runs[piece.n].page += at;
+			runs[piece.n++].npages = take;
+			n += take;
+			if (n < PROOF_PAGES && (k + 1 < op->n || at + take < op->runs[k].npages))
+				continue;
+			err = prove_piece(dev, from, &piece, (size_t)n * GAIA_PAGE, sent, &telling);
+			piece.n = n = 0;
+		}
+	if (err == -EBADMSG)
+		log_warn("device %s: what it copied from %s arrived wrong, so pages go through home; an IOMMU may be the cause (boot with iommu=pt)",
+			 dev->dev->name, from->dev->name);
+	/* If all bytes were alike they could have been there before, or come from anywhere: that proves nothing. */
+	if (!err && telling)
+		atomic_compare_exchange_strong(&dev->peer[from->index], &(uint8_t){ PEER_NEW }, PEER_PROVEN);
 	free(sent);
 	return err;
 }
 
-/* @n: pages in all of the runs. */
-static int send_from(struct replica *rep, struct replica *from, struct dev_op *op, unsigned n)
+static int send_from(struct cache_device *dev, struct cache_device *from, struct dev_op *op)
 {
-	int err = cache_device_run(rep->dev, op);
+	int err = cache_device_run(dev, op);
 
-	if (!err && *peer_state(rep, from) == PEER_NEW)
-		err = prove(rep, from, op, n);
+	if (!err && dev->peer[from->index] == PEER_NEW)
+		err = prove(dev, from, op);
 	if (err)
 		count(CTR_peer_failures, 1);
 	if (err == -EHOSTUNREACH || err == -EBADMSG)
-		atomic_store(peer_state(rep, from), PEER_NONE);
+		atomic_store(&dev->peer[from->index], PEER_NONE);
 	return err;
 }
 
-void peer_send(struct replica *rep, unsigned a, unsigned b, uint8_t *step, struct dev_run *runs)
+/* Add to @op the part's pages that @from has; their step is PEER_COMES from now on. How many. */
+#define PEER_COMES 0xff
+static unsigned add_pages(struct part *pt, const struct cache_device *from, struct dev_op *op, struct dev_run *runs)
 {
-	struct replica *source[CACHE_MAX_DEVICES];
-	struct chunk *ch = rep->chunk;
-	unsigned n_sources;
+	struct replica *source;
+	unsigned n = 0;
 
-	/* While we hold locks of its pages no replica of the chunk goes (3). */
-	pthread_mutex_lock(&ch->lock);
-	n_sources = list_sources(rep, source);
-	for (unsigned k = 0; k < n_sources; k++) {
-		struct replica *from = source[k];
-		struct dev_op op = { .kind = DEV_COPY_PEER, .runs = runs, .from = from->dev->dev };
-		uint64_t taken[GAIA_CHUNK_PAGES / 64] = { 0 };
-		unsigned n = 0;
-		int err;
-
-		for (unsigned i = a; i < b; i++)
-			if (step[i] == TRACK_SEND && replica_is_home(from, i)) {
-				dev_run_add(&op, runs, rep->mem, i, NULL, from->mem);
-				bit_set(taken, i);
-				n++;
-			}
-		if (n == 0)
-			continue;
-		pthread_mutex_unlock(&ch->lock);
-		err = send_from(rep, from, &op, n);
-		pthread_mutex_lock(&ch->lock);
-		for (unsigned i = a; i < b; i++) {
-			if (!bit_test(taken, i))
-				continue;
-			if (err) {
-				replica_garbled(rep, i);
-				continue;
-			}
-			replica_sent(rep, i);
-			step[i] = TRACK_NOTHING;
+	/* While we hold locks of its pages no replica of the chunk is freed (3). */
+	pthread_mutex_lock(&pt->ch->lock);
+	source = find_source(pt->rep, from);
+	for (unsigned i = pt->a; source && (i = bits_first(pt->todo, i, pt->b)) < pt->b; i++)
+		if (pt->step[i] == TRACK_SEND && replica_is_home(source, i)) {
+			dev_run_add(op, runs, pt->rep->mem, i, NULL, source->mem);
+			pt->step[i] = PEER_COMES;
+			n++;
 		}
-		if (!err)
-			count(CTR_device_to_device, n);
+	pthread_mutex_unlock(&pt->ch->lock);
+	return n;
+}
+
+/* They have come, or not. */
+static void pages_came(struct part *pt, int err)
+{
+	pthread_mutex_lock(&pt->ch->lock);
+	for (unsigned i = pt->a; (i = bits_first(pt->todo, i, pt->b)) < pt->b; i++) {
+		if (pt->step[i] != PEER_COMES)
+			continue;
+		pt->step[i] = err ? TRACK_SEND : TRACK_NOTHING;
+		if (err)
+			replica_garbled(pt->rep, i);
+		else
+			replica_sent(pt->rep, i);
 	}
-	pthread_mutex_unlock(&ch->lock);
+	pthread_mutex_unlock(&pt->ch->lock);
+}
+
+static void send_window(struct part **part, unsigned n, struct cache_device *from, struct dev_run *runs)
+{
+	struct cache_device *dev = part[0]->rep->dev;
+	struct dev_op op = { .kind = DEV_COPY_PEER, .runs = runs, .from = from->dev };
+	unsigned n_pages = 0;
+	int err;
+
+	for (unsigned k = 0; k < n; k++)
+		n_pages += add_pages(part[k], from, &op, runs);
+	if (n_pages == 0)
+		return;
+	err = send_from(dev, from, &op);
+	for (unsigned k = 0; k < n; k++)
+		pages_came(part[k], err);
+	if (!err)
+		count(CTR_device_to_device, n_pages);
+}
+
+void peers_send(struct part **part, unsigned n, struct dev_run *runs)
+{
+	struct cache_device *dev = part[0]->rep->dev;
+	struct cache *c = part[0]->ch->file->cache;
+
+	for (unsigned k = 0; k < c->n_devices; k++)
+		if (atomic_load(&dev->peer[k]) != PEER_NONE && !atomic_load(&c->dev[k].gone))
+			send_window(part, n, &c->dev[k], runs);
 }

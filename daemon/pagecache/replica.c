@@ -1,10 +1,10 @@
 /*
  * replica.c - copies of chunks on devices: their memory, pins, eviction; and mappings.
  *
- * A replica is evictable when nothing pins it. What an acquire is to have is decided under dev->reserve, at once: two
- * acquires which need each other's memory are decided one after the other, and one that cannot fit fails
- * whole. What it lacks is promised to it: replicas without memory, pinned by it, which count like others. Then, with
- * no lock, what must leave for them is evicted, and they get memory (18).
+ * A replica is evictable when nothing pins it. What an acquire gets is decided under dev->reserve, at once. So two
+ * acquires that need each other's memory are decided one after the other, and one that cannot fit fails
+ * as a whole. What is missing is promised: replicas without memory, which the acquire pins, and which count like others. Then, with
+ * no lock held, what must leave for them is evicted, and they get memory (18).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -14,15 +14,47 @@
 
 /* ---- pins ---- */
 
-/* dev->lock held. */
+/* The next ones with dev->lock held. The replica is idle: it leaves its list, or comes to the end of the one where it belongs. */
+static void idle_remove(struct replica *rep)
+{
+	struct cache_device *dev = rep->dev;
+
+	if (rep->n_ready > 0) {
+		TAILQ_REMOVE(&dev->idle_ready, rep, link);
+		dev->n_idle_ready--;
+	} else {
+		TAILQ_REMOVE(&dev->idle, rep, link);
+	}
+}
+
+static void idle_add(struct replica *rep)
+{
+	struct cache_device *dev = rep->dev;
+
+	rep->idled = ++dev->n_idled;
+	if (rep->n_ready > 0) {
+		TAILQ_INSERT_TAIL(&dev->idle_ready, rep, link);
+		dev->n_idle_ready++;
+	} else {
+		TAILQ_INSERT_TAIL(&dev->idle, rep, link);
+	}
+}
+
 static void make_busy(struct replica *rep)
 {
-	TAILQ_REMOVE(&rep->dev->idle, rep, link);
+	idle_remove(rep);
 	TAILQ_INSERT_TAIL(&rep->dev->busy, rep, link);
 	rep->dev->pinned += GAIA_CHUNK;
 }
 
-/* dev->lock held. It will not be there any more, unless its eviction fails: nobody joins who has pinned it. */
+static void make_idle(struct replica *rep)
+{
+	TAILQ_REMOVE(&rep->dev->busy, rep, link);
+	idle_add(rep);
+	rep->dev->pinned -= GAIA_CHUNK;
+}
+
+/* Whether it is leaving; unless its eviction fails it will be gone, and nobody else can pin it. dev->lock is held. */
 static bool leaves(const struct replica *rep)
 {
 	return rep->evicting || rep->failed;
@@ -48,7 +80,7 @@ bool replica_pin(struct replica *rep)
 	return pinned;
 }
 
-/* One more pin of what is pinned. Not what is idle or being evicted: nothing of it is acquired. */
+/* Add a pin to a pinned replica. Fails for one that is idle or being evicted: nothing of it is acquired. */
 static bool pin_again(struct replica *rep)
 {
 	bool pinned;
@@ -59,7 +91,7 @@ static bool pin_again(struct replica *rep)
 	return pinned;
 }
 
-/* dev->lock held. Some replica is gone, or is idle though somebody may count on its going. */
+/* A replica is gone, or is idle though somebody may count on its leaving. dev->lock is held. */
 static void has_left(struct cache_device *dev)
 {
 	dev->n_left++;
@@ -78,30 +110,54 @@ void replica_unpin(struct replica *rep)
 	last = --rep->pins == 0;
 	failed = rep->failed;
 	if (last && !failed) {
-		TAILQ_REMOVE(&dev->busy, rep, link);
-		TAILQ_INSERT_TAIL(&dev->idle, rep, link);
-		dev->pinned -= GAIA_CHUNK;
+		make_idle(rep);
 		if (rep->only)
-			has_left(dev); /* readers_drop_replicas() may wait for who looked at it */
+			has_left(dev); /* readers_drop_replicas() may wait for a thread that only looked at it */
 	}
 	pthread_mutex_unlock(&dev->lock);
 	if (last && failed)
 		promise_end(rep);
 }
 
-/* dev->reserve and dev->lock held. Claim an idle replica for eviction: a pin that nobody can join. */
+void replica_ready_more(struct replica *rep)
+{
+	rep->chunk->n_ready++;
+	pthread_mutex_lock(&rep->dev->lock);
+	bug_on(rep->pins == 0);
+	rep->n_ready++;
+	pthread_mutex_unlock(&rep->dev->lock);
+}
+
+void replica_ready_less(struct replica *rep)
+{
+	rep->chunk->n_ready--;
+	pthread_mutex_lock(&rep->dev->lock);
+	if (rep->pins == 0 && rep->n_ready == 1) {
+		idle_remove(rep);
+		rep->n_ready = 0;
+		idle_add(rep);
+	} else {
+		rep->n_ready--;
+	}
+	pthread_mutex_unlock(&rep->dev->lock);
+}
+
+/* Claim an idle replica for eviction: with a pin that nobody can join. It is not ready. dev->reserve and dev->lock are held. */
 static void claim_idle(struct replica *rep)
 {
+	bug_on(rep->n_ready > 0);
 	make_busy(rep);
 	rep->pins = 1;
 	rep->evicting = true;
 	rep->dev->leaving += GAIA_CHUNK;
 }
 
-/* dev->reserve held. Fails if it is pinned. */
+/* dev->reserve and chunk->lock held. Fails if it is pinned. */
 static bool claim(struct replica *rep)
 {
 	bool idle;
+
+	chunk_unready(rep->chunk);
 
 	pthread_mutex_lock(&rep->dev->lock);
 	idle = rep->pins == 0 && !leaves(rep);
@@ -111,7 +167,7 @@ static bool claim(struct replica *rep)
 	return idle;
 }
 
-/* It stays; @stuck: it could not be evicted. */
+/* Undo a claim: the replica stays. @stuck: it could not be evicted. */
 static void unclaim(struct replica *rep, bool stuck)
 {
 	struct cache_device *dev = rep->dev;
@@ -121,15 +177,13 @@ static void unclaim(struct replica *rep, bool stuck)
 	rep->pins = 0;
 	if (stuck)
 		rep->stuck = ++dev->n_stuck;
-	TAILQ_REMOVE(&dev->busy, rep, link);
-	TAILQ_INSERT_TAIL(&dev->idle, rep, link);
-	dev->pinned -= GAIA_CHUNK;
+	make_idle(rep);
 	dev->leaving -= GAIA_CHUNK;
 	has_left(dev);
 	pthread_mutex_unlock(&dev->lock);
 }
 
-/* For await_left(): before looking for what leaves. */
+/* To be called before looking for what leaves, for await_left(). */
 static uint64_t count_left(struct cache_device *dev)
 {
 	uint64_t n;
@@ -140,7 +194,7 @@ static uint64_t count_left(struct cache_device *dev)
 	return n;
 }
 
-/* With nothing held but pins: until something has left the device since. Who evicts waits for no pins. */
+/* Wait until something has left the device since @before. Only pins may be held: evictors do not wait for pins. */
 static void await_left(struct cache_device *dev, uint64_t before)
 {
 	thread_waits();
@@ -165,7 +219,7 @@ static void list_add(struct replica_list *list, struct replica *rep)
 
 /* ---- device memory ---- */
 
-/* An operation failed: when the device is gone, so is everything on it. */
+/* An operation failed: if the device is gone, so is everything on it. */
 static void note_gone(struct cache_device *dev, int err)
 {
 	if (err == -ENODEV && !atomic_exchange(&dev->gone, true))
@@ -184,7 +238,25 @@ int cache_device_run(struct cache_device *dev, struct dev_op *op)
 	return err;
 }
 
-/* For a snapshot, or a copy: not what is promised to others. These are no reason to evict somebody. */
+int cache_device_begin(struct cache_device *dev, struct dev_op *op, struct device_wait *w)
+{
+	int err = -ENODEV;
+
+	if (!atomic_load(&dev->gone))
+		err = device_begin(dev->dev, op, w);
+	note_gone(dev, err);
+	return err;
+}
+
+int cache_device_end(struct cache_device *dev, struct device_wait *w)
+{
+	int err = device_end(w);
+
+	note_gone(dev, err);
+	return err;
+}
+
+/* For a snapshot or a copy: takes no memory that is promised to others, and evicts nothing. */
 static int spare_alloc(struct cache_device *dev, struct devmem **out)
 {
 	bool room;
@@ -207,13 +279,19 @@ static int spare_alloc(struct cache_device *dev, struct devmem **out)
 	return err;
 }
 
-/* A promise is kept: the replica has memory, and whoever waits for that goes on. */
+/* Keep a promise: the replica gets memory, and threads that wait for that go on. */
 static int promise_keep(struct replica *rep)
 {
 	struct cache_device *dev = rep->dev;
 	struct devmem *mem;
-	int err = atomic_load(&dev->gone) ? -ENODEV : dev->dev->ops->alloc(dev->dev, &mem);
+	bool full;
+	int err;
 
+	/* What was evicted for it may be stranded. */
+	pthread_mutex_lock(&dev->lock);
+	full = dev->n_stranded > 0 && dev->used + GAIA_CHUNK > dev->dev->capacity;
+	pthread_mutex_unlock(&dev->lock);
+	err = atomic_load(&dev->gone) ? -ENODEV : full ? -ENOMEM : dev->dev->ops->alloc(dev->dev, &mem);
 	note_gone(dev, err);
 	if (err)
 		return err;
@@ -244,7 +322,7 @@ struct devmem *replica_shadow(struct replica *rep)
 	if (mem)
 		rep->n_shadow_users++;
 	pthread_mutex_unlock(&ch->lock);
-	/* Without room the release is fetched instead. */
+	/* If there is no room the release is fetched instead. */
 	if (mem || spare_alloc(rep->dev, &made))
 		return mem;
 	pthread_mutex_lock(&ch->lock);
@@ -278,7 +356,7 @@ void replica_shadow_done(struct replica *rep)
 
 /* ---- life ---- */
 
-/* chunk->lock held. Keeps the order of the devices. */
+/* Add it to the chunk's, in the order of the devices. chunk->lock is held. */
 static void replica_link(struct chunk *ch, struct replica *rep)
 {
 	unsigned k = ch->n_replicas++;
@@ -299,7 +377,7 @@ static void replica_unlink(struct chunk *ch, struct replica *rep)
 		ch->replica[k] = ch->replica[k + 1];
 }
 
-/* chunk->lock held. @only: see struct replica. */
+/* @only: see struct replica. chunk->lock is held. */
 static struct replica *replica_find(struct chunk *ch, const struct cache_device *dev,
 				    const struct readers *only)
 {
@@ -310,7 +388,7 @@ static struct replica *replica_find(struct chunk *ch, const struct cache_device 
 }
 
 /*
- * dev->reserve held, and it counts as pinned and promised already. A replica without memory, with a pin. Takes over
+ * Make a replica without memory, with a pin. dev->reserve is held, and the replica counts as pinned and promised already. Consumes
  * the caller's reference to the chunk, also on error. -EMFILE.
  */
 static int promise_make(struct chunk *ch, struct cache_device *dev, struct readers *only, struct replica **out)
@@ -322,10 +400,9 @@ static int promise_make(struct chunk *ch, struct cache_device *dev, struct reade
 	rep->only = only;
 	rep->pins = 1;
 	LIST_INIT(&rep->grants);
-	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
-		rep->page[i].cut = GAIA_PAGE;
+	replica_made(rep);
 	pthread_mutex_lock(&ch->lock);
-	/* Users can be many: not so many that their readers are in the way of what clients share. */
+	/* There can be many users: their readers' replicas must leave room for those that clients share. */
 	if (only && ch->n_replicas + ch->file->cache->n_devices >= CACHE_MAX_DEVICES) {
 		pthread_mutex_unlock(&ch->lock);
 		free(rep);
@@ -342,7 +419,7 @@ static int promise_make(struct chunk *ch, struct cache_device *dev, struct reade
 	return 0;
 }
 
-/* There is no memory for it after all. It goes when those who wait for it have let it go, too. */
+/* There is no memory for it after all. It goes when all who wait for it have unpinned it. */
 static void promise_break(struct replica *rep)
 {
 	struct cache_device *dev = rep->dev;
@@ -359,23 +436,24 @@ static void promise_break(struct replica *rep)
 static void memory_end(struct replica *rep)
 {
 	struct cache_device *dev = rep->dev;
-	uint64_t chunks = rep->shadow ? 2 : 1;
+	uint64_t chunks = rep->shadow ? 2 : 1, stays;
 
 	dev->dev->ops->free(dev->dev, rep->mem);
 	if (rep->shadow)
 		dev->dev->ops->free(dev->dev, rep->shadow);
-	/* At once, for who counts on what leaves. */
+	/* At once, for threads that count on what leaves. */
 	pthread_mutex_lock(&dev->lock);
 	TAILQ_REMOVE(&dev->busy, rep, link);
-	dev->used -= chunks * GAIA_CHUNK;
-	dev->pinned -= GAIA_CHUNK;
+	stays = strand(dev, rep->keepers);
+	dev->used -= chunks * GAIA_CHUNK - stays;
+	dev->pinned -= GAIA_CHUNK - stays;
 	dev->leaving -= GAIA_CHUNK;
 	has_left(dev);
 	pthread_mutex_unlock(&dev->lock);
 	count(CTR_device_evicted, 1);
 }
 
-/* All pages are locked, nothing is ahead, no client maps it. */
+/* All pages are locked, no release is unmerged, no client maps it. */
 static void replica_destroy(struct replica *rep)
 {
 	struct chunk *ch = rep->chunk;
@@ -384,7 +462,7 @@ static void replica_destroy(struct replica *rep)
 
 	pthread_mutex_lock(&ch->lock);
 	while ((g = LIST_FIRST(&rep->grants))) {
-		bug_on(g->pinned || g->delivered || g->offered || g->in_delivery || g->lookers);
+		bug_on(g->pinned || g->ready || g->delivered || g->offered || g->in_delivery || g->lookers);
 		LIST_REMOVE(g, of_replica);
 		pthread_mutex_lock(&g->mapping->lock);
 		HASH_DEL(g->mapping->grants, g);
@@ -410,7 +488,7 @@ static void replica_destroy(struct replica *rep)
 	chunk_put(ch);
 }
 
-/* Nobody pins the promise that was broken: it goes as replicas do, under the locks of all pages. */
+/* Nobody pins the replica of a broken promise any more: it goes as replicas do, under the locks of all pages. */
 static void promise_end(struct replica *rep)
 {
 	struct chunk *ch = chunk_ref(rep->chunk);
@@ -425,7 +503,7 @@ static void promise_end(struct replica *rep)
 	chunk_put(ch);
 }
 
-/* The chunk's lock is held. Whether the client of the grant is to be asked for the memory; from then on it counts as asked. */
+/* Whether the client of the grant must be asked for the memory; from now on it counts as asked. chunk->lock is held. */
 static bool take_back(struct grant *g)
 {
 	if (!g->delivered && !g->offered)
@@ -445,8 +523,8 @@ struct asked {
 };
 
 /*
- * Those that map it, which is claimed. They stay until they have been asked (grant.lookers). @stays: so does the replica, of which nobody
- * is handed anything before he has answered.
+ * Note the grants that map @rep, which is claimed. They stay until their clients have been asked (grant.lookers). @stays: so does the
+ * replica, and a client is handed nothing of it before it has answered.
  */
 static void ask_for(struct asked *asked, struct replica *rep, bool stays)
 {
@@ -454,6 +532,7 @@ static void ask_for(struct asked *asked, struct replica *rep, bool stays)
 	struct grant *g;
 
 	pthread_mutex_lock(&ch->lock);
+	chunk_unready(ch);
 	/* Their mapping ends: it looks at what it held of what was not to be evicted then. */
 	g = stays ? NULL : LIST_FIRST(&rep->grants);
 	while (g) {
@@ -480,7 +559,7 @@ static void ask_for(struct asked *asked, struct replica *rep, bool stays)
 	pthread_mutex_unlock(&ch->lock);
 }
 
-/* All of them at once. */
+/* Ask all of them at once. */
 static void ask(struct asked *asked)
 {
 	if (asked->n > 0)
@@ -492,8 +571,10 @@ static void asked_end(struct asked *asked, bool stays)
 	for (unsigned k = 0; k < asked->n; k++) {
 		struct grant *g = asked->grant[k];
 		struct chunk *ch = g->replica->chunk;
+		struct keeper *keeper = !stays && asked->ask[k].err ? keeper_make(g->mapping) : NULL;
 
 		pthread_mutex_lock(&ch->lock);
+		keeper_add(&g->replica->keepers, keeper);
 		/* A client that is gone has unmapped: or cache_unmap() hears. */
 		g->unanswered |= !stays && asked->ask[k].err != 0;
 		g->in_delivery = false;
@@ -506,8 +587,8 @@ static void asked_end(struct asked *asked, bool stays)
 }
 
 /*
- * Take the memory of those that are claimed back from the clients that map it, though they hold none of it: from all at
- * once. Nobody is handed what is being evicted.
+ * Take the memory of claimed replicas back from the clients that map it, though they hold none of it: from all at
+ * once. What is being evicted is handed to nobody.
  */
 static void replicas_revoke(struct replica **list, unsigned n)
 {
@@ -538,7 +619,7 @@ static bool is_dead(struct cfile *f)
 	return dead;
 }
 
-/* Clients have given it up. */
+/* Clients have given its memory up. */
 static int replica_evict(struct replica *rep)
 {
 	struct chunk *ch = rep->chunk;
@@ -570,8 +651,8 @@ static int replica_evict(struct replica *rep)
 }
 
 /*
- * No lock held; replicas that are claimed. Takes their memory back from clients, brings home what was released, and
- * frees them. Those where that fails are as before, idle: the first error.
+ * Evict claimed replicas: take their memory back from clients, bring home what was released, and free them. No lock is held.
+ * Those for which that fails are idle again, as before. Returns the first error.
  */
 static int evict_all(struct replica_list *list)
 {
@@ -609,7 +690,7 @@ void replicas_drop_idle(struct chunk *ch)
 	}
 }
 
-/* The chunk's lock is held. Whether some other client has it mapped, or is just being handed it. */
+/* Whether another client maps it, or is being handed it. chunk->lock is held. */
 static bool others_map(const struct replica *rep, const struct mapping *m)
 {
 	const struct grant *g;
@@ -620,49 +701,63 @@ static bool others_map(const struct replica *rep, const struct mapping *m)
 	return false;
 }
 
-static void list_drop_dead(struct replica_list *list)
+/* Add those that are idle, since nobody has looked at them, and held. dev->reserve is held. */
+static void add_held_idle(struct cache_device *dev, struct replica_list *list)
 {
-	struct living known = { .n = 0 };
+	struct replica **ready;
+	uint64_t n = device_idle_ready(dev, UINT64_MAX, &ready);
 
-	/* Who is found gone ends soon; what was released there is secured then, or by who acquires it. */
-	for (unsigned k = 0; k < list->n; k++) {
-		(void)grants_drop_dead(list->at[k], &known);
-		replica_unpin(list->at[k]);
-	}
-	free(list->at);
+	for (uint64_t k = 0; k < n; k++)
+		if (replica_is_held_ready(ready[k]))
+			list_add(list, ready[k]);
+	free(ready);
 }
 
-/*
- * dev->dead_lock held: who decides under it that something is in use is not misled by pins of who only looks. What
- * clients hold that are gone is in nobody's way.
- */
-static void drop_dead(struct cache_device *dev)
+/* The chunks of replicas that are in use, to be put; *@out to be freed. @snapped: only of those with snapshots; what is ready has none. */
+static unsigned busy_chunks(struct cache_device *dev, bool snapped, struct chunk ***out)
 {
 	struct replica_list list = { .n = 0 };
 	struct replica *rep;
+	unsigned n = 0;
 
+	/* Which keeps those that do not leave already. */
+	pthread_mutex_lock(&dev->reserve);
 	pthread_mutex_lock(&dev->lock);
 	TAILQ_FOREACH(rep, &dev->busy, link)
-		if (pin_locked(rep))
+		if ((rep->mem || !snapped) && !leaves(rep))
 			list_add(&list, rep);
 	pthread_mutex_unlock(&dev->lock);
-	list_drop_dead(&list);
+	if (!snapped)
+		add_held_idle(dev, &list);
+	*out = xcalloc(list.n + 1, sizeof(struct chunk *));
+	for (unsigned k = 0; k < list.n; k++) {
+		struct chunk *ch = list.at[k]->chunk;
+
+		pthread_mutex_lock(&ch->lock);
+		if (!snapped || list.at[k]->shadow)
+			(*out)[n++] = chunk_ref(ch);
+		pthread_mutex_unlock(&ch->lock);
+	}
+	pthread_mutex_unlock(&dev->reserve);
+	free(list.at);
+	return n;
 }
 
-/* The same of one chunk. */
-static void chunk_drop_dead(struct chunk *ch, struct cache_device *dev)
+/* What clients hold that are gone is in nobody's way. @wait: see chunk_drop_dead(). */
+static void drop_dead(struct cache_device *dev, bool wait)
 {
-	struct replica_list list = { .n = 0 };
+	struct living known = { .n = 0 };
+	struct chunk **list;
+	unsigned n = busy_chunks(dev, false, &list);
 
-	pthread_mutex_lock(&ch->lock);
-	for (unsigned k = 0; k < ch->n_replicas; k++)
-		if (ch->replica[k]->dev == dev && pin_again(ch->replica[k]))
-			list_add(&list, ch->replica[k]);
-	pthread_mutex_unlock(&ch->lock);
-	list_drop_dead(&list);
+	for (unsigned k = 0; k < n; k++) {
+		chunk_drop_dead(list[k], dev, &known, wait);
+		chunk_put(list[k]);
+	}
+	free(list);
 }
 
-/* Claims the chunk's replicas that may go: -EBUSY if not all; *@leave: some others are being evicted. */
+/* Claim the chunk's replicas that may go: -EBUSY if that is not all of them; *@leave: some are being evicted by others. */
 static int drop_claim(struct chunk *ch, struct cache_device *dev, const struct mapping *m,
 		      struct replica_list *claimed, bool *leave)
 {
@@ -680,7 +775,7 @@ static int drop_claim(struct chunk *ch, struct cache_device *dev, const struct m
 		going = leaves(rep);
 		pthread_mutex_unlock(&dev->lock);
 		*leave |= going;
-		/* Nobody is handed it any more when it is claimed. */
+		/* When it is claimed it is not handed to anybody any more. */
 		if (!going && !(m && others_map(rep, m)) && claim(rep))
 			list_add(claimed, rep);
 		else if (!going)
@@ -699,16 +794,14 @@ int replica_drop(struct chunk *ch, struct cache_device *dev, const struct mappin
 		bool leave = false;
 		int busy, err;
 
-		pthread_mutex_lock(&dev->dead_lock);
-		chunk_drop_dead(ch, dev);
+		chunk_drop_dead(ch, dev, &(struct living){ .n = 0 }, true);
 		busy = drop_claim(ch, dev, m, &claimed, &leave);
-		pthread_mutex_unlock(&dev->dead_lock);
 		err = evict_all(&claimed);
 		if (err || busy)
 			return err ? err : busy;
 		if (!leave)
 			return 0;
-		/* If that fails it is for us to try. */
+		/* If their eviction fails we have to try it. */
 		await_left(dev, before);
 	}
 }
@@ -731,7 +824,7 @@ static void unlock_all(struct chunk *ch)
 	pthread_rwlock_unlock(&ch->file->range);
 }
 
-/* What was released of the chunk comes home, by @fetch: fetch_pages(), pages_secure(). */
+/* Bring home what was released of the chunk, by @fetch: fetch_pages(), pages_secure(). */
 static int fetch_chunk(struct chunk *ch, int (*fetch)(struct chunk *, unsigned, unsigned))
 {
 	int err;
@@ -743,39 +836,11 @@ static int fetch_chunk(struct chunk *ch, int (*fetch)(struct chunk *, unsigned, 
 	return err;
 }
 
-/* The chunks with snapshots; to be freed, and put. */
-static unsigned snapped_chunks(struct cache_device *dev, struct chunk ***out)
-{
-	struct replica_list list = { .n = 0 };
-	struct replica *rep;
-	unsigned n = 0;
-
-	/* Which keeps those that do not leave already. */
-	pthread_mutex_lock(&dev->reserve);
-	pthread_mutex_lock(&dev->lock);
-	TAILQ_FOREACH(rep, &dev->busy, link)
-		if (rep->mem && !leaves(rep))
-			list_add(&list, rep);
-	pthread_mutex_unlock(&dev->lock);
-	*out = xcalloc(list.n + 1, sizeof(struct chunk *));
-	for (unsigned k = 0; k < list.n; k++) {
-		struct chunk *ch = list.at[k]->chunk;
-
-		pthread_mutex_lock(&ch->lock);
-		if (list.at[k]->shadow)
-			(*out)[n++] = chunk_ref(ch);
-		pthread_mutex_unlock(&ch->lock);
-	}
-	pthread_mutex_unlock(&dev->reserve);
-	free(list.at);
-	return n;
-}
-
 /* Give up snapshots, by fetching what was released, until a chunk is free: true if there was one. */
 static bool shadows_reclaim(struct cache_device *dev)
 {
 	struct chunk **list;
-	unsigned n = snapped_chunks(dev, &list);
+	unsigned n = busy_chunks(dev, true, &list);
 	bool freed = false;
 
 	for (unsigned k = 0; k < n; k++) {
@@ -793,24 +858,27 @@ static bool shadows_reclaim(struct cache_device *dev)
 	return freed;
 }
 
-/* What an acquire needs, and has got of it. */
+/* What an acquire needs, and what it has got. */
 struct demand {
 	struct mapping *m;
 	struct readers *only;
 	struct cache_device *dev;
-	uint64_t first, n;
+	const uint64_t *index; /* of the chunks */
+	uint64_t n;
 	struct replica **out;	     /* pinned, but of what decide() has not decided */
 	struct replica_list mine;    /* of these, what was promised to us */
 	unsigned kept;		     /* so many of them have memory */
 	bool counted;		     /* all of @out is, as the user's */
 	struct replica_list victims; /* claimed by us */
-	uint64_t n_left, n_stuck;    /* of the device: before we looked, when we began to try */
+	uint64_t unready;	     /* idle replicas that were made not ready for it, and for which it has claimed none yet */
+	uint64_t n_left, n_stuck;    /* the device's: before we looked; when we began to try */
+	uint64_t n_given_up;	     /* stranded_count(), before we looked */
 };
 
-/* dev->reserve held. Chunk k's replica, which stays as long as that; NULL: there is none. *@wait: there is one that leaves. */
+/* Chunk k's replica, which stays while dev->reserve is held; NULL: there is none. *@wait: there is one, and it is leaving. */
 static struct replica *look_up(struct demand *d, uint64_t k, bool *wait)
 {
-	struct chunk *ch = chunk_get(d->m->file, d->first + k, false);
+	struct chunk *ch = chunk_get(d->m->file, d->index[k], false);
 	struct replica *rep;
 
 	if (!ch)
@@ -830,33 +898,33 @@ static struct replica *look_up(struct demand *d, uint64_t k, bool *wait)
 }
 
 /*
- * dev->reserve held. Pins what is there and counts the rest as promised, if all that is pinned then can be on the device
- * at a time.
+ * If everything that is pinned then, and everything that is ready, can be on the device at the same time: pin what is there, and count
+ * the rest as promised: 0. Otherwise as many chunks are too many, and nothing was done. dev->reserve is held, without which the sum
+ * grows only by memory that clients keep: what becomes ready was pinned, and what is held of what is ready counts already.
  */
-static bool pin_if_it_fits(struct demand *d)
+static uint64_t pin_if_it_fits(struct demand *d)
 {
 	struct cache_device *dev = d->dev;
-	uint64_t missing = 0, idle = 0;
-	bool fits;
+	uint64_t missing = 0, idle = 0, needed;
 
 	pthread_mutex_lock(&dev->lock);
 	for (uint64_t k = 0; k < d->n; k++) {
 		missing += !d->out[k];
-		idle += d->out[k] && d->out[k]->pins == 0;
+		idle += d->out[k] && d->out[k]->pins == 0 && d->out[k]->n_ready == 0;
 	}
-	fits = dev->pinned - dev->leaving + (missing + idle) * GAIA_CHUNK <= dev->dev->capacity;
-	for (uint64_t k = 0; k < d->n && fits; k++)
+	needed = dev->pinned - dev->leaving + (missing + idle + dev->n_idle_ready) * GAIA_CHUNK;
+	for (uint64_t k = 0; k < d->n && needed <= dev->dev->capacity; k++)
 		if (d->out[k])
 			bug_on(!pin_locked(d->out[k]));
-	if (fits) {
+	if (needed <= dev->dev->capacity) {
 		dev->pinned += missing * GAIA_CHUNK;
 		dev->promised += missing * GAIA_CHUNK;
 	}
 	pthread_mutex_unlock(&dev->lock);
-	return fits;
+	return needed <= dev->dev->capacity ? 0 : (needed - dev->dev->capacity + GAIA_CHUNK - 1) / GAIA_CHUNK;
 }
 
-/* dev->reserve held. What was counted becomes replicas: all, or, on error, none. */
+/* Make replicas of what was counted: all, or, on error, none. dev->reserve is held. */
 static int make_promises(struct demand *d)
 {
 	int err = 0;
@@ -865,7 +933,7 @@ static int make_promises(struct demand *d)
 		if (d->out[k])
 			continue;
 		if (!err)
-			err = promise_make(chunk_get(d->m->file, d->first + k, true), d->dev, d->only, &d->out[k]);
+			err = promise_make(chunk_get(d->m->file, d->index[k], true), d->dev, d->only, &d->out[k]);
 		if (!err) {
 			list_add(&d->mine, d->out[k]);
 			continue;
@@ -878,30 +946,146 @@ static int make_promises(struct demand *d)
 	return err;
 }
 
-/* dev->reserve held. Claims the longest unused, up to @most, and no more than there must be room for. */
-static void claim_room(struct demand *d, unsigned most, bool regardless)
+static int by_number(const void *a, const void *b)
 {
-	struct cache_device *dev = d->dev;
-	struct replica *rep, *next;
+	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+static bool asks_for(const struct demand *d, const struct replica *rep)
+{
+	return rep->chunk->file == d->m->file && rep->only == d->only &&
+	       bsearch(&rep->chunk->index, d->index, d->n, sizeof(d->index[0]), by_number);
+}
+
+#define LOOK_AT 16u /* at first */
+
+/*
+ * End the readiness of @n idle replicas that the acquire does not ask for, the longest unused first, of which nothing is held. False: there
+ * are not so many; then nothing was done. Otherwise there is room for as many, unless some were acquired meanwhile. dev->reserve is held.
+ */
+static bool unready_idle(struct demand *d, uint64_t n)
+{
+	uint64_t most = n + LOOK_AT, listed, free_ones;
+	struct replica **list;
+
+	/* Those that have been idle for longest are seldom held: so mostly a few have to be looked at, however many there are. */
+	for (;; most *= 2) {
+		listed = device_idle_ready(d->dev, most, &list);
+		free_ones = 0;
+		for (uint64_t k = 0; k < listed && free_ones < n; k++)
+			if (!asks_for(d, list[k]) && !replica_is_held_ready(list[k]))
+				list[free_ones++] = list[k];
+		if (free_ones == n || listed < most)
+			break;
+		free(list);
+	}
+	for (uint64_t k = 0; k < n && free_ones == n; k++) {
+		pthread_mutex_lock(&list[k]->chunk->lock);
+		replica_end_ready(list[k]);
+		pthread_mutex_unlock(&list[k]->chunk->lock);
+		d->unready++;
+	}
+	free(list);
+	return free_ones == n;
+}
+
+static bool lacks_room(struct cache_device *dev)
+{
+	bool lacks;
 
 	pthread_mutex_lock(&dev->lock);
-	for (rep = TAILQ_FIRST(&dev->idle); rep && most > 0; rep = next) {
-		next = TAILQ_NEXT(rep, link);
-		if (!regardless && dev->used + dev->promised <= dev->dev->capacity + dev->leaving)
-			break;
-		/* Another file's trouble is not ours, as long as another chunk can go. */
-		if (rep->stuck > d->n_stuck)
-			continue;
-		claim_idle(rep);
-		list_add(&d->victims, rep);
-		most--;
-	}
+	lacks = dev->used + dev->promised > dev->dev->capacity + dev->leaving;
 	pthread_mutex_unlock(&dev->lock);
+	return lacks;
 }
 
 /*
- * All that the acquire is to have is decided at once. 0: it is pinned, or promised, and what leaves for that is
- * claimed. -ENOMEM: it does not fit; -EDQUOT: it is more than one user may pin. -EAGAIN: something of it leaves; what of that is for us to evict is claimed.
+ * If an idle replica that is ready has been idle for longer than those that are not, it may have been used since: it is the last from now
+ * on, and, unless it is held, not ready, so that it is known whether it is used. dev->reserve is held.
+ */
+static void use_again(struct cache_device *dev)
+{
+	struct replica *rep, *other;
+	bool held;
+
+	pthread_mutex_lock(&dev->lock);
+	rep = TAILQ_FIRST(&dev->idle_ready);
+	other = TAILQ_FIRST(&dev->idle);
+	if (rep && other && other->idled < rep->idled)
+		rep = NULL;
+	pthread_mutex_unlock(&dev->lock);
+	if (!rep)
+		return;
+	held = replica_is_held_ready(rep);
+	pthread_mutex_lock(&rep->chunk->lock);
+	if (!held)
+		replica_end_ready(rep);
+	pthread_mutex_lock(&dev->lock);
+	if (held && rep->pins == 0) {
+		idle_remove(rep);
+		idle_add(rep);
+	}
+	pthread_mutex_unlock(&dev->lock);
+	pthread_mutex_unlock(&rep->chunk->lock);
+}
+
+/* Claim the replica that has been idle for longest of those that are not ready: false if none can go. dev->reserve is held. */
+static bool claim_next(struct demand *d)
+{
+	struct cache_device *dev = d->dev;
+	struct replica *rep;
+
+	pthread_mutex_lock(&dev->lock);
+	/* Another file's trouble is not ours, as long as another chunk can go. */
+	TAILQ_FOREACH(rep, &dev->idle, link)
+		if (rep->stuck <= d->n_stuck)
+			break;
+	if (rep) {
+		claim_idle(rep);
+		list_add(&d->victims, rep);
+	}
+	pthread_mutex_unlock(&dev->lock);
+	return rep;
+}
+
+/* Claim up to @most replicas; for each one loses its readiness, here or when room was counted. dev->reserve is held. */
+static void claim_room(struct demand *d, unsigned most, bool regardless)
+{
+	while (most > 0 && (regardless || lacks_room(d->dev))) {
+		if (d->unready == 0)
+			use_again(d->dev);
+		if (claim_next(d)) {
+			d->unready -= d->unready > 0;
+			most--;
+		} else if (!unready_idle(d, 1)) {
+			return;
+		}
+	}
+}
+
+#define TRIES_TO_FIT 3u /* others may acquire what is ready meanwhile */
+
+/* pin_if_it_fits(), beside everything that is held; what is ready may be held at any moment. dev->reserve is held. */
+static bool pin_beside_what_is_held(struct demand *d)
+{
+	uint64_t lacking;
+
+	for (unsigned k = 0; k < TRIES_TO_FIT; k++) {
+		lacking = pin_if_it_fits(d);
+		if (lacking == 0)
+			return true;
+		if (!unready_idle(d, lacking))
+			return false;
+	}
+	return pin_if_it_fits(d) == 0;
+}
+
+/*
+ * Decide at once everything that the acquire gets. 0: it is pinned, or promised, and what leaves for that is
+ * claimed. -ENOMEM: it does not fit; -EDQUOT: it is more than one user may pin. -EAGAIN: something of it is leaving; those of these that
+ * we have to evict are claimed.
  */
 static int decide(struct demand *d)
 {
@@ -909,6 +1093,7 @@ static int decide(struct demand *d)
 	int err = 0;
 
 	d->n_left = count_left(d->dev);
+	d->unready = 0;
 	pthread_mutex_lock(&d->dev->reserve);
 	for (uint64_t k = 0; k < d->n; k++)
 		d->out[k] = look_up(d, k, &wait);
@@ -916,7 +1101,7 @@ static int decide(struct demand *d)
 		err = -EAGAIN;
 	else if (!user_may_pin(d->m, d->out, d->n))
 		err = -EDQUOT;
-	else if (!pin_if_it_fits(d))
+	else if (!pin_beside_what_is_held(d))
 		err = -ENOMEM;
 	if (err)
 		memset(d->out, 0, d->n * sizeof(struct replica *));
@@ -924,7 +1109,7 @@ static int decide(struct demand *d)
 		err = make_promises(d);
 	if (!err) {
 		claim_room(d, d->mine.n, false);
-		/* At once: what others of the user's decide meanwhile counts it. */
+		/* At once, so that what others of the same user decide meanwhile counts it. */
 		for (uint64_t k = 0; k < d->n; k++)
 			user_pin(d->m, d->out[k]);
 		d->counted = true;
@@ -933,7 +1118,7 @@ static int decide(struct demand *d)
 	return err;
 }
 
-/* The device has no memory for @n chunks that it was to have: 0 if it may have now. d->n_left is from before it was asked. */
+/* The device has no memory for @n chunks that it should have: 0 if it may have now. d->n_left is from before it was asked. */
 static int make_room(struct demand *d, unsigned n)
 {
 	struct cache_device *dev = d->dev;
@@ -962,16 +1147,17 @@ static int keep_promises(struct demand *d)
 
 	while (d->kept < d->mine.n && !err) {
 		d->n_left = count_left(d->dev);
+		d->n_given_up = stranded_count(d->dev);
 		err = promise_keep(d->mine.at[d->kept]);
 		if (!err)
 			d->kept++;
 		else if (err == -ENOMEM)
-			err = make_room(d, d->mine.n - d->kept);
+			err = stranded_reap(d->dev, d->n_given_up) ? 0 : make_room(d, d->mine.n - d->kept);
 	}
 	return err;
 }
 
-/* What was promised to others before. Nobody waits for us any more. -EAGAIN: some was not kept. */
+/* Wait for what had been promised to others. Nobody waits for us any more. -EAGAIN: a promise was broken. */
 static int await_promises(struct demand *d)
 {
 	bool failed = false;
@@ -992,7 +1178,7 @@ static void give_back(struct demand *d)
 	if (d->counted)
 		user_unpin_all(d->m, d->out, d->n);
 	d->counted = false;
-	/* Who decides meanwhile has either joined a promise, or sees that it is broken. */
+	/* A thread that decides meanwhile has either joined a promise, or sees that it is broken. */
 	pthread_mutex_lock(&d->dev->reserve);
 	for (; d->kept < d->mine.n; d->kept++)
 		promise_break(d->mine.at[d->kept]);
@@ -1002,31 +1188,33 @@ static void give_back(struct demand *d)
 			replica_unpin(d->out[k]);
 }
 
-/* Once. -EAGAIN: something has changed since. */
+/* One attempt. -EAGAIN: something has changed since. */
 static int try_to_obtain(struct demand *d)
 {
 	int err;
 
 	pthread_mutex_lock(&d->dev->lock);
 	d->n_stuck = d->dev->n_stuck;
+	d->n_given_up = d->dev->n_given_up;
 	pthread_mutex_unlock(&d->dev->lock);
 	err = decide(d);
-	if (err == -ENOMEM || err == -EDQUOT) {
-		pthread_mutex_lock(&d->dev->dead_lock);
-		drop_dead(d->dev);
+	if ((err == -ENOMEM || err == -EDQUOT) && stranded_reap(d->dev, d->n_given_up))
 		err = decide(d);
-		pthread_mutex_unlock(&d->dev->dead_lock);
+	/* First what costs no waiting. */
+	for (int wait = 0; wait <= 1 && (err == -ENOMEM || err == -EDQUOT); wait++) {
+		drop_dead(d->dev, wait);
+		err = decide(d);
 	}
 	if (err == -EDQUOT)
 		err = user_refuse(d->m);
 	if (err == -EAGAIN && d->victims.n == 0) {
 		await_left(d->dev, d->n_left);
 	} else if (err == -EAGAIN) {
-		/* What was released there cannot be had if this fails, and nothing else there is to be trusted. */
+		/* If this fails, what was released there cannot be fetched, and nothing else in it can be trusted. */
 		err = evict_all(&d->victims);
 		err = err ? err : -EAGAIN;
 	} else if (!err) {
-		/* Others may do where this fails. */
+		/* If this fails others may do. */
 		(void)evict_all(&d->victims);
 		err = keep_promises(d);
 		err = err ? err : await_promises(d);
@@ -1039,18 +1227,29 @@ static int try_to_obtain(struct demand *d)
 	return err;
 }
 
+/*
+ * Add a pin to a replica of which the mapping holds something, or will (to_come). One that is ready and held may be idle: while it
+ * is ready nobody claims it. mapping->lock is held.
+ */
+static bool pin_held(const struct mapping *m, const struct grant *g)
+{
+	uint64_t start = g->index * GAIA_CHUNK_PAGES;
+
+	if (pin_again(g->replica))
+		return true;
+	return g->ready && holds_first(&m->holds, start, start + GAIA_CHUNK_PAGES) && replica_pin(g->replica);
+}
+
 /* What is pinned stays without dev->reserve. A grant leaves the table, under the mapping's lock, before it and its replica go. */
-static uint64_t pin_pinned(struct mapping *m, uint64_t first, uint64_t n, struct replica **out)
+static uint64_t pin_pinned(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out)
 {
 	struct grant *g;
 	uint64_t k;
 
 	pthread_mutex_lock(&m->lock);
 	for (k = 0; k < n; k++) {
-		uint64_t index = first + k;
-
-		HASH_FIND(hh, m->grants, &index, sizeof(index), g);
-		if (!g || !pin_again(g->replica))
+		HASH_FIND(hh, m->grants, &index[k], sizeof(index[k]), g);
+		if (!g || !pin_held(m, g))
 			break;
 		out[k] = g->replica;
 	}
@@ -1058,7 +1257,7 @@ static uint64_t pin_pinned(struct mapping *m, uint64_t first, uint64_t n, struct
 	return k;
 }
 
-/* They are pinned. What was released is brought home before who was a client stores more to it. */
+/* They are pinned. Bring home what was released before somebody who is not a client any more stores more to it. */
 static void see_who_is_dead(struct replica **reps, uint64_t n)
 {
 	struct living known = { .n = 0 };
@@ -1068,22 +1267,21 @@ static void see_who_is_dead(struct replica **reps, uint64_t n)
 			(void)fetch_chunk(reps[k]->chunk, pages_secure);
 }
 
-uint64_t replicas_pin_again(struct mapping *m, uint64_t first, uint64_t n, struct replica **out)
+uint64_t replicas_pin_again(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out)
 {
-	n = pin_pinned(m, first, n, out);
+	n = pin_pinned(m, index, n, out);
 	see_who_is_dead(out, n);
 	return n;
 }
 
-int replicas_pin(struct mapping *m, uint64_t first, uint64_t last, struct replica **out)
+int replicas_pin(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out)
 {
-	struct demand d = { .m = m, .only = m->readers, .dev = m->dev, .first = first,
-			    .n = last - first + 1, .out = out };
+	struct demand d = { .m = m, .only = m->readers, .dev = m->dev, .index = index, .n = n, .out = out };
 	uint64_t held;
 	int err;
 
 	/* What is held already is acquired again without waiting for anybody who evicts: but it may be others who hold it. */
-	held = replicas_pin_again(m, first, d.n, out);
+	held = replicas_pin_again(m, index, n, out);
 	if (held == d.n && user_pin_all(m, out, d.n))
 		return 0;
 	while (held > 0)
@@ -1106,23 +1304,39 @@ static int by_index(const void *a, const void *b)
 	return x->index < y->index ? -1 : x->index > y->index;
 }
 
+/* mapping->lock held. The mapping's grants of chunks [first, last] into @list; how many. Of few chunks each is looked up. */
+static unsigned list_grants(struct mapping *m, uint64_t first, uint64_t last, struct grant **list)
+{
+	bool few = last - first < HASH_COUNT(m->grants);
+	struct grant *g, *tmp;
+	unsigned n = 0;
+
+	for (uint64_t index = first; few && index <= last; index++) {
+		HASH_FIND(hh, m->grants, &index, sizeof(index), g);
+		if (g)
+			list[n++] = g;
+	}
+	if (!few)
+		HASH_ITER(hh, m->grants, g, tmp)
+			if (g->index >= first && g->index <= last)
+				list[n++] = g;
+	return n;
+}
+
 /* @idle: also those of which nothing is acquired; dev->reserve held. */
 static unsigned pin_grants(struct mapping *m, uint64_t first, uint64_t last, bool idle,
 			   struct grant ***out)
 {
-	struct grant **list, *g, *tmp;
-	unsigned n = 0;
+	struct grant **list;
+	unsigned all, n = 0;
 
 	/* A grant leaves the table, under the mapping's lock, before it and its replica are freed. */
 	pthread_mutex_lock(&m->lock);
-	list = xmalloc((HASH_COUNT(m->grants) + 1) * sizeof(struct grant *));
-	HASH_ITER(hh, m->grants, g, tmp) {
-		if (g->index < first || g->index > last)
-			continue;
-		if (!(idle ? replica_pin(g->replica) : pin_again(g->replica)))
-			continue;
-		list[n++] = g;
-	}
+	list = xmalloc((MIN((uint64_t)HASH_COUNT(m->grants), last - first + 1) + 1) * sizeof(struct grant *));
+	all = list_grants(m, first, last, list);
+	for (unsigned k = 0; k < all; k++)
+		if (idle ? replica_pin(list[k]->replica) : pin_held(m, list[k]))
+			list[n++] = list[k];
 	pthread_mutex_unlock(&m->lock);
 	if (n > 1)
 		qsort(list, n, sizeof(struct grant *), by_index);
@@ -1162,7 +1376,7 @@ unsigned grants_pin_mapped(struct mapping *m, uint64_t first, uint64_t last, boo
 	return mapped;
 }
 
-/* ---- who may only read, and could store ---- */
+/* ---- mappings that may only read, but could store ---- */
 
 static struct readers *readers_join(struct cfile *f, unsigned device, struct cache_user user)
 {
@@ -1197,7 +1411,7 @@ int cache_map(struct cfile *f, unsigned device, void *client, struct cache_user 
 	m = calloc(1, sizeof(*m));
 	if (!m)
 		return -ENOMEM;
-	/* Each may come to hold the same page for writing, and those are counted. */
+	/* Each mapping may come to hold the same page for writing, and the count of those is limited. */
 	if (atomic_fetch_add(&f->mappings, 1) >= CACHE_MAX_MAPPINGS) {
 		atomic_fetch_sub(&f->mappings, 1);
 		free(m);
@@ -1220,7 +1434,7 @@ int cache_map(struct cfile *f, unsigned device, void *client, struct cache_user 
 	return 0;
 }
 
-/* Nobody has any of it mapped or pinned any more. */
+/* Nobody maps or pins any of it any more. */
 static void readers_drop_replicas(struct readers *rd, struct cache_device *dev)
 {
 	bool leave;
@@ -1244,7 +1458,7 @@ static void readers_drop_replicas(struct readers *rd, struct cache_device *dev)
 		}
 		pthread_mutex_unlock(&dev->lock);
 		pthread_mutex_unlock(&dev->reserve);
-		/* Nothing was released in them, so that nothing can fail. */
+		/* Nothing was released in them, so eviction cannot fail. */
 		(void)evict_all(&claimed);
 		if (leave)
 			await_left(dev, before);
@@ -1269,7 +1483,7 @@ static void readers_leave(struct mapping *m)
 	free(rd);
 }
 
-/* Some chunk that the mapping has a grant of, with a reference; NULL: none any more. */
+/* A chunk that the mapping has a grant of, with a reference; NULL: there is none any more. */
 static struct chunk *chunk_of_mapping(struct mapping *m)
 {
 	struct chunk *ch = NULL;
@@ -1294,19 +1508,22 @@ static struct grant *grant_find(struct mapping *m, const struct chunk *ch)
 }
 
 /* The mapping's grant of the chunk ends; others may be evicting the replica meanwhile. Whether that is spoiled; *@now: from now on. */
-static bool grant_end(struct mapping *m, struct chunk *ch, bool kept, bool *now)
+static bool grant_end(struct mapping *m, struct chunk *ch, enum cache_left left, bool *now)
 {
+	bool kept = left == CACHE_KEPT || (left == CACHE_ENDED && m->dev->dev->inherited);
+	struct keeper *keeper = left == CACHE_KEPT ? keeper_make(m) : NULL;
 	struct grant *g;
 	bool spoiled = false;
 
 	*now = false;
 
 	pthread_mutex_lock(&ch->lock);
+	chunk_unready(ch);
 	g = grant_find(m, ch);
 	if (g && g->pinned) {
 		g->lookers++;
 		pthread_mutex_unlock(&ch->lock);
-		grant_discard(g);
+		grant_discard(g, true);
 		pthread_mutex_lock(&ch->lock);
 		g->lookers--;
 		pthread_cond_broadcast(&ch->unlocked);
@@ -1319,9 +1536,14 @@ static bool grant_end(struct mapping *m, struct chunk *ch, bool kept, bool *now)
 		struct replica *rep = g->replica;
 		bool before = replica_is_spoiled(rep);
 
+		/* It may have become ready for others meanwhile. */
+		chunk_unready(ch);
 		rep->n_suspects -= g->suspect;
-		if (kept && m->export_write && (g->delivered || g->offered || g->unanswered))
-			rep->spoiled = true;
+		if (g->delivered || g->offered || g->unanswered) {
+			rep->spoiled |= kept && m->export_write;
+			keeper_add(&rep->keepers, keeper);
+			keeper = NULL;
+		}
 		spoiled = replica_is_spoiled(rep);
 		*now = spoiled && !before;
 		LIST_REMOVE(g, of_replica);
@@ -1331,12 +1553,13 @@ static bool grant_end(struct mapping *m, struct chunk *ch, bool kept, bool *now)
 		free(g);
 	}
 	pthread_mutex_unlock(&ch->lock);
+	keepers_free(keeper);
 	return spoiled;
 }
 
-/* ---- memory that somebody may have who is no client any more ---- */
+/* ---- memory that somebody may have who is not a client any more ---- */
 
-/* All pages are locked, and nobody holds any. What is current, or released and nowhere else, goes to @mem; the rest of it is zeros. */
+/* Copy what is current, or released and nowhere else, to @mem; the rest of @mem is zeros. All pages are locked, and nobody holds any. */
 static int copy_current(struct replica *rep, struct devmem *mem)
 {
 	struct dev_run *runs = xmalloc(2 * GAIA_CHUNK_PAGES * sizeof(*runs));
@@ -1360,7 +1583,7 @@ static int copy_current(struct replica *rep, struct devmem *mem)
 	return err;
 }
 
-/* All pages are locked. The replica is in @mem now, and where it was is @old, one of the chunk's. */
+/* The replica is in @mem from now on, and its former memory is @old, one of the chunk's. All pages are locked. */
 static void move_to(struct replica *rep, struct devmem *mem, struct old_memory *old)
 {
 	struct chunk *ch = rep->chunk;
@@ -1370,11 +1593,12 @@ static void move_to(struct replica *rep, struct devmem *mem, struct old_memory *
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
 		if (!replica_has(rep, i))
 			replica_zeroed(rep, i);
-	*old = (struct old_memory){ .next = ch->old, .dev = rep->dev, .mem = rep->mem };
+	*old = (struct old_memory){ .next = ch->old, .dev = rep->dev, .mem = rep->mem, .keepers = rep->keepers };
+	rep->keepers = NULL;
 	ch->old = old;
 	pthread_mutex_lock(&rep->dev->lock);
 	rep->mem = mem;
-	/* What needs room waits for it. */
+	/* An acquire that needs room waits for it. */
 	rep->dev->pinned += GAIA_CHUNK;
 	rep->dev->leaving += GAIA_CHUNK;
 	pthread_mutex_unlock(&rep->dev->lock);
@@ -1390,6 +1614,7 @@ static void old_memory_end(struct chunk *ch, struct old_memory *old)
 {
 	struct old_memory **at = &ch->old;
 	struct cache_device *dev = old->dev;
+	uint64_t stays;
 
 	lock_all(ch);
 	pthread_mutex_lock(&ch->lock);
@@ -1400,17 +1625,18 @@ static void old_memory_end(struct chunk *ch, struct old_memory *old)
 	unlock_all(ch);
 	dev->dev->ops->free(dev->dev, old->mem);
 	pthread_mutex_lock(&dev->lock);
-	dev->used -= GAIA_CHUNK;
-	dev->pinned -= GAIA_CHUNK;
+	stays = strand(dev, old->keepers);
+	dev->used -= GAIA_CHUNK - stays;
+	dev->pinned -= GAIA_CHUNK - stays;
 	dev->leaving -= GAIA_CHUNK;
 	has_left(dev);
 	pthread_mutex_unlock(&dev->lock);
 }
 
 /*
- * No lock held; the replica is claimed, and is not on return. Other memory with the same contents: who has the old one may store there
- * what he likes. First the copy, since he may do so any moment. Then the replica is as good as any, and its clients are asked
- * for the old memory. On error, mostly -ENOMEM, nothing has changed, and it is claimed still.
+ * Give the replica other memory with the same contents, since whoever has the old one may store there anything. No lock is held; the
+ * replica is claimed, and is not on return. The copy comes first, since such a store may happen at any moment. Then the replica is as
+ * good as any, and its clients are asked for the old memory. On error, mostly -ENOMEM, nothing has changed, and it is still claimed.
  */
 static int replica_renew(struct replica *rep)
 {
@@ -1435,15 +1661,18 @@ static int replica_renew(struct replica *rep)
 	ask_for(&asked, rep, true);
 	unclaim(rep, false);
 	ask(&asked);
+	for (unsigned k = 0; k < asked.n; k++)
+		if (asked.ask[k].err)
+			keeper_add(&old.keepers, keeper_make(asked.grant[k]->mapping));
 	old_memory_end(ch, &old);
 	asked_end(&asked, true);
 	return 0;
 }
 
 /*
- * What was released is to be where nobody stores to it any more, and so is the rest, if nobody holds any of it and there is room on
- * the device. Else it goes: now, or, if it is held or cannot be brought home, when it is acquired next. What has been spoiled for long is
- * not copied: nobody knows who stored last to what it has.
+ * Move what was released to where nobody stores to it any more; and the rest, too, if nobody holds any of it and there is room on
+ * the device. Otherwise the replica goes: now, or, if it is held or cannot be brought home, when it is next acquired. A replica that
+ * has been spoiled for long is not copied: nobody knows who stored last to it.
  */
 static void spoiled_secure(struct chunk *ch, struct cache_device *dev, const struct readers *only, bool copy)
 {
@@ -1451,9 +1680,8 @@ static void spoiled_secure(struct chunk *ch, struct cache_device *dev, const str
 	struct replica *rep;
 	bool stays;
 
-	/* Other mappings of a process that has ended, and who looks for such, are in nobody's way. */
-	pthread_mutex_lock(&dev->dead_lock);
-	chunk_drop_dead(ch, dev);
+	/* Other mappings of a process that has ended are in nobody's way. */
+	chunk_drop_dead(ch, dev, &(struct living){ .n = 0 }, true);
 	pthread_mutex_lock(&dev->reserve);
 	pthread_mutex_lock(&ch->lock);
 	rep = replica_find(ch, dev, only);
@@ -1461,7 +1689,6 @@ static void spoiled_secure(struct chunk *ch, struct cache_device *dev, const str
 		list_add(&claimed, rep);
 	pthread_mutex_unlock(&ch->lock);
 	pthread_mutex_unlock(&dev->reserve);
-	pthread_mutex_unlock(&dev->dead_lock);
 	stays = rep && claimed.n == 0;
 	if (claimed.n > 0 && copy && !only && !replica_renew(rep)) {
 		free(claimed.at);
@@ -1474,14 +1701,13 @@ static void spoiled_secure(struct chunk *ch, struct cache_device *dev, const str
 
 void cache_unmap(struct mapping *m, enum cache_left left)
 {
-	bool kept = left == CACHE_KEPT || (left == CACHE_ENDED && m->dev->dev->inherited);
 	struct cfile *f = m->file;
 	struct chunk *ch;
 	bool now;
 
 	pins_drop(m);
 	while ((ch = chunk_of_mapping(m))) {
-		if (grant_end(m, ch, kept, &now))
+		if (grant_end(m, ch, left, &now))
 			spoiled_secure(ch, m->dev, m->readers, now);
 		chunk_put(ch);
 	}

@@ -1,4 +1,4 @@
-/* report.c - the cache as people and tests see it: status, residency, and a checker. */
+/* report.c - the cache's status, residency of files, and a checker. */
 #include <stdlib.h>
 
 #include "pagecache/state.h"
@@ -8,15 +8,20 @@ static json_t *devices_json(struct cache *c)
 	json_t *list = json_array();
 
 	for (unsigned i = 0; i < c->n_devices; i++) {
+		struct cache_device *dev = &c->dev[i];
 		struct cache_device_use use;
+		uint64_t held;
 
+		pthread_mutex_lock(&dev->reserve);
+		held = device_held_idle(dev);
 		cache_device(c, i, &use);
+		pthread_mutex_unlock(&dev->reserve);
 		json_array_append_new(
 			list, json_pack("{s:i, s:s, s:s, s:b, s:I, s:I, s:I, s:I}", "index", (int)i,
 					"name", use.dev->name, "kind", use.dev->kind, "simulated",
 					use.dev->simulated, "capacity",
 					(json_int_t)use.dev->capacity, "used", (json_int_t)use.used,
-					"pinned", (json_int_t)use.pinned, "each_user_bytes",
+					"pinned", (json_int_t)(use.pinned + held * GAIA_CHUNK), "each_user_bytes",
 					(json_int_t)use.each_user));
 	}
 	return list;
@@ -107,6 +112,7 @@ static json_t *chunk_json(struct chunk *ch, struct totals *sum)
 	unsigned kernel = 0, pending = 0, twinned = 0;
 
 	pthread_mutex_lock(&ch->lock);
+	chunk_unready(ch);
 	for (unsigned k = 0; k < ch->n_replicas; k++)
 		json_array_append_new(replicas, replica_json(ch, ch->replica[k]));
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES && ch->track; i++) {
@@ -162,9 +168,9 @@ static void check_replica_page(struct chunk *ch, struct replica *rep, unsigned i
 	bug_on((r->flags & REPLICA_SNAPPED) && !rep->shadow);
 	bug_on((r->flags & REPLICA_ZEROS) && (r->flags != REPLICA_ZEROS || r->writers > 0));
 	bug_on(r->cut > GAIA_PAGE);
-	/* Nothing lies beyond the end of the file but what is void. */
+	/* Beyond the end of the file there is only what is void. */
 	bug_on(page_limit(ch, i) == 0 && (r->flags & REPLICA_PRESENT) && (r->cut > 0 || r->writers == 0));
-	/* The base of what is to be merged exists. Of a device that is gone nothing is. */
+	/* The base of what is to be merged exists, except if the device is gone: then nothing is merged. */
 	if (!atomic_load(&rep->dev->gone) && ((r->flags & REPLICA_AHEAD) || r->writers > 0) && r->cut > 0 &&
 	    r->seen != ch->track->page[i].home_id)
 		(void)base_bytes(ch, i, r->seen);
@@ -192,6 +198,7 @@ static void check_replica(struct chunk *ch, struct replica *rep, uint64_t *ahead
 		snapped += !!(rep->page[i].flags & REPLICA_SNAPPED);
 	}
 	bug_on(snapped != rep->n_snapped);
+	replica_check_index(rep);
 	bug_on(rep->n_shadow_users != 0 || (rep->shadow && !snapped));
 }
 
@@ -201,12 +208,14 @@ static void check_chunk(struct chunk *ch, uint64_t *frames, uint64_t *dirty, uin
 	uint64_t ahead_before = *ahead;
 
 	pthread_mutex_lock(&ch->lock);
+	ready_check(ch);
+	chunk_unready(ch);
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
 		struct page *p = page_at(ch, i);
 
 		if (!p)
 			continue;
-		bug_on(p->readers || (p->flags & (PAGE_LOCKED | PAGE_SHARERS_TURN)));
+		bug_on(p->readers || (p->flags & (PAGE_LOCKED | PAGE_SHARERS_TURN | PAGE_STORING | PAGE_RENEWED)));
 		bug_on(p->lockers || p->sharers);
 		bug_on((p->flags & (PAGE_DIRTY | PAGE_STORED)) && !p->frame);
 		bug_on((p->flags & PAGE_DIRTY) && (p->flags & PAGE_STORED));
@@ -215,6 +224,7 @@ static void check_chunk(struct chunk *ch, uint64_t *frames, uint64_t *dirty, uin
 		n_dirty += !!(p->flags & PAGE_DIRTY);
 		n_stored += !!(p->flags & PAGE_STORED);
 	}
+	bug_on(ch->n_locked || ch->n_shared || ch->n_storing);
 	bug_on(n_frames != ch->n_frames || n_dirty != ch->n_dirty || n_stored != ch->n_stored);
 	bug_on(n_frames > 0 && !(ch->lists & CHUNK_LRU));
 	bug_on(n_dirty > 0 && !(ch->lists & CHUNK_DIRTY));
@@ -228,7 +238,7 @@ static void check_chunk(struct chunk *ch, uint64_t *frames, uint64_t *dirty, uin
 		for (struct twin *tw = x->twins; tw; tw = tw->next)
 			n_frames++;
 		n_frames += (x->under != 0) + (x->owners != 0);
-		/* It stands for what is to be put, or what was fetched in vain. */
+		/* It stands for what has to be put, or for what was fetched in vain. */
 		bug_on(x->under && !page_present(ch, x->page));
 	}
 	*frames += n_frames;
@@ -240,8 +250,10 @@ void cache_check(struct cache *c)
 {
 	uint64_t frames = 0, dirty = 0, all_ahead = 0;
 
-	/* Nothing else runs, says who calls; but of the flusher he cannot know. */
+	/* The caller says that nothing else runs, but cannot know about the flusher. */
 	pthread_rwlock_wrlock(&c->round);
+	for (unsigned i = 0; i < c->n_devices; i++)
+		device_check_ready(&c->dev[i]);
 	for (struct cfile *f = c->files, *next; f; f = next) {
 		uint64_t file_dirty = 0, ahead = 0;
 		struct chunk **list;
@@ -266,12 +278,14 @@ void cache_check(struct cache *c)
 	bug_on(frames != atomic_load(&c->frames.used));
 	for (unsigned i = 0; i < c->n_devices; i++) {
 		struct replica *rep;
-		uint64_t pinned = 0;
+		uint64_t pinned = c->dev[i].n_stranded * GAIA_CHUNK;
 
 		TAILQ_FOREACH(rep, &c->dev[i].busy, link)
 			pinned += GAIA_CHUNK;
 		bug_on(pinned != c->dev[i].pinned);
 		bug_on(c->dev[i].promised || c->dev[i].leaving);
+		/* Nothing is ready any more. */
+		bug_on(c->dev[i].n_idle_ready);
 	}
 	pthread_rwlock_unlock(&c->round);
 }

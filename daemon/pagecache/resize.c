@@ -22,8 +22,8 @@ static void unprepare_cut(struct chunk *ch, uint64_t size)
 }
 
 /*
- * Bring home the page in which the new end lies, for its bytes before that, if anybody keeps track of it. The page is
- * left locked then, so that it stays: *@out is its chunk (else NULL).
+ * If anybody tracks the page in which the new end lies, bring it home, for its bytes before the end. Then the page is
+ * left locked, so that it stays: *@out is its chunk (else NULL).
  */
 static int prepare_cut(struct cfile *f, uint64_t size, struct chunk **out)
 {
@@ -52,10 +52,10 @@ static int prepare_cut(struct cfile *f, uint64_t size, struct chunk **out)
 	return err;
 }
 
-/* Drop what the chunk's page has from @cut on (0: all). chunk->lock held, page locked. */
+/* Drop what the chunk's page has from @cut on (0: all). chunk->lock is held, the page is locked. */
 static void cut_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[2])
 {
-	/* Not home though tracked: tracked only since prepare_cut(), by an acquire that waits for us. */
+	/* If it is tracked but not home: tracking began after prepare_cut(), by an acquire that waits for us. */
 	if (ch->track && (cut == 0 || page_present(ch, i)))
 		truncate_page(ch, i, cut, spare);
 	if (cut == 0) {
@@ -64,11 +64,11 @@ static void cut_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[2
 		memset((char *)page_ptr(ch, i) + cut, 0, GAIA_PAGE - cut);
 		if (under_bytes(ch, i))
 			memset(under_bytes(ch, i) + cut, 0, GAIA_PAGE - cut);
-		/* The store has cut it, too: nothing new to store. */
+		/* The store has cut it, too, so there is nothing new to store. */
 	}
 }
 
-/* @prepared: the page of the cut is locked already. */
+/* @prepared: the page with the new end is locked already. */
 static int cut_chunk(struct chunk *ch, uint64_t size, bool prepared)
 {
 	struct cache *c = ch->file->cache;
@@ -111,8 +111,8 @@ static int cut_chunk(struct chunk *ch, uint64_t size, bool prepared)
 }
 
 /*
- * Not shorter than we knew. But a kernel that gathers writes may have had the file longer, and cut it: what
- * clients have stored beyond so far is void. What they store there from now on is not.
+ * The new size is not smaller than the one we knew. But a kernel that gathers writes may have had the file longer, and cut it:
+ * what clients have stored beyond until now is void. What they store there from now on is not.
  */
 static void void_beyond(struct cfile *f, uint64_t size)
 {
@@ -174,7 +174,7 @@ int cache_truncate(struct cfile *f, uint64_t size)
 	if (size < old) {
 		n = chunk_list_get(f, size / GAIA_CHUNK, UINT64_MAX, &list);
 		for (unsigned k = 0; k < n; k++) {
-			/* Nothing may be left behind, memory or not. */
+			/* Nothing may be left behind, even without memory: try again. */
 			while (cut_chunk(list[k], size, list[k] == cut) == -ENOMEM)
 				usleep(1000);
 			chunk_put(list[k]);
@@ -192,20 +192,43 @@ unlock:
 
 /* ---- fallocate ---- */
 
-/* chunk->lock held. Whether keep_tracked() keeps page i. */
+/* Whether the page's old bytes are needed. It is locked; chunk->lock is held. */
 static bool to_keep(struct chunk *ch, unsigned i, uint64_t off, uint64_t end)
 {
 	uint64_t start = ch->index * GAIA_CHUNK + (uint64_t)i * GAIA_PAGE;
 
-	if (start >= end || start + GAIA_PAGE <= off)
-		return false;
 	return start < off || start + GAIA_PAGE > end || page_ahead(ch, i) || home_base_needed(ch, i);
+}
+
+/* keep_tracked() of the chunk's pages [a, b), which are locked. chunk->lock is held, but not meanwhile. */
+static int keep_pages(struct chunk *ch, unsigned a, unsigned b, uint64_t off, uint64_t end)
+{
+	int err = 0;
+
+	for (unsigned i = a, j; i < b && ch->track && !err; i = j) {
+		for (j = i; j < b && to_keep(ch, j, off, end); j++)
+			;
+		if (i == j) {
+			page_disarm(ch, j++);
+			continue;
+		}
+		pthread_mutex_unlock(&ch->lock);
+		err = home_bring(ch, i, j);
+		pthread_mutex_lock(&ch->lock);
+		if (!err)
+			pages_set_dirty(ch, i, j);
+	}
+	return err;
 }
 
 /*
  * The store is about to forget the bytes of [off, end). Bring home what of them is released or somebody's base, and the pages
- * at either end, of which a part remains: what is then zeroed at home is a change that replicas see.
- * They stay: file->range is held exclusively, so what is dirty cannot be stored, and so not dropped.
+ * at both ends, of which a part remains: zeroing them at home is then a change that replicas see.
+ * They stay home: file->range is held exclusively, so dirty pages cannot be stored, and so not dropped.
+ *
+ * Until the hole is there nobody may come to need the others' bytes as a base. The lock of range keeps acquires out that look at the
+ * pages, but not those of what is ready. So pages that could be held for writing, and are not, are disarmed: only an acquire that looks at
+ * them arms them again, and until then their chunk is not ready to be written.
  */
 static int keep_tracked(struct cfile *f, uint64_t off, uint64_t end)
 {
@@ -215,21 +238,15 @@ static int keep_tracked(struct cfile *f, uint64_t off, uint64_t end)
 
 	for (unsigned k = 0; k < n; k++) {
 		struct chunk *ch = list[k];
+		unsigned a = page_in_chunk(off / GAIA_PAGE, ch->index, 0, 0);
+		unsigned b = page_in_chunk((end - 1) / GAIA_PAGE, ch->index, 0, GAIA_CHUNK_PAGES - 1) + 1;
 
 		pthread_mutex_lock(&ch->lock);
-		for (unsigned i = 0, j; i < GAIA_CHUNK_PAGES && ch->track && !err; i = j) {
-			j = i + 1;
-			if (!to_keep(ch, i, off, end))
-				continue;
-			while (j < GAIA_CHUNK_PAGES && to_keep(ch, j, off, end))
-				j++;
-			pages_lock(ch, i, j);
-			pthread_mutex_unlock(&ch->lock);
-			err = home_bring(ch, i, j);
-			pthread_mutex_lock(&ch->lock);
-			if (!err)
-				pages_set_dirty(ch, i, j);
-			pages_unlock(ch, i, j);
+		if (ch->track && !err) {
+			/* From here on it is known who holds what. */
+			pages_lock(ch, a, b);
+			err = keep_pages(ch, a, b, off, end);
+			pages_unlock(ch, a, b);
 		}
 		pthread_mutex_unlock(&ch->lock);
 		chunk_account(ch);
@@ -239,7 +256,7 @@ static int keep_tracked(struct cfile *f, uint64_t off, uint64_t end)
 	return err;
 }
 
-/* chunk->lock held. What was clean is read again when it is needed: stored, it would fill a hole. */
+/* Clean pages are read again when they are needed: if they were stored, they would fill a hole. chunk->lock is held. */
 static bool forget_clean(struct chunk *ch, unsigned i)
 {
 	if (ch->track || !page_present(ch, i) || page_at(ch, i)->flags & PAGE_DIRTY)
@@ -281,7 +298,7 @@ static int zero_cached(struct cfile *f, uint64_t off, uint64_t end)
 	return err;
 }
 
-/* What devices have of [off, end) is no part of the file any more. */
+/* What devices have of [off, end) is not part of the file any more. */
 static void remove_from_devices(struct cfile *f, uint64_t off, uint64_t end)
 {
 	struct chunk **list;
@@ -298,9 +315,9 @@ static void remove_from_devices(struct cfile *f, uint64_t off, uint64_t end)
 		if (ch->n_replicas > 0) {
 			pages_lock(ch, a, b);
 			pthread_mutex_unlock(&ch->lock);
-			/* On error they may be shown as they are until they are acquired. */
+			/* On error devices may show them as they are until they are acquired. */
 			if (passthrough_catch_up(ch, a, b) && log_may(&f->cache->pace))
-				log_error("%s: what was removed of it cannot be read: devices may show it still",
+				log_error("%s: a part that was removed cannot be read: devices may still show it",
 					  cfile_name(f, name));
 			pthread_mutex_lock(&ch->lock);
 			for (unsigned r = 0; r < ch->n_replicas; r++)
@@ -315,7 +332,7 @@ static void remove_from_devices(struct cfile *f, uint64_t off, uint64_t end)
 	free(list);
 }
 
-/* Whole pages of a punched range hold the same zeros above and below: clean, and not worth memory. */
+/* Whole pages of a punched range are zeros in home and below: clean, and not worth memory. */
 static void drop_zeroed(struct cfile *f, uint64_t off, uint64_t end)
 {
 	uint64_t first = (off + GAIA_PAGE - 1) / GAIA_PAGE, last = end / GAIA_PAGE;
@@ -345,7 +362,7 @@ static void drop_zeroed(struct cfile *f, uint64_t off, uint64_t end)
 	free(list);
 }
 
-/* Pages that are not stored yet, and now need not be, may be all that reaches beyond the store's end. */
+/* The only pages beyond the store's end may be pages that were not stored yet, and now need not be. */
 static int grow_store(struct store_file *sf, uint64_t size)
 {
 	struct stat st;
@@ -356,7 +373,7 @@ static int grow_store(struct store_file *sf, uint64_t size)
 	return err;
 }
 
-/* Some file systems (ext4) keep what they had room for when they fail, and have a size that is not the file's. */
+/* When some file systems (ext4) fail they keep what they had room for, and then their size is not the file's. */
 static int allocate_or_not(struct store_file *sf, int mode, off_t off, off_t len)
 {
 	struct stat before, after;
@@ -381,13 +398,13 @@ int cache_allocate(struct cfile *f, int mode, off_t off, off_t len)
 		return -EINVAL;
 	if (end > INT64_MAX)
 		return -EFBIG;
-	/* Modes that move bytes to other offsets are not for a cache of pages. */
+	/* A cache of pages does not support modes that move bytes to other offsets. */
 	if (mode & ~(FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE))
 		return -EOPNOTSUPP;
 	range_lock_exclusively(f);
 	err = cfile_store(f, true, &sf);
 	if (cfile_is_passthrough(f)) {
-		/* What it changes is imported, as what CPU programs change by themselves is. */
+		/* Its changes are imported, as those that CPU programs make are. */
 		cfile_cpu_writes(f);
 		if (!err)
 			err = sf->ops->allocate(sf, mode, off, len);
@@ -433,7 +450,7 @@ off_t cache_seek(struct cfile *f, off_t off, int whence)
 	err = passthrough_size(f);
 	if (!err && (off < 0 || (uint64_t)off >= cfile_size(f)))
 		err = -ENXIO;
-	/* The store knows holes; it must know the data. */
+	/* The store knows the holes; so it must have the data, too. */
 	if (!err)
 		err = cfile_fetch(f, 0, 0);
 	pthread_rwlock_unlock(&f->range);
@@ -444,7 +461,7 @@ off_t cache_seek(struct cfile *f, off_t off, int whence)
 	if (err)
 		return err;
 	at = sf->ops->seek(sf, off, whence);
-	/* Only zeros of ours lie beyond the store's end. */
+	/* Beyond the store's end we have only zeros. */
 	if (at == -ENXIO && whence == SEEK_HOLE)
 		return off;
 	return at;
@@ -454,7 +471,7 @@ off_t cache_seek(struct cfile *f, off_t off, int whence)
 
 #define COPY_BUFFER (256u << 10)
 
-/* Whether anything would be old if the store changed without a word to us. */
+/* Whether anything would be out of date if the store changed without notice. */
 static bool keeps_copies(struct cfile *f)
 {
 	bool any;
@@ -519,7 +536,7 @@ ssize_t cache_copy_range(struct cfile *from, off_t from_off, struct cfile *to, o
 	if (from == to && (uint64_t)from_off < (uint64_t)to_off + len &&
 	    (uint64_t)to_off < (uint64_t)from_off + len)
 		return -EINVAL;
-	/* The store may share the blocks, if nothing of the target is cached that would then be old. */
+	/* The store may share the blocks, if nothing of the target is cached that would be out of date then. */
 	if (from != to && !keeps_copies(to) && atomic_load(&from->n_ahead) == 0 &&
 	    cache_flush(from) == 0 && !cfile_store(from, false, &a) && !cfile_store(to, true, &b)) {
 		range_lock_exclusively(to);

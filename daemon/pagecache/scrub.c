@@ -1,10 +1,10 @@
 /*
- * scrub.c - what memory shows that clients map.
+ * scrub.c - what the memory that clients map may show.
  *
- * A client maps whole chunks, of which it acquires pages. So what it is handed is made ready first (handover.c): each page of it
- * is current or zeros. And what is removed from the file later, or was stored by a client and never released, becomes
- * zeros where somebody maps it, before the call that removes it returns; pages that are held, when nobody
- * holds them any more. The marks that say what memory has are in state.c.
+ * A client maps whole chunks, of which it acquires pages. So a chunk is made ready before it is handed over (handover.c): each page of
+ * it is current or zeros. And what is removed from the file later, or was stored by a client and never released, becomes
+ * zeros wherever somebody maps it, before the call that removes it returns; pages that are held become zeros when nobody
+ * holds them any more. The marks that say what memory contains are in state.c.
  */
 #include <stdlib.h>
 
@@ -22,7 +22,7 @@ bool replica_is_mapped(const struct replica *rep)
 	return false;
 }
 
-/* What was released of pages that nobody holds any more is in the same memory as what was removed of them. */
+/* Fetch what was released of pages that nobody holds any more: it is in the same memory as what was removed of them. */
 static void fetch_removed(struct replica *rep, unsigned a, unsigned b, const uint64_t *held)
 {
 	struct chunk *ch = rep->chunk;
@@ -38,7 +38,7 @@ static void fetch_removed(struct replica *rep, unsigned a, unsigned b, const uin
 	}
 }
 
-/* Some of the chunk's memory on a device. */
+/* Zero some pages of the chunk's memory on a device. */
 static int zero_memory(struct chunk *ch, struct cache_device *dev, struct devmem *mem, unsigned a, unsigned b, const uint64_t *pages)
 {
 	struct dev_run *runs = xmalloc((b - a) * sizeof(*runs));
@@ -48,7 +48,7 @@ static int zero_memory(struct chunk *ch, struct cache_device *dev, struct devmem
 	for (unsigned i = a; i < b; i++)
 		if (bit_test(pages, i))
 			runs[op.n++] = (struct dev_run){ .mem = mem, .page = i, .npages = 1 };
-	/* The pages' locks keep it. */
+	/* The pages' locks keep the memory. */
 	pthread_mutex_unlock(&ch->lock);
 	err = cache_device_run(dev, &op);
 	pthread_mutex_lock(&ch->lock);
@@ -68,14 +68,12 @@ static int zero(struct replica *rep, unsigned a, unsigned b, const uint64_t *pag
 	return err;
 }
 
-/* @all: also what is old. Pages from @end on lie beyond the end of the file. */
+/* @all: also what is old. Pages from @end on are beyond the end of the file. */
 static int scrub(struct replica *rep, unsigned a, unsigned b, unsigned end, bool all, bool fetch)
 {
 	uint64_t held[GAIA_CHUNK_PAGES / 64] = { 0 }, pages[GAIA_CHUNK_PAGES / 64] = { 0 };
-	bool any = all;
+	bool any = all || replica_hides_any(rep, a, b);
 
-	for (unsigned i = a; i < b && !any; i++)
-		any = replica_hides(rep, i);
 	if (!any || !replica_is_mapped(rep) || fault_point("break.no_scrub"))
 		return 0;
 	replica_held(rep, a, b, held);
@@ -92,7 +90,7 @@ static int scrub(struct replica *rep, unsigned a, unsigned b, unsigned end, bool
 
 void replica_scrub(struct replica *rep, unsigned a, unsigned b, bool fetch)
 {
-	/* A device that is gone, or fails, holds nobody up: what it has then is to be zeros still, for who is handed it next. */
+	/* A device that is gone, or fails, holds nobody up: its memory stays marked, to be zeroed before it is handed to anybody. */
 	(void)scrub(rep, a, b, GAIA_CHUNK_PAGES, false, fetch);
 }
 

@@ -13,7 +13,7 @@ void track_make(struct chunk *ch)
 	ch->track = xcalloc(1, sizeof(*ch->track));
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
 		track_init(&ch->track->page[i]);
-		/* Of a passthrough file it has nothing of ours: the open has seen to that. */
+		/* Of a passthrough file the kernel has nothing of ours: the open has made sure of that. */
 		ch->track->page[i].may_hold = !cfile_is_passthrough(ch->file);
 	}
 }
@@ -25,7 +25,7 @@ void track_maybe_free(struct chunk *ch)
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
 		if (ch->track->page[i].pending > 0)
 			return;
-	/* Merged, but not put yet. */
+	/* Something was merged, but not put yet. */
 	if (ch->track->extra && cfile_is_passthrough(ch->file))
 		return;
 	bug_on(ch->track->extra != NULL);
@@ -39,6 +39,86 @@ static struct page_view view(const struct chunk *ch, unsigned i, struct page_rep
 	for (unsigned k = 0; k < ch->n_replicas; k++)
 		buf[k] = &ch->replica[k]->page[i];
 	return (struct page_view){ &ch->track->page[i], buf, ch->n_replicas };
+}
+
+/* ---- the index of what is stale ---- */
+
+/* Something that track_plan() goes by has changed: of the page, or of one of its replicas. */
+static void touched(struct chunk *ch, unsigned i)
+{
+	for (unsigned k = 0; k < ch->n_replicas; k++) {
+		bit_set(ch->replica[k]->stale, i);
+		bit_set(ch->replica[k]->unready, i);
+	}
+}
+
+void replica_made(struct replica *rep)
+{
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
+		rep->page[i].cut = GAIA_PAGE;
+	memset(rep->stale, 0xff, sizeof(rep->stale));
+	memset(rep->unready, 0xff, sizeof(rep->unready));
+}
+
+bool replica_is_current(const struct replica *rep, unsigned a, unsigned b, bool write)
+{
+	return bits_first(rep->stale, a, b) == b && (!write || bits_first(rep->unready, a, b) == b);
+}
+
+void replica_not_current(const struct replica *rep, unsigned a, unsigned b, bool write, uint64_t *bits)
+{
+	for (unsigned k = a / 64; k * 64 < b; k++) {
+		uint64_t word = rep->stale[k] | (write ? rep->unready[k] : 0);
+
+		if (a > k * 64)
+			word &= ~0ull << (a - k * 64);
+		if (b < (k + 1) * 64)
+			word &= ~0ull >> ((k + 1) * 64 - b);
+		bits[k] |= word;
+	}
+}
+
+/* By the full look: what the index must not contradict. */
+static bool is_current(struct replica *rep, unsigned i, bool write)
+{
+	return page_limit(rep->chunk, i) > 0 && replica_step(rep, i, write) == TRACK_NOTHING && !replica_hides(rep, i) &&
+	       (!write || (rep->page[i].flags & REPLICA_ARMED));
+}
+
+void replica_acquired(struct replica *rep, unsigned a, unsigned b)
+{
+	unsigned i;
+
+	for (i = a; (i = bits_first(rep->stale, i, b)) < b; i++)
+		if (is_current(rep, i, false))
+			bit_clear(rep->stale, i);
+	for (i = a; (i = bits_first(rep->unready, i, b)) < b; i++)
+		if (is_current(rep, i, true))
+			bit_clear(rep->unready, i);
+}
+
+void page_disarm(struct chunk *ch, unsigned i)
+{
+	for (unsigned k = 0; k < ch->n_replicas; k++)
+		if (!bit_test(ch->replica[k]->unready, i))
+			replica_disarmed(ch->replica[k], i);
+}
+
+bool replica_hides_any(const struct replica *rep, unsigned a, unsigned b)
+{
+	/* What is current hides nothing. */
+	for (unsigned i = a; (i = bits_first(rep->stale, i, b)) < b; i++)
+		if (replica_hides(rep, i))
+			return true;
+	return false;
+}
+
+void replica_check_index(struct replica *rep)
+{
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
+		bug_on(!bit_test(rep->stale, i) && !is_current(rep, i, false));
+		bug_on(!bit_test(rep->unready, i) && !is_current(rep, i, true));
+	}
 }
 
 /* ---- what is kept of few pages ---- */
@@ -72,7 +152,7 @@ static void extra_maybe_free(struct chunk *ch, struct page_extra *x)
 	free(x);
 }
 
-/* A frame that was kept for merges is not any more. */
+/* Give back a frame that is not kept for merges any more. */
 static void kept_give(struct chunk *ch, frame_t *frame)
 {
 	struct cache *c = ch->file->cache;
@@ -125,7 +205,7 @@ static void twins_collect(struct chunk *ch, unsigned i)
 		kept_give(ch, &tw->frame);
 		free(tw);
 	}
-	/* Who wrote home's bytes matters to those merges only whose base is older. */
+	/* Who wrote home's bytes matters only for merges with an older base. */
 	for (unsigned k = 0; k < v.n; k++)
 		behind |= is_behind(v.t, v.r[k]);
 	if (!behind && x->owners)
@@ -210,8 +290,9 @@ bool home_may_leave(struct chunk *ch, unsigned i)
 	v = view(ch, i, buf);
 	if (track_ahead(&v) || track_base_needed(&v, v.t->home_id) || under_bytes(ch, i))
 		return false;
-	/* What is read next from the store may be something else. */
+	/* The store may have something else when it is read next. */
 	track_home_changed(&v);
+	touched(ch, i);
 	return true;
 }
 
@@ -227,6 +308,7 @@ void home_change(struct chunk *ch, unsigned i, bool present, frame_t *spare)
 		*spare = 0;
 	}
 	track_home_changed(&v);
+	touched(ch, i);
 }
 
 void home_replace(struct chunk *ch, unsigned i, frame_t frame)
@@ -240,6 +322,7 @@ void home_replace(struct chunk *ch, unsigned i, frame_t frame)
 	else if (old)
 		frames_give(&ch->file->cache->frames, &old, 1);
 	track_home_changed(&v);
+	touched(ch, i);
 }
 
 void home_void(struct chunk *ch, unsigned i)
@@ -248,10 +331,11 @@ void home_void(struct chunk *ch, unsigned i)
 	struct page_view v = view(ch, i, buf);
 
 	track_home_changed(&v);
+	touched(ch, i);
 	for (unsigned k = 0; k < ch->n_replicas; k++)
 		replica_cut(ch->replica[k], i, 0);
-	/* The kernel drops its copy itself. But where it thinks that the file has grown again, it gets
-	 * zeros for READs beyond our end, of which nobody takes note. */
+	/* The kernel drops its copy itself. But if it thinks that the file has grown again, it gets
+	 * zeros for READs beyond our end, and nobody notes that. */
 	if (!cfile_is_passthrough(ch->file))
 		track_kernel_given(v.t, v.t->home_id);
 	twins_collect(ch, i);
@@ -322,7 +406,8 @@ bool windows_suffice(const struct chunk *ch, unsigned i)
 
 void window_close(struct chunk *ch, unsigned i, uint16_t opened)
 {
-	pages_lock(ch, i, i + 1);
+	/* Without waiting for a store: home's bytes stay as they are. */
+	(void)pages_lock_to_write(ch, i, i + 1);
 	track_window_close(&ch->track->page[i], opened);
 	twins_collect(ch, i);
 	pages_unlock(ch, i, i + 1);
@@ -352,6 +437,7 @@ bool replica_is_behind(const struct replica *rep, unsigned i)
 void replica_forget_base(struct replica *rep, unsigned i)
 {
 	rep->page[i].seen = 0;
+	touched(rep->chunk, i);
 	twins_collect(rep->chunk, i);
 }
 
@@ -360,6 +446,16 @@ bool replica_has(const struct replica *rep, unsigned i)
 	uint8_t released = rep->page[i].flags & (REPLICA_AHEAD | REPLICA_SNAPPED);
 
 	return replica_is_home(rep, i) || released == REPLICA_AHEAD;
+}
+
+bool replica_alone_has(const struct replica *rep, unsigned i)
+{
+	const struct page_replica *r = &rep->page[i];
+
+	for (unsigned k = 0; k < rep->chunk->n_replicas; k++)
+		if (rep->chunk->replica[k] != rep && replica_ahead(rep->chunk->replica[k], i))
+			return false;
+	return (r->flags & (REPLICA_AHEAD | REPLICA_SNAPPED)) == REPLICA_AHEAD && r->seen == rep->chunk->track->page[i].home_id;
 }
 
 static unsigned position(const struct replica *rep)
@@ -379,18 +475,18 @@ enum track_step replica_step(struct replica *rep, unsigned i, bool write)
 	return track_plan(&v, position(rep), write);
 }
 
-void replica_plan(struct replica *rep, unsigned a, unsigned b, bool write, uint8_t *step)
+void replica_plan(struct replica *rep, unsigned a, unsigned b, const uint64_t *pages, bool write, uint8_t *step)
 {
 	struct page_replica *buf[CACHE_MAX_DEVICES];
 	unsigned self = position(rep);
 	uint64_t held[GAIA_CHUNK_PAGES / 64] = { 0 };
 
 	replica_held(rep, a, b, held);
-	for (unsigned i = a; i < b; i++) {
+	for (unsigned i = a; (i = bits_first(pages, i, b)) < b; i++) {
 		struct page_view v = view(rep->chunk, i, buf);
 
 		step[i] = (uint8_t)track_plan(&v, self, write);
-		/* A plain copy may show anything until it has landed: not to who holds the page. */
+		/* A plain copy may show anything until it has landed: a mapping that holds the page must not see that. */
 		if (step[i] == TRACK_SEND && bit_test(held, i))
 			step[i] = TRACK_PULL;
 	}
@@ -399,11 +495,13 @@ void replica_plan(struct replica *rep, unsigned a, unsigned b, bool write, uint8
 void replica_sent(struct replica *rep, unsigned i)
 {
 	track_sent(&rep->chunk->track->page[i], &rep->page[i]);
+	touched(rep->chunk, i);
 }
 
 void replica_garbled(struct replica *rep, unsigned i)
 {
 	rep->page[i].flags = 0;
+	touched(rep->chunk, i);
 }
 
 void replica_distrusted(struct replica *rep, unsigned i)
@@ -411,17 +509,20 @@ void replica_distrusted(struct replica *rep, unsigned i)
 	bug_on(replica_ahead(rep, i) || rep->page[i].writers > 0);
 	rep->page[i].flags = 0;
 	rep->page[i].seen = 0;
+	touched(rep->chunk, i);
 }
 
 void replica_pulled(struct replica *rep, unsigned i)
 {
 	track_pulled(&rep->chunk->track->page[i], &rep->page[i]);
+	touched(rep->chunk, i);
 	twins_collect(rep->chunk, i);
 }
 
 void replica_secured(struct replica *rep, unsigned i)
 {
 	track_secured(&rep->page[i]);
+	touched(rep->chunk, i);
 	rep->n_snapped++;
 }
 
@@ -433,14 +534,17 @@ void replica_armed(struct replica *rep, unsigned i)
 void replica_disarmed(struct replica *rep, unsigned i)
 {
 	rep->page[i].flags &= (uint8_t)~REPLICA_ARMED;
+	touched(rep->chunk, i);
 }
 
 void replica_hold(struct replica *rep, unsigned i, bool beyond)
 {
 	struct page_replica *r = &rep->page[i];
 
-	if (r->writers++ == 0 && beyond)
-		track_voided(r);
+	if (r->writers++ > 0 || !beyond)
+		return;
+	track_voided(r);
+	touched(rep->chunk, i);
 }
 
 void replica_drop_hold(struct replica *rep, unsigned i)
@@ -450,6 +554,19 @@ void replica_drop_hold(struct replica *rep, unsigned i)
 	bug_on(r->writers == 0);
 	if (--r->writers == 0 && !fault_point("break.keep_dead"))
 		track_discarded(r);
+	touched(rep->chunk, i);
+	twins_collect(rep->chunk, i);
+}
+
+void replica_undo_hold(struct replica *rep, unsigned i)
+{
+	struct page_replica *r = &rep->page[i];
+
+	bug_on(r->writers == 0);
+	/* What was cut off meanwhile is in its memory still. */
+	if (--r->writers == 0 && r->cut < GAIA_PAGE)
+		track_discarded(r);
+	touched(rep->chunk, i);
 	twins_collect(rep->chunk, i);
 }
 
@@ -457,10 +574,15 @@ bool replica_release(struct replica *rep, unsigned i, bool ends, bool changed, b
 {
 	struct page_replica *r = &rep->page[i];
 	bool was_ahead = r->flags & REPLICA_AHEAD, was_snapped = r->flags & REPLICA_SNAPPED, news;
+	struct page_replica before;
 
 	bug_on(r->writers == 0);
 	r->writers -= ends;
+	before = *r;
 	news = track_released(r, changed, r->writers > 0 && (secured || !changed));
+	/* What was found as it had been stays in order for who acquires it next. */
+	if (changed || r->seen != before.seen || r->cut != before.cut || r->flags != before.flags)
+		touched(rep->chunk, i);
 	/* Others may have written between the comparison and the snapshot: what they
 	 * release next must be compared with the snapshot, byte by byte. */
 	if (changed && r->writers > 0)
@@ -476,6 +598,7 @@ bool replica_release(struct replica *rep, unsigned i, bool ends, bool changed, b
 void replica_merge_begin(struct replica *rep, unsigned i)
 {
 	rep->page[i].seen = 0;
+	touched(rep->chunk, i);
 }
 
 void replica_merge_end(struct replica *rep, unsigned i, bool equal, frame_t frame)
@@ -493,6 +616,7 @@ void replica_merge_end(struct replica *rep, unsigned i, bool equal, frame_t fram
 	}
 	rep->n_snapped -= !!(r->flags & REPLICA_SNAPPED);
 	track_merged(v.t, r, equal, kept);
+	touched(ch, i);
 	/* In this order: somebody may look whether there is anything for the store. */
 	pages_set_dirty(ch, i, i + 1);
 	chunk_count_ahead(ch, -1);
@@ -516,14 +640,17 @@ void replica_cut(struct replica *rep, unsigned i, unsigned cut)
 		rep->page[i].seen = rep->chunk->track->page[i].home_id;
 	else
 		track_truncated(&rep->page[i], cut);
+	touched(rep->chunk, i);
 	replica_removed(rep, i);
 	twins_collect(rep->chunk, i);
 }
 
 void replica_removed(struct replica *rep, unsigned i)
 {
-	if (rep->page[i].flags & REPLICA_PRESENT)
-		rep->page[i].flags |= REPLICA_REMOVED;
+	if (!(rep->page[i].flags & REPLICA_PRESENT))
+		return;
+	rep->page[i].flags |= REPLICA_REMOVED;
+	touched(rep->chunk, i);
 }
 
 bool replica_to_zero(struct replica *rep, unsigned i, bool held, bool all, bool in_file)
@@ -533,7 +660,7 @@ bool replica_to_zero(struct replica *rep, unsigned i, bool held, bool all, bool 
 
 	if (r->flags & REPLICA_ZEROS)
 		return false;
-	/* What a client has stored beyond the end is its own; not what it was given before the end was there. */
+	/* What a client has stored beyond the end is its own; but not what it was given before the end was there. */
 	if (held || r->writers > 0)
 		return all && !in_file && (removed || !present);
 	if (r->flags & REPLICA_AHEAD)
@@ -551,7 +678,7 @@ bool replica_to_bring(struct replica *rep, unsigned i, bool held, bool in_file)
 		return false;
 	if (!held && r->writers == 0 && !(r->flags & REPLICA_AHEAD))
 		return false;
-	/* Held since before the file reached there: zeros, and what was stored there. */
+	/* Held since before the file reached there: it contains zeros, and what was stored there. */
 	if (r->writers > 0 && r->cut == 0 && !(r->flags & REPLICA_REMOVED))
 		return false;
 	return replica_step(rep, i, false) != TRACK_NOTHING;
@@ -562,6 +689,7 @@ void replica_zeroed(struct replica *rep, unsigned i)
 	struct page_replica *r = &rep->page[i];
 
 	r->flags &= (uint8_t)~REPLICA_REMOVED;
+	touched(rep->chunk, i);
 	if (r->writers > 0 || (r->flags & REPLICA_AHEAD))
 		return;
 	*r = (struct page_replica){ .cut = GAIA_PAGE, .flags = REPLICA_ZEROS };
@@ -571,6 +699,7 @@ void replica_forget(struct replica *rep, unsigned i)
 {
 	release_void(rep, i);
 	track_truncated(&rep->page[i], 0);
+	touched(rep->chunk, i);
 	twins_collect(rep->chunk, i);
 }
 

@@ -2,25 +2,25 @@
  * users.c - how much of a device's memory each user may have pinned.
  *
  * What is pinned cannot be taken from a client that behaves. So no user may pin all of a device, and all users together
- * leave some to the owners of the mount, who may have what there is. A chunk counts once for each user who pins it, by
- * however many mappings and calls.
+ * leave some to the owners of the mount, who are not limited. A chunk counts once for each user who pins it, however
+ * many of the user's mappings and calls do.
  */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "pagecache/internal.h"
 
-/* Of a device, of what all users together may pin. */
+/* How much of a device all users together may pin. */
 #define USERS_OF_8 7u
 
-/* Lives while he pins something. */
+/* Lives while the user pins something. */
 struct device_user {
 	uid_t uid;
 	uint64_t chunks;
 	UT_hash_handle hh;
 };
 
-/* Of a replica: a user, and by how many grants and calls he pins it. */
+/* Of a replica: a user, and by how many grants and calls he pins it. Or of stranded memory: by how many clients. */
 struct pinner {
 	struct pinner *next;
 	uid_t uid;
@@ -48,10 +48,8 @@ uint64_t user_limit(const struct cache_device *dev)
 }
 
 /* The next ones with dev->lock held. */
-static struct pinner *pinner_find(const struct replica *rep, uid_t uid)
+static struct pinner *pinner_find(struct pinner *p, uid_t uid)
 {
-	struct pinner *p = rep->pinners;
-
 	while (p && p->uid != uid)
 		p = p->next;
 	return p;
@@ -65,10 +63,9 @@ static struct device_user *user_find(const struct cache_device *dev, uid_t uid)
 	return user;
 }
 
-static void pin_more(struct replica *rep, uid_t uid)
+void user_pin_more(struct cache_device *dev, struct pinner **pinners, uid_t uid)
 {
-	struct cache_device *dev = rep->dev;
-	struct pinner *p = pinner_find(rep, uid);
+	struct pinner *p = pinner_find(*pinners, uid);
 	struct device_user *user;
 
 	if (p) {
@@ -82,16 +79,15 @@ static void pin_more(struct replica *rep, uid_t uid)
 		HASH_ADD(hh, dev->users, uid, sizeof(user->uid), user);
 	}
 	user->chunks++;
-	dev->user_chunks += !rep->pinners;
+	dev->user_chunks += !*pinners;
 	p = xmalloc(sizeof(*p));
-	*p = (struct pinner){ rep->pinners, uid, 1 };
-	rep->pinners = p;
+	*p = (struct pinner){ *pinners, uid, 1 };
+	*pinners = p;
 }
 
-static void pin_less(struct replica *rep, uid_t uid)
+void user_pin_less(struct cache_device *dev, struct pinner **pinners, uid_t uid)
 {
-	struct cache_device *dev = rep->dev;
-	struct pinner **at = &rep->pinners, *p;
+	struct pinner **at = pinners, *p;
 	struct device_user *user;
 
 	while ((p = *at)->uid != uid)
@@ -100,7 +96,7 @@ static void pin_less(struct replica *rep, uid_t uid)
 		return;
 	*at = p->next;
 	free(p);
-	dev->user_chunks -= !rep->pinners;
+	dev->user_chunks -= !*pinners;
 	user = user_find(dev, uid);
 	if (--user->chunks > 0)
 		return;
@@ -108,7 +104,7 @@ static void pin_less(struct replica *rep, uid_t uid)
 	free(user);
 }
 
-/* Of reps[0..n) (NULL: made later) the ones that are new to the user, and to all users. */
+/* Counts those of reps[0..n) (NULL: made later) that are new to the user, and to all users. Whether there is room for them. */
 static bool has_room(const struct mapping *m, struct replica *const *reps, uint64_t n)
 {
 	struct cache_device *dev = m->dev;
@@ -116,7 +112,7 @@ static bool has_room(const struct mapping *m, struct replica *const *reps, uint6
 	uint64_t mine = 0, all = 0;
 
 	for (uint64_t k = 0; k < n; k++) {
-		mine += !reps[k] || !pinner_find(reps[k], m->user.uid);
+		mine += !reps[k] || !pinner_find(reps[k]->pinners, m->user.uid);
 		all += !reps[k] || !reps[k]->pinners;
 	}
 	return (!mine || (user ? user->chunks : 0) + mine <= each_may(dev)) &&
@@ -155,7 +151,7 @@ bool user_pin_all(const struct mapping *m, struct replica *const *reps, uint64_t
 	pthread_mutex_lock(&dev->lock);
 	room = has_room(m, reps, n);
 	for (uint64_t k = 0; k < n && room; k++)
-		pin_more(reps[k], m->user.uid);
+		user_pin_more(dev, &reps[k]->pinners, m->user.uid);
 	pthread_mutex_unlock(&dev->lock);
 	pthread_mutex_unlock(&dev->reserve);
 	return room;
@@ -166,7 +162,7 @@ void user_pin(const struct mapping *m, struct replica *rep)
 	if (m->user.owner)
 		return;
 	pthread_mutex_lock(&rep->dev->lock);
-	pin_more(rep, m->user.uid);
+	user_pin_more(rep->dev, &rep->pinners, m->user.uid);
 	pthread_mutex_unlock(&rep->dev->lock);
 }
 
@@ -175,7 +171,7 @@ void user_unpin(const struct mapping *m, struct replica *rep)
 	if (m->user.owner)
 		return;
 	pthread_mutex_lock(&rep->dev->lock);
-	pin_less(rep, m->user.uid);
+	user_pin_less(rep->dev, &rep->pinners, m->user.uid);
 	pthread_mutex_unlock(&rep->dev->lock);
 }
 

@@ -1,8 +1,8 @@
 /*
- * writeback.c - dirty home pages to the store: by age, under pressure, on request; and what devices released.
+ * writeback.c - storing dirty home pages: by age, under pressure, on request; and fetching what devices released.
  *
  * A page whose store failed stays dirty and is tried again; the error is kept for
- * whoever asks next (cfile_error_check), and said once in the log.
+ * the next cfile_error_check(), and logged once.
  */
 #include <errno.h>
 #include <malloc.h>
@@ -14,10 +14,10 @@
 #include "pagecache/state.h"
 
 #define TICK_NS 500000000ull
-/* Memory that was not needed for so long is given back: not between two bursts of writes, which took 8 times as long with
+/* Memory that was not needed for so long is given back: but not between two bursts of writes, which took 8 times as long with
  * new memory (in a virtual machine). */
 #define SPARE_NS 2000000000ull
-#define RESPITE_NS 100000000ull /* for a store that failed: a full one takes its time to say so */
+#define RESPITE_NS 100000000ull /* for a store that failed: a full one takes some time to say so */
 
 /* ---- the file below ---- */
 
@@ -97,13 +97,13 @@ static int failed_since(struct cfile *f, uint64_t failed)
 	return err;
 }
 
-/* Now, or when it is fetched from a device: that must not move the file's times again. */
+/* Now, or when it is fetched from a device: storing that must not move the file's times again. */
 static bool has_more_to_store(struct cfile *f)
 {
 	return atomic_load(&f->n_dirty) > 0 || atomic_load(&f->n_ahead) > 0;
 }
 
-/* The store gave the file a time of its own; give it the one when the data was written. */
+/* The store gave the file a new time; set it to the time when the data was written. */
 static void store_worked(struct cfile *f, struct store_file *sf)
 {
 	struct timespec ts[2] = { { .tv_nsec = UTIME_OMIT } };
@@ -126,8 +126,8 @@ static void tell_unstored(struct cache *c)
 		__atomic_store_n(c->unstored, pages * GAIA_PAGE, __ATOMIC_RELAXED);
 }
 
-/* Write pages [a, b), which the caller shares, to the store. */
-static int store_run(struct chunk *ch, unsigned a, unsigned b)
+/* Write pages [a, b), whose bytes are in @frame, to the store. */
+static int store_run(struct chunk *ch, unsigned a, unsigned b, const frame_t *frame)
 {
 	struct cfile *f = ch->file;
 	struct iovec iov[GAIA_CHUNK_PAGES];
@@ -140,7 +140,7 @@ static int store_run(struct chunk *ch, unsigned a, unsigned b)
 	for (unsigned i = a; i < b; i++) {
 		uint64_t at = off + (uint64_t)(i - a) * GAIA_PAGE;
 		size_t len = at >= size ? 0 : (size_t)MIN(size - at, (uint64_t)GAIA_PAGE);
-		char *p = page_ptr(ch, i);
+		char *p = frame_ptr(&f->cache->frames, frame[i - a]);
 
 		if (len == 0)
 			break;
@@ -166,40 +166,33 @@ static int store_run(struct chunk *ch, unsigned a, unsigned b)
 
 int chunk_store(struct chunk *ch, unsigned a, unsigned b, bool wait)
 {
+	frame_t frame[GAIA_CHUNK_PAGES];
 	uint64_t failed;
-	unsigned i = a, j;
+	unsigned i, j;
 	int err, first = 0;
 
 	if (cfile_is_passthrough(ch->file))
 		return passthrough_store(ch, a, b, wait);
 	pthread_mutex_lock(&ch->lock);
-	while (ch->n_dirty && i < b) {
+	for (i = a; ch->n_dirty && i < b; i = j) {
+		j = i + 1;
 		/* Who does not wait may have the page, and others of the chunk, already. */
-		if (!page_dirty(ch, i) || (!wait && !page_tryshare(ch, i))) {
-			i++;
+		if (!page_dirty(ch, i) || !store_begin(ch, i, wait))
 			continue;
-		}
-		if (wait)
-			page_share(ch, i);
-		if (!page_dirty(ch, i)) { /* it may have waited */
-			page_unshare(ch, i++);
-			continue;
-		}
-		for (j = i + 1; j < b && page_dirty(ch, j) && page_tryshare(ch, j); j++)
-			;
+		while (j < b && page_dirty(ch, j) && store_begin(ch, j, false))
+			j++;
+		for (unsigned k = i; k < j; k++)
+			frame[k - i] = page_at(ch, k)->frame;
 		failed = atomic_load(&ch->file->syncs_failed);
 		pthread_mutex_unlock(&ch->lock);
-		err = store_run(ch, i, j);
+		err = store_run(ch, i, j, frame);
 		pthread_mutex_lock(&ch->lock);
 		/* A sync that fails from here on finds them stored (store_again()); one that has failed by now may not have. */
 		if (!err)
 			err = failed_since(ch->file, failed);
 		if (err && !first)
 			first = err;
-		if (!err)
-			pages_set_stored(ch, i, j);
-		for (; i < j; i++)
-			page_unshare(ch, i);
+		store_ended(ch, i, j, frame, !err);
 	}
 	pthread_mutex_unlock(&ch->lock);
 	tell_unstored(ch->file->cache);
@@ -217,7 +210,7 @@ unsigned chunk_store_some(struct chunk *ch)
 	unsigned before, after;
 
 	/*
-	 * What such a file has to store was in vain once, and takes memory to try again; and whoever asks for memory may
+	 * Storing to such a file failed before, and trying again takes memory; and a thread that asks for memory may
 	 * stand in the way of those who write the store's file past us.
 	 */
 	if (cfile_is_passthrough(ch->file) || just_failed(ch->file))
@@ -399,7 +392,7 @@ static void store_again(struct cfile *f)
 	free(list);
 }
 
-/* On the stack of who syncs. */
+/* On the stack of the thread that syncs. */
 struct sync {
 	uint64_t number;
 	TAILQ_ENTRY(sync) link;
@@ -418,13 +411,13 @@ static bool sync_begin(struct cfile *f, struct sync *s)
 	return alone;
 }
 
-/* @worked: and wait until those under way now have said whether they did, too: of a failure only one is told. */
+/* @worked: also wait until the syncs under way now have said whether they worked: a failure is reported to one only. */
 static void sync_end(struct cfile *f, struct sync *s, bool worked)
 {
 	uint64_t last;
 
 	pthread_mutex_lock(&f->lock);
-	/* First: nobody waits for one who waits. */
+	/* First: no sync may wait for one that waits. */
 	TAILQ_REMOVE(&f->syncs, s, link);
 	pthread_cond_broadcast(&f->sync_ended);
 	last = f->syncs_begun;
@@ -436,8 +429,8 @@ static void sync_end(struct cfile *f, struct sync *s, bool worked)
 }
 
 /*
- * Sync the store's file. What was stored before is on the disk then: but only if no other sync of the file was under way meanwhile,
- * which may be the one that is told of an error.
+ * Sync the store's file. Then what was stored before is on the disk, but only if no other sync of the file was under way meanwhile:
+ * that one may be the one to which an error is reported.
  */
 static int sync_stored(struct cfile *f, struct store_file *sf, bool data_only)
 {
@@ -468,7 +461,7 @@ static int sync_stored(struct cfile *f, struct store_file *sf, bool data_only)
 		pthread_rwlock_rdlock(&f->range);
 		store_again(f);
 		pthread_rwlock_unlock(&f->range);
-		/* Once more: who has begun since then may have found nothing to store. */
+		/* Once more: a thread that has begun since then may have found nothing to store. */
 		atomic_fetch_add(&f->syncs_failed, 1);
 	}
 	sync_end(f, &sync, !err);
@@ -501,7 +494,7 @@ int cache_fsync(struct cfile *f, off_t off, off_t len, bool data_only)
 	return result ? result : err;
 }
 
-/* Whether all that the store lacks of the file was released on devices that are gone. */
+/* Whether everything that the store lacks of the file was released on devices that are gone. */
 static bool all_lost(struct cfile *f)
 {
 	struct chunk **list;
@@ -539,7 +532,7 @@ static void note_unstored(struct cfile *f, int err, json_t *list)
 					      "error", strerror(-err), "lost", all_lost(f)));
 }
 
-/* One user may have as many files as he likes: so many are named. */
+/* A user may have any number of files: so many are named. */
 #define UNSTORED_NAMED 1000u
 
 int cache_sync_all(struct cache *c, json_t *unstored)
@@ -585,7 +578,7 @@ static struct chunk *due(struct cache *c)
 	return chunk_due(c, atomic_load(&c->n_dirty) > c->frames.budget / 2 ? 0 : c->age_ns);
 }
 
-/* Taken off a list, as due: it goes back to those where it belongs. The caller's reference ends. */
+/* It was taken off a list, as due: put it on those where it belongs. The caller's reference ends. */
 static void visited(struct chunk *ch)
 {
 	struct cache *c = ch->file->cache;
@@ -598,7 +591,7 @@ static void visited(struct chunk *ch)
 	chunk_put(ch);
 }
 
-/* So many chunks of a file that cannot be stored are enough to try in a round. */
+/* If so many chunks of a file cannot be stored, no more are tried in a round. */
 #define FAILURES_ENOUGH 4u
 
 /* Whoever holds the range may wait for storage, in somebody's stead or for long: the next round comes soon. */
@@ -638,8 +631,8 @@ static void store_due(struct cache *c, uint64_t round)
 }
 
 /*
- * What is freed here and there between what stays is not given back by itself, and threads have heaps of their own: when
- * nothing was counted since the last round, and something before, all that is free goes. @at, @worked: the caller's, for this.
+ * Memory that is freed between blocks that stay is not given back by itself, and threads have heaps of their own: when
+ * nothing was counted since the last round, and something before, everything free is given back. @at, @worked: the caller's, for this.
  */
 static void heap_trim(uint64_t *at, bool *worked)
 {
@@ -685,6 +678,8 @@ void *flusher_main(void *arg)
 		emptied_reap(c);
 		if (now_ns() - trimmed > SPARE_NS) {
 			frames_trim(&c->frames, false);
+			for (unsigned k = 0; k < c->n_devices; k++)
+				(void)stranded_reap(&c->dev[k], 0);
 			heap_trim(&counted, &worked);
 			trimmed = now_ns();
 		}
@@ -708,9 +703,9 @@ static bool store_fails(struct cfile *f)
 }
 
 /*
- * What devices have released, by age: a thread of its own, so that a device that is slow, or does not answer, keeps nobody's dirty
- * pages from being stored. A chunk at a time, and each is stored before the next is fetched: home takes one chunk, not all that
- * devices have. What cannot be stored stays on the device.
+ * Fetch what devices have released, by age: on a thread of its own, so that a device that is slow, or does not answer, keeps no dirty
+ * page from being stored. A chunk at a time, and each is stored before the next is fetched: so home takes one chunk, not everything
+ * that devices have. What cannot be stored stays on the device.
  */
 void *fetcher_main(void *arg)
 {

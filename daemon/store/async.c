@@ -16,7 +16,7 @@
 #define DEPTH 64u     /* reads under way by one thread */
 #define POOL_LIMIT 8u /* by all, without rings */
 
-/* A thread's, from its first read to its end. */
+/* One for each thread, from its first read to its end. */
 struct ring {
 	struct io_uring uring;
 	unsigned under_way;
@@ -45,7 +45,7 @@ static int ring_create(struct ring **out)
 	struct ring *ring = xcalloc(1, sizeof(*ring));
 	int err = fault_point("store.uring");
 
-	/* What comes is taken when we ask for it; no need to interrupt a thread that does something else. */
+	/* We ask for completions when we want them; a thread need not be interrupted for them. */
 	if (!err)
 		err = io_uring_queue_init(DEPTH, &ring->uring, IORING_SETUP_COOP_TASKRUN);
 	if (err == -EINVAL) /* before Linux 5.19 */
@@ -57,7 +57,7 @@ static int ring_create(struct ring **out)
 	return err;
 }
 
-/* The thread's; NULL: there are none. */
+/* The thread's ring, or NULL if there are none. */
 static struct ring *ring_get(struct async *as)
 {
 	struct ring *ring;
@@ -74,7 +74,7 @@ static struct ring *ring_get(struct async *as)
 		ring_destroy(ring);
 		err = -ENOMEM;
 	}
-	/* What is short now need not be next time. */
+	/* A shortage may be over next time. */
 	if (err && !is_shortage(-err)) {
 		atomic_store(&as->refused, true);
 		log_debug("store: io_uring: %s; reads are left to threads", strerror(-err));
@@ -82,7 +82,7 @@ static struct ring *ring_get(struct async *as)
 	return err ? NULL : ring;
 }
 
-/* Wait until one more has come. */
+/* Wait for one more completion. */
 static void ring_reap(struct ring *ring)
 {
 	struct io_uring_cqe *cqe;
@@ -92,7 +92,7 @@ static void ring_reap(struct ring *ring)
 	do
 		err = io_uring_wait_cqe(&ring->uring, &cqe);
 	while (err == -EINTR || err == -EAGAIN);
-	/* The kernel may still write to buffers that we would have to give back. */
+	/* A bug, since the kernel may still write to buffers that we would have to give back. */
 	if (err)
 		bug("io_uring: %s", strerror(-err));
 	rd = io_uring_cqe_get_data(cqe);
@@ -120,12 +120,12 @@ static bool ring_submit(struct ring *ring, struct async_read *rd)
 
 		if (n > 0 || n == -EINTR)
 			continue;
-		/* The kernel is short of memory: what is under way has some. */
+		/* The kernel is short of memory: reads under way free some when they complete. */
 		if (ring->under_way > 0) {
 			ring_reap(ring);
 			continue;
 		}
-		/* It stays queued and goes with the next one: let it be nothing. */
+		/* The entry stays queued and would go with the next one: make it do nothing. */
 		io_uring_prep_nop(sqe);
 		io_uring_sqe_set_data(sqe, NULL);
 		return false;
@@ -149,7 +149,7 @@ static void read_in_pool(void *arg)
 	sem_post(&rd->came);
 }
 
-/* NULL: no thread to be had. */
+/* NULL: no thread can be started. */
 static struct pool *pool_get(struct async *as)
 {
 	struct pool *pool;

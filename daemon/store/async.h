@@ -1,8 +1,8 @@
 /*
- * async.h - preadv(2) that is not waited for at once.
+ * async.h - preadv(2) that returns before the read is done.
  *
- * By io_uring, with a ring a thread, so that one thread can have many reads under way; where the kernel refuses
- * that (an old one, a container's rules), by a pool of threads.
+ * It uses io_uring, with one ring for each thread, so that one thread can have many reads under way. If the kernel refuses
+ * rings (an old kernel, a container's rules), a pool of threads reads.
  */
 #ifndef GAIA_STORE_ASYNC_H
 #define GAIA_STORE_ASYNC_H
@@ -19,15 +19,15 @@ struct pool;
 struct ring;
 
 struct async {
-	atomic_bool refused; /* no rings here */
+	atomic_bool refused; /* the kernel gives no rings */
 	pthread_mutex_t lock;
 	struct pool *pool; /* lock: made when first needed */
 };
 
 void async_init(struct async *as);
-/* When nothing is under way. */
+/* Called when nothing is under way. */
 void async_destroy(struct async *as);
-/* Whether errno @err says that the system is short of something, and may soon have it again. */
+/* Whether errno @err means a shortage in the system that may soon be over. */
 static inline bool is_shortage(int err)
 {
 	return err == EMFILE || err == ENFILE || err == ENOMEM || err == EAGAIN;
@@ -38,20 +38,20 @@ bool async_has_ring(struct async *as);
 
 /* From async_read_begin() to async_read_end(), which the same thread calls. */
 struct async_read {
-	/* The caller's. */
+	/* For the caller. */
 	int fd;
 	int n;
 	const struct iovec *iov;
 	off_t off;
 
 	ssize_t res;
-	struct ring *ring; /* NULL: the pool's, or done before it was begun */
-	bool done;	   /* by the ring; it came */
-	sem_t came;	   /* from the pool */
+	struct ring *ring; /* NULL: the pool reads, or it was done at once */
+	bool done;	   /* by the ring: it has completed */
+	sem_t came;	   /* by the pool: posted when it has completed */
 };
 
 void async_read_begin(struct async *as, struct async_read *rd);
-/* Waits: the bytes read, which may be fewer than asked for at any time, or a negative errno. */
+/* Wait. Returns the bytes read, which may always be fewer than asked for, or a negative errno. */
 ssize_t async_read_end(struct async_read *rd);
 
 #endif

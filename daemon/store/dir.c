@@ -2,8 +2,8 @@
  * dir.c - the store that keeps each file's bytes in a file of a backing directory.
  *
  * A ref is a descriptor, usually O_PATH, of the backing file. Opening /proc/self/fd/N opens
- * that very file, whatever its name is by now, and also when it has none left. A
- * descriptor that can already do what is asked is duplicated instead.
+ * that very file, whatever its name is by now, even if it has none left. A
+ * descriptor that already allows what is asked is duplicated instead.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -61,22 +61,22 @@ int store_patch_by_write(struct store_file *file, const void *buf, const void *b
 
 #define WORD sizeof(uint64_t)
 
-/* Where this thread goes on when what it has mapped cannot be had: a full disk, or a file cut by others. */
+/* Where this thread continues when a page that it has mapped cannot be had: the disk is full, or others cut the file. */
 static __thread sigjmp_buf *volatile lost_mapping;
 
 static void on_sigbus(int number)
 {
 	if (lost_mapping)
 		siglongjmp(*lost_mapping, 1);
-	/* Not ours: once more, and then as ever. */
+	/* Not ours: the fault happens again, with the default action. */
 	signal(number, SIG_DFL);
 }
 
 #define WORD sizeof(uint64_t)
 
 /*
- * From byte @from of the word at @at on, those of @n bytes that differ: all at once, and no others, so that who stores
- * bytes beside them meanwhile loses none.
+ * Store those of @n bytes that differ, from byte @from of the word at @at on: all at once, and no others. So stores of
+ * others to the bytes beside them are not lost.
  */
 static void store_in_word(uint64_t *at, size_t from, const char *buf, const char *base, size_t n)
 {
@@ -96,7 +96,7 @@ static void store_in_word(uint64_t *at, size_t from, const char *buf, const char
 					    __ATOMIC_RELAXED));
 }
 
-/* Into a page, from byte @in on. */
+/* The same for bytes of a page, from byte @in on. */
 static void store_bytes(char *page, size_t in, const char *buf, const char *base, size_t len)
 {
 	size_t done, n;
@@ -136,8 +136,8 @@ static int patch_mapped(int fd, const char *buf, const char *base, size_t len, o
 }
 
 /*
- * So many runs are written one by one. More, as where each number of many has changed in part, would take for ever; and
- * two in one word would let others, or those who look after our death, see half of a number.
+ * So many runs are written one by one. More of them (as if each of many numbers has changed in part) would take for ever; and
+ * if two are in one word, others, or whoever reads the file after our death, could see half of a number.
  */
 #define FEW_RUNS 8
 
@@ -164,7 +164,7 @@ static int dir_patch(struct store_file *file, const void *buf, const void *base,
 		return -EBADF;
 	if (!by_runs(buf, base, len, off) && !patch_mapped(fd_of(file), buf, base, len, off))
 		return 0;
-	/* Also to learn what stood in the way of the mapping. */
+	/* This also returns the error that kept it from being mapped. */
 	return store_patch_by_write(file, buf, base, len, off);
 }
 
@@ -180,7 +180,7 @@ static int dir_sync(struct store_file *file, bool data_only)
 
 static int dir_truncate(struct store_file *file, off_t size)
 {
-	/* The kernel would say EINVAL. */
+	/* The kernel would return EINVAL. */
 	if (!file->writable)
 		return -EBADF;
 	thread_waits();
@@ -199,7 +199,7 @@ static off_t dir_seek(struct store_file *file, off_t off, int whence)
 {
 	off_t found;
 
-	/* A store_file has no position that the others could mean. */
+	/* A store_file has no position, which the other values refer to. */
 	if (whence != SEEK_DATA && whence != SEEK_HOLE)
 		return -EINVAL;
 	found = lseek(fd_of(file), off, whence);
@@ -260,7 +260,7 @@ static const struct store_file_ops dir_file_ops = {
 	.close = dir_close,
 };
 
-/* Whether a duplicate of @fd will do. */
+/* Whether a duplicate of @fd would do. */
 static bool has_access(int fd, bool write)
 {
 	int flags = fcntl(fd, F_GETFL);
@@ -293,7 +293,7 @@ static int dir_open(struct store *store, int ref, bool write, struct store_file 
 	struct stat st;
 	int err;
 
-	/* Before opening: to open a device or a FIFO has effects. */
+	/* Checked before opening, since opening a device or a FIFO has effects. */
 	if (fstat(ref, &st) < 0)
 		return -errno;
 	if (!S_ISREG(st.st_mode))

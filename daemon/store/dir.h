@@ -1,5 +1,5 @@
 /*
- * dir.h - what the files of the store dir share. Not for others.
+ * dir.h - shared by the files of the store dir only.
  */
 #ifndef GAIA_STORE_DIR_H
 #define GAIA_STORE_DIR_H
@@ -15,12 +15,12 @@ struct dir_store {
 	struct async async;
 };
 
-/* From open() to close(). */
+/* Lives from open() to close(). */
 struct dir_file {
 	struct store_file base;
 	struct dir_store *store; /* constant */
 	int fd;			 /* constant */
-	atomic_int direct;	 /* the same file, O_DIRECT; or one of these */
+	atomic_int direct;	 /* a descriptor of the same file, O_DIRECT; or one of these */
 };
 #define DIRECT_UNTRIED (-2)
 #define DIRECT_NONE (-1)
@@ -28,8 +28,8 @@ struct dir_file {
 /* ---- dir_read.c ---- */
 
 /*
- * preadv() or pwritev() until all of @iov is done, or nothing more goes: the bytes moved. The first @done of them
- * have been before.
+ * Call preadv() or pwritev() until all of @iov is done, or nothing more is moved. Returns the bytes moved, including the
+ * first @done, which were moved before.
  */
 ssize_t move_bytes(ssize_t (*call)(int, const struct iovec *, int, off_t), int fd,
 		   const struct iovec *iov, int n, off_t off, size_t done);

@@ -1,13 +1,13 @@
 /*
  * dir_read.c - reading files of a backing directory.
  *
- * What the caller will keep is cut into pieces: what the kernel has in memory is read from there, at its
- * speed; what it has nothing of comes straight from the device (O_DIRECT), so that it does not lie in memory twice. All
+ * A read that the caller will keep is cut into pieces. What the kernel has in memory is read from there, at
+ * memory speed; what it does not have comes straight from the device (O_DIRECT), so that it does not lie in memory twice. All
  * pieces are under way at the same time.
  *
- * Nothing depends on having guessed right. A direct read sees each write that was complete before: the
- * kernel stores what it has of the range first. A piece that came back short, for whatever reason (the end of the file,
- * a file system that refuses), is read on by plain calls, which have the last word.
+ * Correctness does not depend on the guess. A direct read sees each write that was complete before it: the
+ * kernel first stores what it has of the range. If a piece comes back short, for whatever reason (the end of the file,
+ * a file system that refuses), plain calls read on, and their result counts.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -26,10 +26,10 @@
 #include "gaia/protocol.h"
 #include "store/dir.h"
 
-/* Of a range that is partly in memory, what lies in one of these is read in one way. */
+/* In a range that is partly in memory, each of these is read in one way. */
 #define GRANULE (64u << 10)
 
-/* No call moves more. */
+/* No system call moves more. */
 #define MOST_AT_ONCE (1ull << 31)
 
 ssize_t move_bytes(ssize_t (*call)(int, const struct iovec *, int, off_t), int fd,
@@ -39,12 +39,12 @@ ssize_t move_bytes(ssize_t (*call)(int, const struct iovec *, int, off_t), int f
 	size_t skip = done; /* bytes of iov[0] that are done */
 
 	for (;;) {
-		/* To where no file goes. A range beyond is EINVAL, whatever there is of its first bytes. */
+		/* No file goes further than this. A range beyond it is EINVAL, even if its first bytes exist. */
 		uint64_t room = (uint64_t)INT64_MAX - (uint64_t)off - total;
 		struct iovec rest;
 		ssize_t got;
 
-		/* Empty ones too: a call that moves nothing means that nothing goes. */
+		/* Skip empty ones, too: a call that moves nothing is taken to mean that nothing more can be moved. */
 		while (n > 0 && skip >= iov->iov_len) {
 			skip -= iov->iov_len;
 			iov++;
@@ -78,7 +78,7 @@ static size_t iov_bytes(const struct iovec *iov, int n)
 	return len;
 }
 
-/* Whether all of it could be read without waiting; the bytes are in *@got then. */
+/* Whether all of it could be read without waiting; then *@got is the number of bytes. */
 static bool read_at_once(int fd, const struct iovec *iov, int n, off_t off, ssize_t *got)
 {
 	if (n > IOV_MAX)
@@ -92,7 +92,7 @@ ssize_t dir_read(struct store_file *file, const struct iovec *iov, int n, off_t 
 	int fd = container_of(file, struct dir_file, base)->fd;
 	ssize_t got;
 
-	/* Usually in the kernel's memory: nobody need stand in for us then. */
+	/* Usually the bytes are in the kernel's memory: then nobody needs to stand in for us. */
 	if (thread_is_relied_on() && read_at_once(fd, iov, n, off, &got))
 		return got;
 	thread_waits();
@@ -108,7 +108,7 @@ enum presence { ABSENT, IN_PART, PRESENT };
 #define SYS_cachestat 451
 #endif
 
-/* How much of a range the kernel has in memory. Where it does not tell: all, and reads are as ever. */
+/* How much of a range the kernel has in memory. If the kernel cannot tell: all, so that plain reads are used. */
 static enum presence presence(int fd, off_t off, size_t len)
 {
 	uint64_t range[2] = { (uint64_t)off, len };
@@ -125,7 +125,7 @@ static enum presence presence(int fd, off_t off, size_t len)
 
 /* ---- O_DIRECT ---- */
 
-/* DIRECT_NONE: never; DIRECT_UNTRIED: not now. */
+/* A descriptor; or DIRECT_NONE: never possible, DIRECT_UNTRIED: not possible now. */
 static int open_direct(int fd)
 {
 	struct statfs fs;
@@ -133,12 +133,12 @@ static int open_direct(int fd)
 	struct statx st;
 	int direct;
 
-	/* The pages are those of the file below, and cachestat(2) says that there are none (seen on Linux 6.18). */
+	/* On overlayfs the pages belong to the file below, and cachestat(2) says that there are none (seen on Linux 6.18). */
 	if (fstatfs(fd, &fs) < 0 || fs.f_type == OVERLAYFS_SUPER_MAGIC)
 		return DIRECT_NONE;
 	if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &st) < 0 || !(st.stx_mask & STATX_DIOALIGN))
 		return DIRECT_NONE;
-	/* 0: it cannot. */
+	/* 0: the file system cannot do it. */
 	if (st.stx_dio_offset_align == 0 || GAIA_PAGE % st.stx_dio_offset_align != 0 ||
 	    st.stx_dio_mem_align == 0 || GAIA_PAGE % st.stx_dio_mem_align != 0)
 		return DIRECT_NONE;
@@ -149,7 +149,7 @@ static int open_direct(int fd)
 	return direct < 0 ? DIRECT_NONE : direct;
 }
 
-/* The file's descriptor for it, or negative. */
+/* The file's descriptor for O_DIRECT, or negative. */
 static int direct_fd(struct dir_file *f)
 {
 	int known = atomic_load(&f->direct), fd;
@@ -176,7 +176,7 @@ static bool in_pages(const struct store_read *rd)
 
 /* ---- pieces ---- */
 
-/* Part of a read that is under way, of which all comes from one place. */
+/* A part of a read that is under way, all of which comes from one place. */
 struct piece {
 	struct async_read read;
 	size_t len;
@@ -187,10 +187,10 @@ struct piece {
 struct pieces {
 	unsigned n;
 	struct piece *at;
-	struct iovec *iov; /* theirs */
+	struct iovec *iov; /* used by the pieces */
 };
 
-/* The same: read() at the end. */
+/* store_read.state that means: read() at the end. */
 static char as_ever;
 #define AS_EVER ((void *)&as_ever)
 
@@ -206,7 +206,7 @@ static void piece_add(struct pieces *ps, off_t off, size_t len, int fd, bool dir
 					  .direct = direct };
 }
 
-/* Cut @rd: what is in memory by @fd, the rest by @direct. */
+/* Cut @rd into pieces: read what is in memory by @fd, the rest by @direct. */
 static void cut(struct pieces *ps, const struct store_read *rd, size_t len, int fd, int direct)
 {
 	for (size_t at = 0, n; at < len; at += n) {
@@ -245,7 +245,7 @@ static void cut_iov(struct pieces *ps, const struct store_read *rd)
 	}
 }
 
-/* @max: pieces at most. */
+/* @max: the most pieces that there can be. */
 static struct pieces *pieces_create(size_t max, const struct store_read *rd)
 {
 	struct pieces *ps = xcalloc(1, sizeof(*ps) + max * sizeof(*ps->at) +
@@ -256,7 +256,7 @@ static struct pieces *pieces_create(size_t max, const struct store_read *rd)
 	return ps;
 }
 
-/* Nothing else is to be done meanwhile. */
+/* For a thread that has nothing else to do meanwhile. */
 static void read_whole(struct dir_file *f, struct store_read *rd, size_t len, int direct)
 {
 	ssize_t got;
@@ -283,7 +283,7 @@ void dir_read_begin(struct store_file *file, struct store_read *rd)
 	if (there != PRESENT)
 		direct = direct_fd(f);
 	if (direct < 0) {
-		/* The kernel reads ahead, and better if reads come in order: at the end. */
+		/* The kernel reads ahead, and does it better if reads come in order: so read at the end. */
 		rd->state = AS_EVER;
 		return;
 	}
@@ -312,7 +312,7 @@ ssize_t dir_read_end(struct store_file *file, struct store_read *rd)
 {
 	struct dir_file *f = container_of(file, struct dir_file, base);
 	struct pieces *ps = rd->state;
-	size_t good = 0, directly = 0; /* all pieces up to there are whole */
+	size_t good = 0, directly = 0; /* good: all pieces up to there are complete */
 	bool whole = true;
 
 	if (rd->state == AS_EVER)

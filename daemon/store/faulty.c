@@ -1,5 +1,5 @@
 /*
- * faulty.c - the store that makes another one fail, or slow, at the fault points.
+ * faulty.c - a store that makes another one fail, or slow, at the fault points.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@ struct faulty_store {
 	struct store *under; /* owned */
 };
 
-/* From open() to close(); constant in between. */
+/* Lives from open() to close(); constant in between. */
 struct faulty_file {
 	struct store_file base;
 	struct store_file *under; /* owned */
@@ -44,7 +44,7 @@ static ssize_t faulty_read_end(struct store_file *file, struct store_read *rd)
 	return store_read_end(under_of(file), rd);
 }
 
-/* What a device that fails in the middle leaves behind: the first half, in whole pages. */
+/* Write what a device that fails in the middle leaves behind: the first half, in whole pages. */
 static void write_half(struct store_file *file, const struct iovec *iov, int n, off_t off)
 {
 	size_t left = 0;

@@ -1,8 +1,8 @@
 /*
- * mem.c - the store that keeps files in memory, for tests.
+ * mem.c - a store that keeps files in memory, for tests.
  *
  * A file is a number; it lives from its first open to the end of the store. Its
- * contents are the pages that were written: what is missing is a hole.
+ * contents are the pages that were written; pages that are missing are holes.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -23,7 +23,7 @@ struct mem_page {
 	char bytes[GAIA_PAGE];
 };
 
-/* From the first open of its number to the end of the store. */
+/* Lives from the first open of its number to the end of the store. */
 struct mem_inode {
 	/* Constant after creation. */
 	int ref;
@@ -44,7 +44,7 @@ struct mem_store {
 	struct mem_inode *inodes; /* lock */
 };
 
-/* From open() to close(); constant in between. */
+/* Lives from open() to close(); constant in between. */
 struct mem_file {
 	struct store_file base;
 	struct mem_inode *inode;
@@ -86,7 +86,7 @@ static struct mem_page *find_page(const struct mem_inode *ino, uint64_t index)
 	return at < ino->n && ino->pages[at]->index == index ? ino->pages[at] : NULL;
 }
 
-/* NULL: out of memory. */
+/* NULL: there is no memory. */
 static struct mem_page *make_page(struct mem_inode *ino, uint64_t index)
 {
 	size_t at = lower_bound(ino, index);
@@ -127,7 +127,7 @@ static void drop_pages(struct mem_inode *ino, uint64_t first, uint64_t end)
 	ino->n -= to - from;
 }
 
-/* Zero inside the one page that has all of it. */
+/* Zero bytes that are all in one page. */
 static void zero_within_page(struct mem_inode *ino, off_t off, size_t len)
 {
 	struct mem_page *page = find_page(ino, (uint64_t)off / GAIA_PAGE);
@@ -136,7 +136,7 @@ static void zero_within_page(struct mem_inode *ino, off_t off, size_t len)
 		memset(page->bytes + (uint64_t)off % GAIA_PAGE, 0, len);
 }
 
-/* The bytes from @off to before @end become zeros, and holes where they are whole pages. */
+/* Bytes from @off to before @end become zeros, and holes where they are whole pages. */
 static void zero_range(struct mem_inode *ino, off_t off, off_t end)
 {
 	/* off_t has no room to round up its last page. */
@@ -171,7 +171,7 @@ static void read_bytes(const struct mem_inode *ino, char *to, size_t len, off_t 
 	}
 }
 
-/* 0, or -ENOMEM and a part is written. */
+/* 0, or -ENOMEM, and then a part is written. */
 static int write_bytes(struct mem_inode *ino, const char *from, size_t len, off_t off)
 {
 	while (len > 0) {
@@ -209,7 +209,7 @@ static ssize_t mem_read(struct store_file *file, const struct iovec *iov, int n,
 	return (ssize_t)total;
 }
 
-/* The bytes come at the end, and nothing that could be taken for them before. */
+/* The buffers are filled at the end; until then they must not look as if they were. */
 static void mem_read_begin(struct store_file *file, struct store_read *rd)
 {
 	for (int i = 0; i < rd->n; i++)
@@ -239,7 +239,7 @@ static int mem_write(struct store_file *file, const struct iovec *iov, int n, of
 	return err;
 }
 
-/* Memory is as stable as it gets. */
+/* Memory cannot be more stable than it is. */
 static int mem_sync(struct store_file *file, bool data_only)
 {
 	return 0;
@@ -256,7 +256,7 @@ static int mem_truncate(struct store_file *file, off_t size)
 	pthread_mutex_lock(&ino->lock);
 	if (size < ino->size)
 		zero_range(ino, size, ino->size);
-	/* The page with the old end is now a whole one. */
+	/* The page that contained the old end now becomes a whole page. */
 	drop_pages(ino, ((uint64_t)size + GAIA_PAGE - 1) / GAIA_PAGE, UINT64_MAX);
 	ino->size = size;
 	touch(ino);

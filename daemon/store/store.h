@@ -1,8 +1,8 @@
 /*
  * store.h - where the bytes of files live for good.
  *
- * A store opens files and moves bytes; the namespace (names, modes, times) is
- * fuse/'s business, which works on the backing directory itself. Implementations:
+ * A store opens files and moves bytes. The namespace (names, modes, times) belongs to
+ * fuse/, which works on the backing directory itself. Implementations:
  * dir (a backing directory), mem (for tests), faulty (wraps any).
  *
  * All calls but read_begin() are synchronous, may block, and may be made from any thread and
@@ -26,16 +26,16 @@ struct store_file;
  * the buffers may hold anything.
  */
 struct store_read {
-	/* The caller's; constant meanwhile. */
+	/* For the caller; constant meanwhile. */
 	const struct iovec *iov;
 	int n;
 	off_t off;
-	bool kept;    /* the caller will keep the bytes: the store need not, where it would just for that */
+	bool kept;    /* the caller will keep the bytes, so the store need not keep them just for later reads */
 	bool at_once; /* store_read_end() is the next thing that the thread does */
 
-	/* The store's. */
-	void *state; /* NULL: it is over */
-	ssize_t got; /* then */
+	/* For the store. */
+	void *state; /* NULL: the read is over */
+	ssize_t got; /* its result then */
 };
 
 struct store_ops {
@@ -46,7 +46,7 @@ struct store_ops {
 	 * the store's: for dir a descriptor (O_PATH is enough; not consumed),
 	 * for mem any number (the file is made, empty, when it is new).
 	 * A descriptor that is open with the access asked for is duplicated: the right
-	 * to the file was proved when it was opened, and its mode may refuse by now.
+	 * to the file was proved when it was opened, and the file's mode may refuse it by now.
 	 * (Not one with O_APPEND or O_DIRECT.)
 	 * @write: for reading and writing; else for reading. On success
 	 * sets *@out, to be ended by close(). Regular files only (-EINVAL).
@@ -57,7 +57,7 @@ struct store_ops {
 	void (*destroy)(struct store *store);
 };
 
-/* What would change a file that was not opened for writing: -EBADF. */
+/* Calls that would change a file that was not opened for writing: -EBADF. */
 struct store_file_ops {
 	/*
 	 * Read up to the sum of @iov. Returns the bytes read, short only at the
@@ -67,7 +67,7 @@ struct store_file_ops {
 	ssize_t (*read)(struct store_file *file, const struct iovec *iov, int n, off_t off);
 
 	/*
-	 * The same, but what takes long goes on after read_begin(): many reads can be under way at a time. read_end()
+	 * The same, but if it takes long it goes on after read_begin(): so many reads can be under way at a time. read_end()
 	 * waits, and returns what read() would. Use store_read_begin() and store_read_end().
 	 */
 	void (*read_begin)(struct store_file *file, struct store_read *rd);
@@ -75,14 +75,14 @@ struct store_file_ops {
 
 	/*
 	 * Write all of @iov, extending the file where needed. 0, or a negative
-	 * errno, and then any part of it may have been written (-EIO for a device
-	 * that took nothing more without saying why).
+	 * errno, and then any part of it may have been written (-EIO: the device
+	 * accepted nothing more without saying why).
 	 */
 	int (*write)(struct store_file *file, const struct iovec *iov, int n, off_t off);
 
 	/*
-	 * Write the bytes of @buf that differ from @base's, and no others: who writes others meanwhile, by whatever
-	 * way, loses none. @len: 1 to GAIA_PAGE, within a page of the file. 0 or a negative errno, as write(). Where the
+	 * Write the bytes of @buf that differ from @base's, and no others: so nobody's writes of other bytes meanwhile, by
+	 * whatever way, are lost. @len: 1 to GAIA_PAGE, within a page of the file. 0 or a negative errno, as write(). If the
 	 * file can be mapped, the bytes of a word (8, aligned in the file) change all at once: nobody sees half of them.
 	 */
 	int (*patch)(struct store_file *file, const void *buf, const void *base, size_t len,
@@ -93,7 +93,7 @@ struct store_file_ops {
 
 	int (*truncate)(struct store_file *file, off_t size);
 
-	/* As fallocate(2), same modes. -EOPNOTSUPP where the store has no such thing. */
+	/* As fallocate(2), same modes. -EOPNOTSUPP if the store cannot do it. */
 	int (*allocate)(struct store_file *file, int mode, off_t off, off_t len);
 
 	/* As lseek(2) with SEEK_DATA or SEEK_HOLE (others: -EINVAL): the offset, or -ENXIO. */
@@ -105,9 +105,9 @@ struct store_file_ops {
 	/* Set the times, as futimens(2). */
 	int (*utimens)(struct store_file *file, const struct timespec ts[2]);
 
-	/* Copy inside the store (reflink where it can), as copy_file_range(2). Bytes
+	/* Copy inside the store (by reflink if possible), as copy_file_range(2). Returns the bytes
 	 * copied, maybe fewer than asked, 0 only at the end of @from; -EXDEV or
-	 * -EOPNOTSUPP when these two files need it done by hand. */
+	 * -EOPNOTSUPP if the caller must copy between these two files itself. */
 	ssize_t (*copy_range)(struct store_file *from, off_t from_off, struct store_file *to,
 			      off_t to_off, size_t len);
 
@@ -124,7 +124,7 @@ struct store_file {
 	bool writable;
 };
 
-/* From *@at on, the first run of bytes in which @a and @b differ: sets *@at to it, and returns its length (0: none). */
+/* Set *@at to the first run, from *@at on, of bytes in which @a and @b differ. Returns its length; 0: there is none. */
 static inline size_t store_next_run(const char *a, const char *b, size_t len, size_t *at)
 {
 	size_t i = *at, j;
@@ -160,11 +160,11 @@ static inline ssize_t store_read_end(struct store_file *file, struct store_read 
 /*
  * The implementations. On success *@out, to be ended by ops->destroy().
  *
- * dir: @direct: bytes that the caller keeps and that the kernel has not got in memory are read past its page cache
- * (O_DIRECT), so that they do not lie in memory twice; where file system and kernel can.
+ * dir: @direct: bytes that the caller keeps, and that the kernel does not have in memory, are read past its page cache
+ * (O_DIRECT), so that they do not lie in memory twice; if file system and kernel can do that.
  */
 int store_dir_create(bool direct, struct store **out);
-/* How a store made by it reads: "direct" or "buffered", and then ", io_uring" or ", threads". */
+/* How a store made by store_dir_create() reads: "direct" or "buffered", and then ", io_uring" or ", threads". */
 const char *store_dir_how(struct store *store);
 int store_mem_create(struct store **out);
 

@@ -18,35 +18,41 @@
  *    mix in a page. Of concurrent writes of the same byte one wins.
  *  - What is not released reaches nobody, and is lost when the process ends or
  *    unmaps. Clients of the same device share its memory as threads do.
- *  - Acquires count: a page that was acquired through a mapping twice must be released twice. Until then it
- *    stays acquired, for writing if one of them was for that; each release publishes what was written until then. So
- *    threads may work on neighbouring ranges, which share a page, and what one wrote another's release may publish.
- *  - Memory outside an acquired range must not be touched: it may be gone (SIGSEGV). A simulated device is strict: there
- *    what is not acquired cannot be touched, nor stored to what is acquired for reading only: SIGSEGV, and EFAULT from
- *    system calls (gaiafs --device sim:...,strict=off). Where the process has no mappings left (vm.max_map_count) it is
- *    lax with a chunk of 2 MiB, which is said on stderr, once.
- *  - A file takes device memory by 2 MiB: of each such part of it that is acquired, however little. So 128 small files fill
- *    a device of 256 MiB, and to acquire more of them at a time fails with ENOMEM; put many small things into one file.
+ *  - Acquires count: a page that was acquired twice through a mapping must be released twice. Until
+ *    the last release it stays acquired, for writing if any of those acquires was; each release
+ *    publishes what was written until then. So threads may work on neighbouring ranges that share a
+ *    page, and one thread's release may also publish what another wrote in that page.
+ *  - Do not touch memory outside an acquired range: it may be gone (SIGSEGV). A simulated device is
+ *    strict: touching a page that is not acquired, or storing to one that is acquired for reading
+ *    only, is a SIGSEGV, and system calls fail with EFAULT (gaiafs --device sim:...,strict=off allows
+ *    it). When the process has no mappings left (vm.max_map_count), the library stops protecting the
+ *    chunk of 2 MiB concerned, and says so on stderr, once.
+ *  - Device memory is taken in units of 2 MiB of a file: acquiring one byte takes its whole unit. So
+ *    128 small files fill a device of 256 MiB, and acquiring more of them at the same time fails with
+ *    ENOMEM; put many small things into one file.
  *  - A mapping never makes a file longer. Bytes past its end in the last page read as
  *    zero, and what is stored there is dropped on release.
  *
  * All functions are thread-safe and may be used by several libraries of one
- * process; none is a cancellation point (pthread_cancel(3)). After fork() the child has no mappings: calls on the parent's fail there with
- * ENOTCONN; the child may make its own. Functions return -1 (or MAP_FAILED) and set errno; nothing prints,
- * exits or aborts, unless the environment has GAIA_DEBUG=1: then releases of pages that are not held, pages
- * that are still held at gaia_munmap() or exit(3) and, on a strict device, the SIGSEGVs above are reported on
- * stderr. (For these the library handles SIGSEGV, and calls the handler that was there when the first mapping was made.) Common errors, besides those named below:
+ * process; none is a cancellation point (pthread_cancel(3)). After fork() the child has no mappings:
+ * calls on the parent's fail there with ENOTCONN; the child may make its own. Functions return -1 (or
+ * MAP_FAILED) and set errno. Nothing prints, exits or aborts, unless the environment has GAIA_DEBUG=1:
+ * then the library reports on stderr releases of pages that are not held, pages that are still held at
+ * gaia_munmap() or exit(3), and on a strict device the SIGSEGVs above. (To report those it handles
+ * SIGSEGV, and then calls the handler that was installed when the first mapping was made.)
+ * Common errors, besides those named below:
  *	ENOTTY		fd is not on a gaiafs mount
  *	ENOTCONN	the daemon is gone, or has disconnected this process
  *	EINVAL		the range is not inside one mapping, or a value makes no sense
  *	EPROTO		library and daemon are too far apart: the majors of their protocols differ
- *	EMFILE		too many descriptors in this process; or this user has as many clients or
- *			mappings as each may have (gaiafs --user-limit)
- *	ENFILE		all users of the mount together have as many as there may be
+ *	EMFILE		too many descriptors in this process; or this user has reached the limit
+ *			of clients or mappings for one user (gaiafs --user-limit)
+ *	ENFILE		all users of the mount together have reached their limit
  *
- * The library keeps one descriptor for each file and way of opening it (for reading, or for both), a duplicate of the first
- * mapping's fd, until the last of these mappings has been unmapped. As with any descriptor, closing it drops the
- * process's POSIX record locks (fcntl F_SETLK) on the file. An acquire needs up to 64 more for a moment.
+ * For each file the library keeps a duplicate of the first mapping's fd until the last mapping of the
+ * file has been unmapped (two duplicates, if the file is mapped by read-only and by read-write
+ * descriptors). As with any descriptor, closing it drops the process's POSIX record locks (fcntl
+ * F_SETLK) on the file. An acquire needs up to 64 more descriptors for a moment.
  */
 #ifndef GAIA_CLIENT_H
 #define GAIA_CLIENT_H
@@ -62,32 +68,33 @@ extern "C" {
 
 /* A device of a mount. Its number is its index in gaia_devices()'s array. */
 struct gaia_device_info {
-	char name[32];		/* for people, unique in the mount: "sim0"; NUL-terminated */
+	char name[32];		/* to be shown; unique in the mount: "sim0"; NUL-terminated */
 	char kind[16];		/* "sim" or "cuda" */
 	unsigned char uuid[16];	/* cuda: the GPU's UUID */
 	uint64_t capacity;	/* bytes of device memory that gaiafs may use */
 	uint64_t used;		/* bytes of it in use now */
-	int simulated;		/* not zero: no device, host memory plays its part */
+	int simulated;		/* not zero: host memory plays the part of a device */
 };
 
 /*
- * Describe the devices of the mount that fd lives on: the first max of them into
- * out (which may be NULL if max is 0). Returns the number of devices there are, which may
- * be more than max; or -1. Any descriptor on the mount will do, a directory's too.
+ * Write descriptions of the first max devices of fd's mount to out (which may be NULL if max is 0).
+ * Returns the number of devices of the mount, which may be more than max; or -1. fd may be any
+ * descriptor on the mount, a directory's too.
  */
 int gaia_devices(int fd, struct gaia_device_info *out, int max);
 
 /*
  * Reserve one device address range for length bytes of the file from offset, in file
- * order. Nothing is copied until gaia_acquire(). On the simulated device the address
- * is one of the CPU too; on a GPU it is good for kernels only.
+ * order. Nothing is copied until gaia_acquire(). On a simulated device the CPU can use the address,
+ * too; on a GPU only work of the GPU can (kernels, cudaMemcpy()).
  *
  * prot is PROT_READ or PROT_READ | PROT_WRITE. offset is a multiple of 4096. device is an index into
  * gaia_devices()'s array. The range may go beyond the end of the file.
- * fd may be closed afterwards. On a GPU a mapping whose fd is not open for writing has memory of
- * its own, shared with nobody: the hardware cannot keep a program from writing what it maps.
+ * fd may be closed afterwards. A GPU cannot keep a program from writing what it maps. So there a
+ * mapping whose fd is not open for writing shares the file's device memory only if the caller may
+ * write the file; else it has a copy, which only mappings of the same user share.
  *
- * EACCES: fd is not open for reading, or prot asks to write and fd is not open for that.
+ * EACCES: fd is not open for reading, or prot asks for writing and fd is not open for writing.
  * ENODEV: no such device, or fd is not a regular file; or this process cannot use the device: no
  * driver, or the GPU is hidden from it (CUDA_VISIBLE_DEVICES). EBUSY: another process has the GPU to
  * itself (exclusive-process mode; that may be gaiafs), or MPS takes no more clients. ENOMEM: no address range.
@@ -99,7 +106,7 @@ void *gaia_mmap(size_t length, int prot, int fd, off_t offset, int device);
  * End a mapping: addr and length as given by and to gaia_mmap() (a whole mapping, not a
  * part). Acquired ranges are dropped without a release: what was
  * written in them since the last release is lost. On a GPU it waits for all work of the
- * mapping's context. EBUSY: it cannot now (cuda.h, captures); nothing has changed.
+ * mapping's context. EBUSY: a stream of that context is being captured (see cuda.h); nothing has changed.
  */
 int gaia_munmap(void *addr, size_t length);
 
@@ -109,16 +116,20 @@ int gaia_munmap(void *addr, size_t length);
  * a range again, released or not, brings it up to date again and keeps
  * what this device wrote. Either all of the range is acquired or nothing is.
  *
- * EINTR: a signal that the process catches interrupted the call, or the process was stopped or traced. Nothing was acquired:
- * call it again. It is never restarted, whatever SA_RESTART says, as with poll(2); block signals that should not interrupt
- * it. First the kernel hands over what programs wrote to the range: until that is done signals wait, also SIGKILL; from then on
- * they end the call at once. What it had taken by then is given back soon after, so that an acquire
- * of another range may find ENOMEM meanwhile. No other call is interrupted.
- * ENOMEM: the range does not fit the device beside what is pinned, or is more than one user may
- * have pinned of it (gaiafs --user-limit); the process has no addresses left to map it; or, on another user's mount, to
- * write: the daemon has no room for what it keeps of a file that is open past its cache (gaiafs --cpu-cache).
- * EMFILE, ENFILE: no descriptors are left to receive it. After these other mappings, and what was acquired before, are
- * as they were, and the call may be repeated. ENOTCONN, instead of these: the daemon had not been told within a second.
+ * EINTR: a signal that the process catches interrupted the call, or the process was stopped or
+ * traced. Nothing was acquired: call it again. Like poll(2) it is never restarted, whatever
+ * SA_RESTART says; block signals that should not interrupt it. The call first waits for the kernel to
+ * hand over what programs wrote to the range: until that is done no signal ends the call, not even
+ * SIGKILL; from then on a signal ends it at once. What an interrupted call had taken is given back
+ * soon after, so that an acquire of another range may find ENOMEM meanwhile. No other call is
+ * interrupted.
+ * ENOMEM: the range does not fit the device beside what is pinned, or exceeds what one user may have
+ * pinned there (gaiafs --user-limit); the process has no addresses left to map it; or, when acquiring
+ * for writing on another user's mount, the daemon has no host memory left for a file that CPU
+ * programs have open past its cache (gaiafs --cpu-cache auto).
+ * EMFILE, ENFILE: no descriptors are left to receive the memory. After ENOMEM, EMFILE and ENFILE
+ * other mappings and earlier acquires are as they were, and the call may be repeated. ENOTCONN,
+ * instead of these: the library could not tell the daemon of the failure within a second.
  * EOVERFLOW: some page has been acquired 65,535
  * times through this mapping. ENOBUFS: what this user's mappings hold has been cut into too many separate ranges.
  * EACCES: for writing, through a mapping or descriptor that is not. EIO and others: the
@@ -129,16 +140,17 @@ int gaia_munmap(void *addr, size_t length);
 int gaia_acquire(void *addr, size_t length, int prot);
 
 /*
- * Publish what the device wrote in the range since it was acquired, and take one acquire of each page back; what has none
- * left is unpinned. Moves no data by itself, but for pages that stay acquired for writing: these are copied within the
- * device. Work that writes the range must have ended (cuda.h: in the order of a stream). Pages of the range that are not
- * acquired are passed over. Partial pages are released whole. If it published something the file's modification and
- * change times move.
+ * Publish what the device wrote in the range since it was acquired, and take back one acquire of each
+ * page; a page that has none left is unpinned. Moves no data, except that pages which stay acquired
+ * for writing are copied within the device. Work that writes the range must have ended (to release in
+ * the order of a stream see cuda.h). Pages of the range that are not acquired are ignored. Partial
+ * pages are released whole. If anything was published, the file's modification and change times move.
  *
- * EINVAL, ENOTCONN; ENOBUFS, as gaia_acquire() has it, of a release of a part of what was acquired: nothing has changed.
- * With any other error (EIO, ENOSPC, ENODEV...) the acquires are taken back all the same: do not repeat the call. What could
- * not be published or stored is kept, and tried again by the next release, by gaia_sync(), or when somebody reads it;
- * with ENODEV the device, and what it had, is lost.
+ * After EINVAL, ENOTCONN and ENOBUFS (see gaia_acquire(); releasing a part of what was acquired cuts
+ * it in two) nothing has changed. After any other error (EIO, ENOSPC, ENODEV...) the acquires are
+ * taken back all the same: do not repeat the call. What could not be published or stored is kept, and
+ * tried again by the next release, by gaia_sync(), or when somebody reads it; after ENODEV the
+ * device, and what it had, is lost.
  */
 int gaia_release(void *addr, size_t length);
 
@@ -151,7 +163,7 @@ int gaia_sync(void *addr, size_t length);
 
 /* Advice for gaia_advise(). */
 #define GAIA_WILLNEED 3	/* copy the range to the device now, as far as there is room */
-#define GAIA_DONTNEED 4	/* the device may drop what it holds of the range for this mapping alone; nothing is lost */
+#define GAIA_DONTNEED 4	/* the device may drop its copy of the range unless other mappings use it; nothing is lost */
 int gaia_advise(void *addr, size_t length, int advice);
 
 #ifdef __cplusplus

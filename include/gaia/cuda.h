@@ -7,8 +7,8 @@
  *	...
  *	cudaStreamSynchronize(stream);			now it is released
  *
- * With a mapping on a CUDA device, made by gaia_mmap() of client.h. Needs no header of CUDA, and no
- * library.
+ * For a mapping on a CUDA device, made by gaia_mmap() of client.h. This header needs no header and no
+ * library of CUDA.
  */
 #ifndef GAIA_CUDA_H
 #define GAIA_CUDA_H
@@ -22,21 +22,21 @@ extern "C" {
 struct CUstream_st; /* what a cudaStream_t, and a CUstream, points to */
 
 /*
- * As gaia_acquire() and gaia_release() of client.h, but in the order of the stream: each is carried
+ * Like gaia_acquire() and gaia_release() of client.h, but in the order of the stream: each is carried
  * out when the work queued on the stream before it has completed, and work queued after it begins
- * when it is done. The calls do not wait for either. So when cudaStreamSynchronize() returns,
- * everybody sees what was released on the stream. (An acquire sees what others wrote before it is
- * carried out, not only before the call. But what the file has grown by since the call may not be mapped
- * yet: acquire it again.)
+ * when it is done. The calls wait for neither. So when cudaStreamSynchronize() returns, everybody
+ * sees what was released on the stream. (An acquire sees what others wrote until it is carried out,
+ * not only until the call. But if the file grows after the call, the new part may not be mapped yet:
+ * acquire it again.)
  *
- * What an acquire needs is mapped by the call itself, so that nothing is left to do while a stream waits. Where
- * memory was not mapped before, the driver may wait for all work of the context, as it may in
+ * The call itself maps what an acquire needs, so that nothing is left to map while the stream waits.
+ * To map memory that was not mapped before, the driver may wait for all work of the context, as it may in
  * gaia_mmap(), gaia_munmap() and gaia_acquire(): do not have that work wait for the calling thread.
  *
- * The stream is one of the context of the mapping: the context that was current in the thread that
+ * The stream must belong to the mapping's context: the context that was current in the thread that
  * called gaia_mmap(), if it was one of the mapping's device, else the device's primary context,
- * which is the one that the runtime API uses. That context must live as long as the mapping. 0
- * means the legacy default stream; where each thread has its own, say cudaStreamPerThread.
+ * which the runtime API uses. That context must live as long as the mapping. 0
+ * means the legacy default stream; where each thread has its own default stream, pass cudaStreamPerThread.
  *
  * Errors come in two ways.
  *  - The call returns -1, sets errno, and has queued nothing: errors in the arguments; ENOMEM when
@@ -47,25 +47,26 @@ struct CUstream_st; /* what a cudaStream_t, and a CUstream, points to */
  *	EAGAIN	1024 acquires and releases of the mapping are queued already
  *	EIO	the driver refuses, or the context is broken; cudaGetLastError() may say more. Always, if
  *		the driver had no page-locked host memory (4 KiB) when the mapping was made
- *  - What fails when its turn has come (EIO, ENOTCONN when the daemon ends, ...) does not stop the
- *    stream: work queued behind a failed acquire runs, on memory that is there, but whose contents
- *    are undefined. The first such error of a mapping is kept, and is there by the time that the
+ *  - An error that occurs when the operation's turn has come (EIO, ENOTCONN when the daemon ends, ...)
+ *    does not stop the stream: work queued behind a failed acquire runs, on memory that is there, but
+ *    whose contents are undefined. The first such error of a mapping is kept; it is kept before the
  *    stream goes on. The next call on the mapping reports it (-1 and errno), and does nothing else:
  *    gaia_acquire_on(), gaia_release_on(), gaia_acquire(), gaia_release(), gaia_sync(),
- *    gaia_advise(); or gaia_munmap(), which does unmap. To know: synchronize with the stream, then
- *    call one of them. Room that a failed acquire held stays taken until gaia_munmap().
+ *    gaia_advise(); or gaia_munmap(), which does unmap. To learn of errors: synchronize with the
+ *    stream, then call one of them. Room that a failed acquire held stays taken until gaia_munmap().
  *
- * gaia_munmap() waits for all work of the context, and for what is queued here, before it unmaps. In a context that
- * is broken, destroyed or reset nothing can be waited for: it unmaps what the driver lets it, and succeeds.
+ * gaia_munmap() waits for all work of the context, and for what is queued here, before it unmaps. When
+ * the context is broken, destroyed or reset it cannot wait: it unmaps what the driver allows, and succeeds.
  *
- * Captures (cudaStreamBeginCapture()), in whatever thread and mode, are not disturbed by calls of
- * client.h, nor by these on other streams; with one exception. CUDA lets nobody wait for a context while a
- * stream of it is captured: gaia_munmap() fails with EBUSY then, and if the stream is
- * a non-blocking one CUDA may invalidate the capture. Unmap before, or afterwards.
- * Host functions (cudaLaunchHostFunc()) must call nothing of client.h, nor these: CUDA lets them make none
- * of its calls, and ours make some, or wait for a thread that does.
- * On a device that cannot wait for memory in a stream the calls wait instead. On a simulated device, which has no
- * streams, they act at once, whatever the stream, as gaia_acquire() and gaia_release(): so code can be written without a GPU.
+ * Calls of client.h, and of this header on other streams, do not disturb captures
+ * (cudaStreamBeginCapture()) in whatever thread and mode, with one exception. CUDA lets nobody wait
+ * for a context while one of its streams is captured: then gaia_munmap() fails with EBUSY, and if the
+ * stream is a non-blocking one CUDA may invalidate the capture. Unmap before or after captures.
+ * Host functions (cudaLaunchHostFunc()) must not call functions of client.h or of this header: CUDA
+ * allows them no CUDA calls, and ours make some, or wait for a thread that does.
+ * On a device that cannot wait for memory in a stream, the calls wait instead. A simulated device has
+ * no streams: there they act at once, like gaia_acquire() and gaia_release(), whatever the stream; so
+ * code for streams can be written without a GPU.
  */
 int gaia_acquire_on(void *addr, size_t length, int prot, struct CUstream_st *stream);
 int gaia_release_on(void *addr, size_t length, struct CUstream_st *stream);

@@ -4,31 +4,34 @@
  * Not for applications: they use client.h. All integers are in the machine's
  * byte order, since both ends run on one machine; all structs have fixed widths,
  * no implicit padding, and a size that is asserted below. Unused fields are zero,
- * and the daemon refuses (EINVAL) those that are not, but for CONNECT.
+ * and the daemon refuses (EINVAL) those that are not, except in CONNECT.
  *
  * Two channels:
- *  - ioctls on a descriptor of the file (or, for CONNECT, DEVICES and REPORT of the
- *    mount's state, of anything on the mount). The descriptor proves the right to the file.
- *  - one SOCK_SEQPACKET Unix socket a client, made by CONNECT, HELLO and WELCOME. It carries
+ *  - ioctls on a descriptor of the file. (CONNECT, DEVICES, and REPORT of the mount's state work on
+ *    any descriptor on the mount.) The descriptor proves the right to the file.
+ *  - one SOCK_SEQPACKET Unix socket for each client, made by CONNECT, HELLO and WELCOME. It carries
  *    the descriptors of chunks to the client, and is the client's lease: when it
  *    ends, the client's mappings, pins and unreleased writes are gone.
  *
  * Messages of the daemon carry a sequence number, rising by one. The reply to an
  * ioctl that needs messages names the last of them (`seq`): the caller must have
- * handled it before it uses what the reply promises. Another thread's ioctl may have caused it, long ago.
+ * handled it before it uses what the reply promises. The message may be older than the ioctl: another
+ * thread's ioctl may have caused it.
  *
- * Versions. The protocol's version is major.minor. Ends of different majors do not talk: CONNECT fails with EPROTO, and the
- * daemon logs both versions. Within a major no struct, number or meaning changes; a minor adds messages, fields where zeros
- * were, and feature bits. What is new is done only if both ends have the bit (GAIA_FEATURE_*): so an end of an older
- * minor, which has fewer bits, is served as its version says. Bits that an end does not know it ignores.
+ * Versions. The protocol's version is major.minor. Ends of different majors do not talk: CONNECT
+ * fails with EPROTO, and the daemon logs both versions. Within a major no struct, number or meaning
+ * changes; a minor adds messages, fields where zeros were, and feature bits (GAIA_FEATURE_*). A new
+ * feature is used only if both ends have its bit; so an end of an older minor, which has fewer bits,
+ * is served as its version says. An end ignores bits that it does not know.
  * 1.0 had no minor and no features: both read as zero.
  *
- * ENOBUFS is no answer to an ioctl, nor to the setxattr(2) by which a release is asked for: libraries of version 1 may
- * ask again for as long as they get it. That a user's mappings hold too many separate ranges is ENOSR, of ACQUIRE and of a
- * release, which has changed nothing then; the library says ENOBUFS.
+ * No ioctl fails with ENOBUFS, nor does the setxattr(2) by which a release is asked for: libraries of
+ * version 1 may repeat the call for as long as they get it. If a user's mappings hold too many separate
+ * ranges, ACQUIRE and releases fail with ENOSR, and have changed nothing; the library reports ENOBUFS.
  *
- * EMFILE, of CONNECT and MAP: the caller's user has as many clients or mappings as each may have; ENFILE: all users together
- * have. A CONNECT counts as a client until its ticket ends; another CONNECT of a user who has no more room ends his oldest.
+ * CONNECT and MAP fail with EMFILE if the caller's user has reached the limit of clients or mappings
+ * for one user, with ENFILE if all users together have reached theirs. A CONNECT counts as a client
+ * until its ticket ends; when a user has no room left, another CONNECT ends the oldest of the user's.
  */
 #ifndef GAIA_PROTOCOL_H
 #define GAIA_PROTOCOL_H
@@ -48,18 +51,21 @@ extern "C" {
 #define GAIA_PROTOCOL_MINOR 1u
 
 /*
- * Since 1.1. SPANS: a GRANT says of each descriptor which part of it to map, and how (struct gaia_span).
- * ANSWERS: the client answers each GRANT by GRANTED. What it could not map fails the acquire that needed it, and
- * nothing else. Without it a client that cannot map what it was handed has to end the connection.
- * TIMES: the answer to a RELEASE (ioctl) says whether the file has changed (gaia_ioc_range.changed). It is asked for so where the
- * kernel keeps a file's times itself, and takes none from the daemon. So the client, who may write the file, moves them:
- * fallocate(fd, FALLOC_FL_KEEP_SIZE, GAIA_TOUCH_OFFSET, 1). Linux (6.1 and later) sets the modification and change time before it
- * asks the daemon, which fails it with EFBIG, having done nothing. futimens(2) is for a file's owner only.
+ * Since 1.1.
+ * SPANS: a GRANT says for each descriptor which part of it to map, and how (struct gaia_span).
+ * ANSWERS: the client answers each GRANT by GRANTED. What it could not map fails the acquire that
+ * needed it, and nothing else. Without ANSWERS a client that cannot map a chunk has to end the connection.
+ * TIMES: the answer to a RELEASE (ioctl) says whether the file has changed (gaia_ioc_range.changed). The
+ * daemon asks for releases by ioctl where the kernel keeps a file's times and takes none from the
+ * daemon. So the client, who may write the file, moves them:
+ * fallocate(fd, FALLOC_FL_KEEP_SIZE, GAIA_TOUCH_OFFSET, 1). Linux (6.1 and later) sets the modification
+ * and change times before it asks the daemon, which does nothing and answers EFBIG. futimens(2) would
+ * not do: only the file's owner may call it.
  */
 #define GAIA_FEATURE_SPANS 1ull
 #define GAIA_FEATURE_ANSWERS 2ull
 #define GAIA_FEATURE_TIMES 4ull
-#define GAIA_FEATURES (GAIA_FEATURE_SPANS | GAIA_FEATURE_ANSWERS | GAIA_FEATURE_TIMES) /* all that there are in this version */
+#define GAIA_FEATURES (GAIA_FEATURE_SPANS | GAIA_FEATURE_ANSWERS | GAIA_FEATURE_TIMES) /* all of this version */
 
 #define GAIA_TOUCH_OFFSET (INT64_MAX - 1)
 
@@ -71,11 +77,11 @@ extern "C" {
 #define GAIA_PROT_READ 1u
 #define GAIA_PROT_WRITE 2u
 /*
- * With the above, in gaia_ioc_range.prot of an ACQUIRE. PIN: only make room for the range and hand its chunks over;
- * of their contents nothing can be said. They stay pinned until an ACQUIRE with PINNED has succeeded, one for each
- * PIN, which therefore needs no room and no chunks, and brings none that the PIN did not; or until the mapping ends.
- * PINNED alone gives a PIN up. The two name the same range. EAGAIN: more than 4096 PINs of a mapping or 65,536 of a user; EINVAL: a PINNED
- * without a PIN.
+ * Flags of an ACQUIRE, with the above. PIN: only make room for the range and hand its chunks over;
+ * their contents are undefined. They stay pinned until the mapping ends, or until an ACQUIRE with
+ * PINNED has succeeded, one for each PIN. An ACQUIRE with PINNED needs no room and no chunks, and brings
+ * no chunk that the PIN did not bring. PINNED alone, without a prot, gives a PIN up. PIN and PINNED name the same range.
+ * EAGAIN: more than 4096 PINs of a mapping or 65,536 of a user; EINVAL: a PINNED without a PIN.
  */
 #define GAIA_PROT_PIN 4u
 #define GAIA_PROT_PINNED 8u
@@ -87,11 +93,12 @@ struct gaia_client_key {
 };
 
 /*
- * In: the client's version and features; out: the daemon's. Features in use are those that are in both. What the client does not
- * say is zero, and what the daemon does not know of it is ignored: with that, every minor can ask every other.
+ * In: the client's version and features; out: the daemon's. The features that both have are used.
+ * Fields that the client does not know are zero, and the daemon ignores what it does not know: so any
+ * minor can connect to any other.
  */
 struct gaia_ioc_connect {
-	uint32_t version;	/* the major; another in: EPROTO, but for 0, which only asks: no socket, no ticket */
+	uint32_t version;	/* the major; another in: EPROTO. In 0 only asks: no socket, no ticket */
 	uint32_t devices;	/* out: number of devices of the mount */
 	char socket[48];	/* out: abstract socket name, without the leading NUL, NUL-terminated */
 	uint64_t features;	/* GAIA_FEATURE_* */
@@ -109,7 +116,7 @@ struct gaia_ioc_device {
 	uint32_t simulated;	/* 0 or 1 */
 	uint32_t flags;		/* GAIA_DEVICE_*; unknown ones are ignored */
 };
-/* The client gives programs access to pages while they hold them only, and for reading only unless for writing, too. */
+/* The client gives the program access to held pages only, and write access only to pages held for writing. */
 #define GAIA_DEVICE_STRICT 1u
 
 #define GAIA_DEVICES_AT_ONCE 64
@@ -133,12 +140,12 @@ struct gaia_ioc_map {
 };
 
 /*
- * A release invalidates pages that the kernel caches. Where the kernel writes through, it lets go of a page
- * between taking a write(2)'s bytes and sending them: a page that is dropped just then comes back
- * without them, to stay. But write(2) holds the inode's lock all the time, and so does setxattr(2), also
- * while the daemon works on it. So there the release of a mapping that can write is no ioctl but a gaia_ioc_range
- * as the value of this attribute, on any descriptor of the file. EALREADY says that it has been carried out (0 would have the kernel
- * tell everybody that an attribute has changed); another error is the release's.
+ * A release invalidates pages that the kernel caches. Where the kernel writes through, it unlocks the page
+ * between taking a write(2)'s bytes and sending them: a page that is dropped just then is read again
+ * without them, and stays so. But write(2) holds the inode's lock all the time, and so does setxattr(2),
+ * also while the daemon works on it. So there a mapping that can write is not released by an ioctl: the
+ * gaia_ioc_range is the value of this attribute, set on any descriptor of the file. EALREADY means that the
+ * release has been carried out (0 would make the kernel announce a changed attribute); any other error is the release's.
  */
 #define GAIA_RELEASE_BY_IOCTL 0u
 #define GAIA_RELEASE_BY_XATTR 1u
@@ -154,9 +161,9 @@ struct gaia_ioc_range {
 	union {
 		uint32_t advice;	/* ADVISE: GAIA_ADVISE_*; else 0 */
 		/*
-		 * Out, ACQUIRE, with ANSWERS: mostly 0. Else GRANTs were not waited for any longer: the first of
-		 * these is message seq + 1 - unanswered. If the client could not map what that one or a later one
-		 * brought, it did not acquire what it was told, and its connection ends.
+		 * Out, ACQUIRE, with ANSWERS: 0, unless the daemon gave up waiting for answers to GRANTs: the
+		 * first of these is message seq + 1 - unanswered. If the client could not map what that one or
+		 * a later one brought, the acquire failed after all, and the connection ends.
 		 */
 		uint32_t unanswered;
 		uint32_t changed; /* out, RELEASE, with TIMES: 1 if something was published, else 0 */
@@ -181,28 +188,29 @@ struct gaia_ioc_file {
 };
 
 /*
- * Ask for a text (JSON), which comes as a sealed memfd in a message MSG_REPORT. EAGAIN: there is no room for it in the
- * client's socket just now, or others are sending; it is not waited for. It is to be read(2) at once: after a minute, or
- * when the user has asked for many more, the daemon cuts it to nothing (a mapping of it would get SIGBUS).
+ * Ask for a text (JSON), which comes as a sealed memfd in a message MSG_REPORT. EAGAIN: the client's socket has
+ * no room for it just now, or others are sending; the daemon does not wait. read(2) the memfd at once: after a
+ * minute, or when the user has asked for many more, the daemon truncates it to nothing (a mapping of it would get SIGBUS).
  */
 #define GAIA_REPORT_STATUS 1u		/* of the mount */
 #define GAIA_REPORT_RESIDENCY 2u	/* of the descriptor's file */
 /*
- * Store all that the daemon has of the mount's files, released by devices or written by CPUs, sync it, and tell which files that
- * failed for: {"files": [{"path", "bytes", "error"}]}. Takes its time. EPERM: the caller is neither root nor the daemon's user.
+ * Store and sync everything that the daemon has of the mount's files, released by devices or written by CPUs, and list the
+ * files for which that failed: {"files": [{"path", "bytes", "error"}]}. Slow. EPERM: the caller is neither root nor the daemon's user.
  */
 #define GAIA_REPORT_SYNC 3u
 /*
- * Not a text, but a memfd of GAIA_END_BYTES with a struct gaia_end, that the daemon keeps up to date until its last moment: to be mapped
- * (PROT_READ, MAP_SHARED) by who unmounts, and looked at until the daemon's process has ended, and then. EPERM as SYNC's.
+ * Not a text, but a memfd of GAIA_END_BYTES with a struct gaia_end, which the daemon keeps up to date until its last moment.
+ * Whoever unmounts maps it (PROT_READ, MAP_SHARED) and reads it until the daemon's process has ended, and once more then.
+ * EPERM: as for SYNC.
  */
 #define GAIA_REPORT_END 4u
 #define GAIA_END_BYTES 65536u
 struct gaia_end {
-	uint64_t unstored;	/* bytes that storage lacks: now, or, when nothing is being stored, half a second ago */
+	uint64_t unstored;	/* bytes that storage lacks; up to half a second old when nothing is being stored */
 	uint32_t ending;	/* 1: the daemon has begun to end, and stores what is left */
-	uint32_t length;	/* 0: it has not ended, or was killed; else of `text`, set last */
-	char text[];		/* JSON, NUL-terminated, as SYNC's: what is lost */
+	uint32_t length;	/* of `text`, set last. 0: the daemon has not ended, or was killed */
+	char text[];		/* JSON like SYNC's, NUL-terminated: what is lost */
 };
 struct gaia_ioc_report {
 	struct gaia_client_key key;
@@ -241,12 +249,12 @@ enum gaia_msg_kind {
  * Every message is one packet of exactly this struct, in both directions; with SPANS a GRANT has
  * `count` structs gaia_span behind it. A client answers in the order in which it was asked.
  *
- * GRANTED with `error` 0: all of the GRANT's chunks are mapped. Else it is an errno, none of them is, and their descriptors are
- * closed. The ACQUIRE that caused the GRANT fails with that error (EIO for those that an acquire does not fail with),
- * having acquired nothing, and the chunks are handed over again when they are next needed. The daemon revokes them all the same
- * before it uses their memory for anything else. It waits a second for the answer, and not at all while it is owed an
- * earlier one. Then ACQUIRE succeeds, as without ANSWERS, and says so (gaia_ioc_range.unanswered); if the answer is an
- * error after all, the connection ends.
+ * GRANTED with `error` 0: all of the GRANT's chunks are mapped. Otherwise `error` is an errno, none of them is mapped, and
+ * their descriptors are closed. The ACQUIRE that caused the GRANT fails with that error (with EIO for errors that an acquire
+ * does not return), having acquired nothing, and the chunks are handed over again when they are next needed. The daemon still
+ * revokes them before it uses their memory for anything else. It waits a second for the answer, and not at all while the client
+ * owes an earlier one. Then ACQUIRE succeeds, as without ANSWERS, and says so (gaia_ioc_range.unanswered); if the answer turns
+ * out to be an error, the connection ends.
  */
 struct gaia_msg {
 	uint32_t kind;		/* enum gaia_msg_kind */
@@ -264,9 +272,9 @@ struct gaia_msg {
 };
 
 /*
- * What of a GRANT's nth descriptor to map at its nth chunk. Until a feature bit says otherwise the offset is 0, the length
- * GAIA_CHUNK, and no flag is set; a client refuses others (GRANTED with EPROTO). Flags are of two kinds: a
- * client refuses one of GAIA_SPAN_MUST that it does not know, and ignores one of the others.
+ * Which part of a GRANT's nth descriptor to map at its nth chunk. Until a feature bit says otherwise the offset is 0, the length
+ * GAIA_CHUNK, and no flag is set; a client refuses anything else (GRANTED with EPROTO). Flags are of two kinds: a client
+ * refuses an unknown flag of GAIA_SPAN_MUST, and ignores any other unknown one.
  */
 struct gaia_span {
 	uint64_t offset;	/* in the descriptor, bytes */

@@ -758,8 +758,8 @@ static int store_as_a_child(void *client)
 	return 0;
 }
 
-/* What an exported chunk's contents are copied to, and what takes its place, is out of reach of who keeps it. */
-EACH_DEVICE(who_keeps_memory_reaches_no_other)
+/* What an exported chunk's contents are copied to, and what takes its place, is out of reach of a client that keeps it. */
+EACH_DEVICE(a_client_that_keeps_memory_reaches_no_other)
 {
 	unsigned char *host = host_pages(GAIA_CHUNK_PAGES), *client;
 	struct devmem *mem = must_alloc(dev), *copy = must_alloc(dev), *next;
@@ -813,7 +813,7 @@ EACH_DEVICE(a_read_only_export_cannot_be_written_through)
 	free(host);
 }
 
-/* He may go on touching it. It has what he stored, or zeros, and is nobody else's. */
+/* The client may go on touching it. It has what the client stored, or zeros, and is nobody else's. */
 EACH_DEVICE(what_a_client_maps_becomes_nobody_elses_when_the_device_frees_it)
 {
 	struct devmem *mem = must_alloc(dev);

@@ -413,7 +413,7 @@ EACH_STORE(what_was_written_outlives_closing)
 	close_file(f);
 	f = open_file();
 	expect_pattern(f, 3 * PAGE + 1, 0, 5);
-	/* And two opens at a time are one file. */
+	/* And two opens at the same time are of one file. */
 	other = open_ref(refs[0], false);
 	cr_assert_eq(put(f, "new", 3, 10), 0);
 	expect_bytes(other, "new", 3, 10);

@@ -316,7 +316,7 @@ static void note_wait(void *n)
 	++*(unsigned *)n;
 }
 
-Test(direct, who_is_relied_on_says_that_he_waits)
+Test(direct, a_thread_that_is_relied_on_says_that_it_waits)
 {
 	struct store_file *f = cold_file();
 	unsigned waits = 0;
@@ -598,7 +598,7 @@ static void *lack_once(void *how)
 	return NULL;
 }
 
-/* Descriptors, say. */
+/* For want of descriptors, for example. */
 Test(direct, a_ring_that_cannot_be_had_for_now_is_had_later)
 {
 	const char *said[2];

@@ -1,5 +1,5 @@
 /*
- * merge.c - the merges against their definition, a byte at a time.
+ * merge.c - compares the merges with their definition, byte by byte.
  *
  * Four bytes say how, and each further one all about one byte of the page: two bits each for base, home, theirs and who wrote
  * home's.

@@ -47,8 +47,8 @@ static void check_device(const struct device_choice *d, unsigned nth)
 	}
 	FUZZ_CHECK(d->sim.index == nth);
 	FUZZ_CHECK(d->sim.capacity >= GAIA_CHUNK && d->sim.capacity <= OPTIONS_SIM_MAX);
-	FUZZ_CHECK(d->sim.bandwidth <= INT64_MAX);
-	FUZZ_CHECK(d->sim.latency_ns <= 1000000000000);
+	FUZZ_CHECK(d->sim.bandwidth <= INT64_MAX && d->sim.local <= INT64_MAX);
+	FUZZ_CHECK(d->sim.latency_ns <= 1000000000000 && d->sim.submit_ns <= 1000000000000);
 }
 
 static void check_taken(const struct options *o)

@@ -1,5 +1,5 @@
 /*
- * replay.c - run a harness with inputs that are there.
+ * replay.c - run a harness with stored inputs.
  *
  *	fuzz_NAME FILE|DIRECTORY...
  *

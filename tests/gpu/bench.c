@@ -209,7 +209,7 @@ const char *kind_name(enum dev_kind kind)
 
 #define PAGES_MAX 16384u
 
-/* What the driver takes for as many bytes in one piece, and to say so. */
+/* How long the driver takes to move as many bytes in one piece and to report it. */
 static double bare_us(enum dev_kind kind, unsigned pages)
 {
 	size_t bytes = (size_t)bytes_of(kind, pages);
@@ -469,7 +469,7 @@ static void wait_so(unsigned how, CUevent e, CUstream s)
 	check_cu(r, "cuEventQuery");
 }
 
-/* What no operation of ours can be faster than, by how the end is waited for. */
+/* The least that an operation of ours can take, for each way to wait for its end. */
 static void bare_rows(void)
 {
 	static const char *const how[] = { "waiting by a blocking event", "waiting by a spinning event",

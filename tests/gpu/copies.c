@@ -30,7 +30,7 @@ static void put_copy(const char *what, size_t bytes, struct samples *us, double 
 	row_end();
 }
 
-/* A power of two, of which @parts of device memory can be had. */
+/* @bytes, halved until @parts of it fit into free device memory. */
 static size_t at_most(size_t bytes, unsigned parts)
 {
 	while (bytes > CHUNK && bytes * parts > gpu_free() / 10 * 9)

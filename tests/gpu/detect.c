@@ -44,7 +44,7 @@ static void one_operation(struct many *m, enum dev_kind kind, unsigned n)
 	run_op(m->dev, &op);
 }
 
-/* So the page cache asks. */
+/* As the page cache asks. */
 static void one_by_one(struct many *m, enum dev_kind kind, unsigned n)
 {
 	for (unsigned i = 0; i < n; i++) {

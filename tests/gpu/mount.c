@@ -106,7 +106,7 @@ static void ask_mount(void)
 	json_decref(status);
 }
 
-/* Asked for its attributes the kernel may not answer itself. */
+/* A request for attributes that the kernel may not answer itself. */
 static double measure_trip(void)
 {
 	struct samples us = { .n = 0 };
@@ -171,20 +171,20 @@ static void open_file(struct file *f, int flags)
 }
 
 /*
- * Maps it once, which marks it, and opens it again. The kernel tells the daemon of a close when it finds the
- * time: until then the file stays as it was.
+ * Maps it once, which marks it, and opens it again. The kernel does not wait until the daemon knows of a close;
+ * until it does, the file stays as it was.
  */
 static void have_it_cached(struct file *f)
 {
 	unsigned char *p = map(f, f->bytes, 0);
 
 	unmap(p, f->bytes);
-	for (unsigned i = 0; i < 2000; i++) {
+	for (unsigned ms = 0; ms < 250; ms++) {
 		close(f->fd);
+		usleep(ms * 1000);
 		open_file(f, 0);
 		if (!f->passed)
 			return;
-		usleep(1000);
 	}
 	die("%s is passed through, although a device has mapped it", f->path);
 }

@@ -7,8 +7,8 @@
  * With --beside another process uses the GPU at the same time (neighbour.h); there are fewer sections.
  *
  * Exit status: 0 done; 77 does not apply here; else failed. In both cases the last line on standard
- * error says why. Whoever runs a section ends it when it takes longer than SECONDS: a call of a driver
- * that hangs needs no watchdog in here.
+ * error says why. The caller kills a section that takes longer than SECONDS: no watchdog is needed here for
+ * a call of the driver that hangs.
  */
 #ifndef GAIA_TESTS_GPU_SECTIONS_H
 #define GAIA_TESTS_GPU_SECTIONS_H

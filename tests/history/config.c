@@ -28,7 +28,7 @@ static const struct {
 	[F_FLUSH] = { "flush", 60 },
 	[F_FORGET] = { "forget", 50 },
 	[F_TINY] = { "tiny", 50 },
-	[F_LARGE] = { "large", 20 },
+	[F_LARGE] = { "large", 30 },
 	[F_SLOW] = { "slow", 50 },
 	[F_FAIL] = { "fail", 15 },
 	[F_CRASH] = { "crash", 30 },
@@ -142,8 +142,8 @@ const char *config_faults(const struct config *c)
 	static const char *const slow[] = {
 		"device.copy_in", "device.copy_out", "device.copy_within", "device.find_changed",
 		"device.submit", "store.read", "store.write", "fetch.before_merge",
-		"acquire.before_grant", "release.before_publish", "release.before_invalidate",
-		"truncate.before_cut", "device.copy_peer",
+		"acquire.before_grant", "release.before_publish", "release.before_invalidate", "notifier.before_invalidate",
+		"truncate.before_cut", "device.copy_peer", "ready.before_catch_up",
 	};
 	static const char *const failing[] = {
 		"store.write=errno:EIO", "store.write=errno:ENOSPC", "store.sync=errno:EIO",

@@ -193,8 +193,8 @@ static int result(ssize_t got, size_t want)
 }
 
 /*
- * The bytes that are there, or -1. Where a page cannot be read the kernel says how many came before it, as it
- * does at the end of the file: who asks again hears which it was.
+ * Returns the bytes that exist, or -1. If a page cannot be read the kernel says how many bytes came before it, as it
+ * does at the end of the file: asking again tells which it was.
  */
 static ssize_t read_cells(int fd, void *buf, size_t bytes, off_t off)
 {
@@ -617,7 +617,7 @@ _Noreturn void last_look_main(int dirfd)
 		/* Which of the slot's files it is: the last, as numbers of inodes come again. */
 		while (f >= 0 && (world->files[f].slot != slot || world->files[f].ino != st.st_ino))
 			f--;
-		/* Made, but the daemon was killed before who asked for it heard of that. */
+		/* Made, but the daemon was killed before the caller heard of it. */
 		if (f < 0 && crashed && atomic_load(&world->slot_file[slot]) < 0 && st.st_size == 0) {
 			close(fd);
 			continue;

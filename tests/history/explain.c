@@ -1,5 +1,5 @@
 /*
- * explain.c - the history of a cell, for people.
+ * explain.c - prints the history of a cell.
  */
 #include <errno.h>
 #include <stdio.h>

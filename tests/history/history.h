@@ -146,7 +146,7 @@ struct world {
 	_Atomic int slot_file[MAX_SLOTS];
 	uint32_t hot_page[MAX_HOT];	/* page in the file of each hot page, rising */
 
-	/* Whoever gives a slot another file, or opens one, holds names. CPU operations on
+	/* To give a slot another file, or to open one, a process holds names. CPU operations on
 	 * contents hold quiet for reading; those that FUSE does not order with stores through
 	 * mappings (O_DIRECT, copy_file_range, holes), and appends, whose place must be known, for writing. */
 	pthread_mutex_t names;
@@ -222,7 +222,7 @@ _Noreturn void keeper_main(void);
 int open_slot(unsigned slot, int flags, unsigned *file);
 /* A new file with first contents, as @name; its number, or -1. */
 int make_file(unsigned slot, const char *name);
-/* After a crash, or the end: look at what is there, in @dirfd. */
+/* After a crash, or at the end: check what is in @dirfd. */
 _Noreturn void last_look_main(int dirfd);
 
 enum verdict { ALL_WELL, VIOLATION, STUCK, BROKEN };

@@ -270,8 +270,8 @@ static enum verdict run(const struct options *o)
 		v = play(&c, o, 5);
 		if (v == ALL_WELL)
 			continue;
-		printf("Found with --seed %llu after %u configuration%s.\n", (unsigned long long)seed, done + 1,
-		       done ? "s" : "");
+		printf("Found after %u configuration%s; once more: --cpu-cache %s --seed %llu\n", done + 1, done ? "s" : "",
+		       config_way(&c), (unsigned long long)seed);
 		if (v == VIOLATION)
 			shrink(&c, o);
 		return v;

@@ -16,9 +16,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "gaia/protocol.h"
 #include "history.h"
 
-#define HANG_NS (20 * 1000000000ull)	/* an operation that takes longer hangs */
+#define HANG_NS (60 * 1000000000ull)	/* an operation that takes longer hangs */
 
 struct stats stats;
 static unsigned slow = 1;		/* how much slower than usual this machine and build are */
@@ -93,7 +94,7 @@ static bool start(enum proc_kind kind, unsigned number, unsigned device, int dir
 	}
 }
 
-/* Take note of who ended. What the worst of them ended with. */
+/* Note which processes ended. Returns what the worst of them ended with. */
 static enum verdict reap(void)
 {
 	enum verdict worst = ALL_WELL;
@@ -140,7 +141,7 @@ static bool daemon_died(const struct mnt *m)
 	       info.si_pid == m->daemon;
 }
 
-/* Who does the same thing for too long; -1: nobody. */
+/* The process that has been in one operation for too long; -1: none. */
 static int who_hangs(void)
 {
 	uint64_t t = now();
@@ -163,7 +164,7 @@ static enum verdict watch(const struct mnt *m, unsigned n, unsigned ms)
 		enum verdict v = reap();
 		int hangs;
 
-		/* Before what others say of it. */
+		/* First: what others report may follow from it. */
 		if (daemon_died(m)) {
 			fprintf(stderr, "history: the daemon died; its log:\n");
 			mnt_show_log(m);
@@ -175,7 +176,7 @@ static enum verdict watch(const struct mnt *m, unsigned n, unsigned ms)
 		    n ? atomic_load(&world->arrived) >= n : all_gone())
 			return ALL_WELL;
 		hangs = who_hangs();
-		if (hangs >= 0 || now() - began > 4 * HANG_NS * slow) {
+		if (hangs >= 0 || now() - began > 2 * HANG_NS * slow) {
 			fprintf(stderr, "history: %s %d hangs in phase %u\n",
 				hangs >= 0 ? "process" : "nobody's operation, but something", hangs,
 				atomic_load(&world->phase));
@@ -265,6 +266,24 @@ static int unmount(struct mnt *m)
 
 /* ---- the round ---- */
 
+/*
+ * A few pages here, a few pages there, up to about 24 MiB: beside each other in one chunk or in two, on both sides of chunks that are left
+ * out, or anywhere.
+ */
+static uint32_t skip_pages(uint32_t page)
+{
+	uint32_t next = page / GAIA_CHUNK_PAGES + 1, how = below(10);
+
+	if (next > 10)
+		return page + 1 + below(4);
+	/* After the last page of a chunk: the first of one that is not the next. */
+	if (page % GAIA_CHUNK_PAGES == 0 || how == 9)
+		return (next + below(2)) * GAIA_CHUNK_PAGES;
+	if (how < 5 || next * GAIA_CHUNK_PAGES - page < 4)
+		return page + 1 + below(400);
+	return next * GAIA_CHUNK_PAGES - 1 - below(3);
+}
+
 static void prepare(const struct mnt *m, const struct config *c, unsigned round)
 {
 	world->config = *c;
@@ -277,9 +296,8 @@ static void prepare(const struct mnt *m, const struct config *c, unsigned round)
 	reseed(c->seed + round);
 	for (uint32_t p = 0, page = 0; p < c->hot; p++) {
 		world->hot_page[p] = page++;
-		/* A few pages here, a few pages there, up to about 12 MiB. */
 		if (HAS(c, F_LARGE) && chance(40))
-			page += 1 + below(400);
+			page = skip_pages(page);
 	}
 	for (unsigned s = 0; s < MAX_SLOTS; s++)
 		atomic_store(&world->slot_file[s], -1);
@@ -408,7 +426,7 @@ enum verdict round_play(struct mnt *m, const struct config *c, unsigned round, b
 	v = play(m, last, &crashed);
 	if (v != ALL_WELL) {
 		kill_all();
-		/* Nobody can be waited for who hangs on a mount that does not answer. */
+		/* A process that hangs on a mount that does not answer cannot be waited for: so end the mount first. */
 		mnt_crash(m);
 		for (unsigned ms = 0; !all_gone() && ms < 10000; ms++) {
 			reap();

@@ -25,7 +25,7 @@ static int open_to_read(const char *name)
 	return fd;
 }
 
-/* ---- who takes as much as there is ---- */
+/* ---- attackers that take as much as there is ---- */
 
 int take_clients(void *arg)
 {
@@ -188,9 +188,9 @@ int take_nameless_files_by_four(void *arg)
 	return 0;
 }
 
-/* ---- who does not give memory up ---- */
+/* ---- attackers that do not give memory up ---- */
 
-/* A client who was given the file's first chunk, and holds nothing of it. Its socket. */
+/* The socket of a client that was given the file's first chunk and holds nothing of it. */
 static int mute_client(int fd)
 {
 	struct gaia_ioc_map map = { .length = GAIA_CHUNK, .prot = GAIA_PROT_READ };
@@ -210,7 +210,7 @@ static int mute_client(int fd)
 	return r.sock;
 }
 
-/* Until all are disconnected: note who is asked for memory, and say nothing. */
+/* Until all are disconnected: count those that are asked for memory, and say nothing. */
 static void listen_to(struct pollfd *p)
 {
 	struct gaia_msg msg;
@@ -330,7 +330,7 @@ int flood_with_acquires(void *arg)
 	hostile_keep();
 }
 
-/* ---- who reads without a pause ---- */
+/* ---- attackers that read without a pause ---- */
 
 struct score *score;
 
@@ -370,7 +370,7 @@ int starve_writers(void *arg)
 	return 0;
 }
 
-/* ---- who fills what the daemon keeps ---- */
+/* ---- attackers that fill what the daemon keeps ---- */
 
 #define MIB (1ul << 20)
 #define FILL (64 * MIB)
@@ -419,7 +419,7 @@ int fill_with_twins(void *arg)
 	gate_open(ready);
 	for (int n = 0;; n++) {
 		CHILD_CHECK(!gaia_acquire(p, TWINS, PROT_READ | PROT_WRITE));
-		/* Of each page a half by one, a half by the other. */
+		/* One half of each page is written, the other is the device's. */
 		memset(bytes, n, TWINS);
 		for (size_t at = 0; at < TWINS; at += GAIA_PAGE) {
 			CHILD_CHECK(pwrite(fd, bytes + at, GAIA_PAGE / 2, (off_t)at) == GAIA_PAGE / 2);

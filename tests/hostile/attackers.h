@@ -1,6 +1,6 @@
 /*
- * attackers.h - what users do who mean harm: functions for child_start(), which become hostile_uid first. Each counts what it did in
- * shared->count where nothing else is said, opens the gate `ready` when it is at it, and goes on until it is killed, or has lost all
+ * attackers.h - attacks by users: functions for child_start(), which become hostile_uid first. Each counts what it did in
+ * shared->count unless it says otherwise, opens the gate `ready` once it attacks, and goes on until it is killed, or has lost all
  * that it attacked with.
  */
 #ifndef GAIA_TESTS_ATTACKERS_H
@@ -10,13 +10,13 @@
 
 #include "gaia/protocol.h"
 
-/* ---- who takes as much as there is, keeps it, and notes in shared->error why there is no more ---- */
+/* ---- those that take as much as there is, keep it, and note in shared->error why there is no more ---- */
 
 int take_clients(void *arg);
 int take_mappings(void *arg); /* of the file "f" */
 int take_pins(void *arg);     /* of its first page */
 int take_directories(void *arg);
-/* Files of the directory "open" that are removed, and not let go of: each is a descriptor of the daemon's. */
+/* Files of the directory "open", removed and kept open: each takes a descriptor of the daemon's. */
 int take_nameless_files_by_four(void *arg);
 #define HOARDERS 4 /* each opens the gate */
 
@@ -24,26 +24,26 @@ int take_nameless_files_by_four(void *arg);
 int flood_with_tickets(void *arg);
 int connect_and_say_nothing(void *arg);
 
-/* ---- who does not give memory up: shared->done such clients, who were asked for it ->more times ---- */
+/* ---- those that do not give memory up: shared->done clients, which were asked for it ->more times ---- */
 
 #define MUTE 6
 
-int share_a_chunk_and_be_mute(void *arg); /* all of the file mute_shared, "shared" if nothing else is said before they start */
+int share_a_chunk_and_be_mute(void *arg); /* all of one file, mute_shared, which may be set before they start */
 extern const char *mute_shared;
-int be_mute(void *arg);			  /* of each of the files "m0" to "m5" one */
+int be_mute(void *arg);			  /* one of each of the files "m0" to "m5" */
 
 #define FLOOD 200
 #define FLOOD_BYTES (4ul * GAIA_CHUNK)
 
-/* And so many threads who want the file "wanted": once, or again and again. */
+/* And FLOOD threads that acquire the file "wanted": once, or again and again. */
 int be_mute_and_flood(void *arg);
 int flood_with_acquires(void *arg);
 
-/* ---- who reads the file "f" past the kernel's cache without a pause ---- */
+/* ---- those that read the file "f" past the kernel's cache without a pause ---- */
 
 #define STARVE_SIZE (16 * GAIA_PAGE)
 #define READERS 16
-#define HOPELESS (100 * READERS) /* overtaken in one turn: the attacker need not go on */
+#define HOPELESS (1000 * READERS) /* overtaken in one turn: the attacker need not go on */
 
 /* Shared by the processes, and set before they start. */
 extern struct score {
@@ -55,7 +55,7 @@ extern struct score {
 
 int starve_writers(void *arg);
 
-/* ---- who fills what the daemon keeps, with files of his own ---- */
+/* ---- those that fill what the daemon keeps, with files of their own ---- */
 
 /* Writes the file "filled" from end to end, more than home has, and cuts it off. Counts pages. */
 int fill_home(void *arg);

@@ -1,6 +1,6 @@
 /*
- * escape.c - a client who names what is not his: others' keys, mappings, chunks, tickets and answers. He gets nothing, changes
- * nothing, and they go on; and what he was lent for reading he cannot write.
+ * escape.c - a client that names what is not its own: others' keys, mappings, chunks, tickets and answers. It gets nothing and
+ * changes nothing, and they go on; and it cannot write what it was given for reading.
  */
 #include <sys/ioctl.h>
 #include <sys/xattr.h>
@@ -13,13 +13,13 @@
 #define BYTES (2ul * GAIA_CHUNK)
 #define RW (PROT_READ | PROT_WRITE)
 
-/* What the attacker is told, as if he had guessed it: all but the secrets. */
+/* What the attacker knows, as if it had guessed it: all but the secrets. */
 static struct {
 	uint64_t client, map;
 	const char *path;
 } victim;
 
-/* Every call that names a mapping, at a file that he may read. True: refused, each of them. */
+/* Try each call that names a mapping, on a file that the user may read. True: all were refused. */
 static bool all_refused(int fd, struct gaia_client_key key, uint64_t map)
 {
 	static const unsigned long cmds[] = { GAIA_IOC_ACQUIRE, GAIA_IOC_RELEASE, GAIA_IOC_SYNC, GAIA_IOC_ADVISE,
@@ -67,7 +67,7 @@ static int name_others(void *arg)
 	CHILD_CHECK(raw_connect(fd, &r));
 	own = raw_map(fd, &r, GAIA_CHUNK, GAIA_PROT_READ);
 	CHILD_CHECK(victim.map != own);
-	/* Root's name with secrets of his own making, and his own name with root's mapping; on either file. */
+	/* Root's client with made-up secrets, and its own client with root's mapping; on either file. */
 	for (int i = 0; i < 1000; i++) {
 		key = (struct gaia_client_key){ victim.client, i < 64 ? 1ull << i : r.key.secret + i };
 		CHILD_CHECK(all_refused(fd, key, victim.map));
@@ -77,7 +77,7 @@ static int name_others(void *arg)
 	CHILD_CHECK(all_refused(fd, r.key, victim.map) && all_refused(mine, r.key, victim.map));
 	for (uint64_t map = 0; map < 1000; map++)
 		CHILD_CHECK(map == own || all_refused(fd, r.key, map));
-	/* His own mapping, at another file that he may write. */
+	/* Its own mapping, on another file that it may write. */
 	CHILD_CHECK(all_refused(mine, r.key, own));
 	CHILD_CHECK(nothing_came(r.sock));
 	return 0;
@@ -106,7 +106,7 @@ EACH_WAY_BARE(escape, others_mappings_cannot_be_named)
 	cr_assert_neq(p, MAP_FAILED);
 	p[0] = SECRET;
 	cr_assert_eq(child_run(name_others, NULL), 0);
-	/* Nobody released it for root, nor was anything taken from him. */
+	/* Nobody released it for root, or took anything from root. */
 	cr_assert_eq(pread(fd, &got, 1, 0), 1);
 	cr_assert_eq(got, 0);
 	cr_assert(nothing_came(r.sock));
@@ -126,7 +126,7 @@ EACH_WAY_BARE(escape, others_mappings_cannot_be_named)
 
 /* ---- chunks ---- */
 
-/* Beyond his mapping, for writing what he may read, and by what he was handed. */
+/* Beyond the mapping, for writing, and by the descriptor that it was handed. */
 static int reach_beyond(void *arg)
 {
 	struct gaia_ioc_map map = { .length = GAIA_CHUNK, .prot = RW };
@@ -164,7 +164,7 @@ static int reach_beyond(void *arg)
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", chunk);
 	CHILD_CHECK(open(path, O_RDWR | O_CLOEXEC) == -1);
 	CHILD_CHECK(truncate(path, 0) == -1);
-	/* No bytes behind those that he was granted. */
+	/* There are no bytes behind those that it was granted. */
 	CHILD_CHECK(lseek(chunk, 0, SEEK_END) == GAIA_CHUNK);
 	return 0;
 }
@@ -193,7 +193,7 @@ EACH_WAY_BARE(escape, chunks_for_reading_cannot_be_written)
 
 /* ---- tickets ---- */
 
-/* Whether who says hello with this ticket becomes a client. */
+/* Whether a HELLO with this ticket makes a client. */
 static bool is_welcome(const struct sockaddr_un *addr, socklen_t len, const uint8_t ticket[16])
 {
 	struct gaia_msg msg = raw_hello(ticket);
@@ -225,7 +225,7 @@ static int try_tickets(void *arg)
 	CHILD_CHECK(fd >= 0 && !ioctl(fd, GAIA_IOC_CONNECT, &io));
 	memcpy(addr.sun_path + 1, io.socket, strnlen(io.socket, sizeof(io.socket)));
 	len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strnlen(io.socket, sizeof(io.socket)));
-	/* Half of that of root, and his own with any bit changed, are none. */
+	/* Half of root's ticket, and its own with any bit changed, are not valid. */
 	for (int half = 0; half < 2; half++) {
 		memset(ticket, 0, sizeof(ticket));
 		memcpy(ticket + 8 * half, roots_ticket + 8 * half, 8);
@@ -241,7 +241,7 @@ static int try_tickets(void *arg)
 	}
 	memset(ticket, 0, sizeof(ticket));
 	CHILD_CHECK(!is_welcome(&addr, len, ticket));
-	/* For one HELLO. */
+	/* A ticket is good for one HELLO. */
 	CHILD_CHECK(is_welcome(&addr, len, io.ticket));
 	CHILD_CHECK(!is_welcome(&addr, len, io.ticket));
 	/* The daemon's name is taken. */
@@ -290,7 +290,7 @@ static int answer_for_others(void *arg)
 		msg.error = seq % 2 ? EMFILE : 0;
 		msg.seq = seq / 2;
 		CHILD_CHECK(send(r.sock, &msg, sizeof(msg), MSG_NOSIGNAL) == sizeof(msg));
-		/* He is hung up on. */
+		/* The daemon hangs up. */
 		CHILD_CHECK(raw_hung_up(r.sock));
 		msg = (struct gaia_msg){ .version = GAIA_PROTOCOL_VERSION, .map = *map };
 		close(r.sock);

@@ -1,7 +1,7 @@
 /*
- * fill.c - one user fills memory. He makes the daemon keep bytes: the bases of what devices hold for writing and CPU
- * programs write over. Home keeps to its budget, and what devices wrote is not lost. Or he pins what a device has: others
- * find room.
+ * fill.c - one user fills memory. The daemon has to keep bytes: the bases of what devices hold for writing and CPU
+ * programs write over. Home keeps to its budget, and what devices wrote is not lost. Or the user pins what a device has:
+ * others find room.
  */
 #include "gaia/client.h"
 #include "hostile.h"
@@ -25,7 +25,7 @@ static unsigned char *map_all(int fd, unsigned device)
 	return p;
 }
 
-/* As much as there is: how many bytes. */
+/* Acquire as much as there is. How many bytes that was. */
 static size_t hold_all(unsigned char *p, unsigned device)
 {
 	size_t held = 0;
@@ -72,7 +72,7 @@ static int make_bases(void *arg)
 	}
 	shared->more = (int)(held[0] / GAIA_CHUNK);
 	overwrite_all(to);
-	/* A file that is passed through is looked at now; others need no bases any more when they are acquired again. */
+	/* Only an acquire notices what was written to a passed-through file. Of others it would drop the bases. */
 	for (unsigned d = 0; d < attack.devices && way_is("auto"); d++)
 		CHILD_CHECK(!gaia_acquire(p[d], held[d], PROT_READ));
 	gate_open(ready);
@@ -105,7 +105,7 @@ static void bases_leave_room(unsigned devices, int flags)
 	cr_assert_eq(STATUS("home", "twins_limit"), HOME / 4);
 	cr_assert_leq(STATUS("home", "twins"), HOME / 4 + RESERVE);
 	cr_assert_leq(STATUS("home", "used"), HOME + RESERVE);
-	/* What CPU programs have open past the cache needs home as long as it is held. */
+	/* What is held of a passed-through file needs home. */
 	if (way_is("auto"))
 		cr_assert_leq(shared->more, HOME / GAIA_CHUNK);
 	else
@@ -125,7 +125,7 @@ EACH_WAY_BARE(fill, twins_of_what_is_written_directly)
 	bases_leave_room(1, O_DIRECT);
 }
 
-/* What one of them released is merged while the other holds it: who wrote what is kept, too. */
+/* What one of them released is merged while the other holds it, so that is kept, too. */
 EACH_WAY_BARE(fill, twins_of_two_devices)
 {
 	bases_leave_room(2, 0);
@@ -165,7 +165,7 @@ static int one_acquires(void *arg)
 	return 0;
 }
 
-/* By one who may read only. */
+/* By a user who may only read. */
 EACH_WAY_BARE(fill, device_memory)
 {
 	static const char *const small_device[] = { "--device", "sim:32M", NULL };

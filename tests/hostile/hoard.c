@@ -59,13 +59,12 @@ EACH_WAY_BARE(hoard, clients)
 
 /* ---- tickets, and connections that say nothing ---- */
 
-/* So many tickets were given out since. */
-static void wait_for(int more)
+/* Until the attacker has counted @more more. */
+static void wait_for(pid_t attacker, int more)
 {
 	int since = shared->count;
 
-	while (shared->count - since < more)
-		usleep(1000);
+	HOSTILE_WAIT(attacker, shared->count - since >= more);
 }
 
 EACH_WAY_BARE(hoard, tickets)
@@ -83,7 +82,7 @@ EACH_WAY_BARE(hoard, tickets)
 
 		cr_assert_geq(sock, 0, "%s", strerror(errno));
 		/* One who is slow to say hello. */
-		wait_for(1000);
+		wait_for(pid, 1000);
 		cr_assert_eq(send(sock, &msg, sizeof(msg), MSG_NOSIGNAL), (ssize_t)sizeof(msg));
 		cr_assert(raw_receive(sock, &msg, NULL), "turned away after 1000 tickets of another's");
 		close(sock);
@@ -107,7 +106,7 @@ EACH_WAY_BARE(hoard, connections)
 		struct gaia_msg msg = raw_hello(ticket);
 
 		cr_assert_geq(sock, 0, "%s", strerror(errno));
-		wait_for(100);
+		wait_for(pid, 100);
 		cr_assert_eq(send(sock, &msg, sizeof(msg), MSG_NOSIGNAL), (ssize_t)sizeof(msg));
 		cr_assert(raw_receive(sock, &msg, NULL), "turned away after 100 connections of another's");
 		close(sock);
@@ -129,7 +128,7 @@ EACH_WAY_BARE(hoard, mappings)
 	fd = hostile_file("f", GAIA_CHUNK);
 	pid = hostile_attack(take_mappings);
 	cr_assert_eq(shared->error, EMFILE, "%d mappings, then %s", shared->count, strerror(shared->error));
-	/* Of the very file. */
+	/* Of the same file. */
 	r = raw_client(fd);
 	raw_map(fd, &r, GAIA_PAGE, GAIA_PROT_READ | GAIA_PROT_WRITE);
 	close(r.sock);
@@ -145,7 +144,7 @@ static void start_with_few_descriptors(void)
 	struct rlimit few = { 3000, 3000 };
 
 	if (!geteuid()) {
-		/* Else the daemon raises it again, as it does where it can. */
+		/* Otherwise the daemon raises the limit again. */
 		cr_assert_eq(prctl(PR_CAPBSET_DROP, CAP_SYS_RESOURCE), 0);
 		cr_assert_eq(setrlimit(RLIMIT_NOFILE, &few), 0);
 	}
@@ -164,6 +163,7 @@ EACH_WAY_BARE(hoard, directories)
 	cr_assert_lt(shared->count, 2900, "the attacker's own limit ended it");
 	child_kill(pid);
 }
+
 /* ---- files without a name: each keeps a descriptor of the daemon's as long as anybody has it ---- */
 
 /* Files that nobody has looked at before. */
@@ -186,8 +186,8 @@ static int one_reads_a_file(void *arg)
 #define SLACK 10 /* descriptors in use for a moment while the others took theirs */
 
 /*
- * No more files become nameless, though they were there before, or never have a name. Others are opened meanwhile,
- * whose descriptors may be closed, but make no room.
+ * The attacker gets no more nameless files: neither by removing older ones, nor by O_TMPFILE. Other files are opened
+ * meanwhile, whose descriptors the daemon may close; that makes no room.
  */
 static int takes_more(void *arg)
 {
@@ -230,7 +230,7 @@ static int one_removes_files(void *arg)
 	return 0;
 }
 
-/* The attacker, when he has given up what he had. */
+/* The attacker, having given up what it had. */
 static int removes_again(void *arg)
 {
 	int fd;
@@ -244,7 +244,7 @@ static int removes_again(void *arg)
 	return 0;
 }
 
-/* Not through the mount, which so has not heard of it. */
+/* Not through the mount, so that the daemon does not know of it. */
 static void put_beneath(const char *name, uid_t uid)
 {
 	int fd = openat(mnt.backing_fd, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
@@ -310,7 +310,7 @@ static int take_reports(void *arg)
 	gate_open(ready);
 	while (!shared->stop)
 		usleep(1000);
-	/* What was there all the time. */
+	/* What was kept all the time. */
 	for (int k = 0; k < REPORTERS; k++)
 		while (recv(reporter[k].sock, &msg, sizeof(msg), MSG_PEEK | MSG_DONTWAIT) > 0) {
 			CHILD_CHECK(raw_receive(reporter[k].sock, &msg, &got) && got >= 0);

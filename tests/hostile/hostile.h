@@ -12,16 +12,18 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "child.h"
 #include "raw_client.h"
+#include "threads.h"
 #include "ways.h"
 
 #define NOBODY 65534
 #define SOMEBODY 65533 /* another user, who does no harm */
 
-/* What attacker and test both see; each test says what of. */
+/* What attacker and test both see; each attacker says what it counts. */
 extern volatile struct shared {
 	int count, more, done;
 	int error;
@@ -30,7 +32,7 @@ extern volatile struct shared {
 
 extern struct gate ready; /* opened by the attacker */
 
-/* Whom attackers become: nobody, if nothing else is said before they start. */
+/* The user that attackers become; may be set before they start. */
 extern uid_t hostile_uid;
 
 static inline void hostile_become(void)
@@ -58,6 +60,26 @@ static inline pid_t hostile_attack(int (*fn)(void *))
 	return pid;
 }
 
+/* Before Criterion's timeout, which says nothing. */
+#define HOSTILE_SECONDS (WAY_SECONDS - 20)
+
+/* Wait for what @attacker, or the daemon, brings about. If that does not come about: where all of their threads are. */
+#define HOSTILE_WAIT(attacker, condition)                                                           \
+	do {                                                                                        \
+		time_t end_ = time(NULL) + HOSTILE_SECONDS;                                         \
+                                                                                                    \
+		while (!(condition)) {                                                              \
+			if (time(NULL) >= end_) {                                                   \
+				threads_show(mnt.daemon, "daemon");                                 \
+				threads_show((attacker), "attacker");                               \
+				cr_assert_fail("not in %d s: %s (count %d, more %d)",               \
+					       HOSTILE_SECONDS, #condition,                         \
+					       shared ? shared->count : 0, shared ? shared->more : 0); \
+			}                                                                           \
+			usleep(1000);                                                               \
+		}                                                                                   \
+	} while (0)
+
 static inline void hostile_add(volatile int *n)
 {
 	__atomic_fetch_add(n, 1, __ATOMIC_SEQ_CST);
@@ -81,7 +103,7 @@ static inline int hostile_file(const char *name, size_t size)
 	return fd;
 }
 
-/* As many descriptors as one can have. */
+/* To as many descriptors as the process may have. */
 static inline void hostile_raise_limit(void)
 {
 	struct rlimit r;

@@ -1,6 +1,6 @@
 /*
  * leak.c - a file has held secrets, which a device was given, and which were removed before all may read it. Another user maps the
- * file, acquires its first page, and looks at all else that he has been handed; or has it mapped since before the secrets went.
+ * file, acquires its first page, and looks at all else in the chunk; or has it mapped since before the secrets were removed.
  */
 #include <linux/falloc.h>
 #include <signal.h>
@@ -145,7 +145,7 @@ static int secret_file(mode_t mode)
 {
 	int fd;
 
-	/* Who looks does not keep to the rules, nor need his library. */
+	/* An attacker need not use a library that keeps to the rules. */
 	hostile_start((const char *[]){ "--device", "sim:16M,strict=off", NULL });
 	fd = hostile_file("f", CHUNK);
 	path = mnt_file(&mnt, "f");
@@ -166,7 +166,7 @@ static void later(void (*remove_them)(int fd))
 	close(fd);
 }
 
-/* All may read them until they are removed; then nobody finds them where he maps them still. */
+/* All may read them until they are removed; then nobody finds them in a mapping from before. */
 static void meanwhile(void (*remove_them)(int fd))
 {
 	int fd = secret_file(0644);

@@ -13,7 +13,7 @@
 /* Of its files: "mine" and "mine-too", which are nobody's, and "roots". */
 #define MUTANT_FILE_SIZE (3 * GAIA_CHUNK + 12345)
 
-/* Whoever takes chances sets `chance` first, each thread its own. */
+/* A thread sets its own `chance` before it calls what is random. */
 extern __thread uint64_t chance;
 unsigned below(unsigned n);
 bool one_in(unsigned n); /* one in @n */

@@ -1,12 +1,12 @@
 /*
- * mutate.c - a user whose every request is wrong somewhere: ioctls, attributes, packets and descriptors that chance has
- * changed, mixed with right ones, so that there is something to be wrong about. Two attackers at a time, a process after the
- * other; they fork, and half of them are killed in the middle of it.
+ * mutate.c - a user whose every request is wrong somewhere: ioctls, attributes, packets and descriptors that are changed
+ * at random, mixed with right ones, so that there are objects to be wrong about. Two attackers at the same time, each one process after
+ * the other; they fork, and half of them are killed in the middle of it.
  *
  * Afterwards the daemon lives and no sanitizer has reported anything (the daemon would have ended); root's file is as it was, root
  * acquires and releases as ever; and of the attackers nothing is left: no client, mapping, pin or descriptor.
  *
- * GAIAFS_MUTATIONS says how many requests there are (10000), GAIAFS_SEED repeats a run but for who is first.
+ * GAIAFS_MUTATIONS says how many requests there are (10000), GAIAFS_SEED repeats a run but for which attacker is first.
  */
 #include <signal.h>
 #include <stdlib.h>
@@ -97,10 +97,11 @@ static void find_remains(json_t *status, char what[200])
 
 static void nothing_is_left(int had)
 {
+	time_t end = time(NULL) + STUCK_SECONDS;
 	char what[200] = "";
 	int has = 0;
 
-	for (int tries = 0; tries < 100; tries++) {
+	while (time(NULL) < end) {
 		json_t *status = report("status", ".");
 
 		find_remains(status, what);

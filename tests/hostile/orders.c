@@ -1,6 +1,6 @@
 /*
- * orders.c - a user who may only read a file gives orders about its place in memory, by the ioctls and by the tool: refused.
- * Who may write it is obeyed.
+ * orders.c - orders about a file's place in memory, by the ioctls and by the tool, are refused to a user who may only read it,
+ * and obeyed for a user who may write it.
  */
 #include <sys/ioctl.h>
 
@@ -52,7 +52,7 @@ static int owner_gives_orders(void *arg)
 	return 0;
 }
 
-EACH_WAY_BARE(orders, are_for_who_may_write)
+EACH_WAY_BARE(orders, are_for_users_who_may_write)
 {
 	int refused = EPERM, obeyed = 0;
 
@@ -87,7 +87,7 @@ static int run_tool(void *arg)
 
 static int tool_by(uid_t uid, char *command)
 {
-	struct shell_result r = shell_run(mnt.path, 10, "printf %%s \"$GAIA\"");
+	struct shell_result r = shell_run(mnt.path, 60, "printf %%s \"$GAIA\"");
 
 	tool = (struct tool){ .uid = uid, .command = command };
 	snprintf(tool.program, sizeof(tool.program), "%s", r.out);

@@ -1,7 +1,7 @@
 /*
- * own.c - a user who may write a file is given memory of a device, and keeps it when he is no client any more: a child of his has it, or
- * he has lost his connection, or has said that he unmapped it. The file is closed to him then. What he goes on storing becomes
- * nobody's: neither in what a device reads there, nor in what it publishes, nor in what he had released himself.
+ * own.c - a user who may write a file is given memory of a device, and keeps it without being a client any more: a child of the
+ * client has it, or the client was disconnected, or has said that it unmapped it. Then the file is closed to the user. What the user
+ * stores from then on gets nowhere: not into what a device reads there, nor into what it publishes, nor into what the user had released.
  */
 #include <signal.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 
 #define RW (PROT_READ | PROT_WRITE)
 #define SIZE GAIA_CHUNK
-/* Pages that the attacker has released; that he had for reading; that he never had; and one that root may be holding. */
+/* Pages that the attacker has released; had for reading; never had; and one that root may be holding. */
 #define RELEASED (1 * GAIA_PAGE)
 #define CALM (2 * GAIA_PAGE)
 #define NEVER (7 * GAIA_PAGE)
@@ -53,7 +53,7 @@ static bool release(struct own *o, uint64_t off)
 	return fsetxattr(o->fd, GAIA_XATTR_RELEASE, &io, sizeof(io), 0) && errno == EALREADY;
 }
 
-/* Nobody, a client who has released one page and read another; and who has the memory of all. */
+/* Become nobody, and a client that has released one page, has read another, and has the memory of all. */
 static void own_begin(struct own *o)
 {
 	struct gaia_ioc_map map = { .length = SIZE, .prot = RW };
@@ -75,7 +75,7 @@ static void own_begin(struct own *o)
 	CHILD_CHECK(release(o, RELEASED) && release(o, CALM));
 }
 
-/* When root says so, and as often. */
+/* Whenever root says so. */
 static _Noreturn void store_evil(struct own *o)
 {
 	static const uint64_t at[] = { RELEASED, CALM, NEVER, HELD };
@@ -125,7 +125,7 @@ static int hang_up(void *arg)
 
 /* ---- root ---- */
 
-/* Until the attacker's mapping has ended: he does not say when he has gone. */
+/* Until the attacker's mapping has ended: it does not say when it has gone. */
 static void await_end_of_mapping(void)
 {
 	long mappings = 1;
@@ -157,7 +157,7 @@ static void publish(char *p)
 
 	for (unsigned k = 0; k < sizeof(at) / sizeof(at[0]); k++) {
 		cr_assert_eq(gaia_acquire(p + at[k], GAIA_PAGE, RW), 0, "%s", strerror(errno));
-		cr_expect_neq(memcmp(p + at[k], "EVIL", 4), 0, "the device sees what he stored at %lu", at[k]);
+		cr_expect_neq(memcmp(p + at[k], "EVIL", 4), 0, "the device sees what the attacker stored at %lu", at[k]);
 		p[at[k] + 8] = 'x';
 		cr_assert_eq(gaia_release(p + at[k], GAIA_PAGE), 0, "%s", strerror(errno));
 		let_him_store();
@@ -184,7 +184,7 @@ static void attack_by(int (*fn)(void *), bool holds)
 	if (holds)
 		cr_assert_eq(gaia_acquire(p + HELD, GAIA_PAGE, PROT_READ), 0, "%s", strerror(errno));
 
-	/* So that it is ours to end, and to wait for, who keeps the memory. */
+	/* The process that keeps the memory becomes our child: ours to kill and to wait for. */
 	prctl(PR_SET_CHILD_SUBREAPER, 1);
 	pid = hostile_attack(fn);
 	if (pid != shared->count)
@@ -202,7 +202,7 @@ static void attack_by(int (*fn)(void *), bool holds)
 	memcpy(expected + CALM, "calm", 4);
 	expected[RELEASED + 8] = expected[CALM + 8] = expected[NEVER + 8] = 'x';
 	cr_assert_eq(pread(fd, seen, SIZE, 0), SIZE);
-	cr_expect_arr_eq(seen, expected, SIZE, "processes read what he stored");
+	cr_expect_arr_eq(seen, expected, SIZE, "processes read what the attacker stored");
 	cr_assert_eq(fsync(fd), 0);
 	backing_holds("f", expected, SIZE);
 	close(fd);
@@ -216,7 +216,7 @@ EACH_WAY_BARE(own, children_of_a_client_that_ended_change_nothing)
 	attack_by(leave_a_child, false);
 }
 
-EACH_WAY_BARE(own, nor_while_another_client_holds_a_page)
+EACH_WAY_BARE(own, children_change_nothing_while_another_client_holds_a_page)
 {
 	attack_by(leave_a_child, true);
 }

@@ -54,6 +54,13 @@ static void remove_top(void)
 /* It wants more space than it is given. */
 #define XFS_QUOTA IMAGE("320M") "mkfs.xfs -q disk/image && mount -o loop,uquota disk/image small"
 
+static const char *needs(const char *commands)
+{
+	return strstr(commands, "mkfs.xfs") ? "needs mkfs.xfs, and a kernel with CONFIG_XFS_QUOTA" :
+	       strstr(commands, "usrquota") ? "needs a kernel with CONFIG_QUOTA and CONFIG_QFMT_V2" :
+					      "needs mkfs.ext4 and loop devices";
+}
+
 /* Skips the test where there is no such thing. */
 static void start_on(const char *commands, const char *const *args)
 {
@@ -75,7 +82,7 @@ static void start_on(const char *commands, const char *const *args)
 		snprintf(why, sizeof(why), "%.*s", (int)strcspn(r.err, "\n"), r.err);
 		shell_free(&r);
 		remove_top();
-		cr_skip_test("such a file system cannot be had here: %s", why);
+		cr_skip_test("such a file system cannot be had here (%s): %s", needs(commands), why);
 	}
 	shell_free(&r);
 	snprintf(small, sizeof(small), "%s/small", top);
@@ -268,7 +275,7 @@ static const char *long_name(const char *dir, int i)
 	return mnt_file(&mnt, text);
 }
 
-/* How many of these work; told what ended them. */
+/* How many of these calls work; told() gets the error of the next. */
 #define UNTIL_REFUSED(call)                                \
 	({                                                 \
 		int n_ = 0;                                \
@@ -316,8 +323,8 @@ static int by_names(void *arg)
 static const char *const args[] = { "--device", "sim:64M", "--home", "64M", NULL };
 
 /*
- * Not opened by root: passed through, whoever opens it before that open has ended would write with its powers, and its end comes
- * some time after close(2).
+ * Not opened by root: where it is passed through, whoever opens it before root's open has ended would write with root's powers,
+ * and that end comes some time after close(2).
  */
 static void make_unopened(void)
 {
@@ -434,7 +441,7 @@ EACH_WAY_ON(blocks_for_root_kept_from_writers_of_a_file_of_roots)
 	check_root_has_room();
 }
 
-/* Root's was only the descriptor. */
+/* By a descriptor that root has opened. */
 static int by_roots_descriptor(void *arg)
 {
 	static char bytes[MIB];
@@ -450,7 +457,7 @@ static int by_roots_descriptor(void *arg)
 	return 0;
 }
 
-/* In writeback the kernel does not say whose pages are. */
+/* In writeback the kernel does not say whose pages it writes. */
 Test(quota, blocks_for_root_kept_from_who_has_roots_descriptor, .init = way_bare_writethrough, .fini = remove_top,
      .timeout = WAY_SECONDS)
 {

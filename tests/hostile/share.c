@@ -1,7 +1,7 @@
 /*
- * share.c - a device that cannot keep who reads its memory from storing there, as no GPU can: one who opened a file for reading
- * stores lies all over what he was handed of it. It is the file's own memory if he may write the file, now and by his own right; if
- * not, his user's, and nobody else reads them there.
+ * share.c - a device that cannot prevent readers of its memory from storing there, as no GPU can. A user who opened a file for reading
+ * stores wrong bytes all over the memory that the client was handed. It is the file's own memory if the user may write the file when it
+ * is mapped; if not, it is memory of this user, and nobody else reads from it.
  */
 #include <grp.h>
 #include <linux/capability.h>
@@ -24,13 +24,13 @@
 #define TRUE 't'
 #define LIE 'L'
 
-/* ---- who does something ---- */
+/* ---- users ---- */
 
 struct who {
 	uid_t uid;
 	gid_t gid, group; /* a supplementary one; 0: none */
 	bool powerless;	  /* without capabilities */
-	bool namespaced;  /* with all of them, in a user namespace of his own */
+	bool namespaced;  /* with all of them, in a user namespace of its own */
 };
 
 #define USER(id) { .uid = (id), .gid = (id) }
@@ -187,7 +187,7 @@ static void expect_file(int fd)
 	free(text);
 }
 
-/* Whether what @who stores is in the memory that the file's writers have. */
+/* What @who stores goes to the memory that the file's writers have. */
 static void shares_with_writers(struct who who, mode_t mode)
 {
 	int fd = begin(mode);
@@ -243,7 +243,7 @@ EACH_WAY_BARE(share, readers_of_a_user_have_one_copy)
 
 	one = attack_by(nobody);
 	cr_assert_eq(used(), 1);
-	/* He was lied to by himself. */
+	/* These are the user's own lies. */
 	expect_lies(look_to_read, &nobody);
 	cr_assert_eq(used(), 1);
 	other = attack_by(somebody);
@@ -259,7 +259,7 @@ EACH_WAY_BARE(share, readers_of_a_user_have_one_copy)
 
 EACH_WAY_BARE(share, is_for_the_owner) { shares_with_writers(alice, 0644); }
 EACH_WAY_BARE(share, is_for_the_group) { shares_with_writers((struct who){ .uid = NOBODY, .gid = GROUP }, 0664); }
-EACH_WAY_BARE(share, is_for_all_groups_of_his) { shares_with_writers((struct who){ .uid = NOBODY, .gid = NOBODY, .group = GROUP }, 0664); }
+EACH_WAY_BARE(share, is_for_all_groups_of_the_user) { shares_with_writers((struct who){ .uid = NOBODY, .gid = NOBODY, .group = GROUP }, 0664); }
 EACH_WAY_BARE(share, is_for_root) { shares_with_writers(root, 0644); }
 
 EACH_WAY_BARE(share, is_not_for_an_owner_who_may_not_write)
@@ -300,7 +300,7 @@ EACH_WAY_BARE(share, is_for_nobody_where_nobody_may_write)
 	close(fd);
 }
 
-/* faccessat2(2) says that he may write it, but open(2) would only let him append. */
+/* faccessat2(2) says that the user may write it, but open(2) would only let the user append. */
 EACH_WAY_BARE(share, is_for_nobody_where_all_may_only_append)
 {
 	int fd = begin(0666), below = openat(mnt.backing_fd, "f", O_RDONLY | O_CLOEXEC), flags = 0;

@@ -1,6 +1,6 @@
 /*
- * siege.c - all attackers at a time, for a while, and root, who goes on: acquires, releases, asks for the state, stats and reads
- * files that are not the attackers'. All of it succeeds, and every attacker gets to attack: that is what is asserted.
+ * siege.c - all attackers at the same time, for a while, while root goes on working: acquires, releases, asks for the state, stats and
+ * reads files that are not the attackers'. Asserted is that all of this succeeds, and that every attacker gets to attack.
  *
  * How long root's operations take is measured and printed, without attackers first, then with them. Nothing is asserted of
  * that here, since a shared machine holds up everybody at times: scripts/bench siege is for looking at it. The goal is 100 ms,
@@ -72,7 +72,7 @@ static const struct attacker {
 };
 #define ATTACKERS (sizeof(attacker) / sizeof(attacker[0]))
 
-/* The besieger's. */
+/* Used by the process that runs the attackers. */
 static struct life {
 	pid_t pid;
 	uint64_t born;
@@ -184,7 +184,7 @@ static struct deed *const deed[] = { &acquire, &release, &acquire_more, &status,
 
 static uint64_t siege_began;
 
-/* To be called by one thread of each deed's. It is counted in the phase in which it began. */
+/* Each deed is noted by one thread only, and counted in the phase in which it ended. */
 static void note(struct deed *d, uint64_t began, int at)
 {
 	struct times *t = &d->times[at];
@@ -197,7 +197,7 @@ static void note(struct deed *d, uint64_t began, int at)
 	t->ns[t->n++] = took;
 	if (at == SIEGE && took > GOAL_NS)
 		fprintf(stderr, "siege: %s: %llu ms, from %.1f s on\n", d->name, (unsigned long long)took / 1000000,
-			(double)(began - siege_began) / 1e9);
+			(double)((int64_t)(began - siege_began)) / 1e9);
 }
 
 /* What fails is told, once, and fails the test when all have ended. */
@@ -215,13 +215,13 @@ static bool succeeds(bool ok, const char *call)
 
 #define ROOT(call) succeeds(call, #call)
 
-#define TIMED(d, call)                           \
-	({                                       \
-		int at_ = atomic_load(&phase);   \
-		uint64_t began_ = now_ns();      \
-		bool ok_ = ROOT(call);           \
-		note(d, began_, at_);            \
-		ok_;                             \
+/* What began when all was quiet, and ended in the siege, counts as of the siege: it may have lasted for all of it. */
+#define TIMED(d, call)                                \
+	({                                            \
+		uint64_t began_ = now_ns();           \
+		bool ok_ = ROOT(call);                \
+		note(d, began_, atomic_load(&phase)); \
+		ok_;                                  \
 	})
 
 #define FAR 128 /* chunks; no device has as many */
@@ -268,7 +268,7 @@ static void *use_many_chunks(void *arg)
 	return NULL;
 }
 
-/* As `gaia status` does, but for its process. */
+/* As `gaia status` does, without its process. */
 static bool ask_for_status(int fd)
 {
 	struct gaia_ioc_report io = { .what = GAIA_REPORT_STATUS };

@@ -31,13 +31,7 @@
 
 static const char *const args[] = { "--device", "sim:8M", NULL };
 
-static void wait_until_ready(int attackers)
-{
-	while (shared->count < attackers)
-		usleep(1000);
-}
-
-/* Threads of the daemon of which @is_it says so, given the one's files in /proc. */
+/* How many threads of the daemon @is_it is true of; it gets the thread's directory in /proc. */
 static int daemon_threads(bool (*is_it)(int task))
 {
 	char path[64];
@@ -81,8 +75,8 @@ static bool waits_uninterrupted(int task)
 }
 
 /*
- * Waits for what is below, to open or to read it, and serves; or reads as a worker, where the spare was called so early that
- * it took some of the requests for which the others wait.
+ * A thread that serves waits for what is below, to open or to read it; or a worker does, where the spare came so early that
+ * it took some of the requests from the others.
  */
 static bool waits_for_storage(int task)
 {
@@ -97,31 +91,6 @@ static bool waits_for_storage(int task)
 		call == SYS_io_uring_enter);
 }
 
-static bool print(int task)
-{
-	char name[64], call[64];
-
-	read_word(task, "comm", "%15s", name);
-	read_word(task, "syscall", "%15s", call);
-	fprintf(stderr, "%s: in system call %s\n", name, call);
-	return true;
-}
-
-/* Until all who serve wait: of as many threads is_it() says so. */
-static void wait_for_threads(bool (*is_it)(int task))
-{
-	time_t end = time(NULL) + HANG_SECONDS;
-
-	while (daemon_threads(is_it) < SERVE) {
-		if (time(NULL) >= end) {
-			daemon_threads(print);
-			cr_assert_fail("%d threads of the daemon wait, not %d; %d attackers are done",
-				       daemon_threads(is_it), SERVE, shared->more);
-		}
-		usleep(1000);
-	}
-}
-
 static pthread_t start(void *(*fn)(void *arg), long i)
 {
 	pthread_t thread;
@@ -134,7 +103,7 @@ static pthread_t start(void *(*fn)(void *arg), long i)
 
 static struct gate go, attack;
 
-/* What the daemon has and the kernel has not, in both ways of asking. */
+/* What the daemon has and the kernel has not, by @flags past the kernel's cache or through it. */
 static void read_hot(int flags)
 {
 	char *buf = aligned_alloc(PAGE, PAGE);
@@ -271,7 +240,7 @@ static void freeze(void)
 	if (!fork()) {
 		struct pollfd p = { .fd = test, .events = POLLIN };
 
-		/* Nothing of the mount stays open for it. */
+		/* It keeps nothing of the mount open. */
 		dup3(frozen, FROZEN_FD, O_CLOEXEC);
 		p.fd = dup3(test, FROZEN_FD + 1, O_CLOEXEC);
 		frozen = FROZEN_FD;
@@ -382,10 +351,10 @@ static void changes_of_a_frozen_file_system_hold_up_nothing_else(void)
 	root = hostile_attack(root_goes_on);
 	other = hostile_attack(somebody_goes_on);
 	attacker = child_start(change_what_is_frozen, NULL);
-	wait_until_ready(STUCK);
+	HOSTILE_WAIT(attacker, shared->count >= STUCK);
 	freeze();
 	open_for(attack, STUCK);
-	wait_for_threads(waits_uninterrupted);
+	HOSTILE_WAIT(attacker, daemon_threads(waits_uninterrupted) >= SERVE);
 	open_for(go, 2);
 	cr_expect_eq(child_wait(root), 0, "root");
 	cr_expect_eq(child_wait(other), 0, "another user");
@@ -442,7 +411,7 @@ static int read_from_a_disk_that_is_stuck(void *arg)
 	return 0;
 }
 
-/* What he has under way holds up his own reads of storage, and nothing else. */
+/* What the attacker's user has under way holds up that user's reads of storage, and nothing else. */
 static int nobody_goes_on(void *arg)
 {
 	(void)arg;
@@ -481,10 +450,10 @@ static void reads_that_storage_does_not_answer_hold_up_nothing_else(void)
 	child[1] = hostile_attack(somebody_goes_on);
 	child[2] = hostile_attack(nobody_goes_on);
 	attacker = child_start(read_from_a_disk_that_is_stuck, NULL);
-	wait_until_ready(READERS);
+	HOSTILE_WAIT(attacker, shared->count >= READERS);
 	cr_assert(child_stop(below.daemon));
 	open_for(attack, READERS);
-	wait_for_threads(waits_for_storage);
+	HOSTILE_WAIT(attacker, daemon_threads(waits_for_storage) >= SERVE);
 	open_for(go, 3);
 	for (int i = 0; i < 3; i++)
 		cr_expect_eq(child_wait(child[i]), 0, "%s", i == 2 ? "the same user" : i ? "another user" : "root");

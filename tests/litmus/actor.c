@@ -39,7 +39,7 @@ struct actor {
 	const struct actor_env *env;
 	const struct actor_def *def;
 	unsigned self;
-	int mount;		/* -1: by its path; else another user's, to whom that may be closed above */
+	int mount;		/* -1: by its path; else opened for a user who may not search the directories above */
 	int fd;			/* -1: nothing open */
 	int file;		/* its index, -1 when it goes by no known name any more */
 	uint8_t *map;		/* P: after mmap; D: the device's, while open */
@@ -361,12 +361,12 @@ static void do_stat(struct actor *a, const struct step *st, struct seen *seen)
 	seen->wrong = !compare(is, st->cmp, st->number);
 }
 
-static void do_rename(struct actor *a, const struct step *st, struct seen *seen)
+/* rename(2) or link(2). */
+static int do_names(struct actor *a, const struct step *st, int (*call)(const char *from, const char *to))
 {
 	char from[PATH_MAX], to[PATH_MAX];
 
-	if (rename(file_path(a, st->file, from), file_path(a, st->to_file, to)))
-		seen->err = errno;
+	return call(file_path(a, st->file, from), file_path(a, st->to_file, to));
 }
 
 /* For good. */
@@ -652,7 +652,10 @@ static void perform(struct actor *a, const struct step *st, struct seen *seen)
 		err = unlink(file_path(a, st->file, path));
 		break;
 	case OP_RENAME:
-		do_rename(a, st, seen);
+		err = do_names(a, st, rename);
+		break;
+	case OP_LINK:
+		err = do_names(a, st, link);
 		break;
 	case OP_STAT:
 		do_stat(a, st, seen);

@@ -29,7 +29,7 @@ struct stage {
 		size_t len;
 		uint8_t bytes[NOTE_BYTES];
 	} notes[MAX_NOTES];
-	/* What each actor is at; NULL: nothing. For those who ask what hangs. The
+	/* The step that each actor is doing; NULL: none. Tells what hangs. The
 	 * scenario is at the same address in all processes. */
 	_Atomic(const struct step *) at[MAX_ACTORS];
 };

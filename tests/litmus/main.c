@@ -14,7 +14,7 @@
 #include "run.h"
 #include "scenario.h"
 
-#define SECONDS 10	/* a repetition that takes longer has deadlocked */
+#define USUAL_SECONDS 10	/* a repetition that takes longer has deadlocked, if the daemon has no work */
 
 static const char usage[] =
 	"usage: litmus-runner [OPTION]... FILE...\n"
@@ -23,12 +23,13 @@ static const char usage[] =
 	"                 process has open, or only mapped\n"
 	"  --repeat N     repetitions, instead of what each file asks for\n"
 	"  --seed N       of the first repetition's timing, as a failure names it (by chance)\n"
+	"  --seconds N    a repetition may take (10, times $LITMUS_SLOW), and six times that while the daemon has work\n"
 	"  --delays       let the daemon linger where others could come between (needs -Dfaults=true)\n"
 	"  --gaiafs PATH  the daemon ($GAIAFS, or this build's)\n"
 	"  --gaia PATH    the control tool ($GAIA, or this build's)\n"
 	"  --check        only read the files\n"
-	"A repetition has 10 s, times $LITMUS_SLOW (sanitizers, valgrind). Exit status: 0 all passed, 1\n"
-	"not all, 2 usage, or a file that cannot be read, 77 all were skipped.\n";
+	"$LITMUS_SLOW is for sanitizers, valgrind. Exit status: 0 all passed, 1 not all, 2 usage, or a file\n"
+	"that cannot be read, 77 all were skipped.\n";
 
 static unsigned long long value(const char *option, const char *text)
 {
@@ -64,12 +65,13 @@ static enum start start_named(const char *name)
 
 static void parse_options(int argc, char **argv, struct run_options *o, bool *check)
 {
-	enum { CPU_CACHE = 256, FILES, REPEAT, SEED, DELAYS, GAIAFS, GAIA, CHECK, HELP };
+	enum { CPU_CACHE = 256, FILES, REPEAT, SEED, SECONDS, DELAYS, GAIAFS, GAIA, CHECK, HELP };
 	static const struct option options[] = {
 		{ "cpu-cache", required_argument, NULL, CPU_CACHE },
 		{ "files", required_argument, NULL, FILES },
 		{ "repeat", required_argument, NULL, REPEAT },
 		{ "seed", required_argument, NULL, SEED },
+		{ "seconds", required_argument, NULL, SECONDS },
 		{ "delays", no_argument, NULL, DELAYS },
 		{ "gaiafs", required_argument, NULL, GAIAFS },
 		{ "gaia", required_argument, NULL, GAIA },
@@ -98,6 +100,9 @@ static void parse_options(int argc, char **argv, struct run_options *o, bool *ch
 			break;
 		case SEED:
 			o->seed = value("--seed", optarg);
+			break;
+		case SECONDS:
+			o->seconds = (unsigned)value("--seconds", optarg);
 			break;
 		case DELAYS:
 			o->delays = true;
@@ -130,12 +135,12 @@ int main(int argc, char **argv)
 	struct run_options o = {
 		.gaia = from_env("GAIA", GAIA_BUILT),
 		.cpu_cache = "auto",
-		.seconds = SECONDS * (unsigned)value("LITMUS_SLOW", from_env("LITMUS_SLOW", "1")),
+		.seconds = USUAL_SECONDS * (unsigned)value("LITMUS_SLOW", from_env("LITMUS_SLOW", "1")),
 	};
 	unsigned passed = 0, failed = 0, skipped = 0, unread = 0;
 	bool check = false;
 
-	/* Not the daemon's or an actor's death shall be ours. */
+	/* The death of the daemon or of an actor must not end us. */
 	signal(SIGPIPE, SIG_IGN);
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	if (getrandom(&o.seed, sizeof(o.seed), 0) != sizeof(o.seed))

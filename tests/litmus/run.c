@@ -1,6 +1,5 @@
 #include "run.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -21,8 +20,10 @@
 #include "base/util.h"
 #include "gpu_access.h"
 #include "mountpoint.h"
+#include "threads.h"
 
 #define PAR_REPEATS 50
+#define PATIENCE 6	/* times what a repetition may take: the end of it, also while the daemon has work */
 
 struct player {
 	pid_t pid;		/* 0: not there, or reaped */
@@ -41,49 +42,13 @@ struct run {
 	struct stage *stage;
 	struct player players[MAX_ACTORS];
 	uint64_t seed;		/* of this repetition */
-	uint64_t deadline;	/* of this repetition, now_ns() */
+	uint64_t start, deadline, end; /* of this repetition, now_ns(): when to look whether it has deadlocked, and the last such time */
+	uint64_t work;		/* that the daemon had done at the last look */
 	bool failed, stuck;
 	struct run_report *report;
 };
 
 /* ---- telling what went wrong ---- */
-
-/* The first words of a file of /proc in one line: of each line the last word, without offsets. */
-static void show_words(const char *path, const char *between, unsigned max)
-{
-	char line[256], word[128];
-	FILE *f = fopen(path, "re");
-
-	for (unsigned i = 0; f && i < max && fgets(line, sizeof(line), f); i++)
-		if (sscanf(line, "[<0>] %127[^+]", word) == 1 || sscanf(line, "%127s", word) == 1)
-			fprintf(stderr, "%s%s", i ? between : "", word);
-	if (f)
-		fclose(f);
-}
-
-/* What the threads of a process wait for in the kernel; only root may see it. */
-static void show_threads(pid_t pid, const char *name)
-{
-	char path[320];
-	struct dirent *e;
-	DIR *d;
-
-	snprintf(path, sizeof(path), "/proc/%d/task", pid);
-	d = opendir(path);
-	while (d && (e = readdir(d))) {
-		if (e->d_name[0] == '.')
-			continue;
-		fprintf(stderr, "      %s, thread %s, ", name, e->d_name);
-		snprintf(path, sizeof(path), "/proc/%d/task/%s/comm", pid, e->d_name);
-		show_words(path, "", 1);
-		fputs(": ", stderr);
-		snprintf(path, sizeof(path), "/proc/%d/task/%s/stack", pid, e->d_name);
-		show_words(path, " < ", 6);
-		fputc('\n', stderr);
-	}
-	if (d)
-		closedir(d);
-}
 
 const char *run_way(const struct run_options *o)
 {
@@ -107,8 +72,34 @@ static void fail(struct run *r, const struct step *st, unsigned actor, const cha
 	fprintf(stderr, "    %s\n", what);
 }
 
+/* A disk may stall for longer than all else takes, and a machine may have no time for us. */
+static bool has_work(struct run *r)
+{
+	bool work = threads_have_work(r->mnt.daemon, &r->work);
+
+	/* What is passed through waits for the disk itself. */
+	for (unsigned i = 0; i < r->s->n_actors && !work; i++)
+		work = threads_wait_for_storage(r->players[i].pid);
+	return work;
+}
+
+/* The time is over. Whether somebody still works on it, and there is more time. */
+static bool goes_on(struct run *r)
+{
+	uint64_t now = now_ns();
+
+	if (now < r->deadline)
+		return true;
+	if (now >= r->end || !has_work(r))
+		return false;
+	r->deadline = MIN(now + r->o->seconds * 1000000000ull, r->end);
+	return true;
+}
+
 static void fail_stuck(struct run *r)
 {
+	unsigned seconds = (unsigned)((now_ns() - r->start) / 1000000000);
+	bool busy = has_work(r);
 	char what[128];
 
 	r->stuck = true;
@@ -117,11 +108,12 @@ static void fail_stuck(struct run *r)
 
 		if (!p->waiting)
 			continue;
-		snprintf(what, sizeof(what), "is not done after %u s: deadlock", r->o->seconds);
+		snprintf(what, sizeof(what), "is not done after %u s: %s", seconds,
+			 busy ? "the daemon has work, and no end of it" : "deadlock");
 		fail(r, atomic_load(&r->stage->at[i]) ?: p->step, i, what);
-		show_threads(p->pid, r->s->actors[i].name);
+		threads_show(p->pid, r->s->actors[i].name);
 	}
-	show_threads(r->mnt.daemon, "daemon");
+	threads_show(r->mnt.daemon, "daemon");
 }
 
 /* ---- processes ---- */
@@ -171,7 +163,7 @@ static bool reap(struct run *r, struct player *p, int *status)
 
 	do
 		n = poll(&pfd, 1, poll_ms(r));
-	while (n < 0 && errno == EINTR);
+	while ((n < 0 && errno == EINTR) || (n == 0 && goes_on(r)));
 	close(pfd.fd);
 	if (n <= 0)
 		return false;
@@ -246,7 +238,7 @@ static void await(struct run *r, uint32_t dying)
 		if (n == 0)
 			return;
 		got = poll(fds, n, poll_ms(r));
-		if (got < 0 && errno == EINTR)
+		if ((got < 0 && errno == EINTR) || (got == 0 && goes_on(r)))
 			continue;
 		if (got <= 0) {
 			fail_stuck(r);
@@ -298,7 +290,7 @@ static void do_par(struct run *r, unsigned step)
 			dying |= BIT(lane->actor);
 		tell(r, lane->actor, &cmd, &lane->steps[0]);
 	}
-	while (atomic_load(&r->stage->ready) < st->n_lanes && poll_ms(r) > 0)
+	while (atomic_load(&r->stage->ready) < st->n_lanes && (poll_ms(r) > 0 || goes_on(r)))
 		sched_yield();
 	atomic_store(&r->stage->go, true);
 	await(r, dying);
@@ -327,7 +319,7 @@ static void do_crash(struct run *r, const struct step *st)
 		fail(r, st, ACTOR_RUNNER, "cannot mount again");
 }
 
-/* Who does a step on a file that is the runner's: somebody who has it open, if there is one. Opening
+/* The actor that does a step of the runner on a file: one that has it open, if there is one. Opening
  * and closing it once more would be seen: close(2) pushes and stores what is dirty. */
 static unsigned borrower(const struct run *r, unsigned file)
 {
@@ -412,8 +404,8 @@ static void end_players(struct run *r)
 			continue;
 		if (!reap(r, p, &status)) {
 			fail(r, NULL, i, "does not get its file closed: deadlock");
-			show_threads(p->pid, r->s->actors[i].name);
-			show_threads(r->mnt.daemon, "daemon");
+			threads_show(p->pid, r->s->actors[i].name);
+			threads_show(r->mnt.daemon, "daemon");
 			r->stuck = true;
 		} else if (status) {
 			fail(r, NULL, i, "died while it closed its file");
@@ -434,7 +426,7 @@ static void kill_players(struct run *r)
 			kill(r->players[i].pid, SIGKILL);
 	}
 	/* In the kernel they may wait for the mount, which then has to go first. */
-	r->deadline = now_ns() + 3000000000u;
+	r->deadline = r->end = now_ns() + 3000000000u;
 	for (unsigned i = 0; i < r->s->n_actors; i++) {
 		struct player *p = &r->players[i];
 
@@ -469,7 +461,7 @@ static void explain(struct run *r)
 	if (r->stuck || p->sock < 0 || p->waiting)
 		return;
 	/* Best effort, in a little time of its own. */
-	r->deadline = now_ns() + 3000000000u;
+	r->deadline = r->end = now_ns() + 3000000000u;
 	tell(r, ACTOR_RUNNER, &(struct command){ .kind = CMD_RESIDENCY }, NULL);
 	if (poll(&(struct pollfd){ .fd = p->sock, .events = POLLIN }, 1, 3000) > 0)
 		take_reply(r, ACTOR_RUNNER, false);
@@ -477,9 +469,10 @@ static void explain(struct run *r)
 
 static void repetition(struct run *r)
 {
-	uint64_t start = now_ns();
-
-	r->deadline = start + r->o->seconds * 1000000000ull;
+	r->start = now_ns();
+	r->deadline = r->start + r->o->seconds * 1000000000ull;
+	r->end = r->start + PATIENCE * r->o->seconds * 1000000000ull;
+	r->work = 0;
 	for (unsigned i = 0; i < r->s->n_names; i++)
 		if (r->s->names[i].declared && !make_file(r, i))
 			return;
@@ -500,7 +493,7 @@ static void repetition(struct run *r)
 		tell_one(r, ACTOR_RUNNER, CMD_TIDY, 0);
 	kill_players(r);
 	r->report->repetitions++;
-	r->report->slowest_ms = MAX(r->report->slowest_ms, (now_ns() - start) / 1000000);
+	r->report->slowest_ms = MAX(r->report->slowest_ms, (now_ns() - r->start) / 1000000);
 }
 
 /* ---- a scenario ---- */
@@ -537,10 +530,12 @@ static const struct {
 } delays[] = {
 	{ "release.before_publish", 300 },
 	{ "release.before_invalidate", 1500 },
+	{ "notifier.before_invalidate", 1500 },
 	{ "fetch.before_merge", 500 },
 	{ "read.before_reply", 300 },
 	{ "acquire.before_grant", 300 },
 	{ "truncate.before_cut", 500 },
+	{ "ready.before_catch_up", 100 },
 };
 
 static void arm_delays(uint64_t seed)

@@ -20,7 +20,7 @@ struct run_options {
 	unsigned repeat;	/* 0: what the scenario asks for, and at least 50 with a par */
 	uint64_t seed;		/* of the first repetition; rises by one */
 	bool delays;		/* the daemon lingers where others could come between */
-	unsigned seconds;	/* after which a repetition has deadlocked */
+	unsigned seconds;	/* after which a repetition has deadlocked, if the daemon has no work */
 };
 
 struct run_report {

@@ -55,6 +55,7 @@ static const struct op_def op_defs[] = {
 	{ "splicein", OP_SPLICEIN, "PD", "od", false },
 	{ "unlink", OP_UNLINK, "PD", "f", false },
 	{ "rename", OP_RENAME, "PD", "ft", false },
+	{ "link", OP_LINK, "PD", "ft", false },
 	{ "stat", OP_STAT, "PD", "fscn", false },
 	{ "user", OP_USER, "PD", "n", false },
 	{ "chmod", OP_CHMOD, "PD", "fx", false },
@@ -550,7 +551,7 @@ static void parse_step(struct parser *p, unsigned who, char *text, struct step *
 		refuse(p, "'user' is an actor's first step, with a number from 1 to %d", MAX_USER);
 	p->acted[who] = true;
 	p->s->users |= st->op == OP_USER;
-	if (st->op == OP_RENAME || st->op == OP_UNLINK)
+	if (st->op == OP_RENAME || st->op == OP_LINK || st->op == OP_UNLINK)
 		p->s->renames = true;
 	if (st->op == OP_COUNT)
 		p->s->counts = true;

@@ -19,7 +19,7 @@ enum op {
 	/* processes, P and D */
 	OP_OPEN, OP_CLOSE, OP_KILL, OP_READ, OP_WRITE, OP_FSYNC, OP_FDATASYNC, OP_TRUNCATE,
 	OP_FALLOCATE, OP_PUNCH, OP_COPYRANGE, OP_SENDFILE, OP_SPLICE, OP_SPLICEIN, OP_UNLINK,
-	OP_RENAME, OP_STAT, OP_USER, OP_CHMOD, OP_LOAD, OP_STORE, OP_SCATTER,
+	OP_RENAME, OP_LINK, OP_STAT, OP_USER, OP_CHMOD, OP_LOAD, OP_STORE, OP_SCATTER,
 	/* P */
 	OP_MMAP, OP_MUNMAP, OP_MSYNC,
 	/* D */
@@ -82,7 +82,7 @@ struct actor_def {
 
 struct file_def {
 	char *name;
-	bool declared;		/* false: exists only by a rename */
+	bool declared;		/* false: exists only by a rename or a link */
 	bool hole;
 	uint8_t fill;
 	uint64_t size;
@@ -114,7 +114,7 @@ struct scenario {
 	bool cached;		/* in auto: files that devices had mapped before */
 	bool no_readonly;	/* devices that cannot share memory for reading only */
 	bool lax;		/* device memory can be touched without an acquire */
-	bool counts, renames, users, has_par;
+	bool counts, renames, users, has_par;	/* renames: links and unlinks, too */
 	struct memory *memory;	/* all of the above */
 };
 

@@ -51,9 +51,9 @@ if [ $? -ne 1 ] || ! grep -qx '1 passed, 1 failed' <<< "$out"; then
 	echo "a failure and a pass give: $out"
 	failed=1
 fi
-# What takes longer than it may has deadlocked: with no time at all, everything.
+# What takes longer than it may fails: with no time at all, everything. (What counts as a deadlock: stall.sh.)
 out=$(LITMUS_SLOW=0 "$runner" --repeat 1 "$dir/02-cpu-to-device.litmus" 2>&1)
-if [ $? -ne 1 ] || ! grep -q 'is not done after 0 s: deadlock' <<< "$out"; then
+if [ $? -ne 1 ] || ! grep -q 'is not done after 0 s: ' <<< "$out"; then
 	echo "a deadlock gives: $out"
 	failed=1
 fi

@@ -59,7 +59,7 @@ stop() {
 	local try
 	cd /
 	# What programs had open is closed a moment after they have ended.
-	for try in {1..50}; do
+	for try in {1..600}; do
 		! "$build/client/gaia" umount "$mnt" 2> "$dir/umount" || break
 		grep -q busy "$dir/umount" || break
 		sleep 0.1

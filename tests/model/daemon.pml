@@ -2,7 +2,7 @@
  * daemon.pml - what the daemon does to a page under its lock (daemon/README.md, rule 3).
  *
  * Each inline stands for the functions named above it, in daemon/pagecache and daemon/consistency, and runs within a
- * d_step, as nobody else sees what who holds the page lock has half done.
+ * d_step, since nobody else sees what the holder of the page lock has half done.
  */
 
 /* ---- state ---- */
@@ -58,7 +58,7 @@ typedef grant {
 };
 grant g[2];
 
-/* The replica that client c uses; of replica d: who holds it, page_replica.writers, who does beside client c. */
+/* The replica that client c uses; whether replica d is held, has page_replica.writers, has others than client c. */
 #if SHARED
 #define REPLICA(c) 0
 #define HELD(d) ((d) == 0 && (g[0].held || g[1].held))
@@ -114,7 +114,7 @@ inline home_fill()
 	fi
 }
 
-/* Home's bytes are about to change: who refers to them keeps them as a twin, if it needs them. */
+/* Home's bytes are about to change: a reference to them becomes one to a twin, if they are needed. */
 inline part_from_home(ref, needed)
 {
 	if

@@ -9,13 +9,13 @@
  * A configuration is a set of macros; tests/model/check knows them all.
  *
  *	DEVS=1|2	devices
- *	CPU=xy DEV0=xy DEV1=xy	how often who may write byte 0 (x) and byte 1 (y)
- *	LOADS		CPU processes read (1 unless told)
- *	RECLAIM		the kernel drops clean pages (1 unless told)
+ *	CPU=xy DEV0=xy DEV1=xy	how often each may write byte 0 (x) and byte 1 (y)
+ *	LOADS		CPU processes read (default 1)
+ *	RECLAIM		the kernel drops clean pages (default 1)
  *	WHOLE=1		write(2) of the whole page, too, which makes a cached page without a READ
  *	THROUGH=1	--cpu-cache writethrough: write(2) of byte 0 changes the cached page and is sent at once,
  *			while the kernel lets go of the page, but not of the inode, which releases lock as well
- *	STORES		CPU processes store through mappings (1 unless told)
+ *	STORES		CPU processes store through mappings (default 1)
  *	READ_ONLY=1	acquires for reading, too
  *	AGAIN=1		acquires of what is held already
  *	CUT		a truncate (1), and one that makes the file longer again (2)
@@ -163,7 +163,7 @@ kernel_page k;
 bool inode_locked;		/* THROUGH: by a write(2), or by a release, which comes as a setxattr(2) */
 bool w_sent;			/* THROUGH: a WRITE of byte 0 is under way */
 byte w_value, w_knew;
-bool quiet;			/* set once, at any time: programs begin nothing more, so that who still waits is seen to */
+bool quiet;			/* set once, at any time: programs begin nothing more, so that whoever waits for ever shows */
 
 #define READABLE (k.state == CLEAN || k.state == DIRTY || k.state == WRITING)
 #define STORABLE ((k.state == CLEAN || k.state == DIRTY) && !k.locked && !k.copy_sent)
@@ -489,7 +489,7 @@ end:
 		fi
 	   };
 	   release(c, REPLICA(c), room, published);
-	   /* gaia_release() returns; or the client died meanwhile, and nobody heard that it did */
+	   /* gaia_release() returns; or the client died meanwhile, and nobody saw it return */
 	   if
 	   :: d_step { teaches(c + 1, 0); teaches(c + 1, 1); SHOW("gaia_release()") }
 	   :: d_step {

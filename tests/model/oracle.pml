@@ -51,7 +51,7 @@ inline wrote(owner, b, v)
 	issued[b] = issued[b] | (CUT -> BIT(v) : 0)
 }
 
-/* [2] to [7], [9]: @owner reads @v in byte @b. Who saw a race decided must not see it decided otherwise later. */
+/* [2] to [7], [9]: @owner reads @v in byte @b. An owner that saw a race decided must not see it decided otherwise later. */
 inline sees(owner, b, v)
 {
 	assert((public[b] | UNRELEASED(owner, b)) & BIT(v));

@@ -1,5 +1,5 @@
 /*
- * burst.c - many requests at a time that wait until the kernel has written pages back.
+ * burst.c - many simultaneous requests that wait until the kernel has written pages back.
  */
 #include <fcntl.h>
 #include <sched.h>
@@ -41,7 +41,7 @@ static void work_on_device(int fd, unsigned own)
 	}
 }
 
-/* Who answers about holes waits for the pages of which the kernel has newer ones. */
+/* To answer about holes, the daemon waits until the kernel has written back its newer pages. */
 static void work_on_cpu(int fd, unsigned own)
 {
 	unsigned char *p = mmap(NULL, SIZE, RW, MAP_SHARED, fd, 0);
@@ -80,7 +80,7 @@ static pid_t begin(unsigned own, int start[2])
  * Acquires, releases and questions about holes wait until the kernel has written pages back; that takes requests, too. All
  * on one CPU, the daemon included.
  */
-EACH_WAY_BARE(burst, of_those_who_wait_goes_on)
+EACH_WAY_BARE(burst, of_requests_that_wait_is_served)
 {
 	static const char *const args[] = { "--device", "sim:16M", NULL };
 	static unsigned char bytes[SIZE];

@@ -27,7 +27,7 @@
 
 static char want[SIZE];
 
-/* Written in all ways; the actors keep the file open, mapped and, the device, acquired. */
+/* Writes in all ways. The actors keep the file open and mapped. */
 static void write_in_all_ways(struct actor *who[2])
 {
 	int fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0644);
@@ -115,14 +115,14 @@ EACH_WAY(daemon_end, gaia_umount_stores_everything)
 	int status;
 
 	write_and_close();
-	/* It has returned when the daemon is done, not when the mount point is free. */
+	/* It returns when the daemon has stored everything, not when the mount point is free. */
 	shell_ok("/", "\"$GAIA\" umount '%s'", mnt.path);
 	backing_holds("f", want, SIZE);
 	status = mnt_wait(&mnt);
 	cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "wait status %x", status);
 }
 
-/* A container, say: it has copied the mount, and does not know of it. */
+/* Like a container: it has a copy of the mount without knowing. */
 static int have_copies(void *arg)
 {
 	struct gate *copied = arg;
@@ -168,7 +168,7 @@ EACH_WAY(daemon_end, gaia_umount_says_who_has_a_copy_of_the_mount)
 	backing_holds("f", want, SIZE);
 }
 
-/* A moment before a daemon is gone the kernel has another word for it, to who waits already. */
+/* For callers that wait already when a daemon goes, the kernel uses another errno. */
 static bool is_gone(const char *text)
 {
 	return strstr(text, strerror(ENOTCONN)) || strstr(text, strerror(ECONNABORTED));
@@ -193,7 +193,7 @@ EACH_WAY(daemon_end, gaia_umount_everywhere_ends_copies_of_the_mount)
 	child_kill(container);
 }
 
-/* It would wait for a minute, and not know for what. */
+/* Otherwise it would wait for a minute, and nobody would know for what. */
 Test(daemon_end, the_next_mount_says_at_once_who_has_a_copy_of_the_last, .init = way_init_writeback, .fini = way_clean_up,
      .timeout = WAY_SECONDS)
 {
@@ -203,7 +203,7 @@ Test(daemon_end, the_next_mount_says_at_once_who_has_a_copy_of_the_last, .init =
 	write_and_close();
 	container = start_container();
 	cr_assert_eq(umount2(mnt.path, UMOUNT_NOFOLLOW), 0, "%s", strerror(errno));
-	/* It goes on when that one has gone. */
+	/* The mount is made once the old daemon has gone. */
 	shell_ok(mnt.dir, "mkdir next && \"$GAIAFS\" '%s' next 2> said & trap 'kill %d' EXIT; "
 		 "until grep 'process %d, ' said | grep -q 'kill %d'; do kill -0 $! && sleep 0.01 || exit; done; "
 		 "kill %d; trap - EXIT; wait $! && test -e next/f && \"$GAIA\" umount next && rm said && rmdir next",
@@ -406,7 +406,7 @@ static void look_up_all(void)
 	}
 }
 
-/* In memory: a disk would make it long. */
+/* In memory: a disk would be slow. */
 static char names_dir[PATH_MAX];
 
 static void remove_names(void)
@@ -418,7 +418,7 @@ static void remove_names(void)
 	shell_free(&r);
 }
 
-/* One way is enough: names do not know of caching. */
+/* One way is enough: caching makes no difference to names. */
 Test(daemon_end, looked_up_and_forgotten_names_leave_nothing, .init = way_bare_writeback,
      .fini = remove_names, .timeout = WAY_SECONDS)
 {
@@ -434,8 +434,8 @@ Test(daemon_end, looked_up_and_forgotten_names_leave_nothing, .init = way_bare_w
 		cr_assert_eq(mknodat(mnt.backing_fd, name, S_IFREG | 0644, 0), 0);
 	}
 	at_rest = count_fds(mnt.daemon);
-	/* What a thread has freed may stay with it, so that the first rounds add something. What is left
-	 * behind for each name adds something to all. */
+	/* Threads may keep what they have freed, so that the first rounds add something. A leak for each
+	 * name adds something in every round. */
 	for (int round = 0; round < ROUNDS; round++) {
 		look_up_all();
 		if (!forget_names()) {
@@ -448,7 +448,7 @@ Test(daemon_end, looked_up_and_forgotten_names_leave_nothing, .init = way_bare_w
 		if (round < 2 * WINDOW)
 			continue;
 		limit = kib[round - WINDOW] + WINDOW * NAMES * 16 / 1024;
-		/* A worker gives freed memory back, in its own time. */
+		/* A worker gives freed memory back some time later. */
 		for (int ms = 0; now >= limit && ms < 1000; ms++) {
 			usleep(1000);
 			now = resident_kib(mnt.daemon);

@@ -550,7 +550,7 @@ static struct shared {
 	atomic_int failed;
 } shared;
 
-/* Of each chunk a page of its own, when all others do the same. */
+/* Use a page of its own in each chunk, at the same time as all others. */
 static void *use_page_of_each_chunk(void *arg)
 {
 	size_t page = (uintptr_t)arg;
@@ -638,7 +638,7 @@ EACH_WAY_BARE(device_api, threads_of_one_mapping_share_too_small_a_device)
 	close(fd);
 }
 
-/* How many of the calls it has made. */
+/* Makes each call with a cancellation pending; index is 6 once all have returned. */
 static void *call_though_cancelled(void *arg)
 {
 	struct job *j = arg;
@@ -657,7 +657,7 @@ static void *call_though_cancelled(void *arg)
 	return NULL;
 }
 
-/* What it would leave behind is locked. */
+/* A thread that is cancelled in a call would leave locks behind. */
 EACH_WAY(device_api, a_thread_is_not_cancelled_in_a_call)
 {
 	int fd = make_file("f", MIB, '.');
@@ -700,18 +700,18 @@ static void *send_signals(void *arg)
 	return NULL;
 }
 
-/* So long that an acquire gets done at last, however slow it is. */
+/* The pauses between signals grow until an acquire gets done, however slow it is. */
 static int acquire_in_storm(struct storm *storm, void *p)
 {
 	int err;
 
 	for (storm->pause_us = 100; (err = gaia_acquire(p, PAGE, RW)) && errno == EINTR;)
-		storm->pause_us = MIN(2 * storm->pause_us, 100000u);
+		storm->pause_us = MIN(2 * storm->pause_us, 5000000u);
 	storm->pause_us = 0;
 	return err;
 }
 
-/* As profilers and runtimes send them. An acquire may say that one came. */
+/* As profilers and runtimes send them. Only an acquire may fail with EINTR. */
 EACH_WAY(device_api, signals_fail_no_call_but_acquires)
 {
 	struct sigaction sa = { .sa_handler = ignore }, old;

@@ -5,6 +5,7 @@
  * Whatever comes, the answer is an errno or a closed socket, and the daemon goes on
  * serving the others.
  */
+#include <dirent.h>
 #include <fcntl.h>
 #include <linux/memfd.h>
 #include <poll.h>
@@ -19,6 +20,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/xattr.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "actor.h"
@@ -39,7 +41,7 @@ static int open_file(const char *name, int flags)
 	return fd;
 }
 
-/* ioctl(2); of a release, what does it in this way of caching. */
+/* ioctl(2); a release is sent as this way of caching needs it. */
 static int request(int fd, unsigned long cmd, void *arg)
 {
 	int err;
@@ -228,7 +230,7 @@ EACH_WAY(device_hostile, ranges_and_maps_of_others_are_refused)
 	all_is_well();
 }
 
-/* The daemon hangs up: nothing more comes, but for what was on its way. */
+/* The daemon hangs up: nothing more comes, except what was on its way. */
 static void assert_hung_up(int sock)
 {
 	struct gaia_msg msg;
@@ -443,17 +445,34 @@ EACH_WAY(device_hostile, random_messages_break_nothing)
 	all_is_well();
 }
 
+static int daemon_descriptors(void)
+{
+	char path[64];
+	int n = 0;
+	DIR *d;
+
+	snprintf(path, sizeof(path), "/proc/%d/fd", mnt.daemon);
+	d = opendir(path);
+	cr_assert_not_null(d, "%s: %s", path, strerror(errno));
+	while (readdir(d))
+		n++;
+	closedir(d);
+	return n;
+}
+
 /* Descriptors sent along with a hello are nobody's. */
 EACH_WAY(device_hostile, descriptors_from_clients_do_not_pile_up)
 {
 	char control[CMSG_SPACE(10 * sizeof(int))]
 		__attribute__((aligned(_Alignof(struct cmsghdr)))) = { 0 };
-	int fd = make_file("f", MIB, 'x'), fds[10];
+	int fd = make_file("f", MIB, 'x'), fds[10], had;
 	struct cmsghdr *c = (struct cmsghdr *)control;
 	uint8_t ticket[16];
+	time_t end;
 
 	for (int k = 0; k < 10; k++)
 		fds[k] = fd;
+	had = daemon_descriptors();
 	for (int i = 0; i < 100; i++) {
 		int sock = raw_socket(fd, ticket);
 		struct gaia_msg msg = raw_hello(ticket);
@@ -464,11 +483,14 @@ EACH_WAY(device_hostile, descriptors_from_clients_do_not_pile_up)
 		*c = (struct cmsghdr){ .cmsg_len = CMSG_LEN(sizeof(fds)), .cmsg_level = SOL_SOCKET,
 				       .cmsg_type = SCM_RIGHTS };
 		memcpy(CMSG_DATA(c), fds, sizeof(fds));
-		sendmsg(sock, &hdr, MSG_NOSIGNAL);
+		cr_assert_eq(sendmsg(sock, &hdr, MSG_NOSIGNAL), (ssize_t)sizeof(msg), "%s", strerror(errno));
 		close(sock);
 	}
 	close(fd);
 	all_is_well();
+	/* It may have more threads and files now than before, but not one for each message. */
+	for (end = time(NULL) + HANG_SECONDS; daemon_descriptors() >= had + 100; usleep(1000))
+		cr_assert_lt(time(NULL), end, "%d descriptors in the daemon, which had %d", daemon_descriptors(), had);
 }
 
 /* Acquires the first chunk without the library: its descriptor. */
@@ -492,7 +514,7 @@ static int acquire_raw(int fd, struct raw *r, unsigned prot, uint64_t *map)
 	return msg.kind == GAIA_MSG_GRANT ? chunk : -1;
 }
 
-/* What somebody who may only read the file can do with the chunk: nothing but read. */
+/* What a user who may only read the file can do with the chunk: only read it. */
 static int try_to_write(void *arg)
 {
 	int fd, chunk, again;
@@ -561,7 +583,7 @@ EACH_WAY(device_hostile, a_chunk_keeps_its_size)
 }
 
 /* A client that keeps a chunk which it no longer holds, and does not answer, loses its connection. */
-EACH_WAY_BARE(device_hostile, who_does_not_give_up_memory_is_disconnected)
+EACH_WAY_BARE(device_hostile, a_client_that_does_not_give_up_memory_is_disconnected)
 {
 	static const char *const args[] = { "--device", "sim:8M", NULL };
 	struct gaia_ioc_range io;

@@ -1,12 +1,15 @@
 /*
  * device_life.c - the ends of things: forks, clients that die, daemons that die.
  */
+#include <dirent.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -140,7 +143,7 @@ static int client_with_a_child(void *arg)
 	return 0;
 }
 
-EACH_WAY_BARE(device_life, a_child_does_not_keep_its_dead_parent_lease)
+EACH_WAY_BARE(device_life, a_child_does_not_keep_the_lease_of_its_dead_parent)
 {
 	struct family *f = mmap(NULL, sizeof(*f), RW, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	struct actor *other;
@@ -373,4 +376,108 @@ EACH_WAY(device_life, clients_that_come_and_go_and_die_lose_nothing_released)
 				  k, i, is);
 		}
 	}
+}
+
+/* ---- orphans ---- */
+
+#define FEW 128	  /* descriptors; a third of them for files that are looked at */
+#define OTHERS 200
+
+static unsigned daemon_descriptors(void)
+{
+	unsigned n = 0;
+	char path[64];
+	DIR *d;
+
+	snprintf(path, sizeof(path), "/proc/%d/fd", mnt.daemon);
+	d = opendir(path);
+	cr_assert(d, "%s: %s", path, strerror(errno));
+	while (readdir(d))
+		n++;
+	closedir(d);
+	return n;
+}
+
+static void look_at_others(void)
+{
+	char name[16];
+	struct stat st;
+
+	for (int i = 0; i < OTHERS; i++) {
+		snprintf(name, sizeof(name), "other%d", i);
+		cr_assert_eq(fstatat(both_root[ON_MOUNT], name, &st, 0), 0, "%s: %s", name, strerror(errno));
+	}
+}
+
+static void start_with_few_descriptors(void)
+{
+	static const struct rlimit few = { FEW, FEW };
+	char name[16];
+	int fd;
+
+	/* Otherwise the daemon raises the limit again. */
+	if (!geteuid())
+		cr_assert_eq(prctl(PR_CAPBSET_DROP, CAP_SYS_RESOURCE), 0);
+	cr_assert_eq(setrlimit(RLIMIT_NOFILE, &few), 0);
+	start_with("sim:8M");
+	for (int i = 0; i < OTHERS; i++) {
+		snprintf(name, sizeof(name), "other%d", i);
+		fd = openat(mnt.backing_fd, name, O_CREAT | O_WRONLY | O_CLOEXEC, 0644);
+		cr_assert_geq(fd, 0);
+		close(fd);
+	}
+}
+
+/* What a device released, and all that a file without a name can be asked for. */
+static void orphan_lives(int fd)
+{
+	struct timespec times[2] = { { .tv_sec = 1000 }, { .tv_sec = 2000 } };
+	struct stat st;
+	char byte;
+
+	cr_assert_eq(fstat(fd, &st), 0, "%s", strerror(errno));
+	cr_assert_eq(st.st_size, MIB);
+	cr_assert_eq(pread(fd, &byte, 1, 8192), 1, "%s", strerror(errno));
+	cr_assert_eq(byte, 'd');
+	cr_assert_eq(pread(fd, &byte, 1, 4096), 1, "%s", strerror(errno));
+	cr_assert_eq(byte, '.');
+	cr_assert_eq(pwrite(fd, "c", 1, 4096), 1, "%s", strerror(errno));
+	cr_assert_eq(fsync(fd), 0, "%s", strerror(errno));
+	cr_assert_eq(fchmod(fd, 0600), 0, "%s", strerror(errno));
+	cr_assert_eq(futimens(fd, times), 0, "%s", strerror(errno));
+	cr_assert_eq(ftruncate(fd, 4097), 0, "%s", strerror(errno));
+	cr_assert_eq(fstat(fd, &st), 0, "%s", strerror(errno));
+	cr_assert(st.st_size == 4097 && (st.st_mode & 0777) == 0600);
+	cr_assert_eq(pread(fd, &byte, 1, 4096), 1, "%s", strerror(errno));
+	cr_assert_eq(byte, 'c');
+	cr_assert_eq(close(fd), 0, "%s", strerror(errno));
+}
+
+EACH_WAY_BARE(device_life, a_client_leaves_orphans_where_descriptors_are_few)
+{
+	static const char *const names[] = { "removed", "replaced" };
+	struct actor *dev[2];
+	int fd[2];
+
+	start_with_few_descriptors();
+	make_file("new", 1, 'n');
+	for (int i = 0; i < 2; i++) {
+		make_file(names[i], MIB, '.');
+		fd[i] = openat(both_root[ON_MOUNT], names[i], O_RDWR);
+		dev[i] = actor_start(names[i], MIB, 0);
+		actor_ok(dev[i], ACQUIRE, 0, MIB, RW);
+		actor_ok(dev[i], STORE, 8192, 1, 'd');
+		actor_ok(dev[i], RELEASE, 0, MIB, 0);
+	}
+	cr_assert_eq(unlinkat(both_root[ON_MOUNT], "removed", 0), 0);
+	cr_assert_eq(renameat(both_root[ON_MOUNT], "new", both_root[ON_MOUNT], "replaced"), 0);
+	for (int i = 0; i < 2; i++)
+		actor_end(dev[i]);
+	/* The descriptors of those that are used least recently are closed. */
+	look_at_others();
+	look_at_others();
+	cr_assert_lt(daemon_descriptors(), FEW);
+	for (int i = 0; i < 2; i++)
+		orphan_lives(fd[i]);
+	cr_assert_eq(byte_at("replaced", 0), 'n');
 }

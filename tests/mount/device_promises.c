@@ -381,7 +381,7 @@ EACH_WAY_BARE(device_promises, promise_10_orphans_live)
 	backing_holds("g", "new", 3);
 }
 
-/* Nothing says when others' writes show up before the next acquire; but old or new it is, and after it new. */
+/* Until the next acquire a load sees old or new bytes; after it, new ones. */
 EACH_WAY_BARE(device_promises, promise_11_nothing_between_acquire_and_release)
 {
 	struct actor *dev, *cpu;
@@ -445,7 +445,7 @@ static void cr_times_move(void (*change)(void *arg), void *arg, const char *when
 	after = look();
 	cr_assert_lt(compare_times(before.st_mtim, after.st_mtim), 0, "%s: the modification time did not move", when);
 	cr_assert_lt(compare_times(before.st_ctim, after.st_ctim), 0, "%s: the change time did not move", when);
-	/* Elsewhere reading the store may move it: gaiafs-limits(7), known differences. */
+	/* In the other ways reading the store may move it: gaiafs-limits(7), known differences. */
 	if (way_is("writeback"))
 		cr_assert_eq(compare_times(before.st_atim, after.st_atim), 0, "%s: the access time moved", when);
 }
@@ -491,7 +491,7 @@ static void times_move_at_the_release(void)
 	wait_for_the_next_tick(st);
 	actor_sees(cpu, READ, 0, 'd');
 	actor_ok(cpu, FSYNC, 0, 0, 0);
-	/* (Storing moves the change time, as that of what CPUs write.) */
+	/* (Storing moves the change time, as it does for CPU writes.) */
 	cr_assert_eq(compare_times(st.st_mtim, look().st_mtim), 0, "a fetch and a sync moved the modification time");
 	cr_times_move(writes_another_byte, dev, "a release after a sync");
 	set_old_times();
@@ -530,7 +530,7 @@ AUTO_WAY_BARE(device_promises, promise_16_times_of_a_cached_file_move_at_the_rel
 	times_move_at_the_release();
 }
 
-/* By a descriptor for writing, of a file that is another's and that he could not open. */
+/* By an inherited descriptor for writing, of another user's file that nobody could not open. */
 static int release_as_nobody(void *arg)
 {
 	unsigned char *p;
@@ -550,7 +550,7 @@ static void nobody_writes(void *fd)
 	cr_assert_eq(child_run(release_as_nobody, fd), 0);
 }
 
-EACH_WAY_BARE(device_promises, promise_16_times_move_for_who_does_not_own_the_file)
+EACH_WAY_BARE(device_promises, promise_16_times_move_for_users_who_do_not_own_the_file)
 {
 	int fd;
 

@@ -34,7 +34,7 @@ static int make_file(const char *name, size_t size, int byte)
 	memset(bytes, byte, size);
 	cr_assert_eq(pwrite(fd, bytes, size, 0), (ssize_t)size);
 	free(bytes);
-	/* The raw clients push nothing: with writeback the kernel may have it all to itself. */
+	/* Raw clients push nothing: with writeback only the kernel might have the bytes. */
 	cr_assert_eq(fsync(fd), 0);
 	return fd;
 }
@@ -49,7 +49,7 @@ static unsigned count_descriptors(void)
 	return n;
 }
 
-/* From now on the process gets @n descriptors more; fills gaps, so that it is so many. Give it back by few_end(). */
+/* Leave the process just @n free descriptors, gaps included, until few_end(). */
 struct few {
 	struct rlimit old;
 	int filler[64];
@@ -85,7 +85,7 @@ static void few_end(struct few *few)
 		close(few->filler[--few->n]);
 }
 
-/* ---- descriptors that do not arrive; in a child, since the library's mount is a process's ---- */
+/* ---- descriptors that do not arrive; in a child, since a connection belongs to a process ---- */
 
 static int acquire_without_descriptors(void *arg)
 {
@@ -107,7 +107,7 @@ static int acquire_without_descriptors(void *arg)
 		few_end(&few);
 	}
 	few_begin(&few, 0);
-	/* What was mapped before is used on, in this mapping and in the other. */
+	/* What was mapped before stays usable, in this mapping and in the other. */
 	p[0] = other[0] = 'd';
 	CHILD_CHECK(!gaia_release(p, 1));
 	CHILD_CHECK(!gaia_acquire(p, 1, RW));
@@ -130,6 +130,14 @@ static int acquire_without_descriptors(void *arg)
 	CHILD_CHECK(!gaia_munmap(other, CHUNK));
 	return 0;
 }
+
+/* The daemon waits for answers until they come. */
+static void be_patient(void)
+{
+	setenv("GAIAFS_FAULTS", "grant.patience=errno:EAGAIN", 1);
+}
+
+TestSuite(device_protocol, .init = be_patient);
 
 EACH_WAY(device_protocol, without_descriptors_the_acquire_fails_alone)
 {
@@ -257,7 +265,7 @@ static int map_many_times(void *arg)
 	CHILD_CHECK(gaia_mmap(MIB, PROT_READ, ro, 0, 0) != MAP_FAILED);
 	CHILD_CHECK(count_descriptors() == of_one + 1);
 
-	/* Callers' own are not needed; the first to be unmapped leaves it to the others. */
+	/* The caller's own are not needed; the library's stays until the last mapping goes. */
 	close(rw[0]);
 	close(rw[1]);
 	CHILD_CHECK(!gaia_munmap(p[0], MIB));
@@ -281,18 +289,20 @@ EACH_WAY(device_protocol, a_file_needs_one_descriptor)
 	close(f);
 }
 
-/* Its mappings are told apart though they share it, and a child of fork() has none of that. */
+/* Mappings are distinct though they share the descriptor, and a child of fork() has none of it. */
 static int fork_with_two(void *arg)
 {
 	int f = openat(both_root[ON_MOUNT], "f", O_RDWR | O_CLOEXEC), status;
 	unsigned before = count_descriptors();
-	unsigned char *p = gaia_mmap(CHUNK, RW, f, 0, 0), *q = gaia_mmap(CHUNK, RW, f, CHUNK, 0);
+	unsigned char *p = gaia_mmap(CHUNK, RW, f, 0, 0), *q = gaia_mmap(CHUNK, RW, f, CHUNK, 0), there[CHUNK / GAIA_PAGE];
 	pid_t pid;
 
 	(void)arg;
 	CHILD_CHECK(p != MAP_FAILED && q != MAP_FAILED);
+	CHILD_CHECK(!gaia_acquire(p, CHUNK, RW) && !mincore(p, CHUNK, there));
 	pid = fork();
 	if (pid == 0) {
+		CHILD_CHECK(mincore(p, CHUNK, there) == -1 && errno == ENOMEM);
 		CHILD_CHECK(count_descriptors() == before);
 		CHILD_CHECK(gaia_acquire(p, 1, RW) == -1 && errno == ENOTCONN);
 		p = gaia_mmap(CHUNK, RW, f, 0, 0);
@@ -310,7 +320,7 @@ static int fork_with_two(void *arg)
 	return 0;
 }
 
-EACH_WAY(device_protocol, a_child_has_none_of_it)
+EACH_WAY(device_protocol, a_child_inherits_no_mapping_and_no_descriptor)
 {
 	int f = make_file("f", 2 * CHUNK, 'f');
 
@@ -366,7 +376,7 @@ EACH_WAY(device_protocol, a_client_of_1_0_is_served)
 	map.key = (struct gaia_client_key){ msg.id, msg.secret };
 	cr_assert_eq(ioctl(fd, GAIA_IOC_MAP, &map), 0);
 	range = (struct gaia_ioc_range){ .key = map.key, .map = map.map, .length = 3 * CHUNK, .prot = RW };
-	/* It answers nothing, and is not waited for. */
+	/* Such a client sends no answer, and none is waited for. */
 	cr_assert_eq(ioctl(fd, GAIA_IOC_ACQUIRE, &range), 0);
 	cr_assert_eq(recvmsg(sock, &hdr, MSG_CMSG_CLOEXEC), (ssize_t)sizeof(msg));
 	cr_assert_eq(hdr.msg_flags & (MSG_TRUNC | MSG_CTRUNC), 0);
@@ -396,7 +406,7 @@ static void *acquire_in_thread(void *arg)
 	return NULL;
 }
 
-/* What the client answers is what the acquire waits for. */
+/* The acquire waits for the client's answer. */
 EACH_WAY(device_protocol, a_client_of_1_1_is_told_of_spans_and_answers)
 {
 	int fd = make_file("f", 3 * CHUNK, 'f'), chunk;
@@ -465,7 +475,7 @@ EACH_WAY(device_protocol, another_major_is_refused_and_both_are_named)
 
 /* ---- a client that lies ---- */
 
-/* It says that it could not map the chunk, and keeps it: it is asked for it like who mapped it. */
+/* It says that it could not map the chunk, and keeps it: it is asked for the memory as if it had mapped it. */
 EACH_WAY(device_protocol, memory_that_was_refused_is_taken_back_all_the_same)
 {
 	int fd = make_file("f", CHUNK, 'f'), chunk;
@@ -481,7 +491,7 @@ EACH_WAY(device_protocol, memory_that_was_refused_is_taken_back_all_the_same)
 	cr_assert(raw_answer(r.sock, &msg, ENOMEM));
 	pthread_join(thread, NULL);
 	cr_assert_eq(a.err, ENOMEM);
-	/* Mute: it is disconnected, which ends with the memory's being free. */
+	/* It does not answer, so it is disconnected, and the memory is free. */
 	cr_assert_eq(ioctl(fd, GAIA_IOC_EVICT, &evict), 0);
 	cr_assert(raw_receive(r.sock, &msg, NULL));
 	cr_assert_eq(msg.kind, GAIA_MSG_REVOKE);
@@ -534,7 +544,7 @@ EACH_WAY(device_protocol, forged_answers_end_the_connection)
 }
 
 /* Whatever error it makes up, the acquire fails with one that acquires fail with. */
-EACH_WAY(device_protocol, errors_of_clients_are_not_passed_on_unseen)
+EACH_WAY(device_protocol, errors_that_clients_make_up_become_eio)
 {
 	static const uint32_t error[] = { EINTR, ENOBUFS, 512, 0xffffffff, 1u << 31, EALREADY };
 	int fd = make_file("f", CHUNK, 'f'), chunk;
@@ -556,8 +566,8 @@ EACH_WAY(device_protocol, errors_of_clients_are_not_passed_on_unseen)
 	close(fd);
 }
 
-/* Who takes its time has acquired, as a client of 1.0; and can refuse it no more. */
-EACH_WAY(device_protocol, an_answer_that_does_not_come_is_not_waited_for)
+/* A client that is late has acquired, as one of 1.0 has, and cannot refuse any more. */
+EACH_WAY(device_protocol_late, an_answer_that_does_not_come_is_not_waited_for)
 {
 	int fd = make_file("f", 2 * CHUNK, 'f'), chunk;
 	struct raw r = raw_client_with(fd, GAIA_FEATURES);

@@ -31,7 +31,7 @@ static int make_file(void)
 	return fd;
 }
 
-/* What a client says, and its exit status. Sanitizers are not to end it first. */
+/* What a client prints, and its exit status. No sanitizer may end it first. */
 static struct shell_result client(const char *variables, const char *steps)
 {
 	return shell_run(NULL, WAY_SECONDS / 2, "exec env ASAN_OPTIONS=\"$ASAN_OPTIONS:handle_segv=0\" %s %s %s %s",
@@ -156,7 +156,7 @@ EACH_WAY(device_strict, a_file_that_grows_and_calls_of_the_system)
 	close(fd);
 }
 
-/* That a process may have. */
+/* How many a process may have; 0: unknown. */
 static size_t max_mappings(void)
 {
 	FILE *f = fopen("/proc/sys/vm/max_map_count", "r");
@@ -188,7 +188,7 @@ static int has_no_mappings_left(void *arg)
 		p[10 * PAGE]++;
 		CHILD_CHECK(gaia_release((void *)(p + 10 * PAGE), PAGE) == 0);
 	}
-	/* So it is lax now. */
+	/* A store outside of holds does not fault now. */
 	p[11 * PAGE] = 'x';
 	CHILD_CHECK(gaia_munmap((void *)p, FILE_SIZE) == 0);
 	return 0;

@@ -1,9 +1,9 @@
 /*
  * fault_device.c - a device that fails once, or is out of memory, or disappears for good.
  *
- * What fails once loses nothing. A device that is gone takes along what was released on it and
- * nobody had fetched: that is EIO to who reads or syncs it, until it is written over, cut off or
- * removed. Nothing else is concerned.
+ * An operation that fails once loses nothing. With a device that is gone everything is lost that was released on it and
+ * that nobody had fetched: reading or syncing it is EIO, until it is overwritten, cut off or
+ * removed. Nothing else is affected.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -60,19 +60,6 @@ static void start_with(const char *faults)
 	make_files();
 }
 
-static int lines_with(const char *text)
-{
-	char line[4096];
-	FILE *f = fopen(mnt.log, "re");
-	int n = 0;
-
-	while (f && fgets(line, sizeof(line), f))
-		n += strstr(line, text) != NULL;
-	if (f)
-		fclose(f);
-	return n;
-}
-
 static void expect_bytes(const char *name, off_t off, int byte)
 {
 	unsigned char c = 0;
@@ -117,7 +104,7 @@ EACH_WAY_BARE(fault_device, that_is_gone_takes_along_what_only_it_had)
 	cr_assert_eq(actor_do(dev, SYNC, 0, SIZE, 0), -EIO);
 	cr_assert_eq(actor_do(dev, ACQUIRE, 0, SIZE, RW), -ENODEV);
 	cr_assert_eq(actor_do(dev, ACQUIRE, 8 * PAGE, PAGE, PROT_READ), -ENODEV);
-	/* Of the same file all other pages, on the CPU and on the other device. */
+	/* All other pages of the file are good, on the CPU and on the other device. */
 	expect_bytes("f", 4 * PAGE, '.');
 	cr_assert_eq(pwrite(fd, "w", 1, 9 * PAGE), 1);
 	expect_bytes("f", 9 * PAGE, 'w');
@@ -137,7 +124,7 @@ EACH_WAY_BARE(fault_device, that_is_gone_takes_along_what_only_it_had)
 	actor_ok(second, RELEASE, 0, SIZE, 0);
 	actor_ok(second, SYNC, 0, SIZE, 0);
 	actor_end(second);
-	cr_assert_eq(lines_with("is gone"), 1, "it is not said once");
+	cr_assert_eq(mnt_log_lines(&mnt, "is gone"), 1, "it is not said once");
 	/* What is written over is whole again; a part of a page does not make it so. */
 	memset(page, 'n', PAGE);
 	cr_assert_eq(pwrite(fd, page, PAGE, 0), PAGE, "%s", strerror(errno));
@@ -156,7 +143,7 @@ EACH_WAY_BARE(fault_device, that_is_gone_takes_along_what_only_it_had)
 	/* way_end(): the end is clean. */
 }
 
-/* Passed through, a file has what is released before the release returns: who released is told. */
+/* A passed-through file has what is released before the release returns: so the error goes to the release. */
 AUTO_WAY_BARE(fault_device, that_is_gone_when_it_releases_fails_the_release_and_no_cpu_program)
 {
 	struct actor *cpu, *dev, *second;
@@ -173,7 +160,7 @@ AUTO_WAY_BARE(fault_device, that_is_gone_when_it_releases_fails_the_release_and_
 	actor_sees(cpu, MAP_LOAD, 3 * PAGE, '.');
 	actor_ok(cpu, WRITE, 9 * PAGE, 1, 'w');
 	second = actor_start("f", SIZE, 1);
-	/* Nor does what went with it stand in the way of others. */
+	/* What was lost with it does not stand in the way of others. */
 	actor_ok(second, ACQUIRE, 0, 4 * PAGE, PROT_READ);
 	actor_sees(second, LOAD, 0, '.');
 	actor_ok(cpu, FSYNC, 0, 0, 0);
@@ -211,8 +198,8 @@ EACH_WAY_BARE(fault_device, what_is_lost_is_said_at_the_end)
 	kill(mnt.daemon, SIGTERM);
 	status = mnt_wait(&mnt);
 	cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 1, "wait status %x", status);
-	cr_assert_eq(lines_with("/f: some of what was written could not be stored and is lost"), 1);
-	cr_assert_eq(lines_with("is gone"), 1);
+	cr_assert_eq(mnt_log_lines(&mnt, "/f: some of what was written could not be stored and is lost"), 1);
+	cr_assert_eq(mnt_log_lines(&mnt, "is gone"), 1);
 }
 
 /* ---- every operation, for good and for once ---- */
@@ -329,7 +316,7 @@ EACH_WAY_BARE(fault_device, that_is_gone_stops_nobody)
 		actor_sees(cpu, READ, 8 * PAGE, '.');
 		actor_end(cpu);
 		expect_bytes("other", 0, '.');
-		cr_assert_leq(lines_with("is gone"), 1);
+		cr_assert_leq(mnt_log_lines(&mnt, "is gone"), 1);
 		cr_assert_eq(unlinkat(both_root[ON_MOUNT], "f", 0), 0);
 		way_end();
 	}
@@ -383,11 +370,11 @@ static void acquire_of_both(const char *faults)
 EACH_WAY_BARE(fault_device, copies_between_devices_that_fail_are_made_by_way_of_home)
 {
 	acquire_of_both("device.copy_peer=errno:EIO");
-	cr_assert_eq(lines_with("is gone"), 0);
+	cr_assert_eq(mnt_log_lines(&mnt, "is gone"), 0);
 }
 
 EACH_WAY_BARE(fault_device, copies_between_devices_that_arrive_wrong_are_not_used)
 {
 	acquire_of_both("device.garble_peer=errno:EIO");
-	cr_assert_eq(lines_with("arrived wrong"), 1, "it is not said once");
+	cr_assert_eq(mnt_log_lines(&mnt, "arrived wrong"), 1, "it is not said once");
 }

@@ -3,8 +3,8 @@
  *
  * Writers of all kinds share one file: write(2) and fsync(2), stores to a mapping and msync(2),
  * devices with gaia_release() and gaia_sync(). Every word of the file belongs to one writer,
- * who writes rising numbers to it and notes in shared memory what it is about to write and,
- * after a sync has returned, what is stored for certain. After each death the words in the
+ * which writes rising numbers to it and notes in shared memory which number it wrote last and,
+ * after a sync has returned, which number is stored for certain. After each death the words in the
  * source must lie between the two. One writer also appends to a file of its own.
  *
  * GAIAFS_KILLS says how often (10). GAIAFS_SEED repeats a run.
@@ -296,7 +296,7 @@ static void wait_until_dead(unsigned round)
 
 /* ---- rounds ---- */
 
-/* Of what a daemon can be: with room and without, eager and lazy to store. */
+/* With options by chance: much or little room, early or late to store. */
 static void start_round(void)
 {
 	static const char *const devices[] = { "sim:4M,count=2", "sim:64M,count=2",
@@ -339,7 +339,7 @@ static void one_round(unsigned round)
 		number[i] = i;
 		pid[i] = child_start(writer_main, &number[i]);
 	}
-	/* Something is stored for certain, and then it can come at any time. */
+	/* Once something is stored for certain, the daemon may die at any time. */
 	while (notes->syncs < WRITERS && time(NULL) < end)
 		nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
 	cr_assert_geq(notes->syncs, WRITERS, "round %u: nothing goes on", round);
@@ -392,7 +392,7 @@ static void kill_again_and_again(void)
 		one_round(round);
 }
 
-/* At CI's length each takes a few seconds; hours are not too long. */
+/* Each takes a few seconds in CI. A long run may take hours. */
 Test(fault_kill, what_was_synced_is_there_auto, .init = way_bare_auto, .fini = way_clean_up,
      .timeout = 36000)
 {

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """first_session.py README BUILD - play the README's first session, and compare what it prints.
 
-Of the session each line that begins with "$ " is a command for one shell, and what follows it
-is what the command prints. PATH is set to the build that is tested, whatever the session says of it.
+In the session, each line that begins with "$ " is a command for one shell, and the lines after it
+are what the command prints. PATH is set to the build under test, whatever the session sets.
 """
 
 import os
@@ -56,7 +56,7 @@ def main():
         results = play(steps, build, directory)
     finally:
         shutil.rmtree(directory)
-    # What gaiafs says when it starts: what stands in for a GPU, and more where a way of caching cannot be had.
+    # At its start gaiafs says what stands in for a GPU, and if a way of caching cannot be had.
     said = next((got or "" for (command, _), got in zip(steps, results) if command.startswith("gaiafs ")), "")
     if ": --cpu-cache writeback" in said:
         print("skipped: auto, the way of caching that the session shows, cannot be had here")

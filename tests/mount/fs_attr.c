@@ -140,7 +140,7 @@ EACH_WAY(fs_attr, a_modification_time_that_was_set_survives_the_write_back)
 	cr_assert_eq(stat_on_mount("f").st_size, (off_t)sizeof(bytes));
 }
 
-/* Two may store one page at a time; who is slower must not be slower than utimensat(2), too. */
+/* Two threads may store a page at the same time; the slower one must not end after utimensat(2) and undo it. */
 EACH_WAY_BARE(fs_attr, a_modification_time_that_was_set_is_not_undone_by_a_slow_store)
 {
 	static const struct timespec times[2] = { { 1000000000, 1 }, { 1100000000, 987654321 } };
@@ -159,7 +159,7 @@ EACH_WAY_BARE(fs_attr, a_modification_time_that_was_set_is_not_undone_by_a_slow_
 		fd = openat(both_root[ON_MOUNT], name, O_CREAT | O_RDWR, 0644);
 		cr_assert_eq(write(fd, "text", 4), 4);
 		cr_assert_eq(sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER), 0);
-		/* Whenever it is that the daemon's own writeback begins. */
+		/* So that the daemon's own writeback begins at different moments. */
 		usleep(500 * i);
 		cr_assert_eq(futimens(fd, times), 0);
 		close(fd);
@@ -342,7 +342,7 @@ EACH_WAY(fs_attr, blocks_tell_holes_from_data)
 	SAME_FD_OK(fd, openat(at, "sparse", O_CREAT | O_RDWR, 0644));
 	SAME_OK(ftruncate(fd[side], 64 << 20));
 	SAME_OK(pwrite(fd[side], bytes, sizeof(bytes), 32 << 20));
-	/* Until it is closed the kernel may go by what it knew of the blocks. */
+	/* Until the file is closed the kernel may report the blocks that it knew. */
 	SAME_CLOSE(fd);
 	SAME_OK(fstatat(at, "sparse", &st[side], 0));
 	cr_assert_eq(st[ON_MOUNT].st_size, 64 << 20);

@@ -8,11 +8,14 @@
 #include <linux/falloc.h>
 #include <linux/fiemap.h>
 #include <linux/fs.h>
+#include <linux/mount.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "child.h"
@@ -140,7 +143,7 @@ EACH_WAY_BARE(fs_differences, setgid_without_execution_survives_a_write_by_other
 	cr_assert_eq(st[ON_MOUNT].st_mode & 07777, 0676u);
 }
 
-static int chown_to_nobody(void *arg)
+static int chown_without_change(void *arg)
 {
 	int fd;
 
@@ -150,7 +153,7 @@ static int chown_to_nobody(void *arg)
 }
 
 /* "Set-id bits" */
-EACH_WAY_BARE(fs_differences, of_a_file_that_is_written_anybody_may_change_the_owner_to_nobody)
+EACH_WAY_BARE(fs_differences, while_a_file_is_written_anybody_may_chown_it_without_change)
 {
 	struct stat st[2];
 	int fd[2];
@@ -161,12 +164,42 @@ EACH_WAY_BARE(fs_differences, of_a_file_that_is_written_anybody_may_change_the_o
 	SAME_OK(fchownat(at, "f", ALICE, ALICE, 0));
 	SAME_OK(fchmodat(at, "f", 02755, 0));
 	SAME_FD_OK(fd, openat(at, "f", O_WRONLY));
-	cr_assert_eq(child_run(chown_to_nobody, &both_root[ON_PLAIN]), EPERM);
-	cr_assert_eq(child_run(chown_to_nobody, &both_root[ON_MOUNT]), 0);
+	cr_assert_eq(child_run(chown_without_change, &both_root[ON_PLAIN]), EPERM);
+	cr_assert_eq(child_run(chown_without_change, &both_root[ON_MOUNT]), 0);
 	stat_both("f", st);
 	cr_assert_eq(st[ON_PLAIN].st_mode & 07777, 02755u);
 	cr_assert_eq(st[ON_MOUNT].st_mode & 07777, 0755u);
 	SAME_CLOSE(fd);
+}
+
+static int stay_in_a_namespace(void *arg)
+{
+	const struct gate *tried = arg;
+
+	(void)!unshare(CLONE_NEWUSER);
+	gate_open(*tried);
+	return pause();
+}
+
+/* A descriptor of one that maps ten users, or -1 if none can be made. */
+static int a_user_namespace(void)
+{
+	struct gate tried = gate_make();
+	pid_t child = child_start(stay_in_a_namespace, &tried);
+	bool mapped = gate_pass(tried);
+	char path[64];
+	int ns, fd;
+
+	for (int i = 0; i < 2; i++) {
+		snprintf(path, sizeof(path), "/proc/%d/%s", child, i ? "uid_map" : "gid_map");
+		fd = open(path, O_WRONLY);
+		mapped = mapped && write(fd, "0 10000 10", 10) == 10;
+		close(fd);
+	}
+	snprintf(path, sizeof(path), "/proc/%d/ns/user", child);
+	ns = mapped ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+	child_kill(child);
+	return ns;
 }
 
 /* "File handles" */
@@ -278,6 +311,25 @@ EACH_WAY(fs_differences, an_offset_that_below_is_too_large_is_told_by_fsync_unle
 	SAME_CLOSE(fd);
 	way_unmount();
 	backing_holds("f", "near", 4);
+}
+
+/* "Idmapped mounts" */
+EACH_WAY(fs_differences, an_idmapped_mount_is_refused)
+{
+	struct mount_attr attr = { .attr_set = MOUNT_ATTR_IDMAP };
+	int ns, tree;
+
+	need_root("mounting");
+	ns = a_user_namespace();
+	if (ns < 0)
+		WAY_SKIP("user namespaces cannot be made here");
+	attr.userns_fd = (uint64_t)ns;
+	tree = (int)syscall(SYS_open_tree, both_root[ON_MOUNT], "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+	cr_assert_geq(tree, 0, "%s", strerror(errno));
+	cr_assert_eq(syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &attr, sizeof(attr)), -1);
+	cr_assert_eq(errno, EINVAL, "%s", strerror(errno));
+	close(tree);
+	close(ns);
 }
 
 /* "Calls" */

@@ -1,8 +1,8 @@
 /*
  * fs_direct.c - asynchronous direct writes beside buffered readers, as xfstests generic/451 has it.
  *
- * When such a write has completed, who reads through the kernel's cache sees it; and who then changes a byte beside it
- * does not write back what was there before.
+ * When such a write has completed, readers through the kernel's cache see it; and a program that then changes a byte beside it
+ * does not write back the old bytes.
  */
 #include <fcntl.h>
 #include <liburing.h>
@@ -92,7 +92,7 @@ static void aio_end(void)
 static const struct async by_ring = { "io_uring", ring_begin, ring_write, ring_end };
 static const struct async by_aio = { "io_submit(2)", aio_begin, aio_write, aio_end };
 
-/* ---- who reads meanwhile ---- */
+/* ---- concurrent readers ---- */
 
 static int read_on(void *arg)
 {

@@ -2,7 +2,7 @@
  * fs_errors.c - a mount that may not write, a full disk, and a disk that fails.
  *
  * A write that the kernel's cache or ours has taken is not lost for a passing
- * reason: the error is told once, the data stays readable, and is stored later.
+ * reason: the error is reported once, the data stays readable, and is stored later.
  */
 #include <fcntl.h>
 #include <linux/falloc.h>
@@ -188,7 +188,7 @@ CACHED_WAYS_BARE(fs_errors, a_full_disk_is_told_by_close_and_loses_nothing)
 	backing_holds("f", bytes, sizeof(bytes));
 }
 
-/* As on the directory below: who writes is told, and what was taken is there. */
+/* As on the directory below: the writer gets the error, and what was accepted is there. */
 AUTO_WAY_BARE(fs_errors, a_full_disk_is_told_by_write_where_files_are_passed_through)
 {
 	struct stat st;

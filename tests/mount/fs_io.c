@@ -4,11 +4,15 @@
  */
 #include <fcntl.h>
 #include <linux/falloc.h>
+#include <signal.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -243,7 +247,7 @@ EACH_WAY(fs_io, what_is_stored_through_a_mapping_is_data_and_no_hole)
 	close(fd);
 }
 
-/* @where: -1 and EOPNOTSUPP on both sides ends the test as skipped. */
+/* EOPNOTSUPP on both sides skips the test. */
 static void allocate(const int fd[2], int mode, off_t off, off_t len)
 {
 	if (SAME(fallocate(fd[side], mode, off, len)) < 0) {
@@ -313,7 +317,7 @@ EACH_WAY(fs_io, fallocate_punches_and_zeroes)
 	both_same_tree();
 }
 
-/* What is punched before it was stored is not stored later, but was a part of the file. */
+/* What is punched before it was stored is never stored, but counts for the size. */
 EACH_WAY(fs_io, a_file_whose_end_was_punched_keeps_its_size)
 {
 	static const char bytes[12288] = "x";
@@ -385,6 +389,76 @@ EACH_WAY(fs_io, copy_file_range_within_a_file)
 	/* Overlapping. */
 	SAME_ERR(copy_all(fd[side], 0, fd[side], 100, 4096), EINVAL);
 	SAME_CLOSE(fd);
+	both_same_tree();
+}
+
+static int open_special(int at, const char *name, mode_t type)
+{
+	if (mknodat(at, name, type | 0666, makedev(1, 3)))
+		return -1;
+	return openat(at, name, O_RDWR);
+}
+
+/* As xfstests generic/434 has it. */
+EACH_WAY(fs_io, copy_file_range_refuses_what_it_refuses_below)
+{
+	int from[2], to[2], other[2];
+	loff_t where, end = INT64_MAX - 50;
+	struct rlimit no_limit, limit;
+
+	make_file("from", 1000);
+	make_file("to", 0);
+	SAME_FD_OK(from, openat(at, "from", O_RDWR));
+	SAME_FD_OK(to, openat(at, "to", O_RDWR));
+#define COPY(in, out) copy_file_range((in)[side], (where = 0, &where), (out)[side], NULL, 100, 0)
+	/* Beyond the end of what is copied there is nothing. */
+	for (off_t beyond = 1000; beyond < 100000; beyond *= 7)
+		cr_assert_eq(SAME_OK(copy_file_range(from[side], (where = beyond, &where), to[side], NULL, 100, 0)), 0);
+	cr_assert_eq(SAME_OK(copy_file_range(from[side], NULL, to[side], NULL, 0, 0)), 0);
+	SAME(copy_file_range(from[side], (where = 0, &where), to[side], &end, 100, 0));
+	SAME(copy_file_range(from[side], &end, to[side], NULL, 100, 0));
+	SAME(copy_file_range(from[side], (where = -1, &where), to[side], NULL, 100, 0));
+	both_same_tree();
+
+	SAME_FD_OK(other, openat(at, "to", O_RDONLY));
+	SAME_ERR(COPY(from, other), EBADF);
+	SAME_CLOSE(other);
+	SAME_FD_OK(other, openat(at, "to", O_WRONLY | O_APPEND));
+	SAME_ERR(COPY(from, other), EBADF);
+	SAME_ERR(COPY(other, to), EBADF);
+	SAME_CLOSE(other);
+	SAME_FD_OK(other, openat(at, ".", O_RDONLY | O_DIRECTORY));
+	SAME_ERR(COPY(other, to), EISDIR);
+	SAME_CLOSE(other);
+	SAME_FD_OK(other, openat(at, "from", O_PATH));
+	SAME_ERR(COPY(other, to), EBADF);
+	SAME_CLOSE(other);
+	/* Not every user can open it, and nobody if the test's directory is mounted nodev. */
+	SAME_FD(other, open_special(at, "null", S_IFCHR));
+	if (other[ON_MOUNT] >= 0) {
+		SAME_ERR(COPY(from, other), EINVAL);
+		SAME_ERR(COPY(other, to), EINVAL);
+		SAME_CLOSE(other);
+	}
+	SAME_FD_OK(other, open_special(at, "fifo", S_IFIFO));
+	SAME_ERR(COPY(from, other), EINVAL);
+	SAME_ERR(COPY(other, to), EINVAL);
+	SAME_CLOSE(other);
+	both_same_tree();
+
+	/* A file that is as large as it may be does not grow. */
+	cr_assert_eq(getrlimit(RLIMIT_FSIZE, &no_limit), 0);
+	limit = no_limit;
+	limit.rlim_cur = 150;
+	signal(SIGXFSZ, SIG_IGN);
+	cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+	cr_assert_eq(SAME_OK(COPY(from, to)), 100);
+	cr_assert_eq(SAME_OK(COPY(from, to)), 50);
+	SAME_ERR(COPY(from, to), EFBIG);
+	cr_assert_eq(setrlimit(RLIMIT_FSIZE, &no_limit), 0);
+#undef COPY
+	SAME_CLOSE(from);
+	SAME_CLOSE(to);
 	both_same_tree();
 }
 

@@ -4,12 +4,14 @@
  */
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/capability.h>
 #include <linux/falloc.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -177,7 +179,7 @@ EACH_WAY(fs_limits, offsets_end_at_two_to_the_63)
 	both_same_tree();
 }
 
-/* A file that is all hole, as large as both allow. */
+/* Of 8 TiB, nearly all of it a hole. */
 EACH_WAY(fs_limits, a_huge_sparse_file)
 {
 	const off_t far = (1l << 43) + 12345;
@@ -223,10 +225,104 @@ static int write_beyond_the_limit(void *arg)
 	return 0;
 }
 
-EACH_WAY(fs_limits, who_may_not_make_large_files_gets_sigxfsz)
+EACH_WAY(fs_limits, what_exceeds_the_limit_of_a_process_gives_sigxfsz)
 {
 	cr_assert_eq(SAME(child_run(write_beyond_the_limit, &at)), 128 + SIGXFSZ);
 	both_same_tree();
+}
+
+/* ---- few descriptors ---- */
+
+#define MANY 200
+
+/* A third of them is for files that nobody uses. Root's daemon would raise the limit if it could. */
+static void start_with_few_descriptors(void)
+{
+	static const struct rlimit few = { MANY, MANY };
+
+	(void)prctl(PR_CAPBSET_DROP, CAP_SYS_RESOURCE, 0, 0, 0);
+	cr_assert_eq(setrlimit(RLIMIT_NOFILE, &few), 0);
+	way_start(NULL);
+}
+
+/* And sync it. */
+static int create(const char *name, const char *text)
+{
+	int fd = openat(both_root[ON_MOUNT], name, O_CREAT | O_EXCL | O_RDWR, 0644);
+
+	cr_assert_geq(fd, 0);
+	cr_assert_eq(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+	cr_assert_eq(fsync(fd), 0);
+	return fd;
+}
+
+/* So that the daemon closes the descriptors of files used before. */
+static void make_many(void)
+{
+	char name[32];
+
+	for (int i = 0; i < MANY; i++) {
+		snprintf(name, sizeof(name), "many%d", i);
+		close(create(name, ""));
+	}
+}
+
+EACH_WAY_BARE(fs_limits, a_file_without_a_name_lives_where_descriptors_are_few)
+{
+	char seen[8] = "";
+	struct stat st;
+	int fd;
+
+	start_with_few_descriptors();
+	fd = create("orphan", "orphan");
+	cr_assert_eq(unlinkat(both_root[ON_MOUNT], "orphan", 0), 0);
+	make_many();
+	cr_assert_eq(fchmod(fd, 0600), 0);
+	cr_assert_eq(fstat(fd, &st), 0);
+	cr_assert_eq(st.st_mode & 07777, 0600);
+	cr_assert_eq(st.st_nlink, 0);
+	cr_assert_eq(pread(fd, seen, sizeof(seen), 0), 6);
+	cr_assert_str_eq(seen, "orphan");
+	close(fd);
+}
+
+EACH_WAY_BARE(fs_limits, a_file_that_was_renamed_is_found_where_descriptors_are_few)
+{
+	struct stat st;
+	int fd;
+
+	start_with_few_descriptors();
+	fd = create("old", "renamed");
+	cr_assert_eq(renameat(both_root[ON_MOUNT], "old", both_root[ON_MOUNT], "new"), 0);
+	close(create("old", "another"));
+	make_many();
+	/* By a descriptor: for an open the kernel would look the name up again. */
+	cr_assert_eq(fchmod(fd, 0600), 0);
+	cr_assert_eq(fstatat(both_root[ON_MOUNT], "new", &st, 0), 0);
+	cr_assert_eq(st.st_mode & 07777, 0600);
+	cr_assert_eq(fstatat(both_root[ON_MOUNT], "old", &st, 0), 0);
+	cr_assert_eq(st.st_mode & 07777, 0644);
+	close(fd);
+}
+
+/* Nobody should rename beneath the mount; but if so, the other file is left alone. */
+EACH_WAY_BARE(fs_limits, a_file_that_was_replaced_beneath_is_not_taken_for_its_successor)
+{
+	char from[PATH_MAX + 8], to[PATH_MAX + 8];
+	struct stat st;
+	int fd;
+
+	start_with_few_descriptors();
+	fd = create("f", "first");
+	close(create("g", "successor"));
+	make_many();
+	snprintf(from, sizeof(from), "%s/g", mnt.backing);
+	snprintf(to, sizeof(to), "%s/f", mnt.backing);
+	cr_assert_eq(rename(from, to), 0);
+	cr_assert(fchmod(fd, 0600) == -1 && errno == ESTALE);
+	cr_assert_eq(stat(to, &st), 0);
+	cr_assert_eq(st.st_mode & 07777, 0644);
+	close(fd);
 }
 
 /* ---- mappings beyond the end ---- */
@@ -269,7 +365,7 @@ EACH_WAY(fs_limits, pages_beyond_the_end_give_sigbus)
 /* ---- programs that run ---- */
 
 struct runner {
-	int at, input; /* reading end of a pipe: it ends when that does */
+	int at, input; /* the read end of a pipe: the program ends when it is closed */
 };
 
 static int run_program(void *arg)
@@ -297,7 +393,7 @@ static void copy_program(const char *from)
 	close(in);
 }
 
-/* Until it is the program, and not the test any more. */
+/* Until the child has executed the program. */
 static void wait_until_it_runs(int at, pid_t pid)
 {
 	char link[64];

@@ -156,6 +156,12 @@ EACH_WAY(fs_names, mknod_makes_fifos_and_sockets_and_devices)
 	SAME_OK(read(fd[side], &got[side], 1));
 	cr_assert_eq(got[ON_MOUNT], 'x');
 	SAME_CLOSE(fd);
+	/* The test's directory may be mounted nodev. */
+	SAME_FD(fd, openat(at, "null", O_WRONLY | O_CREAT | O_TRUNC, 0644));
+	if (fd[ON_MOUNT] >= 0) {
+		cr_assert_eq(SAME(write(fd[side], "fred", 4)), 4);
+		SAME_CLOSE(fd);
+	}
 	both_same_tree();
 }
 

@@ -343,7 +343,7 @@ static bool list_some(int fd, char *names, size_t room)
 	return n > 0;
 }
 
-/* Of a listing that was broken off the kernel keeps what there is, and the next one goes on from there. */
+/* The kernel keeps what it has of a listing that was broken off, and the next reader continues from there. */
 EACH_WAY(fs_readdir, a_listing_that_was_broken_off_is_nobodys_beginning)
 {
 	static char first[1 << 16], names[1 << 16];
@@ -358,7 +358,7 @@ EACH_WAY(fs_readdir, a_listing_that_was_broken_off_is_nobodys_beginning)
 	cr_assert(list_some(fd, first, sizeof(first)));
 	close(fd);
 
-	/* One that the second call gave, but not first: others' offsets lead there. */
+	/* A name that the second call gave, but not its first: offsets of others lead there. */
 	for (int k = 0; k < 5; k++)
 		name = strchr(name + 1, '/') + 1;
 	end = strchr(name + 1, '/');

@@ -308,7 +308,7 @@ static void begin(struct watch *w, int root, const char *name)
 	close(at);
 }
 
-/* As "amc m - -", for one: the times that are not what they were. */
+/* Which times of each watched file have changed: "amc m  ", for example. */
 static const char *changed(const struct watch *w, bool access, char text[40])
 {
 	char *p = text;

@@ -278,25 +278,25 @@ EACH_WAY_BARE(fs_users, only_the_owner_changes_attributes)
 	both_same_tree();
 }
 
-DEED(chown_it_to_nobody, fchownat(at, "f", -1, -1, 0))
+DEED(chown_without_change, fchownat(at, "f", -1, -1, 0))
 
-EACH_WAY_BARE(fs_users, changing_the_owner_to_nobody_needs_the_owner_where_it_clears_set_id_bits)
+EACH_WAY_BARE(fs_users, a_chown_without_change_needs_the_owner_where_it_clears_set_id_bits)
 {
 	start();
 	make("f", 0666, ALICE, ALICE);
-	AS(BOB, chown_it_to_nobody, 0);
+	AS(BOB, chown_without_change, 0);
 	SAME_OK(fchmodat(at, "f", 04755, 0));
-	AS(BOB, chown_it_to_nobody, EPERM);
+	AS(BOB, chown_without_change, EPERM);
 	cr_assert_eq(mode_of("f"), 04755u);
 	SAME_OK(fchmodat(at, "f", 02755, 0));
-	AS(BOB, chown_it_to_nobody, EPERM);
+	AS(BOB, chown_without_change, EPERM);
 	cr_assert_eq(mode_of("f"), 02755u);
-	AS(ALICE, chown_it_to_nobody, 0);
+	AS(ALICE, chown_without_change, 0);
 	cr_assert_eq(mode_of("f"), 0755u);
 	SAME_OK(mkdirat(at, "d", 0755));
 	SAME_OK(fchmodat(at, "d", 02755, 0));
 	SAME_OK(renameat2(at, "d", at, "f", RENAME_EXCHANGE));
-	AS(BOB, chown_it_to_nobody, 0);
+	AS(BOB, chown_without_change, 0);
 	cr_assert_eq(mode_of("f"), 02755u);
 }
 
@@ -321,7 +321,7 @@ EACH_WAY_BARE(fs_users, a_write_by_another_clears_set_id_bits)
 	SAME_OK(fchmodat(at, "suid", 06777, 0));
 	SAME_OK(write_byte(at, "suid"));
 	cr_assert_eq(mode_of("suid"), 06777u);
-	/* Whoever is not in the group cannot set its bit. */
+	/* A user who is not in the group cannot set its bit. */
 	make("sgid", 0664, ALICE, BOB);
 	AS(ALICE, set_sgid, 0);
 	cr_assert_eq(mode_of("sgid"), 0775u);

@@ -1,6 +1,6 @@
 /*
- * interrupt.c - a signal ends an acquire that waits, for a client that is mute or for storage that does not answer: at once,
- * while that goes on. Nothing of it is left behind, then; and an acquire that has returned 0 has been made.
+ * interrupt.c - a signal ends an acquire that waits for a mute client, or for storage that does not answer: at once, while
+ * these stay so. Such an acquire leaves nothing behind; and one that has returned 0 has been made.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -36,7 +36,7 @@ static struct {
 } *shared;
 
 static struct gate ready, go, enough;
-static bool writes_first; /* the victim: what the kernel has of that is pushed before the acquire */
+static bool writes_first; /* the victim, so that there is something to push before the acquire */
 
 static void note(int sig)
 {
@@ -94,7 +94,7 @@ static int acquire_all(void *arg)
 	shared->result = gaia_acquire(p, DEVICE, RW) ? errno : 0;
 	gate_open(ready);
 	CHILD_CHECK(gate_pass(enough));
-	/* It may be called again. */
+	/* The call may be repeated. */
 	CHILD_CHECK(!gaia_acquire(p, DEVICE, RW));
 	CHILD_CHECK(p[1] == 'f');
 	CHILD_CHECK(p[GAIA_CHUNK] == (writes_first ? 'g' : 'f'));
@@ -114,7 +114,7 @@ static pid_t victim_start(enum how *how)
 	return pid;
 }
 
-/* It waits in the daemon now. */
+/* Of a victim that waits in the daemon. */
 static void interrupt(pid_t pid, enum how how)
 {
 	kill(pid, how == KILLED ? SIGKILL : SIGUSR1);
@@ -133,7 +133,7 @@ static void nothing_is_left(const char *what)
 	unsigned char *p = gaia_mmap(DEVICE, RW, fd, 0, 0);
 
 	cr_assert_neq(p, MAP_FAILED, "%s", strerror(errno));
-	/* It may still be undone. */
+	/* The interrupted acquire may still be being undone. */
 	while (gaia_acquire(p, DEVICE, RW))
 		cr_assert_eq(errno, ENOMEM, "%s: %s", what, strerror(errno));
 	cr_assert_eq(gaia_release(p, DEVICE), 0);
@@ -249,7 +249,7 @@ static void start_above(void)
 	way_start_at(source, plain, args);
 }
 
-/* To push what was written does not wait for it; but to close the file does, as a process that is killed has to. */
+/* To push what was written does not wait for the storage. To close the file does, and a process that is killed closes it. */
 static void an_acquire_that_waits_for_storage(void)
 {
 	start_above();
@@ -337,7 +337,7 @@ static int acquire_under_fire(void *arg)
 		CHILD_CHECK(errno == EINTR);
 		shared->interrupted++;
 		us = MIN(us + us / 8, 500000u);
-		/* The last one is such a one. */
+		/* The last acquire is an interrupted one. */
 		if (shared->made >= TURNS && shared->interrupted >= TURNS)
 			break;
 	}
@@ -361,7 +361,9 @@ EACH_WAY_BARE(interrupt, an_acquire_at_any_moment)
 	fd = openat(both_root[ON_MOUNT], "f", O_RDWR | O_CLOEXEC);
 	cr_assert_eq(ftruncate(fd, RANGE), 0);
 	pid = child_start(acquire_under_fire, NULL);
-	cr_assert(gate_pass(ready), "%u acquires, and %u that were interrupted", shared->made, shared->interrupted);
+	for (unsigned last = 0; !gate_pass(ready); last = shared->made + shared->interrupted)
+		cr_assert_gt(shared->made + shared->interrupted, last, "stuck after %u acquires, and %u that were interrupted",
+			     shared->made, shared->interrupted);
 	nothing_is_left("a signal");
 	cr_assert_eq(pread(fd, &count, sizeof(count), 0), sizeof(count));
 	cr_assert_eq(count, shared->made, "%u of %u acquires were made", count, shared->made);

@@ -1,5 +1,5 @@
 /*
- * mistakes.c - a client that does what it is told, mistakes included.
+ * mistakes.c - a client that carries out its orders, including the wrong ones.
  *
  *	mistakes FILE STEP...
  *

@@ -200,7 +200,7 @@ EACH_WAY(programs, rsync_finds_nothing_left_to_do)
 	same_trees(below(plain_dir, "src"), below(mnt.backing, "copy"));
 }
 
-/* Blocks that know where they belong. What is longer, and by more engines, is in tests/long. */
+/* Each block says where it belongs. Longer runs, by more engines, are in tests/long. */
 EACH_WAY_BARE(programs, fio_verifies_what_it_wrote)
 {
 	static const char *const engine[] = { "psync", "mmap", "libaio" };
@@ -327,7 +327,7 @@ static int programs_part(void *arg)
 
 	setenv("GIT_CONFIG_NOSYSTEM", "1", 1);
 	setenv("HOME", plain_dir, 1);
-	r = shell_run(mnt.path, 90,
+	r = shell_run(mnt.path, 150,
 		      "set -e; for round in 1 2 3; do\n"
 		      "  cp -a '%s/src' src$round; tar -cf $round.tar src$round; tar --compare -f $round.tar\n"
 		      "  diff -r '%s/src/deep' src$round/deep\n"

@@ -1,5 +1,5 @@
 /*
- * storing.c - what reaches the storage by itself and on request, and what is said of what does not.
+ * storing.c - what reaches the storage by itself and on request, and what is reported of the rest.
  */
 #include <fcntl.h>
 #include <limits.h>
@@ -80,7 +80,7 @@ EACH_WAY_BARE(storing, what_a_device_released_outlives_the_daemon_once_it_is_old
 	mnt_stop(&mnt);
 }
 
-EACH_WAY_BARE(storing, devices_have_the_age_of_others_unless_told)
+EACH_WAY_BARE(storing, the_writeback_age_is_that_of_devices_unless_they_have_their_own)
 {
 	static const char *const args[] = { "--device", "sim:8M", "--writeback-age", "0.05", NULL };
 	struct actor *dev = start(args, "f");
@@ -131,7 +131,7 @@ EACH_WAY_BARE(storing, a_file_and_a_directory_are_flushed_with_what_devices_rele
 	cr_assert_eq(stored("f", 0), '1');
 	shell_ok(mnt.path, "mkfifo pipe && \"$GAIA\" flush -r .");
 	cr_assert_eq(stored("f", 0), '2');
-	/* All of a directory only if it is asked for. */
+	/* A directory needs -r. */
 	r = shell_run(mnt.path, 30, "\"$GAIA\" flush d");
 	cr_assert_eq(r.status, 1);
 	cr_assert(strstr(r.err, "-r"), "%s", r.err);
@@ -215,7 +215,7 @@ EACH_WAY_BARE(storing, gaia_umount_names_what_cannot_be_stored_and_keeps_the_mou
 	release_to_bad_disk(BAD_DISK ",count=2", "0");
 	says(file_and_error(), 1, umount_command(""));
 	says("not unmounted", 1, umount_command(""));
-	/* Programs have it. */
+	/* Programs can still read it. */
 	shell_ok("/", "test \"$(dd if='%s/f' bs=1 skip=%d count=1 status=none)\" = d", mnt.path, PAGE);
 	cr_assert_eq(stored("f", PAGE), 0);
 	shell_ok("/", "%s", umount_command(""));
@@ -224,7 +224,7 @@ EACH_WAY_BARE(storing, gaia_umount_names_what_cannot_be_stored_and_keeps_the_mou
 	end_of_test();
 }
 
-/* Files are opened below a clone of the source's mount then, in which paths are others. */
+/* With noatime, files are opened below a clone of the source's mount, where their paths are others. */
 EACH_WAY_BARE(storing, without_access_times_names_are_the_same)
 {
 	static const char *const args[] = { "--device", "sim:8M", "--writeback-age", "3600", "-o", "noatime", NULL };
@@ -289,7 +289,7 @@ EACH_WAY_BARE(storing, a_daemon_that_was_not_asked_stays_until_everything_is_sto
 	end_of_test();
 }
 
-EACH_WAY_BARE(storing, a_daemon_that_was_not_asked_gives_up_some_time_and_names_what_is_lost)
+EACH_WAY_BARE(storing, a_daemon_that_was_not_asked_gives_up_in_the_end_and_names_what_is_lost)
 {
 	release_to_bad_disk(BAD_DISK, "0.3");
 	cr_assert_eq(mnt_unmount(&mnt), -1);
@@ -305,8 +305,8 @@ EACH_WAY_BARE(storing, a_signal_ends_a_mount_when_all_is_stored_and_a_second_one
 	release_to_bad_disk(BAD_DISK, "3600");
 	kill(mnt.daemon, SIGTERM);
 	for (time_t end = time(NULL) + 60; !lines_in_log("tried again for 3600 s"); nanosleep(&pause, NULL))
-		cr_assert_lt(time(NULL), end);
-	/* Programs have it. */
+		cr_assert_lt(time(NULL), end, "the daemon does not say that it tries again");
+	/* Programs can still read it. */
 	shell_ok("/", "test \"$(dd if='%s/f' bs=1 skip=%d count=1 status=none)\" = d", mnt.path, PAGE);
 	kill(mnt.daemon, SIGTERM);
 	cr_assert_eq(wait_for_end(), 1);

@@ -94,7 +94,7 @@ EACH_WAY_BARE(tool, residency_says_where_the_chunks_are)
 	actor_ok(a, RELEASE, 2 * MIB, 2 * MIB, 0);
 	r = report("residency", "f");
 	cr_assert_eq(NUMBER(r, "size"), SIZE);
-	/* Open and passed through, f has it at once, and not only when it is asked for. */
+	/* A file that is open and passed through has it at once, not only when somebody reads. */
 	cr_assert_eq(NUMBER(r, "released"), way_is("auto") ? 0 : 1);
 	json_decref(r);
 	actor_sees(a, READ, 2 * MIB, 'd');

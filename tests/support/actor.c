@@ -1,6 +1,6 @@
 /*
- * actor.c - see actor.h. Orders and results lie in memory that both share; two
- * gates say whose turn it is.
+ * actor.c - see actor.h. Orders and results are in memory that both share; two
+ * gates give each side its turn.
  */
 #include "actor.h"
 
@@ -147,7 +147,7 @@ static int act(void *arg)
 	a->r = set_up(a);
 	gate_open(a->result);
 	for (;;) {
-		/* The test may think for as long as it likes, but an actor whose test is gone dies. */
+		/* The test may take as long as it likes; but an actor whose test is gone dies. */
 		while (!gate_pass(a->order))
 			;
 		if (a->act == END)
@@ -201,7 +201,7 @@ long actor_do(struct actor *a, enum act what, off_t off, size_t len, int arg)
 	return actor_result(a);
 }
 
-/* The call that waits for orders is poll(2), whichever way libc makes it. */
+/* Waiting for orders is a poll(2), by whatever system call libc makes. */
 static bool waits_elsewhere(long syscall_number)
 {
 #ifdef SYS_poll
@@ -215,20 +215,12 @@ void actor_blocks(struct actor *a)
 {
 	const struct timespec pause = { .tv_nsec = 1000000 };
 	time_t end = time(NULL) + HANG_SECONDS;
-	char path[64];
-	long is;
-	FILE *f;
 
-	snprintf(path, sizeof(path), "/proc/%d/syscall", a->pid);
 	do {
 		cr_assert_lt(time(NULL), end, "the actor does not come to wait");
+		cr_assert_eq(kill(a->pid, 0), 0, "the actor has ended");
 		nanosleep(&pause, NULL);
-		f = fopen(path, "re");
-		cr_assert_not_null(f, "%s: %s", path, strerror(errno));
-		if (fscanf(f, "%ld", &is) != 1)
-			is = -1; /* "running" */
-		fclose(f);
-	} while (!waits_elsewhere(is));
+	} while (!waits_elsewhere(child_syscall(a->pid)));
 }
 
 static void forget(struct actor *a)

@@ -1,9 +1,9 @@
 /*
  * actor.h - processes that a test directs, one step at a time.
  *
- * An actor is a process of its own with one file open, mapped by mmap(2) and, if it
- * has a device, by gaia_mmap(). It does what it is told, in the order in which the test
- * tells its actors, which is the order of the scenario.
+ * An actor is a process with one file open, mapped by mmap(2) and, if it
+ * has a device, by gaia_mmap(). It carries out steps in the order in which the test
+ * orders them from its actors, which is the order of the scenario.
  *
  *	struct actor *cpu = actor_start("f", SIZE, NO_DEVICE), *dev = actor_start("f", SIZE, 0);
  *
@@ -12,7 +12,7 @@
  *	actor_ok(dev, RELEASE, 0, SIZE, 0);
  *	actor_sees(cpu, READ, 0, 'd');
  *
- * Actors die with the test. They are made before or after others, never by one.
+ * Actors die with the test. The test makes them; an actor makes none.
  */
 #ifndef GAIA_TESTS_ACTOR_H
 #define GAIA_TESTS_ACTOR_H
@@ -57,10 +57,10 @@ long actor_do(struct actor *a, enum act act, off_t off, size_t len, int arg);
 void actor_order(struct actor *a, enum act act, off_t off, size_t len, int arg);
 long actor_result(struct actor *a);
 
-/* Wait until a step that was ordered waits in some system call. */
+/* Wait until a step that was ordered waits in a system call. */
 void actor_blocks(struct actor *a);
 
-/* SIGKILL, in whatever it is doing. */
+/* Kill it (SIGKILL), whatever it is doing. */
 void actor_kill(struct actor *a);
 /* Let it unmap, close and exit with 0; asserts that it does. */
 void actor_end(struct actor *a);

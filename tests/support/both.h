@@ -1,5 +1,5 @@
 /*
- * both.h - do the same on a mount and on a plain directory, and compare.
+ * both.h - make the same calls on a mount and on a plain directory, and compare.
  *
  * The plain directory is the specification: it lies on the file system that
  * also backs the mount. An expression given to these macros is evaluated once
@@ -59,7 +59,7 @@ void both_same_stat(const struct stat st[2], const char *what);
 		both_ok;                                                                       \
 	})
 
-/* As SAME, and it must fail so. */
+/* As SAME, and it must fail with that errno. */
 #define SAME_ERR(call, err)                                                                    \
 	do {                                                                                   \
 		cr_assert_eq(SAME(call), -1, "%s succeeded", #call);                           \

@@ -1,6 +1,6 @@
 /*
- * cache_acquires.h - acquires beside others: on threads that are held on their way, that wait, or whose memory is given up
- * slowly. And readers that have memory of their own.
+ * cache_acquires.h - acquires at the same time as others: on threads that are held at a point, that wait, or whose clients give
+ * memory up slowly. And readers that have memory of their own.
  */
 #ifndef GAIA_TESTS_CACHE_ACQUIRES_H
 #define GAIA_TESTS_CACHE_ACQUIRES_H
@@ -31,7 +31,7 @@ static inline struct acquire of_page(struct client *cl, uint64_t page)
 	return (struct acquire){ .cl = cl, .off = page * GAIA_PAGE, .len = GAIA_PAGE };
 }
 
-/* To begin in this order: who hands over a chunk, and who wants it, too. */
+/* Two acquires, to be begun in this order: one hands over a chunk, the other wants the same chunk. */
 static inline struct held giving(struct acquire *a)
 {
 	return (struct held){ .point = "acquire.before_grant", .call = acquire, .arg = a };
@@ -57,7 +57,7 @@ static inline void *acquire_and_say_when_waiting(void *arg)
 	return (void *)(intptr_t)acquire(arg);
 }
 
-/* An acquire that waits, and for what was said. */
+/* Begin an acquire; returns when it waits for something. */
 static inline pthread_t begin_waiting(struct acquire *a)
 {
 	pthread_t thread;
@@ -78,7 +78,7 @@ static inline int end_waiting(pthread_t thread)
 
 /* ---- whose memory is given up slowly ---- */
 
-/* Posted when a client is asked to give up a chunk; and waited for before it does. */
+/* Posted when a client is asked to give up a chunk; the client waits for the other before it does. */
 static struct {
 	sem_t asked, go_on;
 } giving_up;
@@ -109,13 +109,13 @@ static inline struct client *new_reader(void)
 	return client_create(kf, 0, GAIA_PROT_READ, 4 * GAIA_CHUNK);
 }
 
-/* What processes read then, when nothing else has it than the device and the store. */
+/* Make processes read from the device or the store, by dropping all other copies. */
 static inline void forget_but_on_devices(void)
 {
 	cr_assert_eq(cpu_fsync(kf), 0);
 	kernel_reclaim(kf, 0, 0);
 	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
-	/* So that it is known how long a read of the store takes, and devices are the nearer. */
+	/* So that it is known how long a read of the store takes, and that devices are faster. */
 	cr_assert_eq(cpu_read(kf, (char[1]){ 0 }, 1, 2 * GAIA_CHUNK), 1);
 }
 

@@ -126,7 +126,7 @@ static size_t kpage_list(struct kfile *kf, uint64_t off, uint64_t len, bool dirt
 	pthread_mutex_lock(&kf->lock);
 	list = xmalloc((HASH_COUNT(kf->pages) + 1) * sizeof(*list));
 	for (p = kf->pages; p; p = p->hh.next)
-		/* Who holds the lock of a page may be making it dirty. */
+		/* A thread that has a page locked may be making it dirty. */
 		if (p->index >= first && p->index <= last && (p->locked || p->dirty || !dirty_only))
 			list[n++] = p->index;
 	pthread_mutex_unlock(&kf->lock);
@@ -188,7 +188,7 @@ static int kpage_get_filled(struct kfile *kf, uint64_t index, struct kpage **out
 	return 0;
 }
 
-/* WRITE locked pages that follow one another. They are clean afterwards, whatever came of it. */
+/* WRITE locked, consecutive pages. Afterwards they are clean, whatever the result. */
 static int kpages_write(struct kfile *kf, struct kpage **p, size_t n)
 {
 	uint64_t off = p[0]->index * GAIA_PAGE, size = ksize(kf), len;
@@ -620,12 +620,12 @@ static void kfile_free(struct kfile *kf)
 	free(kf);
 }
 
-/* The daemon's end of a file comes on a thread of its own choice: wait for it. */
+/* The daemon ends a file on a thread of its choice: wait for that. */
 static void wait_released(struct kfile *kf)
 {
 	for (unsigned k = 0; atomic_load(&kf->released) == 0; k++) {
 		usleep(1000);
-		if (k == 20000)
+		if (k == 60000)
 			bug("file %d was not let go of", kf->ref);
 	}
 	must(atomic_load(&kf->released) == 1);
@@ -707,7 +707,10 @@ static int host_revoke(void *arg, uint64_t map, uint64_t idx)
 	atomic_fetch_add(&cl->revoked, 1);
 	if (cl->rig->before_revoke)
 		cl->rig->before_revoke(cl->rig->arg, cl, idx);
-	unmap_chunk(cl, idx);
+	if (cl->hoards)
+		atomic_store(&cl->alive, false);
+	else
+		unmap_chunk(cl, idx);
 	return atomic_load(&cl->alive) ? 0 : -ENOTCONN;
 }
 
@@ -723,6 +726,34 @@ static bool host_alive(void *arg)
 	struct client *cl = arg;
 
 	return atomic_load(&cl->alive);
+}
+
+/* The rig's, where it is, is the first one; the next address is the second one's. */
+static struct rig *rig_of(const struct cache_process *process, unsigned *second)
+{
+	*second = process->id % sizeof(struct rig *);
+	return (struct rig *)(uintptr_t)(process->id - *second);
+}
+
+static bool host_process(void *arg, struct cache_process *out)
+{
+	struct client *cl = arg;
+
+	atomic_fetch_add(&cl->rig->processes_looked_up, 1);
+	if (!cl->hoards || !atomic_load(&cl->rig->hoarders_live[cl->second]))
+		return false;
+	*out = (struct cache_process){ .id = (uintptr_t)cl->rig + cl->second };
+	return true;
+}
+
+static bool host_process_lives(const struct cache_process *process)
+{
+	unsigned second;
+	struct rig *rig = rig_of(process, &second);
+
+	atomic_fetch_add(&rig->processes_asked, 1);
+	(void)fault_point("host.process_lives");
+	return atomic_load(&rig->hoarders_live[second]);
 }
 
 static void host_invalidate(void *arg, void *cookie, off_t off, off_t len)
@@ -858,6 +889,8 @@ static const struct cache_host host = {
 	.revoke = host_revoke,
 	.revoke_many = host_revoke_many,
 	.alive = host_alive,
+	.process = host_process,
+	.process_lives = host_process_lives,
 	.spans = host_spans,
 };
 
@@ -937,6 +970,8 @@ struct rig *rig_create(const struct rig_options *options)
 
 	rig->options = *options;
 	rig->user.owner = true;
+	atomic_init(&rig->hoarders_live[0], true);
+	atomic_init(&rig->hoarders_live[1], true);
 	pthread_mutex_init(&rig->lock, NULL);
 	for (unsigned k = 0; k < options->devices; k++)
 		dev[k] = new_device(options, k);

@@ -11,7 +11,7 @@
  * that what would deadlock with the kernel deadlocks here.
  *
  * Use: rig_create(), kfile_create(), client_create()...; rig_destroy() ends what is left and checks that
- * the cache gave everything back. What a test did not ask for aborts, with a line that says why.
+ * the cache gave everything back. If something happens that the test did not ask for, the rig aborts, with a line that says why.
  */
 #ifndef GAIA_TESTS_CACHE_RIG_H
 #define GAIA_TESTS_CACHE_RIG_H
@@ -35,7 +35,7 @@ struct rig_options {
 	uint64_t device_age_ms;	/* 0: an hour, too */
 	bool writethrough;	/* the kernel's way of caching */
 	uint64_t latency_ns;	/* of the devices */
-	bool always_writable;	/* the devices share nothing read-only, as GPUs do not */
+	bool always_writable;	/* the devices cannot share read-only, like GPUs */
 	bool no_peers;		/* the devices cannot copy from each other */
 	bool passthrough;	/* files begin as passthrough files: the kernel has nothing of them */
 	bool readers_may_write;	/* clients that map for reading only could write the file as well */
@@ -47,32 +47,34 @@ struct client;
 struct rig {
 	struct rig_options options;
 	struct cache *cache;
-	struct store *mem;   /* as it is */
+	struct store *mem;   /* without faults */
 	struct store *store; /* what the cache uses: faulty over mem */
 	SLIST_HEAD(, kfile) files;
 	pthread_mutex_t lock; /* the list of clients: threads make their own */
 	SLIST_HEAD(, client) clients;
 
-	struct cache_user user; /* whose clients are made next: at first an owner of the mount's */
+	struct cache_user user; /* the user of clients that are made next: by default an owner of the mount */
 
 	/*
-	 * Set by a test that wants a say in when invalidations happen: called before each, on the
+	 * Set by a test that controls when invalidations happen: called before each, on the
 	 * thread that asked for it.
 	 */
 	void (*before_invalidate)(void *arg, struct kfile *kf, off_t off, off_t len);
-	/* The same of chunks that a client has just been given: the acquire is not through yet. */
+	/* The same for chunks that a client has just been given: the acquire is not complete yet. */
 	void (*after_grant)(void *arg, struct client *cl, uint64_t idx);
-	/* A client is asked to unmap a chunk, and has not yet. */
+	/* Called when a client is asked to unmap a chunk, before it does. */
 	void (*before_revoke)(void *arg, struct client *cl, uint64_t idx);
 	void *arg;
 	atomic_uint asked; /* how often clients were, several of them at once or one */
+	atomic_bool hoarders_live[2]; /* at first; set by a test: the processes of the clients that hoard */
+	atomic_uint processes_looked_up, processes_asked; /* cache_host.process, .process_lives: how often */
 };
 
 struct rig *rig_create(const struct rig_options *options);
 /* Ends clients and files; nothing may be lost, held or leaked. */
 void rig_destroy(struct rig *rig);
 
-/* On a fake driver in mode busy_importers: those who kept a device's memory busy let it go. Else nothing. */
+/* For a fake driver in mode busy_importers: importers give up the device memory that they kept. Otherwise does nothing. */
 bool rig_importers_gone(void);
 /* Frames of home in use. */
 uint64_t rig_frames(struct rig *rig);
@@ -83,7 +85,7 @@ uint64_t rig_device_used(struct rig *rig, unsigned device);
 
 struct kpage {
 	uint64_t index;
-	atomic_bool locked, uptodate, dirty; /* changed by who holds the page, which is changed under the lock */
+	atomic_bool locked, uptodate, dirty; /* changed by the thread that has the page; which thread has it is changed under the lock */
 	UT_hash_handle hh;
 	unsigned char bytes[GAIA_PAGE];
 };
@@ -97,7 +99,7 @@ struct kfile {
 
 	unsigned readahead; /* pages that a READ asks for beyond the one wanted */
 
-	struct store_file *below; /* of a passthrough file, what processes work on: without faults */
+	struct store_file *below; /* the file of a passthrough file that processes work on: without faults */
 
 	pthread_mutex_t lock;
 	pthread_cond_t unlocked;
@@ -109,9 +111,9 @@ struct kfile {
 	atomic_uint opened, released; /* calls of cfile_source */
 };
 
-/* A file of the store; what it has is left alone, what it lacks up to @size is a hole. */
+/* A file of the store. Contents that exist are left alone; what is missing up to @size is a hole. */
 struct kfile *kfile_create(struct rig *rig, int ref, uint64_t size);
-/* No process has the passthrough file any more: it is cached from now on. An error of the store's. */
+/* No process has the passthrough file open any more: from now on it is cached. Returns an error of the store's. */
 int kfile_leave_passthrough(struct kfile *kf);
 /* The inode is forgotten: write back, cfile_put(), cache_forget(). Frees it. @gone: its last name went, too. */
 void kfile_end(struct kfile *kf, bool gone);
@@ -129,7 +131,7 @@ ssize_t cpu_copy(struct kfile *from, uint64_t from_off, struct kfile *to, uint64
 		 size_t len);
 int cpu_fsync(struct kfile *kf);
 
-/* What the kernel does of its own accord. */
+/* What the kernel does by itself. */
 /* Write back the dirty pages of a range (len 0: to the end), up to @batch in a request. */
 int kernel_writeback(struct kfile *kf, uint64_t off, uint64_t len, unsigned batch);
 /* Drop clean pages. */
@@ -155,24 +157,26 @@ struct client {
 	unsigned spans_allowed; /* set by a test; 0: any number */
 	atomic_uint spans;	/* those that the cache has asked for, see cache_host.spans */
 	bool kept; /* set by a test before client_end(): was disconnected, and lives */
+	bool hoards; /* set by a test: does not unmap what it is asked for, and is disconnected for that */
+	unsigned second; /* set by a test to 1: its process is the second one */
 	atomic_bool alive;
 	atomic_uint granted, revoked; /* chunks */
 	pthread_mutex_t lock;
 	/* lock. */
-	unsigned char **chunk; /* where it maps the file's chunks; NULL: not */
+	unsigned char **chunk; /* where it maps the file's chunks; NULL: it does not */
 };
 
 /* Maps [0, length) of the file. */
 struct client *client_create(struct kfile *kf, unsigned device, unsigned prot, uint64_t length);
-/* Killed: its memory is unmapped at once, the cache hears of it by client_end(). */
+/* The client is killed: its memory is unmapped at once; client_end() tells the cache. */
 void client_die(struct client *cl);
 /* cache_unmap(). Frees it. */
 void client_end(struct client *cl);
 
-/* As libgaiaclient: the CPU's release first. */
+/* Like libgaiaclient: pushes what CPUs wrote first. */
 int client_acquire(struct client *cl, uint64_t off, uint64_t len, unsigned prot);
 int client_release(struct client *cl, uint64_t off, uint64_t len);
-/* The half of the two that concerns the kernel. */
+/* The part of client_acquire() that concerns the kernel. */
 void client_push(struct client *cl, uint64_t off, uint64_t len);
 /* Where byte @off of the file is in device memory, or NULL. */
 unsigned char *client_at(struct client *cl, uint64_t off);

@@ -1,5 +1,5 @@
 /*
- * cache_scene.h - what the suites of the page cache share: one rig with one file, and its contents in words.
+ * cache_scene.h - shared by the suites of the page cache: one rig with one file, whose contents are texts.
  *
  * Every scene ends with end(), which checks the cache and that it gives everything back.
  */

@@ -15,7 +15,10 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
+
+#include "threads.h"
 
 pid_t child_start(int (*fn)(void *arg), void *arg)
 {
@@ -76,15 +79,36 @@ void child_kill(pid_t pid)
 
 bool child_stop(pid_t pid)
 {
-	siginfo_t now;
+	time_t end = time(NULL) + HANG_SECONDS;
+	siginfo_t now = { 0 };
 
 	kill(pid, SIGSTOP);
-	/* Its end stays to be waited for. */
-	while (waitid(P_PID, (id_t)pid, &now, WSTOPPED | WEXITED | WNOWAIT)) {
-		if (errno != EINTR)
+	/* Its end stays to be waited for. There is nothing to poll for a stop. */
+	while (!waitid(P_PID, (id_t)pid, &now, WSTOPPED | WEXITED | WNOWAIT | WNOHANG) && !now.si_pid) {
+		if (time(NULL) >= end) {
+			fprintf(stderr, "child %d does not stop\n", pid);
+			threads_show(pid, "child");
 			return false;
+		}
+		usleep(1000);
 	}
-	return now.si_code == CLD_STOPPED;
+	return now.si_pid && now.si_code == CLD_STOPPED;
+}
+
+long child_syscall(pid_t tid)
+{
+	char path[64];
+	long number;
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/proc/%d/syscall", tid);
+	f = fopen(path, "re");
+	if (!f)
+		return -1;
+	if (fscanf(f, "%ld", &number) != 1)
+		number = -1; /* "running" */
+	fclose(f);
+	return number;
 }
 
 void child_become(uid_t uid, gid_t gid)

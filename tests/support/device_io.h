@@ -95,7 +95,7 @@ static inline unsigned find_changed(struct devmem *mem, uint32_t page, uint32_t 
 	return changed;
 }
 
-/* Whether the suites are to take GPU 0 in the place of the fake driver. */
+/* Whether the suites must use GPU 0 instead of the fake driver. */
 static inline bool on_real_gpu(void)
 {
 	return getenv("GAIAFS_TEST_CUDA") != NULL;
@@ -108,7 +108,7 @@ static inline void skip_on_gpu(const struct device *dev)
 		cr_skip("CPU code cannot touch a GPU's memory; gpu-random has clients of other means");
 }
 
-/* The chunk as a client has it: a mapping of the exported descriptor. */
+/* The chunk as a client sees it: a mapping of the exported descriptor. */
 static inline unsigned char *client_map(struct devmem *mem)
 {
 	int fd;

@@ -6,17 +6,17 @@
  * ("kernels" are functions queued with fake_cuda_launch()), and another process that
  * imports an exported descriptor shares the memory. It is simulated: it says nothing about speed.
  *
- * Stricter than the real one, never kinder. What breaks a rule of the documentation
+ * It is stricter than the real one, never kinder. A call that breaks a rule of the documentation
  * (a double map, a partial unmap, a wrong granularity or offset, a copy beyond an
  * allocation or across two registrations, a call in a host function, a use in a
  * forked child) fails, and is noted as a violation. Mapped memory without access cannot be
- * touched, by a GPU that was not given any itself, nor can freed memory. The destination of a copy is garbage from the moment that
- * the stream comes to it, at once on an idle stream, until the copy lands.
+ * touched, not even by a GPU that was not given access itself, nor can freed memory. The destination of a copy is garbage from the
+ * moment that the stream reaches it, at once on an idle stream, until the copy lands.
  *
  * Calls that end something (free, unmap, destroy, release, unregister) take effect even when
- * they are made to fail: on a real device they report earlier errors like that. (But see broken_frees. And a
- * cuMemUnmap() of several mappings that fails where no context is broken has refused them. In a broken one nobody can
- * tell, and to unmap once more what is not mapped breaks no rule.)
+ * they are made to fail: on a real device such calls report earlier errors. (But see broken_frees. And if a
+ * cuMemUnmap() of several mappings fails while no context is broken, it has unmapped none. In a broken context nobody can
+ * tell, and unmapping again what is not mapped breaks no rule.)
  */
 #ifndef GAIA_TESTS_FAKE_CUDA_H
 #define GAIA_TESTS_FAKE_CUDA_H
@@ -27,7 +27,7 @@
 #include <stdint.h>
 
 struct fake_cuda_config {
-	unsigned n_devices;	/* 0: cuInit says CUDA_ERROR_NO_DEVICE */
+	unsigned n_devices;	/* 0: cuInit returns CUDA_ERROR_NO_DEVICE */
 	unsigned first;		/* ordinal 0 is GPU number `first`, as CUDA_VISIBLE_DEVICES would have it */
 	size_t memory;		/* bytes a device; a multiple of 2 MiB */
 	size_t granularity;	/* bytes; 0: 2 MiB */
@@ -49,11 +49,11 @@ struct fake_cuda_config {
 };
 
 /*
- * Modes make the fake do what a real driver may do and mostly does not, or does where it is short
+ * Modes make the fake do what a real driver may do but mostly does not, or does when it is short
  * of something. Each is a field of the configuration, and a word of the environment variable
- * FAKE_CUDA (words separated by commas, "waits,latency=50"), so that a whole suite runs in it. It
- * is read by fake_cuda_reset() and by the first call on the default configuration. A mode is on
- * when either says so; a number is the configuration's own where that has one. An unknown word
+ * FAKE_CUDA (words separated by commas, "waits,latency=50"), so that a whole suite can run in it. The
+ * variable is read by fake_cuda_reset() and by the first call on the default configuration. A mode is on
+ * if either says so; a number in the configuration takes precedence. An unknown word
  * aborts.
  *
  * register_waits	cuMemHostRegister, cuMemHostUnregister
@@ -147,10 +147,10 @@ struct fake_cuda_config {
  * own.
  */
 
-/* What it is configured as, and in which modes it is. */
+/* Its configuration, with the modes that it is in. */
 const struct fake_cuda_config *fake_cuda_mode(void);
 
-/* Before the first call, and again between tests; nothing may be alive. Default: one GPU of 64 MiB. */
+/* Call it before the first call, and again between tests; nothing may be alive. Default: one GPU of 64 MiB. */
 void fake_cuda_reset(const struct fake_cuda_config *config);
 
 /*
@@ -165,13 +165,13 @@ void fake_cuda_uuid(unsigned gpu, unsigned char uuid[16]);
 /* A kernel: @fn runs on the stream, in order. */
 CUresult fake_cuda_launch(CUstream stream, void (*fn)(void *arg), void *arg);
 
-/* With a copy of the @bytes at @arg, as a kernel's arguments are copied. */
+/* The same with a copy of the @bytes at @arg, as a kernel's arguments are copied. */
 CUresult fake_cuda_launch_copy(CUstream stream, void (*fn)(void *arg), const void *arg,
 			       size_t bytes);
 
 /*
- * Whether a kernel or a copy may use the bytes: device memory with access, or pinned host memory. On the GPU of
- * the stream whose kernel asks; else on that of the current context.
+ * Whether a kernel or a copy may use the bytes: device memory with access, or pinned host memory. For a kernel on the GPU of
+ * its stream; otherwise on the current context's.
  */
 bool fake_cuda_usable(const void *p, size_t bytes);
 
@@ -186,13 +186,13 @@ void fake_cuda_fail(const char *entry, unsigned nth, CUresult result, bool stick
 /* The @nth copy, memset or kernel from now is not carried out, and breaks the context when it is due. */
 void fake_cuda_fail_later(unsigned nth, CUresult result);
 
-/* Whether what was armed has failed. Disarms. */
+/* Whether what was armed has made a call fail. Disarms. */
 bool fake_cuda_failed(void);
 
 /* Calls since fake_cuda_reset(). */
 unsigned fake_cuda_calls(void);
 
-/* Of them, those to one entry point, or to fake_cuda_launch() ("launch"). */
+/* Those of them to one entry point, or to fake_cuda_launch() ("launch"). */
 unsigned fake_cuda_calls_of(const char *entry);
 
 /* How many calls wait for streams now because a mode says so. */
@@ -200,7 +200,7 @@ unsigned fake_cuda_waiting(void);
 
 /* ---- what to assert ---- */
 
-/* The first rule that was broken since fake_cuda_reset(), in words; NULL: none. */
+/* The first rule that was broken since fake_cuda_reset(), as a text; NULL: none. */
 const char *fake_cuda_violation(void);
 
 /* What is alive: handles, mappings, reservations, allocations, registrations, streams, events,
@@ -216,7 +216,7 @@ uint64_t fake_cuda_copied(void);
 /* Handles of memory that was created with gpuDirectRDMACapable. */
 unsigned fake_cuda_rdma_capable(void);
 
-/* Where importers keep memory (busy_importers): they let go. */
+/* Importers that keep memory (busy_importers) give it up. */
 void fake_cuda_importers_gone(void);
 
 #endif

@@ -118,7 +118,7 @@ const struct cuda_api *fake_cuda_api(void)
 {
 	static struct cuda_api api;
 
-	/* Devices that there are use it. */
+	/* Devices that exist use the table. */
 	if (api.launch)
 		return &api;
 #define X(name) api.name = (__typeof__(api.name))fake_cuda_entry(#name);

@@ -8,7 +8,7 @@
 #include "device/cuda/api.h"
 #include "fake_cuda.h"
 
-/* After fake_cuda_reset() and cuInit(). */
+/* Call it after fake_cuda_reset() and cuInit(). */
 const struct cuda_api *fake_cuda_api(void);
 
 /* fake_cuda_reset() for one GPU of @memory bytes, and cuInit(). */

@@ -51,7 +51,7 @@ struct fake_item {
 	uint64_t number; /* of the event's record */
 	uint64_t issued; /* ascends over all streams */
 	bool spoiled;
-	CUresult broken; /* breaks the context instead of being carried out */
+	CUresult broken; /* this item breaks the context instead of being carried out */
 };
 
 struct CUstream_st {
@@ -64,7 +64,7 @@ struct CUstream_st {
 
 	/* fake.lock */
 	struct fake_capture *capture;
-	bool abandoned; /* nothing begins any more */
+	bool abandoned; /* no further item begins */
 	STAILQ_HEAD(, fake_item) items; /* the first is being carried out */
 	bool stop;
 };
@@ -101,7 +101,7 @@ struct fake_range {
 	unsigned gpu; /* allocations */
 	bool owned;   /* pinned memory made by cuMemHostAlloc() */
 	unsigned flags;
-	CUcontext ctx; /* that it was made in; NULL: a reservation */
+	CUcontext ctx; /* the context it was made in; NULL: a reservation */
 };
 
 struct fake_mapping {
@@ -109,7 +109,7 @@ struct fake_mapping {
 	char *at;
 	size_t size;
 	struct fake_memory *memory;
-	unsigned access; /* a bit a GPU that may read and write */
+	unsigned access; /* one bit for each GPU that may read and write */
 };
 
 struct fake {
@@ -140,8 +140,8 @@ struct fake {
 		const char *entry;
 		unsigned calls;
 	} called[FAKE_CALLED];
-	CUresult broken; /* what every call says from now on */
-	CUcontext broken_ctx; /* where that began; NULL: nowhere in particular */
+	CUresult broken; /* every call returns this from now on */
+	CUcontext broken_ctx; /* the context where that began; NULL: none in particular */
 	struct {
 		const char *entry;
 		unsigned nth; /* 0: not armed */
@@ -154,11 +154,11 @@ struct fake {
 
 extern struct fake fake;
 
-/* First thing in every entry point: counts, and says what it fails with. */
+/* First in every entry point: counts the call, and returns the error that it must fail with. */
 CUresult fake_enter(const char *entry);
 
 /*
- * Whether a call that ends something of the GPUs (a bit each), for which fake_enter() just said @err, does so
+ * Whether a call that ends something of the GPUs (one bit each), for which fake_enter() has just returned @err, does so
  * all the same.
  */
 bool fake_takes_effect(CUresult err, unsigned gpus);
@@ -166,7 +166,7 @@ bool fake_takes_effect(CUresult err, unsigned gpus);
 /* A number of the calling thread, never used again. */
 uint64_t fake_thread(void);
 
-/* For a call that names what is not there: a broken rule, but after a reset, which may have freed it. */
+/* For a call that names what does not exist: a broken rule, except after a reset, which may have freed it. */
 CUresult fake_refuse_gone(CUresult result, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* All that is the context's, or its GPU's. fake.lock not held. */
@@ -176,20 +176,20 @@ void fake_memory_reset(CUcontext ctx);
 /* Note a broken rule; returns @result, for the caller to return. With or without fake.lock. */
 CUresult fake_refuse(CUresult result, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* The current context; NULL. */
+/* The current context, or NULL. */
 CUcontext fake_context(void);
 bool fake_is_context(CUcontext ctx);
 
 /*
- * Returns after all that was queued until now on the streams of the GPUs (a bit each). fake.lock not held.
+ * Returns after everything that was queued until now on the streams of the GPUs (one bit each). fake.lock is not held.
  */
 void fake_wait_gpus(unsigned gpus);
 #define ALL_GPUS (~0u)
 
-/* A bit for the GPU that the calling thread works for; all bits where that is none. fake.lock not held. */
+/* The bit of the GPU that the calling thread works for; all bits if there is none. fake.lock is not held. */
 unsigned fake_gpu_bit(void);
 
-/* What a stream's thread works for. */
+/* The GPU that a stream's thread works for. */
 extern _Thread_local unsigned fake_stream_gpu_bit;
 
 unsigned fake_gpu_of(CUdevice ordinal);

@@ -71,7 +71,7 @@ bool fake_device_memory(const void *p, size_t bytes, unsigned gpus)
 	struct fake_range *r = range_around(&fake.allocated, p, bytes);
 	unsigned access;
 
-	/* What is allocated plainly other GPUs reach by contexts, of which nobody enables any. */
+	/* Other GPUs reach plain allocations by peer access of contexts, which nobody enables. */
 	if (r)
 		return gpus & 1u << r->gpu;
 	return mapped_bytes(p, bytes, &access) == bytes && (access & gpus);
@@ -132,7 +132,7 @@ static unsigned exported_descriptors(void)
 	char target[64];
 	unsigned n = 0;
 
-	/* Not even one to look with. */
+	/* There is no descriptor to look with. */
 	if (!dir)
 		return fake.config.descriptors;
 	while ((entry = readdir(dir))) {
@@ -172,7 +172,7 @@ static bool take_memory(unsigned gpu, size_t size)
 	return true;
 }
 
-/* ---- ---- */
+/* ---- device memory ---- */
 
 bool fake_cuda_usable(const void *p, size_t bytes)
 {

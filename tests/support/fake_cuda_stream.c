@@ -162,7 +162,7 @@ static void *stream_main(void *arg)
 			carry_out(s, item);
 			pthread_mutex_lock(&fake.lock);
 		}
-		/* Events are reached in any case: who waits for one must learn of the error. */
+		/* Events are reached in any case: waiters must learn of the error. */
 		if (item->kind == ITEM_RECORD)
 			item->event->reached = item->number;
 		STAILQ_REMOVE_HEAD(&s->items, link);
@@ -436,7 +436,7 @@ unlock:
 	return err;
 }
 
-/* In a broken context nothing begins any more: what it says is true only when what runs has ended. */
+/* In a broken context nothing begins any more; but its error is true only once what runs has ended. */
 static CUresult enter_waiting(const char *call)
 {
 	CUresult err = fake_enter(call);
@@ -456,7 +456,7 @@ again:
 	return err;
 }
 
-/* fake.lock held. Whether the stream has items from until then. */
+/* fake.lock held. Whether the stream has items up to number @last. */
 static bool has_until(const struct CUstream_st *s, uint64_t last)
 {
 	const struct fake_item *first = STAILQ_FIRST(&s->items);
@@ -499,7 +499,7 @@ again:
 	pthread_mutex_unlock(&fake.lock);
 }
 
-/* fake.lock held. Who asks for the state of a stream that captures, or waits for it, spoils the capture. */
+/* fake.lock held. To ask for the state of a stream that captures, or to wait for it, spoils the capture. */
 static CUresult asked_in_capture(CUstream s)
 {
 	struct fake_capture *other = s->legacy ? capture_of_context(s->ctx, true) : NULL;

@@ -287,7 +287,7 @@ unsigned fake_device(const char *kind, const unsigned char uuid[16])
 
 json_t *cache_status_json(struct cache *c)
 {
-	return json_pack("{s:[], s:{}}", "devices", "home");
+	return json_pack("{s:[], s:{}, s:[{s:i}]}", "devices", "home", "races", "offset", 4096);
 }
 
 int cache_sync_all(struct cache *c, json_t *unstored)
@@ -406,7 +406,7 @@ void fake_stop(void)
 	uv_async_send(&stop);
 	cr_assert_eq(pthread_join(loop_thread, NULL), 0);
 	cr_assert_eq(fake_seen().live, 0);
-	/* Or it would say what has not been given back. */
+	/* It says what has not been given back. */
 	quota_destroy(quota);
 }
 

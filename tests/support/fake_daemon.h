@@ -1,8 +1,8 @@
 /*
- * fake_daemon.h - clients' side of a daemon without a mount and without a page cache.
+ * fake_daemon.h - a daemon as clients see it, without a mount and without a page cache.
  *
  * The real control room on a loop of its own thread, over a cache that grants memory and otherwise only
- * writes down what it is asked. The client library's ioctls are led to it (wire_sys). A "file on the mount" is a
+ * records what it is asked. The client library's ioctls are redirected to it (wire_sys). A "file on the mount" is a
  * descriptor that was passed to fake_file().
  */
 #ifndef GAIA_TESTS_FAKE_DAEMON_H
@@ -23,21 +23,21 @@ void fake_stop(void);
 struct control *fake_control(void);
 struct quota *fake_quota(void);
 
-/* Who asks from now on: root, as at first. */
+/* The user who calls from now on; by default root. */
 extern uid_t fake_uid;
 
 /* A new file of the mount: a descriptor, read-write. */
 int fake_file(void);
 struct cfile *fake_cfile(int fd);
 
-/* What the library's calls do, from control's functions: -1 and errno. */
+/* Carries out the library's calls, by control's functions: -1 and errno. */
 int fake_ioctl(int fd, unsigned long request, void *arg);
 
 /* What was asked of the cache so far. */
 struct fake_cache {
 	unsigned maps, unmaps, acquires, releases, syncs, advices;
 	unsigned live;			/* mappings */
-	unsigned kept;			/* unmapped by who keeps the memory */
+	unsigned kept;			/* mappings whose client keeps the memory after unmapping */
 	int pins;			/* GAIA_PROT_PIN without their GAIA_PROT_PINNED */
 	uint64_t off, len;		/* of the last range */
 	uint64_t map_id;		/* of the last mapping */
@@ -54,16 +54,16 @@ struct fake_gate {
 };
 extern struct fake_gate fake_gate;
 
-/* The file's length in chunks: what lies beyond is not granted. 0: no end. */
+/* The file's length in chunks: chunks beyond it are not granted. 0: no end. */
 extern atomic_uint fake_chunks;
 
-/* What the cache answers from now on, where it is not 0. */
+/* The cache's answers from now on, if not 0. */
 struct fake_errors {
 	atomic_int pin, acquire, release;
 };
 extern struct fake_errors fake_errors;
 
-/* One device more: its number. */
+/* Add a device. Returns its number. */
 unsigned fake_device(const char *kind, const unsigned char uuid[16]);
 
 /* Posted by each cache_unmap(). */
@@ -78,18 +78,18 @@ int fake_revoke(uint64_t map_id, uint64_t idx);
 /* Leave no room for a message to the mapping's client: it gets empty ones. */
 void fake_fill_socket(uint64_t map_id);
 
-/* Until somebody is sending to the client with this key.id. */
+/* Wait until somebody is sending to the client with this key.id. */
 void fake_await_sender(uint64_t client);
 
-/* Take the chunk back from the clients of all mappings at once: how many have given it up. */
+/* Take the chunk back from the clients of all mappings at once. Returns how many have given it up. */
 unsigned fake_revoke_all(uint64_t idx);
-/* Take @n chunks back from the mapping's client at once: how many it has given up. */
+/* Take @n chunks back from the mapping's client at once. Returns how many it has given up. */
 unsigned fake_revoke_many(uint64_t map_id, unsigned n);
 
 /* Have the descriptors of chunks ready, so that the next acquire needs no new ones. */
 void fake_prepare(uint64_t map_id, uint64_t first, unsigned n);
 
-/* The client that last mapped: whether it has mappings and is alive, and an end to it. */
+/* Whether the client that last mapped has mappings and is alive; and disconnect it. */
 bool fake_alive(void);
 void fake_disconnect(void);
 

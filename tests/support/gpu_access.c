@@ -1,5 +1,5 @@
 /*
- * gpu_access.c - see gpu_access.h. Knows the few functions of the driver that it needs by itself,
+ * gpu_access.c - see gpu_access.h. Declares the few functions of the driver that it needs itself,
  * so that tests are the same with and without the toolkit.
  */
 #include "gpu_access.h"

@@ -1,11 +1,14 @@
 /*
- * held.h - a call on another thread, held at a fault point on its way (base/fault.h).
+ * held.h - a call on another thread, held at a fault point on its way (base/fault.h); and whether a thread sleeps.
  */
 #ifndef GAIA_TESTS_HELD_H
 #define GAIA_TESTS_HELD_H
 
 #include <criterion/criterion.h>
 #include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "base/fault.h"
 
@@ -26,7 +29,7 @@ static inline void *held_main(void *arg)
 	return NULL;
 }
 
-/* It has come to its point on return. */
+/* On return the call has reached its point. */
 static inline void held_begin(struct held *h)
 {
 	fault_hold(h->point);
@@ -34,12 +37,27 @@ static inline void held_begin(struct held *h)
 	fault_await_held(h->point);
 }
 
-/* It goes on from there; what it returned. */
+/* Let it go on from there, and return its result. */
 static inline int held_end(struct held *h)
 {
 	fault_let_go(h->point);
 	pthread_join(h->thread, NULL);
 	return h->result;
+}
+
+/* Whether a thread of this process waits: for a lock, where there is nothing else to wait for. */
+static inline bool thread_sleeps(int tid)
+{
+	char path[64], line[512], *state;
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", tid);
+	f = fopen(path, "re");
+	cr_assert_not_null(f);
+	cr_assert_not_null(fgets(line, sizeof(line), f));
+	fclose(f);
+	state = strrchr(line, ')');
+	return state && state[2] == 'S';
 }
 
 #endif

@@ -1,9 +1,9 @@
 /*
- * holds_array.h - what holds.h stands for: an array with the numbers of each page, for tests that run both.
+ * holds_array.h - the reference of holds.h: an array with the numbers of each page, for tests that compare the two.
  *
- * After begin() and each event() both must say the same: agree(). end() gives everything back.
+ * After begin() and after each event() both must agree: agree(). end() frees everything.
  *
- * Who includes it defines first
+ * A file that includes it must first define
  *	MUST(cond[, fmt...])		ends the test if not @cond
  *	unsigned choose(unsigned n)	less than @n, which is at most 256: what happens next
  */
@@ -41,7 +41,7 @@ static void end(void)
 	MUST(w.hs.spans == 0 && !holds_first(&w.hs, 0, UINT64_MAX));
 }
 
-/* Of pages [a, b) alone the spans are those that have some of them. */
+/* The same for pages [a, b) only: the spans found are those that have some of them. */
 static void agree_between(uint64_t a, uint64_t b)
 {
 	const struct hold *h = holds_first(&w.hs, w.from + a, w.from + b);
@@ -78,7 +78,7 @@ static void agree(void)
 
 enum event { ADD, SETTLE, UNDO, RELEASE, DROP };
 
-/* The words of holds.h, a page at a time. */
+/* The operations of holds.h, on one page. */
 static void apply(struct numbers *p, enum event what, uint32_t n, uint32_t writes)
 {
 	switch (what) {

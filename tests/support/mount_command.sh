@@ -1,6 +1,6 @@
 #!/bin/bash
 # mount_command.sh BUILD - mount(8), umount(8) and fstab(5) with gaiafs. They look for helpers in /sbin
-# only, so the build's are laid over it in a mount namespace of the test's own.
+# only, so the build's helpers are mounted over it in a mount namespace of the test's own.
 set -euo pipefail
 
 skip() {
@@ -46,7 +46,7 @@ ln -s mount.gaiafs /usr/sbin/mount.fuse.gaiafs
 mounts() {
 	awk -v dir="$dir" '$5 == dir "/mnt" && / - fuse.gaiafs / && index($0, " " dir "/src ")' /proc/self/mountinfo | wc -l
 }
-# Wait for the end of a process that need not be ours; where process 1 is no init it stays a zombie, as which tail --pid counts it.
+# Wait for the end of a process that may not be ours. If process 1 is no init it stays a zombie, which tail --pid takes for alive.
 ended() {
 	python3 - "$1" <<- 'END'
 	import contextlib, os, select, sys
@@ -70,19 +70,19 @@ umount mnt || fail "umount failed"
 cmp want src/file || fail "umount returned before everything was stored"
 [ "$(mounts)" -eq 0 ] || fail "still mounted after umount"
 
-# The options that mount(8) strips, and those that libfuse does not know.
+# The options that mount(8) removes, and those that libfuse does not know.
 mount -t gaiafs -o device=none,suid,dev,strictatime,lazytime,noacl src mnt || fail "mount -o suid,dev,strictatime,lazytime,noacl failed"
 rights() { findmnt -no VFS-OPTIONS -T "$1" | tail -n 1 | tr , '\n' | grep -xE 'nosuid|nodev' || true; }
 [ "$(rights mnt)" = "$(rights "$dir")" ] || fail "mount -o suid,dev: the mount is $(rights mnt)"
 
-# A remount, by the type that mount(8) sees and by fstab's: what the kernel decides changes, and the rest is named.
+# A remount, by the type that mount(8) sees and by fstab's: what the kernel decides changes, and other options are named.
 writable() { : 2> /dev/null >> mnt/file; }
 exec 5>> mnt/file
 ! mount -o remount,ro mnt 2> err || fail "remount,ro succeeded while a file is open for writing"
 exec 5>&-
 mount -o remount,ro mnt 2> err || fail "remount,ro failed: $(cat err)"
 ! writable || fail "remount,ro: it can be written"
-# The examples tell why a file cannot be had.
+# The examples say why a file cannot be used.
 ! "$build/client/examples/increment" mnt/file 2> err || fail "increment has changed a file of a read-only mount"
 grep -q 'mnt/file: Read-only' err || fail "increment does not say that the mount is read-only: $(cat err)"
 ! setpriv --reuid=65534 --clear-groups "$build/client/examples/increment" "$dir/mnt/file" 2> err || fail "increment has changed another's file"
@@ -101,7 +101,7 @@ mount -o remount,ro mnt || fail "remount,ro of a noatime mount failed"
 grep -q " $dir/mnt [^-]*noatime" /proc/self/mountinfo || fail "a remount took noatime away"
 umount mnt
 
-# What cannot be stored umount(8) names, and it leaves the mount; it is given up where that is asked for.
+# umount(8) names what cannot be stored, and leaves the mount; --discard gives it up.
 mkdir small
 mount -t tmpfs -o size=1M tmpfs small
 mount -t gaiafs -o device=sim:8M,cpu-cache=writethrough,writeback-age=3600,unmount-timeout=3600 small mnt || fail "mount of a small source failed"
@@ -124,7 +124,7 @@ grep -q 'transport dev: .* no effect' err || fail "transport=dev: no word of its
 mount -a -T fstab || fail "mount -a failed"
 [ "$(mounts)" -eq 1 ] || fail "mount -a mounted it again"
 
-# Busy: not unmounted, and said so; lazily: yes.
+# If it is busy it is not unmounted, and that is said; lazily it is.
 exec 5< mnt/file
 ! umount mnt 2> err || fail "umount of a busy mount succeeded"
 grep -q busy err || fail "umount of a busy mount does not say that it is busy: $(cat err)"
@@ -134,7 +134,7 @@ umount -l mnt || fail "umount -l failed"
 exec 5<&-
 ended "$pid"
 
-# A device that is named and not there is an error, and nothing becomes one in its place.
+# A device that is named and does not exist is an error, and no other device replaces it.
 ! mount -t gaiafs -o device=cuda:1000 src mnt 2> err || fail "a device that is not there was taken"
 grep -q 'cuda' err || fail "a device that is not there: the reason does not name it: $(cat err)"
 echo "$dir/src $dir/mnt gaiafs device=cuda:1000 0 0" > fstab

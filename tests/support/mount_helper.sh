@@ -1,5 +1,5 @@
 #!/bin/sh
-# mount_helper.sh HELPER.in - what mount.gaiafs makes of mount(8)'s arguments, seen by a gaiafs
+# mount_helper.sh HELPER.in - how mount.gaiafs translates mount(8)'s arguments, shown by a gaiafs
 # that only prints its own.
 set -eu
 

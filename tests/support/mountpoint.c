@@ -170,7 +170,7 @@ static _Noreturn void guard_main(const struct mnt *m, int owner, int daemon)
 	sigset_t all;
 	int null = open("/dev/null", O_RDWR);
 
-	/* Out of the group that a test runner kills, deaf, and holding nobody's pipes. */
+	/* Outside the group that a test runner kills, deaf to signals, and with nobody's pipes open. */
 	setsid();
 	sigfillset(&all);
 	sigprocmask(SIG_BLOCK, &all, NULL);
@@ -270,7 +270,7 @@ static _Noreturn void exec_daemon(const struct mnt *m)
 	dup2(in, 0);
 	dup2(out, 1);
 	dup2(out, 2);
-	/* Whatever the test holds open is not the daemon's business. */
+	/* The daemon inherits nothing that the test has open. */
 	close_between(3, INT_MAX);
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
@@ -351,7 +351,7 @@ static void kill_daemon(struct mnt *m)
 	if (!m->daemon)
 		return;
 	kill(m->daemon, SIGKILL);
-	/* While it is dying, whoever it served hangs, and it may wait for them: abort the mount. */
+	/* While it is dying, the processes it served hang, and it may wait for them: abort the mount. */
 	detach(m->path);
 	while (waitpid(m->daemon, NULL, 0) < 0 && errno == EINTR)
 		;
@@ -464,7 +464,7 @@ int mnt_wait(struct mnt *m)
 	int status = wait_exit(m->daemon, PATIENCE_SECONDS);
 
 	if (status == -1) {
-		/* Then it ends when it is told to. */
+		/* A copy of the mount keeps the daemon: it ends when it is told to. */
 		if (!is_mounted(m->path) && is_mounted_elsewhere(m->path))
 			kill(m->daemon, SIGTERM);
 		status = wait_exit(m->daemon, EXIT_SECONDS);
@@ -487,7 +487,7 @@ int mnt_unmount(struct mnt *m)
 
 	if (!m->daemon)
 		return -1;
-	/* Who looks at all mounts of the machine makes them busy for a moment. */
+	/* A program that looks at all mounts of the machine makes them busy for a moment. */
 	for (unsigned tries = 0; (err = umount2(m->path, UMOUNT_NOFOLLOW)) && errno == EBUSY; tries++) {
 		if (tries == BUSY_TRIES)
 			break;
@@ -554,6 +554,19 @@ bool mnt_is_dead(const char *path)
 	if (statfs(path, &sfs))
 		return errno == ENOTCONN || errno == ECONNABORTED;
 	return sfs.f_type != FUSE_MAGIC;
+}
+
+int mnt_log_lines(const struct mnt *m, const char *text)
+{
+	FILE *log = fopen(m->log, "re");
+	char line[4096];
+	int n = 0;
+
+	while (log && fgets(line, sizeof(line), log))
+		n += strstr(line, text) != NULL;
+	if (log)
+		fclose(log);
+	return n;
 }
 
 void mnt_show_log(const struct mnt *m)

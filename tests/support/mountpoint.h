@@ -10,13 +10,13 @@
  *	mnt_stop(&m);			unmount, daemon's exit status, nothing left
  *
  * The daemon is a child of the caller. A second process, the guard, waits for the
- * caller's death, however it comes about, and then kills the daemon, detaches the
- * mount and removes the directory: a test that crashes, times out or is killed
+ * caller's death, whatever its cause, and then kills the daemon, detaches the
+ * mount and removes the directory: so a test that crashes, times out or is killed
  * leaks nothing.
  *
  * Not thread-safe: one thread uses a struct mnt at a time, and it must be the one
  * process that started it (children forked later must not call any of this).
- * Failures are told on stderr, with the daemon's log.
+ * Failures are reported on stderr, with the daemon's log.
  */
 #ifndef GAIA_TESTS_MOUNTPOINT_H
 #define GAIA_TESTS_MOUNTPOINT_H
@@ -30,8 +30,8 @@ struct mnt_options {
 	const char *gaiafs;
 
 	/*
-	 * Its options beyond source, mount point and -f; ends with NULL. NULL: none. Unless they give an age, nothing is
-	 * fetched from devices by its age.
+	 * Its options beyond source, mount point and -f; ends with NULL. NULL: none. Unless they set --device-age or
+	 * --writeback-age, nothing is fetched from devices by age.
 	 */
 	const char *const *args;
 
@@ -50,8 +50,8 @@ struct mnt {
 	char dir[PATH_MAX / 2];		/* temporary, holds all of the below */
 	char path[PATH_MAX];		/* the mount point */
 	char backing[PATH_MAX];		/* the directory beneath */
-	char log[PATH_MAX];		/* what the daemon said; appended to by a restart */
-	int backing_fd;			/* of it, from before the mount: good for the *at() calls */
+	char log[PATH_MAX];		/* the daemon's output; a restart appends to it */
+	int backing_fd;			/* the directory, opened before the mount: for the *at() calls */
 	struct mnt_options options;	/* shallow: what it points to must last */
 
 	/* While mounted, else 0. */
@@ -59,24 +59,24 @@ struct mnt {
 	pid_t guard;
 };
 
-/* Returns when the mount is live: 0, or -1 and nothing is left of it. */
+/* Returns when the mount is live: 0; or -1, and nothing is left of it. */
 int mnt_start(struct mnt *m, const struct mnt_options *options);
 
-/* A clean end: 0, or -1 if it was not clean (something was still open, or the daemon failed). In
- * both cases nothing is left, but for options.backing. */
+/* End it cleanly: 0, or -1 if that failed (something was still open, or the daemon failed). In
+ * both cases nothing is left, except options.backing. */
 int mnt_stop(struct mnt *m);
 
 /* mnt_stop()'s first half: unmount and wait for the daemon's exit status 0. */
 int mnt_unmount(struct mnt *m);
 
-/* kill -9 the daemon and take the dead mount away. Whoever has files open on it sees ENOTCONN. */
+/* kill -9 the daemon and take the dead mount away. Programs with files open on it get ENOTCONN. */
 void mnt_crash(struct mnt *m);
 
 /* After mnt_unmount() or mnt_crash(): mount again, the same way. On -1 only mnt_stop() may follow. */
 int mnt_restart(struct mnt *m);
 
-/* Wait for a daemon that ends by itself or was told to (SIGTERM), and take down what is left of the
- * mount: its wait status, or -1 when it has not ended after a minute and was killed. */
+/* Wait for a daemon that ends by itself or was told to (SIGTERM), and remove what is left of the
+ * mount. Returns its wait status, or -1 if it had not ended after a minute and was killed. */
 int mnt_wait(struct mnt *m);
 
 /* Whether no daemon serves what is at @path: its mount has died, or is gone. */
@@ -87,9 +87,11 @@ bool mnt_can_abort(void);
 
 /* Copy the daemon's log to stderr. */
 void mnt_show_log(const struct mnt *m);
+/* How many lines of it contain @text. */
+int mnt_log_lines(const struct mnt *m, const char *text);
 
-/* A word that `gaia status` says: of "cpu_cache" it may be "auto", which may have fallen back to another. 0, or -1 when
- * it does not say. */
+/* A word of `gaia status`. (For "cpu_cache" it may differ from the "auto" that was asked for.) 0, or -1 if
+ * it is not there. */
 int mnt_says(const struct mnt *m, const char *what, char word[16]);
 
 /* Absolute path of a file on the mount; the buffer is one of a few that are used in turn. */

@@ -1,5 +1,5 @@
 #!/bin/sh
-# needed.sh BINARY... - no binary needs CUDA's libraries to start: they are on machines with a GPU only.
+# needed.sh BINARY... - no binary needs CUDA's libraries to start, since they are only on machines with a GPU.
 set -eu
 for binary; do
 	needed=$(readelf -d "$binary" | sed -n 's/.*(NEEDED).*\[\(.*\)\].*/\1/p')

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""options_are_told.py GAIAFS PAGE HELPER - the manual page and mount.gaiafs know the options of the command line.
+"""options_are_told.py GAIAFS PAGE HELPER - manual page and mount.gaiafs have the options of the command line.
 
-GAIAFS is asked for its help, which is made of its table of options; PAGE is the source of gaiafs(8); HELPER is
-mount.gaiafs, which hands options with values on. Each option of the one is to be in the others, and the other way round.
+GAIAFS prints its help, which is made from its table of options; PAGE is the source of gaiafs(8); HELPER is
+mount.gaiafs, which passes on options with values. Each must have the options of the others.
 """
 
 import re
@@ -22,7 +22,7 @@ def main():
     wrong = []
     for name in sorted(told ^ set(options)):
         wrong.append(f"--{name}: only in {'gaiafs(8)' if name in told else 'the help'}")
-    # What is taken and has no effect any more is not shown.
+    # An option that is accepted and has no effect any more is not in the help.
     for name in sorted((handed_on ^ with_values) - {"transport"}):
         wrong.append(f"{name}=: only in {'mount.gaiafs' if name in handed_on else 'the help'}")
     print("\n".join(wrong) or f"{len(options)} options")

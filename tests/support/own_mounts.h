@@ -7,9 +7,9 @@
 #include <stdbool.h>
 
 /*
- * What this process and its children mount from now on is seen by nobody else, and gone with them. A
- * new namespace has a copy of every mount, and what it has cannot end: gaiafs mounts, which other tests
- * wait for, are not kept, but for the one at @keep (NULL: none). False: not permitted.
+ * What this process and its children mount from now on is seen by nobody else, and ends with them. A
+ * new namespace has a copy of every mount, which keeps the mount alive: so copies of gaiafs mounts, whose end other tests
+ * wait for, are detached, except the one at @keep (NULL: none). False: not permitted.
  */
 bool own_mounts(const char *keep);
 

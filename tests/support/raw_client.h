@@ -1,5 +1,5 @@
 /*
- * raw_client.h - a client of the daemon that does without the library, and so may leave out
+ * raw_client.h - a client of the daemon without the library, which may leave out
  * what the library would not: its connection, one step at a time. Without features it is a client of
  * protocol 1.0.
  */

@@ -119,7 +119,7 @@ void shell_ok(const char *cwd, const char *fmt, ...)
 const char *shell_lacks(const char *const *programs)
 {
 	for (; *programs; programs++) {
-		struct shell_result r = shell_run(NULL, 10, "command -v %s", *programs);
+		struct shell_result r = shell_run(NULL, 60, "command -v %s", *programs);
 
 		shell_free(&r);
 		if (r.status)

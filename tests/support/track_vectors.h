@@ -5,7 +5,7 @@
  * counter an owner, and gives each state of home's bytes a number that is never used again. After begin() and
  * each event() both must say the same: agree().
  *
- * Who includes it defines first
+ * A file that includes it must first define
  *	MUST(cond[, fmt...])		ends the test if not @cond
  *	unsigned choose(unsigned n)	less than @n: what happens next
  */

@@ -52,7 +52,7 @@ static uint64_t hash_file(int at, const char *name, const char *path)
 
 static bool beneath;
 
-/* The order of attributes is nobody's business: add up their hashes. */
+/* The order of attributes does not matter: add up their hashes. */
 static uint64_t hash_xattrs(int at, const char *name, const char *path)
 {
 	static char names[1 << 16], value[1 << 16];

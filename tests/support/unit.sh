@@ -1,5 +1,5 @@
 #!/bin/sh
-# unit.sh BUILD - the systemd unit, as systemd-analyze sees it; and the command that it starts.
+# unit.sh BUILD - systemd-analyze accepts the systemd unit; and the command that it starts.
 set -eu
 
 build=$1
@@ -15,7 +15,7 @@ says() { grep -qxF "$1" "$unit" || fail "no line \"$1\""; }
 says 'Type=notify'
 says 'Restart=on-abnormal'
 says 'After=%i.mount'
-# systemd takes ${SOURCE} for one word, and $SOURCE for as many as there are blanks.
+# systemd expands ${SOURCE} to one word, and $SOURCE to as many as it has.
 # shellcheck disable=SC2016 # its variables
 grep -q '^ExecStart=.*gaiafs --foreground \$OPTIONS -- \${SOURCE} %f$' "$unit" || fail "ExecStart does not take SOURCE as one word"
 
@@ -27,7 +27,7 @@ mkdir "$dir/bin" "$dir/units"
 ln -s "$build/daemon/gaiafs" "$build/client/gaia" "$dir/bin/"
 sed "s,=/[^ ]*/bin/,=$dir/bin/," "$unit" > "$dir/units/gaiafs@.service"
 for instance in srv-data 'mnt-my\x20data'; do
-	# Other units that it looks at are none of ours.
+	# It also looks at other units, which are not ours.
 	SYSTEMD_LOG_LEVEL=warning systemd-analyze verify --man=no "$dir/units/gaiafs@$instance.service" > "$dir/out" 2>&1 ||
 		fail "systemd-analyze verify: $(cat "$dir/out")"
 	! grep -F "$dir/units" "$dir/out" >&2 || fail "systemd-analyze verify complains"

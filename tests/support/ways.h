@@ -1,5 +1,5 @@
 /*
- * ways.h - tests that run in each of the kernel's caching ways.
+ * ways.h - tests that run in each of the kernel's ways of caching.
  *
  *	EACH_WAY(fs_names, mkdir_and_rmdir)
  *	{
@@ -22,7 +22,7 @@
 #include "both.h"
 #include "mountpoint.h"
 
-/* This test's mount, and its directory that no gaiafs knows. */
+/* This test's mount, and its plain directory, which no gaiafs knows. */
 extern struct mnt mnt;
 extern char plain_dir[];
 
@@ -39,11 +39,11 @@ void way_unmount(void);
 /* Mount what way_unmount() or mnt_crash() left. */
 void way_remount(void);
 
-/* Before the mount has seen it: have a file, made empty if it is not there, cached in auto as well, as one
- * is that a device mapped in an earlier mount. */
+/* Before the mount has seen the file: make it cached in auto, too, like one that a device mapped in an earlier mount. If
+ * it does not exist an empty one is made. */
 void way_make_cached(const char *name);
 
-/* What is in the backing directory under @name equals @text. */
+/* Assert that the file @name of the backing directory is these @n bytes. */
 void backing_holds(const char *name, const void *bytes, size_t n);
 
 void way_init_auto(void);
@@ -54,17 +54,17 @@ void way_bare_writeback(void);
 void way_bare_writethrough(void);
 /* Assert a clean end, if something is mounted. */
 void way_end(void);
-/* The same without a word: the test has failed already. */
+/* The same without asserts: the test has failed already. */
 void way_clean_up(void);
 
-/* Skip the test, saying why. Criterion does not tidy up after a test that is skipped. */
+/* Skip the test, saying why. Criterion does not clean up after a test that is skipped. */
 #define WAY_SKIP(...)                      \
 	do {                               \
 		way_clean_up();            \
 		cr_skip_test(__VA_ARGS__); \
 	} while (0)
 
-#define WAY_SECONDS 100
+#define WAY_SECONDS 200
 
 #define WAY_TEST(suite, name, w, init_fn)                                               \
 	Test(suite, name##_##w, .init = init_fn, .fini = way_clean_up, .timeout = WAY_SECONDS) \
@@ -87,7 +87,7 @@ void way_clean_up(void);
 	WAY_TEST(suite, name, writethrough, way_bare_writethrough) \
 	static void suite##_##name(void)
 
-/* Of the daemon's cache, in the two in which all files go through it. */
+/* In the two ways in which all files go through the daemon's cache. */
 #define CACHED_WAYS_BARE(suite, name)                              \
 	static void suite##_##name(void);                          \
 	WAY_TEST(suite, name, writeback, way_bare_writeback)       \

@@ -104,7 +104,7 @@ Test(memory, is_the_top_ones_in_a_container, .init = begin, .fini = end)
 	says("/sys/fs/cgroup/memory.max", "100000000\n");
 	says("/proc/self/cgroup", "0::/\n");
 	limit_is(100000000, "/sys/fs/cgroup/memory.max");
-	/* Its own path is the host's there, which is not seen. */
+	/* There its path is that of the host, which does not exist. */
 	says("/proc/self/cgroup", "0::/docker/0123\n");
 	limit_is(100000000, "/sys/fs/cgroup/memory.max");
 	says("/proc/self/cgroup", "0::/../outside\n");

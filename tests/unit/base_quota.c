@@ -75,7 +75,10 @@ Test(quota, leaves_the_owners_a_reserve, .init = begin)
 	}
 	while (uid > ALICE)
 		give(--uid, 1);
-	/* They are not bound to what a user may have, and what they have is nobody's loss of it. */
+	/* What users have given back is theirs to take. */
+	cr_assert_eq(quota_take(q, QUOTA_clients, ALICE), 0);
+	give(ALICE, 1);
+	/* Owners are not bound to what a user may have. */
 	for (int i = 0; i < 8; i++)
 		cr_assert_eq(quota_take(q, QUOTA_clients, 0), 0);
 	cr_assert_eq(quota_take(q, QUOTA_clients, ALICE), -ENFILE);

@@ -263,7 +263,7 @@ static void note_wait(void *n)
 	++*(unsigned *)n;
 }
 
-Test(relied_on, a_thread_tells_before_it_waits_as_long_as_it_is)
+Test(relied_on, a_thread_tells_before_it_waits_while_it_is)
 {
 	unsigned waits = 0;
 

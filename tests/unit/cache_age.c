@@ -7,7 +7,7 @@
 
 #define SOON_MS 5
 
-/* By their age only what devices have released is stored. */
+/* By age, only what devices have released is stored. */
 static void begin_soon(void)
 {
 	begin(&(struct rig_options){ .devices = 1, .device_age_ms = SOON_MS }, 4 * GAIA_CHUNK);
@@ -40,7 +40,7 @@ static void wait_for_store(uint64_t off, const char *text)
 	}
 }
 
-/* By the cache's threads; they may hold pages until then. */
+/* The cache's threads store, and may hold pages until then. */
 static void wait_until_all_is_stored(void)
 {
 	for (unsigned ms = 0; on_devices() + dirty_at_home() > 0; ms++) {
@@ -172,7 +172,7 @@ Test(age, what_is_only_on_devices_is_counted)
 	cr_assert_eq(json_integer_value(json_object_get(json, "dirty")), 3);
 	cr_assert_eq(json_integer_value(json_object_get(json, "released")), 2);
 	json_decref(json);
-	/* A flush of the file, as people ask for it. */
+	/* As `gaia flush` does it. */
 	cr_assert_eq(cache_flush_released(kf->cfile), 0);
 	cr_assert_eq(on_devices() + dirty_at_home(), 0);
 	expect_store(0, "one");

@@ -10,7 +10,7 @@
 #define CHUNKS 12u
 #define LEN (CHUNKS * GAIA_CHUNK)
 #define PAGES (CHUNKS * GAIA_CHUNK_PAGES)
-#define BIG_HOME (256ull << 20) /* in which as much is read ahead as ever */
+#define BIG_HOME (256ull << 20) /* the most is read ahead in it */
 
 /* What page @i of the file begins with. */
 static uint64_t mark(uint64_t i)

@@ -190,7 +190,7 @@ Test(beyond_the_end, an_acquire_that_fails_leaves_what_was_asked_for_before)
 	fault_arm("device.export", -EIO, 0, 1);
 	cr_assert_eq(client_acquire(cl, GAIA_CHUNK, 1, GAIA_PROT_READ), -EIO);
 	cache_check(rig->cache);
-	/* It has failed with nothing of its own; what the first one asked for is held, now that the chunk is there. */
+	/* The acquire that failed holds nothing. What the first one asked for is held, now that the chunk is there. */
 	cr_assert_eq(client_release(cl, GAIA_CHUNK, 1), 0);
 	cr_assert_eq(cache_evict(kf->cfile, 0, GAIA_CHUNK, GAIA_CHUNK), -EBUSY);
 	acquire(cl, GAIA_CHUNK, 1, GAIA_PROT_READ);

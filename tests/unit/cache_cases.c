@@ -2,9 +2,13 @@
  * cache_cases.c - the cases of the consistency contract, section 5, that need no mount; and rules 6 and 7 of
  * its section 2. A test has its case's number.
  */
+#include <linux/falloc.h>
 #include <semaphore.h>
+#include <stdatomic.h>
+#include <unistd.h>
 
 #include "cache_scene.h"
+#include "held.h"
 
 /* Something to do when an invalidation is about to begin: a release has published, the kernel knows nothing. */
 static void (*at_invalidation)(void);
@@ -105,6 +109,39 @@ Test(case_1, a_page_written_back_again_and_again_keeps_all)
 	release_all(cl);
 	expect_cpu(0, "d");
 	expect_cpu(100, "123");
+	end();
+}
+
+static atomic_bool released;
+
+static int release_it(void *client)
+{
+	release_all(client);
+	atomic_store(&released, true);
+	return 0;
+}
+
+/* Otherwise pages would be dropped while nobody keeps write(2) out (rule 15). */
+Test(case_1, a_release_awaits_that_the_page_is_invalidated_again)
+{
+	struct held release = { .point = "notifier.before_invalidate", .call = release_it };
+	struct client *cl;
+
+	begin_watched(1);
+	touch_cpu(0);
+	cl = new_client(0);
+	write_device(cl, 0, "d");
+	at_invalidation = store_then_push;
+	release.arg = cl;
+	held_begin(&release);
+	/* Some time to return in, if it does not wait. */
+	for (int i = 0; i < 20 && !atomic_load(&released); i++)
+		usleep(1000);
+	cr_assert(!atomic_load(&released), "returned before");
+	cr_assert_eq(held_end(&release), 0);
+	cr_assert_eq(invalidations, 2);
+	expect_cpu(0, "d");
+	expect_cpu(4095, "c");
 	end();
 }
 
@@ -284,6 +321,24 @@ Test(case_3, a_release_waits_for_a_read_under_way)
 	end();
 }
 
+Test(case_3, what_is_released_before_and_after_a_chunk_that_is_not_held_is_not_what_the_kernel_keeps)
+{
+	const uint64_t before = GAIA_CHUNK - 3, after = 2 * GAIA_CHUNK;
+	struct client *cl;
+
+	/* So much that all is published before the kernel is told of any. */
+	begin(&(struct rig_options){ .devices = 1, .home_bytes = 1ull << 30 }, 4 * GAIA_CHUNK);
+	touch_cpu(before);
+	touch_cpu(after);
+	cl = new_client(0);
+	write_device(cl, before, "one");
+	write_device(cl, after, "two");
+	release_all(cl);
+	expect_cpu(before, "one");
+	expect_cpu(after, "two");
+	end();
+}
+
 /* ---- case 4 ---- */
 
 Test(case_4, storage_and_a_replica_merge_with_the_right_base)
@@ -366,7 +421,7 @@ Test(case_6, a_race_has_the_same_outcome_in_every_order)
 				release_all(b);
 				break;
 			case 'c':
-				/* In the window of neither: concurrent with who has not released yet. */
+				/* In nobody's window: concurrent with the device that has not released yet. */
 				if (step == orders[k])
 					write_cpu(0, "C");
 				break;
@@ -423,6 +478,39 @@ Test(case_6, what_came_after_is_no_race)
 	release_all(b);
 	release_all(a);
 	expect_cpu(0, "A12.");
+	end();
+}
+
+static struct client *second;
+
+/* The kernel's page loses it as well, and goes on without what is released then. */
+static void cut_and_release(void)
+{
+	cr_assert_eq(cpu_truncate(kf, 100), 0);
+	cr_assert_eq(cpu_truncate(kf, 4 * GAIA_CHUNK), 0);
+	write_device(second, 200, "new");
+	at_invalidation = store_only;
+	release_all(second);
+}
+
+/* Nor is what a process cuts off before, in the window of another release, which the kernel's page lacks then. */
+Test(case_6, what_was_cut_off_before_is_no_race)
+{
+	uint64_t races = counter_value(CTR_merge_races);
+	struct client *first;
+
+	begin_watched(2);
+	write_cpu(200, "old");
+	push_kernel();
+	first = new_client(0);
+	second = new_client(1);
+	write_device(first, 0, "d");
+	at_invalidation = cut_and_release;
+	release_all(first);
+	expect_cpu(0, "d");
+	expect_cpu(200, "new");
+	expect_cpu(4095, "c");
+	cr_assert_eq(counter_value(CTR_merge_races), races);
 	end();
 }
 
@@ -624,6 +712,39 @@ Test(case_10, a_file_without_a_name_lives_while_it_is_held)
 	end();
 }
 
+Test(case_10, a_file_without_a_name_keeps_what_was_released_while_it_is_open)
+{
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	write_device(cl, 0, "orphan");
+	release_all(cl);
+	cfile_set_gone(kf->cfile, true);
+	client_end(cl);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	expect_cpu(0, "orphan");
+	kfile_end(kf, true);
+	end();
+}
+
+/* And what processes wrote to it, when the last mapping goes. */
+Test(case_10, a_file_without_a_name_keeps_what_was_written_while_it_is_open)
+{
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	write_cpu(0, "orphan");
+	cr_assert_eq(kernel_writeback(kf, 0, 0, 256), 0);
+	cfile_set_gone(kf->cfile, true);
+	client_end(cl);
+	kernel_reclaim(kf, 0, 0);
+	expect_cpu(0, "orphan");
+	kfile_end(kf, true);
+	end();
+}
+
 /* ---- case 11 ---- */
 
 Test(case_11, fsync_stores_what_was_released_and_nothing_that_was_not)
@@ -642,6 +763,29 @@ Test(case_11, fsync_stores_what_was_released_and_nothing_that_was_not)
 	store_peek(kf, &byte, 1, GAIA_PAGE);
 	cr_assert_eq(byte, 0);
 	end();
+}
+
+static void sync_beyond(uint64_t off)
+{
+	struct client *cl;
+
+	begin_watched(1);
+	cl = new_client(0);
+	write_device(cl, off, "released");
+	release_all(cl);
+	cr_assert_eq(cache_fsync(kf->cfile, (off_t)ROUND_DOWN(off, GAIA_PAGE), GAIA_PAGE, true), 0);
+	expect_store(off, "released");
+	end();
+}
+
+Test(case_11, a_sync_of_a_range_that_begins_with_a_later_chunk_stores_it)
+{
+	sync_beyond(2 * GAIA_CHUNK);
+}
+
+Test(case_11, a_sync_of_a_range_within_a_later_chunk_stores_it)
+{
+	sync_beyond(2 * GAIA_CHUNK + 5 * GAIA_PAGE + 6);
 }
 
 /* ---- case 12, rule 7 ---- */
@@ -782,6 +926,33 @@ Test(case_15, a_hole_reads_zeros_and_stays_a_hole)
 	release_all(cl);
 	cr_assert_eq(cpu_fsync(kf), 0);
 	cr_assert_eq(stored_blocks(), GAIA_PAGE / 512);
+	end();
+}
+
+Test(case_15, what_was_released_is_no_hole)
+{
+	struct client *cl;
+
+	begin_watched(1);
+	cl = new_client(0);
+	write_device(cl, GAIA_CHUNK, "x");
+	release_all(cl);
+	cr_assert_eq(cache_seek(kf->cfile, 0, SEEK_DATA), GAIA_CHUNK);
+	cr_assert_eq(cache_seek(kf->cfile, GAIA_CHUNK, SEEK_HOLE), GAIA_CHUNK + GAIA_PAGE);
+	end();
+}
+
+Test(case_15, a_hole_that_ends_within_a_page_leaves_what_follows)
+{
+	char seen[15];
+
+	begin_watched(1);
+	write_cpu(GAIA_PAGE + 96, "hole not stored");
+	push_kernel();
+	cr_assert_eq(cpu_allocate(kf, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, GAIA_PAGE + 100), 0);
+	kernel_reclaim(kf, 0, 0);
+	cr_assert_eq(cpu_read(kf, seen, sizeof(seen), GAIA_PAGE + 96), (ssize_t)sizeof(seen));
+	cr_assert_arr_eq(seen, "\0\0\0\0 not stored", sizeof(seen));
 	end();
 }
 

@@ -27,14 +27,14 @@ Test(threads, are_handed_a_chunk_once)
 	cr_assert_eq(cl->granted, 1);
 	cr_assert_neq(first.seq, 0);
 	cr_assert_eq(second.seq, first.seq, "it may not be used before that");
-	/* Who comes later may be before the client's own thread, too. */
+	/* A later acquire may come before the client's own thread, too. */
 	cr_assert_eq(acquire(&third), 0);
 	cr_assert_eq(third.seq, first.seq);
 	release_all(cl);
 	end();
 }
 
-/* Two could wait for each other's. */
+/* Otherwise two could wait for each other's chunks. */
 Test(threads, hand_over_what_is_theirs_before_they_wait)
 {
 	struct client *cl;
@@ -56,7 +56,7 @@ Test(threads, hand_over_what_is_theirs_before_they_wait)
 	end();
 }
 
-/* Who waits tries it then. */
+/* A thread that waits tries it then. */
 Test(threads, do_it_when_the_one_that_was_to_cannot)
 {
 	struct client *cl;
@@ -157,7 +157,7 @@ static int release_first_page(void *cl)
 	return client_release(cl, 0, GAIA_PAGE);
 }
 
-/* A release of what another thread is just acquiring takes nothing of that, whichever of the two ends first. */
+/* A release of pages that another thread is just acquiring takes none of its holds, whichever of the two ends first. */
 static void released_beside_an_acquire(bool acquire_ends_first)
 {
 	struct client *cl, *other;
@@ -400,7 +400,7 @@ Test(threads, hold_nothing_when_all_fail)
 	fail_before(-EMFILE);
 }
 
-/* What is acquired again after that belongs to who did so. */
+/* Holds that are acquired again after that belong to the thread that acquired them. */
 Test(threads, may_release_what_another_one_is_acquiring)
 {
 	struct client *cl;
@@ -465,7 +465,7 @@ Test(threads, releases_of_evicted_memory_await_what_another_one_published)
 
 /* ---- very many ---- */
 
-/* What counts those that hold a page does not overflow. */
+/* The count of those that hold a page does not overflow. */
 Test(mappings, of_one_file_are_so_many_and_no_more)
 {
 	static struct mapping *m[CACHE_MAX_MAPPINGS + 1];
@@ -486,7 +486,7 @@ Test(mappings, of_one_file_are_so_many_and_no_more)
 
 /* ---- death ---- */
 
-/* The kernel kills its threads, but not what they have asked for. */
+/* The kernel kills its threads, but not the requests that they have made. */
 Test(death, in_the_middle_of_a_release_does_not_take_back_what_that_publishes)
 {
 	struct client *dying, *heir;
@@ -598,7 +598,7 @@ static struct left leave_memory(const struct rig_options *options)
 	return left;
 }
 
-/* The client's process ends; where its children have its memory then, they have it, else it lives on unconnected. */
+/* The client ends: its process, where children inherit its memory; elsewhere only its connection. */
 static void leave(struct left *left)
 {
 	struct cache_device_use use;
@@ -722,7 +722,7 @@ Test(left, memory_goes_where_it_cannot_be_copied)
 	left_end(&left);
 }
 
-/* It stays theirs who hold some of it; what nobody held comes from home, and what they release goes there at once. */
+/* Clients that hold some of it keep it; what nobody held comes from home, and what they release goes there at once. */
 Test(left, memory_that_is_held_is_not_trusted)
 {
 	struct left left = leave_memory(&(struct rig_options){ .devices = 1 });
@@ -769,7 +769,7 @@ static struct held neighbours_release(struct client **a)
 	return (struct held){ .point = "release.before_invalidate", .call = release_page, .arg = b };
 }
 
-/* Who releases the page first publishes what the other one stored there, too; and once that is home the other's has no news. */
+/* The first release publishes what the other client stored there, too; once that is home the other's has nothing new. */
 Test(neighbours, releases_do_not_return_before_the_kernel_lacks_old_bytes)
 {
 	struct client *a;
@@ -805,6 +805,30 @@ Test(neighbours, releases_of_nothing_new_await_what_others_published)
 	cr_assert_eq(held_end(&first), 0);
 	expect_cpu(0, "NEW");
 	expect_cpu(64, "elsewhere");
+	end();
+}
+
+/* What one stores between the comparison and the snapshot of the other's release is released with it, and so can be taken back. */
+Test(neighbours, take_back_what_another_one_released_of_theirs)
+{
+	struct client *a, *b;
+
+	begin_devices(1);
+	a = new_client(0);
+	b = new_client(0);
+	struct held release = { .point = "device.copy_within", .call = release_page, .arg = a };
+
+	write_cpu(0, "......");
+	write_device(a, 0, "A");
+	cr_assert_eq(client_acquire(b, 0, GAIA_PAGE, GAIA_PROT_RW), 0);
+	held_begin(&release);
+	client_store(b, "B", 1, 1);
+	cr_assert_eq(held_end(&release), 0);
+	expect_cpu(0, "AB....");
+	/* Now the page is as it was when it was compared. */
+	client_store(b, ".", 1, 1);
+	release_all(b);
+	expect_cpu(0, "A.....");
 	end();
 }
 

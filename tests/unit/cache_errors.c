@@ -1,7 +1,7 @@
 /*
  * cache_errors.c - what the page cache does when the store, a device or memory fails.
  *
- * The promises: an error is told to who asked; nothing that was written or released is lost; what failed works
+ * The promises: an error is reported to the caller; nothing that was written or released is lost; what failed works
  * when it is tried again; and everything is accounted for (cache_check()).
  */
 #include <inttypes.h>
@@ -91,6 +91,20 @@ Test(store_error, of_writeback_is_told_once_to_each_cursor_and_the_data_stays)
 	cache_check(rig->cache);
 	expect_cpu(10, "kept");
 	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_store(10, "kept");
+	end();
+}
+
+Test(store_error, of_an_eviction_drops_nothing)
+{
+	begin_devices(1);
+	write_cpu(10, "kept");
+	cr_assert_eq(kernel_writeback(kf, 0, 0, 256), 0);
+	fault_arm("store.write", -ENOSPC, 0, 1);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), -ENOSPC);
+	kernel_reclaim(kf, 0, 0);
+	expect_cpu(10, "kept");
+	cr_assert_eq(cache_flush(kf->cfile), 0);
 	expect_store(10, "kept");
 	end();
 }
@@ -276,7 +290,7 @@ Test(store_error, of_sync_is_told_to_a_sync_that_ends_at_the_same_time)
 	held_begin(&told);
 	held_begin(&other);
 	fault_let_go(other.point);
-	/* Time for one who would not wait. */
+	/* Time for a sync that would not wait. */
 	for (int k = 0; k < 1000; k++)
 		sched_yield();
 	cr_assert_eq(held_end(&told), -EIO);
@@ -298,7 +312,7 @@ Test(store_error, of_sync_is_told_to_a_sync_that_begins_before_the_other_is_over
 	cr_assert_eq(cache_flush(kf->cfile), 0);
 	fault_arm("store.sync", -EIO, 0, 1);
 	held_begin(&told);
-	/* Whoever reads the page has it stay as it is. */
+	/* A reader of the page keeps it as it is. */
 	cr_assert_eq(cache_read_begin(kf->cfile, 0, 1, false, &rd), 0);
 	fault_let_go(told.point);
 	while (atomic_load(&kf->cfile->syncs_failed) == 0)
@@ -481,6 +495,24 @@ static void a_device_error_loses_nothing(const char *point, int expected_release
 Test(device_error, of_finding_changes_loses_none)
 {
 	a_device_error_loses_nothing("device.find_changed", -EIO);
+}
+
+/* A release has ended its holds, whatever errno the driver took: those that say that nothing has changed are not told. */
+Test(device_error, of_a_release_does_not_say_that_nothing_has_changed)
+{
+	static const int error[] = { -EINVAL, -EINTR, -ENOTCONN, -ENOBUFS, -ENOSR };
+	struct client *a;
+
+	begin_devices(1);
+	a = new_client(0);
+	for (size_t k = 0; k < ARRAY_LEN(error); k++) {
+		write_device(a, k * GAIA_PAGE, "new");
+		fault_arm("device.find_changed", error[k], 0, 1);
+		cr_assert_eq(client_release(a, k * GAIA_PAGE, GAIA_PAGE), -EIO, "for %s", strerror(-error[k]));
+		cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0, "nothing is held");
+		expect_cpu(k * GAIA_PAGE, "new");
+	}
+	end();
 }
 
 Test(device_error, of_copying_out_loses_nothing)
@@ -737,8 +769,8 @@ static bool is_known(void)
 }
 
 /*
- * A cfile that has more of the file than the store may end until another is made: so that one asks afterwards. What was
- * asked before it is there would be the size from before.
+ * A cfile that has more of the file than the store may end before the next one is made. So the next one asks for the size
+ * once it exists: asked before, that might be the size from before.
  */
 Test(sizes, are_asked_when_nobody_else_can_have_the_file_any_more)
 {
@@ -753,7 +785,7 @@ Test(sizes, are_asked_when_nobody_else_can_have_the_file_any_more)
 	cr_assert_eq(g.below->ops->truncate(g.below, 12345), 0);
 	cr_assert_eq(held_end(&h), 0);
 	cr_assert_eq(cfile_size(g.file), 12345);
-	/* Of one that exists it is not asked: it may have more than the store. */
+	/* One that exists does not ask: it may have more than the store. */
 	cr_assert_eq(g.below->ops->truncate(g.below, 1), 0);
 	cr_assert_eq(get(&g), 0);
 	cr_assert_eq(cfile_size(g.file), 12345);

@@ -3,6 +3,7 @@
  * give up first, and for one that was promised it.
  */
 #include "cache_acquires.h"
+#include "pagecache/internal.h"
 
 /* ---- room for acquires to come ---- */
 
@@ -184,6 +185,20 @@ Test(pin, is_needed_for_an_acquire_that_says_so_and_there_are_not_any_number)
 	end();
 }
 
+Test(pin, is_for_the_acquire_of_just_that_range)
+{
+	struct client *cl;
+	uint64_t seq;
+
+	begin_devices(1);
+	cl = new_client(0);
+	cr_assert_eq(pin(cl, 0, 2 * GAIA_PAGE, GAIA_PROT_READ | GAIA_PROT_PIN, &seq), 0);
+	cr_assert_eq(pin(cl, 0, GAIA_PAGE, GAIA_PROT_READ | GAIA_PROT_PINNED, &seq), -EINVAL);
+	cr_assert_eq(pin(cl, 0, 2 * GAIA_PAGE, GAIA_PROT_READ | GAIA_PROT_PINNED, &seq), 0);
+	client_end(cl);
+	end();
+}
+
 Test(pin, stays_when_the_acquire_fails)
 {
 	struct client *cl;
@@ -227,6 +242,256 @@ Test(pin, of_a_dead_client_is_in_nobodys_way)
 	cr_assert_eq(pin(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW | GAIA_PROT_PIN, &seq), 0);
 	client_die(cl);
 	cr_assert_eq(client_acquire(rival, 2 * GAIA_CHUNK, 2 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	end();
+}
+
+/* ---- clients that are gone, and hold pages that somebody waits with ---- */
+
+static int write_first_page(void *none)
+{
+	return cpu_write_direct(kf, "x", 1, 1);
+}
+
+/* Two have died on a full device of two chunks; the page of the first one's is being read from storage that does not answer. */
+static void begin_stuck(struct held *reading)
+{
+	struct client *first, *second;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 2 }, 4 * GAIA_CHUNK);
+	first = new_client(0);
+	second = new_client(0);
+	write_device(first, 0, "lost");
+	write_device(second, GAIA_CHUNK, "lost");
+	client_die(first);
+	client_die(second);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	*reading = (struct held){ .point = "store.read", .call = write_first_page };
+	held_begin(reading);
+}
+
+static void *acquire_chunk_3(void *cl)
+{
+	cr_assert_eq(client_acquire(cl, 3 * GAIA_CHUNK, 1, GAIA_PROT_READ), 0);
+	return NULL;
+}
+
+/* Of those who wait for the first page. */
+static unsigned waiting_for_page(void)
+{
+	struct chunk *ch = chunk_get(kf->cfile, 0, false);
+	unsigned n;
+
+	pthread_mutex_lock(&ch->lock);
+	n = page_at(ch, 0)->lockers;
+	pthread_mutex_unlock(&ch->lock);
+	chunk_put(ch);
+	return n;
+}
+
+Test(dead, client_whose_page_is_waited_for_keeps_no_other_room, .timeout = 60)
+{
+	struct held reading;
+
+	begin_stuck(&reading);
+	cr_assert_eq(client_acquire(new_client(0), 2 * GAIA_CHUNK, 1, GAIA_PROT_READ), 0);
+	cr_assert_eq(held_end(&reading), 0);
+	end();
+}
+
+Test(dead, client_whose_page_is_waited_for_holds_up_only_those_who_need_its_room, .timeout = 60)
+{
+	struct client *cl;
+	struct held reading;
+	pthread_t other;
+
+	begin_stuck(&reading);
+	cl = new_client(0);
+	cr_assert_eq(client_acquire(cl, 2 * GAIA_CHUNK, 1, GAIA_PROT_READ), 0);
+	cr_assert_eq(pthread_create(&other, NULL, acquire_chunk_3, new_client(0)), 0);
+	while (waiting_for_page() == 0)
+		sched_yield();
+	cr_assert_eq(cache_evict(kf->cfile, 0, 2 * GAIA_CHUNK, GAIA_CHUNK), -EBUSY);
+	release_all(cl);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 2 * GAIA_CHUNK, GAIA_CHUNK), 0);
+	cr_assert_eq(held_end(&reading), 0);
+	pthread_join(other, NULL);
+	end();
+}
+
+/* What it held goes on in the next chunk, whose room is to be had. */
+Test(dead, client_that_held_pages_of_two_chunks_keeps_the_one_that_is_waited_for, .timeout = 60)
+{
+	struct held reading = { .point = "store.read", .call = write_first_page };
+	struct client *cl;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 2 }, 4 * GAIA_CHUNK);
+	cl = new_client(0);
+	cr_assert_eq(client_acquire(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	client_die(cl);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	held_begin(&reading);
+	cr_assert_eq(client_acquire(new_client(0), 2 * GAIA_CHUNK, 1, GAIA_PROT_READ), 0);
+	cr_assert_eq(held_end(&reading), 0);
+	end();
+}
+
+/* ---- memory of a device that cannot take it back, with clients that do not give it up ---- */
+
+/* A client that maps the first @n chunks, holds none of them, and keeps them. */
+static struct client *begin_hoarding(unsigned device_chunks, unsigned n, uid_t uid)
+{
+	struct client *cl;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = device_chunks }, 4 * GAIA_CHUNK);
+	rig->cache->dev[0].dev->inherited = false;
+	rig->user = (struct cache_user){ .uid = uid, .owner = uid == 0 };
+	cl = new_client(0);
+	cr_assert_eq(client_acquire(cl, 0, n * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	release_all(cl);
+	cl->hoards = true;
+	return cl;
+}
+
+static bool reap(void)
+{
+	struct cache_device *dev = &rig->cache->dev[0];
+
+	return stranded_reap(dev, stranded_count(dev));
+}
+
+Test(stranded, memory_is_used_until_its_client_has_ended)
+{
+	struct client *cl;
+
+	begin_hoarding(2, 1, 0);
+	cl = new_client(0);
+	cr_assert_eq(client_acquire(cl, GAIA_CHUNK, 1, GAIA_PROT_READ), 0);
+	release_all(cl);
+	/* The chunk that was not used for longest is of no use, and so the other leaves, too. */
+	cr_assert_eq(client_acquire(cl, 2 * GAIA_CHUNK, 1, GAIA_PROT_READ), 0);
+	cr_assert_eq(rig_device_used(rig, 0), 2 * GAIA_CHUNK);
+	cr_assert_eq(client_acquire(cl, 3 * GAIA_CHUNK, 1, GAIA_PROT_READ), -ENOMEM);
+	atomic_store(&rig->hoarders_live[0], false);
+	rig_importers_gone();
+	cr_assert_eq(client_acquire(cl, 3 * GAIA_CHUNK, 1, GAIA_PROT_READ), 0);
+	cr_assert_eq(rig_device_used(rig, 0), 2 * GAIA_CHUNK);
+	end();
+}
+
+Test(stranded, memory_counts_for_its_clients_user)
+{
+	struct client *cl;
+
+	begin_hoarding(4, 2, 1000);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	cr_assert_eq(rig_device_used(rig, 0), 2 * GAIA_CHUNK);
+	cl = new_client(0);
+	/* A user may have three of them. */
+	cr_assert_eq(client_acquire(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_READ), -ENOMEM);
+	cr_assert_eq(client_acquire(cl, 0, GAIA_CHUNK, GAIA_PROT_READ), 0);
+	atomic_store(&rig->hoarders_live[0], false);
+	rig_importers_gone();
+	cr_assert_eq(client_acquire(cl, GAIA_CHUNK, GAIA_CHUNK, GAIA_PROT_READ), 0);
+	cr_assert_eq(rig_device_used(rig, 0), 2 * GAIA_CHUNK);
+	end();
+}
+
+/* Of a client that is disconnected for another reason, and lives: the chunk has other memory then. */
+Test(stranded, memory_that_was_replaced_is_used_as_well)
+{
+	struct client *cl = begin_hoarding(4, 1, 0);
+
+	cl->kept = true;
+	client_die(cl);
+	client_end(cl);
+	cr_assert_eq(rig_device_used(rig, 0), 2 * GAIA_CHUNK);
+	pthread_rwlock_wrlock(&rig->cache->round); /* not the flusher */
+	cr_assert_not(reap());
+	atomic_store(&rig->hoarders_live[0], false);
+	cr_assert(reap());
+	pthread_rwlock_unlock(&rig->cache->round);
+	cr_assert_eq(rig_device_used(rig, 0), GAIA_CHUNK);
+	end();
+}
+
+/* Whatever it keeps. The flusher asks by itself now and then: not meanwhile. */
+Test(stranded, memory_costs_one_question_for_each_process)
+{
+	begin_hoarding(8, 3, 0);
+	pthread_rwlock_wrlock(&rig->cache->round);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	cr_assert_eq(rig_device_used(rig, 0), 3 * GAIA_CHUNK);
+	cr_assert_eq(rig->processes_looked_up, 1);
+	cr_assert_not(reap());
+	cr_assert_eq(rig->processes_asked, 1);
+	atomic_store(&rig->hoarders_live[0], false);
+	cr_assert(reap());
+	cr_assert_eq(rig->processes_asked, 2);
+	cr_assert_eq(rig_device_used(rig, 0), 0);
+	cr_assert_not(reap());
+	cr_assert_eq(rig->processes_asked, 2, "there is none any more");
+	pthread_rwlock_unlock(&rig->cache->round);
+	end();
+}
+
+Test(stranded, memory_is_used_until_all_its_clients_have_ended)
+{
+	struct client *first = begin_hoarding(8, 2, 1000), *second;
+
+	first->hoards = false;
+	rig->user.uid = 1001;
+	second = new_client(0);
+	cr_assert_eq(client_acquire(second, GAIA_CHUNK, 2 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	release_all(second);
+	first->hoards = second->hoards = true;
+	second->second = 1;
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	cr_assert_eq(rig_device_used(rig, 0), 3 * GAIA_CHUNK);
+	cr_assert_eq(rig->cache->dev[0].user_chunks, 3);
+	pthread_rwlock_wrlock(&rig->cache->round);
+	atomic_store(&rig->hoarders_live[0], false);
+	cr_assert(reap());
+	cr_assert_eq(rig_device_used(rig, 0), 2 * GAIA_CHUNK);
+	cr_assert_eq(rig->cache->dev[0].user_chunks, 2);
+	cr_assert_not(reap());
+	atomic_store(&rig->hoarders_live[1], false);
+	cr_assert(reap());
+	cr_assert_eq(rig_device_used(rig, 0), 0);
+	cr_assert_eq(rig->cache->dev[0].user_chunks, 0);
+	pthread_rwlock_unlock(&rig->cache->round);
+	end();
+}
+
+static int reap_all(void *none)
+{
+	(void)none;
+	return reap();
+}
+
+/* An acquire needs that memory while another thread is asking, and when that has just found out. */
+Test(stranded, memory_is_found_by_all_who_look, .timeout = 60)
+{
+	struct held first = { .point = "host.process_lives", .call = reap_all };
+	struct cache_device *dev;
+	struct client *cl;
+	uint64_t before;
+
+	begin_hoarding(2, 2, 0);
+	/* Not the flusher's question. */
+	pthread_rwlock_wrlock(&rig->cache->round);
+	dev = &rig->cache->dev[0];
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	cl = new_client(0);
+	cr_assert_eq(client_acquire(cl, 0, GAIA_CHUNK, GAIA_PROT_READ), -ENOMEM);
+	held_begin(&first);
+	before = stranded_count(dev);
+	atomic_store(&rig->hoarders_live[0], false);
+	rig_importers_gone();
+	cr_assert_eq(client_acquire(cl, 0, GAIA_CHUNK, GAIA_PROT_READ), 0);
+	cr_assert_eq(held_end(&first), true, "the other thread was told as well");
+	cr_assert(stranded_reap(dev, before), "so is who looked for room before");
+	cr_assert_not(reap());
+	pthread_rwlock_unlock(&rig->cache->round);
 	end();
 }
 
@@ -410,13 +675,15 @@ Test(eviction, takes_no_more_than_is_needed)
 
 /* ---- what is promised to an acquire ---- */
 
-/* Neither to who comes later nor to snapshots. */
+/* Neither to later acquires nor to snapshots. */
 Test(promise, is_given_to_nobody_else, .timeout = 60)
 {
 	struct client *writer, *holder, *thief;
-	uint64_t snapshots;
+	uint64_t snapshots, fetched;
 
 	begin_full(&writer, &holder);
+	/* Else what is released of this page is fetched at once: somebody goes on writing it. */
+	cr_assert_eq(client_release(holder, GAIA_CHUNK, GAIA_PAGE), 0);
 	thief = new_client(0);
 	struct acquire needy = { .cl = new_client(0), .off = 2 * GAIA_CHUNK, .len = 2 * GAIA_CHUNK };
 	struct held h = { .point = "device.alloc", .call = acquire, .arg = &needy };
@@ -428,8 +695,10 @@ Test(promise, is_given_to_nobody_else, .timeout = 60)
 	cr_assert_eq(rig_device_used(rig, 0), 2 * GAIA_CHUNK, "there is room");
 	cr_assert_eq(client_acquire(thief, 0, 1, GAIA_PROT_READ), -ENOMEM);
 	snapshots = counter_value(CTR_device_snapshots);
+	fetched = counter_value(CTR_device_to_home);
 	write_device(holder, GAIA_CHUNK, "later");
 	cr_assert_eq(counter_value(CTR_device_snapshots), snapshots);
+	cr_assert_eq(counter_value(CTR_device_to_home), fetched + 1);
 	expect_cpu(GAIA_CHUNK, "first");
 	cr_assert_eq(held_end(&h), 0);
 	release_all(holder);
@@ -437,7 +706,7 @@ Test(promise, is_given_to_nobody_else, .timeout = 60)
 	end();
 }
 
-/* Two who need one chunk need it once. */
+/* Two acquires that need one chunk need it once. */
 Test(promise, is_shared_by_all_who_need_the_chunk, .timeout = 60)
 {
 	struct client *writer, *holder;

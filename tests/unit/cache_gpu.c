@@ -1,6 +1,6 @@
 /*
  * cache_gpu.c - the page cache over GPUs (on a fake driver) of which each call fails once in turn: the
- * others work on, nothing hangs, and who is told of success was told the truth.
+ * others keep working, nothing hangs, and a call that reported success has succeeded.
  */
 #include "cache_scene.h"
 #include "fake_cuda_api.h"

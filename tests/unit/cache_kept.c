@@ -41,7 +41,7 @@ static struct client *holds_all(unsigned device, char what)
 
 static void home_is_bounded(void)
 {
-	/* Of one chunk at a time everything may be kept until its change is complete. */
+	/* For one chunk at a time everything may be kept until its change is complete. */
 	cr_assert_leq(atomic_load(&rig->cache->n_kept), HOME_PAGES / KEPT_SHARE + GAIA_CHUNK_PAGES);
 	cr_assert_leq(rig_frames(rig), HOME_PAGES);
 	cr_assert_eq(counter_value(CTR_home_overcommit), 0);
@@ -136,7 +136,7 @@ Test(kept, what_is_held_of_a_passthrough_file_leaves_room)
 	end();
 }
 
-/* A few are enough to keep them apart: nobody's page is touched who does not ask. */
+/* Few twins are enough to keep writes apart: then pages of devices that ask for nothing are not touched. */
 Test(kept, twins_that_find_room_stay)
 {
 	char seen;

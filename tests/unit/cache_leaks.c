@@ -86,6 +86,28 @@ Test(handed, memory_that_nobody_had_is_zeros)
 	end();
 }
 
+/* Home's memory had something else before. */
+Test(handed, what_follows_the_end_of_the_file_is_zeros)
+{
+	static char page[GAIA_PAGE];
+	struct kfile *other;
+	struct client *cl;
+
+	begin(&(struct rig_options){ .devices = 1 }, 100);
+	other = kfile_create(rig, 2, GAIA_CHUNK);
+	memset(page, SECRET, sizeof(page));
+	for (unsigned i = 0; i < PAGES; i++)
+		cr_assert_eq(cpu_write(other, page, sizeof(page), i * GAIA_PAGE), 0);
+	cr_assert_eq(cpu_fsync(other), 0);
+	kernel_reclaim(other, 0, 0);
+	cr_assert_eq(cache_evict(other->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	cl = client_create(kf, 0, GAIA_PROT_RW, GAIA_CHUNK);
+	cr_assert_eq(client_acquire(cl, 0, 100, GAIA_PROT_READ), 0);
+	for (unsigned at = 0; at < GAIA_PAGE; at++)
+		cr_assert_eq(*client_at(cl, at), 0, "byte %u is shown", at);
+	end();
+}
+
 Test(handed, what_is_current_is_there)
 {
 	struct client *cl;
@@ -197,7 +219,7 @@ Test(handed, memory_of_ones_own_is_zeros_too)
 	end();
 }
 
-/* Who holds a page goes on with it: it is brought up to date. What was released and not fetched is not lost. */
+/* A client that holds a page goes on with it: it is brought up to date. What was released and not fetched is not lost. */
 Test(handed, what_is_held_or_released_is_merged)
 {
 	struct client *holder, *reader;
@@ -308,7 +330,7 @@ Test(mapped, what_is_punched_past_the_cache_becomes_zeros)
 	end();
 }
 
-/* What is held is the holder's until his last release. */
+/* What is held is the holder's until its last release. */
 static void removed_while_held(unsigned prot)
 {
 	struct client *cl, *other;
@@ -369,7 +391,7 @@ Test(mapped, what_the_dead_had_not_released_becomes_zeros)
 	acquire(dies, 0, 4 * GAIA_PAGE, GAIA_PROT_RW);
 	memset(client_at(dies, 0), SECRET, 4 * GAIA_PAGE);
 	client_die(dies);
-	/* Who acquires something finds that it is dead. */
+	/* An acquire finds that the client is dead. */
 	acquire(cl, 8 * GAIA_PAGE, 1, GAIA_PROT_READ);
 	expect_nothing_shown(cl);
 	end();

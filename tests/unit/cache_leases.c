@@ -1,6 +1,6 @@
 /*
- * cache_leases.c - how long a client may have memory of a device, and how much: what a user may pin; and memory that
- * somebody stores to who is no client any more, from the moment on at which the daemon has seen that.
+ * cache_leases.c - how long a client may have memory of a device, and how much: what a user may pin; and memory to which
+ * somebody stores who is not a client any more, from the moment when the daemon has noticed that.
  */
 #include "cache_scene.h"
 #include "held.h"
@@ -24,7 +24,7 @@ static int acquire_chunks(struct client *cl, unsigned first, unsigned n)
 	return client_acquire(cl, first * GAIA_CHUNK, n * GAIA_CHUNK, GAIA_PROT_READ);
 }
 
-/* Of 16 chunks a user may have 12: also of those that he knows from before, and an owner of the mount holds now. */
+/* Of 16 chunks a user may have 12: also of those that the user had before, and an owner of the mount holds now. */
 Test(users, chunks_that_an_owner_holds_count_when_they_are_acquired_again)
 {
 	struct client *greedy, *owner;
@@ -51,7 +51,7 @@ Test(users, chunks_that_an_owner_holds_count_when_they_are_acquired_again)
 #define LATE (3 * GAIA_PAGE) /* released, and nobody has asked for it */
 #define CALM (8 * GAIA_PAGE) /* as in the store */
 
-/* A client that maps what it released, and of whose memory somebody has a mapping of his own, as a child has. */
+/* A client that maps what it released, and whose memory somebody else maps, too, as a child does. */
 struct left {
 	struct client *cl;
 	unsigned char *memory;
@@ -78,7 +78,7 @@ static void lie(const struct left *left)
 	memcpy(left->memory + CALM, "lies", 4);
 }
 
-/* The daemon has come to end the mapping of who has died. */
+/* The daemon ends the mapping of the client that has died. */
 static void end_mapping(struct left *left)
 {
 	struct cache_device_use use;
@@ -100,7 +100,7 @@ static void forget_but_on_devices(void)
 	cr_assert_eq(cpu_fsync(kf), 0);
 	kernel_reclaim(kf, 0, 0);
 	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
-	/* So that it is known how long a read of the store takes, and devices are the nearer. */
+	/* So that it is known how long a read of the store takes, and that devices are faster. */
 	cr_assert_eq(cpu_read(kf, (char[1]){ 0 }, 1, 2 * GAIA_CHUNK), 1);
 }
 
@@ -127,8 +127,8 @@ Test(dead, memory_is_not_trusted_before_its_mapping_has_ended)
 	left_end(&left);
 }
 
-/* What was released is secured by an acquire of whatever page of the chunk, also of who holds some of it already. */
-Test(dead, memory_is_secured_by_who_finds_it_so)
+/* An acquire of any page of the chunk secures what was released, even by a client that holds some of the chunk already. */
+Test(dead, memory_is_secured_by_the_acquire_that_finds_it_so)
 {
 	struct left left = leave_memory(&(struct rig_options){ .devices = 1 });
 	struct client *b = new_client(0);
@@ -233,7 +233,7 @@ Test(unfetched, releases_are_secured_on_the_device)
 	left_end(&left);
 }
 
-/* By who finds the client gone, though he cannot go on. */
+/* By one that finds the client gone, though it fails itself. */
 Test(unfetched, memory_is_secured_by_an_acquire_that_fails)
 {
 	struct left left = leave_memory(&(struct rig_options){ .devices = 1 });
@@ -244,6 +244,33 @@ Test(unfetched, memory_is_secured_by_an_acquire_that_fails)
 	cr_assert_eq(client_acquire(b, LATE, 1, GAIA_PROT_READ), -EIO);
 	lie(&left);
 	mend_fetches();
+	expect_device(b, LATE, "true");
+	expect_cpu(LATE, "true");
+	end_mapping(&left);
+	left_end(&left);
+}
+
+static void die_when_asked(void *arg, struct client *cl, uint64_t idx)
+{
+	client_die(cl);
+}
+
+/* Its client is disconnected for not giving it up, and it stays where it is for want of a way to fetch what was released there. */
+Test(unfetched, memory_that_was_not_given_up_is_not_trusted)
+{
+	struct left left = leave_memory(&(struct rig_options){ .devices = 1 });
+	struct client *b = new_client(0);
+
+	rig->before_revoke = die_when_asked;
+	break_fetches();
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EIO);
+	rig->before_revoke = NULL;
+	mend_fetches();
+	memcpy(left.memory + CALM, "lies", 4);
+	expect_device(b, CALM, "calm");
+	release_all(b);
+	lie(&left);
+	expect_device(b, CALM, "calm");
 	expect_device(b, LATE, "true");
 	expect_cpu(LATE, "true");
 	end_mapping(&left);
@@ -274,7 +301,7 @@ static void *end_left(void *arg)
 	return arg;
 }
 
-/* The memory has been copied away from who was left it; the sharer maps the old one. */
+/* The memory has been copied away from the process that was left it; the sharer maps the old memory. */
 static void begin_asking(unsigned chunks)
 {
 	asking.left = leave_memory(&(struct rig_options){ .devices = 1, .device_chunks = chunks });
@@ -385,7 +412,7 @@ Test(asked, sharers_get_the_new_memory_when_they_have_answered, .timeout = 60)
 	left_end(&asking.left);
 }
 
-/* The old memory is as good as free for who needs room. */
+/* An acquire that needs room takes the old memory for as good as free. */
 Test(asked, sharers_are_waited_for_by_who_needs_their_room, .timeout = 60)
 {
 	struct client *other;

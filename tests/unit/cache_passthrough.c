@@ -5,6 +5,7 @@
 #include <sched.h>
 
 #include "cache_scene.h"
+#include "held.h"
 #include "pagecache/internal.h"
 
 #define PAGE(n) ((uint64_t)(n) * GAIA_PAGE)
@@ -37,6 +38,29 @@ Test(passthrough, a_release_writes_the_changed_bytes_and_no_others)
 	release_all(dev);
 	expect_store(PAGE(1) + 100, ".cdepu..");
 	expect_cpu(PAGE(1) + 100, ".cdepu..");
+	expect_device(dev, PAGE(1) + 100, ".cdepu..");
+	end();
+}
+
+static int release_chunk(void *cl)
+{
+	return client_release(cl, 0, GAIA_CHUNK);
+}
+
+/* After the release has looked at what processes wrote. */
+Test(passthrough, a_release_leaves_what_is_written_beside_it)
+{
+	struct held release = { .point = "store.write", .call = release_chunk };
+
+	begin_passthrough();
+	release.arg = dev;
+	write_cpu(PAGE(1) + 100, "........");
+	write_device(dev, PAGE(1) + 102, "de");
+	held_begin(&release);
+	write_cpu(PAGE(1) + 101, "c");
+	write_cpu(PAGE(1) + 104, "pu");
+	cr_assert_eq(held_end(&release), 0);
+	expect_store(PAGE(1) + 100, ".cdepu..");
 	expect_device(dev, PAGE(1) + 100, ".cdepu..");
 	end();
 }
@@ -270,7 +294,7 @@ Test(passthrough, what_could_not_be_stored_can_be_cut_away)
 	end();
 }
 
-/* It is told, and who asks for memory meanwhile does not store it. */
+/* The error is reported, and a thread that asks for memory meanwhile does not store it. */
 Test(passthrough, what_cannot_be_stored_is_kept_within_bounds)
 {
 	const uint64_t len = 12ull << 20;

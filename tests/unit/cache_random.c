@@ -110,7 +110,7 @@ struct held {
 	/* Acquired when its chunk was not there: it is when that comes. */
 	unsigned wanted[HOT];
 	bool wanted_write[HOT];
-	unsigned char *keeps[CHUNKS]; /* dead: what a child of his maps */
+	unsigned char *keeps[CHUNKS]; /* dead: what a child of its process maps */
 };
 
 /* Memory of a client that has ended, which somebody stores to. */
@@ -678,7 +678,7 @@ static void check_shown(struct client *cl, unsigned hot)
 		}
 		if (db->has && (p[k] == db->value || db->maybe))
 			continue;
-		/* Who has left stores there when he likes; but where somebody holds the page it is what that one sees. */
+		/* A stray stores there when it likes; but where somebody holds the page it is what the holder sees. */
 		if (!held && has_stray(cl->device, off / GAIA_CHUNK))
 			continue;
 		if (off < w.size && ((held && !db->voided) || p[k]))
@@ -686,7 +686,7 @@ static void check_shown(struct client *cl, unsigned hot)
 		else if (p[k] && !db->voided)
 			fail("device %u: byte %#llx beyond the end is shown as %u", cl->device,
 			     (unsigned long long)off, p[k]);
-		/* Who holds it has been brought up to date by the way. */
+		/* A holder has been brought up to date by the way. */
 		db->view = p[k];
 	}
 }
@@ -901,7 +901,7 @@ static void op_release_step(const struct op *op)
 	}
 }
 
-/* He is about to die, and a child of his keeps what he can write. */
+/* The client is about to die, and a child of its process keeps what it can write. */
 static void keep_memory(struct held *h)
 {
 	for (unsigned c = 0; c < CHUNKS; c++) {
@@ -950,7 +950,7 @@ static bool is_held(unsigned hot, unsigned device)
 	return false;
 }
 
-/* All over it, but where a client of the device holds the page: his stores and the stray's are one. */
+/* All over it, but where a client of the device holds the page: its stores and the stray's cannot be told apart. */
 static void op_stray_store(const struct op *op)
 {
 	struct stray *s = NULL;
@@ -1142,7 +1142,7 @@ static void op_copy(const struct op *op)
 		struct byte *b = &w.byte[hot_at(to + k)][(to + k) % GAIA_PAGE];
 
 		cpu_wrote(b, buf[k]);
-		/* Values meet their likes, and a write of the value that is there already is none. */
+		/* A value may meet itself, and a write of the value that is there already is none. */
 		for (unsigned d = 0; d < DEVICES; d++)
 			b->dev[d].maybe |= b->dev[d].value == buf[k];
 		if ((uint8_t)(buf[k] - b->used) < 128)

@@ -480,7 +480,7 @@ Test(users, what_is_promised_counts, .timeout = 60)
 	end();
 }
 
-/* Once for each who pins it, however often. */
+/* Once for each user that pins it, however often. */
 Test(users, a_chunk_counts_once_for_a_user)
 {
 	struct client *one, *two, *other;
@@ -495,7 +495,7 @@ Test(users, a_chunk_counts_once_for_a_user)
 		cr_assert_eq(acquire_chunks(other, k, 1), 0);
 	}
 	cr_assert_eq(acquire_chunks(two, 12, 1), -ENOMEM);
-	/* It is his as long as any of his clients holds it. */
+	/* It counts as long as any of the user's clients holds it. */
 	cr_assert_eq(client_release(one, 0, 12 * GAIA_CHUNK), 0);
 	cr_assert_eq(acquire_chunks(two, 12, 1), -ENOMEM);
 	cr_assert_eq(client_release(two, 0, GAIA_CHUNK), 0);
@@ -534,7 +534,7 @@ Test(users, what_is_beyond_the_end_counts)
 	end();
 }
 
-/* The next program of his need not wait until the daemon has tidied up. */
+/* The user's next program need not wait until the daemon has tidied up. */
 Test(users, what_the_dead_held_does_not_count)
 {
 	struct client *dead, *next;

@@ -2,7 +2,7 @@
  * cache_threads.c - many threads at one file, each writing bytes of its own.
  *
  * Of each page every writer has a lane: the bytes whose offset leaves a certain remainder. It writes them
- * with stamps that only rise. So whoever looks at a byte again must see a stamp that is no lower, in his own lanes
+ * with stamps that only rise. So a thread that looks at a byte again must see a stamp that is no lower, in its own lanes
  * exactly the last one, and in the end all stamps are the last ones; whatever the kernel
  * writes back, the cache evicts or the store is given meanwhile. For the thread sanitizer, too.
  */
@@ -33,7 +33,7 @@ static struct world {
 	int may_fail; /* acquires, with this errno; 0: none */
 } w;
 
-/* Who looks at the file. */
+/* A thread that looks at the file. */
 struct observer {
 	unsigned lane; /* LANES: writes nothing */
 	enum { BY_WRITE, BY_STORE, BY_DIRECT, BY_DEVICE } way;
@@ -121,7 +121,7 @@ static void *writer_main(void *arg)
 				    NULL;
 
 	for (unsigned k = 0; k < w.rounds; k++) {
-		/* Who works past the cache would be done before the first device comes. */
+		/* Processes that work past the cache would be done before the first device comes. */
 		while (!cl && w.kf->below && atomic_load(&w.turns) < k)
 			sched_yield();
 		if (cl)

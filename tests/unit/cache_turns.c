@@ -1,15 +1,13 @@
 /*
- * cache_turns.c - who gets a page next that several wait for: exclusively (writes, acquires, releases), or shared (reads,
- * storing). Neither kind keeps the other out; and who has a page already does not wait for it behind others.
+ * cache_turns.c - which of several waiting threads gets a page next: those that want it exclusively (writes, acquires, releases), or
+ * shared (reads, storing). Neither kind keeps the other out; and a thread that has a page already does not wait for it behind others.
  */
 #include <sched.h>
 
-#include "cache_scene.h"
 #include "held.h"
-#include "pagecache/internal.h"
+#include "page_waiters.h"
 
 #define AT(page) ((uint64_t)(page) * GAIA_PAGE)
-#define PATIENCE 20000 /* ms: a call that takes longer hangs */
 
 /* ---- calls on threads of their own ---- */
 
@@ -43,25 +41,10 @@ static void start(struct call *c, void *(*fn)(void *))
 	cr_assert_eq(pthread_create(&c->thread, NULL, fn, c), 0);
 }
 
-/* Of those who wait for the page. */
-static unsigned waiting(int page, bool exclusively)
-{
-	struct chunk *ch = chunk_get(kf->cfile, (uint64_t)page / GAIA_CHUNK_PAGES, false);
-	const struct page *p;
-	unsigned n;
-
-	pthread_mutex_lock(&ch->lock);
-	p = page_at(ch, (unsigned)page % GAIA_CHUNK_PAGES);
-	n = exclusively ? p->lockers : p->sharers;
-	pthread_mutex_unlock(&ch->lock);
-	chunk_put(ch);
-	return n;
-}
-
 /* Until it waits for its page, or is through. */
 static void settle(const struct call *c, bool exclusively, unsigned n)
 {
-	while (!c->done && waiting(c->page, exclusively) < n)
+	while (!c->done && page_waiters((uint64_t)c->page, exclusively) < n)
 		sched_yield();
 }
 
@@ -107,7 +90,7 @@ Test(turns, so_does_an_acquire, .timeout = PATIENCE / 1000)
 	cr_assert_eq(cache_read_begin(kf->cfile, (off_t)AT(7), 4, false, &rd), 0);
 	acquire = (struct held){ .call = acquire_page_7, .arg = cl };
 	cr_assert_eq(pthread_create(&acquire.thread, NULL, held_main, &acquire), 0);
-	while (waiting(7, true) == 0)
+	while (page_waiters(7, true) == 0)
 		sched_yield();
 	start(&reader, read_main);
 	settle(&reader, false, 1);
@@ -143,8 +126,8 @@ Test(turns, reads_that_wait_go_before_the_next_write, .timeout = PATIENCE / 1000
 }
 
 /*
- * A read that has some of its pages needs memory for the others. What is stored to make room may be what it has: it must not
- * wait for that behind who waits for it.
+ * A read that has some of its pages needs memory for the others. The pages that are stored to make room may be those that it has: it
+ * must not wait for them behind threads that wait for it.
  */
 Test(turns, who_has_a_page_makes_room_without_waiting_for_it, .timeout = PATIENCE / 1000)
 {
@@ -171,5 +154,149 @@ Test(turns, who_has_a_page_makes_room_without_waiting_for_it, .timeout = PATIENC
 	cache_read_end(&has);
 	pthread_join(writer.thread, NULL);
 	kfile_end(other, false);
+	end();
+}
+
+/* ---- writes do not wait for what is being stored ---- */
+
+static int flush_file(void *none)
+{
+	return cache_flush(kf->cfile);
+}
+
+static void write_back(const char *text)
+{
+	write_cpu(0, text);
+	cr_assert_eq(kernel_writeback(kf, 0, 0, 1), 0);
+}
+
+static void expect_home(const char *text)
+{
+	kernel_reclaim(kf, 0, 0);
+	expect_cpu(0, text);
+}
+
+/* Its first page has "old", which is on its way to the store. */
+static void begin_storing(struct held *flush)
+{
+	begin_devices(1);
+	write_back("old");
+	*flush = (struct held){ .point = "store.write", .call = flush_file };
+	held_begin(flush);
+}
+
+Test(storing, is_not_waited_for_by_a_write_back, .timeout = PATIENCE / 1000)
+{
+	uint64_t frames, stored = counter_value(CTR_storage_writes);
+	struct held flush;
+
+	begin_storing(&flush);
+	frames = rig_frames(rig);
+	write_back("new");
+	expect_home("new");
+	cr_assert_eq(rig_frames(rig), frames + 1);
+	write_back("2nd");
+	expect_home("2nd");
+	cr_assert_eq(rig_frames(rig), frames + 1);
+	cr_assert_eq(held_end(&flush), 0);
+	expect_store(0, "old");
+	cr_assert_eq(rig_frames(rig), frames);
+	cache_check(rig->cache);
+	cr_assert_eq(cache_flush(kf->cfile), 0);
+	expect_store(0, "2nd");
+	cr_assert_eq(counter_value(CTR_storage_writes) - stored, 2);
+	end();
+}
+
+Test(storing, that_fails_leaves_what_was_written_meanwhile, .timeout = PATIENCE / 1000)
+{
+	struct held flush;
+
+	fault_arm("store.write", -EIO, 0, 1);
+	begin_storing(&flush);
+	write_back("new");
+	cr_assert_eq(held_end(&flush), -EIO);
+	cache_check(rig->cache);
+	expect_home("new");
+	cr_assert_eq(cache_flush(kf->cfile), 0);
+	expect_store(0, "new");
+	end();
+}
+
+static void *fsync_main(void *arg)
+{
+	struct call *c = arg;
+
+	cr_assert_eq(cache_fsync(kf->cfile, 0, 0, true), 0);
+	c->done = true;
+	return NULL;
+}
+
+/* Otherwise what it stores would be written over by what was there before. */
+Test(storing, is_waited_for_by_a_sync_of_what_is_newer, .timeout = PATIENCE / 1000)
+{
+	struct call sync = { .done = false };
+	struct held flush;
+
+	begin_storing(&flush);
+	write_back("new");
+	start(&sync, fsync_main);
+	/* Time for a sync that would not wait. */
+	for (int k = 0; k < 1000; k++)
+		sched_yield();
+	cr_assert(!sync.done);
+	/* Nor does it keep writers from the page. */
+	write_back("2nd");
+	cr_assert_eq(held_end(&flush), 0);
+	pthread_join(sync.thread, NULL);
+	expect_store(0, "2nd");
+	end();
+}
+
+/* Of home's old bytes, which are being stored, one copy more is kept for the merge to come. */
+Test(storing, of_a_base_goes_on_beside_a_write_and_a_merge, .timeout = PATIENCE / 1000)
+{
+	struct client *cl;
+	struct held flush;
+
+	begin_storing(&flush);
+	cr_assert_eq(held_end(&flush), 0);
+	cl = new_client(0);
+	write_device(cl, GAIA_PAGE - 3, "dev");
+	write_back("mid");
+	held_begin(&flush);
+	write_back("new");
+	expect_home("new");
+	cr_assert_eq(held_end(&flush), 0);
+	expect_store(0, "mid");
+	release_all(cl);
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_store(0, "new");
+	expect_store(GAIA_PAGE - 3, "dev");
+	end();
+}
+
+static int acquire_page_0(void *client)
+{
+	return client_acquire(client, 0, GAIA_PAGE, GAIA_PROT_READ);
+}
+
+/* Others that change a page, or give it to a device, get it once it is stored. */
+Test(storing, is_waited_for_by_an_acquire_but_not_by_writes_beside_it, .timeout = PATIENCE / 1000)
+{
+	struct held flush, acquire = { .call = acquire_page_0 };
+	char seen[4] = "";
+
+	begin_storing(&flush);
+	acquire.arg = new_client(0);
+	cr_assert_eq(pthread_create(&acquire.thread, NULL, held_main, &acquire), 0);
+	while (page_waiters(0, true) == 0)
+		sched_yield();
+	write_back("new");
+	cr_assert_eq(held_end(&flush), 0);
+	pthread_join(acquire.thread, NULL);
+	cr_assert_eq(acquire.result, 0);
+	client_load(acquire.arg, seen, 3, 0);
+	cr_assert_str_eq(seen, "new");
 	end();
 }

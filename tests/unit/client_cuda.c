@@ -1307,7 +1307,7 @@ static bool marked(const uint32_t *word)
 	return seen == MARK;
 }
 
-/* Whoever waits in a stream's stead has not looked yet when the mapping ends, and its flags with it. */
+/* A caller that waits in a stream's stead has not looked yet when the mapping ends, and its flags with it. */
 on_queue(on, a_mapping_may_end_while_a_caller_waits_in_a_streams_stead, .timeout = 60)
 {
 	uint32_t *last = own(at)->flag + CUDA_FLAGS - 1; /* no turn comes to have it */

@@ -186,7 +186,7 @@ Test(tickets, hoarding_drops_ones_own_oldest, .init = begin, .fini = end)
 	close(other);
 }
 
-/* Who has room for one more client gets it, though he asked more often before. */
+/* A user with room for one more client gets it, though the user has asked more often before. */
 Test(tickets, hold_a_place_that_ones_own_next_takes, .init = begin, .fini = end)
 {
 	struct gaia_ioc_connect io, next;
@@ -395,7 +395,7 @@ static struct fake_cache map_as(struct gaia_ioc_map io, struct control_caller ca
 	return fake_seen();
 }
 
-/* Who asks, who connected, and who made the socket to which the memory goes: all one user. */
+/* The caller, the process that connected, and the maker of the socket to which the memory goes: all one user. */
 Test(rights, readers_share_with_others_of_the_user_who_gets_the_memory, .init = begin, .fini = end)
 {
 	struct control_caller me = { .uid = getuid() }, other = { .uid = getuid() + 1 }, unknown = { .uid = (uid_t)-1 };
@@ -586,7 +586,7 @@ Test(leases, end_with_the_connection, .init = begin, .fini = end)
 	cr_assert_eq(counter_value(CTR_clients_lost), lost + 1);
 }
 
-/* Whose connection ends, and who does not, may go on storing to what it maps. */
+/* A client whose connection ends, but not its process, may go on storing to what it maps. */
 Test(leases, are_of_memory_that_the_living_keep, .init = begin, .fini = end)
 {
 	struct peer p = join();
@@ -628,6 +628,28 @@ Test(leases, are_of_memory_that_the_dead_do_not_keep, .init = begin, .fini = end
 	sem_wait(&fake_unmapped);
 	cr_assert_eq(fake_seen().kept, 0);
 	cr_assert_eq(waitpid(pid, NULL, 0), pid);
+}
+
+/* Memory that it did not unmap is its own for as long. */
+Test(leases, are_of_memory_that_goes_with_the_process)
+{
+	struct client c = { .pid = fork() }, unseen = { .pid = 0 };
+	struct cache_process process, none;
+	siginfo_t info;
+
+	if (c.pid == 0) {
+		pause();
+		_exit(0);
+	}
+	cr_assert(control_process(&c, &process));
+	cr_assert(control_process_lives(&process));
+	kill(c.pid, SIGKILL);
+	cr_assert_eq(waitid(P_PID, (id_t)c.pid, &info, WEXITED | WNOWAIT), 0);
+	cr_assert_not(control_process_lives(&process), "it is dead, and was not waited for");
+	cr_assert_not(control_process(&c, &none));
+	cr_assert_eq(waitpid(c.pid, NULL, 0), c.pid);
+	cr_assert_not(control_process_lives(&process));
+	cr_assert_not(control_process(&unseen, &none));
 }
 
 Test(leases, a_clean_end_is_not_a_loss, .init = begin)
@@ -959,7 +981,7 @@ Test(revoking, very_much_from_one_that_answers_costs_no_timeout, .init = begin, 
 	leave(&p, 1);
 }
 
-/* Who answers has longer; but not for ever. */
+/* A client that answers has longer; but not for ever. */
 Test(revoking, with_one_answer_of_two_ends_the_client, .init = begin, .fini = end, .timeout = 60)
 {
 	struct peer p = join();
@@ -1014,7 +1036,7 @@ static void *await_room_in_thread(void *arg)
 	return NULL;
 }
 
-/* Nor by another who waits for room in it. */
+/* Nor by another thread that waits for room in the socket. */
 Test(revoking, is_not_held_up_by_another_message, .init = begin, .fini = end, .timeout = 60)
 {
 	struct peer full = join(), good = join();
@@ -1060,6 +1082,43 @@ Test(revoking, without_a_question_has_no_answer, .init = begin, .fini = end, .ti
 	leave(&good, 1);
 }
 
+/* Whether or not the daemon still waits for the answer. */
+static void *acquire_unanswered(void *arg)
+{
+	(void)wire_ioctl(file, GAIA_IOC_ACQUIRE, arg);
+	return NULL;
+}
+
+/* Who has not said yet that it mapped a chunk cannot have unmapped it: the descriptor may come to be mapped later. */
+Test(revoking, is_answered_after_what_was_handed_over_before, .init = begin, .fini = end, .timeout = 60)
+{
+	struct peer p = { .sock = wire_socket() };
+	uint64_t features = GAIA_FEATURE_ANSWERS, id;
+	int fds[GAIA_MSG_CHUNKS];
+	struct gaia_ioc_range io;
+	pthread_t acquirer, revoker;
+	struct gaia_msg msg;
+	void *result;
+	unsigned n;
+
+	cr_assert_eq(wire_handshake(p.sock, file, &p.key, &p.seq, &features), 0);
+	cr_assert_eq(features, GAIA_FEATURE_ANSWERS);
+	id = map(&p, 0, GAIA_CHUNK);
+	io = range(&p, id, 0, GAIA_PAGE);
+	io.prot = RW;
+	cr_assert_eq(pthread_create(&acquirer, NULL, acquire_unanswered, &io), 0);
+	cr_assert_eq(wire_receive(p.sock, true, &msg, fds, &n), 0);
+	cr_assert_eq(msg.kind, GAIA_MSG_GRANT);
+	close(fds[0]);
+	cr_assert_eq(pthread_create(&revoker, NULL, revoke_in_thread, &id), 0);
+	answer_revoke(&p);
+	cr_assert_eq(pthread_join(revoker, &result), 0);
+	cr_assert_eq((intptr_t)result, -ENOTCONN);
+	cr_assert_eq(pthread_join(acquirer, NULL), 0);
+	cr_assert(is_ended(p.sock));
+	leave(&p, 1);
+}
+
 #ifndef __SANITIZE_THREAD__ /* which ends a process that forked from threads and makes one by clone(2) */
 
 /*
@@ -1085,7 +1144,7 @@ static void live(const struct gaia_ioc_connect *io, int sock, int told)
 	struct sockaddr_un addr = { .sun_family = AF_UNIX };
 	size_t len = strlen(io->socket);
 
-	/* The process is who connects. */
+	/* The process itself connects. */
 	memcpy(addr.sun_path + 1, io->socket, len);
 	if (connect(sock, (struct sockaddr *)&addr, offsetof(struct sockaddr_un, sun_path) + 1 + len))
 		_exit(1);
@@ -1158,12 +1217,11 @@ Test(revoking, from_a_client_that_was_killed_does_not_wait, .init = begin, .fini
 	forget_killed(&k);
 }
 
-static atomic_bool may_end;
+static sem_t may_end;
 
 static void *idle(void *arg)
 {
-	while (!may_end)
-		usleep(10000);
+	sem_wait(&may_end);
 	return NULL;
 }
 
@@ -1181,6 +1239,7 @@ Test(revoking, from_a_client_that_was_killed_does_not_wait_for_one_with_many_thr
 
 	map(&many, 0, GAIA_CHUNK);
 	k = join_and_be_killed(&id);
+	sem_init(&may_end, 0, 0);
 	pthread_attr_init(&small);
 	pthread_attr_setstacksize(&small, 65536);
 	for (size_t i = 0; i < 1000; i++)
@@ -1192,7 +1251,8 @@ Test(revoking, from_a_client_that_was_killed_does_not_wait_for_one_with_many_thr
 	cr_assert_eq(pthread_join(revoker, &result), 0);
 	cr_assert_eq((intptr_t)result, 1);
 	cr_assert_eq(counter_value(CTR_revoke_timeouts), 0);
-	may_end = true;
+	for (size_t i = 0; i < 1000; i++)
+		sem_post(&may_end);
 	for (size_t i = 0; i < 1000; i++)
 		pthread_join(thread[i], NULL);
 	pthread_attr_destroy(&small);
@@ -1234,7 +1294,7 @@ Test(pins, are_limited_for_each_user, .init = begin, .fini = end, .timeout = 60)
 	other = join();
 	others = map(&other, 0, GAIA_CHUNK);
 	cr_assert_eq(acquire_as(&other, others, GAIA_PROT_READ | GAIA_PROT_PIN), 0);
-	/* By who comes, and by who gives up. */
+	/* Ended by the acquire itself, or by giving it up. */
 	cr_assert_eq(acquire_as(&p, first, GAIA_PROT_READ | GAIA_PROT_PINNED), 0);
 	cr_assert_eq(acquire_as(&p, second, GAIA_PROT_PINNED), 0);
 	cr_assert_eq(pins_used(), 1);
@@ -1352,6 +1412,9 @@ Test(reports, of_other_users_are_for_root, .init = begin, .fini = end)
 	cr_assert_eq(number(got, 0, "each_user"), 1024);
 	cr_assert_null(json_object_get(json_array_get(got, 0), "present"));
 	json_decref(got);
+	got = rows(&a, 1000, "races");
+	cr_assert_eq(json_array_size(got), 0, "they tell where others write");
+	json_decref(got);
 
 	got = rows(&a, 0, "users");
 	cr_assert_eq(json_array_size(got), 2);
@@ -1361,6 +1424,9 @@ Test(reports, of_other_users_are_for_root, .init = begin, .fini = end)
 	json_decref(got);
 	got = rows(&a, 0, "limits");
 	cr_assert_eq(number(got, 0, "present"), 2);
+	json_decref(got);
+	got = rows(&a, 0, "races");
+	cr_assert_eq(json_array_size(got), 1);
 	json_decref(got);
 	leave(&a, 1);
 	close(b.sock);
@@ -1394,7 +1460,7 @@ Test(reports, know_of_no_ticket_that_has_expired, .init = begin, .fini = end)
 	close(p.sock);
 }
 
-/* So many reports of @p's, asked for as @uid, are waiting in its socket. */
+/* Ask for @n reports as @uid, which wait in @p's socket then. */
 static void ask_for_reports(struct peer *p, uid_t uid, unsigned n)
 {
 	struct gaia_ioc_report io = { .key = p->key, .what = GAIA_REPORT_STATUS };
@@ -1444,7 +1510,7 @@ Test(reports, of_each_user_are_few, .init = begin, .fini = end)
 	leave(&root, 0);
 }
 
-/* Who asks and does not read holds up nobody, as the threads that answer are few. */
+/* A client that asks and does not read holds up nobody: the threads that answer are few. */
 Test(reports, wait_for_no_room, .init = begin, .fini = end, .timeout = 60)
 {
 	struct peer full = join();

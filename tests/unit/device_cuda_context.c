@@ -11,6 +11,7 @@
 #include "device/cuda/internal.h"
 #include "device_io.h"
 #include "fake_cuda_api.h"
+#include "held.h"
 
 #define CHUNKS 8u
 
@@ -316,7 +317,7 @@ static void gives_back(const struct fake_cuda_config *config)
 	break_context(mem);
 	must_free(mem);
 	must_free(exported);
-	/* The device is there still, and others may have all of the memory, but for what importers keep. */
+	/* The device still exists, and others may have all of the memory, except what importers keep. */
 	until(fake_cuda_used() == (fake_cuda_mode()->busy_importers ? GAIA_CHUNK : 0));
 	cr_assert_eq(dev->ops->alloc(dev, &mem), -ENODEV);
 	end_slab(dev, slab);
@@ -362,7 +363,7 @@ Test(broken, while_it_is_created_leaves_nothing)
 	cr_assert_gt(nth, 10);
 }
 
-/* ---- a context that breaks, and who comes at that moment ---- */
+/* ---- a context that breaks, and threads that call at that moment ---- */
 
 /* A caller's thread, which sleeps on a lock that the test has. */
 static struct {
@@ -370,20 +371,6 @@ static struct {
 	_Atomic int tid;
 	int err;
 } caller;
-
-static bool sleeps(int tid)
-{
-	char path[64], line[512], *state;
-	FILE *f;
-
-	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", tid);
-	f = fopen(path, "re");
-	cr_assert_not_null(f);
-	cr_assert_not_null(fgets(line, sizeof(line), f));
-	fclose(f);
-	state = strrchr(line, ')');
-	return state && state[2] == 'S';
-}
 
 static void *submit_one(void *arg)
 {
@@ -410,7 +397,7 @@ Test(broken, takes_no_operation_after_it_was_switched_off)
 	keeper_is_done();
 	pthread_mutex_lock(&to_cuda(dev)->lock);
 	cr_assert_eq(pthread_create(&thread, NULL, submit_one, NULL), 0);
-	until(caller.tid && sleeps(caller.tid));
+	until(caller.tid && thread_sleeps(caller.tid));
 	/* It has seen that the device is on, and waits for the lock. */
 	cr_assert_eq(pthread_create(&breaker, NULL, break_it, NULL), 0);
 	until(atomic_load(&to_cuda(dev)->off));
@@ -500,6 +487,54 @@ Test(broken, one_of_two_takes_nothing_of_the_others_along)
 	end_slab(other, slab);
 	other->ops->destroy(other);
 	end();
+}
+
+struct reading {
+	sem_t ended;
+	int err;
+};
+
+static void note_end(struct dev_op *op, int err)
+{
+	struct reading *reading = op->arg;
+
+	reading->err = err;
+	sem_post(&reading->ended);
+}
+
+/* What the other one is reading from it, and reads to the end, may be anything. */
+Test(broken, lets_nobody_have_what_was_being_read_from_it)
+{
+	const struct cuda_config second = { .index = 1, .capacity = CHUNKS * GAIA_CHUNK };
+	char *host = host_pages(8);
+	struct reading reading;
+	struct device *other;
+	struct dev_run run = { .npages = 8 };
+	struct dev_op op = { .kind = DEV_COPY_PEER, .runs = &run, .n = 1, .done = note_end, .arg = &reading };
+
+	sem_init(&reading.ended, 0, 0);
+	sem_init(&busy.begun, 0, 0);
+	sem_init(&busy.may_end, 0, 0);
+	begin(&(struct fake_cuda_config){ .n_devices = 2 });
+	cr_assert_eq(cuda_create(fake_cuda_api(), &second, 4 * GAIA_PAGE, &other), 0);
+	run.mem = must_alloc(other);
+	run.other = must_alloc(dev);
+	op.from = dev;
+	cr_assert_eq(fake_cuda_launch(to_cuda(other)->stream, run_until_told, NULL), 0);
+	sem_wait(&busy.begun);
+	cr_assert_eq(device_submit(other, &op), 0);
+	fake_cuda_fail("cuMemcpyHtoDAsync", 1, CUDA_ERROR_UNKNOWN, false);
+	cr_assert_eq(copy_in(run.other, 0, 8, host), -EIO);
+	cr_assert(fake_cuda_failed());
+	sem_post(&busy.may_end);
+	sem_wait(&reading.ended);
+	cr_assert_eq(reading.err, -EHOSTUNREACH);
+	works(run.mem, host);
+	must_free(run.mem);
+	must_free(run.other);
+	other->ops->destroy(other);
+	end();
+	free(host);
 }
 
 /* A device ends, and with it what was registered through it; the other has announced the same slab. */

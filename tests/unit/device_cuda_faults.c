@@ -3,6 +3,7 @@
  * it works, or is switched off and says so in one line; nothing leaks, hangs, or is used wrongly.
  */
 #include <pthread.h>
+#include <sched.h>
 
 #include "device_io.h"
 #include "fake_cuda_api.h"
@@ -223,6 +224,41 @@ Test(faults, the_context_may_break_at_any_call)
 Test(faults, any_copy_and_kernel_may_fail_when_it_is_due)
 {
 	each_in_turn(fail_when_due, CUDA_ERROR_ILLEGAL_ADDRESS, 20);
+}
+
+/* Each slab of home: the first is told of, with what helps and what does not. */
+Test(faults, memory_that_cannot_be_pinned_is_told_of_once)
+{
+	const struct fake_cuda_config no_pins = { .n_devices = 1, .memory = 4 * CHUNKS * GAIA_CHUNK, .no_pins = true };
+	const struct cuda_config config = { .capacity = CHUNKS * GAIA_CHUNK };
+	char *slabs = aligned_alloc(GAIA_CHUNK, 2 * GAIA_CHUNK), *found = host_pages(N);
+	struct devmem *mem;
+	struct device *dev;
+
+	fake_cuda_reset(&no_pins);
+	cr_assert_eq(fake_cuda_api()->cuInit(0), 0);
+	capture_log();
+	cr_assert_eq(cuda_create(fake_cuda_api(), &config, 8 * GAIA_PAGE, &dev), 0);
+	cr_assert_eq(dev->ops->alloc(dev, &mem), 0);
+	memset(slabs, 's', 2 * GAIA_CHUNK);
+	for (unsigned k = 0; k < 2; k++)
+		dev->ops->host_slab(dev, slabs + k * GAIA_CHUNK, true);
+	cr_assert_eq(copy_in(mem, 0, N, slabs), 0);
+	cr_assert_eq(copy_in(mem, 0, N, slabs + GAIA_CHUNK), 0);
+	while (fake_cuda_calls_of("cuMemHostRegister") < 2)
+		sched_yield();
+	cr_assert_eq(copy_out(mem, 0, N, found), 0);
+	cr_assert_arr_eq(found, slabs, N * GAIA_PAGE);
+	for (unsigned k = 0; k < 2; k++)
+		dev->ops->host_slab(dev, slabs + k * GAIA_CHUNK, false);
+	dev->ops->free(dev, mem);
+	dev->ops->destroy(dev);
+	cr_expect_eq(logged("host memory cannot be pinned: "), 1);
+	cr_expect_eq(logged("copies are slower"), 1);
+	cr_expect_eq(logged("(ulimit -l) does not count here; a smaller --home may help"), 1);
+	release_log();
+	free(slabs);
+	free(found);
 }
 
 /* Two GPUs, of which one copies from the other: whether what was armed happened. */

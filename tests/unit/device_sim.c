@@ -8,7 +8,9 @@
 #include <signal.h>
 #include <sys/stat.h>
 
+#include "base/counters.h"
 #include "base/thread.h"
+#include "device/word.h"
 #include "device_io.h"
 
 static struct device *dev;
@@ -198,6 +200,36 @@ Test(sim, a_pending_pull_shows_clients_no_garbage)
 	free(new);
 }
 
+/* A page that can be written by its second address only, until somebody has tried by the first. */
+static struct {
+	unsigned char *first, *second;
+} twice;
+
+static void store_before(int sig)
+{
+	twice.second[0] = 'c';
+	if (mprotect(twice.first, GAIA_PAGE, PROT_READ | PROT_WRITE))
+		_exit(1);
+}
+
+Test(sim_of_own, a_pull_keeps_what_clients_store_after_it_has_looked)
+{
+	int fd = memfd_create("page", MFD_CLOEXEC);
+	word_t host = 0, base = 0;
+
+	cr_assert_eq(ftruncate(fd, GAIA_PAGE), 0);
+	twice.first = mmap(NULL, GAIA_PAGE, PROT_READ, MAP_SHARED, fd, 0);
+	twice.second = mmap(NULL, GAIA_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	cr_assert(twice.first != MAP_FAILED && twice.second != MAP_FAILED);
+	cr_assert_neq(signal(SIGSEGV, store_before), SIG_ERR);
+	((unsigned char *)&host)[1] = 'h';
+	word_pull((word_t *)twice.first, &host, &base, GAIA_PAGE, 0);
+	cr_assert_arr_eq(twice.second, "ch\0\0\0\0\0", 8);
+	munmap(twice.first, GAIA_PAGE);
+	munmap(twice.second, GAIA_PAGE);
+	close(fd);
+}
+
 Test(sim, freed_memory_is_refused)
 {
 	struct devmem *mem = must_alloc(dev), *kept = must_alloc(dev);
@@ -267,7 +299,7 @@ Test(sim, clients_cannot_resize_memory_nor_hand_it_on_by_name)
 	dev->ops->free(dev, mem);
 }
 
-/* Whoever keeps it after all. */
+/* Though a client keeps it. */
 Test(sim, freed_memory_is_given_back_and_shows_nothing)
 {
 	struct devmem *mem = must_alloc(dev);
@@ -357,6 +389,196 @@ Test(sim_of_own, nothing_is_faster_than_the_bus)
 	free(host);
 }
 
+/* ---- the model: its own clock only, nothing is waited for ---- */
+
+#define OPS 3u
+#define COPY_NS 2097152u /* of a chunk, at a byte a nanosecond */
+
+static const struct sim_config modelled = { .capacity = 4 * GAIA_CHUNK, .bandwidth = 1000000000,
+					    .local = 2000000000, .latency_ns = 10000000, .no_wait = true };
+
+/* What is submitted together: while the device's thread is kept from looking. */
+struct together {
+	struct device *dev;
+	struct dev_op first, op[OPS];
+	struct dev_run run[OPS];
+	uint64_t before; /* by the model's clock, when they were submitted */
+	sem_t ended;
+};
+
+static void one_ended(struct dev_op *op, int err)
+{
+	sem_t *ended = op->arg;
+
+	cr_assert_eq(err, 0);
+	sem_post(ended);
+}
+
+static void submit_all(struct dev_op *first, int err)
+{
+	struct together *t = first->arg;
+
+	(void)err;
+	t->before = counter_value(CTR_sim_ns);
+	for (unsigned i = 0; i < OPS; i++)
+		cr_assert_eq(device_submit(t->dev, &t->op[i]), 0);
+	sem_post(&t->ended);
+}
+
+/* How long the operations on whole chunks take by the model from when all are submitted. A kind's host memory is @host. */
+static uint64_t time_together(struct device *d, struct devmem *const mem[OPS], const enum dev_kind kind[OPS],
+			      char *host)
+{
+	struct together t = { .dev = d };
+	struct dev_run run = { mem[0], .npages = 1 };
+	uint64_t bits[GAIA_CHUNK_PAGES / 64] = { 0 };
+
+	sem_init(&t.ended, 0, 0);
+	for (unsigned i = 0; i < OPS; i++) {
+		t.run[i] = (struct dev_run){ mem[i], .npages = GAIA_CHUNK_PAGES, .host = host + i * GAIA_CHUNK };
+		t.op[i] = (struct dev_op){ .kind = kind[i], .runs = &t.run[i], .n = 1, .changed = bits,
+					   .done = one_ended, .arg = &t.ended };
+	}
+	t.first = (struct dev_op){ .kind = DEV_ARM, .runs = &run, .n = 1, .done = submit_all, .arg = &t };
+	cr_assert_eq(device_submit(d, &t.first), 0);
+	for (unsigned i = 0; i < OPS + 1; i++)
+		sem_wait(&t.ended);
+	sem_destroy(&t.ended);
+	return counter_value(CTR_sim_ns) - t.before;
+}
+
+/* The same on memory that is allocated for it: chunk[i] says which of it operation i names. */
+static uint64_t model(struct sim_config config, const unsigned chunk[OPS], const enum dev_kind kind[OPS])
+{
+	struct device *d = new_sim(config);
+	struct devmem *have[OPS], *mem[OPS];
+	char *host = host_pages(OPS * GAIA_CHUNK_PAGES);
+	uint64_t ns;
+
+	for (unsigned i = 0; i < OPS; i++)
+		have[i] = must_alloc(d);
+	for (unsigned i = 0; i < OPS; i++)
+		mem[i] = have[chunk[i]];
+	ns = time_together(d, mem, kind, host);
+	for (unsigned i = 0; i < OPS; i++)
+		d->ops->free(d, have[i]);
+	d->ops->destroy(d);
+	free(host);
+	return ns;
+}
+
+static const unsigned apart[OPS] = { 0, 1, 2 }, same[OPS] = { 0, 0, 0 };
+
+Test(sim_of_own, copies_in_one_direction_take_turns_and_latencies_overlap)
+{
+	const enum dev_kind in[OPS] = { DEV_COPY_IN, DEV_COPY_IN, DEV_COPY_IN };
+
+	cr_assert_eq(model(modelled, apart, in), 3 * COPY_NS + modelled.latency_ns);
+	cr_assert_eq(counter_value(CTR_sim_in_ns), 3 * COPY_NS);
+	cr_assert_eq(counter_value(CTR_sim_out_ns), 0);
+}
+
+Test(sim_of_own, both_directions_and_its_own_memory_overlap)
+{
+	const enum dev_kind kinds[OPS] = { DEV_COPY_IN, DEV_COPY_OUT, DEV_FIND_CHANGED };
+	cr_assert_eq(model(modelled, apart, kinds), COPY_NS + modelled.latency_ns);
+	cr_assert_eq(counter_value(CTR_sim_in_ns), COPY_NS);
+	cr_assert_eq(counter_value(CTR_sim_out_ns), COPY_NS);
+	/* Its own memory is twice as fast. A page was worked on before. */
+	cr_assert_eq(counter_value(CTR_sim_local_ns), COPY_NS / 2 + GAIA_PAGE / 2);
+}
+
+Test(sim_of_own, operations_on_the_same_memory_do_not_overlap)
+{
+	const enum dev_kind kinds[OPS] = { DEV_COPY_IN, DEV_COPY_OUT, DEV_FIND_CHANGED };
+
+	cr_assert_eq(model(modelled, same, kinds), 2 * COPY_NS + COPY_NS / 2 + modelled.latency_ns);
+}
+
+Test(sim_of_own, a_merge_is_on_the_bus_and_on_its_own_memory)
+{
+	const enum dev_kind kinds[OPS] = { DEV_PULL, DEV_ARM, DEV_COPY_OUT };
+
+	cr_assert_eq(model(modelled, apart, kinds), COPY_NS + COPY_NS / 2 + modelled.latency_ns);
+}
+
+Test(sim_of_own, submissions_take_turns_whatever_they_are)
+{
+	const enum dev_kind kinds[OPS] = { DEV_COPY_IN, DEV_COPY_OUT, DEV_FIND_CHANGED };
+	struct sim_config config = modelled;
+
+	config.submit_ns = 1000;
+	/* The last is the shortest, but none completes before those before it. */
+	cr_assert_eq(model(config, apart, kinds), 2 * 1000 + COPY_NS + config.latency_ns);
+	config.submit_ns = 2 * COPY_NS;
+	cr_assert_eq(model(config, apart, kinds), 3 * 2 * COPY_NS + COPY_NS / 2 + config.latency_ns);
+}
+
+Test(sim_of_own, who_waits_for_each_pays_for_each_latency)
+{
+	struct device *d = new_sim(modelled);
+	struct devmem *mem = must_alloc(d);
+	char *host = host_pages(GAIA_CHUNK_PAGES);
+	uint64_t before = counter_value(CTR_sim_ns);
+
+	cr_assert_eq(copy_in(mem, 0, GAIA_CHUNK_PAGES, host), 0);
+	cr_assert_eq(copy_out(mem, 0, GAIA_CHUNK_PAGES, host), 0);
+	cr_assert_eq(counter_value(CTR_sim_ns) - before, 2 * (COPY_NS + modelled.latency_ns));
+	d->ops->free(d, mem);
+	d->ops->destroy(d);
+	free(host);
+}
+
+Test(sim_of_own, all_runs_of_an_operation_take_their_time)
+{
+	struct device *d = new_sim(modelled);
+	struct devmem *a = must_alloc(d), *b = must_alloc(d);
+	char *host = host_pages(5);
+	struct dev_run runs[] = { { a, .npages = 2, .host = host }, { b, .npages = 3, .host = host + 2 * GAIA_PAGE } };
+	struct dev_run within[] = { { a, .other = b, .npages = 1 }, { b, .other = a, .page = 4, .npages = 4 } };
+	uint64_t bits[1] = { 0 };
+	struct dev_op op = { .kind = DEV_COPY_IN, .runs = runs, .n = 2, .changed = bits };
+
+	cr_assert_eq(device_run(d, &op), 0);
+	cr_assert_eq(counter_value(CTR_sim_in_ns), 5 * GAIA_PAGE);
+	op.kind = DEV_FIND_CHANGED;
+	cr_assert_eq(device_run(d, &op), 0);
+	cr_assert_eq(counter_value(CTR_sim_local_ns), 5 * GAIA_PAGE / 2);
+	op.kind = DEV_COPY_WITHIN;
+	op.runs = within;
+	cr_assert_eq(device_run(d, &op), 0);
+	cr_assert_eq(counter_value(CTR_sim_local_ns), 5 * GAIA_PAGE / 2 + 5 * GAIA_PAGE, "read, and written");
+	d->ops->free(d, a);
+	d->ops->free(d, b);
+	d->ops->destroy(d);
+	free(host);
+}
+
+Test(sim_of_own, what_it_moves_is_counted)
+{
+	struct device *d = new_sim(modelled), *layered = NULL;
+	struct devmem *mem;
+	char *host = host_pages(2 * GAIA_CHUNK_PAGES);
+	struct dev_run merge;
+
+	cr_assert_eq(device_faulty_create(d, &layered), 0);
+	mem = must_alloc(layered);
+	cr_assert_eq(copy_in(mem, 0, 3, host), 0);
+	cr_assert_eq(copy_out(mem, 0, 2, host), 0);
+	cr_assert_eq(arm(mem, 0, 5), 0);
+	merge = (struct dev_run){ mem, .npages = 1, .host = host, .base = host + GAIA_PAGE, .limit = 1 };
+	cr_assert_eq(run_one(layered, DEV_PULL, merge), 0);
+	cr_assert_eq(counter_value(CTR_device_operations), 4, "of layers, one counts");
+	cr_assert_eq(counter_value(CTR_device_bytes_in), 5 * GAIA_PAGE, "a merge reads its base, too");
+	cr_assert_eq(counter_value(CTR_device_bytes_out), 2 * GAIA_PAGE);
+	merge.host = NULL;
+	cr_assert_eq(run_one(layered, DEV_PULL, merge), -EINVAL);
+	cr_assert_eq(counter_value(CTR_device_operations), 4, "what is refused does not count");
+	layered->ops->free(layered, mem);
+	layered->ops->destroy(layered);
+	free(host);
+}
+
 /* ---- waiting for an operation: device_run(), by a thread that others rely on ---- */
 
 static void count_wait(void *arg)
@@ -393,7 +615,7 @@ static void let_go_on(void *arg)
 	sem_post(&((struct stopper *)arg)->go_on);
 }
 
-/* Else it would not end. */
+/* Otherwise it would not end. */
 Test(sim, others_hear_of_a_wait_for_a_device_that_takes_its_time)
 {
 	struct devmem *mem = must_alloc(dev);

@@ -1,5 +1,5 @@
 /*
- * fake_cuda.c - that the fake CUDA driver is as strict as the documentation. Who passes on it has not been
+ * fake_cuda.c - that the fake CUDA driver is as strict as the documentation. Code that passes on it has not been
  * flattered.
  */
 #include <criterion/criterion.h>
@@ -905,7 +905,7 @@ Test(fake, a_reset_gives_all_of_the_context_back)
 	cr_assert_eq(cu->cuMemAlloc(&p, 4096), 0);
 	cr_assert_eq(cu->cuMemFree(p), 0);
 	cr_assert_eq(cu->cuDevicePrimaryCtxRelease(0), 0);
-	/* Who ends what is gone does no harm. */
+	/* To end what is gone does no harm. */
 	cr_assert_eq(cu->cuMemUnmap(range, CHUNK), CUDA_ERROR_INVALID_VALUE);
 	cr_assert_eq(cu->cuMemRelease(handle), CUDA_ERROR_INVALID_VALUE);
 	cr_assert_eq(cu->cuMemHostUnregister(owned.host), CUDA_ERROR_INVALID_VALUE);

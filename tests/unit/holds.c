@@ -38,6 +38,16 @@ Test(holds, of_a_page_are_so_many_and_no_more)
 	holds_clear(&hs);
 }
 
+Test(holds, of_no_pages_there_are_none)
+{
+	struct holds hs = { .spans = 0 };
+
+	cr_assert_eq(holds_add(&hs, 0, 10, 1, 1), 0);
+	cr_assert_null(holds_first(&hs, 5, 5));
+	cr_assert_not_null(holds_first(&hs, 5, 6));
+	holds_clear(&hs);
+}
+
 /* What is looked at does not depend on how many pages there are, or spans elsewhere. */
 Test(holds, many_spans_are_found_and_taken_one_by_one)
 {

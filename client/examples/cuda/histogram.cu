@@ -3,10 +3,10 @@
  *
  *	histogram FILE [DEVICE]
  *
- * As histogram.c, with a real kernel: counts again and again while other programs change the file,
- * until standard input ends; then once more, and prints that count. Every acquire brings only the
- * pages that changed. It is queued on the stream before the kernel, and the release behind it:
- * nothing here waits but for the count.
+ * Like histogram.c, with a real kernel: counts again and again while other programs change the file,
+ * until standard input ends; then counts once more, and prints that count. Every acquire brings only the
+ * pages that changed. The acquire is queued on the stream before the kernel, and the release behind it:
+ * the host waits only for the count.
  *
  * The last count is checked: against one that the CPU makes of the same bytes, copied back from the
  * GPU.
@@ -96,7 +96,7 @@ int main(int argc, char **argv)
 	} while (!last);
 	check(p, n, count);
 
-	/* Whether all went well on the stream is known now. */
+	/* This call also reports whether everything went well on the stream. */
 	if (gaia_release(p, n) < 0)
 		fail("gaia_release");
 	if (gaia_munmap(p, n) < 0)

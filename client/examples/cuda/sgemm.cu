@@ -4,7 +4,7 @@
  *	sgemm DIRECTORY [N [DEVICE]]
  *
  * Writes N x N matrices A and B (2048) into files of a directory on a gaiafs mount, with write(2);
- * multiplies them on the GPU, where a file is a pointer like any; reads C with read(2), and checks
+ * multiplies them on the GPU, where a file is a pointer like any other; reads C with read(2), and checks
  * it: its product with a vector against A times (B times the vector), which the CPU computes. The
  * numbers are small integers, so that there is no rounding.
  *
@@ -79,7 +79,7 @@ int main(int argc, char **argv)
 	    gaia_acquire_on(b, bytes, PROT_READ, stream) < 0 ||
 	    gaia_acquire_on(c, bytes, RW, stream) < 0)
 		fail("gaia_acquire_on");
-	/* Rows here are columns to cuBLAS, and so the factors change places. */
+	/* Rows here are columns to cuBLAS, so the factors are swapped. */
 	if (cublasSgemm(cublas, CUBLAS_OP_N, CUBLAS_OP_N, n, n, n, &one, b, n, a, n, &zero, c, n))
 		wrong("cublasSgemm fails");
 	if (gaia_release_on(c, bytes, stream) < 0 || gaia_release_on(b, bytes, stream) < 0 ||

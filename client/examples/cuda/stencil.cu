@@ -6,7 +6,7 @@
  *
  * FILE becomes two grids of floats, of which the GPU reads one and writes the other, in turn.
  * Another process, which knows nothing of gaiafs, stores into a part of the grid through mmap(2)
- * between the steps. Each acquire brings only the pages that it changed. In the end every float is
+ * between the steps. Each acquire brings only the pages that the process changed. In the end every float is
  * compared with what a CPU computes alone.
  */
 #include "common.h"
@@ -46,7 +46,7 @@ __global__ void step(float *to, const float *from)
 		to[(size_t)y * WIDTH + x] = cell(from, x, y);
 }
 
-/* What is done to the grid after step @s: a spot, somewhere else each time. */
+/* Change the grid after step @s: heat a spot, in another place each time. */
 static void heat(float *grid, int s)
 {
 	for (int y = 0; y < 20; y++)
@@ -54,7 +54,7 @@ static void heat(float *grid, int s)
 			grid[(size_t)(100 + s * 37 % 800 + y) * WIDTH + 200 + s * 101 % 1100 + x] = 100 + s;
 }
 
-/* The CPU process: heats when it is told which step has been done, and says when it has. */
+/* The CPU process: heats when it is told that a step has been done, and answers when it has. */
 static int heater(int fd, int asked, int done)
 {
 	float *grid = (float *)mmap(NULL, 2 * CELLS * sizeof(float), RW, MAP_SHARED, fd, 0);

@@ -3,8 +3,8 @@
  *
  *	two_writers IN OUT [DEVICE]
  *
- * As two_writers.c, with a real kernel. OUT becomes IN in capital letters: of every page (4096
- * bytes) of OUT the GPU writes the first half and the CPU the second, neither waiting for the
+ * Like two_writers.c, with a real kernel. OUT becomes IN in capital letters: the GPU writes the first
+ * half of every page (4096 bytes) of OUT, the CPU the second; neither waits for the
  * other. Writes of different bytes are merged. The result is checked.
  */
 #include "common.h"
@@ -88,7 +88,7 @@ int main(int argc, char **argv)
 	in = (unsigned char *)map_gpu(in_fd, n, PROT_READ, device);
 	out = (unsigned char *)map_gpu(out_fd, n, RW, device);
 	CUDA(cudaStreamCreate(&stream));
-	/* From before the CPU writes: the GPU holds all of OUT for writing. */
+	/* Before the CPU writes: the GPU holds all of OUT for writing. */
 	if (gaia_acquire(in, n, PROT_READ) < 0 || gaia_acquire(out, n, RW) < 0)
 		fail("gaia_acquire");
 	cpu = fork();

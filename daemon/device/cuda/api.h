@@ -1,9 +1,9 @@
 /*
  * api.h - what the CUDA device needs of CUDA: one table of functions.
  *
- * Filled by driver.c from the installed driver, through the statically linked CUDA runtime, so
- * that no binary needs libcuda to start; by tests from a fake. The rest of the device calls
- * nothing else of CUDA's.
+ * driver.c fills it from the installed driver, through the statically linked CUDA runtime, so
+ * that no binary needs libcuda to start; tests fill it from a fake. The rest of the device calls
+ * CUDA only through it.
  */
 #ifndef GAIA_DEVICE_CUDA_API_H
 #define GAIA_DEVICE_CUDA_API_H
@@ -59,11 +59,11 @@ struct cuda_api {
 	__typeof__(&cuda_launch) launch;
 };
 
-/* The driver's; NULL, with a line in *@why (which stays valid), where there is none that is usable. */
+/* The installed driver's functions; or NULL, with a text in *@why (which stays valid), if no driver is usable. */
 const struct cuda_api *cuda_driver(const char **why);
 
-/* device_cuda_create() with that table. @copy_from: runs of so many bytes and more are the copy
- * engine's, shorter ones the kernels'; 0: calibrate. */
+/* device_cuda_create() with that table. @copy_from: the copy engine copies runs of so many bytes and
+ * more, kernels shorter ones; 0: calibrate. */
 int cuda_create(const struct cuda_api *api, const struct cuda_config *config, uint32_t copy_from,
 		struct device **out);
 

@@ -1,8 +1,8 @@
 /*
- * calibrate.c - from which length on a run is the copy engine's.
+ * calibrate.c - from which length on the copy engine copies a run.
  *
  * The engine is faster, but each copy costs a start; the kernel copies any number of runs with one.
- * So many runs of one length are copied either way, in, and the shorter time wins.
+ * So calibration copies many runs of one length to the GPU in both ways, and the shorter time wins.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 #include "device/cuda/internal.h"
 
 #define ROUNDS 3u
-#define USUAL (28u << 10) /* bytes; seen elsewhere */
+#define USUAL (28u << 10) /* bytes; the value seen elsewhere */
 #define LONGEST (GAIA_CHUNK / 4)
 
 /* Nanoseconds to copy every other @pages pages of a chunk from @host; 0: it failed. */

@@ -1,5 +1,5 @@
 /*
- * device.c - life and death of the CUDA device.
+ * device.c - creation, errors and end of the CUDA device.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -20,7 +20,7 @@ static const char *error_text(const struct cuda_api *api, CUresult result)
 	return api->cuGetErrorString(result, &text) ? "unknown error" : text;
 }
 
-/* Whatever the driver did not expect of itself: what the device holds cannot be trusted any more. */
+/* After an unexpected error of the driver: the contents of the device cannot be trusted any more. */
 static void switch_off(struct cuda *cuda, CUresult result, const char *call)
 {
 	if (atomic_exchange(&cuda->off, true))
@@ -53,7 +53,7 @@ int cuda_drain(struct cuda *cuda, CUstream stream)
 {
 	int err = cuda_check(cuda, cuda->api->cuStreamSynchronize(stream), "cuStreamSynchronize");
 
-	/* The error may have been an earlier one's, with work still under way. (In a broken context there is none.) */
+	/* An earlier operation may have caused the error, with work still under way. (In a broken context there is none.) */
 	if (err)
 		(void)cuda->api->cuStreamSynchronize(stream);
 	return err;
@@ -65,8 +65,8 @@ int cuda_enter(struct cuda *cuda)
 }
 
 /*
- * The primary context is the process's: of two devices on one GPU neither may end what the other uses. What it
- * cannot give back then goes with the process.
+ * The primary context belongs to the process: if two devices use one GPU neither may end what the other uses. Memory that
+ * cannot be given back for that reason is freed when the process ends.
  */
 static struct {
 	pthread_mutex_t lock; /* held while one is retained, reset or released */
@@ -101,7 +101,7 @@ void cuda_reset_context(struct cuda *cuda)
 	cuda_host_leave(cuda);
 	pthread_mutex_lock(&contexts.lock);
 	if (contexts.users[cuda->ordinal] == 1) {
-		/* Of this thread's current context nothing is known afterwards. */
+		/* The state of this thread's current context is unknown afterwards. */
 		(void)cuda->api->cuCtxSetCurrent(NULL);
 		result = cuda->api->cuDevicePrimaryCtxReset(cuda->ordinal);
 		cuda->reset = result == CUDA_SUCCESS;
@@ -154,7 +154,7 @@ static int attribute(struct cuda *cuda, CUdevice_attribute which, int *value)
 			  "cuDeviceGetAttribute");
 }
 
-/* Can it do what is needed? */
+/* Whether the GPU has the abilities that are needed. */
 static int check_abilities(struct cuda *cuda)
 {
 	CUmemAllocationProp prop = {
@@ -182,7 +182,7 @@ static int check_abilities(struct cuda *cuda)
 				      "the GPU's compute mode is \"prohibited\": nvidia-smi -c DEFAULT allows its use" :
 				      "the GPU's compute mode is \"exclusive process\": no program could use it beside the "
 				      "daemon; nvidia-smi -c DEFAULT lets several");
-	/* A driver that does not know the question has no such memory. */
+	/* A driver that does not know the attribute has no such memory. */
 	if (cuda->api->cuDeviceGetAttribute(&rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
 					    cuda->ordinal) == CUDA_SUCCESS)
 		cuda->rdma = rdma;
@@ -218,7 +218,7 @@ static int choose_capacity(struct cuda *cuda, uint64_t wanted)
 
 #define MODEL_LENGTH 64
 
-/* Which GPU it is; what people call it, in @model. */
+/* Find the GPU; its name, for messages, goes to @model. */
 static int identify(struct cuda *cuda, unsigned index, char *model)
 {
 	CUuuid uuid;
@@ -254,7 +254,7 @@ static int start_thread(struct cuda *cuda, pthread_t *thread, void *(*main)(void
 	return err;
 }
 
-/* Lets those of the threads end that were started, in the order in which work passes through them. */
+/* End the @started threads, in the order in which work passes through them. */
 static void stop_threads(struct cuda *cuda, unsigned started)
 {
 	pthread_mutex_lock(&cuda->lock);
@@ -318,7 +318,7 @@ static void free_cuda(struct cuda *cuda)
 	free(cuda);
 }
 
-/* There is no keeper that would have done so. */
+/* For when there is no keeper that would have reset it. */
 static void reset_broken(struct cuda *cuda)
 {
 	if (atomic_load(&cuda->off) && !cuda->given_back)
@@ -326,17 +326,17 @@ static void reset_broken(struct cuda *cuda)
 	cuda->given_back |= atomic_load(&cuda->off);
 }
 
-/* There are no threads, or not any more. Also of what was made in part. */
+/* Called when no threads run. Also for a context that was made in part. */
 static void end_context(struct cuda *cuda)
 {
 	if (!cuda->reset)
-		(void)cuda_enter(cuda); /* even without: what can be given back is */
+		(void)cuda_enter(cuda); /* if it fails: still give back what can be given back */
 	reset_broken(cuda);
 	if (!cuda->reset)
 		cuda_host_end(cuda);
 	cuda_queue_destroy(cuda);
 	cuda_memory_end(cuda);
-	reset_broken(cuda); /* if it broke just now */
+	reset_broken(cuda); /* in case it broke just now */
 	cuda_memory_end(cuda);
 	cuda_memory_destroy(cuda);
 	release_context(cuda);

@@ -1,8 +1,8 @@
 /*
  * driver.c - the table of functions, from the driver that is installed.
  *
- * The CUDA runtime is linked statically and loads the driver when it is first asked for something: so the
- * daemon starts where there is none. Nothing here may run before the last fork().
+ * The CUDA runtime is linked statically and loads the driver when it is first used: so the
+ * daemon starts without a driver. Nothing here may run before the last fork().
  */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@
 #include "base/util.h"
 #include "device/cuda/api.h"
 
-/* What the entry points looked like in CUDA 12.0; a driver that is newer keeps them. */
+/* The entry points have the form of CUDA 12.0; newer drivers keep it. */
 #define CUDA_VERSION_OF_CALLS 12000
 
 static const struct {
@@ -26,9 +26,9 @@ static const struct {
 };
 
 /*
- * With MPS the driver connects to a control daemon, by pipes in a directory where any user could have put one,
- * and waits without end while it serves another user. Where it finds none it goes on without. (The device shares a
- * GPU by time slices, then. Clients are not concerned.)
+ * With MPS the driver connects to a control daemon, through pipes in a directory where any user could have put one,
+ * and waits without end while that daemon serves another user. If it finds none it goes on without. (Then the device shares
+ * a GPU by time slices. Clients are not affected.)
  */
 static void avoid_mps(void)
 {

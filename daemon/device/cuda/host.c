@@ -2,12 +2,12 @@
  * host.c - home memory that is registered for DMA.
  *
  * A registration belongs to the process, not to a device, and a range cannot be registered twice: so there
- * is one table for all devices. A slab is announced when it is made. From the first operation on that names one,
- * slabs are registered, by a thread of each device: those that an operation has named first. Until then their pages go
- * through staging buffers. (CUDA may have a registration wait for the streams. No operation waits for it.) Where
- * no device is used nothing is registered; else all of home is, in the end, also what only CPU programs use.
+ * is one table for all devices. A slab is announced when it is made. When an operation first names a slab,
+ * a thread of each device begins to register slabs: first those that operations have named. Until a slab is registered its
+ * pages go through staging buffers. (CUDA may make a registration wait for the streams. No operation waits for it.) If
+ * no device is used nothing is registered; otherwise all of home is, in the end, also what only CPU programs use.
  *
- * A slab is registered for all devices (PORTABLE), through one. One that cannot be registered is not tried again.
+ * A slab is registered for all devices (PORTABLE), through one of them. If that fails it is not tried again.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@
 #define uthash_fatal(msg) bug("uthash: %s", msg)
 #include <uthash.h>
 
-/* Lives from its first announcement until as many devices were told that it goes. */
+/* Lives from its first announcement until as many devices were told of its end. */
 struct slab {
 	void *at; /* the key */
 
@@ -31,7 +31,7 @@ struct slab {
 		SLAB_REGISTERED,
 		SLAB_REFUSED,
 	} state;
-	/* REGISTERED, BUSY: through this device's context. The address is the same for all devices: unified. */
+	/* REGISTERED, BUSY: through this device's context. The address is the same on all devices (unified addressing). */
 	struct cuda *by;
 	CUdeviceptr address;
 	UT_hash_handle hh;
@@ -43,7 +43,7 @@ static struct {
 	pthread_cond_t changed;
 	struct slab *slabs;
 	TAILQ_HEAD(, slab) todo;
-	bool named; /* an operation has named one of them */
+	bool named; /* an operation has named a slab */
 	bool told;
 	unsigned lent[CUDA_ORDINALS]; /* uses of the registrations through GPU number i, other than its own */
 } registry = {
@@ -65,7 +65,7 @@ static void tell_refused(struct cuda *cuda, CUresult result)
 		 cuda->base.name, text, (int)result);
 }
 
-/* No lock held. */
+/* Called without a lock. */
 static enum slab_state register_slab(struct cuda *cuda, void *at, CUdeviceptr *address, CUresult *result)
 {
 	*result = cuda->api->cuMemHostRegister(at, GAIA_CHUNK,
@@ -85,13 +85,13 @@ static enum slab_state register_slab(struct cuda *cuda, void *at, CUdeviceptr *a
 	case CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED:
 		return SLAB_REFUSED;
 	default:
-		/* Not for another device to try: it might break, too. */
+		/* No other device should try it: it might break, too. */
 		cuda_ended(cuda, *result, "cuMemHostRegister");
 		return SLAB_REFUSED;
 	}
 }
 
-/* registry.lock, let go of meanwhile. */
+/* registry.lock is held, but dropped meanwhile. */
 static void pin_next(struct cuda *cuda, struct slab *s)
 {
 	CUdeviceptr address = 0;
@@ -163,7 +163,7 @@ static struct slab *find(void *at)
 	return s;
 }
 
-/* registry.lock, let go of while the slab is busy. */
+/* registry.lock is held, but dropped while the slab is busy. */
 static struct slab *find_idle(void *at)
 {
 	struct slab *s;
@@ -189,7 +189,7 @@ static void announce(void *at)
 	s->announced++;
 }
 
-/* registry.lock, let go of meanwhile. */
+/* registry.lock is held, but dropped meanwhile. */
 static void withdraw(void *at)
 {
 	struct slab *s = find_idle(at);
@@ -206,10 +206,10 @@ static void withdraw(void *at)
 	free(s);
 	if (!by)
 		return;
-	/* Its context stays meanwhile. */
+	/* Keep its context meanwhile. */
 	registry.lent[by->ordinal]++;
 	pthread_mutex_unlock(&registry.lock);
-	(void)cuda_enter(by); /* even without: nothing may stay pinned */
+	(void)cuda_enter(by); /* even if that fails: nothing may stay pinned */
 	cuda_ended(by, by->api->cuMemHostUnregister(at), "cuMemHostUnregister");
 	pthread_mutex_lock(&registry.lock);
 	registry.lent[by->ordinal]--;
@@ -321,7 +321,7 @@ void cuda_host_end(struct cuda *cuda)
 	cuda_host_leave(cuda);
 	pthread_mutex_lock(&registry.lock);
 	for (s = registry.slabs; s; s = s->hh.next) {
-		/* It stays: BUSY, and by us. Others may come and go. */
+		/* The slab stays: it is BUSY, by us. Other slabs may come and go. */
 		if (s->state != SLAB_BUSY || s->by != cuda)
 			continue;
 		pthread_mutex_unlock(&registry.lock);

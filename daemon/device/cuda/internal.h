@@ -1,23 +1,23 @@
 /*
  * internal.h - the CUDA device, as its files know it.
  *
- *	device.c	life; errors: who switches it off
+ *	device.c	life; errors, and switching off
  *	memory.c	chunks: creating, pooling, scrubbing, exporting
  *	queue.c		operations: from submit to done
  *	host.c		home memory that is registered for DMA
  *	peer.c		memory of other GPUs
- *	calibrate.c	kernel or copy engine: from which length on
+ *	calibrate.c	from which run length on the copy engine is used
  *
  * Threads: the callers'; "issue", which turns operations into commands of the stream; "complete",
- * which waits for them and calls done(); "keep", which keeps a few chunks ready, and gives the memory of a
- * broken context back; "pin", which registers home memory. Commands of operations are all on one stream: so
+ * which waits for them and calls done(); "keep", which keeps a few chunks ready, and gives back the memory of a
+ * broken context; "pin", which registers home memory. Commands of operations are all on one stream: so
  * operations are carried out in order.
  *
  * Rules:
- * 1. device->lock is a leaf, but for the driver's own locks: nothing of CUDA is called with it held,
- *    nor is another device's taken.
+ * 1. device->lock is a leaf, except for the driver's own locks: nothing of CUDA is called, and no other
+ *    device's lock is taken, with it held.
  * 2. A thread calls cuda_enter() before it calls the driver.
- * 3. Each result of the driver goes through cuda_check() or cuda_ended(), or says why it may be anything.
+ * 3. Each result of the driver goes through cuda_check() or cuda_ended(), or a comment says why it does not matter.
  */
 #ifndef GAIA_DEVICE_CUDA_INTERNAL_H
 #define GAIA_DEVICE_CUDA_INTERNAL_H
@@ -29,7 +29,7 @@
 #include "base/util.h"
 #include "device/cuda/api.h"
 
-#define CUDA_ORDINALS 64u /* GPUs: there are bits for so many */
+#define CUDA_ORDINALS 64u /* GPUs: the sets of them have so many bits */
 #define BATCH_ITEMS 512u
 #define BATCH_PAGES 16384u
 #define BATCH_STAGING GAIA_CHUNK /* bytes */
@@ -39,7 +39,7 @@
 struct cuda_chunk {
 	struct devmem base;
 
-	/* Whoever has it: the maker, then the owner. */
+	/* For the thread that has it: the maker, then the owner. */
 	CUmemGenericAllocationHandle handle;
 
 	/* device->lock */
@@ -52,20 +52,20 @@ struct cuda_chunk {
 		CHUNK_ENDED, /* on `ended`: freed, to be unmapped */
 	} state;
 	bool exported;
-	uint64_t readers;   /* a bit an ordinal: other GPUs that were given access to it */
-	unsigned in_flight; /* mentions in the runs of outstanding operations, other GPUs' too */
+	uint64_t readers;   /* one bit for each ordinal: other GPUs that were given access to it */
+	unsigned in_flight; /* mentions in the runs of outstanding operations, also of other GPUs */
 	LIST_ENTRY(cuda_chunk) link;
 
 	/*
-	 * The issuer's while the chunk is LIVE: a bit a page that is not armed, whatever its hash on the GPU is.
-	 * Operations are issued in the order in which they are carried out.
+	 * The issuer's while the chunk is LIVE: one bit for each page that is not armed, whatever its hash on the GPU is.
+	 * Operations are issued in the order in which they are carried out, so this is current.
 	 */
 	uint64_t unarmed[GAIA_CHUNK_PAGES / 64];
 };
 
 LIST_HEAD(cuda_chunk_list, cuda_chunk);
 
-/* What is copied to host memory that is not registered, once it is in the staging buffer. */
+/* Host memory that is not registered, and gets its bytes from the staging buffer. */
 struct cuda_unstage {
 	void *to;
 	const void *from;
@@ -73,27 +73,27 @@ struct cuda_unstage {
 };
 
 /*
- * Commands of one operation, or of a part of it, that are waited for together. Idle, then the
+ * Commands of one operation, or of a part of it, that are waited for together. First idle, then the
  * issuer's, then on `issued`, then the completer's.
  */
 struct cuda_batch {
 	/* Constant. */
 	struct page_item *items; /* pinned */
 	CUdeviceptr device_items;
-	uint8_t *changed;	 /* pinned; of DEV_FIND_CHANGED */
+	uint8_t *changed;	 /* pinned; results of DEV_FIND_CHANGED */
 	CUdeviceptr device_changed;
 	char *staging;		 /* pinned */
 	CUdeviceptr device_staging;
 	CUevent event;
 
-	/* Its holder's. */
+	/* For the thread that has it. */
 	struct dev_op *op;
-	bool last;	 /* of its op */
-	bool recorded;	 /* the event; else the whole stream is waited for */
+	bool last;	 /* the op's last batch */
+	bool recorded;	 /* there is an event; otherwise wait for the whole stream */
 	int err;
 	uint32_t n_items, n_pages, n_unstage;
 	uint64_t unarmed[BATCH_PAGES / 64]; /* DEV_FIND_CHANGED: pages that were not armed */
-	uint64_t lenders; /* a bit an ordinal: other GPUs whose registrations it uses */
+	uint64_t lenders; /* one bit for each ordinal: other GPUs whose registrations it uses */
 	uint32_t staged; /* bytes */
 	struct cuda_unstage unstage[BATCH_STAGING / GAIA_PAGE];
 	STAILQ_ENTRY(cuda_batch) link;
@@ -113,17 +113,17 @@ struct cuda {
 	struct cuda_chunk *chunk; /* n_chunks */
 	CUstream stream;	/* of operations */
 	CUstream scrubber;	/* clears new memory */
-	uint32_t copy_from;	/* bytes: runs from this length on are the copy engine's */
+	uint32_t copy_from;	/* bytes: the copy engine copies runs from this length on */
 	struct cuda_batch batch[BATCHES];
 	pthread_t issuer, completer, keeper, pinner;
 	bool created;		/* set before there are threads */
-	bool rdma;		/* memory that network cards and disks may reach can be had */
+	bool rdma;		/* the GPU has memory that network cards and disks may reach */
 
 	atomic_bool off;	/* broken: everything fails from now on */
 	bool stop_pinner;	/* the lock of host.c */
 	atomic_bool told_of_descriptors;
 
-	/* armed_lock: makes entries, which are constant once they are not 0. */
+	/* armed_lock: to make entries, which are constant once they are not 0. */
 	pthread_mutex_t armed_lock;
 	CUdeviceptr *armed;	/* hashes of ARMED_CHUNKS chunks each */
 
@@ -140,9 +140,9 @@ struct cuda {
 	unsigned n_ready, n_stale, n_ended, n_live, n_busy; /* chunks; the rest is NONE */
 	unsigned hint;		/* where to look for a free slot */
 	unsigned readers;	/* operations of other GPUs that read this one's memory */
-	unsigned calls;		/* callers that are in the driver */
-	bool given_back;	/* off: the context has been seen to, and chunks can be unmapped again */
-	bool reset;		/* off: all that belonged to the context is gone */
+	unsigned calls;		/* callers inside the driver */
+	bool given_back;	/* off: the context has been dealt with, and chunks can be unmapped again */
+	bool reset;		/* off: everything that belonged to the context is gone */
 	bool physical_full;	/* the keeper does not try until something is freed */
 };
 
@@ -153,32 +153,32 @@ static inline struct cuda *to_cuda(struct device *dev)
 
 /* ---- device.c ---- */
 
-/* Makes the device's context the calling thread's. */
+/* Make the device's context the calling thread's. */
 int cuda_enter(struct cuda *cuda);
 
 /*
- * The same, for callers' threads: until cuda_leave_call() the context is not reset. -ENODEV: the device is off.
+ * The same for callers' threads: until cuda_leave_call() the context is not reset. -ENODEV: the device is off.
  */
 int cuda_enter_call(struct cuda *cuda);
 void cuda_leave_call(struct cuda *cuda);
 
-/* 0, or -EIO after it switched the device off. @call: for people. */
+/* 0, or -EIO after it switched the device off. @call: for messages. */
 int cuda_check(struct cuda *cuda, CUresult result, const char *call);
 
-/* Waits until nothing of the stream is under way, whatever went wrong before. 0 or -EIO. */
+/* Wait until nothing of the stream is under way, even after errors. 0 or -EIO. */
 int cuda_drain(struct cuda *cuda, CUstream stream);
 
-/* Off, and nothing is under way: ends all that the context has, which nothing else does in one that broke. */
+/* For a device that is off with nothing under way: free everything in the context, which in a broken one only this does. */
 void cuda_reset_context(struct cuda *cuda);
 
-/* Of calls that end something, for which a broken device is no reason to say more. */
+/* For results of calls that free something: if the device is broken already, their errors are not logged. */
 void cuda_ended(struct cuda *cuda, CUresult result, const char *call);
 
 /* ---- memory.c ---- */
 
-/* Reserves the range and its tables. Logs. After an error, too, what there is is for cuda_memory_destroy(). */
+/* Reserve the range and its tables. Logs errors. Also after an error, cuda_memory_destroy() frees what was made. */
 int cuda_memory_init(struct cuda *cuda);
-/* No chunk is live. Ends what is the context's; what could not be because that broke meanwhile, another call ends. */
+/* No chunk is live. Frees what belongs to the context. If that breaks meanwhile, call it again to free the rest. */
 void cuda_memory_end(struct cuda *cuda);
 void cuda_memory_destroy(struct cuda *cuda);
 void *cuda_keeper_main(void *arg);
@@ -186,7 +186,7 @@ int cuda_alloc(struct device *dev, struct devmem **out);
 void cuda_free(struct device *dev, struct devmem *mem);
 int cuda_export_fd(struct device *dev, struct devmem *mem, bool write);
 
-/* The chunk of @mem if that is live memory of the device; NULL. @mem is not looked into. lock held. */
+/* The chunk of @mem if that is live memory of the device, else NULL. @mem is not dereferenced. lock is held. */
 struct cuda_chunk *cuda_find_live(struct cuda *cuda, const struct devmem *mem);
 CUdeviceptr cuda_page(struct cuda *cuda, const struct devmem *mem, uint32_t page);
 struct page_hash *cuda_armed(struct cuda *cuda, const struct devmem *mem, uint32_t page);
@@ -195,17 +195,17 @@ struct page_hash *cuda_armed(struct cuda *cuda, const struct devmem *mem, uint32
 
 bool cuda_reaches(struct device *dev, const struct device *from);
 
-/* Of a DEV_COPY_PEER: the GPU that it reads. */
+/* The GPU that a DEV_COPY_PEER reads. */
 struct cuda *cuda_source(const struct dev_op *op);
 
 /*
- * 0: none of the sources can be freed until cuda_sources_drop(). -EINVAL: *@fault says in words what is wrong with them.
- * -EHOSTUNREACH: their GPU is off. No lock held.
+ * 0: none of the sources can be freed until cuda_sources_drop(). -EINVAL: *@fault says, as a text, what is wrong with them.
+ * -EHOSTUNREACH: their GPU is off. No lock is held.
  */
 int cuda_sources_hold(struct cuda *cuda, const struct dev_op *op, const char **fault);
 void cuda_sources_drop(const struct dev_op *op);
 
-/* Has @cuda reach @mem, a chunk of @source. -EHOSTUNREACH: it may not. */
+/* Give @cuda access to @mem, a chunk of @source. -EHOSTUNREACH: it is not allowed. */
 int cuda_source_open(struct cuda *cuda, struct cuda *source, struct devmem *mem);
 
 /* ---- queue.c ---- */
@@ -222,33 +222,33 @@ int cuda_submit(struct device *dev, struct dev_op *op);
 void cuda_host_slab(struct device *dev, void *slab, bool there);
 
 /*
- * The device's address of host memory that may be used up to the end of its slab. 0: it is not registered: if the
- * slab was announced, it is the next that will be. @lenders: gets the bit of the GPU through which it is
- * registered, if that is another; until cuda_host_return() that registration stays.
+ * The device's address of host memory, which may be used up to the end of its slab. 0: it is not registered; if the
+ * slab was announced, it will be registered next. @lenders: gets the bit of the GPU through which it is
+ * registered, if that is another GPU; until cuda_host_return() that registration stays.
  */
 CUdeviceptr cuda_host_address(struct cuda *cuda, const void *host, uint64_t *lenders);
 void cuda_host_return(uint64_t lenders);
 
-/* Waits until the announced slab is registered, or cannot be. */
+/* Wait until the announced slab is registered, or cannot be. */
 void cuda_host_settle(struct cuda *cuda, void *slab);
 
 void *cuda_pinner_main(void *arg);
 void cuda_host_stop(struct cuda *cuda);
-/* The device is off. */
+/* Called when the device is off. */
 void cuda_host_wake(void);
 
 /*
- * The context is about to be reset, which ends registrations through it: waits until nobody uses those. Between the
- * two nobody is given one. @ended: whether it was.
+ * Called before the context is reset, which ends registrations through it: waits until nobody uses those. Between this and
+ * cuda_host_left() nobody is given one. @ended: whether the context was reset.
  */
 void cuda_host_leave(struct cuda *cuda);
 void cuda_host_left(struct cuda *cuda, bool ended);
-/* The device ends: nothing is registered through it any more. */
+/* Called when the device ends: nothing is registered through it any more. */
 void cuda_host_end(struct cuda *cuda);
 
 /* ---- calibrate.c ---- */
 
-/* Sets cuda->copy_from. */
+/* Set cuda->copy_from. */
 int cuda_calibrate(struct cuda *cuda);
 
 #endif

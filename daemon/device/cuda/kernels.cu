@@ -1,5 +1,5 @@
 /*
- * kernels.cu - pages on the device. What a lane computes is in page.h and word.h.
+ * kernels.cu - work on pages on the device. What one lane computes is in page.h and word.h.
  *
  * A warp takes a few consecutive pages, and all of a page's bytes at once: 32 lanes times
  * 16 bytes, eight times. Host memory is read and written across the bus by the same loads
@@ -38,7 +38,7 @@ static __device__ __forceinline__ word_t sum_lanes(struct hash_part part)
 	return sum + __shfl_xor_sync(~0u, sum, 16);
 }
 
-/* All lanes get it. */
+/* Every lane gets the result. */
 static __device__ __forceinline__ struct page_hash hash_page(const void *page, uint32_t lane)
 {
 	uint32_t accumulator = lane % HASH_LANES;

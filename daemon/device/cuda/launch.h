@@ -1,5 +1,5 @@
 /*
- * launch.h - the kernels: the seam between nvcc's side and gcc's.
+ * launch.h - starting the kernels: the boundary between code for nvcc and code for gcc.
  */
 #ifndef GAIA_DEVICE_CUDA_LAUNCH_H
 #define GAIA_DEVICE_CUDA_LAUNCH_H

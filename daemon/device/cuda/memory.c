@@ -1,18 +1,18 @@
 /*
  * memory.c - chunks of GPU memory.
  *
- * Chunk i is mapped at a fixed place, slot i of one reserved address range, by an allocation
- * of its own: only so can it be exported alone. A descriptor or a mapping of it in another process keeps its
+ * Chunk i is mapped at slot i of one reserved address range. It is an allocation of its own, since only
+ * whole allocations can be exported. A descriptor or a mapping of a chunk in another process keeps its
  * memory alive, and nothing can take it back. So a chunk that was ever exported is destroyed when it is
- * freed, not used again: a client that said it let go of it may have lied, and must not see, or spoil,
- * what others keep there next. What it still holds then is no longer part of the budget.
+ * freed, not used again: a client that claims to have let go of it may lie, and must not see, or spoil,
+ * what others keep there next. What such a client still has is no longer part of the budget.
  *
- * Chunks that were never exported (snapshots, for the most part) are used again, scrubbed. Creating takes
- * long, so the keeper has a few chunks ready; they count towards the capacity. New memory is
+ * Chunks that were never exported (snapshots, for the most part) are scrubbed and used again. Creating a chunk takes
+ * long, so the keeper has a few ready; they count towards the capacity. New memory is
  * scrubbed as well: a client gets all of a chunk, and the driver does not promise what is in it.
  *
  * In a context that broke, calls may no longer free anything: its streams, buffers and registrations go when it is
- * reset, and then the keeper unmaps what chunks nobody has.
+ * reset, and then the keeper unmaps the chunks that nobody has.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -77,23 +77,23 @@ struct cuda_chunk *cuda_find_live(struct cuda *cuda, const struct devmem *mem)
 
 /* ---- making and ending: the chunks are BUSY, no lock is held ---- */
 
-/* Of a call that may run out of memory, which is no reason to switch off. */
+/* For calls that may run out of memory, which is no reason to switch off. */
 static int check_memory(struct cuda *cuda, CUresult result, const char *call)
 {
 	return result == CUDA_ERROR_OUT_OF_MEMORY ? -ENOMEM : cuda_check(cuda, result, call);
 }
 
-/* Waits. */
+/* Waits until it is done. */
 static int clear(struct cuda *cuda, CUdeviceptr at, size_t bytes)
 {
 	int err = cuda_check(cuda, cuda->api->cuMemsetD8Async(at, 0, bytes, cuda->scrubber),
 			     "cuMemsetD8Async");
 
-	/* In any case: what was queued must not come later. */
+	/* In any case: what was queued must not be carried out later. */
 	return cuda_drain(cuda, cuda->scrubber) ? -EIO : err;
 }
 
-/* Cleared once, so that nothing is read that was never written. */
+/* Cleared once, so that nothing is read before it was written. */
 static int make_armed_part(struct cuda *cuda, CUdeviceptr *out)
 {
 	CUdeviceptr part;
@@ -102,7 +102,7 @@ static int make_armed_part(struct cuda *cuda, CUdeviceptr *out)
 	if (err)
 		return err;
 	err = clear(cuda, part, ARMED_CHUNKS * ARMED_BYTES);
-	*out = part; /* to be freed in any case */
+	*out = part; /* the caller frees it also after an error */
 	return err;
 }
 
@@ -118,20 +118,20 @@ static int make_armed(struct cuda *cuda, unsigned first, unsigned n)
 	return err;
 }
 
-/* Nothing of a predecessor shows. (Its hashes may stay: no page is armed.) */
+/* Remove what a predecessor left. (Its hashes may stay: no page is armed.) */
 static int scrub(struct cuda *cuda, unsigned first, unsigned n)
 {
 	return clear(cuda, chunk_address(cuda, first), (size_t)n * GAIA_CHUNK);
 }
 
-/* @n chunks that follow one another. After an error the device is off. */
+/* Unmap @n consecutive chunks. After an error the device is off. */
 static void unmap(struct cuda *cuda, unsigned first, unsigned n)
 {
 	CUresult result = cuda->api->cuMemUnmap(chunk_address(cuda, first), (size_t)n * GAIA_CHUNK);
 
 	/*
-	 * Where only one mapping at a time may be named, whatever the driver calls that. In a broken context
-	 * all calls report what broke it; what is unmapped after all is refused once more, which does no harm.
+	 * Some drivers may accept only one mapping at a time, with whatever error. In a broken context
+	 * all calls report what broke it; a chunk that was unmapped all the same is refused again, which does no harm.
 	 */
 	if (n > 1 && result) {
 		result = CUDA_SUCCESS;
@@ -168,8 +168,8 @@ static int create_and_map(struct cuda *cuda, unsigned slot)
 }
 
 /*
- * As many as there is memory for, from @first on, mapped and scrubbed; a negative errno if none. *@mapped: how many
- * are mapped; after an error those wait for the reset of the context, which broke.
+ * Make as many chunks as there is memory for, from @first on, mapped and scrubbed. Returns their number; a negative errno if
+ * none. *@mapped: how many are mapped; after an error those wait for the reset of the context, which broke.
  */
 static int make_chunks(struct cuda *cuda, unsigned first, unsigned n, unsigned *mapped)
 {
@@ -212,7 +212,7 @@ static bool all_in_use(const struct cuda *cuda)
 	return cuda->n_ready + cuda->n_stale + cuda->n_ended + cuda->n_live + cuda->n_busy == cuda->n_chunks;
 }
 
-/* Free slots that follow each other, BUSY from now on: up to @most of them, from *@first. 0: none. */
+/* Consecutive free slots, made BUSY: up to @most of them, from *@first on. 0: none. */
 static unsigned take_slots(struct cuda *cuda, unsigned most, unsigned *first)
 {
 	unsigned n = 0;
@@ -234,7 +234,7 @@ static unsigned take_slots(struct cuda *cuda, unsigned most, unsigned *first)
 	return n;
 }
 
-/* Where chunks in a state are listed; NULL: nowhere. */
+/* The list of chunks in that state, or NULL. */
 static struct cuda_chunk_list *list_of(struct cuda *cuda, enum chunk_state state, unsigned **n)
 {
 	switch (state) {
@@ -289,7 +289,7 @@ static struct cuda_chunk *take_first(struct cuda *cuda, const struct cuda_chunk_
 	return chunk;
 }
 
-/* @chunk and its neighbours in the same state, BUSY from now on: how many, from *@first on. */
+/* Make @chunk and its neighbours in the same state BUSY. Returns their number, from *@first on. */
 static unsigned take_run(struct cuda *cuda, const struct cuda_chunk *chunk, unsigned *first)
 {
 	enum chunk_state state = chunk->state;
@@ -310,7 +310,7 @@ static bool wants_more(const struct cuda *cuda)
 	return cuda->n_ready + cuda->n_stale < READY_LOW && !cuda->physical_full && !all_in_use(cuda);
 }
 
-/* lock held, and let go of meanwhile. */
+/* lock is held, but dropped meanwhile. */
 static void scrub_stale(struct cuda *cuda)
 {
 	struct cuda_chunk *chunk = take_first(cuda, &cuda->stale);
@@ -338,13 +338,13 @@ static void make_ready(struct cuda *cuda)
 									CHUNK_NONE);
 }
 
-/* In a context that broke nothing may end before the reset. */
+/* In a context that broke nothing may be freed before the reset. */
 static bool may_unmap(const struct cuda *cuda)
 {
 	return !atomic_load(&cuda->off) || cuda->given_back;
 }
 
-/* Unmaps all chunks of a list, or what of it can be. lock held, and let go of meanwhile. */
+/* Unmap all chunks of a list that can be unmapped. lock is held, but dropped meanwhile. */
 static void unmap_listed(struct cuda *cuda, const struct cuda_chunk_list *list)
 {
 	struct cuda_chunk *chunk;
@@ -361,7 +361,7 @@ static void unmap_listed(struct cuda *cuda, const struct cuda_chunk_list *list)
 	}
 }
 
-/* The device is off: what its context holds is of no use any more. lock held, and let go of meanwhile. */
+/* The device is off: free what its context holds. lock is held, but dropped meanwhile. */
 static void give_back(struct cuda *cuda)
 {
 	while (cuda->outstanding || cuda->n_busy || cuda->readers || cuda->calls)
@@ -379,7 +379,7 @@ void *cuda_keeper_main(void *arg)
 	struct cuda *cuda = arg;
 
 	thread_set_name("cuda-keep");
-	(void)cuda_enter(cuda); /* if not, the device is off */
+	(void)cuda_enter(cuda); /* if it fails, the device is off */
 	pthread_mutex_lock(&cuda->lock);
 	for (;;) {
 		bool off = atomic_load(&cuda->off);
@@ -403,7 +403,7 @@ void *cuda_keeper_main(void *arg)
 
 /* ---- the contract ---- */
 
-/* A BUSY chunk that needs no more work; lock held, and let go of meanwhile. */
+/* A BUSY chunk that needs no more work; lock is held, but dropped meanwhile. */
 static int get_chunk(struct cuda *cuda, struct cuda_chunk **out)
 {
 	bool full = false; /* the GPU, not only our part of it */
@@ -435,7 +435,7 @@ static int get_chunk(struct cuda *cuda, struct cuda_chunk **out)
 				return err;
 			full = true;
 		} else if (cuda->n_busy || cuda->n_ended) {
-			/* May be ready, or free, next. */
+			/* One may become ready, or a slot free. */
 			pthread_cond_wait(&cuda->memory, &cuda->lock);
 			full = false;
 		} else {
@@ -469,7 +469,7 @@ int cuda_alloc(struct device *dev, struct devmem **out)
 	return err;
 }
 
-/* Calls nothing of CUDA's, which may wait for streams. */
+/* Calls nothing of CUDA, since CUDA may wait for streams. */
 void cuda_free(struct device *dev, struct devmem *mem)
 {
 	struct cuda *cuda = to_cuda(dev);
@@ -491,7 +491,7 @@ void cuda_free(struct device *dev, struct devmem *mem)
 	pthread_mutex_unlock(&cuda->lock);
 }
 
-/* The driver does not say so, but that is what it lacks when it cannot make a descriptor. */
+/* Called when the driver cannot make a descriptor. It does not say why, but this is what it lacks then. */
 static int no_descriptor(struct cuda *cuda)
 {
 	if (!atomic_exchange(&cuda->told_of_descriptors, true))
@@ -507,7 +507,7 @@ int cuda_export_fd(struct device *dev, struct devmem *mem, bool write)
 	CUresult result;
 	int fd = -1, err;
 
-	/* Whoever imports memory decides about access to it. */
+	/* The process that imports memory decides about access to it. */
 	if (!write)
 		return -ENOTSUP;
 	pthread_mutex_lock(&cuda->lock);

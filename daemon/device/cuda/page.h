@@ -1,13 +1,13 @@
 /*
- * page.h - what the kernels do to pages, for nvcc and for gcc.
+ * page.h - the kernels' work on pages, for nvcc and for gcc.
  *
- * A warp works on a page. The functions here are what one of its 32 lanes does, without what
- * lanes say to each other: kernels.cu adds that with shuffles, the tests with loops.
+ * A warp works on a page. The functions here are the work of one of its 32 lanes, without the
+ * communication between lanes: kernels.cu adds that with shuffles, the tests with loops.
  *
  * The hash of a page is XXH3_128bits() of its 4096 bytes, as on the simulated device, cut up
  * for a warp: XXH3 takes in 64-byte stripes, eight words a stripe, each into an accumulator of its
- * own, by adding; only every 16 stripes (a block) are the accumulators scrambled. So the stripes of
- * a block can be taken in in any order, and lanes add up eight words' worth of four stripes each.
+ * own, by adding; the accumulators are scrambled only every 16 stripes (a block). So the stripes of
+ * a block can be added in any order: each group of eight lanes adds up four stripes, one word a lane.
  */
 #ifndef GAIA_DEVICE_CUDA_PAGE_H
 #define GAIA_DEVICE_CUDA_PAGE_H
@@ -24,12 +24,12 @@
 #define PAGE_TABLE static const
 #endif
 
-/* Whether a page is armed the host knows (cuda_chunk.unarmed). */
+/* Whether a page is armed is known on the host only (cuda_chunk.unarmed). */
 struct page_hash {
 	word_t low, high;
 };
 
-/* Consecutive pages of a chunk: what a kernel is told of a run, or of a part of one. */
+/* Consecutive pages of a chunk: a run, or a part of one, as the kernel gets it. */
 struct page_item {
 	void *page;		    /* on the device */
 	void *other;		    /* COPY_*: the other end, maybe on another GPU; PULL: host */
@@ -91,8 +91,8 @@ PAGE_TABLE word_t hash_start[HASH_LANES] = {
 	0x85ebca77c2b2ae63, 0x0000000085ebca77, 0x27d4eb2f165667c5, 0x000000009e3779b1,
 };
 
-/* What a lane adds: the products to accumulator lane % 8, the words to its neighbour, that with
- * the last bit flipped. */
+/* What a lane adds: the products to accumulator lane % 8, the words to its neighbour, whose number
+ * differs in the last bit. */
 struct hash_part {
 	word_t products, words;
 };
@@ -115,7 +115,7 @@ DEVICE_INLINE struct hash_part hash_block(const word_t *page, uint32_t block, ui
 	return part;
 }
 
-/* Between blocks. */
+/* Done between blocks. */
 DEVICE_INLINE word_t hash_scramble(word_t value, uint32_t accumulator)
 {
 	return (value ^ (value >> 47) ^ hash_keys[16 + accumulator]) * 0x9e3779b1;

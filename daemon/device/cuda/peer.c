@@ -1,9 +1,9 @@
 /*
  * peer.c - reading the memory of another GPU.
  *
- * Memory that is mapped by parts, as chunks are, has its access set by parts, too, for each GPU that uses it:
- * enabling peer access between contexts does nothing for it. So a GPU is given access to a
- * chunk of another when it first copies from it, and keeps that for as long as the chunk is mapped.
+ * Access to memory that is mapped by parts, as chunks are, is set by parts, too, for each GPU that uses it:
+ * enabling peer access between contexts has no effect on it. So a GPU is given access to a
+ * chunk of another when it first copies from it, and keeps the access as long as the chunk is mapped.
  */
 #include <errno.h>
 
@@ -41,7 +41,7 @@ int cuda_sources_hold(struct cuda *cuda, const struct dev_op *op, const char **f
 		return -EINVAL;
 	}
 	pthread_mutex_lock(&source->lock);
-	/* What is under way for others keeps its memory (give_back()). Nothing begins any more. */
+	/* Operations under way keep the memory (give_back()). No new ones begin. */
 	off = atomic_load(&source->off);
 	for (unsigned i = 0; i < op->n && live; i++)
 		live = cuda_find_live(source, op->runs[i].other);
@@ -70,7 +70,7 @@ int cuda_source_open(struct cuda *cuda, struct cuda *source, struct devmem *mem)
 {
 	const CUmemAccessDesc access = {
 		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = cuda->ordinal },
-		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE, /* reading alone is asked for by nobody else */
+		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE, /* no other program is known to ask for reading alone */
 	};
 	struct cuda_chunk *chunk = container_of(mem, struct cuda_chunk, base);
 	uint64_t self = 1ull << cuda->ordinal;

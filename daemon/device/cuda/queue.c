@@ -1,12 +1,12 @@
 /*
  * queue.c - operations of the CUDA device, from submit to done.
  *
- * The issuer takes operations in order and turns each into one batch of commands or more. Copies of
- * long runs are the copy engine's. All else of a batch becomes items of one kernel, which reads
+ * The issuer takes operations in order and turns each into one or more batches of commands. The copy
+ * engine copies long runs. Everything else of a batch becomes items of one kernel, which reads
  * and writes registered host memory itself, across the bus: so scattered pages cost one launch.
  * Host memory that is not registered goes through the batch's pinned staging buffer.
  *
- * A run is cut where its host memory leaves a slab, that is, maybe, a registration.
+ * A run is cut where its host memory crosses into another slab, which may be another registration.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -57,7 +57,7 @@ int cuda_submit(struct device *dev, struct dev_op *op)
 		held = !err;
 	}
 	pthread_mutex_lock(&cuda->lock);
-	/* Once it is off nothing comes after what the keeper waits for (give_back()). */
+	/* When the device is off nothing may be added to what the keeper waits for (give_back()). */
 	if (atomic_load(&cuda->off)) {
 		pthread_mutex_unlock(&cuda->lock);
 		if (held)
@@ -85,13 +85,13 @@ int cuda_submit(struct device *dev, struct dev_op *op)
 
 /* ---- the issuer's side ---- */
 
-/* An operation on its way into batches. */
+/* An operation that is being turned into batches. */
 struct issue {
 	struct cuda *cuda;
 	struct dev_op *op;
-	struct cuda_batch *batch; /* being filled; NULL */
-	int err;		  /* nothing more is issued */
-	bool ended;		  /* the last batch is on its way */
+	struct cuda_batch *batch; /* being filled; or NULL */
+	int err;		  /* if set, nothing more is issued */
+	bool ended;		  /* the last batch has been handed on */
 };
 
 /* Pinned host memory. */
@@ -141,7 +141,7 @@ static int launch(struct cuda *cuda, struct cuda_batch *b, enum dev_kind kind)
 			  "launching a kernel");
 }
 
-/* Hands the batch to the completer, with its kernel. Of a failed operation it is the last. */
+/* Hand the batch, with its kernel, to the completer. After an error it is the operation's last. */
 static void flush(struct issue *is, bool last)
 {
 	struct cuda *cuda = is->cuda;
@@ -176,7 +176,7 @@ static struct place stage(struct cuda_batch *b, uint32_t n)
 	return place;
 }
 
-/* Has host memory that is not registered where the device finds it. */
+/* Copy host memory that is not registered to where the device finds it. */
 static void bring(struct cuda_batch *b, struct place *place, const void *host, uint32_t n)
 {
 	if (place->host)
@@ -185,7 +185,7 @@ static void bring(struct cuda_batch *b, struct place *place, const void *host, u
 	memcpy(place->host, host, (size_t)n * GAIA_PAGE);
 }
 
-/* Has what the device will put there copied to host memory that is not registered. */
+/* Have what the device will put there copied to host memory that is not registered. */
 static void take_away(struct cuda_batch *b, struct place *place, void *host, uint32_t n)
 {
 	if (place->host)
@@ -195,7 +195,7 @@ static void take_away(struct cuda_batch *b, struct place *place, void *host, uin
 							    .bytes = (size_t)n * GAIA_PAGE };
 }
 
-/* @place: on the host; of DEV_COPY_PEER the item says where. */
+/* @place: on the host; for DEV_COPY_PEER the item has the address. */
 static int copy_by_engine(struct cuda *cuda, enum dev_kind kind, const struct page_item *item,
 			  const struct place *place, uint32_t n)
 {
@@ -218,8 +218,8 @@ static int copy_by_engine(struct cuda *cuda, enum dev_kind kind, const struct pa
 }
 
 /*
- * What the operation does to the marks of @n pages of a run, from @at on, which are the batch's pages from @nth on: none
- * of it costs the GPU anything.
+ * Update the armed marks of @n pages of a run, from @at on, as the operation changes them; these are the batch's pages
+ * from @nth on. This costs the GPU nothing.
  */
 static void mark_armed(struct cuda_batch *b, enum dev_kind kind, const struct dev_run *run, uint32_t at,
 		       uint32_t n, uint32_t nth)
@@ -249,7 +249,7 @@ static void mark_armed(struct cuda_batch *b, enum dev_kind kind, const struct de
 	}
 }
 
-/* Looks a run's host memory up: where it is pinned, and how many of @n pages may be taken at once. */
+/* Find a run's host memory: where it is pinned, and how many of @n pages can be used at once. */
 static uint32_t find_host(struct issue *is, const void *first, uint32_t at, uint32_t n,
 			  const void **host, struct place *place)
 {
@@ -260,7 +260,7 @@ static uint32_t find_host(struct issue *is, const void *first, uint32_t at, uint
 }
 
 /*
- * Adds pages @at and following of the run to the batch: how many. 0: there is no room for more, or
+ * Add pages @at and following of the run to the batch. Returns their number; 0: there is no room for more, or
  * an error.
  */
 static uint32_t add_pages(struct issue *is, const struct dev_run *run, uint32_t at)
@@ -324,7 +324,7 @@ static void issue(struct cuda *cuda, struct dev_op *op)
 	struct issue is = { .cuda = cuda, .op = op, .err = atomic_load(&cuda->off) ? -EIO : 0 };
 	uint32_t at, n;
 
-	/* After an error the last batch is on its way, and op may be gone. */
+	/* After an error the last batch has been handed on, and op may be gone. */
 	for (unsigned i = 0; !is.err && i < op->n; i++) {
 		if (op->kind == DEV_COPY_PEER)
 			is.err = cuda_source_open(cuda, cuda_source(op), op->runs[i].other);
@@ -347,7 +347,7 @@ void *cuda_issuer_main(void *arg)
 	struct dev_op *op;
 
 	thread_set_name("cuda-issue");
-	(void)cuda_enter(cuda); /* if not, each operation fails */
+	(void)cuda_enter(cuda); /* if it fails, each operation fails */
 	pthread_mutex_lock(&cuda->lock);
 	for (;;) {
 		while (!cuda->head && !cuda->stop)
@@ -368,7 +368,7 @@ void *cuda_issuer_main(void *arg)
 
 /* ---- the completer's side ---- */
 
-/* Waits until nothing of the batch is under way any more: whether it was carried out. */
+/* Wait until nothing of the batch is under way any more. Returns whether it was carried out. */
 static int wait_for(struct cuda *cuda, struct cuda_batch *b)
 {
 	if (b->recorded) {
@@ -380,13 +380,13 @@ static int wait_for(struct cuda *cuda, struct cuda_batch *b)
 	return b->err;
 }
 
-/* What was read of a GPU that is off by now may be anything. */
+/* If the source GPU is off by now, what was read from it may be anything. */
 static int check_source(const struct dev_op *op)
 {
 	return op->kind == DEV_COPY_PEER && atomic_load(&cuda_source(op)->off) ? -EHOSTUNREACH : 0;
 }
 
-/* What is left to do on the CPU. @bit: number of the batch's first page in the operation. */
+/* The part that is left for the CPU. @bit: number of the batch's first page in the operation. */
 static void finish(struct cuda_batch *b, uint64_t bit)
 {
 	for (uint32_t i = 0; i < b->n_unstage; i++)
@@ -415,7 +415,7 @@ static void put_idle(struct cuda *cuda, struct cuda_batch *b)
 void *cuda_completer_main(void *arg)
 {
 	struct cuda *cuda = arg;
-	uint64_t bit = 0; /* these two are of the operation whose batches come */
+	uint64_t bit = 0; /* of the operation whose batches are coming, as is the next */
 	int failed = 0;
 
 	thread_set_name("cuda-complete");

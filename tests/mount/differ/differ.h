@@ -125,7 +125,7 @@ extern const unsigned n_calls;
 void calls_prepare(void);
 void side_open(struct side *s, int root);
 void side_close(struct side *s);
-/* Become users[who], but for what only a new process could. */
+/* Become users[who], as far as an existing process can. */
 void become(unsigned who);
 
 /* Whether modification times are compared. */
@@ -147,14 +147,14 @@ struct trees {
 const char *program_run(const struct trees *trees, const struct step *step, unsigned n,
 			struct theme theme, unsigned *at);
 
-/* What differed last. */
+/* What differed last, as program_run() returned it. */
 const char *program_told(void);
 
-/* The run that is under way has its directory called so, in all trees. */
+/* The name of the directory of that run in all trees. */
 void run_name(unsigned run, char buf[32]);
 extern volatile unsigned *run_now; /* shared with children of main.c's */
 
-/* What is being done, for who looks after hangs. */
+/* What is being done, for the message when it hangs. */
 extern const struct step *volatile step_now;
 
 #endif

@@ -231,7 +231,7 @@ static void remove_tree(int root, const char *name)
 	snprintf(path, sizeof(path), "/proc/self/fd/%d/%s", root, name);
 	fts = fts_open(start, FTS_PHYSICAL | FTS_NOCHDIR, NULL);
 	while (fts && (e = fts_read(fts))) {
-		/* Without root what is in a directory can only be removed by who may write it. */
+		/* Without root only a user who may write a directory can remove what is in it. */
 		if (e->fts_info == FTS_D)
 			chmod(e->fts_accpath, 0700);
 		else if (e->fts_info == FTS_DP)

@@ -1,0 +1,257 @@
+/*
+ * source_lock.c - no two daemons cache one directory: neither would know what the other has.
+ *
+ * The source itself is locked (flock(2)), so that whoever shares it sees that. But everybody may take that lock who may open the
+ * directory for reading. So daemons of root's lock a file as well, in a directory of root's: that decides among them. A
+ * lock on the source that no gaiafs of root's has does not keep root from mounting.
+ */
+#include "fuse/internal.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define ROOTS_LOCKS "/run/gaiafs"
+
+/* A file as /proc names what is locked: not by st_dev, which on file systems of several devices is something else. */
+struct locked {
+	unsigned major, minor;
+	unsigned long long ino;
+};
+
+static int name_locked(int fd, struct locked *out)
+{
+	char path[64], *line = NULL;
+	int mount = -1, id, err = -ENOENT;
+	size_t room = 0;
+	struct stat st;
+	FILE *file;
+
+	if (fstat(fd, &st))
+		return -errno;
+	out->ino = st.st_ino;
+	snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", fd);
+	file = fopen(path, "re");
+	while (file && getline(&line, &room, file) > 0) {
+		sscanf(line, "mnt_id: %d", &mount);
+		sscanf(line, "ino: %llu", &out->ino);
+	}
+	if (file)
+		fclose(file);
+	file = fopen("/proc/self/mountinfo", "re");
+	while (err && file && getline(&line, &room, file) > 0)
+		if (sscanf(line, "%d %*d %u:%u ", &id, &out->major, &out->minor) == 3 && id == mount)
+			err = 0;
+	if (file)
+		fclose(file);
+	free(line);
+	return err;
+}
+
+/* The process that took the lock that a line of /proc/locks, or after @prefix of a fdinfo, tells of; 0: it is not on that file. */
+static pid_t locker_of(const char *line, const char *prefix, const struct locked *of)
+{
+	unsigned long long ino;
+	unsigned major, minor;
+	size_t n = strlen(prefix);
+	pid_t pid;
+
+	if (strncmp(line, prefix, n) ||
+	    sscanf(line + n, "%*d: FLOCK %*s %*s %d %x:%x:%llu", &pid, &major, &minor, &ino) != 4)
+		return 0;
+	return ino == of->ino && major == of->major && minor == of->minor ? pid : 0;
+}
+
+pid_t source_locker(const struct fs *fs)
+{
+	FILE *file = fopen("/proc/locks", "re");
+	struct locked source;
+	char line[256];
+	pid_t locker = 0;
+	int err = name_locked(fs->source_fd, &source);
+
+	while (!err && file && locker <= 0 && fgets(line, sizeof(line), file))
+		locker = locker_of(line, "", &source);
+	if (file)
+		fclose(file);
+	return locker > 0 ? locker : 0;
+}
+
+/* The process has ended, or is the kernel's. Any other error may hide what we look for: a root with few capabilities may see little. */
+static bool is_nothing(int err)
+{
+	return err == ENOENT || err == ESRCH;
+}
+
+/* Whether the process may be a gaiafs, or its supervisor, that root began. Nobody else can make one that looks so. */
+static bool is_roots_gaiafs(const char *pid)
+{
+	char path[PATH_MAX], exe[PATH_MAX], line[256], called[32] = "", *name;
+	unsigned uid = 1;
+	FILE *status;
+	ssize_t n;
+
+	snprintf(path, sizeof(path), "/proc/%.20s/status", pid);
+	status = fopen(path, "re");
+	if (!status)
+		return !is_nothing(errno) && errno != EACCES; /* hidden from us: another user's */
+	/* The real one: a set-id program may have any other. It comes after the name. */
+	while (fgets(line, sizeof(line), status) && sscanf(line, "Uid: %u", &uid) != 1)
+		sscanf(line, "Name: %31s", called);
+	fclose(status);
+	if (uid != 0)
+		return false;
+	snprintf(path, sizeof(path), "/proc/%.20s/exe", pid);
+	n = readlink(path, exe, sizeof(exe) - 1);
+	if (n < 0)
+		return !is_nothing(errno) && !strncmp(called, "gaiafs", 6);
+	exe[n] = '\0';
+	name = strrchr(exe, '/');
+	/* " (deleted)" follows when it was replaced. */
+	return name && !strncmp(name + 1, "gaiafs", 6);
+}
+
+static bool process_has(const char *pid, const struct locked *what)
+{
+	char path[64], line[256];
+	bool has = false;
+	struct dirent *e;
+	FILE *file;
+	DIR *fds;
+
+	snprintf(path, sizeof(path), "/proc/%.20s/fdinfo", pid);
+	fds = opendir(path);
+	if (!fds)
+		return !is_nothing(errno);
+	while (!has && fds && (e = readdir(fds))) {
+		snprintf(path, sizeof(path), "/proc/%.20s/fdinfo/%.20s", pid, e->d_name);
+		file = fopen(path, "re");
+		if (!file)
+			has = !is_nothing(errno);
+		while (!has && file && fgets(line, sizeof(line), file))
+			has = locker_of(line, "lock:\t", what) != 0;
+		if (file)
+			fclose(file);
+	}
+	closedir(fds);
+	return has;
+}
+
+static bool a_gaiafs_of_roots_has(const struct locked *what)
+{
+	DIR *proc = opendir("/proc");
+	bool has = !proc;
+	struct dirent *e;
+
+	while (!has && proc && (e = readdir(proc)))
+		has = e->d_name[0] >= '1' && e->d_name[0] <= '9' && is_roots_gaiafs(e->d_name) && process_has(e->d_name, what);
+	if (proc)
+		closedir(proc);
+	return has;
+}
+
+/*
+ * Whether the lock on the source is some program's that means nothing to root. Where nobody is seen who took it, perhaps in
+ * another container, it may be a gaiafs.
+ */
+static bool is_nobodys(const struct fs *fs)
+{
+	struct locked source;
+	pid_t locker = source_locker(fs);
+
+	if (!locker || name_locked(fs->source_fd, &source) || a_gaiafs_of_roots_has(&source))
+		return false;
+	log_warn("%s: locked by process %d, which does not keep root from mounting it. If that is a gaiafs, end one of the two: neither "
+		 "knows what the other has cached", fs->source, (int)locker);
+	return true;
+}
+
+/* The file that stands for the source there, whatever its path. */
+static const char *roots_lock(const struct fs *fs, char path[96])
+{
+	struct stat st = { 0 };
+
+	(void)fstat(fs->source_fd, &st); /* it is open */
+	snprintf(path, 96, ROOTS_LOCKS "/source-%llx-%llx.lock", (unsigned long long)st.st_dev, (unsigned long long)st.st_ino);
+	return path;
+}
+
+/* -1: not root, or there is no such directory that is root's alone: then the lock on the source decides. */
+static int open_roots_lock(const struct fs *fs)
+{
+	struct stat dir;
+	char path[96];
+
+	if (geteuid())
+		return -1;
+	if (mkdir(ROOTS_LOCKS, 0700) && errno != EEXIST)
+		log_debug(ROOTS_LOCKS ": %s", strerror(errno));
+	if (lstat(ROOTS_LOCKS, &dir) || !S_ISDIR(dir.st_mode) || dir.st_uid != 0 || (dir.st_mode & (S_IWGRP | S_IWOTH)))
+		return -1;
+	return open(roots_lock(fs, path), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+}
+
+int source_lock_open(struct fs *fs)
+{
+	fs->source_fd = open(fs->source, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (fs->source_fd < 0)
+		return -errno;
+	fs->roots_lock_fd = open_roots_lock(fs);
+	return 0;
+}
+
+void source_lock_close(struct fs *fs)
+{
+	struct stat st;
+	char path[96];
+
+	/* Who has it removes it: others that have opened it see that. */
+	if (fs->roots_lock_fd >= 0 && !flock(fs->roots_lock_fd, LOCK_EX | LOCK_NB) && !fstat(fs->roots_lock_fd, &st) &&
+	    st.st_nlink > 0)
+		unlink(roots_lock(fs, path));
+	/* In this order: who gets the first finds the other free. */
+	if (fs->source_fd >= 0)
+		close(fs->source_fd);
+	if (fs->roots_lock_fd >= 0)
+		close(fs->roots_lock_fd);
+	fs->source_fd = fs->roots_lock_fd = -1;
+}
+
+/* Also 0 where there is no such lock. */
+static int trylock_roots(struct fs *fs)
+{
+	struct stat st;
+
+	while (fs->roots_lock_fd >= 0) {
+		if (flock(fs->roots_lock_fd, LOCK_EX | LOCK_NB))
+			return -errno;
+		if (fstat(fs->roots_lock_fd, &st) || st.st_nlink > 0)
+			return 0;
+		close(fs->roots_lock_fd);
+		fs->roots_lock_fd = open_roots_lock(fs);
+	}
+	return 0;
+}
+
+int source_trylock(struct fs *fs)
+{
+	int err = trylock_roots(fs);
+
+	if (err)
+		return err;
+	if (!flock(fs->source_fd, LOCK_EX | LOCK_NB))
+		return 0;
+	err = -errno;
+	if (err != -EWOULDBLOCK || fs->roots_lock_fd < 0 || !is_nobodys(fs))
+		return err;
+	/* It may be free by now. */
+	(void)flock(fs->source_fd, LOCK_EX | LOCK_NB);
+	return 0;
+}

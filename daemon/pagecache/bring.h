@@ -1,0 +1,53 @@
+/*
+ * bring.h - windows: what an acquire brings to a device, of many chunks at a time.
+ */
+#ifndef GAIA_PAGECACHE_BRING_H
+#define GAIA_PAGECACHE_BRING_H
+
+#include "pagecache/internal.h"
+
+/* One chunk's part of an acquire. */
+struct part {
+	struct mapping *m;
+	struct replica *rep; /* pinned */
+	struct chunk *ch;
+	struct grant *grant; /* NULL: only bring the pages (advice) */
+	struct ahead *ahead; /* NULL: nothing comes after it */
+	uint64_t nth;	     /* of ahead's chunks */
+	bool pin;
+	bool wanted;	 /* adds no hold: wanted holds of the pages become holds */
+	struct hold add; /* to each page; its span is that of the part */
+	unsigned a, b;	 /* pages to bring */
+	unsigned end;	 /* of what was asked for: pages beyond the file are held, so that they stay private */
+	bool granted;
+
+	/* While it is in a window. */
+	bool whole; /* all of its pages are locked; else those of @todo, and the index must still say so of the others at the end */
+	bool again; /* it did not, or the store would have to be read: the part is still to be acquired, by itself */
+	uint64_t todo[GAIA_CHUNK_PAGES / 64]; /* pages to look at */
+	unsigned n_todo;
+	uint8_t *step;		/* of each page in todo */
+	struct devmem *shadow;
+};
+
+/*
+ * Acquire as many of the parts at[0..n) as go together, one at least: of one device, in the order of their chunks. Returns how many, except
+ * those that say @again. Waits for pages that others have, if at all, for those of the first. On error none is granted but what says so.
+ * file->range is held.
+ */
+uint64_t window_acquire(struct part *at, uint64_t n, int *err);
+/* A part that says so. No reads are under way for it, nor for others of the acquire. */
+int part_acquire_again(struct part *pt);
+
+/* A bit for each enum track_step. */
+#define STEP(name) (1u << TRACK_##name)
+/* The next run of the part's pages of which @steps has the step, from *j on: [*i, *j). Whether there is one. */
+bool part_run(const struct part *pt, unsigned steps, unsigned *i, unsigned *j);
+static inline bool part_has(const struct part *pt, unsigned steps)
+{
+	unsigned i, j = pt->a;
+
+	return part_run(pt, steps, &i, &j);
+}
+
+#endif
