@@ -177,6 +177,9 @@ void fake_cuda_reset(const struct fake_cuda_config *config)
 		fake.config.granularity = 2u << 20;
 	if (fake.config.n_devices > FAKE_GPUS)
 		abort();
+	/* Threads of streams read it without the lock. */
+	for (unsigned gpu = 0; gpu < FAKE_GPUS; gpu++)
+		fake.gpu[gpu].primary.gpu = gpu;
 	TAILQ_INIT(&fake.contexts);
 	TAILQ_INIT(&fake.dead);
 	TAILQ_INIT(&fake.streams);
@@ -764,7 +767,6 @@ static CUresult fake_primary_retain(CUcontext *ctx, CUdevice dev)
 		return err;
 	pthread_mutex_lock(&fake.lock);
 	*ctx = &fake.gpu[fake_gpu_of(dev)].primary;
-	(*ctx)->gpu = fake_gpu_of(dev);
 	(*ctx)->refs++;
 	__atomic_store_n(&(*ctx)->reset, false, __ATOMIC_RELEASE);
 	pthread_mutex_unlock(&fake.lock);
