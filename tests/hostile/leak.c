@@ -26,18 +26,32 @@ static unsigned char *map_all(int fd, int prot)
 	return p;
 }
 
-/* A process of its own: what it maps goes with it. */
-static int write_secrets(void *arg)
+static unsigned char *store_secrets(void)
 {
 	int fd = open(path, O_RDWR | O_CLOEXEC);
 	unsigned char *p;
 
-	(void)arg;
 	CHILD_CHECK(fd >= 0);
 	p = map_all(fd, RW);
 	CHILD_CHECK(!gaia_acquire(p, CHUNK, RW));
 	memset(p, SECRET, CHUNK);
 	CHILD_CHECK(!gaia_release(p, CHUNK));
+	return p;
+}
+
+/* A process of its own: what it maps goes with it. */
+static int write_secrets(void *arg)
+{
+	(void)arg;
+	store_secrets();
+	return 0;
+}
+
+/* Or has gone before: what a process leaves mapped is taken from all others, too, when the daemon notices its end. */
+static int write_and_unmap(void *arg)
+{
+	(void)arg;
+	CHILD_CHECK(!gaia_munmap(store_secrets(), CHUNK));
 	return 0;
 }
 
@@ -171,13 +185,15 @@ static void meanwhile(void (*remove_them)(int fd))
 {
 	int fd = secret_file(0644);
 	pid_t pid;
+	int status;
 
-	cr_assert_eq(child_run(write_secrets, NULL), 0);
+	cr_assert_eq(child_run(write_and_unmap, NULL), 0);
 	removed = gate_make();
 	pid = hostile_attack(look_after);
 	remove_them(fd);
 	gate_open(removed);
-	cr_assert_eq(child_wait(pid), 0);
+	status = child_wait(pid);
+	cr_assert_eq(status, 0, "%d", status);
 	cr_assert_eq(shared->count, 0, "%d bytes of the secret", shared->count);
 	close(fd);
 }
