@@ -681,7 +681,10 @@ static void check_shown(struct client *cl, unsigned hot)
 		/* A stray stores there when it likes; but where somebody holds the page it is what the holder sees. */
 		if (!held && has_stray(cl->device, off / GAIA_CHUNK))
 			continue;
-		if (off < w.size && ((held && !db->voided) || p[k]))
+		/* Held since before the file reached there: who saw what was stored there has not seen that it counts. */
+		if (held && db->voided && (!p[k] || p[k] == db->view))
+			continue;
+		if (off < w.size && (held || p[k]))
 			check_public(off, p[k], "shown");
 		else if (p[k] && !db->voided)
 			fail("device %u: byte %#llx beyond the end is shown as %u", cl->device,
