@@ -25,8 +25,9 @@
  *  - Do not touch memory outside an acquired range: it may be gone (SIGSEGV). A simulated device is
  *    strict: touching a page that is not acquired, or storing to one that is acquired for reading
  *    only, is a SIGSEGV, and system calls fail with EFAULT (gaiafs --device sim:...,strict=off allows
- *    it). When the process has no mappings left (vm.max_map_count), the library stops protecting the
- *    chunk of 2 MiB concerned, and says so on stderr, once.
+ *    it). A store by another thread while the release is under way is not found so. When the process
+ *    has no mappings left (vm.max_map_count), the library stops protecting the chunk of 2 MiB
+ *    concerned, and says so on stderr, once.
  *  - Device memory is taken in units of 2 MiB of a file: acquiring one byte takes its whole unit. So
  *    128 small files fill a device of 256 MiB, and acquiring more of them at the same time fails with
  *    ENOMEM; put many small things into one file.
