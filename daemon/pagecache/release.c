@@ -555,16 +555,16 @@ static int after_holds(int err)
 /* The mapping's grants of those chunks, as grants_pin() has them. */
 static unsigned pin_rest(struct mapping *m, struct ready_rest *rest, struct grant ***out)
 {
-	struct grant **some;
+	struct grant **grants;
 	unsigned n = 0, more;
 
 	*out = NULL;
 	for (unsigned k = 0; k < rest->n; k++) {
-		more = grants_pin(m, rest->run[k].a, rest->run[k].b - 1, &some);
+		more = grants_pin(m, rest->run[k].a, rest->run[k].b - 1, &grants);
 		*out = xrealloc(*out, (n + more + 1) * sizeof(struct grant *));
-		memcpy(*out + n, some, more * sizeof(struct grant *));
+		memcpy(*out + n, grants, more * sizeof(struct grant *));
 		n += more;
-		free(some);
+		free(grants);
 	}
 	free(rest->run);
 	return n;
