@@ -3,8 +3,8 @@
 
     results.py LABEL=TESTLOG.json...
 
-Prints a line for each test that failed or was skipped (with its reason; one line for many with the same), then the line
-'N passed, N failed[, N skipped]'. Status 1 if one failed or none passed. A suite of Criterion is
+Prints a line for each test that was skipped (with its reason; one line for many with the same), then for each that failed, with
+the end of what its suite printed, then the line 'N passed, N failed[, N skipped]'. Status 1 if one failed or none passed. A suite of Criterion is
 counted by its tests (it must have run with CRITERION_VERBOSITY_LEVEL=1); a program that
 writes TAP by its lines; any other is one test. A skip without a reason is a failure.
 """
@@ -18,6 +18,8 @@ SYNTHESIS = re.compile(r"^\[====\] Synthesis: Tested: (\d+) \| Passing: (\d+) \|
 TAP = re.compile(r"^(not )?ok\b(?: \d+)?(?: -)? ?([^#\n]*)(?:# *(SKIP|TODO)\b *(.*))?$", re.M)
 
 MANY = 20
+TOLD = 100  # lines of the output of a suite in which something failed
+TOLD_IN_ALL = 400
 
 
 def of_criterion(text):
@@ -56,8 +58,19 @@ def of_run(run):
             else (word, name, reason) for word, name, reason in found]
 
 
+def last_words(run):
+    """The end of what a run printed, without what went well; of both streams, since either may have the reason."""
+    lines = []
+    for stream in ("stdout", "stderr"):
+        said = [line for line in (run.get(stream) or "").splitlines()
+                if line.strip() and not re.match(r"^\[(PASS|SKIP)\]|^(ok|# SKIP)\b", line)]
+        lines += said[-(TOLD // 2):]
+    return lines
+
+
 def main():
     count = {"PASS": 0, "FAIL": 0, "SKIP": 0}
+    failures = []
     skipped = collections.defaultdict(list)
     if len(sys.argv) < 2:
         print(__doc__.strip(), file=sys.stderr)
@@ -66,17 +79,27 @@ def main():
         label, _, path = argument.partition("=")
         with open(path, encoding="utf-8") as log:
             for line in log:
-                for word, name, reason in of_run(json.loads(line)):
+                run = json.loads(line)
+                failed = []
+                for word, name, reason in of_run(run):
                     count[word] += 1
                     if word == "SKIP":
                         skipped[label, reason].append(name)
                     elif word == "FAIL":
-                        print("FAIL  %s  %s%s" % (label, name, reason and ": " + reason))
+                        failed.append("FAIL  %s  %s%s" % (label, name, reason and ": " + reason))
+                if failed:
+                    failures.append((failed, last_words(run)))
     for (label, reason), names in skipped.items():
         if len(names) > MANY:
             names = ["%d tests" % len(names)]
         for name in names:
             print("SKIP  %s  %s: %s" % (label, name, reason))
+    left = TOLD_IN_ALL
+    for failed, words in failures:
+        print("\n".join(failed))
+        for line in words[:left]:
+            print("      " + line[:400])
+        left -= min(left, len(words))
     print("%d passed, %d failed" % (count["PASS"], count["FAIL"]), end="")
     print(", %d skipped" % count["SKIP"] if count["SKIP"] else "")
     return count["FAIL"] > 0 or count["PASS"] == 0
