@@ -44,33 +44,56 @@ typedef replica {
 	reference base;	/* seen; NOWHERE without AHEAD and writers: not PRESENT, or stale */
 	bool ahead, snapped;
 	byte cut = PAGE;
-#if SHARED
+#if SHARED || HOLDS > 1
 	bool armed;	/* else it always is where it matters */
 #endif
 };
 replica r[2];
 
-/* struct grant: what client c has of its device's replica */
+/*
+ * struct grant, and struct hold of its page: what a client has of its device's replica. The holds of threads of one client are counted in
+ * g[0]; the rest is for each of them.
+ */
 typedef grant {
-	bool pinned;	/* by an acquire under way */
-	bool held, writing;
-	bool mapped;	/* the client maps the memory */
+	bool pinned;			/* by an acquire under way */
+	unsigned n : 2, writes : 2;	/* holds; those for writing, as far as can be known */
+#if FAIL
+	unsigned coming : 2;		/* of n: of acquires that have not succeeded yet */
+#endif
+	bool mapped;			/* the client maps the memory */
 };
 grant g[2];
 
-/* The replica that client c uses; whether replica d is held, has page_replica.writers, has others than client c. */
+#if FAIL
+#define COMING(c) (g[GRANT(c)].coming)
+#define COME(c, more) g[GRANT(c)].coming = g[GRANT(c)].coming more
+#else
+#define COMING(c) 0
+#define COME(c, more) skip
+#endif
+
+/* The grant of client or thread c, and the replica that it uses; whether replica d is held, is pinned for an acquire, has page_replica.writers. */
+#if THREADS
+#define GRANT(c) 0
+#else
+#define GRANT(c) (c)
+#endif
+#define WRITES(c) (g[GRANT(c)].writes > 0)
 #if SHARED
 #define REPLICA(c) 0
-#define HELD(d) ((d) == 0 && (g[0].held || g[1].held))
-#define WRITERS(d) ((d) == 0 && (g[0].writing || g[1].writing))
-#define OTHER_WRITES(c) (g[1 - (c)].writing)
+#define HELD(d) ((d) == 0 && g[0].n + g[1].n > 0)
+#define PINNED(d) ((d) == 0 && (g[0].pinned || g[1].pinned))
+#define WRITERS(d) ((d) == 0 && g[0].writes + g[1].writes > 0)
+#else
+#define REPLICA(c) (c)
+#define HELD(d) (g[d].n > 0)
+#define PINNED(d) (g[d].pinned)
+#define WRITERS(d) (g[d].writes > 0)
+#endif
+#if SHARED || HOLDS > 1
 #define ARMED(d) (r[d].armed)
 #define ARM(d, to) r[d].armed = to
 #else
-#define REPLICA(c) (c)
-#define HELD(d) (g[d].held)
-#define WRITERS(d) (g[d].writing)
-#define OTHER_WRITES(c) false
 #define ARMED(d) true
 #define ARM(d, to) skip
 #endif
@@ -134,7 +157,7 @@ inline home_change()
 
 /*
  * twins_collect(), track_maybe_free(); and what means the same is made the same, so that it is one state: bytes
- * that nobody will look at are 0.
+ * that nobody will look at are 0. (Where acquires may fail a page is looked at some time after it was brought.)
  */
 inline settle_replica(d)
 {
@@ -142,7 +165,7 @@ inline settle_replica(d)
 	:: !OUTSTANDING(d) && r[d].base.is != HOME ->
 		refer(r[d].base, NOWHERE, 0);
 		r[d].cut = PAGE;
-		r[d].bytes = (r[d].here -> 0 : r[d].bytes)
+		r[d].bytes = (r[d].here && !(FAIL && HELD(d)) -> 0 : r[d].bytes)
 	:: else
 	fi;
 	r[d].hash = (WRITERS(d) -> r[d].hash : 0);
@@ -473,6 +496,51 @@ inline chunk_store()
 	fi
 }
 
+/* ---- holds: holds.c ---- */
+
+/* grant_hold(): holds_add() */
+inline grant_hold(c, write)
+{
+	assert(g[GRANT(c)].n < 3);	/* as many as there may be, unless some are left over */
+	g[GRANT(c)].n = g[GRANT(c)].n + 1;
+	COME(c, + FAIL);
+	g[GRANT(c)].writes = (FAULT == WEAKER_HOLD && !write -> 0 : g[GRANT(c)].writes + write)
+}
+
+inline clamp_holds(c)
+{
+	g[GRANT(c)].writes = (g[GRANT(c)].writes > g[GRANT(c)].n -> g[GRANT(c)].n : g[GRANT(c)].writes);
+	COME(c, - (COMING(c) > g[GRANT(c)].n -> COMING(c) - g[GRANT(c)].n : 0))
+}
+
+/* holds_release(): it cannot know which hold ends, so the page stays held for writing until the last has ended. */
+inline holds_release(c)
+{
+	if
+	:: FAULT == COUNT_ONCE -> g[GRANT(c)].n = COMING(c)
+	:: FAULT == TAKE_COMING && g[GRANT(c)].n > 0 ->
+		g[GRANT(c)].n = g[GRANT(c)].n - 1
+	:: else -> g[GRANT(c)].n = g[GRANT(c)].n - (g[GRANT(c)].n > COMING(c) -> 1 : 0)
+	fi;
+	clamp_holds(c)
+}
+
+/* holds_undo() */
+inline holds_undo(c, write)
+{
+	g[GRANT(c)].n = (FAULT == UNDO_ALL -> 0 : g[GRANT(c)].n - (g[GRANT(c)].n > 0 -> 1 : 0));
+	COME(c, - (COMING(c) > 0 -> 1 : 0));
+	g[GRANT(c)].writes = g[GRANT(c)].writes - (write && g[GRANT(c)].writes > 0 -> 1 : 0);
+	clamp_holds(c)
+}
+
+/* holds_drop() */
+inline holds_drop(c)
+{
+	g[GRANT(c)].n = (FAULT == DROP_ONE && g[GRANT(c)].n > 0 -> g[GRANT(c)].n - 1 : 0);
+	clamp_holds(c)
+}
+
 /* ---- acquire and release: acquire.c, release.c ---- */
 
 mtype = { NOTHING, FETCH, SEND, PULL, SECURE };
@@ -529,8 +597,7 @@ inline part_acquire(c, d, write, room)
 	:: !WRITERS(d) -> r[d].hash = r[d].bytes; ARM(d, true)	/* part_arm() */
 	:: else
 	fi;
-	g[c].held = true;
-	g[c].writing = g[c].writing || write;
+	grant_hold(c, write);
 	settle()
 }
 
@@ -539,37 +606,36 @@ inline part_hold(c, d, write)
 {
 	assert(r[d].base.is == NOWHERE && !r[d].ahead);
 	r[d].bytes = PAGE_OF(ZERO, ZERO);
-	g[c].held = true;
-	r[d].cut = (write -> 0 : r[d].cut);
-	g[c].writing = g[c].writing || write
+	r[d].cut = (write && !WRITERS(d) -> 0 : r[d].cut);
+	grant_hold(c, write)
 }
 
 /*
- * release_locked(): find_changed(), secure_shared(), publish_page(), track_released(), track_discarded(). @room:
- * for a snapshot of what another client goes on writing.
+ * release_locked(): window_begin(), window_publish(): find_changed(), secure_shared(), publish_page(), track_released(), track_discarded(). @room:
+ * for a snapshot of what another client, or this one by another hold, goes on writing.
  */
 inline release_locked(c, d, room, published)
 {
 	published = false;
-	g[c].held = false;
+	known = WRITES(c);
+	holds_release(c);
 	if
-	:: g[c].writing ->
+	:: known && !(FAULT == LAST_PUBLISHES && WRITES(c)) ->
 		r[d].bytes = (size == 1 -> HEAD(r[d].bytes, 1) : r[d].bytes);
 		equal = r[d].bytes == r[d].hash && ARMED(d);
 		r[d].hash = r[d].bytes;
-		r[d].shadow = (!equal && OTHER_WRITES(c) && room -> r[d].bytes : r[d].shadow);
-		g[c].writing = false;
+		r[d].shadow = (!equal && WRITERS(d) && room -> r[d].bytes : r[d].shadow);
 		if
-		:: r[d].cut == 0 -> r[d].cut = (r[d].ahead -> 0 : PAGE)
+		:: r[d].cut == 0 -> r[d].cut = (r[d].ahead || WRITERS(d) -> 0 : PAGE)
 		:: r[d].cut > 0 && equal ->
 			r[d].snapped = r[d].snapped && WRITERS(d);
 			if
-			:: r[d].cut < PAGE && !r[d].ahead -> refer(r[d].base, NOWHERE, 0)
+			:: r[d].cut < PAGE && !r[d].ahead && !WRITERS(d) -> refer(r[d].base, NOWHERE, 0)
 			:: else
 			fi
 		:: else ->
 			r[d].ahead = true;
-			r[d].snapped = WRITERS(d) && room;
+			r[d].snapped = WRITERS(d) && room && FAULT != UNSECURED;
 			ARM(d, (WRITERS(d) -> false : ARMED(d)));
 			if
 			:: may_hold -> published = true; window_open(RELEASE_OF(c))
@@ -596,20 +662,32 @@ inline join_others(c, published)
 	fi
 }
 
-/* replica.c: grant_discard(), track_discarded(): its client is gone. */
-inline grant_discard(c, d)
+/* drop_ended(), replica_drop_hold(), track_discarded(): @was: it was held for writing. */
+inline drop_ended(d, was)
 {
-	g[c].held = false;
 	if
-	:: g[c].writing ->
-		g[c].writing = false;
-		if
-		:: !r[d].ahead && FAULT != KEEP_DEAD -> refer(r[d].base, NOWHERE, 0)
-		:: else
-		fi
+	:: (was) && !WRITERS(d) && !r[d].ahead && FAULT != KEEP_DEAD ->
+		refer(r[d].base, NOWHERE, 0);
+		r[d].cut = PAGE
 	:: else
 	fi;
 	settle()
+}
+
+/* grant.c: grant_discard(): its client is gone. */
+inline grant_discard(c, d)
+{
+	known = WRITES(c);
+	holds_drop(c);
+	drop_ended(d, known)
+}
+
+/* grant_unhold(): the acquire has failed. */
+inline part_undo(c, d, write)
+{
+	known = WRITES(c);
+	holds_undo(c, write);
+	drop_ended(d, known)
 }
 
 /* replica_evict(), replica_destroy(): the memory is somebody else's from now on. */

@@ -17,16 +17,18 @@
  *			while the kernel lets go of the page, but not of the inode, which releases lock as well
  *	STORES		CPU processes store through mappings (default 1)
  *	READ_ONLY=1	acquires for reading, too
- *	AGAIN=1		acquires of what is held already
+ *	HOLDS=n		acquires of what is held already: how many holds (default 1)
+ *	FAIL=1		acquires may fail at their end; and there may be a release too many while one is under way
  *	CUT		a truncate (1), and one that makes the file longer again (2)
  *	EVICT_HOME=1, EVICT_DEVICE=1, SYNC=1, DEATH=1
  *	NO_ROOM=1	device memory for a snapshot may be short
  *	SHARED=1	two clients of one device, instead of two devices (DEVS=2, DEV0 and DEV1 are the clients)
+ *	THREADS=1	... two threads of one client
  *	OLD_KERNEL=1	Linux before 6.16: what is written back is a copy, which an invalidation does not wait for
  *	FAULT=...	one of those below
  */
 
-/* Mistakes that spin must find: the ten of tests/history, one that must deadlock, and one between clients. */
+/* Mistakes that spin must find: the ten of tests/history, one that must deadlock, one between clients, and those with counted holds. */
 #define NO_FAULT 0
 #define DROP_TWIN 1		/* home as it is now is taken for every base */
 #define PUBLISH_LATE 2		/* a release invalidates first and publishes then */
@@ -40,6 +42,13 @@
 #define REUSE_MAPPED 10		/* a chunk is taken from a client that goes on using it */
 #define HOLD_LOCK 11		/* a release invalidates with the page locked */
 #define LEAVE_OTHERS 12		/* a release with no news does not await the invalidations of others' */
+#define COUNT_ONCE 13		/* the first release ends all holds */
+#define WEAKER_HOLD 14		/* an acquire for reading takes the right to store away */
+#define LAST_PUBLISHES 15	/* a release publishes nothing as long as another hold for writing remains */
+#define UNSECURED 16		/* ... publishes, and does not save what goes on being written */
+#define DROP_ONE 17		/* a dead client loses one hold */
+#define UNDO_ALL 18		/* an acquire that fails takes all holds away */
+#define TAKE_COMING 19		/* a release takes away the hold of an acquire that is under way */
 
 #ifndef FAULT
 #define FAULT NO_FAULT
@@ -74,8 +83,11 @@
 #ifndef READ_ONLY
 #define READ_ONLY 0
 #endif
-#ifndef AGAIN
-#define AGAIN 0
+#ifndef HOLDS
+#define HOLDS 1
+#endif
+#ifndef FAIL
+#define FAIL 0
 #endif
 #ifndef EVICT_HOME
 #define EVICT_HOME 0
@@ -98,10 +110,13 @@
 #ifndef OLD_KERNEL
 #define OLD_KERNEL 0
 #endif
-#ifndef SHARED
-#define SHARED 0
+#ifndef THREADS
+#define THREADS 0
 #endif
-#if SHARED && (EVICT_DEVICE || DEATH || CUT)
+#ifndef SHARED
+#define SHARED THREADS
+#endif
+#if SHARED && (DEATH || CUT || (EVICT_DEVICE && !THREADS))
 #error what becomes of a shared replica then is not modelled
 #endif
 
@@ -341,7 +356,8 @@ end:
 	do
 	/* claim(): nothing of it is acquired. replica_revoke(): the client unmaps and answers */
 	:: atomic {
-		r[d].here && !g[d].held && !g[d].pinned ->
+		r[d].here && !HELD(d) && !PINNED(d) ->
+		assert(!HAS_ANY(d));	/* [12] */
 		r[d].evicting = true;
 		g[d].mapped = (FAULT == REUSE_MAPPED -> g[d].mapped : false)
 	   };
@@ -365,7 +381,7 @@ inline store(c, b)
 }
 
 /* What the client stores, and has not acquired since, is beyond the end or was cut off. */
-#define VOID(c) (g[c].writing && r[REPLICA(c)].cut == 0)
+#define VOID(c) (WRITES(c) && r[REPLICA(c)].cut == 0)
 
 inline acquire(c, d, write, room)
 {
@@ -388,23 +404,53 @@ inline acquire(c, d, write, room)
 		:: else
 		fi;
 		if
-		:: size == 0 && g[c].mapped -> part_hold(c, d, write)
+		:: size == 0 && g[GRANT(c)].mapped ->
+			part_hold(c, d, write);
+			hold_begins(c, write)
 		:: size > 0 ->
 			part_acquire(c, d, write, room);
-			g[c].mapped = EVICT_DEVICE || CUT;
-			SHOW("gaia_acquire()");
-			sees(c + 1, 0, LO(r[d].bytes));
+			g[GRANT(c)].mapped = EVICT_DEVICE || CUT;
 			if
-			:: size == PAGE -> sees(c + 1, 1, HI(r[d].bytes))
-			:: else -> assert(HI(r[d].bytes) == ZERO ||
-					  (view_of[c + 1].unreleased[1] & BIT(HI(r[d].bytes))))
+			:: !FAIL -> acquired(c, d, write)
+			:: else
 			fi
 		:: else
 		fi;
-		g[c].pinned = false;
-		write = false;
+		g[c].pinned = FAIL;
+		write = FAIL && write;
 		room = false
-	}
+	};
+	/* parts_end(): cache_decide(); grant_settle(), part_undo() */
+	if
+	:: d_step {
+		FAIL ->
+		COME(c, - 1);
+		acquired(c, d, write);
+		g[c].pinned = false;
+		write = false
+	   }
+	:: d_step {
+		FAIL && !page_lock ->
+		part_undo(c, d, write);
+		SHOW("device: part_undo()");
+		g[c].pinned = false;
+		write = false
+	   }
+	:: !FAIL
+	fi
+}
+
+/* gaia_acquire() returns. */
+inline acquired(c, d, write)
+{
+	hold_begins(c, write);
+	SHOW("gaia_acquire()");
+	sees(c + 1, 0, LO(r[d].bytes));
+	if
+	:: size == PAGE -> sees(c + 1, 1, HI(r[d].bytes))
+	:: else -> assert(HI(r[d].bytes) == ZERO ||
+			  (view_of[c + 1].unreleased[1] & BIT(HI(r[d].bytes))))
+	fi
 }
 
 inline release(c, d, room, published)
@@ -455,6 +501,24 @@ inline release(c, d, room, published)
 	atomic { waits[c] == 0 -> inode_locked = (THROUGH -> false : inode_locked) }
 }
 
+inline dies(c)
+{
+	g[c].mapped = false;
+	has[c].holds = 0;
+	has[c].writes = false;
+	forgets(c + 1, 0);
+	forgets(c + 1, 1)
+}
+
+inline discard(c)
+{
+	d_step {
+		!page_lock ->
+		grant_discard(c, REPLICA(c));
+		SHOW("device: killed; grant_discard()")
+	}
+}
+
 proctype client(byte c)
 {
 	bool write, room, published;
@@ -462,13 +526,13 @@ proctype client(byte c)
 end:
 	do
 	:: atomic {
-		!quiet && (!g[c].held || AGAIN) ->
+		!quiet && has[c].holds < HOLDS ->
 		learns(c + 1, 0);
 		learns(c + 1, 1);
 		write = true;
 		if
 		:: true
-		:: READ_ONLY && !g[c].writing -> write = false
+		:: READ_ONLY -> write = false
 		fi;
 		room = true;
 		if
@@ -477,42 +541,33 @@ end:
 		fi
 	   };
 	   acquire(c, REPLICA(c), write, room)
-	:: d_step { g[c].writing && MAY_WRITE(c + 1, 0) -> store(c, 0) }
-	:: d_step { g[c].writing && MAY_WRITE(c + 1, 1) -> store(c, 1) }
+	:: d_step { MAY_STORE(c) && MAY_WRITE(c + 1, 0) -> store(c, 0) }
+	:: d_step { MAY_STORE(c) && MAY_WRITE(c + 1, 1) -> store(c, 1) }
 	:: atomic {
-		g[c].held && !inode_locked ->
+		has[c].holds > 0 && !inode_locked ->
+		hold_ends(c);
 		inode_locked = THROUGH;
 		room = true;
 		if
 		:: true
-		:: NO_ROOM && SHARED -> room = false
+		:: NO_ROOM && (SHARED || HOLDS > 1) -> room = false
 		fi
 	   };
 	   release(c, REPLICA(c), room, published);
 	   /* gaia_release() returns; or the client died meanwhile, and nobody saw it return */
 	   if
 	   :: d_step { teaches(c + 1, 0); teaches(c + 1, 1); SHOW("gaia_release()") }
-	   :: d_step {
-		DEATH ->
-		g[c].mapped = false;
-		forgets(c + 1, 0);
-		forgets(c + 1, 1)
-	      }
+	   :: d_step { DEATH && !HAS_ANY(c) -> dies(c) }
+	   :: d_step { DEATH && HAS_ANY(c) -> dies(c) };
+	      discard(c)
 	   fi
+	/* A release too many. */
+	:: d_step { FAIL && !HAS_ANY(c) && COMING(c) > 0 -> holds_release(c); settle() }
 	/* kill -9; the daemon notices later: grants_drop_dead(), cache_unmap() */
-	:: d_step {
-		DEATH && g[c].held ->
-		g[c].mapped = false;
-		forgets(c + 1, 0);
-		forgets(c + 1, 1)
-	   };
-	   d_step {
-		!page_lock ->
-		grant_discard(c, REPLICA(c));
-		SHOW("device: killed; grant_discard()")
-	   }
+	:: d_step { DEATH && HAS_ANY(c) -> dies(c) };
+	   discard(c)
 	/* What it maps is memory of this file, whether it holds it or not. */
-	:: g[c].mapped && LO(r[REPLICA(c)].bytes) == FOREIGN -> assert(false)
+	:: g[GRANT(c)].mapped && LO(r[REPLICA(c)].bytes) == FOREIGN -> assert(false)
 	od
 }
 
@@ -678,7 +733,7 @@ init {
 		:: else
 		fi;
 		if
-		:: EVICT_DEVICE && DEVS > 1 -> run evictor(1)
+		:: EVICT_DEVICE && DEVS > 1 && !SHARED -> run evictor(1)
 		:: else
 		fi;
 		if

@@ -22,6 +22,39 @@ byte public[2];		/* may be seen by all */
 byte issued[2];		/* all there are (kept for CUT only) */
 byte synced_over[2];	/* a sync that returned promises that storage has none of these */
 
+/* [12]: acquires of client or thread c that have returned, less its releases; and whether its program may store until the last of them. */
+typedef program {
+	unsigned holds : 2;
+	bool writes;
+};
+program has[2];
+#if THREADS
+#define HAS_ANY(c) (has[0].holds + has[1].holds > 0)
+#define MAY_STORE(c) (has[c].holds > 0 && (has[0].writes || has[1].writes))
+#else
+#define HAS_ANY(c) (has[c].holds > 0)
+#define MAY_STORE(c) (has[c].writes)
+#endif
+
+inline hold_begins(c, write)
+{
+	has[c].holds++;
+	has[c].writes = has[c].writes || (write)
+}
+
+/* Threads: the strongest access of all stays until the last hold is gone. */
+inline hold_ends(c)
+{
+	has[c].holds--;
+	if
+	:: !HAS_ANY(c) ->
+		has[0].writes = (THREADS -> false : has[0].writes);
+		has[1].writes = (THREADS -> false : has[1].writes);
+		has[c].writes = false
+	:: else
+	fi
+}
+
 #define BIT(n) (1 << (n))
 
 /* What was not released and @owner may see. */
@@ -83,7 +116,7 @@ inline forgets(owner, b)
 	view_of[owner].unreleased[b] = 0
 }
 
-/* [3], [4]: gaia_release() has returned. What the client only saw is not its to promise. */
+/* [3], [4]: gaia_release() has returned. What the client only saw is not its to promise. It is forgotten with the last hold. */
 inline teaches(owner, b)
 {
 	if
@@ -92,7 +125,10 @@ inline teaches(owner, b)
 		view_of[0].knows[b] = (view_of[0].knows[b] | view_of[owner].released[b]) & ~view_of[0].over[b]
 	:: else
 	fi;
-	forgets(owner, b)
+	if
+	:: has[owner - 1].holds == 0 -> forgets(owner, b)
+	:: else -> view_of[owner].released[b] = 0
+	fi
 }
 
 /*
