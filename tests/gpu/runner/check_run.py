@@ -336,8 +336,12 @@ def rehearse(build, on):
         summary = [row for row in scene.rows("litmus") if row.get("what") == "files"]
         expect(len(summary) == 1 and summary[0]["of"] == len(scene.rows("litmus")[0]["plan"]), "litmus: %s" % summary)
         for way in ("auto", "writeback", "writethrough"):
-            expect(any(name.startswith(way + "/") and row["status"] == "done"
-                       for name, row in scene.status("mount").items()), "no section in a mount with " + way)
+            for group in (way, "small-" + way):
+                expect(any(name.startswith(group + "/") and row["status"] == "done"
+                           for name, row in scene.status("mount").items()), "no section of " + group)
+        churn = [row for row in scene.rows("mount") if row["section"] == "evict"]
+        expect(len(churn) == 6 and {"writeback", "writethrough"} <= {row["cpu_cache"] for row in churn} and
+               all(row["bytes"] > row["device_bytes"] for row in churn), "eviction: %s" % churn)
         page = page_of(scene.out)
         expect(page.startswith("# SIMULATED"), "the page does not begin with SIMULATED")
 
