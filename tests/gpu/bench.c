@@ -200,6 +200,18 @@ void put_rate(double bytes, double us, double ceiling)
 		row_bool("staged", true);
 }
 
+/* One page's bytes of the GPU's memory for each page: what a pull or a copy out reads there, or a copy in writes. */
+void put_memory_share(enum dev_kind kind, unsigned pages, double us)
+{
+	double rate = us > 0 ? (double)pages * GAIA_PAGE / us / 1e3 : 0;
+
+	if (!device_uses_host(kind) || ceilings.read <= 0)
+		return;
+	row_number("gpu_memory_gb_s", rate);
+	row_number("gpu_memory_read_ceiling_gb_s", ceilings.read);
+	row_number("of_gpu_memory_ceiling", rate / ceilings.read);
+}
+
 const char *kind_name(enum dev_kind kind)
 {
 	return device_kind_name(kind);
@@ -313,6 +325,7 @@ static void kind_row(struct scene *s, struct device *from, enum dev_kind kind, u
 	if (bare > 0)
 		row_number("bare_us", bare);
 	put_rate(bytes_of(kind, pages), median(&us), ceiling_of(kind));
+	put_memory_share(kind, pages, median(&us));
 	row_end();
 }
 

@@ -60,6 +60,11 @@ double bytes_of(enum dev_kind kind, unsigned pages);
  * cache, which the ceilings know nothing of.
  */
 void put_rate(double bytes, double us, double ceiling);
+/*
+ * What crosses the bus (pulls, and gathering and scattering by copies out and in) has the bus as its ceiling, which is the
+ * lower one: beside it, the share of the speed at which a kernel only reads the GPU's memory.
+ */
+void put_memory_share(enum dev_kind kind, unsigned pages, double us);
 const char *kind_name(enum dev_kind kind);
 
 /* detect.c */

@@ -10,11 +10,14 @@ numbers are numbers; it says that it is simulated.
                             in a mount of its own, with --cpu-cache WAY: also that each row says so, and
                             what the mount counted; 77 where there can be no mount
     --beside                beside another process: each row says so, and the last one what it cost that one
+    --lacks SECTION:NUMBER  only: on a GPU with less memory (GAIAFS_PLAYED_MEMORY), a row of that section says that NUMBER
+                            does not fit, and others were measured
     --waits SECTION         only: where cuMemUnmap waits for what runs, the section's row says so"""
 import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -71,6 +74,20 @@ def check_cached(rows):
             fault(row['section'], f'of a cache of {L2} bytes: {row}')
 
 
+def check_memory_share(section, rows):
+    """What crosses the bus also says what share of the GPU's memory's speed it has, by the bytes of one page each."""
+    for row in rows:
+        crosses = 'of_ceiling' in row and row['what'].split(',')[0] in ('copy in', 'copy out', 'pull')
+        if crosses != ('of_gpu_memory_ceiling' in row):
+            fault(section, f'a share of the GPU\'s memory: {row}')
+        if not crosses:
+            continue
+        us = row['us'] if 'us' in row else min(row['kernel_us'], row['engine_us'])
+        bytes = row['bytes'] / (2 if row['what'] == 'pull' else 1) if 'us' in row else row['piece_bytes'] * row['pieces']
+        if abs(row['of_gpu_memory_ceiling'] * row['gpu_memory_read_ceiling_gb_s'] / (bytes / us / 1e3) - 1) > 0.01:
+            fault(section, f'{bytes} bytes in {us} us are another share: {row}')
+
+
 def check_beside(section, rows):
     if not all('of another process' in row.get('beside', '') for row in rows):
         fault(section, f'a row does not say beside what: {rows}')
@@ -100,6 +117,8 @@ def whole(arguments=()):
             print(f'{section}: {len(rows)} rows, {sum("not_run" in row for row in rows)} of them not run')
         if section == 'kinds':
             check_cached(rows)
+        if section in ('kinds', 'pieces'):
+            check_memory_share(section, rows)
         if '--beside' in options:
             check_beside(section, rows)
     return all_rows
@@ -127,6 +146,17 @@ def waiting(section):
     rows = [row for row in check(section, run(section)) if row['what'] == 'cuMemUnmap']
     if not rows or not rows[0].get('waited') or rows[0].get('still_running'):
         fault(section, f'cuMemUnmap waited, and the row is {rows}')
+
+
+def lacking(section, number):
+    """What does not fit the GPU has a row that says so."""
+    done = run(section)
+    rows = check(section, done)
+    whys = [row['not_run'] for row in rows if 'not_run' in row]
+    if done.returncode or not any(re.match(rf'{number} .*the GPU has ', why) for why in whys) or len(whys) == len(rows):
+        fault(section, f'{number} does not fit: exit status {done.returncode}, {rows}, {done.stderr}')
+    if not all(row.get('alive', 0) < int(number) for row in rows):
+        fault(section, f'{number} fit: {rows}')
 
 
 # ---- mounts ----
@@ -198,6 +228,11 @@ if __name__ == '__main__':
         mount = options[at + 1:]
         del options[at:]
         in_a_mount(*mount[:3], mount[3:])
+    elif '--lacks' in options:
+        at = options.index('--lacks')
+        section, number = options[at + 1].split(':')
+        del options[at:at + 2]
+        lacking(section, number)
     elif '--waits' in options:
         at = options.index('--waits')
         section = options[at + 1]

@@ -121,15 +121,20 @@ static struct other start_importer(void)
 
 void section_chunks(void)
 {
+	static const char what[] = "chunks of 2 MiB from one process to another, each";
 	struct other o = start_importer();
 
-	for (unsigned n = 1; n <= (quick ? 8 : CHUNKS_MAX) && n * CHUNK * 2 < gpu_free(); n *= 2) {
+	for (unsigned n = 1; n <= (quick ? 8 : CHUNKS_MAX); n *= 2) {
 		struct sharing s;
 
+		if (n * CHUNK * 2 >= gpu_free()) {
+			row_not_run(what, "%u chunks: the GPU has %zu MiB free", n, gpu_free() / MIB);
+			continue;
+		}
 		memset(&s, 0, sizeof(s));
 		for (struct repeat r = repeat(n > 64 ? 5 : 15); again(&r);)
 			share_once(&r, o.sock, n, &s);
-		row_begin("chunks of 2 MiB from one process to another, each");
+		row_begin("%s", what);
 		row_number("chunks", n);
 		put_sharing(&s);
 		row_end();
@@ -164,6 +169,7 @@ static void grow(struct alive *alive, unsigned to, double *create, double *map, 
 void section_alive(void)
 {
 	static const unsigned wanted[] = { 0, 1000, 10000, 50000 }, small[] = { 0, 16, 50 };
+	static const char what[] = "chunks shared while many are alive, each";
 	const unsigned *n = quick ? small : wanted;
 	unsigned steps = quick ? 3 : 4, shared = quick ? 8 : 64;
 	struct other o = start_importer();
@@ -178,13 +184,16 @@ void section_alive(void)
 		double create, map, access;
 		struct sharing s;
 
+		/* A smaller GPU: as many as it can have, once. */
+		if (to < n[i])
+			row_not_run(what, "%u alive: the GPU has room for %u, beside the %u that are shared", n[i], alive.most, shared);
 		if (i && to <= alive.n)
-			break; /* a smaller GPU */
+			continue;
 		memset(&s, 0, sizeof(s));
 		grow(&alive, to, &create, &map, &access);
 		for (struct repeat r = repeat(5); again(&r);)
 			share_once(&r, o.sock, shared, &s);
-		row_begin("chunks shared while many are alive, each");
+		row_begin("%s", what);
 		row_number("chunks", shared);
 		row_number("alive", to);
 		put_sharing(&s);
@@ -236,6 +245,10 @@ void section_allocations(void)
 	static const size_t sizes[] = { 2 * MIB, 16 * MIB, 64 * MIB, 512 * MIB };
 
 	gpu_start();
-	for (unsigned i = 0; i < (quick ? 2 : 4) && sizes[i] < gpu_free() / 2; i++)
-		allocation_row(sizes[i]);
+	for (unsigned i = 0; i < (quick ? 2 : 4); i++) {
+		if (sizes[i] < gpu_free() / 2)
+			allocation_row(sizes[i]);
+		else
+			row_not_run("one allocation", "%zu MiB: the GPU has %zu MiB free", sizes[i] / MIB, gpu_free() / MIB);
+	}
 }

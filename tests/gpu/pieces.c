@@ -74,6 +74,7 @@ static void pieces_row(struct scene scene[WAYS], enum dev_kind kind, unsigned pa
 	row_samples("engine_us", &us[ENGINE]);
 	row_text("faster", median(&us[BY_KERNEL]) < median(&us[ENGINE]) ? "kernel" : "engine");
 	put_rate(bytes, best, ceiling_of(kind));
+	put_memory_share(kind, pages * n, best);
 	row_end();
 }
 

@@ -148,26 +148,33 @@ run_examples() {
 
 phase_mount() {
 	local -a devices small=()
-	local section all_end=$ends weight rest=10 what
+	local section all_end=$ends weight rest=24 what small_on
 	if [ ! -c /dev/fuse ]; then
 		# shellcheck disable=SC2086 # words
 		not_run "there is no /dev/fuse" ${names[mount]}
 		return
 	fi
 	for section in ${names[mount]}; do
-		[[ $section != small/* ]] || small+=("${section#small/}")
+		[[ $section != small-auto/* ]] || small+=("${section#small-auto/}")
 	done
 	# (The devices of a rehearsal are smaller: so is what --quick does with them.)
 	case $rehearse in
-	sim) devices=("sim:256M,count=2") ;;
-	fake) devices=(cuda:0 cuda:1) ;;
+	sim)
+		devices=("sim:256M,count=2")
+		small_on=sim:16M
+		;;
+	fake)
+		devices=(cuda:0 cuda:1)
+		small_on=cuda:0,16M
+		;;
 	*)
 		devices=(cuda:0)
+		small_on=cuda:0,256M
 		[ "$gpus" -lt 2 ] || devices+=(cuda:1)
 		;;
 	esac
-	# What one leaves of its share, all that follow share.
-	for what in auto:4 examples:2 small:1 writeback:2 writethrough:1; do
+	# What one leaves of its share, all that follow share. "small-": that way, with a device smaller than the file.
+	for what in auto:8 examples:4 small-auto:2 writeback:4 small-writeback:2 writethrough:2 small-writethrough:2; do
 		weight=${what#*:}
 		what=${what%:*}
 		clock
@@ -179,13 +186,9 @@ phase_mount() {
 			run_examples
 			unmount_it auto
 			;;
-		small)
-			if [ "$rehearse" = sim ]; then
-				on_mount small auto "sim:$small_device" "${small[@]}"
-			else
-				on_mount small auto "cuda:0,$small_device" "${small[@]}"
-			fi
-			unmount_it small
+		small-*)
+			on_mount "$what" "${what#small-}" "$small_on" "${small[@]}"
+			unmount_it "$what"
 			;;
 		auto) on_mount auto auto "${devices[*]}" "${mount_sections[@]}" ;;
 		*)
@@ -196,7 +199,6 @@ phase_mount() {
 		[ -z "$daemon" ] || [ "$what" = auto ] || say "$why"
 	done
 }
-small_device=$([ -n "$rehearse" ] && echo 16M || echo 256M)
 
 phase_litmus() {
 	local file passed=0 wrong=0

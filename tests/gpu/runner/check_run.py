@@ -4,12 +4,14 @@
 tools     compute-sanitizer and ncu, played, on a GPU that is played: what they say becomes rows
 sections  what fails, hangs, crashes or prints nonsense is noted, and the next section runs
 contact   no GPU: one line, 77, and the diagnosis; a driver that hangs; how it is called
+room      where there is no room to work, or none for results: one line that says so, and the diagnosis if it can be
 driver    ARGUMENT, a driver that only LD_LIBRARY_PATH names, is found
 rehearse  every phase on ARGUMENT (sim, fake) to its end, each section done
 killed    run is killed at random moments: what it left is valid, and nothing else is left
 report    the page of complete, cut off and empty results
 bundle    scripts/gpu-check makes one of BUILD; unpacked in an empty folder it needs a driver and nothing else
 """
+import contextlib
 import glob
 import json
 import os
@@ -245,6 +247,40 @@ def contact(build):
         expect(code == 0 and "usage" in said, "--help: status %d" % code)
 
 
+def room(build):
+    with Scene(build, PLAYED) as scene:
+        places = ["/proc/nonsense", os.path.join(scene.dir, "nonsense")]
+        full = os.path.join(scene.dir, "full")
+        os.mkdir(full)
+        has_full = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", full], check=False,
+                                  capture_output=True).returncode == 0
+
+        def left():
+            return [what for what in scene.is_clean() if what != "mount " + full]
+
+        for place in places + [full] * has_full:
+            code, said, wrong = scene.run(STUB_GPUS="none", TMPDIR=place)
+            expect(code == 1 and not said and wrong.count("\n") == 1 and place in wrong and "TMPDIR" in wrong,
+                   "no work directory in %s: %d, %r, %r" % (place, code, said, wrong))
+            expect(scene.files() == ["diagnosis.txt"], "no work directory: files %s" % scene.files())
+            with open(os.path.join(scene.out, "diagnosis.txt")) as file:
+                text = file.read()
+            expect("/proc/driver/nvidia/version" in text and "max locked memory" in text and
+                   text.splitlines()[-1].startswith("ended: no work directory in " + place), "the diagnosis: %s" % text[-400:])
+            expect(not left() and os.listdir(full) == [], "left behind: %s, %s" % (left(), os.listdir(full)))
+            shutil.rmtree(scene.out)
+        if has_full:
+            with open(os.path.join(full, "all of it"), "wb", buffering=0) as file, contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(4096))
+        for place in ["/proc/nonsense", os.path.join(scene.bundle, "version", "below a file")] + [full] * has_full:
+            scene.out = place
+            code, said, wrong = scene.run(STUB_GPUS="none")
+            expect(code == 1 and not said and wrong.count("\n") == 1 and place in wrong and "no results can be written" in wrong,
+                   "no results in %s: %d, %r, %r" % (place, code, said, wrong))
+            expect(not left(), "left behind: %s" % left())
+
+
 def driver(build, stub):
     if os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg"):
         print("this machine has a GPU, which run would find and test for minutes")
@@ -300,8 +336,12 @@ def rehearse(build, on):
         summary = [row for row in scene.rows("litmus") if row.get("what") == "files"]
         expect(len(summary) == 1 and summary[0]["of"] == len(scene.rows("litmus")[0]["plan"]), "litmus: %s" % summary)
         for way in ("auto", "writeback", "writethrough"):
-            expect(any(name.startswith(way + "/") and row["status"] == "done"
-                       for name, row in scene.status("mount").items()), "no section in a mount with " + way)
+            for group in (way, "small-" + way):
+                expect(any(name.startswith(group + "/") and row["status"] == "done"
+                           for name, row in scene.status("mount").items()), "no section of " + group)
+        churn = [row for row in scene.rows("mount") if row["section"] == "evict"]
+        expect(len(churn) == 6 and {"writeback", "writethrough"} <= {row["cpu_cache"] for row in churn} and
+               all(row["bytes"] > row["device_bytes"] for row in churn), "eviction: %s" % churn)
         page = page_of(scene.out)
         expect(page.startswith("# SIMULATED"), "the page does not begin with SIMULATED")
 
@@ -515,5 +555,5 @@ def bundle(build):
 
 
 if __name__ == "__main__":
-    {"sections": sections, "tools": tools, "contact": contact, "driver": driver, "rehearse": rehearse, "killed": killed,
-     "report": report, "bundle": bundle}[sys.argv[1]](*sys.argv[2:])
+    {"sections": sections, "tools": tools, "contact": contact, "room": room, "driver": driver, "rehearse": rehearse,
+     "killed": killed, "report": report, "bundle": bundle}[sys.argv[1]](*sys.argv[2:])
