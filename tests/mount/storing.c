@@ -144,6 +144,26 @@ EACH_WAY_BARE(storing, a_file_and_a_directory_are_flushed_with_what_devices_rele
 
 #define BAD_DISK "store.write=errno:EIO"
 
+/* Of a FUSE file system the kernel sends its own pages only, and waits for none of the daemon's. */
+EACH_WAY_BARE(storing, syncfs_leaves_on_devices_what_they_released)
+{
+	struct actor *dev = start(later, "f");
+	int fd;
+
+	release_page(dev, PAGE, 'd');
+	fd = openat(both_root[ON_MOUNT], "f", O_RDONLY | O_CLOEXEC);
+	cr_assert_eq(syncfs(fd), 0, "%s", strerror(errno));
+	cr_assert_eq(stored("f", PAGE), 0);
+	cr_assert_eq(STATUS("only_on_devices_bytes"), PAGE);
+	shell_ok(mnt.path, "sync -f f");
+	cr_assert_eq(STATUS("only_on_devices_bytes"), PAGE);
+	cr_assert_eq(fsync(fd), 0, "%s", strerror(errno));
+	cr_assert_eq(stored("f", PAGE), 'd');
+	cr_assert_eq(STATUS("only_on_devices_bytes"), 0);
+	close(fd);
+	actor_end(dev);
+}
+
 /* A daemon whose storage takes nothing, or not for some attempts, and what a device has released there. */
 static void release_to_bad_disk(const char *faults, const char *timeout)
 {
