@@ -140,10 +140,6 @@ EACH_WAY_BARE(storing, a_file_and_a_directory_are_flushed_with_what_devices_rele
 	actor_end(g);
 }
 
-/* ---- the end ---- */
-
-#define BAD_DISK "store.write=errno:EIO"
-
 /* Of a FUSE file system the kernel sends its own pages only, and waits for none of the daemon's. */
 EACH_WAY_BARE(storing, syncfs_leaves_on_devices_what_they_released)
 {
