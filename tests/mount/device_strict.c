@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -153,6 +154,55 @@ EACH_WAY(device_strict, a_file_that_grows_and_calls_of_the_system)
 	cr_assert_eq(byte[0], 'y');
 	cr_assert_eq(pread(fd, byte, 1, 10), 1);
 	cr_assert_eq(byte[0], 'a');
+	close(fd);
+}
+
+/* The library's calls of mprotect(2) come here, as this program's do. */
+static atomic_uint protects;
+
+__attribute__((visibility("default"))) int mprotect(void *at, size_t len, int prot)
+{
+	protects++;
+	return (int)syscall(SYS_mprotect, at, len, prot);
+}
+
+/* How many times an acquire, or a release, changes what can be touched. */
+static unsigned acquires_by(void *p, size_t len, int prot)
+{
+	unsigned before = protects;
+
+	cr_assert_eq(gaia_acquire(p, len, prot), 0, "%s", strerror(errno));
+	return protects - before;
+}
+
+static unsigned releases_by(void *p, size_t len)
+{
+	unsigned before = protects;
+
+	cr_assert_eq(gaia_release(p, len), 0, "%s", strerror(errno));
+	return protects - before;
+}
+
+EACH_WAY(device_strict, neighbouring_pages_are_protected_together)
+{
+	int fd = make_file();
+	char *p = gaia_mmap(FILE_SIZE, RW, fd, 0, 0);
+
+	cr_assert_neq(p, MAP_FAILED);
+	/* So that the chunks are there. */
+	acquires_by(p, FILE_SIZE, RW);
+	releases_by(p, FILE_SIZE);
+	cr_assert_eq(acquires_by(p, 200 * PAGE, RW), 1);
+	cr_assert_eq(releases_by(p, 200 * PAGE), 1);
+	/* Across the border of the chunks. */
+	cr_assert_eq(acquires_by(p + CHUNK - 100 * PAGE, 200 * PAGE, PROT_READ), 1);
+	cr_assert_eq(releases_by(p + CHUNK - 100 * PAGE, 200 * PAGE), 1);
+	/* Pages that may be stored to among others that may not be. */
+	acquires_by(p + 50 * PAGE, 10 * PAGE, RW);
+	cr_assert_eq(acquires_by(p, 200 * PAGE, PROT_READ), 3);
+	cr_assert_eq(releases_by(p, 200 * PAGE), 3);
+	cr_assert_eq(releases_by(p + 50 * PAGE, 10 * PAGE), 1);
+	cr_assert_eq(gaia_munmap(p, FILE_SIZE), 0);
 	close(fd);
 }
 

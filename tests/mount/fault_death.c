@@ -13,12 +13,14 @@
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "actor.h"
 #include "child.h"
+#include "own_mounts.h"
 #include "shell.h"
 #include "ways.h"
 
@@ -204,25 +206,33 @@ static void wait_until_reading(void)
 	} while (!sleeps);
 }
 
+/* Start a mount, a process that waits for its daemon, and another that the daemon waits for. */
+static void hang(pid_t *reader, pid_t *who)
+{
+	time_t end;
+
+	setenv("GAIAFS_FAULTS", "store.read=delay:4000000000us", 1);
+	way_start(NULL);
+	unsetenv("GAIAFS_FAULTS");
+	cr_assert_eq(mknodat(mnt.backing_fd, "f", S_IFREG | 0644, 0), 0);
+	cr_assert_eq(truncate(mnt_file(&mnt, "f"), SIZE), 0);
+	*reader = child_start(read_and_hang, NULL);
+	wait_until_reading();
+	*who = child_start(seek_and_hang, NULL);
+	/* Its threads sleep so for a moment at other times, too: before it was asked that proves nothing. */
+	for (end = time(NULL) + HANG_SECONDS; child_syscall(*who) != SYS_lseek || !daemon_hangs(); nanosleep(&a_moment, NULL))
+		cr_assert_lt(time(NULL), end, "the daemon does not wait for itself");
+}
+
 static void dies_while_it_hangs(int sig, bool detached)
 {
 	pid_t reader, who, supervisor;
-	time_t end;
 	int status;
 
 	if (!mnt_can_abort())
 		WAY_SKIP("a hanging daemon: without root it needs fusectl on /sys/fs/fuse/connections");
-	setenv("GAIAFS_FAULTS", "store.read=delay:4000000000us", 1);
-	way_start(NULL);
+	hang(&reader, &who);
 	supervisor = supervisor_of_mnt();
-	cr_assert_eq(mknodat(mnt.backing_fd, "f", S_IFREG | 0644, 0), 0);
-	cr_assert_eq(truncate(mnt_file(&mnt, "f"), SIZE), 0);
-	reader = child_start(read_and_hang, NULL);
-	wait_until_reading();
-	who = child_start(seek_and_hang, NULL);
-	/* Its threads sleep so for a moment at other times, too: before it was asked that proves nothing. */
-	for (end = time(NULL) + HANG_SECONDS; child_syscall(who) != SYS_lseek || !daemon_hangs(); nanosleep(&a_moment, NULL))
-		cr_assert_lt(time(NULL), end, "the daemon does not wait for itself");
 	if (detached)
 		cr_assert_eq(umount2(mnt.path, MNT_DETACH), 0);
 	kill(mnt.daemon, sig);
@@ -235,7 +245,6 @@ static void dies_while_it_hangs(int sig, bool detached)
 	both_close();
 	status = mnt_wait(&mnt);
 	cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == sig, "wait status %x", status);
-	unsetenv("GAIAFS_FAULTS");
 	way_remount();
 }
 
@@ -274,6 +283,39 @@ HANGING(crashed_while_it_waits_for_itself_nobody_hangs)
 HANGING(aborted_while_it_waits_for_itself_nobody_hangs)
 {
 	dies_while_it_hangs(SIGABRT, false);
+}
+
+#define CONNECTIONS "/sys/fs/fuse/connections"
+
+/* In a mount namespace where fusectl's files are others: the file that ends the connection cannot be opened. */
+HANGING(killed_where_the_connection_cannot_be_ended_the_mount_is_taken_away_and_nobody_hangs)
+{
+	pid_t reader, who, supervisor;
+	char file[sizeof(CONNECTIONS) + 12];
+	struct stat st;
+	int status;
+
+	if (geteuid() != 0)
+		WAY_SKIP("hiding " CONNECTIONS ": needs root");
+	cr_assert(own_mounts(NULL));
+	if (mount("none", CONNECTIONS, "tmpfs", 0, NULL))
+		WAY_SKIP(CONNECTIONS ": %s", strerror(errno));
+	hang(&reader, &who);
+	supervisor = supervisor_of_mnt();
+	cr_assert_eq(fstat(both_root[ON_MOUNT], &st), 0);
+	snprintf(file, sizeof(file), CONNECTIONS "/%u", minor(st.st_dev));
+	cr_assert_eq(mknod(file, S_IFREG | 0600, 0), 0, "%s: %s", file, strerror(errno));
+	kill(mnt.daemon, SIGKILL);
+	cr_assert_eq(child_wait(who), 0, "who waits for the dead daemon does not get an error");
+	cr_assert_eq(child_wait(reader), 0, "who reads from it does not get an error");
+	wait_until_unmounted();
+	wait_until_ended(supervisor);
+	both_close();
+	status = mnt_wait(&mnt);
+	cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "wait status %x", status);
+	cr_assert_eq(mnt_log_lines(&mnt, "has died; what was not stored is lost, the mount is taken away"), 1);
+	cr_assert_eq(mnt_log_lines(&mnt, "Calls there fail"), 0);
+	way_remount();
 }
 
 /* ---- in general ---- */
@@ -538,8 +580,10 @@ EACH_WAY_BARE(fault_death, killed_while_it_starts_it_leaves_nothing)
 
 /* ---- a user's own mount ---- */
 
+/* @arg: what gaiafs(8) is given, and the mount point, with nothing mounted there before. */
 static int dies_as_user(void *arg)
 {
+	const char *const *dirs = arg;
 	struct shell_result r;
 	int fd;
 
@@ -550,25 +594,29 @@ static int dies_as_user(void *arg)
 		return 77;
 	close(fd);
 	r = shell_run(mnt.dir, 60,
-		      "set -e; cd mine; mkdir b m; \"$GAIAFS\" b m; echo text > m/f; sync m/f\n"
-		      "pid=$(\"$GAIA\" status m | sed -n 's/^pid *//p'); kill -9 $pid\n"
-		      "n=0; until LC_ALL=C stat -f m 2>&1 | grep -q 'not connected\\|connection abort'; do\n"
+		      "set -e; cd mine; mkdir b m; dirs='%s'; m=%s; \"$GAIAFS\" $dirs; echo text > $m/f; sync $m/f\n"
+		      "pid=$(\"$GAIA\" status $m | sed -n 's/^pid *//p'); kill -9 $pid\n"
+		      "n=0; until LC_ALL=C stat -f $m 2>&1 | grep -q 'not connected\\|connection abort'; do\n"
 		      "  n=$((n + 1)); test $n -lt 2000; sleep 0.02; done\n"
-		      "\"$GAIAFS\" b m; test \"$(cat m/f)\" = text; \"$GAIA\" umount m");
+		      "! echo more 2> /dev/null > $m/beneath\n"
+		      "\"$GAIAFS\" $dirs; test \"$(cat $m/f)\" = text; test ! -e $m/beneath\n"
+		      /* It has replaced the dead one: there is one to be taken away. */
+		      "test $(grep -cF \" $PWD/$m \" /proc/self/mountinfo) = 1; \"$GAIA\" umount $m\n"
+		      "! grep -F \" $PWD/$m \" /proc/self/mountinfo; test \"$(cat b/f)\" = text", dirs[0], dirs[1]);
 	if (r.status)
 		fprintf(stderr, "%s%s", r.out, r.err);
 	return r.status != 0;
 }
 
-Test(fault_death, of_a_users_own_daemon, .init = way_init_writeback, .fini = way_clean_up,
-     .timeout = WAY_SECONDS)
+static void users_mount_is_replaced(const char *given, const char *point)
 {
+	const char *dirs[] = { given, point };
 	char mine[PATH_MAX];
 
 	snprintf(mine, sizeof(mine), "%s/mine", mnt.dir);
 	cr_assert_eq(mkdir(mine, 0755), 0);
 	cr_assert_eq(chmod(mine, 0777), 0);
-	switch (child_run(dies_as_user, NULL)) {
+	switch (child_run(dies_as_user, dirs)) {
 	case 0:
 		way_end();
 		break;
@@ -578,4 +626,16 @@ Test(fault_death, of_a_users_own_daemon, .init = way_init_writeback, .fini = way
 	default:
 		cr_assert_fail("a user's mount was not replaced");
 	}
+}
+
+Test(fault_death, of_a_users_own_daemon, .init = way_init_writeback, .fini = way_clean_up,
+     .timeout = WAY_SECONDS)
+{
+	users_mount_is_replaced("b m", "m");
+}
+
+Test(fault_death, of_a_users_own_daemon_over_its_source, .init = way_init_writeback, .fini = way_clean_up,
+     .timeout = WAY_SECONDS)
+{
+	users_mount_is_replaced("b", "b");
 }

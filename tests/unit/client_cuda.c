@@ -6,11 +6,13 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <sched.h>
 #include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -562,6 +564,112 @@ Test(context, that_is_gone_does_not_keep_a_mapping_from_ending, .init = begin, .
 	/* The fake minds that we ask for it: there is no other way to find out. */
 	cr_assert_str_eq(fake_cuda_violation(), "cuCtxPushCurrent of no context");
 	fake_cuda_reset(&one_gpu);
+}
+
+/* ---- mistakes ---- */
+
+/* What is written to standard error from here to said(). */
+static int said_fd, real_stderr;
+
+static void listen_to_stderr(void)
+{
+	said_fd = memfd_create("stderr", MFD_CLOEXEC);
+	real_stderr = dup(STDERR_FILENO);
+	cr_assert(said_fd >= 0 && dup2(said_fd, STDERR_FILENO) == STDERR_FILENO);
+}
+
+/* Since the last time, or since listen_to_stderr(). */
+static const char *said(void)
+{
+	static char text[4096];
+	ssize_t n = pread(said_fd, text, sizeof(text) - 1, 0);
+
+	text[n > 0 ? n : 0] = '\0';
+	if (ftruncate(said_fd, 0) || lseek(said_fd, 0, SEEK_SET))
+		abort();
+	return text;
+}
+
+/* The line that names the file. */
+static const char *line_of(unsigned long first, unsigned long last, const char *what)
+{
+	static char line[PATH_MAX + 200];
+	char link[40], path[PATH_MAX];
+	ssize_t n;
+
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", file);
+	n = readlink(link, path, sizeof(path) - 1);
+	path[n > 0 ? n : 0] = '\0';
+	snprintf(line, sizeof(line), "gaia: %s: bytes %lu to %lu %s\n", path, first, last, what);
+	return line;
+}
+
+#define NOT_HELD "are released, and not held"
+#define STILL_HELD "are still held at gaia_munmap(): what was stored there since the last release is lost"
+
+/* The environment is read when a process makes its first mapping. */
+static void begin_reported(void)
+{
+	setenv("GAIA_DEBUG", "1", 1);
+	begin();
+}
+
+Test(mistakes, are_reported_if_the_environment_says_so, .init = begin_reported, .fini = end)
+{
+	unsigned char *p = map(RW);
+
+	listen_to_stderr();
+	cr_assert_eq(gaia_acquire(p, 2 * GAIA_PAGE, RW), 0);
+	cr_assert_eq(gaia_release(p, 2 * GAIA_PAGE), 0);
+	cr_assert_str_eq(said(), "", "nothing was wrong");
+	cr_assert_eq(gaia_acquire(p + GAIA_CHUNK, GAIA_PAGE, RW), 0);
+	cr_assert_eq(gaia_release(p + GAIA_CHUNK, 3 * GAIA_PAGE), 0);
+	cr_assert_str_eq(said(), line_of(GAIA_CHUNK + GAIA_PAGE, GAIA_CHUNK + 3 * GAIA_PAGE - 1, NOT_HELD));
+	cr_assert_eq(gaia_acquire(p + GAIA_CHUNK - GAIA_PAGE, 2 * GAIA_PAGE, GAIA_PROT_READ), 0);
+	cr_assert_str_eq(said(), "");
+	unmap(p);
+	cr_assert_str_eq(said(), line_of(GAIA_CHUNK - GAIA_PAGE, GAIA_CHUNK + GAIA_PAGE - 1, STILL_HELD));
+	dup2(real_stderr, STDERR_FILENO);
+}
+
+/* They are counted when their turn comes. */
+Test(mistakes, on_streams_are_reported_too, .init = begin_reported, .fini = end)
+{
+	CUcontext mine = new_context(0);
+	CUstream s = new_stream();
+	unsigned char *p = map(RW);
+
+	if (!cannot_queue(p, s)) {
+		listen_to_stderr();
+		cr_assert_eq(gaia_acquire_on(p, 2 * GAIA_PAGE, RW, s), 0);
+		cr_assert_eq(gaia_release_on(p, GAIA_PAGE, s), 0);
+		ok(synchronize(s));
+		cr_assert_str_eq(said(), "", "nothing was wrong");
+		cr_assert_eq(gaia_release_on(p, 2 * GAIA_PAGE, s), 0);
+		ok(synchronize(s));
+		cr_assert_str_eq(said(), line_of(0, GAIA_PAGE - 1, NOT_HELD));
+		cr_assert_eq(gaia_acquire_on(p, 1, RW, s), 0);
+		ok(synchronize(s));
+		unmap(p);
+		cr_assert_str_eq(said(), line_of(0, GAIA_PAGE - 1, STILL_HELD));
+		dup2(real_stderr, STDERR_FILENO);
+	} else {
+		unmap(p);
+	}
+	end_stream(s);
+	end_context(mine);
+}
+
+Test(mistakes, are_not_reported_otherwise, .init = begin, .fini = end)
+{
+	unsigned char *p = map(RW);
+
+	listen_to_stderr();
+	cr_assert_eq(gaia_release(p, GAIA_PAGE), 0);
+	cr_assert_eq(gaia_acquire(p, GAIA_PAGE, RW), 0);
+	unmap(p);
+	cr_assert_str_eq(said(), "");
+	dup2(real_stderr, STDERR_FILENO);
 }
 
 /* ---- processes ---- */
