@@ -285,14 +285,26 @@ unsigned fake_cuda_waiting(void)
 	return waiting;
 }
 
-uint64_t fake_cuda_copied(void)
+struct fake_cuda_traffic fake_cuda_traffic(void)
 {
-	uint64_t copied;
+	struct fake_cuda_traffic traffic;
+	unsigned launches = fake_cuda_calls_of("launch");
 
 	pthread_mutex_lock(&fake.lock);
-	copied = fake.copied;
+	traffic = fake.traffic;
+	traffic.calls = fake.calls;
+	traffic.launches = launches;
 	pthread_mutex_unlock(&fake.lock);
-	return copied;
+	return traffic;
+}
+
+void fake_cuda_kernel_says(uint64_t parameters, uint64_t read, uint64_t written)
+{
+	pthread_mutex_lock(&fake.lock);
+	fake.traffic.parameters += parameters;
+	fake.traffic.read += read;
+	fake.traffic.written += written;
+	pthread_mutex_unlock(&fake.lock);
 }
 
 void fake_cuda_importers_gone(void)

@@ -210,8 +210,19 @@ unsigned fake_cuda_alive(bool say);
 /* Bytes of device memory in use. */
 size_t fake_cuda_used(void);
 
-/* Bytes of all copies since fake_cuda_reset(). */
-uint64_t fake_cuda_copied(void);
+/* What was asked of the driver since fake_cuda_reset(), whether or not it has been carried out. */
+struct fake_cuda_traffic {
+	unsigned calls;	   /* of all entry points, launches included */
+	unsigned launches;
+	unsigned copies;   /* ranges that copy engines were told to copy */
+	uint64_t parameters; /* bytes of kernels' parameters; see fake_cuda_kernel_says() */
+	uint64_t in, out, within; /* bytes of those copies: host to device, device to host, among devices */
+	uint64_t read, written;	  /* bytes of host memory, across the bus, by kernels that say so */
+};
+struct fake_cuda_traffic fake_cuda_traffic(void);
+
+/* Adds bytes: what a kernel was launched with, and what of host memory it reads and writes. */
+void fake_cuda_kernel_says(uint64_t parameters, uint64_t read, uint64_t written);
 
 /* Handles of memory that was created with gpuDirectRDMACapable. */
 unsigned fake_cuda_rdma_capable(void);

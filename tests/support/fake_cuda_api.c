@@ -88,6 +88,27 @@ static void work_on(const struct work *w, const struct page_item *item, uint32_t
 	}
 }
 
+/* Bytes of host memory that kernels.cu reads and writes for an item of @n pages. */
+static void count_bus(enum dev_kind kind, const struct page_item *item, uint64_t n)
+{
+	switch (kind) {
+	case DEV_COPY_IN:
+		fake_cuda_kernel_says(0, n * GAIA_PAGE, 0);
+		break;
+	case DEV_COPY_OUT:
+		fake_cuda_kernel_says(0, 0, n * GAIA_PAGE);
+		break;
+	case DEV_PULL: /* once to merge, once to hash */
+		fake_cuda_kernel_says(0, n * (2 + !!item->limit) * GAIA_PAGE, 0);
+		break;
+	case DEV_FIND_CHANGED:
+		fake_cuda_kernel_says(0, 0, n);
+		break;
+	default:
+		break;
+	}
+}
+
 static void run(void *arg)
 {
 	struct work *w = arg;
@@ -95,6 +116,9 @@ static void run(void *arg)
 	if (!fake_cuda_usable(w->items, w->n_items * sizeof(*w->items)) ||
 	    (w->kind == DEV_FIND_CHANGED && !fake_cuda_usable(w->changed, w->n_pages)))
 		fake_refuse(CUDA_SUCCESS, "a kernel with arguments that are not the device's");
+	for (uint32_t i = 0; i < w->n_items; i++)
+		count_bus(w->kind, &w->items[i],
+			  (i + 1 < w->n_items ? w->items[i + 1].first : w->n_pages) - w->items[i].first);
 	/* From the last to the first: on a GPU there is no order. */
 	for (uint32_t number = w->n_pages; number-- > 0;) {
 		const struct page_item *item = page_find_item(w->items, w->n_items, number);
@@ -111,6 +135,7 @@ static CUresult launch(enum dev_kind kind, const struct page_item *items, uint32
 {
 	struct work w = { kind, items, n_items, n_pages, changed };
 
+	fake_cuda_kernel_says(sizeof(items) + sizeof(n_items) + sizeof(n_pages) + sizeof(changed), 0, 0);
 	return fake_cuda_launch_copy(stream, run, &w, sizeof(w));
 }
 

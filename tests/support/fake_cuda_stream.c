@@ -386,6 +386,16 @@ static CUresult capture_fault(CUstream s, const struct fake_item *item)
 	return CUDA_SUCCESS;
 }
 
+/* fake.lock held. */
+static void count_copy(const void *to, const void *from, size_t bytes)
+{
+	fake.traffic.copies++;
+	if (fake_device_memory(from, bytes, ALL_GPUS))
+		*(fake_device_memory(to, bytes, ALL_GPUS) ? &fake.traffic.within : &fake.traffic.out) += bytes;
+	else
+		fake.traffic.in += bytes;
+}
+
 /* Queues a copy of *@like. */
 static CUresult queue(CUstream handle, const struct fake_item *like)
 {
@@ -424,7 +434,7 @@ static CUresult queue(CUstream handle, const struct fake_item *like)
 		item->number = item->kind == ITEM_RECORD ? ++item->event->recorded : item->event->recorded;
 	}
 	if (item->kind == ITEM_COPY)
-		fake.copied += item->bytes;
+		count_copy(item->to, item->from, item->bytes);
 	item->issued = ++fake.last_issued;
 	idle = STAILQ_EMPTY(&s->items) && !held_back(s, item);
 	if (idle && !item->broken && !fake.broken)
@@ -678,7 +688,7 @@ static CUresult fake_copy_now(const char *call, void *to, const void *from, cons
 		return fake_refuse(CUDA_ERROR_INVALID_VALUE, "%s of memory that is not the device's", call);
 	memcpy(to, from, bytes);
 	pthread_mutex_lock(&fake.lock);
-	fake.copied += bytes;
+	count_copy(to, from, bytes);
 	pthread_mutex_unlock(&fake.lock);
 	return CUDA_SUCCESS;
 }

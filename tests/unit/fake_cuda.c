@@ -1111,15 +1111,30 @@ Test(fake, programs_that_measure_learn_what_it_is)
 	cr_assert_null(fake_cuda_violation());
 }
 
-Test(fake, bytes_of_copies_are_counted)
+Test(fake, calls_and_bytes_of_copies_are_counted)
 {
+	struct fake_cuda_traffic before, t;
+	char host[4096];
 	CUdeviceptr p;
+	void *pinned;
 
 	cr_assert_eq(cu->cuMemAlloc(&p, 8192), 0);
+	cr_assert_eq(cu->cuMemHostAlloc(&pinned, 4096, 0), 0);
+	before = fake_cuda_traffic();
 	cr_assert_eq(cu->cuMemcpyDtoDAsync(p, p + 4096, 4096, NULL), 0);
+	cr_assert_eq(cu->cuMemcpyHtoDAsync(p, pinned, 1000, NULL), 0);
+	cr_assert_eq(cu->cuMemcpyDtoHAsync(pinned, p, 200, NULL), 0);
+	cr_assert_eq(ENTRY(cuMemcpyDtoH, void *, CUdeviceptr, size_t)(host, p, 30), 0);
+	cr_assert_eq(ENTRY(cuMemcpyHtoD, CUdeviceptr, const void *, size_t)(p, host, 4), 0);
 	cr_assert_eq(cu->cuStreamSynchronize(NULL), 0);
-	cr_assert_eq(fake_cuda_copied(), 4096);
+	t = fake_cuda_traffic();
+	cr_assert_eq(t.calls - before.calls, 6);
+	cr_assert_eq(t.copies - before.copies, 5);
+	cr_assert_eq(t.within - before.within, 4096);
+	cr_assert_eq(t.in - before.in, 1004);
+	cr_assert_eq(t.out - before.out, 230);
 	cr_assert_eq(cu->cuMemFree(p), 0);
+	cr_assert_eq(cu->cuMemFreeHost(pinned), 0);
 }
 
 /* ---- two GPUs ---- */
