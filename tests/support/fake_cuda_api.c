@@ -29,9 +29,9 @@ struct page_hash fake_cuda_hash(const void *page)
 
 struct work {
 	enum dev_kind kind;
-	const struct page_item *items;
 	uint32_t n_items, n_pages;
 	uint8_t *changed;
+	struct page_item items[];
 };
 
 static void *nth_page(const void *first, uint32_t n)
@@ -49,11 +49,12 @@ static bool may_touch(const struct work *w, const struct page_item *item, uint32
 	       (!base || fake_cuda_usable(nth_page(item->base, n), GAIA_PAGE));
 }
 
-/* What kernels.cu does, on the CPU. */
-static void work_on(const struct work *w, const struct page_item *item, uint32_t n, uint8_t *changed)
+/* What kernels.cu does, on the CPU. Returns whether the page changed, if that is what is asked. */
+static bool work_on(const struct work *w, const struct page_item *item, uint32_t n)
 {
 	struct page_hash *armed = &item->armed[n], hash;
 	void *page = nth_page(item->page, n);
+	bool changed = false;
 
 	switch (w->kind) {
 	case DEV_COPY_IN:
@@ -82,10 +83,11 @@ static void work_on(const struct work *w, const struct page_item *item, uint32_t
 		break;
 	case DEV_FIND_CHANGED:
 		hash = fake_cuda_hash(page);
-		*changed = hash.low != armed->low || hash.high != armed->high;
+		changed = hash.low != armed->low || hash.high != armed->high;
 		*armed = hash;
 		break;
 	}
+	return changed;
 }
 
 /* Bytes of host memory that kernels.cu reads and writes for an item of @n pages. */
@@ -102,7 +104,7 @@ static void count_bus(enum dev_kind kind, const struct page_item *item, uint64_t
 		fake_cuda_kernel_says(0, n * (2 + !!item->limit) * GAIA_PAGE, 0);
 		break;
 	case DEV_FIND_CHANGED:
-		fake_cuda_kernel_says(0, 0, n);
+		fake_cuda_kernel_says(0, 0, (n + 7) / 8);
 		break;
 	default:
 		break;
@@ -113,30 +115,40 @@ static void run(void *arg)
 {
 	struct work *w = arg;
 
-	if (!fake_cuda_usable(w->items, w->n_items * sizeof(*w->items)) ||
-	    (w->kind == DEV_FIND_CHANGED && !fake_cuda_usable(w->changed, w->n_pages)))
-		fake_refuse(CUDA_SUCCESS, "a kernel with arguments that are not the device's");
-	for (uint32_t i = 0; i < w->n_items; i++)
+	if (w->kind == DEV_FIND_CHANGED) {
+		if (fake_cuda_usable(w->changed, (w->n_pages + 7) / 8))
+			memset(w->changed, 0, (w->n_pages + 7) / 8);
+		else
+			fake_refuse(CUDA_SUCCESS, "a kernel whose results are not the device's");
+		count_bus(w->kind, NULL, w->n_pages);
+	}
+	for (uint32_t i = 0; i < w->n_items && w->kind != DEV_FIND_CHANGED; i++)
 		count_bus(w->kind, &w->items[i],
 			  (i + 1 < w->n_items ? w->items[i + 1].first : w->n_pages) - w->items[i].first);
 	/* From the last to the first: on a GPU there is no order. */
 	for (uint32_t number = w->n_pages; number-- > 0;) {
 		const struct page_item *item = page_find_item(w->items, w->n_items, number);
 
-		if (may_touch(w, item, number - item->first))
-			work_on(w, item, number - item->first, &w->changed[number]);
-		else
+		if (!may_touch(w, item, number - item->first))
 			fake_refuse(CUDA_SUCCESS, "a kernel on memory that is not the device's");
+		else if (work_on(w, item, number - item->first))
+			w->changed[number / 8] |= (uint8_t)(1 << number % 8);
 	}
 }
 
 static CUresult launch(enum dev_kind kind, const struct page_item *items, uint32_t n_items,
 		       uint32_t n_pages, uint8_t *changed, CUstream stream)
 {
-	struct work w = { kind, items, n_items, n_pages, changed };
+	size_t list = n_items * sizeof(*items);
+	struct work *w = malloc(sizeof(*w) + list);
+	CUresult err;
 
-	fake_cuda_kernel_says(sizeof(items) + sizeof(n_items) + sizeof(n_pages) + sizeof(changed), 0, 0);
-	return fake_cuda_launch_copy(stream, run, &w, sizeof(w));
+	*w = (struct work){ kind, n_items, n_pages, changed };
+	memcpy(w->items, items, list);
+	fake_cuda_kernel_says(PARAMETER_BYTES(list_room(n_items)), 0, 0);
+	err = fake_cuda_launch_copy(stream, run, w, sizeof(*w) + list);
+	free(w);
+	return err;
 }
 
 const struct cuda_api *fake_cuda_api(void)

@@ -13,9 +13,9 @@
 struct scene {
 	unsigned char *page, *other, *base;
 	struct page_hash armed[64], other_armed[64];
-	struct page_item item[3];
+	struct page_item item[LIST_LONG];
 	uint32_t place[PAGES]; /* number in the launch -> number in the arrays */
-	uint8_t changed[PAGES];
+	uint8_t changed[8];
 };
 
 static struct scene s;
@@ -39,7 +39,7 @@ static void begin(void)
 	fill_random(s.base, 64 * GAIA_PAGE, &seed);
 	fill_random(s.armed, sizeof(s.armed), &seed);
 	fill_random(s.other_armed, sizeof(s.other_armed), &seed);
-	memset(s.changed, 2, sizeof(s.changed));
+	memset(s.changed, 0x5a, sizeof(s.changed));
 	for (unsigned i = 0; i < 3; i++) {
 		s.item[i] = (struct page_item){
 			.page = s.page + (size_t)first[i] * GAIA_PAGE,
@@ -198,8 +198,31 @@ Test(warp, finds_what_changed_and_arms_it_anew)
 	for (uint32_t round = 0; round < 2; round++) {
 		launch(DEV_FIND_CHANGED);
 		for (uint32_t i = 0; i < PAGES; i++) {
-			cr_assert_eq(s.changed[i], !round && i % 3 == 0, "page %u", i);
+			cr_assert_eq(s.changed[i / 8] >> i % 8 & 1, !round && i % 3 == 0, "page %u", i);
 			cr_assert(has_hash_of(&s.armed[s.place[i]], at(s.page, i)));
+		}
+		cr_assert_eq(s.changed[PAGES / 8] >> PAGES % 8, 0);
+		cr_assert_eq(s.changed[PAGES / 8 + 1], 0x5a);
+	}
+}
+
+/* As many items as a launch takes, several for each page, of which the last zeroes most. */
+Test(warp, long_lists_are_worked_on_as_short_ones)
+{
+	static const uint32_t lengths[] = { LIST_SHORT, LIST_SHORT + 1, LIST_LONG };
+
+	for (unsigned k = 0; k < ARRAY_LEN(lengths); k++) {
+		memset(s.page, 'p', 64 * GAIA_PAGE);
+		for (uint32_t i = 0; i < lengths[k]; i++)
+			s.item[i] = (struct page_item){ .page = s.page + (size_t)(i % 64) * GAIA_PAGE,
+							.first = i, .limit = GAIA_PAGE - 1 - i };
+		cr_assert_eq(cuda_launch(DEV_ZERO, s.item, lengths[k], lengths[k], NULL, NULL), CUDA_SUCCESS);
+		for (uint32_t page = 0; page < 64; page++) {
+			uint32_t last = (lengths[k] - 1 - page) / 64 * 64 + page;
+
+			for (uint32_t i = 0; i < GAIA_PAGE; i++)
+				cr_assert_eq(s.page[page * GAIA_PAGE + i], i < GAIA_PAGE - 1 - last ? 'p' : 0,
+					     "%u items, page %u", lengths[k], page);
 		}
 	}
 }

@@ -9,8 +9,18 @@
 
 #include "device/cuda/launch.h"
 
-#define WARPS 4u	  /* in a block of threads */
-#define PAGES_A_WARP 4u
+#define WARPS 4u /* in a block of threads */
+
+/* When it looks for changes a warp writes a whole byte of results. */
+#define PAGES_A_WARP(kind) ((kind) == DEV_FIND_CHANGED ? 8u : 4u)
+
+/* In the constant memory of the launch. */
+template <uint32_t room> struct item_list {
+	struct page_item item[room];
+};
+
+static_assert(PARAMETER_BYTES(LIST_SHORT) <= 4096, "what drivers before CUDA 12.1 take");
+static_assert(PARAMETER_BYTES(LIST_LONG) <= 32764, "what drivers from CUDA 12.1 on take");
 
 typedef ulonglong2 unit_t; /* 16 bytes */
 #define UNITS (GAIA_PAGE / sizeof(unit_t) / PAGE_LANES) /* of a lane */
@@ -67,9 +77,9 @@ static __device__ __forceinline__ void *nth_page(const void *first, uint32_t n)
 	return (char *)first + (size_t)n * GAIA_PAGE;
 }
 
+/* Returns whether the page has changed, on lane 0, if that is what is asked. */
 template <enum dev_kind kind>
-static __device__ __forceinline__ void work_on(const struct page_item *item, uint32_t n, uint32_t lane,
-					       uint8_t *changed)
+static __device__ __forceinline__ bool work_on(const struct page_item *item, uint32_t n, uint32_t lane)
 {
 	struct page_hash *armed = item->armed + n;
 	void *page = nth_page(item->page, n);
@@ -97,47 +107,60 @@ static __device__ __forceinline__ void work_on(const struct page_item *item, uin
 		struct page_hash hash = hash_page(page, lane);
 
 		if (!lane) {
-			*changed = hash.low != armed->low || hash.high != armed->high;
+			bool changed = hash.low != armed->low || hash.high != armed->high;
+
 			*armed = hash;
+			return changed;
 		}
 	}
+	return false;
 }
 
-template <enum dev_kind kind>
+template <enum dev_kind kind, uint32_t room>
 static __global__ void __launch_bounds__(WARPS * PAGE_LANES)
-work(const struct page_item *items, uint32_t n_items, uint32_t n_pages, uint8_t *changed)
+work(const __grid_constant__ struct item_list<room> list, uint32_t n_items, uint32_t n_pages, uint8_t *changed)
 {
 	uint32_t lane = threadIdx.x % PAGE_LANES;
 	uint32_t warp = blockIdx.x * WARPS + threadIdx.x / PAGE_LANES;
-	uint32_t number = warp * PAGES_A_WARP;
-	uint32_t end = min(number + PAGES_A_WARP, n_pages);
+	uint32_t number = warp * PAGES_A_WARP(kind);
+	uint32_t end = min(number + PAGES_A_WARP(kind), n_pages), bits = 0;
 	const struct page_item *item;
 
 	if (number >= end)
 		return;
-	item = page_find_item(items, n_items, number);
+	item = page_find_item(list.item, n_items, number);
 	for (; number < end; number++) {
-		while (item + 1 < items + n_items && item[1].first <= number)
+		while (item + 1 < list.item + n_items && item[1].first <= number)
 			item++;
-		work_on<kind>(item, number - item->first, lane, changed + number);
+		bits |= (uint32_t)work_on<kind>(item, number - item->first, lane) << number % 8;
 	}
+	if (kind == DEV_FIND_CHANGED && !lane)
+		changed[warp] = (uint8_t)bits;
 }
 
-typedef void work_t(const struct page_item *, uint32_t, uint32_t, uint8_t *);
+template <uint32_t room>
+static cudaError_t launch(enum dev_kind kind, const struct page_item *items, uint32_t n_items, uint32_t n_pages,
+			  uint8_t *changed, CUstream stream)
+{
+	typedef void work_t(struct item_list<room>, uint32_t, uint32_t, uint8_t *);
+	static work_t *const kernels[] = {
+		work<DEV_COPY_IN, room>, work<DEV_COPY_OUT, room>, work<DEV_COPY_WITHIN, room>,
+		work<DEV_COPY_PEER, room>, work<DEV_PULL, room>, work<DEV_ZERO, room>, work<DEV_ARM, room>,
+		work<DEV_FIND_CHANGED, room>,
+	};
+	uint32_t pages_a_block = WARPS * PAGES_A_WARP(kind);
+	void *args[] = { (void *)items, &n_items, &n_pages, &changed };
+
+	static_assert(DEV_FIND_CHANGED == 7, "the order of the kernels");
+	return cudaLaunchKernel(kernels[kind], dim3((n_pages + pages_a_block - 1) / pages_a_block),
+				dim3(WARPS * PAGE_LANES), args, 0, stream);
+}
 
 CUresult cuda_launch(enum dev_kind kind, const struct page_item *items, uint32_t n_items,
 		     uint32_t n_pages, uint8_t *changed, CUstream stream)
 {
-	static work_t *const kernels[] = {
-		work<DEV_COPY_IN>, work<DEV_COPY_OUT>, work<DEV_COPY_WITHIN>, work<DEV_COPY_PEER>,
-		work<DEV_PULL>,	   work<DEV_ZERO>,     work<DEV_ARM>,	      work<DEV_FIND_CHANGED>,
-	};
-	uint32_t pages_a_block = WARPS * PAGES_A_WARP;
-	void *args[] = { &items, &n_items, &n_pages, &changed };
-
-	static_assert(DEV_FIND_CHANGED == 7, "the order of the kernels");
 	/* The runtime's error codes are the driver's. */
-	return (CUresult)cudaLaunchKernel((const void *)kernels[kind],
-					  dim3((n_pages + pages_a_block - 1) / pages_a_block),
-					  dim3(WARPS * PAGE_LANES), args, 0, stream);
+	if (list_room(n_items) == LIST_SHORT)
+		return (CUresult)launch<LIST_SHORT>(kind, items, n_items, n_pages, changed, stream);
+	return (CUresult)launch<LIST_LONG>(kind, items, n_items, n_pages, changed, stream);
 }

@@ -124,20 +124,11 @@ static void need_batch(struct issue *is)
 
 static int launch(struct cuda *cuda, struct cuda_batch *b, enum dev_kind kind)
 {
-	const struct cuda_api *api = cuda->api;
-	int err;
-
 	if (!b->n_items)
 		return 0;
-	err = cuda_check(cuda,
-			 api->cuMemcpyHtoDAsync(b->device_items, b->items,
-						b->n_items * sizeof(*b->items), cuda->stream),
-			 "cuMemcpyHtoDAsync");
-	if (err)
-		return err;
 	return cuda_check(cuda,
-			  api->launch(kind, (const struct page_item *)b->device_items, b->n_items,
-				      b->n_pages, (uint8_t *)b->device_changed, cuda->stream),
+			  cuda->api->launch(kind, b->items, b->n_items, b->n_pages,
+					    (uint8_t *)b->device_changed, cuda->stream),
 			  "launching a kernel");
 }
 
@@ -161,6 +152,23 @@ static void flush(struct issue *is, bool last)
 	STAILQ_INSERT_TAIL(&cuda->issued, b, link);
 	pthread_cond_signal(&cuda->issued_cond);
 	pthread_mutex_unlock(&cuda->lock);
+}
+
+/*
+ * Nothing more can be added to the batch. If that is for the items alone they are launched, and the batch goes on: only
+ * staging buffers and results are to be waited for.
+ */
+static void make_room(struct issue *is)
+{
+	struct cuda_batch *b = is->batch;
+	bool items_full = b->n_items == BATCH_ITEMS || b->n_pages == BATCH_PAGES;
+
+	if (!items_full || is->op->kind == DEV_FIND_CHANGED) {
+		flush(is, false);
+		return;
+	}
+	is->err = launch(is->cuda, b, is->op->kind);
+	b->n_items = b->n_pages = 0;
 }
 
 static uint32_t pages_to_slab_end(const void *host)
@@ -332,7 +340,7 @@ static void issue(struct cuda *cuda, struct dev_op *op)
 			need_batch(&is);
 			n = add_pages(&is, &op->runs[i], at);
 			if (!n && !is.err)
-				flush(&is, false);
+				make_room(&is);
 		}
 	}
 	if (is.ended)
@@ -393,9 +401,16 @@ static void finish(struct cuda_batch *b, uint64_t bit)
 		memcpy(b->unstage[i].to, b->unstage[i].from, b->unstage[i].bytes);
 	if (b->op->kind != DEV_FIND_CHANGED)
 		return;
-	for (uint32_t i = 0; i < b->n_pages; i++, bit++)
-		if (b->changed[i] || b->unarmed[i / 64] >> (i % 64) & 1)
-			b->op->changed[bit / 64] |= 1ull << (bit % 64);
+	for (uint32_t first = 0; first < b->n_pages; first += 64) {
+		uint64_t changed = b->changed[first / 64] | b->unarmed[first / 64], at;
+
+		if (b->n_pages - first < 64)
+			changed &= (1ull << (b->n_pages - first)) - 1;
+		for (; changed; changed &= changed - 1) {
+			at = bit + first + (unsigned)__builtin_ctzll(changed);
+			b->op->changed[at / 64] |= 1ull << (at % 64);
+		}
+	}
 }
 
 static void put_idle(struct cuda *cuda, struct cuda_batch *b)
@@ -470,23 +485,16 @@ static int host_alloc(struct cuda *cuda, size_t bytes, void *out, CUdeviceptr *a
 	if (err)
 		return err;
 	*(void **)out = memory;
-	if (!address)
-		return 0;
 	return cuda_check(cuda, cuda->api->cuMemHostGetDevicePointer(address, memory, 0),
 			  "cuMemHostGetDevicePointer");
 }
 
 static int batch_init(struct cuda *cuda, struct cuda_batch *b)
 {
-	size_t items = BATCH_ITEMS * sizeof(*b->items);
-	int err = host_alloc(cuda, items, &b->items, NULL);
+	int err = host_alloc(cuda, BATCH_PAGES / 8, &b->changed, &b->device_changed);
 
 	if (!err)
-		err = host_alloc(cuda, BATCH_PAGES, &b->changed, &b->device_changed);
-	if (!err)
 		err = host_alloc(cuda, BATCH_STAGING, &b->staging, &b->device_staging);
-	if (!err)
-		err = cuda_check(cuda, cuda->api->cuMemAlloc(&b->device_items, items), "cuMemAlloc");
 	if (!err)
 		err = cuda_check(cuda,
 				 cuda->api->cuEventCreate(&b->event, CU_EVENT_BLOCKING_SYNC |
@@ -501,14 +509,10 @@ static void batch_destroy(struct cuda *cuda, struct cuda_batch *b)
 
 	if (b->event)
 		cuda_ended(cuda, api->cuEventDestroy(b->event), "cuEventDestroy");
-	if (b->device_items)
-		cuda_ended(cuda, api->cuMemFree(b->device_items), "cuMemFree");
 	if (b->staging)
 		cuda_ended(cuda, api->cuMemFreeHost(b->staging), "cuMemFreeHost");
 	if (b->changed)
 		cuda_ended(cuda, api->cuMemFreeHost(b->changed), "cuMemFreeHost");
-	if (b->items)
-		cuda_ended(cuda, api->cuMemFreeHost(b->items), "cuMemFreeHost");
 }
 
 int cuda_queue_init(struct cuda *cuda)
