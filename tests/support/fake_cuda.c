@@ -78,6 +78,7 @@ static const struct mode {
 	{ "taken", FLAG, AT(taken) },
 	{ "no_rdma", FLAG, AT(no_rdma) },
 	{ "single_unmaps", FLAG, AT(single_unmaps) },
+	{ "no_copy_batch", FLAG, AT(no_copy_batch) },
 };
 
 /* @value: what follows a "=", or NULL. */
@@ -200,6 +201,8 @@ void *fake_cuda_entry(const char *name)
 	const char *version = strstr(name, "_v");
 	char plain[64];
 
+	if (!strcmp(name, "cuMemcpyBatchAsync") && fake_cuda_mode()->no_copy_batch)
+		return NULL;
 	for (unsigned t = 0; t < sizeof(tables) / sizeof(tables[0]); t++)
 		for (const struct fake_entry *e = tables[t]; e->name; e++)
 			if (!strcmp(e->name, name))

@@ -46,6 +46,7 @@ struct fake_cuda_config {
 	bool taken;		/* by another process */
 	bool no_rdma;
 	bool single_unmaps;
+	bool no_copy_batch;
 };
 
 /*
@@ -111,7 +112,20 @@ struct fake_cuda_config {
  *
  * single_unmaps	cuMemUnmap() of several mappings at once says CUDA_ERROR_INVALID_VALUE, without effect.
  *
+ * no_copy_batch	There is no cuMemcpyBatchAsync, as before CUDA 12.8.
+ *
  * What needs no mode:
+ *
+ * cuMemcpyBatchAsync() has the form of CUDA 12.8, with the index of the copy at fault (in CUDA 13's headers:
+ * PFN_cuMemcpyBatchAsync_v12080). The copies are carried out from the last to the first. Documented: that they have no
+ * order and must not depend on each other, which is checked; the rules for attributes; that the stream must not be the legacy
+ * one. Assumed: that newer drivers keep this form, as entry points are asked for with a version; that memory which was
+ * mapped by parts, and host memory that was registered, may be in one batch; that a copy must be within one allocation, as of
+ * the calls for one copy; that a platform that lacks it says CUDA_ERROR_NOT_SUPPORTED and has copied nothing, or what
+ * is copied once more.
+ *
+ * Parameters of kernels (tests/support/fake_cuda_api.c) are copied by the launch, as documented: what they were copied from may
+ * change at once. Assumed: that 24 KiB of them cost little more than 4.
  *
  * The legacy default stream (NULL, CU_STREAM_LEGACY) waits for the work that blocking streams of
  * its context have from before, and they for its. CU_STREAM_NON_BLOCKING exempts.

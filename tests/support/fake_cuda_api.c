@@ -155,9 +155,12 @@ const struct cuda_api *fake_cuda_api(void)
 {
 	static struct cuda_api api;
 
-	/* Devices that exist use the table. */
-	if (api.launch)
+	cuda_copy_batch_t *copy_batch = (cuda_copy_batch_t *)fake_cuda_entry("cuMemcpyBatchAsync");
+
+	/* Devices that exist use the table. The mode does not change while there are any. */
+	if (api.launch && api.copy_batch == copy_batch)
 		return &api;
+	api.copy_batch = copy_batch;
 #define X(name) api.name = (__typeof__(api.name))fake_cuda_entry(#name);
 	CUDA_CALLS(X)
 #undef X

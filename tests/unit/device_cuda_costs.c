@@ -108,6 +108,12 @@ static void costs_op(const char *what, struct device *of, struct dev_op *op, str
 #define LONG PARAMETER_BYTES(LIST_LONG)
 #define KERNEL .calls = 3, .launches = 1, .parameters = SHORT
 
+/* Of @n long runs that are copied together. */
+static unsigned copy_calls(unsigned n)
+{
+	return fake_cuda_mode()->no_copy_batch ? n : 1;
+}
+
 static char *at(char *host, uint32_t page)
 {
 	return host + (size_t)page * GAIA_PAGE;
@@ -149,9 +155,42 @@ Test(costs, many_long_runs)
 
 	for (unsigned i = 0; i < CHUNKS; i++)
 		runs[i] = run_of(i, 0, GAIA_CHUNK_PAGES, pinned);
-	COSTS("all chunks in", runs, DEV_COPY_IN, .calls = CHUNKS + 2, .copies = CHUNKS, .in = CHUNKS * GAIA_CHUNK);
-	COSTS("all chunks out", runs, DEV_COPY_OUT, .calls = CHUNKS + 2, .copies = CHUNKS,
+	COSTS("all chunks in", runs, DEV_COPY_IN, .calls = copy_calls(CHUNKS) + 2, .copies = CHUNKS,
+	      .in = CHUNKS * GAIA_CHUNK);
+	COSTS("all chunks out", runs, DEV_COPY_OUT, .calls = copy_calls(CHUNKS) + 2, .copies = CHUNKS,
 	      .out = CHUNKS * GAIA_CHUNK);
+}
+
+/* BATCH_COPIES of them are a call. None is waited for but the last. */
+Test(costs, very_many_long_runs)
+{
+	enum { EACH = GAIA_CHUNK_PAGES / ENGINE_PAGES, RUNS = EACH * CHUNKS };
+	struct dev_run runs[RUNS + 1];
+	struct dev_op op = { .kind = DEV_COPY_OUT, .runs = runs, .n = RUNS };
+
+	cr_assert_eq(RUNS, BATCH_COPIES);
+	for (unsigned i = 0; i < RUNS; i++)
+		runs[i] = run_of(i / EACH, i % EACH * ENGINE_PAGES, ENGINE_PAGES, pinned);
+	costs_op("a call", dev, &op,
+		 (struct fake_cuda_traffic){ .calls = copy_calls(RUNS) + 2, .copies = RUNS,
+					     .out = CHUNKS * GAIA_CHUNK });
+	runs[op.n++] = run_of(0, 0, ENGINE_PAGES, pageable);
+	costs_op("one more", dev, &op,
+		 (struct fake_cuda_traffic){ .calls = copy_calls(RUNS) + 3, .copies = RUNS + 1,
+					     .out = CHUNKS * GAIA_CHUNK + ENGINE_PAGES * GAIA_PAGE });
+}
+
+/* A platform that has the call and cannot carry it out. */
+Test(costs, batches_that_are_refused_are_not_tried_again)
+{
+	struct dev_run runs[] = { run_of(0, 0, 20, pinned), run_of(1, 0, 30, pinned), run_of(2, 0, 40, pinned) };
+
+	if (fake_cuda_mode()->no_copy_batch)
+		cr_skip("there is no such call in this mode");
+	fake_cuda_fail("cuMemcpyBatchAsync", 1, CUDA_ERROR_NOT_SUPPORTED, false);
+	COSTS("first", runs, DEV_COPY_IN, .calls = 1 + 3 + 2, .copies = 3, .in = 90 * GAIA_PAGE);
+	cr_assert(fake_cuda_failed());
+	COSTS("then", runs, DEV_COPY_OUT, .calls = 3 + 2, .copies = 3, .out = 90 * GAIA_PAGE);
 }
 
 Test(costs, long_and_short_runs_together)
@@ -160,8 +199,8 @@ Test(costs, long_and_short_runs_together)
 		run_of(0, 0, 1, pinned), run_of(1, 0, 100, pinned), run_of(2, 8, 3, pinned), run_of(3, 0, 9, pinned),
 	};
 
-	COSTS("in", runs, DEV_COPY_IN, .calls = 5, .launches = 1, .parameters = SHORT, .copies = 2,
-	      .in = 109 * GAIA_PAGE, .read = 4 * GAIA_PAGE);
+	COSTS("in", runs, DEV_COPY_IN, .calls = copy_calls(2) + 3, .launches = 1, .parameters = SHORT,
+	      .copies = 2, .in = 109 * GAIA_PAGE, .read = 4 * GAIA_PAGE);
 }
 
 /* LIST_LONG runs are a launch. None is waited for but the last. */

@@ -31,6 +31,7 @@
 
 #define CUDA_ORDINALS 64u /* GPUs: the sets of them have so many bits */
 #define BATCH_ITEMS LIST_LONG
+#define BATCH_COPIES 512u
 #define BATCH_PAGES 16384u
 #define BATCH_STAGING GAIA_CHUNK /* bytes */
 #define BATCHES 6u
@@ -91,6 +92,10 @@ struct cuda_batch {
 	int err;
 	uint32_t n_items, n_pages, n_unstage; /* items and pages: of the next launch */
 	struct page_item items[BATCH_ITEMS];
+	/* What the copy engine is to copy before the next launch. Host memory has its own address. */
+	uint32_t n_copies;
+	CUdeviceptr copy_to[BATCH_COPIES], copy_from[BATCH_COPIES];
+	size_t copy_bytes[BATCH_COPIES];
 	uint64_t unarmed[BATCH_PAGES / 64]; /* DEV_FIND_CHANGED: pages that were not armed */
 	uint64_t lenders; /* one bit for each ordinal: other GPUs whose registrations it uses */
 	uint32_t staged; /* bytes */
@@ -117,6 +122,8 @@ struct cuda {
 	pthread_t issuer, completer, keeper, pinner;
 	bool created;		/* set before there are threads */
 	bool rdma;		/* the GPU has memory that network cards and disks may reach */
+
+	bool no_copy_batch;	/* the issuer's: the driver does not take several copies by one call */
 
 	atomic_bool off;	/* broken: everything fails from now on */
 	bool stop_pinner;	/* the lock of host.c */

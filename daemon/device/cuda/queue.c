@@ -2,7 +2,7 @@
  * queue.c - operations of the CUDA device, from submit to done.
  *
  * The issuer takes operations in order and turns each into one or more batches of commands. The copy
- * engine copies long runs. Everything else of a batch becomes items of one kernel, which reads
+ * engine copies long runs, all of a batch by one call. Everything else of a batch becomes items of one kernel, which reads
  * and writes registered host memory itself, across the bus: so scattered pages cost one launch.
  * Host memory that is not registered goes through the batch's pinned staging buffer.
  *
@@ -112,7 +112,7 @@ static struct cuda_batch *take_idle(struct cuda *cuda)
 	b->recorded = b->last = false;
 	b->err = 0;
 	b->lenders = 0;
-	b->n_items = b->n_pages = b->n_unstage = b->staged = 0;
+	b->n_items = b->n_pages = b->n_copies = b->n_unstage = b->staged = 0;
 	return b;
 }
 
@@ -122,10 +122,52 @@ static void need_batch(struct issue *is)
 		is->batch = take_idle(is->cuda);
 }
 
-static int launch(struct cuda *cuda, struct cuda_batch *b, enum dev_kind kind)
+static int copy_one(struct cuda *cuda, enum dev_kind kind, CUdeviceptr to, CUdeviceptr from, size_t bytes)
 {
-	if (!b->n_items)
-		return 0;
+	const struct cuda_api *api = cuda->api;
+
+	if (kind == DEV_COPY_OUT)
+		return cuda_check(cuda, api->cuMemcpyDtoHAsync((void *)to, from, bytes, cuda->stream),
+				  "cuMemcpyDtoHAsync");
+	if (kind == DEV_COPY_PEER)
+		return cuda_check(cuda, api->cuMemcpyDtoDAsync(to, from, bytes, cuda->stream),
+				  "cuMemcpyDtoDAsync");
+	return cuda_check(cuda, api->cuMemcpyHtoDAsync(to, (void *)from, bytes, cuda->stream),
+			  "cuMemcpyHtoDAsync");
+}
+
+/*
+ * Have the copy engine copy what was added: by one call, if the driver can do that. Such copies have no order, but runs of an
+ * operation have none either. (Of copies between two GPUs the documentation does not say that they may be among them.)
+ */
+static int copy_by_engine(struct cuda *cuda, struct cuda_batch *b, enum dev_kind kind)
+{
+	CUmemcpyAttributes attributes = { .srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM };
+	uint32_t n = b->n_copies;
+	size_t first = 0, failed;
+	CUresult result;
+	int err = 0;
+
+	b->n_copies = 0;
+	if (n > 1 && kind != DEV_COPY_PEER && cuda->api->copy_batch && !cuda->no_copy_batch) {
+		result = cuda->api->copy_batch(b->copy_to, b->copy_from, b->copy_bytes, n, &attributes, &first, 1,
+					       &failed, cuda->stream);
+		if (result != CUDA_ERROR_NOT_SUPPORTED)
+			return cuda_check(cuda, result, "cuMemcpyBatchAsync");
+		cuda->no_copy_batch = true;
+	}
+	for (uint32_t i = 0; i < n && !err; i++)
+		err = copy_one(cuda, kind, b->copy_to[i], b->copy_from[i], b->copy_bytes[i]);
+	return err;
+}
+
+/* Issue what was added to the batch: copies, then a kernel. */
+static int issue_added(struct cuda *cuda, struct cuda_batch *b, enum dev_kind kind)
+{
+	int err = b->n_copies ? copy_by_engine(cuda, b, kind) : 0;
+
+	if (err || !b->n_items)
+		return err;
 	return cuda_check(cuda,
 			  cuda->api->launch(kind, b->items, b->n_items, b->n_pages,
 					    (uint8_t *)b->device_changed, cuda->stream),
@@ -139,7 +181,7 @@ static void flush(struct issue *is, bool last)
 	struct cuda_batch *b = is->batch;
 
 	if (!is->err)
-		is->err = launch(cuda, b, is->op->kind);
+		is->err = issue_added(cuda, b, is->op->kind);
 	if (!is->err)
 		is->err = cuda_check(cuda, cuda->api->cuEventRecord(b->event, cuda->stream),
 				     "cuEventRecord");
@@ -155,19 +197,19 @@ static void flush(struct issue *is, bool last)
 }
 
 /*
- * Nothing more can be added to the batch. If that is for the items alone they are launched, and the batch goes on: only
+ * Nothing more can be added to the batch. If that is for its lists alone they are issued, and the batch goes on: only
  * staging buffers and results are to be waited for.
  */
 static void make_room(struct issue *is)
 {
 	struct cuda_batch *b = is->batch;
-	bool items_full = b->n_items == BATCH_ITEMS || b->n_pages == BATCH_PAGES;
+	bool full = b->n_items == BATCH_ITEMS || b->n_copies == BATCH_COPIES || b->n_pages == BATCH_PAGES;
 
-	if (!items_full || is->op->kind == DEV_FIND_CHANGED) {
+	if (!full || is->op->kind == DEV_FIND_CHANGED) {
 		flush(is, false);
 		return;
 	}
-	is->err = launch(is->cuda, b, is->op->kind);
+	is->err = issue_added(is->cuda, b, is->op->kind);
 	b->n_items = b->n_pages = 0;
 }
 
@@ -204,25 +246,15 @@ static void take_away(struct cuda_batch *b, struct place *place, void *host, uin
 }
 
 /* @place: on the host; for DEV_COPY_PEER the item has the address. */
-static int copy_by_engine(struct cuda *cuda, enum dev_kind kind, const struct page_item *item,
-			  const struct place *place, uint32_t n)
+static void add_copy(struct cuda_batch *b, enum dev_kind kind, const struct page_item *item,
+		     const struct place *place, uint32_t n)
 {
-	const struct cuda_api *api = cuda->api;
-	size_t bytes = (size_t)n * GAIA_PAGE;
+	CUdeviceptr page = (CUdeviceptr)item->page;
+	CUdeviceptr other = kind == DEV_COPY_PEER ? (CUdeviceptr)item->other : (CUdeviceptr)place->host;
 
-	if (kind == DEV_COPY_OUT)
-		return cuda_check(cuda,
-				  api->cuMemcpyDtoHAsync(place->host, (CUdeviceptr)item->page, bytes,
-							 cuda->stream),
-				  "cuMemcpyDtoHAsync");
-	if (kind == DEV_COPY_PEER)
-		return cuda_check(cuda,
-				  api->cuMemcpyDtoDAsync((CUdeviceptr)item->page, (CUdeviceptr)item->other,
-							 bytes, cuda->stream),
-				  "cuMemcpyDtoDAsync");
-	return cuda_check(cuda,
-			  api->cuMemcpyHtoDAsync((CUdeviceptr)item->page, place->host, bytes, cuda->stream),
-			  "cuMemcpyHtoDAsync");
+	b->copy_to[b->n_copies] = kind == DEV_COPY_OUT ? other : page;
+	b->copy_from[b->n_copies] = kind == DEV_COPY_OUT ? page : other;
+	b->copy_bytes[b->n_copies++] = (size_t)n * GAIA_PAGE;
 }
 
 /*
@@ -288,7 +320,7 @@ static uint32_t add_pages(struct issue *is, const struct dev_run *run, uint32_t 
 		.limit = run->limit,
 	};
 
-	if (b->n_items == BATCH_ITEMS)
+	if (b->n_items == BATCH_ITEMS || b->n_copies == BATCH_COPIES)
 		return 0;
 	if (has_host) {
 		n = find_host(is, run->host, at, n, &host, &host_place);
@@ -319,8 +351,8 @@ static uint32_t add_pages(struct issue *is, const struct dev_run *run, uint32_t 
 	}
 	mark_armed(b, kind, run, at, n, b->n_pages);
 	if (is_copy && n * GAIA_PAGE >= cuda->copy_from) {
-		is->err = copy_by_engine(cuda, kind, &item, &host_place, n);
-		return is->err ? 0 : n;
+		add_copy(b, kind, &item, &host_place, n);
+		return n;
 	}
 	b->items[b->n_items++] = item;
 	b->n_pages += n;
