@@ -6,25 +6,37 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/util.h"
 #include "fake_cuda_internal.h"
 
 struct page_hash fake_cuda_hash(const void *page)
 {
-	word_t value[HASH_LANES], sum[HASH_LANES];
+	struct hash_pair pair[HASH_LANES], sums[HASH_LANES];
+	word_t half[2] = { 0, 0 };
+	const word_t *words = page;
 
-	memcpy(value, hash_start, sizeof(value));
+	for (uint32_t lane = 0; lane < HASH_LANES; lane++)
+		pair[lane] = hash_begin(lane);
 	for (uint32_t block = 0; block < HASH_BLOCKS; block++) {
-		memset(sum, 0, sizeof(sum));
-		for (uint32_t lane = 0; lane < PAGE_LANES; lane++) {
-			struct hash_part part = hash_block(page, block, lane);
+		memset(sums, 0, sizeof(sums));
+		for (uint32_t lane = 0; lane < HASH_LANES; lane++) {
+			for (uint32_t i = 0; i < HASH_UNITS; i++) {
+				const word_t *unit = &words[2 * hash_unit(block, i, lane)];
 
-			sum[lane % HASH_LANES] += part.products;
-			sum[lane % HASH_LANES ^ 1] += part.words;
+				hash_add(&sums[lane], unit[0], unit[1], hash_unit_keys(block, i, lane));
+			}
 		}
-		for (uint32_t i = 0; i < HASH_LANES; i++)
-			value[i] = (block ? hash_scramble(value[i], i) : value[i]) + sum[i];
+		for (uint32_t lane = 0; lane < HASH_LANES; lane++) {
+			struct hash_pair both = sums[lane];
+
+			both.of[0] += sums[lane ^ 4].of[0];
+			both.of[1] += sums[lane ^ 4].of[1];
+			hash_end_block(&pair[lane], &both, block, lane);
+		}
 	}
-	return hash_end(value);
+	for (uint32_t lane = 0; lane < HASH_LANES; lane++)
+		half[lane / 4] += hash_part(&pair[lane], lane);
+	return (struct page_hash){ hash_end(half[0], 0), hash_end(half[1], 4) };
 }
 
 struct work {
@@ -100,8 +112,8 @@ static void count_bus(enum dev_kind kind, const struct page_item *item, uint64_t
 	case DEV_COPY_OUT:
 		fake_cuda_kernel_says(0, 0, n * GAIA_PAGE);
 		break;
-	case DEV_PULL: /* once to merge, once to hash */
-		fake_cuda_kernel_says(0, n * (2 + !!item->limit) * GAIA_PAGE, 0);
+	case DEV_PULL: /* what is merged is hashed by the same loads; of the base what is below the limit, in units */
+		fake_cuda_kernel_says(0, n * (GAIA_PAGE + ROUND_UP(item->limit, 16u)), 0);
 		break;
 	case DEV_FIND_CHANGED:
 		fake_cuda_kernel_says(0, 0, (n + 7) / 8);

@@ -289,8 +289,8 @@ Test(costs, merges_and_zeros)
 		merge[i].limit = GAIA_PAGE;
 		ends[i].limit = 100;
 	}
-	COSTS("merge", merge, DEV_PULL, KERNEL, .read = 9 * GAIA_PAGE);
-	COSTS("overwrite in place", overwrite, DEV_PULL, KERNEL, .read = 6 * GAIA_PAGE);
+	COSTS("merge", merge, DEV_PULL, KERNEL, .read = 6 * GAIA_PAGE);
+	COSTS("overwrite in place", overwrite, DEV_PULL, KERNEL, .read = 3 * GAIA_PAGE);
 	COSTS("zero ends", ends, DEV_ZERO, KERNEL);
 }
 

@@ -81,6 +81,15 @@ static inline unsigned long long __shfl_xor_sync(unsigned mask, unsigned long lo
 	return mask == ~0u ? warp_exchange(value, threadIdx.x % 32 ^ flip) : (abort(), 0);
 }
 
+static inline unsigned __ballot_sync(unsigned mask, int vote)
+{
+	unsigned votes = 0;
+
+	for (unsigned i = 0; i < 32; i++)
+		votes |= (warp_exchange(vote != 0, i) ? 1u : 0u) << i;
+	return mask == ~0u ? votes : (abort(), 0);
+}
+
 /* Of the type that all kernels of kernels.cu have, but for their lists. */
 template <class list_t> static void *be_lane(void *arg)
 {
