@@ -41,6 +41,7 @@ struct page_hash fake_cuda_hash(const void *page)
 
 struct work {
 	enum dev_kind kind;
+	bool arm;
 	uint32_t n_items, n_pages;
 	uint8_t *changed;
 	struct page_item items[];
@@ -53,7 +54,7 @@ static void *nth_page(const void *first, uint32_t n)
 
 static bool may_touch(const struct work *w, const struct page_item *item, uint32_t n)
 {
-	bool other = w->kind <= DEV_PULL, base = w->kind == DEV_PULL && item->limit;
+	bool other = w->kind <= DEV_PULL && (item->other || !w->arm), base = w->kind == DEV_PULL && item->limit;
 
 	return fake_cuda_usable(nth_page(item->page, n), GAIA_PAGE) &&
 	       fake_cuda_usable(&item->armed[n], sizeof(item->armed[n])) &&
@@ -71,7 +72,10 @@ static bool work_on(const struct work *w, const struct page_item *item, uint32_t
 	switch (w->kind) {
 	case DEV_COPY_IN:
 	case DEV_COPY_PEER:
-		memcpy(page, nth_page(item->other, n), GAIA_PAGE);
+		if (item->other || !w->arm)
+			memcpy(page, nth_page(item->other, n), GAIA_PAGE);
+		if (w->arm)
+			*armed = fake_cuda_hash(page);
 		break;
 	case DEV_COPY_OUT:
 		memcpy(nth_page(item->other, n), page, GAIA_PAGE);
@@ -107,7 +111,7 @@ static void count_bus(enum dev_kind kind, const struct page_item *item, uint64_t
 {
 	switch (kind) {
 	case DEV_COPY_IN:
-		fake_cuda_kernel_says(0, n * GAIA_PAGE, 0);
+		fake_cuda_kernel_says(0, item->other ? n * GAIA_PAGE : 0, 0);
 		break;
 	case DEV_COPY_OUT:
 		fake_cuda_kernel_says(0, 0, n * GAIA_PAGE);
@@ -148,14 +152,14 @@ static void run(void *arg)
 	}
 }
 
-static CUresult launch(enum dev_kind kind, const struct page_item *items, uint32_t n_items,
+static CUresult launch(enum dev_kind kind, bool arm, const struct page_item *items, uint32_t n_items,
 		       uint32_t n_pages, uint8_t *changed, CUstream stream)
 {
 	size_t list = n_items * sizeof(*items);
 	struct work *w = malloc(sizeof(*w) + list);
 	CUresult err;
 
-	*w = (struct work){ kind, n_items, n_pages, changed };
+	*w = (struct work){ kind, arm, n_items, n_pages, changed };
 	memcpy(w->items, items, list);
 	fake_cuda_kernel_says(PARAMETER_BYTES(list_room(n_items)), 0, 0);
 	err = fake_cuda_launch_copy(stream, run, w, sizeof(*w) + list);

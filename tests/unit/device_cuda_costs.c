@@ -271,11 +271,25 @@ Test(costs, copying_in_and_arming)
 {
 	struct dev_run few[] = { run_of(0, 3, 1, pinned), run_of(0, 9, 2, pinned) };
 	struct dev_run large[] = { run_of(2, 0, GAIA_CHUNK_PAGES, pinned) };
+	struct dev_run both[] = { run_of(0, 3, 1, pinned), run_of(2, 0, 100, pinned), run_of(3, 0, 100, pinned) };
+	struct dev_op op = { .kind = DEV_COPY_IN, .runs = few, .n = N(few), .arm = true };
 
+	/* By two operations; and by one. */
 	COSTS("copy few", few, DEV_COPY_IN, KERNEL, .read = 3 * GAIA_PAGE);
 	COSTS("arm few", few, DEV_ARM, KERNEL);
+	costs_op("few", dev, &op, (struct fake_cuda_traffic){ KERNEL, .read = 3 * GAIA_PAGE });
 	COSTS("copy a chunk", large, DEV_COPY_IN, .calls = 3, .copies = 1, .in = GAIA_CHUNK);
 	COSTS("arm a chunk", large, DEV_ARM, KERNEL);
+	op.runs = large;
+	op.n = N(large);
+	costs_op("a chunk", dev, &op,
+		 (struct fake_cuda_traffic){ .calls = 4, .launches = 1, .parameters = SHORT, .copies = 1,
+					     .in = GAIA_CHUNK });
+	op.runs = both;
+	op.n = N(both);
+	costs_op("long and short runs", dev, &op,
+		 (struct fake_cuda_traffic){ .calls = copy_calls(2) + 3, .launches = 1, .parameters = SHORT,
+					     .copies = 2, .in = 200 * GAIA_PAGE, .read = GAIA_PAGE });
 }
 
 Test(costs, merges_and_zeros)

@@ -70,17 +70,23 @@ static __device__ __forceinline__ void merge_units(unit_t *to, const unit_t *hos
 	}
 }
 
-/* The lane's part of a block of what is hashed: of DEV_PULL host's, which it merges into the page. */
+/* The lane's part of a block of what is hashed: if that is the other end's, it is merged into the page, or copied. */
 template <enum dev_kind kind>
 static __device__ __forceinline__ void take_block(const struct page_item *item, uint32_t n, uint32_t block,
 						  uint32_t lane, unit_t *unit)
 {
 	unit_t *page = (unit_t *)nth_page(item->page, n);
-	const unit_t *source = kind == DEV_PULL ? (const unit_t *)nth_page(item->other, n) : page;
+	bool copies = (kind == DEV_COPY_IN || kind == DEV_COPY_PEER) && item->other;
+	const unit_t *source = kind == DEV_PULL || copies ? (const unit_t *)nth_page(item->other, n) : page;
 
 #pragma unroll
 	for (uint32_t i = 0; i < HASH_UNITS; i++)
 		unit[i] = source[hash_unit(block, i, lane)];
+	if (copies) {
+#pragma unroll
+		for (uint32_t i = 0; i < HASH_UNITS; i++)
+			page[hash_unit(block, i, lane)] = unit[i];
+	}
 	if (kind == DEV_PULL)
 		merge_units(page, unit, (const unit_t *)nth_page(item->base, n), item->limit, block, lane);
 }
@@ -167,11 +173,11 @@ static __device__ __forceinline__ void move_page(const struct page_item *item, u
 
 /* ---- the kernels ---- */
 
-template <enum dev_kind kind, uint32_t room>
+template <enum dev_kind kind, bool arm, uint32_t room>
 static __global__ void __launch_bounds__(WARPS * PAGE_LANES)
 work(const __grid_constant__ struct item_list<room> list, uint32_t n_items, uint32_t n_pages, uint8_t *changed)
 {
-	const bool hashes = kind == DEV_PULL || kind == DEV_ARM || kind == DEV_FIND_CHANGED;
+	const bool hashes = arm || kind == DEV_PULL || kind == DEV_ARM || kind == DEV_FIND_CHANGED;
 	const uint32_t at_once = hashes ? PAGE_LANES / HASH_LANES : 1;
 	uint32_t lane = threadIdx.x % PAGE_LANES;
 	uint32_t warp = blockIdx.x * WARPS + threadIdx.x / PAGE_LANES;
@@ -192,28 +198,32 @@ work(const __grid_constant__ struct item_list<room> list, uint32_t n_items, uint
 }
 
 template <uint32_t room>
-static cudaError_t launch(enum dev_kind kind, const struct page_item *items, uint32_t n_items, uint32_t n_pages,
-			  uint8_t *changed, CUstream stream)
+static cudaError_t launch(enum dev_kind kind, bool arm, const struct page_item *items, uint32_t n_items,
+			  uint32_t n_pages, uint8_t *changed, CUstream stream)
 {
 	typedef void work_t(struct item_list<room>, uint32_t, uint32_t, uint8_t *);
 	static work_t *const kernels[] = {
-		work<DEV_COPY_IN, room>, work<DEV_COPY_OUT, room>, work<DEV_COPY_WITHIN, room>,
-		work<DEV_COPY_PEER, room>, work<DEV_PULL, room>, work<DEV_ZERO, room>, work<DEV_ARM, room>,
-		work<DEV_FIND_CHANGED, room>,
+		work<DEV_COPY_IN, false, room>,	    work<DEV_COPY_OUT, false, room>,
+		work<DEV_COPY_WITHIN, false, room>, work<DEV_COPY_PEER, false, room>,
+		work<DEV_PULL, false, room>,	    work<DEV_ZERO, false, room>,
+		work<DEV_ARM, false, room>,	    work<DEV_FIND_CHANGED, false, room>,
 	};
+	work_t *kernel = kernels[kind];
 	uint32_t pages_a_block = WARPS * PAGES_A_WARP(kind);
 	void *args[] = { (void *)items, &n_items, &n_pages, &changed };
 
 	static_assert(DEV_FIND_CHANGED == 7, "the order of the kernels");
-	return cudaLaunchKernel(kernels[kind], dim3((n_pages + pages_a_block - 1) / pages_a_block),
+	if (arm)
+		kernel = kind == DEV_COPY_IN ? work<DEV_COPY_IN, true, room> : work<DEV_COPY_PEER, true, room>;
+	return cudaLaunchKernel(kernel, dim3((n_pages + pages_a_block - 1) / pages_a_block),
 				dim3(WARPS * PAGE_LANES), args, 0, stream);
 }
 
-CUresult cuda_launch(enum dev_kind kind, const struct page_item *items, uint32_t n_items,
+CUresult cuda_launch(enum dev_kind kind, bool arm, const struct page_item *items, uint32_t n_items,
 		     uint32_t n_pages, uint8_t *changed, CUstream stream)
 {
 	/* The runtime's error codes are the driver's. */
 	if (list_room(n_items) == LIST_SHORT)
-		return (CUresult)launch<LIST_SHORT>(kind, items, n_items, n_pages, changed, stream);
-	return (CUresult)launch<LIST_LONG>(kind, items, n_items, n_pages, changed, stream);
+		return (CUresult)launch<LIST_SHORT>(kind, arm, items, n_items, n_pages, changed, stream);
+	return (CUresult)launch<LIST_LONG>(kind, arm, items, n_items, n_pages, changed, stream);
 }

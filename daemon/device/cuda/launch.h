@@ -27,11 +27,11 @@ static inline uint32_t list_room(uint32_t n_items)
 extern "C"
 #endif
 /*
- * Queue the kernel of @kind over all pages of @n_items items, @n_pages in all. @items can be read up to
+ * Queue the kernel of @kind (and @arm: see struct dev_op) over all pages of @n_items items, @n_pages in all. @items can be read up to
  * list_room(@n_items) of them. @changed is an address of the device: DEV_FIND_CHANGED writes a bit for each page, eight
  * a byte, the first of them the lowest, and zeros to the end of the last byte.
  */
-CUresult cuda_launch(enum dev_kind kind, const struct page_item *items, uint32_t n_items,
+CUresult cuda_launch(enum dev_kind kind, bool arm, const struct page_item *items, uint32_t n_items,
 		     uint32_t n_pages, uint8_t *changed, CUstream stream);
 
 #endif

@@ -36,7 +36,7 @@ struct page_hash {
 /* Consecutive pages of a chunk: a run, or a part of one, as the kernel gets it. */
 struct page_item {
 	void *page;		    /* on the device */
-	void *other;		    /* COPY_*: the other end, maybe on another GPU; PULL: host */
+	void *other; /* COPY_*: the other end, maybe on another GPU; NULL: only arm what was copied. PULL: host */
 	const void *base;	    /* PULL */
 	struct page_hash *armed;    /* of the pages */
 	const struct page_hash *other_armed; /* COPY_WITHIN */

@@ -162,14 +162,14 @@ static int copy_by_engine(struct cuda *cuda, struct cuda_batch *b, enum dev_kind
 }
 
 /* Issue what was added to the batch: copies, then a kernel. */
-static int issue_added(struct cuda *cuda, struct cuda_batch *b, enum dev_kind kind)
+static int issue_added(struct cuda *cuda, struct cuda_batch *b, const struct dev_op *op)
 {
-	int err = b->n_copies ? copy_by_engine(cuda, b, kind) : 0;
+	int err = b->n_copies ? copy_by_engine(cuda, b, op->kind) : 0;
 
 	if (err || !b->n_items)
 		return err;
 	return cuda_check(cuda,
-			  cuda->api->launch(kind, b->items, b->n_items, b->n_pages,
+			  cuda->api->launch(op->kind, op->arm, b->items, b->n_items, b->n_pages,
 					    (uint8_t *)b->device_changed, cuda->stream),
 			  "launching a kernel");
 }
@@ -181,7 +181,7 @@ static void flush(struct issue *is, bool last)
 	struct cuda_batch *b = is->batch;
 
 	if (!is->err)
-		is->err = issue_added(cuda, b, is->op->kind);
+		is->err = issue_added(cuda, b, is->op);
 	if (!is->err)
 		is->err = cuda_check(cuda, cuda->api->cuEventRecord(b->event, cuda->stream),
 				     "cuEventRecord");
@@ -209,7 +209,7 @@ static void make_room(struct issue *is)
 		flush(is, false);
 		return;
 	}
-	is->err = issue_added(is->cuda, b, is->op->kind);
+	is->err = issue_added(is->cuda, b, is->op);
 	b->n_items = b->n_pages = 0;
 }
 
@@ -261,9 +261,10 @@ static void add_copy(struct cuda_batch *b, enum dev_kind kind, const struct page
  * Update the armed marks of @n pages of a run, from @at on, as the operation changes them; these are the batch's pages
  * from @nth on. This costs the GPU nothing.
  */
-static void mark_armed(struct cuda_batch *b, enum dev_kind kind, const struct dev_run *run, uint32_t at,
+static void mark_armed(struct cuda_batch *b, const struct dev_op *op, const struct dev_run *run, uint32_t at,
 		       uint32_t n, uint32_t nth)
 {
+	enum dev_kind kind = op->kind;
 	struct cuda_chunk *chunk = container_of(run->mem, struct cuda_chunk, base);
 	const struct cuda_chunk *other = NULL;
 
@@ -284,7 +285,7 @@ static void mark_armed(struct cuda_batch *b, enum dev_kind kind, const struct de
 		if (kind == DEV_COPY_WITHIN)
 			unarmed = other->unarmed[page / 64] & bit;
 		else
-			unarmed = kind == DEV_COPY_IN || kind == DEV_COPY_PEER;
+			unarmed = (kind == DEV_COPY_IN || kind == DEV_COPY_PEER) && !op->arm;
 		*word = unarmed ? *word | bit : *word & ~bit;
 	}
 }
@@ -349,10 +350,12 @@ static uint32_t add_pages(struct issue *is, const struct dev_run *run, uint32_t 
 		item.other = (void *)host_place.device;
 		item.base = (void *)base_place.device;
 	}
-	mark_armed(b, kind, run, at, n, b->n_pages);
+	mark_armed(b, is->op, run, at, n, b->n_pages);
 	if (is_copy && n * GAIA_PAGE >= cuda->copy_from) {
 		add_copy(b, kind, &item, &host_place, n);
-		return n;
+		if (!is->op->arm)
+			return n;
+		item.other = NULL; /* the kernel comes after the copy, and finds it there */
 	}
 	b->items[b->n_items++] = item;
 	b->n_pages += n;
