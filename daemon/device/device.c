@@ -186,6 +186,8 @@ const char *device_op_fault(const struct dev_op *op)
 		return "no device to copy from";
 	if (op->kind == DEV_FIND_CHANGED && !op->changed)
 		return "no bits to set";
+	if (op->arm && op->kind != DEV_COPY_IN && op->kind != DEV_COPY_PEER)
+		return "it does not copy in what it is to arm";
 	for (i = 0; i < op->n; i++) {
 		fault = run_fault(op->kind, &op->runs[i]);
 		if (fault)

@@ -62,7 +62,7 @@ struct dev_run {
 };
 
 enum dev_kind {
-	/* host -> device. Forgets the pages' armed hashes. */
+	/* host -> device. Forgets the pages' armed hashes; with op->arm it arms them with what it copied. */
 	DEV_COPY_IN,
 	/* device -> host. Armed hashes stay. */
 	DEV_COPY_OUT,
@@ -70,7 +70,7 @@ enum dev_kind {
 	DEV_COPY_WITHIN,
 	/*
 	 * Pages of ->other, which is memory of op->from, to the same pages of ->mem. Forgets the pages'
-	 * armed hashes. op->from is a device that device_reaches(). -EHOSTUNREACH, from submit() or
+	 * armed hashes, or arms them, as DEV_COPY_IN. op->from is a device that device_reaches(). -EHOSTUNREACH, from submit() or
 	 * done(): op->from's memory cannot be read after all, because of op->from or of what connects
 	 * the two; the device itself works.
 	 */
@@ -105,6 +105,7 @@ struct dev_op {
 	unsigned n;
 	struct device *from; /* DEV_COPY_PEER: the device of the source chunks */
 	uint64_t *changed; /* DEV_FIND_CHANGED: zeroed by the caller, room for all pages */
+	bool arm; /* DEV_COPY_IN, _PEER: as if a DEV_ARM of the same pages followed, and cheaper */
 	void (*done)(struct dev_op *op, int err);
 	void *arg;
 

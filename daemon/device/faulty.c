@@ -139,6 +139,7 @@ static struct failing_op *failing_op_create(struct dev_op *original, int err)
 	}
 	last->npages = 1;
 	f->op.kind = original->kind;
+	f->op.arm = original->arm;
 	if (original->kind == DEV_COPY_PEER) {
 		/* The pages that it did not copy may be equal already: so the garbage is what matters. */
 		f->op.kind = DEV_COPY_IN;

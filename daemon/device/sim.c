@@ -9,7 +9,7 @@
  * work on its own memory. To submit an operation takes submit_ns, one after the other. It begins when its engine is free and
  * those before it have ended with the memory that it names, is under way for bytes / bandwidth, and completes latency_ns after
  * that, but not before those before it: so the two directions overlap, and the latencies of what is submitted together. A merge (DEV_PULL)
- * takes two engines: it reads over the bus. (What two operations do with the same host memory is not looked at.)
+ * takes two engines: it reads over the bus. So does a copy that arms. (What two operations do with the same host memory is not looked at.)
  *
  * The model has two clocks. One is the wall's: the thread sleeps until an operation is due, then carries it out. That takes
  * time of its own, which is hidden while it is less: bandwidth should be at most a third of what the processor copies. The other
@@ -467,6 +467,15 @@ static bool arm_page(struct sim_mem *m, uint32_t page, const void *contents)
 	return changed;
 }
 
+/* After a copy from outside. */
+static void arm_or_forget(const struct dev_op *op, const struct dev_run *run)
+{
+	if (!op->arm)
+		forget_armed(to_mem(run->mem), run->page, run->npages);
+	for (uint32_t i = 0; op->arm && i < run->npages; i++)
+		arm_page(to_mem(run->mem), run->page + i, page_at(run->mem, run->page + i));
+}
+
 /* @bit: number of the run's first page in the op. */
 static void carry_out_run(const struct dev_op *op, const struct dev_run *run, size_t bit)
 {
@@ -479,7 +488,7 @@ static void carry_out_run(const struct dev_op *op, const struct dev_run *run, si
 	switch (op->kind) {
 	case DEV_COPY_IN:
 		memcpy(data, host, bytes);
-		forget_armed(m, run->page, run->npages);
+		arm_or_forget(op, run);
 		break;
 	case DEV_COPY_OUT:
 		memcpy(host, data, bytes);
@@ -490,7 +499,7 @@ static void carry_out_run(const struct dev_op *op, const struct dev_run *run, si
 		break;
 	case DEV_COPY_PEER:
 		memcpy(data, page_at(run->other, run->page), bytes);
-		forget_armed(m, run->page, run->npages);
+		arm_or_forget(op, run);
 		break;
 	case DEV_PULL:
 		for (i = 0; i < run->npages; i++) {
@@ -534,6 +543,11 @@ static const unsigned engines_of[] = {
 	[DEV_ARM] = 1u << LOCAL,	 [DEV_FIND_CHANGED] = 1u << LOCAL,
 };
 
+static unsigned engines(const struct dev_op *op)
+{
+	return engines_of[op->kind] | (op->arm ? 1u << LOCAL : 0);
+}
+
 /* How long the operation is under way. */
 static uint64_t duration(const struct sim *sim, const struct dev_op *op)
 {
@@ -559,7 +573,7 @@ static uint64_t due_by(struct sim *sim, enum clock clock, const struct dev_op *o
 	line->queue = MAX(line->queue, now) + sim->submit_ns;
 	end = line->queue;
 	for (unsigned e = 0; e < ENGINES; e++)
-		if (engines_of[op->kind] & 1u << e)
+		if (engines(op) & 1u << e)
 			end = MAX(end, line->engine[e]);
 	for (unsigned i = 0; i < op->n; i++) {
 		end = MAX(end, to_mem(op->runs[i].mem)->busy_until[clock]);
@@ -568,7 +582,7 @@ static uint64_t due_by(struct sim *sim, enum clock clock, const struct dev_op *o
 	}
 	end += ns;
 	for (unsigned e = 0; e < ENGINES; e++)
-		if (engines_of[op->kind] & 1u << e)
+		if (engines(op) & 1u << e)
 			line->engine[e] = end;
 	for (unsigned i = 0; i < op->n; i++) {
 		to_mem(op->runs[i].mem)->busy_until[clock] = end;
@@ -588,11 +602,11 @@ static uint64_t simulate_bus(struct sim *sim, struct dev_op *op)
 	uint64_t ns = duration(sim, op), due;
 	struct timespec ts;
 
-	if (engines_of[op->kind] & 1u << IN)
+	if (engines(op) & 1u << IN)
 		count(CTR_sim_in_ns, ns);
-	if (engines_of[op->kind] & 1u << OUT)
+	if (engines(op) & 1u << OUT)
 		count(CTR_sim_out_ns, ns);
-	if (engines_of[op->kind] & 1u << LOCAL)
+	if (engines(op) & 1u << LOCAL)
 		count(CTR_sim_local_ns, ns);
 	if (sim->waits) {
 		if (!op->spoiled)

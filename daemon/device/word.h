@@ -64,25 +64,32 @@ DEVICE_INLINE word_t word_bytes_below(uint32_t limit, uint32_t i)
 }
 
 /*
- * DEV_PULL of a page's @i-th word. The word is replaced only if all of it is still as it was
- * read: so no byte that a client stores meanwhile is lost. A word that does not change is not
- * stored to. @base is not read when @limit is 0.
+ * DEV_PULL of a word of a page: the bytes @merged of it are merged, the others become @host's. The word is replaced
+ * only if all of it is still as it was read: so no byte that a client stores meanwhile is lost. A word that does not
+ * change is not stored to.
  */
-DEVICE_INLINE void word_pull(word_t *page, const word_t *host, const word_t *base, uint32_t limit,
-			     uint32_t i)
+DEVICE_INLINE void word_merge(word_t *at, word_t host, word_t base, word_t merged)
 {
-	word_t merged = word_bytes_below(limit, i);
-	word_t theirs = merged ? word_nonzero_bytes(host[i] ^ base[i]) & merged : 0;
+	word_t theirs = word_nonzero_bytes(host ^ base) & merged;
 	word_t have, want, ours;
 
 	if (!theirs && !~merged)
 		return;
-	have = word_load(&page[i]);
+	have = word_load(at);
 	do {
-		ours = theirs ? word_nonzero_bytes(have ^ base[i]) : 0;
+		ours = word_nonzero_bytes(have ^ base);
 		want = ~merged | (theirs & ~ours);
-		want = (have & ~want) | (host[i] & want);
-	} while (have != want && !word_replace(&page[i], &have, want));
+		want = (have & ~want) | (host & want);
+	} while (have != want && !word_replace(at, &have, want));
+}
+
+/* The same of a page's @i-th word, for a limit. @base is not read where nothing is to be merged. */
+DEVICE_INLINE void word_pull(word_t *page, const word_t *host, const word_t *base, uint32_t limit,
+			     uint32_t i)
+{
+	word_t merged = word_bytes_below(limit, i);
+
+	word_merge(&page[i], host[i], merged ? base[i] : 0, merged);
 }
 
 /* DEV_ZERO of a page's @i-th word: the bytes below @limit are not stored to. */

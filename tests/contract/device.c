@@ -396,6 +396,39 @@ EACH_DEVICE(operations_end_in_order_once_and_never_within_submit)
 	free(host);
 }
 
+/* Runs of all lengths, also in one operation, and pages that were armed before. */
+EACH_DEVICE(what_is_copied_in_and_armed_counts_as_unchanged)
+{
+	char *host = host_pages(GAIA_CHUNK_PAGES);
+	struct devmem *mem = must_alloc(dev);
+	struct dev_run runs[] = {
+		{ mem, .page = 0, .npages = 1, .host = host },
+		{ mem, .page = 2, .npages = 100, .host = host + 2 * GAIA_PAGE },
+		{ mem, .page = 110, .npages = 3, .host = host + 110 * GAIA_PAGE },
+	};
+	struct dev_op op = { .kind = DEV_COPY_IN, .runs = runs, .n = ARRAY_LEN(runs), .arm = true };
+	uint64_t seed = 5;
+
+	fill_random(host, GAIA_CHUNK, &seed);
+	for (unsigned round = 0; round < 2; round++) {
+		cr_assert_eq(copy_in(mem, 0, GAIA_CHUNK_PAGES, host), 0);
+		cr_assert_eq(arm(mem, 0, 50), 0);
+		fill_random(host, GAIA_CHUNK, &seed);
+		cr_assert_eq(device_run(dev, &op), 0);
+		cr_assert_eq(find_changed(mem, 0, 1), 0);
+		cr_assert_eq(find_changed(mem, 1, 1), 0); /* was armed, and is not copied to */
+		cr_assert_eq(find_changed(mem, 2, 100), 0);
+		cr_assert_eq(find_changed(mem, 102, 8), 8); /* never armed */
+		cr_assert_eq(find_changed(mem, 110, 3), 0);
+		/* What is copied in without is forgotten, as ever. */
+		cr_assert_eq(copy_in(mem, 0, 5, host), 0);
+		cr_assert_eq(copy_in(mem, 60, 1, host), 0);
+		cr_assert_eq(find_changed(mem, 0, 102), 6);
+	}
+	must_free(mem);
+	free(host);
+}
+
 EACH_DEVICE(an_operation_sees_what_those_before_it_did)
 {
 	char *a = host_pages(1), *b = host_pages(1), *out = host_pages(3);
@@ -889,6 +922,9 @@ EACH_DEVICE(malformed_operations_are_refused_and_do_nothing)
 	cr_assert_eq(device_submit(dev, &(struct dev_op){ .kind = DEV_ARM, .runs = &good, .n = 1 }), -EINVAL);
 	cr_assert_eq(device_submit(dev, &(struct dev_op){ .kind = DEV_FIND_CHANGED, .runs = &good, .n = 1,
 							  .done = must_not_end }),
+		     -EINVAL);
+	cr_assert_eq(device_submit(dev, &(struct dev_op){ .kind = DEV_COPY_OUT, .runs = &good, .n = 1,
+							  .arm = true, .done = must_not_end }),
 		     -EINVAL);
 	cr_assert_eq(copy_out(mem, 0, 2, found), 0);
 	for (uint32_t i = 0; i < 2 * GAIA_PAGE; i++)

@@ -224,6 +224,30 @@ EACH_PAIR(the_pages_that_come_are_not_armed_and_the_sources_stay_so)
 	free(host);
 }
 
+EACH_PAIR(the_pages_that_come_are_armed_if_that_is_asked)
+{
+	struct devmem *to = must_alloc(p->to), *from = must_alloc(p->from);
+	struct dev_run runs[] = {
+		{ to, .other = from, .page = 3, .npages = 2 },
+		{ to, .other = from, .page = 10, .npages = 20 },
+	};
+	struct dev_op op = { .kind = DEV_COPY_PEER, .runs = runs, .n = 2, .from = p->from, .arm = true };
+	char *host = host_pages(GAIA_CHUNK_PAGES);
+
+	memset(host, 'h', GAIA_CHUNK);
+	cr_assert_eq(copy_in(to, 0, 40, host), 0);
+	memset(host, 'i', GAIA_CHUNK);
+	cr_assert_eq(copy_in(from, 0, 40, host), 0);
+	cr_assert_eq(arm(to, 0, 8), 0);
+	cr_assert_eq(device_run(p->to, &op), 0);
+	cr_assert_eq(find_changed(to, 0, 8), 0);
+	cr_assert_eq(find_changed(to, 8, 2), 2); /* never armed */
+	cr_assert_eq(find_changed(to, 10, 20), 0);
+	must_free(to);
+	must_free(from);
+	free(host);
+}
+
 /* Submitted, not waited for: what follows builds on it. */
 static void count_end(struct dev_op *op, int err)
 {

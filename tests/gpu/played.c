@@ -54,19 +54,6 @@ static void copy_piece(void *arg)
 		memcpy(p->to, p->from, p->bytes);
 }
 
-static CUresult batch(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t n, void *attributes,
-		      size_t *which, size_t n_attributes, size_t *failed, CUstream stream)
-{
-	CUresult r = CUDA_SUCCESS;
-
-	for (size_t i = 0; i < n && !r; i++) {
-		struct piece p = { (void *)to[i], (void *)from[i], bytes[i] };
-
-		r = fake_cuda_launch_copy(stream, copy_piece, &p, sizeof(p));
-	}
-	return r;
-}
-
 static CUresult unmap_that_waits(CUdeviceptr at, size_t bytes)
 {
 	((CUresult(*)(void))fake_cuda_entry("cuCtxSynchronize"))();
@@ -90,7 +77,6 @@ static const struct {
 } more[] = {
 	{ "cuDriverGetVersion", version },	  { "cuIpcGetEventHandle", get_handle },
 	{ "cuIpcOpenEventHandle", open_handle }, { "cuStreamIsCapturing", is_capturing },
-	{ "cuMemcpyBatchAsync", batch },
 };
 
 static void *lookup(const char *name)

@@ -277,11 +277,15 @@ static void one_operation(void)
 	if (kind == DEV_PULL)
 		prepare_pull(c);
 	op.n = make_runs(kind, c, from, runs);
+	op.arm = kind == DEV_COPY_IN && below(2);
 	if (device_run(dev, &op))
 		die("an operation failed");
 	for (unsigned r = 0; r < op.n; r++)
 		for (unsigned k = 0; k < runs[r].npages; k++)
 			expect_page(kind, c, from, runs[r].page + k, &runs[r], k);
+	for (unsigned r = 0; op.arm && r < op.n; r++)
+		for (unsigned k = 0; k < runs[r].npages; k++)
+			arm(c, runs[r].page + k, chunk[c].bytes + (runs[r].page + k) * GAIA_PAGE);
 	if (kind == DEV_FIND_CHANGED)
 		check_changed(&op, c);
 	if (kind == DEV_COPY_OUT)

@@ -78,6 +78,7 @@ static const struct mode {
 	{ "taken", FLAG, AT(taken) },
 	{ "no_rdma", FLAG, AT(no_rdma) },
 	{ "single_unmaps", FLAG, AT(single_unmaps) },
+	{ "no_copy_batch", FLAG, AT(no_copy_batch) },
 };
 
 /* @value: what follows a "=", or NULL. */
@@ -203,6 +204,8 @@ void *fake_cuda_entry(const char *name)
 	const char *version = strstr(name, "_v");
 	char plain[64];
 
+	if (!strcmp(name, "cuMemcpyBatchAsync") && fake_cuda_mode()->no_copy_batch)
+		return NULL;
 	for (unsigned t = 0; t < sizeof(tables) / sizeof(tables[0]); t++)
 		for (const struct fake_entry *e = tables[t]; e->name; e++)
 			if (!strcmp(e->name, name))
@@ -288,14 +291,26 @@ unsigned fake_cuda_waiting(void)
 	return waiting;
 }
 
-uint64_t fake_cuda_copied(void)
+struct fake_cuda_traffic fake_cuda_traffic(void)
 {
-	uint64_t copied;
+	struct fake_cuda_traffic traffic;
+	unsigned launches = fake_cuda_calls_of("launch");
 
 	pthread_mutex_lock(&fake.lock);
-	copied = fake.copied;
+	traffic = fake.traffic;
+	traffic.calls = fake.calls;
+	traffic.launches = launches;
 	pthread_mutex_unlock(&fake.lock);
-	return copied;
+	return traffic;
+}
+
+void fake_cuda_kernel_says(uint64_t parameters, uint64_t read, uint64_t written)
+{
+	pthread_mutex_lock(&fake.lock);
+	fake.traffic.parameters += parameters;
+	fake.traffic.read += read;
+	fake.traffic.written += written;
+	pthread_mutex_unlock(&fake.lock);
 }
 
 void fake_cuda_importers_gone(void)

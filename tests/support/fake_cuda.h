@@ -46,6 +46,7 @@ struct fake_cuda_config {
 	bool taken;		/* by another process */
 	bool no_rdma;
 	bool single_unmaps;
+	bool no_copy_batch;
 };
 
 /*
@@ -111,7 +112,20 @@ struct fake_cuda_config {
  *
  * single_unmaps	cuMemUnmap() of several mappings at once says CUDA_ERROR_INVALID_VALUE, without effect.
  *
+ * no_copy_batch	There is no cuMemcpyBatchAsync, as before CUDA 12.8.
+ *
  * What needs no mode:
+ *
+ * cuMemcpyBatchAsync() has the form of CUDA 12.8, with the index of the copy at fault (in CUDA 13's headers:
+ * PFN_cuMemcpyBatchAsync_v12080). The copies are carried out from the last to the first. Documented: that they have no
+ * order and must not depend on each other, which is checked; the rules for attributes; that the stream must not be the legacy
+ * one. Assumed: that newer drivers keep this form, as entry points are asked for with a version; that memory which was
+ * mapped by parts, and host memory that was registered, may be in one batch; that a copy must be within one allocation, as of
+ * the calls for one copy; that a platform that lacks it says CUDA_ERROR_NOT_SUPPORTED and has copied nothing, or what
+ * is copied once more.
+ *
+ * Parameters of kernels (tests/support/fake_cuda_api.c) are copied by the launch, as documented: what they were copied from may
+ * change at once. Assumed: that 24 KiB of them cost little more than 4.
  *
  * The legacy default stream (NULL, CU_STREAM_LEGACY) waits for the work that blocking streams of
  * its context have from before, and they for its. CU_STREAM_NON_BLOCKING exempts.
@@ -210,8 +224,19 @@ unsigned fake_cuda_alive(bool say);
 /* Bytes of device memory in use. */
 size_t fake_cuda_used(void);
 
-/* Bytes of all copies since fake_cuda_reset(). */
-uint64_t fake_cuda_copied(void);
+/* What was asked of the driver since fake_cuda_reset(), whether or not it has been carried out. */
+struct fake_cuda_traffic {
+	unsigned calls;	   /* of all entry points, launches included */
+	unsigned launches;
+	unsigned copies;   /* ranges that copy engines were told to copy */
+	uint64_t parameters; /* bytes of kernels' parameters; see fake_cuda_kernel_says() */
+	uint64_t in, out, within; /* bytes of those copies: host to device, device to host, among devices */
+	uint64_t read, written;	  /* bytes of host memory, across the bus, by kernels that say so */
+};
+struct fake_cuda_traffic fake_cuda_traffic(void);
+
+/* Adds bytes: what a kernel was launched with, and what of host memory it reads and writes. */
+void fake_cuda_kernel_says(uint64_t parameters, uint64_t read, uint64_t written);
 
 /* Handles of memory that was created with gpuDirectRDMACapable. */
 unsigned fake_cuda_rdma_capable(void);

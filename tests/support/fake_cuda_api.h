@@ -14,7 +14,7 @@ const struct cuda_api *fake_cuda_api(void);
 /* fake_cuda_reset() for one GPU of @memory bytes, and cuInit(). */
 void fake_cuda_start(size_t memory);
 
-/* XXH3_128bits() of a page as a warp computes it, lane by lane. */
+/* XXH3_128bits() of a page as eight lanes compute it, one after the other. */
 struct page_hash fake_cuda_hash(const void *page);
 
 #endif

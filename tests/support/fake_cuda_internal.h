@@ -133,7 +133,7 @@ struct fake {
 	uint64_t last_issued;
 	bool configured; /* the environment is read */
 	unsigned memories, resets;
-	uint64_t copied;
+	struct fake_cuda_traffic traffic; /* but for calls and launches */
 
 	unsigned calls, waiting;
 	struct {

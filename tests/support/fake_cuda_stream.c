@@ -5,6 +5,8 @@
  */
 #include "fake_cuda_internal.h"
 
+#include "device/cuda/api.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -386,6 +388,16 @@ static CUresult capture_fault(CUstream s, const struct fake_item *item)
 	return CUDA_SUCCESS;
 }
 
+/* fake.lock held. */
+static void count_copy(const void *to, const void *from, size_t bytes)
+{
+	fake.traffic.copies++;
+	if (fake_device_memory(from, bytes, ALL_GPUS))
+		*(fake_device_memory(to, bytes, ALL_GPUS) ? &fake.traffic.within : &fake.traffic.out) += bytes;
+	else
+		fake.traffic.in += bytes;
+}
+
 /* Queues a copy of *@like. */
 static CUresult queue(CUstream handle, const struct fake_item *like)
 {
@@ -424,7 +436,7 @@ static CUresult queue(CUstream handle, const struct fake_item *like)
 		item->number = item->kind == ITEM_RECORD ? ++item->event->recorded : item->event->recorded;
 	}
 	if (item->kind == ITEM_COPY)
-		fake.copied += item->bytes;
+		count_copy(item->to, item->from, item->bytes);
 	item->issued = ++fake.last_issued;
 	idle = STAILQ_EMPTY(&s->items) && !held_back(s, item);
 	if (idle && !item->broken && !fake.broken)
@@ -659,6 +671,65 @@ static CUresult fake_memcpy_dtod_async(CUdeviceptr to, CUdeviceptr from, size_t 
 	return fake_copy("cuMemcpyDtoDAsync", (void *)to, (void *)from, bytes, false, false, stream);
 }
 
+/* fake.lock held. What is wrong with copy @i of a batch, as a text; NULL: nothing. */
+static const char *batch_copy_fault(const CUdeviceptr *to, const CUdeviceptr *from, const size_t *bytes, size_t n,
+				    size_t i, unsigned gpus)
+{
+	bool to_gpu = fake_device_memory((void *)to[i], bytes[i], gpus);
+	bool from_gpu = fake_device_memory((void *)from[i], bytes[i], gpus);
+
+	if (!bytes[i] || (!to_gpu && !from_gpu) || (!to_gpu && !fake_pinned_memory((void *)to[i], bytes[i])) ||
+	    (!from_gpu && !fake_pinned_memory((void *)from[i], bytes[i])))
+		return "memory that is not the device's, or not pinned as one range";
+	for (size_t k = 0; k < n; k++)
+		if ((k != i && to[i] < to[k] + bytes[k] && to[k] < to[i] + bytes[i]) ||
+		    (to[i] < from[k] + bytes[k] && from[k] < to[i] + bytes[i]))
+			return "copies that depend on each other";
+	return NULL;
+}
+
+static bool good_attributes(const CUmemcpyAttributes *attributes, const size_t *first, size_t n_attributes, size_t n)
+{
+	for (size_t i = 0; i < n_attributes; i++)
+		if (attributes[i].srcAccessOrder < CU_MEMCPY_SRC_ACCESS_ORDER_STREAM ||
+		    attributes[i].srcAccessOrder > CU_MEMCPY_SRC_ACCESS_ORDER_ANY || first[i] >= n ||
+		    (i ? first[i] <= first[i - 1] : first[i] != 0))
+			return false;
+	return n_attributes > 0 && n_attributes <= n;
+}
+
+/* In the form of CUDA 12.8. */
+static CUresult fake_memcpy_batch_async(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t n,
+					CUmemcpyAttributes *attributes, size_t *first, size_t n_attributes,
+					size_t *failed, CUstream stream)
+{
+	CUresult err = fake_enter("cuMemcpyBatchAsync");
+	const char *fault = NULL;
+	unsigned gpus;
+
+	*failed = SIZE_MAX;
+	if (err)
+		return err;
+	if (stream == NULL || stream == CU_STREAM_LEGACY)
+		return fake_refuse(CUDA_ERROR_INVALID_VALUE, "cuMemcpyBatchAsync on the legacy stream");
+	if (!good_attributes(attributes, first, n_attributes, n))
+		return fake_refuse(CUDA_ERROR_INVALID_VALUE, "cuMemcpyBatchAsync with wrong attributes");
+	gpus = stream_gpu_bit(stream);
+	pthread_mutex_lock(&fake.lock);
+	for (size_t i = 0; i < n && !fault; i++) {
+		fault = batch_copy_fault(to, from, bytes, n, i, gpus);
+		if (fault)
+			*failed = i;
+	}
+	pthread_mutex_unlock(&fake.lock);
+	if (fault)
+		return fake_refuse(CUDA_ERROR_INVALID_VALUE, "cuMemcpyBatchAsync of %s", fault);
+	for (size_t i = n; i-- > 0 && !err;)
+		err = queue(stream, &(struct fake_item){ .kind = ITEM_COPY, .to = (void *)to[i],
+							 .from = (void *)from[i], .bytes = bytes[i] });
+	return err;
+}
+
 /* Any host memory; waits for the default stream, as the driver does. */
 static CUresult fake_copy_now(const char *call, void *to, const void *from, const void *device,
 			      size_t bytes)
@@ -678,7 +749,7 @@ static CUresult fake_copy_now(const char *call, void *to, const void *from, cons
 		return fake_refuse(CUDA_ERROR_INVALID_VALUE, "%s of memory that is not the device's", call);
 	memcpy(to, from, bytes);
 	pthread_mutex_lock(&fake.lock);
-	fake.copied += bytes;
+	count_copy(to, from, bytes);
 	pthread_mutex_unlock(&fake.lock);
 	return CUDA_SUCCESS;
 }
@@ -1023,6 +1094,7 @@ const struct fake_entry fake_stream_entries[] = {
 	{ "cuMemcpyHtoDAsync", fake_memcpy_htod_async },
 	{ "cuMemcpyDtoHAsync", fake_memcpy_dtoh_async },
 	{ "cuMemcpyDtoDAsync", fake_memcpy_dtod_async },
+	{ "cuMemcpyBatchAsync", fake_memcpy_batch_async },
 	{ "cuMemcpyHtoD", fake_memcpy_htod },
 	{ "cuMemcpyDtoH", fake_memcpy_dtoh },
 	{ "cuMemsetD8Async", fake_memset_d8_async },

@@ -473,7 +473,7 @@ Test(broken, one_of_two_takes_nothing_of_the_others_along)
 	other->ops->host_slab(other, slab, true);
 	works(mem[1], slab);
 	/* (In the fake all contexts break together; the reset mends it.) */
-	fake_cuda_fail("cuMemcpyHtoDAsync", 1, CUDA_ERROR_ILLEGAL_ADDRESS, false);
+	fake_cuda_fail("launch", 1, CUDA_ERROR_ILLEGAL_ADDRESS, false);
 	cr_assert_eq(copy_in(mem[0], 0, 1, slab), -EIO);
 	cr_assert(fake_cuda_failed());
 	while (fake_cuda_calls_of("cuDevicePrimaryCtxReset") == 0)

@@ -13,9 +13,9 @@
 struct scene {
 	unsigned char *page, *other, *base;
 	struct page_hash armed[64], other_armed[64];
-	struct page_item item[3];
+	struct page_item item[LIST_LONG];
 	uint32_t place[PAGES]; /* number in the launch -> number in the arrays */
-	uint8_t changed[PAGES];
+	uint8_t changed[8];
 };
 
 static struct scene s;
@@ -39,7 +39,7 @@ static void begin(void)
 	fill_random(s.base, 64 * GAIA_PAGE, &seed);
 	fill_random(s.armed, sizeof(s.armed), &seed);
 	fill_random(s.other_armed, sizeof(s.other_armed), &seed);
-	memset(s.changed, 2, sizeof(s.changed));
+	memset(s.changed, 0x5a, sizeof(s.changed));
 	for (unsigned i = 0; i < 3; i++) {
 		s.item[i] = (struct page_item){
 			.page = s.page + (size_t)first[i] * GAIA_PAGE,
@@ -77,7 +77,7 @@ static void launch(enum dev_kind kind)
 		memcpy(before + (4 + i) * GAIA_PAGE, s.other + beside[i] * GAIA_PAGE, GAIA_PAGE);
 		armed[i] = s.armed[beside[i]];
 	}
-	cr_assert_eq(cuda_launch(kind, s.item, 3, PAGES, s.changed, NULL), CUDA_SUCCESS);
+	cr_assert_eq(cuda_launch(kind, false, s.item, 3, PAGES, s.changed, NULL), CUDA_SUCCESS);
 	for (unsigned i = 0; i < 4; i++) {
 		cr_assert_arr_eq(before + i * GAIA_PAGE, s.page + beside[i] * GAIA_PAGE, GAIA_PAGE);
 		cr_assert_arr_eq(before + (4 + i) * GAIA_PAGE, s.other + beside[i] * GAIA_PAGE, GAIA_PAGE);
@@ -113,6 +113,33 @@ Test(warp, copies_in_and_leaves_hashes)
 Test(warp, copies_from_a_peer_and_leaves_hashes)
 {
 	copies_and_leaves_hashes(DEV_COPY_PEER);
+}
+
+/* The second item's pages are there already: the copy engine has copied them. */
+static void copies_and_arms(enum dev_kind kind)
+{
+	unsigned char *there = host_pages(64);
+
+	memcpy(there, s.page, 64 * GAIA_PAGE);
+	s.item[1].other = NULL;
+	cr_assert_eq(cuda_launch(kind, true, s.item, 3, PAGES, NULL, NULL), CUDA_SUCCESS);
+	for (uint32_t i = 0; i < PAGES; i++) {
+		bool was_there = i >= 1 && i < 12;
+
+		cr_assert_arr_eq(at(s.page, i), at(was_there ? there : s.other, i), GAIA_PAGE, "page %u", i);
+		cr_assert(has_hash_of(&s.armed[s.place[i]], at(s.page, i)), "page %u", i);
+	}
+	free(there);
+}
+
+Test(warp, copies_in_and_arms)
+{
+	copies_and_arms(DEV_COPY_IN);
+}
+
+Test(warp, copies_from_a_peer_and_arms)
+{
+	copies_and_arms(DEV_COPY_PEER);
 }
 
 Test(warp, copies_out_and_leaves_hashes)
@@ -198,8 +225,31 @@ Test(warp, finds_what_changed_and_arms_it_anew)
 	for (uint32_t round = 0; round < 2; round++) {
 		launch(DEV_FIND_CHANGED);
 		for (uint32_t i = 0; i < PAGES; i++) {
-			cr_assert_eq(s.changed[i], !round && i % 3 == 0, "page %u", i);
+			cr_assert_eq(s.changed[i / 8] >> i % 8 & 1, !round && i % 3 == 0, "page %u", i);
 			cr_assert(has_hash_of(&s.armed[s.place[i]], at(s.page, i)));
+		}
+		cr_assert_eq(s.changed[PAGES / 8] >> PAGES % 8, 0);
+		cr_assert_eq(s.changed[PAGES / 8 + 1], 0x5a);
+	}
+}
+
+/* As many items as a launch takes, several for each page, of which the last zeroes most. */
+Test(warp, long_lists_are_worked_on_as_short_ones)
+{
+	static const uint32_t lengths[] = { LIST_SHORT, LIST_SHORT + 1, LIST_LONG };
+
+	for (unsigned k = 0; k < ARRAY_LEN(lengths); k++) {
+		memset(s.page, 'p', 64 * GAIA_PAGE);
+		for (uint32_t i = 0; i < lengths[k]; i++)
+			s.item[i] = (struct page_item){ .page = s.page + (size_t)(i % 64) * GAIA_PAGE,
+							.first = i, .limit = GAIA_PAGE - 1 - i };
+		cr_assert_eq(cuda_launch(DEV_ZERO, false, s.item, lengths[k], lengths[k], NULL, NULL), CUDA_SUCCESS);
+		for (uint32_t page = 0; page < 64; page++) {
+			uint32_t last = (lengths[k] - 1 - page) / 64 * 64 + page;
+
+			for (uint32_t i = 0; i < GAIA_PAGE; i++)
+				cr_assert_eq(s.page[page * GAIA_PAGE + i], i < GAIA_PAGE - 1 - last ? 'p' : 0,
+					     "%u items, page %u", lengths[k], page);
 		}
 	}
 }

@@ -1111,15 +1111,76 @@ Test(fake, programs_that_measure_learn_what_it_is)
 	cr_assert_null(fake_cuda_violation());
 }
 
-Test(fake, bytes_of_copies_are_counted)
+Test(fake, calls_and_bytes_of_copies_are_counted)
 {
+	struct fake_cuda_traffic before, t;
+	char host[4096];
 	CUdeviceptr p;
+	void *pinned;
 
 	cr_assert_eq(cu->cuMemAlloc(&p, 8192), 0);
+	cr_assert_eq(cu->cuMemHostAlloc(&pinned, 4096, 0), 0);
+	before = fake_cuda_traffic();
 	cr_assert_eq(cu->cuMemcpyDtoDAsync(p, p + 4096, 4096, NULL), 0);
+	cr_assert_eq(cu->cuMemcpyHtoDAsync(p, pinned, 1000, NULL), 0);
+	cr_assert_eq(cu->cuMemcpyDtoHAsync(pinned, p, 200, NULL), 0);
+	cr_assert_eq(ENTRY(cuMemcpyDtoH, void *, CUdeviceptr, size_t)(host, p, 30), 0);
+	cr_assert_eq(ENTRY(cuMemcpyHtoD, CUdeviceptr, const void *, size_t)(p, host, 4), 0);
 	cr_assert_eq(cu->cuStreamSynchronize(NULL), 0);
-	cr_assert_eq(fake_cuda_copied(), 4096);
+	t = fake_cuda_traffic();
+	cr_assert_eq(t.calls - before.calls, 6);
+	cr_assert_eq(t.copies - before.copies, 5);
+	cr_assert_eq(t.within - before.within, 4096);
+	cr_assert_eq(t.in - before.in, 1004);
+	cr_assert_eq(t.out - before.out, 230);
 	cr_assert_eq(cu->cuMemFree(p), 0);
+	cr_assert_eq(cu->cuMemFreeHost(pinned), 0);
+}
+
+typedef CUresult batch_t(CUdeviceptr *, CUdeviceptr *, size_t *, size_t, CUmemcpyAttributes *, size_t *, size_t, size_t *,
+			 CUstream);
+
+Test(fake, batches_of_copies_are_checked_and_carried_out)
+{
+	batch_t *batch = (batch_t *)fake_cuda_entry("cuMemcpyBatchAsync");
+	CUmemcpyAttributes attributes = { .srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM }, none = { 0 };
+	CUdeviceptr p, to[2], from[2];
+	size_t bytes[2] = { 4096, 4096 }, first = 0, wrong_first = 1, failed;
+	CUstream stream;
+	char *pinned;
+
+	cr_assert_eq(cu->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), 0);
+	cr_assert_eq(cu->cuMemAlloc(&p, 16384), 0);
+	cr_assert_eq(cu->cuMemHostAlloc((void **)&pinned, 16384, 0), 0);
+	memset(pinned, 'p', 8192);
+	memset(pinned + 8192, 'q', 8192);
+	to[0] = p;
+	from[0] = (CUdeviceptr)pinned;
+	to[1] = p + 8192;
+	from[1] = (CUdeviceptr)pinned + 8192;
+	cr_assert_eq(batch(to, from, bytes, 2, &attributes, &first, 1, &failed, stream), 0);
+	cr_assert_eq(cu->cuStreamSynchronize(stream), 0);
+	cr_assert_eq(((char *)p)[0], 'p');
+	cr_assert_eq(((char *)p)[8192 + 4095], 'q');
+	cr_assert_null(fake_cuda_violation());
+	/* Wrong attributes; the wrong stream; then memory of nobody, and copies that depend on each other. */
+	cr_assert_neq(batch(to, from, bytes, 2, &none, &first, 1, &failed, stream), 0);
+	cr_assert_neq(batch(to, from, bytes, 2, &attributes, &wrong_first, 1, &failed, stream), 0);
+	cr_assert_neq(batch(to, from, bytes, 2, &attributes, &first, 0, &failed, stream), 0);
+	cr_assert_neq(batch(to, from, bytes, 2, &attributes, &first, 1, &failed, NULL), 0);
+	from[1] = (CUdeviceptr)&first;
+	cr_assert_neq(batch(to, from, bytes, 2, &attributes, &first, 1, &failed, stream), 0);
+	cr_assert_eq(failed, 1);
+	from[1] = (CUdeviceptr)pinned + 8192;
+	to[1] = p + 4095;
+	cr_assert_neq(batch(to, from, bytes, 2, &attributes, &first, 1, &failed, stream), 0);
+	to[1] = p + 8192;
+	from[1] = p + 1;
+	cr_assert_neq(batch(to, from, bytes, 2, &attributes, &first, 1, &failed, stream), 0);
+	cr_assert_not_null(fake_cuda_violation());
+	cr_assert_eq(cu->cuStreamDestroy(stream), 0);
+	cr_assert_eq(cu->cuMemFree(p), 0);
+	cr_assert_eq(cu->cuMemFreeHost(pinned), 0);
 }
 
 /* ---- two GPUs ---- */

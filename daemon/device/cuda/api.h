@@ -52,10 +52,28 @@
 	X(cuEventSynchronize)           \
 	X(cuGetErrorString)
 
+#if CUDA_VERSION < 12080 /* of the headers */
+typedef struct {
+	int srcAccessOrder;
+	CUmemLocation srcLocHint, dstLocHint;
+	unsigned flags;
+} CUmemcpyAttributes;
+#define CU_MEMCPY_SRC_ACCESS_ORDER_STREAM 1
+#endif
+
+/*
+ * cuMemcpyBatchAsync() in the form of CUDA 12.8, the first that has it. Newer drivers keep this form. (The headers of
+ * CUDA 13 declare another one.) @failed: which copy is at fault, or SIZE_MAX.
+ */
+typedef CUresult CUDAAPI cuda_copy_batch_t(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t n,
+					   CUmemcpyAttributes *attributes, size_t *first, size_t n_attributes,
+					   size_t *failed, CUstream stream);
+
 struct cuda_api {
 #define X(name) __typeof__(&name) name;
 	CUDA_CALLS(X)
 #undef X
+	cuda_copy_batch_t *copy_batch; /* NULL: the driver does not have it */
 	__typeof__(&cuda_launch) launch;
 };
 

@@ -15,6 +15,9 @@
 
 /* The entry points have the form of CUDA 12.0; newer drivers keep it. */
 #define CUDA_VERSION_OF_CALLS 12000
+#define CUDA_VERSION_OF_COPY_BATCH 12080
+/* Kernels with as many bytes of parameters as ours are possible since then. */
+#define CUDA_VERSION_OF_PARAMETERS 12010
 
 static const struct {
 	const char *name;
@@ -46,6 +49,7 @@ static const char *fill(struct cuda_api *api)
 	cudaError_t err;
 	CUresult result;
 	void *function;
+	int version;
 
 	avoid_mps();
 	for (size_t i = 0; i < ARRAY_LEN(calls); i++) {
@@ -64,6 +68,13 @@ static const char *fill(struct cuda_api *api)
 		}
 		*(void **)((char *)api + calls[i].offset) = function;
 	}
+	err = cudaGetDriverEntryPointByVersion("cuMemcpyBatchAsync", &function, CUDA_VERSION_OF_COPY_BATCH,
+					       cudaEnableDefault, &found);
+	if (!err && found == cudaDriverEntryPointSuccess)
+		*(void **)&api->copy_batch = function;
+	err = cudaDriverGetVersion(&version);
+	if (err || version < CUDA_VERSION_OF_PARAMETERS)
+		return "the CUDA driver is older than CUDA 12.1";
 	api->launch = cuda_launch;
 	result = api->cuInit(0);
 	if (result == CUDA_ERROR_NO_DEVICE)

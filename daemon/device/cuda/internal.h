@@ -30,7 +30,8 @@
 #include "device/cuda/api.h"
 
 #define CUDA_ORDINALS 64u /* GPUs: the sets of them have so many bits */
-#define BATCH_ITEMS 512u
+#define BATCH_ITEMS LIST_LONG
+#define BATCH_COPIES 512u
 #define BATCH_PAGES 16384u
 #define BATCH_STAGING GAIA_CHUNK /* bytes */
 #define BATCHES 6u
@@ -78,9 +79,7 @@ struct cuda_unstage {
  */
 struct cuda_batch {
 	/* Constant. */
-	struct page_item *items; /* pinned */
-	CUdeviceptr device_items;
-	uint8_t *changed;	 /* pinned; results of DEV_FIND_CHANGED */
+	uint64_t *changed;	 /* pinned; results of DEV_FIND_CHANGED, a bit a page */
 	CUdeviceptr device_changed;
 	char *staging;		 /* pinned */
 	CUdeviceptr device_staging;
@@ -91,7 +90,12 @@ struct cuda_batch {
 	bool last;	 /* the op's last batch */
 	bool recorded;	 /* there is an event; otherwise wait for the whole stream */
 	int err;
-	uint32_t n_items, n_pages, n_unstage;
+	uint32_t n_items, n_pages, n_unstage; /* items and pages: of the next launch */
+	struct page_item items[BATCH_ITEMS];
+	/* What the copy engine is to copy before the next launch. Host memory has its own address. */
+	uint32_t n_copies;
+	CUdeviceptr copy_to[BATCH_COPIES], copy_from[BATCH_COPIES];
+	size_t copy_bytes[BATCH_COPIES];
 	uint64_t unarmed[BATCH_PAGES / 64]; /* DEV_FIND_CHANGED: pages that were not armed */
 	uint64_t lenders; /* one bit for each ordinal: other GPUs whose registrations it uses */
 	uint32_t staged; /* bytes */
@@ -118,6 +122,8 @@ struct cuda {
 	pthread_t issuer, completer, keeper, pinner;
 	bool created;		/* set before there are threads */
 	bool rdma;		/* the GPU has memory that network cards and disks may reach */
+
+	bool no_copy_batch;	/* the issuer's: the driver does not take several copies by one call */
 
 	atomic_bool off;	/* broken: everything fails from now on */
 	bool stop_pinner;	/* the lock of host.c */

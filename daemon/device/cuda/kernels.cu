@@ -1,16 +1,27 @@
 /*
  * kernels.cu - work on pages on the device. What one lane computes is in page.h and word.h.
  *
- * A warp takes a few consecutive pages, and all of a page's bytes at once: 32 lanes times
- * 16 bytes, eight times. Host memory is read and written across the bus by the same loads
- * and stores; it is registered.
+ * A warp takes a few consecutive pages. Where it copies or zeroes it takes them one after the other, and all of a
+ * page's bytes at once: 32 lanes times 16 bytes, eight times. Where it hashes it takes four pages at once, eight lanes
+ * each; what is merged is hashed by the same loads. Host memory is read and written across the bus by the same loads and
+ * stores; it is registered.
  */
 #include <cuda_runtime.h>
 
 #include "device/cuda/launch.h"
 
-#define WARPS 4u	  /* in a block of threads */
-#define PAGES_A_WARP 4u
+#define WARPS 4u /* in a block of threads */
+
+/* When it looks for changes a warp writes a whole byte of results. */
+#define PAGES_A_WARP(kind) ((kind) == DEV_FIND_CHANGED ? 8u : 4u)
+
+/* In the constant memory of the launch. */
+template <uint32_t room> struct item_list {
+	struct page_item item[room];
+};
+
+static_assert(PARAMETER_BYTES(LIST_SHORT) <= 4096, "what drivers before CUDA 12.1 take");
+static_assert(PARAMETER_BYTES(LIST_LONG) <= 32764, "what drivers from CUDA 12.1 on take");
 
 typedef ulonglong2 unit_t; /* 16 bytes */
 #define UNITS (GAIA_PAGE / sizeof(unit_t) / PAGE_LANES) /* of a lane */
@@ -29,115 +40,190 @@ static __device__ __forceinline__ void copy_page(void *to, const void *from, uin
 		target[i * PAGE_LANES] = unit[i];
 }
 
-/* The sum over the lanes with the same accumulator, for each lane. */
-static __device__ __forceinline__ word_t sum_lanes(struct hash_part part)
-{
-	word_t sum = part.products + __shfl_xor_sync(~0u, part.words, 1);
-
-	sum += __shfl_xor_sync(~0u, sum, 8);
-	return sum + __shfl_xor_sync(~0u, sum, 16);
-}
-
-/* Every lane gets the result. */
-static __device__ __forceinline__ struct page_hash hash_page(const void *page, uint32_t lane)
-{
-	uint32_t accumulator = lane % HASH_LANES;
-	word_t value = hash_start[accumulator], all[HASH_LANES];
-
-#pragma unroll
-	for (uint32_t block = 0; block < HASH_BLOCKS; block++) {
-		if (block)
-			value = hash_scramble(value, accumulator);
-		value += sum_lanes(hash_block((const word_t *)page, block, lane));
-	}
-#pragma unroll
-	for (uint32_t i = 0; i < HASH_LANES; i++)
-		all[i] = __shfl_sync(~0u, value, i);
-	return hash_end(all);
-}
-
-static __device__ __forceinline__ void arm(struct page_hash *armed, struct page_hash hash, uint32_t lane)
-{
-	if (!lane)
-		*armed = hash;
-}
-
 static __device__ __forceinline__ void *nth_page(const void *first, uint32_t n)
 {
 	return (char *)first + (size_t)n * GAIA_PAGE;
 }
 
-template <enum dev_kind kind>
-static __device__ __forceinline__ void work_on(const struct page_item *item, uint32_t n, uint32_t lane,
-					       uint8_t *changed)
+/* ---- a page by eight lanes ---- */
+
+static __device__ __forceinline__ void merge_units(unit_t *to, const unit_t *host, const unit_t *base_page,
+						   uint32_t limit, uint32_t block, uint32_t lane)
 {
-	struct page_hash *armed = item->armed + n;
+	unit_t base[HASH_UNITS];
+
+#pragma unroll
+	for (uint32_t i = 0; i < HASH_UNITS; i++) {
+		uint32_t number = hash_unit(block, i, lane);
+
+		base[i].x = base[i].y = 0;
+		if (limit > number * sizeof(unit_t))
+			base[i] = base_page[number];
+	}
+#pragma unroll
+	for (uint32_t i = 0; i < HASH_UNITS; i++) {
+		uint32_t number = hash_unit(block, i, lane);
+		word_t *word = (word_t *)&to[number];
+
+		word_merge(&word[0], host[i].x, base[i].x, word_bytes_below(limit, 2 * number));
+		word_merge(&word[1], host[i].y, base[i].y, word_bytes_below(limit, 2 * number + 1));
+	}
+}
+
+/* The lane's part of a block of what is hashed: if that is the other end's, it is merged into the page, or copied. */
+template <enum dev_kind kind>
+static __device__ __forceinline__ void take_block(const struct page_item *item, uint32_t n, uint32_t block,
+						  uint32_t lane, unit_t *unit)
+{
+	unit_t *page = (unit_t *)nth_page(item->page, n);
+	bool copies = (kind == DEV_COPY_IN || kind == DEV_COPY_PEER) && item->other;
+	const unit_t *source = kind == DEV_PULL || copies ? (const unit_t *)nth_page(item->other, n) : page;
+
+#pragma unroll
+	for (uint32_t i = 0; i < HASH_UNITS; i++)
+		unit[i] = source[hash_unit(block, i, lane)];
+	if (copies) {
+#pragma unroll
+		for (uint32_t i = 0; i < HASH_UNITS; i++)
+			page[hash_unit(block, i, lane)] = unit[i];
+	}
+	if (kind == DEV_PULL)
+		merge_units(page, unit, (const unit_t *)nth_page(item->base, n), item->limit, block, lane);
+}
+
+static __device__ __forceinline__ word_t add_across(word_t x, uint32_t lane_bit)
+{
+	return x + __shfl_xor_sync(~0u, x, lane_bit);
+}
+
+/*
+ * Lanes 0 to 3 of a page get the low half of its hash, 4 to 7 the high half. All lanes of the warp take part; for those
+ * without a page (@there is false) the result means nothing.
+ */
+template <enum dev_kind kind>
+static __device__ __forceinline__ word_t hash_page(const struct page_item *item, uint32_t n, uint32_t lane,
+						   bool there)
+{
+	struct hash_pair pair = hash_begin(lane);
+	word_t half;
+
+#pragma unroll 1
+	for (uint32_t block = 0; block < HASH_BLOCKS; block++) {
+		struct hash_pair sums = { { 0, 0 } };
+		unit_t unit[HASH_UNITS] = {};
+
+		if (there)
+			take_block<kind>(item, n, block, lane, unit);
+#pragma unroll
+		for (uint32_t i = 0; i < HASH_UNITS; i++)
+			hash_add(&sums, unit[i].x, unit[i].y, hash_unit_keys(block, i, lane));
+		sums.of[0] = add_across(sums.of[0], 4);
+		sums.of[1] = add_across(sums.of[1], 4);
+		hash_end_block(&pair, &sums, block, lane);
+	}
+	half = add_across(hash_part(&pair, lane), 1);
+	return hash_end(add_across(half, 2), lane);
+}
+
+/*
+ * Arm the pages @first to @end, four at most, of those of @items. Returns a bit for each, on every lane: whether its
+ * hash was another one.
+ */
+template <enum dev_kind kind>
+static __device__ __forceinline__ uint32_t hash_pages(const struct page_item *items, uint32_t n_items,
+						      uint32_t first, uint32_t end, uint32_t warp_lane)
+{
+	uint32_t group = warp_lane / HASH_LANES, lane = warp_lane % HASH_LANES;
+	bool there = first + group < end, changed = false;
+	uint32_t number = there ? first + group : first, votes, bits = 0;
+	const struct page_item *item = page_find_item(items, n_items, number);
+	word_t half = hash_page<kind>(item, number - item->first, lane, there);
+
+	if (there && lane % 4 == 0) {
+		struct page_hash *armed = &item->armed[number - item->first];
+		word_t *at = lane ? &armed->high : &armed->low;
+
+		changed = *at != half;
+		*at = half;
+	}
+	votes = __ballot_sync(~0u, changed);
+	for (uint32_t i = 0; i < PAGE_LANES / HASH_LANES; i++)
+		bits |= (uint32_t)((votes >> (i * HASH_LANES) & 0xff) != 0) << i;
+	return bits;
+}
+
+/* ---- a page by all lanes ---- */
+
+template <enum dev_kind kind>
+static __device__ __forceinline__ void move_page(const struct page_item *item, uint32_t n, uint32_t lane)
+{
 	void *page = nth_page(item->page, n);
 
-	if (kind == DEV_COPY_IN || kind == DEV_COPY_PEER) {
-		copy_page(page, nth_page(item->other, n), lane);
-	} else if (kind == DEV_COPY_OUT) {
+	if (kind == DEV_COPY_OUT) {
 		copy_page(nth_page(item->other, n), page, lane);
-	} else if (kind == DEV_COPY_WITHIN) {
-		copy_page(page, nth_page(item->other, n), lane);
-		arm(armed, item->other_armed[n], lane);
-	} else if (kind == DEV_PULL) {
-		const word_t *host = (const word_t *)nth_page(item->other, n);
-		const word_t *base = (const word_t *)nth_page(item->base, n);
-
-		for (uint32_t i = lane; i < PAGE_WORDS; i += PAGE_LANES)
-			word_pull((word_t *)page, host, base, item->limit, i);
-		arm(armed, hash_page(host, lane), lane);
 	} else if (kind == DEV_ZERO) {
 		for (uint32_t i = lane + item->limit / 8; i < PAGE_WORDS; i += PAGE_LANES)
 			word_zero((word_t *)page, item->limit, i);
-	} else if (kind == DEV_ARM) {
-		arm(armed, hash_page(page, lane), lane);
-	} else { /* DEV_FIND_CHANGED */
-		struct page_hash hash = hash_page(page, lane);
-
-		if (!lane) {
-			*changed = hash.low != armed->low || hash.high != armed->high;
-			*armed = hash;
-		}
+	} else {
+		copy_page(page, nth_page(item->other, n), lane);
+		if (kind == DEV_COPY_WITHIN && !lane)
+			item->armed[n] = item->other_armed[n];
 	}
 }
 
-template <enum dev_kind kind>
+/* ---- the kernels ---- */
+
+template <enum dev_kind kind, bool arm, uint32_t room>
 static __global__ void __launch_bounds__(WARPS * PAGE_LANES)
-work(const struct page_item *items, uint32_t n_items, uint32_t n_pages, uint8_t *changed)
+work(const __grid_constant__ struct item_list<room> list, uint32_t n_items, uint32_t n_pages, uint8_t *changed)
 {
+	const bool hashes = arm || kind == DEV_PULL || kind == DEV_ARM || kind == DEV_FIND_CHANGED;
+	const uint32_t at_once = hashes ? PAGE_LANES / HASH_LANES : 1;
 	uint32_t lane = threadIdx.x % PAGE_LANES;
 	uint32_t warp = blockIdx.x * WARPS + threadIdx.x / PAGE_LANES;
-	uint32_t number = warp * PAGES_A_WARP;
-	uint32_t end = min(number + PAGES_A_WARP, n_pages);
-	const struct page_item *item;
+	uint32_t first = warp * PAGES_A_WARP(kind);
+	uint32_t end = min(first + PAGES_A_WARP(kind), n_pages), bits = 0;
 
-	if (number >= end)
-		return;
-	item = page_find_item(items, n_items, number);
-	for (; number < end; number++) {
-		while (item + 1 < items + n_items && item[1].first <= number)
-			item++;
-		work_on<kind>(item, number - item->first, lane, changed + number);
+	for (uint32_t number = first; number < end; number += at_once) {
+		if (hashes) {
+			bits |= hash_pages<kind>(list.item, n_items, number, end, lane) << (number - first);
+		} else {
+			const struct page_item *item = page_find_item(list.item, n_items, number);
+
+			move_page<kind>(item, number - item->first, lane);
+		}
 	}
+	if (kind == DEV_FIND_CHANGED && first < end && !lane)
+		changed[warp] = (uint8_t)bits;
 }
 
-typedef void work_t(const struct page_item *, uint32_t, uint32_t, uint8_t *);
-
-CUresult cuda_launch(enum dev_kind kind, const struct page_item *items, uint32_t n_items,
-		     uint32_t n_pages, uint8_t *changed, CUstream stream)
+template <uint32_t room>
+static cudaError_t launch(enum dev_kind kind, bool arm, const struct page_item *items, uint32_t n_items,
+			  uint32_t n_pages, uint8_t *changed, CUstream stream)
 {
+	typedef void work_t(struct item_list<room>, uint32_t, uint32_t, uint8_t *);
 	static work_t *const kernels[] = {
-		work<DEV_COPY_IN>, work<DEV_COPY_OUT>, work<DEV_COPY_WITHIN>, work<DEV_COPY_PEER>,
-		work<DEV_PULL>,	   work<DEV_ZERO>,     work<DEV_ARM>,	      work<DEV_FIND_CHANGED>,
+		work<DEV_COPY_IN, false, room>,	    work<DEV_COPY_OUT, false, room>,
+		work<DEV_COPY_WITHIN, false, room>, work<DEV_COPY_PEER, false, room>,
+		work<DEV_PULL, false, room>,	    work<DEV_ZERO, false, room>,
+		work<DEV_ARM, false, room>,	    work<DEV_FIND_CHANGED, false, room>,
 	};
-	uint32_t pages_a_block = WARPS * PAGES_A_WARP;
-	void *args[] = { &items, &n_items, &n_pages, &changed };
+	work_t *kernel = kernels[kind];
+	uint32_t pages_a_block = WARPS * PAGES_A_WARP(kind);
+	void *args[] = { (void *)items, &n_items, &n_pages, &changed };
 
 	static_assert(DEV_FIND_CHANGED == 7, "the order of the kernels");
+	if (arm)
+		kernel = kind == DEV_COPY_IN ? work<DEV_COPY_IN, true, room> : work<DEV_COPY_PEER, true, room>;
+	return cudaLaunchKernel(kernel, dim3((n_pages + pages_a_block - 1) / pages_a_block),
+				dim3(WARPS * PAGE_LANES), args, 0, stream);
+}
+
+CUresult cuda_launch(enum dev_kind kind, bool arm, const struct page_item *items, uint32_t n_items,
+		     uint32_t n_pages, uint8_t *changed, CUstream stream)
+{
 	/* The runtime's error codes are the driver's. */
-	return (CUresult)cudaLaunchKernel((const void *)kernels[kind],
-					  dim3((n_pages + pages_a_block - 1) / pages_a_block),
-					  dim3(WARPS * PAGE_LANES), args, 0, stream);
+	if (list_room(n_items) == LIST_SHORT)
+		return (CUresult)launch<LIST_SHORT>(kind, arm, items, n_items, n_pages, changed, stream);
+	return (CUresult)launch<LIST_LONG>(kind, arm, items, n_items, n_pages, changed, stream);
 }

@@ -1,13 +1,16 @@
 /*
  * page.h - the kernels' work on pages, for nvcc and for gcc.
  *
- * A warp works on a page. The functions here are the work of one of its 32 lanes, without the
- * communication between lanes: kernels.cu adds that with shuffles, the tests with loops.
+ * The functions here are the work of one lane, without the communication between lanes: kernels.cu adds that
+ * with shuffles, the tests with loops.
  *
- * The hash of a page is XXH3_128bits() of its 4096 bytes, as on the simulated device, cut up
- * for a warp: XXH3 takes in 64-byte stripes, eight words a stripe, each into an accumulator of its
- * own, by adding; the accumulators are scrambled only every 16 stripes (a block). So the stripes of
- * a block can be added in any order: each group of eight lanes adds up four stripes, one word a lane.
+ * The hash of a page is XXH3_128bits() of its 4096 bytes, as on the simulated device, cut up for eight lanes: so a warp
+ * hashes four pages at once. XXH3 takes in 64-byte stripes, eight words a stripe, each into an accumulator of its
+ * own, by adding (and its word into its neighbour's); the accumulators are scrambled only every 16 stripes (a block). So
+ * the stripes of a block can be added in any order, and their multiplications do not wait for each other. Eight lanes take
+ * two stripes at a time, a unit of 16 bytes each: two neighbouring accumulators, of which both words are in the same lane. Lanes 0
+ * to 3 have the even stripes, and 4 to 7 the odd ones: at the end of a block the two sums are added, and nothing else
+ * crosses lanes until the end of the page.
  */
 #ifndef GAIA_DEVICE_CUDA_PAGE_H
 #define GAIA_DEVICE_CUDA_PAGE_H
@@ -18,8 +21,9 @@
 #define PAGE_LANES 32u
 #define PAGE_WORDS (GAIA_PAGE / 8u)
 
+/* Not constant memory, which serves one address at a time: lanes read different ones. */
 #ifdef __CUDACC__
-#define PAGE_TABLE static __constant__ const
+#define PAGE_TABLE static __device__ const
 #else
 #define PAGE_TABLE static const
 #endif
@@ -32,7 +36,7 @@ struct page_hash {
 /* Consecutive pages of a chunk: a run, or a part of one, as the kernel gets it. */
 struct page_item {
 	void *page;		    /* on the device */
-	void *other;		    /* COPY_*: the other end, maybe on another GPU; PULL: host */
+	void *other; /* COPY_*: the other end, maybe on another GPU; NULL: only arm what was copied. PULL: host */
 	const void *base;	    /* PULL */
 	struct page_hash *armed;    /* of the pages */
 	const struct page_hash *other_armed; /* COPY_WITHIN */
@@ -59,9 +63,9 @@ DEVICE_INLINE const struct page_item *page_find_item(const struct page_item *ite
 
 /* ---- the hash ---- */
 
-#define HASH_LANES 8u		/* accumulators */
+#define HASH_LANES 8u		/* that hash a page; and accumulators */
 #define HASH_BLOCKS 4u		/* of 1024 bytes */
-#define HASH_STRIPES 16u	/* in a block */
+#define HASH_UNITS 8u		/* of a lane, in a block: 16 bytes each */
 
 /* XXH3's default secret, as the words in which it is used here. */
 PAGE_TABLE word_t hash_keys[24] = {
@@ -91,34 +95,58 @@ PAGE_TABLE word_t hash_start[HASH_LANES] = {
 	0x85ebca77c2b2ae63, 0x0000000085ebca77, 0x27d4eb2f165667c5, 0x000000009e3779b1,
 };
 
-/* What a lane adds: the products to accumulator lane % 8, the words to its neighbour, whose number
- * differs in the last bit. */
-struct hash_part {
-	word_t products, words;
+/* What is a lane's: the accumulators number 2 * (lane % 4) and the next. */
+struct hash_pair {
+	word_t of[2];
 };
 
-/* A lane's part of a block: stripes lane / 8, and every fourth after it. */
-DEVICE_INLINE struct hash_part hash_block(const word_t *page, uint32_t block, uint32_t lane)
+/* The lane's @i-th unit in a block, as a number in the page. */
+DEVICE_INLINE uint32_t hash_unit(uint32_t block, uint32_t i, uint32_t lane)
 {
-	uint32_t accumulator = lane % HASH_LANES, stripe = lane / HASH_LANES;
-	struct hash_part part = { 0, 0 };
+	return (block * HASH_UNITS + i) * HASH_LANES + lane;
+}
 
-	for (; stripe < HASH_STRIPES; stripe += PAGE_LANES / HASH_LANES) {
-		bool last = block == HASH_BLOCKS - 1 && stripe == HASH_STRIPES - 1;
-		word_t word = page[(block * HASH_STRIPES + stripe) * HASH_LANES + accumulator];
-		word_t x = word ^ (last ? hash_last_keys[accumulator] :
-					  hash_keys[stripe + accumulator]);
+/* The keys of its two words. */
+DEVICE_INLINE const word_t *hash_unit_keys(uint32_t block, uint32_t i, uint32_t lane)
+{
+	uint32_t stripe = 2 * i + lane / 4, accumulator = 2 * (lane % 4);
+	bool last = block == HASH_BLOCKS - 1 && stripe == 2 * HASH_UNITS - 1;
 
-		part.products += (x & 0xffffffff) * (x >> 32);
-		part.words += word;
-	}
-	return part;
+	return last ? &hash_last_keys[accumulator] : &hash_keys[stripe + accumulator];
+}
+
+/* Add a unit, the two words of it, to the sums of the block. */
+DEVICE_INLINE void hash_add(struct hash_pair *sums, word_t first, word_t second, const word_t *keys)
+{
+	word_t x = first ^ keys[0], y = second ^ keys[1];
+
+	sums->of[0] += (x & 0xffffffff) * (x >> 32) + second;
+	sums->of[1] += (y & 0xffffffff) * (y >> 32) + first;
 }
 
 /* Done between blocks. */
 DEVICE_INLINE word_t hash_scramble(word_t value, uint32_t accumulator)
 {
 	return (value ^ (value >> 47) ^ hash_keys[16 + accumulator]) * 0x9e3779b1;
+}
+
+DEVICE_INLINE struct hash_pair hash_begin(uint32_t lane)
+{
+	uint32_t accumulator = 2 * (lane % 4);
+	struct hash_pair pair = { { hash_start[accumulator], hash_start[accumulator + 1] } };
+
+	return pair;
+}
+
+/* @sums: of the block, of both stripes at a time. */
+DEVICE_INLINE void hash_end_block(struct hash_pair *pair, const struct hash_pair *sums, uint32_t block,
+				  uint32_t lane)
+{
+	for (uint32_t i = 0; i < 2; i++) {
+		if (block)
+			pair->of[i] = hash_scramble(pair->of[i], 2 * (lane % 4) + i);
+		pair->of[i] += sums->of[i];
+	}
 }
 
 DEVICE_INLINE word_t hash_fold(word_t a, word_t b)
@@ -132,23 +160,25 @@ DEVICE_INLINE word_t hash_fold(word_t a, word_t b)
 #endif
 }
 
-DEVICE_INLINE word_t hash_merge(const word_t *accumulators, const word_t *keys, word_t start)
+/*
+ * The lane's part of the result, from the accumulators after the last block, which is not scrambled: of the low half for
+ * lanes 0 to 3, of the high half for 4 to 7. They are to be added up.
+ */
+DEVICE_INLINE word_t hash_part(const struct hash_pair *pair, uint32_t lane)
 {
-	for (uint32_t i = 0; i < HASH_LANES; i += 2)
-		start += hash_fold(accumulators[i] ^ keys[i], accumulators[i + 1] ^ keys[i + 1]);
-	start = (start ^ (start >> 37)) * 0x165667919e3779f9;
-	return start ^ (start >> 32);
+	const word_t *keys = (lane < 4 ? hash_low_keys : hash_high_keys) + 2 * (lane % 4);
+
+	return hash_fold(pair->of[0] ^ keys[0], pair->of[1] ^ keys[1]);
 }
 
-/* The hash of the page from the accumulators after the last block, which is not scrambled. */
-DEVICE_INLINE struct page_hash hash_end(const word_t *accumulators)
+/* That half of the hash, from the sum of its parts. */
+DEVICE_INLINE word_t hash_end(word_t sum, uint32_t lane)
 {
 	const word_t length = GAIA_PAGE;
-	struct page_hash hash;
 
-	hash.low = hash_merge(accumulators, hash_low_keys, length * 0x9e3779b185ebca87);
-	hash.high = hash_merge(accumulators, hash_high_keys, ~(length * 0xc2b2ae3d27d4eb4f));
-	return hash;
+	sum += lane < 4 ? length * 0x9e3779b185ebca87 : ~(length * 0xc2b2ae3d27d4eb4f);
+	sum = (sum ^ (sum >> 37)) * 0x165667919e3779f9;
+	return sum ^ (sum >> 32);
 }
 
 #endif

@@ -2,7 +2,7 @@
  * queue.c - operations of the CUDA device, from submit to done.
  *
  * The issuer takes operations in order and turns each into one or more batches of commands. The copy
- * engine copies long runs. Everything else of a batch becomes items of one kernel, which reads
+ * engine copies long runs, all of a batch by one call. Everything else of a batch becomes items of one kernel, which reads
  * and writes registered host memory itself, across the bus: so scattered pages cost one launch.
  * Host memory that is not registered goes through the batch's pinned staging buffer.
  *
@@ -112,7 +112,7 @@ static struct cuda_batch *take_idle(struct cuda *cuda)
 	b->recorded = b->last = false;
 	b->err = 0;
 	b->lenders = 0;
-	b->n_items = b->n_pages = b->n_unstage = b->staged = 0;
+	b->n_items = b->n_pages = b->n_copies = b->n_unstage = b->staged = 0;
 	return b;
 }
 
@@ -122,22 +122,55 @@ static void need_batch(struct issue *is)
 		is->batch = take_idle(is->cuda);
 }
 
-static int launch(struct cuda *cuda, struct cuda_batch *b, enum dev_kind kind)
+static int copy_one(struct cuda *cuda, enum dev_kind kind, CUdeviceptr to, CUdeviceptr from, size_t bytes)
 {
 	const struct cuda_api *api = cuda->api;
-	int err;
 
-	if (!b->n_items)
-		return 0;
-	err = cuda_check(cuda,
-			 api->cuMemcpyHtoDAsync(b->device_items, b->items,
-						b->n_items * sizeof(*b->items), cuda->stream),
-			 "cuMemcpyHtoDAsync");
-	if (err)
+	if (kind == DEV_COPY_OUT)
+		return cuda_check(cuda, api->cuMemcpyDtoHAsync((void *)to, from, bytes, cuda->stream),
+				  "cuMemcpyDtoHAsync");
+	if (kind == DEV_COPY_PEER)
+		return cuda_check(cuda, api->cuMemcpyDtoDAsync(to, from, bytes, cuda->stream),
+				  "cuMemcpyDtoDAsync");
+	return cuda_check(cuda, api->cuMemcpyHtoDAsync(to, (void *)from, bytes, cuda->stream),
+			  "cuMemcpyHtoDAsync");
+}
+
+/*
+ * Have the copy engine copy what was added: by one call, if the driver can do that. Such copies have no order, but runs of an
+ * operation have none either. (Of copies between two GPUs the documentation does not say that they may be among them.)
+ */
+static int copy_by_engine(struct cuda *cuda, struct cuda_batch *b, enum dev_kind kind)
+{
+	CUmemcpyAttributes attributes = { .srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM };
+	uint32_t n = b->n_copies;
+	size_t first = 0, failed;
+	CUresult result;
+	int err = 0;
+
+	b->n_copies = 0;
+	if (n > 1 && kind != DEV_COPY_PEER && cuda->api->copy_batch && !cuda->no_copy_batch) {
+		result = cuda->api->copy_batch(b->copy_to, b->copy_from, b->copy_bytes, n, &attributes, &first, 1,
+					       &failed, cuda->stream);
+		if (result != CUDA_ERROR_NOT_SUPPORTED)
+			return cuda_check(cuda, result, "cuMemcpyBatchAsync");
+		cuda->no_copy_batch = true;
+	}
+	for (uint32_t i = 0; i < n && !err; i++)
+		err = copy_one(cuda, kind, b->copy_to[i], b->copy_from[i], b->copy_bytes[i]);
+	return err;
+}
+
+/* Issue what was added to the batch: copies, then a kernel. */
+static int issue_added(struct cuda *cuda, struct cuda_batch *b, const struct dev_op *op)
+{
+	int err = b->n_copies ? copy_by_engine(cuda, b, op->kind) : 0;
+
+	if (err || !b->n_items)
 		return err;
 	return cuda_check(cuda,
-			  api->launch(kind, (const struct page_item *)b->device_items, b->n_items,
-				      b->n_pages, (uint8_t *)b->device_changed, cuda->stream),
+			  cuda->api->launch(op->kind, op->arm, b->items, b->n_items, b->n_pages,
+					    (uint8_t *)b->device_changed, cuda->stream),
 			  "launching a kernel");
 }
 
@@ -148,7 +181,7 @@ static void flush(struct issue *is, bool last)
 	struct cuda_batch *b = is->batch;
 
 	if (!is->err)
-		is->err = launch(cuda, b, is->op->kind);
+		is->err = issue_added(cuda, b, is->op);
 	if (!is->err)
 		is->err = cuda_check(cuda, cuda->api->cuEventRecord(b->event, cuda->stream),
 				     "cuEventRecord");
@@ -161,6 +194,23 @@ static void flush(struct issue *is, bool last)
 	STAILQ_INSERT_TAIL(&cuda->issued, b, link);
 	pthread_cond_signal(&cuda->issued_cond);
 	pthread_mutex_unlock(&cuda->lock);
+}
+
+/*
+ * Nothing more can be added to the batch. If that is for its lists alone they are issued, and the batch goes on: only
+ * staging buffers and results are to be waited for.
+ */
+static void make_room(struct issue *is)
+{
+	struct cuda_batch *b = is->batch;
+	bool full = b->n_items == BATCH_ITEMS || b->n_copies == BATCH_COPIES || b->n_pages == BATCH_PAGES;
+
+	if (!full || is->op->kind == DEV_FIND_CHANGED) {
+		flush(is, false);
+		return;
+	}
+	is->err = issue_added(is->cuda, b, is->op);
+	b->n_items = b->n_pages = 0;
 }
 
 static uint32_t pages_to_slab_end(const void *host)
@@ -196,34 +246,25 @@ static void take_away(struct cuda_batch *b, struct place *place, void *host, uin
 }
 
 /* @place: on the host; for DEV_COPY_PEER the item has the address. */
-static int copy_by_engine(struct cuda *cuda, enum dev_kind kind, const struct page_item *item,
-			  const struct place *place, uint32_t n)
+static void add_copy(struct cuda_batch *b, enum dev_kind kind, const struct page_item *item,
+		     const struct place *place, uint32_t n)
 {
-	const struct cuda_api *api = cuda->api;
-	size_t bytes = (size_t)n * GAIA_PAGE;
+	CUdeviceptr page = (CUdeviceptr)item->page;
+	CUdeviceptr other = kind == DEV_COPY_PEER ? (CUdeviceptr)item->other : (CUdeviceptr)place->host;
 
-	if (kind == DEV_COPY_OUT)
-		return cuda_check(cuda,
-				  api->cuMemcpyDtoHAsync(place->host, (CUdeviceptr)item->page, bytes,
-							 cuda->stream),
-				  "cuMemcpyDtoHAsync");
-	if (kind == DEV_COPY_PEER)
-		return cuda_check(cuda,
-				  api->cuMemcpyDtoDAsync((CUdeviceptr)item->page, (CUdeviceptr)item->other,
-							 bytes, cuda->stream),
-				  "cuMemcpyDtoDAsync");
-	return cuda_check(cuda,
-			  api->cuMemcpyHtoDAsync((CUdeviceptr)item->page, place->host, bytes, cuda->stream),
-			  "cuMemcpyHtoDAsync");
+	b->copy_to[b->n_copies] = kind == DEV_COPY_OUT ? other : page;
+	b->copy_from[b->n_copies] = kind == DEV_COPY_OUT ? page : other;
+	b->copy_bytes[b->n_copies++] = (size_t)n * GAIA_PAGE;
 }
 
 /*
  * Update the armed marks of @n pages of a run, from @at on, as the operation changes them; these are the batch's pages
  * from @nth on. This costs the GPU nothing.
  */
-static void mark_armed(struct cuda_batch *b, enum dev_kind kind, const struct dev_run *run, uint32_t at,
+static void mark_armed(struct cuda_batch *b, const struct dev_op *op, const struct dev_run *run, uint32_t at,
 		       uint32_t n, uint32_t nth)
 {
+	enum dev_kind kind = op->kind;
 	struct cuda_chunk *chunk = container_of(run->mem, struct cuda_chunk, base);
 	const struct cuda_chunk *other = NULL;
 
@@ -244,7 +285,7 @@ static void mark_armed(struct cuda_batch *b, enum dev_kind kind, const struct de
 		if (kind == DEV_COPY_WITHIN)
 			unarmed = other->unarmed[page / 64] & bit;
 		else
-			unarmed = kind == DEV_COPY_IN || kind == DEV_COPY_PEER;
+			unarmed = (kind == DEV_COPY_IN || kind == DEV_COPY_PEER) && !op->arm;
 		*word = unarmed ? *word | bit : *word & ~bit;
 	}
 }
@@ -280,7 +321,7 @@ static uint32_t add_pages(struct issue *is, const struct dev_run *run, uint32_t 
 		.limit = run->limit,
 	};
 
-	if (b->n_items == BATCH_ITEMS)
+	if (b->n_items == BATCH_ITEMS || b->n_copies == BATCH_COPIES)
 		return 0;
 	if (has_host) {
 		n = find_host(is, run->host, at, n, &host, &host_place);
@@ -309,10 +350,12 @@ static uint32_t add_pages(struct issue *is, const struct dev_run *run, uint32_t 
 		item.other = (void *)host_place.device;
 		item.base = (void *)base_place.device;
 	}
-	mark_armed(b, kind, run, at, n, b->n_pages);
+	mark_armed(b, is->op, run, at, n, b->n_pages);
 	if (is_copy && n * GAIA_PAGE >= cuda->copy_from) {
-		is->err = copy_by_engine(cuda, kind, &item, &host_place, n);
-		return is->err ? 0 : n;
+		add_copy(b, kind, &item, &host_place, n);
+		if (!is->op->arm)
+			return n;
+		item.other = NULL; /* the kernel comes after the copy, and finds it there */
 	}
 	b->items[b->n_items++] = item;
 	b->n_pages += n;
@@ -332,7 +375,7 @@ static void issue(struct cuda *cuda, struct dev_op *op)
 			need_batch(&is);
 			n = add_pages(&is, &op->runs[i], at);
 			if (!n && !is.err)
-				flush(&is, false);
+				make_room(&is);
 		}
 	}
 	if (is.ended)
@@ -393,9 +436,16 @@ static void finish(struct cuda_batch *b, uint64_t bit)
 		memcpy(b->unstage[i].to, b->unstage[i].from, b->unstage[i].bytes);
 	if (b->op->kind != DEV_FIND_CHANGED)
 		return;
-	for (uint32_t i = 0; i < b->n_pages; i++, bit++)
-		if (b->changed[i] || b->unarmed[i / 64] >> (i % 64) & 1)
-			b->op->changed[bit / 64] |= 1ull << (bit % 64);
+	for (uint32_t first = 0; first < b->n_pages; first += 64) {
+		uint64_t changed = b->changed[first / 64] | b->unarmed[first / 64], at;
+
+		if (b->n_pages - first < 64)
+			changed &= (1ull << (b->n_pages - first)) - 1;
+		for (; changed; changed &= changed - 1) {
+			at = bit + first + (unsigned)__builtin_ctzll(changed);
+			b->op->changed[at / 64] |= 1ull << (at % 64);
+		}
+	}
 }
 
 static void put_idle(struct cuda *cuda, struct cuda_batch *b)
@@ -470,23 +520,16 @@ static int host_alloc(struct cuda *cuda, size_t bytes, void *out, CUdeviceptr *a
 	if (err)
 		return err;
 	*(void **)out = memory;
-	if (!address)
-		return 0;
 	return cuda_check(cuda, cuda->api->cuMemHostGetDevicePointer(address, memory, 0),
 			  "cuMemHostGetDevicePointer");
 }
 
 static int batch_init(struct cuda *cuda, struct cuda_batch *b)
 {
-	size_t items = BATCH_ITEMS * sizeof(*b->items);
-	int err = host_alloc(cuda, items, &b->items, NULL);
+	int err = host_alloc(cuda, BATCH_PAGES / 8, &b->changed, &b->device_changed);
 
 	if (!err)
-		err = host_alloc(cuda, BATCH_PAGES, &b->changed, &b->device_changed);
-	if (!err)
 		err = host_alloc(cuda, BATCH_STAGING, &b->staging, &b->device_staging);
-	if (!err)
-		err = cuda_check(cuda, cuda->api->cuMemAlloc(&b->device_items, items), "cuMemAlloc");
 	if (!err)
 		err = cuda_check(cuda,
 				 cuda->api->cuEventCreate(&b->event, CU_EVENT_BLOCKING_SYNC |
@@ -501,14 +544,10 @@ static void batch_destroy(struct cuda *cuda, struct cuda_batch *b)
 
 	if (b->event)
 		cuda_ended(cuda, api->cuEventDestroy(b->event), "cuEventDestroy");
-	if (b->device_items)
-		cuda_ended(cuda, api->cuMemFree(b->device_items), "cuMemFree");
 	if (b->staging)
 		cuda_ended(cuda, api->cuMemFreeHost(b->staging), "cuMemFreeHost");
 	if (b->changed)
 		cuda_ended(cuda, api->cuMemFreeHost(b->changed), "cuMemFreeHost");
-	if (b->items)
-		cuda_ended(cuda, api->cuMemFreeHost(b->items), "cuMemFreeHost");
 }
 
 int cuda_queue_init(struct cuda *cuda)

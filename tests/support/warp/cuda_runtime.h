@@ -18,6 +18,9 @@
 #define __constant__
 #define __forceinline__ inline
 #define __launch_bounds__(n)
+#define __grid_constant__
+
+typedef int cudaError_t;
 
 struct dim3 {
 	unsigned x;
@@ -52,7 +55,7 @@ static thread_local struct { unsigned x; } threadIdx, blockIdx;
 static struct {
 	pthread_barrier_t barrier;
 	unsigned long long value[32];
-	const void *kernel;
+	void (*kernel)(void);
 	void **args;
 	unsigned blocks, threads;
 } warp;
@@ -78,35 +81,45 @@ static inline unsigned long long __shfl_xor_sync(unsigned mask, unsigned long lo
 	return mask == ~0u ? warp_exchange(value, threadIdx.x % 32 ^ flip) : (abort(), 0);
 }
 
-/* Of the type that all kernels of kernels.cu have. */
-static void *be_lane(void *arg)
+static inline unsigned __ballot_sync(unsigned mask, int vote)
 {
-	typedef void kernel_t(const struct page_item *, uint32_t, uint32_t, uint8_t *);
+	unsigned votes = 0;
+
+	for (unsigned i = 0; i < 32; i++)
+		votes |= (warp_exchange(vote != 0, i) ? 1u : 0u) << i;
+	return mask == ~0u ? votes : (abort(), 0);
+}
+
+/* Of the type that all kernels of kernels.cu have, but for their lists. */
+template <class list_t> static void *be_lane(void *arg)
+{
+	typedef void kernel_t(list_t, uint32_t, uint32_t, uint8_t *);
 	kernel_t *kernel = (kernel_t *)warp.kernel;
 
 	for (unsigned block = 0; block < warp.blocks; block++) {
 		for (unsigned first = 0; first < warp.threads; first += 32) {
 			blockIdx.x = block;
 			threadIdx.x = first + (unsigned)(size_t)arg;
-			kernel(*(const struct page_item **)warp.args[0], *(uint32_t *)warp.args[1],
+			kernel(*(const list_t *)warp.args[0], *(uint32_t *)warp.args[1],
 			       *(uint32_t *)warp.args[2], *(uint8_t **)warp.args[3]);
 		}
 	}
 	return NULL;
 }
 
-static inline int cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **args, size_t shared,
-				   void *stream)
+template <class list_t>
+static inline cudaError_t cudaLaunchKernel(void (*kernel)(list_t, uint32_t, uint32_t, uint8_t *), dim3 grid,
+					   dim3 block, void **args, size_t shared, void *stream)
 {
 	pthread_t lane[32];
 
-	warp.kernel = kernel;
+	warp.kernel = (void (*)(void))kernel;
 	warp.args = args;
 	warp.blocks = grid.x;
 	warp.threads = block.x;
 	pthread_barrier_init(&warp.barrier, NULL, 32);
 	for (size_t i = 0; i < 32; i++)
-		if (pthread_create(&lane[i], NULL, be_lane, (void *)i))
+		if (pthread_create(&lane[i], NULL, be_lane<list_t>, (void *)i))
 			abort();
 	for (size_t i = 0; i < 32; i++)
 		pthread_join(lane[i], NULL);
