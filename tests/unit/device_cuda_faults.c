@@ -321,7 +321,7 @@ Test(faults, any_call_may_fail_while_one_copies_from_the_other)
 	} ways[] = { { fail_once, CUDA_ERROR_UNKNOWN, 100 },
 		     { fail_once, CUDA_ERROR_OUT_OF_MEMORY, 100 },
 		     { fail_from, CUDA_ERROR_ILLEGAL_ADDRESS, 100 },
-		     { fail_when_due, CUDA_ERROR_ILLEGAL_ADDRESS, 10 } };
+		     { fail_when_due, CUDA_ERROR_ILLEGAL_ADDRESS, 5 } };
 
 	for (unsigned i = 0; i < ARRAY_LEN(ways); i++) {
 		unsigned nth = 1;
