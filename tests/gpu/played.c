@@ -67,6 +67,16 @@ static CUresult batch(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t 
 	return r;
 }
 
+static CUresult peer_copy(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr from, CUcontext from_ctx, size_t bytes, CUstream stream)
+{
+	return batch(&to, &from, &bytes, 1, NULL, NULL, 0, NULL, stream);
+}
+
+static CUresult enable_peer(CUcontext ctx, unsigned flags)
+{
+	return CUDA_SUCCESS;
+}
+
 static CUresult unmap_that_waits(CUdeviceptr at, size_t bytes)
 {
 	((CUresult(*)(void))fake_cuda_entry("cuCtxSynchronize"))();
@@ -90,7 +100,8 @@ static const struct {
 } more[] = {
 	{ "cuDriverGetVersion", version },	  { "cuIpcGetEventHandle", get_handle },
 	{ "cuIpcOpenEventHandle", open_handle }, { "cuStreamIsCapturing", is_capturing },
-	{ "cuMemcpyBatchAsync", batch },
+	{ "cuMemcpyBatchAsync", batch },	  { "cuMemcpyPeerAsync", peer_copy },
+	{ "cuCtxEnablePeerAccess", enable_peer },
 };
 
 static void *lookup(const char *name)
