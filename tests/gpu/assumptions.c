@@ -22,6 +22,7 @@
 #include "stalls.h"
 
 #define MANY 64u
+#define PAGE_SIZE ((size_t)4 * KIB)
 #define PATIENCE_US (quick ? 30e6 : 6e6) /* all parts within the limit of the section, on a GPU */
 
 static void put_result(const char *call, CUresult r)
@@ -237,6 +238,146 @@ static void other_thread(void)
 	row_end();
 }
 
+/* ---- one registration for all GPUs ---- */
+
+static void one_address(void)
+{
+	static const char what[] = "host memory that is registered once, on each GPU";
+	unsigned char *p = mmap(NULL, CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), seen;
+	bool same = true, read = true;
+	CUdeviceptr first, at, copy;
+	CUcontext ctx;
+	CUstream s;
+	CUresult r;
+	int n;
+
+	if (p == MAP_FAILED)
+		die("no memory");
+	memset(p, 'h', CHUNK);
+	gpu_start();
+	n = gpu_count();
+	if (n < 2) {
+		row_not_run(what, "there is one GPU");
+		return;
+	}
+	r = cu.MemHostRegister(p, CHUNK, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+	if (r) {
+		row_not_run(what, "cuMemHostRegister: error %d (ulimit -l does not count)", (int)r);
+		return;
+	}
+	CU(MemHostGetDevicePointer(&first, p, 0));
+	for (int i = 1; i < n && !r; i++) {
+		CU(DevicePrimaryCtxRetain(&ctx, i));
+		CU(CtxSetCurrent(ctx));
+		r = cu.MemHostGetDevicePointer(&at, p, 0);
+		same = same && !r && at == first;
+		s = new_stream();
+		copy = new_memory(PAGE_SIZE);
+		KERNEL(kernel_copy(copy, first, PAGE_SIZE, s));
+		CU(StreamSynchronize(s));
+		seen = 0;
+		CU(MemcpyDtoH(&seen, copy + PAGE_SIZE - 1, 1));
+		read = read && seen == 'h';
+	}
+	row_begin("%s", what);
+	row_number("gpus", n);
+	put_result("result", r);
+	row_bool("same_address", same);
+	row_bool("kernels_read_it_there", read);
+	row_text("decides", "daemon/device/cuda/host.c: cuda_host_address(), which gives all GPUs the address that it has on one");
+	row_end();
+}
+
+/* ---- without MPS ---- */
+
+static void without_mps(void)
+{
+	double t0 = now_us();
+	const char *why;
+
+	setenv("CUDA_MPS_PIPE_DIRECTORY", "/dev/null", 1);
+	why = driver_start();
+	row_begin("a driver whose pipes of MPS are at /dev/null");
+	row_number("us", now_us() - t0);
+	row_bool("starts", !why);
+	row_text("result", why ? why : "no error");
+	row_bool("mps_at_its_usual_place", !access("/tmp/nvidia-mps", F_OK));
+	row_text("decides", "daemon/device/cuda/driver.c: avoid_mps(): whether the daemon finds its GPUs then");
+	row_end();
+}
+
+/* ---- what a daemon leaves to programs ---- */
+
+#define OF_PROGRAM (64 * MIB)
+
+struct program {
+	char why[128]; /* it has no context */
+	size_t free;
+	CUresult alloc, kernel;
+};
+
+static void program_main(int sock)
+{
+	struct program answer = { .why = "" };
+	const char *why;
+	CUdeviceptr p;
+	size_t total;
+	char go;
+
+	hear(sock, &go, 1);
+	why = driver_start();
+	if (why) {
+		snprintf(answer.why, sizeof(answer.why), "%s", why);
+	} else {
+		CU(MemGetInfo(&answer.free, &total));
+		answer.alloc = cu.MemAlloc(&p, OF_PROGRAM);
+		answer.kernel = kernel_empty(NULL);
+		if (!answer.kernel)
+			answer.kernel = cu.CtxSynchronize();
+	}
+	tell(sock, &answer, sizeof(answer));
+	hear(sock, &go, 1);
+}
+
+/* In one allocation: what the daemon's many take besides is not seen here. */
+static void what_is_left(void)
+{
+	struct other o = other_start(program_main);
+	CUmemGenericAllocationHandle handle;
+	size_t before, taken, hashes, left;
+	struct program program;
+	CUresult created, hashed;
+	CUdeviceptr p;
+	char go = 0;
+
+	gpu_start();
+	before = gpu_free();
+	taken = quick ? 8 * CHUNK : before / 5 * 4 / CHUNK * CHUNK;
+	hashes = taken / CHUNK * (8 * KIB);
+	created = cu.MemCreate(&handle, taken, &chunk_prop, 0);
+	hashed = cu.MemAlloc(&p, hashes);
+	left = gpu_free();
+	tell(o.sock, &go, 1);
+	hear(o.sock, &program, sizeof(program));
+	row_begin("what is left to a program when 80 %% of the free memory is taken");
+	row_number("free_bytes_before", (double)before);
+	row_number("taken_bytes", (double)taken);
+	row_number("of_hashes_bytes", (double)hashes);
+	put_result("cuMemCreate", created);
+	put_result("cuMemAlloc_of_hashes", hashed);
+	row_number("left_bytes", (double)left);
+	if (*program.why) {
+		row_text("program", program.why);
+	} else {
+		row_number("left_bytes_after_its_context", (double)program.free);
+		put_result("program_cuMemAlloc_of_64_MiB", program.alloc);
+		put_result("program_kernel", program.kernel);
+	}
+	row_text("decides", "daemon/device/cuda/device.c: choose_capacity(), where nobody says how much");
+	row_end();
+	other_end(&o);
+}
+
 /* ---- the section ---- */
 
 static const struct {
@@ -246,6 +387,9 @@ static const struct {
 	{ "one cuMemUnmap of chunks side by side", unmap_many },
 	{ "cuMemExportToShareableHandle without a free descriptor", no_descriptors },
 	{ "host memory that one thread registers and another unregisters", other_thread },
+	{ "host memory that is registered once, on each GPU", one_address },
+	{ "a driver whose pipes of MPS are at /dev/null", without_mps },
+	{ "what is left to a program when 80 % of the free memory is taken", what_is_left },
 	/* Last: it may leave the GPU in any state. */
 	{ "a context that a kernel broke", break_context },
 };

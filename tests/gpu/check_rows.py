@@ -88,6 +88,18 @@ def check_memory_share(section, rows):
             fault(section, f'{bytes} bytes in {us} us are another share: {row}')
 
 
+def check_assumptions(rows):
+    """Of each assumption a row; and on the fake driver, which is strict, all of them hold."""
+    for name in ('same_address', 'kernels_read_it_there', 'starts', 'program_kernel'):
+        values = [row[name] for row in rows if name in row]
+        refused = [row for row in rows if 'not_run' in row and 'cuMemHostRegister' in row['not_run']]
+        if values not in ([True], ['0, no error']) and not (refused and values == []):
+            fault('assumptions', f'{name} is {values}: {rows}')
+    left = [row for row in rows if 'left_bytes' in row]
+    if not left or left[0]['left_bytes'] > left[0]['free_bytes_before'] - left[0]['taken_bytes'] - left[0]['of_hashes_bytes']:
+        fault('assumptions', f'nothing is taken: {left}')
+
+
 def check_beside(section, rows):
     if not all('of another process' in row.get('beside', '') for row in rows):
         fault(section, f'a row does not say beside what: {rows}')
@@ -117,6 +129,8 @@ def whole(arguments=()):
             print(f'{section}: {len(rows)} rows, {sum("not_run" in row for row in rows)} of them not run')
         if section == 'kinds':
             check_cached(rows)
+        if section == 'assumptions':
+            check_assumptions(rows)
         if section in ('kinds', 'pieces'):
             check_memory_share(section, rows)
         if '--beside' in options:

@@ -309,6 +309,52 @@ static CUmemGenericAllocationHandle open_peer(CUdeviceptr *at, double *access)
 	return handle;
 }
 
+typedef CUresult peer_fn(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr from, CUcontext from_ctx, size_t bytes, CUstream s);
+
+/* By contexts, which memory that is mapped by parts has none of: so between allocations that belong to one. */
+static void by_contexts_row(double mapped_us)
+{
+	static const char what[] = "GPU 1 to GPU 0, by cuMemcpyPeerAsync";
+	CUresult (*enable)(CUcontext, unsigned) = (CUresult(*)(CUcontext, unsigned))driver_lookup("cuCtxEnablePeerAccess", 12000);
+	peer_fn *copy = (peer_fn *)driver_lookup("cuMemcpyPeerAsync", 12000);
+	struct samples us = { .n = 0 };
+	CUdeviceptr from, to;
+	CUcontext ctx[2];
+	CUstream s;
+	CUresult r;
+
+	if (!enable || !copy) {
+		row_not_run(what, "the driver lacks it");
+		return;
+	}
+	for (int i = 1; i >= 0; i--) {
+		CU(DevicePrimaryCtxRetain(&ctx[i], i));
+		CU(CtxSetCurrent(ctx[i]));
+		*(i ? &from : &to) = new_memory(CHUNK);
+	}
+	r = enable(ctx[1], 0);
+	if (r && r != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) {
+		row_not_run(what, "cuCtxEnablePeerAccess: error %d", (int)r);
+		return;
+	}
+	s = new_stream();
+	for (struct repeat rep = repeat(REPS); again(&rep);) {
+		double t0 = now_us();
+
+		for (unsigned k = 0; k < 8; k++)
+			check_cu(copy(to, ctx[0], from, ctx[1], CHUNK, s), "cuMemcpyPeerAsync");
+		CU(StreamSynchronize(s));
+		took(&rep, &us, (now_us() - t0) / 8);
+	}
+	row_begin("%s", what);
+	row_number("bytes", CHUNK);
+	row_samples("us", &us);
+	row_rate(CHUNK, median(&us), 0);
+	row_number("by_cuMemcpyDtoDAsync_us", mapped_us);
+	row_text("decides", "daemon/device/cuda/queue.c: copy_by_engine(), which takes cuMemcpyDtoDAsync between GPUs");
+	row_end();
+}
+
 void section_between(void)
 {
 	struct samples open = { .n = 0 }, copy = { .n = 0 }, kernel = { .n = 0 };
@@ -353,4 +399,5 @@ void section_between(void)
 	row_begin("cuMemSetAccess of a chunk for one more GPU");
 	row_samples("us", &open);
 	row_end();
+	by_contexts_row(median(&copy));
 }

@@ -54,6 +54,18 @@ static void copy_piece(void *arg)
 		memcpy(p->to, p->from, p->bytes);
 }
 
+static CUresult peer_copy(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr from, CUcontext from_ctx, size_t bytes, CUstream stream)
+{
+	struct piece p = { (void *)to, (void *)from, bytes };
+
+	return fake_cuda_launch_copy(stream, copy_piece, &p, sizeof(p));
+}
+
+static CUresult enable_peer(CUcontext ctx, unsigned flags)
+{
+	return CUDA_SUCCESS;
+}
+
 static CUresult unmap_that_waits(CUdeviceptr at, size_t bytes)
 {
 	((CUresult(*)(void))fake_cuda_entry("cuCtxSynchronize"))();
@@ -77,6 +89,8 @@ static const struct {
 } more[] = {
 	{ "cuDriverGetVersion", version },	  { "cuIpcGetEventHandle", get_handle },
 	{ "cuIpcOpenEventHandle", open_handle }, { "cuStreamIsCapturing", is_capturing },
+	{ "cuMemcpyPeerAsync", peer_copy },
+	{ "cuCtxEnablePeerAccess", enable_peer },
 };
 
 static void *lookup(const char *name)
