@@ -16,6 +16,7 @@ volatile struct shared *shared;
 struct gate ready;
 uid_t hostile_uid = NOBODY;
 const char *mute_shared = "shared";
+unsigned long fill_bytes = 64ul << 20;
 
 static int open_to_read(const char *name)
 {
@@ -373,7 +374,7 @@ int starve_writers(void *arg)
 /* ---- attackers that fill what the daemon keeps ---- */
 
 #define MIB (1ul << 20)
-#define FILL (64 * MIB)
+#define SYNCED (64 * MIB)
 #define TWINS (4ul * GAIA_CHUNK)
 #define SYNCERS 12
 
@@ -397,7 +398,7 @@ int fill_home(void *arg)
 	gate_open(ready);
 	for (int n = 0;; n++) {
 		memset(bytes, n, MIB);
-		for (size_t at = 0; at < FILL; at += MIB) {
+		for (size_t at = 0; at < fill_bytes; at += MIB) {
 			CHILD_CHECK(pwrite(fd, bytes, MIB, (off_t)at) == (ssize_t)MIB);
 			for (size_t i = 0; i < MIB / GAIA_PAGE; i++)
 				hostile_add(&shared->count);
@@ -438,7 +439,7 @@ static void *write_and_sync(void *arg)
 
 	for (;;) {
 		byte++;
-		CHILD_CHECK(pwrite(fd, &byte, 1, random() % FILL) == 1);
+		CHILD_CHECK(pwrite(fd, &byte, 1, random() % SYNCED) == 1);
 		CHILD_CHECK(!fsync(fd));
 		hostile_add(&shared->count);
 	}
@@ -456,4 +457,89 @@ int flood_with_fsyncs(void *arg)
 	for (int i = 0; i < SYNCERS; i++)
 		CHILD_CHECK(!pthread_create(&thread, NULL, write_and_sync, &fd));
 	hostile_keep();
+}
+
+/* ---- attackers who use what they have a right to in ways that they have not ---- */
+
+int give_orders(void *arg)
+{
+	struct gaia_ioc_file io;
+	int fd;
+
+	(void)arg;
+	hostile_become();
+	fd = open_to_read("read");
+	gate_open(ready);
+	for (;;) {
+		io = (struct gaia_ioc_file){ .from = GAIA_FLUSH_DEVICES };
+		CHILD_CHECK(ioctl(fd, GAIA_IOC_FLUSH, &io) && errno == EPERM);
+		io = (struct gaia_ioc_file){ .from = GAIA_FROM_HOME };
+		CHILD_CHECK(ioctl(fd, GAIA_IOC_EVICT, &io) && errno == EPERM);
+		hostile_add(&shared->count);
+	}
+}
+
+int store_as_a_reader(void *arg)
+{
+	char *p;
+	int fd;
+
+	(void)arg;
+	hostile_become();
+	fd = open_to_read("read");
+	p = gaia_mmap(2ul * GAIA_CHUNK, PROT_READ, fd, 0, STORE_DEVICE);
+	CHILD_CHECK(p != MAP_FAILED);
+	gate_open(ready);
+	for (int n = 0;; n++) {
+		/* There may be no room. */
+		if (gaia_acquire(p, 2ul * GAIA_CHUNK, PROT_READ))
+			continue;
+		CHILD_CHECK(!mprotect(p, 2ul * GAIA_CHUNK, PROT_READ | PROT_WRITE));
+		memset(p, n, 2ul * GAIA_CHUNK);
+		CHILD_CHECK(!gaia_release(p, 2ul * GAIA_CHUNK));
+		gaia_advise(p, 2ul * GAIA_CHUNK, GAIA_DONTNEED);
+		hostile_add(&shared->count);
+	}
+}
+
+/* Whether it has had a page of the file for writing, and goes on storing to it when it is no client any more. */
+static bool keep_chunk(int fd)
+{
+	struct gaia_ioc_map map = { .length = GAIA_CHUNK, .prot = GAIA_PROT_READ | GAIA_PROT_WRITE };
+	struct gaia_ioc_range io;
+	struct gaia_msg msg;
+	struct raw r = { .sock = -1 };
+	int chunk = -1;
+	char *p;
+
+	if (!raw_connect(fd, &r))
+		return false;
+	map.key = r.key;
+	CHILD_CHECK(!ioctl(fd, GAIA_IOC_MAP, &map));
+	io = raw_range(&r, map.map, GAIA_PAGE, GAIA_PROT_READ | GAIA_PROT_WRITE);
+	if (!ioctl(fd, GAIA_IOC_ACQUIRE, &io) && raw_receive(r.sock, &msg, &chunk))
+		CHILD_CHECK(msg.kind == GAIA_MSG_GRANT);
+	close(r.sock);
+	if (chunk < 0)
+		return false;
+	p = mmap(NULL, GAIA_CHUNK, PROT_READ | PROT_WRITE, MAP_SHARED, chunk, 0);
+	close(chunk);
+	CHILD_CHECK(p != MAP_FAILED);
+	for (int n = 0; n < 100; n++)
+		memset(p, n, GAIA_PAGE);
+	munmap(p, GAIA_CHUNK);
+	return true;
+}
+
+int keep_memory(void *arg)
+{
+	int fd;
+
+	(void)arg;
+	hostile_become();
+	fd = open_own("kept");
+	gate_open(ready);
+	for (;;)
+		if (keep_chunk(fd))
+			hostile_add(&shared->count);
 }

@@ -59,9 +59,18 @@ int starve_writers(void *arg);
 
 /* Writes the file "filled" from end to end, more than home has, and cuts it off. Counts pages. */
 int fill_home(void *arg);
+extern unsigned long fill_bytes; /* how long it gets; may be set before they start */
 /* A device has the file "twins" for writing while it is written to: each page is kept twice, and merged. Counts pages. */
 int fill_with_twins(void *arg);
 /* Many threads write the file "synced" and wait until it is on the disk. */
 int flood_with_fsyncs(void *arg);
+
+/* ---- those that use what they have a right to in ways that they have not ---- */
+
+int give_orders(void *arg); /* about the file "read", which they may only read */
+/* To what they map of the file "read", on a device that cannot keep readers from it. */
+int store_as_a_reader(void *arg);
+#define STORE_DEVICE 2
+int keep_memory(void *arg); /* of the file "kept", and store to it, when they are no clients any more */
 
 #endif

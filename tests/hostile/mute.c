@@ -4,6 +4,7 @@
  */
 #include <dirent.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
@@ -118,6 +119,49 @@ EACH_WAY_BARE(mute, clients_of_many_chunks_cost_one_timeout)
 	cr_assert_eq(gaia_munmap(held, 2 * GAIA_CHUNK), 0);
 	close(fd);
 	child_kill(pid);
+}
+
+static int need_room(void *arg)
+{
+	int fd;
+	void *p;
+
+	(void)arg;
+	child_become(SOMEBODY, SOMEBODY);
+	fd = open(mnt_file(&mnt, "all"), O_RDONLY | O_CLOEXEC);
+	CHILD_CHECK(fd >= 0);
+	p = gaia_mmap(NEEDED, PROT_READ, fd, 0, 0);
+	CHILD_CHECK(p != MAP_FAILED);
+	CHILD_CHECK(!gaia_acquire(p, NEEDED, PROT_READ));
+	return 0;
+}
+
+#define ROUNDS 5 /* on a machine that is too busy a round may take as long as the timeout */
+
+/* A process of another user that waits for them ends when it is killed, not when they have been waited for. */
+EACH_WAY_BARE(mute, clients_keep_nobody_from_being_killed)
+{
+	static const char *const args[] = { "--device", "sim:16M", NULL };
+	bool ended_before = false;
+
+	hostile_start(args);
+	make_files_of_the_mute();
+	close(hostile_file("all", NEEDED));
+	for (uid_t round = 0; round < ROUNDS && !ended_before; round++) {
+		long timeouts = STATUS("counters", "revoke_timeouts");
+		pid_t mute, waiter;
+
+		shared->more = 0;
+		hostile_uid = NOBODY - 10 - round; /* one who was not mute yet has the longest timeout */
+		mute = hostile_attack(be_mute);
+		waiter = child_start(need_room, NULL);
+		HOSTILE_WAIT(mute, shared->more > 0);
+		kill(waiter, SIGKILL);
+		cr_assert_eq(child_wait(waiter), 128 + SIGKILL);
+		ended_before = STATUS("counters", "revoke_timeouts") == timeouts;
+		child_kill(mute);
+	}
+	cr_assert(ended_before, "only after the mute were disconnected");
 }
 
 static void evict(const char *name)

@@ -69,6 +69,9 @@ static const struct attacker {
 	{ "pages that fill home", fill_home, 20000 },
 	{ "pages that are merged", fill_with_twins, 20000 },
 	{ "fsyncs", flood_with_fsyncs, 20000 },
+	{ "orders of a reader", give_orders, 20000 },
+	{ "readers who store", store_as_a_reader, 10000 },
+	{ "memory kept without being a client", keep_memory, 10000 },
 };
 #define ATTACKERS (sizeof(attacker) / sizeof(attacker[0]))
 
@@ -433,6 +436,7 @@ static void make_files(void)
 	make_file("filled", 0, uid_who(fill_home));
 	make_file("twins", FLOOD_BYTES, uid_who(fill_with_twins));
 	make_file("synced", 0, uid_who(flood_with_fsyncs));
+	make_file("kept", GAIA_CHUNK, uid_who(keep_memory));
 	for (int i = 0; i < MUTE; i++) {
 		snprintf(name, sizeof(name), "m%d", i);
 		make_file(name, GAIA_CHUNK, 0);
@@ -470,7 +474,7 @@ static int besiege_later(void *arg)
 
 static void siege(void)
 {
-	static const char *const args[] = { "--device", "sim:64M,count=2", "--home", "64M", NULL };
+	static const char *const args[] = { "--device", "sim:64M,count=2", "--device", "sim:16M,readonly=off", "--home", "64M", NULL };
 	const char *text = getenv("GAIAFS_SIEGE_SECONDS");
 	unsigned seconds = text ? (unsigned)strtoul(text, NULL, 10) : 4;
 	pthread_t thread[ROOTS];
