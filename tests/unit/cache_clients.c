@@ -277,15 +277,15 @@ Test(holds, of_a_page_are_so_many_and_no_more)
 	begin_devices(1);
 	cl = new_client(0);
 	for (unsigned k = 0; k < 65535; k++)
-		cr_assert_eq(client_acquire(cl, 0, 1, GAIA_PROT_READ), 0);
-	cr_assert_eq(client_acquire(cl, 0, 2 * GAIA_PAGE, GAIA_PROT_READ), -EOVERFLOW);
+		cr_assert_eq(client_acquire(cl, GAIA_PAGE, 1, GAIA_PROT_READ), 0);
+	cr_assert_eq(client_acquire(cl, 0, 3 * GAIA_PAGE, GAIA_PROT_READ), -EOVERFLOW);
 	cr_assert_eq(client_acquire(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW), -EOVERFLOW);
 	cache_check(rig->cache);
 	/* Nothing has changed: of the other pages of these ranges none is held. */
 	for (unsigned k = 0; k < 65535; k++) {
 		if (k % 5000 == 0)
 			cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EBUSY);
-		cr_assert_eq(client_release(cl, 0, 1), 0);
+		cr_assert_eq(client_release(cl, GAIA_PAGE, 1), 0);
 	}
 	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
 	end();
