@@ -218,10 +218,19 @@ static int window_fill(struct window *w, bool *any)
 	return err ? err : ended;
 }
 
+bool parts_arm(struct part *const *part, unsigned n)
+{
+	bool all = true;
+
+	for (unsigned k = 0; k < n && all; k++)
+		all = part[k]->add.writes > 0;
+	return all;
+}
+
 /* Copy home's pages to the replicas where the plan says so. Home has them. */
 static int window_send(struct window *w)
 {
-	struct dev_op op = { .kind = DEV_COPY_IN, .runs = w->runs };
+	struct dev_op op = { .kind = DEV_COPY_IN, .runs = w->runs, .arm = parts_arm(w->at, w->n) };
 	unsigned n = 0;
 	int err;
 
@@ -248,6 +257,8 @@ static int window_send(struct window *w)
 				replica_garbled(pt->rep, i);
 			else
 				replica_sent(pt->rep, i);
+			if (!err && op.arm)
+				replica_armed(pt->rep, i);
 		}
 		pthread_mutex_unlock(&pt->ch->lock);
 	}
@@ -299,7 +310,7 @@ static int window_pull(struct window *w)
 	return 0;
 }
 
-/* Have the device remember what the pages hold, so that the release can tell what changed. */
+/* Have the device remember what the pages hold, so that the release can tell what changed. What was copied or merged is armed already. */
 static int window_arm(struct window *w)
 {
 	struct dev_op op = { .kind = DEV_ARM, .runs = w->runs };

@@ -39,6 +39,9 @@ uint64_t window_acquire(struct part *at, uint64_t n, int *err);
 /* A part that says so. No reads are under way for it, nor for others of the acquire. */
 int part_acquire_again(struct part *pt);
 
+/* Whether what is copied for these parts is to be armed: all of them acquire for writing. */
+bool parts_arm(struct part *const *part, unsigned n);
+
 /* A bit for each enum track_step. */
 #define STEP(name) (1u << TRACK_##name)
 /* The next run of the part's pages of which @steps has the step, from *j on: [*i, *j). Whether there is one. */

@@ -141,7 +141,7 @@ static unsigned add_pages(struct part *pt, const struct cache_device *from, stru
 }
 
 /* They have come, or not. */
-static void pages_came(struct part *pt, int err)
+static void pages_came(struct part *pt, bool armed, int err)
 {
 	pthread_mutex_lock(&pt->ch->lock);
 	for (unsigned i = pt->a; (i = bits_first(pt->todo, i, pt->b)) < pt->b; i++) {
@@ -152,6 +152,8 @@ static void pages_came(struct part *pt, int err)
 			replica_garbled(pt->rep, i);
 		else
 			replica_sent(pt->rep, i);
+		if (!err && armed)
+			replica_armed(pt->rep, i);
 	}
 	pthread_mutex_unlock(&pt->ch->lock);
 }
@@ -159,7 +161,7 @@ static void pages_came(struct part *pt, int err)
 static void send_window(struct part **part, unsigned n, struct cache_device *from, struct dev_run *runs)
 {
 	struct cache_device *dev = part[0]->rep->dev;
-	struct dev_op op = { .kind = DEV_COPY_PEER, .runs = runs, .from = from->dev };
+	struct dev_op op = { .kind = DEV_COPY_PEER, .runs = runs, .from = from->dev, .arm = parts_arm(part, n) };
 	unsigned n_pages = 0;
 	int err;
 
@@ -169,7 +171,7 @@ static void send_window(struct part **part, unsigned n, struct cache_device *fro
 		return;
 	err = send_from(dev, from, &op);
 	for (unsigned k = 0; k < n; k++)
-		pages_came(part[k], err);
+		pages_came(part[k], op.arm, err);
 	if (!err)
 		count(CTR_device_to_device, n_pages);
 }

@@ -546,13 +546,18 @@ Test(device_error, of_copying_in_leaves_no_page_that_passes_for_current)
 	end();
 }
 
-Test(device_error, of_arming_does_not_hide_writes)
+/* As a step of its own, of what is there already, or of the copy. */
+static void of_arming(const char *fault, bool there)
 {
 	struct client *a;
 
 	begin_devices(1);
 	a = client_create(kf, 0, GAIA_PROT_RW, GAIA_CHUNK);
-	fault_arm("device.arm", -EIO, 0, 1);
+	if (there) {
+		cr_assert_eq(client_acquire(a, 0, 4 * GAIA_PAGE, GAIA_PROT_READ), 0);
+		cr_assert_eq(client_release(a, 0, 4 * GAIA_PAGE), 0);
+	}
+	fault_arm(fault, -EIO, 0, 1);
 	cr_assert_eq(client_acquire(a, 0, 4 * GAIA_PAGE, GAIA_PROT_RW), -EIO);
 	cache_check(rig->cache);
 	for (unsigned page = 0; page < 4; page++)
@@ -562,6 +567,9 @@ Test(device_error, of_arming_does_not_hide_writes)
 		expect_cpu(page * GAIA_PAGE, "seen");
 	end();
 }
+
+Test(device_error, of_arming_does_not_hide_writes) { of_arming("device.arm", true); }
+Test(device_error, of_a_copy_that_arms_does_not_hide_writes) { of_arming("device.copy_in", false); }
 
 /* Two clients of a device write a page; one acquires it again, which merges what the CPU wrote. */
 Test(device_error, of_merging_into_a_page_that_is_being_written_loses_nothing)

@@ -76,12 +76,33 @@ Test(windows, one_operation_of_a_kind)
 {
 	struct client *cl = begin_windows();
 
-	/* To copy, and to arm. */
+	/* To copy, which arms. */
 	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
 	counting_begins();
 	cr_assert_eq(acquire_all(cl, GAIA_PROT_RW), 0);
-	expect_work(2, CHUNKS * GAIA_CHUNK_PAGES, 0);
+	expect_work(1, CHUNKS * GAIA_CHUNK_PAGES, 0);
+	for (unsigned k = 0; k + 1 < CHUNKS; k++)
+		client_store(cl, "mine", 4, AT(k, 9));
 	give_all_back(cl);
+	for (unsigned k = 0; k + 1 < CHUNKS; k++)
+		expect_cpu(AT(k, 9), "mine");
+	end();
+}
+
+/* What is there already, from an acquire for reading, is armed by itself. */
+Test(windows, what_was_there_is_armed_by_one_operation)
+{
+	struct client *cl = begin_windows();
+
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	cr_assert_eq(acquire_all(cl, GAIA_PROT_READ), 0);
+	counting_begins();
+	cr_assert_eq(acquire_all(cl, GAIA_PROT_RW), 0);
+	expect_work(1, 0, 0);
+	client_store(cl, "mine", 4, AT(2, 9));
+	give_all_back(cl);
+	give_all_back(cl);
+	expect_cpu(AT(2, 9), "mine");
 	end();
 }
 
@@ -134,6 +155,26 @@ Test(windows, another_device_sends_by_one_operation)
 	cr_assert_eq(acquire_all(other, GAIA_PROT_READ), 0);
 	expect_work(1, 0, CHUNKS * GAIA_CHUNK_PAGES - 1);
 	give_all_back(other);
+	end();
+}
+
+Test(windows, what_another_device_sends_is_armed)
+{
+	struct client *cl = begin_windows(), *other = client_create(kf, 1, GAIA_PROT_RW, ALL);
+
+	write_cpu(AT(3, 0), "proof");
+	expect_device(cl, AT(3, 0), "proof");
+	cr_assert_eq(client_acquire(other, AT(3, 0), 1, GAIA_PROT_RW), 0);
+	cr_assert_eq(client_release(other, AT(3, 0), 1), 0);
+	give_all_back(cl);
+	counting_begins();
+	cr_assert_eq(acquire_all(other, GAIA_PROT_RW), 0);
+	expect_work(1, 0, CHUNKS * GAIA_CHUNK_PAGES - 1);
+	for (unsigned k = 0; k + 1 < CHUNKS; k++)
+		client_store(other, "theirs", 6, AT(k, 9));
+	give_all_back(other);
+	for (unsigned k = 0; k + 1 < CHUNKS; k++)
+		expect_cpu(AT(k, 9), "theirs");
 	end();
 }
 

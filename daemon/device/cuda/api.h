@@ -59,6 +59,7 @@ typedef struct {
 	unsigned flags;
 } CUmemcpyAttributes;
 #define CU_MEMCPY_SRC_ACCESS_ORDER_STREAM 1
+#define CU_MEMCPY_SRC_ACCESS_ORDER_ANY 3
 #endif
 
 /*

@@ -2,7 +2,8 @@
  * calibrate.c - from which length on the copy engine copies a run.
  *
  * The engine is faster, but each copy costs a start; the kernel copies any number of runs with one.
- * So calibration copies many runs of one length to the GPU in both ways, and the shorter time wins.
+ * So calibration copies many runs of one length to the GPU in both ways, and the shorter time wins. (Where the engine
+ * takes many runs by one call; where it does not, the usual length is the least.)
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -63,6 +64,7 @@ int cuda_calibrate(struct cuda *cuda)
 			break;
 	}
 	cuda->copy_from = from;
+	cuda->copy_alone_from = MAX(from, USUAL);
 	cuda_host_slab(&cuda->base, host, false);
 	cuda_free(&cuda->base, mem);
 	log_debug("device %s: runs of %u KiB and more are the copy engine's", cuda->base.name, from >> 10);

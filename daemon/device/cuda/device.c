@@ -162,7 +162,7 @@ static int check_abilities(struct cuda *cuda)
 		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
 		.location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = cuda->ordinal },
 	};
-	int major, vmm, descriptors, mode, rdma = 0;
+	int major, vmm, descriptors, mode, rdma = 0, host_pointers = 1;
 	size_t granularity;
 	int err;
 
@@ -186,6 +186,10 @@ static int check_abilities(struct cuda *cuda)
 	if (cuda->api->cuDeviceGetAttribute(&rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
 					    cuda->ordinal) == CUDA_SUCCESS)
 		cuda->rdma = rdma;
+	/* Single copies translate addresses of registered memory where that must be done; a batch does not. */
+	if (cuda->api->cuDeviceGetAttribute(&host_pointers, CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
+					    cuda->ordinal) == CUDA_SUCCESS)
+		cuda->no_copy_batch = !host_pointers;
 	if (major < 8)
 		return refuse(cuda, "the GPU is older than compute capability 8.0 (Ampere)");
 	if (!vmm || !descriptors)
@@ -375,7 +379,7 @@ int cuda_create(const struct cuda_api *api, const struct cuda_config *config, ui
 	cuda->api = api;
 	cuda->base.ops = &cuda_ops;
 	cuda->base.core = &cuda->base;
-	cuda->copy_from = copy_from;
+	cuda->copy_from = cuda->copy_alone_from = copy_from;
 	init_locks(cuda);
 	err = identify(cuda, config->index, model);
 	if (!err)

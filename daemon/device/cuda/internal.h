@@ -117,13 +117,14 @@ struct cuda {
 	struct cuda_chunk *chunk; /* n_chunks */
 	CUstream stream;	/* of operations */
 	CUstream scrubber;	/* clears new memory */
-	uint32_t copy_from;	/* bytes: the copy engine copies runs from this length on */
+	/* bytes: the copy engine copies runs from this length on; and those that take a call each, or that a kernel arms after it */
+	uint32_t copy_from, copy_alone_from;
 	struct cuda_batch batch[BATCHES];
 	pthread_t issuer, completer, keeper, pinner;
 	bool created;		/* set before there are threads */
 	bool rdma;		/* the GPU has memory that network cards and disks may reach */
 
-	bool no_copy_batch;	/* the issuer's: the driver does not take several copies by one call */
+	bool no_copy_batch;	/* several copies by one call do not work here; the issuer's, once there are threads */
 
 	atomic_bool off;	/* broken: everything fails from now on */
 	bool stop_pinner;	/* the lock of host.c */

@@ -152,8 +152,10 @@ static int copy_by_engine(struct cuda *cuda, struct cuda_batch *b, enum dev_kind
 	if (n > 1 && kind != DEV_COPY_PEER && cuda->api->copy_batch && !cuda->no_copy_batch) {
 		result = cuda->api->copy_batch(b->copy_to, b->copy_from, b->copy_bytes, n, &attributes, &first, 1,
 					       &failed, cuda->stream);
-		if (result != CUDA_ERROR_NOT_SUPPORTED)
-			return cuda_check(cuda, result, "cuMemcpyBatchAsync");
+		if (result == CUDA_SUCCESS)
+			return 0;
+		/* It can be done without. What is under way of it is copied once more; and a context that is broken says so again. */
+		log_warn("device %s: cuMemcpyBatchAsync: error %d, so what it was for is copied one by one", cuda->base.name, (int)result);
 		cuda->no_copy_batch = true;
 	}
 	for (uint32_t i = 0; i < n && !err; i++)
@@ -351,7 +353,7 @@ static uint32_t add_pages(struct issue *is, const struct dev_run *run, uint32_t 
 		item.base = (void *)base_place.device;
 	}
 	mark_armed(b, is->op, run, at, n, b->n_pages);
-	if (is_copy && n * GAIA_PAGE >= cuda->copy_from) {
+	if (is_copy && n * GAIA_PAGE >= (kind == DEV_COPY_PEER || is->op->arm ? cuda->copy_alone_from : cuda->copy_from)) {
 		add_copy(b, kind, &item, &host_place, n);
 		if (!is->op->arm)
 			return n;
