@@ -121,8 +121,8 @@ struct fake_cuda_config {
  * order and must not depend on each other, which is checked; the rules for attributes; that the stream must not be the legacy
  * one. Assumed: that newer drivers keep this form, as entry points are asked for with a version; that memory which was
  * mapped by parts, and host memory that was registered, may be in one batch; that a copy must be within one allocation, as of
- * the calls for one copy; that a platform that lacks it says CUDA_ERROR_NOT_SUPPORTED and has copied nothing, or what
- * is copied once more.
+ * the calls for one copy; that what it has copied when it fails does not matter (one that is made to fail has copied
+ * the second half of the list).
  *
  * Parameters of kernels (tests/support/fake_cuda_api.c) are copied by the launch, as documented: what they were copied from may
  * change at once. Assumed: that 24 KiB of them cost little more than 4.

@@ -181,17 +181,21 @@ Test(costs, very_many_long_runs)
 }
 
 /* A platform that has the call and cannot carry it out. */
-Test(costs, batches_that_are_refused_are_not_tried_again)
+/* Here a call that fails has copied what was to come last, which is copied once more. */
+static void batches_are_refused(CUresult why)
 {
 	struct dev_run runs[] = { run_of(0, 0, 20, pinned), run_of(1, 0, 30, pinned), run_of(2, 0, 40, pinned) };
 
 	if (fake_cuda_mode()->no_copy_batch)
 		cr_skip("there is no such call in this mode");
-	fake_cuda_fail("cuMemcpyBatchAsync", 1, CUDA_ERROR_NOT_SUPPORTED, false);
-	COSTS("first", runs, DEV_COPY_IN, .calls = 1 + 3 + 2, .copies = 3, .in = 90 * GAIA_PAGE);
+	fake_cuda_fail("cuMemcpyBatchAsync", 1, why, false);
+	COSTS("first", runs, DEV_COPY_IN, .calls = 1 + 3 + 2, .copies = 2 + 3, .in = (70 + 90) * GAIA_PAGE);
 	cr_assert(fake_cuda_failed());
 	COSTS("then", runs, DEV_COPY_OUT, .calls = 3 + 2, .copies = 3, .out = 90 * GAIA_PAGE);
 }
+
+Test(costs, batches_that_are_refused_are_not_tried_again) { batches_are_refused(CUDA_ERROR_NOT_SUPPORTED); }
+Test(costs, batches_that_fail_are_not_tried_again) { batches_are_refused(CUDA_ERROR_INVALID_VALUE); }
 
 Test(costs, long_and_short_runs_together)
 {
