@@ -340,7 +340,7 @@ def rehearse(build, on):
             for group in (way, "small-" + way):
                 expect(any(name.startswith(group + "/") and row["status"] == "done"
                            for name, row in scene.status("mount").items()), "no section of " + group)
-        churn = [row for row in scene.rows("mount") if row["section"] == "evict"]
+        churn = [row for row in scene.rows("mount") if row.get("section") == "evict"]
         expect(len(churn) == 6 and {"writeback", "writethrough"} <= {row["cpu_cache"] for row in churn} and
                all(row["bytes"] > row["device_bytes"] for row in churn), "eviction: %s" % churn)
         page = page_of(scene.out)
