@@ -82,8 +82,12 @@ static bool find_former(const char *controllers, const char *mount)
 
 static bool make_group_in(const char *dir, const char *limit_file)
 {
-	snprintf(group.path, sizeof(group.path), "%.3500s/gaia-test-%d", dir, getpid());
-	if (mkdir(group.path, 0755) && errno != EEXIST)
+	struct timespec now;
+
+	/* Process ids are small in a namespace of their own, and there may be several. */
+	clock_gettime(CLOCK_REALTIME, &now);
+	snprintf(group.path, sizeof(group.path), "%.3500s/gaia-test-%d-%lld-%09ld", dir, getpid(), (long long)now.tv_sec, now.tv_nsec);
+	if (mkdir(group.path, 0755))
 		return false;
 	if (put(group.path, limit_file, LIMIT))
 		return true;
@@ -114,7 +118,12 @@ static bool make_v2(const char *mount)
 			return false;
 		*slash = '\0';
 	}
-	return make_group_in(dir, "memory.max") && (put(group.path, "memory.swap.max", "0") || errno == ENOENT);
+	if (!make_group_in(dir, "memory.max"))
+		return false;
+	if (put(group.path, "memory.swap.max", "0") || errno == ENOENT)
+		return true;
+	rmdir(group.path);
+	return false;
 }
 
 static bool make_v1(void)

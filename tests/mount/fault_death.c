@@ -607,11 +607,11 @@ static int dies_as_user(void *arg)
 		      "pid=$(\"$GAIA\" status $m | sed -n 's/^pid *//p'); kill -9 $pid\n"
 		      "n=0; until LC_ALL=C stat -f $m 2>&1 | grep -q 'not connected\\|connection abort'; do\n"
 		      "  n=$((n + 1)); test $n -lt 2000; sleep 0.02; done\n"
-		      "! echo more 2> /dev/null > $m/beneath\n"
+		      "if echo more 2> /dev/null > $m/beneath; then echo written beneath; exit 1; fi\n"
 		      "\"$GAIAFS\" $dirs; test \"$(cat $m/f)\" = text; test ! -e $m/beneath\n"
 		      /* It has replaced the dead one: there is one to be taken away. */
 		      "test $(grep -cF \" $PWD/$m \" /proc/self/mountinfo) = 1; \"$GAIA\" umount $m\n"
-		      "! grep -F \" $PWD/$m \" /proc/self/mountinfo; test \"$(cat b/f)\" = text", dirs[0], dirs[1]);
+		      "if grep -F \" $PWD/$m \" /proc/self/mountinfo; then exit 1; fi; test \"$(cat b/f)\" = text", dirs[0], dirs[1]);
 	if (r.status)
 		fprintf(stderr, "%s%s", r.out, r.err);
 	return r.status != 0;

@@ -97,9 +97,12 @@ def main():
     left = TOLD_IN_ALL
     for failed, words in failures:
         print("\n".join(failed))
-        for line in words[:left]:
+        told = words[-left:] if left else []
+        if len(told) < len(words):
+            print("      (%d lines are not shown here)" % (len(words) - len(told)))
+        for line in told:
             print("      " + line[:400])
-        left -= min(left, len(words))
+        left -= len(told)
     print("%d passed, %d failed" % (count["PASS"], count["FAIL"]), end="")
     print(", %d skipped" % count["SKIP"] if count["SKIP"] else "")
     return count["FAIL"] > 0 or count["PASS"] == 0

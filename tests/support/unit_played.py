@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 
 PATIENCE_S = 60
 SKIPPED = 77
@@ -23,13 +24,19 @@ SKIPPED = 77
 class Unit:
     """One instance of the unit: gaiafs over `point`, with the variables of its configuration file."""
 
+    all = []
+
     def __init__(self, build, directory, point, **variables):
         self.bin = f"{directory}/bin"
         self.point = point
         self.variables = variables
         self.lines = open(f"{build}/mount-helpers/gaiafs@.service", encoding="utf-8").read()
-        self.log = open(f"{directory}/log", "w+", encoding="utf-8")
+        # Anew, and so that lines of several writers are behind each other.
+        self.name_of_log = f"{directory}/log"
+        open(self.name_of_log, "w", encoding="utf-8").close()
+        self.log = open(self.name_of_log, "a", encoding="utf-8")
         self.daemon = None
+        Unit.all.append(self)
 
     def setting(self, name):
         return re.search(rf"^{name}=(.*)$", self.lines, re.M).group(1)
@@ -60,13 +67,16 @@ class Unit:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready:
             ready.bind(name)
             ready.settimeout(0.1)
-            self.daemon = subprocess.Popen(self.words("ExecStart"), stderr=self.log, stdin=subprocess.DEVNULL,
+            self.daemon = subprocess.Popen(self.words("ExecStart"), stdout=self.log, stderr=self.log, stdin=subprocess.DEVNULL,
                                            env=dict(os.environ, NOTIFY_SOCKET=name))
             said = b""
+            until = time.monotonic() + PATIENCE_S
             while b"READY=1" not in said:
                 with contextlib.suppress(TimeoutError):
                     said += ready.recv(4096)
-                expect(b"READY=1" in said or self.daemon.poll() is None, f"ExecStart ends before it is ready: {self.says()}")
+                if b"READY=1" not in said:
+                    expect(self.daemon.poll() is None, f"ExecStart ends before it is ready: {self.says()}")
+                    expect(time.monotonic() < until, f"ExecStart is not ready: {self.says()}")
 
     def stop(self):
         """ExecStop's exit status, and what it says. MAINPID is in its environment if there is a main process."""
@@ -89,8 +99,14 @@ class Unit:
         return status
 
     def says(self):
-        self.log.seek(0)
-        return self.log.read()
+        with open(self.name_of_log, encoding="utf-8") as log:
+            return log.read()
+
+    def kill(self):
+        """Whatever it is at."""
+        if self.daemon and self.daemon.poll() is None:
+            self.daemon.kill()
+            self.daemon.wait()
 
 
 def expect(good, what):
@@ -178,8 +194,10 @@ def given_up(build, directory):
 
 def room_is_made(build, directory):
     unit, small = full_source(build, directory, "3600")
+    until = time.monotonic() + PATIENCE_S
     while "tried again for 3600 s" not in unit.says():
         expect(unit.daemon.poll() is None, "the daemon does not try for --unmount-timeout")
+        expect(time.monotonic() < until, f"the daemon does not say that it tries: {unit.says()}")
         select.select([], [], [], 0.01)
     os.unlink(f"{small}/ballast")
     expect(unit.ended() == 0, "the daemon fails, though everything could be stored in the end")
@@ -220,6 +238,8 @@ def main(build):
             given_up(build, directory)
             room_is_made(build, directory)
         finally:
+            for unit in Unit.all:
+                unit.kill()
             for point in mounts():
                 if point.startswith(f"{directory}/"):
                     subprocess.run(["umount", "-i", "-l", "-f", "--", point], check=False)

@@ -157,6 +157,7 @@ static int copy_by_engine(struct cuda *cuda, struct cuda_batch *b, enum dev_kind
 		/* It can be done without. What is under way of it is copied once more; and a context that is broken says so again. */
 		log_warn("device %s: cuMemcpyBatchAsync: error %d, so what it was for is copied one by one", cuda->base.name, (int)result);
 		cuda->no_copy_batch = true;
+		cuda->copy_from = MAX(cuda->copy_from, cuda->copy_alone_from);
 	}
 	for (uint32_t i = 0; i < n && !err; i++)
 		err = copy_one(cuda, kind, b->copy_to[i], b->copy_from[i], b->copy_bytes[i]);
