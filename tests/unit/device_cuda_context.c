@@ -343,6 +343,26 @@ Test(broken, gives_back_what_is_freed_later)
 	end();
 }
 
+/* Two devices in the memory of one GPU have one context. */
+Test(broken, of_two_devices_of_a_gpu_is_not_reset_under_the_other)
+{
+	const struct cuda_config second = { .capacity = CHUNKS * GAIA_CHUNK };
+	struct devmem *mem, *theirs;
+	struct device *other;
+
+	begin(&(struct fake_cuda_config){ 0 });
+	cr_assert_eq(cuda_create(fake_cuda_api(), &second, 4 * GAIA_PAGE, &other), 0);
+	mem = must_alloc(dev);
+	theirs = must_alloc(other);
+	break_context(mem);
+	must_free(mem);
+	dev->ops->destroy(dev);
+	cr_assert_eq(fake_cuda_calls_of("cuDevicePrimaryCtxReset"), 0);
+	must_free(theirs);
+	other->ops->destroy(other);
+	cr_assert_null(fake_cuda_violation(), "%s", fake_cuda_violation());
+}
+
 Test(broken, while_it_is_created_leaves_nothing)
 {
 	const struct cuda_config config = { .capacity = CHUNKS * GAIA_CHUNK };
