@@ -673,8 +673,8 @@ Test(ready, users_who_are_limited_are_counted)
 	end();
 }
 
-/* Held to be written without anybody's having looked: the punch keeps what the release will be compared with all the same. */
-Test(ready, a_hole_stays_a_hole)
+/* A client that could hold all of it, and holds nothing; what it read of chunk 1 is in the store only. */
+static struct client *begin_armed(void)
 {
 	struct client *cl;
 
@@ -687,6 +687,14 @@ Test(ready, a_hole_stays_a_hole)
 	cr_assert_eq(cpu_fsync(kf), 0);
 	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
 	kernel_reclaim(kf, 0, 0);
+	return cl;
+}
+
+/* Held to be written without anybody's having looked: the punch keeps what the release will be compared with all the same. */
+Test(ready, a_hole_stays_a_hole)
+{
+	struct client *cl = begin_armed();
+
 	acquire_all(cl, GAIA_PROT_READ);
 	give_all_back(cl);
 	looks_begin();
@@ -703,23 +711,6 @@ Test(ready, a_hole_stays_a_hole)
 		cr_assert_eq(seen[100], 'X');
 	}
 	end();
-}
-
-/* A client that could hold all of it, and holds nothing; what it read of chunk 1 is in the store only. */
-static struct client *begin_armed(void)
-{
-	struct client *cl;
-
-	begin(&(struct rig_options){ .devices = 1 }, ALL);
-	write_cpu(AT(1, 3), "old");
-	cr_assert_eq(kernel_writeback(kf, 0, 0, 1), 0);
-	cl = client_create(kf, 0, GAIA_PROT_RW, ALL);
-	acquire_all(cl, GAIA_PROT_RW);
-	give_all_back(cl);
-	cr_assert_eq(cpu_fsync(kf), 0);
-	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
-	kernel_reclaim(kf, 0, 0);
-	return cl;
 }
 
 static int punch(void *arg)
