@@ -468,6 +468,7 @@ struct cache {
 	struct log_pace pace;
 	atomic_uint_least64_t n_kept;  /* frames for merges to come: see page_extra */
 	pthread_t flusher, fetcher, notifier;
+	struct pool *evictors; /* of what clients map: they wait for these */
 	pthread_rwlock_t round; /* the flusher and the fetcher hold it, shared, while they work; before all other locks (1) */
 };
 

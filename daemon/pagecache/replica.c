@@ -650,15 +650,11 @@ static int replica_evict(struct replica *rep)
 	return err;
 }
 
-/*
- * Evict claimed replicas: take their memory back from clients, bring home what was released, and free them. No lock is held.
- * Those for which that fails are idle again, as before. Returns the first error.
- */
-static int evict_all(struct replica_list *list)
+/* The rest of evict_all(). */
+static int evict_revoked(struct replica_list *list)
 {
 	int err, result = 0;
 
-	replicas_revoke(list->at, list->n);
 	for (unsigned k = 0; k < list->n; k++) {
 		err = replica_evict(list->at[k]);
 		if (err && !result)
@@ -667,6 +663,16 @@ static int evict_all(struct replica_list *list)
 	free(list->at);
 	*list = (struct replica_list){ .n = 0 };
 	return result;
+}
+
+/*
+ * Evict claimed replicas: take their memory back from clients, bring home what was released, and free them. No lock is held.
+ * Those for which that fails are idle again, as before. Returns the first error.
+ */
+static int evict_all(struct replica_list *list)
+{
+	replicas_revoke(list->at, list->n);
+	return evict_revoked(list);
 }
 
 void replicas_drop_idle(struct chunk *ch)
@@ -873,6 +879,7 @@ struct demand {
 	uint64_t unready;	     /* idle replicas that were made not ready for it, and for which it has claimed none yet */
 	uint64_t n_left, n_stuck;    /* the device's: before we looked; when we began to try */
 	uint64_t n_given_up;	     /* stranded_count(), before we looked */
+	unsigned rounds_late;	     /* in which clients did not answer at once, so that others' memory is claimed */
 };
 
 /* Chunk k's replica, which stays while dev->reserve is held; NULL: there is none. *@wait: there is one, and it is leaving. */
@@ -1118,6 +1125,134 @@ static int decide(struct demand *d)
 	return err;
 }
 
+/* ---- victims that clients map ---- */
+
+#define ANSWER_NS 20000000ull /* clients that take longer are not waited for, as long as the memory of others can be had */
+
+/* Victims of an acquire that other clients map, of one user mostly. Ends when the worker that evicts them and the acquire are done with it. */
+struct parting {
+	struct parting *next; /* the acquire's */
+	struct cache_device *dev;
+	struct cache_user user;
+	struct replica_list list;
+	/* dev->lock. */
+	bool answered, over;
+	unsigned refs;
+};
+
+static void parting_put(struct parting *p)
+{
+	bool last;
+
+	pthread_mutex_lock(&p->dev->lock);
+	last = --p->refs == 0;
+	pthread_mutex_unlock(&p->dev->lock);
+	if (last)
+		free(p);
+}
+
+static void parting_tell(struct parting *p, bool *what)
+{
+	pthread_mutex_lock(&p->dev->lock);
+	*what = true;
+	pthread_cond_broadcast(&p->dev->changed);
+	pthread_mutex_unlock(&p->dev->lock);
+}
+
+static void part_with(void *arg)
+{
+	struct parting *p = arg;
+
+	replicas_revoke(p->list.at, p->list.n);
+	parting_tell(p, &p->answered);
+	/* If this fails others may do. */
+	(void)evict_revoked(&p->list);
+	parting_tell(p, &p->over);
+	parting_put(p);
+}
+
+/* Whether a client other than @client may map it; *@user: whose. */
+static bool others_may_map(struct replica *rep, const void *client, struct cache_user *user)
+{
+	const struct grant *g;
+
+	pthread_mutex_lock(&rep->chunk->lock);
+	LIST_FOREACH(g, &rep->grants, of_replica)
+		if ((g->delivered || g->offered) && g->mapping->client != client)
+			break;
+	if (g)
+		*user = g->mapping->user;
+	pthread_mutex_unlock(&rep->chunk->lock);
+	return g;
+}
+
+/* Move the victims that other clients map into partings, one for each user. */
+static struct parting *sort_victims(struct demand *d)
+{
+	struct parting *first = NULL, *p;
+	struct cache_user user;
+	unsigned kept = 0;
+
+	for (unsigned k = 0; k < d->victims.n; k++) {
+		struct replica *rep = d->victims.at[k];
+
+		if (!others_may_map(rep, d->m->client, &user)) {
+			d->victims.at[kept++] = rep;
+			continue;
+		}
+		for (p = first; p && p->user.uid != user.uid; p = p->next)
+			;
+		if (!p) {
+			p = xcalloc(1, sizeof(*p));
+			*p = (struct parting){ .next = first, .dev = d->dev, .user = user, .refs = 2 };
+			first = p;
+		}
+		list_add(&p->list, rep);
+	}
+	d->victims.n = kept;
+	return first;
+}
+
+/* Until they are evicted, or, at @deadline, their clients have not answered. Whether they are evicted. */
+static bool parting_wait(struct parting *p, uint64_t deadline)
+{
+	struct timespec until = { .tv_sec = (time_t)(deadline / 1000000000), .tv_nsec = (long)(deadline % 1000000000) };
+	bool late = false, over;
+
+	thread_waits();
+	pthread_mutex_lock(&p->dev->lock);
+	while (!p->over && (p->answered || !late)) {
+		if (p->answered)
+			pthread_cond_wait(&p->dev->changed, &p->dev->lock);
+		else
+			late = pthread_cond_timedwait(&p->dev->changed, &p->dev->lock, &until) == ETIMEDOUT;
+	}
+	over = p->over;
+	pthread_mutex_unlock(&p->dev->lock);
+	return over;
+}
+
+/*
+ * Evict the victims of an acquire that needs room, any room. Clients that do not answer at once are not waited for: their memory
+ * leaves when it does. If this fails others may do.
+ */
+static void evict_for_room(struct demand *d)
+{
+	struct parting *first = sort_victims(d), *p, *next;
+	uint64_t deadline = now_ns() + ANSWER_NS;
+	bool late = false;
+
+	for (p = first; p; p = p->next)
+		pool_submit_for(d->m->file->cache->evictors, p->user.uid, p->user.owner, part_with, p);
+	(void)evict_all(&d->victims);
+	for (p = first; p; p = next) {
+		next = p->next;
+		late |= !parting_wait(p, deadline);
+		parting_put(p);
+	}
+	d->rounds_late += late;
+}
+
 /* The device has no memory for @n chunks that it should have: 0 if it may have now. d->n_left is from before it was asked. */
 static int make_room(struct demand *d, unsigned n)
 {
@@ -1125,13 +1260,14 @@ static int make_room(struct demand *d, unsigned n)
 	bool others;
 
 	pthread_mutex_lock(&dev->reserve);
-	claim_room(d, n, true);
+	/* The clients of the next ones may not answer either. */
+	claim_room(d, n << MIN(d->rounds_late, 8u), true);
 	pthread_mutex_lock(&dev->lock);
 	others = dev->leaving > 0 || dev->n_left != d->n_left;
 	pthread_mutex_unlock(&dev->lock);
 	pthread_mutex_unlock(&dev->reserve);
 	if (d->victims.n > 0) {
-		(void)evict_all(&d->victims);
+		evict_for_room(d);
 		return 0;
 	}
 	if (others) {
@@ -1214,8 +1350,7 @@ static int try_to_obtain(struct demand *d)
 		err = evict_all(&d->victims);
 		err = err ? err : -EAGAIN;
 	} else if (!err) {
-		/* If this fails others may do. */
-		(void)evict_all(&d->victims);
+		evict_for_room(d);
 		err = keep_promises(d);
 		err = err ? err : await_promises(d);
 	}

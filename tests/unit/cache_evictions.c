@@ -673,6 +673,89 @@ Test(eviction, takes_no_more_than_is_needed)
 	end();
 }
 
+/* ---- clients that do not answer ---- */
+
+/* Its clients give nothing up before they may. */
+static struct client *mute;
+
+static void be_mute(void *arg, struct client *cl, uint64_t idx)
+{
+	if (cl == mute)
+		be_slow(arg, cl, idx);
+}
+
+/* Device 0 has chunks 0 and 1, which the mute one maps, and 2, which another maps; nothing is held, and one chunk is free. */
+static struct client *begin_mute(void)
+{
+	struct client *other;
+	struct cache_user owner;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 4 }, 8 * GAIA_CHUNK);
+	owner = rig->user;
+	rig->user = (struct cache_user){ .uid = 1 };
+	mute = new_client(0);
+	rig->user = (struct cache_user){ .uid = 2 };
+	other = new_client(0);
+	for (unsigned k = 0; k < 3; k++) {
+		struct client *cl = k < 2 ? mute : other;
+
+		cr_assert_eq(client_acquire(cl, k * GAIA_CHUNK, 1, GAIA_PROT_RW), 0);
+		client_store(cl, "kept", 4, k * GAIA_CHUNK);
+		release_all(cl);
+	}
+	rig->user = owner;
+	sem_init(&giving_up.asked, 0, 0);
+	sem_init(&giving_up.go_on, 0, 0);
+	rig->before_revoke = be_mute;
+	return other;
+}
+
+/* Once so many replicas have been evicted, ever. */
+static void expect_kept(uint64_t evicted)
+{
+	while (counter_value(CTR_device_evicted) < evicted)
+		usleep(1000);
+	for (unsigned k = 0; k < 3; k++)
+		expect_cpu(k * GAIA_CHUNK, "kept");
+}
+
+/* The memory of others is taken meanwhile, that of the mute ones when they have answered; and nothing is lost of any. */
+Test(mute, is_not_waited_for_where_others_answer, .timeout = 60)
+{
+	struct client *other = begin_mute(), *needy = client_create(kf, 0, GAIA_PROT_RW, 8 * GAIA_CHUNK);
+	uint64_t evicted = counter_value(CTR_device_evicted);
+
+	cr_assert_eq(client_acquire(needy, 4 * GAIA_CHUNK, 2 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	sem_wait(&giving_up.asked);
+	cr_assert_eq(atomic_load(&other->revoked), 1);
+	cr_assert_not_null(client_at(mute, 0), "it has not given it up, and the acquire is done");
+	sem_post(&giving_up.go_on);
+	sem_post(&giving_up.go_on);
+	expect_kept(evicted + 3);
+	end();
+}
+
+/* If there is no other memory, it is. */
+Test(mute, is_waited_for_where_nobody_answers, .timeout = 60)
+{
+	struct client *other = begin_mute(), *needy = client_create(kf, 0, GAIA_PROT_RW, 8 * GAIA_CHUNK);
+	struct acquire a = { .cl = needy, .off = 4 * GAIA_CHUNK, .len = 4 * GAIA_CHUNK };
+	uint64_t evicted = counter_value(CTR_device_evicted);
+	pthread_t thread = begin_waiting(&a);
+
+	for (unsigned k = 0; k < 2; k++) {
+		sem_wait(&giving_up.asked);
+		cr_assert_eq(atomic_load(&mute->revoked), k + 1);
+		cr_assert_not_null(client_at(mute, k * GAIA_CHUNK));
+		sem_post(&giving_up.go_on);
+	}
+	cr_assert_eq(end_waiting(thread), 0);
+	cr_assert_null(client_at(mute, 0));
+	cr_assert_eq(atomic_load(&other->revoked), 1);
+	expect_kept(evicted + 3);
+	end();
+}
+
 /* ---- what is promised to an acquire ---- */
 
 /* Neither to later acquires nor to snapshots. */
