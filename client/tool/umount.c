@@ -312,6 +312,8 @@ static void progress_say(struct progress *p)
 	if (!p->end || now - (p->said_ns ? p->said_ns : p->began_ns) < (terminal || !p->said_ns ? 1 : 10) * 1000000000ull)
 		return;
 	left = __atomic_load_n(&p->end->unstored, __ATOMIC_RELAXED);
+	if (left == 0 && p->left == 0)
+		return;
 	ns = now - (p->said_ns ? p->said_ns : p->began_ns);
 	if (left < p->left)
 		format_bytes(rate, sizeof(rate), (json_int_t)((double)(p->left - left) * 1e9 / (double)ns));
