@@ -843,65 +843,106 @@ static uint64_t disconnect_mute(struct asked_client *list, unsigned n, uint64_t 
 	return next;
 }
 
-/* Wait until each client has answered or is disconnected. All of a user's clients have the same deadline, however many are mute. */
-static void revoke_await(struct revoke_wait *wait, struct revocation *rev, unsigned n)
-{
-	uint64_t now = now_ns(), deadline = UINT64_MAX, next = now + REVOKE_LOOK_NS, until;
-	struct look look = { .pid = 0 };
+/* What some thread waits for; another may go on waiting for it. */
+struct revoking {
+	struct revoke_wait wait;
+	struct revocation *rev; /* by client */
 	struct asked_client *list;
-	unsigned n_clients;
+	unsigned n, n_clients;
+	uint64_t deadline, next; /* when a client's time is over; when to look for ending ones */
+	struct look look;
+};
 
-	list = asked_clients(rev, n, &n_clients);
-	for (unsigned i = 0; i < n_clients; i++) {
-		list[i].patience_ns = patience_with(list[i].client->ctl, list[i].client->uid);
-		list[i].deadline_ns = now + list[i].patience_ns;
-		deadline = MIN(deadline, list[i].deadline_ns);
-	}
-	for (;;) {
-		until = revoke_send_rest(list, n_clients) ? next : MIN(next, now_ns() + REVOKE_RETRY_NS);
-		if (!revoke_wait_a_while(wait, MIN(until, deadline)))
-			break;
+/*
+ * Wait until each client has answered or is disconnected, but not beyond @end. Whether all of that has come about. All of a user's
+ * clients have the same deadline, however many are mute.
+ */
+static bool revoke_await(struct revoking *r, uint64_t end)
+{
+	uint64_t now = now_ns(), until;
+
+	while (now < end) {
+		until = revoke_send_rest(r->list, r->n_clients) ? r->next : MIN(r->next, now_ns() + REVOKE_RETRY_NS);
+		if (!revoke_wait_a_while(&r->wait, MIN(MIN(until, r->deadline), end)))
+			return true;
 		now = now_ns();
-		if (now >= deadline) {
-			deadline = disconnect_mute(list, n_clients, now);
-		} else if (now >= next) {
-			disconnect_ending(rev, n, &look, MIN(now + REVOKE_LOOK_MOST_NS, deadline));
-			next = now + REVOKE_LOOK_NS;
+		if (now >= r->deadline) {
+			r->deadline = disconnect_mute(r->list, r->n_clients, now);
+		} else if (now >= r->next) {
+			disconnect_ending(r->rev, r->n, &r->look, MIN(now + REVOKE_LOOK_MOST_NS, r->deadline));
+			r->next = now + REVOKE_LOOK_NS;
 		}
 	}
-	free(list);
+	return false;
+}
+
+static struct revoking *revoke_start(struct cache_revoke *list, unsigned n)
+{
+	struct revoking *r = xcalloc(1, sizeof(*r));
+	uint64_t now = now_ns();
+
+	*r = (struct revoking){ .rev = xcalloc(n, sizeof(*r->rev)), .n = n, .deadline = UINT64_MAX, .next = now + REVOKE_LOOK_NS };
+	pthread_mutex_init(&r->wait.lock, NULL);
+	cond_init_monotonic(&r->wait.none);
+	for (unsigned i = 0; i < n; i++) {
+		r->rev[i].client = list[i].client;
+		r->rev[i].wait = &r->wait;
+		r->rev[i].ask = &list[i];
+	}
+	qsort(r->rev, n, sizeof(*r->rev), by_client);
+	for (unsigned i = 0; i < n; i++)
+		revoke_begin(&r->rev[i]);
+	r->list = asked_clients(r->rev, n, &r->n_clients);
+	for (unsigned i = 0; i < r->n_clients; i++) {
+		struct asked_client *ac = &r->list[i];
+
+		ac->patience_ns = patience_with(ac->client->ctl, ac->client->uid);
+		ac->deadline_ns = now + ac->patience_ns;
+		r->deadline = MIN(r->deadline, ac->deadline_ns);
+	}
+	return r;
+}
+
+/* Tell who asked; of those that are pending that they are. */
+static void revoke_tell(struct revoking *r)
+{
+	for (unsigned i = 0; i < r->n; i++) {
+		struct revocation *rev = &r->rev[i];
+
+		/* With the lock: so the thread that set `over` has finished with it. */
+		pthread_mutex_lock(&rev->client->lock);
+		rev->ask->err = is_pending(rev) ? -EINPROGRESS : rev->answered ? 0 : -ENOTCONN;
+		pthread_mutex_unlock(&rev->client->lock);
+	}
+}
+
+struct revoking *control_revoke_more(struct revoking *r, uint64_t end)
+{
+	bool over = revoke_await(r, end);
+
+	revoke_tell(r);
+	if (!over)
+		return r;
+	for (unsigned i = 0; i < r->n; i++) {
+		count(CTR_revokes, r->rev[i].answered);
+		client_put(r->rev[i].client);
+	}
+	pthread_cond_destroy(&r->wait.none);
+	pthread_mutex_destroy(&r->wait.lock);
+	free(r->list);
+	free(r->rev);
+	free(r);
+	return NULL;
+}
+
+struct revoking *control_revoke_soon(struct cache_revoke *list, unsigned n, uint64_t end)
+{
+	return control_revoke_more(revoke_start(list, n), end);
 }
 
 void control_revoke_many(struct cache_revoke *list, unsigned n)
 {
-	struct revocation *rev = xcalloc(n, sizeof(*rev));
-	struct revoke_wait wait = { .pending = 0 };
-
-	pthread_mutex_init(&wait.lock, NULL);
-	cond_init_monotonic(&wait.none);
-
-	for (unsigned i = 0; i < n; i++) {
-		rev[i].client = list[i].client;
-		rev[i].wait = &wait;
-		rev[i].ask = &list[i];
-	}
-	qsort(rev, n, sizeof(*rev), by_client);
-	for (unsigned i = 0; i < n; i++)
-		revoke_begin(&rev[i]);
-	revoke_await(&wait, rev, n);
-	for (unsigned i = 0; i < n; i++) {
-		struct client *c = rev[i].client;
-
-		/* With the lock: then the thread that set `over` has finished with the revocation. */
-		pthread_mutex_lock(&c->lock);
-		rev[i].ask->err = rev[i].answered ? 0 : -ENOTCONN;
-		pthread_mutex_unlock(&c->lock);
-		count(CTR_revokes, rev[i].answered);
-		client_put(c);
-	}
-	pthread_cond_destroy(&wait.none);
-	pthread_mutex_destroy(&wait.lock);
-	free(rev);
+	(void)control_revoke_more(revoke_start(list, n), UINT64_MAX);
 }
 
 int control_revoke(void *client, uint64_t map, uint64_t idx)

@@ -77,6 +77,8 @@ int control_grant(void *client, uint64_t map, unsigned prot, const uint64_t *idx
 		  unsigned n, uint64_t *seq);
 int control_revoke(void *client, uint64_t map, uint64_t idx);
 void control_revoke_many(struct cache_revoke *list, unsigned n);
+struct revoking *control_revoke_soon(struct cache_revoke *list, unsigned n, uint64_t end);
+struct revoking *control_revoke_more(struct revoking *revoking, uint64_t end);
 bool control_alive(void *client);
 /* [W] */
 bool control_process(void *client, struct cache_process *out);

@@ -134,7 +134,7 @@ struct control {
 	atomic_uint n_live; /* structs client that are not freed */
 };
 
-/* How a thread waits until clients have answered. Lives on the stack of control_revoke_many(). */
+/* How a thread waits until clients have answered. */
 struct revoke_wait {
 	pthread_mutex_t lock;	/* a leaf */
 	unsigned pending;	/* lock; those of its revocations that are pending */

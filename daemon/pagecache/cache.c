@@ -5,8 +5,8 @@
 
 #include "pagecache/state.h"
 
-#define EVICTORS 32u	  /* threads that wait for clients which map what is evicted; */
-#define EVICTORS_EACH 4u /* for one user's, and beside those of all users for the owners' */
+#define EVICTORS 32u	 /* threads that wait for clients; */
+#define EVICTORS_EACH 4u /* for one user's; and so many beside those of all users for the owners' */
 
 static void cond_init_monotonic(pthread_cond_t *cond)
 {
