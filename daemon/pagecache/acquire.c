@@ -1,8 +1,9 @@
 /*
- * acquire.c - acquires, and advice.
+ * acquire.c - acquires, of one range or of a list of ranges (segments.h); and advice.
  *
- * Pin replicas for the whole range; then bring their pages up to date and note what is held, many chunks at a time (bring.c); last
- * hand chunks that the client does not map yet to it (handover.c).
+ * Pin replicas for all of it; then bring their pages up to date and note what is held, many chunks at a time (bring.c); last
+ * hand chunks that the client does not map yet to it (handover.c). All holds are coming until it is decided that the acquire has
+ * succeeded; else they are taken back.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -10,7 +11,14 @@
 #include "pagecache/bring.h"
 #include "pagecache/state.h"
 
-/* ---- acquire ---- */
+/* ---- parts: what is acquired of each chunk ---- */
+
+/* What an acquire is to do. */
+enum purpose {
+	BRING,		/* the pages to the device; no client asked to use them (advice) */
+	PIN,		/* and hand over the chunks; no page is granted */
+	BRING_AND_GRANT,
+};
 
 static void part_pin(struct part *pt)
 {
@@ -20,31 +28,25 @@ static void part_pin(struct part *pt)
 	pthread_mutex_unlock(&pt->ch->lock);
 }
 
-/* The chunks of the first @n parts, where the client does not map them. */
-static int parts_deliver(struct mapping *m, const struct part *parts, uint64_t n)
-{
-	struct grant **list = xcalloc(n + 1, sizeof(struct grant *));
-	int err;
-
-	for (uint64_t k = 0; k < n; k++)
-		list[k] = parts[k].grant;
-	err = grants_deliver(m, list, n);
-	free(list);
-	return err;
-}
-
 /* Take back what this acquire granted; the client has not been told of it. */
 static void part_undo(struct part *pt)
 {
 	struct chunk *ch = pt->ch;
 	struct grant *g = pt->grant;
+	unsigned a, b;
 
 	pthread_mutex_lock(&ch->lock);
-	if (pt->granted) {
-		pages_lock(ch, pt->a, pt->end);
-		grant_unhold(g, pt->a, pt->end, pt->add.n, pt->add.writes, false);
-		replica_scrub(pt->rep, pt->a, pt->end, false);
-		pages_unlock(ch, pt->a, pt->end);
+	if (pt->added > 0) {
+		pages_lock_some(ch, pt->a, pt->end, pt->pages);
+		for (size_t k = 0; k < pt->added; k++) {
+			const struct segment *s = &pt->add.at[k];
+
+			segment_in_chunk(s, ch->index, &a, &b);
+			grant_unhold(g, a, b, s->n, pt->write ? s->n : 0, false);
+		}
+		FOR_RUNS(pt->pages, pt->a, pt->end, i, j)
+			replica_scrub(pt->rep, i, j, false);
+		pages_unlock_some(ch, pt->a, pt->end, pt->pages);
 	}
 	/* The client's death may have ended it. */
 	if (pt->pin && g->to_come > 0)
@@ -53,70 +55,63 @@ static void part_undo(struct part *pt)
 	pthread_mutex_unlock(&ch->lock);
 }
 
-/* The range in the mapping and in the file, in pages: false if there is nothing. */
-static bool clip(struct mapping *m, uint64_t off, uint64_t len, uint64_t *first, uint64_t *last)
+static void part_settle(const struct part *pt)
 {
-	uint64_t size = cfile_size(m->file), end = MIN(off + len, size);
+	unsigned a, b;
 
-	if (len == 0 || off >= end)
-		return false;
-	*first = off / GAIA_PAGE;
-	*last = (end - 1) / GAIA_PAGE;
-	return true;
+	for (size_t k = 0; k < pt->added; k++) {
+		segment_in_chunk(&pt->add.at[k], pt->ch->index, &a, &b);
+		grant_settle(pt->grant, a, b, pt->add.at[k].n);
+	}
 }
 
-/* What an acquire is to do. */
-enum purpose {
-	BRING,		/* the pages to the device; no client asked to use them (advice) */
-	PIN,		/* and hand over the chunks; no page is granted */
-	BRING_AND_GRANT,
-	WANTED,		/* the same of what an earlier acquire asked for, whose it stays */
-};
+/* Pages [a, b) of its chunk belong to it. */
+static void part_span(struct part *pt, unsigned a, unsigned b)
+{
+	if (pt->end == 0)
+		pt->a = a;
+	pt->end = b;
+	bits_set(pt->pages, a, b);
+}
 
-/* What one acquire takes together: a part for each chunk, and then what was wanted of these before. */
+/* ---- an acquire ---- */
+
+/* The parts: one for each chunk that is brought, then one for each that the client maps beyond these. */
 struct parts {
 	struct part *at;
-	uint64_t n, room;
+	uint64_t n;
+};
+
+struct acquiring {
+	/* What was asked for. */
+	struct mapping *m;
+	struct segments asked;
+	bool write;
+	enum purpose purpose;
+	const struct pin *pin;	  /* see choose_chunks() */
+	struct ready_runs *ready; /* hold what is ready at once; NULL: decide about everything together */
+	uint64_t *seq;
+	atomic_uint *verdict;
+
+	/* What comes of it. */
+	uint64_t border;	/* chunks before this one are brought; of those behind it pages are held */
+	uint64_t *index;	/* of the chunks to bring, in order */
+	struct replica **reps;	/* theirs, pinned once n_pinned says so */
+	uint64_t n, n_pinned;
+	struct grant **mapped;	/* chunks behind the border that the client maps, pinned; */
+	struct replica **counted; /* and counted as pinned by the user */
+	unsigned n_mapped, n_counted;
+	struct grant **since;	/* those that it maps by now, see want_unmapped() */
+	unsigned n_since;
+	bool wants;
+	struct parts parts;
 	struct ahead ahead;
 };
 
-/* Between two windows: a thread that waits to truncate the file, and all who wait behind it, get their turn. */
-static void parts_give_turn(struct parts *parts, struct cfile *f)
+/* Whether anything was asked for that lies behind the border. */
+static bool reaches_beyond(const struct acquiring *ac)
 {
-	if (atomic_load(&f->range_waiters) == 0)
-		return;
-	ahead_drain(&parts->ahead);
-	pthread_rwlock_unlock(&f->range);
-	pthread_rwlock_rdlock(&f->range);
-}
-
-/* The pages of @add that lie in the chunk of @rep are to be held as often as it says. */
-static void parts_add(struct parts *parts, struct mapping *m, struct replica *rep, const struct hold *add, enum purpose purpose)
-{
-	uint64_t start = rep->chunk->index * GAIA_CHUNK_PAGES;
-	struct part *pt;
-
-	if (parts->n == parts->room) {
-		parts->room = MAX(2 * parts->room, 4u);
-		parts->at = xrealloc(parts->at, parts->room * sizeof(*parts->at));
-	}
-	pt = &parts->at[parts->n];
-	*pt = (struct part){
-		.m = m, .rep = rep, .ch = rep->chunk, .grant = purpose == BRING ? NULL : grant_get(m, rep),
-		.pin = purpose == PIN, .wanted = purpose == WANTED, .add = *add,
-	};
-	pt->add.a = MAX(add->a, start);
-	pt->add.b = MIN(add->b, start + GAIA_CHUNK_PAGES);
-	pt->a = (unsigned)(pt->add.a - start);
-	pt->end = (unsigned)(pt->add.b - start);
-	/* The first ones are those of the file. */
-	if (parts->n < parts->ahead.n) {
-		pt->ahead = &parts->ahead;
-		pt->nth = parts->n;
-	}
-	parts->n++;
-	if (pt->pin)
-		part_pin(pt);
+	return ac->purpose != BRING && ac->asked.at[ac->asked.n - 1].b > ac->border * GAIA_CHUNK_PAGES;
 }
 
 static bool is_given_up(atomic_uint *verdict)
@@ -124,80 +119,162 @@ static bool is_given_up(atomic_uint *verdict)
 	return verdict && atomic_load(verdict) == CACHE_GIVEN_UP;
 }
 
-/* Before each window. */
-static int parts_pause(struct parts *parts, struct cfile *f, atomic_uint *verdict)
+/* ---- bringing pages, and holding them ---- */
+
+static void part_add(struct acquiring *ac, struct replica *rep)
 {
-	parts_give_turn(parts, f);
+	struct part *pt = &ac->parts.at[ac->parts.n];
+	unsigned a, b;
+
+	*pt = (struct part){
+		.m = ac->m, .rep = rep, .ch = rep->chunk, .grant = ac->purpose == BRING ? NULL : grant_get(ac->m, rep),
+		.pin = ac->purpose == PIN, .write = ac->write, .add = segments_of_chunk(ac->asked, rep->chunk->index),
+	};
+	SEGMENTS_FOREACH(s, pt->add) {
+		segment_in_chunk(s, rep->chunk->index, &a, &b);
+		part_span(pt, a, b);
+	}
+	if (!pt->grant)
+		pt->add.n = 0;
+	/* The first ones are those of the file. */
+	if (ac->parts.n < ac->ahead.n) {
+		pt->ahead = &ac->ahead;
+		pt->nth = ac->parts.n;
+	}
+	ac->parts.n++;
+	if (pt->pin)
+		part_pin(pt);
+}
+
+/* Between two windows: a thread that waits to truncate the file, and all who wait behind it, get their turn. */
+static void give_turn(struct acquiring *ac)
+{
+	struct cfile *f = ac->m->file;
+
+	if (atomic_load(&f->range_waiters) == 0)
+		return;
+	ahead_drain(&ac->ahead);
+	pthread_rwlock_unlock(&f->range);
+	pthread_rwlock_rdlock(&f->range);
+}
+
+/* Before each window. */
+static int pause_windows(struct acquiring *ac, atomic_uint *verdict)
+{
+	give_turn(ac);
 	return is_given_up(verdict) ? -EINTR : 0;
 }
 
-/* Acquire the parts from @from on. file->range is held. */
-static int parts_acquire(struct parts *parts, uint64_t from, struct cfile *f, atomic_uint *verdict)
+/* Acquire parts at[0..n). file->range is held. */
+static int parts_acquire(struct acquiring *ac, struct part *at, uint64_t n, atomic_uint *verdict)
 {
-	uint64_t to;
+	uint64_t from, to;
 	int err = 0;
 
-	for (; from < parts->n && !err; from = to) {
-		err = parts_pause(parts, f, verdict);
+	for (from = 0; from < n && !err; from = to) {
+		err = pause_windows(ac, verdict);
 		if (err)
 			break;
-		to = from + window_acquire(&parts->at[from], parts->n - from, &err);
+		to = from + window_acquire(&at[from], n - from, &err);
 		for (uint64_t k = from; k < to && !err; k++) {
-			if (!parts->at[k].again)
+			if (!at[k].again)
 				continue;
-			ahead_drain(&parts->ahead);
-			err = parts_pause(parts, f, verdict);
+			ahead_drain(&ac->ahead);
+			err = pause_windows(ac, verdict);
 			if (!err)
-				err = part_acquire_again(&parts->at[k]);
+				err = part_acquire_again(&at[k]);
 		}
 	}
 	return err;
 }
 
-static void parts_end(struct parts *parts, bool undo)
+/* Bring what was asked for to the device, and hold it; also what lies beyond the end of the file in chunks that the client maps. */
+static int bring_and_hold(struct acquiring *ac)
 {
-	for (uint64_t k = 0; k < parts->n; k++) {
-		struct part *pt = &parts->at[k];
+	struct parts *parts = &ac->parts;
+	int err = 0;
 
-		if (pt->grant && undo)
-			part_undo(pt);
-		else if (pt->granted)
-			grant_settle(pt->grant, pt->a, pt->end, pt->add.n);
-	}
-	free(parts->at);
+	parts->at = xcalloc(ac->n + ac->n_mapped + 1, sizeof(*parts->at));
+	ahead_init(&ac->ahead, ac->reps, ac->n, ac->asked, ac->write);
+	pthread_rwlock_rdlock(&ac->m->file->range);
+	for (uint64_t k = 0; k < ac->n; k++)
+		part_add(ac, ac->reps[k]);
+	if (ac->purpose != PIN)
+		err = parts_acquire(ac, parts->at, ac->n, ac->verdict);
+	ahead_drain(&ac->ahead);
+	for (unsigned k = 0; k < ac->n_mapped && !err; k++)
+		part_add(ac, ac->mapped[k]->replica);
+	if (!err && ac->purpose != PIN)
+		err = parts_acquire(ac, parts->at + ac->n, parts->n - ac->n, ac->verdict);
+	pthread_rwlock_unlock(&ac->m->file->range);
+	return err;
 }
 
-/* What of @span does not lie in the @n chunks of @mapped, which are in order: the first of it is *@out, from @at on. */
-static bool next_unmapped(struct page_span span, struct grant **mapped, unsigned n, unsigned *k,
-			  uint64_t *at, struct page_span *out)
-{
-	for (; *at < span.b; (*k)++) {
-		uint64_t start = *k < n ? mapped[*k]->index * GAIA_CHUNK_PAGES : span.b;
+/* ---- what is wanted of chunks that the client does not map ---- */
 
-		*out = (struct page_span){ *at, MIN(start, span.b) };
-		*at = *k < n ? start + GAIA_CHUNK_PAGES : span.b;
-		if (out->a < out->b) {
-			(*k)++;
-			return true;
+/* The first mapped chunk that ends behind @page. */
+static unsigned mapped_behind(const struct acquiring *ac, uint64_t page)
+{
+	unsigned low = 0, high = ac->n_mapped;
+
+	while (low < high) {
+		unsigned mid = low + (high - low) / 2;
+
+		if ((ac->mapped[mid]->index + 1) * GAIA_CHUNK_PAGES <= page)
+			low = mid + 1;
+		else
+			high = mid;
+	}
+	return low;
+}
+
+/* Where next_unmapped() goes on: at page @at, in the segment @nth. All zeros at first. */
+struct place {
+	size_t nth;
+	uint64_t at;
+};
+
+/* The next pages behind the border that were asked for and do not lie in mapped chunks: false if there are none. */
+static bool next_unmapped(const struct acquiring *ac, struct place *pl, struct segment *out)
+{
+	pl->at = MAX(pl->at, ac->border * GAIA_CHUNK_PAGES);
+	while (pl->nth < ac->asked.n) {
+		const struct segment *s = &ac->asked.at[pl->nth];
+		uint64_t from = MAX(s->a, pl->at), start;
+		unsigned k;
+
+		if (from >= s->b) {
+			pl->nth++;
+			continue;
 		}
+		k = mapped_behind(ac, from);
+		start = k < ac->n_mapped ? ac->mapped[k]->index * GAIA_CHUNK_PAGES : UINT64_MAX;
+		if (start <= from) {
+			pl->at = start + GAIA_CHUNK_PAGES;
+			continue;
+		}
+		pl->at = MIN(s->b, start);
+		*out = (struct segment){ from, pl->at, s->n };
+		return true;
 	}
 	return false;
 }
 
-void mapping_unhold(struct mapping *m, uint64_t a, uint64_t b, bool write, bool untold)
+void mapping_unhold(struct mapping *m, uint64_t a, uint64_t b, unsigned n, bool write, bool untold)
 {
+	struct segment span = { a, b, n };
 	struct grant **list;
-	unsigned n = grants_pin(m, a / GAIA_CHUNK_PAGES, (b - 1) / GAIA_CHUNK_PAGES, &list);
+	unsigned n_grants = grants_pin(m, (struct segments){ &span, 1 }, &list);
 
-	for (unsigned k = 0; k < n; k++) {
+	for (unsigned k = 0; k < n_grants; k++) {
 		struct chunk *ch = list[k]->replica->chunk;
-		unsigned from = page_in_chunk(a, ch->index, 0, 0);
-		unsigned to = page_in_chunk(b - 1, ch->index, 0, GAIA_CHUNK_PAGES - 1) + 1;
+		unsigned from, to;
 
+		segment_in_chunk(&span, ch->index, &from, &to);
 		pthread_mutex_lock(&ch->lock);
 		if (!untold || !ready_unhold(list[k], from, to, write)) {
 			pages_lock(ch, from, to);
-			grant_unhold(list[k], from, to, 1, write, untold);
+			grant_unhold(list[k], from, to, n, write ? n : 0, untold);
 			replica_scrub(list[k]->replica, from, to, false);
 			pages_unlock(ch, from, to);
 		}
@@ -207,62 +284,125 @@ void mapping_unhold(struct mapping *m, uint64_t a, uint64_t b, bool write, bool 
 	free(list);
 }
 
-/* All of @span is not wanted any more, but what lies in the @n chunks of @mapped. */
-static void unwant_unmapped(struct mapping *m, struct page_span span, struct grant **mapped,
-			    unsigned n, bool write)
+/* Pages before @until of what next_unmapped() says are not wanted any more. */
+static void unwant_unmapped(const struct acquiring *ac, uint64_t until)
 {
-	struct page_span out;
-	uint64_t at = span.a, end;
-	unsigned k = 0;
-	bool there;
+	struct place pl = { .nth = 0 };
+	struct segment s;
+	unsigned left;
+	uint64_t end;
 
-	while (next_unmapped(span, mapped, n, &k, &at, &out))
-		for (; out.a < out.b; out.a = end) {
-			end = wanted_undo(m, out.a, out.b, write, &there);
-			if (!there)
-				mapping_unhold(m, out.a, end, write, false);
+	while (next_unmapped(ac, &pl, &s) && s.a < until)
+		for (; s.a < s.b; s.a = end) {
+			end = wanted_undo(ac->m, s.a, s.b, s.n, ac->write, &left);
+			if (left > 0)
+				mapping_unhold(ac->m, s.a, end, left, ac->write, false);
 		}
 }
 
 /* The other way round. */
-static int want_unmapped(struct mapping *m, struct page_span span, struct grant **mapped,
-			 unsigned n, bool write)
+static int want_all_unmapped(const struct acquiring *ac)
 {
-	struct page_span out;
-	uint64_t at = span.a;
-	unsigned k = 0;
+	struct place pl = { .nth = 0 };
+	struct segment s;
 	int err = 0;
 
-	while (!err && next_unmapped(span, mapped, n, &k, &at, &out))
-		err = wanted_add(m, out.a, out.b, write);
+	while (!err && next_unmapped(ac, &pl, &s))
+		err = wanted_add(ac->m, s.a, s.b, s.n, ac->write);
 	if (err)
-		unwant_unmapped(m, (struct page_span){ span.a, out.a }, mapped, n, write);
+		unwant_unmapped(ac, s.a);
 	return err;
 }
 
 /* The acquire has succeeded. */
-static void settle_unmapped(struct mapping *m, struct page_span span, struct grant **mapped, unsigned n)
+static void settle_unmapped(const struct acquiring *ac)
 {
-	struct page_span out;
-	uint64_t at = span.a;
-	unsigned k = 0;
+	struct place pl = { .nth = 0 };
+	struct segment s;
 
-	while (next_unmapped(span, mapped, n, &k, &at, &out))
-		wanted_settle(m, out.a, out.b);
+	while (next_unmapped(ac, &pl, &s))
+		wanted_settle(ac->m, s.a, s.b, s.n);
 }
 
 /* What the client wanted of this chunk, which it maps, or is about to. */
-static int acquire_wanted(struct mapping *m, struct replica *rep, struct parts *parts)
+static int acquire_wanted(struct acquiring *ac, struct replica *rep)
 {
+	struct part pt;
 	struct hold h;
 	int err = 0;
 
-	pthread_rwlock_rdlock(&m->file->range);
-	while (!err && wanted_first(m, rep->chunk->index, &h)) {
-		parts_add(parts, m, rep, &h, WANTED);
-		err = parts_acquire(parts, parts->n - 1, m->file, NULL);
+	pthread_rwlock_rdlock(&ac->m->file->range);
+	while (!err && wanted_first(ac->m, rep->chunk->index, &h)) {
+		uint64_t start = rep->chunk->index * GAIA_CHUNK_PAGES;
+
+		pt = (struct part){ .m = ac->m, .rep = rep, .ch = rep->chunk, .grant = grant_get(ac->m, rep), .wanted = true,
+				    .write = h.writes > 0 };
+		part_span(&pt, (unsigned)(h.a - start), (unsigned)(h.b - start));
+		/* It goes on when this acquire is given up: what is wanted is an earlier one's. */
+		err = parts_acquire(ac, &pt, 1, NULL);
 	}
-	pthread_rwlock_unlock(&m->file->range);
+	pthread_rwlock_unlock(&ac->m->file->range);
+	return err;
+}
+
+/*
+ * In chunks that the file does not reach, pages are held if the client maps the chunk already. In others it
+ * can store nothing until it gets them by another acquire: what was asked for is remembered until then. If the file has grown,
+ * that other acquire may run beside this one. The other one first notes that the client has the chunk and
+ * then looks for what is wanted; this one first notes what is wanted and then looks for chunks: so one of them sees the other.
+ */
+static int want_unmapped(struct acquiring *ac)
+{
+	int err;
+
+	if (ac->purpose != BRING_AND_GRANT || !reaches_beyond(ac))
+		return 0;
+	err = want_all_unmapped(ac);
+	if (err)
+		return err;
+	ac->wants = true;
+	ac->n_since = grants_pin_mapped(ac->m, ac->asked, ac->border, !ac->pin, &ac->since);
+	for (unsigned k = 0; k < ac->n_since && !err; k++)
+		err = acquire_wanted(ac, ac->since[k]->replica);
+	return err;
+}
+
+/* ---- handing chunks over ---- */
+
+/* The chunks that were brought, where the client does not map them. */
+static int deliver(const struct acquiring *ac)
+{
+	struct grant **list = xcalloc(ac->n + 1, sizeof(struct grant *));
+	int err;
+
+	for (uint64_t k = 0; k < ac->n; k++)
+		list[k] = ac->parts.at[k].grant;
+	err = grants_deliver(ac->m, list, ac->n);
+	free(list);
+	return err;
+}
+
+static int acquire_all_wanted(struct acquiring *ac)
+{
+	int err = 0;
+
+	for (uint64_t k = 0; k < ac->n && !err; k++)
+		err = acquire_wanted(ac, ac->reps[k]);
+	return err;
+}
+
+/* What an earlier acquire wanted of the chunks comes before they are handed over, and what was wanted meanwhile after it. */
+static int hand_over(struct acquiring *ac)
+{
+	int err;
+
+	if (ac->purpose == BRING)
+		return 0;
+	err = acquire_all_wanted(ac);
+	if (!err)
+		err = deliver(ac);
+	if (!err)
+		err = acquire_all_wanted(ac);
 	return err;
 }
 
@@ -348,9 +488,9 @@ static bool pin_has(const struct pin *pin, uint64_t chunk)
 /* The acquire has come, or will not: its chunks, and no others, need not stay any more. */
 static void pin_end(struct mapping *m, struct pin *pin)
 {
+	struct segment span = { pin->span.a, pin->span.b, 1 };
 	struct grant **list;
-	unsigned n = grants_pin(m, pin->span.a / GAIA_CHUNK_PAGES, (pin->span.b - 1) / GAIA_CHUNK_PAGES,
-				&list);
+	unsigned n = grants_pin(m, (struct segments){ &span, 1 }, &list);
 
 	for (unsigned k = 0; k < n; k++) {
 		struct replica *rep = list[k]->replica;
@@ -381,152 +521,187 @@ void pins_drop(struct mapping *m)
 	}
 }
 
-static struct replica **replicas_of(struct grant **list, unsigned n)
-{
-	struct replica **reps = xcalloc(n + 1, sizeof(*reps));
-
-	for (unsigned k = 0; k < n; k++)
-		reps[k] = list[k]->replica;
-	return reps;
-}
+/* ---- what an acquire is about, and its end ---- */
 
 /*
- * In chunks that the file does not reach, pages are held if the client maps the chunk already. In others it
- * can store nothing until it gets them by another acquire: what was asked for is remembered until then. If the file has grown,
- * that other acquire may run beside this one. The other one first notes that the client has the chunk and
- * then looks for what is wanted; this one first notes what is wanted and then looks for chunks: so one of them sees the other.
+ * The chunks to bring; of those that are ready pages are held by then.
  *
- * @ready: hold what is ready at once; NULL: decide about the whole range together.
- *
- * @pin: a stream waits for this acquire, and clients that are asked for memory may wait for the stream. So it brings the
+ * ac->pin: a stream waits for this acquire, and clients that are asked for memory may wait for the stream. So it brings the
  * chunks that were to stay for it, and waits for no evictor. Chunks that the file has grown into since then count
  * as beyond its end.
  */
-static int acquire_chunks(struct mapping *m, struct page_span span, bool write, enum purpose purpose, const struct pin *pin,
-			  struct ready_runs *ready, uint64_t *seq, atomic_uint *verdict)
+static int choose_chunks(struct acquiring *ac)
 {
-	uint64_t c0 = span.a / GAIA_CHUNK_PAGES, c1 = (span.b - 1) / GAIA_CHUNK_PAGES;
-	uint64_t end = (cfile_size(m->file) + GAIA_CHUNK - 1) / GAIA_CHUNK;
-	uint64_t n_all = c0 < end ? MIN(c1 + 1, end) - c0 : 0, n, k;
-	uint64_t *index;
-	bool grants = pin || purpose == BRING_AND_GRANT, wanted = false;
-	const struct hold add = { .a = span.a, .b = span.b, .n = 1, .writes = write };
-	struct page_span beyond;
-	pthread_rwlock_t *range = &m->file->range;
-	struct parts parts = { .n = 0 };
-	struct grant **mapped = NULL, **since = NULL;
-	unsigned n_mapped = 0, n_since = 0, n_held = 0;
-	struct replica **reps, **held = NULL;
+	uint64_t first = ac->asked.at[0].a / GAIA_CHUNK_PAGES, n_all;
 	int err = 0;
 
-	if (pin)
-		n_all = MIN(n_all, pin->n);
+	ac->border = (cfile_size(ac->m->file) + GAIA_CHUNK - 1) / GAIA_CHUNK;
+	if (ac->pin)
+		ac->border = MIN(ac->border, first + ac->pin->n);
+	n_all = segments_chunks(ac->asked, 0, ac->border, NULL);
 	/* More than the device has cannot fit; asked before any memory is spent on it. */
-	if (n_all > m->dev->dev->capacity / GAIA_CHUNK)
+	if (n_all > ac->m->dev->dev->capacity / GAIA_CHUNK)
 		return -ENOMEM;
-	if (atomic_load(&m->dev->gone))
+	if (atomic_load(&ac->m->dev->gone))
 		return -ENODEV;
-	reps = xcalloc(n_all + 1, sizeof(*reps));
-	index = xcalloc(n_all + 1, sizeof(*index));
-	if (ready) {
-		err = ready_take(m, (struct page_span){ span.a, MIN(span.b, (c0 + n_all) * GAIA_CHUNK_PAGES) }, write, ready, index);
-		n = ready->n_rest;
-		*seq = MAX(*seq, ready->seq);
+	ac->reps = xcalloc(n_all + 1, sizeof(*ac->reps));
+	ac->index = xcalloc(n_all + 1, sizeof(*ac->index));
+	if (ac->ready) {
+		struct page_span span = { ac->asked.at[0].a, MIN(ac->asked.at[0].b, ac->border * GAIA_CHUNK_PAGES) };
+
+		err = ready_take(ac->m, span, ac->write, ac->ready, ac->index);
+		ac->n = ac->ready->n_rest;
+		*ac->seq = MAX(*ac->seq, ac->ready->seq);
 	} else {
-		for (n = 0; n < n_all; n++)
-			index[n] = c0 + n;
+		ac->n = segments_chunks(ac->asked, 0, ac->border, ac->index);
 	}
-	if (err)
-		goto end_ready;
-	if (pin) {
-		/* They are pinned, as long as the client lives. */
-		k = replicas_pin_again(m, index, n, reps);
-		err = k < n ? -ENOTCONN : 0;
-		while (err && k > 0)
-			replica_unpin(reps[--k]);
-		for (k = 0; k < n && !err; k++)
-			user_pin(m, reps[k]);
-	} else if (n > 0)
-		err = replicas_pin(m, index, n, reps);
-	if (err)
-		goto end_ready;
-	beyond = (struct page_span){ MAX(span.a, (c0 + n_all) * GAIA_CHUNK_PAGES), span.b };
-	if (purpose != BRING && beyond.a < beyond.b) {
-		n_mapped = grants_pin_mapped(m, c0 + n_all, c1, !pin, &mapped);
-		held = replicas_of(mapped, n_mapped);
-		err = user_pin_all(m, held, n_mapped) ? 0 : user_refuse(m);
-		n_held = err ? 0 : n_mapped;
-	}
-	ahead_init(&parts.ahead, reps, n, span, write);
-	pthread_rwlock_rdlock(range);
-	for (k = 0; k < n && !err; k++)
-		parts_add(&parts, m, reps[k], &add, purpose);
-	if (!err && purpose != PIN)
-		err = parts_acquire(&parts, 0, m->file, verdict);
-	ahead_drain(&parts.ahead);
-	for (k = 0; k < n_mapped && !err; k++)
-		parts_add(&parts, m, mapped[k]->replica, &add, purpose);
-	if (!err && purpose != PIN)
-		err = parts_acquire(&parts, n, m->file, verdict);
-	pthread_rwlock_unlock(range);
-	for (k = 0; k < n && !err && purpose != BRING; k++)
-		err = acquire_wanted(m, reps[k], &parts);
-	if (!err && purpose != BRING)
-		err = parts_deliver(m, parts.at, n);
-	for (k = 0; k < n && !err && purpose != BRING; k++)
-		err = acquire_wanted(m, reps[k], &parts);
-	if (!err && grants && beyond.a < beyond.b) {
-		err = want_unmapped(m, beyond, mapped, n_mapped, write);
-		wanted = !err;
-	}
-	if (wanted) {
-		n_since = grants_pin_mapped(m, c0 + n_all, c1, !pin, &since);
-	}
-	for (k = 0; k < n_since && !err; k++)
-		err = acquire_wanted(m, since[k]->replica, &parts);
-	for (k = 0; k < parts.n && !err && purpose != BRING; k++)
-		delivery_wait(parts.at[k].grant, seq);
-	if (!err && !cache_decide(verdict, CACHE_DONE))
-		err = -EINTR;
-	for (k = 0; k < parts.n && !err && purpose != BRING; k++)
-		grant_make_ready(parts.at[k].grant);
-	if (!err && purpose == PIN)
-		err = pin_note(m, span, c0, n, mapped, n_mapped);
-	parts_end(&parts, err != 0);
-	if (wanted && !err)
-		settle_unmapped(m, beyond, mapped, n_mapped);
-	else if (wanted)
-		unwant_unmapped(m, beyond, mapped, n_mapped, write);
-	for (k = 0; k < n_since; k++)
-		replica_unpin(since[k]->replica);
-	user_unpin_all(m, held, n_held);
-	for (k = 0; k < n_mapped; k++)
-		replica_unpin(mapped[k]->replica);
-	user_unpin_all(m, reps, n);
-	free(held);
-	free(mapped);
-	free(since);
-	for (k = 0; k < n; k++)
-		replica_unpin(reps[k]);
-end_ready:
-	if (ready)
-		ready_end(m, ready, write, err != 0);
-	free(reps);
-	free(index);
 	return err;
 }
 
-/* Two acquires that hold what is ready may both fail for lack of room for the rest. So the second try decides about the whole range at once. */
-static int acquire_range(struct mapping *m, struct page_span span, bool write, enum purpose purpose, const struct pin *pin, uint64_t *seq,
-			 atomic_uint *verdict)
+/* Those that a PIN holds are pinned, as long as the client lives. */
+static int pin_again(struct acquiring *ac)
+{
+	uint64_t n = replicas_pin_again(ac->m, ac->index, ac->n, ac->reps);
+
+	if (n < ac->n) {
+		while (n > 0)
+			replica_unpin(ac->reps[--n]);
+		return -ENOTCONN;
+	}
+	for (uint64_t k = 0; k < n; k++)
+		user_pin(ac->m, ac->reps[k]);
+	return 0;
+}
+
+static int pin_chunks(struct acquiring *ac)
+{
+	int err = ac->n == 0 ? 0 : ac->pin ? pin_again(ac) : replicas_pin(ac->m, ac->index, ac->n, ac->reps);
+
+	ac->n_pinned = err ? 0 : ac->n;
+	return err;
+}
+
+/* Chunks behind the border that the client maps. */
+static int pin_mapped(struct acquiring *ac)
+{
+	if (!reaches_beyond(ac))
+		return 0;
+	ac->n_mapped = grants_pin_mapped(ac->m, ac->asked, ac->border, !ac->pin, &ac->mapped);
+	ac->counted = xcalloc(ac->n_mapped + 1, sizeof(*ac->counted));
+	for (unsigned k = 0; k < ac->n_mapped; k++)
+		ac->counted[k] = ac->mapped[k]->replica;
+	if (!user_pin_all(ac->m, ac->counted, ac->n_mapped))
+		return user_refuse(ac->m);
+	ac->n_counted = ac->n_mapped;
+	return 0;
+}
+
+/* The client must handle the messages that bring these chunks, also those that others have sent it. */
+static void await_deliveries(struct acquiring *ac)
+{
+	for (uint64_t k = 0; k < ac->parts.n; k++)
+		delivery_wait(ac->parts.at[k].grant, ac->seq);
+	for (unsigned k = 0; k < ac->n_since; k++)
+		delivery_wait(ac->since[k], ac->seq);
+}
+
+static void make_ready(struct acquiring *ac)
+{
+	for (uint64_t k = 0; k < ac->parts.n; k++)
+		grant_make_ready(ac->parts.at[k].grant);
+	for (unsigned k = 0; k < ac->n_since; k++)
+		grant_make_ready(ac->since[k]);
+}
+
+/* Everything has been done: so the acquire succeeds, unless it was given up before. */
+static int decide(struct acquiring *ac)
+{
+	if (ac->purpose != BRING)
+		await_deliveries(ac);
+	if (!cache_decide(ac->verdict, CACHE_DONE))
+		return -EINTR;
+	if (ac->purpose != BRING)
+		make_ready(ac);
+	if (ac->purpose != PIN)
+		return 0;
+	return pin_note(ac->m, (struct page_span){ ac->asked.at[0].a, ac->asked.at[0].b }, ac->asked.at[0].a / GAIA_CHUNK_PAGES, ac->n,
+			ac->mapped, ac->n_mapped);
+}
+
+/* The holds count from now on, or are taken back. */
+static void settle_or_undo(struct acquiring *ac, bool undo)
+{
+	for (uint64_t k = 0; k < ac->parts.n; k++) {
+		if (ac->parts.at[k].grant && undo)
+			part_undo(&ac->parts.at[k]);
+		else
+			part_settle(&ac->parts.at[k]);
+	}
+	if (ac->wants && undo)
+		unwant_unmapped(ac, UINT64_MAX);
+	else if (ac->wants)
+		settle_unmapped(ac);
+}
+
+static void acquiring_end(struct acquiring *ac)
+{
+	for (unsigned k = 0; k < ac->n_since; k++)
+		replica_unpin(ac->since[k]->replica);
+	user_unpin_all(ac->m, ac->counted, ac->n_counted);
+	for (unsigned k = 0; k < ac->n_mapped; k++)
+		replica_unpin(ac->mapped[k]->replica);
+	user_unpin_all(ac->m, ac->reps, ac->n_pinned);
+	for (uint64_t k = 0; k < ac->n_pinned; k++)
+		replica_unpin(ac->reps[k]);
+	free(ac->since);
+	free(ac->counted);
+	free(ac->mapped);
+	free(ac->reps);
+	free(ac->index);
+	free(ac->parts.at);
+}
+
+static int acquire_segments(struct acquiring *ac)
+{
+	int err = choose_chunks(ac);
+
+	if (!err)
+		err = pin_chunks(ac);
+	if (!err)
+		err = pin_mapped(ac);
+	if (!err)
+		err = bring_and_hold(ac);
+	if (!err)
+		err = hand_over(ac);
+	if (!err)
+		err = want_unmapped(ac);
+	if (!err)
+		err = decide(ac);
+	settle_or_undo(ac, err != 0);
+	acquiring_end(ac);
+	return err;
+}
+
+/*
+ * What is ready of a single range is held at once, and the rest decided for itself. Two acquires that do so may both fail for lack of
+ * room for the rest. So the second try decides about the whole range at once.
+ */
+static int acquire_some_ready(const struct acquiring *what)
 {
 	struct ready_runs ready = { .n = 0 };
-	bool apart = purpose == BRING_AND_GRANT && !pin;
-	int err = acquire_chunks(m, span, write, purpose, pin, apart ? &ready : NULL, seq, verdict);
+	struct acquiring ac = *what;
+	bool apart = ac.purpose == BRING_AND_GRANT && !ac.pin && segments_are_one_range(ac.asked);
+	int err;
 
-	if (err == -ENOMEM && ready.n > 0)
-		err = acquire_chunks(m, span, write, purpose, pin, NULL, seq, verdict);
-	return err;
+	if (apart)
+		ac.ready = &ready;
+	err = acquire_segments(&ac);
+	if (apart)
+		ready_end(ac.m, &ready, ac.write, err != 0);
+	if (err != -ENOMEM || ready.n == 0)
+		return err;
+	ac = *what;
+	return acquire_segments(&ac);
 }
 
 /* What follows goes by the file's size. */
@@ -540,45 +715,104 @@ static int learn_size(struct cfile *f)
 	return err;
 }
 
+static bool is_inside(const struct mapping *m, uint64_t off, uint64_t len)
+{
+	return off >= m->off && len <= m->len && off - m->off <= m->len - len;
+}
+
+/* The pages of a range that is not empty. */
+static struct segment segment_of(uint64_t off, uint64_t len)
+{
+	return (struct segment){ off / GAIA_PAGE, (off + len - 1) / GAIA_PAGE + 1, 1 };
+}
+
+/* What is ready needs nothing but its holds. *err as of cache_acquire(). */
+static bool acquire_ready(const struct acquiring *ac, int *err)
+{
+	struct page_span span = { ac->asked.at[0].a, ac->asked.at[0].b };
+
+	if (ac->purpose != BRING_AND_GRANT || ac->pin || !segments_are_one_range(ac->asked) ||
+	    !ready_acquire(ac->m, span, ac->write, ac->seq, ac->verdict, err))
+		return false;
+	count(CTR_acquires_ready, 1);
+	return true;
+}
+
+static int acquire(const struct acquiring *ac)
+{
+	int err;
+
+	if (!acquire_ready(ac, &err)) {
+		err = learn_size(ac->m->file);
+		if (err)
+			return err;
+		err = acquire_some_ready(ac);
+	}
+	count(CTR_acquires, ac->purpose == BRING_AND_GRANT);
+	if (err == -ENOMEM)
+		count(CTR_acquire_nomem, 1);
+	return err;
+}
+
 int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq,
 		  atomic_uint *verdict)
 {
 	unsigned access = prot & (GAIA_PROT_READ | GAIA_PROT_WRITE);
-	struct page_span span = { off / GAIA_PAGE, (off + len - 1) / GAIA_PAGE + 1 };
+	struct segment span;
 	struct pin *pin = NULL;
 	int err = 0;
 
 	*seq = 0;
 	if (access & ~m->prot)
 		return -EACCES;
-	if (off < m->off || len > m->len || off - m->off > m->len - len)
+	if (!is_inside(m, off, len))
 		return -EINVAL;
 	if (len == 0)
 		return 0;
+	span = segment_of(off, len);
 	if (prot & GAIA_PROT_PINNED) {
-		pin = pin_take(m, span);
+		pin = pin_take(m, (struct page_span){ span.a, span.b });
 		if (!pin)
 			return -EINVAL;
 	}
-	if (access && !(prot & (GAIA_PROT_PIN | GAIA_PROT_PINNED)) &&
-	    ready_acquire(m, span, access & GAIA_PROT_WRITE, seq, verdict, &err)) {
-		count(CTR_acquires, 1);
-		count(CTR_acquires_ready, 1);
-		return err;
-	}
 	if (access)
-		err = learn_size(m->file);
-	if (access && !err) {
-		err = acquire_range(m, span, access & GAIA_PROT_WRITE,
-				    prot & GAIA_PROT_PIN ? PIN : BRING_AND_GRANT, pin, seq, verdict);
-		count(CTR_acquires, !(prot & GAIA_PROT_PIN));
-	}
-	if (err == -ENOMEM)
-		count(CTR_acquire_nomem, 1);
+		err = acquire(&(struct acquiring){
+			.m = m, .asked = { &span, 1 }, .write = access & GAIA_PROT_WRITE,
+			.purpose = prot & GAIA_PROT_PIN ? PIN : BRING_AND_GRANT, .pin = pin, .seq = seq, .verdict = verdict,
+		});
 	if (pin && err)
 		pin_put_back(m, pin);
 	else if (pin)
 		pin_end(m, pin);
+	return err;
+}
+
+int ranges_check(const struct mapping *m, const struct gaia_list_range *range, size_t n)
+{
+	for (size_t k = 0; k < n; k++)
+		if (range[k].length > 0 && !is_inside(m, range[k].offset, range[k].length))
+			return -EINVAL;
+	return 0;
+}
+
+int cache_acquirev(struct mapping *m, struct gaia_list_range *range, size_t n, unsigned prot, uint64_t *seq, atomic_uint *verdict)
+{
+	struct segments segs;
+	int err;
+
+	*seq = 0;
+	if (prot & ~m->prot)
+		return -EACCES;
+	err = ranges_check(m, range, n);
+	if (!err)
+		err = segments_make(range, n, &segs);
+	if (err)
+		return err;
+	if (segs.n > 0)
+		err = acquire(&(struct acquiring){
+			.m = m, .asked = segs, .write = prot & GAIA_PROT_WRITE, .purpose = BRING_AND_GRANT, .seq = seq, .verdict = verdict,
+		});
+	free(segs.at);
 	return err;
 }
 
@@ -641,12 +875,31 @@ int cache_evict(struct cfile *f, unsigned from, uint64_t off, uint64_t len)
 	return evict(f, from, off, len, NULL);
 }
 
+static int bring_span(struct mapping *m, struct segment span)
+{
+	struct acquiring ac = { .m = m, .asked = { &span, 1 }, .purpose = BRING, .seq = &(uint64_t){ 0 } };
+
+	return acquire_segments(&ac);
+}
+
+/* The pages that the range has in the file, [*first, *last]: false if there are none. */
+static bool clip(struct mapping *m, uint64_t off, uint64_t len, uint64_t *first, uint64_t *last)
+{
+	uint64_t end = MIN(off + len, cfile_size(m->file));
+
+	if (len == 0 || off >= end)
+		return false;
+	*first = off / GAIA_PAGE;
+	*last = (end - 1) / GAIA_PAGE;
+	return true;
+}
+
 int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice)
 {
-	uint64_t first, last, seq, c0, c1;
+	uint64_t first, last, c0, c1;
 	int err = 0;
 
-	if (off < m->off || len > m->len || off - m->off > m->len - len)
+	if (!is_inside(m, off, len))
 		return -EINVAL;
 	err = learn_size(m->file);
 	if (err || !clip(m, off, len, &first, &last))
@@ -655,8 +908,7 @@ int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice)
 	case GAIA_ADVISE_WILLNEED:
 		for (uint64_t p = first; p <= last && !err; p = ROUND_DOWN(p, GAIA_CHUNK_PAGES) +
 								GAIA_CHUNK_PAGES)
-			err = acquire_range(m, (struct page_span){ p, MIN(last, p | (GAIA_CHUNK_PAGES - 1)) + 1 },
-					    false, BRING, NULL, &seq, NULL);
+			err = bring_span(m, (struct segment){ p, MIN(last, p | (GAIA_CHUNK_PAGES - 1)) + 1, 1 });
 		return err == -ENOMEM ? 0 : err; /* as far as there is room */
 	case GAIA_ADVISE_DONTNEED:
 		/* Whole chunks only: a part's neighbours may be needed. */

@@ -22,9 +22,9 @@ struct batch {
 	uint64_t locked[GAIA_CHUNK_PAGES / 64];
 };
 
-void ahead_init(struct ahead *ah, struct replica **reps, uint64_t n, struct page_span span, bool write)
+void ahead_init(struct ahead *ah, struct replica **reps, uint64_t n, struct segments asked, bool write)
 {
-	*ah = (struct ahead){ .reps = reps, .n = n, .span = span, .write = write };
+	*ah = (struct ahead){ .reps = reps, .n = n, .asked = asked, .write = write };
 }
 
 /* Whether page i will have to be read from the store, as far as that is known. chunk->lock is held. */
@@ -45,44 +45,31 @@ static bool will_be_read(struct replica *rep, unsigned i, bool write)
 	return true;
 }
 
-/* The pages of chunk k that are asked for: [*a, *b). */
-static void pages_of(const struct ahead *ah, uint64_t k, unsigned *a, unsigned *b)
-{
-	uint64_t start = ah->reps[k]->chunk->index * GAIA_CHUNK_PAGES;
-
-	*a = (unsigned)(MAX(ah->span.a, start) - start);
-	*b = (unsigned)(MIN(ah->span.b, start + GAIA_CHUNK_PAGES) - start);
-}
-
 /* NULL: there is nothing to read of it. */
 static struct batch *batch_begin(const struct ahead *ah, uint64_t k)
 {
 	struct batch *bt = xcalloc(1, sizeof(*bt));
 	struct chunk *ch = ah->reps[k]->chunk;
-	unsigned a, b, j;
+	unsigned a, b;
 
 	bt->nth = k;
 	bt->fills = (struct fills)FILLS(bt->fills, true);
-	pages_of(ah, k, &a, &b);
 	pthread_mutex_lock(&ch->lock);
-	for (unsigned i = a; i < b; i++)
-		if (will_be_read(ah->reps[k], i, ah->write) && page_trylock(ch, i))
-			bit_set(bt->locked, i);
+	SEGMENTS_FOREACH(s, segments_of_chunk(ah->asked, ch->index)) {
+		segment_in_chunk(s, ch->index, &a, &b);
+		for (unsigned i = a; i < b; i++)
+			if (will_be_read(ah->reps[k], i, ah->write) && page_trylock(ch, i))
+				bit_set(bt->locked, i);
+	}
 	pthread_mutex_unlock(&ch->lock);
-	if (bits_first(bt->locked, a, b) == b) {
+	if (bits_first(bt->locked, 0, GAIA_CHUNK_PAGES) == GAIA_CHUNK_PAGES) {
 		free(bt);
 		return NULL;
 	}
 	/* A page that cannot be read now is tried again at its turn. */
-	for (unsigned i = a; i < b; i = j) {
-		j = i + 1;
-		if (!bit_test(bt->locked, i))
-			continue;
-		while (j < b && bit_test(bt->locked, j))
-			j++;
+	FOR_RUNS(bt->locked, 0, GAIA_CHUNK_PAGES, i, j)
 		if (home_fill_begin(&bt->fills, ch, i, j))
 			break;
-	}
 	return bt;
 }
 

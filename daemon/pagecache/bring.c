@@ -28,6 +28,7 @@
 #define WINDOW_CHUNKS 4096u
 #define WINDOW_FETCHES 32u
 
+#define FOR_BEYOND(pt, i) for (unsigned i = (pt)->b; (i = bits_first((pt)->pages, i, (pt)->end)) < (pt)->end; i++)
 #define FOR_TODO(pt, i) for (unsigned i = (pt)->a; (i = bits_first((pt)->todo, i, (pt)->b)) < (pt)->b; i++)
 
 struct window {
@@ -61,7 +62,17 @@ bool part_run(const struct part *pt, unsigned steps, unsigned *i, unsigned *j)
 /* chunk->lock held. */
 static void part_plan(struct part *pt)
 {
-	replica_plan(pt->rep, pt->a, pt->b, pt->todo, pt->add.writes > 0, pt->step);
+	replica_plan(pt->rep, pt->a, pt->b, pt->todo, pt->write, pt->step);
+}
+
+/* For each run of the pages that are to be brought, whatever the index says of them. */
+static int part_each_run(struct part *pt, int (*call)(struct chunk *ch, unsigned a, unsigned b))
+{
+	int err = 0;
+
+	FOR_RUNS(pt->pages, pt->a, pt->b, i, j)
+		err = err ? err : call(pt->ch, i, j);
+	return err;
 }
 
 /* Fetch the pages that the plan names (all runs of @steps), and plan again. */
@@ -94,13 +105,13 @@ static int part_distrust(struct part *pt)
 	pthread_mutex_unlock(&pt->ch->lock);
 	if (!spoiled)
 		return 0;
-	err = pages_secure(pt->ch, pt->a, pt->b);
+	err = part_each_run(pt, pages_secure);
 	if (err)
 		return err;
 	pthread_mutex_lock(&pt->ch->lock);
 	replica_held(rep, pt->a, pt->b, held);
 	for (unsigned i = pt->a; i < pt->b; i++)
-		if (!bit_test(held, i))
+		if (bit_test(pt->pages, i) && !bit_test(held, i))
 			replica_distrusted(rep, i);
 	pthread_mutex_unlock(&pt->ch->lock);
 	return 0;
@@ -108,7 +119,7 @@ static int part_distrust(struct part *pt)
 
 static int part_prepare(struct part *pt)
 {
-	int err = pt->whole ? passthrough_catch_up(pt->ch, pt->a, pt->b) : 0;
+	int err = pt->whole ? part_each_run(pt, passthrough_catch_up) : 0;
 
 	/* Then bases may have been given up that the plan would ask for (kept_trim()). */
 	if (!err && atomic_load(&pt->rep->dev->gone))
@@ -223,7 +234,7 @@ bool parts_arm(struct part *const *part, unsigned n)
 	bool all = true;
 
 	for (unsigned k = 0; k < n && all; k++)
-		all = part[k]->add.writes > 0;
+		all = part[k]->write;
 	return all;
 }
 
@@ -319,7 +330,7 @@ static int window_arm(struct window *w)
 	for (unsigned k = 0; k < w->n; k++) {
 		struct part *pt = w->at[k];
 
-		if (pt->add.writes == 0 || pt->again)
+		if (!pt->write || pt->again)
 			continue;
 		FOR_TODO(pt, i)
 			if (!(pt->rep->page[i].flags & REPLICA_ARMED) && pt->rep->page[i].writers == 0)
@@ -331,7 +342,7 @@ static int window_arm(struct window *w)
 	for (unsigned k = 0; k < w->n && !err; k++) {
 		struct part *pt = w->at[k];
 
-		if (pt->add.writes == 0 || pt->again)
+		if (!pt->write || pt->again)
 			continue;
 		pthread_mutex_lock(&pt->ch->lock);
 		FOR_TODO(pt, i)
@@ -386,7 +397,7 @@ static int window_zero(struct window *w)
 	int err;
 
 	for (unsigned k = 0; k < w->n; k++)
-		for (unsigned i = w->at[k]->b; i < w->at[k]->end; i++)
+		FOR_BEYOND(w->at[k], i)
 			runs[op.n++] = (struct dev_run){ .mem = w->at[k]->rep->mem, .page = i, .npages = 1 };
 	err = cache_device_run(window_device(w), &op);
 	free(runs);
@@ -394,7 +405,7 @@ static int window_zero(struct window *w)
 		struct part *pt = w->at[k];
 
 		pthread_mutex_lock(&pt->ch->lock);
-		for (unsigned i = pt->b; i < pt->end; i++)
+		FOR_BEYOND(pt, i)
 			replica_zeroed(pt->rep, i);
 		pthread_mutex_unlock(&pt->ch->lock);
 	}
@@ -416,13 +427,19 @@ static unsigned part_in_file(const struct part *pt)
 /* chunk->lock held. */
 static int part_grant(struct part *pt)
 {
-	int err;
+	int err = 0;
 
-	if (!pt->grant)
-		return 0;
-	err = pt->wanted ? grant_take_wanted(pt->grant, pt->a, pt->end, pt->b, pt->add.writes > 0) :
-			   grant_hold(pt->grant, pt->a, pt->end, pt->b, pt->add.n, pt->add.writes);
-	pt->granted = !err && !pt->wanted;
+	if (pt->wanted)
+		return grant_take_wanted(pt->grant, pt->a, pt->end, pt->b, pt->write);
+	SEGMENTS_FOREACH(s, pt->add) {
+		unsigned a, b;
+
+		segment_in_chunk(s, pt->ch->index, &a, &b);
+		err = grant_hold(pt->grant, a, b, pt->b, s->n, pt->write ? s->n : 0);
+		if (err)
+			break;
+		pt->added++;
+	}
 	return err;
 }
 
@@ -432,8 +449,16 @@ static int part_grant(struct part *pt)
  */
 static bool part_may_trust(const struct part *pt, unsigned ours)
 {
-	return !pt->wanted && pt->ch->n_locked == ours && (pt->add.writes == 0 || pt->ch->n_shared == 0) &&
+	return !pt->wanted && pt->ch->n_locked == ours && (!pt->write || pt->ch->n_shared == 0) &&
 	       !replica_is_spoiled(pt->rep) && !passthrough_compares(pt->ch->file) && !atomic_load(&pt->rep->dev->gone);
+}
+
+/* The bits of those of its pages for which the index says that there may be something to do. chunk->lock is held. */
+static void part_not_current(const struct part *pt, uint64_t *bits)
+{
+	replica_not_current(pt->rep, pt->a, pt->end, pt->write, bits);
+	for (unsigned k = 0; k < GAIA_CHUNK_PAGES / 64; k++)
+		bits[k] &= pt->pages[k];
 }
 
 /* What of the part has to be looked at. chunk->lock is held. */
@@ -444,7 +469,7 @@ static void part_look(struct part *pt, bool all)
 	memset(pt->todo, 0, sizeof(pt->todo));
 	pt->whole = all || !part_may_trust(pt, 0);
 	if (!pt->whole)
-		replica_not_current(pt->rep, pt->a, pt->end, pt->add.writes > 0, pt->todo);
+		part_not_current(pt, pt->todo);
 	pt->n_todo = bits_count(pt->todo, GAIA_CHUNK_PAGES / 64);
 	if (pt->n_todo > 0 && (cfile_is_passthrough(pt->ch->file) || page_limit(pt->ch, pt->end - 1) == 0))
 		pt->whole = true;
@@ -462,13 +487,19 @@ static bool part_is_held(struct part *pt, int *err)
 	return true;
 }
 
+/* The pages that it has to lock. */
+static const uint64_t *part_to_lock(const struct part *pt)
+{
+	return pt->whole ? pt->pages : pt->todo;
+}
+
 /* Never waits for a page while reads of other pages are under way for us. chunk->lock is held. */
 static void part_lock(struct part *pt)
 {
 	struct chunk *ch = pt->ch;
 
 	for (unsigned i = pt->a; i < pt->end; i++) {
-		if ((!pt->whole && !bit_test(pt->todo, i)) || page_trylock(ch, i))
+		if (!bit_test(part_to_lock(pt), i) || page_trylock(ch, i))
 			continue;
 		if (pt->ahead) {
 			pthread_mutex_unlock(&ch->lock);
@@ -477,33 +508,6 @@ static void part_lock(struct part *pt)
 		}
 		pages_lock(ch, i, i + 1);
 	}
-}
-
-/* Unlock those that were locked of the pages before @end. chunk->lock is held. */
-static void part_unlock(struct part *pt, unsigned end)
-{
-	unsigned i, j;
-
-	if (pt->whole) {
-		pages_unlock(pt->ch, pt->a, end);
-		return;
-	}
-	for (i = bits_first(pt->todo, pt->a, end); i < end; i = bits_first(pt->todo, j, end)) {
-		for (j = i; j < end && bit_test(pt->todo, j); j++)
-			;
-		pages_unlock(pt->ch, i, j);
-	}
-}
-
-/* All or none. chunk->lock is held. */
-static bool part_trylock(struct part *pt)
-{
-	for (unsigned i = pt->a; i < pt->end; i++)
-		if ((pt->whole || bit_test(pt->todo, i)) && !page_trylock(pt->ch, i)) {
-			part_unlock(pt, i);
-			return false;
-		}
-	return true;
 }
 
 /* Whether page i comes to the replica without the store's being read: from home, or from a device that it can be copied from. chunk->lock is held. */
@@ -532,7 +536,9 @@ static void window_add(struct window *w, struct part *pt)
 
 	w->at[w->n++] = pt;
 	w->n_todo += pt->n_todo;
-	w->n_locked += pt->whole ? pt->end - pt->a : pt->n_todo;
+	w->n_locked += pt->n_todo;
+	FOR_BEYOND(pt, i)
+		w->n_locked++;
 	FOR_TODO(pt, i) {
 		fetch |= page_ahead(pt->ch, i);
 		w->n_read += !comes_without_store(pt->rep, i);
@@ -545,9 +551,9 @@ static void part_todo_whole(struct part *pt)
 {
 	pt->b = part_in_file(pt);
 	memset(pt->todo, 0, sizeof(pt->todo));
-	for (unsigned i = pt->a; i < pt->b; i++)
-		bit_set(pt->todo, i);
-	pt->n_todo = pt->b - pt->a;
+	FOR_RUNS(pt->pages, pt->a, pt->b, i, j)
+		bits_set(pt->todo, i, j);
+	pt->n_todo = bits_count(pt->todo, GAIA_CHUNK_PAGES / 64);
 }
 
 /* Begin a window. @all: look at all pages. */
@@ -556,8 +562,8 @@ static int window_first(struct window *w, struct part *pt, bool all)
 	struct chunk *ch = pt->ch;
 	int err = 0;
 
-	if (pt->add.writes > 0)
-		err = passthrough_room(pt->m, pt->end - pt->a);
+	if (pt->write)
+		err = passthrough_room(pt->m, bits_count(pt->pages, GAIA_CHUNK_PAGES / 64));
 	if (!pt->grant)
 		pt->end = part_in_file(pt);
 	if (err || pt->a >= pt->end)
@@ -605,7 +611,8 @@ static bool window_join(struct window *w, struct part *pt, int *err)
 		if (pt->whole)
 			part_todo_whole(pt);
 		window_add(&with, pt);
-		joins = with.n_read == 0 && (with.n_fetch == 0 || may_fetch(&with, ch->file->cache)) && part_trylock(pt);
+		joins = with.n_read == 0 && (with.n_fetch == 0 || may_fetch(&with, ch->file->cache)) &&
+			pages_trylock_some(ch, pt->a, pt->end, part_to_lock(pt));
 		if (joins)
 			*w = with;
 	}
@@ -624,14 +631,15 @@ static int part_end(struct part *pt)
 	uint64_t others[GAIA_CHUNK_PAGES / 64] = { 0 };
 
 	if (!pt->whole) {
-		replica_not_current(pt->rep, pt->a, pt->end, pt->add.writes > 0, others);
+		part_not_current(pt, others);
 		for (unsigned k = 0; k < GAIA_CHUNK_PAGES / 64; k++)
 			pt->again |= others[k] & ~pt->todo[k];
 		pt->again |= !part_may_trust(pt, pt->n_todo);
 	}
 	if (pt->again)
 		return 0;
-	replica_acquired(pt->rep, pt->a, pt->b);
+	FOR_RUNS(pt->pages, pt->a, pt->b, i, j)
+		replica_acquired(pt->rep, i, j);
 	return part_grant(pt);
 }
 
@@ -644,7 +652,7 @@ static int window_end(struct window *w, int err)
 		count(CTR_acquired_looked_at, 1);
 		if (!err)
 			err = part_end(pt);
-		part_unlock(pt, pt->end);
+		pages_unlock_some(pt->ch, pt->a, pt->end, part_to_lock(pt));
 		pthread_mutex_unlock(&pt->ch->lock);
 		atomic_store_explicit(&pt->ch->referenced, true, memory_order_relaxed);
 		chunk_account(pt->ch);
@@ -701,6 +709,7 @@ int replica_bring(struct replica *rep, unsigned a, unsigned b)
 	struct part pt = { .rep = rep, .ch = rep->chunk, .a = a, .b = b, .end = b, .whole = true }, *at = &pt;
 	struct window w = { .at = &at };
 
+	bits_set(pt.pages, a, b);
 	part_todo_whole(&pt);
 	w.n = 1;
 	w.n_todo = w.n_locked = pt.n_todo;

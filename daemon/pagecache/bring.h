@@ -15,11 +15,13 @@ struct part {
 	struct ahead *ahead; /* NULL: nothing comes after it */
 	uint64_t nth;	     /* of ahead's chunks */
 	bool pin;
+	bool write;	 /* the pages are to be written */
 	bool wanted;	 /* adds no hold: wanted holds of the pages become holds */
-	struct hold add; /* to each page; its span is that of the part */
-	unsigned a, b;	 /* pages to bring */
-	unsigned end;	 /* of what was asked for: pages beyond the file are held, so that they stay private */
-	bool granted;
+	struct segments add; /* the holds that it adds: those that have pages of the chunk. None if it is wanted */
+	size_t added;	 /* so many of these are there, and coming */
+	uint64_t pages[GAIA_CHUNK_PAGES / 64]; /* what was asked for; the first is @a, the last comes before @end */
+	unsigned a, b;	 /* those of [a, b) are to be brought */
+	unsigned end;	 /* those of [b, end) lie beyond the file, and are held, so that they stay private */
 
 	/* While it is in a window. */
 	bool whole; /* all of its pages are locked; else those of @todo, and the index must still say so of the others at the end */

@@ -318,8 +318,15 @@ static inline bool cache_decide(atomic_uint *verdict, unsigned as)
 }
 int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq,
 		  atomic_uint *verdict);
+/*
+ * [W] The same for @n ranges, which may overlap: a page that k of them touch gets k holds. Sorts them. @prot: without GAIA_PROT_PIN and
+ * _PINNED. -EINVAL: one of them, which is not empty, does not lie in the mapping.
+ */
+int cache_acquirev(struct mapping *m, struct gaia_list_range *range, size_t n, unsigned prot, uint64_t *seq, atomic_uint *verdict);
 /* [W] *@changed (or NULL): something was published, even if the release failed; the file's times have moved. */
 int cache_release(struct mapping *m, uint64_t off, uint64_t len, bool *changed);
+/* [W] The same for @n ranges, which may overlap: a page that k of them touch loses k holds. Sorts them. -ENOMEM: nothing has changed. */
+int cache_releasev(struct mapping *m, struct gaia_list_range *range, size_t n, bool *changed);
 int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice);
 
 /* [W] Drop a memory's copy of a range as pressure would. from: GAIA_FROM_HOME or a device. -EBUSY. */

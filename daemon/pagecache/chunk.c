@@ -334,6 +334,28 @@ static bool try_lock_all(struct chunk *ch, unsigned a, unsigned b, bool to_write
 	return i == b;
 }
 
+void pages_lock_some(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages)
+{
+	FOR_RUNS(pages, a, b, i, j)
+		pages_lock(ch, i, j);
+}
+
+void pages_unlock_some(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages)
+{
+	FOR_RUNS(pages, a, b, i, j)
+		pages_unlock(ch, i, j);
+}
+
+bool pages_trylock_some(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages)
+{
+	FOR_RUNS(pages, a, b, i, j)
+		if (!try_lock_all(ch, i, j, false)) {
+			pages_unlock_some(ch, a, i, pages);
+			return false;
+		}
+	return true;
+}
+
 bool pages_trylock(struct chunk *ch, unsigned a, unsigned b)
 {
 	return try_lock_all(ch, a, b, false);

@@ -45,7 +45,7 @@ struct grant *grant_get(struct mapping *m, struct replica *rep)
 static int spans_ask(struct mapping *m, uint64_t more)
 {
 	const struct cache_host *host = &m->file->cache->host;
-	uint64_t blocks = (m->holds.spans + m->wanted.spans + more) / SPANS_BLOCK;
+	uint64_t blocks = (m->holds.spans + m->wanted.spans + m->spans_to_come + more) / SPANS_BLOCK;
 
 	while (host->spans && m->span_blocks < blocks) {
 		if (host->spans(m->client, true))
@@ -58,10 +58,9 @@ static int spans_ask(struct mapping *m, uint64_t more)
 /* One block is kept: the next acquire may want it again. */
 void spans_give(struct mapping *m)
 {
-	uint64_t blocks = (m->holds.spans + m->wanted.spans) / SPANS_BLOCK + 1;
+	uint64_t spans = m->holds.spans + m->wanted.spans + m->spans_to_come;
+	uint64_t blocks = spans > 0 ? spans / SPANS_BLOCK + 1 : 0;
 
-	if (m->holds.spans + m->wanted.spans == 0)
-		blocks = 0;
 	for (; m->span_blocks > blocks; m->span_blocks--)
 		m->file->cache->host.spans(m->client, false);
 }
@@ -73,15 +72,39 @@ static bool cuts(const struct holds *hs, uint64_t at)
 	return h && h->a < at;
 }
 
-int spans_room(struct mapping *m, uint64_t a, uint64_t b)
+#define SEGMENTS_AT_ONCE 256u /* looked at with the mapping's lock */
+
+int spans_room(struct mapping *m, struct segments segs, uint64_t *more)
 {
+	unsigned looked_at = 0;
 	int err = 0;
 
+	*more = 0;
 	pthread_mutex_lock(&m->lock);
-	if (cuts(&m->holds, a) || cuts(&m->holds, b) || cuts(&m->wanted, a) || cuts(&m->wanted, b))
-		err = spans_ask(m, 4);
+	SEGMENTS_FOREACH(s, segs) {
+		if (cuts(&m->holds, s->a) || cuts(&m->holds, s->b) || cuts(&m->wanted, s->a) || cuts(&m->wanted, s->b))
+			*more += 4;
+		if (++looked_at % SEGMENTS_AT_ONCE > 0)
+			continue;
+		pthread_mutex_unlock(&m->lock);
+		pthread_mutex_lock(&m->lock);
+	}
+	if (*more > 0)
+		err = spans_ask(m, *more);
+	if (!err)
+		m->spans_to_come += *more;
 	pthread_mutex_unlock(&m->lock);
 	return err;
+}
+
+void spans_room_end(struct mapping *m, uint64_t more)
+{
+	if (more == 0)
+		return;
+	pthread_mutex_lock(&m->lock);
+	m->spans_to_come -= more;
+	spans_give(m);
+	pthread_mutex_unlock(&m->lock);
 }
 
 /* mapping->lock is held. There may be a gap between any two spans of the range, and each becomes a span. */
@@ -102,7 +125,7 @@ static int add(struct mapping *m, struct holds *hs, uint64_t a, uint64_t b, unsi
 
 void mapping_holds_nothing(struct mapping *m)
 {
-	bug_on(m->holds.spans > 0 || m->ready[READY_TO_READ].spans > 0 || m->ready[READY_TO_WRITE].spans > 0 || m->n_sharers > 0);
+	bug_on(m->spans_to_come > 0 || m->holds.spans > 0 || m->ready[READY_TO_READ].spans > 0 || m->ready[READY_TO_WRITE].spans > 0 || m->n_sharers > 0);
 	pthread_mutex_lock(&m->lock);
 	holds_clear(&m->wanted);
 	spans_give(m);
@@ -116,19 +139,35 @@ static uint64_t start_of(const struct grant *g)
 	return g->index * GAIA_CHUNK_PAGES;
 }
 
+/* Those of pages [a, b) that lie in the span. */
+static void mark(const struct grant *g, const struct hold *h, unsigned a, unsigned b, uint64_t *bits)
+{
+	uint64_t start = start_of(g);
+
+	bits_set(bits, (unsigned)(MAX(h->a, start + a) - start), (unsigned)(MIN(h->b, start + b) - start));
+}
+
 void grant_held(const struct grant *g, unsigned a, unsigned b, enum held_as what, uint64_t *bits)
 {
 	struct mapping *m = g->mapping;
-	uint64_t start = start_of(g);
 	const struct hold *h;
 
 	pthread_mutex_lock(&m->lock);
-	HOLDS_FOREACH(h, &m->holds, start + a, start + b) {
-		if ((what == HELD_WRITING && h->writes == 0) || (what == HELD_ONCE && (h->n > 1 || h->coming > 0)))
-			continue;
-		for (uint64_t p = MAX(h->a, start + a); p < MIN(h->b, start + b); p++)
-			bit_set(bits, (unsigned)(p - start));
-	}
+	HOLDS_FOREACH(h, &m->holds, start_of(g) + a, start_of(g) + b)
+		if (what == HELD || h->writes > 0)
+			mark(g, h, a, b, bits);
+	pthread_mutex_unlock(&m->lock);
+}
+
+void grant_held_at_most(const struct grant *g, unsigned a, unsigned b, unsigned n, uint64_t *bits)
+{
+	struct mapping *m = g->mapping;
+	const struct hold *h;
+
+	pthread_mutex_lock(&m->lock);
+	HOLDS_FOREACH(h, &m->holds, start_of(g) + a, start_of(g) + b)
+		if (h->n <= n && h->coming == 0)
+			mark(g, h, a, b, bits);
 	pthread_mutex_unlock(&m->lock);
 }
 
@@ -241,26 +280,18 @@ void grant_unhold(struct grant *g, unsigned a, unsigned b, unsigned n, unsigned 
 	drop_ended(g, a, b, untold);
 }
 
-/* Those of pages [a, b) that are held for writing. mapping->lock is held. */
-static void mark_writing(const struct grant *g, unsigned a, unsigned b, uint64_t *bits)
-{
-	uint64_t start = start_of(g);
-	const struct hold *h;
-
-	HOLDS_FOREACH(h, &g->mapping->holds, start + a, start + b)
-		for (uint64_t p = MAX(h->a, start + a); p < MIN(h->b, start + b) && h->writes > 0; p++)
-			bit_set(bits, (unsigned)(p - start));
-}
-
-void grant_released(struct grant *g, unsigned a, unsigned b, uint64_t *ended)
+void grant_released(struct grant *g, unsigned a, unsigned b, unsigned n, uint64_t *ended)
 {
 	uint64_t writing[GAIA_CHUNK_PAGES / 64] = { 0 };
 	struct mapping *m = g->mapping;
+	const struct hold *h;
 
 	/* In one go: an acquire that succeeds meanwhile settles its holds under this lock alone. */
 	pthread_mutex_lock(&m->lock);
-	holds_release(&m->holds, start_of(g) + a, start_of(g) + b);
-	mark_writing(g, a, b, writing);
+	holds_release(&m->holds, start_of(g) + a, start_of(g) + b, n);
+	HOLDS_FOREACH(h, &m->holds, start_of(g) + a, start_of(g) + b)
+		if (h->writes > 0)
+			mark(g, h, a, b, writing);
 	spans_give(m);
 	pthread_mutex_unlock(&m->lock);
 	for (unsigned i = a; (i = bits_first(g->counted, i, b)) < b; i++) {
@@ -272,11 +303,11 @@ void grant_released(struct grant *g, unsigned a, unsigned b, uint64_t *ended)
 	grant_repin(g);
 }
 
-void grant_release_lost(struct grant *g, unsigned a, unsigned b)
+void grant_release_lost(struct grant *g, unsigned a, unsigned b, unsigned n)
 {
 	uint64_t ended[GAIA_CHUNK_PAGES / 64] = { 0 };
 
-	grant_released(g, a, b, ended);
+	grant_released(g, a, b, n, ended);
 	for (unsigned i = a; i < b; i++)
 		if (bit_test(ended, i))
 			replica_drop_hold(g->replica, i);
@@ -435,62 +466,69 @@ void chunk_drop_dead(struct chunk *ch, const struct cache_device *dev, struct li
 
 /* ---- what is wanted of chunks that are not there yet ---- */
 
-int wanted_add(struct mapping *m, uint64_t a, uint64_t b, bool write)
+int wanted_add(struct mapping *m, uint64_t a, uint64_t b, unsigned n, bool write)
 {
 	int err;
 
 	pthread_mutex_lock(&m->lock);
-	err = add(m, &m->wanted, a, b, 1, write);
+	err = add(m, &m->wanted, a, b, n, write ? n : 0);
 	pthread_mutex_unlock(&m->lock);
 	return err;
 }
 
-/* The set that has an acquire's coming hold of page @at, up to *end, which is @b or less. mapping->lock is held. */
-static struct holds *set_of_coming(struct mapping *m, uint64_t at, uint64_t b, uint64_t *end)
+/*
+ * Of the @n coming holds that an acquire has of page @at, and of those up to *end, which is @b or less: how many are wanted still. The
+ * others have become holds. (Whose they are does not matter, as long as all who have some coming count so.) mapping->lock is held.
+ */
+static unsigned coming_wanted(struct mapping *m, uint64_t at, uint64_t b, unsigned n, uint64_t *end)
 {
 	const struct hold *h = holds_first(&m->wanted, at, b);
 
-	*end = b;
 	if (!h || h->a > at) {
 		*end = h ? h->a : b;
-		return &m->holds;
+		return 0;
 	}
 	*end = MIN(b, h->b);
-	return h->coming > 0 ? &m->wanted : &m->holds;
+	return MIN(n, h->coming);
 }
 
-uint64_t wanted_undo(struct mapping *m, uint64_t a, uint64_t b, bool write, bool *there)
+uint64_t wanted_undo(struct mapping *m, uint64_t a, uint64_t b, unsigned n, bool write, unsigned *left)
 {
+	unsigned there;
 	uint64_t end;
 
 	pthread_mutex_lock(&m->lock);
-	*there = set_of_coming(m, a, b, &end) == &m->wanted;
-	if (*there) {
-		holds_undo(&m->wanted, a, end, 1, write);
+	there = coming_wanted(m, a, b, n, &end);
+	if (there > 0) {
+		holds_undo(&m->wanted, a, end, there, write ? there : 0);
 		spans_give(m);
 	}
 	pthread_mutex_unlock(&m->lock);
+	*left = n - there;
 	return end;
 }
 
-void wanted_settle(struct mapping *m, uint64_t a, uint64_t b)
+void wanted_settle(struct mapping *m, uint64_t a, uint64_t b, unsigned n)
 {
+	unsigned there;
 	uint64_t end;
 
 	pthread_mutex_lock(&m->lock);
 	for (; a < b; a = end) {
-		struct holds *hs = set_of_coming(m, a, b, &end);
-
-		holds_settle(hs, a, end, 1);
+		there = coming_wanted(m, a, b, n, &end);
+		if (there > 0)
+			holds_settle(&m->wanted, a, end, there);
+		if (there < n)
+			holds_settle(&m->holds, a, end, n - there);
 	}
 	spans_give(m);
 	pthread_mutex_unlock(&m->lock);
 }
 
-void wanted_release(struct mapping *m, uint64_t a, uint64_t b)
+void wanted_release(struct mapping *m, uint64_t a, uint64_t b, unsigned n)
 {
 	pthread_mutex_lock(&m->lock);
-	holds_release(&m->wanted, a, b);
+	holds_release(&m->wanted, a, b, n);
 	spans_give(m);
 	pthread_mutex_unlock(&m->lock);
 }

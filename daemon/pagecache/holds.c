@@ -111,6 +111,8 @@ int holds_add(struct holds *hs, uint64_t a, uint64_t b, uint32_t n, uint32_t wri
 
 	if (a >= b)
 		return 0;
+	if (n > HOLDS_OF_A_PAGE)
+		return -EOVERFLOW;
 	HOLDS_FOREACH(look, hs, a, b)
 		if (look->n + n > HOLDS_OF_A_PAGE)
 			return -EOVERFLOW;
@@ -146,7 +148,7 @@ static void change(struct hold *h, enum change how, uint32_t n, uint32_t writes)
 		h->writes -= MIN(writes, h->writes);
 		break;
 	case RELEASE:
-		n = h->n > h->coming;
+		n = MIN(n, h->n - h->coming);
 		break;
 	case DROP:
 		n = h->n;
@@ -184,9 +186,9 @@ void holds_undo(struct holds *hs, uint64_t a, uint64_t b, uint32_t n, uint32_t w
 	change_all(hs, a, b, UNDO, n, writes);
 }
 
-void holds_release(struct holds *hs, uint64_t a, uint64_t b)
+void holds_release(struct holds *hs, uint64_t a, uint64_t b, uint32_t n)
 {
-	change_all(hs, a, b, RELEASE, 0, 0);
+	change_all(hs, a, b, RELEASE, n, 0);
 }
 
 void holds_drop(struct holds *hs, uint64_t a, uint64_t b)

@@ -49,8 +49,8 @@ int holds_add(struct holds *hs, uint64_t a, uint64_t b, uint32_t n, uint32_t wri
 void holds_settle(struct holds *hs, uint64_t a, uint64_t b, uint32_t n);
 /* or are taken back; fewer from pages that have fewer by now, because they were dropped. */
 void holds_undo(struct holds *hs, uint64_t a, uint64_t b, uint32_t n, uint32_t writes);
-/* Take one hold away from each page that has any that is not coming. */
-void holds_release(struct holds *hs, uint64_t a, uint64_t b);
+/* Take @n holds away from each page, or as many as it has that are not coming. */
+void holds_release(struct holds *hs, uint64_t a, uint64_t b, uint32_t n);
 /* Take all holds away. */
 void holds_drop(struct holds *hs, uint64_t a, uint64_t b);
 

@@ -34,6 +34,7 @@
 #include "consistency/track.h"
 #include "pagecache/cache.h"
 #include "pagecache/holds.h"
+#include "pagecache/segments.h"
 
 /* ---- frames.c: home memory ---- */
 
@@ -379,6 +380,7 @@ struct mapping {
 	 */
 	struct holds wanted;
 	unsigned span_blocks; /* blocks of spans that were asked for, for these two: see cache_host.spans */
+	uint64_t spans_to_come; /* room for so many is kept for releases that cut spans */
 	STAILQ_HEAD(, pin) pins;
 	unsigned n_pins;
 	struct cache_process process; /* lock: its client's, once it was asked for; see keeper_make() */
@@ -532,6 +534,10 @@ unsigned pages_lock_to_write(struct chunk *ch, unsigned a, unsigned b);
 bool pages_trylock(struct chunk *ch, unsigned a, unsigned b);
 bool pages_trylock_to_write(struct chunk *ch, unsigned a, unsigned b);
 void pages_unlock(struct chunk *ch, unsigned a, unsigned b);
+/* The same for those of pages [a, b) that are in @pages, a bit for each page. */
+void pages_lock_some(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages);
+bool pages_trylock_some(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages);
+void pages_unlock_some(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages);
 bool page_trylock(struct chunk *ch, unsigned i);
 /*
  * A thread that shares a page may then wait for later pages only, not for the same one again: threads that wait for it
@@ -668,16 +674,16 @@ unsigned page_limit(const struct chunk *ch, unsigned i);
 
 #define AHEAD_CHUNKS 4u /* chunks that are read, at most, beyond the one at work */
 struct batch;
-/* For one acquire: of pages @span of the chunks of reps[0..n). */
+/* For one acquire: of pages @asked of the chunks of reps[0..n). */
 struct ahead {
 	struct replica **reps;
 	uint64_t n;
-	struct page_span span;
+	struct segments asked;
 	bool write;
 	uint64_t next; /* the first chunk whose reads were not begun */
 	struct batch *batch[AHEAD_CHUNKS]; /* for chunk k at k % AHEAD_CHUNKS */
 };
-void ahead_init(struct ahead *ah, struct replica **reps, uint64_t n, struct page_span span, bool write);
+void ahead_init(struct ahead *ah, struct replica **reps, uint64_t n, struct segments asked, bool write);
 /* Chunk k is at work: begin to read those after it. file->range is held from here to ahead_drain(). */
 void ahead_go_on(struct ahead *ah, uint64_t k);
 /* It is chunk k's turn: what was read of it is put into home, and all of it unlocked. What could not be read stays absent. */
@@ -780,10 +786,12 @@ void chunk_scrub(struct chunk *ch, unsigned a, unsigned b);
 
 /* ---- acquire.c ---- */
 
+/* -EINVAL: one of the ranges does not lie in the mapping. */
+int ranges_check(const struct mapping *m, const struct gaia_list_range *range, size_t n);
 /* The mapping ends, and with it all announced acquires. */
 void pins_drop(struct mapping *m);
-/* Take back a hold of pages [a, b), which an acquire that has failed had added; @untold: see grant_unhold(). No lock is held. */
-void mapping_unhold(struct mapping *m, uint64_t a, uint64_t b, bool write, bool untold);
+/* Take back @n holds of pages [a, b), which an acquire that has failed had added; @untold: see grant_unhold(). No lock is held. */
+void mapping_unhold(struct mapping *m, uint64_t a, uint64_t b, unsigned n, bool write, bool untold);
 /* ---- bring.c ---- */
 
 /* Bring pages [a, b) of the replica's, which are locked, up to date as an acquire to read does. file->range held. */
@@ -831,12 +839,8 @@ int ready_take(struct mapping *m, struct page_span span, bool write, struct read
 bool ready_unhold(struct grant *g, unsigned a, unsigned b, bool write);
 /* The acquire has succeeded; @undo: it has not. */
 void ready_end(struct mapping *m, struct ready_runs *runs, bool write, bool undo);
-/* Release the pages of @span in ready chunks that are held for reading only: true if that was all. Else the chunks in @rest (to be freed) remain to be released. */
-struct ready_rest {
-	struct chunk_span *run; /* in order */
-	unsigned n;
-};
-bool ready_release(struct mapping *m, struct page_span span, struct ready_rest *rest);
+/* Release the pages of @span in ready chunks that are held for reading only: true if that was all. Else those in @rest (rest->at to be freed) remain to be released. */
+bool ready_release(struct mapping *m, struct page_span span, struct segments *rest);
 /* For cache_check(): a bug() if something is called ready and is not, with chunk->lock held; or if they are not counted as they are. */
 void ready_check(const struct chunk *ch);
 void device_check_ready(struct cache_device *dev);
@@ -931,12 +935,14 @@ void replica_shadow_done(struct replica *rep);
 void replica_shadow_trim(struct replica *rep);
 
 struct grant *grant_get(struct mapping *m, struct replica *rep);
-/* The mapping's grants of chunks [first, last] that hold something, in order, with their replicas pinned; *@out must
+/* The mapping's grants of the chunks in which @segs lie that hold something, in order, with their replicas pinned; *@out must
  * be freed. */
-unsigned grants_pin(struct mapping *m, uint64_t first, uint64_t last, struct grant ***out);
-/* The same for grants whose memory the client maps. @idle: also those that hold nothing; takes dev->reserve. [W] */
-unsigned grants_pin_mapped(struct mapping *m, uint64_t first, uint64_t last, bool idle,
-			   struct grant ***out);
+unsigned grants_pin(struct mapping *m, struct segments segs, struct grant ***out);
+/*
+ * The same for grants whose memory the client maps, of chunks from @from on. @idle: also those that hold nothing; takes
+ * dev->reserve. [W]
+ */
+unsigned grants_pin_mapped(struct mapping *m, struct segments segs, uint64_t from, bool idle, struct grant ***out);
 /* chunk->lock held: the pin follows what is held, unless the chunk is ready, and to_come. */
 void grant_repin(struct grant *g);
 /* The same, and what is held for writing is counted. */
@@ -964,9 +970,11 @@ void grant_discard(struct grant *g, bool wait);
 
 /* Those of pages [a, b) that some mapping holds. */
 void replica_held(struct replica *rep, unsigned a, unsigned b, uint64_t *bits);
-/* Those that the grant's mapping holds: in any way; for writing; once, so that its next release is the last. */
-enum held_as { HELD, HELD_WRITING, HELD_ONCE };
+/* Those that the grant's mapping holds: in any way; or for writing. */
+enum held_as { HELD, HELD_WRITING };
 void grant_held(const struct grant *g, unsigned a, unsigned b, enum held_as what, uint64_t *bits);
+/* Those that it holds @n times at most, so that a release that takes so many holds away is the last. */
+void grant_held_at_most(const struct grant *g, unsigned a, unsigned b, unsigned n, uint64_t *bits);
 /*
  * Add @n holds, of which @writes are for writing, to each of the pages, which are locked; pages from @beyond on are beyond the end
  * of the file. -EOVERFLOW, -ENOSR: too many of a page, or too many spans; nothing was done.
@@ -976,24 +984,28 @@ int grant_hold(struct grant *g, unsigned a, unsigned b, unsigned beyond, unsigne
 void grant_settle(struct grant *g, unsigned a, unsigned b, unsigned n);
 /* or they are taken back: what was stored under a hold for writing is void, if it was the last; @untold: nothing can have been. */
 void grant_unhold(struct grant *g, unsigned a, unsigned b, unsigned n, unsigned writes, bool untold);
-/* Take one hold away from each; @ended: those that were held for writing and are not any more, of which the replica must be told. */
-void grant_released(struct grant *g, unsigned a, unsigned b, uint64_t *ended);
+/* Take @n holds away from each; @ended: those that were held for writing and are not any more, of which the replica must be told. */
+void grant_released(struct grant *g, unsigned a, unsigned b, unsigned n, uint64_t *ended);
 /* The same if nothing can be published because the device is gone. */
-void grant_release_lost(struct grant *g, unsigned a, unsigned b);
+void grant_release_lost(struct grant *g, unsigned a, unsigned b, unsigned n);
 /* mapping->lock held; the chunks are ready. One more hold of each page, coming. -EOVERFLOW, -ENOSR. */
 int mapping_hold(struct mapping *m, struct page_span span, bool write);
 /* The same. There are fewer spans now: what is not needed of what was asked for is given back. */
 void spans_give(struct mapping *m);
-/* No lock held. A release of [a, b) may cut spans in two: 0, or -ENOSR if there is no room for that. */
-int spans_room(struct mapping *m, uint64_t a, uint64_t b);
 /*
- * mapping.wanted: add a hold of each page, coming; settle it, wherever it is by now; or take it back, if it is still there (*@there):
- * for the pages up to the one returned, for which *@there is the same. No lock is held.
+ * No lock held. A release of these pages may cut spans in two: keep room for that, for so many spans more, to be given back by
+ * spans_room_end(). -ENOSR: there is none.
  */
-int wanted_add(struct mapping *m, uint64_t a, uint64_t b, bool write);
-void wanted_settle(struct mapping *m, uint64_t a, uint64_t b);
-uint64_t wanted_undo(struct mapping *m, uint64_t a, uint64_t b, bool write, bool *there);
-void wanted_release(struct mapping *m, uint64_t a, uint64_t b);
+int spans_room(struct mapping *m, struct segments segs, uint64_t *more);
+void spans_room_end(struct mapping *m, uint64_t more);
+/*
+ * mapping.wanted: add @n holds of each page, coming; settle them, wherever they are by now; or take them back, as far as they are
+ * still there: for the pages up to the one returned, of which *@left are elsewhere. No lock is held.
+ */
+int wanted_add(struct mapping *m, uint64_t a, uint64_t b, unsigned n, bool write);
+void wanted_settle(struct mapping *m, uint64_t a, uint64_t b, unsigned n);
+uint64_t wanted_undo(struct mapping *m, uint64_t a, uint64_t b, unsigned n, bool write, unsigned *left);
+void wanted_release(struct mapping *m, uint64_t a, uint64_t b, unsigned n);
 /* The chunk's first span, cut to the chunk, if there is any. */
 bool wanted_first(struct mapping *m, uint64_t chunk, struct hold *out);
 /*
@@ -1054,6 +1066,20 @@ static inline unsigned bits_first(const uint64_t *map, unsigned a, unsigned b)
 		a = (a / 64 + 1) * 64;
 	}
 	return b;
+}
+/* The next run of set bits before @b, from *j on: [*i, *j). Whether there is one. */
+static inline bool bits_run(const uint64_t *map, unsigned b, unsigned *i, unsigned *j)
+{
+	*i = bits_first(map, *j, b);
+	for (*j = *i; *j < b && bit_test(map, *j); ++*j)
+		;
+	return *i < b;
+}
+#define FOR_RUNS(map, a, b, i, j) for (unsigned i, j = (a); bits_run(map, b, &i, &j);)
+static inline void bits_set(uint64_t *map, unsigned a, unsigned b)
+{
+	for (; a < b; a++)
+		bit_set(map, a);
 }
 static inline unsigned bits_count(const uint64_t *map, unsigned words)
 {

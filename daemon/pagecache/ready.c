@@ -287,7 +287,7 @@ bool ready_unhold(struct grant *g, unsigned a, unsigned b, bool write)
 void ready_end(struct mapping *m, struct ready_runs *runs, bool write, bool undo)
 {
 	for (unsigned k = 0; k < runs->n && undo; k++)
-		mapping_unhold(m, runs->run[k].a, runs->run[k].b, write, true);
+		mapping_unhold(m, runs->run[k].a, runs->run[k].b, 1, write, true);
 	pthread_mutex_lock(&m->lock);
 	for (unsigned k = 0; k < runs->n && !undo; k++)
 		holds_settle(&m->holds, runs->run[k].a, runs->run[k].b, 1);
@@ -295,20 +295,18 @@ void ready_end(struct mapping *m, struct ready_runs *runs, bool write, bool undo
 	free(runs->run);
 }
 
-/* Add the chunks of pages [a, b), which follow those that are there already. */
-static void rest_add(struct ready_rest *rest, uint64_t a, uint64_t b)
+/* Add pages [a, b), which follow those that are there already. */
+static void rest_add(struct segments *rest, uint64_t a, uint64_t b)
 {
 	if (a >= b)
 		return;
-	a /= GAIA_CHUNK_PAGES;
-	b = (b - 1) / GAIA_CHUNK_PAGES + 1;
-	if (rest->n > 0 && rest->run[rest->n - 1].b == a) {
-		rest->run[rest->n - 1].b = b;
+	if (rest->n > 0 && rest->at[rest->n - 1].b == a) {
+		rest->at[rest->n - 1].b = b;
 		return;
 	}
 	if ((rest->n & (rest->n - 1)) == 0)
-		rest->run = xrealloc(rest->run, MAX(2 * rest->n, 1u) * sizeof(rest->run[0]));
-	rest->run[rest->n++] = (struct chunk_span){ a, b };
+		rest->at = xrealloc(rest->at, MAX(2 * rest->n, (size_t)1) * sizeof(rest->at[0]));
+	rest->at[rest->n++] = (struct segment){ a, b, 1 };
 }
 
 /* The first pages of [*a, *b) that are held for writing become [*a, *b): false if there are none. mapping->lock is held. */
@@ -338,7 +336,7 @@ static bool all_held(const struct mapping *m, struct page_span span)
 	return true;
 }
 
-bool ready_release(struct mapping *m, struct page_span span, struct ready_rest *rest)
+bool ready_release(struct mapping *m, struct page_span span, struct segments *rest)
 {
 	uint64_t from, to, written, until;
 	bool all = true;
@@ -360,7 +358,7 @@ bool ready_release(struct mapping *m, struct page_span span, struct ready_rest *
 		if (from == written)
 			continue;
 		all &= all_held(m, (struct page_span){ from, written });
-		holds_release(&m->holds, from, written);
+		holds_release(&m->holds, from, written, 1);
 	}
 	spans_give(m);
 	all &= rest->n == 0 && !holds_first(&m->wanted, span.a, span.b);

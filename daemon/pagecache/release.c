@@ -1,6 +1,6 @@
 /*
  * release.c - find what changed, of many chunks by one operation, and publish it; then, with no lock held, invalidate what
- * the kernel may hold of that.
+ * the kernel may hold of that. Of one range or of a list of ranges (segments.h).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -13,9 +13,11 @@
 struct release {
 	struct chunk *ch;
 	struct grant *grant; /* its replica is pinned until what changed is found; NULL: nothing of it is ours */
-	unsigned a, b;
-	uint64_t writing[WORDS]; /* held for it by this mapping */
-	uint64_t once[WORDS];	 /* held by it once, so that this release seems to be the last */
+	struct segments take; /* the holds to take away: those that have pages of the chunk */
+	unsigned a, b;		 /* the first of @pages, and behind the last */
+	uint64_t pages[WORDS];	 /* to release */
+	uint64_t writing[WORDS]; /* of these: held for writing by this mapping */
+	uint64_t last[WORDS];	 /* held by it no more often than this release takes away, so that it seems to be the last */
 	uint64_t compare[WORDS]; /* of those held for writing, what is not void */
 	uint64_t changed_pages[WORDS];
 	uint64_t shared[WORDS];	 /* changed, and somebody goes on writing them */
@@ -91,7 +93,7 @@ static void note_found(struct release *rl, unsigned i, bool differs)
 	if (!differs && (r->flags & REPLICA_ARMED))
 		return;
 	bit_set(rl->changed_pages, i);
-	if (r->writers > bit_test(rl->once, i))
+	if (r->writers > bit_test(rl->last, i))
 		bit_set(rl->shared, i);
 }
 
@@ -187,13 +189,51 @@ static void publish_page(struct release *rl, unsigned i, bool secured)
 	}
 }
 
+/* For each segment, with its pages of the chunk and how many holds of them go. chunk->lock is held. */
+static void each_segment(struct release *rl, void (*call)(struct release *rl, unsigned a, unsigned b, unsigned n))
+{
+	unsigned a, b;
+
+	SEGMENTS_FOREACH(s, rl->take) {
+		segment_in_chunk(s, rl->ch->index, &a, &b);
+		call(rl, a, b, s->n);
+	}
+}
+
+/* For each run of its pages: the first error. */
+static int each_run(struct release *rl, int (*call)(struct chunk *ch, unsigned a, unsigned b))
+{
+	int err = 0, first = 0;
+
+	FOR_RUNS(rl->pages, rl->a, rl->b, i, j) {
+		err = call(rl->ch, i, j);
+		first = first ? first : err;
+	}
+	return first;
+}
+
+static void note_held(struct release *rl, unsigned a, unsigned b, unsigned n)
+{
+	grant_held(rl->grant, a, b, HELD_WRITING, rl->writing);
+	grant_held_at_most(rl->grant, a, b, n, rl->last);
+}
+
+static void end_holds(struct release *rl, unsigned a, unsigned b, unsigned n)
+{
+	grant_released(rl->grant, a, b, n, rl->ended);
+}
+
+static void end_lost_holds(struct release *rl, unsigned a, unsigned b, unsigned n)
+{
+	grant_release_lost(rl->grant, a, b, n);
+}
+
 static void look_at(struct release *rl)
 {
 	struct replica *rep = rl->grant->replica;
 
 	pthread_mutex_lock(&rl->ch->lock);
-	grant_held(rl->grant, rl->a, rl->b, HELD_WRITING, rl->writing);
-	grant_held(rl->grant, rl->a, rl->b, HELD_ONCE, rl->once);
+	each_segment(rl, note_held);
 	rl->any = any_bit(rl->writing);
 	/* What is void may be so because it was lost (page_drop_lost()), of which others were told. */
 	for (unsigned i = rl->a; (i = bits_first(rl->writing, i, rl->b)) < rl->b; i++)
@@ -211,7 +251,7 @@ static int publish(struct release *rl)
 
 	if (rl->any && atomic_load(&rep->dev->gone)) {
 		pthread_mutex_lock(&ch->lock);
-		grant_release_lost(rl->grant, rl->a, rl->b);
+		each_segment(rl, end_lost_holds);
 		pthread_mutex_unlock(&ch->lock);
 		return -ENODEV;
 	}
@@ -220,7 +260,7 @@ static int publish(struct release *rl)
 	(void)fault_point("release.before_publish");
 
 	pthread_mutex_lock(&ch->lock);
-	grant_released(rl->grant, rl->a, rl->b, rl->ended);
+	each_segment(rl, end_holds);
 	for (unsigned i = rl->a; (i = bits_first(rl->writing, i, rl->b)) < rl->b; i++)
 		publish_page(rl, i, secured);
 	replica_shadow_trim(rep);
@@ -234,33 +274,34 @@ static int publish(struct release *rl)
 	 * what the others have written by then.
 	 */
 	if (spoiled)
-		(void)pages_secure(ch, rl->a, rl->b);
+		(void)each_run(rl, pages_secure);
 	else if (any_shared && !secured)
-		(void)fetch_pages(ch, rl->a, rl->b);
+		(void)each_run(rl, fetch_pages);
 	pthread_mutex_lock(&ch->lock);
-	replica_scrub(rep, rl->a, rl->b, true);
+	FOR_RUNS(rl->pages, rl->a, rl->b, i, j)
+		replica_scrub(rep, i, j, true);
 	pthread_mutex_unlock(&ch->lock);
 	return 0;
 }
 
 /* If nothing was held for writing, and no memory must be hidden, only the holds have to end. */
-static bool release_unwritten(struct grant *g, unsigned a, unsigned b)
+static bool release_unwritten(struct release *rl)
 {
-	struct replica *rep = g->replica;
-	struct chunk *ch = rep->chunk;
-	uint64_t bits[GAIA_CHUNK_PAGES / 64] = { 0 };
+	struct replica *rep = rl->grant->replica;
+	struct chunk *ch = rl->ch;
 	bool unwritten;
 
 	if (cfile_is_passthrough(ch->file))
 		return false;
 	pthread_mutex_lock(&ch->lock);
-	grant_end_ready(g);
-	grant_held(g, a, b, HELD_WRITING, bits);
-	unwritten = bits_first(bits, a, b) == b && ch->n_locked == 0 && !replica_is_spoiled(rep) &&
-		    !replica_hides_any(rep, a, b);
+	grant_end_ready(rl->grant);
+	each_segment(rl, note_held);
+	unwritten = !any_bit(rl->writing) && ch->n_locked == 0 && !replica_is_spoiled(rep);
+	FOR_RUNS(rl->pages, rl->a, rl->b, i, j)
+		unwritten = unwritten && !replica_hides_any(rep, i, j);
 	if (unwritten)
-		grant_released(g, a, b, bits);
-	bug_on(unwritten && any_bit(bits));
+		each_segment(rl, end_holds);
+	bug_on(unwritten && any_bit(rl->ended));
 	pthread_mutex_unlock(&ch->lock);
 	return unwritten;
 }
@@ -274,9 +315,9 @@ static bool part_lock(struct release *rl, bool others)
 	pthread_mutex_lock(&ch->lock);
 	/* What is spoiled may have to be brought home: by itself. */
 	if (others)
-		ours = !replica_is_spoiled(rl->grant->replica) && pages_trylock(ch, rl->a, rl->b);
+		ours = !replica_is_spoiled(rl->grant->replica) && pages_trylock_some(ch, rl->a, rl->b, rl->pages);
 	else
-		pages_lock(ch, rl->a, rl->b);
+		pages_lock_some(ch, rl->a, rl->b, rl->pages);
 	pthread_mutex_unlock(&ch->lock);
 	return ours;
 }
@@ -305,7 +346,7 @@ static void window_begin(struct find *fd, struct cfile *f, struct release *rl, u
 	for (; fd->n < n && part_lock(&rl[fd->n], others || fd->n > 0); fd->n++) {
 		struct release *part = &rl[fd->n];
 
-		part->err = err ? err : passthrough_left_over(part->ch, part->a, part->b);
+		part->err = err ? err : each_run(part, passthrough_left_over);
 		look_at(part);
 		fd->any |= part->any;
 	}
@@ -330,10 +371,10 @@ static void window_publish(struct releasing *rs)
 		err = rl->any && found ? found : err;
 		rl->err = rl->err ? rl->err : err;
 		if (!rl->err)
-			rl->err = passthrough_released(rl->ch, rl->a, rl->b);
+			rl->err = each_run(rl, passthrough_released);
 		rs->err = rs->err ? rs->err : rl->err;
 		pthread_mutex_lock(&rl->ch->lock);
-		pages_unlock(rl->ch, rl->a, rl->b);
+		pages_unlock_some(rl->ch, rl->a, rl->b, rl->pages);
 		pthread_mutex_unlock(&rl->ch->lock);
 		chunk_account(rl->ch);
 		grant_make_ready(rl->grant);
@@ -369,14 +410,29 @@ static unsigned window_next(struct releasing *rs, struct release *rl, unsigned n
 	return next->n;
 }
 
-/* Whether any windows are open in pages [a, b); if so, join them. */
-static bool join_windows(struct release *rl, unsigned a, unsigned b)
+/* The chunk's part of a release of these. */
+static struct release part_of(struct chunk *ch, struct segments segs)
+{
+	struct release rl = { .ch = ch, .take = segments_of_chunk(segs, ch->index) };
+	unsigned a, b;
+
+	SEGMENTS_FOREACH(s, rl.take) {
+		segment_in_chunk(s, ch->index, &a, &b);
+		bits_set(rl.pages, a, b);
+		rl.b = b;
+	}
+	rl.a = bits_first(rl.pages, 0, rl.b);
+	return rl;
+}
+
+/* Whether any windows are open in these pages; if so, join them. */
+static bool join_windows(struct release *rl, const uint64_t *pages)
 {
 	struct chunk *ch = rl->ch;
 	bool any = false;
 
 	pthread_mutex_lock(&ch->lock);
-	for (unsigned i = a; i < b && ch->track; i++) {
+	for (unsigned i = 0; ch->track && (i = bits_first(pages, i, GAIA_CHUNK_PAGES)) < GAIA_CHUNK_PAGES; i++) {
 		if (ch->track->page[i].pending == 0 || bit_test(rl->published, i))
 			continue;
 		rl->opened[i] = window_open(ch, i);
@@ -387,13 +443,29 @@ static bool join_windows(struct release *rl, unsigned a, unsigned b)
 	return any;
 }
 
+/* The chunks in which these lie, with references, in order; *@out to be freed. */
+static unsigned chunks_of(struct cfile *f, struct segments segs, struct chunk ***out)
+{
+	struct chunk **list;
+	unsigned all = chunk_list_get(f, segs.at[0].a / GAIA_CHUNK_PAGES, (segs.at[segs.n - 1].b - 1) / GAIA_CHUNK_PAGES, &list), n = 0;
+
+	for (unsigned k = 0; k < all; k++) {
+		if (segments_of_chunk(segs, list[k]->index).n > 0)
+			list[n++] = list[k];
+		else
+			chunk_put(list[k]);
+	}
+	*out = list;
+	return n;
+}
+
 /*
  * What the caller stored may have been published by another release: by another client of the device, or by
  * another thread of this client. Then ours has found nothing new; but it must not return before the kernel has dropped
  * its copy, and the other release may take longer to get there. So we invalidate the pages of its windows, too.
  * @rl: our @n parts, in order; parts of other chunks are added, one by one. Returns how many there are then.
  */
-static uint64_t join_others(struct cfile *f, struct page_span span, struct release **rl, uint64_t n)
+static uint64_t join_others(struct cfile *f, struct segments asked, struct release **rl, uint64_t n)
 {
 	struct chunk **list;
 	uint64_t ours = 0, mine = 0, all = n;
@@ -403,19 +475,16 @@ static uint64_t join_others(struct cfile *f, struct page_span span, struct relea
 		ours += bits_count((*rl)[k].published, GAIA_CHUNK_PAGES / 64);
 	if (atomic_load(&f->n_windows) == ours)
 		return n;
-	n_chunks = chunk_list_get(f, span.a / GAIA_CHUNK_PAGES, (span.b - 1) / GAIA_CHUNK_PAGES, &list);
+	n_chunks = chunks_of(f, asked, &list);
 	*rl = xrealloc(*rl, (n + n_chunks + 1) * sizeof(**rl));
 	for (unsigned k = 0; k < n_chunks; k++) {
-		uint64_t start = list[k]->index * GAIA_CHUNK_PAGES;
-		struct release other = { .ch = list[k] }, *part = &other;
+		struct release other = part_of(list[k], asked), *part = &other;
 
 		while (mine < n && (*rl)[mine].ch->index < list[k]->index)
 			mine++;
 		if (mine < n && (*rl)[mine].ch == list[k])
 			part = &(*rl)[mine];
-		if (join_windows(part, (unsigned)(MAX(span.a, start) - start),
-				 (unsigned)(MIN(span.b, start + GAIA_CHUNK_PAGES) - start)) &&
-		    part == &other)
+		if (join_windows(part, other.pages) && part == &other)
 			(*rl)[all++] = other;
 		else
 			chunk_put(list[k]);
@@ -552,105 +621,179 @@ static int after_holds(int err)
 	return err;
 }
 
-/* The mapping's grants of those chunks, as grants_pin() has them. */
-static unsigned pin_rest(struct mapping *m, struct ready_rest *rest, struct grant ***out)
-{
-	struct grant **grants;
-	unsigned n = 0, more;
+/* One release under way. */
+struct releases {
+	struct mapping *m;
+	struct segments asked;	/* what the caller named; */
+	struct segments rest;	/* and what of it is not released yet */
+	struct releasing rs;
+	struct grant **grant;	/* of what the mapping holds of the rest; NULL: done */
+	unsigned n;
+	uint64_t at_once;
+	struct group group[2], *g, *before;
+	bool changed;
+};
 
-	*out = NULL;
-	for (unsigned k = 0; k < rest->n; k++) {
-		more = grants_pin(m, rest->run[k].a, rest->run[k].b - 1, &grants);
-		*out = xrealloc(*out, (n + more + 1) * sizeof(struct grant *));
-		memcpy(*out + n, grants, more * sizeof(struct grant *));
-		n += more;
-		free(grants);
+/* Holds of pages in chunks that the client does not map. */
+static void release_wanted(struct releases *rl)
+{
+	SEGMENTS_FOREACH(s, rl->asked)
+		wanted_release(rl->m, s->a, s->b, s->n);
+}
+
+/* What was only read is released at first, while nothing is locked. */
+static void release_all_unwritten(struct releases *rl)
+{
+	for (unsigned k = 0; k < rl->n; k++) {
+		struct release part = part_of(rl->grant[k]->replica->chunk, rl->rest);
+
+		part.grant = rl->grant[k];
+		if (!release_unwritten(&part))
+			continue;
+		grant_make_ready(part.grant);
+		replica_unpin(part.grant->replica);
+		rl->grant[k] = NULL;
 	}
-	free(rest->run);
-	return n;
 }
 
-/* The grant's pages of the file's pages [first, last]: [*a, *b). */
-static void pages_of(const struct grant *g, uint64_t first, uint64_t last, unsigned *a, unsigned *b)
+/* The other chunks, group by group. The last group is complete() later. */
+static void release_written(struct releases *rl)
 {
-	*a = page_in_chunk(first, g->index, 0, 0);
-	*b = page_in_chunk(last, g->index, 0, GAIA_CHUNK_PAGES - 1) + 1;
+	struct group *full;
+
+	for (unsigned k = 0; k < rl->n; k++) {
+		struct release *part;
+
+		if (!rl->grant[k])
+			continue;
+		if (rl->g->n == rl->at_once) {
+			rl->changed |= group_release(&rl->rs, rl->g, rl->before);
+			full = rl->g;
+			rl->g = rl->before;
+			rl->before = full;
+		}
+		part = &rl->g->rl[rl->g->n++];
+		*part = part_of(chunk_ref(rl->grant[k]->replica->chunk), rl->rest);
+		part->grant = rl->grant[k];
+	}
+	rl->changed |= group_release(&rl->rs, rl->g, rl->before);
+	settle(&rl->rs);
+	for (uint64_t k = 0; k < rl->g->n; k++)
+		rl->changed |= rl->g->rl[k].changed;
 }
 
-int cache_release(struct mapping *m, uint64_t off, uint64_t len, bool *changed_out)
+/* What earlier releases could not store of a file that is passed through. */
+static int store_left_over(const struct releases *rl)
 {
-	uint64_t first, last, at_once = chunks_at_once(m->file->cache);
-	struct releasing rs = { .f = m->file, .one_by_one = at_once == 1 };
-	struct group group[2], *g = &group[0], *before = &group[1], *full;
-	struct ready_rest rest = { .n = 0 };
-	struct grant **held;
-	bool changed = false;
-	unsigned n, a, b;
+	int err = rl->rs.err;
+
+	SEGMENTS_FOREACH(s, rl->asked)
+		if (!err)
+			err = passthrough_release_again(rl->m->file, s->a * GAIA_PAGE, (s->b - s->a) * GAIA_PAGE);
+	return err;
+}
+
+/* What was published last is so for the kernel, too; and so is what others have published for this caller. */
+static void complete(struct releases *rl, bool join)
+{
+	if (join)
+		rl->g->n = join_others(rl->m->file, rl->asked, &rl->g->rl, rl->g->n);
+	(void)group_complete(rl->m->file, rl->g);
+}
+
+/* The holds of the rest end, whatever happens. */
+static int release_rest(struct releases *rl)
+{
+	struct cfile *f = rl->m->file;
 	int err;
 
-	if (changed_out)
-		*changed_out = false;
-	if (off < m->off || len > m->len || off - m->off > m->len - len)
-		return -EINVAL;
-	if (len == 0)
-		return 0;
-	/* Not cut to the file's size: what was acquired before a truncate is released, too. */
-	first = off / GAIA_PAGE;
-	last = (off + len - 1) / GAIA_PAGE;
+	release_wanted(rl);
+	rl->at_once = chunks_at_once(f->cache);
+	rl->rs = (struct releasing){ .f = f, .one_by_one = rl->at_once == 1 };
+	rl->n = grants_pin(rl->m, rl->rest, &rl->grant);
+	for (unsigned k = 0; k < 2; k++)
+		rl->group[k] = (struct group){ .rl = xcalloc(MIN(rl->n, rl->at_once) + 1, sizeof(struct release)) };
+	rl->g = &rl->group[0];
+	rl->before = &rl->group[1];
+	release_all_unwritten(rl);
+	release_written(rl);
+	err = store_left_over(rl);
+	/* In a passthrough file what was put has set the time. */
+	if (rl->changed && !cfile_is_passthrough(f))
+		cfile_touch(f);
+	/* A mapping that cannot store waits for nothing; where the kernel writes through, it may not even invalidate. */
+	complete(rl, !err && (rl->m->prot & GAIA_PROT_WRITE));
+	free(rl->group[0].rl);
+	free(rl->group[1].rl);
+	free(rl->grant);
+	return err;
+}
+
+/* With "break.publish_late" the kernel is told too early. */
+static void invalidate_early(struct mapping *m, struct segments asked)
+{
+	struct cache *c = m->file->cache;
+
+	SEGMENTS_FOREACH(s, asked)
+		c->host.invalidate(c->host_arg, m->file->cookie, (off_t)(s->a * GAIA_PAGE), (off_t)((s->b - s->a) * GAIA_PAGE));
+}
+
+static int release_segments(struct mapping *m, struct segments asked, bool *changed)
+{
+	struct releases rl = { .m = m, .asked = asked, .rest = asked };
+	struct segments not_ready = { .n = 0 };
+	uint64_t room;
+	int err;
+
 	if (fault_point("break.publish_late"))
-		m->file->cache->host.invalidate(m->file->cache->host_arg, m->file->cookie, (off_t)off,
-						(off_t)len);
-	err = spans_room(m, first, last + 1);
+		invalidate_early(m, asked);
+	err = spans_room(m, asked, &room);
 	if (err)
 		return err;
-	if (ready_release(m, (struct page_span){ first, last + 1 }, &rest)) {
-		count(CTR_releases, 1);
-		return 0;
-	}
-	wanted_release(m, first, last + 1);
-	n = pin_rest(m, &rest, &held);
-	for (unsigned k = 0; k < 2; k++)
-		group[k] = (struct group){ .rl = xcalloc(MIN(n, at_once) + 1, sizeof(struct release)) };
-	/* At first, while nothing is locked. */
-	for (unsigned k = 0; k < n; k++) {
-		pages_of(held[k], first, last, &a, &b);
-		if (!release_unwritten(held[k], a, b))
-			continue;
-		grant_make_ready(held[k]);
-		replica_unpin(held[k]->replica);
-		held[k] = NULL;
-	}
-	for (unsigned k = 0; k < n; k++) {
-		if (!held[k])
-			continue;
-		if (g->n == at_once) {
-			changed |= group_release(&rs, g, before);
-			full = g;
-			g = before;
-			before = full;
-		}
-		pages_of(held[k], first, last, &a, &b);
-		g->rl[g->n++] = (struct release){ .ch = chunk_ref(held[k]->replica->chunk), .grant = held[k], .a = a, .b = b };
-	}
-	changed |= group_release(&rs, g, before);
-	settle(&rs);
-	err = rs.err;
-	for (uint64_t k = 0; k < g->n; k++)
-		changed |= g->rl[k].changed;
-	if (!err)
-		err = passthrough_release_again(m->file, off, len);
-	/* In a passthrough file what was put has set the time. */
-	if (changed && !cfile_is_passthrough(m->file))
-		cfile_touch(m->file);
-	if (changed_out)
-		*changed_out = changed;
-	/* A mapping that cannot store waits for nothing; where the kernel writes through, it may not even invalidate. */
-	if (!err && (m->prot & GAIA_PROT_WRITE))
-		g->n = join_others(m->file, (struct page_span){ first, last + 1 }, &g->rl, g->n);
-	(void)group_complete(m->file, g);
-	free(g->rl);
-	free(before->rl);
-	free(held);
 	count(CTR_releases, 1);
+	/* Of a list each chunk is released as a whole: all of its segments, or none. */
+	if (segments_are_one_range(asked)) {
+		bool all = ready_release(m, (struct page_span){ asked.at[0].a, asked.at[0].b }, &not_ready);
+
+		rl.rest = not_ready;
+		if (!all)
+			err = release_rest(&rl);
+	} else {
+		err = release_rest(&rl);
+	}
+	spans_room_end(m, room);
+	free(not_ready.at);
+	*changed = rl.changed;
 	return after_holds(err);
+}
+
+int cache_release(struct mapping *m, uint64_t off, uint64_t len, bool *changed)
+{
+	struct segment span = { off / GAIA_PAGE, (off + len - 1) / GAIA_PAGE + 1, 1 };
+	bool unused;
+
+	if (!changed)
+		changed = &unused;
+	*changed = false;
+	if (off < m->off || len > m->len || off - m->off > m->len - len)
+		return -EINVAL;
+	/* Not cut to the file's size: what was acquired before a truncate is released, too. */
+	return len == 0 ? 0 : release_segments(m, (struct segments){ &span, 1 }, changed);
+}
+
+int cache_releasev(struct mapping *m, struct gaia_list_range *range, size_t n, bool *changed)
+{
+	struct segments segs;
+	int err;
+
+	*changed = false;
+	err = ranges_check(m, range, n);
+	if (!err)
+		err = segments_make(range, n, &segs);
+	if (err)
+		return err;
+	if (segs.n > 0)
+		err = release_segments(m, segs, changed);
+	free(segs.at);
+	return err;
 }

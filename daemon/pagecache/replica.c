@@ -1500,36 +1500,43 @@ static int by_index(const void *a, const void *b)
 	return x->index < y->index ? -1 : x->index > y->index;
 }
 
-/* mapping->lock held. The mapping's grants of chunks [first, last] into @list; how many. Of few chunks each is looked up. */
-static unsigned list_grants(struct mapping *m, uint64_t first, uint64_t last, struct grant **list)
+/* mapping->lock held. The mapping's grants of these chunks, of which there are @few, from @from on: each is looked up. */
+static unsigned look_up_grants(struct mapping *m, struct segments segs, uint64_t from, struct grant **list)
 {
-	bool few = last - first < HASH_COUNT(m->grants);
-	struct grant *g, *tmp;
+	struct grant *g;
 	unsigned n = 0;
 
-	for (uint64_t index = first; few && index <= last; index++) {
-		HASH_FIND(hh, m->grants, &index, sizeof(index), g);
+	for (size_t k = 0; segments_next_chunk(segs, &k, &from); from++) {
+		HASH_FIND(hh, m->grants, &from, sizeof(from), g);
 		if (g)
 			list[n++] = g;
 	}
-	if (!few)
-		HASH_ITER(hh, m->grants, g, tmp)
-			if (g->index >= first && g->index <= last)
-				list[n++] = g;
+	return n;
+}
+
+/* The same of many: each grant is asked where it is. */
+static unsigned filter_grants(struct mapping *m, struct segments segs, uint64_t from, struct grant **list)
+{
+	struct grant *g, *tmp;
+	unsigned n = 0;
+
+	HASH_ITER(hh, m->grants, g, tmp)
+		if (g->index >= from && segments_of_chunk(segs, g->index).n > 0)
+			list[n++] = g;
 	return n;
 }
 
 /* @idle: also those of which nothing is acquired; dev->reserve held. */
-static unsigned pin_grants(struct mapping *m, uint64_t first, uint64_t last, bool idle,
-			   struct grant ***out)
+static unsigned pin_grants(struct mapping *m, struct segments segs, uint64_t from, bool idle, struct grant ***out)
 {
+	uint64_t chunks = segments_chunks(segs, from, UINT64_MAX, NULL);
 	struct grant **list;
 	unsigned all, n = 0;
 
 	/* A grant leaves the table, under the mapping's lock, before it and its replica are freed. */
 	pthread_mutex_lock(&m->lock);
-	list = xmalloc((MIN((uint64_t)HASH_COUNT(m->grants), last - first + 1) + 1) * sizeof(struct grant *));
-	all = list_grants(m, first, last, list);
+	list = xmalloc((MIN((uint64_t)HASH_COUNT(m->grants), chunks) + 1) * sizeof(struct grant *));
+	all = chunks <= HASH_COUNT(m->grants) ? look_up_grants(m, segs, from, list) : filter_grants(m, segs, from, list);
 	for (unsigned k = 0; k < all; k++)
 		if (idle ? replica_pin(list[k]->replica) : pin_held(m, list[k]))
 			list[n++] = list[k];
@@ -1540,20 +1547,19 @@ static unsigned pin_grants(struct mapping *m, uint64_t first, uint64_t last, boo
 	return n;
 }
 
-unsigned grants_pin(struct mapping *m, uint64_t first, uint64_t last, struct grant ***out)
+unsigned grants_pin(struct mapping *m, struct segments segs, struct grant ***out)
 {
-	return pin_grants(m, first, last, false, out);
+	return pin_grants(m, segs, 0, false, out);
 }
 
-unsigned grants_pin_mapped(struct mapping *m, uint64_t first, uint64_t last, bool idle,
-			   struct grant ***out)
+unsigned grants_pin_mapped(struct mapping *m, struct segments segs, uint64_t from, bool idle, struct grant ***out)
 {
 	struct grant **list;
 	unsigned n, mapped = 0;
 
 	if (idle)
 		pthread_mutex_lock(&m->dev->reserve);
-	n = pin_grants(m, first, last, idle, &list);
+	n = pin_grants(m, segs, from, idle, &list);
 	for (unsigned k = 0; k < n; k++) {
 		struct replica *rep = list[k]->replica;
 		bool delivered;

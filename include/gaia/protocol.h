@@ -174,6 +174,12 @@ struct gaia_ioc_range {
 #define GAIA_ADVISE_WILLNEED 3u
 #define GAIA_ADVISE_DONTNEED 4u
 
+/* One range of a list. */
+struct gaia_list_range {
+	uint64_t offset;	/* of the file, bytes; no alignment asked */
+	uint64_t length;	/* bytes; 0: nothing */
+};
+
 /*
  * FLUSH: store the file's dirty home pages, and, with GAIA_FLUSH_DEVICES (EINVAL from older daemons), what devices have released.
  * EVICT: drop a memory's copy of a range, as pressure would; EBUSY when it is pinned. Both on a descriptor of the file.
@@ -290,6 +296,7 @@ GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_device) == 88, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_devices) == 16 + 64 * 88, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_map) == 56, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_range) == 56, "layout");
+GAIA_STATIC_ASSERT(sizeof(struct gaia_list_range) == 16, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_file) == 24, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_report) == 32, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_end) == 16, "layout");

@@ -94,7 +94,7 @@ static void apply(struct numbers *p, enum event what, uint32_t n, uint32_t write
 		p->n -= MIN(n, p->n);
 		break;
 	case RELEASE:
-		p->n -= p->n > p->coming;
+		p->n -= MIN(n, p->n - p->coming);
 		break;
 	case DROP:
 		p->n = 0;
@@ -134,7 +134,7 @@ static void event(void)
 		holds_undo(&w.hs, w.from + a, w.from + b, n, writes);
 		break;
 	case RELEASE:
-		holds_release(&w.hs, w.from + a, w.from + b);
+		holds_release(&w.hs, w.from + a, w.from + b, n);
 		break;
 	case DROP:
 		holds_drop(&w.hs, w.from + a, w.from + b);

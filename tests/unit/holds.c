@@ -32,7 +32,7 @@ Test(holds, of_a_page_are_so_many_and_no_more)
 	cr_assert_eq(holds_add(&hs, 0, 10, 1, 1), -EOVERFLOW);
 	cr_assert_eq(hs.spans, 1, "nothing was done");
 	holds_settle(&hs, 5, 6, HOLDS_OF_A_PAGE);
-	holds_release(&hs, 5, 6);
+	holds_release(&hs, 5, 6, 1);
 	cr_assert_eq(holds_add(&hs, 0, 10, 1, 1), 0);
 	cr_assert_eq(hs.spans, 3);
 	holds_clear(&hs);
@@ -63,8 +63,8 @@ Test(holds, many_spans_are_found_and_taken_one_by_one)
 	cr_assert_null(holds_first(&hs, 2, 4));
 	holds_settle(&hs, 0, UINT64_MAX, 1);
 	for (uint64_t k = many; k-- > 0;)
-		holds_release(&hs, 4 * k + 1, 4 * k + 5);
+		holds_release(&hs, 4 * k + 1, 4 * k + 5, 1);
 	cr_assert_eq(hs.spans, 1, "the first page is left");
-	holds_release(&hs, 0, 1);
+	holds_release(&hs, 0, 1, 1);
 	cr_assert_eq(hs.spans, 0);
 }
