@@ -365,6 +365,101 @@ int gaia_release(void *addr, size_t length)
 	return range_end(m, release_now(m, &io));
 }
 
+/* ---- lists of ranges ---- */
+
+static int by_offset(const void *a, const void *b)
+{
+	const struct gaia_list_range *x = a, *y = b;
+
+	return x->offset < y->offset ? -1 : x->offset > y->offset;
+}
+
+/* The ranges as the daemon knows them: without empty ones, and sorted. All must lie in the mapping. */
+static int list_fill(const struct mapping *m, const struct gaia_range *ranges, size_t n, struct gaia_list_range *out, size_t *n_out)
+{
+	size_t left = 0;
+
+	for (size_t k = 0; k < n; k++) {
+		uint64_t at = (uint64_t)((uintptr_t)ranges[k].addr - (uintptr_t)m->addr);
+
+		if (!ranges[k].length)
+			continue;
+		if (at >= m->length || ranges[k].length > m->length - at)
+			return -EINVAL;
+		out[left++] = (struct gaia_list_range){ m->offset + at, ranges[k].length };
+	}
+	qsort(out, left, sizeof(*out), by_offset);
+	*n_out = left;
+	return 0;
+}
+
+/* Find the mapping of the ranges. 1: they are all empty. */
+static int list_begin(const struct gaia_range *ranges, size_t n, struct mapping **m, struct gaia_list_range **out, size_t *n_out)
+{
+	struct gaia_ioc_range io;
+	size_t first = 0;
+	int err;
+
+	if (n > GAIA_LIST_MOST)
+		return -E2BIG;
+	while (first < n && !ranges[first].length)
+		first++;
+	if (first == n)
+		return 1;
+	err = range_begin(ranges[first].addr, ranges[first].length, m, &io);
+	if (err)
+		return err;
+	*out = NULL;
+	if (!((*m)->conn->features & GAIA_FEATURE_LISTS))
+		err = -ENOSYS;
+	else if (!(*out = malloc((n - first) * sizeof(**out))))
+		err = -ENOMEM;
+	else
+		err = list_fill(*m, ranges + first, n - first, *out, n_out);
+	if (err) {
+		free(*out);
+		mapping_put(*m);
+	}
+	return err;
+}
+
+int gaia_acquirev(const struct gaia_range *ranges, size_t n, int prot)
+{
+	NOT_CANCELLED;
+	struct gaia_list_range *list;
+	struct mapping *m;
+	size_t n_list;
+	int err;
+
+	if (prot != PROT_READ && prot != (PROT_READ | PROT_WRITE))
+		return result(-EINVAL);
+	err = list_begin(ranges, n, &m, &list, &n_list);
+	if (err)
+		return err > 0 ? 0 : result(err);
+	err = prot & ~m->prot ? -EACCES : list_acquire(m, list, n_list, prot);
+	atomic_thread_fence(memory_order_seq_cst);
+	free(list);
+	return range_end(m, err);
+}
+
+int gaia_releasev(const struct gaia_range *ranges, size_t n)
+{
+	NOT_CANCELLED;
+	struct gaia_list_range *list;
+	struct mapping *m;
+	size_t n_list;
+	int err;
+
+	err = list_begin(ranges, n, &m, &list, &n_list);
+	/* Of the errors of a release only some say that nothing has changed. */
+	if (err)
+		return err > 0 ? 0 : result(err == -ENOMEM ? -ENOBUFS : err);
+	atomic_thread_fence(memory_order_seq_cst);
+	err = list_release(m, list, n_list);
+	free(list);
+	return range_end(m, err);
+}
+
 int gaia_sync(void *addr, size_t length)
 {
 	NOT_CANCELLED;

@@ -55,6 +55,7 @@ static void after_fork_in_child(void)
 		if (c->sock >= 0)
 			close(c->sock);
 		c->sock = -1;
+		lists_forked(&c->lists);
 		c->state = CONN_DEAD;
 		c->error = -ENOTCONN;
 		c->forked = true;
@@ -119,14 +120,18 @@ static int serve_one(struct conn *c)
 		return err;
 	failed = -err;
 	err = 0;
-	if (msg.seq != c->seq + 1 || !mapping_takes(c, &msg))
+	if (msg.seq != c->seq + 1)
+		err = -EPROTO;
+	else if (msg.kind == GAIA_MSG_LISTS)
+		lists_message(&c->lists, c->fd[0], failed);
+	else if (!mapping_takes(c, &msg))
 		err = -EPROTO;
 	else if (!failed)
 		failed = mapping_message(c, &msg, c->fd);
 	close_descriptors(c);
 	if (!err && c->state == CONN_DEAD)
 		err = c->error;
-	if (!err)
+	if (!err && msg.kind != GAIA_MSG_LISTS)
 		err = answer(c, &msg, failed);
 	if (!err) {
 		c->seq = msg.seq;
@@ -196,6 +201,7 @@ static void free_conn(struct conn *c)
 	if (c->sock >= 0)
 		close(c->sock);
 	pthread_cond_destroy(&c->changed);
+	lists_unmap(&c->lists);
 	turns_end(&c->turns, c->forked);
 	free(c);
 }
@@ -218,6 +224,7 @@ static int new_conn(dev_t dev, struct conn **out)
 	c->refs = 1;
 	c->features = GAIA_FEATURES;
 	LIST_INIT(&c->files);
+	TAILQ_INIT(&c->lists.used);
 	pthread_cond_init(&c->changed, NULL);
 	turns_init(&c->turns);
 	LIST_INSERT_HEAD(&conns, c, link);

@@ -293,6 +293,23 @@ void held_end(struct mapping *m)
 		munmap(m->held, table_bytes(m));
 }
 
+/* Count an acquire. The lock is held. */
+static void count_up(struct mapping *m, struct pages p, int prot)
+{
+	for (uint64_t at = p.a; at < p.b; at++) {
+		++*count_of(m, at);
+		*writes_of(m, at) |= (prot & PROT_WRITE) != 0;
+	}
+}
+
+/* Count a release. The lock is held. */
+static void count_down(struct mapping *m, struct pages p)
+{
+	for (uint64_t at = p.a; at < p.b; at++)
+		if (!*count_of(m, at) || !--*count_of(m, at))
+			*writes_of(m, at) = false;
+}
+
 void held_add(struct mapping *m, const struct gaia_ioc_range *io)
 {
 	struct pages p = pages_of(m, io);
@@ -300,10 +317,7 @@ void held_add(struct mapping *m, const struct gaia_ioc_range *io)
 	if (!m->held)
 		return;
 	pthread_mutex_lock(&gaia_lock);
-	for (uint64_t at = p.a; at < p.b; at++) {
-		++*count_of(m, at);
-		*writes_of(m, at) |= (io->prot & PROT_WRITE) != 0;
-	}
+	count_up(m, p, (int)io->prot);
 	protect(m, p);
 	pthread_mutex_unlock(&gaia_lock);
 }
@@ -317,10 +331,59 @@ void held_take(struct mapping *m, const struct gaia_ioc_range *io)
 		return;
 	pthread_mutex_lock(&gaia_lock);
 	n = is_debugging() ? note_runs(m, p, false, runs) : 0;
-	for (uint64_t at = p.a; at < p.b; at++)
-		if (!*count_of(m, at) || !--*count_of(m, at))
-			*writes_of(m, at) = false;
+	count_down(m, p);
 	protect(m, p);
 	pthread_mutex_unlock(&gaia_lock);
 	report_runs(m, runs, n, "are released, and not held");
+}
+
+/* Ranges that touch each other are protected together: many may lie in one page. */
+static void protect_run(struct mapping *m, struct pages *run, struct pages next)
+{
+	if (next.a < next.b && run->a < run->b && next.a <= run->b) {
+		run->b = MAX(run->b, next.b);
+		return;
+	}
+	pthread_mutex_lock(&gaia_lock);
+	protect(m, *run);
+	pthread_mutex_unlock(&gaia_lock);
+	*run = next;
+}
+
+static struct pages pages_of_range(const struct mapping *m, const struct gaia_list_range *range)
+{
+	return pages_of(m, &(struct gaia_ioc_range){ .offset = range->offset, .length = range->length });
+}
+
+void held_add_list(struct mapping *m, const struct gaia_list_range *range, size_t n, int prot)
+{
+	struct pages run = { 0, 0 };
+
+	for (size_t k = 0; k < n && m->held; k++) {
+		struct pages p = pages_of_range(m, &range[k]);
+
+		pthread_mutex_lock(&gaia_lock);
+		count_up(m, p, prot);
+		pthread_mutex_unlock(&gaia_lock);
+		protect_run(m, &run, p);
+	}
+	protect_run(m, &run, (struct pages){ 0, 0 });
+}
+
+void held_take_list(struct mapping *m, const struct gaia_list_range *range, size_t n)
+{
+	struct pages run = { 0, 0 }, runs[REPORTS];
+	unsigned n_runs;
+
+	for (size_t k = 0; k < n && m->held; k++) {
+		struct pages p = pages_of_range(m, &range[k]);
+
+		pthread_mutex_lock(&gaia_lock);
+		n_runs = is_debugging() ? note_runs(m, p, false, runs) : 0;
+		count_down(m, p);
+		pthread_mutex_unlock(&gaia_lock);
+		report_runs(m, runs, n_runs, "are released, and not held");
+		protect_run(m, &run, p);
+	}
+	protect_run(m, &run, (struct pages){ 0, 0 });
 }

@@ -4,7 +4,7 @@
  * connection.c keeps one connection for each mount, with a thread that carries out the
  * daemon's messages: map this chunk, give that one up. mapping.c keeps the mappings, found by
  * address (for callers) and by number (for that thread). turns.c has a thread for queued acquires and
- * releases, whose callers do not wait. held.c counts holds, where they are needed. sim.c, and a file for each other kind of
+ * releases, whose callers do not wait. lists.c hands lists of ranges over. held.c counts holds, where they are needed. sim.c, and a file for each other kind of
  * device, do what differs between devices. client.c is the API.
  *
  * Rules
@@ -118,6 +118,19 @@ struct map_file {
 	LIST_ENTRY(map_file) link; /* conn.files */
 };
 
+/* Where a list lies in the memory for lists: bytes [a, b), whole pages. */
+struct list_place {
+	size_t a, b;
+	TAILQ_ENTRY(list_place) link;
+};
+
+/* The memory for lists of ranges that a connection shares with the daemon: see lists.c. gaia_lock. */
+struct lists {
+	char *at;	/* NULL: it was not needed yet, or could not be mapped: */
+	int error;	/* why; a negative errno */
+	TAILQ_HEAD(, list_place) used; /* in order */
+};
+
 enum conn_state { CONN_CONNECTING, CONN_LIVE, CONN_DEAD };
 
 /* Lives from conn_get() until the last conn_put(). */
@@ -132,6 +145,7 @@ struct conn {
 	pthread_t thread;
 
 	struct turns turns;
+	struct lists lists;
 
 	/* Written with gaia_lock held. */
 	_Atomic uint64_t seq;	/* of the last message that was carried out */
@@ -144,7 +158,7 @@ struct conn {
 	unsigned n_fds;
 	uint64_t refused;	/* the last GRANT that could not be carried out, and was refused */
 	LIST_HEAD(, map_file) files;
-	pthread_cond_t changed;	/* state, seq, or busy of a mapping */
+	pthread_cond_t changed;	/* state, seq, busy of a mapping, or lists.used has become less */
 	LIST_ENTRY(conn) link;
 };
 
@@ -224,6 +238,17 @@ void turn_abandon(struct turn *t);
 /* Wait for the mapping's turns that a stream has reached, and abandon the others. False: there were others. */
 bool turns_wait(struct mapping *m);
 
+/* ---- lists.c ---- */
+
+/* The work of gaia_acquirev() and gaia_releasev(): of ranges of the file, not empty and sorted. Errors as of range_acquire(). */
+int list_acquire(struct mapping *m, const struct gaia_list_range *range, size_t n, int prot);
+int list_release(struct mapping *m, const struct gaia_list_range *range, size_t n);
+/* The daemon has sent the memory, which is the descriptor @fd, or could not be received (@failed: a negative errno). The lock is held. */
+void lists_message(struct lists *ls, int fd, int failed);
+/* In a child of fork(), where it is not mapped; the lock is held. At the end of the connection. */
+void lists_forked(struct lists *ls);
+void lists_unmap(struct lists *ls);
+
 /* ---- held.c ---- */
 
 /* Called with m->base and span set. -ENOMEM. Undone by held_end(). */
@@ -232,6 +257,9 @@ void held_end(struct mapping *m);
 /* Note that the range, as it was asked for, was acquired, and its chunks are mapped; or that it was released, even if that failed. */
 void held_add(struct mapping *m, const struct gaia_ioc_range *io);
 void held_take(struct mapping *m, const struct gaia_ioc_range *io);
+/* The same for a list, which is sorted. */
+void held_add_list(struct mapping *m, const struct gaia_list_range *range, size_t n, int prot);
+void held_take_list(struct mapping *m, const struct gaia_list_range *range, size_t n);
 /* Called before it is unmapped. */
 void held_unmapped(struct mapping *m);
 /* Chunks of a strict mapping were placed: without access yet, later with @prot at most; or they are being cleared. The lock is held. */

@@ -108,24 +108,37 @@ bool wire_changed_nothing(int err)
 	return err == -EINVAL || err == -EINTR || err == -ENOBUFS || err == -ENOTCONN;
 }
 
-int wire_release(int fd, unsigned by, struct gaia_ioc_range *io)
+static int release_by_ioctl(int fd, unsigned long request, void *io, const uint32_t *changed)
 {
-	int err;
+	int err = wire_ioctl(fd, request, io);
 
-	if (by == GAIA_RELEASE_BY_IOCTL) {
-		err = wire_ioctl(fd, GAIA_IOC_RELEASE, io);
-		/* A release that fails does not say whether it changed anything: assume so unless its error excludes it. */
-		if (err ? !wire_changed_nothing(err) : io->changed)
-			move_times(fd);
-		return err;
-	}
-	while (fsetxattr(fd, GAIA_XATTR_RELEASE, io, sizeof(*io), 0) < 0) {
+	/* A release that fails does not say whether it changed anything: assume so unless its error excludes it. */
+	if (err ? !wire_changed_nothing(err) : *changed)
+		move_times(fd);
+	return err;
+}
+
+static int release_by_xattr(int fd, const char *name, const void *io, size_t size)
+{
+	while (fsetxattr(fd, name, io, size, 0) < 0) {
 		if (errno == EALREADY)
 			return 0;
 		if (errno != EINTR)
 			return wire_error();
 	}
 	return -EPROTO;
+}
+
+int wire_release(int fd, unsigned by, struct gaia_ioc_range *io)
+{
+	return by == GAIA_RELEASE_BY_IOCTL ? release_by_ioctl(fd, GAIA_IOC_RELEASE, io, &io->changed) :
+					     release_by_xattr(fd, GAIA_XATTR_RELEASE, io, sizeof(*io));
+}
+
+int wire_releasev(int fd, unsigned by, struct gaia_ioc_list *io)
+{
+	return by == GAIA_RELEASE_BY_IOCTL ? release_by_ioctl(fd, GAIA_IOC_RELEASEV, io, &io->changed) :
+					     release_by_xattr(fd, GAIA_XATTR_RELEASEV, io, sizeof(*io));
 }
 
 static int push(int fd, uint64_t off, uint64_t len)
@@ -137,19 +150,68 @@ static int push(int fd, uint64_t off, uint64_t len)
 	return 0;
 }
 
-int wire_push(int fd, uint64_t off, uint64_t len)
+/*
+ * If a write has made the file grow beyond @end, which was pushed up to there, only the kernel knows that until the last page
+ * has been pushed.
+ */
+static int push_size(int fd, uint64_t end)
 {
 	struct statx st;
-	int err = push(fd, off, len);
+	int err = 0;
 
-	/*
-	 * If a write has made the file grow beyond the range, only the kernel knows that until the last page
-	 * has been pushed.
-	 */
-	if (!err && statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_SIZE, &st) == 0 &&
-	    st.stx_size > off && st.stx_size - off > len)
+	if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_SIZE, &st) == 0 &&
+	    st.stx_size > end)
 		err = push(fd, st.stx_size - 1, 1);
 	return err;
+}
+
+int wire_push(int fd, uint64_t off, uint64_t len)
+{
+	int err = push(fd, off, len);
+
+	return err ? err : push_size(fd, off + len);
+}
+
+/* A list takes so many calls at most; ranges that are so near to each other are pushed by one. */
+#define PUSHES 64u
+#define NEAR (256u << 10)
+
+/* The end of what belongs to the first range, if ranges go together that are @near. *@k: the range behind that. */
+static uint64_t joined_end(const struct gaia_list_range *range, size_t n, uint64_t near, size_t *k)
+{
+	uint64_t end = range[0].offset + range[0].length;
+
+	for (*k = 1; *k < n && (range[*k].offset <= end || range[*k].offset - end <= near); ++*k) {
+		uint64_t its = range[*k].offset + range[*k].length;
+
+		end = its > end ? its : end;
+	}
+	return end;
+}
+
+static size_t count_joined(const struct gaia_list_range *range, size_t n, uint64_t near)
+{
+	size_t joined = 0, step;
+
+	for (size_t k = 0; k < n; k += step, joined++)
+		joined_end(range + k, n - k, near, &step);
+	return joined;
+}
+
+int wire_push_list(int fd, const struct gaia_list_range *range, size_t n)
+{
+	/* fdatasync() pushes all of the file anyway: once will do. */
+	uint64_t near = range_push_waits() ? NEAR : UINT64_MAX, end = 0;
+	size_t step;
+	int err = 0;
+
+	while (count_joined(range, n, near) > PUSHES)
+		near *= 4;
+	for (size_t k = 0; k < n && !err; k += step) {
+		end = joined_end(range + k, n - k, near, &step);
+		err = push(fd, range[k].offset, end - range[k].offset);
+	}
+	return err || n == 0 ? err : push_size(fd, end);
 }
 
 int wire_socket(void)
@@ -238,6 +300,7 @@ static int check_message(const struct gaia_msg *msg)
 	case GAIA_MSG_REVOKE:
 		return msg->count && msg->count <= GAIA_MSG_CHUNKS ? 0 : -EPROTO;
 	case GAIA_MSG_REPORT:
+	case GAIA_MSG_LISTS:
 		return msg->count == 1 ? 1 : -EPROTO;
 	default:
 		return -EPROTO;

@@ -37,6 +37,14 @@ bool wire_changed_nothing(int err);
 /* Release @io, in the way that the daemon wants (@by: GAIA_RELEASE_BY_*). */
 int wire_release(int fd, unsigned by, struct gaia_ioc_range *io);
 
+/* The same of a list. */
+int wire_releasev(int fd, unsigned by, struct gaia_ioc_list *io);
+
+/*
+ * wire_push() for all of @n ranges, which are not empty, and sorted. What lies between near ones may be pushed, too: there are few calls.
+ */
+int wire_push_list(int fd, const struct gaia_list_range *range, size_t n);
+
 /*
  * Call wire_sys.push for all bytes [off, off + len) of a file, however many; and if only the kernel knows the
  * file's present size, for that.

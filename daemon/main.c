@@ -427,6 +427,8 @@ static int start_cache(struct daemon *d)
 	/* Waiting requests take memory besides home. There must be room for a few of the largest of each user. */
 	quota_cap(d->quota, QUOTA_waiting_kib,
 		  config.home_bytes < LEAST_WAITING ? LEAST_WAITING / 2048 : (unsigned)MIN(config.home_bytes / 2048, UINT_MAX));
+	/* So do lists of ranges. */
+	quota_cap(d->quota, QUOTA_listed_kib, (unsigned)MIN(config.home_bytes / 2048, UINT_MAX));
 	return err;
 }
 

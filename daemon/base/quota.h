@@ -24,7 +24,8 @@
  * directories: see quota_cap(). pins: announced acquires (GAIA_PROT_PIN). Spans of pages that a mapping holds beyond 64
  * are counted in blocks (pagecache/grant.c), some 5 KiB each. waiting_kib: requests of the kernel that wait for their turn
  * (fuse/hand.c). reports: those that can still be read (control/report.c). removed_files: files without a name that are in
- * use, counted for the user who removed the name.
+ * use, counted for the user who removed the name. lists: clients that have memory for lists of ranges (control/list.c), a descriptor
+ * each; listed_kib: what lists that are under way take of the daemon's memory.
  */
 #define QUOTAS(X)                              \
 	X(clients, 4096, 3584, 1024)           \
@@ -33,6 +34,8 @@
 	X(pins, 1048576, 917504, 65536)        \
 	X(span_blocks, 65536, 57344, 8192)     \
 	X(reports, 256, 224, 16)               \
+	X(lists, 4096, 3584, 1024)             \
+	X(listed_kib, 393216, 262144, 98304)   \
 	X(removed_files, 1048576, 458752, 131072) \
 	X(directories, 1048576, 917504, 458752) \
 	X(waiting_kib, 262144, 229376, 65536)

@@ -54,6 +54,7 @@ void client_put(struct client *c)
 		return;
 	bug_on(c->maps || !LIST_EMPTY(&c->revocations));
 	handovers_forget(c);
+	lists_end(c);
 	close(c->fd);
 	if (c->counted)
 		quota_give(ctl->quota, QUOTA_clients, c->uid);
@@ -1158,6 +1159,7 @@ void client_accept(struct control *ctl, int fd)
 	}
 	c->ctl = ctl;
 	c->fd = fd;
+	c->lists = -1;
 	c->pid = cred.pid;
 	c->peer_uid = cred.uid;
 	c->refs = 1;

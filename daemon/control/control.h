@@ -64,6 +64,10 @@ int control_acquire(struct control *ctl, struct cfile *f, bool writable, struct 
 /* @may_publish false: only mappings for reading may be released, others: -EOPNOTSUPP. *@changed: see cache_release(). */
 int control_release(struct control *ctl, struct cfile *f, bool may_publish,
 		    struct gaia_ioc_range *io, bool *changed);
+/* The same for lists of ranges; and the memory that a client puts these in. */
+int control_lists(struct control *ctl, struct gaia_ioc_lists *io);
+int control_acquirev(struct control *ctl, struct cfile *f, bool writable, struct gaia_ioc_list *io, atomic_uint *verdict);
+int control_releasev(struct control *ctl, struct cfile *f, bool may_publish, struct gaia_ioc_list *io, bool *changed);
 int control_sync(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io);
 int control_advise(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io);
 /* Only owners of the mount (quota_is_owner()) are told of other users. */

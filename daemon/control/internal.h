@@ -207,6 +207,7 @@ struct client {
 	unsigned n_late;	/* handovers that are late */
 	bool refused_late;	/* it could not map what counted as mapped already: it will be disconnected */
 	struct map *maps;	/* by id */
+	int lists;		/* its memory for lists of ranges, for reading; -1: none. Stays until the client is freed */
 	unsigned n_maps;	/* in maps, or about to be */
 	bool closed;		/* accepts no more maps */
 };
@@ -253,6 +254,16 @@ void client_disconnect(struct client *c);
 /* ---- map.c ---- */
 
 void map_put(struct map *map);
+/*
+ * The mapping @id, with a reference. Its client is looked up by key and secret, the mapping through its client, and the
+ * descriptor's file @f must be the mapping's. @take_out: nobody finds it any more.
+ */
+int map_find(struct control *ctl, struct cfile *f, const struct gaia_client_key *key, uint64_t id, bool take_out, struct map **out);
+
+/* ---- list.c ---- */
+
+/* The client is freed. */
+void lists_end(struct client *c);
 
 /* ---- control.c ---- */
 

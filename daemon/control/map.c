@@ -57,12 +57,7 @@ void map_put(struct map *map)
 	free(map);
 }
 
-/*
- * The mapping that @io names, with a reference. Its client is looked up by key and
- * secret, the mapping through its client, and the descriptor's file must be the mapping's.
- */
-static int find_map(struct control *ctl, struct cfile *f, const struct gaia_ioc_range *io,
-		    bool take_out, struct map **out)
+int map_find(struct control *ctl, struct cfile *f, const struct gaia_client_key *key, uint64_t id, bool take_out, struct map **out)
 {
 	struct client *c;
 	struct map *map;
@@ -70,11 +65,11 @@ static int find_map(struct control *ctl, struct cfile *f, const struct gaia_ioc_
 
 	if (!f)
 		return -ENODEV;
-	c = client_find(ctl, &io->key);
+	c = client_find(ctl, key);
 	if (!c)
 		return -ENOTCONN;
 	pthread_mutex_lock(&c->lock);
-	HASH_FIND(hh, c->maps, &io->map, sizeof(io->map), map);
+	HASH_FIND(hh, c->maps, &id, sizeof(id), map);
 	if (!map) {
 		err = c->closed ? -ENOTCONN : -EINVAL;
 	} else if (map->file != f) {
@@ -93,7 +88,7 @@ static int find_map(struct control *ctl, struct cfile *f, const struct gaia_ioc_
 	return err;
 }
 
-/* find_map(), and the range that @io names, widened to whole pages. */
+/* map_find(), and the range that @io names, widened to whole pages. */
 static int find_range(struct control *ctl, struct cfile *f, const struct gaia_ioc_range *io,
 		      struct map **out, uint64_t *off, uint64_t *len)
 {
@@ -101,7 +96,7 @@ static int find_range(struct control *ctl, struct cfile *f, const struct gaia_io
 	uint64_t end;
 	int err;
 
-	err = find_map(ctl, f, io, false, &map);
+	err = map_find(ctl, f, &io->key, io->map, false, &map);
 	if (err)
 		return err;
 	if (io->offset < map->start || io->offset > map->end ||
@@ -229,7 +224,7 @@ int control_unmap(struct control *ctl, struct cfile *f, struct gaia_ioc_range *i
 
 	if (io->offset || io->length || io->prot || io->advice)
 		return -EINVAL;
-	err = find_map(ctl, f, io, true, &map);
+	err = map_find(ctl, f, &io->key, io->map, true, &map);
 	if (err)
 		return err;
 	map_put(map);

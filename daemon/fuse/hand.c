@@ -62,7 +62,7 @@ static bool is_release(const struct fs *fs, const struct fuse_in_header *in)
 {
 	const char *name = (const char *)(in + 1) + FUSE_COMPAT_SETXATTR_IN_SIZE;
 
-	return !fs->writeback && !strcmp(name, GAIA_XATTR_RELEASE);
+	return !fs->writeback && (!strcmp(name, GAIA_XATTR_RELEASE) || !strcmp(name, GAIA_XATTR_RELEASEV));
 }
 
 /*

@@ -225,6 +225,7 @@ static void share_fds(struct fs *fs)
 		 * open for a moment.
 		 */
 		quota_cap(fs->config.quota, QUOTA_clients, (unsigned)MIN(UINT_MAX, third / 4));
+		quota_cap(fs->config.quota, QUOTA_lists, (unsigned)MIN(UINT_MAX, third / 8));
 		quota_cap(fs->config.quota, QUOTA_reports, (unsigned)MIN(UINT_MAX, third / 16));
 	}
 	fs->max_backings = fs->max_fds / 2;

@@ -516,7 +516,7 @@ void lane_submit(struct fs *fs, enum lane lane, uid_t uid, void (*fn)(void *arg)
 /* A FUSE_INTERRUPT for the request with this number. */
 void interrupt_request(struct fs *fs, uint64_t unique);
 /* For a setxattr(2) that is a release: a worker carries it out and answers. */
-void release_by_xattr(fuse_req_t req, struct inode *inode, const void *value, size_t size);
+void release_by_xattr(fuse_req_t req, struct inode *inode, bool is_list, const void *value, size_t size);
 void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fuse_file_info *fi,
 	      unsigned flags, const void *in_buf, size_t in_size, size_t out_size);
 

@@ -66,6 +66,8 @@ union ioctl_arg {
 	struct gaia_ioc_devices devices;
 	struct gaia_ioc_map map;
 	struct gaia_ioc_range range;
+	struct gaia_ioc_list list;
+	struct gaia_ioc_lists lists;
 	struct gaia_ioc_file file;
 	struct gaia_ioc_report report;
 };
@@ -180,6 +182,27 @@ static int release(struct inode *inode, struct cfile *f, bool may_publish, struc
 	return err;
 }
 
+static int release_list(struct inode *inode, struct cfile *f, bool may_publish, struct gaia_ioc_list *io)
+{
+	bool changed;
+	int err = control_releasev(inode->fs->control, f, may_publish, io, &changed);
+
+	if (changed && !inode->fs->writeback)
+		invalidate(inode, -1, 0);
+	return err;
+}
+
+static bool is_acquire(unsigned cmd)
+{
+	return cmd == GAIA_IOC_ACQUIRE || cmd == GAIA_IOC_ACQUIREV;
+}
+
+/* An acquire for which a stream waits. */
+static bool is_pinned(const struct ioctl_job *job)
+{
+	return job->cmd == GAIA_IOC_ACQUIRE && (job->arg.range.prot & GAIA_PROT_PINNED);
+}
+
 static int carry_out(struct ioctl_job *job)
 {
 	struct control *ctl = job->fs->control;
@@ -201,6 +224,14 @@ static int carry_out(struct ioctl_job *job)
 		return control_acquire(ctl, f, access != O_RDONLY, &job->arg.range, &job->verdict);
 	case GAIA_IOC_RELEASE:
 		return release(job->handle->inode, f, job->fs->writeback, &job->arg.range);
+	case GAIA_IOC_LISTS:
+		return control_lists(ctl, &job->arg.lists);
+	case GAIA_IOC_ACQUIREV:
+		if (f)
+			passthrough_acquire(job->handle->inode);
+		return control_acquirev(ctl, f, access != O_RDONLY, &job->arg.list, &job->verdict);
+	case GAIA_IOC_RELEASEV:
+		return release_list(job->handle->inode, f, job->fs->writeback, &job->arg.list);
 	case GAIA_IOC_SYNC:
 		return control_sync(ctl, f, &job->arg.range);
 	case GAIA_IOC_ADVISE:
@@ -231,7 +262,7 @@ static bool give_up(struct ioctl_job *job)
 {
 	struct quota *quota = job->fs->config.quota;
 
-	if (job->arg.range.prot & GAIA_PROT_PINNED)
+	if (is_pinned(job))
 		return false;
 	if (atomic_load(&job->verdict) != CACHE_OPEN || quota_take(quota, QUOTA_waiting_kib, job->uid))
 		return false;
@@ -309,7 +340,7 @@ static void run(void *arg)
 	else
 		fuse_reply_ioctl(job->req, 0, &job->arg,
 				 _IOC_DIR(job->cmd) & _IOC_READ ? _IOC_SIZE(job->cmd) : 0);
-	if (job->cmd == GAIA_IOC_ACQUIRE)
+	if (is_acquire(job->cmd))
 		acquire_ends(job);
 	busy_end(fs);
 	free(job);
@@ -320,15 +351,17 @@ static enum lane lane_of(const struct ioctl_job *job)
 	switch (job->cmd) {
 	case GAIA_IOC_CONNECT:
 	case GAIA_IOC_DEVICES:
+	case GAIA_IOC_LISTS:
 		return LANE_QUERY;
 	case GAIA_IOC_REPORT:
 		return job->arg.report.what == GAIA_REPORT_SYNC ? LANE_ACQUIRE : LANE_QUERY;
 	case GAIA_IOC_RELEASE:
+	case GAIA_IOC_RELEASEV:
 		return LANE_RELEASE;
 	case GAIA_IOC_UNMAP:
 		return LANE_UNMAP;
 	case GAIA_IOC_ACQUIRE:
-		if (job->arg.range.prot & GAIA_PROT_PINNED)
+		if (is_pinned(job))
 			return LANE_PINNED;
 	}
 	return LANE_ACQUIRE;
@@ -348,6 +381,9 @@ static bool is_our_ioctl(unsigned cmd)
 	case GAIA_IOC_FLUSH:
 	case GAIA_IOC_EVICT:
 	case GAIA_IOC_REPORT:
+	case GAIA_IOC_LISTS:
+	case GAIA_IOC_ACQUIREV:
+	case GAIA_IOC_RELEASEV:
 		return true;
 	}
 	return false;
@@ -388,7 +424,7 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fu
 	job->uid = fuse_req_ctx(req)->uid;
 	job->cmd = cmd;
 	memcpy(&job->arg, in_buf, in_size);
-	if (cmd == GAIA_IOC_ACQUIRE)
+	if (is_acquire(cmd))
 		acquire_begins(job);
 	lane_submit(fs, lane_of(job), job->uid, run, job);
 }
@@ -399,7 +435,11 @@ struct release_job {
 	fuse_req_t req;
 	struct fs *fs;
 	struct inode *inode;
-	struct gaia_ioc_range range;
+	bool is_list;
+	union {
+		struct gaia_ioc_range range;
+		struct gaia_ioc_list list;
+	};
 };
 
 static void run_release(void *arg)
@@ -411,7 +451,7 @@ static void run_release(void *arg)
 
 	err = contents_get(job->inode, &f);
 	if (!err) {
-		err = release(job->inode, f, true, &job->range);
+		err = job->is_list ? release_list(job->inode, f, true, &job->list) : release(job->inode, f, true, &job->range);
 		contents_put(job->inode);
 	}
 	fuse_reply_err(job->req, err ? reply_errno(err) : EALREADY);
@@ -419,11 +459,12 @@ static void run_release(void *arg)
 	free(job);
 }
 
-void release_by_xattr(fuse_req_t req, struct inode *inode, const void *value, size_t size)
+void release_by_xattr(fuse_req_t req, struct inode *inode, bool is_list, const void *value, size_t size)
 {
 	struct fs *fs = req_fs(req);
 	struct release_job *job;
 
+	_Static_assert(sizeof(job->range) == sizeof(job->list), "one size for both");
 	if (inode->type != S_IFREG || size != sizeof(job->range)) {
 		fuse_reply_err(req, inode->type != S_IFREG ? ENODEV : EINVAL);
 		return;
@@ -439,7 +480,7 @@ void release_by_xattr(fuse_req_t req, struct inode *inode, const void *value, si
 		return;
 	}
 	/* The caller's descriptor keeps the inode until we have answered. */
-	*job = (struct release_job){ .req = req, .fs = fs, .inode = inode };
+	*job = (struct release_job){ .req = req, .fs = fs, .inode = inode, .is_list = is_list };
 	memcpy(&job->range, value, size);
 	lane_submit(fs, LANE_RELEASE, fuse_req_ctx(req)->uid, run_release, job);
 }

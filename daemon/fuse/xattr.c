@@ -29,8 +29,8 @@ void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char *v
 	bool as_caller = !strcmp(name, ACL_ACCESS);
 	int fd, err;
 
-	if (!fs->writeback && !strcmp(name, GAIA_XATTR_RELEASE)) {
-		release_by_xattr(req, inode, value, size);
+	if (!fs->writeback && (!strcmp(name, GAIA_XATTR_RELEASE) || !strcmp(name, GAIA_XATTR_RELEASEV))) {
+		release_by_xattr(req, inode, !strcmp(name, GAIA_XATTR_RELEASEV), value, size);
 		return;
 	}
 	if (passthrough_hides(name)) {

@@ -325,7 +325,7 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 int cache_acquirev(struct mapping *m, struct gaia_list_range *range, size_t n, unsigned prot, uint64_t *seq, atomic_uint *verdict);
 /* [W] *@changed (or NULL): something was published, even if the release failed; the file's times have moved. */
 int cache_release(struct mapping *m, uint64_t off, uint64_t len, bool *changed);
-/* [W] The same for @n ranges, which may overlap: a page that k of them touch loses k holds. Sorts them. -ENOMEM: nothing has changed. */
+/* [W] The same for @n ranges, which may overlap: a page that k of them touch loses k holds. Sorts them. */
 int cache_releasev(struct mapping *m, struct gaia_list_range *range, size_t n, bool *changed);
 int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice);
 

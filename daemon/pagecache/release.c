@@ -788,10 +788,11 @@ int cache_releasev(struct mapping *m, struct gaia_list_range *range, size_t n, b
 
 	*changed = false;
 	err = ranges_check(m, range, n);
-	if (!err)
-		err = segments_make(range, n, &segs);
 	if (err)
 		return err;
+	/* An error that says that nothing has changed. */
+	if (segments_make(range, n, &segs))
+		return -ENOSR;
 	if (segs.n > 0)
 		err = release_segments(m, segs, changed);
 	free(segs.at);

@@ -156,6 +156,23 @@ int gaia_acquire(void *addr, size_t length, int prot);
 int gaia_release(void *addr, size_t length);
 
 /*
+ * Acquire, or release, many ranges at once: parts of one mapping, in any order. It means as much as a call for each range, in any
+ * order: a page that k of the ranges touch is acquired, or released, k times; empty ranges, and n == 0, do nothing. But gaia_acquirev()
+ * acquires all of it or nothing; and both cost few calls of the kernel and operations of the device, however many ranges there are.
+ *
+ * Errors are those of gaia_acquire() and gaia_release(). After EINVAL, ENOTCONN, ENOBUFS, and the following ones gaia_releasev() has released
+ * nothing. EINVAL: the ranges do not all lie in one mapping. E2BIG: more than 2^20 ranges. ENOSYS: the daemon is older than the library,
+ * and knows no lists. ENOBUFS, besides its other meaning: this user's lists that are under way have too many ranges, or there is no
+ * memory; try again, or shorter lists. EMFILE, ENFILE: too many clients of this user, or of all, use lists.
+ */
+struct gaia_range {
+	void *addr;
+	size_t length;
+};
+int gaia_acquirev(const struct gaia_range *ranges, size_t n, int prot);
+int gaia_releasev(const struct gaia_range *ranges, size_t n);
+
+/*
  * On return everything that was written to the range of the file by CPUs, and everything released by
  * any device, is on stable storage. EIO, ENOSPC, EDQUOT...: it is not; the data stays cached
  * and is tried again.

@@ -48,7 +48,7 @@ extern "C" {
 #endif
 
 #define GAIA_PROTOCOL_VERSION 1u	/* the major */
-#define GAIA_PROTOCOL_MINOR 1u
+#define GAIA_PROTOCOL_MINOR 3u
 
 /*
  * Since 1.1.
@@ -61,11 +61,15 @@ extern "C" {
  * fallocate(fd, FALLOC_FL_KEEP_SIZE, GAIA_TOUCH_OFFSET, 1). Linux (6.1 and later) sets the modification
  * and change times before it asks the daemon, which does nothing and answers EFBIG. futimens(2) would
  * not do: only the file's owner may call it.
+ * Since 1.3.
+ * LISTS: ACQUIREV and RELEASEV, for lists of ranges (struct gaia_ioc_list).
  */
 #define GAIA_FEATURE_SPANS 1ull
 #define GAIA_FEATURE_ANSWERS 2ull
 #define GAIA_FEATURE_TIMES 4ull
-#define GAIA_FEATURES (GAIA_FEATURE_SPANS | GAIA_FEATURE_ANSWERS | GAIA_FEATURE_TIMES) /* all of this version */
+#define GAIA_FEATURE_LISTS 16ull
+/* All of this version. */
+#define GAIA_FEATURES (GAIA_FEATURE_SPANS | GAIA_FEATURE_ANSWERS | GAIA_FEATURE_TIMES | GAIA_FEATURE_LISTS)
 
 #define GAIA_TOUCH_OFFSET (INT64_MAX - 1)
 
@@ -174,11 +178,46 @@ struct gaia_ioc_range {
 #define GAIA_ADVISE_WILLNEED 3u
 #define GAIA_ADVISE_DONTNEED 4u
 
+/*
+ * With LISTS. An ioctl carries less than 16 KiB, and so lists lie in memory that client and daemon share: a memfd of GAIA_LISTS_BYTES,
+ * of a size that neither can change. LISTS has the daemon make it, once for each client, and send its descriptor in a message
+ * (MSG_LISTS; sent again if it is asked for again; EAGAIN as REPORT). It is the daemon that makes it: so the daemon reads and closes no
+ * descriptor of a client's, which could be of anything. EMFILE, ENFILE: this user's, or all, clients have too many such memories.
+ *
+ * The client writes an array of struct gaia_list_range there, and names its place. The daemon copies the array before it looks at it;
+ * it must stay until the ioctl has returned. A page that k ranges touch gets, or loses, k holds. Sorted ranges cost less.
+ * EINVAL: the array does not lie in that memory, a range does not lie in the mapping. ENOSR (the library reports ENOBUFS) and nothing has
+ * changed: as ACQUIRE and RELEASE; or this user's lists that are under way have too many ranges.
+ */
+#define GAIA_LISTS_BYTES (64u << 20)
+#define GAIA_LIST_MOST (1u << 20) /* ranges */
+struct gaia_ioc_lists {
+	struct gaia_client_key key;
+	uint64_t seq;		/* out: of the message that brings the descriptor */
+};
+
 /* One range of a list. */
 struct gaia_list_range {
 	uint64_t offset;	/* of the file, bytes; no alignment asked */
 	uint64_t length;	/* bytes; 0: nothing */
 };
+
+/* ACQUIREV, RELEASEV: as ACQUIRE and RELEASE of all ranges of the list, at once. There are no PINs of lists. */
+struct gaia_ioc_list {
+	struct gaia_client_key key;
+	uint64_t map;
+	uint64_t offset;	/* of the first range in the memory for lists, bytes; a multiple of 8 */
+	uint32_t count;		/* ranges */
+	uint32_t prot;		/* ACQUIREV; else 0 */
+	union {
+		uint32_t unanswered;	/* out, ACQUIREV: as in gaia_ioc_range */
+		uint32_t changed;	/* out, RELEASEV: the same */
+	};
+	uint32_t reserved;
+	uint64_t seq;		/* out, ACQUIREV: the same */
+};
+/* As GAIA_XATTR_RELEASE, where that is used: its value is a gaia_ioc_list. */
+#define GAIA_XATTR_RELEASEV "system.gaiafs.releasev"
 
 /*
  * FLUSH: store the file's dirty home pages, and, with GAIA_FLUSH_DEVICES (EINVAL from older daemons), what devices have released.
@@ -238,6 +277,9 @@ struct gaia_ioc_report {
 #define GAIA_IOC_FLUSH _IOWR(GAIA_IOC_MAGIC, 9, struct gaia_ioc_file)
 #define GAIA_IOC_EVICT _IOWR(GAIA_IOC_MAGIC, 10, struct gaia_ioc_file)
 #define GAIA_IOC_REPORT _IOWR(GAIA_IOC_MAGIC, 11, struct gaia_ioc_report)
+#define GAIA_IOC_LISTS _IOWR(GAIA_IOC_MAGIC, 13, struct gaia_ioc_lists)
+#define GAIA_IOC_ACQUIREV _IOWR(GAIA_IOC_MAGIC, 14, struct gaia_ioc_list)
+#define GAIA_IOC_RELEASEV _IOWR(GAIA_IOC_MAGIC, 15, struct gaia_ioc_list)
 
 enum gaia_msg_kind {
 	GAIA_MSG_HELLO = 1,	/* client: ticket. Anything else first: disconnected */
@@ -247,6 +289,7 @@ enum gaia_msg_kind {
 	GAIA_MSG_REVOKED = 5,	/* client: the answer; repeats the seq of the REVOKE */
 	GAIA_MSG_REPORT = 6,	/* daemon: one descriptor, a memfd with what was asked for */
 	GAIA_MSG_GRANTED = 7,	/* client, with ANSWERS: the answer to a GRANT; repeats its seq and map */
+	GAIA_MSG_LISTS = 9,	/* daemon, with LISTS: one descriptor, the client's memory for lists; not answered */
 };
 
 #define GAIA_MSG_CHUNKS 64
@@ -273,7 +316,7 @@ struct gaia_msg {
 		uint32_t prot;	/* GRANT: how the descriptors may be mapped */
 		uint32_t error;	/* GRANTED: 0 or an errno */
 	};
-	uint32_t count;		/* GRANT, REVOKE: chunks below; REPORT: 1 */
+	uint32_t count;		/* GRANT, REVOKE: chunks below; REPORT, LISTS: 1 */
 	uint64_t chunk[GAIA_MSG_CHUNKS]; /* index in the file: offset / GAIA_CHUNK */
 };
 
@@ -296,6 +339,8 @@ GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_device) == 88, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_devices) == 16 + 64 * 88, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_map) == 56, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_range) == 56, "layout");
+GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_lists) == 24, "layout");
+GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_list) == 56, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_list_range) == 16, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_file) == 24, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_report) == 32, "layout");

@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -16,6 +17,7 @@
 #include "child.h"
 #include "device_io.h"
 #include "gaia/client.h"
+#include "gaia/protocol.h"
 #include "ways.h"
 
 #define KIB 1024
@@ -42,6 +44,16 @@ static unsigned char *map(int fd, size_t len, int prot, off_t off, int device)
 
 	cr_assert_neq(p, MAP_FAILED, "gaia_mmap: %s", strerror(errno));
 	return p;
+}
+
+/* Nothing of the file is held on the device. */
+static void evict(const char *name, unsigned from)
+{
+	struct gaia_ioc_file io = { .from = from };
+	int fd = openat(both_root[ON_MOUNT], name, O_RDWR | O_CLOEXEC);
+
+	cr_assert_eq(ioctl(fd, GAIA_IOC_EVICT, &io), 0, "%s", strerror(errno));
+	close(fd);
 }
 
 static void start_with_devices(const char *first, const char *second)
@@ -801,5 +813,160 @@ EACH_WAY(device_api, calls_and_reads_of_one_file_in_one_process_do_not_lock_up)
 	munmap((void *)cpu, MIB);
 	OK(gaia_munmap(p, MIB));
 	OK(gaia_munmap(j.p, MIB));
+	close(fd);
+}
+
+/* ---- lists of ranges ---- */
+
+static unsigned char value_at(int fd, off_t at)
+{
+	unsigned char byte = 0xee;
+
+	cr_assert_eq(pread(fd, &byte, 1, at), 1);
+	return byte;
+}
+
+EACH_WAY(device_api, lists_carry_writes_both_ways)
+{
+	int fd = make_file("f", 6 * MIB, 'x');
+	unsigned char *p = map(fd, 6 * MIB, RW, 0, 0), *q;
+	struct gaia_range list[] = { { p + 5 * MIB, 10 }, { p + 100, 50 }, { NULL, 0 }, { p + 2 * MIB - 1, 2 }, { p + 5 * MIB, 4096 } };
+	int cpu_fd = openat(both_root[ON_MOUNT], "f", O_RDWR | O_CLOEXEC);
+
+	q = mmap(NULL, 6 * MIB, RW, MAP_SHARED, cpu_fd, 0);
+	cr_assert_neq(q, MAP_FAILED);
+	q[2 * MIB] = 'm';
+	cr_assert_eq(pwrite(fd, "w", 1, 110), 1);
+	OK(gaia_acquirev(list, 5, RW));
+	cr_assert_eq(p[110], 'w');
+	cr_assert_eq(p[2 * MIB], 'm');
+	cr_assert_eq(p[5 * MIB], 'x');
+	p[111] = p[2 * MIB - 1] = p[5 * MIB + 9] = 'd';
+	OK(gaia_releasev(list, 4));
+	cr_assert_eq(value_at(fd, 111), 'd');
+	cr_assert_eq(q[2 * MIB - 1], 'd');
+	cr_assert_eq(value_at(fd, 5 * MIB + 9), 'd');
+	/* It was held twice. */
+	p[5 * MIB + 10] = 'e';
+	OK(gaia_releasev(list + 4, 1));
+	cr_assert_eq(value_at(fd, 5 * MIB + 10), 'e');
+	OK(gaia_munmap(p, 6 * MIB));
+	munmap(q, 6 * MIB);
+	close(cpu_fd);
+	close(fd);
+}
+
+EACH_WAY(device_api, errors_of_lists)
+{
+	int fd = make_file("f", 4 * MIB, 'x'), ro = openat(both_root[ON_MOUNT], "f", O_RDONLY | O_CLOEXEC);
+	unsigned char *p = map(fd, 4 * MIB, RW, 0, 0), *other = map(fd, MIB, RW, 0, 0), *reader = map(ro, MIB, PROT_READ, 0, 0);
+	struct gaia_range *many = calloc((1 << 20) + 1, sizeof(*many));
+	struct gaia_range list[] = { { p, 1 }, { p + 4 * MIB - 1, 1 } };
+
+	OK(gaia_acquirev(NULL, 0, RW));
+	OK(gaia_releasev(NULL, 0));
+	OK(gaia_acquirev(many, 5, PROT_READ));
+	FAILS(gaia_acquirev(list, 2, PROT_WRITE), EINVAL);
+	FAILS(gaia_acquirev(list, 2, PROT_READ | PROT_EXEC), EINVAL);
+	list[1].length = 2;
+	FAILS(gaia_acquirev(list, 2, RW), EINVAL);
+	FAILS(gaia_releasev(list, 2), EINVAL);
+	list[1] = (struct gaia_range){ other, 1 };
+	FAILS(gaia_acquirev(list, 2, RW), EINVAL);
+	list[1] = (struct gaia_range){ p - 1, 2 };
+	FAILS(gaia_acquirev(list, 2, RW), EINVAL);
+	list[1] = (struct gaia_range){ p + 1, SIZE_MAX };
+	FAILS(gaia_acquirev(list, 2, RW), EINVAL);
+	list[0] = (struct gaia_range){ &fd, 1 };
+	FAILS(gaia_acquirev(list, 2, RW), EINVAL);
+	FAILS(gaia_acquirev(&(struct gaia_range){ reader, 1 }, 1, RW), EACCES);
+	FAILS(gaia_acquirev(many, (1 << 20) + 1, RW), E2BIG);
+	FAILS(gaia_releasev(many, (1 << 20) + 1), E2BIG);
+	/* Too many holds of one page; none of the others is held either. */
+	for (unsigned k = 0; k < 65536; k++)
+		many[k] = (struct gaia_range){ p + 100, 1 };
+	many[65536] = (struct gaia_range){ p + 2 * MIB, 1 };
+	FAILS(gaia_acquirev(many, 65537, PROT_READ), EOVERFLOW);
+	evict("f", 0);
+	OK(gaia_acquirev(many + 1, 65536, PROT_READ));
+	OK(gaia_releasev(many, 65537));
+	evict("f", 0);
+	free(many);
+	OK(gaia_munmap(p, 4 * MIB));
+	OK(gaia_munmap(other, MIB));
+	OK(gaia_munmap(reader, MIB));
+	close(fd);
+	close(ro);
+}
+
+struct lister {
+	unsigned char *p;
+	unsigned from;
+	int fd;
+};
+
+/* As many ranges as there may be: several such lists do not fit the shared memory at the same time, and wait for each other. */
+static void *list_all(void *arg)
+{
+	struct lister *l = arg;
+	struct gaia_range *list = calloc(1 << 20, sizeof(*list));
+
+	for (unsigned k = 0; k < 1 << 20; k++)
+		list[k] = (struct gaia_range){ l->p + (k * 7919ull + l->from) % (4 * MIB), 1 };
+	OK(gaia_acquirev(list, 1 << 20, RW));
+	l->p[l->from * 100]++;
+	OK(gaia_releasev(list, 1 << 20));
+	free(list);
+	return NULL;
+}
+
+EACH_WAY(device_api, lists_may_be_long)
+{
+	int fd = make_file("f", 4 * MIB, 0);
+	unsigned char *p = map(fd, 4 * MIB, RW, 0, 0);
+	struct lister l[5];
+	pthread_t thread[5];
+
+	for (unsigned k = 0; k < 5; k++) {
+		l[k] = (struct lister){ p, k + 1, fd };
+		cr_assert_eq(pthread_create(&thread[k], NULL, list_all, &l[k]), 0);
+	}
+	for (unsigned k = 0; k < 5; k++)
+		pthread_join(thread[k], NULL);
+	for (unsigned k = 0; k < 5; k++)
+		cr_assert_eq(value_at(fd, (k + 1) * 100), 1);
+	evict("f", 0);
+	OK(gaia_munmap(p, 4 * MIB));
+	close(fd);
+}
+
+static int list_in_child(void *arg)
+{
+	unsigned char *parents = arg, *p;
+	int fd = openat(both_root[ON_MOUNT], "f", O_RDWR | O_CLOEXEC);
+
+	CHILD_CHECK(gaia_acquirev(&(struct gaia_range){ parents, 1 }, 1, PROT_READ) == -1 && errno == ENOTCONN);
+	CHILD_CHECK(gaia_releasev(&(struct gaia_range){ parents, 1 }, 1) == -1 && errno == ENOTCONN);
+	p = gaia_mmap(MIB, RW, fd, 0, 0);
+	CHILD_CHECK(p != MAP_FAILED);
+	CHILD_CHECK(!gaia_acquirev(&(struct gaia_range){ p + PAGE, 1 }, 1, RW));
+	p[PAGE] = 'c';
+	CHILD_CHECK(!gaia_releasev(&(struct gaia_range){ p + PAGE, 1 }, 1));
+	return 0;
+}
+
+EACH_WAY(device_api, lists_after_fork)
+{
+	int fd = make_file("f", MIB, 'x');
+	unsigned char *p = map(fd, MIB, RW, 0, 0);
+	struct gaia_range one = { p, 1 };
+
+	OK(gaia_acquirev(&one, 1, RW));
+	cr_assert_eq(child_run(list_in_child, p), 0);
+	p[0] = 'p';
+	OK(gaia_releasev(&one, 1));
+	cr_assert_eq(value_at(fd, 0), 'p');
+	cr_assert_eq(value_at(fd, PAGE), 'c');
+	OK(gaia_munmap(p, MIB));
 	close(fd);
 }

@@ -291,6 +291,26 @@ EACH_WAY(device_strict, streams_act_at_once)
 	close(fd);
 }
 
+/* ---- lists: what a program may touch is as after as many single calls ---- */
+
+EACH_WAY(device_strict, lists_protect_what_they_do_not_name)
+{
+	close(make_file());
+	may("wv:8192:1:0:4096 store:0 store:4095 store:8192 load:12287");
+	may("wv:0:1:0:1:2097152:4096 releasev:0:1:2097152:1 store:0 releasev:0:1");
+	may("rv:0:8192:4096:8192 releasev:0:8192 load:4096 load:8192");
+	may("rv:0:4096 wv:0:1:4096:1 release:0:1 store:0 store:4096");
+	may_not("wv:8192:1:0:4096 load:4096");
+	may_not("wv:8192:1:0:4096 load:12288");
+	may_not("rv:0:4096:8192:1 store:8192");
+	may_not("wv:0:1:0:1:2097152:4096 releasev:0:1:2097152:1 load:2097152");
+	may_not("wv:0:1:0:1:2097152:4096 releasev:0:1:0:2:2097152:1 load:0");
+	may_not("rv:0:8192:4096:8192 releasev:0:8192 load:0");
+	cr_assert_eq(says("GAIA_DEBUG=1", "wv:0:4096:8192:1 releasev:8192:1:4096:1:0:1:0:1 unmap",
+			  "gaia: %s: bytes 0 to 4095 are released, and not held\n"
+			  "gaia: %s: bytes 4096 to 8191 are released, and not held\n"), 0);
+}
+
 /* ---- reports ---- */
 
 #define DEBUG "GAIA_DEBUG=1"

@@ -4,7 +4,8 @@
  *	mistakes FILE STEP...
  *
  * Maps 4 MiB of FILE on device 0. Steps, with offsets and lengths in bytes: r:OFF:LEN and w:OFF:LEN acquire, for
- * reading or for both; release:OFF:LEN; load:OFF, store:OFF; unmap. Exits with 0, or 1 if a call has failed.
+ * reading or for both; release:OFF:LEN; rv:, wv: and releasev:, with any number of OFF:LEN, the same of a list; load:OFF, store:OFF;
+ * unmap. Exits with 0, or 1 if a call has failed.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -17,12 +18,31 @@
 
 #define SIZE (4 << 20)
 
+static size_t parse_list(const char *text, unsigned char *p, struct gaia_range *out)
+{
+	size_t n = 0;
+
+	for (char *end; text; text = *end ? end + 1 : NULL) {
+		out[n].addr = p + strtoul(text, &end, 10);
+		out[n++].length = strtoul(end + 1, &end, 10);
+	}
+	return n;
+}
+
 static int do_step(unsigned char *p, const char *step)
 {
 	const char *at = strchr(step, ':');
 	size_t off = at ? strtoul(at + 1, NULL, 10) : 0, len;
 	const char *second = at ? strchr(at + 1, ':') : NULL;
 
+	struct gaia_range list[16];
+
+	if (!strncmp(step, "rv:", 3))
+		return gaia_acquirev(list, parse_list(step + 3, p, list), PROT_READ);
+	if (!strncmp(step, "wv:", 3))
+		return gaia_acquirev(list, parse_list(step + 3, p, list), PROT_READ | PROT_WRITE);
+	if (!strncmp(step, "releasev:", 9))
+		return gaia_releasev(list, parse_list(step + 9, p, list));
 	len = second ? strtoul(second + 1, NULL, 10) : 0;
 	if (!strncmp(step, "r:", 2))
 		return gaia_acquire(p + off, len, PROT_READ);

@@ -236,6 +236,29 @@ free_lists:
 	return err;
 }
 
+int cache_acquirev(struct mapping *m, struct gaia_list_range *range, size_t n, unsigned prot, uint64_t *seq, atomic_uint *verdict)
+{
+	uint64_t its = 0;
+	int err = 0;
+
+	*seq = 0;
+	for (size_t k = 0; k < n && !err; k++) {
+		err = range[k].length ? cache_acquire(m, range[k].offset, range[k].length, prot, &its, verdict) : 0;
+		*seq = its > *seq ? its : *seq;
+	}
+	return err;
+}
+
+int cache_releasev(struct mapping *m, struct gaia_list_range *range, size_t n, bool *changed)
+{
+	int err = 0;
+
+	*changed = false;
+	for (size_t k = 0; k < n && !err; k++)
+		err = range[k].length ? cache_release(m, range[k].offset, range[k].length, changed) : 0;
+	return err;
+}
+
 int cache_release(struct mapping *m, uint64_t off, uint64_t len, bool *changed)
 {
 	pthread_mutex_lock(&lock);
@@ -349,6 +372,12 @@ static int carry_out(int fd, unsigned long request, void *arg)
 		return control_acquire(control, f, access != O_RDONLY, arg, NULL);
 	case GAIA_IOC_RELEASE:
 		return control_release(control, f, true, arg, &(bool){ false });
+	case GAIA_IOC_LISTS:
+		return control_lists(control, arg);
+	case GAIA_IOC_ACQUIREV:
+		return control_acquirev(control, f, access != O_RDONLY, arg, NULL);
+	case GAIA_IOC_RELEASEV:
+		return control_releasev(control, f, true, arg, &(bool){ false });
 	case GAIA_IOC_SYNC:
 		return control_sync(control, f, arg);
 	case GAIA_IOC_ADVISE:

@@ -1,0 +1,188 @@
+/*
+ * lists.c - acquires and releases of lists of ranges.
+ *
+ * A list lies in memory that the connection shares with the daemon, which makes it when it is first needed (GAIA_IOC_LISTS). Each call
+ * has a place of its own there while it is under way; if there is none it waits for one.
+ */
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+
+#include "internal.h"
+
+/* Of places that are longer the memory is given back. */
+#define KEPT_BYTES (1u << 20)
+
+/* ---- the memory ---- */
+
+void lists_message(struct lists *ls, int fd, int failed)
+{
+	void *at;
+
+	/* Two threads may have asked for it. */
+	if (ls->at)
+		return;
+	ls->error = failed;
+	if (failed)
+		return;
+	at = mmap(NULL, GAIA_LISTS_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+	if (at == MAP_FAILED) {
+		ls->error = -errno;
+	} else if (madvise(at, GAIA_LISTS_BYTES, MADV_DONTFORK)) {
+		ls->error = -errno;
+		munmap(at, GAIA_LISTS_BYTES);
+	} else {
+		ls->at = at;
+	}
+}
+
+void lists_forked(struct lists *ls)
+{
+	ls->at = NULL;
+	TAILQ_INIT(&ls->used);
+}
+
+void lists_unmap(struct lists *ls)
+{
+	if (ls->at)
+		munmap(ls->at, GAIA_LISTS_BYTES);
+}
+
+static bool is_there(struct conn *c)
+{
+	bool there;
+
+	pthread_mutex_lock(&gaia_lock);
+	there = c->lists.at != NULL;
+	pthread_mutex_unlock(&gaia_lock);
+	return there;
+}
+
+/* Ask the daemon for it. There may be no room for its message just now: then others' messages are being carried out. */
+static int ask(struct mapping *m)
+{
+	struct gaia_ioc_lists io = { .key = m->conn->key };
+	int err = 0;
+
+	for (unsigned tries = 0; tries < 1000; tries++) {
+		err = wire_ioctl(m->file->fd, GAIA_IOC_LISTS, &io);
+		if (err != -EAGAIN)
+			break;
+		nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+	}
+	return err ? err : conn_wait(m->conn, io.seq, 0);
+}
+
+static int have_memory(struct mapping *m)
+{
+	int err = is_there(m->conn) ? 0 : ask(m);
+
+	pthread_mutex_lock(&gaia_lock);
+	if (!err && !m->conn->lists.at)
+		err = m->conn->lists.error ? m->conn->lists.error : -ENOTCONN;
+	pthread_mutex_unlock(&gaia_lock);
+	return err;
+}
+
+/* ---- places ---- */
+
+/* Find room for @pl->b bytes, from 0 on: false if there is none. The lock is held. */
+static bool place_find(struct lists *ls, struct list_place *pl)
+{
+	struct list_place *next;
+	size_t bytes = pl->b, at = 0;
+
+	TAILQ_FOREACH(next, &ls->used, link) {
+		if (next->a - at >= bytes)
+			break;
+		at = next->b;
+	}
+	if (!next && GAIA_LISTS_BYTES - at < bytes)
+		return false;
+	*pl = (struct list_place){ .a = at, .b = at + bytes };
+	if (next)
+		TAILQ_INSERT_BEFORE(next, pl, link);
+	else
+		TAILQ_INSERT_TAIL(&ls->used, pl, link);
+	return true;
+}
+
+/* Write the list to a place of its own. */
+static int place_begin(struct mapping *m, const struct gaia_list_range *range, size_t n, struct list_place *pl)
+{
+	struct conn *c = m->conn;
+	char *at = NULL;
+	int err = have_memory(m);
+
+	if (err)
+		return err;
+	pl->b = (n * sizeof(*range) + GAIA_PAGE - 1) / GAIA_PAGE * GAIA_PAGE;
+	pthread_mutex_lock(&gaia_lock);
+	while (c->state == CONN_LIVE && !place_find(&c->lists, pl))
+		pthread_cond_wait(&c->changed, &gaia_lock);
+	if (c->state == CONN_LIVE)
+		at = c->lists.at + pl->a;
+	else
+		err = c->error;
+	pthread_mutex_unlock(&gaia_lock);
+	if (at)
+		memcpy(at, range, n * sizeof(*range));
+	return err;
+}
+
+static void place_end(struct conn *c, struct list_place *pl)
+{
+	if (pl->b - pl->a > KEPT_BYTES)
+		madvise(c->lists.at + pl->a, pl->b - pl->a, MADV_REMOVE);
+	pthread_mutex_lock(&gaia_lock);
+	TAILQ_REMOVE(&c->lists.used, pl, link);
+	pthread_cond_broadcast(&c->changed);
+	pthread_mutex_unlock(&gaia_lock);
+}
+
+/* ---- the calls ---- */
+
+static struct gaia_ioc_list to_send(const struct mapping *m, size_t n, const struct list_place *pl, int prot)
+{
+	return (struct gaia_ioc_list){ .key = m->conn->key, .map = m->id, .offset = pl->a, .count = (uint32_t)n, .prot = prot };
+}
+
+int list_acquire(struct mapping *m, const struct gaia_list_range *range, size_t n, int prot)
+{
+	struct gaia_ioc_list io;
+	struct list_place pl;
+	int err = wire_push_list(m->file->fd, range, n);
+
+	if (!err)
+		err = place_begin(m, range, n, &pl);
+	if (err)
+		return err;
+	io = to_send(m, n, &pl, prot);
+	err = wire_ioctl_once(m->file->fd, GAIA_IOC_ACQUIREV, &io);
+	place_end(m->conn, &pl);
+	if (!err && io.seq)
+		err = conn_wait(m->conn, io.seq, io.unanswered);
+	if (!err)
+		held_add_list(m, range, n, prot);
+	return err;
+}
+
+int list_release(struct mapping *m, const struct gaia_list_range *range, size_t n)
+{
+	struct gaia_ioc_list io;
+	struct list_place pl;
+	int err, push_err;
+
+	err = place_begin(m, range, n, &pl);
+	/* Nothing has changed, and an error must say so. */
+	if (err)
+		return wire_changed_nothing(err) ? err : -ENOBUFS;
+	/* As in range_release(). */
+	push_err = wire_push_list(m->file->fd, range, n);
+	io = to_send(m, n, &pl, 0);
+	err = wire_releasev(m->file->fd, m->release_by, &io);
+	place_end(m->conn, &pl);
+	if (!wire_changed_nothing(err))
+		held_take_list(m, range, n);
+	return err ? err : push_err;
+}

@@ -1,0 +1,209 @@
+/*
+ * list.c - acquires and releases of lists of ranges.
+ *
+ * A client writes its lists to a memfd that it shares with the daemon, and that the daemon has made: so the daemon takes no descriptor
+ * from anybody. (To close one is to call its file system, which may be somebody's FUSE server that never answers.) A list is copied by
+ * pread(2) before it is looked at, into memory that counts for the client's user until the call is done: nothing that the client does to
+ * it meanwhile matters. Called on workers, as what lists need is much work for some.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/util.h"
+#include "control/internal.h"
+
+/* ---- the memory ---- */
+
+/* -1 and errno, or a descriptor. */
+static int open_again(int fd, int flags)
+{
+	char path[32];
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	return open(path, flags | O_CLOEXEC);
+}
+
+/* A descriptor for reading, or a negative errno. */
+static int make_memory(void)
+{
+	int fd = memfd_create("gaiafs-lists", MFD_CLOEXEC | MFD_ALLOW_SEALING), own;
+
+	if (fd < 0)
+		return -errno;
+	own = ftruncate(fd, GAIA_LISTS_BYTES) || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) ?
+		      -1 : open_again(fd, O_RDONLY);
+	own = own < 0 ? -errno : own;
+	close(fd);
+	return own;
+}
+
+/* The client's, which is made if there is none. */
+static int memory_of(struct client *c)
+{
+	int fd, err;
+
+	pthread_mutex_lock(&c->lock);
+	fd = c->lists;
+	pthread_mutex_unlock(&c->lock);
+	if (fd >= 0)
+		return fd;
+	err = quota_take(c->ctl->quota, QUOTA_lists, c->uid);
+	if (err)
+		return err;
+	fd = make_memory();
+	pthread_mutex_lock(&c->lock);
+	if (fd >= 0 && c->lists < 0) {
+		c->lists = fd;
+		pthread_mutex_unlock(&c->lock);
+		return fd;
+	}
+	/* It failed, or another thread was faster. */
+	if (fd >= 0)
+		close(fd);
+	fd = c->lists >= 0 ? c->lists : fd;
+	pthread_mutex_unlock(&c->lock);
+	quota_give(c->ctl->quota, QUOTA_lists, c->uid);
+	return fd;
+}
+
+void lists_end(struct client *c)
+{
+	if (c->lists < 0)
+		return;
+	close(c->lists);
+	quota_give(c->ctl->quota, QUOTA_lists, c->uid);
+}
+
+int control_lists(struct control *ctl, struct gaia_ioc_lists *io)
+{
+	struct gaia_msg msg = { .kind = GAIA_MSG_LISTS, .count = 1 };
+	struct client *c = client_find(ctl, &io->key);
+	int fd, theirs, err;
+
+	if (!c)
+		return -ENOTCONN;
+	fd = c->features & GAIA_FEATURE_LISTS ? memory_of(c) : -EINVAL;
+	/* A file description of its own: what the client does to its flags does not matter to ours. */
+	theirs = fd < 0 ? -1 : open_again(fd, O_RDWR);
+	if (fd < 0)
+		err = fd;
+	else if (theirs < 0)
+		err = -errno;
+	else
+		err = client_try_send(c, &msg, &theirs, 1, &io->seq);
+	if (theirs >= 0)
+		close(theirs);
+	client_put(c);
+	return err;
+}
+
+/* ---- lists ---- */
+
+struct list {
+	struct client *c;
+	struct gaia_list_range *range;
+	size_t n;
+	unsigned kib; /* counted */
+};
+
+/* What a range takes, here and in the cache: itself, its end, and two segments at most (pagecache/segments.c). */
+#define RANGE_BYTES (sizeof(struct gaia_list_range) + 8 + 2 * 24)
+
+static int read_all(int fd, void *buf, size_t len, uint64_t off)
+{
+	while (len > 0) {
+		ssize_t n = pread(fd, buf, len, (off_t)off);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0)
+			return n < 0 ? -errno : -EINVAL;
+		buf = (char *)buf + n;
+		len -= (size_t)n;
+		off += (uint64_t)n;
+	}
+	return 0;
+}
+
+static void list_free(struct list *l)
+{
+	free(l->range);
+	quota_give_many(l->c->ctl->quota, QUOTA_listed_kib, l->c->uid, l->kib);
+}
+
+/* Copy the list that @io names. -ENOSR: the user has too much of that under way, or there is no memory. */
+static int list_copy(struct client *c, const struct gaia_ioc_list *io, struct list *out)
+{
+	size_t bytes = io->count * sizeof(struct gaia_list_range);
+	struct list l = { .c = c, .n = io->count, .kib = (unsigned)(io->count * RANGE_BYTES / 1024 + 1) };
+	int fd, err;
+
+	if (io->reserved || io->unanswered || io->count > GAIA_LIST_MOST || io->offset % 8 || io->offset > GAIA_LISTS_BYTES ||
+	    bytes > GAIA_LISTS_BYTES - io->offset)
+		return -EINVAL;
+	pthread_mutex_lock(&c->lock);
+	fd = c->lists;
+	pthread_mutex_unlock(&c->lock);
+	if (fd < 0)
+		return -EINVAL;
+	if (quota_take_many(c->ctl->quota, QUOTA_listed_kib, c->uid, l.kib))
+		return -ENOSR;
+	l.range = malloc(bytes + 1);
+	err = l.range ? read_all(fd, l.range, bytes, io->offset) : -ENOSR;
+	if (err)
+		list_free(&l);
+	else
+		*out = l;
+	return err;
+}
+
+int control_acquirev(struct control *ctl, struct cfile *f, bool writable, struct gaia_ioc_list *io, atomic_uint *verdict)
+{
+	bool write = io->prot & GAIA_PROT_WRITE;
+	struct map *map;
+	struct list l;
+	int err;
+
+	io->seq = 0;
+	if (io->prot != GAIA_PROT_READ && io->prot != (GAIA_PROT_READ | GAIA_PROT_WRITE))
+		return -EINVAL;
+	err = map_find(ctl, f, &io->key, io->map, false, &map);
+	if (err)
+		return err;
+	err = write && (!writable || !(map->prot & GAIA_PROT_WRITE)) ? -EACCES : list_copy(map->client, io, &l);
+	if (!err) {
+		err = cache_acquirev(map->m, l.range, l.n, io->prot, &io->seq, verdict);
+		list_free(&l);
+	}
+	if (!err)
+		err = client_unanswered(map->client, io->seq, &io->unanswered);
+	map_put(map);
+	return err;
+}
+
+int control_releasev(struct control *ctl, struct cfile *f, bool may_publish, struct gaia_ioc_list *io, bool *changed)
+{
+	struct map *map;
+	struct list l;
+	int err;
+
+	*changed = false;
+	if (io->prot)
+		return -EINVAL;
+	err = map_find(ctl, f, &io->key, io->map, false, &map);
+	if (err)
+		return err;
+	err = !may_publish && (map->prot & GAIA_PROT_WRITE) ? -EOPNOTSUPP : list_copy(map->client, io, &l);
+	if (!err) {
+		err = cache_releasev(map->m, l.range, l.n, changed);
+		list_free(&l);
+	}
+	io->changed = *changed && map->client->features & GAIA_FEATURE_TIMES;
+	map_put(map);
+	return err;
+}
