@@ -70,6 +70,8 @@ static int ask(struct mapping *m)
 			break;
 		nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
 	}
+	if (err == -EAGAIN)
+		err = -ENOBUFS;
 	return err ? err : conn_wait(m->conn, io.seq, 0);
 }
 

@@ -172,13 +172,18 @@ static int map_contents(struct ioctl_job *job, int access)
  * A release that changed something has moved the file's times. If the kernel keeps times itself, the client moves those (see
  * GAIA_FEATURE_TIMES). Otherwise the kernel is told to ask for them again, even if it has no page of the range.
  */
+static void file_changed(struct inode *inode, bool changed)
+{
+	if (changed && !inode->fs->writeback)
+		invalidate(inode, -1, 0);
+}
+
 static int release(struct inode *inode, struct cfile *f, bool may_publish, struct gaia_ioc_range *io)
 {
 	bool changed;
 	int err = control_release(inode->fs->control, f, may_publish, io, &changed);
 
-	if (changed && !inode->fs->writeback)
-		invalidate(inode, -1, 0);
+	file_changed(inode, changed);
 	return err;
 }
 
@@ -187,8 +192,7 @@ static int release_list(struct inode *inode, struct cfile *f, bool may_publish, 
 	bool changed;
 	int err = control_releasev(inode->fs->control, f, may_publish, io, &changed);
 
-	if (changed && !inode->fs->writeback)
-		invalidate(inode, -1, 0);
+	file_changed(inode, changed);
 	return err;
 }
 

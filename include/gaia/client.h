@@ -163,7 +163,7 @@ int gaia_release(void *addr, size_t length);
  * Errors are those of gaia_acquire() and gaia_release(). After EINVAL, ENOTCONN, ENOBUFS, and the following ones gaia_releasev() has released
  * nothing. EINVAL: the ranges do not all lie in one mapping. E2BIG: more than 2^20 ranges. ENOSYS: the daemon is older than the library,
  * and knows no lists. ENOBUFS, besides its other meaning: this user's lists that are under way have too many ranges, or there is no
- * memory; try again, or shorter lists. EMFILE, ENFILE: too many clients of this user, or of all, use lists.
+ * memory; try again, or shorter lists. EMFILE, ENFILE (gaia_acquirev()): also if too many clients of this user, or of all, use lists.
  */
 struct gaia_range {
 	void *addr;

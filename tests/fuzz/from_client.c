@@ -40,6 +40,8 @@ union payload {
 	struct gaia_ioc_devices devices;
 	struct gaia_ioc_map map;
 	struct gaia_ioc_range range;
+	struct gaia_ioc_lists lists;
+	struct gaia_ioc_list list;
 	struct gaia_ioc_report report;
 	uint8_t byte[sizeof(struct gaia_ioc_devices)];
 };
@@ -192,7 +194,7 @@ static bool is_somebodys(const struct gaia_client_key *key)
 
 static void ask_for_ticket(struct peer *c)
 {
-	struct gaia_ioc_connect io = { .version = GAIA_PROTOCOL_VERSION };
+	struct gaia_ioc_connect io = { .version = GAIA_PROTOCOL_VERSION, .features = GAIA_FEATURE_LISTS };
 
 	if (fuzz_byte(&in) % 4 == 3)
 		poke(&io, sizeof(io));
@@ -207,8 +209,9 @@ enum { GOOD_KEY = 1, GOOD_MAP = 2, GOOD_RANGE = 4, GOOD_PROT = 8, POKED = 16 };
 static void request(struct peer *c)
 {
 	static const unsigned long cmds[] = { GAIA_IOC_MAP, GAIA_IOC_ACQUIRE, GAIA_IOC_RELEASE, GAIA_IOC_SYNC,
-					      GAIA_IOC_ADVISE, GAIA_IOC_UNMAP, GAIA_IOC_REPORT, GAIA_IOC_DEVICES };
-	unsigned long cmd = cmds[fuzz_below(&in, 8)];
+					      GAIA_IOC_ADVISE, GAIA_IOC_UNMAP, GAIA_IOC_REPORT, GAIA_IOC_DEVICES,
+					      GAIA_IOC_LISTS, GAIA_IOC_ACQUIREV, GAIA_IOC_RELEASEV };
+	unsigned long cmd = cmds[fuzz_below(&in, 11)];
 	struct gaia_client_key key;
 	union payload io = { 0 };
 	uint8_t how = fuzz_byte(&in), more = fuzz_byte(&in);
@@ -227,7 +230,18 @@ static void request(struct peer *c)
 		io.map.offset = more / 2 % 4 * GAIA_PAGE;
 		io.map.length = 1 + more / 8 * (uint64_t)(GAIA_CHUNK / 4);
 	}
-	if (!map && keyed && cmd != GAIA_IOC_REPORT) {
+	if (cmd == GAIA_IOC_ACQUIREV || cmd == GAIA_IOC_RELEASEV) {
+		if (how & GOOD_MAP)
+			io.list.map = c->map;
+		if (how & GOOD_RANGE) {
+			io.list.offset = more % 4 * 16;
+			io.list.count = more / 4;
+		}
+		if (how & GOOD_PROT) {
+			io.list.prot = cmd == GAIA_IOC_ACQUIREV ? 1 + more / 16 % 4 : 0;
+			io.list.unanswered = io.list.reserved = 0;
+		}
+	} else if (!map && keyed && cmd != GAIA_IOC_REPORT && cmd != GAIA_IOC_LISTS) {
 		if (how & GOOD_MAP)
 			io.range.map = c->map;
 		if (how & GOOD_RANGE) {

@@ -144,6 +144,8 @@ static void send_garbage(int sock)
 	send_packet(sock, msg, len, one_in(4) ? below(254) : 0);
 }
 
+#define LIST_MOST 256u /* ranges */
+
 static void hang_up(struct conn *c)
 {
 	pthread_mutex_lock(&socks_lock);
@@ -176,7 +178,7 @@ static void connect_somehow(struct conn *c)
 	int sock;
 
 	hang_up(c);
-	sock = raw_socket(fds[one_in(2) ? DIRECTORY : MINE], ticket);
+	sock = raw_socket_with(fds[one_in(2) ? DIRECTORY : MINE], one_in(2) ? 0 : GAIA_FEATURE_LISTS, ticket);
 	if (sock < 0)
 		return;
 	msg = raw_hello(one_in(32) ? old : ticket);
@@ -220,7 +222,23 @@ static void connect_somehow(struct conn *c)
 
 /* ---- the thread that answers ---- */
 
-/* A chunk is looked at and written to. Others are reports. */
+/* Lists that are right at first, and then are not. They are changed while the daemon may be reading them. */
+static void write_lists(int fd)
+{
+	struct gaia_list_range range[LIST_MOST];
+
+	for (unsigned k = 0; k < LIST_MOST; k++)
+		range[k] = (struct gaia_list_range){ below(MUTANT_FILE_SIZE - 5000), below(one_in(8) ? 5000 : 2) };
+	if (one_in(4))
+		change_bytes(range, sizeof(range));
+	(void)!pwrite(fd, range, sizeof(range), 0);
+	(void)!ftruncate(fd, below(2) * (off_t)GAIA_LISTS_BYTES);
+	(void)!fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, below(1 << 20), below(1 << 20) + 1);
+	fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE);
+	fcntl(fd, F_SETFL, O_DIRECT | O_NONBLOCK);
+}
+
+/* A chunk is looked at and written to. Others are reports, or memory for lists. */
 static void use_chunk(int fd)
 {
 	unsigned char *p;
@@ -228,6 +246,10 @@ static void use_chunk(int fd)
 
 	if (fstat(fd, &st) || st.st_size < GAIA_CHUNK)
 		return;
+	if (st.st_size == GAIA_LISTS_BYTES) {
+		write_lists(fd);
+		return;
+	}
 	p = mmap(NULL, GAIA_CHUNK, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (p == MAP_FAILED)
 		p = mmap(NULL, GAIA_CHUNK, PROT_READ, MAP_SHARED, fd, 0);
@@ -295,6 +317,7 @@ static const unsigned long known[] = {
 	GAIA_IOC_MAP,	  GAIA_IOC_MAP,	    GAIA_IOC_ACQUIRE, GAIA_IOC_ACQUIRE, GAIA_IOC_ACQUIRE, GAIA_IOC_RELEASE,
 	GAIA_IOC_RELEASE, GAIA_IOC_UNMAP,   GAIA_IOC_SYNC,    GAIA_IOC_ADVISE,	GAIA_IOC_FLUSH,	  GAIA_IOC_EVICT,
 	GAIA_IOC_EVICT,	  GAIA_IOC_RELEASE, GAIA_IOC_RELEASE, GAIA_IOC_DEVICES, GAIA_IOC_CONNECT, GAIA_IOC_REPORT,
+	GAIA_IOC_LISTS,	  GAIA_IOC_ACQUIREV, GAIA_IOC_ACQUIREV, GAIA_IOC_RELEASEV,
 };
 
 union payload {
@@ -302,6 +325,8 @@ union payload {
 	struct gaia_ioc_devices devices;
 	struct gaia_ioc_map map;
 	struct gaia_ioc_range range;
+	struct gaia_ioc_list list;
+	struct gaia_ioc_lists lists;
 	struct gaia_ioc_file file;
 	struct gaia_ioc_report report;
 	uint8_t byte[1 << 14]; /* as much as a number can say */
@@ -334,6 +359,19 @@ static void make_right(union payload *io, unsigned long cmd, const struct conn *
 		io->range = (struct gaia_ioc_range){ .key = c->key, .map = c->map[k].id };
 		break;
 	case GAIA_IOC_DEVICES:
+		break;
+	case GAIA_IOC_LISTS:
+		io->lists.key = c->key;
+		break;
+	case GAIA_IOC_ACQUIREV:
+	case GAIA_IOC_RELEASEV:
+		io->list = (struct gaia_ioc_list){ .key = c->key, .map = c->map[k].id, .offset = below(4) * 16, .count = below(LIST_MOST - 4) };
+		if (one_in(8))
+			io->list.offset = one_in(2) ? number() : GAIA_LISTS_BYTES - below(64) * 8;
+		if (one_in(8))
+			io->list.count = one_in(2) ? (uint32_t)number() : GAIA_LIST_MOST - below(2);
+		if (cmd == GAIA_IOC_ACQUIREV)
+			io->list.prot = k == 0 || one_in(3) ? 1 : 3;
 		break;
 	default:
 		if (cmd != GAIA_IOC_ACQUIRE && c->map[k].length && !one_in(4)) {
@@ -416,8 +454,8 @@ static void some_ioctl(void)
 	}
 	hostile_add(&shared->count);
 	/* Where the kernel writes through, that is how. */
-	if (cmd == GAIA_IOC_RELEASE && one_in(2)) {
-		err = fsetxattr(fd, GAIA_XATTR_RELEASE, arg, one_in(8) ? below(sizeof(io.range) * 2) : sizeof(io.range),
+	if ((cmd == GAIA_IOC_RELEASE || cmd == GAIA_IOC_RELEASEV) && one_in(2)) {
+		err = fsetxattr(fd, cmd == GAIA_IOC_RELEASE ? GAIA_XATTR_RELEASE : GAIA_XATTR_RELEASEV, arg, one_in(8) ? below(sizeof(io.range) * 2) : sizeof(io.range),
 				below(8) / 6);
 		err = err && errno != EALREADY;
 	} else {

@@ -559,12 +559,28 @@ static void do_memory(struct actor *a, const struct step *st, struct seen *seen)
 	seen->err = copy_guarded(a, seen->bytes, a->map + st->off, st->len, 1, 0);
 }
 
+static int do_list(struct actor *a, const struct step *st)
+{
+	struct gaia_range *list = xcalloc(st->n_ranges, sizeof(*list));
+	int err;
+
+	for (size_t k = 0; k < st->n_ranges; k++)
+		list[k] = (struct gaia_range){ a->map + st->ranges[k].off, st->ranges[k].len };
+	err = st->op == OP_ACQUIREV ? gaia_acquirev(list, st->n_ranges, (int)st->mode) : gaia_releasev(list, st->n_ranges);
+	err = err ? errno : 0;
+	free(list);
+	return err;
+}
+
 static int do_device(struct actor *a, const struct step *st)
 {
 	uint8_t *at = a->map + st->off;
 	int err;
 
 	switch (st->op) {
+	case OP_ACQUIREV:
+	case OP_RELEASEV:
+		return do_list(a, st);
 	case OP_ACQUIRE:
 		err = gaia_acquire(at, st->len, (int)st->mode);
 		break;
@@ -587,6 +603,7 @@ static bool needs_open_file(enum op op)
 	case OP_CLOSE: case OP_READ: case OP_WRITE: case OP_FSYNC: case OP_FDATASYNC:
 	case OP_TRUNCATE: case OP_FALLOCATE: case OP_PUNCH: case OP_COPYRANGE: case OP_SENDFILE:
 	case OP_SPLICE: case OP_SPLICEIN: case OP_MMAP: case OP_ACQUIRE: case OP_RELEASE:
+	case OP_ACQUIREV: case OP_RELEASEV:
 	case OP_SYNC: case OP_WILLNEED: case OP_DONTNEED:
 		return true;
 	default:

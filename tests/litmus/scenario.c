@@ -67,6 +67,8 @@ static const struct op_def op_defs[] = {
 	{ "msync", OP_MSYNC, "P", "ol", false },
 	{ "acquire", OP_ACQUIRE, "D", "pol", false },
 	{ "release", OP_RELEASE, "D", "ol", false },
+	{ "acquirev", OP_ACQUIREV, "D", "pv", false },
+	{ "releasev", OP_RELEASEV, "D", "v", false },
 	{ "sync", OP_SYNC, "D", "ol", false },
 	{ "willneed", OP_WILLNEED, "D", "ol", false },
 	{ "dontneed", OP_DONTNEED, "D", "ol", false },
@@ -140,6 +142,24 @@ static uint64_t number(struct parser *p, const char *word)
 	if (parse_size(word, &n))
 		refuse(p, "'%s' is not a number (digits, with K or M)", word);
 	return n;
+}
+
+/* OFF+LEN,OFF+LEN,... */
+static void ranges(struct parser *p, struct step *st, const char *word)
+{
+	char *list = copy(p, word), *plus, *next;
+
+	for (char *at = list; at; at = next) {
+		next = strchr(at, ',');
+		if (next)
+			*next++ = '\0';
+		plus = strchr(at, '+');
+		if (!plus)
+			refuse(p, "'%s' is not OFF+LEN", at);
+		*plus = '\0';
+		st->ranges = grow(p, st->ranges, st->n_ranges * sizeof(*st->ranges), (st->n_ranges + 1) * sizeof(*st->ranges));
+		st->ranges[st->n_ranges++] = (struct range_def){ number(p, at), number(p, plus + 1) };
+	}
 }
 
 static int hex_digit(char c)
@@ -343,6 +363,7 @@ static void take_arg(struct parser *p, struct step *st, char kind, char **words,
 		       kind == 'd' || kind == 'D'  ? "data" :
 		       kind == 'm'		  ? "how to open" :
 		       kind == 'p'		  ? "r or rw" :
+		       kind == 'v'		  ? "ranges, OFF+LEN,OFF+LEN" :
 		       kind == 'x'		  ? "a mode" :
 						    "a number");
 	word = words[(*w)++];
@@ -357,6 +378,9 @@ static void take_arg(struct parser *p, struct step *st, char kind, char **words,
 		break;
 	case 'n':
 		st->number = number(p, word);
+		break;
+	case 'v':
+		ranges(p, st, word);
 		break;
 	case 'x':
 		st->mode = (unsigned)strtoul(word, &end, 8);

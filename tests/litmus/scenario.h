@@ -23,7 +23,7 @@ enum op {
 	/* P */
 	OP_MMAP, OP_MUNMAP, OP_MSYNC,
 	/* D */
-	OP_ACQUIRE, OP_RELEASE, OP_SYNC, OP_WILLNEED, OP_DONTNEED,
+	OP_ACQUIRE, OP_ACQUIREV, OP_RELEASEV, OP_RELEASE, OP_SYNC, OP_WILLNEED, OP_DONTNEED,
 	/* the runner */
 	OP_DROP, OP_FLUSH, OP_EVICT, OP_CRASH, OP_BELOW, OP_COUNT, OP_PAR,
 };
@@ -54,6 +54,10 @@ struct step {
 	unsigned mode;		/* open: enum open_mode; acquire: PROT_*; stat: enum stat_field; chmod */
 	enum comparison cmp;
 	unsigned from;		/* evict: GAIA_FROM_HOME or a device */
+	struct range_def {
+		uint64_t off, len;
+	} *ranges;		/* acquirev, releasev: n_ranges */
+	size_t n_ranges;
 	char *counter;
 	uint8_t *data;		/* len bytes; scatter: unit bytes */
 	uint64_t stride;	/* scatter: number times, so far apart */

@@ -90,10 +90,13 @@ struct byte {
 	struct device_byte dev[DEVICES];
 };
 
+#define LISTED 4u
+
 struct task {
 	pthread_t thread;
 	struct client *client;
-	uint64_t off, len;
+	struct gaia_list_range range[LISTED];
+	unsigned n_ranges;
 	bool writes[HOT]; /* the client held it for writing when the release began */
 	uint32_t id;
 	enum { TASK_RUNS, TASK_PARKED, TASK_DONE } state;
@@ -459,7 +462,10 @@ static void *task_main(void *arg)
 	struct task *t = arg;
 
 	this_task = t;
-	t->err = cache_release(t->client->mapping, t->off, t->len, NULL);
+	if (t->n_ranges == 1)
+		t->err = cache_release(t->client->mapping, t->range[0].offset, t->range[0].length, NULL);
+	else
+		t->err = cache_releasev(t->client->mapping, t->range, t->n_ranges, &(bool){ false });
 	pthread_mutex_lock(&w.lock);
 	t->state = TASK_DONE;
 	pthread_cond_broadcast(&w.changed);
@@ -643,6 +649,43 @@ static void check_acquired(struct client *cl, unsigned hot, bool fresh)
 	}
 }
 
+/* For devices: one range; or, now and then, a list, whose ranges may overlap. */
+static unsigned choose_list(const struct op *op, struct gaia_list_range range[LISTED])
+{
+	unsigned n = op->b / 4096 % 4 ? 1 : 2 + op->b / 16384 % (LISTED - 1);
+
+	for (unsigned k = 0; k < n; k++) {
+		struct op its = { .a = op->a + k * (op->d / 64 % 7), .b = op->b + k, .c = op->c + k * (op->d / 512 % 5), .d = op->d + k };
+
+		choose_wide(&its, &range[k].offset, &range[k].length);
+	}
+	return n;
+}
+
+/* How many of the ranges touch the page. */
+static unsigned asked_for(const struct gaia_list_range *range, unsigned n, unsigned hot)
+{
+	uint64_t at = hot_offset(hot);
+	unsigned asked = 0;
+
+	for (unsigned k = 0; k < n; k++)
+		asked += at + GAIA_PAGE > range[k].offset && at < range[k].offset + range[k].length;
+	return asked;
+}
+
+static int acquire_list(struct client *cl, const struct gaia_list_range *range, unsigned n, unsigned prot)
+{
+	struct gaia_list_range copy[LISTED];
+	uint64_t seq;
+
+	if (n == 1)
+		return client_acquire(cl, range[0].offset, range[0].length, prot);
+	for (unsigned k = 0; k < n; k++)
+		client_push(cl, range[k].offset, range[k].length);
+	memcpy(copy, range, n * sizeof(*copy));
+	return cache_acquirev(cl->mapping, copy, n, prot, &seq, NULL);
+}
+
 static bool somebody_holds(unsigned device, unsigned hot)
 {
 	for (unsigned k = 0; k < CLIENTS; k++)
@@ -697,20 +740,23 @@ static void check_shown(struct client *cl, unsigned hot)
 static void op_acquire(const struct op *op, bool write)
 {
 	struct held *h = choose_client(op);
+	struct gaia_list_range range[LISTED];
 	bool had[HOT] = { false };
-	uint64_t off, len;
+	unsigned n;
 	int err;
 
 	if (!h)
 		return;
 	write &= !!(h->client->prot & GAIA_PROT_WRITE);
-	choose_wide(op, &off, &len);
-	trace("client %d (device %u) acquires %#llx + %llu%s", (int)(h - w.held), h->client->device,
-	      (unsigned long long)off, (unsigned long long)len, write ? " to write" : "");
+	n = choose_list(op, range);
+	for (unsigned k = 0; k < n; k++)
+		trace("client %d (device %u) acquires %#llx + %llu%s%s", (int)(h - w.held), h->client->device,
+		      (unsigned long long)range[k].offset, (unsigned long long)range[k].length, write ? " to write" : "",
+		      k + 1 < n ? ", and" : "");
 	for (unsigned hot = 0; hot < HOT; hot++)
 		had[hot] = client_at(h->client, hot_offset(hot)) != NULL;
 	w.now++;
-	err = client_acquire(h->client, off, len, write ? GAIA_PROT_RW : GAIA_PROT_READ);
+	err = acquire_list(h->client, range, n, write ? GAIA_PROT_RW : GAIA_PROT_READ);
 	if (err == -ENOMEM) {
 		trace("... there is no room");
 		return;
@@ -719,12 +765,13 @@ static void op_acquire(const struct op *op, bool write)
 		fail("acquire: %s", strerror(-err));
 	for (unsigned hot = 0; hot < HOT; hot++) {
 		uint64_t at = hot_offset(hot);
-		bool asked = at + GAIA_PAGE > off && at < off + len, wanted = h->wanted[hot] > 0;
+		unsigned asked = asked_for(range, n, hot);
+		bool wanted = h->wanted[hot] > 0;
 
 		/* Nothing is there of a chunk that lies beyond the end, but what was mapped before. */
 		if (at >= ROUND_UP(w.size, GAIA_CHUNK) && !client_at(h->client, at)) {
 			h->wanted[hot] += asked;
-			h->wanted_write[hot] |= asked && write;
+			h->wanted_write[hot] |= asked > 0 && write;
 			continue;
 		}
 		wanted &= client_at(h->client, at) != NULL;
@@ -738,7 +785,7 @@ static void op_acquire(const struct op *op, bool write)
 			h->wanted[hot] = h->wanted_write[hot] = 0;
 		}
 		h->holds[hot] += asked;
-		h->write[hot] |= asked && write;
+		h->write[hot] |= asked > 0 && write;
 		if (asked)
 			check_acquired(h->client, hot, true);
 		/* What it had asked for before is held, but says nothing of what came since. */
@@ -839,17 +886,17 @@ static void op_device_load(const struct op *op)
 static void op_release(const struct op *op)
 {
 	struct held *h = choose_client(op);
+	struct gaia_list_range range[LISTED];
 	struct task *t;
-	uint64_t off, len;
+	unsigned n;
 
 	if (!h)
 		return;
-	choose_wide(op, &off, &len);
-	if (op->c % 3 == 0) {
-		off = 0;
-		len = MAX_SIZE;
-	}
-	client_push(h->client, off, len);
+	n = choose_list(op, range);
+	if (op->c % 3 == 0)
+		range[0] = (struct gaia_list_range){ 0, MAX_SIZE };
+	for (unsigned k = 0; k < n; k++)
+		client_push(h->client, range[k].offset, range[k].length);
 	if (agains()) {
 		if (op->d % 2) {
 			while (agains())
@@ -863,22 +910,24 @@ static void op_release(const struct op *op)
 	}
 	h->task = t = xcalloc(1, sizeof(*t));
 	t->client = h->client;
-	t->off = off;
-	t->len = len;
+	memcpy(t->range, range, sizeof(range));
+	t->n_ranges = n;
 	t->id = ++w.tasks;
-	trace("client %d (device %u) releases %#llx + %llu: release %u", (int)(h - w.held),
-	      h->client->device, (unsigned long long)off, (unsigned long long)len, t->id);
+	for (unsigned k = 0; k < n; k++)
+		trace("client %d (device %u) releases %#llx + %llu: release %u", (int)(h - w.held), h->client->device,
+		      (unsigned long long)range[k].offset, (unsigned long long)range[k].length, t->id);
 	for (unsigned hot = 0; hot < HOT; hot++) {
+		unsigned asked = asked_for(range, n, hot);
 		uint64_t at = hot_offset(hot);
 
-		if (at + GAIA_PAGE <= off || at >= off + len)
+		if (asked == 0)
 			continue;
 		t->writes[hot] = h->write[hot];
 		for (unsigned k = 0; k < GAIA_PAGE && h->write[hot]; k++)
 			release_began(&w.byte[hot][k], h->client->device, at + k < w.size, t->id);
-		h->holds[hot] -= h->holds[hot] > 0;
+		h->holds[hot] -= MIN(asked, h->holds[hot]);
 		h->write[hot] &= h->holds[hot] > 0;
-		h->wanted[hot] -= h->wanted[hot] > 0;
+		h->wanted[hot] -= MIN(asked, h->wanted[hot]);
 		h->wanted_write[hot] &= h->wanted[hot] > 0;
 	}
 	if (pthread_create(&t->thread, NULL, task_main, t))
