@@ -701,13 +701,13 @@ struct chunk *chunk_due(struct cache *c, uint64_t age_ns)
 	return ch;
 }
 
-struct chunk *chunk_due_ahead(struct cache *c, uint64_t age_ns, uint64_t at_ns)
+struct chunk *chunk_due_ahead(struct cache *c, uint64_t age_ns, uint64_t at_ns, const struct cfile *of)
 {
 	struct chunk *ch;
 
 	lists_lock(c);
 	ch = TAILQ_FIRST(&c->ahead);
-	if (ch && ch->ahead_since + age_ns <= at_ns)
+	if (ch && ch->ahead_since + age_ns <= at_ns && (!of || ch->file == of))
 		leave_ahead(ch);
 	else
 		ch = NULL;

@@ -596,8 +596,8 @@ void chunk_unlist(struct chunk *ch);
 unsigned chunk_shrink(struct chunk *ch);
 /* The chunk that has been dirty longest, if for at least @age_ns: taken off its list, with the list's reference. */
 struct chunk *chunk_due(struct cache *c, uint64_t age_ns);
-/* The same for chunks with pages that were released so long before @at_ns and not fetched. */
-struct chunk *chunk_due_ahead(struct cache *c, uint64_t age_ns, uint64_t at_ns);
+/* The same for chunks with pages that were released so long before @at_ns and not fetched; @of: only if it is of that file. */
+struct chunk *chunk_due_ahead(struct cache *c, uint64_t age_ns, uint64_t at_ns, const struct cfile *of);
 /* Take chunks off the LRU list whose last frame left after a read. */
 void emptied_reap(struct cache *c);
 
@@ -636,8 +636,8 @@ int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len);
 int home_bring(struct chunk *ch, unsigned a, unsigned b);
 /* Only read the absent ones, without regard to devices. */
 int home_fill(struct chunk *ch, unsigned a, unsigned b);
-/* Only those of them that are in @pages (one bit for each page), all runs of them at the same time. */
-int home_fill_some(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages);
+/* Only those in @pages (one bit for each page), all runs of them at the same time. */
+int home_fill_some(struct chunk *ch, const uint64_t *pages);
 /*
  * The same in two steps: in between pages are on their way from the store. They stay locked, and file->range held, until
  * everything that was begun, for whatever pages, has ended. All by one thread.
@@ -652,6 +652,8 @@ struct fills {
 };
 #define FILLS(name, ahead_) { .list = STAILQ_HEAD_INITIALIZER((name).list), .ahead = (ahead_) }
 int home_fill_begin(struct fills *fills, struct chunk *ch, unsigned a, unsigned b);
+/* The same for those in @pages, as home_fill_some(); @more: more are begun afterwards, before any is waited for. */
+int home_fill_begin_some(struct fills *fills, struct chunk *ch, const uint64_t *pages, bool more);
 /* 0 or the first error; what was read is in home in any case. */
 int home_fill_end(struct fills *fills);
 /* cache_write() for callers that hold file->range; @buf NULL: zeros. */
@@ -712,12 +714,17 @@ int passthrough_write(struct cfile *f, const void *buf, size_t len, off_t off);
 /* chunk_store() for such a file. */
 int passthrough_store(struct chunk *ch, unsigned a, unsigned b, bool wait);
 
-/* ---- coherence.c: twins, merging, what the kernel holds ---- */
+/* ---- fetch.c ---- */
 
 /* Merge all releases of pages [a, b), which are locked, home. -EIO: some are lost with their device. */
 int fetch_pages(struct chunk *ch, unsigned a, unsigned b);
+
+/* ---- coherence.c: twins, merging, what the kernel holds ---- */
+
+/* Note the bytes that both @home and @theirs, which is @owner's, have changed since @base. */
+void races_note(struct chunk *ch, unsigned i, const void *home, const void *base, const void *theirs, unsigned len, unsigned owner);
 /*
- * The same, out of caution against whoever may store to spoiled replicas: what cannot be fetched from these now is copied on their
+ * fetch_pages(), out of caution against whoever may store to spoiled replicas: what cannot be fetched from these now is copied on their
  * device, and fetched from there later. Returns the error of the fetch, if there is one.
  */
 int pages_secure(struct chunk *ch, unsigned a, unsigned b);

@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "base/thread.h"
+#include "pagecache/fetch.h"
 #include "pagecache/state.h"
 
 #define TICK_NS 500000000ull
@@ -313,50 +314,25 @@ int cache_set_times(struct cfile *f, int (*set)(void *arg), void *arg)
 	return err;
 }
 
-/* Merge home what devices released in the pages [a, b) of the chunk. file->range held. */
-static int chunk_fetch(struct chunk *ch, unsigned a, unsigned b)
-{
-	int err = 0;
-
-	pthread_mutex_lock(&ch->lock);
-	for (unsigned i = a, j; i < b && ch->track && !err; i = j) {
-		j = i + 1;
-		if (!page_ahead(ch, i))
-			continue;
-		while (j < b && page_ahead(ch, j))
-			j++;
-		pages_lock(ch, i, j);
-		pthread_mutex_unlock(&ch->lock);
-		err = fetch_pages(ch, i, j);
-		pthread_mutex_lock(&ch->lock);
-		pages_unlock(ch, i, j);
-	}
-	pthread_mutex_unlock(&ch->lock);
-	chunk_account(ch);
-	return err;
-}
-
 int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len)
 {
 	uint64_t end = len == 0 || off + len < off ? UINT64_MAX : off + len;
+	struct page_span span = { off / GAIA_PAGE, (end - 1) / GAIA_PAGE + 1 };
+	struct fetch_window w;
 	struct chunk **list;
 	unsigned n;
-	int err, result = 0;
+	int result = 0;
 
 	if (atomic_load(&f->n_ahead) == 0)
 		return 0;
 	n = chunk_list_unsynced(f, off / GAIA_CHUNK, (end - 1) / GAIA_CHUNK, UNSYNCED_AHEAD, &list);
-	for (unsigned k = 0; k < n; k++) {
-		uint64_t start = list[k]->index * GAIA_CHUNK;
-		unsigned a = off <= start ? 0 : (unsigned)((off - start) / GAIA_PAGE);
-		unsigned b = end - start >= GAIA_CHUNK ?
-				     GAIA_CHUNK_PAGES :
-				     (unsigned)((end - start + GAIA_PAGE - 1) / GAIA_PAGE);
-
-		err = chunk_fetch(list[k], a, b);
-		if (err && !result)
-			result = err;
-		chunk_put(list[k]);
+	for (unsigned done = 0; done < n; done += w.n) {
+		w = fetch_some(list + done, n - done, span);
+		for (unsigned k = 0; k < w.n; k++) {
+			result = result ? result : w.part[k].err;
+			chunk_put(list[done + k]);
+		}
+		free(w.part);
 	}
 	free(list);
 	return result;
@@ -702,9 +678,44 @@ static bool store_fails(struct cfile *f)
 	return fails;
 }
 
+/* So many chunks are taken off the list at a time, at most. */
+#define FETCH_AT_ONCE 1024u
+
+/* Fetch what is released of chunks of one file, and store it: a window at a time. file->range is held. */
+static void fetch_and_store(struct cfile *f, struct chunk **list, unsigned n)
+{
+	struct fetch_window w;
+
+	for (unsigned done = 0; done < n && !f->cache->stopping && !store_fails(f); done += w.n) {
+		w = fetch_some(list + done, n - done, (struct page_span){ 0, UINT64_MAX });
+		for (unsigned k = 0; k < w.n; k++)
+			if (!w.part[k].err && bits_count(w.part[k].pages, GAIA_CHUNK_PAGES / 64) > 0)
+				(void)chunk_store(list[done + k], 0, GAIA_CHUNK_PAGES, true);
+		free(w.part);
+	}
+}
+
+/* The chunk, which was due, and those of the same file that follow it on the list and are due, too. */
+static void fetch_due(struct cache *c, struct chunk *ch, uint64_t begun)
+{
+	struct chunk **list = xmalloc(FETCH_AT_ONCE * sizeof(struct chunk *));
+	struct cfile *f = ch->file;
+	unsigned n = 0;
+
+	for (; ch; ch = n < FETCH_AT_ONCE ? chunk_due_ahead(c, c->device_age_ns, begun, f) : NULL)
+		list[n++] = ch;
+	if (!pthread_rwlock_tryrdlock(&f->range)) { /* else later: see store_one_due() */
+		fetch_and_store(f, list, n);
+		pthread_rwlock_unlock(&f->range);
+	}
+	for (unsigned k = 0; k < n; k++)
+		visited(list[k]);
+	free(list);
+}
+
 /*
  * Fetch what devices have released, by age: on a thread of its own, so that a device that is slow, or does not answer, keeps no dirty
- * page from being stored. A chunk at a time, and each is stored before the next is fetched: so home takes one chunk, not everything
+ * page from being stored. A window at a time, and each is stored before the next is fetched: so home takes one window, not everything
  * that devices have. What cannot be stored stays on the device.
  */
 void *fetcher_main(void *arg)
@@ -720,14 +731,8 @@ void *fetcher_main(void *arg)
 		pthread_mutex_unlock(&c->lock);
 		pthread_rwlock_rdlock(&c->round);
 		begun = now_ns(); /* what is put off is not due again in this round */
-		while (!c->stopping && (ch = chunk_due_ahead(c, c->device_age_ns, begun))) {
-			if (!pthread_rwlock_tryrdlock(&ch->file->range)) { /* else later: see store_one_due() */
-				if (ch->n_ahead > 0 && !store_fails(ch->file) && !chunk_fetch(ch, 0, GAIA_CHUNK_PAGES))
-					(void)chunk_store(ch, 0, GAIA_CHUNK_PAGES, true);
-				pthread_rwlock_unlock(&ch->file->range);
-			}
-			visited(ch);
-		}
+		while (!c->stopping && (ch = chunk_due_ahead(c, c->device_age_ns, begun, NULL)))
+			fetch_due(c, ch, begun);
 		pthread_rwlock_unlock(&c->round);
 		pthread_mutex_lock(&c->lock);
 	}

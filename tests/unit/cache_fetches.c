@@ -1,0 +1,355 @@
+/*
+ * cache_fetches.c - bringing home what devices released in many chunks: how many operations that takes, and what happens to these chunks
+ * meanwhile.
+ */
+#include <sched.h>
+#include <unistd.h>
+
+#include "cache_acquires.h"
+#include "page_waiters.h"
+
+#define CHUNKS 64u
+#define ALL (CHUNKS * GAIA_CHUNK)
+#define AT(chunk, page) ((uint64_t)(chunk) * GAIA_CHUNK + (uint64_t)(page) * GAIA_PAGE)
+#define ROOM (1ull << 30) /* of home, for windows of all chunks */
+
+static uint64_t before;
+
+static void counting_begins(void)
+{
+	before = counter_value(CTR_device_operations);
+}
+
+/* Since then. */
+#define expect_operations(n)                                                          \
+	do {                                                                          \
+		cr_assert_eq(counter_value(CTR_device_operations) - before, (n));     \
+		counting_begins();                                                    \
+	} while (0)
+
+/* Devices send each other nothing. */
+static void begin_fetches(unsigned devices, uint64_t home)
+{
+	begin(&(struct rig_options){ .devices = devices, .device_chunks = CHUNKS, .home_bytes = home, .no_peers = true }, ALL);
+}
+
+static struct client *client_of(unsigned device)
+{
+	return client_create(kf, device, GAIA_PROT_RW, ALL);
+}
+
+/* Release page @page of chunks [first, last). */
+static void release_in(struct client *cl, unsigned first, unsigned last, unsigned page, const char *text)
+{
+	for (unsigned k = first; k < last; k++)
+		write_device(cl, AT(k, page), text);
+	cr_assert_eq(client_release(cl, AT(first, 0), (last - first) * GAIA_CHUNK), 0);
+	counting_begins();
+}
+
+/* Release the first @n pages of chunks [0, last). */
+static void release_pages(struct client *cl, unsigned last, unsigned n)
+{
+	for (unsigned k = 0; k < last; k++) {
+		cr_assert_eq(client_acquire(cl, AT(k, 0), n * GAIA_PAGE, GAIA_PROT_RW), 0);
+		for (unsigned i = 0; i < n; i++)
+			client_store(cl, "mine", 4, AT(k, i));
+	}
+	cr_assert_eq(client_release(cl, 0, ALL), 0);
+	counting_begins();
+}
+
+#define expect_stored(first, last, page, text)                          \
+	do {                                                            \
+		for (unsigned k_ = (first); k_ < (last); k_++)          \
+			expect_store(AT(k_, page), text);               \
+	} while (0)
+
+Test(fetches, a_sync_asks_the_device_once)
+{
+	begin_fetches(1, ROOM);
+	release_in(client_of(0), 0, CHUNKS, 7, "mine");
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_operations(1);
+	expect_stored(0, CHUNKS, 7, "mine");
+	end();
+}
+
+Test(fetches, a_sync_asks_each_device_once)
+{
+	begin_fetches(2, ROOM);
+	release_in(client_of(0), 0, CHUNKS, 7, "aa");
+	release_in(client_of(1), 0, CHUNKS / 2, 8, "bb");
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_operations(2);
+	expect_stored(0, CHUNKS, 7, "aa");
+	expect_stored(0, CHUNKS / 2, 8, "bb");
+	end();
+}
+
+/* Both had the page before either released it: of what both wrote the second device's wins. */
+Test(fetches, what_two_devices_wrote_is_merged)
+{
+	struct client *a, *b;
+
+	begin_fetches(2, ROOM);
+	a = client_of(0);
+	b = client_of(1);
+	for (unsigned k = 0; k < 8; k++) {
+		write_device(b, AT(k, 7), "bb");
+		write_device(a, AT(k, 7) + 1, "aa");
+	}
+	cr_assert_eq(client_release(b, 0, ALL), 0);
+	cr_assert_eq(client_release(a, 0, ALL), 0);
+	counting_begins();
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_operations(2);
+	expect_stored(0, 8, 7, "bba");
+	end();
+}
+
+Test(fetches, pages_that_lie_apart_come_together)
+{
+	struct client *cl;
+
+	begin_fetches(1, ROOM);
+	cl = client_of(0);
+	cr_assert_eq(client_acquire(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	for (unsigned i = 0; i < 2 * GAIA_CHUNK_PAGES; i += 2)
+		client_store(cl, "mine", 4, AT(0, i));
+	cr_assert_eq(client_release(cl, 0, 2 * GAIA_CHUNK), 0);
+	counting_begins();
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_operations(1);
+	for (unsigned i = 0; i < 2 * GAIA_CHUNK_PAGES; i += 2)
+		expect_store(AT(0, i), "mine");
+	end();
+}
+
+/* From the middle of one chunk to the middle of another. */
+Test(fetches, a_sync_of_a_range_leaves_the_rest)
+{
+	begin_fetches(1, ROOM);
+	release_in(client_of(0), 0, CHUNKS, 7, "mine");
+	cr_assert_eq(cache_fsync(kf->cfile, (off_t)AT(1, 8), (off_t)(AT(5, 8) - AT(1, 8)), false), 0);
+	expect_operations(1);
+	expect_stored(2, 6, 7, "mine");
+	expect_store(AT(1, 7), "");
+	expect_store(AT(6, 7), "");
+	end();
+}
+
+/* ---- what an acquire needs of another device ---- */
+
+#define FEW 8u
+
+/* @home: whether home has the pages from before, and so need not be asked for them. */
+static void acquire_what_another_released(bool home)
+{
+	struct client *a, *b;
+
+	begin_fetches(2, ROOM);
+	a = client_of(0);
+	b = client_of(1);
+	cr_assert_eq(client_acquire(b, 0, FEW * GAIA_CHUNK, GAIA_PROT_READ), 0);
+	cr_assert_eq(client_release(b, 0, ALL), 0);
+	release_in(a, 0, FEW, 7, "mine");
+	if (!home)
+		cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	cr_assert_eq(client_acquire(b, 0, FEW * GAIA_CHUNK, GAIA_PROT_READ), 0);
+	/* One operation of each device. */
+	expect_operations(2);
+	for (unsigned k = 0; k < FEW; k++) {
+		char seen[8] = "";
+
+		client_load(b, seen, 4, AT(k, 7));
+		cr_assert_str_eq(seen, "mine");
+	}
+	end();
+}
+
+Test(fetches, an_acquire_asks_the_other_device_once)
+{
+	acquire_what_another_released(true);
+}
+
+/* What was released takes the place of what home had: the store need not be read. */
+Test(fetches, an_acquire_of_what_home_lacks_asks_the_other_device_once)
+{
+	acquire_what_another_released(false);
+}
+
+/* ---- how much at a time ---- */
+
+/* A window has a sixty-fourth of home: 512 pages here. */
+Test(fetches, a_window_is_a_part_of_home)
+{
+	begin_fetches(1, 128ull << 20);
+	release_pages(client_of(0), CHUNKS, 16);
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_operations(2);
+	expect_stored(0, CHUNKS, 15, "mine");
+	end();
+}
+
+/* More than half of home is dirty: only what is to be stored comes, chunk by chunk. */
+Test(fetches, a_home_that_is_full_of_dirty_pages_takes_a_chunk_at_a_time)
+{
+	static char dirty[5 << 20];
+	uint64_t beyond = counter_value(CTR_home_overcommit);
+
+	begin_fetches(1, 8 << 20);
+	memset(dirty, 'd', sizeof(dirty));
+	cr_assert_eq(cpu_write_direct(kf, dirty, sizeof(dirty), AT(8, 0)), 0);
+	release_in(client_of(0), 0, 4, 7, "mine");
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_operations(4);
+	expect_stored(0, 4, 7, "mine");
+	expect_stored(8, 10, 7, "dddd");
+	cr_assert_eq(counter_value(CTR_home_overcommit), beyond);
+	end();
+}
+
+/* ---- failures ---- */
+
+Test(fetches, what_fails_together_is_fetched_one_by_one)
+{
+	begin_fetches(1, ROOM);
+	release_in(client_of(0), 0, 4, 7, "mine");
+	fault_arm("device.copy_out", -EIO, 0, 1);
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_operations(1 + 4);
+	expect_stored(0, 4, 7, "mine");
+	end();
+}
+
+/* The window, and then the second chunk. */
+Test(fetches, a_chunk_that_fails_keeps_no_other_from_being_stored)
+{
+	begin_fetches(1, ROOM);
+	release_in(client_of(0), 0, 4, 7, "mine");
+	fault_arm("device.copy_out", -EIO, 0, 2);
+	cr_assert_eq(cpu_fsync(kf), -EIO);
+	expect_store(AT(0, 7), "");
+	expect_stored(1, 4, 7, "mine");
+	cache_check(rig->cache);
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_store(AT(0, 7), "mine");
+	end();
+}
+
+/* What it released is lost, and told; what the other one released is not. */
+Test(fetches, a_device_that_is_gone_keeps_no_other_from_being_stored)
+{
+	begin_fetches(2, ROOM);
+	release_in(client_of(0), 0, 2, 7, "lost");
+	release_in(client_of(1), 2, 4, 7, "mine");
+	fault_arm("device.copy_out", -ENODEV, 0, 1);
+	cr_assert_eq(cpu_fsync(kf), -EIO);
+	expect_stored(2, 4, 7, "mine");
+	cache_check(rig->cache);
+	for (unsigned k = 0; k < 2; k++)
+		cr_assert_eq(cpu_write_direct(kf, (char[GAIA_PAGE]){ "anew" }, GAIA_PAGE, AT(k, 7)), 0);
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_stored(0, 2, 7, "anew");
+	end();
+}
+
+/* ---- meanwhile ---- */
+
+static int sync_all(void *arg)
+{
+	return cpu_fsync(kf);
+}
+
+static void *sync_main(void *arg)
+{
+	return (void *)(intptr_t)sync_all(arg);
+}
+
+/* The page of the third chunk is being fetched for somebody else, on the way out of the device. */
+Test(fetches, who_waits_has_no_page_locked, .timeout = PATIENCE / 1000)
+{
+	struct acquire a = { .off = AT(2, 7), .len = 1 };
+	struct held h = { .point = "device.copy_out", .call = acquire, .arg = &a };
+	pthread_t thread;
+	void *result;
+
+	begin_fetches(2, ROOM);
+	release_in(client_of(0), 0, 4, 7, "mine");
+	a.cl = client_of(1);
+	held_begin(&h);
+	cr_assert_eq(pthread_create(&thread, NULL, sync_main, NULL), 0);
+	while (page_waiters(2 * GAIA_CHUNK_PAGES + 7, true) == 0)
+		sched_yield();
+	/* Those before it are home by now, and those after it are still to come. */
+	for (unsigned k = 0; k < 4; k++)
+		if (k != 2)
+			cr_assert_eq(cpu_write_direct(kf, "new", 3, AT(k, 7) + 100), 0);
+	cr_assert_eq(held_end(&h), 0);
+	pthread_join(thread, &result);
+	cr_assert_eq((intptr_t)result, 0);
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_stored(0, 4, 7, "mine");
+	end();
+}
+
+/* The second chunk is merged with what the store alone has: nobody else's pages wait for that. */
+Test(fetches, what_the_store_is_read_for_has_its_own_window, .timeout = PATIENCE / 1000)
+{
+	struct held h = { .point = "store.read", .call = sync_all };
+	struct client *a, *b;
+
+	begin_fetches(2, ROOM);
+	for (unsigned k = 0; k < 4; k++)
+		write_cpu(AT(k, 7), "base");
+	cr_assert_eq(cpu_fsync(kf), 0);
+	a = client_of(0);
+	b = client_of(1);
+	write_device(b, AT(1, 7) + 8, "theirs");
+	for (unsigned k = 0; k < 4; k++)
+		write_device(a, AT(k, 7) + 4, "mine");
+	cr_assert_eq(client_release(a, 0, ALL), 0);
+	cr_assert_eq(client_release(b, 0, ALL), 0);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	held_begin(&h);
+	for (unsigned k = 0; k < 4; k++)
+		if (k != 1)
+			cr_assert_eq(cpu_write_direct(kf, "new", 3, AT(k, 7) + 100), 0);
+	cr_assert_eq(held_end(&h), 0);
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_store(AT(0, 7), "basemine");
+	expect_store(AT(1, 7), "baseminetheirs");
+	expect_store(AT(2, 7), "basemine");
+	expect_store(AT(3, 7), "basemine");
+	end();
+}
+
+/* ---- by age ---- */
+
+#define SOON_MS 5
+
+/* While the first is on its way home, those of all other chunks come of age. */
+Test(fetches, by_age_many_chunks_come_together, .timeout = PATIENCE / 1000)
+{
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = CHUNKS, .home_bytes = ROOM, .device_age_ms = SOON_MS }, ALL);
+	struct client *cl = client_of(0);
+
+	fault_hold("device.copy_out");
+	release_in(cl, 0, 1, 7, "mine");
+	fault_await_held("device.copy_out");
+	release_in(cl, 1, CHUNKS, 7, "mine");
+	usleep(20 * SOON_MS * 1000);
+	fault_let_go("device.copy_out");
+	for (unsigned k = 0; k < CHUNKS; k++) {
+		char seen[5] = "";
+
+		while (strcmp(seen, "mine")) {
+			usleep(1000);
+			store_peek(kf, seen, 4, AT(k, 7));
+		}
+	}
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_operations(2);
+	end();
+}
