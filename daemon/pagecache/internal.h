@@ -905,12 +905,14 @@ int cache_device_begin(struct cache_device *dev, struct dev_op *op, struct devic
 int cache_device_end(struct cache_device *dev, struct device_wait *w);
 
 /*
- * Evict the chunk's replicas on the device on request: -EBUSY if one is pinned. With a mapping @m only the replica
- * that it uses, which stays (-EBUSY) if another mapping maps it. [W]
+ * Evict the chunks' replicas on the device on request: -EBUSY if one is pinned. With a mapping @m only the replicas
+ * that it uses, each of which stays (-EBUSY) if another mapping maps it. The others go in any case; the first error. [W]
  */
-int replica_drop(struct chunk *ch, struct cache_device *dev, const struct mapping *m);
-/* Evict the chunk's replicas, if nobody uses them. */
-void replicas_drop_idle(struct chunk *ch);
+int replicas_drop(struct chunk *const *list, unsigned n, struct cache_device *dev, const struct mapping *m);
+/* Evict the chunks' replicas, if nobody uses them. */
+void replicas_drop_idle(struct cache *c, struct chunk **list, unsigned n);
+/* So many chunks are evicted at a time, on request: who needs one of them waits for all. */
+#define EVICT_AT_ONCE 64u
 /*
  * Pins the replicas of the file's chunks index[0..n), in order, made where missing, into @out: all or none (-ENOMEM).
  * Unreleased writes of clients that have died are dropped on the way. [W]

@@ -1,6 +1,6 @@
 /*
- * cache_fetches.c - bringing home what devices released in many chunks: how many operations that takes, and what happens to these chunks
- * meanwhile.
+ * cache_fetches.c - bringing home what devices released in many chunks, to be stored or because the chunks leave the device: how many operations
+ * that takes, and what happens to these chunks meanwhile.
  */
 #include <sched.h>
 #include <unistd.h>
@@ -322,6 +322,181 @@ Test(fetches, what_the_store_is_read_for_has_its_own_window, .timeout = PATIENCE
 	expect_store(AT(1, 7), "baseminetheirs");
 	expect_store(AT(2, 7), "basemine");
 	expect_store(AT(3, 7), "basemine");
+	end();
+}
+
+/* ---- before chunks leave a device ---- */
+
+/* So many chunks leave it together. */
+#define TOGETHER 32u
+
+Test(fetches, an_eviction_on_request_asks_the_device_once)
+{
+	struct client *cl;
+	unsigned asked;
+
+	begin_fetches(1, ROOM);
+	cl = client_of(0);
+	release_in(cl, 0, TOGETHER, 7, "mine");
+	asked = rig->asked;
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	expect_operations(1);
+	cr_assert_eq(rig->asked - asked, 1, "and all clients together");
+	cr_assert_eq(cl->revoked, TOGETHER);
+	cr_assert_eq(rig_device_used(rig, 0), 0);
+	for (unsigned k = 0; k < TOGETHER; k++)
+		expect_cpu(AT(k, 7), "mine");
+	end();
+}
+
+Test(fetches, many_are_evicted_in_several_windows)
+{
+	begin_fetches(1, ROOM);
+	release_in(client_of(0), 0, CHUNKS, 7, "mine");
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	expect_operations(CHUNKS / TOGETHER);
+	cr_assert_eq(rig_device_used(rig, 0), 0);
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_stored(0, CHUNKS, 7, "mine");
+	end();
+}
+
+/* Of two files by turns. The device takes two operations of this kind, no more. */
+Test(fetches, what_leaves_for_an_acquire_is_asked_for_once_a_file)
+{
+	struct kfile *first, *second;
+	struct client *a, *b;
+	uint64_t seq;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = TOGETHER, .home_bytes = ROOM }, ALL);
+	first = kf;
+	second = kfile_create(rig, 2, ALL);
+	a = client_of(0);
+	b = client_create(second, 0, GAIA_PROT_RW, ALL);
+	for (unsigned k = 0; k < TOGETHER / 2; k++) {
+		write_device(a, AT(k, 7), "mine");
+		cr_assert_eq(client_release(a, AT(k, 7), 4), 0);
+		write_device(b, AT(k, 7), "theirs");
+		cr_assert_eq(client_release(b, AT(k, 7), 6), 0);
+	}
+	fault_arm("device.copy_out", -EIO, 2, 0);
+	cr_assert_eq(cache_acquire(a->mapping, AT(CHUNKS - TOGETHER, 0), TOGETHER * GAIA_CHUNK, GAIA_PROT_READ | GAIA_PROT_PIN, &seq, NULL), 0);
+	fault_disarm_all();
+	for (unsigned k = 0; k < TOGETHER / 2; k++) {
+		kf = first;
+		expect_cpu(AT(k, 7), "mine");
+		kf = second;
+		expect_cpu(AT(k, 7), "theirs");
+	}
+	end();
+}
+
+/* The window, and then the first chunk by itself, cannot be fetched. */
+Test(fetches, a_chunk_that_cannot_be_fetched_stays_alone)
+{
+	begin_fetches(1, ROOM);
+	release_in(client_of(0), 0, 4, 7, "mine");
+	fault_arm("device.copy_out", -EIO, 0, 2);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EIO);
+	cache_check(rig->cache);
+	cr_assert_eq(rig_device_used(rig, 0), GAIA_CHUNK);
+	for (unsigned k = 0; k < 4; k++)
+		expect_cpu(AT(k, 7), "mine");
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	cr_assert_eq(rig_device_used(rig, 0), 0);
+	end();
+}
+
+/* One chunk is held: the others go, and the caller is told. */
+Test(fetches, a_chunk_that_is_held_keeps_no_other)
+{
+	struct client *cl;
+
+	begin_fetches(1, ROOM);
+	cl = client_of(0);
+	release_in(cl, 0, 4, 7, "mine");
+	write_device(cl, AT(1, 8), "held");
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EBUSY);
+	cr_assert_eq(rig_device_used(rig, 0), GAIA_CHUNK);
+	cr_assert_eq(client_release(cl, AT(1, 8), 4), 0);
+	expect_cpu(AT(1, 8), "held");
+	end();
+}
+
+/* Two replicas of the same chunk cannot go together: each takes all of its pages. */
+Test(fetches, a_readers_own_replica_goes_after_the_other, .timeout = PATIENCE / 1000)
+{
+	struct client *cl, *reader;
+
+	begin_writable(8);
+	cl = new_client(0);
+	reader = new_reader();
+	for (unsigned k = 0; k < 2; k++) {
+		write_cpu(AT(k, 7), "old");
+		expect_device(reader, AT(k, 7), "old");
+		write_device(cl, AT(k, 7), "mine");
+	}
+	release_all(cl);
+	release_all(reader);
+	cr_assert_eq(rig_device_used(rig, 0), 4 * GAIA_CHUNK);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	cr_assert_eq(rig_device_used(rig, 0), 0);
+	for (unsigned k = 0; k < 2; k++)
+		expect_cpu(AT(k, 7), "mine");
+	end();
+}
+
+/* The clients of a file that is gone will not ask for what they released. */
+Test(fetches, nothing_is_fetched_of_a_file_that_is_gone)
+{
+	struct client *cl;
+
+	begin_fetches(1, ROOM);
+	cl = client_of(0);
+	release_in(cl, 0, 4, 7, "mine");
+	client_end(cl);
+	counting_begins();
+	kfile_end(kf, true);
+	while (rig_device_used(rig, 0) > 0)
+		usleep(1000);
+	expect_operations(0);
+	end();
+}
+
+static int evict_all_of(void *arg)
+{
+	return cache_evict(kf->cfile, 0, 0, 0);
+}
+
+static void *evict_main(void *arg)
+{
+	return (void *)(intptr_t)evict_all_of(arg);
+}
+
+/* The third chunk's page is on the way out of the device for somebody else: those before it are gone by then, and those after it free. */
+Test(fetches, an_eviction_that_waits_has_no_other_chunk_locked, .timeout = PATIENCE / 1000)
+{
+	struct acquire a = { .off = AT(2, 7), .len = 1 };
+	struct held h = { .point = "device.copy_out", .call = acquire, .arg = &a };
+	pthread_t thread;
+	void *result;
+
+	begin_fetches(2, ROOM);
+	release_in(client_of(0), 0, 4, 7, "mine");
+	a.cl = client_of(1);
+	held_begin(&h);
+	cr_assert_eq(pthread_create(&thread, NULL, evict_main, NULL), 0);
+	while (page_waiters(2 * GAIA_CHUNK_PAGES + 7, true) == 0)
+		sched_yield();
+	cr_assert_eq(rig_device_used(rig, 0), 2 * GAIA_CHUNK);
+	cr_assert_eq(cpu_write_direct(kf, "new", 3, AT(0, 7) + 100), 0);
+	cr_assert_eq(cpu_write_direct(kf, "new", 3, AT(3, 7) + 100), 0);
+	cr_assert_eq(held_end(&h), 0);
+	pthread_join(thread, &result);
+	cr_assert_eq((intptr_t)result, 0);
+	cr_assert_eq(rig_device_used(rig, 0), 0);
+	for (unsigned k = 0; k < 4; k++)
+		expect_cpu(AT(k, 7), "mine");
 	end();
 }
 
