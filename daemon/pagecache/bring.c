@@ -34,7 +34,7 @@ struct window {
 	unsigned n_todo;      /* pages */
 	unsigned n_locked;    /* pages: these, and those beyond the end of the file */
 	unsigned n_read;      /* of these, those for which the store may have to be read */
-	unsigned n_ahead;     /* of these, those that devices have released */
+	unsigned n_frames;    /* so many frames of home it takes at most to fetch what devices have released of these */
 	const struct part *last; /* of all that were taken; NULL: what comes next is not read ahead */
 	struct dev_run *runs; /* room for all pages */
 };
@@ -80,7 +80,7 @@ static int parts_fetch(struct part *const *part, unsigned n_parts, unsigned step
 				bit_set(fetch[n].pages, i);
 		n++;
 	}
-	err = n > 0 ? fetch_together(fetch, n) : 0;
+	err = n > 0 ? fetch_together(fetch, n, NULL) : 0;
 	free(fetch);
 	for (unsigned k = 0; k < n_parts && n > 0; k++) {
 		struct part *pt = part[k];
@@ -548,7 +548,7 @@ static void window_add(struct window *w, struct part *pt)
 	w->n_todo += pt->n_todo;
 	w->n_locked += pt->whole ? pt->end - pt->a : pt->n_todo;
 	FOR_TODO(pt, i) {
-		w->n_ahead += page_ahead(pt->ch, i);
+		w->n_frames += page_ahead(pt->ch, i) ? fetch_frames(pt->ch, i) : 0;
 		w->n_read += !comes_without_store(pt->rep, i);
 	}
 }
@@ -607,7 +607,7 @@ static bool window_join(struct window *w, struct part *pt, int *err)
 		if (pt->whole)
 			part_todo_whole(pt);
 		window_add(&with, pt);
-		joins = with.n_read == 0 && (with.n_ahead == 0 || home_can_take(ch->file->cache, with.n_ahead)) && part_trylock(pt);
+		joins = with.n_read == 0 && (with.n_frames == 0 || home_can_take(ch->file->cache, with.n_frames)) && part_trylock(pt);
 		if (joins)
 			*w = with;
 	}

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/thread.h"
+#include "pagecache/fetch.h"
 #include "pagecache/state.h"
 
 /* ---- races ---- */
@@ -197,70 +198,109 @@ static bool kept_too_much(struct cache *c)
 	return atomic_load(&c->n_kept) > c->frames.budget / KEPT_SHARE || fault_point("home.kept_full");
 }
 
-/* What is on a device that is gone will never be merged. */
-static void bases_forget(struct replica *rep, unsigned a, unsigned b)
+/* Pages of replicas on one device. */
+struct renewal {
+	struct replica **rep;
+	struct dev_run *runs;
+	unsigned n, room;
+};
+
+/* Add those of the part's pages that have another base than home's present bytes. chunk->lock is held. */
+static void renewal_add(struct renewal *rn, struct replica *rep, const struct fetch_part *pt)
 {
-	pthread_mutex_lock(&rep->chunk->lock);
-	for (unsigned i = a; i < b; i++)
-		if (replica_is_behind(rep, i))
-			replica_forget_base(rep, i);
-	pthread_mutex_unlock(&rep->chunk->lock);
+	struct chunk *ch = rep->chunk;
+
+	for (unsigned i = 0; (i = bits_first(pt->pages, i, GAIA_CHUNK_PAGES)) < GAIA_CHUNK_PAGES; i++) {
+		const struct page_replica *r = &rep->page[i];
+
+		if (!replica_is_behind(rep, i) || replica_ahead(rep, i) || !page_present(ch, i))
+			continue;
+		if (rn->n == rn->room) {
+			rn->room = MAX(2 * rn->room, 64u);
+			rn->runs = xrealloc(rn->runs, rn->room * sizeof(*rn->runs));
+			rn->rep = xrealloc(rn->rep, rn->room * sizeof(*rn->rep));
+		}
+		rn->rep[rn->n] = rep;
+		rn->runs[rn->n++] = (struct dev_run){ .mem = rep->mem, .page = i, .npages = 1, .limit = r->cut,
+						      .host = page_ptr(ch, i), .base = base_bytes(ch, i, r->seen) };
+	}
 }
 
 /*
  * Merge home into the pages that clients of the device hold for writing, as their own acquires would: then home's present bytes
  * are their base. If the device fails they are unchanged, but a release compares them byte by byte.
  */
-static void bases_renew(struct replica *rep, unsigned a, unsigned b)
+static void bases_renew(struct cache_device *dev, const struct fetch_part *part, unsigned n)
 {
-	struct chunk *ch = rep->chunk;
-	struct dev_run *runs = xmalloc((b - a) * sizeof(*runs));
-	struct dev_op op = { .kind = DEV_PULL, .runs = runs };
+	struct renewal rn = { .n = 0 };
+	struct dev_op op = { .kind = DEV_PULL };
 	int err;
 
-	pthread_mutex_lock(&ch->lock);
-	for (unsigned i = a; i < b; i++) {
-		const struct page_replica *r = &rep->page[i];
+	for (unsigned k = 0; k < n; k++) {
+		struct chunk *ch = part[k].ch;
 
-		if (!replica_is_behind(rep, i) || replica_ahead(rep, i) || !page_present(ch, i))
-			continue;
-		runs[op.n++] = (struct dev_run){ .mem = rep->mem, .page = i, .npages = 1, .limit = r->cut,
-						 .host = page_ptr(ch, i), .base = base_bytes(ch, i, r->seen) };
+		pthread_mutex_lock(&ch->lock);
+		for (unsigned r = 0; r < ch->n_replicas; r++)
+			if (ch->replica[r]->dev == dev)
+				renewal_add(&rn, ch->replica[r], &part[k]);
+		pthread_mutex_unlock(&ch->lock);
 	}
-	pthread_mutex_unlock(&ch->lock);
-	err = op.n > 0 ? cache_device_run(rep->dev, &op) : 0;
-	pthread_mutex_lock(&ch->lock);
-	for (unsigned k = 0; k < op.n; k++) {
+	op.runs = rn.runs;
+	op.n = rn.n;
+	err = rn.n > 0 ? cache_device_run(dev, &op) : 0;
+	for (unsigned k = 0; k < rn.n; k++) {
+		pthread_mutex_lock(&rn.rep[k]->chunk->lock);
 		if (err)
-			replica_disarmed(rep, runs[k].page);
+			replica_disarmed(rn.rep[k], rn.runs[k].page);
 		else
-			replica_pulled(rep, runs[k].page);
+			replica_pulled(rn.rep[k], rn.runs[k].page);
+		pthread_mutex_unlock(&rn.rep[k]->chunk->lock);
 	}
-	pthread_mutex_unlock(&ch->lock);
-	free(runs);
 	if (!err) {
-		count(CTR_home_to_device, op.n);
-		count(CTR_twins_pulled, op.n);
+		count(CTR_home_to_device, rn.n);
+		count(CTR_twins_pulled, rn.n);
+	}
+	free(rn.runs);
+	free(rn.rep);
+}
+
+/* What is on a device that is gone will never be merged. */
+static void bases_forget(struct cache_device *dev, const struct fetch_part *part, unsigned n)
+{
+	for (unsigned k = 0; k < n; k++) {
+		struct chunk *ch = part[k].ch;
+
+		pthread_mutex_lock(&ch->lock);
+		for (unsigned r = 0; r < ch->n_replicas; r++)
+			for (unsigned i = 0; i < GAIA_CHUNK_PAGES && ch->replica[r]->dev == dev; i++)
+				if (bit_test(part[k].pages, i) && replica_is_behind(ch->replica[r], i))
+					replica_forget_base(ch->replica[r], i);
+		pthread_mutex_unlock(&ch->lock);
+	}
+}
+
+void kept_trim_parts(const struct fetch_part *part, unsigned n)
+{
+	struct cache *c = part[0].ch->file->cache;
+
+	/* While we have the pages locked no replica is freed. */
+	for (unsigned d = 0; d < c->n_devices && kept_too_much(c); d++) {
+		if (!atomic_load(&c->dev[d].gone))
+			bases_renew(&c->dev[d], part, n);
+		if (atomic_load(&c->dev[d].gone))
+			bases_forget(&c->dev[d], part, n);
 	}
 }
 
 void kept_trim(struct chunk *ch, unsigned a, unsigned b)
 {
-	struct cache *c = ch->file->cache;
-	struct replica *rep;
+	struct fetch_part part = { .ch = ch };
 
-	/* While we have the pages locked no replica is freed. */
-	for (unsigned k = 0; kept_too_much(c); k++) {
-		pthread_mutex_lock(&ch->lock);
-		rep = k < ch->n_replicas ? ch->replica[k] : NULL;
-		pthread_mutex_unlock(&ch->lock);
-		if (!rep)
-			break;
-		if (!atomic_load(&rep->dev->gone))
-			bases_renew(rep, a, b);
-		if (atomic_load(&rep->dev->gone))
-			bases_forget(rep, a, b);
-	}
+	if (!kept_too_much(ch->file->cache))
+		return;
+	for (unsigned i = a; i < b; i++)
+		bit_set(part.pages, i);
+	kept_trim_parts(&part, 1);
 }
 
 void page_drop_lost(struct chunk *ch, unsigned i)

@@ -3,8 +3,8 @@
  *
  * What is fetched together is a window: its pages are locked, each device is asked for all of what it released of them by one operation, in the
  * order of the devices, and then page after page is merged into home. So a window costs as many operations as devices have released
- * something in it. If it fails, each of its chunks is fetched by itself: what is in the way of one must not keep the others from
- * being stored.
+ * something in it. If it fails it is unlocked, and each of its chunks is locked and fetched by itself: what is in the way of one must not keep
+ * the others from being stored.
  *
  * As with other windows (bring.c, rule 22) a thread waits for pages of the first chunk only, with no other page locked; what comes next joins if
  * its pages can be had by trying, and need nothing from the store.
@@ -30,6 +30,7 @@
 struct fetch {
 	struct cfile *file;
 	struct cache_device *dev;
+	struct fetch_trouble *trouble; /* or NULL */
 	unsigned n;
 	struct fetch_page {
 		struct replica *rep;
@@ -50,6 +51,19 @@ static bool fetch_needs_home(struct chunk *ch, const struct replica *rep, unsign
 {
 	return !is_plain_copy(ch, rep, i) || others_outstanding(ch, i, rep) || page_owners(ch, i) ||
 	       ch->track->page[i].pending > 0;
+}
+
+/* A merge takes the copy, a twin and a page of owners. */
+#define MERGE_FRAMES 3u
+
+unsigned fetch_frames(struct chunk *ch, unsigned i)
+{
+	unsigned n = 0;
+
+	for (unsigned k = 0; k < ch->n_replicas && n < MERGE_FRAMES; k++)
+		if (replica_ahead(ch->replica[k], i))
+			n = fetch_needs_home(ch, ch->replica[k], i) ? MERGE_FRAMES : MAX(n, 1u);
+	return n;
 }
 
 bool fetch_reads_store(struct chunk *ch, unsigned i)
@@ -103,6 +117,14 @@ static int prepare(struct fetch *fe, const struct fetch_part *part, unsigned n)
 	return err ? err : ended;
 }
 
+static void note_result(struct fetch_trouble *t, const struct cache_device *dev, int err)
+{
+	if (!t)
+		return;
+	t->failures[dev->index] = err ? t->failures[dev->index] + 1 : 0;
+	t->err[dev->index] = err;
+}
+
 static int fetch_move(struct fetch *fe)
 {
 	struct frames *fr = &fe->file->cache->frames;
@@ -120,6 +142,7 @@ static int fetch_move(struct fetch *fe)
 	}
 	err = cache_device_run(fe->dev, &op);
 	free(runs);
+	note_result(fe->trouble, fe->dev, err);
 	if (err && atomic_load(&fe->dev->gone))
 		return -EIO;
 	if (!err) {
@@ -263,9 +286,9 @@ static int fetch_all(struct fetch *fe)
 }
 
 /* Merge what one device released of the pages. */
-static int fetch_from(struct cache_device *dev, const struct fetch_part *part, unsigned n)
+static int fetch_from(struct cache_device *dev, const struct fetch_part *part, unsigned n, struct fetch_trouble *t)
 {
-	struct fetch fe = { .file = part[0].ch->file, .dev = dev };
+	struct fetch fe = { .file = part[0].ch->file, .dev = dev, .trouble = t };
 	bool passthrough = cfile_is_passthrough(fe.file);
 	unsigned room = 0;
 	int err;
@@ -306,19 +329,7 @@ static void find_devices(const struct fetch_part *pt, bool *ahead)
 	pthread_mutex_unlock(&ch->lock);
 }
 
-/* Home's bytes have changed. */
-static void part_trim(const struct fetch_part *pt)
-{
-	unsigned i, j;
-
-	for (i = bits_first(pt->pages, 0, GAIA_CHUNK_PAGES); i < GAIA_CHUNK_PAGES; i = bits_first(pt->pages, j, GAIA_CHUNK_PAGES)) {
-		for (j = i; j < GAIA_CHUNK_PAGES && bit_test(pt->pages, j); j++)
-			;
-		kept_trim(pt->ch, i, j);
-	}
-}
-
-int fetch_together(struct fetch_part *part, unsigned n)
+int fetch_together(const struct fetch_part *part, unsigned n, struct fetch_trouble *t)
 {
 	struct cache *c = part[0].ch->file->cache;
 	bool ahead[CACHE_MAX_DEVICES] = { false };
@@ -332,18 +343,25 @@ int fetch_together(struct fetch_part *part, unsigned n)
 	 */
 	for (unsigned d = 0; d < c->n_devices && !err; d++)
 		if (ahead[d])
-			err = fetch_from(&c->dev[d], part, n);
-	for (unsigned k = 0; k < n; k++)
-		part_trim(&part[k]);
+			err = fetch_from(&c->dev[d], part, n, t);
+	kept_trim_parts(part, n);
 	return err;
 }
 
-void fetch_parts(struct fetch_part *part, unsigned n)
-{
-	int err = n > 0 ? fetch_together(part, n) : 0;
+/* So many operations of a device fail in a row before it is given up. */
+#define FAILURES_ENOUGH 4u
 
-	for (unsigned k = 0; k < n; k++)
-		part[k].err = err && n > 1 ? fetch_together(&part[k], 1) : err;
+int fetch_alone(struct fetch_part *pt, struct fetch_trouble *t)
+{
+	bool ahead[CACHE_MAX_DEVICES] = { false };
+
+	find_devices(pt, ahead);
+	for (unsigned d = 0; t && d < CACHE_MAX_DEVICES; d++)
+		if (ahead[d] && t->failures[d] >= FAILURES_ENOUGH) {
+			pt->given_up = true;
+			return t->err[d];
+		}
+	return fetch_together(pt, 1, t);
 }
 
 int fetch_pages(struct chunk *ch, unsigned a, unsigned b)
@@ -352,7 +370,7 @@ int fetch_pages(struct chunk *ch, unsigned a, unsigned b)
 
 	for (unsigned i = a; i < b; i++)
 		bit_set(part.pages, i);
-	return fetch_together(&part, 1);
+	return fetch_together(&part, 1, NULL);
 }
 
 /* ---- windows ---- */
@@ -362,9 +380,9 @@ unsigned window_pages(const struct cache *c)
 	return (unsigned)MAX(MIN(c->frames.budget / WINDOW_SHARE, (uint64_t)WINDOW_PAGES), (uint64_t)GAIA_CHUNK_PAGES);
 }
 
-bool home_can_take(const struct cache *c, unsigned n_pages)
+bool home_can_take(const struct cache *c, unsigned n_frames)
 {
-	return atomic_load(&c->n_dirty) + atomic_load(&c->n_kept) + n_pages <= c->frames.budget / 2;
+	return atomic_load(&c->n_dirty) + atomic_load(&c->n_kept) + n_frames <= c->frames.budget / 2;
 }
 
 /* Of pages [a, b), those that devices released. chunk->lock is held. */
@@ -382,6 +400,16 @@ static bool reads_store(const struct fetch_part *pt)
 		if (fetch_reads_store(pt->ch, i))
 			return true;
 	return false;
+}
+
+/* chunk->lock held. */
+static unsigned part_frames(const struct fetch_part *pt)
+{
+	unsigned n = 0;
+
+	FOR_PAGES(pt, i)
+		n += fetch_frames(pt->ch, i);
+	return n;
 }
 
 /* Unlock those that were locked of the pages before @end. chunk->lock is held. */
@@ -433,24 +461,27 @@ static bool next_joins(const struct fetch_window *w, struct fetch_part *pt, unsi
 
 	pages_released(pt->ch, a, b, pt->pages);
 	n_pages = w->n_pages + bits_count(pt->pages, GAIA_CHUNK_PAGES / 64);
-	if (n_pages > window_pages(c) || !home_can_take(c, n_pages) || reads_store(pt))
+	if (n_pages > window_pages(c) || !home_can_take(c, w->n_frames + part_frames(pt)) || reads_store(pt))
 		return false;
 	return w->whole ? pages_trylock(pt->ch, a, b) : part_trylock(pt);
 }
 
 bool fetch_window_add(struct fetch_window *w, struct chunk *ch, unsigned a, unsigned b)
 {
-	struct fetch_part part = { .ch = ch };
+	struct fetch_part part = { .ch = ch, .a = a, .b = b };
+	unsigned frames = 0;
 	bool joins = true;
 
 	if (w->n > 0 && (w->reads_store || w->n == (w->whole ? WINDOW_PAGES / GAIA_CHUNK_PAGES : WINDOW_CHUNKS) ||
-			 cfile_is_passthrough(ch->file)))
+			 cfile_is_passthrough(ch->file) || atomic_load(&ch->file->range_waiters) > 0))
 		return false;
 	pthread_mutex_lock(&ch->lock);
 	if (w->n == 0)
 		first_lock(w, &part, a, b);
 	else
 		joins = next_joins(w, &part, a, b);
+	if (joins)
+		frames = part_frames(&part);
 	pthread_mutex_unlock(&ch->lock);
 	if (!joins)
 		return false;
@@ -458,26 +489,59 @@ bool fetch_window_add(struct fetch_window *w, struct chunk *ch, unsigned a, unsi
 		w->part = xrealloc(w->part, MAX(2 * w->n, 1u) * sizeof(*w->part));
 	w->part[w->n++] = part;
 	w->n_pages += bits_count(part.pages, GAIA_CHUNK_PAGES / 64);
+	w->n_frames += frames;
 	return true;
 }
 
-struct fetch_window fetch_some(struct chunk **list, unsigned n, struct page_span span)
+void fetch_window_unlock(struct fetch_window *w)
+{
+	for (unsigned k = 0; k < w->n; k++) {
+		const struct fetch_part *pt = &w->part[k];
+
+		pthread_mutex_lock(&pt->ch->lock);
+		if (w->whole)
+			pages_unlock(pt->ch, pt->a, pt->b);
+		else
+			part_unlock(pt, GAIA_CHUNK_PAGES);
+		pthread_mutex_unlock(&pt->ch->lock);
+		chunk_account(pt->ch);
+	}
+}
+
+static bool add_pages(struct fetch_window *w, struct chunk *ch, struct page_span span)
+{
+	return fetch_window_add(w, ch, page_in_chunk(span.a, ch->index, 0, GAIA_CHUNK_PAGES),
+				page_in_chunk(span.b - 1, ch->index, 0, GAIA_CHUNK_PAGES - 1) + 1);
+}
+
+static void fetch_one(struct fetch_part *pt, struct page_span span, struct fetch_trouble *t)
 {
 	struct fetch_window w = { .n = 0 };
 
-	while (w.n < n) {
-		struct chunk *ch = list[w.n];
+	(void)add_pages(&w, pt->ch, span);
+	pt->err = fetch_alone(w.part, t);
+	pt->given_up = w.part->given_up;
+	fetch_window_unlock(&w);
+	free(w.part);
+}
 
-		if (!fetch_window_add(&w, ch, page_in_chunk(span.a, ch->index, 0, GAIA_CHUNK_PAGES),
-				      page_in_chunk(span.b - 1, ch->index, 0, GAIA_CHUNK_PAGES - 1) + 1))
+struct fetch_window fetch_some(struct chunk **list, unsigned n, struct page_span span, struct fetch_trouble *t)
+{
+	struct fetch_window w = { .n = 0 };
+	int err;
+
+	while (w.n < n && add_pages(&w, list[w.n], span))
+		;
+	err = w.n > 1 ? fetch_together(w.part, w.n, t) : fetch_alone(w.part, t);
+	fetch_window_unlock(&w);
+	if (w.n == 1)
+		w.part->err = err;
+	for (unsigned k = 0; err && w.n > 1 && k < w.n; k++) {
+		if (k > 0 && atomic_load(&list[0]->file->range_waiters) > 0) {
+			w.n = k; /* the others are the caller's again */
 			break;
-	}
-	fetch_parts(w.part, w.n);
-	for (unsigned k = 0; k < w.n; k++) {
-		pthread_mutex_lock(&w.part[k].ch->lock);
-		part_unlock(&w.part[k], GAIA_CHUNK_PAGES);
-		pthread_mutex_unlock(&w.part[k].ch->lock);
-		chunk_account(w.part[k].ch);
+		}
+		fetch_one(&w.part[k], span, t);
 	}
 	return w;
 }

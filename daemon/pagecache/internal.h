@@ -220,6 +220,7 @@ struct cfile {
 	/* The flusher's: the round in which it last came to the file, and how many of its chunks could not be stored then. */
 	uint64_t tried;
 	unsigned failed;
+	uint64_t put_off;     /* the fetcher's: the round in which somebody else had the range */
 	bool complained;      /* it was logged that writeback fails, since it last worked */
 	uint64_t failed_ns;   /* when it last failed */
 	TAILQ_HEAD(, sync) syncs;  /* under way, in order */
@@ -599,8 +600,13 @@ void chunk_unlist(struct chunk *ch);
 unsigned chunk_shrink(struct chunk *ch);
 /* The chunk that has been dirty longest, if for at least @age_ns: taken off its list, with the list's reference. */
 struct chunk *chunk_due(struct cache *c, uint64_t age_ns);
-/* The same for chunks with pages that were released so long before @at_ns and not fetched; @of: only if it is of that file. */
-struct chunk *chunk_due_ahead(struct cache *c, uint64_t age_ns, uint64_t at_ns, const struct cfile *of);
+/*
+ * The same for chunks with pages that were released so long before @at_ns and not fetched: up to @most, all of one file, and how many. @of:
+ * of that file; NULL: of any that was not put off in the round @at_ns.
+ */
+unsigned chunks_due_ahead(struct cache *c, uint64_t age_ns, uint64_t at_ns, const struct cfile *of, struct chunk **list, unsigned most);
+/* It was taken off that list: it is the first of it again, as old as it was, with the reference. False: it need not be there, or is again. */
+bool chunk_back_ahead(struct chunk *ch);
 /* Take chunks off the LRU list whose last frame left after a read. */
 void emptied_reap(struct cache *c);
 
@@ -628,7 +634,10 @@ void cfile_wrote(struct cfile *f);
  * file's pages cannot be stored. Otherwise such pages would take all of the machine's memory. file->range is held.
  */
 int cfile_make_room(struct cfile *f);
-/* Merge home what devices released in a range (len 0: to the end). file->range is held. */
+/*
+ * Merge home what devices released in a range (len 0: to the end). file->range is held, shared, and given up meanwhile for those that wait for
+ * it. When home has much to store, what was fetched is stored, too, as far as that makes room.
+ */
 int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len);
 
 /* ---- home.c: contents of home pages ---- */

@@ -675,30 +675,66 @@ static void evict_end(struct replica *rep, int err)
 	unclaim(rep, true, false);
 }
 
-/* Evict as many of the replicas as go together, one at least: how many. Clients have given their memory up. *@err: the first. */
-static unsigned replicas_evict(struct replica **list, unsigned n, int *err)
+/* Lock all pages of as many of the replicas' chunks as go together, and see what is to be brought home of them. file->range is held. */
+static struct fetch_window evict_lock(struct replica **list, unsigned n)
 {
 	struct fetch_window w = { .whole = true };
 	struct cfile *f = list[0]->chunk->file;
 	bool dead;
 
-	*err = 0;
-	pthread_rwlock_rdlock(&f->range);
 	while (w.n < n && list[w.n]->chunk->file == f && fetch_window_add(&w, list[w.n]->chunk, 0, GAIA_CHUNK_PAGES))
 		;
 	dead = is_dead(f);
 	for (unsigned k = 0; k < w.n; k++)
 		evict_without_fetch(list[k], &w.part[k], dead);
-	(void)fault_point("evict.before_fetch");
-	fetch_parts(w.part, w.n);
-	for (unsigned k = 0; k < w.n; k++) {
-		*err = *err ? *err : w.part[k].err;
-		chunk_ref(w.part[k].ch);
-		evict_end(list[k], w.part[k].err);
-	}
-	pthread_rwlock_unlock(&f->range);
+	return w;
+}
+
+static int evict_alone(struct replica *rep, struct fetch_trouble *t)
+{
+	struct chunk *ch = chunk_ref(rep->chunk);
+	struct fetch_window w;
+	int err;
+
+	pthread_rwlock_rdlock(&ch->file->range);
+	w = evict_lock(&rep, 1);
+	err = fetch_alone(w.part, t);
+	evict_end(rep, err);
+	pthread_rwlock_unlock(&ch->file->range);
+	chunk_put(ch);
+	free(w.part);
+	return err;
+}
+
+/*
+ * Evict as many of the replicas as go together, one at least: how many. Clients have given their memory up. If that fails each is evicted by
+ * itself, with nothing of the others locked. *@err: the first.
+ */
+static unsigned replicas_evict(struct replica **list, unsigned n, struct fetch_trouble *t, int *err)
+{
+	struct cfile *f = list[0]->chunk->file;
+	struct fetch_window w;
+	bool apart;
+	int one;
+
+	pthread_rwlock_rdlock(&f->range);
+	w = evict_lock(list, n);
 	for (unsigned k = 0; k < w.n; k++)
+		chunk_ref(w.part[k].ch);
+	(void)fault_point("evict.before_fetch");
+	*err = w.n > 1 ? fetch_together(w.part, w.n, t) : fetch_alone(w.part, t);
+	apart = *err && w.n > 1;
+	if (apart)
+		fetch_window_unlock(&w);
+	for (unsigned k = 0; k < w.n && !apart; k++)
+		evict_end(list[k], *err);
+	pthread_rwlock_unlock(&f->range);
+	*err = apart ? 0 : *err;
+	for (unsigned k = 0; k < w.n; k++) {
+		one = apart ? evict_alone(list[k], t) : 0;
+		*err = *err ? *err : one;
 		chunk_put(w.part[k].ch);
+	}
 	free(w.part);
 	return w.n;
 }
@@ -716,12 +752,13 @@ static int by_file_and_index(const void *a, const void *b)
 /* The rest of evict_all(). */
 static int evict_revoked(struct replica_list *list)
 {
+	struct fetch_trouble trouble = { .err = { 0 } };
 	int err, result = 0;
 
 	if (list->n > 1)
 		qsort(list->at, list->n, sizeof(struct replica *), by_file_and_index);
 	for (unsigned done = 0; done < list->n;) {
-		done += replicas_evict(list->at + done, list->n - done, &err);
+		done += replicas_evict(list->at + done, list->n - done, &trouble, &err);
 		result = result ? result : err;
 	}
 	free(list->at);

@@ -274,6 +274,45 @@ int cfile_make_room(struct cfile *f)
 	return err;
 }
 
+/* Somebody waits for the range, and everybody else behind that thread. */
+static bool range_is_wanted(struct cfile *f)
+{
+	return atomic_load(&f->range_waiters) > 0;
+}
+
+int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len)
+{
+	uint64_t end = len == 0 || off + len < off ? UINT64_MAX : off + len;
+	struct page_span span = { off / GAIA_PAGE, (end - 1) / GAIA_PAGE + 1 };
+	struct fetch_window w;
+	struct chunk **list;
+	unsigned n, stored = 0;
+	int err, result = 0;
+
+	if (atomic_load(&f->n_ahead) == 0)
+		return 0;
+	n = chunk_list_unsynced(f, off / GAIA_CHUNK, (end - 1) / GAIA_CHUNK, UNSYNCED_AHEAD, &list);
+	for (unsigned done = 0; done < n; done += w.n) {
+		if (range_is_wanted(f)) {
+			pthread_rwlock_unlock(&f->range);
+			pthread_rwlock_rdlock(&f->range);
+		}
+		w = fetch_some(list + done, n - done, span, NULL);
+		for (unsigned k = 0; k < w.n; k++)
+			result = result ? result : w.part[k].err;
+		free(w.part);
+		/* What was fetched makes room for windows. */
+		while (stored < done + w.n && !home_can_take(f->cache, window_pages(f->cache))) {
+			err = chunk_store(list[stored++], 0, GAIA_CHUNK_PAGES, true);
+			result = result ? result : err;
+		}
+	}
+	for (unsigned k = 0; k < n; k++)
+		chunk_put(list[k]);
+	free(list);
+	return result;
+}
+
 int cache_flush(struct cfile *f)
 {
 	int err;
@@ -312,30 +351,6 @@ int cache_set_times(struct cfile *f, int (*set)(void *arg), void *arg)
 		(void)cfile_keep_time(f);
 	pthread_rwlock_unlock(&f->range);
 	return err;
-}
-
-int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len)
-{
-	uint64_t end = len == 0 || off + len < off ? UINT64_MAX : off + len;
-	struct page_span span = { off / GAIA_PAGE, (end - 1) / GAIA_PAGE + 1 };
-	struct fetch_window w;
-	struct chunk **list;
-	unsigned n;
-	int result = 0;
-
-	if (atomic_load(&f->n_ahead) == 0)
-		return 0;
-	n = chunk_list_unsynced(f, off / GAIA_CHUNK, (end - 1) / GAIA_CHUNK, UNSYNCED_AHEAD, &list);
-	for (unsigned done = 0; done < n; done += w.n) {
-		w = fetch_some(list + done, n - done, span);
-		for (unsigned k = 0; k < w.n; k++) {
-			result = result ? result : w.part[k].err;
-			chunk_put(list[done + k]);
-		}
-		free(w.part);
-	}
-	free(list);
-	return result;
 }
 
 /*
@@ -681,36 +696,78 @@ static bool store_fails(struct cfile *f)
 /* So many chunks are taken off the list at a time, at most. */
 #define FETCH_AT_ONCE 1024u
 
-/* Fetch what is released of chunks of one file, and store it: a window at a time. file->range is held. */
-static void fetch_and_store(struct cfile *f, struct chunk **list, unsigned n)
+/* Store what was fetched of the window's chunks: false if that failed, or somebody waits for the range. @worked: something was stored. */
+static bool window_store(const struct fetch_window *w, bool *worked)
 {
+	for (unsigned k = 0; k < w->n; k++) {
+		if (w->part[k].err || bits_count(w->part[k].pages, GAIA_CHUNK_PAGES / 64) == 0)
+			continue;
+		if (range_is_wanted(w->part[k].ch->file) || chunk_store(w->part[k].ch, 0, GAIA_CHUNK_PAGES, true))
+			return false;
+		*worked = true;
+	}
+	return true;
+}
+
+/* Of what was fetched by age. */
+struct by_age {
+	struct cfile *file;
+	struct chunk *at[FETCH_AT_ONCE];
+	bool given_up[FETCH_AT_ONCE]; /* its device had failed too often */
+	unsigned n, done;
+};
+
+/*
+ * Fetch what is released of the chunks, and store it: a window at a time, of one chunk until something could be stored. It ends where that fails,
+ * or somebody waits for the range, which is held.
+ */
+static void fetch_and_store(struct by_age *b)
+{
+	struct fetch_trouble trouble = { .err = { 0 } };
+	bool worked = false, goes_on = true;
 	struct fetch_window w;
 
-	for (unsigned done = 0; done < n && !f->cache->stopping && !store_fails(f); done += w.n) {
-		w = fetch_some(list + done, n - done, (struct page_span){ 0, UINT64_MAX });
+	while (b->done < b->n && goes_on && !b->file->cache->stopping && !store_fails(b->file) && !range_is_wanted(b->file)) {
+		w = fetch_some(b->at + b->done, worked ? b->n - b->done : 1, (struct page_span){ 0, UINT64_MAX }, &trouble);
 		for (unsigned k = 0; k < w.n; k++)
-			if (!w.part[k].err && bits_count(w.part[k].pages, GAIA_CHUNK_PAGES / 64) > 0)
-				(void)chunk_store(list[done + k], 0, GAIA_CHUNK_PAGES, true);
+			b->given_up[b->done + k] = w.part[k].given_up;
+		b->done += w.n;
+		goes_on = window_store(&w, &worked);
 		free(w.part);
 	}
 }
 
-/* The chunk, which was due, and those of the same file that follow it on the list and are due, too. */
+/*
+ * The chunk, which was due, and those of the same file that are due, too. If somebody else has or wants the range what is left stays due, until the
+ * next round: whoever has it may wait for storage, in somebody's stead or for long.
+ */
 static void fetch_due(struct cache *c, struct chunk *ch, uint64_t begun)
 {
-	struct chunk **list = xmalloc(FETCH_AT_ONCE * sizeof(struct chunk *));
+	struct by_age *b = xcalloc(1, sizeof(*b));
 	struct cfile *f = ch->file;
-	unsigned n = 0;
+	bool fails = false;
 
-	for (; ch; ch = n < FETCH_AT_ONCE ? chunk_due_ahead(c, c->device_age_ns, begun, f) : NULL)
-		list[n++] = ch;
-	if (!pthread_rwlock_tryrdlock(&f->range)) { /* else later: see store_one_due() */
-		fetch_and_store(f, list, n);
+	b->file = f;
+	b->at[b->n++] = ch;
+	if (!pthread_rwlock_tryrdlock(&f->range)) {
+		b->n += chunks_due_ahead(c, c->device_age_ns, begun, f, b->at + 1, FETCH_AT_ONCE - 1);
+		fetch_and_store(b);
+		fails = store_fails(f);
 		pthread_rwlock_unlock(&f->range);
 	}
-	for (unsigned k = 0; k < n; k++)
-		visited(list[k]);
-	free(list);
+	if (b->done < b->n)
+		f->put_off = begun;
+	/* In the next round those that were not tried come first. */
+	for (unsigned k = 0; k < b->done; k++)
+		if (b->given_up[k])
+			visited(b->at[k]);
+	for (unsigned k = 0; k < b->done; k++)
+		if (!b->given_up[k])
+			visited(b->at[k]);
+	for (unsigned k = b->n; k-- > b->done;)
+		if (fails || !chunk_back_ahead(b->at[k]))
+			visited(b->at[k]);
+	free(b);
 }
 
 /*
@@ -731,7 +788,7 @@ void *fetcher_main(void *arg)
 		pthread_mutex_unlock(&c->lock);
 		pthread_rwlock_rdlock(&c->round);
 		begun = now_ns(); /* what is put off is not due again in this round */
-		while (!c->stopping && (ch = chunk_due_ahead(c, c->device_age_ns, begun, NULL)))
+		while (!c->stopping && chunks_due_ahead(c, c->device_age_ns, begun, NULL, &ch, 1) > 0)
 			fetch_due(c, ch, begun);
 		pthread_rwlock_unlock(&c->round);
 		pthread_mutex_lock(&c->lock);

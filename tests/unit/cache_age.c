@@ -107,7 +107,7 @@ Test(age, what_was_released_is_stored_while_it_is_held_again)
 	end();
 }
 
-/* While its file cannot be stored, no more of it comes home, where there might be no room for it. Here each chunk is a window. */
+/* While its file cannot be stored, no more of it comes home, where there might be no room for it. */
 Test(age, what_cannot_be_stored_stays_on_the_device)
 {
 	struct client *cl;
@@ -115,16 +115,15 @@ Test(age, what_cannot_be_stored_stays_on_the_device)
 	begin_soon();
 	cl = new_client(0);
 	fault_arm("store.write", -ENOSPC, 0, 1000000);
-	cr_assert_eq(client_acquire(cl, 0, 4 * GAIA_CHUNK, GAIA_PROT_RW), 0);
-	for (uint64_t off = 0; off < 4 * GAIA_CHUNK; off += GAIA_PAGE)
-		client_store(cl, "full", 4, off);
+	for (unsigned k = 0; k < 4; k++)
+		write_device(cl, k * GAIA_CHUNK, "full");
 	release_all(cl);
 	while (counter_value(CTR_storage_errors) < 1)
 		usleep(1000);
 	/* Time to do what is wrong. */
 	usleep(20 * SOON_MS * 1000);
-	cr_assert_eq(on_devices(), 3 * GAIA_CHUNK);
-	cr_assert_eq(dirty_at_home(), GAIA_CHUNK);
+	cr_assert_eq(on_devices(), 3 * GAIA_PAGE);
+	cr_assert_eq(dirty_at_home(), GAIA_PAGE);
 	fault_disarm_all();
 	(void)cpu_fsync(kf); /* may tell what failed before */
 	cr_assert_eq(cpu_fsync(kf), 0);

@@ -181,6 +181,46 @@ Test(fetches, an_acquire_of_what_home_lacks_asks_the_other_device_once)
 
 /* ---- how much at a time ---- */
 
+/* Release pages [0, @n) of chunks [0, last), which two devices have written. */
+static void release_what_two_wrote(unsigned last, unsigned n)
+{
+	struct client *cl[2] = { client_of(0), client_of(1) };
+
+	for (unsigned d = 0; d < 2; d++)
+		for (unsigned k = 0; k < last; k++) {
+			cr_assert_eq(client_acquire(cl[d], AT(k, 0), n * GAIA_PAGE, GAIA_PROT_RW), 0);
+			for (unsigned i = 0; i < n; i++)
+				client_store(cl[d], d == 0 ? "a" : "b", 1, AT(k, i) + d);
+		}
+	for (unsigned d = 0; d < 2; d++)
+		cr_assert_eq(client_release(cl[d], 0, ALL), 0);
+	counting_begins();
+}
+
+/* Half of home is 1024 pages: enough for 512 pages of others' bytes, not for their merges. */
+Test(fetches, a_window_that_is_merged_takes_more_of_home)
+{
+	begin_fetches(2, 8 << 20);
+	release_what_two_wrote(2, 256);
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_operations(4);
+	expect_stored(0, 2, 255, "ab");
+	end();
+}
+
+/* Home is as large as what is fetched; when half of it is dirty that is stored, so that windows remain of two chunks. */
+Test(fetches, a_sync_makes_room_for_windows)
+{
+	begin_fetches(1, 64 << 20);
+	pthread_rwlock_wrlock(&rig->cache->round);
+	release_pages(client_of(0), CHUNKS, 256);
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_operations(CHUNKS / 2);
+	expect_stored(0, CHUNKS, 255, "mine");
+	pthread_rwlock_unlock(&rig->cache->round);
+	end();
+}
+
 /* A window has a sixty-fourth of home: 512 pages here. */
 Test(fetches, a_window_is_a_part_of_home)
 {
@@ -210,6 +250,59 @@ Test(fetches, a_home_that_is_full_of_dirty_pages_takes_a_chunk_at_a_time)
 	expect_stored(8, 10, 7, "dddd");
 	cr_assert_eq(counter_value(CTR_home_overcommit), beyond);
 	pthread_rwlock_unlock(&rig->cache->round);
+	end();
+}
+
+/* ---- what else is to be done for a window ---- */
+
+/* What was released is in snapshots: it was acquired again since, and is written over. */
+Test(fetches, snapshots_come_together)
+{
+	struct client *cl;
+
+	begin_fetches(1, ROOM);
+	cl = client_of(0);
+	release_in(cl, 0, 8, 7, "mine");
+	for (unsigned k = 0; k < 8; k++)
+		write_device(cl, AT(k, 7), "over");
+	cr_assert_geq(counter_value(CTR_device_snapshots), 8u);
+	counting_begins();
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_operations(1);
+	expect_stored(0, 8, 7, "mine");
+	cr_assert_eq(client_release(cl, 0, ALL), 0);
+	counting_begins();
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_operations(1);
+	expect_stored(0, 8, 7, "over");
+	end();
+}
+
+/* Too much is kept for those who hold the pages: they get home's bytes, which become their base. */
+Test(fetches, what_is_not_kept_is_sent_once)
+{
+	struct client *a, *b;
+
+	begin_fetches(2, ROOM);
+	a = client_of(0);
+	b = client_of(1);
+	for (unsigned k = 0; k < 8; k++)
+		for (unsigned page = 7; page <= 9; page += 2) {
+			write_device(b, AT(k, page) + 4, "held");
+			write_device(a, AT(k, page), "mine");
+		}
+	cr_assert_eq(client_release(a, 0, ALL), 0);
+	counting_begins();
+	fault_arm("home.kept_full", -ENOSPC, 0, 0);
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_operations(2);
+	fault_disarm_all();
+	cr_assert_eq(atomic_load(&rig->cache->n_kept), 0);
+	expect_stored(0, 8, 9, "mine");
+	cr_assert_eq(client_release(b, 0, ALL), 0);
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_stored(0, 8, 7, "mineheld");
+	expect_stored(0, 8, 9, "mineheld");
 	end();
 }
 
@@ -258,6 +351,45 @@ Test(fetches, a_device_that_is_gone_keeps_no_other_from_being_stored)
 	end();
 }
 
+/* What the first device released has been merged by then. */
+Test(fetches, the_second_device_fails_after_the_first)
+{
+	begin_fetches(2, ROOM);
+	release_in(client_of(0), 0, 4, 7, "aa");
+	release_in(client_of(1), 0, 4, 8, "bb");
+	fault_arm("device.copy_out", -EIO, 1, 1);
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_operations(2 + 4);
+	expect_stored(0, 4, 7, "aa");
+	expect_stored(0, 4, 8, "bb");
+	end();
+}
+
+/* Home has frames for the copies of two chunks' pages, but no more for a merge: each chunk's find room. */
+Test(fetches, a_window_for_which_frames_lack_is_fetched_one_by_one)
+{
+	static frame_t taken[1 << 16];
+	struct frames *fr;
+	unsigned n = 0;
+
+	begin_fetches(1, ROOM);
+	fr = &rig->cache->frames;
+	release_pages(client_of(0), 2, 256);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	fault_arm("home.memory", -ENOMEM, 1, 0);
+	while (n < ARRAY_LEN(taken) && frames_take(fr, 1, &taken[n], true) == 1)
+		n++;
+	cr_assert_geq(n, 512u);
+	frames_give(fr, taken + n - 512, 512);
+	counting_begins();
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_operations(1 + 2);
+	fault_disarm_all();
+	frames_give(fr, taken, n - 512);
+	expect_stored(0, 2, 255, "mine");
+	end();
+}
+
 /* ---- meanwhile ---- */
 
 static int sync_all(void *arg)
@@ -292,6 +424,23 @@ Test(fetches, who_waits_has_no_page_locked, .timeout = PATIENCE / 1000)
 	cr_assert_eq(held_end(&h), 0);
 	pthread_join(thread, &result);
 	cr_assert_eq((intptr_t)result, 0);
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_stored(0, 4, 7, "mine");
+	end();
+}
+
+/* The first chunk is fetched by itself, since all together have failed: the others are not locked for that. */
+Test(fetches, after_a_failure_one_chunk_is_locked, .timeout = PATIENCE / 1000)
+{
+	struct held h = { .point = "fetch.before_merge", .call = sync_all };
+
+	begin_fetches(1, ROOM);
+	release_in(client_of(0), 0, 4, 7, "mine");
+	fault_arm("device.copy_out", -EIO, 0, 1);
+	held_begin(&h);
+	for (unsigned k = 1; k < 4; k++)
+		cr_assert_eq(cpu_write_direct(kf, "new", 3, AT(k, 7) + 100), 0);
+	cr_assert_eq(held_end(&h), 0);
 	cr_assert_eq(cpu_fsync(kf), 0);
 	expect_stored(0, 4, 7, "mine");
 	end();
@@ -508,31 +657,238 @@ Test(fetches, an_eviction_that_waits_has_no_other_chunk_locked, .timeout = PATIE
 	end();
 }
 
+Test(fetches, after_a_failure_one_chunk_is_locked_to_be_evicted, .timeout = PATIENCE / 1000)
+{
+	struct held h = { .point = "fetch.before_merge", .call = evict_all_of };
+
+	begin_fetches(1, ROOM);
+	release_in(client_of(0), 0, 4, 7, "mine");
+	fault_arm("device.copy_out", -EIO, 0, 1);
+	held_begin(&h);
+	for (unsigned k = 1; k < 4; k++)
+		cr_assert_eq(cpu_write_direct(kf, "new", 3, AT(k, 7) + 100), 0);
+	cr_assert_eq(held_end(&h), 0);
+	cr_assert_eq(rig_device_used(rig, 0), 0);
+	for (unsigned k = 0; k < 4; k++)
+		expect_cpu(AT(k, 7), "mine");
+	end();
+}
+
 /* ---- by age ---- */
 
 #define SOON_MS 5
 
-/* While the first is on its way home, those of all other chunks come of age. */
-Test(fetches, by_age_many_chunks_come_together, .timeout = PATIENCE / 1000)
+static void begin_soon(void)
 {
 	begin(&(struct rig_options){ .devices = 1, .device_chunks = CHUNKS, .home_bytes = ROOM, .device_age_ms = SOON_MS }, ALL);
-	struct client *cl = client_of(0);
+	/* Nothing is fetched by age until all of it is due. */
+	pthread_rwlock_wrlock(&rig->cache->round);
+}
 
-	fault_hold("device.copy_out");
-	release_in(cl, 0, 1, 7, "mine");
-	fault_await_held("device.copy_out");
-	release_in(cl, 1, CHUNKS, 7, "mine");
+static void all_is_due(void)
+{
 	usleep(20 * SOON_MS * 1000);
-	fault_let_go("device.copy_out");
-	for (unsigned k = 0; k < CHUNKS; k++) {
+	pthread_rwlock_unlock(&rig->cache->round);
+}
+
+static void wait_until_stored(struct kfile *file, unsigned first, unsigned last, unsigned page)
+{
+	for (unsigned k = first; k < last; k++) {
 		char seen[5] = "";
 
 		while (strcmp(seen, "mine")) {
 			usleep(1000);
-			store_peek(kf, seen, 4, AT(k, 7));
+			store_peek(file, seen, 4, AT(k, page));
 		}
 	}
+}
+
+static uint64_t on_devices(void)
+{
+	uint64_t home, devices;
+
+	cache_unstored(rig->cache, &home, &devices);
+	return devices / GAIA_PAGE;
+}
+
+/* Since when chunks [0, n) have had released pages: a chunk that is put off has another age. */
+static void note_since(uint64_t *since, unsigned n)
+{
+	for (unsigned k = 0; k < n; k++) {
+		struct chunk *ch = chunk_get(kf->cfile, k, false);
+
+		since[k] = ch->ahead_since;
+		chunk_put(ch);
+	}
+}
+
+/* One chunk, to see that it can be stored, and then the others. */
+Test(fetches, by_age_many_chunks_come_together, .timeout = PATIENCE / 1000)
+{
+	begin_soon();
+	release_in(client_of(0), 0, CHUNKS, 7, "mine");
+	all_is_due();
+	wait_until_stored(kf, 0, CHUNKS, 7);
 	cr_assert_eq(cpu_fsync(kf), 0);
 	expect_operations(2);
+	end();
+}
+
+Test(fetches, by_age_two_files_that_release_by_turns_come_together, .timeout = PATIENCE / 1000)
+{
+	struct kfile *other;
+	struct client *a, *b;
+
+	begin_soon();
+	other = kfile_create(rig, 2, ALL);
+	a = client_of(0);
+	b = client_create(other, 0, GAIA_PROT_RW, ALL);
+	for (unsigned k = 0; k < CHUNKS / 2; k++) {
+		write_device(a, AT(k, 7), "mine");
+		cr_assert_eq(client_release(a, AT(k, 7), 4), 0);
+		write_device(b, AT(k, 7), "mine");
+		cr_assert_eq(client_release(b, AT(k, 7), 4), 0);
+	}
+	counting_begins();
+	all_is_due();
+	wait_until_stored(kf, 0, CHUNKS / 2, 7);
+	wait_until_stored(other, 0, CHUNKS / 2, 7);
+	cr_assert_eq(cpu_fsync(kf), 0);
+	cr_assert_eq(cpu_fsync(other), 0);
+	expect_operations(4);
+	end();
+}
+
+/* Somebody else has a file's range: another file's is stored meanwhile, and nothing of it is put off by another age. */
+Test(fetches, by_age_what_is_in_use_stays_due, .timeout = PATIENCE / 1000)
+{
+	uint64_t since[4];
+	struct kfile *other;
+	struct client *b;
+
+	begin_soon();
+	other = kfile_create(rig, 2, ALL);
+	b = client_create(other, 0, GAIA_PROT_RW, ALL);
+	release_in(client_of(0), 0, 4, 7, "mine");
+	write_device(b, AT(0, 7), "mine");
+	cr_assert_eq(client_release(b, AT(0, 7), 4), 0);
+	note_since(since, 4);
+	pthread_rwlock_wrlock(&kf->cfile->range);
+	all_is_due();
+	wait_until_stored(other, 0, 1, 7);
+	pthread_rwlock_wrlock(&rig->cache->round);
+	for (unsigned k = 0; k < 4; k++) {
+		struct chunk *ch = chunk_get(kf->cfile, k, false);
+
+		cr_assert_eq(ch->ahead_since, since[k]);
+		cr_assert(ch->lists & CHUNK_AHEAD);
+		chunk_put(ch);
+	}
+	pthread_rwlock_unlock(&kf->cfile->range);
+	pthread_rwlock_unlock(&rig->cache->round);
+	wait_until_stored(kf, 0, 4, 7);
+	cr_assert_eq(cpu_fsync(kf), 0);
+	end();
+}
+
+static void *truncate_main(void *arg)
+{
+	return (void *)(intptr_t)cpu_truncate(kf, ALL / 2);
+}
+
+/* The fetcher is storing. @window: what it had fetched together, and there is more of that; else one chunk. */
+static void truncate_while_it_stores(bool window)
+{
+	uint64_t stored = counter_value(CTR_writeback_runs);
+	pthread_t thread;
+	void *result;
+
+	begin_soon();
+	release_in(client_of(0), 0, CHUNKS, 7, "mine");
+	fault_hold("store.write");
+	all_is_due();
+	fault_await_held("store.write");
+	if (window) {
+		fault_hold("device.copy_out");
+		fault_let_go("store.write");
+		fault_await_held("device.copy_out");
+		fault_hold("store.write");
+		fault_let_go("device.copy_out");
+		fault_await_held("store.write");
+	}
+	fault_hold("truncate.before_cut");
+	cr_assert_eq(pthread_create(&thread, NULL, truncate_main, NULL), 0);
+	while (atomic_load(&kf->cfile->range_waiters) == 0)
+		sched_yield();
+	fault_let_go("store.write");
+	fault_await_held("truncate.before_cut");
+	cr_assert_eq(counter_value(CTR_writeback_runs) - stored, window ? 2 : 1);
+	cr_assert_eq(on_devices(), window ? 0 : CHUNKS - 1);
+	fault_let_go("truncate.before_cut");
+	pthread_join(thread, &result);
+	cr_assert_eq((intptr_t)result, 0);
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_stored(0, CHUNKS / 2, 7, "mine");
+	end();
+}
+
+Test(fetches, by_age_a_truncate_waits_for_one_chunk, .timeout = PATIENCE / 1000)
+{
+	truncate_while_it_stores(false);
+}
+
+Test(fetches, by_age_a_truncate_waits_for_one_chunk_of_a_window, .timeout = PATIENCE / 1000)
+{
+	truncate_while_it_stores(true);
+}
+
+/* No more is tried of what was fetched together, and no more is fetched. */
+Test(fetches, by_age_it_ends_at_the_first_that_cannot_be_stored, .timeout = PATIENCE / 1000)
+{
+	uint64_t failed = counter_value(CTR_storage_errors);
+
+	begin_soon();
+	release_in(client_of(0), 0, CHUNKS, 7, "mine");
+	fault_arm("store.write", -ENOSPC, 1, 0);
+	all_is_due();
+	while (counter_value(CTR_storage_errors) == failed)
+		usleep(1000);
+	/* Time to do what is wrong. */
+	usleep(20 * SOON_MS * 1000);
+	cr_assert_eq(counter_value(CTR_storage_errors) - failed, 1);
+	expect_store(AT(0, 7), "mine");
+	fault_disarm_all();
+	(void)cpu_fsync(kf); /* may tell what failed before */
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_stored(0, CHUNKS, 7, "mine");
+	end();
+}
+
+/* Four chunks in a row: the device is not asked for more of the file in this round; the next one begins with what was not tried. */
+Test(fetches, by_age_a_device_that_fails_is_given_up_for_now, .timeout = PATIENCE / 1000)
+{
+	uint64_t since[5], then[5];
+	struct chunk *ch;
+
+	begin_soon();
+	release_in(client_of(0), 0, 8, 7, "mine");
+	note_since(since, 5);
+	fault_arm("device.copy_out", -EIO, 0, 4);
+	fault_hold("fetch.before_merge");
+	all_is_due();
+	fault_await_held("fetch.before_merge");
+	expect_operations(5);
+	note_since(then, 5);
+	for (unsigned k = 0; k < 5; k++) {
+		cr_assert_gt(then[k], since[k], "it is another round");
+		ch = chunk_get(kf->cfile, k, false);
+		pthread_mutex_lock(&ch->lock);
+		cr_assert_eq(!!(page_at(ch, 7)->flags & PAGE_LOCKED), k == 4);
+		pthread_mutex_unlock(&ch->lock);
+		chunk_put(ch);
+	}
+	fault_let_go("fetch.before_merge");
+	wait_until_stored(kf, 0, 8, 7);
+	cr_assert_eq(cpu_fsync(kf), 0);
 	end();
 }
