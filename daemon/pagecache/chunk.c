@@ -704,7 +704,7 @@ struct chunk *chunk_due(struct cache *c, uint64_t age_ns)
 /* Other files' chunks may lie between those of one file: so many are looked at for each that is wanted. */
 #define DUE_LOOKS 4u
 
-unsigned chunks_due_ahead(struct cache *c, uint64_t age_ns, uint64_t at_ns, const struct cfile *of, struct chunk **list, unsigned most)
+unsigned chunks_due_ahead(struct cache *c, uint64_t age_ns, uint64_t at_ns, struct chunk **list, unsigned most)
 {
 	struct chunk *ch, *next;
 	unsigned n = 0, looked = 0;
@@ -712,12 +712,11 @@ unsigned chunks_due_ahead(struct cache *c, uint64_t age_ns, uint64_t at_ns, cons
 	lists_lock(c);
 	for (ch = TAILQ_FIRST(&c->ahead); ch && ch->ahead_since + age_ns <= at_ns && n < most && looked < DUE_LOOKS * most; ch = next) {
 		next = TAILQ_NEXT(ch, ahead);
-		looked += of != NULL;
-		if (of ? ch->file != of : ch->file->put_off == at_ns)
+		looked += n > 0;
+		if (n > 0 ? ch->file != list[0]->file : ch->file->put_off == at_ns)
 			continue;
 		leave_ahead(ch);
 		list[n++] = ch;
-		of = ch->file;
 	}
 	pthread_mutex_unlock(&c->lock);
 	return n;

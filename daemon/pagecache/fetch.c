@@ -351,17 +351,29 @@ int fetch_together(const struct fetch_part *part, unsigned n, struct fetch_troub
 /* So many operations of a device fail in a row before it is given up. */
 #define FAILURES_ENOUGH 4u
 
-int fetch_alone(struct fetch_part *pt, struct fetch_trouble *t)
+/* Whether something of the pages is on a device that is given up; then *@err is how that failed. */
+static bool is_given_up(const struct fetch_part *pt, const struct fetch_trouble *t, int *err)
 {
 	bool ahead[CACHE_MAX_DEVICES] = { false };
+	unsigned d = 0;
 
+	while (t && d < CACHE_MAX_DEVICES && t->failures[d] < FAILURES_ENOUGH)
+		d++;
+	if (!t || d == CACHE_MAX_DEVICES)
+		return false;
 	find_devices(pt, ahead);
-	for (unsigned d = 0; t && d < CACHE_MAX_DEVICES; d++)
-		if (ahead[d] && t->failures[d] >= FAILURES_ENOUGH) {
-			pt->given_up = true;
-			return t->err[d];
-		}
-	return fetch_together(pt, 1, t);
+	while (d < CACHE_MAX_DEVICES && !(ahead[d] && t->failures[d] >= FAILURES_ENOUGH))
+		d++;
+	if (d < CACHE_MAX_DEVICES)
+		*err = t->err[d];
+	return d < CACHE_MAX_DEVICES;
+}
+
+int fetch_alone(const struct fetch_part *pt, struct fetch_trouble *t)
+{
+	int err;
+
+	return is_given_up(pt, t, &err) ? err : fetch_together(pt, 1, t);
 }
 
 int fetch_pages(struct chunk *ch, unsigned a, unsigned b)
@@ -514,25 +526,43 @@ static bool add_pages(struct fetch_window *w, struct chunk *ch, struct page_span
 				page_in_chunk(span.b - 1, ch->index, 0, GAIA_CHUNK_PAGES - 1) + 1);
 }
 
-static void fetch_one(struct fetch_part *pt, struct page_span span, struct fetch_trouble *t)
+/* Whether the chunk need not be tried: then @pt says so. */
+static bool give_up(struct fetch_part *pt, struct chunk *ch, const struct fetch_trouble *t)
+{
+	*pt = (struct fetch_part){ .ch = ch };
+	memset(pt->pages, 0xff, sizeof(pt->pages));
+	pt->given_up = is_given_up(pt, t, &pt->err);
+	return pt->given_up;
+}
+
+/* The chunk by itself; *@pt gets the result. */
+static void fetch_one(struct fetch_part *pt, struct chunk *ch, struct page_span span, struct fetch_trouble *t)
 {
 	struct fetch_window w = { .n = 0 };
 
-	(void)add_pages(&w, pt->ch, span);
-	pt->err = fetch_alone(w.part, t);
-	pt->given_up = w.part->given_up;
+	if (give_up(pt, ch, t))
+		return;
+	(void)add_pages(&w, ch, span);
+	w.part->err = fetch_alone(w.part, t);
 	fetch_window_unlock(&w);
+	*pt = *w.part;
 	free(w.part);
 }
 
 struct fetch_window fetch_some(struct chunk **list, unsigned n, struct page_span span, struct fetch_trouble *t)
 {
 	struct fetch_window w = { .n = 0 };
+	struct fetch_part none;
 	int err;
 
-	while (w.n < n && add_pages(&w, list[w.n], span))
+	while (w.n < n && !give_up(&none, list[w.n], t) && add_pages(&w, list[w.n], span))
 		;
-	err = w.n > 1 ? fetch_together(w.part, w.n, t) : fetch_alone(w.part, t);
+	if (w.n == 0) {
+		w.part = xmalloc(sizeof(*w.part));
+		w.part[w.n++] = none;
+		return w;
+	}
+	err = fetch_together(w.part, w.n, t);
 	fetch_window_unlock(&w);
 	if (w.n == 1)
 		w.part->err = err;
@@ -541,7 +571,7 @@ struct fetch_window fetch_some(struct chunk **list, unsigned n, struct page_span
 			w.n = k; /* the others are the caller's again */
 			break;
 		}
-		fetch_one(&w.part[k], span, t);
+		fetch_one(&w.part[k], list[k], span, t);
 	}
 	return w;
 }

@@ -12,7 +12,7 @@ struct fetch_part {
 	uint64_t pages[GAIA_CHUNK_PAGES / 64];
 	unsigned a, b; /* of a whole window: these are locked */
 	int err; /* of fetch_some() */
-	bool given_up; /* the same: it was not tried */
+	bool given_up; /* the same: it was not tried, nor locked, since its device has failed too often */
 };
 
 /* How often operations of each device have failed in a row, and how at last. */
@@ -26,8 +26,8 @@ struct fetch_trouble {
  * On error some are not merged. -EIO: some are lost with their device. @t, may be NULL: the devices' failures are counted there.
  */
 int fetch_together(const struct fetch_part *part, unsigned n, struct fetch_trouble *t);
-/* The same for one part; but devices that have failed too often are not asked: then it is given up, with their error. */
-int fetch_alone(struct fetch_part *pt, struct fetch_trouble *t);
+/* The same for one part; but a device that has failed too often is not asked: then the result is that device's last error. */
+int fetch_alone(const struct fetch_part *pt, struct fetch_trouble *t);
 
 /* Parts that are locked together. All zeros but @whole at first; part is to be freed. */
 struct fetch_window {

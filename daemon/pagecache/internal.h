@@ -220,7 +220,7 @@ struct cfile {
 	/* The flusher's: the round in which it last came to the file, and how many of its chunks could not be stored then. */
 	uint64_t tried;
 	unsigned failed;
-	uint64_t put_off;     /* the fetcher's: the round in which somebody else had the range */
+	uint64_t put_off;     /* the fetcher's: the round in which it left something of the file for the next */
 	bool complained;      /* it was logged that writeback fails, since it last worked */
 	uint64_t failed_ns;   /* when it last failed */
 	TAILQ_HEAD(, sync) syncs;  /* under way, in order */
@@ -601,10 +601,10 @@ unsigned chunk_shrink(struct chunk *ch);
 /* The chunk that has been dirty longest, if for at least @age_ns: taken off its list, with the list's reference. */
 struct chunk *chunk_due(struct cache *c, uint64_t age_ns);
 /*
- * The same for chunks with pages that were released so long before @at_ns and not fetched: up to @most, all of one file, and how many. @of:
- * of that file; NULL: of any that was not put off in the round @at_ns.
+ * The same for chunks with pages that were released so long before @at_ns and not fetched: up to @most, all of one file, which was not put off
+ * in the round @at_ns; and how many.
  */
-unsigned chunks_due_ahead(struct cache *c, uint64_t age_ns, uint64_t at_ns, const struct cfile *of, struct chunk **list, unsigned most);
+unsigned chunks_due_ahead(struct cache *c, uint64_t age_ns, uint64_t at_ns, struct chunk **list, unsigned most);
 /* It was taken off that list: it is the first of it again, as old as it was, with the reference. False: it need not be there, or is again. */
 bool chunk_back_ahead(struct chunk *ch);
 /* Take chunks off the LRU list whose last frame left after a read. */

@@ -713,7 +713,7 @@ static bool window_store(const struct fetch_window *w, bool *worked)
 struct by_age {
 	struct cfile *file;
 	struct chunk *at[FETCH_AT_ONCE];
-	bool given_up[FETCH_AT_ONCE]; /* its device had failed too often */
+	bool left[FETCH_AT_ONCE]; /* it was not tried */
 	unsigned n, done;
 };
 
@@ -730,7 +730,7 @@ static void fetch_and_store(struct by_age *b)
 	while (b->done < b->n && goes_on && !b->file->cache->stopping && !store_fails(b->file) && !range_is_wanted(b->file)) {
 		w = fetch_some(b->at + b->done, worked ? b->n - b->done : 1, (struct page_span){ 0, UINT64_MAX }, &trouble);
 		for (unsigned k = 0; k < w.n; k++)
-			b->given_up[b->done + k] = w.part[k].given_up;
+			b->left[b->done + k] = w.part[k].given_up;
 		b->done += w.n;
 		goes_on = window_store(&w, &worked);
 		free(w.part);
@@ -738,36 +738,35 @@ static void fetch_and_store(struct by_age *b)
 }
 
 /*
- * The chunk, which was due, and those of the same file that are due, too. If somebody else has or wants the range what is left stays due, until the
- * next round: whoever has it may wait for storage, in somebody's stead or for long.
+ * Fetch and store chunks that are due, all of one file; false: there are none. What is not tried, since somebody else has or wants the range or
+ * its device fails, stays due until the next round, and comes first then: whoever has the range may wait for storage, in somebody's stead or for
+ * long. But what cannot be stored is put off by another age.
  */
-static void fetch_due(struct cache *c, struct chunk *ch, uint64_t begun)
+static bool fetch_due(struct cache *c, uint64_t begun)
 {
 	struct by_age *b = xcalloc(1, sizeof(*b));
-	struct cfile *f = ch->file;
-	bool fails = false;
+	bool any, fails = false;
 
-	b->file = f;
-	b->at[b->n++] = ch;
-	if (!pthread_rwlock_tryrdlock(&f->range)) {
-		b->n += chunks_due_ahead(c, c->device_age_ns, begun, f, b->at + 1, FETCH_AT_ONCE - 1);
-		fetch_and_store(b);
-		fails = store_fails(f);
-		pthread_rwlock_unlock(&f->range);
+	b->n = chunks_due_ahead(c, c->device_age_ns, begun, b->at, FETCH_AT_ONCE);
+	any = b->n > 0;
+	if (any) {
+		b->file = b->at[0]->file;
+		if (!pthread_rwlock_tryrdlock(&b->file->range)) {
+			fetch_and_store(b);
+			fails = store_fails(b->file);
+			pthread_rwlock_unlock(&b->file->range);
+		}
 	}
-	if (b->done < b->n)
-		f->put_off = begun;
-	/* In the next round those that were not tried come first. */
-	for (unsigned k = 0; k < b->done; k++)
-		if (b->given_up[k])
-			visited(b->at[k]);
-	for (unsigned k = 0; k < b->done; k++)
-		if (!b->given_up[k])
-			visited(b->at[k]);
-	for (unsigned k = b->n; k-- > b->done;)
-		if (fails || !chunk_back_ahead(b->at[k]))
+	for (unsigned k = b->done; k < b->n; k++)
+		b->left[k] = true;
+	for (unsigned k = 0; k < b->n; k++)
+		if (b->left[k])
+			b->file->put_off = begun;
+	for (unsigned k = b->n; k-- > 0;)
+		if (fails || !b->left[k] || !chunk_back_ahead(b->at[k]))
 			visited(b->at[k]);
 	free(b);
+	return any;
 }
 
 /*
@@ -778,7 +777,6 @@ static void fetch_due(struct cache *c, struct chunk *ch, uint64_t begun)
 void *fetcher_main(void *arg)
 {
 	struct cache *c = arg;
-	struct chunk *ch;
 	uint64_t begun;
 
 	thread_set_name("gaia-fetcher");
@@ -788,8 +786,8 @@ void *fetcher_main(void *arg)
 		pthread_mutex_unlock(&c->lock);
 		pthread_rwlock_rdlock(&c->round);
 		begun = now_ns(); /* what is put off is not due again in this round */
-		while (!c->stopping && chunks_due_ahead(c, c->device_age_ns, begun, NULL, &ch, 1) > 0)
-			fetch_due(c, ch, begun);
+		while (!c->stopping && fetch_due(c, begun))
+			;
 		pthread_rwlock_unlock(&c->round);
 		pthread_mutex_lock(&c->lock);
 	}

@@ -867,20 +867,17 @@ Test(fetches, by_age_it_ends_at_the_first_that_cannot_be_stored, .timeout = PATI
 /* Four chunks in a row: the device is not asked for more of the file in this round; the next one begins with what was not tried. */
 Test(fetches, by_age_a_device_that_fails_is_given_up_for_now, .timeout = PATIENCE / 1000)
 {
-	uint64_t since[5], then[5];
 	struct chunk *ch;
 
 	begin_soon();
 	release_in(client_of(0), 0, 8, 7, "mine");
-	note_since(since, 5);
 	fault_arm("device.copy_out", -EIO, 0, 4);
 	fault_hold("fetch.before_merge");
 	all_is_due();
 	fault_await_held("fetch.before_merge");
 	expect_operations(5);
-	note_since(then, 5);
+	cr_assert_neq(kf->cfile->put_off, 0);
 	for (unsigned k = 0; k < 5; k++) {
-		cr_assert_gt(then[k], since[k], "it is another round");
 		ch = chunk_get(kf->cfile, k, false);
 		pthread_mutex_lock(&ch->lock);
 		cr_assert_eq(!!(page_at(ch, 7)->flags & PAGE_LOCKED), k == 4);
