@@ -20,6 +20,15 @@ static void counting_begins(void)
 	before = counter_value(CTR_device_operations);
 }
 
+/* Pages that were released and not fetched. */
+static uint64_t on_devices(void)
+{
+	uint64_t home, devices;
+
+	cache_unstored(rig->cache, &home, &devices);
+	return devices / GAIA_PAGE;
+}
+
 /* Since then. */
 #define expect_operations(n)                                                          \
 	do {                                                                          \
@@ -477,6 +486,58 @@ Test(fetches, what_the_store_is_read_for_has_its_own_window, .timeout = PATIENCE
 	end();
 }
 
+static void *truncate_main(void *arg)
+{
+	return (void *)(intptr_t)cpu_truncate(kf, ALL / 2);
+}
+
+/* After the first of two windows. */
+Test(fetches, a_sync_lets_a_truncate_pass, .timeout = PATIENCE / 1000)
+{
+	struct held h = { .point = "device.copy_out", .call = sync_all };
+	pthread_t thread;
+	void *result;
+
+	begin_fetches(1, 128ull << 20);
+	release_pages(client_of(0), CHUNKS, 16);
+	held_begin(&h);
+	fault_hold("truncate.before_cut");
+	cr_assert_eq(pthread_create(&thread, NULL, truncate_main, NULL), 0);
+	while (atomic_load(&kf->cfile->range_waiters) == 0)
+		sched_yield();
+	fault_let_go("device.copy_out");
+	fault_await_held("truncate.before_cut");
+	cr_assert_eq(on_devices(), CHUNKS / 2 * 16);
+	fault_let_go("truncate.before_cut");
+	pthread_join(thread, &result);
+	cr_assert_eq((intptr_t)result, 0);
+	cr_assert_eq(held_end(&h), 0);
+	expect_stored(0, CHUNKS / 2, 15, "mine");
+	end();
+}
+
+/* The file below may have to be read for each: the pages of others do not wait for that. */
+Test(fetches, of_a_file_that_is_passed_through_each_chunk_comes_alone)
+{
+	struct client *cl;
+
+	begin(&(struct rig_options){ .devices = 1, .passthrough = true }, 4 * GAIA_CHUNK);
+	cl = new_client(0);
+	for (unsigned k = 0; k < 4; k++)
+		write_device(cl, AT(k, 7), "mine");
+	fault_arm("device.copy_out", -EIO, 0, 0);
+	cr_assert_eq(client_release(cl, 0, 4 * GAIA_CHUNK), -EIO);
+	fault_disarm_all();
+	cr_assert_eq(on_devices(), 4);
+	for (unsigned k = 0; k < 4; k++)
+		write_cpu(AT(k, 7) + 4, "theirs");
+	counting_begins();
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_operations(4);
+	expect_stored(0, 4, 7, "minetheirs");
+	end();
+}
+
 /* ---- before chunks leave a device ---- */
 
 /* So many chunks leave it together. */
@@ -561,6 +622,46 @@ Test(fetches, a_chunk_that_cannot_be_fetched_stays_alone)
 		expect_cpu(AT(k, 7), "mine");
 	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
 	cr_assert_eq(rig_device_used(rig, 0), 0);
+	end();
+}
+
+/* Another device has released pages of the third chunk, and fails: only that chunk stays. */
+Test(fetches, another_device_that_fails_keeps_no_other_chunk)
+{
+	begin_fetches(2, ROOM);
+	release_in(client_of(0), 0, 4, 7, "aa");
+	release_in(client_of(1), 2, 3, 8, "bb");
+	fault_arm("device.copy_out", -EIO, 1, 2);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EIO);
+	cache_check(rig->cache);
+	expect_operations(1 + 2);
+	cr_assert_eq(rig_device_used(rig, 0), GAIA_CHUNK);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	cr_assert_eq(rig_device_used(rig, 0), 0);
+	for (unsigned k = 0; k < 4; k++)
+		expect_cpu(AT(k, 7), "aa");
+	expect_cpu(AT(2, 8), "bb");
+	end();
+}
+
+/* It is asked for all together, then for three chunks; for the fourth and the fifth no more. Of the others it has nothing. */
+Test(fetches, another_device_that_fails_is_given_up)
+{
+	begin_fetches(2, ROOM);
+	release_in(client_of(0), 0, 8, 7, "aa");
+	release_in(client_of(1), 0, 5, 8, "bb");
+	fault_arm("device.copy_out", -EIO, 1, 0);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EIO);
+	cache_check(rig->cache);
+	expect_operations(1 + 4);
+	cr_assert_eq(rig_device_used(rig, 0), 5 * GAIA_CHUNK);
+	fault_disarm_all();
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	cr_assert_eq(rig_device_used(rig, 0), 0);
+	for (unsigned k = 0; k < 8; k++)
+		expect_cpu(AT(k, 7), "aa");
+	for (unsigned k = 0; k < 5; k++)
+		expect_cpu(AT(k, 8), "bb");
 	end();
 }
 
@@ -703,14 +804,6 @@ static void wait_until_stored(struct kfile *file, unsigned first, unsigned last,
 	}
 }
 
-static uint64_t on_devices(void)
-{
-	uint64_t home, devices;
-
-	cache_unstored(rig->cache, &home, &devices);
-	return devices / GAIA_PAGE;
-}
-
 /* Since when chunks [0, n) have had released pages: a chunk that is put off has another age. */
 static void note_since(uint64_t *since, unsigned n)
 {
@@ -789,11 +882,6 @@ Test(fetches, by_age_what_is_in_use_stays_due, .timeout = PATIENCE / 1000)
 	wait_until_stored(kf, 0, 4, 7);
 	cr_assert_eq(cpu_fsync(kf), 0);
 	end();
-}
-
-static void *truncate_main(void *arg)
-{
-	return (void *)(intptr_t)cpu_truncate(kf, ALL / 2);
 }
 
 /* The fetcher is storing. @window: what it had fetched together, and there is more of that; else one chunk. */
