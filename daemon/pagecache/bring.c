@@ -34,7 +34,7 @@ struct window {
 	unsigned n_todo;      /* pages */
 	unsigned n_locked;    /* pages: these, and those beyond the end of the file */
 	unsigned n_read;      /* of these, those for which the store may have to be read */
-	unsigned n_frames;    /* so many frames of home it takes at most to fetch what devices have released of these */
+	unsigned n_frames;    /* so many frames of home it takes, by estimate, to fetch what devices have released of these */
 	const struct part *last; /* of all that were taken; NULL: what comes next is not read ahead */
 	struct dev_run *runs; /* room for all pages */
 };

@@ -53,7 +53,7 @@ struct fetch_window fetch_some(struct chunk **list, unsigned n, struct page_span
 
 /* Whether the store has to be read for what was released of page i, which is locked. chunk->lock is held. */
 bool fetch_reads_store(struct chunk *ch, unsigned i);
-/* So many frames of home it takes, at most, to fetch page i: a copy; and if that is merged with others' changes, for these. chunk->lock is held. */
+/* So many frames of home it takes, by estimate, to fetch page i: more if it is merged with others' changes. chunk->lock is held. */
 unsigned fetch_frames(struct chunk *ch, unsigned i);
 /* So many pages make a window. */
 unsigned window_pages(const struct cache *c);

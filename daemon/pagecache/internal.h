@@ -636,7 +636,8 @@ void cfile_wrote(struct cfile *f);
 int cfile_make_room(struct cfile *f);
 /*
  * Merge home what devices released in a range (len 0: to the end). file->range is held, shared, and given up meanwhile for those that wait for
- * it. When home has much to store, what was fetched is stored, too, as far as that makes room.
+ * it. When home has much to store, what was fetched is stored, too, as far as that makes room; if that fails, and there is no room, nothing more
+ * is fetched.
  */
 int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len);
 

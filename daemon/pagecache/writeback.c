@@ -287,12 +287,13 @@ int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len)
 	struct fetch_window w;
 	struct chunk **list;
 	unsigned n, stored = 0;
-	int err, result = 0;
+	bool full = false;
+	int err, result = 0, unstored = 0;
 
 	if (atomic_load(&f->n_ahead) == 0)
 		return 0;
 	n = chunk_list_unsynced(f, off / GAIA_CHUNK, (end - 1) / GAIA_CHUNK, UNSYNCED_AHEAD, &list);
-	for (unsigned done = 0; done < n; done += w.n) {
+	for (unsigned done = 0; done < n && !(full && unstored); done += w.n) {
 		if (range_is_wanted(f)) {
 			pthread_rwlock_unlock(&f->range);
 			pthread_rwlock_rdlock(&f->range);
@@ -302,15 +303,15 @@ int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len)
 			result = result ? result : w.part[k].err;
 		free(w.part);
 		/* What was fetched makes room for windows. */
-		while (stored < done + w.n && !home_can_take(f->cache, window_pages(f->cache))) {
+		while ((full = !home_can_take(f->cache, window_pages(f->cache))) && stored < done + w.n) {
 			err = chunk_store(list[stored++], 0, GAIA_CHUNK_PAGES, true);
-			result = result ? result : err;
+			unstored = unstored ? unstored : err;
 		}
 	}
 	for (unsigned k = 0; k < n; k++)
 		chunk_put(list[k]);
 	free(list);
-	return result;
+	return result ? result : unstored;
 }
 
 int cache_flush(struct cfile *f)

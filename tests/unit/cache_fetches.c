@@ -230,6 +230,24 @@ Test(fetches, a_sync_makes_room_for_windows)
 	end();
 }
 
+/* Half of home is 1024 pages: then what cannot be stored stays on the device. */
+Test(fetches, a_sync_fills_half_of_home_with_what_cannot_be_stored)
+{
+	begin_fetches(1, 8 << 20);
+	pthread_rwlock_wrlock(&rig->cache->round);
+	release_pages(client_of(0), 16, 256);
+	fault_arm("store.write", -ENOSPC, 0, 0);
+	cr_assert_eq(cpu_fsync(kf), -ENOSPC);
+	cr_assert_leq(atomic_load(&rig->cache->n_dirty), 1024);
+	cr_assert_geq(on_devices(), 12 * 256);
+	fault_disarm_all();
+	(void)cpu_fsync(kf); /* may tell what failed before */
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_stored(0, 16, 255, "mine");
+	pthread_rwlock_unlock(&rig->cache->round);
+	end();
+}
+
 /* A window has a sixty-fourth of home: 512 pages here. */
 Test(fetches, a_window_is_a_part_of_home)
 {
