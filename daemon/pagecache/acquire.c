@@ -607,30 +607,31 @@ static int evict_home(struct chunk *ch, unsigned a, unsigned b)
 	return err;
 }
 
-/* @m: see replica_drop(). */
+/* @m: see replicas_drop(). */
 static int evict(struct cfile *f, unsigned from, uint64_t off, uint64_t len, const struct mapping *m)
 {
 	uint64_t end = len == 0 || off + len < off ? UINT64_MAX : off + len;
 	struct cache *c = f->cache;
 	struct chunk **list;
-	unsigned n;
+	unsigned n, took;
 	int err, result = 0;
 
 	if (from != GAIA_FROM_HOME && from >= c->n_devices)
 		return -ENODEV;
 	n = chunk_list_get(f, off / GAIA_CHUNK, (end - 1) / GAIA_CHUNK, &list);
-	for (unsigned k = 0; k < n; k++) {
+	for (unsigned k = 0; k < n; k += took) {
 		uint64_t index = list[k]->index;
 
+		took = from == GAIA_FROM_HOME ? 1 : MIN(n - k, EVICT_AT_ONCE);
 		if (from == GAIA_FROM_HOME)
 			err = evict_home(list[k], page_in_chunk(off / GAIA_PAGE, index, 0, 0),
 					 page_in_chunk((end - 1) / GAIA_PAGE, index, 0,
 						       GAIA_CHUNK_PAGES - 1) + 1);
 		else
-			err = replica_drop(list[k], &c->dev[from], m);
-		if (err && !result)
-			result = err;
-		chunk_put(list[k]);
+			err = replicas_drop(list + k, took, &c->dev[from], m);
+		result = result ? result : err;
+		for (unsigned i = k; i < k + took; i++)
+			chunk_put(list[i]);
 	}
 	free(list);
 	return result;

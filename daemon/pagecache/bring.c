@@ -20,13 +20,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "pagecache/fetch.h"
 #include "pagecache/state.h"
 
-/* A window ends when it has so many pages to look at, or this part of home; so many chunks; or so many from which others' releases are fetched. */
-#define WINDOW_PAGES 16384u
-#define WINDOW_SHARE 64u
+/* A window ends when it has window_pages() to look at, or so many chunks. */
 #define WINDOW_CHUNKS 4096u
-#define WINDOW_FETCHES 32u
 
 #define FOR_TODO(pt, i) for (unsigned i = (pt)->a; (i = bits_first((pt)->todo, i, (pt)->b)) < (pt)->b; i++)
 
@@ -36,7 +34,7 @@ struct window {
 	unsigned n_todo;      /* pages */
 	unsigned n_locked;    /* pages: these, and those beyond the end of the file */
 	unsigned n_read;      /* of these, those for which the store may have to be read */
-	unsigned n_fetch;     /* chunks with releases of others */
+	unsigned n_frames;    /* so many frames of home it takes, by estimate, to fetch what devices have released of these */
 	const struct part *last; /* of all that were taken; NULL: what comes next is not read ahead */
 	struct dev_run *runs; /* room for all pages */
 };
@@ -64,17 +62,35 @@ static void part_plan(struct part *pt)
 	replica_plan(pt->rep, pt->a, pt->b, pt->todo, pt->add.writes > 0, pt->step);
 }
 
-/* Fetch the pages that the plan names (all runs of @steps), and plan again. */
-static int part_fetch(struct part *pt, unsigned steps)
+/* Fetch the pages of the parts for which the plan has the step, all together, and plan these parts again. */
+static int parts_fetch(struct part *const *part, unsigned n_parts, unsigned step)
 {
-	unsigned i, j = pt->a;
-	int err = 0;
+	struct fetch_part *fetch = xcalloc(n_parts, sizeof(*fetch));
+	unsigned n = 0;
+	int err;
 
-	while (!err && part_run(pt, steps, &i, &j))
-		err = fetch_pages(pt->ch, i, j);
-	pthread_mutex_lock(&pt->ch->lock);
-	part_plan(pt);
-	pthread_mutex_unlock(&pt->ch->lock);
+	for (unsigned k = 0; k < n_parts; k++) {
+		struct part *pt = part[k];
+
+		if (!part_has(pt, 1u << step))
+			continue;
+		fetch[n].ch = pt->ch;
+		FOR_TODO(pt, i)
+			if (pt->step[i] == step)
+				bit_set(fetch[n].pages, i);
+		n++;
+	}
+	err = n > 0 ? fetch_together(fetch, n, NULL) : 0;
+	free(fetch);
+	for (unsigned k = 0; k < n_parts && n > 0; k++) {
+		struct part *pt = part[k];
+
+		if (!part_has(pt, 1u << step))
+			continue;
+		pthread_mutex_lock(&pt->ch->lock);
+		part_plan(pt);
+		pthread_mutex_unlock(&pt->ch->lock);
+	}
 	return err;
 }
 
@@ -118,8 +134,6 @@ static int part_prepare(struct part *pt)
 	pthread_mutex_lock(&pt->ch->lock);
 	part_plan(pt);
 	pthread_mutex_unlock(&pt->ch->lock);
-	if (!err && part_has(pt, STEP(FETCH)))
-		err = part_fetch(pt, STEP(FETCH));
 	return err;
 }
 
@@ -127,7 +141,7 @@ static int part_prepare(struct part *pt)
 static int part_fetch_instead(const struct window *w, struct part *pt)
 {
 	if (w->n == 1)
-		return part_fetch(pt, STEP(SECURE));
+		return parts_fetch(&pt, 1, TRACK_SECURE);
 	FOR_TODO(pt, i)
 		if (pt->step[i] == TRACK_SECURE)
 			pt->step[i] = TRACK_NOTHING;
@@ -355,6 +369,8 @@ static int window_bring(struct window *w)
 	for (unsigned k = 0; k < w->n && !err; k++)
 		err = part_prepare(w->at[k]);
 	if (!err)
+		err = parts_fetch(w->at, w->n, TRACK_FETCH);
+	if (!err)
 		err = window_secure(w);
 	if (!err)
 		peers_send(w->at, w->n, w->runs);
@@ -514,7 +530,7 @@ static bool comes_without_store(const struct replica *rep, unsigned i)
 	if (page_present(ch, i))
 		return true;
 	if (page_ahead(ch, i)) /* by others: what it is merged with may be in the store only */
-		return replica_alone_has(rep, i);
+		return replica_alone_has(rep, i) || !fetch_reads_store(rep->chunk, i);
 	for (unsigned k = 0; k < ch->n_replicas; k++) {
 		const struct replica *from = ch->replica[k];
 
@@ -528,16 +544,13 @@ static bool comes_without_store(const struct replica *rep, unsigned i)
 /* chunk->lock held. */
 static void window_add(struct window *w, struct part *pt)
 {
-	bool fetch = false;
-
 	w->at[w->n++] = pt;
 	w->n_todo += pt->n_todo;
 	w->n_locked += pt->whole ? pt->end - pt->a : pt->n_todo;
 	FOR_TODO(pt, i) {
-		fetch |= page_ahead(pt->ch, i);
+		w->n_frames += page_ahead(pt->ch, i) ? fetch_frames(pt->ch, i) : 0;
 		w->n_read += !comes_without_store(pt->rep, i);
 	}
-	w->n_fetch += fetch;
 }
 
 /* All of the part is to be looked at, as far as it lies in the file. */
@@ -575,17 +588,6 @@ static int window_first(struct window *w, struct part *pt, bool all)
 	return err;
 }
 
-/*
- * To fetch takes frames of home. While pages of many chunks are locked nobody should have to store others' pages to have some: so much of home
- * must be free of what has to be stored.
- */
-static bool may_fetch(const struct window *w, const struct cache *c)
-{
-	uint64_t stays = atomic_load(&c->n_dirty) + atomic_load(&c->n_kept);
-
-	return w->n_fetch <= WINDOW_FETCHES && stays + (uint64_t)w->n_fetch * GAIA_CHUNK_PAGES <= c->frames.budget / 2;
-}
-
 /* Let the part join, if that needs no waiting. */
 static bool window_join(struct window *w, struct part *pt, int *err)
 {
@@ -605,17 +607,12 @@ static bool window_join(struct window *w, struct part *pt, int *err)
 		if (pt->whole)
 			part_todo_whole(pt);
 		window_add(&with, pt);
-		joins = with.n_read == 0 && (with.n_fetch == 0 || may_fetch(&with, ch->file->cache)) && part_trylock(pt);
+		joins = with.n_read == 0 && (with.n_frames == 0 || home_can_take(ch->file->cache, with.n_frames)) && part_trylock(pt);
 		if (joins)
 			*w = with;
 	}
 	pthread_mutex_unlock(&ch->lock);
 	return joins;
-}
-
-static unsigned pages_at_once(const struct cache *c)
-{
-	return (unsigned)MAX(MIN(c->frames.budget / WINDOW_SHARE, (uint64_t)WINDOW_PAGES), (uint64_t)GAIA_CHUNK_PAGES);
 }
 
 /* chunk->lock held. */
@@ -665,7 +662,7 @@ static int window_go(struct window *w)
 
 uint64_t window_acquire(struct part *at, uint64_t n, int *err)
 {
-	unsigned most = pages_at_once(at->ch->file->cache), chunks = (unsigned)MIN(n, (uint64_t)WINDOW_CHUNKS);
+	unsigned most = window_pages(at->ch->file->cache), chunks = (unsigned)MIN(n, (uint64_t)WINDOW_CHUNKS);
 	struct window w = { .at = xmalloc(chunks * sizeof(struct part *)) };
 	uint64_t k;
 

@@ -264,10 +264,10 @@ void idle_files_reap(struct cache *c)
 	for (unsigned k = 0; k < n; k++) {
 		f = list[k];
 		n_chunks = chunk_list_get(f, 0, UINT64_MAX, &chunks);
-		for (unsigned j = 0; j < n_chunks; j++) {
-			replicas_drop_idle(chunks[j]);
+		for (unsigned j = 0; j < n_chunks; j += EVICT_AT_ONCE)
+			replicas_drop_idle(c, chunks + j, MIN(n_chunks - j, EVICT_AT_ONCE));
+		for (unsigned j = 0; j < n_chunks; j++)
 			chunk_put(chunks[j]);
-		}
 		free(chunks);
 		cfile_settle(f);
 		cfile_unuse(f);

@@ -262,20 +262,27 @@ int home_fill(struct chunk *ch, unsigned a, unsigned b)
 	return fill_now(ch, a, b, false);
 }
 
-int home_fill_some(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages)
+int home_fill_begin_some(struct fills *fills, struct chunk *ch, const uint64_t *pages, bool more)
+{
+	unsigned i, j, next;
+	int err = 0;
+
+	for (i = bits_first(pages, 0, GAIA_CHUNK_PAGES); i < GAIA_CHUNK_PAGES && !err; i = next) {
+		for (j = i; j < GAIA_CHUNK_PAGES && bit_test(pages, j); j++)
+			;
+		next = bits_first(pages, j, GAIA_CHUNK_PAGES);
+		fills->more = more || next < GAIA_CHUNK_PAGES;
+		err = home_fill_begin(fills, ch, i, j);
+	}
+	return err;
+}
+
+int home_fill_some(struct chunk *ch, const uint64_t *pages)
 {
 	struct fills fills = FILLS(fills, false);
-	int err = 0, ended;
+	int err, ended;
 
-	for (unsigned i = a, j; i < b && !err; i = j) {
-		j = i + 1;
-		if (!bit_test(pages, i))
-			continue;
-		while (j < b && bit_test(pages, j))
-			j++;
-		fills.more = j < b;
-		err = home_fill_begin(&fills, ch, i, j);
-	}
+	err = home_fill_begin_some(&fills, ch, pages, false);
 	ended = home_fill_end(&fills);
 	return err ? err : ended;
 }
@@ -622,7 +629,7 @@ static int span_prepare(const struct span *s)
 		any = true;
 	}
 	pthread_mutex_unlock(&ch->lock);
-	return any ? home_fill_some(ch, s->a, s->b, needed) : 0;
+	return any ? home_fill_some(ch, needed) : 0;
 }
 
 /* Frames for the pages that have none, zeroed where the write does not reach. */

@@ -220,6 +220,7 @@ struct cfile {
 	/* The flusher's: the round in which it last came to the file, and how many of its chunks could not be stored then. */
 	uint64_t tried;
 	unsigned failed;
+	uint64_t put_off;     /* the fetcher's: the round in which it left something of the file for the next */
 	bool complained;      /* it was logged that writeback fails, since it last worked */
 	uint64_t failed_ns;   /* when it last failed */
 	TAILQ_HEAD(, sync) syncs;  /* under way, in order */
@@ -599,8 +600,13 @@ void chunk_unlist(struct chunk *ch);
 unsigned chunk_shrink(struct chunk *ch);
 /* The chunk that has been dirty longest, if for at least @age_ns: taken off its list, with the list's reference. */
 struct chunk *chunk_due(struct cache *c, uint64_t age_ns);
-/* The same for chunks with pages that were released so long before @at_ns and not fetched. */
-struct chunk *chunk_due_ahead(struct cache *c, uint64_t age_ns, uint64_t at_ns);
+/*
+ * The same for chunks with pages that were released so long before @at_ns and not fetched: up to @most, all of one file, which was not put off
+ * in the round @at_ns; and how many.
+ */
+unsigned chunks_due_ahead(struct cache *c, uint64_t age_ns, uint64_t at_ns, struct chunk **list, unsigned most);
+/* It was taken off that list: it is the first of it again, as old as it was, with the reference. False: it need not be there, or is again. */
+bool chunk_back_ahead(struct chunk *ch);
 /* Take chunks off the LRU list whose last frame left after a read. */
 void emptied_reap(struct cache *c);
 
@@ -628,7 +634,11 @@ void cfile_wrote(struct cfile *f);
  * file's pages cannot be stored. Otherwise such pages would take all of the machine's memory. file->range is held.
  */
 int cfile_make_room(struct cfile *f);
-/* Merge home what devices released in a range (len 0: to the end). file->range is held. */
+/*
+ * Merge home what devices released in a range (len 0: to the end). file->range is held, shared, and given up meanwhile for those that wait for
+ * it. When home has much to store, what was fetched is stored, too, as far as that makes room; if that fails, and there is no room, nothing more
+ * is fetched.
+ */
 int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len);
 
 /* ---- home.c: contents of home pages ---- */
@@ -639,8 +649,8 @@ int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len);
 int home_bring(struct chunk *ch, unsigned a, unsigned b);
 /* Only read the absent ones, without regard to devices. */
 int home_fill(struct chunk *ch, unsigned a, unsigned b);
-/* Only those of them that are in @pages (one bit for each page), all runs of them at the same time. */
-int home_fill_some(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages);
+/* Only those in @pages (one bit for each page), all runs of them at the same time. */
+int home_fill_some(struct chunk *ch, const uint64_t *pages);
 /*
  * The same in two steps: in between pages are on their way from the store. They stay locked, and file->range held, until
  * everything that was begun, for whatever pages, has ended. All by one thread.
@@ -655,6 +665,8 @@ struct fills {
 };
 #define FILLS(name, ahead_) { .list = STAILQ_HEAD_INITIALIZER((name).list), .ahead = (ahead_) }
 int home_fill_begin(struct fills *fills, struct chunk *ch, unsigned a, unsigned b);
+/* The same for those in @pages, as home_fill_some(); @more: more are begun afterwards, before any is waited for. */
+int home_fill_begin_some(struct fills *fills, struct chunk *ch, const uint64_t *pages, bool more);
 /* 0 or the first error; what was read is in home in any case. */
 int home_fill_end(struct fills *fills);
 /* cache_write() for callers that hold file->range; @buf NULL: zeros. */
@@ -715,12 +727,17 @@ int passthrough_write(struct cfile *f, const void *buf, size_t len, off_t off);
 /* chunk_store() for such a file. */
 int passthrough_store(struct chunk *ch, unsigned a, unsigned b, bool wait);
 
-/* ---- coherence.c: twins, merging, what the kernel holds ---- */
+/* ---- fetch.c ---- */
 
 /* Merge all releases of pages [a, b), which are locked, home. -EIO: some are lost with their device. */
 int fetch_pages(struct chunk *ch, unsigned a, unsigned b);
+
+/* ---- coherence.c: twins, merging, what the kernel holds ---- */
+
+/* Note the bytes that both @home and @theirs, which is @owner's, have changed since @base. */
+void races_note(struct chunk *ch, unsigned i, const void *home, const void *base, const void *theirs, unsigned len, unsigned owner);
 /*
- * The same, out of caution against whoever may store to spoiled replicas: what cannot be fetched from these now is copied on their
+ * fetch_pages(), out of caution against whoever may store to spoiled replicas: what cannot be fetched from these now is copied on their
  * device, and fetched from there later. Returns the error of the fetch, if there is one.
  */
 int pages_secure(struct chunk *ch, unsigned a, unsigned b);
@@ -901,12 +918,14 @@ int cache_device_begin(struct cache_device *dev, struct dev_op *op, struct devic
 int cache_device_end(struct cache_device *dev, struct device_wait *w);
 
 /*
- * Evict the chunk's replicas on the device on request: -EBUSY if one is pinned. With a mapping @m only the replica
- * that it uses, which stays (-EBUSY) if another mapping maps it. [W]
+ * Evict the chunks' replicas on the device on request: -EBUSY if one is pinned. With a mapping @m only the replicas
+ * that it uses, each of which stays (-EBUSY) if another mapping maps it. The others go in any case; the first error. [W]
  */
-int replica_drop(struct chunk *ch, struct cache_device *dev, const struct mapping *m);
-/* Evict the chunk's replicas, if nobody uses them. */
-void replicas_drop_idle(struct chunk *ch);
+int replicas_drop(struct chunk *const *list, unsigned n, struct cache_device *dev, const struct mapping *m);
+/* Evict the chunks' replicas, if nobody uses them. */
+void replicas_drop_idle(struct cache *c, struct chunk **list, unsigned n);
+/* So many chunks are evicted at a time, on request: who needs one of them waits for all. */
+#define EVICT_AT_ONCE 64u
 /*
  * Pins the replicas of the file's chunks index[0..n), in order, made where missing, into @out: all or none (-ENOMEM).
  * Unreleased writes of clients that have died are dropped on the way. [W]

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "pagecache/fetch.h"
 #include "pagecache/state.h"
 
 /* ---- pins ---- */
@@ -646,46 +647,119 @@ static bool is_dead(struct cfile *f)
 	return dead;
 }
 
-/* Clients have given its memory up. */
-static int replica_evict(struct replica *rep)
+/* Its chunk's pages are locked: what was released of it need not be brought home. */
+static void evict_without_fetch(struct replica *rep, struct fetch_part *pt, bool dead)
+{
+	if (rep->only)
+		memset(pt->pages, 0, sizeof(pt->pages));
+	if (!dead)
+		return;
+	pthread_mutex_lock(&rep->chunk->lock);
+	forget_releases(rep);
+	pthread_mutex_unlock(&rep->chunk->lock);
+}
+
+/* What was released of it was brought home, or that has failed. The chunk's pages are not locked afterwards. */
+static void evict_end(struct replica *rep, int err)
 {
 	struct chunk *ch = rep->chunk;
-	struct cfile *f = ch->file;
-	int err = 0;
+
+	if (!err) {
+		replica_destroy(rep);
+		return;
+	}
+	pthread_mutex_lock(&ch->lock);
+	pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
+	pthread_mutex_unlock(&ch->lock);
+	chunk_account(ch);
+	unclaim(rep, true, false);
+}
+
+/* Lock all pages of as many of the replicas' chunks as go together, and see what is to be brought home of them. file->range is held. */
+static struct fetch_window evict_lock(struct replica **list, unsigned n)
+{
+	struct fetch_window w = { .whole = true };
+	struct cfile *f = list[0]->chunk->file;
+	bool dead;
+
+	while (w.n < n && list[w.n]->chunk->file == f && fetch_window_add(&w, list[w.n]->chunk, 0, GAIA_CHUNK_PAGES))
+		;
+	dead = is_dead(f);
+	for (unsigned k = 0; k < w.n; k++)
+		evict_without_fetch(list[k], &w.part[k], dead);
+	return w;
+}
+
+static int evict_alone(struct replica *rep, struct fetch_trouble *t)
+{
+	struct chunk *ch = chunk_ref(rep->chunk);
+	struct fetch_window w;
+	int err;
+
+	pthread_rwlock_rdlock(&ch->file->range);
+	w = evict_lock(&rep, 1);
+	err = fetch_alone(w.part, t);
+	evict_end(rep, err);
+	pthread_rwlock_unlock(&ch->file->range);
+	chunk_put(ch);
+	free(w.part);
+	return err;
+}
+
+/*
+ * Evict as many of the replicas as go together, one at least: how many. Clients have given their memory up. If that fails each is evicted by
+ * itself, with nothing of the others locked. *@err: the first.
+ */
+static unsigned replicas_evict(struct replica **list, unsigned n, struct fetch_trouble *t, int *err)
+{
+	struct cfile *f = list[0]->chunk->file;
+	struct fetch_window w;
+	bool apart;
+	int one;
 
 	pthread_rwlock_rdlock(&f->range);
-	pthread_mutex_lock(&ch->lock);
-	pages_lock(ch, 0, GAIA_CHUNK_PAGES);
-	if (is_dead(f))
-		forget_releases(rep);
-	pthread_mutex_unlock(&ch->lock);
+	w = evict_lock(list, n);
+	for (unsigned k = 0; k < w.n; k++)
+		chunk_ref(w.part[k].ch);
 	(void)fault_point("evict.before_fetch");
-	if (!rep->only)
-		err = fetch_pages(ch, 0, GAIA_CHUNK_PAGES);
-	chunk_ref(ch);
-	if (err) {
-		pthread_mutex_lock(&ch->lock);
-		pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
-		pthread_mutex_unlock(&ch->lock);
-		chunk_account(ch);
-		unclaim(rep, true, false);
-	} else {
-		replica_destroy(rep);
-	}
+	*err = w.n > 1 ? fetch_together(w.part, w.n, t) : fetch_alone(w.part, t);
+	apart = *err && w.n > 1;
+	if (apart)
+		fetch_window_unlock(&w);
+	for (unsigned k = 0; k < w.n && !apart; k++)
+		evict_end(list[k], *err);
 	pthread_rwlock_unlock(&f->range);
-	chunk_put(ch);
-	return err;
+	*err = apart ? 0 : *err;
+	for (unsigned k = 0; k < w.n; k++) {
+		one = apart ? evict_alone(list[k], t) : 0;
+		*err = *err ? *err : one;
+		chunk_put(w.part[k].ch);
+	}
+	free(w.part);
+	return w.n;
+}
+
+/* So that chunks of one file follow each other. */
+static int by_file_and_index(const void *a, const void *b)
+{
+	const struct chunk *x = (*(struct replica *const *)a)->chunk, *y = (*(struct replica *const *)b)->chunk;
+
+	if (x->file != y->file)
+		return (uintptr_t)x->file < (uintptr_t)y->file ? -1 : 1;
+	return x->index < y->index ? -1 : x->index > y->index;
 }
 
 /* The rest of evict_all(). */
 static int evict_revoked(struct replica_list *list)
 {
+	struct fetch_trouble trouble = { .err = { 0 } };
 	int err, result = 0;
 
-	for (unsigned k = 0; k < list->n; k++) {
-		err = replica_evict(list->at[k]);
-		if (err && !result)
-			result = err;
+	if (list->n > 1)
+		qsort(list->at, list->n, sizeof(struct replica *), by_file_and_index);
+	for (unsigned done = 0; done < list->n;) {
+		done += replicas_evict(list->at + done, list->n - done, &trouble, &err);
+		result = result ? result : err;
 	}
 	free(list->at);
 	*list = (struct replica_list){ .n = 0 };
@@ -702,10 +776,8 @@ static int evict_all(struct replica_list *list)
 	return evict_revoked(list);
 }
 
-void replicas_drop_idle(struct chunk *ch)
+void replicas_drop_idle(struct cache *c, struct chunk **list, unsigned n)
 {
-	struct cache *c = ch->file->cache;
-
 	for (unsigned d = 0; d < c->n_devices; d++) {
 		struct cache_device *dev = &c->dev[d];
 		struct replica_list claimed = { .n = 0 };
@@ -713,11 +785,13 @@ void replicas_drop_idle(struct chunk *ch)
 
 		if (pthread_mutex_trylock(&dev->reserve))
 			continue;
-		pthread_mutex_lock(&ch->lock);
-		rep = replica_find(ch, dev, NULL);
-		if (rep && claim(rep))
-			list_add(&claimed, rep);
-		pthread_mutex_unlock(&ch->lock);
+		for (unsigned k = 0; k < n; k++) {
+			pthread_mutex_lock(&list[k]->lock);
+			rep = replica_find(list[k], dev, NULL);
+			if (rep && claim(rep))
+				list_add(&claimed, rep);
+			pthread_mutex_unlock(&list[k]->lock);
+		}
 		pthread_mutex_unlock(&dev->reserve);
 		(void)evict_all(&claimed); /* on error it is tried again */
 	}
@@ -819,24 +893,36 @@ static int drop_claim(struct chunk *ch, struct cache_device *dev, const struct m
 	return err;
 }
 
-int replica_drop(struct chunk *ch, struct cache_device *dev, const struct mapping *m)
+int replicas_drop(struct chunk *const *list, unsigned n, struct cache_device *dev, const struct mapping *m)
 {
-	for (;;) {
+	struct chunk **left = xmalloc((n + 1) * sizeof(struct chunk *));
+	int err, result = 0;
+
+	memcpy(left, list, n * sizeof(struct chunk *));
+	while (n > 0) {
 		struct replica_list claimed = { .n = 0 };
 		uint64_t before = count_left(dev);
-		bool leave = false;
-		int busy, err;
+		unsigned n_leaving = 0;
 
-		chunk_drop_dead(ch, dev, &(struct living){ .n = 0 }, true);
-		busy = drop_claim(ch, dev, m, &claimed, &leave);
+		for (unsigned k = 0; k < n; k++)
+			chunk_drop_dead(left[k], dev, &(struct living){ .n = 0 }, true);
+		for (unsigned k = 0; k < n; k++) {
+			bool leave = false;
+
+			err = drop_claim(left[k], dev, m, &claimed, &leave);
+			result = result ? result : err;
+			if (leave && !err)
+				left[n_leaving++] = left[k];
+		}
 		err = evict_all(&claimed);
-		if (err || busy)
-			return err ? err : busy;
-		if (!leave)
-			return 0;
+		result = result ? result : err;
+		n = n_leaving;
 		/* If their eviction fails we have to try it. */
-		await_left(dev, before);
+		if (n > 0)
+			await_left(dev, before);
 	}
+	free(left);
+	return result;
 }
 
 /* ---- room for an acquire ---- */
