@@ -20,6 +20,7 @@ static void wake_waiter(struct dev_op *op, int err)
 	struct device_wait *w = op->arg;
 
 	w->err = err;
+	w->ended_ns = now_ns();
 	sem_post(&w->completed);
 }
 
@@ -64,6 +65,7 @@ int device_begin(struct device *dev, struct dev_op *op, struct device_wait *w)
 	int err;
 
 	sem_init(&w->completed, 0, 0);
+	w->few = is_small(op);
 	op->done = wake_waiter;
 	op->arg = w;
 	err = device_submit(dev, op);
@@ -74,7 +76,7 @@ int device_begin(struct device *dev, struct dev_op *op, struct device_wait *w)
 
 int device_end(struct device_wait *w)
 {
-	if (sem_trywait(&w->completed)) {
+	if (sem_trywait(&w->completed) && !(w->few && thread_is_relied_on() && completes_soon(w))) {
 		thread_waits();
 		while (sem_wait(&w->completed) && errno == EINTR)
 			;
@@ -85,20 +87,13 @@ int device_end(struct device_wait *w)
 
 int device_run(struct device *dev, struct dev_op *op)
 {
-	bool look = thread_is_relied_on() && is_small(op);
 	struct device_wait w;
 	int err;
 
-	if (!look)
+	if (!thread_is_relied_on() || !is_small(op))
 		thread_waits();
 	err = device_begin(dev, op, &w);
-	if (err)
-		return err;
-	if (look && completes_soon(&w)) {
-		sem_destroy(&w.completed);
-		return w.err;
-	}
-	return device_end(&w);
+	return err ? err : device_end(&w);
 }
 
 uint64_t device_new_generation(void)

@@ -13,7 +13,7 @@
 #include "pagecache/state.h"
 
 #define READAHEAD_PAGES 128u /* beyond what a sequential reader asked for */
-#define FILL_PAGES 256u	     /* in one call to the store */
+#define FILL_PAGES READ_BATCH /* at a time */
 
 static uint64_t page_offset(const struct chunk *ch, unsigned i)
 {
@@ -27,37 +27,48 @@ unsigned page_limit(const struct chunk *ch, unsigned i)
 	return at >= size ? 0 : (unsigned)MIN(size - at, (uint64_t)GAIA_PAGE);
 }
 
-static void average(_Atomic uint64_t *avg, uint64_t sample)
-{
-	uint64_t old = atomic_load_explicit(avg, memory_order_relaxed);
-
-	atomic_store_explicit(avg, old ? (7 * old + sample) / 8 : sample + 1, memory_order_relaxed);
-}
-
 /* ---- filling ---- */
 
 /*
- * A run of pages on its way home from the store, into frames that belong to nobody until it has come. Until then the pages are
- * locked exclusively and file->range is held.
+ * Pages on their way home from one source, into frames that belong to nobody until they have come. Until then the pages are
+ * locked exclusively and file->range is held. From the store comes one run; from a device whatever it has of a batch.
  */
 struct fill {
 	STAILQ_ENTRY(fill) link;
 	struct chunk *ch;
-	unsigned a, n;
+	struct replica *rep; /* NULL: from the store. Since pages are locked it stays (3) */
+	unsigned n;
+	uint16_t *page;
+	frame_t *frame;
+
 	unsigned n_read; /* of them, those that do not lie wholly beyond the end: the others are zeros, and nobody's to read */
 	struct store_file *sf;
 	struct store_read rd;
-	frame_t *frame;
-	struct iovec iov[];
+	struct iovec *iov;
+
+	struct dev_op op;
+	struct dev_run *runs;
+	struct device_wait wait;
+	uint64_t began;
 };
 
-static struct fill *fill_create(struct chunk *ch, unsigned a, unsigned n)
+static struct fill *fill_create(struct chunk *ch, struct replica *rep, unsigned room)
 {
-	struct fill *fl = xmalloc(sizeof(*fl) + n * (sizeof(*fl->iov) + sizeof(*fl->frame)));
+	size_t piece = rep ? sizeof(struct dev_run) : sizeof(struct iovec);
+	struct fill *fl = xmalloc(sizeof(*fl) + room * (piece + sizeof(*fl->frame) + sizeof(*fl->page)));
 
-	*fl = (struct fill){ .ch = ch, .a = a, .n = n };
-	fl->frame = (frame_t *)(fl->iov + n);
+	*fl = (struct fill){ .ch = ch, .rep = rep };
+	fl->iov = rep ? NULL : (struct iovec *)(fl + 1);
+	fl->runs = rep ? (struct dev_run *)(fl + 1) : NULL;
+	fl->frame = (frame_t *)((char *)(fl + 1) + room * piece);
+	fl->page = (uint16_t *)(fl->frame + room);
 	return fl;
+}
+
+static void fill_add(struct fill *fl, unsigned page, frame_t frame)
+{
+	fl->page[fl->n] = (uint16_t)page;
+	fl->frame[fl->n++] = frame;
 }
 
 /* On error there is nothing to end. @at_once: it is ended next; @in_order: it continues what lies before it in the file. */
@@ -68,7 +79,7 @@ static int fill_begin(struct fill *fl, bool at_once, bool in_order)
 	struct store_read *rd = &fl->rd;
 	int err;
 
-	while (fl->n_read < fl->n && page_limit(ch, fl->a + fl->n_read) > 0) {
+	while (fl->n_read < fl->n && page_limit(ch, fl->page[fl->n_read]) > 0) {
 		char *p = frame_ptr(fr, fl->frame[fl->n_read++]);
 		struct iovec *last = rd->n > 0 ? &fl->iov[rd->n - 1] : NULL;
 
@@ -83,10 +94,10 @@ static int fill_begin(struct fill *fl, bool at_once, bool in_order)
 	if (err)
 		return err;
 	rd->iov = fl->iov;
-	rd->off = (off_t)page_offset(ch, fl->a);
+	rd->off = (off_t)page_offset(ch, fl->page[0]);
 	/*
-		 * What will be compared with home again and again should be in the kernel's memory; and for sequential reads, one at
-		 * a time, the kernel's readahead is best, since it is far ahead.
+	 * What will be compared with home again and again should be in the kernel's memory; and for sequential reads, one at
+	 * a time, the kernel's readahead is best, since it is far ahead.
 	 */
 	rd->kept = !in_order && !passthrough_compares(ch->file);
 	rd->at_once = at_once;
@@ -103,14 +114,14 @@ static int fill_end(struct fill *fl)
 
 	if (got < 0) {
 		count(CTR_storage_errors, 1);
-		log_error("%s: reading at %llu: %s", cfile_name(ch->file, name), (unsigned long long)page_offset(ch, fl->a), strerror((int)-got));
+		log_error("%s: reading at %llu: %s", cfile_name(ch->file, name), (unsigned long long)page_offset(ch, fl->page[0]), strerror((int)-got));
 		return (int)got;
 	}
 	count(CTR_storage_reads, fl->n_read);
 	count(CTR_storage_read_runs, fl->n_read > 0);
 	/* The file below may end earlier than ours, and ours inside the page: zeros. */
 	for (unsigned k = 0; k < fl->n; k++) {
-		size_t at = (size_t)k * GAIA_PAGE, limit = page_limit(ch, fl->a + k);
+		size_t at = (size_t)k * GAIA_PAGE, limit = page_limit(ch, fl->page[k]);
 		size_t valid = (size_t)got > at ? (size_t)got - at : 0;
 
 		valid = MIN(valid, limit);
@@ -120,48 +131,94 @@ static int fill_end(struct fill *fl)
 	return 0;
 }
 
-/* A replica whose pages [a, a + n) are exactly what home would be, and cheaper to read than the store. */
-static struct replica *cheaper_replica(struct chunk *ch, unsigned a, unsigned n)
+/* ---- from devices ---- */
+
+static int fill_begin_copy(struct fill *fl)
 {
-	uint64_t store_ns = atomic_load_explicit(&ch->file->cache->store_read_ns,
-						 memory_order_relaxed);
-	struct replica *found = NULL;
-
-	pthread_mutex_lock(&ch->lock);
-	for (unsigned k = 0; k < ch->n_replicas && !found; k++) {
-		struct replica *rep = ch->replica[k];
-		uint64_t ns = atomic_load_explicit(&rep->dev->read_ns, memory_order_relaxed);
-
-		if (rep->only || replica_is_spoiled(rep) || store_ns == 0 || (ns && ns >= store_ns))
-			continue;
-		found = rep;
-		for (unsigned i = a; i < a + n && found; i++)
-			if (!replica_is_home(rep, i))
-				found = NULL;
-	}
-	pthread_mutex_unlock(&ch->lock);
-	return found;
-}
-
-static int fill_from_device(struct chunk *ch, struct replica *rep, unsigned a, unsigned n,
-			    const frame_t *frame)
-{
-	struct cache *c = ch->file->cache;
-	struct dev_run runs[FILL_PAGES];
-	struct dev_op op = { .kind = DEV_COPY_OUT, .runs = runs };
-	uint64_t start = now_ns();
+	struct frames *fr = &fl->ch->file->cache->frames;
 	int err;
 
-	for (unsigned k = 0; k < n; k++)
-		dev_run_add(&op, runs, rep->mem, a + k, frame_ptr(&c->frames, frame[k]), NULL);
-	err = cache_device_run(rep->dev, &op);
-	if (err)
-		return err;
-	average(&rep->dev->read_ns, (now_ns() - start) / n);
-	count(CTR_device_to_home, n);
-	count(CTR_device_reads, n);
-	return 0;
+	fl->op = (struct dev_op){ .kind = DEV_COPY_OUT, .runs = fl->runs };
+	for (unsigned k = 0; k < fl->n; k++)
+		dev_run_add(&fl->op, fl->runs, fl->rep->mem, fl->page[k], frame_ptr(fr, fl->frame[k]), NULL);
+	fl->began = now_ns();
+	err = cache_device_begin(fl->rep->dev, &fl->op, &fl->wait);
+	count(CTR_device_read_failures, err != 0);
+	return err;
 }
+
+/* The device has failed: read the store, one run after the other. */
+static int fill_read_instead(struct fill *fl)
+{
+	int err = 0;
+
+	for (unsigned i = 0, j; i < fl->n && !err; i = j) {
+		struct fill *run = fill_create(fl->ch, NULL, fl->n - i);
+
+		fill_add(run, fl->page[i], fl->frame[i]);
+		for (j = i + 1; j < fl->n && fl->page[j] == fl->page[j - 1] + 1; j++)
+			fill_add(run, fl->page[j], fl->frame[j]);
+		err = fill_begin(run, true, false);
+		if (!err)
+			err = fill_end(run);
+		free(run);
+	}
+	return err;
+}
+
+static int fill_end_copy(struct fill *fl)
+{
+	struct cache_device *dev = fl->rep->dev;
+	int err = cache_device_end(dev, &fl->wait);
+
+	if (!err) {
+		read_cost_learn(&dev->read_cost, fl->n, 1, fl->wait.ended_ns - fl->began);
+		count(CTR_device_to_home, fl->n);
+		count(CTR_device_reads, fl->n);
+		return 0;
+	}
+	count(CTR_device_read_failures, 1);
+	err = fill_read_instead(fl);
+	/* That is what it cost to ask this device. */
+	read_cost_learn(&dev->read_cost, fl->n, 1, now_ns() - fl->began);
+	return err;
+}
+
+/*
+ * Where the absent pages [a, a + n) are to come from: @rep becomes the replicas that can be read, and from[i] one of them, or READ_STORE. A
+ * replica's page can be read if it is exactly what home would be.
+ */
+static unsigned fill_plan(struct chunk *ch, unsigned a, unsigned n, struct replica **rep, uint8_t *from)
+{
+	struct read_cost *cost[READ_DEVICES];
+	uint8_t has[FILL_PAGES] = { 0 };
+	unsigned n_rep = 0;
+
+	memset(from, READ_STORE, n);
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned k = 0; k < ch->n_replicas && n_rep < READ_DEVICES; k++) {
+		struct replica *r = ch->replica[k];
+		bool any = false;
+
+		if (r->only || replica_is_spoiled(r) || atomic_load(&r->dev->gone))
+			continue;
+		for (unsigned i = 0; i < n; i++)
+			if (replica_is_home(r, a + i)) {
+				has[i] |= (uint8_t)(1u << n_rep);
+				any = true;
+			}
+		if (any) {
+			rep[n_rep] = r;
+			cost[n_rep++] = &r->dev->read_cost;
+		}
+	}
+	pthread_mutex_unlock(&ch->lock);
+	if (n_rep > 0 && read_plan(&ch->file->cache->store_cost, cost, n_rep, has, n, from))
+		count(CTR_read_probes, 1);
+	return n_rep;
+}
+
+/* ---- from all of them ---- */
 
 /* Its frames are home's now, or on error nobody's. */
 static void fill_done(struct fill *fl, int err)
@@ -172,31 +229,47 @@ static void fill_done(struct fill *fl, int err)
 		frames_give(&ch->file->cache->frames, fl->frame, fl->n);
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned k = 0; k < fl->n && !err; k++)
-		page_set_frame(ch, fl->a + k, fl->frame[k]);
+		page_set_frame(ch, fl->page[k], fl->frame[k]);
 	pthread_mutex_unlock(&ch->lock);
 	free(fl);
 }
 
-/* Begin to bring the absent pages [a, a + n) home. @at_once: they are all there is, and are waited for next. */
-static int fills_add(struct fills *fills, struct chunk *ch, unsigned a, unsigned n, bool at_once)
+/* A batch of neighbouring pages that are absent. */
+struct fill_batch {
+	struct chunk *ch;
+	unsigned a, n;
+	frame_t frame[FILL_PAGES];
+	uint8_t from[FILL_PAGES]; /* see fill_plan() */
+};
+
+/* Begin to copy those that come from this replica; if that fails they are the store's. */
+static void batch_copy(struct fills *fills, struct fill_batch *bt, struct replica *rep, unsigned which)
 {
-	struct fill *fl = fill_create(ch, a, n);
-	struct replica *rep;
+	struct fill *fl = fill_create(bt->ch, rep, bt->n);
+
+	for (unsigned i = 0; i < bt->n; i++)
+		if (bt->from[i] == which)
+			fill_add(fl, bt->a + i, bt->frame[i]);
+	if (fl->n > 0 && fill_begin_copy(fl) == 0) {
+		STAILQ_INSERT_TAIL(&fills->copies, fl, link);
+		return;
+	}
+	for (unsigned k = 0; k < fl->n; k++)
+		bt->from[fl->page[k] - bt->a] = READ_STORE;
+	free(fl);
+}
+
+/* Begin to read [i, j) of them from the store. On error nobody has their frames. */
+static int batch_read(struct fills *fills, struct fill_batch *bt, unsigned i, unsigned j, bool at_once)
+{
+	struct fill *fl = fill_create(bt->ch, NULL, j - i);
 	int err;
 
-	err = frame_alloc(ch->file->cache, n, fl->frame);
-	if (err) {
-		free(fl);
-		return err;
-	}
-	rep = cheaper_replica(ch, a, n);
-	if (rep && fill_from_device(ch, rep, a, n, fl->frame) == 0) {
-		fill_done(fl, 0);
-		return 0;
-	}
+	for (; i < j; i++)
+		fill_add(fl, bt->a + i, bt->frame[i]);
 	if (!fills->began)
 		fills->began = now_ns();
-	err = fill_begin(fl, at_once, fills->in_order);
+	err = fill_begin(fl, at_once && STAILQ_EMPTY(&fills->list), fills->in_order);
 	if (err)
 		fill_done(fl, err);
 	else
@@ -204,45 +277,80 @@ static int fills_add(struct fills *fills, struct chunk *ch, unsigned a, unsigned
 	return err;
 }
 
+/* Begin to bring all of them home. @last: they are waited for next. */
+static int batch_begin(struct fills *fills, struct fill_batch *bt, bool last)
+{
+	struct replica *rep[READ_DEVICES];
+	unsigned n_rep, i, j;
+	int err;
+
+	err = frame_alloc(bt->ch->file->cache, bt->n, bt->frame);
+	if (err)
+		return err;
+	/* The devices first: to begin to read the store may take as long as to read it. */
+	n_rep = fill_plan(bt->ch, bt->a, bt->n, rep, bt->from);
+	for (unsigned k = 0; k < n_rep; k++)
+		batch_copy(fills, bt, rep[k], k);
+	for (i = 0; i < bt->n; i = j) {
+		j = i + 1;
+		if (bt->from[i] != READ_STORE)
+			continue;
+		while (j < bt->n && bt->from[j] == READ_STORE)
+			j++;
+		if (err)
+			frames_give(&bt->ch->file->cache->frames, bt->frame + i, j - i);
+		else
+			err = batch_read(fills, bt, i, j, last && !memchr(bt->from + j, READ_STORE, bt->n - j));
+	}
+	return err;
+}
+
 int home_fill_begin(struct fills *fills, struct chunk *ch, unsigned a, unsigned b)
 {
-	unsigned n;
+	struct fill_batch bt = { .ch = ch };
 	int err = 0;
 
-	for (unsigned i = a; i < b && !err; i += n) {
+	for (unsigned i = a; i < b && !err; i += bt.n) {
 		/* We have it locked, so nobody else changes whether it has a frame. */
 		pthread_mutex_lock(&ch->lock);
 		for (; i < b && page_present(ch, i); i++)
 			;
-		for (n = 0; i + n < b && n < FILL_PAGES && !page_present(ch, i + n); n++)
+		for (bt.n = 0; i + bt.n < b && bt.n < FILL_PAGES && !page_present(ch, i + bt.n); bt.n++)
 			;
 		pthread_mutex_unlock(&ch->lock);
-		if (n == 0)
+		if (bt.n == 0)
 			break;
-		err = fills_add(fills, ch, i, n,
-				!fills->ahead && !fills->more && i + n == b && STAILQ_EMPTY(&fills->list));
+		bt.a = i;
+		err = batch_begin(fills, &bt, !fills->ahead && !fills->more && i + bt.n == b);
 	}
 	return err;
 }
 
 int home_fill_end(struct fills *fills)
 {
-	unsigned n_read = 0;
+	unsigned n_read = 0, runs = 0;
 	struct fill *fl;
-	struct cache *c;
+	struct cache *c = NULL;
 	int err, first = 0;
 
 	while ((fl = STAILQ_FIRST(&fills->list))) {
 		STAILQ_REMOVE_HEAD(&fills->list, link);
 		c = fl->ch->file->cache;
 		n_read += fl->n_read;
+		runs += fl->n_read > 0;
 		err = fill_end(fl);
 		fill_done(fl, err);
 		first = first ? first : err;
 	}
 	/* What was read ahead may have come long ago. */
-	if (n_read > 0 && !first && !fills->ahead)
-		average(&c->store_read_ns, (now_ns() - fills->began) / n_read);
+	if (runs > 0 && !first && !fills->ahead)
+		read_cost_learn(&c->store_cost, n_read, runs, now_ns() - fills->began);
+	while ((fl = STAILQ_FIRST(&fills->copies))) {
+		STAILQ_REMOVE_HEAD(&fills->copies, link);
+		err = fill_end_copy(fl);
+		fill_done(fl, err);
+		first = first ? first : err;
+	}
 	return first;
 }
 
