@@ -307,22 +307,6 @@ Test(sources, replicas_of_readers_are_not_read)
 	end();
 }
 
-/* A child has the memory of one that ended, and stores there. */
-Test(sources, memory_that_was_left_to_somebody_is_not_read)
-{
-	struct client *cl;
-
-	begin_with(&(struct rig_options){ .devices = 1, .always_writable = true });
-	cl = client_of(0);
-	cr_assert_eq(client_acquire(cl, 0, AT(PAGES), GAIA_PROT_RW), 0);
-	cl->kept = true;
-	client_end(cl);
-	forget_home();
-	prefer_devices();
-	read_and_expect_from_devices(0);
-	end();
-}
-
 /* ---- what fails ---- */
 
 Test(sources, what_a_device_fails_to_give_the_store_has)
