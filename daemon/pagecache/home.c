@@ -184,9 +184,15 @@ static int fill_end_copy(struct fill *fl)
 	return err;
 }
 
+/* Whether the replica's pages that are what home would be can be read. */
+static bool may_copy(const struct replica *rep)
+{
+	return !rep->only && !replica_is_spoiled(rep) && !atomic_load(&rep->dev->gone);
+}
+
 /*
- * Where the absent pages [a, a + n) are to come from: @rep becomes the replicas that can be read, and from[i] one of them, or READ_STORE. A
- * replica's page can be read if it is exactly what home would be.
+ * Where the absent pages [a, a + n) are to come from: @rep becomes the replicas that can be read, and from[i] one of them, or
+ * READ_STORE.
  */
 static unsigned fill_plan(struct chunk *ch, unsigned a, unsigned n, struct replica **rep, uint8_t *from)
 {
@@ -200,7 +206,7 @@ static unsigned fill_plan(struct chunk *ch, unsigned a, unsigned n, struct repli
 		struct replica *r = ch->replica[k];
 		bool any = false;
 
-		if (r->only || replica_is_spoiled(r) || atomic_load(&r->dev->gone))
+		if (!may_copy(r))
 			continue;
 		for (unsigned i = 0; i < n; i++)
 			if (replica_is_home(r, a + i)) {
@@ -438,10 +444,32 @@ static bool bring_too(struct chunk *ch, unsigned i, unsigned end, bool in_order)
 	return i < end || (in_order && ch->track && page_ahead(ch, i));
 }
 
+/*
+ * How many pages are brought beyond a read [i, b): @ahead; or, if a device has them, as many as go together for what it takes to wait for
+ * it, but nothing leaves home for these. chunk->lock is held.
+ */
+static unsigned bring_ahead(const struct chunk *ch, unsigned i, unsigned b, unsigned ahead)
+{
+	const struct frames *fr = &ch->file->cache->frames;
+	uint64_t needs = atomic_load(&fr->used) + b - i;
+	uint64_t room = needs < fr->budget ? fr->budget - needs : 0;
+
+	for (unsigned k = 0; k < ch->n_replicas && ahead > 0; k++) {
+		const struct replica *rep = ch->replica[k];
+		uint64_t most = may_copy(rep) ? MIN(room, (uint64_t)read_cost_window(&rep->dev->read_cost)) : 0;
+		unsigned n = 0;
+
+		while (b + n < GAIA_CHUNK_PAGES && n < most && replica_is_home(rep, b + n))
+			n++;
+		ahead = MAX(ahead, n);
+	}
+	return ahead;
+}
+
 /* Share pages [a, b), present and current. On error none of them. */
 static int share_pages(struct chunk *ch, unsigned a, unsigned b, unsigned ahead, bool kernel)
 {
-	unsigned i = a, j, hits = 0, misses = 0;
+	unsigned i = a, j, end, hits = 0, misses = 0;
 	bool brought = false;
 	int err = 0;
 
@@ -462,9 +490,11 @@ static int share_pages(struct chunk *ch, unsigned a, unsigned b, unsigned ahead,
 		j = i + 1;
 		while (j < b && !page_ready(ch, j) && page_trylock(ch, j))
 			j++;
-		if (j == b)
-			while (bring_too(ch, j, b + ahead, ahead > 0) && page_trylock(ch, j))
+		if (j == b) {
+			end = b + bring_ahead(ch, i, b, ahead);
+			while (bring_too(ch, j, end, ahead > 0) && page_trylock(ch, j))
 				j++;
+		}
 		pthread_mutex_unlock(&ch->lock);
 		err = bring(ch, i, j, ahead > 0);
 		if (err && j > b) /* what nobody asked for cannot fail */

@@ -74,6 +74,14 @@ uint64_t read_cost_ns(const struct read_cost *rc, unsigned pages, unsigned runs)
 	return MAX((uint64_t)ns, 1ull) + more_runs(rc, runs);
 }
 
+unsigned read_cost_window(const struct read_cost *rc)
+{
+	double one = (double)point(rc, 0), many = (double)point(rc, READ_POINTS - 1);
+	double page = (many - one) / (read_point[READ_POINTS - 1] - 1);
+
+	return page * READ_WINDOW_MOST > one ? MAX((unsigned)(one / page), 1u) : READ_WINDOW_MOST;
+}
+
 /* Multiply the point by @ratio, as far as the sample was about it. */
 static void learn(struct read_cost *rc, unsigned p, double ratio, double about)
 {

@@ -44,6 +44,9 @@ void read_cost_set(struct read_cost *rc, const uint64_t ns[READ_POINTS]);
  * a quarter of a read of one page more, since disks work on several at a time; a device copies any number of runs as one.
  */
 uint64_t read_cost_ns(const struct read_cost *rc, unsigned pages, unsigned runs);
+/* How many pages take as long as the wait for them, bandwidth times latency: to read fewer at a time is to wait most of the time. */
+#define READ_WINDOW_MOST 4096u /* 16 MiB */
+unsigned read_cost_window(const struct read_cost *rc);
 /* One took so long. */
 void read_cost_learn(struct read_cost *rc, unsigned pages, unsigned runs, uint64_t ns);
 

@@ -187,13 +187,12 @@ Test(sources, the_size_of_a_read_decides)
 
 Test(sources, several_devices_give_what_they_have)
 {
-	begin_stored(3);
+	begin_stored(2);
 	give_to_device(client_of(0), 0, 30);
 	give_to_device(client_of(1), 20, 60);
-	give_to_device(client_of(2), 100, PAGES);
 	forget_home();
 	prefer_devices();
-	read_and_expect_from_devices(60 + PAGES - 100);
+	read_and_expect_from_devices(60);
 	end();
 }
 
@@ -304,6 +303,57 @@ Test(sources, replicas_of_readers_are_not_read)
 	forget_home();
 	prefer_devices();
 	read_and_expect_from_devices(0);
+	end();
+}
+
+/* ---- what lies ahead of a reader ---- */
+
+/* A file of a chunk, all of which the device has, and which takes as long for 301 pages as for the wait for them. */
+static void begin_far_device(uint64_t home_bytes)
+{
+	struct client *cl;
+
+	begin(&(struct rig_options){ .devices = 1, .home_bytes = home_bytes }, GAIA_CHUNK);
+	cl = client_create(kf, 0, GAIA_PROT_RW, GAIA_CHUNK);
+	give_to_device(cl, 0, GAIA_CHUNK_PAGES);
+	forget_home();
+	set_cost(&rig->cache->store_cost, DEAR, DEAR);
+	set_cost(&rig->cache->dev[0].read_cost, 300000, 1000);
+}
+
+/* The device is asked for so many. */
+#define expect_asked(page, pages)                                                                        \
+	do {                                                                                             \
+		count_from_here();                                                                       \
+		cr_assert_eq(cpu_read_direct(kf, bytes, GAIA_PAGE, AT(page)), (ssize_t)GAIA_PAGE);       \
+		cr_assert_eq(counter_value(CTR_device_reads) - before.devices, (pages));                 \
+	} while (0)
+
+Test(sources, ahead_of_a_reader_a_device_copies_while_one_waits_for_it)
+{
+	begin_far_device(0);
+	expect_asked(0, 1 + 301);
+	expect_asked(1, 0);
+	expect_asked(400, 1);
+	end();
+}
+
+Test(sources, nothing_leaves_home_for_what_lies_far_ahead)
+{
+	struct kfile *other;
+	uint64_t evicted;
+	char *much;
+
+	begin_far_device(CACHE_HOME_MIN);
+	/* Home is full of what is used. */
+	other = kfile_create(rig, 2, CACHE_HOME_MIN);
+	much = xcalloc(1, CACHE_HOME_MIN);
+	cr_assert_eq(cpu_write_direct(other, much, CACHE_HOME_MIN - AT(200), 0), 0);
+	cr_assert_eq(cpu_fsync(other), 0);
+	free(much);
+	evicted = counter_value(CTR_home_evicted);
+	expect_asked(0, 200);
+	cr_assert_eq(counter_value(CTR_home_evicted), evicted);
 	end();
 }
 

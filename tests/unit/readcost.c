@@ -258,6 +258,22 @@ Test(readcost, a_device_that_another_stands_in_for_is_asked_again)
 	cr_assert_leq(probes, 640 / 32);
 }
 
+Test(readcost, a_window_takes_as_long_as_the_wait_for_it)
+{
+	begin();
+	known(&dev[0], (struct real){ 300000, 1000 });
+	cr_assert_eq(read_cost_window(&dev[0]), 301);
+	known(&dev[0], (struct real){ 0, 1000 });
+	cr_assert_eq(read_cost_window(&dev[0]), 1);
+	/* As far as is known more pages cost nothing. */
+	known(&dev[0], (struct real){ 1000, 0 });
+	cr_assert_eq(read_cost_window(&dev[0]), READ_WINDOW_MOST);
+	known(&dev[0], (struct real){ 1000000, 100 });
+	cr_assert_eq(read_cost_window(&dev[0]), READ_WINDOW_MOST);
+	read_cost_set(&dev[0], (uint64_t[READ_POINTS]){ 1000, 1000, 1000, 10 });
+	cr_assert_eq(read_cost_window(&dev[0]), READ_WINDOW_MOST);
+}
+
 Test(readcost, nothing_and_endless_are_times_too)
 {
 	static const uint64_t times[] = { 0, 1, UINT64_MAX };
