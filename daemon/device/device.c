@@ -35,7 +35,7 @@ static bool is_small(const struct dev_op *op)
 
 static bool completes_soon(struct device_wait *w)
 {
-	uint64_t until = now_ns() + SOON_NS;
+	uint64_t until = w->began_ns + SOON_NS;
 
 	do {
 		if (!sem_trywait(&w->completed))
@@ -66,6 +66,7 @@ int device_begin(struct device *dev, struct dev_op *op, struct device_wait *w)
 
 	sem_init(&w->completed, 0, 0);
 	w->few = is_small(op);
+	w->began_ns = now_ns();
 	op->done = wake_waiter;
 	op->arg = w;
 	err = device_submit(dev, op);
