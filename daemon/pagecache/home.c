@@ -49,8 +49,10 @@ struct fill {
 	struct dev_op op;
 	struct dev_run *runs;
 	struct device_wait wait;
-	uint64_t began;
+	int err;      /* of the copy, when it has ended */
+	bool learned; /* what it took */
 };
+STAILQ_HEAD(fill_list, fill);
 
 static struct fill *fill_create(struct chunk *ch, struct replica *rep, unsigned room)
 {
@@ -131,101 +133,6 @@ static int fill_end(struct fill *fl)
 	return 0;
 }
 
-/* ---- from devices ---- */
-
-static int fill_begin_copy(struct fill *fl)
-{
-	struct frames *fr = &fl->ch->file->cache->frames;
-	int err;
-
-	fl->op = (struct dev_op){ .kind = DEV_COPY_OUT, .runs = fl->runs };
-	for (unsigned k = 0; k < fl->n; k++)
-		dev_run_add(&fl->op, fl->runs, fl->rep->mem, fl->page[k], frame_ptr(fr, fl->frame[k]), NULL);
-	fl->began = now_ns();
-	err = cache_device_begin(fl->rep->dev, &fl->op, &fl->wait);
-	count(CTR_device_read_failures, err != 0);
-	return err;
-}
-
-/* The device has failed: read the store, one run after the other. */
-static int fill_read_instead(struct fill *fl)
-{
-	int err = 0;
-
-	for (unsigned i = 0, j; i < fl->n && !err; i = j) {
-		struct fill *run = fill_create(fl->ch, NULL, fl->n - i);
-
-		fill_add(run, fl->page[i], fl->frame[i]);
-		for (j = i + 1; j < fl->n && fl->page[j] == fl->page[j - 1] + 1; j++)
-			fill_add(run, fl->page[j], fl->frame[j]);
-		err = fill_begin(run, true, false);
-		if (!err)
-			err = fill_end(run);
-		free(run);
-	}
-	return err;
-}
-
-static int fill_end_copy(struct fill *fl)
-{
-	struct cache_device *dev = fl->rep->dev;
-	int err = cache_device_end(dev, &fl->wait);
-
-	if (!err) {
-		read_cost_learn(&dev->read_cost, fl->n, 1, fl->wait.ended_ns - fl->began);
-		count(CTR_device_to_home, fl->n);
-		count(CTR_device_reads, fl->n);
-		return 0;
-	}
-	count(CTR_device_read_failures, 1);
-	err = fill_read_instead(fl);
-	/* That is what it cost to ask this device. */
-	read_cost_learn(&dev->read_cost, fl->n, 1, now_ns() - fl->began);
-	return err;
-}
-
-/* Whether the replica's pages that are what home would be can be read. */
-static bool may_copy(const struct replica *rep)
-{
-	return !rep->only && !replica_is_spoiled(rep) && !atomic_load(&rep->dev->gone);
-}
-
-/*
- * Where the absent pages [a, a + n) are to come from: @rep becomes the replicas that can be read, and from[i] one of them, or
- * READ_STORE.
- */
-static unsigned fill_plan(struct chunk *ch, unsigned a, unsigned n, struct replica **rep, uint8_t *from)
-{
-	struct read_cost *cost[READ_DEVICES];
-	uint8_t has[FILL_PAGES] = { 0 };
-	unsigned n_rep = 0;
-
-	memset(from, READ_STORE, n);
-	pthread_mutex_lock(&ch->lock);
-	for (unsigned k = 0; k < ch->n_replicas && n_rep < READ_DEVICES; k++) {
-		struct replica *r = ch->replica[k];
-		bool any = false;
-
-		if (!may_copy(r))
-			continue;
-		for (unsigned i = 0; i < n; i++)
-			if (replica_is_home(r, a + i)) {
-				has[i] |= (uint8_t)(1u << n_rep);
-				any = true;
-			}
-		if (any) {
-			rep[n_rep] = r;
-			cost[n_rep++] = &r->dev->read_cost;
-		}
-	}
-	pthread_mutex_unlock(&ch->lock);
-	if (n_rep > 0 && read_plan(&ch->file->cache->store_cost, cost, n_rep, has, n, from))
-		count(CTR_read_probes, 1);
-	return n_rep;
-}
-
-/* ---- from all of them ---- */
-
 /* Its frames are home's now, or on error nobody's. */
 static void fill_done(struct fill *fl, int err)
 {
@@ -240,39 +147,14 @@ static void fill_done(struct fill *fl, int err)
 	free(fl);
 }
 
-/* A batch of neighbouring pages that are absent. */
-struct fill_batch {
-	struct chunk *ch;
-	unsigned a, n;
-	frame_t frame[FILL_PAGES];
-	uint8_t from[FILL_PAGES]; /* see fill_plan() */
-};
-
-/* Begin to copy those that come from this replica; if that fails they are the store's. */
-static void batch_copy(struct fills *fills, struct fill_batch *bt, struct replica *rep, unsigned which)
+/* Begin to read a run of pages from the store. On error nobody has their frames. */
+static int read_run(struct fills *fills, struct chunk *ch, const uint16_t *page, const frame_t *frame, unsigned n, bool at_once)
 {
-	struct fill *fl = fill_create(bt->ch, rep, bt->n);
-
-	for (unsigned i = 0; i < bt->n; i++)
-		if (bt->from[i] == which)
-			fill_add(fl, bt->a + i, bt->frame[i]);
-	if (fl->n > 0 && fill_begin_copy(fl) == 0) {
-		STAILQ_INSERT_TAIL(&fills->copies, fl, link);
-		return;
-	}
-	for (unsigned k = 0; k < fl->n; k++)
-		bt->from[fl->page[k] - bt->a] = READ_STORE;
-	free(fl);
-}
-
-/* Begin to read [i, j) of them from the store. On error nobody has their frames. */
-static int batch_read(struct fills *fills, struct fill_batch *bt, unsigned i, unsigned j, bool at_once)
-{
-	struct fill *fl = fill_create(bt->ch, NULL, j - i);
+	struct fill *fl = fill_create(ch, NULL, n);
 	int err;
 
-	for (; i < j; i++)
-		fill_add(fl, bt->a + i, bt->frame[i]);
+	for (unsigned k = 0; k < n; k++)
+		fill_add(fl, page[k], frame[k]);
 	if (!fills->began)
 		fills->began = now_ns();
 	err = fill_begin(fl, at_once && STAILQ_EMPTY(&fills->list), fills->in_order);
@@ -283,118 +165,377 @@ static int batch_read(struct fills *fills, struct fill_batch *bt, unsigned i, un
 	return err;
 }
 
-/* Begin to bring all of them home. @last: they are waited for next. */
-static int batch_begin(struct fills *fills, struct fill_batch *bt, bool last)
+/* Whether the page is left absent rather than read from the store. */
+static bool is_for_devices(const struct fills *fills, unsigned page)
 {
-	struct replica *rep[READ_DEVICES];
-	unsigned n_rep, i, j;
-	int err;
+	return fills->devices_only > 0 && page >= fills->devices_only;
+}
 
-	err = frame_alloc(bt->ch->file->cache, bt->n, bt->frame);
-	if (err)
-		return err;
-	/* The devices first: to begin to read the store may take as long as to read it. */
-	n_rep = fill_plan(bt->ch, bt->a, bt->n, rep, bt->from);
-	for (unsigned k = 0; k < n_rep; k++)
-		batch_copy(fills, bt, rep[k], k);
-	for (i = 0; i < bt->n; i = j) {
-		j = i + 1;
-		if (bt->from[i] != READ_STORE)
+/* Where the next run of pages begins: page[i] is the first of one. */
+static unsigned run_after(const struct fills *fills, const uint16_t *page, unsigned i, unsigned n)
+{
+	unsigned j = i + 1;
+
+	while (j < n && page[j] == page[j - 1] + 1 && is_for_devices(fills, page[j]) == is_for_devices(fills, page[i]))
+		j++;
+	return j;
+}
+
+/* What was begun from the store has come. */
+static int reads_end(struct fills *fills, bool learn)
+{
+	bool at_end = true, makes_sense = learn && !fills->ahead && !fills->in_order && !fills->made_room;
+	unsigned n_read = 0, runs = 0;
+	const struct cfile *file = NULL;
+	struct cache *c = NULL;
+	uint64_t next = 0;
+	struct fill *fl;
+	int err, first = 0;
+
+	while ((fl = STAILQ_FIRST(&fills->list))) {
+		STAILQ_REMOVE_HEAD(&fills->list, link);
+		c = fl->ch->file->cache;
+		if (fl->n_read > 0) {
+			uint64_t off = page_offset(fl->ch, fl->page[0]);
+
+			runs += file != fl->ch->file || off != next;
+			file = fl->ch->file;
+			next = off + (uint64_t)fl->n_read * GAIA_PAGE;
+			n_read += fl->n_read;
+			at_end &= fl->rd.at_end;
+		}
+		err = fill_end(fl);
+		fill_done(fl, err);
+		first = first ? first : err;
+	}
+	/*
+	 * What was read ahead may have come long ago; what is read in order the kernel has read ahead; and who made room waited
+	 * for that, too.
+	 */
+	if (makes_sense && n_read > 0 && !first) {
+		read_cost_learn(&c->store_cost, n_read, runs, now_ns() - fills->began);
+		atomic_store_explicit(&c->store_cost.in_turn, at_end, memory_order_relaxed);
+	}
+	fills->began = 0;
+	return first;
+}
+
+/* ---- from devices ---- */
+
+static int copy_begin(struct fill *fl)
+{
+	struct frames *fr = &fl->ch->file->cache->frames;
+
+	fl->op = (struct dev_op){ .kind = DEV_COPY_OUT, .runs = fl->runs };
+	fl->wait.began_ns = now_ns(); /* if the device does not even see it */
+	for (unsigned k = 0; k < fl->n; k++)
+		dev_run_add(&fl->op, fl->runs, fl->rep->mem, fl->page[k], frame_ptr(fr, fl->frame[k]), NULL);
+	return cache_device_begin(fl->rep->dev, &fl->op, &fl->wait);
+}
+
+/*
+ * The device did not give the pages, and it took @ns until the store had. That is what it cost to ask this device; and twice what the
+ * store costs at least: it is not asked instead of the store because it fails fast.
+ */
+static void copy_failed(const struct fill *fl, int err, uint64_t ns)
+{
+	struct cache_device *dev = fl->rep->dev;
+	uint64_t stored = read_cost_ns(&fl->ch->file->cache->store_cost, fl->n, 1);
+	char name[CFILE_NAME_MAX];
+
+	count(CTR_device_read_failures, 1);
+	read_cost_learn(&dev->read_cost, fl->n, 1, MAX(ns, 2 * stored));
+	if (!atomic_load(&dev->gone) && !atomic_exchange(&dev->complained, true))
+		log_error("device %s: reading pages of %s: %s; they are read from the store", dev->dev->name,
+			  cfile_name(fl->ch->file, name), strerror(-err));
+}
+
+/* What the device of @first took for its copies, from there on in the list: each begins when the one before has ended. */
+static void copies_learn(struct fill *first)
+{
+	struct cache_device *dev = first->rep->dev;
+	uint64_t ns = 0, last = 0;
+	unsigned pages = 0;
+
+	for (struct fill *fl = first; fl; fl = STAILQ_NEXT(fl, link)) {
+		uint64_t began = MAX(fl->wait.began_ns, last);
+
+		if (fl->rep->dev != dev)
 			continue;
-		while (j < bt->n && bt->from[j] == READ_STORE)
-			j++;
-		if (err)
-			frames_give(&bt->ch->file->cache->frames, bt->frame + i, j - i);
+		last = MAX(fl->wait.ended_ns, last);
+		fl->learned = true;
+		if (fl->err)
+			continue;
+		pages += fl->n;
+		ns += last - MIN(began, last);
+	}
+	if (pages > 0)
+		read_cost_learn(&dev->read_cost, pages, 1, ns);
+}
+
+/* The device has failed: begin to read the store. On error nobody has the frames of the rest. */
+static int fill_read_instead(struct fills *fills, const struct fill *fl)
+{
+	int err = 0;
+
+	for (unsigned i = 0, j; i < fl->n; i = j) {
+		j = run_after(fills, fl->page, i, fl->n);
+		if (err || is_for_devices(fills, fl->page[i]))
+			frames_give(&fl->ch->file->cache->frames, fl->frame + i, j - i);
 		else
-			err = batch_read(fills, bt, i, j, last && !memchr(bt->from + j, READ_STORE, bt->n - j));
+			err = read_run(fills, fl->ch, fl->page + i, fl->frame + i, j - i, false);
 	}
 	return err;
 }
 
-int home_fill_begin(struct fills *fills, struct chunk *ch, unsigned a, unsigned b)
+/* What was begun from devices has come; or it comes from the store now. */
+static int copies_end(struct fills *fills)
+{
+	struct fill_list failed = STAILQ_HEAD_INITIALIZER(failed);
+	uint64_t failed_ns;
+	struct fill *fl;
+	int err, first = 0;
+
+	STAILQ_FOREACH(fl, &fills->copies, link)
+		fl->err = cache_device_end(fl->rep->dev, &fl->wait);
+	STAILQ_FOREACH(fl, &fills->copies, link)
+		if (!fl->learned)
+			copies_learn(fl);
+	failed_ns = now_ns();
+	while ((fl = STAILQ_FIRST(&fills->copies))) {
+		STAILQ_REMOVE_HEAD(&fills->copies, link);
+		if (fl->err) {
+			STAILQ_INSERT_TAIL(&failed, fl, link);
+			err = fill_read_instead(fills, fl);
+			first = first ? first : err;
+			continue;
+		}
+		if (atomic_load_explicit(&fl->rep->dev->complained, memory_order_relaxed))
+			atomic_store(&fl->rep->dev->complained, false);
+		count(CTR_device_to_home, fl->n);
+		count(CTR_device_reads, fl->n);
+		fill_done(fl, 0);
+	}
+	if (STAILQ_EMPTY(&failed))
+		return 0;
+	err = reads_end(fills, false);
+	failed_ns = now_ns() - failed_ns;
+	while ((fl = STAILQ_FIRST(&failed))) {
+		STAILQ_REMOVE_HEAD(&failed, link);
+		copy_failed(fl, fl->err, fl->wait.ended_ns - fl->wait.began_ns + failed_ns);
+		free(fl);
+	}
+	return first ? first : err;
+}
+
+/* ---- from all of them ---- */
+
+/* Pages of a chunk that are absent, not necessarily neighbours. */
+struct fill_batch {
+	struct chunk *ch;
+	bool replicas; /* there are any */
+	unsigned n;
+	uint16_t page[FILL_PAGES];
+	frame_t frame[FILL_PAGES];
+	uint8_t from[FILL_PAGES]; /* see read_plan() */
+};
+
+/* Those of [i, b) and @pages, from the first on; returns the first one that has no room. */
+static unsigned batch_collect(struct fill_batch *bt, unsigned i, unsigned b, const uint64_t *pages)
+{
+	struct chunk *ch = bt->ch;
+
+	bt->n = 0;
+	/* We have them locked, so nobody else changes whether they have frames. */
+	pthread_mutex_lock(&ch->lock);
+	for (; i < b; i++) {
+		if ((pages && !bit_test(pages, i)) || page_present(ch, i))
+			continue;
+		if (bt->n == FILL_PAGES)
+			break;
+		bt->page[bt->n++] = (uint16_t)i;
+	}
+	bt->replicas = ch->n_replicas > 0;
+	pthread_mutex_unlock(&ch->lock);
+	return i;
+}
+
+static int batch_frames(struct fills *fills, struct fill_batch *bt)
+{
+	struct cache *c = bt->ch->file->cache;
+	unsigned got = frames_take(&c->frames, bt->n, bt->frame, false);
+
+	if (got == bt->n)
+		return 0;
+	frames_give(&c->frames, bt->frame, got);
+	fills->made_room = true;
+	return frame_alloc(c, bt->n, bt->frame);
+}
+
+/* Whether the replica's pages that are what home would be can be read. */
+static bool may_copy(const struct replica *rep)
+{
+	return !rep->only && !replica_is_spoiled(rep) && !atomic_load(&rep->dev->gone);
+}
+
+/* Where the pages are to come from: @rep becomes the replicas that can be read. */
+static unsigned batch_plan(struct fills *fills, struct fill_batch *bt, struct replica **rep)
+{
+	struct chunk *ch = bt->ch;
+	struct read_cost *cost[READ_DEVICES], *probe;
+	uint8_t has[FILL_PAGES] = { 0 };
+	struct read_batch rb = {
+		.store = &ch->file->cache->store_cost, .dev = cost, .n = bt->n, .page = bt->page, .has = has,
+		.in_turn = fills->in_order, .may_probe = fills->may_probe && !fills->probe,
+	};
+	uint64_t instead_ns;
+
+	memset(bt->from, READ_STORE, bt->n);
+	if (!bt->replicas)
+		return 0;
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned k = 0; k < ch->n_replicas && rb.n_dev < READ_DEVICES; k++) {
+		struct replica *r = ch->replica[k];
+		bool any = false;
+
+		if (!may_copy(r))
+			continue;
+		for (unsigned i = 0; i < bt->n; i++)
+			if (replica_is_home(r, bt->page[i])) {
+				has[i] |= (uint8_t)(1u << rb.n_dev);
+				any = true;
+			}
+		if (any) {
+			rep[rb.n_dev] = r;
+			cost[rb.n_dev++] = &r->dev->read_cost;
+		}
+	}
+	pthread_mutex_unlock(&ch->lock);
+	if (rb.n_dev == 0)
+		return 0;
+	probe = read_plan(&rb, bt->from, &instead_ns);
+	if (probe) {
+		count(CTR_read_probes, 1);
+		fills->probe = probe;
+		fills->instead_ns = instead_ns;
+		fills->probe_began = now_ns();
+	}
+	return rb.n_dev;
+}
+
+/* Begin to copy those that come from this replica; if that fails they are the store's. */
+static void batch_copy(struct fills *fills, struct fill_batch *bt, struct replica *rep, unsigned which)
+{
+	unsigned n = 0;
+	struct fill *fl;
+	int err;
+
+	for (unsigned i = 0; i < bt->n; i++)
+		n += bt->from[i] == which;
+	if (n == 0)
+		return;
+	fl = fill_create(bt->ch, rep, n);
+	for (unsigned i = 0; i < bt->n; i++)
+		if (bt->from[i] == which)
+			fill_add(fl, bt->page[i], bt->frame[i]);
+	err = copy_begin(fl);
+	if (!err) {
+		STAILQ_INSERT_TAIL(&fills->copies, fl, link);
+		return;
+	}
+	copy_failed(fl, err, now_ns() - fl->wait.began_ns);
+	free(fl);
+	for (unsigned i = 0; i < bt->n; i++)
+		if (bt->from[i] == which)
+			bt->from[i] = READ_STORE;
+}
+
+/* Keep those that come from the store. */
+static void batch_keep_stored(struct fill_batch *bt)
+{
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < bt->n; i++)
+		if (bt->from[i] == READ_STORE) {
+			bt->page[n] = bt->page[i];
+			bt->frame[n++] = bt->frame[i];
+		}
+	bt->n = n;
+}
+
+/* Begin to bring all of them home. @last: they are waited for next. */
+static int batch_fill(struct fills *fills, struct fill_batch *bt, bool last)
+{
+	struct frames *fr = &bt->ch->file->cache->frames;
+	struct replica *rep[READ_DEVICES];
+	unsigned n_rep, i, j;
+	int err;
+
+	err = batch_frames(fills, bt);
+	if (err)
+		return err;
+	/* The devices first: to begin to read the store may take as long as to read it. */
+	n_rep = batch_plan(fills, bt, rep);
+	for (unsigned k = 0; k < n_rep; k++)
+		batch_copy(fills, bt, rep[k], k);
+	batch_keep_stored(bt);
+	for (i = 0; i < bt->n; i = j) {
+		j = run_after(fills, bt->page, i, bt->n);
+		if (err || is_for_devices(fills, bt->page[i]))
+			frames_give(fr, bt->frame + i, j - i);
+		else
+			err = read_run(fills, bt->ch, bt->page + i, bt->frame + i, j - i, last && j == bt->n);
+	}
+	return err;
+}
+
+int home_fill_begin(struct fills *fills, struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages)
 {
 	struct fill_batch bt = { .ch = ch };
 	int err = 0;
 
-	for (unsigned i = a; i < b && !err; i += bt.n) {
-		/* We have it locked, so nobody else changes whether it has a frame. */
-		pthread_mutex_lock(&ch->lock);
-		for (; i < b && page_present(ch, i); i++)
-			;
-		for (bt.n = 0; i + bt.n < b && bt.n < FILL_PAGES && !page_present(ch, i + bt.n); bt.n++)
-			;
-		pthread_mutex_unlock(&ch->lock);
-		if (bt.n == 0)
-			break;
-		bt.a = i;
-		err = batch_begin(fills, &bt, !fills->ahead && !fills->more && i + bt.n == b);
+	for (unsigned i = a; i < b && !err;) {
+		i = batch_collect(&bt, i, b, pages);
+		if (bt.n > 0)
+			err = batch_fill(fills, &bt, !fills->ahead && !fills->more && i == b);
 	}
 	return err;
 }
 
 int home_fill_end(struct fills *fills)
 {
-	unsigned n_read = 0, runs = 0;
-	struct fill *fl;
-	struct cache *c = NULL;
-	int err, first = 0;
+	int err = reads_end(fills, true), copied = copies_end(fills);
+	uint64_t took;
 
-	while ((fl = STAILQ_FIRST(&fills->list))) {
-		STAILQ_REMOVE_HEAD(&fills->list, link);
-		c = fl->ch->file->cache;
-		n_read += fl->n_read;
-		runs += fl->n_read > 0;
-		err = fill_end(fl);
-		fill_done(fl, err);
-		first = first ? first : err;
+	if (fills->probe) {
+		took = now_ns() - fills->probe_began;
+		read_probe_end(fills->probe, took > fills->instead_ns ? took - fills->instead_ns : 0);
+		fills->probe = NULL;
 	}
-	/* What was read ahead may have come long ago. */
-	if (runs > 0 && !first && !fills->ahead)
-		read_cost_learn(&c->store_cost, n_read, runs, now_ns() - fills->began);
-	while ((fl = STAILQ_FIRST(&fills->copies))) {
-		STAILQ_REMOVE_HEAD(&fills->copies, link);
-		err = fill_end_copy(fl);
-		fill_done(fl, err);
-		first = first ? first : err;
-	}
-	return first;
+	fills->made_room = false;
+	return err ? err : copied;
 }
 
-static int fill_now(struct chunk *ch, unsigned a, unsigned b, bool in_order)
+static int fill_now(struct fills *fills, struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages)
 {
-	struct fills fills = FILLS(fills, false);
-	int err, ended;
+	int err = home_fill_begin(fills, ch, a, b, pages), ended = home_fill_end(fills);
 
-	fills.in_order = in_order;
-	err = home_fill_begin(&fills, ch, a, b);
-	ended = home_fill_end(&fills);
 	return err ? err : ended;
 }
 
 int home_fill(struct chunk *ch, unsigned a, unsigned b)
 {
-	return fill_now(ch, a, b, false);
+	return home_fill_some(ch, a, b, NULL);
 }
 
 int home_fill_some(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages)
 {
 	struct fills fills = FILLS(fills, false);
-	int err = 0, ended;
 
-	for (unsigned i = a, j; i < b && !err; i = j) {
-		j = i + 1;
-		if (!bit_test(pages, i))
-			continue;
-		while (j < b && bit_test(pages, j))
-			j++;
-		fills.more = j < b;
-		err = home_fill_begin(&fills, ch, i, j);
-	}
-	ended = home_fill_end(&fills);
-	return err ? err : ended;
+	return fill_now(&fills, ch, a, b, pages);
 }
 
-static int bring(struct chunk *ch, unsigned a, unsigned b, bool in_order)
+static int bring(struct fills *fills, struct chunk *ch, unsigned a, unsigned b)
 {
 	bool ahead = false;
 	int err;
@@ -408,12 +549,14 @@ static int bring(struct chunk *ch, unsigned a, unsigned b, bool in_order)
 		if (err)
 			return err;
 	}
-	return fill_now(ch, a, b, in_order);
+	return fill_now(fills, ch, a, b, NULL);
 }
 
 int home_bring(struct chunk *ch, unsigned a, unsigned b)
 {
-	return bring(ch, a, b, false);
+	struct fills fills = FILLS(fills, false);
+
+	return bring(&fills, ch, a, b);
 }
 
 /* ---- reading ---- */
@@ -445,8 +588,8 @@ static bool bring_too(struct chunk *ch, unsigned i, unsigned end, bool in_order)
 }
 
 /*
- * How many pages are brought beyond a read [i, b): @ahead; or, if a device has them, as many as go together for what it takes to wait for
- * it, but nothing leaves home for these. chunk->lock is held.
+ * How many pages may be brought beyond a read [i, b): @ahead; or, if a device has them and gives them, as many as go together for what
+ * it takes to wait for it, but nothing leaves home for these. chunk->lock is held.
  */
 static unsigned bring_ahead(const struct chunk *ch, unsigned i, unsigned b, unsigned ahead)
 {
@@ -469,10 +612,14 @@ static unsigned bring_ahead(const struct chunk *ch, unsigned i, unsigned b, unsi
 /* Share pages [a, b), present and current. On error none of them. */
 static int share_pages(struct chunk *ch, unsigned a, unsigned b, unsigned ahead, bool kernel)
 {
+	struct fills fills = FILLS(fills, false);
 	unsigned i = a, j, end, hits = 0, misses = 0;
 	bool brought = false;
 	int err = 0;
 
+	fills.in_order = ahead > 0;
+	fills.may_probe = ahead == 0;
+	fills.devices_only = b + ahead;
 	pthread_mutex_lock(&ch->lock);
 	while (i < b) {
 		if ((page_make(ch, i)->flags & PAGE_LOCKED) || page_ready(ch, i)) {
@@ -496,9 +643,9 @@ static int share_pages(struct chunk *ch, unsigned a, unsigned b, unsigned ahead,
 				j++;
 		}
 		pthread_mutex_unlock(&ch->lock);
-		err = bring(ch, i, j, ahead > 0);
+		err = bring(&fills, ch, i, j);
 		if (err && j > b) /* what nobody asked for cannot fail */
-			err = bring(ch, i, b, ahead > 0);
+			err = bring(&fills, ch, i, b);
 		brought = true;
 		pthread_mutex_lock(&ch->lock);
 		if (err) {

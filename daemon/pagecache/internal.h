@@ -418,7 +418,7 @@ struct cache_device {
 	TAILQ_HEAD(, replica) busy;
 	struct read_cost read_cost; /* of copies from it to home; no lock */
 	atomic_bool gone;	/* for good: an operation said so (-ENODEV) */
-	atomic_bool complained; /* about fetching, since it last worked */
+	atomic_bool complained; /* about reading from it, since that last worked */
 	_Atomic uint8_t peer[CACHE_MAX_DEVICES]; /* enum peer, by the other's index */
 };
 
@@ -637,7 +637,7 @@ int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len);
 int home_bring(struct chunk *ch, unsigned a, unsigned b);
 /* Only read the absent ones, without regard to devices. */
 int home_fill(struct chunk *ch, unsigned a, unsigned b);
-/* Only those of them that are in @pages (one bit for each page), all runs of them at the same time. */
+/* Only those of them that are in @pages (one bit for each page), all at the same time. */
 int home_fill_some(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages);
 /*
  * The same in two steps: in between pages are on their way, from the store and from devices that have them (readcost.h). They stay
@@ -651,10 +651,18 @@ struct fills {
 	bool ahead;		  /* reads are begun before they are needed */
 	bool in_order;		  /* reads continue what lies before them in the file */
 	bool more;		  /* more are begun before any is waited for */
+	bool may_probe;		  /* some may come from a source that seems dearer */
+	unsigned devices_only;	  /* 0, or a page of the chunk: from there on what no device gives stays absent */
+
+	bool made_room; /* for some of them pages had to leave home */
+	/* If this is a probe: */
+	struct read_cost *probe; /* of this source */
+	uint64_t probe_began, instead_ns;
 };
 #define FILLS(name, ahead_)                                                                                       \
 	{ .list = STAILQ_HEAD_INITIALIZER((name).list), .copies = STAILQ_HEAD_INITIALIZER((name).copies), .ahead = (ahead_) }
-int home_fill_begin(struct fills *fills, struct chunk *ch, unsigned a, unsigned b);
+/* The absent ones of pages [a, b) that are in @pages (a bit for each; NULL: all). It is ended also after an error. */
+int home_fill_begin(struct fills *fills, struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages);
 /* 0 or the first error; what was read is in home in any case. */
 int home_fill_end(struct fills *fills);
 /* cache_write() for callers that hold file->range; @buf NULL: zeros. */

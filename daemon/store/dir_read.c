@@ -285,6 +285,7 @@ void dir_read_begin(struct store_file *file, struct store_read *rd)
 	if (direct < 0) {
 		/* The kernel reads ahead, and does it better if reads come in order: so read at the end. */
 		rd->state = AS_EVER;
+		rd->at_end = true;
 		return;
 	}
 	if (there == ABSENT && rd->at_once && rd->n <= IOV_MAX) {
@@ -299,6 +300,7 @@ void dir_read_begin(struct store_file *file, struct store_read *rd)
 	if (ps->n == 1 && !ps->at[0].direct) {
 		free(ps);
 		rd->state = AS_EVER;
+		rd->at_end = true;
 		return;
 	}
 	thread_waits();
