@@ -250,27 +250,26 @@ static void copy_failed(const struct fill *fl, int err, uint64_t ns)
 			  cfile_name(fl->ch->file, name), strerror(-err));
 }
 
-/* What the device of @first took for its copies, from there on in the list: each begins when the one before has ended. */
+/* What the device of @first took for its copies, from there on in the list. Those that failed do not count. */
 static void copies_learn(struct fill *first)
 {
 	struct cache_device *dev = first->rep->dev;
-	uint64_t ns = 0, last = 0;
+	struct read_busy busy = { 0 };
 	unsigned pages = 0;
 
 	for (struct fill *fl = first; fl; fl = STAILQ_NEXT(fl, link)) {
-		uint64_t began = MAX(fl->wait.began_ns, last);
-
 		if (fl->rep->dev != dev)
 			continue;
-		last = MAX(fl->wait.ended_ns, last);
 		fl->learned = true;
-		if (fl->err)
+		if (fl->err) {
+			busy.last_ns = MAX(busy.last_ns, fl->wait.ended_ns);
 			continue;
+		}
+		read_busy_add(&busy, fl->wait.began_ns, fl->wait.ended_ns);
 		pages += fl->n;
-		ns += last - MIN(began, last);
 	}
 	if (pages > 0)
-		read_cost_learn(&dev->read_cost, pages, 1, ns);
+		read_cost_learn(&dev->read_cost, pages, 1, busy.ns);
 }
 
 /* The device has failed: begin to read the store. On error nobody has the frames of the rest. */
