@@ -50,9 +50,8 @@ struct fill {
 	struct dev_run *runs;
 	struct device_wait wait;
 	int err;      /* of the copy, when it has ended */
-	bool learned; /* what it took */
+	bool learned; /* see copies_learn() */
 };
-STAILQ_HEAD(fill_list, fill);
 
 static struct fill *fill_create(struct chunk *ch, struct replica *rep, unsigned room)
 {
@@ -234,8 +233,8 @@ static int copy_begin(struct fill *fl)
 }
 
 /*
- * The device did not give the pages, and it took @ns until the store had. That is what it cost to ask this device; and twice what the
- * store costs at least: it is not asked instead of the store because it fails fast.
+ * The device took @ns and did not give the pages. To ask it cost that, and reading the store after it; and that counts twice: otherwise
+ * a device that fails at once would be asked instead of the store for ever.
  */
 static void copy_failed(const struct fill *fl, int err, uint64_t ns)
 {
@@ -244,32 +243,37 @@ static void copy_failed(const struct fill *fl, int err, uint64_t ns)
 	char name[CFILE_NAME_MAX];
 
 	count(CTR_device_read_failures, 1);
-	read_cost_learn(&dev->read_cost, fl->n, 1, MAX(ns, 2 * stored));
+	read_cost_learn(&dev->read_cost, fl->n, 1, ns + 2 * stored);
 	if (!atomic_load(&dev->gone) && !atomic_exchange(&dev->complained, true))
 		log_error("device %s: reading pages of %s: %s; they are read from the store", dev->dev->name,
 			  cfile_name(fl->ch->file, name), strerror(-err));
 }
 
-/* What the device of @first took for its copies, from there on in the list. Those that failed do not count. */
+/* The device of @first has ended its copies, that one and those after it in the list: learn what they took. */
 static void copies_learn(struct fill *first)
 {
 	struct cache_device *dev = first->rep->dev;
-	struct read_busy busy = { 0 };
+	uint64_t last_ns = 0, ns = 0, own_ns;
+	bool failed = false;
 	unsigned pages = 0;
 
 	for (struct fill *fl = first; fl; fl = STAILQ_NEXT(fl, link)) {
 		if (fl->rep->dev != dev)
 			continue;
 		fl->learned = true;
+		own_ns = read_own_ns(&last_ns, fl->wait.began_ns, fl->wait.ended_ns);
 		if (fl->err) {
-			busy.last_ns = MAX(busy.last_ns, fl->wait.ended_ns);
+			copy_failed(fl, fl->err, own_ns);
+			failed = true;
 			continue;
 		}
-		read_busy_add(&busy, fl->wait.began_ns, fl->wait.ended_ns);
 		pages += fl->n;
+		ns += own_ns;
 	}
 	if (pages > 0)
-		read_cost_learn(&dev->read_cost, pages, 1, busy.ns);
+		read_cost_learn(&dev->read_cost, pages, 1, ns);
+	if (!failed && atomic_load_explicit(&dev->complained, memory_order_relaxed))
+		atomic_store(&dev->complained, false);
 }
 
 /* The device has failed: begin to read the store. On error nobody has the frames of the rest. */
@@ -290,8 +294,6 @@ static int fill_read_instead(struct fills *fills, const struct fill *fl)
 /* What was begun from devices has come; or it comes from the store now. */
 static int copies_end(struct fills *fills)
 {
-	struct fill_list failed = STAILQ_HEAD_INITIALIZER(failed);
-	uint64_t failed_ns;
 	struct fill *fl;
 	int err, first = 0;
 
@@ -300,30 +302,19 @@ static int copies_end(struct fills *fills)
 	STAILQ_FOREACH(fl, &fills->copies, link)
 		if (!fl->learned)
 			copies_learn(fl);
-	failed_ns = now_ns();
 	while ((fl = STAILQ_FIRST(&fills->copies))) {
 		STAILQ_REMOVE_HEAD(&fills->copies, link);
 		if (fl->err) {
-			STAILQ_INSERT_TAIL(&failed, fl, link);
 			err = fill_read_instead(fills, fl);
 			first = first ? first : err;
+			free(fl);
 			continue;
 		}
-		if (atomic_load_explicit(&fl->rep->dev->complained, memory_order_relaxed))
-			atomic_store(&fl->rep->dev->complained, false);
 		count(CTR_device_to_home, fl->n);
 		count(CTR_device_reads, fl->n);
 		fill_done(fl, 0);
 	}
-	if (STAILQ_EMPTY(&failed))
-		return 0;
 	err = reads_end(fills, false);
-	failed_ns = now_ns() - failed_ns;
-	while ((fl = STAILQ_FIRST(&failed))) {
-		STAILQ_REMOVE_HEAD(&failed, link);
-		copy_failed(fl, fl->err, fl->wait.ended_ns - fl->wait.began_ns + failed_ns);
-		free(fl);
-	}
 	return first ? first : err;
 }
 

@@ -126,14 +126,12 @@ void read_cost_learn(struct read_cost *rc, unsigned pages, unsigned runs, uint64
 	fit(rc, part < 0.5 ? p : p + 1);
 }
 
-void read_busy_add(struct read_busy *rb, uint64_t began_ns, uint64_t ended_ns)
+uint64_t read_own_ns(uint64_t *last_ns, uint64_t began_ns, uint64_t ended_ns)
 {
-	uint64_t began = MAX(began_ns, rb->last_ns);
+	uint64_t began = MAX(began_ns, *last_ns);
 
-	if (ended_ns <= began)
-		return;
-	rb->ns += ended_ns - began;
-	rb->last_ns = ended_ns;
+	*last_ns = MAX(*last_ns, ended_ns);
+	return ended_ns > began ? ended_ns - began : 0;
 }
 
 /* ---- the choice ---- */

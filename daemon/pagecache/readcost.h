@@ -56,11 +56,11 @@ unsigned read_cost_window(const struct read_cost *rc);
 /* One took so long. */
 void read_cost_learn(struct read_cost *rc, unsigned pages, unsigned runs, uint64_t ns);
 
-/* What a source was busy for, of reads in the order in which they were begun: each begins when the one before has ended. */
-struct read_busy {
-	uint64_t ns, last_ns;
-};
-void read_busy_add(struct read_busy *rb, uint64_t began_ns, uint64_t ended_ns);
+/*
+ * What a read took by itself. It waits for those that were begun before it from the same source; call this for each in that order.
+ * *@last_ns is when the last of them ended, 0 at first.
+ */
+uint64_t read_own_ns(uint64_t *last_ns, uint64_t began_ns, uint64_t ended_ns);
 
 #define READ_STORE 0xffu
 /* Pages that are read together, and where they can come from. All are begun at the same time: so the slowest source decides. */

@@ -732,6 +732,25 @@ static void begin_chunk_on_device(unsigned devices)
 	forget_home();
 }
 
+/* Two copies of half a chunk, of which one fails. */
+Test(sources, a_device_that_fails_in_part_does_not_count_as_working_again)
+{
+	struct client *other;
+
+	begin_chunk_on_device(2);
+	other = client_create(kf, 1, GAIA_PROT_RW, GAIA_CHUNK);
+	prefer_devices();
+	count_from_here();
+	fault_arm("device.copy_out", -EIO, 1, 1);
+	cr_assert_eq(client_acquire(other, 0, GAIA_CHUNK, GAIA_PROT_READ), 0);
+	fault_disarm_all();
+	cr_assert_eq(counter_value(CTR_device_read_failures) - before.failures, 1);
+	cr_assert_eq(counter_value(CTR_device_reads) - before.devices, READ_BATCH);
+	cr_assert_eq(counter_value(CTR_storage_reads) - before.store, GAIA_CHUNK_PAGES - READ_BATCH);
+	cr_assert(rig->cache->dev[0].complained, "so what fails next is not logged again");
+	end();
+}
+
 /* Dearer by nothing, so that they are probed as often as may be; and no read takes as long. */
 static void store_is_little_dearer(void)
 {

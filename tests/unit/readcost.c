@@ -458,18 +458,17 @@ Test(readcost, small_reads_tell_of_large_ones)
 	cr_assert_leq(read_cost_ns(&dev[0], READ_BATCH, 1), 32 * 10000);
 }
 
-/* Three that were begun at nearly the same time, one long after them, and one that overtook it. */
+/* Three that were begun at nearly the same time, one long after them, one that overtook it, and one that waited for both. */
 Test(readcost, of_reads_in_a_row_none_counts_what_the_others_took)
 {
-	struct read_busy busy = { 0 };
+	uint64_t last = 0;
 
-	read_busy_add(&busy, 1000, 1100);
-	read_busy_add(&busy, 1001, 1200);
-	read_busy_add(&busy, 1002, 1300);
-	cr_assert_eq(busy.ns, 300);
-	read_busy_add(&busy, 2000, 2100);
-	read_busy_add(&busy, 2001, 2050);
-	cr_assert_eq(busy.ns, 400);
+	cr_assert_eq(read_own_ns(&last, 1000, 1100), 100);
+	cr_assert_eq(read_own_ns(&last, 1001, 1300), 200);
+	cr_assert_eq(read_own_ns(&last, 1002, 1310), 10);
+	cr_assert_eq(read_own_ns(&last, 2000, 2100), 100);
+	cr_assert_eq(read_own_ns(&last, 2001, 2050), 0);
+	cr_assert_eq(read_own_ns(&last, 2002, 2150), 50);
 }
 
 /* ---- what is planned ---- */
