@@ -368,7 +368,7 @@ static bool may_copy(const struct replica *rep)
 	return !rep->only && !replica_is_spoiled(rep) && !atomic_load(&rep->dev->gone);
 }
 
-/* Where the pages are to come from: @rep becomes the replicas that can be read. */
+/* Where the pages are to come from, if not all from the store: @rep becomes the replicas that can be read. */
 static unsigned batch_plan(struct fills *fills, struct fill_batch *bt, struct replica **rep)
 {
 	struct chunk *ch = bt->ch;
@@ -380,9 +380,6 @@ static unsigned batch_plan(struct fills *fills, struct fill_batch *bt, struct re
 	};
 	uint64_t instead_ns;
 
-	memset(bt->from, READ_STORE, bt->n);
-	if (!bt->replicas)
-		return 0;
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned k = 0; k < ch->n_replicas && rb.n_dev < READ_DEVICES; k++) {
 		struct replica *r = ch->replica[k];
@@ -464,8 +461,9 @@ static int batch_fill(struct fills *fills, struct fill_batch *bt, bool last)
 	err = batch_frames(fills, bt);
 	if (err)
 		return err;
+	memset(bt->from, READ_STORE, bt->n);
+	n_rep = bt->replicas ? batch_plan(fills, bt, rep) : 0;
 	/* The devices first: to begin to read the store may take as long as to read it. */
-	n_rep = batch_plan(fills, bt, rep);
 	for (unsigned k = 0; k < n_rep; k++)
 		batch_copy(fills, bt, rep[k], k);
 	batch_keep_stored(bt);
@@ -481,9 +479,10 @@ static int batch_fill(struct fills *fills, struct fill_batch *bt, bool last)
 
 int home_fill_begin(struct fills *fills, struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages)
 {
-	struct fill_batch bt = { .ch = ch };
+	struct fill_batch bt; /* large: not cleared */
 	int err = 0;
 
+	bt.ch = ch;
 	for (unsigned i = a; i < b && !err;) {
 		i = batch_collect(&bt, i, b, pages);
 		if (bt.n > 0)

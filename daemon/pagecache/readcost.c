@@ -11,8 +11,8 @@
 #define RUNS 4u		/* that the store reads at a time, while the first of them takes its time */
 #define PROBE_GAP 32u
 #define PROBE_SHARE 32 /* of the time; the unit of credit */
-#define CREDIT_MOST_NS 100000000ll /* is saved, and is enough for a source that is slower still; */
-#define DEBT_MOST_NS 10000000000ll /* is paid off */
+#define CREDIT_MOST_NS 100000000ll /* what may be saved: enough for a probe of any source, see is_due() */
+#define DEBT_MOST_NS 10000000000ll /* what has to be made up for */
 
 const unsigned read_point[READ_POINTS] = { 1, 8, 64, 256 };
 _Static_assert(READ_DEVICES <= 8, "has[] has a bit for each");
