@@ -30,6 +30,8 @@
 	X(device_to_device, "pages copied from one device to another, without going through home") \
 	X(peer_failures, "copies between devices that failed: home sent the pages (calls)")     \
 	X(device_reads, "pages of home filled from a device instead of the store")              \
+	X(device_read_failures, "copies for that which failed: the store was read (calls)")     \
+	X(read_probes, "reads from a source that seemed dearer, to learn what it costs by now (calls)") \
 	X(device_operations, "operations that devices were given (calls)")                      \
 	X(device_bytes_in, "bytes moved from host memory to devices, bases of merges too (bytes)") \
 	X(device_bytes_out, "bytes moved from devices to host memory (bytes)")                  \

@@ -59,7 +59,7 @@ static struct batch *batch_begin(const struct ahead *ah, uint64_t k)
 {
 	struct batch *bt = xcalloc(1, sizeof(*bt));
 	struct chunk *ch = ah->reps[k]->chunk;
-	unsigned a, b, j;
+	unsigned a, b;
 
 	bt->nth = k;
 	bt->fills = (struct fills)FILLS(bt->fills, true);
@@ -74,15 +74,7 @@ static struct batch *batch_begin(const struct ahead *ah, uint64_t k)
 		return NULL;
 	}
 	/* A page that cannot be read now is tried again at its turn. */
-	for (unsigned i = a; i < b; i = j) {
-		j = i + 1;
-		if (!bit_test(bt->locked, i))
-			continue;
-		while (j < b && bit_test(bt->locked, j))
-			j++;
-		if (home_fill_begin(&bt->fills, ch, i, j))
-			break;
-	}
+	(void)home_fill_begin(&bt->fills, ch, a, b, bt->locked);
 	return bt;
 }
 

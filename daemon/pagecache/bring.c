@@ -216,17 +216,20 @@ static int window_fill(struct window *w, bool *any)
 
 	*any = false;
 	for (unsigned k = 0; k < w->n && !err; k++) {
-		unsigned next_i, next_j = w->at[k]->a, i, j;
-		bool more = part_run(w->at[k], STEP(SEND) | STEP(PULL), &next_i, &next_j);
+		uint64_t pages[GAIA_CHUNK_PAGES / 64] = { 0 };
+		const struct part *pt = w->at[k];
+		bool some = false;
 
-		*any |= more;
-		while (more && !err) {
-			i = next_i;
-			j = next_j;
-			more = part_run(w->at[k], STEP(SEND) | STEP(PULL), &next_i, &next_j);
-			fills.more = more || k + 1 < w->n;
-			err = home_fill_begin(&fills, w->at[k]->ch, i, j);
-		}
+		FOR_TODO(pt, i)
+			if (pt->step[i] == TRACK_SEND || pt->step[i] == TRACK_PULL) {
+				bit_set(pages, i);
+				some = true;
+			}
+		if (!some)
+			continue;
+		*any = true;
+		fills.more = k + 1 < w->n;
+		err = home_fill_begin(&fills, pt->ch, pt->a, pt->b, pages);
 	}
 	ended = home_fill_end(&fills);
 	return err ? err : ended;

@@ -29,6 +29,7 @@ static int devices_init(struct cache *c, const struct cache_config *config)
 		dev->dev = config->devices[i];
 		dev->index = i;
 		dev->each_percent = config->device_percent ? config->device_percent : CACHE_DEVICE_PERCENT;
+		read_cost_init(&dev->read_cost, false);
 		TAILQ_INIT(&dev->idle);
 		TAILQ_INIT(&dev->idle_ready);
 		TAILQ_INIT(&dev->busy);
@@ -68,6 +69,7 @@ int cache_create(const struct cache_config *config, struct cache **out)
 	c->unstored = config->unstored;
 	c->age_ns = (config->writeback_age_ms ? config->writeback_age_ms : 5000) * 1000000ull;
 	c->device_age_ns = config->device_age_ms ? config->device_age_ms * 1000000ull : c->age_ns;
+	read_cost_init(&c->store_cost, true);
 	err = frames_init(&c->frames, config->home_bytes);
 	if (err)
 		goto free_cache;

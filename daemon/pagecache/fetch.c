@@ -110,8 +110,9 @@ static int prepare(struct fetch *fe, const struct fetch_part *part, unsigned n)
 		gather(fe, &part[k], needed);
 		if (!err && fe->n > 0 && atomic_load(&fe->dev->gone))
 			err = -EIO;
+		fills.more = k + 1 < n;
 		if (!err)
-			err = home_fill_begin_some(&fills, part[k].ch, needed, k + 1 < n);
+			err = home_fill_begin(&fills, part[k].ch, 0, GAIA_CHUNK_PAGES, needed);
 	}
 	ended = home_fill_end(&fills);
 	return err ? err : ended;

@@ -34,6 +34,7 @@
 #include "consistency/track.h"
 #include "pagecache/cache.h"
 #include "pagecache/holds.h"
+#include "pagecache/readcost.h"
 
 /* ---- frames.c: home memory ---- */
 
@@ -418,9 +419,9 @@ struct cache_device {
 	TAILQ_HEAD(, replica) idle, idle_ready;
 	uint64_t n_idle_ready, n_idled; /* how many; how often one came to the end of either list */
 	TAILQ_HEAD(, replica) busy;
-	_Atomic uint64_t read_ns; /* a page, moving average (relaxed); 0: not known */
+	struct read_cost read_cost; /* of copies from it to home; no lock */
 	atomic_bool gone;	/* for good: an operation said so (-ENODEV) */
-	atomic_bool complained; /* about fetching, since it last worked */
+	atomic_bool complained; /* about reading from it, since that last worked */
 	_Atomic uint8_t peer[CACHE_MAX_DEVICES]; /* enum peer, by the other's index */
 };
 
@@ -448,7 +449,7 @@ struct cache {
 	uint64_t age_ns, device_age_ns;
 	uint64_t *unstored; /* see cache_config */
 	bool times_above;
-	_Atomic uint64_t store_read_ns; /* a page, moving average (relaxed); 0: not known */
+	struct read_cost store_cost; /* of reads of the store; no lock */
 
 	pthread_mutex_t lock;
 	/* lock. */
@@ -649,24 +650,32 @@ int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len);
 int home_bring(struct chunk *ch, unsigned a, unsigned b);
 /* Only read the absent ones, without regard to devices. */
 int home_fill(struct chunk *ch, unsigned a, unsigned b);
-/* Only those in @pages (one bit for each page), all runs of them at the same time. */
-int home_fill_some(struct chunk *ch, const uint64_t *pages);
+/* Only those of them that are in @pages (one bit for each page), all at the same time. */
+int home_fill_some(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages);
 /*
- * The same in two steps: in between pages are on their way from the store. They stay locked, and file->range held, until
- * everything that was begun, for whatever pages, has ended. All by one thread.
+ * The same in two steps: in between pages are on their way, from the store and from devices that have them (readcost.h). They stay
+ * locked, and file->range held, until everything that was begun, for whatever pages, has ended. All by one thread.
  */
 struct fill;
 struct fills {
-	STAILQ_HEAD(, fill) list; /* under way */
-	uint64_t began;		  /* ns; 0: nothing was begun */
+	STAILQ_HEAD(, fill) list;   /* under way from the store; */
+	STAILQ_HEAD(, fill) copies; /* from devices */
+	uint64_t began;		  /* ns, of the first from the store; 0: there was none */
 	bool ahead;		  /* reads are begun before they are needed */
 	bool in_order;		  /* reads continue what lies before them in the file */
 	bool more;		  /* more are begun before any is waited for */
+	bool may_probe;		  /* some may come from a source that seems dearer */
+	unsigned devices_only;	  /* 0, or a page of the chunk: from there on what no device gives stays absent */
+
+	bool made_room; /* for some of them pages had to leave home */
+	/* If this is a probe: */
+	struct read_cost *probe; /* of this source */
+	uint64_t probe_began, instead_ns;
 };
-#define FILLS(name, ahead_) { .list = STAILQ_HEAD_INITIALIZER((name).list), .ahead = (ahead_) }
-int home_fill_begin(struct fills *fills, struct chunk *ch, unsigned a, unsigned b);
-/* The same for those in @pages, as home_fill_some(); @more: more are begun afterwards, before any is waited for. */
-int home_fill_begin_some(struct fills *fills, struct chunk *ch, const uint64_t *pages, bool more);
+#define FILLS(name, ahead_)                                                                                       \
+	{ .list = STAILQ_HEAD_INITIALIZER((name).list), .copies = STAILQ_HEAD_INITIALIZER((name).copies), .ahead = (ahead_) }
+/* The absent ones of pages [a, b) that are in @pages (a bit for each; NULL: all). It is ended also after an error. */
+int home_fill_begin(struct fills *fills, struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages);
 /* 0 or the first error; what was read is in home in any case. */
 int home_fill_end(struct fills *fills);
 /* cache_write() for callers that hold file->range; @buf NULL: zeros. */
