@@ -91,9 +91,15 @@ int cache_create(const struct cache_config *config, struct cache **out)
 	err = -pthread_create(&c->notifier, NULL, notifier_main, c);
 	if (err)
 		goto stop_fetcher;
+	err = readahead_start(c);
+	if (err)
+		goto stop_notifier;
 	*out = c;
 	return 0;
 
+stop_notifier:
+	threads_stop(c);
+	pthread_join(c->notifier, NULL);
 stop_fetcher:
 	threads_stop(c);
 	pthread_join(c->fetcher, NULL);
@@ -133,6 +139,7 @@ static void drop_all(struct cache *c)
 
 void cache_destroy(struct cache *c)
 {
+	readahead_stop(c);
 	threads_stop(c);
 	pthread_join(c->flusher, NULL);
 	pthread_join(c->fetcher, NULL);

@@ -292,6 +292,9 @@ struct replica {
 	 * it. state.c sets and clears it. A bit too many costs a look at the page; one too few would be a wrong byte (cache_check()).
 	 */
 	uint64_t stale[GAIA_CHUNK_PAGES / 64], unready[GAIA_CHUNK_PAGES / 64];
+	/* Pages that were read ahead and that no acquire has asked for since: for the counters. */
+	uint64_t brought[GAIA_CHUNK_PAGES / 64];
+	unsigned n_brought;
 
 	/* dev->lock; a thread that has it pinned may read mem without, once there is any. */
 	struct devmem *mem; /* NULL: promised to the acquire that has made the replica; others may wait for that */
@@ -301,7 +304,8 @@ struct replica {
 	bool evicting;	/* the only pin is the evictor's, and nobody may add one; set under dev->reserve, too */
 	bool failed;	/* the promise was not kept; the replica ends with the last pin */
 	uint64_t stuck;	/* dev->n_stuck when it could not be evicted */
-	uint64_t idled;	/* dev->n_idled when it came to the end of its list */
+	uint64_t idled;	/* dev->n_idled when it came to the end of its list; 0: it was read ahead */
+	struct readahead *ahead; /* it was made to read ahead, and nobody has pinned it since: it is among the first in dev->idle */
 	TAILQ_ENTRY(replica) link; /* in dev->busy iff pins > 0, else in dev->idle_ready iff n_ready > 0, else in dev->idle; if failed in none */
 };
 
@@ -381,6 +385,7 @@ struct mapping {
 	unsigned span_blocks; /* blocks of spans that were asked for, for these two: see cache_host.spans */
 	STAILQ_HEAD(, pin) pins;
 	unsigned n_pins;
+	struct readahead *readahead; /* constant */
 	struct cache_process process; /* lock: its client's, once it was asked for; see keeper_make() */
 	bool process_known;
 	_Atomic uint64_t kept; /* "break.reuse_mapped": 1 + a chunk that the client was left with */
@@ -408,6 +413,7 @@ struct cache_device {
 	pthread_cond_t changed; /* n_left has changed, or a promise was kept or broken */
 	struct device_user *users; /* hash by uid: users who pin something, except the owners of the mount */
 	uint64_t user_chunks;	   /* that any of them pins */
+	uint64_t user_ahead;	   /* that were read ahead for them, and not used */
 	struct keeping *keeping; /* hash: the processes that keep memory of it, see stranded.c */
 	uint64_t n_stranded; /* chunks that they keep */
 	uint64_t n_given_up; /* how often one of them was found to have ended */
@@ -468,7 +474,9 @@ struct cache {
 	struct log_pace pace;
 	atomic_uint_least64_t n_kept;  /* frames for merges to come: see page_extra */
 	pthread_t flusher, fetcher, notifier;
-	pthread_rwlock_t round; /* the flusher and the fetcher hold it, shared, while they work; before all other locks (1) */
+	pthread_rwlock_t round; /* the flusher, the fetcher and who reads ahead hold it, shared, while they work; before all other locks (1) */
+	struct pool *readahead;
+	atomic_uint n_readahead; /* mappings with something to read ahead */
 };
 
 /* ---- file.c ---- */
@@ -785,6 +793,32 @@ void mapping_unhold(struct mapping *m, uint64_t a, uint64_t b, bool write, bool 
 
 /* Bring pages [a, b) of the replica's, which are locked, up to date as an acquire to read does. file->range held. */
 int replica_bring(struct replica *rep, unsigned a, unsigned b);
+/* The same for those of them that are in @pages, which are all to be sent; the others need not be locked. */
+int replica_bring_some(struct replica *rep, unsigned a, unsigned b, const uint64_t *pages);
+
+/* ---- readahead.c: what is brought to a device before it is acquired ---- */
+
+struct pool;
+struct readahead;
+/* The workers. */
+int readahead_start(struct cache *c);
+void readahead_stop(struct cache *c);
+/* A mapping begins: -ENOMEM. It ends: nothing is brought for it from now on. No lock is held. */
+int readahead_begin(struct mapping *m, struct cache *c, struct cache_user user);
+void readahead_end(struct mapping *m);
+/* Bring the pages of @span, which lies in the mapping, when there is time, as far as there is room. */
+void readahead_will_need(struct mapping *m, struct page_span span);
+/* Bring nothing of @span any more. */
+void readahead_cancel(struct mapping *m, struct page_span span);
+/* dev->lock held. A replica was made for it; it is pinned, or goes; its user may have one more. */
+void readahead_made(struct readahead *ra, struct replica *rep);
+void readahead_ended(struct replica *rep);
+bool readahead_has_room(const struct readahead *ra, const struct cache_device *dev);
+/* The same. Whether the replica, which was made to read ahead, is among what @ra is to bring, or has just brought. */
+bool readahead_is_needed(struct readahead *ra, const struct replica *rep);
+/* Pages [a, b) are being acquired; or the replica goes: count those that were read ahead. chunk->lock is held. */
+void readahead_count(struct replica *rep, unsigned a, unsigned b);
+void readahead_dropped(struct replica *rep);
 
 /* ---- ready.c: chunks that may be acquired without a look at them ---- */
 
@@ -865,6 +899,10 @@ void user_pin(const struct mapping *m, struct replica *rep);
 void user_unpin(const struct mapping *m, struct replica *rep);
 /* Bytes of a device that one user may have pinned. */
 uint64_t user_limit(const struct cache_device *dev);
+/* dev->lock held. Whether one chunk more may be read ahead for the user; and one more, or less, is there. */
+bool user_may_ahead(const struct cache_device *dev, const struct cache_user *user);
+void user_ahead_more(struct cache_device *dev, const struct cache_user *user);
+void user_ahead_less(struct cache_device *dev, const struct cache_user *user);
 /* dev->lock held. Once more, or less, of the chunk whose list it is. */
 void user_pin_more(struct cache_device *dev, struct pinner **pinners, uid_t uid);
 void user_pin_less(struct cache_device *dev, struct pinner **pinners, uid_t uid);
@@ -914,6 +952,16 @@ int replicas_pin(struct mapping *m, const uint64_t *index, uint64_t n, struct re
  * takes no dev->reserve and waits for no client.
  */
 uint64_t replicas_pin_again(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out);
+/*
+ * For readahead.c. The replica of the chunk that the mapping uses, if it has memory that can be filled and is not leaving; it stays while
+ * one of its pages is locked. chunk->lock is held. NULL and *@err -ENOENT: there is none; 0: it is to be left alone.
+ */
+struct replica *replica_to_fill(struct mapping *m, struct chunk *ch, int *err);
+/*
+ * Make that replica, of which nothing is current: in memory that is free, or in place of another that was read ahead and not used. No lock is
+ * held. -ENOMEM: there is no room. 0 also if there is one by now.
+ */
+int replica_make_ahead(struct mapping *m, uint64_t index);
 /* dev->reserve held, or it is pinned by right, and stays so. False: it leaves. */
 bool replica_pin(struct replica *rep);
 void replica_unpin(struct replica *rep);

@@ -135,6 +135,9 @@ void grant_make_ready(struct grant *g)
 	if (g->ready)
 		m->ready_seq = MAX(m->ready_seq, g->delivered);
 	pthread_mutex_unlock(&m->lock);
+	/* From now on nobody looks whether it is acquired. */
+	if (g->ready)
+		readahead_count(rep, 0, end);
 	grant_repin(g);
 	pthread_mutex_unlock(&ch->lock);
 }

@@ -35,6 +35,9 @@ static void idle_add(struct replica *rep)
 	if (rep->n_ready > 0) {
 		TAILQ_INSERT_TAIL(&dev->idle_ready, rep, link);
 		dev->n_idle_ready++;
+	} else if (rep->ahead) {
+		rep->idled = 0;
+		TAILQ_INSERT_HEAD(&dev->idle, rep, link);
 	} else {
 		TAILQ_INSERT_TAIL(&dev->idle, rep, link);
 	}
@@ -65,8 +68,10 @@ static bool pin_locked(struct replica *rep)
 {
 	if (leaves(rep))
 		return false;
-	if (rep->pins++ == 0)
+	if (rep->pins++ == 0) {
 		make_busy(rep);
+		readahead_ended(rep);
+	}
 	return true;
 }
 
@@ -219,6 +224,8 @@ static void list_add(struct replica_list *list, struct replica *rep)
 
 /* ---- device memory ---- */
 
+static bool evict_unused(struct cache_device *dev, struct readahead *but);
+
 /* An operation failed: if the device is gone, so is everything on it. */
 static void note_gone(struct cache_device *dev, int err)
 {
@@ -256,17 +263,27 @@ int cache_device_end(struct cache_device *dev, struct device_wait *w)
 	return err;
 }
 
-/* For a snapshot or a copy: takes no memory that is promised to others, and evicts nothing. */
+/* Take a chunk that is free and promised to nobody. dev->lock is held. */
+static bool take_spare(struct cache_device *dev)
+{
+	bool room = dev->used + dev->promised + GAIA_CHUNK <= dev->dev->capacity;
+
+	if (room)
+		dev->used += GAIA_CHUNK;
+	return room;
+}
+
+/* For a snapshot or a copy: takes no memory that is promised to others, and evicts nothing but what was read ahead and not used. */
 static int spare_alloc(struct cache_device *dev, struct devmem **out)
 {
 	bool room;
 	int err;
 
-	pthread_mutex_lock(&dev->lock);
-	room = dev->used + dev->promised + GAIA_CHUNK <= dev->dev->capacity;
-	if (room)
-		dev->used += GAIA_CHUNK;
-	pthread_mutex_unlock(&dev->lock);
+	do {
+		pthread_mutex_lock(&dev->lock);
+		room = take_spare(dev);
+		pthread_mutex_unlock(&dev->lock);
+	} while (!room && evict_unused(dev, NULL));
 	if (!room)
 		return -ENOMEM;
 	err = atomic_load(&dev->gone) ? -ENODEV : dev->dev->ops->alloc(dev->dev, out);
@@ -387,20 +404,28 @@ static struct replica *replica_find(struct chunk *ch, const struct cache_device 
 	return NULL;
 }
 
-/*
- * Make a replica without memory, with a pin. dev->reserve is held, and the replica counts as pinned and promised already. Consumes
- * the caller's reference to the chunk, also on error. -EMFILE.
- */
-static int promise_make(struct chunk *ch, struct cache_device *dev, struct readers *only, struct replica **out)
+/* Without memory and pins, and in no table; consumes a reference to the chunk. */
+static struct replica *replica_new(struct chunk *ch, struct cache_device *dev, struct readers *only)
 {
 	struct replica *rep = xcalloc(1, sizeof(*rep));
 
 	rep->chunk = ch;
 	rep->dev = dev;
 	rep->only = only;
-	rep->pins = 1;
 	LIST_INIT(&rep->grants);
 	replica_made(rep);
+	return rep;
+}
+
+/*
+ * Make a replica without memory, with a pin. dev->reserve is held, and the replica counts as pinned and promised already. Consumes
+ * the caller's reference to the chunk, also on error. -EMFILE.
+ */
+static int promise_make(struct chunk *ch, struct cache_device *dev, struct readers *only, struct replica **out)
+{
+	struct replica *rep = replica_new(ch, dev, only);
+
+	rep->pins = 1;
 	pthread_mutex_lock(&ch->lock);
 	/* There can be many users: their readers' replicas must leave room for those that clients share. */
 	if (only && ch->n_replicas + ch->file->cache->n_devices >= CACHE_MAX_DEVICES) {
@@ -444,6 +469,7 @@ static void memory_end(struct replica *rep)
 	/* At once, for threads that count on what leaves. */
 	pthread_mutex_lock(&dev->lock);
 	TAILQ_REMOVE(&dev->busy, rep, link);
+	readahead_ended(rep);
 	stays = strand(dev, rep->keepers);
 	dev->used -= chunks * GAIA_CHUNK - stays;
 	dev->pinned -= GAIA_CHUNK - stays;
@@ -469,6 +495,7 @@ static void replica_destroy(struct replica *rep)
 		pthread_mutex_unlock(&g->mapping->lock);
 		free(g);
 	}
+	readahead_dropped(rep);
 	replica_unlink(ch, rep);
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
 		replica_left(ch, i);
@@ -688,6 +715,166 @@ void replicas_drop_idle(struct chunk *ch)
 		pthread_mutex_unlock(&dev->reserve);
 		(void)evict_all(&claimed); /* on error it is tried again */
 	}
+}
+
+/* ---- replicas that are made to read ahead ---- */
+
+#define UNUSED_LOOK_AT 64u
+
+/*
+ * Claim the one of the replicas that were read ahead and not used which has been there for longest, but none that @but needs; NULL: nobody
+ * needs any. dev->reserve is held.
+ */
+static struct replica *claim_unused(struct cache_device *dev, struct readahead *but)
+{
+	struct replica *rep, *found = NULL;
+	unsigned n = 0;
+
+	pthread_mutex_lock(&dev->lock);
+	TAILQ_FOREACH(rep, &dev->idle, link) {
+		if (!rep->ahead || n++ == UNUSED_LOOK_AT)
+			break;
+		if (!but || !readahead_is_needed(but, rep))
+			found = rep;
+	}
+	if (found)
+		claim_idle(found);
+	pthread_mutex_unlock(&dev->lock);
+	return found;
+}
+
+/* Free the memory of such a replica, if that needs no waiting: no client was ever given it, and nothing was released there. */
+static bool evict_unused(struct cache_device *dev, struct readahead *but)
+{
+	struct replica *rep;
+	struct chunk *ch;
+	struct cfile *f;
+	bool range, locked = false;
+
+	if (pthread_mutex_trylock(&dev->reserve))
+		return false;
+	rep = claim_unused(dev, but);
+	pthread_mutex_unlock(&dev->reserve);
+	if (!rep)
+		return false;
+	ch = chunk_ref(rep->chunk);
+	f = ch->file;
+	range = !pthread_rwlock_tryrdlock(&f->range);
+	if (range) {
+		pthread_mutex_lock(&ch->lock);
+		locked = pages_trylock(ch, 0, GAIA_CHUNK_PAGES);
+		pthread_mutex_unlock(&ch->lock);
+	}
+	if (locked)
+		replica_destroy(rep);
+	else
+		unclaim(rep, false);
+	if (range)
+		pthread_rwlock_unlock(&f->range);
+	chunk_put(ch);
+	return locked;
+}
+
+struct replica *replica_to_fill(struct mapping *m, struct chunk *ch, int *err)
+{
+	struct replica *rep = replica_find(ch, m->dev, m->readers);
+	bool fits = rep && !replica_is_spoiled(rep);
+
+	*err = rep ? 0 : -ENOENT;
+	if (fits) {
+		pthread_mutex_lock(&m->dev->lock);
+		fits = rep->mem && !leaves(rep);
+		pthread_mutex_unlock(&m->dev->lock);
+	}
+	return fits ? rep : NULL;
+}
+
+/* Take memory for a replica. Until it has one it counts as leaving, so that an acquire that lacks room waits for it. False: there is none. */
+static bool ahead_begin(struct mapping *m)
+{
+	struct cache_device *dev = m->dev;
+	bool may, room;
+
+	do {
+		pthread_mutex_lock(&dev->lock);
+		may = readahead_has_room(m->readahead, dev);
+		room = may && take_spare(dev);
+		if (room) {
+			dev->pinned += GAIA_CHUNK;
+			dev->leaving += GAIA_CHUNK;
+		}
+		pthread_mutex_unlock(&dev->lock);
+	} while (!room && may && evict_unused(dev, m->readahead));
+	return room;
+}
+
+/* The memory has its replica; NULL: it is free again. */
+static void ahead_end(struct mapping *m, struct replica *rep)
+{
+	struct cache_device *dev = m->dev;
+
+	pthread_mutex_lock(&dev->lock);
+	if (rep) {
+		readahead_made(m->readahead, rep);
+		idle_add(rep);
+	} else {
+		dev->used -= GAIA_CHUNK;
+	}
+	dev->pinned -= GAIA_CHUNK;
+	dev->leaving -= GAIA_CHUNK;
+	has_left(dev);
+	pthread_mutex_unlock(&dev->lock);
+}
+
+/*
+ * Give the chunk a replica with this memory, unless there is one by now, or, in half of the places for those of readers, others are. Nobody sees
+ * it before ahead_end(): who looks for it on the device has dev->reserve, which is held.
+ */
+static struct replica *ahead_link(struct mapping *m, struct chunk *ch, struct devmem *mem)
+{
+	struct replica *rep = NULL;
+
+	pthread_mutex_lock(&ch->lock);
+	if (!replica_find(ch, m->dev, m->readers) &&
+	    (!m->readers || ch->n_replicas + ch->file->cache->n_devices < CACHE_MAX_DEVICES / 2)) {
+		rep = replica_new(chunk_ref(ch), m->dev, m->readers);
+		rep->mem = mem;
+		track_make(ch);
+		replica_link(ch, rep);
+	}
+	pthread_mutex_unlock(&ch->lock);
+	return rep;
+}
+
+int replica_make_ahead(struct mapping *m, uint64_t index)
+{
+	struct cache_device *dev = m->dev;
+	struct replica *rep = NULL;
+	struct devmem *mem;
+	struct chunk *ch;
+	int err;
+
+	if (!ahead_begin(m))
+		return -ENOMEM;
+	err = atomic_load(&dev->gone) ? -ENODEV : dev->dev->ops->alloc(dev->dev, &mem);
+	note_gone(dev, err);
+	if (err) {
+		ahead_end(m, NULL);
+		return err;
+	}
+	ch = chunk_get(m->file, index, true);
+	(void)fault_point("readahead.before_link");
+	pthread_mutex_lock(&dev->reserve);
+	rep = ahead_link(m, ch, mem);
+	if (rep)
+		ahead_end(m, rep);
+	pthread_mutex_unlock(&dev->reserve);
+	if (!rep) {
+		dev->dev->ops->free(dev->dev, mem);
+		ahead_end(m, NULL);
+	}
+	chunk_put(ch);
+	return 0;
 }
 
 /* Whether another client maps it, or is being handed it. chunk->lock is held. */
@@ -1409,11 +1596,14 @@ int cache_map(struct cfile *f, unsigned device, void *client, struct cache_user 
 	if (device >= c->n_devices)
 		return -ENODEV;
 	m = calloc(1, sizeof(*m));
-	if (!m)
+	if (!m || readahead_begin(m, c, user)) {
+		free(m);
 		return -ENOMEM;
+	}
 	/* Each mapping may come to hold the same page for writing, and the count of those is limited. */
 	if (atomic_fetch_add(&f->mappings, 1) >= CACHE_MAX_MAPPINGS) {
 		atomic_fetch_sub(&f->mappings, 1);
+		readahead_end(m);
 		free(m);
 		return -EMFILE;
 	}
@@ -1705,6 +1895,7 @@ void cache_unmap(struct mapping *m, enum cache_left left)
 	struct chunk *ch;
 	bool now;
 
+	readahead_end(m);
 	pins_drop(m);
 	while ((ch = chunk_of_mapping(m))) {
 		if (grant_end(m, ch, left, &now))

@@ -1,0 +1,514 @@
+/*
+ * cache_readahead.c - what is brought to a device before it is acquired: that it is there, that it costs nobody anything, and that nobody sees
+ * a difference.
+ */
+#include <linux/falloc.h>
+#include <stdlib.h>
+
+#include "cache_acquires.h"
+#include "pagecache/internal.h"
+
+#define AT(chunk, page) ((uint64_t)(chunk) * GAIA_CHUNK + (uint64_t)(page) * GAIA_PAGE)
+
+static struct {
+	uint64_t brought, used, wasted, failed, sent, operations;
+} before;
+
+static void counts_begin(void)
+{
+	before.brought = counter_value(CTR_readahead);
+	before.used = counter_value(CTR_readahead_used);
+	before.wasted = counter_value(CTR_readahead_wasted);
+	before.failed = counter_value(CTR_readahead_failed);
+	before.sent = counter_value(CTR_home_to_device);
+	before.operations = counter_value(CTR_device_operations);
+}
+
+/* Since then: pages that were brought before they were acquired; that were acquired after that; that were brought in vain. */
+#define expect_counts(brought_, used_, wasted_)                                                 \
+	do {                                                                                    \
+		cr_assert_eq(counter_value(CTR_readahead) - before.brought, (brought_));        \
+		cr_assert_eq(counter_value(CTR_readahead_used) - before.used, (used_));         \
+		cr_assert_eq(counter_value(CTR_readahead_wasted) - before.wasted, (wasted_));   \
+	} while (0)
+
+static void will_need(struct client *cl, uint64_t off, uint64_t len)
+{
+	cr_assert_eq(cache_advise(cl->mapping, off, len, GAIA_ADVISE_WILLNEED), 0);
+	rig_readahead(rig);
+}
+
+/* As client_acquire(), but the kernel is not asked for anything. */
+static int acquire_range(struct client *cl, uint64_t off, uint64_t len, unsigned prot)
+{
+	uint64_t seq;
+
+	return cache_acquire(cl->mapping, off, len, prot, &seq, NULL);
+}
+
+static void release_range(struct client *cl, uint64_t off, uint64_t len)
+{
+	cr_assert_eq(cache_release(cl->mapping, off, len, NULL), 0);
+}
+
+/* ---- advice ---- */
+
+Test(will_need, is_there_when_it_is_acquired)
+{
+	struct client *cl;
+
+	begin_devices(1);
+	write_cpu(AT(1, 5), "there");
+	cr_assert_eq(kernel_writeback(kf, 0, 0, 1), 0);
+	cl = new_client(0);
+	counts_begin();
+	will_need(cl, AT(1, 0), 2 * GAIA_CHUNK);
+	expect_counts(2 * GAIA_CHUNK_PAGES, 0, 0);
+	before.operations = counter_value(CTR_device_operations);
+	cr_assert_eq(acquire_range(cl, AT(1, 0), 2 * GAIA_CHUNK, GAIA_PROT_READ), 0);
+	cr_assert_eq(counter_value(CTR_device_operations), before.operations);
+	expect_counts(2 * GAIA_CHUNK_PAGES, 2 * GAIA_CHUNK_PAGES, 0);
+	cr_assert_str_eq((char *)client_at(cl, AT(1, 5)), "there");
+	end();
+}
+
+/* Advice is taken at once, whatever has the pages or the file. */
+Test(will_need, returns_at_once)
+{
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	fault_hold("readahead.begin");
+	cr_assert_eq(cache_advise(cl->mapping, 0, GAIA_CHUNK, GAIA_ADVISE_WILLNEED), 0);
+	fault_await_held("readahead.begin");
+	cr_assert_eq(counter_value(CTR_readahead), 0);
+	fault_let_go("readahead.begin");
+	rig_readahead(rig);
+	cr_assert_eq(counter_value(CTR_readahead), GAIA_CHUNK_PAGES);
+	end();
+}
+
+/* The part of a mapping beyond the end of the file costs nothing, not even time. */
+Test(will_need, ends_with_the_file)
+{
+	struct client *cl;
+
+	begin(&(struct rig_options){ .devices = 1 }, GAIA_CHUNK + 3 * GAIA_PAGE + 1);
+	cl = client_create(kf, 0, GAIA_PROT_RW, 1ull << 50);
+	will_need(cl, 0, 1ull << 50);
+	cr_assert_eq(counter_value(CTR_readahead), GAIA_CHUNK_PAGES + 4);
+	cr_assert_eq(rig_device_used(rig, 0), 2 * GAIA_CHUNK);
+	end();
+}
+
+Test(will_need, what_was_written_meanwhile_is_seen)
+{
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	will_need(cl, 0, GAIA_CHUNK);
+	write_cpu(AT(0, 7), "newer");
+	counts_begin();
+	expect_device(cl, AT(0, 7), "newer");
+	/* The others count as used, since from now on nobody looks. */
+	expect_counts(0, GAIA_CHUNK_PAGES - 1, 1);
+	end();
+}
+
+/* ---- whom it costs nothing ---- */
+
+/* Another file's client, which has had the chunks and holds nothing. */
+static struct client *begin_other(unsigned chunks)
+{
+	struct client *cl = client_create(kfile_create(rig, 2, chunks * GAIA_CHUNK), 0, GAIA_PROT_RW, chunks * GAIA_CHUNK);
+
+	cr_assert_eq(acquire_range(cl, 0, chunks * GAIA_CHUNK, GAIA_PROT_READ), 0);
+	release_range(cl, 0, chunks * GAIA_CHUNK);
+	return cl;
+}
+
+Test(room, is_free_memory_only)
+{
+	struct client *cl, *other;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 4 }, 4 * GAIA_CHUNK);
+	other = begin_other(3);
+	cl = new_client(0);
+	counts_begin();
+	will_need(cl, 0, 4 * GAIA_CHUNK);
+	expect_counts(GAIA_CHUNK_PAGES, 0, 0);
+	cr_assert_eq(counter_value(CTR_readahead_failed) - before.failed, 1);
+	cr_assert_eq(other->revoked, 0);
+	cr_assert_eq(counter_value(CTR_device_evicted), 0);
+	end();
+}
+
+/* What was not used gives way first: to an acquire, before what others have used longer ago. */
+Test(room, is_given_back_first)
+{
+	struct client *cl, *other;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 4 }, 4 * GAIA_CHUNK);
+	other = begin_other(2);
+	cl = new_client(0);
+	counts_begin();
+	will_need(cl, 0, 2 * GAIA_CHUNK);
+	cr_assert_eq(acquire_range(cl, AT(2, 0), 2 * GAIA_CHUNK, GAIA_PROT_READ), 0);
+	cr_assert_eq(other->revoked, 0);
+	expect_counts(2 * GAIA_CHUNK_PAGES, 0, 2 * GAIA_CHUNK_PAGES);
+	end();
+}
+
+/* Once it was used it is like everybody's. */
+Test(room, is_kept_by_what_was_used)
+{
+	struct client *cl, *other;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 4 }, 4 * GAIA_CHUNK);
+	other = begin_other(2);
+	cl = new_client(0);
+	will_need(cl, 0, 2 * GAIA_CHUNK);
+	cr_assert_eq(acquire_range(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_READ), 0);
+	release_all(cl);
+	cr_assert_eq(acquire_range(cl, AT(2, 0), 2 * GAIA_CHUNK, GAIA_PROT_READ), 0);
+	cr_assert_eq(other->revoked, 2);
+	cr_assert_eq(cl->revoked, 0);
+	cr_assert_eq(counter_value(CTR_readahead_wasted), 0);
+	end();
+}
+
+/* In the place of what was read ahead and not used comes what is read ahead for another file, but not for the same request. */
+Test(room, is_taken_from_the_unused)
+{
+	struct client *cl, *other;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 2 }, 4 * GAIA_CHUNK);
+	other = client_create(kfile_create(rig, 2, GAIA_CHUNK), 0, GAIA_PROT_RW, GAIA_CHUNK);
+	cl = new_client(0);
+	counts_begin();
+	will_need(cl, 0, 4 * GAIA_CHUNK);
+	expect_counts(2 * GAIA_CHUNK_PAGES, 0, 0);
+	will_need(other, 0, GAIA_CHUNK);
+	expect_counts(3 * GAIA_CHUNK_PAGES, 0, GAIA_CHUNK_PAGES);
+	/* What was read ahead first has gone. */
+	cr_assert_eq(acquire_range(cl, AT(1, 0), GAIA_CHUNK, GAIA_PROT_READ), 0);
+	expect_counts(3 * GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES);
+	end();
+}
+
+/* Snapshots do not lack memory because of it. */
+Test(room, is_given_to_a_snapshot)
+{
+	struct client *cl;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 4 }, 4 * GAIA_CHUNK);
+	cl = new_client(0);
+	write_device(cl, 0, "one");
+	release_all(cl);
+	will_need(cl, AT(1, 0), 3 * GAIA_CHUNK);
+	cr_assert_eq(rig_device_used(rig, 0), 4 * GAIA_CHUNK);
+	write_device(cl, 0, "two");
+	cr_assert_eq(counter_value(CTR_device_snapshots), 1);
+	expect_cpu(0, "one");
+	end();
+}
+
+/* An acquire that comes while the memory has no replica yet waits for it, and does not fail. */
+static void *advise(void *arg)
+{
+	struct client *cl = arg;
+
+	cr_assert_eq(cache_advise(cl->mapping, 0, GAIA_CHUNK, GAIA_ADVISE_WILLNEED), 0);
+	return NULL;
+}
+
+static void *acquire_last(void *arg)
+{
+	return (void *)(intptr_t)acquire_range(arg, AT(2, 0), 2 * GAIA_CHUNK, GAIA_PROT_READ);
+}
+
+Test(room, that_is_about_to_be_filled_makes_no_acquire_fail)
+{
+	struct client *cl;
+	pthread_t thread;
+	void *result;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 2 }, 4 * GAIA_CHUNK);
+	cl = new_client(0);
+	fault_hold("readahead.before_link");
+	advise(cl);
+	fault_await_held("readahead.before_link");
+	cr_assert_eq(pthread_create(&thread, NULL, acquire_last, cl), 0);
+	usleep(20000);
+	fault_let_go("readahead.before_link");
+	pthread_join(thread, &result);
+	cr_assert_eq((intptr_t)result, 0);
+	rig_readahead(rig);
+	end();
+}
+
+/* ---- what is left alone ---- */
+
+Test(alone, what_is_held_is_left)
+{
+	struct client *cl;
+
+	begin_devices(2);
+	cl = new_client(0);
+	cr_assert_eq(acquire_range(cl, AT(0, 0), 2 * GAIA_PAGE, GAIA_PROT_READ), 0);
+	write_device(cl, AT(0, 4), "mine");
+	write_cpu(AT(0, 1), "cpu");
+	cr_assert_eq(kernel_writeback(kf, 0, 0, 1), 0);
+	counts_begin();
+	will_need(cl, 0, GAIA_CHUNK);
+	expect_counts(GAIA_CHUNK_PAGES - 3, 0, 0);
+	cr_assert_str_neq((char *)client_at(cl, AT(0, 1)), "cpu");
+	cr_assert_str_eq((char *)client_at(cl, AT(0, 4)), "mine");
+	release_all(cl);
+	expect_cpu(AT(0, 4), "mine");
+	expect_device(cl, AT(0, 1), "cpu");
+	end();
+}
+
+Test(alone, what_another_device_released_is_left)
+{
+	struct client *cl, *other;
+	uint64_t fetched;
+
+	begin_devices(2);
+	cl = new_client(0);
+	other = new_client(1);
+	write_device(other, AT(0, 3), "other");
+	release_all(other);
+	fetched = counter_value(CTR_device_to_home);
+	counts_begin();
+	will_need(cl, 0, GAIA_CHUNK);
+	expect_counts(GAIA_CHUNK_PAGES - 1, 0, 0);
+	cr_assert_eq(counter_value(CTR_device_to_home), fetched);
+	expect_device(cl, AT(0, 3), "other");
+	end();
+}
+
+/* A page that somebody has is not waited for. */
+Test(alone, what_somebody_has_is_left)
+{
+	struct cache_read rd;
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	cr_assert_eq(cache_read_begin(kf->cfile, AT(0, 9), GAIA_PAGE, false, &rd), 0);
+	will_need(cl, 0, GAIA_CHUNK);
+	cr_assert_eq(counter_value(CTR_readahead), GAIA_CHUNK_PAGES - 1);
+	cache_read_end(&rd);
+	will_need(cl, 0, GAIA_CHUNK);
+	cr_assert_eq(counter_value(CTR_readahead), GAIA_CHUNK_PAGES);
+	end();
+}
+
+/* Home is not made to store, or to grow, for it. */
+Test(alone, home_that_is_full_of_dirty_pages_is_left)
+{
+	struct client *cl;
+	struct kfile *dirty;
+
+	begin(&(struct rig_options){ .devices = 1, .home_bytes = CACHE_HOME_MIN }, 4 * GAIA_CHUNK);
+	dirty = kfile_create(rig, 2, CACHE_HOME_MIN);
+	for (uint64_t off = 0; off < CACHE_HOME_MIN * 3 / 4; off += GAIA_PAGE)
+		cr_assert_eq(cpu_write_direct(dirty, (char[GAIA_PAGE]){ 1 }, GAIA_PAGE, off), 0);
+	cl = new_client(0);
+	counts_begin();
+	will_need(cl, 0, 4 * GAIA_CHUNK);
+	expect_counts(0, 0, 0);
+	cr_assert_eq(counter_value(CTR_storage_writes), 0);
+	end();
+}
+
+/* ---- errors, and ends ---- */
+
+Test(ends, an_error_is_nobodys)
+{
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	counts_begin();
+	fault_arm("store.read", -EIO, 0, 1);
+	will_need(cl, 0, 2 * GAIA_CHUNK);
+	fault_disarm_all();
+	cr_assert_eq(counter_value(CTR_readahead_failed) - before.failed, 1);
+	expect_counts(0, 0, 0);
+	cr_assert_eq(acquire_range(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	end();
+}
+
+/* A copy that failed may have left anything. */
+Test(ends, a_copy_that_failed_is_not_used)
+{
+	struct client *cl;
+
+	begin_devices(1);
+	write_cpu(0, "right");
+	cl = new_client(0);
+	fault_arm("device.copy_in", -EIO, 0, 1);
+	will_need(cl, 0, GAIA_CHUNK);
+	fault_disarm_all();
+	expect_device(cl, 0, "right");
+	end();
+}
+
+static void *truncate_file(void *arg)
+{
+	return (void *)(intptr_t)cpu_truncate(kf, AT(0, 3) + 10);
+}
+
+/* A truncate that comes in between waits for the piece at work; what it removes is removed there, too, and nothing is read ahead beyond. */
+Test(ends, with_the_file_that_is_cut_off)
+{
+	struct client *cl;
+	pthread_t thread;
+	void *result;
+
+	begin_devices(1);
+	write_cpu(AT(0, 3), "is cut off here");
+	cl = new_client(0);
+	expect_device(cl, AT(0, 3), "is cut off here");
+	release_all(cl);
+	fault_hold("readahead.bring");
+	advise(cl);
+	fault_await_held("readahead.bring");
+	cr_assert_eq(cache_advise(cl->mapping, 0, 4 * GAIA_CHUNK, GAIA_ADVISE_WILLNEED), 0);
+	cr_assert_eq(pthread_create(&thread, NULL, truncate_file, NULL), 0);
+	usleep(20000);
+	fault_let_go("readahead.bring");
+	pthread_join(thread, &result);
+	cr_assert_eq((intptr_t)result, 0);
+	rig_readahead(rig);
+	cr_assert_eq(rig_device_used(rig, 0), GAIA_CHUNK);
+	cr_assert_eq(cpu_truncate(kf, 4 * GAIA_CHUNK), 0);
+	will_need(cl, 0, 4 * GAIA_CHUNK);
+	expect_device(cl, AT(0, 3), "is cut off");
+	cr_assert_eq(*client_at(cl, AT(0, 3) + 10), 0);
+	end();
+}
+
+/* The worker has not begun when the mapping ends: it does nothing then. */
+Test(ends, with_the_mapping)
+{
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	fault_hold("readahead.begin");
+	advise(cl);
+	fault_await_held("readahead.begin");
+	client_end(cl);
+	fault_let_go("readahead.begin");
+	rig_readahead(rig);
+	cr_assert_eq(counter_value(CTR_readahead), 0);
+	end();
+}
+
+static void *end_client(void *arg)
+{
+	client_end(arg);
+	return NULL;
+}
+
+/* It ends after the piece at work, though there are more. */
+Test(ends, after_the_piece_at_work)
+{
+	struct client *cl;
+	pthread_t thread;
+
+	begin_devices(1);
+	cl = new_client(0);
+	fault_hold("readahead.bring");
+	cr_assert_eq(cache_advise(cl->mapping, 0, 4 * GAIA_CHUNK, GAIA_ADVISE_WILLNEED), 0);
+	fault_await_held("readahead.bring");
+	cr_assert_eq(pthread_create(&thread, NULL, end_client, cl), 0);
+	usleep(50000);
+	fault_let_go("readahead.bring");
+	pthread_join(thread, NULL);
+	rig_readahead(rig);
+	cr_assert_leq(counter_value(CTR_readahead), GAIA_CHUNK_PAGES);
+	end();
+}
+
+Test(ends, with_other_advice)
+{
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	fault_hold("readahead.begin");
+	advise(cl);
+	fault_await_held("readahead.begin");
+	cr_assert_eq(cache_advise(cl->mapping, 0, GAIA_CHUNK, GAIA_ADVISE_DONTNEED), 0);
+	fault_let_go("readahead.begin");
+	rig_readahead(rig);
+	cr_assert_eq(rig_device_used(rig, 0), 0);
+	end();
+}
+
+/* ---- users ---- */
+
+Test(users, may_have_no_more_read_ahead_than_they_may_pin)
+{
+	struct client *cl;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 8 }, 16 * GAIA_CHUNK);
+	rig->user = (struct cache_user){ .uid = 1 };
+	cl = client_create(kf, 0, GAIA_PROT_RW, 16 * GAIA_CHUNK);
+	will_need(cl, 0, 16 * GAIA_CHUNK);
+	cr_assert_eq(rig_device_used(rig, 0), 6 * GAIA_CHUNK, "three quarters");
+	cr_assert_eq(acquire_range(cl, 0, 6 * GAIA_CHUNK, GAIA_PROT_READ), 0);
+	will_need(cl, 6 * GAIA_CHUNK, GAIA_CHUNK);
+	cr_assert_eq(rig_device_used(rig, 0), 6 * GAIA_CHUNK);
+	end();
+}
+
+/* Readers have copies of their own, which are filled as their acquires would, and end with them. */
+Test(users, who_only_read_have_their_own)
+{
+	struct client *reader, *writer;
+
+	begin_writable(8);
+	writer = new_client(0);
+	write_device(writer, AT(1, 2), "unreleased");
+	rig->user = (struct cache_user){ .uid = 1 };
+	reader = new_reader();
+	will_need(reader, AT(1, 0), GAIA_CHUNK);
+	cr_assert_eq(rig_device_used(rig, 0), 2 * GAIA_CHUNK);
+	cr_assert_eq(acquire_range(reader, AT(1, 0), GAIA_CHUNK, GAIA_PROT_READ), 0);
+	cr_assert_str_eq((char *)client_at(reader, AT(1, 2)), "");
+	client_end(reader);
+	cr_assert_eq(rig_device_used(rig, 0), GAIA_CHUNK);
+	end();
+}
+
+/* What a client is handed is current, or zeros: also what was not read ahead of a chunk of which a part was. */
+Test(users, see_nothing_of_what_the_memory_had_before)
+{
+	struct client *cl, *other;
+	struct kfile *secret;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 1 }, 4 * GAIA_CHUNK);
+	secret = kfile_create(rig, 2, GAIA_CHUNK);
+	cr_assert_eq(cpu_write(secret, "secret", 6, AT(0, 100)), 0);
+	other = client_create(secret, 0, GAIA_PROT_RW, GAIA_CHUNK);
+	cr_assert_eq(client_acquire(other, 0, GAIA_CHUNK, GAIA_PROT_READ), 0);
+	client_end(other);
+	cr_assert_eq(cache_evict(secret->cfile, 0, 0, 0), 0);
+	write_cpu(AT(0, 1), "ours");
+	cr_assert_eq(kernel_writeback(kf, 0, 0, 1), 0);
+	cl = new_client(0);
+	will_need(cl, 0, 2 * GAIA_PAGE);
+	cr_assert_eq(acquire_range(cl, 0, 2 * GAIA_PAGE, GAIA_PROT_READ), 0);
+	cr_assert_str_eq((char *)client_at(cl, AT(0, 1)), "ours");
+	for (unsigned i = 2 * GAIA_PAGE; i < GAIA_CHUNK; i++)
+		cr_assert_eq(client_at(cl, 0)[i], 0);
+	end();
+}
