@@ -568,6 +568,8 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 	    ready_acquire(m, span, access & GAIA_PROT_WRITE, seq, verdict, &err)) {
 		count(CTR_acquires, 1);
 		count(CTR_acquires_ready, 1);
+		if (!err)
+			readahead_acquired(m, span);
 		return err;
 	}
 	if (access)
@@ -583,6 +585,8 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 		pin_put_back(m, pin);
 	else if (pin)
 		pin_end(m, pin);
+	if (access && !err && !(prot & GAIA_PROT_PIN))
+		readahead_acquired(m, span);
 	return err;
 }
 
@@ -655,6 +659,10 @@ int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice)
 	if (len == 0)
 		return 0;
 	switch (advice) {
+	case GAIA_ADVISE_NORMAL:
+	case GAIA_ADVISE_RANDOM:
+	case GAIA_ADVISE_SEQUENTIAL:
+		return readahead_advise(m, pages_of(off, len), advice);
 	case GAIA_ADVISE_WILLNEED:
 		readahead_will_need(m, pages_of(off, len));
 		return 0;

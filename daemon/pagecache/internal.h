@@ -808,11 +808,15 @@ int readahead_begin(struct mapping *m, struct cache *c, struct cache_user user);
 void readahead_end(struct mapping *m);
 /* Bring the pages of @span, which lies in the mapping, when there is time, as far as there is room. */
 void readahead_will_need(struct mapping *m, struct page_span span);
+/* An acquire of @span has succeeded. No lock is held. */
+void readahead_acquired(struct mapping *m, struct page_span span);
+/* GAIA_ADVISE_NORMAL, RANDOM or SEQUENTIAL. -EAGAIN: too many ranges of the mapping have advice of their own. */
+int readahead_advise(struct mapping *m, struct page_span span, unsigned how);
 /* Bring nothing of @span any more. */
 void readahead_cancel(struct mapping *m, struct page_span span);
-/* dev->lock held. A replica was made for it; it is pinned, or goes; its user may have one more. */
+/* dev->lock held. A replica was made for it; it is pinned (@used), or goes; its user may have one more. */
 void readahead_made(struct readahead *ra, struct replica *rep);
-void readahead_ended(struct replica *rep);
+void readahead_ended(struct replica *rep, bool used);
 bool readahead_has_room(const struct readahead *ra, const struct cache_device *dev);
 /* The same. Whether the replica, which was made to read ahead, is among what @ra is to bring, or has just brought. */
 bool readahead_is_needed(struct readahead *ra, const struct replica *rep);
@@ -843,6 +847,8 @@ uint64_t device_idle_ready(struct cache_device *dev, uint64_t most, struct repli
 bool replica_is_held_ready(const struct replica *rep);
 /* The number of idle replicas of which something is held, because they are ready. dev->reserve is held. */
 uint64_t device_held_idle(struct cache_device *dev);
+/* Whether all of @span is ready to be read. No lock is held. */
+bool ready_has(struct mapping *m, struct page_span span);
 /* Acquire, with *err as of cache_acquire(), if all of @span is ready. False: it is not, and nothing was done. */
 bool ready_acquire(struct mapping *m, struct page_span span, bool write, uint64_t *seq, atomic_uint *verdict, int *err);
 /*

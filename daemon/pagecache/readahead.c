@@ -15,6 +15,12 @@
  * told to nobody: the acquire finds the same error, if it is one.
  *
  * Files that CPU programs may write past the cache are left alone: what would be read ahead is read again by the acquire, to compare.
+ *
+ * Streams. A mapping remembers its last few acquires. One that begins in, or where, an earlier one ended and goes further makes a stream; so does the
+ * third of equal length at equal distances. An acquire that continues a stream has the next ranges requested: as many pages as the stream's
+ * window. That begins as long as an acquire (WINDOW_LEAST at least), doubles each time that the stream goes on, up to WINDOW_MOST, and is halved when
+ * something of the mapping's was evicted unused, or found no room. Advice says for each range what is done: nothing (GAIA_RANDOM), this, or the
+ * largest window from the first acquire on (GAIA_SEQUENTIAL).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -34,10 +40,36 @@
 #define HOME_SHARE 8u
 #define PIECE_LEAST 32u
 
+/* Of a stream, in pages. */
+#define WINDOW_LEAST 256u
+#define WINDOW_MOST 4096u
+#define STREAMS 4u
+#define HISTORY 8u
+#define STEPS_MOST 64u		  /* of a stride, that are requested */
+#define STRIDE_MOST (1ll << 28) /* pages */
+
+#define ADVICES 16u /* ranges of a mapping with advice of their own */
+
 struct request {
 	uint64_t id;
-	struct page_span rest;	/* of the present range: what was not brought yet */
-	struct page_span all;	/* from the first page of all ranges to the last */
+	struct page_span rest; /* of the present range: what was not brought yet */
+	int64_t stride;	       /* from this range to the next */
+	uint64_t length, more; /* of each range; how many come after this one */
+	struct page_span all;  /* from the first page of all ranges to the last */
+	bool guess;	       /* it is not advice */
+};
+
+struct stream {
+	struct page_span last; /* acquired; empty: there is no such stream */
+	int64_t stride;	       /* from there to the next; 0: that begins where this one ends */
+	uint64_t window;       /* pages to request beyond */
+	uint64_t ahead;	       /* the end of what was requested; of strides: how many beyond the last */
+	uint64_t used;	       /* readahead.n_acquires then */
+};
+
+struct advice {
+	struct page_span span;
+	unsigned how; /* GAIA_ADVISE_* */
 };
 
 /* Lives while its mapping does, or its job, or a replica that was made for it and not used. */
@@ -57,7 +89,15 @@ struct readahead {
 	bool ended;
 	struct request request[REQUESTS]; /* in the order of their turns */
 	unsigned n_requests;
+	struct page_span present; /* all of the one at work, which may have no more pieces */
 	uint64_t last_id;
+	struct stream stream[STREAMS];
+	struct page_span history[HISTORY]; /* acquires that belong to no stream */
+	uint64_t n_acquires, n_history;
+	struct advice advice[ADVICES]; /* in order */
+	unsigned n_advice;
+
+	atomic_uint n_lost; /* times that something was evicted unused, or found no room, since a stream last went on */
 };
 
 static struct readahead *ra_get(struct readahead *ra)
@@ -83,12 +123,14 @@ void readahead_made(struct readahead *ra, struct replica *rep)
 	user_ahead_more(rep->dev, &ra->user);
 }
 
-void readahead_ended(struct replica *rep)
+void readahead_ended(struct replica *rep, bool used)
 {
 	struct readahead *ra = rep->ahead;
 
 	if (!ra)
 		return;
+	if (!used)
+		atomic_fetch_add(&ra->n_lost, 1);
 	rep->ahead = NULL;
 	user_ahead_less(rep->dev, &ra->user);
 	ra_put(ra);
@@ -132,15 +174,35 @@ void readahead_dropped(struct replica *rep)
 	rep->n_brought = 0;
 }
 
-/* Whether the requests name some of the chunk: then it is not given up for others of them. cache_device.lock is held. */
+static bool meet(struct page_span x, struct page_span y)
+{
+	return x.a < y.b && y.a < x.b;
+}
+
+/* From what the stream acquired last to the end of what was requested for it. */
+static struct page_span stream_reach(const struct stream *s)
+{
+	int64_t far = s->stride * (int64_t)s->ahead;
+
+	if (s->stride == 0)
+		return (struct page_span){ s->last.a, MAX(s->ahead, s->last.b) };
+	if (far < 0)
+		return (struct page_span){ (uint64_t)-far < s->last.a ? s->last.a - (uint64_t)-far : 0, s->last.b };
+	return (struct page_span){ s->last.a, s->last.b + (uint64_t)far };
+}
+
+/* Whether the requests name some of the chunk, or a stream will come to it: then it is not given up for others of them. cache_device.lock is held. */
 static bool is_asked_for(struct readahead *ra, uint64_t index)
 {
-	uint64_t a = index * GAIA_CHUNK_PAGES, b = a + GAIA_CHUNK_PAGES;
-	bool asked = false;
+	struct page_span chunk = { index * GAIA_CHUNK_PAGES, (index + 1) * GAIA_CHUNK_PAGES };
+	bool asked;
 
 	pthread_mutex_lock(&ra->lock);
+	asked = meet(ra->present, chunk);
 	for (unsigned k = 0; k < ra->n_requests && !asked; k++)
-		asked = ra->request[k].all.a < b && a < ra->request[k].all.b;
+		asked = meet(ra->request[k].all, chunk);
+	for (unsigned k = 0; k < STREAMS && !asked; k++)
+		asked = meet(stream_reach(&ra->stream[k]), chunk);
 	pthread_mutex_unlock(&ra->lock);
 	return asked;
 }
@@ -302,7 +364,13 @@ static uint64_t next_piece(struct readahead *ra, struct page_span *piece)
 	uint64_t end = ROUND_DOWN(rq.rest.a, GAIA_CHUNK_PAGES) + GAIA_CHUNK_PAGES;
 
 	*piece = (struct page_span){ rq.rest.a, MIN(MIN(rq.rest.b, end), rq.rest.a + piece_pages(ra->cache)) };
+	ra->present = rq.all;
 	rq.rest.a = piece->b;
+	if (rq.rest.a == rq.rest.b && rq.more > 0) {
+		rq.rest.b += (uint64_t)rq.stride;
+		rq.rest.a = rq.rest.b - rq.length;
+		rq.more--;
+	}
 	request_remove(ra, 0);
 	if (rq.rest.a < rq.rest.b)
 		ra->request[ra->n_requests++] = rq;
@@ -323,6 +391,8 @@ static void work(struct readahead *ra)
 		pthread_rwlock_unlock(&ra->cache->round);
 		if (err < 0)
 			count(CTR_readahead_failed, 1);
+		if (err == -ENOMEM)
+			atomic_fetch_add(&ra->n_lost, 1);
 		pthread_mutex_lock(&ra->lock);
 		if (err)
 			request_drop(ra, id);
@@ -352,7 +422,7 @@ static void run(void *arg)
 	atomic_fetch_sub(&c->n_readahead, 1);
 }
 
-static void ask(struct readahead *ra, struct page_span span)
+static void ask(struct readahead *ra, struct request rq)
 {
 	struct cache *c = ra->cache;
 	struct request *last;
@@ -360,10 +430,11 @@ static void ask(struct readahead *ra, struct page_span span)
 
 	pthread_mutex_lock(&ra->lock);
 	last = ra->n_requests > 0 ? &ra->request[ra->n_requests - 1] : NULL;
-	if (last && last->rest.b == span.a) {
-		last->rest.b = last->all.b = span.b;
+	if (last && rq.more == 0 && last->more == 0 && last->rest.b == rq.rest.a && last->guess == rq.guess) {
+		last->rest.b = last->all.b = rq.rest.b;
 	} else if (ra->n_requests < REQUESTS) {
-		ra->request[ra->n_requests++] = (struct request){ ++ra->last_id, span, span };
+		rq.id = ++ra->last_id;
+		ra->request[ra->n_requests++] = rq;
 		submit = !ra->queued;
 	}
 	if (submit) {
@@ -376,20 +447,239 @@ static void ask(struct readahead *ra, struct page_span span)
 		pool_submit_for(c->readahead, ra->user.uid, ra->user.owner, run, ra);
 }
 
+/* ---- streams. The lock is held, unless stated otherwise ---- */
+
+static unsigned advice_at(const struct readahead *ra, uint64_t page)
+{
+	for (unsigned k = 0; k < ra->n_advice; k++)
+		if (page >= ra->advice[k].span.a && page < ra->advice[k].span.b)
+			return ra->advice[k].how;
+	return GAIA_ADVISE_NORMAL;
+}
+
+static bool is_stream(const struct stream *s)
+{
+	return s->last.a < s->last.b;
+}
+
+/* Whether @next goes on where @last ended, or overlaps it, and ends later. */
+static bool follows(struct page_span last, struct page_span next)
+{
+	return next.a > last.a && next.a <= last.b && next.b > last.b;
+}
+
+static bool continues(const struct stream *s, struct page_span span)
+{
+	if (!is_stream(s))
+		return false;
+	return s->stride == 0 ? follows(s->last, span) : span.a == s->last.a + (uint64_t)s->stride;
+}
+
+/* The stream that has not gone on for longest becomes a new one. */
+static struct stream *stream_begin(struct readahead *ra, struct page_span span, int64_t stride)
+{
+	struct stream *s = &ra->stream[0];
+
+	for (unsigned k = 1; k < STREAMS; k++)
+		if (ra->stream[k].used < s->used)
+			s = &ra->stream[k];
+	*s = (struct stream){ .last = span, .stride = stride, .window = MIN(MAX(span.b - span.a, (uint64_t)WINDOW_LEAST), (uint64_t)WINDOW_MOST) };
+	return s;
+}
+
+/* Whether @span is the third of equal length at equal distances: the distance, or 0. */
+static int64_t find_stride(const struct readahead *ra, struct page_span span)
+{
+	uint64_t length = span.b - span.a;
+
+	for (unsigned k = 0; k < HISTORY; k++)
+		for (unsigned j = 0; j < HISTORY; j++) {
+			struct page_span one = ra->history[j], two = ra->history[k];
+			int64_t stride = (int64_t)(span.a - two.a);
+
+			if (two.b - two.a == length && one.b - one.a == length && stride != 0 && two.a - one.a == (uint64_t)stride &&
+			    stride <= STRIDE_MOST && stride >= -STRIDE_MOST)
+				return stride;
+		}
+	return 0;
+}
+
+/* A stream that begins with @span, after what is remembered; NULL: there is none. */
+static struct stream *find_stream(struct readahead *ra, struct page_span span, unsigned advice)
+{
+	struct stream *s = NULL;
+	bool known = false;
+	int64_t stride;
+
+	for (unsigned k = 0; k < HISTORY && !s; k++) {
+		known |= ra->history[k].a == span.a && ra->history[k].b == span.b;
+		if (follows(ra->history[k], span))
+			s = stream_begin(ra, span, 0);
+	}
+	stride = s || known ? 0 : find_stride(ra, span);
+	if (stride != 0)
+		s = stream_begin(ra, span, stride);
+	if (!s && advice == GAIA_ADVISE_SEQUENTIAL)
+		s = stream_begin(ra, span, 0);
+	if (s && advice == GAIA_ADVISE_SEQUENTIAL)
+		s->window = WINDOW_MOST;
+	if (!s && !known)
+		ra->history[ra->n_history++ % HISTORY] = span;
+	return s;
+}
+
+static void stream_goes_on(struct readahead *ra, struct stream *s, struct page_span span)
+{
+	bool lost = atomic_exchange(&ra->n_lost, 0) > 0;
+
+	s->window = lost ? MAX(s->window / 2, (uint64_t)WINDOW_LEAST) : MIN(2 * s->window, (uint64_t)WINDOW_MOST);
+	s->last = span;
+	if (s->stride != 0 && s->ahead > 0)
+		s->ahead--;
+}
+
+/* Cut @rq to the mapping. False: nothing of it is left. */
+static bool request_clip(const struct mapping *m, struct request *rq)
+{
+	uint64_t first = m->off / GAIA_PAGE, end = (m->off + m->len + GAIA_PAGE - 1) / GAIA_PAGE;
+
+	if (rq->rest.a < first || rq->rest.a >= end)
+		return false;
+	if (rq->stride > 0)
+		rq->more = MIN(rq->more, (end - 1 - rq->rest.a) / (uint64_t)rq->stride);
+	else if (rq->stride < 0)
+		rq->more = MIN(rq->more, (rq->rest.a - first) / (uint64_t)-rq->stride);
+	if (rq->more == 0)
+		rq->rest.b = MIN(rq->rest.b, end);
+	else if (rq->stride > 0 && rq->rest.b + rq->more * (uint64_t)rq->stride > end)
+		rq->more--;
+	rq->all = rq->rest;
+	if (rq->stride > 0)
+		rq->all.b += rq->more * (uint64_t)rq->stride;
+	else
+		rq->all.a -= rq->more * (uint64_t)-rq->stride;
+	return true;
+}
+
+/* What the stream needs now. False: nothing; it asks for no less than half a window. */
+static bool stream_asks(const struct mapping *m, struct stream *s, struct request *rq)
+{
+	uint64_t length = MIN(s->last.b - s->last.a, (uint64_t)WINDOW_MOST), steps;
+
+	*rq = (struct request){ .stride = s->stride, .length = length, .guess = true };
+	if (s->stride == 0) {
+		s->ahead = MAX(s->ahead, s->last.b);
+		rq->rest = (struct page_span){ s->ahead, s->last.b + s->window };
+		if (rq->rest.a >= rq->rest.b || rq->rest.b - rq->rest.a < s->window / 2)
+			return false;
+		s->ahead = rq->rest.b;
+		return request_clip(m, rq);
+	}
+	steps = MIN(MAX(s->window / length, 1u), (uint64_t)STEPS_MOST);
+	if (s->ahead >= steps || steps - s->ahead < steps / 2)
+		return false;
+	rq->rest.a = s->last.a + (s->ahead + 1) * (uint64_t)s->stride;
+	rq->rest.b = rq->rest.a + length;
+	rq->more = steps - s->ahead - 1;
+	s->ahead = steps;
+	return request_clip(m, rq);
+}
+
+void readahead_acquired(struct mapping *m, struct page_span span)
+{
+	struct readahead *ra = m->readahead;
+	struct stream *s = NULL;
+	struct request rq;
+	unsigned advice;
+	bool again = false, asks = false;
+
+	pthread_mutex_lock(&ra->lock);
+	advice = advice_at(ra, span.a);
+	for (unsigned k = 0; k < STREAMS; k++)
+		again |= ra->stream[k].last.a == span.a && ra->stream[k].last.b == span.b;
+	for (unsigned k = 0; k < STREAMS && !s && advice != GAIA_ADVISE_RANDOM; k++)
+		if (continues(&ra->stream[k], span)) {
+			s = &ra->stream[k];
+			stream_goes_on(ra, s, span);
+		}
+	if (!s && !again && advice != GAIA_ADVISE_RANDOM)
+		s = find_stream(ra, span, advice);
+	if (s) {
+		s->used = ++ra->n_acquires;
+		asks = stream_asks(m, s, &rq);
+	}
+	pthread_mutex_unlock(&ra->lock);
+	/* Mostly what goes round in a file that is all there. */
+	if (asks && !(rq.stride == 0 && ready_has(m, rq.rest)))
+		ask(ra, rq);
+}
+
+/* ---- advice ---- */
+
+/* Drop what was guessed for pages of @span (@all: whatever was requested), and the streams that are there. */
+static void forget(struct readahead *ra, struct page_span span, bool all)
+{
+	for (unsigned k = ra->n_requests; k-- > 0;)
+		if ((all || ra->request[k].guess) && meet(ra->request[k].all, span))
+			request_remove(ra, k);
+	for (unsigned k = 0; k < STREAMS; k++)
+		if (meet(ra->stream[k].last, span))
+			ra->stream[k] = (struct stream){ .window = 0 };
+}
+
 void readahead_will_need(struct mapping *m, struct page_span span)
 {
-	ask(m->readahead, span);
+	ask(m->readahead, (struct request){ .rest = span, .all = span });
 }
 
 void readahead_cancel(struct mapping *m, struct page_span span)
 {
+	pthread_mutex_lock(&m->readahead->lock);
+	forget(m->readahead, span, true);
+	pthread_mutex_unlock(&m->readahead->lock);
+}
+
+/* Add [a, b), if it is not empty, behind what is there already. */
+static void advice_add(struct advice *out, unsigned *n, uint64_t a, uint64_t b, unsigned how)
+{
+	if (a >= b)
+		return;
+	if (*n > 0 && out[*n - 1].span.b == a && out[*n - 1].how == how)
+		out[*n - 1].span.b = b;
+	else
+		out[(*n)++] = (struct advice){ { a, b }, how };
+}
+
+/* The advice for all pages but those of @span, and, unless it is the usual, @how for these, into @out: how many. */
+static unsigned advice_with(const struct readahead *ra, struct page_span span, unsigned how, struct advice *out)
+{
+	unsigned n = 0;
+
+	for (unsigned k = 0; k < ra->n_advice; k++)
+		advice_add(out, &n, ra->advice[k].span.a, MIN(ra->advice[k].span.b, span.a), ra->advice[k].how);
+	if (how != GAIA_ADVISE_NORMAL)
+		advice_add(out, &n, span.a, span.b, how);
+	for (unsigned k = 0; k < ra->n_advice; k++)
+		advice_add(out, &n, MAX(ra->advice[k].span.a, span.b), ra->advice[k].span.b, ra->advice[k].how);
+	return n;
+}
+
+int readahead_advise(struct mapping *m, struct page_span span, unsigned how)
+{
 	struct readahead *ra = m->readahead;
+	struct advice now[2 * ADVICES + 1];
+	unsigned n;
 
 	pthread_mutex_lock(&ra->lock);
-	for (unsigned k = ra->n_requests; k-- > 0;)
-		if (ra->request[k].rest.a < span.b && span.a < ra->request[k].rest.b)
-			request_remove(ra, k);
+	n = advice_with(ra, span, how, now);
+	if (n <= ADVICES) {
+		memcpy(ra->advice, now, n * sizeof(now[0]));
+		ra->n_advice = n;
+		if (how == GAIA_ADVISE_RANDOM)
+			forget(ra, span, false);
+	}
 	pthread_mutex_unlock(&ra->lock);
+	return n <= ADVICES ? 0 : -EAGAIN;
 }
 
 /* ---- life ---- */

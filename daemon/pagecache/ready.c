@@ -199,6 +199,16 @@ static bool covers(const struct holds *ready, uint64_t a, uint64_t b)
 	return h && h->a <= a && h->b >= b;
 }
 
+bool ready_has(struct mapping *m, struct page_span span)
+{
+	bool has;
+
+	pthread_mutex_lock(&m->lock);
+	has = covers(&m->ready[READY_TO_READ], span.a, span.b);
+	pthread_mutex_unlock(&m->lock);
+	return has;
+}
+
 bool ready_acquire(struct mapping *m, struct page_span span, bool write, uint64_t *seq, atomic_uint *verdict, int *err)
 {
 	bool ready;

@@ -70,7 +70,7 @@ static bool pin_locked(struct replica *rep)
 		return false;
 	if (rep->pins++ == 0) {
 		make_busy(rep);
-		readahead_ended(rep);
+		readahead_ended(rep, true);
 	}
 	return true;
 }
@@ -469,7 +469,7 @@ static void memory_end(struct replica *rep)
 	/* At once, for threads that count on what leaves. */
 	pthread_mutex_lock(&dev->lock);
 	TAILQ_REMOVE(&dev->busy, rep, link);
-	readahead_ended(rep);
+	readahead_ended(rep, false);
 	stays = strand(dev, rep->keepers);
 	dev->used -= chunks * GAIA_CHUNK - stays;
 	dev->pinned -= GAIA_CHUNK - stays;

@@ -9,6 +9,7 @@
 #include "pagecache/internal.h"
 
 #define AT(chunk, page) ((uint64_t)(chunk) * GAIA_CHUNK + (uint64_t)(page) * GAIA_PAGE)
+#define WINDOW_MOST (16u * 256u) /* pages: 16 MiB */
 
 static struct {
 	uint64_t brought, used, wasted, failed, sent, operations;
@@ -510,5 +511,246 @@ Test(users, see_nothing_of_what_the_memory_had_before)
 	cr_assert_str_eq((char *)client_at(cl, AT(0, 1)), "ours");
 	for (unsigned i = 2 * GAIA_PAGE; i < GAIA_CHUNK; i++)
 		cr_assert_eq(client_at(cl, 0)[i], 0);
+	end();
+}
+
+/* ---- acquires that follow each other ---- */
+
+#define LONG 24u /* chunks: there is room for all of them */
+
+static struct client *begin_long(unsigned device_chunks)
+{
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = device_chunks, .home_bytes = 128ull << 20 }, LONG * GAIA_CHUNK);
+	counts_begin();
+	return client_create(kf, 0, GAIA_PROT_RW, LONG * GAIA_CHUNK);
+}
+
+/* Acquire and release pages [a, a + n), and wait for what is read ahead then. Whether the device had something to do for it. */
+static bool use(struct client *cl, uint64_t a, uint64_t n)
+{
+	uint64_t operations = counter_value(CTR_device_operations);
+	bool any;
+
+	/* What it causes is not its own. */
+	fault_hold("readahead.begin");
+	cr_assert_eq(acquire_range(cl, a * GAIA_PAGE, n * GAIA_PAGE, GAIA_PROT_READ), 0);
+	any = counter_value(CTR_device_operations) != operations;
+	fault_disarm_all();
+	release_range(cl, a * GAIA_PAGE, n * GAIA_PAGE);
+	rig_readahead(rig);
+	return any;
+}
+
+static uint64_t brought(void)
+{
+	return counter_value(CTR_readahead) - before.brought;
+}
+
+Test(sequence, is_noticed_at_its_second_window)
+{
+	struct client *cl = begin_long(32);
+
+	cr_assert(use(cl, 0, GAIA_CHUNK_PAGES));
+	expect_counts(0, 0, 0);
+	cr_assert(use(cl, GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES));
+	expect_counts(GAIA_CHUNK_PAGES, 0, 0);
+	for (unsigned k = 2; k < LONG; k++)
+		cr_assert(!use(cl, k * GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES), "%u", k);
+	/* All but the first two, and each once. */
+	expect_counts((LONG - 2) * GAIA_CHUNK_PAGES, (LONG - 2) * GAIA_CHUNK_PAGES, 0);
+	end();
+}
+
+Test(sequence, of_small_windows)
+{
+	struct client *cl = begin_long(32);
+	unsigned busy = 0;
+
+	for (unsigned k = 0; k < 2 * GAIA_CHUNK_PAGES; k += 16)
+		busy += use(cl, k, 16);
+	/* The first two; and the chunks that the client gets are looked at as a whole. */
+	cr_assert_leq(busy, 4);
+	end();
+}
+
+/* How far it reaches beyond the last acquire: twice as far each time, up to 16 MiB. */
+Test(sequence, that_goes_on_is_read_further_ahead)
+{
+	struct client *cl = begin_long(32);
+	uint64_t ahead = GAIA_CHUNK_PAGES;
+
+	use(cl, 0, GAIA_CHUNK_PAGES);
+	for (unsigned k = 1; k < 8; k++, ahead = MIN(2 * ahead, (uint64_t)WINDOW_MOST)) {
+		use(cl, k * GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES);
+		/* Requests are of half a window at least. */
+		cr_assert_leq(brought() + 2 * GAIA_CHUNK_PAGES, (k + 1) * GAIA_CHUNK_PAGES + ahead, "%u", k);
+		cr_assert_geq(brought() + 2 * GAIA_CHUNK_PAGES, (k + 1) * GAIA_CHUNK_PAGES + ahead / 2, "%u", k);
+	}
+	end();
+}
+
+/* What is evicted before it is used halves it. */
+Test(sequence, that_is_evicted_is_read_less_far_ahead)
+{
+	struct client *cl = begin_long(16);
+	uint64_t reach;
+
+	for (unsigned k = 0; k < 6; k++)
+		use(cl, k * GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES);
+	reach = brought() / GAIA_CHUNK_PAGES + 2;
+	cr_assert_geq(reach, 6 + 4);
+	/* Somebody else needs all of the device. */
+	begin_other(16);
+	cr_assert_gt(counter_value(CTR_readahead_wasted), before.wasted);
+	client_end(SLIST_FIRST(&rig->clients));
+	cr_assert_eq(cache_evict(SLIST_FIRST(&rig->files)->cfile, 0, 0, 0), 0);
+	before.brought = counter_value(CTR_readahead);
+	use(cl, 6 * GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES);
+	cr_assert_leq(brought(), WINDOW_MOST / 2);
+	end();
+}
+
+Test(sequence, is_not_read_beyond_the_mapping)
+{
+	struct client *cl, *part;
+
+	cl = begin_long(32);
+	part = client_create(kf, 0, GAIA_PROT_RW, 4 * GAIA_CHUNK);
+	client_end(cl);
+	for (unsigned k = 0; k < 4; k++)
+		use(part, k * GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES);
+	expect_counts(2 * GAIA_CHUNK_PAGES, 2 * GAIA_CHUNK_PAGES, 0);
+	end();
+}
+
+Test(stride, is_noticed_at_its_third_step)
+{
+	struct client *cl = begin_long(32);
+
+	for (unsigned k = 0; k < 6; k++)
+		cr_assert_eq(use(cl, 4 * k * GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES), k < 3, "%u", k);
+	/* Nothing between the steps. */
+	expect_counts(3 * GAIA_CHUNK_PAGES, 3 * GAIA_CHUNK_PAGES, 0);
+	cr_assert_eq(rig_device_used(rig, 0), 6 * GAIA_CHUNK);
+	end();
+}
+
+Test(stride, may_go_backwards)
+{
+	struct client *cl = begin_long(32);
+
+	for (unsigned k = LONG; k-- > 0;)
+		cr_assert_eq(use(cl, k * GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES), k >= LONG - 3, "%u", k);
+	end();
+}
+
+Test(streams, of_one_mapping_are_several)
+{
+	struct client *cl = begin_long(32);
+	/* At unequal distances: these are no stride. */
+	static const unsigned start[] = { 0, 5, 11, 18 };
+
+	for (unsigned k = 0; k < 5; k++)
+		for (unsigned i = 0; i < ARRAY_LEN(start); i++)
+			cr_assert_eq(use(cl, (start[i] + k) * GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES), k < 2, "%u %u", k, i);
+	end();
+}
+
+Test(streams, are_not_seen_in_what_is_at_random)
+{
+	static const unsigned places[] = { 7, 3, 20, 11, 2, 16, 9, 0, 22, 5 };
+	struct client *cl = begin_long(32);
+
+	for (unsigned i = 0; i < ARRAY_LEN(places); i++)
+		use(cl, places[i] * GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES / 2 + i);
+	expect_counts(0, 0, 0);
+	end();
+}
+
+/* Nor in the same range again and again. */
+Test(streams, are_not_seen_in_repetitions)
+{
+	struct client *cl = begin_long(32);
+
+	for (unsigned i = 0; i < 8; i++)
+		use(cl, 0, GAIA_CHUNK_PAGES);
+	expect_counts(0, 0, 0);
+	end();
+}
+
+static void advise_on(struct client *cl, uint64_t chunk, uint64_t chunks, unsigned advice)
+{
+	cr_assert_eq(cache_advise(cl->mapping, chunk * GAIA_CHUNK, chunks * GAIA_CHUNK, advice), 0);
+}
+
+Test(advice, random_ends_it_and_normal_begins_it_again)
+{
+	struct client *cl = begin_long(32);
+
+	advise_on(cl, 0, LONG, GAIA_ADVISE_RANDOM);
+	for (unsigned k = 0; k < 4; k++)
+		use(cl, k * GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES);
+	expect_counts(0, 0, 0);
+	advise_on(cl, 4, 4, GAIA_ADVISE_NORMAL);
+	use(cl, 4 * GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES);
+	use(cl, 5 * GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES);
+	expect_counts(GAIA_CHUNK_PAGES, 0, 0);
+	/* In the middle of a stream. */
+	advise_on(cl, 5, 1, GAIA_ADVISE_RANDOM);
+	use(cl, 6 * GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES);
+	expect_counts(GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES, 0);
+	end();
+}
+
+/* What the program has asked for itself it gets, whatever it says of the rest. */
+Test(advice, random_leaves_what_will_be_needed)
+{
+	struct client *cl = begin_long(32);
+
+	fault_hold("readahead.begin");
+	advise_on(cl, 0, 2, GAIA_ADVISE_WILLNEED);
+	fault_await_held("readahead.begin");
+	advise_on(cl, 0, LONG, GAIA_ADVISE_RANDOM);
+	fault_let_go("readahead.begin");
+	rig_readahead(rig);
+	expect_counts(2 * GAIA_CHUNK_PAGES, 0, 0);
+	end();
+}
+
+Test(advice, sequential_begins_with_the_first_acquire)
+{
+	struct client *cl = begin_long(32);
+
+	advise_on(cl, 0, LONG, GAIA_ADVISE_SEQUENTIAL);
+	cr_assert(use(cl, 0, GAIA_CHUNK_PAGES));
+	expect_counts(WINDOW_MOST, 0, 0);
+	cr_assert(!use(cl, GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES));
+	/* The same again is no step. */
+	use(cl, GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES);
+	use(cl, GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES);
+	cr_assert_eq(brought(), WINDOW_MOST);
+	end();
+}
+
+/* Each range has its own; as many as there is room for. */
+Test(advice, is_limited)
+{
+	struct client *cl = begin_long(32);
+
+	for (unsigned k = 0; k < 8; k++)
+		advise_on(cl, 2 * k, 1, GAIA_ADVISE_RANDOM);
+	for (unsigned k = 0; k < 8; k++)
+		advise_on(cl, 2 * k + 1, 1, GAIA_ADVISE_SEQUENTIAL);
+	cr_assert_eq(cache_advise(cl->mapping, 20 * GAIA_CHUNK, GAIA_CHUNK, GAIA_ADVISE_RANDOM), -EAGAIN);
+	/* A neighbour's; and one that takes the place of others. */
+	advise_on(cl, 16, 1, GAIA_ADVISE_SEQUENTIAL);
+	advise_on(cl, 3, 4, GAIA_ADVISE_RANDOM);
+	advise_on(cl, 20, 1, GAIA_ADVISE_RANDOM);
+	cr_assert_eq(cache_advise(cl->mapping, 0, GAIA_CHUNK, 5), -EINVAL);
+	use(cl, 20 * GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES);
+	use(cl, 21 * GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES);
+	expect_counts(0, 0, 0);
+	use(cl, 16 * GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES);
+	cr_assert_gt(brought(), 0);
 	end();
 }
