@@ -536,6 +536,9 @@ static void stream_goes_on(struct readahead *ra, struct stream *s, struct page_s
 	s->last = span;
 	if (s->stride != 0 && s->ahead > 0)
 		s->ahead--;
+	/* What was lost is asked for again; what is there costs a look. */
+	if (lost)
+		s->ahead = 0;
 }
 
 /* Cut @rq to the mapping. False: nothing of it is left. */
