@@ -24,7 +24,7 @@ static const struct kind_ops *const kinds[] = {
 #endif
 };
 
-/* Turn a negative errno into what callers of such functions expect: -1 and errno. */
+/* Turn a negative errno into -1 and errno, as callers of the library expect. */
 static int result(int err)
 {
 	if (err >= 0)
@@ -47,8 +47,9 @@ static void end_call(int *cancel)
 }
 
 /*
- * First thing in every call. poll(2), close(2) and others are cancellation points, and we call them with locks and
- * references held: so during our calls the thread cannot be cancelled. (Nobody can cancel the library's own threads.)
+ * First in every call: keep the thread from being cancelled until the call returns, because poll(2), close(2) and
+ * others are cancellation points, and the library calls them with locks and references held. (Nobody can cancel the
+ * library's own threads.)
  */
 #define NOT_CANCELLED __attribute__((cleanup(end_call), unused)) int cancel = begin_call()
 
@@ -152,8 +153,8 @@ static int map_at_daemon(struct mapping *m, int fd, unsigned device)
 		if (!err)
 			return 0;
 		/*
-		 * If the daemon does not know the connection, it has ended it, or the connection is to an earlier
-		 * daemon, whose device number was used again.
+		 * The daemon does not know the connection: it has ended it, or the connection is to an earlier
+		 * daemon whose device number (st_dev) was used again.
 		 */
 		if (err == -ENOTCONN) {
 			pthread_mutex_lock(&gaia_lock);
@@ -256,9 +257,9 @@ int gaia_munmap(void *addr, size_t length)
 		return result(err);
 	}
 	/*
-	 * The memory first: the daemon may use it for others as soon as it knows. Nobody maps anything at
-	 * these addresses any more, since the mapping is forgotten. If the daemon is gone, nobody needs to be
-	 * told, and the caller has what it asked for.
+	 * Unmap the memory first: the daemon may use it for others as soon as it is told. Nothing is mapped
+	 * at these addresses any more, since the mapping is forgotten. If the daemon is gone there is nobody
+	 * to tell, and the call has succeeded.
 	 */
 	m->ops->unreserve(m, ended);
 	unmap_at_daemon(m);
@@ -295,7 +296,7 @@ static int range_begin(void *addr, size_t length, struct mapping **out, struct g
 	return 0;
 }
 
-/* @err, or -ENOTCONN if the connection has ended, which is the cause then. */
+/* The result of a call that failed with @err: -ENOTCONN if the connection has ended, which is the cause then; else @err. */
 static int range_end(struct mapping *m, int err)
 {
 	if (err && conn_is_dead(m->conn) && err != -EMFILE && err != -ENOMEM)
@@ -304,7 +305,7 @@ static int range_end(struct mapping *m, int err)
 	return result(err);
 }
 
-/* After an ACQUIRE. */
+/* After an ACQUIRE: wait until its chunks are mapped. */
 static int wait_mapped(struct mapping *m, const struct gaia_ioc_range *io)
 {
 	return io->seq ? conn_wait(m->conn, io->seq, io->unanswered) : 0;
@@ -405,7 +406,7 @@ int gaia_advise(void *addr, size_t length, int advice)
 
 /* ---- ranges, in the order of a stream ---- */
 
-/* Make room, and have the chunks mapped: nothing of that may be left to do while the stream waits. */
+/* Make room, and have the chunks mapped, since neither may be done while the stream waits. */
 static int pin_range(struct mapping *m, struct gaia_ioc_range *io, int prot)
 {
 	int err;

@@ -11,8 +11,10 @@
 
 #include "internal.h"
 
-/* Our own code needs little more than one message, but a device's driver runs on it as well; and a program's
- * thread-local storage, which may be large, is taken from the stack. */
+/*
+ * The library's code needs little more than one message, but a device's driver runs on this stack as well;
+ * and a program's thread-local storage, which may be large, is taken from it.
+ */
 #define THREAD_STACK (1 << 20)
 
 pthread_mutex_t gaia_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -56,7 +58,7 @@ static void after_fork_in_child(void)
 		c->state = CONN_DEAD;
 		c->error = -ENOTCONN;
 		c->forked = true;
-		/* The threads that waited on it do not exist in the child. */
+		/* New, since the threads that waited on the old one do not exist in the child. */
 		c->changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
 	}
 	connected = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
@@ -144,8 +146,8 @@ static void *conn_thread(void *arg)
 		pthread_mutex_lock(&gaia_lock);
 		err = serve_one(c);
 		/*
-		 * The error may be ours: we cannot unmap a chunk, or could not map one that the daemon thinks we have.
-		 * The only way to tell it is to end the lease.
+		 * The library may be unable to unmap a chunk, or to map one that the daemon takes for mapped. The only
+		 * way to say so is to end the connection, which is the lease.
 		 */
 		if (err)
 			conn_kill(c, err);
@@ -198,7 +200,7 @@ static void free_conn(struct conn *c)
 	free(c);
 }
 
-/* Make one: in conns, CONNECTING, with one reference. The lock is held. */
+/* Make a connection: in conns, CONNECTING, with one reference. The lock is held. */
 static int new_conn(dev_t dev, struct conn **out)
 {
 	struct conn *c = calloc(1, sizeof(*c));

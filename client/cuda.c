@@ -16,7 +16,7 @@ struct cuda_api cuda_api;
 
 /* ---- the driver ---- */
 
-/* The driver finds a function by name and version; we use those of CUDA 12.0. */
+/* The driver finds a function by name and version: those of CUDA 12.0 are used. */
 #define ENTRY_VERSION 12000
 
 typedef CUresult get_proc_fn(const char *name, void **out, int version, cuuint64_t flags,
@@ -121,7 +121,7 @@ void cuda_end(struct cuda_scope *s)
 	CUstreamCaptureMode mode = s->before;
 
 	cuda_leave(s);
-	/* Tried twice: the thread is the program's, and must get its mode back. */
+	/* Tried twice: the thread belongs to the program, and must have its mode back. */
 	if (s->relaxed && cuda_api.ThreadExchangeStreamCaptureMode(&mode)) {
 		mode = s->before;
 		cuda_api.ThreadExchangeStreamCaptureMode(&mode);
@@ -215,15 +215,15 @@ static CUdeviceptr chunk_at(const struct mapping *m, uint64_t k)
 	return (CUdeviceptr)(m->base + k * GAIA_CHUNK);
 }
 
-/* An error that it reports may be of earlier work; the chunks are unmapped all the same. */
+/* Unmap @n chunks. An error may be one of earlier work that is reported only now; the chunks are unmapped all the same. */
 static CUresult unmap_run(const struct mapping *m, uint64_t first, unsigned n)
 {
 	CUresult r = cuda_api.MemUnmap(chunk_at(m, first), n * (size_t)GAIA_CHUNK), one;
 
 	/*
-	 * Other programs (llama.cpp) unmap adjacent mappings together. Documented is only to unmap each alone; how a
-	 * driver would refuse several is not documented. If the first call has unmapped them all the same, as in a broken
-	 * context, the calls below are refused, which does no harm.
+	 * The documentation allows one mapping a call only, but other programs (llama.cpp) unmap adjacent ones together.
+	 * How a driver would refuse that is not documented. If the first call has unmapped them although it failed, as in
+	 * a broken context, the calls below are refused, which does no harm.
 	 */
 	if (n == 1 || !r)
 		return r;
@@ -280,8 +280,10 @@ static CUresult allow(const struct mapping *m, uint64_t first, unsigned n, int p
 	};
 	CUresult r = cuda_api.MemSetAccess(chunk_at(m, first), n * (size_t)GAIA_CHUNK, &desc, 1);
 
-	/* Not every device knows memory that can only be read. Then the daemon shares with others only
-	 * what this process may write. */
+	/*
+	 * Not every device has memory that can only be read. On those that do not, this process shares
+	 * with others only memory of files that it may write.
+	 */
 	if ((r == CUDA_ERROR_NOT_SUPPORTED || r == CUDA_ERROR_INVALID_VALUE) && !(prot & PROT_WRITE)) {
 		desc.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
 		r = cuda_api.MemSetAccess(chunk_at(m, first), n * (size_t)GAIA_CHUNK, &desc, 1);
@@ -313,8 +315,10 @@ static int cuda_place(struct mapping *m, uint64_t first, unsigned n, const int *
 	return cuda_errno(r);
 }
 
-/* Mapped memory belongs to the process and to no context: it can be unmapped when the program has
- * destroyed ours. */
+/*
+ * Mapped memory belongs to the process and to no context: it can be unmapped even when the program has
+ * destroyed the mapping's context.
+ */
 static int cuda_clear(struct mapping *m, uint64_t first, unsigned n)
 {
 	struct cuda_scope scope;
@@ -322,7 +326,10 @@ static int cuda_clear(struct mapping *m, uint64_t first, unsigned n)
 
 	cuda_begin(&scope);
 	cuda_enter(&scope, m->own);
-	/* Nothing to wait for: what the daemon takes back was released, after the work on it. */
+	/*
+	 * There is nothing to wait for: the daemon takes back only chunks that are released, and so work on
+	 * them has ended.
+	 */
 	r = unmap_chunks(m, first, n);
 	cuda_end(&scope);
 	return cuda_errno(r);
@@ -330,9 +337,8 @@ static int cuda_clear(struct mapping *m, uint64_t first, unsigned n)
 
 /*
  * Waits for all work of the context, since unmapping a page under a running kernel breaks the context. A context that is
- * broken or gone cannot be waited for. Nor can one while a stream of it is captured; trying to
- * would invalidate the capture. So the default stream is asked first: it knows of all captures but
- * those of non-blocking streams.
+ * broken or gone cannot be waited for. Nor can one while a stream of it is captured; trying to would invalidate the
+ * capture. So the default stream is queried first: that shows all captures except those of non-blocking streams.
  */
 static int cuda_finish(struct mapping *m, bool *ended)
 {
@@ -343,7 +349,7 @@ static int cuda_finish(struct mapping *m, bool *ended)
 
 	if (!atomic_load(&c->used))
 		r = CUDA_SUCCESS;
-	/* Twice, so that a passing error is not taken for a lasting one. */
+	/* Tried twice, so that a passing error is not taken for a lasting one. */
 	for (int i = 0; i < 2 && r && !cuda_is_captured(r); i++) {
 		cuda_begin(&scope);
 		r = cuda_enter(&scope, c);
@@ -362,8 +368,10 @@ static void cuda_unreserve(struct mapping *m, bool ended)
 	struct cuda_mapping *c = m->own;
 	struct cuda_scope scope;
 
-	/* After that work every stream has reached its turns. Turns that are left belong to streams that
-	 * the program has ended with their context. */
+	/*
+	 * When that work has ended every stream has reached its turns. Turns that are left belong to
+	 * streams that the program has destroyed with their context.
+	 */
 	if (atomic_load(&c->used) && !turns_wait(m))
 		ended = false;
 	cuda_begin(&scope);

@@ -60,8 +60,10 @@ extern struct cuda_api cuda_api;
 /* The function of an entry point ("cuMemMap"), or NULL; tests replace it. */
 extern void *(*cuda_lookup)(const char *name);
 
-/* Each acquire or release that is queued has a word of its own, for which its stream waits. They are in
- * one page. */
+/*
+ * Each acquire or release that is queued has a word of its own, for which its stream waits. A mapping's
+ * words are in one page.
+ */
 #define CUDA_FLAGS (GAIA_PAGE / sizeof(uint32_t))
 
 /* mapping.own of a mapping on a GPU. */
@@ -69,7 +71,7 @@ struct cuda_mapping {
 	/* Constant. */
 	CUdevice dev;
 	CUcontext ctx;
-	bool retained; /* ctx is the primary context, and we hold it */
+	bool retained; /* ctx is the primary context, which the library has retained */
 	uint32_t *flag; /* host memory that the device sees; NULL: the driver refused it */
 	CUdeviceptr flag_dev; /* the same for the device */
 
@@ -80,14 +82,14 @@ struct cuda_mapping {
 	uint32_t reached[CUDA_FLAGS]; /* the value last written to each word; kept when the page is gone */
 	uint64_t taken[CUDA_FLAGS / 64];
 
-	/* The thread that has the mapping busy; in the end, the one that has forgotten it. */
+	/* Used by the thread that has made the mapping busy; in the end, by the one that has forgotten the mapping. */
 	uint64_t placed[]; /* one bit for each chunk: something is mapped there */
 };
 
 /*
- * A group of driver calls. While the program captures a graph, in whatever thread, CUDA forbids many
- * of its calls in all threads, and making one spoils the graph; unless the calling thread declares
- * that its calls have nothing to do with the graph.
+ * A group of driver calls. While the program captures a graph, in any thread, CUDA forbids many calls
+ * in all threads, and such a call spoils the graph, unless the calling thread has declared that its
+ * calls have nothing to do with graphs (relaxed mode).
  */
 struct cuda_scope {
 	bool relaxed, entered;
@@ -97,11 +99,11 @@ struct cuda_scope {
 /* 0, or the nearest negative errno. */
 int cuda_errno(CUresult result);
 
-/* Whether the call failed because a stream of the context is being captured, in whatever mode the thread is. */
+/* Whether the call failed because a stream of the context is being captured. Independent of the thread's mode. */
 bool cuda_is_captured(CUresult result);
 
 void cuda_begin(struct cuda_scope *s);
-/* Make the mapping's context current until cuda_leave() or cuda_end(). Once for each scope. */
+/* Make the mapping's context current until cuda_leave() or cuda_end(). Each scope is used once. */
 CUresult cuda_enter(struct cuda_scope *s, const struct cuda_mapping *c);
 void cuda_leave(struct cuda_scope *s);
 void cuda_end(struct cuda_scope *s);

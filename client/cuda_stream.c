@@ -1,10 +1,10 @@
 /*
  * cuda_stream.c - acquires and releases in the order of a stream.
  *
- * On the stream: a host function, which says that the stream has come to this point, and a wait for
- * a word of memory. The host function hands the acquire or release to the connection's turns
- * (turns.c), whose thread carries it out, notes what went wrong, and writes the word. It is written
- * whatever happens: no stream waits for ever because of a daemon that is gone.
+ * On the stream: a host function, which says that the stream has come to this point, and a wait for a
+ * word of memory. The host function hands the acquire or release to the connection's turns (turns.c).
+ * Their thread carries it out, notes its error, and writes the word. The word is written whatever
+ * happens, so that no stream waits for ever because of a daemon that is gone.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -30,7 +30,7 @@ void cuda_flags_make(struct cuda_mapping *c)
 	flag = mmap(NULL, GAIA_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (flag == MAP_FAILED)
 		return;
-	/* After a fork() our writes could go to another page than the one that the device sees. */
+	/* Otherwise, after a fork(), this process's writes could go to another page than the one that the device sees. */
 	madvise(flag, GAIA_PAGE, MADV_DONTFORK);
 	if (cuda_api.MemHostRegister(flag, GAIA_PAGE,
 				     CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP)) {
@@ -53,8 +53,10 @@ void cuda_flags_end(struct cuda_mapping *c, bool ended)
 		munmap(c->flag, GAIA_PAGE);
 }
 
-/* The lock is held. A flag is free again as soon as it is written: whoever still looks at it sees that
- * value or a later one. */
+/*
+ * Give @t a flag that no other turn uses: 0 or -EAGAIN. A flag is free again as soon as it is written:
+ * a stream that still looks at it sees that value or a later one. The lock is held.
+ */
 static int take_flag(struct cuda_mapping *c, struct cuda_turn *t)
 {
 	for (unsigned i = 0; i < CUDA_FLAGS; i++) {
@@ -81,8 +83,11 @@ static void write_flag(struct turn *turn)
 
 /* ---- queueing ---- */
 
-/* Only streams of the mapping's context: we can tell when that is no longer used. None that is being
- * captured: a graph would run us again and again. */
+/*
+ * 0 if the stream can be used, else an errno. It must be one of the mapping's context, because the
+ * library knows when that one is not used any more. It must not be captured: each launch of the graph
+ * would repeat the call.
+ */
 static int check_stream(struct cuda_scope *scope, const struct cuda_mapping *c, CUstream stream)
 {
 	CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -107,7 +112,7 @@ static int check_stream(struct cuda_scope *scope, const struct cuda_mapping *c, 
 	return owner != c->ctx || capture != CU_STREAM_CAPTURE_STATUS_NONE ? -EINVAL : 0;
 }
 
-/* No call of CUDA, and no blocking, in a host function. */
+/* A host function: it must not call CUDA, nor block. */
 static void CUDA_CB stream_is_here(void *arg)
 {
 	turn_ready(arg);
@@ -127,7 +132,7 @@ static struct turn *find_queued(const struct mapping *m, unsigned flag, uint32_t
 	return turn;
 }
 
-/* For devices whose streams cannot wait for memory: wait here instead. */
+/* Wait for the turn on the calling thread: for devices whose streams cannot wait for memory. */
 static int wait_here(struct mapping *m, CUstream stream, unsigned flag, uint32_t value)
 {
 	const struct cuda_mapping *c = m->own;
@@ -135,7 +140,7 @@ static int wait_here(struct mapping *m, CUstream stream, unsigned flag, uint32_t
 	struct turn *left;
 
 	pthread_mutex_lock(&turns_lock);
-	/* In a broken context the stream may never reach it. If it has reached it, the turn is carried out. */
+	/* In a broken context the stream may never reach the turn. If it has, the turn will be carried out. */
 	left = r ? find_queued(m, flag, value) : NULL;
 	if (left)
 		turn_abandon(left);
@@ -145,7 +150,7 @@ static int wait_here(struct mapping *m, CUstream stream, unsigned flag, uint32_t
 	return left ? cuda_errno(r) : 0;
 }
 
-/* In the mapping's context. */
+/* Called in the mapping's context. */
 static int queue_turn(struct mapping *m, const struct gaia_ioc_range *io, bool release,
 		      CUstream stream)
 {

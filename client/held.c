@@ -20,11 +20,11 @@
 
 struct held_chunk {
 	uint16_t n[GAIA_CHUNK_PAGES];	/* acquires not yet released */
-	bool writes[GAIA_CHUNK_PAGES];	/* one of these was for writing, or an earlier one that overlapped them */
+	bool writes[GAIA_CHUNK_PAGES];	/* since n was last 0 an acquire was for writing */
 
 	/* Strict mappings. */
 	bool placed;	/* the chunk is there */
-	bool lax;	/* ... and all of it can be touched: the process has no mappings left to protect parts */
+	bool lax;	/* placed, and not protected: the process has no mappings left for that */
 	int prot;	/* placed: the access that it allows at most */
 };
 
@@ -69,7 +69,7 @@ static bool *writes_of(const struct mapping *m, uint64_t page)
 
 /* ---- reports ---- */
 
-/* Report @what of these pages: the file's present name, and those bytes that are in the mapping. */
+/* Report that these pages @what: names the file as it is called now, and the bytes that are in the mapping. */
 static void report(const struct mapping *m, struct pages p, const char *what)
 {
 	uint64_t start = m->offset / GAIA_CHUNK * GAIA_CHUNK;
@@ -97,7 +97,7 @@ static struct pages next_run(const struct mapping *m, struct pages p, bool held)
 	return run;
 }
 
-/* Collected under the lock, to be reported without it. Returns the number of runs. */
+/* Collect runs of pages, under the lock, to be reported without it. Returns their number. */
 static unsigned note_runs(const struct mapping *m, struct pages p, bool held, struct pages out[REPORTS])
 {
 	unsigned n = 0;
@@ -179,7 +179,7 @@ static void on_fault(int sig, siginfo_t *info, void *context)
 {
 	int err = errno;
 
-	/* Otherwise somebody sent the signal: there is no address, and the access will not fault again. */
+	/* If a process sent the signal there is no address, and nothing will fault again. */
 	if (info->si_code > 0)
 		report_fault(info->si_addr);
 	errno = err;
@@ -279,7 +279,7 @@ int held_init(struct mapping *m)
 		return 0;
 	if (is_debugging() && m->strict)
 		pthread_once(&once, watch_faults);
-	/* For all of the reserved range; most of the table is never touched. */
+	/* The table is for all of the reserved range; most of it is never touched. */
 	table = mmap(NULL, table_bytes(m), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (table == MAP_FAILED)
 		return -ENOMEM;

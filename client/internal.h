@@ -62,7 +62,7 @@ struct kind_ops {
 	 * there is no such work.
 	 */
 	int (*finish)(struct mapping *m, bool *ended);
-	/* Undo reserve(), after finish() or before any use. Nobody finds the mapping any more. */
+	/* Undo reserve(), after finish() or before any use. The mapping cannot be found any more. */
 	void (*unreserve)(struct mapping *m, bool ended);
 
 	/* Map the @n chunks behind @fd at chunk @first and those after it, in place of what was there. The
@@ -74,8 +74,10 @@ struct kind_ops {
 	 * gaia_lock is held. NULL: not possible. */
 	int (*protect)(struct mapping *m, uint64_t a, uint64_t b, int prot);
 
-	/* Have an acquire or release carried out in the order of a stream; after an error it never is. NULL:
-	 * there are no streams: the caller carries it out at once. */
+	/*
+	 * Queue an acquire or release, to be carried out in the order of a stream; after an error it is not
+	 * queued. NULL: there are no streams, and the caller carries it out at once.
+	 */
 	int (*queue)(struct mapping *m, const struct gaia_ioc_range *io, bool release,
 		     struct CUstream_st *stream);
 };
@@ -85,8 +87,7 @@ extern const struct kind_ops sim_kind;
 extern const struct kind_ops cuda_kind;
 #endif
 
-/* An acquire or release that is queued. A thread of the library carries it out when a stream has
- * reached it. */
+/* An acquire or release that is queued. A thread of the library carries it out when its stream has reached it. */
 struct turn {
 	struct mapping *m; /* NULL: gone */
 	struct gaia_ioc_range io;
@@ -141,7 +142,7 @@ struct conn {
 	unsigned refs;
 	int fd[GAIA_MSG_CHUNKS]; /* of the message that is being carried out */
 	unsigned n_fds;
-	uint64_t refused;	/* the last GRANT that we could not carry out and refused */
+	uint64_t refused;	/* the last GRANT that could not be carried out, and was refused */
 	LIST_HEAD(, map_file) files;
 	pthread_cond_t changed;	/* state, seq, or busy of a mapping */
 	LIST_ENTRY(conn) link;
@@ -162,9 +163,9 @@ struct mapping {
 	char *base;		/* what is reserved: whole chunks around it */
 	size_t span;
 	void *own;		/* the kind's own state; free(3) is enough for it */
-	struct held_chunk *held; /* one for each chunk of span, with gaia_lock; NULL: nobody counts */
+	struct held_chunk *held; /* one for each chunk of span, with gaia_lock; NULL: holds are not counted */
 
-	atomic_int late_error;	/* of a turn: the first that was not reported yet */
+	atomic_int late_error;	/* of turns: the first that was not reported yet */
 
 	/* turns_lock. */
 	LIST_HEAD(, turn) turns_queued; /* in streams, not ready */
@@ -184,15 +185,15 @@ extern pthread_mutex_t gaia_lock, turns_lock;
  * is none. *@fresh: it was made by this call.
  */
 int conn_get(int fd, dev_t dev, struct conn **out, bool *fresh);
-/* May wait for the connection's thread, which has no mapping to work on then. */
+/* The last reference to go waits for the connection's thread, which then has no mapping to work on. */
 void conn_put(struct conn *c);
 /*
  * Wait until message @seq has been carried out. Takes gaia_lock only if it has not been, or if some messages were @unanswered
- * when the daemon named it (gaia_ioc_range): if one of these was refused meanwhile, the daemon's reply is void, the
+ * when the daemon named @seq (gaia_ioc_range): if one of these was refused meanwhile, the daemon's reply does not hold, the
  * connection ends, and the result is -ENOTCONN.
  */
 int conn_wait(struct conn *c, uint64_t seq, uint32_t unanswered);
-/* Declare it dead, for whatever reason; the lock is held. */
+/* Declare the connection dead because of @error. The lock is held. */
 void conn_kill(struct conn *c, int error);
 bool conn_is_dead(struct conn *c);
 /* A thread of the library's: small, and without signals. */
@@ -210,7 +211,7 @@ void turns_init(struct turns *ts);
 void turns_end(struct turns *ts, bool forked);
 /* Start the thread unless it runs. */
 int turns_start(struct conn *c);
-/* turns_lock is held. A turn is about to be queued; or it was not queued after all. */
+/* A turn is about to be queued (turn_queued()); or it was not queued after all. turns_lock is held. */
 void turn_queued(struct turn *t);
 void turn_not_queued(struct turn *t);
 /* A stream has reached the turn. The turn, from malloc(3), now belongs to the thread. */
@@ -220,10 +221,7 @@ void turn_ready(struct turn *t);
  * time, which then has no effect. turns_lock is held.
  */
 void turn_abandon(struct turn *t);
-/*
- * Wait for those of the mapping's turns that a stream has reached. False: there were others, which
- * are abandoned now.
- */
+/* Wait for the mapping's turns that a stream has reached, and abandon the others. False: there were others. */
 bool turns_wait(struct mapping *m);
 
 /* ---- held.c ---- */
@@ -252,8 +250,10 @@ struct mapping *mapping_find(const char *addr, size_t length);
 /* The mapping with exactly this range, with a reference. NULL and *@err: there is none, or it is
  * an ancestor's. */
 struct mapping *mapping_exact(const char *addr, size_t length, int *err);
-/* Forget it; nobody works on it any more. The caller gets the tables' reference. False: another thread
- * has forgotten it. */
+/*
+ * Forget the mapping, and wait until no thread works on it any more. The caller gets the tables'
+ * reference. False: another thread has forgotten it.
+ */
 bool mapping_remove(struct mapping *m);
 /* The lock is held. */
 void mappings_each(void (*fn)(struct mapping *m));

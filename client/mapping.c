@@ -75,7 +75,7 @@ int mapping_reserve(struct mapping *m, const struct gaia_ioc_device *device)
 	return err;
 }
 
-/* Drop the tables' references to an ancestor's mappings at addresses where we now have our own; the lock is held. */
+/* Drop the tables' references to an ancestor's mappings whose addresses now belong to @new. The lock is held. */
 static void forget_ancestors(const struct mapping *new, struct mapping **put, size_t *n, size_t max)
 {
 	struct mapping *old;
@@ -175,7 +175,7 @@ void mapping_put(struct mapping *m)
 	free(m);
 }
 
-/* Without the lock; the mapping is busy. A GRANT places all of its chunks or none. */
+/* Called without the lock, while the mapping is busy. A GRANT places all of its chunks or none. */
 static int carry_out(struct mapping *m, const struct gaia_msg *msg, const int *fd)
 {
 	uint64_t first = m->offset / GAIA_CHUNK, k;
@@ -280,7 +280,7 @@ void file_put(struct map_file *f)
 	}
 	LIST_REMOVE(f, link);
 	pthread_mutex_unlock(&gaia_lock);
-	/* Without the lock: closing asks the daemon (FLUSH). */
+	/* Without the lock, since closing sends the daemon a request (FLUSH). */
 	if (f->fd >= 0)
 		close(f->fd);
 	free(f);

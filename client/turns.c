@@ -26,9 +26,9 @@ int range_release(struct mapping *m, struct gaia_ioc_range *io)
 	int err, push_err;
 
 	/*
-	 * The daemon is going to invalidate pages that the kernel caches: clean ones cost it a
-	 * fraction of dirty ones. An error is one of CPU writes, and is reported when the release
-	 * is done, since the kernel reports it once.
+	 * The daemon is going to invalidate pages that the kernel caches, and clean ones cost it a
+	 * fraction of dirty ones. An error concerns CPU programs' writes. The kernel reports it only
+	 * once, so it is kept until the release is done.
 	 */
 	push_err = wire_push(m->file->fd, io->offset, io->length);
 	err = wire_release(m->file->fd, m->release_by, io);
@@ -41,7 +41,7 @@ int range_release(struct mapping *m, struct gaia_ioc_range *io)
 
 /*
  * Does not wait until chunks are mapped (rule 3): the chunks of the range were mapped when it was announced.
- * If the file has grown since there may be new ones, which nobody was promised.
+ * If the file has grown since then there may be new ones, but these were not promised.
  */
 static void carry_out(struct turn *t)
 {
@@ -106,7 +106,7 @@ int turns_start(struct conn *c)
 
 void turns_end(struct turns *ts, bool forked)
 {
-	/* In a child the parent's thread does not exist, and it may have left anything half done. */
+	/* In a child of fork() the thread does not exist, and it may have left anything half done. */
 	if (forked)
 		return;
 	pthread_mutex_lock(&turns_lock);
@@ -147,7 +147,7 @@ void turn_ready(struct turn *t)
 void turn_abandon(struct turn *t)
 {
 	LIST_REMOVE(t, queued);
-	/* If anybody waits for it, that one goes on. */
+	/* Without an effect, except that a stream which waits for the turn goes on. */
 	t->done(t);
 	t->m = NULL;
 	LIST_INSERT_HEAD(&abandoned, t, queued);

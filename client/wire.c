@@ -19,7 +19,7 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
-/* A daemon answers the handshake within microseconds. A stopped daemon must not stop us. */
+/* A daemon answers the handshake within microseconds. A stopped daemon must not stop the program. */
 #define HANDSHAKE_TIMEOUT_S 10
 
 /*
@@ -49,7 +49,7 @@ static int sys_push(int fd, off_t off, off_t len)
 {
 	if (!range_push_waits())
 		return fdatasync(fd);
-	/* With fewer flags it returns while pages wait for a place in the queue. */
+	/* All three flags: with fewer it may return while pages still wait to be sent. */
 	return sync_file_range(fd, off, len,
 			       SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
 			       SYNC_FILE_RANGE_WAIT_AFTER);
@@ -65,7 +65,7 @@ struct wire_sys wire_sys = { .ioctl = sys_ioctl, .push = sys_push };
 int wire_error(void)
 {
 	switch (errno) {
-	case ECONNABORTED: /* of requests that were under way */
+	case ECONNABORTED: /* the error of requests that were under way when the connection was aborted */
 		return -ENOTCONN;
 	case ENOSR: /* see protocol.h */
 		return -ENOBUFS;
@@ -97,7 +97,7 @@ int wire_first_ioctl(int fd, unsigned long request, void *arg)
 	return err;
 }
 
-/* See GAIA_FEATURE_TIMES. The call always fails, but the kernel has moved the times by then. */
+/* Move the file's times: see GAIA_FEATURE_TIMES. The call always fails, but the kernel has moved them by then. */
 static void move_times(int fd)
 {
 	(void)!fallocate(fd, FALLOC_FL_KEEP_SIZE, GAIA_TOUCH_OFFSET, 1);
@@ -142,7 +142,10 @@ int wire_push(int fd, uint64_t off, uint64_t len)
 	struct statx st;
 	int err = push(fd, off, len);
 
-	/* If a write makes the file grow beyond the range, only the kernel knows until the last page has been pushed. */
+	/*
+	 * If a write has made the file grow beyond the range, only the kernel knows that until the last page
+	 * has been pushed.
+	 */
 	if (!err && statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_SIZE, &st) == 0 &&
 	    st.stx_size > off && st.stx_size - off > len)
 		err = push(fd, st.stx_size - 1, 1);
@@ -249,7 +252,7 @@ static bool is_whole(const struct gaia_msg *msg, size_t len)
 	return len == sizeof(*msg) || len == sizeof(*msg) + spans;
 }
 
-/* Whether this version can map each of them. */
+/* Whether this version of the library can map each of the spans. */
 static bool spans_are_known(const struct gaia_span *span, unsigned n)
 {
 	for (unsigned i = 0; i < n; i++)
@@ -290,7 +293,7 @@ int wire_receive(int sock, bool wait, struct gaia_msg *msg, int fd[GAIA_MSG_CHUN
 
 	got = take_descriptors(&hdr, fd);
 	want = len >= (ssize_t)sizeof(*msg) && !(hdr.msg_flags & MSG_TRUNC) ? check_message(msg) : -EPROTO;
-	/* The kernel gives only as many descriptors as the process may still have. */
+	/* There may be fewer descriptors than were sent: the kernel gives only as many as the process may still have. */
 	if (want < 0 || !is_whole(msg, len))
 		failed = -EPROTO;
 	else if (hdr.msg_flags & MSG_CTRUNC)

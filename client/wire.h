@@ -28,7 +28,7 @@ int wire_ioctl(int fd, unsigned long request, void *arg);
 /* Does not repeat the call when a signal interrupts it: -EINTR. */
 int wire_ioctl_once(int fd, unsigned long request, void *arg);
 
-/* The same for the first request on a descriptor. -ENOTTY: it is not on gaiafs. */
+/* wire_ioctl() for the first request on a descriptor. -ENOTTY: it is not on gaiafs. */
 int wire_first_ioctl(int fd, unsigned long request, void *arg);
 
 /* Whether a release that failed with @err has left everything as it was (see client.h). */
@@ -37,7 +37,10 @@ bool wire_changed_nothing(int err);
 /* Release @io, in the way that the daemon wants (@by: GAIA_RELEASE_BY_*). */
 int wire_release(int fd, unsigned by, struct gaia_ioc_range *io);
 
-/* Call wire_sys.push for all bytes [off, off + len) of a file, however many, and for a file's size that only the kernel knows. */
+/*
+ * Call wire_sys.push for all bytes [off, off + len) of a file, however many; and if only the kernel knows the
+ * file's present size, for that.
+ */
 int wire_push(int fd, uint64_t off, uint64_t len);
 
 /* A socket for wire_handshake(), or a negative errno. */
@@ -50,9 +53,9 @@ int wire_socket(void);
 int wire_handshake(int sock, int fd, struct gaia_client_key *key, uint64_t *seq, uint64_t *features);
 
 /*
- * Take one message and the descriptors that belong to its kind, which the caller closes.
- * -EAGAIN: none is there and @wait is false. A positive errno: the message is valid, but what it carries cannot be used, and
- * *@n is 0. EMFILE: the descriptors did not fit into the process; EPROTO: they are to be mapped in a way that we do not know.
+ * Take one message and the descriptors that belong to its kind, which the caller closes. -EAGAIN: none is there and @wait is
+ * false. A positive errno: the message is valid, but its descriptors cannot be used, and *@n is 0. EMFILE: the process may
+ * not have as many; EPROTO: they are to be mapped in a way that this version does not know.
  */
 int wire_receive(int sock, bool wait, struct gaia_msg *msg, int fd[GAIA_MSG_CHUNKS], unsigned *n);
 

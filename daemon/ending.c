@@ -33,7 +33,7 @@ int ending_init(struct ending *e, uint64_t timeout_ms)
 	void *at = MAP_FAILED;
 
 	*e = (struct ending){ .timeout_ns = timeout_ms * 1000000, .fd = -1 };
-	/* Whoever has it must not be able to truncate it while we use it. */
+	/* A process that gets the descriptor must not be able to truncate the memory while the daemon uses it. */
 	if (fd >= 0 && !ftruncate(fd, GAIA_END_BYTES) &&
 	    !fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
 		at = mmap(NULL, GAIA_END_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -68,7 +68,7 @@ void ending_give_up(struct ending *e)
 	pthread_mutex_unlock(&e->lock);
 }
 
-/* Wait until it is time to try again. Returns whether trying again makes sense. */
+/* Wait until it is time to try again. False: the time is over, or waiting was given up. */
 static bool wait_to_try_again(struct ending *e, uint64_t ns)
 {
 	uint64_t t = MIN(now_ns() + ns, e->until);
@@ -83,7 +83,7 @@ static bool wait_to_try_again(struct ending *e, uint64_t ns)
 	return again;
 }
 
-/* Waiting does not bring back data that is lost with its device. */
+/* Whether trying again may help: data that is lost with its device does not come back. */
 static bool some_may_be_stored(const json_t *unstored)
 {
 	json_t *file;
@@ -117,7 +117,7 @@ int ending_store(struct ending *e, struct cache *c)
 	return err;
 }
 
-/* Tell whoever unmounted: the first of the files, as many as there is room for. */
+/* Tell the process that unmounted, through the shared memory: as many of the files as there is room for. */
 static void tell(struct ending *e, json_t *unstored)
 {
 	const size_t room = GAIA_END_BYTES - sizeof(*e->shared);

@@ -1,8 +1,8 @@
 /*
- * ending.h - a daemon's last work: store what is left, and name what cannot be stored.
+ * ending.h - the end of a daemon: storing what is left, and naming the files that cannot be stored.
  *
- * Files that cannot be stored are tried again until the time is over, or until somebody says not to wait any longer. Whoever
- * unmounted watches through shared memory (struct gaia_end), and can read it after the daemon has ended.
+ * Files that cannot be stored are tried again until the time is over, or until ending_give_up() is called. The process that
+ * unmounted follows that in shared memory (struct gaia_end), which it can still read after the daemon has ended.
  *
  * Use: ending_init(); ending_begin() once, and then ending_store() any number of times, by one thread at a time;
  * ending_last(); ending_destroy(). Any thread may call ending_give_up() at any time.
@@ -21,7 +21,7 @@ struct ending {
 	/* Constant. */
 	uint64_t timeout_ns;
 	struct gaia_end *shared; /* never NULL */
-	int fd;			 /* of it, for reading; -1: it is not shared */
+	int fd;			 /* @shared, open for reading; -1: it is not shared */
 
 	uint64_t until; /* set once, by ending_begin() */
 	pthread_mutex_t lock;
@@ -34,11 +34,11 @@ int ending_init(struct ending *e, uint64_t timeout_ms);
 void ending_begin(struct ending *e);
 void ending_give_up(struct ending *e);
 /*
- * [W] Store everything, and try again what failed, until it works, the time is over, or waiting was given up. 0, or an
+ * [W] Store everything. What fails is tried again until it works, the time is over, or waiting was given up. 0, or an
  * error: then some data is not stored, and is kept.
  */
 int ending_store(struct ending *e, struct cache *c);
-/* [W] The same, once, for good: what cannot be stored is lost, logged, and told to whoever unmounted. */
+/* [W] The same for the last time: what cannot be stored now is lost, logged, and told to the process that unmounted. */
 int ending_last(struct ending *e, struct cache *c);
 void ending_destroy(struct ending *e);
 

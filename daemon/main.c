@@ -32,7 +32,7 @@
 #include "store/store.h"
 
 #define DEFAULT_HOME_MAX (4ull << 30)
-#define LEAST_WAITING (128ull << 20) /* the memory of waiting requests is limited as if home had at least so much */
+#define LEAST_WAITING (128ull << 20) /* bytes: the memory of waiting requests is limited as if home had at least this much */
 
 struct daemon {
 	struct options options;
@@ -47,11 +47,11 @@ struct daemon {
 	struct quota *quota;
 	uint64_t home_bytes;
 	uint64_t chosen_home;	/* 0: --home was given */
-	struct memory_limit memory; /* what it was chosen by */
+	struct memory_limit memory; /* what it was chosen from */
 	struct fs *fs;
 	struct cache *cache;
 	struct control *control;
-	json_t *mount; /* what reports say of the mount; the control's */
+	json_t *mount; /* what reports say of the mount; belongs to control */
 	struct ending end;
 
 	uv_loop_t loop;
@@ -59,9 +59,9 @@ struct daemon {
 	uv_signal_t signal[3];
 	unsigned n_signals;
 	uv_work_t ending_work;
-	bool told;   /* whoever waits for it was told that the mount is live */
+	bool told;   /* the parent and the service manager were told that the mount is live */
 	bool ending;
-	bool signalled; /* a signal has told it to end; another one tells it to hurry */
+	bool signalled; /* a signal has told the daemon to end; another one tells it not to wait */
 	atomic_bool ready, ended;
 };
 
@@ -270,7 +270,7 @@ static int start_devices(struct daemon *d)
 	return err;
 }
 
-/* GPUs have logged their own line. */
+/* Log the devices. GPUs have logged a line each already. */
 static void announce_devices(const struct daemon *d)
 {
 	uint64_t bytes = 0;
@@ -288,9 +288,9 @@ static void announce_devices(const struct daemon *d)
 }
 
 /*
- * Until Linux 6.16 FUSE wrote back temporary copies of pages, and neither an invalidation nor
- * sync_file_range(2) waited for them. For acquires the library has another way; for releases
- * there is none.
+ * Before Linux 6.16 FUSE writes back temporary copies of pages, and neither an invalidation nor
+ * sync_file_range(2) waits for them. For acquires the library has another way; for releases there is
+ * none.
  */
 static void warn_of_old_kernel(const struct daemon *d)
 {
@@ -340,7 +340,10 @@ static void on_ended(void *arg)
 	uv_async_send(&d->news);
 }
 
-/* The limits for each user, below what fs_create() derives from the number of descriptors. */
+/*
+ * Set the limits of each user that were asked for. Those that fs_create() derives from the number of
+ * descriptors may be lower.
+ */
 static void set_user_limits(struct daemon *d)
 {
 	for (unsigned i = 0; i < QUOTA_COUNT; i++) {
@@ -378,7 +381,7 @@ static int start_fs(struct daemon *d)
 	return err;
 }
 
-/* In a container we may have only a part of the machine's memory. */
+/* Home's size if --home was not given. In a container the daemon may have only a part of the machine's memory. */
 static uint64_t choose_home(struct daemon *d)
 {
 	memory_limit("", &d->memory);
@@ -420,7 +423,7 @@ static int start_cache(struct daemon *d)
 	d->home_bytes = config.home_bytes;
 	if (err)
 		log_error("the page cache cannot start: %s", strerror(-err));
-	/* Waiting requests take memory beside home. A few of the largest of each user's must have room. */
+	/* Waiting requests take memory besides home. There must be room for a few of the largest of each user. */
 	quota_cap(d->quota, QUOTA_waiting_kib,
 		  config.home_bytes < LEAST_WAITING ? LEAST_WAITING / 2048 : (unsigned)MIN(config.home_bytes / 2048, UINT_MAX));
 	return err;
@@ -447,8 +450,8 @@ static int start_control(struct daemon *d)
 /* ---- ending ---- */
 
 /*
- * On another thread: the kernel has to be asked for what it still has, while the loop and fuse's
- * threads go on working.
+ * Runs on another thread: while the kernel is asked for the data that it still has, the loop and fuse's
+ * threads must go on working.
  */
 static void end_work(uv_work_t *work)
 {
@@ -492,7 +495,10 @@ static void on_news(uv_async_t *async)
 		begin_end(d);
 }
 
-/* SIGHUP means that the terminal is gone. In the background there is none, and under nohup(1) it must not matter. */
+/*
+ * Whether the daemon ends on signal @number. SIGHUP means that the terminal is gone: in the background there is
+ * none, and under nohup(1) it must not matter.
+ */
 static bool ends_on(const struct daemon *d, int number)
 {
 	struct sigaction now;
@@ -550,7 +556,7 @@ static int start(struct daemon *d)
 	err = ending_init(&d->end, d->options.unmount_timeout_ms);
 	if (err)
 		return err;
-	err = start_fs(d); /* first: what can be wrong with the directories is most likely */
+	err = start_fs(d); /* first, since most mistakes are about the directories */
 	if (!err)
 		err = start_store(d);
 	if (!err)
@@ -570,7 +576,7 @@ static int start(struct daemon *d)
 	return err;
 }
 
-/* For when there is no cache to own them. */
+/* For use while there is no cache that owns them. */
 static void destroy_devices(struct daemon *d)
 {
 	for (unsigned i = 0; d->device && d->device[i]; i++)

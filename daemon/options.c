@@ -325,7 +325,7 @@ struct option_kind {
 	const char *name;
 	char letter;	   /* 0: none */
 	const char *value; /* as the help shows it; NULL: it takes none */
-	/* Its lines; "": not shown in the help. The first stands beside the name, if there is room. */
+	/* Lines of text; "": the option is not shown in the help. The first line stands beside the name, if there is room. */
 	const char *help;
 	/* 0, or a negative errno after it logged one line that says what is wrong. NULL: help and version. */
 	int (*parse)(struct options *o, const char *text);
@@ -381,7 +381,7 @@ static const struct option_kind kinds[] = {
 	  "the mount away (unmount)",
 	  parse_supervisor },
 	{ "log-level", 0, "error|warn|info|debug", "(info)", parse_log_level },
-	/* For tables of mounts and scripts that name it. */
+	/* Has no effect. For tables of mounts and scripts that name it. */
 	{ "transport", 0, "", "", ignore_transport },
 	{ "foreground", 'f', NULL, "stay in the foreground, and log to standard error", stay_in_foreground },
 	{ NULL, 'o', "OPTION[,OPTION]...", "mount options: ro, allow_other, noatime, ...", add_mount_options },

@@ -44,7 +44,7 @@ enum options_result {
 	OPTIONS_WRONG,	/* one line in the log says what is wrong */
 };
 
-/* The simulated device if nothing more is said of it. */
+/* The simulated device if no more is given than its name. */
 #define OPTIONS_USUAL_SIM { .capacity = 256ull << 20 }
 
 /* Of one device: a larger size is a typing error. */

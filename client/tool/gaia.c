@@ -44,7 +44,7 @@ int fail(const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(line, sizeof(line), fmt, ap);
 	va_end(ap);
-	/* Names of files come from users: one must not forge a line or drive root's terminal. */
+	/* Names of files come from users: a name must not forge a line or send commands to root's terminal. */
 	for (char *c = line; *c; c++)
 		if ((unsigned char)*c < ' ' || *c == 0x7f || ((unsigned char)c[0] == 0xc2 && (unsigned char)c[1] < 0xa0))
 			*c = '?';
@@ -86,7 +86,7 @@ static int usage(const char *fmt, ...)
 	return EXIT_USAGE;
 }
 
-/* Refuse what is not a regular file nor, if @or_directory, a directory, without opening it. */
+/* Refuse anything but regular files and, with @or_directory, directories. Does not open it. */
 static int check_kind(const char *path, bool or_directory)
 {
 	const char *kind = NULL;
@@ -157,7 +157,10 @@ int fetch_report_fd(int fd, unsigned what)
 	err = wire_handshake(sock, fd, &io.key, &seq, NULL);
 	if (!err)
 		err = wire_ioctl(fd, GAIA_IOC_REPORT, &io);
-	/* Only the report comes through our socket, but the daemon may have too many descriptors in flight. */
+	/*
+	 * EAGAIN: the socket has room, since only the report comes through it, but the daemon may have too many
+	 * descriptors in flight.
+	 */
 	for (int i = 0; i < REPORT_TRIES && err == -EAGAIN; i++) {
 		usleep(10000);
 		err = wire_ioctl(fd, GAIA_IOC_REPORT, &io);
@@ -233,8 +236,8 @@ static int residency_command(const struct args *a)
 /* ---- orders ---- */
 
 /*
- * An order. It uses a descriptor that allows writing only if the daemon asks for one: where CPU programs read and write past the
- * daemon, an open for writing costs the device programs a comparison.
+ * Give an order. Opens the file for writing only if the daemon refuses without that: for a file that CPU programs read and write
+ * past the daemon, such an open has the device programs' acquires compare it.
  */
 static int order(int *fd, const char *path, unsigned long cmd, struct gaia_ioc_file *io)
 {
@@ -250,7 +253,10 @@ static int order(int *fd, const char *path, unsigned long cmd, struct gaia_ioc_f
 	return wire_ioctl(*fd, cmd, io);
 }
 
-/* Asked before anything is done: on other file systems the first half of an order would succeed. */
+/*
+ * Whether the file is on gaiafs. Asked before anything is done: on other file systems the first half of an
+ * order would succeed.
+ */
 static int if_ours(int fd)
 {
 	int err;
@@ -315,11 +321,11 @@ static int flush_mount(const char *path)
 	return status;
 }
 
-/* Of a walk: nftw(3) passes no argument on. */
+/* Variables of flush -r's walk: nftw(3) passes no argument on. */
 static int below_status, below_fd;
 static size_t below_length; /* of the name of the directory that below_fd is */
 
-/* Others may replace what is walked by links: open only what lies below, and on this mount. */
+/* Other users may replace parts of the tree by links meanwhile: open only files that lie below it, on the same mount. */
 static int open_below(const char *path)
 {
 	struct open_how how = { .flags = O_RDONLY | O_NONBLOCK | O_CLOEXEC,
@@ -383,7 +389,7 @@ static int evict_from(int *fd, const struct args *a, uint32_t from)
 	return fail_on(a->path, err);
 }
 
-/* From the named memory, or from all: devices first, since what they released goes home. */
+/* Evict from the named memory, or from all: from devices first, since their released pages go home. */
 static int evict_command(const struct args *a)
 {
 	struct gaia_ioc_devices io = { 0 };

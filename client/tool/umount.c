@@ -1,17 +1,17 @@
 /*
- * umount.c - take a mount away and wait until its daemon has stored everything.
+ * umount.c - unmount, and wait until the daemon has stored everything.
  *
  * First, while it is mounted, the daemon is asked to store everything. If it cannot, the files are named, and the
  * mount stays: the data can still be read there.
  *
- * The kernel's unmount returns when the mount is out of the tree; the daemon may then still store what was written at
- * the last moment. So before, we become the daemon's client, which tells us its process, and afterwards wait for that
- * process to end. The daemon leaves the outcome in memory that it shares with us. A mount whose daemon is dead is
- * detached. It is dead when the kernel says so of the mount; it does not count that we cannot reach the daemon's
- * socket, because the socket belongs to a network namespace.
+ * The kernel's unmount returns when the mount is out of the tree; the daemon may then still be storing what was
+ * written at the last moment. So the tool first becomes the daemon's client, which shows it the daemon's process, and
+ * afterwards waits for that process to end. The daemon leaves the outcome in memory that both share. A mount whose
+ * daemon is dead is detached. The daemon is dead if the kernel says so of the mount. That its socket cannot be
+ * reached does not count, because the socket belongs to a network namespace.
  *
- * A mount namespace that somebody made meanwhile (a container, a service) has a copy of every mount,
- * which our unmounting does not reach: the daemon then goes on. We look for such copies, and say who has them.
+ * A mount namespace that was made meanwhile (for a container, a service) has a copy of every mount, which unmounting
+ * here does not reach: the daemon then goes on. The tool looks for such copies, and says which process has one.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -36,7 +36,7 @@
 #include "../wire.h"
 #include "tool.h"
 
-/* After so long, say what we wait for. Many mount namespaces that we would find before are gone by then. */
+/* After this time, say what is waited for. Many mount namespaces that exist before are gone by then. */
 #define PATIENCE_MS 5000
 
 extern char **environ;
@@ -168,7 +168,7 @@ static char *canonical(const char *path)
 	return full;
 }
 
-/* Unmount by the set-uid helper, which says what fails. */
+/* Unmount by the set-uid helper, which reports errors itself. */
 static int unmount_by_helper(const char *point, bool detach)
 {
 	char *argv[] = { "fusermount3", detach ? "-uz" : "-u", "--", (char *)point, NULL };
@@ -203,7 +203,7 @@ static int unmount(const char *point, int flags)
 	}
 }
 
-/* Either the kernel says that the mount is dead, or the daemon is there. */
+/* Whether the kernel says that the mount's daemon is dead. */
 static bool is_dead(const char *point)
 {
 	struct statfs sfs;
@@ -240,7 +240,7 @@ static int find_daemon(const char *point, int *sock, pid_t *pid)
 	fd = pidfd_open(cred.pid, 0);
 	if (fd >= 0 && !wire_hung_up(*sock))
 		return fd;
-	/* Otherwise the daemon is just ending, or its process has no number here (another PID namespace). */
+	/* The daemon is just ending, or its process has no number here (another PID namespace). */
 	if (fd >= 0)
 		close(fd);
 	err = -ESRCH;
@@ -270,7 +270,7 @@ static int find_holder(const struct mount_entry *e, char name[64])
 		file = fopen(path, "re");
 		if (!file || fscanf(file, "%63[^\n]", name) != 1)
 			strcpy(name, "?");
-		/* The process has chosen its name, and it is shown on root's terminal. */
+		/* The process has chosen its name, which is about to be shown on root's terminal. */
 		for (char *c = name; *c; c++)
 			if (*c < ' ' || *c > '~')
 				*c = '?';
@@ -285,12 +285,12 @@ static int find_holder(const struct mount_entry *e, char name[64])
 
 /* ---- the daemon stores ---- */
 
-/* What we watch while the daemon works, to tell the user from time to time how far it is. */
+/* How far the daemon is, to be shown to the user from time to time. */
 struct progress {
 	const char *point;
 	const struct gaia_end *end; /* shared with the daemon; NULL: it does not share any */
 	uint64_t began_ns, said_ns; /* 0: nothing was said yet */
-	uint64_t left;		    /* bytes, when we last spoke */
+	uint64_t left;		    /* bytes, when something was last said */
 	bool shown;		    /* on the current line of a terminal, to be overwritten */
 };
 
@@ -312,6 +312,8 @@ static void progress_say(struct progress *p)
 	if (!p->end || now - (p->said_ns ? p->said_ns : p->began_ns) < (terminal || !p->said_ns ? 1 : 10) * 1000000000ull)
 		return;
 	left = __atomic_load_n(&p->end->unstored, __ATOMIC_RELAXED);
+	if (left == 0 && p->left == 0)
+		return;
 	ns = now - (p->said_ns ? p->said_ns : p->began_ns);
 	if (left < p->left)
 		format_bytes(rate, sizeof(rate), (json_int_t)((double)(p->left - left) * 1e9 / (double)ns));
@@ -330,7 +332,7 @@ static void progress_end(struct progress *p)
 	p->shown = false;
 }
 
-/* A sync of the whole mount, by a thread, so that another can show how far it is. */
+/* A sync of the whole mount, by a thread of its own, so that the main thread can show how far it is. */
 struct sync {
 	int fd;
 	char *text;
@@ -385,14 +387,20 @@ static ssize_t say_unstored(const char *text)
 	return n;
 }
 
-/* Before unmounting: is everything stored? What is not stored stays where programs see it. */
+/*
+ * Before unmounting, have everything stored. EXIT_FAILED: some data cannot be stored, so the mount must stay,
+ * where programs see it.
+ */
 static int store_first(const char *point, int dir, struct progress *p, bool discard)
 {
 	char *text = NULL;
 	ssize_t n;
 	int err = sync_mount(dir, p, &text);
 
-	/* A user who may not ask may not unmount either, and is told so then; an older daemon does not know the request. */
+	/*
+	 * EPERM: a user who may not ask for this may not unmount either, which will say so. EINVAL: an older
+	 * daemon does not know the request.
+	 */
 	if (err == -EPERM || err == -EINVAL)
 		return EXIT_OK;
 	/* With --discard the daemon names the files when they are lost. */
@@ -415,7 +423,7 @@ static int store_first(const char *point, int dir, struct progress *p, bool disc
 
 /* ---- the daemon ends ---- */
 
-/* Report how the daemon, whose process has ended, said that it ended. */
+/* The daemon's process has ended: report what it left in the shared memory. */
 static int last_words(const char *point, const struct gaia_end *end, bool discard)
 {
 	ssize_t n;
@@ -430,7 +438,10 @@ static int last_words(const char *point, const struct gaia_end *end, bool discar
 	return fail("%s: unmounted, and what could not be stored is lost", point);
 }
 
-/* Wait until the daemon of @e, which is unmounted, has ended, unless other mounts keep it; if it was @told to end, in any case. */
+/*
+ * Wait until the daemon of @e, which is unmounted, has ended. Unless the daemon was @told to end, do not wait
+ * if another mount keeps it.
+ */
 static int wait_for(int pidfd, pid_t pid, int sock, bool told, const struct mount_entry *e, struct progress *p, bool discard)
 {
 	struct pollfd ended = { .fd = pidfd, .events = POLLIN };
@@ -442,7 +453,7 @@ static int wait_for(int pidfd, pid_t pid, int sock, bool told, const struct moun
 	while (poll(&ended, 1, 200) <= 0) {
 		bool ending = p->end && __atomic_load_n(&p->end->ending, __ATOMIC_ACQUIRE);
 
-		/* The second signal says that it should hurry; two of the same kind could become one. */
+		/* The second signal has it give up what it cannot store. Two of the same kind could become one. */
 		if (ending && discard && !hurried)
 			hurried = !pidfd_send_signal(pidfd, SIGINT, NULL, 0) && !pidfd_send_signal(pidfd, SIGTERM, NULL, 0);
 		progress_say(p);
@@ -466,7 +477,7 @@ static int wait_for(int pidfd, pid_t pid, int sock, bool told, const struct moun
 	return last_words(e->point, p->end, discard);
 }
 
-/* Have it end for all mounts. If it is already ending, a second signal would make it give up what cannot be stored. */
+/* Have the daemon end for all mounts. If it is ending already, another signal would make it give up what it cannot store. */
 static int end_everywhere(int pidfd, pid_t pid, const char *point, const struct gaia_end *end)
 {
 	if (end && __atomic_load_n(&end->ending, __ATOMIC_ACQUIRE))
@@ -486,7 +497,7 @@ static const struct gaia_end *map_end(int dir)
 	return at == MAP_FAILED ? NULL : at;
 }
 
-/* For a daemon that answers. */
+/* Unmount and wait, for a daemon that answers. */
 static int unmount_stored(const struct mount_entry *e, bool everywhere, bool discard, int pidfd, pid_t pid, int sock)
 {
 	struct progress p = { .point = e->point, .began_ns = now_ns() };
@@ -516,7 +527,7 @@ static int unmount_stored(const struct mount_entry *e, bool everywhere, bool dis
 	return status;
 }
 
-/* For a daemon that lives, but whose process cannot be waited for. */
+/* Unmount, for a daemon that lives but whose process cannot be waited for. */
 static int unmount_blindly(const struct mount_entry *e, bool discard)
 {
 	struct progress p = { .point = e->point, .began_ns = now_ns() };

@@ -74,7 +74,7 @@ static uint64_t next_random(uint64_t *state)
 	return z ^ (z >> 31);
 }
 
-/* The lock is held: it makes the counts exact. */
+/* The lock is held, so the counts are exact. */
 static int hit_error(struct fault *f)
 {
 	if (!f->err)

@@ -59,8 +59,8 @@ bool log_may(struct log_pace *pace)
 }
 
 /*
- * The whole line in one write(2), so that lines of several threads and processes
- * do not mix. If it cannot be written it is lost: there is nobody left to tell.
+ * The whole line in one write(2), so that lines of several threads and processes do not mix. If it
+ * cannot be written it is lost: there is nowhere else to report that.
  */
 static void write_line(const char *line, size_t len)
 {
@@ -89,7 +89,7 @@ void log_at(enum log_level level, const char *fmt, ...)
 	len = start + MIN((size_t)n, room - 1);
 	if ((size_t)n >= room)
 		memcpy(line + len - strlen(CUT), CUT, strlen(CUT));
-	/* Names of files come from users: one must not forge a line or drive a terminal. */
+	/* Names of files come from users: a name must not forge a line or send commands to a terminal. */
 	for (size_t i = start; i < len; i++)
 		if ((unsigned char)line[i] < ' ' || line[i] == 0x7f)
 			line[i] = '?';

@@ -1,5 +1,5 @@
 /*
- * log.h - one line to a human.
+ * log.h - logging: each line is for a human.
  *
  * The code that first decides that something is an error logs it, once, with what the
  * user can do; all other code passes the errno up. Before log_to_syslog() the
@@ -22,10 +22,7 @@ void log_to_syslog(void);
 /* Text without a final newline. */
 void log_at(enum log_level level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/*
- * Limits lines that any user can cause as often as he likes. Starts as zero; log_may() is true once, and again when a
- * minute has passed since it was true.
- */
+/* Limits lines that any user can cause at will. Starts as zero; log_may() is true once, and then once a minute at most. */
 struct log_pace {
 	atomic_uint_least64_t next_ns;
 };

@@ -19,7 +19,7 @@ static const struct hierarchy {
 	{ "/sys/fs/cgroup/memory", "memory.limit_in_bytes", true },
 };
 
-/* A file that is missing, or says "max", limits nothing. */
+/* Lower @least to the limit in the file, if that is smaller. A file that is missing, or says "max", limits nothing. */
 static void take_limit(const char *path, struct memory_limit *least)
 {
 	unsigned long long bytes;
@@ -35,8 +35,8 @@ static void take_limit(const char *path, struct memory_limit *least)
 }
 
 /*
- * The limits of the group and of those above it. In a container that sees only a part of the tree the group's path may
- * not exist below the mount; but then the mount itself is the container's group.
+ * Take the limits of the group and of those above it. In a container that sees only a part of the tree the group's
+ * path may not exist below the mount; then the mount itself is the container's group.
  */
 static void take_limits(const char *root, const struct hierarchy *h, char *group,
 			struct memory_limit *least)
@@ -85,7 +85,7 @@ static void take_line(const char *root, char *line, struct memory_limit *least)
 
 		if (!is_of(controllers, &hierarchies[i]))
 			continue;
-		/* "/" is the top; "/../x" is a group outside of what we see. */
+		/* "/" is the top; "/../x" is a group outside of the part of the tree that is visible here. */
 		snprintf(copy, sizeof(copy), "%s", strcmp(group, "/") && !strstr(group, "/..") ? group : "");
 		take_limits(root, &hierarchies[i], copy, least);
 	}

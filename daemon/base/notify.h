@@ -4,7 +4,10 @@
 #ifndef GAIA_BASE_NOTIFY_H
 #define GAIA_BASE_NOTIFY_H
 
-/* @state: lines such as "READY=1". Sent to the socket that $NOTIFY_SOCKET names; without the variable does nothing. Never waits. */
+/*
+ * Send @state, lines such as "READY=1", to the socket that $NOTIFY_SOCKET names; without that variable do
+ * nothing. Never waits.
+ */
 void notify_manager(const char *state);
 
 #endif

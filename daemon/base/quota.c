@@ -20,7 +20,7 @@ struct user {
 
 struct quota {
 	uid_t owner; /* constant */
-	struct log_pace pace[QUOTA_COUNT]; /* one for each, so that none hides another's lines */
+	struct log_pace pace[QUOTA_COUNT]; /* one for each kind of thing, so that none suppresses another's lines */
 
 	pthread_mutex_t lock;
 	/* lock. */
@@ -91,7 +91,7 @@ bool quota_is_owner(const struct quota *q, uid_t uid)
 	return uid == 0 || uid == q->owner;
 }
 
-/* The next two with the lock held. */
+/* The lock is held here and in the next function. */
 static struct user *find(struct quota *q, uid_t uid)
 {
 	struct user *user;

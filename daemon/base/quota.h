@@ -1,15 +1,15 @@
 /*
- * quota.h - how much each user may take of what all users share.
+ * quota.h - limits to what each user may take of what all users share.
  *
- * A mount of root's is open to every local user. What a user could use up is counted here, by
- * uid. Each user has a limit, and all users together leave a reserve to the owners of the mount: root, and
- * the user whose daemon it is. The owners have no limit but the total.
+ * A mount of root's is open to every local user. Things that a user could use up are counted here, by uid.
+ * Each user has a limit, and all users together leave a reserve to the owners of the mount: root, and the
+ * user whose daemon it is. The owners have no limit but the total.
  *
  * The caller takes a thing before it exists and gives it back when it is gone, with the same uid.
  * Thread-safe; a leaf: nothing is called with its lock held.
  *
- * A user who owns many uids (subordinate ids of a user namespace) counts as many users: the reserve
- * protects the owners from such a user, but not other users.
+ * A user who owns many uids (subordinate ids of a user namespace) counts as many users: against such a
+ * user the reserve protects the owners, but not other users.
  */
 #ifndef GAIA_BASE_QUOTA_H
 #define GAIA_BASE_QUOTA_H
@@ -19,12 +19,12 @@
 #include <sys/types.h>
 
 /*
- * Name, and the limits: of all, of all users but the owners, of one user.
- * mappings: at most 65,535 mappings of one file may exist (CACHE_MAX_MAPPINGS). All users together may have fewer, so
- * that there is room for the owners in every file. directories: see quota_cap(). pins: acquires to come
- * (GAIA_PROT_PIN). Spans of pages that a mapping holds beyond 64 are counted in blocks (pagecache/grant.c), some 5 KiB
- * each. waiting_kib: requests of the kernel that wait for their turn (fuse/hand.c). reports: those that can still be
- * read (control/report.c). removed_files: files without a name that are in use, counted for the user who removed the name.
+ * Name, and the limits: of all, of all users but the owners, of one user. mappings: at most 65,535 mappings of one file
+ * may exist (CACHE_MAX_MAPPINGS). All users together may have fewer, so that there is room for the owners in every file.
+ * directories: see quota_cap(). pins: announced acquires (GAIA_PROT_PIN). Spans of pages that a mapping holds beyond 64
+ * are counted in blocks (pagecache/grant.c), some 5 KiB each. waiting_kib: requests of the kernel that wait for their turn
+ * (fuse/hand.c). reports: those that can still be read (control/report.c). removed_files: files without a name that are in
+ * use, counted for the user who removed the name.
  */
 #define QUOTAS(X)                              \
 	X(clients, 4096, 3584, 1024)           \
@@ -56,7 +56,7 @@ void quota_destroy(struct quota *q);
  * is taken.
  */
 void quota_cap(struct quota *q, enum quota_of what, unsigned all);
-/* Set what each user may have; at most what all users together may have. */
+/* Set the limit of each user; it does not exceed that of all users together. */
 void quota_set_each(struct quota *q, enum quota_of what, unsigned each);
 
 bool quota_is_owner(const struct quota *q, uid_t uid);
@@ -69,7 +69,7 @@ int quota_take(struct quota *q, enum quota_of what, uid_t uid);
 /* What quota_take() would return; takes and logs nothing. */
 int quota_look(struct quota *q, enum quota_of what, uid_t uid);
 void quota_give(struct quota *q, enum quota_of what, uid_t uid);
-/* The same for @n at once: all or none. */
+/* As quota_take(), for @n at once: all or none. */
 int quota_take_many(struct quota *q, enum quota_of what, uid_t uid, unsigned n);
 void quota_give_many(struct quota *q, enum quota_of what, uid_t uid, unsigned n);
 

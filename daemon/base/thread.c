@@ -36,7 +36,7 @@ struct sharer {
 	uid_t uid;
 	bool owner;
 	unsigned at_work;	/* jobs in pool.jobs or on a thread */
-	struct job_list waiting; /* jobs that wait for their turn; then others are at work */
+	struct job_list waiting; /* jobs that wait for their turn: only while enough others are at work */
 	TAILQ_ENTRY(sharer) link; /* pool.next_turn, iff jobs are waiting */
 	UT_hash_handle hh;	/* by uid */
 };
@@ -54,10 +54,10 @@ struct pool {
 	/* lock. */
 	struct job_list jobs;
 	struct sharer *sharers;
-	TAILQ_HEAD(, sharer) next_turn; /* the one who had the last turn comes last */
+	TAILQ_HEAD(, sharer) next_turn; /* the user who had a turn last is at the end */
 	unsigned users_at_work; /* jobs, without the owners' */
 	unsigned queued;  /* length of jobs */
-	unsigned threads; /* that have not decided to end */
+	unsigned threads; /* those that have not decided to end */
 	unsigned idle;	  /* threads that wait on work */
 	bool stopping;
 	/*
@@ -76,7 +76,7 @@ void thread_set_name(const char *name)
 	pthread_setname_np(pthread_self(), cut);
 }
 
-/* Wait for a job; false when this thread shall end instead. Called and returns with the lock. */
+/* Wait for a job; false: the thread must end instead. The lock is held, but dropped while the thread waits. */
 static bool wait_for_job(struct pool *pool)
 {
 	struct timespec until;
@@ -100,7 +100,7 @@ static bool wait_for_job(struct pool *pool)
 	return true;
 }
 
-/* What enqueue() leaves to do once the lock is dropped, since a woken thread would want the lock at once. */
+/* What remains to be done after enqueue(), once the lock is dropped: a woken thread wants the lock at once. */
 enum help { WAKE_THREAD, START_THREAD };
 
 /* The lock is held here and in the next three functions. */
@@ -126,8 +126,8 @@ static void take_turn(struct pool *pool, struct sharer *s)
 }
 
 /*
- * A job for @s is done. That makes room for at most one other, of this user or another. Nobody needs to be woken for it: the
- * caller takes the next job.
+ * A job for @s is done. So at most one other gets its turn, of this user or another. No thread needs to be woken for it,
+ * since the caller takes the next job.
  */
 static void pass_turn(struct pool *pool, struct sharer *s)
 {
@@ -198,7 +198,7 @@ static int start_thread(struct pool *pool)
 	pthread_t id;
 	int err;
 
-	/* Signals are for the main loop, except those of the thread's own faults. */
+	/* Signals are for the main loop, except for those that the thread's own faults raise. */
 	sigfillset(&mask);
 	sigdelset(&mask, SIGSEGV);
 	sigdelset(&mask, SIGBUS);
@@ -212,7 +212,7 @@ static int start_thread(struct pool *pool)
 	return err;
 }
 
-/* Give up a thread that was counted but could not be started, unless it is the only one. Whether it did. */
+/* A thread that is counted could not be started: count it no longer, unless it is the only one. Whether that was possible. */
 static bool do_without(struct pool *pool)
 {
 	bool others;

@@ -34,11 +34,11 @@ void pool_submit_for(struct pool *pool, uid_t uid, bool owner, void (*fn)(void *
 void thread_set_name(const char *name);
 
 /*
- * A thread that others rely on (fuse/receive.c) declares it: @before_wait is called when it is about
- * to wait, so that another thread can stand in for it. NULL (the default): nobody relies on it.
+ * For a thread that others rely on (fuse/receive.c): @before_wait is called when it is about to wait,
+ * so that another thread can take its place. NULL (the default): nobody relies on it.
  */
 void thread_relied_on(void (*before_wait)(void *arg), void *arg);
-/* Whether it pays to check first whether waiting is necessary at all. */
+/* Whether others rely on this thread. If so, it pays to check first whether it must wait at all. */
 bool thread_is_relied_on(void);
 /* To be called before the thread waits: for storage, a device, or a lock that is held across either. */
 void thread_waits(void);

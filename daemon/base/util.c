@@ -27,7 +27,7 @@ void bug_at(const char *file, int line, const char *fmt, ...)
 #define WAIT_MS 10u
 #define SAY_EVERY_MS 5000u
 
-/* Before attempt @tries + 1. A size that nobody could have is a bug, which waiting would hide. */
+/* Wait before attempt @tries + 1. A size for which there is never memory is a bug, which waiting would hide. */
 static void wait_for_memory(size_t size, unsigned tries)
 {
 	const struct timespec pause = {.tv_nsec = WAIT_MS * 1000 * 1000};

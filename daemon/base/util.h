@@ -40,8 +40,8 @@ _Noreturn void bug_at(const char *file, int line, const char *fmt, ...)
 	} while (0)
 
 /*
- * malloc, calloc and realloc for the few bytes without which the daemon cannot go on:
- * instead of failing they wait for memory, and log that.
+ * malloc, calloc and realloc for small things without which the daemon cannot go on: instead of failing
+ * they wait for memory, and log that.
  */
 void *xmalloc(size_t size) __attribute__((malloc, returns_nonnull));
 void *xcalloc(size_t n, size_t size) __attribute__((malloc, returns_nonnull));

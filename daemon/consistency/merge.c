@@ -4,8 +4,8 @@
 #include <string.h>
 
 /*
- * Branch-free over blocks that fit registers, so that the compiler turns the inner loop into
- * vector code; blocks in which theirs equals base, most of them, cost one comparison.
+ * The inner loop has no branches and works on blocks that fit registers, so that the compiler makes
+ * vector code of it. Most blocks, those in which theirs equals base, cost one comparison.
  */
 #define BLOCK 64
 
@@ -75,8 +75,8 @@ size_t merge3_owned(void *home, uint8_t *owners, const void *base, const void *t
 		if (h[i] != b[i] && h[i] != t[i])
 			races++;
 		/*
-		 * Of bytes that both wrote with the same value the higher owner is the owner, too. But whoever wrote
-		 * home's byte before the base was taken has been seen, and is overwritten.
+		 * A byte that both wrote with the same value belongs to the higher owner, too. But where home's
+		 * byte equals the base's, @owner has seen it, and replaces it.
 		 */
 		if (h[i] != b[i] && owners[i] > owner)
 			continue;

@@ -28,14 +28,14 @@ size_t merge3_reference(void *home, const void *base, const void *theirs, size_t
 			enum merge_winner winner);
 
 /*
- * As merge3(), where other devices have merged into @home since @base: @owners[i] is the owner of
- * home's byte i if a device wrote it since, else 0 (the CPU). Races are decided by comparing owners; bytes that are taken
+ * As merge3(), where other devices have merged into @home since @base: @owners[i] is the owner of home's byte i if a
+ * device wrote it since, else 0 (the CPU). Races are decided by comparing owners; bytes that are taken from @theirs
  * become @owner's.
  */
 size_t merge3_owned(void *home, uint8_t *owners, const void *base, const void *theirs, size_t len,
 		    unsigned owner);
 
-/* Note in @owners who wrote the bytes in which @now differs from @before. */
+/* Note in @owners that @owner wrote the bytes in which @now differs from @before. */
 void merge_note_owner(uint8_t *owners, const void *before, const void *now, size_t len,
 		      unsigned owner);
 

@@ -10,7 +10,7 @@
 
 void track_init(struct page_track *t)
 {
-	/* It is unknown what the kernel was given before this tracking began. */
+	/* The kernel may have been given the page before this tracking began. */
 	*t = (struct page_track){ .home_id = 1, .may_hold = 1 };
 }
 
@@ -75,7 +75,7 @@ enum track_step track_plan(const struct page_view *v, unsigned self, bool write)
 	if (r->flags & REPLICA_AHEAD) {
 		if (!current)
 			return TRACK_FETCH;
-		/* The replica itself no longer holds the release: its writers were discarded. */
+		/* The release is in the snapshot alone: what the replica's writers stored since was discarded. */
 		if ((r->flags & REPLICA_SNAPPED) && r->writers == 0)
 			return TRACK_FETCH;
 		if (write && !(r->flags & REPLICA_SNAPPED))
@@ -118,7 +118,7 @@ void track_secured(struct page_replica *r)
 bool track_released(struct page_replica *r, bool changed, bool writers_left)
 {
 	if (r->cut == 0) {
-		/* All of it was truncated away, even if others still write there whose pages were not secured from us. */
+		/* All of it was truncated away, even if other mappings still write there whose pages were not secured. */
 		if (r->writers == 0)
 			track_discarded(r);
 		return false;
@@ -164,7 +164,7 @@ void track_merged(const struct page_track *t, struct page_replica *r, bool equal
 
 void track_discarded(struct page_replica *r)
 {
-	/* If it was released before, that release stays, in its snapshot. */
+	/* If the page was released before, that release stays, in its snapshot. */
 	if (r->flags & REPLICA_AHEAD)
 		return;
 	r->flags = 0;
@@ -216,7 +216,7 @@ uint16_t track_window_open(struct page_track *t)
 
 void track_window_close(struct page_track *t, uint16_t opened)
 {
-	/* If the kernel was given no copy since, the copy that it had when the invalidation began is gone. */
+	/* The kernel was given no copy since the invalidation began, so the one that it had then is gone. */
 	if (t->given == opened && opened < UINT16_MAX)
 		t->kernel_base = 0;
 	if (--t->pending > 0)
@@ -236,7 +236,7 @@ void track_voided(struct page_replica *r)
 void track_truncated(struct page_replica *r, unsigned cut)
 {
 	if (cut == 0) {
-		/* A release in there is gone together with the bytes it wrote. */
+		/* A release of the page is gone together with the bytes it wrote. */
 		r->flags &= ~(REPLICA_AHEAD | REPLICA_SNAPPED);
 		r->seen = 0;
 		r->cut = 0;

@@ -1,5 +1,5 @@
 /*
- * track.h - which copy of a page includes which writes, and what to do about it.
+ * track.h - which copy of a page includes which writes, and what an acquire has to do about it.
  *
  * The contract gives each page a vector of versions, with one counter for each owner (Parker et al., TSE'83; GAIA's
  * TSVT). Here replicas are only ever filled from home, or from a replica that has home's bytes
@@ -51,9 +51,9 @@ struct page_track {
 	 */
 	track_id kernel_base;
 	uint16_t pending : 14;	/* invalidations of this page that have not completed; see track_windows_suffice() */
-	uint16_t met : 1;	/* kernel_base is what the kernel sent and home merged: it has lost its races with home */
+	uint16_t met : 1;	/* kernel_base names what the kernel sent and home merged: that has lost its races with home */
 	uint16_t may_hold : 1;	/* the kernel may have a copy */
-	uint16_t given; /* how often the kernel was given or sent a copy since the first of those began; saturates */
+	uint16_t given; /* how often the kernel was given or sent a copy since the first pending invalidation began; saturates */
 };
 
 enum {
@@ -154,8 +154,8 @@ void track_kernel_kept(struct page_track *t);
  */
 uint16_t track_window_open(struct page_track *t);
 /*
- * So many are pending, far more than can be under way at a time, that one is yet to begin: whoever wants the kernel's copy
- * dropped need not ask for another.
+ * Whether more are pending than can be under way at a time, so that one of them is yet to begin: then no other has to be
+ * asked for to have the kernel's copy dropped.
  */
 bool track_windows_suffice(const struct page_track *t);
 void track_window_close(struct page_track *t, uint16_t opened);

@@ -1,6 +1,4 @@
-/*
- * client.c - one client's connection: its life, its messages.
- */
+/* client.c - clients' connections: their lives, and the messages that they carry. */
 #include <dirent.h>
 #include <errno.h>
 #include <poll.h>
@@ -37,7 +35,7 @@ void client_get(struct client *c)
 	atomic_fetch_add(&c->refs, 1);
 }
 
-/* What is left are handovers that nobody waits for. */
+/* Called when nothing refers to the client: so the handovers that are left are late ones, for which nobody waits. */
 static void handovers_forget(struct client *c)
 {
 	struct handover *h;
@@ -74,7 +72,7 @@ struct client *client_find(struct control *ctl, const struct gaia_client_key *ke
 	HASH_FIND(hh, ctl->clients, &key->id, sizeof(key->id), c);
 	if (c && !equal_secret(&c->key.secret, &key->secret, sizeof(key->secret)))
 		c = NULL;
-	/* It was disconnected, but the loop has not ended it yet. */
+	/* Dead: it was disconnected, but the loop has not ended it yet. */
 	if (c && atomic_load(&c->dead))
 		c = NULL;
 	if (c)
@@ -83,7 +81,10 @@ struct client *client_find(struct control *ctl, const struct gaia_client_key *ke
 	return c;
 }
 
-/* The client's lock is held, so the waiting thread is still there. From here on the revocation is that thread's. */
+/*
+ * The revocation is not pending any more: from here on it belongs to the thread that waits for it. The client's
+ * lock is held, which keeps that thread from ending meanwhile.
+ */
 static void revoke_over(struct revocation *rev, bool answered)
 {
 	struct revoke_wait *wait = rev->wait;
@@ -131,8 +132,8 @@ static int wait_to_send(struct client *c, int why, uint64_t deadline)
 	if (now >= deadline)
 		return -ETIMEDOUT;
 	/*
-	 * ETOOMANYREFS: too many descriptors of this user are in flight in sockets, to
-	 * any client. Nothing notifies us when there are fewer.
+	 * ETOOMANYREFS: too many descriptors of this user are in flight in sockets, to any client.
+	 * There is no event for their becoming fewer.
 	 */
 	if (why == ETOOMANYREFS)
 		nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
@@ -190,7 +191,7 @@ static int send_packet(struct client *c, const struct gaia_msg *msg, const int *
 
 #define NOW 0 /* a deadline that has passed: try once, without waiting */
 
-/* send_lock is held. -ENOTCONN; or with the deadline NOW -EAGAIN: there is no room. */
+/* send_lock is held. 0 or -ENOTCONN; with the deadline NOW also -EAGAIN: there is no room. */
 static int send_next(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n, uint64_t deadline)
 {
 	int err;
@@ -228,7 +229,7 @@ int client_try_send(struct client *c, struct gaia_msg *msg, const int *fd, unsig
 	uint64_t until = now_ns() + TRY_SEND_NS;
 	int err;
 
-	/* Not by pthread_mutex_clocklock(), since the thread sanitizer of older compilers does not know it. */
+	/* Not pthread_mutex_clocklock(), which the thread sanitizer of older compilers does not know. */
 	while (pthread_mutex_trylock(&c->send_lock)) {
 		if (now_ns() >= until)
 			return -EAGAIN;
@@ -241,19 +242,22 @@ int client_try_send(struct client *c, struct gaia_msg *msg, const int *fd, unsig
 	return err;
 }
 
-/* Where checking the threads of processes continues. */
+/* Where the next check of processes' threads continues. */
 struct look {
 	pid_t pid;
 	uint64_t thread; /* threads of that process that were checked; 0 again after the last */
 };
 
-/* After a failure to open: false if the file does not exist; true if we only could not look at it (EMFILE, say). */
+/* After a failure to open a file: false if it does not exist; true if it only could not be opened (EMFILE, say). */
 static bool is_there(void)
 {
 	return errno != ENOENT && errno != ESRCH;
 }
 
-/* Whether @is_so for some thread. Checks at least one, and stops when @until has come. @unseen: the result if we cannot look. */
+/*
+ * Whether @is_so is true of some thread. Checks at least one, and stops at the time @until. @unseen: the result
+ * if the threads cannot be listed.
+ */
 static bool some_thread(struct look *look, uint64_t until, bool (*is_so)(pid_t pid, const char *tid), bool unseen)
 {
 	char path[32];
@@ -314,8 +318,8 @@ static bool thread_has_memory(pid_t pid, const char *tid)
 }
 
 /*
- * Whether the client, whose connection is over, is alive and so still maps its memory. A process that ends loses
- * its memory before its sockets. If we cannot see the process: true.
+ * Whether the client, whose connection is over, still runs and so still maps its memory. (A process that ends
+ * loses its memory before its sockets.) If the process cannot be seen: true.
  */
 static bool keeps_memory(const struct client *c)
 {
@@ -326,7 +330,10 @@ static bool keeps_memory(const struct client *c)
 
 /* ---- processes, beyond their clients' ends ---- */
 
-/* When the process began, in ticks since boot: of another one with the same number it is not that. 0: it is not there, or cannot be looked at. */
+/*
+ * When the process started, in ticks since boot: tells it from a later process with the same number. 0: it does
+ * not exist, or cannot be looked at.
+ */
 static unsigned long long started(pid_t pid)
 {
 	unsigned long long ticks = 0;
@@ -341,7 +348,7 @@ static unsigned long long started(pid_t pid)
 	n = fread(text, 1, sizeof(text) - 1, stat);
 	fclose(stat);
 	text[n] = '\0';
-	/* Its name, in parentheses, may be anything. */
+	/* Start behind the process's name: that is in parentheses, and may contain anything. */
 	p = strrchr(text, ')');
 	if (!p || sscanf(p + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &ticks) != 1)
 		return 0;
@@ -365,7 +372,7 @@ bool control_process_lives(const struct cache_process *process)
 	unsigned long long ticks = started(look.pid);
 	char path[64];
 
-	/* 0: nobody can tell, for want of descriptors, or it has ended. */
+	/* 0: it has ended, or that cannot be found out for want of descriptors. */
 	snprintf(path, sizeof(path), "/proc/%d", (int)look.pid);
 	if (!ticks)
 		return !access(path, F_OK);
@@ -374,7 +381,10 @@ bool control_process_lives(const struct cache_process *process)
 
 /* ---- handing memory over ---- */
 
-/* Noted before the GRANT is sent: the answer may come before sending returns. send_lock is held. */
+/*
+ * Note that the client owes an answer. Before the GRANT is sent, since the answer may come before sending
+ * returns. send_lock is held.
+ */
 static struct handover *handover_begin(struct client *c, uint64_t map)
 {
 	struct handover *h = xcalloc(1, sizeof(*h));
@@ -400,7 +410,7 @@ static bool handover_wait_a_while(struct client *c, const struct handover *h, ui
 	return over;
 }
 
-/* Nobody waits any more. If the client answers later, take_granted() sees to it. */
+/* Stop waiting: returns the answer, or 0 if there is none yet. take_granted() handles one that comes later. */
 static int handover_end(struct client *c, struct handover *h)
 {
 	bool never = false;
@@ -430,13 +440,14 @@ static int handover_end(struct client *c, struct handover *h)
 }
 
 /*
- * The client's answer. 0 if it takes too long, and at once if it already owes an answer: so it costs a
- * worker no more than that time. (A client that was killed may not be able to end before this request is answered.)
+ * Wait for the client's answer. 0 if it takes too long; and at once if the client already owes an answer, so that a
+ * client costs a worker no more than this time. (A client that was killed may be unable to end before this request
+ * is answered: hence the check for that.)
  */
 static int handover_await(struct client *c, struct handover *h)
 {
 	uint64_t now = now_ns();
-	/* Tests that count on the answer wait longer, as a busy machine may hold it up. */
+	/* Longer in tests that need the answer, which a busy machine may delay. */
 	uint64_t deadline = now + (fault_point("grant.patience") ? 60 : 1) * GRANT_TIMEOUT_NS;
 	struct look look = { .pid = c->pid };
 
@@ -493,12 +504,12 @@ int client_unanswered(struct client *c, uint64_t seq, uint32_t *out)
 
 /* ---- taking memory back ---- */
 
-/* What one client is asked for by one call. */
+/* One client, and what one call asks it for. */
 struct asked_client {
 	struct client *client;
-	struct revocation *next, *end; /* the next to be sent; one beyond the last */
+	struct revocation *next, *end; /* @next: to be sent next; @end: behind the last */
 	struct revocation *first;
-	uint64_t patience_ns; /* that its user has */
+	uint64_t patience_ns; /* how long clients of its user are waited for */
 	uint64_t deadline_ns; /* for its answers; UINT64_MAX: it has answered, or is disconnected */
 	bool extended;
 };
@@ -512,7 +523,7 @@ static int by_client(const void *a, const void *b)
 	return x->ask < y->ask ? -1 : x->ask > y->ask;
 }
 
-/* Sort @rev by client, and make one of these for each; to be freed. */
+/* Sort @rev by client, and make an asked_client for each; to be freed. */
 static struct asked_client *asked_clients(struct revocation *rev, unsigned n, unsigned *out)
 {
 	struct asked_client *list = xcalloc(n, sizeof(*list));
@@ -532,7 +543,7 @@ static void revoke_begin(struct revocation *rev)
 {
 	struct client *c = rev->client;
 
-	/* The client's mappings may go while we wait, and the client with the last of them. */
+	/* While this thread waits the client's mappings may go, and the last of them would take the client along. */
 	client_get(c);
 	pthread_mutex_lock(&c->lock);
 	/* If the client dies after this check, client_disconnect() finds the revocation in the list. */
@@ -547,7 +558,7 @@ static void revoke_begin(struct revocation *rev)
 	pthread_mutex_unlock(&c->lock);
 }
 
-/* Clients do not wait for room for their answers, so there must be some. */
+/* Clients do not wait for room in the socket for their answers, so there must be some before they are asked. */
 static bool has_room_for_answers(struct client *c)
 {
 	bool room;
@@ -573,7 +584,7 @@ static void revoke_set_seq(struct revocation *rev, uint64_t seq)
 	pthread_mutex_unlock(&c->lock);
 }
 
-/* Does not wait for others who are sending to the client either. Returns whether it was sent. */
+/* Returns whether it was sent. Waits neither for room nor for other threads that are sending to the client. */
 static bool revoke_try_send(struct revocation *rev)
 {
 	struct gaia_msg msg = { .kind = GAIA_MSG_REVOKE, .map = rev->ask->map, .count = 1,
@@ -663,12 +674,12 @@ static void disconnect_process(const struct revocation *rev, unsigned n, pid_t p
 }
 
 /*
- * Disconnect clients that have ended, though their sockets are still open: one of their threads waits for our answer to a
- * request, and that request may be waiting for this very client's memory. However a process
- * ends, the kernel kills its other threads.
+ * Disconnect clients that are ending although their sockets are still open: one of their threads waits for an answer to a
+ * request, and that request may be waiting for this very client's memory. They are recognised by threads with a pending
+ * SIGKILL: however a process ends, the kernel kills its other threads.
  *
- * A process may have many connections and many threads, to keep us busy checking: so each is checked once,
- * and at @until checking stops, to continue there the next time.
+ * A process may have many connections and threads just to make this long. So each process is checked once, and at the
+ * time @until checking stops; the next call continues there.
  */
 static void disconnect_ending(const struct revocation *rev, unsigned n, struct look *look, uint64_t until)
 {
@@ -695,7 +706,7 @@ static void disconnect_ending(const struct revocation *rev, unsigned n, struct l
 	free(pid);
 }
 
-/* How often this user's clients were mute, less one for each MUTE_FORGET_NS since then. control.lock is held. */
+/* How often this user's clients were mute, less one for each MUTE_FORGET_NS since the last time. control.lock is held. */
 static unsigned mute_times(const struct mute_user *m, uint64_t now)
 {
 	uint64_t forgotten = (now - m->since_ns) / MUTE_FORGET_NS;
@@ -703,7 +714,7 @@ static unsigned mute_times(const struct mute_user *m, uint64_t now)
 	return forgotten < m->times ? m->times - (unsigned)forgotten : 0;
 }
 
-/* How long we wait for clients of @uid. */
+/* How long clients of @uid are waited for. */
 static uint64_t patience_with(struct control *ctl, uid_t uid)
 {
 	uint64_t timeout = REVOKE_TIMEOUT_NS;
@@ -717,7 +728,10 @@ static uint64_t patience_with(struct control *ctl, uid_t uid)
 	return timeout;
 }
 
-/* A client of @uid's was mute. Does not count for owners of the mount, who may stop their clients by a debugger as often as they like. */
+/*
+ * A client of @uid's was mute. Does not count for owners of the mount: they may stop their clients by a
+ * debugger as often as they like.
+ */
 static void note_mute(struct control *ctl, uid_t uid)
 {
 	struct mute_user *m, *tmp, *his = NULL;
@@ -763,7 +777,10 @@ static unsigned count_pending(const struct asked_client *ac)
 	return pending;
 }
 
-/* The client's time is over. One that is asked for much, and answers, gets some more, once. Whether it was disconnected. */
+/*
+ * The client's time is over: disconnect it. One that was asked for much, and answers, gets more time, once.
+ * Whether it was disconnected.
+ */
 static bool lose_patience(struct asked_client *ac)
 {
 	unsigned pending = count_pending(ac), asked = (unsigned)(ac->end - ac->first);
@@ -781,7 +798,7 @@ static bool lose_patience(struct asked_client *ac)
 	return true;
 }
 
-/* Of a client that was mute, once its user has been noted. */
+/* Log that the client was mute. Called after note_mute(). */
 static void tell_of_mute(const struct asked_client *ac)
 {
 	const struct client *c = ac->client;
@@ -797,7 +814,7 @@ static void tell_of_mute(const struct asked_client *ac)
 			 (int)(MUTE_FORGET_NS / 60000000000), (double)patience_with(c->ctl, c->uid) / 1e9);
 }
 
-/* Those whose time is over. Returns when the next one's is. */
+/* Disconnect the clients whose time is over. Returns when the next one's is. */
 static uint64_t disconnect_mute(struct asked_client *list, unsigned n, uint64_t now)
 {
 	uint64_t next = UINT64_MAX;
@@ -826,65 +843,106 @@ static uint64_t disconnect_mute(struct asked_client *list, unsigned n, uint64_t 
 	return next;
 }
 
-/* Wait until each client has answered or is disconnected. All of a user's clients have the same deadline, however many are mute. */
-static void revoke_await(struct revoke_wait *wait, struct revocation *rev, unsigned n)
-{
-	uint64_t now = now_ns(), deadline = UINT64_MAX, next = now + REVOKE_LOOK_NS, until;
-	struct look look = { .pid = 0 };
+/* What some thread waits for; another may go on waiting for it. */
+struct revoking {
+	struct revoke_wait wait;
+	struct revocation *rev; /* by client */
 	struct asked_client *list;
-	unsigned n_clients;
+	unsigned n, n_clients;
+	uint64_t deadline, next; /* when a client's time is over; when to look for ending ones */
+	struct look look;
+};
 
-	list = asked_clients(rev, n, &n_clients);
-	for (unsigned i = 0; i < n_clients; i++) {
-		list[i].patience_ns = patience_with(list[i].client->ctl, list[i].client->uid);
-		list[i].deadline_ns = now + list[i].patience_ns;
-		deadline = MIN(deadline, list[i].deadline_ns);
-	}
-	for (;;) {
-		until = revoke_send_rest(list, n_clients) ? next : MIN(next, now_ns() + REVOKE_RETRY_NS);
-		if (!revoke_wait_a_while(wait, MIN(until, deadline)))
-			break;
+/*
+ * Wait until each client has answered or is disconnected, but not beyond @end. Whether all of that has come about. All of a user's
+ * clients have the same deadline, however many are mute.
+ */
+static bool revoke_await(struct revoking *r, uint64_t end)
+{
+	uint64_t now = now_ns(), until;
+
+	while (now < end) {
+		until = revoke_send_rest(r->list, r->n_clients) ? r->next : MIN(r->next, now_ns() + REVOKE_RETRY_NS);
+		if (!revoke_wait_a_while(&r->wait, MIN(MIN(until, r->deadline), end)))
+			return true;
 		now = now_ns();
-		if (now >= deadline) {
-			deadline = disconnect_mute(list, n_clients, now);
-		} else if (now >= next) {
-			disconnect_ending(rev, n, &look, MIN(now + REVOKE_LOOK_MOST_NS, deadline));
-			next = now + REVOKE_LOOK_NS;
+		if (now >= r->deadline) {
+			r->deadline = disconnect_mute(r->list, r->n_clients, now);
+		} else if (now >= r->next) {
+			disconnect_ending(r->rev, r->n, &r->look, MIN(now + REVOKE_LOOK_MOST_NS, r->deadline));
+			r->next = now + REVOKE_LOOK_NS;
 		}
 	}
-	free(list);
+	return false;
+}
+
+static struct revoking *revoke_start(struct cache_revoke *list, unsigned n)
+{
+	struct revoking *r = xcalloc(1, sizeof(*r));
+	uint64_t now = now_ns();
+
+	*r = (struct revoking){ .rev = xcalloc(n, sizeof(*r->rev)), .n = n, .deadline = UINT64_MAX, .next = now + REVOKE_LOOK_NS };
+	pthread_mutex_init(&r->wait.lock, NULL);
+	cond_init_monotonic(&r->wait.none);
+	for (unsigned i = 0; i < n; i++) {
+		r->rev[i].client = list[i].client;
+		r->rev[i].wait = &r->wait;
+		r->rev[i].ask = &list[i];
+	}
+	qsort(r->rev, n, sizeof(*r->rev), by_client);
+	for (unsigned i = 0; i < n; i++)
+		revoke_begin(&r->rev[i]);
+	r->list = asked_clients(r->rev, n, &r->n_clients);
+	for (unsigned i = 0; i < r->n_clients; i++) {
+		struct asked_client *ac = &r->list[i];
+
+		ac->patience_ns = patience_with(ac->client->ctl, ac->client->uid);
+		ac->deadline_ns = now + ac->patience_ns;
+		r->deadline = MIN(r->deadline, ac->deadline_ns);
+	}
+	return r;
+}
+
+/* Tell who asked; of those that are pending that they are. */
+static void revoke_tell(struct revoking *r)
+{
+	for (unsigned i = 0; i < r->n; i++) {
+		struct revocation *rev = &r->rev[i];
+
+		/* With the lock: so the thread that set `over` has finished with it. */
+		pthread_mutex_lock(&rev->client->lock);
+		rev->ask->err = is_pending(rev) ? -EINPROGRESS : rev->answered ? 0 : -ENOTCONN;
+		pthread_mutex_unlock(&rev->client->lock);
+	}
+}
+
+struct revoking *control_revoke_more(struct revoking *r, uint64_t end)
+{
+	bool over = revoke_await(r, end);
+
+	revoke_tell(r);
+	if (!over)
+		return r;
+	for (unsigned i = 0; i < r->n; i++) {
+		count(CTR_revokes, r->rev[i].answered);
+		client_put(r->rev[i].client);
+	}
+	pthread_cond_destroy(&r->wait.none);
+	pthread_mutex_destroy(&r->wait.lock);
+	free(r->list);
+	free(r->rev);
+	free(r);
+	return NULL;
+}
+
+struct revoking *control_revoke_soon(struct cache_revoke *list, unsigned n, uint64_t end)
+{
+	return control_revoke_more(revoke_start(list, n), end);
 }
 
 void control_revoke_many(struct cache_revoke *list, unsigned n)
 {
-	struct revocation *rev = xcalloc(n, sizeof(*rev));
-	struct revoke_wait wait = { .pending = 0 };
-
-	pthread_mutex_init(&wait.lock, NULL);
-	cond_init_monotonic(&wait.none);
-
-	for (unsigned i = 0; i < n; i++) {
-		rev[i].client = list[i].client;
-		rev[i].wait = &wait;
-		rev[i].ask = &list[i];
-	}
-	qsort(rev, n, sizeof(*rev), by_client);
-	for (unsigned i = 0; i < n; i++)
-		revoke_begin(&rev[i]);
-	revoke_await(&wait, rev, n);
-	for (unsigned i = 0; i < n; i++) {
-		struct client *c = rev[i].client;
-
-		/* With the lock: so the thread that set `over` has finished with it. */
-		pthread_mutex_lock(&c->lock);
-		rev[i].ask->err = rev[i].answered ? 0 : -ENOTCONN;
-		pthread_mutex_unlock(&c->lock);
-		count(CTR_revokes, rev[i].answered);
-		client_put(c);
-	}
-	pthread_cond_destroy(&wait.none);
-	pthread_mutex_destroy(&wait.lock);
-	free(rev);
+	(void)control_revoke_more(revoke_start(list, n), UINT64_MAX);
 }
 
 int control_revoke(void *client, uint64_t map, uint64_t idx)
@@ -927,7 +985,7 @@ static bool take_hello(struct client *c, const struct gaia_msg *msg)
 	return client_send(c, &welcome, NULL, 0, &seq) == 0;
 }
 
-/* Maps whatever a client says to an error that an acquire can return. */
+/* Maps any error that a client may name to one that an acquire can return. */
 static int grant_error(uint32_t error)
 {
 	switch (error) {
@@ -1025,7 +1083,7 @@ static void on_client(uv_poll_t *poll, int status, int events)
 	for (int i = 0; i < MESSAGES_AT_ONCE; i++) {
 		struct gaia_msg msg;
 		struct iovec iov = { .iov_base = &msg, .iov_len = sizeof(msg) };
-		/* No room for descriptors: if a client sends any the kernel drops them. */
+		/* Without space for descriptors: if a client sends any, the kernel drops them. */
 		struct msghdr hdr = { .msg_iov = &iov, .msg_iovlen = 1 };
 		ssize_t n = recvmsg(c->fd, &hdr, MSG_DONTWAIT);
 
@@ -1123,7 +1181,7 @@ static void unmap_all(void *arg)
 	struct map *maps, *map, *next;
 	enum cache_left left = keeps_memory(c) ? CACHE_KEPT : CACHE_ENDED;
 
-	/* The client is closed: nobody adds or removes mappings any more, so the table is ours. */
+	/* The client is closed: no other thread adds or removes mappings any more. */
 	pthread_mutex_lock(&c->lock);
 	maps = c->maps;
 	c->maps = NULL;

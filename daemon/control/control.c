@@ -1,9 +1,9 @@
 /*
  * control.c - the listener, tickets, and requests that need no client.
  *
- * The socket's name is in the abstract namespace: anybody on the machine can connect, so
- * a connection means nothing until it shows a ticket. The CONNECT ioctl gives out
- * tickets: whoever can open something on the mount may become a client.
+ * The socket's name is in the abstract namespace. Any program on the machine can connect, so a
+ * connection means nothing until it shows a ticket. The CONNECT ioctl gives out tickets: a program that
+ * can open something on the mount may become a client.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -20,7 +20,10 @@
 #include "base/util.h"
 #include "control/internal.h"
 
-/* Threads that unmap what lost clients leave. Each may wait for a device, and that may mean for clients that are mute. */
+/*
+ * Threads that unmap what lost clients leave. Each may wait for a device, which may in turn wait for clients
+ * that are mute.
+ */
 #define WORKERS 16
 #define WORKERS_FOR_EACH 6
 #define WORKERS_FOR_USERS 12
@@ -45,7 +48,7 @@ bool equal_secret(const void *a, const void *b, size_t len)
 
 /* ---- tickets; ctl->lock is held unless stated otherwise ---- */
 
-/* Remove the ticket. @seat: also give back its place among its user's clients. */
+/* Remove the ticket. @seat: its place among its user's clients is given back, too. */
 static void ticket_drop(struct control *ctl, struct ticket *t, bool seat)
 {
 	HASH_DEL(ctl->tickets, t);
@@ -82,7 +85,7 @@ static struct ticket *ticket_oldest_of(struct control *ctl, uid_t uid)
 	return t;
 }
 
-/* Count a new ticket. If its user has no more room the user's oldest ticket is dropped, never another user's. */
+/* Count a new ticket. If its user may have no more, the user's own oldest ticket is dropped, never another user's. */
 static int ticket_take_room(struct control *ctl, uid_t uid)
 {
 	static const enum quota_of needs[] = { QUOTA_tickets, QUOTA_clients };

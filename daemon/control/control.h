@@ -36,7 +36,10 @@ void control_destroy(struct control *ctl);
  * can connect. @mount is merged into the report's top level (reference stolen).
  */
 void control_set_mount_info(struct control *ctl, json_t *mount);
-/* Likewise, what GAIA_REPORT_END hands out. The caller keeps @fd open for longer than @ctl; -1 (the default): nothing. */
+/*
+ * The descriptor that GAIA_REPORT_END hands out: set once, too. The caller keeps @fd open for longer than @ctl;
+ * -1 (the default): none.
+ */
 void control_set_end(struct control *ctl, int fd);
 
 /* The user who maps a file. */
@@ -58,7 +61,7 @@ int control_unmap(struct control *ctl, struct cfile *f, struct gaia_ioc_range *i
 /* @verdict: see cache_acquire(). */
 int control_acquire(struct control *ctl, struct cfile *f, bool writable, struct gaia_ioc_range *io,
 		    atomic_uint *verdict);
-/* @may_publish: if false, only mappings that cannot write are released, others: -EOPNOTSUPP. *@changed: see cache_release(). */
+/* @may_publish false: only mappings for reading may be released, others: -EOPNOTSUPP. *@changed: see cache_release(). */
 int control_release(struct control *ctl, struct cfile *f, bool may_publish,
 		    struct gaia_ioc_range *io, bool *changed);
 int control_sync(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io);
@@ -66,12 +69,16 @@ int control_advise(struct control *ctl, struct cfile *f, struct gaia_ioc_range *
 /* Only owners of the mount (quota_is_owner()) are told of other users. */
 int control_report(struct control *ctl, struct cfile *f, uid_t uid, struct gaia_ioc_report *io);
 
-/* For struct cache_host; @client is what control passed to cache_map(), and valid until
- * cache_unmap() of that mapping has returned. */
+/*
+ * For struct cache_host. @client is the one that control passed to cache_map(); it is valid until
+ * cache_unmap() of that mapping has returned.
+ */
 int control_grant(void *client, uint64_t map, unsigned prot, const uint64_t *idx, const int *fd,
 		  unsigned n, uint64_t *seq);
 int control_revoke(void *client, uint64_t map, uint64_t idx);
 void control_revoke_many(struct cache_revoke *list, unsigned n);
+struct revoking *control_revoke_soon(struct cache_revoke *list, unsigned n, uint64_t end);
+struct revoking *control_revoke_more(struct revoking *revoking, uint64_t end);
 bool control_alive(void *client);
 /* [W] */
 bool control_process(void *client, struct cache_process *out);

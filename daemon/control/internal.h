@@ -36,39 +36,44 @@
 #include "control/control.h"
 
 /*
- * So many clients may be connected without having said HELLO. When more come, the user who has most of these loses
- * the oldest: whoever knows the socket's name may connect, but can keep nobody else out.
+ * The number of connections that may exist without a HELLO. When more come, the user who has most of these loses
+ * the oldest: any program may connect, but none can keep others out.
  */
 #define MAX_PENDING 64
 #define MAX_MAPS 65536 /* of one client */
 
 #define TICKET_LIFE_NS 10000000000ull /* connecting takes microseconds, on a busy machine milliseconds */
 
-/* A client reads its socket with a thread that does nothing else, so seconds mean that it is
- * stopped or hostile, and others wait for its memory meanwhile. */
+/*
+ * How long sending waits for room. Others wait for the client's memory meanwhile; and a client reads
+ * its socket with a thread that does nothing else, so one that takes seconds is stopped or hostile.
+ */
 #define SEND_TIMEOUT_NS 5000000000ull
-#define TRY_SEND_NS 10000000ull /* for another thread's message, which takes microseconds if there is room */
+#define TRY_SEND_NS 10000000ull /* for another thread to finish sending, which takes microseconds if there is room */
 #define REVOKE_TIMEOUT_NS 5000000000ull
 /*
- * When clients of a user were mute, the user's clients get a fourth of the time from then on, after the next time again a fourth.
- * Ten minutes forgive one time. So a user whose clients come back mute holds others up for seconds once, not without end.
+ * Each time that clients of a user were mute, the time that the user's clients get becomes a fourth. Ten minutes forgive one such
+ * time. So a user whose clients come back and are mute again holds others up for seconds once, not without end.
  */
 #define MUTE_DIVISOR 4
 #define MUTE_LEAST_NS 50000000ull
 #define MUTE_TIMES_MOST 5u
 #define MUTE_FORGET_NS 600000000000ull
 #define REVOKE_EACH_NS 250000ull /* additional time for each chunk that a client is asked for, if it answers */
-/* A client maps what it gets within microseconds, unless its driver waits for all work of a GPU. */
+/*
+ * For the answer to a GRANT. A client maps what it gets within microseconds, unless its driver waits for all
+ * work of a GPU.
+ */
 #define GRANT_TIMEOUT_NS 1000000000ull
-#define MAX_LATE 1024 /* late answers that a client may owe; each of its threads waits for one of them */
-#define REVOKE_LOOK_NS 100000000ull /* between two checks of clients that take their time */
+#define MAX_LATE 1024 /* late answers that a client may owe: at most one for each of its threads that acquire */
+#define REVOKE_LOOK_NS 100000000ull /* between two checks whether clients that do not answer are ending */
 #define REVOKE_LOOK_MOST_NS 5000000ull /* the most that such a check takes */
-#define REVOKES_AT_ONCE 64u /* not yet answered by a client: a socket has room for twice as many */
+#define REVOKES_AT_ONCE 64u /* that a client may have unanswered; a socket has room for twice as many */
 #define REVOKE_RETRY_NS 1000000ull /* while there is no room in a client's socket, or others are sending */
 
 /*
- * The right to become a client, once and soon. It has a place among its user's clients, which
- * the client takes over: so a program with a ticket is not turned away.
+ * The right to become a client, once and soon. It counts as one of its user's clients, and the client
+ * takes over that place: so a program with a ticket is not turned away.
  */
 struct ticket {
 	/* Constant. */
@@ -77,7 +82,7 @@ struct ticket {
 		uint64_t secret;
 	} bytes;
 	uid_t uid;
-	uint64_t features; /* those that its client and we have, GAIA_FEATURE_* */
+	uint64_t features; /* GAIA_FEATURE_*: those that both ends have */
 	uint64_t expires_ns;
 
 	/* control.lock. */
@@ -89,14 +94,14 @@ struct ticket {
 struct mute_user {
 	uid_t uid;
 	/* control.lock. */
-	unsigned times;	   /* at since_ns; see mute_times() */
+	unsigned times;	   /* as of since_ns; see mute_times() */
 	uint64_t since_ns; /* when it last happened */
 	UT_hash_handle hh;
 };
 
 TAILQ_HEAD(client_list, client);
 
-/* All of them, at the end. */
+/* Forget all reports, at the end. */
 void reports_forget(struct control *ctl);
 
 struct control {
@@ -107,7 +112,7 @@ struct control {
 	json_t *mount;
 	int end; /* see control_set_end() */
 	struct quota *quota;
-	struct log_pace pace, mute_pace; /* for lines that strangers can cause, and that clients can cause */
+	struct log_pace pace, mute_pace; /* of lines that any program can cause, and of those about mute clients */
 	char name[48];	/* of the socket, without the leading NUL */
 
 	/* The loop's thread. */
@@ -129,14 +134,17 @@ struct control {
 	atomic_uint n_live; /* structs client that are not freed */
 };
 
-/* A thread that waits until clients have answered. Lives on the stack of control_revoke_many(). */
+/* How a thread waits until clients have answered. */
 struct revoke_wait {
 	pthread_mutex_t lock;	/* a leaf */
 	unsigned pending;	/* lock; those of its revocations that are pending */
 	pthread_cond_t none;	/* none is pending; CLOCK_MONOTONIC */
 };
 
-/* A chunk that a client must give up. Lives as long as a thread waits for that; belongs to the client while it is pending. */
+/*
+ * A chunk that a client must give up. Lives as long as a thread waits for that. While it is pending it is on
+ * the client's list.
+ */
 struct revocation {
 	/* Constant. */
 	struct client *client;	/* holds a reference */
@@ -150,7 +158,7 @@ struct revocation {
 	UT_hash_handle hh;	/* by seq, if it has one */
 };
 
-/* A GRANT that the client has not answered yet, but has to. The thread that sent it waits for a while; see late. */
+/* A GRANT for which the client owes an answer. The thread that sent it waits for a while; see `late`. */
 struct handover {
 	/* Constant. */
 	uint64_t seq, map;
@@ -197,7 +205,7 @@ struct client {
 	TAILQ_HEAD(, handover) handovers; /* by seq */
 	pthread_cond_t answer;	/* one of these was answered, or the client is dead; CLOCK_MONOTONIC */
 	unsigned n_late;	/* handovers that are late */
-	bool refused_late;	/* it could not map what we took for mapped: it will be disconnected */
+	bool refused_late;	/* it could not map what counted as mapped already: it will be disconnected */
 	struct map *maps;	/* by id */
 	unsigned n_maps;	/* in maps, or about to be */
 	bool closed;		/* accepts no more maps */
@@ -212,7 +220,7 @@ struct map {
 	unsigned prot;
 	uint64_t start, end;	/* of the file, bytes; whole pages */
 
-	atomic_uint pins;	/* acquires to come; each is counted among the user's */
+	atomic_uint pins;	/* announced acquires; each counts for the user, too */
 	enum cache_left left;	/* see cache_unmap(); set before the table's reference is dropped */
 	atomic_uint refs;
 	UT_hash_handle hh;	/* client.lock */
@@ -230,7 +238,7 @@ void client_get(struct client *c);
 void client_put(struct client *c);
 /* Send @msg (its seq is filled in) with @n descriptors: 0 and *@seq, or -ENOTCONN. */
 int client_send(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n, uint64_t *seq);
-/* The same for messages that nobody else waits for: -EAGAIN if there is no room now. */
+/* The same without waiting for room, for messages that may be dropped: -EAGAIN if there is none now. */
 int client_try_send(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n, uint64_t *seq);
 /*
  * gaia_ioc_range.unanswered, for the reply to an ACQUIRE that names message @seq. -ENOTCONN: the client could not map what it
@@ -239,7 +247,7 @@ int client_try_send(struct client *c, struct gaia_msg *msg, const int *fd, unsig
 int client_unanswered(struct client *c, uint64_t seq, uint32_t *out);
 /* At the end: forget which users' clients were mute. */
 void mute_forget(struct control *ctl);
-/* From any thread: nothing more is sent to the client, nor accepted from it. */
+/* From now on nothing is sent to the client, nor accepted from it. Any thread may call this. */
 void client_disconnect(struct client *c);
 
 /* ---- map.c ---- */
@@ -248,11 +256,11 @@ void map_put(struct map *map);
 
 /* ---- control.c ---- */
 
-/* Have expired tickets give their places back. Otherwise they do so only when the next ticket is made. */
+/* Drop expired tickets, which gives their places back. Without this call that happens only when the next ticket is made. */
 void tickets_forget_expired(struct control *ctl);
 /*
- * Whether @ticket was given out; asking uses it up. If so *@uid is the user it was given to, and the caller has to give back one
- * of this user's QUOTA_clients; *@features is what was agreed on.
+ * Whether @ticket is valid; the call uses it up. If it is, *@uid is the user it was given to, *@features are those that were
+ * agreed on, and the caller has to give back one of this user's QUOTA_clients.
  */
 bool ticket_redeem(struct control *ctl, const uint8_t ticket[16], uid_t *uid, uint64_t *features);
 void fill_random(void *buf, size_t len);

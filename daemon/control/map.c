@@ -10,9 +10,9 @@
 /* The last whole page ends here. */
 #define FILE_END ROUND_DOWN((uint64_t)INT64_MAX, GAIA_PAGE)
 
-/* ---- acquires to come, which the cache notes until they come or the mapping ends ---- */
+/* ---- pins: announced acquires, which the cache notes until they come or the mapping ends ---- */
 
-/* Called before the cache gets one more: 0, or -EAGAIN. */
+/* Count a pin, before the cache notes it: 0, or -EAGAIN. */
 static int pin_count(struct map *map)
 {
 	if (quota_take(map->client->ctl->quota, QUOTA_pins, map->client->uid))
@@ -21,7 +21,10 @@ static int pin_count(struct map *map)
 	return 0;
 }
 
-/* The cache has one less, or did not get it. A wrong count must not end the daemon: at 0 nothing is given back. */
+/*
+ * The cache has one pin less, or did not note the new one. A wrong count must not end the daemon: at 0 nothing
+ * is given back.
+ */
 static void pin_uncount(struct map *map)
 {
 	unsigned n = atomic_load(&map->pins);
@@ -148,7 +151,10 @@ static int add_map(struct map *map)
 	return err;
 }
 
-/* A caller who only reads shares with others of the same user, if this user is also the one who gets the memory. */
+/*
+ * The user for the cache. A reader shares memory with the user's other readers (not alone) only if caller,
+ * ticket and socket are the same user's.
+ */
 static struct cache_user user_of(const struct client *c, struct control_caller caller)
 {
 	return (struct cache_user){

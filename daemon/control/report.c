@@ -85,7 +85,7 @@ static json_t *status_json(struct control *ctl, uid_t uid)
 	tickets_forget_expired(ctl);
 	if (ctl->mount)
 		json_object_update(status, ctl->mount);
-	/* Races show where others write. */
+	/* Users are not told of races, which show where others write. */
 	if (!quota_is_owner(ctl->quota, uid))
 		json_object_set_new(cache, "races", json_array());
 	json_object_update(status, cache);
@@ -122,11 +122,11 @@ static int write_all(int fd, const char *text, size_t len)
 /*
  * ---- reports that were sent ----
  *
- * A report lies in our memory until the client closes it, which may not even have received it. So we keep its descriptor,
- * too, and empty the report after a long time, or when its user asks for many more.
+ * A report takes the daemon's memory until the client closes it, and the client may not even have received it. So its
+ * descriptor is kept, and the report is emptied after a long time, or when its user asks for many more.
  */
 #define REPORT_LIFE_NS 60000000000ull	/* reading it takes milliseconds */
-#define REPORT_BYTES (16u << 20)	/* of one user, beside a single longer one */
+#define REPORT_BYTES (16u << 20)	/* of one user's reports together; a single one may be longer */
 
 struct report {
 	TAILQ_ENTRY(report) link; /* control.lock */
@@ -155,7 +155,10 @@ void reports_forget(struct control *ctl)
 		report_forget(ctl, r);
 }
 
-/* The oldest report of @uid's; with @others of anybody's, but for a user not an owner's. control->lock is held. */
+/*
+ * Forget the oldest report of @uid's; with @others: of all users', but only an owner's call forgets an owner's.
+ * False: there is none. control->lock is held.
+ */
 static bool forget_oldest(struct control *ctl, uid_t uid, bool others)
 {
 	bool owner = quota_is_owner(ctl->quota, uid);
@@ -208,7 +211,7 @@ static void report_sent(struct control *ctl, uid_t uid, int fd, size_t size)
 	pthread_mutex_unlock(&ctl->lock);
 }
 
-/* @text in a memfd that nobody can change any more, except by truncating it. */
+/* @text in a memfd that cannot be changed any more, except by truncating it. */
 static int sealed_memfd(const char *text)
 {
 	int fd = memfd_create("gaiafs-report", MFD_CLOEXEC | MFD_ALLOW_SEALING);

@@ -1,6 +1,4 @@
-/*
- * device.c - what all devices share.
- */
+/* device.c - code that all devices share: submitting, waiting, checks of operations. */
 #include "device/device.h"
 
 #include <errno.h>
@@ -11,7 +9,10 @@
 #include "base/thread.h"
 #include "base/util.h"
 
-/* An operation of few pages takes less time than falling asleep, being woken, and having another thread stand in meanwhile. */
+/*
+ * An operation of no more pages takes less time than falling asleep, being woken, and having another thread
+ * take over meanwhile.
+ */
 #define FEW_PAGES 32u
 #define SOON_NS 30000u
 
@@ -46,7 +47,10 @@ static bool completes_soon(struct device_wait *w)
 
 int device_submit(struct device *dev, struct dev_op *op)
 {
-	/* Layers submit it once more to what is under them. By its return it may be gone. */
+	/*
+	 * Counted by the innermost device only: layers submit it again to the one below. When submit() returns
+	 * @op may be gone.
+	 */
 	bool counts = dev == dev->core;
 	uint64_t bytes = counts ? device_host_bytes(op) : 0;
 	bool out = op->kind == DEV_COPY_OUT;
@@ -108,7 +112,7 @@ uint64_t device_new_generation(void)
 	return atomic_fetch_add_explicit(&last, 1, memory_order_relaxed) + 1;
 }
 
-/* ---- the form of operations ---- */
+/* ---- whether operations are well formed ---- */
 
 static const char *const kind_names[] = {
 	[DEV_COPY_IN] = "copy in",
@@ -152,7 +156,7 @@ static bool page_aligned(const void *p)
 	return p && !((uintptr_t)p & (GAIA_PAGE - 1));
 }
 
-/* What is wrong with the form of a run, or NULL. */
+/* Why a run is malformed, or NULL. */
 static const char *run_fault(enum dev_kind kind, const struct dev_run *run)
 {
 	if (!run->npages || run->page >= GAIA_CHUNK_PAGES ||

@@ -1,10 +1,10 @@
 /*
- * device.h - the contract that every device fulfils.
+ * device.h - the contract of devices.
  *
- * A device allocates chunks of GAIA_CHUNK bytes, exports them to clients as
- * descriptors, copies pages between itself and host memory, and from other devices that
- * it reaches, finds the pages that changed, and merges. Code above it sees only this interface.
- * Implementations: sim (the simulated device), cuda (NVIDIA GPUs), faulty (wraps any).
+ * A device allocates chunks of GAIA_CHUNK bytes, exports them to clients as descriptors, copies pages to
+ * and from host memory, and from other devices that it reaches, finds the pages that changed, and merges.
+ * Code above it sees only this interface. Implementations: sim (the simulated device), cuda (NVIDIA GPUs),
+ * faulty (wraps any).
  *
  * Asynchronous calls: an operation is submitted with device_submit(). If that returns 0,
  * op->done(op, err) runs exactly once on a thread of the device, never within
@@ -16,8 +16,9 @@
  * others from changing it, until done(). done() may submit, alloc and free.
  * Thread-safe throughout.
  *
- * There is no order between devices: from before a DEV_COPY_PEER is submitted until its done(), nobody may
- * change what it reads, and no operation of the source that changes it may be outstanding.
+ * There is no order between operations of different devices: from before a DEV_COPY_PEER is submitted
+ * until its done(), nobody may change the pages that it reads, and no operation of the source device that
+ * changes them may be outstanding.
  *
  * An operation that failed may have been carried out in part: the contents of its destination are
  * undefined, armed hashes included, except that no DEV_PULL loses a client's byte.
@@ -69,10 +70,9 @@ enum dev_kind {
 	/* Pages of ->other to the same pages of ->mem. Armed hashes go along. */
 	DEV_COPY_WITHIN,
 	/*
-	 * Pages of ->other, which is memory of op->from, to the same pages of ->mem. Forgets the pages'
-	 * armed hashes, or arms them, as DEV_COPY_IN. op->from is a device that device_reaches(). -EHOSTUNREACH, from submit() or
-	 * done(): op->from's memory cannot be read after all, because of op->from or of what connects
-	 * the two; the device itself works.
+	 * Pages of ->other, which is memory of op->from, to the same pages of ->mem. Forgets the pages' armed hashes, or arms
+	 * them, as DEV_COPY_IN. op->from is a device that device_reaches(). -EHOSTUNREACH, from submit() or done(): op->from's
+	 * memory cannot be read after all, because of op->from or of the connection between the two; the device itself works.
 	 */
 	DEV_COPY_PEER,
 	/*
@@ -105,7 +105,7 @@ struct dev_op {
 	unsigned n;
 	struct device *from; /* DEV_COPY_PEER: the device of the source chunks */
 	uint64_t *changed; /* DEV_FIND_CHANGED: zeroed by the caller, room for all pages */
-	bool arm; /* DEV_COPY_IN, _PEER: as if a DEV_ARM of the same pages followed, and cheaper */
+	bool arm; /* DEV_COPY_IN, _PEER: has the effect of a DEV_ARM of the same pages that follows, for less */
 	void (*done)(struct dev_op *op, int err);
 	void *arg;
 
@@ -168,7 +168,7 @@ struct device {
 	uint64_t capacity;	/* bytes; a multiple of GAIA_CHUNK: the budget */
 };
 
-/* As ops->submit(), and what was submitted is counted. */
+/* As ops->submit(); also counts the operation. */
 int device_submit(struct device *dev, struct dev_op *op);
 
 /*
@@ -198,10 +198,10 @@ int device_end(struct device_wait *w);
 /* For implementations: the next devmem.generation. */
 uint64_t device_new_generation(void);
 
-/* For implementations: what is wrong with the form of @op, or NULL. (Does not check whose the memory is.) */
+/* For implementations: why @op is malformed, or NULL. (Does not check whether the memory is this device's.) */
 const char *device_op_fault(const struct dev_op *op);
 
-/* "copy in", ...; for an unknown kind, too, a text that completes "refused to ...". */
+/* "copy in", ...: a text that completes "refused to ...". Also for an unknown kind. */
 const char *device_kind_name(enum dev_kind kind);
 
 /* COPY_IN, COPY_OUT and PULL: the kinds that use host memory. */
@@ -210,7 +210,7 @@ bool device_uses_host(enum dev_kind kind);
 /* Bytes that the operation moves to or from host memory: of a DEV_PULL those of its bases, too. */
 uint64_t device_host_bytes(const struct dev_op *op);
 
-/* The simulated device. How long its operations take by its model: see sim.c. */
+/* The simulated device. For the model by which its operations take time see sim.c. */
 struct sim_config {
 	unsigned index;
 	uint64_t capacity;  /* bytes, rounded down to chunks, at least one chunk */
@@ -240,10 +240,10 @@ unsigned device_cuda_count(const char **why);
  * Wraps @under, and owns it. Consults the fault points "device.alloc", "device.export" and
  * "device.submit", and when an operation is submitted the point of its kind: "device.copy_in",
  * "device.copy_out", "device.copy_within", "device.copy_peer", "device.pull", "device.zero",
- * "device.arm", "device.find_changed". Those make done() report their errno, in order and later as
- * usual. By then half of the pages were worked on (one page, for a copy from another device); and
- * the last of these is garbage, except in a copy within the device. "device.garble_peer" does that to
- * a copy from another device and has it end without an error.
+ * "device.arm", "device.find_changed". The latter make done() report their errno, in order and later as
+ * usual. By then half of the pages were worked on (one page, for a copy from another device); and the
+ * last of these is garbage, except in a copy within the device. "device.garble_peer" leaves such
+ * garbage in a copy from another device, which ends without an error.
  */
 int device_faulty_create(struct device *under, struct device **out);
 

@@ -1,9 +1,9 @@
 /*
  * faulty.c - a layer over any device that makes it fail at the fault points.
  *
- * An operation chosen to fail is replaced by one on the first half of its pages, so
- * that the failure comes in order and later. The last page that a copy reaches arrives
- * as garbage: so code that goes on with what a failure left is found out.
+ * An operation chosen to fail is replaced by one on the first half of its pages, so that the failure
+ * comes in order and later. The last page that a copy reaches arrives as garbage: so code that uses the
+ * remains of a failed copy is found out.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ struct faulty {
 
 /* Replaces an operation that fails or, if err is 0, silently corrupts. Lives from submit to done. */
 struct failing_op {
-	struct dev_op op; /* submitted to the device below; its runs are ours */
+	struct dev_op op; /* submitted to the device below; its runs belong to this struct */
 	struct dev_op *original;
 	int err;
 	struct dev_run runs[];
@@ -141,7 +141,7 @@ static struct failing_op *failing_op_create(struct dev_op *original, int err)
 	f->op.kind = original->kind;
 	f->op.arm = original->arm;
 	if (original->kind == DEV_COPY_PEER) {
-		/* The pages that it did not copy may be equal already: so the garbage is what matters. */
+		/* Only one page is written, with garbage: pages that were not copied may happen to equal the source. */
 		f->op.kind = DEV_COPY_IN;
 		f->runs[0] = *last;
 		last = f->runs;

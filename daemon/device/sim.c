@@ -5,24 +5,24 @@
  * plain code on the CPU. One thread carries out the operations, one after the
  * other, in order of submission.
  *
- * How long they take is a model's to say, of a GPU with one queue for submissions, an engine for copies each way, and one for
- * work on its own memory. To submit an operation takes submit_ns, one after the other. It begins when its engine is free and
- * those before it have ended with the memory that it names, is under way for bytes / bandwidth, and completes latency_ns after
- * that, but not before those before it: so the two directions overlap, and the latencies of what is submitted together. A merge (DEV_PULL)
- * takes two engines: it reads over the bus. So does a copy that arms. (What two operations do with the same host memory is not looked at.)
+ * How long an operation takes is decided by a model of a GPU with one queue for submissions, an engine for copies each way, and one
+ * for work on its own memory. To submit an operation takes submit_ns, one after the other. It begins when its engine is free and
+ * older operations have finished with the chunks that it names, is under way for bytes / bandwidth, and completes latency_ns after
+ * that, but not before older ones. So the two directions overlap, and so do the latencies of operations that are submitted
+ * together. A merge (DEV_PULL) takes two engines, since it reads over the bus; so does a copy that arms. (That two operations use
+ * the same host memory delays neither.)
  *
- * The model has two clocks. One is the wall's: the thread sleeps until an operation is due, then carries it out. That takes
- * time of its own, which is hidden while it is less: bandwidth should be at most a third of what the processor copies. The other
- * is the model's own, and only counted (sim_ns). It stands still while nothing is outstanding, and an operation is
- * submitted at the time by it at which the last one was seen to complete: as if everybody but the device took no time. Whoever waits for each
- * operation before the next pays for each latency on both.
+ * The model has two clocks. By the wall clock, the thread sleeps until an operation is due, then carries it out. That takes time of
+ * its own, which does not show as long as it is shorter than the model's: bandwidth should be at most a third of what the processor
+ * copies. The other clock is the model's own, and is only counted (sim_ns). It stands still while nothing is outstanding; and by
+ * this clock an operation is submitted when the last one was seen to complete, as if everything but the device took no time. On
+ * both clocks a caller that waits for each operation before it submits the next pays every latency.
  *
- * It is stricter than a GPU, never kinder. What an operation is going to write
- * wholly (the destination of a copy) holds garbage until the operation is due. The garbage
- * is there when submit() returns, unless older operations are outstanding, which may
- * need the old contents: then from when the last of them has completed. New memory
- * is garbage too, and freed memory goes back to the system, never to another chunk.
- * Operations on memory that is not, or no longer, the device's are refused.
+ * It is stricter than a GPU, never kinder. The destination of a copy, which will be overwritten as a whole, holds garbage until the
+ * operation is due. The garbage is there when submit() returns, unless older operations are outstanding, which may need the old
+ * contents: then from when the last of them has completed (on a device that takes no time, not at all). New memory holds garbage,
+ * too, and freed memory goes back to the system, never to another chunk. Operations on memory that is not, or no longer, the
+ * device's are refused.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -55,10 +55,10 @@
 enum clock { WALL, MODEL, CLOCKS };
 enum engine { IN, OUT, LOCAL, ENGINES };
 
-/* By one clock: when each is free again. */
+/* By one clock: when the queue and each engine are free again. */
 struct timeline {
 	uint64_t queue, engine[ENGINES];
-	uint64_t last; /* the last operation was due */
+	uint64_t last; /* when the last operation was due */
 };
 
 /* What DEV_ARM remembers of a chunk. */
@@ -77,7 +77,7 @@ struct sim_mem {
 
 	/* The device's thread. */
 	struct armed *armed;	  /* NULL: no page ever was */
-	uint64_t busy_until[CLOCKS]; /* by whom it was named last */
+	uint64_t busy_until[CLOCKS]; /* by each clock: until when an operation uses the chunk */
 
 	/* sim->lock. */
 	unsigned in_flight; /* mentions in the runs of outstanding operations */
@@ -90,12 +90,12 @@ struct sim {
 	/* Constant after creation. */
 	uint64_t bandwidth, local;
 	uint64_t latency_ns, submit_ns;
-	bool waits; /* for any of these */
+	bool waits; /* operations take time: one of these is not 0, and it is not only counted */
 	bool no_peers;
 	unsigned char *new_chunk; /* GAIA_CHUNK bytes of NEW_GARBAGE */
 	pthread_t thread;
 
-	atomic_flag told_of_descriptors; /* a log line is enough */
+	atomic_flag told_of_descriptors; /* logged once: there were no descriptors */
 
 	pthread_mutex_t lock;
 	/* lock. */
@@ -124,7 +124,7 @@ static struct sim_mem *to_mem(struct devmem *mem)
 
 /* ---- memory ---- */
 
-/* sim->lock. NULL when @mem is no memory of this device; it is not looked into. */
+/* NULL: @mem is no memory of this device. @mem is not dereferenced. sim->lock is held. */
 static struct sim_mem *find_live(struct sim *sim, struct devmem *mem)
 {
 	struct sim_mem *m;
@@ -143,7 +143,7 @@ static int create_memory(struct sim *sim, struct sim_mem *m)
 	m->fd = memfd_create("gaiafs-sim", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (m->fd < 0)
 		goto fail;
-	/* Others must get it from us. (A new memfd has mode 0777.) */
+	/* Other users must not open it through /proc. (A new memfd has mode 0777.) */
 	what = "fchmod";
 	if (fchmod(m->fd, 0600))
 		goto close_fd;
@@ -240,7 +240,10 @@ static void sim_free(struct device *dev, struct devmem *mem)
 	pthread_mutex_unlock(&sim->lock);
 
 	munmap(m->data, GAIA_CHUNK);
-	/* Whoever has kept a descriptor or a mapping of it shall not keep our memory by that, nor see what it had. */
+	/*
+	 * A process that has kept a descriptor or a mapping must neither keep the memory in use by that, nor
+	 * see the contents.
+	 */
 	if (fallocate(m->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, GAIA_CHUNK))
 		log_warn("device %s: giving back memory: %s", dev->name, strerror(errno));
 	close(m->fd);
@@ -268,9 +271,9 @@ static int sim_export_fd(struct device *dev, struct devmem *mem, bool write)
 	if (!dev->shares_readonly)
 		return -ENOTSUP;
 	/*
-	 * A description of its own, which cannot be mapped for writing. (Whoever has the
-	 * daemon's uid may reopen it for writing through /proc; but they may do anything
-	 * else to the daemon and its files, too.)
+	 * An open file description of its own, which cannot be mapped for writing. (Processes with the
+	 * daemon's uid may reopen the memfd for writing through /proc; but they may do anything else to
+	 * the daemon and its files, too.)
 	 */
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", m->fd);
 	fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -292,7 +295,7 @@ static bool sim_reaches(struct device *dev, const struct device *from)
 	return from->core->ops == dev->ops && !to_sim(dev)->no_peers && !to_sim(from->core)->no_peers;
 }
 
-/* What is wrong with the sources; NULL: nothing, and none of them can be freed until drop_sources(). */
+/* Pin the sources until drop_sources(). Returns what is wrong with them; NULL: nothing, and they are pinned. */
 static const char *hold_sources(struct sim *sim, const struct dev_op *op)
 {
 	struct sim *from;
@@ -364,7 +367,7 @@ static void *page_at(struct devmem *mem, uint32_t page)
 
 /*
  * Fill the destination of a copy with garbage, so that code that uses it before the copy has completed is found out. Not
- * for kinds whose destination clients may be using meanwhile by the contract: DEV_PULL, DEV_ZERO.
+ * for DEV_PULL and DEV_ZERO: by the contract clients may be using their destination meanwhile.
  */
 static void spoil_destination(struct dev_op *op)
 {
@@ -455,7 +458,7 @@ static void copy_armed(struct sim_mem *to, const struct sim_mem *from, uint32_t 
 	memcpy(&a->valid[page], &from->armed->valid[page], npages * sizeof(a->valid[0]));
 }
 
-/* Returns whether the hash has changed. */
+/* Arm the page. Returns whether its hash has changed, or it was not armed. */
 static bool arm_page(struct sim_mem *m, uint32_t page, const void *contents)
 {
 	struct armed *a = get_armed(m);
@@ -562,7 +565,7 @@ static uint64_t duration(const struct sim *sim, const struct dev_op *op)
 	return rate ? (uint64_t)((double)bytes / (double)rate * 1e9) : 0;
 }
 
-/* When the operation is due that was submitted at @now, by that clock. */
+/* When the operation, submitted at @now and under way for @ns, is due by that @clock. */
 static uint64_t due_by(struct sim *sim, enum clock clock, const struct dev_op *op, uint64_t now,
 		       uint64_t ns)
 {
@@ -593,10 +596,7 @@ static uint64_t due_by(struct sim *sim, enum clock clock, const struct dev_op *o
 	return line->last;
 }
 
-/*
- * Sleep until the operation is due: here, for most of the time, is where it is "in flight". Returns when it is due by the
- * model's clock.
- */
+/* Sleep until the operation is due. Returns when it is due by the model's clock. */
 static uint64_t simulate_bus(struct sim *sim, struct dev_op *op)
 {
 	uint64_t ns = duration(sim, op), due;
@@ -627,7 +627,7 @@ static void *sim_main(void *arg)
 	uint64_t due;
 
 	thread_set_name(sim->base.name);
-	/* Else the kernel may let a thread oversleep by more than a latency. */
+	/* Without this the thread may sleep too long by more than the device's latency. */
 	(void)prctl(PR_SET_TIMERSLACK, 1ul);
 	pthread_mutex_lock(&sim->lock);
 	for (;;) {
@@ -693,7 +693,7 @@ static const struct device_ops sim_ops = {
 	.destroy = sim_destroy,
 };
 
-/* The same in each run, and different for each index. */
+/* The same in each run of the daemon, and different for each index. */
 static void make_uuid(unsigned char uuid[16], unsigned index)
 {
 	memcpy(uuid, "gaiafs-sim", 10);

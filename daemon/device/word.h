@@ -64,9 +64,9 @@ DEVICE_INLINE word_t word_bytes_below(uint32_t limit, uint32_t i)
 }
 
 /*
- * DEV_PULL of a word of a page: the bytes @merged of it are merged, the others become @host's. The word is replaced
- * only if all of it is still as it was read: so no byte that a client stores meanwhile is lost. A word that does not
- * change is not stored to.
+ * DEV_PULL of a word of a page: the bytes that @merged marks are merged, the others become @host's. The word is
+ * replaced only if all of it is still as it was read, so no byte that a client stores meanwhile is lost. A word that
+ * does not change is not stored to.
  */
 DEVICE_INLINE void word_merge(word_t *at, word_t host, word_t base, word_t merged)
 {
@@ -83,7 +83,7 @@ DEVICE_INLINE void word_merge(word_t *at, word_t host, word_t base, word_t merge
 	} while (have != want && !word_replace(at, &have, want));
 }
 
-/* The same of a page's @i-th word, for a limit. @base is not read where nothing is to be merged. */
+/* DEV_PULL of a page's @i-th word: the bytes below @limit are merged. @base is read only where bytes are merged. */
 DEVICE_INLINE void word_pull(word_t *page, const word_t *host, const word_t *base, uint32_t limit,
 			     uint32_t i)
 {

@@ -1,6 +1,4 @@
-/*
- * attr.c - attributes: the backing directory's, corrected by what is only in the cache yet.
- */
+/* attr.c - attributes: those of the source's files, corrected by what is only in the cache yet. */
 #include "base/fault.h"
 #include "fuse/internal.h"
 
@@ -9,7 +7,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-/* Those that have an effect, and that a write by others clears. */
+/* The set-id bits that have an effect, and that a write by another user clears. */
 static mode_t set_id_bits(mode_t mode)
 {
 	return mode & (mode & S_IXGRP ? S_ISUID | S_ISGID : S_ISUID);
@@ -38,7 +36,7 @@ bool attr_mounted_with(struct inode *inode, unsigned long flag)
 	return st.f_flag & flag;
 }
 
-/* If something is mounted below the source without set-id bits or device files, our mount does not give it any. */
+/* If something is mounted below the source with nosuid or nodev, its files have no set-id bits or device numbers in our mount. */
 static void keep_from_rights(struct inode *inode, struct stat *st)
 {
 	if (S_ISREG(st->st_mode) && set_id_bits(st->st_mode) && attr_mounted_with(inode, ST_NOSUID))
@@ -67,7 +65,7 @@ int attr_read(struct inode *inode, int fd, struct stat *st)
 
 	if (inode->type == S_IFREG && contents_cached(inode) && contents_get(inode, &f))
 		f = NULL;
-	/* Before reading attributes below: what has been stored is not known to the cache any more. */
+	/* Before the attributes below are read: a time that has been stored is not known to the cache any more. */
 	if (f)
 		cfile_fix_stat(f, &pending);
 	err = fstat(fd, st) ? -errno : 0;
@@ -84,7 +82,7 @@ int attr_read(struct inode *inode, int fd, struct stat *st)
 
 static void reply_attr(fuse_req_t req, struct inode *inode, int fd)
 {
-	double timeout = attr_timeout(inode); /* first: later changes are then seen */
+	double timeout = attr_timeout(inode); /* asked for first, so that changes after that are noticed */
 	struct stat st;
 	int err = attr_read(inode, fd, &st);
 
@@ -165,7 +163,7 @@ static int set_owner(fuse_req_t req, int fd, const struct stat *attr, int to_set
 	return AS_CALLER_MAY(req, fchownat(fd, "", uid, gid, AT_EMPTY_PATH));
 }
 
-/* If storing clears set-id bits, what was written before they are set must be stored before that. */
+/* Storing may clear set-id bits. So what was written before they are set must be stored first. */
 static int store_before_set_id(struct inode *inode)
 {
 	struct cfile *f;
@@ -215,9 +213,9 @@ int attr_clear_set_id(struct inode *inode)
 }
 
 /*
- * A SETATTR that sets nothing is chown(2) with neither owner nor group. It changes the change time and clears set-id bits;
- * only the owner may do that. But the kernel sends the same, without checking a right, before other calls that
- * clear the bits (fallocate(2) for one), for a file that is open for writing.
+ * A SETATTR that sets nothing is chown(2) with neither owner nor group. It moves the change time and clears set-id bits,
+ * so only the owner may do it. But the kernel also sends it, without checking any right, before other calls that clear the
+ * bits (fallocate(2) for one), on a file that is open for writing.
  */
 static bool may_set_nothing(fuse_req_t req, struct inode *inode, int fd)
 {

@@ -1,33 +1,35 @@
 /*
  * backing.c - store files that may lose their descriptor while nobody uses them.
  *
- * The cache keeps a store file for as long as it has anything of a file, which may be for
- * more files than there are descriptors. Above fs->max_backings the file below that was not used for
- * the longest time is closed, and opened again when it is used next.
+ * The cache keeps a store file for as long as it has anything of a file. These may be more files than
+ * there are descriptors. So above fs->max_backings the file below that has been unused for longest is
+ * closed, and opened again when it is used next.
  */
 #include "fuse/internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-/* Lives as long as the cache wants; the cfile's reference keeps the inode. */
+/* Lives until the cache closes the store file. The cfile's reference keeps the inode meanwhile. */
 struct backing {
 	struct store_file base;
 	struct inode *inode; /* constant */
 
-	/* Calls in progress; CLOSED: the file below has to be opened first. Only that needs fs->lock: so reads and
-	 * writes of different files share nothing here. */
+	/*
+	 * The number of calls in progress; CLOSED: the file below has to be opened first. Only opening needs
+	 * fs->lock, so reads and writes of different files share nothing here.
+	 */
 	atomic_int uses;
 	atomic_bool used; /* since take_surplus() last looked at it */
 
-	/* fs->lock; to read it, a use is enough. */
+	/* fs->lock; may be read by whoever counts in `uses`. */
 	struct store_file *under; /* NULL iff CLOSED */
 	TAILQ_ENTRY(backing) link; /* on fs->backings iff open */
 	LIST_ENTRY(backing) of_inode;
 };
 #define CLOSED (-1)
 
-/* take_surplus() looks at so many in one call, to find one that was not used since it last looked. */
+/* The most that take_surplus() looks at in one call, to find one that was not used since it last looked. */
 #define LOOKS 64u
 
 static struct backing *backing_of(struct store_file *file)
@@ -161,8 +163,8 @@ static void end(struct store_file *file)
 	})
 
 /*
- * Whether a call that failed with @err may be repeated with root's powers, because only root has
- * written the file. If so the thread has them until cred_root_end().
+ * Whether a call that failed with @err may be repeated with root's powers, because there was no space
+ * and only root has written the file. If so the thread has them until cred_root_end().
  */
 static bool again_as_root(struct store_file *file, ssize_t err)
 {
@@ -177,7 +179,7 @@ static bool again_as_root(struct store_file *file, ssize_t err)
 	return false;
 }
 
-/* The same for a call that may take room. */
+/* As PASS, for a call that may take space: if there is none, it may be repeated with root's powers. */
 #define PASS_TAKING(file, call, ...)                            \
 	({                                                      \
 		int got_ = PASS(int, file, call, ##__VA_ARGS__); \
@@ -206,7 +208,7 @@ static void backing_read_begin(struct store_file *file, struct store_read *rd)
 		end(file);
 }
 
-/* It has been in use since the read began, so it is the same file below. */
+/* The store file has been in use since the read began, so the file below is the same one. */
 static ssize_t backing_read_end(struct store_file *file, struct store_read *rd)
 {
 	ssize_t got = store_read_end(backing_of(file)->under, rd);

@@ -1,8 +1,8 @@
 /*
  * contents.c - which cfile holds the contents of an inode, and how the cache opens them.
  *
- * A cfile exists while the cache has something of the file, which may be long after the
- * last handle: it keeps the inode, and with it the descriptor, until contents_released().
+ * A cfile exists while the cache has something of the file, perhaps long after the last handle is
+ * closed. It keeps the inode, and with it the descriptor, until contents_released().
  */
 #include "fuse/internal.h"
 
@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Errors of opening for writing after which reading may still be possible. */
+/* Whether opening for writing has failed in a way in which opening for reading need not. */
 static bool only_unwritable(int err)
 {
 	return err == -EACCES || err == -EPERM || err == -EROFS || err == -ETXTBSY;
@@ -141,7 +141,7 @@ static bool contents_name(void *cookie, char *buf, size_t size)
 		return false;
 	n = path_of(fd, below);
 	inode_fd_put(inode);
-	/* Not fs->source, which may have been renamed; and below a clone of its mount (mount_open_source()) paths begin there. */
+	/* Not fs->source: that may have been renamed, and in a clone of its mount (mount_open_source()) paths begin at the clone's root. */
 	n_root = path_of(fs->root.fd, root);
 	if (!n || !n_root)
 		return false;
@@ -168,14 +168,14 @@ static const struct cfile_source contents_source_passthrough = {
 	.passthrough = true,
 };
 
-/* For the first user of the contents. inode->lock is held. */
+/* Get the cfile, for the first user of the contents. inode->lock is held. */
 static int hold_cfile(struct inode *inode)
 {
 	struct fs *fs = inode->fs;
 	struct stat st;
 	int err;
 
-	/* A reference for the cache, which gives it back even if it fails. */
+	/* A reference for the cfile. The cache gives it back by contents_released(), also if cfile_get() fails. */
 	pthread_mutex_lock(&fs->lock);
 	inode->refs++;
 	inode->cfiles++;
@@ -217,8 +217,8 @@ void contents_written_by(struct inode *inode, uid_t uid)
 }
 
 /*
- * An unprivileged daemon keeps a descriptor that it was given if the file's mode may
- * refuse it later, or refuses it already (a file created with mode 0444).
+ * An unprivileged daemon keeps a descriptor that it was given, because the file's mode may come to
+ * refuse the daemon such access, or refuses it already (a file created with mode 0444).
  */
 void access_give(struct inode *inode, int access, bool write)
 {
@@ -248,7 +248,7 @@ void access_keep(struct inode *inode)
 		access_give(inode, fd, true);
 }
 
-/* Nobody has the contents open: do not keep what can be opened again. */
+/* Nobody uses the contents: close the kept descriptors that can be opened again. */
 static void access_drop(struct inode *inode)
 {
 	struct fs *fs = inode->fs;

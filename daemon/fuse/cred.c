@@ -1,18 +1,17 @@
 /*
  * cred.c - doing things as the caller, and without root's powers.
  *
- * A privileged daemon creates files with the caller's uid, gid and groups, so that
- * ownership, set-gid directories, default ACLs and quotas come out as in the directory
- * below. An unprivileged daemon has only its own user's. A caller's capabilities, such as the root of a user namespace
- * has over the files of its users, the kernel has looked at before it asks us: one that he needed is kept for the call.
+ * A privileged daemon creates files with the caller's uid, gid and groups, so that ownership, set-gid directories,
+ * default ACLs and quotas come out as in the directory below. An unprivileged daemon has only its own user's. If the
+ * kernel allowed a request because of a capability of the caller's (the root of a user namespace has some over the
+ * files of its users), the thread keeps that capability for the call.
  *
- * What users write must not be stored with root's powers: it could exceed quotas and use blocks
- * that are reserved for root. CAP_SYS_RESOURCE gives both powers, and on some file systems the
- * fsuid 0 gives the second. Changing either costs more than most stores. So each thread drops both
- * once, and keeps all other capabilities. Its fsuid becomes one that no file system knows, which has the
- * same effect as the file owner's (quotas are charged to a file's owner, whoever writes). For what root
- * itself wrote or does the thread gets the powers back, between cred_root_begin() and cred_root_end():
- * for contents only if there was no room without them.
+ * What users write must not be stored with root's powers: it could exceed quotas and use blocks that are reserved
+ * for root. CAP_SYS_RESOURCE gives both powers, and on some file systems the fsuid 0 gives the second. Changing
+ * either costs more than most stores. So each thread drops both once, and keeps all other capabilities. Its fsuid
+ * becomes one that no file system knows, which has the same effect as the file owner's (quotas are charged to a
+ * file's owner, whoever writes). For what root itself wrote or does, the thread has the powers again between
+ * cred_root_begin() and cred_root_end(): for contents only if there was no space without them.
  *
  * In Linux credentials belong to a thread, though libc's wrappers hide that: hence the raw system
  * calls.
@@ -41,7 +40,7 @@
 #define NO_USER ((uid_t)-2)
 
 #define CAP_BIT(cap) (1ull << (cap))
-/* What setfsuid(2) takes from a thread that stops being root, and gives back. Linux's CAP_FS_SET. */
+/* The capabilities that setfsuid(2) takes from a thread that stops being root, and gives back: Linux's CAP_FS_SET. */
 #define FILE_CAPS                                                                              \
 	(CAP_BIT(CAP_CHOWN) | CAP_BIT(CAP_DAC_OVERRIDE) | CAP_BIT(CAP_DAC_READ_SEARCH) |           \
 	 CAP_BIT(CAP_FOWNER) | CAP_BIT(CAP_FSETID) | CAP_BIT(CAP_MKNOD) |                          \
@@ -87,8 +86,8 @@ static struct cap_set without(struct cap_set set, uint64_t caps)
 }
 
 /*
- * Whether the file system reserves blocks for the fsuid 0. Others do not look at the fsuid when
- * they store, or (NFS) send it to a server, which may know only root.
+ * Whether the file system reserves blocks for the fsuid 0. Other file systems ignore the fsuid when
+ * they store, or (NFS) send it to a server, which may know no uid but root's.
  */
 static bool favours_fsuid_0(int fd)
 {
@@ -100,7 +99,7 @@ static bool favours_fsuid_0(int fd)
 	       st.f_type == 0x24051905; /* UBIFS */
 }
 
-/* False in a user namespace without such a user; nor are blocks reserved for that namespace's root. */
+/* Whether the user namespace has NO_USER. If it has not, no blocks are reserved for its root either. */
 static bool can_be_no_user(void)
 {
 	uid_t got;
@@ -195,7 +194,7 @@ static int take_groups(fuse_req_t req)
 			return -ENOMEM;
 		n = MIN(fuse_req_getgroups(req, n, groups), n);
 	}
-	/* The caller may be in another pid namespace, or gone: then it has no groups for us. */
+	/* If the caller is in another pid namespace, or gone, its groups cannot be found out: then it acts without any. */
 	if (syscall(SYS_setgroups, MAX(n, 0), groups))
 		err = -errno;
 	if (groups != few)
@@ -213,7 +212,7 @@ static int become_user(fuse_req_t req)
 		return err;
 	syscall(SYS_setfsgid, ctx->gid);
 	syscall(SYS_setfsuid, ctx->uid);
-	/* If the fsuid was 0 the kernel has done it. */
+	/* If the fsuid was 0 the kernel has taken the capabilities. */
 	return p->fsuid ? take_caps(&p->user) : 0;
 }
 
@@ -268,7 +267,7 @@ void cred_leave(fuse_req_t req)
 	become_oneself(req);
 }
 
-/* ---- what a caller may do, if the file that he has opened does not say it ---- */
+/* ---- what a caller may do, where the caller's open descriptor does not show it ---- */
 
 /* Whether thread @pid, which waits for us, is in the daemon's user namespace. */
 static bool same_user_namespace(pid_t pid)
@@ -298,7 +297,7 @@ static bool has_capability(pid_t pid, unsigned capability)
 	return effective >> capability & 1;
 }
 
-/* Whether thread @pid acts as @uid, as it does not while it serves somebody else (an NFS server's). */
+/* Whether thread @pid has the fsuid @uid now. A thread of an NFS server does not while it serves another user. */
 static bool acts_as(pid_t pid, uid_t uid)
 {
 	char path[64], line[256];
@@ -350,7 +349,7 @@ bool cred_enter_capable(fuse_req_t req, int fd, int err)
 
 	if ((err != -EACCES && err != -EPERM) || !ctx->uid || !ctx->pid || !p->can_drop)
 		return false;
-	/* The kernel has looked at that, too, but perhaps at attributes that have changed below since. */
+	/* The kernel has checked this, too, but perhaps by attributes that have changed below since. */
 	if (fd < 0 || !acts_as(ctx->pid, ctx->uid) || !capable_of(ctx->pid, capability, fd) || cred_enter(req))
 		return false;
 	set = with(p->user, CAP_BIT(capability));
@@ -368,7 +367,10 @@ bool cred_is_whole(fuse_req_t req)
 	return ctx->uid || (ctx->pid && has_capability(ctx->pid, CAP_DAC_OVERRIDE) && same_user_namespace(ctx->pid));
 }
 
-/* Checks of open(2) that faccessat2(2) does not make: an append-only file can be written at its end only, one under fs-verity not at all. */
+/*
+ * Checks that open(2) makes and faccessat2(2) does not: append-only files are written at their end only, those
+ * under fs-verity never.
+ */
 static bool is_kept_from_writers(int fd)
 {
 	struct statx stx;
@@ -386,7 +388,7 @@ bool cred_may_write(fuse_req_t req, int fd)
 		return false;
 	if (!cred_is_whole(req) || become(req))
 		return false;
-	/* With the user's fsuid we have no capabilities that matter for files. */
+	/* With the user's fsuid the thread has no capabilities that matter for files. */
 	may = !syscall(SYS_faccessat2, fd, "", W_OK, AT_EACCESS | AT_EMPTY_PATH);
 	become_oneself(req);
 	return may;

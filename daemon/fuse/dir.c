@@ -13,10 +13,10 @@
 #include <unistd.h>
 
 /*
- * When the kernel makes or removes a name, which nobody else does, it reads the directory again; but only a reader at the
- * beginning checks for that, and only if the listing was read to its end. A listing that was not, and is older than the change,
- * is completed by the next reader, and then read by others who are halfway; and nothing drops the ".." of a
- * directory that is moved (Linux 6.18). So the next open drops the kernel's listing.
+ * The kernel caches listings. After it has made or removed a name (nobody else does) it drops the directory's listing; but it
+ * looks for that only when a reader starts at the beginning, and only if the listing is complete. An incomplete listing from
+ * before the change is completed by the next reader, and then used by readers that are halfway; and nothing drops the ".." of a
+ * directory that is moved (Linux 6.18). So after each change the next open drops the kernel's listing.
  */
 void dir_changed(struct inode *inode)
 {
@@ -62,7 +62,7 @@ void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	LIST_INSERT_HEAD(&fs->handles, h, link);
 	pthread_mutex_unlock(&fs->lock);
 	fi->fh = (uintptr_t)h;
-	/* (10,000 names again: 4 ms instead of 10, ls -l 340 instead of 690; for the first time: the same.) */
+	/* The kernel may keep the listing for the next reader. */
 	fi->cache_readdir = 1;
 	fi->keep_cache = !atomic_exchange(&inode->relist, false);
 	fuse_reply_open(req, fi);
@@ -105,7 +105,7 @@ static size_t add_entry(fuse_req_t req, struct handle *h, const struct dirent *d
 	if (!plus)
 		return fuse_add_direntry(req, buf, room, d->d_name, &e.attr, d->d_off);
 
-	/* A lookup that the kernel never hears of would be counted for ever: so first see whether there is room. */
+	/* See first whether there is room: a lookup that the reply does not tell the kernel of would be counted for ever. */
 	need = fuse_add_direntry_plus(req, NULL, 0, d->d_name, NULL, 0);
 	if (need > room)
 		return need;
@@ -149,7 +149,7 @@ static void read_dir(fuse_req_t req, struct handle *h, size_t size, off_t off, b
 		h->next = NULL;
 	}
 	pthread_mutex_unlock(&h->lock);
-	/* Entries that were read before an error are valid, and the error comes again. */
+	/* Entries that were read before an error are valid; the next read will meet the error again. */
 	if (err && !used)
 		fuse_reply_err(req, -err);
 	else

@@ -1,10 +1,9 @@
 /*
  * file.c - open files, whose contents are in the page cache.
  *
- * Flags of a request show what it means for the kernel's own cache. A READ or WRITE
- * with a lock owner is a process's direct I/O, past the kernel's cache; one without
- * fills or drains pages. (The flag O_DIRECT does not show that: a mapping made of such a
- * descriptor fills pages, too.)
+ * A READ or WRITE with a lock owner is a process's direct I/O, past the kernel's cache; one without
+ * fills the kernel's pages or writes them back. (The flag O_DIRECT does not tell the two apart: a
+ * mapping of such a descriptor fills pages, too.)
  */
 #include "base/fault.h"
 #include "fuse/internal.h"
@@ -28,8 +27,10 @@ int handle_open(struct inode *inode, int flags, int access, uid_t uid, struct ha
 
 	if (!h)
 		goto close_access;
-	/* Whether the file can be opened is found out now, not when data must be stored. The cache reads
-	 * the rest of what a write changes in part, so writing needs read access, too. */
+	/*
+	 * Find out now whether the file can be opened, not when data must be stored. Where a write
+	 * changes a page in part the cache reads the rest, so writing needs read access, too.
+	 */
 	if (access < 0 && (write || !fs->privileged)) {
 		access = inode_open(inode, write ? O_RDWR : O_RDONLY);
 		if (access < 0) {
@@ -106,7 +107,7 @@ int handle_tell(fuse_req_t req, struct handle *h, struct fuse_file_info *fi)
 	h->uid = fuse_req_ctx(req)->uid;
 	fi->fh = (uintptr_t)h;
 	fi->keep_cache = !h->passthrough;
-	/* op_flush() has nothing to report to these. The kernel respects this where it writes through. */
+	/* For such handles op_flush() has nothing to do. The kernel respects this where it writes through. */
 	fi->noflush = h->passthrough || !may_write(fi->flags);
 	return 0;
 }
@@ -125,9 +126,9 @@ void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 }
 
 /*
- * The kernel sends no READ for a passed-through file, except for readahead advice: it would read into
- * pages of its own for this mount, which nobody reads, and which nothing drops when the file below changes. If they were
- * filled they would be found, old, once the file is cached. So they are refused, and the file below gets the advice.
+ * The kernel sends no READ for a passed-through file, except for readahead advice. It would fill this mount's pages,
+ * which nobody reads, and which nothing drops when the file below changes: they would be found, stale, once the file is
+ * cached. So such a READ is refused, and the file below gets the advice.
  */
 static void pass_advice(fuse_req_t req, struct inode *inode, size_t size, off_t off)
 {
@@ -170,7 +171,10 @@ void op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_
 	struct handle *h = handle_of(fi);
 	int err = serve_clears_set_id() ? attr_clear_set_id(h->inode) : 0;
 
-	/* Root may have opened the descriptor. For pages that the kernel gathers it does not say whose they are. */
+	/*
+	 * The writer may be another user than the one who opened the descriptor. Of pages that the kernel
+	 * gathered, the writer is not known.
+	 */
 	if (!fi->writepage)
 		contents_written_by(h->inode, fuse_req_ctx(req)->uid);
 	if (!err)
@@ -221,7 +225,10 @@ void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t len
 {
 	int err;
 
-	/* Sent for its effect in the kernel, which has happened by now (GAIA_FEATURE_TIMES): on most file systems no file reaches so far. */
+	/*
+	 * A client sends this for its effect in the kernel, which has happened by now (GAIA_FEATURE_TIMES).
+	 * It is not passed on: on most file systems no file reaches that far.
+	 */
 	if (mode == FALLOC_FL_KEEP_SIZE && off == GAIA_TOUCH_OFFSET) {
 		fuse_reply_err(req, EFBIG);
 		return;
@@ -263,8 +270,8 @@ static void seek_after_push(void *arg)
 }
 
 /*
- * The kernel asks about holes without writing back what it has. If it may have dirty
- * pages they are fetched first; otherwise data could be taken for a hole.
+ * The kernel asks for holes and data without writing back its dirty pages first. If it may have any,
+ * have it write them back; otherwise their data would be taken for a hole.
  */
 void op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse_file_info *fi)
 {

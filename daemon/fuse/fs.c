@@ -13,12 +13,11 @@
 #include <unistd.h>
 
 /*
- * How many requests the kernel may have under way by itself, for all files together: readahead, writeback. (One to four
- * sequential readers: no difference to the kernel's own 12.) From CONGESTED on it begins none that nobody waits for. At
- * most_background() everybody waits who reads what the kernel does not have, or has pages stored, of whatever file. So it is more than
- * files on storage that does not answer usually have under way; and as many as there is memory for if all are WRITEs that
- * wait (hand.c). A user with so many threads that read from such storage, by way of the kernel's cache, holds up everybody's
- * reads of what the kernel does not have.
+ * Limits to the requests that the kernel has under way by itself (readahead, writeback), for all files together. From CONGESTED on
+ * it begins none that nobody waits for. At most_background() every read that misses the kernel's cache waits, and so does every
+ * writeback, of whatever file. So the limit is above what files on storage that does not answer usually have under way, and as high
+ * as memory allows if all are WRITEs that wait (hand.c). A user with that many threads that read from such storage, by way of the
+ * kernel's cache, still holds up everybody's reads that miss it.
  */
 #define CONGESTED 48
 #define LEAST_BACKGROUND 64
@@ -31,13 +30,11 @@ static unsigned most_background(const struct fs *fs)
 }
 
 /*
- * Measured with and without, in turn, two cores, ext4 below; 10,000 names that are cold in the mount:
- *  PARALLEL_DIROPS: lstat(2) by four processes 17 to 20 us a name instead of 45 to 75; by one process, and create and unlink: the same.
- *  READDIRPLUS_AUTO: the names alone in 37 ms (always with attributes 193, never 9), ls -l in 0.79 s (0.81, 1.02),
- *    find -size, which lists all before it asks, in 0.41 s (0.21, 0.41).
- *  CACHE_SYMLINKS: a readlink(2) that was asked before takes 1.1 us instead of 33.
- *  HANDLE_KILLPRIV_V2: write(2) of 4 KiB takes 1.1 us instead of 16 (written through 16 instead of 32, passed through 2.3
- *    instead of 18), since it saves a GETXATTR.
+ * What these are good for (tests/bench/README.md has the times):
+ *  PARALLEL_DIROPS: several processes may look up names in one directory at the same time.
+ *  READDIRPLUS_AUTO: readers of names alone do not pay for attributes, and `ls -l` needs no request a name.
+ *  CACHE_SYMLINKS: a readlink(2) that was answered before sends no request.
+ *  HANDLE_KILLPRIV_V2: write(2) sends no GETXATTR first.
  */
 static void op_init(void *userdata, struct fuse_conn_info *conn)
 {
@@ -62,18 +59,17 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 	if (fs->acl)
 		want |= FUSE_CAP_POSIX_ACL;
 	/*
-	 * Not wanted: ASYNC_DIO. After a direct write by io_submit(2) or io_uring the kernel does not drop
-	 * pages that others have read meanwhile: they are stale for good, and with WRITEBACK_CACHE a store beside it
-	 * writes the old bytes back. We cannot drop them in its place where the kernel writes through (rule 15).
+	 * Not wanted: ASYNC_DIO. After a direct write by io_submit(2) or io_uring the kernel would not drop the
+	 * pages that others have read meanwhile: these would stay stale, and with WRITEBACK_CACHE a store to another part of
+	 * such a page would write its old bytes back. Where the kernel writes through we may not drop them either (rule 15).
 	 *
 	 * Not wanted either: splicing (slower than our own pages), O_TRUNC in OPEN (truncation goes
 	 * one way, SETATTR), the first HANDLE_KILLPRIV, locks (the kernel's own are enough).
 	 */
 	conn->want = want & conn->capable;
 	/*
-	 * max_readahead stays the kernel's 128 KiB. With 1 MiB (the mount's read_ahead_kb) sequential reads of cold
-	 * files are 1.1 to 1.5 times as fast; but the kernel also reads as much around each page of a mapping that is
-	 * touched: at random, in 2 GiB, 585 us a touch instead of 181. With 256 KiB it is 1.1 to 1.2, and 209.
+	 * max_readahead stays the kernel's 128 KiB. More would speed up sequential reads of cold files, but the kernel
+	 * also reads that much around each page of a mapping that is touched, which costs random access far more.
 	 */
 	conn->max_write = FS_MAX_WRITE;
 #if GAIA_HAVE_PASSTHROUGH
@@ -138,6 +134,8 @@ static const struct cache_host host = {
 	.grant = control_grant,
 	.revoke = control_revoke,
 	.revoke_many = control_revoke_many,
+	.revoke_soon = control_revoke_soon,
+	.revoke_more = control_revoke_more,
 	.alive = control_alive,
 	.process = control_process,
 	.process_lives = control_process_lives,
@@ -193,8 +191,10 @@ int fs_create(const struct fs_config *config, struct fs **out)
 	pthread_cond_init(&fs->nothing_handed, NULL);
 	pthread_mutex_init(&fs->interrupts.lock, NULL);
 
-	/* To switch to callers the daemon must have no groups of its own; in user namespaces where even root may not
-	 * drop them it cannot switch. */
+	/*
+	 * To act as a caller the daemon must have no supplementary groups of its own. It cannot do so in a user namespace
+	 * where even root may not drop them.
+	 */
 	fs->privileged = !geteuid() && !setgroups(0, NULL);
 	umask(0);
 
@@ -312,7 +312,7 @@ int fs_unmount(struct fs *fs)
 	fs_push(fs);
 	err = mount_end(fs, false);
 	if (err == -EBUSY) {
-		/* Programs that use the mount can do so until the very end, but no new ones. */
+		/* Programs that use the mount go on until the very end; others do not reach it any more. */
 		fd = open_mount(fs);
 		err = mount_end(fs, true);
 		push_all(fs, fd);

@@ -8,7 +8,7 @@
  * Use, from one thread unless it says otherwise:
  *	fs_create()		checks source and mountpoint
  *	fs_start()		mounts, and answers requests until the mount ends or fs_stop()
- *	fs_unmount()		takes the mount down: afterwards nothing written is only in the kernel's cache (nor after fs_push())
+ *	fs_unmount()		unmounts; then, and after fs_push(), the daemon has everything that was written
  *	fs_quiesce()		when it returns no ioctl runs any more
  *	fs_stop()		when it returns no request runs any more, and all files are closed
  *	fs_destroy()
@@ -31,16 +31,16 @@ struct fs_config {
 	const char *mountpoint; /* may be the source itself */
 	const char *options;	/* as after -o, comma separated; "" for none */
 	enum fs_cpu_cache {
-		FS_AUTO,	 /* the kernel serves files that no device maps; others as FS_WRITETHROUGH. If that is impossible: */
+		FS_AUTO,	 /* the kernel serves files that no device maps; others as FS_WRITETHROUGH. Or else FS_WRITEBACK */
 		FS_WRITEBACK,	 /* the kernel gathers writes */
 		FS_WRITETHROUGH, /* the kernel passes each write on at once */
 	} cpu_cache;
 	struct quota *quota;	/* limits directories and more for each user; the caller's, to be destroyed after fs */
-	bool supervised;	/* a second process ends the connection when this one dies; */
-	bool unmounts_dead;	/* and takes the mount away: otherwise it stays, and answers ENOTCONN */
+	bool supervised;	/* a second process ends the connection when this one dies */
+	bool unmounts_dead;	/* it takes the mount away, too; otherwise the mount stays, and answers ENOTCONN */
 	bool background;	/* nothing may be written to standard error once the mount is live */
 
-	/* The mount is live; the mount has ended by itself. Called on threads of fs. */
+	/* @ready: the mount is live. @ended: it has ended by itself. Called on threads of fs. */
 	void (*ready)(void *arg);
 	void (*ended)(void *arg);
 	void *arg;
@@ -52,7 +52,7 @@ int fs_create(const struct fs_config *config, struct fs **out);
 /* The version of libfuse, and what it lacks, as a text. */
 const char *fs_libfuse(void);
 
-/* The way in use: "auto", "writeback" or "writethrough". Only once the mount is ready. */
+/* How CPU programs' data is cached: "auto", "writeback" or "writethrough". Only once the mount is ready. */
 const char *fs_cpu_cache(const struct fs *fs);
 /* Why it is not "auto" though that was asked for; NULL: it is "auto", or that was not asked for. */
 const char *fs_not_auto(const struct fs *fs);
@@ -68,12 +68,12 @@ const struct cache_host *fs_cache_host(void);
 int fs_start(struct fs *fs, struct cache *cache, struct store *store, struct control *control);
 
 /*
- * Push what the kernel caches to the cache, if it is mounted. Requests must be served meanwhile. Must not be called on the thread
- * that runs the control sockets' loop.
+ * Have the kernel write back to the cache what it caches of the mount, if there is one. Requests must be served meanwhile. Must
+ * not be called on the thread that runs the control sockets' loop.
  */
 void fs_push(struct fs *fs);
 
-/* The same, and take the mount away; lazily, if it is busy. 0 or an error, which it logs. */
+/* The same, and unmount; lazily, if the mount is busy. 0, or an error, which it logs. */
 int fs_unmount(struct fs *fs);
 
 /* New ioctls fail with ENOTCONN; returns when none runs. Must not be called on the loop's thread either. */

@@ -1,13 +1,13 @@
 /*
  * hand.c - requests that workers carry out while all threads that serve are at work.
  *
- * Usually the thread that receives a request carries it out: waking another costs more than most requests. That ends when
- * all threads that serve wait for something, for instance for storage that does not answer. Then the spare receives (receive.c).
- * It must not wait itself, so it hands requests that may wait to workers, by what they may wait for (enum lane), and for
- * which user: a user has a part of each lane, so that this user's requests hold up neither those of others nor the user's own
- * requests of another kind.
+ * Usually the thread that receives a request carries it out: waking another costs more than most requests. But when all threads
+ * that serve wait for something, for instance for storage that does not answer, the spare receives (receive.c). It must not wait
+ * itself, so it hands requests that may wait to workers. Workers are divided into lanes by what requests may wait for (enum
+ * lane), and a user has a part of each lane: so a user's requests hold up neither those of others nor the user's own of another
+ * kind.
  *
- * A request for which there is no worker waits for its turn, in memory of ours, which is limited for each user.
+ * A request for which no worker is free waits for its turn in the daemon's memory, of which each user has a part.
  */
 #include "fuse/internal.h"
 
@@ -23,9 +23,9 @@
 /* Debian 12's kernel headers may not have it. */
 #define OPCODE_TMPFILE 51
 
-#define SMALL_REQUEST 4096u /* bytes: names and attributes, reads, but hardly any write(2) */
+#define SMALL_REQUEST 4096u /* bytes: for names, attributes and reads, but hardly any write(2) */
 #define NOBODY ((uid_t)-2)
-/* How long a worker pauses for a read whose pages are locked, before it gives others their turns. */
+/* How long a worker pauses when the pages of a read are locked, before other reads get their turns. */
 #define TURN_US 1000
 #define TURNS 100u /* afterwards the read waits for its pages */
 
@@ -35,7 +35,7 @@ struct handed {
 	uid_t uid;
 	enum lane lane;
 	unsigned turns; /* how often its pages were found locked */
-	unsigned kib; /* counted as QUOTA_waiting_kib; 0: not counted, since it must not be refused */
+	unsigned kib; /* taken from QUOTA_waiting_kib; 0: none, since the request must not be refused */
 	size_t size;
 	_Alignas(struct fuse_in_header) char bytes[];
 };
@@ -57,7 +57,7 @@ static enum lane lane_of_read(const struct fuse_read_in *read)
 	return at_home(read) == CACHE_HAS_NOT ? LANE_READ : LANE_HOME;
 }
 
-/* A client's release: the code that decodes it finds its worker. */
+/* Whether it is a client's release. The receiving thread carries that out: release_by_xattr() hands it to a worker. */
 static bool is_release(const struct fs *fs, const struct fuse_in_header *in)
 {
 	const char *name = (const char *)(in + 1) + FUSE_COMPAT_SETXATTR_IN_SIZE;
@@ -66,8 +66,8 @@ static bool is_release(const struct fs *fs, const struct fuse_in_header *in)
 }
 
 /*
- * The lane for the request, and the user as whose it counts. LANES: it waits for nothing, and the thread that has received it
- * carries it out. What the kernel does by itself, without saying for whom, counts for the user who opened the file.
+ * The lane for the request, and the user for whom it counts. LANES: it waits for nothing, and the thread that has received it
+ * carries it out. A request that the kernel makes by itself, without naming a user, counts for the user who opened the file.
  */
 static enum lane lane_of(const struct fs *fs, const struct fuse_in_header *in, uid_t *uid)
 {
@@ -123,7 +123,10 @@ static enum lane lane_of(const struct fs *fs, const struct fuse_in_header *in, u
 		return LANE_END;
 	case FUSE_FORGET:
 	case FUSE_BATCH_FORGET:
-		/* The kernel's own requests, which may wait for storage: they get no more of the lane than a user. */
+		/*
+		 * The kernel's own requests, which may wait for storage: together they have as much of the lane
+		 * as one user.
+		 */
 		*uid = NOBODY;
 		return LANE_END;
 	default:
@@ -131,7 +134,10 @@ static enum lane lane_of(const struct fs *fs, const struct fuse_in_header *in, u
 	}
 }
 
-/* False if the kernel has taken the bytes from a program that may be gone, or does not report an error. */
+/*
+ * False for a write-back, whose bytes come from a program that may be gone, and for requests whose errors the
+ * kernel does not report.
+ */
 static bool may_be_refused(const struct fuse_in_header *in, enum lane lane)
 {
 	return lane != LANE_END &&
@@ -151,9 +157,9 @@ static void refuse(struct fs *fs, const struct fuse_in_header *in, int err)
 static void carry_out(void *arg);
 
 /*
- * For reads of what is at home: false if the read can be carried out now, true if it was put off. While somebody has its
- * pages it takes turns with other reads, because that somebody may wait for storage. If it must wait for storage itself, it
- * does so in another lane.
+ * For reads of what is at home: false if the read can be carried out now, true if it was put off. While its pages are
+ * locked it takes turns with other reads, because the holder may be waiting for storage. If the read itself must wait for
+ * storage, it goes to another lane.
  */
 static bool put_off(struct handed *h)
 {
@@ -177,7 +183,10 @@ static void carry_out(void *arg)
 	struct fs *fs = h->fs;
 	int err;
 
-	/* Never with another caller's umask. This fails for lack of memory, which passes. */
+	/*
+	 * A worker must never use another caller's umask, so this must work. It fails for lack of memory only,
+	 * which passes.
+	 */
 	while (!initialised && (err = cred_thread_init(fs))) {
 		log_error("fuse: a umask for each thread: %s; trying again", strerror(-err));
 		usleep(100000);
@@ -208,7 +217,7 @@ bool hand_over(struct fs *fs, const void *request, size_t size)
 	if (!may_be_refused(in, lane))
 		kib = 0;
 	err = quota_take_many(fs->config.quota, QUOTA_waiting_kib, uid, kib); /* logs */
-	/* If others have used up the memory that is no reason to refuse a small request of a user who has little. */
+	/* If it is others who have used up the memory, a small request of a user who has little is not refused. */
 	if (err == -ENFILE && size <= SMALL_REQUEST) {
 		kib = 0;
 	} else if (err) {

@@ -1,12 +1,11 @@
 /*
  * inode.c - the table of inodes, and their descriptors.
  *
- * A file is used through an O_PATH descriptor, which survives renames and needs no
- * privilege. The kernel remembers more files than there are descriptors, so an inode that
- * nobody uses may lose its descriptor: above fs->max_fds the one that was not used for the longest time is
- * closed, and opened again by name when it is needed. Only the mount changes the tree, so
- * the name is right: code that changes names holds the descriptor while doing so. A file
- * for which no name is known keeps its descriptor.
+ * A file is used through an O_PATH descriptor, which survives renames and needs no privilege. The kernel
+ * remembers more files than there are descriptors. So above fs->max_fds the descriptor that has been
+ * unused for longest is closed, and opened again by the file's name when it is needed. The name is still
+ * right then: only the mount changes the tree, and code that changes a name holds the descriptor
+ * meanwhile. A file for which no name is known keeps its descriptor.
  */
 #include "fuse/internal.h"
 
@@ -21,10 +20,10 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-/* More descriptors than these would only pin kernel memory. */
+/* More descriptors than this would only pin kernel memory. */
 #define MAX_FDS (64u << 10)
 
-/* After a peak of at least so many inodes, freed memory is given back to the system. */
+/* After a peak of at least this many inodes, freed memory is given back to the system. */
 #define PEAK_WORTH_TRIMMING 8192
 
 struct fd_path fd_path(int fd)
@@ -81,7 +80,7 @@ static void unlist_idle(struct inode *inode)
 	inode->on_idle = false;
 }
 
-/* Returns a descriptor to be closed when the lock is no longer held; -1: there is none. */
+/* Returns a descriptor for the caller to close without the lock; -1: there is no surplus. */
 static int take_surplus(struct fs *fs)
 {
 	struct inode *inode = TAILQ_FIRST(&fs->idle);
@@ -96,7 +95,7 @@ static int take_surplus(struct fs *fs)
 	return fd;
 }
 
-/* To be called after any change that decides whether it is on the list. */
+/* Put the inode on the idle list, or take it off: to be called after any change that decides which. */
 static void relist_idle(struct inode *inode)
 {
 	unlist_idle(inode);
@@ -115,7 +114,10 @@ static void not_removed(struct inode *inode)
 	inode->removed = false;
 }
 
-/* Open the file by a name that it had a moment ago. The lock is not held. */
+/*
+ * Open the file by a name that it had a moment ago. -ESTALE: the name leads to nothing, or to another file.
+ * fs->lock is not held.
+ */
 static int reopen(struct inode *inode, struct inode *parent, const char *name)
 {
 	struct inode_key key = { .dev = 0 };
@@ -137,7 +139,7 @@ static int reopen(struct inode *inode, struct inode *parent, const char *name)
 	return err == -ENOENT ? -ESTALE : err;
 }
 
-/* fs->lock is held, but dropped meanwhile. 0: try again. */
+/* 0: look again whether the inode has a descriptor. fs->lock is held, but dropped meanwhile. */
 static int inode_reopen(struct inode *inode)
 {
 	struct fs *fs = inode->fs;
@@ -150,7 +152,7 @@ static int inode_reopen(struct inode *inode)
 	fd = name ? reopen(inode, parent, name) : -ENOMEM;
 	pthread_mutex_lock(&fs->lock);
 	if (fd < 0 && (!name || (inode->parent == parent && !strcmp(inode->name, name))))
-		err = fd; /* it failed for another reason than a rename */
+		err = fd; /* it was not renamed meanwhile, so that is not the reason */
 	if (fd >= 0 && inode->fd < 0) {
 		inode->fd = fd;
 		fs->n_fds++;
@@ -205,17 +207,23 @@ static void share_fds(struct fs *fs)
 	struct rlimit limit;
 	uint64_t third;
 
-	/* A third is for inodes, a third for store files, each of which may have two; half of the rest is for open directories. */
+	/*
+	 * A third of the descriptors is for inodes, a third for store files (each may have two), a sixth for
+	 * open directories.
+	 */
 	fs->max_fds = MAX_FDS;
 	fs->most_fds = UINT_MAX;
 	if (!getrlimit(RLIMIT_NOFILE, &limit)) {
 		third = limit.rlim_cur / 3;
 		fs->max_fds = (unsigned)MIN(MAX_FDS, third);
-		/* Together with directories half of the rest, too, if those are few. */
+		/* Where open directories are few, inodes whose descriptors cannot be closed may have that sixth, too. */
 		fs->most_fds = (unsigned)MIN(UINT_MAX, third + third / 2);
 		quota_cap(fs->config.quota, QUOTA_removed_files, (unsigned)MIN(UINT_MAX, limit.rlim_cur));
 		quota_cap(fs->config.quota, QUOTA_directories, (unsigned)MIN(UINT_MAX, third / 2));
-		/* Devices, and files that are open for a moment, have what clients leave of the other half. */
+		/*
+		 * Clients have a part of the last sixth. The rest of it is for devices, and for files that are
+		 * open for a moment.
+		 */
 		quota_cap(fs->config.quota, QUOTA_clients, (unsigned)MIN(UINT_MAX, third / 4));
 		quota_cap(fs->config.quota, QUOTA_reports, (unsigned)MIN(UINT_MAX, third / 16));
 	}
@@ -256,7 +264,7 @@ static void inode_free(struct inode *inode)
 	free(inode);
 }
 
-/* Returns what is to be freed when the lock is no longer held, linked by parent. fs->lock is held. */
+/* Drop a reference. Returns the inodes that the caller must free without the lock, linked by `parent`. fs->lock is held. */
 static struct inode *inode_drop(struct inode *inode)
 {
 	struct inode *dead = NULL;
@@ -371,7 +379,7 @@ void inode_forget(struct inode *inode, uint64_t n)
 	inode_free_all(fs, dead);
 }
 
-/* fs->lock is held; @name is consumed. Returns what is to be freed, and in *@old the former name. */
+/* Consumes @name. Returns inodes to be freed, as inode_drop(); *@old: the former name, to be freed. fs->lock is held. */
 static struct inode *set_name(struct inode *inode, struct inode *parent, char *name, char **old)
 {
 	struct inode *former = inode->parent;
@@ -393,7 +401,7 @@ void inode_renamed(struct inode *inode, struct inode *parent, const char *name)
 	char *copy = strdup(name), *old;
 	struct inode *dead;
 
-	/* If there is no memory for the name it has none for now, and keeps its descriptor. */
+	/* Without memory for the name the inode counts as nameless, and so keeps its descriptor. */
 	pthread_mutex_lock(&fs->lock);
 	dead = set_name(inode, copy ? parent : NULL, copy, &old);
 	pthread_mutex_unlock(&fs->lock);
@@ -438,7 +446,7 @@ int inode_enter(struct fs *fs, int fd, struct inode *parent, const char *name, s
 	err = identify(fd, "", st, &key);
 	if (err)
 		goto close_fd;
-	/* Made before the lock is taken, though neither may be needed. */
+	/* The name's copy and the inode are made before the lock is taken, though neither may be needed. */
 	err = -ENOMEM;
 	if (name && !(copy = strdup(name)))
 		goto close_fd;

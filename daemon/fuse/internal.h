@@ -6,8 +6,8 @@
  *	inode.lock	(how the contents are in use)
  *	fs.lock		(the table of inodes; a leaf)
  * fs.lock is never held across a system call that may wait, a call of the cache or a reply.
- * inode.lock is held across cfile_get() and cfile_put(), which only wait for storage;
- * neither the callbacks of the cache nor reading, writing and invalidating take it.
+ * inode.lock is held across cfile_get() and cfile_put(), which wait for storage only.
+ * The callbacks of the cache do not take it, nor do reads, writes and invalidations.
  */
 #ifndef GAIA_FUSE_INTERNAL_H
 #define GAIA_FUSE_INTERNAL_H
@@ -29,23 +29,19 @@
 
 #define FS_THREADS 12
 
-/*
- * The largest WRITE (larger ones were slower; smaller ones, down to 128 KiB, made no difference beyond noise), and the
- * largest request.
- */
+/* The largest WRITE, and the largest request. */
 #define FS_MAX_WRITE (1u << 20)
 #define FS_REQUEST_BYTES (FS_MAX_WRITE + 4096)
 
 /*
- * How long the kernel may believe names and attributes, seconds. Nothing but the mount changes the
- * tree, so for ever would be right; with a day, a change made in the source is seen in the end. (lstat(2) of a known
- * name takes 1.0 us; 45 if names are valid for no time, 55 if attributes are, 100 if both are.)
+ * How long the kernel may use names and attributes without asking again, seconds. Nothing but the mount changes the
+ * tree, so for ever would be right; with a day, a change made in the source itself is seen in the end.
  */
 #define FS_TIMEOUT 86400.0
 
 /*
- * Identifies a file: its number is used again after the file is gone, but not with the same
- * time of birth.
+ * Identifies a file. Its inode number alone would not: that may be used again after the file is gone,
+ * but not with the same time of birth.
  */
 struct inode_key {
 	uint64_t dev;
@@ -75,7 +71,7 @@ struct inode {
 	char *name;
 	int fd;		      /* O_PATH; -1: closed, and can be opened again by parent and name */
 	unsigned fd_uses;     /* while this is not 0 fd must not be closed */
-	bool removed;	      /* its name was removed, and it is counted among remover's */
+	bool removed;	      /* its name was removed, and it counts for the user remover */
 	uid_t remover;
 	bool on_idle;	      /* on fs->idle: iff fd >= 0, fd_uses == 0 and parent */
 	TAILQ_ENTRY(inode) link;
@@ -84,8 +80,8 @@ struct inode {
 	LIST_HEAD(, backing) backings; /* its open store files */
 
 	/*
-	 * A user other than root could have written the contents since the cache last had nothing of them: what
-	 * is stored may be that user's. Set without a lock; cleared with fs->lock, when there is no cfile.
+	 * Since the cache last had nothing of the contents, a user other than root could write them: the bytes to be
+	 * stored may be that user's. Set without a lock; cleared with fs->lock, when there is no cfile.
 	 */
 	atomic_bool of_users;
 
@@ -104,8 +100,8 @@ struct inode {
 	/* See passthrough.c. */
 	unsigned passthrough_opens, passthrough_writers;
 	int backing_id;	     /* the kernel's name of the file below, while there are such opens */
-	bool may_change;     /* mappings may change the file below: the kernel is not told of that */
-	bool attr_given;     /* the kernel was given attributes for good, since it was last told that they change */
+	bool may_change;     /* mappings may change the file below, which the kernel does not notice */
+	bool attr_given;     /* since the kernel was last told that attributes change it was given some for good */
 	bool never_passed;   /* the kernel does not pass it through, and never has */
 	bool device_asked;   /* whether for_devices is known */
 	bool for_devices;    /* a device maps the file, or has mapped it */
@@ -217,8 +213,8 @@ struct powers {
 };
 
 /*
- * Acquires that are not answered yet, and so can be interrupted: see ioctl.c. One thread may receive an INTERRUPT before the
- * request that it interrupts, which another thread has received, is known.
+ * Acquires that are not answered yet, and so can be interrupted: see ioctl.c. If one thread receives a request and another its
+ * INTERRUPT, the second may come here first: hence `early`.
  */
 struct ioctl_job;
 struct interrupts {
@@ -245,12 +241,12 @@ struct fs {
 	bool acl;	    /* the source has POSIX ACLs */
 	bool writeback;	    /* the kernel gathers writes; from INIT on */
 	bool passthrough;   /* the kernel serves files that no device maps; from INIT on */
-	const char *not_auto; /* why not, if --cpu-cache auto was asked for */
-	atomic_bool complained; /* of a file that it could not */
+	const char *not_auto; /* why passthrough is false although --cpu-cache auto was asked for */
+	atomic_bool complained; /* logged: a file could not be passed through */
 	int source_fd, roots_lock_fd; /* lock the source, see source_lock.c; -1 */
 	unsigned long source_flags; /* ST_NOSUID, ST_NODEV, ST_NOEXEC as the source is mounted */
-	unsigned max_fds;   /* of inodes: above it idle ones are closed */
-	unsigned most_fds;  /* of inodes that cannot be closed: above it only the owners of the mount may make more */
+	unsigned max_fds;   /* descriptors of inodes: above it idle ones are closed */
+	unsigned most_fds;  /* descriptors of inodes that cannot be closed: above it only the owners of the mount may make more */
 	struct log_pace fds_pace;
 	unsigned max_backings; /* the same as max_fds for store files */
 	bool mounted;
@@ -280,7 +276,7 @@ struct fs {
 	TAILQ_HEAD(, backing) backings; /* those of them that may be closed, longest unused first */
 	uint64_t last_id;
 	bool quiescing;		/* no ioctls begin any more */
-	bool deaf;		/* nor invalidations: nobody would answer what they wait for */
+	bool deaf;		/* nor invalidations: nobody would serve the WRITEs that they wait for */
 	unsigned n_busy;	/* ioctls and invalidations that run */
 	pthread_cond_t nothing_busy;
 	unsigned n_handed;	/* requests handed to workers: see hand.c */
@@ -322,14 +318,14 @@ void inode_table_destroy(struct fs *fs);
 int inode_enter(struct fs *fs, int fd, struct inode *parent, const char *name, struct inode **out,
 		struct stat *st);
 /*
- * To be called before a request of @uid's that makes a file or removes a name. 0, or -ENFILE: files without a name, whose
- * descriptors cannot be closed while anybody uses them, have taken all descriptors but those for the owners of the mount.
+ * To be called before a request of @uid's that makes a file or removes a name. 0, or -ENFILE: only the descriptors that are kept for
+ * the owners of the mount are left. Files without a name, whose descriptors cannot be closed while they are used, have the others.
  */
 int inode_room(struct fs *fs, uid_t uid);
 /*
- * The same before a request of @uid's that may leave a file without a name which the kernel may know. -EMFILE as well: the user
- * has removed the names of as many files that are still in use as a user may. The file counts as @uid's from now on; and after
- * the request until somebody gives it a name or nobody uses it. @inode: NULL if the request has failed; held, with its present name.
+ * The same before a request of @uid's that may leave a file without a name, while the kernel may know the file. Also -EMFILE: the
+ * user has removed the names of as many files that are still in use as a user may. The file counts for @uid from now on, and after
+ * the request until it gets a name or nobody uses it. @inode: held by the caller, with its present name; NULL: the request failed.
  */
 int inode_removal_begin(struct fs *fs, uid_t uid);
 void inode_removal_end(struct fs *fs, uid_t uid, struct inode *inode);
@@ -371,7 +367,7 @@ int contents_get(struct inode *inode, struct cfile **out);
 void contents_put(struct inode *inode);
 /* Whether anything is cached, so that the store's view alone would be wrong. */
 bool contents_cached(struct inode *inode);
-/* Whether anything ever was: if so, what was read from the store before may be older than what programs have written since. */
+/* Whether anything ever was. Then attributes that were read from the store before may lack what programs have written since. */
 bool contents_were_cached(struct inode *inode);
 /* A name was removed or added: tell the cache whether any name is left. */
 void contents_names_changed(struct inode *inode);
@@ -413,9 +409,9 @@ void passthrough_mapped(struct inode *inode, bool may_write);
 void passthrough_acquire(struct inode *inode);
 /* CREATE has opened it as @fd below: to be called before passthrough_open(). */
 void passthrough_created(struct inode *inode, int fd);
-/* A request that changes the file has failed, perhaps halfway: then the kernel keeps the attributes that it has. */
+/* A request that changes the file has failed, perhaps halfway: the kernel itself would keep the attributes that it has. */
 void passthrough_failed(struct handle *h);
-/* How long the kernel may believe attributes that are read after this call, seconds. */
+/* How long the kernel may use attributes that are read after this call without asking again, seconds. */
 double attr_timeout(struct inode *inode);
 /* The same, when the attributes are known. */
 double attr_timeout_of(double timeout, const struct stat *st);
@@ -429,7 +425,7 @@ bool passthrough_hides(const char *xattr);
  * open one. @uid: the caller's.
  */
 int handle_open(struct inode *inode, int flags, int access, uid_t uid, struct handle **out);
-/* Fill in the answer to an open; on error the handle is closed. */
+/* Fill in the reply to an open; on error the handle is closed. */
 int handle_tell(fuse_req_t req, struct handle *h, struct fuse_file_info *fi);
 /* Drop the kernel's reference, or that of handle_keep(). The last one closes the handle. */
 void handle_close(struct handle *h);
@@ -452,7 +448,7 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
 
 /* ---- attr.c ---- */
 
-/* What the kernel is to see of a file, by its descriptor. */
+/* The attributes that the kernel is to see of a file, by its descriptor. */
 int attr_read(struct inode *inode, int fd, struct stat *st);
 /* The same, given the backing directory's attributes, which may be from before the last store. */
 void attr_mend(struct inode *inode, struct stat *st);
@@ -491,7 +487,7 @@ void op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t n
 
 /* ---- dir.c ---- */
 
-/* Called before the answer: names in the directory have changed, or it was moved itself, and so its ".." has. */
+/* Called before the request is answered: names in the directory have changed, or it was moved, and so its ".." has changed. */
 void dir_changed(struct inode *inode);
 void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
 void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi);
@@ -531,7 +527,7 @@ void cred_init(struct fs *fs);
 /* Once in each thread that serves. */
 int cred_thread_init(const struct fs *fs);
 /*
- * Call this in any thread before something that may take room in the source. The thread drops root's
+ * Call this in any thread before something that may take space in the source. The thread drops root's
  * powers for good; later calls cost nothing.
  */
 void cred_drop_powers(const struct fs *fs);
@@ -541,12 +537,12 @@ void cred_drop_powers(const struct fs *fs);
  */
 int cred_root_begin(const struct fs *fs);
 void cred_root_end(const struct fs *fs);
-/* Whether @err means that there is no room, though root may have some. */
+/* Whether @err means that there is no space left, though root may have some. */
 static inline bool cred_no_room(long err)
 {
 	return err == -ENOSPC || err == -EDQUOT;
 }
-/* Make the system call @call: 0 or a negative errno. If the caller is root and there is no room, repeat it with root's powers. */
+/* Make the system call @call: 0 or a negative errno. If the caller is root and there is no space, repeat it with root's powers. */
 #define AS_CALLER_MAY(req, call)                                                        \
 	({                                                                              \
 		int res_ = (call) ? -errno : 0;                                         \
@@ -563,13 +559,13 @@ static inline bool cred_no_room(long err)
 int cred_enter(fuse_req_t req);
 void cred_leave(fuse_req_t req);
 /*
- * What the kernel had allowed was refused (@err, negative) to the caller's ids: whether he has the capability by which it was allowed,
- * as the root of a user namespace has over the files of its users, and so over the directory or file @fd (-1: none). If so, as cred_enter(),
- * with that capability. Only for
- * what makes something new, or changes what it was asked for: nothing that exists may be opened with it.
+ * A call made as the caller has failed with @err (negative) although the kernel had allowed the request: perhaps by a capability,
+ * such as the root of a user namespace has over the files of its users. If the caller has it over the directory or file @fd (-1:
+ * none): as cred_enter(), with that capability. Only for calls that make something new, or change the very thing that the request
+ * names: nothing that exists may be opened with it.
  */
 bool cred_enter_capable(fuse_req_t req, int fd, int err);
-/* @call, a system call on @fd: 0 or a negative errno. As the caller; then, if need be, with the caller's capability. */
+/* Make @call, a system call on @fd, as the caller; if need be again, with the caller's capability. 0 or a negative errno. */
 #define AS_CALLER(req, fd, call)                                                        \
 	({                                                                              \
 		int res_ = cred_enter(req);                                             \
@@ -585,11 +581,12 @@ bool cred_enter_capable(fuse_req_t req, int fd, int err);
 		res_;                                                                   \
 	})
 /*
- * Of a request that is not answered yet, on any thread. Whether the caller may write the file behind @fd (O_PATH) now: his fsuid, fsgid and
- * groups may, as they are in the daemon's user namespace. Of capabilities only root's count, if he has them in there.
+ * Whether the caller of @req, which is not answered yet, may write the file behind @fd (O_PATH) now, by the caller's fsuid, fsgid
+ * and groups as they are in the daemon's user namespace. Of capabilities only root's count, and only if root has them there. On any
+ * thread.
  */
 bool cred_may_write(fuse_req_t req, int fd);
-/* Whether the caller has the powers that his uid implies: root may have been left without root's powers. */
+/* Whether the caller has the powers that the uid implies: root may lack root's powers. */
 bool cred_is_whole(fuse_req_t req);
 
 /* ---- receive.c ---- */
@@ -632,9 +629,9 @@ void serve_stop(struct fs *fs);
 
 /* ---- hand.c ---- */
 
-/* False: the request waits for nothing, and the caller has to carry it out. */
+/* Hand the request to a worker. False: it waits for nothing, and the caller has to carry it out. */
 bool hand_over(struct fs *fs, const void *request, size_t size);
-/* Wait until all of them have been carried out. Called when no thread receives any more. */
+/* Wait until all requests that were handed over have been carried out. Called when no thread receives any more. */
 void hand_wait(struct fs *fs);
 
 /* ---- mount_options.c ---- */
@@ -655,15 +652,15 @@ int mount_open_source(const struct fs *fs);
 int mount_begin(struct fs *fs, const struct fuse_lowlevel_ops *ops);
 /* Whether the mount that is visible at the mountpoint is ours. */
 bool mount_is_ours(const struct fs *fs);
-/* Whether the mount allows no writing, in whatever place, by -o ro or since a remount. If that cannot be found out: true. */
+/* Whether the mount allows no writing, by -o ro or since a remount, wherever it is mounted. If that cannot be found out: true. */
 bool mount_is_readonly(const struct fs *fs);
 /* -EBUSY unless @lazy. */
 int mount_end(struct fs *fs, bool lazy);
 /* End the connection: programs that still use the mount get ENOTCONN. Called when no request is served any more. */
 void mount_destroy_session(struct fs *fs);
 /*
- * For the supervisor: end the connection of a dead daemon if it @hangs, because the daemon's remains keep it open; and take the
- * mount away, if the configuration asks for that, the connection cannot be ended otherwise, or it was never live.
+ * For the supervisor: end the connection of a dead daemon if it @hangs, because threads of the daemon that cannot be killed keep it
+ * open. Take the mount away if the configuration asks for that, if the connection cannot be ended otherwise, or if it was never live.
  */
 enum mount_left {
 	MOUNT_NONE,  /* there was none, or it is out of the tree */
@@ -676,9 +673,9 @@ enum mount_left {
 
 /* fs->source, for reading; its locks are not taken yet. */
 int source_lock_open(struct fs *fs);
-/* And unlocked, when the supervisor has let it go, too. */
+/* The source is unlocked when the supervisor has closed it, too. */
 void source_lock_close(struct fs *fs);
-/* 0: it is ours; -EWOULDBLOCK: another gaiafs has it, or what may be one. Logs what is locked by somebody whom root does not wait for. */
+/* 0: it is ours; -EWOULDBLOCK: another gaiafs, or what may be one, has it. Logs a lock that root's gaiafs does not wait for. */
 int source_trylock(struct fs *fs);
 /* The process that has locked it; 0: it cannot be seen (it is in another PID namespace). */
 pid_t source_locker(const struct fs *fs);

@@ -1,11 +1,11 @@
 /*
  * ioctl.c - the requests of clients and of the control tool, decoded.
  *
- * They may wait for the kernel and for other clients, which the serving threads must not do: so a worker
- * carries out and answers each of them. Workers are divided into lanes (enum lane).
+ * These may wait for the kernel and for other clients, which the serving threads must not do. So a worker carries each
+ * out, and answers it. Workers are divided into lanes (enum lane).
  *
- * When any signal to its caller interrupts an acquire, the thread that receives the INTERRUPT answers the acquire with
- * EINTR. The worker, which may be waiting for a client or for storage, goes on until it sees that, undoes what it
+ * Any signal to the caller interrupts an acquire: the thread that receives the INTERRUPT answers the acquire with
+ * EINTR. The worker, which may be waiting for a client or for storage, goes on until it notices that, undoes what it
  * has done, and answers nothing. Whether the acquire was interrupted or succeeded is decided once (cache_decide()).
  */
 #include "fuse/internal.h"
@@ -15,7 +15,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Threads: in all, for all users together, and for each user. The rest is for the owners of the mount. */
+/*
+ * Threads of each lane: in all, for all users together, and for each user. Those that users may not have are for the
+ * owners of the mount.
+ */
 static const struct lane_kind {
 	const char *name;
 	unsigned threads, users, each;
@@ -70,7 +73,7 @@ union ioctl_arg {
 struct ioctl_job {
 	fuse_req_t req;
 	struct fs *fs;
-	struct handle *handle; /* stays until the request is answered; or is kept */
+	struct handle *handle; /* the kernel's request keeps it until the answer; acquires keep it for longer */
 	uid_t uid;	       /* the caller's */
 	unsigned cmd;
 	union ioctl_arg arg;
@@ -81,7 +84,10 @@ struct ioctl_job {
 	UT_hash_handle hh;     /* interrupts.jobs */
 };
 
-/* Orders, for callers who may write the file: dropping pages from memory costs everybody who uses them. */
+/*
+ * GAIA_IOC_FLUSH and _EVICT. For callers who may write the file, since dropping pages from memory costs
+ * everybody who uses them.
+ */
 static int file_range(struct ioctl_job *job, int access)
 {
 	struct gaia_ioc_file *io = &job->arg.file;
@@ -115,7 +121,10 @@ static bool shares_readonly(struct ioctl_job *job, unsigned device)
 	return use.dev->shares_readonly;
 }
 
-/* A caller who has opened the file for reading may still have the right to write it. That matters if the device cannot prevent writing. */
+/*
+ * The caller. One who has opened the file for reading may still have the right to write it: that is found out
+ * if the device cannot prevent stores.
+ */
 static struct control_caller caller_of(struct ioctl_job *job, int access)
 {
 	struct control_caller caller = { .uid = job->uid };
@@ -145,7 +154,10 @@ static int map_contents(struct ioctl_job *job, int access)
 		contents_written_by(job->handle->inode, job->uid);
 	err = control_map(job->fs->control, job->handle->cfile, access != O_WRONLY,
 			  access != O_RDONLY, caller_of(job, access), io);
-	/* A mapping that cannot write releases nothing that the kernel must drop; and its mount may be read-only. */
+	/*
+	 * A mapping for reading releases nothing that the kernel must drop. It may also be on a read-only
+	 * mount, where setxattr(2) fails.
+	 */
 	if (!err)
 		passthrough_mapped(job->handle->inode, access != O_RDONLY);
 	io->release = job->fs->writeback || !(io->prot & GAIA_PROT_WRITE) ?
@@ -155,8 +167,8 @@ static int map_contents(struct ioctl_job *job, int access)
 }
 
 /*
- * The file's times have moved. If the kernel keeps them itself, the client moves them (see GAIA_FEATURE_TIMES). Otherwise the
- * kernel must ask for them again, even if it had no page of what was released.
+ * A release that changed something has moved the file's times. If the kernel keeps times itself, the client moves those (see
+ * GAIA_FEATURE_TIMES). Otherwise the kernel is told to ask for them again, even if it has no page of the range.
  */
 static int release(struct inode *inode, struct cfile *f, bool may_publish, struct gaia_ioc_range *io)
 {
@@ -202,7 +214,7 @@ static int carry_out(struct ioctl_job *job)
 	return -ENOTTY;
 }
 
-/* The errno to reply. A store may fail with ENOBUFS, which must not be an answer: see protocol.h. */
+/* The errno to reply. A store may fail with ENOBUFS, but as an answer that means something else: see protocol.h. */
 static int reply_errno(int err)
 {
 	return err == -ENOBUFS ? EIO : -err;
@@ -211,9 +223,9 @@ static int reply_errno(int err)
 /* ---- acquires that are interrupted ---- */
 
 /*
- * Answer that the caller has given up; interrupts.lock is held. What goes on behind the answer counts as the caller's, so that
- * it does not grow without end; an acquire of a user who has too much of that is not interrupted. Nor is an acquire for which a
- * stream waits: it would be repeated at once, and its room is what the first attempt still has.
+ * Whether the acquire is to be answered EINTR now. Work that goes on behind such an answer counts for the caller, since it must
+ * be limited: the acquire of a user who has too much of it is not interrupted. Nor is an acquire for which a stream waits: it
+ * would be repeated at once, and would need the room that the first attempt still has. interrupts.lock is held.
  */
 static bool give_up(struct ioctl_job *job)
 {
@@ -352,8 +364,8 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fu
 		return;
 	}
 	/*
-	 * The number contains the sizes, and the kernel respects them; nothing in the structs
-	 * may be trusted.
+	 * The ioctl's number contains the struct's size, and the kernel copies that much. Nothing in
+	 * the structs may be trusted.
 	 */
 	if (in_size != _IOC_SIZE(cmd) || in_size > sizeof(job->arg) ||
 	    (_IOC_DIR(cmd) & _IOC_READ && out_size < in_size)) {

@@ -1,8 +1,8 @@
 /*
  * libfuse.h - libfuse's low-level interface, and everything that depends on its version.
  *
- * 3.14 (Debian 12, Ubuntu 24.04) is enough for everything but passthrough. meson.build takes the newer one that
- * scripts/libfuse has built, if it has.
+ * 3.14 (Debian 12, Ubuntu 24.04) is enough for everything but passthrough. meson.build prefers the newer one
+ * that scripts/libfuse builds, if it is there.
  */
 #ifndef GAIA_FUSE_LIBFUSE_H
 #define GAIA_FUSE_LIBFUSE_H
@@ -19,7 +19,7 @@
 #define CAP_PASSTHROUGH 0
 #endif
 
-/* If libfuse does not know a feature we cannot ask it for that: then serve.c promises it to the kernel. */
+/* A libfuse that does not know this feature cannot be asked for it: then serve.c promises it to the kernel. */
 #ifndef FUSE_CAP_HANDLE_KILLPRIV_V2
 #define FUSE_CAP_HANDLE_KILLPRIV_V2 0
 #endif

@@ -1,5 +1,5 @@
 /*
- * mount.c - taking a directory, mounting over it, and unmounting.
+ * mount.c - locking the source, mounting at the mountpoint, and unmounting.
  *
  * For each thing that can be wrong there is one line that names it and says what to do; messages of libfuse and
  * fusermount3 are caught and become part of that line.
@@ -54,9 +54,8 @@ static void unescape(char *s)
 }
 
 /*
- * Find the mount in @table (a process's mountinfo): the topmost at @path, or, without
- * a path, any gaiafs of @source. -ENOENT if there is none. Does not touch the mount, which
- * may be dead.
+ * Find a mount in @table (a process's mountinfo): the topmost at @path, or, if @path is NULL, any
+ * gaiafs of @source. -ENOENT if there is none. Does not touch the mount, which may be dead.
  */
 static int find_mount_in(const char *table, const char *path, const char *source, struct mount_entry *out, char **where)
 {
@@ -95,7 +94,7 @@ static int find_mount(const char *path, const char *source, struct mount_entry *
 	return find_mount_in("/proc/self/mountinfo", path, source, out, where);
 }
 
-/* For users other than root. */
+/* Unmount, for users other than root. */
 static int run_fusermount(const char *path, bool lazy)
 {
 	char *argv[] = { FUSERMOUNT, "-u", "-q", lazy ? "-z" : "-q", "--", (char *)path, NULL };
@@ -138,7 +137,7 @@ static int name_dead(const char *given, char path[PATH_MAX])
 	ssize_t n;
 	int fd;
 
-	/* This asks the file system nothing. */
+	/* With O_PATH this sends the file system no request. */
 	fd = open(given, O_PATH | O_CLOEXEC);
 	if (fd < 0)
 		return -ENOTCONN;
@@ -149,7 +148,7 @@ static int name_dead(const char *given, char path[PATH_MAX])
 	return find_mount(path, NULL, &entry, NULL) || strcmp(entry.type, TYPE) ? -ENOTCONN : 0;
 }
 
-/* Take away mounts of gaiafs that have died there. Logs. */
+/* Unmount what daemons that have died left mounted at @given. Logs. */
 static int uncover(const char *given)
 {
 	char path[PATH_MAX];
@@ -174,7 +173,7 @@ static char *resolve(const char *given)
 	char *path;
 	int err;
 
-	/* Beneath such a mount there is a directory, too. */
+	/* A dead mount covers a directory, too. */
 	if (is_dead(given) && !name_dead(given, at))
 		return strdup(at);
 	if (stat(given, &st)) {
@@ -247,7 +246,10 @@ static pid_t find_holder(const char *source)
 	return holder;
 }
 
-/* Its mount here is gone, or @dead. Looked for once: it takes all processes' tables. */
+/*
+ * Log what the daemon waits for. The lock's holder has no mount here any more, or a @dead one. To be called once, since it
+ * reads the mount tables of all processes.
+ */
 static void say_who_goes_on(const struct fs *fs, bool dead)
 {
 	pid_t holder = dead ? 0 : find_holder(fs->source), daemon = source_locker(fs);
@@ -299,8 +301,8 @@ static int wait_for_lock(struct fs *fs, char **where)
 }
 
 /*
- * File systems whose contents the kernel makes up: files have a length of 0, other bytes at each read, writes have effects.
- * Caching these would be wrong.
+ * The name of a file system whose contents the kernel makes up, else NULL. There, files have a length of 0 and other bytes
+ * at each read, and writes have effects: caching them would be wrong.
  */
 static const char *kernel_file_system(int fd)
 {
@@ -323,7 +325,7 @@ static const char *kernel_file_system(int fd)
 	return NULL;
 }
 
-/* Only we may use the source: two caches of one directory would not know of each other. */
+/* Keep other daemons from the source: two caches of one directory would not know of each other. */
 static int lock_source(struct fs *fs)
 {
 	char *where = NULL;
@@ -366,7 +368,7 @@ int mount_resolve(struct fs *fs)
 	struct statvfs st;
 	int err;
 
-	/* We open the directory beneath it, even if we are to be mounted there again. */
+	/* The source is the directory beneath a dead mount, also if the new mount is to cover that directory again. */
 	err = uncover(fs->config.source);
 	if (err)
 		return err;
@@ -400,17 +402,17 @@ free_source:
 
 int mount_open_source(const struct fs *fs)
 {
-	/* As a local file system that is mounted read-only. */
+	/* A local file system that is mounted read-only changes no access times either. */
 	bool noatime = fs->options.noatime || fs->options.readonly;
 	struct mount_attr quiet = { .attr_set = (noatime ? MOUNT_ATTR_NOATIME : 0) |
 						(fs->options.nodiratime ? MOUNT_ATTR_NODIRATIME : 0),
-				    /* One of several ways of keeping access times, which have this mask. */
+				    /* noatime is one value of this field: the field has to be cleared first. */
 				    .attr_clr = noatime ? MOUNT_ATTR__ATIME : 0 };
 	int fd;
 
 	/*
-	 * A clone of the source's mount that nobody else sees. It is needed because the mount on which a passed-through file
-	 * was opened decides whether reading changes its access time.
+	 * A clone of the source's mount that nobody else sees: for a passed-through file, the mount on which it was opened
+	 * decides whether reading changes its access time.
 	 */
 	if (quiet.attr_set && !geteuid()) {
 		fd = open_tree(fs->source_fd, "", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH | AT_RECURSIVE);
@@ -540,7 +542,7 @@ static int make_session(struct fs *fs, const struct fuse_lowlevel_ops *ops)
 	char *options = NULL, *fsname = NULL, max_read[32];
 	int err = -ENOMEM;
 
-	/* First the options that the user may override, then those that he may not. */
+	/* First the options that the user's may override, then those that they may not. */
 	if (asprintf(&fsname, "fsname=%s", fs->source) < 0) {
 		fsname = NULL;
 		goto out;
@@ -607,7 +609,7 @@ int mount_begin(struct fs *fs, const struct fuse_lowlevel_ops *ops)
 	err = make_session(fs, ops);
 	if (err)
 		return err;
-	/* Only when everything else has been done: until the new mount is there, nobody should write beneath a dead one. */
+	/* As late as possible: between the dead mount and the new one, programs would write to the directory beneath. */
 	err = uncover(fs->mountpoint);
 	if (err)
 		return err;
@@ -634,9 +636,8 @@ int mount_begin(struct fs *fs, const struct fuse_lowlevel_ops *ops)
 	}
 	if (fs->privileged) {
 		/*
-		 * The kernel throttles buffered writes to FUSE: sequential writes of 512 MiB to 0.25-0.6 instead of
-		 * 2.1-2.8 GB/s, random ones of 128 MiB to 0.3-0.4 instead of 2-3. (strict_limit does that; max_ratio
-		 * begins to matter when much of the machine's memory is dirty.)
+		 * By default the kernel lets a FUSE mount have few dirty pages (strict_limit), which slows buffered
+		 * writes down several times. max_ratio matters when much of the machine's memory is dirty.
 		 */
 		write_bdi(fs, "strict_limit", "0");
 		write_bdi(fs, "max_ratio", "100");
@@ -690,8 +691,9 @@ int mount_end(struct fs *fs, bool lazy)
 }
 
 /*
- * fusectl's root, if it is not mounted; this mounts it nowhere. (A mount namespace for this purpose
- * would have a copy of every mount of the machine, which would keep them from ending.)
+ * The root of fusectl, where that is not mounted. This mounts it at no path. (A mount namespace of our
+ * own would serve, too, but it would have a copy of every mount of the machine, and so keep them in
+ * use.)
  */
 static int fusectl_open(void)
 {
@@ -705,7 +707,10 @@ static int fusectl_open(void)
 	return dir;
 }
 
-/* By the connection's number, since the mount may be out of the tree. The files there belong to the user who mounted. Whether it worked. */
+/*
+ * Returns whether it worked. By the connection's number, since the mount may be out of the tree. (The file
+ * belongs to the user who mounted.)
+ */
 static bool abort_connection(const struct fs *fs)
 {
 	char path[64];
@@ -735,7 +740,10 @@ enum mount_left mount_abort(struct fs *fs, bool hangs)
 	struct mount_entry entry;
 	bool ours, stays;
 
-	/* The daemon died before it could tell the number. A mount that was there before it mounted belongs to one that died earlier. */
+	/*
+	 * The daemon died before it could tell the number. (While `mounting` is not set, a mount that is found there belongs
+	 * to a daemon that died earlier.)
+	 */
 	if (!fs->dev_minor && fs->supervised->mounting && !find_mount(fs->mountpoint, NULL, &entry, NULL) &&
 	    !strcmp(entry.type, TYPE) && !strcmp(entry.source, fs->source))
 		name_mount(fs, &entry);
@@ -744,8 +752,10 @@ enum mount_left mount_abort(struct fs *fs, bool hangs)
 	hangs = hangs && !fs->supervised->over;
 	ours = mount_is_ours(fs);
 	stays = ours && !fs->config.unmounts_dead && fs->supervised->live;
-	/* First: unmounting may wait for the daemon (except root's unmount, which ends the connection itself).
-	 * The number is the mount's until the connection ends, and the daemon hears of that at once. */
+	/*
+	 * Before unmounting, which may wait for the daemon (except root's unmount, which ends the connection itself). The
+	 * number is the mount's until the connection ends, and the daemon hears of that at once.
+	 */
 	if (hangs && (stays || !ours || geteuid()))
 		stays = abort_connection(fs) && stays;
 	if (!ours)
@@ -763,10 +773,10 @@ void mount_destroy_session(struct fs *fs)
 	if (!fs->session)
 		return;
 	/*
-	 * fuse_session_unmount() frees what fuse_session_mount() made, but also detaches
-	 * whatever is mounted at the mountpoint by now, unless the descriptor says that the
-	 * connection has ended. Ending it is what we want, and the writing end of a pipe
-	 * without reader says so.
+	 * fuse_session_unmount() frees what fuse_session_mount() made, but also detaches whatever is
+	 * mounted at the mountpoint by now, unless its descriptor says that the connection has ended.
+	 * So replace the descriptor by the writing end of a pipe that has no reader: that ends the
+	 * connection, and poll(2) reports an error.
 	 */
 	fd = fuse_session_fd(fs->session);
 	if (fd >= 0 && !pipe2(ends, O_CLOEXEC)) {

@@ -1,9 +1,9 @@
 /*
  * mount_options.c - the words of -o, as mount(8) and fstab(5) write them.
  *
- * libfuse refuses words that it does not know, and accepts max_read only if the kernel's limit is set to the same. So
- * words about access times and about the daemon itself are taken out here, and words that have no effect on any FUSE file
- * system are left out.
+ * libfuse refuses words that it does not know. So words about access times and about the daemon itself are taken out
+ * here, and words that have no effect on any FUSE file system are dropped. The value of max_read is noted, because
+ * libfuse accepts it only if op_init() asks for the same.
  */
 #include "fuse/internal.h"
 
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Words of mount(8) that the daemon's file system always does, or that do not apply to it. */
+/* Whether @word is one of mount(8)'s that asks for what the mount does anyway, or that does not apply to it. */
 static bool has_no_effect(const char *word)
 {
 	static const char *const words[] = {

@@ -1,8 +1,8 @@
 /*
  * namei.c - names: looking up, making, linking, removing, renaming.
  *
- * The kernel checks permissions before it asks (default_permissions is always on);
- * still, what creates something runs as the caller, see cred.c.
+ * The kernel checks permissions before it asks (default_permissions is always on). Calls that create
+ * something run as the caller all the same: see cred.c.
  */
 #include "base/fault.h"
 #include "fuse/internal.h"
@@ -34,7 +34,7 @@ void entry_fill(struct inode *inode, const struct stat *st, struct fuse_entry_pa
 	e->ino = nodeid_of(inode);
 	e->generation = inode->id;
 	e->attr = *st;
-	/* @st was read before we knew the inode. */
+	/* @st was read before the inode was known: programs may have written through the cache since then. */
 	old = contents_were_cached(inode);
 	if (!old || read_again(inode, &e->attr)) {
 		attr_mend(inode, &e->attr);
@@ -72,7 +72,7 @@ void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 	int err = entry_lookup(inode_of(fs, parent), name, &e);
 
 	if (err == -ENOENT) {
-		/* The kernel should remember, too, that there is no such name: 2 us instead of 39 when it is looked up again. */
+		/* The kernel is to remember that there is no such name. */
 		memset(&e, 0, sizeof(e));
 		e.entry_timeout = FS_TIMEOUT;
 		err = 0;
@@ -138,7 +138,7 @@ static int make_below(int dir, const char *name, mode_t mode, dev_t rdev, const 
 	return S_ISDIR(mode) ? mkdirat(dir, name, mode) : mknodat(dir, name, mode, rdev);
 }
 
-/* Everything but regular files with a descriptor. @target: of a symlink. */
+/* Make anything but a file that is opened at the same time (op_create()). @target: of a symlink. */
 static void make(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, dev_t rdev,
 		 const char *target)
 {
@@ -171,7 +171,7 @@ void op_symlink(fuse_req_t req, const char *link, fuse_ino_t parent, const char 
 	make(req, parent, name, 0, 0, link);
 }
 
-/* @name: NULL for a file without. */
+/* @name: NULL for a file without a name. */
 static int create_below(int dir, const char *name, mode_t mode, int flags)
 {
 	int fd = name ? openat(dir, name, flags | O_CREAT, mode) : openat(dir, ".", flags | O_TMPFILE, mode);
@@ -179,7 +179,7 @@ static int create_below(int dir, const char *name, mode_t mode, int flags)
 	return fd < 0 ? -errno : fd;
 }
 
-/* A new file, opened for everything, since it is its creator who asks. */
+/* A new file, opened for reading and writing whatever its mode: its creator may do both with this descriptor. */
 static int create_file(fuse_req_t req, struct inode *dir, const char *name, mode_t mode, int flags)
 {
 	int dirfd = inode_fd_get(dir), fd, again;
@@ -190,7 +190,7 @@ static int create_file(fuse_req_t req, struct inode *dir, const char *name, mode
 		fd = create_below(dirfd, name, mode, flags);
 		cred_leave(req);
 		if (cred_enter_capable(req, dirfd, fd)) {
-			/* What somebody has made there below is refused as before. */
+			/* If somebody has made the file in the source meanwhile, the caller gets the first error. */
 			again = create_below(dirfd, name, mode, flags | (name ? O_EXCL : 0));
 			cred_leave(req);
 			fd = again == -EEXIST ? fd : again;
@@ -279,8 +279,8 @@ void op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t newparent, const char *n
 		fuse_reply_err(req, -err);
 	} else {
 		/*
-		 * The kernel accepts the attributes of this reply even if it was told meanwhile that they change, as it does for
-		 * a new file; for new files that is right, here it may not be.
+		 * As for a new file, the kernel accepts the attributes of this reply even if it was told meanwhile that
+		 * they change. Those of an existing file may be outdated then.
 		 */
 		e.attr_timeout = 0;
 		fuse_reply_entry(req, &e);
@@ -339,7 +339,10 @@ struct renaming {
 	unsigned flags;
 };
 
-/* A directory that stands for both: a capability must count for either. -1: there is none. */
+/*
+ * A directory that stands for both, since a capability must count for either one: they must have the same owner
+ * and group. -1: they have not.
+ */
 static int both_directories(const struct renaming *r)
 {
 	struct stat from, to;
@@ -349,7 +352,7 @@ static int both_directories(const struct renaming *r)
 		       -1;
 }
 
-/* As the caller, if it creates something. */
+/* As the caller if that creates something: a whiteout. */
 static int rename_below(fuse_req_t req, const struct renaming *r)
 {
 	if (!(r->flags & RENAME_WHITEOUT))

@@ -6,11 +6,12 @@
  *	passthrough	reads, writes and mappings go to the file below. For files that no device maps.
  *	cached		through the kernel's cache and ours. For files that a device maps, or has mapped.
  *
- * The first open decides; opens that come while it lasts follow it. A file that is opened in passthrough and then mapped by a
- * device stays so (pagecache/passthrough.c shares it); when it is opened again after the last of these has ended, it is cached.
+ * The first open decides; further ones follow it for as long as any of them lasts. A file that is open in passthrough when a
+ * device maps it stays so (pagecache/passthrough.c shares it). It is cached when it is next opened after the last of these
+ * opens has ended.
  *
- * Nobody tells us of mappings in passthrough: they hold the file below, not ours, and outlive its RELEASE (seen on
- * Linux 6.18). So before a file is cached we ask the file below who has it: a lease for writing is granted only
+ * The kernel tells us nothing of mappings in passthrough: they hold the file below, not ours, and outlive its RELEASE (seen
+ * on Linux 6.18). So before a file is cached, leases show whether the file below is in use: one for writing is granted only
  * if nobody else has it open or mapped, and one for reading only if nobody can write it.
  */
 #include "fuse/internal.h"
@@ -33,7 +34,7 @@ bool passthrough_hides(const char *xattr)
 
 #if GAIA_HAVE_PASSTHROUGH
 
-/* Whether we have CAP_SYS_ADMIN where it counts; root of a user namespace does not have it. */
+/* Whether the daemon has CAP_SYS_ADMIN in the initial user namespace, which the root of another one has not. */
 static bool may_pass_through(const struct fs *fs)
 {
 	unsigned first = 1, below = 1, n = 0;
@@ -60,8 +61,8 @@ const char *passthrough_init(struct fs *fs, struct fuse_conn_info *conn)
 	if (!may_pass_through(fs))
 		return "only root may pass files through";
 	/*
-	 * Not over file systems that are stacked themselves (0 is libfuse's word for that): mappings of their files hold
-	 * the files beneath them, so nothing tells who has one.
+	 * Not over file systems that are stacked themselves (max_backing_stack_depth 0 asks for that): mappings of their
+	 * files hold the files beneath these, so leases do not show whether there is one.
 	 */
 	if (is_stacked(fs->root.fd))
 		return "files of a stacked file system cannot be passed through";
@@ -69,18 +70,18 @@ const char *passthrough_init(struct fs *fs, struct fuse_conn_info *conn)
 	return NULL;
 }
 
-/* ---- who has the file below ---- */
+/* ---- whether the file below is in use ---- */
 
-/* Whether a lease of that kind is granted: see above. */
+/* Whether a lease of that @kind is granted: see the top of this file. */
 static bool lease_granted(struct inode *inode, int kind)
 {
-	int fd = inode_open(inode, O_RDONLY | O_NONBLOCK); /* others may have leases; do not wait for them */
+	int fd = inode_open(inode, O_RDONLY | O_NONBLOCK); /* does not wait for other programs' leases */
 	bool granted;
 
 	if (fd < 0)
 		return false;
 	backing_close_idle(inode);
-	/* As root: without CAP_LEASE, as in some containers, this works at least for root's own files. */
+	/* As root: where even root lacks CAP_LEASE (in some containers) this works at least for root's own files. */
 	granted = !cred_root_begin(inode->fs) && !fcntl(fd, F_SETLEASE, kind);
 	cred_root_end(inode->fs);
 	if (granted)
@@ -100,21 +101,24 @@ static bool nobody_writes_it(struct inode *inode)
 	return !inode->passthrough_writers && lease_granted(inode, F_RDLCK);
 }
 
-/* Whether it can be mapped and written by that mapping, which needs the right to read, too. */
+/* Whether a mapping of such a descriptor may write: that takes the right to read, too. */
 static bool may_write_mapped(int flags)
 {
 	return (flags & O_ACCMODE) == O_RDWR;
 }
 
-/* Drop the kernel's attributes. The kernel waits for nobody in doing that (7). */
+/*
+ * Have the kernel drop the file's attributes. It waits for nobody meanwhile, so any thread may ask for it:
+ * an exception from rule 7.
+ */
 static void drop_attributes(struct inode *inode)
 {
 	fuse_lowlevel_notify_inval_inode(inode->fs->session, nodeid_of(inode), -1, 0);
 }
 
 /*
- * A program is about to be able to write the file: mappings do so without any notice to the kernel's attributes, and some
- * calls do so while an answer of ours with old attributes may be on its way.
+ * To be called before a program gets a descriptor that can write the file. Stores through a mapping of it change the file
+ * without the kernel's noticing; and some calls may do so while a reply of ours with old attributes is under way.
  */
 static void expect_changes(struct inode *inode, int flags)
 {
@@ -127,7 +131,7 @@ static void expect_changes(struct inode *inode, int flags)
 
 /* ---- opening ---- */
 
-/* @size: of the attribute; negative if there is none. */
+/* Note what the source says of the file. @size: of its XATTR_DEVICE; negative if it has none. */
 static void note_for_devices(struct inode *inode, ssize_t size)
 {
 	inode->device_asked = true;
@@ -151,8 +155,8 @@ static bool is_for_devices(struct inode *inode)
 
 /*
  * Register @fd with the kernel: an id, or a negative errno. The kernel keeps this thread's present
- * credentials and writes with them whatever anybody writes until the file's last close. So they have root's
- * powers only if nobody else may write the file.
+ * credentials, and uses them for whatever anybody writes until the file's last close. So the thread has
+ * root's powers here only if the file is root's and nobody else may write it.
  */
 static int register_backing(fuse_req_t req, struct inode *inode, int fd)
 {
@@ -200,7 +204,7 @@ static bool to_be_cached(struct inode *inode)
 		!cfile_leave_passthrough(inode->cfile));
 }
 
-/* Errors after which the kernel will never pass it through. */
+/* Whether the error means that the kernel will never pass this file through. */
 static bool is_for_good(int err)
 {
 	return err == -EPERM || err == -ELOOP || err == -EOPNOTSUPP;
@@ -277,7 +281,7 @@ void passthrough_mapped(struct inode *inode, bool may_write)
 	inode->device_noted |= note;
 	pthread_mutex_unlock(&inode->lock);
 	cred_drop_powers(inode->fs);
-	/* If it cannot be noted it is forgotten with the inode. */
+	/* If the note cannot be written, this is known only for as long as the inode lives. */
 	fd = note ? inode_fd_get(inode) : -1;
 	if (fd >= 0 && setxattr(fd_path(fd).text, XATTR_DEVICE, "", 0, 0))
 		log_debug("noting that devices use a file: %s", strerror(errno));
@@ -305,7 +309,7 @@ void passthrough_acquire(struct inode *inode)
 		news = cfile_cpu_stops(f);
 	pthread_mutex_unlock(&inode->lock);
 	if (news)
-		(void)cfile_cpu_stopped(f, news); /* if that fails, acquires compare for themselves */
+		(void)cfile_cpu_stopped(f, news); /* if it fails, acquires go on comparing */
 }
 
 void passthrough_created(struct inode *inode, int fd)
@@ -318,8 +322,8 @@ void passthrough_created(struct inode *inode, int fd)
 }
 
 /*
- * If nobody can write the file now, attributes that are read from now on hold until somebody opens it to write. If such an open
- * overtakes an answer, the kernel rejects the answer: expect_changes() has told it that attributes change.
+ * If nobody can write the file now, attributes that are read from now on are right until somebody opens it for writing. If such
+ * an open overtakes a reply with attributes, the kernel does not use these: expect_changes() has told it that they change.
  */
 double attr_timeout(struct inode *inode)
 {
@@ -376,9 +380,9 @@ double attr_timeout(struct inode *inode)
 #endif
 
 /*
- * A store through a mapping cannot change an empty file, and whatever makes it longer goes through the kernel's FUSE, which
- * asks again. So creating a file costs one request less (the kernel wants attributes of what it has opened), and so
- * does the first stat(2) after it is closed.
+ * The attributes of an empty file may be kept for long: stores through a mapping cannot change it, and whatever makes it
+ * longer goes through FUSE, which asks for them again. This saves a GETATTR when a file is created, and another at the
+ * first stat(2) after it is closed.
  */
 double attr_timeout_of(double timeout, const struct stat *st)
 {

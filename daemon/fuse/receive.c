@@ -1,13 +1,11 @@
 /*
  * receive.c - which thread takes the next request from the kernel.
  *
- * Usually two wait in read(2), and the kernel wakes one for a request. (Not more, since it would wake the one
- * that has waited longest, whose core has forgotten it.) Waking costs more than most requests do: some
- * microseconds, and ten or more where idle cores halt (virtual machines), compared with two for a page from
- * home. So while requests follow each other closely, one thread is in *front*: it polls for them and
- * carries them out; threads that finish meanwhile are parked. One thread may still be in read(2), and each
- * request wakes it for nothing. Keeping it out was slower where cores halt (28 us for a page from home instead of
- * 18): it runs on the core of the program that asked, which therefore does not sleep yet when the answer comes.
+ * Usually two wait in read(2), and the kernel wakes one for a request. (Not more than two: the kernel wakes the one that has
+ * waited longest, whose core's caches are cold.) Waking a thread costs more than most requests do, above all where idle cores
+ * halt (virtual machines). So while requests follow each other closely, one thread is in *front*: it polls for them and carries
+ * them out; threads that finish meanwhile are parked. One thread may still be in read(2), and each request wakes it for nothing.
+ * It is left there: it runs on the core of the program that asked, and so keeps that core awake until the answer comes.
  *
  * The front is given up, and others receive, when
  *  - no request has come for POLL_NS: back to waiting;
@@ -15,13 +13,13 @@
  *  - requests pile up: one thread is too few;
  *  - the request in hand takes long by its size, or is about to wait (thread_waits());
  *  - it has not moved for GUARD_NS, whatever the reason: the guard, a thread of its own, takes it away.
- * After all but the first of these the front stays free for some time.
+ * After each of these but the first no thread gets in front for some time (REST_NS).
  *
- * So some thread receives at any time, unless all threads are busy: a thread is parked only while one is in
- * front, or enough are in read(2); and a thread that leaves nobody there wakes a parked one.
+ * So some thread receives at any time, unless all threads are busy: a thread is parked only while another is in front, or enough
+ * others are in read(2); and a thread that leaves nobody to receive wakes a parked one.
  *
- * If they are busy because they wait, for storage that is slow or does not answer at all, and requests come, the guard calls the
- * spare. That is one more thread, which waits for nothing: it hands requests that may wait to workers (hand.c).
+ * If requests come while all threads wait, for storage that is slow or does not answer at all, the guard calls the spare: one
+ * more thread, which itself waits for nothing. It hands requests that may wait to workers (hand.c).
  */
 #include "fuse/internal.h"
 
@@ -32,39 +30,40 @@
 #include <unistd.h>
 
 /*
- * Long enough for a program that asks again at once, and whose core has to be woken, which takes up to some tens of
- * microseconds. 50 us was too short: 67 us for a page from home; with 100 it was 23, with 200 24.
+ * How long a thread polls: long enough for a program that asks again at once but whose core has to be woken first,
+ * which takes up to some tens of microseconds.
  */
 #define POLL_NS 100000u
 /*
- * The same as seen by a thread that was in read(2), and had to be woken. (For a program that asks every 100 to 200 us
- * polling is therefore sometimes in vain.)
+ * Requests that are no further apart than this follow each other closely. Twice POLL_NS, because the thread that
+ * judges it was in read(2), and had to be woken. (So polling is sometimes in vain for a program whose requests are
+ * between one and two POLL_NS apart.)
  */
 #define CLOSE_NS 200000u
-/* Polling pays after so many requests in a row within that time. */
+/* A thread may get in front after this many requests in a row that followed each other closely. */
 #define ENOUGH 4u
-/* If so much time passes between two looks, something else ran on our core. */
+/* If more time passes between two polls, something else ran on this core. */
 #define DISTURBED_NS 10000u
-/* So many requests in a row that were there before we looked mean a pile. */
+/* This many requests in a row that were there before the thread polled may mean that requests pile up. */
 #define PILE 8u
 #define LONG_BYTES (128u << 10)
-/* Threads in read(2): the second takes what comes while the first is at work. */
+/* Threads in read(2): the second receives what comes while the first is at work. */
 #define WAITING 2u
 #define REST_NS 1000000u
 #define GUARD_NS 1000000u
 /*
- * So many looks of the guard in a row that find all threads at work and requests waiting, while fewer requests were taken than
- * there are threads, mean that the threads wait. (No request takes the processor for that long.)
+ * After this many looks in a row that find all threads at work and requests waiting, while fewer requests were taken than
+ * there are threads, the guard concludes that the threads wait. (No request computes for that long.)
  */
 #define STALLED 4u
-/* The spare goes on for at least so long: if the threads wait again soon, it need not be called again. */
+/* The spare goes on for at least this long, so that it need not be called again if the threads soon wait again. */
 #define SPARE_NS 100000000u
 
 /* This thread's ticket while it is in front, else 0. */
 static __thread unsigned in_front;
 static __thread unsigned n_at_once; /* requests in a row that did not have to be waited for */
 
-/* This thread's seat, once it was parked. */
+/* This thread's seat; NULL until it is parked for the first time. */
 static __thread struct seat *my_seat;
 
 /* r->lock held. */
@@ -81,8 +80,8 @@ static void call_guard(struct receiving *r)
 }
 
 /*
- * Some thread must receive. The thread that was parked last is woken first: its core and its memory are warm. It is
- * woken without the lock, since the next thread would have to wait for the lock meanwhile.
+ * Have one more thread receive. The thread that was parked last is woken first: its caches are warm. It is woken
+ * without the lock held, so that other threads need not wait for the lock meanwhile.
  */
 static void wake_one(struct receiving *r)
 {
@@ -120,7 +119,7 @@ static void give_up(struct receiving *r)
 	thread_relied_on(NULL, NULL);
 }
 
-/* The same while a request is in hand. */
+/* Give up the front while a request is in hand: then another thread has to receive. */
 static void yield_front(void *arg)
 {
 	struct receiving *r = arg;
@@ -179,7 +178,7 @@ static bool not_needed(struct receiving *r)
 	return atomic_load(&r->front) || atomic_load(&r->reading) >= WAITING;
 }
 
-/* Whether the thread must be parked now: then it waits until it is woken. */
+/* Put the seat among those that wait. False: it is not there, because the thread is needed after all or must end. */
 static bool park_thread(struct fs *fs, struct seat *seat)
 {
 	struct receiving *r = &fs->receiving;
@@ -189,7 +188,10 @@ static bool park_thread(struct fs *fs, struct seat *seat)
 	wait = !fs->stopping;
 	if (wait) {
 		LIST_INSERT_HEAD(&r->seats, seat, link);
-		/* Either we see now that we are needed, or the thread that finds that out later sees us. */
+		/*
+		 * Either this thread sees now that it is needed, or the thread that leaves nobody to receive
+		 * sees it parked.
+		 */
 		atomic_fetch_add(&r->parked, 1);
 		wait = not_needed(r);
 		if (!wait)
@@ -220,8 +222,8 @@ static bool has_request(int fd)
 }
 
 /*
- * In front, with a request in hand. A request that was there before we looked can also mean that the program that asked
- * ran on our core meanwhile, which is the best that can happen.
+ * For the thread in front, with a request in hand. Requests that were there before it polled need not be a pile: the
+ * program that asks may share its core, which is best. So a further request must be waiting now.
  */
 static bool is_pile(int fd)
 {
@@ -262,7 +264,7 @@ ssize_t receive(struct fs *fs, int fd, void *buf, size_t size)
 	ssize_t n;
 
 	if (in_front && atomic_load(&r->front) != in_front)
-		give_up(r); /* the guard has taken the front from us */
+		give_up(r); /* the guard has taken the front away */
 	if (!in_front)
 		atomic_store_explicit(&r->ended_ns, now_ns(), memory_order_relaxed);
 	atomic_fetch_add_explicit(&r->steps, in_front != 0, memory_order_relaxed);
@@ -302,7 +304,7 @@ struct stall {
 	unsigned looks, taken;
 };
 
-/* One look of the guard. Returns whether it has to go on looking. */
+/* One look of the guard, which calls the spare if the threads are stalled. Returns whether to go on looking. */
 static bool look_for_stall(struct fs *fs, struct stall *stall)
 {
 	struct receiving *r = &fs->receiving;
@@ -343,7 +345,7 @@ bool receive_spare_needed(struct fs *fs)
 	if (nobody_receives(r) || now_ns() < r->spare_until)
 		return true;
 	atomic_store(&r->spare_on, false);
-	/* A thread that left nobody to receive meanwhile has called the guard, which saw us and did nothing. */
+	/* A thread that left nobody to receive meanwhile has called the guard, which did nothing because the spare was on. */
 	if (nobody_receives(r))
 		call_guard(r);
 	return false;
@@ -389,7 +391,7 @@ int receive_start(struct fs *fs)
 	pthread_mutex_init(&r->lock, NULL);
 	sem_init(&r->guard_wake, 0, 0);
 	sem_init(&r->spare_wake, 0, 0);
-	/* On the only core a polling thread would keep away the program that it waits for. */
+	/* With a single core a polling thread would keep the program that it waits for from running. */
 	r->may_poll = !sched_getaffinity(0, sizeof(cpus), &cpus) && CPU_COUNT(&cpus) > 1;
 	r->guarded = !pthread_create(&r->guard, NULL, guard, fs);
 	return r->guarded ? 0 : -EAGAIN;

@@ -1,13 +1,13 @@
 /*
  * serve.c - the threads that receive requests and carry them out.
  *
- * The loop is our own, not libfuse's: it looks at requests before libfuse does, and its
- * threads can be stopped while the mount is still there.
+ * The loop is not libfuse's: ours looks at requests before libfuse does, and its threads can be stopped while the mount
+ * is still there.
  *
- * Before each write(2) the kernel sends a GETXATTR for security.capability, unless the file
- * system promises to clear set-id bits itself (FUSE_HANDLE_KILLPRIV_V2); then the kernel remembers that there is
- * no such attribute. libfuse before 3.17 cannot promise that: we add it to libfuse's answer to INIT. Nor does libfuse say
- * which WRITEs have to clear the bits: we look at the request before libfuse does.
+ * Before each write(2) the kernel sends a GETXATTR for security.capability, unless the file system promises to clear
+ * set-id bits itself (FUSE_HANDLE_KILLPRIV_V2); then the kernel remembers that there is no such attribute. libfuse before
+ * 3.17 cannot promise that, so we add the promise to its reply to INIT. Nor does libfuse say which WRITEs have to clear
+ * the bits: look_at() finds out.
  */
 #include "fuse/internal.h"
 
@@ -25,12 +25,12 @@
 /* Newer than Debian 12's kernel headers might be. */
 #define OPCODE_TMPFILE 51
 
-/* About the request that this thread has in hand. */
+/* What libfuse does not tell of the request that this thread has in hand. */
 static __thread struct {
 	uint64_t unique;
 	bool is_tmpfile;
 	bool clears_set_id;
-	/* An INIT, and FUSE_HANDLE_KILLPRIV_V2 if the kernel can do it. */
+	/* It is an INIT. @flags: FUSE_HANDLE_KILLPRIV_V2 if the kernel offers that. */
 	bool is_init;
 	uint32_t flags;
 } request;
@@ -79,7 +79,7 @@ static ssize_t send_answer(int fd, struct iovec *iov, int count, void *arg)
 	if (request.is_init && count == 2) {
 		struct fuse_init_out *out = iov[1].iov_base;
 
-		/* The promises that libfuse cannot make. */
+		/* What libfuse cannot promise itself. */
 		out->flags |= request.flags;
 		request.is_init = false;
 	}
@@ -104,14 +104,17 @@ static size_t next_request(struct fs *fs, void *buf, ssize_t (*by)(struct fs *fs
 
 	do
 		n = by(fs, fuse_session_fd(fs->session), buf, FS_REQUEST_BYTES);
-	/* ENOENT: the request was withdrawn before we had it. */
+	/* ENOENT: the request was withdrawn before it could be read. */
 	while (n < 0 && !fs->stopping && (errno == EINTR || errno == EAGAIN || errno == ENOENT));
 	if (n < 0 && !fs->stopping && errno != ENODEV)
 		log_warn("fuse: reading requests: %s", strerror(errno));
 	return n < 0 || fs->stopping ? 0 : (size_t)n;
 }
 
-/* INIT has been answered, and perhaps more by others. After a refusal, which libfuse has explained, every call on the mount would fail. */
+/*
+ * INIT has been answered; other threads may be serving requests already. If libfuse has refused the session (and logged why), every
+ * call on the mount would fail: then end.
+ */
 static void session_begun(struct fs *fs)
 {
 	(void)fault_point("mount.answered");
@@ -131,7 +134,7 @@ void serve_request(struct fs *fs, void *bytes, size_t size)
 	const struct fuse_in_header *in = bytes;
 	bool init;
 
-	/* Not passed to libfuse, which would look for the request under a lock of the session, for each request. */
+	/* Not passed to libfuse, which would take a lock of the session for each request to handle this. */
 	if (in->opcode == FUSE_INTERRUPT) {
 		interrupt_request(fs, ((const struct fuse_interrupt_in *)(in + 1))->unique);
 		return;
@@ -148,7 +151,7 @@ static ssize_t receive_as_spare(struct fs *fs, int fd, void *buf, size_t size)
 	return read(fd, buf, size);
 }
 
-/* See receive.c. When the session ends, the other threads report that. */
+/* The spare: see receive.c. Of the session's end it says nothing: the other threads report that. */
 static void *serve_as_spare(void *arg)
 {
 	struct fs *fs = arg;
@@ -194,10 +197,10 @@ static void *serve(void *arg)
 
 static void wake(int signal)
 {
-	/* The signal is needed only to interrupt a read(2). */
+	/* The signal has nothing to do but to interrupt read(2). */
 }
 
-/* From 3.17 on libfuse itself promises what send_answer() adds, and may be built without custom I/O. */
+/* Not needed from 3.17 on: libfuse itself promises what send_answer() adds. (And it may be built without custom I/O.) */
 static int intercept_answers(struct fs *fs)
 {
 	int err = 0;
@@ -242,7 +245,10 @@ int serve_start(struct fs *fs)
 
 	sigemptyset(&sa.sa_mask);
 	sigaction(SIGUSR2, &sa, NULL);
-	/* We get this when somebody opens a file of which passthrough.c has a lease; that open waits for a moment. */
+	/*
+	 * Sent when somebody opens a file on which passthrough.c has a lease. It has nothing to do: the lease
+	 * ends in a moment anyway.
+	 */
 	signal(SIGIO, SIG_IGN);
 	sigfillset(&all);
 	sigdelset(&all, SIGUSR2);
@@ -254,7 +260,7 @@ int serve_start(struct fs *fs)
 	return err;
 }
 
-/* Join a thread that ends when it finds fs->stopping set; it is woken to see that. */
+/* Join a thread that ends when it finds fs->stopping set, and wake it so that it looks. */
 static void join(pthread_t thread)
 {
 	struct timespec soon;

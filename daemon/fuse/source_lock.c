@@ -1,9 +1,9 @@
 /*
- * source_lock.c - no two daemons cache one directory: neither would know what the other has.
+ * source_lock.c - keeping two daemons from caching one directory: neither would know what the other has.
  *
- * The source itself is locked (flock(2)), so that whoever shares it sees that. But everybody may take that lock who may open the
- * directory for reading. So daemons of root's lock a file as well, in a directory of root's: that decides among them. A
- * lock on the source that no gaiafs of root's has does not keep root from mounting.
+ * The source itself is locked (flock(2)), which every daemon that shares it sees. But every user who may open the directory for
+ * reading may take that lock. So root's daemons also lock a file in a directory that is root's alone, which decides among them.
+ * A lock on the source does not keep root from mounting if no gaiafs of root's has it.
  */
 #include "fuse/internal.h"
 
@@ -20,7 +20,10 @@
 
 #define ROOTS_LOCKS "/run/gaiafs"
 
-/* A file as /proc names what is locked: not by st_dev, which on file systems of several devices is something else. */
+/*
+ * A locked file as /proc/locks names it: by the device of its mount, which st_dev differs from on some file
+ * systems (btrfs).
+ */
 struct locked {
 	unsigned major, minor;
 	unsigned long long ino;
@@ -55,7 +58,10 @@ static int name_locked(int fd, struct locked *out)
 	return err;
 }
 
-/* The process that took the lock that a line of /proc/locks, or after @prefix of a fdinfo, tells of; 0: it is not on that file. */
+/*
+ * The process that took the lock which @line tells of: a line of /proc/locks, or, after @prefix, of a fdinfo.
+ * 0: the lock is on another file.
+ */
 static pid_t locker_of(const char *line, const char *prefix, const struct locked *of)
 {
 	unsigned long long ino;
@@ -84,13 +90,19 @@ pid_t source_locker(const struct fs *fs)
 	return locker > 0 ? locker : 0;
 }
 
-/* The process has ended, or is the kernel's. Any other error may hide what we look for: a root with few capabilities may see little. */
+/*
+ * Whether the error means that the process has ended, or is the kernel's. Any other may hide what is looked
+ * for: a root with few capabilities sees little.
+ */
 static bool is_nothing(int err)
 {
 	return err == ENOENT || err == ESRCH;
 }
 
-/* Whether the process may be a gaiafs, or its supervisor, that root began. Nobody else can make one that looks so. */
+/*
+ * Whether the process may be a gaiafs, or its supervisor, that root started. No other user can make a process
+ * look like one.
+ */
 static bool is_roots_gaiafs(const char *pid)
 {
 	char path[PATH_MAX], exe[PATH_MAX], line[256], called[32] = "", *name;
@@ -101,8 +113,8 @@ static bool is_roots_gaiafs(const char *pid)
 	snprintf(path, sizeof(path), "/proc/%.20s/status", pid);
 	status = fopen(path, "re");
 	if (!status)
-		return !is_nothing(errno) && errno != EACCES; /* hidden from us: another user's */
-	/* The real one: a set-id program may have any other. It comes after the name. */
+		return !is_nothing(errno) && errno != EACCES; /* EACCES: hidden, so another user's */
+	/* The real uid: a user may run a set-id program with another effective one. The line comes after the name's. */
 	while (fgets(line, sizeof(line), status) && sscanf(line, "Uid: %u", &uid) != 1)
 		sscanf(line, "Name: %31s", called);
 	fclose(status);
@@ -114,7 +126,7 @@ static bool is_roots_gaiafs(const char *pid)
 		return !is_nothing(errno) && !strncmp(called, "gaiafs", 6);
 	exe[n] = '\0';
 	name = strrchr(exe, '/');
-	/* " (deleted)" follows when it was replaced. */
+	/* " (deleted)" follows if the program's file was replaced. */
 	return name && !strncmp(name + 1, "gaiafs", 6);
 }
 
@@ -158,8 +170,8 @@ static bool a_gaiafs_of_roots_has(const struct locked *what)
 }
 
 /*
- * Whether the lock on the source is some program's that means nothing to root. Where nobody is seen who took it, perhaps in
- * another container, it may be a gaiafs.
+ * Whether root may ignore the lock on the source, because no gaiafs of root's has it. If its owner cannot be seen (it may
+ * be in another container), that may be a gaiafs.
  */
 static bool is_nobodys(const struct fs *fs)
 {
@@ -173,7 +185,7 @@ static bool is_nobodys(const struct fs *fs)
 	return true;
 }
 
-/* The file that stands for the source there, whatever its path. */
+/* The file in ROOTS_LOCKS that stands for the source, by whatever path the source was named. */
 static const char *roots_lock(const struct fs *fs, char path[96])
 {
 	struct stat st = { 0 };
@@ -183,7 +195,7 @@ static const char *roots_lock(const struct fs *fs, char path[96])
 	return path;
 }
 
-/* -1: not root, or there is no such directory that is root's alone: then the lock on the source decides. */
+/* -1: not root, or ROOTS_LOCKS is not root's alone. Then only the lock on the source decides. */
 static int open_roots_lock(const struct fs *fs)
 {
 	struct stat dir;
@@ -212,11 +224,11 @@ void source_lock_close(struct fs *fs)
 	struct stat st;
 	char path[96];
 
-	/* Who has it removes it: others that have opened it see that. */
+	/* The owner of the lock removes its file. Daemons that have opened it before see that by st_nlink. */
 	if (fs->roots_lock_fd >= 0 && !flock(fs->roots_lock_fd, LOCK_EX | LOCK_NB) && !fstat(fs->roots_lock_fd, &st) &&
 	    st.st_nlink > 0)
 		unlink(roots_lock(fs, path));
-	/* In this order: who gets the first finds the other free. */
+	/* In this order: a daemon that gets root's lock then finds the source unlocked. */
 	if (fs->source_fd >= 0)
 		close(fs->source_fd);
 	if (fs->roots_lock_fd >= 0)
@@ -224,7 +236,7 @@ void source_lock_close(struct fs *fs)
 	fs->source_fd = fs->roots_lock_fd = -1;
 }
 
-/* Also 0 where there is no such lock. */
+/* Take root's lock. 0 also where there is none. */
 static int trylock_roots(struct fs *fs)
 {
 	struct stat st;

@@ -1,20 +1,17 @@
 /*
  * supervisor.c - a process that outlives the daemon, to clean up after a death.
  *
- * If a daemon dies while one of its threads waits for the kernel, and the kernel waits for an answer
- * to a request, it is never quite dead: that thread cannot be killed, /dev/fuse stays open, and
- * programs that use the mount hang. Only another process can end the connection. So the daemon forks a
- * child before it has threads or a mount, and the child waits for the daemon's main thread to
- * end: the kernel sends it a signal then, whatever the other threads do. The handler of
- * fatal signals sends the same signal, because a core is dumped only when all threads have stopped,
- * which they might never do.
+ * If a daemon dies while one of its threads waits for the kernel, and the kernel waits for the daemon's answer to a request, the
+ * process never ends: that thread cannot be killed, /dev/fuse stays open, and programs that use the mount hang. Only another
+ * process can end the connection. So the daemon forks a child before it has threads or a mount. When the daemon's main thread ends
+ * the kernel sends the child a signal, whatever the other threads do. The handler of fatal signals sends the same signal, because
+ * the main thread of a process that dumps core ends only when all threads have stopped, which they might never do.
  *
  * The mount itself stays where it is, without a daemon, unless --supervisor unmount is given. If it were taken away, programs that
- * append to a file by its name would go on in the directory beneath. The next gaiafs in the place takes it away (mount.c).
+ * append to a file by its name would go on in the directory beneath. The next gaiafs that mounts there takes it away (mount.c).
  *
- * The child has nothing of the mount open, only the source and what locks it: with it it shares the daemon's locks
- * of that, so that no other gaiafs mounts the source, perhaps in the same place, before the
- * child is done.
+ * The child has nothing of the mount open. It keeps the descriptors by which the daemon has locked the source, and so the locks:
+ * no other gaiafs mounts the source, perhaps in the same place, before the child is done.
  */
 #include "fuse/internal.h"
 
@@ -44,7 +41,10 @@ static volatile sig_atomic_t supervisor;
 
 /* ---- the supervisor ---- */
 
-/* @b may be -1. */
+/*
+ * Close all descriptors but @a and @b; @b may be -1. Standard input and output, and in the background standard
+ * error, become /dev/null.
+ */
 static void keep_nothing_but(int a, int b, bool background)
 {
 	int low = b < 0 ? a : MIN(a, b), high = MAX(a, b), null;
@@ -69,7 +69,7 @@ static void wait_for_death(pid_t daemon)
 
 	sigemptyset(&set);
 	sigaddset(&set, DEATH);
-	/* Others may send signals, too. */
+	/* Other processes may send the signal, too. */
 	while (getppid() == daemon && info.si_pid != daemon)
 		if (sigwaitinfo(&set, &info) < 0)
 			info.si_pid = 0;
@@ -137,7 +137,7 @@ static void on_fatal(int number)
 	raise(number);
 }
 
-/* Only for signals for which nobody else (a sanitizer) has a handler. */
+/* Only signals for which no handler is installed (a sanitizer may have some). */
 static void catch_fatal(void)
 {
 	struct sigaction sa = { .sa_handler = on_fatal, .sa_flags = SA_RESETHAND }, old;
@@ -164,7 +164,7 @@ int supervisor_start(struct fs *fs)
 		err = -errno;
 		goto fail;
 	}
-	/* No signal that others send may end the child. */
+	/* No signal from elsewhere may end the child. */
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, &old);
 	child = fork();

@@ -1,7 +1,7 @@
 /*
  * xattr.c - extended attributes and ACLs, passed through.
  *
- * By way of /proc/self/fd, whose links lead to the file itself, symlinks included.
+ * The calls go by way of /proc/self/fd, whose links lead to the very file, even if it is a symlink.
  */
 #include "fuse/internal.h"
 
@@ -40,7 +40,7 @@ void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char *v
 	fd = inode_fd_get(inode);
 	err = fd < 0 ? fd : 0;
 	if (as_caller && inode->type == S_IFREG)
-		access_keep(inode); /* it changes the mode, too */
+		access_keep(inode); /* setting an ACL changes the mode, too */
 	if (!err && as_caller)
 		err = AS_CALLER(req, fd, setxattr(fd_path(fd).text, name, value, size, flags));
 	else if (!err)
@@ -95,7 +95,10 @@ void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 	free(buf);
 }
 
-/* Remove our own names and, unless @all, those that only a privileged process sees. Returns the bytes that remain. */
+/*
+ * Remove from @list the daemon's own names and, unless @all, those that only a privileged process may see.
+ * Returns the bytes that remain.
+ */
 static ssize_t visible(char *list, ssize_t n, bool all)
 {
 	char *to = list;
@@ -131,7 +134,7 @@ void op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
 			n = -errno;
 		inode_fd_put(inode);
 	}
-	/* The kernel below has listed what we may see. */
+	/* The list is of what the daemon may see, which may be more than the caller may. */
 	if (n > 0)
 		n = visible(buf, n, !fuse_req_ctx(req)->uid);
 	reply_bytes(req, buf, n, size);

@@ -5,6 +5,19 @@
 
 #include "pagecache/state.h"
 
+#define EVICTORS 32u	 /* threads that wait for clients; */
+#define EVICTORS_EACH 4u /* for one user's; and so many beside those of all users for the owners' */
+
+static void cond_init_monotonic(pthread_cond_t *cond)
+{
+	pthread_condattr_t attr;
+
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(cond, &attr);
+	pthread_condattr_destroy(&attr);
+}
+
 static int devices_init(struct cache *c, const struct cache_config *config)
 {
 	c->dev = calloc(MAX(config->n_devices, 1u), sizeof(*c->dev));
@@ -21,23 +34,13 @@ static int devices_init(struct cache *c, const struct cache_config *config)
 		TAILQ_INIT(&dev->busy);
 		pthread_mutex_init(&dev->reserve, NULL);
 		pthread_mutex_init(&dev->lock, NULL);
-		pthread_cond_init(&dev->changed, NULL);
+		cond_init_monotonic(&dev->changed);
 	}
 	c->n_devices = config->n_devices;
 	c->frames.dev = c->dev;
 	c->frames.n_devices = c->n_devices;
 	peers_find(c);
 	return 0;
-}
-
-static void cond_init_monotonic(pthread_cond_t *cond)
-{
-	pthread_condattr_t attr;
-
-	pthread_condattr_init(&attr);
-	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-	pthread_cond_init(cond, &attr);
-	pthread_condattr_destroy(&attr);
 }
 
 static void threads_stop(struct cache *c)
@@ -82,9 +85,13 @@ int cache_create(const struct cache_config *config, struct cache **out)
 	TAILQ_INIT(&c->emptied);
 	TAILQ_INIT(&c->ahead);
 	TAILQ_INIT(&c->again);
-	err = -pthread_create(&c->flusher, NULL, flusher_main, c);
+	err = pool_create("gaia-evict", EVICTORS, &c->evictors);
 	if (err)
 		goto free_devices;
+	pool_share(c->evictors, EVICTORS_EACH, EVICTORS - EVICTORS_EACH);
+	err = -pthread_create(&c->flusher, NULL, flusher_main, c);
+	if (err)
+		goto destroy_evictors;
 	err = -pthread_create(&c->fetcher, NULL, fetcher_main, c);
 	if (err)
 		goto stop_flusher;
@@ -106,6 +113,8 @@ stop_fetcher:
 stop_flusher:
 	threads_stop(c);
 	pthread_join(c->flusher, NULL);
+destroy_evictors:
+	pool_destroy(c->evictors);
 free_devices:
 	free(c->dev);
 destroy_frames:
@@ -144,6 +153,7 @@ void cache_destroy(struct cache *c)
 	pthread_join(c->flusher, NULL);
 	pthread_join(c->fetcher, NULL);
 	pthread_join(c->notifier, NULL);
+	pool_destroy(c->evictors);
 	drop_all(c);
 	frames_trim(&c->frames, true);
 	for (unsigned i = 0; i < c->n_devices; i++) {

@@ -40,8 +40,9 @@ struct mapping;
 struct cache_revoke {
 	void *client;
 	uint64_t map, idx;
-	int err; /* out: 0, or -ENOTCONN, see cache_host.revoke */
+	int err; /* out: 0, or -ENOTCONN, see cache_host.revoke; -EINPROGRESS: see cache_host.revoke_soon */
 };
+struct revoking;
 
 /* Names a process, for good: no other has the same, not even when this one has ended. */
 struct cache_process {
@@ -74,6 +75,12 @@ struct cache_host {
 	int (*revoke)(void *client, uint64_t map, uint64_t idx);
 	/* The same for several chunks, which are asked for at once: clients that do not answer cost one timeout together. [W] */
 	void (*revoke_many)(struct cache_revoke *list, unsigned n);
+	/*
+	 * The same, but return at @end (now_ns()). NULL: all is over by then. Otherwise those of which it is not have the error
+	 * -EINPROGRESS, and @list stays until revoke_more(), which goes on waiting, on any thread, has returned NULL. [W]
+	 */
+	struct revoking *(*revoke_soon)(struct cache_revoke *list, unsigned n, uint64_t end);
+	struct revoking *(*revoke_more)(struct revoking *revoking, uint64_t end);
 
 	/*
 	 * Whether the client's lease still stands. If not, its mappings are

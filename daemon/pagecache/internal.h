@@ -408,6 +408,8 @@ struct cache_device {
 	/* lock. */
 	uint64_t used, pinned; /* bytes; pinned: everything that is not idle */
 	uint64_t promised, leaving; /* parts of pinned: without memory yet; being evicted */
+	uint64_t late; /* part of leaving: clients are waited for, and then it stays */
+	unsigned n_late; /* workers that wait so, or will */
 	uint64_t n_left; /* how often replicas have gone, or should have been evicted and stayed */
 	uint64_t n_stuck; /* of these, how often one stayed */
 	pthread_cond_t changed; /* n_left has changed, or a promise was kept or broken */
@@ -474,6 +476,7 @@ struct cache {
 	struct log_pace pace;
 	atomic_uint_least64_t n_kept;  /* frames for merges to come: see page_extra */
 	pthread_t flusher, fetcher, notifier;
+	struct pool *evictors; /* they wait for clients that do not give up memory at once */
 	pthread_rwlock_t round; /* the flusher, the fetcher and who reads ahead hold it, shared, while they work; before all other locks (1) */
 	struct pool *readahead;
 	atomic_uint n_readahead; /* mappings with something to read ahead */

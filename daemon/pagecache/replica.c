@@ -172,8 +172,8 @@ static bool claim(struct replica *rep)
 	return idle;
 }
 
-/* Undo a claim: the replica stays. @stuck: it could not be evicted. */
-static void unclaim(struct replica *rep, bool stuck)
+/* Undo a claim: the replica stays. @stuck: it could not be evicted. @next: it is the first to go. */
+static void unclaim(struct replica *rep, bool stuck, bool next)
 {
 	struct cache_device *dev = rep->dev;
 
@@ -183,6 +183,11 @@ static void unclaim(struct replica *rep, bool stuck)
 	if (stuck)
 		rep->stuck = ++dev->n_stuck;
 	make_idle(rep);
+	if (next) {
+		TAILQ_REMOVE(&dev->idle, rep, link);
+		TAILQ_INSERT_HEAD(&dev->idle, rep, link);
+		rep->idled = 0;
+	}
 	dev->leaving -= GAIA_CHUNK;
 	has_left(dev);
 	pthread_mutex_unlock(&dev->lock);
@@ -593,24 +598,46 @@ static void ask(struct asked *asked)
 		asked->grant[0]->mapping->file->cache->host.revoke_many(asked->ask, asked->n);
 }
 
-static void asked_end(struct asked *asked, bool stays)
-{
-	for (unsigned k = 0; k < asked->n; k++) {
-		struct grant *g = asked->grant[k];
-		struct chunk *ch = g->replica->chunk;
-		struct keeper *keeper = !stays && asked->ask[k].err ? keeper_make(g->mapping) : NULL;
+/* What becomes of a replica whose client has answered, or is gone: it is evicted; its contents move to other memory; it stays. */
+enum becomes { GOES, MOVES, STAYS };
 
-		pthread_mutex_lock(&ch->lock);
-		keeper_add(&g->replica->keepers, keeper);
-		/* A client that is gone has unmapped: or cache_unmap() hears. */
-		g->unanswered |= !stays && asked->ask[k].err != 0;
-		g->in_delivery = false;
-		g->lookers--;
-		pthread_cond_broadcast(&ch->unlocked);
-		pthread_mutex_unlock(&ch->lock);
-	}
+/* If its client is not asked any more. */
+static void asked_settle(struct asked *asked, unsigned k, enum becomes what)
+{
+	struct grant *g = asked->grant[k];
+	bool gone = asked->ask[k].err;
+	struct keeper *keeper;
+	struct chunk *ch;
+
+	if (!g || asked->ask[k].err == -EINPROGRESS)
+		return;
+	asked->grant[k] = NULL;
+	ch = g->replica->chunk;
+	keeper = what == GOES && gone ? keeper_make(g->mapping) : NULL;
+	pthread_mutex_lock(&ch->lock);
+	keeper_add(&g->replica->keepers, keeper);
+	/* A client that is gone has unmapped: or cache_unmap() hears. */
+	g->unanswered |= what == GOES && gone;
+	/* As if it had not been asked: it may map it, which is seen to when its mapping ends. */
+	g->offered |= what == STAYS && gone;
+	g->in_delivery = false;
+	g->lookers--;
+	pthread_cond_broadcast(&ch->unlocked);
+	pthread_mutex_unlock(&ch->lock);
+}
+
+static void asked_free(struct asked *asked)
+{
 	free(asked->ask);
 	free(asked->grant);
+	*asked = (struct asked){ .n = 0 };
+}
+
+static void asked_end(struct asked *asked, enum becomes what)
+{
+	for (unsigned k = 0; k < asked->n; k++)
+		asked_settle(asked, k, what);
+	asked_free(asked);
 }
 
 /*
@@ -624,7 +651,7 @@ static void replicas_revoke(struct replica **list, unsigned n)
 	for (unsigned k = 0; k < n; k++)
 		ask_for(&asked, list[k], false);
 	ask(&asked);
-	asked_end(&asked, false);
+	asked_end(&asked, GOES);
 }
 
 /* Nobody will ever ask for what was released. */
@@ -668,7 +695,7 @@ static int replica_evict(struct replica *rep)
 		pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
 		pthread_mutex_unlock(&ch->lock);
 		chunk_account(ch);
-		unclaim(rep, true);
+		unclaim(rep, true, false);
 	} else {
 		replica_destroy(rep);
 	}
@@ -677,15 +704,11 @@ static int replica_evict(struct replica *rep)
 	return err;
 }
 
-/*
- * Evict claimed replicas: take their memory back from clients, bring home what was released, and free them. No lock is held.
- * Those for which that fails are idle again, as before. Returns the first error.
- */
-static int evict_all(struct replica_list *list)
+/* The rest of evict_all(). */
+static int evict_revoked(struct replica_list *list)
 {
 	int err, result = 0;
 
-	replicas_revoke(list->at, list->n);
 	for (unsigned k = 0; k < list->n; k++) {
 		err = replica_evict(list->at[k]);
 		if (err && !result)
@@ -694,6 +717,16 @@ static int evict_all(struct replica_list *list)
 	free(list->at);
 	*list = (struct replica_list){ .n = 0 };
 	return result;
+}
+
+/*
+ * Evict claimed replicas: take their memory back from clients, bring home what was released, and free them. No lock is held.
+ * Those for which that fails are idle again, as before. Returns the first error.
+ */
+static int evict_all(struct replica_list *list)
+{
+	replicas_revoke(list->at, list->n);
+	return evict_revoked(list);
 }
 
 void replicas_drop_idle(struct chunk *ch)
@@ -768,7 +801,7 @@ static bool evict_unused(struct cache_device *dev, struct readahead *but)
 	if (locked)
 		replica_destroy(rep);
 	else
-		unclaim(rep, false);
+		unclaim(rep, false, false);
 	if (range)
 		pthread_rwlock_unlock(&f->range);
 	chunk_put(ch);
@@ -1060,6 +1093,7 @@ struct demand {
 	uint64_t unready;	     /* idle replicas that were made not ready for it, and for which it has claimed none yet */
 	uint64_t n_left, n_stuck;    /* the device's: before we looked; when we began to try */
 	uint64_t n_given_up;	     /* stranded_count(), before we looked */
+	unsigned rounds_late;	     /* in which clients did not answer at once, so that others' memory is claimed */
 };
 
 /* Chunk k's replica, which stays while dev->reserve is held; NULL: there is none. *@wait: there is one, and it is leaving. */
@@ -1305,27 +1339,190 @@ static int decide(struct demand *d)
 	return err;
 }
 
+/* ---- victims that clients map ---- */
+
+#define ANSWER_NS 20000000ull /* clients that take longer are not waited for, as long as the memory of others can be had */
+#define MORE_AT_ONCE 16u      /* so many more are claimed at most, when clients have not answered */
+
+/* Victims of an acquire whose clients have not answered in time. A worker waits for these; then they are idle again. */
+struct late {
+	struct cache *cache;
+	struct cache_device *dev;
+	struct revoking *revoking; /* NULL: nothing of them was asked for yet, since somebody else was asking */
+	struct asked asked;
+	struct replica_list list;
+};
+
+/* Whether clients that map it have not answered yet. */
+static bool is_asked(const struct asked *asked, const struct replica *rep)
+{
+	unsigned k = 0;
+
+	while (k < asked->n && !(asked->grant[k] && asked->grant[k]->replica == rep && asked->ask[k].err == -EINPROGRESS))
+		k++;
+	return k < asked->n;
+}
+
+/* Those that nobody is asked for any more are idle again, and the next to go. */
+static void late_settle(struct late *l)
+{
+	unsigned kept = 0;
+
+	for (unsigned k = 0; k < l->asked.n; k++)
+		asked_settle(&l->asked, k, STAYS);
+	for (unsigned k = 0; k < l->list.n; k++) {
+		struct replica *rep = l->list.at[k];
+
+		if (is_asked(&l->asked, rep)) {
+			l->list.at[kept++] = rep;
+			continue;
+		}
+		pthread_mutex_lock(&l->dev->lock);
+		l->dev->late -= GAIA_CHUNK;
+		pthread_mutex_unlock(&l->dev->lock);
+		unclaim(rep, false, true);
+	}
+	l->list.n = kept;
+}
+
+static void late_wait(void *arg)
+{
+	struct late *l = arg;
+	struct cache_device *dev = l->dev;
+	const struct cache_host *host = &l->cache->host;
+	struct revoking *more = l->revoking;
+
+	for (unsigned k = 0; !more && k < l->list.n; k++)
+		ask_for(&l->asked, l->list.at[k], false);
+	if (!more && l->asked.n > 0)
+		more = host->revoke_soon(l->asked.ask, l->asked.n, now_ns() + ANSWER_NS);
+	while (more) {
+		late_settle(l);
+		more = host->revoke_more(more, now_ns() + ANSWER_NS);
+	}
+	late_settle(l);
+	asked_free(&l->asked);
+	free(l->list.at);
+	free(l);
+	pthread_mutex_lock(&dev->lock);
+	dev->n_late--;
+	pthread_cond_broadcast(&dev->changed);
+	pthread_mutex_unlock(&dev->lock);
+}
+
+/* Whose turn it takes: of the users of these clients one that is no owner, if there is any; if none is asked yet, @user's. */
+static struct cache_user late_user(const struct late *l, struct cache_user user)
+{
+	bool found = false;
+
+	for (unsigned k = 0; k < l->asked.n && (!found || user.owner); k++) {
+		if (!l->asked.grant[k])
+			continue;
+		user = l->asked.grant[k]->mapping->user;
+		found = true;
+	}
+	return user;
+}
+
+/* Consumes @l. */
+static void leave_late(struct demand *d, struct late *l)
+{
+	struct cache_user user = late_user(l, d->m->user);
+
+	if (l->list.n == 0) {
+		free(l);
+		return;
+	}
+	l->cache = d->m->file->cache;
+	l->dev = d->dev;
+	d->rounds_late++;
+	pthread_mutex_lock(&d->dev->lock);
+	d->dev->n_late++;
+	d->dev->late += l->list.n * GAIA_CHUNK;
+	pthread_mutex_unlock(&d->dev->lock);
+	pool_submit_for(l->cache->evictors, user.uid, user.owner, late_wait, l);
+}
+
+/* Whether somebody else is asking a client for it, which may take a while. */
+static bool others_ask(struct replica *rep)
+{
+	const struct grant *g;
+
+	pthread_mutex_lock(&rep->chunk->lock);
+	LIST_FOREACH(g, &rep->grants, of_replica)
+		if (g->lookers > 0)
+			break;
+	pthread_mutex_unlock(&rep->chunk->lock);
+	return g;
+}
+
+/* Move the victims from @from to @to whose clients are asked still, or, without @asked, which others are asking for. */
+static void sort_late(struct replica_list *from, struct replica_list *to, const struct asked *asked)
+{
+	unsigned kept = 0;
+
+	for (unsigned k = 0; k < from->n; k++) {
+		struct replica *rep = from->at[k];
+
+		if (asked ? is_asked(asked, rep) : others_ask(rep))
+			list_add(to, rep);
+		else
+			from->at[kept++] = rep;
+	}
+	from->n = kept;
+}
+
+/*
+ * Evict up to @n victims of an acquire that needs room, any room. Clients that do not answer at once are left to a worker. What more
+ * has been given up stays idle. If evicting one fails others may do.
+ */
+static void evict_for_room(struct demand *d, uint64_t n)
+{
+	struct late *unasked = xcalloc(1, sizeof(*unasked)), *late = xcalloc(1, sizeof(*late));
+	struct replica_list *victims = &d->victims;
+
+	sort_late(victims, &unasked->list, NULL);
+	leave_late(d, unasked);
+	for (unsigned k = 0; k < victims->n; k++)
+		ask_for(&late->asked, victims->at[k], false);
+	if (late->asked.n > 0)
+		late->revoking = d->m->file->cache->host.revoke_soon(late->asked.ask, late->asked.n, now_ns() + ANSWER_NS);
+	sort_late(victims, &late->list, &late->asked);
+	for (unsigned k = 0; k < late->asked.n; k++)
+		asked_settle(&late->asked, k,
+			     late->asked.grant[k] && is_asked(&late->asked, late->asked.grant[k]->replica) ? STAYS : GOES);
+	if (!late->revoking)
+		asked_free(&late->asked);
+	leave_late(d, late);
+	while (victims->n > n)
+		unclaim(victims->at[--victims->n], false, true);
+	(void)evict_revoked(victims);
+}
+
 /* The device has no memory for @n chunks that it should have: 0 if it may have now. d->n_left is from before it was asked. */
 static int make_room(struct demand *d, unsigned n)
 {
 	struct cache_device *dev = d->dev;
-	bool others;
+	bool others, late;
 
 	pthread_mutex_lock(&dev->reserve);
-	claim_room(d, n, true);
+	/* The clients of the next ones may not answer either. */
+	claim_room(d, n + MIN((1u << MIN(d->rounds_late, 8u)) - 1, MORE_AT_ONCE), true);
 	pthread_mutex_lock(&dev->lock);
-	others = dev->leaving > 0 || dev->n_left != d->n_left;
+	others = dev->leaving > dev->late || dev->n_left != d->n_left;
+	late = dev->late > 0;
 	pthread_mutex_unlock(&dev->lock);
 	pthread_mutex_unlock(&dev->reserve);
 	if (d->victims.n > 0) {
-		(void)evict_all(&d->victims);
+		evict_for_room(d, n);
 		return 0;
 	}
-	if (others) {
-		await_left(dev, d->n_left);
+	if (!others && shadows_reclaim(dev))
 		return 0;
-	}
-	return shadows_reclaim(dev) ? 0 : -ENOMEM;
+	if (!others && !late)
+		return -ENOMEM;
+	await_left(dev, d->n_left);
+	return 0;
 }
 
 static int keep_promises(struct demand *d)
@@ -1401,8 +1598,7 @@ static int try_to_obtain(struct demand *d)
 		err = evict_all(&d->victims);
 		err = err ? err : -EAGAIN;
 	} else if (!err) {
-		/* If this fails others may do. */
-		(void)evict_all(&d->victims);
+		evict_for_room(d, UINT64_MAX);
 		err = keep_promises(d);
 		err = err ? err : await_promises(d);
 	}
@@ -1849,13 +2045,13 @@ static int replica_renew(struct replica *rep)
 	}
 	count(CTR_device_renewed, 1);
 	ask_for(&asked, rep, true);
-	unclaim(rep, false);
+	unclaim(rep, false, false);
 	ask(&asked);
 	for (unsigned k = 0; k < asked.n; k++)
 		if (asked.ask[k].err)
 			keeper_add(&old.keepers, keeper_make(asked.grant[k]->mapping));
 	old_memory_end(ch, &old);
-	asked_end(&asked, true);
+	asked_end(&asked, MOVES);
 	return 0;
 }
 

@@ -250,7 +250,15 @@ void cache_check(struct cache *c)
 {
 	uint64_t frames = 0, dirty = 0, all_ahead = 0;
 
-	/* The caller says that nothing else runs, but cannot know about the flusher. */
+	/* The caller says that nothing else runs, but cannot know about these workers, nor about the flusher. */
+	for (unsigned i = 0; i < c->n_devices; i++) {
+		struct cache_device *dev = &c->dev[i];
+
+		pthread_mutex_lock(&dev->lock);
+		while (dev->n_late > 0)
+			pthread_cond_wait(&dev->changed, &dev->lock);
+		pthread_mutex_unlock(&dev->lock);
+	}
 	pthread_rwlock_wrlock(&c->round);
 	for (unsigned i = 0; i < c->n_devices; i++)
 		device_check_ready(&c->dev[i]);

@@ -45,7 +45,7 @@ static int ring_create(struct ring **out)
 	struct ring *ring = xcalloc(1, sizeof(*ring));
 	int err = fault_point("store.uring");
 
-	/* We ask for completions when we want them; a thread need not be interrupted for them. */
+	/* Completions are asked for when they are needed, so the thread need not be interrupted for them. */
 	if (!err)
 		err = io_uring_queue_init(DEPTH, &ring->uring, IORING_SETUP_COOP_TASKRUN);
 	if (err == -EINVAL) /* before Linux 5.19 */
@@ -92,7 +92,7 @@ static void ring_reap(struct ring *ring)
 	do
 		err = io_uring_wait_cqe(&ring->uring, &cqe);
 	while (err == -EINTR || err == -EAGAIN);
-	/* A bug, since the kernel may still write to buffers that we would have to give back. */
+	/* Going on is impossible: the kernel may still write to buffers that would have to be given back. */
 	if (err)
 		bug("io_uring: %s", strerror(-err));
 	rd = io_uring_cqe_get_data(cqe);

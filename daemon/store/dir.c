@@ -61,22 +61,25 @@ int store_patch_by_write(struct store_file *file, const void *buf, const void *b
 
 #define WORD sizeof(uint64_t)
 
-/* Where this thread continues when a page that it has mapped cannot be had: the disk is full, or others cut the file. */
+/*
+ * Where this thread continues after a SIGBUS: a page that it has mapped cannot be had, since the disk is full
+ * or the file was truncated.
+ */
 static __thread sigjmp_buf *volatile lost_mapping;
 
 static void on_sigbus(int number)
 {
 	if (lost_mapping)
 		siglongjmp(*lost_mapping, 1);
-	/* Not ours: the fault happens again, with the default action. */
+	/* Not from patch_mapped(): the fault happens again, now with the default action. */
 	signal(number, SIG_DFL);
 }
 
 #define WORD sizeof(uint64_t)
 
 /*
- * Store those of @n bytes that differ, from byte @from of the word at @at on: all at once, and no others. So stores of
- * others to the bytes beside them are not lost.
+ * Store the bytes of @buf that differ from @base's, @n at most, to the word at @at from its byte @from on: all at
+ * once, and no other byte. So what others store to the bytes beside them is not lost.
  */
 static void store_in_word(uint64_t *at, size_t from, const char *buf, const char *base, size_t n)
 {
@@ -136,8 +139,8 @@ static int patch_mapped(int fd, const char *buf, const char *base, size_t len, o
 }
 
 /*
- * So many runs are written one by one. More of them (as if each of many numbers has changed in part) would take for ever; and
- * if two are in one word, others, or whoever reads the file after our death, could see half of a number.
+ * Up to this many runs are written one by one. More of them (if each of many numbers has changed in part) would take far too
+ * long. And if two runs are in one word, other programs, or readers after a crash of the daemon, could see half of a number.
  */
 #define FEW_RUNS 8
 
@@ -164,7 +167,7 @@ static int dir_patch(struct store_file *file, const void *buf, const void *base,
 		return -EBADF;
 	if (!by_runs(buf, base, len, off) && !patch_mapped(fd_of(file), buf, base, len, off))
 		return 0;
-	/* This also returns the error that kept it from being mapped. */
+	/* If the file cannot be mapped because of an error, this meets the error, too. */
 	return store_patch_by_write(file, buf, base, len, off);
 }
 
@@ -180,7 +183,7 @@ static int dir_sync(struct store_file *file, bool data_only)
 
 static int dir_truncate(struct store_file *file, off_t size)
 {
-	/* The kernel would return EINVAL. */
+	/* Where the contract says -EBADF the kernel would return EINVAL. */
 	if (!file->writable)
 		return -EBADF;
 	thread_waits();
@@ -199,7 +202,7 @@ static off_t dir_seek(struct store_file *file, off_t off, int whence)
 {
 	off_t found;
 
-	/* A store_file has no position, which the other values refer to. */
+	/* The other values refer to a position, which a store_file does not have. */
 	if (whence != SEEK_DATA && whence != SEEK_HOLE)
 		return -EINVAL;
 	found = lseek(fd_of(file), off, whence);
@@ -260,13 +263,13 @@ static const struct store_file_ops dir_file_ops = {
 	.close = dir_close,
 };
 
-/* Whether a duplicate of @fd would do. */
+/* Whether a duplicate of @fd has the access that is asked for. */
 static bool has_access(int fd, bool write)
 {
 	int flags = fcntl(fd, F_GETFL);
 	int mode = flags & O_ACCMODE;
 
-	/* A duplicate would share O_APPEND, which ignores offsets, and O_DIRECT. */
+	/* A duplicate would share O_APPEND, with which offsets are ignored, and O_DIRECT. */
 	if (flags < 0 || flags & (O_PATH | O_APPEND | O_DIRECT))
 		return false;
 	return mode == O_RDWR || (mode == O_RDONLY && !write);

@@ -5,9 +5,9 @@
  * memory speed; what it does not have comes straight from the device (O_DIRECT), so that it does not lie in memory twice. All
  * pieces are under way at the same time.
  *
- * Correctness does not depend on the guess. A direct read sees each write that was complete before it: the
- * kernel first stores what it has of the range. If a piece comes back short, for whatever reason (the end of the file,
- * a file system that refuses), plain calls read on, and their result counts.
+ * Correctness does not depend on what the kernel says it has in memory. A direct read sees each write that was complete
+ * before it: the kernel first stores what it has of the range. If a piece comes back short, for whatever reason (the end of
+ * the file, a file system that refuses), plain calls read on, and their result counts.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -26,10 +26,10 @@
 #include "gaia/protocol.h"
 #include "store/dir.h"
 
-/* In a range that is partly in memory, each of these is read in one way. */
+/* bytes: a range that is partly in memory is divided into blocks of this size, each of which is read in one way */
 #define GRANULE (64u << 10)
 
-/* No system call moves more. */
+/* bytes: no system call moves more */
 #define MOST_AT_ONCE (1ull << 31)
 
 ssize_t move_bytes(ssize_t (*call)(int, const struct iovec *, int, off_t), int fd,
@@ -39,12 +39,15 @@ ssize_t move_bytes(ssize_t (*call)(int, const struct iovec *, int, off_t), int f
 	size_t skip = done; /* bytes of iov[0] that are done */
 
 	for (;;) {
-		/* No file goes further than this. A range beyond it is EINVAL, even if its first bytes exist. */
+		/*
+		 * No file is longer than INT64_MAX. For a range that goes beyond, the kernel returns EINVAL
+		 * even if its first bytes exist.
+		 */
 		uint64_t room = (uint64_t)INT64_MAX - (uint64_t)off - total;
 		struct iovec rest;
 		ssize_t got;
 
-		/* Skip empty ones, too: a call that moves nothing is taken to mean that nothing more can be moved. */
+		/* Also skip buffers of no bytes: if a call moves nothing, nothing more is expected to be moved. */
 		while (n > 0 && skip >= iov->iov_len) {
 			skip -= iov->iov_len;
 			iov++;
@@ -92,14 +95,14 @@ ssize_t dir_read(struct store_file *file, const struct iovec *iov, int n, off_t 
 	int fd = container_of(file, struct dir_file, base)->fd;
 	ssize_t got;
 
-	/* Usually the bytes are in the kernel's memory: then nobody needs to stand in for us. */
+	/* Usually the bytes are in the kernel's memory: then no other thread needs to take this one's place. */
 	if (thread_is_relied_on() && read_at_once(fd, iov, n, off, &got))
 		return got;
 	thread_waits();
 	return move_bytes(preadv, fd, iov, n, off, 0);
 }
 
-/* ---- what lies where ---- */
+/* ---- what the kernel has in memory ---- */
 
 enum presence { ABSENT, IN_PART, PRESENT };
 
@@ -125,7 +128,7 @@ static enum presence presence(int fd, off_t off, size_t len)
 
 /* ---- O_DIRECT ---- */
 
-/* A descriptor; or DIRECT_NONE: never possible, DIRECT_UNTRIED: not possible now. */
+/* Open @fd's file again, with O_DIRECT: a descriptor; DIRECT_NONE: never possible; DIRECT_UNTRIED: not possible now. */
 static int open_direct(int fd)
 {
 	struct statfs fs;
@@ -190,9 +193,9 @@ struct pieces {
 	struct iovec *iov; /* used by the pieces */
 };
 
-/* store_read.state that means: read() at the end. */
-static char as_ever;
-#define AS_EVER ((void *)&as_ever)
+/* The value of store_read.state that means that store_read_end() reads. */
+static char read_at_end;
+#define READ_AT_END ((void *)&read_at_end)
 
 static void piece_add(struct pieces *ps, off_t off, size_t len, int fd, bool direct)
 {
@@ -256,7 +259,7 @@ static struct pieces *pieces_create(size_t max, const struct store_read *rd)
 	return ps;
 }
 
-/* For a thread that has nothing else to do meanwhile. */
+/* Read directly, and wait for it: for a thread that has nothing else to do meanwhile. */
 static void read_whole(struct dir_file *f, struct store_read *rd, size_t len, int direct)
 {
 	ssize_t got;
@@ -283,8 +286,11 @@ void dir_read_begin(struct store_file *file, struct store_read *rd)
 	if (there != PRESENT)
 		direct = direct_fd(f);
 	if (direct < 0) {
-		/* The kernel reads ahead, and does it better if reads come in order: so read at the end. */
-		rd->state = AS_EVER;
+		/*
+		 * Plain reads work best in order, since the kernel reads ahead: so nothing is read before
+		 * store_read_end().
+		 */
+		rd->state = READ_AT_END;
 		return;
 	}
 	if (there == ABSENT && rd->at_once && rd->n <= IOV_MAX) {
@@ -298,7 +304,7 @@ void dir_read_begin(struct store_file *file, struct store_read *rd)
 		piece_add(ps, rd->off, len, direct, true);
 	if (ps->n == 1 && !ps->at[0].direct) {
 		free(ps);
-		rd->state = AS_EVER;
+		rd->state = READ_AT_END;
 		return;
 	}
 	thread_waits();
@@ -312,10 +318,10 @@ ssize_t dir_read_end(struct store_file *file, struct store_read *rd)
 {
 	struct dir_file *f = container_of(file, struct dir_file, base);
 	struct pieces *ps = rd->state;
-	size_t good = 0, directly = 0; /* good: all pieces up to there are complete */
+	size_t good = 0, directly = 0; /* @good: bytes up to the end of the last piece before which all are complete */
 	bool whole = true;
 
-	if (rd->state == AS_EVER)
+	if (rd->state == READ_AT_END)
 		return dir_read(file, rd->iov, rd->n, rd->off);
 	thread_waits();
 	for (unsigned k = 0; k < ps->n; k++) {

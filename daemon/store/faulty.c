@@ -1,6 +1,4 @@
-/*
- * faulty.c - a store that makes another one fail, or slow, at the fault points.
- */
+/* faulty.c - a layer over any store that makes it fail, or slows it down, at the fault points. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -44,7 +42,7 @@ static ssize_t faulty_read_end(struct store_file *file, struct store_read *rd)
 	return store_read_end(under_of(file), rd);
 }
 
-/* Write what a device that fails in the middle leaves behind: the first half, in whole pages. */
+/* Write what a disk that fails halfway leaves behind: the first half, in whole pages. */
 static void write_half(struct store_file *file, const struct iovec *iov, int n, off_t off)
 {
 	size_t left = 0;

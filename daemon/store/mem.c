@@ -55,7 +55,7 @@ static struct mem_inode *inode_of(struct store_file *file)
 	return container_of(file, struct mem_file, base)->inode;
 }
 
-/* Everything below up to the operations is called with the inode's lock. */
+/* All functions from here to the operations are called with the inode's lock held. */
 
 static void touch(struct mem_inode *ino)
 {
@@ -86,7 +86,7 @@ static struct mem_page *find_page(const struct mem_inode *ino, uint64_t index)
 	return at < ino->n && ino->pages[at]->index == index ? ino->pages[at] : NULL;
 }
 
-/* NULL: there is no memory. */
+/* The page, new if need be. NULL: there is no memory. */
 static struct mem_page *make_page(struct mem_inode *ino, uint64_t index)
 {
 	size_t at = lower_bound(ino, index);
@@ -209,7 +209,7 @@ static ssize_t mem_read(struct store_file *file, const struct iovec *iov, int n,
 	return (ssize_t)total;
 }
 
-/* The buffers are filled at the end; until then they must not look as if they were. */
+/* The buffers are filled in read_end(). Until then they hold garbage, so that code that uses them too early is found out. */
 static void mem_read_begin(struct store_file *file, struct store_read *rd)
 {
 	for (int i = 0; i < rd->n; i++)
@@ -256,7 +256,7 @@ static int mem_truncate(struct store_file *file, off_t size)
 	pthread_mutex_lock(&ino->lock);
 	if (size < ino->size)
 		zero_range(ino, size, ino->size);
-	/* The page that contained the old end now becomes a whole page. */
+	/* Of the page that contained the old end, zero_range() has only zeroed bytes: now it goes, too. */
 	drop_pages(ino, ((uint64_t)size + GAIA_PAGE - 1) / GAIA_PAGE, UINT64_MAX);
 	ino->size = size;
 	touch(ino);

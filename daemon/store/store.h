@@ -1,5 +1,5 @@
 /*
- * store.h - where the bytes of files live for good.
+ * store.h - the contract of stores, which keep the bytes of files for good.
  *
  * A store opens files and moves bytes. The namespace (names, modes, times) belongs to
  * fuse/, which works on the backing directory itself. Implementations:
@@ -22,7 +22,7 @@ struct store;
 struct store_file;
 
 /*
- * A read that is under way, from store_read_begin() to store_read_end(), which the same thread calls. In between
+ * A read that is under way, from store_read_begin() to store_read_end(); the same thread calls both. In between
  * the buffers may hold anything.
  */
 struct store_read {
@@ -42,16 +42,13 @@ struct store_ops {
 	const char *name;
 
 	/*
-	 * Open the contents of the file that @ref names. What a ref is, is
-	 * the store's: for dir a descriptor (O_PATH is enough; not consumed),
-	 * for mem any number (the file is made, empty, when it is new).
-	 * A descriptor that is open with the access asked for is duplicated: the right
-	 * to the file was proved when it was opened, and the file's mode may refuse it by now.
-	 * (Not one with O_APPEND or O_DIRECT.)
-	 * @write: for reading and writing; else for reading. On success
-	 * sets *@out, to be ended by close(). Regular files only (-EINVAL).
-	 * Where writing is refused (-EACCES, -EPERM, -EROFS, -ETXTBSY) the caller
-	 * decides whether reading will do.
+	 * Open the contents of the file that @ref names. The store decides what a ref is: for dir a
+	 * descriptor (O_PATH is enough; not consumed), for mem any number (a new number's file is made,
+	 * empty). A descriptor that is open with the access asked for is duplicated: the right to the
+	 * file was checked when it was opened, and the file's mode may refuse it by now. (Not one with
+	 * O_APPEND or O_DIRECT.) @write: for reading and writing; else for reading. On success sets
+	 * *@out, to be ended by close(). Regular files only (-EINVAL). Where writing is refused
+	 * (-EACCES, -EPERM, -EROFS, -ETXTBSY) the caller decides whether reading will do.
 	 */
 	int (*open)(struct store *store, int ref, bool write, struct store_file **out);
 	void (*destroy)(struct store *store);
@@ -67,8 +64,8 @@ struct store_file_ops {
 	ssize_t (*read)(struct store_file *file, const struct iovec *iov, int n, off_t off);
 
 	/*
-	 * The same, but if it takes long it goes on after read_begin(): so many reads can be under way at a time. read_end()
-	 * waits, and returns what read() would. Use store_read_begin() and store_read_end().
+	 * The same in two steps: a read that takes long goes on after read_begin(), so that many can be under way at a time.
+	 * read_end() waits for it, and returns what read() would. Use store_read_begin() and store_read_end().
 	 */
 	void (*read_begin)(struct store_file *file, struct store_read *rd);
 	ssize_t (*read_end)(struct store_file *file, struct store_read *rd);
@@ -81,9 +78,10 @@ struct store_file_ops {
 	int (*write)(struct store_file *file, const struct iovec *iov, int n, off_t off);
 
 	/*
-	 * Write the bytes of @buf that differ from @base's, and no others: so nobody's writes of other bytes meanwhile, by
-	 * whatever way, are lost. @len: 1 to GAIA_PAGE, within a page of the file. 0 or a negative errno, as write(). If the
-	 * file can be mapped, the bytes of a word (8, aligned in the file) change all at once: nobody sees half of them.
+	 * Write the bytes of @buf that differ from @base's, and no others: so no write of other bytes meanwhile is lost,
+	 * however it is made. @len: 1 to GAIA_PAGE, within a page of the file. 0 or a negative errno, as write(). If the
+	 * file can be mapped, the bytes of a word (8, aligned in the file) change all at once: no reader sees half of
+	 * them.
 	 */
 	int (*patch)(struct store_file *file, const void *buf, const void *base, size_t len,
 		     off_t off);
@@ -160,8 +158,8 @@ static inline ssize_t store_read_end(struct store_file *file, struct store_read 
 /*
  * The implementations. On success *@out, to be ended by ops->destroy().
  *
- * dir: @direct: bytes that the caller keeps, and that the kernel does not have in memory, are read past its page cache
- * (O_DIRECT), so that they do not lie in memory twice; if file system and kernel can do that.
+ * dir: with @direct, bytes that the caller keeps and the kernel does not have in memory are read past its page cache
+ * (O_DIRECT), so that they are not in memory twice. Only where file system and kernel can do that.
  */
 int store_dir_create(bool direct, struct store **out);
 /* How a store made by store_dir_create() reads: "direct" or "buffered", and then ", io_uring" or ", threads". */

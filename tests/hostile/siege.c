@@ -4,8 +4,7 @@
  *
  * How long root's operations take is measured and printed, without attackers first, then with them. Nothing is asserted of
  * that here, since a shared machine holds up everybody at times: scripts/bench siege is for looking at it. The goal is 100 ms,
- * and what the operation takes when all is quiet. An acquire that needs room has another: it may wait for clients that do not
- * give memory up until they are disconnected, after 5 s.
+ * and what the operation takes when all is quiet.
  *
  * Each kind of attacker is a user of its own: if all were one, that one's limits would keep them from most of it. Their
  * niceness is 10, since to use up a processor nobody needs gaiafs; what the daemon does for them it does with its own.
@@ -385,7 +384,7 @@ static void print_times(unsigned seconds)
 
 static void print_attackers(void)
 {
-	fprintf(stderr, "\nTo give an acquire room may take 5000 ms by design. The attackers, at niceness 10, and what they did:\n\n");
+	fprintf(stderr, "\nThe attackers, at niceness 10, and what they did:\n\n");
 	for (size_t i = 0; i < ATTACKERS; i++)
 		fprintf(stderr, "- %s: %ld, by %u processes\n", attacker[i].name, deeds(i), scene->lives[i]);
 	fprintf(stderr, "\n%ld revokes, %ld times clients were disconnected for not answering, %ld clients lost\n\n", STATUS("counters", "revokes"),

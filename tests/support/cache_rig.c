@@ -721,6 +721,51 @@ static void host_revoke_many(struct cache_revoke *list, unsigned n)
 		list[i].err = host_revoke(list[i].client, list[i].map, list[i].idx);
 }
 
+struct revoking {
+	struct cache_revoke *list;
+	unsigned n;
+};
+
+static bool is_late(const struct client *cl)
+{
+	return cl->rig->late && cl->rig->late(cl->rig->arg, cl);
+}
+
+/* Time does not pass here: a client has answered, or is late. */
+static struct revoking *host_revoke_more(struct revoking *r, uint64_t end)
+{
+	unsigned pending = 0;
+
+	(void)end;
+	for (unsigned i = 0; i < r->n; i++) {
+		struct cache_revoke *ask = &r->list[i];
+
+		if (ask->err != -EINPROGRESS)
+			continue;
+		if (is_late(ask->client))
+			pending++;
+		else
+			ask->err = host_revoke(ask->client, ask->map, ask->idx);
+	}
+	if (pending > 0) {
+		usleep(1000);
+		return r;
+	}
+	free(r);
+	return NULL;
+}
+
+static struct revoking *host_revoke_soon(struct cache_revoke *list, unsigned n, uint64_t end)
+{
+	struct revoking *r = xcalloc(1, sizeof(*r));
+
+	atomic_fetch_add(&((struct client *)list[0].client)->rig->asked, 1);
+	*r = (struct revoking){ list, n };
+	for (unsigned i = 0; i < n; i++)
+		list[i].err = -EINPROGRESS;
+	return host_revoke_more(r, end);
+}
+
 static bool host_alive(void *arg)
 {
 	struct client *cl = arg;
@@ -888,6 +933,8 @@ static const struct cache_host host = {
 	.grant = host_grant,
 	.revoke = host_revoke,
 	.revoke_many = host_revoke_many,
+	.revoke_soon = host_revoke_soon,
+	.revoke_more = host_revoke_more,
 	.alive = host_alive,
 	.process = host_process,
 	.process_lives = host_process_lives,

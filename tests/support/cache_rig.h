@@ -64,6 +64,8 @@ struct rig {
 	void (*after_grant)(void *arg, struct client *cl, uint64_t idx);
 	/* Called when a client is asked to unmap a chunk, before it does. */
 	void (*before_revoke)(void *arg, struct client *cl, uint64_t idx);
+	/* Set by a test: whether a client that is asked for memory takes its time, on any thread. */
+	bool (*late)(void *arg, const struct client *cl);
 	void *arg;
 	atomic_uint asked; /* how often clients were, several of them at once or one */
 	atomic_bool hoarders_live[2]; /* at first; set by a test: the processes of the clients that hoard */

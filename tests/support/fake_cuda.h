@@ -40,7 +40,7 @@ struct fake_cuda_config {
 	bool no_pins;
 	size_t pins;		/* bytes that can be registered; 0: any */
 	unsigned descriptors;	/* of exported memory, open at a time; 0: any */
-	unsigned mappings;	/* at a time; 0: any */
+	unsigned mappings;	/* of each GPU's memory, at a time; 0: any */
 	bool busy_importers;
 	CUcomputemode compute_mode;
 	bool taken;		/* by another process */
@@ -94,8 +94,9 @@ struct fake_cuda_config {
  *	process has N descriptors of exported memory open, imported ones too. Other descriptors do not
  *	count: the fake has some that a driver has not. Assumed: the error.
  *
- * mappings=N		cuMemMap says CUDA_ERROR_OUT_OF_MEMORY above N mappings. Assumed: that
- *	there is a limit at all, and the error.
+ * mappings=N		cuMemMap says CUDA_ERROR_OUT_OF_MEMORY above N mappings of a GPU's memory.
+ *	Assumed: that there is a limit at all, and the error; of each GPU, since of one for all of them the first could take
+ *	all.
  *
  * busy_importers	Memory that was ever exported stays used when the last handle and mapping
  *	here are gone, until fake_cuda_importers_gone() or fake_cuda_reset(): as if another process had

@@ -144,13 +144,13 @@ static unsigned exported_descriptors(void)
 	return n - fake.memories;
 }
 
-static unsigned count_mappings(void)
+static unsigned count_mappings(unsigned gpu)
 {
 	struct fake_mapping *m;
 	unsigned n = 0;
 
 	TAILQ_FOREACH(m, &fake.mappings, link)
-		n++;
+		n += m->memory->gpu == gpu;
 	return n;
 }
 
@@ -452,7 +452,7 @@ static CUresult fake_mem_map(CUdeviceptr ptr, size_t size, size_t offset,
 	pthread_mutex_lock(&fake.lock);
 	h = find_handle(handle);
 	fault = map_fault((char *)ptr, size, offset, h, flags);
-	if (!fault && fake.config.mappings && count_mappings() >= fake.config.mappings) {
+	if (!fault && fake.config.mappings && count_mappings(h->memory->gpu) >= fake.config.mappings) {
 		err = CUDA_ERROR_OUT_OF_MEMORY;
 	} else if (!fault) {
 		m = calloc(1, sizeof(*m));

@@ -673,6 +673,113 @@ Test(eviction, takes_no_more_than_is_needed)
 	end();
 }
 
+/* ---- clients that do not answer ---- */
+
+static struct client *mute;
+static atomic_bool mute_answers;
+
+static bool is_mute(void *arg, const struct client *cl)
+{
+	(void)arg;
+	return cl == mute && !atomic_load(&mute_answers);
+}
+
+/* Device 0 has @n_mute chunks that the mute one maps, and up to @n those that another maps; nothing is held, and one chunk is free. */
+static struct client *begin_mute(unsigned n_mute, unsigned n)
+{
+	struct client *other;
+	struct cache_user owner;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = n + 1 }, 12 * GAIA_CHUNK);
+	owner = rig->user;
+	rig->user = (struct cache_user){ .uid = 1 };
+	mute = new_client(0);
+	rig->user = (struct cache_user){ .uid = 2 };
+	other = client_create(kf, 0, GAIA_PROT_RW, 12 * GAIA_CHUNK);
+	cr_assert_eq(cache_advise(other->mapping, 0, 12 * GAIA_CHUNK, GAIA_ADVISE_RANDOM), 0, "the free chunk stays free");
+	for (unsigned k = 0; k < n; k++) {
+		struct client *cl = k < n_mute ? mute : other;
+
+		cr_assert_eq(client_acquire(cl, k * GAIA_CHUNK, 1, GAIA_PROT_RW), 0);
+		client_store(cl, "kept", 4, k * GAIA_CHUNK);
+		cr_assert_eq(client_release(cl, k * GAIA_CHUNK, 1), 0);
+	}
+	rig->user = owner;
+	atomic_store(&mute_answers, false);
+	rig->late = is_mute;
+	return other;
+}
+
+static void expect_kept(unsigned n)
+{
+	for (unsigned k = 0; k < n; k++)
+		expect_cpu(k * GAIA_CHUNK, "kept");
+}
+
+/* The memory of others is taken meanwhile, as much as is needed; and that of the mute one stays, when it has answered. */
+Test(mute, is_not_waited_for_where_others_answer, .timeout = 60)
+{
+	struct client *other = begin_mute(1, 5), *needy = client_create(kf, 0, GAIA_PROT_RW, 12 * GAIA_CHUNK);
+	uint64_t evicted = counter_value(CTR_device_evicted);
+
+	cr_assert_eq(client_acquire(needy, 7 * GAIA_CHUNK, 2 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	cr_assert_eq(counter_value(CTR_device_evicted), evicted + 1);
+	cr_assert_eq(atomic_load(&other->revoked), 2, "more than are needed, since these may be mute, too");
+	cr_assert_not_null(client_at(mute, 0), "it has not given it up, and the acquire is done");
+	/* What is not needed stays, and is the next to go. */
+	cr_assert_eq(client_acquire(needy, 9 * GAIA_CHUNK, 1, GAIA_PROT_RW), 0);
+	cr_assert_eq(counter_value(CTR_device_evicted), evicted + 2);
+	cr_assert_eq(atomic_load(&other->revoked), 2);
+	atomic_store(&mute_answers, true);
+	expect_kept(5);
+	end();
+}
+
+/* If there is no other memory, it is. */
+Test(mute, is_waited_for_where_nobody_answers, .timeout = 60)
+{
+	struct client *other = begin_mute(2, 3), *needy = client_create(kf, 0, GAIA_PROT_RW, 12 * GAIA_CHUNK);
+	struct acquire a = { .cl = needy, .off = 4 * GAIA_CHUNK, .len = 4 * GAIA_CHUNK };
+	uint64_t evicted = counter_value(CTR_device_evicted);
+	pthread_t thread = begin_waiting(&a);
+
+	while (counter_value(CTR_device_evicted) < evicted + 1)
+		usleep(1000);
+	cr_assert_eq(atomic_load(&other->revoked), 1);
+	cr_assert_eq(atomic_load(&mute->revoked), 0);
+	atomic_store(&mute_answers, true);
+	cr_assert_eq(end_waiting(thread), 0);
+	cr_assert_eq(atomic_load(&mute->revoked), 2);
+	expect_kept(3);
+	end();
+}
+
+static void die(void *arg, struct client *cl, uint64_t idx)
+{
+	(void)arg;
+	(void)idx;
+	atomic_store(&cl->alive, false);
+}
+
+/* Until it is gone: what it released is kept, and its memory is free. */
+Test(mute, may_die, .timeout = 60)
+{
+	struct client *needy;
+	struct acquire a;
+	pthread_t thread;
+
+	begin_mute(2, 2);
+	needy = client_create(kf, 0, GAIA_PROT_RW, 12 * GAIA_CHUNK);
+	a = (struct acquire){ .cl = needy, .off = 4 * GAIA_CHUNK, .len = 3 * GAIA_CHUNK };
+	thread = begin_waiting(&a);
+	rig->before_revoke = die;
+	atomic_store(&mute_answers, true);
+	cr_assert_eq(end_waiting(thread), 0);
+	rig->before_revoke = NULL;
+	expect_kept(2);
+	end();
+}
+
 /* ---- what is promised to an acquire ---- */
 
 /* Neither to later acquires nor to snapshots. */

@@ -81,8 +81,10 @@ struct cuda_api {
 /* The installed driver's functions; or NULL, with a text in *@why (which stays valid), if no driver is usable. */
 const struct cuda_api *cuda_driver(const char **why);
 
-/* device_cuda_create() with that table. @copy_from: the copy engine copies runs of so many bytes and
- * more, kernels shorter ones; 0: calibrate. */
+/*
+ * device_cuda_create() with that table. @copy_from: runs of this many bytes or more are copied by the
+ * copy engine, shorter ones by kernels; 0: calibrate.
+ */
 int cuda_create(const struct cuda_api *api, const struct cuda_config *config, uint32_t copy_from,
 		struct device **out);
 

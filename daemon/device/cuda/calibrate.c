@@ -1,9 +1,10 @@
 /*
- * calibrate.c - from which length on the copy engine copies a run.
+ * calibrate.c - finding the length from which on the copy engine copies a run.
  *
- * The engine is faster, but each copy costs a start; the kernel copies any number of runs with one.
- * So calibration copies many runs of one length to the GPU in both ways, and the shorter time wins. (Where the engine
- * takes many runs by one call; where it does not, the usual length is the least.)
+ * The engine is faster, but must be started for each copy; a kernel copies any number of runs with one start. So
+ * calibration copies many runs of one length to the GPU in both ways, for one length after the other, and the shorter
+ * time wins. (This is measured where the engine takes many runs by one call. Where each run takes a call of its own,
+ * the length is USUAL at least.)
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -12,7 +13,7 @@
 #include "device/cuda/internal.h"
 
 #define ROUNDS 3u
-#define USUAL (28u << 10) /* bytes; the value seen elsewhere */
+#define USUAL (28u << 10) /* bytes: the value that others have measured */
 #define LONGEST (GAIA_CHUNK / 4)
 
 /* Nanoseconds to copy every other @pages pages of a chunk from @host; 0: it failed. */

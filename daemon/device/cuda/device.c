@@ -53,7 +53,7 @@ int cuda_drain(struct cuda *cuda, CUstream stream)
 {
 	int err = cuda_check(cuda, cuda->api->cuStreamSynchronize(stream), "cuStreamSynchronize");
 
-	/* An earlier operation may have caused the error, with work still under way. (In a broken context there is none.) */
+	/* The error may be an earlier operation's, and work still be under way. (In a broken context there is none.) */
 	if (err)
 		(void)cuda->api->cuStreamSynchronize(stream);
 	return err;
@@ -65,8 +65,8 @@ int cuda_enter(struct cuda *cuda)
 }
 
 /*
- * The primary context belongs to the process: if two devices use one GPU neither may end what the other uses. Memory that
- * cannot be given back for that reason is freed when the process ends.
+ * The primary context belongs to the process: if two devices use one GPU, neither may reset the context while the other
+ * uses it. Memory that cannot be given back for that reason is freed when the process ends.
  */
 static struct {
 	pthread_mutex_t lock; /* held while one is retained, reset or released */
@@ -186,7 +186,7 @@ static int check_abilities(struct cuda *cuda)
 	if (cuda->api->cuDeviceGetAttribute(&rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
 					    cuda->ordinal) == CUDA_SUCCESS)
 		cuda->rdma = rdma;
-	/* Single copies translate addresses of registered memory where that must be done; a batch does not. */
+	/* Some GPUs know registered memory by another address. Single copies translate it; a batch does not. */
 	if (cuda->api->cuDeviceGetAttribute(&host_pointers, CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
 					    cuda->ordinal) == CUDA_SUCCESS)
 		cuda->no_copy_batch = !host_pointers;
@@ -258,7 +258,7 @@ static int start_thread(struct cuda *cuda, pthread_t *thread, void *(*main)(void
 	return err;
 }
 
-/* End the @started threads, in the order in which work passes through them. */
+/* End the first @started threads, in the order in which work passes through them. */
 static void stop_threads(struct cuda *cuda, unsigned started)
 {
 	pthread_mutex_lock(&cuda->lock);
@@ -322,7 +322,7 @@ static void free_cuda(struct cuda *cuda)
 	free(cuda);
 }
 
-/* For when there is no keeper that would have reset it. */
+/* Reset a broken context when there is no keeper that would do it. */
 static void reset_broken(struct cuda *cuda)
 {
 	if (atomic_load(&cuda->off) && !cuda->given_back)

@@ -16,7 +16,7 @@
 /* The entry points have the form of CUDA 12.0; newer drivers keep it. */
 #define CUDA_VERSION_OF_CALLS 12000
 #define CUDA_VERSION_OF_COPY_BATCH 12080
-/* Kernels with as many bytes of parameters as ours are possible since then. */
+/* The first version in which kernels can have as many bytes of parameters as ours. */
 #define CUDA_VERSION_OF_PARAMETERS 12010
 
 static const struct {
@@ -29,9 +29,9 @@ static const struct {
 };
 
 /*
- * With MPS the driver connects to a control daemon, through pipes in a directory where any user could have put one,
- * and waits without end while that daemon serves another user. If it finds none it goes on without. (Then the device shares
- * a GPU by time slices. Clients are not affected.)
+ * Keep the driver from using MPS. It would connect to a control daemon through pipes in a directory where any user could
+ * have put them, and wait without end while that daemon serves another user. If it finds no pipes it goes on without MPS.
+ * (Then the device shares the GPU by time slices. Clients are not affected.)
  */
 static void avoid_mps(void)
 {

@@ -1,11 +1,11 @@
 /*
  * host.c - home memory that is registered for DMA.
  *
- * A registration belongs to the process, not to a device, and a range cannot be registered twice: so there
- * is one table for all devices. A slab is announced when it is made. When an operation first names a slab,
- * a thread of each device begins to register slabs: first those that operations have named. Until a slab is registered its
- * pages go through staging buffers. (CUDA may make a registration wait for the streams. No operation waits for it.) If
- * no device is used nothing is registered; otherwise all of home is, in the end, also what only CPU programs use.
+ * A registration belongs to the process, not to a device, and a range cannot be registered twice. So there is one table
+ * for all devices. A slab is announced when it is made. When an operation names a slab for the first time, a thread of
+ * each device (the pinner) begins to register slabs, first those that operations have named. Until a slab is registered
+ * its pages go through staging buffers. (CUDA may make a registration wait for the streams. No operation waits for it.) If
+ * no device is used nothing is registered; otherwise all of home is in the end, even parts that only CPU programs use.
  *
  * A slab is registered for all devices (PORTABLE), through one of them. If that fails it is not tried again.
  */
@@ -19,7 +19,7 @@
 #define uthash_fatal(msg) bug("uthash: %s", msg)
 #include <uthash.h>
 
-/* Lives from its first announcement until as many devices were told of its end. */
+/* Lives from its first announcement until every device to which it was announced was told of its end. */
 struct slab {
 	void *at; /* the key */
 
@@ -31,7 +31,10 @@ struct slab {
 		SLAB_REGISTERED,
 		SLAB_REFUSED,
 	} state;
-	/* REGISTERED, BUSY: through this device's context. The address is the same on all devices (unified addressing). */
+	/*
+	 * REGISTERED, BUSY: the device in whose context it is. The address is the same on all devices (unified
+	 * addressing).
+	 */
 	struct cuda *by;
 	CUdeviceptr address;
 	UT_hash_handle hh;
@@ -45,7 +48,7 @@ static struct {
 	TAILQ_HEAD(, slab) todo;
 	bool named; /* an operation has named a slab */
 	bool told;
-	unsigned lent[CUDA_ORDINALS]; /* uses of the registrations through GPU number i, other than its own */
+	unsigned lent[CUDA_ORDINALS]; /* [i]: uses by other GPUs of the registrations in GPU i's context */
 } registry = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
 	.changed = PTHREAD_COND_INITIALIZER,
@@ -85,7 +88,7 @@ static enum slab_state register_slab(struct cuda *cuda, void *at, CUdeviceptr *a
 	case CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED:
 		return SLAB_REFUSED;
 	default:
-		/* No other device should try it: it might break, too. */
+		/* No other device should try to register it: that device might break, too. */
 		cuda_ended(cuda, *result, "cuMemHostRegister");
 		return SLAB_REFUSED;
 	}
@@ -206,7 +209,7 @@ static void withdraw(void *at)
 	free(s);
 	if (!by)
 		return;
-	/* Keep its context meanwhile. */
+	/* Counts as a use, so that the context stays meanwhile. */
 	registry.lent[by->ordinal]++;
 	pthread_mutex_unlock(&registry.lock);
 	(void)cuda_enter(by); /* even if that fails: nothing may stay pinned */
@@ -321,7 +324,7 @@ void cuda_host_end(struct cuda *cuda)
 	cuda_host_leave(cuda);
 	pthread_mutex_lock(&registry.lock);
 	for (s = registry.slabs; s; s = s->hh.next) {
-		/* The slab stays: it is BUSY, by us. Other slabs may come and go. */
+		/* The slab stays, because this thread has made it BUSY. Other slabs may come and go. */
 		if (s->state != SLAB_BUSY || s->by != cuda)
 			continue;
 		pthread_mutex_unlock(&registry.lock);

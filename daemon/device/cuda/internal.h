@@ -1,5 +1,5 @@
 /*
- * internal.h - the CUDA device, as its files know it.
+ * internal.h - what the files of the CUDA device share.
  *
  *	device.c	life; errors, and switching off
  *	memory.c	chunks: creating, pooling, scrubbing, exporting
@@ -29,7 +29,7 @@
 #include "base/util.h"
 #include "device/cuda/api.h"
 
-#define CUDA_ORDINALS 64u /* GPUs: the sets of them have so many bits */
+#define CUDA_ORDINALS 64u /* GPUs: sets of them have a bit for each */
 #define BATCH_ITEMS LIST_LONG
 #define BATCH_COPIES 512u
 #define BATCH_PAGES 16384u
@@ -40,14 +40,14 @@
 struct cuda_chunk {
 	struct devmem base;
 
-	/* For the thread that has it: the maker, then the owner. */
+	/* The fields of the thread that has the chunk: first the one that makes it, then the owner's. */
 	CUmemGenericAllocationHandle handle;
 
 	/* device->lock */
 	enum chunk_state {
 		CHUNK_NONE,  /* nothing mapped */
 		CHUNK_BUSY,  /* being made, scrubbed or destroyed */
-		CHUNK_READY, /* on `ready`: mapped, scrubbed, nobody else knows of it */
+		CHUNK_READY, /* on `ready`: mapped and scrubbed, and never exported */
 		CHUNK_STALE, /* on `stale`: as READY, but not scrubbed */
 		CHUNK_LIVE,  /* allocated */
 		CHUNK_ENDED, /* on `ended`: freed, to be unmapped */
@@ -74,8 +74,8 @@ struct cuda_unstage {
 };
 
 /*
- * Commands of one operation, or of a part of it, that are waited for together. First idle, then the
- * issuer's, then on `issued`, then the completer's.
+ * Commands of one operation, or of a part of it, that are waited for together. A batch is idle, then
+ * the issuer's, then on `issued`, then the completer's, then idle again.
  */
 struct cuda_batch {
 	/* Constant. */
@@ -85,7 +85,7 @@ struct cuda_batch {
 	CUdeviceptr device_staging;
 	CUevent event;
 
-	/* For the thread that has it. */
+	/* The fields of the thread that has the batch. */
 	struct dev_op *op;
 	bool last;	 /* the op's last batch */
 	bool recorded;	 /* there is an event; otherwise wait for the whole stream */
@@ -117,20 +117,23 @@ struct cuda {
 	struct cuda_chunk *chunk; /* n_chunks */
 	CUstream stream;	/* of operations */
 	CUstream scrubber;	/* clears new memory */
-	/* bytes: the copy engine copies runs from this length on; and those that take a call each, or that a kernel arms after it */
+	/*
+	 * bytes: the copy engine copies runs of this length and more; the second: where each takes a call, or a
+	 * kernel arms it afterwards
+	 */
 	uint32_t copy_from, copy_alone_from;
 	struct cuda_batch batch[BATCHES];
 	pthread_t issuer, completer, keeper, pinner;
 	bool created;		/* set before there are threads */
 	bool rdma;		/* the GPU has memory that network cards and disks may reach */
 
-	bool no_copy_batch;	/* several copies by one call do not work here; the issuer's, once there are threads */
+	bool no_copy_batch;	/* cuMemcpyBatchAsync() does not work here; the issuer's field, once there are threads */
 
 	atomic_bool off;	/* broken: everything fails from now on */
 	bool stop_pinner;	/* the lock of host.c */
 	atomic_bool told_of_descriptors;
 
-	/* armed_lock: to make entries, which are constant once they are not 0. */
+	/* armed_lock is taken to make entries of `armed`, which are constant once they are not 0. */
 	pthread_mutex_t armed_lock;
 	CUdeviceptr *armed;	/* hashes of ARMED_CHUNKS chunks each */
 
@@ -148,8 +151,8 @@ struct cuda {
 	unsigned hint;		/* where to look for a free slot */
 	unsigned readers;	/* operations of other GPUs that read this one's memory */
 	unsigned calls;		/* callers inside the driver */
-	bool given_back;	/* off: the context has been dealt with, and chunks can be unmapped again */
-	bool reset;		/* off: everything that belonged to the context is gone */
+	bool given_back;	/* off: the keeper has reset the context if it had to, and chunks can be unmapped again */
+	bool reset;		/* off: the context was reset, so everything that belonged to it is gone */
 	bool physical_full;	/* the keeper does not try until something is freed */
 };
 
@@ -175,7 +178,7 @@ int cuda_check(struct cuda *cuda, CUresult result, const char *call);
 /* Wait until nothing of the stream is under way, even after errors. 0 or -EIO. */
 int cuda_drain(struct cuda *cuda, CUstream stream);
 
-/* For a device that is off with nothing under way: free everything in the context, which in a broken one only this does. */
+/* For a device that is off, with nothing under way: free everything in the context. In a broken one nothing else frees it. */
 void cuda_reset_context(struct cuda *cuda);
 
 /* For results of calls that free something: if the device is broken already, their errors are not logged. */
@@ -185,7 +188,10 @@ void cuda_ended(struct cuda *cuda, CUresult result, const char *call);
 
 /* Reserve the range and its tables. Logs errors. Also after an error, cuda_memory_destroy() frees what was made. */
 int cuda_memory_init(struct cuda *cuda);
-/* No chunk is live. Frees what belongs to the context. If that breaks meanwhile, call it again to free the rest. */
+/*
+ * Called when no chunk is live. Frees what belongs to the context. If the context breaks meanwhile, call it
+ * again to free the rest.
+ */
 void cuda_memory_end(struct cuda *cuda);
 void cuda_memory_destroy(struct cuda *cuda);
 void *cuda_keeper_main(void *arg);
@@ -206,8 +212,8 @@ bool cuda_reaches(struct device *dev, const struct device *from);
 struct cuda *cuda_source(const struct dev_op *op);
 
 /*
- * 0: none of the sources can be freed until cuda_sources_drop(). -EINVAL: *@fault says, as a text, what is wrong with them.
- * -EHOSTUNREACH: their GPU is off. No lock is held.
+ * Pin the sources. 0: none of them can be freed until cuda_sources_drop(). -EINVAL: *@fault says, as a text, what is wrong
+ * with them. -EHOSTUNREACH: their GPU is off. Called without a lock.
  */
 int cuda_sources_hold(struct cuda *cuda, const struct dev_op *op, const char **fault);
 void cuda_sources_drop(const struct dev_op *op);
@@ -245,8 +251,8 @@ void cuda_host_stop(struct cuda *cuda);
 void cuda_host_wake(void);
 
 /*
- * Called before the context is reset, which ends registrations through it: waits until nobody uses those. Between this and
- * cuda_host_left() nobody is given one. @ended: whether the context was reset.
+ * Called before the context is reset, which ends its registrations: waits until nobody uses those. Until cuda_host_left()
+ * is called nobody gets one of them. @ended: whether the context was reset.
  */
 void cuda_host_leave(struct cuda *cuda);
 void cuda_host_left(struct cuda *cuda, bool ended);

@@ -1,9 +1,9 @@
 /*
  * kernels.cu - work on pages on the device. What one lane computes is in page.h and word.h.
  *
- * A warp takes a few consecutive pages. Where it copies or zeroes it takes them one after the other, and all of a
- * page's bytes at once: 32 lanes times 16 bytes, eight times. Where it hashes it takes four pages at once, eight lanes
- * each; what is merged is hashed by the same loads. Host memory is read and written across the bus by the same loads and
+ * A warp takes a few consecutive pages. When it copies or zeroes it takes one page after the other, with all lanes on
+ * one page: 32 lanes times 16 bytes, eight times. When it hashes it takes four pages at once, with eight lanes for each;
+ * what is merged is hashed by the same loads. Host memory is read and written across the bus by the same loads and
  * stores; it is registered.
  */
 #include <cuda_runtime.h>
@@ -12,7 +12,7 @@
 
 #define WARPS 4u /* in a block of threads */
 
-/* When it looks for changes a warp writes a whole byte of results. */
+/* Eight when it looks for changes, so that a warp writes a whole byte of results. */
 #define PAGES_A_WARP(kind) ((kind) == DEV_FIND_CHANGED ? 8u : 4u)
 
 /* In the constant memory of the launch. */
@@ -70,7 +70,10 @@ static __device__ __forceinline__ void merge_units(unit_t *to, const unit_t *hos
 	}
 }
 
-/* The lane's part of a block of what is hashed: if that is the other end's, it is merged into the page, or copied. */
+/*
+ * Load the lane's part of a block of the bytes to be hashed. If these are the other end's they are also merged
+ * into the page, or copied to it.
+ */
 template <enum dev_kind kind>
 static __device__ __forceinline__ void take_block(const struct page_item *item, uint32_t n, uint32_t block,
 						  uint32_t lane, unit_t *unit)
@@ -126,8 +129,8 @@ static __device__ __forceinline__ word_t hash_page(const struct page_item *item,
 }
 
 /*
- * Arm the pages @first to @end, four at most, of those of @items. Returns a bit for each, on every lane: whether its
- * hash was another one.
+ * Arm the pages @first to @end of @items, four at most. Returns, on every lane, a bit for each page: whether it had
+ * another hash before.
  */
 template <enum dev_kind kind>
 static __device__ __forceinline__ uint32_t hash_pages(const struct page_item *items, uint32_t n_items,

@@ -10,8 +10,8 @@
 #include "device/device.h"
 
 /*
- * A kernel gets its items as parameters, which the launch copies: so no list is uploaded, and the caller may use its own
- * again at once. There is a kernel for short lists, whose parameters are as small as those of any driver, and one for
+ * A kernel gets its items as parameters, which the launch copies: so no list is uploaded, and the caller may reuse its
+ * list at once. There is a kernel for short lists, whose parameters are as small as those of any driver, and one for
  * long lists. (Up to 32,764 bytes are possible from CUDA 12.1 on; see driver.c.)
  */
 #define LIST_SHORT 80u

@@ -1,18 +1,18 @@
 /*
  * memory.c - chunks of GPU memory.
  *
- * Chunk i is mapped at slot i of one reserved address range. It is an allocation of its own, since only
- * whole allocations can be exported. A descriptor or a mapping of a chunk in another process keeps its
- * memory alive, and nothing can take it back. So a chunk that was ever exported is destroyed when it is
- * freed, not used again: a client that claims to have let go of it may lie, and must not see, or spoil,
- * what others keep there next. What such a client still has is no longer part of the budget.
+ * Chunk i is mapped at slot i of one reserved address range. It is an allocation of its own, since only whole
+ * allocations can be exported. A descriptor or a mapping of a chunk in another process keeps its memory alive, and
+ * nothing can take it back. So a chunk that was ever exported is destroyed when it is freed, not used again: a
+ * client that claims to have let go of it may lie, and must not see, or spoil, what others keep there next. Memory
+ * that such a client still has does not count in the budget any more.
  *
  * Chunks that were never exported (snapshots, for the most part) are scrubbed and used again. Creating a chunk takes
- * long, so the keeper has a few ready; they count towards the capacity. New memory is
- * scrubbed as well: a client gets all of a chunk, and the driver does not promise what is in it.
+ * long, so the keeper keeps a few ready; these count towards the capacity. New memory is scrubbed as well: a client
+ * gets all of a chunk, and the driver does not promise what is in it.
  *
- * In a context that broke, calls may no longer free anything: its streams, buffers and registrations go when it is
- * reset, and then the keeper unmaps the chunks that nobody has.
+ * In a context that broke, calls may not free anything any more. Its streams, buffers and registrations go when it
+ * is reset; then the keeper unmaps the chunks that nobody has.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -75,25 +75,25 @@ struct cuda_chunk *cuda_find_live(struct cuda *cuda, const struct devmem *mem)
 	return chunk->state == CHUNK_LIVE ? chunk : NULL;
 }
 
-/* ---- making and ending: the chunks are BUSY, no lock is held ---- */
+/* ---- making and destroying: the chunks are BUSY, no lock is held ---- */
 
-/* For calls that may run out of memory, which is no reason to switch off. */
+/* cuda_check() for calls that may run out of memory, which is no reason to switch the device off. */
 static int check_memory(struct cuda *cuda, CUresult result, const char *call)
 {
 	return result == CUDA_ERROR_OUT_OF_MEMORY ? -ENOMEM : cuda_check(cuda, result, call);
 }
 
-/* Waits until it is done. */
+/* Zero memory, and wait until that is done. */
 static int clear(struct cuda *cuda, CUdeviceptr at, size_t bytes)
 {
 	int err = cuda_check(cuda, cuda->api->cuMemsetD8Async(at, 0, bytes, cuda->scrubber),
 			     "cuMemsetD8Async");
 
-	/* In any case: what was queued must not be carried out later. */
+	/* Also after an error: what was queued must not be carried out later. */
 	return cuda_drain(cuda, cuda->scrubber) ? -EIO : err;
 }
 
-/* Cleared once, so that nothing is read before it was written. */
+/* Allocate a part of `armed`. It is zeroed, so that nothing is read that was never written. */
 static int make_armed_part(struct cuda *cuda, CUdeviceptr *out)
 {
 	CUdeviceptr part;
@@ -118,7 +118,7 @@ static int make_armed(struct cuda *cuda, unsigned first, unsigned n)
 	return err;
 }
 
-/* Remove what a predecessor left. (Its hashes may stay: no page is armed.) */
+/* Zero the chunks, whose memory had other contents before. (Hashes may stay, since no page is armed.) */
 static int scrub(struct cuda *cuda, unsigned first, unsigned n)
 {
 	return clear(cuda, chunk_address(cuda, first), (size_t)n * GAIA_CHUNK);
@@ -130,8 +130,9 @@ static void unmap(struct cuda *cuda, unsigned first, unsigned n)
 	CUresult result = cuda->api->cuMemUnmap(chunk_address(cuda, first), (size_t)n * GAIA_CHUNK);
 
 	/*
-	 * Some drivers may accept only one mapping at a time, with whatever error. In a broken context
-	 * all calls report what broke it; a chunk that was unmapped all the same is refused again, which does no harm.
+	 * Some drivers may unmap only one mapping a call, and refuse more with any error. In a broken context all
+	 * calls report the error that broke it; if the chunks were unmapped all the same, these calls are refused,
+	 * which does no harm.
 	 */
 	if (n > 1 && result) {
 		result = CUDA_SUCCESS;
@@ -168,8 +169,8 @@ static int create_and_map(struct cuda *cuda, unsigned slot)
 }
 
 /*
- * Make as many chunks as there is memory for, from @first on, mapped and scrubbed. Returns their number; a negative errno if
- * none. *@mapped: how many are mapped; after an error those wait for the reset of the context, which broke.
+ * Make as many chunks as there is memory for, from @first on, mapped and scrubbed. Returns their number, or, if there are
+ * none, a negative errno. *@mapped: how many are mapped; after an error, which broke the context, these wait for its reset.
  */
 static int make_chunks(struct cuda *cuda, unsigned first, unsigned n, unsigned *mapped)
 {
@@ -344,7 +345,7 @@ static bool may_unmap(const struct cuda *cuda)
 	return !atomic_load(&cuda->off) || cuda->given_back;
 }
 
-/* Unmap all chunks of a list that can be unmapped. lock is held, but dropped meanwhile. */
+/* Unmap all chunks of the list that can be unmapped now. lock is held, but dropped meanwhile. */
 static void unmap_listed(struct cuda *cuda, const struct cuda_chunk_list *list)
 {
 	struct cuda_chunk *chunk;
@@ -403,10 +404,10 @@ void *cuda_keeper_main(void *arg)
 
 /* ---- the contract ---- */
 
-/* A BUSY chunk that needs no more work; lock is held, but dropped meanwhile. */
+/* Get a chunk, BUSY and ready to be used. lock is held, but dropped meanwhile. */
 static int get_chunk(struct cuda *cuda, struct cuda_chunk **out)
 {
-	bool full = false; /* the GPU, not only our part of it */
+	bool full = false; /* all memory of the GPU is in use, not only the device's part */
 	unsigned slot, mapped = 0;
 	int err;
 
@@ -491,7 +492,7 @@ void cuda_free(struct device *dev, struct devmem *mem)
 	pthread_mutex_unlock(&cuda->lock);
 }
 
-/* Called when the driver cannot make a descriptor. It does not say why, but this is what it lacks then. */
+/* The driver could not make a descriptor. It does not say why, but most likely the process has too many. */
 static int no_descriptor(struct cuda *cuda)
 {
 	if (!atomic_exchange(&cuda->told_of_descriptors, true))

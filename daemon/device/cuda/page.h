@@ -4,13 +4,13 @@
  * The functions here are the work of one lane, without the communication between lanes: kernels.cu adds that
  * with shuffles, the tests with loops.
  *
- * The hash of a page is XXH3_128bits() of its 4096 bytes, as on the simulated device, cut up for eight lanes: so a warp
- * hashes four pages at once. XXH3 takes in 64-byte stripes, eight words a stripe, each into an accumulator of its
- * own, by adding (and its word into its neighbour's); the accumulators are scrambled only every 16 stripes (a block). So
- * the stripes of a block can be added in any order, and their multiplications do not wait for each other. Eight lanes take
- * two stripes at a time, a unit of 16 bytes each: two neighbouring accumulators, of which both words are in the same lane. Lanes 0
- * to 3 have the even stripes, and 4 to 7 the odd ones: at the end of a block the two sums are added, and nothing else
- * crosses lanes until the end of the page.
+ * The hash of a page is XXH3_128bits() of its 4096 bytes, as on the simulated device, cut up for eight lanes: so a warp hashes
+ * four pages at once. XXH3 reads stripes of 64 bytes, which are eight words. It adds a product of each word to an accumulator of
+ * its own (and the word itself to the neighbouring one), and scrambles the accumulators only after every 16 stripes (a block). So
+ * the stripes of a block can be added in any order, and their multiplications do not wait for each other. Eight lanes take two
+ * stripes at a time, a unit of 16 bytes each: the words of two neighbouring accumulators, so that both are in the same lane. Lanes
+ * 0 to 3 have the even stripes, and 4 to 7 the odd ones: at the end of a block the two sums are added, and nothing else crosses
+ * lanes until the end of the page.
  */
 #ifndef GAIA_DEVICE_CUDA_PAGE_H
 #define GAIA_DEVICE_CUDA_PAGE_H
@@ -76,12 +76,12 @@ PAGE_TABLE word_t hash_keys[24] = {
 	0xc3ebd33483acc5ea, 0xeb6313faffa081c5, 0x49daf0b751dd0d17, 0x9e68d429265516d3,
 	0xfca1477d58be162b, 0xce31d07ad1b8f88f, 0x280416958f3acb45, 0x7e404bbbcafbd7af,
 };
-/* At byte 121: for the last stripe. */
+/* The secret from byte 121 on: for the last stripe. */
 PAGE_TABLE word_t hash_last_keys[HASH_LANES] = {
 	0xea647378d9c97e9f, 0xc5c3ebd33483acc5, 0x17eb6313faffa081, 0xd349daf0b751dd0d,
 	0x2b9e68d429265516, 0x8ffca1477d58be16, 0x45ce31d07ad1b8f8, 0xaf280416958f3acb,
 };
-/* At byte 11: for the low half of the result; at 117, for the high half. */
+/* The secret from byte 11 on, for the low half of the result; from 117 on, for the high half. */
 PAGE_TABLE word_t hash_low_keys[HASH_LANES] = {
 	0x6dd4de1cad21f72c, 0xa44072db979083e9, 0xe679cb1f67b3b7a4, 0xd05a8278e5c0cc4e,
 	0x4608b82172ffcc7d, 0x9035e08e2443f774, 0x52283c4c263a81e6, 0x65d088cb00c391bb,
@@ -95,7 +95,7 @@ PAGE_TABLE word_t hash_start[HASH_LANES] = {
 	0x85ebca77c2b2ae63, 0x0000000085ebca77, 0x27d4eb2f165667c5, 0x000000009e3779b1,
 };
 
-/* What is a lane's: the accumulators number 2 * (lane % 4) and the next. */
+/* A lane's two accumulators: number 2 * (lane % 4) and the next. */
 struct hash_pair {
 	word_t of[2];
 };
@@ -138,7 +138,7 @@ DEVICE_INLINE struct hash_pair hash_begin(uint32_t lane)
 	return pair;
 }
 
-/* @sums: of the block, of both stripes at a time. */
+/* Add the block's sums to the accumulators. @sums: of the even and the odd stripes together. */
 DEVICE_INLINE void hash_end_block(struct hash_pair *pair, const struct hash_pair *sums, uint32_t block,
 				  uint32_t lane)
 {

@@ -1,9 +1,9 @@
 /*
  * peer.c - reading the memory of another GPU.
  *
- * Access to memory that is mapped by parts, as chunks are, is set by parts, too, for each GPU that uses it:
- * enabling peer access between contexts has no effect on it. So a GPU is given access to a
- * chunk of another when it first copies from it, and keeps the access as long as the chunk is mapped.
+ * Access to memory that is mapped by parts, as chunks are, is set for each part and each GPU that uses it:
+ * enabling peer access between contexts has no effect on it. So a GPU is given access to a chunk of another
+ * when it first copies from it, and keeps the access as long as the chunk is mapped.
  */
 #include <errno.h>
 
@@ -84,7 +84,7 @@ int cuda_source_open(struct cuda *cuda, struct cuda *source, struct devmem *mem)
 		return 0;
 	result = cuda->api->cuMemSetAccess(cuda_page(source, mem, 0), GAIA_CHUNK, &access, 1);
 	if (result != CUDA_SUCCESS) {
-		/* No reason to switch one of the two off: the pages can go through home. */
+		/* That is no reason to switch off one of the two: the pages can go through home. */
 		log_warn("device %s: may not read the memory of %s (cuMemSetAccess: error %d)",
 			 cuda->base.name, source->base.name, (int)result);
 		return -EHOSTUNREACH;

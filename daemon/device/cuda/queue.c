@@ -1,10 +1,10 @@
 /*
  * queue.c - operations of the CUDA device, from submit to done.
  *
- * The issuer takes operations in order and turns each into one or more batches of commands. The copy
- * engine copies long runs, all of a batch by one call. Everything else of a batch becomes items of one kernel, which reads
- * and writes registered host memory itself, across the bus: so scattered pages cost one launch.
- * Host memory that is not registered goes through the batch's pinned staging buffer.
+ * The issuer takes operations in order and turns each into one or more batches of commands. The copy engine copies the
+ * long runs, all those of a batch by one call. The rest of a batch becomes items of one kernel, which reads and writes
+ * registered host memory itself, across the bus: so scattered pages cost one launch. Host memory that is not registered
+ * goes through the batch's pinned staging buffer.
  *
  * A run is cut where its host memory crosses into another slab, which may be another registration.
  */
@@ -31,7 +31,7 @@ static const char *memory_fault(struct cuda *cuda, const struct dev_op *op)
 	return NULL;
 }
 
-/* lock held. Memory in flight cannot be freed. */
+/* Memory in flight cannot be freed. lock is held. */
 static void mark_in_flight(struct cuda *cuda, const struct dev_op *op, int by)
 {
 	for (unsigned i = 0; i < op->n; i++) {
@@ -57,7 +57,7 @@ int cuda_submit(struct device *dev, struct dev_op *op)
 		held = !err;
 	}
 	pthread_mutex_lock(&cuda->lock);
-	/* When the device is off nothing may be added to what the keeper waits for (give_back()). */
+	/* The keeper of a device that is off waits until nothing is under way (give_back()): so nothing may be added. */
 	if (atomic_load(&cuda->off)) {
 		pthread_mutex_unlock(&cuda->lock);
 		if (held)
@@ -94,7 +94,7 @@ struct issue {
 	bool ended;		  /* the last batch has been handed on */
 };
 
-/* Pinned host memory. */
+/* Host memory as the device reaches it. */
 struct place {
 	void *host;	    /* NULL: there is none */
 	CUdeviceptr device; /* its address there */
@@ -137,8 +137,9 @@ static int copy_one(struct cuda *cuda, enum dev_kind kind, CUdeviceptr to, CUdev
 }
 
 /*
- * Have the copy engine copy what was added: by one call, if the driver can do that. Such copies have no order, but runs of an
- * operation have none either. (Of copies between two GPUs the documentation does not say that they may be among them.)
+ * Have the copy engine copy the runs that were added: by one call, if the driver can do that. Such copies have no order, but
+ * runs of an operation have none either. (Not copies between two GPUs: the documentation does not say that these are
+ * allowed.)
  */
 static int copy_by_engine(struct cuda *cuda, struct cuda_batch *b, enum dev_kind kind)
 {
@@ -154,7 +155,10 @@ static int copy_by_engine(struct cuda *cuda, struct cuda_batch *b, enum dev_kind
 					       &failed, cuda->stream);
 		if (result == CUDA_SUCCESS)
 			return 0;
-		/* It can be done without. What is under way of it is copied once more; and a context that is broken says so again. */
+		/*
+		 * Copy one by one from now on. Copies that are under way are made once more; a context that is
+		 * broken will report it again.
+		 */
 		log_warn("device %s: cuMemcpyBatchAsync: error %d, so what it was for is copied one by one", cuda->base.name, (int)result);
 		cuda->no_copy_batch = true;
 		cuda->copy_from = MAX(cuda->copy_from, cuda->copy_alone_from);
@@ -200,8 +204,8 @@ static void flush(struct issue *is, bool last)
 }
 
 /*
- * Nothing more can be added to the batch. If that is for its lists alone they are issued, and the batch goes on: only
- * staging buffers and results are to be waited for.
+ * The batch is full. If only its lists are, they are issued and the batch goes on: only staging buffers and results
+ * have to be waited for.
  */
 static void make_room(struct issue *is)
 {
@@ -229,7 +233,7 @@ static struct place stage(struct cuda_batch *b, uint32_t n)
 	return place;
 }
 
-/* Copy host memory that is not registered to where the device finds it. */
+/* Copy host memory that is not registered to the staging buffer. */
 static void bring(struct cuda_batch *b, struct place *place, const void *host, uint32_t n)
 {
 	if (place->host)
@@ -238,7 +242,7 @@ static void bring(struct cuda_batch *b, struct place *place, const void *host, u
 	memcpy(place->host, host, (size_t)n * GAIA_PAGE);
 }
 
-/* Have what the device will put there copied to host memory that is not registered. */
+/* Have bytes that the device will write to the staging buffer copied from there to host memory that is not registered. */
 static void take_away(struct cuda_batch *b, struct place *place, void *host, uint32_t n)
 {
 	if (place->host)
@@ -248,7 +252,7 @@ static void take_away(struct cuda_batch *b, struct place *place, void *host, uin
 							    .bytes = (size_t)n * GAIA_PAGE };
 }
 
-/* @place: on the host; for DEV_COPY_PEER the item has the address. */
+/* Add a copy by the copy engine. @place: the host's end; for DEV_COPY_PEER the item has the other address. */
 static void add_copy(struct cuda_batch *b, enum dev_kind kind, const struct page_item *item,
 		     const struct place *place, uint32_t n)
 {
@@ -358,7 +362,7 @@ static uint32_t add_pages(struct issue *is, const struct dev_run *run, uint32_t 
 		add_copy(b, kind, &item, &host_place, n);
 		if (!is->op->arm)
 			return n;
-		item.other = NULL; /* the kernel comes after the copy, and finds it there */
+		item.other = NULL; /* the kernel comes after the copy, and finds the bytes in the page */
 	}
 	b->items[b->n_items++] = item;
 	b->n_pages += n;
@@ -432,7 +436,7 @@ static int check_source(const struct dev_op *op)
 	return op->kind == DEV_COPY_PEER && atomic_load(&cuda_source(op)->off) ? -EHOSTUNREACH : 0;
 }
 
-/* The part that is left for the CPU. @bit: number of the batch's first page in the operation. */
+/* Do the part of the batch that is left for the CPU. @bit: number of the batch's first page in the operation. */
 static void finish(struct cuda_batch *b, uint64_t bit)
 {
 	for (uint32_t i = 0; i < b->n_unstage; i++)
@@ -468,7 +472,7 @@ static void put_idle(struct cuda *cuda, struct cuda_batch *b)
 void *cuda_completer_main(void *arg)
 {
 	struct cuda *cuda = arg;
-	uint64_t bit = 0; /* of the operation whose batches are coming, as is the next */
+	uint64_t bit = 0; /* this and the next: of the operation whose batches are coming */
 	int failed = 0;
 
 	thread_set_name("cuda-complete");
