@@ -803,7 +803,8 @@ static void op_device_store(const struct op *op)
 							 .done = NEVER, .task = t->id };
 		db->has = true;
 		db->value = value;
-		db->maybe = db->voided || off + k >= w.size;
+		/* If it is public by then the CPU may write after it, and a later acquire brings that. */
+		db->maybe = db->voided || off + k >= w.size || t;
 		db->knew = db->acquired;
 	}
 }
