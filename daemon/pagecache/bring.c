@@ -39,6 +39,7 @@ struct window {
 	unsigned n_fetch;     /* chunks with releases of others */
 	const struct part *last; /* of all that were taken; NULL: what comes next is not read ahead */
 	struct dev_run *runs; /* room for all pages */
+	bool quiet; /* see struct fills */
 };
 
 static struct cache_device *window_device(const struct window *w)
@@ -200,6 +201,7 @@ static int window_fill(struct window *w, bool *any)
 	struct fills fills = FILLS(fills, false);
 	int err = 0, ended;
 
+	fills.quiet = w->quiet;
 	*any = false;
 	for (unsigned k = 0; k < w->n && !err; k++) {
 		unsigned next_i, next_j = w->at[k]->a, i, j;
@@ -689,7 +691,7 @@ int part_acquire_again(struct part *pt)
 int replica_bring_some(struct replica *rep, unsigned a, unsigned b, const uint64_t *pages)
 {
 	struct part pt = { .rep = rep, .ch = rep->chunk, .a = a, .b = b, .end = b }, *at = &pt;
-	struct window w = { .at = &at, .n = 1 };
+	struct window w = { .at = &at, .n = 1, .quiet = true };
 
 	memcpy(pt.todo, pages, sizeof(pt.todo));
 	pt.n_todo = w.n_todo = w.n_locked = bits_count(pages, GAIA_CHUNK_PAGES / 64);

@@ -30,6 +30,7 @@ static int devices_init(struct cache *c, const struct cache_config *config)
 		dev->index = i;
 		dev->each_percent = config->device_percent ? config->device_percent : CACHE_DEVICE_PERCENT;
 		TAILQ_INIT(&dev->idle);
+		TAILQ_INIT(&dev->unused);
 		TAILQ_INIT(&dev->idle_ready);
 		TAILQ_INIT(&dev->busy);
 		pthread_mutex_init(&dev->reserve, NULL);

@@ -94,7 +94,7 @@ static int fill_begin(struct fill *fl, bool at_once, bool in_order)
 	return 0;
 }
 
-static int fill_end(struct fill *fl)
+static int fill_end(struct fill *fl, bool quiet)
 {
 	struct chunk *ch = fl->ch;
 	struct frames *fr = &ch->file->cache->frames;
@@ -103,7 +103,8 @@ static int fill_end(struct fill *fl)
 
 	if (got < 0) {
 		count(CTR_storage_errors, 1);
-		log_error("%s: reading at %llu: %s", cfile_name(ch->file, name), (unsigned long long)page_offset(ch, fl->a), strerror((int)-got));
+		if (!quiet)
+			log_error("%s: reading at %llu: %s", cfile_name(ch->file, name), (unsigned long long)page_offset(ch, fl->a), strerror((int)-got));
 		return (int)got;
 	}
 	count(CTR_storage_reads, fl->n_read);
@@ -177,6 +178,17 @@ static void fill_done(struct fill *fl, int err)
 	free(fl);
 }
 
+/* Take frames that nobody has. -ENOBUFS: there are not so many. */
+static int free_frames(struct frames *fr, unsigned n, frame_t *out)
+{
+	unsigned got = frames_take(fr, n, out, false);
+
+	if (got == n)
+		return 0;
+	frames_give(fr, out, got);
+	return -ENOBUFS;
+}
+
 /* Begin to bring the absent pages [a, a + n) home. @at_once: they are all there is, and are waited for next. */
 static int fills_add(struct fills *fills, struct chunk *ch, unsigned a, unsigned n, bool at_once)
 {
@@ -184,7 +196,7 @@ static int fills_add(struct fills *fills, struct chunk *ch, unsigned a, unsigned
 	struct replica *rep;
 	int err;
 
-	err = frame_alloc(ch->file->cache, n, fl->frame);
+	err = fills->quiet ? free_frames(&ch->file->cache->frames, n, fl->frame) : frame_alloc(ch->file->cache, n, fl->frame);
 	if (err) {
 		free(fl);
 		return err;
@@ -236,7 +248,7 @@ int home_fill_end(struct fills *fills)
 		STAILQ_REMOVE_HEAD(&fills->list, link);
 		c = fl->ch->file->cache;
 		n_read += fl->n_read;
-		err = fill_end(fl);
+		err = fill_end(fl, fills->quiet);
 		fill_done(fl, err);
 		first = first ? first : err;
 	}

@@ -223,6 +223,7 @@ struct cfile {
 	bool complained;      /* it was logged that writeback fails, since it last worked */
 	uint64_t failed_ns;   /* when it last failed */
 	TAILQ_HEAD(, sync) syncs;  /* under way, in order */
+	TAILQ_HEAD(, readahead) gave_way; /* to who has range exclusively, or waits for it */
 	pthread_cond_t sync_ended; /* one of them has ended */
 	uint64_t syncs_begun;	   /* ever */
 	/* The time that the store's file must have when everything dirty has been stored. */
@@ -304,9 +305,10 @@ struct replica {
 	bool evicting;	/* the only pin is the evictor's, and nobody may add one; set under dev->reserve, too */
 	bool failed;	/* the promise was not kept; the replica ends with the last pin */
 	uint64_t stuck;	/* dev->n_stuck when it could not be evicted */
-	uint64_t idled;	/* dev->n_idled when it came to the end of its list; 0: it was read ahead */
-	struct readahead *ahead; /* it was made to read ahead, and nobody has pinned it since: it is among the first in dev->idle */
-	TAILQ_ENTRY(replica) link; /* in dev->busy iff pins > 0, else in dev->idle_ready iff n_ready > 0, else in dev->idle; if failed in none */
+	uint64_t idled;	/* dev->n_idled when it came to the end of its list; 0: it was put at the head */
+	unsigned filling; /* workers that read pages of it ahead now, and have these locked */
+	struct readahead *ahead; /* it was made to read ahead, and nobody has pinned it since */
+	TAILQ_ENTRY(replica) link; /* in dev->busy iff pins > 0, else in dev->idle_ready iff n_ready > 0, else in dev->unused iff ahead, else in dev->idle; if failed in none */
 };
 
 /* chunk->lock is held. */
@@ -413,15 +415,18 @@ struct cache_device {
 	uint64_t n_left; /* how often replicas have gone, or should have been evicted and stayed */
 	uint64_t n_stuck; /* of these, how often one stayed */
 	pthread_cond_t changed; /* n_left has changed, or a promise was kept or broken */
-	struct device_user *users; /* hash by uid: users who pin something, except the owners of the mount */
+	struct device_user *users; /* hash by uid: users who pin something, except the owners of the mount; and for whom something was read ahead */
 	uint64_t user_chunks;	   /* that any of them pins */
-	uint64_t user_ahead;	   /* that were read ahead for them, and not used */
+	uint64_t user_ahead;	   /* that were read ahead for them, except the owners, and not used */
 	struct keeping *keeping; /* hash: the processes that keep memory of it, see stranded.c */
 	uint64_t n_stranded; /* chunks that they keep */
 	uint64_t n_given_up; /* how often one of them was found to have ended */
-	/* Replicas that nobody pins, the longest unused first: idle_ready has those that are ready for some grant, and so may be held at any moment. */
-	TAILQ_HEAD(, replica) idle, idle_ready;
-	uint64_t n_idle_ready, n_idled; /* how many; how often one came to the end of either list */
+	/*
+	 * Replicas that nobody pins, the longest unused first: idle_ready has those that are ready for some grant, and so may be held at any
+	 * moment; unused those that were made to read ahead, and that nobody has pinned since.
+	 */
+	TAILQ_HEAD(replica_queue, replica) idle, idle_ready, unused;
+	uint64_t n_idle_ready, n_idled; /* how many; how often one came to the end of any of these lists */
 	TAILQ_HEAD(, replica) busy;
 	_Atomic uint64_t read_ns; /* a page, moving average (relaxed); 0: not known */
 	atomic_bool gone;	/* for good: an operation said so (-ENODEV) */
@@ -488,6 +493,7 @@ void cfile_use(struct cfile *f);
 void cfile_unuse(struct cfile *f);
 /* Take file->range to remove contents: those who have it shared for long let this thread have its turn. */
 void range_lock_exclusively(struct cfile *f);
+void range_unlock_exclusively(struct cfile *f);
 /* Drop what is cached of files that nothing holds and nobody knows. For the flusher. */
 void idle_files_reap(struct cache *c);
 /* The file's path, for messages: without bytes that would spoil a line of text. No lock is held. */
@@ -660,6 +666,7 @@ struct fills {
 	bool ahead;		  /* reads are begun before they are needed */
 	bool in_order;		  /* reads continue what lies before them in the file */
 	bool more;		  /* more are begun before any is waited for */
+	bool quiet;		  /* nobody has asked for it: what fails is counted, and not logged; and home evicts nothing (-ENOBUFS: it is full) */
 };
 #define FILLS(name, ahead_) { .list = STAILQ_HEAD_INITIALIZER((name).list), .ahead = (ahead_) }
 int home_fill_begin(struct fills *fills, struct chunk *ch, unsigned a, unsigned b);
@@ -796,7 +803,7 @@ void mapping_unhold(struct mapping *m, uint64_t a, uint64_t b, bool write, bool 
 
 /* Bring pages [a, b) of the replica's, which are locked, up to date as an acquire to read does. file->range held. */
 int replica_bring(struct replica *rep, unsigned a, unsigned b);
-/* The same for those of them that are in @pages, which are all to be sent; the others need not be locked. */
+/* The same for those of them that are in @pages, which are all to be sent; the others need not be locked. See fills.quiet. */
 int replica_bring_some(struct replica *rep, unsigned a, unsigned b, const uint64_t *pages);
 
 /* ---- readahead.c: what is brought to a device before it is acquired ---- */
@@ -806,23 +813,29 @@ struct readahead;
 /* The workers. */
 int readahead_start(struct cache *c);
 void readahead_stop(struct cache *c);
-/* A mapping begins: -ENOMEM. It ends: nothing is brought for it from now on. No lock is held. */
+/* A mapping begins: -ENOMEM. It is about to end: no piece is begun from now on. It ends: none is at work. No lock is held. */
 int readahead_begin(struct mapping *m, struct cache *c, struct cache_user user);
+void readahead_cease(struct mapping *m);
 void readahead_end(struct mapping *m);
+/* The file's range is not held exclusively any more: what gave way goes on. No lock is held. */
+void readahead_wake(struct cfile *f);
 /* Bring the pages of @span, which lies in the mapping, when there is time, as far as there is room. */
 void readahead_will_need(struct mapping *m, struct page_span span);
 /* An acquire of @span has succeeded. No lock is held. */
 void readahead_acquired(struct mapping *m, struct page_span span);
 /* GAIA_ADVISE_NORMAL, RANDOM or SEQUENTIAL. -EAGAIN: too many ranges of the mapping have advice of their own. */
 int readahead_advise(struct mapping *m, struct page_span span, unsigned how);
-/* Bring nothing of @span any more. */
+/* Bring nothing of @span any more; when it returns nothing of it is at work. [W] */
 void readahead_cancel(struct mapping *m, struct page_span span);
 /* dev->lock held. A replica was made for it; it is pinned (@used), or goes; its user may have one more. */
 void readahead_made(struct readahead *ra, struct replica *rep);
 void readahead_ended(struct replica *rep, bool used);
 bool readahead_has_room(const struct readahead *ra, const struct cache_device *dev);
-/* The same. Whether the replica, which was made to read ahead, is among what @ra is to bring, or has just brought. */
-bool readahead_is_needed(struct readahead *ra, const struct replica *rep);
+/*
+ * The same. Whether what @ra is to bring may take the place of this replica, which is unused: not if it is to bring that, too, nor if another has
+ * brought it who has no more such replicas (by one at least, or they would take turns).
+ */
+bool readahead_may_replace(struct readahead *ra, const struct replica *rep);
 /* Pages [a, b) are being acquired; or the replica goes: count those that were read ahead. chunk->lock is held. */
 void readahead_count(struct replica *rep, unsigned a, unsigned b);
 void readahead_dropped(struct replica *rep);
@@ -912,6 +925,7 @@ uint64_t user_limit(const struct cache_device *dev);
 bool user_may_ahead(const struct cache_device *dev, const struct cache_user *user);
 void user_ahead_more(struct cache_device *dev, const struct cache_user *user);
 void user_ahead_less(struct cache_device *dev, const struct cache_user *user);
+uint64_t user_ahead(const struct cache_device *dev, const struct cache_user *user);
 /* dev->lock held. Once more, or less, of the chunk whose list it is. */
 void user_pin_more(struct cache_device *dev, struct pinner **pinners, uid_t uid);
 void user_pin_less(struct cache_device *dev, struct pinner **pinners, uid_t uid);
@@ -962,15 +976,19 @@ int replicas_pin(struct mapping *m, const uint64_t *index, uint64_t n, struct re
  */
 uint64_t replicas_pin_again(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out);
 /*
- * For readahead.c. The replica of the chunk that the mapping uses, if it has memory that can be filled and is not leaving; it stays while
- * one of its pages is locked. chunk->lock is held. NULL and *@err -ENOENT: there is none; 0: it is to be left alone.
+ * For readahead.c. The replica of the chunk that the mapping uses, if it has memory that can be filled and is not leaving: it is known as being
+ * filled until replica_filled(), and stays while one of its pages is locked. NULL: none can be filled; *@there: there is one.
+ * chunk->lock is held.
  */
-struct replica *replica_to_fill(struct mapping *m, struct chunk *ch, int *err);
+struct replica *replica_to_fill(struct mapping *m, struct chunk *ch, bool *there);
+void replica_filled(struct replica *rep);
 /*
  * Make that replica, of which nothing is current: in memory that is free, or in place of another that was read ahead and not used. No lock is
- * held. -ENOMEM: there is no room. 0 also if there is one by now.
+ * held. -ENOMEM: there is no room; -EMFILE: other readers have too many of the chunk. 0 also if there is one by now.
  */
 int replica_make_ahead(struct mapping *m, uint64_t index);
+/* Free it, if nothing was brought into it, and that needs no waiting. No lock is held. */
+void replica_drop_empty(struct mapping *m, uint64_t index);
 /* dev->reserve held, or it is pinned by right, and stays so. False: it leaves. */
 bool replica_pin(struct replica *rep);
 void replica_unpin(struct replica *rep);

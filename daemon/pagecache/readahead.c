@@ -5,22 +5,25 @@
  * A mapping's requests are ranges of pages. A worker takes them piece by piece, a part of one chunk each. It does only what costs nobody
  * anything, and gives up what it cannot have at once:
  *  - It takes file->range and page locks by trying, and only pages that nobody of the device holds and that are to be copied from home, the
- *    store or another device: nothing is fetched that others released, nothing merged.
+ *    store or another device: nothing is fetched that others released, nothing merged. Pages that the store has to be read for are locked by
+ *    themselves, so that nobody waits for that who wants others.
+ *  - It evicts nothing from home: it reads the store into free frames only, and if few are free, these are free again when they were copied.
  *  - It pins nothing: the locks of the pages keep the replica meanwhile (3). So who decides whether an acquire fits is not misled.
- *  - Replicas are made in free memory only, or in place of what was read ahead and not used (replica_make_ahead()). They are the first
- *    to be evicted, until an acquire has pinned them. No client has them, so none is asked for them.
+ *  - Replicas are made in free memory only, or in place of what was read ahead and not used (replica_make_ahead()): by who is not to bring that
+ *    himself, and of others only as long as they have more of it. They are the first to be evicted, until an acquire has pinned them. No
+ *    client has them, so none is asked for them. One into which nothing could be brought goes again.
  *  - It is handed to nobody. What an acquire would find stale is stale after it, or equal to what the acquire would have brought.
  *  - The workers are its own, so that nobody waits for them; each user has a part of these.
- * It ends after the piece at work: when the mapping ends, and for a moment when somebody waits to truncate the file. Its errors are counted, and
- * told to nobody: the acquire finds the same error, if it is one.
+ * It ends after the piece at work: when the mapping ends, and, until they have done so, when somebody waits to truncate the file. Its errors are
+ * counted, and told to nobody: the acquire finds the same error, if it is one.
  *
  * Files that CPU programs may write past the cache are left alone: what would be read ahead is read again by the acquire, to compare.
  *
  * Streams. A mapping remembers its last few acquires. One that begins in, or where, an earlier one ended and goes further makes a stream; so does the
  * third of equal length at equal distances. An acquire that continues a stream has the next ranges requested: as many pages as the stream's
  * window. That begins as long as an acquire (WINDOW_LEAST at least), doubles each time that the stream goes on, up to WINDOW_MOST, and is halved when
- * something of the mapping's was evicted unused, or found no room. Advice says for each range what is done: nothing (GAIA_RANDOM), this, or the
- * largest window from the first acquire on (GAIA_SEQUENTIAL).
+ * something of the mapping's was evicted unused, or found no room. Advice says for each range what is done: nothing (GAIA_RANDOM; windows end
+ * where it begins), this, or the largest window from the first acquire on (GAIA_SEQUENTIAL).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -36,7 +39,7 @@
 #define THREADS_USERS 6u
 #define THREADS_EACH 2u
 
-/* All threads together may have this part of home under way. */
+/* All threads together may have this part of home under way. If less is free, what they read does not stay there. */
 #define HOME_SHARE 8u
 #define PIECE_LEAST 32u
 
@@ -81,15 +84,22 @@ struct readahead {
 
 	atomic_uint refs;
 
-	pthread_mutex_t lock; /* a leaf, inside cache_device.lock */
+	/* file->lock. */
+	bool gave_way; /* its job waits in file->gave_way */
+	TAILQ_ENTRY(readahead) link;
+
+	uint64_t n_unused; /* replicas that were made for it and not used; cache_device.lock */
+
+	pthread_mutex_t lock; /* a leaf, inside cfile.lock and cache_device.lock */
 	pthread_cond_t paused;
 	/* lock. */
-	bool queued;  /* a job is in the pool, or at work */
-	bool at_work; /* with the mapping */
+	bool queued;	  /* a job is in the pool, at work, or in file->gave_way */
+	unsigned at_work; /* with the mapping: jobs, of which one may have ended but for this */
 	bool ended;
 	struct request request[REQUESTS]; /* in the order of their turns */
 	unsigned n_requests;
-	struct page_span present; /* all of the one at work, which may have no more pieces */
+	struct page_span piece;	  /* at work; empty: none is */
+	struct page_span present; /* all of the request at work, which may have no more pieces */
 	uint64_t last_id;
 	struct stream stream[STREAMS];
 	struct page_span history[HISTORY]; /* acquires that belong to no stream */
@@ -120,6 +130,7 @@ static void ra_put(struct readahead *ra)
 void readahead_made(struct readahead *ra, struct replica *rep)
 {
 	rep->ahead = ra_get(ra);
+	ra->n_unused++;
 	user_ahead_more(rep->dev, &ra->user);
 }
 
@@ -132,6 +143,7 @@ void readahead_ended(struct replica *rep, bool used)
 	if (!used)
 		atomic_fetch_add(&ra->n_lost, 1);
 	rep->ahead = NULL;
+	ra->n_unused--;
 	user_ahead_less(rep->dev, &ra->user);
 	ra_put(ra);
 }
@@ -207,11 +219,31 @@ static bool is_asked_for(struct readahead *ra, uint64_t index)
 	return asked;
 }
 
-bool readahead_is_needed(struct readahead *ra, const struct replica *rep)
+/* Whether @other has so much more read ahead and not used that it is still no less after one of these has become @ra's. */
+static bool has_more(const struct readahead *other, const struct readahead *ra, const struct cache_device *dev)
+{
+	if (other->user.uid == ra->user.uid)
+		return other->n_unused > ra->n_unused + 1;
+	return user_ahead(dev, &other->user) > user_ahead(dev, &ra->user) + 1;
+}
+
+static bool has_ended(struct readahead *ra)
+{
+	bool ended;
+
+	pthread_mutex_lock(&ra->lock);
+	ended = ra->ended;
+	pthread_mutex_unlock(&ra->lock);
+	return ended;
+}
+
+bool readahead_may_replace(struct readahead *ra, const struct replica *rep)
 {
 	const struct mapping *m = ra->mapping;
 
-	return rep->chunk->file == m->file && rep->only == m->readers && is_asked_for(ra, rep->chunk->index);
+	if (rep->chunk->file == m->file && rep->only == m->readers && is_asked_for(ra, rep->chunk->index))
+		return false;
+	return rep->ahead == ra || has_ended(rep->ahead) || has_more(rep->ahead, ra, rep->dev);
 }
 
 /* ---- one piece ---- */
@@ -221,23 +253,23 @@ static unsigned piece_pages(const struct cache *c)
 	return (unsigned)MAX(MIN(c->frames.budget / HOME_SHARE / THREADS, (uint64_t)GAIA_CHUNK_PAGES), (uint64_t)PIECE_LEAST);
 }
 
-/* Whether home can take pages without storing what others wrote, and without going beyond its budget. */
-static bool home_has_room(struct cache *c)
+/* How many pages home can take without storing or evicting anything. */
+static uint64_t home_room(struct cache *c)
 {
-	uint64_t stay = atomic_load(&c->n_dirty) + atomic_load(&c->n_kept);
+	uint64_t stay = atomic_load(&c->n_dirty) + atomic_load(&c->n_kept), used = atomic_load(&c->frames.used);
 
-	return atomic_load(&c->frames.used) <= c->frames.budget && stay <= c->frames.budget / 2;
+	return used < c->frames.budget && stay <= c->frames.budget / 2 ? c->frames.budget - used : 0;
 }
 
 /*
- * Lock those of pages [a, b) that are to be copied to the replica, and that nobody of the device holds or has locked: a bit each. How many; 0 also if
- * home has no room for them. chunk->lock is held.
+ * Lock those of pages [a, b) that are to be copied to the replica, and that nobody of the device holds or has locked: a bit each. How many. Only
+ * those that home has, or (@absent) only those that it lacks, as many as there is room for. chunk->lock is held.
  */
-static unsigned pages_take(struct replica *rep, unsigned a, unsigned b, uint64_t *pages)
+static unsigned pages_take(struct readahead *ra, struct replica *rep, unsigned a, unsigned b, bool absent, uint64_t *pages)
 {
 	struct chunk *ch = rep->chunk;
 	uint64_t stale[GAIA_CHUNK_PAGES / 64] = { 0 }, held[GAIA_CHUNK_PAGES / 64] = { 0 };
-	bool room = home_has_room(ch->file->cache);
+	uint64_t most = absent ? home_room(ch->file->cache) : GAIA_CHUNK_PAGES;
 	unsigned n = 0;
 
 	replica_not_current(rep, a, b, false, stale);
@@ -246,8 +278,13 @@ static unsigned pages_take(struct replica *rep, unsigned a, unsigned b, uint64_t
 	chunk_unready(ch);
 	replica_held(rep, a, b, held);
 	for (unsigned i = a; (i = bits_first(stale, i, b)) < b; i++) {
-		if (bit_test(held, i) || page_limit(ch, i) == 0 || (!room && !page_present(ch, i)) ||
-		    replica_step(rep, i, false) != TRACK_SEND || !page_trylock(ch, i))
+		if (bit_test(held, i) || page_limit(ch, i) == 0 || page_present(ch, i) == absent || replica_step(rep, i, false) != TRACK_SEND)
+			continue;
+		if (n == most) {
+			atomic_fetch_add(&ra->n_lost, 1);
+			break;
+		}
+		if (!page_trylock(ch, i))
 			continue;
 		bit_set(pages, i);
 		n++;
@@ -255,18 +292,33 @@ static unsigned pages_take(struct replica *rep, unsigned a, unsigned b, uint64_t
 	return n;
 }
 
-/* The pages have been brought, or not: note it, and unlock them. */
-static void pages_give(struct replica *rep, unsigned a, unsigned b, const uint64_t *pages)
+/*
+ * Home lacked page i: it need not keep it. Of files that others may write home's bytes are what the replica is compared with. The page is locked;
+ * chunk->lock is held.
+ */
+static void home_lacks_again(struct chunk *ch, unsigned i)
+{
+	if (page_present(ch, i) && !page_dirty(ch, i) && !cfile_is_passthrough(ch->file))
+		page_drop(ch, i);
+}
+
+/* The pages have been brought, or not: note it, and unlock them. @absent: home lacked them. */
+static void pages_give(struct replica *rep, unsigned a, unsigned b, bool absent, const uint64_t *pages)
 {
 	struct chunk *ch = rep->chunk;
+	struct cache *c = ch->file->cache;
+	bool drop = absent && home_room(c) < c->frames.budget / HOME_SHARE;
 	unsigned n = 0, j;
 
 	pthread_mutex_lock(&ch->lock);
+	replica_filled(rep);
 	for (unsigned i = a; (i = bits_first(pages, i, b)) < b; i = j) {
 		for (j = i; j < b && bit_test(pages, j); j++)
 			;
 		replica_acquired(rep, i, j);
 		for (unsigned k = i; k < j; k++) {
+			if (drop)
+				home_lacks_again(ch, k);
 			if (!replica_is_current(rep, k, k + 1, false))
 				continue;
 			note_brought(rep, k);
@@ -277,71 +329,112 @@ static void pages_give(struct replica *rep, unsigned a, unsigned b, const uint64
 	pthread_mutex_unlock(&ch->lock);
 	if (n > 0)
 		count(CTR_readahead, n);
+	chunk_account(ch);
+	if (drop)
+		chunk_unlist(ch);
 }
 
-/* Bring pages [a, b) of the chunk, as far as they are to be had. -ENOENT: it has no replica. file->range is held. */
-static int chunk_bring(struct mapping *m, struct chunk *ch, unsigned a, unsigned b)
+/* Bring those of pages [a, b) of the chunk that home has, or lacks, as far as they are to be had. -ENOENT: it has no replica. file->range is held. */
+static int chunk_bring(struct mapping *m, struct chunk *ch, unsigned a, unsigned b, bool absent)
 {
 	uint64_t pages[GAIA_CHUNK_PAGES / 64] = { 0 };
 	struct replica *rep;
 	unsigned n = 0;
-	int err = 0;
+	bool there;
+	int err;
 
 	pthread_mutex_lock(&ch->lock);
-	rep = replica_to_fill(m, ch, &err);
+	rep = replica_to_fill(m, ch, &there);
 	if (rep)
-		n = pages_take(rep, a, b, pages);
+		n = pages_take(m->readahead, rep, a, b, absent, pages);
+	/* Once no page of it is locked it may go. */
+	if (rep && n == 0)
+		replica_filled(rep);
 	pthread_mutex_unlock(&ch->lock);
 	if (n == 0)
-		return err;
+		return there ? 0 : -ENOENT;
 	(void)fault_point("readahead.bring");
 	err = replica_bring_some(rep, a, b, pages);
-	pages_give(rep, a, b, pages);
-	chunk_account(ch);
-	return err;
+	pages_give(rep, a, b, absent, pages);
+	if (err == -ENOBUFS)
+		atomic_fetch_add(&m->readahead->n_lost, 1);
+	return err == -ENOBUFS ? 0 : err;
 }
 
 static int bring_once(struct mapping *m, struct page_span piece)
 {
 	uint64_t index = piece.a / GAIA_CHUNK_PAGES, start = index * GAIA_CHUNK_PAGES;
+	unsigned a = (unsigned)(piece.a - start), b = (unsigned)(piece.b - start);
 	struct chunk *ch = chunk_get(m->file, index, false);
 	int err = -ENOENT;
 
 	if (!ch)
 		return err;
-	err = chunk_bring(m, ch, (unsigned)(piece.a - start), (unsigned)(piece.b - start));
+	err = chunk_bring(m, ch, a, b, false);
+	if (!err)
+		err = chunk_bring(m, ch, a, b, true);
 	chunk_put(ch);
 	return err;
 }
 
-/* 0 also if it was left alone; OVER or an error: so is the rest of the request. */
-#define OVER 1
+/* Whether something of the chunk could be brought: home or a device has some, or home has room. */
+static bool may_bring(struct mapping *m, uint64_t index)
+{
+	struct chunk *ch;
+	bool may = home_room(m->file->cache) > 0;
+
+	if (may)
+		return true;
+	atomic_fetch_add(&m->readahead->n_lost, 1);
+	ch = chunk_get(m->file, index, false);
+	if (!ch)
+		return false;
+	pthread_mutex_lock(&ch->lock);
+	may = ch->n_frames > 0;
+	pthread_mutex_unlock(&ch->lock);
+	chunk_put(ch);
+	return may;
+}
+
+/* Who waits to truncate the file, and all who wait behind, go first. */
+static bool range_try(struct cfile *f)
+{
+	return atomic_load(&f->range_waiters) == 0 && !pthread_rwlock_tryrdlock(&f->range);
+}
+
+/* 0 also if it was left alone; OVER or an error: so is the rest of the request. GAVE_WAY: it is to be tried again, when range is free. */
+enum { OVER = 1, GAVE_WAY };
 static int bring(struct readahead *ra, struct page_span piece)
 {
 	struct mapping *m = ra->mapping;
 	struct cfile *f = m->file;
+	uint64_t index = piece.a / GAIA_CHUNK_PAGES;
 	int err;
 
 	if (atomic_load(&m->dev->gone) || passthrough_compares(f) || piece.a >= (cfile_size(f) + GAIA_PAGE - 1) / GAIA_PAGE)
 		return OVER;
-	/* Who waits to truncate the file, and all who wait behind, go first. */
-	if (atomic_load(&f->range_waiters) > 0 || pthread_rwlock_tryrdlock(&f->range))
-		return 0;
+	if (!range_try(f))
+		return GAVE_WAY;
 	err = bring_once(m, piece);
 	pthread_rwlock_unlock(&f->range);
 	if (err != -ENOENT)
 		return err;
-	err = replica_make_ahead(m, piece.a / GAIA_CHUNK_PAGES);
-	if (err || atomic_load(&f->range_waiters) > 0 || pthread_rwlock_tryrdlock(&f->range))
+	if (!may_bring(m, index))
+		return 0;
+	err = replica_make_ahead(m, index);
+	if (err)
 		return err;
+	if (!range_try(f))
+		return GAVE_WAY;
 	err = bring_once(m, piece);
 	pthread_rwlock_unlock(&f->range);
+	replica_drop_empty(m, index);
 	return err == -ENOENT ? 0 : err;
 }
 
 /* ---- requests ---- */
 
-/* The lock is held in the next three. */
+/* The lock is held in the next ones. */
 static void request_remove(struct readahead *ra, unsigned k)
 {
 	ra->n_requests--;
@@ -357,34 +450,68 @@ static void request_drop(struct readahead *ra, uint64_t id)
 		}
 }
 
-/* The first request's next piece: it comes last then, if there is more of it. */
-static uint64_t next_piece(struct readahead *ra, struct page_span *piece)
+/* Pages of one range of a request, from the present one on. */
+static struct page_span nth_range(const struct request *rq, uint64_t n)
 {
-	struct request rq = ra->request[0];
-	uint64_t end = ROUND_DOWN(rq.rest.a, GAIA_CHUNK_PAGES) + GAIA_CHUNK_PAGES;
+	uint64_t b = rq->rest.b + n * (uint64_t)rq->stride;
 
-	*piece = (struct page_span){ rq.rest.a, MIN(MIN(rq.rest.b, end), rq.rest.a + piece_pages(ra->cache)) };
-	ra->present = rq.all;
-	rq.rest.a = piece->b;
-	if (rq.rest.a == rq.rest.b && rq.more > 0) {
-		rq.rest.b += (uint64_t)rq.stride;
-		rq.rest.a = rq.rest.b - rq.length;
-		rq.more--;
-	}
-	request_remove(ra, 0);
-	if (rq.rest.a < rq.rest.b)
-		ra->request[ra->n_requests++] = rq;
-	return rq.id;
+	return n == 0 ? rq->rest : (struct page_span){ b - rq->length, b };
 }
 
-static void work(struct readahead *ra)
+/* Make range n the present one, with @more to come. */
+static void request_from(struct request *rq, uint64_t n, uint64_t more)
 {
-	struct page_span piece;
-	uint64_t id;
-	int err;
+	struct page_span last;
 
-	for (unsigned k = 0; k < PIECES && ra->n_requests > 0 && !ra->ended; k++) {
-		id = next_piece(ra, &piece);
+	rq->rest = nth_range(rq, n);
+	rq->more = more;
+	last = nth_range(rq, more);
+	rq->all = (struct page_span){ MIN(rq->rest.a, last.a), MAX(rq->rest.b, last.b) };
+}
+
+/* The first request's next piece. */
+static uint64_t next_piece(struct readahead *ra)
+{
+	struct request *rq = &ra->request[0];
+	uint64_t end = ROUND_DOWN(rq->rest.a, GAIA_CHUNK_PAGES) + GAIA_CHUNK_PAGES;
+
+	ra->piece = (struct page_span){ rq->rest.a, MIN(MIN(rq->rest.b, end), rq->rest.a + piece_pages(ra->cache)) };
+	ra->present = rq->all;
+	return rq->id;
+}
+
+/* It was brought: the request, if it is still there, has its next turn after the others. */
+static void piece_done(struct readahead *ra, uint64_t id, struct page_span piece)
+{
+	struct request rq;
+	unsigned k = 0;
+
+	while (k < ra->n_requests && !(ra->request[k].id == id && ra->request[k].rest.a == piece.a))
+		k++;
+	if (k == ra->n_requests)
+		return;
+	rq = ra->request[k];
+	request_remove(ra, k);
+	rq.rest.a = MIN(piece.b, rq.rest.b);
+	if (rq.rest.a == rq.rest.b && rq.more > 0) {
+		rq.rest = nth_range(&rq, 1);
+		rq.more--;
+	}
+	if (rq.rest.a < rq.rest.b)
+		ra->request[ra->n_requests++] = rq;
+}
+
+/* Whether it gave way. */
+static bool work(struct readahead *ra)
+{
+	uint64_t id;
+	int err = 0;
+
+	for (unsigned k = 0; k < PIECES && ra->n_requests > 0 && !ra->ended && err != GAVE_WAY; k++) {
+		struct page_span piece;
+
+		id = next_piece(ra);
+		piece = ra->piece;
 		pthread_mutex_unlock(&ra->lock);
 		pthread_rwlock_rdlock(&ra->cache->round);
 		err = bring(ra, piece);
@@ -394,39 +521,98 @@ static void work(struct readahead *ra)
 		if (err == -ENOMEM)
 			atomic_fetch_add(&ra->n_lost, 1);
 		pthread_mutex_lock(&ra->lock);
-		if (err)
+		ra->piece = (struct page_span){ 0, 0 };
+		pthread_cond_broadcast(&ra->paused);
+		if (err == 0)
+			piece_done(ra, id, piece);
+		else if (err != GAVE_WAY)
 			request_drop(ra, id);
+	}
+	return err == GAVE_WAY;
+}
+
+static void run(void *arg);
+
+static void submit(struct readahead *ra)
+{
+	pool_submit_for(ra->cache->readahead, ra->user.uid, ra->user.owner, run, ra);
+}
+
+void readahead_wake(struct cfile *f)
+{
+	TAILQ_HEAD(, readahead) woken = TAILQ_HEAD_INITIALIZER(woken);
+	struct readahead *ra;
+
+	pthread_mutex_lock(&f->lock);
+	while ((ra = TAILQ_FIRST(&f->gave_way))) {
+		TAILQ_REMOVE(&f->gave_way, ra, link);
+		ra->gave_way = false;
+		TAILQ_INSERT_TAIL(&woken, ra, link);
+	}
+	pthread_mutex_unlock(&f->lock);
+	/* As soon as it is submitted it may give way again. */
+	while ((ra = TAILQ_FIRST(&woken))) {
+		TAILQ_REMOVE(&woken, ra, link);
+		submit(ra);
 	}
 }
 
-static void run(void *arg)
+/* The job waits until range is not held exclusively any more. */
+static void give_way(struct readahead *ra)
 {
-	struct readahead *ra = arg;
-	struct cache *c = ra->cache;
-	bool more;
+	struct cfile *f = ra->mapping->file;
 
-	(void)fault_point("readahead.begin");
-	pthread_mutex_lock(&ra->lock);
-	ra->at_work = true;
-	work(ra);
-	ra->at_work = false;
-	more = ra->n_requests > 0 && !ra->ended;
-	ra->queued = more;
-	pthread_cond_broadcast(&ra->paused);
-	pthread_mutex_unlock(&ra->lock);
-	if (more) {
-		pool_submit_for(c->readahead, ra->user.uid, ra->user.owner, run, ra);
-		return;
+	pthread_mutex_lock(&f->lock);
+	ra->gave_way = true;
+	TAILQ_INSERT_TAIL(&f->gave_way, ra, link);
+	pthread_mutex_unlock(&f->lock);
+	/* Whoever had it, or waited for it, may have been done before that. */
+	if (range_try(f)) {
+		pthread_rwlock_unlock(&f->range);
+		readahead_wake(f);
 	}
+}
+
+/* The job ends. */
+static void job_end(struct readahead *ra)
+{
+	struct cache *c = ra->cache;
+
 	ra_put(ra);
 	atomic_fetch_sub(&c->n_readahead, 1);
 }
 
+static void run(void *arg)
+{
+	struct readahead *ra = ra_get(arg);
+	bool more, waits;
+
+	(void)fault_point("readahead.begin");
+	pthread_mutex_lock(&ra->lock);
+	ra->at_work++;
+	waits = work(ra);
+	more = ra->n_requests > 0 && !ra->ended;
+	waits &= more;
+	ra->queued = more;
+	if (waits) {
+		pthread_mutex_unlock(&ra->lock);
+		give_way(ra);
+		pthread_mutex_lock(&ra->lock);
+	}
+	ra->at_work--;
+	pthread_cond_broadcast(&ra->paused);
+	pthread_mutex_unlock(&ra->lock);
+	if (more && !waits)
+		submit(ra);
+	else if (!more)
+		job_end(ra);
+	ra_put(ra);
+}
+
 static void ask(struct readahead *ra, struct request rq)
 {
-	struct cache *c = ra->cache;
 	struct request *last;
-	bool submit = false;
+	bool begin = false;
 
 	pthread_mutex_lock(&ra->lock);
 	last = ra->n_requests > 0 ? &ra->request[ra->n_requests - 1] : NULL;
@@ -435,16 +621,16 @@ static void ask(struct readahead *ra, struct request rq)
 	} else if (ra->n_requests < REQUESTS) {
 		rq.id = ++ra->last_id;
 		ra->request[ra->n_requests++] = rq;
-		submit = !ra->queued;
+		begin = !ra->queued;
 	}
-	if (submit) {
+	if (begin) {
 		ra->queued = true;
 		ra_get(ra);
-		atomic_fetch_add(&c->n_readahead, 1);
+		atomic_fetch_add(&ra->cache->n_readahead, 1);
 	}
 	pthread_mutex_unlock(&ra->lock);
-	if (submit)
-		pool_submit_for(c->readahead, ra->user.uid, ra->user.owner, run, ra);
+	if (begin)
+		submit(ra);
 }
 
 /* ---- streams. The lock is held, unless stated otherwise ---- */
@@ -541,7 +727,30 @@ static void stream_goes_on(struct readahead *ra, struct stream *s, struct page_s
 		s->ahead = 0;
 }
 
-/* Cut @rq to the mapping. False: nothing of it is left. */
+/* End @rq where it comes to pages that are used at random. False: nothing of it is left. */
+static bool request_avoid(const struct readahead *ra, struct request *rq)
+{
+	for (unsigned k = 0; k < ra->n_advice; k++) {
+		struct page_span span = ra->advice[k].span;
+		uint64_t n = 0;
+
+		if (ra->advice[k].how != GAIA_ADVISE_RANDOM)
+			continue;
+		while (n <= rq->more && !meet(nth_range(rq, n), span))
+			n++;
+		if (n > rq->more)
+			continue;
+		if (n == 0 && (rq->more > 0 || rq->rest.a >= span.a))
+			return false;
+		if (n == 0)
+			rq->rest.b = span.a;
+		else
+			rq->more = n - 1;
+	}
+	return true;
+}
+
+/* Cut @rq to the mapping, and as advice says. False: nothing of it is left. */
 static bool request_clip(const struct mapping *m, struct request *rq)
 {
 	uint64_t first = m->off / GAIA_PAGE, end = (m->off + m->len + GAIA_PAGE - 1) / GAIA_PAGE;
@@ -556,11 +765,9 @@ static bool request_clip(const struct mapping *m, struct request *rq)
 		rq->rest.b = MIN(rq->rest.b, end);
 	else if (rq->stride > 0 && rq->rest.b + rq->more * (uint64_t)rq->stride > end)
 		rq->more--;
-	rq->all = rq->rest;
-	if (rq->stride > 0)
-		rq->all.b += rq->more * (uint64_t)rq->stride;
-	else
-		rq->all.a -= rq->more * (uint64_t)-rq->stride;
+	if (!request_avoid(m->readahead, rq))
+		return false;
+	request_from(rq, 0, rq->more);
 	return true;
 }
 
@@ -619,15 +826,51 @@ void readahead_acquired(struct mapping *m, struct page_span span)
 
 /* ---- advice ---- */
 
-/* Drop what was guessed for pages of @span (@all: whatever was requested), and the streams that are there. */
-static void forget(struct readahead *ra, struct page_span span, bool all)
+/* Take the ranges of @rq that meet @span out of it, or, if it is one range, the pages: what is left before, and after; whether there is any. */
+static bool request_split(struct request *rq, struct page_span span, struct request *after, bool *has_after)
 {
-	for (unsigned k = ra->n_requests; k-- > 0;)
-		if ((all || ra->request[k].guess) && meet(ra->request[k].all, span))
+	uint64_t a = 0, b;
+	bool before;
+
+	*after = *rq;
+	if (rq->more == 0) {
+		rq->all = rq->rest = (struct page_span){ rq->rest.a, MIN(rq->rest.b, span.a) };
+		after->all = after->rest = (struct page_span){ MAX(after->rest.a, span.b), after->rest.b };
+		*has_after = after->rest.a < after->rest.b;
+		return rq->rest.a < rq->rest.b;
+	}
+	while (a <= rq->more && !meet(nth_range(rq, a), span))
+		a++;
+	for (b = a; b <= rq->more && meet(nth_range(rq, b), span); b++)
+		;
+	before = a > 0;
+	*has_after = b <= rq->more;
+	if (*has_after)
+		request_from(after, b, rq->more - b);
+	if (before)
+		request_from(rq, 0, a - 1);
+	return before;
+}
+
+/* Ask for no pages of @span any more; @guesses: but for those that the program asked for. */
+static void requests_cut(struct readahead *ra, struct page_span span, bool guesses)
+{
+	for (unsigned k = ra->n_requests; k-- > 0;) {
+		struct request rq = ra->request[k], after;
+		bool before, has_after;
+
+		if ((guesses && !rq.guess) || !meet(rq.all, span))
+			continue;
+		before = request_split(&rq, span, &after, &has_after);
+		if (before || has_after)
+			ra->request[k] = before ? rq : after;
+		else
 			request_remove(ra, k);
-	for (unsigned k = 0; k < STREAMS; k++)
-		if (meet(ra->stream[k].last, span))
-			ra->stream[k] = (struct stream){ .window = 0 };
+		if (before && has_after && ra->n_requests < REQUESTS) {
+			after.id = ++ra->last_id;
+			ra->request[ra->n_requests++] = after;
+		}
+	}
 }
 
 void readahead_will_need(struct mapping *m, struct page_span span)
@@ -637,9 +880,13 @@ void readahead_will_need(struct mapping *m, struct page_span span)
 
 void readahead_cancel(struct mapping *m, struct page_span span)
 {
-	pthread_mutex_lock(&m->readahead->lock);
-	forget(m->readahead, span, true);
-	pthread_mutex_unlock(&m->readahead->lock);
+	struct readahead *ra = m->readahead;
+
+	pthread_mutex_lock(&ra->lock);
+	requests_cut(ra, span, false);
+	while (meet(ra->piece, span))
+		pthread_cond_wait(&ra->paused, &ra->lock);
+	pthread_mutex_unlock(&ra->lock);
 }
 
 /* Add [a, b), if it is not empty, behind what is there already. */
@@ -679,7 +926,10 @@ int readahead_advise(struct mapping *m, struct page_span span, unsigned how)
 		memcpy(ra->advice, now, n * sizeof(now[0]));
 		ra->n_advice = n;
 		if (how == GAIA_ADVISE_RANDOM)
-			forget(ra, span, false);
+			requests_cut(ra, span, true);
+		for (unsigned k = 0; k < STREAMS && how == GAIA_ADVISE_RANDOM; k++)
+			if (meet(ra->stream[k].last, span))
+				ra->stream[k] = (struct stream){ .window = 0 };
 	}
 	pthread_mutex_unlock(&ra->lock);
 	return n <= ADVICES ? 0 : -EAGAIN;
@@ -703,15 +953,39 @@ int readahead_begin(struct mapping *m, struct cache *c, struct cache_user user)
 	return 0;
 }
 
+void readahead_cease(struct mapping *m)
+{
+	pthread_mutex_lock(&m->readahead->lock);
+	m->readahead->ended = true;
+	pthread_mutex_unlock(&m->readahead->lock);
+}
+
+/* A job that waits in file->gave_way ends there. */
+static void end_waiting(struct readahead *ra, struct cfile *f)
+{
+	bool waits;
+
+	pthread_mutex_lock(&f->lock);
+	waits = ra->gave_way;
+	if (waits)
+		TAILQ_REMOVE(&f->gave_way, ra, link);
+	ra->gave_way = false;
+	pthread_mutex_unlock(&f->lock);
+	if (waits)
+		job_end(ra);
+}
+
 void readahead_end(struct mapping *m)
 {
 	struct readahead *ra = m->readahead;
 
+	readahead_cease(m);
 	pthread_mutex_lock(&ra->lock);
-	ra->ended = true;
-	while (ra->at_work)
+	while (ra->at_work > 0)
 		pthread_cond_wait(&ra->paused, &ra->lock);
 	pthread_mutex_unlock(&ra->lock);
+	if (m->file)
+		end_waiting(ra, m->file);
 	ra_put(ra);
 }
 

@@ -481,7 +481,9 @@ void device_check_ready(struct cache_device *dev)
 
 	pthread_mutex_lock(&dev->lock);
 	TAILQ_FOREACH(rep, &dev->idle, link)
-		bug_on(rep->n_ready > 0 || rep->pins > 0);
+		bug_on(rep->n_ready > 0 || rep->pins > 0 || rep->ahead);
+	TAILQ_FOREACH(rep, &dev->unused, link)
+		bug_on(rep->n_ready > 0 || rep->pins > 0 || !rep->ahead);
 	TAILQ_FOREACH(rep, &dev->idle_ready, link) {
 		bug_on(rep->n_ready == 0 || rep->pins > 0);
 		n++;

@@ -15,32 +15,24 @@
 /* ---- pins ---- */
 
 /* The next ones with dev->lock held. The replica is idle: it leaves its list, or comes to the end of the one where it belongs. */
-static void idle_remove(struct replica *rep)
+static struct replica_queue *idle_list(struct replica *rep)
 {
 	struct cache_device *dev = rep->dev;
 
-	if (rep->n_ready > 0) {
-		TAILQ_REMOVE(&dev->idle_ready, rep, link);
-		dev->n_idle_ready--;
-	} else {
-		TAILQ_REMOVE(&dev->idle, rep, link);
-	}
+	return rep->n_ready > 0 ? &dev->idle_ready : rep->ahead ? &dev->unused : &dev->idle;
+}
+
+static void idle_remove(struct replica *rep)
+{
+	TAILQ_REMOVE(idle_list(rep), rep, link);
+	rep->dev->n_idle_ready -= rep->n_ready > 0;
 }
 
 static void idle_add(struct replica *rep)
 {
-	struct cache_device *dev = rep->dev;
-
-	rep->idled = ++dev->n_idled;
-	if (rep->n_ready > 0) {
-		TAILQ_INSERT_TAIL(&dev->idle_ready, rep, link);
-		dev->n_idle_ready++;
-	} else if (rep->ahead) {
-		rep->idled = 0;
-		TAILQ_INSERT_HEAD(&dev->idle, rep, link);
-	} else {
-		TAILQ_INSERT_TAIL(&dev->idle, rep, link);
-	}
+	rep->idled = ++rep->dev->n_idled;
+	TAILQ_INSERT_TAIL(idle_list(rep), rep, link);
+	rep->dev->n_idle_ready += rep->n_ready > 0;
 }
 
 static void make_busy(struct replica *rep)
@@ -184,8 +176,8 @@ static void unclaim(struct replica *rep, bool stuck, bool next)
 		rep->stuck = ++dev->n_stuck;
 	make_idle(rep);
 	if (next) {
-		TAILQ_REMOVE(&dev->idle, rep, link);
-		TAILQ_INSERT_HEAD(&dev->idle, rep, link);
+		TAILQ_REMOVE(idle_list(rep), rep, link);
+		TAILQ_INSERT_HEAD(idle_list(rep), rep, link);
 		rep->idled = 0;
 	}
 	dev->leaving -= GAIA_CHUNK;
@@ -229,7 +221,7 @@ static void list_add(struct replica_list *list, struct replica *rep)
 
 /* ---- device memory ---- */
 
-static bool evict_unused(struct cache_device *dev, struct readahead *but);
+static bool evict_unused(struct cache_device *dev, struct readahead *ra);
 
 /* An operation failed: if the device is gone, so is everything on it. */
 static void note_gone(struct cache_device *dev, int err)
@@ -753,73 +745,97 @@ void replicas_drop_idle(struct chunk *ch)
 /* ---- replicas that are made to read ahead ---- */
 
 #define UNUSED_LOOK_AT 64u
+#define UNUSED_TRIES 8u /* of these */
 
-/*
- * Claim the one of the replicas that were read ahead and not used which has been there for longest, but none that @but needs; NULL: nobody
- * needs any. dev->reserve is held.
- */
-static struct replica *claim_unused(struct cache_device *dev, struct readahead *but)
+/* Those that may go, the oldest first, but none that is being filled: how many. dev->reserve is held, which keeps them. */
+static unsigned list_unused(struct cache_device *dev, struct readahead *ra, struct replica **out)
 {
-	struct replica *rep, *found = NULL;
-	unsigned n = 0;
+	unsigned looked = 0, n = 0;
+	struct replica *rep;
 
 	pthread_mutex_lock(&dev->lock);
-	TAILQ_FOREACH(rep, &dev->idle, link) {
-		if (!rep->ahead || n++ == UNUSED_LOOK_AT)
+	TAILQ_FOREACH(rep, &dev->unused, link) {
+		if (looked++ == UNUSED_LOOK_AT || n == UNUSED_TRIES)
 			break;
-		if (!but || !readahead_is_needed(but, rep))
-			found = rep;
+		if (rep->filling == 0 && (!ra || readahead_may_replace(ra, rep)))
+			out[n++] = rep;
 	}
-	if (found)
-		claim_idle(found);
 	pthread_mutex_unlock(&dev->lock);
-	return found;
+	return n;
 }
 
-/* Free the memory of such a replica, if that needs no waiting: no client was ever given it, and nothing was released there. */
-static bool evict_unused(struct cache_device *dev, struct readahead *but)
+/* Claim an unused replica with all of its pages and file->range locked, if that needs no waiting. dev->reserve is held. */
+static bool claim_locked(struct replica *rep)
 {
-	struct replica *rep;
-	struct chunk *ch;
-	struct cfile *f;
-	bool range, locked = false;
+	struct chunk *ch = rep->chunk;
+	bool claimed;
+
+	if (pthread_rwlock_tryrdlock(&ch->file->range))
+		return false;
+	pthread_mutex_lock(&ch->lock);
+	claimed = pages_trylock(ch, 0, GAIA_CHUNK_PAGES);
+	if (claimed) {
+		pthread_mutex_lock(&rep->dev->lock);
+		bug_on(rep->pins > 0 || leaves(rep));
+		claim_idle(rep);
+		pthread_mutex_unlock(&rep->dev->lock);
+	}
+	pthread_mutex_unlock(&ch->lock);
+	if (!claimed)
+		pthread_rwlock_unlock(&ch->file->range);
+	return claimed;
+}
+
+/* The rest of its eviction: no client was ever given it, and nothing was released there. */
+static void free_locked(struct replica *rep)
+{
+	struct chunk *ch = chunk_ref(rep->chunk);
+
+	replica_destroy(rep);
+	pthread_rwlock_unlock(&ch->file->range);
+	chunk_put(ch);
+}
+
+/*
+ * Free the memory of a replica that was read ahead and not used: the one that has been there for longest, of those that need no waiting. For
+ * @ra only what it may replace; NULL: for somebody who needs it now.
+ */
+static bool evict_unused(struct cache_device *dev, struct readahead *ra)
+{
+	struct replica *list[UNUSED_TRIES];
+	unsigned n, k = 0;
 
 	if (pthread_mutex_trylock(&dev->reserve))
 		return false;
-	rep = claim_unused(dev, but);
+	n = list_unused(dev, ra, list);
+	while (k < n && !claim_locked(list[k]))
+		k++;
 	pthread_mutex_unlock(&dev->reserve);
-	if (!rep)
-		return false;
-	ch = chunk_ref(rep->chunk);
-	f = ch->file;
-	range = !pthread_rwlock_tryrdlock(&f->range);
-	if (range) {
-		pthread_mutex_lock(&ch->lock);
-		locked = pages_trylock(ch, 0, GAIA_CHUNK_PAGES);
-		pthread_mutex_unlock(&ch->lock);
-	}
-	if (locked)
-		replica_destroy(rep);
-	else
-		unclaim(rep, false, false);
-	if (range)
-		pthread_rwlock_unlock(&f->range);
-	chunk_put(ch);
-	return locked;
+	if (k < n)
+		free_locked(list[k]);
+	return k < n;
 }
 
-struct replica *replica_to_fill(struct mapping *m, struct chunk *ch, int *err)
+struct replica *replica_to_fill(struct mapping *m, struct chunk *ch, bool *there)
 {
 	struct replica *rep = replica_find(ch, m->dev, m->readers);
 	bool fits = rep && !replica_is_spoiled(rep);
 
-	*err = rep ? 0 : -ENOENT;
+	*there = rep;
 	if (fits) {
 		pthread_mutex_lock(&m->dev->lock);
 		fits = rep->mem && !leaves(rep);
+		rep->filling += fits;
 		pthread_mutex_unlock(&m->dev->lock);
 	}
 	return fits ? rep : NULL;
+}
+
+void replica_filled(struct replica *rep)
+{
+	pthread_mutex_lock(&rep->dev->lock);
+	rep->filling--;
+	pthread_mutex_unlock(&rep->dev->lock);
 }
 
 /* Take memory for a replica. Until it has one it counts as leaving, so that an acquire that lacks room waits for it. False: there is none. */
@@ -860,23 +876,28 @@ static void ahead_end(struct mapping *m, struct replica *rep)
 }
 
 /*
- * Give the chunk a replica with this memory, unless there is one by now, or, in half of the places for those of readers, others are. Nobody sees
- * it before ahead_end(): who looks for it on the device has dev->reserve, which is held.
+ * Give the chunk a replica with this memory, unless there is one by now, or (-EMFILE), in half of the places for those of readers, others
+ * are. Nobody sees it before ahead_end(): who looks for it on the device has dev->reserve, which is held.
  */
-static struct replica *ahead_link(struct mapping *m, struct chunk *ch, struct devmem *mem)
+static int ahead_link(struct mapping *m, struct chunk *ch, struct devmem *mem, struct replica **out)
 {
-	struct replica *rep = NULL;
+	struct replica *rep;
+	int err = 0;
 
 	pthread_mutex_lock(&ch->lock);
-	if (!replica_find(ch, m->dev, m->readers) &&
-	    (!m->readers || ch->n_replicas + ch->file->cache->n_devices < CACHE_MAX_DEVICES / 2)) {
+	if (replica_find(ch, m->dev, m->readers)) {
+		;
+	} else if (m->readers && ch->n_replicas + ch->file->cache->n_devices >= CACHE_MAX_DEVICES / 2) {
+		err = -EMFILE;
+	} else {
 		rep = replica_new(chunk_ref(ch), m->dev, m->readers);
 		rep->mem = mem;
 		track_make(ch);
 		replica_link(ch, rep);
+		*out = rep;
 	}
 	pthread_mutex_unlock(&ch->lock);
-	return rep;
+	return err;
 }
 
 int replica_make_ahead(struct mapping *m, uint64_t index)
@@ -898,7 +919,7 @@ int replica_make_ahead(struct mapping *m, uint64_t index)
 	ch = chunk_get(m->file, index, true);
 	(void)fault_point("readahead.before_link");
 	pthread_mutex_lock(&dev->reserve);
-	rep = ahead_link(m, ch, mem);
+	err = ahead_link(m, ch, mem, &rep);
 	if (rep)
 		ahead_end(m, rep);
 	pthread_mutex_unlock(&dev->reserve);
@@ -907,7 +928,33 @@ int replica_make_ahead(struct mapping *m, uint64_t index)
 		ahead_end(m, NULL);
 	}
 	chunk_put(ch);
-	return 0;
+	return err;
+}
+
+void replica_drop_empty(struct mapping *m, uint64_t index)
+{
+	struct chunk *ch = chunk_get(m->file, index, false);
+	struct cache_device *dev = m->dev;
+	struct replica *rep;
+	bool empty;
+
+	if (!ch)
+		return;
+	pthread_mutex_lock(&dev->reserve);
+	pthread_mutex_lock(&ch->lock);
+	rep = replica_find(ch, dev, m->readers);
+	empty = rep && rep->n_brought == 0;
+	if (empty) {
+		pthread_mutex_lock(&dev->lock);
+		empty = rep->ahead && rep->pins == 0 && rep->filling == 0;
+		pthread_mutex_unlock(&dev->lock);
+	}
+	pthread_mutex_unlock(&ch->lock);
+	empty = empty && claim_locked(rep);
+	pthread_mutex_unlock(&dev->reserve);
+	if (empty)
+		free_locked(rep);
+	chunk_put(ch);
 }
 
 /* Whether another client maps it, or is being handed it. chunk->lock is held. */
@@ -1223,6 +1270,20 @@ static bool lacks_room(struct cache_device *dev)
 }
 
 /*
+ * The first that could be evicted, if @n_stuck is dev->n_stuck as of when the caller began to try: another file's trouble is not ours, as long as
+ * another chunk can go. @filling: though pages of it are being read ahead, for which its eviction waits. dev->lock is held.
+ */
+static struct replica *first_quiet(struct replica_queue *list, uint64_t n_stuck, bool filling)
+{
+	struct replica *rep;
+
+	TAILQ_FOREACH(rep, list, link)
+		if (rep->stuck <= n_stuck && (filling || rep->filling == 0))
+			break;
+	return rep;
+}
+
+/*
  * If an idle replica that is ready has been idle for longer than those that are not, it may have been used since: it is the last from now
  * on, and, unless it is held, not ready, so that it is known whether it is used. dev->reserve is held.
  */
@@ -1234,7 +1295,7 @@ static void use_again(struct cache_device *dev)
 	pthread_mutex_lock(&dev->lock);
 	rep = TAILQ_FIRST(&dev->idle_ready);
 	other = TAILQ_FIRST(&dev->idle);
-	if (rep && other && other->idled < rep->idled)
+	if ((rep && other && other->idled < rep->idled) || first_quiet(&dev->unused, UINT64_MAX, false))
 		rep = NULL;
 	pthread_mutex_unlock(&dev->lock);
 	if (!rep)
@@ -1252,17 +1313,19 @@ static void use_again(struct cache_device *dev)
 	pthread_mutex_unlock(&rep->chunk->lock);
 }
 
-/* Claim the replica that has been idle for longest of those that are not ready: false if none can go. dev->reserve is held. */
-static bool claim_next(struct demand *d)
+/*
+ * Claim the replica that was read ahead first of those that were not used since, or else the one that has been idle for longest of those that
+ * are not ready: false if none can go. @filling: see first_quiet(). dev->reserve is held.
+ */
+static bool claim_next(struct demand *d, bool filling)
 {
 	struct cache_device *dev = d->dev;
 	struct replica *rep;
 
 	pthread_mutex_lock(&dev->lock);
-	/* Another file's trouble is not ours, as long as another chunk can go. */
-	TAILQ_FOREACH(rep, &dev->idle, link)
-		if (rep->stuck <= d->n_stuck)
-			break;
+	rep = first_quiet(&dev->unused, d->n_stuck, filling);
+	if (!rep)
+		rep = first_quiet(&dev->idle, d->n_stuck, filling);
 	if (rep) {
 		claim_idle(rep);
 		list_add(&d->victims, rep);
@@ -1277,11 +1340,15 @@ static void claim_room(struct demand *d, unsigned most, bool regardless)
 	while (most > 0 && (regardless || lacks_room(d->dev))) {
 		if (d->unready == 0)
 			use_again(d->dev);
-		if (claim_next(d)) {
+		if (claim_next(d, false)) {
 			d->unready -= d->unready > 0;
 			most--;
 		} else if (!unready_idle(d, 1)) {
-			return;
+			/* Only now one whose store read has to be waited for. */
+			if (!claim_next(d, true))
+				return;
+			d->unready -= d->unready > 0;
+			most--;
 		}
 	}
 }
@@ -1823,6 +1890,7 @@ int cache_map(struct cfile *f, unsigned device, void *client, struct cache_user 
 /* Nobody maps or pins any of it any more. */
 static void readers_drop_replicas(struct readers *rd, struct cache_device *dev)
 {
+	struct replica_queue *idle[] = { &dev->unused, &dev->idle };
 	bool leave;
 
 	do {
@@ -1835,13 +1903,14 @@ static void readers_drop_replicas(struct readers *rd, struct cache_device *dev)
 		pthread_mutex_lock(&dev->lock);
 		TAILQ_FOREACH(rep, &dev->busy, link)
 			leave |= rep->only == rd;
-		for (rep = TAILQ_FIRST(&dev->idle); rep; rep = next) {
-			next = TAILQ_NEXT(rep, link);
-			if (rep->only != rd)
-				continue;
-			claim_idle(rep);
-			list_add(&claimed, rep);
-		}
+		for (unsigned k = 0; k < ARRAY_LEN(idle); k++)
+			for (rep = TAILQ_FIRST(idle[k]); rep; rep = next) {
+				next = TAILQ_NEXT(rep, link);
+				if (rep->only != rd)
+					continue;
+				claim_idle(rep);
+				list_add(&claimed, rep);
+			}
 		pthread_mutex_unlock(&dev->lock);
 		pthread_mutex_unlock(&dev->reserve);
 		/* Nothing was released in them, so eviction cannot fail. */
@@ -2091,13 +2160,14 @@ void cache_unmap(struct mapping *m, enum cache_left left)
 	struct chunk *ch;
 	bool now;
 
-	readahead_end(m);
+	readahead_cease(m);
 	pins_drop(m);
 	while ((ch = chunk_of_mapping(m))) {
 		if (grant_end(m, ch, left, &now))
 			spoiled_secure(ch, m->dev, m->readers, now);
 		chunk_put(ch);
 	}
+	readahead_end(m);
 	if (m->readers)
 		readers_leave(m);
 	mapping_holds_nothing(m);

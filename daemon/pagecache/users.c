@@ -128,22 +128,24 @@ bool user_may_ahead(const struct cache_device *dev, const struct cache_user *use
 
 void user_ahead_more(struct cache_device *dev, const struct cache_user *user)
 {
-	if (user->owner)
-		return;
 	user_make(dev, user->uid)->ahead++;
-	dev->user_ahead++;
+	dev->user_ahead += !user->owner;
 }
 
 void user_ahead_less(struct cache_device *dev, const struct cache_user *user)
 {
-	struct device_user *has;
+	struct device_user *has = user_find(dev, user->uid);
 
-	if (user->owner)
-		return;
-	has = user_find(dev, user->uid);
 	has->ahead--;
-	dev->user_ahead--;
+	dev->user_ahead -= !user->owner;
 	user_maybe_free(dev, has);
+}
+
+uint64_t user_ahead(const struct cache_device *dev, const struct cache_user *user)
+{
+	const struct device_user *has = user_find(dev, user->uid);
+
+	return has ? has->ahead : 0;
 }
 
 /* Counts those of reps[0..n) (NULL: made later) that are new to the user, and to all users. Whether there is room for them. */
