@@ -33,6 +33,11 @@ static void counts_begin(void)
 		cr_assert_eq(counter_value(CTR_readahead_wasted) - before.wasted, (wasted_));   \
 	} while (0)
 
+static uint64_t brought(void)
+{
+	return counter_value(CTR_readahead) - before.brought;
+}
+
 static void will_need(struct client *cl, uint64_t off, uint64_t len)
 {
 	cr_assert_eq(cache_advise(cl->mapping, off, len, GAIA_ADVISE_WILLNEED), 0);
@@ -199,6 +204,92 @@ Test(room, is_taken_from_the_unused)
 	end();
 }
 
+/* Two who read more ahead than there is room for have a part each, and do not evict each other's in turns. */
+Test(room, is_shared_by_those_who_want_more)
+{
+	struct client *cl, *other;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 4 }, 4 * GAIA_CHUNK);
+	other = client_create(kfile_create(rig, 2, 4 * GAIA_CHUNK), 0, GAIA_PROT_RW, 4 * GAIA_CHUNK);
+	cl = new_client(0);
+	counts_begin();
+	will_need(cl, 0, 4 * GAIA_CHUNK);
+	for (unsigned k = 0; k < 4; k++) {
+		will_need(other, 0, 4 * GAIA_CHUNK);
+		will_need(cl, 0, 4 * GAIA_CHUNK);
+	}
+	expect_counts(6 * GAIA_CHUNK_PAGES, 0, 2 * GAIA_CHUNK_PAGES);
+	/* What was read ahead for a mapping that has ended is nobody's part. */
+	client_end(other);
+	will_need(cl, 0, 4 * GAIA_CHUNK);
+	expect_counts(8 * GAIA_CHUNK_PAGES, 0, 4 * GAIA_CHUNK_PAGES);
+	end();
+}
+
+/* Users have a part each, however many mappings they have. */
+Test(room, is_shared_by_users)
+{
+	struct client *cl, *mine[3];
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 8 }, 4 * GAIA_CHUNK);
+	rig->user = (struct cache_user){ .uid = 1 };
+	for (unsigned k = 0; k < ARRAY_LEN(mine); k++) {
+		mine[k] = client_create(kfile_create(rig, 2 + (int)k, 4 * GAIA_CHUNK), 0, GAIA_PROT_RW, 4 * GAIA_CHUNK);
+		will_need(mine[k], 0, 2 * GAIA_CHUNK);
+	}
+	rig->user = (struct cache_user){ .owner = true };
+	cl = new_client(0);
+	counts_begin();
+	will_need(cl, 0, 4 * GAIA_CHUNK);
+	expect_counts(4 * GAIA_CHUNK_PAGES, 0, 2 * GAIA_CHUNK_PAGES);
+	rig->user = (struct cache_user){ .uid = 1 };
+	for (unsigned k = 0; k < ARRAY_LEN(mine); k++)
+		will_need(mine[k], 0, 4 * GAIA_CHUNK);
+	counts_begin();
+	cr_assert_eq(acquire_range(cl, 0, 4 * GAIA_CHUNK, GAIA_PROT_READ), 0);
+	expect_counts(0, 4 * GAIA_CHUNK_PAGES, 0);
+	end();
+}
+
+/* What is being filled waits for storage: who needs room does not wait for that, but has what others have used. */
+Test(room, is_not_waited_for_while_it_is_filled, .timeout = 120)
+{
+	struct client *cl, *other;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 2 }, 4 * GAIA_CHUNK);
+	other = begin_other(1);
+	cl = new_client(0);
+	fault_hold("store.read");
+	cr_assert_eq(cache_advise(cl->mapping, 0, GAIA_CHUNK, GAIA_ADVISE_WILLNEED), 0);
+	fault_await_held("store.read");
+	cr_assert_eq(acquire_range(cl, AT(2, 0), GAIA_CHUNK, GAIA_PROT_READ), 0);
+	cr_assert_eq(other->revoked, 1);
+	fault_let_go("store.read");
+	rig_readahead(rig);
+	cr_assert_eq(counter_value(CTR_readahead_wasted), 0);
+	end();
+}
+
+/* If one cannot be evicted at once, another can. */
+Test(room, is_found_behind_what_somebody_has)
+{
+	struct cache_read rd;
+	struct client *cl;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 4 }, 4 * GAIA_CHUNK);
+	cl = new_client(0);
+	write_device(cl, 0, "one");
+	release_all(cl);
+	will_need(cl, AT(1, 0), 3 * GAIA_CHUNK);
+	cr_assert_eq(rig_device_used(rig, 0), 4 * GAIA_CHUNK);
+	cr_assert_eq(cache_read_begin(kf->cfile, AT(1, 9), GAIA_PAGE, false, &rd), 0);
+	write_device(cl, 0, "two");
+	cr_assert_eq(counter_value(CTR_device_snapshots), 1);
+	cache_read_end(&rd);
+	expect_cpu(0, "one");
+	end();
+}
+
 /* Snapshots do not lack memory because of it. */
 Test(room, is_given_to_a_snapshot)
 {
@@ -309,6 +400,92 @@ Test(alone, what_somebody_has_is_left)
 	end();
 }
 
+/* Who wants pages that home has does not wait for the store to be read for others. */
+Test(alone, what_home_has_is_not_locked_while_the_store_is_read, .timeout = 120)
+{
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	cr_assert_eq(acquire_range(cl, AT(0, 0), GAIA_CHUNK, GAIA_PROT_READ), 0);
+	release_all(cl);
+	/* Home has the first pages only. */
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
+		write_cpu(AT(0, i), i < 4 ? "home" : "store");
+	cr_assert_eq(cpu_fsync(kf), 0);
+	kernel_reclaim(kf, 0, 0);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, AT(0, 4), GAIA_CHUNK - 4 * GAIA_PAGE), 0);
+	counts_begin();
+	fault_hold("store.read");
+	advise(cl);
+	fault_await_held("store.read");
+	expect_counts(4, 0, 0);
+	cr_assert_eq(acquire_range(cl, AT(0, 0), 4 * GAIA_PAGE, GAIA_PROT_READ), 0);
+	cr_assert_str_eq((char *)client_at(cl, AT(0, 3)), "home");
+	fault_let_go("store.read");
+	rig_readahead(rig);
+	expect_counts(GAIA_CHUNK_PAGES, 4, 0);
+	expect_device(cl, AT(0, 4), "store");
+	end();
+}
+
+/* Fill the smallest home but for @room pages, page by page: backwards, since nothing is read ahead then. */
+static void fill_home(struct kfile *file, uint64_t room)
+{
+	for (uint64_t off = 2 * CACHE_HOME_MIN; rig_frames(rig) < CACHE_HOME_MIN / GAIA_PAGE - room; off -= GAIA_PAGE)
+		cr_assert_eq(cpu_read_direct(file, (char[GAIA_PAGE]){ 0 }, GAIA_PAGE, off - GAIA_PAGE), GAIA_PAGE);
+}
+
+/* Home evicts nothing for it; what it has it gives. */
+Test(alone, home_that_is_full_is_left)
+{
+	struct client *cl;
+	struct kfile *clean;
+	uint64_t frames;
+
+	begin(&(struct rig_options){ .devices = 1, .home_bytes = CACHE_HOME_MIN }, 4 * GAIA_CHUNK);
+	clean = kfile_create(rig, 2, 2 * CACHE_HOME_MIN);
+	cr_assert_eq(cpu_read_direct(kf, (char[GAIA_PAGE]){ 0 }, GAIA_PAGE, AT(2, 5)), GAIA_PAGE);
+	fill_home(clean, 0);
+	frames = rig_frames(rig);
+	cl = new_client(0);
+	counts_begin();
+	before.wasted = counter_value(CTR_home_evicted);
+	will_need(cl, 0, 4 * GAIA_CHUNK);
+	cr_assert_eq(counter_value(CTR_home_evicted), before.wasted);
+	cr_assert_eq(rig_frames(rig), frames);
+	cr_assert_geq(brought(), 1);
+	cr_assert_lt(brought(), GAIA_CHUNK_PAGES);
+	/* Nothing could be brought into the others. */
+	cr_assert_eq(rig_device_used(rig, 0), GAIA_CHUNK);
+	end();
+}
+
+/* In the little room that home has everything can be brought, but not kept. */
+Test(alone, home_that_is_nearly_full_keeps_nothing_of_it)
+{
+	struct client *cl;
+	struct kfile *clean;
+	uint64_t frames;
+
+	begin(&(struct rig_options){ .devices = 1, .home_bytes = CACHE_HOME_MIN }, 4 * GAIA_CHUNK);
+	write_cpu(AT(3, 7), "there");
+	cr_assert_eq(cpu_fsync(kf), 0);
+	kernel_reclaim(kf, 0, 0);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	clean = kfile_create(rig, 2, 2 * CACHE_HOME_MIN);
+	fill_home(clean, 128);
+	frames = rig_frames(rig);
+	cl = new_client(0);
+	counts_begin();
+	will_need(cl, 0, 4 * GAIA_CHUNK);
+	expect_counts(4 * GAIA_CHUNK_PAGES, 0, 0);
+	cr_assert_eq(rig_frames(rig), frames);
+	expect_device(cl, AT(3, 7), "there");
+	end();
+}
+
 /* Home is not made to store, or to grow, for it. */
 Test(alone, home_that_is_full_of_dirty_pages_is_left)
 {
@@ -324,6 +501,7 @@ Test(alone, home_that_is_full_of_dirty_pages_is_left)
 	will_need(cl, 0, 4 * GAIA_CHUNK);
 	expect_counts(0, 0, 0);
 	cr_assert_eq(counter_value(CTR_storage_writes), 0);
+	cr_assert_eq(rig_device_used(rig, 0), 0);
 	end();
 }
 
@@ -341,6 +519,8 @@ Test(ends, an_error_is_nobodys)
 	fault_disarm_all();
 	cr_assert_eq(counter_value(CTR_readahead_failed) - before.failed, 1);
 	expect_counts(0, 0, 0);
+	/* Nor does it leave memory in use. */
+	cr_assert_eq(rig_device_used(rig, 0), 0);
 	cr_assert_eq(acquire_range(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW), 0);
 	end();
 }
@@ -392,6 +572,59 @@ Test(ends, with_the_file_that_is_cut_off)
 	will_need(cl, 0, 4 * GAIA_CHUNK);
 	expect_device(cl, AT(0, 3), "is cut off");
 	cr_assert_eq(*client_at(cl, AT(0, 3) + 10), 0);
+	end();
+}
+
+static void *truncate_at_the_end(void *arg)
+{
+	return (void *)(intptr_t)cpu_truncate(kf, 3 * GAIA_CHUNK + GAIA_PAGE);
+}
+
+/* What gives way to a truncate goes on after it, and misses nothing that is still there. */
+Test(ends, for_a_truncate_only_for_a_while)
+{
+	struct client *cl;
+	pthread_t thread;
+	void *result;
+
+	begin_devices(1);
+	cl = new_client(0);
+	fault_hold("readahead.bring");
+	cr_assert_eq(cache_advise(cl->mapping, 0, 4 * GAIA_CHUNK, GAIA_ADVISE_WILLNEED), 0);
+	fault_await_held("readahead.bring");
+	cr_assert_eq(pthread_create(&thread, NULL, truncate_at_the_end, NULL), 0);
+	while (atomic_load(&kf->cfile->range_waiters) == 0)
+		usleep(100);
+	fault_let_go("readahead.bring");
+	pthread_join(thread, &result);
+	cr_assert_eq((intptr_t)result, 0);
+	rig_readahead(rig);
+	cr_assert_eq(counter_value(CTR_readahead), 3 * GAIA_CHUNK_PAGES + 1);
+	end();
+}
+
+/* A mapping may end while its readahead gives way to somebody. */
+Test(ends, while_it_gives_way)
+{
+	struct client *cl;
+	pthread_t thread;
+	void *result;
+
+	begin_devices(1);
+	cl = new_client(0);
+	pthread_rwlock_rdlock(&kf->cfile->range);
+	cr_assert_eq(pthread_create(&thread, NULL, truncate_at_the_end, NULL), 0);
+	while (atomic_load(&kf->cfile->range_waiters) == 0)
+		usleep(100);
+	advise(cl);
+	while (TAILQ_EMPTY(&kf->cfile->gave_way))
+		usleep(100);
+	client_end(cl);
+	rig_readahead(rig);
+	pthread_rwlock_unlock(&kf->cfile->range);
+	pthread_join(thread, &result);
+	cr_assert_eq((intptr_t)result, 0);
+	cr_assert_eq(counter_value(CTR_readahead), 0);
 	end();
 }
 
@@ -451,6 +684,27 @@ Test(ends, with_other_advice)
 	fault_let_go("readahead.begin");
 	rig_readahead(rig);
 	cr_assert_eq(rig_device_used(rig, 0), 0);
+	end();
+}
+
+/* Only what is not needed is not brought. */
+Test(ends, of_a_part)
+{
+	struct client *cl;
+
+	begin_devices(1);
+	cl = new_client(0);
+	fault_hold("readahead.begin");
+	cr_assert_eq(cache_advise(cl->mapping, 0, 4 * GAIA_CHUNK, GAIA_ADVISE_WILLNEED), 0);
+	fault_await_held("readahead.begin");
+	cr_assert_eq(cache_advise(cl->mapping, AT(1, 3), GAIA_CHUNK, GAIA_ADVISE_DONTNEED), 0);
+	fault_let_go("readahead.begin");
+	rig_readahead(rig);
+	cr_assert_eq(counter_value(CTR_readahead), 3 * GAIA_CHUNK_PAGES);
+	counts_begin();
+	cr_assert_eq(acquire_range(cl, 0, AT(1, 3), GAIA_PROT_READ), 0);
+	cr_assert_eq(acquire_range(cl, AT(2, 3), AT(1, GAIA_CHUNK_PAGES - 3), GAIA_PROT_READ), 0);
+	expect_counts(0, 3 * GAIA_CHUNK_PAGES, 0);
 	end();
 }
 
@@ -539,11 +793,6 @@ static bool use(struct client *cl, uint64_t a, uint64_t n)
 	release_range(cl, a * GAIA_PAGE, n * GAIA_PAGE);
 	rig_readahead(rig);
 	return any;
-}
-
-static uint64_t brought(void)
-{
-	return counter_value(CTR_readahead) - before.brought;
 }
 
 Test(sequence, is_noticed_at_its_second_window)
@@ -700,6 +949,87 @@ Test(advice, random_ends_it_and_normal_begins_it_again)
 	advise_on(cl, 5, 1, GAIA_ADVISE_RANDOM);
 	use(cl, 6 * GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES);
 	expect_counts(GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES, 0);
+	end();
+}
+
+/* Windows that come to such pages end there. */
+Test(advice, random_ends_what_comes_to_it)
+{
+	struct client *cl = begin_long(32);
+
+	advise_on(cl, 3, 1, GAIA_ADVISE_RANDOM);
+	advise_on(cl, 0, 3, GAIA_ADVISE_SEQUENTIAL);
+	use(cl, 0, GAIA_CHUNK_PAGES);
+	expect_counts(2 * GAIA_CHUNK_PAGES, 0, 0);
+	use(cl, GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES);
+	expect_counts(2 * GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES, 0);
+	cr_assert_eq(rig_device_used(rig, 0), 3 * GAIA_CHUNK);
+	end();
+}
+
+/* So do strides: at the last step before. */
+Test(advice, random_ends_strides_that_come_to_it)
+{
+	struct client *cl = begin_long(32);
+
+	advise_on(cl, 13, 2, GAIA_ADVISE_RANDOM);
+	for (unsigned k = 0; k < 3; k++)
+		use(cl, 3 * k * GAIA_CHUNK_PAGES, 2 * GAIA_CHUNK_PAGES);
+	use(cl, 9 * GAIA_CHUNK_PAGES, 2 * GAIA_CHUNK_PAGES);
+	cr_assert_eq(brought(), 2 * GAIA_CHUNK_PAGES);
+	end();
+}
+
+/* What is advised while it is requested is taken out of the request. */
+Test(advice, takes_its_pages_out_of_what_is_requested)
+{
+	struct client *cl = begin_long(32);
+
+	advise_on(cl, 0, LONG, GAIA_ADVISE_SEQUENTIAL);
+	fault_hold("readahead.begin");
+	cr_assert_eq(acquire_range(cl, 0, GAIA_CHUNK, GAIA_PROT_READ), 0);
+	fault_await_held("readahead.begin");
+	advise_on(cl, 4, 2, GAIA_ADVISE_RANDOM);
+	fault_let_go("readahead.begin");
+	rig_readahead(rig);
+	cr_assert_eq(brought(), WINDOW_MOST - 2 * GAIA_CHUNK_PAGES);
+	end();
+}
+
+/* Steps of a stride, too: the others are brought. */
+Test(advice, takes_steps_out_of_what_is_requested)
+{
+	struct client *cl = begin_long(32);
+
+	fault_disarm_all();
+	for (unsigned k = 0; k < 4; k++)
+		use(cl, 2 * k * GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES);
+	/* Two steps are there by now; the next request is of four. */
+	before.brought = counter_value(CTR_readahead);
+	fault_hold("readahead.begin");
+	cr_assert_eq(acquire_range(cl, AT(8, 0), GAIA_CHUNK, GAIA_PROT_READ), 0);
+	fault_await_held("readahead.begin");
+	advise_on(cl, 14, 1, GAIA_ADVISE_DONTNEED);
+	fault_let_go("readahead.begin");
+	rig_readahead(rig);
+	release_all(cl);
+	cr_assert(use(cl, 14 * GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES));
+	cr_assert(!use(cl, 12 * GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES));
+	cr_assert(!use(cl, 16 * GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES));
+	end();
+}
+
+/* A program that gives back what is behind it has what comes read ahead: also if it needs no more than a part of the device. */
+Test(advice, that_what_was_used_is_not_needed_ends_no_stream)
+{
+	struct client *cl = begin_long(4);
+	unsigned busy = 0;
+
+	for (unsigned k = 0; k < LONG; k++) {
+		busy += use(cl, k * GAIA_CHUNK_PAGES, GAIA_CHUNK_PAGES);
+		advise_on(cl, k, 1, GAIA_ADVISE_DONTNEED);
+	}
+	cr_assert_leq(busy, 2);
 	end();
 }
 
