@@ -365,6 +365,7 @@ static int start_fs(struct daemon *d)
 		.mountpoint = d->options.mountpoint,
 		.options = d->options.mount_options,
 		.cpu_cache = d->options.cpu_cache,
+		.trusts_source = d->options.trusts_source,
 		.quota = d->quota,
 		.supervised = d->options.supervised,
 		.unmounts_dead = d->options.unmounts_dead,

@@ -269,6 +269,15 @@ static int ignore_transport(struct options *o, const char *text)
 	return 0;
 }
 
+static int parse_source(struct options *o, const char *text)
+{
+	o->trusts_source = !strcmp(text, "local") || !strcmp(text, "exclusive");
+	if (o->trusts_source)
+		return 0;
+	log_error("--source %s: not one of local, exclusive", text);
+	return -EINVAL;
+}
+
 static int parse_storage_io(struct options *o, const char *text)
 {
 	o->direct = !strcmp(text, "direct");
@@ -360,6 +369,11 @@ static const struct option_kind kinds[] = {
 	  "how cached files are read: straight from the disk, or\n"
 	  "always by way of the kernel's memory (direct)",
 	  parse_storage_io },
+	{ "source", 0, "local|exclusive",
+	  "on a network or FUSE file system, which is refused\n"
+	  "otherwise: no other machine can change it, or none\n"
+	  "does while it is mounted here",
+	  parse_source },
 	{ "writeback-age", 0, "SECONDS", "store data that has been dirty for so long (5)", parse_writeback_age },
 	{ "device-age", 0, "SECONDS",
 	  "fetch and store what a device released so long ago\n"

@@ -32,6 +32,7 @@ struct options {
 	uint64_t device_age_ms; /* 0: writeback_age_ms */
 	uint64_t unmount_timeout_ms;
 	enum fs_cpu_cache cpu_cache;
+	bool trusts_source; /* --source was given */
 	bool direct; /* read the source directly, if possible */
 	bool foreground;
 	bool supervised;

@@ -435,6 +435,23 @@ static struct inode *inode_new(struct fs *fs, int fd, mode_t mode, const struct 
 	return inode;
 }
 
+/* Whether a file system that is mounted below the source, at @fd, is not to be served: -EREMOTE. */
+static int refuse_mounted(struct fs *fs, int fd)
+{
+	char type[SOURCE_TYPE_SIZE], path[PATH_MAX];
+	ssize_t n;
+
+	if (fs->config.trusts_source || source_kind(fd, type) != SOURCE_SHARED)
+		return 0;
+	if (log_may(&fs->remote_pace)) {
+		n = readlink(fd_path(fd).text, path, sizeof(path) - 1);
+		path[MAX(n, 0)] = '\0';
+		log_warn("%s: is not served (EREMOTE): other machines may change the files of %s, which is mounted there; if none uses them "
+			 "meanwhile, say --source exclusive", path, type);
+	}
+	return -EREMOTE;
+}
+
 int inode_enter(struct fs *fs, int fd, struct inode *parent, const char *name, struct inode **out,
 		struct stat *st)
 {
@@ -444,6 +461,8 @@ int inode_enter(struct fs *fs, int fd, struct inode *parent, const char *name, s
 	int err, surplus;
 
 	err = identify(fd, "", st, &key);
+	if (!err && key.dev != (parent ? parent : &fs->root)->key.dev)
+		err = refuse_mounted(fs, fd);
 	if (err)
 		goto close_fd;
 	/* The name's copy and the inode are made before the lock is taken, though neither may be needed. */

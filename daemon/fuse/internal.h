@@ -247,7 +247,7 @@ struct fs {
 	unsigned long source_flags; /* ST_NOSUID, ST_NODEV, ST_NOEXEC as the source is mounted */
 	unsigned max_fds;   /* descriptors of inodes: above it idle ones are closed */
 	unsigned most_fds;  /* descriptors of inodes that cannot be closed: above it only the owners of the mount may make more */
-	struct log_pace fds_pace;
+	struct log_pace fds_pace, remote_pace;
 	unsigned max_backings; /* the same as max_fds for store files */
 	bool mounted;
 	unsigned dev_major, dev_minor; /* of the mount */
@@ -668,6 +668,19 @@ enum mount_left {
 	MOUNT_TAKEN, /* it was taken away */
 } mount_abort(struct fs *fs, bool hangs);
 #define FUSE_CONNECTIONS "/sys/fs/fuse/connections"
+
+/* The type of the file system with this number, as mount tables name it ("fuse.sshfs"): -ENOENT: none. */
+#define SOURCE_TYPE_SIZE 64
+int mount_type(dev_t dev, char type[SOURCE_TYPE_SIZE]);
+
+/* ---- source_kind.c ---- */
+
+/* What kind of file system @fd (also O_PATH) is on; if it is not local or not known, its name. */
+enum source_kind {
+	SOURCE_LOCAL,	/* or not known */
+	SOURCE_MADE_UP, /* the kernel makes up the contents */
+	SOURCE_SHARED,	/* other machines may change it; or it is behind FUSE, and nobody knows */
+} source_kind(int fd, char type[SOURCE_TYPE_SIZE]);
 
 /* ---- source_lock.c ---- */
 

@@ -9,7 +9,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +16,7 @@
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/statvfs.h>
+#include <sys/sysmacros.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -31,7 +31,7 @@
 
 struct mount_entry {
 	unsigned major, minor;
-	char type[64];
+	char type[SOURCE_TYPE_SIZE];
 	char source[PATH_MAX];
 };
 
@@ -92,6 +92,27 @@ static int find_mount_in(const char *table, const char *path, const char *source
 static int find_mount(const char *path, const char *source, struct mount_entry *out, char **where)
 {
 	return find_mount_in("/proc/self/mountinfo", path, source, out, where);
+}
+
+int mount_type(dev_t dev, char type[SOURCE_TYPE_SIZE])
+{
+	FILE *file = fopen("/proc/self/mountinfo", "re");
+	char *line = NULL;
+	size_t room = 0;
+	int err = -ENOENT;
+
+	while (file && err && getline(&line, &room, file) > 0) {
+		char *rest = strstr(line, " - ");
+		unsigned major, minor;
+
+		if (rest && sscanf(line, "%*d %*d %u:%u", &major, &minor) == 2 && makedev(major, minor) == dev &&
+		    sscanf(rest, " - %63s", type) == 1)
+			err = 0;
+	}
+	free(line);
+	if (file)
+		fclose(file);
+	return err;
 }
 
 /* Unmount, for users other than root. */
@@ -300,36 +321,31 @@ static int wait_for_lock(struct fs *fs, char **where)
 	return 0;
 }
 
-/*
- * The name of a file system whose contents the kernel makes up, else NULL. There, files have a length of 0 and other bytes
- * at each read, and writes have effects: caching them would be wrong.
- */
-static const char *kernel_file_system(int fd)
+/* A source that cannot be cached, or whose contents others may change. */
+static int refuse_kind(const struct fs *fs)
 {
-	static const struct {
-		unsigned long magic;
-		const char *name;
-	} kinds[] = {
-		{ PROC_SUPER_MAGIC, "proc" }, { SYSFS_MAGIC, "sysfs" }, { CGROUP_SUPER_MAGIC, "cgroup" },
-		{ CGROUP2_SUPER_MAGIC, "cgroup2" }, { DEBUGFS_MAGIC, "debugfs" }, { TRACEFS_MAGIC, "tracefs" },
-		{ SECURITYFS_MAGIC, "securityfs" }, { SELINUX_MAGIC, "selinuxfs" }, { DEVPTS_SUPER_MAGIC, "devpts" },
-		{ BPF_FS_MAGIC, "bpf" }, { EFIVARFS_MAGIC, "efivarfs" }, { PSTOREFS_MAGIC, "pstore" },
-		{ BINFMTFS_MAGIC, "binfmt_misc" }, { NSFS_MAGIC, "nsfs" },
-		{ 0x62656570, "configfs" }, { 0x65735543, "fusectl" },
-	};
-	struct statfs st;
+	char type[SOURCE_TYPE_SIZE];
 
-	for (size_t i = 0; !fstatfs(fd, &st) && i < ARRAY_LEN(kinds); i++)
-		if ((unsigned long)st.f_type == kinds[i].magic)
-			return kinds[i].name;
-	return NULL;
+	switch (source_kind(fs->source_fd, type)) {
+	case SOURCE_MADE_UP:
+		log_error("%s: cannot be cached: the kernel makes up the files of %s when they are read; mount another directory",
+			  fs->source, type);
+		return -EINVAL;
+	case SOURCE_SHARED:
+		if (fs->config.trusts_source)
+			return 0;
+		log_error("%s: other machines may change the files of %s, and what they and this one change would be lost; if none uses "
+			  "them while they are mounted here, say --source exclusive, and if none can, --source local", fs->source, type);
+		return -EREMOTE;
+	default:
+		return 0;
+	}
 }
 
 /* Keep other daemons from the source: two caches of one directory would not know of each other. */
 static int lock_source(struct fs *fs)
 {
 	char *where = NULL;
-	const char *kind;
 	pid_t locker;
 	int err;
 
@@ -339,12 +355,10 @@ static int lock_source(struct fs *fs)
 			  strerror(-err));
 		return err;
 	}
-	kind = kernel_file_system(fs->source_fd);
-	if (kind) {
-		log_error("%s: cannot be cached: the kernel makes up the files of %s when they are read; mount another directory",
-			  fs->source, kind);
+	err = refuse_kind(fs);
+	if (err) {
 		source_lock_close(fs);
-		return -EINVAL;
+		return err;
 	}
 	err = wait_for_lock(fs, &where);
 	if (!err)

@@ -37,8 +37,9 @@ static void remove_top(void)
 
 	way_clean_up();
 	r = shell_run("/tmp", 60,
-		      "for m in %s/dir %s/other %s/full; do \"$GAIA\" umount --force $m; done; rm -rf --one-file-system %s",
-		      top, top, top, top);
+		      "cd %s; for m in dir other full; do \"$GAIA\" umount --force $PWD/$m; done; umount -l full dir/sub dir/tmp; "
+		      "cd /; rm -rf --one-file-system %s",
+		      top, top);
 	shell_free(&r);
 }
 
@@ -134,6 +135,7 @@ ON_TOP(bad_usage_is_one_line)
 	refused("--user-limit", "--user-limit pins=1 dir");
 	refused("--user-limit", "--user-limit clients=1x dir");
 	refused("--storage-io", "--storage-io often dir");
+	refused("--source", "--source shared dir");
 	refused("nonsense", "-o nonsense dir");
 }
 
@@ -149,6 +151,39 @@ ON_TOP(bad_directories_are_one_line)
 	/* Nothing there can be cached. */
 	refused("proc", "/proc other");
 	refused("sysfs", "/sys/kernel other");
+}
+
+/* Other machines might change what is there, and nobody would see it. */
+ON_TOP(unknown_file_systems_are_one_line)
+{
+	if (geteuid() != 0)
+		SKIP("unknown file systems: needs root, to mount one");
+	shell_ok(top, OTHER_FS " full");
+	refused("fuse.other, and", "full other");
+	refused("--source exclusive", "full other");
+	shell_ok(top, "\"$GAIAFS\" --device none --source exclusive full other && test -f other/file && \"$GAIA\" umount other");
+	shell_ok(top, "\"$GAIAFS\" --device none --source local full other && test -f other/file && \"$GAIA\" umount other");
+	shell_ok(top, "umount full");
+}
+
+/* Below the source it is not served. */
+ON_TOP(unknown_file_systems_below_are_refused)
+{
+	struct shell_result r;
+
+	if (geteuid() != 0)
+		SKIP("unknown file systems: needs root, to mount one");
+	shell_ok(top, "mkdir dir/sub dir/tmp && " OTHER_FS " dir/sub && mount -t tmpfs none dir/tmp && touch dir/tmp/g");
+	shell_ok(top, "\"$GAIAFS\" --device none dir other 2> log && test -f other/tmp/g && test \"$(cat other/f)\" = text");
+	for (int k = 0; k < 2; k++) {
+		r = shell_run(top, 60, "stat other/sub/file");
+		cr_assert_neq(r.status, 0);
+		cr_assert_not_null(strstr(r.err, "Object is remote"), "%s", r.err);
+		shell_free(&r);
+	}
+	shell_ok(top, "\"$GAIA\" umount other");
+	shell_ok(top, "\"$GAIAFS\" --device none --source exclusive dir other && test -f other/sub/file && \"$GAIA\" umount other");
+	shell_ok(top, "umount dir/sub && umount dir/tmp");
 }
 
 static int as_nobody(void *arg)
