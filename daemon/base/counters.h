@@ -54,6 +54,10 @@
 	X(acquires_ready, "of those, acquires of what was ready: no chunk was looked at (calls)")  \
 	X(acquired_current, "chunks that acquires found current, without a look at their pages (chunks)") \
 	X(acquired_looked_at, "chunks that acquires looked at page by page (chunks)")           \
+	X(readahead, "pages brought to devices before they were acquired: by readahead, or because of GAIA_WILLNEED") \
+	X(readahead_used, "of those, pages that acquires found current (with a page all of a chunk that they left ready)") \
+	X(readahead_wasted, "of those, pages that were evicted, or changed, before they were acquired") \
+	X(readahead_failed, "requests to bring pages before they are acquired that were given up: no room on the device, or errors (calls)") \
 	X(releases, "releases (calls)")                                                         \
 	X(acquire_nomem, "acquires refused because the range does not fit the device (calls)")  \
 	X(released_pages, "pages that releases found changed")                                  \

@@ -67,8 +67,7 @@ static bool clip(struct mapping *m, uint64_t off, uint64_t len, uint64_t *first,
 
 /* What an acquire is to do. */
 enum purpose {
-	BRING,		/* the pages to the device; no client asked to use them (advice) */
-	PIN,		/* and hand over the chunks; no page is granted */
+	PIN,		/* hand over the chunks; no page is granted */
 	BRING_AND_GRANT,
 	WANTED,		/* the same of what an earlier acquire asked for, whose it stays */
 };
@@ -102,7 +101,7 @@ static void parts_add(struct parts *parts, struct mapping *m, struct replica *re
 	}
 	pt = &parts->at[parts->n];
 	*pt = (struct part){
-		.m = m, .rep = rep, .ch = rep->chunk, .grant = purpose == BRING ? NULL : grant_get(m, rep),
+		.m = m, .rep = rep, .ch = rep->chunk, .grant = grant_get(m, rep),
 		.pin = purpose == PIN, .wanted = purpose == WANTED, .add = *add,
 	};
 	pt->add.a = MAX(add->a, start);
@@ -159,7 +158,7 @@ static void parts_end(struct parts *parts, bool undo)
 	for (uint64_t k = 0; k < parts->n; k++) {
 		struct part *pt = &parts->at[k];
 
-		if (pt->grant && undo)
+		if (undo)
 			part_undo(pt);
 		else if (pt->granted)
 			grant_settle(pt->grant, pt->a, pt->end, pt->add.n);
@@ -451,7 +450,7 @@ static int acquire_chunks(struct mapping *m, struct page_span span, bool write, 
 	if (err)
 		goto end_ready;
 	beyond = (struct page_span){ MAX(span.a, (c0 + n_all) * GAIA_CHUNK_PAGES), span.b };
-	if (purpose != BRING && beyond.a < beyond.b) {
+	if (beyond.a < beyond.b) {
 		n_mapped = grants_pin_mapped(m, c0 + n_all, c1, !pin, &mapped);
 		held = replicas_of(mapped, n_mapped);
 		err = user_pin_all(m, held, n_mapped) ? 0 : user_refuse(m);
@@ -469,11 +468,11 @@ static int acquire_chunks(struct mapping *m, struct page_span span, bool write, 
 	if (!err && purpose != PIN)
 		err = parts_acquire(&parts, n, m->file, verdict);
 	pthread_rwlock_unlock(range);
-	for (k = 0; k < n && !err && purpose != BRING; k++)
+	for (k = 0; k < n && !err; k++)
 		err = acquire_wanted(m, reps[k], &parts);
-	if (!err && purpose != BRING)
+	if (!err)
 		err = parts_deliver(m, parts.at, n);
-	for (k = 0; k < n && !err && purpose != BRING; k++)
+	for (k = 0; k < n && !err; k++)
 		err = acquire_wanted(m, reps[k], &parts);
 	if (!err && grants && beyond.a < beyond.b) {
 		err = want_unmapped(m, beyond, mapped, n_mapped, write);
@@ -484,11 +483,11 @@ static int acquire_chunks(struct mapping *m, struct page_span span, bool write, 
 	}
 	for (k = 0; k < n_since && !err; k++)
 		err = acquire_wanted(m, since[k]->replica, &parts);
-	for (k = 0; k < parts.n && !err && purpose != BRING; k++)
+	for (k = 0; k < parts.n && !err; k++)
 		delivery_wait(parts.at[k].grant, seq);
 	if (!err && !cache_decide(verdict, CACHE_DONE))
 		err = -EINTR;
-	for (k = 0; k < parts.n && !err && purpose != BRING; k++)
+	for (k = 0; k < parts.n && !err; k++)
 		grant_make_ready(parts.at[k].grant);
 	if (!err && purpose == PIN)
 		err = pin_note(m, span, c0, n, mapped, n_mapped);
@@ -540,11 +539,16 @@ static int learn_size(struct cfile *f)
 	return err;
 }
 
+static struct page_span pages_of(uint64_t off, uint64_t len)
+{
+	return (struct page_span){ off / GAIA_PAGE, (off + len - 1) / GAIA_PAGE + 1 };
+}
+
 int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq,
 		  atomic_uint *verdict)
 {
 	unsigned access = prot & (GAIA_PROT_READ | GAIA_PROT_WRITE);
-	struct page_span span = { off / GAIA_PAGE, (off + len - 1) / GAIA_PAGE + 1 };
+	struct page_span span = pages_of(off, len);
 	struct pin *pin = NULL;
 	int err = 0;
 
@@ -564,6 +568,8 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 	    ready_acquire(m, span, access & GAIA_PROT_WRITE, seq, verdict, &err)) {
 		count(CTR_acquires, 1);
 		count(CTR_acquires_ready, 1);
+		if (!err)
+			readahead_acquired(m, span);
 		return err;
 	}
 	if (access)
@@ -579,6 +585,8 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 		pin_put_back(m, pin);
 	else if (pin)
 		pin_end(m, pin);
+	if (access && !err && !(prot & GAIA_PROT_PIN))
+		readahead_acquired(m, span);
 	return err;
 }
 
@@ -644,22 +652,26 @@ int cache_evict(struct cfile *f, unsigned from, uint64_t off, uint64_t len)
 
 int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice)
 {
-	uint64_t first, last, seq, c0, c1;
-	int err = 0;
+	uint64_t first, last, c0, c1;
+	int err;
 
 	if (off < m->off || len > m->len || off - m->off > m->len - len)
 		return -EINVAL;
-	err = learn_size(m->file);
-	if (err || !clip(m, off, len, &first, &last))
-		return err;
+	if (len == 0)
+		return 0;
 	switch (advice) {
+	case GAIA_ADVISE_NORMAL:
+	case GAIA_ADVISE_RANDOM:
+	case GAIA_ADVISE_SEQUENTIAL:
+		return readahead_advise(m, pages_of(off, len), advice);
 	case GAIA_ADVISE_WILLNEED:
-		for (uint64_t p = first; p <= last && !err; p = ROUND_DOWN(p, GAIA_CHUNK_PAGES) +
-								GAIA_CHUNK_PAGES)
-			err = acquire_range(m, (struct page_span){ p, MIN(last, p | (GAIA_CHUNK_PAGES - 1)) + 1 },
-					    false, BRING, NULL, &seq, NULL);
-		return err == -ENOMEM ? 0 : err; /* as far as there is room */
+		readahead_will_need(m, pages_of(off, len));
+		return 0;
 	case GAIA_ADVISE_DONTNEED:
+		readahead_cancel(m, pages_of(off, len));
+		err = learn_size(m->file);
+		if (err || !clip(m, off, len, &first, &last))
+			return err;
 		/* Whole chunks only: a part's neighbours may be needed. */
 		c0 = (first + GAIA_CHUNK_PAGES - 1) / GAIA_CHUNK_PAGES;
 		c1 = (last + 1) / GAIA_CHUNK_PAGES;

@@ -37,6 +37,7 @@ struct window {
 	unsigned n_frames;    /* so many frames of home it takes, by estimate, to fetch what devices have released of these */
 	const struct part *last; /* of all that were taken; NULL: what comes next is not read ahead */
 	struct dev_run *runs; /* room for all pages */
+	bool quiet; /* see struct fills */
 };
 
 static struct cache_device *window_device(const struct window *w)
@@ -214,6 +215,7 @@ static int window_fill(struct window *w, bool *any)
 	struct fills fills = FILLS(fills, false);
 	int err = 0, ended;
 
+	fills.quiet = w->quiet;
 	*any = false;
 	for (unsigned k = 0; k < w->n && !err; k++) {
 		uint64_t pages[GAIA_CHUNK_PAGES / 64] = { 0 };
@@ -435,11 +437,7 @@ static unsigned part_in_file(const struct part *pt)
 /* chunk->lock held. */
 static int part_grant(struct part *pt)
 {
-	int err;
-
-	if (!pt->grant)
-		return 0;
-	err = pt->wanted ? grant_take_wanted(pt->grant, pt->a, pt->end, pt->b, pt->add.writes > 0) :
+	int err = pt->wanted ? grant_take_wanted(pt->grant, pt->a, pt->end, pt->b, pt->add.writes > 0) :
 			   grant_hold(pt->grant, pt->a, pt->end, pt->b, pt->add.n, pt->add.writes);
 	pt->granted = !err && !pt->wanted;
 	return err;
@@ -458,10 +456,10 @@ static bool part_may_trust(const struct part *pt, unsigned ours)
 /* What of the part has to be looked at. chunk->lock is held. */
 static void part_look(struct part *pt, bool all)
 {
-	if (pt->grant)
-		grant_end_ready(pt->grant);
+	grant_end_ready(pt->grant);
 	memset(pt->todo, 0, sizeof(pt->todo));
 	pt->whole = all || !part_may_trust(pt, 0);
+	readahead_count(pt->rep, pt->a, pt->end);
 	if (!pt->whole)
 		replica_not_current(pt->rep, pt->a, pt->end, pt->add.writes > 0, pt->todo);
 	pt->n_todo = bits_count(pt->todo, GAIA_CHUNK_PAGES / 64);
@@ -574,9 +572,7 @@ static int window_first(struct window *w, struct part *pt, bool all)
 
 	if (pt->add.writes > 0)
 		err = passthrough_room(pt->m, pt->end - pt->a);
-	if (!pt->grant)
-		pt->end = part_in_file(pt);
-	if (err || pt->a >= pt->end)
+	if (err)
 		return err;
 	pthread_mutex_lock(&ch->lock);
 	part_look(pt, all);
@@ -600,10 +596,6 @@ static bool window_join(struct window *w, struct part *pt, int *err)
 
 	if ((pt->ahead && ahead_is_under_way(pt->ahead, pt->nth)) || cfile_is_passthrough(ch->file))
 		return false;
-	if (!pt->grant)
-		pt->end = part_in_file(pt);
-	if (pt->a >= pt->end)
-		return true;
 	pthread_mutex_lock(&ch->lock);
 	part_look(pt, false);
 	if (!part_is_held(pt, err)) {
@@ -694,6 +686,16 @@ int part_acquire_again(struct part *pt)
 	if (!err)
 		err = window_go(&w);
 	return window_end(&w, err);
+}
+
+int replica_bring_some(struct replica *rep, unsigned a, unsigned b, const uint64_t *pages)
+{
+	struct part pt = { .rep = rep, .ch = rep->chunk, .a = a, .b = b, .end = b }, *at = &pt;
+	struct window w = { .at = &at, .n = 1, .quiet = true };
+
+	memcpy(pt.todo, pages, sizeof(pt.todo));
+	pt.n_todo = w.n_todo = w.n_locked = bits_count(pages, GAIA_CHUNK_PAGES / 64);
+	return window_bring(&w);
 }
 
 int replica_bring(struct replica *rep, unsigned a, unsigned b)

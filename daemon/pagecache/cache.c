@@ -31,6 +31,7 @@ static int devices_init(struct cache *c, const struct cache_config *config)
 		dev->each_percent = config->device_percent ? config->device_percent : CACHE_DEVICE_PERCENT;
 		read_cost_init(&dev->read_cost, false);
 		TAILQ_INIT(&dev->idle);
+		TAILQ_INIT(&dev->unused);
 		TAILQ_INIT(&dev->idle_ready);
 		TAILQ_INIT(&dev->busy);
 		pthread_mutex_init(&dev->reserve, NULL);
@@ -100,9 +101,15 @@ int cache_create(const struct cache_config *config, struct cache **out)
 	err = -pthread_create(&c->notifier, NULL, notifier_main, c);
 	if (err)
 		goto stop_fetcher;
+	err = readahead_start(c);
+	if (err)
+		goto stop_notifier;
 	*out = c;
 	return 0;
 
+stop_notifier:
+	threads_stop(c);
+	pthread_join(c->notifier, NULL);
 stop_fetcher:
 	threads_stop(c);
 	pthread_join(c->fetcher, NULL);
@@ -144,6 +151,7 @@ static void drop_all(struct cache *c)
 
 void cache_destroy(struct cache *c)
 {
+	readahead_stop(c);
 	threads_stop(c);
 	pthread_join(c->flusher, NULL);
 	pthread_join(c->fetcher, NULL);

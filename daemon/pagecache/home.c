@@ -106,7 +106,7 @@ static int fill_begin(struct fill *fl, bool at_once, bool in_order)
 	return 0;
 }
 
-static int fill_end(struct fill *fl)
+static int fill_end(struct fill *fl, bool quiet)
 {
 	struct chunk *ch = fl->ch;
 	struct frames *fr = &ch->file->cache->frames;
@@ -115,7 +115,8 @@ static int fill_end(struct fill *fl)
 
 	if (got < 0) {
 		count(CTR_storage_errors, 1);
-		log_error("%s: reading at %llu: %s", cfile_name(ch->file, name), (unsigned long long)page_offset(ch, fl->page[0]), strerror((int)-got));
+		if (!quiet)
+			log_error("%s: reading at %llu: %s", cfile_name(ch->file, name), (unsigned long long)page_offset(ch, fl->page[0]), strerror((int)-got));
 		return (int)got;
 	}
 	count(CTR_storage_reads, fl->n_read);
@@ -203,7 +204,7 @@ static int reads_end(struct fills *fills, bool learn)
 			n_read += fl->n_read;
 			at_end &= fl->rd.at_end;
 		}
-		err = fill_end(fl);
+		err = fill_end(fl, fills->quiet);
 		fill_done(fl, err);
 		first = first ? first : err;
 	}
@@ -358,6 +359,8 @@ static int batch_frames(struct fills *fills, struct fill_batch *bt)
 	if (got == bt->n)
 		return 0;
 	frames_give(&c->frames, bt->frame, got);
+	if (fills->quiet)
+		return -ENOBUFS;
 	fills->made_room = true;
 	return frame_alloc(c, bt->n, bt->frame);
 }

@@ -225,6 +225,7 @@ struct cfile {
 	bool complained;      /* it was logged that writeback fails, since it last worked */
 	uint64_t failed_ns;   /* when it last failed */
 	TAILQ_HEAD(, sync) syncs;  /* under way, in order */
+	TAILQ_HEAD(, readahead) gave_way; /* to who has range exclusively, or waits for it */
 	pthread_cond_t sync_ended; /* one of them has ended */
 	uint64_t syncs_begun;	   /* ever */
 	/* The time that the store's file must have when everything dirty has been stored. */
@@ -294,6 +295,9 @@ struct replica {
 	 * it. state.c sets and clears it. A bit too many costs a look at the page; one too few would be a wrong byte (cache_check()).
 	 */
 	uint64_t stale[GAIA_CHUNK_PAGES / 64], unready[GAIA_CHUNK_PAGES / 64];
+	/* Pages that were read ahead and that no acquire has asked for since: for the counters. */
+	uint64_t brought[GAIA_CHUNK_PAGES / 64];
+	unsigned n_brought;
 
 	/* dev->lock; a thread that has it pinned may read mem without, once there is any. */
 	struct devmem *mem; /* NULL: promised to the acquire that has made the replica; others may wait for that */
@@ -303,8 +307,10 @@ struct replica {
 	bool evicting;	/* the only pin is the evictor's, and nobody may add one; set under dev->reserve, too */
 	bool failed;	/* the promise was not kept; the replica ends with the last pin */
 	uint64_t stuck;	/* dev->n_stuck when it could not be evicted */
-	uint64_t idled;	/* dev->n_idled when it came to the end of its list */
-	TAILQ_ENTRY(replica) link; /* in dev->busy iff pins > 0, else in dev->idle_ready iff n_ready > 0, else in dev->idle; if failed in none */
+	uint64_t idled;	/* dev->n_idled when it came to the end of its list; 0: it was put at the head */
+	unsigned filling; /* workers that read pages of it ahead now, and have these locked */
+	struct readahead *ahead; /* it was made to read ahead, and nobody has pinned it since */
+	TAILQ_ENTRY(replica) link; /* in dev->busy iff pins > 0, else in dev->idle_ready iff n_ready > 0, else in dev->unused iff ahead, else in dev->idle; if failed in none */
 };
 
 /* chunk->lock is held. */
@@ -383,6 +389,7 @@ struct mapping {
 	unsigned span_blocks; /* blocks of spans that were asked for, for these two: see cache_host.spans */
 	STAILQ_HEAD(, pin) pins;
 	unsigned n_pins;
+	struct readahead *readahead; /* constant */
 	struct cache_process process; /* lock: its client's, once it was asked for; see keeper_make() */
 	bool process_known;
 	_Atomic uint64_t kept; /* "break.reuse_mapped": 1 + a chunk that the client was left with */
@@ -410,14 +417,18 @@ struct cache_device {
 	uint64_t n_left; /* how often replicas have gone, or should have been evicted and stayed */
 	uint64_t n_stuck; /* of these, how often one stayed */
 	pthread_cond_t changed; /* n_left has changed, or a promise was kept or broken */
-	struct device_user *users; /* hash by uid: users who pin something, except the owners of the mount */
+	struct device_user *users; /* hash by uid: users who pin something, except the owners of the mount; and for whom something was read ahead */
 	uint64_t user_chunks;	   /* that any of them pins */
+	uint64_t user_ahead;	   /* that were read ahead for them, except the owners, and not used */
 	struct keeping *keeping; /* hash: the processes that keep memory of it, see stranded.c */
 	uint64_t n_stranded; /* chunks that they keep */
 	uint64_t n_given_up; /* how often one of them was found to have ended */
-	/* Replicas that nobody pins, the longest unused first: idle_ready has those that are ready for some grant, and so may be held at any moment. */
-	TAILQ_HEAD(, replica) idle, idle_ready;
-	uint64_t n_idle_ready, n_idled; /* how many; how often one came to the end of either list */
+	/*
+	 * Replicas that nobody pins, the longest unused first: idle_ready has those that are ready for some grant, and so may be held at any
+	 * moment; unused those that were made to read ahead, and that nobody has pinned since.
+	 */
+	TAILQ_HEAD(replica_queue, replica) idle, idle_ready, unused;
+	uint64_t n_idle_ready, n_idled; /* how many; how often one came to the end of any of these lists */
 	TAILQ_HEAD(, replica) busy;
 	struct read_cost read_cost; /* of copies from it to home; no lock */
 	atomic_bool gone;	/* for good: an operation said so (-ENODEV) */
@@ -473,7 +484,9 @@ struct cache {
 	atomic_uint_least64_t n_kept;  /* frames for merges to come: see page_extra */
 	pthread_t flusher, fetcher, notifier;
 	struct pool *evictors; /* they wait for clients that do not give up memory at once */
-	pthread_rwlock_t round; /* the flusher and the fetcher hold it, shared, while they work; before all other locks (1) */
+	pthread_rwlock_t round; /* the flusher, the fetcher and who reads ahead hold it, shared, while they work; before all other locks (1) */
+	struct pool *readahead;
+	atomic_uint n_readahead; /* mappings with something to read ahead */
 };
 
 /* ---- file.c ---- */
@@ -482,6 +495,7 @@ void cfile_use(struct cfile *f);
 void cfile_unuse(struct cfile *f);
 /* Take file->range to remove contents: those who have it shared for long let this thread have its turn. */
 void range_lock_exclusively(struct cfile *f);
+void range_unlock_exclusively(struct cfile *f);
 /* Drop what is cached of files that nothing holds and nobody knows. For the flusher. */
 void idle_files_reap(struct cache *c);
 /* The file's path, for messages: without bytes that would spoil a line of text. No lock is held. */
@@ -666,6 +680,7 @@ struct fills {
 	bool more;		  /* more are begun before any is waited for */
 	bool may_probe;		  /* some may come from a source that seems dearer */
 	unsigned devices_only;	  /* 0, or a page of the chunk: from there on what no device gives stays absent */
+	bool quiet;		  /* nobody has asked for it: what fails is counted, and not logged; and home evicts nothing (-ENOBUFS: it is full) */
 
 	bool made_room; /* for some of them pages had to leave home */
 	/* If this is a probe: */
@@ -814,6 +829,42 @@ void mapping_unhold(struct mapping *m, uint64_t a, uint64_t b, bool write, bool 
 
 /* Bring pages [a, b) of the replica's, which are locked, up to date as an acquire to read does. file->range held. */
 int replica_bring(struct replica *rep, unsigned a, unsigned b);
+/* The same for those of them that are in @pages, which are all to be sent; the others need not be locked. See fills.quiet. */
+int replica_bring_some(struct replica *rep, unsigned a, unsigned b, const uint64_t *pages);
+
+/* ---- readahead.c: what is brought to a device before it is acquired ---- */
+
+struct pool;
+struct readahead;
+/* The workers. */
+int readahead_start(struct cache *c);
+void readahead_stop(struct cache *c);
+/* A mapping begins: -ENOMEM. It is about to end: no piece is begun from now on. It ends: none is at work. No lock is held. */
+int readahead_begin(struct mapping *m, struct cache *c, struct cache_user user);
+void readahead_cease(struct mapping *m);
+void readahead_end(struct mapping *m);
+/* The file's range is not held exclusively any more: what gave way goes on. No lock is held. */
+void readahead_wake(struct cfile *f);
+/* Bring the pages of @span, which lies in the mapping, when there is time, as far as there is room. */
+void readahead_will_need(struct mapping *m, struct page_span span);
+/* An acquire of @span has succeeded. No lock is held. */
+void readahead_acquired(struct mapping *m, struct page_span span);
+/* GAIA_ADVISE_NORMAL, RANDOM or SEQUENTIAL. -EAGAIN: too many ranges of the mapping have advice of their own. */
+int readahead_advise(struct mapping *m, struct page_span span, unsigned how);
+/* Bring nothing of @span any more; when it returns nothing of it is at work. [W] */
+void readahead_cancel(struct mapping *m, struct page_span span);
+/* dev->lock held. A replica was made for it; it is pinned (@used), or goes; its user may have one more. */
+void readahead_made(struct readahead *ra, struct replica *rep);
+void readahead_ended(struct replica *rep, bool used);
+bool readahead_has_room(const struct readahead *ra, const struct cache_device *dev);
+/*
+ * The same. Whether what @ra is to bring may take the place of this replica, which is unused: not if it is to bring that, too, nor if another has
+ * brought it who has no more such replicas (by one at least, or they would take turns).
+ */
+bool readahead_may_replace(struct readahead *ra, const struct replica *rep);
+/* Pages [a, b) are being acquired; or the replica goes: count those that were read ahead. chunk->lock is held. */
+void readahead_count(struct replica *rep, unsigned a, unsigned b);
+void readahead_dropped(struct replica *rep);
 
 /* ---- ready.c: chunks that may be acquired without a look at them ---- */
 
@@ -838,6 +889,8 @@ uint64_t device_idle_ready(struct cache_device *dev, uint64_t most, struct repli
 bool replica_is_held_ready(const struct replica *rep);
 /* The number of idle replicas of which something is held, because they are ready. dev->reserve is held. */
 uint64_t device_held_idle(struct cache_device *dev);
+/* Whether all of @span is ready to be read. No lock is held. */
+bool ready_has(struct mapping *m, struct page_span span);
 /* Acquire, with *err as of cache_acquire(), if all of @span is ready. False: it is not, and nothing was done. */
 bool ready_acquire(struct mapping *m, struct page_span span, bool write, uint64_t *seq, atomic_uint *verdict, int *err);
 /*
@@ -894,6 +947,11 @@ void user_pin(const struct mapping *m, struct replica *rep);
 void user_unpin(const struct mapping *m, struct replica *rep);
 /* Bytes of a device that one user may have pinned. */
 uint64_t user_limit(const struct cache_device *dev);
+/* dev->lock held. Whether one chunk more may be read ahead for the user; and one more, or less, is there. */
+bool user_may_ahead(const struct cache_device *dev, const struct cache_user *user);
+void user_ahead_more(struct cache_device *dev, const struct cache_user *user);
+void user_ahead_less(struct cache_device *dev, const struct cache_user *user);
+uint64_t user_ahead(const struct cache_device *dev, const struct cache_user *user);
 /* dev->lock held. Once more, or less, of the chunk whose list it is. */
 void user_pin_more(struct cache_device *dev, struct pinner **pinners, uid_t uid);
 void user_pin_less(struct cache_device *dev, struct pinner **pinners, uid_t uid);
@@ -945,6 +1003,20 @@ int replicas_pin(struct mapping *m, const uint64_t *index, uint64_t n, struct re
  * takes no dev->reserve and waits for no client.
  */
 uint64_t replicas_pin_again(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out);
+/*
+ * For readahead.c. The replica of the chunk that the mapping uses, if it has memory that can be filled and is not leaving: it is known as being
+ * filled until replica_filled(), and stays while one of its pages is locked. NULL: none can be filled; *@there: there is one.
+ * chunk->lock is held.
+ */
+struct replica *replica_to_fill(struct mapping *m, struct chunk *ch, bool *there);
+void replica_filled(struct replica *rep);
+/*
+ * Make that replica, of which nothing is current: in memory that is free, or in place of another that was read ahead and not used. No lock is
+ * held. -ENOMEM: there is no room; -EMFILE: other readers have too many of the chunk. 0 also if there is one by now.
+ */
+int replica_make_ahead(struct mapping *m, uint64_t index);
+/* Free it, if nothing was brought into it, and that needs no waiting. No lock is held. */
+void replica_drop_empty(struct mapping *m, uint64_t index);
 /* dev->reserve held, or it is pinned by right, and stays so. False: it leaves. */
 bool replica_pin(struct replica *rep);
 void replica_unpin(struct replica *rep);

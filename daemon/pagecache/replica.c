@@ -16,29 +16,24 @@
 /* ---- pins ---- */
 
 /* The next ones with dev->lock held. The replica is idle: it leaves its list, or comes to the end of the one where it belongs. */
-static void idle_remove(struct replica *rep)
+static struct replica_queue *idle_list(struct replica *rep)
 {
 	struct cache_device *dev = rep->dev;
 
-	if (rep->n_ready > 0) {
-		TAILQ_REMOVE(&dev->idle_ready, rep, link);
-		dev->n_idle_ready--;
-	} else {
-		TAILQ_REMOVE(&dev->idle, rep, link);
-	}
+	return rep->n_ready > 0 ? &dev->idle_ready : rep->ahead ? &dev->unused : &dev->idle;
+}
+
+static void idle_remove(struct replica *rep)
+{
+	TAILQ_REMOVE(idle_list(rep), rep, link);
+	rep->dev->n_idle_ready -= rep->n_ready > 0;
 }
 
 static void idle_add(struct replica *rep)
 {
-	struct cache_device *dev = rep->dev;
-
-	rep->idled = ++dev->n_idled;
-	if (rep->n_ready > 0) {
-		TAILQ_INSERT_TAIL(&dev->idle_ready, rep, link);
-		dev->n_idle_ready++;
-	} else {
-		TAILQ_INSERT_TAIL(&dev->idle, rep, link);
-	}
+	rep->idled = ++rep->dev->n_idled;
+	TAILQ_INSERT_TAIL(idle_list(rep), rep, link);
+	rep->dev->n_idle_ready += rep->n_ready > 0;
 }
 
 static void make_busy(struct replica *rep)
@@ -66,8 +61,10 @@ static bool pin_locked(struct replica *rep)
 {
 	if (leaves(rep))
 		return false;
-	if (rep->pins++ == 0)
+	if (rep->pins++ == 0) {
 		make_busy(rep);
+		readahead_ended(rep, true);
+	}
 	return true;
 }
 
@@ -180,8 +177,8 @@ static void unclaim(struct replica *rep, bool stuck, bool next)
 		rep->stuck = ++dev->n_stuck;
 	make_idle(rep);
 	if (next) {
-		TAILQ_REMOVE(&dev->idle, rep, link);
-		TAILQ_INSERT_HEAD(&dev->idle, rep, link);
+		TAILQ_REMOVE(idle_list(rep), rep, link);
+		TAILQ_INSERT_HEAD(idle_list(rep), rep, link);
 		rep->idled = 0;
 	}
 	dev->leaving -= GAIA_CHUNK;
@@ -225,6 +222,8 @@ static void list_add(struct replica_list *list, struct replica *rep)
 
 /* ---- device memory ---- */
 
+static bool evict_unused(struct cache_device *dev, struct readahead *ra);
+
 /* An operation failed: if the device is gone, so is everything on it. */
 static void note_gone(struct cache_device *dev, int err)
 {
@@ -262,17 +261,27 @@ int cache_device_end(struct cache_device *dev, struct device_wait *w)
 	return err;
 }
 
-/* For a snapshot or a copy: takes no memory that is promised to others, and evicts nothing. */
+/* Take a chunk that is free and promised to nobody. dev->lock is held. */
+static bool take_spare(struct cache_device *dev)
+{
+	bool room = dev->used + dev->promised + GAIA_CHUNK <= dev->dev->capacity;
+
+	if (room)
+		dev->used += GAIA_CHUNK;
+	return room;
+}
+
+/* For a snapshot or a copy: takes no memory that is promised to others, and evicts nothing but what was read ahead and not used. */
 static int spare_alloc(struct cache_device *dev, struct devmem **out)
 {
 	bool room;
 	int err;
 
-	pthread_mutex_lock(&dev->lock);
-	room = dev->used + dev->promised + GAIA_CHUNK <= dev->dev->capacity;
-	if (room)
-		dev->used += GAIA_CHUNK;
-	pthread_mutex_unlock(&dev->lock);
+	do {
+		pthread_mutex_lock(&dev->lock);
+		room = take_spare(dev);
+		pthread_mutex_unlock(&dev->lock);
+	} while (!room && evict_unused(dev, NULL));
 	if (!room)
 		return -ENOMEM;
 	err = atomic_load(&dev->gone) ? -ENODEV : dev->dev->ops->alloc(dev->dev, out);
@@ -393,20 +402,28 @@ static struct replica *replica_find(struct chunk *ch, const struct cache_device 
 	return NULL;
 }
 
-/*
- * Make a replica without memory, with a pin. dev->reserve is held, and the replica counts as pinned and promised already. Consumes
- * the caller's reference to the chunk, also on error. -EMFILE.
- */
-static int promise_make(struct chunk *ch, struct cache_device *dev, struct readers *only, struct replica **out)
+/* Without memory and pins, and in no table; consumes a reference to the chunk. */
+static struct replica *replica_new(struct chunk *ch, struct cache_device *dev, struct readers *only)
 {
 	struct replica *rep = xcalloc(1, sizeof(*rep));
 
 	rep->chunk = ch;
 	rep->dev = dev;
 	rep->only = only;
-	rep->pins = 1;
 	LIST_INIT(&rep->grants);
 	replica_made(rep);
+	return rep;
+}
+
+/*
+ * Make a replica without memory, with a pin. dev->reserve is held, and the replica counts as pinned and promised already. Consumes
+ * the caller's reference to the chunk, also on error. -EMFILE.
+ */
+static int promise_make(struct chunk *ch, struct cache_device *dev, struct readers *only, struct replica **out)
+{
+	struct replica *rep = replica_new(ch, dev, only);
+
+	rep->pins = 1;
 	pthread_mutex_lock(&ch->lock);
 	/* There can be many users: their readers' replicas must leave room for those that clients share. */
 	if (only && ch->n_replicas + ch->file->cache->n_devices >= CACHE_MAX_DEVICES) {
@@ -450,6 +467,7 @@ static void memory_end(struct replica *rep)
 	/* At once, for threads that count on what leaves. */
 	pthread_mutex_lock(&dev->lock);
 	TAILQ_REMOVE(&dev->busy, rep, link);
+	readahead_ended(rep, false);
 	stays = strand(dev, rep->keepers);
 	dev->used -= chunks * GAIA_CHUNK - stays;
 	dev->pinned -= GAIA_CHUNK - stays;
@@ -475,6 +493,7 @@ static void replica_destroy(struct replica *rep)
 		pthread_mutex_unlock(&g->mapping->lock);
 		free(g);
 	}
+	readahead_dropped(rep);
 	replica_unlink(ch, rep);
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
 		replica_left(ch, i);
@@ -795,6 +814,221 @@ void replicas_drop_idle(struct cache *c, struct chunk **list, unsigned n)
 		pthread_mutex_unlock(&dev->reserve);
 		(void)evict_all(&claimed); /* on error it is tried again */
 	}
+}
+
+/* ---- replicas that are made to read ahead ---- */
+
+#define UNUSED_LOOK_AT 64u
+#define UNUSED_TRIES 8u /* of these */
+
+/* Those that may go, the oldest first, but none that is being filled: how many. dev->reserve is held, which keeps them. */
+static unsigned list_unused(struct cache_device *dev, struct readahead *ra, struct replica **out)
+{
+	unsigned looked = 0, n = 0;
+	struct replica *rep;
+
+	pthread_mutex_lock(&dev->lock);
+	TAILQ_FOREACH(rep, &dev->unused, link) {
+		if (looked++ == UNUSED_LOOK_AT || n == UNUSED_TRIES)
+			break;
+		if (rep->filling == 0 && (!ra || readahead_may_replace(ra, rep)))
+			out[n++] = rep;
+	}
+	pthread_mutex_unlock(&dev->lock);
+	return n;
+}
+
+/* Claim an unused replica with all of its pages and file->range locked, if that needs no waiting. dev->reserve is held. */
+static bool claim_locked(struct replica *rep)
+{
+	struct chunk *ch = rep->chunk;
+	bool claimed;
+
+	if (pthread_rwlock_tryrdlock(&ch->file->range))
+		return false;
+	pthread_mutex_lock(&ch->lock);
+	claimed = pages_trylock(ch, 0, GAIA_CHUNK_PAGES);
+	if (claimed) {
+		pthread_mutex_lock(&rep->dev->lock);
+		bug_on(rep->pins > 0 || leaves(rep));
+		claim_idle(rep);
+		pthread_mutex_unlock(&rep->dev->lock);
+	}
+	pthread_mutex_unlock(&ch->lock);
+	if (!claimed)
+		pthread_rwlock_unlock(&ch->file->range);
+	return claimed;
+}
+
+/* The rest of its eviction: no client was ever given it, and nothing was released there. */
+static void free_locked(struct replica *rep)
+{
+	struct chunk *ch = chunk_ref(rep->chunk);
+
+	replica_destroy(rep);
+	pthread_rwlock_unlock(&ch->file->range);
+	chunk_put(ch);
+}
+
+/*
+ * Free the memory of a replica that was read ahead and not used: the one that has been there for longest, of those that need no waiting. For
+ * @ra only what it may replace; NULL: for somebody who needs it now.
+ */
+static bool evict_unused(struct cache_device *dev, struct readahead *ra)
+{
+	struct replica *list[UNUSED_TRIES];
+	unsigned n, k = 0;
+
+	if (pthread_mutex_trylock(&dev->reserve))
+		return false;
+	n = list_unused(dev, ra, list);
+	while (k < n && !claim_locked(list[k]))
+		k++;
+	pthread_mutex_unlock(&dev->reserve);
+	if (k < n)
+		free_locked(list[k]);
+	return k < n;
+}
+
+struct replica *replica_to_fill(struct mapping *m, struct chunk *ch, bool *there)
+{
+	struct replica *rep = replica_find(ch, m->dev, m->readers);
+	bool fits = rep && !replica_is_spoiled(rep);
+
+	*there = rep;
+	if (fits) {
+		pthread_mutex_lock(&m->dev->lock);
+		fits = rep->mem && !leaves(rep);
+		rep->filling += fits;
+		pthread_mutex_unlock(&m->dev->lock);
+	}
+	return fits ? rep : NULL;
+}
+
+void replica_filled(struct replica *rep)
+{
+	pthread_mutex_lock(&rep->dev->lock);
+	rep->filling--;
+	pthread_mutex_unlock(&rep->dev->lock);
+}
+
+/* Take memory for a replica. Until it has one it counts as leaving, so that an acquire that lacks room waits for it. False: there is none. */
+static bool ahead_begin(struct mapping *m)
+{
+	struct cache_device *dev = m->dev;
+	bool may, room;
+
+	do {
+		pthread_mutex_lock(&dev->lock);
+		may = readahead_has_room(m->readahead, dev);
+		room = may && take_spare(dev);
+		if (room) {
+			dev->pinned += GAIA_CHUNK;
+			dev->leaving += GAIA_CHUNK;
+		}
+		pthread_mutex_unlock(&dev->lock);
+	} while (!room && may && evict_unused(dev, m->readahead));
+	return room;
+}
+
+/* The memory has its replica; NULL: it is free again. */
+static void ahead_end(struct mapping *m, struct replica *rep)
+{
+	struct cache_device *dev = m->dev;
+
+	pthread_mutex_lock(&dev->lock);
+	if (rep) {
+		readahead_made(m->readahead, rep);
+		idle_add(rep);
+	} else {
+		dev->used -= GAIA_CHUNK;
+	}
+	dev->pinned -= GAIA_CHUNK;
+	dev->leaving -= GAIA_CHUNK;
+	has_left(dev);
+	pthread_mutex_unlock(&dev->lock);
+}
+
+/*
+ * Give the chunk a replica with this memory, unless there is one by now, or (-EMFILE), in half of the places for those of readers, others
+ * are. Nobody sees it before ahead_end(): who looks for it on the device has dev->reserve, which is held.
+ */
+static int ahead_link(struct mapping *m, struct chunk *ch, struct devmem *mem, struct replica **out)
+{
+	struct replica *rep;
+	int err = 0;
+
+	pthread_mutex_lock(&ch->lock);
+	if (replica_find(ch, m->dev, m->readers)) {
+		;
+	} else if (m->readers && ch->n_replicas + ch->file->cache->n_devices >= CACHE_MAX_DEVICES / 2) {
+		err = -EMFILE;
+	} else {
+		rep = replica_new(chunk_ref(ch), m->dev, m->readers);
+		rep->mem = mem;
+		track_make(ch);
+		replica_link(ch, rep);
+		*out = rep;
+	}
+	pthread_mutex_unlock(&ch->lock);
+	return err;
+}
+
+int replica_make_ahead(struct mapping *m, uint64_t index)
+{
+	struct cache_device *dev = m->dev;
+	struct replica *rep = NULL;
+	struct devmem *mem;
+	struct chunk *ch;
+	int err;
+
+	if (!ahead_begin(m))
+		return -ENOMEM;
+	err = atomic_load(&dev->gone) ? -ENODEV : dev->dev->ops->alloc(dev->dev, &mem);
+	note_gone(dev, err);
+	if (err) {
+		ahead_end(m, NULL);
+		return err;
+	}
+	ch = chunk_get(m->file, index, true);
+	(void)fault_point("readahead.before_link");
+	pthread_mutex_lock(&dev->reserve);
+	err = ahead_link(m, ch, mem, &rep);
+	if (rep)
+		ahead_end(m, rep);
+	pthread_mutex_unlock(&dev->reserve);
+	if (!rep) {
+		dev->dev->ops->free(dev->dev, mem);
+		ahead_end(m, NULL);
+	}
+	chunk_put(ch);
+	return err;
+}
+
+void replica_drop_empty(struct mapping *m, uint64_t index)
+{
+	struct chunk *ch = chunk_get(m->file, index, false);
+	struct cache_device *dev = m->dev;
+	struct replica *rep;
+	bool empty;
+
+	if (!ch)
+		return;
+	pthread_mutex_lock(&dev->reserve);
+	pthread_mutex_lock(&ch->lock);
+	rep = replica_find(ch, dev, m->readers);
+	empty = rep && rep->n_brought == 0;
+	if (empty) {
+		pthread_mutex_lock(&dev->lock);
+		empty = rep->ahead && rep->pins == 0 && rep->filling == 0;
+		pthread_mutex_unlock(&dev->lock);
+	}
+	pthread_mutex_unlock(&ch->lock);
+	empty = empty && claim_locked(rep);
+	pthread_mutex_unlock(&dev->reserve);
+	if (empty)
+		free_locked(rep);
+	chunk_put(ch);
 }
 
 /* Whether another client maps it, or is being handed it. chunk->lock is held. */
@@ -1122,6 +1356,20 @@ static bool lacks_room(struct cache_device *dev)
 }
 
 /*
+ * The first that could be evicted, if @n_stuck is dev->n_stuck as of when the caller began to try: another file's trouble is not ours, as long as
+ * another chunk can go. @filling: though pages of it are being read ahead, for which its eviction waits. dev->lock is held.
+ */
+static struct replica *first_quiet(struct replica_queue *list, uint64_t n_stuck, bool filling)
+{
+	struct replica *rep;
+
+	TAILQ_FOREACH(rep, list, link)
+		if (rep->stuck <= n_stuck && (filling || rep->filling == 0))
+			break;
+	return rep;
+}
+
+/*
  * If an idle replica that is ready has been idle for longer than those that are not, it may have been used since: it is the last from now
  * on, and, unless it is held, not ready, so that it is known whether it is used. dev->reserve is held.
  */
@@ -1133,7 +1381,7 @@ static void use_again(struct cache_device *dev)
 	pthread_mutex_lock(&dev->lock);
 	rep = TAILQ_FIRST(&dev->idle_ready);
 	other = TAILQ_FIRST(&dev->idle);
-	if (rep && other && other->idled < rep->idled)
+	if ((rep && other && other->idled < rep->idled) || first_quiet(&dev->unused, UINT64_MAX, false))
 		rep = NULL;
 	pthread_mutex_unlock(&dev->lock);
 	if (!rep)
@@ -1151,17 +1399,19 @@ static void use_again(struct cache_device *dev)
 	pthread_mutex_unlock(&rep->chunk->lock);
 }
 
-/* Claim the replica that has been idle for longest of those that are not ready: false if none can go. dev->reserve is held. */
-static bool claim_next(struct demand *d)
+/*
+ * Claim the replica that was read ahead first of those that were not used since, or else the one that has been idle for longest of those that
+ * are not ready: false if none can go. @filling: see first_quiet(). dev->reserve is held.
+ */
+static bool claim_next(struct demand *d, bool filling)
 {
 	struct cache_device *dev = d->dev;
 	struct replica *rep;
 
 	pthread_mutex_lock(&dev->lock);
-	/* Another file's trouble is not ours, as long as another chunk can go. */
-	TAILQ_FOREACH(rep, &dev->idle, link)
-		if (rep->stuck <= d->n_stuck)
-			break;
+	rep = first_quiet(&dev->unused, d->n_stuck, filling);
+	if (!rep)
+		rep = first_quiet(&dev->idle, d->n_stuck, filling);
 	if (rep) {
 		claim_idle(rep);
 		list_add(&d->victims, rep);
@@ -1176,11 +1426,15 @@ static void claim_room(struct demand *d, unsigned most, bool regardless)
 	while (most > 0 && (regardless || lacks_room(d->dev))) {
 		if (d->unready == 0)
 			use_again(d->dev);
-		if (claim_next(d)) {
+		if (claim_next(d, false)) {
 			d->unready -= d->unready > 0;
 			most--;
 		} else if (!unready_idle(d, 1)) {
-			return;
+			/* Only now one whose store read has to be waited for. */
+			if (!claim_next(d, true))
+				return;
+			d->unready -= d->unready > 0;
+			most--;
 		}
 	}
 }
@@ -1691,11 +1945,14 @@ int cache_map(struct cfile *f, unsigned device, void *client, struct cache_user 
 	if (device >= c->n_devices)
 		return -ENODEV;
 	m = calloc(1, sizeof(*m));
-	if (!m)
+	if (!m || readahead_begin(m, c, user)) {
+		free(m);
 		return -ENOMEM;
+	}
 	/* Each mapping may come to hold the same page for writing, and the count of those is limited. */
 	if (atomic_fetch_add(&f->mappings, 1) >= CACHE_MAX_MAPPINGS) {
 		atomic_fetch_sub(&f->mappings, 1);
+		readahead_end(m);
 		free(m);
 		return -EMFILE;
 	}
@@ -1719,6 +1976,7 @@ int cache_map(struct cfile *f, unsigned device, void *client, struct cache_user 
 /* Nobody maps or pins any of it any more. */
 static void readers_drop_replicas(struct readers *rd, struct cache_device *dev)
 {
+	struct replica_queue *idle[] = { &dev->unused, &dev->idle };
 	bool leave;
 
 	do {
@@ -1731,13 +1989,14 @@ static void readers_drop_replicas(struct readers *rd, struct cache_device *dev)
 		pthread_mutex_lock(&dev->lock);
 		TAILQ_FOREACH(rep, &dev->busy, link)
 			leave |= rep->only == rd;
-		for (rep = TAILQ_FIRST(&dev->idle); rep; rep = next) {
-			next = TAILQ_NEXT(rep, link);
-			if (rep->only != rd)
-				continue;
-			claim_idle(rep);
-			list_add(&claimed, rep);
-		}
+		for (unsigned k = 0; k < ARRAY_LEN(idle); k++)
+			for (rep = TAILQ_FIRST(idle[k]); rep; rep = next) {
+				next = TAILQ_NEXT(rep, link);
+				if (rep->only != rd)
+					continue;
+				claim_idle(rep);
+				list_add(&claimed, rep);
+			}
 		pthread_mutex_unlock(&dev->lock);
 		pthread_mutex_unlock(&dev->reserve);
 		/* Nothing was released in them, so eviction cannot fail. */
@@ -1987,12 +2246,14 @@ void cache_unmap(struct mapping *m, enum cache_left left)
 	struct chunk *ch;
 	bool now;
 
+	readahead_cease(m);
 	pins_drop(m);
 	while ((ch = chunk_of_mapping(m))) {
 		if (grant_end(m, ch, left, &now))
 			spoiled_secure(ch, m->dev, m->readers, now);
 		chunk_put(ch);
 	}
+	readahead_end(m);
 	if (m->readers)
 		readers_leave(m);
 	mapping_holds_nothing(m);

@@ -350,7 +350,7 @@ int cache_set_times(struct cfile *f, int (*set)(void *arg), void *arg)
 	/* What could not be stored will be, and so will what devices have released; it was written before. */
 	if (!cfile_is_passthrough(f) && has_more_to_store(f))
 		(void)cfile_keep_time(f);
-	pthread_rwlock_unlock(&f->range);
+	range_unlock_exclusively(f);
 	return err;
 }
 

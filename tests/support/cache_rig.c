@@ -1054,6 +1054,12 @@ uint64_t rig_frames(struct rig *rig)
 	return atomic_load(&rig->cache->frames.used);
 }
 
+void rig_readahead(struct rig *rig)
+{
+	while (atomic_load(&rig->cache->n_readahead) > 0)
+		usleep(100);
+}
+
 uint64_t rig_device_used(struct rig *rig, unsigned device)
 {
 	struct cache_device_use use;

@@ -80,6 +80,8 @@ void rig_destroy(struct rig *rig);
 bool rig_importers_gone(void);
 /* Frames of home in use. */
 uint64_t rig_frames(struct rig *rig);
+/* Wait until everything has been read ahead that is to be. */
+void rig_readahead(struct rig *rig);
 /* Bytes of a device in use. */
 uint64_t rig_device_used(struct rig *rig, unsigned device);
 

@@ -3,7 +3,7 @@
  *
  * A program is a list of operations: processes that read, write and store to mappings, a kernel that writes back
  * and reclaims when it likes, device clients that acquire, store, release and die, and whose children go on storing,
- * truncates, holes, evictions, fsyncs. One thread runs it, but a release is stopped wherever it is about to have the kernel's
+ * truncates, holes, evictions, fsyncs, and advice, because of which pages are brought to devices in the background. One thread runs it, but a release is stopped wherever it is about to have the kernel's
  * copies invalidated, and so is the thread that invalidates again: what happens between a release and the
  * end of its invalidation is in the program's hands.
  *
@@ -711,6 +711,8 @@ static void op_acquire(const struct op *op, bool write)
 		had[hot] = client_at(h->client, hot_offset(hot)) != NULL;
 	w.now++;
 	err = client_acquire(h->client, off, len, write ? GAIA_PROT_RW : GAIA_PROT_READ);
+	/* Pages that nobody holds may show anything while they are copied. */
+	rig_readahead(w.rig);
 	if (err == -ENOMEM) {
 		trace("... there is no room");
 		return;
@@ -1021,6 +1023,30 @@ static void op_die(const struct op *op)
 		end_dead(h);
 }
 
+/* Changes nothing that the oracle knows of. Some programs wait for what is read ahead, in others it comes when it comes. */
+static void op_advise(const struct op *op)
+{
+	static const unsigned advices[] = {
+		GAIA_ADVISE_WILLNEED, GAIA_ADVISE_WILLNEED, GAIA_ADVISE_WILLNEED, GAIA_ADVISE_SEQUENTIAL, GAIA_ADVISE_NORMAL,
+		GAIA_ADVISE_RANDOM, GAIA_ADVISE_DONTNEED,
+	};
+	unsigned advice = advices[op->d % ARRAY_LEN(advices)];
+	struct held *h = choose_client(op);
+	uint64_t off, len;
+	int err;
+
+	if (!h)
+		return;
+	choose_wide(op, &off, &len);
+	trace("client %d (device %u) gives advice %u for %#llx + %llu", (int)(h - w.held), h->client->device, advice, (unsigned long long)off,
+	      (unsigned long long)len);
+	err = cache_advise(h->client->mapping, off, len, advice);
+	if (err && err != -EAGAIN)
+		fail("advice: %s", strerror(-err));
+	if (op->d % 4 > 0)
+		rig_readahead(w.rig);
+}
+
 static void op_evict(const struct op *op, bool home)
 {
 	unsigned from = home ? GAIA_FROM_HOME : op->b % w.rig->options.devices;
@@ -1197,6 +1223,8 @@ static void run_op(const struct op *op)
 		break;
 	case DEV_ACQUIRE:
 	case DEV_ACQUIRE_RW:
+		if (op->d / 8 % 4 == 0)
+			op_advise(&(struct op){ .a = op->b, .b = op->c, .c = op->a, .d = op->d / 32 });
 		op_acquire(op, op->kind == DEV_ACQUIRE_RW);
 		break;
 	case DEV_STORE:

@@ -540,6 +540,7 @@ Test(ranges, unused_fields_are_zero, .init = begin, .fini = end)
 	io.advice = 1;
 	cr_assert_eq(wire_ioctl(file, GAIA_IOC_RELEASE, &io), -EINVAL);
 	cr_assert_eq(wire_ioctl(file, GAIA_IOC_SYNC, &io), -EINVAL);
+	io.advice = GAIA_ADVISE_DONTNEED + 1;
 	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ADVISE, &io), -EINVAL);
 	io.prot = RW;
 	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), -EINVAL);
