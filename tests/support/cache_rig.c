@@ -825,6 +825,8 @@ struct client *client_create(struct kfile *kf, unsigned device, unsigned prot, u
 	atomic_init(&cl->alive, true);
 	pthread_mutex_init(&cl->lock, NULL);
 	must(cache_map(kf->cfile, device, cl, kf->rig->user, 1, prot, may_write, 0, length, &cl->mapping) == 0);
+	if (!kf->rig->options.reads_ahead)
+		must(readahead_advise(cl->mapping, (struct page_span){ 0, (length + GAIA_PAGE - 1) / GAIA_PAGE }, GAIA_ADVISE_RANDOM) == 0);
 	pthread_mutex_lock(&cl->rig->lock);
 	SLIST_INSERT_HEAD(&cl->rig->clients, cl, link);
 	pthread_mutex_unlock(&cl->rig->lock);

@@ -38,6 +38,7 @@ struct rig_options {
 	bool always_writable;	/* the devices cannot share read-only, like GPUs */
 	bool no_peers;		/* the devices cannot copy from each other */
 	bool passthrough;	/* files begin as passthrough files: the kernel has nothing of them */
+	bool reads_ahead;	/* else clients say GAIA_RANDOM at first: nothing that a test might count is brought to a device ahead */
 	bool readers_may_write;	/* clients that map for reading only could write the file as well */
 };
 

@@ -1329,6 +1329,7 @@ static void world_begin(uint64_t seed)
 		.writethrough = seed / 2 % 3 == 0,
 		.no_peers = seed / 9 % 3 == 0,
 		.passthrough = passthrough,
+		.reads_ahead = true,
 		/* So that they share the device's memory, whatever the device. */
 		.readers_may_write = true,
 	};

@@ -100,7 +100,7 @@ Test(will_need, ends_with_the_file)
 {
 	struct client *cl;
 
-	begin(&(struct rig_options){ .devices = 1 }, GAIA_CHUNK + 3 * GAIA_PAGE + 1);
+	begin(&(struct rig_options){ .devices = 1, .reads_ahead = true }, GAIA_CHUNK + 3 * GAIA_PAGE + 1);
 	cl = client_create(kf, 0, GAIA_PROT_RW, 1ull << 50);
 	will_need(cl, 0, 1ull << 50);
 	cr_assert_eq(counter_value(CTR_readahead), GAIA_CHUNK_PAGES + 4);
@@ -139,7 +139,7 @@ Test(room, is_free_memory_only)
 {
 	struct client *cl, *other;
 
-	begin(&(struct rig_options){ .devices = 1, .device_chunks = 4 }, 4 * GAIA_CHUNK);
+	begin(&(struct rig_options){ .devices = 1, .reads_ahead = true, .device_chunks = 4 }, 4 * GAIA_CHUNK);
 	other = begin_other(3);
 	cl = new_client(0);
 	counts_begin();
@@ -156,7 +156,7 @@ Test(room, is_given_back_first)
 {
 	struct client *cl, *other;
 
-	begin(&(struct rig_options){ .devices = 1, .device_chunks = 4 }, 4 * GAIA_CHUNK);
+	begin(&(struct rig_options){ .devices = 1, .reads_ahead = true, .device_chunks = 4 }, 4 * GAIA_CHUNK);
 	other = begin_other(2);
 	cl = new_client(0);
 	counts_begin();
@@ -172,7 +172,7 @@ Test(room, is_kept_by_what_was_used)
 {
 	struct client *cl, *other;
 
-	begin(&(struct rig_options){ .devices = 1, .device_chunks = 4 }, 4 * GAIA_CHUNK);
+	begin(&(struct rig_options){ .devices = 1, .reads_ahead = true, .device_chunks = 4 }, 4 * GAIA_CHUNK);
 	other = begin_other(2);
 	cl = new_client(0);
 	will_need(cl, 0, 2 * GAIA_CHUNK);
@@ -190,7 +190,7 @@ Test(room, is_taken_from_the_unused)
 {
 	struct client *cl, *other;
 
-	begin(&(struct rig_options){ .devices = 1, .device_chunks = 2 }, 4 * GAIA_CHUNK);
+	begin(&(struct rig_options){ .devices = 1, .reads_ahead = true, .device_chunks = 2 }, 4 * GAIA_CHUNK);
 	other = client_create(kfile_create(rig, 2, GAIA_CHUNK), 0, GAIA_PROT_RW, GAIA_CHUNK);
 	cl = new_client(0);
 	counts_begin();
@@ -209,7 +209,7 @@ Test(room, is_shared_by_those_who_want_more)
 {
 	struct client *cl, *other;
 
-	begin(&(struct rig_options){ .devices = 1, .device_chunks = 4 }, 4 * GAIA_CHUNK);
+	begin(&(struct rig_options){ .devices = 1, .reads_ahead = true, .device_chunks = 4 }, 4 * GAIA_CHUNK);
 	other = client_create(kfile_create(rig, 2, 4 * GAIA_CHUNK), 0, GAIA_PROT_RW, 4 * GAIA_CHUNK);
 	cl = new_client(0);
 	counts_begin();
@@ -231,7 +231,7 @@ Test(room, is_shared_by_users)
 {
 	struct client *cl, *mine[3];
 
-	begin(&(struct rig_options){ .devices = 1, .device_chunks = 8 }, 4 * GAIA_CHUNK);
+	begin(&(struct rig_options){ .devices = 1, .reads_ahead = true, .device_chunks = 8 }, 4 * GAIA_CHUNK);
 	rig->user = (struct cache_user){ .uid = 1 };
 	for (unsigned k = 0; k < ARRAY_LEN(mine); k++) {
 		mine[k] = client_create(kfile_create(rig, 2 + (int)k, 4 * GAIA_CHUNK), 0, GAIA_PROT_RW, 4 * GAIA_CHUNK);
@@ -256,7 +256,7 @@ Test(room, is_not_waited_for_while_it_is_filled, .timeout = 120)
 {
 	struct client *cl, *other;
 
-	begin(&(struct rig_options){ .devices = 1, .device_chunks = 2 }, 4 * GAIA_CHUNK);
+	begin(&(struct rig_options){ .devices = 1, .reads_ahead = true, .device_chunks = 2 }, 4 * GAIA_CHUNK);
 	other = begin_other(1);
 	cl = new_client(0);
 	fault_hold("store.read");
@@ -276,7 +276,7 @@ Test(room, is_found_behind_what_somebody_has)
 	struct cache_read rd;
 	struct client *cl;
 
-	begin(&(struct rig_options){ .devices = 1, .device_chunks = 4 }, 4 * GAIA_CHUNK);
+	begin(&(struct rig_options){ .devices = 1, .reads_ahead = true, .device_chunks = 4 }, 4 * GAIA_CHUNK);
 	cl = new_client(0);
 	write_device(cl, 0, "one");
 	release_all(cl);
@@ -295,7 +295,7 @@ Test(room, is_given_to_a_snapshot)
 {
 	struct client *cl;
 
-	begin(&(struct rig_options){ .devices = 1, .device_chunks = 4 }, 4 * GAIA_CHUNK);
+	begin(&(struct rig_options){ .devices = 1, .reads_ahead = true, .device_chunks = 4 }, 4 * GAIA_CHUNK);
 	cl = new_client(0);
 	write_device(cl, 0, "one");
 	release_all(cl);
@@ -327,7 +327,7 @@ Test(room, that_is_about_to_be_filled_makes_no_acquire_fail)
 	pthread_t thread;
 	void *result;
 
-	begin(&(struct rig_options){ .devices = 1, .device_chunks = 2 }, 4 * GAIA_CHUNK);
+	begin(&(struct rig_options){ .devices = 1, .reads_ahead = true, .device_chunks = 2 }, 4 * GAIA_CHUNK);
 	cl = new_client(0);
 	fault_hold("readahead.before_link");
 	advise(cl);
@@ -444,7 +444,7 @@ Test(alone, home_that_is_full_is_left)
 	struct kfile *clean;
 	uint64_t frames;
 
-	begin(&(struct rig_options){ .devices = 1, .home_bytes = CACHE_HOME_MIN }, 4 * GAIA_CHUNK);
+	begin(&(struct rig_options){ .devices = 1, .reads_ahead = true, .home_bytes = CACHE_HOME_MIN }, 4 * GAIA_CHUNK);
 	clean = kfile_create(rig, 2, 2 * CACHE_HOME_MIN);
 	cr_assert_eq(cpu_read_direct(kf, (char[GAIA_PAGE]){ 0 }, GAIA_PAGE, AT(2, 5)), GAIA_PAGE);
 	fill_home(clean, 0);
@@ -469,7 +469,7 @@ Test(alone, home_that_is_nearly_full_keeps_nothing_of_it)
 	struct kfile *clean;
 	uint64_t frames;
 
-	begin(&(struct rig_options){ .devices = 1, .home_bytes = CACHE_HOME_MIN }, 4 * GAIA_CHUNK);
+	begin(&(struct rig_options){ .devices = 1, .reads_ahead = true, .home_bytes = CACHE_HOME_MIN }, 4 * GAIA_CHUNK);
 	write_cpu(AT(3, 7), "there");
 	cr_assert_eq(cpu_fsync(kf), 0);
 	kernel_reclaim(kf, 0, 0);
@@ -492,7 +492,7 @@ Test(alone, home_that_is_full_of_dirty_pages_is_left)
 	struct client *cl;
 	struct kfile *dirty;
 
-	begin(&(struct rig_options){ .devices = 1, .home_bytes = CACHE_HOME_MIN }, 4 * GAIA_CHUNK);
+	begin(&(struct rig_options){ .devices = 1, .reads_ahead = true, .home_bytes = CACHE_HOME_MIN }, 4 * GAIA_CHUNK);
 	dirty = kfile_create(rig, 2, CACHE_HOME_MIN);
 	for (uint64_t off = 0; off < CACHE_HOME_MIN * 3 / 4; off += GAIA_PAGE)
 		cr_assert_eq(cpu_write_direct(dirty, (char[GAIA_PAGE]){ 1 }, GAIA_PAGE, off), 0);
@@ -714,7 +714,7 @@ Test(users, may_have_no_more_read_ahead_than_they_may_pin)
 {
 	struct client *cl;
 
-	begin(&(struct rig_options){ .devices = 1, .device_chunks = 8 }, 16 * GAIA_CHUNK);
+	begin(&(struct rig_options){ .devices = 1, .reads_ahead = true, .device_chunks = 8 }, 16 * GAIA_CHUNK);
 	rig->user = (struct cache_user){ .uid = 1 };
 	cl = client_create(kf, 0, GAIA_PROT_RW, 16 * GAIA_CHUNK);
 	will_need(cl, 0, 16 * GAIA_CHUNK);
@@ -750,7 +750,7 @@ Test(users, see_nothing_of_what_the_memory_had_before)
 	struct client *cl, *other;
 	struct kfile *secret;
 
-	begin(&(struct rig_options){ .devices = 1, .device_chunks = 1 }, 4 * GAIA_CHUNK);
+	begin(&(struct rig_options){ .devices = 1, .reads_ahead = true, .device_chunks = 1 }, 4 * GAIA_CHUNK);
 	secret = kfile_create(rig, 2, GAIA_CHUNK);
 	cr_assert_eq(cpu_write(secret, "secret", 6, AT(0, 100)), 0);
 	other = client_create(secret, 0, GAIA_PROT_RW, GAIA_CHUNK);
@@ -774,7 +774,7 @@ Test(users, see_nothing_of_what_the_memory_had_before)
 
 static struct client *begin_long(unsigned device_chunks)
 {
-	begin(&(struct rig_options){ .devices = 1, .device_chunks = device_chunks, .home_bytes = 128ull << 20 }, LONG * GAIA_CHUNK);
+	begin(&(struct rig_options){ .devices = 1, .reads_ahead = true, .device_chunks = device_chunks, .home_bytes = 128ull << 20 }, LONG * GAIA_CHUNK);
 	counts_begin();
 	return client_create(kf, 0, GAIA_PROT_RW, LONG * GAIA_CHUNK);
 }
