@@ -114,9 +114,11 @@ static void fit(struct read_cost *rc, unsigned learned)
 void read_cost_learn(struct read_cost *rc, unsigned pages, unsigned runs, uint64_t ns)
 {
 	uint64_t all = read_cost_ns(rc, pages, runs), curve = read_cost_ns(rc, pages, 1);
-	double part, ratio = (double)MIN(ns, MOST_NS) / (double)all;
+	/* What runs add is little known. So a time between that of one run and what is expected of so many says nothing about the curve. */
+	uint64_t expected = MIN(MAX(ns, curve), all);
+	double part, ratio = (double)MIN(ns, MOST_NS) / (double)expected;
 	/* It says as much about the curve as the curve is of it. */
-	double about = (double)curve / (double)all;
+	double about = (double)curve / (double)expected;
 	unsigned p = before(pages, &part);
 
 	ratio = MIN(MAX(ratio, 1.0 / STEP), (double)STEP);
@@ -214,7 +216,7 @@ static void credit_add(struct read_cost *rc, int64_t add)
 	int64_t old = atomic_load_explicit(&rc->credit, memory_order_relaxed), credit;
 
 	do {
-		credit = MIN(MAX(old + add, -DEBT_MOST_NS * PROBE_SHARE), CREDIT_MOST_NS * PROBE_SHARE);
+		credit = MIN(old + add, CREDIT_MOST_NS * PROBE_SHARE);
 	} while (!atomic_compare_exchange_weak_explicit(&rc->credit, &old, credit, memory_order_relaxed, memory_order_relaxed));
 }
 

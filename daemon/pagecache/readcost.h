@@ -56,7 +56,10 @@ void read_cost_init(struct read_cost *rc, bool is_store);
  */
 uint64_t read_cost_ns(const struct read_cost *rc, unsigned pages, unsigned runs);
 
-/* A read took @ns. It must be what this source took: not what others took, nor what was read before it was asked for. */
+/*
+ * A read took @ns. It must be what this source took: not what others took, nor what was read before it was asked for. What a read of
+ * several runs took says nothing of the curve if it lies between what one run and what so many are expected to take.
+ */
 void read_cost_learn(struct read_cost *rc, unsigned pages, unsigned runs, uint64_t ns);
 
 /*

@@ -423,9 +423,24 @@ Test(readcost, runs_that_take_no_time_do_not_make_pages_free)
 	known(&store, is);
 	for (unsigned k = 0; k < 200; k++)
 		read_cost_learn(&store, 64, 64, takes(is, 64));
-	cr_assert_geq(read_cost_ns(&store, 64, 1), takes(is, 64) / 10);
 	for (unsigned n = 1; n <= READ_BATCH; n++)
-		cr_assert_geq(read_cost_ns(&store, n, 1), 1000, "%u pages", n);
+		cr_assert_geq(read_cost_ns(&store, n, 1), takes(is, n), "%u pages", n);
+	/* But what takes less than one run, or more than that and so many others, says something. */
+	for (unsigned k = 0; k < 40; k++)
+		read_cost_learn(&store, 64, 64, takes(is, 64) / 2);
+	cr_assert_float_eq((double)read_cost_ns(&store, 64, 1), (double)takes(is, 64) / 2, (double)takes(is, 64) / 20);
+	for (unsigned k = 0; k < 400; k++)
+		read_cost_learn(&store, 64, 64, 64 * takes(is, 1));
+	cr_assert_geq(read_cost_ns(&store, 64, 64), 60 * takes(is, 1));
+}
+
+Test(readcost, reads_that_take_no_time_are_not_believed)
+{
+	begin();
+	for (unsigned k = 0; k < 1000; k++)
+		for (unsigned n = 1; n <= READ_BATCH; n *= 2)
+			read_cost_learn(&store, n, 1, 0);
+	cr_assert_geq(read_cost_ns(&store, 1, 1), 100);
 }
 
 Test(readcost, more_pages_never_cost_less)
