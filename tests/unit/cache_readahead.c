@@ -101,8 +101,8 @@ Test(will_need, ends_with_the_file)
 	struct client *cl;
 
 	begin(&(struct rig_options){ .devices = 1, .reads_ahead = true }, GAIA_CHUNK + 3 * GAIA_PAGE + 1);
-	cl = client_create(kf, 0, GAIA_PROT_RW, 1ull << 50);
-	will_need(cl, 0, 1ull << 50);
+	cl = client_create(kf, 0, GAIA_PROT_RW, 1ull << 40);
+	will_need(cl, 0, 1ull << 40);
 	cr_assert_eq(counter_value(CTR_readahead), GAIA_CHUNK_PAGES + 4);
 	cr_assert_eq(rig_device_used(rig, 0), 2 * GAIA_CHUNK);
 	end();
