@@ -14,6 +14,7 @@
 #include "fake_cuda_api.h"
 #endif
 #include "pagecache/internal.h"
+#include "rig_streams.h"
 
 #define must(cond)                                                     \
 	do {                                                           \
@@ -825,6 +826,8 @@ struct client *client_create(struct kfile *kf, unsigned device, unsigned prot, u
 	atomic_init(&cl->alive, true);
 	pthread_mutex_init(&cl->lock, NULL);
 	must(cache_map(kf->cfile, device, cl, kf->rig->user, 1, prot, may_write, 0, length, &cl->mapping) == 0);
+	if (!rig_streams)
+		must(cache_advise(cl->mapping, 0, length, GAIA_ADVISE_RANDOM) == 0);
 	pthread_mutex_lock(&cl->rig->lock);
 	SLIST_INSERT_HEAD(&cl->rig->clients, cl, link);
 	pthread_mutex_unlock(&cl->rig->lock);
@@ -1000,6 +1003,8 @@ static struct device *new_device(const struct rig_options *options, unsigned ind
 	return dev;
 }
 #endif
+
+bool rig_streams;
 
 struct rig *rig_create(const struct rig_options *options)
 {

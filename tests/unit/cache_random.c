@@ -30,6 +30,9 @@
 #include "base/util.h"
 #include "cache_rig.h"
 #include "pagecache/internal.h"
+#include "rig_streams.h"
+
+RIG_STREAMS
 
 /* ---- what programs work on ---- */
 

@@ -15,6 +15,9 @@
 #include "base/util.h"
 #include "cache_rig.h"
 #include "pagecache/internal.h"
+#include "rig_streams.h"
+
+RIG_STREAMS
 
 #define LANES 8u
 #define PAGES 6u
