@@ -375,6 +375,8 @@ EACH_WAY_BARE(device_api, what_follows_is_read_ahead)
 	start_with_devices("sim:32M", NULL);
 	fd = make_file("f", 12 * MIB, '.');
 	cr_assert_eq(pwrite(fd, "x", 1, 7 * MIB), 1);
+	/* What is being stored is not waited for. */
+	OK(fsync(fd));
 	p = map(fd, 12 * MIB, RW, 0, 0);
 	OK(gaia_advise(p, 12 * MIB, GAIA_RANDOM));
 	OK(gaia_advise(p, 4 * MIB, GAIA_NORMAL));
