@@ -854,17 +854,17 @@ struct revoking {
 };
 
 /*
- * Wait until each client has answered or is disconnected, but not beyond @end. Whether all of that has come about. All of a user's
- * clients have the same deadline, however many are mute.
+ * Wait until each client has answered or is disconnected, but not beyond @end. All of a user's clients have the same deadline,
+ * however many are mute.
  */
-static bool revoke_await(struct revoking *r, uint64_t end)
+static void revoke_await(struct revoking *r, uint64_t end)
 {
 	uint64_t now = now_ns(), until;
 
 	while (now < end) {
 		until = revoke_send_rest(r->list, r->n_clients) ? r->next : MIN(r->next, now_ns() + REVOKE_RETRY_NS);
 		if (!revoke_wait_a_while(&r->wait, MIN(MIN(until, r->deadline), end)))
-			return true;
+			return;
 		now = now_ns();
 		if (now >= r->deadline) {
 			r->deadline = disconnect_mute(r->list, r->n_clients, now);
@@ -873,7 +873,6 @@ static bool revoke_await(struct revoking *r, uint64_t end)
 			r->next = now + REVOKE_LOOK_NS;
 		}
 	}
-	return false;
 }
 
 static struct revoking *revoke_start(struct cache_revoke *list, unsigned n)
@@ -903,25 +902,28 @@ static struct revoking *revoke_start(struct cache_revoke *list, unsigned n)
 	return r;
 }
 
-/* Tell who asked; of those that are pending that they are. */
-static void revoke_tell(struct revoking *r)
+/* Tell who asked; of those that are pending that they are. Whether none is. */
+static bool revoke_tell(struct revoking *r)
 {
+	bool over = true;
+
 	for (unsigned i = 0; i < r->n; i++) {
 		struct revocation *rev = &r->rev[i];
 
 		/* With the lock: so the thread that set `over` has finished with it. */
 		pthread_mutex_lock(&rev->client->lock);
 		rev->ask->err = is_pending(rev) ? -EINPROGRESS : rev->answered ? 0 : -ENOTCONN;
+		over &= rev->ask->err != -EINPROGRESS;
 		pthread_mutex_unlock(&rev->client->lock);
 	}
+	return over;
 }
 
 struct revoking *control_revoke_more(struct revoking *r, uint64_t end)
 {
-	bool over = revoke_await(r, end);
-
-	revoke_tell(r);
-	if (!over)
+	revoke_await(r, end);
+	/* The last answer may have come just after the wait. */
+	if (!revoke_tell(r))
 		return r;
 	for (unsigned i = 0; i < r->n; i++) {
 		count(CTR_revokes, r->rev[i].answered);

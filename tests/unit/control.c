@@ -23,6 +23,7 @@
 #include "base/counters.h"
 #include "base/fault.h"
 #include "base/log.h"
+#include "base/util.h"
 #include "control/internal.h"
 #include "fake_daemon.h"
 
@@ -1081,6 +1082,23 @@ Test(revoking, without_a_question_has_no_answer, .init = begin, .fini = end, .ti
 	sem_wait(&fake_unmapped);
 	close(full.sock);
 	leave(&good, 1);
+}
+
+/* Whoever asks goes on asking while something is pending; then nothing is kept for that. */
+Test(revoking, is_over_when_nothing_is_pending, .init = begin, .fini = end, .timeout = 60)
+{
+	struct peer p = join();
+	uint64_t id = map(&p, 0, GAIA_CHUNK);
+	struct cache_revoke one = { .client = fake_client(id), .map = id };
+	struct revoking *r = control_revoke_soon(&one, 1, now_ns() + 1000000);
+
+	cr_assert_not_null(r);
+	answer_revoke(&p);
+	while (one.err == -EINPROGRESS)
+		r = control_revoke_more(r, 0);
+	cr_assert_eq(one.err, 0);
+	cr_assert_null(r);
+	leave(&p, 1);
 }
 
 /* Whether or not the daemon still waits for the answer. */
