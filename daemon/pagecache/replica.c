@@ -197,14 +197,22 @@ static uint64_t count_left(struct cache_device *dev)
 	return n;
 }
 
-/* Wait until something has left the device since @before. Only pins may be held: evictors do not wait for pins. */
-static void await_left(struct cache_device *dev, uint64_t before)
+/* Wait until something has left the device since @before, or @until. Only pins may be held: evictors do not wait for pins. */
+static void await_left_until(struct cache_device *dev, uint64_t before, uint64_t until_ns)
 {
+	struct timespec until = { .tv_sec = until_ns / 1000000000, .tv_nsec = until_ns % 1000000000 };
+	int err = 0;
+
 	thread_waits();
 	pthread_mutex_lock(&dev->lock);
-	while (dev->n_left == before)
-		pthread_cond_wait(&dev->changed, &dev->lock);
+	while (dev->n_left == before && !err)
+		err = pthread_cond_timedwait(&dev->changed, &dev->lock, &until);
 	pthread_mutex_unlock(&dev->lock);
+}
+
+static void await_left(struct cache_device *dev, uint64_t before)
+{
+	await_left_until(dev, before, INT64_MAX);
 }
 
 /* Some of a device's replicas, or a chunk's; to be freed. */
@@ -1674,7 +1682,8 @@ static int make_room(struct demand *d, unsigned n)
 		return 0;
 	if (!others && !late)
 		return -ENOMEM;
-	await_left(dev, d->n_left);
+	/* Not only what leaves is room: what others use may become idle. */
+	await_left_until(dev, d->n_left, now_ns() + ANSWER_NS);
 	return 0;
 }
 

@@ -780,6 +780,42 @@ Test(mute, may_die, .timeout = 60)
 	end();
 }
 
+/* ... or if others' memory is free meanwhile. */
+Test(mute, is_waited_for_no_longer_than_that, .timeout = 20)
+{
+	struct client *other = begin_mute(1, 3), *needy = client_create(kf, 0, GAIA_PROT_RW, 12 * GAIA_CHUNK);
+	struct acquire a = { .cl = needy, .off = 4 * GAIA_CHUNK, .len = 2 * GAIA_CHUNK };
+	unsigned asked = rig->asked;
+	pthread_t thread;
+
+	cr_assert_eq(client_acquire(other, GAIA_CHUNK, 2 * GAIA_CHUNK, GAIA_PROT_READ), 0);
+	thread = begin_waiting(&a);
+	while (rig->asked == asked)
+		usleep(1000);
+	usleep(50000);
+	release_all(other);
+	cr_assert_eq(end_waiting(thread), 0);
+	cr_assert_not_null(client_at(mute, 0));
+	atomic_store(&mute_answers, true);
+	expect_kept(3);
+	end();
+}
+
+/* What is cut off the file meanwhile is zeros where it still maps it. */
+Test(mute, is_shown_nothing_that_is_gone, .timeout = 60)
+{
+	struct client *needy;
+
+	begin_mute(1, 5);
+	needy = client_create(kf, 0, GAIA_PROT_RW, 12 * GAIA_CHUNK);
+	cr_assert_eq(client_acquire(needy, 7 * GAIA_CHUNK, 2 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	cr_assert_eq(memcmp(client_at(mute, 0), "kept", 4), 0);
+	cr_assert_eq(cpu_truncate(kf, 0), 0);
+	cr_assert_eq(memcmp(client_at(mute, 0), "\0\0\0\0", 4), 0);
+	atomic_store(&mute_answers, true);
+	end();
+}
+
 /* ---- what is promised to an acquire ---- */
 
 /* Neither to later acquires nor to snapshots. */
