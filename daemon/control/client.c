@@ -511,7 +511,7 @@ struct asked_client {
 	struct revocation *first;
 	uint64_t patience_ns; /* how long clients of its user are waited for */
 	uint64_t deadline_ns; /* for its answers; UINT64_MAX: it has answered, or is disconnected */
-	bool extended;
+	bool extended, resumed;
 };
 
 static int by_client(const void *a, const void *b)
@@ -850,6 +850,7 @@ struct revoking {
 	struct asked_client *list;
 	unsigned n, n_clients;
 	uint64_t deadline, next; /* when a client's time is over; when to look for ending ones */
+	uint64_t left;		 /* when a thread has last waited for it */
 	struct look look;
 };
 
@@ -875,12 +876,35 @@ static void revoke_await(struct revoking *r, uint64_t end)
 	}
 }
 
+/*
+ * Some thread goes on waiting. If that has been left for long, clients to which not all was sent meanwhile have their time from now on;
+ * once, so that none has it for ever.
+ */
+static void revoke_resume(struct revoking *r)
+{
+	uint64_t now = now_ns();
+
+	if (now < r->left + REVOKE_LOOK_NS)
+		return;
+	r->deadline = UINT64_MAX;
+	for (unsigned i = 0; i < r->n_clients; i++) {
+		struct asked_client *ac = &r->list[i];
+
+		if (ac->next < ac->end && !ac->resumed && ac->deadline_ns < UINT64_MAX) {
+			ac->resumed = true;
+			ac->deadline_ns = now + ac->patience_ns;
+		}
+		r->deadline = MIN(r->deadline, ac->deadline_ns);
+	}
+}
+
 static struct revoking *revoke_start(struct cache_revoke *list, unsigned n)
 {
 	struct revoking *r = xcalloc(1, sizeof(*r));
 	uint64_t now = now_ns();
 
-	*r = (struct revoking){ .rev = xcalloc(n, sizeof(*r->rev)), .n = n, .deadline = UINT64_MAX, .next = now + REVOKE_LOOK_NS };
+	*r = (struct revoking){ .rev = xcalloc(n, sizeof(*r->rev)), .n = n, .deadline = UINT64_MAX, .next = now + REVOKE_LOOK_NS,
+				.left = now };
 	pthread_mutex_init(&r->wait.lock, NULL);
 	cond_init_monotonic(&r->wait.none);
 	for (unsigned i = 0; i < n; i++) {
@@ -921,7 +945,9 @@ static bool revoke_tell(struct revoking *r)
 
 struct revoking *control_revoke_more(struct revoking *r, uint64_t end)
 {
+	revoke_resume(r);
 	revoke_await(r, end);
+	r->left = now_ns();
 	/* The last answer may have come just after the wait. */
 	if (!revoke_tell(r))
 		return r;
