@@ -860,9 +860,10 @@ struct revoking {
  */
 static void revoke_await(struct revoking *r, uint64_t end)
 {
-	uint64_t now = now_ns(), until;
+	uint64_t now, until;
 
-	while (now < end) {
+	/* Once at least, so that clients that are looked at now and then are sent what they are asked for, and lose their time. */
+	do {
 		until = revoke_send_rest(r->list, r->n_clients) ? r->next : MIN(r->next, now_ns() + REVOKE_RETRY_NS);
 		if (!revoke_wait_a_while(&r->wait, MIN(MIN(until, r->deadline), end)))
 			return;
@@ -873,7 +874,7 @@ static void revoke_await(struct revoking *r, uint64_t end)
 			disconnect_ending(r->rev, r->n, &r->look, MIN(now + REVOKE_LOOK_MOST_NS, r->deadline));
 			r->next = now + REVOKE_LOOK_NS;
 		}
-	}
+	} while (now < end);
 }
 
 /*
