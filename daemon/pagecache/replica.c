@@ -1461,22 +1461,109 @@ static bool claim_next(struct demand *d, bool filling)
 	return rep;
 }
 
+/* What the clients of one user were asked for, together. */
+struct late {
+	STAILQ_ENTRY(late) link;
+	struct cache_user user;
+	struct asked asked;
+	struct revoking *revoking; /* NULL: they have answered, or are gone */
+	unsigned pending;
+	bool silent; /* none of them has answered lately */
+};
+
+STAILQ_HEAD(late_list, late);
+
+/* A user whose clients have not answered in time. A worker of the user's waits for them. cache.late_lock */
+struct late_user {
+	UT_hash_handle hh;
+	uid_t uid;
+	struct cache *cache;
+	struct late_list list;
+	unsigned n;
+};
+
+static bool user_is_late(struct cache *c, uid_t uid)
+{
+	struct late_user *u;
+
+	pthread_mutex_lock(&c->late_lock);
+	HASH_FIND(hh, c->late, &uid, sizeof(uid), u);
+	pthread_mutex_unlock(&c->late_lock);
+	return u;
+}
+
+#define OWED_LOOK_AT 1024u
+#define OWED_GRANTS 16u
+
+/* Whether a client that maps it, of the first ones, is a user's whose clients have not answered in time. dev->reserve is held, which keeps it. */
+static bool is_owed(struct replica *rep)
+{
+	struct cache *c = rep->chunk->file->cache;
+	unsigned looked = 0;
+	bool owed = false;
+	struct grant *g;
+
+	pthread_mutex_lock(&rep->chunk->lock);
+	LIST_FOREACH(g, &rep->grants, of_replica) {
+		if (looked++ == OWED_GRANTS || owed)
+			break;
+		owed = (g->delivered || g->offered) && user_is_late(c, g->mapping->user.uid);
+	}
+	pthread_mutex_unlock(&rep->chunk->lock);
+	return owed;
+}
+
+/*
+ * Put what is owed behind other idle replicas that are not ready, so that who is mute once does not cost every round. False: there are no
+ * others. @looks is how often this may look at one still. dev->reserve is held.
+ */
+static bool pass_over_owed(struct demand *d, unsigned *looks)
+{
+	struct cache_device *dev = d->dev;
+	uint64_t before = UINT64_MAX;
+
+	for (; *looks > 0; --*looks) {
+		struct replica *rep = NULL;
+		bool again;
+
+		pthread_mutex_lock(&dev->lock);
+		before = MIN(before, dev->n_idled);
+		if (dev->late > 0 && !first_quiet(&dev->unused, d->n_stuck, false))
+			rep = first_quiet(&dev->idle, d->n_stuck, false);
+		again = rep && rep->idled > before;
+		pthread_mutex_unlock(&dev->lock);
+		if (!rep || !is_owed(rep))
+			break;
+		if (again)
+			return false;
+		pthread_mutex_lock(&dev->lock);
+		if (rep->pins == 0) {
+			idle_remove(rep);
+			idle_add(rep);
+		}
+		pthread_mutex_unlock(&dev->lock);
+	}
+	return true;
+}
+
 /* Claim up to @most replicas; for each one loses its readiness, here or when room was counted. dev->reserve is held. */
 static void claim_room(struct demand *d, unsigned most, bool regardless)
 {
+	unsigned looks = OWED_LOOK_AT;
+
 	while (most > 0 && (regardless || lacks_room(d->dev))) {
+		bool claimed;
+
 		if (d->unready == 0)
 			use_again(d->dev);
-		if (claim_next(d, false)) {
-			d->unready -= d->unready > 0;
-			most--;
-		} else if (!unready_idle(d, 1)) {
-			/* Only now one whose store read has to be waited for. */
-			if (!claim_next(d, true))
-				return;
-			d->unready -= d->unready > 0;
-			most--;
-		}
+		claimed = pass_over_owed(d, &looks) && claim_next(d, false);
+		if (!claimed && unready_idle(d, 1))
+			continue;
+		/* Only now what is owed, or one whose store read has to be waited for. */
+		if (!claimed && !claim_next(d, false) && !claim_next(d, true))
+			return;
+		d->unready -= d->unready > 0;
+		most--;
 	}
 }
 
@@ -1538,27 +1625,6 @@ static int decide(struct demand *d)
 #define ANSWER_NS 20000000ull /* clients that take longer are not waited for, as long as the memory of others can be had */
 #define ANSWERS_WAITS 10u     /* for so long, so many times at most while they answer, one after the other */
 #define MORE_AT_ONCE 16u      /* so many more are claimed at most, when clients have not answered */
-
-/* What the clients of one user were asked for, together. */
-struct late {
-	STAILQ_ENTRY(late) link;
-	struct cache_user user;
-	struct asked asked;
-	struct revoking *revoking; /* NULL: they have answered, or are gone */
-	unsigned pending;
-	bool silent; /* none of them has answered lately */
-};
-
-STAILQ_HEAD(late_list, late);
-
-/* A user whose clients have not answered in time. A worker of the user's waits for them. cache.late_lock */
-struct late_user {
-	UT_hash_handle hh;
-	uid_t uid;
-	struct cache *cache;
-	struct late_list list;
-	unsigned n;
-};
 
 /* Split what is asked for by users. Consumes @asked. */
 static void split_by_user(struct asked *asked, struct late_list *list)

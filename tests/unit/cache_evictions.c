@@ -829,6 +829,35 @@ static unsigned n_late(void)
 	return late / GAIA_CHUNK;
 }
 
+/* Once it is known to be late no more of what it maps is asked for, while there is other memory: of chunks that are ready, too. */
+static void expect_one_late(bool ready)
+{
+	struct client *needy;
+
+	begin_mute(8, 12);
+	needy = client_create(kf, 0, GAIA_PROT_RW, 24 * GAIA_CHUNK);
+	if (ready) {
+		cr_assert_eq(client_acquire(needy, 8 * GAIA_CHUNK, 4 * GAIA_CHUNK, GAIA_PROT_READ), 0);
+		cr_assert_eq(client_release(needy, 8 * GAIA_CHUNK, 4 * GAIA_CHUNK), 0);
+		cr_assert_eq(rig->cache->dev[0].n_idle_ready, 4);
+	}
+	cr_assert_eq(client_acquire(needy, 14 * GAIA_CHUNK, 3 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	cr_assert_eq(n_late(), 2);
+	atomic_store(&mute_answers, true);
+	expect_kept(12);
+	end();
+}
+
+Test(mute, costs_one_round, .timeout = 60)
+{
+	expect_one_late(false);
+}
+
+Test(mute, costs_one_round_where_others_are_ready, .timeout = 60)
+{
+	expect_one_late(true);
+}
+
 static struct client *slow;
 static atomic_bool slow_answers;
 
