@@ -5,8 +5,8 @@
 
 #include "pagecache/state.h"
 
-#define EVICTORS 32u	 /* threads that wait for clients; */
-#define EVICTORS_EACH 4u /* for one user's; and so many beside those of all users for the owners' */
+#define EVICTORS 32u	   /* threads that wait for clients, one for each user; */
+#define EVICTORS_OWNERS 4u /* so many of these for owners only */
 
 static void cond_init_monotonic(pthread_cond_t *cond)
 {
@@ -78,6 +78,7 @@ int cache_create(const struct cache_config *config, struct cache **out)
 	if (err)
 		goto destroy_frames;
 	pthread_mutex_init(&c->lock, NULL);
+	pthread_mutex_init(&c->late_lock, NULL);
 	pthread_rwlock_init(&c->round, NULL);
 	pthread_cond_init(&c->again_cond, NULL);
 	pthread_cond_init(&c->again_done, NULL);
@@ -91,7 +92,7 @@ int cache_create(const struct cache_config *config, struct cache **out)
 	err = pool_create("gaia-evict", EVICTORS, &c->evictors);
 	if (err)
 		goto free_devices;
-	pool_share(c->evictors, EVICTORS_EACH, EVICTORS - EVICTORS_EACH);
+	pool_share(c->evictors, 1, EVICTORS - EVICTORS_OWNERS);
 	err = -pthread_create(&c->flusher, NULL, flusher_main, c);
 	if (err)
 		goto destroy_evictors;
@@ -157,6 +158,7 @@ void cache_destroy(struct cache *c)
 	pthread_join(c->fetcher, NULL);
 	pthread_join(c->notifier, NULL);
 	pool_destroy(c->evictors);
+	pthread_mutex_destroy(&c->late_lock);
 	drop_all(c);
 	frames_trim(&c->frames, true);
 	for (unsigned i = 0; i < c->n_devices; i++) {

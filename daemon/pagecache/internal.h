@@ -285,6 +285,7 @@ struct replica {
 	/* chunk->lock. */
 	struct devmem *shadow;	/* snapshots of secured pages; used by the thread that has the page locked */
 	unsigned n_snapped, n_shadow_users;
+	unsigned lookers;	   /* the sum of the grants' */
 	LIST_HEAD(, grant) grants; /* changes only while it is ready for none of them */
 	bool spoiled; /* somebody who holds nothing of it, and is not a client any more, may be storing there */
 	unsigned n_suspects; /* grants */
@@ -304,6 +305,7 @@ struct replica {
 	unsigned pins;	/* grants that hold pages, calls in progress */
 	struct pinner *pinners; /* see users.c */
 	unsigned n_ready; /* grants for which it is ready, see ready.c; changed with chunk->lock held as well */
+	bool late;	/* chunk->lock and dev->lock: being evicted no more, but not idle before nobody looks at its grants (lookers) */
 	bool evicting;	/* the only pin is the evictor's, and nobody may add one; set under dev->reserve, too */
 	bool failed;	/* the promise was not kept; the replica ends with the last pin */
 	uint64_t stuck;	/* dev->n_stuck when it could not be evicted */
@@ -412,8 +414,7 @@ struct cache_device {
 	/* lock. */
 	uint64_t used, pinned; /* bytes; pinned: everything that is not idle */
 	uint64_t promised, leaving; /* parts of pinned: without memory yet; being evicted */
-	uint64_t late; /* part of leaving: clients are waited for, and then it stays */
-	unsigned n_late; /* workers that wait so, or will */
+	uint64_t late; /* part of leaving: clients are waited for, and then it stays (replica.late) */
 	uint64_t n_left; /* how often replicas have gone, or should have been evicted and stayed */
 	uint64_t n_stuck; /* of these, how often one stayed */
 	pthread_cond_t changed; /* n_left has changed, or a promise was kept or broken */
@@ -484,6 +485,8 @@ struct cache {
 	atomic_uint_least64_t n_kept;  /* frames for merges to come: see page_extra */
 	pthread_t flusher, fetcher, notifier;
 	struct pool *evictors; /* they wait for clients that do not give up memory at once */
+	pthread_mutex_t late_lock; /* a leaf */
+	struct late_user *late;	   /* late_lock; hash by uid: the users of these */
 	pthread_rwlock_t round; /* the flusher, the fetcher and who reads ahead hold it, shared, while they work; before all other locks (1) */
 	struct pool *readahead;
 	atomic_uint n_readahead; /* mappings with something to read ahead */
@@ -1020,6 +1023,9 @@ void replica_drop_empty(struct mapping *m, uint64_t index);
 /* dev->reserve held, or it is pinned by right, and stays so. False: it leaves. */
 bool replica_pin(struct replica *rep);
 void replica_unpin(struct replica *rep);
+/* See grant.lookers. chunk->lock is held. After the last grant_looked() the grant may go when that is given up. */
+void grant_look(struct grant *g);
+void grant_looked(struct grant *g);
 /* It is ready for one grant more, for which it is pinned; or for one less. chunk->lock is held. */
 void replica_ready_more(struct replica *rep);
 void replica_ready_less(struct replica *rep);

@@ -181,9 +181,38 @@ static void unclaim(struct replica *rep, bool stuck, bool next)
 		TAILQ_INSERT_HEAD(idle_list(rep), rep, link);
 		rep->idled = 0;
 	}
+	if (rep->late)
+		dev->late -= GAIA_CHUNK;
+	rep->late = false;
 	dev->leaving -= GAIA_CHUNK;
 	has_left(dev);
 	pthread_mutex_unlock(&dev->lock);
+}
+
+/* Others wait for its clients: it is idle again, and the next to go, when nobody looks at its grants any more. chunk->lock is held. */
+static void set_late(struct replica *rep)
+{
+	pthread_mutex_lock(&rep->dev->lock);
+	if (!rep->late)
+		rep->dev->late += GAIA_CHUNK;
+	rep->late = true;
+	pthread_mutex_unlock(&rep->dev->lock);
+}
+
+void grant_look(struct grant *g)
+{
+	g->lookers++;
+	g->replica->lookers++;
+}
+
+void grant_looked(struct grant *g)
+{
+	struct replica *rep = g->replica;
+
+	g->lookers--;
+	pthread_cond_broadcast(&rep->chunk->unlocked);
+	if (--rep->lookers == 0 && rep->late)
+		unclaim(rep, false, true);
 }
 
 /* To be called before looking for what leaves, for await_left(). */
@@ -197,14 +226,22 @@ static uint64_t count_left(struct cache_device *dev)
 	return n;
 }
 
-/* Wait until something has left the device since @before. Only pins may be held: evictors do not wait for pins. */
-static void await_left(struct cache_device *dev, uint64_t before)
+/* Wait until something has left the device since @before, or @until. Only pins may be held: evictors do not wait for pins. */
+static void await_left_until(struct cache_device *dev, uint64_t before, uint64_t until_ns)
 {
+	struct timespec until = { .tv_sec = until_ns / 1000000000, .tv_nsec = until_ns % 1000000000 };
+	int err = 0;
+
 	thread_waits();
 	pthread_mutex_lock(&dev->lock);
-	while (dev->n_left == before)
-		pthread_cond_wait(&dev->changed, &dev->lock);
+	while (dev->n_left == before && !err)
+		err = pthread_cond_timedwait(&dev->changed, &dev->lock, &until);
 	pthread_mutex_unlock(&dev->lock);
+}
+
+static void await_left(struct cache_device *dev, uint64_t before)
+{
+	await_left_until(dev, before, INT64_MAX);
 }
 
 /* Some of a device's replicas, or a chunk's; to be freed. */
@@ -547,6 +584,17 @@ struct asked {
 	unsigned n, room;
 };
 
+static void asked_add(struct asked *asked, struct cache_revoke ask, struct grant *g)
+{
+	if (asked->n == asked->room) {
+		asked->room = MAX(2 * asked->room, 16u);
+		asked->ask = xrealloc(asked->ask, asked->room * sizeof(*asked->ask));
+		asked->grant = xrealloc(asked->grant, asked->room * sizeof(struct grant *));
+	}
+	asked->ask[asked->n] = ask;
+	asked->grant[asked->n++] = g;
+}
+
 /*
  * Note the grants that map @rep, which is claimed. They stay until their clients have been asked (grant.lookers). @stays: so does the
  * replica, and a client is handed nothing of it before it has answered.
@@ -571,15 +619,9 @@ static void ask_for(struct asked *asked, struct replica *rep, bool stays)
 	LIST_FOREACH(g, &rep->grants, of_replica) {
 		if (!take_back(g))
 			continue;
-		if (asked->n == asked->room) {
-			asked->room = MAX(2 * asked->room, 16u);
-			asked->ask = xrealloc(asked->ask, asked->room * sizeof(*asked->ask));
-			asked->grant = xrealloc(asked->grant, asked->room * sizeof(struct grant *));
-		}
-		g->lookers++;
+		grant_look(g);
 		g->in_delivery = stays;
-		asked->ask[asked->n] = (struct cache_revoke){ g->mapping->client, g->mapping->id, ch->index, 0 };
-		asked->grant[asked->n++] = g;
+		asked_add(asked, (struct cache_revoke){ g->mapping->client, g->mapping->id, ch->index, 0 }, g);
 	}
 	pthread_mutex_unlock(&ch->lock);
 }
@@ -614,8 +656,7 @@ static void asked_settle(struct asked *asked, unsigned k, enum becomes what)
 	/* As if it had not been asked: it may map it, which is seen to when its mapping ends. */
 	g->offered |= what == STAYS && gone;
 	g->in_delivery = false;
-	g->lookers--;
-	pthread_cond_broadcast(&ch->unlocked);
+	grant_looked(g);
 	pthread_mutex_unlock(&ch->lock);
 }
 
@@ -1420,22 +1461,109 @@ static bool claim_next(struct demand *d, bool filling)
 	return rep;
 }
 
+/* What the clients of one user were asked for, together. */
+struct late {
+	STAILQ_ENTRY(late) link;
+	struct cache_user user;
+	struct asked asked;
+	struct revoking *revoking; /* NULL: they have answered, or are gone */
+	unsigned pending;
+	bool silent; /* none of them has answered lately */
+};
+
+STAILQ_HEAD(late_list, late);
+
+/* A user whose clients have not answered in time. A worker of the user's waits for them. cache.late_lock */
+struct late_user {
+	UT_hash_handle hh;
+	uid_t uid;
+	struct cache *cache;
+	struct late_list list;
+	unsigned n;
+};
+
+static bool user_is_late(struct cache *c, uid_t uid)
+{
+	struct late_user *u;
+
+	pthread_mutex_lock(&c->late_lock);
+	HASH_FIND(hh, c->late, &uid, sizeof(uid), u);
+	pthread_mutex_unlock(&c->late_lock);
+	return u;
+}
+
+#define OWED_LOOK_AT 1024u
+#define OWED_GRANTS 16u
+
+/* Whether a client that maps it, of the first ones, is a user's whose clients have not answered in time. dev->reserve is held, which keeps it. */
+static bool is_owed(struct replica *rep)
+{
+	struct cache *c = rep->chunk->file->cache;
+	unsigned looked = 0;
+	bool owed = false;
+	struct grant *g;
+
+	pthread_mutex_lock(&rep->chunk->lock);
+	LIST_FOREACH(g, &rep->grants, of_replica) {
+		if (looked++ == OWED_GRANTS || owed)
+			break;
+		owed = (g->delivered || g->offered) && user_is_late(c, g->mapping->user.uid);
+	}
+	pthread_mutex_unlock(&rep->chunk->lock);
+	return owed;
+}
+
+/*
+ * Put what is owed behind other idle replicas that are not ready, so that who is mute once does not cost every round. False: there are no
+ * others. @looks is how often this may look at one still. dev->reserve is held.
+ */
+static bool pass_over_owed(struct demand *d, unsigned *looks)
+{
+	struct cache_device *dev = d->dev;
+	uint64_t before = UINT64_MAX;
+
+	for (; *looks > 0; --*looks) {
+		struct replica *rep = NULL;
+		bool again;
+
+		pthread_mutex_lock(&dev->lock);
+		before = MIN(before, dev->n_idled);
+		if (dev->late > 0 && !first_quiet(&dev->unused, d->n_stuck, false))
+			rep = first_quiet(&dev->idle, d->n_stuck, false);
+		again = rep && rep->idled > before;
+		pthread_mutex_unlock(&dev->lock);
+		if (!rep || !is_owed(rep))
+			break;
+		if (again)
+			return false;
+		pthread_mutex_lock(&dev->lock);
+		if (rep->pins == 0) {
+			idle_remove(rep);
+			idle_add(rep);
+		}
+		pthread_mutex_unlock(&dev->lock);
+	}
+	return true;
+}
+
 /* Claim up to @most replicas; for each one loses its readiness, here or when room was counted. dev->reserve is held. */
 static void claim_room(struct demand *d, unsigned most, bool regardless)
 {
+	unsigned looks = OWED_LOOK_AT;
+
 	while (most > 0 && (regardless || lacks_room(d->dev))) {
+		bool claimed;
+
 		if (d->unready == 0)
 			use_again(d->dev);
-		if (claim_next(d, false)) {
-			d->unready -= d->unready > 0;
-			most--;
-		} else if (!unready_idle(d, 1)) {
-			/* Only now one whose store read has to be waited for. */
-			if (!claim_next(d, true))
-				return;
-			d->unready -= d->unready > 0;
-			most--;
-		}
+		claimed = pass_over_owed(d, &looks) && claim_next(d, false);
+		if (!claimed && unready_idle(d, 1))
+			continue;
+		/* Only now what is owed, or one whose store read has to be waited for. */
+		if (!claimed && !claim_next(d, false) && !claim_next(d, true))
+			return;
+		d->unready -= d->unready > 0;
+		most--;
 	}
 }
 
@@ -1495,158 +1623,189 @@ static int decide(struct demand *d)
 /* ---- victims that clients map ---- */
 
 #define ANSWER_NS 20000000ull /* clients that take longer are not waited for, as long as the memory of others can be had */
+#define ANSWERS_WAITS 10u     /* for so long, so many times at most while they answer, one after the other */
 #define MORE_AT_ONCE 16u      /* so many more are claimed at most, when clients have not answered */
 
-/* Victims of an acquire whose clients have not answered in time. A worker waits for these; then they are idle again. */
-struct late {
-	struct cache *cache;
-	struct cache_device *dev;
-	struct revoking *revoking; /* NULL: nothing of them was asked for yet, since somebody else was asking */
-	struct asked asked;
-	struct replica_list list;
-};
-
-/* Whether clients that map it have not answered yet. */
-static bool is_asked(const struct asked *asked, const struct replica *rep)
+/* Split what is asked for by users. Consumes @asked. */
+static void split_by_user(struct asked *asked, struct late_list *list)
 {
-	unsigned k = 0;
+	STAILQ_INIT(list);
+	for (unsigned k = 0; k < asked->n; k++) {
+		struct cache_user user = asked->grant[k]->mapping->user;
+		struct late *l;
 
-	while (k < asked->n && !(asked->grant[k] && asked->grant[k]->replica == rep && asked->ask[k].err == -EINPROGRESS))
-		k++;
-	return k < asked->n;
-}
-
-/* Those that nobody is asked for any more are idle again, and the next to go. */
-static void late_settle(struct late *l)
-{
-	unsigned kept = 0;
-
-	for (unsigned k = 0; k < l->asked.n; k++)
-		asked_settle(&l->asked, k, STAYS);
-	for (unsigned k = 0; k < l->list.n; k++) {
-		struct replica *rep = l->list.at[k];
-
-		if (is_asked(&l->asked, rep)) {
-			l->list.at[kept++] = rep;
-			continue;
+		STAILQ_FOREACH(l, list, link)
+			if (l->user.uid == user.uid)
+				break;
+		if (!l) {
+			l = xcalloc(1, sizeof(*l));
+			l->user = user;
+			STAILQ_INSERT_TAIL(list, l, link);
 		}
-		pthread_mutex_lock(&l->dev->lock);
-		l->dev->late -= GAIA_CHUNK;
-		pthread_mutex_unlock(&l->dev->lock);
-		unclaim(rep, false, true);
+		asked_add(&l->asked, asked->ask[k], asked->grant[k]);
 	}
-	l->list.n = kept;
+	asked_free(asked);
 }
 
-static void late_wait(void *arg)
+static void late_free(struct late *l)
 {
-	struct late *l = arg;
-	struct cache_device *dev = l->dev;
-	const struct cache_host *host = &l->cache->host;
-	struct revoking *more = l->revoking;
-
-	for (unsigned k = 0; !more && k < l->list.n; k++)
-		ask_for(&l->asked, l->list.at[k], false);
-	if (!more && l->asked.n > 0)
-		more = host->revoke_soon(l->asked.ask, l->asked.n, now_ns() + ANSWER_NS);
-	while (more) {
-		late_settle(l);
-		more = host->revoke_more(more, now_ns() + ANSWER_NS);
-	}
-	late_settle(l);
 	asked_free(&l->asked);
-	free(l->list.at);
 	free(l);
-	pthread_mutex_lock(&dev->lock);
-	dev->n_late--;
-	pthread_cond_broadcast(&dev->changed);
-	pthread_mutex_unlock(&dev->lock);
 }
 
-/* Whose turn it takes: of the users of these clients one that is no owner, if there is any; if none is asked yet, @user's. */
-static struct cache_user late_user(const struct late *l, struct cache_user user)
+/* Wait for answers; @l->pending is how many lack then. */
+static void late_await(struct late *l, const struct cache_host *host, uint64_t end)
 {
-	bool found = false;
+	unsigned before = l->pending;
 
-	for (unsigned k = 0; k < l->asked.n && (!found || user.owner); k++) {
-		if (!l->asked.grant[k])
-			continue;
-		user = l->asked.grant[k]->mapping->user;
-		found = true;
+	l->revoking = host->revoke_more(l->revoking, end);
+	l->pending = 0;
+	for (unsigned k = 0; k < l->asked.n; k++)
+		l->pending += l->asked.ask[k].err == -EINPROGRESS;
+	l->silent = l->pending == before;
+}
+
+/* Ask all of them, and wait for each user's clients as long as they go on answering. */
+static void ask_soon(struct late_list *list, const struct cache_host *host)
+{
+	struct late *l;
+	bool more = true;
+
+	STAILQ_FOREACH(l, list, link) {
+		l->revoking = host->revoke_soon(l->asked.ask, l->asked.n, 0);
+		l->pending = l->asked.n;
 	}
-	return user;
-}
+	for (unsigned k = 0; k < ANSWERS_WAITS && more; k++) {
+		uint64_t end = now_ns() + ANSWER_NS;
 
-/* Consumes @l. */
-static void leave_late(struct demand *d, struct late *l)
-{
-	struct cache_user user = late_user(l, d->m->user);
-
-	if (l->list.n == 0) {
-		free(l);
-		return;
+		more = false;
+		STAILQ_FOREACH(l, list, link)
+			if (l->revoking && !l->silent) {
+				late_await(l, host, end);
+				more |= l->revoking && !l->silent;
+			}
 	}
-	l->cache = d->m->file->cache;
-	l->dev = d->dev;
-	d->rounds_late++;
-	pthread_mutex_lock(&d->dev->lock);
-	d->dev->n_late++;
-	d->dev->late += l->list.n * GAIA_CHUNK;
-	pthread_mutex_unlock(&d->dev->lock);
-	pool_submit_for(l->cache->evictors, user.uid, user.owner, late_wait, l);
 }
 
-/* Whether somebody else is asking a client for it, which may take a while. */
-static bool others_ask(struct replica *rep)
+/* All that is asked of the user's clients has its share of the worker's time, so none of their answers waits for another. */
+static void late_work(void *arg)
 {
-	const struct grant *g;
+	struct late_user *u = arg;
+	struct cache *c = u->cache;
+	struct late *l;
 
-	pthread_mutex_lock(&rep->chunk->lock);
-	LIST_FOREACH(g, &rep->grants, of_replica)
-		if (g->lookers > 0)
-			break;
-	pthread_mutex_unlock(&rep->chunk->lock);
-	return g;
+	pthread_mutex_lock(&c->late_lock);
+	while ((l = STAILQ_FIRST(&u->list))) {
+		uint64_t share = ANSWER_NS / u->n;
+
+		STAILQ_REMOVE_HEAD(&u->list, link);
+		pthread_mutex_unlock(&c->late_lock);
+		late_await(l, &c->host, now_ns() + share);
+		for (unsigned k = 0; k < l->asked.n; k++)
+			asked_settle(&l->asked, k, STAYS);
+		pthread_mutex_lock(&c->late_lock);
+		if (l->revoking) {
+			STAILQ_INSERT_TAIL(&u->list, l, link);
+		} else {
+			u->n--;
+			late_free(l);
+		}
+	}
+	HASH_DEL(c->late, u);
+	pthread_mutex_unlock(&c->late_lock);
+	free(u);
 }
 
-/* Move the victims from @from to @to whose clients are asked still, or, without @asked, which others are asking for. */
-static void sort_late(struct replica_list *from, struct replica_list *to, const struct asked *asked)
+/* Leave it to the user's worker. */
+static void late_leave(struct cache *c, struct late *l)
 {
+	struct late_user *u;
+
+	pthread_mutex_lock(&c->late_lock);
+	HASH_FIND(hh, c->late, &l->user.uid, sizeof(l->user.uid), u);
+	if (!u) {
+		u = xcalloc(1, sizeof(*u));
+		u->uid = l->user.uid;
+		u->cache = c;
+		STAILQ_INIT(&u->list);
+		HASH_ADD(hh, c->late, uid, sizeof(u->uid), u);
+		pool_submit_for(c->evictors, l->user.uid, l->user.owner, late_work, u);
+	}
+	STAILQ_INSERT_TAIL(&u->list, l, link);
+	u->n++;
+	pthread_mutex_unlock(&c->late_lock);
+}
+
+/* Those whose clients others are asking, which may take a while, are not our victims any more. */
+static void leave_to_others(struct demand *d)
+{
+	struct replica_list *victims = &d->victims;
 	unsigned kept = 0;
 
-	for (unsigned k = 0; k < from->n; k++) {
-		struct replica *rep = from->at[k];
+	for (unsigned k = 0; k < victims->n; k++) {
+		struct replica *rep = victims->at[k];
+		struct chunk *ch = rep->chunk;
 
-		if (asked ? is_asked(asked, rep) : others_ask(rep))
-			list_add(to, rep);
+		pthread_mutex_lock(&ch->lock);
+		if (rep->lookers > 0)
+			set_late(rep);
 		else
-			from->at[kept++] = rep;
+			victims->at[kept++] = rep;
+		pthread_mutex_unlock(&ch->lock);
 	}
-	from->n = kept;
+	d->rounds_late += kept < victims->n;
+	victims->n = kept;
+}
+
+/* Nor those of whose clients some have not answered. Consumes @list. */
+static void leave_late(struct demand *d, struct late_list *list)
+{
+	struct replica_list *victims = &d->victims;
+	unsigned kept = 0;
+	struct late *l;
+
+	STAILQ_FOREACH(l, list, link)
+		for (unsigned k = 0; k < l->asked.n; k++)
+			if (l->asked.ask[k].err == -EINPROGRESS) {
+				struct replica *rep = l->asked.grant[k]->replica;
+
+				pthread_mutex_lock(&rep->chunk->lock);
+				set_late(rep);
+				pthread_mutex_unlock(&rep->chunk->lock);
+			}
+	STAILQ_FOREACH(l, list, link)
+		for (unsigned k = 0; k < l->asked.n; k++)
+			asked_settle(&l->asked, k, l->asked.grant[k]->replica->late ? STAYS : GOES);
+	for (unsigned k = 0; k < victims->n; k++)
+		if (!victims->at[k]->late)
+			victims->at[kept++] = victims->at[k];
+	d->rounds_late += kept < victims->n;
+	victims->n = kept;
+	while ((l = STAILQ_FIRST(list))) {
+		STAILQ_REMOVE_HEAD(list, link);
+		if (l->revoking)
+			late_leave(d->m->file->cache, l);
+		else
+			late_free(l);
+	}
 }
 
 /*
- * Evict up to @n victims of an acquire that needs room, any room. Clients that do not answer at once are left to a worker. What more
+ * Evict up to @n victims of an acquire that needs room, any room. Clients that do not answer at once are left to workers. What more
  * has been given up stays idle. If evicting one fails others may do.
  */
 static void evict_for_room(struct demand *d, uint64_t n)
 {
-	struct late *unasked = xcalloc(1, sizeof(*unasked)), *late = xcalloc(1, sizeof(*late));
 	struct replica_list *victims = &d->victims;
+	struct asked asked = { .n = 0 };
+	struct late_list list;
 
-	sort_late(victims, &unasked->list, NULL);
-	leave_late(d, unasked);
+	leave_to_others(d);
 	for (unsigned k = 0; k < victims->n; k++)
-		ask_for(&late->asked, victims->at[k], false);
-	if (late->asked.n > 0)
-		late->revoking = d->m->file->cache->host.revoke_soon(late->asked.ask, late->asked.n, now_ns() + ANSWER_NS);
-	sort_late(victims, &late->list, &late->asked);
-	for (unsigned k = 0; k < late->asked.n; k++)
-		asked_settle(&late->asked, k,
-			     late->asked.grant[k] && is_asked(&late->asked, late->asked.grant[k]->replica) ? STAYS : GOES);
-	if (!late->revoking)
-		asked_free(&late->asked);
-	leave_late(d, late);
+		ask_for(&asked, victims->at[k], false);
+	split_by_user(&asked, &list);
+	ask_soon(&list, &d->m->file->cache->host);
+	leave_late(d, &list);
 	while (victims->n > n)
 		unclaim(victims->at[--victims->n], false, true);
 	(void)evict_revoked(victims);
@@ -1674,7 +1833,8 @@ static int make_room(struct demand *d, unsigned n)
 		return 0;
 	if (!others && !late)
 		return -ENOMEM;
-	await_left(dev, d->n_left);
+	/* Not only what leaves is room: what others use may become idle. */
+	await_left_until(dev, d->n_left, now_ns() + ANSWER_NS);
 	return 0;
 }
 
@@ -2062,12 +2222,11 @@ static bool grant_end(struct mapping *m, struct chunk *ch, enum cache_left left,
 	chunk_unready(ch);
 	g = grant_find(m, ch);
 	if (g && g->pinned) {
-		g->lookers++;
+		grant_look(g);
 		pthread_mutex_unlock(&ch->lock);
 		grant_discard(g, true);
 		pthread_mutex_lock(&ch->lock);
-		g->lookers--;
-		pthread_cond_broadcast(&ch->unlocked);
+		grant_looked(g);
 	}
 	while (g && g->lookers > 0) {
 		page_wait(ch);

@@ -722,6 +722,7 @@ static void host_revoke_many(struct cache_revoke *list, unsigned n)
 }
 
 struct revoking {
+	struct rig *rig;
 	struct cache_revoke *list;
 	unsigned n;
 };
@@ -737,6 +738,7 @@ static struct revoking *host_revoke_more(struct revoking *r, uint64_t end)
 	unsigned pending = 0;
 
 	(void)end;
+	atomic_fetch_add(&r->rig->looks, 1);
 	for (unsigned i = 0; i < r->n; i++) {
 		struct cache_revoke *ask = &r->list[i];
 
@@ -760,7 +762,7 @@ static struct revoking *host_revoke_soon(struct cache_revoke *list, unsigned n, 
 	struct revoking *r = xcalloc(1, sizeof(*r));
 
 	atomic_fetch_add(&((struct client *)list[0].client)->rig->asked, 1);
-	*r = (struct revoking){ list, n };
+	*r = (struct revoking){ ((struct client *)list[0].client)->rig, list, n };
 	for (unsigned i = 0; i < n; i++)
 		list[i].err = -EINPROGRESS;
 	return host_revoke_more(r, end);

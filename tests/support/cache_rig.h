@@ -68,6 +68,7 @@ struct rig {
 	/* Set by a test: whether a client that is asked for memory takes its time, on any thread. */
 	bool (*late)(void *arg, const struct client *cl);
 	void *arg;
+	atomic_uint looks; /* how often a thread has looked whether clients that may take their time have answered */
 	atomic_uint asked; /* how often clients were, several of them at once or one */
 	atomic_bool hoarders_live[2]; /* at first; set by a test: the processes of the clients that hoard */
 	atomic_uint processes_looked_up, processes_asked; /* cache_host.process, .process_lives: how often */

@@ -23,6 +23,7 @@
 #include "base/counters.h"
 #include "base/fault.h"
 #include "base/log.h"
+#include "base/util.h"
 #include "control/internal.h"
 #include "fake_daemon.h"
 
@@ -1081,6 +1082,73 @@ Test(revoking, without_a_question_has_no_answer, .init = begin, .fini = end, .ti
 	sem_wait(&fake_unmapped);
 	close(full.sock);
 	leave(&good, 1);
+}
+
+/* Whoever asks goes on asking while something is pending; then nothing is kept for that. */
+Test(revoking, is_over_when_nothing_is_pending, .init = begin, .fini = end, .timeout = 60)
+{
+	struct peer p = join();
+	uint64_t id = map(&p, 0, GAIA_CHUNK);
+	struct cache_revoke one = { .client = fake_client(id), .map = id };
+	struct revoking *r = control_revoke_soon(&one, 1, now_ns() + 1000000);
+
+	cr_assert_not_null(r);
+	answer_revoke(&p);
+	while (one.err == -EINPROGRESS)
+		r = control_revoke_more(r, 0);
+	cr_assert_eq(one.err, 0);
+	cr_assert_null(r);
+	leave(&p, 1);
+}
+
+static void *answer_in_thread(void *arg)
+{
+	for (unsigned i = 0; i < n_revoked; i++)
+		answer_revoke(arg);
+	return NULL;
+}
+
+/* Ask for more than is sent at once, and leave it for longer than the client has. How many have been given up in the end. */
+static unsigned revoke_and_leave(struct peer *p)
+{
+	uint64_t id = map(p, 0, GAIA_CHUNK);
+	struct cache_revoke list[3 * REVOKES_AT_ONCE];
+	unsigned n = ARRAY_LEN(list), given = 0;
+	struct revoking *r;
+
+	for (unsigned i = 0; i < n; i++)
+		list[i] = (struct cache_revoke){ .client = fake_client(id), .map = id, .idx = i };
+	r = control_revoke_soon(list, n, now_ns() + 1000000);
+	usleep(REVOKE_TIMEOUT_NS / 1000 + 500000);
+	while (r)
+		r = control_revoke_more(r, now_ns() + 10000000);
+	for (unsigned i = 0; i < n; i++)
+		given += list[i].err == 0;
+	return given;
+}
+
+/* What nobody has sent yet cannot be answered: that time is not the client's. */
+Test(revoking, that_was_left_costs_no_timeout, .init = begin, .fini = end, .timeout = 60)
+{
+	struct peer p = join();
+	pthread_t thread;
+
+	n_revoked = 3 * REVOKES_AT_ONCE;
+	cr_assert_eq(pthread_create(&thread, NULL, answer_in_thread, &p), 0);
+	cr_assert_eq(revoke_and_leave(&p), n_revoked);
+	cr_assert_eq(counter_value(CTR_revoke_timeouts), 0);
+	cr_assert_eq(pthread_join(thread, NULL), 0);
+	leave(&p, 1);
+}
+
+Test(revoking, that_was_left_ends_a_mute_client, .init = begin, .fini = end, .timeout = 60)
+{
+	struct peer p = join();
+
+	cr_assert_eq(revoke_and_leave(&p), 0);
+	cr_assert_eq(counter_value(CTR_revoke_timeouts), 1);
+	sem_wait(&fake_unmapped);
+	close(p.sock);
 }
 
 /* Whether or not the daemon still waits for the answer. */
