@@ -980,46 +980,13 @@ uint64_t stranded_count(struct cache_device *dev);
 bool stranded_reap(struct cache_device *dev, uint64_t before);
 void stranded_free(struct cache_device *dev);
 
-/* ---- replica.c ---- */
+/* ---- replica.c; see also replica.h ---- */
 
 /* device_run(), device_begin(), device_end(); for devices that are gone -ENODEV, at once. */
 int cache_device_run(struct cache_device *dev, struct dev_op *op);
 int cache_device_begin(struct cache_device *dev, struct dev_op *op, struct device_wait *w);
 int cache_device_end(struct cache_device *dev, struct device_wait *w);
 
-/*
- * Evict the chunks' replicas on the device on request: -EBUSY if one is pinned. With a mapping @m only the replicas
- * that it uses, each of which stays (-EBUSY) if another mapping maps it. The others go in any case; the first error. [W]
- */
-int replicas_drop(struct chunk *const *list, unsigned n, struct cache_device *dev, const struct mapping *m);
-/* Evict the chunks' replicas, if nobody uses them. */
-void replicas_drop_idle(struct cache *c, struct chunk **list, unsigned n);
-/* So many chunks are evicted at a time, on request: who needs one of them waits for all. */
-#define EVICT_AT_ONCE 64u
-/*
- * Pins the replicas of the file's chunks index[0..n), in order, made where missing, into @out: all or none (-ENOMEM).
- * Unreleased writes of clients that have died are dropped on the way. [W]
- */
-int replicas_pin(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out);
-/*
- * The same of those that the mapping holds something of, up to the first that it does not: how many. Makes none, and so
- * takes no dev->reserve and waits for no client.
- */
-uint64_t replicas_pin_again(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out);
-/*
- * For readahead.c. The replica of the chunk that the mapping uses, if it has memory that can be filled and is not leaving: it is known as being
- * filled until replica_filled(), and stays while one of its pages is locked. NULL: none can be filled; *@there: there is one.
- * chunk->lock is held.
- */
-struct replica *replica_to_fill(struct mapping *m, struct chunk *ch, bool *there);
-void replica_filled(struct replica *rep);
-/*
- * Make that replica, of which nothing is current: in memory that is free, or in place of another that was read ahead and not used. No lock is
- * held. -ENOMEM: there is no room; -EMFILE: other readers have too many of the chunk. 0 also if there is one by now.
- */
-int replica_make_ahead(struct mapping *m, uint64_t index);
-/* Free it, if nothing was brought into it, and that needs no waiting. No lock is held. */
-void replica_drop_empty(struct mapping *m, uint64_t index);
 /* dev->reserve held, or it is pinned by right, and stays so. False: it leaves. */
 bool replica_pin(struct replica *rep);
 void replica_unpin(struct replica *rep);
@@ -1036,13 +1003,60 @@ void replica_shadow_done(struct replica *rep);
 /* chunk->lock held. */
 void replica_shadow_trim(struct replica *rep);
 
-struct grant *grant_get(struct mapping *m, struct replica *rep);
+/* ---- unused.c ---- */
+
+/*
+ * The replica of the chunk that the mapping uses, if it has memory that can be filled and is not leaving: it is known as being
+ * filled until replica_filled(), and stays while one of its pages is locked. NULL: none can be filled; *@there: there is one.
+ * chunk->lock is held.
+ */
+struct replica *replica_to_fill(struct mapping *m, struct chunk *ch, bool *there);
+void replica_filled(struct replica *rep);
+/*
+ * Make that replica, of which nothing is current: in memory that is free, or in place of another that was read ahead and not used. No lock is
+ * held. -ENOMEM: there is no room; -EMFILE: other readers have too many of the chunk. 0 also if there is one by now.
+ */
+int replica_make_ahead(struct mapping *m, uint64_t index);
+/* Free it, if nothing was brought into it, and that needs no waiting. No lock is held. */
+void replica_drop_empty(struct mapping *m, uint64_t index);
+
+/* ---- evict.c ---- */
+
+/*
+ * Evict the chunks' replicas on the device on request: -EBUSY if one is pinned. With a mapping @m only the replicas
+ * that it uses, each of which stays (-EBUSY) if another mapping maps it. The others go in any case; the first error. [W]
+ */
+int replicas_drop(struct chunk *const *list, unsigned n, struct cache_device *dev, const struct mapping *m);
+/* Evict the chunks' replicas, if nobody uses them. */
+void replicas_drop_idle(struct cache *c, struct chunk **list, unsigned n);
+/* So many chunks are evicted at a time, on request: who needs one of them waits for all. */
+#define EVICT_AT_ONCE 64u
+
+/* ---- room.c ---- */
+
+/*
+ * Pins the replicas of the file's chunks index[0..n), in order, made where missing, into @out: all or none (-ENOMEM).
+ * Unreleased writes of clients that have died are dropped on the way. [W]
+ */
+int replicas_pin(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out);
+/*
+ * The same of those that the mapping holds something of, up to the first that it does not: how many. Makes none, and so
+ * takes no dev->reserve and waits for no client.
+ */
+uint64_t replicas_pin_again(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out);
+
+/* ---- mapping.c ---- */
+
 /* The mapping's grants of chunks [first, last] that hold something, in order, with their replicas pinned; *@out must
  * be freed. */
 unsigned grants_pin(struct mapping *m, uint64_t first, uint64_t last, struct grant ***out);
 /* The same for grants whose memory the client maps. @idle: also those that hold nothing; takes dev->reserve. [W] */
 unsigned grants_pin_mapped(struct mapping *m, uint64_t first, uint64_t last, bool idle,
 			   struct grant ***out);
+
+/* ---- grant.c ---- */
+
+struct grant *grant_get(struct mapping *m, struct replica *rep);
 /* chunk->lock held: the pin follows what is held, unless the chunk is ready, and to_come. */
 void grant_repin(struct grant *g);
 /* The same, and what is held for writing is counted. */

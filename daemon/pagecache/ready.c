@@ -152,7 +152,7 @@ static void grant_unready(struct grant *g)
 		holds_drop(&m->ready[what], start, start + GAIA_CHUNK_PAGES);
 	g->ready = 0;
 	sharers_remove(g, NULL);
-	/* Under the same lock: a release finds it either ready or pinned (pin_held()). */
+	/* Under the same lock: a release finds it either ready or pinned (grant_pin_held()). */
 	if (!g->pinned && holds_first(&m->holds, start, start + GAIA_CHUNK_PAGES)) {
 		bug_on(!replica_pin(g->replica));
 		g->pinned = true;
