@@ -509,6 +509,7 @@ struct asked_client {
 	struct client *client;
 	struct revocation *next, *end; /* @next: to be sent next; @end: behind the last */
 	struct revocation *first;
+	uint64_t asked_ns;    /* when */
 	uint64_t patience_ns; /* how long clients of its user are waited for */
 	uint64_t deadline_ns; /* for its answers; UINT64_MAX: it has answered, or is disconnected */
 	bool extended, resumed;
@@ -729,10 +730,10 @@ static uint64_t patience_with(struct control *ctl, uid_t uid)
 }
 
 /*
- * A client of @uid's was mute. Does not count for owners of the mount: they may stop their clients by a
- * debugger as often as they like.
+ * A client of @uid's that was asked at @asked_ns was mute. However many of a user's clients are mute at the same time, it counts once. Nor does
+ * it count for owners of the mount: they may stop their clients by a debugger as often as they like.
  */
-static void note_mute(struct control *ctl, uid_t uid)
+static void note_mute(struct control *ctl, uid_t uid, uint64_t asked_ns)
 {
 	struct mute_user *m, *tmp, *his = NULL;
 	uint64_t now = now_ns();
@@ -753,8 +754,10 @@ static void note_mute(struct control *ctl, uid_t uid)
 		his->uid = uid;
 		HASH_ADD(hh, ctl->mute_users, uid, sizeof(his->uid), his);
 	}
-	his->times = MIN(mute_times(his, now) + 1, MUTE_TIMES_MOST);
-	his->since_ns = now;
+	if (his->since_ns < asked_ns) {
+		his->times = MIN(mute_times(his, now) + 1, MUTE_TIMES_MOST);
+		his->since_ns = now;
+	}
 	pthread_mutex_unlock(&ctl->lock);
 }
 
@@ -819,26 +822,15 @@ static uint64_t disconnect_mute(struct asked_client *list, unsigned n, uint64_t 
 {
 	uint64_t next = UINT64_MAX;
 	bool any = false;
-	uid_t *noted = xcalloc(n, sizeof(*noted));
-	unsigned n_noted = 0;
 
 	for (unsigned i = 0; i < n; i++) {
-		unsigned k = 0;
-
 		if (now >= list[i].deadline_ns && lose_patience(&list[i])) {
 			any = true;
-			/* Counts once for each user, however many of the user's clients were mute at the same time. */
-			while (k < n_noted && noted[k] != list[i].client->uid)
-				k++;
-			if (k == n_noted) {
-				note_mute(list[i].client->ctl, list[i].client->uid);
-				noted[n_noted++] = list[i].client->uid;
-			}
+			note_mute(list[i].client->ctl, list[i].client->uid, list[i].asked_ns);
 			tell_of_mute(&list[i]);
 		}
 		next = MIN(next, list[i].deadline_ns);
 	}
-	free(noted);
 	count(CTR_revoke_timeouts, any);
 	return next;
 }
@@ -920,6 +912,7 @@ static struct revoking *revoke_start(struct cache_revoke *list, unsigned n)
 	for (unsigned i = 0; i < r->n_clients; i++) {
 		struct asked_client *ac = &r->list[i];
 
+		ac->asked_ns = now;
 		ac->patience_ns = patience_with(ac->client->ctl, ac->client->uid);
 		ac->deadline_ns = now + ac->patience_ns;
 		r->deadline = MIN(r->deadline, ac->deadline_ns);

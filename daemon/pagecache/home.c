@@ -292,6 +292,17 @@ static int fill_read_instead(struct fills *fills, const struct fill *fl)
 	return err;
 }
 
+/* What clients may have stored beyond the end of the file, without holding the page, is nobody's to read. */
+static void copy_cut(const struct fill *fl)
+{
+	for (unsigned k = 0; k < fl->n; k++) {
+		unsigned limit = page_limit(fl->ch, fl->page[k]);
+
+		if (limit < GAIA_PAGE)
+			memset((char *)frame_ptr(&fl->ch->file->cache->frames, fl->frame[k]) + limit, 0, GAIA_PAGE - limit);
+	}
+}
+
 /* What was begun from devices has come; or it comes from the store now. */
 static int copies_end(struct fills *fills)
 {
@@ -313,6 +324,7 @@ static int copies_end(struct fills *fills)
 		}
 		count(CTR_device_to_home, fl->n);
 		count(CTR_device_reads, fl->n);
+		copy_cut(fl);
 		fill_done(fl, 0);
 	}
 	err = reads_end(fills, false);

@@ -954,6 +954,43 @@ Test(revoking, from_six_that_are_mute_costs_one_timeout, .init = begin, .fini = 
 		leave(&p[i], 1);
 }
 
+static unsigned times_mute(uid_t uid)
+{
+	struct control *ctl = fake_control();
+	struct mute_user *m;
+	unsigned times;
+
+	pthread_mutex_lock(&ctl->lock);
+	HASH_FIND(hh, ctl->mute_users, &uid, sizeof(uid), m);
+	times = m ? m->times : 0;
+	pthread_mutex_unlock(&ctl->lock);
+	return times;
+}
+
+/* A user whose clients are all stopped at once, for instance by a debugger, was mute once, whoever asked them and when. */
+Test(revoking, from_clients_that_are_mute_at_the_same_time_counts_once, .init = begin, .fini = end, .timeout = 60)
+{
+	pthread_t thread[2];
+	struct peer p[2];
+	uint64_t id[2];
+
+	fake_uid = 1000;
+	for (int i = 0; i < 2; i++) {
+		p[i] = join();
+		id[i] = map(&p[i], 0, GAIA_CHUNK);
+	}
+	for (int i = 0; i < 2; i++) {
+		cr_assert_eq(pthread_create(&thread[i], NULL, revoke_in_thread, &id[i]), 0);
+		usleep(300000); /* so that the second is disconnected later than the first */
+	}
+	for (int i = 0; i < 2; i++)
+		cr_assert_eq(pthread_join(thread[i], NULL), 0);
+	cr_assert_eq(counter_value(CTR_revoke_timeouts), 2);
+	cr_assert_eq(times_mute(1000), 1);
+	for (int i = 0; i < 2; i++)
+		leave(&p[i], 1);
+}
+
 #define MANY 65535u /* mappings of one client, in all of which a chunk is mapped */
 
 static unsigned n_revoked;
