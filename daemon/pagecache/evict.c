@@ -141,7 +141,8 @@ static bool is_dead(struct cfile *f)
 /* Its chunk's pages are locked: what was released of it need not be brought home. */
 static void evict_without_fetch(struct replica *rep, struct fetch_part *pt, bool dead)
 {
-	if (rep->only)
+	/* Nothing was released in it. */
+	if (rep->only || rep->ahead)
 		memset(pt->pages, 0, sizeof(pt->pages));
 	if (!dead)
 		return;

@@ -420,6 +420,7 @@ struct cache_device {
 	pthread_cond_t changed; /* n_left has changed, or a promise was kept or broken */
 	struct device_user *users; /* hash by uid: users who pin something, except the owners of the mount; and for whom something was read ahead */
 	uint64_t user_chunks;	   /* that any of them pins */
+	uint64_t ahead_failed_ns;  /* when there was no memory to read ahead, though it seemed so; 0: never */
 	uint64_t user_ahead;	   /* that were read ahead for them, except the owners, and not used */
 	struct keeping *keeping; /* hash: the processes that keep memory of it, see stranded.c */
 	uint64_t n_stranded; /* chunks that they keep */
@@ -952,6 +953,8 @@ void user_unpin(const struct mapping *m, struct replica *rep);
 uint64_t user_limit(const struct cache_device *dev);
 /* dev->lock held. Whether one chunk more may be read ahead for the user; and one more, or less, is there. */
 bool user_may_ahead(const struct cache_device *dev, const struct cache_user *user);
+/* Whether the user may have one more when one of @other's that nobody has used is gone, or sooner. */
+bool user_ahead_helps(const struct cache_device *dev, const struct cache_user *user, const struct cache_user *other);
 void user_ahead_more(struct cache_device *dev, const struct cache_user *user);
 void user_ahead_less(struct cache_device *dev, const struct cache_user *user);
 uint64_t user_ahead(const struct cache_device *dev, const struct cache_user *user);

@@ -243,6 +243,8 @@ bool readahead_may_replace(struct readahead *ra, const struct replica *rep)
 
 	if (rep->chunk->file == m->file && rep->only == m->readers && is_asked_for(ra, rep->chunk->index))
 		return false;
+	if (!user_ahead_helps(rep->dev, &ra->user, &rep->ahead->user))
+		return false;
 	return rep->ahead == ra || has_ended(rep->ahead) || has_more(rep->ahead, ra, rep->dev);
 }
 
@@ -261,6 +263,15 @@ static uint64_t home_room(struct cache *c)
 	return used < c->frames.budget && stay <= c->frames.budget / 2 ? c->frames.budget - used : 0;
 }
 
+/* Whether some of the stale pages is to be copied, unless somebody holds it. chunk->lock is held. */
+static bool any_to_send(struct replica *rep, unsigned a, unsigned b, bool absent, const uint64_t *stale)
+{
+	for (unsigned i = a; (i = bits_first(stale, i, b)) < b; i++)
+		if (page_present(rep->chunk, i) != absent && replica_step(rep, i, false) == TRACK_SEND)
+			return true;
+	return false;
+}
+
 /*
  * Lock those of pages [a, b) that are to be copied to the replica, and that nobody of the device holds or has locked: a bit each. How many. Only
  * those that home has, or (@absent) only those that it lacks, as many as there is room for. chunk->lock is held.
@@ -273,8 +284,9 @@ static unsigned pages_take(struct readahead *ra, struct replica *rep, unsigned a
 	unsigned n = 0;
 
 	replica_not_current(rep, a, b, false, stale);
-	if (bits_first(stale, a, b) == b)
+	if (!any_to_send(rep, a, b, absent, stale))
 		return 0;
+	/* Then it is known who holds what. */
 	chunk_unready(ch);
 	replica_held(rep, a, b, held);
 	for (unsigned i = a; (i = bits_first(stale, i, b)) < b; i++) {
@@ -424,10 +436,12 @@ static int bring(struct readahead *ra, struct page_span piece)
 	err = replica_make_ahead(m, index);
 	if (err)
 		return err;
-	if (!range_try(f))
-		return GAVE_WAY;
-	err = bring_once(m, piece);
-	pthread_rwlock_unlock(&f->range);
+	if (range_try(f)) {
+		err = bring_once(m, piece);
+		pthread_rwlock_unlock(&f->range);
+	} else {
+		err = GAVE_WAY;
+	}
 	replica_drop_empty(m, index);
 	return err == -ENOENT ? 0 : err;
 }

@@ -64,7 +64,10 @@ bool unused_evict(struct cache_device *dev, struct readahead *ra)
 	struct replica *list[UNUSED_TRIES];
 	unsigned n, k = 0;
 
-	if (pthread_mutex_trylock(&dev->reserve))
+	/* Who needs it now may have pages locked. */
+	if (ra)
+		pthread_mutex_lock(&dev->reserve);
+	else if (pthread_mutex_trylock(&dev->reserve))
 		return false;
 	n = list_unused(dev, ra, list);
 	while (k < n && !claim_locked(list[k]))
@@ -97,22 +100,25 @@ void replica_filled(struct replica *rep)
 	pthread_mutex_unlock(&rep->dev->lock);
 }
 
+/* So long nothing is read ahead after there was no memory for it: acquires that need some would not come to know that there is none. */
+#define FAILED_NS 1000000000ull
+
 /* Take memory for a replica. Until it has one it counts as leaving, so that an acquire that lacks room waits for it. False: there is none. */
 static bool ahead_begin(struct mapping *m)
 {
 	struct cache_device *dev = m->dev;
-	bool may, room;
+	bool failed, room;
 
 	do {
 		pthread_mutex_lock(&dev->lock);
-		may = readahead_has_room(m->readahead, dev);
-		room = may && device_take_spare(dev);
+		failed = dev->ahead_failed_ns && now_ns() - dev->ahead_failed_ns < FAILED_NS;
+		room = !failed && readahead_has_room(m->readahead, dev) && device_take_spare(dev);
 		if (room) {
 			dev->pinned += GAIA_CHUNK;
 			dev->leaving += GAIA_CHUNK;
 		}
 		pthread_mutex_unlock(&dev->lock);
-	} while (!room && may && unused_evict(dev, m->readahead));
+	} while (!room && !failed && unused_evict(dev, m->readahead));
 	return room;
 }
 
@@ -172,6 +178,9 @@ int replica_make_ahead(struct mapping *m, uint64_t index)
 	err = atomic_load(&dev->gone) ? -ENODEV : dev->dev->ops->alloc(dev->dev, &mem);
 	device_note_gone(dev, err);
 	if (err) {
+		pthread_mutex_lock(&dev->lock);
+		dev->ahead_failed_ns = now_ns();
+		pthread_mutex_unlock(&dev->lock);
 		ahead_end(m, NULL);
 		return err;
 	}

@@ -126,6 +126,17 @@ bool user_may_ahead(const struct cache_device *dev, const struct cache_user *use
 	return user->owner || (mine < each_may(dev) && dev->user_chunks + dev->user_ahead < users_may(dev));
 }
 
+bool user_ahead_helps(const struct cache_device *dev, const struct cache_user *user, const struct cache_user *other)
+{
+	const struct device_user *has = user_find(dev, user->uid);
+
+	if (user_may_ahead(dev, user))
+		return true;
+	if (has && has->chunks + has->ahead >= each_may(dev))
+		return other->uid == user->uid && has->chunks < each_may(dev);
+	return !other->owner && dev->user_chunks < users_may(dev);
+}
+
 void user_ahead_more(struct cache_device *dev, const struct cache_user *user)
 {
 	user_make(dev, user->uid)->ahead++;

@@ -152,6 +152,33 @@ Test(room, is_free_memory_only)
 }
 
 /* What was not used gives way first: to an acquire, before what others have used longer ago. */
+/* What was read ahead for users who do not use it, or are gone, makes room for more of these users', and of others'. */
+Test(room, of_users_is_not_used_up_by_what_nobody_uses)
+{
+	struct client *cl, *other;
+
+	begin(&(struct rig_options){ .devices = 1, .reads_ahead = true, .device_chunks = 8 }, 16 * GAIA_CHUNK);
+	rig->user = (struct cache_user){ .uid = 1 };
+	cl = client_create(kf, 0, GAIA_PROT_RW, 16 * GAIA_CHUNK);
+	will_need(cl, 0, 16 * GAIA_CHUNK);
+	cr_assert_eq(rig_device_used(rig, 0), 6 * GAIA_CHUNK);
+	client_end(cl);
+	other = client_create(kfile_create(rig, 2, 4 * GAIA_CHUNK), 0, GAIA_PROT_RW, 4 * GAIA_CHUNK);
+	counts_begin();
+	will_need(other, 0, 4 * GAIA_CHUNK);
+	cr_assert_eq(brought(), 4 * GAIA_CHUNK_PAGES, "the same user");
+	/* It keeps more than the next ones have. */
+	for (unsigned uid = 2; uid <= 3; uid++) {
+		rig->user = (struct cache_user){ .uid = uid };
+		cl = client_create(kfile_create(rig, 1 + uid, GAIA_CHUNK), 0, GAIA_PROT_RW, GAIA_CHUNK);
+		counts_begin();
+		will_need(cl, 0, GAIA_CHUNK);
+		cr_assert_eq(brought(), GAIA_CHUNK_PAGES, "user %u", uid);
+	}
+	cr_assert_leq(rig_device_used(rig, 0), 7 * GAIA_CHUNK, "the last eighth is the owners'");
+	end();
+}
+
 Test(room, is_given_back_first)
 {
 	struct client *cl, *other;
