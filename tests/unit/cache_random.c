@@ -94,7 +94,7 @@ struct task {
 	pthread_t thread;
 	struct client *client;
 	uint64_t off, len;
-	bool writes[HOT]; /* the client held it for writing when the release began */
+	bool holds[HOT], writes[HOT]; /* the client held it, for writing, when the release began */
 	uint32_t id;
 	enum { TASK_RUNS, TASK_PARKED, TASK_DONE } state;
 	bool go;
@@ -875,6 +875,7 @@ static void op_release(const struct op *op)
 
 		if (at + GAIA_PAGE <= off || at >= off + len)
 			continue;
+		t->holds[hot] = h->holds[hot] > 0;
 		t->writes[hot] = h->write[hot];
 		for (unsigned k = 0; k < GAIA_PAGE && h->write[hot]; k++)
 			release_began(&w.byte[hot][k], h->client->device, at + k < w.size, t->id);
@@ -948,11 +949,15 @@ static void end_dead(struct held *h)
 	memset(h, 0, sizeof(*h));
 }
 
+/* Also if it is being released: until that returns it may be held. */
 static bool is_held(unsigned hot, unsigned device)
 {
-	for (unsigned k = 0; k < CLIENTS; k++)
-		if (w.held[k].client && w.held[k].client->device == device && w.held[k].holds[hot])
+	for (unsigned k = 0; k < CLIENTS; k++) {
+		const struct held *h = &w.held[k];
+
+		if (h->client && h->client->device == device && (h->holds[hot] || (h->task && h->task->holds[hot])))
 			return true;
+	}
 	return false;
 }
 
@@ -968,7 +973,7 @@ static void op_stray_store(const struct op *op)
 		return;
 	trace("somebody stores to chunk %u in memory of device %u", s->chunk, s->device);
 	for (unsigned hot = 0; hot < HOT; hot++) {
-		if (hot_offset(hot) / GAIA_CHUNK != s->chunk || is_held(hot, s->device) || release_of(s->device, (int)hot))
+		if (hot_offset(hot) / GAIA_CHUNK != s->chunk || is_held(hot, s->device))
 			continue;
 		for (unsigned k = 0; k < GAIA_PAGE; k++)
 			s->at[hot_offset(hot) % GAIA_CHUNK + k] ^= 0x5a;
