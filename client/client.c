@@ -485,13 +485,16 @@ int gaia_advise(void *addr, size_t length, int advice)
 	struct mapping *m;
 	int err;
 
-	if (advice != GAIA_WILLNEED && advice != GAIA_DONTNEED)
+	if (advice < GAIA_NORMAL || advice > GAIA_DONTNEED)
 		return result(-EINVAL);
 	if (!length)
 		return 0;
 	err = range_begin(addr, length, &m, &io);
 	if (err)
 		return result(err);
+	/* An older daemon reads nothing ahead: there is nothing to advise it on. */
+	if (advice < GAIA_WILLNEED && !(m->conn->features & GAIA_FEATURE_ADVICE))
+		return range_end(m, 0);
 	io.advice = advice;
 	return range_end(m, wire_ioctl(m->file->fd, GAIA_IOC_ADVISE, &io));
 }

@@ -30,6 +30,8 @@
 	X(device_to_device, "pages copied from one device to another, without going through home") \
 	X(peer_failures, "copies between devices that failed: home sent the pages (calls)")     \
 	X(device_reads, "pages of home filled from a device instead of the store")              \
+	X(device_read_failures, "copies for that which failed: the store was read (calls)")     \
+	X(read_probes, "reads from a source that seemed dearer, to learn what it costs by now (calls)") \
 	X(device_operations, "operations that devices were given (calls)")                      \
 	X(device_bytes_in, "bytes moved from host memory to devices, bases of merges too (bytes)") \
 	X(device_bytes_out, "bytes moved from devices to host memory (bytes)")                  \
@@ -52,6 +54,10 @@
 	X(acquires_ready, "of those, acquires of what was ready: no chunk was looked at (calls)")  \
 	X(acquired_current, "chunks that acquires found current, without a look at their pages (chunks)") \
 	X(acquired_looked_at, "chunks that acquires looked at page by page (chunks)")           \
+	X(readahead, "pages brought to devices before they were acquired: by readahead, or because of GAIA_WILLNEED") \
+	X(readahead_used, "of those, pages that acquires found current (with a page all of a chunk that they left ready)") \
+	X(readahead_wasted, "of those, pages that were evicted, or changed, before they were acquired") \
+	X(readahead_failed, "requests to bring pages before they are acquired that were given up: no room on the device, or errors (calls)") \
 	X(releases, "releases (calls)")                                                         \
 	X(acquire_nomem, "acquires refused because the range does not fit the device (calls)")  \
 	X(released_pages, "pages that releases found changed")                                  \

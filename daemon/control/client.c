@@ -510,9 +510,10 @@ struct asked_client {
 	struct client *client;
 	struct revocation *next, *end; /* @next: to be sent next; @end: behind the last */
 	struct revocation *first;
+	uint64_t asked_ns;    /* when */
 	uint64_t patience_ns; /* how long clients of its user are waited for */
 	uint64_t deadline_ns; /* for its answers; UINT64_MAX: it has answered, or is disconnected */
-	bool extended;
+	bool extended, resumed;
 };
 
 static int by_client(const void *a, const void *b)
@@ -730,10 +731,10 @@ static uint64_t patience_with(struct control *ctl, uid_t uid)
 }
 
 /*
- * A client of @uid's was mute. Does not count for owners of the mount: they may stop their clients by a
- * debugger as often as they like.
+ * A client of @uid's that was asked at @asked_ns was mute. However many of a user's clients are mute at the same time, it counts once. Nor does
+ * it count for owners of the mount: they may stop their clients by a debugger as often as they like.
  */
-static void note_mute(struct control *ctl, uid_t uid)
+static void note_mute(struct control *ctl, uid_t uid, uint64_t asked_ns)
 {
 	struct mute_user *m, *tmp, *his = NULL;
 	uint64_t now = now_ns();
@@ -754,8 +755,10 @@ static void note_mute(struct control *ctl, uid_t uid)
 		his->uid = uid;
 		HASH_ADD(hh, ctl->mute_users, uid, sizeof(his->uid), his);
 	}
-	his->times = MIN(mute_times(his, now) + 1, MUTE_TIMES_MOST);
-	his->since_ns = now;
+	if (his->since_ns < asked_ns) {
+		his->times = MIN(mute_times(his, now) + 1, MUTE_TIMES_MOST);
+		his->since_ns = now;
+	}
 	pthread_mutex_unlock(&ctl->lock);
 }
 
@@ -820,26 +823,15 @@ static uint64_t disconnect_mute(struct asked_client *list, unsigned n, uint64_t 
 {
 	uint64_t next = UINT64_MAX;
 	bool any = false;
-	uid_t *noted = xcalloc(n, sizeof(*noted));
-	unsigned n_noted = 0;
 
 	for (unsigned i = 0; i < n; i++) {
-		unsigned k = 0;
-
 		if (now >= list[i].deadline_ns && lose_patience(&list[i])) {
 			any = true;
-			/* Counts once for each user, however many of the user's clients were mute at the same time. */
-			while (k < n_noted && noted[k] != list[i].client->uid)
-				k++;
-			if (k == n_noted) {
-				note_mute(list[i].client->ctl, list[i].client->uid);
-				noted[n_noted++] = list[i].client->uid;
-			}
+			note_mute(list[i].client->ctl, list[i].client->uid, list[i].asked_ns);
 			tell_of_mute(&list[i]);
 		}
 		next = MIN(next, list[i].deadline_ns);
 	}
-	free(noted);
 	count(CTR_revoke_timeouts, any);
 	return next;
 }
@@ -851,21 +843,23 @@ struct revoking {
 	struct asked_client *list;
 	unsigned n, n_clients;
 	uint64_t deadline, next; /* when a client's time is over; when to look for ending ones */
+	uint64_t left;		 /* when a thread has last waited for it */
 	struct look look;
 };
 
 /*
- * Wait until each client has answered or is disconnected, but not beyond @end. Whether all of that has come about. All of a user's
- * clients have the same deadline, however many are mute.
+ * Wait until each client has answered or is disconnected, but not beyond @end. All of a user's clients have the same deadline,
+ * however many are mute.
  */
-static bool revoke_await(struct revoking *r, uint64_t end)
+static void revoke_await(struct revoking *r, uint64_t end)
 {
-	uint64_t now = now_ns(), until;
+	uint64_t now, until;
 
-	while (now < end) {
+	/* Once at least, so that clients that are looked at now and then are sent what they are asked for, and lose their time. */
+	do {
 		until = revoke_send_rest(r->list, r->n_clients) ? r->next : MIN(r->next, now_ns() + REVOKE_RETRY_NS);
 		if (!revoke_wait_a_while(&r->wait, MIN(MIN(until, r->deadline), end)))
-			return true;
+			return;
 		now = now_ns();
 		if (now >= r->deadline) {
 			r->deadline = disconnect_mute(r->list, r->n_clients, now);
@@ -873,8 +867,29 @@ static bool revoke_await(struct revoking *r, uint64_t end)
 			disconnect_ending(r->rev, r->n, &r->look, MIN(now + REVOKE_LOOK_MOST_NS, r->deadline));
 			r->next = now + REVOKE_LOOK_NS;
 		}
+	} while (now < end);
+}
+
+/*
+ * Some thread goes on waiting. If that has been left for long, clients to which not all was sent meanwhile have their time from now on;
+ * once, so that none has it for ever.
+ */
+static void revoke_resume(struct revoking *r)
+{
+	uint64_t now = now_ns();
+
+	if (now < r->left + REVOKE_LOOK_NS)
+		return;
+	r->deadline = UINT64_MAX;
+	for (unsigned i = 0; i < r->n_clients; i++) {
+		struct asked_client *ac = &r->list[i];
+
+		if (ac->next < ac->end && !ac->resumed && ac->deadline_ns < UINT64_MAX) {
+			ac->resumed = true;
+			ac->deadline_ns = now + ac->patience_ns;
+		}
+		r->deadline = MIN(r->deadline, ac->deadline_ns);
 	}
-	return false;
 }
 
 static struct revoking *revoke_start(struct cache_revoke *list, unsigned n)
@@ -882,7 +897,8 @@ static struct revoking *revoke_start(struct cache_revoke *list, unsigned n)
 	struct revoking *r = xcalloc(1, sizeof(*r));
 	uint64_t now = now_ns();
 
-	*r = (struct revoking){ .rev = xcalloc(n, sizeof(*r->rev)), .n = n, .deadline = UINT64_MAX, .next = now + REVOKE_LOOK_NS };
+	*r = (struct revoking){ .rev = xcalloc(n, sizeof(*r->rev)), .n = n, .deadline = UINT64_MAX, .next = now + REVOKE_LOOK_NS,
+				.left = now };
 	pthread_mutex_init(&r->wait.lock, NULL);
 	cond_init_monotonic(&r->wait.none);
 	for (unsigned i = 0; i < n; i++) {
@@ -897,6 +913,7 @@ static struct revoking *revoke_start(struct cache_revoke *list, unsigned n)
 	for (unsigned i = 0; i < r->n_clients; i++) {
 		struct asked_client *ac = &r->list[i];
 
+		ac->asked_ns = now;
 		ac->patience_ns = patience_with(ac->client->ctl, ac->client->uid);
 		ac->deadline_ns = now + ac->patience_ns;
 		r->deadline = MIN(r->deadline, ac->deadline_ns);
@@ -904,25 +921,30 @@ static struct revoking *revoke_start(struct cache_revoke *list, unsigned n)
 	return r;
 }
 
-/* Tell who asked; of those that are pending that they are. */
-static void revoke_tell(struct revoking *r)
+/* Tell who asked; of those that are pending that they are. Whether none is. */
+static bool revoke_tell(struct revoking *r)
 {
+	bool over = true;
+
 	for (unsigned i = 0; i < r->n; i++) {
 		struct revocation *rev = &r->rev[i];
 
 		/* With the lock: so the thread that set `over` has finished with it. */
 		pthread_mutex_lock(&rev->client->lock);
 		rev->ask->err = is_pending(rev) ? -EINPROGRESS : rev->answered ? 0 : -ENOTCONN;
+		over &= rev->ask->err != -EINPROGRESS;
 		pthread_mutex_unlock(&rev->client->lock);
 	}
+	return over;
 }
 
 struct revoking *control_revoke_more(struct revoking *r, uint64_t end)
 {
-	bool over = revoke_await(r, end);
-
-	revoke_tell(r);
-	if (!over)
+	revoke_resume(r);
+	revoke_await(r, end);
+	r->left = now_ns();
+	/* The last answer may have come just after the wait. */
+	if (!revoke_tell(r))
 		return r;
 	for (unsigned i = 0; i < r->n; i++) {
 		count(CTR_revokes, r->rev[i].answered);

@@ -326,7 +326,7 @@ int control_advise(struct control *ctl, struct cfile *f, struct gaia_ioc_range *
 
 	if (io->prot)
 		return -EINVAL;
-	if (io->advice != GAIA_ADVISE_WILLNEED && io->advice != GAIA_ADVISE_DONTNEED)
+	if (io->advice > GAIA_ADVISE_DONTNEED)
 		return -EINVAL;
 	err = find_range(ctl, f, io, &map, &off, &len);
 	if (err)

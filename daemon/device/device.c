@@ -21,6 +21,7 @@ static void wake_waiter(struct dev_op *op, int err)
 	struct device_wait *w = op->arg;
 
 	w->err = err;
+	w->ended_ns = now_ns();
 	sem_post(&w->completed);
 }
 
@@ -35,7 +36,7 @@ static bool is_small(const struct dev_op *op)
 
 static bool completes_soon(struct device_wait *w)
 {
-	uint64_t until = now_ns() + SOON_NS;
+	uint64_t until = w->began_ns + SOON_NS;
 
 	do {
 		if (!sem_trywait(&w->completed))
@@ -68,6 +69,8 @@ int device_begin(struct device *dev, struct dev_op *op, struct device_wait *w)
 	int err;
 
 	sem_init(&w->completed, 0, 0);
+	w->few = is_small(op);
+	w->began_ns = now_ns();
 	op->done = wake_waiter;
 	op->arg = w;
 	err = device_submit(dev, op);
@@ -78,7 +81,7 @@ int device_begin(struct device *dev, struct dev_op *op, struct device_wait *w)
 
 int device_end(struct device_wait *w)
 {
-	if (sem_trywait(&w->completed)) {
+	if (sem_trywait(&w->completed) && !(w->few && thread_is_relied_on() && completes_soon(w))) {
 		thread_waits();
 		while (sem_wait(&w->completed) && errno == EINTR)
 			;
@@ -89,20 +92,13 @@ int device_end(struct device_wait *w)
 
 int device_run(struct device *dev, struct dev_op *op)
 {
-	bool look = thread_is_relied_on() && is_small(op);
 	struct device_wait w;
 	int err;
 
-	if (!look)
+	if (!thread_is_relied_on() || !is_small(op))
 		thread_waits();
 	err = device_begin(dev, op, &w);
-	if (err)
-		return err;
-	if (look && completes_soon(&w)) {
-		sem_destroy(&w.completed);
-		return w.err;
-	}
-	return device_end(&w);
+	return err ? err : device_end(&w);
 }
 
 uint64_t device_new_generation(void)

@@ -191,6 +191,9 @@ int device_run(struct device *dev, struct dev_op *op);
 struct device_wait {
 	sem_t completed;
 	int err;
+	uint64_t began_ns; /* when it was submitted; */
+	uint64_t ended_ns; /* when it completed, which may be long before somebody waits for it */
+	bool few;	   /* pages: for device_end() */
 };
 int device_begin(struct device *dev, struct dev_op *op, struct device_wait *w);
 int device_end(struct device_wait *w);

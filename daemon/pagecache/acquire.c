@@ -15,8 +15,7 @@
 
 /* What an acquire is to do. */
 enum purpose {
-	BRING,		/* the pages to the device; no client asked to use them (advice) */
-	PIN,		/* and hand over the chunks; no page is granted */
+	PIN,		/* hand over the chunks; no page is granted */
 	BRING_AND_GRANT,
 };
 
@@ -111,7 +110,7 @@ struct acquiring {
 /* Whether anything was asked for that lies behind the border. */
 static bool reaches_beyond(const struct acquiring *ac)
 {
-	return ac->purpose != BRING && ac->asked.at[ac->asked.n - 1].b > ac->border * GAIA_CHUNK_PAGES;
+	return ac->asked.at[ac->asked.n - 1].b > ac->border * GAIA_CHUNK_PAGES;
 }
 
 static bool is_given_up(atomic_uint *verdict)
@@ -127,15 +126,13 @@ static void part_add(struct acquiring *ac, struct replica *rep)
 	unsigned a, b;
 
 	*pt = (struct part){
-		.m = ac->m, .rep = rep, .ch = rep->chunk, .grant = ac->purpose == BRING ? NULL : grant_get(ac->m, rep),
+		.m = ac->m, .rep = rep, .ch = rep->chunk, .grant = grant_get(ac->m, rep),
 		.pin = ac->purpose == PIN, .write = ac->write, .add = segments_of_chunk(ac->asked, rep->chunk->index),
 	};
 	SEGMENTS_FOREACH(s, pt->add) {
 		segment_in_chunk(s, rep->chunk->index, &a, &b);
 		part_span(pt, a, b);
 	}
-	if (!pt->grant)
-		pt->add.n = 0;
 	/* The first ones are those of the file. */
 	if (ac->parts.n < ac->ahead.n) {
 		pt->ahead = &ac->ahead;
@@ -394,11 +391,8 @@ static int acquire_all_wanted(struct acquiring *ac)
 /* What an earlier acquire wanted of the chunks comes before they are handed over, and what was wanted meanwhile after it. */
 static int hand_over(struct acquiring *ac)
 {
-	int err;
+	int err = acquire_all_wanted(ac);
 
-	if (ac->purpose == BRING)
-		return 0;
-	err = acquire_all_wanted(ac);
 	if (!err)
 		err = deliver(ac);
 	if (!err)
@@ -616,12 +610,10 @@ static void make_ready(struct acquiring *ac)
 /* Everything has been done: so the acquire succeeds, unless it was given up before. */
 static int decide(struct acquiring *ac)
 {
-	if (ac->purpose != BRING)
-		await_deliveries(ac);
+	await_deliveries(ac);
 	if (!cache_decide(ac->verdict, CACHE_DONE))
 		return -EINTR;
-	if (ac->purpose != BRING)
-		make_ready(ac);
+	make_ready(ac);
 	if (ac->purpose != PIN)
 		return 0;
 	return pin_note(ac->m, (struct page_span){ ac->asked.at[0].a, ac->asked.at[0].b }, ac->asked.at[0].a / GAIA_CHUNK_PAGES, ac->n,
@@ -632,7 +624,7 @@ static int decide(struct acquiring *ac)
 static void settle_or_undo(struct acquiring *ac, bool undo)
 {
 	for (uint64_t k = 0; k < ac->parts.n; k++) {
-		if (ac->parts.at[k].grant && undo)
+		if (undo)
 			part_undo(&ac->parts.at[k]);
 		else
 			part_settle(&ac->parts.at[k]);
@@ -721,9 +713,9 @@ static bool is_inside(const struct mapping *m, uint64_t off, uint64_t len)
 }
 
 /* The pages of a range that is not empty. */
-static struct segment segment_of(uint64_t off, uint64_t len)
+static struct page_span span_of(uint64_t off, uint64_t len)
 {
-	return (struct segment){ off / GAIA_PAGE, (off + len - 1) / GAIA_PAGE + 1, 1 };
+	return (struct page_span){ off / GAIA_PAGE, (off + len - 1) / GAIA_PAGE + 1 };
 }
 
 /* What is ready needs nothing but its holds. *err as of cache_acquire(). */
@@ -758,7 +750,8 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 		  atomic_uint *verdict)
 {
 	unsigned access = prot & (GAIA_PROT_READ | GAIA_PROT_WRITE);
-	struct segment span;
+	struct page_span span;
+	struct segment asked;
 	struct pin *pin = NULL;
 	int err = 0;
 
@@ -769,21 +762,24 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 		return -EINVAL;
 	if (len == 0)
 		return 0;
-	span = segment_of(off, len);
+	span = span_of(off, len);
+	asked = (struct segment){ span.a, span.b, 1 };
 	if (prot & GAIA_PROT_PINNED) {
-		pin = pin_take(m, (struct page_span){ span.a, span.b });
+		pin = pin_take(m, span);
 		if (!pin)
 			return -EINVAL;
 	}
 	if (access)
 		err = acquire(&(struct acquiring){
-			.m = m, .asked = { &span, 1 }, .write = access & GAIA_PROT_WRITE,
+			.m = m, .asked = { &asked, 1 }, .write = access & GAIA_PROT_WRITE,
 			.purpose = prot & GAIA_PROT_PIN ? PIN : BRING_AND_GRANT, .pin = pin, .seq = seq, .verdict = verdict,
 		});
 	if (pin && err)
 		pin_put_back(m, pin);
 	else if (pin)
 		pin_end(m, pin);
+	if (access && !err && !(prot & GAIA_PROT_PIN))
+		readahead_acquired(m, span);
 	return err;
 }
 
@@ -812,6 +808,9 @@ int cache_acquirev(struct mapping *m, struct gaia_list_range *range, size_t n, u
 		err = acquire(&(struct acquiring){
 			.m = m, .asked = segs, .write = prot & GAIA_PROT_WRITE, .purpose = BRING_AND_GRANT, .seq = seq, .verdict = verdict,
 		});
+	/* A list says what is needed: there is nothing to guess, unless it is one range. */
+	if (!err && segs.n == 1)
+		readahead_acquired(m, (struct page_span){ segs.at[0].a, segs.at[0].b });
 	free(segs.at);
 	return err;
 }
@@ -841,30 +840,31 @@ static int evict_home(struct chunk *ch, unsigned a, unsigned b)
 	return err;
 }
 
-/* @m: see replica_drop(). */
+/* @m: see replicas_drop(). */
 static int evict(struct cfile *f, unsigned from, uint64_t off, uint64_t len, const struct mapping *m)
 {
 	uint64_t end = len == 0 || off + len < off ? UINT64_MAX : off + len;
 	struct cache *c = f->cache;
 	struct chunk **list;
-	unsigned n;
+	unsigned n, took;
 	int err, result = 0;
 
 	if (from != GAIA_FROM_HOME && from >= c->n_devices)
 		return -ENODEV;
 	n = chunk_list_get(f, off / GAIA_CHUNK, (end - 1) / GAIA_CHUNK, &list);
-	for (unsigned k = 0; k < n; k++) {
+	for (unsigned k = 0; k < n; k += took) {
 		uint64_t index = list[k]->index;
 
+		took = from == GAIA_FROM_HOME ? 1 : MIN(n - k, EVICT_AT_ONCE);
 		if (from == GAIA_FROM_HOME)
 			err = evict_home(list[k], page_in_chunk(off / GAIA_PAGE, index, 0, 0),
 					 page_in_chunk((end - 1) / GAIA_PAGE, index, 0,
 						       GAIA_CHUNK_PAGES - 1) + 1);
 		else
-			err = replica_drop(list[k], &c->dev[from], m);
-		if (err && !result)
-			result = err;
-		chunk_put(list[k]);
+			err = replicas_drop(list + k, took, &c->dev[from], m);
+		result = result ? result : err;
+		for (unsigned i = k; i < k + took; i++)
+			chunk_put(list[i]);
 	}
 	free(list);
 	return result;
@@ -873,13 +873,6 @@ static int evict(struct cfile *f, unsigned from, uint64_t off, uint64_t len, con
 int cache_evict(struct cfile *f, unsigned from, uint64_t off, uint64_t len)
 {
 	return evict(f, from, off, len, NULL);
-}
-
-static int bring_span(struct mapping *m, struct segment span)
-{
-	struct acquiring ac = { .m = m, .asked = { &span, 1 }, .purpose = BRING, .seq = &(uint64_t){ 0 } };
-
-	return acquire_segments(&ac);
 }
 
 /* The pages that the range has in the file, [*first, *last]: false if there are none. */
@@ -897,20 +890,25 @@ static bool clip(struct mapping *m, uint64_t off, uint64_t len, uint64_t *first,
 int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice)
 {
 	uint64_t first, last, c0, c1;
-	int err = 0;
+	int err;
 
 	if (!is_inside(m, off, len))
 		return -EINVAL;
-	err = learn_size(m->file);
-	if (err || !clip(m, off, len, &first, &last))
-		return err;
+	if (len == 0)
+		return 0;
 	switch (advice) {
+	case GAIA_ADVISE_NORMAL:
+	case GAIA_ADVISE_RANDOM:
+	case GAIA_ADVISE_SEQUENTIAL:
+		return readahead_advise(m, span_of(off, len), advice);
 	case GAIA_ADVISE_WILLNEED:
-		for (uint64_t p = first; p <= last && !err; p = ROUND_DOWN(p, GAIA_CHUNK_PAGES) +
-								GAIA_CHUNK_PAGES)
-			err = bring_span(m, (struct segment){ p, MIN(last, p | (GAIA_CHUNK_PAGES - 1)) + 1, 1 });
-		return err == -ENOMEM ? 0 : err; /* as far as there is room */
+		readahead_will_need(m, span_of(off, len));
+		return 0;
 	case GAIA_ADVISE_DONTNEED:
+		readahead_cancel(m, span_of(off, len));
+		err = learn_size(m->file);
+		if (err || !clip(m, off, len, &first, &last))
+			return err;
 		/* Whole chunks only: a part's neighbours may be needed. */
 		c0 = (first + GAIA_CHUNK_PAGES - 1) / GAIA_CHUNK_PAGES;
 		c1 = (last + 1) / GAIA_CHUNK_PAGES;

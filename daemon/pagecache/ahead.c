@@ -67,9 +67,7 @@ static struct batch *batch_begin(const struct ahead *ah, uint64_t k)
 		return NULL;
 	}
 	/* A page that cannot be read now is tried again at its turn. */
-	FOR_RUNS(bt->locked, 0, GAIA_CHUNK_PAGES, i, j)
-		if (home_fill_begin(&bt->fills, ch, i, j))
-			break;
+	(void)home_fill_begin(&bt->fills, ch, 0, GAIA_CHUNK_PAGES, bt->locked);
 	return bt;
 }
 

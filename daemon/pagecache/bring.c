@@ -20,13 +20,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "pagecache/fetch.h"
 #include "pagecache/state.h"
 
-/* A window ends when it has so many pages to look at, or this part of home; so many chunks; or so many from which others' releases are fetched. */
-#define WINDOW_PAGES 16384u
-#define WINDOW_SHARE 64u
+/* A window ends when it has window_pages() to look at, or so many chunks. */
 #define WINDOW_CHUNKS 4096u
-#define WINDOW_FETCHES 32u
 
 #define FOR_BEYOND(pt, i) for (unsigned i = (pt)->b; (i = bits_first((pt)->pages, i, (pt)->end)) < (pt)->end; i++)
 #define FOR_TODO(pt, i) for (unsigned i = (pt)->a; (i = bits_first((pt)->todo, i, (pt)->b)) < (pt)->b; i++)
@@ -37,9 +35,10 @@ struct window {
 	unsigned n_todo;      /* pages */
 	unsigned n_locked;    /* pages: these, and those beyond the end of the file */
 	unsigned n_read;      /* of these, those for which the store may have to be read */
-	unsigned n_fetch;     /* chunks with releases of others */
+	unsigned n_frames;    /* so many frames of home it takes, by estimate, to fetch what devices have released of these */
 	const struct part *last; /* of all that were taken; NULL: what comes next is not read ahead */
 	struct dev_run *runs; /* room for all pages */
+	bool quiet; /* see struct fills */
 };
 
 static struct cache_device *window_device(const struct window *w)
@@ -75,17 +74,35 @@ static int part_each_run(struct part *pt, int (*call)(struct chunk *ch, unsigned
 	return err;
 }
 
-/* Fetch the pages that the plan names (all runs of @steps), and plan again. */
-static int part_fetch(struct part *pt, unsigned steps)
+/* Fetch the pages of the parts for which the plan has the step, all together, and plan these parts again. */
+static int parts_fetch(struct part *const *part, unsigned n_parts, unsigned step)
 {
-	unsigned i, j = pt->a;
-	int err = 0;
+	struct fetch_part *fetch = xcalloc(n_parts, sizeof(*fetch));
+	unsigned n = 0;
+	int err;
 
-	while (!err && part_run(pt, steps, &i, &j))
-		err = fetch_pages(pt->ch, i, j);
-	pthread_mutex_lock(&pt->ch->lock);
-	part_plan(pt);
-	pthread_mutex_unlock(&pt->ch->lock);
+	for (unsigned k = 0; k < n_parts; k++) {
+		struct part *pt = part[k];
+
+		if (!part_has(pt, 1u << step))
+			continue;
+		fetch[n].ch = pt->ch;
+		FOR_TODO(pt, i)
+			if (pt->step[i] == step)
+				bit_set(fetch[n].pages, i);
+		n++;
+	}
+	err = n > 0 ? fetch_together(fetch, n, NULL) : 0;
+	free(fetch);
+	for (unsigned k = 0; k < n_parts && n > 0; k++) {
+		struct part *pt = part[k];
+
+		if (!part_has(pt, 1u << step))
+			continue;
+		pthread_mutex_lock(&pt->ch->lock);
+		part_plan(pt);
+		pthread_mutex_unlock(&pt->ch->lock);
+	}
 	return err;
 }
 
@@ -129,8 +146,6 @@ static int part_prepare(struct part *pt)
 	pthread_mutex_lock(&pt->ch->lock);
 	part_plan(pt);
 	pthread_mutex_unlock(&pt->ch->lock);
-	if (!err && part_has(pt, STEP(FETCH)))
-		err = part_fetch(pt, STEP(FETCH));
 	return err;
 }
 
@@ -138,7 +153,7 @@ static int part_prepare(struct part *pt)
 static int part_fetch_instead(const struct window *w, struct part *pt)
 {
 	if (w->n == 1)
-		return part_fetch(pt, STEP(SECURE));
+		return parts_fetch(&pt, 1, TRACK_SECURE);
 	FOR_TODO(pt, i)
 		if (pt->step[i] == TRACK_SECURE)
 			pt->step[i] = TRACK_NOTHING;
@@ -211,19 +226,23 @@ static int window_fill(struct window *w, bool *any)
 	struct fills fills = FILLS(fills, false);
 	int err = 0, ended;
 
+	fills.quiet = w->quiet;
 	*any = false;
 	for (unsigned k = 0; k < w->n && !err; k++) {
-		unsigned next_i, next_j = w->at[k]->a, i, j;
-		bool more = part_run(w->at[k], STEP(SEND) | STEP(PULL), &next_i, &next_j);
+		uint64_t pages[GAIA_CHUNK_PAGES / 64] = { 0 };
+		const struct part *pt = w->at[k];
+		bool some = false;
 
-		*any |= more;
-		while (more && !err) {
-			i = next_i;
-			j = next_j;
-			more = part_run(w->at[k], STEP(SEND) | STEP(PULL), &next_i, &next_j);
-			fills.more = more || k + 1 < w->n;
-			err = home_fill_begin(&fills, w->at[k]->ch, i, j);
-		}
+		FOR_TODO(pt, i)
+			if (pt->step[i] == TRACK_SEND || pt->step[i] == TRACK_PULL) {
+				bit_set(pages, i);
+				some = true;
+			}
+		if (!some)
+			continue;
+		*any = true;
+		fills.more = k + 1 < w->n;
+		err = home_fill_begin(&fills, pt->ch, pt->a, pt->b, pages);
 	}
 	ended = home_fill_end(&fills);
 	return err ? err : ended;
@@ -366,6 +385,8 @@ static int window_bring(struct window *w)
 	for (unsigned k = 0; k < w->n && !err; k++)
 		err = part_prepare(w->at[k]);
 	if (!err)
+		err = parts_fetch(w->at, w->n, TRACK_FETCH);
+	if (!err)
 		err = window_secure(w);
 	if (!err)
 		peers_send(w->at, w->n, w->runs);
@@ -464,10 +485,11 @@ static void part_not_current(const struct part *pt, uint64_t *bits)
 /* What of the part has to be looked at. chunk->lock is held. */
 static void part_look(struct part *pt, bool all)
 {
-	if (pt->grant)
-		grant_end_ready(pt->grant);
+	grant_end_ready(pt->grant);
 	memset(pt->todo, 0, sizeof(pt->todo));
 	pt->whole = all || !part_may_trust(pt, 0);
+	FOR_RUNS(pt->pages, pt->a, pt->end, i, j)
+		readahead_count(pt->rep, i, j);
 	if (!pt->whole)
 		part_not_current(pt, pt->todo);
 	pt->n_todo = bits_count(pt->todo, GAIA_CHUNK_PAGES / 64);
@@ -518,7 +540,7 @@ static bool comes_without_store(const struct replica *rep, unsigned i)
 	if (page_present(ch, i))
 		return true;
 	if (page_ahead(ch, i)) /* by others: what it is merged with may be in the store only */
-		return replica_alone_has(rep, i);
+		return replica_alone_has(rep, i) || !fetch_reads_store(rep->chunk, i);
 	for (unsigned k = 0; k < ch->n_replicas; k++) {
 		const struct replica *from = ch->replica[k];
 
@@ -532,18 +554,15 @@ static bool comes_without_store(const struct replica *rep, unsigned i)
 /* chunk->lock held. */
 static void window_add(struct window *w, struct part *pt)
 {
-	bool fetch = false;
-
 	w->at[w->n++] = pt;
 	w->n_todo += pt->n_todo;
 	w->n_locked += pt->n_todo;
 	FOR_BEYOND(pt, i)
 		w->n_locked++;
 	FOR_TODO(pt, i) {
-		fetch |= page_ahead(pt->ch, i);
+		w->n_frames += page_ahead(pt->ch, i) ? fetch_frames(pt->ch, i) : 0;
 		w->n_read += !comes_without_store(pt->rep, i);
 	}
-	w->n_fetch += fetch;
 }
 
 /* All of the part is to be looked at, as far as it lies in the file. */
@@ -564,9 +583,7 @@ static int window_first(struct window *w, struct part *pt, bool all)
 
 	if (pt->write)
 		err = passthrough_room(pt->m, bits_count(pt->pages, GAIA_CHUNK_PAGES / 64));
-	if (!pt->grant)
-		pt->end = part_in_file(pt);
-	if (err || pt->a >= pt->end)
+	if (err)
 		return err;
 	pthread_mutex_lock(&ch->lock);
 	part_look(pt, all);
@@ -581,17 +598,6 @@ static int window_first(struct window *w, struct part *pt, bool all)
 	return err;
 }
 
-/*
- * To fetch takes frames of home. While pages of many chunks are locked nobody should have to store others' pages to have some: so much of home
- * must be free of what has to be stored.
- */
-static bool may_fetch(const struct window *w, const struct cache *c)
-{
-	uint64_t stays = atomic_load(&c->n_dirty) + atomic_load(&c->n_kept);
-
-	return w->n_fetch <= WINDOW_FETCHES && stays + (uint64_t)w->n_fetch * GAIA_CHUNK_PAGES <= c->frames.budget / 2;
-}
-
 /* Let the part join, if that needs no waiting. */
 static bool window_join(struct window *w, struct part *pt, int *err)
 {
@@ -601,28 +607,19 @@ static bool window_join(struct window *w, struct part *pt, int *err)
 
 	if ((pt->ahead && ahead_is_under_way(pt->ahead, pt->nth)) || cfile_is_passthrough(ch->file))
 		return false;
-	if (!pt->grant)
-		pt->end = part_in_file(pt);
-	if (pt->a >= pt->end)
-		return true;
 	pthread_mutex_lock(&ch->lock);
 	part_look(pt, false);
 	if (!part_is_held(pt, err)) {
 		if (pt->whole)
 			part_todo_whole(pt);
 		window_add(&with, pt);
-		joins = with.n_read == 0 && (with.n_fetch == 0 || may_fetch(&with, ch->file->cache)) &&
+		joins = with.n_read == 0 && (with.n_frames == 0 || home_can_take(ch->file->cache, with.n_frames)) &&
 			pages_trylock_some(ch, pt->a, pt->end, part_to_lock(pt));
 		if (joins)
 			*w = with;
 	}
 	pthread_mutex_unlock(&ch->lock);
 	return joins;
-}
-
-static unsigned pages_at_once(const struct cache *c)
-{
-	return (unsigned)MAX(MIN(c->frames.budget / WINDOW_SHARE, (uint64_t)WINDOW_PAGES), (uint64_t)GAIA_CHUNK_PAGES);
 }
 
 /* chunk->lock held. */
@@ -673,7 +670,7 @@ static int window_go(struct window *w)
 
 uint64_t window_acquire(struct part *at, uint64_t n, int *err)
 {
-	unsigned most = pages_at_once(at->ch->file->cache), chunks = (unsigned)MIN(n, (uint64_t)WINDOW_CHUNKS);
+	unsigned most = window_pages(at->ch->file->cache), chunks = (unsigned)MIN(n, (uint64_t)WINDOW_CHUNKS);
 	struct window w = { .at = xmalloc(chunks * sizeof(struct part *)) };
 	uint64_t k;
 
@@ -702,6 +699,16 @@ int part_acquire_again(struct part *pt)
 	if (!err)
 		err = window_go(&w);
 	return window_end(&w, err);
+}
+
+int replica_bring_some(struct replica *rep, unsigned a, unsigned b, const uint64_t *pages)
+{
+	struct part pt = { .rep = rep, .ch = rep->chunk, .a = a, .b = b, .end = b }, *at = &pt;
+	struct window w = { .at = &at, .n = 1, .quiet = true };
+
+	memcpy(pt.todo, pages, sizeof(pt.todo));
+	pt.n_todo = w.n_todo = w.n_locked = bits_count(pages, GAIA_CHUNK_PAGES / 64);
+	return window_bring(&w);
 }
 
 int replica_bring(struct replica *rep, unsigned a, unsigned b)

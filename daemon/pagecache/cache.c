@@ -5,8 +5,8 @@
 
 #include "pagecache/state.h"
 
-#define EVICTORS 32u	 /* threads that wait for clients; */
-#define EVICTORS_EACH 4u /* for one user's; and so many beside those of all users for the owners' */
+#define EVICTORS 32u	   /* threads that wait for clients, one for each user; */
+#define EVICTORS_OWNERS 4u /* so many of these for owners only */
 
 static void cond_init_monotonic(pthread_cond_t *cond)
 {
@@ -29,7 +29,9 @@ static int devices_init(struct cache *c, const struct cache_config *config)
 		dev->dev = config->devices[i];
 		dev->index = i;
 		dev->each_percent = config->device_percent ? config->device_percent : CACHE_DEVICE_PERCENT;
+		read_cost_init(&dev->read_cost, false);
 		TAILQ_INIT(&dev->idle);
+		TAILQ_INIT(&dev->unused);
 		TAILQ_INIT(&dev->idle_ready);
 		TAILQ_INIT(&dev->busy);
 		pthread_mutex_init(&dev->reserve, NULL);
@@ -68,6 +70,7 @@ int cache_create(const struct cache_config *config, struct cache **out)
 	c->unstored = config->unstored;
 	c->age_ns = (config->writeback_age_ms ? config->writeback_age_ms : 5000) * 1000000ull;
 	c->device_age_ns = config->device_age_ms ? config->device_age_ms * 1000000ull : c->age_ns;
+	read_cost_init(&c->store_cost, true);
 	err = frames_init(&c->frames, config->home_bytes);
 	if (err)
 		goto free_cache;
@@ -75,6 +78,7 @@ int cache_create(const struct cache_config *config, struct cache **out)
 	if (err)
 		goto destroy_frames;
 	pthread_mutex_init(&c->lock, NULL);
+	pthread_mutex_init(&c->late_lock, NULL);
 	pthread_rwlock_init(&c->round, NULL);
 	pthread_cond_init(&c->again_cond, NULL);
 	pthread_cond_init(&c->again_done, NULL);
@@ -88,7 +92,7 @@ int cache_create(const struct cache_config *config, struct cache **out)
 	err = pool_create("gaia-evict", EVICTORS, &c->evictors);
 	if (err)
 		goto free_devices;
-	pool_share(c->evictors, EVICTORS_EACH, EVICTORS - EVICTORS_EACH);
+	pool_share(c->evictors, 1, EVICTORS - EVICTORS_OWNERS);
 	err = -pthread_create(&c->flusher, NULL, flusher_main, c);
 	if (err)
 		goto destroy_evictors;
@@ -98,9 +102,15 @@ int cache_create(const struct cache_config *config, struct cache **out)
 	err = -pthread_create(&c->notifier, NULL, notifier_main, c);
 	if (err)
 		goto stop_fetcher;
+	err = readahead_start(c);
+	if (err)
+		goto stop_notifier;
 	*out = c;
 	return 0;
 
+stop_notifier:
+	threads_stop(c);
+	pthread_join(c->notifier, NULL);
 stop_fetcher:
 	threads_stop(c);
 	pthread_join(c->fetcher, NULL);
@@ -142,11 +152,13 @@ static void drop_all(struct cache *c)
 
 void cache_destroy(struct cache *c)
 {
+	readahead_stop(c);
 	threads_stop(c);
 	pthread_join(c->flusher, NULL);
 	pthread_join(c->fetcher, NULL);
 	pthread_join(c->notifier, NULL);
 	pool_destroy(c->evictors);
+	pthread_mutex_destroy(&c->late_lock);
 	drop_all(c);
 	frames_trim(&c->frames, true);
 	for (unsigned i = 0; i < c->n_devices; i++) {

@@ -723,18 +723,43 @@ struct chunk *chunk_due(struct cache *c, uint64_t age_ns)
 	return ch;
 }
 
-struct chunk *chunk_due_ahead(struct cache *c, uint64_t age_ns, uint64_t at_ns)
+/* Other files' chunks may lie between those of one file: so many are looked at for each that is wanted. */
+#define DUE_LOOKS 4u
+
+unsigned chunks_due_ahead(struct cache *c, uint64_t age_ns, uint64_t at_ns, struct chunk **list, unsigned most)
 {
-	struct chunk *ch;
+	struct chunk *ch, *next;
+	unsigned n = 0, looked = 0;
 
 	lists_lock(c);
-	ch = TAILQ_FIRST(&c->ahead);
-	if (ch && ch->ahead_since + age_ns <= at_ns)
+	for (ch = TAILQ_FIRST(&c->ahead); ch && ch->ahead_since + age_ns <= at_ns && n < most && looked < DUE_LOOKS * most; ch = next) {
+		next = TAILQ_NEXT(ch, ahead);
+		looked += n > 0;
+		if (n > 0 ? ch->file != list[0]->file : ch->file->put_off == at_ns)
+			continue;
 		leave_ahead(ch);
-	else
-		ch = NULL;
+		list[n++] = ch;
+	}
 	pthread_mutex_unlock(&c->lock);
-	return ch;
+	return n;
+}
+
+bool chunk_back_ahead(struct chunk *ch)
+{
+	struct cache *c = ch->file->cache;
+	bool back;
+
+	/* The lock keeps it from arriving. */
+	pthread_mutex_lock(&ch->lock);
+	lists_lock(c);
+	back = ch->n_ahead > 0 && !(ch->lists & CHUNK_AHEAD);
+	if (back) {
+		TAILQ_INSERT_HEAD(&c->ahead, ch, ahead);
+		atomic_fetch_or(&ch->lists, CHUNK_AHEAD);
+	}
+	pthread_mutex_unlock(&c->lock);
+	pthread_mutex_unlock(&ch->lock);
+	return back;
 }
 
 void emptied_reap(struct cache *c)

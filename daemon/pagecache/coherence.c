@@ -1,5 +1,5 @@
 /*
- * coherence.c - twins, merging releases home, and what the kernel's cache may hold.
+ * coherence.c - twins, merging what the kernel writes back, and what its cache may hold. What devices released: see fetch.c.
  *
  * The kernel's page cache is a cache of home (contract, section 1). Its copy of a page is what was last given to it or
  * received from it, plus CPU stores that we have not been told of. While a release's
@@ -13,12 +13,12 @@
 #include <string.h>
 
 #include "base/thread.h"
+#include "pagecache/fetch.h"
 #include "pagecache/state.h"
 
 /* ---- races ---- */
 
-static void races_note(struct chunk *ch, unsigned i, const void *home, const void *base,
-		       const void *theirs, unsigned len, unsigned owner)
+void races_note(struct chunk *ch, unsigned i, const void *home, const void *base, const void *theirs, unsigned len, unsigned owner)
 {
 	struct cache *c = ch->file->cache;
 	size_t at = merge_next_race(home, base, theirs, len, 0);
@@ -134,225 +134,7 @@ void truncate_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[2])
 		replica_cut(ch->replica[k], i, cut);
 }
 
-/* ---- fetch and merge ---- */
-
-struct fetch {
-	struct chunk *ch;
-	struct replica *rep;
-	unsigned n;
-	uint16_t page[GAIA_CHUNK_PAGES];
-	frame_t frame[GAIA_CHUNK_PAGES];
-};
-
-static bool is_plain_copy(const struct chunk *ch, const struct replica *rep, unsigned i)
-{
-	const struct page_replica *r = &rep->page[i];
-
-	return r->seen == ch->track->page[i].home_id && r->cut == GAIA_PAGE;
-}
-
-/* Whether home's present bytes matter to the merge: to be merged into, as a base, or for who wrote what. */
-static bool fetch_needs_home(struct chunk *ch, const struct replica *rep, unsigned i)
-{
-	return !is_plain_copy(ch, rep, i) || others_outstanding(ch, i, rep) || page_owners(ch, i) ||
-	       ch->track->page[i].pending > 0;
-}
-
-static int fetch_move(struct fetch *fe)
-{
-	struct chunk *ch = fe->ch;
-	struct frames *fr = &ch->file->cache->frames;
-	struct dev_run *runs = xmalloc(fe->n * sizeof(*runs));
-	struct dev_op op = { .kind = DEV_COPY_OUT, .runs = runs };
-	char name[CFILE_NAME_MAX];
-	int err;
-
-	for (unsigned k = 0; k < fe->n; k++) {
-		unsigned i = fe->page[k];
-		bool snapped = fe->rep->page[i].flags & REPLICA_SNAPPED;
-
-		dev_run_add(&op, runs, snapped ? fe->rep->shadow : fe->rep->mem, i,
-			    frame_ptr(fr, fe->frame[k]), NULL);
-	}
-	err = cache_device_run(fe->rep->dev, &op);
-	free(runs);
-	if (err && atomic_load(&fe->rep->dev->gone))
-		return -EIO;
-	if (!err) {
-		atomic_store(&fe->rep->dev->complained, false);
-		count(CTR_device_to_home, fe->n);
-	} else if (!atomic_exchange(&fe->rep->dev->complained, true)) {
-		log_error("device %s: reading released pages of %s: %s; they stay on the device and are tried again",
-			  fe->rep->dev->dev->name, cfile_name(ch->file, name), strerror(-err));
-	}
-	return err;
-}
-
-/*
- * Merge the page's released bytes, which are in @frame (consumed), into home. chunk->lock is held. @spare: two frames, for
- * a twin and for owners; those that are taken become 0.
- */
-static void fetch_merge(struct fetch *fe, unsigned i, frame_t frame, frame_t spare[2])
-{
-	struct chunk *ch = fe->ch;
-	const struct page_replica *r = &fe->rep->page[i];
-	bool plain = is_plain_copy(ch, fe->rep, i), multi = others_outstanding(ch, i, fe->rep), equal;
-	unsigned limit = MIN((unsigned)r->cut, page_limit(ch, i));
-	unsigned owner = fe->rep->dev->index + 1;
-	uint8_t *theirs = frame_ptr(&ch->file->cache->frames, frame), *owners;
-	uint8_t *home = page_present(ch, i) ? page_ptr(ch, i) : NULL;
-	const void *base = NULL;
-	size_t races;
-
-	if (r->seen != ch->track->page[i].home_id)
-		base = fault_point("break.wrong_base") ? frame_zeros : base_bytes(ch, i, r->seen);
-	/* Who wrote home's bytes matters for releases that are still to be merged; this may be the last one. */
-	owners = multi ? page_owners_make(ch, i, &spare[1]) : page_owners(ch, i);
-	if (limit < GAIA_PAGE && r->cut == GAIA_PAGE)
-		memset(theirs + limit, 0, GAIA_PAGE - limit);
-
-	replica_merge_begin(fe->rep, i);
-	if (plain) {
-		/* Home equals the base: the released bytes become home's, and the old frame can serve as the twin. */
-		if (multi)
-			merge_note_owner(owners, home, theirs, GAIA_PAGE, owner);
-		home_replace(ch, i, frame);
-		frame = 0;
-		equal = true;
-	} else if (!base) {
-		home_change(ch, i, true, &spare[0]);
-		memcpy(home, theirs, limit);
-		equal = false;
-	} else {
-		home_change(ch, i, true, &spare[0]);
-		races_note(ch, i, home, base, theirs, limit, owner);
-		races = owners ? merge3_owned(home, owners, base, theirs, limit, owner) :
-				 merge3(home, base, theirs, limit, MERGE_THEIRS_WINS);
-		count(CTR_merges, 1);
-		count(CTR_merge_races, races);
-		equal = memcmp(home, theirs, GAIA_PAGE) == 0;
-	}
-	replica_merge_end(fe->rep, i, equal, frame);
-}
-
-/* Home will differ from the store by what the pages' releases wrote: see passthrough.c. */
-static int fetch_keep_under(struct fetch *fe)
-{
-	struct chunk *ch = fe->ch;
-	struct cache *c = ch->file->cache;
-	int err = 0;
-
-	for (unsigned k = 0; k < fe->n && !err; k++) {
-		unsigned i = fe->page[k];
-		frame_t frame;
-		bool have;
-
-		pthread_mutex_lock(&ch->lock);
-		have = under_bytes(ch, i) != NULL;
-		pthread_mutex_unlock(&ch->lock);
-		if (have)
-			continue;
-		err = frame_alloc(c, 1, &frame);
-		if (err)
-			break;
-		memcpy(frame_ptr(&c->frames, frame), page_ptr(ch, i), GAIA_PAGE);
-		pthread_mutex_lock(&ch->lock);
-		under_keep(ch, i, frame);
-		pthread_mutex_unlock(&ch->lock);
-	}
-	return err;
-}
-
-/* Pages that were not merged equal the store's. */
-static void fetch_forget_under(struct fetch *fe)
-{
-	pthread_mutex_lock(&fe->ch->lock);
-	for (unsigned k = 0; k < fe->n; k++)
-		if (!page_dirty(fe->ch, fe->page[k]))
-			under_drop(fe->ch, fe->page[k]);
-	pthread_mutex_unlock(&fe->ch->lock);
-}
-
-/* Merge what one replica released of the pages [a, b). */
-static int fetch_from(struct chunk *ch, struct replica *rep, unsigned a, unsigned b)
-{
-	struct cache *c = ch->file->cache;
-	struct fetch *fe = xmalloc(sizeof(*fe));
-	uint64_t needed[GAIA_CHUNK_PAGES / 64] = { 0 };
-	frame_t spare[2] = { 0, 0 };
-	unsigned done = 0;
-	bool any = false, passthrough = cfile_is_passthrough(ch->file);
-	int err;
-
-	fe->ch = ch;
-	fe->rep = rep;
-	fe->n = 0;
-	pthread_mutex_lock(&ch->lock);
-	for (unsigned i = a; i < b; i++) {
-		if (!replica_ahead(rep, i))
-			continue;
-		fe->page[fe->n++] = (uint16_t)i;
-		if (!page_present(ch, i) && (passthrough || fetch_needs_home(ch, rep, i))) {
-			bit_set(needed, i);
-			any = true;
-		}
-	}
-	pthread_mutex_unlock(&ch->lock);
-	err = fe->n > 0 && atomic_load(&rep->dev->gone) ? -EIO : 0;
-	if (!err && any)
-		err = home_fill_some(ch, a, b, needed);
-	if (!err && passthrough)
-		err = fetch_keep_under(fe);
-	if (err || fe->n == 0)
-		goto free_fetch;
-	err = frame_alloc(c, fe->n, fe->frame);
-	if (err)
-		goto free_fetch;
-	err = fetch_move(fe);
-	if (err)
-		goto give_frames;
-	(void)fault_point("fetch.before_merge");
-	for (; done < fe->n; done++) {
-		err = spares_take(c, spare);
-		if (err)
-			goto give_frames;
-		pthread_mutex_lock(&ch->lock);
-		fetch_merge(fe, fe->page[done], fe->frame[done], spare);
-		pthread_mutex_unlock(&ch->lock);
-	}
-	pthread_mutex_lock(&ch->lock);
-	replica_shadow_trim(rep);
-	pthread_mutex_unlock(&ch->lock);
-
-give_frames:
-	if (done < fe->n)
-		frames_give(&c->frames, fe->frame + done, fe->n - done);
-	spares_give(c, spare);
-free_fetch:
-	if (err && passthrough)
-		fetch_forget_under(fe);
-	free(fe);
-	return err;
-}
-
-int fetch_pages(struct chunk *ch, unsigned a, unsigned b)
-{
-	struct replica *rep;
-	int err = 0;
-
-	/* In order of the devices, so that of racing bytes those of the higher owner come last. No replica
-	 * is freed while we hold page locks; a new one is not ahead in our pages. */
-	for (unsigned k = 0; !err; k++) {
-		pthread_mutex_lock(&ch->lock);
-		rep = k < ch->n_replicas ? ch->replica[k] : NULL;
-		pthread_mutex_unlock(&ch->lock);
-		if (!rep)
-			break;
-		err = fetch_from(ch, rep, a, b);
-	}
-	kept_trim(ch, a, b);
-	return err;
-}
+/* ---- what others may store to ---- */
 
 /* Copy what the replica released of pages [a, b), and has only in memory to which clients store, to other memory. */
 static int snapshot(struct replica *rep, unsigned a, unsigned b)
@@ -416,70 +198,109 @@ static bool kept_too_much(struct cache *c)
 	return atomic_load(&c->n_kept) > c->frames.budget / KEPT_SHARE || fault_point("home.kept_full");
 }
 
-/* What is on a device that is gone will never be merged. */
-static void bases_forget(struct replica *rep, unsigned a, unsigned b)
+/* Pages of replicas on one device. */
+struct renewal {
+	struct replica **rep;
+	struct dev_run *runs;
+	unsigned n, room;
+};
+
+/* Add those of the part's pages that have another base than home's present bytes. chunk->lock is held. */
+static void renewal_add(struct renewal *rn, struct replica *rep, const struct fetch_part *pt)
 {
-	pthread_mutex_lock(&rep->chunk->lock);
-	for (unsigned i = a; i < b; i++)
-		if (replica_is_behind(rep, i))
-			replica_forget_base(rep, i);
-	pthread_mutex_unlock(&rep->chunk->lock);
+	struct chunk *ch = rep->chunk;
+
+	for (unsigned i = 0; (i = bits_first(pt->pages, i, GAIA_CHUNK_PAGES)) < GAIA_CHUNK_PAGES; i++) {
+		const struct page_replica *r = &rep->page[i];
+
+		if (!replica_is_behind(rep, i) || replica_ahead(rep, i) || !page_present(ch, i))
+			continue;
+		if (rn->n == rn->room) {
+			rn->room = MAX(2 * rn->room, 64u);
+			rn->runs = xrealloc(rn->runs, rn->room * sizeof(*rn->runs));
+			rn->rep = xrealloc(rn->rep, rn->room * sizeof(*rn->rep));
+		}
+		rn->rep[rn->n] = rep;
+		rn->runs[rn->n++] = (struct dev_run){ .mem = rep->mem, .page = i, .npages = 1, .limit = r->cut,
+						      .host = page_ptr(ch, i), .base = base_bytes(ch, i, r->seen) };
+	}
 }
 
 /*
  * Merge home into the pages that clients of the device hold for writing, as their own acquires would: then home's present bytes
  * are their base. If the device fails they are unchanged, but a release compares them byte by byte.
  */
-static void bases_renew(struct replica *rep, unsigned a, unsigned b)
+static void bases_renew(struct cache_device *dev, const struct fetch_part *part, unsigned n)
 {
-	struct chunk *ch = rep->chunk;
-	struct dev_run *runs = xmalloc((b - a) * sizeof(*runs));
-	struct dev_op op = { .kind = DEV_PULL, .runs = runs };
+	struct renewal rn = { .n = 0 };
+	struct dev_op op = { .kind = DEV_PULL };
 	int err;
 
-	pthread_mutex_lock(&ch->lock);
-	for (unsigned i = a; i < b; i++) {
-		const struct page_replica *r = &rep->page[i];
+	for (unsigned k = 0; k < n; k++) {
+		struct chunk *ch = part[k].ch;
 
-		if (!replica_is_behind(rep, i) || replica_ahead(rep, i) || !page_present(ch, i))
-			continue;
-		runs[op.n++] = (struct dev_run){ .mem = rep->mem, .page = i, .npages = 1, .limit = r->cut,
-						 .host = page_ptr(ch, i), .base = base_bytes(ch, i, r->seen) };
+		pthread_mutex_lock(&ch->lock);
+		for (unsigned r = 0; r < ch->n_replicas; r++)
+			if (ch->replica[r]->dev == dev)
+				renewal_add(&rn, ch->replica[r], &part[k]);
+		pthread_mutex_unlock(&ch->lock);
 	}
-	pthread_mutex_unlock(&ch->lock);
-	err = op.n > 0 ? cache_device_run(rep->dev, &op) : 0;
-	pthread_mutex_lock(&ch->lock);
-	for (unsigned k = 0; k < op.n; k++) {
+	op.runs = rn.runs;
+	op.n = rn.n;
+	err = rn.n > 0 ? cache_device_run(dev, &op) : 0;
+	for (unsigned k = 0; k < rn.n; k++) {
+		pthread_mutex_lock(&rn.rep[k]->chunk->lock);
 		if (err)
-			replica_disarmed(rep, runs[k].page);
+			replica_disarmed(rn.rep[k], rn.runs[k].page);
 		else
-			replica_pulled(rep, runs[k].page);
+			replica_pulled(rn.rep[k], rn.runs[k].page);
+		pthread_mutex_unlock(&rn.rep[k]->chunk->lock);
 	}
-	pthread_mutex_unlock(&ch->lock);
-	free(runs);
 	if (!err) {
-		count(CTR_home_to_device, op.n);
-		count(CTR_twins_pulled, op.n);
+		count(CTR_home_to_device, rn.n);
+		count(CTR_twins_pulled, rn.n);
+	}
+	free(rn.runs);
+	free(rn.rep);
+}
+
+/* What is on a device that is gone will never be merged. */
+static void bases_forget(struct cache_device *dev, const struct fetch_part *part, unsigned n)
+{
+	for (unsigned k = 0; k < n; k++) {
+		struct chunk *ch = part[k].ch;
+
+		pthread_mutex_lock(&ch->lock);
+		for (unsigned r = 0; r < ch->n_replicas; r++)
+			for (unsigned i = 0; i < GAIA_CHUNK_PAGES && ch->replica[r]->dev == dev; i++)
+				if (bit_test(part[k].pages, i) && replica_is_behind(ch->replica[r], i))
+					replica_forget_base(ch->replica[r], i);
+		pthread_mutex_unlock(&ch->lock);
+	}
+}
+
+void kept_trim_parts(const struct fetch_part *part, unsigned n)
+{
+	struct cache *c = part[0].ch->file->cache;
+
+	/* While we have the pages locked no replica is freed. */
+	for (unsigned d = 0; d < c->n_devices && kept_too_much(c); d++) {
+		if (!atomic_load(&c->dev[d].gone))
+			bases_renew(&c->dev[d], part, n);
+		if (atomic_load(&c->dev[d].gone))
+			bases_forget(&c->dev[d], part, n);
 	}
 }
 
 void kept_trim(struct chunk *ch, unsigned a, unsigned b)
 {
-	struct cache *c = ch->file->cache;
-	struct replica *rep;
+	struct fetch_part part = { .ch = ch };
 
-	/* While we have the pages locked no replica is freed. */
-	for (unsigned k = 0; kept_too_much(c); k++) {
-		pthread_mutex_lock(&ch->lock);
-		rep = k < ch->n_replicas ? ch->replica[k] : NULL;
-		pthread_mutex_unlock(&ch->lock);
-		if (!rep)
-			break;
-		if (!atomic_load(&rep->dev->gone))
-			bases_renew(rep, a, b);
-		if (atomic_load(&rep->dev->gone))
-			bases_forget(rep, a, b);
-	}
+	if (!kept_too_much(ch->file->cache))
+		return;
+	for (unsigned i = a; i < b; i++)
+		bit_set(part.pages, i);
+	kept_trim_parts(&part, 1);
 }
 
 void page_drop_lost(struct chunk *ch, unsigned i)

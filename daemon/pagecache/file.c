@@ -38,6 +38,7 @@ static struct cfile *cfile_create(struct cache *c, uint64_t key, const struct cf
 	pthread_mutex_init(&f->lock, NULL);
 	TAILQ_INIT(&f->unsynced);
 	TAILQ_INIT(&f->syncs);
+	TAILQ_INIT(&f->gave_way);
 	pthread_cond_init(&f->sync_ended, NULL);
 	return f;
 }
@@ -137,6 +138,12 @@ void range_lock_exclusively(struct cfile *f)
 	atomic_fetch_sub(&f->range_waiters, 1);
 }
 
+void range_unlock_exclusively(struct cfile *f)
+{
+	pthread_rwlock_unlock(&f->range);
+	readahead_wake(f);
+}
+
 /* Nobody can ask for the contents any more: drop all of them, dirty or not. */
 static void drop_home(struct cfile *f)
 {
@@ -157,7 +164,7 @@ static void drop_home(struct cfile *f)
 		track_maybe_free(ch);
 		pthread_mutex_unlock(&ch->lock);
 	}
-	pthread_rwlock_unlock(&f->range);
+	range_unlock_exclusively(f);
 	for (unsigned k = 0; k < n; k++)
 		chunk_unlist(list[k]);
 	for (unsigned k = 0; k < n; k++)
@@ -264,10 +271,10 @@ void idle_files_reap(struct cache *c)
 	for (unsigned k = 0; k < n; k++) {
 		f = list[k];
 		n_chunks = chunk_list_get(f, 0, UINT64_MAX, &chunks);
-		for (unsigned j = 0; j < n_chunks; j++) {
-			replicas_drop_idle(chunks[j]);
+		for (unsigned j = 0; j < n_chunks; j += EVICT_AT_ONCE)
+			replicas_drop_idle(c, chunks + j, MIN(n_chunks - j, EVICT_AT_ONCE));
+		for (unsigned j = 0; j < n_chunks; j++)
 			chunk_put(chunks[j]);
-		}
 		free(chunks);
 		cfile_settle(f);
 		cfile_unuse(f);

@@ -417,7 +417,7 @@ static bool dead_find(struct dead *dead, struct replica *rep, struct living *kno
 		rep->n_suspects += stores;
 		if (!g->pinned)
 			continue;
-		g->lookers++;
+		grant_look(g);
 		dead->grant = xrealloc(dead->grant, (dead->n + 1) * sizeof(struct grant *));
 		dead->grant[dead->n++] = g;
 	}
@@ -433,8 +433,7 @@ static void dead_discard(struct dead *dead, struct chunk *ch, bool wait)
 		grant_discard(dead->grant[k], wait);
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned k = 0; k < dead->n; k++)
-		dead->grant[k]->lookers--;
-	pthread_cond_broadcast(&ch->unlocked);
+		grant_looked(dead->grant[k]);
 	pthread_mutex_unlock(&ch->lock);
 	free(dead->grant);
 }

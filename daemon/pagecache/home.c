@@ -13,7 +13,7 @@
 #include "pagecache/state.h"
 
 #define READAHEAD_PAGES 128u /* beyond what a sequential reader asked for */
-#define FILL_PAGES 256u	     /* in one call to the store */
+#define FILL_PAGES READ_BATCH /* at a time */
 
 static uint64_t page_offset(const struct chunk *ch, unsigned i)
 {
@@ -27,37 +27,49 @@ unsigned page_limit(const struct chunk *ch, unsigned i)
 	return at >= size ? 0 : (unsigned)MIN(size - at, (uint64_t)GAIA_PAGE);
 }
 
-static void average(_Atomic uint64_t *avg, uint64_t sample)
-{
-	uint64_t old = atomic_load_explicit(avg, memory_order_relaxed);
-
-	atomic_store_explicit(avg, old ? (7 * old + sample) / 8 : sample + 1, memory_order_relaxed);
-}
-
 /* ---- filling ---- */
 
 /*
- * A run of pages on its way home from the store, into frames that belong to nobody until it has come. Until then the pages are
- * locked exclusively and file->range is held.
+ * Pages on their way home from one source, into frames that belong to nobody until they have come. Until then the pages are
+ * locked exclusively and file->range is held. From the store comes one run; from a device whatever it has of a batch.
  */
 struct fill {
 	STAILQ_ENTRY(fill) link;
 	struct chunk *ch;
-	unsigned a, n;
+	struct replica *rep; /* NULL: from the store. Since pages are locked it stays (3) */
+	unsigned n;
+	uint16_t *page;
+	frame_t *frame;
+
 	unsigned n_read; /* of them, those that do not lie wholly beyond the end: the others are zeros, and nobody's to read */
 	struct store_file *sf;
 	struct store_read rd;
-	frame_t *frame;
-	struct iovec iov[];
+	struct iovec *iov;
+
+	struct dev_op op;
+	struct dev_run *runs;
+	struct device_wait wait;
+	int err;      /* of the copy, when it has ended */
+	bool learned; /* see copies_learn() */
 };
 
-static struct fill *fill_create(struct chunk *ch, unsigned a, unsigned n)
+static struct fill *fill_create(struct chunk *ch, struct replica *rep, unsigned room)
 {
-	struct fill *fl = xmalloc(sizeof(*fl) + n * (sizeof(*fl->iov) + sizeof(*fl->frame)));
+	size_t piece = rep ? sizeof(struct dev_run) : sizeof(struct iovec);
+	struct fill *fl = xmalloc(sizeof(*fl) + room * (piece + sizeof(*fl->frame) + sizeof(*fl->page)));
 
-	*fl = (struct fill){ .ch = ch, .a = a, .n = n };
-	fl->frame = (frame_t *)(fl->iov + n);
+	*fl = (struct fill){ .ch = ch, .rep = rep };
+	fl->iov = rep ? NULL : (struct iovec *)(fl + 1);
+	fl->runs = rep ? (struct dev_run *)(fl + 1) : NULL;
+	fl->frame = (frame_t *)((char *)(fl + 1) + room * piece);
+	fl->page = (uint16_t *)(fl->frame + room);
 	return fl;
+}
+
+static void fill_add(struct fill *fl, unsigned page, frame_t frame)
+{
+	fl->page[fl->n] = (uint16_t)page;
+	fl->frame[fl->n++] = frame;
 }
 
 /* On error there is nothing to end. @at_once: it is ended next; @in_order: it continues what lies before it in the file. */
@@ -68,7 +80,7 @@ static int fill_begin(struct fill *fl, bool at_once, bool in_order)
 	struct store_read *rd = &fl->rd;
 	int err;
 
-	while (fl->n_read < fl->n && page_limit(ch, fl->a + fl->n_read) > 0) {
+	while (fl->n_read < fl->n && page_limit(ch, fl->page[fl->n_read]) > 0) {
 		char *p = frame_ptr(fr, fl->frame[fl->n_read++]);
 		struct iovec *last = rd->n > 0 ? &fl->iov[rd->n - 1] : NULL;
 
@@ -83,10 +95,10 @@ static int fill_begin(struct fill *fl, bool at_once, bool in_order)
 	if (err)
 		return err;
 	rd->iov = fl->iov;
-	rd->off = (off_t)page_offset(ch, fl->a);
+	rd->off = (off_t)page_offset(ch, fl->page[0]);
 	/*
-		 * What will be compared with home again and again should be in the kernel's memory; and for sequential reads, one at
-		 * a time, the kernel's readahead is best, since it is far ahead.
+	 * What will be compared with home again and again should be in the kernel's memory; and for sequential reads, one at
+	 * a time, the kernel's readahead is best, since it is far ahead.
 	 */
 	rd->kept = !in_order && !passthrough_compares(ch->file);
 	rd->at_once = at_once;
@@ -94,7 +106,7 @@ static int fill_begin(struct fill *fl, bool at_once, bool in_order)
 	return 0;
 }
 
-static int fill_end(struct fill *fl)
+static int fill_end(struct fill *fl, bool quiet)
 {
 	struct chunk *ch = fl->ch;
 	struct frames *fr = &ch->file->cache->frames;
@@ -103,63 +115,21 @@ static int fill_end(struct fill *fl)
 
 	if (got < 0) {
 		count(CTR_storage_errors, 1);
-		log_error("%s: reading at %llu: %s", cfile_name(ch->file, name), (unsigned long long)page_offset(ch, fl->a), strerror((int)-got));
+		if (!quiet)
+			log_error("%s: reading at %llu: %s", cfile_name(ch->file, name), (unsigned long long)page_offset(ch, fl->page[0]), strerror((int)-got));
 		return (int)got;
 	}
 	count(CTR_storage_reads, fl->n_read);
 	count(CTR_storage_read_runs, fl->n_read > 0);
 	/* The file below may end earlier than ours, and ours inside the page: zeros. */
 	for (unsigned k = 0; k < fl->n; k++) {
-		size_t at = (size_t)k * GAIA_PAGE, limit = page_limit(ch, fl->a + k);
+		size_t at = (size_t)k * GAIA_PAGE, limit = page_limit(ch, fl->page[k]);
 		size_t valid = (size_t)got > at ? (size_t)got - at : 0;
 
 		valid = MIN(valid, limit);
 		if (valid < GAIA_PAGE)
 			memset((char *)frame_ptr(fr, fl->frame[k]) + valid, 0, GAIA_PAGE - valid);
 	}
-	return 0;
-}
-
-/* A replica whose pages [a, a + n) are exactly what home would be, and cheaper to read than the store. */
-static struct replica *cheaper_replica(struct chunk *ch, unsigned a, unsigned n)
-{
-	uint64_t store_ns = atomic_load_explicit(&ch->file->cache->store_read_ns,
-						 memory_order_relaxed);
-	struct replica *found = NULL;
-
-	pthread_mutex_lock(&ch->lock);
-	for (unsigned k = 0; k < ch->n_replicas && !found; k++) {
-		struct replica *rep = ch->replica[k];
-		uint64_t ns = atomic_load_explicit(&rep->dev->read_ns, memory_order_relaxed);
-
-		if (rep->only || replica_is_spoiled(rep) || store_ns == 0 || (ns && ns >= store_ns))
-			continue;
-		found = rep;
-		for (unsigned i = a; i < a + n && found; i++)
-			if (!replica_is_home(rep, i))
-				found = NULL;
-	}
-	pthread_mutex_unlock(&ch->lock);
-	return found;
-}
-
-static int fill_from_device(struct chunk *ch, struct replica *rep, unsigned a, unsigned n,
-			    const frame_t *frame)
-{
-	struct cache *c = ch->file->cache;
-	struct dev_run runs[FILL_PAGES];
-	struct dev_op op = { .kind = DEV_COPY_OUT, .runs = runs };
-	uint64_t start = now_ns();
-	int err;
-
-	for (unsigned k = 0; k < n; k++)
-		dev_run_add(&op, runs, rep->mem, a + k, frame_ptr(&c->frames, frame[k]), NULL);
-	err = cache_device_run(rep->dev, &op);
-	if (err)
-		return err;
-	average(&rep->dev->read_ns, (now_ns() - start) / n);
-	count(CTR_device_to_home, n);
-	count(CTR_device_reads, n);
 	return 0;
 }
 
@@ -172,31 +142,22 @@ static void fill_done(struct fill *fl, int err)
 		frames_give(&ch->file->cache->frames, fl->frame, fl->n);
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned k = 0; k < fl->n && !err; k++)
-		page_set_frame(ch, fl->a + k, fl->frame[k]);
+		page_set_frame(ch, fl->page[k], fl->frame[k]);
 	pthread_mutex_unlock(&ch->lock);
 	free(fl);
 }
 
-/* Begin to bring the absent pages [a, a + n) home. @at_once: they are all there is, and are waited for next. */
-static int fills_add(struct fills *fills, struct chunk *ch, unsigned a, unsigned n, bool at_once)
+/* Begin to read a run of pages from the store. On error nobody has their frames. */
+static int read_run(struct fills *fills, struct chunk *ch, const uint16_t *page, const frame_t *frame, unsigned n, bool at_once)
 {
-	struct fill *fl = fill_create(ch, a, n);
-	struct replica *rep;
+	struct fill *fl = fill_create(ch, NULL, n);
 	int err;
 
-	err = frame_alloc(ch->file->cache, n, fl->frame);
-	if (err) {
-		free(fl);
-		return err;
-	}
-	rep = cheaper_replica(ch, a, n);
-	if (rep && fill_from_device(ch, rep, a, n, fl->frame) == 0) {
-		fill_done(fl, 0);
-		return 0;
-	}
+	for (unsigned k = 0; k < n; k++)
+		fill_add(fl, page[k], frame[k]);
 	if (!fills->began)
 		fills->began = now_ns();
-	err = fill_begin(fl, at_once, fills->in_order);
+	err = fill_begin(fl, at_once && STAILQ_EMPTY(&fills->list), fills->in_order);
 	if (err)
 		fill_done(fl, err);
 	else
@@ -204,83 +165,381 @@ static int fills_add(struct fills *fills, struct chunk *ch, unsigned a, unsigned
 	return err;
 }
 
-int home_fill_begin(struct fills *fills, struct chunk *ch, unsigned a, unsigned b)
+/* Whether the page is left absent rather than read from the store. */
+static bool is_for_devices(const struct fills *fills, unsigned page)
 {
-	unsigned n;
+	return fills->devices_only > 0 && page >= fills->devices_only;
+}
+
+/* Where the next run of pages begins: page[i] is the first of one. */
+static unsigned run_after(const struct fills *fills, const uint16_t *page, unsigned i, unsigned n)
+{
+	unsigned j = i + 1;
+
+	while (j < n && page[j] == page[j - 1] + 1 && is_for_devices(fills, page[j]) == is_for_devices(fills, page[i]))
+		j++;
+	return j;
+}
+
+/* What was begun from the store has come. */
+static int reads_end(struct fills *fills, bool learn)
+{
+	bool at_end = true, makes_sense = learn && !fills->ahead && !fills->in_order && !fills->made_room;
+	unsigned n_read = 0, runs = 0;
+	const struct cfile *file = NULL;
+	struct cache *c = NULL;
+	uint64_t next = 0;
+	struct fill *fl;
+	int err, first = 0;
+
+	while ((fl = STAILQ_FIRST(&fills->list))) {
+		STAILQ_REMOVE_HEAD(&fills->list, link);
+		c = fl->ch->file->cache;
+		if (fl->n_read > 0) {
+			uint64_t off = page_offset(fl->ch, fl->page[0]);
+
+			runs += file != fl->ch->file || off != next;
+			file = fl->ch->file;
+			next = off + (uint64_t)fl->n_read * GAIA_PAGE;
+			n_read += fl->n_read;
+			at_end &= fl->rd.at_end;
+		}
+		err = fill_end(fl, fills->quiet);
+		fill_done(fl, err);
+		first = first ? first : err;
+	}
+	/*
+	 * What was read ahead may have come long ago; what is read in order the kernel has read ahead; and who made room waited
+	 * for that, too.
+	 */
+	if (makes_sense && n_read > 0 && !first) {
+		read_cost_learn(&c->store_cost, n_read, runs, now_ns() - fills->began);
+		atomic_store_explicit(&c->store_cost.in_turn, at_end, memory_order_relaxed);
+	}
+	fills->began = 0;
+	return first;
+}
+
+/* ---- from devices ---- */
+
+static int copy_begin(struct fill *fl)
+{
+	struct frames *fr = &fl->ch->file->cache->frames;
+
+	fl->op = (struct dev_op){ .kind = DEV_COPY_OUT, .runs = fl->runs };
+	fl->wait.began_ns = now_ns(); /* if the device does not even see it */
+	for (unsigned k = 0; k < fl->n; k++)
+		dev_run_add(&fl->op, fl->runs, fl->rep->mem, fl->page[k], frame_ptr(fr, fl->frame[k]), NULL);
+	return cache_device_begin(fl->rep->dev, &fl->op, &fl->wait);
+}
+
+/*
+ * The device took @ns and did not give the pages. To ask it cost that, and reading the store after it; and that counts twice: otherwise
+ * a device that fails at once would be asked instead of the store for ever.
+ */
+static void copy_failed(const struct fill *fl, int err, uint64_t ns)
+{
+	struct cache_device *dev = fl->rep->dev;
+	uint64_t stored = read_cost_ns(&fl->ch->file->cache->store_cost, fl->n, 1);
+	char name[CFILE_NAME_MAX];
+
+	count(CTR_device_read_failures, 1);
+	read_cost_learn(&dev->read_cost, fl->n, 1, ns + 2 * stored);
+	if (!atomic_load(&dev->gone) && !atomic_exchange(&dev->complained, true))
+		log_error("device %s: reading pages of %s: %s; they are read from the store", dev->dev->name,
+			  cfile_name(fl->ch->file, name), strerror(-err));
+}
+
+/* The device of @first has ended its copies, that one and those after it in the list: learn what they took. */
+static void copies_learn(struct fill *first)
+{
+	struct cache_device *dev = first->rep->dev;
+	uint64_t last_ns = 0, ns = 0, own_ns;
+	bool failed = false;
+	unsigned pages = 0;
+
+	for (struct fill *fl = first; fl; fl = STAILQ_NEXT(fl, link)) {
+		if (fl->rep->dev != dev)
+			continue;
+		fl->learned = true;
+		own_ns = read_own_ns(&last_ns, fl->wait.began_ns, fl->wait.ended_ns);
+		if (fl->err) {
+			copy_failed(fl, fl->err, own_ns);
+			failed = true;
+			continue;
+		}
+		pages += fl->n;
+		ns += own_ns;
+	}
+	if (pages > 0)
+		read_cost_learn(&dev->read_cost, pages, 1, ns);
+	if (!failed && atomic_load_explicit(&dev->complained, memory_order_relaxed))
+		atomic_store(&dev->complained, false);
+}
+
+/* The device has failed: begin to read the store. On error nobody has the frames of the rest. */
+static int fill_read_instead(struct fills *fills, const struct fill *fl)
+{
 	int err = 0;
 
-	for (unsigned i = a; i < b && !err; i += n) {
-		/* We have it locked, so nobody else changes whether it has a frame. */
-		pthread_mutex_lock(&ch->lock);
-		for (; i < b && page_present(ch, i); i++)
-			;
-		for (n = 0; i + n < b && n < FILL_PAGES && !page_present(ch, i + n); n++)
-			;
-		pthread_mutex_unlock(&ch->lock);
-		if (n == 0)
+	for (unsigned i = 0, j; i < fl->n; i = j) {
+		j = run_after(fills, fl->page, i, fl->n);
+		if (err || is_for_devices(fills, fl->page[i]))
+			frames_give(&fl->ch->file->cache->frames, fl->frame + i, j - i);
+		else
+			err = read_run(fills, fl->ch, fl->page + i, fl->frame + i, j - i, false);
+	}
+	return err;
+}
+
+/* What clients may have stored beyond the end of the file, without holding the page, is nobody's to read. */
+static void copy_cut(const struct fill *fl)
+{
+	for (unsigned k = 0; k < fl->n; k++) {
+		unsigned limit = page_limit(fl->ch, fl->page[k]);
+
+		if (limit < GAIA_PAGE)
+			memset((char *)frame_ptr(&fl->ch->file->cache->frames, fl->frame[k]) + limit, 0, GAIA_PAGE - limit);
+	}
+}
+
+/* What was begun from devices has come; or it comes from the store now. */
+static int copies_end(struct fills *fills)
+{
+	struct fill *fl;
+	int err, first = 0;
+
+	STAILQ_FOREACH(fl, &fills->copies, link)
+		fl->err = cache_device_end(fl->rep->dev, &fl->wait);
+	STAILQ_FOREACH(fl, &fills->copies, link)
+		if (!fl->learned)
+			copies_learn(fl);
+	while ((fl = STAILQ_FIRST(&fills->copies))) {
+		STAILQ_REMOVE_HEAD(&fills->copies, link);
+		if (fl->err) {
+			err = fill_read_instead(fills, fl);
+			first = first ? first : err;
+			free(fl);
+			continue;
+		}
+		count(CTR_device_to_home, fl->n);
+		count(CTR_device_reads, fl->n);
+		copy_cut(fl);
+		fill_done(fl, 0);
+	}
+	err = reads_end(fills, false);
+	return first ? first : err;
+}
+
+/* ---- from all of them ---- */
+
+/* Pages of a chunk that are absent, not necessarily neighbours. */
+struct fill_batch {
+	struct chunk *ch;
+	bool replicas; /* there are any */
+	unsigned n;
+	uint16_t page[FILL_PAGES];
+	frame_t frame[FILL_PAGES];
+	uint8_t from[FILL_PAGES]; /* see read_plan() */
+};
+
+/* Those of [i, b) and @pages, from the first on; returns the first one that has no room. */
+static unsigned batch_collect(struct fill_batch *bt, unsigned i, unsigned b, const uint64_t *pages)
+{
+	struct chunk *ch = bt->ch;
+
+	bt->n = 0;
+	/* We have them locked, so nobody else changes whether they have frames. */
+	pthread_mutex_lock(&ch->lock);
+	for (; i < b; i++) {
+		if ((pages && !bit_test(pages, i)) || page_present(ch, i))
+			continue;
+		if (bt->n == FILL_PAGES)
 			break;
-		err = fills_add(fills, ch, i, n,
-				!fills->ahead && !fills->more && i + n == b && STAILQ_EMPTY(&fills->list));
+		bt->page[bt->n++] = (uint16_t)i;
+	}
+	bt->replicas = ch->n_replicas > 0;
+	pthread_mutex_unlock(&ch->lock);
+	return i;
+}
+
+static int batch_frames(struct fills *fills, struct fill_batch *bt)
+{
+	struct cache *c = bt->ch->file->cache;
+	unsigned got = frames_take(&c->frames, bt->n, bt->frame, false);
+
+	if (got == bt->n)
+		return 0;
+	frames_give(&c->frames, bt->frame, got);
+	if (fills->quiet)
+		return -ENOBUFS;
+	fills->made_room = true;
+	return frame_alloc(c, bt->n, bt->frame);
+}
+
+/* Whether the replica's pages that are what home would be can be read. */
+static bool may_copy(const struct replica *rep)
+{
+	return !rep->only && !replica_is_spoiled(rep) && !atomic_load(&rep->dev->gone);
+}
+
+/* Where the pages are to come from, if not all from the store: @rep becomes the replicas that can be read. */
+static unsigned batch_plan(struct fills *fills, struct fill_batch *bt, struct replica **rep)
+{
+	struct chunk *ch = bt->ch;
+	struct read_cost *cost[READ_DEVICES], *probe;
+	uint8_t has[FILL_PAGES] = { 0 };
+	struct read_batch rb = {
+		.store = &ch->file->cache->store_cost, .dev = cost, .n = bt->n, .page = bt->page, .has = has,
+		.in_turn = fills->in_order, .may_probe = fills->may_probe && !fills->probe,
+	};
+	uint64_t instead_ns;
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned k = 0; k < ch->n_replicas && rb.n_dev < READ_DEVICES; k++) {
+		struct replica *r = ch->replica[k];
+		bool any = false;
+
+		if (!may_copy(r))
+			continue;
+		for (unsigned i = 0; i < bt->n; i++)
+			if (replica_is_home(r, bt->page[i])) {
+				has[i] |= (uint8_t)(1u << rb.n_dev);
+				any = true;
+			}
+		if (any) {
+			rep[rb.n_dev] = r;
+			cost[rb.n_dev++] = &r->dev->read_cost;
+		}
+	}
+	pthread_mutex_unlock(&ch->lock);
+	if (rb.n_dev == 0)
+		return 0;
+	probe = read_plan(&rb, bt->from, &instead_ns);
+	if (probe) {
+		count(CTR_read_probes, 1);
+		fills->probe = probe;
+		fills->instead_ns = instead_ns;
+		fills->probe_began = now_ns();
+	}
+	return rb.n_dev;
+}
+
+/* Begin to copy those that come from this replica; if that fails they are the store's. */
+static void batch_copy(struct fills *fills, struct fill_batch *bt, struct replica *rep, unsigned which)
+{
+	unsigned n = 0;
+	struct fill *fl;
+	int err;
+
+	for (unsigned i = 0; i < bt->n; i++)
+		n += bt->from[i] == which;
+	if (n == 0)
+		return;
+	fl = fill_create(bt->ch, rep, n);
+	for (unsigned i = 0; i < bt->n; i++)
+		if (bt->from[i] == which)
+			fill_add(fl, bt->page[i], bt->frame[i]);
+	err = copy_begin(fl);
+	if (!err) {
+		STAILQ_INSERT_TAIL(&fills->copies, fl, link);
+		return;
+	}
+	copy_failed(fl, err, now_ns() - fl->wait.began_ns);
+	free(fl);
+	for (unsigned i = 0; i < bt->n; i++)
+		if (bt->from[i] == which)
+			bt->from[i] = READ_STORE;
+}
+
+/* Keep those that come from the store. */
+static void batch_keep_stored(struct fill_batch *bt)
+{
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < bt->n; i++)
+		if (bt->from[i] == READ_STORE) {
+			bt->page[n] = bt->page[i];
+			bt->frame[n++] = bt->frame[i];
+		}
+	bt->n = n;
+}
+
+/* Begin to bring all of them home. @last: they are waited for next. */
+static int batch_fill(struct fills *fills, struct fill_batch *bt, bool last)
+{
+	struct frames *fr = &bt->ch->file->cache->frames;
+	struct replica *rep[READ_DEVICES];
+	unsigned n_rep, i, j;
+	int err;
+
+	err = batch_frames(fills, bt);
+	if (err)
+		return err;
+	memset(bt->from, READ_STORE, bt->n);
+	n_rep = bt->replicas ? batch_plan(fills, bt, rep) : 0;
+	/* The devices first: to begin to read the store may take as long as to read it. */
+	for (unsigned k = 0; k < n_rep; k++)
+		batch_copy(fills, bt, rep[k], k);
+	batch_keep_stored(bt);
+	for (i = 0; i < bt->n; i = j) {
+		j = run_after(fills, bt->page, i, bt->n);
+		if (err || is_for_devices(fills, bt->page[i]))
+			frames_give(fr, bt->frame + i, j - i);
+		else
+			err = read_run(fills, bt->ch, bt->page + i, bt->frame + i, j - i, last && j == bt->n);
+	}
+	return err;
+}
+
+int home_fill_begin(struct fills *fills, struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages)
+{
+	struct fill_batch bt; /* large: not cleared */
+	int err = 0;
+
+	bt.ch = ch;
+	for (unsigned i = a; i < b && !err;) {
+		i = batch_collect(&bt, i, b, pages);
+		if (bt.n > 0)
+			err = batch_fill(fills, &bt, !fills->ahead && !fills->more && i == b);
 	}
 	return err;
 }
 
 int home_fill_end(struct fills *fills)
 {
-	unsigned n_read = 0;
-	struct fill *fl;
-	struct cache *c;
-	int err, first = 0;
+	int err = reads_end(fills, true), copied = copies_end(fills);
+	uint64_t took;
 
-	while ((fl = STAILQ_FIRST(&fills->list))) {
-		STAILQ_REMOVE_HEAD(&fills->list, link);
-		c = fl->ch->file->cache;
-		n_read += fl->n_read;
-		err = fill_end(fl);
-		fill_done(fl, err);
-		first = first ? first : err;
+	if (fills->probe) {
+		took = now_ns() - fills->probe_began;
+		read_probe_end(fills->probe, took > fills->instead_ns ? took - fills->instead_ns : 0);
+		fills->probe = NULL;
 	}
-	/* What was read ahead may have come long ago. */
-	if (n_read > 0 && !first && !fills->ahead)
-		average(&c->store_read_ns, (now_ns() - fills->began) / n_read);
-	return first;
+	fills->made_room = false;
+	return err ? err : copied;
 }
 
-static int fill_now(struct chunk *ch, unsigned a, unsigned b, bool in_order)
+static int fill_now(struct fills *fills, struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages)
 {
-	struct fills fills = FILLS(fills, false);
-	int err, ended;
+	int err = home_fill_begin(fills, ch, a, b, pages), ended = home_fill_end(fills);
 
-	fills.in_order = in_order;
-	err = home_fill_begin(&fills, ch, a, b);
-	ended = home_fill_end(&fills);
 	return err ? err : ended;
 }
 
 int home_fill(struct chunk *ch, unsigned a, unsigned b)
 {
-	return fill_now(ch, a, b, false);
+	return home_fill_some(ch, a, b, NULL);
 }
 
 int home_fill_some(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages)
 {
 	struct fills fills = FILLS(fills, false);
-	int err = 0, ended;
 
-	for (unsigned i = a, j; i < b && !err; i = j) {
-		j = i + 1;
-		if (!bit_test(pages, i))
-			continue;
-		while (j < b && bit_test(pages, j))
-			j++;
-		fills.more = j < b;
-		err = home_fill_begin(&fills, ch, i, j);
-	}
-	ended = home_fill_end(&fills);
-	return err ? err : ended;
+	return fill_now(&fills, ch, a, b, pages);
 }
 
-static int bring(struct chunk *ch, unsigned a, unsigned b, bool in_order)
+static int bring(struct fills *fills, struct chunk *ch, unsigned a, unsigned b)
 {
 	bool ahead = false;
 	int err;
@@ -294,12 +553,14 @@ static int bring(struct chunk *ch, unsigned a, unsigned b, bool in_order)
 		if (err)
 			return err;
 	}
-	return fill_now(ch, a, b, in_order);
+	return fill_now(fills, ch, a, b, NULL);
 }
 
 int home_bring(struct chunk *ch, unsigned a, unsigned b)
 {
-	return bring(ch, a, b, false);
+	struct fills fills = FILLS(fills, false);
+
+	return bring(&fills, ch, a, b);
 }
 
 /* ---- reading ---- */
@@ -330,13 +591,39 @@ static bool bring_too(struct chunk *ch, unsigned i, unsigned end, bool in_order)
 	return i < end || (in_order && ch->track && page_ahead(ch, i));
 }
 
+/*
+ * How many pages may be brought beyond a read [i, b): @ahead; or, if a device has them and gives them, as many as go together for what
+ * it takes to wait for it, but nothing leaves home for these. chunk->lock is held.
+ */
+static unsigned bring_ahead(const struct chunk *ch, unsigned i, unsigned b, unsigned ahead)
+{
+	const struct frames *fr = &ch->file->cache->frames;
+	uint64_t needs = atomic_load(&fr->used) + b - i;
+	uint64_t room = needs < fr->budget ? fr->budget - needs : 0;
+
+	for (unsigned k = 0; k < ch->n_replicas && ahead > 0; k++) {
+		const struct replica *rep = ch->replica[k];
+		uint64_t most = may_copy(rep) ? MIN(room, (uint64_t)read_cost_window(&rep->dev->read_cost)) : 0;
+		unsigned n = 0;
+
+		while (b + n < GAIA_CHUNK_PAGES && n < most && replica_is_home(rep, b + n))
+			n++;
+		ahead = MAX(ahead, n);
+	}
+	return ahead;
+}
+
 /* Share pages [a, b), present and current. On error none of them. */
 static int share_pages(struct chunk *ch, unsigned a, unsigned b, unsigned ahead, bool kernel)
 {
-	unsigned i = a, j, hits = 0, misses = 0;
+	struct fills fills = FILLS(fills, false);
+	unsigned i = a, j, end, hits = 0, misses = 0;
 	bool brought = false;
 	int err = 0;
 
+	fills.in_order = ahead > 0;
+	fills.may_probe = ahead == 0;
+	fills.devices_only = b + ahead;
 	pthread_mutex_lock(&ch->lock);
 	while (i < b) {
 		if ((page_make(ch, i)->flags & PAGE_LOCKED) || page_ready(ch, i)) {
@@ -354,13 +641,15 @@ static int share_pages(struct chunk *ch, unsigned a, unsigned b, unsigned ahead,
 		j = i + 1;
 		while (j < b && !page_ready(ch, j) && page_trylock(ch, j))
 			j++;
-		if (j == b)
-			while (bring_too(ch, j, b + ahead, ahead > 0) && page_trylock(ch, j))
+		if (j == b) {
+			end = b + bring_ahead(ch, i, b, ahead);
+			while (bring_too(ch, j, end, ahead > 0) && page_trylock(ch, j))
 				j++;
+		}
 		pthread_mutex_unlock(&ch->lock);
-		err = bring(ch, i, j, ahead > 0);
+		err = bring(&fills, ch, i, j);
 		if (err && j > b) /* what nobody asked for cannot fail */
-			err = bring(ch, i, b, ahead > 0);
+			err = bring(&fills, ch, i, b);
 		brought = true;
 		pthread_mutex_lock(&ch->lock);
 		if (err) {

@@ -34,6 +34,7 @@
 #include "consistency/track.h"
 #include "pagecache/cache.h"
 #include "pagecache/holds.h"
+#include "pagecache/readcost.h"
 #include "pagecache/segments.h"
 
 /* ---- frames.c: home memory ---- */
@@ -221,9 +222,11 @@ struct cfile {
 	/* The flusher's: the round in which it last came to the file, and how many of its chunks could not be stored then. */
 	uint64_t tried;
 	unsigned failed;
+	uint64_t put_off;     /* the fetcher's: the round in which it left something of the file for the next */
 	bool complained;      /* it was logged that writeback fails, since it last worked */
 	uint64_t failed_ns;   /* when it last failed */
 	TAILQ_HEAD(, sync) syncs;  /* under way, in order */
+	TAILQ_HEAD(, readahead) gave_way; /* to who has range exclusively, or waits for it */
 	pthread_cond_t sync_ended; /* one of them has ended */
 	uint64_t syncs_begun;	   /* ever */
 	/* The time that the store's file must have when everything dirty has been stored. */
@@ -283,6 +286,7 @@ struct replica {
 	/* chunk->lock. */
 	struct devmem *shadow;	/* snapshots of secured pages; used by the thread that has the page locked */
 	unsigned n_snapped, n_shadow_users;
+	unsigned lookers;	   /* the sum of the grants' */
 	LIST_HEAD(, grant) grants; /* changes only while it is ready for none of them */
 	bool spoiled; /* somebody who holds nothing of it, and is not a client any more, may be storing there */
 	unsigned n_suspects; /* grants */
@@ -293,17 +297,23 @@ struct replica {
 	 * it. state.c sets and clears it. A bit too many costs a look at the page; one too few would be a wrong byte (cache_check()).
 	 */
 	uint64_t stale[GAIA_CHUNK_PAGES / 64], unready[GAIA_CHUNK_PAGES / 64];
+	/* Pages that were read ahead and that no acquire has asked for since: for the counters. */
+	uint64_t brought[GAIA_CHUNK_PAGES / 64];
+	unsigned n_brought;
 
 	/* dev->lock; a thread that has it pinned may read mem without, once there is any. */
 	struct devmem *mem; /* NULL: promised to the acquire that has made the replica; others may wait for that */
 	unsigned pins;	/* grants that hold pages, calls in progress */
 	struct pinner *pinners; /* see users.c */
 	unsigned n_ready; /* grants for which it is ready, see ready.c; changed with chunk->lock held as well */
+	bool late;	/* chunk->lock and dev->lock: being evicted no more, but not idle before nobody looks at its grants (lookers) */
 	bool evicting;	/* the only pin is the evictor's, and nobody may add one; set under dev->reserve, too */
 	bool failed;	/* the promise was not kept; the replica ends with the last pin */
 	uint64_t stuck;	/* dev->n_stuck when it could not be evicted */
-	uint64_t idled;	/* dev->n_idled when it came to the end of its list */
-	TAILQ_ENTRY(replica) link; /* in dev->busy iff pins > 0, else in dev->idle_ready iff n_ready > 0, else in dev->idle; if failed in none */
+	uint64_t idled;	/* dev->n_idled when it came to the end of its list; 0: it was put at the head */
+	unsigned filling; /* workers that read pages of it ahead now, and have these locked */
+	struct readahead *ahead; /* it was made to read ahead, and nobody has pinned it since */
+	TAILQ_ENTRY(replica) link; /* in dev->busy iff pins > 0, else in dev->idle_ready iff n_ready > 0, else in dev->unused iff ahead, else in dev->idle; if failed in none */
 };
 
 /* chunk->lock is held. */
@@ -383,6 +393,7 @@ struct mapping {
 	uint64_t spans_to_come; /* room for so many is kept for releases that cut spans */
 	STAILQ_HEAD(, pin) pins;
 	unsigned n_pins;
+	struct readahead *readahead; /* constant */
 	struct cache_process process; /* lock: its client's, once it was asked for; see keeper_make() */
 	bool process_known;
 	_Atomic uint64_t kept; /* "break.reuse_mapped": 1 + a chunk that the client was left with */
@@ -405,23 +416,27 @@ struct cache_device {
 	/* lock. */
 	uint64_t used, pinned; /* bytes; pinned: everything that is not idle */
 	uint64_t promised, leaving; /* parts of pinned: without memory yet; being evicted */
-	uint64_t late; /* part of leaving: clients are waited for, and then it stays */
-	unsigned n_late; /* workers that wait so, or will */
+	uint64_t late; /* part of leaving: clients are waited for, and then it stays (replica.late) */
 	uint64_t n_left; /* how often replicas have gone, or should have been evicted and stayed */
 	uint64_t n_stuck; /* of these, how often one stayed */
 	pthread_cond_t changed; /* n_left has changed, or a promise was kept or broken */
-	struct device_user *users; /* hash by uid: users who pin something, except the owners of the mount */
+	struct device_user *users; /* hash by uid: users who pin something, except the owners of the mount; and for whom something was read ahead */
 	uint64_t user_chunks;	   /* that any of them pins */
+	uint64_t ahead_failed_ns;  /* when there was no memory to read ahead, though it seemed so; 0: never */
+	uint64_t user_ahead;	   /* that were read ahead for them, except the owners, and not used */
 	struct keeping *keeping; /* hash: the processes that keep memory of it, see stranded.c */
 	uint64_t n_stranded; /* chunks that they keep */
 	uint64_t n_given_up; /* how often one of them was found to have ended */
-	/* Replicas that nobody pins, the longest unused first: idle_ready has those that are ready for some grant, and so may be held at any moment. */
-	TAILQ_HEAD(, replica) idle, idle_ready;
-	uint64_t n_idle_ready, n_idled; /* how many; how often one came to the end of either list */
+	/*
+	 * Replicas that nobody pins, the longest unused first: idle_ready has those that are ready for some grant, and so may be held at any
+	 * moment; unused those that were made to read ahead, and that nobody has pinned since.
+	 */
+	TAILQ_HEAD(replica_queue, replica) idle, idle_ready, unused;
+	uint64_t n_idle_ready, n_idled; /* how many; how often one came to the end of any of these lists */
 	TAILQ_HEAD(, replica) busy;
-	_Atomic uint64_t read_ns; /* a page, moving average (relaxed); 0: not known */
+	struct read_cost read_cost; /* of copies from it to home; no lock */
 	atomic_bool gone;	/* for good: an operation said so (-ENODEV) */
-	atomic_bool complained; /* about fetching, since it last worked */
+	atomic_bool complained; /* about reading from it, since that last worked */
 	_Atomic uint8_t peer[CACHE_MAX_DEVICES]; /* enum peer, by the other's index */
 };
 
@@ -449,7 +464,7 @@ struct cache {
 	uint64_t age_ns, device_age_ns;
 	uint64_t *unstored; /* see cache_config */
 	bool times_above;
-	_Atomic uint64_t store_read_ns; /* a page, moving average (relaxed); 0: not known */
+	struct read_cost store_cost; /* of reads of the store; no lock */
 
 	pthread_mutex_t lock;
 	/* lock. */
@@ -473,7 +488,11 @@ struct cache {
 	atomic_uint_least64_t n_kept;  /* frames for merges to come: see page_extra */
 	pthread_t flusher, fetcher, notifier;
 	struct pool *evictors; /* they wait for clients that do not give up memory at once */
-	pthread_rwlock_t round; /* the flusher and the fetcher hold it, shared, while they work; before all other locks (1) */
+	pthread_mutex_t late_lock; /* a leaf */
+	struct late_user *late;	   /* late_lock; hash by uid: the users of these */
+	pthread_rwlock_t round; /* the flusher, the fetcher and who reads ahead hold it, shared, while they work; before all other locks (1) */
+	struct pool *readahead;
+	atomic_uint n_readahead; /* mappings with something to read ahead */
 };
 
 /* ---- file.c ---- */
@@ -482,6 +501,7 @@ void cfile_use(struct cfile *f);
 void cfile_unuse(struct cfile *f);
 /* Take file->range to remove contents: those who have it shared for long let this thread have its turn. */
 void range_lock_exclusively(struct cfile *f);
+void range_unlock_exclusively(struct cfile *f);
 /* Drop what is cached of files that nothing holds and nobody knows. For the flusher. */
 void idle_files_reap(struct cache *c);
 /* The file's path, for messages: without bytes that would spoil a line of text. No lock is held. */
@@ -605,8 +625,13 @@ void chunk_unlist(struct chunk *ch);
 unsigned chunk_shrink(struct chunk *ch);
 /* The chunk that has been dirty longest, if for at least @age_ns: taken off its list, with the list's reference. */
 struct chunk *chunk_due(struct cache *c, uint64_t age_ns);
-/* The same for chunks with pages that were released so long before @at_ns and not fetched. */
-struct chunk *chunk_due_ahead(struct cache *c, uint64_t age_ns, uint64_t at_ns);
+/*
+ * The same for chunks with pages that were released so long before @at_ns and not fetched: up to @most, all of one file, which was not put off
+ * in the round @at_ns; and how many.
+ */
+unsigned chunks_due_ahead(struct cache *c, uint64_t age_ns, uint64_t at_ns, struct chunk **list, unsigned most);
+/* It was taken off that list: it is the first of it again, as old as it was, with the reference. False: it need not be there, or is again. */
+bool chunk_back_ahead(struct chunk *ch);
 /* Take chunks off the LRU list whose last frame left after a read. */
 void emptied_reap(struct cache *c);
 
@@ -634,7 +659,11 @@ void cfile_wrote(struct cfile *f);
  * file's pages cannot be stored. Otherwise such pages would take all of the machine's memory. file->range is held.
  */
 int cfile_make_room(struct cfile *f);
-/* Merge home what devices released in a range (len 0: to the end). file->range is held. */
+/*
+ * Merge home what devices released in a range (len 0: to the end). file->range is held, shared, and given up meanwhile for those that wait for
+ * it. When home has much to store, what was fetched is stored, too, as far as that makes room; if that fails, and there is no room, nothing more
+ * is fetched.
+ */
 int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len);
 
 /* ---- home.c: contents of home pages ---- */
@@ -645,22 +674,33 @@ int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len);
 int home_bring(struct chunk *ch, unsigned a, unsigned b);
 /* Only read the absent ones, without regard to devices. */
 int home_fill(struct chunk *ch, unsigned a, unsigned b);
-/* Only those of them that are in @pages (one bit for each page), all runs of them at the same time. */
+/* Only those of them that are in @pages (one bit for each page), all at the same time. */
 int home_fill_some(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages);
 /*
- * The same in two steps: in between pages are on their way from the store. They stay locked, and file->range held, until
- * everything that was begun, for whatever pages, has ended. All by one thread.
+ * The same in two steps: in between pages are on their way, from the store and from devices that have them (readcost.h). They stay
+ * locked, and file->range held, until everything that was begun, for whatever pages, has ended. All by one thread.
  */
 struct fill;
 struct fills {
-	STAILQ_HEAD(, fill) list; /* under way */
-	uint64_t began;		  /* ns; 0: nothing was begun */
+	STAILQ_HEAD(, fill) list;   /* under way from the store; */
+	STAILQ_HEAD(, fill) copies; /* from devices */
+	uint64_t began;		  /* ns, of the first from the store; 0: there was none */
 	bool ahead;		  /* reads are begun before they are needed */
 	bool in_order;		  /* reads continue what lies before them in the file */
 	bool more;		  /* more are begun before any is waited for */
+	bool may_probe;		  /* some may come from a source that seems dearer */
+	unsigned devices_only;	  /* 0, or a page of the chunk: from there on what no device gives stays absent */
+	bool quiet;		  /* nobody has asked for it: what fails is counted, and not logged; and home evicts nothing (-ENOBUFS: it is full) */
+
+	bool made_room; /* for some of them pages had to leave home */
+	/* If this is a probe: */
+	struct read_cost *probe; /* of this source */
+	uint64_t probe_began, instead_ns;
 };
-#define FILLS(name, ahead_) { .list = STAILQ_HEAD_INITIALIZER((name).list), .ahead = (ahead_) }
-int home_fill_begin(struct fills *fills, struct chunk *ch, unsigned a, unsigned b);
+#define FILLS(name, ahead_)                                                                                       \
+	{ .list = STAILQ_HEAD_INITIALIZER((name).list), .copies = STAILQ_HEAD_INITIALIZER((name).copies), .ahead = (ahead_) }
+/* The absent ones of pages [a, b) that are in @pages (a bit for each; NULL: all). It is ended also after an error. */
+int home_fill_begin(struct fills *fills, struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages);
 /* 0 or the first error; what was read is in home in any case. */
 int home_fill_end(struct fills *fills);
 /* cache_write() for callers that hold file->range; @buf NULL: zeros. */
@@ -721,12 +761,17 @@ int passthrough_write(struct cfile *f, const void *buf, size_t len, off_t off);
 /* chunk_store() for such a file. */
 int passthrough_store(struct chunk *ch, unsigned a, unsigned b, bool wait);
 
-/* ---- coherence.c: twins, merging, what the kernel holds ---- */
+/* ---- fetch.c ---- */
 
 /* Merge all releases of pages [a, b), which are locked, home. -EIO: some are lost with their device. */
 int fetch_pages(struct chunk *ch, unsigned a, unsigned b);
+
+/* ---- coherence.c: twins, merging, what the kernel holds ---- */
+
+/* Note the bytes that both @home and @theirs, which is @owner's, have changed since @base. */
+void races_note(struct chunk *ch, unsigned i, const void *home, const void *base, const void *theirs, unsigned len, unsigned owner);
 /*
- * The same, out of caution against whoever may store to spoiled replicas: what cannot be fetched from these now is copied on their
+ * fetch_pages(), out of caution against whoever may store to spoiled replicas: what cannot be fetched from these now is copied on their
  * device, and fetched from there later. Returns the error of the fetch, if there is one.
  */
 int pages_secure(struct chunk *ch, unsigned a, unsigned b);
@@ -796,6 +841,42 @@ void mapping_unhold(struct mapping *m, uint64_t a, uint64_t b, unsigned n, bool 
 
 /* Bring pages [a, b) of the replica's, which are locked, up to date as an acquire to read does. file->range held. */
 int replica_bring(struct replica *rep, unsigned a, unsigned b);
+/* The same for those of them that are in @pages, which are all to be sent; the others need not be locked. See fills.quiet. */
+int replica_bring_some(struct replica *rep, unsigned a, unsigned b, const uint64_t *pages);
+
+/* ---- readahead.c: what is brought to a device before it is acquired ---- */
+
+struct pool;
+struct readahead;
+/* The workers. */
+int readahead_start(struct cache *c);
+void readahead_stop(struct cache *c);
+/* A mapping begins: -ENOMEM. It is about to end: no piece is begun from now on. It ends: none is at work. No lock is held. */
+int readahead_begin(struct mapping *m, struct cache *c, struct cache_user user);
+void readahead_cease(struct mapping *m);
+void readahead_end(struct mapping *m);
+/* The file's range is not held exclusively any more: what gave way goes on. No lock is held. */
+void readahead_wake(struct cfile *f);
+/* Bring the pages of @span, which lies in the mapping, when there is time, as far as there is room. */
+void readahead_will_need(struct mapping *m, struct page_span span);
+/* An acquire of @span has succeeded. No lock is held. */
+void readahead_acquired(struct mapping *m, struct page_span span);
+/* GAIA_ADVISE_NORMAL, RANDOM or SEQUENTIAL. -EAGAIN: too many ranges of the mapping have advice of their own. */
+int readahead_advise(struct mapping *m, struct page_span span, unsigned how);
+/* Bring nothing of @span any more; when it returns nothing of it is at work. [W] */
+void readahead_cancel(struct mapping *m, struct page_span span);
+/* dev->lock held. A replica was made for it; it is pinned (@used), or goes; its user may have one more. */
+void readahead_made(struct readahead *ra, struct replica *rep);
+void readahead_ended(struct replica *rep, bool used);
+bool readahead_has_room(const struct readahead *ra, const struct cache_device *dev);
+/*
+ * The same. Whether what @ra is to bring may take the place of this replica, which is unused: not if it is to bring that, too, nor if another has
+ * brought it who has no more such replicas (by one at least, or they would take turns).
+ */
+bool readahead_may_replace(struct readahead *ra, const struct replica *rep);
+/* Pages [a, b) are being acquired; or the replica goes: count those that were read ahead. chunk->lock is held. */
+void readahead_count(struct replica *rep, unsigned a, unsigned b);
+void readahead_dropped(struct replica *rep);
 
 /* ---- ready.c: chunks that may be acquired without a look at them ---- */
 
@@ -820,6 +901,8 @@ uint64_t device_idle_ready(struct cache_device *dev, uint64_t most, struct repli
 bool replica_is_held_ready(const struct replica *rep);
 /* The number of idle replicas of which something is held, because they are ready. dev->reserve is held. */
 uint64_t device_held_idle(struct cache_device *dev);
+/* Whether all of @span is ready to be read. No lock is held. */
+bool ready_has(struct mapping *m, struct page_span span);
 /* Acquire, with *err as of cache_acquire(), if all of @span is ready. False: it is not, and nothing was done. */
 bool ready_acquire(struct mapping *m, struct page_span span, bool write, uint64_t *seq, atomic_uint *verdict, int *err);
 /*
@@ -872,6 +955,13 @@ void user_pin(const struct mapping *m, struct replica *rep);
 void user_unpin(const struct mapping *m, struct replica *rep);
 /* Bytes of a device that one user may have pinned. */
 uint64_t user_limit(const struct cache_device *dev);
+/* dev->lock held. Whether one chunk more may be read ahead for the user; and one more, or less, is there. */
+bool user_may_ahead(const struct cache_device *dev, const struct cache_user *user);
+/* Whether the user may have one more when one of @other's that nobody has used is gone, or sooner. */
+bool user_ahead_helps(const struct cache_device *dev, const struct cache_user *user, const struct cache_user *other);
+void user_ahead_more(struct cache_device *dev, const struct cache_user *user);
+void user_ahead_less(struct cache_device *dev, const struct cache_user *user);
+uint64_t user_ahead(const struct cache_device *dev, const struct cache_user *user);
 /* dev->lock held. Once more, or less, of the chunk whose list it is. */
 void user_pin_more(struct cache_device *dev, struct pinner **pinners, uid_t uid);
 void user_pin_less(struct cache_device *dev, struct pinner **pinners, uid_t uid);
@@ -897,33 +987,19 @@ uint64_t stranded_count(struct cache_device *dev);
 bool stranded_reap(struct cache_device *dev, uint64_t before);
 void stranded_free(struct cache_device *dev);
 
-/* ---- replica.c ---- */
+/* ---- replica.c; see also replica.h ---- */
 
 /* device_run(), device_begin(), device_end(); for devices that are gone -ENODEV, at once. */
 int cache_device_run(struct cache_device *dev, struct dev_op *op);
 int cache_device_begin(struct cache_device *dev, struct dev_op *op, struct device_wait *w);
 int cache_device_end(struct cache_device *dev, struct device_wait *w);
 
-/*
- * Evict the chunk's replicas on the device on request: -EBUSY if one is pinned. With a mapping @m only the replica
- * that it uses, which stays (-EBUSY) if another mapping maps it. [W]
- */
-int replica_drop(struct chunk *ch, struct cache_device *dev, const struct mapping *m);
-/* Evict the chunk's replicas, if nobody uses them. */
-void replicas_drop_idle(struct chunk *ch);
-/*
- * Pins the replicas of the file's chunks index[0..n), in order, made where missing, into @out: all or none (-ENOMEM).
- * Unreleased writes of clients that have died are dropped on the way. [W]
- */
-int replicas_pin(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out);
-/*
- * The same of those that the mapping holds something of, up to the first that it does not: how many. Makes none, and so
- * takes no dev->reserve and waits for no client.
- */
-uint64_t replicas_pin_again(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out);
 /* dev->reserve held, or it is pinned by right, and stays so. False: it leaves. */
 bool replica_pin(struct replica *rep);
 void replica_unpin(struct replica *rep);
+/* See grant.lookers. chunk->lock is held. After the last grant_looked() the grant may go when that is given up. */
+void grant_look(struct grant *g);
+void grant_looked(struct grant *g);
 /* It is ready for one grant more, for which it is pinned; or for one less. chunk->lock is held. */
 void replica_ready_more(struct replica *rep);
 void replica_ready_less(struct replica *rep);
@@ -934,7 +1010,50 @@ void replica_shadow_done(struct replica *rep);
 /* chunk->lock held. */
 void replica_shadow_trim(struct replica *rep);
 
-struct grant *grant_get(struct mapping *m, struct replica *rep);
+/* ---- unused.c ---- */
+
+/*
+ * The replica of the chunk that the mapping uses, if it has memory that can be filled and is not leaving: it is known as being
+ * filled until replica_filled(), and stays while one of its pages is locked. NULL: none can be filled; *@there: there is one.
+ * chunk->lock is held.
+ */
+struct replica *replica_to_fill(struct mapping *m, struct chunk *ch, bool *there);
+void replica_filled(struct replica *rep);
+/*
+ * Make that replica, of which nothing is current: in memory that is free, or in place of another that was read ahead and not used. No lock is
+ * held. -ENOMEM: there is no room; -EMFILE: other readers have too many of the chunk. 0 also if there is one by now.
+ */
+int replica_make_ahead(struct mapping *m, uint64_t index);
+/* Free it, if nothing was brought into it, and that needs no waiting. No lock is held. */
+void replica_drop_empty(struct mapping *m, uint64_t index);
+
+/* ---- evict.c ---- */
+
+/*
+ * Evict the chunks' replicas on the device on request: -EBUSY if one is pinned. With a mapping @m only the replicas
+ * that it uses, each of which stays (-EBUSY) if another mapping maps it. The others go in any case; the first error. [W]
+ */
+int replicas_drop(struct chunk *const *list, unsigned n, struct cache_device *dev, const struct mapping *m);
+/* Evict the chunks' replicas, if nobody uses them. */
+void replicas_drop_idle(struct cache *c, struct chunk **list, unsigned n);
+/* So many chunks are evicted at a time, on request: who needs one of them waits for all. */
+#define EVICT_AT_ONCE 64u
+
+/* ---- room.c ---- */
+
+/*
+ * Pins the replicas of the file's chunks index[0..n), in order, made where missing, into @out: all or none (-ENOMEM).
+ * Unreleased writes of clients that have died are dropped on the way. [W]
+ */
+int replicas_pin(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out);
+/*
+ * The same of those that the mapping holds something of, up to the first that it does not: how many. Makes none, and so
+ * takes no dev->reserve and waits for no client.
+ */
+uint64_t replicas_pin_again(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out);
+
+/* ---- mapping.c ---- */
+
 /* The mapping's grants of the chunks in which @segs lie that hold something, in order, with their replicas pinned; *@out must
  * be freed. */
 unsigned grants_pin(struct mapping *m, struct segments segs, struct grant ***out);
@@ -943,6 +1062,10 @@ unsigned grants_pin(struct mapping *m, struct segments segs, struct grant ***out
  * dev->reserve. [W]
  */
 unsigned grants_pin_mapped(struct mapping *m, struct segments segs, uint64_t from, bool idle, struct grant ***out);
+
+/* ---- grant.c ---- */
+
+struct grant *grant_get(struct mapping *m, struct replica *rep);
 /* chunk->lock held: the pin follows what is held, unless the chunk is ready, and to_come. */
 void grant_repin(struct grant *g);
 /* The same, and what is held for writing is counted. */

@@ -524,6 +524,6 @@ int cfile_leave_passthrough(struct cfile *f)
 	if (!err)
 		atomic_store(&f->passthrough, false);
 unlock:
-	pthread_rwlock_unlock(&f->range);
+	range_unlock_exclusively(f);
 	return err;
 }

@@ -135,6 +135,9 @@ void grant_make_ready(struct grant *g)
 	if (g->ready)
 		m->ready_seq = MAX(m->ready_seq, g->delivered);
 	pthread_mutex_unlock(&m->lock);
+	/* From now on nobody looks whether it is acquired. */
+	if (g->ready)
+		readahead_count(rep, 0, end);
 	grant_repin(g);
 	pthread_mutex_unlock(&ch->lock);
 }
@@ -149,7 +152,7 @@ static void grant_unready(struct grant *g)
 		holds_drop(&m->ready[what], start, start + GAIA_CHUNK_PAGES);
 	g->ready = 0;
 	sharers_remove(g, NULL);
-	/* Under the same lock: a release finds it either ready or pinned (pin_held()). */
+	/* Under the same lock: a release finds it either ready or pinned (grant_pin_held()). */
 	if (!g->pinned && holds_first(&m->holds, start, start + GAIA_CHUNK_PAGES)) {
 		bug_on(!replica_pin(g->replica));
 		g->pinned = true;
@@ -194,6 +197,16 @@ static bool covers(const struct holds *ready, uint64_t a, uint64_t b)
 	const struct hold *h = holds_first(ready, a, b);
 
 	return h && h->a <= a && h->b >= b;
+}
+
+bool ready_has(struct mapping *m, struct page_span span)
+{
+	bool has;
+
+	pthread_mutex_lock(&m->lock);
+	has = covers(&m->ready[READY_TO_READ], span.a, span.b);
+	pthread_mutex_unlock(&m->lock);
+	return has;
 }
 
 bool ready_acquire(struct mapping *m, struct page_span span, bool write, uint64_t *seq, atomic_uint *verdict, int *err)
@@ -466,7 +479,9 @@ void device_check_ready(struct cache_device *dev)
 
 	pthread_mutex_lock(&dev->lock);
 	TAILQ_FOREACH(rep, &dev->idle, link)
-		bug_on(rep->n_ready > 0 || rep->pins > 0);
+		bug_on(rep->n_ready > 0 || rep->pins > 0 || rep->ahead);
+	TAILQ_FOREACH(rep, &dev->unused, link)
+		bug_on(rep->n_ready > 0 || rep->pins > 0 || !rep->ahead);
 	TAILQ_FOREACH(rep, &dev->idle_ready, link) {
 		bug_on(rep->n_ready == 0 || rep->pins > 0);
 		n++;

@@ -1,48 +1,40 @@
 /*
- * replica.c - copies of chunks on devices: their memory, pins, eviction; and mappings.
+ * replica.c - copies of chunks on devices: pins, device memory, promises, life.
  *
- * A replica is evictable when nothing pins it. What an acquire gets is decided under dev->reserve, at once. So two
- * acquires that need each other's memory are decided one after the other, and one that cannot fit fails
- * as a whole. What is missing is promised: replicas without memory, which the acquire pins, and which count like others. Then, with
- * no lock held, what must leave for them is evicted, and they get memory (18).
+ * A replica is evictable when nothing pins it. One that is promised has no memory yet (see room.c).
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "pagecache/state.h"
+#include "pagecache/replica.h"
 
 /* ---- pins ---- */
 
 /* The next ones with dev->lock held. The replica is idle: it leaves its list, or comes to the end of the one where it belongs. */
-static void idle_remove(struct replica *rep)
+static struct replica_queue *idle_list(struct replica *rep)
 {
 	struct cache_device *dev = rep->dev;
 
-	if (rep->n_ready > 0) {
-		TAILQ_REMOVE(&dev->idle_ready, rep, link);
-		dev->n_idle_ready--;
-	} else {
-		TAILQ_REMOVE(&dev->idle, rep, link);
-	}
+	return rep->n_ready > 0 ? &dev->idle_ready : rep->ahead ? &dev->unused : &dev->idle;
 }
 
-static void idle_add(struct replica *rep)
+void replica_idle_remove(struct replica *rep)
 {
-	struct cache_device *dev = rep->dev;
+	TAILQ_REMOVE(idle_list(rep), rep, link);
+	rep->dev->n_idle_ready -= rep->n_ready > 0;
+}
 
-	rep->idled = ++dev->n_idled;
-	if (rep->n_ready > 0) {
-		TAILQ_INSERT_TAIL(&dev->idle_ready, rep, link);
-		dev->n_idle_ready++;
-	} else {
-		TAILQ_INSERT_TAIL(&dev->idle, rep, link);
-	}
+void replica_idle_add(struct replica *rep)
+{
+	rep->idled = ++rep->dev->n_idled;
+	TAILQ_INSERT_TAIL(idle_list(rep), rep, link);
+	rep->dev->n_idle_ready += rep->n_ready > 0;
 }
 
 static void make_busy(struct replica *rep)
 {
-	idle_remove(rep);
+	replica_idle_remove(rep);
 	TAILQ_INSERT_TAIL(&rep->dev->busy, rep, link);
 	rep->dev->pinned += GAIA_CHUNK;
 }
@@ -50,23 +42,23 @@ static void make_busy(struct replica *rep)
 static void make_idle(struct replica *rep)
 {
 	TAILQ_REMOVE(&rep->dev->busy, rep, link);
-	idle_add(rep);
+	replica_idle_add(rep);
 	rep->dev->pinned -= GAIA_CHUNK;
 }
 
-/* Whether it is leaving; unless its eviction fails it will be gone, and nobody else can pin it. dev->lock is held. */
-static bool leaves(const struct replica *rep)
+bool replica_leaves(const struct replica *rep)
 {
 	return rep->evicting || rep->failed;
 }
 
-/* dev->lock held. */
-static bool pin_locked(struct replica *rep)
+bool replica_pin_locked(struct replica *rep)
 {
-	if (leaves(rep))
+	if (replica_leaves(rep))
 		return false;
-	if (rep->pins++ == 0)
+	if (rep->pins++ == 0) {
 		make_busy(rep);
+		readahead_ended(rep, true);
+	}
 	return true;
 }
 
@@ -75,24 +67,22 @@ bool replica_pin(struct replica *rep)
 	bool pinned;
 
 	pthread_mutex_lock(&rep->dev->lock);
-	pinned = pin_locked(rep);
+	pinned = replica_pin_locked(rep);
 	pthread_mutex_unlock(&rep->dev->lock);
 	return pinned;
 }
 
-/* Add a pin to a pinned replica. Fails for one that is idle or being evicted: nothing of it is acquired. */
-static bool pin_again(struct replica *rep)
+bool replica_pin_again(struct replica *rep)
 {
 	bool pinned;
 
 	pthread_mutex_lock(&rep->dev->lock);
-	pinned = rep->pins > 0 && pin_locked(rep);
+	pinned = rep->pins > 0 && replica_pin_locked(rep);
 	pthread_mutex_unlock(&rep->dev->lock);
 	return pinned;
 }
 
-/* A replica is gone, or is idle though somebody may count on its leaving. dev->lock is held. */
-static void has_left(struct cache_device *dev)
+void device_has_left(struct cache_device *dev)
 {
 	dev->n_left++;
 	pthread_cond_broadcast(&dev->changed);
@@ -112,7 +102,7 @@ void replica_unpin(struct replica *rep)
 	if (last && !failed) {
 		make_idle(rep);
 		if (rep->only)
-			has_left(dev); /* readers_drop_replicas() may wait for a thread that only looked at it */
+			device_has_left(dev); /* readers_drop_replicas() may wait for a thread that only looked at it */
 	}
 	pthread_mutex_unlock(&dev->lock);
 	if (last && failed)
@@ -133,17 +123,16 @@ void replica_ready_less(struct replica *rep)
 	rep->chunk->n_ready--;
 	pthread_mutex_lock(&rep->dev->lock);
 	if (rep->pins == 0 && rep->n_ready == 1) {
-		idle_remove(rep);
+		replica_idle_remove(rep);
 		rep->n_ready = 0;
-		idle_add(rep);
+		replica_idle_add(rep);
 	} else {
 		rep->n_ready--;
 	}
 	pthread_mutex_unlock(&rep->dev->lock);
 }
 
-/* Claim an idle replica for eviction: with a pin that nobody can join. It is not ready. dev->reserve and dev->lock are held. */
-static void claim_idle(struct replica *rep)
+void replica_claim_idle(struct replica *rep)
 {
 	bug_on(rep->n_ready > 0);
 	make_busy(rep);
@@ -152,23 +141,21 @@ static void claim_idle(struct replica *rep)
 	rep->dev->leaving += GAIA_CHUNK;
 }
 
-/* dev->reserve and chunk->lock held. Fails if it is pinned. */
-static bool claim(struct replica *rep)
+bool replica_claim(struct replica *rep)
 {
 	bool idle;
 
 	chunk_unready(rep->chunk);
 
 	pthread_mutex_lock(&rep->dev->lock);
-	idle = rep->pins == 0 && !leaves(rep);
+	idle = rep->pins == 0 && !replica_leaves(rep);
 	if (idle)
-		claim_idle(rep);
+		replica_claim_idle(rep);
 	pthread_mutex_unlock(&rep->dev->lock);
 	return idle;
 }
 
-/* Undo a claim: the replica stays. @stuck: it could not be evicted. @next: it is the first to go. */
-static void unclaim(struct replica *rep, bool stuck, bool next)
+void replica_unclaim(struct replica *rep, bool stuck, bool next)
 {
 	struct cache_device *dev = rep->dev;
 
@@ -179,17 +166,44 @@ static void unclaim(struct replica *rep, bool stuck, bool next)
 		rep->stuck = ++dev->n_stuck;
 	make_idle(rep);
 	if (next) {
-		TAILQ_REMOVE(&dev->idle, rep, link);
-		TAILQ_INSERT_HEAD(&dev->idle, rep, link);
+		TAILQ_REMOVE(idle_list(rep), rep, link);
+		TAILQ_INSERT_HEAD(idle_list(rep), rep, link);
 		rep->idled = 0;
 	}
+	if (rep->late)
+		dev->late -= GAIA_CHUNK;
+	rep->late = false;
 	dev->leaving -= GAIA_CHUNK;
-	has_left(dev);
+	device_has_left(dev);
 	pthread_mutex_unlock(&dev->lock);
 }
 
-/* To be called before looking for what leaves, for await_left(). */
-static uint64_t count_left(struct cache_device *dev)
+void replica_set_late(struct replica *rep)
+{
+	pthread_mutex_lock(&rep->dev->lock);
+	if (!rep->late)
+		rep->dev->late += GAIA_CHUNK;
+	rep->late = true;
+	pthread_mutex_unlock(&rep->dev->lock);
+}
+
+void grant_look(struct grant *g)
+{
+	g->lookers++;
+	g->replica->lookers++;
+}
+
+void grant_looked(struct grant *g)
+{
+	struct replica *rep = g->replica;
+
+	g->lookers--;
+	pthread_cond_broadcast(&rep->chunk->unlocked);
+	if (--rep->lookers == 0 && rep->late)
+		replica_unclaim(rep, false, true);
+}
+
+uint64_t device_count_left(struct cache_device *dev)
 {
 	uint64_t n;
 
@@ -199,23 +213,24 @@ static uint64_t count_left(struct cache_device *dev)
 	return n;
 }
 
-/* Wait until something has left the device since @before. Only pins may be held: evictors do not wait for pins. */
-static void await_left(struct cache_device *dev, uint64_t before)
+void device_await_left_until(struct cache_device *dev, uint64_t before, uint64_t until_ns)
 {
+	struct timespec until = { .tv_sec = until_ns / 1000000000, .tv_nsec = until_ns % 1000000000 };
+	int err = 0;
+
 	thread_waits();
 	pthread_mutex_lock(&dev->lock);
-	while (dev->n_left == before)
-		pthread_cond_wait(&dev->changed, &dev->lock);
+	while (dev->n_left == before && !err)
+		err = pthread_cond_timedwait(&dev->changed, &dev->lock, &until);
 	pthread_mutex_unlock(&dev->lock);
 }
 
-/* Some of a device's replicas, or a chunk's; to be freed. */
-struct replica_list {
-	struct replica **at;
-	unsigned n;
-};
+void device_await_left(struct cache_device *dev, uint64_t before)
+{
+	device_await_left_until(dev, before, INT64_MAX);
+}
 
-static void list_add(struct replica_list *list, struct replica *rep)
+void replica_list_add(struct replica_list *list, struct replica *rep)
 {
 	if ((list->n & (list->n - 1)) == 0)
 		list->at = xrealloc(list->at, MAX(2 * list->n, 1u) * sizeof(struct replica *));
@@ -224,8 +239,7 @@ static void list_add(struct replica_list *list, struct replica *rep)
 
 /* ---- device memory ---- */
 
-/* An operation failed: if the device is gone, so is everything on it. */
-static void note_gone(struct cache_device *dev, int err)
+void device_note_gone(struct cache_device *dev, int err)
 {
 	if (err == -ENODEV && !atomic_exchange(&dev->gone, true))
 		log_error("device %s is gone; pages that were released on it and not fetched yet are "
@@ -239,7 +253,7 @@ int cache_device_run(struct cache_device *dev, struct dev_op *op)
 
 	if (!atomic_load(&dev->gone))
 		err = device_run(dev->dev, op);
-	note_gone(dev, err);
+	device_note_gone(dev, err);
 	return err;
 }
 
@@ -249,7 +263,7 @@ int cache_device_begin(struct cache_device *dev, struct dev_op *op, struct devic
 
 	if (!atomic_load(&dev->gone))
 		err = device_begin(dev->dev, op, w);
-	note_gone(dev, err);
+	device_note_gone(dev, err);
 	return err;
 }
 
@@ -257,25 +271,33 @@ int cache_device_end(struct cache_device *dev, struct device_wait *w)
 {
 	int err = device_end(w);
 
-	note_gone(dev, err);
+	device_note_gone(dev, err);
 	return err;
 }
 
-/* For a snapshot or a copy: takes no memory that is promised to others, and evicts nothing. */
-static int spare_alloc(struct cache_device *dev, struct devmem **out)
+bool device_take_spare(struct cache_device *dev)
+{
+	bool room = dev->used + dev->promised + GAIA_CHUNK <= dev->dev->capacity;
+
+	if (room)
+		dev->used += GAIA_CHUNK;
+	return room;
+}
+
+int device_spare_alloc(struct cache_device *dev, struct devmem **out)
 {
 	bool room;
 	int err;
 
-	pthread_mutex_lock(&dev->lock);
-	room = dev->used + dev->promised + GAIA_CHUNK <= dev->dev->capacity;
-	if (room)
-		dev->used += GAIA_CHUNK;
-	pthread_mutex_unlock(&dev->lock);
+	do {
+		pthread_mutex_lock(&dev->lock);
+		room = device_take_spare(dev);
+		pthread_mutex_unlock(&dev->lock);
+	} while (!room && unused_evict(dev, NULL));
 	if (!room)
 		return -ENOMEM;
 	err = atomic_load(&dev->gone) ? -ENODEV : dev->dev->ops->alloc(dev->dev, out);
-	note_gone(dev, err);
+	device_note_gone(dev, err);
 	if (!err)
 		return 0;
 	pthread_mutex_lock(&dev->lock);
@@ -284,8 +306,7 @@ static int spare_alloc(struct cache_device *dev, struct devmem **out)
 	return err;
 }
 
-/* Keep a promise: the replica gets memory, and threads that wait for that go on. */
-static int promise_keep(struct replica *rep)
+int promise_keep(struct replica *rep)
 {
 	struct cache_device *dev = rep->dev;
 	struct devmem *mem;
@@ -297,7 +318,7 @@ static int promise_keep(struct replica *rep)
 	full = dev->n_stranded > 0 && dev->used + GAIA_CHUNK > dev->dev->capacity;
 	pthread_mutex_unlock(&dev->lock);
 	err = atomic_load(&dev->gone) ? -ENODEV : full ? -ENOMEM : dev->dev->ops->alloc(dev->dev, &mem);
-	note_gone(dev, err);
+	device_note_gone(dev, err);
 	if (err)
 		return err;
 	pthread_mutex_lock(&dev->lock);
@@ -309,7 +330,7 @@ static int promise_keep(struct replica *rep)
 	return 0;
 }
 
-static void memory_free(struct cache_device *dev, struct devmem *mem)
+void device_memory_free(struct cache_device *dev, struct devmem *mem)
 {
 	dev->dev->ops->free(dev->dev, mem);
 	pthread_mutex_lock(&dev->lock);
@@ -328,7 +349,7 @@ struct devmem *replica_shadow(struct replica *rep)
 		rep->n_shadow_users++;
 	pthread_mutex_unlock(&ch->lock);
 	/* If there is no room the release is fetched instead. */
-	if (mem || spare_alloc(rep->dev, &made))
+	if (mem || device_spare_alloc(rep->dev, &made))
 		return mem;
 	pthread_mutex_lock(&ch->lock);
 	if (!rep->shadow) {
@@ -339,7 +360,7 @@ struct devmem *replica_shadow(struct replica *rep)
 	rep->n_shadow_users++;
 	pthread_mutex_unlock(&ch->lock);
 	if (made)
-		memory_free(rep->dev, made);
+		device_memory_free(rep->dev, made);
 	return mem;
 }
 
@@ -347,7 +368,7 @@ void replica_shadow_trim(struct replica *rep)
 {
 	if (rep->n_snapped > 0 || rep->n_shadow_users > 0 || !rep->shadow)
 		return;
-	memory_free(rep->dev, rep->shadow);
+	device_memory_free(rep->dev, rep->shadow);
 	rep->shadow = NULL;
 }
 
@@ -361,8 +382,7 @@ void replica_shadow_done(struct replica *rep)
 
 /* ---- life ---- */
 
-/* Add it to the chunk's, in the order of the devices. chunk->lock is held. */
-static void replica_link(struct chunk *ch, struct replica *rep)
+void replica_link(struct chunk *ch, struct replica *rep)
 {
 	unsigned k = ch->n_replicas++;
 
@@ -382,8 +402,7 @@ static void replica_unlink(struct chunk *ch, struct replica *rep)
 		ch->replica[k] = ch->replica[k + 1];
 }
 
-/* @only: see struct replica. chunk->lock is held. */
-static struct replica *replica_find(struct chunk *ch, const struct cache_device *dev,
+struct replica *replica_find(struct chunk *ch, const struct cache_device *dev,
 				    const struct readers *only)
 {
 	for (unsigned k = 0; k < ch->n_replicas; k++)
@@ -392,20 +411,23 @@ static struct replica *replica_find(struct chunk *ch, const struct cache_device 
 	return NULL;
 }
 
-/*
- * Make a replica without memory, with a pin. dev->reserve is held, and the replica counts as pinned and promised already. Consumes
- * the caller's reference to the chunk, also on error. -EMFILE.
- */
-static int promise_make(struct chunk *ch, struct cache_device *dev, struct readers *only, struct replica **out)
+struct replica *replica_new(struct chunk *ch, struct cache_device *dev, struct readers *only)
 {
 	struct replica *rep = xcalloc(1, sizeof(*rep));
 
 	rep->chunk = ch;
 	rep->dev = dev;
 	rep->only = only;
-	rep->pins = 1;
 	LIST_INIT(&rep->grants);
 	replica_made(rep);
+	return rep;
+}
+
+int promise_make(struct chunk *ch, struct cache_device *dev, struct readers *only, struct replica **out)
+{
+	struct replica *rep = replica_new(ch, dev, only);
+
+	rep->pins = 1;
 	pthread_mutex_lock(&ch->lock);
 	/* There can be many users: their readers' replicas must leave room for those that clients share. */
 	if (only && ch->n_replicas + ch->file->cache->n_devices >= CACHE_MAX_DEVICES) {
@@ -424,8 +446,7 @@ static int promise_make(struct chunk *ch, struct cache_device *dev, struct reade
 	return 0;
 }
 
-/* There is no memory for it after all. It goes when all who wait for it have unpinned it. */
-static void promise_break(struct replica *rep)
+void promise_break(struct replica *rep)
 {
 	struct cache_device *dev = rep->dev;
 
@@ -449,17 +470,17 @@ static void memory_end(struct replica *rep)
 	/* At once, for threads that count on what leaves. */
 	pthread_mutex_lock(&dev->lock);
 	TAILQ_REMOVE(&dev->busy, rep, link);
+	readahead_ended(rep, false);
 	stays = strand(dev, rep->keepers);
 	dev->used -= chunks * GAIA_CHUNK - stays;
 	dev->pinned -= GAIA_CHUNK - stays;
 	dev->leaving -= GAIA_CHUNK;
-	has_left(dev);
+	device_has_left(dev);
 	pthread_mutex_unlock(&dev->lock);
 	count(CTR_device_evicted, 1);
 }
 
-/* All pages are locked, no release is unmerged, no client maps it. */
-static void replica_destroy(struct replica *rep)
+void replica_destroy(struct replica *rep)
 {
 	struct chunk *ch = rep->chunk;
 	struct cache_device *dev = rep->dev;
@@ -474,6 +495,7 @@ static void replica_destroy(struct replica *rep)
 		pthread_mutex_unlock(&g->mapping->lock);
 		free(g);
 	}
+	readahead_dropped(rep);
 	replica_unlink(ch, rep);
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
 		replica_left(ch, i);
@@ -485,7 +507,7 @@ static void replica_destroy(struct replica *rep)
 		memory_end(rep);
 	} else {
 		pthread_mutex_lock(&dev->lock);
-		has_left(dev);
+		device_has_left(dev);
 		pthread_mutex_unlock(&dev->lock);
 	}
 	free(rep);
@@ -506,1418 +528,4 @@ static void promise_end(struct replica *rep)
 	replica_destroy(rep);
 	pthread_rwlock_unlock(&f->range);
 	chunk_put(ch);
-}
-
-/* Whether the client of the grant must be asked for the memory; from now on it counts as asked. chunk->lock is held. */
-static bool take_back(struct grant *g)
-{
-	if (!g->delivered && !g->offered)
-		return false;
-	g->delivered = 0;
-	g->offered = false;
-	if (!fault_point("break.reuse_mapped"))
-		return true;
-	g->mapping->kept = 1 + g->index;
-	return false;
-}
-
-struct asked {
-	struct cache_revoke *ask;
-	struct grant **grant;
-	unsigned n, room;
-};
-
-/*
- * Note the grants that map @rep, which is claimed. They stay until their clients have been asked (grant.lookers). @stays: so does the
- * replica, and a client is handed nothing of it before it has answered.
- */
-static void ask_for(struct asked *asked, struct replica *rep, bool stays)
-{
-	struct chunk *ch = rep->chunk;
-	struct grant *g;
-
-	pthread_mutex_lock(&ch->lock);
-	chunk_unready(ch);
-	/* Their mapping ends: it looks at what it held of what was not to be evicted then. */
-	g = stays ? NULL : LIST_FIRST(&rep->grants);
-	while (g) {
-		if (g->lookers > 0) {
-			page_wait(ch);
-			g = LIST_FIRST(&rep->grants);
-		} else {
-			g = LIST_NEXT(g, of_replica);
-		}
-	}
-	LIST_FOREACH(g, &rep->grants, of_replica) {
-		if (!take_back(g))
-			continue;
-		if (asked->n == asked->room) {
-			asked->room = MAX(2 * asked->room, 16u);
-			asked->ask = xrealloc(asked->ask, asked->room * sizeof(*asked->ask));
-			asked->grant = xrealloc(asked->grant, asked->room * sizeof(struct grant *));
-		}
-		g->lookers++;
-		g->in_delivery = stays;
-		asked->ask[asked->n] = (struct cache_revoke){ g->mapping->client, g->mapping->id, ch->index, 0 };
-		asked->grant[asked->n++] = g;
-	}
-	pthread_mutex_unlock(&ch->lock);
-}
-
-/* Ask all of them at once. */
-static void ask(struct asked *asked)
-{
-	if (asked->n > 0)
-		asked->grant[0]->mapping->file->cache->host.revoke_many(asked->ask, asked->n);
-}
-
-/* What becomes of a replica whose client has answered, or is gone: it is evicted; its contents move to other memory; it stays. */
-enum becomes { GOES, MOVES, STAYS };
-
-/* If its client is not asked any more. */
-static void asked_settle(struct asked *asked, unsigned k, enum becomes what)
-{
-	struct grant *g = asked->grant[k];
-	bool gone = asked->ask[k].err;
-	struct keeper *keeper;
-	struct chunk *ch;
-
-	if (!g || asked->ask[k].err == -EINPROGRESS)
-		return;
-	asked->grant[k] = NULL;
-	ch = g->replica->chunk;
-	keeper = what == GOES && gone ? keeper_make(g->mapping) : NULL;
-	pthread_mutex_lock(&ch->lock);
-	keeper_add(&g->replica->keepers, keeper);
-	/* A client that is gone has unmapped: or cache_unmap() hears. */
-	g->unanswered |= what == GOES && gone;
-	/* As if it had not been asked: it may map it, which is seen to when its mapping ends. */
-	g->offered |= what == STAYS && gone;
-	g->in_delivery = false;
-	g->lookers--;
-	pthread_cond_broadcast(&ch->unlocked);
-	pthread_mutex_unlock(&ch->lock);
-}
-
-static void asked_free(struct asked *asked)
-{
-	free(asked->ask);
-	free(asked->grant);
-	*asked = (struct asked){ .n = 0 };
-}
-
-static void asked_end(struct asked *asked, enum becomes what)
-{
-	for (unsigned k = 0; k < asked->n; k++)
-		asked_settle(asked, k, what);
-	asked_free(asked);
-}
-
-/*
- * Take the memory of claimed replicas back from the clients that map it, though they hold none of it: from all at
- * once. What is being evicted is handed to nobody.
- */
-static void replicas_revoke(struct replica **list, unsigned n)
-{
-	struct asked asked = { .n = 0 };
-
-	for (unsigned k = 0; k < n; k++)
-		ask_for(&asked, list[k], false);
-	ask(&asked);
-	asked_end(&asked, GOES);
-}
-
-/* Nobody will ever ask for what was released. */
-static void forget_releases(struct replica *rep)
-{
-	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
-		if (replica_ahead(rep, i))
-			replica_forget(rep, i);
-}
-
-static bool is_dead(struct cfile *f)
-{
-	struct cache *c = f->cache;
-	bool dead;
-
-	pthread_mutex_lock(&c->lock);
-	dead = f->holds == 0 && atomic_load(&f->gone);
-	pthread_mutex_unlock(&c->lock);
-	return dead;
-}
-
-/* Clients have given its memory up. */
-static int replica_evict(struct replica *rep)
-{
-	struct chunk *ch = rep->chunk;
-	struct cfile *f = ch->file;
-	int err = 0;
-
-	pthread_rwlock_rdlock(&f->range);
-	pthread_mutex_lock(&ch->lock);
-	pages_lock(ch, 0, GAIA_CHUNK_PAGES);
-	if (is_dead(f))
-		forget_releases(rep);
-	pthread_mutex_unlock(&ch->lock);
-	(void)fault_point("evict.before_fetch");
-	if (!rep->only)
-		err = fetch_pages(ch, 0, GAIA_CHUNK_PAGES);
-	chunk_ref(ch);
-	if (err) {
-		pthread_mutex_lock(&ch->lock);
-		pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
-		pthread_mutex_unlock(&ch->lock);
-		chunk_account(ch);
-		unclaim(rep, true, false);
-	} else {
-		replica_destroy(rep);
-	}
-	pthread_rwlock_unlock(&f->range);
-	chunk_put(ch);
-	return err;
-}
-
-/* The rest of evict_all(). */
-static int evict_revoked(struct replica_list *list)
-{
-	int err, result = 0;
-
-	for (unsigned k = 0; k < list->n; k++) {
-		err = replica_evict(list->at[k]);
-		if (err && !result)
-			result = err;
-	}
-	free(list->at);
-	*list = (struct replica_list){ .n = 0 };
-	return result;
-}
-
-/*
- * Evict claimed replicas: take their memory back from clients, bring home what was released, and free them. No lock is held.
- * Those for which that fails are idle again, as before. Returns the first error.
- */
-static int evict_all(struct replica_list *list)
-{
-	replicas_revoke(list->at, list->n);
-	return evict_revoked(list);
-}
-
-void replicas_drop_idle(struct chunk *ch)
-{
-	struct cache *c = ch->file->cache;
-
-	for (unsigned d = 0; d < c->n_devices; d++) {
-		struct cache_device *dev = &c->dev[d];
-		struct replica_list claimed = { .n = 0 };
-		struct replica *rep;
-
-		if (pthread_mutex_trylock(&dev->reserve))
-			continue;
-		pthread_mutex_lock(&ch->lock);
-		rep = replica_find(ch, dev, NULL);
-		if (rep && claim(rep))
-			list_add(&claimed, rep);
-		pthread_mutex_unlock(&ch->lock);
-		pthread_mutex_unlock(&dev->reserve);
-		(void)evict_all(&claimed); /* on error it is tried again */
-	}
-}
-
-/* Whether another client maps it, or is being handed it. chunk->lock is held. */
-static bool others_map(const struct replica *rep, const struct mapping *m)
-{
-	const struct grant *g;
-
-	LIST_FOREACH(g, &rep->grants, of_replica)
-		if (g->mapping != m && (g->delivered || g->offered || g->in_delivery))
-			return true;
-	return false;
-}
-
-/* Add those that are idle, since nobody has looked at them, and held. dev->reserve is held. */
-static void add_held_idle(struct cache_device *dev, struct replica_list *list)
-{
-	struct replica **ready;
-	uint64_t n = device_idle_ready(dev, UINT64_MAX, &ready);
-
-	for (uint64_t k = 0; k < n; k++)
-		if (replica_is_held_ready(ready[k]))
-			list_add(list, ready[k]);
-	free(ready);
-}
-
-/* The chunks of replicas that are in use, to be put; *@out to be freed. @snapped: only of those with snapshots; what is ready has none. */
-static unsigned busy_chunks(struct cache_device *dev, bool snapped, struct chunk ***out)
-{
-	struct replica_list list = { .n = 0 };
-	struct replica *rep;
-	unsigned n = 0;
-
-	/* Which keeps those that do not leave already. */
-	pthread_mutex_lock(&dev->reserve);
-	pthread_mutex_lock(&dev->lock);
-	TAILQ_FOREACH(rep, &dev->busy, link)
-		if ((rep->mem || !snapped) && !leaves(rep))
-			list_add(&list, rep);
-	pthread_mutex_unlock(&dev->lock);
-	if (!snapped)
-		add_held_idle(dev, &list);
-	*out = xcalloc(list.n + 1, sizeof(struct chunk *));
-	for (unsigned k = 0; k < list.n; k++) {
-		struct chunk *ch = list.at[k]->chunk;
-
-		pthread_mutex_lock(&ch->lock);
-		if (!snapped || list.at[k]->shadow)
-			(*out)[n++] = chunk_ref(ch);
-		pthread_mutex_unlock(&ch->lock);
-	}
-	pthread_mutex_unlock(&dev->reserve);
-	free(list.at);
-	return n;
-}
-
-/* What clients hold that are gone is in nobody's way. @wait: see chunk_drop_dead(). */
-static void drop_dead(struct cache_device *dev, bool wait)
-{
-	struct living known = { .n = 0 };
-	struct chunk **list;
-	unsigned n = busy_chunks(dev, false, &list);
-
-	for (unsigned k = 0; k < n; k++) {
-		chunk_drop_dead(list[k], dev, &known, wait);
-		chunk_put(list[k]);
-	}
-	free(list);
-}
-
-/* Claim the chunk's replicas that may go: -EBUSY if that is not all of them; *@leave: some are being evicted by others. */
-static int drop_claim(struct chunk *ch, struct cache_device *dev, const struct mapping *m,
-		      struct replica_list *claimed, bool *leave)
-{
-	int err = 0;
-
-	pthread_mutex_lock(&dev->reserve);
-	pthread_mutex_lock(&ch->lock);
-	for (unsigned k = 0; k < ch->n_replicas; k++) {
-		struct replica *rep = ch->replica[k];
-		bool going;
-
-		if (rep->dev != dev || (m && rep->only != m->readers))
-			continue;
-		pthread_mutex_lock(&dev->lock);
-		going = leaves(rep);
-		pthread_mutex_unlock(&dev->lock);
-		*leave |= going;
-		/* When it is claimed it is not handed to anybody any more. */
-		if (!going && !(m && others_map(rep, m)) && claim(rep))
-			list_add(claimed, rep);
-		else if (!going)
-			err = -EBUSY;
-	}
-	pthread_mutex_unlock(&ch->lock);
-	pthread_mutex_unlock(&dev->reserve);
-	return err;
-}
-
-int replica_drop(struct chunk *ch, struct cache_device *dev, const struct mapping *m)
-{
-	for (;;) {
-		struct replica_list claimed = { .n = 0 };
-		uint64_t before = count_left(dev);
-		bool leave = false;
-		int busy, err;
-
-		chunk_drop_dead(ch, dev, &(struct living){ .n = 0 }, true);
-		busy = drop_claim(ch, dev, m, &claimed, &leave);
-		err = evict_all(&claimed);
-		if (err || busy)
-			return err ? err : busy;
-		if (!leave)
-			return 0;
-		/* If their eviction fails we have to try it. */
-		await_left(dev, before);
-	}
-}
-
-/* ---- room for an acquire ---- */
-
-static void lock_all(struct chunk *ch)
-{
-	pthread_rwlock_rdlock(&ch->file->range);
-	pthread_mutex_lock(&ch->lock);
-	pages_lock(ch, 0, GAIA_CHUNK_PAGES);
-	pthread_mutex_unlock(&ch->lock);
-}
-
-static void unlock_all(struct chunk *ch)
-{
-	pthread_mutex_lock(&ch->lock);
-	pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
-	pthread_mutex_unlock(&ch->lock);
-	pthread_rwlock_unlock(&ch->file->range);
-}
-
-/* Bring home what was released of the chunk, by @fetch: fetch_pages(), pages_secure(). */
-static int fetch_chunk(struct chunk *ch, int (*fetch)(struct chunk *, unsigned, unsigned))
-{
-	int err;
-
-	lock_all(ch);
-	err = fetch(ch, 0, GAIA_CHUNK_PAGES);
-	unlock_all(ch);
-	chunk_account(ch);
-	return err;
-}
-
-/* Give up snapshots, by fetching what was released, until a chunk is free: true if there was one. */
-static bool shadows_reclaim(struct cache_device *dev)
-{
-	struct chunk **list;
-	unsigned n = busy_chunks(dev, true, &list);
-	bool freed = false;
-
-	for (unsigned k = 0; k < n; k++) {
-		struct replica *rep;
-
-		if (!freed && !fetch_chunk(list[k], fetch_pages)) {
-			pthread_mutex_lock(&list[k]->lock);
-			rep = replica_find(list[k], dev, NULL);
-			freed = !rep || !rep->shadow;
-			pthread_mutex_unlock(&list[k]->lock);
-		}
-		chunk_put(list[k]);
-	}
-	free(list);
-	return freed;
-}
-
-/* What an acquire needs, and what it has got. */
-struct demand {
-	struct mapping *m;
-	struct readers *only;
-	struct cache_device *dev;
-	const uint64_t *index; /* of the chunks */
-	uint64_t n;
-	struct replica **out;	     /* pinned, but of what decide() has not decided */
-	struct replica_list mine;    /* of these, what was promised to us */
-	unsigned kept;		     /* so many of them have memory */
-	bool counted;		     /* all of @out is, as the user's */
-	struct replica_list victims; /* claimed by us */
-	uint64_t unready;	     /* idle replicas that were made not ready for it, and for which it has claimed none yet */
-	uint64_t n_left, n_stuck;    /* the device's: before we looked; when we began to try */
-	uint64_t n_given_up;	     /* stranded_count(), before we looked */
-	unsigned rounds_late;	     /* in which clients did not answer at once, so that others' memory is claimed */
-};
-
-/* Chunk k's replica, which stays while dev->reserve is held; NULL: there is none. *@wait: there is one, and it is leaving. */
-static struct replica *look_up(struct demand *d, uint64_t k, bool *wait)
-{
-	struct chunk *ch = chunk_get(d->m->file, d->index[k], false);
-	struct replica *rep;
-
-	if (!ch)
-		return NULL;
-	pthread_mutex_lock(&ch->lock);
-	rep = replica_find(ch, d->dev, d->only);
-	if (rep && replica_is_spoiled(rep) && claim(rep))
-		list_add(&d->victims, rep);
-	if (rep) {
-		pthread_mutex_lock(&d->dev->lock);
-		*wait |= leaves(rep);
-		pthread_mutex_unlock(&d->dev->lock);
-	}
-	pthread_mutex_unlock(&ch->lock);
-	chunk_put(ch);
-	return rep;
-}
-
-/*
- * If everything that is pinned then, and everything that is ready, can be on the device at the same time: pin what is there, and count
- * the rest as promised: 0. Otherwise as many chunks are too many, and nothing was done. dev->reserve is held, without which the sum
- * grows only by memory that clients keep: what becomes ready was pinned, and what is held of what is ready counts already.
- */
-static uint64_t pin_if_it_fits(struct demand *d)
-{
-	struct cache_device *dev = d->dev;
-	uint64_t missing = 0, idle = 0, needed;
-
-	pthread_mutex_lock(&dev->lock);
-	for (uint64_t k = 0; k < d->n; k++) {
-		missing += !d->out[k];
-		idle += d->out[k] && d->out[k]->pins == 0 && d->out[k]->n_ready == 0;
-	}
-	needed = dev->pinned - dev->leaving + (missing + idle + dev->n_idle_ready) * GAIA_CHUNK;
-	for (uint64_t k = 0; k < d->n && needed <= dev->dev->capacity; k++)
-		if (d->out[k])
-			bug_on(!pin_locked(d->out[k]));
-	if (needed <= dev->dev->capacity) {
-		dev->pinned += missing * GAIA_CHUNK;
-		dev->promised += missing * GAIA_CHUNK;
-	}
-	pthread_mutex_unlock(&dev->lock);
-	return needed <= dev->dev->capacity ? 0 : (needed - dev->dev->capacity + GAIA_CHUNK - 1) / GAIA_CHUNK;
-}
-
-/* Make replicas of what was counted: all, or, on error, none. dev->reserve is held. */
-static int make_promises(struct demand *d)
-{
-	int err = 0;
-
-	for (uint64_t k = 0; k < d->n; k++) {
-		if (d->out[k])
-			continue;
-		if (!err)
-			err = promise_make(chunk_get(d->m->file, d->index[k], true), d->dev, d->only, &d->out[k]);
-		if (!err) {
-			list_add(&d->mine, d->out[k]);
-			continue;
-		}
-		pthread_mutex_lock(&d->dev->lock);
-		d->dev->pinned -= GAIA_CHUNK;
-		d->dev->promised -= GAIA_CHUNK;
-		pthread_mutex_unlock(&d->dev->lock);
-	}
-	return err;
-}
-
-static int by_number(const void *a, const void *b)
-{
-	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-	return x < y ? -1 : x > y;
-}
-
-static bool asks_for(const struct demand *d, const struct replica *rep)
-{
-	return rep->chunk->file == d->m->file && rep->only == d->only &&
-	       bsearch(&rep->chunk->index, d->index, d->n, sizeof(d->index[0]), by_number);
-}
-
-#define LOOK_AT 16u /* at first */
-
-/*
- * End the readiness of @n idle replicas that the acquire does not ask for, the longest unused first, of which nothing is held. False: there
- * are not so many; then nothing was done. Otherwise there is room for as many, unless some were acquired meanwhile. dev->reserve is held.
- */
-static bool unready_idle(struct demand *d, uint64_t n)
-{
-	uint64_t most = n + LOOK_AT, listed, free_ones;
-	struct replica **list;
-
-	/* Those that have been idle for longest are seldom held: so mostly a few have to be looked at, however many there are. */
-	for (;; most *= 2) {
-		listed = device_idle_ready(d->dev, most, &list);
-		free_ones = 0;
-		for (uint64_t k = 0; k < listed && free_ones < n; k++)
-			if (!asks_for(d, list[k]) && !replica_is_held_ready(list[k]))
-				list[free_ones++] = list[k];
-		if (free_ones == n || listed < most)
-			break;
-		free(list);
-	}
-	for (uint64_t k = 0; k < n && free_ones == n; k++) {
-		pthread_mutex_lock(&list[k]->chunk->lock);
-		replica_end_ready(list[k]);
-		pthread_mutex_unlock(&list[k]->chunk->lock);
-		d->unready++;
-	}
-	free(list);
-	return free_ones == n;
-}
-
-static bool lacks_room(struct cache_device *dev)
-{
-	bool lacks;
-
-	pthread_mutex_lock(&dev->lock);
-	lacks = dev->used + dev->promised > dev->dev->capacity + dev->leaving;
-	pthread_mutex_unlock(&dev->lock);
-	return lacks;
-}
-
-/*
- * If an idle replica that is ready has been idle for longer than those that are not, it may have been used since: it is the last from now
- * on, and, unless it is held, not ready, so that it is known whether it is used. dev->reserve is held.
- */
-static void use_again(struct cache_device *dev)
-{
-	struct replica *rep, *other;
-	bool held;
-
-	pthread_mutex_lock(&dev->lock);
-	rep = TAILQ_FIRST(&dev->idle_ready);
-	other = TAILQ_FIRST(&dev->idle);
-	if (rep && other && other->idled < rep->idled)
-		rep = NULL;
-	pthread_mutex_unlock(&dev->lock);
-	if (!rep)
-		return;
-	held = replica_is_held_ready(rep);
-	pthread_mutex_lock(&rep->chunk->lock);
-	if (!held)
-		replica_end_ready(rep);
-	pthread_mutex_lock(&dev->lock);
-	if (held && rep->pins == 0) {
-		idle_remove(rep);
-		idle_add(rep);
-	}
-	pthread_mutex_unlock(&dev->lock);
-	pthread_mutex_unlock(&rep->chunk->lock);
-}
-
-/* Claim the replica that has been idle for longest of those that are not ready: false if none can go. dev->reserve is held. */
-static bool claim_next(struct demand *d)
-{
-	struct cache_device *dev = d->dev;
-	struct replica *rep;
-
-	pthread_mutex_lock(&dev->lock);
-	/* Another file's trouble is not ours, as long as another chunk can go. */
-	TAILQ_FOREACH(rep, &dev->idle, link)
-		if (rep->stuck <= d->n_stuck)
-			break;
-	if (rep) {
-		claim_idle(rep);
-		list_add(&d->victims, rep);
-	}
-	pthread_mutex_unlock(&dev->lock);
-	return rep;
-}
-
-/* Claim up to @most replicas; for each one loses its readiness, here or when room was counted. dev->reserve is held. */
-static void claim_room(struct demand *d, unsigned most, bool regardless)
-{
-	while (most > 0 && (regardless || lacks_room(d->dev))) {
-		if (d->unready == 0)
-			use_again(d->dev);
-		if (claim_next(d)) {
-			d->unready -= d->unready > 0;
-			most--;
-		} else if (!unready_idle(d, 1)) {
-			return;
-		}
-	}
-}
-
-#define TRIES_TO_FIT 3u /* others may acquire what is ready meanwhile */
-
-/* pin_if_it_fits(), beside everything that is held; what is ready may be held at any moment. dev->reserve is held. */
-static bool pin_beside_what_is_held(struct demand *d)
-{
-	uint64_t lacking;
-
-	for (unsigned k = 0; k < TRIES_TO_FIT; k++) {
-		lacking = pin_if_it_fits(d);
-		if (lacking == 0)
-			return true;
-		if (!unready_idle(d, lacking))
-			return false;
-	}
-	return pin_if_it_fits(d) == 0;
-}
-
-/*
- * Decide at once everything that the acquire gets. 0: it is pinned, or promised, and what leaves for that is
- * claimed. -ENOMEM: it does not fit; -EDQUOT: it is more than one user may pin. -EAGAIN: something of it is leaving; those of these that
- * we have to evict are claimed.
- */
-static int decide(struct demand *d)
-{
-	bool wait = false;
-	int err = 0;
-
-	d->n_left = count_left(d->dev);
-	d->unready = 0;
-	pthread_mutex_lock(&d->dev->reserve);
-	for (uint64_t k = 0; k < d->n; k++)
-		d->out[k] = look_up(d, k, &wait);
-	if (wait)
-		err = -EAGAIN;
-	else if (!user_may_pin(d->m, d->out, d->n))
-		err = -EDQUOT;
-	else if (!pin_beside_what_is_held(d))
-		err = -ENOMEM;
-	if (err)
-		memset(d->out, 0, d->n * sizeof(struct replica *));
-	else
-		err = make_promises(d);
-	if (!err) {
-		claim_room(d, d->mine.n, false);
-		/* At once, so that what others of the same user decide meanwhile counts it. */
-		for (uint64_t k = 0; k < d->n; k++)
-			user_pin(d->m, d->out[k]);
-		d->counted = true;
-	}
-	pthread_mutex_unlock(&d->dev->reserve);
-	return err;
-}
-
-/* ---- victims that clients map ---- */
-
-#define ANSWER_NS 20000000ull /* clients that take longer are not waited for, as long as the memory of others can be had */
-#define MORE_AT_ONCE 16u      /* so many more are claimed at most, when clients have not answered */
-
-/* Victims of an acquire whose clients have not answered in time. A worker waits for these; then they are idle again. */
-struct late {
-	struct cache *cache;
-	struct cache_device *dev;
-	struct revoking *revoking; /* NULL: nothing of them was asked for yet, since somebody else was asking */
-	struct asked asked;
-	struct replica_list list;
-};
-
-/* Whether clients that map it have not answered yet. */
-static bool is_asked(const struct asked *asked, const struct replica *rep)
-{
-	unsigned k = 0;
-
-	while (k < asked->n && !(asked->grant[k] && asked->grant[k]->replica == rep && asked->ask[k].err == -EINPROGRESS))
-		k++;
-	return k < asked->n;
-}
-
-/* Those that nobody is asked for any more are idle again, and the next to go. */
-static void late_settle(struct late *l)
-{
-	unsigned kept = 0;
-
-	for (unsigned k = 0; k < l->asked.n; k++)
-		asked_settle(&l->asked, k, STAYS);
-	for (unsigned k = 0; k < l->list.n; k++) {
-		struct replica *rep = l->list.at[k];
-
-		if (is_asked(&l->asked, rep)) {
-			l->list.at[kept++] = rep;
-			continue;
-		}
-		pthread_mutex_lock(&l->dev->lock);
-		l->dev->late -= GAIA_CHUNK;
-		pthread_mutex_unlock(&l->dev->lock);
-		unclaim(rep, false, true);
-	}
-	l->list.n = kept;
-}
-
-static void late_wait(void *arg)
-{
-	struct late *l = arg;
-	struct cache_device *dev = l->dev;
-	const struct cache_host *host = &l->cache->host;
-	struct revoking *more = l->revoking;
-
-	for (unsigned k = 0; !more && k < l->list.n; k++)
-		ask_for(&l->asked, l->list.at[k], false);
-	if (!more && l->asked.n > 0)
-		more = host->revoke_soon(l->asked.ask, l->asked.n, now_ns() + ANSWER_NS);
-	while (more) {
-		late_settle(l);
-		more = host->revoke_more(more, now_ns() + ANSWER_NS);
-	}
-	late_settle(l);
-	asked_free(&l->asked);
-	free(l->list.at);
-	free(l);
-	pthread_mutex_lock(&dev->lock);
-	dev->n_late--;
-	pthread_cond_broadcast(&dev->changed);
-	pthread_mutex_unlock(&dev->lock);
-}
-
-/* Whose turn it takes: of the users of these clients one that is no owner, if there is any; if none is asked yet, @user's. */
-static struct cache_user late_user(const struct late *l, struct cache_user user)
-{
-	bool found = false;
-
-	for (unsigned k = 0; k < l->asked.n && (!found || user.owner); k++) {
-		if (!l->asked.grant[k])
-			continue;
-		user = l->asked.grant[k]->mapping->user;
-		found = true;
-	}
-	return user;
-}
-
-/* Consumes @l. */
-static void leave_late(struct demand *d, struct late *l)
-{
-	struct cache_user user = late_user(l, d->m->user);
-
-	if (l->list.n == 0) {
-		free(l);
-		return;
-	}
-	l->cache = d->m->file->cache;
-	l->dev = d->dev;
-	d->rounds_late++;
-	pthread_mutex_lock(&d->dev->lock);
-	d->dev->n_late++;
-	d->dev->late += l->list.n * GAIA_CHUNK;
-	pthread_mutex_unlock(&d->dev->lock);
-	pool_submit_for(l->cache->evictors, user.uid, user.owner, late_wait, l);
-}
-
-/* Whether somebody else is asking a client for it, which may take a while. */
-static bool others_ask(struct replica *rep)
-{
-	const struct grant *g;
-
-	pthread_mutex_lock(&rep->chunk->lock);
-	LIST_FOREACH(g, &rep->grants, of_replica)
-		if (g->lookers > 0)
-			break;
-	pthread_mutex_unlock(&rep->chunk->lock);
-	return g;
-}
-
-/* Move the victims from @from to @to whose clients are asked still, or, without @asked, which others are asking for. */
-static void sort_late(struct replica_list *from, struct replica_list *to, const struct asked *asked)
-{
-	unsigned kept = 0;
-
-	for (unsigned k = 0; k < from->n; k++) {
-		struct replica *rep = from->at[k];
-
-		if (asked ? is_asked(asked, rep) : others_ask(rep))
-			list_add(to, rep);
-		else
-			from->at[kept++] = rep;
-	}
-	from->n = kept;
-}
-
-/*
- * Evict up to @n victims of an acquire that needs room, any room. Clients that do not answer at once are left to a worker. What more
- * has been given up stays idle. If evicting one fails others may do.
- */
-static void evict_for_room(struct demand *d, uint64_t n)
-{
-	struct late *unasked = xcalloc(1, sizeof(*unasked)), *late = xcalloc(1, sizeof(*late));
-	struct replica_list *victims = &d->victims;
-
-	sort_late(victims, &unasked->list, NULL);
-	leave_late(d, unasked);
-	for (unsigned k = 0; k < victims->n; k++)
-		ask_for(&late->asked, victims->at[k], false);
-	if (late->asked.n > 0)
-		late->revoking = d->m->file->cache->host.revoke_soon(late->asked.ask, late->asked.n, now_ns() + ANSWER_NS);
-	sort_late(victims, &late->list, &late->asked);
-	for (unsigned k = 0; k < late->asked.n; k++)
-		asked_settle(&late->asked, k,
-			     late->asked.grant[k] && is_asked(&late->asked, late->asked.grant[k]->replica) ? STAYS : GOES);
-	if (!late->revoking)
-		asked_free(&late->asked);
-	leave_late(d, late);
-	while (victims->n > n)
-		unclaim(victims->at[--victims->n], false, true);
-	(void)evict_revoked(victims);
-}
-
-/* The device has no memory for @n chunks that it should have: 0 if it may have now. d->n_left is from before it was asked. */
-static int make_room(struct demand *d, unsigned n)
-{
-	struct cache_device *dev = d->dev;
-	bool others, late;
-
-	pthread_mutex_lock(&dev->reserve);
-	/* The clients of the next ones may not answer either. */
-	claim_room(d, n + MIN((1u << MIN(d->rounds_late, 8u)) - 1, MORE_AT_ONCE), true);
-	pthread_mutex_lock(&dev->lock);
-	others = dev->leaving > dev->late || dev->n_left != d->n_left;
-	late = dev->late > 0;
-	pthread_mutex_unlock(&dev->lock);
-	pthread_mutex_unlock(&dev->reserve);
-	if (d->victims.n > 0) {
-		evict_for_room(d, n);
-		return 0;
-	}
-	if (!others && shadows_reclaim(dev))
-		return 0;
-	if (!others && !late)
-		return -ENOMEM;
-	await_left(dev, d->n_left);
-	return 0;
-}
-
-static int keep_promises(struct demand *d)
-{
-	int err = 0;
-
-	while (d->kept < d->mine.n && !err) {
-		d->n_left = count_left(d->dev);
-		d->n_given_up = stranded_count(d->dev);
-		err = promise_keep(d->mine.at[d->kept]);
-		if (!err)
-			d->kept++;
-		else if (err == -ENOMEM)
-			err = stranded_reap(d->dev, d->n_given_up) ? 0 : make_room(d, d->mine.n - d->kept);
-	}
-	return err;
-}
-
-/* Wait for what had been promised to others. Nobody waits for us any more. -EAGAIN: a promise was broken. */
-static int await_promises(struct demand *d)
-{
-	bool failed = false;
-
-	thread_waits();
-	pthread_mutex_lock(&d->dev->lock);
-	for (uint64_t k = 0; k < d->n; k++) {
-		while (!d->out[k]->mem && !d->out[k]->failed)
-			pthread_cond_wait(&d->dev->changed, &d->dev->lock);
-		failed |= d->out[k]->failed;
-	}
-	pthread_mutex_unlock(&d->dev->lock);
-	return failed ? -EAGAIN : 0;
-}
-
-static void give_back(struct demand *d)
-{
-	if (d->counted)
-		user_unpin_all(d->m, d->out, d->n);
-	d->counted = false;
-	/* A thread that decides meanwhile has either joined a promise, or sees that it is broken. */
-	pthread_mutex_lock(&d->dev->reserve);
-	for (; d->kept < d->mine.n; d->kept++)
-		promise_break(d->mine.at[d->kept]);
-	pthread_mutex_unlock(&d->dev->reserve);
-	for (uint64_t k = 0; k < d->n; k++)
-		if (d->out[k])
-			replica_unpin(d->out[k]);
-}
-
-/* One attempt. -EAGAIN: something has changed since. */
-static int try_to_obtain(struct demand *d)
-{
-	int err;
-
-	pthread_mutex_lock(&d->dev->lock);
-	d->n_stuck = d->dev->n_stuck;
-	d->n_given_up = d->dev->n_given_up;
-	pthread_mutex_unlock(&d->dev->lock);
-	err = decide(d);
-	if ((err == -ENOMEM || err == -EDQUOT) && stranded_reap(d->dev, d->n_given_up))
-		err = decide(d);
-	/* First what costs no waiting. */
-	for (int wait = 0; wait <= 1 && (err == -ENOMEM || err == -EDQUOT); wait++) {
-		drop_dead(d->dev, wait);
-		err = decide(d);
-	}
-	if (err == -EDQUOT)
-		err = user_refuse(d->m);
-	if (err == -EAGAIN && d->victims.n == 0) {
-		await_left(d->dev, d->n_left);
-	} else if (err == -EAGAIN) {
-		/* If this fails, what was released there cannot be fetched, and nothing else in it can be trusted. */
-		err = evict_all(&d->victims);
-		err = err ? err : -EAGAIN;
-	} else if (!err) {
-		evict_for_room(d, UINT64_MAX);
-		err = keep_promises(d);
-		err = err ? err : await_promises(d);
-	}
-	if (err)
-		give_back(d);
-	free(d->mine.at);
-	d->mine = (struct replica_list){ .n = 0 };
-	d->kept = 0;
-	return err;
-}
-
-/*
- * Add a pin to a replica of which the mapping holds something, or will (to_come). One that is ready and held may be idle: while it
- * is ready nobody claims it. mapping->lock is held.
- */
-static bool pin_held(const struct mapping *m, const struct grant *g)
-{
-	uint64_t start = g->index * GAIA_CHUNK_PAGES;
-
-	if (pin_again(g->replica))
-		return true;
-	return g->ready && holds_first(&m->holds, start, start + GAIA_CHUNK_PAGES) && replica_pin(g->replica);
-}
-
-/* What is pinned stays without dev->reserve. A grant leaves the table, under the mapping's lock, before it and its replica go. */
-static uint64_t pin_pinned(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out)
-{
-	struct grant *g;
-	uint64_t k;
-
-	pthread_mutex_lock(&m->lock);
-	for (k = 0; k < n; k++) {
-		HASH_FIND(hh, m->grants, &index[k], sizeof(index[k]), g);
-		if (!g || !pin_held(m, g))
-			break;
-		out[k] = g->replica;
-	}
-	pthread_mutex_unlock(&m->lock);
-	return k;
-}
-
-/* They are pinned. Bring home what was released before somebody who is not a client any more stores more to it. */
-static void see_who_is_dead(struct replica **reps, uint64_t n)
-{
-	struct living known = { .n = 0 };
-
-	for (uint64_t k = 0; k < n; k++)
-		if (grants_drop_dead(reps[k], &known) && !reps[k]->only)
-			(void)fetch_chunk(reps[k]->chunk, pages_secure);
-}
-
-uint64_t replicas_pin_again(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out)
-{
-	n = pin_pinned(m, index, n, out);
-	see_who_is_dead(out, n);
-	return n;
-}
-
-int replicas_pin(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out)
-{
-	struct demand d = { .m = m, .only = m->readers, .dev = m->dev, .index = index, .n = n, .out = out };
-	uint64_t held;
-	int err;
-
-	/* What is held already is acquired again without waiting for anybody who evicts: but it may be others who hold it. */
-	held = replicas_pin_again(m, index, n, out);
-	if (held == d.n && user_pin_all(m, out, d.n))
-		return 0;
-	while (held > 0)
-		replica_unpin(out[--held]);
-
-	do
-		err = try_to_obtain(&d);
-	while (err == -EAGAIN);
-	if (!err)
-		see_who_is_dead(out, d.n);
-	return err;
-}
-
-/* ---- grants ---- */
-
-static int by_index(const void *a, const void *b)
-{
-	const struct grant *x = *(struct grant *const *)a, *y = *(struct grant *const *)b;
-
-	return x->index < y->index ? -1 : x->index > y->index;
-}
-
-/* mapping->lock held. The mapping's grants of these chunks, of which there are @few, from @from on: each is looked up. */
-static unsigned look_up_grants(struct mapping *m, struct segments segs, uint64_t from, struct grant **list)
-{
-	struct grant *g;
-	unsigned n = 0;
-
-	for (size_t k = 0; segments_next_chunk(segs, &k, &from); from++) {
-		HASH_FIND(hh, m->grants, &from, sizeof(from), g);
-		if (g)
-			list[n++] = g;
-	}
-	return n;
-}
-
-/* The same of many: each grant is asked where it is. */
-static unsigned filter_grants(struct mapping *m, struct segments segs, uint64_t from, struct grant **list)
-{
-	struct grant *g, *tmp;
-	unsigned n = 0;
-
-	HASH_ITER(hh, m->grants, g, tmp)
-		if (g->index >= from && segments_of_chunk(segs, g->index).n > 0)
-			list[n++] = g;
-	return n;
-}
-
-/* @idle: also those of which nothing is acquired; dev->reserve held. */
-static unsigned pin_grants(struct mapping *m, struct segments segs, uint64_t from, bool idle, struct grant ***out)
-{
-	uint64_t chunks = segments_chunks(segs, from, UINT64_MAX, NULL);
-	struct grant **list;
-	unsigned all, n = 0;
-
-	/* A grant leaves the table, under the mapping's lock, before it and its replica are freed. */
-	pthread_mutex_lock(&m->lock);
-	list = xmalloc((MIN((uint64_t)HASH_COUNT(m->grants), chunks) + 1) * sizeof(struct grant *));
-	all = chunks <= HASH_COUNT(m->grants) ? look_up_grants(m, segs, from, list) : filter_grants(m, segs, from, list);
-	for (unsigned k = 0; k < all; k++)
-		if (idle ? replica_pin(list[k]->replica) : pin_held(m, list[k]))
-			list[n++] = list[k];
-	pthread_mutex_unlock(&m->lock);
-	if (n > 1)
-		qsort(list, n, sizeof(struct grant *), by_index);
-	*out = list;
-	return n;
-}
-
-unsigned grants_pin(struct mapping *m, struct segments segs, struct grant ***out)
-{
-	return pin_grants(m, segs, 0, false, out);
-}
-
-unsigned grants_pin_mapped(struct mapping *m, struct segments segs, uint64_t from, bool idle, struct grant ***out)
-{
-	struct grant **list;
-	unsigned n, mapped = 0;
-
-	if (idle)
-		pthread_mutex_lock(&m->dev->reserve);
-	n = pin_grants(m, segs, from, idle, &list);
-	for (unsigned k = 0; k < n; k++) {
-		struct replica *rep = list[k]->replica;
-		bool delivered;
-
-		pthread_mutex_lock(&rep->chunk->lock);
-		delivered = list[k]->delivered;
-		pthread_mutex_unlock(&rep->chunk->lock);
-		if (delivered)
-			list[mapped++] = list[k];
-		else
-			replica_unpin(rep);
-	}
-	if (idle)
-		pthread_mutex_unlock(&m->dev->reserve);
-	*out = list;
-	return mapped;
-}
-
-/* ---- mappings that may only read, but could store ---- */
-
-static struct readers *readers_join(struct cfile *f, unsigned device, struct cache_user user)
-{
-	struct readers_of of = { .device = device, .uid = user.uid };
-	struct readers *rd = NULL;
-
-	pthread_mutex_lock(&f->lock);
-	if (!user.alone)
-		HASH_FIND(hh, f->readers, &of, sizeof(of), rd);
-	if (!rd) {
-		rd = xcalloc(1, sizeof(*rd));
-		rd->of = of;
-		rd->alone = user.alone;
-		if (!rd->alone)
-			HASH_ADD(hh, f->readers, of, sizeof(rd->of), rd);
-	}
-	rd->mappings++;
-	pthread_mutex_unlock(&f->lock);
-	return rd;
-}
-
-/* ---- mappings ---- */
-
-int cache_map(struct cfile *f, unsigned device, void *client, struct cache_user user, uint64_t map_id, unsigned prot,
-	      bool may_write, uint64_t off, uint64_t len, struct mapping **out)
-{
-	struct cache *c = f->cache;
-	struct mapping *m;
-
-	if (device >= c->n_devices)
-		return -ENODEV;
-	m = calloc(1, sizeof(*m));
-	if (!m)
-		return -ENOMEM;
-	/* Each mapping may come to hold the same page for writing, and the count of those is limited. */
-	if (atomic_fetch_add(&f->mappings, 1) >= CACHE_MAX_MAPPINGS) {
-		atomic_fetch_sub(&f->mappings, 1);
-		free(m);
-		return -EMFILE;
-	}
-	cfile_hold(f);
-	m->file = f;
-	m->dev = &c->dev[device];
-	m->client = client;
-	m->user = user;
-	m->id = map_id;
-	m->prot = prot;
-	m->export_write = (prot & GAIA_PROT_WRITE) || !m->dev->dev->shares_readonly;
-	m->readers = m->export_write && !may_write ? readers_join(f, device, user) : NULL;
-	m->off = off;
-	m->len = len;
-	STAILQ_INIT(&m->pins);
-	pthread_mutex_init(&m->lock, NULL);
-	*out = m;
-	return 0;
-}
-
-/* Nobody maps or pins any of it any more. */
-static void readers_drop_replicas(struct readers *rd, struct cache_device *dev)
-{
-	bool leave;
-
-	do {
-		struct replica_list claimed = { .n = 0 };
-		uint64_t before = count_left(dev);
-		struct replica *rep, *next;
-
-		leave = false;
-		pthread_mutex_lock(&dev->reserve);
-		pthread_mutex_lock(&dev->lock);
-		TAILQ_FOREACH(rep, &dev->busy, link)
-			leave |= rep->only == rd;
-		for (rep = TAILQ_FIRST(&dev->idle); rep; rep = next) {
-			next = TAILQ_NEXT(rep, link);
-			if (rep->only != rd)
-				continue;
-			claim_idle(rep);
-			list_add(&claimed, rep);
-		}
-		pthread_mutex_unlock(&dev->lock);
-		pthread_mutex_unlock(&dev->reserve);
-		/* Nothing was released in them, so eviction cannot fail. */
-		(void)evict_all(&claimed);
-		if (leave)
-			await_left(dev, before);
-	} while (leave);
-}
-
-/* Nothing of the mapping is pinned any more. */
-static void readers_leave(struct mapping *m)
-{
-	struct readers *rd = m->readers;
-	struct cfile *f = m->file;
-	bool last;
-
-	pthread_mutex_lock(&f->lock);
-	last = --rd->mappings == 0;
-	if (last && !rd->alone)
-		HASH_DEL(f->readers, rd);
-	pthread_mutex_unlock(&f->lock);
-	if (!last)
-		return;
-	readers_drop_replicas(rd, m->dev);
-	free(rd);
-}
-
-/* A chunk that the mapping has a grant of, with a reference; NULL: there is none any more. */
-static struct chunk *chunk_of_mapping(struct mapping *m)
-{
-	struct chunk *ch = NULL;
-
-	/* A grant leaves the table, under the mapping's lock, before it and its replica are freed. */
-	pthread_mutex_lock(&m->lock);
-	if (m->grants)
-		ch = chunk_ref(m->grants->replica->chunk);
-	pthread_mutex_unlock(&m->lock);
-	return ch;
-}
-
-/* chunk->lock held, which keeps it. */
-static struct grant *grant_find(struct mapping *m, const struct chunk *ch)
-{
-	struct grant *g;
-
-	pthread_mutex_lock(&m->lock);
-	HASH_FIND(hh, m->grants, &ch->index, sizeof(ch->index), g);
-	pthread_mutex_unlock(&m->lock);
-	return g;
-}
-
-/* The mapping's grant of the chunk ends; others may be evicting the replica meanwhile. Whether that is spoiled; *@now: from now on. */
-static bool grant_end(struct mapping *m, struct chunk *ch, enum cache_left left, bool *now)
-{
-	bool kept = left == CACHE_KEPT || (left == CACHE_ENDED && m->dev->dev->inherited);
-	struct keeper *keeper = left == CACHE_KEPT ? keeper_make(m) : NULL;
-	struct grant *g;
-	bool spoiled = false;
-
-	*now = false;
-
-	pthread_mutex_lock(&ch->lock);
-	chunk_unready(ch);
-	g = grant_find(m, ch);
-	if (g && g->pinned) {
-		g->lookers++;
-		pthread_mutex_unlock(&ch->lock);
-		grant_discard(g, true);
-		pthread_mutex_lock(&ch->lock);
-		g->lookers--;
-		pthread_cond_broadcast(&ch->unlocked);
-	}
-	while (g && g->lookers > 0) {
-		page_wait(ch);
-		g = grant_find(m, ch);
-	}
-	if (g) {
-		struct replica *rep = g->replica;
-		bool before = replica_is_spoiled(rep);
-
-		/* It may have become ready for others meanwhile. */
-		chunk_unready(ch);
-		rep->n_suspects -= g->suspect;
-		if (g->delivered || g->offered || g->unanswered) {
-			rep->spoiled |= kept && m->export_write;
-			keeper_add(&rep->keepers, keeper);
-			keeper = NULL;
-		}
-		spoiled = replica_is_spoiled(rep);
-		*now = spoiled && !before;
-		LIST_REMOVE(g, of_replica);
-		pthread_mutex_lock(&m->lock);
-		HASH_DEL(m->grants, g);
-		pthread_mutex_unlock(&m->lock);
-		free(g);
-	}
-	pthread_mutex_unlock(&ch->lock);
-	keepers_free(keeper);
-	return spoiled;
-}
-
-/* ---- memory that somebody may have who is not a client any more ---- */
-
-/* Copy what is current, or released and nowhere else, to @mem; the rest of @mem is zeros. All pages are locked, and nobody holds any. */
-static int copy_current(struct replica *rep, struct devmem *mem)
-{
-	struct dev_run *runs = xmalloc(2 * GAIA_CHUNK_PAGES * sizeof(*runs));
-	struct dev_op copy = { .kind = DEV_COPY_WITHIN, .runs = runs };
-	struct dev_op zero = { .kind = DEV_ZERO, .runs = runs + GAIA_CHUNK_PAGES };
-	int err = 0;
-
-	pthread_mutex_lock(&rep->chunk->lock);
-	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
-		if (replica_has(rep, i))
-			dev_run_add(&copy, runs, mem, i, NULL, rep->mem);
-		else
-			runs[GAIA_CHUNK_PAGES + zero.n++] = (struct dev_run){ .mem = mem, .page = i, .npages = 1 };
-	}
-	pthread_mutex_unlock(&rep->chunk->lock);
-	if (copy.n > 0)
-		err = cache_device_run(rep->dev, &copy);
-	if (!err && zero.n > 0)
-		err = cache_device_run(rep->dev, &zero);
-	free(runs);
-	return err;
-}
-
-/* The replica is in @mem from now on, and its former memory is @old, one of the chunk's. All pages are locked. */
-static void move_to(struct replica *rep, struct devmem *mem, struct old_memory *old)
-{
-	struct chunk *ch = rep->chunk;
-	struct grant *g;
-
-	pthread_mutex_lock(&ch->lock);
-	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
-		if (!replica_has(rep, i))
-			replica_zeroed(rep, i);
-	*old = (struct old_memory){ .next = ch->old, .dev = rep->dev, .mem = rep->mem, .keepers = rep->keepers };
-	rep->keepers = NULL;
-	ch->old = old;
-	pthread_mutex_lock(&rep->dev->lock);
-	rep->mem = mem;
-	/* An acquire that needs room waits for it. */
-	rep->dev->pinned += GAIA_CHUNK;
-	rep->dev->leaving += GAIA_CHUNK;
-	pthread_mutex_unlock(&rep->dev->lock);
-	rep->spoiled = false;
-	LIST_FOREACH(g, &rep->grants, of_replica)
-		g->suspect = g->unanswered = false;
-	rep->n_suspects = 0;
-	pthread_mutex_unlock(&ch->lock);
-}
-
-/* No client maps it any more. */
-static void old_memory_end(struct chunk *ch, struct old_memory *old)
-{
-	struct old_memory **at = &ch->old;
-	struct cache_device *dev = old->dev;
-	uint64_t stays;
-
-	lock_all(ch);
-	pthread_mutex_lock(&ch->lock);
-	while (*at != old)
-		at = &(*at)->next;
-	*at = old->next;
-	pthread_mutex_unlock(&ch->lock);
-	unlock_all(ch);
-	dev->dev->ops->free(dev->dev, old->mem);
-	pthread_mutex_lock(&dev->lock);
-	stays = strand(dev, old->keepers);
-	dev->used -= GAIA_CHUNK - stays;
-	dev->pinned -= GAIA_CHUNK - stays;
-	dev->leaving -= GAIA_CHUNK;
-	has_left(dev);
-	pthread_mutex_unlock(&dev->lock);
-}
-
-/*
- * Give the replica other memory with the same contents, since whoever has the old one may store there anything. No lock is held; the
- * replica is claimed, and is not on return. The copy comes first, since such a store may happen at any moment. Then the replica is as
- * good as any, and its clients are asked for the old memory. On error, mostly -ENOMEM, nothing has changed, and it is still claimed.
- */
-static int replica_renew(struct replica *rep)
-{
-	struct chunk *ch = rep->chunk;
-	struct asked asked = { .n = 0 };
-	struct old_memory old;
-	struct devmem *mem;
-	int err = spare_alloc(rep->dev, &mem);
-
-	if (err)
-		return err;
-	lock_all(ch);
-	err = copy_current(rep, mem);
-	if (!err)
-		move_to(rep, mem, &old);
-	unlock_all(ch);
-	if (err) {
-		memory_free(rep->dev, mem);
-		return err;
-	}
-	count(CTR_device_renewed, 1);
-	ask_for(&asked, rep, true);
-	unclaim(rep, false, false);
-	ask(&asked);
-	for (unsigned k = 0; k < asked.n; k++)
-		if (asked.ask[k].err)
-			keeper_add(&old.keepers, keeper_make(asked.grant[k]->mapping));
-	old_memory_end(ch, &old);
-	asked_end(&asked, MOVES);
-	return 0;
-}
-
-/*
- * Move what was released to where nobody stores to it any more; and the rest, too, if nobody holds any of it and there is room on
- * the device. Otherwise the replica goes: now, or, if it is held or cannot be brought home, when it is next acquired. A replica that
- * has been spoiled for long is not copied: nobody knows who stored last to it.
- */
-static void spoiled_secure(struct chunk *ch, struct cache_device *dev, const struct readers *only, bool copy)
-{
-	struct replica_list claimed = { .n = 0 };
-	struct replica *rep;
-	bool stays;
-
-	/* Other mappings of a process that has ended are in nobody's way. */
-	chunk_drop_dead(ch, dev, &(struct living){ .n = 0 }, true);
-	pthread_mutex_lock(&dev->reserve);
-	pthread_mutex_lock(&ch->lock);
-	rep = replica_find(ch, dev, only);
-	if (rep && replica_is_spoiled(rep) && claim(rep))
-		list_add(&claimed, rep);
-	pthread_mutex_unlock(&ch->lock);
-	pthread_mutex_unlock(&dev->reserve);
-	stays = rep && claimed.n == 0;
-	if (claimed.n > 0 && copy && !only && !replica_renew(rep)) {
-		free(claimed.at);
-		return;
-	}
-	stays |= evict_all(&claimed) != 0;
-	if (stays && !only)
-		(void)fetch_chunk(ch, pages_secure);
-}
-
-void cache_unmap(struct mapping *m, enum cache_left left)
-{
-	struct cfile *f = m->file;
-	struct chunk *ch;
-	bool now;
-
-	pins_drop(m);
-	while ((ch = chunk_of_mapping(m))) {
-		if (grant_end(m, ch, left, &now))
-			spoiled_secure(ch, m->dev, m->readers, now);
-		chunk_put(ch);
-	}
-	if (m->readers)
-		readers_leave(m);
-	mapping_holds_nothing(m);
-	pthread_mutex_destroy(&m->lock);
-	free(m);
-	atomic_fetch_sub(&f->mappings, 1);
-	cfile_put(f);
 }

@@ -255,7 +255,7 @@ void cache_check(struct cache *c)
 		struct cache_device *dev = &c->dev[i];
 
 		pthread_mutex_lock(&dev->lock);
-		while (dev->n_late > 0)
+		while (dev->late > 0)
 			pthread_cond_wait(&dev->changed, &dev->lock);
 		pthread_mutex_unlock(&dev->lock);
 	}

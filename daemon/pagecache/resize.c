@@ -186,7 +186,7 @@ int cache_truncate(struct cfile *f, uint64_t size)
 unlock:
 	if (cut)
 		unprepare_cut(cut, size);
-	pthread_rwlock_unlock(&f->range);
+	range_unlock_exclusively(f);
 	return err;
 }
 
@@ -434,7 +434,7 @@ int cache_allocate(struct cfile *f, int mode, off_t off, off_t len)
 		pthread_mutex_unlock(&f->lock);
 	}
 unlock:
-	pthread_rwlock_unlock(&f->range);
+	range_unlock_exclusively(f);
 	return err;
 }
 
@@ -549,7 +549,7 @@ ssize_t cache_copy_range(struct cfile *from, off_t from_off, struct cfile *to, o
 				atomic_store(&to->size, (uint64_t)(to_off + n));
 			pthread_mutex_unlock(&to->lock);
 		}
-		pthread_rwlock_unlock(&to->range);
+		range_unlock_exclusively(to);
 		if (n > 0 || (n < 0 && n != -EXDEV && n != -EOPNOTSUPP && n != -EINVAL))
 			return n;
 	}

@@ -17,8 +17,8 @@ bool replica_is_mapped(const struct replica *rep)
 	if (rep->spoiled)
 		return true;
 	LIST_FOREACH(g, &rep->grants, of_replica)
-		if (g->delivered || g->offered || g->in_delivery || g->unanswered)
-			return true;
+		if (g->delivered || g->offered || g->in_delivery || g->unanswered || g->lookers > 0)
+			return true; /* g->lookers: also one that is being asked for it, and still maps it */
 	return false;
 }
 

@@ -13,10 +13,11 @@
 /* How much of a device all users together may pin. */
 #define USERS_OF_8 7u
 
-/* Lives while the user pins something. */
+/* Lives while the user pins something, or something was read ahead. */
 struct device_user {
 	uid_t uid;
 	uint64_t chunks;
+	uint64_t ahead; /* that were read ahead for the user's mappings, and that nobody has pinned since */
 	UT_hash_handle hh;
 };
 
@@ -63,6 +64,26 @@ static struct device_user *user_find(const struct cache_device *dev, uid_t uid)
 	return user;
 }
 
+static struct device_user *user_make(struct cache_device *dev, uid_t uid)
+{
+	struct device_user *user = user_find(dev, uid);
+
+	if (user)
+		return user;
+	user = xcalloc(1, sizeof(*user));
+	user->uid = uid;
+	HASH_ADD(hh, dev->users, uid, sizeof(user->uid), user);
+	return user;
+}
+
+static void user_maybe_free(struct cache_device *dev, struct device_user *user)
+{
+	if (user->chunks > 0 || user->ahead > 0)
+		return;
+	HASH_DEL(dev->users, user);
+	free(user);
+}
+
 void user_pin_more(struct cache_device *dev, struct pinner **pinners, uid_t uid)
 {
 	struct pinner *p = pinner_find(*pinners, uid);
@@ -72,12 +93,7 @@ void user_pin_more(struct cache_device *dev, struct pinner **pinners, uid_t uid)
 		p->n++;
 		return;
 	}
-	user = user_find(dev, uid);
-	if (!user) {
-		user = xcalloc(1, sizeof(*user));
-		user->uid = uid;
-		HASH_ADD(hh, dev->users, uid, sizeof(user->uid), user);
-	}
+	user = user_make(dev, uid);
 	user->chunks++;
 	dev->user_chunks += !*pinners;
 	p = xmalloc(sizeof(*p));
@@ -98,10 +114,49 @@ void user_pin_less(struct cache_device *dev, struct pinner **pinners, uid_t uid)
 	free(p);
 	dev->user_chunks -= !*pinners;
 	user = user_find(dev, uid);
-	if (--user->chunks > 0)
-		return;
-	HASH_DEL(dev->users, user);
-	free(user);
+	user->chunks--;
+	user_maybe_free(dev, user);
+}
+
+bool user_may_ahead(const struct cache_device *dev, const struct cache_user *user)
+{
+	const struct device_user *has = user_find(dev, user->uid);
+	uint64_t mine = has ? has->chunks + has->ahead : 0;
+
+	return user->owner || (mine < each_may(dev) && dev->user_chunks + dev->user_ahead < users_may(dev));
+}
+
+bool user_ahead_helps(const struct cache_device *dev, const struct cache_user *user, const struct cache_user *other)
+{
+	const struct device_user *has = user_find(dev, user->uid);
+
+	if (user_may_ahead(dev, user))
+		return true;
+	if (has && has->chunks + has->ahead >= each_may(dev))
+		return other->uid == user->uid && has->chunks < each_may(dev);
+	return !other->owner && dev->user_chunks < users_may(dev);
+}
+
+void user_ahead_more(struct cache_device *dev, const struct cache_user *user)
+{
+	user_make(dev, user->uid)->ahead++;
+	dev->user_ahead += !user->owner;
+}
+
+void user_ahead_less(struct cache_device *dev, const struct cache_user *user)
+{
+	struct device_user *has = user_find(dev, user->uid);
+
+	has->ahead--;
+	dev->user_ahead -= !user->owner;
+	user_maybe_free(dev, has);
+}
+
+uint64_t user_ahead(const struct cache_device *dev, const struct cache_user *user)
+{
+	const struct device_user *has = user_find(dev, user->uid);
+
+	return has ? has->ahead : 0;
 }
 
 /* Counts those of reps[0..n) (NULL: made later) that are new to the user, and to all users. Whether there is room for them. */

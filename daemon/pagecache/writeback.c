@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "base/thread.h"
+#include "pagecache/fetch.h"
 #include "pagecache/state.h"
 
 #define TICK_NS 500000000ull
@@ -273,6 +274,46 @@ int cfile_make_room(struct cfile *f)
 	return err;
 }
 
+/* Somebody waits for the range, and everybody else behind that thread. */
+static bool range_is_wanted(struct cfile *f)
+{
+	return atomic_load(&f->range_waiters) > 0;
+}
+
+int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len)
+{
+	uint64_t end = len == 0 || off + len < off ? UINT64_MAX : off + len;
+	struct page_span span = { off / GAIA_PAGE, (end - 1) / GAIA_PAGE + 1 };
+	struct fetch_window w;
+	struct chunk **list;
+	unsigned n, stored = 0;
+	bool full = false;
+	int err, result = 0, unstored = 0;
+
+	if (atomic_load(&f->n_ahead) == 0)
+		return 0;
+	n = chunk_list_unsynced(f, off / GAIA_CHUNK, (end - 1) / GAIA_CHUNK, UNSYNCED_AHEAD, &list);
+	for (unsigned done = 0; done < n && !(full && unstored); done += w.n) {
+		if (range_is_wanted(f)) {
+			pthread_rwlock_unlock(&f->range);
+			pthread_rwlock_rdlock(&f->range);
+		}
+		w = fetch_some(list + done, n - done, span, NULL);
+		for (unsigned k = 0; k < w.n; k++)
+			result = result ? result : w.part[k].err;
+		free(w.part);
+		/* What was fetched makes room for windows. */
+		while ((full = !home_can_take(f->cache, window_pages(f->cache))) && stored < done + w.n) {
+			err = chunk_store(list[stored++], 0, GAIA_CHUNK_PAGES, true);
+			unstored = unstored ? unstored : err;
+		}
+	}
+	for (unsigned k = 0; k < n; k++)
+		chunk_put(list[k]);
+	free(list);
+	return result ? result : unstored;
+}
+
 int cache_flush(struct cfile *f)
 {
 	int err;
@@ -309,57 +350,8 @@ int cache_set_times(struct cfile *f, int (*set)(void *arg), void *arg)
 	/* What could not be stored will be, and so will what devices have released; it was written before. */
 	if (!cfile_is_passthrough(f) && has_more_to_store(f))
 		(void)cfile_keep_time(f);
-	pthread_rwlock_unlock(&f->range);
+	range_unlock_exclusively(f);
 	return err;
-}
-
-/* Merge home what devices released in the pages [a, b) of the chunk. file->range held. */
-static int chunk_fetch(struct chunk *ch, unsigned a, unsigned b)
-{
-	int err = 0;
-
-	pthread_mutex_lock(&ch->lock);
-	for (unsigned i = a, j; i < b && ch->track && !err; i = j) {
-		j = i + 1;
-		if (!page_ahead(ch, i))
-			continue;
-		while (j < b && page_ahead(ch, j))
-			j++;
-		pages_lock(ch, i, j);
-		pthread_mutex_unlock(&ch->lock);
-		err = fetch_pages(ch, i, j);
-		pthread_mutex_lock(&ch->lock);
-		pages_unlock(ch, i, j);
-	}
-	pthread_mutex_unlock(&ch->lock);
-	chunk_account(ch);
-	return err;
-}
-
-int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len)
-{
-	uint64_t end = len == 0 || off + len < off ? UINT64_MAX : off + len;
-	struct chunk **list;
-	unsigned n;
-	int err, result = 0;
-
-	if (atomic_load(&f->n_ahead) == 0)
-		return 0;
-	n = chunk_list_unsynced(f, off / GAIA_CHUNK, (end - 1) / GAIA_CHUNK, UNSYNCED_AHEAD, &list);
-	for (unsigned k = 0; k < n; k++) {
-		uint64_t start = list[k]->index * GAIA_CHUNK;
-		unsigned a = off <= start ? 0 : (unsigned)((off - start) / GAIA_PAGE);
-		unsigned b = end - start >= GAIA_CHUNK ?
-				     GAIA_CHUNK_PAGES :
-				     (unsigned)((end - start + GAIA_PAGE - 1) / GAIA_PAGE);
-
-		err = chunk_fetch(list[k], a, b);
-		if (err && !result)
-			result = err;
-		chunk_put(list[k]);
-	}
-	free(list);
-	return result;
 }
 
 /*
@@ -702,15 +694,90 @@ static bool store_fails(struct cfile *f)
 	return fails;
 }
 
+/* So many chunks are taken off the list at a time, at most. */
+#define FETCH_AT_ONCE 1024u
+
+/* Store what was fetched of the window's chunks: false if that failed, or somebody waits for the range. @worked: something was stored. */
+static bool window_store(const struct fetch_window *w, bool *worked)
+{
+	for (unsigned k = 0; k < w->n; k++) {
+		if (w->part[k].err || bits_count(w->part[k].pages, GAIA_CHUNK_PAGES / 64) == 0)
+			continue;
+		if (range_is_wanted(w->part[k].ch->file) || chunk_store(w->part[k].ch, 0, GAIA_CHUNK_PAGES, true))
+			return false;
+		*worked = true;
+	}
+	return true;
+}
+
+/* Of what was fetched by age. */
+struct by_age {
+	struct cfile *file;
+	struct chunk *at[FETCH_AT_ONCE];
+	bool left[FETCH_AT_ONCE]; /* it was not tried */
+	unsigned n, done;
+};
+
+/*
+ * Fetch what is released of the chunks, and store it: a window at a time, of one chunk until something could be stored. It ends where that fails,
+ * or somebody waits for the range, which is held.
+ */
+static void fetch_and_store(struct by_age *b)
+{
+	struct fetch_trouble trouble = { .err = { 0 } };
+	bool worked = false, goes_on = true;
+	struct fetch_window w;
+
+	while (b->done < b->n && goes_on && !b->file->cache->stopping && !store_fails(b->file) && !range_is_wanted(b->file)) {
+		w = fetch_some(b->at + b->done, worked ? b->n - b->done : 1, (struct page_span){ 0, UINT64_MAX }, &trouble);
+		for (unsigned k = 0; k < w.n; k++)
+			b->left[b->done + k] = w.part[k].given_up;
+		b->done += w.n;
+		goes_on = window_store(&w, &worked);
+		free(w.part);
+	}
+}
+
+/*
+ * Fetch and store chunks that are due, all of one file; false: there are none. What is not tried, since somebody else has or wants the range or
+ * its device fails, stays due until the next round, and comes first then: whoever has the range may wait for storage, in somebody's stead or for
+ * long. But what cannot be stored is put off by another age.
+ */
+static bool fetch_due(struct cache *c, uint64_t begun)
+{
+	struct by_age *b = xcalloc(1, sizeof(*b));
+	bool any, fails = false;
+
+	b->n = chunks_due_ahead(c, c->device_age_ns, begun, b->at, FETCH_AT_ONCE);
+	any = b->n > 0;
+	if (any) {
+		b->file = b->at[0]->file;
+		if (!pthread_rwlock_tryrdlock(&b->file->range)) {
+			fetch_and_store(b);
+			fails = store_fails(b->file);
+			pthread_rwlock_unlock(&b->file->range);
+		}
+	}
+	for (unsigned k = b->done; k < b->n; k++)
+		b->left[k] = true;
+	for (unsigned k = 0; k < b->n; k++)
+		if (b->left[k])
+			b->file->put_off = begun;
+	for (unsigned k = b->n; k-- > 0;)
+		if (fails || !b->left[k] || !chunk_back_ahead(b->at[k]))
+			visited(b->at[k]);
+	free(b);
+	return any;
+}
+
 /*
  * Fetch what devices have released, by age: on a thread of its own, so that a device that is slow, or does not answer, keeps no dirty
- * page from being stored. A chunk at a time, and each is stored before the next is fetched: so home takes one chunk, not everything
+ * page from being stored. A window at a time, and each is stored before the next is fetched: so home takes one window, not everything
  * that devices have. What cannot be stored stays on the device.
  */
 void *fetcher_main(void *arg)
 {
 	struct cache *c = arg;
-	struct chunk *ch;
 	uint64_t begun;
 
 	thread_set_name("gaia-fetcher");
@@ -720,14 +787,8 @@ void *fetcher_main(void *arg)
 		pthread_mutex_unlock(&c->lock);
 		pthread_rwlock_rdlock(&c->round);
 		begun = now_ns(); /* what is put off is not due again in this round */
-		while (!c->stopping && (ch = chunk_due_ahead(c, c->device_age_ns, begun))) {
-			if (!pthread_rwlock_tryrdlock(&ch->file->range)) { /* else later: see store_one_due() */
-				if (ch->n_ahead > 0 && !store_fails(ch->file) && !chunk_fetch(ch, 0, GAIA_CHUNK_PAGES))
-					(void)chunk_store(ch, 0, GAIA_CHUNK_PAGES, true);
-				pthread_rwlock_unlock(&ch->file->range);
-			}
-			visited(ch);
-		}
+		while (!c->stopping && fetch_due(c, begun))
+			;
 		pthread_rwlock_unlock(&c->round);
 		pthread_mutex_lock(&c->lock);
 	}

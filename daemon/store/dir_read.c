@@ -291,6 +291,7 @@ void dir_read_begin(struct store_file *file, struct store_read *rd)
 		 * store_read_end().
 		 */
 		rd->state = READ_AT_END;
+		rd->at_end = true;
 		return;
 	}
 	if (there == ABSENT && rd->at_once && rd->n <= IOV_MAX) {
@@ -305,6 +306,7 @@ void dir_read_begin(struct store_file *file, struct store_read *rd)
 	if (ps->n == 1 && !ps->at[0].direct) {
 		free(ps);
 		rd->state = READ_AT_END;
+		rd->at_end = true;
 		return;
 	}
 	thread_waits();

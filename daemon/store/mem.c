@@ -215,6 +215,7 @@ static void mem_read_begin(struct store_file *file, struct store_read *rd)
 	for (int i = 0; i < rd->n; i++)
 		memset(rd->iov[i].iov_base, 0xa5, rd->iov[i].iov_len);
 	rd->state = file;
+	rd->at_end = true;
 }
 
 static ssize_t mem_read_end(struct store_file *file, struct store_read *rd)

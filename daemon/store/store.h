@@ -36,6 +36,7 @@ struct store_read {
 	/* For the store. */
 	void *state; /* NULL: the read is over */
 	ssize_t got; /* its result then */
+	bool at_end; /* nothing is under way before store_read_end() */
 };
 
 struct store_ops {
@@ -147,6 +148,7 @@ static inline int store_open(struct store *s, int ref, bool write, struct store_
 static inline void store_read_begin(struct store_file *file, struct store_read *rd)
 {
 	rd->state = NULL;
+	rd->at_end = false;
 	file->ops->read_begin(file, rd);
 }
 

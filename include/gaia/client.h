@@ -179,9 +179,22 @@ int gaia_releasev(const struct gaia_range *ranges, size_t n);
  */
 int gaia_sync(void *addr, size_t length);
 
-/* Advice for gaia_advise(). */
-#define GAIA_WILLNEED 3	/* copy the range to the device now, as far as there is room */
-#define GAIA_DONTNEED 4	/* the device may drop its copy of the range unless other mappings use it; nothing is lost */
+/*
+ * Say how the range will be used: as madvise(2), with the same numbers. Any alignment; what is said holds for whole pages. It never changes what
+ * is seen. All but DONTNEED return at once.
+ *
+ * The daemon notices by itself when acquires of a mapping follow each other, one range after the other or at equal distances (four
+ * such streams of a mapping), and copies the next 1 to 16 MiB to the device while the program works: only into memory that nobody uses, and
+ * only pages that nothing holds. Files that CPU programs have open for writing past the cache (gaiafs --cpu-cache auto) are left alone.
+ * Errors of such copies are not reported.
+ *
+ * EAGAIN: more than 16 ranges of the mapping would have advice (RANDOM, SEQUENTIAL) of their own. The errors above.
+ */
+#define GAIA_NORMAL 0	  /* as described: so it is at first */
+#define GAIA_RANDOM 1	  /* copy nothing before it is acquired */
+#define GAIA_SEQUENTIAL 2 /* copy the next 16 MiB from the first acquire on */
+#define GAIA_WILLNEED 3	  /* begin to copy the range now, in the background, as far as there is free memory on the device. While 32 such ranges wait more are ignored */
+#define GAIA_DONTNEED 4	  /* the device may drop its copy of the range unless other mappings use it; nothing is lost */
 int gaia_advise(void *addr, size_t length, int advice);
 
 #ifdef __cplusplus

@@ -61,15 +61,20 @@ extern "C" {
  * fallocate(fd, FALLOC_FL_KEEP_SIZE, GAIA_TOUCH_OFFSET, 1). Linux (6.1 and later) sets the modification
  * and change times before it asks the daemon, which does nothing and answers EFBIG. futimens(2) would
  * not do: only the file's owner may call it.
+ *
+ * Since 1.2.
+ * ADVICE: ADVISE takes GAIA_ADVISE_NORMAL, RANDOM and SEQUENTIAL. (Daemons without it refuse them, EINVAL, and read nothing ahead.)
+ *
  * Since 1.3.
  * LISTS: ACQUIREV and RELEASEV, for lists of ranges (struct gaia_ioc_list).
  */
 #define GAIA_FEATURE_SPANS 1ull
 #define GAIA_FEATURE_ANSWERS 2ull
 #define GAIA_FEATURE_TIMES 4ull
+#define GAIA_FEATURE_ADVICE 8ull
 #define GAIA_FEATURE_LISTS 16ull
 /* All of this version. */
-#define GAIA_FEATURES (GAIA_FEATURE_SPANS | GAIA_FEATURE_ANSWERS | GAIA_FEATURE_TIMES | GAIA_FEATURE_LISTS)
+#define GAIA_FEATURES (GAIA_FEATURE_SPANS | GAIA_FEATURE_ANSWERS | GAIA_FEATURE_TIMES | GAIA_FEATURE_ADVICE | GAIA_FEATURE_LISTS)
 
 #define GAIA_TOUCH_OFFSET (INT64_MAX - 1)
 
@@ -175,7 +180,11 @@ struct gaia_ioc_range {
 	uint64_t seq;		/* out, ACQUIRE: handle messages up to this first; 0: none */
 };
 
-#define GAIA_ADVISE_WILLNEED 3u
+/* NORMAL, RANDOM, SEQUENTIAL: since 1.2, with ADVICE. EAGAIN: too many ranges of the mapping have advice of their own. */
+#define GAIA_ADVISE_NORMAL 0u
+#define GAIA_ADVISE_RANDOM 1u
+#define GAIA_ADVISE_SEQUENTIAL 2u
+#define GAIA_ADVISE_WILLNEED 3u	/* since 1.2 it is only noted: the daemon copies in the background */
 #define GAIA_ADVISE_DONTNEED 4u
 
 /*

@@ -124,7 +124,7 @@ inline refer(ref, what, bytes_of_twin)
 
 /* ---- home ---- */
 
-/* home.c: home_fill(), from the store; or from a replica (cheaper_replica()), which must be the same. */
+/* home.c: home_fill(), from the store; or from a replica (batch_plan()), which must be the same. */
 #define SAME_AS_HOME(d) (r[d].base.is != HOME || OUTSTANDING(d) || r[d].cut < PAGE || r[d].bytes == home)
 inline home_fill()
 {

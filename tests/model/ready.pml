@@ -10,7 +10,7 @@
  * sharer	another client's acquire and death; grants_drop_dead()
  * server	cache_write(): pages_lock(), home_change()
  * fetcher	fetch_pages(), for whoever asks
- * evictor	claim(), replica_revoke(), evict_all()
+ * evictor	replica_claim(), replicas_revoke(), replicas_evict_all()
  */
 #define NO_FAULT 0
 #define LOCK_READY 1	/* who locks the page leaves the chunk ready */

@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -18,6 +19,7 @@
 #include "device_io.h"
 #include "gaia/client.h"
 #include "gaia/protocol.h"
+#include "report.h"
 #include "ways.h"
 
 #define KIB 1024
@@ -205,7 +207,8 @@ EACH_WAY(device_api, errors_of_ranges)
 	FAILS(gaia_release(p + 39999, 2), EINVAL);
 	OK(gaia_sync(p, 0));
 	FAILS(gaia_sync(p, 40001), EINVAL);
-	FAILS(gaia_advise(p, 10, 0), EINVAL);
+	FAILS(gaia_advise(p, 10, -1), EINVAL);
+	FAILS(gaia_advise(p, 10, GAIA_DONTNEED + 1), EINVAL);
 	FAILS(gaia_advise(p, 10, 99), EINVAL);
 	OK(gaia_advise(p, 0, GAIA_WILLNEED));
 	FAILS(gaia_munmap(p, 39999), EINVAL);
@@ -372,6 +375,34 @@ EACH_WAY(device_api, two_mappings_of_one_file)
 	OK(gaia_acquire(b, MIB, PROT_READ));
 	cr_assert_arr_eq(b, "ba.", 3);
 	OK(gaia_munmap(b, MIB));
+	close(fd);
+}
+
+/* Files that are passed through, and that somebody can write, are not read ahead. */
+EACH_WAY_BARE(device_api, what_follows_is_read_ahead)
+{
+	unsigned char *p;
+	int fd;
+
+	start_with_devices("sim:32M", NULL);
+	fd = make_file("f", 12 * MIB, '.');
+	cr_assert_eq(pwrite(fd, "x", 1, 7 * MIB), 1);
+	/* What is being stored is not waited for. */
+	OK(fsync(fd));
+	p = map(fd, 12 * MIB, RW, 0, 0);
+	OK(gaia_advise(p, 12 * MIB, GAIA_RANDOM));
+	OK(gaia_advise(p, 4 * MIB, GAIA_NORMAL));
+	OK(gaia_advise(p, 12 * MIB, GAIA_SEQUENTIAL));
+	OK(gaia_acquire(p, 2 * MIB, RW));
+	while (strcmp(way, "auto") && STATUS("counters", "readahead") < 10 * MIB / 4096)
+		usleep(1000);
+	OK(gaia_acquire(p + 2 * MIB, 10 * MIB, PROT_READ));
+	cr_assert_eq(p[7 * MIB], 'x');
+	cr_assert_eq(p[7 * MIB + 1], '.');
+	if (strcmp(way, "auto"))
+		cr_assert_geq(STATUS("counters", "readahead_used"), 10 * MIB / 4096 - 1);
+	OK(gaia_release(p, 12 * MIB));
+	OK(gaia_munmap(p, 12 * MIB));
 	close(fd);
 }
 

@@ -461,7 +461,7 @@ EACH_WAY(device_protocol, another_major_is_refused_and_both_are_named)
 
 	cr_assert_eq(ioctl(fd, GAIA_IOC_CONNECT, &io), -1);
 	cr_assert_eq(errno, EPROTO);
-	cr_assert(log_says("speaks protocol 2.7, this daemon 1.1"));
+	cr_assert(log_says("speaks protocol 2.7, this daemon 1.2"));
 	/* Every major may ask which one this is; that is no ticket. */
 	io = (struct gaia_ioc_connect){ .version = 0 };
 	cr_assert_eq(ioctl(fd, GAIA_IOC_CONNECT, &io), 0);

@@ -722,6 +722,7 @@ static void host_revoke_many(struct cache_revoke *list, unsigned n)
 }
 
 struct revoking {
+	struct rig *rig;
 	struct cache_revoke *list;
 	unsigned n;
 };
@@ -737,6 +738,7 @@ static struct revoking *host_revoke_more(struct revoking *r, uint64_t end)
 	unsigned pending = 0;
 
 	(void)end;
+	atomic_fetch_add(&r->rig->looks, 1);
 	for (unsigned i = 0; i < r->n; i++) {
 		struct cache_revoke *ask = &r->list[i];
 
@@ -760,7 +762,7 @@ static struct revoking *host_revoke_soon(struct cache_revoke *list, unsigned n, 
 	struct revoking *r = xcalloc(1, sizeof(*r));
 
 	atomic_fetch_add(&((struct client *)list[0].client)->rig->asked, 1);
-	*r = (struct revoking){ list, n };
+	*r = (struct revoking){ ((struct client *)list[0].client)->rig, list, n };
 	for (unsigned i = 0; i < n; i++)
 		list[i].err = -EINPROGRESS;
 	return host_revoke_more(r, end);
@@ -825,6 +827,8 @@ struct client *client_create(struct kfile *kf, unsigned device, unsigned prot, u
 	atomic_init(&cl->alive, true);
 	pthread_mutex_init(&cl->lock, NULL);
 	must(cache_map(kf->cfile, device, cl, kf->rig->user, 1, prot, may_write, 0, length, &cl->mapping) == 0);
+	if (!kf->rig->options.reads_ahead)
+		must(readahead_advise(cl->mapping, (struct page_span){ 0, (length + GAIA_PAGE - 1) / GAIA_PAGE }, GAIA_ADVISE_RANDOM) == 0);
 	pthread_mutex_lock(&cl->rig->lock);
 	SLIST_INSERT_HEAD(&cl->rig->clients, cl, link);
 	pthread_mutex_unlock(&cl->rig->lock);
@@ -1052,6 +1056,12 @@ void rig_destroy(struct rig *rig)
 uint64_t rig_frames(struct rig *rig)
 {
 	return atomic_load(&rig->cache->frames.used);
+}
+
+void rig_readahead(struct rig *rig)
+{
+	while (atomic_load(&rig->cache->n_readahead) > 0)
+		usleep(100);
 }
 
 uint64_t rig_device_used(struct rig *rig, unsigned device)

@@ -38,6 +38,7 @@ struct rig_options {
 	bool always_writable;	/* the devices cannot share read-only, like GPUs */
 	bool no_peers;		/* the devices cannot copy from each other */
 	bool passthrough;	/* files begin as passthrough files: the kernel has nothing of them */
+	bool reads_ahead;	/* else clients say GAIA_RANDOM at first: nothing that a test might count is brought to a device ahead */
 	bool readers_may_write;	/* clients that map for reading only could write the file as well */
 };
 
@@ -67,6 +68,7 @@ struct rig {
 	/* Set by a test: whether a client that is asked for memory takes its time, on any thread. */
 	bool (*late)(void *arg, const struct client *cl);
 	void *arg;
+	atomic_uint looks; /* how often a thread has looked whether clients that may take their time have answered */
 	atomic_uint asked; /* how often clients were, several of them at once or one */
 	atomic_bool hoarders_live[2]; /* at first; set by a test: the processes of the clients that hoard */
 	atomic_uint processes_looked_up, processes_asked; /* cache_host.process, .process_lives: how often */
@@ -80,6 +82,8 @@ void rig_destroy(struct rig *rig);
 bool rig_importers_gone(void);
 /* Frames of home in use. */
 uint64_t rig_frames(struct rig *rig);
+/* Wait until everything has been read ahead that is to be. */
+void rig_readahead(struct rig *rig);
 /* Bytes of a device in use. */
 uint64_t rig_device_used(struct rig *rig, unsigned device);
 

@@ -585,3 +585,13 @@ bool fake_alive(void)
 	pthread_mutex_unlock(&lock);
 	return alive;
 }
+
+void *fake_client(uint64_t map_id)
+{
+	void *client;
+
+	pthread_mutex_lock(&lock);
+	client = find_mapping(map_id)->client;
+	pthread_mutex_unlock(&lock);
+	return client;
+}

@@ -86,6 +86,9 @@ unsigned fake_revoke_all(uint64_t idx);
 /* Take @n chunks back from the mapping's client at once. Returns how many it has given up. */
 unsigned fake_revoke_many(uint64_t map_id, unsigned n);
 
+/* The client of a mapping, for struct cache_revoke. */
+void *fake_client(uint64_t map_id);
+
 /* Have the descriptors of chunks ready, so that the next acquire needs no new ones. */
 void fake_prepare(uint64_t map_id, uint64_t first, unsigned n);
 

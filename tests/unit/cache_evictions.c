@@ -690,12 +690,12 @@ static struct client *begin_mute(unsigned n_mute, unsigned n)
 	struct client *other;
 	struct cache_user owner;
 
-	begin(&(struct rig_options){ .devices = 1, .device_chunks = n + 1 }, 12 * GAIA_CHUNK);
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = n + 1 }, (n + 12) * GAIA_CHUNK);
 	owner = rig->user;
 	rig->user = (struct cache_user){ .uid = 1 };
-	mute = new_client(0);
+	mute = client_create(kf, 0, GAIA_PROT_RW, (n + 12) * GAIA_CHUNK);
 	rig->user = (struct cache_user){ .uid = 2 };
-	other = client_create(kf, 0, GAIA_PROT_RW, 12 * GAIA_CHUNK);
+	other = client_create(kf, 0, GAIA_PROT_RW, (n + 12) * GAIA_CHUNK);
 	for (unsigned k = 0; k < n; k++) {
 		struct client *cl = k < n_mute ? mute : other;
 
@@ -776,6 +776,158 @@ Test(mute, may_die, .timeout = 60)
 	cr_assert_eq(end_waiting(thread), 0);
 	rig->before_revoke = NULL;
 	expect_kept(2);
+	end();
+}
+
+/* ... or if others' memory is free meanwhile. */
+Test(mute, is_waited_for_no_longer_than_that, .timeout = 20)
+{
+	struct client *other = begin_mute(1, 3), *needy = client_create(kf, 0, GAIA_PROT_RW, 12 * GAIA_CHUNK);
+	struct acquire a = { .cl = needy, .off = 4 * GAIA_CHUNK, .len = 2 * GAIA_CHUNK };
+	unsigned asked = rig->asked;
+	pthread_t thread;
+
+	cr_assert_eq(client_acquire(other, GAIA_CHUNK, 2 * GAIA_CHUNK, GAIA_PROT_READ), 0);
+	thread = begin_waiting(&a);
+	while (rig->asked == asked)
+		usleep(1000);
+	usleep(50000);
+	release_all(other);
+	cr_assert_eq(end_waiting(thread), 0);
+	cr_assert_not_null(client_at(mute, 0));
+	atomic_store(&mute_answers, true);
+	expect_kept(3);
+	end();
+}
+
+/* What is cut off the file meanwhile is zeros where it still maps it. */
+Test(mute, is_shown_nothing_that_is_gone, .timeout = 60)
+{
+	struct client *needy;
+
+	begin_mute(1, 5);
+	needy = client_create(kf, 0, GAIA_PROT_RW, 12 * GAIA_CHUNK);
+	cr_assert_eq(client_acquire(needy, 7 * GAIA_CHUNK, 2 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	cr_assert_eq(memcmp(client_at(mute, 0), "kept", 4), 0);
+	cr_assert_eq(cpu_truncate(kf, 0), 0);
+	cr_assert_eq(memcmp(client_at(mute, 0), "\0\0\0\0", 4), 0);
+	atomic_store(&mute_answers, true);
+	end();
+}
+
+/* Chunks that the device's clients have not given up in time. */
+static unsigned n_late(void)
+{
+	struct cache_device *dev = &rig->cache->dev[0];
+	uint64_t late;
+
+	pthread_mutex_lock(&dev->lock);
+	late = dev->late;
+	pthread_mutex_unlock(&dev->lock);
+	return late / GAIA_CHUNK;
+}
+
+/* Once it is known to be late no more of what it maps is asked for, while there is other memory: of chunks that are ready, too. */
+static void expect_one_late(bool ready)
+{
+	struct client *needy;
+
+	begin_mute(8, 12);
+	needy = client_create(kf, 0, GAIA_PROT_RW, 24 * GAIA_CHUNK);
+	if (ready) {
+		cr_assert_eq(client_acquire(needy, 8 * GAIA_CHUNK, 4 * GAIA_CHUNK, GAIA_PROT_READ), 0);
+		cr_assert_eq(client_release(needy, 8 * GAIA_CHUNK, 4 * GAIA_CHUNK), 0);
+		cr_assert_eq(rig->cache->dev[0].n_idle_ready, 4);
+	}
+	cr_assert_eq(client_acquire(needy, 14 * GAIA_CHUNK, 3 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	cr_assert_eq(n_late(), 2);
+	atomic_store(&mute_answers, true);
+	expect_kept(12);
+	end();
+}
+
+Test(mute, costs_one_round, .timeout = 60)
+{
+	expect_one_late(false);
+}
+
+Test(mute, costs_one_round_where_others_are_ready, .timeout = 60)
+{
+	expect_one_late(true);
+}
+
+static struct client *slow;
+static atomic_bool slow_answers;
+
+static bool is_mute_or_slow(void *arg, const struct client *cl)
+{
+	return is_mute(arg, cl) || (cl == slow && !atomic_load(&slow_answers));
+}
+
+/* However many chunks of another user's client are late, too. */
+Test(mute, keeps_nobody_from_being_heard, .timeout = 20)
+{
+	struct client *needy;
+	struct acquire a;
+	pthread_t thread;
+
+	slow = begin_mute(16, 22);
+	rig->late = is_mute_or_slow;
+	needy = client_create(kf, 0, GAIA_PROT_RW, 34 * GAIA_CHUNK);
+	a = (struct acquire){ .cl = needy, .off = 24 * GAIA_CHUNK, .len = 2 * GAIA_CHUNK };
+	thread = begin_waiting(&a);
+	while (n_late() < 22)
+		usleep(1000);
+	atomic_store(&slow_answers, true);
+	cr_assert_eq(end_waiting(thread), 0);
+	cr_assert_eq(atomic_load(&mute->revoked), 0);
+	atomic_store(&mute_answers, true);
+	expect_kept(22);
+	end();
+}
+
+/* A chunk that clients of two users map is late until both have answered. */
+Test(mute, shares_a_chunk, .timeout = 60)
+{
+	struct client *other = begin_mute(1, 3), *needy = client_create(kf, 0, GAIA_PROT_RW, 15 * GAIA_CHUNK);
+	struct acquire a = { .cl = needy, .off = 4 * GAIA_CHUNK, .len = 4 * GAIA_CHUNK };
+	pthread_t thread;
+
+	cr_assert_eq(client_acquire(other, 0, 1, GAIA_PROT_READ), 0);
+	release_all(other);
+	thread = begin_waiting(&a);
+	while (atomic_load(&other->revoked) < 3)
+		usleep(1000);
+	cr_assert_eq(atomic_load(&mute->revoked), 0);
+	atomic_store(&mute_answers, true);
+	cr_assert_eq(end_waiting(thread), 0);
+	cr_assert_eq(atomic_load(&mute->revoked), 1);
+	cr_assert_eq(atomic_load(&other->revoked), 3);
+	expect_kept(3);
+	end();
+}
+
+/* It answers once each time that somebody looks. */
+static bool is_steady(void *arg, const struct client *cl)
+{
+	static atomic_uint seen;
+
+	(void)arg;
+	(void)cl;
+	return atomic_exchange(&seen, rig->looks) == rig->looks;
+}
+
+/* ... and is waited for; no more is taken than is needed. */
+Test(mute, is_not_who_answers_one_after_the_other, .timeout = 60)
+{
+	struct client *other = begin_mute(0, 8), *needy = client_create(kf, 0, GAIA_PROT_RW, 20 * GAIA_CHUNK);
+	uint64_t evicted = counter_value(CTR_device_evicted);
+
+	rig->late = is_steady;
+	cr_assert_eq(client_acquire(needy, 9 * GAIA_CHUNK, 5 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	cr_assert_eq(atomic_load(&other->revoked), 4);
+	cr_assert_eq(counter_value(CTR_device_evicted), evicted + 4);
+	expect_kept(8);
 	end();
 }
 

@@ -3,7 +3,7 @@
  *
  * A program is a list of operations: processes that read, write and store to mappings, a kernel that writes back
  * and reclaims when it likes, device clients that acquire, store, release and die, and whose children go on storing,
- * truncates, holes, evictions, fsyncs. One thread runs it, but a release is stopped wherever it is about to have the kernel's
+ * truncates, holes, evictions, fsyncs, and advice, because of which pages are brought to devices in the background. One thread runs it, but a release is stopped wherever it is about to have the kernel's
  * copies invalidated, and so is the thread that invalidates again: what happens between a release and the
  * end of its invalidation is in the program's hands.
  *
@@ -97,7 +97,7 @@ struct task {
 	struct client *client;
 	struct gaia_list_range range[LISTED];
 	unsigned n_ranges;
-	bool writes[HOT]; /* the client held it for writing when the release began */
+	bool holds[HOT], writes[HOT]; /* the client held it, for writing, when the release began */
 	uint32_t id;
 	enum { TASK_RUNS, TASK_PARKED, TASK_DONE } state;
 	bool go;
@@ -757,6 +757,8 @@ static void op_acquire(const struct op *op, bool write)
 		had[hot] = client_at(h->client, hot_offset(hot)) != NULL;
 	w.now++;
 	err = acquire_list(h->client, range, n, write ? GAIA_PROT_RW : GAIA_PROT_READ);
+	/* Pages that nobody holds may show anything while they are copied. */
+	rig_readahead(w.rig);
 	if (err == -ENOMEM) {
 		trace("... there is no room");
 		return;
@@ -922,6 +924,7 @@ static void op_release(const struct op *op)
 
 		if (asked == 0)
 			continue;
+		t->holds[hot] = h->holds[hot] > 0;
 		t->writes[hot] = h->write[hot];
 		for (unsigned k = 0; k < GAIA_PAGE && h->write[hot]; k++)
 			release_began(&w.byte[hot][k], h->client->device, at + k < w.size, t->id);
@@ -995,11 +998,15 @@ static void end_dead(struct held *h)
 	memset(h, 0, sizeof(*h));
 }
 
+/* Also if it is being released: until that returns it may be held. */
 static bool is_held(unsigned hot, unsigned device)
 {
-	for (unsigned k = 0; k < CLIENTS; k++)
-		if (w.held[k].client && w.held[k].client->device == device && w.held[k].holds[hot])
+	for (unsigned k = 0; k < CLIENTS; k++) {
+		const struct held *h = &w.held[k];
+
+		if (h->client && h->client->device == device && (h->holds[hot] || (h->task && h->task->holds[hot])))
 			return true;
+	}
 	return false;
 }
 
@@ -1015,7 +1022,7 @@ static void op_stray_store(const struct op *op)
 		return;
 	trace("somebody stores to chunk %u in memory of device %u", s->chunk, s->device);
 	for (unsigned hot = 0; hot < HOT; hot++) {
-		if (hot_offset(hot) / GAIA_CHUNK != s->chunk || is_held(hot, s->device) || release_of(s->device, (int)hot))
+		if (hot_offset(hot) / GAIA_CHUNK != s->chunk || is_held(hot, s->device))
 			continue;
 		for (unsigned k = 0; k < GAIA_PAGE; k++)
 			s->at[hot_offset(hot) % GAIA_CHUNK + k] ^= 0x5a;
@@ -1068,6 +1075,30 @@ static void op_die(const struct op *op)
 	memset(h->wanted_write, 0, sizeof(h->wanted_write));
 	if (op->b % 2)
 		end_dead(h);
+}
+
+/* Changes nothing that the oracle knows of. Some programs wait for what is read ahead, in others it comes when it comes. */
+static void op_advise(const struct op *op)
+{
+	static const unsigned advices[] = {
+		GAIA_ADVISE_WILLNEED, GAIA_ADVISE_WILLNEED, GAIA_ADVISE_WILLNEED, GAIA_ADVISE_SEQUENTIAL, GAIA_ADVISE_NORMAL,
+		GAIA_ADVISE_RANDOM, GAIA_ADVISE_DONTNEED,
+	};
+	unsigned advice = advices[op->d % ARRAY_LEN(advices)];
+	struct held *h = choose_client(op);
+	uint64_t off, len;
+	int err;
+
+	if (!h)
+		return;
+	choose_wide(op, &off, &len);
+	trace("client %d (device %u) gives advice %u for %#llx + %llu", (int)(h - w.held), h->client->device, advice, (unsigned long long)off,
+	      (unsigned long long)len);
+	err = cache_advise(h->client->mapping, off, len, advice);
+	if (err && err != -EAGAIN)
+		fail("advice: %s", strerror(-err));
+	if (op->d % 4 > 0)
+		rig_readahead(w.rig);
 }
 
 static void op_evict(const struct op *op, bool home)
@@ -1246,6 +1277,8 @@ static void run_op(const struct op *op)
 		break;
 	case DEV_ACQUIRE:
 	case DEV_ACQUIRE_RW:
+		if (op->d / 8 % 4 == 0)
+			op_advise(&(struct op){ .a = op->b, .b = op->c, .c = op->a, .d = op->d / 32 });
 		op_acquire(op, op->kind == DEV_ACQUIRE_RW);
 		break;
 	case DEV_STORE:
@@ -1350,6 +1383,7 @@ static void world_begin(uint64_t seed)
 		.writethrough = seed / 2 % 3 == 0,
 		.no_peers = seed / 9 % 3 == 0,
 		.passthrough = passthrough,
+		.reads_ahead = true,
 		/* So that they share the device's memory, whatever the device. */
 		.readers_may_write = true,
 	};

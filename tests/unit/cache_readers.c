@@ -97,6 +97,7 @@ Test(reader, takes_its_memory_along)
 	cr_assert_eq(client_acquire(writer, 0, 1, GAIA_PROT_READ), 0);
 	cr_assert_eq(client_acquire(reader, 0, 2 * GAIA_CHUNK, GAIA_PROT_READ), 0);
 	cr_assert_eq(cache_advise(reader->mapping, 2 * GAIA_CHUNK, GAIA_CHUNK, GAIA_ADVISE_WILLNEED), 0);
+	rig_readahead(rig);
 	cr_assert_eq(rig_device_used(rig, 0), 4 * GAIA_CHUNK);
 	client_end(reader);
 	cr_assert_eq(rig_device_used(rig, 0), GAIA_CHUNK);
@@ -200,6 +201,7 @@ Test(readers, copy_stays_until_the_last_of_the_user_goes)
 	other = reader_of(2);
 	cr_assert_eq(client_acquire(one, 0, 2 * GAIA_CHUNK, GAIA_PROT_READ), 0);
 	cr_assert_eq(cache_advise(one->mapping, 2 * GAIA_CHUNK, GAIA_CHUNK, GAIA_ADVISE_WILLNEED), 0);
+	rig_readahead(rig);
 	cr_assert_eq(client_acquire(two, 0, 1, GAIA_PROT_READ), 0);
 	cr_assert_eq(client_acquire(other, 0, 1, GAIA_PROT_READ), 0);
 	cr_assert_eq(rig_device_used(rig, 0), 4 * GAIA_CHUNK);
@@ -337,6 +339,7 @@ Test(readers, advice_concerns_what_they_share)
 	other = reader_of(2);
 	cr_assert_eq(cache_advise(one->mapping, 0, GAIA_CHUNK, GAIA_ADVISE_WILLNEED), 0);
 	cr_assert_eq(cache_advise(other->mapping, 0, GAIA_CHUNK, GAIA_ADVISE_WILLNEED), 0);
+	rig_readahead(rig);
 	cr_assert_eq(rig_device_used(rig, 0), 2 * GAIA_CHUNK);
 	cr_assert_eq(cache_advise(one->mapping, 0, GAIA_CHUNK, GAIA_ADVISE_DONTNEED), 0);
 	cr_assert_eq(rig_device_used(rig, 0), GAIA_CHUNK, "the other user's");

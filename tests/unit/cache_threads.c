@@ -234,7 +234,7 @@ Test(threads, cpus_and_devices_lose_no_byte, .timeout = 240)
 				       { .way = BY_DEVICE, .device = 0 },
 				       { .way = BY_DEVICE, .device = 1 } };
 
-	run(&(struct rig_options){ .devices = 2, .age_ms = 1, .home_bytes = CACHE_HOME_MIN }, o,
+	run(&(struct rig_options){ .devices = 2, .reads_ahead = true, .age_ms = 1, .home_bytes = CACHE_HOME_MIN }, o,
 	    ARRAY_LEN(o), 150);
 }
 
@@ -247,7 +247,7 @@ Test(threads, clients_that_share_a_device_lose_no_byte, .timeout = 240)
 				       { .way = BY_DEVICE, .device = 1 } };
 
 	/* Room for three chunks, and sometimes a snapshot. */
-	run(&(struct rig_options){ .devices = 2, .device_chunks = 4, .age_ms = 1,
+	run(&(struct rig_options){ .devices = 2, .reads_ahead = true, .device_chunks = 4, .age_ms = 1,
 				   .home_bytes = CACHE_HOME_MIN },
 	    o, ARRAY_LEN(o), 120);
 }
@@ -258,7 +258,7 @@ Test(threads, a_full_device_and_a_kernel_that_writes_through, .timeout = 240)
 				       { .way = BY_DEVICE, .device = 0 },
 				       { .way = BY_DEVICE, .device = 0 } };
 
-	run(&(struct rig_options){ .devices = 1, .device_chunks = 2, .age_ms = 1,
+	run(&(struct rig_options){ .devices = 1, .reads_ahead = true, .device_chunks = 2, .age_ms = 1,
 				   .writethrough = true, .home_bytes = CACHE_HOME_MIN },
 	    o, ARRAY_LEN(o), 120);
 }
@@ -270,7 +270,7 @@ Test(threads, a_slow_bus, .timeout = 240)
 				       { .way = BY_DEVICE, .device = 1 },
 				       { .way = BY_DEVICE, .device = 1 } };
 
-	run(&(struct rig_options){ .devices = 2, .age_ms = 1, .latency_ns = 50000 }, o,
+	run(&(struct rig_options){ .devices = 2, .reads_ahead = true, .age_ms = 1, .latency_ns = 50000 }, o,
 	    ARRAY_LEN(o), 100);
 }
 
@@ -284,7 +284,7 @@ Test(threads, a_passthrough_file, .timeout = 240)
 
 	/* Between what a release finds in the store and what it writes there. */
 	fault_arm_delay("release.before_put", 300, 5);
-	run(&(struct rig_options){ .devices = 2, .age_ms = 1, .passthrough = true,
+	run(&(struct rig_options){ .devices = 2, .reads_ahead = true, .age_ms = 1, .passthrough = true,
 				   .home_bytes = CACHE_HOME_MIN },
 	    o, ARRAY_LEN(o), 150);
 	fault_disarm_all();
@@ -296,7 +296,7 @@ Test(threads, a_passthrough_file_and_a_full_device, .timeout = 240)
 				       { .way = BY_DEVICE, .device = 0 },
 				       { .way = BY_DEVICE, .device = 0 } };
 
-	run(&(struct rig_options){ .devices = 1, .device_chunks = 2, .age_ms = 1,
+	run(&(struct rig_options){ .devices = 1, .reads_ahead = true, .device_chunks = 2, .age_ms = 1,
 				   .passthrough = true, .home_bytes = CACHE_HOME_MIN },
 	    o, ARRAY_LEN(o), 120);
 }
@@ -411,7 +411,7 @@ static void run_needy(const struct rig_options *options, unsigned rounds)
 
 Test(needy, acquires_on_a_small_device_end, .timeout = 240)
 {
-	run_needy(&(struct rig_options){ .devices = 1, .device_chunks = 3, .home_bytes = CACHE_HOME_MIN }, 400);
+	run_needy(&(struct rig_options){ .devices = 1, .reads_ahead = true, .device_chunks = 3, .home_bytes = CACHE_HOME_MIN }, 400);
 }
 
 /* Those that were chosen cannot always go, nor is there always memory. */
@@ -421,5 +421,5 @@ Test(needy, acquires_end_where_evictions_fail, .timeout = 240)
 	fault_arm_delay("evict.before_fetch", 300, 5);
 	fault_arm("device.copy_out", -EIO, 20, 60);
 	fault_arm("device.alloc", -ENOMEM, 40, 40);
-	run_needy(&(struct rig_options){ .devices = 1, .device_chunks = 3, .home_bytes = CACHE_HOME_MIN }, 200);
+	run_needy(&(struct rig_options){ .devices = 1, .reads_ahead = true, .device_chunks = 3, .home_bytes = CACHE_HOME_MIN }, 200);
 }

@@ -23,6 +23,7 @@
 #include "base/counters.h"
 #include "base/fault.h"
 #include "base/log.h"
+#include "base/util.h"
 #include "control/internal.h"
 #include "fake_daemon.h"
 
@@ -540,6 +541,7 @@ Test(ranges, unused_fields_are_zero, .init = begin, .fini = end)
 	io.advice = 1;
 	cr_assert_eq(wire_ioctl(file, GAIA_IOC_RELEASE, &io), -EINVAL);
 	cr_assert_eq(wire_ioctl(file, GAIA_IOC_SYNC, &io), -EINVAL);
+	io.advice = GAIA_ADVISE_DONTNEED + 1;
 	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ADVISE, &io), -EINVAL);
 	io.prot = RW;
 	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), -EINVAL);
@@ -952,6 +954,43 @@ Test(revoking, from_six_that_are_mute_costs_one_timeout, .init = begin, .fini = 
 		leave(&p[i], 1);
 }
 
+static unsigned times_mute(uid_t uid)
+{
+	struct control *ctl = fake_control();
+	struct mute_user *m;
+	unsigned times;
+
+	pthread_mutex_lock(&ctl->lock);
+	HASH_FIND(hh, ctl->mute_users, &uid, sizeof(uid), m);
+	times = m ? m->times : 0;
+	pthread_mutex_unlock(&ctl->lock);
+	return times;
+}
+
+/* A user whose clients are all stopped at once, for instance by a debugger, was mute once, whoever asked them and when. */
+Test(revoking, from_clients_that_are_mute_at_the_same_time_counts_once, .init = begin, .fini = end, .timeout = 60)
+{
+	pthread_t thread[2];
+	struct peer p[2];
+	uint64_t id[2];
+
+	fake_uid = 1000;
+	for (int i = 0; i < 2; i++) {
+		p[i] = join();
+		id[i] = map(&p[i], 0, GAIA_CHUNK);
+	}
+	for (int i = 0; i < 2; i++) {
+		cr_assert_eq(pthread_create(&thread[i], NULL, revoke_in_thread, &id[i]), 0);
+		usleep(300000); /* so that the second is disconnected later than the first */
+	}
+	for (int i = 0; i < 2; i++)
+		cr_assert_eq(pthread_join(thread[i], NULL), 0);
+	cr_assert_eq(counter_value(CTR_revoke_timeouts), 2);
+	cr_assert_eq(times_mute(1000), 1);
+	for (int i = 0; i < 2; i++)
+		leave(&p[i], 1);
+}
+
 #define MANY 65535u /* mappings of one client, in all of which a chunk is mapped */
 
 static unsigned n_revoked;
@@ -1080,6 +1119,76 @@ Test(revoking, without_a_question_has_no_answer, .init = begin, .fini = end, .ti
 	sem_wait(&fake_unmapped);
 	close(full.sock);
 	leave(&good, 1);
+}
+
+static void *answer_in_thread(void *arg)
+{
+	for (unsigned i = 0; i < n_revoked; i++)
+		answer_revoke(arg);
+	return NULL;
+}
+
+/* Whoever asks goes on asking while something is pending; then nothing is kept for that. */
+Test(revoking, is_over_when_nothing_is_pending, .init = begin, .fini = end, .timeout = 60)
+{
+	struct peer p = join();
+	uint64_t id = map(&p, 0, GAIA_CHUNK);
+	struct cache_revoke one = { .client = fake_client(id), .map = id };
+	struct revoking *r = control_revoke_soon(&one, 1, 0);
+	pthread_t thread;
+
+	cr_assert_not_null(r);
+	n_revoked = 1;
+	cr_assert_eq(pthread_create(&thread, NULL, answer_in_thread, &p), 0);
+	while (one.err == -EINPROGRESS)
+		r = control_revoke_more(r, 0);
+	cr_assert_eq(one.err, 0);
+	cr_assert_null(r);
+	cr_assert_eq(pthread_join(thread, NULL), 0);
+	leave(&p, 1);
+}
+
+/* Ask for more than is sent at once, and leave it for longer than the client has. How many have been given up in the end. */
+static unsigned revoke_and_leave(struct peer *p)
+{
+	uint64_t id = map(p, 0, GAIA_CHUNK);
+	struct cache_revoke list[3 * REVOKES_AT_ONCE];
+	unsigned n = ARRAY_LEN(list), given = 0;
+	struct revoking *r;
+
+	for (unsigned i = 0; i < n; i++)
+		list[i] = (struct cache_revoke){ .client = fake_client(id), .map = id, .idx = i };
+	r = control_revoke_soon(list, n, now_ns() + 1000000);
+	usleep(REVOKE_TIMEOUT_NS / 1000 + 500000);
+	while (r)
+		r = control_revoke_more(r, now_ns() + 10000000);
+	for (unsigned i = 0; i < n; i++)
+		given += list[i].err == 0;
+	return given;
+}
+
+/* What nobody has sent yet cannot be answered: that time is not the client's. */
+Test(revoking, that_was_left_costs_no_timeout, .init = begin, .fini = end, .timeout = 60)
+{
+	struct peer p = join();
+	pthread_t thread;
+
+	n_revoked = 3 * REVOKES_AT_ONCE;
+	cr_assert_eq(pthread_create(&thread, NULL, answer_in_thread, &p), 0);
+	cr_assert_eq(revoke_and_leave(&p), n_revoked);
+	cr_assert_eq(counter_value(CTR_revoke_timeouts), 0);
+	cr_assert_eq(pthread_join(thread, NULL), 0);
+	leave(&p, 1);
+}
+
+Test(revoking, that_was_left_ends_a_mute_client, .init = begin, .fini = end, .timeout = 60)
+{
+	struct peer p = join();
+
+	cr_assert_eq(revoke_and_leave(&p), 0);
+	cr_assert_eq(counter_value(CTR_revoke_timeouts), 1);
+	sem_wait(&fake_unmapped);
+	close(p.sock);
 }
 
 /* Whether or not the daemon still waits for the answer. */

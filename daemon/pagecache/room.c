@@ -1,0 +1,607 @@
+/*
+ * room.c - room on a device for an acquire.
+ *
+ * What an acquire gets is decided under dev->reserve, at once. So two acquires that need each other's memory are decided one after the
+ * other, and one that cannot fit fails as a whole. What is missing is promised: replicas without memory, which the acquire pins, and
+ * which count like others. Then, with no lock held, what must leave for them is evicted, and they get memory (18).
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pagecache/replica.h"
+
+/* Give up snapshots, by fetching what was released, until a chunk is free: true if there was one. */
+static bool shadows_reclaim(struct cache_device *dev)
+{
+	struct chunk **list;
+	unsigned n = device_busy_chunks(dev, true, &list);
+	bool freed = false;
+
+	for (unsigned k = 0; k < n; k++) {
+		struct replica *rep;
+
+		if (!freed && !chunk_fetch(list[k], fetch_pages)) {
+			pthread_mutex_lock(&list[k]->lock);
+			rep = replica_find(list[k], dev, NULL);
+			freed = !rep || !rep->shadow;
+			pthread_mutex_unlock(&list[k]->lock);
+		}
+		chunk_put(list[k]);
+	}
+	free(list);
+	return freed;
+}
+
+/* What an acquire needs, and what it has got. */
+struct demand {
+	struct mapping *m;
+	struct readers *only;
+	struct cache_device *dev;
+	const uint64_t *index; /* of the chunks */
+	uint64_t n;
+	struct replica **out;	     /* pinned, but of what decide() has not decided */
+	struct replica_list mine;    /* of these, what was promised to us */
+	unsigned kept;		     /* so many of them have memory */
+	bool counted;		     /* all of @out is, as the user's */
+	struct replica_list victims; /* claimed by us */
+	uint64_t unready;	     /* idle replicas that were made not ready for it, and for which it has claimed none yet */
+	uint64_t n_left, n_stuck;    /* the device's: before we looked; when we began to try */
+	uint64_t n_given_up;	     /* stranded_count(), before we looked */
+	unsigned rounds_late;	     /* in which clients did not answer at once, so that others' memory is claimed */
+};
+
+/* Chunk k's replica, which stays while dev->reserve is held; NULL: there is none. *@wait: there is one, and it is leaving. */
+static struct replica *look_up(struct demand *d, uint64_t k, bool *wait)
+{
+	struct chunk *ch = chunk_get(d->m->file, d->index[k], false);
+	struct replica *rep;
+
+	if (!ch)
+		return NULL;
+	pthread_mutex_lock(&ch->lock);
+	rep = replica_find(ch, d->dev, d->only);
+	if (rep && replica_is_spoiled(rep) && replica_claim(rep))
+		replica_list_add(&d->victims, rep);
+	if (rep) {
+		pthread_mutex_lock(&d->dev->lock);
+		*wait |= replica_leaves(rep);
+		pthread_mutex_unlock(&d->dev->lock);
+	}
+	pthread_mutex_unlock(&ch->lock);
+	chunk_put(ch);
+	return rep;
+}
+
+/*
+ * If everything that is pinned then, and everything that is ready, can be on the device at the same time: pin what is there, and count
+ * the rest as promised: 0. Otherwise as many chunks are too many, and nothing was done. dev->reserve is held, without which the sum
+ * grows only by memory that clients keep: what becomes ready was pinned, and what is held of what is ready counts already.
+ */
+static uint64_t pin_if_it_fits(struct demand *d)
+{
+	struct cache_device *dev = d->dev;
+	uint64_t missing = 0, idle = 0, needed;
+
+	pthread_mutex_lock(&dev->lock);
+	for (uint64_t k = 0; k < d->n; k++) {
+		missing += !d->out[k];
+		idle += d->out[k] && d->out[k]->pins == 0 && d->out[k]->n_ready == 0;
+	}
+	needed = dev->pinned - dev->leaving + (missing + idle + dev->n_idle_ready) * GAIA_CHUNK;
+	for (uint64_t k = 0; k < d->n && needed <= dev->dev->capacity; k++)
+		if (d->out[k])
+			bug_on(!replica_pin_locked(d->out[k]));
+	if (needed <= dev->dev->capacity) {
+		dev->pinned += missing * GAIA_CHUNK;
+		dev->promised += missing * GAIA_CHUNK;
+	}
+	pthread_mutex_unlock(&dev->lock);
+	return needed <= dev->dev->capacity ? 0 : (needed - dev->dev->capacity + GAIA_CHUNK - 1) / GAIA_CHUNK;
+}
+
+/* Make replicas of what was counted: all, or, on error, none. dev->reserve is held. */
+static int make_promises(struct demand *d)
+{
+	int err = 0;
+
+	for (uint64_t k = 0; k < d->n; k++) {
+		if (d->out[k])
+			continue;
+		if (!err)
+			err = promise_make(chunk_get(d->m->file, d->index[k], true), d->dev, d->only, &d->out[k]);
+		if (!err) {
+			replica_list_add(&d->mine, d->out[k]);
+			continue;
+		}
+		pthread_mutex_lock(&d->dev->lock);
+		d->dev->pinned -= GAIA_CHUNK;
+		d->dev->promised -= GAIA_CHUNK;
+		pthread_mutex_unlock(&d->dev->lock);
+	}
+	return err;
+}
+
+static int by_number(const void *a, const void *b)
+{
+	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+static bool asks_for(const struct demand *d, const struct replica *rep)
+{
+	return rep->chunk->file == d->m->file && rep->only == d->only &&
+	       bsearch(&rep->chunk->index, d->index, d->n, sizeof(d->index[0]), by_number);
+}
+
+#define LOOK_AT 16u /* at first */
+
+/*
+ * End the readiness of @n idle replicas that the acquire does not ask for, the longest unused first, of which nothing is held. False: there
+ * are not so many; then nothing was done. Otherwise there is room for as many, unless some were acquired meanwhile. dev->reserve is held.
+ */
+static bool unready_idle(struct demand *d, uint64_t n)
+{
+	uint64_t most = n + LOOK_AT, listed, free_ones;
+	struct replica **list;
+
+	/* Those that have been idle for longest are seldom held: so mostly a few have to be looked at, however many there are. */
+	for (;; most *= 2) {
+		listed = device_idle_ready(d->dev, most, &list);
+		free_ones = 0;
+		for (uint64_t k = 0; k < listed && free_ones < n; k++)
+			if (!asks_for(d, list[k]) && !replica_is_held_ready(list[k]))
+				list[free_ones++] = list[k];
+		if (free_ones == n || listed < most)
+			break;
+		free(list);
+	}
+	for (uint64_t k = 0; k < n && free_ones == n; k++) {
+		pthread_mutex_lock(&list[k]->chunk->lock);
+		replica_end_ready(list[k]);
+		pthread_mutex_unlock(&list[k]->chunk->lock);
+		d->unready++;
+	}
+	free(list);
+	return free_ones == n;
+}
+
+static bool lacks_room(struct cache_device *dev)
+{
+	bool lacks;
+
+	pthread_mutex_lock(&dev->lock);
+	lacks = dev->used + dev->promised > dev->dev->capacity + dev->leaving;
+	pthread_mutex_unlock(&dev->lock);
+	return lacks;
+}
+
+/*
+ * The first that could be evicted, if @n_stuck is dev->n_stuck as of when the caller began to try: another file's trouble is not ours, as long as
+ * another chunk can go. @filling: though pages of it are being read ahead, for which its eviction waits. dev->lock is held.
+ */
+static struct replica *first_quiet(struct replica_queue *list, uint64_t n_stuck, bool filling)
+{
+	struct replica *rep;
+
+	TAILQ_FOREACH(rep, list, link)
+		if (rep->stuck <= n_stuck && (filling || rep->filling == 0))
+			break;
+	return rep;
+}
+
+/*
+ * If an idle replica that is ready has been idle for longer than those that are not, it may have been used since: it is the last from now
+ * on, and, unless it is held, not ready, so that it is known whether it is used. dev->reserve is held.
+ */
+static void use_again(struct cache_device *dev)
+{
+	struct replica *rep, *other;
+	bool held;
+
+	pthread_mutex_lock(&dev->lock);
+	rep = TAILQ_FIRST(&dev->idle_ready);
+	other = TAILQ_FIRST(&dev->idle);
+	if ((rep && other && other->idled < rep->idled) || first_quiet(&dev->unused, UINT64_MAX, false))
+		rep = NULL;
+	pthread_mutex_unlock(&dev->lock);
+	if (!rep)
+		return;
+	held = replica_is_held_ready(rep);
+	pthread_mutex_lock(&rep->chunk->lock);
+	if (!held)
+		replica_end_ready(rep);
+	pthread_mutex_lock(&dev->lock);
+	if (held && rep->pins == 0) {
+		replica_idle_remove(rep);
+		replica_idle_add(rep);
+	}
+	pthread_mutex_unlock(&dev->lock);
+	pthread_mutex_unlock(&rep->chunk->lock);
+}
+
+/*
+ * Claim the replica that was read ahead first of those that were not used since, or else the one that has been idle for longest of those that
+ * are not ready: false if none can go. @filling: see first_quiet(). dev->reserve is held.
+ */
+static bool claim_next(struct demand *d, bool filling)
+{
+	struct cache_device *dev = d->dev;
+	struct replica *rep;
+
+	pthread_mutex_lock(&dev->lock);
+	rep = first_quiet(&dev->unused, d->n_stuck, filling);
+	if (!rep)
+		rep = first_quiet(&dev->idle, d->n_stuck, filling);
+	if (rep) {
+		replica_claim_idle(rep);
+		replica_list_add(&d->victims, rep);
+	}
+	pthread_mutex_unlock(&dev->lock);
+	return rep;
+}
+
+#define OWED_LOOK_AT 1024u
+
+/*
+ * Put what is owed behind other idle replicas that are not ready, so that who is mute once does not cost every round. False: there are no
+ * others. @looks is how often this may look at one still. dev->reserve is held.
+ */
+static bool pass_over_owed(struct demand *d, unsigned *looks)
+{
+	struct cache_device *dev = d->dev;
+	uint64_t before = UINT64_MAX;
+
+	for (; *looks > 0; --*looks) {
+		struct replica *rep = NULL;
+		bool again;
+
+		pthread_mutex_lock(&dev->lock);
+		before = MIN(before, dev->n_idled);
+		if (dev->late > 0 && !first_quiet(&dev->unused, d->n_stuck, false))
+			rep = first_quiet(&dev->idle, d->n_stuck, false);
+		again = rep && rep->idled > before;
+		pthread_mutex_unlock(&dev->lock);
+		if (!rep || !replica_is_owed(rep))
+			break;
+		if (again)
+			return false;
+		pthread_mutex_lock(&dev->lock);
+		if (rep->pins == 0) {
+			replica_idle_remove(rep);
+			replica_idle_add(rep);
+		}
+		pthread_mutex_unlock(&dev->lock);
+	}
+	return true;
+}
+
+/* Claim up to @most replicas; for each one loses its readiness, here or when room was counted. dev->reserve is held. */
+static void claim_room(struct demand *d, unsigned most, bool regardless)
+{
+	unsigned looks = OWED_LOOK_AT;
+
+	while (most > 0 && (regardless || lacks_room(d->dev))) {
+		bool claimed;
+
+		if (d->unready == 0)
+			use_again(d->dev);
+		claimed = pass_over_owed(d, &looks) && claim_next(d, false);
+		if (!claimed && unready_idle(d, 1))
+			continue;
+		/* Only now what is owed, or one whose store read has to be waited for. */
+		if (!claimed && !claim_next(d, false) && !claim_next(d, true))
+			return;
+		d->unready -= d->unready > 0;
+		most--;
+	}
+}
+
+#define TRIES_TO_FIT 3u /* others may acquire what is ready meanwhile */
+
+/* pin_if_it_fits(), beside everything that is held; what is ready may be held at any moment. dev->reserve is held. */
+static bool pin_beside_what_is_held(struct demand *d)
+{
+	uint64_t lacking;
+
+	for (unsigned k = 0; k < TRIES_TO_FIT; k++) {
+		lacking = pin_if_it_fits(d);
+		if (lacking == 0)
+			return true;
+		if (!unready_idle(d, lacking))
+			return false;
+	}
+	return pin_if_it_fits(d) == 0;
+}
+
+/*
+ * Decide at once everything that the acquire gets. 0: it is pinned, or promised, and what leaves for that is
+ * claimed. -ENOMEM: it does not fit; -EDQUOT: it is more than one user may pin. -EAGAIN: something of it is leaving; those of these that
+ * we have to evict are claimed.
+ */
+static int decide(struct demand *d)
+{
+	bool wait = false;
+	int err = 0;
+
+	d->n_left = device_count_left(d->dev);
+	d->unready = 0;
+	pthread_mutex_lock(&d->dev->reserve);
+	for (uint64_t k = 0; k < d->n; k++)
+		d->out[k] = look_up(d, k, &wait);
+	if (wait)
+		err = -EAGAIN;
+	else if (!user_may_pin(d->m, d->out, d->n))
+		err = -EDQUOT;
+	else if (!pin_beside_what_is_held(d))
+		err = -ENOMEM;
+	if (err)
+		memset(d->out, 0, d->n * sizeof(struct replica *));
+	else
+		err = make_promises(d);
+	if (!err) {
+		claim_room(d, d->mine.n, false);
+		/* At once, so that what others of the same user decide meanwhile counts it. */
+		for (uint64_t k = 0; k < d->n; k++)
+			user_pin(d->m, d->out[k]);
+		d->counted = true;
+	}
+	pthread_mutex_unlock(&d->dev->reserve);
+	return err;
+}
+
+/* ---- victims that clients map ---- */
+
+#define MORE_AT_ONCE 16u /* so many more are claimed at most, when clients have not answered */
+
+/* Those whose clients others are asking, which may take a while, are not our victims any more. */
+static void leave_to_others(struct demand *d)
+{
+	struct replica_list *victims = &d->victims;
+	unsigned kept = 0;
+
+	for (unsigned k = 0; k < victims->n; k++) {
+		struct replica *rep = victims->at[k];
+		struct chunk *ch = rep->chunk;
+
+		pthread_mutex_lock(&ch->lock);
+		if (rep->lookers > 0)
+			replica_set_late(rep);
+		else
+			victims->at[kept++] = rep;
+		pthread_mutex_unlock(&ch->lock);
+	}
+	d->rounds_late += kept < victims->n;
+	victims->n = kept;
+}
+
+/* Nor those of whose clients some have not answered. Consumes @list. */
+static void leave_late(struct demand *d, struct late_list *list)
+{
+	struct replica_list *victims = &d->victims;
+	unsigned kept = 0;
+	struct late *l;
+
+	STAILQ_FOREACH(l, list, link)
+		for (unsigned k = 0; k < l->asked.n; k++)
+			if (l->asked.ask[k].err == -EINPROGRESS) {
+				struct replica *rep = l->asked.grant[k]->replica;
+
+				pthread_mutex_lock(&rep->chunk->lock);
+				replica_set_late(rep);
+				pthread_mutex_unlock(&rep->chunk->lock);
+			}
+	STAILQ_FOREACH(l, list, link)
+		for (unsigned k = 0; k < l->asked.n; k++)
+			asked_settle(&l->asked, k, l->asked.grant[k]->replica->late ? STAYS : GOES);
+	for (unsigned k = 0; k < victims->n; k++)
+		if (!victims->at[k]->late)
+			victims->at[kept++] = victims->at[k];
+	d->rounds_late += kept < victims->n;
+	victims->n = kept;
+	while ((l = STAILQ_FIRST(list))) {
+		STAILQ_REMOVE_HEAD(list, link);
+		if (l->revoking)
+			late_leave(d->m->file->cache, l);
+		else
+			late_free(l);
+	}
+}
+
+/*
+ * Evict up to @n victims of an acquire that needs room, any room. Clients that do not answer at once are left to workers. What more
+ * has been given up stays idle. If evicting one fails others may do.
+ */
+static void evict_for_room(struct demand *d, uint64_t n)
+{
+	struct replica_list *victims = &d->victims;
+	struct asked asked = { .n = 0 };
+	struct late_list list;
+
+	leave_to_others(d);
+	for (unsigned k = 0; k < victims->n; k++)
+		asked_note(&asked, victims->at[k], false);
+	late_split(&asked, &list);
+	late_ask(&list, &d->m->file->cache->host);
+	leave_late(d, &list);
+	while (victims->n > n)
+		replica_unclaim(victims->at[--victims->n], false, true);
+	(void)replicas_evict_revoked(victims);
+}
+
+/* The device has no memory for @n chunks that it should have: 0 if it may have now. d->n_left is from before it was asked. */
+static int make_room(struct demand *d, unsigned n)
+{
+	struct cache_device *dev = d->dev;
+	bool others, late;
+
+	pthread_mutex_lock(&dev->reserve);
+	/* The clients of the next ones may not answer either. */
+	claim_room(d, n + MIN((1u << MIN(d->rounds_late, 8u)) - 1, MORE_AT_ONCE), true);
+	pthread_mutex_lock(&dev->lock);
+	others = dev->leaving > dev->late || dev->n_left != d->n_left;
+	late = dev->late > 0;
+	pthread_mutex_unlock(&dev->lock);
+	pthread_mutex_unlock(&dev->reserve);
+	if (d->victims.n > 0) {
+		evict_for_room(d, n);
+		return 0;
+	}
+	if (!others && shadows_reclaim(dev))
+		return 0;
+	if (!others && !late)
+		return -ENOMEM;
+	/* Not only what leaves is room: what others use may become idle. */
+	device_await_left_until(dev, d->n_left, now_ns() + ANSWER_NS);
+	return 0;
+}
+
+static int keep_promises(struct demand *d)
+{
+	int err = 0;
+
+	while (d->kept < d->mine.n && !err) {
+		d->n_left = device_count_left(d->dev);
+		d->n_given_up = stranded_count(d->dev);
+		err = promise_keep(d->mine.at[d->kept]);
+		if (!err)
+			d->kept++;
+		else if (err == -ENOMEM)
+			err = stranded_reap(d->dev, d->n_given_up) ? 0 : make_room(d, d->mine.n - d->kept);
+	}
+	return err;
+}
+
+/* Wait for what had been promised to others. Nobody waits for us any more. -EAGAIN: a promise was broken. */
+static int await_promises(struct demand *d)
+{
+	bool failed = false;
+
+	thread_waits();
+	pthread_mutex_lock(&d->dev->lock);
+	for (uint64_t k = 0; k < d->n; k++) {
+		while (!d->out[k]->mem && !d->out[k]->failed)
+			pthread_cond_wait(&d->dev->changed, &d->dev->lock);
+		failed |= d->out[k]->failed;
+	}
+	pthread_mutex_unlock(&d->dev->lock);
+	return failed ? -EAGAIN : 0;
+}
+
+static void give_back(struct demand *d)
+{
+	if (d->counted)
+		user_unpin_all(d->m, d->out, d->n);
+	d->counted = false;
+	/* A thread that decides meanwhile has either joined a promise, or sees that it is broken. */
+	pthread_mutex_lock(&d->dev->reserve);
+	for (; d->kept < d->mine.n; d->kept++)
+		promise_break(d->mine.at[d->kept]);
+	pthread_mutex_unlock(&d->dev->reserve);
+	for (uint64_t k = 0; k < d->n; k++)
+		if (d->out[k])
+			replica_unpin(d->out[k]);
+}
+
+/* One attempt. -EAGAIN: something has changed since. */
+static int try_to_obtain(struct demand *d)
+{
+	int err;
+
+	pthread_mutex_lock(&d->dev->lock);
+	d->n_stuck = d->dev->n_stuck;
+	d->n_given_up = d->dev->n_given_up;
+	pthread_mutex_unlock(&d->dev->lock);
+	err = decide(d);
+	if ((err == -ENOMEM || err == -EDQUOT) && stranded_reap(d->dev, d->n_given_up))
+		err = decide(d);
+	/* First what costs no waiting. */
+	for (int wait = 0; wait <= 1 && (err == -ENOMEM || err == -EDQUOT); wait++) {
+		device_drop_dead(d->dev, wait);
+		err = decide(d);
+	}
+	if (err == -EDQUOT)
+		err = user_refuse(d->m);
+	if (err == -EAGAIN && d->victims.n == 0) {
+		device_await_left(d->dev, d->n_left);
+	} else if (err == -EAGAIN) {
+		/* If this fails, what was released there cannot be fetched, and nothing else in it can be trusted. */
+		err = replicas_evict_all(&d->victims);
+		err = err ? err : -EAGAIN;
+	} else if (!err) {
+		evict_for_room(d, UINT64_MAX);
+		err = keep_promises(d);
+		err = err ? err : await_promises(d);
+	}
+	if (err)
+		give_back(d);
+	free(d->mine.at);
+	d->mine = (struct replica_list){ .n = 0 };
+	d->kept = 0;
+	return err;
+}
+
+bool grant_pin_held(const struct mapping *m, const struct grant *g)
+{
+	uint64_t start = g->index * GAIA_CHUNK_PAGES;
+
+	if (replica_pin_again(g->replica))
+		return true;
+	return g->ready && holds_first(&m->holds, start, start + GAIA_CHUNK_PAGES) && replica_pin(g->replica);
+}
+
+/* What is pinned stays without dev->reserve. A grant leaves the table, under the mapping's lock, before it and its replica go. */
+static uint64_t pin_pinned(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out)
+{
+	struct grant *g;
+	uint64_t k;
+
+	pthread_mutex_lock(&m->lock);
+	for (k = 0; k < n; k++) {
+		HASH_FIND(hh, m->grants, &index[k], sizeof(index[k]), g);
+		if (!g || !grant_pin_held(m, g))
+			break;
+		out[k] = g->replica;
+	}
+	pthread_mutex_unlock(&m->lock);
+	return k;
+}
+
+/* They are pinned. Bring home what was released before somebody who is not a client any more stores more to it. */
+static void see_who_is_dead(struct replica **reps, uint64_t n)
+{
+	struct living known = { .n = 0 };
+
+	for (uint64_t k = 0; k < n; k++)
+		if (grants_drop_dead(reps[k], &known) && !reps[k]->only)
+			(void)chunk_fetch(reps[k]->chunk, pages_secure);
+}
+
+uint64_t replicas_pin_again(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out)
+{
+	n = pin_pinned(m, index, n, out);
+	see_who_is_dead(out, n);
+	return n;
+}
+
+int replicas_pin(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out)
+{
+	struct demand d = { .m = m, .only = m->readers, .dev = m->dev, .index = index, .n = n, .out = out };
+	uint64_t held;
+	int err;
+
+	/* What is held already is acquired again without waiting for anybody who evicts: but it may be others who hold it. */
+	held = replicas_pin_again(m, index, n, out);
+	if (held == d.n && user_pin_all(m, out, d.n))
+		return 0;
+	while (held > 0)
+		replica_unpin(out[--held]);
+
+	do
+		err = try_to_obtain(&d);
+	while (err == -EAGAIN);
+	if (!err)
+		see_who_is_dead(out, d.n);
+	return err;
+}
