@@ -235,7 +235,7 @@ static void *acquire_all(void *arg)
 	return NULL;
 }
 
-Test(ahead, a_truncate_gets_its_turn_before_the_acquire_is_through, .timeout = 60)
+Test(ahead, a_truncate_gets_its_turn_before_the_acquire_is_through, .timeout = 100)
 {
 	struct store_file *sf;
 	struct client *cl;

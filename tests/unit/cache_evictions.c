@@ -780,7 +780,7 @@ Test(mute, may_die, .timeout = 60)
 }
 
 /* ... or if others' memory is free meanwhile. */
-Test(mute, is_waited_for_no_longer_than_that, .timeout = 20)
+Test(mute, is_waited_for_no_longer_than_that, .timeout = 60)
 {
 	struct client *other = begin_mute(1, 3), *needy = client_create(kf, 0, GAIA_PROT_RW, 12 * GAIA_CHUNK);
 	struct acquire a = { .cl = needy, .off = 4 * GAIA_CHUNK, .len = 2 * GAIA_CHUNK };
@@ -865,7 +865,7 @@ static bool is_mute_or_slow(void *arg, const struct client *cl)
 }
 
 /* However many chunks of another user's client are late, too. */
-Test(mute, keeps_nobody_from_being_heard, .timeout = 20)
+Test(mute, keeps_nobody_from_being_heard, .timeout = 60)
 {
 	struct client *needy;
 	struct acquire a;

@@ -460,7 +460,7 @@ static void *acquire_twelve(void *cl)
 }
 
 /* Also while others are asked for the room: or all of the device could be promised to one user meanwhile. */
-Test(users, what_is_promised_counts, .timeout = 60)
+Test(users, what_is_promised_counts, .timeout = 120)
 {
 	struct client *owner, *greedy, *again;
 	pthread_t thread;
