@@ -413,7 +413,7 @@ static int list_begin(const struct gaia_range *ranges, size_t n, struct mapping 
 	if (!((*m)->conn->features & GAIA_FEATURE_LISTS))
 		err = -ENOSYS;
 	else if (!(*out = malloc((n - first) * sizeof(**out))))
-		err = -ENOMEM;
+		err = -ENOBUFS;
 	else
 		err = list_fill(*m, ranges + first, n - first, *out, n_out);
 	if (err) {
@@ -451,9 +451,8 @@ int gaia_releasev(const struct gaia_range *ranges, size_t n)
 	int err;
 
 	err = list_begin(ranges, n, &m, &list, &n_list);
-	/* Of the errors of a release only some say that nothing has changed. */
 	if (err)
-		return err > 0 ? 0 : result(err == -ENOMEM ? -ENOBUFS : err);
+		return err > 0 ? 0 : result(err);
 	atomic_thread_fence(memory_order_seq_cst);
 	err = list_release(m, list, n_list);
 	free(list);

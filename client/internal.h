@@ -128,6 +128,7 @@ struct list_place {
 struct lists {
 	char *at;	/* NULL: it was not needed yet, or could not be mapped: */
 	int error;	/* why; a negative errno */
+	bool asking;	/* a thread asks for it */
 	TAILQ_HEAD(, list_place) used; /* in order */
 };
 
@@ -158,7 +159,7 @@ struct conn {
 	unsigned n_fds;
 	uint64_t refused;	/* the last GRANT that could not be carried out, and was refused */
 	LIST_HEAD(, map_file) files;
-	pthread_cond_t changed;	/* state, seq, busy of a mapping, or lists.used has become less */
+	pthread_cond_t changed;	/* state, seq, busy of a mapping, lists.asking, or lists.used has become less */
 	LIST_ENTRY(conn) link;
 };
 

@@ -19,7 +19,7 @@ void lists_message(struct lists *ls, int fd, int failed)
 {
 	void *at;
 
-	/* Two threads may have asked for it. */
+	/* Nobody has asked for a second one. */
 	if (ls->at)
 		return;
 	ls->error = failed;
@@ -39,6 +39,7 @@ void lists_message(struct lists *ls, int fd, int failed)
 void lists_forked(struct lists *ls)
 {
 	ls->at = NULL;
+	ls->asking = false;
 	TAILQ_INIT(&ls->used);
 }
 
@@ -46,16 +47,6 @@ void lists_unmap(struct lists *ls)
 {
 	if (ls->at)
 		munmap(ls->at, GAIA_LISTS_BYTES);
-}
-
-static bool is_there(struct conn *c)
-{
-	bool there;
-
-	pthread_mutex_lock(&gaia_lock);
-	there = c->lists.at != NULL;
-	pthread_mutex_unlock(&gaia_lock);
-	return there;
 }
 
 /* Ask the daemon for it. There may be no room for its message just now: then others' messages are being carried out. */
@@ -75,13 +66,26 @@ static int ask(struct mapping *m)
 	return err ? err : conn_wait(m->conn, io.seq, 0);
 }
 
+/* One thread asks at a time: the daemon sends it a few times only. */
 static int have_memory(struct mapping *m)
 {
-	int err = is_there(m->conn) ? 0 : ask(m);
+	struct conn *c = m->conn;
+	struct lists *ls = &c->lists;
+	int err = 0;
 
 	pthread_mutex_lock(&gaia_lock);
-	if (!err && !m->conn->lists.at)
-		err = m->conn->lists.error ? m->conn->lists.error : -ENOTCONN;
+	while (!ls->at && ls->asking)
+		pthread_cond_wait(&c->changed, &gaia_lock);
+	if (!ls->at) {
+		ls->asking = true;
+		pthread_mutex_unlock(&gaia_lock);
+		err = ask(m);
+		pthread_mutex_lock(&gaia_lock);
+		ls->asking = false;
+		pthread_cond_broadcast(&c->changed);
+	}
+	if (!err && !ls->at)
+		err = ls->error ? ls->error : -ENOTCONN;
 	pthread_mutex_unlock(&gaia_lock);
 	return err;
 }

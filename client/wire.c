@@ -105,7 +105,7 @@ static void move_times(int fd)
 
 bool wire_changed_nothing(int err)
 {
-	return err == -EINVAL || err == -EINTR || err == -ENOBUFS || err == -ENOTCONN;
+	return err == -EINVAL || err == -EINTR || err == -ENOBUFS || err == -ENOTCONN || err == -E2BIG;
 }
 
 static int release_by_ioctl(int fd, unsigned long request, void *io, const uint32_t *changed)

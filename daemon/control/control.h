@@ -61,13 +61,18 @@ int control_unmap(struct control *ctl, struct cfile *f, struct gaia_ioc_range *i
 /* @verdict: see cache_acquire(). */
 int control_acquire(struct control *ctl, struct cfile *f, bool writable, struct gaia_ioc_range *io,
 		    atomic_uint *verdict);
-/* @may_publish false: only mappings for reading may be released, others: -EOPNOTSUPP. *@changed: see cache_release(). */
-int control_release(struct control *ctl, struct cfile *f, bool may_publish,
+/*
+ * Which mappings may be released; others: -EOPNOTSUPP. A release under the inode's lock is not for readers: whoever may only read
+ * the file must not be able to keep those from it who may write.
+ */
+enum releases { RELEASES_READERS = 1, RELEASES_WRITERS = 2, RELEASES_ANY = RELEASES_READERS | RELEASES_WRITERS };
+/* *@changed: see cache_release(). */
+int control_release(struct control *ctl, struct cfile *f, enum releases may,
 		    struct gaia_ioc_range *io, bool *changed);
 /* The same for lists of ranges; and the memory that a client puts these in. */
 int control_lists(struct control *ctl, struct gaia_ioc_lists *io);
 int control_acquirev(struct control *ctl, struct cfile *f, bool writable, struct gaia_ioc_list *io, atomic_uint *verdict);
-int control_releasev(struct control *ctl, struct cfile *f, bool may_publish, struct gaia_ioc_list *io, bool *changed);
+int control_releasev(struct control *ctl, struct cfile *f, enum releases may, struct gaia_ioc_list *io, bool *changed);
 int control_sync(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io);
 int control_advise(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io);
 /* Only owners of the mount (quota_is_owner()) are told of other users. */
@@ -87,6 +92,6 @@ bool control_alive(void *client);
 /* [W] */
 bool control_process(void *client, struct cache_process *out);
 bool control_process_lives(const struct cache_process *process);
-int control_spans(void *client, bool more);
+int control_spans(void *client, int blocks);
 
 #endif

@@ -208,6 +208,7 @@ struct client {
 	bool refused_late;	/* it could not map what counted as mapped already: it will be disconnected */
 	struct map *maps;	/* by id */
 	int lists;		/* its memory for lists of ranges, for reading; -1: none. Stays until the client is freed */
+	unsigned lists_sent;	/* so often that memory was sent */
 	unsigned n_maps;	/* in maps, or about to be */
 	bool closed;		/* accepts no more maps */
 };
@@ -253,6 +254,8 @@ void client_disconnect(struct client *c);
 
 /* ---- map.c ---- */
 
+/* Whether this mapping may be released in that way. */
+bool map_may_release(const struct map *map, enum releases may);
 void map_put(struct map *map);
 /*
  * The mapping @id, with a reference. Its client is looked up by key and secret, the mapping through its client, and the

@@ -17,6 +17,11 @@
 #include "base/util.h"
 #include "control/internal.h"
 
+/* Linux 6.3; headers may be older. */
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 8u
+#endif
+
 /* ---- the memory ---- */
 
 /* -1 and errno, or a descriptor. */
@@ -31,8 +36,11 @@ static int open_again(int fd, int flags)
 /* A descriptor for reading, or a negative errno. */
 static int make_memory(void)
 {
-	int fd = memfd_create("gaiafs-lists", MFD_CLOEXEC | MFD_ALLOW_SEALING), own;
+	int fd = memfd_create("gaiafs-lists", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL), own;
 
+	/* Before Linux 6.3 there is no such flag. */
+	if (fd < 0 && errno == EINVAL)
+		fd = memfd_create("gaiafs-lists", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (fd < 0)
 		return -errno;
 	own = ftruncate(fd, GAIA_LISTS_BYTES) || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) ?
@@ -71,6 +79,22 @@ static int memory_of(struct client *c)
 	return fd;
 }
 
+/* A client needs it once. Nothing else limits how many descriptors are on their way to one that does not read. */
+#define SENT_MOST 16u
+
+/* The same, if it may be sent to the client again; then that is counted. */
+static int memory_to_send(struct client *c)
+{
+	int fd = memory_of(c);
+
+	pthread_mutex_lock(&c->lock);
+	if (fd >= 0 && c->lists_sent >= SENT_MOST)
+		fd = -EMFILE;
+	c->lists_sent += fd >= 0;
+	pthread_mutex_unlock(&c->lock);
+	return fd;
+}
+
 void lists_end(struct client *c)
 {
 	if (c->lists < 0)
@@ -87,7 +111,7 @@ int control_lists(struct control *ctl, struct gaia_ioc_lists *io)
 
 	if (!c)
 		return -ENOTCONN;
-	fd = c->features & GAIA_FEATURE_LISTS ? memory_of(c) : -EINVAL;
+	fd = c->features & GAIA_FEATURE_LISTS ? memory_to_send(c) : -EINVAL;
 	/* A file description of its own: what the client does to its flags does not matter to ours. */
 	theirs = fd < 0 ? -1 : open_again(fd, O_RDWR);
 	if (fd < 0)
@@ -96,6 +120,11 @@ int control_lists(struct control *ctl, struct gaia_ioc_lists *io)
 		err = -errno;
 	else
 		err = client_try_send(c, &msg, &theirs, 1, &io->seq);
+	if (fd >= 0 && err) {
+		pthread_mutex_lock(&c->lock);
+		c->lists_sent--;
+		pthread_mutex_unlock(&c->lock);
+	}
 	if (theirs >= 0)
 		close(theirs);
 	client_put(c);
@@ -121,8 +150,9 @@ static int read_all(int fd, void *buf, size_t len, uint64_t off)
 
 		if (n < 0 && errno == EINTR)
 			continue;
+		/* Nothing has changed, and a release must be told so. */
 		if (n <= 0)
-			return n < 0 ? -errno : -EINVAL;
+			return n < 0 ? -ENOSR : -EINVAL;
 		buf = (char *)buf + n;
 		len -= (size_t)n;
 		off += (uint64_t)n;
@@ -136,7 +166,15 @@ static void list_free(struct list *l)
 	quota_give_many(l->c->ctl->quota, QUOTA_listed_kib, l->c->uid, l->kib);
 }
 
-/* Copy the list that @io names. -ENOSR: the user has too much of that under way, or there is no memory. */
+/* Whether this user could ever have a list that takes so much. */
+static bool can_be(const struct client *c, unsigned kib)
+{
+	struct quota_use use = quota_use(c->ctl->quota, QUOTA_listed_kib);
+
+	return kib <= (quota_is_owner(c->ctl->quota, c->uid) ? use.all : use.each);
+}
+
+/* Copy the list that @io names. -ENOSR: the user has too much of that under way, or there is no memory; -E2BIG: there never will be. */
 static int list_copy(struct client *c, const struct gaia_ioc_list *io, struct list *out)
 {
 	size_t bytes = io->count * sizeof(struct gaia_list_range);
@@ -151,6 +189,8 @@ static int list_copy(struct client *c, const struct gaia_ioc_list *io, struct li
 	pthread_mutex_unlock(&c->lock);
 	if (fd < 0)
 		return -EINVAL;
+	if (!can_be(c, l.kib))
+		return -E2BIG;
 	if (quota_take_many(c->ctl->quota, QUOTA_listed_kib, c->uid, l.kib))
 		return -ENOSR;
 	l.range = malloc(bytes + 1);
@@ -186,7 +226,7 @@ int control_acquirev(struct control *ctl, struct cfile *f, bool writable, struct
 	return err;
 }
 
-int control_releasev(struct control *ctl, struct cfile *f, bool may_publish, struct gaia_ioc_list *io, bool *changed)
+int control_releasev(struct control *ctl, struct cfile *f, enum releases may, struct gaia_ioc_list *io, bool *changed)
 {
 	struct map *map;
 	struct list l;
@@ -198,7 +238,7 @@ int control_releasev(struct control *ctl, struct cfile *f, bool may_publish, str
 	err = map_find(ctl, f, &io->key, io->map, false, &map);
 	if (err)
 		return err;
-	err = !may_publish && (map->prot & GAIA_PROT_WRITE) ? -EOPNOTSUPP : list_copy(map->client, io, &l);
+	err = !map_may_release(map, may) ? -EOPNOTSUPP : list_copy(map->client, io, &l);
 	if (!err) {
 		err = cache_releasev(map->m, l.range, l.n, changed);
 		list_free(&l);

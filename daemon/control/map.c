@@ -35,13 +35,13 @@ static void pin_uncount(struct map *map)
 		quota_give(map->client->ctl->quota, QUOTA_pins, map->client->uid);
 }
 
-int control_spans(void *client, bool more)
+int control_spans(void *client, int blocks)
 {
 	struct client *c = client;
 
-	if (more)
-		return quota_take(c->ctl->quota, QUOTA_span_blocks, c->uid);
-	quota_give(c->ctl->quota, QUOTA_span_blocks, c->uid);
+	if (blocks > 0)
+		return quota_take_many(c->ctl->quota, QUOTA_span_blocks, c->uid, (unsigned)blocks);
+	quota_give_many(c->ctl->quota, QUOTA_span_blocks, c->uid, (unsigned)-blocks);
 	return 0;
 }
 
@@ -279,7 +279,12 @@ int control_acquire(struct control *ctl, struct cfile *f, bool writable, struct 
 	return err;
 }
 
-int control_release(struct control *ctl, struct cfile *f, bool may_publish,
+bool map_may_release(const struct map *map, enum releases may)
+{
+	return may & (map->prot & GAIA_PROT_WRITE ? RELEASES_WRITERS : RELEASES_READERS);
+}
+
+int control_release(struct control *ctl, struct cfile *f, enum releases may,
 		    struct gaia_ioc_range *io, bool *changed)
 {
 	uint64_t off, len;
@@ -292,7 +297,7 @@ int control_release(struct control *ctl, struct cfile *f, bool may_publish,
 	err = find_range(ctl, f, io, &map, &off, &len);
 	if (err)
 		return err;
-	if (!may_publish && (map->prot & GAIA_PROT_WRITE))
+	if (!map_may_release(map, may))
 		err = -EOPNOTSUPP;
 	else if (len)
 		err = cache_release(map->m, off, len, changed);

@@ -178,22 +178,27 @@ static void file_changed(struct inode *inode, bool changed)
 		invalidate(inode, -1, 0);
 }
 
-static int release(struct inode *inode, struct cfile *f, bool may_publish, struct gaia_ioc_range *io)
+static int release(struct inode *inode, struct cfile *f, enum releases may, struct gaia_ioc_range *io)
 {
 	bool changed;
-	int err = control_release(inode->fs->control, f, may_publish, io, &changed);
+	int err = control_release(inode->fs->control, f, may, io, &changed);
 
 	file_changed(inode, changed);
 	return err;
 }
 
-static int release_list(struct inode *inode, struct cfile *f, bool may_publish, struct gaia_ioc_list *io)
+static int release_list(struct inode *inode, struct cfile *f, enum releases may, struct gaia_ioc_list *io)
 {
 	bool changed;
-	int err = control_releasev(inode->fs->control, f, may_publish, io, &changed);
+	int err = control_releasev(inode->fs->control, f, may, io, &changed);
 
 	file_changed(inode, changed);
 	return err;
+}
+
+static enum releases by_ioctl(const struct fs *fs)
+{
+	return fs->writeback ? RELEASES_ANY : RELEASES_READERS;
 }
 
 static bool is_acquire(unsigned cmd)
@@ -227,7 +232,7 @@ static int carry_out(struct ioctl_job *job)
 			passthrough_acquire(job->handle->inode);
 		return control_acquire(ctl, f, access != O_RDONLY, &job->arg.range, &job->verdict);
 	case GAIA_IOC_RELEASE:
-		return release(job->handle->inode, f, job->fs->writeback, &job->arg.range);
+		return release(job->handle->inode, f, by_ioctl(job->fs), &job->arg.range);
 	case GAIA_IOC_LISTS:
 		return control_lists(ctl, &job->arg.lists);
 	case GAIA_IOC_ACQUIREV:
@@ -235,7 +240,7 @@ static int carry_out(struct ioctl_job *job)
 			passthrough_acquire(job->handle->inode);
 		return control_acquirev(ctl, f, access != O_RDONLY, &job->arg.list, &job->verdict);
 	case GAIA_IOC_RELEASEV:
-		return release_list(job->handle->inode, f, job->fs->writeback, &job->arg.list);
+		return release_list(job->handle->inode, f, by_ioctl(job->fs), &job->arg.list);
 	case GAIA_IOC_SYNC:
 		return control_sync(ctl, f, &job->arg.range);
 	case GAIA_IOC_ADVISE:
@@ -455,7 +460,7 @@ static void run_release(void *arg)
 
 	err = contents_get(job->inode, &f);
 	if (!err) {
-		err = job->is_list ? release_list(job->inode, f, true, &job->list) : release(job->inode, f, true, &job->range);
+		err = job->is_list ? release_list(job->inode, f, RELEASES_WRITERS, &job->list) : release(job->inode, f, RELEASES_WRITERS, &job->range);
 		contents_put(job->inode);
 	}
 	fuse_reply_err(job->req, err ? reply_errno(err) : EALREADY);

@@ -800,10 +800,11 @@ int cache_acquirev(struct mapping *m, struct gaia_list_range *range, size_t n, u
 	if (prot & ~m->prot)
 		return -EACCES;
 	err = ranges_check(m, range, n);
-	if (!err)
-		err = segments_make(range, n, &segs);
 	if (err)
 		return err;
+	/* Not -ENOMEM, which is about the device's memory. */
+	if (segments_make(range, n, &segs))
+		return -ENOSR;
 	if (segs.n > 0)
 		err = acquire(&(struct acquiring){
 			.m = m, .asked = segs, .write = prot & GAIA_PROT_WRITE, .purpose = BRING_AND_GRANT, .seq = seq, .verdict = verdict,

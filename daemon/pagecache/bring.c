@@ -23,7 +23,7 @@
 #include "pagecache/fetch.h"
 #include "pagecache/state.h"
 
-/* A window ends when it has window_pages() to look at, or so many chunks. */
+/* A window ends when it has window_pages() to look at, or so many segments to hold, or so many chunks. */
 #define WINDOW_CHUNKS 4096u
 
 #define FOR_BEYOND(pt, i) for (unsigned i = (pt)->b; (i = bits_first((pt)->pages, i, (pt)->end)) < (pt)->end; i++)
@@ -672,14 +672,17 @@ uint64_t window_acquire(struct part *at, uint64_t n, int *err)
 {
 	unsigned most = window_pages(at->ch->file->cache), chunks = (unsigned)MIN(n, (uint64_t)WINDOW_CHUNKS);
 	struct window w = { .at = xmalloc(chunks * sizeof(struct part *)) };
-	uint64_t k;
+	uint64_t k, holds;
 
 	if (at->ahead)
 		ahead_arrived(at->ahead, at->nth);
 	*err = window_first(&w, at, false);
-	for (k = 1; k < chunks && !*err && w.n_locked < most && w.n_read == 0; k++)
+	holds = at->add.n;
+	for (k = 1; k < chunks && !*err && w.n_locked < most && holds < most && w.n_read == 0; k++) {
 		if (!window_join(&w, &at[k], err))
 			break;
+		holds += at[k].add.n;
+	}
 	w.last = &at[k - 1];
 	if (!*err)
 		*err = window_go(&w);

@@ -98,10 +98,10 @@ struct cache_host {
 
 	/*
 	 * Optional (NULL: any number). What a client's mappings hold are spans of pages, which take memory: before a
-	 * mapping has more than a few dozen, it asks for another few dozen (@more), and gives them back later. A negative errno:
-	 * there are no more; then nothing is acquired. Quick, called with locks held.
+	 * mapping has more than a few dozen, it asks for so many blocks of a few dozen more, and gives them back later (@blocks < 0).
+	 * A negative errno: there are not so many; none was taken, and nothing is acquired. Quick, called with locks held.
 	 */
-	int (*spans)(void *client, bool more);
+	int (*spans)(void *client, int blocks);
 };
 
 struct cache_config {

@@ -7,6 +7,8 @@
  * what it saw.
  */
 #include <errno.h>
+#include <limits.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -47,11 +49,11 @@ static int spans_ask(struct mapping *m, uint64_t more)
 	const struct cache_host *host = &m->file->cache->host;
 	uint64_t blocks = (m->holds.spans + m->wanted.spans + m->spans_to_come + more) / SPANS_BLOCK;
 
-	while (host->spans && m->span_blocks < blocks) {
-		if (host->spans(m->client, true))
-			return -ENOSR;
-		m->span_blocks++;
-	}
+	if (!host->spans || m->span_blocks >= blocks)
+		return 0;
+	if (blocks > INT_MAX || host->spans(m->client, (int)(blocks - m->span_blocks)))
+		return -ENOSR;
+	m->span_blocks = (unsigned)blocks;
 	return 0;
 }
 
@@ -61,8 +63,10 @@ void spans_give(struct mapping *m)
 	uint64_t spans = m->holds.spans + m->wanted.spans + m->spans_to_come;
 	uint64_t blocks = spans > 0 ? spans / SPANS_BLOCK + 1 : 0;
 
-	for (; m->span_blocks > blocks; m->span_blocks--)
-		m->file->cache->host.spans(m->client, false);
+	if (m->span_blocks <= blocks)
+		return;
+	m->file->cache->host.spans(m->client, -(int)(m->span_blocks - blocks));
+	m->span_blocks = (unsigned)blocks;
 }
 
 static bool cuts(const struct holds *hs, uint64_t at)
@@ -73,6 +77,7 @@ static bool cuts(const struct holds *hs, uint64_t at)
 }
 
 #define SEGMENTS_AT_ONCE 256u /* looked at with the mapping's lock */
+#define SPANS_MOMENTARY 2u /* a chunk's border may cut spans until the next chunk is released, too */
 
 int spans_room(struct mapping *m, struct segments segs, uint64_t *more)
 {
@@ -82,15 +87,18 @@ int spans_room(struct mapping *m, struct segments segs, uint64_t *more)
 	*more = 0;
 	pthread_mutex_lock(&m->lock);
 	SEGMENTS_FOREACH(s, segs) {
-		if (cuts(&m->holds, s->a) || cuts(&m->holds, s->b) || cuts(&m->wanted, s->a) || cuts(&m->wanted, s->b))
-			*more += 4;
+		*more += cuts(&m->holds, s->a) + cuts(&m->holds, s->b) + cuts(&m->wanted, s->a) + cuts(&m->wanted, s->b);
 		if (++looked_at % SEGMENTS_AT_ONCE > 0)
 			continue;
+		/* Others' turn: who shares a chunk may need the lock to see what is held there. */
 		pthread_mutex_unlock(&m->lock);
+		sched_yield();
 		pthread_mutex_lock(&m->lock);
 	}
-	if (*more > 0)
+	if (*more > 0) {
+		*more += SPANS_MOMENTARY;
 		err = spans_ask(m, *more);
+	}
 	if (!err)
 		m->spans_to_come += *more;
 	pthread_mutex_unlock(&m->lock);

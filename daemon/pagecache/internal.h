@@ -749,12 +749,13 @@ int passthrough_room(const struct mapping *m, unsigned n);
 /*
  * The steps of a release. Before pages are locked, with file->range held: check that there is room for what may not be stored, and
  * update the size. Then merge what earlier releases left unmerged of pages [a, b). Then, when the pages are released: show them
- * to CPU programs, or report an error. At last, with nothing held: try again what earlier releases could not store of the range.
+ * to CPU programs, or report an error. At last, with nothing held: try again what earlier releases could not store of these pages.
  */
 int passthrough_before_release(struct cfile *f);
 int passthrough_left_over(struct chunk *ch, unsigned a, unsigned b);
 int passthrough_released(struct chunk *ch, unsigned a, unsigned b);
-int passthrough_release_again(struct cfile *f, uint64_t off, uint64_t len);
+bool passthrough_has_left_over(struct cfile *f);
+int passthrough_release_again(struct chunk *ch, const uint64_t *pages);
 /* cache_read() and cache_write() for such a file. */
 ssize_t passthrough_read(struct cfile *f, void *buf, size_t len, off_t off);
 int passthrough_write(struct cfile *f, const void *buf, size_t len, off_t off);

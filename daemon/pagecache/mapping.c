@@ -14,7 +14,7 @@ static int by_index(const void *a, const void *b)
 	return x->index < y->index ? -1 : x->index > y->index;
 }
 
-/* mapping->lock held. The mapping's grants of these chunks, of which there are @few, from @from on: each is looked up. */
+/* mapping->lock held. The mapping's grants of these chunks, of which there are few, from @from on: each is looked up. */
 static unsigned look_up_grants(struct mapping *m, struct segments segs, uint64_t from, struct grant **list)
 {
 	struct grant *g;
@@ -40,10 +40,9 @@ static unsigned filter_grants(struct mapping *m, struct segments segs, uint64_t 
 	return n;
 }
 
-/* @idle: also those of which nothing is acquired; dev->reserve held. */
-static unsigned pin_grants(struct mapping *m, struct segments segs, uint64_t from, bool idle, struct grant ***out)
+/* Of the segments' @chunks chunks from @from on. @idle: also those of which nothing is acquired; dev->reserve held. */
+static unsigned pin_grants(struct mapping *m, struct segments segs, uint64_t from, uint64_t chunks, bool idle, struct grant ***out)
 {
-	uint64_t chunks = segments_chunks(segs, from, UINT64_MAX, NULL);
 	struct grant **list;
 	unsigned all, n = 0;
 
@@ -63,17 +62,18 @@ static unsigned pin_grants(struct mapping *m, struct segments segs, uint64_t fro
 
 unsigned grants_pin(struct mapping *m, struct segments segs, struct grant ***out)
 {
-	return pin_grants(m, segs, 0, false, out);
+	return pin_grants(m, segs, 0, segments_chunks(segs, 0, UINT64_MAX, NULL), false, out);
 }
 
 unsigned grants_pin_mapped(struct mapping *m, struct segments segs, uint64_t from, bool idle, struct grant ***out)
 {
+	uint64_t chunks = segments_chunks(segs, from, UINT64_MAX, NULL); /* counted before anything is locked */
 	struct grant **list;
 	unsigned n, mapped = 0;
 
 	if (idle)
 		pthread_mutex_lock(&m->dev->reserve);
-	n = pin_grants(m, segs, from, idle, &list);
+	n = pin_grants(m, segs, from, chunks, idle, &list);
 	for (unsigned k = 0; k < n; k++) {
 		struct replica *rep = list[k]->replica;
 		bool delivered;

@@ -345,16 +345,19 @@ int passthrough_left_over(struct chunk *ch, unsigned a, unsigned b)
 	return ahead ? passthrough_catch_up(ch, a, b) : 0;
 }
 
-static int release_again(struct chunk *ch, uint64_t first, uint64_t last)
+bool passthrough_has_left_over(struct cfile *f)
+{
+	return cfile_is_passthrough(f) && (atomic_load(&f->n_ahead) > 0 || atomic_load(&f->n_dirty) > 0);
+}
+
+int passthrough_release_again(struct chunk *ch, const uint64_t *pages)
 {
 	int err, result = 0;
 
 	pthread_rwlock_rdlock(&ch->file->range);
 	pthread_mutex_lock(&ch->lock);
-	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
-		uint64_t page = ch->index * GAIA_CHUNK_PAGES + i;
-
-		if (page < first || page > last || !released(ch, i))
+	for (unsigned i = 0; (i = bits_first(pages, i, GAIA_CHUNK_PAGES)) < GAIA_CHUNK_PAGES; i++) {
+		if (!released(ch, i))
 			continue;
 		pages_lock(ch, i, i + 1);
 		pthread_mutex_unlock(&ch->lock);
@@ -367,26 +370,7 @@ static int release_again(struct chunk *ch, uint64_t first, uint64_t last)
 	}
 	pthread_mutex_unlock(&ch->lock);
 	pthread_rwlock_unlock(&ch->file->range);
-	return result;
-}
-
-int passthrough_release_again(struct cfile *f, uint64_t off, uint64_t len)
-{
-	struct chunk **list;
-	unsigned n;
-	int err, result = 0;
-
-	if (!cfile_is_passthrough(f) ||
-	    (atomic_load(&f->n_ahead) == 0 && atomic_load(&f->n_dirty) == 0))
-		return 0;
-	n = chunk_list_get(f, off / GAIA_CHUNK, (off + len - 1) / GAIA_CHUNK, &list);
-	for (unsigned k = 0; k < n; k++) {
-		err = release_again(list[k], off / GAIA_PAGE, (off + len - 1) / GAIA_PAGE);
-		result = result ? result : err;
-		chunk_unlist(list[k]);
-		chunk_put(list[k]);
-	}
-	free(list);
+	chunk_unlist(ch);
 	return result;
 }
 

@@ -685,11 +685,21 @@ static void release_written(struct releases *rl)
 /* What earlier releases could not store of a file that is passed through. */
 static int store_left_over(const struct releases *rl)
 {
+	struct chunk **list;
 	int err = rl->rs.err;
+	unsigned n;
 
-	SEGMENTS_FOREACH(s, rl->asked)
-		if (!err)
-			err = passthrough_release_again(rl->m->file, s->a * GAIA_PAGE, (s->b - s->a) * GAIA_PAGE);
+	if (err || !passthrough_has_left_over(rl->m->file))
+		return err;
+	n = chunks_of(rl->m->file, rl->asked, &list);
+	for (unsigned k = 0; k < n; k++) {
+		const struct release part = part_of(list[k], rl->asked);
+		int failed = passthrough_release_again(list[k], part.pages);
+
+		err = err ? err : failed;
+		chunk_put(list[k]);
+	}
+	free(list);
 	return err;
 }
 

@@ -161,7 +161,8 @@ int gaia_release(void *addr, size_t length);
  * acquires all of it or nothing; and both cost few calls of the kernel and operations of the device, however many ranges there are.
  *
  * Errors are those of gaia_acquire() and gaia_release(). After EINVAL, ENOTCONN, ENOBUFS, and the following ones gaia_releasev() has released
- * nothing. EINVAL: the ranges do not all lie in one mapping. E2BIG: more than 2^20 ranges. ENOSYS: the daemon is older than the library,
+ * nothing. EINVAL: the ranges do not all lie in one mapping. E2BIG: more than 2^20 ranges, or than the
+ * daemon has memory for (which depends on gaiafs --home). ENOSYS: the daemon is older than the library,
  * and knows no lists. ENOBUFS, besides its other meaning: this user's lists that are under way have too many ranges, or there is no
  * memory; try again, or shorter lists. EMFILE, ENFILE (gaia_acquirev()): also if too many clients of this user, or of all, use lists.
  */

@@ -190,13 +190,14 @@ struct gaia_ioc_range {
 /*
  * With LISTS. An ioctl carries less than 16 KiB, and so lists lie in memory that client and daemon share: a memfd of GAIA_LISTS_BYTES,
  * of a size that neither can change. LISTS has the daemon make it, once for each client, and send its descriptor in a message
- * (MSG_LISTS; sent again if it is asked for again; EAGAIN as REPORT). It is the daemon that makes it: so the daemon reads and closes no
- * descriptor of a client's, which could be of anything. EMFILE, ENFILE: this user's, or all, clients have too many such memories.
+ * (MSG_LISTS; sent again if it is asked for again, a few times; EAGAIN as REPORT). It is the daemon that makes it: so the daemon reads and closes no
+ * descriptor of a client's, which could be of anything. EMFILE, ENFILE: this user's, or all, clients have too many such memories; EMFILE: it was sent too often.
  *
  * The client writes an array of struct gaia_list_range there, and names its place. The daemon copies the array before it looks at it;
  * it must stay until the ioctl has returned. A page that k ranges touch gets, or loses, k holds. Sorted ranges cost less.
  * EINVAL: the array does not lie in that memory, a range does not lie in the mapping. ENOSR (the library reports ENOBUFS) and nothing has
- * changed: as ACQUIRE and RELEASE; or this user's lists that are under way have too many ranges.
+ * changed: as ACQUIRE and RELEASE; or this user's lists that are under way have too many ranges. E2BIG: this one alone has, and nothing has
+ * changed.
  */
 #define GAIA_LISTS_BYTES (64u << 20)
 #define GAIA_LIST_MOST (1u << 20) /* ranges */

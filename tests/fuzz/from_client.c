@@ -59,6 +59,18 @@ static void poke(void *at, size_t size)
 
 /* ---- the socket ---- */
 
+/* Ranges for the lists to come: some as they should be, some of any bytes. */
+static void write_lists(int fd)
+{
+	struct gaia_list_range range[67];
+
+	for (unsigned i = 0; i < sizeof(range) / sizeof(*range); i++)
+		range[i] = (struct gaia_list_range){ (uint64_t)fuzz_byte(&in) * (GAIA_PAGE / 4), fuzz_byte(&in) };
+	if (fuzz_byte(&in) % 2)
+		poke(range, sizeof(range));
+	FUZZ_CHECK(pwrite(fd, range, sizeof(range), 0) == sizeof(range));
+}
+
 /* One packet, whose descriptors are closed: its length, 0 at the end, -1 and errno. */
 static ssize_t receive(int sock, struct gaia_msg *msg, int flags)
 {
@@ -74,8 +86,13 @@ static ssize_t receive(int sock, struct gaia_msg *msg, int flags)
 	struct cmsghdr *c = n > 0 ? CMSG_FIRSTHDR(&hdr) : NULL;
 
 	if (c && c->cmsg_type == SCM_RIGHTS)
-		for (size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++)
-			close(((int *)CMSG_DATA(c))[i]);
+		for (size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++) {
+			int fd = ((int *)CMSG_DATA(c))[i];
+
+			if (msg->kind == GAIA_MSG_LISTS)
+				write_lists(fd);
+			close(fd);
+		}
 	return n;
 }
 

@@ -918,17 +918,15 @@ void client_store(struct client *cl, const void *buf, size_t len, uint64_t off)
 
 /* ---- the whole ---- */
 
-static int host_spans(void *arg, bool more)
+static int host_spans(void *arg, int blocks)
 {
 	struct client *cl = arg;
+	int has = (int)atomic_load(&cl->spans);
 
-	must(more || atomic_load(&cl->spans) > 0);
-	if (more && cl->spans_allowed && atomic_load(&cl->spans) >= cl->spans_allowed)
+	must(has + blocks >= 0);
+	if (blocks > 0 && cl->spans_allowed && has + blocks > (int)cl->spans_allowed)
 		return -EMFILE;
-	if (more)
-		atomic_fetch_add(&cl->spans, 1);
-	else
-		atomic_fetch_sub(&cl->spans, 1);
+	atomic_fetch_add(&cl->spans, (unsigned)blocks);
 	return 0;
 }
 

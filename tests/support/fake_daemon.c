@@ -371,13 +371,13 @@ static int carry_out(int fd, unsigned long request, void *arg)
 	case GAIA_IOC_ACQUIRE:
 		return control_acquire(control, f, access != O_RDONLY, arg, NULL);
 	case GAIA_IOC_RELEASE:
-		return control_release(control, f, true, arg, &(bool){ false });
+		return control_release(control, f, RELEASES_ANY, arg, &(bool){ false });
 	case GAIA_IOC_LISTS:
 		return control_lists(control, arg);
 	case GAIA_IOC_ACQUIREV:
 		return control_acquirev(control, f, access != O_RDONLY, arg, NULL);
 	case GAIA_IOC_RELEASEV:
-		return control_releasev(control, f, true, arg, &(bool){ false });
+		return control_releasev(control, f, RELEASES_ANY, arg, &(bool){ false });
 	case GAIA_IOC_SYNC:
 		return control_sync(control, f, arg);
 	case GAIA_IOC_ADVISE:

@@ -510,14 +510,17 @@ Test(nothing, is_taken_by_a_release_that_lacks_room)
 	struct client *cl = begin_lists();
 	struct count *before, *after;
 	struct list l = { .n = 0 }, *cut = every_other(1);
+	unsigned blocks;
 
-	cl->spans_allowed = 1;
+	cl->spans_allowed = 3;
 	list_add(&l, 0, GAIA_CHUNK);
 	list_add(&l, AT(1, 0), GAIA_CHUNK);
 	cr_assert_eq(acquirev(cl, &l, GAIA_PROT_RW), 0);
 	client_store(cl, "mine", 4, 0);
 	before = counts_of(cl);
+	blocks = cl->spans;
 	cr_assert_eq(releasev(cl, cut), -ENOSR);
+	cr_assert_eq(cl->spans, blocks, "what could be had is given back");
 	after = counts_of(cl);
 	expect_counts(after, before);
 	expect_cpu(0, "\0");

@@ -1437,6 +1437,128 @@ Test(pins, that_fail_are_none, .init = begin, .fini = end)
 	leave(&p, 1);
 }
 
+/* ---- lists of ranges ---- */
+
+/* Ask for the memory for lists: its descriptor, or a negative errno. */
+static int lists_of(struct peer *p)
+{
+	struct gaia_ioc_lists io = { .key = p->key };
+	int fds[GAIA_MSG_CHUNKS];
+	struct gaia_msg msg;
+	unsigned n;
+	int err = wire_ioctl(file, GAIA_IOC_LISTS, &io);
+
+	if (err)
+		return err;
+	cr_assert_eq(wire_receive(p->sock, true, &msg, fds, &n), 0);
+	cr_assert_eq(msg.kind, GAIA_MSG_LISTS);
+	cr_assert_eq(msg.seq, io.seq);
+	cr_assert_eq(n, 1);
+	return fds[0];
+}
+
+static int acquire_listed(struct peer *p, uint64_t id, unsigned n)
+{
+	struct gaia_ioc_list io = { .key = p->key, .map = id, .count = n, .prot = RW };
+
+	return wire_ioctl(file, GAIA_IOC_ACQUIREV, &io);
+}
+
+static int release_listed(struct peer *p, uint64_t id, unsigned n)
+{
+	struct gaia_ioc_list io = { .key = p->key, .map = id, .count = n };
+
+	return wire_ioctl(file, GAIA_IOC_RELEASEV, &io);
+}
+
+Test(lists, have_a_memory_that_is_sent_a_few_times, .init = begin, .fini = end)
+{
+	struct peer p, other;
+	int fd, sent = 0;
+
+	fake_uid = 1000;
+	quota_set_each(fake_quota(), QUOTA_lists, 1);
+	p = join();
+	other = join();
+	while ((fd = lists_of(&p)) >= 0) {
+		cr_assert_lt(ftruncate(fd, 0), 0);
+		close(fd);
+		cr_assert_lt(++sent, 100);
+	}
+	cr_assert_eq(fd, -EMFILE);
+	cr_assert_gt(sent, 1);
+	cr_assert_eq(lists_of(&other), -EMFILE, "each client's memory counts for its user");
+	cr_assert_eq(quota_use(fake_quota(), QUOTA_lists).used, 1);
+	leave(&p, 0);
+	while (quota_use(fake_quota(), QUOTA_lists).used)
+		sched_yield();
+	fd = lists_of(&other);
+	cr_assert_geq(fd, 0);
+	close(fd);
+	leave(&other, 0);
+}
+
+Test(lists, are_limited_for_each_user, .init = begin, .fini = end)
+{
+	const struct gaia_list_range range[] = { { 0, 1 }, { GAIA_PAGE, 1 } };
+	struct peer p;
+	uint64_t id;
+	int fd;
+
+	fake_uid = 1000;
+	quota_set_each(fake_quota(), QUOTA_listed_kib, 8);
+	p = join();
+	id = map(&p, 0, GAIA_CHUNK);
+	cr_assert_eq(acquire_listed(&p, id, 2), -EINVAL, "there is no memory for it yet");
+	fd = lists_of(&p);
+	cr_assert_eq(pwrite(fd, range, sizeof(range), 0), sizeof(range));
+	cr_assert_eq(acquire_listed(&p, id, 2), 0);
+	cr_assert_eq(fake_seen().acquires, 2);
+	cr_assert_eq(acquire_listed(&p, id, 1000), -E2BIG, "there never will be room");
+	cr_assert_eq(quota_take_many(fake_quota(), QUOTA_listed_kib, 1000, 8), 0);
+	cr_assert_eq(acquire_listed(&p, id, 2), -ENOBUFS);
+	cr_assert_eq(release_listed(&p, id, 2), -ENOBUFS);
+	cr_assert_eq(fake_seen().acquires, 2);
+	cr_assert_eq(fake_seen().releases, 0);
+	quota_give_many(fake_quota(), QUOTA_listed_kib, 1000, 8);
+	cr_assert_eq(release_listed(&p, id, 2), 0);
+	cr_assert_eq(fake_seen().releases, 2);
+	cr_assert_eq(quota_use(fake_quota(), QUOTA_listed_kib).used, 0);
+	close(fd);
+	leave(&p, 1);
+}
+
+/* Whoever may only read a file cannot keep its inode's lock by releases. */
+Test(releases, are_asked_for_in_the_way_of_the_mapping, .init = begin, .fini = end)
+{
+	struct peer p = join();
+	struct gaia_ioc_map io = { .key = p.key, .length = GAIA_CHUNK, .prot = GAIA_PROT_READ };
+	struct gaia_ioc_range read, write;
+	struct gaia_ioc_list list = { .key = p.key };
+	struct cfile *f = fake_cfile(file);
+	int fd = lists_of(&p);
+	bool changed;
+
+	write = range(&p, map(&p, 0, GAIA_CHUNK), 0, GAIA_PAGE);
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_MAP, &io), 0);
+	read = range(&p, io.map, 0, GAIA_PAGE);
+	cr_assert_eq(control_release(fake_control(), f, RELEASES_WRITERS, &read, &changed), -EOPNOTSUPP);
+	cr_assert_eq(control_release(fake_control(), f, RELEASES_READERS, &write, &changed), -EOPNOTSUPP);
+	list.map = read.map;
+	cr_assert_eq(control_releasev(fake_control(), f, RELEASES_WRITERS, &list, &changed), -EOPNOTSUPP);
+	cr_assert_eq(control_releasev(fake_control(), f, RELEASES_READERS, &list, &changed), 0);
+	list.map = write.map;
+	cr_assert_eq(control_releasev(fake_control(), f, RELEASES_READERS, &list, &changed), -EOPNOTSUPP);
+	cr_assert_eq(control_releasev(fake_control(), f, RELEASES_WRITERS, &list, &changed), 0);
+	cr_assert_eq(fake_seen().releases, 0);
+	cr_assert_eq(control_release(fake_control(), f, RELEASES_READERS, &read, &changed), 0);
+	cr_assert_eq(control_release(fake_control(), f, RELEASES_WRITERS, &write, &changed), 0);
+	cr_assert_eq(control_release(fake_control(), f, RELEASES_ANY, &read, &changed), 0);
+	cr_assert_eq(fake_seen().releases, 3);
+	close(fd);
+	leave(&p, 2);
+}
+
 /* ---- looking ---- */
 
 Test(reports, say_who_is_there_and_cannot_be_changed, .init = begin, .fini = end)
