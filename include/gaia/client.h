@@ -159,6 +159,7 @@ int gaia_release(void *addr, size_t length);
  * Acquire, or release, many ranges at once: parts of one mapping, in any order. It means as much as a call for each range, in any
  * order: a page that k of the ranges touch is acquired, or released, k times; empty ranges, and n == 0, do nothing. But gaia_acquirev()
  * acquires all of it or nothing; and both cost few calls of the kernel and operations of the device, however many ranges there are.
+ * A signal ends gaia_acquirev() as it ends gaia_acquire(), but not while it waits for room in the memory for lists (64 MiB).
  *
  * Errors are those of gaia_acquire() and gaia_release(). After EINVAL, ENOTCONN, ENOBUFS, and the following ones gaia_releasev() has released
  * nothing. EINVAL: the ranges do not all lie in one mapping. E2BIG: more than 2^20 ranges, or than the

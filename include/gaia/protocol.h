@@ -154,7 +154,8 @@ struct gaia_ioc_map {
  * without them, and stays so. But write(2) holds the inode's lock all the time, and so does setxattr(2),
  * also while the daemon works on it. So there a mapping that can write is not released by an ioctl: the
  * gaia_ioc_range is the value of this attribute, set on any descriptor of the file. EALREADY means that the
- * release has been carried out (0 would make the kernel announce a changed attribute); any other error is the release's.
+ * release has been carried out (0 would make the kernel announce a changed attribute); any other error is the release's. EOPNOTSUPP: the
+ * mapping's releases are asked for in the other way.
  */
 #define GAIA_RELEASE_BY_IOCTL 0u
 #define GAIA_RELEASE_BY_XATTR 1u

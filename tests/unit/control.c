@@ -52,14 +52,19 @@ static void end(void)
 	fake_stop();
 }
 
-static struct peer join(void)
+static struct peer join_with(uint64_t features)
 {
 	struct peer p;
 
 	p.sock = wire_socket();
 	cr_assert_geq(p.sock, 0);
-	cr_assert_eq(wire_handshake(p.sock, file, &p.key, &p.seq, NULL), 0);
+	cr_assert_eq(wire_handshake(p.sock, file, &p.key, &p.seq, &features), 0);
 	return p;
+}
+
+static struct peer join(void)
+{
+	return join_with(0);
 }
 
 /* Leave, and wait until what was mapped is unmapped. */
@@ -1478,8 +1483,8 @@ Test(lists, have_a_memory_that_is_sent_a_few_times, .init = begin, .fini = end)
 
 	fake_uid = 1000;
 	quota_set_each(fake_quota(), QUOTA_lists, 1);
-	p = join();
-	other = join();
+	p = join_with(GAIA_FEATURE_LISTS);
+	other = join_with(GAIA_FEATURE_LISTS);
 	while ((fd = lists_of(&p)) >= 0) {
 		cr_assert_lt(ftruncate(fd, 0), 0);
 		close(fd);
@@ -1507,7 +1512,7 @@ Test(lists, are_limited_for_each_user, .init = begin, .fini = end)
 
 	fake_uid = 1000;
 	quota_set_each(fake_quota(), QUOTA_listed_kib, 8);
-	p = join();
+	p = join_with(GAIA_FEATURE_LISTS);
 	id = map(&p, 0, GAIA_CHUNK);
 	cr_assert_eq(acquire_listed(&p, id, 2), -EINVAL, "there is no memory for it yet");
 	fd = lists_of(&p);
@@ -1531,7 +1536,7 @@ Test(lists, are_limited_for_each_user, .init = begin, .fini = end)
 /* Whoever may only read a file cannot keep its inode's lock by releases. */
 Test(releases, are_asked_for_in_the_way_of_the_mapping, .init = begin, .fini = end)
 {
-	struct peer p = join();
+	struct peer p = join_with(GAIA_FEATURE_LISTS);
 	struct gaia_ioc_map io = { .key = p.key, .length = GAIA_CHUNK, .prot = GAIA_PROT_READ };
 	struct gaia_ioc_range read, write;
 	struct gaia_ioc_list list = { .key = p.key };
