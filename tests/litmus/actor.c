@@ -702,7 +702,9 @@ static void perform(struct actor *a, const struct step *st, struct seen *seen)
 				    st->len + st->off % GAIA_PAGE, MS_SYNC);
 		break;
 	case OP_ACQUIRE:
+	case OP_ACQUIREV:
 	case OP_RELEASE:
+	case OP_RELEASEV:
 	case OP_SYNC:
 	case OP_WILLNEED:
 	case OP_DONTNEED:
