@@ -219,7 +219,7 @@ Test(lists, may_be_read_only)
 }
 
 /* The index of a chunk's other pages says nothing of these, and nobody waits for them. */
-Test(lists, concern_no_page_between_their_ranges, .timeout = PATIENCE / 1000)
+Test(lists, concern_no_page_between_their_ranges, .timeout = 240)
 {
 	struct client *cl = begin_lists(), *other = new_client(1);
 	struct list l = { .n = 0 };
@@ -477,7 +477,7 @@ Test(nothing, is_held_of_what_does_not_fit)
 }
 
 /* The list's holds are coming until it is decided: a release of them takes none. */
-Test(nothing, is_held_after_it_was_given_up, .timeout = PATIENCE / 1000)
+Test(nothing, is_held_after_it_was_given_up, .timeout = 240)
 {
 	struct list l;
 	struct client *cl = begin_all_kinds(&l);
@@ -589,7 +589,7 @@ static void *cut(void *arg)
 }
 
 /* It gets its turn, before or after the list's pages are brought: what was cut is zeros in any case. */
-Test(lists, of_a_file_that_is_cut_meanwhile, .timeout = PATIENCE / 1000)
+Test(lists, of_a_file_that_is_cut_meanwhile, .timeout = 240)
 {
 	struct client *cl = begin_lists();
 	const struct list *l = every_other(CHUNKS);
