@@ -23,7 +23,7 @@ static const char usage[] =
 	"                 process has open, or only mapped\n"
 	"  --repeat N     repetitions, instead of what each file asks for\n"
 	"  --seed N       of the first repetition's timing, as a failure names it (by chance)\n"
-	"  --seconds N    a repetition may take (10, times $LITMUS_SLOW), and six times that while the daemon has work\n"
+	"  --seconds N    a repetition may take (10, times $LITMUS_SLOW), and twelve times that while the daemon has work\n"
 	"  --delays       let the daemon linger where others could come between (needs -Dfaults=true)\n"
 	"  --gaiafs PATH  the daemon ($GAIAFS, or this build's)\n"
 	"  --gaia PATH    the control tool ($GAIA, or this build's)\n"

@@ -23,7 +23,7 @@
 #include "threads.h"
 
 #define PAR_REPEATS 50
-#define PATIENCE 6	/* times what a repetition may take: the end of it, also while the daemon has work */
+#define PATIENCE 12	/* times what a repetition may take: the end of it, also while the daemon has work */
 
 struct player {
 	pid_t pid;		/* 0: not there, or reaped */
@@ -42,7 +42,9 @@ struct run {
 	struct stage *stage;
 	struct player players[MAX_ACTORS];
 	uint64_t seed;		/* of this repetition */
-	uint64_t start, deadline, end; /* of this repetition, now_ns(): when to look whether it has deadlocked, and the last such time */
+	uint64_t start;		/* of this repetition, now_ns() */
+	uint64_t ran, looked;	/* patience_ns(), as of @looked, now_ns() */
+	uint64_t deadline, end; /* patience_ns(): when to look whether it has deadlocked, and the last such time */
 	uint64_t work;		/* that the daemon had done at the last look */
 	bool failed, stuck;
 	struct run_report *report;
@@ -83,10 +85,25 @@ static bool has_work(struct run *r)
 	return work;
 }
 
-/* The time is over. Whether somebody still works on it, and there is more time. */
-static bool goes_on(struct run *r)
+#define LOOK_NS 1000000000ull
+
+/*
+ * A clock that stands still while we do not run: a machine that stops for a minute has not deadlocked. Read at least every LOOK_NS
+ * while something is waited for.
+ */
+static uint64_t patience_ns(struct run *r)
 {
 	uint64_t now = now_ns();
+
+	r->ran += MIN(now - r->looked, 2 * LOOK_NS);
+	r->looked = now;
+	return r->ran;
+}
+
+/* The time is over, or it is time to look. Whether somebody still works on it, and there is more time. */
+static bool goes_on(struct run *r)
+{
+	uint64_t now = patience_ns(r);
 
 	if (now < r->deadline)
 		return true;
@@ -148,11 +165,11 @@ static void start_player(struct run *r, unsigned i)
 	p->sock = pair[0];
 }
 
-static int poll_ms(const struct run *r)
+static int poll_ms(struct run *r)
 {
-	uint64_t now = now_ns();
+	uint64_t now = patience_ns(r);
 
-	return now >= r->deadline ? 0 : (int)((r->deadline - now) / 1000000 + 1);
+	return now >= r->deadline ? 0 : (int)(MIN(r->deadline - now, LOOK_NS) / 1000000 + 1);
 }
 
 /* Wait for its end: whether it came in time. */
@@ -426,7 +443,7 @@ static void kill_players(struct run *r)
 			kill(r->players[i].pid, SIGKILL);
 	}
 	/* In the kernel they may wait for the mount, which then has to go first. */
-	r->deadline = r->end = now_ns() + 3000000000u;
+	r->deadline = r->end = patience_ns(r) + 3 * LOOK_NS;
 	for (unsigned i = 0; i < r->s->n_actors; i++) {
 		struct player *p = &r->players[i];
 
@@ -461,7 +478,7 @@ static void explain(struct run *r)
 	if (r->stuck || p->sock < 0 || p->waiting)
 		return;
 	/* Best effort, in a little time of its own. */
-	r->deadline = r->end = now_ns() + 3000000000u;
+	r->deadline = r->end = patience_ns(r) + 3 * LOOK_NS;
 	tell(r, ACTOR_RUNNER, &(struct command){ .kind = CMD_RESIDENCY }, NULL);
 	if (poll(&(struct pollfd){ .fd = p->sock, .events = POLLIN }, 1, 3000) > 0)
 		take_reply(r, ACTOR_RUNNER, false);
@@ -469,9 +486,10 @@ static void explain(struct run *r)
 
 static void repetition(struct run *r)
 {
-	r->start = now_ns();
-	r->deadline = r->start + r->o->seconds * 1000000000ull;
-	r->end = r->start + PATIENCE * r->o->seconds * 1000000000ull;
+	r->start = r->looked = now_ns();
+	r->ran = 0;
+	r->deadline = r->o->seconds * 1000000000ull;
+	r->end = PATIENCE * r->deadline;
 	r->work = 0;
 	for (unsigned i = 0; i < r->s->n_names; i++)
 		if (r->s->names[i].declared && !make_file(r, i))

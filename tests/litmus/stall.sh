@@ -1,6 +1,7 @@
 #!/bin/bash
-# stall.sh RUNNER DIR [faults] - what waits for a disk has not deadlocked, and what waits for nothing has: a scenario on a file
-# system that is frozen for longer than a repetition may take, and one with a daemon that sleeps. Status 77: skipped.
+# stall.sh RUNNER DIR [faults] - what waits for a disk has not deadlocked, nor what is on a machine that stops, and what waits for
+# nothing has: a scenario on a file system that is frozen for longer than a repetition may take, one that is stopped for as long, and
+# one with a daemon that sleeps. Status 77: skipped.
 set -euo pipefail
 runner=$1 dir=$2 faults=${3:-}
 
@@ -51,6 +52,23 @@ done
 sleep 5
 fsfreeze --unfreeze "$own/small"
 wait "$pid" || fail "a disk that does not answer for a while is called a deadlock: $(cat "$own/out")"
+
+# The machine stops while a scenario is in the middle of something: nobody runs for longer than a repetition may take at most.
+"$runner" --seconds 1 --repeat 400 "$dir/33-fsync-races-release.litmus" > "$own/out" 2>&1 &
+pid=$!
+until daemon=$(pgrep -P "$pid" -x gaiafs); do
+	kill -0 "$pid" 2> /dev/null || fail "$(cat "$own/out")"
+	sleep 0.02
+done
+sleep 0.3
+kill -STOP "$daemon"
+sleep 0.3
+kill -STOP "$pid"
+sleep 14
+kill -CONT "$pid"
+sleep 0.5
+kill -CONT "$daemon"
+wait "$pid" || fail "a machine that stops for a while is called a deadlock: $(cat "$own/out")"
 
 if [ "$faults" = faults ]; then
 	! GAIAFS_FAULTS='release.before_publish=delay:99000000us' "$runner" --seconds 2 "$dir/03-stale-kernel-page-written-back.litmus" \

@@ -22,6 +22,7 @@
 #include "child.h"
 #include "own_mounts.h"
 #include "shell.h"
+#include "threads.h"
 #include "ways.h"
 
 #define SIZE (4 * 4096)
@@ -188,7 +189,7 @@ static int seek_and_hang(void *arg)
 	return 0;
 }
 
-/* A thread that serves sleeps within the store. */
+/* A thread that serves, or that it has handed the request to, sleeps within the store. */
 static void wait_until_reading(void)
 {
 	time_t end = time(NULL) + HANG_SECONDS;
@@ -196,11 +197,13 @@ static void wait_until_reading(void)
 	bool sleeps;
 
 	do {
+		if (time(NULL) >= end)
+			threads_show(mnt.daemon, "daemon");
 		cr_assert_lt(time(NULL), end, "the page is not read");
 		nanosleep(&a_moment, NULL);
 		/* nanosleep(2), clock_nanosleep(2) */
-		r = shell_run("/", 60, "cd /proc/%d/task && for t in *; do read c < $t/comm && test $c = gaia-fuse && "
-			      "cut -d' ' -f1 $t/syscall; done | grep -qxE '35|230|101|115'", mnt.daemon);
+		r = shell_run("/", 60, "cd /proc/%d/task && for t in *; do read c < $t/comm && case $c in gaia-fuse|gaia-home|gaia-read) "
+			      "cut -d' ' -f1 $t/syscall;; esac; done | grep -qxE '35|230|101|115'", mnt.daemon);
 		sleeps = r.status == 0;
 		shell_free(&r);
 	} while (!sleeps);
