@@ -120,7 +120,7 @@ struct cache_config {
 #define CACHE_HOME_MAX (4ull << 40) /* numbers of frames have 32 bits, and twins and dirty pages may take as much again */
 #define CACHE_DEVICE_PERCENT 75u
 #define CACHE_MAX_DEVICES 254u /* an owner fits a byte */
-#define CACHE_MAX_MAPPINGS 65535u /* of one file: all may hold a page for writing, see page_replica */
+#define CACHE_MAX_MAPPINGS 65535u /* of one file: all may hold a page for writing, see more_writers */
 
 /* -EINVAL, -ENOMEM. Starts the writeback thread. */
 int cache_create(const struct cache_config *config, struct cache **out);

@@ -97,8 +97,10 @@ struct page {
 	uint8_t lockers, sharers; /* waiting threads: for the exclusive lock, for the shared one */
 };
 
-/* Pages come in leaves, so that a small file costs little. A leaf never moves while its chunk lives, so that
- * the holder of a page's lock may look at the page without chunk->lock. */
+/*
+ * Pages come in leaves, so that a small file costs little. While one of its pages has a frame, or is locked, a leaf stays where
+ * it is, so that the holder of a page's lock may look at the page without chunk->lock.
+ */
 #define LEAF_PAGES 64u
 
 /* Saved bytes that are the base of merges to come: a twin. */
@@ -297,9 +299,16 @@ struct replica {
 	 * it. state.c sets and clears it. A bit too many costs a look at the page; one too few would be a wrong byte (cache_check()).
 	 */
 	uint64_t stale[GAIA_CHUNK_PAGES / 64], unready[GAIA_CHUNK_PAGES / 64];
-	/* Pages that were read ahead and that no acquire has asked for since: for the counters. */
-	uint64_t brought[GAIA_CHUNK_PAGES / 64];
-	unsigned n_brought;
+	/* Pages that several mappings hold for writing: how many beyond the first. NULL: there are none. */
+	struct more_writers {
+		uint16_t of[GAIA_CHUNK_PAGES];
+		unsigned sum;
+	} *more_writers;
+	/* Pages that were read ahead and that no acquire has asked for since: for the counters. NULL: there are none. */
+	struct brought {
+		uint64_t pages[GAIA_CHUNK_PAGES / 64];
+		unsigned n;
+	} *brought;
 
 	/* dev->lock; a thread that has it pinned may read mem without, once there is any. */
 	struct devmem *mem; /* NULL: promised to the acquire that has made the replica; others may wait for that */

@@ -153,25 +153,34 @@ bool readahead_has_room(const struct readahead *ra, const struct cache_device *d
 	return user_may_ahead(dev, &ra->user);
 }
 
+static void brought_free(struct replica *rep)
+{
+	free(rep->brought);
+	rep->brought = NULL;
+}
+
 static void note_brought(struct replica *rep, unsigned i)
 {
-	if (bit_test(rep->brought, i))
+	if (!rep->brought)
+		rep->brought = xcalloc(1, sizeof(*rep->brought));
+	if (bit_test(rep->brought->pages, i))
 		return;
-	bit_set(rep->brought, i);
-	rep->n_brought++;
+	bit_set(rep->brought->pages, i);
+	rep->brought->n++;
 }
 
 void readahead_count(struct replica *rep, unsigned a, unsigned b)
 {
 	uint64_t used = 0, wasted = 0;
 
-	for (unsigned i = a; rep->n_brought > 0 && (i = bits_first(rep->brought, i, b)) < b; i++) {
+	for (unsigned i = a; rep->brought && (i = bits_first(rep->brought->pages, i, b)) < b; i++) {
 		if (replica_is_current(rep, i, i + 1, false))
 			used++;
 		else
 			wasted++;
-		bit_clear(rep->brought, i);
-		rep->n_brought--;
+		bit_clear(rep->brought->pages, i);
+		if (--rep->brought->n == 0)
+			brought_free(rep);
 	}
 	if (used > 0)
 		count(CTR_readahead_used, used);
@@ -181,9 +190,9 @@ void readahead_count(struct replica *rep, unsigned a, unsigned b)
 
 void readahead_dropped(struct replica *rep)
 {
-	if (rep->n_brought > 0)
-		count(CTR_readahead_wasted, rep->n_brought);
-	rep->n_brought = 0;
+	if (rep->brought)
+		count(CTR_readahead_wasted, rep->brought->n);
+	brought_free(rep);
 }
 
 static bool meet(struct page_span x, struct page_span y)

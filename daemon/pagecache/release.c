@@ -18,6 +18,7 @@ struct release {
 	uint64_t pages[WORDS];	 /* to release */
 	uint64_t writing[WORDS]; /* of these: held for writing by this mapping */
 	uint64_t last[WORDS];	 /* held by it no more often than this release takes away, so that it seems to be the last */
+	uint64_t held_on[WORDS]; /* of those held for writing, what it or another mapping seems to go on holding so */
 	uint64_t compare[WORDS]; /* of those held for writing, what is not void */
 	uint64_t changed_pages[WORDS];
 	uint64_t shared[WORDS];	 /* changed, and somebody goes on writing them */
@@ -87,13 +88,11 @@ static void add_runs(const struct release *rl, unsigned n, struct dev_op *op)
 /* The device has found that page @i @differs from what it had remembered. */
 static void note_found(struct release *rl, unsigned i, bool differs)
 {
-	const struct page_replica *r = &rl->grant->replica->page[i];
-
 	/* Not armed: the device compared with something else. */
-	if (!differs && (r->flags & REPLICA_ARMED))
+	if (!differs && (rl->grant->replica->page[i].flags & REPLICA_ARMED))
 		return;
 	bit_set(rl->changed_pages, i);
-	if (r->writers > bit_test(rl->last, i))
+	if (bit_test(rl->held_on, i))
 		bit_set(rl->shared, i);
 }
 
@@ -236,9 +235,12 @@ static void look_at(struct release *rl)
 	each_segment(rl, note_held);
 	rl->any = any_bit(rl->writing);
 	/* What is void may be so because it was lost (page_drop_lost()), of which others were told. */
-	for (unsigned i = rl->a; (i = bits_first(rl->writing, i, rl->b)) < rl->b; i++)
+	for (unsigned i = rl->a; (i = bits_first(rl->writing, i, rl->b)) < rl->b; i++) {
 		if (rep->page[i].cut > 0)
 			bit_set(rl->compare, i);
+		if (replica_writers(rep, i) > bit_test(rl->last, i))
+			bit_set(rl->held_on, i);
+	}
 	pthread_mutex_unlock(&rl->ch->lock);
 }
 

@@ -130,7 +130,7 @@ static void void_beyond(struct cfile *f, uint64_t size)
 		struct dev_op zero = { .kind = DEV_ZERO, .runs = &tail, .n = 1 };
 		int err;
 
-		if (rep->page[i].writers == 0)
+		if (!rep->page[i].written)
 			continue;
 		/* The page's lock keeps the replica. */
 		pthread_mutex_unlock(&ch->lock);

@@ -211,7 +211,7 @@ void replica_drop_empty(struct mapping *m, uint64_t index)
 	pthread_mutex_lock(&dev->reserve);
 	pthread_mutex_lock(&ch->lock);
 	rep = replica_find(ch, dev, m->readers);
-	empty = rep && rep->n_brought == 0;
+	empty = rep && !rep->brought;
 	if (empty) {
 		pthread_mutex_lock(&dev->lock);
 		empty = rep->ahead && rep->pins == 0 && rep->filling == 0;
