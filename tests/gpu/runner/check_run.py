@@ -468,14 +468,28 @@ def report(build):
         expect(not os.path.exists(os.path.join(directory, "report-shares-bench.png")), "a plot of other results stayed")
 
         # What is slower beside another process, and by how much.
+        # (Some rows differ only in what is neither words nor a size.)
+        def again(times, alive):
+            return [*({"section": "again", "what": "shared", "chunks": 64, "alive": n, "create_us": us * times} for n, us in alive),
+                    *({"section": "again", "what": "registered", "bytes": 1, "huge_pages": huge, "us": us * times}
+                      for huge, us in ((False, 40), (True, 10))),
+                    {"section": "again", "status": "done", "seconds": 1, "note": ""}]
+
         put("\n".join(json.dumps(one) for one in (
-            {"phase": "busy", "plan": ["bench/kinds"], "simulated": False},
+            {"phase": "ceilings", "plan": ["again"], "simulated": False}, *again(1, [(0, 10), (1000, 90)]),
+            {"phase": "ceilings", "end": True})) + "\n", "ceilings")
+        put("\n".join(json.dumps(one) for one in (
+            {"phase": "busy", "plan": ["bench/kinds", "ceilings/again"], "simulated": False},
             *(dict(row, bytes=bytes, us=us, beside="another's") for bytes, us in ((4096, 3), (65536, 4.5), (1 << 21, 7))),
             {"section": "kinds", "what": "the other process's kernels", "slowdown": 1.25},
-            {"section": "bench/kinds", "status": "done", "seconds": 1, "note": ""}, {"phase": "busy", "end": True})) + "\n", "busy")
+            {"section": "bench/kinds", "status": "done", "seconds": 1, "note": ""},
+            *({**one, "section": "ceilings/again"} if "status" in one else one for one in again(2, [(0, 10)])),
+            {"phase": "busy", "end": True})) + "\n", "busy")
         page = page_of(directory)
+        expect("| ceilings/again | 3 | 2 (2 to 2) | - |" in page, "rows that are nearly alike: %s" % page)
         expect("| bench/kinds | 2 | 3 (2 to 3) | 1.25 |" in page, "beside another process: %s" % page)
-        os.unlink(os.path.join(directory, "busy.jsonl"))
+        for name in ("busy", "ceilings"):
+            os.unlink(os.path.join(directory, name + ".jsonl"))
 
         # A rehearsal beside it is called so, and so are its rows.
         put(json.dumps({"phase": "stalls", "plan": ["waits"], "simulated": True, "rehearsal": "sim"}) + "\n" +
