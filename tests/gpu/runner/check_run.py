@@ -5,7 +5,7 @@ tools     compute-sanitizer and ncu, played, on a GPU that is played: what they 
 sections  what fails, hangs, crashes or prints nonsense is noted, and the next section runs
 contact   no GPU: one line, 77, and the diagnosis; a driver that hangs; how it is called
 room      where there is no room to work, or none for results: one line that says so, and the diagnosis if it can be
-driver    ARGUMENT, a driver that only LD_LIBRARY_PATH names, is found
+driver    ARGUMENT, a driver that only LD_LIBRARY_PATH names, or that is in a usual place only, is found
 rehearse  every phase on ARGUMENT (sim, fake) to its end, each section done
 killed    run is killed at random moments: what it left is valid, and nothing else is left. With ARGUMENT, a number:
           the programs themselves run, not the stub, in any phases, and are killed when at most so many sections are done
@@ -205,7 +205,7 @@ def contact(build):
             text = file.read()
         for word in ("/dev/nvidia", "nvidia-smi", "/proc/driver/nvidia/version", "LD_LIBRARY_PATH", "MPS", "/dev/fuse",
                      "transparent_hugepage", "nr_hugepages", "max locked memory", "MemTotal", "Linux",
-                     "the loader's whole cache", "the stub has no GPU", "ended: no GPU"):
+                     "the loader's whole cache", "== toolkits", "== file system of " + scene.tmp, "the stub has no GPU", "ended: no GPU"):
             expect(word in text, "the diagnosis lacks %r" % word)
         expect(not scene.is_clean(), "left behind: %s" % scene.is_clean())
         code, said, _ = scene.run(STUB_GPUS="hangs", GPU_CHECK_PATIENCE="1")
@@ -290,13 +290,30 @@ def driver(build, stub):
         code, said, wrong = scene.run()
         expect(code == 77 and said.count("\n") == 1 and "803" not in said, "without: %d, %r, %r" % (code, said, wrong))
         path = os.path.dirname(os.path.abspath(stub))
-        code, said, wrong = scene.run(LD_LIBRARY_PATH="/nonsense:" + path)
-        expect(code == 77 and said.count("\n") == 1 and "803" in said and not wrong,
-               "the driver is not found: %d, %r, %r" % (code, said, wrong))
-        with open(os.path.join(scene.out, "diagnosis.txt")) as file:
+
+        def found(how, **env):
+            code, said, wrong = scene.run(**env)
+            expect(code == 77 and said.count("\n") == 1 and "803" in said and not wrong,
+                   "the driver is not found %s: %d, %r, %r" % (how, code, said, wrong))
+            with open(os.path.join(scene.out, "diagnosis.txt")) as file:
+                text = file.read()
+            expect("803" in text and path in text, "%s: the diagnosis does not tell of the driver: %s" % (how, text))
+            expect(not scene.is_clean(), "left behind: %s" % scene.is_clean())
+
+        # Also by the loader and the C library of the bundle.
+        os.symlink("/lib64/ld-linux-x86-64.so.2", os.path.join(scene.bundle, "glibc", "ld.so"))
+        for own in ({}, {"GPU_CHECK_OWN_GLIBC": "yes"}):
+            found("by LD_LIBRARY_PATH, %s" % own, LD_LIBRARY_PATH="/nonsense:" + path, **own)
+        # Where containers have it, and neither LD_LIBRARY_PATH nor the loader looks.
+        diagnose = os.path.join(scene.bundle, "diagnose")
+        with open(diagnose) as file:
             text = file.read()
-        expect("803" in text and path in text, "the diagnosis does not tell of the driver: %s" % text)
-        expect(not scene.is_clean(), "left behind: %s" % scene.is_clean())
+        place = "/usr/local/nvidia/lib64"
+        expect(text.count(place + " ") == 1, "%s is none of the usual places" % place)
+        with open(diagnose, "w") as file:
+            file.write(text.replace(place, path))
+        for own in ({}, {"GPU_CHECK_OWN_GLIBC": "yes"}):
+            found("in a usual place, %s" % own, **own)
 
 
 def rehearse(build, on):
