@@ -63,6 +63,8 @@ def check(section, done):
     return rows
 
 
+KINDS = [*(kind + armed for kind in ('copy in', 'copy from another device') for armed in ('', ', armed')),
+         'copy out', 'find changed', 'pull', 'copy within', 'arm', 'zero']
 L2 = 1 << 20 # the played GPU's
 
 
@@ -86,6 +88,15 @@ def check_memory_share(section, rows):
         bytes = row['bytes'] / (2 if row['what'] == 'pull' else 1) if 'us' in row else row['piece_bytes'] * row['pieces']
         if abs(row['of_gpu_memory_ceiling'] * row['gpu_memory_read_ceiling_gb_s'] / (bytes / us / 1e3) - 1) > 0.01:
             fault(section, f'{bytes} bytes in {us} us are another share: {row}')
+
+
+def check_kinds(rows):
+    """Each kind of operation, also armed, with each number of pages, in one run and in many."""
+    wanted = {(what, pages, layout) for what in KINDS for pages in (1, 8, 64, 512)
+              for layout in ('a run a chunk', 'every other page') if pages > 1 or layout == 'a run a chunk'}
+    there = {(row['what'], row['pages'], row['layout']) for row in rows if 'pages' in row}
+    if there != wanted:
+        fault('kinds', f'missing: {wanted - there}; not known: {there - wanted}')
 
 
 def check_assumptions(rows):
@@ -129,6 +140,7 @@ def whole(arguments=()):
             print(f'{section}: {len(rows)} rows, {sum("not_run" in row for row in rows)} of them not run')
         if section == 'kinds':
             check_cached(rows)
+            check_kinds(rows)
         if section == 'assumptions':
             check_assumptions(rows)
         if section in ('kinds', 'pieces'):
