@@ -101,11 +101,16 @@ def check_kinds(rows):
 
 def check_assumptions(rows):
     """Of each assumption a row; and on the fake driver, which is strict, all of them hold."""
-    for name in ('same_address', 'kernels_read_it_there', 'starts', 'program_kernel'):
+    refused = [row for row in rows if 'not_run' in row and 'cuMemHostRegister' in row['not_run']]
+    for name in ('same_address', 'kernels_read_it_there', 'starts', 'program_kernel', 'to_device', 'to_host', 'wrong_pages',
+                 'cuMemHostRegister_again'):
         values = [row[name] for row in rows if name in row]
-        refused = [row for row in rows if 'not_run' in row and 'cuMemHostRegister' in row['not_run']]
-        if values not in ([True], ['0, no error']) and not (refused and values == []):
+        if values not in ([True], ['0, no error'], [0]) and not (refused and values == []):
             fault('assumptions', f'{name} is {values}: {rows}')
+    broken = [row for row in rows if 'free_bytes_with_a_buffer' in row]
+    if len(broken) != 1 or not (broken[0]['free_bytes_with_a_buffer'] < broken[0]['free_bytes_with_chunks'] <
+                                broken[0]['free_bytes_before'] <= broken[0]['free_bytes_after']):
+        fault('assumptions', f'of a context that broke: {rows}')
     left = [row for row in rows if 'left_bytes' in row]
     if not left or left[0]['left_bytes'] > left[0]['free_bytes_before'] - left[0]['taken_bytes'] - left[0]['of_hashes_bytes']:
         fault('assumptions', f'nothing is taken: {left}')
