@@ -169,6 +169,7 @@ def tools(build):
         expect(code == 1 and not wrong, "racecheck found errors, and the status is %d: %s%s" % (code, said, wrong))
         for phase in ("sanitizer", "ncu"):
             expect(not any(row.get("simulated") for row in scene.rows(phase)), "this is no rehearsal: %s" % scene.rows(phase))
+            expect(scene.rows(phase)[1]["held"] is True, "no context is held: %s" % scene.rows(phase)[1])
         status = {name: row["status"] for name, row in scene.status("sanitizer").items()}
         expect(status == {"memcheck": "done", "racecheck": "failed", "initcheck": "done"}, "sanitizer: %s" % status)
         note = scene.status("sanitizer")["initcheck"]["note"]
