@@ -289,7 +289,8 @@ def driver(build, stub):
         sys.exit(77)
     with Scene(build) as scene:
         code, said, wrong = scene.run()
-        expect(code == 77 and said.count("\n") == 1 and "803" not in said, "without: %d, %r, %r" % (code, said, wrong))
+        expect(code == 77 and said.count("\n") == 1 and "no libcuda.so.1 with cuInit is found" in said,
+               "without: %d, %r, %r" % (code, said, wrong))
         path = os.path.dirname(os.path.abspath(stub))
 
         def found(how, **env):
