@@ -22,6 +22,11 @@
 #include "shell.h"
 #include "tree.h"
 
+/* Linux 6.16; headers may be older. */
+#ifndef SO_PASSRIGHTS
+#define SO_PASSRIGHTS 83
+#endif
+
 #define STUCK 64
 #define READERS 160 /* half of them by way of the kernel's cache, which the kernel has read in the background */
 #define SERVE 12 /* as the daemon has at first (FS_THREADS) */
@@ -473,3 +478,100 @@ static void reads_that_storage_does_not_answer_hold_up_nothing_else(void)
 
 WHEN_STOPPED(reads_that_storage_does_not_answer_hold_up_nothing_else, writeback)
 WHEN_STOPPED(reads_that_storage_does_not_answer_hold_up_nothing_else, writethrough)
+
+/* ---- descriptors that clients send ---- */
+
+static bool send_descriptor(int sock, int fd)
+{
+	char control[CMSG_SPACE(sizeof(int))] __attribute__((aligned(_Alignof(struct cmsghdr)))) = { 0 };
+	struct gaia_msg msg = { .kind = GAIA_MSG_HELLO, .version = GAIA_PROTOCOL_VERSION };
+	struct iovec iov = { &msg, sizeof(msg) };
+	struct msghdr hdr = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control) };
+	struct cmsghdr *c = CMSG_FIRSTHDR(&hdr);
+
+	*c = (struct cmsghdr){ .cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS };
+	memcpy(CMSG_DATA(c), &fd, sizeof(fd));
+	return sendmsg(sock, &hdr, MSG_NOSIGNAL) == sizeof(msg);
+}
+
+/*
+ * The kernel stores what is dirty when an open file ends, and waits for that: here in whoever has the last reference. So that this is
+ * not the attacker the file lies in a socket, when what is written to it otherwise becomes dirty.
+ */
+static int send_what_hangs(void *arg)
+{
+	char path[PATH_MAX + 8];
+	uint8_t ticket[16];
+	int root, fd, other, pair[2], sock;
+	bool sent;
+
+	(void)arg;
+	snprintf(path, sizeof(path), "%s/hangs", below.path);
+	hostile_become();
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	other = open(path, O_RDWR | O_CLOEXEC);
+	CHILD_CHECK(fd >= 0 && other >= 0 && !socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair));
+	CHILD_CHECK(send_descriptor(pair[0], fd));
+	close(fd);
+	close(pair[0]);
+	root = open(mnt.path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	sock = raw_socket(root, ticket);
+	CHILD_CHECK(sock >= 0);
+	CHILD_CHECK(pwrite(other, "dirty", 5, 0) == 5);
+	gate_open(ready);
+	CHILD_CHECK(gate_pass(attack));
+	sent = send_descriptor(sock, pair[1]);
+	/* If it was refused the attacker hangs himself. */
+	if (!sent)
+		hostile_add(&shared->count);
+	close(pair[1]);
+	hostile_add(&shared->count);
+	for (;;)
+		pause();
+}
+
+/* Else the daemon cannot but receive them: daemon/README.md, "What is open". */
+static bool can_refuse_descriptors(void)
+{
+	int sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), no = 0;
+	bool can = !setsockopt(sock, SOL_SOCKET, SO_PASSRIGHTS, &no, sizeof(no));
+
+	close(sock);
+	return can;
+}
+
+static void descriptors_of_files_that_hang_stop_no_thread(void)
+{
+	static const char *const of_below[] = { "--cpu-cache", "writeback", NULL };
+	struct mnt_options options = { .args = of_below };
+	char path[PATH_MAX + 8];
+	pid_t attacker;
+	struct raw r;
+	int fd;
+
+	hostile_start(args);
+	if (!can_refuse_descriptors())
+		WAY_SKIP("Linux before 6.16: sockets cannot refuse descriptors");
+	attack = gate_make();
+	cr_assert_eq(mnt_start(&below, &options), 0);
+	snprintf(path, sizeof(path), "%s/hangs", below.path);
+	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+	cr_assert(fd >= 0 && !fchmod(fd, 0666) && !close(fd));
+	attacker = hostile_attack(send_what_hangs);
+	cr_assert(child_stop(below.daemon));
+	/* So that it receives the descriptor when the attacker has closed it. */
+	cr_assert(child_stop(mnt.daemon));
+	gate_open(attack);
+	HOSTILE_WAIT(attacker, shared->count > 0);
+	kill(mnt.daemon, SIGCONT);
+	fd = open(mnt.path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	for (int i = 0; i < 3; i++) {
+		r = raw_client(fd);
+		close(r.sock);
+	}
+	close(fd);
+	kill(below.daemon, SIGCONT);
+	child_kill(attacker);
+}
+
+WHEN_STOPPED(descriptors_of_files_that_hang_stop_no_thread, writeback)
