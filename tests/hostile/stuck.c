@@ -575,3 +575,125 @@ static void descriptors_of_files_that_hang_stop_no_thread(void)
 }
 
 WHEN_STOPPED(descriptors_of_files_that_hang_stop_no_thread, writeback)
+
+/* ---- leases ---- */
+
+/* Who opens a file for writing on which the attacker has a lease waits for it: for 45 s (/proc/sys/fs/lease-break-time). */
+static void take_lease(int beneath)
+{
+	CHILD_CHECK(signal(SIGIO, SIG_IGN) != SIG_ERR);
+	if (fcntl(beneath, F_SETLEASE, F_RDLCK))
+		shared->error = errno;
+	hostile_keep();
+}
+
+static int open_leased(int *beneath)
+{
+	int fd;
+
+	*beneath = openat(mnt.backing_fd, "leased", O_RDONLY | O_CLOEXEC);
+	hostile_become();
+	fd = open(mnt_file(&mnt, "leased"), O_RDWR | O_CLOEXEC);
+	CHILD_CHECK(fd >= 0 && *beneath >= 0);
+	return fd;
+}
+
+/* What the kernel gathers goes to the daemon. */
+static bool write_and_push(int fd, const char *text)
+{
+	return pwrite(fd, text, strlen(text), 0) == (ssize_t)strlen(text) &&
+	       !sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+}
+
+static int lease_what_was_written(void *arg)
+{
+	int beneath, fd = open_leased(&beneath);
+
+	(void)arg;
+	CHILD_CHECK(write_and_push(fd, "written"));
+	take_lease(beneath);
+	return 0;
+}
+
+static int lease_what_was_released(void *arg)
+{
+	int beneath, fd = open_leased(&beneath);
+	char *p = gaia_mmap(GAIA_PAGE, RW, fd, 0, 0);
+
+	(void)arg;
+	CHILD_CHECK(p != MAP_FAILED && !gaia_acquire(p, GAIA_PAGE, RW));
+	strcpy(p, "stored");
+	CHILD_CHECK(!gaia_release(p, GAIA_PAGE));
+	take_lease(beneath);
+	return 0;
+}
+
+static bool has_lease(const char *name)
+{
+	char line[256], inode[32];
+	bool has = false;
+	struct stat st;
+	FILE *f = fopen("/proc/locks", "re");
+
+	cr_assert_not_null(f);
+	cr_assert_eq(fstatat(mnt.backing_fd, name, &st, 0), 0);
+	snprintf(inode, sizeof(inode), ":%lu ", (unsigned long)st.st_ino);
+	while (fgets(line, sizeof(line), f))
+		has |= strstr(line, "LEASE") && strstr(line, inode);
+	fclose(f);
+	return has;
+}
+
+static bool is_stored(const char *name)
+{
+	char byte = 0;
+	int fd = openat(mnt.backing_fd, name, O_RDONLY | O_CLOEXEC);
+
+	cr_assert_geq(fd, 0);
+	cr_assert_geq(pread(fd, &byte, 1, 0), 0);
+	close(fd);
+	return byte == 'o';
+}
+
+/* The same way, and stored by age like it, but a moment later. */
+static void others_is_stored(int (*lease)(void *), bool by_device)
+{
+	static const char *const with_age[] = { "--device", "sim:8M", "--writeback-age", "1", "--device-age", "1", NULL };
+	pid_t attacker;
+	char *p = NULL;
+	int fd;
+
+	hostile_start(with_age);
+	way_make_cached("leased");
+	way_make_cached("others");
+	fd = hostile_file("leased", GAIA_PAGE);
+	cr_assert_eq(fchown(fd, NOBODY, NOBODY), 0);
+	close(fd);
+	attacker = hostile_attack(lease);
+	fd = hostile_file("others", GAIA_PAGE);
+	if (by_device) {
+		p = gaia_mmap(GAIA_PAGE, RW, fd, 0, 0);
+		cr_assert_neq(p, MAP_FAILED);
+		cr_assert_eq(gaia_acquire(p, GAIA_PAGE, RW), 0);
+		*p = 'o';
+		cr_assert_eq(gaia_release(p, GAIA_PAGE), 0);
+	} else {
+		cr_assert(write_and_push(fd, "o"));
+	}
+	HOSTILE_WAIT(attacker, is_stored("others"));
+	cr_assert(shared->error == EAGAIN || has_lease("leased"), "not before the lease was over");
+	if (by_device)
+		cr_assert_eq(gaia_munmap(p, GAIA_PAGE), 0);
+	close(fd);
+	child_kill(attacker);
+}
+
+CACHED_WAYS_BARE(stuck, leases_on_what_was_written_hold_up_no_storing)
+{
+	others_is_stored(lease_what_was_written, false);
+}
+
+EACH_WAY_BARE(stuck, leases_on_what_was_released_hold_up_no_storing)
+{
+	others_is_stored(lease_what_was_released, true);
+}
