@@ -587,6 +587,30 @@ static void take_lease(int beneath)
 	hostile_keep();
 }
 
+/* What is left of it on the device is idle. */
+static int lease_and_cut(void *arg)
+{
+	int beneath, fd;
+	char *p;
+
+	(void)arg;
+	beneath = openat(mnt.backing_fd, "leased", O_RDONLY | O_CLOEXEC);
+	hostile_become();
+	fd = open(mnt_file(&mnt, "leased"), O_RDONLY | O_CLOEXEC);
+	CHILD_CHECK(fd >= 0 && beneath >= 0);
+	p = gaia_mmap(GAIA_CHUNK, PROT_READ, fd, 0, 0);
+	CHILD_CHECK(p != MAP_FAILED && !gaia_acquire(p, GAIA_CHUNK, PROT_READ) && !gaia_release(p, GAIA_CHUNK));
+	CHILD_CHECK(!gaia_munmap(p, GAIA_CHUNK) && !close(fd));
+	CHILD_CHECK(signal(SIGIO, SIG_IGN) != SIG_ERR && !fcntl(beneath, F_SETLEASE, F_RDLCK));
+	/* Another process: it cannot be killed until the lease is over, which ends with this one. */
+	if (!fork()) {
+		close(beneath);
+		(void)!truncate(mnt_file(&mnt, "leased"), GAIA_PAGE);
+		_exit(0);
+	}
+	hostile_keep();
+}
+
 static int open_leased(int *beneath)
 {
 	int fd;
@@ -628,7 +652,8 @@ static int lease_what_was_released(void *arg)
 	return 0;
 }
 
-static bool has_lease(const char *name)
+/* @how: "", or "BREAKING": somebody waits for it. */
+static bool has_lease(const char *name, const char *how)
 {
 	char line[256], inode[32];
 	bool has = false;
@@ -639,7 +664,7 @@ static bool has_lease(const char *name)
 	cr_assert_eq(fstatat(mnt.backing_fd, name, &st, 0), 0);
 	snprintf(inode, sizeof(inode), ":%lu ", (unsigned long)st.st_ino);
 	while (fgets(line, sizeof(line), f))
-		has |= strstr(line, "LEASE") && strstr(line, inode);
+		has |= strstr(line, "LEASE") && strstr(line, how) && strstr(line, inode);
 	fclose(f);
 	return has;
 }
@@ -681,7 +706,7 @@ static void others_is_stored(int (*lease)(void *), bool by_device)
 		cr_assert(write_and_push(fd, "o"));
 	}
 	HOSTILE_WAIT(attacker, is_stored("others"));
-	cr_assert(shared->error == EAGAIN || has_lease("leased"), "not before the lease was over");
+	cr_assert(shared->error == EAGAIN || has_lease("leased", ""), "not before the lease was over");
 	if (by_device)
 		cr_assert_eq(gaia_munmap(p, GAIA_PAGE), 0);
 	close(fd);
@@ -696,4 +721,29 @@ CACHED_WAYS_BARE(stuck, leases_on_what_was_written_hold_up_no_storing)
 EACH_WAY_BARE(stuck, leases_on_what_was_released_hold_up_no_storing)
 {
 	others_is_stored(lease_what_was_released, true);
+}
+
+EACH_WAY_BARE(stuck, leases_on_what_is_cut_hold_up_no_eviction)
+{
+	pid_t attacker;
+	char *p;
+	int fd;
+
+	hostile_start(args);
+	way_make_cached("leased");
+	fd = hostile_file("leased", GAIA_CHUNK);
+	cr_assert_eq(fchown(fd, NOBODY, NOBODY), 0);
+	close(fd);
+	way_unmount();
+	way_remount();
+	fd = hostile_file("all", 4 * GAIA_CHUNK);
+	p = gaia_mmap(4 * GAIA_CHUNK, RW, fd, 0, 0);
+	cr_assert_neq(p, MAP_FAILED);
+	close(fd);
+	attacker = hostile_attack(lease_and_cut);
+	HOSTILE_WAIT(attacker, has_lease("leased", "BREAKING"));
+	cr_assert_eq(gaia_acquire(p, 4 * GAIA_CHUNK, RW), 0, "%s", strerror(errno));
+	cr_assert(has_lease("leased", ""), "not before the lease was over");
+	cr_assert_eq(gaia_munmap(p, 4 * GAIA_CHUNK), 0);
+	child_kill(attacker);
 }
