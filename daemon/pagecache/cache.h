@@ -173,6 +173,14 @@ void cfile_hold(struct cfile *f);
  */
 void cache_forget(struct cache *c, uint64_t key);
 
+/*
+ * [F] A program has opened the file for writing, not past the cache: open the store's file now, for as long as the cache has something of it,
+ * not when something is to be stored. Threads that store in others' stead (the flusher, or one that needs memory) would wait there
+ * for a lease that some program has taken on it meanwhile (fcntl(2)). With the file open for writing nobody gets one. Errors come when something is
+ * stored.
+ */
+void cfile_will_be_written(struct cfile *f);
+
 /* The file has no name left: when it is no longer held nothing needs to be stored. */
 void cfile_set_gone(struct cfile *f, bool gone);
 

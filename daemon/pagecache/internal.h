@@ -212,6 +212,7 @@ struct cfile {
 
 	pthread_rwlock_t range;
 	atomic_uint range_waiters; /* threads that wait for range exclusively; all others wait behind them */
+	atomic_uint range_shut;	   /* these, and a thread that has it exclusively */
 
 	pthread_mutex_t lock;
 	/* lock. */

@@ -53,6 +53,13 @@ int cfile_store(struct cfile *f, bool write, struct store_file **out)
 	return 0;
 }
 
+void cfile_will_be_written(struct cfile *f)
+{
+	struct store_file *sf;
+
+	(void)cfile_store(f, true, &sf);
+}
+
 void store_failed(struct cfile *f, int err)
 {
 	char name[CFILE_NAME_MAX];
