@@ -15,8 +15,8 @@
 #include "pagecache/state.h"
 
 #define TICK_NS 500000000ull
-/* Memory that was not needed for so long is given back: but not between two bursts of writes, which took 8 times as long with
- * new memory (in a virtual machine). */
+/* Memory that was not needed for so long is given back: but not between two bursts of writes, since new memory is slow
+ * (tests/bench/README.md, "Settings"). */
 #define SPARE_NS 2000000000ull
 #define RESPITE_NS 100000000ull /* for a store that failed: a full one takes some time to say so */
 
