@@ -177,7 +177,7 @@ int chunk_store(struct chunk *ch, unsigned a, unsigned b, bool wait)
 	pthread_mutex_lock(&ch->lock);
 	for (i = a; ch->n_dirty && i < b; i = j) {
 		j = i + 1;
-		/* Who does not wait may have the page, and others of the chunk, already. */
+		/* A thread that does not wait may have the page locked already, and others of the chunk. */
 		if (!page_dirty(ch, i) || !store_begin(ch, i, wait))
 			continue;
 		while (j < b && page_dirty(ch, j) && store_begin(ch, j, false))
