@@ -386,7 +386,7 @@ static int parse_paths(struct options *o, int n, char **path)
 {
 	if (n != 1 && n != 2) {
 		log_error("%s; `gaiafs -h` shows how to use it",
-			  n ? "more than a source and a mount point" : "which directory?");
+			  n ? "more than a source and a mount point" : "no directory is named");
 		return -EINVAL;
 	}
 	o->source = path[0];
