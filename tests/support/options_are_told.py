@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""options_are_told.py GAIAFS PAGE HELPER HELPER_PAGE - manual pages and mount.gaiafs say of options what the command line says.
+"""options_are_told.py GAIAFS PAGE HELPER HELPER_PAGE GAIA GAIA_PAGE - manual pages and mount.gaiafs say of options what command lines say.
 
 GAIAFS prints its help; PAGE is the source of gaiafs(8), HELPER is mount.gaiafs, which passes on options with values, and HELPER_PAGE
 its manual page. All are made from one table (daemon/option_table.h). So each has every option with the same form and the same text;
-and the pages' own prose names no option, key or choice that does not exist.
+and the pages' own prose names no option, key or choice that does not exist. GAIA and its page have the same commands and options.
 """
 
 import re
@@ -34,16 +34,33 @@ def of_help(text):
     return found
 
 
+def help_of(program):
+    return subprocess.run([program, "--help"], check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def of_gaia(usage, page):
+    """What is only in one of gaia's usage, the synopsis of its page, and the headings there."""
+    synopsis = page[page.index("# SYNOPSIS"):page.index("# DESCRIPTION")]
+    headings = "\n".join(re.findall(r"^\*.*", page[page.index("# COMMANDS"):page.index("# COUNTERS")], re.M))
+    places = {
+        "its help": re.findall(r"gaia ([a-z]+)", usage) + re.findall(r"--[a-z]+", usage),
+        "the synopsis": re.findall(r"\*gaia ([a-z]+)", synopsis) + re.findall(r"--[a-z]+", synopsis),
+        "the headings": re.findall(r"^\*([a-z]+)", headings, re.M) + re.findall(r"--[a-z]+", headings),
+    }
+    return [f"gaia {word}: not in {place}" for word in sorted(set().union(*places.values()))
+            for place, words in places.items() if word not in words]
+
+
 def main():
-    program, page, helper, helper_page = sys.argv[1:]
-    shown = subprocess.run([program, "--help"], check=True, capture_output=True, text=True, timeout=60).stdout
+    program, page, helper, helper_page, gaia, gaia_page = sys.argv[1:]
+    shown = help_of(program)
     options = of_help(shown)
     names = {name for name, *_ in options}
     at_mount = {name for name, value, *_ in options if value and len(name) > 1}
     page, helper_page = read(page), read(helper_page)
     handed_on = set(re.search(r"^\t((?:[\w-]+=\*[ |]*)+)\)$", read(helper), re.M)
                     .group(1).replace("=*", "").replace("|", " ").split())
-    wrong = []
+    wrong = of_gaia(help_of(gaia), read(gaia_page))
     for name, value, heading, text in options:
         if plain(f"{heading} {text}") not in plain(page):
             wrong.append(f"{heading}: gaiafs(8) does not have it with the text of the help")
