@@ -597,7 +597,7 @@ int pages_renew(struct chunk *ch, unsigned a, unsigned b, unsigned n)
 		if (!is_to_renew(ch, i)) /* it may have been stored by now */
 			continue;
 		memcpy(frame_ptr(&c->frames, frame[--n]), page_ptr(ch, i), GAIA_PAGE);
-		/* The old one is given back by who stores it. */
+		/* The thread that stores the old one gives it back. */
 		page_set_frame(ch, i, frame[n]);
 		page_at(ch, i)->flags |= PAGE_RENEWED;
 	}

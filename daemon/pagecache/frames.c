@@ -196,8 +196,8 @@ static void *slab_memory(void)
 		munmap(raw, (size_t)(aligned - raw));
 	munmap(aligned + GAIA_CHUNK, GAIA_CHUNK - (size_t)(aligned - raw));
 	/*
-	 * One page fault for a slab: with one for each frame, faults took a quarter of the time of writes to new pages. And a
-	 * disk reads up to three times as fast into one piece of memory as into 4 KiB pages from all over it.
+	 * One page fault for a slab, not one for each frame; and disks read faster into one piece of memory than into 4 KiB
+	 * pages from all over it (tests/bench/README.md, "Settings").
 	 */
 	(void)madvise(aligned, GAIA_CHUNK, MADV_HUGEPAGE);
 	return aligned;

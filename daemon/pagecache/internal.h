@@ -558,9 +558,9 @@ static inline bool page_dirty(const struct chunk *ch, unsigned i)
 void page_wait(struct chunk *ch);
 /* The same for all of pages [a, b), which it then locks or unlocks. */
 void pages_lock(struct chunk *ch, unsigned a, unsigned b);
-/* The same, to write them: without waiting for who stores them. Of how many that has to be told to pages_renew() (21). */
+/* The same, to write them: without waiting for threads that store them. Returns how many of them pages_renew() has to renew (21). */
 unsigned pages_lock_to_write(struct chunk *ch, unsigned a, unsigned b);
-/* Without waiting for anybody: all or none. Who has them to write leaves home's bytes as they are. */
+/* Without waiting for anybody: all or none. A thread that has them to write leaves home's bytes as they are. */
 bool pages_trylock(struct chunk *ch, unsigned a, unsigned b);
 bool pages_trylock_to_write(struct chunk *ch, unsigned a, unsigned b);
 void pages_unlock(struct chunk *ch, unsigned a, unsigned b);
@@ -590,8 +590,8 @@ void chunk_sync_ended(struct chunk *ch, bool worked);
 /* Change the lock from exclusive to shared. */
 void page_downgrade(struct chunk *ch, unsigned i);
 /*
- * Page i's bytes stay as they are, in its frame or without it, until store_ended(). Waits for who has the page, or
- * stores it; @wait false: not, and returns false.
+ * Page i's bytes stay as they are, in its frame or without it, until store_ended(). Waits for threads that have the page
+ * locked or store it; with @wait false it returns false instead.
  */
 bool store_begin(struct chunk *ch, unsigned i, bool wait);
 /*
@@ -1047,7 +1047,7 @@ void replica_drop_empty(struct mapping *m, uint64_t index);
 int replicas_drop(struct chunk *const *list, unsigned n, struct cache_device *dev, const struct mapping *m);
 /* Evict the chunks' replicas, if nobody uses them. */
 void replicas_drop_idle(struct cache *c, struct chunk **list, unsigned n);
-/* So many chunks are evicted at a time, on request: who needs one of them waits for all. */
+/* So many chunks are evicted at a time, on request: a thread that needs one of them waits for all. */
 #define EVICT_AT_ONCE 64u
 
 /* ---- room.c ---- */

@@ -36,7 +36,7 @@ static bool any_bit(const uint64_t *bits)
 	return bits_first(bits, 0, GAIA_CHUNK_PAGES) < GAIA_CHUNK_PAGES;
 }
 
-/* Nobody can tell: who needs them gets them, but for what lies beyond the end, which may be there still. */
+/* It cannot be found out what changed, so all counts as changed, except bytes beyond the file's end, which may be there still. */
 static void take_for_changed(struct release *rl)
 {
 	struct replica *rep = rl->grant->replica;

@@ -257,8 +257,8 @@ static bool claim_next(struct demand *d, bool wait)
 #define OWED_LOOK_AT 1024u
 
 /*
- * Put what is owed behind other idle replicas that are not ready, so that who is mute once does not cost every round. False: there are no
- * others. @looks is how often this may look at one still. dev->reserve is held.
+ * Put what is owed behind other idle replicas that are not ready, so that a client that is mute once does not cost every round. False:
+ * there are no others. @looks is how often this may look at one still. dev->reserve is held.
  */
 static bool pass_over_owed(struct demand *d, unsigned *looks)
 {

@@ -614,7 +614,7 @@ bool replica_release(struct replica *rep, unsigned i, bool ends, bool changed, b
 		written_less(rep, i);
 	before = *r;
 	news = track_released(r, changed, r->written && (secured || !changed));
-	/* What was found as it had been stays in order for who acquires it next. */
+	/* The next acquire need not look at a page that was found unchanged. */
 	if (changed || r->seen != before.seen || r->cut != before.cut || r->flags != before.flags)
 		touched(rep->chunk, i);
 	/* Others may have written between the comparison and the snapshot: what they

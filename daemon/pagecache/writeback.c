@@ -15,8 +15,8 @@
 #include "pagecache/state.h"
 
 #define TICK_NS 500000000ull
-/* Memory that was not needed for so long is given back: but not between two bursts of writes, which took 8 times as long with
- * new memory (in a virtual machine). */
+/* Memory that was not needed for so long is given back: but not between two bursts of writes, since new memory is slow
+ * (tests/bench/README.md, "Settings"). */
 #define SPARE_NS 2000000000ull
 #define RESPITE_NS 100000000ull /* for a store that failed: a full one takes some time to say so */
 
@@ -184,7 +184,7 @@ int chunk_store(struct chunk *ch, unsigned a, unsigned b, bool wait)
 	pthread_mutex_lock(&ch->lock);
 	for (i = a; ch->n_dirty && i < b; i = j) {
 		j = i + 1;
-		/* Who does not wait may have the page, and others of the chunk, already. */
+		/* A thread that does not wait may have the page locked already, and others of the chunk. */
 		if (!page_dirty(ch, i) || !store_begin(ch, i, wait))
 			continue;
 		while (j < b && page_dirty(ch, j) && store_begin(ch, j, false))

@@ -156,16 +156,19 @@ int gaia_acquire(void *addr, size_t length, int prot);
 int gaia_release(void *addr, size_t length);
 
 /*
- * Acquire, or release, many ranges at once: parts of one mapping, in any order. It means as much as a call for each range, in any
- * order: a page that k of the ranges touch is acquired, or released, k times; empty ranges, and n == 0, do nothing. But gaia_acquirev()
- * acquires all of it or nothing; and both cost few calls of the kernel and operations of the device, however many ranges there are.
- * A signal ends gaia_acquirev() as it ends gaia_acquire(), but not while it waits for room in the memory for lists (64 MiB).
+ * Acquire, or release, many ranges of one mapping by one call. The ranges may come in any order, and overlap.
+ * The result is that of a call for each range: a page that k of the ranges touch is acquired, or released, k
+ * times; an empty range, or n == 0, does nothing. But gaia_acquirev() acquires all of the ranges or none; and both
+ * take few system calls and device operations, however many ranges there are. A signal ends
+ * gaia_acquirev() as it ends gaia_acquire(), but not while it waits for room in the memory for lists (64 MiB).
  *
- * Errors are those of gaia_acquire() and gaia_release(). After EINVAL, ENOTCONN, ENOBUFS, and the following ones gaia_releasev() has released
- * nothing. EINVAL: the ranges do not all lie in one mapping. E2BIG: more than 2^20 ranges, or than the
- * daemon has memory for (which depends on gaiafs --home). ENOSYS: the daemon is older than the library,
- * and knows no lists. ENOBUFS, besides its other meaning: this user's lists that are under way have too many ranges, or there is no
- * memory; try again, or shorter lists. EMFILE, ENFILE (gaia_acquirev()): also if too many clients of this user, or of all, use lists.
+ * Errors are those of gaia_acquire() and gaia_release(), and the following. After each of these, EINVAL,
+ * ENOTCONN and ENOBUFS gaia_releasev() has released nothing.
+ * EINVAL: the ranges do not all lie in one mapping. E2BIG: more than 2^20 ranges, or more than the daemon has
+ * memory for (which depends on gaiafs --home). ENOSYS: the daemon is older than the library, and knows no
+ * lists. ENOBUFS, besides its other meaning: the lists of this user that are under way have too many ranges, or
+ * there is no memory; try again, or pass shorter lists. EMFILE, ENFILE (gaia_acquirev()): also if too many
+ * clients of this user, or of all users, use lists.
  */
 struct gaia_range {
 	void *addr;
@@ -182,20 +185,22 @@ int gaia_releasev(const struct gaia_range *ranges, size_t n);
 int gaia_sync(void *addr, size_t length);
 
 /*
- * Say how the range will be used: as madvise(2), with the same numbers. Any alignment; what is said holds for whole pages. It never changes what
- * is seen. All but DONTNEED return at once.
+ * Say how the range will be used: as madvise(2), with the same numbers. Any alignment; advice holds for whole
+ * pages. It never changes what a program sees. All but DONTNEED return at once.
  *
- * The daemon notices by itself when acquires of a mapping follow each other, one range after the other or at equal distances (four
- * such streams of a mapping), and copies the next 1 to 16 MiB to the device while the program works: only into memory that nobody uses, and
- * only pages that nothing holds. Files that CPU programs have open for writing past the cache (gaiafs --cpu-cache auto) are left alone.
- * Errors of such copies are not reported.
+ * Without advice the daemon notices when acquires of a mapping follow each other, one range after the other or
+ * at equal distances (up to four such streams of a mapping). It then copies the next 1 to 16 MiB to the device
+ * while the program works: only into memory that nobody uses, and only pages that nothing holds. It leaves files
+ * alone that CPU programs have open for writing past the cache (gaiafs --cpu-cache auto). It does not report
+ * errors of such copies.
  *
- * EAGAIN: more than 16 ranges of the mapping would have advice (RANDOM, SEQUENTIAL) of their own. The errors above.
+ * EAGAIN: more than 16 ranges of the mapping would have advice (RANDOM, SEQUENTIAL) of their own. Other errors
+ * are those named above.
  */
-#define GAIA_NORMAL 0	  /* as described: so it is at first */
+#define GAIA_NORMAL 0	  /* as described; the default */
 #define GAIA_RANDOM 1	  /* copy nothing before it is acquired */
 #define GAIA_SEQUENTIAL 2 /* copy the next 16 MiB from the first acquire on */
-#define GAIA_WILLNEED 3	  /* begin to copy the range now, in the background, as far as there is free memory on the device. While 32 such ranges wait more are ignored */
+#define GAIA_WILLNEED 3	  /* copy the range now, in the background, into free memory; ignored if 32 such ranges wait already */
 #define GAIA_DONTNEED 4	  /* the device may drop its copy of the range unless other mappings use it; nothing is lost */
 int gaia_advise(void *addr, size_t length, int advice);
 
