@@ -62,6 +62,7 @@ struct frames {
 	pthread_mutex_t lock;
 	/* lock. Tables only grow, and are read without it. */
 	struct slab **slab;
+	char **arena; /* addresses reserved for several slabs each; NULL: not yet */
 	atomic_uint n_slabs, n_memory; /* of all; of those with memory */
 };
 

@@ -676,7 +676,6 @@ void *flusher_main(void *arg)
 			idle_files_reap(c);
 		emptied_reap(c);
 		if (now_ns() - trimmed > SPARE_NS) {
-			frames_trim(&c->frames, false);
 			for (unsigned k = 0; k < c->n_devices; k++)
 				(void)stranded_reap(&c->dev[k], 0);
 			heap_trim(&counted, &worked);
@@ -780,12 +779,13 @@ static bool fetch_due(struct cache *c, uint64_t begun)
 /*
  * Fetch what devices have released, by age: on a thread of its own, so that a device that is slow, or does not answer, keeps no dirty
  * page from being stored. A window at a time, and each is stored before the next is fetched: so home takes one window, not everything
- * that devices have. What cannot be stored stays on the device.
+ * that devices have. What cannot be stored stays on the device. Home memory is given back here as well, since a device that has
+ * registered it may make that wait.
  */
 void *fetcher_main(void *arg)
 {
 	struct cache *c = arg;
-	uint64_t begun;
+	uint64_t trimmed = now_ns(), begun;
 
 	thread_set_name("gaia-fetcher");
 	pthread_mutex_lock(&c->lock);
@@ -796,6 +796,10 @@ void *fetcher_main(void *arg)
 		begun = now_ns(); /* what is put off is not due again in this round */
 		while (!c->stopping && fetch_due(c, begun))
 			;
+		if (now_ns() - trimmed > SPARE_NS) {
+			frames_trim(&c->frames, false);
+			trimmed = now_ns();
+		}
 		pthread_rwlock_unlock(&c->round);
 		pthread_mutex_lock(&c->lock);
 	}

@@ -58,11 +58,10 @@ static bool refused; /* memory could not be registered */
 void settle_slabs(struct device *dev, char *slabs, unsigned n)
 {
 	for (unsigned i = 0; i < n && !on_sim; i++) {
-		uint64_t lenders = 0;
+		size_t bytes;
 
 		cuda_host_settle(to_cuda(dev), slabs + i * CHUNK);
-		refused |= !cuda_host_address(to_cuda(dev), slabs + i * CHUNK, &lenders);
-		cuda_host_return(lenders);
+		refused |= !cuda_host_address(slabs + i * CHUNK, &bytes);
 	}
 }
 

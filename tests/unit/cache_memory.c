@@ -415,6 +415,7 @@ static struct {
 	struct cache_device cdev;
 	frame_t frame[4 * GAIA_CHUNK_PAGES];
 	int announced;
+	frame_t taken; /* UINT32_MAX: one is to be taken when a slab goes; then that one */
 } slabs;
 
 static void note_slab(struct device *dev, void *slab, bool there)
@@ -422,6 +423,11 @@ static void note_slab(struct device *dev, void *slab, bool there)
 	slabs.announced += there ? 1 : -1;
 	/* It is memory as long as the device knows it. */
 	*(volatile char *)slab = 1;
+	if (there || slabs.taken != UINT32_MAX)
+		return;
+	slabs.taken = 0;
+	cr_assert_eq(frames_take(&slabs.fr, 1, &slabs.taken, false), 1);
+	*(char *)frame_ptr(&slabs.fr, slabs.taken) = 'k';
 }
 
 static const struct device_ops slab_ops = { .name = "slabs", .host_slab = note_slab };
@@ -475,6 +481,30 @@ Test(slab, those_needed_in_between_stay)
 		frames_trim(&slabs.fr, false);
 	}
 	cr_assert_eq(slabs.announced, 1, "one was used");
+	end_slabs();
+}
+
+/* Devices register several at once. */
+Test(slab, those_of_an_arena_lie_side_by_side)
+{
+	begin_slabs(4);
+	for (unsigned i = 1; i < ARRAY_LEN(slabs.frame); i++)
+		cr_assert_eq((char *)frame_ptr(&slabs.fr, slabs.frame[i]),
+			     (char *)frame_ptr(&slabs.fr, slabs.frame[i - 1]) + GAIA_PAGE);
+	give_slabs(0, 4);
+	end_slabs();
+}
+
+/* Its place is taken again only when it has gone. */
+Test(slab, that_goes_takes_no_new_one_along)
+{
+	begin_slabs(1);
+	give_slabs(0, 1);
+	slabs.taken = UINT32_MAX;
+	frames_trim(&slabs.fr, true);
+	cr_assert_eq(slabs.announced, 1);
+	cr_assert_eq(*(char *)frame_ptr(&slabs.fr, slabs.taken), 'k');
+	frames_give(&slabs.fr, &slabs.taken, 1);
 	end_slabs();
 }
 

@@ -796,6 +796,139 @@ on_queue(unmapping, waits_for_what_is_queued)
 	pthread_join(thread, NULL);
 }
 
+/* ---- what calls cost ---- */
+
+/* Calls of the driver by the library: of each entry point, and by what is left over of no other. */
+struct cost {
+	const char *entry;
+	unsigned calls;
+};
+
+#define COSTS_MOST 16
+
+static struct {
+	unsigned all, of[COSTS_MOST];
+} so_far;
+
+static void costs_begin(const struct cost *cost)
+{
+	so_far.all = fake_cuda_calls();
+	for (unsigned i = 0; i < COSTS_MOST && cost[i].entry; i++)
+		so_far.of[i] = fake_cuda_calls_of(cost[i].entry);
+}
+
+static void costs_end(const char *what, const struct cost *cost)
+{
+	unsigned all = 0, n;
+
+	for (unsigned i = 0; i < COSTS_MOST && cost[i].entry; i++) {
+		n = fake_cuda_calls_of(cost[i].entry) - so_far.of[i];
+		cr_assert_eq(n, cost[i].calls, "%s: %u of %s, expected %u", what, n, cost[i].entry, cost[i].calls);
+		all += n;
+	}
+	n = fake_cuda_calls() - so_far.all;
+	cr_assert_eq(n, all, "%s: %u calls, of which %u were expected", what, n, all);
+}
+
+#define COSTS(call, ...)                                                          \
+	do {                                                                      \
+		const struct cost cost_[COSTS_MOST + 1] = { __VA_ARGS__ };        \
+		costs_begin(cost_);                                               \
+		cr_assert_eq(call, 0);                                            \
+		costs_end(#call, cost_);                                          \
+	} while (0)
+
+/* Groups of calls in the mapping's context, which captures elsewhere do not mind. */
+#define SCOPES(n)                                                                              \
+	{ "cuThreadExchangeStreamCaptureMode", 2 * (n) }, { "cuCtxPushCurrent", n }, { "cuCtxPopCurrent", n }
+
+/* Chunks that were handed over, in @runs runs. */
+#define MAPPING(chunks, runs)                                                                                    \
+	{ "cuMemImportFromShareableHandle", chunks }, { "cuMemMap", chunks }, { "cuMemRelease", chunks },         \
+	{ "cuMemSetAccess", runs }
+
+/* Of chunks side by side by one call. */
+static unsigned unmaps(unsigned chunks)
+{
+	return fake_cuda_mode()->single_unmaps && chunks > 1 ? 1 + chunks : 1;
+}
+
+on_stream(costs, what_is_mapped_is_acquired_and_released_without_the_driver)
+{
+	struct gaia_range list[] = { { at, GAIA_PAGE }, { at + 2 * GAIA_CHUNK, GAIA_CHUNK } };
+
+	COSTS(gaia_acquire(at, LENGTH, RW), MAPPING(CHUNKS, 1), SCOPES(1));
+	COSTS(gaia_release(at, LENGTH), { NULL });
+	COSTS(gaia_acquire(at, LENGTH, PROT_READ), { NULL });
+	COSTS(gaia_release(at, LENGTH), { NULL });
+	COSTS(gaia_acquirev(list, 2, RW), { NULL });
+	COSTS(gaia_releasev(list, 2), { NULL });
+	COSTS(gaia_sync(at, LENGTH), { NULL });
+}
+
+on_stream(costs, what_is_mapped_gets_access_run_by_run)
+{
+	COSTS(gaia_acquire(at + GAIA_CHUNK, GAIA_CHUNK, RW), MAPPING(1, 1), SCOPES(1));
+	/* Those on both sides of it. */
+	COSTS(gaia_acquire(at, LENGTH, RW), MAPPING(CHUNKS - 1, 2), SCOPES(2));
+	cr_assert_eq(gaia_release(at, LENGTH), 0);
+	cr_assert_eq(gaia_release(at + GAIA_CHUNK, GAIA_CHUNK), 0);
+}
+
+on_stream(costs, what_is_taken_back_goes_by_one_unmapping_a_run)
+{
+	uint64_t id = fake_seen().map_id;
+
+	cr_assert_eq(gaia_acquire(at, LENGTH, RW), 0);
+	cr_assert_eq(gaia_release(at, LENGTH), 0);
+	COSTS(fake_revoke(id, 1), { "cuMemUnmap", 1 }, SCOPES(1));
+	COSTS(gaia_acquire(at, LENGTH, RW), MAPPING(1, 1), SCOPES(1));
+	cr_assert_eq(gaia_release(at, LENGTH), 0);
+}
+
+on_queue(costs, on_a_stream_are_two_commands)
+{
+	static const struct cost queued[COSTS_MOST + 1] = {
+		{ "cuThreadExchangeStreamCaptureMode", 2 }, { "cuCtxGetCurrent", 1 },	{ "cuStreamGetCtx", 1 },
+		{ "cuStreamIsCapturing", 1 },		    { "cuLaunchHostFunc", 1 },	{ "cuStreamWaitValue32", 1 },
+	};
+
+	cr_assert_eq(gaia_acquire(at, LENGTH, RW), 0);
+	cr_assert_eq(gaia_release(at, LENGTH), 0);
+	for (unsigned i = 0; i < 3; i++) {
+		costs_begin(queued);
+		cr_assert_eq(gaia_acquire_on(at, LENGTH, RW, stream), 0);
+		costs_end("an acquire on a stream", queued);
+		costs_begin(queued);
+		cr_assert_eq(gaia_release_on(at, LENGTH, stream), 0);
+		costs_end("a release on a stream", queued);
+	}
+	ok(synchronize(stream));
+}
+
+/* Nor on what of it is mapped, if that lies together. */
+on_stream(costs, of_a_mapping_do_not_depend_on_its_length)
+{
+	unsigned calls[2][2], before;
+	unsigned char *p;
+
+	for (unsigned i = 0; i < 2; i++) {
+		size_t length = i ? LENGTH : GAIA_CHUNK;
+
+		before = fake_cuda_calls();
+		p = gaia_mmap(length, RW, file, 0, gpu);
+		cr_assert_neq(p, MAP_FAILED);
+		calls[i][0] = fake_cuda_calls() - before;
+		cr_assert_eq(gaia_acquire(p, length, RW), 0);
+		cr_assert_eq(gaia_release(p, length), 0);
+		before = fake_cuda_calls();
+		cr_assert_eq(gaia_munmap(p, length), 0);
+		calls[i][1] = fake_cuda_calls() - before;
+	}
+	cr_assert_eq(calls[0][0], calls[1][0]);
+	cr_assert_eq(calls[1][1] - calls[0][1], unmaps(CHUNKS) - 1);
+}
+
 /* ---- a driver that waits ---- */
 
 static void *acquire_all(void *arg)
