@@ -121,6 +121,14 @@ static void report_runs(const struct mapping *m, const struct pages *runs, unsig
 		dprintf(STDERR_FILENO, "gaia: there may be more\n");
 }
 
+#define UNWAITED "are being acquired since gaia_acquire_start(), and gaia_wait() was not called"
+
+void held_unwaited(const struct mapping *m, const struct gaia_ioc_range *io)
+{
+	if (is_debugging())
+		report(m, pages_of(m, io), UNWAITED);
+}
+
 void held_unmapped(struct mapping *m)
 {
 	struct pages all = { 0, m->span / GAIA_PAGE }, runs[REPORTS];
@@ -149,6 +157,7 @@ __attribute__((destructor)) static void at_exit(void)
 	if (!debugging || pthread_mutex_trylock(&gaia_lock))
 		return;
 	mappings_each(report_at_exit);
+	starts_each(held_unwaited);
 	pthread_mutex_unlock(&gaia_lock);
 }
 
@@ -234,7 +243,7 @@ static void protect(struct mapping *m, struct pages p)
 {
 	uint64_t end;
 
-	for (uint64_t at = p.a; m->strict && at < p.b; at = end) {
+	for (uint64_t at = p.a; m->strict && !m->gone && at < p.b; at = end) {
 		int prot = access_of(m, at);
 
 		for (end = at + 1; end < p.b && access_of(m, end) == prot; end++)
