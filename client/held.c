@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/param.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "internal.h"
@@ -151,10 +152,16 @@ static void report_at_exit(struct mapping *m)
 			    "are still held at exit: what was stored there since the last release is lost");
 }
 
-/* At exit(3); other threads may still run. */
+/* At exit(3); other threads may still run, and this one may have the lock. */
 __attribute__((destructor)) static void at_exit(void)
 {
-	if (!debugging || pthread_mutex_trylock(&gaia_lock))
+	struct timespec soon;
+
+	if (!debugging)
+		return;
+	clock_gettime(CLOCK_REALTIME, &soon);
+	soon.tv_sec++;
+	if (pthread_mutex_timedlock(&gaia_lock, &soon))
 		return;
 	mappings_each(report_at_exit);
 	starts_each(held_unwaited);
