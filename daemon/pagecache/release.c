@@ -14,7 +14,7 @@ struct release {
 	struct chunk *ch;
 	struct grant *grant; /* its replica is pinned until what changed is found; NULL: nothing of it is ours */
 	struct segments take; /* the holds to take away: those that have pages of the chunk */
-	bool unused;	      /* see cache_give_back(): only pages whose last hold goes are published */
+	bool unused;	      /* see cache_give_back(): only pages that nobody else holds are published */
 	unsigned a, b;		 /* the first of @pages, and behind the last */
 	uint64_t pages[WORDS];	 /* to release */
 	uint64_t writing[WORDS]; /* of these: held for writing by this mapping */
@@ -229,14 +229,22 @@ static void end_lost_holds(struct release *rl, unsigned a, unsigned b, unsigned 
 	grant_release_lost(rl->grant, a, b, n);
 }
 
+/* Of what is given back, pages that are held otherwise, too, by this mapping or another one: those publish them. chunk->lock is held. */
+static void leave_to_others(struct release *rl)
+{
+	for (unsigned i = rl->a; (i = bits_first(rl->writing, i, rl->b)) < rl->b; i++)
+		if (!bit_test(rl->last, i) || rl->grant->replica->page[i].writers > 1)
+			bit_clear(rl->writing, i);
+}
+
 static void look_at(struct release *rl)
 {
 	struct replica *rep = rl->grant->replica;
 
 	pthread_mutex_lock(&rl->ch->lock);
 	each_segment(rl, note_held);
-	for (unsigned w = 0; w < WORDS && rl->unused; w++)
-		rl->writing[w] &= rl->last[w];
+	if (rl->unused)
+		leave_to_others(rl);
 	rl->any = any_bit(rl->writing);
 	/* What is void may be so because it was lost (page_drop_lost()), of which others were told. */
 	for (unsigned i = rl->a; (i = bits_first(rl->writing, i, rl->b)) < rl->b; i++)
@@ -264,7 +272,7 @@ static int publish(struct release *rl)
 
 	pthread_mutex_lock(&ch->lock);
 	each_segment(rl, end_holds);
-	/* A hold that did not seem to be the last, of an acquire that was under way, may have been. */
+	/* Holds end also of pages that are left to others. (And one of an acquire that was under way may be the last after all.) */
 	for (unsigned w = 0; w < WORDS && rl->unused; w++)
 		rl->writing[w] |= rl->ended[w];
 	for (unsigned i = rl->a; (i = bits_first(rl->writing, i, rl->b)) < rl->b; i++)

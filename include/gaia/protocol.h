@@ -101,7 +101,7 @@ extern "C" {
 #define GAIA_PROT_PINNED 8u
 /*
  * With UNUSED, the prot of a RELEASE or RELEASEV of what was acquired and has not been used: the holds are taken away as ever, but pages that
- * the mapping holds otherwise as well are not published. So somebody who works there is not disturbed.
+ * are held for writing otherwise as well are not published. So nothing is published of what somebody is working on.
  */
 #define GAIA_PROT_UNUSED 16u
 

@@ -143,10 +143,14 @@ static void do_cancelled(unsigned slot)
 	struct pollfd p = { .events = POLLIN };
 	uint32_t first, last;
 	size_t off, len;
+	struct op *op;
 
 	pick_pages(&first, &last);
 	range_of(first, last, &off, &len);
-	atomic_store(&world->procs[me].busy, now());
+	op = op_begin(OP_CANCEL, held[slot].file, first * page_cells(), (last - first + 1) * page_cells(), 0);
+	if (!op)
+		return;
+	op_start(op);
 	p.fd = gaia_acquire_start(held[slot].map + off, len, chance(80) ? held[slot].prot : PROT_READ);
 	if (p.fd >= 0) {
 		if (chance(30))
@@ -155,7 +159,7 @@ static void do_cancelled(unsigned slot)
 			poll(&p, 1, -1);
 		close(p.fd);
 	}
-	atomic_store(&world->procs[me].busy, 0);
+	op_end(op, p.fd < 0 ? errno : 0);
 }
 
 static int do_acquire(unsigned slot, uint32_t first, uint32_t last, bool write)

@@ -48,6 +48,7 @@ enum op_kind {
 	OP_ACQUIRE, OP_RELEASE,
 	OP_DROP,		/* gaia_munmap: what is not released is lost */
 	OP_LOAD, OP_STORE,
+	OP_CANCEL,		/* an acquire that was started and closed: what it holds goes some time after */
 	/* told in histories only */
 	OP_RENAME, OP_UNLINK, OP_EVICT, OP_FLUSH, OP_FORGET, OP_ADVISE,
 	OP_KINDS

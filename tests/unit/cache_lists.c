@@ -377,6 +377,32 @@ Test(given_back, is_released_where_it_was_the_last_hold)
 	end();
 }
 
+Test(given_back, leaves_alone_what_other_mappings_hold)
+{
+	struct client *cl = begin_lists(), *other = new_client(0);
+	bool changed;
+
+	cr_assert_eq(client_acquire(cl, 0, AT(0, 1), GAIA_PROT_RW), 0);
+	cr_assert_eq(client_acquire(other, 0, AT(0, 1), GAIA_PROT_RW), 0);
+	client_store(other, "one", 3, 0);
+	cr_assert_eq(cache_give_back(cl->mapping, 0, AT(0, 1), &changed), 0);
+	cr_assert(!changed);
+	expect_cpu(0, "\0");
+	/* What is stored then is compared with what was there. */
+	client_store(other, "t", 1, 0);
+	cr_assert_eq(client_release(other, 0, AT(0, 1)), 0);
+	expect_cpu(0, "tne");
+	/* It is nobody's if they end. */
+	cr_assert_eq(client_acquire(cl, 0, AT(0, 1), GAIA_PROT_RW), 0);
+	cr_assert_eq(client_acquire(other, 0, AT(0, 1), GAIA_PROT_RW), 0);
+	client_store(other, "two", 3, 0);
+	cr_assert_eq(cache_give_back(cl->mapping, 0, AT(0, 1), &changed), 0);
+	client_end(other);
+	expect_cpu(0, "tne");
+	expect_device(cl, 0, "tne");
+	end();
+}
+
 static struct {
 	sem_t brought, go_on;
 } acquiring;
