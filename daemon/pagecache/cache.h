@@ -335,6 +335,12 @@ int cache_acquirev(struct mapping *m, struct gaia_list_range *range, size_t n, u
 int cache_release(struct mapping *m, uint64_t off, uint64_t len, bool *changed);
 /* [W] The same for @n ranges, which may overlap: a page that k of them touch loses k holds. Sorts them. */
 int cache_releasev(struct mapping *m, struct gaia_list_range *range, size_t n, bool *changed);
+/*
+ * [W] Give back what was acquired and has not been used: as cache_release() and cache_releasev(), except that pages which this mapping or
+ * another one goes on holding for writing are not published.
+ */
+int cache_give_back(struct mapping *m, uint64_t off, uint64_t len, bool *changed);
+int cache_give_backv(struct mapping *m, struct gaia_list_range *range, size_t n, bool *changed);
 int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice);
 
 /* [W] Drop a memory's copy of a range as pressure would. from: GAIA_FROM_HOME or a device. -EBUSY. */

@@ -38,8 +38,8 @@
  * process; none is a cancellation point (pthread_cancel(3)). After fork() the child has no mappings:
  * calls on the parent's fail there with ENOTCONN; the child may make its own. Functions return -1 (or
  * MAP_FAILED) and set errno. Nothing prints, exits or aborts, unless the environment has GAIA_DEBUG=1:
- * then the library reports on stderr releases of pages that are not held, pages that are still held at
- * gaia_munmap() or exit(3), and on a strict device the SIGSEGVs above. (To report those it handles
+ * then the library reports on stderr releases of pages that are not held, pages that are still held, and
+ * acquires that were started and not waited for, at gaia_munmap() or exit(3), and on a strict device the SIGSEGVs above. (To report those it handles
  * SIGSEGV, and then calls the handler that was installed when the first mapping was made.)
  * Common errors, besides those named below:
  *	ENOTTY		fd is not on a gaiafs mount
@@ -119,10 +119,10 @@ int gaia_munmap(void *addr, size_t length);
  *
  * EINTR: a signal that the process catches interrupted the call, or the process was stopped or
  * traced. Nothing was acquired: call it again. Like poll(2) it is never restarted, whatever
- * SA_RESTART says; block signals that should not interrupt it. The call first waits for the kernel to
+ * SA_RESTART says; block signals that should not interrupt it, or use gaia_acquire_start(). The call first waits for the kernel to
  * hand over what programs wrote to the range: until that is done no signal ends the call, not even
  * SIGKILL; from then on a signal ends it at once. What an interrupted call had taken is given back
- * soon after, so that an acquire of another range may find ENOMEM meanwhile. No other call is
+ * soon after, so that an acquire of another range may find ENOMEM meanwhile. No other call but gaia_wait() is
  * interrupted.
  * ENOMEM: the range does not fit the device beside what is pinned, or exceeds what one user may have
  * pinned there (gaiafs --user-limit); the process has no addresses left to map it; or, when acquiring
@@ -176,6 +176,42 @@ struct gaia_range {
 };
 int gaia_acquirev(const struct gaia_range *ranges, size_t n, int prot);
 int gaia_releasev(const struct gaia_range *ranges, size_t n);
+
+/*
+ * Acquire without waiting: gaia_acquire_start() begins what gaia_acquire() does, and gaia_acquirev_start() what gaia_acquirev()
+ * does, on a thread of the library's, and returns a descriptor (close-on-exec). It is readable (POLLIN) when the acquire has ended, well or
+ * not; do not read or write it.
+ *
+ *	int fd = gaia_acquire_start(next, len, PROT_READ);	...
+ *	...work on what was acquired before...
+ *	if (fd < 0 || gaia_wait(fd))				not acquired: see errno
+ *		...
+ *	...work on next...
+ *	gaia_release(next, len);
+ *
+ * gaia_wait() waits until it has ended, returns its result, and closes the descriptor. When it has returned 0 the range is acquired: the
+ * device sees at least what was written before the start; only then may it be touched, and must it be released. A range that the mapping
+ * holds already can be used and released meanwhile as ever. Of each mount eight acquires are under way at a time; more wait, in order.
+ *
+ * close(2) instead of gaia_wait() cancels: what was acquired, or still is, is given back soon after, as by gaia_release(), but nothing is
+ * published that the mapping holds otherwise, too. (Until then an acquire of another range may find ENOMEM. Daemons before 1.4 of the
+ * protocol publish it.) Errors of this are not reported. A copy of the descriptor (dup(2)) can be waited for as well, and keeps it open. gaia_munmap() cancels
+ * all of its mapping; so does the end of the process.
+ *
+ * The descriptor belongs to the process. A child of fork() has no such acquire: there the descriptor is readable, gaia_wait() fails with
+ * ENOTCONN and closes it, and it does not keep the parent's open. (Copies of it do; and so do all in children that were made past fork(),
+ * by clone(2), until they exec.)
+ *
+ * Errors of gaia_acquire_start() and gaia_acquirev_start(): EINVAL, EACCES, ENOTCONN, E2BIG, ENOSYS, ENOBUFS as of gaia_acquirev(); EMFILE,
+ * ENFILE: it takes two descriptors until it has been waited for, or closed, and one while there are any; ENOMEM; EAGAIN: there can be no
+ * more threads. EINTR: never.
+ * gaia_wait(): the other errors of gaia_acquire() and gaia_acquirev(). ECANCELED: the mapping has been unmapped. After the following ones the descriptor is as it was:
+ * EINTR: a signal that the process catches interrupted the call; the acquire goes on; call it again. EBADF, EINVAL: fd is not open, or
+ * is not of a start (or the program has shut it down).
+ */
+int gaia_acquire_start(void *addr, size_t length, int prot);
+int gaia_acquirev_start(const struct gaia_range *ranges, size_t n, int prot);
+int gaia_wait(int fd);
 
 /*
  * On return everything that was written to the range of the file by CPUs, and everything released by
