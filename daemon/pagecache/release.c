@@ -232,7 +232,7 @@ static void end_lost_holds(struct release *rl, unsigned a, unsigned b, unsigned 
 static void leave_to_others(struct release *rl)
 {
 	for (unsigned i = rl->a; (i = bits_first(rl->writing, i, rl->b)) < rl->b; i++)
-		if (!bit_test(rl->last, i) || rl->grant->replica->page[i].writers > 1)
+		if (!bit_test(rl->last, i) || replica_writers(rl->grant->replica, i) > 1)
 			bit_clear(rl->writing, i);
 }
 
