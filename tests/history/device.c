@@ -317,7 +317,9 @@ static void client_step(void)
 			do_device_store(slot, cell, n);
 	} else if (how < 82) {
 		pick_pages(&first, &last);
-		if (do_acquire(slot, first, last, chance(80) && held[slot].prot & PROT_WRITE) == -ENOMEM)
+		if (HAS(c, F_START) && chance(30))
+			do_cancelled(slot);
+		else if (do_acquire(slot, first, last, chance(80) && held[slot].prot & PROT_WRITE) == -ENOMEM)
 			/* Make room: for others, too. */
 			release_all(slot, 0, c->hot - 1);
 	} else if (how < 96) {
@@ -327,9 +329,7 @@ static void client_step(void)
 		else
 			do_release(slot, first, last);
 	} else if (how < 97) {
-		if (HAS(c, F_START) && chance(70))
-			do_cancelled(slot);
-		else if (HAS(c, F_UNMAP) && chance(30))
+		if (HAS(c, F_UNMAP) && chance(30))
 			do_unmap(slot);
 	} else if (how < 98) {
 		if (HAS(c, F_SYNC))

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <poll.h>
 #include <sched.h>
 #include <semaphore.h>
 #include <stdio.h>
@@ -416,6 +417,116 @@ Test(memory, that_cannot_be_mapped_fails_the_acquire_alone, .init = begin, .fini
 	cr_assert_eq(gaia_acquire(p, LENGTH, RW), 0);
 	cr_assert(fake_cuda_usable(p, LENGTH));
 	unmap(other);
+	unmap(p);
+}
+
+/* ---- acquires that are waited for later ---- */
+
+static int start(void *p, size_t len)
+{
+	int fd = gaia_acquire_start(p, len, RW);
+
+	cr_assert_geq(fd, 0);
+	return fd;
+}
+
+static void await_given_back(unsigned n)
+{
+	while (fake_seen().given_back < n)
+		sched_yield();
+}
+
+Test(started, memory_is_there_when_it_has_been_waited_for, .init = begin, .fini = end)
+{
+	unsigned char *p = map(RW);
+	struct gaia_range list[] = { { p + 2 * GAIA_CHUNK, 1 }, { p + 3 * GAIA_CHUNK, 1 } };
+	int fd = start(p, 2 * GAIA_CHUNK), listed = gaia_acquirev_start(list, 2, PROT_READ);
+
+	cr_assert_eq(gaia_wait(fd), 0);
+	cr_assert(fake_cuda_usable(p, 2 * GAIA_CHUNK));
+	cr_assert_eq(gaia_wait(listed), 0);
+	cr_assert(fake_cuda_usable(p, LENGTH));
+	cr_assert_eq(gaia_release(p, LENGTH), 0);
+	fake_errors.acquire = -ENOMEM;
+	fd = start(p, 1);
+	cr_assert_eq(gaia_wait(fd), -1);
+	cr_assert_eq(errno, ENOMEM);
+	fake_errors.acquire = 0;
+	cr_assert_eq(fake_seen().given_back, 0);
+	unmap(p);
+}
+
+/* Of a connection; what waits begins when those have ended, and is forgotten when it is closed. */
+Test(started, eight_are_under_way_at_a_time, .init = begin, .fini = end)
+{
+	unsigned char *p = map(RW);
+	int fd[24];
+
+	fake_gate.armed = true;
+	for (unsigned k = 0; k < 24; k++)
+		fd[k] = start(p, 1);
+	for (unsigned k = 0; k < 8; k++)
+		sem_wait(&fake_gate.entered);
+	for (unsigned k = 8; k < 12; k++)
+		close(fd[k]);
+	/* What is under way is given back when it has ended. */
+	close(fd[7]);
+	cr_assert_eq(fake_seen().given_back, 0);
+	cr_assert_lt(sem_trywait(&fake_gate.entered), 0);
+	fake_gate.armed = false;
+	for (unsigned k = 0; k < 8; k++)
+		sem_post(&fake_gate.leave);
+	for (unsigned k = 0; k < 24; k++)
+		if (k < 7 || k > 11)
+			cr_assert_eq(gaia_wait(fd[k]), 0);
+	await_given_back(1);
+	cr_assert_leq(fake_seen().acquires, 24);
+	fd[0] = start(p, 1);
+	close(fd[0]);
+	unmap(p);
+}
+
+Test(started, ends_with_its_mapping, .init = begin, .fini = end)
+{
+	unsigned char *p = map(RW), *other = map(RW);
+	int made = start(p, 1), under_way, fd[20];
+	struct pollfd ended = { .fd = made, .events = POLLIN };
+
+	cr_assert_eq(poll(&ended, 1, -1), 1);
+	fake_gate.armed = true;
+	under_way = start(p, LENGTH);
+	sem_wait(&fake_gate.entered);
+	for (unsigned k = 0; k < 20; k++)
+		fd[k] = start(p, 1);
+	unmap(p);
+	cr_assert_eq(gaia_wait(made), -1);
+	cr_assert_eq(errno, ECANCELED);
+	fake_gate.armed = false;
+	for (unsigned k = 0; k < 20; k++)
+		sem_post(&fake_gate.leave);
+	cr_assert_eq(gaia_wait(under_way), -1);
+	cr_assert_eq(errno, ECANCELED);
+	for (unsigned k = 0; k < 20; k++) {
+		cr_assert_eq(gaia_wait(fd[k]), -1);
+		cr_assert_eq(errno, ECANCELED);
+	}
+	cr_assert_eq(gaia_acquire(other, 1, RW), 0);
+	unmap(other);
+}
+
+/* No page stays held because the daemon has no room to note that fewer are. */
+Test(started, and_closed_is_given_back_until_that_works, .init = begin, .fini = end)
+{
+	unsigned char *p = map(RW);
+	int fd = start(p, 1);
+	struct pollfd ended = { .fd = fd, .events = POLLIN };
+
+	cr_assert_eq(poll(&ended, 1, -1), 1);
+	fake_errors.release = -ENOSR;
+	close(fd);
+	await_given_back(2);
+	fake_errors.release = 0;
+	await_given_back(fake_seen().given_back + 1);
 	unmap(p);
 }
 
