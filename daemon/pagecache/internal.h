@@ -1104,8 +1104,8 @@ void grant_held_at_most(const struct grant *g, unsigned a, unsigned b, unsigned 
  * of the file. -EOVERFLOW, -ENOSR: too many of a page, or too many spans; nothing was done.
  */
 int grant_hold(struct grant *g, unsigned a, unsigned b, unsigned beyond, unsigned n, unsigned writes);
-/* The acquire has succeeded: its holds count from now on; */
-void grant_settle(struct grant *g, unsigned a, unsigned b, unsigned n);
+/* The acquire has succeeded: its holds, of whatever chunks the pages lie in, count from now on. No lock is held; */
+void mapping_settle(struct mapping *m, const struct segment *s);
 /* or they are taken back: what was stored under a hold for writing is void, if it was the last; @untold: nothing can have been. */
 void grant_unhold(struct grant *g, unsigned a, unsigned b, unsigned n, unsigned writes, bool untold);
 /* Take @n holds away from each; @ended: those that were held for writing and are not any more, of which the replica must be told. */
@@ -1130,6 +1130,8 @@ int wanted_add(struct mapping *m, uint64_t a, uint64_t b, unsigned n, bool write
 void wanted_settle(struct mapping *m, uint64_t a, uint64_t b, unsigned n);
 uint64_t wanted_undo(struct mapping *m, uint64_t a, uint64_t b, unsigned n, bool write, unsigned *left);
 void wanted_release(struct mapping *m, uint64_t a, uint64_t b, unsigned n);
+/* Whether anything is wanted. */
+bool wanted_any(struct mapping *m);
 /* The chunk's first span, cut to the chunk, if there is any. */
 bool wanted_first(struct mapping *m, uint64_t chunk, struct hold *out);
 /*

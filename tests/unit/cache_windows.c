@@ -351,7 +351,7 @@ static struct client *begin_small(void)
 {
 	struct client *cl;
 
-	begin(&(struct rig_options){ .devices = 1, .home_bytes = 256ull << 20 }, ALL);
+	begin(&(struct rig_options){ .devices = 1, .home_bytes = 128ull << 20 }, ALL);
 	cl = client_create(kf, 0, GAIA_PROT_RW, ALL);
 	cr_assert_eq(acquire_all(cl, GAIA_PROT_RW), 0);
 	return cl;
