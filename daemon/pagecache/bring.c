@@ -24,7 +24,11 @@
 #include "pagecache/fetch.h"
 #include "pagecache/state.h"
 
-/* A window ends when it has window_pages() to look at, or so many segments to hold, or so many chunks. */
+/*
+ * A window ends when it has so many pages to look at, or window_pages(), or so many chunks, or segments to hold. Larger ones would save operations, but
+ * the device waits for the first one, and the last one waits for the device.
+ */
+#define WINDOW_PAGES 4096u
 #define WINDOW_CHUNKS 4096u
 
 #define FOR_BEYOND(pt, i) for (unsigned i = (pt)->b; (i = bits_first((pt)->pages, i, (pt)->end)) < (pt)->end; i++)
@@ -782,7 +786,7 @@ static void window_free(struct window *w)
 /* Lock as many of the parts as go together: one at least, unless pages of @others are locked. */
 static struct window *window_take(struct part *at, uint64_t n, bool others)
 {
-	unsigned most = window_pages(at->ch->file->cache), chunks = (unsigned)MIN(n, (uint64_t)WINDOW_CHUNKS);
+	unsigned most = MIN(window_pages(at->ch->file->cache), WINDOW_PAGES), chunks = (unsigned)MIN(n, (uint64_t)WINDOW_CHUNKS);
 	struct window *w = xcalloc(1, sizeof(*w));
 	uint64_t k = 0, holds = 0;
 
