@@ -54,13 +54,22 @@ static void part_undo(struct part *pt)
 	pthread_mutex_unlock(&ch->lock);
 }
 
-static void part_settle(const struct part *pt)
+/* What was added, to what came before it: neighbours are settled together. */
+static void part_settle(const struct part *pt, struct segment *run)
 {
+	uint64_t start = pt->ch->index * GAIA_CHUNK_PAGES;
 	unsigned a, b;
 
 	for (size_t k = 0; k < pt->added; k++) {
-		segment_in_chunk(&pt->add.at[k], pt->ch->index, &a, &b);
-		grant_settle(pt->grant, a, b, pt->add.at[k].n);
+		const struct segment *s = &pt->add.at[k];
+
+		segment_in_chunk(s, pt->ch->index, &a, &b);
+		if (run->b == start + a && run->n == s->n) {
+			run->b = start + b;
+			continue;
+		}
+		mapping_settle(pt->m, run);
+		*run = (struct segment){ start + a, start + b, s->n };
 	}
 }
 
@@ -144,43 +153,48 @@ static void part_add(struct acquiring *ac, struct replica *rep)
 }
 
 /* Between two windows: a thread that waits to truncate the file, and all who wait behind it, get their turn. */
-static void give_turn(struct acquiring *ac)
+static int give_turn(struct acquiring *ac, struct windows *ws)
 {
 	struct cfile *f = ac->m->file;
+	int err;
 
 	if (atomic_load(&f->range_waiters) == 0)
-		return;
+		return 0;
+	err = windows_end(ws);
 	ahead_drain(&ac->ahead);
 	pthread_rwlock_unlock(&f->range);
 	pthread_rwlock_rdlock(&f->range);
+	return err;
 }
 
 /* Before each window. */
-static int pause_windows(struct acquiring *ac, atomic_uint *verdict)
+static int pause_windows(struct acquiring *ac, struct windows *ws, atomic_uint *verdict)
 {
-	give_turn(ac);
-	return is_given_up(verdict) ? -EINTR : 0;
+	int err = give_turn(ac, ws);
+
+	return err ? err : is_given_up(verdict) ? -EINTR : 0;
 }
 
 /* Acquire parts at[0..n). file->range is held. */
 static int parts_acquire(struct acquiring *ac, struct part *at, uint64_t n, atomic_uint *verdict)
 {
-	uint64_t from, to;
-	int err = 0;
+	struct windows ws = { NULL };
+	int err = 0, ended;
 
-	for (from = 0; from < n && !err; from = to) {
-		err = pause_windows(ac, verdict);
-		if (err)
-			break;
-		to = from + window_acquire(&at[from], n - from, &err);
-		for (uint64_t k = from; k < to && !err; k++) {
-			if (!at[k].again)
-				continue;
-			ahead_drain(&ac->ahead);
-			err = pause_windows(ac, verdict);
-			if (!err)
-				err = part_acquire_again(&at[k]);
-		}
+	for (uint64_t k = 0; k < n && !err;) {
+		err = pause_windows(ac, &ws, verdict);
+		if (!err)
+			k += windows_go_on(&ws, &at[k], n - k, &err);
+	}
+	ended = windows_end(&ws);
+	err = err ? err : ended;
+	for (uint64_t k = 0; k < n && !err; k++) {
+		if (!at[k].again)
+			continue;
+		ahead_drain(&ac->ahead);
+		err = pause_windows(ac, &ws, verdict);
+		if (!err)
+			err = part_acquire_again(&at[k]);
 	}
 	return err;
 }
@@ -381,9 +395,10 @@ static int deliver(const struct acquiring *ac)
 
 static int acquire_all_wanted(struct acquiring *ac)
 {
+	bool any = wanted_any(ac->m);
 	int err = 0;
 
-	for (uint64_t k = 0; k < ac->n && !err; k++)
+	for (uint64_t k = 0; k < ac->n && any && !err; k++)
 		err = acquire_wanted(ac, ac->reps[k]);
 	return err;
 }
@@ -623,12 +638,15 @@ static int decide(struct acquiring *ac)
 /* The holds count from now on, or are taken back. */
 static void settle_or_undo(struct acquiring *ac, bool undo)
 {
+	struct segment run = { .n = 0 };
+
 	for (uint64_t k = 0; k < ac->parts.n; k++) {
 		if (undo)
 			part_undo(&ac->parts.at[k]);
 		else
-			part_settle(&ac->parts.at[k]);
+			part_settle(&ac->parts.at[k], &run);
 	}
+	mapping_settle(ac->m, &run);
 	if (ac->wants && undo)
 		unwant_unmapped(ac, UINT64_MAX);
 	else if (ac->wants)

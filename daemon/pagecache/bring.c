@@ -3,15 +3,16 @@
  *
  * An acquire takes its chunks in windows. For a window it locks the pages that it has to look at, plans all of them (track_plan), and
  * takes the steps of the plan one after the other, each for all of the window: fetch what others released, secure what is about to be
- * written over, take what other devices have (peer.c), fill home, copy and merge into the replicas, arm. So there are as
- * many device operations as there are kinds of steps, however many chunks the pages are in.
+ * written over, take what other devices have (peer.c), fill home; then copy and merge into the replicas, and arm, all at once. So there are as
+ * many device operations as there are kinds of steps, however many chunks the pages are in. While the device is at work on these last ones the
+ * next window is locked, planned and begun: so device and processor wait for each other no longer than for one window.
  *
  * The index of what is stale says what has to be looked at. The other pages of a part are not locked: at the end it must say the same of
  * them still, and nobody may have locked any of them; else that part is acquired once more, by itself and with all of its pages locked. The
  * index knows nothing of what CPU programs write past the cache, so it is not relied on for files that are passed through.
  *
- * Only for the first part of a window a thread waits for pages; what comes next joins if its pages can be had by trying, and need not be
- * read from the store. Parts that do have a window of their own: while it goes to the device the next ones are read (ahead.c). So
+ * Only for the first part of a window a thread waits for pages, and with none of another window; what comes next joins if its pages can be had by
+ * trying, and need not be read from the store. Parts that do have a window of their own: while it goes to the device the next ones are read (ahead.c). So
  * nobody waits for a slow store because of pages of other chunks.
  */
 #include "pagecache/bring.h"
@@ -23,27 +24,55 @@
 #include "pagecache/fetch.h"
 #include "pagecache/state.h"
 
-/* A window ends when it has window_pages() to look at, or so many segments to hold, or so many chunks. */
+/*
+ * A window ends when it has so many pages to look at, or window_pages(), or so many chunks, or segments to hold. Larger ones would save operations, but
+ * the device waits for the first one, and the last one waits for the device.
+ */
+#define WINDOW_PAGES 4096u
 #define WINDOW_CHUNKS 4096u
 
 #define FOR_BEYOND(pt, i) for (unsigned i = (pt)->b; (i = bits_first((pt)->pages, i, (pt)->end)) < (pt)->end; i++)
 #define FOR_TODO(pt, i) for (unsigned i = (pt)->a; (i = bits_first((pt)->todo, i, (pt)->b)) < (pt)->b; i++)
 
-struct window {
-	struct part **at; /* those with pages to look at, which are locked */
-	unsigned n;
+/* An operation of the device for all of a window. */
+struct work {
+	struct dev_op op;
+	struct device_wait wait;
+	bool begun;
+	unsigned pages;
+};
+
+/* What has to be done, of a part or of all. */
+struct amount {
 	unsigned n_todo;      /* pages */
 	unsigned n_locked;    /* pages: these, and those beyond the end of the file */
 	unsigned n_read;      /* of these, those for which the store may have to be read */
 	unsigned n_frames;    /* so many frames of home it takes, by estimate, to fetch what devices have released of these */
-	const struct part *last; /* of all that were taken; NULL: what comes next is not read ahead */
+};
+
+struct window {
+	struct part **at; /* those with pages to look at, which are locked */
+	unsigned n;
+	struct amount all;
+	uint64_t took; /* so many parts, also those for which there was nothing to do */
+	const struct part *last; /* of these; NULL: what comes next is not read ahead */
 	struct dev_run *runs; /* room for all pages */
+	uint8_t *steps;
+	struct work copy, merge, arm; /* of different pages */
+	bool others; /* pages of the window before it are locked, too */
 	bool quiet; /* see struct fills */
+	int err;
 };
 
 static struct cache_device *window_device(const struct window *w)
 {
 	return w->at[0]->rep->dev;
+}
+
+/* Whether pages of one chunk only are locked: then it may take as long as the store does. */
+static bool has_one_part(const struct window *w)
+{
+	return w->n == 1 && !w->others;
 }
 
 bool part_run(const struct part *pt, unsigned steps, unsigned *i, unsigned *j)
@@ -61,7 +90,7 @@ bool part_run(const struct part *pt, unsigned steps, unsigned *i, unsigned *j)
 /* chunk->lock held. */
 static void part_plan(struct part *pt)
 {
-	replica_plan(pt->rep, pt->a, pt->b, pt->todo, pt->write, pt->step);
+	pt->steps = replica_plan(pt->rep, pt->a, pt->b, pt->todo, pt->write, pt->step);
 }
 
 /* For each run of the pages that are to be brought, whatever the index says of them. */
@@ -77,7 +106,7 @@ static int part_each_run(struct part *pt, int (*call)(struct chunk *ch, unsigned
 /* Fetch the pages of the parts for which the plan has the step, all together, and plan these parts again. */
 static int parts_fetch(struct part *const *part, unsigned n_parts, unsigned step)
 {
-	struct fetch_part *fetch = xcalloc(n_parts, sizeof(*fetch));
+	struct fetch_part *fetch = NULL;
 	unsigned n = 0;
 	int err;
 
@@ -86,6 +115,8 @@ static int parts_fetch(struct part *const *part, unsigned n_parts, unsigned step
 
 		if (!part_has(pt, 1u << step))
 			continue;
+		if (!fetch)
+			fetch = xcalloc(n_parts, sizeof(*fetch));
 		fetch[n].ch = pt->ch;
 		FOR_TODO(pt, i)
 			if (pt->step[i] == step)
@@ -152,7 +183,7 @@ static int part_prepare(struct part *pt)
 /* There is no room for snapshots. To fetch may take long, so the part is to do that by itself. */
 static int part_fetch_instead(const struct window *w, struct part *pt)
 {
-	if (w->n == 1)
+	if (has_one_part(w))
 		return parts_fetch(&pt, 1, TRACK_SECURE);
 	FOR_TODO(pt, i)
 		if (pt->step[i] == TRACK_SECURE)
@@ -204,48 +235,52 @@ static int window_secure(struct window *w)
 	return err;
 }
 
-/* What other devices did not send after all, and the store would have to be read for, its part does by itself. */
-static void window_put_off(struct window *w)
+/*
+ * What other devices did not send after all, and the store would have to be read for, its part does by itself. Since the pages are locked nobody
+ * else changes whether home has them.
+ */
+static void part_put_off(struct part *pt)
 {
-	for (unsigned k = 0; k < w->n && w->n > 1; k++) {
-		struct part *pt = w->at[k];
+	FOR_TODO(pt, i)
+		if ((pt->step[i] == TRACK_SEND || pt->step[i] == TRACK_PULL) && !page_present(pt->ch, i)) {
+			pt->step[i] = TRACK_NOTHING;
+			pt->again = true;
+		}
+}
 
-		pthread_mutex_lock(&pt->ch->lock);
-		FOR_TODO(pt, i)
-			if ((pt->step[i] == TRACK_SEND || pt->step[i] == TRACK_PULL) && !page_present(pt->ch, i)) {
-				pt->step[i] = TRACK_NOTHING;
-				pt->again = true;
-			}
-		pthread_mutex_unlock(&pt->ch->lock);
-	}
+static int part_fill(const struct window *w, struct part *pt)
+{
+	uint64_t pages[GAIA_CHUNK_PAGES / 64] = { 0 };
+	struct fills fills = FILLS(fills, false);
+	int err, ended;
+
+	FOR_TODO(pt, i)
+		if (pt->step[i] == TRACK_SEND || pt->step[i] == TRACK_PULL)
+			bit_set(pages, i);
+	fills.quiet = w->quiet;
+	err = home_fill_begin(&fills, pt->ch, pt->a, pt->b, pages);
+	ended = home_fill_end(&fills);
+	return err ? err : ended;
 }
 
 /* Have home's bytes where they are to be copied or merged. @any: there are such pages. */
 static int window_fill(struct window *w, bool *any)
 {
-	struct fills fills = FILLS(fills, false);
-	int err = 0, ended;
+	int err = 0;
 
-	fills.quiet = w->quiet;
 	*any = false;
 	for (unsigned k = 0; k < w->n && !err; k++) {
-		uint64_t pages[GAIA_CHUNK_PAGES / 64] = { 0 };
-		const struct part *pt = w->at[k];
-		bool some = false;
+		struct part *pt = w->at[k];
 
-		FOR_TODO(pt, i)
-			if (pt->step[i] == TRACK_SEND || pt->step[i] == TRACK_PULL) {
-				bit_set(pages, i);
-				some = true;
-			}
-		if (!some)
+		if (!part_has(pt, STEP(SEND) | STEP(PULL)))
 			continue;
 		*any = true;
-		fills.more = k + 1 < w->n;
-		err = home_fill_begin(&fills, pt->ch, pt->a, pt->b, pages);
+		if (has_one_part(w))
+			err = part_fill(w, pt);
+		else
+			part_put_off(pt);
 	}
-	ended = home_fill_end(&fills);
-	return err ? err : ended;
+	return err;
 }
 
 bool parts_arm(struct part *const *part, unsigned n)
@@ -257,28 +292,48 @@ bool parts_arm(struct part *const *part, unsigned n)
 	return all;
 }
 
-/* Copy home's pages to the replicas where the plan says so. Home has them. */
-static int window_send(struct window *w)
-{
-	struct dev_op op = { .kind = DEV_COPY_IN, .runs = w->runs, .arm = parts_arm(w->at, w->n) };
-	unsigned n = 0;
-	int err;
+/* ---- the last steps: operations that are under way together ---- */
 
+static int work_begin(const struct window *w, struct work *wk)
+{
+	int err = wk->op.n > 0 ? cache_device_begin(window_device(w), &wk->op, &wk->wait) : 0;
+
+	wk->begun = wk->op.n > 0 && !err;
+	return err;
+}
+
+/* @err: why it was not begun. */
+static int work_end(const struct window *w, struct work *wk, int err)
+{
+	return wk->begun ? cache_device_end(window_device(w), &wk->wait) : err;
+}
+
+/* To copy home's pages to the replicas where the plan says so. Home has them. */
+static void copy_add(struct window *w, struct dev_run *runs)
+{
+	struct work *wk = &w->copy;
+
+	wk->op = (struct dev_op){ .kind = DEV_COPY_IN, .runs = runs, .arm = parts_arm(w->at, w->n) };
 	for (unsigned k = 0; k < w->n; k++) {
 		struct part *pt = w->at[k];
 
+		if (!part_has(pt, STEP(SEND)))
+			continue;
 		FOR_TODO(pt, i)
 			if (pt->step[i] == TRACK_SEND) {
-				dev_run_add(&op, w->runs, pt->rep->mem, i, page_ptr(pt->ch, i), NULL);
-				n++;
+				dev_run_add(&wk->op, runs, pt->rep->mem, i, page_ptr(pt->ch, i), NULL);
+				wk->pages++;
 			}
 	}
-	if (n == 0)
-		return 0;
-	err = cache_device_run(window_device(w), &op);
+}
+
+static void copy_done(struct window *w, int err)
+{
 	for (unsigned k = 0; k < w->n; k++) {
 		struct part *pt = w->at[k];
 
+		if (!part_has(pt, STEP(SEND)))
+			continue;
 		pthread_mutex_lock(&pt->ch->lock);
 		FOR_TODO(pt, i) {
 			if (pt->step[i] != TRACK_SEND)
@@ -287,25 +342,26 @@ static int window_send(struct window *w)
 				replica_garbled(pt->rep, i);
 			else
 				replica_sent(pt->rep, i);
-			if (!err && op.arm)
+			if (!err && w->copy.op.arm)
 				replica_armed(pt->rep, i);
 		}
 		pthread_mutex_unlock(&pt->ch->lock);
 	}
 	if (!err)
-		count(CTR_home_to_device, n);
-	return err;
+		count(CTR_home_to_device, w->copy.pages);
 }
 
-/* Merge home's pages into replicas that clients may be writing, or are reading. */
-static int window_pull(struct window *w)
+/* To merge home's pages into replicas that clients may be writing, or are reading. */
+static void merge_add(struct window *w, struct dev_run *runs)
 {
-	struct dev_op op = { .kind = DEV_PULL, .runs = w->runs };
-	int err;
+	struct work *wk = &w->merge;
 
+	wk->op = (struct dev_op){ .kind = DEV_PULL, .runs = runs };
 	for (unsigned k = 0; k < w->n; k++) {
 		struct part *pt = w->at[k];
 
+		if (!part_has(pt, STEP(PULL)))
+			continue;
 		pthread_mutex_lock(&pt->ch->lock);
 		FOR_TODO(pt, i) {
 			struct page_replica *r = &pt->rep->page[i];
@@ -314,7 +370,7 @@ static int window_pull(struct window *w)
 
 			if (pt->step[i] != TRACK_PULL)
 				continue;
-			w->runs[op.n++] = (struct dev_run){
+			runs[wk->op.n++] = (struct dev_run){
 				.mem = pt->rep->mem, .page = i, .npages = 1, .host = page_ptr(pt->ch, i),
 				.base = keep > 0 ? base_bytes(pt->ch, i, r->seen) : frame_zeros,
 				.limit = keep,
@@ -322,66 +378,105 @@ static int window_pull(struct window *w)
 		}
 		pthread_mutex_unlock(&pt->ch->lock);
 	}
-	if (op.n == 0)
-		return 0;
-	err = cache_device_run(window_device(w), &op);
-	if (err)
-		return err;
-	count(CTR_home_to_device, op.n);
+}
+
+static void merge_done(struct window *w)
+{
 	for (unsigned k = 0; k < w->n; k++) {
 		struct part *pt = w->at[k];
 
+		if (!part_has(pt, STEP(PULL)))
+			continue;
 		pthread_mutex_lock(&pt->ch->lock);
 		FOR_TODO(pt, i)
 			if (pt->step[i] == TRACK_PULL)
 				replica_pulled(pt->rep, i);
 		pthread_mutex_unlock(&pt->ch->lock);
 	}
-	return 0;
+	count(CTR_home_to_device, w->merge.op.n);
 }
 
-/* Have the device remember what the pages hold, so that the release can tell what changed. What was copied or merged is armed already. */
-static int window_arm(struct window *w)
+/* Whether the device has to be told to remember what page i holds, so that the release can tell what changed. What is copied or merged it is told of with that. */
+static bool is_to_arm(const struct part *pt, unsigned i)
 {
-	struct dev_op op = { .kind = DEV_ARM, .runs = w->runs };
-	int err;
+	return pt->step[i] != TRACK_SEND && pt->step[i] != TRACK_PULL && !(pt->rep->page[i].flags & REPLICA_ARMED) &&
+	       pt->rep->page[i].written == 0;
+}
 
+static void arm_add(struct window *w, struct dev_run *runs)
+{
+	w->arm.op = (struct dev_op){ .kind = DEV_ARM, .runs = runs };
 	for (unsigned k = 0; k < w->n; k++) {
 		struct part *pt = w->at[k];
 
 		if (!pt->write || pt->again)
 			continue;
 		FOR_TODO(pt, i)
-			if (!(pt->rep->page[i].flags & REPLICA_ARMED) && !pt->rep->page[i].written)
-				dev_run_add(&op, w->runs, pt->rep->mem, i, NULL, NULL);
+			if (is_to_arm(pt, i))
+				dev_run_add(&w->arm.op, runs, pt->rep->mem, i, NULL, NULL);
 	}
-	if (op.n == 0)
-		return 0;
-	err = cache_device_run(window_device(w), &op);
-	for (unsigned k = 0; k < w->n && !err; k++) {
+}
+
+static void arm_done(struct window *w)
+{
+	for (unsigned k = 0; k < w->n; k++) {
 		struct part *pt = w->at[k];
 
 		if (!pt->write || pt->again)
 			continue;
 		pthread_mutex_lock(&pt->ch->lock);
 		FOR_TODO(pt, i)
-			if (!pt->rep->page[i].written)
+			if (is_to_arm(pt, i))
 				replica_armed(pt->rep, i);
 		pthread_mutex_unlock(&pt->ch->lock);
 	}
+}
+
+/* Everything else has been done. On error some may be under way. */
+static int works_begin(struct window *w)
+{
+	int err;
+
+	/* Of a device that is gone no base may be left (kept_trim()). */
+	if (atomic_load(&window_device(w)->gone))
+		return -ENODEV;
+	copy_add(w, w->runs);
+	merge_add(w, w->runs + w->copy.op.n);
+	arm_add(w, w->runs + w->copy.op.n + w->merge.op.n);
+	err = work_begin(w, &w->copy);
+	if (!err)
+		err = work_begin(w, &w->merge);
+	if (!err)
+		err = work_begin(w, &w->arm);
 	return err;
 }
 
-/* Bring the pages of the window to the device. They are locked, file->range is held. */
-static int window_bring(struct window *w)
+/* @err: as far as they were begun. */
+static int works_end(struct window *w, int err)
 {
-	uint8_t *steps = xmalloc((size_t)w->n * GAIA_CHUNK_PAGES);
+	int copied = work_end(w, &w->copy, err), merged = work_end(w, &w->merge, err), armed = work_end(w, &w->arm, err);
+
+	if (w->copy.op.n > 0)
+		copy_done(w, copied);
+	if (w->merge.begun && !merged)
+		merge_done(w);
+	if (w->arm.begun && !armed)
+		arm_done(w);
+	return copied ? copied : merged ? merged : armed;
+}
+
+/* Bring the pages of the window to the device. They are locked, file->range is held. Whatever comes of it, window_await() comes next. */
+static int window_begin(struct window *w)
+{
 	bool fills = false;
 	int err = 0;
 
-	w->runs = xmalloc(w->n_todo * sizeof(*w->runs));
+	if (w->all.n_todo == 0)
+		return 0;
+	w->steps = xmalloc((size_t)w->n * GAIA_CHUNK_PAGES);
+	w->runs = xmalloc(w->all.n_todo * sizeof(*w->runs));
 	for (unsigned k = 0; k < w->n; k++)
-		w->at[k]->step = steps + (size_t)k * GAIA_CHUNK_PAGES;
+		w->at[k]->step = w->steps + (size_t)k * GAIA_CHUNK_PAGES;
 	for (unsigned k = 0; k < w->n && !err; k++)
 		err = part_prepare(w->at[k]);
 	if (!err)
@@ -390,30 +485,33 @@ static int window_bring(struct window *w)
 		err = window_secure(w);
 	if (!err)
 		peers_send(w->at, w->n, w->runs);
-	if (!err) {
-		window_put_off(w);
+	if (!err)
 		err = window_fill(w, &fills);
-	}
 	if (!err && fills && w->last && w->last->ahead)
 		ahead_go_on(w->last->ahead, w->last->nth);
-	if (!err)
-		err = window_send(w);
-	/* Of a device that is gone no base may be left (kept_trim()). */
-	if (!err && atomic_load(&window_device(w)->gone))
-		err = -ENODEV;
-	if (!err)
-		err = window_pull(w);
-	if (!err)
-		err = window_arm(w);
+	return err ? err : works_begin(w);
+}
+
+/* Wait for what window_begin() has begun, and which said @err. */
+static int window_await(struct window *w, int err)
+{
+	if (w->all.n_todo == 0)
+		return err;
+	err = works_end(w, err);
 	free(w->runs);
-	free(steps);
+	free(w->steps);
 	return err;
+}
+
+static int window_bring(struct window *w)
+{
+	return window_await(w, window_begin(w));
 }
 
 /* Pages beyond the end of the file read as zeros, whatever this memory had before. */
 static int window_zero(struct window *w)
 {
-	struct dev_run *runs = xmalloc((w->n_locked - w->n_todo) * sizeof(*runs));
+	struct dev_run *runs = xmalloc((w->all.n_locked - w->all.n_todo) * sizeof(*runs));
 	struct dev_op op = { .kind = DEV_ZERO, .runs = runs };
 	int err;
 
@@ -552,17 +650,26 @@ static bool comes_without_store(const struct replica *rep, unsigned i)
 }
 
 /* chunk->lock held. */
-static void window_add(struct window *w, struct part *pt)
+static struct amount part_amount(const struct part *pt)
+{
+	struct amount all = { .n_todo = pt->n_todo, .n_locked = pt->n_todo };
+
+	FOR_BEYOND(pt, i)
+		all.n_locked++;
+	FOR_TODO(pt, i) {
+		all.n_frames += page_ahead(pt->ch, i) ? fetch_frames(pt->ch, i) : 0;
+		all.n_read += !comes_without_store(pt->rep, i);
+	}
+	return all;
+}
+
+static void window_add(struct window *w, struct part *pt, struct amount more)
 {
 	w->at[w->n++] = pt;
-	w->n_todo += pt->n_todo;
-	w->n_locked += pt->n_todo;
-	FOR_BEYOND(pt, i)
-		w->n_locked++;
-	FOR_TODO(pt, i) {
-		w->n_frames += page_ahead(pt->ch, i) ? fetch_frames(pt->ch, i) : 0;
-		w->n_read += !comes_without_store(pt->rep, i);
-	}
+	w->all.n_todo += more.n_todo;
+	w->all.n_locked += more.n_locked;
+	w->all.n_read += more.n_read;
+	w->all.n_frames += more.n_frames;
 }
 
 /* All of the part is to be looked at, as far as it lies in the file. */
@@ -592,17 +699,24 @@ static int window_first(struct window *w, struct part *pt, bool all)
 		/* The file may still grow, but nobody brings, writes or releases these pages meanwhile. */
 		if (pt->whole)
 			part_todo_whole(pt);
-		window_add(w, pt);
+		window_add(w, pt, part_amount(pt));
 	}
 	pthread_mutex_unlock(&ch->lock);
 	return err;
+}
+
+/* Whether home can take so much more that is fetched, while pages of the window are locked. */
+static bool may_fetch(const struct window *w, const struct part *pt, unsigned n_frames)
+{
+	n_frames += w->all.n_frames;
+	return n_frames == 0 || home_can_take(pt->ch->file->cache, n_frames);
 }
 
 /* Let the part join, if that needs no waiting. */
 static bool window_join(struct window *w, struct part *pt, int *err)
 {
 	struct chunk *ch = pt->ch;
-	struct window with = *w;
+	struct amount more;
 	bool joins = true;
 
 	if ((pt->ahead && ahead_is_under_way(pt->ahead, pt->nth)) || cfile_is_passthrough(ch->file))
@@ -612,11 +726,10 @@ static bool window_join(struct window *w, struct part *pt, int *err)
 	if (!part_is_held(pt, err)) {
 		if (pt->whole)
 			part_todo_whole(pt);
-		window_add(&with, pt);
-		joins = with.n_read == 0 && (with.n_frames == 0 || home_can_take(ch->file->cache, with.n_frames)) &&
-			pages_trylock_some(ch, pt->a, pt->end, part_to_lock(pt));
+		more = part_amount(pt);
+		joins = more.n_read == 0 && may_fetch(w, pt, more.n_frames) && pages_trylock_some(ch, pt->a, pt->end, part_to_lock(pt));
 		if (joins)
-			*w = with;
+			window_add(w, pt, more);
 	}
 	pthread_mutex_unlock(&ch->lock);
 	return joins;
@@ -640,8 +753,12 @@ static int part_end(struct part *pt)
 	return part_grant(pt);
 }
 
+/* The parts are held, unless there was an @err. Nothing of the window is locked any more. */
 static int window_end(struct window *w, int err)
 {
+	err = window_await(w, err);
+	if (!err && w->all.n_todo < w->all.n_locked)
+		err = window_zero(w);
 	for (unsigned k = 0; k < w->n; k++) {
 		struct part *pt = w->at[k];
 
@@ -657,38 +774,66 @@ static int window_end(struct window *w, int err)
 	return err;
 }
 
-static int window_go(struct window *w)
-{
-	int err = 0;
+/* ---- windows, of which two may be under way ---- */
 
-	if (w->n_todo > 0)
-		err = window_bring(w);
-	if (!err && w->n_todo < w->n_locked)
-		err = window_zero(w);
-	return err;
+static void window_free(struct window *w)
+{
+	if (w)
+		free(w->at);
+	free(w);
 }
 
-uint64_t window_acquire(struct part *at, uint64_t n, int *err)
+/* Lock as many of the parts as go together: one at least, unless pages of @others are locked. */
+static struct window *window_take(struct part *at, uint64_t n, bool others)
 {
-	unsigned most = window_pages(at->ch->file->cache), chunks = (unsigned)MIN(n, (uint64_t)WINDOW_CHUNKS);
-	struct window w = { .at = xmalloc(chunks * sizeof(struct part *)) };
-	uint64_t k, holds;
+	unsigned most = MIN(window_pages(at->ch->file->cache), WINDOW_PAGES), chunks = (unsigned)MIN(n, (uint64_t)WINDOW_CHUNKS);
+	struct window *w = xcalloc(1, sizeof(*w));
+	uint64_t k = 0, holds = 0;
 
-	if (at->ahead)
-		ahead_arrived(at->ahead, at->nth);
-	*err = window_first(&w, at, false);
-	holds = at->add.n;
-	for (k = 1; k < chunks && !*err && w.n_locked < most && holds < most && w.n_read == 0; k++) {
-		if (!window_join(&w, &at[k], err))
+	w->at = xmalloc(chunks * sizeof(struct part *));
+	w->others = others;
+	if (!others) {
+		if (at->ahead)
+			ahead_arrived(at->ahead, at->nth);
+		w->err = window_first(w, at, false);
+		holds = at->add.n;
+		k = 1;
+	}
+	for (; k < chunks && !w->err && w->all.n_locked < most && holds < most && w->all.n_read == 0; k++) {
+		if (!window_join(w, &at[k], &w->err))
 			break;
 		holds += at[k].add.n;
 	}
-	w.last = &at[k - 1];
-	if (!*err)
-		*err = window_go(&w);
-	*err = window_end(&w, *err);
-	free(w.at);
-	return k;
+	w->took = k;
+	w->last = k > 0 ? &at[k - 1] : NULL;
+	if (!w->err)
+		w->err = window_begin(w);
+	return w;
+}
+
+uint64_t windows_go_on(struct windows *ws, struct part *at, uint64_t n, int *err)
+{
+	struct window *w = window_take(at, n, ws->under_way != NULL);
+
+	/* The one before. */
+	*err = windows_end(ws);
+	if (!*err && w->took == 0) {
+		window_free(w);
+		w = window_take(at, n, false);
+	}
+	ws->under_way = w;
+	*err = *err ? *err : w->err;
+	return w->took;
+}
+
+int windows_end(struct windows *ws)
+{
+	struct window *w = ws->under_way;
+	int err = w ? window_end(w, w->err) : 0;
+
+	window_free(w);
+	ws->under_way = NULL;
+	return err;
 }
 
 int part_acquire_again(struct part *pt)
@@ -700,7 +845,7 @@ int part_acquire_again(struct part *pt)
 	pt->ahead = NULL;
 	err = window_first(&w, pt, true);
 	if (!err)
-		err = window_go(&w);
+		err = window_begin(&w);
 	return window_end(&w, err);
 }
 
@@ -710,18 +855,17 @@ int replica_bring_some(struct replica *rep, unsigned a, unsigned b, const uint64
 	struct window w = { .at = &at, .n = 1, .quiet = true };
 
 	memcpy(pt.todo, pages, sizeof(pt.todo));
-	pt.n_todo = w.n_todo = w.n_locked = bits_count(pages, GAIA_CHUNK_PAGES / 64);
+	pt.n_todo = w.all.n_todo = bits_count(pages, GAIA_CHUNK_PAGES / 64);
 	return window_bring(&w);
 }
 
 int replica_bring(struct replica *rep, unsigned a, unsigned b)
 {
 	struct part pt = { .rep = rep, .ch = rep->chunk, .a = a, .b = b, .end = b, .whole = true }, *at = &pt;
-	struct window w = { .at = &at };
+	struct window w = { .at = &at, .n = 1 };
 
 	bits_set(pt.pages, a, b);
 	part_todo_whole(&pt);
-	w.n = 1;
-	w.n_todo = w.n_locked = pt.n_todo;
+	w.all.n_todo = pt.n_todo;
 	return window_bring(&w);
 }

@@ -29,15 +29,24 @@ struct part {
 	uint64_t todo[GAIA_CHUNK_PAGES / 64]; /* pages to look at */
 	unsigned n_todo;
 	uint8_t *step;		/* of each page in todo */
+	unsigned steps;		/* STEP() of all of them, maybe of more */
 	struct devmem *shadow;
 };
 
+/* The windows of an acquire: for one the device may be at work, and pages of it are locked. All zeros at first. */
+struct window;
+struct windows {
+	struct window *under_way;
+};
+
 /*
- * Acquire as many of the parts at[0..n) as go together, one at least: of one device, in the order of their chunks. Returns how many, except
- * those that say @again. Waits for pages that others have, if at all, for those of the first. On error none is granted but what says so.
- * file->range is held.
+ * Begin to acquire as many of the parts at[0..n) as go together: of one device, in the order of their chunks; and end the window before. Returns how
+ * many were taken, one at least. Waits for pages that others have, if at all, for those of the first, with nothing under way. On error no more
+ * is to be begun. file->range is held until windows_end().
  */
-uint64_t window_acquire(struct part *at, uint64_t n, int *err);
+uint64_t windows_go_on(struct windows *ws, struct part *at, uint64_t n, int *err);
+/* What is under way ends. Then all parts that were taken are acquired, except those that say @again; on error, those that say so (part.added). */
+int windows_end(struct windows *ws);
 /* A part that says so. No reads are under way for it, nor for others of the acquire. */
 int part_acquire_again(struct part *pt);
 
@@ -52,7 +61,7 @@ static inline bool part_has(const struct part *pt, unsigned steps)
 {
 	unsigned i, j = pt->a;
 
-	return part_run(pt, steps, &i, &j);
+	return (pt->steps & steps) && part_run(pt, steps, &i, &j);
 }
 
 #endif

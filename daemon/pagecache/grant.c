@@ -267,12 +267,12 @@ int mapping_hold(struct mapping *m, struct page_span span, bool write)
 	return add(m, &m->holds, span.a, span.b, 1, write);
 }
 
-void grant_settle(struct grant *g, unsigned a, unsigned b, unsigned n)
+void mapping_settle(struct mapping *m, const struct segment *s)
 {
-	struct mapping *m = g->mapping;
-
+	if (s->a == s->b)
+		return;
 	pthread_mutex_lock(&m->lock);
-	holds_settle(&m->holds, start_of(g) + a, start_of(g) + b, n);
+	holds_settle(&m->holds, s->a, s->b, s->n);
 	spans_give(m);
 	pthread_mutex_unlock(&m->lock);
 }
@@ -538,6 +538,16 @@ void wanted_release(struct mapping *m, uint64_t a, uint64_t b, unsigned n)
 	holds_release(&m->wanted, a, b, n);
 	spans_give(m);
 	pthread_mutex_unlock(&m->lock);
+}
+
+bool wanted_any(struct mapping *m)
+{
+	bool any;
+
+	pthread_mutex_lock(&m->lock);
+	any = m->wanted.spans > 0;
+	pthread_mutex_unlock(&m->lock);
+	return any;
 }
 
 bool wanted_first(struct mapping *m, uint64_t chunk, struct hold *out)

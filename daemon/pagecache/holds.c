@@ -103,6 +103,20 @@ static void join(struct holds *hs, uint64_t a, uint64_t b)
 	}
 }
 
+/* Whether @new's pages [a, b) only make the span before them longer, as when chunk after chunk is acquired. */
+static bool extend(struct holds *hs, uint64_t a, uint64_t b, const struct hold *new)
+{
+	struct hold *h = a > 0 ? at_or_after(hs, a - 1) : NULL, *next;
+
+	if (!h || h->b != a || !alike(h, new))
+		return false;
+	next = RB_NEXT(hold_tree, NULL, h);
+	if (next && next->a <= b)
+		return false;
+	h->b = b;
+	return true;
+}
+
 int holds_add(struct holds *hs, uint64_t a, uint64_t b, uint32_t n, uint32_t writes)
 {
 	const struct hold *look;
@@ -113,6 +127,8 @@ int holds_add(struct holds *hs, uint64_t a, uint64_t b, uint32_t n, uint32_t wri
 		return 0;
 	if (n > HOLDS_OF_A_PAGE)
 		return -EOVERFLOW;
+	if (extend(hs, a, b, &new))
+		return 0;
 	HOLDS_FOREACH(look, hs, a, b)
 		if (look->n + n > HOLDS_OF_A_PAGE)
 			return -EOVERFLOW;

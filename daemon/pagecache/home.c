@@ -351,8 +351,8 @@ static unsigned batch_collect(struct fill_batch *bt, unsigned i, unsigned b, con
 	bt->n = 0;
 	/* We have them locked, so nobody else changes whether they have frames. */
 	pthread_mutex_lock(&ch->lock);
-	for (; i < b; i++) {
-		if ((pages && !bit_test(pages, i)) || page_present(ch, i))
+	for (; (i = pages ? bits_first(pages, i, b) : i) < b; i++) {
+		if (page_present(ch, i))
 			continue;
 		if (bt->n == FILL_PAGES)
 			break;

@@ -1115,8 +1115,8 @@ void grant_held_at_most(const struct grant *g, unsigned a, unsigned b, unsigned 
  * of the file. -EOVERFLOW, -ENOSR: too many of a page, or too many spans; nothing was done.
  */
 int grant_hold(struct grant *g, unsigned a, unsigned b, unsigned beyond, unsigned n, unsigned writes);
-/* The acquire has succeeded: its holds count from now on; */
-void grant_settle(struct grant *g, unsigned a, unsigned b, unsigned n);
+/* The acquire has succeeded: its holds, of whatever chunks the pages lie in, count from now on. No lock is held; */
+void mapping_settle(struct mapping *m, const struct segment *s);
 /* or they are taken back: what was stored under a hold for writing is void, if it was the last; @untold: nothing can have been. */
 void grant_unhold(struct grant *g, unsigned a, unsigned b, unsigned n, unsigned writes, bool untold);
 /* Take @n holds away from each; @ended: those that were held for writing and are not any more, of which the replica must be told. */
@@ -1141,6 +1141,8 @@ int wanted_add(struct mapping *m, uint64_t a, uint64_t b, unsigned n, bool write
 void wanted_settle(struct mapping *m, uint64_t a, uint64_t b, unsigned n);
 uint64_t wanted_undo(struct mapping *m, uint64_t a, uint64_t b, unsigned n, bool write, unsigned *left);
 void wanted_release(struct mapping *m, uint64_t a, uint64_t b, unsigned n);
+/* Whether anything is wanted. */
+bool wanted_any(struct mapping *m);
 /* The chunk's first span, cut to the chunk, if there is any. */
 bool wanted_first(struct mapping *m, uint64_t chunk, struct hold *out);
 /*
@@ -1202,19 +1204,34 @@ static inline unsigned bits_first(const uint64_t *map, unsigned a, unsigned b)
 	}
 	return b;
 }
+/* The first clear bit of [a, b), or @b. */
+static inline unsigned bits_first_clear(const uint64_t *map, unsigned a, unsigned b)
+{
+	while (a < b) {
+		uint64_t word = ~map[a / 64] >> (a % 64);
+
+		if (word)
+			return MIN(a + (unsigned)__builtin_ctzll(word), b);
+		a = (a / 64 + 1) * 64;
+	}
+	return b;
+}
 /* The next run of set bits before @b, from *j on: [*i, *j). Whether there is one. */
 static inline bool bits_run(const uint64_t *map, unsigned b, unsigned *i, unsigned *j)
 {
 	*i = bits_first(map, *j, b);
-	for (*j = *i; *j < b && bit_test(map, *j); ++*j)
-		;
+	*j = bits_first_clear(map, *i, b);
 	return *i < b;
 }
 #define FOR_RUNS(map, a, b, i, j) for (unsigned i, j = (a); bits_run(map, b, &i, &j);)
 static inline void bits_set(uint64_t *map, unsigned a, unsigned b)
 {
-	for (; a < b; a++)
-		bit_set(map, a);
+	while (a < b) {
+		unsigned end = MIN((a / 64 + 1) * 64, b);
+
+		map[a / 64] |= ~0ull >> (64 - (end - a)) << (a % 64);
+		a = end;
+	}
 }
 static inline unsigned bits_count(const uint64_t *map, unsigned words)
 {

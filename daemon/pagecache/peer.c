@@ -127,6 +127,8 @@ static unsigned add_pages(struct part *pt, const struct cache_device *from, stru
 	struct replica *source;
 	unsigned n = 0;
 
+	if (!part_has(pt, STEP(SEND)))
+		return 0;
 	/* While we hold locks of its pages no replica of the chunk is freed (3). */
 	pthread_mutex_lock(&pt->ch->lock);
 	source = find_source(pt->rep, from);

@@ -129,7 +129,6 @@ void grant_make_ready(struct grant *g)
 		if (!access[what] || (g->ready & 1u << what))
 			continue;
 		bug_on(holds_add(&m->ready[what], start, start + end, 1, 0));
-		holds_settle(&m->ready[what], start, start + end, 1);
 		g->ready |= (uint8_t)(1u << what);
 	}
 	if (g->ready)

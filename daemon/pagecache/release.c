@@ -557,7 +557,7 @@ static void invalidate_published(struct cfile *f, struct release *rl, uint64_t n
  * So many chunks, or twice as many, are published before the kernel's copies of them are invalidated. Until then home's old bytes are
  * kept for each page that changes again: at most twice this part of home for one release.
  */
-#define RELEASE_SHARE 64u
+#define RELEASE_SHARE 32u
 #define RELEASE_CHUNKS 32u
 
 static uint64_t chunks_at_once(const struct cache *c)

@@ -78,11 +78,11 @@ void replica_not_current(const struct replica *rep, unsigned a, unsigned b, bool
 	}
 }
 
-/* By the full look: what the index must not contradict. */
+/* By the full look, what costs least first: what the index must not contradict. */
 static bool is_current(struct replica *rep, unsigned i, bool write)
 {
-	return page_limit(rep->chunk, i) > 0 && replica_step(rep, i, write) == TRACK_NOTHING && !replica_hides(rep, i) &&
-	       (!write || (rep->page[i].flags & REPLICA_ARMED));
+	return (!write || (rep->page[i].flags & REPLICA_ARMED)) && !replica_hides(rep, i) &&
+	       replica_step(rep, i, write) == TRACK_NOTHING && page_limit(rep->chunk, i) > 0;
 }
 
 void replica_acquired(struct replica *rep, unsigned a, unsigned b)
@@ -475,10 +475,10 @@ enum track_step replica_step(struct replica *rep, unsigned i, bool write)
 	return track_plan(&v, position(rep), write);
 }
 
-void replica_plan(struct replica *rep, unsigned a, unsigned b, const uint64_t *pages, bool write, uint8_t *step)
+unsigned replica_plan(struct replica *rep, unsigned a, unsigned b, const uint64_t *pages, bool write, uint8_t *step)
 {
 	struct page_replica *buf[CACHE_MAX_DEVICES];
-	unsigned self = position(rep);
+	unsigned self = position(rep), steps = 0;
 	uint64_t held[GAIA_CHUNK_PAGES / 64] = { 0 };
 
 	replica_held(rep, a, b, held);
@@ -489,7 +489,9 @@ void replica_plan(struct replica *rep, unsigned a, unsigned b, const uint64_t *p
 		/* A plain copy may show anything until it has landed: a mapping that holds the page must not see that. */
 		if (step[i] == TRACK_SEND && bit_test(held, i))
 			step[i] = TRACK_PULL;
+		steps |= 1u << step[i];
 	}
+	return steps;
 }
 
 void replica_sent(struct replica *rep, unsigned i)

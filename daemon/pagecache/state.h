@@ -120,8 +120,8 @@ bool replica_is_home(const struct replica *rep, unsigned i);
 bool replica_has(const struct replica *rep, unsigned i);
 /* Whether it has the only release of the page that is not merged, of bytes that were home's present ones: nothing has to be merged into it. */
 bool replica_alone_has(const struct replica *rep, unsigned i);
-/* What an acquire has to do to those of pages [a, b) that are in @pages. */
-void replica_plan(struct replica *rep, unsigned a, unsigned b, const uint64_t *pages, bool write, uint8_t *step);
+/* What an acquire has to do to those of pages [a, b) that are in @pages; and a bit for each step that any of them needs. */
+unsigned replica_plan(struct replica *rep, unsigned a, unsigned b, const uint64_t *pages, bool write, uint8_t *step);
 /* The same for one page. */
 enum track_step replica_step(struct replica *rep, unsigned i, bool write);
 

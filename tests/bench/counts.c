@@ -2,7 +2,7 @@
  * counts.c - the page cache by itself, over devices and files that are nothing: what an acquire and a release cost in
  * instructions, and how much memory is kept of a page that a device has.
  *
- *	counts MIB DEVICES
+ *	counts MIB DEVICES [PAGES]
  *
  * A file of holes, MIB MiB long, is acquired whole and released by each device. Then, as nothing has changed, the first device
  * acquires and releases it, for reading and for writing. Under valgrind --tool=callgrind --instr-atstart=no each of
@@ -17,6 +17,9 @@
  *
  * Home is small, and evicts: so its frames (which are not in the heap) are few, however long the file is. A device's memory is
  * but a number; what is copied and compared there is somebody else's to measure.
+ *
+ * With PAGES, CPU programs then write so many pages, equally far apart, and the first device acquires all of the file once more, to read, and
+ * releases it: "acquire changed", "release changed". So that it does so in the windows of a usual home, home is large then.
  */
 #include <err.h>
 #include <errno.h>
@@ -42,6 +45,7 @@
 #include "pagecache/cache.h"
 
 #define HOME (64ull << 20)
+#define LARGE_HOME (2ull << 30)
 /* The fewest of several is taken: now and then the cache's own threads wake up. What takes long hardly shows it. */
 #define REPEAT 3
 #define REPEAT_UP_TO (64ull << 20)
@@ -284,6 +288,14 @@ static void measure(struct mapping *m, unsigned prot, const char *acquire_name, 
 	printf("%s %" PRIu64 "\n%s %" PRIu64 "\n", acquire_name, between - start, release_name, now_ns() - between);
 }
 
+static void write_pages(struct cfile *file, uint64_t n)
+{
+	static char page[GAIA_PAGE] = "changed";
+
+	for (uint64_t k = 0; k < n; k++)
+		must(cache_write(file, page, sizeof(page), (off_t)(k * (length / GAIA_PAGE / n) * GAIA_PAGE), CACHE_WRITE_EXACT), "write");
+}
+
 static size_t heap(void)
 {
 	struct mallinfo2 info = mallinfo2();
@@ -300,12 +312,16 @@ int main(int argc, char **argv)
 	struct cache *cache;
 	struct cfile *file;
 	unsigned n;
+	uint64_t changed;
 	size_t before, used;
 
-	length = argc == 3 ? strtoull(argv[1], NULL, 10) << 20 : 0;
-	n = argc == 3 ? (unsigned)strtoul(argv[2], NULL, 10) : 0;
-	if (!length || length > 1ull << 40 || !n || n > CACHE_MAX_DEVICES)
-		errx(2, "usage: counts MIB DEVICES (up to 1048576 and %u)", CACHE_MAX_DEVICES);
+	length = argc >= 3 ? strtoull(argv[1], NULL, 10) << 20 : 0;
+	n = argc >= 3 ? (unsigned)strtoul(argv[2], NULL, 10) : 0;
+	changed = argc == 4 ? strtoull(argv[3], NULL, 10) : 0;
+	if (argc > 4 || !length || length > 1ull << 40 || !n || n > CACHE_MAX_DEVICES || changed > length / GAIA_PAGE)
+		errx(2, "usage: counts MIB DEVICES [PAGES] (up to 1048576, %u, and all of them)", CACHE_MAX_DEVICES);
+	if (changed)
+		config.home_bytes = LARGE_HOME;
 
 	for (unsigned i = 0; i < n; i++)
 		dev[i] = nothing_create(i, ROUND_UP(length, GAIA_CHUNK));
@@ -326,6 +342,10 @@ int main(int argc, char **argv)
 	for (int i = 0; i < (length <= REPEAT_UP_TO ? REPEAT : 1); i++) {
 		measure(m[0], GAIA_PROT_READ, "acquire read", "release read");
 		measure(m[0], GAIA_PROT_READ | GAIA_PROT_WRITE, "acquire write", "release write");
+	}
+	if (changed) {
+		write_pages(file, changed);
+		measure(m[0], GAIA_PROT_READ, "acquire changed", "release changed");
 	}
 	/* Less the device's own. */
 	used -= n * ROUND_UP(length, GAIA_CHUNK) / GAIA_CHUNK * DEVMEM_HEAP;

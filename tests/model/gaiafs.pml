@@ -420,7 +420,7 @@ inline acquire(c, d, write, room)
 		write = FAIL && write;
 		room = false
 	};
-	/* parts_end(): cache_decide(); grant_settle(), part_undo() */
+	/* parts_end(): cache_decide(); mapping_settle(), part_undo() */
 	if
 	:: d_step {
 		FAIL ->

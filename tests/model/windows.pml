@@ -5,7 +5,7 @@
  * stored to them; the kernel writes back the first page and the last, by one WRITE, and a page of each chunk is in the kernel's cache, which the release has to
  * invalidate; a truncate wants the file for itself. The numbers are those of the rules in daemon/README.md.
  *
- * acquire	cache_acquire(): parts_acquire(), window_acquire(), part_acquire_again(); ahead.c
+ * acquire	cache_acquire(): parts_acquire(), windows_go_on(), part_acquire_again(); ahead.c
  * release	cache_release(): group_release(), window_next(), settle(), group_complete()
  * server	op_write(), cache_write()
  * truncate	cache_truncate()
@@ -18,6 +18,8 @@
 #define EARLY_UNLOCK 5	/* locks are given back when the device's operation has been submitted */
 #define TRUST_INDEX 6	/* an acquire does not look at the index again when its window ends */
 #define TRUST_LOCKED 7	/* an acquire relies on the index for pages that others have locked */
+#define TURN_LOCKED 8	/* an acquire gives the file's range up while its next window is under way */
+#define AGAIN_LOCKED 9	/* an acquire acquires a part again while its next window is under way */
 
 #ifndef FAULT
 #define FAULT NO_FAULT
@@ -51,7 +53,7 @@ bool alone, wants_alone;
 /* The kernel: whether its page of chunk 0 is dirty, is being written back. */
 bool dirty = true, writing_back;
 
-byte op_acquire;	/* pages that the device works on */
+byte op_acquire, op_next;	/* pages that the device works on: of the acquire's window, and of its next one */
 bool quiet;
 
 #define BASE_IS_THERE(i) (!p[i].writing || p[i].seen == p[i].home || p[i].twin)
@@ -139,11 +141,11 @@ inline part_lock(i)
 }
 
 /* window_end(), part_end(): also of the pages that the index did not name it must not say anything by now, and nobody may have locked them (22). */
-inline part_end(chunk)
+inline part_end(chunk, win)
 {
 	if
-	:: FAULT != TRUST_INDEX && ((p[FIRST(chunk)].stale && !(window & BIT(FIRST(chunk)))) ||
-				    (p[FIRST(chunk) + 1].stale && !(window & BIT(FIRST(chunk) + 1))) || LOCKED_BY_OTHERS(chunk, ACQUIRE)) ->
+	:: FAULT != TRUST_INDEX && ((p[FIRST(chunk)].stale && !((win) & BIT(FIRST(chunk)))) ||
+				    (p[FIRST(chunk) + 1].stale && !((win) & BIT(FIRST(chunk) + 1))) || LOCKED_BY_OTHERS(chunk, ACQUIRE)) ->
 		again = again | BIT(chunk)
 	:: else -> part_hold(chunk)
 	fi
@@ -151,33 +153,38 @@ inline part_end(chunk)
 
 #define OF_CHUNK(pages, chunk) ((pages) >> FIRST(chunk) & 3)
 
-/* window_go(): fetch what others released, then one operation for all of the window. */
-inline window_go()
+/* window_begin(): fetch what others released, then submit one operation for all of the window. */
+inline window_begin(win, op)
 {
 	d_step {
 		n = 0;
 		do
 		:: n < PAGES ->
 			if
-			:: (window & BIT(n)) && p[n].ahead -> home_change(n, true)
+			:: ((win) & BIT(n)) && p[n].ahead -> home_change(n, true)
 			:: else
 			fi;
 			n++
 		:: else -> break
 		od;
 		n = 0;
-		op_acquire = window
+		op = win
 	};
 	if
-	:: FAULT == EARLY_UNLOCK -> d_step { unlock_all(window, ACQUIRE) }
+	:: FAULT == EARLY_UNLOCK -> d_step { unlock_all(win, ACQUIRE) }
 	:: else
-	fi;
+	fi
+}
+
+/* window_await() */
+inline window_await(op)
+{
 	d_step {
-		op_acquire != 0 ->
+		op != 0 ->
 		do
 		:: n < PAGES ->
 			if
-			:: op_acquire & BIT(n) ->
+			:: op & BIT(n) ->
 				assert(p[n].lock == ACQUIRE);
 				p[n].seen = p[n].home;
 				p[n].twin = false;
@@ -188,13 +195,68 @@ inline window_go()
 		:: else -> break
 		od;
 		n = 0;
-		op_acquire = 0
+		op = 0
 	}
+}
+
+/* window_end() */
+inline window_unlock(win)
+{
+	if
+	:: FAULT != EARLY_UNLOCK -> unlock_all(win, ACQUIRE)
+	:: else
+	fi;
+	win = 0
+}
+
+/* part_acquire_again(): by itself, with all of its pages locked */
+inline acquire_again()
+{
+	do
+	:: atomic {
+		again != 0 ->
+		if
+		:: ahead != 0 -> unlock_all(ahead, ACQUIRE); ahead = 0
+		:: else
+		fi;
+		part = (again & BIT(0) -> 0 : 1);
+		again = again & ~BIT(part);
+		part_look(part, true)
+	   };
+	   part_lock(FIRST(part));
+	   part_lock(FIRST(part) + 1);
+	   window_begin(window, op_acquire);
+	   window_await(op_acquire);
+	   d_step {
+		part_hold(part);
+		window_unlock(window);
+		todo = 0;
+		part = 0
+	   }
+	:: again == 0 -> break
+	od
+}
+
+/* give_turn() */
+inline give_turn()
+{
+	if
+	:: atomic {
+		wants_alone ->
+		if
+		:: ahead != 0 -> unlock_all(ahead, ACQUIRE); ahead = 0
+		:: else
+		fi;
+		sharers--
+	   };
+	   share_range()
+	:: !wants_alone
+	fi
 }
 
 proctype acquire()
 {
-	byte todo, window, ahead, again, chunk, joined, part, n, rounds;
+	byte todo, window, next, ahead, again, chunk, joined, part, n, rounds;
 	bool whole;
 
 end:
@@ -232,71 +294,66 @@ end:
 					window = window | todo
 				:: else
 				fi
+			:: true	/* the window is full */
+			fi;
+			todo = 0
+		};
+		if
+		:: window != 0 -> window_begin(window, op_acquire)
+		:: else
+		fi;
+		/* windows_go_on(): the next one, by trying, while the device is at work */
+		atomic {
+			if
+			:: joined == chunk + 1 && joined < CHUNKS && ahead == 0 && window != 0 && !wants_alone ->
+				part_look(chunk + 1, false);
+				if
+				:: !((todo & BIT(2)) && p[2].lock != 0) && !((todo & BIT(3)) && p[3].lock != 0) ->
+					joined = chunk + 2;
+					p[2].lock = (todo & BIT(2) -> ACQUIRE : p[2].lock);
+					p[3].lock = (todo & BIT(3) -> ACQUIRE : p[3].lock);
+					next = todo
+				:: else
+				fi
 			:: else
 			fi;
 			todo = 0
 		};
 		if
-		:: window != 0 -> window_go()
+		:: next != 0 -> window_begin(next, op_next)
+		:: else
+		fi;
+		if
+		:: window != 0 -> window_await(op_acquire)
 		:: else
 		fi;
 		d_step {
 			if
-			:: OF_CHUNK(window, chunk) -> part_end(chunk)
+			:: OF_CHUNK(window, chunk) -> part_end(chunk, window)
 			:: else
 			fi;
 			if
-			:: joined > chunk + 1 && OF_CHUNK(window, chunk + 1) -> part_end(chunk + 1)
+			:: joined > chunk + 1 && OF_CHUNK(window, chunk + 1) -> part_end(chunk + 1, window)
 			:: else
 			fi;
-			if
-			:: FAULT != EARLY_UNLOCK -> unlock_all(window, ACQUIRE)
-			:: else
-			fi;
-			window = 0
+			window_unlock(window)
 		};
-		/* part_acquire_again(): by itself, with all of its pages locked */
-		do
-		:: atomic {
-			again != 0 ->
-			if
-			:: ahead != 0 -> unlock_all(ahead, ACQUIRE); ahead = 0
-			:: else
-			fi;
-			part = (again & BIT(0) -> 0 : 1);
-			again = again & ~BIT(part);
-			part_look(part, true)
-		   };
-		   part_lock(FIRST(part));
-		   part_lock(FIRST(part) + 1);
-		   window_go();
-		   d_step {
-			part_hold(part);
-			if
-			:: FAULT != EARLY_UNLOCK -> unlock_all(window, ACQUIRE)
-			:: else
-			fi;
-			window = 0;
-			todo = 0;
-			part = 0
-		   }
-		:: atomic { again == 0 -> chunk = joined; joined = 0; whole = false; break }
-		od;
-		/* parts_give_turn() */
 		if
-		:: atomic {
-			wants_alone ->
-			if
-			:: ahead != 0 -> unlock_all(ahead, ACQUIRE); ahead = 0
-			:: else
-			fi;
-			sharers--
-		   };
-		   share_range()
-		:: !wants_alone
-		fi
+		:: FAULT == TURN_LOCKED -> give_turn()
+		:: FAULT == AGAIN_LOCKED -> acquire_again()
+		:: else
+		fi;
+		if
+		:: next != 0 ->
+			window_await(op_next);
+			d_step { part_end(chunk + 1, next); window_unlock(next) }
+		:: else
+		fi;
+		atomic { chunk = joined; joined = 0; whole = false };
+		give_turn()
 	   :: chunk == CHUNKS -> break
 	   od;
+	   acquire_again();
 	   atomic {
 		unlock_all(ahead, ACQUIRE);
 		ahead = 0;

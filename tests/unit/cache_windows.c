@@ -5,6 +5,7 @@
 
 #include "cache_acquires.h"
 #include "page_waiters.h"
+#include "pagecache/internal.h"
 
 #define CHUNKS 4u
 #define ALL (CHUNKS * GAIA_CHUNK)
@@ -243,6 +244,72 @@ static struct held copying(struct acquire *a)
 	return (struct held){ .point = "device.copy_in", .call = acquire, .arg = a };
 }
 
+static void *acquire_main(void *arg)
+{
+	return (void *)(intptr_t)acquire(arg);
+}
+
+/* The device's thread stays in done() of this operation, so that nothing which is submitted after it completes. */
+static struct busy_device {
+	struct dev_op op;
+	struct dev_run run;
+	sem_t done;
+} busy;
+
+static void stay(struct dev_op *op, int err)
+{
+	(void)op, (void)err;
+	while (sem_wait(&busy.done))
+		;
+}
+
+static void device_stays_busy(void)
+{
+	struct device *dev = rig->cache->dev[0].dev;
+
+	busy.run.npages = 1;
+	busy.op = (struct dev_op){ .kind = DEV_ARM, .runs = &busy.run, .n = 1, .done = stay };
+	cr_assert_eq(sem_init(&busy.done, 0, 0), 0);
+	cr_assert_eq(dev->ops->alloc(dev, &busy.run.mem), 0);
+	cr_assert_eq(device_submit(dev, &busy.op), 0);
+}
+
+static void device_goes_on(void)
+{
+	sem_post(&busy.done);
+}
+
+/* Home is so small that a window has two chunks. */
+Test(windows, the_next_is_submitted_while_the_device_copies, .timeout = PATIENCE / 1000)
+{
+	struct acquire a;
+	pthread_t thread;
+	void *result;
+
+	begin(&(struct rig_options){ .devices = 1, .home_bytes = 256ull << 20 }, ALL);
+	a = of_all(client_create(kf, 0, GAIA_PROT_RW, ALL));
+	cr_assert_eq(acquire_all(a.cl, GAIA_PROT_RW), 0);
+	give_all_back(a.cl);
+	for (unsigned k = 0; k < CHUNKS; k++)
+		write_cpu(AT(k, 7), "new");
+	cr_assert_eq(kernel_writeback(kf, 0, 0, 1), 0);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	device_stays_busy();
+	counting_begins();
+	cr_assert_eq(pthread_create(&thread, NULL, acquire_main, &a), 0);
+	while (counter_value(CTR_device_operations) - before.operations < 2)
+		sched_yield();
+	device_goes_on();
+	pthread_join(thread, &result);
+	cr_assert_eq((intptr_t)result, 0);
+	expect_work(2, CHUNKS * GAIA_CHUNK_PAGES, 0);
+	for (unsigned k = 0; k < CHUNKS; k++)
+		expect_held(a.cl, AT(k, 7), "new");
+	give_all_back(a.cl);
+	rig->cache->dev[0].dev->ops->free(rig->cache->dev[0].dev, busy.run.mem);
+	end();
+}
+
 /* Pages that it had not locked, since nothing had to be brought. */
 Test(windows, what_changes_meanwhile_is_brought, .timeout = PATIENCE / 1000)
 {
@@ -285,11 +352,6 @@ Test(windows, what_is_read_meanwhile_is_waited_for, .timeout = PATIENCE / 1000)
 	cr_assert_eq(h.result, 0);
 	give_all_back(cl);
 	end();
-}
-
-static void *acquire_main(void *arg)
-{
-	return (void *)(intptr_t)acquire(arg);
 }
 
 /* It waits for a page of the second chunk: then it has none of the first. */
@@ -351,7 +413,7 @@ static struct client *begin_small(void)
 {
 	struct client *cl;
 
-	begin(&(struct rig_options){ .devices = 1, .home_bytes = 256ull << 20 }, ALL);
+	begin(&(struct rig_options){ .devices = 1, .home_bytes = 128ull << 20 }, ALL);
 	cl = client_create(kf, 0, GAIA_PROT_RW, ALL);
 	cr_assert_eq(acquire_all(cl, GAIA_PROT_RW), 0);
 	return cl;
@@ -361,6 +423,18 @@ static void *release_main(void *client)
 {
 	give_all_back(client);
 	return NULL;
+}
+
+Test(windows, a_release_compares_a_window_by_one_operation)
+{
+	struct client *cl = begin_small();
+
+	client_store(cl, "mine", 4, AT(3, 9));
+	counting_begins();
+	give_all_back(cl);
+	expect_work(2, 0, 0);
+	expect_cpu(AT(3, 9), "mine");
+	end();
 }
 
 /* While the first chunks are compared it comes to one of which a page is being read. */
