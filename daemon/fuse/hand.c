@@ -20,9 +20,6 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* Debian 12's kernel headers may not have it. */
-#define OPCODE_TMPFILE 51
-
 #define SMALL_REQUEST 4096u /* bytes: for names, attributes and reads, but hardly any write(2) */
 #define NOBODY ((uid_t)-2)
 /* How long a worker pauses when the pages of a read are locked, before other reads get their turns. */
@@ -116,6 +113,7 @@ static enum lane lane_of(const struct fs *fs, const struct fuse_in_header *in, u
 	case FUSE_FSYNCDIR:
 	case FUSE_FALLOCATE:
 	case FUSE_COPY_FILE_RANGE:
+	case OPCODE_COPY_FILE_RANGE_64:
 		return LANE_CHANGE;
 	case FUSE_RELEASE:
 	case FUSE_RELEASEDIR:

@@ -33,6 +33,10 @@
 #define FS_MAX_WRITE (1u << 20)
 #define FS_REQUEST_BYTES (FS_MAX_WRITE + 4096)
 
+/* Requests that Debian 12's kernel headers may not have. */
+#define OPCODE_TMPFILE 51
+#define OPCODE_COPY_FILE_RANGE_64 53
+
 /*
  * How long the kernel may use names and attributes without asking again, seconds. Nothing but the mount changes the
  * tree, so for ever would be right; with a day, a change made in the source itself is seen in the end.

@@ -22,9 +22,6 @@
 
 #include "base/fault.h"
 
-/* Newer than Debian 12's kernel headers might be. */
-#define OPCODE_TMPFILE 51
-
 /* What libfuse does not tell of the request that this thread has in hand. */
 static __thread struct {
 	uint64_t unique;
