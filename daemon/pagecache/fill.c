@@ -43,7 +43,6 @@ void fill_add(struct fill *fl, unsigned page, frame_t frame)
 	fl->frame[fl->n++] = frame;
 }
 
-/* Its frames are home's now, or on error nobody's. */
 void fill_done(struct fill *fl, int err)
 {
 	struct chunk *ch = fl->ch;
@@ -154,8 +153,7 @@ static unsigned run_after(const struct fills *fills, const uint16_t *page, unsig
 	return j;
 }
 
-/* What was begun from the store has come. */
-int reads_end(struct fills *fills, bool learn)
+int fill_reads_end(struct fills *fills, bool learn)
 {
 	bool at_end = true, makes_sense = learn && !fills->ahead && !fills->in_order && !fills->made_room;
 	unsigned n_read = 0, runs = 0;
@@ -193,7 +191,6 @@ int reads_end(struct fills *fills, bool learn)
 	return first;
 }
 
-/* The device has failed: begin to read the store. On error nobody has the frames of the rest. */
 int fill_read_instead(struct fills *fills, const struct fill *fl)
 {
 	int err = 0;
@@ -269,10 +266,10 @@ static int batch_fill(struct fills *fills, struct fill_batch *bt, bool last)
 	if (err)
 		return err;
 	memset(bt->from, READ_STORE, bt->n);
-	n_rep = bt->replicas ? batch_plan(fills, bt, rep) : 0;
+	n_rep = bt->replicas ? source_plan(fills, bt, rep) : 0;
 	/* The devices first: to begin to read the store may take as long as to read it. */
 	for (unsigned k = 0; k < n_rep; k++)
-		batch_copy(fills, bt, rep[k], k);
+		source_copy(fills, bt, rep[k], k);
 	batch_keep_stored(bt);
 	for (i = 0; i < bt->n; i = j) {
 		j = run_after(fills, bt->page, i, bt->n);
@@ -300,7 +297,7 @@ int home_fill_begin(struct fills *fills, struct chunk *ch, unsigned a, unsigned 
 
 int home_fill_end(struct fills *fills)
 {
-	int err = reads_end(fills, true), copied = copies_end(fills);
+	int err = fill_reads_end(fills, true), copied = source_copies_end(fills);
 	uint64_t took;
 
 	if (fills->probe) {
@@ -331,7 +328,7 @@ int home_fill_some(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pag
 	return fill_now(&fills, ch, a, b, pages);
 }
 
-int bring(struct fills *fills, struct chunk *ch, unsigned a, unsigned b)
+int fill_bring(struct fills *fills, struct chunk *ch, unsigned a, unsigned b)
 {
 	bool ahead = false;
 	int err;
@@ -352,5 +349,5 @@ int home_bring(struct chunk *ch, unsigned a, unsigned b)
 {
 	struct fills fills = FILLS(fills, false);
 
-	return bring(&fills, ch, a, b);
+	return fill_bring(&fills, ch, a, b);
 }

@@ -52,22 +52,22 @@ void fill_done(struct fill *fl, int err);
 /* The device has failed: begin to read the store. On error nobody has the frames of the rest. */
 int fill_read_instead(struct fills *fills, const struct fill *fl);
 /* What was begun from the store has come. */
-int reads_end(struct fills *fills, bool learn);
+int fill_reads_end(struct fills *fills, bool learn);
 /* home_bring(), with what is known of the read. */
-int bring(struct fills *fills, struct chunk *ch, unsigned a, unsigned b);
+int fill_bring(struct fills *fills, struct chunk *ch, unsigned a, unsigned b);
 
 /* ---- source.c ---- */
 
 /* Where the pages are to come from, if not all from the store: @rep becomes the replicas that can be read. */
-unsigned batch_plan(struct fills *fills, struct fill_batch *bt, struct replica **rep);
+unsigned source_plan(struct fills *fills, struct fill_batch *bt, struct replica **rep);
 /* Begin to copy those that come from this replica; if that fails they are the store's. */
-void batch_copy(struct fills *fills, struct fill_batch *bt, struct replica *rep, unsigned which);
+void source_copy(struct fills *fills, struct fill_batch *bt, struct replica *rep, unsigned which);
 /* What was begun from devices has come; or it comes from the store now. */
-int copies_end(struct fills *fills);
+int source_copies_end(struct fills *fills);
 /*
  * How many pages may be brought beyond a read [i, b): @ahead; or, if a device has them and gives them, as many as go together for what
  * it takes to wait for it, but nothing leaves home for these. chunk->lock is held.
  */
-unsigned bring_ahead(const struct chunk *ch, unsigned i, unsigned b, unsigned ahead);
+unsigned source_ahead(const struct chunk *ch, unsigned i, unsigned b, unsigned ahead);
 
 #endif

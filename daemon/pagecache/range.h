@@ -11,7 +11,7 @@
 #include "gaia/protocol.h"
 
 /* The pages of a range that lie in its first chunk: [*a, *b); returns the bytes. */
-static inline size_t first_part(uint64_t off, size_t len, unsigned *a, unsigned *b)
+static inline size_t range_first(uint64_t off, size_t len, unsigned *a, unsigned *b)
 {
 	uint64_t in = off % GAIA_CHUNK;
 	size_t n = (size_t)MIN((uint64_t)len, GAIA_CHUNK - in);

@@ -40,11 +40,65 @@ static bool bring_too(struct chunk *ch, unsigned i, unsigned end, bool in_order)
 	return i < end || (in_order && ch->track && page_ahead(ch, i));
 }
 
+/* Wait for page i, which is ready or locked by somebody, and share it. False: it was not ready in the end. chunk->lock is held. */
+static bool share_ready(struct chunk *ch, unsigned i, bool kernel)
+{
+	page_share(ch, i);
+	if (!page_ready(ch, i)) { /* after waiting */
+		page_unshare(ch, i);
+		return false;
+	}
+	page_given(ch, i, kernel);
+	return true;
+}
+
+/*
+ * Lock page i and those after it that are to be brought with it: of the read, up to @b, and beyond. Returns the end. chunk->lock is
+ * held.
+ */
+static unsigned lock_missing(struct chunk *ch, unsigned i, unsigned b, unsigned ahead)
+{
+	unsigned j = i + 1, end;
+
+	pages_lock(ch, i, i + 1);
+	while (j < b && !page_ready(ch, j) && page_trylock(ch, j))
+		j++;
+	if (j < b)
+		return j;
+	end = b + source_ahead(ch, i, b, ahead);
+	while (bring_too(ch, j, end, ahead > 0) && page_trylock(ch, j))
+		j++;
+	return j;
+}
+
+/* Bring pages [i, j), which are locked, home, and share those before @b. On error none. chunk->lock is held, and dropped meanwhile. */
+static int share_missing(struct fills *fills, struct chunk *ch, unsigned i, unsigned j, unsigned b, bool kernel)
+{
+	int err;
+
+	pthread_mutex_unlock(&ch->lock);
+	err = fill_bring(fills, ch, i, j);
+	if (err && j > b) /* what nobody asked for cannot fail */
+		err = fill_bring(fills, ch, i, b);
+	pthread_mutex_lock(&ch->lock);
+	if (err) {
+		pages_unlock(ch, i, j);
+		return err;
+	}
+	if (j > b)
+		pages_unlock(ch, b, j);
+	for (; i < MIN(j, b); i++) {
+		page_downgrade(ch, i);
+		page_given(ch, i, kernel);
+	}
+	return 0;
+}
+
 /* Share pages [a, b), present and current. On error none of them. */
 static int share_pages(struct chunk *ch, unsigned a, unsigned b, unsigned ahead, bool kernel)
 {
 	struct fills fills = FILLS(fills, false);
-	unsigned i = a, j, end, hits = 0, misses = 0;
+	unsigned i = a, j, hits = 0, misses = 0;
 	bool brought = false;
 	int err = 0;
 
@@ -52,43 +106,20 @@ static int share_pages(struct chunk *ch, unsigned a, unsigned b, unsigned ahead,
 	fills.may_probe = ahead == 0;
 	fills.devices_only = b + ahead;
 	pthread_mutex_lock(&ch->lock);
-	while (i < b) {
+	while (i < b && !err) {
 		if ((page_make(ch, i)->flags & PAGE_LOCKED) || page_ready(ch, i)) {
-			page_share(ch, i);
-			if (!page_ready(ch, i)) { /* after waiting */
-				page_unshare(ch, i);
-				continue;
+			if (share_ready(ch, i, kernel)) {
+				hits++;
+				i++;
 			}
-			page_given(ch, i, kernel);
-			hits++;
-			i++;
 			continue;
 		}
-		pages_lock(ch, i, i + 1);
-		j = i + 1;
-		while (j < b && !page_ready(ch, j) && page_trylock(ch, j))
-			j++;
-		if (j == b) {
-			end = b + bring_ahead(ch, i, b, ahead);
-			while (bring_too(ch, j, end, ahead > 0) && page_trylock(ch, j))
-				j++;
-		}
-		pthread_mutex_unlock(&ch->lock);
-		err = bring(&fills, ch, i, j);
-		if (err && j > b) /* what nobody asked for cannot fail */
-			err = bring(&fills, ch, i, b);
+		j = lock_missing(ch, i, b, ahead);
+		err = share_missing(&fills, ch, i, j, b, kernel);
 		brought = true;
-		pthread_mutex_lock(&ch->lock);
-		if (err) {
-			pages_unlock(ch, i, j);
-			break;
-		}
-		misses += MIN(j, b) - i;
-		if (j > b)
-			pages_unlock(ch, b, j);
-		for (; i < MIN(j, b); i++) {
-			page_downgrade(ch, i);
-			page_given(ch, i, kernel);
+		if (!err) {
+			misses += MIN(j, b) - i;
+			i = MIN(j, b);
 		}
 	}
 	if (err)
@@ -110,7 +141,7 @@ static void unshare_parts(struct cache_read *rd, bool given)
 	unsigned a, b;
 
 	for (unsigned k = 0; left > 0; k++, off += n, left -= n) {
-		n = first_part(off, left, &a, &b);
+		n = range_first(off, left, &a, &b);
 		pages_unshare(rd->chunk[k], a, b, given);
 		chunk_put(rd->chunk[k]);
 	}
@@ -169,7 +200,7 @@ int cache_read_begin(struct cfile *f, off_t off, size_t len, bool kernel, struct
 	for (; left > 0; at += n, left -= n) {
 		struct chunk *ch = chunk_get(f, at / GAIA_CHUNK, true);
 
-		n = first_part(at, left, &a, &b);
+		n = range_first(at, left, &a, &b);
 		err = share_pages(ch, a, b, ahead, kernel);
 		if (err) {
 			chunk_put(ch);
@@ -220,7 +251,7 @@ enum cache_has cache_has(struct cfile *f, off_t off, size_t len)
 		struct chunk *ch = chunk_get(f, at / GAIA_CHUNK, false);
 		enum cache_has has = CACHE_HAS_NOT;
 
-		n = first_part(at, len, &a, &b);
+		n = range_first(at, len, &a, &b);
 		if (ch) {
 			has = has_pages(ch, a, b);
 			chunk_put(ch);

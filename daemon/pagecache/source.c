@@ -17,8 +17,7 @@ static bool may_copy(const struct replica *rep)
 	return !rep->only && !replica_is_spoiled(rep) && !atomic_load(&rep->dev->gone);
 }
 
-/* Where the pages are to come from, if not all from the store: @rep becomes the replicas that can be read. */
-unsigned batch_plan(struct fills *fills, struct fill_batch *bt, struct replica **rep)
+unsigned source_plan(struct fills *fills, struct fill_batch *bt, struct replica **rep)
 {
 	struct chunk *ch = bt->ch;
 	struct read_cost *cost[READ_DEVICES], *probe;
@@ -59,11 +58,7 @@ unsigned batch_plan(struct fills *fills, struct fill_batch *bt, struct replica *
 	return rb.n_dev;
 }
 
-/*
- * How many pages may be brought beyond a read [i, b): @ahead; or, if a device has them and gives them, as many as go together for what
- * it takes to wait for it, but nothing leaves home for these. chunk->lock is held.
- */
-unsigned bring_ahead(const struct chunk *ch, unsigned i, unsigned b, unsigned ahead)
+unsigned source_ahead(const struct chunk *ch, unsigned i, unsigned b, unsigned ahead)
 {
 	const struct frames *fr = &ch->file->cache->frames;
 	uint64_t needs = atomic_load(&fr->used) + b - i;
@@ -111,8 +106,7 @@ static void copy_failed(const struct fill *fl, int err, uint64_t ns)
 			  cfile_name(fl->ch->file, name), strerror(-err));
 }
 
-/* Begin to copy those that come from this replica; if that fails they are the store's. */
-void batch_copy(struct fills *fills, struct fill_batch *bt, struct replica *rep, unsigned which)
+void source_copy(struct fills *fills, struct fill_batch *bt, struct replica *rep, unsigned which)
 {
 	unsigned n = 0;
 	struct fill *fl;
@@ -176,8 +170,7 @@ static void copy_cut(const struct fill *fl)
 	}
 }
 
-/* What was begun from devices has come; or it comes from the store now. */
-int copies_end(struct fills *fills)
+int source_copies_end(struct fills *fills)
 {
 	struct fill *fl;
 	int err, first = 0;
@@ -200,6 +193,6 @@ int copies_end(struct fills *fills)
 		copy_cut(fl);
 		fill_done(fl, 0);
 	}
-	err = reads_end(fills, false);
+	err = fill_reads_end(fills, false);
 	return first ? first : err;
 }

@@ -249,7 +249,7 @@ int home_write(struct cfile *f, const void *buf, size_t len, uint64_t off,
 	for (; len > 0 && !err; off += n, len -= n) {
 		struct span s = { .off = off, .src = buf, .kind = kind };
 
-		n = first_part(off, len, &s.a, &s.b);
+		n = range_first(off, len, &s.a, &s.b);
 		s.len = n;
 		s.ch = chunk_get(f, off / GAIA_CHUNK, true);
 		err = write_span(&s);
@@ -269,7 +269,7 @@ static void kernel_keeps(struct cfile *f, size_t len, uint64_t off)
 	for (; len > 0; off += n, len -= n) {
 		struct chunk *ch = chunk_get(f, off / GAIA_CHUNK, false);
 
-		n = first_part(off, len, &a, &b);
+		n = range_first(off, len, &a, &b);
 		if (!ch)
 			continue;
 		pthread_mutex_lock(&ch->lock);
