@@ -124,7 +124,7 @@ static bool take_message(struct client *c, const struct gaia_msg *msg)
 {
 	if (!c->welcome)
 		return take_hello(c, msg);
-	return msg->kind == GAIA_MSG_GRANTED ? take_granted(c, msg) : take_revoked(c, msg);
+	return msg->kind == GAIA_MSG_GRANTED ? handover_answered(c, msg) : revoke_answered(c, msg);
 }
 
 static void on_client(uv_poll_t *poll, int status, int events)

@@ -40,7 +40,7 @@ static bool handover_wait_a_while(struct client *c, const struct handover *h, ui
 	return over;
 }
 
-/* Stop waiting: returns the answer, or 0 if there is none yet. take_granted() handles one that comes later. */
+/* Stop waiting: returns the answer, or 0 if there is none yet. handover_answered() handles one that comes later. */
 static int handover_end(struct client *c, struct handover *h)
 {
 	bool never = false;
@@ -83,7 +83,7 @@ static int handover_await(struct client *c, struct handover *h)
 
 	while (now < deadline && !handover_wait_a_while(c, h, MIN(now + REVOKE_LOOK_NS, deadline))) {
 		now = now_ns();
-		if (some_thread(&look, now + REVOKE_LOOK_MOST_NS, thread_is_killed, false))
+		if (process_is_ending(&look, now + REVOKE_LOOK_MOST_NS))
 			client_disconnect(c);
 	}
 	return handover_end(c, h);
@@ -147,14 +147,14 @@ static int grant_error(uint32_t error)
 	return -EIO;
 }
 
-bool is_next_answer(const struct client *c, uint64_t seq)
+bool handovers_answered(const struct client *c, uint64_t seq)
 {
 	const struct handover *h = TAILQ_FIRST(&c->handovers);
 
 	return !h || h->seq >= seq;
 }
 
-bool take_granted(struct client *c, const struct gaia_msg *msg)
+bool handover_answered(struct client *c, const struct gaia_msg *msg)
 {
 	struct gaia_msg want = {
 		.kind = GAIA_MSG_GRANTED,

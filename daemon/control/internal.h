@@ -248,8 +248,8 @@ void cond_init_monotonic(pthread_cond_t *cond);
 int client_send(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n, uint64_t *seq);
 /* The same without waiting for room, for messages that may be dropped: -EAGAIN if there is none now. */
 int client_try_send(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n, uint64_t *seq);
-#define NOW 0 /* a deadline that has passed: try once, without waiting */
-/* send_lock is held. 0 or -ENOTCONN; with the deadline NOW also -EAGAIN: there is no room. */
+#define SEND_NOW 0 /* a deadline that has passed: try once, without waiting */
+/* send_lock is held. 0 or -ENOTCONN; with the deadline SEND_NOW also -EAGAIN: there is no room. */
 int send_next(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n, uint64_t deadline);
 
 /* ---- handover.c ---- */
@@ -260,16 +260,16 @@ int send_next(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n,
  */
 int client_unanswered(struct client *c, uint64_t seq, uint32_t *out);
 /* Whether the client has answered everything that came before message @seq. c->lock is held. */
-bool is_next_answer(const struct client *c, uint64_t seq);
+bool handovers_answered(const struct client *c, uint64_t seq);
 /* A GRANTED. False: it is invalid. Called by the loop's thread. */
-bool take_granted(struct client *c, const struct gaia_msg *msg);
+bool handover_answered(struct client *c, const struct gaia_msg *msg);
 /* Called when nothing refers to the client: so the handovers that are left are late ones, for which nobody waits. */
 void handovers_forget(struct client *c);
 
 /* ---- revoke.c ---- */
 
 /* A REVOKED. False: it is invalid. Called by the loop's thread. */
-bool take_revoked(struct client *c, const struct gaia_msg *msg);
+bool revoke_answered(struct client *c, const struct gaia_msg *msg);
 /*
  * The revocation is not pending any more: from here on it belongs to the thread that waits for it. The client's
  * lock is held, which keeps that thread from ending meanwhile.
@@ -297,11 +297,10 @@ struct look {
 };
 
 /*
- * Whether @is_so is true of some thread. Checks at least one, and stops at the time @until. @unseen: the result
- * if the threads cannot be listed.
+ * Whether some thread of the process has a SIGKILL pending: however a process ends, the kernel kills its other threads. Checks at
+ * least one, and stops at the time @until.
  */
-bool some_thread(struct look *look, uint64_t until, bool (*is_so)(pid_t pid, const char *tid), bool unseen);
-bool thread_is_killed(pid_t pid, const char *tid);
+bool process_is_ending(struct look *look, uint64_t until);
 /*
  * Whether the client, whose connection is over, still runs and so still maps its memory. (A process that ends
  * loses its memory before its sockets.) If the process cannot be seen: true.

@@ -15,7 +15,11 @@ static bool is_there(void)
 	return errno != ENOENT && errno != ESRCH;
 }
 
-bool some_thread(struct look *look, uint64_t until, bool (*is_so)(pid_t pid, const char *tid), bool unseen)
+/*
+ * Whether @is_so is true of some thread. Checks at least one, and stops at the time @until. @unseen: the result
+ * if the threads cannot be listed.
+ */
+static bool some_thread(struct look *look, uint64_t until, bool (*is_so)(pid_t pid, const char *tid), bool unseen)
 {
 	char path[32];
 	struct dirent *entry = NULL;
@@ -40,7 +44,7 @@ bool some_thread(struct look *look, uint64_t until, bool (*is_so)(pid_t pid, con
 	return found;
 }
 
-bool thread_is_killed(pid_t pid, const char *tid)
+static bool thread_is_killed(pid_t pid, const char *tid)
 {
 	unsigned long long pending;
 	char path[64], line[128];
@@ -56,6 +60,11 @@ bool thread_is_killed(pid_t pid, const char *tid)
 			killed = pending & 1ull << (SIGKILL - 1);
 	fclose(status);
 	return killed;
+}
+
+bool process_is_ending(struct look *look, uint64_t until)
+{
+	return some_thread(look, until, thread_is_killed, false);
 }
 
 static bool thread_has_memory(pid_t pid, const char *tid)

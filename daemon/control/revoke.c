@@ -108,7 +108,7 @@ static bool revoke_try_send(struct revocation *rev)
 	}
 	/* Set before it is sent: the answer may come before sending returns. */
 	revoke_set_seq(rev, c->seq + 1);
-	err = send_next(c, &msg, NULL, 0, NOW);
+	err = send_next(c, &msg, NULL, 0, SEND_NOW);
 	if (err)
 		revoke_set_seq(rev, 0);
 	pthread_mutex_unlock(&c->send_lock);
@@ -147,7 +147,7 @@ void revoke_over(struct revocation *rev, bool answered)
 	pthread_mutex_unlock(&wait->lock);
 }
 
-bool take_revoked(struct client *c, const struct gaia_msg *msg)
+bool revoke_answered(struct client *c, const struct gaia_msg *msg)
 {
 	struct gaia_msg want = {
 		.kind = GAIA_MSG_REVOKED,
@@ -162,7 +162,7 @@ bool take_revoked(struct client *c, const struct gaia_msg *msg)
 		return false;
 	pthread_mutex_lock(&c->lock);
 	HASH_FIND(hh, c->asked, &msg->seq, sizeof(msg->seq), rev);
-	good = rev && rev->ask->map == msg->map && is_next_answer(c, rev->seq);
+	good = rev && rev->ask->map == msg->map && handovers_answered(c, rev->seq);
 	if (good)
 		revoke_over(rev, true);
 	pthread_mutex_unlock(&c->lock);
@@ -224,8 +224,7 @@ static void disconnect_process(const struct revocation *rev, unsigned n, pid_t p
 
 /*
  * Disconnect clients that are ending although their sockets are still open: one of their threads waits for an answer to a
- * request, and that request may be waiting for this very client's memory. They are recognised by threads with a pending
- * SIGKILL: however a process ends, the kernel kills its other threads.
+ * request, and that request may be waiting for this very client's memory.
  *
  * A process may have many connections and threads just to make this long. So each process is checked once, and at the
  * time @until checking stops; the next call continues there.
@@ -242,7 +241,7 @@ static void disconnect_ending(const struct revocation *rev, unsigned n, struct l
 
 		if (at != look->pid)
 			*look = (struct look){ .pid = at };
-		if (some_thread(look, until, thread_is_killed, false)) {
+		if (process_is_ending(look, until)) {
 			disconnect_process(rev, n, at);
 			look->thread = 0;
 		}

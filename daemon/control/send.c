@@ -86,7 +86,7 @@ int send_next(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n,
 		c->seq++;
 		return 0;
 	}
-	if (err == -ETIMEDOUT && deadline == NOW)
+	if (err == -ETIMEDOUT && deadline == SEND_NOW)
 		return -EAGAIN;
 	if (err != -ENOTCONN && err != -EPIPE && err != -ECONNRESET)
 		log_warn("control: client %d is disconnected: cannot send to it: %s", (int)c->pid,
@@ -118,7 +118,7 @@ int client_try_send(struct client *c, struct gaia_msg *msg, const int *fd, unsig
 			return -EAGAIN;
 		nanosleep(&(struct timespec){ .tv_nsec = 500000 }, NULL);
 	}
-	err = send_next(c, msg, fd, n, NOW);
+	err = send_next(c, msg, fd, n, SEND_NOW);
 	if (!err)
 		*seq = msg->seq;
 	pthread_mutex_unlock(&c->send_lock);
