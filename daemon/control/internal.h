@@ -238,19 +238,74 @@ void client_end(struct client *c);
 struct client *client_find(struct control *ctl, const struct gaia_client_key *key);
 void client_get(struct client *c);
 void client_put(struct client *c);
+/* From now on nothing is sent to the client, nor accepted from it. Any thread may call this. */
+void client_disconnect(struct client *c);
+void cond_init_monotonic(pthread_cond_t *cond);
+
+/* ---- send.c ---- */
+
 /* Send @msg (its seq is filled in) with @n descriptors: 0 and *@seq, or -ENOTCONN. */
 int client_send(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n, uint64_t *seq);
 /* The same without waiting for room, for messages that may be dropped: -EAGAIN if there is none now. */
 int client_try_send(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n, uint64_t *seq);
+#define SEND_NOW 0 /* a deadline that has passed: try once, without waiting */
+/* send_lock is held. 0 or -ENOTCONN; with the deadline SEND_NOW also -EAGAIN: there is no room. */
+int send_next(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n, uint64_t deadline);
+
+/* ---- handover.c ---- */
+
 /*
  * gaia_ioc_range.unanswered, for the reply to an ACQUIRE that names message @seq. -ENOTCONN: the client could not map what it
  * was handed, and said so too late.
  */
 int client_unanswered(struct client *c, uint64_t seq, uint32_t *out);
+/* Whether the client has answered everything that came before message @seq. c->lock is held. */
+bool handovers_answered(const struct client *c, uint64_t seq);
+/* A GRANTED. False: it is invalid. Called by the loop's thread. */
+bool handover_answered(struct client *c, const struct gaia_msg *msg);
+/* Called when nothing refers to the client: so the handovers that are left are late ones, for which nobody waits. */
+void handovers_forget(struct client *c);
+
+/* ---- revoke.c ---- */
+
+/* A REVOKED. False: it is invalid. Called by the loop's thread. */
+bool revoke_answered(struct client *c, const struct gaia_msg *msg);
+/*
+ * The revocation is not pending any more: from here on it belongs to the thread that waits for it. The client's
+ * lock is held, which keeps that thread from ending meanwhile.
+ */
+void revoke_over(struct revocation *rev, bool answered);
+
+/* ---- patience.c ---- */
+
+/* How long clients of @uid are waited for. */
+uint64_t patience_with(struct control *ctl, uid_t uid);
+/*
+ * A client of @uid's that was asked at @asked_ns was mute. However many of a user's clients are mute at the same time, it counts once. Nor does
+ * it count for owners of the mount: they may stop their clients by a debugger as often as they like.
+ */
+void note_mute(struct control *ctl, uid_t uid, uint64_t asked_ns);
 /* At the end: forget which users' clients were mute. */
 void mute_forget(struct control *ctl);
-/* From now on nothing is sent to the client, nor accepted from it. Any thread may call this. */
-void client_disconnect(struct client *c);
+
+/* ---- process.c ---- */
+
+/* Where the next check of processes' threads continues. */
+struct look {
+	pid_t pid;
+	uint64_t thread; /* threads of that process that were checked; 0 again after the last */
+};
+
+/*
+ * Whether some thread of the process has a SIGKILL pending: however a process ends, the kernel kills its other threads. Checks at
+ * least one, and stops at the time @until.
+ */
+bool process_is_ending(struct look *look, uint64_t until);
+/*
+ * Whether the client, whose connection is over, still runs and so still maps its memory. (A process that ends
+ * loses its memory before its sockets.) If the process cannot be seen: true.
+ */
+bool keeps_memory(const struct client *c);
 
 /* ---- map.c ---- */
 

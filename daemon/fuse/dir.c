@@ -57,17 +57,24 @@ void op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	h->uid = uid;
 	pthread_mutex_init(&h->lock, NULL);
 	pthread_mutex_lock(&fs->lock);
-	inode->refs++;
-	fs->n_dirs++;
-	LIST_INSERT_HEAD(&fs->handles, h, link);
+	err = id_table_add(&fs->handles, h, &h->id);
+	if (!err) {
+		inode->refs++;
+		fs->n_dirs++;
+	}
 	pthread_mutex_unlock(&fs->lock);
-	fi->fh = (uintptr_t)h;
+	if (err)
+		goto close_dir;
+	fi->fh = serve_told(h->id, "open.wrong_number");
 	/* The kernel may keep the listing for the next reader. */
 	fi->cache_readdir = 1;
 	fi->keep_cache = !atomic_exchange(&inode->relist, false);
 	fuse_reply_open(req, fi);
 	return;
 
+close_dir:
+	pthread_mutex_destroy(&h->lock);
+	closedir(h->dir);
 free_handle:
 	free(h);
 give_back:
@@ -159,24 +166,24 @@ static void read_dir(fuse_req_t req, struct handle *h, size_t size, off_t off, b
 
 void op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
 {
-	read_dir(req, handle_of(fi), size, off, false);
+	read_dir(req, req_handle(req, fi), size, off, false);
 }
 
 void op_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off,
 		    struct fuse_file_info *fi)
 {
-	read_dir(req, handle_of(fi), size, off, true);
+	read_dir(req, req_handle(req, fi), size, off, true);
 }
 
 void op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-	handle_close(handle_of(fi));
+	handle_close(req_handle(req, fi));
 	fuse_reply_err(req, 0);
 }
 
 void op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
 {
-	int fd = dirfd(handle_of(fi)->dir);
+	int fd = dirfd(req_handle(req, fi)->dir);
 
 	fuse_reply_err(req, (datasync ? fdatasync(fd) : fsync(fd)) ? errno : 0);
 }

@@ -45,6 +45,7 @@ int handle_open(struct inode *inode, int flags, int access, uid_t uid, struct ha
 		goto free_handle;
 	if (access >= 0)
 		access_give(inode, access, write);
+	access = -1;
 	if (may_write(flags))
 		contents_written_by(inode, uid);
 	h->inode = inode;
@@ -53,13 +54,20 @@ int handle_open(struct inode *inode, int flags, int access, uid_t uid, struct ha
 	h->errors_seen = cfile_error_now(h->cfile);
 	pthread_mutex_init(&h->lock, NULL);
 	pthread_mutex_lock(&fs->lock);
-	inode->refs++;
-	inode->writers += may_write(flags);
-	LIST_INSERT_HEAD(&fs->handles, h, link);
+	err = id_table_add(&fs->handles, h, &h->id);
+	if (!err) {
+		inode->refs++;
+		inode->writers += may_write(flags);
+	}
 	pthread_mutex_unlock(&fs->lock);
+	if (err)
+		goto put_contents;
 	*out = h;
 	return 0;
 
+put_contents:
+	pthread_mutex_destroy(&h->lock);
+	contents_put(inode);
 free_handle:
 	free(h);
 close_access:
@@ -81,7 +89,7 @@ void handle_close(struct handle *h)
 	if (atomic_fetch_sub(&h->refs, 1) != 1)
 		return;
 	pthread_mutex_lock(&fs->lock);
-	LIST_REMOVE(h, link);
+	id_table_remove(&fs->handles, h->id);
 	inode->writers -= h->cfile && may_write(h->flags);
 	fs->n_dirs -= h->dir != NULL;
 	pthread_mutex_unlock(&fs->lock);
@@ -107,7 +115,7 @@ int handle_tell(fuse_req_t req, struct handle *h, struct fuse_file_info *fi)
 	if (!h->passthrough && may_write(fi->flags))
 		cfile_will_be_written(h->cfile);
 	h->uid = fuse_req_ctx(req)->uid;
-	fi->fh = (uintptr_t)h;
+	fi->fh = serve_told(h->id, "open.wrong_number");
 	fi->keep_cache = !h->passthrough;
 	/* For such handles op_flush() has nothing to do. The kernel respects this where it writes through. */
 	fi->noflush = h->passthrough || !may_write(fi->flags);
@@ -145,16 +153,16 @@ static void pass_advice(fuse_req_t req, struct inode *inode, size_t size, off_t 
 
 void op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
 {
+	struct handle *h = req_handle(req, fi);
 	bool fills_pages = !fi->lock_owner;
 	struct cache_read rd;
 	int err;
 
-	if (handle_of(fi)->passthrough) {
-		pass_advice(req, handle_of(fi)->inode, size, off);
+	if (h->passthrough) {
+		pass_advice(req, h->inode, size, off);
 		return;
 	}
-	err = cache_read_begin(handle_of(fi)->cfile, off, MIN(size, CACHE_READ_MAX), fills_pages,
-			       &rd);
+	err = cache_read_begin(h->cfile, off, MIN(size, CACHE_READ_MAX), fills_pages, &rd);
 	if (err) {
 		fuse_reply_err(req, -err);
 		return;
@@ -170,7 +178,7 @@ void op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_
 	enum cache_write_kind kind = fi->writepage    ? CACHE_WRITE_PAGES :
 				     fi->lock_owner ? CACHE_WRITE_EXACT :
 							CACHE_WRITE_THROUGH;
-	struct handle *h = handle_of(fi);
+	struct handle *h = req_handle(req, fi);
 	int err = serve_clears_set_id() ? attr_clear_set_id(h->inode) : 0;
 
 	/*
@@ -199,7 +207,7 @@ static int unseen_error(struct handle *h, int err)
 
 void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-	struct handle *h = handle_of(fi);
+	struct handle *h = req_handle(req, fi);
 	int err = 0;
 
 	if (may_write(h->flags))
@@ -209,14 +217,16 @@ void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 
 void op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-	passthrough_release(req, handle_of(fi));
-	handle_close(handle_of(fi));
+	struct handle *h = req_handle(req, fi);
+
+	passthrough_release(req, h);
+	handle_close(h);
 	fuse_reply_err(req, 0);
 }
 
 void op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
 {
-	struct handle *h = handle_of(fi);
+	struct handle *h = req_handle(req, fi);
 	int err = unseen_error(h, cache_fsync(h->cfile, 0, INT64_MAX, datasync));
 
 	fuse_reply_err(req, -err);
@@ -225,6 +235,7 @@ void op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_inf
 void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t len,
 		  struct fuse_file_info *fi)
 {
+	struct handle *h = req_handle(req, fi);
 	int err;
 
 	/*
@@ -235,10 +246,10 @@ void op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t len
 		fuse_reply_err(req, EFBIG);
 		return;
 	}
-	contents_written_by(handle_of(fi)->inode, fuse_req_ctx(req)->uid);
-	err = cache_allocate(handle_of(fi)->cfile, mode, off, len);
+	contents_written_by(h->inode, fuse_req_ctx(req)->uid);
+	err = cache_allocate(h->cfile, mode, off, len);
 	if (err)
-		passthrough_failed(handle_of(fi));
+		passthrough_failed(h);
 	fuse_reply_err(req, -err);
 }
 
@@ -277,7 +288,7 @@ static void seek_after_push(void *arg)
  */
 void op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse_file_info *fi)
 {
-	struct seek seek = { .req = req, .handle = handle_of(fi), .off = off, .whence = whence }, *job;
+	struct seek seek = { .req = req, .handle = req_handle(req, fi), .off = off, .whence = whence }, *job;
 	struct fs *fs = req_fs(req);
 	bool dirty;
 
@@ -308,17 +319,17 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
 			struct fuse_file_info *fi_in, fuse_ino_t ino_out, off_t off_out,
 			struct fuse_file_info *fi_out, size_t len, int flags)
 {
+	struct handle *from = req_handle(req, fi_in), *to = req_handle(req, fi_out);
 	ssize_t n;
 
 	if (flags) {
 		fuse_reply_err(req, EINVAL);
 		return;
 	}
-	contents_written_by(handle_of(fi_out)->inode, fuse_req_ctx(req)->uid);
-	n = cache_copy_range(handle_of(fi_in)->cfile, off_in, handle_of(fi_out)->cfile, off_out,
-			     len);
+	contents_written_by(to->inode, fuse_req_ctx(req)->uid);
+	n = cache_copy_range(from->cfile, off_in, to->cfile, off_out, len);
 	if (n < 0) {
-		passthrough_failed(handle_of(fi_out));
+		passthrough_failed(to);
 		fuse_reply_err(req, (int)-n);
 	} else {
 		fuse_reply_write(req, (size_t)n);

@@ -185,7 +185,6 @@ int fs_create(const struct fs_config *config, struct fs **out)
 		return -ENOMEM;
 	fs->config = *config;
 	fs->source_fd = fs->roots_lock_fd = -1;
-	LIST_INIT(&fs->handles);
 	pthread_mutex_init(&fs->lock, NULL);
 	pthread_cond_init(&fs->nothing_busy, NULL);
 	pthread_cond_init(&fs->nothing_handed, NULL);
@@ -343,10 +342,11 @@ void fs_quiesce(struct fs *fs)
 void fs_stop(struct fs *fs)
 {
 	struct handle *h;
+	uint32_t slot = 0;
 
 	wait_idle(fs, true);
 	serve_stop(fs);
-	while ((h = LIST_FIRST(&fs->handles)))
+	while ((h = id_table_next(&fs->handles, &slot)))
 		handle_close(h);
 	/* The session was ended from outside: the connection was aborted, or its mount is covered by another. */
 	if (fs->mounted && mount_is_ours(fs))

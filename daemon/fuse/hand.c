@@ -20,9 +20,6 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* Debian 12's kernel headers may not have it. */
-#define OPCODE_TMPFILE 51
-
 #define SMALL_REQUEST 4096u /* bytes: for names, attributes and reads, but hardly any write(2) */
 #define NOBODY ((uid_t)-2)
 /* How long a worker pauses when the pages of a read are locked, before other reads get their turns. */
@@ -40,21 +37,16 @@ struct handed {
 	_Alignas(struct fuse_in_header) char bytes[];
 };
 
-static const struct handle *handle_at(uint64_t fh)
+static enum cache_has at_home(struct fs *fs, const struct fuse_read_in *read)
 {
-	return (const struct handle *)(uintptr_t)fh;
-}
-
-static enum cache_has at_home(const struct fuse_read_in *read)
-{
-	const struct handle *h = handle_at(read->fh);
+	const struct handle *h = handle_of(fs, read->fh);
 
 	return h->passthrough ? CACHE_HAS_NOT : cache_has(h->cfile, (off_t)read->offset, read->size);
 }
 
-static enum lane lane_of_read(const struct fuse_read_in *read)
+static enum lane lane_of_read(struct fs *fs, const struct fuse_read_in *read)
 {
-	return at_home(read) == CACHE_HAS_NOT ? LANE_READ : LANE_HOME;
+	return at_home(fs, read) == CACHE_HAS_NOT ? LANE_READ : LANE_HOME;
 }
 
 /* Whether it is a client's release. The receiving thread carries that out: release_by_xattr() hands it to a worker. */
@@ -69,7 +61,7 @@ static bool is_release(const struct fs *fs, const struct fuse_in_header *in)
  * The lane for the request, and the user for whom it counts. LANES: it waits for nothing, and the thread that has received it
  * carries it out. A request that the kernel makes by itself, without naming a user, counts for the user who opened the file.
  */
-static enum lane lane_of(const struct fs *fs, const struct fuse_in_header *in, uid_t *uid)
+static enum lane lane_of(struct fs *fs, const struct fuse_in_header *in, uid_t *uid)
 {
 	const void *arg = in + 1;
 	const struct handle *h;
@@ -88,15 +80,15 @@ static enum lane lane_of(const struct fs *fs, const struct fuse_in_header *in, u
 	case FUSE_STATFS:
 		return LANE_LOOK;
 	case FUSE_READ:
-		return lane_of_read(arg);
+		return lane_of_read(fs, arg);
 	case FUSE_LSEEK:
 		return LANE_READ;
 	case FUSE_WRITE:
 		if (((const struct fuse_write_in *)arg)->write_flags & FUSE_WRITE_CACHE)
-			*uid = handle_at(((const struct fuse_write_in *)arg)->fh)->uid;
+			*uid = handle_of(fs, ((const struct fuse_write_in *)arg)->fh)->uid;
 		return LANE_WRITE;
 	case FUSE_FLUSH:
-		h = handle_at(((const struct fuse_flush_in *)arg)->fh);
+		h = handle_of(fs, ((const struct fuse_flush_in *)arg)->fh);
 		return (h->flags & O_ACCMODE) == O_RDONLY ? LANE_LOOK : LANE_CHANGE;
 	case FUSE_SETXATTR:
 		return is_release(fs, in) ? LANES : LANE_CHANGE;
@@ -116,10 +108,11 @@ static enum lane lane_of(const struct fs *fs, const struct fuse_in_header *in, u
 	case FUSE_FSYNCDIR:
 	case FUSE_FALLOCATE:
 	case FUSE_COPY_FILE_RANGE:
+	case OPCODE_COPY_FILE_RANGE_64:
 		return LANE_CHANGE;
 	case FUSE_RELEASE:
 	case FUSE_RELEASEDIR:
-		*uid = handle_at(((const struct fuse_release_in *)arg)->fh)->uid;
+		*uid = handle_of(fs, ((const struct fuse_release_in *)arg)->fh)->uid;
 		return LANE_END;
 	case FUSE_FORGET:
 	case FUSE_BATCH_FORGET:
@@ -145,15 +138,6 @@ static bool may_be_refused(const struct fuse_in_header *in, enum lane lane)
 		 ((const struct fuse_write_in *)(in + 1))->write_flags & FUSE_WRITE_CACHE);
 }
 
-static void refuse(struct fs *fs, const struct fuse_in_header *in, int err)
-{
-	struct fuse_out_header out = { .len = sizeof(out), .error = err, .unique = in->unique };
-
-	/* ENOENT: no caller waits for it any more. */
-	if (write(fuse_session_fd(fs->session), &out, sizeof(out)) < 0 && errno != ENOENT)
-		log_debug("fuse: answering: %s", strerror(errno));
-}
-
 static void carry_out(void *arg);
 
 /*
@@ -164,7 +148,7 @@ static void carry_out(void *arg);
 static bool put_off(struct handed *h)
 {
 	const struct fuse_in_header *in = (const void *)h->bytes;
-	enum cache_has has = at_home((const void *)(in + 1));
+	enum cache_has has = at_home(h->fs, (const void *)(in + 1));
 
 	if (has == CACHE_HAS_ALL)
 		return false;
@@ -207,7 +191,7 @@ bool hand_over(struct fs *fs, const void *request, size_t size)
 {
 	const struct fuse_in_header *in = request;
 	uid_t uid;
-	enum lane lane = lane_of(fs, in, &uid);
+	enum lane lane = serve_unknown(fs, in) ? LANES : lane_of(fs, in, &uid);
 	unsigned kib = (unsigned)(size / 1024 + 1);
 	struct handed *h;
 	int err;
@@ -221,7 +205,7 @@ bool hand_over(struct fs *fs, const void *request, size_t size)
 	if (err == -ENFILE && size <= SMALL_REQUEST) {
 		kib = 0;
 	} else if (err) {
-		refuse(fs, in, -ENOMEM);
+		serve_refuse(fs, in, -ENOMEM);
 		return true;
 	}
 	h = xmalloc(sizeof(*h) + size);

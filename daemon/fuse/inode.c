@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
@@ -237,6 +238,9 @@ int inode_table_init(struct fs *fs)
 	struct stat st;
 	int fd, err;
 
+	/* getrandom() fails only before the machine has booted. */
+	while (getrandom(&fs->generation, sizeof(fs->generation), 0) != sizeof(fs->generation))
+		;
 	fd = mount_open_source(fs);
 	if (fd < 0)
 		return fd;
@@ -247,9 +251,11 @@ int inode_table_init(struct fs *fs)
 		close(fd);
 		return err;
 	}
-	fs->root.id = ++fs->last_id;
+	fs->root.id = FUSE_ROOT_ID;
 	fs->root.refs = 1;
 	fs->root.lookups = 1;
+	id_table_init(&fs->inodes_by_id, ID_TABLE_MAX);
+	id_table_init(&fs->handles, ID_TABLE_MAX);
 	TAILQ_INIT(&fs->idle);
 	TAILQ_INIT(&fs->backings);
 	share_fds(fs);
@@ -279,6 +285,7 @@ static struct inode *inode_drop(struct inode *inode)
 			break;
 		bug_on(inode->lookups || inode->cfiles || inode->fd_uses);
 		HASH_DEL(fs->inodes, inode);
+		id_table_remove(&fs->inodes_by_id, inode->id);
 		unlist_idle(inode);
 		not_removed(inode);
 		fs->n_fds -= inode->fd >= 0;
@@ -477,9 +484,11 @@ int inode_enter(struct fs *fs, int fd, struct inode *parent, const char *name, s
 	pthread_mutex_lock(&fs->lock);
 	HASH_FIND(hh, fs->inodes, &key, sizeof(key), inode);
 	if (!inode) {
+		err = id_table_add(&fs->inodes_by_id, new, &new->id);
+		if (err)
+			goto unlock;
 		inode = new;
 		new = NULL;
-		inode->id = ++fs->last_id;
 		fs->n_fds++;
 		HASH_ADD(hh, fs->inodes, key, sizeof(key), inode);
 		fs->peak_inodes = MAX(fs->peak_inodes, HASH_COUNT(fs->inodes));
@@ -507,6 +516,11 @@ int inode_enter(struct fs *fs, int fd, struct inode *parent, const char *name, s
 	*out = inode;
 	return 0;
 
+unlock:
+	pthread_mutex_unlock(&fs->lock);
+	inode_free(new); /* and the descriptor */
+	free(copy);
+	return err;
 free_name:
 	free(copy);
 close_fd:
@@ -601,6 +615,8 @@ void inode_table_destroy(struct fs *fs)
 		not_removed(inode);
 		inode_free(inode);
 	}
+	id_table_destroy(&fs->inodes_by_id);
+	id_table_destroy(&fs->handles);
 	close(fs->root.fd);
 	pthread_mutex_destroy(&fs->root.lock);
 }

@@ -21,6 +21,7 @@
 #include <sys/queue.h>
 #include <uthash.h>
 
+#include "base/id_table.h"
 #include "base/log.h"
 #include "base/thread.h"
 #include "base/util.h"
@@ -32,6 +33,10 @@
 /* The largest WRITE, and the largest request. */
 #define FS_MAX_WRITE (1u << 20)
 #define FS_REQUEST_BYTES (FS_MAX_WRITE + 4096)
+
+/* Requests that Debian 12's kernel headers may not have. */
+#define OPCODE_TMPFILE 51
+#define OPCODE_COPY_FILE_RANGE_64 53
 
 /*
  * How long the kernel may use names and attributes without asking again, seconds. Nothing but the mount changes the
@@ -58,7 +63,7 @@ struct inode {
 	/* Constant. */
 	struct fs *fs;
 	struct inode_key key;
-	uint64_t id; /* never used again: FUSE's generation, the cfile's key */
+	uint64_t id; /* never used again: the kernel's nodeid, the cfile's key */
 	mode_t type; /* S_IFMT bits */
 
 	/* fs->lock. */
@@ -109,9 +114,10 @@ struct inode {
 };
 TAILQ_HEAD(inode_list, inode);
 
-/* An open file or directory: fuse_file_info.fh. */
+/* An open file or directory. */
 struct handle {
 	/* Constant. */
+	uint64_t id; /* fuse_file_info.fh */
 	struct inode *inode;
 	int flags;	     /* of open(2), as the caller gave them */
 	struct cfile *cfile; /* of files */
@@ -126,8 +132,6 @@ struct handle {
 	/* lock; directories. */
 	struct dirent *next; /* read, but not handed out yet */
 	off_t at;	     /* position of the stream */
-
-	LIST_ENTRY(handle) link; /* fs->lock */
 };
 
 /* What -o asks for: see mount_options.c. */
@@ -247,7 +251,7 @@ struct fs {
 	unsigned long source_flags; /* ST_NOSUID, ST_NODEV, ST_NOEXEC as the source is mounted */
 	unsigned max_fds;   /* descriptors of inodes: above it idle ones are closed */
 	unsigned most_fds;  /* descriptors of inodes that cannot be closed: above it only the owners of the mount may make more */
-	struct log_pace fds_pace, remote_pace;
+	struct log_pace fds_pace, remote_pace, unknown_pace;
 	unsigned max_backings; /* the same as max_fds for store files */
 	bool mounted;
 	unsigned dev_major, dev_minor; /* of the mount */
@@ -274,14 +278,20 @@ struct fs {
 	struct inode_list idle; /* inodes whose descriptor may be closed, longest unused first */
 	unsigned n_backings;	/* store files with a descriptor */
 	TAILQ_HEAD(, backing) backings; /* those of them that may be closed, longest unused first */
-	uint64_t last_id;
 	bool quiescing;		/* no ioctls begin any more */
 	bool deaf;		/* nor invalidations: nobody would serve the WRITEs that they wait for */
 	unsigned n_busy;	/* ioctls and invalidations that run */
 	pthread_cond_t nothing_busy;
 	unsigned n_handed;	/* requests handed to workers: see hand.c */
 	pthread_cond_t nothing_handed;
-	LIST_HEAD(, handle) handles;
+
+	/*
+	 * By the numbers that the kernel knows them by. Found without a lock: the kernel does not forget a file, or release an open one,
+	 * while another of its requests names it. Changed with fs->lock.
+	 */
+	struct id_table inodes_by_id; /* without the root */
+	struct id_table handles;
+	uint32_t generation; /* constant: tells this mount's nodeids from others' in handles of files (name_to_handle_at(2), NFS) */
 
 	struct inode root;
 };
@@ -291,19 +301,20 @@ static inline struct fs *req_fs(fuse_req_t req)
 	return fuse_req_userdata(req);
 }
 
+/* What the kernel names; NULL: nothing has that number. In requests that are carried out something has it (serve_request()). */
 static inline struct inode *inode_of(struct fs *fs, fuse_ino_t nodeid)
 {
-	return nodeid == FUSE_ROOT_ID ? &fs->root : (struct inode *)(uintptr_t)nodeid;
+	return nodeid == FUSE_ROOT_ID ? &fs->root : id_table_find(&fs->inodes_by_id, nodeid);
 }
 
-static inline fuse_ino_t nodeid_of(struct inode *inode)
+static inline struct handle *handle_of(struct fs *fs, uint64_t fh)
 {
-	return inode == &inode->fs->root ? FUSE_ROOT_ID : (fuse_ino_t)(uintptr_t)inode;
+	return id_table_find(&fs->handles, fh);
 }
 
-static inline struct handle *handle_of(const struct fuse_file_info *fi)
+static inline struct handle *req_handle(fuse_req_t req, const struct fuse_file_info *fi)
 {
-	return (struct handle *)(uintptr_t)fi->fh;
+	return handle_of(req_fs(req), fi->fh);
 }
 
 /* ---- inode.c: the table ---- */
@@ -616,6 +627,15 @@ void invalidate(struct inode *inode, off_t off, off_t len);
 bool busy_begin(struct fs *fs, bool invalidation);
 void busy_end(struct fs *fs);
 
+/*
+ * 0, or the errno (negative) with which a request is refused that names a file that the kernel does not know (-ESTALE), or an open
+ * one that there is not (-EBADF).
+ */
+int serve_unknown(struct fs *fs, const void *bytes);
+/* Answer a request, which libfuse has not seen, with @err (negative). */
+void serve_refuse(struct fs *fs, const void *bytes, int err);
+/* @id, to be told the kernel; or, if @fault is armed, a number that names nothing. */
+uint64_t serve_told(uint64_t id, const char *fault);
 /* Carry out a request that was received. */
 void serve_request(struct fs *fs, void *bytes, size_t size);
 /* The number of the present request of this thread. */

@@ -429,7 +429,7 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fu
 	}
 	job->req = req;
 	job->fs = fs;
-	job->handle = handle_of(fi);
+	job->handle = req_handle(req, fi);
 	job->uid = fuse_req_ctx(req)->uid;
 	job->cmd = cmd;
 	memcpy(&job->arg, in_buf, in_size);

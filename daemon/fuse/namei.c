@@ -31,8 +31,8 @@ void entry_fill(struct inode *inode, const struct stat *st, struct fuse_entry_pa
 	bool old;
 
 	memset(e, 0, sizeof(*e));
-	e->ino = nodeid_of(inode);
-	e->generation = inode->id;
+	e->ino = serve_told(inode->id, "lookup.wrong_number");
+	e->generation = inode->fs->generation;
 	e->attr = *st;
 	/* @st was read before the inode was known: programs may have written through the cache since then. */
 	old = contents_were_cached(inode);
@@ -83,16 +83,24 @@ void op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 		fuse_reply_entry(req, &e);
 }
 
+static void forget(struct fs *fs, fuse_ino_t ino, uint64_t nlookup)
+{
+	struct inode *inode = inode_of(fs, ino);
+
+	if (inode)
+		inode_forget(inode, nlookup);
+}
+
 void op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t nlookup)
 {
-	inode_forget(inode_of(req_fs(req), ino), nlookup);
+	forget(req_fs(req), ino, nlookup);
 	fuse_reply_none(req);
 }
 
 void op_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_data *forgets)
 {
 	for (size_t i = 0; i < count; i++)
-		inode_forget(inode_of(req_fs(req), forgets[i].ino), forgets[i].nlookup);
+		forget(req_fs(req), forgets[i].ino, forgets[i].nlookup);
 	fuse_reply_none(req);
 }
 

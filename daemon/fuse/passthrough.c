@@ -113,7 +113,7 @@ static bool may_write_mapped(int flags)
  */
 static void drop_attributes(struct inode *inode)
 {
-	fuse_lowlevel_notify_inval_inode(inode->fs->session, nodeid_of(inode), -1, 0);
+	fuse_lowlevel_notify_inval_inode(inode->fs->session, inode->id, -1, 0);
 }
 
 /*

@@ -22,9 +22,6 @@
 
 #include "base/fault.h"
 
-/* Newer than Debian 12's kernel headers might be. */
-#define OPCODE_TMPFILE 51
-
 /* What libfuse does not tell of the request that this thread has in hand. */
 static __thread struct {
 	uint64_t unique;
@@ -128,12 +125,99 @@ static void session_begun(struct fs *fs)
 	fs->config.ended(fs->config.arg);
 }
 
+void serve_refuse(struct fs *fs, const void *bytes, int err)
+{
+	const struct fuse_in_header *in = bytes;
+	struct fuse_out_header out = { .len = sizeof(out), .error = err, .unique = in->unique };
+
+	/* ENOENT: no caller waits for it any more. */
+	if (write(fuse_session_fd(fs->session), &out, sizeof(out)) < 0 && errno != ENOENT)
+		log_debug("fuse: answering: %s", strerror(errno));
+}
+
+uint64_t serve_told(uint64_t id, const char *fault)
+{
+	return fault_point(fault) ? id + (1ull << 32) : id;
+}
+
+static bool knows_file(struct fs *fs, uint64_t fh)
+{
+	struct handle *h = handle_of(fs, fh);
+
+	return h && h->cfile;
+}
+
+static bool knows_dir(struct fs *fs, uint64_t fh)
+{
+	struct handle *h = handle_of(fs, fh);
+
+	return h && h->dir;
+}
+
+int serve_unknown(struct fs *fs, const void *bytes)
+{
+	const struct fuse_in_header *in = bytes;
+	const void *arg = in + 1;
+	const struct fuse_copy_file_range_in *copy = arg;
+	const uint64_t *first = arg; /* a handle, or another inode */
+	bool known;
+
+	switch (in->opcode) {
+	case FUSE_READ:
+	case FUSE_WRITE:
+	case FUSE_FLUSH:
+	case FUSE_RELEASE:
+	case FUSE_FSYNC:
+	case FUSE_FALLOCATE:
+	case FUSE_LSEEK:
+		return knows_file(fs, *first) ? 0 : -EBADF;
+	case FUSE_COPY_FILE_RANGE:
+	case OPCODE_COPY_FILE_RANGE_64:
+		return knows_file(fs, copy->fh_in) && knows_file(fs, copy->fh_out) ? 0 : -EBADF;
+	case FUSE_READDIR:
+	case FUSE_READDIRPLUS:
+	case FUSE_RELEASEDIR:
+	case FUSE_FSYNCDIR:
+		return knows_dir(fs, *first) ? 0 : -EBADF;
+	case FUSE_IOCTL:
+		return handle_of(fs, *first) ? 0 : -EBADF;
+	case FUSE_LINK:
+	case FUSE_RENAME:
+	case FUSE_RENAME2:
+		known = inode_of(fs, in->nodeid) && inode_of(fs, *first);
+		return known ? 0 : -ESTALE;
+	/* These name none, or are not answered. */
+	case FUSE_INIT:
+	case FUSE_DESTROY:
+	case FUSE_FORGET:
+	case FUSE_BATCH_FORGET:
+	case FUSE_INTERRUPT:
+	case FUSE_NOTIFY_REPLY:
+		return 0;
+	default:
+		return inode_of(fs, in->nodeid) ? 0 : -ESTALE;
+	}
+}
+
+static void refuse_unknown(struct fs *fs, const struct fuse_in_header *in, int err)
+{
+	if (log_may(&fs->unknown_pace))
+		log_warn("fuse: the kernel names a file that it does not know, or an open file that it has released: request %u is refused: %s",
+			 in->opcode, strerror(-err));
+	serve_refuse(fs, in, err);
+}
+
 void serve_request(struct fs *fs, void *bytes, size_t size)
 {
 	struct fuse_buf buf = { .mem = bytes, .size = size };
 	const struct fuse_in_header *in = bytes;
+	int err = serve_unknown(fs, in);
 	bool init;
 
+	if (err) {
+		refuse_unknown(fs, in, err);
+		return;
+	}
 	/* Not passed to libfuse, which would take a lock of the session for each request to handle this. */
 	if (in->opcode == FUSE_INTERRUPT) {
 		interrupt_request(fs, ((const struct fuse_interrupt_in *)(in + 1))->unique);
@@ -321,6 +405,6 @@ void invalidate(struct inode *inode, off_t off, off_t len)
 	known = inode->lookups;
 	pthread_mutex_unlock(&fs->lock);
 	if (known)
-		fuse_lowlevel_notify_inval_inode(fs->session, nodeid_of(inode), off, len);
+		fuse_lowlevel_notify_inval_inode(fs->session, inode->id, off, len);
 	busy_end(fs);
 }

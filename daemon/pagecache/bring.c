@@ -400,7 +400,7 @@ static void merge_done(struct window *w)
 static bool is_to_arm(const struct part *pt, unsigned i)
 {
 	return pt->step[i] != TRACK_SEND && pt->step[i] != TRACK_PULL && !(pt->rep->page[i].flags & REPLICA_ARMED) &&
-	       pt->rep->page[i].written == 0;
+	       !pt->rep->page[i].written;
 }
 
 static void arm_add(struct window *w, struct dev_run *runs)

@@ -124,7 +124,7 @@ inline refer(ref, what, bytes_of_twin)
 
 /* ---- home ---- */
 
-/* home.c: home_fill(), from the store; or from a replica (batch_plan()), which must be the same. */
+/* fill.c: home_fill(), from the store; or from a replica (source.c), which must be the same. */
 #define SAME_AS_HOME(d) (r[d].base.is != HOME || OUTSTANDING(d) || r[d].cut < PAGE || r[d].bytes == home)
 inline home_fill()
 {
@@ -321,7 +321,7 @@ inline fetch_pages()
 	fetch_from(1)
 }
 
-/* home.c: page_ready(), home_bring() */
+/* read.c: page_ready(); fill.c: home_bring() */
 inline home_bring()
 {
 	if

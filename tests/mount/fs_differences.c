@@ -209,6 +209,7 @@ EACH_WAY(fs_differences, file_handles_are_good_while_the_kernel_knows_the_file)
 		struct file_handle head;
 		unsigned char bytes[MAX_HANDLE_SZ];
 	} h[2];
+	struct stat st;
 	int fd[2], mount_id;
 
 	need_root("file handles");
@@ -225,6 +226,11 @@ EACH_WAY(fs_differences, file_handles_are_good_while_the_kernel_knows_the_file)
 	fd[ON_PLAIN] = open_by_handle_at(both_root[ON_PLAIN], &h[ON_PLAIN].head, O_RDONLY);
 	cr_assert_geq(fd[ON_PLAIN], 0);
 	close(fd[ON_PLAIN]);
+	cr_assert_eq(open_by_handle_at(both_root[ON_MOUNT], &h[ON_MOUNT].head, O_RDONLY), -1);
+	cr_assert_eq(errno, ESTALE);
+	/* Nor is it that of the first file of this mount, which may well have the same number as that of the mount before. */
+	make_file("other");
+	cr_assert_eq(fstatat(both_root[ON_MOUNT], "other", &st, 0), 0);
 	cr_assert_eq(open_by_handle_at(both_root[ON_MOUNT], &h[ON_MOUNT].head, O_RDONLY), -1);
 	cr_assert_eq(errno, ESTALE);
 }

@@ -4,14 +4,19 @@
  * A write that the kernel's cache or ours has taken is not lost for a passing
  * reason: the error is reported once, the data stays readable, and is stored later.
  */
+#include <dirent.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <linux/falloc.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
 #include <unistd.h>
+
+#include "gaia/protocol.h"
 
 #include "child.h"
 #include "own_mounts.h"
@@ -365,4 +370,88 @@ CACHED_WAYS_BARE(fs_errors, a_failed_read_is_told_and_leaves_nothing_behind)
 	cr_assert_eq(pread(fd, got, sizeof(got), 0), (ssize_t)sizeof(got));
 	cr_assert_arr_eq(got, want, sizeof(want));
 	close(fd);
+}
+
+/* ---- numbers that name nothing ---- */
+
+#define REFUSED(want, call)                                              \
+	do {                                                             \
+		cr_assert_eq(call, -1, #call " succeeded");              \
+		cr_assert_eq(errno, want, #call ": %s", strerror(errno)); \
+	} while (0)
+
+static void assert_alive(void)
+{
+	cr_assert_eq(mkdirat(both_root[ON_MOUNT], "alive", 0755), 0, "%s", strerror(errno));
+	cr_assert_eq(faccessat(mnt.backing_fd, "alive", F_OK, 0), 0);
+}
+
+static void make_below(void)
+{
+	close(openat(mnt.backing_fd, "f", O_CREAT | O_RDWR, 0644));
+	cr_assert_eq(mkdirat(mnt.backing_fd, "d", 0755), 0);
+	cr_assert_eq(symlinkat("f", mnt.backing_fd, "s"), 0);
+}
+
+/* The kernel is told wrong numbers of files: it names, and in the end forgets, what is unknown. */
+EACH_WAY_BARE(fs_errors, an_unknown_file_is_refused)
+{
+	char path[PATH_MAX + 8], target[8];
+	int root;
+
+	start_with_fault("lookup.wrong_number=errno:EIO", "3600");
+	make_below();
+	root = both_root[ON_MOUNT];
+	REFUSED(ESTALE, openat(root, "f", O_RDWR));
+	REFUSED(ESTALE, openat(root, "d", O_RDONLY | O_DIRECTORY));
+	REFUSED(ESTALE, openat(root, "s", O_RDONLY));
+	REFUSED(ESTALE, (int)readlinkat(root, "s", target, sizeof(target)));
+	REFUSED(ESTALE, fchmodat(root, "f", 0600, 0));
+	REFUSED(ESTALE, faccessat(root, "d/x", F_OK, 0));
+	REFUSED(ESTALE, mkdirat(root, "d/x", 0755));
+	REFUSED(ESTALE, symlinkat("f", root, "d/x"));
+	REFUSED(ESTALE, openat(root, "d/x", O_CREAT | O_RDWR, 0644));
+	REFUSED(ESTALE, linkat(root, "f", root, "g", 0));
+	REFUSED(ESTALE, linkat(root, "f", root, "d/x", 0));
+	REFUSED(ESTALE, renameat(root, "f", root, "d/x"));
+	REFUSED(ESTALE, unlinkat(root, "d/x", 0));
+	snprintf(path, sizeof(path), "%s/f", mnt.path);
+	REFUSED(ESTALE, setxattr(path, "user.x", "", 0, 0));
+	REFUSED(ESTALE, (int)getxattr(path, "user.x", target, sizeof(target)));
+	REFUSED(ESTALE, (int)listxattr(path, target, sizeof(target)));
+	REFUSED(ESTALE, removexattr(path, "user.x"));
+	REFUSED(ESTALE, truncate(path, 1));
+	assert_alive();
+}
+
+/* The same of open files. (One that is passed through the kernel reads and writes without a number.) */
+CACHED_WAYS_BARE(fs_errors, an_unknown_open_file_is_refused)
+{
+	_Alignas(4096) static char page[4096];
+	int root, fd;
+	DIR *dir;
+
+	start_with_fault("open.wrong_number=errno:EIO", "3600");
+	make_below();
+	root = both_root[ON_MOUNT];
+	fd = openat(root, "f", O_RDWR | O_DIRECT);
+	cr_assert_geq(fd, 0, "%s", strerror(errno));
+	REFUSED(EBADF, (int)pwrite(fd, page, sizeof(page), 0));
+	cr_assert_eq(ftruncate(fd, sizeof(page)), 0);
+	REFUSED(EBADF, (int)pread(fd, page, sizeof(page), 0));
+	REFUSED(EBADF, fsync(fd));
+	REFUSED(EBADF, fallocate(fd, 0, 0, 4096));
+	REFUSED(EBADF, (int)lseek(fd, 0, SEEK_DATA));
+	REFUSED(EBADF, (int)copy_file_range(fd, &(off_t){ 0 }, fd, &(off_t){ 8192 }, 4096, 0));
+	REFUSED(EBADF, ioctl(fd, GAIA_IOC_FLUSH, &(struct gaia_ioc_file){ 0 }));
+	REFUSED(EBADF, close(fd));
+	fd = openat(root, "d", O_RDONLY | O_DIRECTORY);
+	cr_assert_geq(fd, 0, "%s", strerror(errno));
+	REFUSED(EBADF, fsync(fd));
+	dir = fdopendir(fd);
+	errno = 0;
+	cr_assert_null(readdir(dir));
+	cr_assert_eq(errno, EBADF, "%s", strerror(errno));
+	closedir(dir);
+	assert_alive();
 }
