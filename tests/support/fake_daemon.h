@@ -50,7 +50,7 @@ struct fake_cache fake_seen(void);
 
 /* While armed, cache_acquire() (but not to pin) posts entered and waits for leave. */
 struct fake_gate {
-	bool armed;
+	atomic_bool armed;
 	sem_t entered, leave;
 };
 extern struct fake_gate fake_gate;

@@ -495,14 +495,15 @@ Test(started, ends_with_its_mapping, .init = begin, .fini = end)
 	cr_assert_eq(poll(&ended, 1, -1), 1);
 	fake_gate.armed = true;
 	under_way = start(p, LENGTH);
-	sem_wait(&fake_gate.entered);
 	for (unsigned k = 0; k < 20; k++)
 		fd[k] = start(p, 1);
+	for (unsigned k = 0; k < 8; k++)
+		sem_wait(&fake_gate.entered);
 	unmap(p);
 	cr_assert_eq(gaia_wait(made), -1);
 	cr_assert_eq(errno, ECANCELED);
 	fake_gate.armed = false;
-	for (unsigned k = 0; k < 20; k++)
+	for (unsigned k = 0; k < 8; k++)
 		sem_post(&fake_gate.leave);
 	cr_assert_eq(gaia_wait(under_way), -1);
 	cr_assert_eq(errno, ECANCELED);
