@@ -3,6 +3,7 @@
  * a difference.
  */
 #include <linux/falloc.h>
+#include <sched.h>
 #include <stdlib.h>
 
 #include "cache_acquires.h"
@@ -594,7 +595,8 @@ Test(ends, with_the_file_that_is_cut_off)
 	fault_await_held("readahead.bring");
 	cr_assert_eq(cache_advise(cl->mapping, 0, 4 * GAIA_CHUNK, GAIA_ADVISE_WILLNEED), 0);
 	cr_assert_eq(pthread_create(&thread, NULL, truncate_file, NULL), 0);
-	usleep(20000);
+	while (atomic_load(&kf->cfile->range_waiters) == 0)
+		sched_yield();
 	fault_let_go("readahead.bring");
 	pthread_join(thread, &result);
 	cr_assert_eq((intptr_t)result, 0);
