@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/param.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -236,6 +237,18 @@ void *gaia_mmap(size_t length, int prot, int fd, off_t offset, int device)
 	return addr;
 }
 
+#define REPORTED 16u
+
+/* End the acquires of a mapping that is being unmapped. */
+static void end_starts(struct mapping *m)
+{
+	struct gaia_ioc_range unwaited[REPORTED];
+	unsigned n = starts_unmapped(m, unwaited, REPORTED);
+
+	for (unsigned i = 0; i < n; i++)
+		held_unwaited(m, &unwaited[i]);
+}
+
 int gaia_munmap(void *addr, size_t length)
 {
 	NOT_CANCELLED;
@@ -250,12 +263,12 @@ int gaia_munmap(void *addr, size_t length)
 		err = m->ops->finish(m, &ended);
 	if (!err && !mapping_remove(m))
 		err = -EINVAL;
-	if (!err)
-		held_unmapped(m);
 	if (err) {
 		mapping_put(m);
 		return result(err);
 	}
+	end_starts(m);
+	held_unmapped(m);
 	/*
 	 * Unmap the memory first: the daemon may use it for others as soon as it is told. Nothing is mapped
 	 * at these addresses any more, since the mapping is forgotten. If the daemon is gone there is nobody
@@ -296,11 +309,10 @@ static int range_begin(void *addr, size_t length, struct mapping **out, struct g
 	return 0;
 }
 
-/* The result of a call that failed with @err: -ENOTCONN if the connection has ended, which is the cause then; else @err. */
+/* The call has ended, with conn_error() of @err. */
 static int range_end(struct mapping *m, int err)
 {
-	if (err && conn_is_dead(m->conn) && err != -EMFILE && err != -ENOMEM)
-		err = -ENOTCONN;
+	err = conn_error(m->conn, err);
 	mapping_put(m);
 	return result(err);
 }
@@ -437,6 +449,8 @@ int gaia_acquirev(const struct gaia_range *ranges, size_t n, int prot)
 	if (err)
 		return err > 0 ? 0 : result(err);
 	err = prot & ~m->prot ? -EACCES : list_acquire(m, list, n_list, prot);
+	if (!err)
+		held_add_list(m, list, n_list, prot);
 	atomic_thread_fence(memory_order_seq_cst);
 	free(list);
 	return range_end(m, err);
@@ -496,6 +510,66 @@ int gaia_advise(void *addr, size_t length, int advice)
 		return range_end(m, 0);
 	io.advice = advice;
 	return range_end(m, wire_ioctl(m->file->fd, GAIA_IOC_ADVISE, &io));
+}
+
+/* ---- acquires that are waited for later ---- */
+
+/* Of nothing: it has ended. */
+static int start_nothing(void)
+{
+	return result(start_begin(NULL, &(struct gaia_ioc_range){ 0 }, NULL, 0));
+}
+
+int gaia_acquire_start(void *addr, size_t length, int prot)
+{
+	NOT_CANCELLED;
+	struct gaia_ioc_range io;
+	struct mapping *m;
+	int err;
+
+	if (prot != PROT_READ && prot != (PROT_READ | PROT_WRITE))
+		return result(-EINVAL);
+	if (!length)
+		return start_nothing();
+	err = range_begin(addr, length, &m, &io);
+	if (err)
+		return result(err);
+	io.prot = prot;
+	err = prot & ~m->prot ? -EACCES : start_begin(m, &io, NULL, 0);
+	return err < 0 ? range_end(m, err) : err;
+}
+
+int gaia_acquirev_start(const struct gaia_range *ranges, size_t n, int prot)
+{
+	NOT_CANCELLED;
+	struct gaia_ioc_range io = { .prot = (unsigned)prot };
+	struct gaia_list_range *list;
+	struct mapping *m;
+	size_t n_list;
+	int err;
+
+	if (prot != PROT_READ && prot != (PROT_READ | PROT_WRITE))
+		return result(-EINVAL);
+	err = list_begin(ranges, n, &m, &list, &n_list);
+	if (err)
+		return err > 0 ? start_nothing() : result(err);
+	io.offset = list[0].offset;
+	for (size_t k = 0; k < n_list; k++)
+		io.length = MAX(io.length, list[k].offset + list[k].length - io.offset);
+	err = prot & ~m->prot ? -EACCES : start_begin(m, &io, list, n_list);
+	if (err >= 0)
+		return err;
+	free(list);
+	return range_end(m, err);
+}
+
+int gaia_wait(int fd)
+{
+	NOT_CANCELLED;
+	int err = start_wait(fd);
+
+	atomic_thread_fence(memory_order_seq_cst);
+	return result(err);
 }
 
 /* ---- ranges, in the order of a stream ---- */

@@ -48,6 +48,7 @@ static void after_fork_in_child(void)
 {
 	struct conn *c;
 
+	starts_forked();
 	while ((c = LIST_FIRST(&conns))) {
 		LIST_REMOVE(c, link);
 		files_forked(c);
@@ -341,4 +342,9 @@ bool conn_is_dead(struct conn *c)
 	dead = c->state == CONN_DEAD || wire_hung_up(c->sock);
 	pthread_mutex_unlock(&gaia_lock);
 	return dead;
+}
+
+int conn_error(struct conn *c, int err)
+{
+	return err && conn_is_dead(c) && err != -EMFILE && err != -ENOMEM ? -ENOTCONN : err;
 }

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/param.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "internal.h"
@@ -121,6 +122,14 @@ static void report_runs(const struct mapping *m, const struct pages *runs, unsig
 		dprintf(STDERR_FILENO, "gaia: there may be more\n");
 }
 
+#define UNWAITED "are being acquired since gaia_acquire_start(), and gaia_wait() was not called"
+
+void held_unwaited(const struct mapping *m, const struct gaia_ioc_range *io)
+{
+	if (is_debugging())
+		report(m, pages_of(m, io), UNWAITED);
+}
+
 void held_unmapped(struct mapping *m)
 {
 	struct pages all = { 0, m->span / GAIA_PAGE }, runs[REPORTS];
@@ -143,12 +152,19 @@ static void report_at_exit(struct mapping *m)
 			    "are still held at exit: what was stored there since the last release is lost");
 }
 
-/* At exit(3); other threads may still run. */
+/* At exit(3); other threads may still run, and this one may have the lock. */
 __attribute__((destructor)) static void at_exit(void)
 {
-	if (!debugging || pthread_mutex_trylock(&gaia_lock))
+	struct timespec soon;
+
+	if (!debugging)
+		return;
+	clock_gettime(CLOCK_REALTIME, &soon);
+	soon.tv_sec++;
+	if (pthread_mutex_timedlock(&gaia_lock, &soon))
 		return;
 	mappings_each(report_at_exit);
+	starts_each(held_unwaited);
 	pthread_mutex_unlock(&gaia_lock);
 }
 
@@ -234,7 +250,7 @@ static void protect(struct mapping *m, struct pages p)
 {
 	uint64_t end;
 
-	for (uint64_t at = p.a; m->strict && at < p.b; at = end) {
+	for (uint64_t at = p.a; m->strict && !m->gone && at < p.b; at = end) {
 		int prot = access_of(m, at);
 
 		for (end = at + 1; end < p.b && access_of(m, end) == prot; end++)

@@ -4,8 +4,8 @@
  * connection.c keeps one connection for each mount, with a thread that carries out the
  * daemon's messages: map this chunk, give that one up. mapping.c keeps the mappings, found by
  * address (for callers) and by number (for that thread). turns.c has a thread for queued acquires and
- * releases, whose callers do not wait. lists.c hands lists of ranges over. held.c counts holds, where they are needed. sim.c, and a file for each other kind of
- * device, do what differs between devices. client.c is the API.
+ * releases, whose callers do not wait; starts.c has threads for acquires that callers wait for later. lists.c hands lists of ranges over.
+ * held.c counts holds, where they are needed. sim.c, and a file for each other kind of device, do what differs between devices. client.c is the API.
  *
  * Rules
  *  1. One lock, gaia_lock, guards everything here. Nothing that waits is done under it: no ioctl, no
@@ -26,7 +26,9 @@
  *  6. In a child the parent's connections are dead. Its mappings stay in the tables so that calls on them
  *     fail properly, until a mapping of the child's own takes their addresses.
  *  7. A connection lives while mappings and calls refer to it; the last reference to go ends it.
- *  8. The program's threads come in through client.c, which keeps them from being cancelled in here.
+ *  8. Nobody waits for a thread of starts.c, except gaia_wait(): they come and go, and each keeps what it works on by references. So one of them
+ *     may drop the last reference to a connection.
+ *  9. The program's threads come in through client.c, which keeps them from being cancelled in here.
  */
 #ifndef GAIA_CLIENT_INTERNAL_H
 #define GAIA_CLIENT_INTERNAL_H
@@ -132,6 +134,12 @@ struct lists {
 	TAILQ_HEAD(, list_place) used; /* in order */
 };
 
+/* What starts.c has to do, and how much of it for a connection: waiting or under way, and under way. gaia_lock. */
+enum start_work { START_ACQUIRE, START_GIVE_BACK, START_WORKS };
+struct conn_starts {
+	unsigned all, running;
+};
+
 enum conn_state { CONN_CONNECTING, CONN_LIVE, CONN_DEAD };
 
 /* Lives from conn_get() until the last conn_put(). */
@@ -159,6 +167,7 @@ struct conn {
 	unsigned n_fds;
 	uint64_t refused;	/* the last GRANT that could not be carried out, and was refused */
 	LIST_HEAD(, map_file) files;
+	struct conn_starts starts[START_WORKS];
 	pthread_cond_t changed;	/* state, seq, busy of a mapping, lists.asking, or lists.used has become less */
 	LIST_ENTRY(conn) link;
 };
@@ -189,6 +198,7 @@ struct mapping {
 	/* gaia_lock. */
 	unsigned refs;
 	bool busy; /* the connection's thread works on it, without the lock */
+	bool gone; /* it is being unmapped, or has been: its addresses may be somebody else's */
 };
 
 extern pthread_mutex_t gaia_lock, turns_lock;
@@ -211,6 +221,8 @@ int conn_wait(struct conn *c, uint64_t seq, uint32_t unanswered);
 /* Declare the connection dead because of @error. The lock is held. */
 void conn_kill(struct conn *c, int error);
 bool conn_is_dead(struct conn *c);
+/* The result of a call that failed with @err: -ENOTCONN if the connection has ended, which is the cause then; else @err. */
+int conn_error(struct conn *c, int err);
 /* A thread of the library's: small, and without signals. */
 int start_thread(pthread_t *thread, void *(*fn)(void *), void *arg, const char *name);
 
@@ -220,6 +232,8 @@ int start_thread(pthread_t *thread, void *(*fn)(void *), void *arg, const char *
  * message io.seq has been carried out. -EINTR: a signal has come, and nothing was acquired. */
 int range_acquire(struct mapping *m, struct gaia_ioc_range *io);
 int range_release(struct mapping *m, struct gaia_ioc_range *io);
+/* Release what was acquired and not used, nor counted as held (held_add()). */
+int range_give_back(struct mapping *m, const struct gaia_ioc_range *io);
 
 void turns_init(struct turns *ts);
 /* Called when nobody queues any more. */
@@ -241,14 +255,34 @@ bool turns_wait(struct mapping *m);
 
 /* ---- lists.c ---- */
 
-/* The work of gaia_acquirev() and gaia_releasev(): of ranges of the file, not empty and sorted. Errors as of range_acquire(). */
+/* The work of gaia_acquirev() and gaia_releasev(): of ranges of the file, not empty and sorted. Errors as of range_acquire().
+ * What was acquired is mapped. */
 int list_acquire(struct mapping *m, const struct gaia_list_range *range, size_t n, int prot);
 int list_release(struct mapping *m, const struct gaia_list_range *range, size_t n);
+/* As range_give_back(). */
+int list_give_back(struct mapping *m, const struct gaia_list_range *range, size_t n);
 /* The daemon has sent the memory, which is the descriptor @fd, or could not be received (@failed: a negative errno). The lock is held. */
 void lists_message(struct lists *ls, int fd, int failed);
 /* In a child of fork(), where it is not mapped; the lock is held. At the end of the connection. */
 void lists_forked(struct lists *ls);
 void lists_unmap(struct lists *ls);
+
+/* ---- starts.c ---- */
+
+/*
+ * Begin to acquire io's range, or the list (NULL: no list; else from malloc(3), not empty and sorted, and @io is from its first byte to its
+ * last), as io.prot says: a descriptor for start_wait(), or a negative errno. If it works the list and the caller's reference to
+ * @m belong to it. @m NULL: there is nothing to acquire.
+ */
+int start_begin(struct mapping *m, const struct gaia_ioc_range *io, struct gaia_list_range *list, size_t n);
+/* The work of gaia_wait(). */
+int start_wait(int fd);
+/* Call @fn for each that was not waited for. The lock is held. */
+void starts_each(void (*fn)(const struct mapping *m, const struct gaia_ioc_range *io));
+/* The mapping is gone: those of it end. Returns how many were not waited for, and the first @most of them. */
+unsigned starts_unmapped(struct mapping *m, struct gaia_ioc_range *unwaited, unsigned most);
+/* In a child of fork(); the lock is held. */
+void starts_forked(void);
 
 /* ---- held.c ---- */
 
@@ -263,6 +297,8 @@ void held_add_list(struct mapping *m, const struct gaia_list_range *range, size_
 void held_take_list(struct mapping *m, const struct gaia_list_range *range, size_t n);
 /* Called before it is unmapped. */
 void held_unmapped(struct mapping *m);
+/* The mapping, or the process, ends, and nobody has waited for this started acquire. */
+void held_unwaited(const struct mapping *m, const struct gaia_ioc_range *io);
 /* Chunks of a strict mapping were placed: without access yet, later with @prot at most; or they are being cleared. The lock is held. */
 void held_placed(struct mapping *m, uint64_t first, unsigned n, int prot);
 void held_cleared(struct mapping *m, uint64_t first, unsigned n);

@@ -168,8 +168,6 @@ int list_acquire(struct mapping *m, const struct gaia_list_range *range, size_t 
 	place_end(m->conn, &pl);
 	if (!err && io.seq)
 		err = conn_wait(m->conn, io.seq, io.unanswered);
-	if (!err)
-		held_add_list(m, range, n, prot);
 	return err;
 }
 
@@ -191,4 +189,18 @@ int list_release(struct mapping *m, const struct gaia_list_range *range, size_t 
 	if (!wire_changed_nothing(err))
 		held_take_list(m, range, n);
 	return err ? err : push_err;
+}
+
+int list_give_back(struct mapping *m, const struct gaia_list_range *range, size_t n)
+{
+	struct gaia_ioc_list io;
+	struct list_place pl;
+	int err = place_begin(m, range, n, &pl);
+
+	if (err)
+		return err;
+	io = to_send(m, n, &pl, m->conn->features & GAIA_FEATURE_UNUSED ? GAIA_PROT_UNUSED : 0);
+	err = wire_releasev(m->file->fd, m->release_by, &io);
+	place_end(m->conn, &pl);
+	return err;
 }

@@ -153,6 +153,7 @@ bool mapping_remove(struct mapping *m)
 	known = find_overlap(m->base, 1) == m;
 	if (known)
 		forget(m);
+	m->gone |= known;
 	while (known && m->busy)
 		pthread_cond_wait(&m->conn->changed, &gaia_lock);
 	pthread_mutex_unlock(&gaia_lock);

@@ -37,6 +37,14 @@ int range_release(struct mapping *m, struct gaia_ioc_range *io)
 	return err ? err : push_err;
 }
 
+int range_give_back(struct mapping *m, const struct gaia_ioc_range *io)
+{
+	struct gaia_ioc_range own = *io;
+
+	own.prot = m->conn->features & GAIA_FEATURE_UNUSED ? GAIA_PROT_UNUSED : 0;
+	return wire_release(m->file->fd, m->release_by, &own);
+}
+
 /* ---- the thread ---- */
 
 /*

@@ -14,10 +14,8 @@
 #include "base/log.h"
 #include "base/util.h"
 #include "fuse/fs.h"
+#include "option_table.h"
 #include "pagecache/cache.h"
-
-#define DEFAULT_AGE_S 5
-#define DEFAULT_UNMOUNT_TIMEOUT_S 60
 
 static int add_devices(struct options *o, const struct device_choice *like, uint64_t count)
 {
@@ -328,79 +326,22 @@ static int stay_in_foreground(struct options *o, const char *text)
 	return 0;
 }
 
-/* ---- the table of all options: command line and help are made from it; rows with the same name are one option ---- */
+/* ---- command line and help, from the table of all options ---- */
 
+/* See option_table.h. */
 struct option_kind {
 	const char *name;
-	char letter;	   /* 0: none */
-	const char *value; /* as the help shows it; NULL: it takes none */
-	/* Lines of text; "": the option is not shown in the help. The first line stands beside the name, if there is room. */
-	const char *help;
-	/* 0, or a negative errno after it logged one line that says what is wrong. NULL: help and version. */
+	char letter;
+	const char *value;
+	const char *help; /* the first line stands beside the name, if there is room */
+	/* 0, or a negative errno after it logged one line that says what is wrong. */
 	int (*parse)(struct options *o, const char *text);
 };
 
 static const struct option_kind kinds[] = {
-	{ "device", 0, "sim[:SIZE][,KEY=VALUE]...",
-	  "a simulated device (256M); keys: count=N,\n"
-	  "bandwidth=SIZE (a second, each way), local=SIZE (a\n"
-	  "second, of its own memory), latency=MICROSECONDS,\n"
-	  "submit=MICROSECONDS, wait=on|off (off: their time is\n"
-	  "only counted, on),\n"
-	  "peers=on|off (copies from other devices, on),\n"
-	  "readonly=on|off (off: cannot share read-only, as a\n"
-	  "GPU cannot; on), strict=on|off (touching what is not\n"
-	  "acquired is a SIGSEGV; on)",
-	  parse_device },
-	{ "device", 0, "cuda[:INDEX[,SIZE]]", "a GPU (0), with 80 % of its free memory", parse_device },
-	{ "device", 0, "none",
-	  "no device; without --device: every GPU that works,\n"
-	  "and if there is none, a simulated device",
-	  parse_device },
-	{ "home", 0, "SIZE",
-	  "host memory for file contents (a quarter of the\n"
-	  "machine's or, if less, the cgroup's; 4G at most)",
-	  parse_home },
-	{ "cpu-cache", 0, "auto|writeback|writethrough",
-	  "how the kernel caches for CPU programs (auto: it\n"
-	  "bypasses the daemon for files that no device maps)",
-	  parse_cpu_cache },
-	{ "storage-io", 0, "direct|buffered",
-	  "how cached files are read: straight from the disk, or\n"
-	  "always by way of the kernel's memory (direct)",
-	  parse_storage_io },
-	{ "source", 0, "local|exclusive",
-	  "on a network or FUSE file system, which is refused\n"
-	  "otherwise: no other machine can change it, or none\n"
-	  "does while it is mounted here",
-	  parse_source },
-	{ "writeback-age", 0, "SECONDS", "store data that has been dirty for so long (5)", parse_writeback_age },
-	{ "device-age", 0, "SECONDS",
-	  "fetch and store what a device released so long ago\n"
-	  "(as --writeback-age)",
-	  parse_device_age },
-	{ "unmount-timeout", 0, "SECONDS",
-	  "when the mount ends: try for so long to store data that\n"
-	  "cannot be stored (60)",
-	  parse_unmount_timeout },
-	{ "user-limit", 0, "WHAT=N[,WHAT=N]...",
-	  "how many each user other than root may have: clients\n"
-	  "(1024), mappings (16384), open directories and\n"
-	  "removed_files in use (by ulimit -n);\n"
-	  "device=PERCENT of each device's memory (75)",
-	  parse_user_limits },
-	{ "supervisor", 0, "on|off|unmount",
-	  "a second process: when this one is killed it ends the\n"
-	  "connection, so that nobody hangs (on), and also takes\n"
-	  "the mount away (unmount)",
-	  parse_supervisor },
-	{ "log-level", 0, "error|warn|info|debug", "(info)", parse_log_level },
-	/* Has no effect. For tables of mounts and scripts that name it. */
-	{ "transport", 0, "", "", ignore_transport },
-	{ "foreground", 'f', NULL, "stay in the foreground, and log to standard error", stay_in_foreground },
-	{ NULL, 'o', "OPTION[,OPTION]...", "mount options: ro, allow_other, noatime, ...", add_mount_options },
-	{ "help", 'h', NULL, "print this", NULL },
-	{ "version", 'V', NULL, "print the version", NULL },
+#define X(name, letter, value, help, parse) { name, letter, value, help, parse },
+	OPTIONS(X)
+#undef X
 };
 
 #define HELP_COLUMN 39
@@ -445,7 +386,7 @@ static int parse_paths(struct options *o, int n, char **path)
 {
 	if (n != 1 && n != 2) {
 		log_error("%s; `gaiafs -h` shows how to use it",
-			  n ? "more than a source and a mount point" : "which directory?");
+			  n ? "more than a source and a mount point" : "no directory is named");
 		return -EINVAL;
 	}
 	o->source = path[0];
@@ -491,8 +432,8 @@ enum options_result options_parse(int argc, char **argv, struct options *out)
 
 	*out = (struct options){
 		.mount_options = xcalloc(1, 1),
-		.writeback_age_ms = DEFAULT_AGE_S * 1000,
-		.unmount_timeout_ms = DEFAULT_UNMOUNT_TIMEOUT_S * 1000,
+		.writeback_age_ms = OPTIONS_AGE_S * 1000,
+		.unmount_timeout_ms = OPTIONS_UNMOUNT_TIMEOUT_S * 1000,
 		.cpu_cache = FS_AUTO,
 		.direct = true,
 		.supervised = true,

@@ -36,12 +36,12 @@
 	X(device_bytes_in, "bytes moved from host memory to devices, bases of merges too (bytes)") \
 	X(device_bytes_out, "bytes moved from devices to host memory (bytes)")                  \
 	X(sim_in_ns, "time that simulated copies to devices take by their model (ns, of all devices)") \
-	X(sim_out_ns, "time that simulated copies from devices take by it (ns, of all devices)") \
-	X(sim_local_ns, "time that work on simulated devices' own memory takes by it (ns, of all devices)") \
-	X(sim_ns, "time that all of this takes by it, with latencies; what overlaps counts once (ns, of all devices)") \
+	X(sim_out_ns, "time that simulated copies from devices take by their model (ns, of all devices)") \
+	X(sim_local_ns, "time that work on simulated devices' own memory takes by their model (ns, of all devices)") \
+	X(sim_ns, "time that all of this takes by their model, with latencies; what overlaps counts once (ns, of all devices)") \
 	X(sim_wall_ns, "time in which simulated devices really had operations under way (ns, of all devices)") \
 	X(device_snapshots, "pages secured on a device before being written again")             \
-	X(device_zeroed, "pages of device memory made zeros, so that who maps them sees nothing else") \
+	X(device_zeroed, "pages of device memory made zeros, so that clients that map them see nothing else") \
 	X(device_evicted, "chunks dropped from devices (chunks)")                               \
 	X(device_renewed, "chunks copied on their device, away from clients that are gone (chunks)") \
 	X(kernel_invalidated, "pages whose kernel copy was invalidated")                        \
@@ -55,7 +55,7 @@
 	X(acquired_current, "chunks that acquires found current, without a look at their pages (chunks)") \
 	X(acquired_looked_at, "chunks that acquires looked at page by page (chunks)")           \
 	X(readahead, "pages brought to devices before they were acquired: by readahead, or because of GAIA_WILLNEED") \
-	X(readahead_used, "of those, pages that acquires found current (with a page all of a chunk that they left ready)") \
+	X(readahead_used, "of those, pages that acquires found current (of a chunk that they left ready: all)") \
 	X(readahead_wasted, "of those, pages that were evicted, or changed, before they were acquired") \
 	X(readahead_failed, "requests to bring pages before they are acquired that were given up: no room on the device, or errors (calls)") \
 	X(releases, "releases (calls)")                                                         \

@@ -24,7 +24,7 @@ bool track_ahead(const struct page_view *v)
 
 static bool replica_needs_base(const struct page_replica *r)
 {
-	return r->writers > 0 || (r->flags & REPLICA_AHEAD);
+	return r->written || (r->flags & REPLICA_AHEAD);
 }
 
 bool track_base_needed(const struct page_view *v, track_id id)
@@ -76,7 +76,7 @@ enum track_step track_plan(const struct page_view *v, unsigned self, bool write)
 		if (!current)
 			return TRACK_FETCH;
 		/* The release is in the snapshot alone: what the replica's writers stored since was discarded. */
-		if ((r->flags & REPLICA_SNAPPED) && r->writers == 0)
+		if ((r->flags & REPLICA_SNAPPED) && !r->written)
 			return TRACK_FETCH;
 		if (write && !(r->flags & REPLICA_SNAPPED))
 			return TRACK_SECURE;
@@ -86,12 +86,12 @@ enum track_step track_plan(const struct page_view *v, unsigned self, bool write)
 		return TRACK_SEND;
 	if (current)
 		return TRACK_NOTHING;
-	return r->writers > 0 ? TRACK_PULL : TRACK_SEND;
+	return r->written ? TRACK_PULL : TRACK_SEND;
 }
 
 bool track_is_home(const struct page_track *t, const struct page_replica *r)
 {
-	return (r->flags & REPLICA_PRESENT) && !(r->flags & REPLICA_AHEAD) && r->writers == 0 &&
+	return (r->flags & REPLICA_PRESENT) && !(r->flags & REPLICA_AHEAD) && !r->written &&
 	       r->seen == t->home_id && r->cut == GAIA_PAGE;
 }
 
@@ -119,7 +119,7 @@ bool track_released(struct page_replica *r, bool changed, bool writers_left)
 {
 	if (r->cut == 0) {
 		/* All of it was truncated away, even if other mappings still write there whose pages were not secured. */
-		if (r->writers == 0)
+		if (!r->written)
 			track_discarded(r);
 		return false;
 	}
@@ -141,7 +141,7 @@ bool track_released(struct page_replica *r, bool changed, bool writers_left)
 
 bool track_keep_released(const struct page_replica *r, bool equal)
 {
-	return r->writers > 0 && !equal;
+	return r->written && !equal;
 }
 
 void track_merged(const struct page_track *t, struct page_replica *r, bool equal, track_id kept)
@@ -149,7 +149,7 @@ void track_merged(const struct page_track *t, struct page_replica *r, bool equal
 	bool snapped = r->flags & REPLICA_SNAPPED;
 
 	r->flags &= ~(REPLICA_AHEAD | REPLICA_SNAPPED);
-	if (snapped && r->writers == 0) {
+	if (snapped && !r->written) {
 		/* The replica's own bytes were discarded earlier. */
 		r->flags &= ~REPLICA_PRESENT;
 		r->seen = 0;
@@ -158,7 +158,7 @@ void track_merged(const struct page_track *t, struct page_replica *r, bool equal
 	} else {
 		r->seen = kept; /* 0: stale */
 	}
-	if (r->writers == 0)
+	if (!r->written)
 		r->cut = GAIA_PAGE;
 }
 
@@ -240,11 +240,11 @@ void track_truncated(struct page_replica *r, unsigned cut)
 		r->flags &= ~(REPLICA_AHEAD | REPLICA_SNAPPED);
 		r->seen = 0;
 		r->cut = 0;
-		if (r->writers == 0) {
+		if (!r->written) {
 			r->flags = 0;
 			r->cut = GAIA_PAGE;
 		}
-	} else if (r->writers > 0 && cut < r->cut) {
+	} else if (r->written && cut < r->cut) {
 		r->cut = (uint16_t)cut;
 	}
 }

@@ -22,10 +22,10 @@
  *
  * state of a page's replica      seen names                     base of what clients write now
  *  absent   (no PRESENT)         nothing                        -
- *  clean    (writers 0)          home's bytes that it equals    -
- *  written  (writers > 0)        their base                     same
- *  void     (writers > 0, cut 0) nothing                        none: it counts for nothing
- *  ahead    (AHEAD, writers 0)   the base of the release        -
+ *  clean    (not written)        home's bytes that it equals    -
+ *  written                       their base                     same
+ *  void     (written, cut 0)     nothing                        none: it counts for nothing
+ *  ahead    (AHEAD, not written) the base of the release        -
  *  secured  (AHEAD, SNAPPED)     the base of the release        the snapshot, which holds the release
  *
  * Pure: no I/O, no locks, no clock, no memory of its own. The caller serialises access to a page.
@@ -67,17 +67,16 @@ enum {
 	REPLICA_REMOVED = 32,	/* may contain bytes that were removed from the file since */
 };
 
-/* A device's side of a page. */
-struct page_replica {
+/* A device's side of a page. Packed, as there is one for each page that a device has. */
+struct __attribute__((packed)) page_replica {
 	track_id seen;
 	uint16_t cut;	  /* a truncate removed the bytes from here on: what clients wrote there is void */
-	uint16_t writers; /* mappings that hold the page for writing */
-	uint8_t flags;
-	uint8_t reserved;
+	uint8_t flags : 7;
+	bool written : 1; /* some mapping holds the page for writing */
 };
 
-_Static_assert(sizeof(struct page_track) + sizeof(struct page_replica) <= 16,
-	       "at most 16 bytes a page and device");
+_Static_assert(sizeof(struct page_track) + sizeof(struct page_replica) <= 13,
+	       "at most 16 bytes a page and device, with all that the page cache keeps of chunks (tests/bench/counts.c)");
 
 /* All sides of one page. r[i] may belong to any device. */
 struct page_view {

@@ -20,6 +20,11 @@
 #include "base/util.h"
 #include "control/internal.h"
 
+/* Linux 6.16; headers may be older. */
+#ifndef SO_PASSRIGHTS
+#define SO_PASSRIGHTS 83
+#endif
+
 /*
  * Threads that unmap what lost clients leave. Each may wait for a device, which may in turn wait for clients
  * that are mute.
@@ -209,6 +214,11 @@ static int open_listener(struct control *ctl)
 		close(fd);
 		return err;
 	}
+	/*
+	 * Connections inherit it: who sends descriptors gets EPERM. Otherwise the last reference to a file may lie in a message, and to drop
+	 * it is to call the file system, which may be somebody's FUSE server that never answers. Older kernels cannot refuse them.
+	 */
+	(void)setsockopt(fd, SOL_SOCKET, SO_PASSRIGHTS, &(int){ 0 }, sizeof(int));
 	ctl->listener = fd;
 	return 0;
 }

@@ -233,14 +233,14 @@ int control_releasev(struct control *ctl, struct cfile *f, enum releases may, st
 	int err;
 
 	*changed = false;
-	if (io->prot)
+	if (io->prot && io->prot != GAIA_PROT_UNUSED)
 		return -EINVAL;
 	err = map_find(ctl, f, &io->key, io->map, false, &map);
 	if (err)
 		return err;
 	err = !map_may_release(map, may) ? -EOPNOTSUPP : list_copy(map->client, io, &l);
 	if (!err) {
-		err = cache_releasev(map->m, l.range, l.n, changed);
+		err = io->prot ? cache_give_backv(map->m, l.range, l.n, changed) : cache_releasev(map->m, l.range, l.n, changed);
 		list_free(&l);
 	}
 	io->changed = *changed && map->client->features & GAIA_FEATURE_TIMES;

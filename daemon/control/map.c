@@ -292,13 +292,15 @@ int control_release(struct control *ctl, struct cfile *f, enum releases may,
 	int err;
 
 	*changed = false;
-	if (io->prot || io->advice)
+	if ((io->prot && io->prot != GAIA_PROT_UNUSED) || io->advice)
 		return -EINVAL;
 	err = find_range(ctl, f, io, &map, &off, &len);
 	if (err)
 		return err;
 	if (!map_may_release(map, may))
 		err = -EOPNOTSUPP;
+	else if (len && io->prot)
+		err = cache_give_back(map->m, off, len, changed);
 	else if (len)
 		err = cache_release(map->m, off, len, changed);
 	io->changed = *changed && map->client->features & GAIA_FEATURE_TIMES;

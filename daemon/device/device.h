@@ -141,8 +141,8 @@ struct device_ops {
 	/*
 	 * Optional (NULL). Announces that GAIA_CHUNK bytes of host memory at @slab, aligned to as much, will
 	 * be named often by operations from now on (@there), or no longer: a device may
-	 * register them for DMA. When a slab goes, no operation that names it is outstanding. Operations may also
-	 * name memory that was not announced; that is slower.
+	 * register them for DMA. When a slab goes, no operation that names it is outstanding; the call may wait for others,
+	 * and must not come from done(). Operations may also name memory that was not announced; that is slower.
 	 */
 	void (*host_slab)(struct device *dev, void *slab, bool there);
 

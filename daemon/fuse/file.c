@@ -112,6 +112,8 @@ int handle_tell(fuse_req_t req, struct handle *h, struct fuse_file_info *fi)
 		handle_close(h);
 		return err;
 	}
+	if (!h->passthrough && may_write(fi->flags))
+		cfile_will_be_written(h->cfile);
 	h->uid = fuse_req_ctx(req)->uid;
 	fi->fh = serve_told(h->id, "open.wrong_number");
 	fi->keep_cache = !h->passthrough;

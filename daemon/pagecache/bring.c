@@ -310,7 +310,7 @@ static int window_pull(struct window *w)
 		FOR_TODO(pt, i) {
 			struct page_replica *r = &pt->rep->page[i];
 			/* Pages that nobody writes, or that are void, are overwritten: there is no base that tells what to keep. */
-			unsigned keep = r->writers > 0 ? r->cut : 0;
+			unsigned keep = r->written ? r->cut : 0;
 
 			if (pt->step[i] != TRACK_PULL)
 				continue;
@@ -352,7 +352,7 @@ static int window_arm(struct window *w)
 		if (!pt->write || pt->again)
 			continue;
 		FOR_TODO(pt, i)
-			if (!(pt->rep->page[i].flags & REPLICA_ARMED) && pt->rep->page[i].writers == 0)
+			if (!(pt->rep->page[i].flags & REPLICA_ARMED) && !pt->rep->page[i].written)
 				dev_run_add(&op, w->runs, pt->rep->mem, i, NULL, NULL);
 	}
 	if (op.n == 0)
@@ -365,7 +365,7 @@ static int window_arm(struct window *w)
 			continue;
 		pthread_mutex_lock(&pt->ch->lock);
 		FOR_TODO(pt, i)
-			if (pt->rep->page[i].writers == 0)
+			if (!pt->rep->page[i].written)
 				replica_armed(pt->rep, i);
 		pthread_mutex_unlock(&pt->ch->lock);
 	}

@@ -120,7 +120,7 @@ struct cache_config {
 #define CACHE_HOME_MAX (4ull << 40) /* numbers of frames have 32 bits, and twins and dirty pages may take as much again */
 #define CACHE_DEVICE_PERCENT 75u
 #define CACHE_MAX_DEVICES 254u /* an owner fits a byte */
-#define CACHE_MAX_MAPPINGS 65535u /* of one file: all may hold a page for writing, see page_replica */
+#define CACHE_MAX_MAPPINGS 65535u /* of one file: all may hold a page for writing, see more_writers */
 
 /* -EINVAL, -ENOMEM. Starts the writeback thread. */
 int cache_create(const struct cache_config *config, struct cache **out);
@@ -172,6 +172,14 @@ void cfile_hold(struct cfile *f);
  * nothing holds it and nothing is left to store. Undone by the next cfile_get() of the key.
  */
 void cache_forget(struct cache *c, uint64_t key);
+
+/*
+ * [F] A program has opened the file for writing, not past the cache: open the store's file now, for as long as the cache has something of it,
+ * not when something is to be stored. Threads that store in others' stead (the flusher, or one that needs memory) would wait there
+ * for a lease that some program has taken on it meanwhile (fcntl(2)). With the file open for writing nobody gets one. Errors come when something is
+ * stored.
+ */
+void cfile_will_be_written(struct cfile *f);
 
 /* The file has no name left: when it is no longer held nothing needs to be stored. */
 void cfile_set_gone(struct cfile *f, bool gone);
@@ -327,6 +335,12 @@ int cache_acquirev(struct mapping *m, struct gaia_list_range *range, size_t n, u
 int cache_release(struct mapping *m, uint64_t off, uint64_t len, bool *changed);
 /* [W] The same for @n ranges, which may overlap: a page that k of them touch loses k holds. Sorts them. */
 int cache_releasev(struct mapping *m, struct gaia_list_range *range, size_t n, bool *changed);
+/*
+ * [W] Give back what was acquired and has not been used: as cache_release() and cache_releasev(), except that pages which this mapping or
+ * another one goes on holding for writing are not published.
+ */
+int cache_give_back(struct mapping *m, uint64_t off, uint64_t len, bool *changed);
+int cache_give_backv(struct mapping *m, struct gaia_list_range *range, size_t n, bool *changed);
 int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice);
 
 /* [W] Drop a memory's copy of a range as pressure would. from: GAIA_FROM_HOME or a device. -EBUSY. */

@@ -172,6 +172,19 @@ struct page *page_make(struct chunk *ch, unsigned i)
 	return *leaf + i % LEAF_PAGES;
 }
 
+/* Free the leaves that say nothing: of pages without frames that nobody has locked or waits for. chunk->lock is held. */
+static void leaves_trim(struct chunk *ch)
+{
+	static const struct page nothing[LEAF_PAGES];
+
+	for (unsigned k = 0; k < ARRAY_LEN(ch->leaf); k++) {
+		if (!ch->leaf[k] || memcmp(ch->leaf[k], nothing, sizeof(nothing)) != 0)
+			continue;
+		free(ch->leaf[k]);
+		ch->leaf[k] = NULL;
+	}
+}
+
 /*
  * Threads that wait for a page exclusively go before those that come to share it: otherwise readers that never pause could keep
  * it for ever. And threads that waited to share it while it was locked go before the next one that locks it.
@@ -249,8 +262,10 @@ static void check_order(const struct chunk *ch, unsigned i)
 }
 #endif
 
-static bool try_lock(struct chunk *ch, struct page *p, bool to_write)
+static bool try_lock(struct chunk *ch, unsigned i, bool to_write)
 {
+	struct page *p = page_make(ch, i);
+
 	chunk_unready(ch);
 	if (!may_lock(p, to_write))
 		return false;
@@ -261,7 +276,7 @@ static bool try_lock(struct chunk *ch, struct page *p, bool to_write)
 
 bool page_trylock(struct chunk *ch, unsigned i)
 {
-	return try_lock(ch, page_make(ch, i), false);
+	return try_lock(ch, i, false);
 }
 
 void page_wait(struct chunk *ch)
@@ -272,16 +287,15 @@ void page_wait(struct chunk *ch)
 
 static void page_lock(struct chunk *ch, unsigned i, bool to_write)
 {
-	struct page *p = page_make(ch, i);
 	bool counted;
 
-	if (try_lock(ch, p, to_write))
+	if (try_lock(ch, i, to_write))
 		return;
 	check_order(ch, i);
-	counted = join_queue(&p->lockers);
-	while (!try_lock(ch, p, to_write))
+	counted = join_queue(&page_make(ch, i)->lockers);
+	while (!try_lock(ch, i, to_write))
 		page_wait(ch);
-	p->lockers -= counted;
+	page_at(ch, i)->lockers -= counted;
 }
 
 void pages_lock(struct chunk *ch, unsigned a, unsigned b)
@@ -327,7 +341,7 @@ static bool try_lock_all(struct chunk *ch, unsigned a, unsigned b, bool to_write
 {
 	unsigned i = a;
 
-	while (i < b && try_lock(ch, page_make(ch, i), to_write))
+	while (i < b && try_lock(ch, i, to_write))
 		i++;
 	if (i < b)
 		pages_unlock(ch, a, i);
@@ -387,8 +401,10 @@ void page_share(struct chunk *ch, unsigned i)
 		bool counted = join_queue(&p->sharers);
 
 		check_order(ch, i);
-		while (!may_share(p))
+		while (!may_share(p)) {
 			page_wait(ch);
+			p = page_make(ch, i);
+		}
 		p->sharers -= counted;
 		/* The sharers' turn ends with the last of them; others wait for that. */
 		if (p->sharers == 0)
@@ -509,18 +525,19 @@ static int no_memory(unsigned n)
 
 bool store_begin(struct chunk *ch, unsigned i, bool wait)
 {
-	struct page *p = page_make(ch, i);
+	struct page *p;
 
 	for (;;) {
 		/* Not as a sharer: those who write go before this one's turn. */
-		while (wait && (p->flags & PAGE_STORING)) {
+		while (wait && (page_make(ch, i)->flags & PAGE_STORING)) {
 			check_order(ch, i);
 			page_wait(ch);
 		}
 		if (wait)
 			page_share(ch, i);
-		else if ((p->flags & PAGE_STORING) || !page_tryshare(ch, i))
+		else if ((page_make(ch, i)->flags & PAGE_STORING) || !page_tryshare(ch, i))
 			return false;
+		p = page_at(ch, i);
 		if (!(p->flags & PAGE_STORING))
 			break;
 		page_unshare(ch, i);
@@ -580,7 +597,7 @@ int pages_renew(struct chunk *ch, unsigned a, unsigned b, unsigned n)
 		if (!is_to_renew(ch, i)) /* it may have been stored by now */
 			continue;
 		memcpy(frame_ptr(&c->frames, frame[--n]), page_ptr(ch, i), GAIA_PAGE);
-		/* The old one is given back by who stores it. */
+		/* The thread that stores the old one gives it back. */
 		page_set_frame(ch, i, frame[n]);
 		page_at(ch, i)->flags |= PAGE_RENEWED;
 	}
@@ -681,6 +698,8 @@ void chunk_account(struct chunk *ch)
 {
 	/* A thread that takes a chunk off a list either sees, under its lock, that it need not be there, or calls this afterwards. */
 	pthread_mutex_lock(&ch->lock);
+	if (ch->n_frames == 0)
+		leaves_trim(ch);
 	chunk_arrive(ch, (ch->n_frames ? CHUNK_LRU : 0) | (ch->n_dirty ? CHUNK_DIRTY : 0) | (ch->n_ahead ? CHUNK_AHEAD : 0));
 	pthread_mutex_unlock(&ch->lock);
 }
@@ -692,6 +711,7 @@ void chunk_unlist(struct chunk *ch)
 
 	/* The lock keeps it from arriving again. */
 	pthread_mutex_lock(&ch->lock);
+	leaves_trim(ch);
 	lists_lock(c);
 	before = ch->lists;
 	if ((before & CHUNK_LRU) && ch->n_frames == 0)

@@ -133,6 +133,7 @@ void cfile_unuse(struct cfile *f)
 
 void range_lock_exclusively(struct cfile *f)
 {
+	atomic_fetch_add(&f->range_shut, 1);
 	atomic_fetch_add(&f->range_waiters, 1);
 	pthread_rwlock_wrlock(&f->range);
 	atomic_fetch_sub(&f->range_waiters, 1);
@@ -141,6 +142,7 @@ void range_lock_exclusively(struct cfile *f)
 void range_unlock_exclusively(struct cfile *f)
 {
 	pthread_rwlock_unlock(&f->range);
+	atomic_fetch_sub(&f->range_shut, 1);
 	readahead_wake(f);
 }
 

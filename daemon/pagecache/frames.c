@@ -5,7 +5,9 @@
  * are what chunks are made of. A file of one page costs one frame. Slabs are made on
  * demand and never moved. An empty slab is kept for the next need of frames, which saves
  * zeroing by the system and registering by devices; slabs that nobody needed for a while
- * are given back to the system, always whole: devices may have registered them.
+ * are given back to the system, always whole: devices may have registered them. Slabs of successive numbers lie side by
+ * side, up to ARENA_SLABS of them, so that devices can register several at once: their addresses are
+ * reserved together, and stay.
  *
  * Every read that misses and every write of a new page comes here, of whatever file. So frames are taken and given
  * without a lock, by changing the bits of a slab, which lie in one cache line; and each thread begins where it found
@@ -18,6 +20,8 @@
 #include <sys/mman.h>
 
 #include "pagecache/internal.h"
+
+#define ARENA_SLABS 32u
 
 /* So many slabs are looked at to find one with as many free frames as are wanted. */
 #define LOOKS 16u
@@ -33,9 +37,11 @@ int frames_init(struct frames *fr, uint64_t bytes)
 	fr->room = (unsigned)(2 * (bytes / GAIA_CHUNK) + 512);
 	fr->slab = calloc(fr->room, sizeof(*fr->slab));
 	fr->slabs_with_space = calloc((fr->room + 63) / 64, sizeof(*fr->slabs_with_space));
-	if (!fr->slab || !fr->slabs_with_space) {
+	fr->arena = calloc(fr->room / ARENA_SLABS + 1, sizeof(*fr->arena));
+	if (!fr->slab || !fr->slabs_with_space || !fr->arena) {
 		free(fr->slab);
 		free(fr->slabs_with_space);
+		free(fr->arena);
 		return -ENOMEM;
 	}
 	pthread_mutex_init(&fr->lock, NULL);
@@ -47,8 +53,12 @@ void frames_destroy(struct frames *fr)
 	bug_on(atomic_load(&fr->used) != 0 || fr->n_memory != 0);
 	for (unsigned i = 0; i < fr->n_slabs; i++)
 		free(fr->slab[i]);
+	for (unsigned i = 0; i <= fr->room / ARENA_SLABS; i++)
+		if (fr->arena[i])
+			munmap(fr->arena[i], ARENA_SLABS * (size_t)GAIA_CHUNK);
 	free(fr->slab);
 	free(fr->slabs_with_space);
+	free(fr->arena);
 	pthread_mutex_destroy(&fr->lock);
 }
 
@@ -181,12 +191,13 @@ static struct slab *slab_vacant(struct frames *fr, unsigned *at)
 	return s;
 }
 
-static void *slab_memory(void)
+/* Addresses of memory that nothing is in yet, or NULL. */
+static char *arena_reserve(void)
 {
-	/* Twice the size, to cut an aligned slab out of it. */
-	char *raw = fault_point("home.memory") ? MAP_FAILED :
-		    mmap(NULL, 2 * GAIA_CHUNK, PROT_READ | PROT_WRITE,
-			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	size_t bytes = ARENA_SLABS * (size_t)GAIA_CHUNK;
+	/* A chunk more, to cut an aligned arena out of it. */
+	char *raw = mmap(NULL, bytes + GAIA_CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+			 -1, 0);
 	char *aligned;
 
 	if (raw == MAP_FAILED)
@@ -194,13 +205,25 @@ static void *slab_memory(void)
 	aligned = (char *)ROUND_UP((uintptr_t)raw, GAIA_CHUNK);
 	if (aligned > raw)
 		munmap(raw, (size_t)(aligned - raw));
-	munmap(aligned + GAIA_CHUNK, GAIA_CHUNK - (size_t)(aligned - raw));
+	munmap(aligned + bytes, GAIA_CHUNK - (size_t)(aligned - raw));
 	/*
-	 * One page fault for a slab: with one for each frame, faults took a quarter of the time of writes to new pages. And a
-	 * disk reads up to three times as fast into one piece of memory as into 4 KiB pages from all over it.
+	 * One page fault for a slab, not one for each frame; and disks read faster into one piece of memory than into 4 KiB
+	 * pages from all over it (tests/bench/README.md, "Settings").
 	 */
-	(void)madvise(aligned, GAIA_CHUNK, MADV_HUGEPAGE);
+	(void)madvise(aligned, bytes, MADV_HUGEPAGE);
 	return aligned;
+}
+
+/* frames.lock is held. */
+static void *slab_memory(struct frames *fr, unsigned at)
+{
+	char **arena = &fr->arena[at / ARENA_SLABS];
+
+	if (fault_point("home.memory"))
+		return NULL;
+	if (!*arena)
+		*arena = arena_reserve();
+	return *arena ? *arena + at % ARENA_SLABS * (size_t)GAIA_CHUNK : NULL;
 }
 
 /* A new slab keeps long runs together; but it is not worth it if an eighth of the budget is free in other slabs. */
@@ -226,7 +249,7 @@ static unsigned slab_make(struct frames *fr, unsigned n, frame_t *out, bool *no_
 	}
 	s = slab_vacant(fr, &at);
 	if (s)
-		memory = slab_memory();
+		memory = slab_memory(fr, at);
 	*no_memory = !memory;
 	if (memory) {
 		s->memory = memory;
@@ -345,12 +368,13 @@ void frames_trim(struct frames *fr, bool all)
 			note_space(fr, at);
 			continue;
 		}
-		s->memory = NULL;
-		atomic_fetch_sub(&fr->n_memory, 1);
 		pthread_mutex_unlock(&fr->lock);
 		tell_devices(fr, memory, false);
-		munmap(memory, GAIA_CHUNK);
+		(void)madvise(memory, GAIA_CHUNK, MADV_DONTNEED); /* if it fails the memory stays, for the next need */
 		pthread_mutex_lock(&fr->lock);
+		/* Only now can the slab have memory again, which is at the same place. */
+		s->memory = NULL;
+		atomic_fetch_sub(&fr->n_memory, 1);
 	}
 	pthread_mutex_unlock(&fr->lock);
 }

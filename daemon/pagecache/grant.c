@@ -90,7 +90,7 @@ int spans_room(struct mapping *m, struct segments segs, uint64_t *more)
 		*more += cuts(&m->holds, s->a) + cuts(&m->holds, s->b) + cuts(&m->wanted, s->a) + cuts(&m->wanted, s->b);
 		if (++looked_at % SEGMENTS_AT_ONCE > 0)
 			continue;
-		/* Others' turn: who shares a chunk may need the lock to see what is held there. */
+		/* Others' turn: a mapping that shares a chunk may need the lock to see what is held there. */
 		pthread_mutex_unlock(&m->lock);
 		sched_yield();
 		pthread_mutex_lock(&m->lock);
@@ -463,7 +463,7 @@ void chunk_drop_dead(struct chunk *ch, const struct cache_device *dev, struct li
 	struct dead dead = { .n = 0 };
 
 	pthread_mutex_lock(&ch->lock);
-	/* Who is found gone ends soon; what was released there is secured then, or by who acquires it. */
+	/* The mappings of clients found gone end soon; what was released there is secured then, or by the next acquire. */
 	for (unsigned k = 0; k < ch->n_replicas; k++)
 		if (ch->replica[k]->dev == dev)
 			(void)dead_find(&dead, ch->replica[k], known);

@@ -62,6 +62,7 @@ struct frames {
 	pthread_mutex_t lock;
 	/* lock. Tables only grow, and are read without it. */
 	struct slab **slab;
+	char **arena; /* addresses reserved for several slabs each; NULL: not yet */
 	atomic_uint n_slabs, n_memory; /* of all; of those with memory */
 };
 
@@ -97,8 +98,10 @@ struct page {
 	uint8_t lockers, sharers; /* waiting threads: for the exclusive lock, for the shared one */
 };
 
-/* Pages come in leaves, so that a small file costs little. A leaf never moves while its chunk lives, so that
- * the holder of a page's lock may look at the page without chunk->lock. */
+/*
+ * Pages come in leaves, so that a small file costs little. While one of its pages has a frame, or is locked, a leaf stays where
+ * it is, so that the holder of a page's lock may look at the page without chunk->lock.
+ */
 #define LEAF_PAGES 64u
 
 /* Saved bytes that are the base of merges to come: a twin. */
@@ -210,6 +213,7 @@ struct cfile {
 
 	pthread_rwlock_t range;
 	atomic_uint range_waiters; /* threads that wait for range exclusively; all others wait behind them */
+	atomic_uint range_shut;	   /* these, and a thread that has it exclusively */
 
 	pthread_mutex_t lock;
 	/* lock. */
@@ -297,9 +301,16 @@ struct replica {
 	 * it. state.c sets and clears it. A bit too many costs a look at the page; one too few would be a wrong byte (cache_check()).
 	 */
 	uint64_t stale[GAIA_CHUNK_PAGES / 64], unready[GAIA_CHUNK_PAGES / 64];
-	/* Pages that were read ahead and that no acquire has asked for since: for the counters. */
-	uint64_t brought[GAIA_CHUNK_PAGES / 64];
-	unsigned n_brought;
+	/* Pages that several mappings hold for writing: how many beyond the first. NULL: there are none. */
+	struct more_writers {
+		uint16_t of[GAIA_CHUNK_PAGES];
+		unsigned sum;
+	} *more_writers;
+	/* Pages that were read ahead and that no acquire has asked for since: for the counters. NULL: there are none. */
+	struct brought {
+		uint64_t pages[GAIA_CHUNK_PAGES / 64];
+		unsigned n;
+	} *brought;
 
 	/* dev->lock; a thread that has it pinned may read mem without, once there is any. */
 	struct devmem *mem; /* NULL: promised to the acquire that has made the replica; others may wait for that */
@@ -548,9 +559,9 @@ static inline bool page_dirty(const struct chunk *ch, unsigned i)
 void page_wait(struct chunk *ch);
 /* The same for all of pages [a, b), which it then locks or unlocks. */
 void pages_lock(struct chunk *ch, unsigned a, unsigned b);
-/* The same, to write them: without waiting for who stores them. Of how many that has to be told to pages_renew() (21). */
+/* The same, to write them: without waiting for threads that store them. Returns how many of them pages_renew() has to renew (21). */
 unsigned pages_lock_to_write(struct chunk *ch, unsigned a, unsigned b);
-/* Without waiting for anybody: all or none. Who has them to write leaves home's bytes as they are. */
+/* Without waiting for anybody: all or none. A thread that has them to write leaves home's bytes as they are. */
 bool pages_trylock(struct chunk *ch, unsigned a, unsigned b);
 bool pages_trylock_to_write(struct chunk *ch, unsigned a, unsigned b);
 void pages_unlock(struct chunk *ch, unsigned a, unsigned b);
@@ -580,8 +591,8 @@ void chunk_sync_ended(struct chunk *ch, bool worked);
 /* Change the lock from exclusive to shared. */
 void page_downgrade(struct chunk *ch, unsigned i);
 /*
- * Page i's bytes stay as they are, in its frame or without it, until store_ended(). Waits for who has the page, or
- * stores it; @wait false: not, and returns false.
+ * Page i's bytes stay as they are, in its frame or without it, until store_ended(). Waits for threads that have the page
+ * locked or store it; with @wait false it returns false instead.
  */
 bool store_begin(struct chunk *ch, unsigned i, bool wait);
 /*
@@ -1037,7 +1048,7 @@ void replica_drop_empty(struct mapping *m, uint64_t index);
 int replicas_drop(struct chunk *const *list, unsigned n, struct cache_device *dev, const struct mapping *m);
 /* Evict the chunks' replicas, if nobody uses them. */
 void replicas_drop_idle(struct cache *c, struct chunk **list, unsigned n);
-/* So many chunks are evicted at a time, on request: who needs one of them waits for all. */
+/* So many chunks are evicted at a time, on request: a thread that needs one of them waits for all. */
 #define EVICT_AT_ONCE 64u
 
 /* ---- room.c ---- */

@@ -1,29 +1,29 @@
 /*
- * readahead.c - what is brought to a device before it is acquired: because a program has said so (GAIA_WILLNEED), or because its acquires
- * follow each other.
+ * readahead.c - brings pages to a device before they are acquired: because the program asked for them (GAIA_WILLNEED), or because its
+ * acquires follow each other.
  *
- * A mapping's requests are ranges of pages. A worker takes them piece by piece, a part of one chunk each. It does only what costs nobody
- * anything, and gives up what it cannot have at once:
- *  - It takes file->range and page locks by trying, and only pages that nobody of the device holds and that are to be copied from home, the
- *    store or another device: nothing is fetched that others released, nothing merged. Pages that the store has to be read for are locked by
- *    themselves, so that nobody waits for that who wants others.
- *  - It evicts nothing from home: it reads the store into free frames only, and if few are free, these are free again when they were copied.
- *  - It pins nothing: the locks of the pages keep the replica meanwhile (3). So who decides whether an acquire fits is not misled.
- *  - Replicas are made in free memory only, or in place of what was read ahead and not used (replica_make_ahead()): by who is not to bring that
- *    himself, and of others only as long as they have more of it. They are the first to be evicted, until an acquire has pinned them. No
- *    client has them, so none is asked for them. One into which nothing could be brought goes again.
- *  - It is handed to nobody. What an acquire would find stale is stale after it, or equal to what the acquire would have brought.
- *  - The workers are its own, so that nobody waits for them; each user has a part of these.
- * It ends after the piece at work: when the mapping ends, and, until they have done so, when somebody waits to truncate the file. Its errors are
- * counted, and told to nobody: the acquire finds the same error, if it is one.
+ * A mapping's requests are ranges of pages. A worker takes them piece by piece, a part of one chunk each. It does nothing that costs
+ * others anything, and gives up what it cannot have at once:
+ *  - It takes file->range and page locks by trying. It takes only pages that nobody holds on the device and that a copy from home, the
+ *    store or another device brings up to date: it fetches no releases, and merges nothing. It locks pages that the store has to be read
+ *    for apart from the others, so that threads that want the others do not wait for the store.
+ *  - It evicts nothing from home: it reads the store into free frames only. If few are free, it frees these again after the copy.
+ *  - It pins nothing, because pins would count when it is decided whether an acquire fits: its page locks keep the replica (3).
+ *  - It makes replicas in free memory, or in the place of readahead that was not used (replica_make_ahead()): not of what the
+ *    mapping's own requests would bring again, and of another mapping or user only while that one has more of it. Its replicas are the first
+ *    to be evicted, until an acquire has pinned them. No client maps them, so evicting them asks nobody. A replica that got no page goes again.
+ *  - It hands nothing to clients. What it leaves stale an acquire finds stale; the rest is what the acquire itself would have brought.
+ *  - Its workers do nothing else, so nobody waits for them; each user has a part of them.
+ * After the piece at work it ends when the mapping ends, and pauses while somebody waits to truncate the file. Its errors are counted, and
+ * not reported: an acquire that they concern finds them itself.
  *
- * Files that CPU programs may write past the cache are left alone: what would be read ahead is read again by the acquire, to compare.
+ * It leaves files alone that CPU programs may write past the cache: an acquire reads these again, to compare.
  *
- * Streams. A mapping remembers its last few acquires. One that begins in, or where, an earlier one ended and goes further makes a stream; so does the
- * third of equal length at equal distances. An acquire that continues a stream has the next ranges requested: as many pages as the stream's
- * window. That begins as long as an acquire (WINDOW_LEAST at least), doubles each time that the stream goes on, up to WINDOW_MOST, and is halved when
- * something of the mapping's was evicted unused, or found no room. Advice says for each range what is done: nothing (GAIA_RANDOM; windows end
- * where it begins), this, or the largest window from the first acquire on (GAIA_SEQUENTIAL).
+ * Streams. A mapping remembers its last few acquires. An acquire that begins in, or at the end of, an earlier one and goes further makes a
+ * stream; so does the third of equal length at equal distances. An acquire that continues a stream requests the next ranges: as many pages
+ * as the stream's window. The window is at first as long as an acquire (WINDOW_LEAST at least), doubles each time that the stream goes on, up
+ * to WINDOW_MOST, and is halved when a replica of the mapping's was evicted unused, or found no room. Advice changes that for each range:
+ * nothing is requested (GAIA_RANDOM; windows end where such a range begins), or the largest window from the first acquire on (GAIA_SEQUENTIAL).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -153,25 +153,34 @@ bool readahead_has_room(const struct readahead *ra, const struct cache_device *d
 	return user_may_ahead(dev, &ra->user);
 }
 
+static void brought_free(struct replica *rep)
+{
+	free(rep->brought);
+	rep->brought = NULL;
+}
+
 static void note_brought(struct replica *rep, unsigned i)
 {
-	if (bit_test(rep->brought, i))
+	if (!rep->brought)
+		rep->brought = xcalloc(1, sizeof(*rep->brought));
+	if (bit_test(rep->brought->pages, i))
 		return;
-	bit_set(rep->brought, i);
-	rep->n_brought++;
+	bit_set(rep->brought->pages, i);
+	rep->brought->n++;
 }
 
 void readahead_count(struct replica *rep, unsigned a, unsigned b)
 {
 	uint64_t used = 0, wasted = 0;
 
-	for (unsigned i = a; rep->n_brought > 0 && (i = bits_first(rep->brought, i, b)) < b; i++) {
+	for (unsigned i = a; rep->brought && (i = bits_first(rep->brought->pages, i, b)) < b; i++) {
 		if (replica_is_current(rep, i, i + 1, false))
 			used++;
 		else
 			wasted++;
-		bit_clear(rep->brought, i);
-		rep->n_brought--;
+		bit_clear(rep->brought->pages, i);
+		if (--rep->brought->n == 0)
+			brought_free(rep);
 	}
 	if (used > 0)
 		count(CTR_readahead_used, used);
@@ -181,9 +190,9 @@ void readahead_count(struct replica *rep, unsigned a, unsigned b)
 
 void readahead_dropped(struct replica *rep)
 {
-	if (rep->n_brought > 0)
-		count(CTR_readahead_wasted, rep->n_brought);
-	rep->n_brought = 0;
+	if (rep->brought)
+		count(CTR_readahead_wasted, rep->brought->n);
+	brought_free(rep);
 }
 
 static bool meet(struct page_span x, struct page_span y)

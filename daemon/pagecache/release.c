@@ -14,10 +14,12 @@ struct release {
 	struct chunk *ch;
 	struct grant *grant; /* its replica is pinned until what changed is found; NULL: nothing of it is ours */
 	struct segments take; /* the holds to take away: those that have pages of the chunk */
+	bool unused;	      /* see cache_give_back(): only pages that nobody else holds are published */
 	unsigned a, b;		 /* the first of @pages, and behind the last */
 	uint64_t pages[WORDS];	 /* to release */
 	uint64_t writing[WORDS]; /* of these: held for writing by this mapping */
 	uint64_t last[WORDS];	 /* held by it no more often than this release takes away, so that it seems to be the last */
+	uint64_t held_on[WORDS]; /* of those held for writing, what it or another mapping seems to go on holding so */
 	uint64_t compare[WORDS]; /* of those held for writing, what is not void */
 	uint64_t changed_pages[WORDS];
 	uint64_t shared[WORDS];	 /* changed, and somebody goes on writing them */
@@ -35,7 +37,7 @@ static bool any_bit(const uint64_t *bits)
 	return bits_first(bits, 0, GAIA_CHUNK_PAGES) < GAIA_CHUNK_PAGES;
 }
 
-/* Nobody can tell: who needs them gets them, but for what lies beyond the end, which may be there still. */
+/* It cannot be found out what changed, so all counts as changed, except bytes beyond the file's end, which may be there still. */
 static void take_for_changed(struct release *rl)
 {
 	struct replica *rep = rl->grant->replica;
@@ -87,13 +89,11 @@ static void add_runs(const struct release *rl, unsigned n, struct dev_op *op)
 /* The device has found that page @i @differs from what it had remembered. */
 static void note_found(struct release *rl, unsigned i, bool differs)
 {
-	const struct page_replica *r = &rl->grant->replica->page[i];
-
 	/* Not armed: the device compared with something else. */
-	if (!differs && (r->flags & REPLICA_ARMED))
+	if (!differs && (rl->grant->replica->page[i].flags & REPLICA_ARMED))
 		return;
 	bit_set(rl->changed_pages, i);
-	if (r->writers > bit_test(rl->last, i))
+	if (bit_test(rl->held_on, i))
 		bit_set(rl->shared, i);
 }
 
@@ -228,17 +228,30 @@ static void end_lost_holds(struct release *rl, unsigned a, unsigned b, unsigned 
 	grant_release_lost(rl->grant, a, b, n);
 }
 
+/* Of what is given back, pages that are held otherwise, too, by this mapping or another one: those publish them. chunk->lock is held. */
+static void leave_to_others(struct release *rl)
+{
+	for (unsigned i = rl->a; (i = bits_first(rl->writing, i, rl->b)) < rl->b; i++)
+		if (!bit_test(rl->last, i) || replica_writers(rl->grant->replica, i) > 1)
+			bit_clear(rl->writing, i);
+}
+
 static void look_at(struct release *rl)
 {
 	struct replica *rep = rl->grant->replica;
 
 	pthread_mutex_lock(&rl->ch->lock);
 	each_segment(rl, note_held);
+	if (rl->unused)
+		leave_to_others(rl);
 	rl->any = any_bit(rl->writing);
 	/* What is void may be so because it was lost (page_drop_lost()), of which others were told. */
-	for (unsigned i = rl->a; (i = bits_first(rl->writing, i, rl->b)) < rl->b; i++)
+	for (unsigned i = rl->a; (i = bits_first(rl->writing, i, rl->b)) < rl->b; i++) {
 		if (rep->page[i].cut > 0)
 			bit_set(rl->compare, i);
+		if (replica_writers(rep, i) > bit_test(rl->last, i))
+			bit_set(rl->held_on, i);
+	}
 	pthread_mutex_unlock(&rl->ch->lock);
 }
 
@@ -261,6 +274,9 @@ static int publish(struct release *rl)
 
 	pthread_mutex_lock(&ch->lock);
 	each_segment(rl, end_holds);
+	/* Holds end also of pages that are left to others. (And one of an acquire that was under way may be the last after all.) */
+	for (unsigned w = 0; w < WORDS && rl->unused; w++)
+		rl->writing[w] |= rl->ended[w];
 	for (unsigned i = rl->a; (i = bits_first(rl->writing, i, rl->b)) < rl->b; i++)
 		publish_page(rl, i, secured);
 	replica_shadow_trim(rep);
@@ -411,9 +427,9 @@ static unsigned window_next(struct releasing *rs, struct release *rl, unsigned n
 }
 
 /* The chunk's part of a release of these. */
-static struct release part_of(struct chunk *ch, struct segments segs)
+static struct release part_of(struct chunk *ch, struct segments segs, bool unused)
 {
-	struct release rl = { .ch = ch, .take = segments_of_chunk(segs, ch->index) };
+	struct release rl = { .ch = ch, .take = segments_of_chunk(segs, ch->index), .unused = unused };
 	unsigned a, b;
 
 	SEGMENTS_FOREACH(s, rl.take) {
@@ -478,7 +494,7 @@ static uint64_t join_others(struct cfile *f, struct segments asked, struct relea
 	n_chunks = chunks_of(f, asked, &list);
 	*rl = xrealloc(*rl, (n + n_chunks + 1) * sizeof(**rl));
 	for (unsigned k = 0; k < n_chunks; k++) {
-		struct release other = part_of(list[k], asked), *part = &other;
+		struct release other = part_of(list[k], asked, false), *part = &other;
 
 		while (mine < n && (*rl)[mine].ch->index < list[k]->index)
 			mine++;
@@ -631,6 +647,7 @@ struct releases {
 	unsigned n;
 	uint64_t at_once;
 	struct group group[2], *g, *before;
+	bool unused;		/* see cache_give_back() */
 	bool changed;
 };
 
@@ -645,7 +662,7 @@ static void release_wanted(struct releases *rl)
 static void release_all_unwritten(struct releases *rl)
 {
 	for (unsigned k = 0; k < rl->n; k++) {
-		struct release part = part_of(rl->grant[k]->replica->chunk, rl->rest);
+		struct release part = part_of(rl->grant[k]->replica->chunk, rl->rest, rl->unused);
 
 		part.grant = rl->grant[k];
 		if (!release_unwritten(&part))
@@ -673,7 +690,7 @@ static void release_written(struct releases *rl)
 			rl->before = full;
 		}
 		part = &rl->g->rl[rl->g->n++];
-		*part = part_of(chunk_ref(rl->grant[k]->replica->chunk), rl->rest);
+		*part = part_of(chunk_ref(rl->grant[k]->replica->chunk), rl->rest, rl->unused);
 		part->grant = rl->grant[k];
 	}
 	rl->changed |= group_release(&rl->rs, rl->g, rl->before);
@@ -693,7 +710,7 @@ static int store_left_over(const struct releases *rl)
 		return err;
 	n = chunks_of(rl->m->file, rl->asked, &list);
 	for (unsigned k = 0; k < n; k++) {
-		const struct release part = part_of(list[k], rl->asked);
+		const struct release part = part_of(list[k], rl->asked, rl->unused);
 		int failed = passthrough_release_again(list[k], part.pages);
 
 		err = err ? err : failed;
@@ -732,7 +749,7 @@ static int release_rest(struct releases *rl)
 	if (rl->changed && !cfile_is_passthrough(f))
 		cfile_touch(f);
 	/* A mapping that cannot store waits for nothing; where the kernel writes through, it may not even invalidate. */
-	complete(rl, !err && (rl->m->prot & GAIA_PROT_WRITE));
+	complete(rl, !err && (rl->m->prot & GAIA_PROT_WRITE) && !rl->unused);
 	free(rl->group[0].rl);
 	free(rl->group[1].rl);
 	free(rl->grant);
@@ -748,9 +765,9 @@ static void invalidate_early(struct mapping *m, struct segments asked)
 		c->host.invalidate(c->host_arg, m->file->cookie, (off_t)(s->a * GAIA_PAGE), (off_t)((s->b - s->a) * GAIA_PAGE));
 }
 
-static int release_segments(struct mapping *m, struct segments asked, bool *changed)
+static int release_segments(struct mapping *m, struct segments asked, bool unused, bool *changed)
 {
-	struct releases rl = { .m = m, .asked = asked, .rest = asked };
+	struct releases rl = { .m = m, .asked = asked, .rest = asked, .unused = unused };
 	struct segments not_ready = { .n = 0 };
 	uint64_t room;
 	int err;
@@ -777,21 +794,18 @@ static int release_segments(struct mapping *m, struct segments asked, bool *chan
 	return after_holds(err);
 }
 
-int cache_release(struct mapping *m, uint64_t off, uint64_t len, bool *changed)
+static int release_range(struct mapping *m, uint64_t off, uint64_t len, bool unused, bool *changed)
 {
 	struct segment span = { off / GAIA_PAGE, (off + len - 1) / GAIA_PAGE + 1, 1 };
-	bool unused;
 
-	if (!changed)
-		changed = &unused;
 	*changed = false;
 	if (off < m->off || len > m->len || off - m->off > m->len - len)
 		return -EINVAL;
 	/* Not cut to the file's size: what was acquired before a truncate is released, too. */
-	return len == 0 ? 0 : release_segments(m, (struct segments){ &span, 1 }, changed);
+	return len == 0 ? 0 : release_segments(m, (struct segments){ &span, 1 }, unused, changed);
 }
 
-int cache_releasev(struct mapping *m, struct gaia_list_range *range, size_t n, bool *changed)
+static int release_list(struct mapping *m, struct gaia_list_range *range, size_t n, bool unused, bool *changed)
 {
 	struct segments segs;
 	int err;
@@ -804,7 +818,29 @@ int cache_releasev(struct mapping *m, struct gaia_list_range *range, size_t n, b
 	if (segments_make(range, n, &segs))
 		return -ENOSR;
 	if (segs.n > 0)
-		err = release_segments(m, segs, changed);
+		err = release_segments(m, segs, unused, changed);
 	free(segs.at);
 	return err;
+}
+
+int cache_release(struct mapping *m, uint64_t off, uint64_t len, bool *changed)
+{
+	bool ignored;
+
+	return release_range(m, off, len, false, changed ? changed : &ignored);
+}
+
+int cache_releasev(struct mapping *m, struct gaia_list_range *range, size_t n, bool *changed)
+{
+	return release_list(m, range, n, false, changed);
+}
+
+int cache_give_back(struct mapping *m, uint64_t off, uint64_t len, bool *changed)
+{
+	return release_range(m, off, len, true, changed);
+}
+
+int cache_give_backv(struct mapping *m, struct gaia_list_range *range, size_t n, bool *changed)
+{
+	return release_list(m, range, n, true, changed);
 }

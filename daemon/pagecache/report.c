@@ -87,7 +87,7 @@ static json_t *replica_json(struct chunk *ch, struct replica *rep)
 
 		ahead += !!(r->flags & REPLICA_AHEAD);
 		secured += !!(r->flags & REPLICA_SNAPPED);
-		writable += r->writers > 0;
+		writable += r->written;
 		if (!(r->flags & REPLICA_PRESENT))
 			continue;
 		present++;
@@ -163,15 +163,15 @@ static void check_replica_page(struct chunk *ch, struct replica *rep, unsigned i
 {
 	struct page_replica *r = &rep->page[i];
 
-	bug_on(r->writers != writers);
+	bug_on(replica_writers(rep, i) != writers || (writers > 0) != r->written);
 	bug_on((r->flags & REPLICA_SNAPPED) && !(r->flags & REPLICA_AHEAD));
 	bug_on((r->flags & REPLICA_SNAPPED) && !rep->shadow);
-	bug_on((r->flags & REPLICA_ZEROS) && (r->flags != REPLICA_ZEROS || r->writers > 0));
+	bug_on((r->flags & REPLICA_ZEROS) && (r->flags != REPLICA_ZEROS || r->written));
 	bug_on(r->cut > GAIA_PAGE);
 	/* Beyond the end of the file there is only what is void. */
-	bug_on(page_limit(ch, i) == 0 && (r->flags & REPLICA_PRESENT) && (r->cut > 0 || r->writers == 0));
+	bug_on(page_limit(ch, i) == 0 && (r->flags & REPLICA_PRESENT) && (r->cut > 0 || !r->written));
 	/* The base of what is to be merged exists, except if the device is gone: then nothing is merged. */
-	if (!atomic_load(&rep->dev->gone) && ((r->flags & REPLICA_AHEAD) || r->writers > 0) && r->cut > 0 &&
+	if (!atomic_load(&rep->dev->gone) && ((r->flags & REPLICA_AHEAD) || r->written) && r->cut > 0 &&
 	    r->seen != ch->track->page[i].home_id)
 		(void)base_bytes(ch, i, r->seen);
 }

@@ -130,7 +130,7 @@ static void void_beyond(struct cfile *f, uint64_t size)
 		struct dev_op zero = { .kind = DEV_ZERO, .runs = &tail, .n = 1 };
 		int err;
 
-		if (rep->page[i].writers == 0)
+		if (!rep->page[i].written)
 			continue;
 		/* The page's lock keeps the replica. */
 		pthread_mutex_unlock(&ch->lock);
@@ -154,6 +154,8 @@ int cache_truncate(struct cfile *f, uint64_t size)
 
 	if (size > INT64_MAX)
 		return -EFBIG;
+	/* That may wait for a program's lease: not while others wait for the range. If it fails it does so again below. */
+	cfile_will_be_written(f);
 	range_lock_exclusively(f);
 	err = passthrough_size(f);
 	old = cfile_size(f);

@@ -178,15 +178,27 @@ static bool lacks_room(struct cache_device *dev)
 }
 
 /*
- * The first that could be evicted, if @n_stuck is dev->n_stuck as of when the caller began to try: another file's trouble is not ours, as long as
- * another chunk can go. @filling: though pages of it are being read ahead, for which its eviction waits. dev->lock is held.
+ * Whether its eviction would wait: for pages that are being read ahead, or for a thread that removes contents of the file, which may wait for
+ * storage. dev->lock is held.
  */
-static struct replica *first_quiet(struct replica_queue *list, uint64_t n_stuck, bool filling)
+static bool leaves_late(const struct replica *rep)
 {
+	return rep->filling > 0 || atomic_load(&rep->chunk->file->range_shut) > 0;
+}
+
+#define LATE_LOOK_AT 1024u
+
+/*
+ * The first that could be evicted, if @n_stuck is dev->n_stuck as of when the caller began to try: another file's trouble is not ours, as long as
+ * another chunk can go. Of those that leave late one is taken only if it is to be waited for (@wait), or if there are so many. dev->lock is held.
+ */
+static struct replica *first_quiet(struct replica_queue *list, uint64_t n_stuck, bool wait)
+{
+	unsigned looked_at = 0;
 	struct replica *rep;
 
 	TAILQ_FOREACH(rep, list, link)
-		if (rep->stuck <= n_stuck && (filling || rep->filling == 0))
+		if (rep->stuck <= n_stuck && (wait || !leaves_late(rep) || ++looked_at > LATE_LOOK_AT))
 			break;
 	return rep;
 }
@@ -223,17 +235,17 @@ static void use_again(struct cache_device *dev)
 
 /*
  * Claim the replica that was read ahead first of those that were not used since, or else the one that has been idle for longest of those that
- * are not ready: false if none can go. @filling: see first_quiet(). dev->reserve is held.
+ * are not ready: false if none can go. @wait: see first_quiet(). dev->reserve is held.
  */
-static bool claim_next(struct demand *d, bool filling)
+static bool claim_next(struct demand *d, bool wait)
 {
 	struct cache_device *dev = d->dev;
 	struct replica *rep;
 
 	pthread_mutex_lock(&dev->lock);
-	rep = first_quiet(&dev->unused, d->n_stuck, filling);
+	rep = first_quiet(&dev->unused, d->n_stuck, wait);
 	if (!rep)
-		rep = first_quiet(&dev->idle, d->n_stuck, filling);
+		rep = first_quiet(&dev->idle, d->n_stuck, wait);
 	if (rep) {
 		replica_claim_idle(rep);
 		replica_list_add(&d->victims, rep);
@@ -245,8 +257,8 @@ static bool claim_next(struct demand *d, bool filling)
 #define OWED_LOOK_AT 1024u
 
 /*
- * Put what is owed behind other idle replicas that are not ready, so that who is mute once does not cost every round. False: there are no
- * others. @looks is how often this may look at one still. dev->reserve is held.
+ * Put what is owed behind other idle replicas that are not ready, so that a client that is mute once does not cost every round. False:
+ * there are no others. @looks is how often this may look at one still. dev->reserve is held.
  */
 static bool pass_over_owed(struct demand *d, unsigned *looks)
 {
@@ -290,7 +302,7 @@ static void claim_room(struct demand *d, unsigned most, bool regardless)
 		claimed = pass_over_owed(d, &looks) && claim_next(d, false);
 		if (!claimed && unready_idle(d, 1))
 			continue;
-		/* Only now what is owed, or one whose store read has to be waited for. */
+		/* Only now what is owed, or one whose eviction waits. */
 		if (!claimed && !claim_next(d, false) && !claim_next(d, true))
 			return;
 		d->unready -= d->unready > 0;

@@ -175,7 +175,7 @@ static void twin_add(struct chunk *ch, unsigned i, track_id id, frame_t frame)
 
 static bool outstanding(const struct page_replica *r)
 {
-	return r->writers > 0 || (r->flags & REPLICA_AHEAD);
+	return r->written || (r->flags & REPLICA_AHEAD);
 }
 
 /* Whether its base is something that home was before. */
@@ -506,7 +506,7 @@ void replica_garbled(struct replica *rep, unsigned i)
 
 void replica_distrusted(struct replica *rep, unsigned i)
 {
-	bug_on(replica_ahead(rep, i) || rep->page[i].writers > 0);
+	bug_on(replica_ahead(rep, i) || rep->page[i].written);
 	rep->page[i].flags = 0;
 	rep->page[i].seen = 0;
 	touched(rep->chunk, i);
@@ -537,11 +537,44 @@ void replica_disarmed(struct replica *rep, unsigned i)
 	touched(rep->chunk, i);
 }
 
+/* Of most pages one mapping at most holds it for writing, and its bit (page_replica.written) says so; others are counted beside it. */
+unsigned replica_writers(const struct replica *rep, unsigned i)
+{
+	return rep->page[i].written + (rep->more_writers ? rep->more_writers->of[i] : 0u);
+}
+
+static void written_more(struct replica *rep, unsigned i)
+{
+	if (!rep->more_writers)
+		rep->more_writers = xcalloc(1, sizeof(*rep->more_writers));
+	rep->more_writers->of[i]++;
+	rep->more_writers->sum++;
+}
+
+static void written_less(struct replica *rep, unsigned i)
+{
+	bug_on(!rep->page[i].written);
+	if (!rep->more_writers || rep->more_writers->of[i] == 0) {
+		rep->page[i].written = false;
+		return;
+	}
+	rep->more_writers->of[i]--;
+	if (--rep->more_writers->sum > 0)
+		return;
+	free(rep->more_writers);
+	rep->more_writers = NULL;
+}
+
 void replica_hold(struct replica *rep, unsigned i, bool beyond)
 {
 	struct page_replica *r = &rep->page[i];
 
-	if (r->writers++ > 0 || !beyond)
+	if (r->written) {
+		written_more(rep, i);
+		return;
+	}
+	r->written = true;
+	if (!beyond)
 		return;
 	track_voided(r);
 	touched(rep->chunk, i);
@@ -551,8 +584,8 @@ void replica_drop_hold(struct replica *rep, unsigned i)
 {
 	struct page_replica *r = &rep->page[i];
 
-	bug_on(r->writers == 0);
-	if (--r->writers == 0 && !fault_point("break.keep_dead"))
+	written_less(rep, i);
+	if (!r->written && !fault_point("break.keep_dead"))
 		track_discarded(r);
 	touched(rep->chunk, i);
 	twins_collect(rep->chunk, i);
@@ -562,9 +595,9 @@ void replica_undo_hold(struct replica *rep, unsigned i)
 {
 	struct page_replica *r = &rep->page[i];
 
-	bug_on(r->writers == 0);
+	written_less(rep, i);
 	/* What was cut off meanwhile is in its memory still. */
-	if (--r->writers == 0 && r->cut < GAIA_PAGE)
+	if (!r->written && r->cut < GAIA_PAGE)
 		track_discarded(r);
 	touched(rep->chunk, i);
 	twins_collect(rep->chunk, i);
@@ -576,16 +609,17 @@ bool replica_release(struct replica *rep, unsigned i, bool ends, bool changed, b
 	bool was_ahead = r->flags & REPLICA_AHEAD, was_snapped = r->flags & REPLICA_SNAPPED, news;
 	struct page_replica before;
 
-	bug_on(r->writers == 0);
-	r->writers -= ends;
+	bug_on(!r->written);
+	if (ends)
+		written_less(rep, i);
 	before = *r;
-	news = track_released(r, changed, r->writers > 0 && (secured || !changed));
-	/* What was found as it had been stays in order for who acquires it next. */
+	news = track_released(r, changed, r->written && (secured || !changed));
+	/* The next acquire need not look at a page that was found unchanged. */
 	if (changed || r->seen != before.seen || r->cut != before.cut || r->flags != before.flags)
 		touched(rep->chunk, i);
 	/* Others may have written between the comparison and the snapshot: what they
 	 * release next must be compared with the snapshot, byte by byte. */
-	if (changed && r->writers > 0)
+	if (changed && r->written)
 		replica_disarmed(rep, i);
 	if (!was_ahead && replica_ahead(rep, i))
 		chunk_count_ahead(rep->chunk, 1);
@@ -661,7 +695,7 @@ bool replica_to_zero(struct replica *rep, unsigned i, bool held, bool all, bool 
 	if (r->flags & REPLICA_ZEROS)
 		return false;
 	/* What a client has stored beyond the end is its own; but not what it was given before the end was there. */
-	if (held || r->writers > 0)
+	if (held || r->written)
 		return all && !in_file && (removed || !present);
 	if (r->flags & REPLICA_AHEAD)
 		return r->flags & REPLICA_SNAPPED;
@@ -676,10 +710,10 @@ bool replica_to_bring(struct replica *rep, unsigned i, bool held, bool in_file)
 
 	if (!in_file)
 		return false;
-	if (!held && r->writers == 0 && !(r->flags & REPLICA_AHEAD))
+	if (!held && !r->written && !(r->flags & REPLICA_AHEAD))
 		return false;
 	/* Held since before the file reached there: it contains zeros, and what was stored there. */
-	if (r->writers > 0 && r->cut == 0 && !(r->flags & REPLICA_REMOVED))
+	if (r->written && r->cut == 0 && !(r->flags & REPLICA_REMOVED))
 		return false;
 	return replica_step(rep, i, false) != TRACK_NOTHING;
 }
@@ -690,7 +724,7 @@ void replica_zeroed(struct replica *rep, unsigned i)
 
 	r->flags &= (uint8_t)~REPLICA_REMOVED;
 	touched(rep->chunk, i);
-	if (r->writers > 0 || (r->flags & REPLICA_AHEAD))
+	if (r->written || (r->flags & REPLICA_AHEAD))
 		return;
 	*r = (struct page_replica){ .cut = GAIA_PAGE, .flags = REPLICA_ZEROS };
 }

@@ -139,6 +139,8 @@ void replica_secured(struct replica *rep, unsigned i);
 void replica_armed(struct replica *rep, unsigned i);
 void replica_disarmed(struct replica *rep, unsigned i);
 
+/* How many mappings hold it for writing. chunk->lock is held. */
+unsigned replica_writers(const struct replica *rep, unsigned i);
 /* One mapping more holds it for writing. @beyond: the page lies beyond the end of the file. */
 void replica_hold(struct replica *rep, unsigned i, bool beyond);
 /* One mapping less; what it stored is void, unless others hold it for writing. */

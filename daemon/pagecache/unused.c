@@ -1,6 +1,6 @@
 /*
- * unused.c - replicas that were made to read ahead (readahead.c), and that nobody has used since: they have free memory only, and give it back
- * first.
+ * unused.c - replicas that readahead has made (readahead.c) and that nobody has used since. They are made in free memory only, and are the
+ * first to be evicted.
  */
 #include <errno.h>
 
@@ -64,7 +64,7 @@ bool unused_evict(struct cache_device *dev, struct readahead *ra)
 	struct replica *list[UNUSED_TRIES];
 	unsigned n, k = 0;
 
-	/* Who needs it now may have pages locked. */
+	/* A thread that lacks memory may have pages locked, and must not wait here. */
 	if (ra)
 		pthread_mutex_lock(&dev->reserve);
 	else if (pthread_mutex_trylock(&dev->reserve))
@@ -100,7 +100,7 @@ void replica_filled(struct replica *rep)
 	pthread_mutex_unlock(&rep->dev->lock);
 }
 
-/* So long nothing is read ahead after there was no memory for it: acquires that need some would not come to know that there is none. */
+/* For so long nothing is read ahead after the device had no memory left: otherwise acquires would not learn that it has none. */
 #define FAILED_NS 1000000000ull
 
 /* Take memory for a replica. Until it has one it counts as leaving, so that an acquire that lacks room waits for it. False: there is none. */
@@ -141,8 +141,8 @@ static void ahead_end(struct mapping *m, struct replica *rep)
 }
 
 /*
- * Give the chunk a replica with this memory, unless there is one by now, or (-EMFILE), in half of the places for those of readers, others
- * are. Nobody sees it before ahead_end(): who looks for it on the device has dev->reserve, which is held.
+ * Give the chunk a replica with this memory, unless it has one by now, or (-EMFILE) other readers have half of the places for theirs.
+ * Nobody sees it before ahead_end(): threads that look for it on the device have dev->reserve, which is held.
  */
 static int ahead_link(struct mapping *m, struct chunk *ch, struct devmem *mem, struct replica **out)
 {
@@ -211,7 +211,7 @@ void replica_drop_empty(struct mapping *m, uint64_t index)
 	pthread_mutex_lock(&dev->reserve);
 	pthread_mutex_lock(&ch->lock);
 	rep = replica_find(ch, dev, m->readers);
-	empty = rep && rep->n_brought == 0;
+	empty = rep && !rep->brought;
 	if (empty) {
 		pthread_mutex_lock(&dev->lock);
 		empty = rep->ahead && rep->pins == 0 && rep->filling == 0;

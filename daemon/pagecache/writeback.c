@@ -15,8 +15,8 @@
 #include "pagecache/state.h"
 
 #define TICK_NS 500000000ull
-/* Memory that was not needed for so long is given back: but not between two bursts of writes, which took 8 times as long with
- * new memory (in a virtual machine). */
+/* Memory that was not needed for so long is given back: but not between two bursts of writes, since new memory is slow
+ * (tests/bench/README.md, "Settings"). */
 #define SPARE_NS 2000000000ull
 #define RESPITE_NS 100000000ull /* for a store that failed: a full one takes some time to say so */
 
@@ -51,6 +51,13 @@ int cfile_store(struct cfile *f, bool write, struct store_file **out)
 		return -EROFS;
 	*out = sf;
 	return 0;
+}
+
+void cfile_will_be_written(struct cfile *f)
+{
+	struct store_file *sf;
+
+	(void)cfile_store(f, true, &sf);
 }
 
 void store_failed(struct cfile *f, int err)
@@ -177,7 +184,7 @@ int chunk_store(struct chunk *ch, unsigned a, unsigned b, bool wait)
 	pthread_mutex_lock(&ch->lock);
 	for (i = a; ch->n_dirty && i < b; i = j) {
 		j = i + 1;
-		/* Who does not wait may have the page, and others of the chunk, already. */
+		/* A thread that does not wait may have the page locked already, and others of the chunk. */
 		if (!page_dirty(ch, i) || !store_begin(ch, i, wait))
 			continue;
 		while (j < b && page_dirty(ch, j) && store_begin(ch, j, false))
@@ -669,7 +676,6 @@ void *flusher_main(void *arg)
 			idle_files_reap(c);
 		emptied_reap(c);
 		if (now_ns() - trimmed > SPARE_NS) {
-			frames_trim(&c->frames, false);
 			for (unsigned k = 0; k < c->n_devices; k++)
 				(void)stranded_reap(&c->dev[k], 0);
 			heap_trim(&counted, &worked);
@@ -773,12 +779,13 @@ static bool fetch_due(struct cache *c, uint64_t begun)
 /*
  * Fetch what devices have released, by age: on a thread of its own, so that a device that is slow, or does not answer, keeps no dirty
  * page from being stored. A window at a time, and each is stored before the next is fetched: so home takes one window, not everything
- * that devices have. What cannot be stored stays on the device.
+ * that devices have. What cannot be stored stays on the device. Home memory is given back here as well, since a device that has
+ * registered it may make that wait.
  */
 void *fetcher_main(void *arg)
 {
 	struct cache *c = arg;
-	uint64_t begun;
+	uint64_t trimmed = now_ns(), begun;
 
 	thread_set_name("gaia-fetcher");
 	pthread_mutex_lock(&c->lock);
@@ -789,6 +796,10 @@ void *fetcher_main(void *arg)
 		begun = now_ns(); /* what is put off is not due again in this round */
 		while (!c->stopping && fetch_due(c, begun))
 			;
+		if (now_ns() - trimmed > SPARE_NS) {
+			frames_trim(&c->frames, false);
+			trimmed = now_ns();
+		}
 		pthread_rwlock_unlock(&c->round);
 		pthread_mutex_lock(&c->lock);
 	}

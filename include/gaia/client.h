@@ -38,8 +38,8 @@
  * process; none is a cancellation point (pthread_cancel(3)). After fork() the child has no mappings:
  * calls on the parent's fail there with ENOTCONN; the child may make its own. Functions return -1 (or
  * MAP_FAILED) and set errno. Nothing prints, exits or aborts, unless the environment has GAIA_DEBUG=1:
- * then the library reports on stderr releases of pages that are not held, pages that are still held at
- * gaia_munmap() or exit(3), and on a strict device the SIGSEGVs above. (To report those it handles
+ * then the library reports on stderr releases of pages that are not held, pages that are still held, and
+ * acquires that were started and not waited for, at gaia_munmap() or exit(3), and on a strict device the SIGSEGVs above. (To report those it handles
  * SIGSEGV, and then calls the handler that was installed when the first mapping was made.)
  * Common errors, besides those named below:
  *	ENOTTY		fd is not on a gaiafs mount
@@ -119,10 +119,10 @@ int gaia_munmap(void *addr, size_t length);
  *
  * EINTR: a signal that the process catches interrupted the call, or the process was stopped or
  * traced. Nothing was acquired: call it again. Like poll(2) it is never restarted, whatever
- * SA_RESTART says; block signals that should not interrupt it. The call first waits for the kernel to
+ * SA_RESTART says; block signals that should not interrupt it, or use gaia_acquire_start(). The call first waits for the kernel to
  * hand over what programs wrote to the range: until that is done no signal ends the call, not even
  * SIGKILL; from then on a signal ends it at once. What an interrupted call had taken is given back
- * soon after, so that an acquire of another range may find ENOMEM meanwhile. No other call is
+ * soon after, so that an acquire of another range may find ENOMEM meanwhile. No other call but gaia_wait() is
  * interrupted.
  * ENOMEM: the range does not fit the device beside what is pinned, or exceeds what one user may have
  * pinned there (gaiafs --user-limit); the process has no addresses left to map it; or, when acquiring
@@ -156,16 +156,19 @@ int gaia_acquire(void *addr, size_t length, int prot);
 int gaia_release(void *addr, size_t length);
 
 /*
- * Acquire, or release, many ranges at once: parts of one mapping, in any order. It means as much as a call for each range, in any
- * order: a page that k of the ranges touch is acquired, or released, k times; empty ranges, and n == 0, do nothing. But gaia_acquirev()
- * acquires all of it or nothing; and both cost few calls of the kernel and operations of the device, however many ranges there are.
- * A signal ends gaia_acquirev() as it ends gaia_acquire(), but not while it waits for room in the memory for lists (64 MiB).
+ * Acquire, or release, many ranges of one mapping by one call. The ranges may come in any order, and overlap.
+ * The result is that of a call for each range: a page that k of the ranges touch is acquired, or released, k
+ * times; an empty range, or n == 0, does nothing. But gaia_acquirev() acquires all of the ranges or none; and both
+ * take few system calls and device operations, however many ranges there are. A signal ends
+ * gaia_acquirev() as it ends gaia_acquire(), but not while it waits for room in the memory for lists (64 MiB).
  *
- * Errors are those of gaia_acquire() and gaia_release(). After EINVAL, ENOTCONN, ENOBUFS, and the following ones gaia_releasev() has released
- * nothing. EINVAL: the ranges do not all lie in one mapping. E2BIG: more than 2^20 ranges, or than the
- * daemon has memory for (which depends on gaiafs --home). ENOSYS: the daemon is older than the library,
- * and knows no lists. ENOBUFS, besides its other meaning: this user's lists that are under way have too many ranges, or there is no
- * memory; try again, or shorter lists. EMFILE, ENFILE (gaia_acquirev()): also if too many clients of this user, or of all, use lists.
+ * Errors are those of gaia_acquire() and gaia_release(), and the following. After each of these, EINVAL,
+ * ENOTCONN and ENOBUFS gaia_releasev() has released nothing.
+ * EINVAL: the ranges do not all lie in one mapping. E2BIG: more than 2^20 ranges, or more than the daemon has
+ * memory for (which depends on gaiafs --home). ENOSYS: the daemon is older than the library, and knows no
+ * lists. ENOBUFS, besides its other meaning: the lists of this user that are under way have too many ranges, or
+ * there is no memory; try again, or pass shorter lists. EMFILE, ENFILE (gaia_acquirev()): also if too many
+ * clients of this user, or of all users, use lists.
  */
 struct gaia_range {
 	void *addr;
@@ -175,6 +178,42 @@ int gaia_acquirev(const struct gaia_range *ranges, size_t n, int prot);
 int gaia_releasev(const struct gaia_range *ranges, size_t n);
 
 /*
+ * Acquire without waiting: gaia_acquire_start() begins what gaia_acquire() does, and gaia_acquirev_start() what gaia_acquirev()
+ * does, on a thread of the library's, and returns a descriptor (close-on-exec). It is readable (POLLIN) when the acquire has ended, well or
+ * not; do not read or write it.
+ *
+ *	int fd = gaia_acquire_start(next, len, PROT_READ);	...
+ *	...work on what was acquired before...
+ *	if (fd < 0 || gaia_wait(fd))				not acquired: see errno
+ *		...
+ *	...work on next...
+ *	gaia_release(next, len);
+ *
+ * gaia_wait() waits until it has ended, returns its result, and closes the descriptor. When it has returned 0 the range is acquired: the
+ * device sees at least what was written before the start; only then may it be touched, and must it be released. A range that the mapping
+ * holds already can be used and released meanwhile as ever. Of each mount eight acquires are under way at a time; more wait, in order.
+ *
+ * close(2) instead of gaia_wait() cancels: what was acquired, or still is, is given back soon after, as by gaia_release(), but nothing is
+ * published that the mapping holds otherwise, too. (Until then an acquire of another range may find ENOMEM. Daemons before 1.4 of the
+ * protocol publish it.) Errors of this are not reported. A copy of the descriptor (dup(2)) can be waited for as well, and keeps it open. gaia_munmap() cancels
+ * all of its mapping; so does the end of the process.
+ *
+ * The descriptor belongs to the process. A child of fork() has no such acquire: there the descriptor is readable, gaia_wait() fails with
+ * ENOTCONN and closes it, and it does not keep the parent's open. (Copies of it do; and so do all in children that were made past fork(),
+ * by clone(2), until they exec.)
+ *
+ * Errors of gaia_acquire_start() and gaia_acquirev_start(): EINVAL, EACCES, ENOTCONN, E2BIG, ENOSYS, ENOBUFS as of gaia_acquirev(); EMFILE,
+ * ENFILE: it takes two descriptors until it has been waited for, or closed, and one while there are any; ENOMEM; EAGAIN: there can be no
+ * more threads. EINTR: never.
+ * gaia_wait(): the other errors of gaia_acquire() and gaia_acquirev(). ECANCELED: the mapping has been unmapped. After the following ones the descriptor is as it was:
+ * EINTR: a signal that the process catches interrupted the call; the acquire goes on; call it again. EBADF, EINVAL: fd is not open, or
+ * is not of a start (or the program has shut it down).
+ */
+int gaia_acquire_start(void *addr, size_t length, int prot);
+int gaia_acquirev_start(const struct gaia_range *ranges, size_t n, int prot);
+int gaia_wait(int fd);
+
+/*
  * On return everything that was written to the range of the file by CPUs, and everything released by
  * any device, is on stable storage. EIO, ENOSPC, EDQUOT...: it is not; the data stays cached
  * and is tried again.
@@ -182,20 +221,22 @@ int gaia_releasev(const struct gaia_range *ranges, size_t n);
 int gaia_sync(void *addr, size_t length);
 
 /*
- * Say how the range will be used: as madvise(2), with the same numbers. Any alignment; what is said holds for whole pages. It never changes what
- * is seen. All but DONTNEED return at once.
+ * Say how the range will be used: as madvise(2), with the same numbers. Any alignment; advice holds for whole
+ * pages. It never changes what a program sees. All but DONTNEED return at once.
  *
- * The daemon notices by itself when acquires of a mapping follow each other, one range after the other or at equal distances (four
- * such streams of a mapping), and copies the next 1 to 16 MiB to the device while the program works: only into memory that nobody uses, and
- * only pages that nothing holds. Files that CPU programs have open for writing past the cache (gaiafs --cpu-cache auto) are left alone.
- * Errors of such copies are not reported.
+ * Without advice the daemon notices when acquires of a mapping follow each other, one range after the other or
+ * at equal distances (up to four such streams of a mapping). It then copies the next 1 to 16 MiB to the device
+ * while the program works: only into memory that nobody uses, and only pages that nothing holds. It leaves files
+ * alone that CPU programs have open for writing past the cache (gaiafs --cpu-cache auto). It does not report
+ * errors of such copies.
  *
- * EAGAIN: more than 16 ranges of the mapping would have advice (RANDOM, SEQUENTIAL) of their own. The errors above.
+ * EAGAIN: more than 16 ranges of the mapping would have advice (RANDOM, SEQUENTIAL) of their own. Other errors
+ * are those named above.
  */
-#define GAIA_NORMAL 0	  /* as described: so it is at first */
+#define GAIA_NORMAL 0	  /* as described; the default */
 #define GAIA_RANDOM 1	  /* copy nothing before it is acquired */
 #define GAIA_SEQUENTIAL 2 /* copy the next 16 MiB from the first acquire on */
-#define GAIA_WILLNEED 3	  /* begin to copy the range now, in the background, as far as there is free memory on the device. While 32 such ranges wait more are ignored */
+#define GAIA_WILLNEED 3	  /* copy the range now, in the background, into free memory; ignored if 32 such ranges wait already */
 #define GAIA_DONTNEED 4	  /* the device may drop its copy of the range unless other mappings use it; nothing is lost */
 int gaia_advise(void *addr, size_t length, int advice);
 

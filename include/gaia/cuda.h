@@ -51,7 +51,7 @@ struct CUstream_st; /* what a cudaStream_t, and a CUstream, points to */
  *    does not stop the stream: work queued behind a failed acquire runs, on memory that is there, but
  *    whose contents are undefined. The first such error of a mapping is kept; it is kept before the
  *    stream goes on. The next call on the mapping reports it (-1 and errno), and does nothing else:
- *    gaia_acquire_on(), gaia_release_on(), gaia_acquire(), gaia_release(), gaia_sync(),
+ *    gaia_acquire_on(), gaia_release_on(), gaia_acquire(), gaia_release(), gaia_acquire_start(), gaia_sync(),
  *    gaia_advise(); or gaia_munmap(), which does unmap. To learn of errors: synchronize with the
  *    stream, then call one of them. Room that a failed acquire held stays taken until gaia_munmap().
  *
@@ -67,6 +67,10 @@ struct CUstream_st; /* what a cudaStream_t, and a CUstream, points to */
  * On a device that cannot wait for memory in a stream, the calls wait instead. A simulated device has
  * no streams: there they act at once, like gaia_acquire() and gaia_release(), whatever the stream; so
  * code for streams can be written without a GPU.
+ *
+ * gaia_acquire_start() of client.h is for the host: it begins at once, whatever streams do, and kernels that use the range may be launched, on any
+ * stream, when gaia_wait() has returned 0. Use it to have data ready before a kernel needs it; use gaia_acquire_on() where the host should not wait
+ * at all. Where it maps memory that was not mapped before, it may take until all work of the context is done, as above.
  */
 int gaia_acquire_on(void *addr, size_t length, int prot, struct CUstream_st *stream);
 int gaia_release_on(void *addr, size_t length, struct CUstream_st *stream);

@@ -48,7 +48,7 @@ extern "C" {
 #endif
 
 #define GAIA_PROTOCOL_VERSION 1u	/* the major */
-#define GAIA_PROTOCOL_MINOR 3u
+#define GAIA_PROTOCOL_MINOR 4u
 
 /*
  * Since 1.1.
@@ -67,14 +67,19 @@ extern "C" {
  *
  * Since 1.3.
  * LISTS: ACQUIREV and RELEASEV, for lists of ranges (struct gaia_ioc_list).
+ *
+ * Since 1.4.
+ * UNUSED: RELEASE and RELEASEV take GAIA_PROT_UNUSED. (Daemons without it refuse that, EINVAL.)
  */
 #define GAIA_FEATURE_SPANS 1ull
 #define GAIA_FEATURE_ANSWERS 2ull
 #define GAIA_FEATURE_TIMES 4ull
 #define GAIA_FEATURE_ADVICE 8ull
 #define GAIA_FEATURE_LISTS 16ull
+#define GAIA_FEATURE_UNUSED 32ull
 /* All of this version. */
-#define GAIA_FEATURES (GAIA_FEATURE_SPANS | GAIA_FEATURE_ANSWERS | GAIA_FEATURE_TIMES | GAIA_FEATURE_ADVICE | GAIA_FEATURE_LISTS)
+#define GAIA_FEATURES \
+	(GAIA_FEATURE_SPANS | GAIA_FEATURE_ANSWERS | GAIA_FEATURE_TIMES | GAIA_FEATURE_ADVICE | GAIA_FEATURE_LISTS | GAIA_FEATURE_UNUSED)
 
 #define GAIA_TOUCH_OFFSET (INT64_MAX - 1)
 
@@ -94,6 +99,11 @@ extern "C" {
  */
 #define GAIA_PROT_PIN 4u
 #define GAIA_PROT_PINNED 8u
+/*
+ * With UNUSED, the prot of a RELEASE or RELEASEV of what was acquired and has not been used: the holds are taken away as ever, but pages that
+ * are held for writing otherwise as well are not published. So nothing is published of what somebody is working on.
+ */
+#define GAIA_PROT_UNUSED 16u
 
 /* Names a client in an ioctl. WELCOME gives it. Known to the client only. */
 struct gaia_client_key {
@@ -167,7 +177,7 @@ struct gaia_ioc_range {
 	uint64_t map;
 	uint64_t offset;	/* of the file, bytes; no alignment asked */
 	uint64_t length;	/* bytes */
-	uint32_t prot;		/* ACQUIRE; else 0 */
+	uint32_t prot;		/* ACQUIRE; RELEASE: 0 or GAIA_PROT_UNUSED; else 0 */
 	union {
 		uint32_t advice;	/* ADVISE: GAIA_ADVISE_*; else 0 */
 		/*
@@ -219,7 +229,7 @@ struct gaia_ioc_list {
 	uint64_t map;
 	uint64_t offset;	/* of the first range in the memory for lists, bytes; a multiple of 8 */
 	uint32_t count;		/* ranges */
-	uint32_t prot;		/* ACQUIREV; else 0 */
+	uint32_t prot;		/* ACQUIREV; RELEASEV: 0 or GAIA_PROT_UNUSED */
 	union {
 		uint32_t unanswered;	/* out, ACQUIREV: as in gaia_ioc_range */
 		uint32_t changed;	/* out, RELEASEV: the same */

@@ -23,6 +23,7 @@
 
 #define MANY 64u
 #define PAGE_SIZE ((size_t)4 * KIB)
+#define OF_PROGRAM (64 * MIB)
 #define PATIENCE_US (quick ? 30e6 : 6e6) /* all parts within the limit of the section, on a GPU */
 
 static void put_result(const char *call, CUresult r)
@@ -96,6 +97,78 @@ static void unmap_many(void)
 	row_end();
 }
 
+/* ---- a batch of copies ---- */
+
+#if CUDA_VERSION >= 12080
+/* One call for all pages at @to and @from, and their arrival. */
+static CUresult copy_pages(copy_batch_fn *copy, CUdeviceptr *to, CUdeviceptr *from, CUstream s)
+{
+	CUmemcpyAttributes attributes = { .srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM };
+	size_t bytes[MANY], which = 0, failed = 0;
+	CUresult r;
+
+	for (unsigned k = 0; k < MANY; k++)
+		bytes[k] = PAGE_SIZE;
+	r = copy(to, from, bytes, MANY, &attributes, &which, 1, &failed, s);
+	CU(StreamSynchronize(s));
+	return r;
+}
+
+/* A page of each chunk, from one registered slab, and to another. */
+static void batch_of_chunks(void)
+{
+	static const char what[] = "one cuMemcpyBatchAsync between chunks and registered slabs";
+	CUdeviceptr chunk[MANY], slab[2][MANY];
+	copy_batch_fn *copy;
+	unsigned wrong = 0;
+	struct chunks c;
+	CUresult r;
+	CUstream s;
+	char *host;
+
+	gpu_start();
+	copy = (copy_batch_fn *)driver_lookup("cuMemcpyBatchAsync", 12080);
+	if (!copy) {
+		row_not_run(what, "the driver has none: it came with CUDA 12.8");
+		return;
+	}
+	host = mmap(NULL, 2 * CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (host == MAP_FAILED)
+		die("no memory");
+	for (unsigned i = 0; i < 2; i++) {
+		memset(host + i * CHUNK, (int)i, CHUNK);
+		r = cu.MemHostRegister(host + i * CHUNK, CHUNK, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+		if (r) {
+			row_not_run(what, "cuMemHostRegister: error %d (ulimit -l does not count)", (int)r);
+			return;
+		}
+	}
+	s = new_stream();
+	map_chunks(&c);
+	for (unsigned k = 0; k < MANY; k++) {
+		chunk[k] = c.at + k * CHUNK + k * PAGE_SIZE;
+		slab[0][k] = (CUdeviceptr)(host + k * PAGE_SIZE);
+		slab[1][k] = slab[0][k] + CHUNK;
+		*(char *)slab[0][k] = (char)(k + 2);
+	}
+	row_begin("%s", what);
+	row_number("chunks", MANY);
+	put_result("to_device", copy_pages(copy, chunk, slab[0], s));
+	put_result("to_host", copy_pages(copy, slab[1], chunk, s));
+	for (unsigned k = 0; k < MANY; k++)
+		wrong += memcmp((char *)slab[0][k], (char *)slab[1][k], PAGE_SIZE) != 0;
+	row_number("wrong_pages", wrong);
+	row_text("decides", "daemon/device/cuda/queue.c: copy_by_engine(), which copies one by one where that fails");
+	row_end();
+}
+#else
+static void batch_of_chunks(void)
+{
+	gpu_start();
+	row_not_run("one cuMemcpyBatchAsync between chunks and registered slabs", "this program was built with a CUDA older than 12.8");
+}
+#endif
+
 /* ---- a context that broke ---- */
 
 static void put_free(const char *name)
@@ -111,11 +184,15 @@ static void put_free(const char *name)
 
 static void break_context(void)
 {
-	CUresult (*reset)(CUdevice), r;
+	char *host = mmap(NULL, CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CUresult (*reset)(CUdevice), r, registered;
 	struct chunks c;
 	CUcontext ctx;
 	CUstream s;
 
+	if (host == MAP_FAILED)
+		die("no memory");
+	memset(host, 1, CHUNK);
 	if (getenv("CUDA_MPS_PIPE_DIRECTORY") || !access("/tmp/nvidia-mps", F_OK)) {
 		row_not_run("a context that a kernel broke", "with MPS it may break those of other programs");
 		return;
@@ -130,6 +207,10 @@ static void break_context(void)
 	s = new_stream();
 	put_free("free_bytes_with_chunks");
 	row_number("chunks", MANY);
+	(void)new_memory(OF_PROGRAM);
+	put_free("free_bytes_with_a_buffer");
+	registered = cu.MemHostRegister(host, CHUNK, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+	put_result("cuMemHostRegister", registered);
 	KERNEL(kernel_trap(s));
 	put_result("cuStreamSynchronize", cu.StreamSynchronize(s));
 	put_result("cuMemUnmap_before_reset", cu.MemUnmap(c.at, CHUNK));
@@ -148,6 +229,10 @@ static void break_context(void)
 	if (!r)
 		put_result("cuCtxSetCurrent", cu.CtxSetCurrent(ctx));
 	put_free("free_bytes_after");
+	/* Is what was registered before registered still? */
+	if (!registered)
+		put_result("cuMemHostRegister_again", cu.MemHostRegister(host, CHUNK, CU_MEMHOSTREGISTER_PORTABLE |
+											      CU_MEMHOSTREGISTER_DEVICEMAP));
 	row_text("decides", "daemon/device/cuda/device.c: cuda_reset_context(): whether a broken GPU's memory comes back");
 	row_end();
 }
@@ -308,8 +393,6 @@ static void without_mps(void)
 
 /* ---- what a daemon leaves to programs ---- */
 
-#define OF_PROGRAM (64 * MIB)
-
 struct program {
 	char why[128]; /* it has no context */
 	size_t free;
@@ -385,6 +468,7 @@ static const struct {
 	void (*run)(void);
 } parts[] = {
 	{ "one cuMemUnmap of chunks side by side", unmap_many },
+	{ "one cuMemcpyBatchAsync between chunks and registered slabs", batch_of_chunks },
 	{ "cuMemExportToShareableHandle without a free descriptor", no_descriptors },
 	{ "host memory that one thread registers and another unregisters", other_thread },
 	{ "host memory that is registered once, on each GPU", one_address },

@@ -58,11 +58,10 @@ static bool refused; /* memory could not be registered */
 void settle_slabs(struct device *dev, char *slabs, unsigned n)
 {
 	for (unsigned i = 0; i < n && !on_sim; i++) {
-		uint64_t lenders = 0;
+		size_t bytes;
 
 		cuda_host_settle(to_cuda(dev), slabs + i * CHUNK);
-		refused |= !cuda_host_address(to_cuda(dev), slabs + i * CHUNK, &lenders);
-		cuda_host_return(lenders);
+		refused |= !cuda_host_address(slabs + i * CHUNK, &bytes);
 	}
 }
 
@@ -295,12 +294,13 @@ static void make_pull_differ(struct scene *s)
 	run_op(s->dev, &op);
 }
 
-static void kind_row(struct scene *s, struct device *from, enum dev_kind kind, unsigned pages,
+/* @arm: see dev_op. */
+static void kind_row(struct scene *s, struct device *from, enum dev_kind kind, bool arm, unsigned pages,
 		     bool scattered, double bare)
 {
 	static uint64_t changed[PAGES_MAX / 64];
 	static struct dev_run runs[PAGES_MAX];
-	struct dev_op op = { .kind = kind, .runs = runs, .changed = changed, .from = from };
+	struct dev_op op = { .kind = kind, .runs = runs, .changed = changed, .from = from, .arm = arm };
 	struct samples us = { .n = 0 };
 
 	if (kind == DEV_PULL)
@@ -316,7 +316,7 @@ static void kind_row(struct scene *s, struct device *from, enum dev_kind kind, u
 		run_op(s->dev, &op);
 		took(&r, &us, now_us() - t0);
 	}
-	row_begin("%s", kind_name(kind));
+	row_begin("%s%s", kind_name(kind), arm ? ", armed" : "");
 	row_number("pages", pages);
 	row_number("runs", op.n);
 	row_text("layout", scattered ? "every other page" : "a run a chunk");
@@ -347,7 +347,8 @@ static void measure_peer(struct scene *s, unsigned pages_max)
 		memcpy(s->other, theirs.mem, sizeof(own));
 		for (unsigned pages = 1; pages <= pages_max; pages *= pages == 512 ? 32 : 8)
 			for (unsigned scattered = 0; scattered < (pages > 1 ? 2 : 1); scattered++)
-				kind_row(s, second, DEV_COPY_PEER, pages, scattered, 0);
+				for (unsigned arm = 0; arm < 2; arm++)
+					kind_row(s, second, DEV_COPY_PEER, arm, pages, scattered, 0);
 		memcpy(s->other, own, sizeof(own));
 		scene_end(&theirs);
 	} else {
@@ -372,7 +373,8 @@ static void section_kinds(void)
 			double bare = bare_us(kinds[k], pages);
 
 			for (unsigned scattered = 0; scattered < (pages > 1 ? 2 : 1); scattered++)
-				kind_row(&s, NULL, kinds[k], pages, scattered, bare);
+				for (unsigned arm = 0; arm < (kinds[k] == DEV_COPY_IN ? 2 : 1); arm++)
+					kind_row(&s, NULL, kinds[k], arm, pages, scattered, bare);
 		}
 	measure_peer(&s, pages_max);
 	scene_end(&s);

@@ -63,6 +63,8 @@ def check(section, done):
     return rows
 
 
+KINDS = [*(kind + armed for kind in ('copy in', 'copy from another device') for armed in ('', ', armed')),
+         'copy out', 'find changed', 'pull', 'copy within', 'arm', 'zero']
 L2 = 1 << 20 # the played GPU's
 
 
@@ -88,13 +90,27 @@ def check_memory_share(section, rows):
             fault(section, f'{bytes} bytes in {us} us are another share: {row}')
 
 
+def check_kinds(rows):
+    """Each kind of operation, also armed, with each number of pages, in one run and in many."""
+    wanted = {(what, pages, layout) for what in KINDS for pages in (1, 8, 64, 512)
+              for layout in ('a run a chunk', 'every other page') if pages > 1 or layout == 'a run a chunk'}
+    there = {(row['what'], row['pages'], row['layout']) for row in rows if 'pages' in row}
+    if there != wanted:
+        fault('kinds', f'missing: {wanted - there}; not known: {there - wanted}')
+
+
 def check_assumptions(rows):
     """Of each assumption a row; and on the fake driver, which is strict, all of them hold."""
-    for name in ('same_address', 'kernels_read_it_there', 'starts', 'program_kernel'):
+    refused = [row for row in rows if 'not_run' in row and 'cuMemHostRegister' in row['not_run']]
+    for name in ('same_address', 'kernels_read_it_there', 'starts', 'program_kernel', 'to_device', 'to_host', 'wrong_pages',
+                 'cuMemHostRegister_again'):
         values = [row[name] for row in rows if name in row]
-        refused = [row for row in rows if 'not_run' in row and 'cuMemHostRegister' in row['not_run']]
-        if values not in ([True], ['0, no error']) and not (refused and values == []):
+        if values not in ([True], ['0, no error'], [0]) and not (refused and values == []):
             fault('assumptions', f'{name} is {values}: {rows}')
+    broken = [row for row in rows if 'free_bytes_with_a_buffer' in row]
+    if len(broken) != 1 or not (broken[0]['free_bytes_with_a_buffer'] < broken[0]['free_bytes_with_chunks'] <
+                                broken[0]['free_bytes_before'] <= broken[0]['free_bytes_after']):
+        fault('assumptions', f'of a context that broke: {rows}')
     left = [row for row in rows if 'left_bytes' in row]
     if not left or left[0]['left_bytes'] > left[0]['free_bytes_before'] - left[0]['taken_bytes'] - left[0]['of_hashes_bytes']:
         fault('assumptions', f'nothing is taken: {left}')
@@ -129,6 +145,7 @@ def whole(arguments=()):
             print(f'{section}: {len(rows)} rows, {sum("not_run" in row for row in rows)} of them not run')
         if section == 'kinds':
             check_cached(rows)
+            check_kinds(rows)
         if section == 'assumptions':
             check_assumptions(rows)
         if section in ('kinds', 'pieces'):

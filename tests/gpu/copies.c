@@ -100,11 +100,6 @@ void section_both_ways(void)
 /* ---- many pieces in one call ---- */
 
 #if CUDA_VERSION >= 12080
-/* As in 12.8; later versions leave @failed out. */
-typedef CUresult batch_fn(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t n,
-			  CUmemcpyAttributes *attributes, size_t *which, size_t n_attributes,
-			  size_t *failed, CUstream stream);
-
 #define PIECES_MAX 4096u
 
 static struct {
@@ -112,7 +107,7 @@ static struct {
 	size_t bytes[PIECES_MAX];
 } pieces;
 
-static void batched(batch_fn *copy, unsigned n, CUstream s)
+static void batched(copy_batch_fn *copy, unsigned n, CUstream s)
 {
 	CUmemcpyAttributes attributes = { .srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM };
 	size_t which = 0, failed = 0;
@@ -122,7 +117,7 @@ static void batched(batch_fn *copy, unsigned n, CUstream s)
 }
 
 /* Every other piece of both memories. */
-static void batch_row(batch_fn *copy, bool in, CUdeviceptr dev, char *host, size_t bytes, unsigned n,
+static void batch_row(copy_batch_fn *copy, bool in, CUdeviceptr dev, char *host, size_t bytes, unsigned n,
 		      CUstream s)
 {
 	struct samples together = { .n = 0 }, singly = { .n = 0 }, whole = { .n = 0 };
@@ -160,13 +155,13 @@ static void batch_row(batch_fn *copy, bool in, CUdeviceptr dev, char *host, size
 void section_batched(void)
 {
 	size_t room = quick ? 8 * MIB : 512 * MIB;
-	batch_fn *copy;
+	copy_batch_fn *copy;
 	CUdeviceptr dev;
 	CUstream s;
 	char *host;
 
 	gpu_start();
-	copy = (batch_fn *)driver_lookup("cuMemcpyBatchAsync", 12080);
+	copy = (copy_batch_fn *)driver_lookup("cuMemcpyBatchAsync", 12080);
 	if (!copy) {
 		row_not_run("cuMemcpyBatchAsync", "the driver has none: it came with CUDA 12.8");
 		return;

@@ -35,7 +35,7 @@ const char *driver_start(void)
 #define X(name, args)                                                                          \
 	cu.name = (CUresult(*) args)driver_lookup("cu" #name, 12000);                               \
 	if (!cu.name) {                                                                        \
-		snprintf(why, sizeof(why), "no CUDA driver of 12.0 or newer (libcuda.so.1 lacks %s)", \
+		snprintf(why, sizeof(why), "no CUDA driver of 12.0 or newer (no libcuda.so.1 with %s is found)", \
 			 "cu" #name);                                                          \
 		return why;                                                                    \
 	}

@@ -33,6 +33,12 @@ CUdeviceptr new_memory(size_t bytes);
 void *new_pinned(size_t bytes); /* written to */
 CUdeviceptr address_of(void *pinned);
 
+#if CUDA_VERSION >= 12080
+/* cuMemcpyBatchAsync as in 12.8, which driver_lookup() is asked for; later versions leave @failed out. */
+typedef CUresult copy_batch_fn(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t n, CUmemcpyAttributes *attributes,
+			       size_t *which, size_t n_attributes, size_t *failed, CUstream stream);
+#endif
+
 /* Chunks of their own, as the daemon has them. */
 extern CUmemAllocationProp chunk_prop; /* complete after gpu_start() */
 extern const CUmemAccessDesc chunk_access;

@@ -17,7 +17,7 @@ from plot import COLOURS, block, quote  # noqa: E402
 
 PHASES = ["ceilings", "bench", "stalls", "right", "mount", "busy", "litmus", "history", "sanitizer", "ncu"]
 # What a curve may be drawn over, the most telling first.
-SIZES = ["bytes", "pages", "piece_bytes", "chunks", "live_chunks", "pieces", "runs"]
+SIZES = ["bytes", "pages", "piece_bytes", "chunks", "alive", "pieces", "runs"]
 SHARES_SHOWN, PANELS_SHOWN, CURVES_SHOWN = 160, 16, 10
 
 
@@ -220,17 +220,22 @@ def stalls(phases):
 
 def beside(phases):
     """What another process's kernels cost us, by the rows that both runs have, and what we cost it."""
-    def times(phase, section):
-        return {(name, row["what"], *labels(row), *(amount(row, key) for key in SIZES if numeric(row, key))): us
-                for row in section.rows for name, us in row.items()
-                if (name == "us" or name.endswith("_us")) and numeric(row, name) and us > 0}
+    def times(section):
+        """By what is said of a row, and as the first, second ... of which that is said."""
+        out, seen = {}, {}
+        for row in section.rows:
+            said = (row["what"], *labels(row), *(amount(row, key) for key in SIZES if numeric(row, key)))
+            seen[said] = seen.get(said, 0) + 1
+            out.update(((name, seen[said], *said), us) for name, us in row.items()
+                       if (name == "us" or name.endswith("_us")) and numeric(row, name) and us > 0)
+        return out
 
     busy = next((p for p in phases if p.name == "busy"), None)
-    alone = {"%s/%s" % (p.name, s.name): times(p, s) for p in phases for s in p.sections.values()}
+    alone = {"%s/%s" % (p.name, s.name): times(s) for p in phases for s in p.sections.values()}
     out = []
     for s in busy.sections.values() if busy else []:
         slowdown = next((row["slowdown"] for row in s.rows if numeric(row, "slowdown")), None)
-        longer = sorted(us / alone[s.name][key] for key, us in times(busy, s).items() if key in alone.get(s.name, {}))
+        longer = sorted(us / alone[s.name][key] for key, us in times(s).items() if key in alone.get(s.name, {}))
         if slowdown is None and not longer:
             continue
         out.append("| %s | %s | %s | %s |" % (

@@ -701,7 +701,7 @@ static const struct section sections[] = {
 	{ "kernel", 25, 0, section_kernel },
 	{ "wait", 15, 0, section_wait },
 	{ "round_trip", 6, 0, section_round_trip },
-	{ "assumptions", 42, 0, section_assumptions },
+	{ "assumptions", 48, 0, section_assumptions },
 	{ NULL, 0, 0, NULL },
 };
 

@@ -32,6 +32,7 @@ static const struct {
 	[F_SLOW] = { "slow", 50 },
 	[F_FAIL] = { "fail", 15 },
 	[F_CRASH] = { "crash", 30 },
+	[F_START] = { "start", 40 },
 };
 
 const char *feature_name(enum feature f)
@@ -56,7 +57,7 @@ void config_draw(struct config *c, uint64_t seed, enum way way)
 	c->writeback = way == WRITEBACK;
 	c->automatic = way == AUTO;
 	for (unsigned f = 0; f < FEATURES; f++)
-		if (chance(features[f].percent))
+		if (f != F_START && chance(features[f].percent))
 			c->features |= 1u << f;
 	c->cpus = 2 + below(below(2) ? 5 : 2);
 	c->devices = 1 + below(MAX_DEVICES);
@@ -87,6 +88,9 @@ void config_draw(struct config *c, uint64_t seed, enum way way)
 		c->hot = 8 + below(25);
 	}
 	c->run_ms = 150 + below(450);
+	/* Last, since it came last: what seeds draw stays. */
+	if (chance(features[F_START].percent))
+		c->features |= 1u << F_START;
 }
 
 void config_print(const struct config *c)

@@ -6,6 +6,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -119,6 +120,48 @@ static void pick_pages(uint32_t *first, uint32_t *last)
 	}
 }
 
+/* In one call, or in two with some time between them. */
+static int acquire(void *addr, size_t len, int prot)
+{
+	struct pollfd p = { .events = POLLIN };
+
+	if (!HAS(&world->config, F_START) || chance(60))
+		return gaia_acquire(addr, len, prot);
+	p.fd = gaia_acquire_start(addr, len, prot);
+	if (p.fd < 0)
+		return -1;
+	if (chance(30))
+		usleep(below(200));
+	else if (chance(30))
+		poll(&p, 1, -1);
+	return gaia_wait(p.fd);
+}
+
+/* An acquire that comes to nothing, whenever it is closed. */
+static void do_cancelled(unsigned slot)
+{
+	struct pollfd p = { .events = POLLIN };
+	uint32_t first, last;
+	size_t off, len;
+	struct op *op;
+
+	pick_pages(&first, &last);
+	range_of(first, last, &off, &len);
+	op = op_begin(OP_CANCEL, held[slot].file, first * page_cells(), (last - first + 1) * page_cells(), 0);
+	if (!op)
+		return;
+	op_start(op);
+	p.fd = gaia_acquire_start(held[slot].map + off, len, chance(80) ? held[slot].prot : PROT_READ);
+	if (p.fd >= 0) {
+		if (chance(30))
+			usleep(below(200));
+		else if (chance(50))
+			poll(&p, 1, -1);
+		close(p.fd);
+	}
+	op_end(op, p.fd < 0 ? errno : 0);
+}
+
 static int do_acquire(unsigned slot, uint32_t first, uint32_t last, bool write)
 {
 	struct op *op = op_begin(OP_ACQUIRE, held[slot].file, first * page_cells(),
@@ -131,7 +174,7 @@ static int do_acquire(unsigned slot, uint32_t first, uint32_t last, bool write)
 	range_of(first, last, &off, &len);
 	op->arg = write;
 	op_start(op);
-	err = gaia_acquire(held[slot].map + off, len, write ? PROT_READ | PROT_WRITE : PROT_READ);
+	err = acquire(held[slot].map + off, len, write ? PROT_READ | PROT_WRITE : PROT_READ);
 	op_end(op, err ? errno : 0);
 	if (op->err == ENOTCONN)
 		_exit(ALL_WELL);
@@ -274,7 +317,9 @@ static void client_step(void)
 			do_device_store(slot, cell, n);
 	} else if (how < 82) {
 		pick_pages(&first, &last);
-		if (do_acquire(slot, first, last, chance(80) && held[slot].prot & PROT_WRITE) == -ENOMEM)
+		if (HAS(c, F_START) && chance(30))
+			do_cancelled(slot);
+		else if (do_acquire(slot, first, last, chance(80) && held[slot].prot & PROT_WRITE) == -ENOMEM)
 			/* Make room: for others, too. */
 			release_all(slot, 0, c->hot - 1);
 	} else if (how < 96) {

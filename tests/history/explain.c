@@ -17,6 +17,7 @@ static const char *const kinds[OP_KINDS] = {
 	[OP_COPY] = "copy_file_range", [OP_SYNC] = "sync", [OP_ACQUIRE] = "acquire",
 	[OP_RELEASE] = "release", [OP_DROP] = "unmap", [OP_LOAD] = "load", [OP_STORE] = "store",
 	[OP_RENAME] = "rename over", [OP_UNLINK] = "unlink", [OP_EVICT] = "evict",
+	[OP_CANCEL] = "acquire, cancelled",
 	[OP_FLUSH] = "flush", [OP_FORGET] = "forget", [OP_ADVISE] = "advise",
 };
 
@@ -129,6 +130,7 @@ static bool concerns(const struct op *op, const struct cell *c)
 	case OP_ACQUIRE:
 	case OP_RELEASE:
 	case OP_DROP:
+	case OP_CANCEL:
 	case OP_EVICT:
 	case OP_FLUSH:
 	case OP_FORGET:

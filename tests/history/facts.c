@@ -19,6 +19,7 @@ static struct dev_op *dev_ops[MAX_PROCS];
 static struct spans acquires[MAX_FILES][MAX_DEVICES][MAX_HOT];
 static struct spans releases[MAX_FILES][MAX_DEVICES][MAX_HOT];
 static struct spans holds[MAX_FILES][MAX_DEVICES][MAX_HOT];
+static struct spans cancelled[MAX_FILES][MAX_DEVICES][MAX_HOT]; /* the holds of cancelled acquires: they are given back, and at the end dropped */
 uint64_t crash_time;
 
 static void *more(void *at, unsigned n, unsigned *room, size_t size)
@@ -171,6 +172,13 @@ static void read_client(unsigned proc)
 					h->since = op->s;
 			}
 			break;
+		case OP_CANCEL:
+			for (unsigned p = 0; p < world->config.hot; p++)
+				if (chunk_of(p) >= chunk_of(first) && chunk_of(p) <= chunk_of(last))
+					span_add(&acquires[op->file][device][p], op->s, world->procs[proc].confirmed, proc);
+			for (unsigned p = first; p <= last; p++)
+				span_add(&cancelled[op->file][device][p], op->s, world->procs[proc].confirmed, proc);
+			break;
 		case OP_ADVISE:
 			/* It may bring the pages up to date, too. */
 			for (unsigned p = first; p <= last; p++)
@@ -202,15 +210,20 @@ static void read_client(unsigned proc)
 
 /* Whether somebody else on the device had the page when a store of it was lost. Then its bytes cannot be
  * told from theirs. */
-static bool shared(ref r, const struct dev_op *d)
+static bool others_had(ref r, const struct dev_op *d, struct spans had[MAX_FILES][MAX_DEVICES][MAX_HOT])
 {
 	const struct op *op = REF_OP(r);
-	const struct spans *list = &holds[op->file][world->procs[REF_PROC(r)].device][op->cell / page_cells()];
+	const struct spans *list = &had[op->file][world->procs[REF_PROC(r)].device][op->cell / page_cells()];
 
 	for (unsigned i = 0; i < list->n; i++)
 		if (list->at[i].proc != REF_PROC(r) && list->at[i].s < d->dropped && list->at[i].e > op->s)
 			return true;
 	return false;
+}
+
+static bool shared(ref r, const struct dev_op *d)
+{
+	return others_had(r, d, holds) || others_had(r, d, cancelled);
 }
 
 /* When others may first see a store: any release of the page by its device publishes it. */
@@ -228,6 +241,9 @@ static void find_vis(unsigned proc)
 		d->shared = d->dropped != NEVER && shared(REF(proc, i), d);
 		if (d->dropped != NEVER && d->released == NEVER && !d->shared)
 			continue;
+		/* What a client leaves that has ended is published by who gives back the last hold. */
+		if (d->shared && others_had(REF(proc, i), d, cancelled))
+			d->vis = op->s;
 		for (unsigned k = 0; k < list->n; k++)
 			if (list->at[k].e > op->s && list->at[k].s < d->vis)
 				d->vis = list->at[k].s;
@@ -374,6 +390,7 @@ void facts_drop(void)
 				acquires[f][d][p].n = 0;
 				releases[f][d][p].n = 0;
 				holds[f][d][p].n = 0;
+				cancelled[f][d][p].n = 0;
 			}
 	}
 	for (unsigned p = 0; p < MAX_PROCS; p++) {

@@ -48,6 +48,7 @@ enum op_kind {
 	OP_ACQUIRE, OP_RELEASE,
 	OP_DROP,		/* gaia_munmap: what is not released is lost */
 	OP_LOAD, OP_STORE,
+	OP_CANCEL,		/* an acquire that was started and closed: what it holds goes some time after */
 	/* told in histories only */
 	OP_RENAME, OP_UNLINK, OP_EVICT, OP_FLUSH, OP_FORGET, OP_ADVISE,
 	OP_KINDS
@@ -76,7 +77,7 @@ struct log {
 enum feature {
 	F_MMAP, F_APPEND, F_DIRECT, F_TRUNCATE, F_PUNCH, F_COPY, F_RENAME, F_UNLINK, F_SYNC,
 	F_DEATH, F_UNMAP, F_ADVISE, F_EVICT_HOME, F_EVICT_DEVICE, F_FLUSH, F_FORGET,
-	F_TINY, F_LARGE, F_SLOW, F_FAIL, F_CRASH,
+	F_TINY, F_LARGE, F_SLOW, F_FAIL, F_CRASH, F_START,
 	FEATURES
 };
 #define HAS(c, f) ((c)->features >> (f) & 1)

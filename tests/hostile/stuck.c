@@ -22,6 +22,11 @@
 #include "shell.h"
 #include "tree.h"
 
+/* Linux 6.16; headers may be older. */
+#ifndef SO_PASSRIGHTS
+#define SO_PASSRIGHTS 83
+#endif
+
 #define STUCK 64
 #define READERS 160 /* half of them by way of the kernel's cache, which the kernel has read in the background */
 #define SERVE 12 /* as the daemon has at first (FS_THREADS) */
@@ -473,3 +478,272 @@ static void reads_that_storage_does_not_answer_hold_up_nothing_else(void)
 
 WHEN_STOPPED(reads_that_storage_does_not_answer_hold_up_nothing_else, writeback)
 WHEN_STOPPED(reads_that_storage_does_not_answer_hold_up_nothing_else, writethrough)
+
+/* ---- descriptors that clients send ---- */
+
+static bool send_descriptor(int sock, int fd)
+{
+	char control[CMSG_SPACE(sizeof(int))] __attribute__((aligned(_Alignof(struct cmsghdr)))) = { 0 };
+	struct gaia_msg msg = { .kind = GAIA_MSG_HELLO, .version = GAIA_PROTOCOL_VERSION };
+	struct iovec iov = { &msg, sizeof(msg) };
+	struct msghdr hdr = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control) };
+	struct cmsghdr *c = CMSG_FIRSTHDR(&hdr);
+
+	*c = (struct cmsghdr){ .cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS };
+	memcpy(CMSG_DATA(c), &fd, sizeof(fd));
+	return sendmsg(sock, &hdr, MSG_NOSIGNAL) == sizeof(msg);
+}
+
+/*
+ * The kernel stores what is dirty when an open file ends, and waits for that: here in whoever has the last reference. So that this is
+ * not the attacker the file lies in a socket, when what is written to it otherwise becomes dirty.
+ */
+static int send_what_hangs(void *arg)
+{
+	char path[PATH_MAX + 8];
+	uint8_t ticket[16];
+	int root, fd, other, pair[2], sock;
+	bool sent;
+
+	(void)arg;
+	snprintf(path, sizeof(path), "%s/hangs", below.path);
+	hostile_become();
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	other = open(path, O_RDWR | O_CLOEXEC);
+	CHILD_CHECK(fd >= 0 && other >= 0 && !socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair));
+	CHILD_CHECK(send_descriptor(pair[0], fd));
+	close(fd);
+	close(pair[0]);
+	root = open(mnt.path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	sock = raw_socket(root, ticket);
+	CHILD_CHECK(sock >= 0);
+	CHILD_CHECK(pwrite(other, "dirty", 5, 0) == 5);
+	gate_open(ready);
+	CHILD_CHECK(gate_pass(attack));
+	sent = send_descriptor(sock, pair[1]);
+	/* If it was refused the attacker hangs himself. */
+	if (!sent)
+		hostile_add(&shared->count);
+	close(pair[1]);
+	hostile_add(&shared->count);
+	for (;;)
+		pause();
+}
+
+/* Else the daemon cannot but receive them: daemon/README.md, "What is open". */
+static bool can_refuse_descriptors(void)
+{
+	int sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), no = 0;
+	bool can = !setsockopt(sock, SOL_SOCKET, SO_PASSRIGHTS, &no, sizeof(no));
+
+	close(sock);
+	return can;
+}
+
+static void descriptors_of_files_that_hang_stop_no_thread(void)
+{
+	static const char *const of_below[] = { "--cpu-cache", "writeback", NULL };
+	struct mnt_options options = { .args = of_below };
+	char path[PATH_MAX + 8];
+	pid_t attacker;
+	struct raw r;
+	int fd;
+
+	hostile_start(args);
+	if (!can_refuse_descriptors())
+		WAY_SKIP("Linux before 6.16: sockets cannot refuse descriptors");
+	attack = gate_make();
+	cr_assert_eq(mnt_start(&below, &options), 0);
+	snprintf(path, sizeof(path), "%s/hangs", below.path);
+	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+	cr_assert(fd >= 0 && !fchmod(fd, 0666) && !close(fd));
+	attacker = hostile_attack(send_what_hangs);
+	cr_assert(child_stop(below.daemon));
+	/* So that it receives the descriptor when the attacker has closed it. */
+	cr_assert(child_stop(mnt.daemon));
+	gate_open(attack);
+	HOSTILE_WAIT(attacker, shared->count > 0);
+	kill(mnt.daemon, SIGCONT);
+	fd = open(mnt.path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	for (int i = 0; i < 3; i++) {
+		r = raw_client(fd);
+		close(r.sock);
+	}
+	close(fd);
+	kill(below.daemon, SIGCONT);
+	child_kill(attacker);
+}
+
+WHEN_STOPPED(descriptors_of_files_that_hang_stop_no_thread, writeback)
+
+/* ---- leases ---- */
+
+/* Who opens a file for writing on which the attacker has a lease waits for it: for 45 s (/proc/sys/fs/lease-break-time). */
+static void take_lease(int beneath)
+{
+	CHILD_CHECK(signal(SIGIO, SIG_IGN) != SIG_ERR);
+	if (fcntl(beneath, F_SETLEASE, F_RDLCK))
+		shared->error = errno;
+	hostile_keep();
+}
+
+/* What is left of it on the device is idle. */
+static int lease_and_cut(void *arg)
+{
+	int beneath, fd;
+	char *p;
+
+	(void)arg;
+	beneath = openat(mnt.backing_fd, "leased", O_RDONLY | O_CLOEXEC);
+	hostile_become();
+	fd = open(mnt_file(&mnt, "leased"), O_RDONLY | O_CLOEXEC);
+	CHILD_CHECK(fd >= 0 && beneath >= 0);
+	p = gaia_mmap(GAIA_CHUNK, PROT_READ, fd, 0, 0);
+	CHILD_CHECK(p != MAP_FAILED && !gaia_acquire(p, GAIA_CHUNK, PROT_READ) && !gaia_release(p, GAIA_CHUNK));
+	CHILD_CHECK(!gaia_munmap(p, GAIA_CHUNK) && !close(fd));
+	CHILD_CHECK(signal(SIGIO, SIG_IGN) != SIG_ERR && !fcntl(beneath, F_SETLEASE, F_RDLCK));
+	/* Another process: it cannot be killed until the lease is over, which ends with this one. */
+	if (!fork()) {
+		close(beneath);
+		(void)!truncate(mnt_file(&mnt, "leased"), GAIA_PAGE);
+		_exit(0);
+	}
+	hostile_keep();
+}
+
+static int open_leased(int *beneath)
+{
+	int fd;
+
+	*beneath = openat(mnt.backing_fd, "leased", O_RDONLY | O_CLOEXEC);
+	hostile_become();
+	fd = open(mnt_file(&mnt, "leased"), O_RDWR | O_CLOEXEC);
+	CHILD_CHECK(fd >= 0 && *beneath >= 0);
+	return fd;
+}
+
+/* What the kernel gathers goes to the daemon. */
+static bool write_and_push(int fd, const char *text)
+{
+	return pwrite(fd, text, strlen(text), 0) == (ssize_t)strlen(text) &&
+	       !sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+}
+
+static int lease_what_was_written(void *arg)
+{
+	int beneath, fd = open_leased(&beneath);
+
+	(void)arg;
+	CHILD_CHECK(write_and_push(fd, "written"));
+	take_lease(beneath);
+	return 0;
+}
+
+static int lease_what_was_released(void *arg)
+{
+	int beneath, fd = open_leased(&beneath);
+	char *p = gaia_mmap(GAIA_PAGE, RW, fd, 0, 0);
+
+	(void)arg;
+	CHILD_CHECK(p != MAP_FAILED && !gaia_acquire(p, GAIA_PAGE, RW));
+	strcpy(p, "stored");
+	CHILD_CHECK(!gaia_release(p, GAIA_PAGE));
+	take_lease(beneath);
+	return 0;
+}
+
+/* @how: "", or "BREAKING": somebody waits for it. */
+static bool has_lease(const char *name, const char *how)
+{
+	char line[256], inode[32];
+	bool has = false;
+	struct stat st;
+	FILE *f = fopen("/proc/locks", "re");
+
+	cr_assert_not_null(f);
+	cr_assert_eq(fstatat(mnt.backing_fd, name, &st, 0), 0);
+	snprintf(inode, sizeof(inode), ":%lu ", (unsigned long)st.st_ino);
+	while (fgets(line, sizeof(line), f))
+		has |= strstr(line, "LEASE") && strstr(line, how) && strstr(line, inode);
+	fclose(f);
+	return has;
+}
+
+static bool is_stored(const char *name)
+{
+	char byte = 0;
+	int fd = openat(mnt.backing_fd, name, O_RDONLY | O_CLOEXEC);
+
+	cr_assert_geq(fd, 0);
+	cr_assert_geq(pread(fd, &byte, 1, 0), 0);
+	close(fd);
+	return byte == 'o';
+}
+
+/* The same way, and stored by age like it, but a moment later. */
+static void others_is_stored(int (*lease)(void *), bool by_device)
+{
+	static const char *const with_age[] = { "--device", "sim:8M", "--writeback-age", "1", "--device-age", "1", NULL };
+	pid_t attacker;
+	char *p = NULL;
+	int fd;
+
+	hostile_start(with_age);
+	way_make_cached("leased");
+	way_make_cached("others");
+	fd = hostile_file("leased", GAIA_PAGE);
+	cr_assert_eq(fchown(fd, NOBODY, NOBODY), 0);
+	close(fd);
+	attacker = hostile_attack(lease);
+	fd = hostile_file("others", GAIA_PAGE);
+	if (by_device) {
+		p = gaia_mmap(GAIA_PAGE, RW, fd, 0, 0);
+		cr_assert_neq(p, MAP_FAILED);
+		cr_assert_eq(gaia_acquire(p, GAIA_PAGE, RW), 0);
+		*p = 'o';
+		cr_assert_eq(gaia_release(p, GAIA_PAGE), 0);
+	} else {
+		cr_assert(write_and_push(fd, "o"));
+	}
+	HOSTILE_WAIT(attacker, is_stored("others"));
+	cr_assert(shared->error == EAGAIN || has_lease("leased", ""), "not before the lease was over");
+	if (by_device)
+		cr_assert_eq(gaia_munmap(p, GAIA_PAGE), 0);
+	close(fd);
+	child_kill(attacker);
+}
+
+CACHED_WAYS_BARE(stuck, leases_on_what_was_written_hold_up_no_storing)
+{
+	others_is_stored(lease_what_was_written, false);
+}
+
+EACH_WAY_BARE(stuck, leases_on_what_was_released_hold_up_no_storing)
+{
+	others_is_stored(lease_what_was_released, true);
+}
+
+EACH_WAY_BARE(stuck, leases_on_what_is_cut_hold_up_no_eviction)
+{
+	pid_t attacker;
+	char *p;
+	int fd;
+
+	hostile_start(args);
+	way_make_cached("leased");
+	fd = hostile_file("leased", GAIA_CHUNK);
+	cr_assert_eq(fchown(fd, NOBODY, NOBODY), 0);
+	close(fd);
+	way_unmount();
+	way_remount();
+	fd = hostile_file("all", 4 * GAIA_CHUNK);
+	p = gaia_mmap(4 * GAIA_CHUNK, RW, fd, 0, 0);
+	cr_assert_neq(p, MAP_FAILED);
+	close(fd);
+	attacker = hostile_attack(lease_and_cut);
+	HOSTILE_WAIT(attacker, has_lease("leased", "BREAKING"));
+	cr_assert_eq(gaia_acquire(p, 4 * GAIA_CHUNK, RW), 0, "%s", strerror(errno));
+	cr_assert(has_lease("leased", ""), "not before the lease was over");
+	cr_assert_eq(gaia_munmap(p, 4 * GAIA_CHUNK), 0);
+	child_kill(attacker);
+}

@@ -5,6 +5,7 @@
 #include <grp.h>
 #include <jansson.h>
 #include <limits.h>
+#include <poll.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -26,6 +27,8 @@
 #include "gaia/protocol.h"
 #include "gpu_access.h"
 
+#define MAX_STARTED 32 /* acquires of one actor that nobody has waited for */
+
 /* What a step yielded. */
 struct seen {
 	int err;		/* errno value, 0: it succeeded */
@@ -46,6 +49,8 @@ struct actor {
 	size_t map_len;
 	uint8_t *buf;		/* page aligned, grows */
 	size_t buf_len;
+	int started[MAX_STARTED]; /* acquires, in order */
+	unsigned n_started;
 	json_t *base;		/* counters at --- */
 	struct {
 		int fd;		/* 0: none */
@@ -559,6 +564,19 @@ static void do_memory(struct actor *a, const struct step *st, struct seen *seen)
 	seen->err = copy_guarded(a, seen->bytes, a->map + st->off, st->len, 1, 0);
 }
 
+/* @fd: of gaia_acquire_start(). */
+static int note_started(struct actor *a, int fd)
+{
+	if (fd < 0)
+		return errno;
+	if (a->n_started == MAX_STARTED) {
+		close(fd);
+		return EXFULL;
+	}
+	a->started[a->n_started++] = fd;
+	return 0;
+}
+
 static int do_list(struct actor *a, const struct step *st)
 {
 	struct gaia_range *list = xcalloc(st->n_ranges, sizeof(*list));
@@ -566,9 +584,29 @@ static int do_list(struct actor *a, const struct step *st)
 
 	for (size_t k = 0; k < st->n_ranges; k++)
 		list[k] = (struct gaia_range){ a->map + st->ranges[k].off, st->ranges[k].len };
-	err = st->op == OP_ACQUIREV ? gaia_acquirev(list, st->n_ranges, (int)st->mode) : gaia_releasev(list, st->n_ranges);
-	err = err ? errno : 0;
+	if (st->op == OP_STARTV)
+		err = note_started(a, gaia_acquirev_start(list, st->n_ranges, (int)st->mode));
+	else if (st->op == OP_ACQUIREV)
+		err = gaia_acquirev(list, st->n_ranges, (int)st->mode) ? errno : 0;
+	else
+		err = gaia_releasev(list, st->n_ranges) ? errno : 0;
 	free(list);
+	return err;
+}
+
+/* Of the first that was started, and neither waited for nor cancelled. */
+static int do_started(struct actor *a, enum op op)
+{
+	struct pollfd first = { .fd = a->started[0], .events = POLLIN };
+	int err;
+
+	if (a->n_started == 0)
+		return EBADF;
+	if (op == OP_ENDED)
+		return poll(&first, 1, -1) == 1 ? 0 : errno;
+	err = op == OP_WAIT ? gaia_wait(first.fd) : close(first.fd);
+	err = err ? errno : 0;
+	memmove(a->started, a->started + 1, --a->n_started * sizeof(a->started[0]));
 	return err;
 }
 
@@ -580,7 +618,14 @@ static int do_device(struct actor *a, const struct step *st)
 	switch (st->op) {
 	case OP_ACQUIREV:
 	case OP_RELEASEV:
+	case OP_STARTV:
 		return do_list(a, st);
+	case OP_START:
+		return note_started(a, gaia_acquire_start(at, st->len, (int)st->mode));
+	case OP_ENDED:
+	case OP_WAIT:
+	case OP_CANCEL:
+		return do_started(a, st->op);
 	case OP_ACQUIRE:
 		err = gaia_acquire(at, st->len, (int)st->mode);
 		break;
@@ -603,7 +648,7 @@ static bool needs_open_file(enum op op)
 	case OP_CLOSE: case OP_READ: case OP_WRITE: case OP_FSYNC: case OP_FDATASYNC:
 	case OP_TRUNCATE: case OP_FALLOCATE: case OP_PUNCH: case OP_COPYRANGE: case OP_SENDFILE:
 	case OP_SPLICE: case OP_SPLICEIN: case OP_MMAP: case OP_ACQUIRE: case OP_RELEASE:
-	case OP_ACQUIREV: case OP_RELEASEV:
+	case OP_ACQUIREV: case OP_RELEASEV: case OP_START: case OP_STARTV:
 	case OP_SYNC: case OP_WILLNEED: case OP_DONTNEED:
 		return true;
 	default:
@@ -705,6 +750,11 @@ static void perform(struct actor *a, const struct step *st, struct seen *seen)
 	case OP_ACQUIREV:
 	case OP_RELEASE:
 	case OP_RELEASEV:
+	case OP_START:
+	case OP_STARTV:
+	case OP_ENDED:
+	case OP_WAIT:
+	case OP_CANCEL:
 	case OP_SYNC:
 	case OP_WILLNEED:
 	case OP_DONTNEED:
@@ -970,6 +1020,8 @@ static void let_go(struct actor *a)
 static void forget(struct actor *a)
 {
 	let_go(a);
+	while (a->n_started > 0)
+		close(a->started[--a->n_started]);
 	unmap(a);
 	if (a->fd >= 0)
 		close(a->fd);

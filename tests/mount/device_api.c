@@ -891,6 +891,7 @@ EACH_WAY(device_api, errors_of_lists)
 {
 	int fd = make_file("f", 4 * MIB, 'x'), ro = openat(both_root[ON_MOUNT], "f", O_RDONLY | O_CLOEXEC);
 	unsigned char *p = map(fd, 4 * MIB, RW, 0, 0), *other = map(fd, MIB, RW, 0, 0), *reader = map(ro, MIB, PROT_READ, 0, 0);
+	unsigned char *odd = map(fd, PAGE + 99, RW, 0, 0);
 	struct gaia_range *many = calloc((1 << 20) + 1, sizeof(*many));
 	struct gaia_range list[] = { { p, 1 }, { p + 4 * MIB - 1, 1 } };
 
@@ -908,6 +909,11 @@ EACH_WAY(device_api, errors_of_lists)
 	FAILS(gaia_acquirev(list, 2, RW), EINVAL);
 	list[1] = (struct gaia_range){ p + 1, SIZE_MAX };
 	FAILS(gaia_acquirev(list, 2, RW), EINVAL);
+	/* Behind the mapping, but in its last page. */
+	list[0] = (struct gaia_range){ odd, 1 };
+	list[1] = (struct gaia_range){ odd + PAGE, 100 };
+	FAILS(gaia_acquirev(list, 2, RW), EINVAL);
+	FAILS(gaia_releasev(list, 2), EINVAL);
 	list[0] = (struct gaia_range){ &fd, 1 };
 	FAILS(gaia_acquirev(list, 2, RW), EINVAL);
 	FAILS(gaia_acquirev(&(struct gaia_range){ reader, 1 }, 1, RW), EACCES);
@@ -926,6 +932,7 @@ EACH_WAY(device_api, errors_of_lists)
 	OK(gaia_munmap(p, 4 * MIB));
 	OK(gaia_munmap(other, MIB));
 	OK(gaia_munmap(reader, MIB));
+	OK(gaia_munmap(odd, PAGE + 99));
 	close(fd);
 	close(ro);
 }

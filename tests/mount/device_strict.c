@@ -346,6 +346,27 @@ EACH_WAY(device_strict, what_is_held_to_the_end_is_reported)
 		     0);
 }
 
+EACH_WAY(device_strict, what_is_started_can_be_touched_when_it_has_been_waited_for)
+{
+	close(make_file());
+	may("start:0:8192 wait load:0 store:4096");
+	may_not("start:0:8192 ended load:0");
+	may_not("start:0:8192 wait store:0 release:0:8192 load:0");
+	may("r:0:4096 start:0:8192 load:0 release:0:4096 wait store:0 load:4096 release:0:8192");
+	may_not("r:0:4096 start:0:4096 ended store:0");
+}
+
+EACH_WAY(device_strict, what_is_not_waited_for_is_reported)
+{
+	close(make_file());
+	cr_assert_eq(says(DEBUG, "start:0:5000 ended wait start:8192:1 unmap",
+			  "gaia: %s: bytes 8192 to 12287 are being acquired since gaia_acquire_start(), and gaia_wait() was not called\n"
+			  "gaia: %s: bytes 0 to 8191 are still held at gaia_munmap(): "
+			  "what was stored there since the last release is lost\n"), 0);
+	cr_assert_eq(says(DEBUG, "start:0:5000 ended",
+			  "gaia: %s: bytes 0 to 8191 are being acquired since gaia_acquire_start(), and gaia_wait() was not called\n"), 0);
+}
+
 EACH_WAY(device_strict, what_is_touched_outside_of_holds_is_reported)
 {
 	close(make_file());

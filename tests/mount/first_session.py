@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""first_session.py README BUILD - play the README's first session, and compare what it prints.
+"""first_session.py README BUILD - play the README's first session, and compare what it prints. And it is a front page: not long.
 
 In the session, each line that begins with "$ " is a command for one shell, and the lines after it
 are what the command prints. PATH is set to the build under test, whatever the session sets.
@@ -11,6 +11,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+
+
+LINES_MOST = 150  # of a front page
 
 
 def session(readme):
@@ -51,6 +54,7 @@ def play(steps, build, directory):
 def main():
     readme, build = sys.argv[1], os.path.abspath(sys.argv[2])
     steps = session(readme)
+    lines = len(open(readme, encoding="utf-8").read().splitlines())
     directory = tempfile.mkdtemp(prefix="first-session.")
     try:
         results = play(steps, build, directory)
@@ -69,8 +73,8 @@ def main():
         if got != expected:
             wrong += 1
             print(f"$ {command}\nREADME:\n{expected}\nhere:\n{got}")
-    print(f"{len(steps)} commands, {wrong} printed something else")
-    return 1 if wrong or len(steps) < 10 else 0
+    print(f"{len(steps)} commands, {wrong} printed something else; the README has {lines} lines")
+    return 1 if wrong or len(steps) < 10 or lines > LINES_MOST else 0
 
 
 if __name__ == "__main__":

@@ -4,10 +4,11 @@
  *	mistakes FILE STEP...
  *
  * Maps 4 MiB of FILE on device 0. Steps, with offsets and lengths in bytes: r:OFF:LEN and w:OFF:LEN acquire, for
- * reading or for both; release:OFF:LEN; rv:, wv: and releasev:, with any number of OFF:LEN, the same of a list; load:OFF, store:OFF;
- * unmap. Exits with 0, or 1 if a call has failed.
+ * reading or for both; release:OFF:LEN; rv:, wv: and releasev:, with any number of OFF:LEN, the same of a list; start:OFF:LEN begins to acquire for
+ * both, ended waits until that has ended, and wait until it is acquired; load:OFF, store:OFF; unmap. Exits with 0, or 1 if a call has failed.
  */
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +36,9 @@ static int do_step(unsigned char *p, const char *step)
 	size_t off = at ? strtoul(at + 1, NULL, 10) : 0, len;
 	const char *second = at ? strchr(at + 1, ':') : NULL;
 
+	static int started;
 	struct gaia_range list[16];
+	struct pollfd ended = { .fd = started, .events = POLLIN };
 
 	if (!strncmp(step, "rv:", 3))
 		return gaia_acquirev(list, parse_list(step + 3, p, list), PROT_READ);
@@ -50,6 +53,12 @@ static int do_step(unsigned char *p, const char *step)
 		return gaia_acquire(p + off, len, PROT_READ | PROT_WRITE);
 	if (!strncmp(step, "release:", 8))
 		return gaia_release(p + off, len);
+	if (!strncmp(step, "start:", 6))
+		return (started = gaia_acquire_start(p + off, len, PROT_READ | PROT_WRITE)) < 0;
+	if (!strcmp(step, "ended"))
+		return poll(&ended, 1, -1) != 1;
+	if (!strcmp(step, "wait"))
+		return gaia_wait(started);
 	if (!strncmp(step, "load:", 5))
 		return (void)((volatile unsigned char *)p)[off], 0;
 	if (!strncmp(step, "store:", 6))

@@ -270,6 +270,26 @@ int cache_release(struct mapping *m, uint64_t off, uint64_t len, bool *changed)
 	return fake_errors.release;
 }
 
+int cache_give_back(struct mapping *m, uint64_t off, uint64_t len, bool *changed)
+{
+	int err = cache_release(m, off, len, changed);
+
+	pthread_mutex_lock(&lock);
+	fake_cache.given_back++;
+	pthread_mutex_unlock(&lock);
+	return err;
+}
+
+int cache_give_backv(struct mapping *m, struct gaia_list_range *range, size_t n, bool *changed)
+{
+	int err = cache_releasev(m, range, n, changed);
+
+	pthread_mutex_lock(&lock);
+	fake_cache.given_back++;
+	pthread_mutex_unlock(&lock);
+	return err;
+}
+
 int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice)
 {
 	pthread_mutex_lock(&lock);

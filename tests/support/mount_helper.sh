@@ -1,5 +1,5 @@
 #!/bin/sh
-# mount_helper.sh HELPER.in - how mount.gaiafs translates mount(8)'s arguments, shown by a gaiafs
+# mount_helper.sh HELPER - how mount.gaiafs translates mount(8)'s arguments, shown by a gaiafs
 # that only prints its own.
 set -eu
 
@@ -10,7 +10,7 @@ cat > "$dir/gaiafs" <<'END'
 #!/bin/sh
 printf '[%s]' "$@"
 END
-sed "s,@BINDIR@,$dir,g" "$1" > "$dir/mount.gaiafs"
+sed "s,'[^']*/gaiafs','$dir/gaiafs'," "$1" > "$dir/mount.gaiafs"
 chmod +x "$dir/gaiafs" "$dir/mount.gaiafs"
 cd "$dir"
 failed=0

@@ -119,7 +119,7 @@ static void agree(void)
 
 		any_ahead |= ahead;
 		MUST(!!(r->flags & REPLICA_AHEAD) == ahead, "device %u", i);
-		MUST(r->writers == ref->writers);
+		MUST(r->written == (ref->writers > 0));
 		MUST(track_is_home(&w.t, r) == (ref->valid && !ref->partly_void && newest && !ahead &&
 						     !ref->writers), "device %u is as home", i);
 		if (!ref->valid || ref->partly_void)
@@ -246,7 +246,7 @@ static void acquire(unsigned i, bool write)
 			  !(w.r[k].flags & REPLICA_AHEAD));
 	if (write && w.ref[i].writers < 3) {
 		w.r[i].flags |= REPLICA_ARMED;
-		w.r[i].writers++;
+		w.r[i].written = true;
 		w.ref[i].writers++;
 	}
 }
@@ -257,8 +257,7 @@ static void release(unsigned i, bool changed)
 
 	if (w.ref[i].writers == 0)
 		return;
-	w.r[i].writers--;
-	w.ref[i].writers--;
+	w.r[i].written = --w.ref[i].writers > 0;
 	new = track_released(&w.r[i], changed, w.ref[i].writers > 0);
 	MUST(new == (changed && !all_void));
 	if (new) {
@@ -273,8 +272,8 @@ static void discard(unsigned i)
 {
 	if (w.ref[i].writers == 0)
 		return;
-	w.r[i].writers--;
-	if (--w.ref[i].writers > 0)
+	w.r[i].written = --w.ref[i].writers > 0;
+	if (w.r[i].written)
 		return;
 	track_discarded(&w.r[i]);
 	if (!(w.r[i].flags & REPLICA_AHEAD)) {

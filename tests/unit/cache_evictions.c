@@ -673,6 +673,33 @@ Test(eviction, takes_no_more_than_is_needed)
 	end();
 }
 
+static int cut_to_nothing(void *arg)
+{
+	return cpu_truncate(arg, 0);
+}
+
+/* It may wait for the store. What is left of that file on the device has been idle for longest. */
+Test(eviction, waits_for_no_truncate_of_another_file_where_there_is_other_room, .timeout = 60)
+{
+	struct held h = { .point = "truncate.before_cut", .call = cut_to_nothing };
+	struct kfile *cut;
+	struct client *cl;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 2 }, 4 * GAIA_CHUNK);
+	cut = kfile_create(rig, 2, GAIA_CHUNK);
+	cl = client_create(cut, 0, GAIA_PROT_READ, GAIA_CHUNK);
+	cr_assert_eq(client_acquire(cl, 0, GAIA_CHUNK, GAIA_PROT_READ), 0);
+	cr_assert_eq(client_release(cl, 0, GAIA_CHUNK), 0);
+	cl = new_client(0);
+	cr_assert_eq(client_acquire(cl, 0, GAIA_CHUNK, GAIA_PROT_READ), 0);
+	cr_assert_eq(client_release(cl, 0, GAIA_CHUNK), 0);
+	h.arg = cut;
+	held_begin(&h);
+	cr_assert_eq(client_acquire(cl, GAIA_CHUNK, GAIA_CHUNK, GAIA_PROT_READ), 0);
+	cr_assert_eq(held_end(&h), 0);
+	end();
+}
+
 /* ---- clients that do not answer ---- */
 
 static struct client *mute;

@@ -2,8 +2,10 @@
  * cache_lists.c - acquires and releases of lists of ranges: they are what as many single calls are, and all or nothing.
  */
 #include <sched.h>
+#include <semaphore.h>
 
 #include "cache_acquires.h"
+#include "held.h"
 #include "page_waiters.h"
 #include "pagecache/internal.h"
 
@@ -313,6 +315,143 @@ Test(lists, hold_a_page_65535_times_at_most)
 	cr_assert_eq(cache_acquirev(cl->mapping, range, 2, GAIA_PROT_READ, &seq, NULL), -EOVERFLOW);
 	/* More than there can be. */
 	cr_assert_eq(cache_releasev(cl->mapping, range, ARRAY_LEN(range), &changed), 0);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	end();
+}
+
+/* ---- what is given back without having been used ---- */
+
+Test(given_back, publishes_nothing_that_is_held_otherwise)
+{
+	struct gaia_list_range range[] = { { AT(0, 2), 1 }, { AT(1, 0), GAIA_PAGE }, { AT(0, 2), GAIA_PAGE } };
+	struct client *cl = begin_lists();
+	struct list l = { .n = 0 };
+	bool changed;
+
+	cr_assert_eq(client_acquire(cl, 0, AT(0, 4), GAIA_PROT_RW), 0);
+	client_store(cl, "one", 3, AT(0, 2));
+	cr_assert_eq(client_acquire(cl, AT(0, 1), AT(1, 1), GAIA_PROT_RW), 0);
+	cr_assert_eq(cache_give_back(cl->mapping, AT(0, 1), AT(1, 1), &changed), 0);
+	cr_assert(!changed);
+	expect_cpu(AT(0, 2), "\0");
+	cr_assert_eq(held(cl, 2), 1);
+	cr_assert_eq(held(cl, 4), 0);
+	cr_assert_eq(held(cl, GAIA_CHUNK_PAGES), 0);
+	/* Of two holds both, and one is left. */
+	for (size_t k = 0; k < ARRAY_LEN(range); k++)
+		list_add(&l, range[k].offset, range[k].length);
+	cr_assert_eq(acquirev(cl, &l, GAIA_PROT_RW), 0);
+	cr_assert_eq(cache_give_backv(cl->mapping, range, ARRAY_LEN(range), &changed), 0);
+	cr_assert(!changed);
+	cr_assert_eq(held(cl, 2), 1);
+	cr_assert_eq(held(cl, GAIA_CHUNK_PAGES), 0);
+	expect_cpu(AT(0, 2), "\0");
+	client_store(cl, "two", 3, AT(0, 3));
+	cr_assert_eq(client_release(cl, 0, AT(0, 4)), 0);
+	expect_cpu(AT(0, 2), "one");
+	expect_cpu(AT(0, 3), "two");
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	end();
+}
+
+/* Nobody else can publish that. */
+Test(given_back, is_released_where_it_was_the_last_hold)
+{
+	struct client *cl = begin_lists();
+	bool changed;
+
+	cr_assert_eq(client_acquire(cl, 0, AT(0, 2), GAIA_PROT_RW), 0);
+	cr_assert_eq(client_acquire(cl, 0, AT(0, 1), GAIA_PROT_RW), 0);
+	client_store(cl, "one", 3, 0);
+	client_store(cl, "two", 3, AT(0, 1));
+	cr_assert_eq(cache_give_back(cl->mapping, 0, AT(0, 2), &changed), 0);
+	cr_assert(changed);
+	expect_cpu(0, "\0");
+	expect_cpu(AT(0, 1), "two");
+	cr_assert_eq(cache_give_back(cl->mapping, 0, AT(0, 2), &changed), 0);
+	expect_cpu(0, "one");
+	cr_assert_eq(cache_give_back(cl->mapping, 0, AT(0, 2), &changed), 0);
+	cr_assert(!changed);
+	cr_assert_eq(cache_give_back(cl->mapping, 0, AT(CHUNKS, 1), &changed), -EINVAL);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
+	end();
+}
+
+Test(given_back, leaves_alone_what_other_mappings_hold)
+{
+	struct client *cl = begin_lists(), *other = new_client(0);
+	bool changed;
+
+	cr_assert_eq(client_acquire(cl, 0, AT(0, 1), GAIA_PROT_RW), 0);
+	cr_assert_eq(client_acquire(other, 0, AT(0, 1), GAIA_PROT_RW), 0);
+	client_store(other, "one", 3, 0);
+	cr_assert_eq(cache_give_back(cl->mapping, 0, AT(0, 1), &changed), 0);
+	cr_assert(!changed);
+	expect_cpu(0, "\0");
+	/* What is stored then is compared with what was there. */
+	client_store(other, "t", 1, 0);
+	cr_assert_eq(client_release(other, 0, AT(0, 1)), 0);
+	expect_cpu(0, "tne");
+	/* It is nobody's if they end. */
+	cr_assert_eq(client_acquire(cl, 0, AT(0, 1), GAIA_PROT_RW), 0);
+	cr_assert_eq(client_acquire(other, 0, AT(0, 1), GAIA_PROT_RW), 0);
+	client_store(other, "two", 3, 0);
+	cr_assert_eq(cache_give_back(cl->mapping, 0, AT(0, 1), &changed), 0);
+	client_end(other);
+	expect_cpu(0, "tne");
+	expect_device(cl, 0, "tne");
+	end();
+}
+
+static struct {
+	sem_t brought, go_on;
+} acquiring;
+
+static void stop_before_success(void *arg, struct client *cl, uint64_t idx)
+{
+	(void)arg, (void)cl, (void)idx;
+	sem_post(&acquiring.brought);
+	sem_wait(&acquiring.go_on);
+}
+
+static int acquire_first(void *arg)
+{
+	return client_acquire(arg, 0, 1, GAIA_PROT_RW);
+}
+
+static void *acquire_first_beside(void *arg)
+{
+	return (void *)(intptr_t)acquire_first(arg);
+}
+
+static int give_back_first(void *arg)
+{
+	bool changed;
+
+	return cache_give_back(((struct client *)arg)->mapping, 0, 1, &changed);
+}
+
+/* A client that gives back what it does not hold, while it acquires it, loses that; nothing else comes of it. */
+Test(given_back, while_the_only_acquire_succeeds)
+{
+	struct client *cl = begin_lists();
+	struct held h = { .point = "release.before_publish", .call = give_back_first, .arg = cl };
+	pthread_t acquires;
+	void *result;
+
+	sem_init(&acquiring.brought, 0, 0);
+	sem_init(&acquiring.go_on, 0, 0);
+	rig->after_grant = stop_before_success;
+	cr_assert_eq(pthread_create(&acquires, NULL, acquire_first_beside, cl), 0);
+	sem_wait(&acquiring.brought);
+	rig->after_grant = NULL;
+	held_begin(&h);
+	sem_post(&acquiring.go_on);
+	pthread_join(acquires, &result);
+	cr_assert_null(result);
+	cr_assert_eq(held_end(&h), 0);
+	cr_assert_eq(held(cl, 0), 0);
+	cache_check(rig->cache);
 	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), 0);
 	end();
 }

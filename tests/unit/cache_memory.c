@@ -328,6 +328,85 @@ Test(metadata, none_once_a_device_has_left)
 	end();
 }
 
+static bool has_leaf(struct chunk *ch)
+{
+	bool has = false;
+
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned k = 0; k < ARRAY_LEN(ch->leaf); k++)
+		has |= ch->leaf[k] != NULL;
+	pthread_mutex_unlock(&ch->lock);
+	return has;
+}
+
+/* The chunks stay, since the device has them. */
+Test(metadata, of_home_there_is_none_once_home_is_empty)
+{
+	struct client *cl;
+	struct chunk **list;
+	unsigned n;
+
+	begin_devices(1);
+	cl = new_client(0);
+	cr_assert_eq(client_acquire(cl, 0, 3 * GAIA_CHUNK, GAIA_PROT_READ), 0);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	n = chunk_list_get(kf->cfile, 0, UINT64_MAX, &list);
+	cr_assert_eq(n, 3);
+	for (unsigned k = 0; k < n; k++) {
+		cr_assert_not(has_leaf(list[k]), "chunk %u", k);
+		chunk_put(list[k]);
+	}
+	free(list);
+	client_end(cl);
+	end();
+}
+
+static atomic_uint came_through;
+
+static void *lock_and_look(void *arg)
+{
+	struct chunk *ch = arg;
+
+	pthread_mutex_lock(&ch->lock);
+	pages_lock(ch, 7, 8);
+	atomic_fetch_add(&came_through, 1);
+	pages_unlock(ch, 7, 8);
+	pthread_mutex_unlock(&ch->lock);
+	chunk_account(ch);
+	return NULL;
+}
+
+/* More threads than a page can count as waiting: its leaf may go while some of them still wait. */
+Test(metadata, of_a_page_that_many_wait_for_may_come_and_go)
+{
+	pthread_t thread[300];
+	struct chunk *ch;
+	bool all_wait = false;
+
+	begin_plain(0);
+	ch = chunk_get(kf->cfile, 0, true);
+	pthread_mutex_lock(&ch->lock);
+	pages_lock(ch, 7, 8);
+	pthread_mutex_unlock(&ch->lock);
+	for (unsigned k = 0; k < ARRAY_LEN(thread); k++)
+		cr_assert_eq(pthread_create(&thread[k], NULL, lock_and_look, ch), 0);
+	while (!all_wait) {
+		sched_yield();
+		pthread_mutex_lock(&ch->lock);
+		all_wait = page_at(ch, 7)->lockers == UINT8_MAX;
+		pthread_mutex_unlock(&ch->lock);
+	}
+	pthread_mutex_lock(&ch->lock);
+	pages_unlock(ch, 7, 8);
+	pthread_mutex_unlock(&ch->lock);
+	for (unsigned k = 0; k < ARRAY_LEN(thread); k++)
+		pthread_join(thread[k], NULL);
+	cr_assert_eq(atomic_load(&came_through), ARRAY_LEN(thread));
+	cr_assert_not(has_leaf(ch));
+	chunk_put(ch);
+	end();
+}
+
 /* ---- slabs ---- */
 
 static struct {
@@ -336,6 +415,7 @@ static struct {
 	struct cache_device cdev;
 	frame_t frame[4 * GAIA_CHUNK_PAGES];
 	int announced;
+	frame_t taken; /* UINT32_MAX: one is to be taken when a slab goes; then that one */
 } slabs;
 
 static void note_slab(struct device *dev, void *slab, bool there)
@@ -343,6 +423,11 @@ static void note_slab(struct device *dev, void *slab, bool there)
 	slabs.announced += there ? 1 : -1;
 	/* It is memory as long as the device knows it. */
 	*(volatile char *)slab = 1;
+	if (there || slabs.taken != UINT32_MAX)
+		return;
+	slabs.taken = 0;
+	cr_assert_eq(frames_take(&slabs.fr, 1, &slabs.taken, false), 1);
+	*(char *)frame_ptr(&slabs.fr, slabs.taken) = 'k';
 }
 
 static const struct device_ops slab_ops = { .name = "slabs", .host_slab = note_slab };
@@ -396,6 +481,30 @@ Test(slab, those_needed_in_between_stay)
 		frames_trim(&slabs.fr, false);
 	}
 	cr_assert_eq(slabs.announced, 1, "one was used");
+	end_slabs();
+}
+
+/* Devices register several at once. */
+Test(slab, those_of_an_arena_lie_side_by_side)
+{
+	begin_slabs(4);
+	for (unsigned i = 1; i < ARRAY_LEN(slabs.frame); i++)
+		cr_assert_eq((char *)frame_ptr(&slabs.fr, slabs.frame[i]),
+			     (char *)frame_ptr(&slabs.fr, slabs.frame[i - 1]) + GAIA_PAGE);
+	give_slabs(0, 4);
+	end_slabs();
+}
+
+/* Its place is taken again only when it has gone. */
+Test(slab, that_goes_takes_no_new_one_along)
+{
+	begin_slabs(1);
+	give_slabs(0, 1);
+	slabs.taken = UINT32_MAX;
+	frames_trim(&slabs.fr, true);
+	cr_assert_eq(slabs.announced, 1);
+	cr_assert_eq(*(char *)frame_ptr(&slabs.fr, slabs.taken), 'k');
+	frames_give(&slabs.fr, &slabs.taken, 1);
 	end_slabs();
 }
 

@@ -827,6 +827,8 @@ static bool use(struct client *cl, uint64_t a, uint64_t n)
 	uint64_t operations = counter_value(CTR_device_operations);
 	bool any;
 
+	/* What was evicted is free again, also where a driver keeps it for who imported it. */
+	rig_importers_gone();
 	/* What it causes is not its own. */
 	fault_hold("readahead.begin");
 	cr_assert_eq(acquire_range(cl, a * GAIA_PAGE, n * GAIA_PAGE, GAIA_PROT_READ), 0);

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <poll.h>
 #include <sched.h>
 #include <semaphore.h>
 #include <stdio.h>
@@ -419,6 +420,116 @@ Test(memory, that_cannot_be_mapped_fails_the_acquire_alone, .init = begin, .fini
 	unmap(p);
 }
 
+/* ---- acquires that are waited for later ---- */
+
+static int start(void *p, size_t len)
+{
+	int fd = gaia_acquire_start(p, len, RW);
+
+	cr_assert_geq(fd, 0);
+	return fd;
+}
+
+static void await_given_back(unsigned n)
+{
+	while (fake_seen().given_back < n)
+		sched_yield();
+}
+
+Test(started, memory_is_there_when_it_has_been_waited_for, .init = begin, .fini = end)
+{
+	unsigned char *p = map(RW);
+	struct gaia_range list[] = { { p + 2 * GAIA_CHUNK, 1 }, { p + 3 * GAIA_CHUNK, 1 } };
+	int fd = start(p, 2 * GAIA_CHUNK), listed = gaia_acquirev_start(list, 2, PROT_READ);
+
+	cr_assert_eq(gaia_wait(fd), 0);
+	cr_assert(fake_cuda_usable(p, 2 * GAIA_CHUNK));
+	cr_assert_eq(gaia_wait(listed), 0);
+	cr_assert(fake_cuda_usable(p, LENGTH));
+	cr_assert_eq(gaia_release(p, LENGTH), 0);
+	fake_errors.acquire = -ENOMEM;
+	fd = start(p, 1);
+	cr_assert_eq(gaia_wait(fd), -1);
+	cr_assert_eq(errno, ENOMEM);
+	fake_errors.acquire = 0;
+	cr_assert_eq(fake_seen().given_back, 0);
+	unmap(p);
+}
+
+/* Of a connection; what waits begins when those have ended, and is forgotten when it is closed. */
+Test(started, eight_are_under_way_at_a_time, .init = begin, .fini = end)
+{
+	unsigned char *p = map(RW);
+	int fd[24];
+
+	fake_gate.armed = true;
+	for (unsigned k = 0; k < 24; k++)
+		fd[k] = start(p, 1);
+	for (unsigned k = 0; k < 8; k++)
+		sem_wait(&fake_gate.entered);
+	for (unsigned k = 8; k < 12; k++)
+		close(fd[k]);
+	/* What is under way is given back when it has ended. */
+	close(fd[7]);
+	cr_assert_eq(fake_seen().given_back, 0);
+	cr_assert_lt(sem_trywait(&fake_gate.entered), 0);
+	fake_gate.armed = false;
+	for (unsigned k = 0; k < 8; k++)
+		sem_post(&fake_gate.leave);
+	for (unsigned k = 0; k < 24; k++)
+		if (k < 7 || k > 11)
+			cr_assert_eq(gaia_wait(fd[k]), 0);
+	await_given_back(1);
+	cr_assert_leq(fake_seen().acquires, 24);
+	fd[0] = start(p, 1);
+	close(fd[0]);
+	unmap(p);
+}
+
+Test(started, ends_with_its_mapping, .init = begin, .fini = end)
+{
+	unsigned char *p = map(RW), *other = map(RW);
+	int made = start(p, 1), under_way, fd[20];
+	struct pollfd ended = { .fd = made, .events = POLLIN };
+
+	cr_assert_eq(poll(&ended, 1, -1), 1);
+	fake_gate.armed = true;
+	under_way = start(p, LENGTH);
+	sem_wait(&fake_gate.entered);
+	for (unsigned k = 0; k < 20; k++)
+		fd[k] = start(p, 1);
+	unmap(p);
+	cr_assert_eq(gaia_wait(made), -1);
+	cr_assert_eq(errno, ECANCELED);
+	fake_gate.armed = false;
+	for (unsigned k = 0; k < 20; k++)
+		sem_post(&fake_gate.leave);
+	cr_assert_eq(gaia_wait(under_way), -1);
+	cr_assert_eq(errno, ECANCELED);
+	for (unsigned k = 0; k < 20; k++) {
+		cr_assert_eq(gaia_wait(fd[k]), -1);
+		cr_assert_eq(errno, ECANCELED);
+	}
+	cr_assert_eq(gaia_acquire(other, 1, RW), 0);
+	unmap(other);
+}
+
+/* No page stays held because the daemon has no room to note that fewer are. */
+Test(started, and_closed_is_given_back_until_that_works, .init = begin, .fini = end)
+{
+	unsigned char *p = map(RW);
+	int fd = start(p, 1);
+	struct pollfd ended = { .fd = fd, .events = POLLIN };
+
+	cr_assert_eq(poll(&ended, 1, -1), 1);
+	fake_errors.release = -ENOSR;
+	close(fd);
+	await_given_back(2);
+	fake_errors.release = 0;
+	await_given_back(fake_seen().given_back + 1);
+	unmap(p);
+}
+
 /* ---- devices and contexts ---- */
 
 Test(device, is_known_by_its_uuid)
@@ -794,6 +905,139 @@ on_queue(unmapping, waits_for_what_is_queued)
 	at = NULL;
 	cr_assert_eq(fake_seen().releases, 1);
 	pthread_join(thread, NULL);
+}
+
+/* ---- what calls cost ---- */
+
+/* Calls of the driver by the library: of each entry point, and by what is left over of no other. */
+struct cost {
+	const char *entry;
+	unsigned calls;
+};
+
+#define COSTS_MOST 16
+
+static struct {
+	unsigned all, of[COSTS_MOST];
+} so_far;
+
+static void costs_begin(const struct cost *cost)
+{
+	so_far.all = fake_cuda_calls();
+	for (unsigned i = 0; i < COSTS_MOST && cost[i].entry; i++)
+		so_far.of[i] = fake_cuda_calls_of(cost[i].entry);
+}
+
+static void costs_end(const char *what, const struct cost *cost)
+{
+	unsigned all = 0, n;
+
+	for (unsigned i = 0; i < COSTS_MOST && cost[i].entry; i++) {
+		n = fake_cuda_calls_of(cost[i].entry) - so_far.of[i];
+		cr_assert_eq(n, cost[i].calls, "%s: %u of %s, expected %u", what, n, cost[i].entry, cost[i].calls);
+		all += n;
+	}
+	n = fake_cuda_calls() - so_far.all;
+	cr_assert_eq(n, all, "%s: %u calls, of which %u were expected", what, n, all);
+}
+
+#define COSTS(call, ...)                                                          \
+	do {                                                                      \
+		const struct cost cost_[COSTS_MOST + 1] = { __VA_ARGS__ };        \
+		costs_begin(cost_);                                               \
+		cr_assert_eq(call, 0);                                            \
+		costs_end(#call, cost_);                                          \
+	} while (0)
+
+/* Groups of calls in the mapping's context, which captures elsewhere do not mind. */
+#define SCOPES(n)                                                                              \
+	{ "cuThreadExchangeStreamCaptureMode", 2 * (n) }, { "cuCtxPushCurrent", n }, { "cuCtxPopCurrent", n }
+
+/* Chunks that were handed over, in @runs runs. */
+#define MAPPING(chunks, runs)                                                                                    \
+	{ "cuMemImportFromShareableHandle", chunks }, { "cuMemMap", chunks }, { "cuMemRelease", chunks },         \
+	{ "cuMemSetAccess", runs }
+
+/* Of chunks side by side by one call. */
+static unsigned unmaps(unsigned chunks)
+{
+	return fake_cuda_mode()->single_unmaps && chunks > 1 ? 1 + chunks : 1;
+}
+
+on_stream(costs, what_is_mapped_is_acquired_and_released_without_the_driver)
+{
+	struct gaia_range list[] = { { at, GAIA_PAGE }, { at + 2 * GAIA_CHUNK, GAIA_CHUNK } };
+
+	COSTS(gaia_acquire(at, LENGTH, RW), MAPPING(CHUNKS, 1), SCOPES(1));
+	COSTS(gaia_release(at, LENGTH), { NULL });
+	COSTS(gaia_acquire(at, LENGTH, PROT_READ), { NULL });
+	COSTS(gaia_release(at, LENGTH), { NULL });
+	COSTS(gaia_acquirev(list, 2, RW), { NULL });
+	COSTS(gaia_releasev(list, 2), { NULL });
+	COSTS(gaia_sync(at, LENGTH), { NULL });
+}
+
+on_stream(costs, what_is_mapped_gets_access_run_by_run)
+{
+	COSTS(gaia_acquire(at + GAIA_CHUNK, GAIA_CHUNK, RW), MAPPING(1, 1), SCOPES(1));
+	/* Those on both sides of it. */
+	COSTS(gaia_acquire(at, LENGTH, RW), MAPPING(CHUNKS - 1, 2), SCOPES(2));
+	cr_assert_eq(gaia_release(at, LENGTH), 0);
+	cr_assert_eq(gaia_release(at + GAIA_CHUNK, GAIA_CHUNK), 0);
+}
+
+on_stream(costs, what_is_taken_back_goes_by_one_unmapping_a_run)
+{
+	uint64_t id = fake_seen().map_id;
+
+	cr_assert_eq(gaia_acquire(at, LENGTH, RW), 0);
+	cr_assert_eq(gaia_release(at, LENGTH), 0);
+	COSTS(fake_revoke(id, 1), { "cuMemUnmap", 1 }, SCOPES(1));
+	COSTS(gaia_acquire(at, LENGTH, RW), MAPPING(1, 1), SCOPES(1));
+	cr_assert_eq(gaia_release(at, LENGTH), 0);
+}
+
+on_queue(costs, on_a_stream_are_two_commands)
+{
+	static const struct cost queued[COSTS_MOST + 1] = {
+		{ "cuThreadExchangeStreamCaptureMode", 2 }, { "cuCtxGetCurrent", 1 },	{ "cuStreamGetCtx", 1 },
+		{ "cuStreamIsCapturing", 1 },		    { "cuLaunchHostFunc", 1 },	{ "cuStreamWaitValue32", 1 },
+	};
+
+	cr_assert_eq(gaia_acquire(at, LENGTH, RW), 0);
+	cr_assert_eq(gaia_release(at, LENGTH), 0);
+	for (unsigned i = 0; i < 3; i++) {
+		costs_begin(queued);
+		cr_assert_eq(gaia_acquire_on(at, LENGTH, RW, stream), 0);
+		costs_end("an acquire on a stream", queued);
+		costs_begin(queued);
+		cr_assert_eq(gaia_release_on(at, LENGTH, stream), 0);
+		costs_end("a release on a stream", queued);
+	}
+	ok(synchronize(stream));
+}
+
+/* Nor on what of it is mapped, if that lies together. */
+on_stream(costs, of_a_mapping_do_not_depend_on_its_length)
+{
+	unsigned calls[2][2], before;
+	unsigned char *p;
+
+	for (unsigned i = 0; i < 2; i++) {
+		size_t length = i ? LENGTH : GAIA_CHUNK;
+
+		before = fake_cuda_calls();
+		p = gaia_mmap(length, RW, file, 0, gpu);
+		cr_assert_neq(p, MAP_FAILED);
+		calls[i][0] = fake_cuda_calls() - before;
+		cr_assert_eq(gaia_acquire(p, length, RW), 0);
+		cr_assert_eq(gaia_release(p, length), 0);
+		before = fake_cuda_calls();
+		cr_assert_eq(gaia_munmap(p, length), 0);
+		calls[i][1] = fake_cuda_calls() - before;
+	}
+	cr_assert_eq(calls[0][0], calls[1][0]);
+	cr_assert_eq(calls[1][1] - calls[0][1], unmaps(CHUNKS) - 1);
 }
 
 /* ---- a driver that waits ---- */

@@ -1560,6 +1560,19 @@ Test(releases, are_asked_for_in_the_way_of_the_mapping, .init = begin, .fini = e
 	cr_assert_eq(control_release(fake_control(), f, RELEASES_WRITERS, &write, &changed), 0);
 	cr_assert_eq(control_release(fake_control(), f, RELEASES_ANY, &read, &changed), 0);
 	cr_assert_eq(fake_seen().releases, 3);
+	/* Of what was not used. */
+	cr_assert_eq(fake_seen().given_back, 0);
+	read.prot = list.prot = GAIA_PROT_UNUSED;
+	cr_assert_eq(control_release(fake_control(), f, RELEASES_WRITERS, &read, &changed), -EOPNOTSUPP);
+	cr_assert_eq(control_release(fake_control(), f, RELEASES_READERS, &read, &changed), 0);
+	cr_assert_eq(control_releasev(fake_control(), f, RELEASES_WRITERS, &list, &changed), 0);
+	cr_assert_eq(fake_seen().given_back, 2);
+	for (unsigned prot = 1; prot < 64; prot++)
+		if (prot != GAIA_PROT_UNUSED) {
+			read.prot = list.prot = prot;
+			cr_assert_eq(control_release(fake_control(), f, RELEASES_READERS, &read, &changed), -EINVAL);
+			cr_assert_eq(control_releasev(fake_control(), f, RELEASES_WRITERS, &list, &changed), -EINVAL);
+		}
 	close(fd);
 	leave(&p, 2);
 }

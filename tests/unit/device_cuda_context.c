@@ -219,6 +219,178 @@ Test(waits, who_frees_does_not_wait_for_an_unmapping)
 	free(host);
 }
 
+/* ---- slabs that are registered together ---- */
+
+#define SLABS 4u
+
+TestSuite(arenas, .timeout = 60);
+
+/* Side by side. */
+static char *new_slabs(unsigned n)
+{
+	char *slabs = aligned_alloc(GAIA_CHUNK, n * (size_t)GAIA_CHUNK);
+
+	memset(slabs, 's', n * (size_t)GAIA_CHUNK);
+	for (unsigned i = 0; i < n; i++)
+		dev->ops->host_slab(dev, slabs + i * (size_t)GAIA_CHUNK, true);
+	return slabs;
+}
+
+static void end_slabs(char *slabs, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++)
+		dev->ops->host_slab(dev, slabs + i * (size_t)GAIA_CHUNK, false);
+	free(slabs);
+}
+
+static unsigned registered(const char *slabs, unsigned n)
+{
+	unsigned count = 0;
+
+	for (unsigned i = 0; i < n; i++)
+		count += fake_cuda_usable(slabs + i * (size_t)GAIA_CHUNK, GAIA_CHUNK);
+	return count;
+}
+
+Test(arenas, slabs_that_wait_side_by_side_are_registered_by_one_call)
+{
+	struct devmem *mem;
+	char *slabs;
+
+	begin(&(struct fake_cuda_config){ 0 });
+	mem = must_alloc(dev);
+	slabs = new_slabs(40);
+	/* The middle of them is named first, and 32 are the most. */
+	works(mem, slabs + 20 * (size_t)GAIA_CHUNK);
+	if (!fake_cuda_mode()->no_pins && !fake_cuda_mode()->pins) {
+		until(registered(slabs, 40) == 40);
+		cr_assert_eq(fake_cuda_calls_of("cuMemHostRegister"), 2);
+		works(mem, slabs + 21 * (size_t)GAIA_CHUNK - GAIA_PAGE); /* over a border */
+	}
+	must_free(mem);
+	end_slabs(slabs, 40);
+	end();
+}
+
+Test(arenas, that_are_refused_are_tried_slab_by_slab)
+{
+	struct devmem *mem;
+	char *slabs;
+
+	begin(&(struct fake_cuda_config){ .pins = 3 * GAIA_CHUNK });
+	mem = must_alloc(dev);
+	slabs = new_slabs(SLABS);
+	works(mem, slabs);
+	until(fake_cuda_calls_of("cuMemHostRegister") == 1 + SLABS);
+	for (unsigned i = 0; i < SLABS; i++)
+		works(mem, slabs + i * (size_t)GAIA_CHUNK);
+	if (!fake_cuda_mode()->no_pins)
+		cr_assert_eq(registered(slabs, SLABS), 3);
+	must_free(mem);
+	end_slabs(slabs, SLABS);
+	end();
+}
+
+static struct {
+	char *slab;
+	_Atomic int tid;
+} goes;
+
+static void *withdraw(void *arg)
+{
+	goes.tid = (int)syscall(SYS_gettid);
+	dev->ops->host_slab(dev, goes.slab, false);
+	return NULL;
+}
+
+/* It waits for what uses the others, which are staged meanwhile, and registered again when they are named. */
+Test(arenas, no_slab_goes_under_an_operation_that_uses_another)
+{
+	char *slabs, *second;
+	struct dev_run run = { .npages = 1 };
+	struct dev_op op = { .kind = DEV_COPY_IN, .runs = &run, .n = 1 };
+	struct device_wait wait;
+	struct devmem *mem;
+	pthread_t thread;
+
+	if (fake_cuda_mode()->no_pins || fake_cuda_mode()->pins)
+		cr_skip("nothing is registered together in this mode");
+	sem_init(&busy.begun, 0, 0);
+	sem_init(&busy.may_end, 0, 0);
+	begin(&(struct fake_cuda_config){ 0 });
+	mem = must_alloc(dev);
+	keeper_is_done();
+	slabs = new_slabs(SLABS);
+	second = slabs + GAIA_CHUNK;
+	works(mem, slabs);
+	until(registered(slabs, SLABS) == SLABS);
+	cr_assert_eq(fake_cuda_launch(to_cuda(dev)->stream, run_until_told, NULL), 0);
+	sem_wait(&busy.begun);
+	run.mem = mem;
+	run.host = second;
+	cr_assert_eq(device_begin(dev, &op, &wait), 0);
+	until(fake_cuda_calls_of("launch") == 4); /* two of works(), the kernel, and this operation */
+	goes.slab = slabs;
+	cr_assert_eq(pthread_create(&thread, NULL, withdraw, NULL), 0);
+	until(goes.tid && thread_sleeps(goes.tid));
+	cr_assert_eq(fake_cuda_calls_of("cuMemHostUnregister"), 0);
+	sem_post(&busy.may_end);
+	cr_assert_eq(device_end(&wait), 0);
+	pthread_join(thread, NULL);
+	cr_assert_eq(fake_cuda_calls_of("cuMemHostUnregister"), 1);
+	cr_assert_eq(registered(slabs, SLABS), 0);
+	works(mem, second);
+	until(fake_cuda_usable(second, GAIA_CHUNK));
+	works(mem, second);
+	cr_assert_not(fake_cuda_usable(slabs, GAIA_CHUNK));
+	must_free(mem);
+	for (unsigned i = 1; i < SLABS; i++)
+		dev->ops->host_slab(dev, slabs + i * (size_t)GAIA_CHUNK, false);
+	end();
+	free(slabs);
+}
+
+/* Slabs go in any order, come again at the same place, and are used all the time. */
+static _Atomic bool stop_using;
+
+static void *use_slabs(void *arg)
+{
+	struct devmem *mem = must_alloc(dev);
+	uint64_t seed = 5;
+
+	while (!stop_using)
+		works(mem, (char *)arg + random_below(&seed, 2) * (size_t)GAIA_CHUNK);
+	must_free(mem);
+	return NULL;
+}
+
+Test(arenas, come_and_go_beside_operations)
+{
+	enum { USED = 2 };
+	uint64_t seed = 7;
+	pthread_t thread;
+	bool there[8];
+	char *slabs;
+
+	begin(&(struct fake_cuda_config){ 0 });
+	slabs = new_slabs(8);
+	memset(there, true, sizeof(there));
+	cr_assert_eq(pthread_create(&thread, NULL, use_slabs, slabs), 0);
+	for (unsigned i = 0; i < 300; i++) {
+		unsigned k = USED + random_below(&seed, 8 - USED);
+
+		there[k] = !there[k];
+		dev->ops->host_slab(dev, slabs + k * (size_t)GAIA_CHUNK, there[k]);
+	}
+	stop_using = true;
+	pthread_join(thread, NULL);
+	for (unsigned k = 0; k < 8; k++)
+		if (there[k])
+			dev->ops->host_slab(dev, slabs + k * (size_t)GAIA_CHUNK, false);
+	end();
+	free(slabs);
+}
+
 /* ---- calls that need not be ---- */
 
 TestSuite(calls, .timeout = 60);

@@ -5,7 +5,10 @@
  * A call costs the CPU time, and a command the GPU's; bytes in and out cross the bus. So a number that grows here
  * is a path that became slower, by an amount that only a GPU can tell.
  */
+#include <sched.h>
+#include <semaphore.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "device/cuda/internal.h"
 #include "device_io.h"
@@ -341,6 +344,29 @@ Test(costs, operations_that_were_submitted_together)
 	cr_assert_eq(t.launches - before.launches, OPS);
 }
 
+/* Merges of memory that is not registered go through staging buffers, both ends of them. */
+Test(costs, merges_of_memory_that_is_not_registered)
+{
+	struct dev_run runs[] = { run_of(0, 0, 2, pageable), run_of(1, 7, 1, pinned) };
+
+	for (unsigned i = 0; i < N(runs); i++) {
+		runs[i].base = at(pageable, 2 * GAIA_CHUNK_PAGES);
+		runs[i].limit = GAIA_PAGE;
+	}
+	COSTS("merge", runs, DEV_PULL, KERNEL, .read = 6 * GAIA_PAGE);
+}
+
+/* The kernel arms all; what the engine copies crosses the bus once. */
+Test(costs, copying_in_what_is_not_registered_and_arming)
+{
+	struct dev_run runs[] = { run_of(0, 3, 1, pageable), run_of(2, 0, 100, pageable) };
+	struct dev_op op = { .kind = DEV_COPY_IN, .runs = runs, .n = N(runs), .arm = true };
+
+	costs_op("in", dev, &op,
+		 (struct fake_cuda_traffic){ .calls = 4, .launches = 1, .parameters = SHORT, .copies = 1,
+					     .in = 100 * GAIA_PAGE, .read = GAIA_PAGE });
+}
+
 Test(costs_of_two, copies_from_a_peer, .timeout = 100)
 {
 	struct devmem *to[CHUNKS], *from[CHUNKS];
@@ -368,4 +394,122 @@ Test(costs_of_two, copies_from_a_peer, .timeout = 100)
 	}
 	dev->ops->destroy(dev);
 	peer->ops->destroy(peer);
+}
+
+/* ---- memory ---- */
+
+/* For what other threads bring about; else the suite's time runs out. */
+#define until(condition)               \
+	do {                           \
+		while (!(condition))   \
+			sched_yield(); \
+	} while (0)
+
+static unsigned n_ready(void)
+{
+	struct cuda *cuda = to_cuda(dev);
+	unsigned n;
+
+	pthread_mutex_lock(&cuda->lock);
+	n = cuda->n_ready;
+	pthread_mutex_unlock(&cuda->lock);
+	return n;
+}
+
+static void start_device(void)
+{
+	fake_cuda_start(2 * CHUNKS * GAIA_CHUNK);
+	dev = new_cuda(0);
+	until(n_ready() == CHUNKS);
+}
+
+static void end_device(void)
+{
+	dev->ops->destroy(dev);
+	cr_assert_null(fake_cuda_violation(), "%s", fake_cuda_violation());
+	cr_assert_eq(fake_cuda_alive(true), 0);
+}
+
+TestSuite(memory, .init = start_device, .fini = end_device, .timeout = 100);
+
+/* What the keeper makes, it makes side by side: access and zeros are one call for all. The rest is for their hashes. */
+Test(memory, is_made_by_two_calls_a_chunk)
+{
+	cr_assert_eq(fake_cuda_calls_of("cuMemCreate"), CHUNKS);
+	cr_assert_eq(fake_cuda_calls_of("cuMemMap"), CHUNKS);
+	cr_assert_eq(fake_cuda_calls_of("cuMemSetAccess"), 1);
+	cr_assert_eq(fake_cuda_calls_of("cuMemAlloc"), 1);
+	cr_assert_eq(fake_cuda_calls_of("cuMemsetD8Async"), 2);
+	cr_assert_eq(fake_cuda_calls_of("cuStreamSynchronize"), 2);
+}
+
+/* Each of a caller's calls enters the context first. */
+Test(memory, that_is_ready_costs_the_caller_no_command)
+{
+	struct devmem *chunk[CHUNKS];
+	unsigned calls = fake_cuda_calls();
+
+	take_all(dev, chunk);
+	cr_assert_eq(fake_cuda_calls() - calls, CHUNKS);
+	for (unsigned i = 0; i < CHUNKS; i++)
+		close(dev->ops->export_fd(dev, chunk[i], true));
+	cr_assert_eq(fake_cuda_calls() - calls, 3 * CHUNKS);
+	cr_assert_eq(fake_cuda_calls_of("cuMemExportToShareableHandle"), CHUNKS);
+	for (unsigned i = 0; i < CHUNKS; i++)
+		dev->ops->free(dev, chunk[i]);
+}
+
+static sem_t may_end;
+
+static void until_told(void *arg)
+{
+	sem_wait(&may_end);
+}
+
+/* The keeper is at work on the first when the others come. */
+Test(memory, that_lies_side_by_side_is_cleared_at_once)
+{
+	unsigned sets = fake_cuda_calls_of("cuMemsetD8Async");
+	struct devmem *chunk[CHUNKS];
+
+	sem_init(&may_end, 0, 0);
+	take_all(dev, chunk);
+	cr_assert_eq(fake_cuda_api()->cuCtxSetCurrent(to_cuda(dev)->context), 0);
+	cr_assert_eq(fake_cuda_launch(to_cuda(dev)->scrubber, until_told, NULL), 0);
+	dev->ops->free(dev, chunk[0]);
+	until(fake_cuda_calls_of("cuMemsetD8Async") == sets + 1);
+	for (unsigned i = 1; i < CHUNKS; i++)
+		dev->ops->free(dev, chunk[i]);
+	sem_post(&may_end);
+	until(n_ready() == CHUNKS);
+	cr_assert_eq(fake_cuda_calls_of("cuMemsetD8Async"), sets + 2);
+}
+
+/* Slabs that wait side by side are registered by two calls; and a run over a border is one copy. */
+Test(memory, of_the_host_is_registered_at_once)
+{
+	enum { SLABS = 4 };
+	char *slabs = aligned_alloc(GAIA_CHUNK, SLABS * (size_t)GAIA_CHUNK);
+	struct devmem *chunk[CHUNKS];
+	struct dev_run run = { .npages = GAIA_CHUNK_PAGES, .host = slabs + GAIA_CHUNK / 2 };
+	struct dev_op op = { .kind = DEV_COPY_IN, .runs = &run, .n = 1 };
+	unsigned calls;
+
+	take_all(dev, chunk);
+	run.mem = chunk[0];
+	calls = fake_cuda_calls();
+	for (unsigned i = 0; i < SLABS; i++)
+		dev->ops->host_slab(dev, slabs + i * (size_t)GAIA_CHUNK, true);
+	for (unsigned i = 0; i < SLABS; i++)
+		cuda_host_settle(to_cuda(dev), slabs + i * (size_t)GAIA_CHUNK);
+	cr_assert_eq(fake_cuda_calls() - calls, 2);
+	costs_op("over a border", dev, &op, (struct fake_cuda_traffic){ .calls = 3, .copies = 1, .in = GAIA_CHUNK });
+	/* The first that goes ends all of it; the others are not registered again before they are named. */
+	calls = fake_cuda_calls();
+	for (unsigned i = 0; i < SLABS; i++)
+		dev->ops->host_slab(dev, slabs + i * (size_t)GAIA_CHUNK, false);
+	cr_assert_eq(fake_cuda_calls() - calls, 2);
+	for (unsigned i = 0; i < CHUNKS; i++)
+		dev->ops->free(dev, chunk[i]);
+	free(slabs);
 }

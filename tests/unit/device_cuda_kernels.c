@@ -21,6 +21,8 @@ struct scene {
 static struct scene s;
 static uint64_t seed = 11;
 
+extern unsigned warp_blocks; /* of the last launch */
+
 static unsigned char *at(unsigned char *pages, uint32_t number)
 {
 	return pages + (size_t)s.place[number] * GAIA_PAGE;
@@ -252,4 +254,35 @@ Test(warp, long_lists_are_worked_on_as_short_ones)
 					     "%u items, page %u", lengths[k], page);
 		}
 	}
+}
+
+/* One item of @pages pages. Returns the number of blocks. */
+static unsigned copy_many(enum dev_kind kind, uint32_t pages)
+{
+	struct page_hash *armed = calloc(2 * pages, sizeof(*armed));
+	size_t bytes = (size_t)pages * GAIA_PAGE;
+
+	s.item[0] = (struct page_item){ .page = host_pages(pages), .other = host_pages(pages), .armed = armed,
+					.other_armed = armed + pages };
+	fill_random(s.item[0].other, bytes, &seed);
+	cr_assert_eq(cuda_launch(kind, false, s.item, 1, pages, NULL, NULL), CUDA_SUCCESS);
+	/* As DEV_COPY_OUT copies the other way, both are the same only if all of it was copied. */
+	cr_assert_eq(memcmp(s.item[0].page, s.item[0].other, bytes), 0);
+	free(s.item[0].page);
+	free(s.item[0].other);
+	free(armed);
+	return warp_blocks;
+}
+
+/* 64 blocks of 16 pages each; the last turn is not a whole one. */
+Test(warp, copies_across_the_bus_leave_multiprocessors_to_others)
+{
+	static const enum dev_kind kinds[] = { DEV_COPY_IN, DEV_COPY_OUT, DEV_COPY_PEER };
+
+	for (unsigned k = 0; k < ARRAY_LEN(kinds); k++) {
+		cr_assert_eq(copy_many(kinds[k], 1), 1);
+		cr_assert_eq(copy_many(kinds[k], 64 * 16), 64);
+		cr_assert_eq(copy_many(kinds[k], 2 * 64 * 16 + 35), 64);
+	}
+	cr_assert_eq(copy_many(DEV_COPY_WITHIN, 64 * 16 + 1), 65);
 }

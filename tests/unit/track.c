@@ -87,10 +87,10 @@ Test(track_plan, is_this_table)
 		begin();
 		w.r[0].flags = rows[k].flags;
 		w.r[0].seen = rows[k].more & SELF_OLD ? 9 : w.t.home_id;
-		w.r[0].writers = rows[k].more & WRITERS ? 1 : 0;
+		w.r[0].written = rows[k].more & WRITERS;
 		if (rows[k].more & OTHER_AHEAD)
-			w.r[2] = (struct page_replica){ w.t.home_id, GAIA_PAGE, 0,
-							REPLICA_PRESENT | REPLICA_AHEAD, 0 };
+			w.r[2] = (struct page_replica){ w.t.home_id, GAIA_PAGE,
+							REPLICA_PRESENT | REPLICA_AHEAD, false };
 		cr_assert_eq(track_plan(&w.v, 0, false), rows[k].read, "row %u, to read", k);
 		cr_assert_eq(track_plan(&w.v, 0, true), rows[k].write, "row %u, to write", k);
 	}
@@ -108,14 +108,13 @@ Test(track_plan, what_is_held_beyond_the_end_counts_when_it_was_brought)
 {
 	begin();
 	track_voided(&w.r[0]);
-	w.r[0].writers = 2;
+	w.r[0].written = true;
 	cr_assert_not(track_base_needed(&w.v, w.t.home_id));
-	w.r[0].writers--;
 	cr_assert_not(track_released(&w.r[0], true, true), "dropped");
 	home_changed();
 	cr_assert_eq(track_plan(&w.v, 0, true), TRACK_PULL);
 	track_pulled(&w.t, &w.r[0]);
-	w.r[0].writers--;
+	w.r[0].written = false;
 	cr_assert(track_released(&w.r[0], true, false));
 	cr_assert(track_ahead(&w.v));
 }

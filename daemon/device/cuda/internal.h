@@ -97,7 +97,7 @@ struct cuda_batch {
 	CUdeviceptr copy_to[BATCH_COPIES], copy_from[BATCH_COPIES];
 	size_t copy_bytes[BATCH_COPIES];
 	uint64_t unarmed[BATCH_PAGES / 64]; /* DEV_FIND_CHANGED: pages that were not armed */
-	uint64_t lenders; /* one bit for each ordinal: other GPUs whose registrations it uses */
+	unsigned host_epoch; /* see cuda_host_begin() */
 	uint32_t staged; /* bytes */
 	struct cuda_unstage unstage[BATCH_STAGING / GAIA_PAGE];
 	STAILQ_ENTRY(cuda_batch) link;
@@ -235,12 +235,13 @@ int cuda_submit(struct device *dev, struct dev_op *op);
 void cuda_host_slab(struct device *dev, void *slab, bool there);
 
 /*
- * The device's address of host memory, which may be used up to the end of its slab. 0: it is not registered; if the
- * slab was announced, it will be registered next. @lenders: gets the bit of the GPU through which it is
- * registered, if that is another GPU; until cuda_host_return() that registration stays.
+ * The address, on all devices, of host memory. 0: it is not registered; if the slab was announced, it will be
+ * registered next. *@bytes: what lies together there, registered or not, from @host on. The address is good between
+ * cuda_host_begin() and cuda_host_done(), which takes what that returned.
  */
-CUdeviceptr cuda_host_address(struct cuda *cuda, const void *host, uint64_t *lenders);
-void cuda_host_return(uint64_t lenders);
+CUdeviceptr cuda_host_address(const void *host, size_t *bytes);
+unsigned cuda_host_begin(void);
+void cuda_host_done(unsigned epoch);
 
 /* Wait until the announced slab is registered, or cannot be. */
 void cuda_host_settle(struct cuda *cuda, void *slab);

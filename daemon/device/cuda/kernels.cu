@@ -12,8 +12,15 @@
 
 #define WARPS 4u /* in a block of threads */
 
-/* Eight when it looks for changes, so that a warp writes a whole byte of results. */
+/* At a time. Eight when it looks for changes, so that a warp writes a whole byte of results. */
 #define PAGES_A_WARP(kind) ((kind) == DEV_FIND_CHANGED ? 8u : 4u)
+
+/*
+ * What reads or writes memory beyond a bus has so many blocks at most, whose warps take turns: their loads under way, 4 KiB for
+ * each warp, keep the bus busy. More blocks would only take multiprocessors from programs' kernels. What stays on the
+ * GPU has as many blocks as it has work for.
+ */
+#define BUS_BLOCKS 64u
 
 /* In the constant memory of the launch. */
 template <uint32_t room> struct item_list {
@@ -184,20 +191,31 @@ work(const __grid_constant__ struct item_list<room> list, uint32_t n_items, uint
 	const uint32_t at_once = hashes ? PAGE_LANES / HASH_LANES : 1;
 	uint32_t lane = threadIdx.x % PAGE_LANES;
 	uint32_t warp = blockIdx.x * WARPS + threadIdx.x / PAGE_LANES;
-	uint32_t first = warp * PAGES_A_WARP(kind);
-	uint32_t end = min(first + PAGES_A_WARP(kind), n_pages), bits = 0;
 
-	for (uint32_t number = first; number < end; number += at_once) {
-		if (hashes) {
-			bits |= hash_pages<kind>(list.item, n_items, number, end, lane) << (number - first);
-		} else {
-			const struct page_item *item = page_find_item(list.item, n_items, number);
+	for (uint32_t first = warp * PAGES_A_WARP(kind); first < n_pages;
+	     first += gridDim.x * WARPS * PAGES_A_WARP(kind)) {
+		uint32_t end = min(first + PAGES_A_WARP(kind), n_pages), bits = 0;
 
-			move_page<kind>(item, number - item->first, lane);
+		for (uint32_t number = first; number < end; number += at_once) {
+			if (hashes) {
+				bits |= hash_pages<kind>(list.item, n_items, number, end, lane) << (number - first);
+			} else {
+				const struct page_item *item = page_find_item(list.item, n_items, number);
+
+				move_page<kind>(item, number - item->first, lane);
+			}
 		}
+		if (kind == DEV_FIND_CHANGED && !lane)
+			changed[first / PAGES_A_WARP(kind)] = (uint8_t)bits;
 	}
-	if (kind == DEV_FIND_CHANGED && first < end && !lane)
-		changed[warp] = (uint8_t)bits;
+}
+
+static uint32_t blocks_for(enum dev_kind kind, uint32_t n_pages)
+{
+	uint32_t pages_a_block = WARPS * PAGES_A_WARP(kind), n = (n_pages + pages_a_block - 1) / pages_a_block;
+	bool bus = kind == DEV_COPY_IN || kind == DEV_COPY_OUT || kind == DEV_COPY_PEER || kind == DEV_PULL;
+
+	return bus ? min(n, BUS_BLOCKS) : n;
 }
 
 template <uint32_t room>
@@ -212,14 +230,12 @@ static cudaError_t launch(enum dev_kind kind, bool arm, const struct page_item *
 		work<DEV_ARM, false, room>,	    work<DEV_FIND_CHANGED, false, room>,
 	};
 	work_t *kernel = kernels[kind];
-	uint32_t pages_a_block = WARPS * PAGES_A_WARP(kind);
 	void *args[] = { (void *)items, &n_items, &n_pages, &changed };
 
 	static_assert(DEV_FIND_CHANGED == 7, "the order of the kernels");
 	if (arm)
 		kernel = kind == DEV_COPY_IN ? work<DEV_COPY_IN, true, room> : work<DEV_COPY_PEER, true, room>;
-	return cudaLaunchKernel(kernel, dim3((n_pages + pages_a_block - 1) / pages_a_block),
-				dim3(WARPS * PAGE_LANES), args, 0, stream);
+	return cudaLaunchKernel(kernel, dim3(blocks_for(kind, n_pages)), dim3(WARPS * PAGE_LANES), args, 0, stream);
 }
 
 CUresult cuda_launch(enum dev_kind kind, bool arm, const struct page_item *items, uint32_t n_items,

@@ -311,16 +311,17 @@ static bool wants_more(const struct cuda *cuda)
 	return cuda->n_ready + cuda->n_stale < READY_LOW && !cuda->physical_full && !all_in_use(cuda);
 }
 
-/* lock is held, but dropped meanwhile. */
+/* Those that lie side by side at once. lock is held, but dropped meanwhile. */
 static void scrub_stale(struct cuda *cuda)
 {
-	struct cuda_chunk *chunk = take_first(cuda, &cuda->stale);
+	unsigned first, n = take_run(cuda, LIST_FIRST(&cuda->stale), &first);
 	int err;
 
 	pthread_mutex_unlock(&cuda->lock);
-	err = scrub(cuda, slot_of(cuda, chunk), 1);
+	err = scrub(cuda, first, n);
 	pthread_mutex_lock(&cuda->lock);
-	end_busy(cuda, chunk, err ? CHUNK_STALE : CHUNK_READY);
+	for (unsigned i = first; i < first + n; i++)
+		end_busy(cuda, &cuda->chunk[i], err ? CHUNK_STALE : CHUNK_READY);
 }
 
 static void make_ready(struct cuda *cuda)

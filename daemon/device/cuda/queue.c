@@ -6,7 +6,7 @@
  * registered host memory itself, across the bus: so scattered pages cost one launch. Host memory that is not registered
  * goes through the batch's pinned staging buffer.
  *
- * A run is cut where its host memory crosses into another slab, which may be another registration.
+ * A run is cut where its host memory crosses into another registration, or into another slab that is not registered.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -111,7 +111,7 @@ static struct cuda_batch *take_idle(struct cuda *cuda)
 	pthread_mutex_unlock(&cuda->lock);
 	b->recorded = b->last = false;
 	b->err = 0;
-	b->lenders = 0;
+	b->host_epoch = cuda_host_begin();
 	b->n_items = b->n_pages = b->n_copies = b->n_unstage = b->staged = 0;
 	return b;
 }
@@ -220,11 +220,6 @@ static void make_room(struct issue *is)
 	b->n_items = b->n_pages = 0;
 }
 
-static uint32_t pages_to_slab_end(const void *host)
-{
-	return (uint32_t)((GAIA_CHUNK - ((uintptr_t)host & (GAIA_CHUNK - 1))) / GAIA_PAGE);
-}
-
 static struct place stage(struct cuda_batch *b, uint32_t n)
 {
 	struct place place = { b->staging + b->staged, b->device_staging + b->staged };
@@ -298,13 +293,14 @@ static void mark_armed(struct cuda_batch *b, const struct dev_op *op, const stru
 }
 
 /* Find a run's host memory: where it is pinned, and how many of @n pages can be used at once. */
-static uint32_t find_host(struct issue *is, const void *first, uint32_t at, uint32_t n,
-			  const void **host, struct place *place)
+static uint32_t find_host(const void *first, uint32_t at, uint32_t n, const void **host, struct place *place)
 {
+	size_t bytes;
+
 	*host = (const char *)first + (size_t)at * GAIA_PAGE;
-	place->device = cuda_host_address(is->cuda, *host, &is->batch->lenders);
+	place->device = cuda_host_address(*host, &bytes);
 	place->host = place->device ? (void *)*host : NULL;
-	return MIN(n, pages_to_slab_end(*host));
+	return (uint32_t)MIN((size_t)n, bytes / GAIA_PAGE);
 }
 
 /*
@@ -331,11 +327,11 @@ static uint32_t add_pages(struct issue *is, const struct dev_run *run, uint32_t 
 	if (b->n_items == BATCH_ITEMS || b->n_copies == BATCH_COPIES)
 		return 0;
 	if (has_host) {
-		n = find_host(is, run->host, at, n, &host, &host_place);
+		n = find_host(run->host, at, n, &host, &host_place);
 		unstaged += !host_place.host;
 	}
 	if (has_base) {
-		n = find_host(is, run->base, at, n, &base, &base_place);
+		n = find_host(run->base, at, n, &base, &base_place);
 		unstaged += !base_place.host;
 	}
 	if (unstaged)
@@ -457,7 +453,7 @@ static void finish(struct cuda_batch *b, uint64_t bit)
 
 static void put_idle(struct cuda *cuda, struct cuda_batch *b)
 {
-	cuda_host_return(b->lenders);
+	cuda_host_done(b->host_epoch);
 	pthread_mutex_lock(&cuda->lock);
 	STAILQ_INSERT_TAIL(&cuda->idle, b, link);
 	if (b->last) {

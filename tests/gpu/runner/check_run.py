@@ -5,7 +5,7 @@ tools     compute-sanitizer and ncu, played, on a GPU that is played: what they 
 sections  what fails, hangs, crashes or prints nonsense is noted, and the next section runs
 contact   no GPU: one line, 77, and the diagnosis; a driver that hangs; how it is called
 room      where there is no room to work, or none for results: one line that says so, and the diagnosis if it can be
-driver    ARGUMENT, a driver that only LD_LIBRARY_PATH names, is found
+driver    ARGUMENT, a driver that only LD_LIBRARY_PATH names, or that is in a usual place only, is found
 rehearse  every phase on ARGUMENT (sim, fake) to its end, each section done
 killed    run is killed at random moments: what it left is valid, and nothing else is left. With ARGUMENT, a number:
           the programs themselves run, not the stub, in any phases, and are killed when at most so many sections are done
@@ -169,6 +169,7 @@ def tools(build):
         expect(code == 1 and not wrong, "racecheck found errors, and the status is %d: %s%s" % (code, said, wrong))
         for phase in ("sanitizer", "ncu"):
             expect(not any(row.get("simulated") for row in scene.rows(phase)), "this is no rehearsal: %s" % scene.rows(phase))
+            expect(scene.rows(phase)[1]["held"] is True, "no context is held: %s" % scene.rows(phase)[1])
         status = {name: row["status"] for name, row in scene.status("sanitizer").items()}
         expect(status == {"memcheck": "done", "racecheck": "failed", "initcheck": "done"}, "sanitizer: %s" % status)
         note = scene.status("sanitizer")["initcheck"]["note"]
@@ -205,7 +206,7 @@ def contact(build):
             text = file.read()
         for word in ("/dev/nvidia", "nvidia-smi", "/proc/driver/nvidia/version", "LD_LIBRARY_PATH", "MPS", "/dev/fuse",
                      "transparent_hugepage", "nr_hugepages", "max locked memory", "MemTotal", "Linux",
-                     "the loader's whole cache", "the stub has no GPU", "ended: no GPU"):
+                     "the loader's whole cache", "== toolkits", "== file system of " + scene.tmp, "the stub has no GPU", "ended: no GPU"):
             expect(word in text, "the diagnosis lacks %r" % word)
         expect(not scene.is_clean(), "left behind: %s" % scene.is_clean())
         code, said, _ = scene.run(STUB_GPUS="hangs", GPU_CHECK_PATIENCE="1")
@@ -288,15 +289,33 @@ def driver(build, stub):
         sys.exit(77)
     with Scene(build) as scene:
         code, said, wrong = scene.run()
-        expect(code == 77 and said.count("\n") == 1 and "803" not in said, "without: %d, %r, %r" % (code, said, wrong))
+        expect(code == 77 and said.count("\n") == 1 and "no libcuda.so.1 with cuInit is found" in said,
+               "without: %d, %r, %r" % (code, said, wrong))
         path = os.path.dirname(os.path.abspath(stub))
-        code, said, wrong = scene.run(LD_LIBRARY_PATH="/nonsense:" + path)
-        expect(code == 77 and said.count("\n") == 1 and "803" in said and not wrong,
-               "the driver is not found: %d, %r, %r" % (code, said, wrong))
-        with open(os.path.join(scene.out, "diagnosis.txt")) as file:
+
+        def found(how, **env):
+            code, said, wrong = scene.run(**env)
+            expect(code == 77 and said.count("\n") == 1 and "803" in said and not wrong,
+                   "the driver is not found %s: %d, %r, %r" % (how, code, said, wrong))
+            with open(os.path.join(scene.out, "diagnosis.txt")) as file:
+                text = file.read()
+            expect("803" in text and path in text, "%s: the diagnosis does not tell of the driver: %s" % (how, text))
+            expect(not scene.is_clean(), "left behind: %s" % scene.is_clean())
+
+        # Also by the loader and the C library of the bundle.
+        os.symlink("/lib64/ld-linux-x86-64.so.2", os.path.join(scene.bundle, "glibc", "ld.so"))
+        for own in ({}, {"GPU_CHECK_OWN_GLIBC": "yes"}):
+            found("by LD_LIBRARY_PATH, %s" % own, LD_LIBRARY_PATH="/nonsense:" + path, **own)
+        # Where containers have it, and neither LD_LIBRARY_PATH nor the loader looks.
+        diagnose = os.path.join(scene.bundle, "diagnose")
+        with open(diagnose) as file:
             text = file.read()
-        expect("803" in text and path in text, "the diagnosis does not tell of the driver: %s" % text)
-        expect(not scene.is_clean(), "left behind: %s" % scene.is_clean())
+        place = "/usr/local/nvidia/lib64"
+        expect(text.count(place + " ") == 1, "%s is none of the usual places" % place)
+        with open(diagnose, "w") as file:
+            file.write(text.replace(place, path))
+        for own in ({}, {"GPU_CHECK_OWN_GLIBC": "yes"}):
+            found("in a usual place, %s" % own, **own)
 
 
 def rehearse(build, on):
@@ -468,14 +487,28 @@ def report(build):
         expect(not os.path.exists(os.path.join(directory, "report-shares-bench.png")), "a plot of other results stayed")
 
         # What is slower beside another process, and by how much.
+        # (Some rows differ only in what is neither words nor a size.)
+        def again(times, alive):
+            return [*({"section": "again", "what": "shared", "chunks": 64, "alive": n, "create_us": us * times} for n, us in alive),
+                    *({"section": "again", "what": "registered", "bytes": 1, "huge_pages": huge, "us": us * times}
+                      for huge, us in ((False, 40), (True, 10))),
+                    {"section": "again", "status": "done", "seconds": 1, "note": ""}]
+
         put("\n".join(json.dumps(one) for one in (
-            {"phase": "busy", "plan": ["bench/kinds"], "simulated": False},
+            {"phase": "ceilings", "plan": ["again"], "simulated": False}, *again(1, [(0, 10), (1000, 90)]),
+            {"phase": "ceilings", "end": True})) + "\n", "ceilings")
+        put("\n".join(json.dumps(one) for one in (
+            {"phase": "busy", "plan": ["bench/kinds", "ceilings/again"], "simulated": False},
             *(dict(row, bytes=bytes, us=us, beside="another's") for bytes, us in ((4096, 3), (65536, 4.5), (1 << 21, 7))),
             {"section": "kinds", "what": "the other process's kernels", "slowdown": 1.25},
-            {"section": "bench/kinds", "status": "done", "seconds": 1, "note": ""}, {"phase": "busy", "end": True})) + "\n", "busy")
+            {"section": "bench/kinds", "status": "done", "seconds": 1, "note": ""},
+            *({**one, "section": "ceilings/again"} if "status" in one else one for one in again(2, [(0, 10)])),
+            {"phase": "busy", "end": True})) + "\n", "busy")
         page = page_of(directory)
+        expect("| ceilings/again | 3 | 2 (2 to 2) | - |" in page, "rows that are nearly alike: %s" % page)
         expect("| bench/kinds | 2 | 3 (2 to 3) | 1.25 |" in page, "beside another process: %s" % page)
-        os.unlink(os.path.join(directory, "busy.jsonl"))
+        for name in ("busy", "ceilings"):
+            os.unlink(os.path.join(directory, name + ".jsonl"))
 
         # A rehearsal beside it is called so, and so are its rows.
         put(json.dumps({"phase": "stalls", "plan": ["waits"], "simulated": True, "rehearsal": "sim"}) + "\n" +

@@ -51,13 +51,19 @@ static inline unsigned long long atomicCAS_system(unsigned long long *at, unsign
 /* ---- lanes ---- */
 
 static thread_local struct { unsigned x; } threadIdx, blockIdx;
+static struct { unsigned x; } gridDim;
+
+/* Of the last launch, for tests. */
+extern "C" {
+unsigned warp_blocks;
+}
 
 static struct {
 	pthread_barrier_t barrier;
 	unsigned long long value[32];
 	void (*kernel)(void);
 	void **args;
-	unsigned blocks, threads;
+	unsigned threads;
 } warp;
 
 static inline unsigned long long warp_exchange(unsigned long long value, unsigned from)
@@ -96,7 +102,7 @@ template <class list_t> static void *be_lane(void *arg)
 	typedef void kernel_t(list_t, uint32_t, uint32_t, uint8_t *);
 	kernel_t *kernel = (kernel_t *)warp.kernel;
 
-	for (unsigned block = 0; block < warp.blocks; block++) {
+	for (unsigned block = 0; block < gridDim.x; block++) {
 		for (unsigned first = 0; first < warp.threads; first += 32) {
 			blockIdx.x = block;
 			threadIdx.x = first + (unsigned)(size_t)arg;
@@ -115,7 +121,7 @@ static inline cudaError_t cudaLaunchKernel(void (*kernel)(list_t, uint32_t, uint
 
 	warp.kernel = (void (*)(void))kernel;
 	warp.args = args;
-	warp.blocks = grid.x;
+	gridDim.x = warp_blocks = grid.x;
 	warp.threads = block.x;
 	pthread_barrier_init(&warp.barrier, NULL, 32);
 	for (size_t i = 0; i < 32; i++)

@@ -1,0 +1,90 @@
+/*
+ * option_table.h - all options of gaiafs, each said once.
+ *
+ * The command line and its help are made from this table (options.c), and so are the options in the man pages gaiafs(8) and
+ * mount.gaiafs(8), and what mount.gaiafs passes on (with_tables.c). Rows with the same name are one option.
+ */
+#ifndef GAIA_OPTION_TABLE_H
+#define GAIA_OPTION_TABLE_H
+
+/* In seconds; part of the texts. */
+#define OPTIONS_AGE_S 5
+#define OPTIONS_UNMOUNT_TIMEOUT_S 60
+
+#define OPTIONS_TEXT_OF(x) #x
+#define OPTIONS_TEXT(x) OPTIONS_TEXT_OF(x)
+
+/*
+ * X(name, letter, value, help, parse):
+ *
+ * name     of the long option; NULL: it has none
+ * letter   of the short option; 0: it has none
+ * value    its form and unit: words in capitals stand for something, all else is meant as it is. NULL: it takes no value
+ * help     lines of text, not a sentence; the default in parentheses. "": the option is accepted, and shown nowhere
+ * parse    a function of options.c; NULL: help and version
+ */
+#define OPTIONS(X)                                                                                                     \
+	X("device", 0, "sim[:SIZE][,KEY=VALUE]...",                                                                     \
+	  "a simulated device (256M); keys: count=N,\n"                                                                 \
+	  "bandwidth=SIZE (a second, each way), local=SIZE (a\n"                                                        \
+	  "second, of its own memory), latency=MICROSECONDS,\n"                                                         \
+	  "submit=MICROSECONDS, wait=on|off (off: their time is\n"                                                      \
+	  "only counted; on),\n"                                                                                        \
+	  "peers=on|off (copies from other devices; on),\n"                                                             \
+	  "readonly=on|off (off: cannot share read-only, as a\n"                                                        \
+	  "GPU cannot; on), strict=on|off (touching what is not\n"                                                      \
+	  "acquired is a SIGSEGV; on)",                                                                                 \
+	  parse_device)                                                                                                 \
+	X("device", 0, "cuda[:INDEX[,SIZE]]", "a GPU (0), with 80 % of its free memory", parse_device)                  \
+	X("device", 0, "none",                                                                                          \
+	  "no device; without --device: every GPU that works,\n"                                                        \
+	  "and if there is none, a simulated device",                                                                   \
+	  parse_device)                                                                                                 \
+	X("home", 0, "SIZE",                                                                                            \
+	  "host memory for file contents (a quarter of the\n"                                                           \
+	  "machine's or, if less, the cgroup's; 4G at most)",                                                           \
+	  parse_home)                                                                                                   \
+	X("cpu-cache", 0, "auto|writeback|writethrough",                                                                \
+	  "how the kernel caches for CPU programs (auto: it\n"                                                          \
+	  "bypasses the daemon for files that no device maps)",                                                         \
+	  parse_cpu_cache)                                                                                              \
+	X("storage-io", 0, "direct|buffered",                                                                           \
+	  "how cached files are read: straight from the disk, or\n"                                                     \
+	  "always by way of the kernel's memory (direct)",                                                              \
+	  parse_storage_io)                                                                                             \
+	X("source", 0, "local|exclusive",                                                                               \
+	  "on a network or FUSE file system, which is refused\n"                                                        \
+	  "otherwise: no other machine can change it, or none\n"                                                        \
+	  "does while it is mounted here",                                                                              \
+	  parse_source)                                                                                                 \
+	X("writeback-age", 0, "SECONDS",                                                                                \
+	  "store data that has been dirty for so long (" OPTIONS_TEXT(OPTIONS_AGE_S) ")",                               \
+	  parse_writeback_age)                                                                                          \
+	X("device-age", 0, "SECONDS",                                                                                   \
+	  "fetch and store what a device released so long ago\n"                                                        \
+	  "(as --writeback-age)",                                                                                       \
+	  parse_device_age)                                                                                             \
+	X("unmount-timeout", 0, "SECONDS",                                                                              \
+	  "when the mount ends: try for so long to store data that\n"                                                   \
+	  "cannot be stored (" OPTIONS_TEXT(OPTIONS_UNMOUNT_TIMEOUT_S) ")",                                             \
+	  parse_unmount_timeout)                                                                                        \
+	X("user-limit", 0, "WHAT=N[,WHAT=N]...",                                                                        \
+	  "how many each user other than root may have: clients\n"                                                      \
+	  "(1024), mappings (16384), open directories and\n"                                                            \
+	  "removed_files in use (by ulimit -n);\n"                                                                      \
+	  "device=PERCENT of each device's memory (75)",                                                                \
+	  parse_user_limits)                                                                                            \
+	X("supervisor", 0, "on|off|unmount",                                                                            \
+	  "a second process: when this one is killed it ends the\n"                                                     \
+	  "connection, so that nobody hangs (on), and also takes\n"                                                     \
+	  "the mount away (unmount)",                                                                                   \
+	  parse_supervisor)                                                                                             \
+	X("log-level", 0, "error|warn|info|debug", "what is logged (info)", parse_log_level)                            \
+	/* Has no effect. For tables of mounts and scripts that name it. */                                             \
+	X("transport", 0, "", "", ignore_transport)                                                                     \
+	X("foreground", 'f', NULL, "stay in the foreground, and log to standard error", stay_in_foreground)             \
+	X(NULL, 'o', "OPTION[,OPTION]...", "mount options: ro, allow_other, noatime, ...", add_mount_options)           \
+	X("help", 'h', NULL, "print the options", NULL)                                                                        \
+	X("version", 'V', NULL, "print the version", NULL)
+
+#endif
