@@ -106,7 +106,7 @@ struct page *page_make(struct chunk *ch, unsigned i)
 	return *leaf + i % LEAF_PAGES;
 }
 
-void leaves_trim(struct chunk *ch)
+void chunk_trim_leaves(struct chunk *ch)
 {
 	static const struct page nothing[LEAF_PAGES];
 
@@ -120,7 +120,7 @@ void leaves_trim(struct chunk *ch)
 
 /* ---- what a sync has to look at ---- */
 
-void note_unsynced(struct chunk *ch)
+void chunk_note_unsynced(struct chunk *ch)
 {
 	struct cfile *f = ch->file;
 	bool is = ch->n_dirty || ch->n_stored || ch->n_ahead;
@@ -139,7 +139,7 @@ void note_unsynced(struct chunk *ch)
 void chunk_count_ahead(struct chunk *ch, int more)
 {
 	atomic_fetch_add(&ch->n_ahead, (unsigned)more);
-	note_unsynced(ch);
+	chunk_note_unsynced(ch);
 	atomic_fetch_add(&ch->file->n_ahead, (uint64_t)more);
 	atomic_fetch_add(&ch->file->cache->n_ahead, (uint64_t)more);
 }

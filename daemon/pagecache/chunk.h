@@ -10,9 +10,9 @@
 /* ---- chunk.c ---- */
 
 /* Free the leaves that say nothing: of pages without frames that nobody has locked or waits for. */
-void leaves_trim(struct chunk *ch);
+void chunk_trim_leaves(struct chunk *ch);
 /* One of the counts has changed. */
-void note_unsynced(struct chunk *ch);
+void chunk_note_unsynced(struct chunk *ch);
 
 /* ---- page.c ---- */
 
@@ -25,9 +25,9 @@ void pages_become(struct chunk *ch, unsigned a, unsigned b, uint8_t state);
 /* ---- page_lock.c ---- */
 
 /* Assert that this thread may wait for page i (17). */
-void check_order(const struct chunk *ch, unsigned i);
+void page_check_order(const struct chunk *ch, unsigned i);
 /* Whether who locks the page to write it must go on with a copy (21). */
-bool is_to_renew(const struct chunk *ch, unsigned i);
+bool page_is_to_renew(const struct chunk *ch, unsigned i);
 
 /* ---- lists.c ---- */
 
@@ -40,11 +40,11 @@ void chunk_arrive(struct chunk *ch, unsigned lists);
 /* Lock the lists (cache->lock), and put on them what has arrived. Needs no chunk->lock. */
 void lists_lock(struct cache *c);
 /* The lists are locked as above, and the chunk is on the list; the list's reference becomes the caller's. */
-void leave_lru(struct chunk *ch);
+void chunk_leave_lru(struct chunk *ch);
 
 /* ---- leave.c ---- */
 
 /* There is no memory for so many frames: logs that, and returns the error. Called without a lock. */
-int no_memory(unsigned n);
+int home_no_memory(unsigned n);
 
 #endif

@@ -83,7 +83,7 @@ void chunk_sync_ended(struct chunk *ch, bool worked)
 
 /* ---- eviction ---- */
 
-int no_memory(unsigned n)
+int home_no_memory(unsigned n)
 {
 	log_error("home: no memory for %u pages; give the machine more, or --home less", n);
 	return -ENOMEM;
@@ -138,7 +138,7 @@ static struct chunk *lru_next(struct cache *c, unsigned *looks)
 			TAILQ_REMOVE(&c->lru, ch, lru);
 			TAILQ_INSERT_TAIL(&c->lru, ch, lru);
 		} else {
-			leave_lru(ch);
+			chunk_leave_lru(ch);
 			found = ch;
 		}
 	}
@@ -208,7 +208,7 @@ int frame_alloc(struct cache *c, unsigned n, frame_t *out)
 
 give_back:
 	frames_give(&c->frames, out, got);
-	return no_memory(n);
+	return home_no_memory(n);
 }
 
 int home_room_to_stay(struct cache *c, unsigned n)

@@ -57,7 +57,7 @@ void lists_lock(struct cache *c)
 	}
 }
 
-void leave_lru(struct chunk *ch)
+void chunk_leave_lru(struct chunk *ch)
 {
 	struct cache *c = ch->file->cache;
 
@@ -67,19 +67,19 @@ void leave_lru(struct chunk *ch)
 }
 
 /* The same for the other lists. */
-static void leave_dirty(struct chunk *ch)
+static void chunk_leave_dirty(struct chunk *ch)
 {
 	TAILQ_REMOVE(&ch->file->cache->dirty, ch, dirty);
 	atomic_fetch_and(&ch->lists, ~CHUNK_DIRTY);
 }
 
-static void leave_emptied(struct chunk *ch)
+static void chunk_leave_emptied(struct chunk *ch)
 {
 	TAILQ_REMOVE(&ch->file->cache->emptied, ch, emptied);
 	atomic_fetch_and(&ch->lists, ~CHUNK_EMPTIED);
 }
 
-static void leave_ahead(struct chunk *ch)
+static void chunk_leave_ahead(struct chunk *ch)
 {
 	TAILQ_REMOVE(&ch->file->cache->ahead, ch, ahead);
 	atomic_fetch_and(&ch->lists, ~CHUNK_AHEAD);
@@ -90,7 +90,7 @@ void chunk_account(struct chunk *ch)
 	/* A thread that takes a chunk off a list either sees, under its lock, that it need not be there, or calls this afterwards. */
 	pthread_mutex_lock(&ch->lock);
 	if (ch->n_frames == 0)
-		leaves_trim(ch);
+		chunk_trim_leaves(ch);
 	chunk_arrive(ch, (ch->n_frames ? CHUNK_LRU : 0) | (ch->n_dirty ? CHUNK_DIRTY : 0) | (ch->n_ahead ? CHUNK_AHEAD : 0));
 	pthread_mutex_unlock(&ch->lock);
 }
@@ -102,17 +102,17 @@ void chunk_unlist(struct chunk *ch)
 
 	/* The lock keeps it from arriving again. */
 	pthread_mutex_lock(&ch->lock);
-	leaves_trim(ch);
+	chunk_trim_leaves(ch);
 	lists_lock(c);
 	before = ch->lists;
 	if ((before & CHUNK_LRU) && ch->n_frames == 0)
-		leave_lru(ch);
+		chunk_leave_lru(ch);
 	if ((before & CHUNK_DIRTY) && ch->n_dirty == 0)
-		leave_dirty(ch);
+		chunk_leave_dirty(ch);
 	if ((before & CHUNK_AHEAD) && ch->n_ahead == 0)
-		leave_ahead(ch);
+		chunk_leave_ahead(ch);
 	if (before & CHUNK_EMPTIED)
-		leave_emptied(ch);
+		chunk_leave_emptied(ch);
 	drop = (unsigned)__builtin_popcount(before & ~ch->lists);
 	pthread_mutex_unlock(&c->lock);
 	pthread_mutex_unlock(&ch->lock);
@@ -127,7 +127,7 @@ struct chunk *chunk_due(struct cache *c, uint64_t age_ns)
 	lists_lock(c);
 	ch = TAILQ_FIRST(&c->dirty);
 	if (ch && now_ns() - ch->dirty_since >= age_ns)
-		leave_dirty(ch);
+		chunk_leave_dirty(ch);
 	else
 		ch = NULL;
 	pthread_mutex_unlock(&c->lock);
@@ -148,7 +148,7 @@ unsigned chunks_due_ahead(struct cache *c, uint64_t age_ns, uint64_t at_ns, stru
 		looked += n > 0;
 		if (n > 0 ? ch->file != list[0]->file : ch->file->put_off == at_ns)
 			continue;
-		leave_ahead(ch);
+		chunk_leave_ahead(ch);
 		list[n++] = ch;
 	}
 	pthread_mutex_unlock(&c->lock);
@@ -181,7 +181,7 @@ void emptied_reap(struct cache *c)
 		lists_lock(c);
 		ch = TAILQ_FIRST(&c->emptied);
 		if (ch)
-			leave_emptied(ch);
+			chunk_leave_emptied(ch);
 		pthread_mutex_unlock(&c->lock);
 		if (!ch)
 			return;

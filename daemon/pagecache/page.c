@@ -45,7 +45,7 @@ void pages_become(struct chunk *ch, unsigned a, unsigned b, uint8_t state)
 	}
 	tally(&ch->n_dirty, dirty);
 	tally(&ch->n_stored, stored);
-	note_unsynced(ch);
+	chunk_note_unsynced(ch);
 	if (dirty) {
 		atomic_fetch_add(&f->n_dirty, (uint64_t)dirty);
 		atomic_fetch_add(&f->cache->n_dirty, (uint64_t)dirty);
@@ -92,7 +92,7 @@ bool store_begin(struct chunk *ch, unsigned i, bool wait)
 	for (;;) {
 		/* Not as a sharer: those who write go before this one's turn. */
 		while (wait && (page_make(ch, i)->flags & PAGE_STORING)) {
-			check_order(ch, i);
+			page_check_order(ch, i);
 			page_wait(ch);
 		}
 		if (wait)
@@ -143,7 +143,7 @@ static int frames_to_renew(struct cache *c, unsigned n, frame_t *out)
 	if (got == n)
 		return 0;
 	frames_give(&c->frames, out, got);
-	return no_memory(n);
+	return home_no_memory(n);
 }
 
 int pages_renew(struct chunk *ch, unsigned a, unsigned b, unsigned n)
@@ -156,7 +156,7 @@ int pages_renew(struct chunk *ch, unsigned a, unsigned b, unsigned n)
 		return err;
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned i = a; i < b; i++) {
-		if (!is_to_renew(ch, i)) /* it may have been stored by now */
+		if (!page_is_to_renew(ch, i)) /* it may have been stored by now */
 			continue;
 		memcpy(frame_ptr(&c->frames, frame[--n]), page_ptr(ch, i), GAIA_PAGE);
 		/* The thread that stores the old one gives it back. */

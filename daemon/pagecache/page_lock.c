@@ -62,7 +62,7 @@ static void shared_remove(const struct chunk *ch, unsigned i)
 		shared.ch = NULL;
 }
 
-void check_order(const struct chunk *ch, unsigned i)
+void page_check_order(const struct chunk *ch, unsigned i)
 {
 	bug_on(shared.n > 0 &&
 	       (shared.ch->file != ch->file || shared.ch->index > ch->index ||
@@ -77,7 +77,7 @@ static void shared_remove(const struct chunk *ch, unsigned i)
 {
 }
 
-void check_order(const struct chunk *ch, unsigned i)
+void page_check_order(const struct chunk *ch, unsigned i)
 {
 }
 #endif
@@ -111,7 +111,7 @@ static void page_lock(struct chunk *ch, unsigned i, bool to_write)
 
 	if (try_lock(ch, i, to_write))
 		return;
-	check_order(ch, i);
+	page_check_order(ch, i);
 	counted = join_queue(&page_make(ch, i)->lockers);
 	while (!try_lock(ch, i, to_write))
 		page_wait(ch);
@@ -124,7 +124,7 @@ void pages_lock(struct chunk *ch, unsigned a, unsigned b)
 		page_lock(ch, i, false);
 }
 
-bool is_to_renew(const struct chunk *ch, unsigned i)
+bool page_is_to_renew(const struct chunk *ch, unsigned i)
 {
 	return (page_at(ch, i)->flags & (PAGE_STORING | PAGE_RENEWED)) == PAGE_STORING;
 }
@@ -135,7 +135,7 @@ unsigned pages_lock_to_write(struct chunk *ch, unsigned a, unsigned b)
 
 	for (unsigned i = a; i < b; i++) {
 		page_lock(ch, i, true);
-		n += is_to_renew(ch, i);
+		n += page_is_to_renew(ch, i);
 	}
 	return n;
 }
@@ -220,7 +220,7 @@ void page_share(struct chunk *ch, unsigned i)
 	if (!may_share(p)) {
 		bool counted = join_queue(&p->sharers);
 
-		check_order(ch, i);
+		page_check_order(ch, i);
 		while (!may_share(p)) {
 			page_wait(ch);
 			p = page_make(ch, i);
