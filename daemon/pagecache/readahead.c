@@ -75,6 +75,20 @@ struct advice {
 	unsigned how; /* GAIA_ADVISE_* */
 };
 
+/* What a mapping asks for. */
+struct streams {
+	struct page_span all; /* constant: the mapping */
+	atomic_uint n_lost; /* times that something was evicted unused, or found no room, since a stream last went on */
+	struct request request[REQUESTS]; /* in the order of their turns */
+	unsigned n_requests;
+	uint64_t last_id;
+	struct stream stream[STREAMS];
+	struct page_span history[HISTORY]; /* acquires that belong to no stream */
+	uint64_t n_acquires, n_history;
+	struct advice advice[ADVICES]; /* in order */
+	unsigned n_advice;
+};
+
 /* Lives while its mapping does, or its job, or a replica that was made for it and not used. */
 struct readahead {
 	/* Constant. */
@@ -96,18 +110,9 @@ struct readahead {
 	bool queued;	  /* a job is in the pool, at work, or in file->gave_way */
 	unsigned at_work; /* with the mapping: jobs, of which one may have ended but for this */
 	bool ended;
-	struct request request[REQUESTS]; /* in the order of their turns */
-	unsigned n_requests;
+	struct streams st;
 	struct page_span piece;	  /* at work; empty: none is */
 	struct page_span present; /* all of the request at work, which may have no more pieces */
-	uint64_t last_id;
-	struct stream stream[STREAMS];
-	struct page_span history[HISTORY]; /* acquires that belong to no stream */
-	uint64_t n_acquires, n_history;
-	struct advice advice[ADVICES]; /* in order */
-	unsigned n_advice;
-
-	atomic_uint n_lost; /* times that something was evicted unused, or found no room, since a stream last went on */
 };
 
 static struct readahead *ra_get(struct readahead *ra)
@@ -141,7 +146,7 @@ void readahead_ended(struct replica *rep, bool used)
 	if (!ra)
 		return;
 	if (!used)
-		atomic_fetch_add(&ra->n_lost, 1);
+		atomic_fetch_add(&ra->st.n_lost, 1);
 	rep->ahead = NULL;
 	ra->n_unused--;
 	user_ahead_less(rep->dev, &ra->user);
@@ -212,6 +217,18 @@ static struct page_span stream_reach(const struct stream *s)
 	return (struct page_span){ s->last.a, s->last.b + (uint64_t)far };
 }
 
+/* Whether requests name some of the pages, or a stream will come to them. */
+static bool streams_want(const struct streams *st, struct page_span pages)
+{
+	bool want = false;
+
+	for (unsigned k = 0; k < st->n_requests && !want; k++)
+		want = meet(st->request[k].all, pages);
+	for (unsigned k = 0; k < STREAMS && !want; k++)
+		want = meet(stream_reach(&st->stream[k]), pages);
+	return want;
+}
+
 /* Whether the requests name some of the chunk, or a stream will come to it: then it is not given up for others of them. cache_device.lock is held. */
 static bool is_asked_for(struct readahead *ra, uint64_t index)
 {
@@ -219,11 +236,7 @@ static bool is_asked_for(struct readahead *ra, uint64_t index)
 	bool asked;
 
 	pthread_mutex_lock(&ra->lock);
-	asked = meet(ra->present, chunk);
-	for (unsigned k = 0; k < ra->n_requests && !asked; k++)
-		asked = meet(ra->request[k].all, chunk);
-	for (unsigned k = 0; k < STREAMS && !asked; k++)
-		asked = meet(stream_reach(&ra->stream[k]), chunk);
+	asked = meet(ra->present, chunk) || streams_want(&ra->st, chunk);
 	pthread_mutex_unlock(&ra->lock);
 	return asked;
 }
@@ -302,7 +315,7 @@ static unsigned pages_take(struct readahead *ra, struct replica *rep, unsigned a
 		if (bit_test(held, i) || page_limit(ch, i) == 0 || page_present(ch, i) == absent || replica_step(rep, i, false) != TRACK_SEND)
 			continue;
 		if (n == most) {
-			atomic_fetch_add(&ra->n_lost, 1);
+			atomic_fetch_add(&ra->st.n_lost, 1);
 			break;
 		}
 		if (!page_trylock(ch, i))
@@ -378,7 +391,7 @@ static int chunk_bring(struct mapping *m, struct chunk *ch, unsigned a, unsigned
 	err = replica_bring_some(rep, a, b, pages);
 	pages_give(rep, a, b, absent, pages);
 	if (err == -ENOBUFS)
-		atomic_fetch_add(&m->readahead->n_lost, 1);
+		atomic_fetch_add(&m->readahead->st.n_lost, 1);
 	return err == -ENOBUFS ? 0 : err;
 }
 
@@ -406,7 +419,7 @@ static bool may_bring(struct mapping *m, uint64_t index)
 
 	if (may)
 		return true;
-	atomic_fetch_add(&m->readahead->n_lost, 1);
+	atomic_fetch_add(&m->readahead->st.n_lost, 1);
 	ch = chunk_get(m->file, index, false);
 	if (!ch)
 		return false;
@@ -458,17 +471,17 @@ static int bring(struct readahead *ra, struct page_span piece)
 /* ---- requests ---- */
 
 /* The lock is held in the next ones. */
-static void request_remove(struct readahead *ra, unsigned k)
+static void request_remove(struct streams *st, unsigned k)
 {
-	ra->n_requests--;
-	memmove(&ra->request[k], &ra->request[k + 1], (ra->n_requests - k) * sizeof(ra->request[0]));
+	st->n_requests--;
+	memmove(&st->request[k], &st->request[k + 1], (st->n_requests - k) * sizeof(st->request[0]));
 }
 
-static void request_drop(struct readahead *ra, uint64_t id)
+static void request_drop(struct streams *st, uint64_t id)
 {
-	for (unsigned k = 0; k < ra->n_requests; k++)
-		if (ra->request[k].id == id) {
-			request_remove(ra, k);
+	for (unsigned k = 0; k < st->n_requests; k++)
+		if (st->request[k].id == id) {
+			request_remove(st, k);
 			return;
 		}
 }
@@ -495,7 +508,7 @@ static void request_from(struct request *rq, uint64_t n, uint64_t more)
 /* The first request's next piece. */
 static uint64_t next_piece(struct readahead *ra)
 {
-	struct request *rq = &ra->request[0];
+	struct request *rq = &ra->st.request[0];
 	uint64_t end = ROUND_DOWN(rq->rest.a, GAIA_CHUNK_PAGES) + GAIA_CHUNK_PAGES;
 
 	ra->piece = (struct page_span){ rq->rest.a, MIN(MIN(rq->rest.b, end), rq->rest.a + piece_pages(ra->cache)) };
@@ -504,24 +517,24 @@ static uint64_t next_piece(struct readahead *ra)
 }
 
 /* It was brought: the request, if it is still there, has its next turn after the others. */
-static void piece_done(struct readahead *ra, uint64_t id, struct page_span piece)
+static void piece_done(struct streams *st, uint64_t id, struct page_span piece)
 {
 	struct request rq;
 	unsigned k = 0;
 
-	while (k < ra->n_requests && !(ra->request[k].id == id && ra->request[k].rest.a == piece.a))
+	while (k < st->n_requests && !(st->request[k].id == id && st->request[k].rest.a == piece.a))
 		k++;
-	if (k == ra->n_requests)
+	if (k == st->n_requests)
 		return;
-	rq = ra->request[k];
-	request_remove(ra, k);
+	rq = st->request[k];
+	request_remove(st, k);
 	rq.rest.a = MIN(piece.b, rq.rest.b);
 	if (rq.rest.a == rq.rest.b && rq.more > 0) {
 		rq.rest = nth_range(&rq, 1);
 		rq.more--;
 	}
 	if (rq.rest.a < rq.rest.b)
-		ra->request[ra->n_requests++] = rq;
+		st->request[st->n_requests++] = rq;
 }
 
 /* Whether it gave way. */
@@ -530,7 +543,7 @@ static bool work(struct readahead *ra)
 	uint64_t id;
 	int err = 0;
 
-	for (unsigned k = 0; k < PIECES && ra->n_requests > 0 && !ra->ended && err != GAVE_WAY; k++) {
+	for (unsigned k = 0; k < PIECES && ra->st.n_requests > 0 && !ra->ended && err != GAVE_WAY; k++) {
 		struct page_span piece;
 
 		id = next_piece(ra);
@@ -542,14 +555,14 @@ static bool work(struct readahead *ra)
 		if (err < 0)
 			count(CTR_readahead_failed, 1);
 		if (err == -ENOMEM)
-			atomic_fetch_add(&ra->n_lost, 1);
+			atomic_fetch_add(&ra->st.n_lost, 1);
 		pthread_mutex_lock(&ra->lock);
 		ra->piece = (struct page_span){ 0, 0 };
 		pthread_cond_broadcast(&ra->paused);
 		if (err == 0)
-			piece_done(ra, id, piece);
+			piece_done(&ra->st, id, piece);
 		else if (err != GAVE_WAY)
-			request_drop(ra, id);
+			request_drop(&ra->st, id);
 	}
 	return err == GAVE_WAY;
 }
@@ -614,7 +627,7 @@ static void run(void *arg)
 	pthread_mutex_lock(&ra->lock);
 	ra->at_work++;
 	waits = work(ra);
-	more = ra->n_requests > 0 && !ra->ended;
+	more = ra->st.n_requests > 0 && !ra->ended;
 	waits &= more;
 	ra->queued = more;
 	if (waits) {
@@ -632,20 +645,28 @@ static void run(void *arg)
 	ra_put(ra);
 }
 
-static void ask(struct readahead *ra, struct request rq)
+/* False: it lengthens the last one; or there are too many, and it is dropped. */
+static bool request_add(struct streams *st, struct request rq)
 {
-	struct request *last;
-	bool begin = false;
+	struct request *last = st->n_requests > 0 ? &st->request[st->n_requests - 1] : NULL;
 
-	pthread_mutex_lock(&ra->lock);
-	last = ra->n_requests > 0 ? &ra->request[ra->n_requests - 1] : NULL;
 	if (last && rq.more == 0 && last->more == 0 && last->rest.b == rq.rest.a && last->guess == rq.guess) {
 		last->rest.b = last->all.b = rq.rest.b;
-	} else if (ra->n_requests < REQUESTS) {
-		rq.id = ++ra->last_id;
-		ra->request[ra->n_requests++] = rq;
-		begin = !ra->queued;
+		return false;
 	}
+	if (st->n_requests == REQUESTS)
+		return false;
+	rq.id = ++st->last_id;
+	st->request[st->n_requests++] = rq;
+	return true;
+}
+
+static void ask(struct readahead *ra, struct request rq)
+{
+	bool begin;
+
+	pthread_mutex_lock(&ra->lock);
+	begin = request_add(&ra->st, rq) && !ra->queued;
 	if (begin) {
 		ra->queued = true;
 		ra_get(ra);
@@ -658,11 +679,11 @@ static void ask(struct readahead *ra, struct request rq)
 
 /* ---- streams. The lock is held, unless stated otherwise ---- */
 
-static unsigned advice_at(const struct readahead *ra, uint64_t page)
+static unsigned advice_at(const struct streams *st, uint64_t page)
 {
-	for (unsigned k = 0; k < ra->n_advice; k++)
-		if (page >= ra->advice[k].span.a && page < ra->advice[k].span.b)
-			return ra->advice[k].how;
+	for (unsigned k = 0; k < st->n_advice; k++)
+		if (page >= st->advice[k].span.a && page < st->advice[k].span.b)
+			return st->advice[k].how;
 	return GAIA_ADVISE_NORMAL;
 }
 
@@ -685,25 +706,25 @@ static bool continues(const struct stream *s, struct page_span span)
 }
 
 /* The stream that has not gone on for longest becomes a new one. */
-static struct stream *stream_begin(struct readahead *ra, struct page_span span, int64_t stride)
+static struct stream *stream_begin(struct streams *st, struct page_span span, int64_t stride)
 {
-	struct stream *s = &ra->stream[0];
+	struct stream *s = &st->stream[0];
 
 	for (unsigned k = 1; k < STREAMS; k++)
-		if (ra->stream[k].used < s->used)
-			s = &ra->stream[k];
+		if (st->stream[k].used < s->used)
+			s = &st->stream[k];
 	*s = (struct stream){ .last = span, .stride = stride, .window = MIN(MAX(span.b - span.a, (uint64_t)WINDOW_LEAST), (uint64_t)WINDOW_MOST) };
 	return s;
 }
 
 /* Whether @span is the third of equal length at equal distances: the distance, or 0. */
-static int64_t find_stride(const struct readahead *ra, struct page_span span)
+static int64_t find_stride(const struct streams *st, struct page_span span)
 {
 	uint64_t length = span.b - span.a;
 
 	for (unsigned k = 0; k < HISTORY; k++)
 		for (unsigned j = 0; j < HISTORY; j++) {
-			struct page_span one = ra->history[j], two = ra->history[k];
+			struct page_span one = st->history[j], two = st->history[k];
 			int64_t stride = (int64_t)(span.a - two.a);
 
 			if (two.b - two.a == length && one.b - one.a == length && stride != 0 && two.a - one.a == (uint64_t)stride &&
@@ -714,32 +735,32 @@ static int64_t find_stride(const struct readahead *ra, struct page_span span)
 }
 
 /* A stream that begins with @span, after what is remembered; NULL: there is none. */
-static struct stream *find_stream(struct readahead *ra, struct page_span span, unsigned advice)
+static struct stream *find_stream(struct streams *st, struct page_span span, unsigned advice)
 {
 	struct stream *s = NULL;
 	bool known = false;
 	int64_t stride;
 
 	for (unsigned k = 0; k < HISTORY && !s; k++) {
-		known |= ra->history[k].a == span.a && ra->history[k].b == span.b;
-		if (follows(ra->history[k], span))
-			s = stream_begin(ra, span, 0);
+		known |= st->history[k].a == span.a && st->history[k].b == span.b;
+		if (follows(st->history[k], span))
+			s = stream_begin(st, span, 0);
 	}
-	stride = s || known ? 0 : find_stride(ra, span);
+	stride = s || known ? 0 : find_stride(st, span);
 	if (stride != 0)
-		s = stream_begin(ra, span, stride);
+		s = stream_begin(st, span, stride);
 	if (!s && advice == GAIA_ADVISE_SEQUENTIAL)
-		s = stream_begin(ra, span, 0);
+		s = stream_begin(st, span, 0);
 	if (s && advice == GAIA_ADVISE_SEQUENTIAL)
 		s->window = WINDOW_MOST;
 	if (!s && !known)
-		ra->history[ra->n_history++ % HISTORY] = span;
+		st->history[st->n_history++ % HISTORY] = span;
 	return s;
 }
 
-static void stream_goes_on(struct readahead *ra, struct stream *s, struct page_span span)
+static void stream_goes_on(struct streams *st, struct stream *s, struct page_span span)
 {
-	bool lost = atomic_exchange(&ra->n_lost, 0) > 0;
+	bool lost = atomic_exchange(&st->n_lost, 0) > 0;
 
 	s->window = lost ? MAX(s->window / 2, (uint64_t)WINDOW_LEAST) : MIN(2 * s->window, (uint64_t)WINDOW_MOST);
 	s->last = span;
@@ -751,13 +772,13 @@ static void stream_goes_on(struct readahead *ra, struct stream *s, struct page_s
 }
 
 /* End @rq where it comes to pages that are used at random. False: nothing of it is left. */
-static bool request_avoid(const struct readahead *ra, struct request *rq)
+static bool request_avoid(const struct streams *st, struct request *rq)
 {
-	for (unsigned k = 0; k < ra->n_advice; k++) {
-		struct page_span span = ra->advice[k].span;
+	for (unsigned k = 0; k < st->n_advice; k++) {
+		struct page_span span = st->advice[k].span;
 		uint64_t n = 0;
 
-		if (ra->advice[k].how != GAIA_ADVISE_RANDOM)
+		if (st->advice[k].how != GAIA_ADVISE_RANDOM)
 			continue;
 		while (n <= rq->more && !meet(nth_range(rq, n), span))
 			n++;
@@ -774,9 +795,9 @@ static bool request_avoid(const struct readahead *ra, struct request *rq)
 }
 
 /* Cut @rq to the mapping, and as advice says. False: nothing of it is left. */
-static bool request_clip(const struct mapping *m, struct request *rq)
+static bool request_clip(const struct streams *st, struct request *rq)
 {
-	uint64_t first = m->off / GAIA_PAGE, end = (m->off + m->len + GAIA_PAGE - 1) / GAIA_PAGE;
+	uint64_t first = st->all.a, end = st->all.b;
 
 	if (rq->rest.a < first || rq->rest.a >= end)
 		return false;
@@ -788,14 +809,14 @@ static bool request_clip(const struct mapping *m, struct request *rq)
 		rq->rest.b = MIN(rq->rest.b, end);
 	else if (rq->stride > 0 && rq->rest.b + rq->more * (uint64_t)rq->stride > end)
 		rq->more--;
-	if (!request_avoid(m->readahead, rq))
+	if (!request_avoid(st, rq))
 		return false;
 	request_from(rq, 0, rq->more);
 	return true;
 }
 
 /* What the stream needs now. False: nothing; it asks for no less than half a window. */
-static bool stream_asks(const struct mapping *m, struct stream *s, struct request *rq)
+static bool stream_asks(const struct streams *st, struct stream *s, struct request *rq)
 {
 	uint64_t length = MIN(s->last.b - s->last.a, (uint64_t)WINDOW_MOST), steps;
 
@@ -806,7 +827,7 @@ static bool stream_asks(const struct mapping *m, struct stream *s, struct reques
 		if (rq->rest.a >= rq->rest.b || rq->rest.b - rq->rest.a < s->window / 2)
 			return false;
 		s->ahead = rq->rest.b;
-		return request_clip(m, rq);
+		return request_clip(st, rq);
 	}
 	steps = MIN(MAX(s->window / length, 1u), (uint64_t)STEPS_MOST);
 	if (s->ahead >= steps || steps - s->ahead < steps / 2)
@@ -815,32 +836,39 @@ static bool stream_asks(const struct mapping *m, struct stream *s, struct reques
 	rq->rest.b = rq->rest.a + length;
 	rq->more = steps - s->ahead - 1;
 	s->ahead = steps;
-	return request_clip(m, rq);
+	return request_clip(st, rq);
+}
+
+/* @span was acquired. Whether @rq should be asked for now. */
+static bool streams_acquired(struct streams *st, struct page_span span, struct request *rq)
+{
+	unsigned advice = advice_at(st, span.a);
+	struct stream *s = NULL;
+	bool again = false;
+
+	for (unsigned k = 0; k < STREAMS; k++)
+		again |= st->stream[k].last.a == span.a && st->stream[k].last.b == span.b;
+	for (unsigned k = 0; k < STREAMS && !s && advice != GAIA_ADVISE_RANDOM; k++)
+		if (continues(&st->stream[k], span)) {
+			s = &st->stream[k];
+			stream_goes_on(st, s, span);
+		}
+	if (!s && !again && advice != GAIA_ADVISE_RANDOM)
+		s = find_stream(st, span, advice);
+	if (!s)
+		return false;
+	s->used = ++st->n_acquires;
+	return stream_asks(st, s, rq);
 }
 
 void readahead_acquired(struct mapping *m, struct page_span span)
 {
 	struct readahead *ra = m->readahead;
-	struct stream *s = NULL;
 	struct request rq;
-	unsigned advice;
-	bool again = false, asks = false;
+	bool asks;
 
 	pthread_mutex_lock(&ra->lock);
-	advice = advice_at(ra, span.a);
-	for (unsigned k = 0; k < STREAMS; k++)
-		again |= ra->stream[k].last.a == span.a && ra->stream[k].last.b == span.b;
-	for (unsigned k = 0; k < STREAMS && !s && advice != GAIA_ADVISE_RANDOM; k++)
-		if (continues(&ra->stream[k], span)) {
-			s = &ra->stream[k];
-			stream_goes_on(ra, s, span);
-		}
-	if (!s && !again && advice != GAIA_ADVISE_RANDOM)
-		s = find_stream(ra, span, advice);
-	if (s) {
-		s->used = ++ra->n_acquires;
-		asks = stream_asks(m, s, &rq);
-	}
+	asks = streams_acquired(&ra->st, span, &rq);
 	pthread_mutex_unlock(&ra->lock);
 	/* Mostly what goes round in a file that is all there. */
 	if (asks && !(rq.stride == 0 && ready_has(m, rq.rest)))
@@ -876,22 +904,22 @@ static bool request_split(struct request *rq, struct page_span span, struct requ
 }
 
 /* Ask for no pages of @span any more; @guesses: but for those that the program asked for. */
-static void requests_cut(struct readahead *ra, struct page_span span, bool guesses)
+static void requests_cut(struct streams *st, struct page_span span, bool guesses)
 {
-	for (unsigned k = ra->n_requests; k-- > 0;) {
-		struct request rq = ra->request[k], after;
+	for (unsigned k = st->n_requests; k-- > 0;) {
+		struct request rq = st->request[k], after;
 		bool before, has_after;
 
 		if ((guesses && !rq.guess) || !meet(rq.all, span))
 			continue;
 		before = request_split(&rq, span, &after, &has_after);
 		if (before || has_after)
-			ra->request[k] = before ? rq : after;
+			st->request[k] = before ? rq : after;
 		else
-			request_remove(ra, k);
-		if (before && has_after && ra->n_requests < REQUESTS) {
-			after.id = ++ra->last_id;
-			ra->request[ra->n_requests++] = after;
+			request_remove(st, k);
+		if (before && has_after && st->n_requests < REQUESTS) {
+			after.id = ++st->last_id;
+			st->request[st->n_requests++] = after;
 		}
 	}
 }
@@ -906,7 +934,7 @@ void readahead_cancel(struct mapping *m, struct page_span span)
 	struct readahead *ra = m->readahead;
 
 	pthread_mutex_lock(&ra->lock);
-	requests_cut(ra, span, false);
+	requests_cut(&ra->st, span, false);
 	while (meet(ra->piece, span))
 		pthread_cond_wait(&ra->paused, &ra->lock);
 	pthread_mutex_unlock(&ra->lock);
@@ -924,38 +952,46 @@ static void advice_add(struct advice *out, unsigned *n, uint64_t a, uint64_t b, 
 }
 
 /* The advice for all pages but those of @span, and, unless it is the usual, @how for these, into @out: how many. */
-static unsigned advice_with(const struct readahead *ra, struct page_span span, unsigned how, struct advice *out)
+static unsigned advice_with(const struct streams *st, struct page_span span, unsigned how, struct advice *out)
 {
 	unsigned n = 0;
 
-	for (unsigned k = 0; k < ra->n_advice; k++)
-		advice_add(out, &n, ra->advice[k].span.a, MIN(ra->advice[k].span.b, span.a), ra->advice[k].how);
+	for (unsigned k = 0; k < st->n_advice; k++)
+		advice_add(out, &n, st->advice[k].span.a, MIN(st->advice[k].span.b, span.a), st->advice[k].how);
 	if (how != GAIA_ADVISE_NORMAL)
 		advice_add(out, &n, span.a, span.b, how);
-	for (unsigned k = 0; k < ra->n_advice; k++)
-		advice_add(out, &n, MAX(ra->advice[k].span.a, span.b), ra->advice[k].span.b, ra->advice[k].how);
+	for (unsigned k = 0; k < st->n_advice; k++)
+		advice_add(out, &n, MAX(st->advice[k].span.a, span.b), st->advice[k].span.b, st->advice[k].how);
 	return n;
+}
+
+/* From now on advice for the pages is @how, GAIA_ADVISE_*. -EAGAIN: too many ranges have advice of their own. */
+static int streams_advise(struct streams *st, struct page_span span, unsigned how)
+{
+	struct advice now[2 * ADVICES + 1];
+	unsigned n = advice_with(st, span, how, now);
+
+	if (n > ADVICES)
+		return -EAGAIN;
+	memcpy(st->advice, now, n * sizeof(now[0]));
+	st->n_advice = n;
+	if (how == GAIA_ADVISE_RANDOM)
+		requests_cut(st, span, true);
+	for (unsigned k = 0; k < STREAMS && how == GAIA_ADVISE_RANDOM; k++)
+		if (meet(st->stream[k].last, span))
+			st->stream[k] = (struct stream){ .window = 0 };
+	return 0;
 }
 
 int readahead_advise(struct mapping *m, struct page_span span, unsigned how)
 {
 	struct readahead *ra = m->readahead;
-	struct advice now[2 * ADVICES + 1];
-	unsigned n;
+	int err;
 
 	pthread_mutex_lock(&ra->lock);
-	n = advice_with(ra, span, how, now);
-	if (n <= ADVICES) {
-		memcpy(ra->advice, now, n * sizeof(now[0]));
-		ra->n_advice = n;
-		if (how == GAIA_ADVISE_RANDOM)
-			requests_cut(ra, span, true);
-		for (unsigned k = 0; k < STREAMS && how == GAIA_ADVISE_RANDOM; k++)
-			if (meet(ra->stream[k].last, span))
-				ra->stream[k] = (struct stream){ .window = 0 };
-	}
+	err = streams_advise(&ra->st, span, how);
 	pthread_mutex_unlock(&ra->lock);
-	return n <= ADVICES ? 0 : -EAGAIN;
+	return err;
 }
 
 /* ---- life ---- */
@@ -967,6 +1003,7 @@ int readahead_begin(struct mapping *m, struct cache *c, struct cache_user user)
 	if (!ra)
 		return -ENOMEM;
 	ra->mapping = m;
+	ra->st.all = (struct page_span){ m->off / GAIA_PAGE, (m->off + m->len + GAIA_PAGE - 1) / GAIA_PAGE };
 	ra->cache = c;
 	ra->user = user;
 	atomic_init(&ra->refs, 1);
