@@ -125,7 +125,11 @@ int cache_map(struct cfile *f, unsigned device, void *client, struct cache_user 
 	if (device >= c->n_devices)
 		return -ENODEV;
 	m = calloc(1, sizeof(*m));
-	if (!m || readahead_begin(m, c, user)) {
+	if (!m)
+		return -ENOMEM;
+	m->off = off;
+	m->len = len;
+	if (readahead_begin(m, c, user)) {
 		free(m);
 		return -ENOMEM;
 	}
@@ -145,8 +149,6 @@ int cache_map(struct cfile *f, unsigned device, void *client, struct cache_user 
 	m->prot = prot;
 	m->export_write = (prot & GAIA_PROT_WRITE) || !m->dev->dev->shares_readonly;
 	m->readers = m->export_write && !may_write ? readers_join(f, device, user) : NULL;
-	m->off = off;
-	m->len = len;
 	STAILQ_INIT(&m->pins);
 	pthread_mutex_init(&m->lock, NULL);
 	*out = m;

@@ -17,22 +17,18 @@
  * After the piece at work it ends when the mapping ends, and pauses while somebody waits to truncate the file. Its errors are counted, and
  * not reported: an acquire that they concern finds them itself.
  *
- * It leaves files alone that CPU programs may write past the cache: an acquire reads these again, to compare.
+ * What is requested, beside what the program asked for, and in which order it has its turn, is decided by streams.c.
  *
- * Streams. A mapping remembers its last few acquires. An acquire that begins in, or at the end of, an earlier one and goes further makes a
- * stream; so does the third of equal length at equal distances. An acquire that continues a stream requests the next ranges: as many pages
- * as the stream's window. The window is at first as long as an acquire (WINDOW_LEAST at least), doubles each time that the stream goes on, up
- * to WINDOW_MOST, and is halved when a replica of the mapping's was evicted unused, or found no room. Advice changes that for each range:
- * nothing is requested (GAIA_RANDOM; windows end where such a range begins), or the largest window from the first acquire on (GAIA_SEQUENTIAL).
+ * It leaves files alone that CPU programs may write past the cache: an acquire reads these again, to compare.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "pagecache/state.h"
+#include "pagecache/streams.h"
 
-#define REQUESTS 32u /* of a mapping that wait; more advice is not taken */
-#define PIECES 8u    /* at work on them before other mappings have their turn */
+#define PIECES 8u /* of a mapping, at work on them before other mappings have their turn */
 
 /* Threads: in all, of all users together, of each user. The rest is for the owners of the mount. */
 #define THREADS 8u
@@ -42,38 +38,6 @@
 /* All threads together may have this part of home under way. If less is free, what they read does not stay there. */
 #define HOME_SHARE 8u
 #define PIECE_LEAST 32u
-
-/* Of a stream, in pages. */
-#define WINDOW_LEAST 256u
-#define WINDOW_MOST 4096u
-#define STREAMS 4u
-#define HISTORY 8u
-#define STEPS_MOST 64u		  /* of a stride, that are requested */
-#define STRIDE_MOST (1ll << 28) /* pages */
-
-#define ADVICES 16u /* ranges of a mapping with advice of their own */
-
-struct request {
-	uint64_t id;
-	struct page_span rest; /* of the present range: what was not brought yet */
-	int64_t stride;	       /* from this range to the next */
-	uint64_t length, more; /* of each range; how many come after this one */
-	struct page_span all;  /* from the first page of all ranges to the last */
-	bool guess;	       /* it is not advice */
-};
-
-struct stream {
-	struct page_span last; /* acquired; empty: there is no such stream */
-	int64_t stride;	       /* from there to the next; 0: that begins where this one ends */
-	uint64_t window;       /* pages to request beyond */
-	uint64_t ahead;	       /* the end of what was requested; of strides: how many beyond the last */
-	uint64_t used;	       /* readahead.n_acquires then */
-};
-
-struct advice {
-	struct page_span span;
-	unsigned how; /* GAIA_ADVISE_* */
-};
 
 /* Lives while its mapping does, or its job, or a replica that was made for it and not used. */
 struct readahead {
@@ -96,18 +60,9 @@ struct readahead {
 	bool queued;	  /* a job is in the pool, at work, or in file->gave_way */
 	unsigned at_work; /* with the mapping: jobs, of which one may have ended but for this */
 	bool ended;
-	struct request request[REQUESTS]; /* in the order of their turns */
-	unsigned n_requests;
+	struct streams st;
 	struct page_span piece;	  /* at work; empty: none is */
 	struct page_span present; /* all of the request at work, which may have no more pieces */
-	uint64_t last_id;
-	struct stream stream[STREAMS];
-	struct page_span history[HISTORY]; /* acquires that belong to no stream */
-	uint64_t n_acquires, n_history;
-	struct advice advice[ADVICES]; /* in order */
-	unsigned n_advice;
-
-	atomic_uint n_lost; /* times that something was evicted unused, or found no room, since a stream last went on */
 };
 
 static struct readahead *ra_get(struct readahead *ra)
@@ -141,7 +96,7 @@ void readahead_ended(struct replica *rep, bool used)
 	if (!ra)
 		return;
 	if (!used)
-		atomic_fetch_add(&ra->n_lost, 1);
+		atomic_fetch_add(&ra->st.n_lost, 1);
 	rep->ahead = NULL;
 	ra->n_unused--;
 	user_ahead_less(rep->dev, &ra->user);
@@ -195,23 +150,6 @@ void readahead_dropped(struct replica *rep)
 	brought_free(rep);
 }
 
-static bool meet(struct page_span x, struct page_span y)
-{
-	return x.a < y.b && y.a < x.b;
-}
-
-/* From what the stream acquired last to the end of what was requested for it. */
-static struct page_span stream_reach(const struct stream *s)
-{
-	int64_t far = s->stride * (int64_t)s->ahead;
-
-	if (s->stride == 0)
-		return (struct page_span){ s->last.a, MAX(s->ahead, s->last.b) };
-	if (far < 0)
-		return (struct page_span){ (uint64_t)-far < s->last.a ? s->last.a - (uint64_t)-far : 0, s->last.b };
-	return (struct page_span){ s->last.a, s->last.b + (uint64_t)far };
-}
-
 /* Whether the requests name some of the chunk, or a stream will come to it: then it is not given up for others of them. cache_device.lock is held. */
 static bool is_asked_for(struct readahead *ra, uint64_t index)
 {
@@ -219,11 +157,7 @@ static bool is_asked_for(struct readahead *ra, uint64_t index)
 	bool asked;
 
 	pthread_mutex_lock(&ra->lock);
-	asked = meet(ra->present, chunk);
-	for (unsigned k = 0; k < ra->n_requests && !asked; k++)
-		asked = meet(ra->request[k].all, chunk);
-	for (unsigned k = 0; k < STREAMS && !asked; k++)
-		asked = meet(stream_reach(&ra->stream[k]), chunk);
+	asked = spans_meet(ra->present, chunk) || streams_want(&ra->st, chunk);
 	pthread_mutex_unlock(&ra->lock);
 	return asked;
 }
@@ -302,7 +236,7 @@ static unsigned pages_take(struct readahead *ra, struct replica *rep, unsigned a
 		if (bit_test(held, i) || page_limit(ch, i) == 0 || page_present(ch, i) == absent || replica_step(rep, i, false) != TRACK_SEND)
 			continue;
 		if (n == most) {
-			atomic_fetch_add(&ra->n_lost, 1);
+			atomic_fetch_add(&ra->st.n_lost, 1);
 			break;
 		}
 		if (!page_trylock(ch, i))
@@ -378,7 +312,7 @@ static int chunk_bring(struct mapping *m, struct chunk *ch, unsigned a, unsigned
 	err = replica_bring_some(rep, a, b, pages);
 	pages_give(rep, a, b, absent, pages);
 	if (err == -ENOBUFS)
-		atomic_fetch_add(&m->readahead->n_lost, 1);
+		atomic_fetch_add(&m->readahead->st.n_lost, 1);
 	return err == -ENOBUFS ? 0 : err;
 }
 
@@ -406,7 +340,7 @@ static bool may_bring(struct mapping *m, uint64_t index)
 
 	if (may)
 		return true;
-	atomic_fetch_add(&m->readahead->n_lost, 1);
+	atomic_fetch_add(&m->readahead->st.n_lost, 1);
 	ch = chunk_get(m->file, index, false);
 	if (!ch)
 		return false;
@@ -457,83 +391,17 @@ static int bring(struct readahead *ra, struct page_span piece)
 
 /* ---- requests ---- */
 
-/* The lock is held in the next ones. */
-static void request_remove(struct readahead *ra, unsigned k)
-{
-	ra->n_requests--;
-	memmove(&ra->request[k], &ra->request[k + 1], (ra->n_requests - k) * sizeof(ra->request[0]));
-}
-
-static void request_drop(struct readahead *ra, uint64_t id)
-{
-	for (unsigned k = 0; k < ra->n_requests; k++)
-		if (ra->request[k].id == id) {
-			request_remove(ra, k);
-			return;
-		}
-}
-
-/* Pages of one range of a request, from the present one on. */
-static struct page_span nth_range(const struct request *rq, uint64_t n)
-{
-	uint64_t b = rq->rest.b + n * (uint64_t)rq->stride;
-
-	return n == 0 ? rq->rest : (struct page_span){ b - rq->length, b };
-}
-
-/* Make range n the present one, with @more to come. */
-static void request_from(struct request *rq, uint64_t n, uint64_t more)
-{
-	struct page_span last;
-
-	rq->rest = nth_range(rq, n);
-	rq->more = more;
-	last = nth_range(rq, more);
-	rq->all = (struct page_span){ MIN(rq->rest.a, last.a), MAX(rq->rest.b, last.b) };
-}
-
-/* The first request's next piece. */
-static uint64_t next_piece(struct readahead *ra)
-{
-	struct request *rq = &ra->request[0];
-	uint64_t end = ROUND_DOWN(rq->rest.a, GAIA_CHUNK_PAGES) + GAIA_CHUNK_PAGES;
-
-	ra->piece = (struct page_span){ rq->rest.a, MIN(MIN(rq->rest.b, end), rq->rest.a + piece_pages(ra->cache)) };
-	ra->present = rq->all;
-	return rq->id;
-}
-
-/* It was brought: the request, if it is still there, has its next turn after the others. */
-static void piece_done(struct readahead *ra, uint64_t id, struct page_span piece)
-{
-	struct request rq;
-	unsigned k = 0;
-
-	while (k < ra->n_requests && !(ra->request[k].id == id && ra->request[k].rest.a == piece.a))
-		k++;
-	if (k == ra->n_requests)
-		return;
-	rq = ra->request[k];
-	request_remove(ra, k);
-	rq.rest.a = MIN(piece.b, rq.rest.b);
-	if (rq.rest.a == rq.rest.b && rq.more > 0) {
-		rq.rest = nth_range(&rq, 1);
-		rq.more--;
-	}
-	if (rq.rest.a < rq.rest.b)
-		ra->request[ra->n_requests++] = rq;
-}
-
 /* Whether it gave way. */
 static bool work(struct readahead *ra)
 {
 	uint64_t id;
 	int err = 0;
 
-	for (unsigned k = 0; k < PIECES && ra->n_requests > 0 && !ra->ended && err != GAVE_WAY; k++) {
+	for (unsigned k = 0; k < PIECES && ra->st.n_requests > 0 && !ra->ended && err != GAVE_WAY; k++) {
 		struct page_span piece;
 
-		id = next_piece(ra);
+		id = streams_next(&ra->st, piece_pages(ra->cache), &ra->piece);
+		ra->present = ra->st.request[0].all;
 		piece = ra->piece;
 		pthread_mutex_unlock(&ra->lock);
 		pthread_rwlock_rdlock(&ra->cache->round);
@@ -542,14 +410,14 @@ static bool work(struct readahead *ra)
 		if (err < 0)
 			count(CTR_readahead_failed, 1);
 		if (err == -ENOMEM)
-			atomic_fetch_add(&ra->n_lost, 1);
+			atomic_fetch_add(&ra->st.n_lost, 1);
 		pthread_mutex_lock(&ra->lock);
 		ra->piece = (struct page_span){ 0, 0 };
 		pthread_cond_broadcast(&ra->paused);
 		if (err == 0)
-			piece_done(ra, id, piece);
+			streams_done(&ra->st, id, piece);
 		else if (err != GAVE_WAY)
-			request_drop(ra, id);
+			streams_drop(&ra->st, id);
 	}
 	return err == GAVE_WAY;
 }
@@ -614,7 +482,7 @@ static void run(void *arg)
 	pthread_mutex_lock(&ra->lock);
 	ra->at_work++;
 	waits = work(ra);
-	more = ra->n_requests > 0 && !ra->ended;
+	more = ra->st.n_requests > 0 && !ra->ended;
 	waits &= more;
 	ra->queued = more;
 	if (waits) {
@@ -634,18 +502,10 @@ static void run(void *arg)
 
 static void ask(struct readahead *ra, struct request rq)
 {
-	struct request *last;
-	bool begin = false;
+	bool begin;
 
 	pthread_mutex_lock(&ra->lock);
-	last = ra->n_requests > 0 ? &ra->request[ra->n_requests - 1] : NULL;
-	if (last && rq.more == 0 && last->more == 0 && last->rest.b == rq.rest.a && last->guess == rq.guess) {
-		last->rest.b = last->all.b = rq.rest.b;
-	} else if (ra->n_requests < REQUESTS) {
-		rq.id = ++ra->last_id;
-		ra->request[ra->n_requests++] = rq;
-		begin = !ra->queued;
-	}
+	begin = streams_ask(&ra->st, rq) && !ra->queued;
 	if (begin) {
 		ra->queued = true;
 		ra_get(ra);
@@ -656,191 +516,14 @@ static void ask(struct readahead *ra, struct request rq)
 		submit(ra);
 }
 
-/* ---- streams. The lock is held, unless stated otherwise ---- */
-
-static unsigned advice_at(const struct readahead *ra, uint64_t page)
-{
-	for (unsigned k = 0; k < ra->n_advice; k++)
-		if (page >= ra->advice[k].span.a && page < ra->advice[k].span.b)
-			return ra->advice[k].how;
-	return GAIA_ADVISE_NORMAL;
-}
-
-static bool is_stream(const struct stream *s)
-{
-	return s->last.a < s->last.b;
-}
-
-/* Whether @next goes on where @last ended, or overlaps it, and ends later. */
-static bool follows(struct page_span last, struct page_span next)
-{
-	return next.a > last.a && next.a <= last.b && next.b > last.b;
-}
-
-static bool continues(const struct stream *s, struct page_span span)
-{
-	if (!is_stream(s))
-		return false;
-	return s->stride == 0 ? follows(s->last, span) : span.a == s->last.a + (uint64_t)s->stride;
-}
-
-/* The stream that has not gone on for longest becomes a new one. */
-static struct stream *stream_begin(struct readahead *ra, struct page_span span, int64_t stride)
-{
-	struct stream *s = &ra->stream[0];
-
-	for (unsigned k = 1; k < STREAMS; k++)
-		if (ra->stream[k].used < s->used)
-			s = &ra->stream[k];
-	*s = (struct stream){ .last = span, .stride = stride, .window = MIN(MAX(span.b - span.a, (uint64_t)WINDOW_LEAST), (uint64_t)WINDOW_MOST) };
-	return s;
-}
-
-/* Whether @span is the third of equal length at equal distances: the distance, or 0. */
-static int64_t find_stride(const struct readahead *ra, struct page_span span)
-{
-	uint64_t length = span.b - span.a;
-
-	for (unsigned k = 0; k < HISTORY; k++)
-		for (unsigned j = 0; j < HISTORY; j++) {
-			struct page_span one = ra->history[j], two = ra->history[k];
-			int64_t stride = (int64_t)(span.a - two.a);
-
-			if (two.b - two.a == length && one.b - one.a == length && stride != 0 && two.a - one.a == (uint64_t)stride &&
-			    stride <= STRIDE_MOST && stride >= -STRIDE_MOST)
-				return stride;
-		}
-	return 0;
-}
-
-/* A stream that begins with @span, after what is remembered; NULL: there is none. */
-static struct stream *find_stream(struct readahead *ra, struct page_span span, unsigned advice)
-{
-	struct stream *s = NULL;
-	bool known = false;
-	int64_t stride;
-
-	for (unsigned k = 0; k < HISTORY && !s; k++) {
-		known |= ra->history[k].a == span.a && ra->history[k].b == span.b;
-		if (follows(ra->history[k], span))
-			s = stream_begin(ra, span, 0);
-	}
-	stride = s || known ? 0 : find_stride(ra, span);
-	if (stride != 0)
-		s = stream_begin(ra, span, stride);
-	if (!s && advice == GAIA_ADVISE_SEQUENTIAL)
-		s = stream_begin(ra, span, 0);
-	if (s && advice == GAIA_ADVISE_SEQUENTIAL)
-		s->window = WINDOW_MOST;
-	if (!s && !known)
-		ra->history[ra->n_history++ % HISTORY] = span;
-	return s;
-}
-
-static void stream_goes_on(struct readahead *ra, struct stream *s, struct page_span span)
-{
-	bool lost = atomic_exchange(&ra->n_lost, 0) > 0;
-
-	s->window = lost ? MAX(s->window / 2, (uint64_t)WINDOW_LEAST) : MIN(2 * s->window, (uint64_t)WINDOW_MOST);
-	s->last = span;
-	if (s->stride != 0 && s->ahead > 0)
-		s->ahead--;
-	/* What was lost is asked for again; what is there costs a look. */
-	if (lost)
-		s->ahead = 0;
-}
-
-/* End @rq where it comes to pages that are used at random. False: nothing of it is left. */
-static bool request_avoid(const struct readahead *ra, struct request *rq)
-{
-	for (unsigned k = 0; k < ra->n_advice; k++) {
-		struct page_span span = ra->advice[k].span;
-		uint64_t n = 0;
-
-		if (ra->advice[k].how != GAIA_ADVISE_RANDOM)
-			continue;
-		while (n <= rq->more && !meet(nth_range(rq, n), span))
-			n++;
-		if (n > rq->more)
-			continue;
-		if (n == 0 && (rq->more > 0 || rq->rest.a >= span.a))
-			return false;
-		if (n == 0)
-			rq->rest.b = span.a;
-		else
-			rq->more = n - 1;
-	}
-	return true;
-}
-
-/* Cut @rq to the mapping, and as advice says. False: nothing of it is left. */
-static bool request_clip(const struct mapping *m, struct request *rq)
-{
-	uint64_t first = m->off / GAIA_PAGE, end = (m->off + m->len + GAIA_PAGE - 1) / GAIA_PAGE;
-
-	if (rq->rest.a < first || rq->rest.a >= end)
-		return false;
-	if (rq->stride > 0)
-		rq->more = MIN(rq->more, (end - 1 - rq->rest.a) / (uint64_t)rq->stride);
-	else if (rq->stride < 0)
-		rq->more = MIN(rq->more, (rq->rest.a - first) / (uint64_t)-rq->stride);
-	if (rq->more == 0)
-		rq->rest.b = MIN(rq->rest.b, end);
-	else if (rq->stride > 0 && rq->rest.b + rq->more * (uint64_t)rq->stride > end)
-		rq->more--;
-	if (!request_avoid(m->readahead, rq))
-		return false;
-	request_from(rq, 0, rq->more);
-	return true;
-}
-
-/* What the stream needs now. False: nothing; it asks for no less than half a window. */
-static bool stream_asks(const struct mapping *m, struct stream *s, struct request *rq)
-{
-	uint64_t length = MIN(s->last.b - s->last.a, (uint64_t)WINDOW_MOST), steps;
-
-	*rq = (struct request){ .stride = s->stride, .length = length, .guess = true };
-	if (s->stride == 0) {
-		s->ahead = MAX(s->ahead, s->last.b);
-		rq->rest = (struct page_span){ s->ahead, s->last.b + s->window };
-		if (rq->rest.a >= rq->rest.b || rq->rest.b - rq->rest.a < s->window / 2)
-			return false;
-		s->ahead = rq->rest.b;
-		return request_clip(m, rq);
-	}
-	steps = MIN(MAX(s->window / length, 1u), (uint64_t)STEPS_MOST);
-	if (s->ahead >= steps || steps - s->ahead < steps / 2)
-		return false;
-	rq->rest.a = s->last.a + (s->ahead + 1) * (uint64_t)s->stride;
-	rq->rest.b = rq->rest.a + length;
-	rq->more = steps - s->ahead - 1;
-	s->ahead = steps;
-	return request_clip(m, rq);
-}
-
 void readahead_acquired(struct mapping *m, struct page_span span)
 {
 	struct readahead *ra = m->readahead;
-	struct stream *s = NULL;
 	struct request rq;
-	unsigned advice;
-	bool again = false, asks = false;
+	bool asks;
 
 	pthread_mutex_lock(&ra->lock);
-	advice = advice_at(ra, span.a);
-	for (unsigned k = 0; k < STREAMS; k++)
-		again |= ra->stream[k].last.a == span.a && ra->stream[k].last.b == span.b;
-	for (unsigned k = 0; k < STREAMS && !s && advice != GAIA_ADVISE_RANDOM; k++)
-		if (continues(&ra->stream[k], span)) {
-			s = &ra->stream[k];
-			stream_goes_on(ra, s, span);
-		}
-	if (!s && !again && advice != GAIA_ADVISE_RANDOM)
-		s = find_stream(ra, span, advice);
-	if (s) {
-		s->used = ++ra->n_acquires;
-		asks = stream_asks(m, s, &rq);
-	}
+	asks = streams_acquired(&ra->st, span, &rq);
 	pthread_mutex_unlock(&ra->lock);
 	/* Mostly what goes round in a file that is all there. */
 	if (asks && !(rq.stride == 0 && ready_has(m, rq.rest)))
@@ -848,53 +531,6 @@ void readahead_acquired(struct mapping *m, struct page_span span)
 }
 
 /* ---- advice ---- */
-
-/* Take the ranges of @rq that meet @span out of it, or, if it is one range, the pages: what is left before, and after; whether there is any. */
-static bool request_split(struct request *rq, struct page_span span, struct request *after, bool *has_after)
-{
-	uint64_t a = 0, b;
-	bool before;
-
-	*after = *rq;
-	if (rq->more == 0) {
-		rq->all = rq->rest = (struct page_span){ rq->rest.a, MIN(rq->rest.b, span.a) };
-		after->all = after->rest = (struct page_span){ MAX(after->rest.a, span.b), after->rest.b };
-		*has_after = after->rest.a < after->rest.b;
-		return rq->rest.a < rq->rest.b;
-	}
-	while (a <= rq->more && !meet(nth_range(rq, a), span))
-		a++;
-	for (b = a; b <= rq->more && meet(nth_range(rq, b), span); b++)
-		;
-	before = a > 0;
-	*has_after = b <= rq->more;
-	if (*has_after)
-		request_from(after, b, rq->more - b);
-	if (before)
-		request_from(rq, 0, a - 1);
-	return before;
-}
-
-/* Ask for no pages of @span any more; @guesses: but for those that the program asked for. */
-static void requests_cut(struct readahead *ra, struct page_span span, bool guesses)
-{
-	for (unsigned k = ra->n_requests; k-- > 0;) {
-		struct request rq = ra->request[k], after;
-		bool before, has_after;
-
-		if ((guesses && !rq.guess) || !meet(rq.all, span))
-			continue;
-		before = request_split(&rq, span, &after, &has_after);
-		if (before || has_after)
-			ra->request[k] = before ? rq : after;
-		else
-			request_remove(ra, k);
-		if (before && has_after && ra->n_requests < REQUESTS) {
-			after.id = ++ra->last_id;
-			ra->request[ra->n_requests++] = after;
-		}
-	}
-}
 
 void readahead_will_need(struct mapping *m, struct page_span span)
 {
@@ -906,56 +542,21 @@ void readahead_cancel(struct mapping *m, struct page_span span)
 	struct readahead *ra = m->readahead;
 
 	pthread_mutex_lock(&ra->lock);
-	requests_cut(ra, span, false);
-	while (meet(ra->piece, span))
+	streams_cut(&ra->st, span, false);
+	while (spans_meet(ra->piece, span))
 		pthread_cond_wait(&ra->paused, &ra->lock);
 	pthread_mutex_unlock(&ra->lock);
-}
-
-/* Add [a, b), if it is not empty, behind what is there already. */
-static void advice_add(struct advice *out, unsigned *n, uint64_t a, uint64_t b, unsigned how)
-{
-	if (a >= b)
-		return;
-	if (*n > 0 && out[*n - 1].span.b == a && out[*n - 1].how == how)
-		out[*n - 1].span.b = b;
-	else
-		out[(*n)++] = (struct advice){ { a, b }, how };
-}
-
-/* The advice for all pages but those of @span, and, unless it is the usual, @how for these, into @out: how many. */
-static unsigned advice_with(const struct readahead *ra, struct page_span span, unsigned how, struct advice *out)
-{
-	unsigned n = 0;
-
-	for (unsigned k = 0; k < ra->n_advice; k++)
-		advice_add(out, &n, ra->advice[k].span.a, MIN(ra->advice[k].span.b, span.a), ra->advice[k].how);
-	if (how != GAIA_ADVISE_NORMAL)
-		advice_add(out, &n, span.a, span.b, how);
-	for (unsigned k = 0; k < ra->n_advice; k++)
-		advice_add(out, &n, MAX(ra->advice[k].span.a, span.b), ra->advice[k].span.b, ra->advice[k].how);
-	return n;
 }
 
 int readahead_advise(struct mapping *m, struct page_span span, unsigned how)
 {
 	struct readahead *ra = m->readahead;
-	struct advice now[2 * ADVICES + 1];
-	unsigned n;
+	int err;
 
 	pthread_mutex_lock(&ra->lock);
-	n = advice_with(ra, span, how, now);
-	if (n <= ADVICES) {
-		memcpy(ra->advice, now, n * sizeof(now[0]));
-		ra->n_advice = n;
-		if (how == GAIA_ADVISE_RANDOM)
-			requests_cut(ra, span, true);
-		for (unsigned k = 0; k < STREAMS && how == GAIA_ADVISE_RANDOM; k++)
-			if (meet(ra->stream[k].last, span))
-				ra->stream[k] = (struct stream){ .window = 0 };
-	}
+	err = streams_advise(&ra->st, span, how);
 	pthread_mutex_unlock(&ra->lock);
-	return n <= ADVICES ? 0 : -EAGAIN;
+	return err;
 }
 
 /* ---- life ---- */
@@ -967,6 +568,7 @@ int readahead_begin(struct mapping *m, struct cache *c, struct cache_user user)
 	if (!ra)
 		return -ENOMEM;
 	ra->mapping = m;
+	ra->st.all = (struct page_span){ m->off / GAIA_PAGE, (m->off + m->len + GAIA_PAGE - 1) / GAIA_PAGE };
 	ra->cache = c;
 	ra->user = user;
 	atomic_init(&ra->refs, 1);

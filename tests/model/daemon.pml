@@ -481,7 +481,7 @@ inline cache_truncate(to)
 	settle()
 }
 
-/* ---- storing and evicting: writeback.c, chunk.c ---- */
+/* ---- storing and evicting: writeback.c, page.c, leave.c ---- */
 
 /* chunk_store(), store_run() */
 inline chunk_store()
