@@ -54,6 +54,10 @@
 	X(acquires_ready, "of those, acquires of what was ready: no chunk was looked at (calls)")  \
 	X(acquired_current, "chunks that acquires found current, without a look at their pages (chunks)") \
 	X(acquired_looked_at, "chunks that acquires looked at page by page (chunks)")           \
+	X(acquire_windows, "windows in which acquires did so: each takes one device operation of a kind (windows)") \
+	X(release_windows, "windows in which releases had devices look for changes (windows)")  \
+	X(fetch_windows, "windows in which releases were fetched home (windows)")               \
+	X(page_waits, "waits for pages that other threads had locked (waits)")                  \
 	X(readahead, "pages brought to devices before they were acquired: by readahead, or because of GAIA_WILLNEED") \
 	X(readahead_used, "of those, pages that acquires found current (of a chunk that they left ready: all)") \
 	X(readahead_wasted, "of those, pages that were evicted, or changed, before they were acquired") \

@@ -805,6 +805,7 @@ static struct window *window_take(struct part *at, uint64_t n, bool others)
 		holds += at[k].add.n;
 	}
 	w->took = k;
+	count(CTR_acquire_windows, w->n > 0);
 	w->last = k > 0 ? &at[k - 1] : NULL;
 	if (!w->err)
 		w->err = window_begin(w);

@@ -336,6 +336,7 @@ int fetch_together(const struct fetch_part *part, unsigned n, struct fetch_troub
 	bool ahead[CACHE_MAX_DEVICES] = { false };
 	int err = 0;
 
+	count(CTR_fetch_windows, 1);
 	for (unsigned k = 0; k < n; k++)
 		find_devices(&part[k], ahead);
 	/*

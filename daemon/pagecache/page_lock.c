@@ -101,6 +101,7 @@ bool page_trylock(struct chunk *ch, unsigned i)
 
 void page_wait(struct chunk *ch)
 {
+	count(CTR_page_waits, 1);
 	thread_waits();
 	pthread_cond_wait(&ch->unlocked, &ch->lock);
 }

@@ -121,6 +121,7 @@ static void find_begin(struct find *fd)
 	for (unsigned k = 0; k < fd->n && !fd->err; k++)
 		fd->err = drop_beyond(&fd->rl[k]);
 	add_runs(fd->rl, fd->n, &fd->op);
+	count(CTR_release_windows, 1);
 	if (!fd->err && fd->op.n > 0)
 		fd->err = cache_device_begin(dev, &fd->op, &fd->wait);
 	/* Else it is the device's. */

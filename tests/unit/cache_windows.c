@@ -121,6 +121,27 @@ Test(windows, what_changed_in_many_chunks_is_one_copy)
 	end();
 }
 
+/* One window each: of the acquire, of the release, and of the fetch that an fsync causes. */
+Test(windows, are_counted)
+{
+	struct client *cl = begin_windows();
+	uint64_t acquired, released, fetched;
+
+	change_in_many(7, "new");
+	acquired = counter_value(CTR_acquire_windows);
+	released = counter_value(CTR_release_windows);
+	fetched = counter_value(CTR_fetch_windows);
+	cr_assert_eq(acquire_all(cl, GAIA_PROT_RW), 0);
+	for (unsigned k = 0; k + 1 < CHUNKS; k++)
+		client_store(cl, "mine", 4, AT(k, 9));
+	give_all_back(cl);
+	cr_assert_eq(cache_fsync(kf->cfile, 0, ALL, false), 0);
+	cr_assert_eq(counter_value(CTR_acquire_windows) - acquired, 1);
+	cr_assert_eq(counter_value(CTR_release_windows) - released, 1);
+	cr_assert_eq(counter_value(CTR_fetch_windows) - fetched, 1);
+	end();
+}
+
 /* Into pages that the client holds already. */
 Test(windows, what_is_held_is_merged_by_one_operation)
 {
