@@ -519,7 +519,7 @@ void idle_files_reap(struct cache *c);
 #define CFILE_NAME_MAX 4096u
 const char *cfile_name(struct cfile *f, char buf[CFILE_NAME_MAX]);
 
-/* ---- chunk.c: chunks, page locks, frames for them, eviction of home ---- */
+/* ---- chunk.c, page.c, page_lock.c, lists.c, leave.c: chunks, page locks, frames for them, eviction of home ---- */
 
 struct chunk *chunk_get(struct cfile *f, uint64_t index, bool make);
 struct chunk *chunk_ref(struct chunk *ch);
@@ -677,7 +677,7 @@ int cfile_make_room(struct cfile *f);
  */
 int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len);
 
-/* ---- home.c: contents of home pages ---- */
+/* ---- read.c, write.c, fill.c, source.c: contents of home pages ---- */
 /*
  * Make home present and current for pages [a, b), all locked exclusively: merge what devices released, read what is absent.
  * file->range is held. Only pages below the end of the file.

@@ -402,7 +402,7 @@ Test(metadata, of_a_page_that_many_wait_for_may_come_and_go)
 	for (unsigned k = 0; k < ARRAY_LEN(thread); k++)
 		pthread_join(thread[k], NULL);
 	cr_assert_eq(atomic_load(&came_through), ARRAY_LEN(thread));
-	cr_assert_geq(counter_value(CTR_page_waits), ARRAY_LEN(thread));
+	cr_assert_geq(counter_value(CTR_page_waits), UINT8_MAX);
 	cr_assert_not(has_leaf(ch));
 	chunk_put(ch);
 	end();
