@@ -69,6 +69,9 @@ enum track_step track_plan(const struct page_view *v, unsigned self, bool write)
 	/* If a truncate voided bytes, the replica still has the old ones. */
 	bool current = r->seen == v->t->home_id && r->cut == GAIA_PAGE;
 
+	/* There is nothing that could tell what to keep of it. */
+	if ((r->flags & REPLICA_FRESH) && r->cut == GAIA_PAGE)
+		return TRACK_NOTHING;
 	for (unsigned i = 0; i < v->n; i++)
 		if (i != self && (v->r[i]->flags & REPLICA_AHEAD))
 			return TRACK_FETCH;
@@ -89,6 +92,23 @@ enum track_step track_plan(const struct page_view *v, unsigned self, bool write)
 	return r->writers > 0 ? TRACK_PULL : TRACK_SEND;
 }
 
+enum track_step track_plan_overwrite(const struct page_view *v, unsigned self, bool held)
+{
+	const struct page_replica *r = v->r[self];
+	bool all = r->cut == GAIA_PAGE;
+
+	if (r->writers > 0 && all && (r->flags & (REPLICA_PRESENT | REPLICA_ZEROS)))
+		return TRACK_NOTHING;
+	if ((r->flags & REPLICA_AHEAD) && !(r->flags & REPLICA_SNAPPED) && r->writers == 0 && all)
+		return TRACK_SECURE;
+	if (!(r->flags & REPLICA_AHEAD) && (r->flags & REPLICA_PRESENT) && r->seen == v->t->home_id && all)
+		return TRACK_NOTHING;
+	/* Who holds it must not find zeros; and a release in the snapshot alone is not what the page has. */
+	if (held || (r->flags & REPLICA_AHEAD))
+		return track_plan(v, self, true);
+	return TRACK_ZERO;
+}
+
 bool track_is_home(const struct page_track *t, const struct page_replica *r)
 {
 	return (r->flags & REPLICA_PRESENT) && !(r->flags & REPLICA_AHEAD) && r->writers == 0 &&
@@ -104,6 +124,12 @@ void track_sent(const struct page_track *t, struct page_replica *r)
 
 void track_pulled(const struct page_track *t, struct page_replica *r)
 {
+	/* Only what had been cut off was brought. */
+	if (r->flags & REPLICA_FRESH) {
+		r->flags &= (uint8_t)~REPLICA_REMOVED;
+		r->cut = GAIA_PAGE;
+		return;
+	}
 	r->seen = t->home_id;
 	r->cut = GAIA_PAGE;
 	r->flags &= (uint8_t)~(REPLICA_ZEROS | REPLICA_REMOVED);
@@ -113,6 +139,22 @@ void track_pulled(const struct page_track *t, struct page_replica *r)
 void track_secured(struct page_replica *r)
 {
 	r->flags |= REPLICA_SNAPPED;
+}
+
+void track_overwriting(struct page_replica *r)
+{
+	if (r->writers == 0 || !(r->flags & REPLICA_ZEROS))
+		return;
+	r->flags = r->cut > 0 ? REPLICA_PRESENT | REPLICA_FRESH : REPLICA_PRESENT;
+	r->seen = 0;
+}
+
+void track_overwritten(const struct page_track *t, struct page_replica *r)
+{
+	/* The device remembers what was there before, if anything. */
+	r->flags &= (uint8_t)~(REPLICA_FRESH | REPLICA_ARMED);
+	r->flags |= REPLICA_WHOLE;
+	r->seen = t->home_id;
 }
 
 bool track_released(struct page_replica *r, bool changed, bool writers_left)
@@ -148,7 +190,7 @@ void track_merged(const struct page_track *t, struct page_replica *r, bool equal
 {
 	bool snapped = r->flags & REPLICA_SNAPPED;
 
-	r->flags &= ~(REPLICA_AHEAD | REPLICA_SNAPPED);
+	r->flags &= (uint8_t)~(REPLICA_AHEAD | REPLICA_SNAPPED | REPLICA_WHOLE);
 	if (snapped && r->writers == 0) {
 		/* The replica's own bytes were discarded earlier. */
 		r->flags &= ~REPLICA_PRESENT;
@@ -237,7 +279,7 @@ void track_truncated(struct page_replica *r, unsigned cut)
 {
 	if (cut == 0) {
 		/* A release of the page is gone together with the bytes it wrote. */
-		r->flags &= ~(REPLICA_AHEAD | REPLICA_SNAPPED);
+		r->flags &= (uint8_t)~(REPLICA_AHEAD | REPLICA_SNAPPED | REPLICA_WHOLE | REPLICA_FRESH);
 		r->seen = 0;
 		r->cut = 0;
 		if (r->writers == 0) {

@@ -237,7 +237,7 @@ static bool acquire_prot_is_good(unsigned prot)
 
 	if (how && how != GAIA_PROT_PIN && how != GAIA_PROT_PINNED)
 		return false;
-	return access & GAIA_PROT_READ || prot == GAIA_PROT_PINNED;
+	return access || prot == GAIA_PROT_PINNED;
 }
 
 static int acquire(struct map *map, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq,

@@ -61,7 +61,9 @@ bool part_run(const struct part *pt, unsigned steps, unsigned *i, unsigned *j)
 /* chunk->lock held. */
 static void part_plan(struct part *pt)
 {
-	replica_plan(pt->rep, pt->a, pt->b, pt->todo, pt->write, pt->step);
+	replica_plan(pt->rep, pt->a, pt->b, pt->todo, pt->over, pt->write, pt->step);
+	FOR_TODO(pt, i)
+		pt->meets_fresh |= pt->write && replica_is_fresh(pt->rep, i);
 }
 
 /* For each run of the pages that are to be brought, whatever the index says of them. */
@@ -204,6 +206,36 @@ static int window_secure(struct window *w)
 	return err;
 }
 
+/* Pages that will be overwritten, and that nobody has: zeros, whatever their memory had before. */
+static int window_overwrite(struct window *w)
+{
+	struct dev_op op = { .kind = DEV_ZERO, .runs = w->runs };
+	int err;
+
+	for (unsigned k = 0; k < w->n; k++)
+		FOR_TODO(w->at[k], i)
+			if (w->at[k]->step[i] == TRACK_ZERO)
+				w->runs[op.n++] = (struct dev_run){ .mem = w->at[k]->rep->mem, .page = i, .npages = 1 };
+	if (op.n == 0)
+		return 0;
+	err = cache_device_run(window_device(w), &op);
+	for (unsigned k = 0; k < w->n; k++) {
+		struct part *pt = w->at[k];
+
+		pthread_mutex_lock(&pt->ch->lock);
+		FOR_TODO(pt, i) {
+			if (pt->step[i] != TRACK_ZERO)
+				continue;
+			if (err)
+				replica_garbled(pt->rep, i);
+			else
+				replica_zeroed(pt->rep, i);
+		}
+		pthread_mutex_unlock(&pt->ch->lock);
+	}
+	return err;
+}
+
 /* What other devices did not send after all, and the store would have to be read for, its part does by itself. */
 static void window_put_off(struct window *w)
 {
@@ -310,13 +342,14 @@ static int window_pull(struct window *w)
 		FOR_TODO(pt, i) {
 			struct page_replica *r = &pt->rep->page[i];
 			/* Pages that nobody writes, or that are void, are overwritten: there is no base that tells what to keep. */
-			unsigned keep = r->writers > 0 ? r->cut : 0;
+			unsigned keep = r->writers > 0 && (r->flags & REPLICA_PRESENT) ? r->cut : 0;
 
 			if (pt->step[i] != TRACK_PULL)
 				continue;
+			/* Of what is fresh all is kept: home differs nowhere from itself. */
 			w->runs[op.n++] = (struct dev_run){
 				.mem = pt->rep->mem, .page = i, .npages = 1, .host = page_ptr(pt->ch, i),
-				.base = keep > 0 ? base_bytes(pt->ch, i, r->seen) : frame_zeros,
+				.base = replica_is_fresh(pt->rep, i) ? page_ptr(pt->ch, i) : keep > 0 ? base_bytes(pt->ch, i, r->seen) : frame_zeros,
 				.limit = keep,
 			};
 		}
@@ -352,7 +385,7 @@ static int window_arm(struct window *w)
 		if (!pt->write || pt->again)
 			continue;
 		FOR_TODO(pt, i)
-			if (!(pt->rep->page[i].flags & REPLICA_ARMED) && pt->rep->page[i].writers == 0)
+			if (!(pt->rep->page[i].flags & REPLICA_ARMED) && pt->rep->page[i].writers == 0 && !bit_test(pt->over, i))
 				dev_run_add(&op, w->runs, pt->rep->mem, i, NULL, NULL);
 	}
 	if (op.n == 0)
@@ -365,7 +398,7 @@ static int window_arm(struct window *w)
 			continue;
 		pthread_mutex_lock(&pt->ch->lock);
 		FOR_TODO(pt, i)
-			if (pt->rep->page[i].writers == 0)
+			if (pt->rep->page[i].writers == 0 && !bit_test(pt->over, i))
 				replica_armed(pt->rep, i);
 		pthread_mutex_unlock(&pt->ch->lock);
 	}
@@ -388,6 +421,8 @@ static int window_bring(struct window *w)
 		err = parts_fetch(w->at, w->n, TRACK_FETCH);
 	if (!err)
 		err = window_secure(w);
+	if (!err)
+		err = window_overwrite(w);
 	if (!err)
 		peers_send(w->at, w->n, w->runs);
 	if (!err) {
@@ -482,11 +517,21 @@ static void part_not_current(const struct part *pt, uint64_t *bits)
 		bits[k] &= pt->pages[k];
 }
 
+/* Pages that lie in the file in part, or beyond it, are not overwritten: others may make the file longer. chunk->lock is held. */
+static void part_over(struct part *pt)
+{
+	if (cfile_is_passthrough(pt->ch->file))
+		memset(pt->over, 0, sizeof(pt->over));
+	for (unsigned i = pt->end; i > pt->a && page_limit(pt->ch, i - 1) < GAIA_PAGE; i--)
+		bit_clear(pt->over, i - 1);
+}
+
 /* What of the part has to be looked at. chunk->lock is held. */
 static void part_look(struct part *pt, bool all)
 {
 	grant_end_ready(pt->grant);
 	memset(pt->todo, 0, sizeof(pt->todo));
+	part_over(pt);
 	pt->whole = all || !part_may_trust(pt, 0);
 	FOR_RUNS(pt->pages, pt->a, pt->end, i, j)
 		readahead_count(pt->rep, i, j);
@@ -561,7 +606,7 @@ static void window_add(struct window *w, struct part *pt)
 		w->n_locked++;
 	FOR_TODO(pt, i) {
 		w->n_frames += page_ahead(pt->ch, i) ? fetch_frames(pt->ch, i) : 0;
-		w->n_read += !comes_without_store(pt->rep, i);
+		w->n_read += !bit_test(pt->over, i) && !comes_without_store(pt->rep, i);
 	}
 }
 
@@ -622,10 +667,67 @@ static bool window_join(struct window *w, struct part *pt, int *err)
 	return joins;
 }
 
+/* What is fresh has no base: who acquires it for writing overwrites it, too. chunk->lock is held, and the pages are locked. */
+static void part_joins_overwriters(struct part *pt)
+{
+	uint64_t fresh[GAIA_CHUNK_PAGES / 64] = { 0 };
+
+	FOR_RUNS(pt->pages, pt->a, pt->end, i, j)
+		for (unsigned k = i; k < j; k++)
+			if (replica_is_fresh(pt->rep, k))
+				bit_set(fresh, k);
+	grant_overwrites(pt->grant, fresh);
+}
+
+static void settle_holds(const struct part *pt)
+{
+	unsigned a, b;
+
+	for (size_t k = 0; k < pt->added; k++) {
+		segment_in_chunk(&pt->add.at[k], pt->ch->index, &a, &b);
+		grant_settle(pt->grant, a, b, pt->add.at[k].n);
+	}
+}
+
+/* What is to become fresh, or may be, and so must be locked: into @lock. chunk->lock is held. */
+static void part_fresh(const struct part *pt, uint64_t *lock)
+{
+	FOR_RUNS(pt->pages, pt->a, pt->end, i, j)
+		for (unsigned k = i; k < j; k++)
+			if (pt->meets_fresh || (bit_test(pt->over, k) && (pt->rep->page[k].flags & REPLICA_ZEROS)))
+				bit_set(lock, k);
+}
+
+void part_settle(struct part *pt)
+{
+	uint64_t lock[GAIA_CHUNK_PAGES / 64] = { 0 };
+	struct chunk *ch = pt->ch;
+
+	if (pt->added == 0 || (!pt->meets_fresh && bits_first(pt->over, 0, GAIA_CHUNK_PAGES) == GAIA_CHUNK_PAGES)) {
+		settle_holds(pt);
+		return;
+	}
+	pthread_mutex_lock(&ch->lock);
+	part_fresh(pt, lock);
+	/* Until the holds say that they are for overwriting: no release of the pages goes on meanwhile. */
+	pages_lock_some(ch, pt->a, pt->end, lock);
+	FOR_RUNS(lock, pt->a, pt->end, i, j)
+		for (unsigned k = i; k < j; k++)
+			if (bit_test(pt->over, k))
+				replica_overwriting(pt->rep, k);
+	settle_holds(pt);
+	grant_overwrites(pt->grant, pt->over);
+	if (pt->meets_fresh)
+		part_joins_overwriters(pt);
+	pages_unlock_some(ch, pt->a, pt->end, lock);
+	pthread_mutex_unlock(&ch->lock);
+}
+
 /* chunk->lock held. */
 static int part_end(struct part *pt)
 {
 	uint64_t others[GAIA_CHUNK_PAGES / 64] = { 0 };
+	int err;
 
 	if (!pt->whole) {
 		part_not_current(pt, others);
@@ -637,7 +739,10 @@ static int part_end(struct part *pt)
 		return 0;
 	FOR_RUNS(pt->pages, pt->a, pt->b, i, j)
 		replica_acquired(pt->rep, i, j);
-	return part_grant(pt);
+	err = part_grant(pt);
+	if (!err && pt->wanted && pt->meets_fresh)
+		part_joins_overwriters(pt);
+	return err;
 }
 
 static int window_end(struct window *w, int err)

@@ -18,7 +18,9 @@ struct release {
 	uint64_t pages[WORDS];	 /* to release */
 	uint64_t writing[WORDS]; /* of these: held for writing by this mapping */
 	uint64_t last[WORDS];	 /* held by it no more often than this release takes away, so that it seems to be the last */
-	uint64_t compare[WORDS]; /* of those held for writing, what is not void */
+	uint64_t over[WORDS];	 /* and for overwriting */
+	uint64_t whole[WORDS];	 /* of these, what is not void: to be published without a comparison */
+	uint64_t compare[WORDS]; /* of the others, what is not void */
 	uint64_t changed_pages[WORDS];
 	uint64_t shared[WORDS];	 /* changed, and somebody goes on writing them */
 	uint64_t ended[WORDS];	 /* held for writing by it no more */
@@ -84,17 +86,21 @@ static void add_runs(const struct release *rl, unsigned n, struct dev_op *op)
 	op->runs = runs;
 }
 
-/* The device has found that page @i @differs from what it had remembered. */
-static void note_found(struct release *rl, unsigned i, bool differs)
+static void note_changed(struct release *rl, unsigned i)
 {
 	const struct page_replica *r = &rl->grant->replica->page[i];
 
-	/* Not armed: the device compared with something else. */
-	if (!differs && (r->flags & REPLICA_ARMED))
-		return;
 	bit_set(rl->changed_pages, i);
 	if (r->writers > bit_test(rl->last, i))
 		bit_set(rl->shared, i);
+}
+
+/* The device has found that page @i @differs from what it had remembered. */
+static void note_found(struct release *rl, unsigned i, bool differs)
+{
+	/* Not armed: the device compared with something else. */
+	if (differs || !(rl->grant->replica->page[i].flags & REPLICA_ARMED))
+		note_changed(rl, i);
 }
 
 /* Parts whose pages are locked, and whose changed pages are being found by one operation. */
@@ -176,10 +182,12 @@ static bool secure_shared(struct replica *rep, const uint64_t *pages, unsigned a
 /* Publish page i, which was held for writing. chunk->lock held, page locked. */
 static void publish_page(struct release *rl, unsigned i, bool secured)
 {
+	enum found found = bit_test(rl->whole, i) ? FOUND_WHOLE : bit_test(rl->changed_pages, i) ? FOUND_CHANGED : FOUND_EQUAL;
 	struct chunk *ch = rl->ch;
 
-	if (!replica_release(rl->grant->replica, i, bit_test(rl->ended, i), bit_test(rl->changed_pages, i),
-			     secured && bit_test(rl->shared, i)))
+	if (found == FOUND_WHOLE)
+		replica_drop_lost_of_others(rl->grant->replica, i);
+	if (!replica_release(rl->grant->replica, i, bit_test(rl->ended, i), found, secured && bit_test(rl->shared, i)))
 		return;
 	rl->changed = true;
 	count(CTR_released_pages, 1);
@@ -215,6 +223,7 @@ static int each_run(struct release *rl, int (*call)(struct chunk *ch, unsigned a
 static void note_held(struct release *rl, unsigned a, unsigned b, unsigned n)
 {
 	grant_held(rl->grant, a, b, HELD_WRITING, rl->writing);
+	grant_held(rl->grant, a, b, HELD_OVERWRITING, rl->over);
 	grant_held_at_most(rl->grant, a, b, n, rl->last);
 }
 
@@ -236,9 +245,16 @@ static void look_at(struct release *rl)
 	each_segment(rl, note_held);
 	rl->any = any_bit(rl->writing);
 	/* What is void may be so because it was lost (page_drop_lost()), of which others were told. */
-	for (unsigned i = rl->a; (i = bits_first(rl->writing, i, rl->b)) < rl->b; i++)
-		if (rep->page[i].cut > 0)
+	for (unsigned i = rl->a; (i = bits_first(rl->writing, i, rl->b)) < rl->b; i++) {
+		if (rep->page[i].cut == 0)
+			continue;
+		if (bit_test(rl->over, i)) {
+			bit_set(rl->whole, i);
+			note_changed(rl, i);
+		} else if (replica_has_base(rep, i)) {
 			bit_set(rl->compare, i);
+		}
+	}
 	pthread_mutex_unlock(&rl->ch->lock);
 }
 
@@ -263,6 +279,7 @@ static int publish(struct release *rl)
 	each_segment(rl, end_holds);
 	for (unsigned i = rl->a; (i = bits_first(rl->writing, i, rl->b)) < rl->b; i++)
 		publish_page(rl, i, secured);
+	replica_overwritten(rep, rl->whole);
 	replica_shadow_trim(rep);
 	spoiled = replica_is_spoiled(rep);
 	pthread_mutex_unlock(&ch->lock);

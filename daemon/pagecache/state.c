@@ -475,7 +475,7 @@ enum track_step replica_step(struct replica *rep, unsigned i, bool write)
 	return track_plan(&v, position(rep), write);
 }
 
-void replica_plan(struct replica *rep, unsigned a, unsigned b, const uint64_t *pages, bool write, uint8_t *step)
+void replica_plan(struct replica *rep, unsigned a, unsigned b, const uint64_t *pages, const uint64_t *over, bool write, uint8_t *step)
 {
 	struct page_replica *buf[CACHE_MAX_DEVICES];
 	unsigned self = position(rep);
@@ -485,7 +485,7 @@ void replica_plan(struct replica *rep, unsigned a, unsigned b, const uint64_t *p
 	for (unsigned i = a; (i = bits_first(pages, i, b)) < b; i++) {
 		struct page_view v = view(rep->chunk, i, buf);
 
-		step[i] = (uint8_t)track_plan(&v, self, write);
+		step[i] = (uint8_t)(bit_test(over, i) ? track_plan_overwrite(&v, self, bit_test(held, i)) : track_plan(&v, self, write));
 		/* A plain copy may show anything until it has landed: a mapping that holds the page must not see that. */
 		if (step[i] == TRACK_SEND && bit_test(held, i))
 			step[i] = TRACK_PULL;
@@ -563,22 +563,32 @@ void replica_undo_hold(struct replica *rep, unsigned i)
 	struct page_replica *r = &rep->page[i];
 
 	bug_on(r->writers == 0);
-	/* What was cut off meanwhile is in its memory still. */
-	if (--r->writers == 0 && r->cut < GAIA_PAGE)
+	/* What was cut off meanwhile is in its memory still; and what is fresh is nothing to read. */
+	if (--r->writers == 0 && (r->cut < GAIA_PAGE || (r->flags & REPLICA_FRESH)))
 		track_discarded(r);
 	touched(rep->chunk, i);
 	twins_collect(rep->chunk, i);
 }
 
-bool replica_release(struct replica *rep, unsigned i, bool ends, bool changed, bool secured)
+void replica_overwriting(struct replica *rep, unsigned i)
+{
+	track_overwriting(&rep->page[i]);
+	touched(rep->chunk, i);
+}
+
+bool replica_release(struct replica *rep, unsigned i, bool ends, enum found found, bool secured)
 {
 	struct page_replica *r = &rep->page[i];
-	bool was_ahead = r->flags & REPLICA_AHEAD, was_snapped = r->flags & REPLICA_SNAPPED, news;
+	bool was_ahead = r->flags & REPLICA_AHEAD, was_snapped = r->flags & REPLICA_SNAPPED, changed = found != FOUND_EQUAL, news;
 	struct page_replica before;
 
 	bug_on(r->writers == 0);
 	r->writers -= ends;
 	before = *r;
+	if (found == FOUND_WHOLE && r->cut > 0)
+		track_overwritten(&rep->chunk->track->page[i], r);
+	if (!changed && r->writers == 0 && (r->flags & REPLICA_FRESH))
+		track_discarded(r);
 	news = track_released(r, changed, r->writers > 0 && (secured || !changed));
 	/* What was found as it had been stays in order for who acquires it next. */
 	if (changed || r->seen != before.seen || r->cut != before.cut || r->flags != before.flags)
@@ -681,6 +691,9 @@ bool replica_to_bring(struct replica *rep, unsigned i, bool held, bool in_file)
 	/* Held since before the file reached there: it contains zeros, and what was stored there. */
 	if (r->writers > 0 && r->cut == 0 && !(r->flags & REPLICA_REMOVED))
 		return false;
+	/* It is being acquired for overwriting. */
+	if (r->writers > 0 && (r->flags & REPLICA_ZEROS))
+		return false;
 	return replica_step(rep, i, false) != TRACK_NOTHING;
 }
 
@@ -693,6 +706,20 @@ void replica_zeroed(struct replica *rep, unsigned i)
 	if (r->writers > 0 || (r->flags & REPLICA_AHEAD))
 		return;
 	*r = (struct page_replica){ .cut = GAIA_PAGE, .flags = REPLICA_ZEROS };
+}
+
+void replica_drop_lost_of_others(struct replica *rep, unsigned i)
+{
+	struct chunk *ch = rep->chunk;
+
+	for (unsigned k = 0; k < ch->n_replicas; k++) {
+		struct replica *other = ch->replica[k];
+
+		if (other == rep || other->only || !atomic_load(&other->dev->gone) || !replica_ahead(other, i))
+			continue;
+		replica_forget(other, i);
+		replica_shadow_trim(other);
+	}
 }
 
 void replica_forget(struct replica *rep, unsigned i)

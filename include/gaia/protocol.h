@@ -48,7 +48,7 @@ extern "C" {
 #endif
 
 #define GAIA_PROTOCOL_VERSION 1u	/* the major */
-#define GAIA_PROTOCOL_MINOR 3u
+#define GAIA_PROTOCOL_MINOR 4u
 
 /*
  * Since 1.1.
@@ -67,14 +67,20 @@ extern "C" {
  *
  * Since 1.3.
  * LISTS: ACQUIREV and RELEASEV, for lists of ranges (struct gaia_ioc_list).
+ *
+ * Since 1.4.
+ * OVERWRITE: ACQUIRE and ACQUIREV take GAIA_PROT_WRITE alone, to overwrite. (Daemons without it refuse that, EINVAL.)
  */
 #define GAIA_FEATURE_SPANS 1ull
 #define GAIA_FEATURE_ANSWERS 2ull
 #define GAIA_FEATURE_TIMES 4ull
 #define GAIA_FEATURE_ADVICE 8ull
 #define GAIA_FEATURE_LISTS 16ull
+#define GAIA_FEATURE_OVERWRITE 32ull
 /* All of this version. */
-#define GAIA_FEATURES (GAIA_FEATURE_SPANS | GAIA_FEATURE_ANSWERS | GAIA_FEATURE_TIMES | GAIA_FEATURE_ADVICE | GAIA_FEATURE_LISTS)
+#define GAIA_FEATURES                                                                                         \
+	(GAIA_FEATURE_SPANS | GAIA_FEATURE_ANSWERS | GAIA_FEATURE_TIMES | GAIA_FEATURE_ADVICE | GAIA_FEATURE_LISTS | \
+	 GAIA_FEATURE_OVERWRITE)
 
 #define GAIA_TOUCH_OFFSET (INT64_MAX - 1)
 
@@ -167,7 +173,7 @@ struct gaia_ioc_range {
 	uint64_t map;
 	uint64_t offset;	/* of the file, bytes; no alignment asked */
 	uint64_t length;	/* bytes */
-	uint32_t prot;		/* ACQUIRE; else 0 */
+	uint32_t prot;		/* ACQUIRE: GAIA_PROT_READ, _WRITE (alone: with OVERWRITE), or both; and a flag, or PINNED alone; else 0 */
 	union {
 		uint32_t advice;	/* ADVISE: GAIA_ADVISE_*; else 0 */
 		/*
