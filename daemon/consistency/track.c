@@ -124,16 +124,13 @@ void track_sent(const struct page_track *t, struct page_replica *r)
 
 void track_pulled(const struct page_track *t, struct page_replica *r)
 {
-	/* Only what had been cut off was brought. */
-	if (r->flags & REPLICA_FRESH) {
-		r->flags &= (uint8_t)~REPLICA_REMOVED;
-		r->cut = GAIA_PAGE;
-		return;
-	}
+	/* Of what is fresh only what had been cut off was brought. The rest is what differs from home. */
+	bool fresh = r->flags & REPLICA_FRESH;
+
 	r->seen = t->home_id;
 	r->cut = GAIA_PAGE;
-	r->flags &= (uint8_t)~(REPLICA_ZEROS | REPLICA_REMOVED);
-	r->flags |= REPLICA_PRESENT | REPLICA_ARMED;
+	r->flags &= (uint8_t)~(REPLICA_ZEROS | REPLICA_REMOVED | REPLICA_FRESH | REPLICA_ARMED);
+	r->flags |= REPLICA_PRESENT | (fresh ? 0 : REPLICA_ARMED);
 }
 
 void track_secured(struct page_replica *r)
