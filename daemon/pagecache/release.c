@@ -191,6 +191,7 @@ static void publish_page(struct release *rl, unsigned i, bool secured)
 		return;
 	rl->changed = true;
 	count(CTR_released_pages, 1);
+	count(CTR_overwritten_pages, found == FOUND_WHOLE);
 	if (ch->track->page[i].may_hold) {
 		rl->opened[i] = window_open(ch, i);
 		bit_set(rl->published, i);

@@ -69,6 +69,7 @@ static int hot_at(uint64_t off)
 struct last {
 	uint8_t value, owner;
 	bool maybe;	/* it may count for nothing: a truncate got in between */
+	bool beyond;	/* stored beyond the end, and the file had not grown when the release began: it may when that gets there */
 	bool during;	/* stored, and not released, while another client's release of the page was under way */
 	uint32_t done;	/* when it was public; NEVER: its release is under way */
 	uint32_t knew;	/* up to when its owner knew what others did */
@@ -282,16 +283,17 @@ static void release_began(struct byte *b, unsigned d, bool below_end, uint32_t t
 	db->has = false;
 	db->view = db->value;
 	db->view_known = below_end && !db->maybe;
-	if (!below_end)
-		return;
 	if (b->n == ARRAY_LEN(b->last))
 		fail("the oracle has no room");
-	b->last[b->n++] = (struct last){ .value = db->value, .owner = (uint8_t)d, .maybe = db->maybe,
-					 .done = NEVER, .knew = db->knew, .task = task };
+	b->last[b->n++] = (struct last){ .value = db->value, .owner = (uint8_t)d, .maybe = db->maybe || !below_end,
+					 .beyond = !below_end, .done = NEVER, .knew = db->knew, .task = task };
 }
 
-static void release_ended(struct byte *b, uint32_t task)
+static void release_ended(struct byte *b, bool below_end, uint32_t task)
 {
+	for (unsigned k = b->n; k-- > 0 && !below_end;)
+		if (b->last[k].beyond && b->last[k].task == task)
+			last_remove(b, k);
 	/* What was stored while it was under way. */
 	for (unsigned k = 0; k < b->n; k++)
 		if (b->last[k].done == NEVER && b->last[k].task == task && b->last[k].during)
@@ -399,7 +401,7 @@ static void task_finished(struct held *h)
 	trace("release %u has returned", t->id);
 	for (unsigned hot = 0; hot < HOT; hot++)
 		for (unsigned k = 0; k < GAIA_PAGE; k++)
-			release_ended(&w.byte[hot][k], t->id);
+			release_ended(&w.byte[hot][k], hot_offset(hot) + k < w.size, t->id);
 	h->task = NULL;
 	free(t);
 }
