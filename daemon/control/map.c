@@ -271,8 +271,8 @@ int control_acquire(struct control *ctl, struct cfile *f, bool writable, struct 
 		return err;
 	if (write && (!writable || !(map->prot & GAIA_PROT_WRITE)))
 		err = -EACCES;
-	else if (len)
-		err = acquire(map, off, len, io->prot, &io->seq, verdict);
+	else if (len) /* of which pages it has only a part matters */
+		err = acquire(map, io->offset, io->length, io->prot, &io->seq, verdict);
 	if (!err)
 		err = client_unanswered(map->client, io->seq, &io->unanswered);
 	map_put(map);

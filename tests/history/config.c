@@ -32,6 +32,7 @@ static const struct {
 	[F_SLOW] = { "slow", 50 },
 	[F_FAIL] = { "fail", 15 },
 	[F_CRASH] = { "crash", 30 },
+	[F_OVERWRITE] = { "overwrite", 50 },
 };
 
 const char *feature_name(enum feature f)
