@@ -63,6 +63,14 @@ track_id track_home_changed(struct page_view *v)
 	return v->t->home_id;
 }
 
+static bool others_ahead(const struct page_view *v, unsigned self)
+{
+	for (unsigned i = 0; i < v->n; i++)
+		if (i != self && (v->r[i]->flags & REPLICA_AHEAD))
+			return true;
+	return false;
+}
+
 enum track_step track_plan(const struct page_view *v, unsigned self, bool write)
 {
 	const struct page_replica *r = v->r[self];
@@ -71,10 +79,9 @@ enum track_step track_plan(const struct page_view *v, unsigned self, bool write)
 
 	/* There is nothing that could tell what to keep of it. */
 	if ((r->flags & REPLICA_FRESH) && r->cut == GAIA_PAGE)
-		return TRACK_NOTHING;
-	for (unsigned i = 0; i < v->n; i++)
-		if (i != self && (v->r[i]->flags & REPLICA_AHEAD))
-			return TRACK_FETCH;
+		return write && others_ahead(v, self) ? TRACK_FETCH : TRACK_NOTHING;
+	if (others_ahead(v, self))
+		return TRACK_FETCH;
 	if (r->flags & REPLICA_AHEAD) {
 		if (!current)
 			return TRACK_FETCH;
@@ -97,6 +104,9 @@ enum track_step track_plan_overwrite(const struct page_view *v, unsigned self, b
 	const struct page_replica *r = v->r[self];
 	bool all = r->cut == GAIA_PAGE;
 
+	/* They came before what will be stored: they must not meet that in a merge. */
+	if (others_ahead(v, self))
+		return TRACK_FETCH;
 	if (r->writers > 0 && all && (r->flags & (REPLICA_PRESENT | REPLICA_ZEROS)))
 		return TRACK_NOTHING;
 	if ((r->flags & REPLICA_AHEAD) && !(r->flags & REPLICA_SNAPPED) && r->writers == 0 && all)

@@ -614,7 +614,8 @@ static void window_add(struct window *w, struct part *pt)
 		w->n_locked++;
 	FOR_TODO(pt, i) {
 		w->n_frames += page_ahead(pt->ch, i) ? fetch_frames(pt->ch, i) : 0;
-		w->n_read += !bit_test(pt->over, i) && !comes_without_store(pt->rep, i);
+		/* For what will be overwritten only what others released comes home. */
+		w->n_read += (!bit_test(pt->over, i) || page_ahead(pt->ch, i)) && !comes_without_store(pt->rep, i);
 	}
 }
 

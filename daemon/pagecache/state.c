@@ -467,6 +467,24 @@ static unsigned position(const struct replica *rep)
 	return self;
 }
 
+/* The plan for a page that will be overwritten. What is lost with its device does not matter to who does so. */
+static enum track_step plan_overwrite(struct replica *rep, unsigned i, bool held)
+{
+	struct page_replica *buf[CACHE_MAX_DEVICES];
+	const struct chunk *ch = rep->chunk;
+	struct page_view v = { &ch->track->page[i], buf, 0 };
+	unsigned self = 0;
+
+	for (unsigned k = 0; k < ch->n_replicas; k++) {
+		if (ch->replica[k] == rep)
+			self = v.n;
+		else if (atomic_load(&ch->replica[k]->dev->gone))
+			continue;
+		buf[v.n++] = &ch->replica[k]->page[i];
+	}
+	return track_plan_overwrite(&v, self, held);
+}
+
 enum track_step replica_step(struct replica *rep, unsigned i, bool write)
 {
 	struct page_replica *buf[CACHE_MAX_DEVICES];
@@ -485,7 +503,7 @@ void replica_plan(struct replica *rep, unsigned a, unsigned b, const uint64_t *p
 	for (unsigned i = a; (i = bits_first(pages, i, b)) < b; i++) {
 		struct page_view v = view(rep->chunk, i, buf);
 
-		step[i] = (uint8_t)(bit_test(over, i) ? track_plan_overwrite(&v, self, bit_test(held, i)) : track_plan(&v, self, write));
+		step[i] = (uint8_t)(bit_test(over, i) ? plan_overwrite(rep, i, bit_test(held, i)) : track_plan(&v, self, write));
 		/* A plain copy may show anything until it has landed: a mapping that holds the page must not see that. */
 		if (step[i] == TRACK_SEND && bit_test(held, i))
 			step[i] = TRACK_PULL;

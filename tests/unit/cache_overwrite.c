@@ -734,6 +734,28 @@ Test(overwrite, and_a_part_by_a_lower_device)
 	whole_and_part(1);
 }
 
+/* It had been released when the page was acquired, so it is no race. */
+Test(overwrite, of_what_a_higher_device_had_released)
+{
+	struct client *low, *high;
+
+	begin_stored(2, 'w');
+	low = new_client(0);
+	high = new_client(1);
+	/* Also where somebody on the device holds it. */
+	write_device(low, AT(1), "l");
+	write_device(high, 0, "high");
+	write_device(high, AT(1) + 1, "high");
+	release(high, 0, 2);
+	overwrite(low, 0, 2);
+	fill_all(low, 0, 2, 'l');
+	release(low, 0, 2);
+	expect_page_cpu(0, 'l');
+	expect_page_cpu(1, 'l');
+	release(low, 1, 1);
+	end();
+}
+
 Test(overwrite, of_what_was_lost_with_another_device)
 {
 	struct client *lost, *cl;
