@@ -362,20 +362,19 @@ static int window_pull(struct window *w)
 		return err;
 	count(CTR_home_to_device, op.n);
 	for (unsigned k = 0; k < w->n; k++) {
-		uint64_t cut[GAIA_CHUNK_PAGES / 64] = { 0 };
+		uint64_t pulled[GAIA_CHUNK_PAGES / 64] = { 0 };
 		struct part *pt = w->at[k];
 
 		pthread_mutex_lock(&pt->ch->lock);
 		FOR_TODO(pt, i) {
 			if (pt->step[i] != TRACK_PULL)
 				continue;
-			if (pt->rep->page[i].cut < GAIA_PAGE)
-				bit_set(cut, i);
+			bit_set(pulled, i);
 			replica_pulled(pt->rep, i);
 		}
-		/* Who was overwriting such a page has lost what he stored behind the cut: that is home's now. */
-		if (bits_first(cut, 0, GAIA_CHUNK_PAGES) < GAIA_CHUNK_PAGES)
-			replica_overwritten(pt->rep, cut);
+		/* It has bytes of others now, which who is overwriting it must not publish as his own. */
+		if (bits_first(pulled, 0, GAIA_CHUNK_PAGES) < GAIA_CHUNK_PAGES)
+			replica_overwritten(pt->rep, pulled);
 		pthread_mutex_unlock(&pt->ch->lock);
 	}
 	return 0;

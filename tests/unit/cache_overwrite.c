@@ -494,6 +494,45 @@ Test(overwrite, once_published_is_compared)
 	end();
 }
 
+/* Bytes that were stored as they were are brought from home meanwhile: they are not published over newer ones. */
+static void brought_meanwhile(bool trimmed)
+{
+	struct client *cl;
+
+	begin_stored(1, 'w');
+	cl = new_client(0);
+	cr_assert_eq(client_acquire(cl, 0, GAIA_CHUNK, GAIA_PROT_RW), 0);
+	release(cl, 0, PAGES);
+	overwrite(cl, 0, 1);
+	fill(cl, 0, 'w');
+	client_store(cl, "d", 1, 0);
+	if (trimmed)
+		fault_arm("home.kept_full", -ENOSPC, 0, 0);
+	write_cpu(9, "old");
+	cr_assert_eq(kernel_writeback(kf, 0, 0, 256), 0);
+	if (!trimmed)
+		cr_assert_eq(client_acquire(cl, 0, 1, GAIA_PROT_READ), 0);
+	fault_disarm_all();
+	cr_assert_eq(memcmp(client_at(cl, 9), "old", 3), 0);
+	write_cpu(9, "new");
+	cr_assert_eq(kernel_writeback(kf, 0, 0, 256), 0);
+	release(cl, 0, 1);
+	expect_cpu(0, "dwwwwwwwwneww");
+	if (!trimmed)
+		release(cl, 0, 1);
+	end();
+}
+
+Test(overwrite, does_not_bring_back_what_an_acquire_had_brought)
+{
+	brought_meanwhile(false);
+}
+
+Test(overwrite, does_not_bring_back_what_was_brought_for_lack_of_room)
+{
+	brought_meanwhile(true);
+}
+
 /* ---- the end of the file ---- */
 
 Test(overwrite, of_the_page_with_the_end_is_an_acquire_to_write)
