@@ -358,9 +358,7 @@ static int window_pull(struct window *w)
 	if (op.n == 0)
 		return 0;
 	err = cache_device_run(window_device(w), &op);
-	if (err)
-		return err;
-	count(CTR_home_to_device, op.n);
+	count(CTR_home_to_device, err ? 0 : op.n);
 	for (unsigned k = 0; k < w->n; k++) {
 		uint64_t pulled[GAIA_CHUNK_PAGES / 64] = { 0 };
 		struct part *pt = w->at[k];
@@ -369,15 +367,17 @@ static int window_pull(struct window *w)
 		FOR_TODO(pt, i) {
 			if (pt->step[i] != TRACK_PULL)
 				continue;
-			bit_set(pulled, i);
-			replica_pulled(pt->rep, i);
+			if (!err || !replica_is_fresh(pt->rep, i))
+				bit_set(pulled, i);
+			if (!err)
+				replica_pulled(pt->rep, i);
 		}
-		/* It has bytes of others now, which who is overwriting it must not publish as his own. */
+		/* It may have bytes of others now, which who is overwriting it must not publish as his own. */
 		if (bits_first(pulled, 0, GAIA_CHUNK_PAGES) < GAIA_CHUNK_PAGES)
 			replica_overwritten(pt->rep, pulled);
 		pthread_mutex_unlock(&pt->ch->lock);
 	}
-	return 0;
+	return err;
 }
 
 /* Have the device remember what the pages hold, so that the release can tell what changed. What was copied or merged is armed already. */
