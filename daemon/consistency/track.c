@@ -107,13 +107,18 @@ enum track_step track_plan_overwrite(const struct page_view *v, unsigned self, b
 	/* They came before what will be stored: they must not meet that in a merge. */
 	if (others_ahead(v, self))
 		return TRACK_FETCH;
-	if (r->writers > 0 && all && (r->flags & (REPLICA_PRESENT | REPLICA_ZEROS)))
+	/* Fresh, or coming: there is nothing to keep apart. */
+	if (r->writers > 0 && all && (r->flags & (REPLICA_FRESH | REPLICA_ZEROS)))
 		return TRACK_NOTHING;
 	if ((r->flags & REPLICA_AHEAD) && !(r->flags & REPLICA_SNAPPED) && r->writers == 0 && all)
 		return TRACK_SECURE;
 	if (!(r->flags & REPLICA_AHEAD) && (r->flags & REPLICA_PRESENT) && r->seen == v->t->home_id && all)
 		return TRACK_NOTHING;
-	/* Who holds it must not find zeros; and a release in the snapshot alone is not what the page has. */
+	/*
+	 * Who holds it must not find zeros. And what others wrote before this acquire must be in the base of what is stored after it:
+	 * bytes that are stored as they were in an older one would be taken for not stored. A release in the snapshot alone is not what
+	 * the page has.
+	 */
 	if (held || (r->flags & REPLICA_AHEAD))
 		return track_plan(v, self, true);
 	return TRACK_ZERO;

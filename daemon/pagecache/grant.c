@@ -133,8 +133,7 @@ void spans_room_end(struct mapping *m, uint64_t more)
 static int add(struct mapping *m, struct holds *hs, uint64_t a, uint64_t b, unsigned n, unsigned writes)
 {
 	const struct hold *h;
-	/* And if it is for overwriting, the first and the last page may not be. */
-	uint64_t more = 5;
+	uint64_t more = 3;
 	int err;
 
 	HOLDS_FOREACH(h, hs, a, b)

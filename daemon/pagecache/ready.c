@@ -225,8 +225,12 @@ bool ready_acquire(struct mapping *m, struct page_span span, bool write, struct 
 		return false;
 	pthread_mutex_lock(&m->lock);
 	ready = !is_wanted(m, span) && covers(&m->ready[write ? READY_TO_WRITE : READY_TO_READ], span.a, span.b) && sharers_live(m);
-	if (ready)
+	if (ready) {
+		/* The first and the last page may not be for overwriting. */
+		m->spans_to_come += over.a < over.b ? 2 : 0;
 		*err = mapping_hold(m, span, write);
+		m->spans_to_come -= over.a < over.b ? 2 : 0;
+	}
 	if (ready && !*err) {
 		if (cache_decide(verdict, CACHE_DONE)) {
 			holds_settle(&m->holds, span.a, span.b, 1);

@@ -226,6 +226,31 @@ Test(overwrite, shows_a_newcomer_nothing_that_was_written_over)
 	end();
 }
 
+/*
+ * A page that somebody writes has a base that is older than the acquire: what CPU programs wrote in between is brought, or bytes that are
+ * stored as they were in that base would not count, and what CPU programs had written would come back.
+ */
+Test(overwrite, knows_what_was_written_before_to_pages_that_are_held)
+{
+	struct client *cl;
+
+	begin_stored(1, 'w');
+	cl = new_client(0);
+	write_device(cl, 0, "d");
+	write_cpu(9, "before");
+	cr_assert_eq(kernel_writeback(kf, 0, 0, 256), 0);
+	overwrite(cl, 0, 1);
+	cr_assert_eq(memcmp(client_at(cl, 0), "dwwwwwwwwbefore", 15), 0);
+	fill(cl, 0, 'w');
+	cr_assert_eq(client_acquire(cl, 0, 1, GAIA_PROT_RW), 0);
+	expect_page(cl, 0, 'w');
+	release(cl, 0, 1);
+	expect_page_cpu(0, 'w');
+	release(cl, 0, 1);
+	release(cl, 0, 1);
+	end();
+}
+
 /* ---- what is current, or ready ---- */
 
 Test(overwrite, of_what_is_ready_costs_as_little)
@@ -415,10 +440,10 @@ Test(overwrite, leaves_what_others_write_as_it_is)
 	counting_begins();
 	overwrite(b, 0, 1);
 	expect_only(0);
-	cr_assert_eq(memcmp(client_at(b, 0), "aw", 2), 0);
+	cr_assert_eq(memcmp(client_at(b, 0), "awwwwwwwwc", 10), 0);
 	client_store(b, "b", 1, 1);
 	release(b, 0, 1);
-	expect_cpu(0, "abw");
+	expect_cpu(0, "abwwwwwwwc");
 	client_store(a, "A", 1, 2);
 	release(a, 0, 1);
 	expect_cpu(0, "abAw");
