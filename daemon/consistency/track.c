@@ -102,7 +102,7 @@ enum track_step track_plan(const struct page_view *v, unsigned self, bool write)
 enum track_step track_plan_overwrite(const struct page_view *v, unsigned self, bool held)
 {
 	const struct page_replica *r = v->r[self];
-	bool all = r->cut == GAIA_PAGE;
+	bool all = r->cut == GAIA_PAGE, current = all && r->seen == v->t->home_id;
 
 	/* They came before what will be stored: they must not meet that in a merge. */
 	if (others_ahead(v, self))
@@ -110,9 +110,9 @@ enum track_step track_plan_overwrite(const struct page_view *v, unsigned self, b
 	/* Fresh, or coming: there is nothing to keep apart. */
 	if (r->writers > 0 && all && (r->flags & (REPLICA_FRESH | REPLICA_ZEROS)))
 		return TRACK_NOTHING;
-	if ((r->flags & REPLICA_AHEAD) && !(r->flags & REPLICA_SNAPPED) && r->writers == 0 && all)
+	if ((r->flags & REPLICA_AHEAD) && !(r->flags & REPLICA_SNAPPED) && r->writers == 0 && current)
 		return TRACK_SECURE;
-	if (!(r->flags & REPLICA_AHEAD) && (r->flags & REPLICA_PRESENT) && r->seen == v->t->home_id && all)
+	if (!(r->flags & REPLICA_AHEAD) && (r->flags & REPLICA_PRESENT) && current)
 		return TRACK_NOTHING;
 	/*
 	 * Who holds it must not find zeros. And what others wrote before this acquire must be in the base of what is stored after it:

@@ -400,6 +400,27 @@ Test(overwrite, fetches_what_was_released_if_there_is_no_room_for_a_snapshot)
 	end();
 }
 
+/* A release that lacks what CPU programs wrote before it is no base of what is overwritten after that. */
+Test(overwrite, fetches_a_release_that_is_to_be_merged)
+{
+	struct client *cl;
+
+	begin_stored(1, 'w');
+	cl = new_client(0);
+	write_device(cl, 0, "d");
+	write_cpu(9, "cpu");
+	cr_assert_eq(kernel_writeback(kf, 0, 0, 256), 0);
+	release(cl, 0, 1);
+	overwrite(cl, 0, 1);
+	fill(cl, 0, 'w');
+	cr_assert_eq(client_acquire(cl, 0, 1, GAIA_PROT_RW), 0);
+	expect_page(cl, 0, 'w');
+	release(cl, 0, 1);
+	release(cl, 0, 1);
+	expect_page_cpu(0, 'w');
+	end();
+}
+
 /* A part is released, over a release of all, which is not at home yet; and the other way round. */
 Test(overwrite, goes_with_other_releases_of_the_device)
 {
