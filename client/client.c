@@ -342,6 +342,19 @@ static int release_now(struct mapping *m, struct gaia_ioc_range *io)
 	return range_release(m, io);
 }
 
+/* To read, to write, or to overwrite (PROT_WRITE alone). */
+static bool prot_is_good(int prot)
+{
+	return prot && !(prot & ~(PROT_READ | PROT_WRITE));
+}
+
+static int may_acquire(const struct mapping *m, int prot)
+{
+	if (prot & ~m->prot)
+		return -EACCES;
+	return prot == PROT_WRITE && !(m->conn->features & GAIA_FEATURE_OVERWRITE) ? -ENOSYS : 0;
+}
+
 int gaia_acquire(void *addr, size_t length, int prot)
 {
 	NOT_CANCELLED;
@@ -349,15 +362,16 @@ int gaia_acquire(void *addr, size_t length, int prot)
 	struct mapping *m;
 	int err;
 
-	if (prot != PROT_READ && prot != (PROT_READ | PROT_WRITE))
+	if (!prot_is_good(prot))
 		return result(-EINVAL);
 	if (!length)
 		return 0;
 	err = range_begin(addr, length, &m, &io);
 	if (err)
 		return result(err);
-	if (prot & ~m->prot)
-		return range_end(m, -EACCES);
+	err = may_acquire(m, prot);
+	if (err)
+		return range_end(m, err);
 	io.prot = prot;
 	return range_end(m, acquire_now(m, &io));
 }
@@ -443,12 +457,14 @@ int gaia_acquirev(const struct gaia_range *ranges, size_t n, int prot)
 	size_t n_list;
 	int err;
 
-	if (prot != PROT_READ && prot != (PROT_READ | PROT_WRITE))
+	if (!prot_is_good(prot))
 		return result(-EINVAL);
 	err = list_begin(ranges, n, &m, &list, &n_list);
 	if (err)
 		return err > 0 ? 0 : result(err);
-	err = prot & ~m->prot ? -EACCES : list_acquire(m, list, n_list, prot);
+	err = may_acquire(m, prot);
+	if (!err)
+		err = list_acquire(m, list, n_list, prot);
 	if (!err)
 		held_add_list(m, list, n_list, prot);
 	atomic_thread_fence(memory_order_seq_cst);
@@ -594,15 +610,16 @@ int gaia_acquire_on(void *addr, size_t length, int prot, struct CUstream_st *str
 	struct mapping *m;
 	int err;
 
-	if (prot != PROT_READ && prot != (PROT_READ | PROT_WRITE))
+	if (!prot_is_good(prot))
 		return result(-EINVAL);
 	if (!length)
 		return 0;
 	err = range_begin(addr, length, &m, &io);
 	if (err)
 		return result(err);
-	if (prot & ~m->prot)
-		return range_end(m, -EACCES);
+	err = may_acquire(m, prot);
+	if (err)
+		return range_end(m, err);
 	io.prot = prot;
 	if (!m->ops->queue) /* there are no streams: everything has been done */
 		return range_end(m, acquire_now(m, &io));

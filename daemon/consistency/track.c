@@ -63,15 +63,25 @@ track_id track_home_changed(struct page_view *v)
 	return v->t->home_id;
 }
 
+static bool others_ahead(const struct page_view *v, unsigned self)
+{
+	for (unsigned i = 0; i < v->n; i++)
+		if (i != self && (v->r[i]->flags & REPLICA_AHEAD))
+			return true;
+	return false;
+}
+
 enum track_step track_plan(const struct page_view *v, unsigned self, bool write)
 {
 	const struct page_replica *r = v->r[self];
 	/* If a truncate voided bytes, the replica still has the old ones. */
 	bool current = r->seen == v->t->home_id && r->cut == GAIA_PAGE;
 
-	for (unsigned i = 0; i < v->n; i++)
-		if (i != self && (v->r[i]->flags & REPLICA_AHEAD))
-			return TRACK_FETCH;
+	/* There is nothing that could tell what to keep of it. */
+	if ((r->flags & REPLICA_FRESH) && r->cut == GAIA_PAGE)
+		return write && others_ahead(v, self) ? TRACK_FETCH : TRACK_NOTHING;
+	if (others_ahead(v, self))
+		return TRACK_FETCH;
 	if (r->flags & REPLICA_AHEAD) {
 		if (!current)
 			return TRACK_FETCH;
@@ -89,6 +99,31 @@ enum track_step track_plan(const struct page_view *v, unsigned self, bool write)
 	return r->written ? TRACK_PULL : TRACK_SEND;
 }
 
+enum track_step track_plan_overwrite(const struct page_view *v, unsigned self, bool held)
+{
+	const struct page_replica *r = v->r[self];
+	bool all = r->cut == GAIA_PAGE, current = all && r->seen == v->t->home_id;
+
+	/* They came before what will be stored: they must not meet that in a merge. */
+	if (others_ahead(v, self))
+		return TRACK_FETCH;
+	/* Fresh, or coming: there is nothing to keep apart. */
+	if (r->written && all && (r->flags & (REPLICA_FRESH | REPLICA_ZEROS)))
+		return TRACK_NOTHING;
+	if ((r->flags & REPLICA_AHEAD) && !(r->flags & REPLICA_SNAPPED) && !r->written && current)
+		return TRACK_SECURE;
+	if (!(r->flags & REPLICA_AHEAD) && (r->flags & REPLICA_PRESENT) && current)
+		return TRACK_NOTHING;
+	/*
+	 * Who holds it must not find zeros. And what others wrote before this acquire must be in the base of what is stored after it:
+	 * bytes that are stored as they were in an older one would be taken for not stored. A release in the snapshot alone is not what
+	 * the page has.
+	 */
+	if (held || (r->flags & REPLICA_AHEAD))
+		return track_plan(v, self, true);
+	return TRACK_ZERO;
+}
+
 bool track_is_home(const struct page_track *t, const struct page_replica *r)
 {
 	return (r->flags & REPLICA_PRESENT) && !(r->flags & REPLICA_AHEAD) && !r->written &&
@@ -104,15 +139,34 @@ void track_sent(const struct page_track *t, struct page_replica *r)
 
 void track_pulled(const struct page_track *t, struct page_replica *r)
 {
+	/* Of what is fresh only what had been cut off was brought. The rest is what differs from home. */
+	bool fresh = r->flags & REPLICA_FRESH;
+
 	r->seen = t->home_id;
 	r->cut = GAIA_PAGE;
-	r->flags &= (uint8_t)~(REPLICA_ZEROS | REPLICA_REMOVED);
-	r->flags |= REPLICA_PRESENT | REPLICA_ARMED;
+	r->flags &= (uint8_t)~(REPLICA_ZEROS | REPLICA_REMOVED | REPLICA_FRESH | REPLICA_ARMED);
+	r->flags |= REPLICA_PRESENT | (fresh ? 0 : REPLICA_ARMED);
 }
 
 void track_secured(struct page_replica *r)
 {
 	r->flags |= REPLICA_SNAPPED;
+}
+
+void track_overwriting(struct page_replica *r)
+{
+	if (!r->written || !(r->flags & REPLICA_ZEROS))
+		return;
+	r->flags = r->cut > 0 ? REPLICA_PRESENT | REPLICA_FRESH : REPLICA_PRESENT;
+	r->seen = 0;
+}
+
+void track_overwritten(const struct page_track *t, struct page_replica *r)
+{
+	/* The device remembers what was there before, if anything. */
+	r->flags &= (uint8_t)~(REPLICA_FRESH | REPLICA_ARMED);
+	r->flags |= REPLICA_WHOLE;
+	r->seen = t->home_id;
 }
 
 bool track_released(struct page_replica *r, bool changed, bool writers_left)
@@ -148,7 +202,7 @@ void track_merged(const struct page_track *t, struct page_replica *r, bool equal
 {
 	bool snapped = r->flags & REPLICA_SNAPPED;
 
-	r->flags &= ~(REPLICA_AHEAD | REPLICA_SNAPPED);
+	r->flags &= (uint8_t)~(REPLICA_AHEAD | REPLICA_SNAPPED | REPLICA_WHOLE);
 	if (snapped && !r->written) {
 		/* The replica's own bytes were discarded earlier. */
 		r->flags &= ~REPLICA_PRESENT;
@@ -237,7 +291,7 @@ void track_truncated(struct page_replica *r, unsigned cut)
 {
 	if (cut == 0) {
 		/* A release of the page is gone together with the bytes it wrote. */
-		r->flags &= ~(REPLICA_AHEAD | REPLICA_SNAPPED);
+		r->flags &= (uint8_t)~(REPLICA_AHEAD | REPLICA_SNAPPED | REPLICA_WHOLE | REPLICA_FRESH);
 		r->seen = 0;
 		r->cut = 0;
 		if (!r->written) {

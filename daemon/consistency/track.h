@@ -25,7 +25,10 @@
  *  clean    (not written)        home's bytes that it equals    -
  *  written                       their base                     same
  *  void     (written, cut 0)     nothing                        none: it counts for nothing
+ *  coming   (written, ZEROS)     nothing                        none: acquired for overwriting, by calls that have not succeeded yet
+ *  fresh    (written, FRESH)     nothing                        none: all of it counts as written
  *  ahead    (AHEAD, not written) the base of the release        -
+ *   whole   (AHEAD, WHOLE)       what home was when released    -
  *  secured  (AHEAD, SNAPPED)     the base of the release        the snapshot, which holds the release
  *
  * Pure: no I/O, no locks, no clock, no memory of its own. The caller serialises access to a page.
@@ -65,14 +68,17 @@ enum {
 	/* Of the memory, for the code that shows it to clients (pagecache/state.h); cleared when it is filled. */
 	REPLICA_ZEROS = 16,	/* not PRESENT, and all of it is zeros */
 	REPLICA_REMOVED = 32,	/* may contain bytes that were removed from the file since */
+	/* Of what was acquired for overwriting. */
+	REPLICA_FRESH = 64,	/* PRESENT, but not equal to anything: there is no base. Its memory was zeros at first */
+	REPLICA_WHOLE = 128,	/* AHEAD, and all of its bytes count as written */
 };
 
 /* A device's side of a page. Packed, as there is one for each page that a device has. */
 struct __attribute__((packed)) page_replica {
 	track_id seen;
-	uint16_t cut;	  /* a truncate removed the bytes from here on: what clients wrote there is void */
-	uint8_t flags : 7;
-	bool written : 1; /* some mapping holds the page for writing */
+	uint16_t cut : 13; /* a truncate removed the bytes from here on: what clients wrote there is void */
+	bool written : 1;  /* some mapping holds the page for writing */
+	uint8_t flags;
 };
 
 _Static_assert(sizeof(struct page_track) + sizeof(struct page_replica) <= 13,
@@ -92,6 +98,7 @@ enum track_step {
 	TRACK_SEND,	/* copy home's page to the replica */
 	TRACK_PULL,	/* merge home's page into the replica, which clients may be writing */
 	TRACK_SECURE,	/* snapshot the released bytes: they are about to be overwritten */
+	TRACK_ZERO,	/* fill the page with zeros: nobody will ask what it was */
 };
 
 void track_init(struct page_track *t);
@@ -115,6 +122,9 @@ track_id track_fresh_id(const struct page_view *v);
 /* The plan for replica v->r[self]. */
 enum track_step track_plan(const struct page_view *v, unsigned self, bool write);
 
+/* The same for an acquire of all of the page that will overwrite it; @held: clients of the device hold it. */
+enum track_step track_plan_overwrite(const struct page_view *v, unsigned self, bool held);
+
 /* Whether the replica's bytes are home's present ones, and nobody is changing them. */
 bool track_is_home(const struct page_track *t, const struct page_replica *r);
 
@@ -122,6 +132,11 @@ bool track_is_home(const struct page_track *t, const struct page_replica *r);
 void track_sent(const struct page_track *t, struct page_replica *r);
 void track_pulled(const struct page_track *t, struct page_replica *r);
 void track_secured(struct page_replica *r);
+
+/* An acquire for overwriting has succeeded: if the page is coming it is fresh from now on, or void if it was cut off meanwhile. */
+void track_overwriting(struct page_replica *r);
+/* All of the page, which is not void, is about to be released: called before track_released(). */
+void track_overwritten(const struct page_track *t, struct page_replica *r);
 
 /*
  * A release found the page changed (or not). @writers_left: other mappings still hold it for writing, and

@@ -210,7 +210,7 @@ int control_acquirev(struct control *ctl, struct cfile *f, bool writable, struct
 	int err;
 
 	io->seq = 0;
-	if (io->prot != GAIA_PROT_READ && io->prot != (GAIA_PROT_READ | GAIA_PROT_WRITE))
+	if (!io->prot || io->prot & ~(GAIA_PROT_READ | GAIA_PROT_WRITE))
 		return -EINVAL;
 	err = map_find(ctl, f, &io->key, io->map, false, &map);
 	if (err)

@@ -237,7 +237,7 @@ static bool acquire_prot_is_good(unsigned prot)
 
 	if (how && how != GAIA_PROT_PIN && how != GAIA_PROT_PINNED)
 		return false;
-	return access & GAIA_PROT_READ || prot == GAIA_PROT_PINNED;
+	return access || prot == GAIA_PROT_PINNED;
 }
 
 static int acquire(struct map *map, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq,
@@ -271,8 +271,8 @@ int control_acquire(struct control *ctl, struct cfile *f, bool writable, struct 
 		return err;
 	if (write && (!writable || !(map->prot & GAIA_PROT_WRITE)))
 		err = -EACCES;
-	else if (len)
-		err = acquire(map, off, len, io->prot, &io->seq, verdict);
+	else if (len) /* of which pages it has only a part matters */
+		err = acquire(map, io->offset, io->length, io->prot, &io->seq, verdict);
 	if (!err)
 		err = client_unanswered(map->client, io->seq, &io->unanswered);
 	map_put(map);

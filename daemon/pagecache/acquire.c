@@ -54,25 +54,6 @@ static void part_undo(struct part *pt)
 	pthread_mutex_unlock(&ch->lock);
 }
 
-/* What was added, to what came before it: neighbours are settled together. */
-static void part_settle(const struct part *pt, struct segment *run)
-{
-	uint64_t start = pt->ch->index * GAIA_CHUNK_PAGES;
-	unsigned a, b;
-
-	for (size_t k = 0; k < pt->added; k++) {
-		const struct segment *s = &pt->add.at[k];
-
-		segment_in_chunk(s, pt->ch->index, &a, &b);
-		if (run->b == start + a && run->n == s->n) {
-			run->b = start + b;
-			continue;
-		}
-		mapping_settle(pt->m, run);
-		*run = (struct segment){ start + a, start + b, s->n };
-	}
-}
-
 /* Pages [a, b) of its chunk belong to it. */
 static void part_span(struct part *pt, unsigned a, unsigned b)
 {
@@ -94,6 +75,7 @@ struct acquiring {
 	/* What was asked for. */
 	struct mapping *m;
 	struct segments asked;
+	struct segments over; /* of these, pages that ranges have as a whole, and that are to be overwritten */
 	bool write;
 	enum purpose purpose;
 	const struct pin *pin;	  /* see choose_chunks() */
@@ -141,6 +123,10 @@ static void part_add(struct acquiring *ac, struct replica *rep)
 	SEGMENTS_FOREACH(s, pt->add) {
 		segment_in_chunk(s, rep->chunk->index, &a, &b);
 		part_span(pt, a, b);
+	}
+	SEGMENTS_FOREACH(o, segments_of_chunk(ac->over, rep->chunk->index)) {
+		segment_in_chunk(o, rep->chunk->index, &a, &b);
+		bits_set(pt->over, a, b);
 	}
 	/* The first ones are those of the file. */
 	if (ac->parts.n < ac->ahead.n) {
@@ -206,7 +192,8 @@ static int bring_and_hold(struct acquiring *ac)
 	int err = 0;
 
 	parts->at = xcalloc(ac->n + ac->n_mapped + 1, sizeof(*parts->at));
-	ahead_init(&ac->ahead, ac->reps, ac->n, ac->asked, ac->write);
+	/* Of what is overwritten nothing is read. */
+	ahead_init(&ac->ahead, ac->reps, ac->over.n > 0 ? 0 : ac->n, ac->asked, ac->write);
 	pthread_rwlock_rdlock(&ac->m->file->range);
 	for (uint64_t k = 0; k < ac->n; k++)
 		part_add(ac, ac->reps[k]);
@@ -532,6 +519,12 @@ void pins_drop(struct mapping *m)
 
 /* ---- what an acquire is about, and its end ---- */
 
+/* Of an acquire of one range. */
+static struct page_span overwritten(const struct acquiring *ac)
+{
+	return ac->over.n > 0 ? (struct page_span){ ac->over.at[0].a, ac->over.at[0].b } : (struct page_span){ 0, 0 };
+}
+
 /*
  * The chunks to bring; of those that are ready pages are held by then.
  *
@@ -558,7 +551,7 @@ static int choose_chunks(struct acquiring *ac)
 	if (ac->ready) {
 		struct page_span span = { ac->asked.at[0].a, MIN(ac->asked.at[0].b, ac->border * GAIA_CHUNK_PAGES) };
 
-		err = ready_take(ac->m, span, ac->write, ac->ready, ac->index);
+		err = ready_take(ac->m, span, ac->write, overwritten(ac), ac->ready, ac->index);
 		ac->n = ac->ready->n_rest;
 		*ac->seq = MAX(*ac->seq, ac->ready->seq);
 	} else {
@@ -742,10 +735,23 @@ static bool acquire_ready(const struct acquiring *ac, int *err)
 	struct page_span span = { ac->asked.at[0].a, ac->asked.at[0].b };
 
 	if (ac->purpose != BRING_AND_GRANT || ac->pin || !segments_are_one_range(ac->asked) ||
-	    !ready_acquire(ac->m, span, ac->write, ac->seq, ac->verdict, err))
+	    !ready_acquire(ac->m, span, ac->write, overwritten(ac), ac->seq, ac->verdict, err))
 		return false;
 	count(CTR_acquires_ready, 1);
 	return true;
+}
+
+/* What is overwritten are spans of their own, perhaps: two more for each. */
+static int acquire_some(const struct acquiring *ac)
+{
+	uint64_t room = 2 * ac->over.n;
+	int err = spans_keep(ac->m, room);
+
+	if (err)
+		return err;
+	err = acquire_some_ready(ac);
+	spans_room_end(ac->m, room);
+	return err;
 }
 
 static int acquire(const struct acquiring *ac)
@@ -756,7 +762,7 @@ static int acquire(const struct acquiring *ac)
 		err = learn_size(ac->m->file);
 		if (err)
 			return err;
-		err = acquire_some_ready(ac);
+		err = acquire_some(ac);
 	}
 	count(CTR_acquires, ac->purpose == BRING_AND_GRANT);
 	if (err == -ENOMEM)
@@ -768,8 +774,9 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 		  atomic_uint *verdict)
 {
 	unsigned access = prot & (GAIA_PROT_READ | GAIA_PROT_WRITE);
+	bool over = access == GAIA_PROT_WRITE && !(prot & GAIA_PROT_PIN);
 	struct page_span span;
-	struct segment asked;
+	struct segment asked, whole;
 	struct pin *pin = NULL;
 	int err = 0;
 
@@ -782,6 +789,7 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 		return 0;
 	span = span_of(off, len);
 	asked = (struct segment){ span.a, span.b, 1 };
+	whole = (struct segment){ (off + GAIA_PAGE - 1) / GAIA_PAGE, (off + len) / GAIA_PAGE, 1 };
 	if (prot & GAIA_PROT_PINNED) {
 		pin = pin_take(m, span);
 		if (!pin)
@@ -789,14 +797,15 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 	}
 	if (access)
 		err = acquire(&(struct acquiring){
-			.m = m, .asked = { &asked, 1 }, .write = access & GAIA_PROT_WRITE,
+			.m = m, .asked = { &asked, 1 }, .over = { &whole, over && whole.a < whole.b }, .write = access & GAIA_PROT_WRITE,
 			.purpose = prot & GAIA_PROT_PIN ? PIN : BRING_AND_GRANT, .pin = pin, .seq = seq, .verdict = verdict,
 		});
 	if (pin && err)
 		pin_put_back(m, pin);
 	else if (pin)
 		pin_end(m, pin);
-	if (access && !err && !(prot & GAIA_PROT_PIN))
+	/* Who overwrites one range will overwrite the next one. */
+	if (access & GAIA_PROT_READ && !err && !(prot & GAIA_PROT_PIN))
 		readahead_acquired(m, span);
 	return err;
 }
@@ -809,9 +818,24 @@ int ranges_check(const struct mapping *m, const struct gaia_list_range *range, s
 	return 0;
 }
 
+/* Cut the ranges down to the pages that they have as a whole: how many are left. */
+static size_t whole_pages(struct gaia_list_range *range, size_t n)
+{
+	size_t left = 0;
+
+	for (size_t k = 0; k < n; k++) {
+		uint64_t a = ROUND_DOWN(range[k].offset + GAIA_PAGE - 1, (uint64_t)GAIA_PAGE);
+		uint64_t b = ROUND_DOWN(range[k].offset + range[k].length, (uint64_t)GAIA_PAGE);
+
+		if (a < b)
+			range[left++] = (struct gaia_list_range){ .offset = a, .length = b - a };
+	}
+	return left;
+}
+
 int cache_acquirev(struct mapping *m, struct gaia_list_range *range, size_t n, unsigned prot, uint64_t *seq, atomic_uint *verdict)
 {
-	struct segments segs;
+	struct segments segs, over = { .n = 0 };
 	int err;
 
 	*seq = 0;
@@ -823,13 +847,19 @@ int cache_acquirev(struct mapping *m, struct gaia_list_range *range, size_t n, u
 	/* Not -ENOMEM, which is about the device's memory. */
 	if (segments_make(range, n, &segs))
 		return -ENOSR;
+	/* The ranges are not needed any more. */
+	if (prot == GAIA_PROT_WRITE && segments_make(range, whole_pages(range, n), &over)) {
+		free(segs.at);
+		return -ENOSR;
+	}
 	if (segs.n > 0)
 		err = acquire(&(struct acquiring){
-			.m = m, .asked = segs, .write = prot & GAIA_PROT_WRITE, .purpose = BRING_AND_GRANT, .seq = seq, .verdict = verdict,
+			.m = m, .asked = segs, .over = over, .write = prot & GAIA_PROT_WRITE, .purpose = BRING_AND_GRANT, .seq = seq, .verdict = verdict,
 		});
 	/* A list says what is needed: there is nothing to guess, unless it is one range. */
-	if (!err && segs.n == 1)
+	if (!err && segs.n == 1 && prot & GAIA_PROT_READ)
 		readahead_acquired(m, (struct page_span){ segs.at[0].a, segs.at[0].b });
+	free(over.at);
 	free(segs.at);
 	return err;
 }

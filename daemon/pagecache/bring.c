@@ -90,7 +90,9 @@ bool part_run(const struct part *pt, unsigned steps, unsigned *i, unsigned *j)
 /* chunk->lock held. */
 static void part_plan(struct part *pt)
 {
-	pt->steps = replica_plan(pt->rep, pt->a, pt->b, pt->todo, pt->write, pt->step);
+	pt->steps = replica_plan(pt->rep, pt->a, pt->b, pt->todo, pt->over, pt->write, pt->step);
+	FOR_TODO(pt, i)
+		pt->meets_fresh |= pt->write && replica_is_fresh(pt->rep, i);
 }
 
 /* For each run of the pages that are to be brought, whatever the index says of them. */
@@ -235,6 +237,43 @@ static int window_secure(struct window *w)
 	return err;
 }
 
+/* Pages that will be overwritten, and that nobody has: zeros, whatever their memory had before. */
+static int window_overwrite(struct window *w)
+{
+	struct dev_op op = { .kind = DEV_ZERO, .runs = w->runs };
+	int err;
+
+	for (unsigned k = 0; k < w->n; k++) {
+		struct part *pt = w->at[k];
+
+		if (!part_has(pt, STEP(ZERO)))
+			continue;
+		FOR_TODO(pt, i)
+			if (pt->step[i] == TRACK_ZERO)
+				w->runs[op.n++] = (struct dev_run){ .mem = pt->rep->mem, .page = i, .npages = 1 };
+	}
+	if (op.n == 0)
+		return 0;
+	err = cache_device_run(window_device(w), &op);
+	for (unsigned k = 0; k < w->n; k++) {
+		struct part *pt = w->at[k];
+
+		if (!part_has(pt, STEP(ZERO)))
+			continue;
+		pthread_mutex_lock(&pt->ch->lock);
+		FOR_TODO(pt, i) {
+			if (pt->step[i] != TRACK_ZERO)
+				continue;
+			if (err)
+				replica_garbled(pt->rep, i);
+			else
+				replica_zeroed(pt->rep, i);
+		}
+		pthread_mutex_unlock(&pt->ch->lock);
+	}
+	return err;
+}
+
 /*
  * What other devices did not send after all, and the store would have to be read for, its part does by itself. Since the pages are locked nobody
  * else changes whether home has them.
@@ -366,13 +405,14 @@ static void merge_add(struct window *w, struct dev_run *runs)
 		FOR_TODO(pt, i) {
 			struct page_replica *r = &pt->rep->page[i];
 			/* Pages that nobody writes, or that are void, are overwritten: there is no base that tells what to keep. */
-			unsigned keep = r->written ? r->cut : 0;
+			unsigned keep = r->written && (r->flags & REPLICA_PRESENT) ? r->cut : 0;
 
 			if (pt->step[i] != TRACK_PULL)
 				continue;
+			/* Of what is fresh all is kept: home differs nowhere from itself. */
 			runs[wk->op.n++] = (struct dev_run){
 				.mem = pt->rep->mem, .page = i, .npages = 1, .host = page_ptr(pt->ch, i),
-				.base = keep > 0 ? base_bytes(pt->ch, i, r->seen) : frame_zeros,
+				.base = replica_is_fresh(pt->rep, i) ? page_ptr(pt->ch, i) : keep > 0 ? base_bytes(pt->ch, i, r->seen) : frame_zeros,
 				.limit = keep,
 			};
 		}
@@ -380,27 +420,36 @@ static void merge_add(struct window *w, struct dev_run *runs)
 	}
 }
 
-static void merge_done(struct window *w)
+static void merge_done(struct window *w, int err)
 {
 	for (unsigned k = 0; k < w->n; k++) {
+		uint64_t pulled[GAIA_CHUNK_PAGES / 64] = { 0 };
 		struct part *pt = w->at[k];
 
 		if (!part_has(pt, STEP(PULL)))
 			continue;
 		pthread_mutex_lock(&pt->ch->lock);
-		FOR_TODO(pt, i)
-			if (pt->step[i] == TRACK_PULL)
+		FOR_TODO(pt, i) {
+			if (pt->step[i] != TRACK_PULL)
+				continue;
+			if (!err || !replica_is_fresh(pt->rep, i))
+				bit_set(pulled, i);
+			if (!err)
 				replica_pulled(pt->rep, i);
+		}
+		/* It may have bytes of others now, which who is overwriting it must not publish as his own. */
+		if (bits_first(pulled, 0, GAIA_CHUNK_PAGES) < GAIA_CHUNK_PAGES)
+			replica_overwritten(pt->rep, pulled);
 		pthread_mutex_unlock(&pt->ch->lock);
 	}
-	count(CTR_home_to_device, w->merge.op.n);
+	count(CTR_home_to_device, err ? 0 : w->merge.op.n);
 }
 
 /* Whether the device has to be told to remember what page i holds, so that the release can tell what changed. What is copied or merged it is told of with that. */
 static bool is_to_arm(const struct part *pt, unsigned i)
 {
 	return pt->step[i] != TRACK_SEND && pt->step[i] != TRACK_PULL && !(pt->rep->page[i].flags & REPLICA_ARMED) &&
-	       !pt->rep->page[i].written;
+	       !pt->rep->page[i].written && !bit_test(pt->over, i);
 }
 
 static void arm_add(struct window *w, struct dev_run *runs)
@@ -458,8 +507,8 @@ static int works_end(struct window *w, int err)
 
 	if (w->copy.op.n > 0)
 		copy_done(w, copied);
-	if (w->merge.begun && !merged)
-		merge_done(w);
+	if (w->merge.begun)
+		merge_done(w, merged);
 	if (w->arm.begun && !armed)
 		arm_done(w);
 	return copied ? copied : merged ? merged : armed;
@@ -483,6 +532,8 @@ static int window_begin(struct window *w)
 		err = parts_fetch(w->at, w->n, TRACK_FETCH);
 	if (!err)
 		err = window_secure(w);
+	if (!err)
+		err = window_overwrite(w);
 	if (!err)
 		peers_send(w->at, w->n, w->runs);
 	if (!err)
@@ -580,11 +631,21 @@ static void part_not_current(const struct part *pt, uint64_t *bits)
 		bits[k] &= pt->pages[k];
 }
 
+/* Pages that lie in the file in part, or beyond it, are not overwritten: others may make the file longer. chunk->lock is held. */
+static void part_over(struct part *pt)
+{
+	if (cfile_is_passthrough(pt->ch->file))
+		memset(pt->over, 0, sizeof(pt->over));
+	for (unsigned i = pt->end; i > pt->a && page_limit(pt->ch, i - 1) < GAIA_PAGE; i--)
+		bit_clear(pt->over, i - 1);
+}
+
 /* What of the part has to be looked at. chunk->lock is held. */
 static void part_look(struct part *pt, bool all)
 {
 	grant_end_ready(pt->grant);
 	memset(pt->todo, 0, sizeof(pt->todo));
+	part_over(pt);
 	pt->whole = all || !part_may_trust(pt, 0);
 	FOR_RUNS(pt->pages, pt->a, pt->end, i, j)
 		readahead_count(pt->rep, i, j);
@@ -658,7 +719,8 @@ static struct amount part_amount(const struct part *pt)
 		all.n_locked++;
 	FOR_TODO(pt, i) {
 		all.n_frames += page_ahead(pt->ch, i) ? fetch_frames(pt->ch, i) : 0;
-		all.n_read += !comes_without_store(pt->rep, i);
+		/* For what will be overwritten only what others released comes home. */
+		all.n_read += (!bit_test(pt->over, i) || page_ahead(pt->ch, i)) && !comes_without_store(pt->rep, i);
 	}
 	return all;
 }
@@ -735,10 +797,83 @@ static bool window_join(struct window *w, struct part *pt, int *err)
 	return joins;
 }
 
+/* What is fresh has no base: who acquires it for writing overwrites it, too. chunk->lock is held, and the pages are locked. */
+static void part_joins_overwriters(struct part *pt)
+{
+	uint64_t fresh[GAIA_CHUNK_PAGES / 64] = { 0 };
+
+	FOR_RUNS(pt->pages, pt->a, pt->end, i, j)
+		for (unsigned k = i; k < j; k++)
+			if (replica_is_fresh(pt->rep, k))
+				bit_set(fresh, k);
+	grant_overwrites(pt->grant, fresh);
+}
+
+/* What is to become fresh, or may be, and so must be locked: into @lock. chunk->lock is held. */
+static void part_fresh(const struct part *pt, uint64_t *lock)
+{
+	FOR_RUNS(pt->pages, pt->a, pt->end, i, j)
+		for (unsigned k = i; k < j; k++)
+			if (pt->meets_fresh || (bit_test(pt->over, k) && (pt->rep->page[k].flags & REPLICA_ZEROS)))
+				bit_set(lock, k);
+}
+
+/* What was added, to what came before it: neighbours are settled together. */
+static void settle_holds(const struct part *pt, struct segment *run)
+{
+	uint64_t start = pt->ch->index * GAIA_CHUNK_PAGES;
+	unsigned a, b;
+
+	for (size_t k = 0; k < pt->added; k++) {
+		const struct segment *s = &pt->add.at[k];
+
+		segment_in_chunk(s, pt->ch->index, &a, &b);
+		if (run->b == start + a && run->n == s->n) {
+			run->b = start + b;
+			continue;
+		}
+		mapping_settle(pt->m, run);
+		*run = (struct segment){ start + a, start + b, s->n };
+	}
+}
+
+/* Also makes what it overwrites fresh, before the holds count. */
+static void settle_overwriting(struct part *pt)
+{
+	uint64_t lock[GAIA_CHUNK_PAGES / 64] = { 0 };
+	struct segment run = { .n = 0 };
+	struct chunk *ch = pt->ch;
+
+	pthread_mutex_lock(&ch->lock);
+	part_fresh(pt, lock);
+	/* Until the holds say that they are for overwriting: no release of the pages goes on meanwhile. */
+	pages_lock_some(ch, pt->a, pt->end, lock);
+	FOR_RUNS(lock, pt->a, pt->end, i, j)
+		for (unsigned k = i; k < j; k++)
+			if (bit_test(pt->over, k))
+				replica_overwriting(pt->rep, k);
+	settle_holds(pt, &run);
+	mapping_settle(pt->m, &run);
+	grant_overwrites(pt->grant, pt->over);
+	if (pt->meets_fresh)
+		part_joins_overwriters(pt);
+	pages_unlock_some(ch, pt->a, pt->end, lock);
+	pthread_mutex_unlock(&ch->lock);
+}
+
+void part_settle(struct part *pt, struct segment *run)
+{
+	if (pt->added > 0 && (pt->meets_fresh || bits_first(pt->over, 0, GAIA_CHUNK_PAGES) < GAIA_CHUNK_PAGES))
+		settle_overwriting(pt);
+	else
+		settle_holds(pt, run);
+}
+
 /* chunk->lock held. */
 static int part_end(struct part *pt)
 {
 	uint64_t others[GAIA_CHUNK_PAGES / 64] = { 0 };
+	int err;
 
 	if (!pt->whole) {
 		part_not_current(pt, others);
@@ -750,7 +885,10 @@ static int part_end(struct part *pt)
 		return 0;
 	FOR_RUNS(pt->pages, pt->a, pt->b, i, j)
 		replica_acquired(pt->rep, i, j);
-	return part_grant(pt);
+	err = part_grant(pt);
+	if (!err && pt->wanted && pt->meets_fresh)
+		part_joins_overwriters(pt);
+	return err;
 }
 
 /* The parts are held, unless there was an @err. Nothing of the window is locked any more. */

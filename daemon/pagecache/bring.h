@@ -20,6 +20,8 @@ struct part {
 	struct segments add; /* the holds that it adds: those that have pages of the chunk. None if it is wanted */
 	size_t added;	 /* so many of these are there, and coming */
 	uint64_t pages[GAIA_CHUNK_PAGES / 64]; /* what was asked for; the first is @a, the last comes before @end */
+	uint64_t over[GAIA_CHUNK_PAGES / 64];  /* of these, what will be overwritten; once it is looked at: as far as it lies in the file as a whole */
+	bool meets_fresh; /* what it acquires for writing others are overwriting */
 	unsigned a, b;	 /* those of [a, b) are to be brought */
 	unsigned end;	 /* those of [b, end) lie beyond the file, and are held, so that they stay private */
 
@@ -49,6 +51,12 @@ uint64_t windows_go_on(struct windows *ws, struct part *at, uint64_t n, int *err
 int windows_end(struct windows *ws);
 /* A part that says so. No reads are under way for it, nor for others of the acquire. */
 int part_acquire_again(struct part *pt);
+
+/*
+ * The acquire has succeeded: the part's holds count from now on, and what it overwrites is fresh. Neighbouring parts are settled together:
+ * *@run is what came before and mapping_settle() is still to be called for. No lock is held.
+ */
+void part_settle(struct part *pt, struct segment *run);
 
 /* Whether what is copied for these parts is to be armed: all of them acquire for writing. */
 bool parts_arm(struct part *const *part, unsigned n);

@@ -249,11 +249,16 @@ static void bases_renew(struct cache_device *dev, const struct fetch_part *part,
 	op.n = rn.n;
 	err = rn.n > 0 ? cache_device_run(dev, &op) : 0;
 	for (unsigned k = 0; k < rn.n; k++) {
+		uint64_t pulled[GAIA_CHUNK_PAGES / 64] = { 0 };
+
 		pthread_mutex_lock(&rn.rep[k]->chunk->lock);
 		if (err)
 			replica_disarmed(rn.rep[k], rn.runs[k].page);
 		else
 			replica_pulled(rn.rep[k], rn.runs[k].page);
+		/* Also if it has failed: some of it may have been merged. */
+		bit_set(pulled, rn.runs[k].page);
+		replica_overwritten(rn.rep[k], pulled);
 		pthread_mutex_unlock(&rn.rep[k]->chunk->lock);
 	}
 	if (!err) {

@@ -164,7 +164,7 @@ static void fetch_merge(struct replica *rep, unsigned i, frame_t frame, frame_t 
 {
 	struct chunk *ch = rep->chunk;
 	const struct page_replica *r = &rep->page[i];
-	bool plain = is_plain_copy(ch, rep, i), multi = others_outstanding(ch, i, rep), equal;
+	bool plain = is_plain_copy(ch, rep, i), multi = others_outstanding(ch, i, rep), whole = r->flags & REPLICA_WHOLE, equal;
 	unsigned limit = MIN((unsigned)r->cut, page_limit(ch, i));
 	unsigned owner = rep->dev->index + 1;
 	uint8_t *theirs = frame_ptr(&ch->file->cache->frames, frame), *owners;
@@ -172,7 +172,7 @@ static void fetch_merge(struct replica *rep, unsigned i, frame_t frame, frame_t 
 	const void *base = NULL;
 	size_t races;
 
-	if (r->seen != ch->track->page[i].home_id)
+	if (r->seen != ch->track->page[i].home_id && !whole)
 		base = fault_point("break.wrong_base") ? frame_zeros : base_bytes(ch, i, r->seen);
 	/* Who wrote home's bytes matters for releases that are still to be merged; this may be the last one. */
 	owners = multi ? page_owners_make(ch, i, &spare[1]) : page_owners(ch, i);
@@ -189,8 +189,10 @@ static void fetch_merge(struct replica *rep, unsigned i, frame_t frame, frame_t 
 		equal = true;
 	} else if (!base) {
 		home_change(ch, i, true, &spare[0]);
+		if (whole && owners)
+			merge_note_owner(owners, home, theirs, limit, owner);
 		memcpy(home, theirs, limit);
-		equal = false;
+		equal = whole && memcmp(home, theirs, GAIA_PAGE) == 0;
 	} else {
 		home_change(ch, i, true, &spare[0]);
 		races_note(ch, i, home, base, theirs, limit, owner);

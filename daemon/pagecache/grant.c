@@ -79,6 +79,20 @@ static bool cuts(const struct holds *hs, uint64_t at)
 #define SEGMENTS_AT_ONCE 256u /* looked at with the mapping's lock */
 #define SPANS_MOMENTARY 2u /* a chunk's border may cut spans until the next chunk is released, too */
 
+int spans_keep(struct mapping *m, uint64_t more)
+{
+	int err;
+
+	if (more == 0)
+		return 0;
+	pthread_mutex_lock(&m->lock);
+	err = spans_ask(m, more);
+	if (!err)
+		m->spans_to_come += more;
+	pthread_mutex_unlock(&m->lock);
+	return err;
+}
+
 int spans_room(struct mapping *m, struct segments segs, uint64_t *more)
 {
 	unsigned looked_at = 0;
@@ -162,7 +176,7 @@ void grant_held(const struct grant *g, unsigned a, unsigned b, enum held_as what
 
 	pthread_mutex_lock(&m->lock);
 	HOLDS_FOREACH(h, &m->holds, start_of(g) + a, start_of(g) + b)
-		if (what == HELD || h->writes > 0)
+		if (what == HELD || (what == HELD_WRITING ? h->writes > 0 : h->over && h->n > h->coming))
 			mark(g, h, a, b, bits);
 	pthread_mutex_unlock(&m->lock);
 }
@@ -275,6 +289,31 @@ void mapping_settle(struct mapping *m, const struct segment *s)
 	holds_settle(&m->holds, s->a, s->b, s->n);
 	spans_give(m);
 	pthread_mutex_unlock(&m->lock);
+}
+
+static void overwrite(const struct grant *g, const uint64_t *pages, bool over)
+{
+	struct mapping *m = g->mapping;
+
+	pthread_mutex_lock(&m->lock);
+	FOR_RUNS(pages, 0, GAIA_CHUNK_PAGES, i, j)
+		holds_overwrite(&m->holds, start_of(g) + i, start_of(g) + j, over);
+	spans_give(m);
+	pthread_mutex_unlock(&m->lock);
+}
+
+void grant_overwrites(struct grant *g, const uint64_t *pages)
+{
+	overwrite(g, pages, true);
+}
+
+void replica_overwritten(struct replica *rep, const uint64_t *pages)
+{
+	const struct grant *g;
+
+	LIST_FOREACH(g, &rep->grants, of_replica)
+		if (g->pinned)
+			overwrite(g, pages, false);
 }
 
 void grant_unhold(struct grant *g, unsigned a, unsigned b, unsigned n, unsigned writes, bool untold)

@@ -16,7 +16,7 @@ RB_GENERATE_INTERNAL(hold_tree, hold, link, compare, __attribute__((unused)) sta
 
 static bool alike(const struct hold *x, const struct hold *y)
 {
-	return x->n == y->n && x->writes == y->writes && x->coming == y->coming;
+	return x->n == y->n && x->writes == y->writes && x->coming == y->coming && x->over == y->over;
 }
 
 /* Insert a span of pages [a, b) with the numbers of @like. */
@@ -150,13 +150,17 @@ int holds_add(struct holds *hs, uint64_t a, uint64_t b, uint32_t n, uint32_t wri
 	return 0;
 }
 
-enum change { SETTLE, UNDO, RELEASE, DROP };
+enum change { SETTLE, UNDO, RELEASE, DROP, OVER, NOT_OVER };
 
 static void change(struct hold *h, enum change how, uint32_t n, uint32_t writes)
 {
 	switch (how) {
 	case SETTLE:
 		h->coming -= MIN(n, h->coming);
+		return;
+	case OVER:
+	case NOT_OVER:
+		h->over = how == OVER;
 		return;
 	case UNDO:
 		n = MIN(n, h->n);
@@ -200,6 +204,11 @@ void holds_settle(struct holds *hs, uint64_t a, uint64_t b, uint32_t n)
 void holds_undo(struct holds *hs, uint64_t a, uint64_t b, uint32_t n, uint32_t writes)
 {
 	change_all(hs, a, b, UNDO, n, writes);
+}
+
+void holds_overwrite(struct holds *hs, uint64_t a, uint64_t b, bool over)
+{
+	change_all(hs, a, b, over ? OVER : NOT_OVER, 0, 0);
 }
 
 void holds_release(struct holds *hs, uint64_t a, uint64_t b, uint32_t n)

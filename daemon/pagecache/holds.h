@@ -6,6 +6,9 @@
  * holds a release takes away, so a page is held for writing until the last hold is gone: a release takes from writes
  * only what would be more than n.
  *
+ * A page is held *for overwriting* from when an acquire for that has succeeded until all of the page is published, or its last hold is
+ * gone: one mark for all of its holds, since it cannot be known which of them a release takes.
+ *
  * The holds that an acquire has added are *coming* until it has succeeded: no release takes them away; if the acquire fails they are undone.
  *
  * Consecutive pages with equal numbers are one span, whatever chunks they lie in: the cost of looking, adding and
@@ -27,6 +30,7 @@ struct hold {
 	RB_ENTRY(hold) link;
 	uint64_t a, b;
 	uint32_t n, writes, coming; /* 1 to HOLDS_OF_A_PAGE; 0 to n */
+	bool over; /* held for overwriting */
 };
 RB_HEAD(hold_tree, hold);
 
@@ -49,6 +53,8 @@ int holds_add(struct holds *hs, uint64_t a, uint64_t b, uint32_t n, uint32_t wri
 void holds_settle(struct holds *hs, uint64_t a, uint64_t b, uint32_t n);
 /* or are taken back; fewer from pages that have fewer by now, because they were dropped. */
 void holds_undo(struct holds *hs, uint64_t a, uint64_t b, uint32_t n, uint32_t writes);
+/* Those of the pages that are held are held for overwriting; or are not any more. */
+void holds_overwrite(struct holds *hs, uint64_t a, uint64_t b, bool over);
 /* Take @n holds away from each page, or as many as it has that are not coming. */
 void holds_release(struct holds *hs, uint64_t a, uint64_t b, uint32_t n);
 /* Take all holds away. */

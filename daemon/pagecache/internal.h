@@ -915,8 +915,8 @@ bool replica_is_held_ready(const struct replica *rep);
 uint64_t device_held_idle(struct cache_device *dev);
 /* Whether all of @span is ready to be read. No lock is held. */
 bool ready_has(struct mapping *m, struct page_span span);
-/* Acquire, with *err as of cache_acquire(), if all of @span is ready. False: it is not, and nothing was done. */
-bool ready_acquire(struct mapping *m, struct page_span span, bool write, uint64_t *seq, atomic_uint *verdict, int *err);
+/* Acquire, with *err as of cache_acquire(), if all of @span is ready; those of @over to overwrite them. False: it is not, and nothing was done. */
+bool ready_acquire(struct mapping *m, struct page_span span, bool write, struct page_span over, uint64_t *seq, atomic_uint *verdict, int *err);
 /*
  * Hold, as coming until ready_end(), the pages of @span in those chunks of which all such pages are ready. The other chunks go to @rest, in
  * order. -EOVERFLOW, -ENOSR: part of them is held. The client has the chunks when it has handled message runs->seq.
@@ -925,8 +925,9 @@ struct ready_runs {
 	struct page_span *run;
 	unsigned n;
 	uint64_t n_rest, seq;
+	struct page_span over; /* what is for overwriting when it has succeeded */
 };
-int ready_take(struct mapping *m, struct page_span span, bool write, struct ready_runs *runs, uint64_t *rest);
+int ready_take(struct mapping *m, struct page_span span, bool write, struct page_span over, struct ready_runs *runs, uint64_t *rest);
 /*
  * One hold less of pages [a, b) of a chunk that is ready: false if it is not, or if the replica knows of the hold. Otherwise what the
  * replica has stays as it is. chunk->lock is held.
@@ -1105,8 +1106,8 @@ void grant_discard(struct grant *g, bool wait);
 
 /* Those of pages [a, b) that some mapping holds. */
 void replica_held(struct replica *rep, unsigned a, unsigned b, uint64_t *bits);
-/* Those that the grant's mapping holds: in any way; or for writing. */
-enum held_as { HELD, HELD_WRITING };
+/* Those that the grant's mapping holds: in any way; for writing; or for overwriting, by an acquire that has succeeded. */
+enum held_as { HELD, HELD_WRITING, HELD_OVERWRITING };
 void grant_held(const struct grant *g, unsigned a, unsigned b, enum held_as what, uint64_t *bits);
 /* Those that it holds @n times at most, so that a release that takes so many holds away is the last. */
 void grant_held_at_most(const struct grant *g, unsigned a, unsigned b, unsigned n, uint64_t *bits);
@@ -1115,8 +1116,11 @@ void grant_held_at_most(const struct grant *g, unsigned a, unsigned b, unsigned 
  * of the file. -EOVERFLOW, -ENOSR: too many of a page, or too many spans; nothing was done.
  */
 int grant_hold(struct grant *g, unsigned a, unsigned b, unsigned beyond, unsigned n, unsigned writes);
-/* The acquire has succeeded: its holds, of whatever chunks the pages lie in, count from now on. No lock is held; */
+/* The acquire has succeeded: its holds, of whatever chunks the pages lie in, count from now on. No lock is held, or chunk->lock; */
 void mapping_settle(struct mapping *m, const struct segment *s);
+/* and those of these pages are for overwriting, until replica_overwritten(): all of them were published. They are locked. */
+void grant_overwrites(struct grant *g, const uint64_t *pages);
+void replica_overwritten(struct replica *rep, const uint64_t *pages);
 /* or they are taken back: what was stored under a hold for writing is void, if it was the last; @untold: nothing can have been. */
 void grant_unhold(struct grant *g, unsigned a, unsigned b, unsigned n, unsigned writes, bool untold);
 /* Take @n holds away from each; @ended: those that were held for writing and are not any more, of which the replica must be told. */
@@ -1132,6 +1136,8 @@ void spans_give(struct mapping *m);
  * spans_room_end(). -ENOSR: there is none.
  */
 int spans_room(struct mapping *m, struct segments segs, uint64_t *more);
+/* Keep room for so many. */
+int spans_keep(struct mapping *m, uint64_t more);
 void spans_room_end(struct mapping *m, uint64_t more);
 /*
  * mapping.wanted: add @n holds of each page, coming; settle them, wherever they are by now; or take them back, as far as they are

@@ -208,7 +208,15 @@ bool ready_has(struct mapping *m, struct page_span span)
 	return has;
 }
 
-bool ready_acquire(struct mapping *m, struct page_span span, bool write, uint64_t *seq, atomic_uint *verdict, int *err)
+/* Of @over, what lies in the file as a whole. mapping->lock is held. */
+static struct page_span in_file(const struct mapping *m, struct page_span over)
+{
+	over.b = MIN(over.b, cfile_size(m->file) / GAIA_PAGE);
+	over.a = MIN(over.a, over.b);
+	return over;
+}
+
+bool ready_acquire(struct mapping *m, struct page_span span, bool write, struct page_span over, uint64_t *seq, atomic_uint *verdict, int *err)
 {
 	bool ready;
 
@@ -216,11 +224,17 @@ bool ready_acquire(struct mapping *m, struct page_span span, bool write, uint64_
 		return false;
 	pthread_mutex_lock(&m->lock);
 	ready = !is_wanted(m, span) && covers(&m->ready[write ? READY_TO_WRITE : READY_TO_READ], span.a, span.b) && sharers_live(m);
-	if (ready)
+	if (ready) {
+		/* The first and the last page may not be for overwriting. */
+		m->spans_to_come += over.a < over.b ? 2 : 0;
 		*err = mapping_hold(m, span, write);
+		m->spans_to_come -= over.a < over.b ? 2 : 0;
+	}
 	if (ready && !*err) {
 		if (cache_decide(verdict, CACHE_DONE)) {
 			holds_settle(&m->holds, span.a, span.b, 1);
+			over = in_file(m, over);
+			holds_overwrite(&m->holds, over.a, over.b, true);
 		} else {
 			holds_undo(&m->holds, span.a, span.b, 1, write);
 			spans_give(m);
@@ -253,7 +267,7 @@ static void next_ready(const struct holds *ready, uint64_t a, struct page_span s
 	*from = *to = span.b;
 }
 
-int ready_take(struct mapping *m, struct page_span span, bool write, struct ready_runs *runs, uint64_t *rest)
+int ready_take(struct mapping *m, struct page_span span, bool write, struct page_span over, struct ready_runs *runs, uint64_t *rest)
 {
 	uint64_t from, to;
 	bool none;
@@ -278,6 +292,7 @@ int ready_take(struct mapping *m, struct page_span span, bool write, struct read
 		runs->n += !err;
 	}
 	runs->seq = m->ready_seq;
+	runs->over = in_file(m, over);
 	pthread_mutex_unlock(&m->lock);
 	return err;
 }
@@ -296,13 +311,20 @@ bool ready_unhold(struct grant *g, unsigned a, unsigned b, bool write)
 	return true;
 }
 
+/* mapping->lock is held. */
+static void settle(struct mapping *m, struct page_span run, struct page_span over)
+{
+	holds_settle(&m->holds, run.a, run.b, 1);
+	holds_overwrite(&m->holds, MAX(run.a, over.a), MIN(run.b, over.b), true);
+}
+
 void ready_end(struct mapping *m, struct ready_runs *runs, bool write, bool undo)
 {
 	for (unsigned k = 0; k < runs->n && undo; k++)
 		mapping_unhold(m, runs->run[k].a, runs->run[k].b, 1, write, true);
 	pthread_mutex_lock(&m->lock);
 	for (unsigned k = 0; k < runs->n && !undo; k++)
-		holds_settle(&m->holds, runs->run[k].a, runs->run[k].b, 1);
+		settle(m, runs->run[k], runs->over);
 	pthread_mutex_unlock(&m->lock);
 	free(runs->run);
 }

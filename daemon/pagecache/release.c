@@ -20,7 +20,9 @@ struct release {
 	uint64_t writing[WORDS]; /* of these: held for writing by this mapping */
 	uint64_t last[WORDS];	 /* held by it no more often than this release takes away, so that it seems to be the last */
 	uint64_t held_on[WORDS]; /* of those held for writing, what it or another mapping seems to go on holding so */
-	uint64_t compare[WORDS]; /* of those held for writing, what is not void */
+	uint64_t over[WORDS];	 /* and for overwriting */
+	uint64_t whole[WORDS];	 /* of these, what is not void: to be published without a comparison */
+	uint64_t compare[WORDS]; /* of the others, what is not void */
 	uint64_t changed_pages[WORDS];
 	uint64_t shared[WORDS];	 /* changed, and somebody goes on writing them */
 	uint64_t ended[WORDS];	 /* held for writing by it no more */
@@ -86,15 +88,19 @@ static void add_runs(const struct release *rl, unsigned n, struct dev_op *op)
 	op->runs = runs;
 }
 
+static void note_changed(struct release *rl, unsigned i)
+{
+	bit_set(rl->changed_pages, i);
+	if (bit_test(rl->held_on, i))
+		bit_set(rl->shared, i);
+}
+
 /* The device has found that page @i @differs from what it had remembered. */
 static void note_found(struct release *rl, unsigned i, bool differs)
 {
 	/* Not armed: the device compared with something else. */
-	if (!differs && (rl->grant->replica->page[i].flags & REPLICA_ARMED))
-		return;
-	bit_set(rl->changed_pages, i);
-	if (bit_test(rl->held_on, i))
-		bit_set(rl->shared, i);
+	if (differs || !(rl->grant->replica->page[i].flags & REPLICA_ARMED))
+		note_changed(rl, i);
 }
 
 /* Parts whose pages are locked, and whose changed pages are being found by one operation. */
@@ -177,13 +183,16 @@ static bool secure_shared(struct replica *rep, const uint64_t *pages, unsigned a
 /* Publish page i, which was held for writing. chunk->lock held, page locked. */
 static void publish_page(struct release *rl, unsigned i, bool secured)
 {
+	enum found found = bit_test(rl->whole, i) ? FOUND_WHOLE : bit_test(rl->changed_pages, i) ? FOUND_CHANGED : FOUND_EQUAL;
 	struct chunk *ch = rl->ch;
 
-	if (!replica_release(rl->grant->replica, i, bit_test(rl->ended, i), bit_test(rl->changed_pages, i),
-			     secured && bit_test(rl->shared, i)))
+	if (found == FOUND_WHOLE)
+		replica_drop_lost_of_others(rl->grant->replica, i);
+	if (!replica_release(rl->grant->replica, i, bit_test(rl->ended, i), found, secured && bit_test(rl->shared, i)))
 		return;
 	rl->changed = true;
 	count(CTR_released_pages, 1);
+	count(CTR_overwritten_pages, found == FOUND_WHOLE);
 	if (ch->track->page[i].may_hold) {
 		rl->opened[i] = window_open(ch, i);
 		bit_set(rl->published, i);
@@ -216,6 +225,7 @@ static int each_run(struct release *rl, int (*call)(struct chunk *ch, unsigned a
 static void note_held(struct release *rl, unsigned a, unsigned b, unsigned n)
 {
 	grant_held(rl->grant, a, b, HELD_WRITING, rl->writing);
+	grant_held(rl->grant, a, b, HELD_OVERWRITING, rl->over);
 	grant_held_at_most(rl->grant, a, b, n, rl->last);
 }
 
@@ -248,10 +258,16 @@ static void look_at(struct release *rl)
 	rl->any = any_bit(rl->writing);
 	/* What is void may be so because it was lost (page_drop_lost()), of which others were told. */
 	for (unsigned i = rl->a; (i = bits_first(rl->writing, i, rl->b)) < rl->b; i++) {
-		if (rep->page[i].cut > 0)
-			bit_set(rl->compare, i);
 		if (replica_writers(rep, i) > bit_test(rl->last, i))
 			bit_set(rl->held_on, i);
+		if (rep->page[i].cut == 0)
+			continue;
+		if (bit_test(rl->over, i)) {
+			bit_set(rl->whole, i);
+			note_changed(rl, i);
+		} else if (replica_has_base(rep, i)) {
+			bit_set(rl->compare, i);
+		}
 	}
 	pthread_mutex_unlock(&rl->ch->lock);
 }
@@ -280,6 +296,7 @@ static int publish(struct release *rl)
 		rl->writing[w] |= rl->ended[w];
 	for (unsigned i = rl->a; (i = bits_first(rl->writing, i, rl->b)) < rl->b; i++)
 		publish_page(rl, i, secured);
+	replica_overwritten(rep, rl->whole);
 	replica_shadow_trim(rep);
 	spoiled = replica_is_spoiled(rep);
 	pthread_mutex_unlock(&ch->lock);

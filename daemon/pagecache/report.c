@@ -167,17 +167,20 @@ static void check_replica_page(struct chunk *ch, struct replica *rep, unsigned i
 	bug_on((r->flags & REPLICA_SNAPPED) && !(r->flags & REPLICA_AHEAD));
 	bug_on((r->flags & REPLICA_SNAPPED) && !rep->shadow);
 	bug_on((r->flags & REPLICA_ZEROS) && (r->flags != REPLICA_ZEROS || r->written));
+	bug_on((r->flags & REPLICA_WHOLE) && !(r->flags & REPLICA_AHEAD));
+	bug_on((r->flags & REPLICA_FRESH) && ((r->flags & ~REPLICA_REMOVED) != (REPLICA_FRESH | REPLICA_PRESENT) || !r->written || r->seen));
 	bug_on(r->cut > GAIA_PAGE);
 	/* Beyond the end of the file there is only what is void. */
 	bug_on(page_limit(ch, i) == 0 && (r->flags & REPLICA_PRESENT) && (r->cut > 0 || !r->written));
 	/* The base of what is to be merged exists, except if the device is gone: then nothing is merged. */
 	if (!atomic_load(&rep->dev->gone) && ((r->flags & REPLICA_AHEAD) || r->written) && r->cut > 0 &&
-	    r->seen != ch->track->page[i].home_id)
+	    !(r->flags & REPLICA_FRESH) && r->seen != ch->track->page[i].home_id)
 		(void)base_bytes(ch, i, r->seen);
 }
 
 static void check_replica(struct chunk *ch, struct replica *rep, uint64_t *ahead)
 {
+	uint64_t over[GAIA_CHUNK_PAGES / 64] = { 0 };
 	unsigned snapped = 0, suspects = 0, writers[GAIA_CHUNK_PAGES] = { 0 };
 	struct grant *g;
 
@@ -186,6 +189,7 @@ static void check_replica(struct chunk *ch, struct replica *rep, uint64_t *ahead
 
 		grant_held(g, 0, GAIA_CHUNK_PAGES, HELD, held);
 		grant_held(g, 0, GAIA_CHUNK_PAGES, HELD_WRITING, writing);
+		grant_held(g, 0, GAIA_CHUNK_PAGES, HELD_OVERWRITING, over);
 		for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
 			writers[i] += bit_test(writing, i);
 		bug_on(g->pinned != (bits_count(held, ARRAY_LEN(held)) + g->to_come > 0));
@@ -194,6 +198,8 @@ static void check_replica(struct chunk *ch, struct replica *rep, uint64_t *ahead
 	bug_on(suspects != rep->n_suspects);
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
 		check_replica_page(ch, rep, i, writers[i]);
+		/* Somebody will release it as a whole. */
+		bug_on(replica_is_fresh(rep, i) && !bit_test(over, i));
 		*ahead += !!(rep->page[i].flags & REPLICA_AHEAD);
 		snapped += !!(rep->page[i].flags & REPLICA_SNAPPED);
 	}

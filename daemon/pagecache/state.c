@@ -467,6 +467,24 @@ static unsigned position(const struct replica *rep)
 	return self;
 }
 
+/* The plan for a page that will be overwritten. What is lost with its device does not matter to who does so. */
+static enum track_step plan_overwrite(struct replica *rep, unsigned i, bool held)
+{
+	struct page_replica *buf[CACHE_MAX_DEVICES];
+	const struct chunk *ch = rep->chunk;
+	struct page_view v = { &ch->track->page[i], buf, 0 };
+	unsigned self = 0;
+
+	for (unsigned k = 0; k < ch->n_replicas; k++) {
+		if (ch->replica[k] == rep)
+			self = v.n;
+		else if (atomic_load(&ch->replica[k]->dev->gone))
+			continue;
+		buf[v.n++] = &ch->replica[k]->page[i];
+	}
+	return track_plan_overwrite(&v, self, held);
+}
+
 enum track_step replica_step(struct replica *rep, unsigned i, bool write)
 {
 	struct page_replica *buf[CACHE_MAX_DEVICES];
@@ -475,7 +493,7 @@ enum track_step replica_step(struct replica *rep, unsigned i, bool write)
 	return track_plan(&v, position(rep), write);
 }
 
-unsigned replica_plan(struct replica *rep, unsigned a, unsigned b, const uint64_t *pages, bool write, uint8_t *step)
+unsigned replica_plan(struct replica *rep, unsigned a, unsigned b, const uint64_t *pages, const uint64_t *over, bool write, uint8_t *step)
 {
 	struct page_replica *buf[CACHE_MAX_DEVICES];
 	unsigned self = position(rep), steps = 0;
@@ -485,7 +503,7 @@ unsigned replica_plan(struct replica *rep, unsigned a, unsigned b, const uint64_
 	for (unsigned i = a; (i = bits_first(pages, i, b)) < b; i++) {
 		struct page_view v = view(rep->chunk, i, buf);
 
-		step[i] = (uint8_t)track_plan(&v, self, write);
+		step[i] = (uint8_t)(bit_test(over, i) ? plan_overwrite(rep, i, bit_test(held, i)) : track_plan(&v, self, write));
 		/* A plain copy may show anything until it has landed: a mapping that holds the page must not see that. */
 		if (step[i] == TRACK_SEND && bit_test(held, i))
 			step[i] = TRACK_PULL;
@@ -598,23 +616,33 @@ void replica_undo_hold(struct replica *rep, unsigned i)
 	struct page_replica *r = &rep->page[i];
 
 	written_less(rep, i);
-	/* What was cut off meanwhile is in its memory still. */
-	if (!r->written && r->cut < GAIA_PAGE)
+	/* What was cut off meanwhile is in its memory still; and what is fresh is nothing to read. */
+	if (!r->written && (r->cut < GAIA_PAGE || (r->flags & REPLICA_FRESH)))
 		track_discarded(r);
 	touched(rep->chunk, i);
 	twins_collect(rep->chunk, i);
 }
 
-bool replica_release(struct replica *rep, unsigned i, bool ends, bool changed, bool secured)
+void replica_overwriting(struct replica *rep, unsigned i)
+{
+	track_overwriting(&rep->page[i]);
+	touched(rep->chunk, i);
+}
+
+bool replica_release(struct replica *rep, unsigned i, bool ends, enum found found, bool secured)
 {
 	struct page_replica *r = &rep->page[i];
-	bool was_ahead = r->flags & REPLICA_AHEAD, was_snapped = r->flags & REPLICA_SNAPPED, news;
+	bool was_ahead = r->flags & REPLICA_AHEAD, was_snapped = r->flags & REPLICA_SNAPPED, changed = found != FOUND_EQUAL, news;
 	struct page_replica before;
 
 	bug_on(!r->written);
 	if (ends)
 		written_less(rep, i);
 	before = *r;
+	if (found == FOUND_WHOLE && r->cut > 0)
+		track_overwritten(&rep->chunk->track->page[i], r);
+	if (!changed && !r->written && (r->flags & REPLICA_FRESH))
+		track_discarded(r);
 	news = track_released(r, changed, r->written && (secured || !changed));
 	/* The next acquire need not look at a page that was found unchanged. */
 	if (changed || r->seen != before.seen || r->cut != before.cut || r->flags != before.flags)
@@ -717,6 +745,9 @@ bool replica_to_bring(struct replica *rep, unsigned i, bool held, bool in_file)
 	/* Held since before the file reached there: it contains zeros, and what was stored there. */
 	if (r->written && r->cut == 0 && !(r->flags & REPLICA_REMOVED))
 		return false;
+	/* It is being acquired for overwriting. */
+	if (r->written && (r->flags & REPLICA_ZEROS))
+		return false;
 	return replica_step(rep, i, false) != TRACK_NOTHING;
 }
 
@@ -729,6 +760,20 @@ void replica_zeroed(struct replica *rep, unsigned i)
 	if (r->written || (r->flags & REPLICA_AHEAD))
 		return;
 	*r = (struct page_replica){ .cut = GAIA_PAGE, .flags = REPLICA_ZEROS };
+}
+
+void replica_drop_lost_of_others(struct replica *rep, unsigned i)
+{
+	struct chunk *ch = rep->chunk;
+
+	for (unsigned k = 0; k < ch->n_replicas; k++) {
+		struct replica *other = ch->replica[k];
+
+		if (other == rep || other->only || !atomic_load(&other->dev->gone) || !replica_ahead(other, i))
+			continue;
+		replica_forget(other, i);
+		replica_shadow_trim(other);
+	}
 }
 
 void replica_forget(struct replica *rep, unsigned i)

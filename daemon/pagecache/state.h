@@ -120,8 +120,8 @@ bool replica_is_home(const struct replica *rep, unsigned i);
 bool replica_has(const struct replica *rep, unsigned i);
 /* Whether it has the only release of the page that is not merged, of bytes that were home's present ones: nothing has to be merged into it. */
 bool replica_alone_has(const struct replica *rep, unsigned i);
-/* What an acquire has to do to those of pages [a, b) that are in @pages; and a bit for each step that any of them needs. */
-unsigned replica_plan(struct replica *rep, unsigned a, unsigned b, const uint64_t *pages, bool write, uint8_t *step);
+/* What an acquire has to do to those of pages [a, b) that are in @pages, of which it will overwrite those in @over; and a bit for each step that any of them needs. */
+unsigned replica_plan(struct replica *rep, unsigned a, unsigned b, const uint64_t *pages, const uint64_t *over, bool write, uint8_t *step);
 /* The same for one page. */
 enum track_step replica_step(struct replica *rep, unsigned i, bool write);
 
@@ -147,11 +147,25 @@ void replica_hold(struct replica *rep, unsigned i, bool beyond);
 void replica_drop_hold(struct replica *rep, unsigned i);
 /* One mapping less, which was never told that it may store there. */
 void replica_undo_hold(struct replica *rep, unsigned i);
+/* An acquire for overwriting of the page has succeeded: what is still as the acquire left it is fresh from now on. */
+void replica_overwriting(struct replica *rep, unsigned i);
 /*
- * A release found it @changed or not, and takes a hold away (@ends) or not. Mappings that still hold it go on writing: the released
+ * A release found it changed or not, or does not ask (whole), and takes a hold away (@ends) or not. Mappings that still hold it go on writing: the released
  * bytes were @secured, or the caller will fetch them. Returns whether there is something new for others to see.
  */
-bool replica_release(struct replica *rep, unsigned i, bool ends, bool changed, bool secured);
+enum found { FOUND_EQUAL, FOUND_CHANGED, FOUND_WHOLE };
+bool replica_release(struct replica *rep, unsigned i, bool ends, enum found found, bool secured);
+/* All of it is published by @rep: what others released of it and is lost with their devices does not matter any more. */
+void replica_drop_lost_of_others(struct replica *rep, unsigned i);
+static inline bool replica_is_fresh(const struct replica *rep, unsigned i)
+{
+	return rep->page[i].flags & REPLICA_FRESH;
+}
+/* Whether there is something that a release of the page, which is held for writing, can be compared with: not of what is being acquired for overwriting. */
+static inline bool replica_has_base(const struct replica *rep, unsigned i)
+{
+	return (rep->page[i].flags & (REPLICA_PRESENT | REPLICA_FRESH)) == REPLICA_PRESENT;
+}
 
 /* Whether what will be merged of it once differs from something that home was before. */
 bool replica_is_behind(const struct replica *rep, unsigned i);

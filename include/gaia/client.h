@@ -113,7 +113,7 @@ int gaia_munmap(void *addr, size_t length);
 
 /*
  * Bring the range up to date on the device and pin it there, for reading (PROT_READ) or
- * also for writing (PROT_READ | PROT_WRITE). Any alignment; whole pages are acquired. Acquiring
+ * also for writing (PROT_READ | PROT_WRITE), or only pin it, to be overwritten (PROT_WRITE: see below). Any alignment; whole pages are acquired. Acquiring
  * a range again, released or not, brings it up to date again and keeps
  * what this device wrote. Either all of the range is acquired or nothing is.
  *
@@ -137,6 +137,13 @@ int gaia_munmap(void *addr, size_t length);
  * backing store could not be read, or the device failed.
  * The part of the range beyond the end of the file must not be touched, except in the file's last page; when
  * the file has grown, acquire it again. (Where it is mapped it reads as zeros, and what is stored there may be dropped.)
+ *
+ * PROT_WRITE alone says that the device will store to every byte of the range. Of pages (4 KiB) that lie in the range and in the
+ * file as a whole nothing is brought to the device, nor compared by the release. Until they are stored their bytes are undefined: the file's
+ * own earlier ones, or zeros. The next release of such a page publishes all of it: bytes that were not stored, too, and over what others wrote
+ * to it meanwhile. Of one that is not released nothing is left when the process ends, as always. A range's other pages are acquired
+ * as by PROT_READ | PROT_WRITE. Other clients of the device that acquire such a page meanwhile find it as it is: share it only if you would
+ * share memory so. ENOSYS: the daemon is older than the library, and cannot do this.
  */
 int gaia_acquire(void *addr, size_t length, int prot);
 

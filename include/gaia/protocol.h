@@ -70,6 +70,7 @@ extern "C" {
  *
  * Since 1.4.
  * UNUSED: RELEASE and RELEASEV take GAIA_PROT_UNUSED. (Daemons without it refuse that, EINVAL.)
+ * OVERWRITE: ACQUIRE and ACQUIREV take GAIA_PROT_WRITE alone, to overwrite. (Daemons without it refuse that, EINVAL.)
  */
 #define GAIA_FEATURE_SPANS 1ull
 #define GAIA_FEATURE_ANSWERS 2ull
@@ -77,9 +78,11 @@ extern "C" {
 #define GAIA_FEATURE_ADVICE 8ull
 #define GAIA_FEATURE_LISTS 16ull
 #define GAIA_FEATURE_UNUSED 32ull
+#define GAIA_FEATURE_OVERWRITE 64ull
 /* All of this version. */
-#define GAIA_FEATURES \
-	(GAIA_FEATURE_SPANS | GAIA_FEATURE_ANSWERS | GAIA_FEATURE_TIMES | GAIA_FEATURE_ADVICE | GAIA_FEATURE_LISTS | GAIA_FEATURE_UNUSED)
+#define GAIA_FEATURES                                                                                         \
+	(GAIA_FEATURE_SPANS | GAIA_FEATURE_ANSWERS | GAIA_FEATURE_TIMES | GAIA_FEATURE_ADVICE | GAIA_FEATURE_LISTS | \
+	 GAIA_FEATURE_UNUSED | GAIA_FEATURE_OVERWRITE)
 
 #define GAIA_TOUCH_OFFSET (INT64_MAX - 1)
 
@@ -177,7 +180,7 @@ struct gaia_ioc_range {
 	uint64_t map;
 	uint64_t offset;	/* of the file, bytes; no alignment asked */
 	uint64_t length;	/* bytes */
-	uint32_t prot;		/* ACQUIRE; RELEASE: 0 or GAIA_PROT_UNUSED; else 0 */
+	uint32_t prot;		/* ACQUIRE: GAIA_PROT_READ, _WRITE (alone: with OVERWRITE), or both; and a flag, or PINNED alone; RELEASE: 0 or GAIA_PROT_UNUSED; else 0 */
 	union {
 		uint32_t advice;	/* ADVISE: GAIA_ADVISE_*; else 0 */
 		/*

@@ -33,6 +33,7 @@ static const struct {
 	[F_FAIL] = { "fail", 15 },
 	[F_CRASH] = { "crash", 30 },
 	[F_START] = { "start", 40 },
+	[F_OVERWRITE] = { "overwrite", 50 },
 };
 
 const char *feature_name(enum feature f)

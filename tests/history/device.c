@@ -162,8 +162,28 @@ static void do_cancelled(unsigned slot)
 	op_end(op, p.fd < 0 ? errno : 0);
 }
 
-static int do_acquire(unsigned slot, uint32_t first, uint32_t last, bool write)
+static bool do_device_store(unsigned slot, uint32_t cell, uint32_t n);
+
+/*
+ * Nobody else has a client on this device now. (To others there an acquire for overwriting is a store of what the oracle knows no value
+ * for.)
+ */
+static bool alone_on_device(void)
 {
+	const struct config *c = &world->config;
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < c->clients; i++)
+		n += c->client_device[i] == world->procs[me].device;
+	return n == 1;
+}
+
+enum access { TO_READ, TO_WRITE, TO_OVERWRITE };
+
+static int do_acquire(unsigned slot, uint32_t first, uint32_t last, enum access access)
+{
+	static const int prots[] = { PROT_READ, PROT_READ | PROT_WRITE, PROT_WRITE };
+	bool write = access != TO_READ;
 	struct op *op = op_begin(OP_ACQUIRE, held[slot].file, first * page_cells(),
 				 (last - first + 1) * page_cells(), 0);
 	size_t off, len;
@@ -172,9 +192,9 @@ static int do_acquire(unsigned slot, uint32_t first, uint32_t last, bool write)
 	if (!op)
 		return -ENOSPC;
 	range_of(first, last, &off, &len);
-	op->arg = write;
+	op->arg = access;
 	op_start(op);
-	err = acquire(held[slot].map + off, len, write ? PROT_READ | PROT_WRITE : PROT_READ);
+	err = acquire(held[slot].map + off, len, prots[access]);
 	op_end(op, err ? errno : 0);
 	if (op->err == ENOTCONN)
 		_exit(ALL_WELL);
@@ -183,6 +203,10 @@ static int do_acquire(unsigned slot, uint32_t first, uint32_t last, bool write)
 		held[slot].holds[p]++;
 		held[slot].may[p] = write || held[slot].may[p] == 2 ? 2 : 1;
 	}
+	/* As it has said. If there is no room in the log for all of that nothing of it is ever released. */
+	for (uint32_t p = first; p <= last && !err && access == TO_OVERWRITE; p++)
+		if (!do_device_store(slot, p * page_cells(), page_cells()))
+			_exit(ALL_WELL);
 	return -op->err;
 }
 
@@ -283,20 +307,22 @@ static void do_device_load(unsigned slot, uint32_t cell, uint32_t n)
 	op_end(op, 0);
 }
 
-static void do_device_store(unsigned slot, uint32_t cell, uint32_t n)
+/* False: there is no room for it in the log. */
+static bool do_device_store(unsigned slot, uint32_t cell, uint32_t n)
 {
 	unsigned char buf[MOST_CELLS * 8];
 	struct op *op = op_begin(OP_STORE, held[slot].file, cell, n, n);
 	uint32_t done;
 
 	if (!op || !op_values(op, buf))
-		return;
+		return false;
 	op_start(op);
 	if (gpu_is(world->procs[me].device))
 		done = gpu_copy(held[slot].map + cell_offset(cell), buf, (size_t)n * cell_size()) ? 0 : n;
 	else
 		done = store_cells(held[slot].map + cell_offset(cell), buf, n);
 	op_end(op, done < n ? EFAULT : 0);
+	return true;
 }
 
 static void client_step(void)
@@ -316,10 +342,15 @@ static void client_step(void)
 		if (pick_held(slot, 2, &cell, &n))
 			do_device_store(slot, cell, n);
 	} else if (how < 82) {
+		enum access access = chance(80) && held[slot].prot & PROT_WRITE ? TO_WRITE : TO_READ;
+
 		pick_pages(&first, &last);
+		/* Of cells of one byte there are too few values to store to all of them. */
+		if (access == TO_WRITE && HAS(c, F_OVERWRITE) && chance(40) && !c->bytes && alone_on_device())
+			access = TO_OVERWRITE;
 		if (HAS(c, F_START) && chance(30))
 			do_cancelled(slot);
-		else if (do_acquire(slot, first, last, chance(80) && held[slot].prot & PROT_WRITE) == -ENOMEM)
+		else if (do_acquire(slot, first, last, access) == -ENOMEM)
 			/* Make room: for others, too. */
 			release_all(slot, 0, c->hot - 1);
 	} else if (how < 96) {
@@ -366,7 +397,7 @@ static _Noreturn void look_main(void)
 
 			n = cell_run(p * page_cells(), MAX_HOT * page_cells()) / page_cells();
 			do {
-				err = do_acquire(slot, p, p + n - 1, false);
+				err = do_acquire(slot, p, p + n - 1, TO_READ);
 				/* Others look, too, and let go soon. */
 				if (err == -ENOMEM)
 					usleep(1000);

@@ -51,7 +51,7 @@ const char *op_text(const struct op *op, unsigned proc)
 
 	n = snprintf(text, sizeof(text), "%-10s %s", proc_text(proc), kinds[op->kind]);
 	if (op->kind == OP_ACQUIRE)
-		n += snprintf(text + n, sizeof(text) - (size_t)n, op->arg ? " rw" : " r");
+		n += snprintf(text + n, sizeof(text) - (size_t)n, op->arg == 2 ? " w" : op->arg ? " rw" : " r");
 	if (op->kind == OP_EVICT)
 		n += op->arg ? snprintf(text + n, sizeof(text) - (size_t)n, " dev%u", op->arg - 1) :
 			       snprintf(text + n, sizeof(text) - (size_t)n, " home");

@@ -415,9 +415,9 @@ static void take_arg(struct parser *p, struct step *st, char kind, char **words,
 		st->mode = choice(p, word, modes, "rw, ro, append, direct or trunc");
 		break;
 	case 'p':
-		if (strcmp(word, "r") != 0 && strcmp(word, "rw") != 0)
-			refuse(p, "'%s' is not r or rw", word);
-		st->mode = PROT_READ | (word[1] ? PROT_WRITE : 0);
+		if (strcmp(word, "r") != 0 && strcmp(word, "w") != 0 && strcmp(word, "rw") != 0)
+			refuse(p, "'%s' is not r, w or rw", word);
+		st->mode = (word[0] == 'r' ? PROT_READ : 0) | (strchr(word, 'w') ? PROT_WRITE : 0);
 		break;
 	case 's':
 		st->mode = choice(p, word, fields, "size or blocks");

@@ -66,6 +66,17 @@ static unsigned n_devices = 2;
 static struct control *control;
 static struct quota *quota;
 uid_t fake_uid;
+uint64_t fake_lacks;
+
+static int do_connect(struct gaia_ioc_connect *io)
+{
+	int err;
+
+	io->features &= ~fake_lacks;
+	err = control_connect(control, fake_uid, io);
+	io->features &= ~fake_lacks;
+	return err;
+}
 static uv_loop_t loop;
 static uv_async_t stop;
 static pthread_t loop_thread;
@@ -381,7 +392,7 @@ static int carry_out(int fd, unsigned long request, void *arg)
 		return -ENOTCONN;
 	switch (request) {
 	case GAIA_IOC_CONNECT:
-		return control_connect(control, fake_uid, arg);
+		return do_connect(arg);
 	case GAIA_IOC_DEVICES:
 		return control_devices(control, arg);
 	case GAIA_IOC_MAP:

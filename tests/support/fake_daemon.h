@@ -25,6 +25,8 @@ struct quota *fake_quota(void);
 
 /* The user who calls from now on; by default root. */
 extern uid_t fake_uid;
+/* GAIA_FEATURE_* that it does not have, as one that is older. */
+extern uint64_t fake_lacks;
 
 /* A new file of the mount: a descriptor, read-write. */
 int fake_file(void);

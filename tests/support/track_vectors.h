@@ -236,6 +236,9 @@ static void acquire(unsigned i, bool write)
 			MUST(write);
 			track_secured(&w.r[i]);
 			break;
+		case TRACK_ZERO:
+			MUST(false, "nobody overwrites it");
+			break;
 		case TRACK_NOTHING:
 			break;
 		}

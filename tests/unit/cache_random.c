@@ -10,7 +10,8 @@
  * The oracle knows nothing of the code under test. For each byte it keeps the writes that may be the last one: a
  * write removes those that happened before it and leaves those that are concurrent with it. What
  * is read must be one of them, and once no release is under way, is the one from then on. Writes of
- * devices are private until their release begins. Values are not used again for long.
+ * devices are private until their release begins. Values are not used again for long. An acquire for overwriting counts as a store
+ * of what the memory has then: of zeros, or what is current if nobody held the page. It may count for nothing, unless the program stores something.
  *
  * Each program runs in a process of its own. One that fails is shortened, and run again with
  * a trace. CACHE_SEEDS=FIRST-LAST chooses the programs, CACHE_OPS their length.
@@ -27,6 +28,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/counters.h"
 #include "base/util.h"
 #include "cache_rig.h"
 #include "pagecache/internal.h"
@@ -67,6 +69,7 @@ static int hot_at(uint64_t off)
 struct last {
 	uint8_t value, owner;
 	bool maybe;	/* it may count for nothing: a truncate got in between */
+	bool beyond;	/* stored beyond the end, and the file had not grown when the release began: it may when that gets there */
 	bool during;	/* stored, and not released, while another client's release of the page was under way */
 	uint32_t done;	/* when it was public; NEVER: its release is under way */
 	uint32_t knew;	/* up to when its owner knew what others did */
@@ -110,6 +113,7 @@ struct held {
 	bool dead;
 	unsigned holds[HOT];
 	bool write[HOT];
+	bool over[HOT]; /* for overwriting, and not released since; or beside a client of the device that has died of that */
 	/* Acquired when its chunk was not there: it is when that comes. */
 	unsigned wanted[HOT];
 	bool wanted_write[HOT];
@@ -279,16 +283,17 @@ static void release_began(struct byte *b, unsigned d, bool below_end, uint32_t t
 	db->has = false;
 	db->view = db->value;
 	db->view_known = below_end && !db->maybe;
-	if (!below_end)
-		return;
 	if (b->n == ARRAY_LEN(b->last))
 		fail("the oracle has no room");
-	b->last[b->n++] = (struct last){ .value = db->value, .owner = (uint8_t)d, .maybe = db->maybe,
-					 .done = NEVER, .knew = db->knew, .task = task };
+	b->last[b->n++] = (struct last){ .value = db->value, .owner = (uint8_t)d, .maybe = db->maybe || !below_end,
+					 .beyond = !below_end, .done = NEVER, .knew = db->knew, .task = task };
 }
 
-static void release_ended(struct byte *b, uint32_t task)
+static void release_ended(struct byte *b, bool below_end, uint32_t task)
 {
+	for (unsigned k = b->n; k-- > 0 && !below_end;)
+		if (b->last[k].beyond && b->last[k].task == task)
+			last_remove(b, k);
 	/* What was stored while it was under way. */
 	for (unsigned k = 0; k < b->n; k++)
 		if (b->last[k].done == NEVER && b->last[k].task == task && b->last[k].during)
@@ -396,7 +401,7 @@ static void task_finished(struct held *h)
 	trace("release %u has returned", t->id);
 	for (unsigned hot = 0; hot < HOT; hot++)
 		for (unsigned k = 0; k < GAIA_PAGE; k++)
-			release_ended(&w.byte[hot][k], t->id);
+			release_ended(&w.byte[hot][k], hot_offset(hot) + k < w.size, t->id);
 	h->task = NULL;
 	free(t);
 }
@@ -477,7 +482,7 @@ static void *task_main(void *arg)
 
 enum kind {
 	CPU_READ, CPU_WRITE, CPU_STORE, KERNEL_WRITEBACK, KERNEL_RECLAIM, CPU_READ_DIRECT,
-	CPU_WRITE_DIRECT, DEV_ACQUIRE, DEV_ACQUIRE_RW, DEV_STORE, DEV_LOAD, DEV_RELEASE,
+	CPU_WRITE_DIRECT, DEV_ACQUIRE, DEV_ACQUIRE_RW, DEV_OVERWRITE, DEV_STORE, DEV_LOAD, DEV_RELEASE,
 	RELEASE_STEP, RELEASE_FINISH, NOTIFIER_STEP, CLIENT_MAP, CLIENT_DIE, EVICT_HOME,
 	EVICT_DEVICE, FSYNC, FLUSH, TRUNCATE, PUNCH, ZERO, COPY, CHECK_ALL, STRAY_STORE, KINDS
 };
@@ -485,7 +490,7 @@ enum kind {
 static const unsigned weight[KINDS] = {
 	[CPU_READ] = 12, [CPU_WRITE] = 12, [CPU_STORE] = 12, [KERNEL_WRITEBACK] = 10,
 	[KERNEL_RECLAIM] = 3, [CPU_READ_DIRECT] = 3, [CPU_WRITE_DIRECT] = 3, [DEV_ACQUIRE] = 7,
-	[DEV_ACQUIRE_RW] = 12, [DEV_STORE] = 30, [DEV_LOAD] = 8, [DEV_RELEASE] = 12,
+	[DEV_ACQUIRE_RW] = 12, [DEV_OVERWRITE] = 8, [DEV_STORE] = 30, [DEV_LOAD] = 8, [DEV_RELEASE] = 12,
 	[RELEASE_STEP] = 8, [RELEASE_FINISH] = 3, [NOTIFIER_STEP] = 6, [CLIENT_MAP] = 4,
 	[CLIENT_DIE] = 2, [EVICT_HOME] = 5, [EVICT_DEVICE] = 4, [FSYNC] = 3, [FLUSH] = 2,
 	[TRUNCATE] = 3, [PUNCH] = 1, [ZERO] = 1, [COPY] = 2, [CHECK_ALL] = 1, [STRAY_STORE] = 4,
@@ -613,6 +618,18 @@ static struct held *choose_client(const struct op *op)
 	return NULL;
 }
 
+/* A release of the page, which a client of the device held for writing, that is under way. */
+static const struct task *release_of(unsigned device, int hot)
+{
+	for (unsigned k = 0; k < CLIENTS; k++) {
+		const struct task *t = w.held[k].task;
+
+		if (t && t->client->device == device && t->writes[hot])
+			return t;
+	}
+	return NULL;
+}
+
 /* What a device reads of a page that a client has just acquired. */
 static void check_acquired(struct client *cl, unsigned hot, bool fresh)
 {
@@ -633,7 +650,8 @@ static void check_acquired(struct client *cl, unsigned hot, bool fresh)
 			fail("device %u: byte %#llx is %u: its own write is lost", d,
 			     (unsigned long long)off, p[k]);
 		} else if (off >= w.size) {
-			if (fresh && p[k] && !db->has)
+			/* A long release may not have got there yet. */
+			if (fresh && p[k] && !db->has && !release_of(d, (int)hot))
 				fail("device %u: byte %#llx beyond the end is %u", d,
 				     (unsigned long long)off, p[k]);
 		} else {
@@ -737,26 +755,124 @@ static void check_shown(struct client *cl, unsigned hot)
 	}
 }
 
-static void op_acquire(const struct op *op, bool write)
+static bool is_held(unsigned hot, unsigned device);
+
+static void store_byte(struct held *h, int hot, unsigned k)
 {
+	uint64_t off = hot_offset((unsigned)hot) + k;
+	struct byte *b = &w.byte[hot][k];
+	unsigned d = h->client->device;
+	struct device_byte *db = &b->dev[d];
+	const struct task *t = release_of(d, hot);
+	uint8_t value;
+
+	if (t && b->n > ARRAY_LEN(b->last) / 2)
+		return;
+	value = fresh_value(b);
+	client_store(h->client, &value, 1, off);
+	/* A long release publishes one part after another: what a device has by then. */
+	if (t && off < w.size)
+		b->last[b->n++] = (struct last){ .value = value, .owner = (uint8_t)d, .maybe = true, .during = true,
+						 .done = NEVER, .task = t->id };
+	db->has = true;
+	db->value = value;
+	/* If it is public by then the CPU may write after it, and a later acquire brings that. */
+	db->maybe = db->voided || off >= w.size || t;
+	db->knew = db->acquired;
+}
+
+/* Whether one of the ranges has all of the page, and the file, too. */
+static bool is_whole(const struct gaia_list_range *range, unsigned n, unsigned hot)
+{
+	uint64_t at = hot_offset(hot);
+	bool whole = false;
+
+	for (unsigned k = 0; k < n; k++)
+		whole |= at >= range[k].offset && at + GAIA_PAGE <= range[k].offset + range[k].length;
+	return whole && at + GAIA_PAGE <= w.size;
+}
+
+/* What memory has of a page that was not stored there, and will be published all the same. */
+static void take_for_stored(struct held *h, unsigned hot)
+{
+	unsigned char *p = client_at(h->client, hot_offset(hot));
+
+	for (unsigned k = 0; k < GAIA_PAGE; k++) {
+		struct device_byte *db = &w.byte[hot][k].dev[h->client->device];
+
+		if (db->has && !db->maybe)
+			continue;
+		db->has = db->maybe = true;
+		db->value = p[k];
+		db->knew = db->acquired;
+	}
+}
+
+/* A client has just acquired the page, to overwrite it, and stores to all of it, or not. */
+static void overwrite(struct held *h, unsigned hot, bool held, bool store)
+{
+	unsigned char *p = client_at(h->client, hot_offset(hot));
+	unsigned d = h->client->device;
+
+	if (!p)
+		fail("device %u: acquired, but not mapped", d);
+	for (unsigned k = 0; k < GAIA_PAGE; k++) {
+		uint64_t off = hot_offset(hot) + k;
+		struct byte *b = &w.byte[hot][k];
+		struct device_byte *db = &b->dev[d];
+
+		if (held && db->has && !db->maybe && p[k] != db->value) {
+			print_byte(b);
+			fail("device %u: byte %#llx is %u: what its holder wrote is lost", d, (unsigned long long)off, p[k]);
+		}
+		if (!held && p[k] && !allowed(b, p[k]) && !has_stray(d, off / GAIA_CHUNK)) {
+			print_byte(b);
+			fail("device %u: byte %#llx is %u, neither current nor zero", d, (unsigned long long)off, p[k]);
+		}
+		db->acquired = w.now;
+		db->voided = false;
+		db->view_known = false;
+	}
+	h->over[hot] = true;
+	take_for_stored(h, hot);
+	for (unsigned k = 0; k < GAIA_PAGE && store; k++)
+		store_byte(h, (int)hot, k);
+}
+
+static bool is_overwritten(unsigned device, unsigned hot)
+{
+	for (unsigned k = 0; k < CLIENTS; k++)
+		if (w.held[k].client && w.held[k].client->device == device && w.held[k].over[hot])
+			return true;
+	return false;
+}
+
+static void op_acquire(const struct op *op, unsigned prot)
+{
+	bool write = prot & GAIA_PROT_WRITE;
 	struct held *h = choose_client(op);
 	struct gaia_list_range range[LISTED];
-	bool had[HOT] = { false };
+	bool had[HOT] = { false }, held[HOT] = { false };
 	unsigned n;
 	int err;
 
 	if (!h)
 		return;
-	write &= !!(h->client->prot & GAIA_PROT_WRITE);
+	if (!(h->client->prot & GAIA_PROT_WRITE)) {
+		write = false;
+		prot = GAIA_PROT_READ;
+	}
 	n = choose_list(op, range);
 	for (unsigned k = 0; k < n; k++)
 		trace("client %d (device %u) acquires %#llx + %llu%s%s", (int)(h - w.held), h->client->device,
-		      (unsigned long long)range[k].offset, (unsigned long long)range[k].length, write ? " to write" : "",
+		      (unsigned long long)range[k].offset, (unsigned long long)range[k].length, prot == GAIA_PROT_WRITE ? " to overwrite" : write ? " to write" : "",
 		      k + 1 < n ? ", and" : "");
 	for (unsigned hot = 0; hot < HOT; hot++)
 		had[hot] = client_at(h->client, hot_offset(hot)) != NULL;
+	for (unsigned hot = 0; hot < HOT; hot++)
+		held[hot] = is_held(hot, h->client->device);
 	w.now++;
-	err = acquire_list(h->client, range, n, write ? GAIA_PROT_RW : GAIA_PROT_READ);
+	err = acquire_list(h->client, range, n, prot);
 	/* Pages that nobody holds may show anything while they are copied. */
 	rig_readahead(w.rig);
 	if (err == -ENOMEM) {
@@ -788,7 +904,9 @@ static void op_acquire(const struct op *op, bool write)
 		}
 		h->holds[hot] += asked;
 		h->write[hot] |= asked > 0 && write;
-		if (asked)
+		if (asked && prot == GAIA_PROT_WRITE && is_whole(range, n, hot))
+			overwrite(h, hot, held[hot], op->d / 4096 % 8);
+		else if (asked)
 			check_acquired(h->client, hot, true);
 		/* What it had asked for before is held, but says nothing of what came since. */
 		for (unsigned k = 0; k < GAIA_PAGE && !asked; k++) {
@@ -798,22 +916,9 @@ static void op_acquire(const struct op *op, bool write)
 	}
 }
 
-/* A release of the page, which a client of the device held for writing, that is under way. */
-static const struct task *release_of(unsigned device, int hot)
-{
-	for (unsigned k = 0; k < CLIENTS; k++) {
-		const struct task *t = w.held[k].task;
-
-		if (t && t->client->device == device && t->writes[hot])
-			return t;
-	}
-	return NULL;
-}
-
 static void op_device_store(const struct op *op)
 {
 	struct held *h = choose_client(op);
-	const struct task *t;
 	uint64_t off, len;
 	unsigned d, tries;
 	struct op at = *op;
@@ -832,28 +937,18 @@ static void op_device_store(const struct op *op)
 	      (unsigned long long)off, (unsigned long long)len);
 	for (uint64_t k = 0; k < len; k++) {
 		int hot = hot_at(off + k);
-		struct byte *b = &w.byte[hot][(off + k) % GAIA_PAGE];
-		struct device_byte *db = &b->dev[d];
-		uint8_t value;
 
 		/* Now and then beyond the end, which is wrong and harmless. */
 		if (!h->write[hot] || (off + k >= w.size && op->d % 8))
 			continue;
-		t = release_of(d, hot);
-		if (t && b->n > ARRAY_LEN(b->last) / 2)
-			continue;
-		value = fresh_value(b);
-		client_store(h->client, &value, 1, off + k);
-		/* A long release publishes one part after another: what a device has by then. */
-		if (t && off + k < w.size)
-			b->last[b->n++] = (struct last){ .value = value, .owner = (uint8_t)d, .maybe = true, .during = true,
-							 .done = NEVER, .task = t->id };
-		db->has = true;
-		db->value = value;
-		/* If it is public by then the CPU may write after it, and a later acquire brings that. */
-		db->maybe = db->voided || off + k >= w.size || t;
-		db->knew = db->acquired;
+		store_byte(h, hot, (unsigned)((off + k) % GAIA_PAGE));
 	}
+}
+
+/* Devices may have been brought up to date because too much was kept for merges: what overwrites changes many pages at once. */
+static bool twins_pulled(void)
+{
+	return w.no_twins || counter_value(CTR_twins_pulled) > 0;
 }
 
 /* What clients hold stays as they wrote it, and otherwise as they saw it unless it is brought up to date. */
@@ -876,7 +971,7 @@ static void op_device_load(const struct op *op)
 			struct device_byte *db = &w.byte[hot][k].dev[d];
 
 			if (db->has ? !db->maybe && p[k] != db->value :
-				      db->view_known && !w.no_twins && p[k] != db->view) {
+				      db->view_known && !twins_pulled() && p[k] != db->view) {
 				print_byte(&w.byte[hot][k]);
 				fail("device %u: byte %#llx has become %u", d,
 				     (unsigned long long)hot_offset(hot) + k, p[k]);
@@ -926,6 +1021,9 @@ static void op_release(const struct op *op)
 			continue;
 		t->holds[hot] = h->holds[hot] > 0;
 		t->writes[hot] = h->write[hot];
+		if (h->write[hot] && is_overwritten(h->client->device, hot))
+			take_for_stored(h, hot);
+		h->over[hot] = false;
 		for (unsigned k = 0; k < GAIA_PAGE && h->write[hot]; k++)
 			release_began(&w.byte[hot][k], h->client->device, at + k < w.size, t->id);
 		h->holds[hot] -= MIN(asked, h->holds[hot]);
@@ -1064,6 +1162,8 @@ static void op_die(const struct op *op)
 		for (unsigned k = 0; k < CLIENTS; k++)
 			shared |= &w.held[k] != h && w.held[k].client && !w.held[k].dead &&
 				  w.held[k].client->device == d && w.held[k].write[hot];
+		for (unsigned k = 0; k < CLIENTS && shared; k++)
+			w.held[k].over[hot] |= h->over[hot] && w.held[k].client && w.held[k].client->device == d && w.held[k].write[hot];
 		for (unsigned k = 0; k < GAIA_PAGE && h->write[hot] && !shared; k++) {
 			w.byte[hot][k].dev[d].has = false;
 			w.byte[hot][k].dev[d].view_known = false;
@@ -1071,6 +1171,7 @@ static void op_die(const struct op *op)
 	}
 	memset(h->holds, 0, sizeof(h->holds));
 	memset(h->write, 0, sizeof(h->write));
+	memset(h->over, 0, sizeof(h->over));
 	memset(h->wanted, 0, sizeof(h->wanted));
 	memset(h->wanted_write, 0, sizeof(h->wanted_write));
 	if (op->b % 2)
@@ -1277,9 +1378,10 @@ static void run_op(const struct op *op)
 		break;
 	case DEV_ACQUIRE:
 	case DEV_ACQUIRE_RW:
+	case DEV_OVERWRITE:
 		if (op->d / 8 % 4 == 0)
 			op_advise(&(struct op){ .a = op->b, .b = op->c, .c = op->a, .d = op->d / 32 });
-		op_acquire(op, op->kind == DEV_ACQUIRE_RW);
+		op_acquire(op, op->kind == DEV_ACQUIRE ? GAIA_PROT_READ : op->kind == DEV_ACQUIRE_RW ? GAIA_PROT_RW : GAIA_PROT_WRITE);
 		break;
 	case DEV_STORE:
 		op_device_store(op);

@@ -378,6 +378,27 @@ Test(memory, of_a_broken_context_goes_as_well)
 	fake_stop();
 }
 
+/* It would refuse it as senseless, which says nothing of what to do. */
+Test(memory, is_not_overwritten_with_a_daemon_that_cannot, .fini = end)
+{
+	struct gaia_range list;
+	unsigned char *p;
+
+	begin();
+	fake_lacks = GAIA_FEATURE_OVERWRITE;
+	p = map(RW);
+	list = (struct gaia_range){ p, LENGTH };
+	cr_assert_eq(gaia_acquire(p, LENGTH, PROT_WRITE), -1);
+	cr_assert_eq(errno, ENOSYS);
+	cr_assert_eq(gaia_acquirev(&list, 1, PROT_WRITE), -1);
+	cr_assert_eq(errno, ENOSYS);
+	cr_assert_eq(gaia_acquire_on(p, LENGTH, PROT_WRITE, NULL), -1);
+	cr_assert_eq(errno, ENOSYS);
+	cr_assert_eq(fake_seen().acquires, 0);
+	cr_assert_eq(gaia_acquire(p, LENGTH, RW), 0);
+	unmap(p);
+}
+
 Test(memory, for_reading_cannot_be_written_where_the_driver_can_tell, .init = begin, .fini = end)
 {
 	unsigned char *p = map(PROT_READ);
@@ -1363,7 +1384,7 @@ on_stream(on, what_does_not_fit_is_said_at_once_and_nothing_is_queued)
 
 on_stream(on, arguments_are_checked_at_once)
 {
-	cr_assert_eq(gaia_acquire_on(at, LENGTH, PROT_WRITE, stream), -1);
+	cr_assert_eq(gaia_acquire_on(at, LENGTH, PROT_NONE, stream), -1);
 	cr_assert_eq(errno, EINVAL);
 	cr_assert_eq(gaia_acquire_on(at, LENGTH + 1, RW, stream), -1);
 	cr_assert_eq(errno, EINVAL);
@@ -1376,6 +1397,14 @@ on_stream(on, arguments_are_checked_at_once)
 	cr_assert_eq(gaia_acquire_on(at, LENGTH, RW, stream), -1);
 	cr_assert_eq(errno, EACCES);
 	cr_assert_eq(fake_seen().pins, 0);
+}
+
+on_queue(on, to_overwrite)
+{
+	cr_assert_eq(gaia_acquire_on(at, LENGTH, PROT_WRITE, stream), 0);
+	ok(synchronize(stream));
+	cr_assert_gt(fake_seen().acquires, 0);
+	cr_assert_eq(fake_seen().prot & RW, PROT_WRITE);
 }
 
 on_stream(on, a_stream_of_another_context_is_refused)

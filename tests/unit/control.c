@@ -551,7 +551,7 @@ Test(ranges, unused_fields_are_zero, .init = begin, .fini = end)
 	io.prot = RW;
 	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), -EINVAL);
 	io.advice = 0;
-	io.prot = GAIA_PROT_WRITE;
+	io.prot = 0;
 	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), -EINVAL);
 	io.prot = RW | 16;
 	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIRE, &io), -EINVAL);

@@ -89,8 +89,8 @@ Test(track_plan, is_this_table)
 		w.r[0].seen = rows[k].more & SELF_OLD ? 9 : w.t.home_id;
 		w.r[0].written = rows[k].more & WRITERS;
 		if (rows[k].more & OTHER_AHEAD)
-			w.r[2] = (struct page_replica){ w.t.home_id, GAIA_PAGE,
-							REPLICA_PRESENT | REPLICA_AHEAD, false };
+			w.r[2] = (struct page_replica){ .seen = w.t.home_id, .cut = GAIA_PAGE,
+							.flags = REPLICA_PRESENT | REPLICA_AHEAD };
 		cr_assert_eq(track_plan(&w.v, 0, false), rows[k].read, "row %u, to read", k);
 		cr_assert_eq(track_plan(&w.v, 0, true), rows[k].write, "row %u, to write", k);
 	}
