@@ -794,12 +794,13 @@ void *fetcher_main(void *arg)
 		pthread_mutex_unlock(&c->lock);
 		pthread_rwlock_rdlock(&c->round);
 		begun = now_ns(); /* what is put off is not due again in this round */
-		while (!c->stopping && fetch_due(c, begun))
-			;
-		if (now_ns() - trimmed > SPARE_NS) {
-			frames_trim(&c->frames, false);
-			trimmed = now_ns();
-		}
+		/* Also while there is always more to fetch. */
+		do {
+			if (now_ns() - trimmed > SPARE_NS) {
+				frames_trim(&c->frames, false);
+				trimmed = now_ns();
+			}
+		} while (!c->stopping && fetch_due(c, begun));
 		pthread_rwlock_unlock(&c->round);
 		pthread_mutex_lock(&c->lock);
 	}
