@@ -164,17 +164,15 @@ static int acquire(const struct start *st, struct mapping *m)
 	return conn_error(m->conn, err);
 }
 
-/* Nobody is told of an error. Where nothing has changed for want of room (ENOBUFS) the pages must not stay held. */
-static void give_back(const struct start *st, struct mapping *m)
+/* Nobody is told of an error. But where nothing has changed for want of room the pages must not stay held: false, it is to be tried again. */
+static bool give_back(const struct start *st, struct mapping *m)
 {
-	int err;
+	int err = st->list ? list_give_back(m, st->list, st->n) : range_give_back(m, &st->io);
 
-	for (;;) {
-		err = st->list ? list_give_back(m, st->list, st->n) : range_give_back(m, &st->io);
-		if (conn_error(m->conn, err) != -ENOBUFS)
-			break;
-		nanosleep(&(struct timespec){ .tv_nsec = 10000000 }, NULL);
-	}
+	if (conn_error(m->conn, err) != -ENOBUFS)
+		return true;
+	nanosleep(&(struct timespec){ .tv_nsec = 10000000 }, NULL);
+	return false;
 }
 
 /* The first that may be run now. The lock is held. */
@@ -188,12 +186,14 @@ static struct start *next_start(void)
 	return st;
 }
 
+static int enqueue(struct start *st, enum start_work work);
+
 /* Called with the lock held, which is dropped meanwhile. */
 static void run(struct start *st)
 {
 	struct mapping *m = st->m;
 	struct conn_starts *cs = &m->conn->starts[st->work];
-	bool acquires = st->work == START_ACQUIRE, drops = false, cancelled;
+	bool acquires = st->work == START_ACQUIRE, drops = false, again = false, cancelled;
 	int err = 0;
 
 	TAILQ_REMOVE(&queue, st, queued);
@@ -207,11 +207,16 @@ static void run(struct start *st)
 	cancelled = st->ours < 0;
 	if (cancelled && !err) {
 		pthread_mutex_unlock(&gaia_lock);
-		give_back(st, m);
+		again = !give_back(st, m);
 		pthread_mutex_lock(&gaia_lock);
 	}
 	cs->running--;
 	cs->all--;
+	if (again) {
+		/* After the others: what they give back may make the room. */
+		(void)enqueue(st, START_GIVE_BACK);
+		return;
+	}
 	if (cancelled)
 		remove_start(st);
 	else
@@ -328,19 +333,21 @@ static void *watch(void *arg)
 	int from = (int)(intptr_t)arg, n;
 	struct epoll_event event;
 	struct start *gone;
-	bool more = true;
+	bool more = true, lost;
 
 	while (more) {
 		n = epoll_wait(from, &event, 1, LINGER_MS);
+		/* The program has closed the descriptor, which was not its own: the number may be another's by now. */
+		lost = n < 0 && errno != EINTR;
 		pthread_mutex_lock(&gaia_lock);
 		gone = n > 0 ? closed(event.data.u64) : NULL;
 		if (n <= 0 && next_start() && pool.claimed == pool.idle)
 			(void)want_thread();
-		more = n != 0 || !LIST_EMPTY(&starts);
-		if (!more) {
+		more = !lost && (n != 0 || !LIST_EMPTY(&starts));
+		if (!more && !lost)
 			close(watched);
+		if (!more)
 			watched = -1;
-		}
 		pthread_mutex_unlock(&gaia_lock);
 		if (gone)
 			free_start(gone);
@@ -484,12 +491,20 @@ int start_wait(int fd)
 
 /* ---- others' ends ---- */
 
+/* Whether the program has closed its end, though watch() may not have noticed yet. */
+static bool is_closed(const struct start *st)
+{
+	struct pollfd p = { .fd = st->ours };
+
+	return st->ours < 0 || (poll(&p, 1, 0) == 1 && (p.revents & POLLHUP));
+}
+
 void starts_each(void (*fn)(const struct mapping *m, const struct gaia_ioc_range *io))
 {
 	const struct start *st;
 
 	LIST_FOREACH(st, &starts, link)
-		if (st->m && st->ours >= 0)
+		if (st->m && !is_closed(st))
 			fn(st->m, &st->io);
 }
 
@@ -503,7 +518,7 @@ unsigned starts_unmapped(struct mapping *m, struct gaia_ioc_range *unwaited, uns
 		/* What is to be given back keeps its reference until a thread has noticed that there is nothing to give. */
 		if (st->m != m || st->ours < 0)
 			continue;
-		if (n < most)
+		if (n < most && !is_closed(st))
 			unwaited[n++] = st->io;
 		/* So does what is under way. */
 		if (st->state == START_RUNNING)

@@ -67,7 +67,7 @@ static void put_form(const char *form, const char *end)
 /* A row's help, as a sentence. */
 static void put_sentence(const char *help)
 {
-	const char *end, *last;
+	const char *end = help, *last;
 
 	putchar('\t');
 	for (const char *word = help; *word; word = *end ? end + 1 : end) {

@@ -209,16 +209,16 @@ static int open_listener(struct control *ctl)
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
 		return -errno;
+	/*
+	 * Connections inherit it: a client that sends descriptors gets EPERM. Otherwise the last reference to a file may lie in a message, and to
+	 * drop it is to call the file system, which may be somebody's FUSE server that never answers. Older kernels cannot refuse them.
+	 */
+	(void)setsockopt(fd, SOL_SOCKET, SO_PASSRIGHTS, &(int){ 0 }, sizeof(int));
 	if (bind(fd, (struct sockaddr *)&addr, len) || listen(fd, SOMAXCONN)) {
 		err = -errno;
 		close(fd);
 		return err;
 	}
-	/*
-	 * Connections inherit it: who sends descriptors gets EPERM. Otherwise the last reference to a file may lie in a message, and to drop
-	 * it is to call the file system, which may be somebody's FUSE server that never answers. Older kernels cannot refuse them.
-	 */
-	(void)setsockopt(fd, SOL_SOCKET, SO_PASSRIGHTS, &(int){ 0 }, sizeof(int));
 	ctl->listener = fd;
 	return 0;
 }

@@ -88,7 +88,8 @@ int send_next(struct client *c, struct gaia_msg *msg, const int *fd, unsigned n,
 	}
 	if (err == -ETIMEDOUT && deadline == SEND_NOW)
 		return -EAGAIN;
-	if (err != -ENOTCONN && err != -EPIPE && err != -ECONNRESET)
+	/* Any client can bring that about, again and again: by refusing descriptors, for instance. */
+	if (err != -ENOTCONN && err != -EPIPE && err != -ECONNRESET && log_may(&c->ctl->mute_pace))
 		log_warn("control: client %d is disconnected: cannot send to it: %s", (int)c->pid,
 			 strerror(-err));
 	client_disconnect(c);

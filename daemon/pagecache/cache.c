@@ -51,6 +51,7 @@ static void threads_stop(struct cache *c)
 	c->stopping = true;
 	pthread_cond_signal(&c->flusher_cond);
 	pthread_cond_signal(&c->fetcher_cond);
+	pthread_cond_signal(&c->trimmer_cond);
 	pthread_cond_signal(&c->again_cond);
 	pthread_mutex_unlock(&c->lock);
 }
@@ -84,6 +85,7 @@ int cache_create(const struct cache_config *config, struct cache **out)
 	pthread_cond_init(&c->again_done, NULL);
 	cond_init_monotonic(&c->flusher_cond);
 	cond_init_monotonic(&c->fetcher_cond);
+	cond_init_monotonic(&c->trimmer_cond);
 	TAILQ_INIT(&c->lru);
 	TAILQ_INIT(&c->dirty);
 	TAILQ_INIT(&c->emptied);
@@ -99,9 +101,12 @@ int cache_create(const struct cache_config *config, struct cache **out)
 	err = -pthread_create(&c->fetcher, NULL, fetcher_main, c);
 	if (err)
 		goto stop_flusher;
-	err = -pthread_create(&c->notifier, NULL, notifier_main, c);
+	err = -pthread_create(&c->trimmer, NULL, trimmer_main, c);
 	if (err)
 		goto stop_fetcher;
+	err = -pthread_create(&c->notifier, NULL, notifier_main, c);
+	if (err)
+		goto stop_trimmer;
 	err = readahead_start(c);
 	if (err)
 		goto stop_notifier;
@@ -111,6 +116,9 @@ int cache_create(const struct cache_config *config, struct cache **out)
 stop_notifier:
 	threads_stop(c);
 	pthread_join(c->notifier, NULL);
+stop_trimmer:
+	threads_stop(c);
+	pthread_join(c->trimmer, NULL);
 stop_fetcher:
 	threads_stop(c);
 	pthread_join(c->fetcher, NULL);
@@ -156,6 +164,7 @@ void cache_destroy(struct cache *c)
 	threads_stop(c);
 	pthread_join(c->flusher, NULL);
 	pthread_join(c->fetcher, NULL);
+	pthread_join(c->trimmer, NULL);
 	pthread_join(c->notifier, NULL);
 	pool_destroy(c->evictors);
 	pthread_mutex_destroy(&c->late_lock);
@@ -175,6 +184,7 @@ void cache_destroy(struct cache *c)
 	pthread_cond_destroy(&c->flusher_cond);
 	pthread_rwlock_destroy(&c->round);
 	pthread_cond_destroy(&c->fetcher_cond);
+	pthread_cond_destroy(&c->trimmer_cond);
 	pthread_mutex_destroy(&c->lock);
 	free(c);
 }

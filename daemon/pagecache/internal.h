@@ -487,7 +487,7 @@ struct cache {
 	struct chunk_list emptied;
 	_Atomic(struct chunk *) arrivals; /* chunks that are not on their lists yet, the last one first; pushed without lock */
 	TAILQ_HEAD(, again) again;
-	pthread_cond_t again_cond, again_done, flusher_cond, fetcher_cond;
+	pthread_cond_t again_cond, again_done, flusher_cond, fetcher_cond, trimmer_cond;
 	atomic_bool stopping;
 	bool idle_files; /* the flusher must look for files to drop */
 	struct race race[RACES_KEPT];
@@ -497,11 +497,11 @@ struct cache {
 	atomic_uint_least64_t n_ahead; /* page releases not merged yet, over all devices */
 	struct log_pace pace;
 	atomic_uint_least64_t n_kept;  /* frames for merges to come: see page_extra */
-	pthread_t flusher, fetcher, notifier;
+	pthread_t flusher, fetcher, trimmer, notifier;
 	struct pool *evictors; /* they wait for clients that do not give up memory at once */
 	pthread_mutex_t late_lock; /* a leaf */
 	struct late_user *late;	   /* late_lock; hash by uid: the users of these */
-	pthread_rwlock_t round; /* the flusher, the fetcher and who reads ahead hold it, shared, while they work; before all other locks (1) */
+	pthread_rwlock_t round; /* the flusher, the fetcher, the trimmer and who reads ahead hold it, shared, while they work; before all other locks (1) */
 	struct pool *readahead;
 	atomic_uint n_readahead; /* mappings with something to read ahead */
 };
@@ -649,6 +649,7 @@ void emptied_reap(struct cache *c);
 /* ---- writeback.c ---- */
 void *flusher_main(void *cache);
 void *fetcher_main(void *cache);
+void *trimmer_main(void *cache);
 /*
  * Store the dirty pages of [a, b). @wait: wait for pages that are locked; otherwise skip them. file->range is held
  * shared or exclusively. 0 or the first error; then the pages stay dirty.

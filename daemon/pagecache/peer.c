@@ -121,7 +121,7 @@ static int send_from(struct cache_device *dev, struct cache_device *from, struct
 }
 
 /* Add to @op the part's pages that @from has; their step is PEER_COMES from now on. How many. */
-#define PEER_COMES 0xff
+#define PEER_COMES 31 /* no step of the plan; see part_run() */
 static unsigned add_pages(struct part *pt, const struct cache_device *from, struct dev_op *op, struct dev_run *runs)
 {
 	struct replica *source;

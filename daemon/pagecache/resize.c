@@ -403,6 +403,8 @@ int cache_allocate(struct cfile *f, int mode, off_t off, off_t len)
 	/* A cache of pages does not support modes that move bytes to other offsets. */
 	if (mode & ~(FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE))
 		return -EOPNOTSUPP;
+	/* Before: opening the file below may wait for somebody's lease. */
+	cfile_will_be_written(f);
 	range_lock_exclusively(f);
 	err = cfile_store(f, true, &sf);
 	if (cfile_is_passthrough(f)) {

@@ -346,6 +346,9 @@ int cache_set_times(struct cfile *f, int (*set)(void *arg), void *arg)
 {
 	int err;
 
+	/* Before: opening the file below may wait for somebody's lease. */
+	if (!f->cache->times_above && atomic_load(&f->n_dirty) > 0)
+		cfile_will_be_written(f);
 	/* Whoever writes or stores holds it shared. Where the kernel keeps times what is stored later keeps this one, see below. */
 	range_lock_exclusively(f);
 	if (!f->cache->times_above)
@@ -779,13 +782,12 @@ static bool fetch_due(struct cache *c, uint64_t begun)
 /*
  * Fetch what devices have released, by age: on a thread of its own, so that a device that is slow, or does not answer, keeps no dirty
  * page from being stored. A window at a time, and each is stored before the next is fetched: so home takes one window, not everything
- * that devices have. What cannot be stored stays on the device. Home memory is given back here as well, since a device that has
- * registered it may make that wait.
+ * that devices have. What cannot be stored stays on the device.
  */
 void *fetcher_main(void *arg)
 {
 	struct cache *c = arg;
-	uint64_t trimmed = now_ns(), begun;
+	uint64_t begun;
 
 	thread_set_name("gaia-fetcher");
 	pthread_mutex_lock(&c->lock);
@@ -796,10 +798,29 @@ void *fetcher_main(void *arg)
 		begun = now_ns(); /* what is put off is not due again in this round */
 		while (!c->stopping && fetch_due(c, begun))
 			;
-		if (now_ns() - trimmed > SPARE_NS) {
+		pthread_rwlock_unlock(&c->round);
+		pthread_mutex_lock(&c->lock);
+	}
+	pthread_mutex_unlock(&c->lock);
+	return NULL;
+}
+
+/* Give home memory back: on a thread of its own, since devices that have registered it may make that wait for one that does not answer. */
+void *trimmer_main(void *arg)
+{
+	struct cache *c = arg;
+	uint64_t until;
+
+	thread_set_name("gaia-trimmer");
+	pthread_mutex_lock(&c->lock);
+	while (!c->stopping) {
+		until = now_ns() + SPARE_NS;
+		pthread_cond_timedwait(&c->trimmer_cond, &c->lock,
+				       &(struct timespec){ (time_t)(until / 1000000000), (long)(until % 1000000000) });
+		pthread_mutex_unlock(&c->lock);
+		pthread_rwlock_rdlock(&c->round);
+		if (!c->stopping)
 			frames_trim(&c->frames, false);
-			trimmed = now_ns();
-		}
 		pthread_rwlock_unlock(&c->round);
 		pthread_mutex_lock(&c->lock);
 	}

@@ -376,7 +376,7 @@ unsigned cuda_host_begin(void)
 void cuda_host_done(unsigned epoch)
 {
 	pthread_mutex_lock(&registry.lock);
-	if (--registry.batches[epoch] == 0)
+	if (--registry.batches[epoch] == 0 && registry.turning)
 		pthread_cond_broadcast(&registry.changed);
 	pthread_mutex_unlock(&registry.lock);
 }
