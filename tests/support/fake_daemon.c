@@ -197,7 +197,7 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 	uint64_t most = fake_chunks ? MIN(last - first + 1, fake_chunks) : last - first + 1;
 	uint64_t *idx = calloc(most, sizeof(*idx));
 	int *fd = calloc(most, sizeof(*fd)), err;
-	bool pin = prot & GAIA_PROT_PIN, bring = prot & GAIA_PROT_READ && !pin;
+	bool pin = prot & GAIA_PROT_PIN, bring = prot & (GAIA_PROT_READ | GAIA_PROT_WRITE) && !pin;
 	uint64_t brought = 0;
 	unsigned n = 0;
 
