@@ -98,6 +98,7 @@ uint64_t value_at(ref r, uint32_t cell)
 struct hold {
 	uint64_t since, acquired;	/* 0: none */
 	unsigned count;		/* acquires not yet released */
+	bool cancelled;		/* an acquire was, so that a release may find a hold that was not given back yet */
 	uint32_t *stores;		/* not released yet */
 	unsigned n, room;
 };
@@ -116,7 +117,7 @@ static void on_release(struct hold *h, const struct op *op, unsigned page, unsig
 {
 	bool done = !op->err && !never_ended(op);
 
-	if (!h->since)
+	if (!h->since && !h->cancelled)
 		return;
 	span_add(&releases[op->file][world->procs[proc].device][page], op->s, done ? op->e : NEVER, proc);
 	for (unsigned i = 0; i < h->n; i++) {
@@ -124,7 +125,7 @@ static void on_release(struct hold *h, const struct op *op, unsigned page, unsig
 		dev_ops[proc][h->stores[i]].done = done ? op->e : NEVER;
 	}
 	/* Of a release that failed the stores may still be dropped. */
-	if (!done)
+	if (!done || !h->since)
 		return;
 	h->n = 0;
 	if (!--h->count)
@@ -176,8 +177,10 @@ static void read_client(unsigned proc)
 			for (unsigned p = 0; p < world->config.hot; p++)
 				if (chunk_of(p) >= chunk_of(first) && chunk_of(p) <= chunk_of(last))
 					span_add(&acquires[op->file][device][p], op->s, world->procs[proc].confirmed, proc);
-			for (unsigned p = first; p <= last; p++)
+			for (unsigned p = first; p <= last; p++, h++) {
 				span_add(&cancelled[op->file][device][p], op->s, world->procs[proc].confirmed, proc);
+				h->cancelled = true;
+			}
 			break;
 		case OP_ADVISE:
 			/* It may bring the pages up to date, too. */
@@ -204,8 +207,10 @@ static void read_client(unsigned proc)
 		}
 	}
 	for (unsigned f = 0; f < MAX_FILES; f++)
-		for (unsigned p = 0; p < MAX_HOT; p++)
+		for (unsigned p = 0; p < MAX_HOT; p++) {
 			on_drop(&hold[f][p], f, p, proc, world->procs[proc].confirmed);
+			hold[f][p].cancelled = false;
+		}
 }
 
 /* Whether somebody else on the device had the page when a store of it was lost. Then its bytes cannot be
