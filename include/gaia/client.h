@@ -209,6 +209,7 @@ int gaia_releasev(const struct gaia_range *ranges, size_t n);
  * ENOTCONN and closes it, and it does not keep the parent's open. (Copies of it do; and so do all in children that were made past fork(),
  * by clone(2), until they exec.)
  *
+ * An acquire to overwrite (PROT_WRITE alone) brings nothing, and cannot be started: EINVAL.
  * Errors of gaia_acquire_start() and gaia_acquirev_start(): EINVAL, EACCES, ENOTCONN, E2BIG, ENOSYS, ENOBUFS as of gaia_acquirev(); EMFILE,
  * ENFILE: it takes two descriptors until it has been waited for, or closed, and one while there are any; ENOMEM; EAGAIN: there can be no
  * more threads. EINTR: never.
