@@ -323,6 +323,8 @@ struct replica {
 	uint64_t stuck;	/* dev->n_stuck when it could not be evicted */
 	uint64_t idled;	/* dev->n_idled when it came to the end of its list; 0: it was put at the head */
 	unsigned filling; /* workers that read pages of it ahead now, and have these locked */
+	unsigned passed_by; /* the last decision (dev->n_decisions) that has passed it over, see room.c; */
+	unsigned passed;    /* how many have, since it became idle */
 	struct readahead *ahead; /* it was made to read ahead, and nobody has pinned it since */
 	TAILQ_ENTRY(replica) link; /* in dev->busy iff pins > 0, else in dev->idle_ready iff n_ready > 0, else in dev->unused iff ahead, else in dev->idle; if failed in none */
 };
@@ -430,6 +432,7 @@ struct cache_device {
 	uint64_t late; /* part of leaving: clients are waited for, and then it stays (replica.late) */
 	uint64_t n_left; /* how often replicas have gone, or should have been evicted and stayed */
 	uint64_t n_stuck; /* of these, how often one stayed */
+	unsigned n_decisions; /* what acquires get */
 	pthread_cond_t changed; /* n_left has changed, or a promise was kept or broken */
 	struct device_user *users; /* hash by uid: users who pin something, except the owners of the mount; and for whom something was read ahead */
 	uint64_t user_chunks;	   /* that any of them pins */

@@ -42,6 +42,7 @@ static void make_busy(struct replica *rep)
 static void make_idle(struct replica *rep)
 {
 	TAILQ_REMOVE(&rep->dev->busy, rep, link);
+	rep->passed = 0;
 	replica_idle_add(rep);
 	rep->dev->pinned -= GAIA_CHUNK;
 }

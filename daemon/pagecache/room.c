@@ -49,6 +49,7 @@ struct demand {
 	uint64_t n_left, n_stuck;    /* the device's: before we looked; when we began to try */
 	uint64_t n_given_up;	     /* stranded_count(), before we looked */
 	unsigned rounds_late;	     /* in which clients did not answer at once, so that others' memory is claimed */
+	unsigned decision;	     /* dev->n_decisions */
 };
 
 /* Chunk k's replica, which stays while dev->reserve is held; NULL: there is none. *@wait: there is one, and it is leaving. */
@@ -187,18 +188,32 @@ static bool leaves_late(const struct replica *rep)
 }
 
 #define LATE_LOOK_AT 1024u
+#define LATE_PASSES 8u
+
+/*
+ * Whether others go before one that leaves late: for so many decisions. Otherwise memory would stay whose user keeps cutting the file, and
+ * that of others would go. dev->lock is held.
+ */
+static bool pass_over_late(const struct demand *d, struct replica *rep)
+{
+	if (!leaves_late(rep) || (rep->passed == LATE_PASSES && rep->passed_by != d->decision))
+		return false;
+	rep->passed += rep->passed_by != d->decision;
+	rep->passed_by = d->decision;
+	return true;
+}
 
 /*
  * The first that could be evicted, if @n_stuck is dev->n_stuck as of when the caller began to try: another file's trouble is not ours, as long as
- * another chunk can go. Of those that leave late one is taken only if it is to be waited for (@wait), or if there are so many. dev->lock is held.
+ * another chunk can go. One that leaves late is passed over unless it is to be waited for (@wait), or there are so many. dev->lock is held.
  */
-static struct replica *first_quiet(struct replica_queue *list, uint64_t n_stuck, bool wait)
+static struct replica *first_quiet(const struct demand *d, struct replica_queue *list, uint64_t n_stuck, bool wait)
 {
 	unsigned looked_at = 0;
 	struct replica *rep;
 
 	TAILQ_FOREACH(rep, list, link)
-		if (rep->stuck <= n_stuck && (wait || !leaves_late(rep) || ++looked_at > LATE_LOOK_AT))
+		if (rep->stuck <= n_stuck && (wait || !pass_over_late(d, rep) || ++looked_at > LATE_LOOK_AT))
 			break;
 	return rep;
 }
@@ -207,15 +222,16 @@ static struct replica *first_quiet(struct replica_queue *list, uint64_t n_stuck,
  * If an idle replica that is ready has been idle for longer than those that are not, it may have been used since: it is the last from now
  * on, and, unless it is held, not ready, so that it is known whether it is used. dev->reserve is held.
  */
-static void use_again(struct cache_device *dev)
+static void use_again(const struct demand *d)
 {
+	struct cache_device *dev = d->dev;
 	struct replica *rep, *other;
 	bool held;
 
 	pthread_mutex_lock(&dev->lock);
 	rep = TAILQ_FIRST(&dev->idle_ready);
 	other = TAILQ_FIRST(&dev->idle);
-	if ((rep && other && other->idled < rep->idled) || first_quiet(&dev->unused, UINT64_MAX, false))
+	if ((rep && other && other->idled < rep->idled) || first_quiet(d, &dev->unused, UINT64_MAX, false))
 		rep = NULL;
 	pthread_mutex_unlock(&dev->lock);
 	if (!rep)
@@ -243,9 +259,9 @@ static bool claim_next(struct demand *d, bool wait)
 	struct replica *rep;
 
 	pthread_mutex_lock(&dev->lock);
-	rep = first_quiet(&dev->unused, d->n_stuck, wait);
+	rep = first_quiet(d, &dev->unused, d->n_stuck, wait);
 	if (!rep)
-		rep = first_quiet(&dev->idle, d->n_stuck, wait);
+		rep = first_quiet(d, &dev->idle, d->n_stuck, wait);
 	if (rep) {
 		replica_claim_idle(rep);
 		replica_list_add(&d->victims, rep);
@@ -271,8 +287,8 @@ static bool pass_over_owed(struct demand *d, unsigned *looks)
 
 		pthread_mutex_lock(&dev->lock);
 		before = MIN(before, dev->n_idled);
-		if (dev->late > 0 && !first_quiet(&dev->unused, d->n_stuck, false))
-			rep = first_quiet(&dev->idle, d->n_stuck, false);
+		if (dev->late > 0 && !first_quiet(d, &dev->unused, d->n_stuck, false))
+			rep = first_quiet(d, &dev->idle, d->n_stuck, false);
 		again = rep && rep->idled > before;
 		pthread_mutex_unlock(&dev->lock);
 		if (!rep || !replica_is_owed(rep))
@@ -298,7 +314,7 @@ static void claim_room(struct demand *d, unsigned most, bool regardless)
 		bool claimed;
 
 		if (d->unready == 0)
-			use_again(d->dev);
+			use_again(d);
 		claimed = pass_over_owed(d, &looks) && claim_next(d, false);
 		if (!claimed && unready_idle(d, 1))
 			continue;
@@ -610,6 +626,9 @@ int replicas_pin(struct mapping *m, const uint64_t *index, uint64_t n, struct re
 	while (held > 0)
 		replica_unpin(out[--held]);
 
+	pthread_mutex_lock(&d.dev->lock);
+	d.decision = ++d.dev->n_decisions;
+	pthread_mutex_unlock(&d.dev->lock);
 	do
 		err = try_to_obtain(&d);
 	while (err == -EAGAIN);

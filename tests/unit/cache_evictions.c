@@ -700,6 +700,58 @@ Test(eviction, waits_for_no_truncate_of_another_file_where_there_is_other_room, 
 	end();
 }
 
+static bool is_being_evicted(const struct kfile *of)
+{
+	struct chunk *ch = chunk_get(of->cfile, 0, false);
+	bool is;
+
+	cr_assert(ch);
+	pthread_mutex_lock(&ch->lock);
+	cr_assert_eq(ch->n_replicas, 1);
+	pthread_mutex_lock(&ch->replica[0]->dev->lock);
+	is = ch->replica[0]->evicting;
+	pthread_mutex_unlock(&ch->replica[0]->dev->lock);
+	pthread_mutex_unlock(&ch->lock);
+	chunk_put(ch);
+	return is;
+}
+
+static void *acquire_chunk_9(void *cl)
+{
+	cr_assert_eq(client_acquire(cl, 9 * GAIA_CHUNK, 1, GAIA_PROT_READ), 0);
+	return NULL;
+}
+
+/* Eight acquires find other room; the next one does not let the file that is being cut keep its memory for ever. */
+Test(eviction, waits_for_a_truncate_of_another_file_in_the_end, .timeout = 60)
+{
+	struct held h = { .point = "truncate.before_cut", .call = cut_to_nothing };
+	struct kfile *cut;
+	struct client *cl;
+	pthread_t thread;
+
+	begin(&(struct rig_options){ .devices = 1, .device_chunks = 2 }, 10 * GAIA_CHUNK);
+	cut = kfile_create(rig, 2, GAIA_CHUNK);
+	cl = client_create(cut, 0, GAIA_PROT_READ, GAIA_CHUNK);
+	cr_assert_eq(client_acquire(cl, 0, GAIA_CHUNK, GAIA_PROT_READ), 0);
+	cr_assert_eq(client_release(cl, 0, GAIA_CHUNK), 0);
+	cl = client_create(kf, 0, GAIA_PROT_RW, 10 * GAIA_CHUNK);
+	h.arg = cut;
+	held_begin(&h);
+	/* The first has the other half of the device. */
+	for (unsigned k = 0; k <= 8; k++) {
+		cr_assert_eq(client_acquire(cl, k * GAIA_CHUNK, GAIA_CHUNK, GAIA_PROT_READ), 0, "chunk %u", k);
+		cr_assert_eq(client_release(cl, k * GAIA_CHUNK, GAIA_CHUNK), 0);
+		cr_assert_not(is_being_evicted(cut), "for chunk %u", k);
+	}
+	cr_assert_eq(pthread_create(&thread, NULL, acquire_chunk_9, cl), 0);
+	while (!is_being_evicted(cut))
+		sched_yield();
+	cr_assert_eq(held_end(&h), 0);
+	pthread_join(thread, NULL);
+	end();
+}
+
 /* ---- clients that do not answer ---- */
 
 static struct client *mute;
