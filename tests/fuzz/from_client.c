@@ -104,7 +104,8 @@ static void drain(const struct peer *c)
 		;
 }
 
-static void send_packet(int sock, const void *bytes, size_t len, unsigned n)
+/* With @n descriptors; or, where the kernel lets the daemon refuse them, with none. How many. */
+static unsigned send_packet(int sock, const void *bytes, size_t len, unsigned n)
 {
 	union {
 		struct cmsghdr align;
@@ -121,7 +122,12 @@ static void send_packet(int sock, const void *bytes, size_t len, unsigned n)
 		control.align.cmsg_len = CMSG_LEN(n * sizeof(int));
 		memcpy(CMSG_DATA(&control.align), strange, n * sizeof(int));
 	}
-	(void)!TEMP_FAILURE_RETRY(sendmsg(sock, &hdr, MSG_NOSIGNAL | MSG_DONTWAIT));
+	if (TEMP_FAILURE_RETRY(sendmsg(sock, &hdr, MSG_NOSIGNAL | MSG_DONTWAIT)) < 0 && errno == EPERM && n) {
+		hdr.msg_control = NULL;
+		hdr.msg_controllen = n = 0;
+		(void)!TEMP_FAILURE_RETRY(sendmsg(sock, &hdr, MSG_NOSIGNAL | MSG_DONTWAIT));
+	}
+	return n;
 }
 
 static void hang_up(struct peer *c)
@@ -168,9 +174,9 @@ static void say_hello(struct peer *c)
 		len += fuzz_byte(&in);
 	if (how & 8)
 		len -= fuzz_byte(&in);
-	send_packet(c->sock, &packet, len, fds % MOST_FDS);
+	fds = (uint8_t)send_packet(c->sock, &packet, len, fds % MOST_FDS);
 	n = receive(c->sock, &answer, 0);
-	if (len == sizeof(packet.msg) && !memcmp(&packet.msg, &good.msg, len) && !(fds % MOST_FDS)) {
+	if (len == sizeof(packet.msg) && !memcmp(&packet.msg, &good.msg, len) && !fds) {
 		FUZZ_CHECK(n == sizeof(answer) && answer.kind == GAIA_MSG_WELCOME, "%zd bytes of kind %u: %s", n,
 			   answer.kind, strerror(errno));
 		c->welcome = true;
@@ -196,7 +202,7 @@ static void say_more(struct peer *c)
 	if (!fuzz_below(&in, 8))
 		len = fuzz_byte(&in) * 4u;
 	if (c->welcome)
-		send_packet(c->sock, msg, len, fuzz_byte(&in) % 8 ? 0 : fuzz_byte(&in) % MOST_FDS);
+		(void)send_packet(c->sock, msg, len, fuzz_byte(&in) % 8 ? 0 : fuzz_byte(&in) % MOST_FDS);
 }
 
 /* ---- ioctls ---- */
@@ -255,7 +261,7 @@ static void request(struct peer *c)
 			io.list.count = more / 4;
 		}
 		if (how & GOOD_PROT) {
-			io.list.prot = cmd == GAIA_IOC_ACQUIREV ? 1 + more / 16 % 4 : more / 16 % 4 ? 0 : GAIA_PROT_UNUSED;
+			io.list.prot = cmd == GAIA_IOC_ACQUIREV ? 1 + more / 16 % 4 : more / 16 % 4 ? 0u : GAIA_PROT_UNUSED;
 			io.list.unanswered = io.list.reserved = 0;
 		}
 	} else if (!map && keyed && cmd != GAIA_IOC_REPORT && cmd != GAIA_IOC_LISTS) {
@@ -267,7 +273,7 @@ static void request(struct peer *c)
 			io.range.offset *= cmd != GAIA_IOC_UNMAP;
 		}
 		if (how & GOOD_PROT) {
-			io.range.prot = cmd == GAIA_IOC_ACQUIRE ? 1 + more / 16 : cmd == GAIA_IOC_RELEASE && more / 16 % 4 == 0 ? GAIA_PROT_UNUSED : 0;
+			io.range.prot = cmd == GAIA_IOC_ACQUIRE ? 1 + more / 16 : cmd == GAIA_IOC_RELEASE && more / 16 % 4 == 0 ? GAIA_PROT_UNUSED : 0u;
 			io.range.advice = cmd == GAIA_IOC_ADVISE ? GAIA_ADVISE_WILLNEED : 0;
 		}
 	}
