@@ -261,7 +261,7 @@ static void request(struct peer *c)
 			io.list.count = more / 4;
 		}
 		if (how & GOOD_PROT) {
-			io.list.prot = cmd == GAIA_IOC_ACQUIREV ? 1 + more / 16 % 4 : more / 16 % 4 ? 0u : GAIA_PROT_UNUSED;
+			io.list.prot = cmd == GAIA_IOC_ACQUIREV ? 1u + more / 16 % 4 : more / 16 % 4 ? 0u : GAIA_PROT_UNUSED;
 			io.list.unanswered = io.list.reserved = 0;
 		}
 	} else if (!map && keyed && cmd != GAIA_IOC_REPORT && cmd != GAIA_IOC_LISTS) {
@@ -273,7 +273,7 @@ static void request(struct peer *c)
 			io.range.offset *= cmd != GAIA_IOC_UNMAP;
 		}
 		if (how & GOOD_PROT) {
-			io.range.prot = cmd == GAIA_IOC_ACQUIRE ? 1 + more / 16 : cmd == GAIA_IOC_RELEASE && more / 16 % 4 == 0 ? GAIA_PROT_UNUSED : 0u;
+			io.range.prot = cmd == GAIA_IOC_ACQUIRE ? 1u + more / 16 : cmd == GAIA_IOC_RELEASE && more / 16 % 4 == 0 ? GAIA_PROT_UNUSED : 0u;
 			io.range.advice = cmd == GAIA_IOC_ADVISE ? GAIA_ADVISE_WILLNEED : 0;
 		}
 	}
