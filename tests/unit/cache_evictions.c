@@ -727,9 +727,13 @@ Test(eviction, waits_for_a_truncate_of_another_file_in_the_end, .timeout = 60)
 {
 	struct held h = { .point = "truncate.before_cut", .call = cut_to_nothing };
 	struct kfile *cut;
+	const char *mode = getenv("FAKE_CUDA");
 	struct client *cl;
 	pthread_t thread;
 
+	/* What is evicted there makes no room. */
+	if (mode && strstr(mode, "busy_importers"))
+		cr_skip_test("importers keep what is evicted");
 	begin(&(struct rig_options){ .devices = 1, .device_chunks = 2 }, 10 * GAIA_CHUNK);
 	cut = kfile_create(rig, 2, GAIA_CHUNK);
 	cl = client_create(cut, 0, GAIA_PROT_READ, GAIA_CHUNK);
