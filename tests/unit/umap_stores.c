@@ -233,6 +233,7 @@ Test(umap_stores, a_read_only_store_is_not_for_writing)
 
 Test(umap_stores, one_that_touches_its_own_region_is_refused, .signal = SIGBUS)
 {
+	signal(SIGBUS, SIG_DFL);	/* sanitizers have handlers */
 	map_memory(PAGES * 4096, 0);
 	memory.view = rig.view;
 	(void)*(volatile unsigned char *)(rig.view + 2 * 4096);
@@ -240,6 +241,7 @@ Test(umap_stores, one_that_touches_its_own_region_is_refused, .signal = SIGBUS)
 
 Test(umap_stores, one_that_touches_the_page_that_it_reads_is_refused, .signal = SIGBUS)
 {
+	signal(SIGBUS, SIG_DFL);	/* sanitizers have handlers */
 	map_memory(PAGES * 4096, 0);
 	memory.view = rig.view;
 	(void)*(volatile unsigned char *)(rig.view + 5 * 4096);
