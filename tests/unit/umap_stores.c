@@ -20,9 +20,9 @@ struct memory {
 	uint64_t length;
 	atomic_int read_error, write_error, sync_error;
 	atomic_uint reads, writes, syncs;
-	unsigned char *view;	/* read() touches this, if it is not NULL */
+	unsigned char *_Atomic view;	/* read() touches this, if it is not NULL */
 	atomic_bool hold;	/* read() waits until it is not set */
-	int call;		/* the errno of a call that read() has made */
+	atomic_int call;	/* the errno of a call that read() has made */
 };
 
 static int memory_read(void *arg, void *buf, size_t n, uint64_t offset)
