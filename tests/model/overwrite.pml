@@ -19,7 +19,7 @@
  *
  * bring		replica_plan(): track_plan(), track_plan_overwrite(); parts_fetch(), window_zero(), merge_done()
  * settle		part_settle(): settle_overwriting(), track_overwriting(), grant_overwrites()
- * undo			part_undo(): grant_unhold()
+ * undo			part_undo(), ready_end(): grant_unhold(), replica_drop_hold(), replica_undo_hold()
  * release		look_at(), publish(): replica_release(), replica_overwritten()
  * fetch		fetch_pages(): fetch_merge()
  * drop_dead, scrub	grants_drop_dead(): grant_discard(); replica_scrub()
@@ -40,6 +40,7 @@
 #define NO_PARTNER 9	/* a client that acquires a fresh page to write it is none that overwrites it */
 #define CUT_WHOLE 10	/* what lies behind a cut is published with the rest */
 #define KEEP_FRESH 11	/* a page whose overwriter died stays what it was */
+#define KEEP_LEFT 12	/* what a dead client left counts as the file's when an acquire of what is ready is given up */
 
 #ifndef FAULT
 #define FAULT NO_FAULT
@@ -97,7 +98,7 @@ mtype = { NOTHING, HOME, TWIN };
 
 /* A page of a replica: flags and fields of struct page_replica, and its memory. */
 typedef page_replica {
-	bool present, ahead, snapped, armed, zeros, removed, fresh, whole;
+	bool present, ahead, snapped, armed, zeros, removed, fresh, whole, left;
 	mtype seen = NOTHING;	/* what it names: home's bytes as they are, the twin, or nothing */
 	unsigned cut : 2 = PAGE;
 	byte mem = ALL(FOREIGN), twin, shadow, hash;
@@ -274,6 +275,12 @@ inline overwritten(d)
 	fi
 }
 
+/* A hold for writing ended without a release. */
+inline note_left(d)
+{
+	r[d].left = WRITTEN(d) && FAULT != KEEP_LEFT
+}
+
 inline drop_hold(c)
 {
 	h[c].is = false;
@@ -288,6 +295,7 @@ inline drop_one_dead(c)
 	if
 	:: h[c].dead && h[c].writes ->
 		drop_hold(c);
+		note_left(DEVICE(c));
 		if
 		:: !WRITTEN(DEVICE(c)) && FAULT != KEEP_FRESH -> discarded(DEVICE(c))
 		:: !WRITTEN(DEVICE(c)) && FAULT == KEEP_FRESH && !r[DEVICE(c)].fresh -> discarded(DEVICE(c))
@@ -531,11 +539,11 @@ inline release(c, d)
 			r[d].whole = true;
 			r[d].seen = HOME
 		:: found == STORED && FAULT == COMPARE_WHOLE && r[d].fresh -> r[d].fresh = false; r[d].seen = HOME
-		:: found == NONE && r[d].fresh && !WRITTEN(d) -> discarded(d)
+		:: found == NONE && (r[d].fresh || r[d].left) && !WRITTEN(d) -> discarded(d)
 		:: else
 		fi;
 		if
-		:: found == NONE && !WRITTEN(d) ->
+		:: found == NONE && !WRITTEN(d) && !r[d].left ->
 			r[d].snapped = false;
 			r[d].present = r[d].present && (r[d].cut == PAGE || r[d].ahead)
 		:: found != NONE ->
@@ -547,6 +555,7 @@ inline release(c, d)
 			r[d].armed = r[d].armed && !WRITTEN(d)
 		:: else
 		fi;
+		r[d].left = r[d].left && WRITTEN(d) && found == NONE;
 		tidy(d);
 		if
 		:: found == WHOLE && FAULT != WHOLE_TWICE -> overwritten(d)
@@ -593,7 +602,7 @@ inline store_initial(c, d, b)
 proctype client(byte c)
 {
 	byte n;
-	bool write, overwriting;
+	bool write, overwriting, ready;
 
 end:
 	do
@@ -606,19 +615,29 @@ end:
 		:: READ -> overwriting = false
 		:: READ -> overwriting = false; write = false
 		fi;
+		/* Of what is ready nothing was done but that it is held. */
+		ready = FAIL && r[DEVICE(c)].present && CURRENT(DEVICE(c)) && !r[DEVICE(c)].ahead;
 		d_step { acquire(c, DEVICE(c), write, overwriting) }
 	   };
 	   atomic {
 		if
 		:: d_step { true -> settle(c, DEVICE(c), overwriting) }
-		/* part_undo() */
 		:: d_step {
 			FAIL ->
 			drop_hold(c);
 			meets[c] = false;
 			spec_undo(DEVICE(c), (c < 2 && h[1 - c].writes && !h[1 - c].dead));
 			if
-			:: write && !WRITTEN(DEVICE(c)) -> discarded(DEVICE(c))
+			:: write && !ready -> note_left(DEVICE(c))
+			:: else
+			fi;
+			if
+			:: write && !WRITTEN(DEVICE(c)) ->
+				if
+				:: !ready || r[DEVICE(c)].left || r[DEVICE(c)].cut < PAGE || r[DEVICE(c)].fresh -> discarded(DEVICE(c))
+				:: else
+				fi;
+				r[DEVICE(c)].left = false
 			:: else
 			fi;
 			scrub(DEVICE(c));
@@ -626,7 +645,8 @@ end:
 		   }
 		fi;
 		write = false;
-		overwriting = false
+		overwriting = false;
+		ready = false
 	   }
 	:: d_step { MAY_STORE(c) && IS_LEFT(c, 0) -> store(c, DEVICE(c), 0) }
 	:: d_step { MAY_STORE(c) && IS_LEFT(c, 1) -> store(c, DEVICE(c), 1) }
