@@ -8,8 +8,33 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "pagecache/acquire.h"
+
+#include "base/bits.h"
+#include "base/counters.h"
+#include "base/util.h"
+#include "pagecache/ahead.h"
 #include "pagecache/bring.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/devices.h"
+#include "pagecache/evict.h"
+#include "pagecache/file.h"
+#include "pagecache/grant.h"
+#include "pagecache/handover.h"
+#include "pagecache/mapping.h"
+#include "pagecache/passthrough.h"
+#include "pagecache/range.h"
+#include "pagecache/readahead.h"
+#include "pagecache/ready.h"
+#include "pagecache/replica.h"
+#include "pagecache/room.h"
+#include "pagecache/root.h"
+#include "pagecache/scrub.h"
+#include "pagecache/segments.h"
 #include "pagecache/state.h"
+#include "pagecache/users.h"
+#include "pagecache/writeback.h"
 
 /* ---- parts: what is acquired of each chunk ---- */
 

@@ -17,12 +17,31 @@
  */
 #include "pagecache/bring.h"
 
+#include "base/bits.h"
+#include "base/counters.h"
+#include "base/util.h"
+#include "consistency/track.h"
+#include "pagecache/ahead.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/coherence.h"
+#include "pagecache/devices.h"
+#include "pagecache/fetch.h"
+#include "pagecache/file.h"
+#include "pagecache/grant.h"
+#include "pagecache/home.h"
+#include "pagecache/passthrough.h"
+#include "pagecache/peer.h"
+#include "pagecache/readahead.h"
+#include "pagecache/ready.h"
+#include "pagecache/replica.h"
+#include "pagecache/run.h"
+#include "pagecache/segments.h"
+#include "pagecache/state.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "pagecache/fetch.h"
-#include "pagecache/state.h"
 
 /*
  * A window ends when it has so many pages to look at, or window_pages(), or so many chunks, or segments to hold. Larger ones would save operations, but

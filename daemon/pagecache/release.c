@@ -5,7 +5,30 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "base/bits.h"
+#include "base/counters.h"
+#include "base/fault.h"
+#include "base/util.h"
+#include "consistency/track.h"
+#include "pagecache/acquire.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/coherence.h"
+#include "pagecache/devices.h"
+#include "pagecache/fetch.h"
+#include "pagecache/file.h"
+#include "pagecache/grant.h"
+#include "pagecache/home.h"
+#include "pagecache/mapping.h"
+#include "pagecache/passthrough.h"
+#include "pagecache/ready.h"
+#include "pagecache/replica.h"
+#include "pagecache/root.h"
+#include "pagecache/run.h"
+#include "pagecache/scrub.h"
+#include "pagecache/segments.h"
 #include "pagecache/state.h"
+#include "pagecache/writeback.h"
 
 #define WORDS (GAIA_CHUNK_PAGES / 64)
 

@@ -1,6 +1,21 @@
 /* state.c - see state.h. */
 #include "pagecache/state.h"
 
+#include "base/bits.h"
+#include "base/counters.h"
+#include "base/fault.h"
+#include "base/util.h"
+#include "consistency/track.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/devices.h"
+#include "pagecache/file.h"
+#include "pagecache/frames.h"
+#include "pagecache/grant.h"
+#include "pagecache/home.h"
+#include "pagecache/replica.h"
+#include "pagecache/root.h"
+
 #include <stdlib.h>
 #include <string.h>
 

@@ -11,9 +11,11 @@
 #include <errno.h>
 #include <string.h>
 
+#include "pagecache/streams.h"
+
 #include "base/util.h"
 #include "gaia/protocol.h"
-#include "pagecache/streams.h"
+#include "pagecache/mapping.h"
 
 /* ---- requests ---- */
 

@@ -10,9 +10,24 @@
 #include <string.h>
 #include <time.h>
 
+#include "pagecache/writeback.h"
+
+#include "base/bits.h"
+#include "base/counters.h"
+#include "base/log.h"
 #include "base/thread.h"
+#include "base/util.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/devices.h"
 #include "pagecache/fetch.h"
+#include "pagecache/file.h"
+#include "pagecache/frames.h"
+#include "pagecache/passthrough.h"
+#include "pagecache/replica.h"
+#include "pagecache/root.h"
 #include "pagecache/state.h"
+#include "pagecache/stranded.h"
 
 #define TICK_NS 500000000ull
 /* Memory that was not needed for so long is given back: but not between two bursts of writes, since new memory is slow
