@@ -1,12 +1,11 @@
 /* holds.c - see holds.h. */
 #include "pagecache/holds.h"
 
-#include "base/util.h"
-#include "consistency/track.h"
-
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/param.h>
+
+#include "base/util.h"
 
 static int compare(const struct hold *x, const struct hold *y)
 {

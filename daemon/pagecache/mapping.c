@@ -13,6 +13,7 @@
 #include "pagecache/evict.h"
 #include "pagecache/file.h"
 #include "pagecache/grant.h"
+#include "pagecache/pins.h"
 #include "pagecache/readahead.h"
 #include "pagecache/ready.h"
 #include "pagecache/replica.h"

@@ -1,10 +1,9 @@
 /* readcost.c - see readcost.h. */
 #include "pagecache/readcost.h"
 
-#include "base/util.h"
-#include "pagecache/bring.h"
-
 #include <string.h>
+
+#include "base/util.h"
 
 #define MOST_NS 1000000000000ull
 #define LEAST_NS 100ull /* no read is faster; and shares of less would be lost in whole numbers */

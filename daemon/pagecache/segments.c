@@ -1,11 +1,11 @@
 /* segments.c - see segments.h. */
 #include "pagecache/segments.h"
 
-#include "pagecache/holds.h"
-
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/param.h>
+
+#include "pagecache/holds.h"
 
 /* ---- making them ---- */
 

@@ -11,11 +11,9 @@
 #include <errno.h>
 #include <string.h>
 
-#include "pagecache/streams.h"
-
 #include "base/util.h"
 #include "gaia/protocol.h"
-#include "pagecache/mapping.h"
+#include "pagecache/streams.h"
 
 /* ---- requests ---- */
 

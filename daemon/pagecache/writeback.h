@@ -1,5 +1,5 @@
 /*
- * writeback.h - storing, and bringing home in the background: writeback.c, fetcher.c, trimmer.c.
+ * writeback.h - storing, and bringing home in the background: writeback.c, background.c.
  */
 #ifndef GAIA_PAGECACHE_WRITEBACK_H
 #define GAIA_PAGECACHE_WRITEBACK_H
@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+struct cache;
 struct cfile;
 struct chunk;
 struct store_file;
@@ -41,5 +42,11 @@ int cfile_make_room(struct cfile *f);
  * is fetched.
  */
 int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len);
+
+/* ---- writeback.c ---- */
+
+void tell_unstored(struct cache *c);
+/* Somebody waits for the range, and everybody else behind that thread. */
+bool range_is_wanted(struct cfile *f);
 
 #endif
