@@ -20,7 +20,12 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "pagecache/internal.h"
+#include "pagecache/frames.h"
+
+#include "base/counters.h"
+#include "base/fault.h"
+#include "base/util.h"
+#include "pagecache/devices.h"
 
 #define ARENA_SLABS 32u
 
@@ -404,7 +409,7 @@ void frames_trim(struct frames *fr, bool all)
 		tell_devices(fr, memory, false);
 		slab_memory_end(memory, in_arena);
 		pthread_mutex_lock(&fr->lock);
-		/* Only now can the slab have memory again, which is at the same place. */
+		/* Only now can the slab have memory again, which is at the same place if it is in an arena. */
 		s->memory = NULL;
 		atomic_fetch_sub(&fr->n_memory, 1);
 	}
