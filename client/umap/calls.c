@@ -14,6 +14,7 @@ static int get_range(void *addr, size_t length, struct umap_region **out, uint64
 
 	if (umap_in_store())
 		return -EDEADLK;
+	umap_region_settle();
 	r = umap_region_get(addr, start);
 	if (!r)
 		return -EINVAL;

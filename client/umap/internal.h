@@ -265,6 +265,9 @@ extern struct umap_process umap;
 int umap_process_join(void);
 void umap_process_leave(void);
 
+/* What munmap(2) and mremap(2) did before this call is known after it. */
+void umap_region_settle(void);
+
 /* The region that has the byte, referenced, and which one of its bytes that is (at may be NULL); or NULL. */
 struct umap_region *umap_region_get(const void *addr, uint64_t *at);
 struct umap_region *umap_region_find(const char *from, const char *to);	/* one that overlaps, referenced */

@@ -7,7 +7,9 @@
 #ifndef UMAP_POLICY_H
 #define UMAP_POLICY_H
 
+#pragma GCC visibility push(default)
 #include "gaia/umap.h"
+#pragma GCC visibility pop
 
 /* First in, first out. A page that is touched after it was chosen is the next to be chosen again. */
 extern const struct gaia_umap_policy umap_fifo;

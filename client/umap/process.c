@@ -113,6 +113,12 @@ int umap_region_add(struct umap_region *r)
 	return err;
 }
 
+void umap_region_settle(void)
+{
+	pthread_mutex_lock(&umap.events_lock);
+	pthread_mutex_unlock(&umap.events_lock);
+}
+
 bool umap_region_at(const char *from, const char *to)
 {
 	bool found;

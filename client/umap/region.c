@@ -284,6 +284,7 @@ static int create(const struct gaia_umap_config *from, struct umap_region **out)
 
 	if (err)
 		return err;
+	umap_region_settle();
 	end_dead();
 	paged = c.flags & GAIA_UMAP_USE_MMAP ? -ENOSYS : umap_process_join();
 	if (paged && (paged != -ENOSYS || c.flags & GAIA_UMAP_NEED_PAGING))
@@ -348,6 +349,7 @@ int gaia_uunmap(void *addr, size_t length)
 
 	if (umap_in_store())
 		return umap_result(-EDEADLK);
+	umap_region_settle();
 	r = length ? umap_region_remove(addr, length) : NULL;
 	if (!r)
 		return umap_result(-EINVAL);
