@@ -33,7 +33,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 SOURCES = {"umap-sort": os.path.join(HERE, "..", "..", "client", "examples", "umap", "sort.c"),
            "umap-bfs": os.path.join(HERE, "..", "..", "client", "examples", "umap", "bfs.c"),
            "umap_works": os.path.join(HERE, "umap_works.c")}
-TIMEOUT_S = 1800
+TIMEOUT_S, TIMEOUT_QUICK_S = 1800, 60
 
 
 class LargeRow(Row):
@@ -49,11 +49,11 @@ class LargeRow(Row):
 class Sizes:
     def __init__(self, args):
         if args.smoke:
-            self.warm, self.sort, self.scale, self.points, self.reads = 4 * MIB, 16 * MIB, 12, 8 * MIB, 2000
+            self.warm, self.sort, self.scale, self.points, self.reading_ms = 4 * MIB, 16 * MIB, 12, 8 * MIB, 20
         elif args.quick:
-            self.warm, self.sort, self.scale, self.points, self.reads = 256 * MIB, 256 * MIB, 20, 256 * MIB, 100000
+            self.warm, self.sort, self.scale, self.points, self.reading_ms = 256 * MIB, 256 * MIB, 20, 256 * MIB, 2000
         else:
-            self.warm, self.sort, self.scale, self.points, self.reads = GIB, GIB, 23, GIB, 1000000
+            self.warm, self.sort, self.scale, self.points, self.reading_ms = GIB, GIB, 23, GIB, 10000
 
 
 class Bench:
@@ -151,8 +151,12 @@ class Bench:
             join = None
             if limit and self.limited:
                 join = stack.enter_context(MemoryLimit(limit)).join
-            done = subprocess.run(command + [path], capture_output=True, text=True, timeout=TIMEOUT_S,
-                                  stdin=subprocess.DEVNULL, preexec_fn=join)
+            timeout = TIMEOUT_QUICK_S if self.args.quick else TIMEOUT_S
+            try:
+                done = subprocess.run(command + [path], capture_output=True, text=True, timeout=timeout,
+                                      stdin=subprocess.DEVNULL, preexec_fn=join)
+            except subprocess.TimeoutExpired as late:
+                raise Missing("%s took more than %d s" % (NAMES[system], timeout)) from late
         if done.returncode:
             text = (done.stderr or done.stdout).strip() or "it ended with %d" % done.returncode
             if system == LLNL:
@@ -245,7 +249,7 @@ class Bench:
         rates = {}
         for system in turn(self.systems(), rnd):
             self.forget(path)
-            said = self.ask(system, "umap_works", ["points", "--make", str(self.sizes.reads)], path, 4 * KIB, budget,
+            said = self.ask(system, "umap_works", ["points", "--make", str(self.sizes.reading_ms)], path, 4 * KIB, budget,
                             self.limit_for(budget))
             amount, ns = map(int, said.split())
             rates[system] = amount / ns * 1e9

@@ -2,7 +2,7 @@
  * umap_works.c - what scripts/bench umap measures besides the examples: faults, bulk, resident pages and points, on a file as
  * memory. Prints how many bytes or operations, and the nanoseconds that they took.
  *
- *	umap_works WORK [--mmap] [--page-size BYTES] [--budget BYTES] [--threads N] [--make OPERATIONS] FILE
+ *	umap_works WORK [--mmap] [--page-size BYTES] [--budget BYTES] [--threads N] [--make MILLISECONDS] FILE
  */
 #include "../../client/examples/umap/memory.h"
 
@@ -173,55 +173,69 @@ static uint64_t zipf_rank(const struct zipf *zipf, uint64_t random)
 struct reader {
 	const struct file *file;
 	const struct zipf *zipf;
-	uint64_t first, n;
+	uint64_t first;
+	double end;    /* seconds_now() */
+	uint64_t done; /* reads */
 };
 
 static void *read_points(void *arg)
 {
 	struct reader *reader = arg;
-	uint64_t sum = 0, pages = reader->zipf->n;
+	uint64_t sum = 0, pages = reader->zipf->n, i = reader->first;
 
-	for (uint64_t i = reader->first; i < reader->first + reader->n; i++) {
-		uint64_t page = mix(zipf_rank(reader->zipf, mix(i))) % pages;
+	do {
+		for (int few = 0; few < 16; few++, i++) {
+			uint64_t page = mix(zipf_rank(reader->zipf, mix(i))) % pages;
 
-		sum += reader->file->memory[page * SMALL_PAGE + mix(~i) % SMALL_PAGE];
-	}
+			sum += reader->file->memory[page * SMALL_PAGE + mix(~i) % SMALL_PAGE];
+		}
+	} while (seconds_now() < reader->end);
 	sink = sum;
+	reader->done = i - reader->first;
 	return NULL;
 }
 
-static void run_readers(const struct file *file, const struct zipf *zipf, uint64_t first, uint64_t each)
+/* How many reads all threads have done. */
+static uint64_t run_readers(const struct file *file, const struct zipf *zipf, uint64_t first, double seconds)
 {
 	unsigned n = file->options->threads;
 	pthread_t *threads = calloc(n, sizeof(*threads));
 	struct reader *readers = calloc(n, sizeof(*readers));
+	double end = seconds_now() + seconds;
+	uint64_t done = 0;
 
 	if (!threads || !readers)
 		err(1, "calloc");
 	for (unsigned i = 0; i < n; i++) {
-		readers[i] = (struct reader){file, zipf, first + i * each, each};
+		readers[i] = (struct reader){file, zipf, first + ((uint64_t)i << 40), end, 0};
 		if ((errno = pthread_create(&threads[i], NULL, read_points, &readers[i])))
 			err(1, "pthread_create");
 	}
-	for (unsigned i = 0; i < n; i++)
+	for (unsigned i = 0; i < n; i++) {
 		pthread_join(threads[i], NULL);
+		done += readers[i].done;
+	}
 	free(threads);
 	free(readers);
+	return done;
 }
 
-/* --make is how many a thread reads. A quarter of that first, so that memory is full. */
+/* --make is for how long. As long before, so that memory is full. */
 static void points(struct file *file)
 {
-	uint64_t each = file->options->make ? file->options->make : 100000;
+	double seconds = (double)(file->options->make ? file->options->make : 1000) * 1e-3, start;
 	struct zipf zipf;
-	double start;
+	uint64_t done;
 
 	zipf_init(&zipf, file->size / SMALL_PAGE);
 	map_file(file);
-	run_readers(file, &zipf, (uint64_t)1 << 40, each / 4);
+	/* At its best: without, each fault reads 128 KiB. */
+	if (file->options->use_mmap)
+		madvise(file->memory, file->size, MADV_RANDOM);
+	run_readers(file, &zipf, (uint64_t)1 << 60, seconds);
 	start = seconds_now();
-	run_readers(file, &zipf, 0, each);
-	report(each * file->options->threads, seconds_now() - start);
+	done = run_readers(file, &zipf, 0, seconds);
+	report(done, seconds_now() - start);
 	unmap_file(file);
 }
 
@@ -232,7 +246,7 @@ int main(int argc, char **argv)
 		void (*run)(struct file *file);
 	} works[] = {{"fault", fault}, {"bulk", bulk}, {"read", bulk_read}, {"resident", resident}, {"points", points}};
 	const char *usage = "usage: umap_works fault|bulk|read|resident|points [OPTIONS] FILE\n" OPTIONS_TEXT
-			    "  --make N           points: so many for each thread\n";
+			    "  --make N           points: for N milliseconds\n";
 	struct options options;
 	struct file file = {.options = &options};
 	struct stat stat;
