@@ -245,10 +245,10 @@ int gaia_umap_stats(void *addr, struct gaia_umap_stats *out)
 	} else {
 		pthread_mutex_lock(&r->lock);
 		s = r->stats;
-		s.reads = __atomic_load_n(&r->stats.reads, __ATOMIC_RELAXED);
-		s.read_bytes = __atomic_load_n(&r->stats.read_bytes, __ATOMIC_RELAXED);
-		s.writes = __atomic_load_n(&r->stats.writes, __ATOMIC_RELAXED);
-		s.written_bytes = __atomic_load_n(&r->stats.written_bytes, __ATOMIC_RELAXED);
+		s.reads = __atomic_load_n(&r->reads, __ATOMIC_RELAXED);
+		s.read_bytes = __atomic_load_n(&r->read_bytes, __ATOMIC_RELAXED);
+		s.writes = __atomic_load_n(&r->writes, __ATOMIC_RELAXED);
+		s.written_bytes = __atomic_load_n(&r->written_bytes, __ATOMIC_RELAXED);
 		s.is = umap.kernel.user_mode ? GAIA_UMAP_IS_USER_MODE : 0;
 		s.length = r->length;
 		s.page_size = 1ul << r->shift;

@@ -153,6 +153,9 @@ struct umap_region {
 	struct umap_place *places; /* where its parts are in the tree by address (process.c) */
 	LIST_ENTRY(umap_region) link;
 
+	/* Atomic: they are counted without locks. */
+	uint64_t reads, read_bytes, writes, written_bytes;
+
 	pthread_mutex_t lock;
 	/* lock */
 	pthread_cond_t changed;	/* a frame is not FILLING or WRITING any more, or free */
@@ -168,7 +171,7 @@ struct umap_region {
 	uint64_t next_fault;	/* the page after the last one that was read for a fault */
 	bool write_all;		/* the evictor shall write all that is dirty: the program has unmapped it */
 	int error;		/* of writes; kept for the next flush */
-	struct gaia_umap_stats stats;
+	struct gaia_umap_stats stats;	/* but for what is above, and what can be counted */
 };
 
 /* ---- pages (pages.c, evict.c, write.c) ---- */

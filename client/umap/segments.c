@@ -316,8 +316,8 @@ int umap_read(struct umap_region *r, uint64_t start, uint64_t n, bool nowait)
 		else
 			err = read_store(r, s, r->desk + at, part, s->offset + (at - s->start));
 		if (!err || !nowait) {
-			__atomic_add_fetch(&r->stats.reads, 1, __ATOMIC_RELAXED);
-			__atomic_add_fetch(&r->stats.read_bytes, part, __ATOMIC_RELAXED);
+			__atomic_add_fetch(&r->reads, 1, __ATOMIC_RELAXED);
+			__atomic_add_fetch(&r->read_bytes, part, __ATOMIC_RELAXED);
 		}
 		at += part;
 	}
@@ -368,9 +368,9 @@ int umap_write(struct umap_region *r, uint64_t start, uint64_t n)
 			}
 			if (err > 0)
 				err = -EIO;
-			__atomic_add_fetch(&r->stats.writes, 1, __ATOMIC_RELAXED);
+			__atomic_add_fetch(&r->writes, 1, __ATOMIC_RELAXED);
 			if (!err)
-				__atomic_add_fetch(&r->stats.written_bytes, bytes, __ATOMIC_RELAXED);
+				__atomic_add_fetch(&r->written_bytes, bytes, __ATOMIC_RELAXED);
 		}
 		at += part;
 	}

@@ -22,7 +22,23 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "pagecache/passthrough.h"
+
+#include "base/bits.h"
+#include "base/counters.h"
+#include "base/fault.h"
+#include "base/log.h"
+#include "base/util.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/coherence.h"
+#include "pagecache/fetch.h"
+#include "pagecache/file.h"
+#include "pagecache/frames.h"
+#include "pagecache/home.h"
+#include "pagecache/root.h"
 #include "pagecache/state.h"
+#include "pagecache/writeback.h"
 
 #define IMPORT_PAGES 256u /* in one call to the store */
 
@@ -347,7 +363,7 @@ int passthrough_left_over(struct chunk *ch, unsigned a, unsigned b)
 
 bool passthrough_has_left_over(struct cfile *f)
 {
-	return cfile_is_passthrough(f) && (atomic_load(&f->n_ahead) > 0 || atomic_load(&f->n_dirty) > 0);
+	return cfile_is_passthrough(f) && cfile_has_unstored(f);
 }
 
 int passthrough_release_again(struct chunk *ch, const uint64_t *pages)
@@ -492,6 +508,7 @@ int cfile_leave_passthrough(struct cfile *f)
 	unsigned n;
 	int err;
 
+	cfile_open_now(f, false);
 	range_lock_exclusively(f);
 	err = passthrough_size(f);
 	if (err || !cfile_is_passthrough(f))

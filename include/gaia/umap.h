@@ -30,6 +30,7 @@
  *  - A child of fork(2) does not have the region: SIGSEGV. It may make regions of its own.
  *  - munmap(2) of a part takes that part away for good; what was stored there is written. mremap(2) may move the whole
  *    region (end it by its new address); of a part that is moved alone nothing is left: SIGSEGV at its new place.
+ *    Do not do either with a part while other threads map memory: for a moment the library takes the address for its own.
  *    madvise(2) loses nothing, but for MADV_REMOVE, which makes zeros of its range: use gaia_umap_advise().
  *    mprotect(2) works as ever. Do not undo MADV_DONTFORK.
  *  - Without privileges the kernel may serve faults of the program only, not those within system calls: read(2) and the like
@@ -59,7 +60,7 @@ extern "C" {
 
 /*
  * What an application can put in the place of a file. Its functions run on the library's threads, several at a time, and
- * in the caller's in gaia_umap_flush() and gaia_uunmap(). They must not wait for a thread that touches a region.
+ * in the caller's where a call waits for pages, or writes them. They must not wait for a thread that touches a region.
  * They return 0, or a negative errno.
  */
 struct gaia_umap_store {

@@ -1,5 +1,11 @@
 /* cache_rig.c - see cache_rig.h. */
+#include "base/fault.h"
+#include "base/util.h"
 #include "cache_rig.h"
+#include "fake_cuda_api.h"
+#include "pagecache/cache.h"
+#include "pagecache/readahead.h"
+#include "pagecache/root.h"
 
 #include <errno.h>
 #include <linux/falloc.h>
@@ -9,11 +15,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "base/util.h"
 #ifdef RIG_CUDA
-#include "fake_cuda_api.h"
 #endif
-#include "pagecache/internal.h"
 
 #define must(cond)                                                     \
 	do {                                                           \

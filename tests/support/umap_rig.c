@@ -50,8 +50,7 @@ void rig_end(struct rig *rig)
 void rig_unmap(struct rig *rig)
 {
 	cr_assert_eq(gaia_uunmap(rig->view, rig->length), 0);
-	rig->view = NULL;
-	unlink(rig->path);
+	rig_end(rig);
 }
 
 void rig_check_file(struct rig *rig, const unsigned char *expected)

@@ -20,9 +20,9 @@ struct memory {
 	uint64_t length;
 	atomic_int read_error, write_error, sync_error;
 	atomic_uint reads, writes, syncs;
-	unsigned char *view;	/* read() touches this, if it is not NULL */
+	unsigned char *_Atomic view;	/* read() touches this, if it is not NULL */
 	atomic_bool hold;	/* read() waits until it is not set */
-	int call;		/* the errno of a call that read() has made */
+	atomic_int call;	/* the errno of a call that read() has made */
 };
 
 static int memory_read(void *arg, void *buf, size_t n, uint64_t offset)
@@ -233,6 +233,7 @@ Test(umap_stores, a_read_only_store_is_not_for_writing)
 
 Test(umap_stores, one_that_touches_its_own_region_is_refused, .signal = SIGBUS)
 {
+	signal(SIGBUS, SIG_DFL);	/* sanitizers have handlers */
 	map_memory(PAGES * 4096, 0);
 	memory.view = rig.view;
 	(void)*(volatile unsigned char *)(rig.view + 2 * 4096);
@@ -240,6 +241,7 @@ Test(umap_stores, one_that_touches_its_own_region_is_refused, .signal = SIGBUS)
 
 Test(umap_stores, one_that_touches_the_page_that_it_reads_is_refused, .signal = SIGBUS)
 {
+	signal(SIGBUS, SIG_DFL);	/* sanitizers have handlers */
 	map_memory(PAGES * 4096, 0);
 	memory.view = rig.view;
 	(void)*(volatile unsigned char *)(rig.view + 5 * 4096);
