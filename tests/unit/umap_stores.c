@@ -74,6 +74,7 @@ static struct gaia_umap_store store = {
 	.size = sizeof(store), .arg = &memory, .read = memory_read, .write = memory_write, .sync = memory_sync, .length = memory_length,
 };
 static struct rig rig;
+static uint64_t page_size = 4096;
 
 static void map_memory(uint64_t length, uint64_t budget)
 {
@@ -83,7 +84,7 @@ static void map_memory(uint64_t length, uint64_t budget)
 	rig.segment = (struct gaia_umap_segment){ .store = &store };
 	rig.config = (struct gaia_umap_config){
 		.size = sizeof(rig.config), .prot = PROT_READ | PROT_WRITE, .flags = GAIA_UMAP_NEED_PAGING, .segments = &rig.segment,
-		.n_segments = 1, .budget = budget,
+		.n_segments = 1, .budget = budget, .page_size = page_size,
 	};
 	rig.length = length;
 	rig_map(&rig);
@@ -298,11 +299,12 @@ Test(umap_stores, both_waiters_of_a_page_that_cannot_be_read_get_sigbus)
 	pthread_t thread[2];
 	void *was_bus;
 
+	page_size = 8192;
 	map_memory(PAGES * 4096, 0);
 	memory.hold = true;
 	memory.read_error = EIO;
 	for (unsigned i = 0; i < 2; i++)
-		cr_assert_eq(pthread_create(&thread[i], NULL, touch_bus, rig.view + 9 * 4096), 0);
+		cr_assert_eq(pthread_create(&thread[i], NULL, touch_bus, rig.view + (8 + i) * 4096), 0);
 	while (memory.reads < 1)
 		usleep(1000);
 	usleep(20000);
