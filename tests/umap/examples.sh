@@ -3,7 +3,7 @@
 # umap/umap.h: each verifies what it has done, all find the same, and what is wrong is found.
 set -eu
 
-examples=$1/client/examples
+examples=$(cd "$1/client/examples" && pwd)
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 failed=0
@@ -14,7 +14,9 @@ fail() {
 
 # well EXAMPLE ARGUMENTS...
 well() {
-	"$examples/$@" > "$dir/said" 2>&1 && grep -q '^verified$' "$dir/said" || fail "$*: $(cat "$dir/said")"
+	if ! PATH=$examples:$PATH "$@" > "$dir/said" 2>&1 || ! grep -q '^verified$' "$dir/said"; then
+		fail "$*: $(cat "$dir/said")"
+	fi
 }
 
 for sort in umap-sort umap-sort-compat; do
