@@ -78,6 +78,7 @@ struct __attribute__((packed)) page_replica {
 	track_id seen;
 	uint16_t cut : 13; /* a truncate removed the bytes from here on: what clients wrote there is void */
 	bool written : 1;  /* some mapping holds the page for writing */
+	bool alone : 1;	   /* written, by one mapping alone, whose client knows whether it changed (pagecache/state.h) */
 	uint8_t flags;
 };
 

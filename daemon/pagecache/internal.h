@@ -294,6 +294,7 @@ struct replica {
 	LIST_HEAD(, grant) grants; /* changes only while it is ready for none of them */
 	bool spoiled; /* somebody who holds nothing of it, and is not a client any more, may be storing there */
 	unsigned n_suspects; /* grants */
+	unsigned n_undetecting; /* grants of mappings for writing whose clients do not look for changes themselves */
 	struct keeper *keepers; /* clients that may map it still when it is freed: see stranded.c */
 	struct page_replica page[GAIA_CHUNK_PAGES];
 	/*
@@ -383,6 +384,7 @@ struct mapping {
 	uint64_t id;
 	unsigned prot;
 	bool export_write;    /* descriptors for the client allow writing */
+	bool detects;	      /* it is for writing, and its client looks for changes itself: see cache_map_detects() */
 	struct readers *readers; /* the readers whose replicas it uses; NULL: it uses the shared ones */
 	uint64_t off, len;
 	pthread_mutex_t lock; /* taken inside chunk.lock */

@@ -22,7 +22,10 @@ struct release {
 	uint64_t held_on[WORDS]; /* of those held for writing, what it or another mapping seems to go on holding so */
 	uint64_t over[WORDS];	 /* and for overwriting */
 	uint64_t whole[WORDS];	 /* of these, what is not void: to be published without a comparison */
-	uint64_t compare[WORDS]; /* of the others, what is not void */
+	uint64_t compare[WORDS]; /* of the others, what is not void, and not: */
+	uint64_t detected[WORDS]; /* what its client can tell of whether it has changed */
+	bool told;		  /* the client has told what it has found changed: */
+	uint64_t found[WORDS];
 	uint64_t changed_pages[WORDS];
 	uint64_t shared[WORDS];	 /* changed, and somebody goes on writing them */
 	uint64_t ended[WORDS];	 /* held for writing by it no more */
@@ -55,13 +58,23 @@ static void take_for_changed(struct release *rl)
 	pthread_mutex_unlock(&rl->ch->lock);
 }
 
+/* The next page that may be published and in which something may have been stored beyond the end of the file. */
+static unsigned next_to_cut(const struct release *rl, unsigned i)
+{
+	unsigned compare = bits_first(rl->compare, i, rl->b);
+
+	for (i = bits_first(rl->detected, i, rl->b); i < rl->b && !bit_test(rl->found, i);)
+		i = bits_first(rl->detected, i + 1, rl->b);
+	return MIN(i, compare);
+}
+
 /* In the page with the end of the file, bytes past the end are dropped first. */
 static int drop_beyond(const struct release *rl)
 {
 	struct replica *rep = rl->grant->replica;
 	int err = 0;
 
-	for (unsigned i = rl->a; (i = bits_first(rl->compare, i, rl->b)) < rl->b && !err; i++) {
+	for (unsigned i = rl->a; (i = next_to_cut(rl, i)) < rl->b && !err; i++) {
 		struct dev_run tail = { .mem = rep->mem, .page = i, .npages = 1, .limit = page_limit(rl->ch, i) };
 		struct dev_op zero = { .kind = DEV_ZERO, .runs = &tail, .n = 1 };
 
@@ -127,7 +140,7 @@ static void find_begin(struct find *fd)
 	for (unsigned k = 0; k < fd->n && !fd->err; k++)
 		fd->err = drop_beyond(&fd->rl[k]);
 	add_runs(fd->rl, fd->n, &fd->op);
-	count(CTR_release_windows, 1);
+	count(CTR_release_windows, fd->op.n > 0);
 	if (!fd->err && fd->op.n > 0)
 		fd->err = cache_device_begin(dev, &fd->op, &fd->wait);
 	/* Else it is the device's. */
@@ -190,6 +203,10 @@ static void publish_page(struct release *rl, unsigned i, bool secured)
 		replica_drop_lost_of_others(rl->grant->replica, i);
 	if (!replica_release(rl->grant->replica, i, bit_test(rl->ended, i), found, secured && bit_test(rl->shared, i)))
 		return;
+	/* The device has not armed it anew. */
+	if (bit_test(rl->detected, i))
+		replica_disarmed(rl->grant->replica, i);
+	count(CTR_detected_pages, bit_test(rl->detected, i));
 	rl->changed = true;
 	count(CTR_released_pages, 1);
 	count(CTR_overwritten_pages, found == FOUND_WHOLE);
@@ -265,6 +282,10 @@ static void look_at(struct release *rl)
 		if (bit_test(rl->over, i)) {
 			bit_set(rl->whole, i);
 			note_changed(rl, i);
+		} else if (rl->told && replica_is_detected(rep, i)) {
+			bit_set(rl->detected, i);
+			if (bit_test(rl->found, i))
+				note_changed(rl, i);
 		} else if (replica_has_base(rep, i)) {
 			bit_set(rl->compare, i);
 		}
@@ -666,6 +687,7 @@ struct releases {
 	uint64_t at_once;
 	struct group group[2], *g, *before;
 	bool unused;		/* see cache_give_back() */
+	const struct segments *told; /* what the client has found changed; NULL: it has not told */
 	bool changed;
 };
 
@@ -691,6 +713,19 @@ static void release_all_unwritten(struct releases *rl)
 	}
 }
 
+/* What the client has found changed of the part. */
+static void part_told(struct release *rl, struct segments told)
+{
+	unsigned a, b;
+
+	told = segments_of_chunk(told, rl->ch->index);
+	rl->told = true;
+	SEGMENTS_FOREACH(s, told) {
+		segment_in_chunk(s, rl->ch->index, &a, &b);
+		bits_set(rl->found, a, b);
+	}
+}
+
 /* The other chunks, group by group. The last group is complete() later. */
 static void release_written(struct releases *rl)
 {
@@ -710,6 +745,8 @@ static void release_written(struct releases *rl)
 		part = &rl->g->rl[rl->g->n++];
 		*part = part_of(chunk_ref(rl->grant[k]->replica->chunk), rl->rest, rl->unused);
 		part->grant = rl->grant[k];
+		if (rl->told)
+			part_told(part, *rl->told);
 	}
 	rl->changed |= group_release(&rl->rs, rl->g, rl->before);
 	settle(&rl->rs);
@@ -783,9 +820,9 @@ static void invalidate_early(struct mapping *m, struct segments asked)
 		c->host.invalidate(c->host_arg, m->file->cookie, (off_t)(s->a * GAIA_PAGE), (off_t)((s->b - s->a) * GAIA_PAGE));
 }
 
-static int release_segments(struct mapping *m, struct segments asked, bool unused, bool *changed)
+static int release_segments(struct mapping *m, struct segments asked, const struct segments *told, bool unused, bool *changed)
 {
-	struct releases rl = { .m = m, .asked = asked, .rest = asked, .unused = unused };
+	struct releases rl = { .m = m, .asked = asked, .rest = asked, .unused = unused, .told = told };
 	struct segments not_ready = { .n = 0 };
 	uint64_t room;
 	int err;
@@ -820,7 +857,7 @@ static int release_range(struct mapping *m, uint64_t off, uint64_t len, bool unu
 	if (off < m->off || len > m->len || off - m->off > m->len - len)
 		return -EINVAL;
 	/* Not cut to the file's size: what was acquired before a truncate is released, too. */
-	return len == 0 ? 0 : release_segments(m, (struct segments){ &span, 1 }, unused, changed);
+	return len == 0 ? 0 : release_segments(m, (struct segments){ &span, 1 }, NULL, unused, changed);
 }
 
 static int release_list(struct mapping *m, struct gaia_list_range *range, size_t n, bool unused, bool *changed)
@@ -836,8 +873,30 @@ static int release_list(struct mapping *m, struct gaia_list_range *range, size_t
 	if (segments_make(range, n, &segs))
 		return -ENOSR;
 	if (segs.n > 0)
-		err = release_segments(m, segs, unused, changed);
+		err = release_segments(m, segs, NULL, unused, changed);
 	free(segs.at);
+	return err;
+}
+
+int cache_release_told(struct mapping *m, struct gaia_list_range *range, size_t n, struct gaia_list_range *told, size_t n_told,
+		       bool unused, bool *changed)
+{
+	struct segments segs = { .n = 0 }, found = { .n = 0 };
+	int err;
+
+	*changed = false;
+	err = ranges_check(m, range, n);
+	if (!err)
+		err = ranges_check(m, told, n_told);
+	/* An error that says that nothing has changed. */
+	if (!err && (segments_make(range, n, &segs) || segments_make(told, n_told, &found)))
+		err = -ENOSR;
+	if (!err && !segments_cover(segs, found))
+		err = -EINVAL;
+	if (!err && segs.n > 0)
+		err = release_segments(m, segs, m->detects ? &found : NULL, unused, changed);
+	free(segs.at);
+	free(found.at);
 	return err;
 }
 

@@ -52,6 +52,13 @@ static void touched(struct chunk *ch, unsigned i)
 	}
 }
 
+/* The same, of this replica: and what a client finds out about the page is not all that a release has to know. */
+static void replica_touched(struct replica *rep, unsigned i)
+{
+	rep->page[i].alone = false;
+	touched(rep->chunk, i);
+}
+
 void replica_made(struct replica *rep)
 {
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
@@ -81,7 +88,7 @@ void replica_not_current(const struct replica *rep, unsigned a, unsigned b, bool
 /* By the full look, what costs least first: what the index must not contradict. */
 static bool is_current(struct replica *rep, unsigned i, bool write)
 {
-	return (!write || (rep->page[i].flags & REPLICA_ARMED)) && !replica_hides(rep, i) &&
+	return (!write || rep->n_undetecting == 0 || (rep->page[i].flags & REPLICA_ARMED)) && !replica_hides(rep, i) &&
 	       replica_step(rep, i, write) == TRACK_NOTHING && page_limit(rep->chunk, i) > 0;
 }
 
@@ -95,6 +102,20 @@ void replica_acquired(struct replica *rep, unsigned a, unsigned b)
 	for (i = a; (i = bits_first(rep->unready, i, b)) < b; i++)
 		if (is_current(rep, i, true))
 			bit_clear(rep->unready, i);
+}
+
+void replica_granted(struct replica *rep, bool detects)
+{
+	if (detects || rep->n_undetecting++ > 0)
+		return;
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
+		if (!(rep->page[i].flags & REPLICA_ARMED))
+			bit_set(rep->unready, i);
+}
+
+void replica_grant_ended(struct replica *rep, bool detects)
+{
+	rep->n_undetecting -= !detects;
 }
 
 void page_disarm(struct chunk *ch, unsigned i)
@@ -118,6 +139,7 @@ void replica_check_index(struct replica *rep)
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
 		bug_on(!bit_test(rep->stale, i) && !is_current(rep, i, false));
 		bug_on(!bit_test(rep->unready, i) && !is_current(rep, i, true));
+		bug_on(rep->page[i].alone && (replica_writers(rep, i) != 1 || !replica_has_base(rep, i) || rep->page[i].cut < GAIA_PAGE));
 	}
 }
 
@@ -437,7 +459,7 @@ bool replica_is_behind(const struct replica *rep, unsigned i)
 void replica_forget_base(struct replica *rep, unsigned i)
 {
 	rep->page[i].seen = 0;
-	touched(rep->chunk, i);
+	replica_touched(rep, i);
 	twins_collect(rep->chunk, i);
 }
 
@@ -515,13 +537,13 @@ unsigned replica_plan(struct replica *rep, unsigned a, unsigned b, const uint64_
 void replica_sent(struct replica *rep, unsigned i)
 {
 	track_sent(&rep->chunk->track->page[i], &rep->page[i]);
-	touched(rep->chunk, i);
+	replica_touched(rep, i);
 }
 
 void replica_garbled(struct replica *rep, unsigned i)
 {
 	rep->page[i].flags = 0;
-	touched(rep->chunk, i);
+	replica_touched(rep, i);
 }
 
 void replica_distrusted(struct replica *rep, unsigned i)
@@ -529,20 +551,20 @@ void replica_distrusted(struct replica *rep, unsigned i)
 	bug_on(replica_ahead(rep, i) || rep->page[i].written);
 	rep->page[i].flags = 0;
 	rep->page[i].seen = 0;
-	touched(rep->chunk, i);
+	replica_touched(rep, i);
 }
 
 void replica_pulled(struct replica *rep, unsigned i)
 {
 	track_pulled(&rep->chunk->track->page[i], &rep->page[i]);
-	touched(rep->chunk, i);
+	replica_touched(rep, i);
 	twins_collect(rep->chunk, i);
 }
 
 void replica_secured(struct replica *rep, unsigned i)
 {
 	track_secured(&rep->page[i]);
-	touched(rep->chunk, i);
+	replica_touched(rep, i);
 	rep->n_snapped++;
 }
 
@@ -554,7 +576,7 @@ void replica_armed(struct replica *rep, unsigned i)
 void replica_disarmed(struct replica *rep, unsigned i)
 {
 	rep->page[i].flags &= (uint8_t)~REPLICA_ARMED;
-	touched(rep->chunk, i);
+	replica_touched(rep, i);
 }
 
 /* Of most pages one mapping at most holds it for writing, and its bit (page_replica.written) says so; others are counted beside it. */
@@ -576,6 +598,7 @@ static void written_less(struct replica *rep, unsigned i)
 	bug_on(!rep->page[i].written);
 	if (!rep->more_writers || rep->more_writers->of[i] == 0) {
 		rep->page[i].written = false;
+		rep->page[i].alone = false;
 		return;
 	}
 	rep->more_writers->of[i]--;
@@ -585,19 +608,26 @@ static void written_less(struct replica *rep, unsigned i)
 	rep->more_writers = NULL;
 }
 
-void replica_hold(struct replica *rep, unsigned i, bool beyond)
+void replica_hold(struct replica *rep, unsigned i, bool beyond, bool detects)
 {
 	struct page_replica *r = &rep->page[i];
 
 	if (r->written) {
+		r->alone = false;
 		written_more(rep, i);
 		return;
 	}
 	r->written = true;
+	r->alone = detects && replica_has_base(rep, i) && r->cut == GAIA_PAGE;
 	if (!beyond)
 		return;
 	track_voided(r);
-	touched(rep->chunk, i);
+	replica_touched(rep, i);
+}
+
+bool replica_is_detected(const struct replica *rep, unsigned i)
+{
+	return rep->page[i].alone && !replica_is_spoiled(rep);
 }
 
 void replica_drop_hold(struct replica *rep, unsigned i)
@@ -607,7 +637,7 @@ void replica_drop_hold(struct replica *rep, unsigned i)
 	written_less(rep, i);
 	if (!r->written && !fault_point("break.keep_dead"))
 		track_discarded(r);
-	touched(rep->chunk, i);
+	replica_touched(rep, i);
 	twins_collect(rep->chunk, i);
 }
 
@@ -619,14 +649,14 @@ void replica_undo_hold(struct replica *rep, unsigned i)
 	/* What was cut off meanwhile is in its memory still; and what is fresh is nothing to read. */
 	if (!r->written && (r->cut < GAIA_PAGE || (r->flags & REPLICA_FRESH)))
 		track_discarded(r);
-	touched(rep->chunk, i);
+	replica_touched(rep, i);
 	twins_collect(rep->chunk, i);
 }
 
 void replica_overwriting(struct replica *rep, unsigned i)
 {
 	track_overwriting(&rep->page[i]);
-	touched(rep->chunk, i);
+	replica_touched(rep, i);
 }
 
 bool replica_release(struct replica *rep, unsigned i, bool ends, enum found found, bool secured)
@@ -646,7 +676,7 @@ bool replica_release(struct replica *rep, unsigned i, bool ends, enum found foun
 	news = track_released(r, changed, r->written && (secured || !changed));
 	/* The next acquire need not look at a page that was found unchanged. */
 	if (changed || r->seen != before.seen || r->cut != before.cut || r->flags != before.flags)
-		touched(rep->chunk, i);
+		replica_touched(rep, i);
 	/* Others may have written between the comparison and the snapshot: what they
 	 * release next must be compared with the snapshot, byte by byte. */
 	if (changed && r->written)
@@ -661,6 +691,7 @@ bool replica_release(struct replica *rep, unsigned i, bool ends, enum found foun
 
 void replica_merge_begin(struct replica *rep, unsigned i)
 {
+	/* What it was when it was acquired is kept as its base, by another name. */
 	rep->page[i].seen = 0;
 	touched(rep->chunk, i);
 }
@@ -704,7 +735,7 @@ void replica_cut(struct replica *rep, unsigned i, unsigned cut)
 		rep->page[i].seen = rep->chunk->track->page[i].home_id;
 	else
 		track_truncated(&rep->page[i], cut);
-	touched(rep->chunk, i);
+	replica_touched(rep, i);
 	replica_removed(rep, i);
 	twins_collect(rep->chunk, i);
 }
@@ -714,7 +745,7 @@ void replica_removed(struct replica *rep, unsigned i)
 	if (!(rep->page[i].flags & REPLICA_PRESENT))
 		return;
 	rep->page[i].flags |= REPLICA_REMOVED;
-	touched(rep->chunk, i);
+	replica_touched(rep, i);
 }
 
 bool replica_to_zero(struct replica *rep, unsigned i, bool held, bool all, bool in_file)
@@ -756,7 +787,7 @@ void replica_zeroed(struct replica *rep, unsigned i)
 	struct page_replica *r = &rep->page[i];
 
 	r->flags &= (uint8_t)~REPLICA_REMOVED;
-	touched(rep->chunk, i);
+	replica_touched(rep, i);
 	if (r->written || (r->flags & REPLICA_AHEAD))
 		return;
 	*r = (struct page_replica){ .cut = GAIA_PAGE, .flags = REPLICA_ZEROS };
@@ -780,7 +811,7 @@ void replica_forget(struct replica *rep, unsigned i)
 {
 	release_void(rep, i);
 	track_truncated(&rep->page[i], 0);
-	touched(rep->chunk, i);
+	replica_touched(rep, i);
 	twins_collect(rep->chunk, i);
 }
 
