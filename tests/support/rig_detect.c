@@ -110,6 +110,14 @@ static bool nothing_changed(int err)
 	return err == -EINVAL || err == -EINTR || err == -ENOBUFS || err == -ENOSR || err == -ENOTCONN;
 }
 
+/* The page, as far as the range has it: that may end where the mapping ends. */
+static struct gaia_list_range part_of_page(struct gaia_list_range range, uint64_t i)
+{
+	uint64_t from = MAX(range.offset, i * GAIA_PAGE), end = MIN(range.offset + range.length, (i + 1) * GAIA_PAGE);
+
+	return (struct gaia_list_range){ from, end - from };
+}
+
 int rig_detect_release(struct client *cl, uint64_t off, uint64_t len)
 {
 	uint64_t a = off / GAIA_PAGE, b = len > 0 ? (off + len - 1) / GAIA_PAGE + 1 : a, n = 0;
@@ -119,8 +127,9 @@ int rig_detect_release(struct client *cl, uint64_t off, uint64_t len)
 	pthread_mutex_lock(&cl->detect->lock);
 	b = MIN(b, cl->n_chunks * GAIA_CHUNK_PAGES);
 	for (uint64_t i = a; i < b; i++)
-		if (cl->detect->page[i].writes && changed(cl, i))
-			told[n++] = (struct gaia_list_range){ i * GAIA_PAGE, GAIA_PAGE };
+		/* Also what was acquired without our knowing. */
+		if (changed(cl, i))
+			told[n++] = part_of_page(range, i);
 	pthread_mutex_unlock(&cl->detect->lock);
 	err = cache_release_told(cl->mapping, &range, 1, told, n, false, &(bool){ false });
 	free(told);
