@@ -8,16 +8,33 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "pagecache/acquire.h"
+
+#include "base/bits.h"
+#include "base/counters.h"
+#include "base/util.h"
+#include "pagecache/acquiring.h"
+#include "pagecache/ahead.h"
 #include "pagecache/bring.h"
-#include "pagecache/state.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/devices.h"
+#include "pagecache/file.h"
+#include "pagecache/grant.h"
+#include "pagecache/handover.h"
+#include "pagecache/mapping.h"
+#include "pagecache/passthrough.h"
+#include "pagecache/pins.h"
+#include "pagecache/range.h"
+#include "pagecache/readahead.h"
+#include "pagecache/ready.h"
+#include "pagecache/replica.h"
+#include "pagecache/room.h"
+#include "pagecache/scrub.h"
+#include "pagecache/segments.h"
+#include "pagecache/users.h"
 
 /* ---- parts: what is acquired of each chunk ---- */
-
-/* What an acquire is to do. */
-enum purpose {
-	PIN,		/* hand over the chunks; no page is granted */
-	BRING_AND_GRANT,
-};
 
 static void part_pin(struct part *pt)
 {
@@ -54,54 +71,12 @@ static void part_undo(struct part *pt)
 	pthread_mutex_unlock(&ch->lock);
 }
 
-/* Pages [a, b) of its chunk belong to it. */
-static void part_span(struct part *pt, unsigned a, unsigned b)
+void part_span(struct part *pt, unsigned a, unsigned b)
 {
 	if (pt->end == 0)
 		pt->a = a;
 	pt->end = b;
 	bits_set(pt->pages, a, b);
-}
-
-/* ---- an acquire ---- */
-
-/* The parts: one for each chunk that is brought, then one for each that the client maps beyond these. */
-struct parts {
-	struct part *at;
-	uint64_t n;
-};
-
-struct acquiring {
-	/* What was asked for. */
-	struct mapping *m;
-	struct segments asked;
-	struct segments over; /* of these, pages that ranges have as a whole, and that are to be overwritten */
-	bool write;
-	enum purpose purpose;
-	const struct pin *pin;	  /* see choose_chunks() */
-	struct ready_runs *ready; /* hold what is ready at once; NULL: decide about everything together */
-	uint64_t *seq;
-	atomic_uint *verdict;
-
-	/* What comes of it. */
-	uint64_t border;	/* chunks before this one are brought; of those behind it pages are held */
-	uint64_t *index;	/* of the chunks to bring, in order */
-	struct replica **reps;	/* theirs, pinned once n_pinned says so */
-	uint64_t n, n_pinned;
-	struct grant **mapped;	/* chunks behind the border that the client maps, pinned; */
-	struct replica **counted; /* and counted as pinned by the user */
-	unsigned n_mapped, n_counted;
-	struct grant **since;	/* those that it maps by now, see want_unmapped() */
-	unsigned n_since;
-	bool wants;
-	struct parts parts;
-	struct ahead ahead;
-};
-
-/* Whether anything was asked for that lies behind the border. */
-static bool reaches_beyond(const struct acquiring *ac)
-{
-	return ac->asked.at[ac->asked.n - 1].b > ac->border * GAIA_CHUNK_PAGES;
 }
 
 static bool is_given_up(atomic_uint *verdict)
@@ -161,8 +136,7 @@ static int pause_windows(struct acquiring *ac, struct windows *ws, atomic_uint *
 	return err ? err : is_given_up(verdict) ? -EINTR : 0;
 }
 
-/* Acquire parts at[0..n). file->range is held. */
-static int parts_acquire(struct acquiring *ac, struct part *at, uint64_t n, atomic_uint *verdict)
+int parts_acquire(struct acquiring *ac, struct part *at, uint64_t n, atomic_uint *verdict)
 {
 	struct windows ws = { NULL };
 	int err = 0, ended;
@@ -208,163 +182,6 @@ static int bring_and_hold(struct acquiring *ac)
 	return err;
 }
 
-/* ---- what is wanted of chunks that the client does not map ---- */
-
-/* The first mapped chunk that ends behind @page. */
-static unsigned mapped_behind(const struct acquiring *ac, uint64_t page)
-{
-	unsigned low = 0, high = ac->n_mapped;
-
-	while (low < high) {
-		unsigned mid = low + (high - low) / 2;
-
-		if ((ac->mapped[mid]->index + 1) * GAIA_CHUNK_PAGES <= page)
-			low = mid + 1;
-		else
-			high = mid;
-	}
-	return low;
-}
-
-/* Where next_unmapped() goes on: at page @at, in the segment @nth. All zeros at first. */
-struct place {
-	size_t nth;
-	uint64_t at;
-};
-
-/* The next pages behind the border that were asked for and do not lie in mapped chunks: false if there are none. */
-static bool next_unmapped(const struct acquiring *ac, struct place *pl, struct segment *out)
-{
-	pl->at = MAX(pl->at, ac->border * GAIA_CHUNK_PAGES);
-	while (pl->nth < ac->asked.n) {
-		const struct segment *s = &ac->asked.at[pl->nth];
-		uint64_t from = MAX(s->a, pl->at), start;
-		unsigned k;
-
-		if (from >= s->b) {
-			pl->nth++;
-			continue;
-		}
-		k = mapped_behind(ac, from);
-		start = k < ac->n_mapped ? ac->mapped[k]->index * GAIA_CHUNK_PAGES : UINT64_MAX;
-		if (start <= from) {
-			pl->at = start + GAIA_CHUNK_PAGES;
-			continue;
-		}
-		pl->at = MIN(s->b, start);
-		*out = (struct segment){ from, pl->at, s->n };
-		return true;
-	}
-	return false;
-}
-
-void mapping_unhold(struct mapping *m, uint64_t a, uint64_t b, unsigned n, bool write, bool untold)
-{
-	struct segment span = { a, b, n };
-	struct grant **list;
-	unsigned n_grants = grants_pin(m, (struct segments){ &span, 1 }, &list);
-
-	for (unsigned k = 0; k < n_grants; k++) {
-		struct chunk *ch = list[k]->replica->chunk;
-		unsigned from, to;
-
-		segment_in_chunk(&span, ch->index, &from, &to);
-		pthread_mutex_lock(&ch->lock);
-		if (!untold || !ready_unhold(list[k], from, to, write)) {
-			pages_lock(ch, from, to);
-			grant_unhold(list[k], from, to, n, write ? n : 0, untold);
-			replica_scrub(list[k]->replica, from, to, false);
-			pages_unlock(ch, from, to);
-		}
-		pthread_mutex_unlock(&ch->lock);
-		replica_unpin(list[k]->replica);
-	}
-	free(list);
-}
-
-/* Pages before @until of what next_unmapped() says are not wanted any more. */
-static void unwant_unmapped(const struct acquiring *ac, uint64_t until)
-{
-	struct place pl = { .nth = 0 };
-	struct segment s;
-	unsigned left;
-	uint64_t end;
-
-	while (next_unmapped(ac, &pl, &s) && s.a < until)
-		for (; s.a < s.b; s.a = end) {
-			end = wanted_undo(ac->m, s.a, s.b, s.n, ac->write, &left);
-			if (left > 0)
-				mapping_unhold(ac->m, s.a, end, left, ac->write, false);
-		}
-}
-
-/* The other way round. */
-static int want_all_unmapped(const struct acquiring *ac)
-{
-	struct place pl = { .nth = 0 };
-	struct segment s;
-	int err = 0;
-
-	while (!err && next_unmapped(ac, &pl, &s))
-		err = wanted_add(ac->m, s.a, s.b, s.n, ac->write);
-	if (err)
-		unwant_unmapped(ac, s.a);
-	return err;
-}
-
-/* The acquire has succeeded. */
-static void settle_unmapped(const struct acquiring *ac)
-{
-	struct place pl = { .nth = 0 };
-	struct segment s;
-
-	while (next_unmapped(ac, &pl, &s))
-		wanted_settle(ac->m, s.a, s.b, s.n);
-}
-
-/* What the client wanted of this chunk, which it maps, or is about to. */
-static int acquire_wanted(struct acquiring *ac, struct replica *rep)
-{
-	struct part pt;
-	struct hold h;
-	int err = 0;
-
-	pthread_rwlock_rdlock(&ac->m->file->range);
-	while (!err && wanted_first(ac->m, rep->chunk->index, &h)) {
-		uint64_t start = rep->chunk->index * GAIA_CHUNK_PAGES;
-
-		pt = (struct part){ .m = ac->m, .rep = rep, .ch = rep->chunk, .grant = grant_get(ac->m, rep), .wanted = true,
-				    .write = h.writes > 0 };
-		part_span(&pt, (unsigned)(h.a - start), (unsigned)(h.b - start));
-		/* It goes on when this acquire is given up: what is wanted is an earlier one's. */
-		err = parts_acquire(ac, &pt, 1, NULL);
-	}
-	pthread_rwlock_unlock(&ac->m->file->range);
-	return err;
-}
-
-/*
- * In chunks that the file does not reach, pages are held if the client maps the chunk already. In others it
- * can store nothing until it gets them by another acquire: what was asked for is remembered until then. If the file has grown,
- * that other acquire may run beside this one. The other one first notes that the client has the chunk and
- * then looks for what is wanted; this one first notes what is wanted and then looks for chunks: so one of them sees the other.
- */
-static int want_unmapped(struct acquiring *ac)
-{
-	int err;
-
-	if (ac->purpose != BRING_AND_GRANT || !reaches_beyond(ac))
-		return 0;
-	err = want_all_unmapped(ac);
-	if (err)
-		return err;
-	ac->wants = true;
-	ac->n_since = grants_pin_mapped(ac->m, ac->asked, ac->border, !ac->pin, &ac->since);
-	for (unsigned k = 0; k < ac->n_since && !err; k++)
-		err = acquire_wanted(ac, ac->since[k]->replica);
-	return err;
-}
-
 /* ---- handing chunks over ---- */
 
 /* The chunks that were brought, where the client does not map them. */
@@ -400,121 +217,6 @@ static int hand_over(struct acquiring *ac)
 	if (!err)
 		err = acquire_all_wanted(ac);
 	return err;
-}
-
-/* ---- announced acquires ---- */
-
-#define PINS_MOST 4096u /* of a mapping */
-#define BEYOND_MOST 64u /* of a pin: of a file that was cut off it is one, unless the client maps every other chunk */
-
-static unsigned count_runs(struct grant **list, unsigned n)
-{
-	unsigned runs = 0;
-
-	for (unsigned k = 0; k < n; k++)
-		runs += k == 0 || list[k]->index != list[k - 1]->index + 1;
-	return runs;
-}
-
-/* The chunks are counted in their grants. -EAGAIN: the mapping has too many acquires to come, or this one too many parts. */
-static int pin_note(struct mapping *m, struct page_span span, uint64_t first, uint64_t n,
-		    struct grant **beyond, unsigned n_beyond)
-{
-	unsigned runs = count_runs(beyond, n_beyond);
-	struct pin *pin;
-	int err = 0;
-
-	if (runs > BEYOND_MOST)
-		return -EAGAIN;
-	pin = xcalloc(1, sizeof(*pin) + runs * sizeof(pin->beyond[0]));
-	pin->span = span;
-	pin->first = first;
-	pin->n = n;
-	for (unsigned k = 0; k < n_beyond; k++) {
-		uint64_t index = beyond[k]->index;
-
-		if (k == 0 || index != beyond[k - 1]->index + 1)
-			pin->beyond[pin->n_beyond++].a = index;
-		pin->beyond[pin->n_beyond - 1].b = index + 1;
-	}
-	pthread_mutex_lock(&m->lock);
-	if (m->n_pins < PINS_MOST) {
-		STAILQ_INSERT_TAIL(&m->pins, pin, link);
-		m->n_pins++;
-	} else {
-		err = -EAGAIN;
-	}
-	pthread_mutex_unlock(&m->lock);
-	if (err)
-		free(pin);
-	return err;
-}
-
-/* Take the oldest pin of this range, which becomes the caller's; NULL: there is none. */
-static struct pin *pin_take(struct mapping *m, struct page_span span)
-{
-	struct pin *pin;
-
-	pthread_mutex_lock(&m->lock);
-	STAILQ_FOREACH(pin, &m->pins, link)
-		if (!pin->taken && pin->span.a == span.a && pin->span.b == span.b)
-			break;
-	if (pin)
-		pin->taken = true;
-	pthread_mutex_unlock(&m->lock);
-	return pin;
-}
-
-/* The acquire has failed: it may come again. */
-static void pin_put_back(struct mapping *m, struct pin *pin)
-{
-	pthread_mutex_lock(&m->lock);
-	pin->taken = false;
-	pthread_mutex_unlock(&m->lock);
-}
-
-static bool pin_has(const struct pin *pin, uint64_t chunk)
-{
-	for (unsigned k = 0; k < pin->n_beyond; k++)
-		if (chunk >= pin->beyond[k].a && chunk < pin->beyond[k].b)
-			return true;
-	return chunk >= pin->first && chunk - pin->first < pin->n;
-}
-
-/* The acquire has come, or will not: its chunks, and no others, need not stay any more. */
-static void pin_end(struct mapping *m, struct pin *pin)
-{
-	struct segment span = { pin->span.a, pin->span.b, 1 };
-	struct grant **list;
-	unsigned n = grants_pin(m, (struct segments){ &span, 1 }, &list);
-
-	for (unsigned k = 0; k < n; k++) {
-		struct replica *rep = list[k]->replica;
-
-		pthread_mutex_lock(&rep->chunk->lock);
-		/* The client's death may have ended it. */
-		if (pin_has(pin, list[k]->index) && list[k]->to_come > 0)
-			list[k]->to_come--;
-		grant_repin(list[k]);
-		pthread_mutex_unlock(&rep->chunk->lock);
-		replica_unpin(rep);
-	}
-	free(list);
-	pthread_mutex_lock(&m->lock);
-	STAILQ_REMOVE(&m->pins, pin, pin, link);
-	m->n_pins--;
-	pthread_mutex_unlock(&m->lock);
-	free(pin);
-}
-
-void pins_drop(struct mapping *m)
-{
-	struct pin *pin;
-
-	while ((pin = STAILQ_FIRST(&m->pins))) {
-		STAILQ_REMOVE_HEAD(&m->pins, link);
-		free(pin);
-	}
 }
 
 /* ---- what an acquire is about, and its end ---- */
@@ -707,8 +409,7 @@ static int acquire_some_ready(const struct acquiring *what)
 	return acquire_segments(&ac);
 }
 
-/* What follows goes by the file's size. */
-static int learn_size(struct cfile *f)
+int learn_size(struct cfile *f)
 {
 	int err;
 
@@ -718,13 +419,12 @@ static int learn_size(struct cfile *f)
 	return err;
 }
 
-static bool is_inside(const struct mapping *m, uint64_t off, uint64_t len)
+bool mapping_has(const struct mapping *m, uint64_t off, uint64_t len)
 {
 	return off >= m->off && len <= m->len && off - m->off <= m->len - len;
 }
 
-/* The pages of a range that is not empty. */
-static struct page_span span_of(uint64_t off, uint64_t len)
+struct page_span span_of(uint64_t off, uint64_t len)
 {
 	return (struct page_span){ off / GAIA_PAGE, (off + len - 1) / GAIA_PAGE + 1 };
 }
@@ -783,7 +483,7 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 	*seq = 0;
 	if (access & ~m->prot)
 		return -EACCES;
-	if (!is_inside(m, off, len))
+	if (!mapping_has(m, off, len))
 		return -EINVAL;
 	if (len == 0)
 		return 0;
@@ -813,7 +513,7 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 int ranges_check(const struct mapping *m, const struct gaia_list_range *range, size_t n)
 {
 	for (size_t k = 0; k < n; k++)
-		if (range[k].length > 0 && !is_inside(m, range[k].offset, range[k].length))
+		if (range[k].length > 0 && !mapping_has(m, range[k].offset, range[k].length))
 			return -EINVAL;
 	return 0;
 }
@@ -862,111 +562,4 @@ int cache_acquirev(struct mapping *m, struct gaia_list_range *range, size_t n, u
 	free(over.at);
 	free(segs.at);
 	return err;
-}
-
-/* ---- eviction on request, and advice ---- */
-
-static int evict_home(struct chunk *ch, unsigned a, unsigned b)
-{
-	int err;
-
-	pthread_rwlock_rdlock(&ch->file->range);
-	err = chunk_store(ch, a, b, true);
-	pthread_mutex_lock(&ch->lock);
-	for (unsigned i = a; i < b; i++) {
-		if (!page_present(ch, i))
-			continue;
-		pages_lock(ch, i, i + 1);
-		if (page_present(ch, i) && !page_dirty(ch, i) && home_may_leave(ch, i)) {
-			page_drop(ch, i);
-			count(CTR_home_evicted, 1);
-		}
-		pages_unlock(ch, i, i + 1);
-	}
-	pthread_mutex_unlock(&ch->lock);
-	pthread_rwlock_unlock(&ch->file->range);
-	chunk_unlist(ch);
-	return err;
-}
-
-/* @m: see replicas_drop(). */
-static int evict(struct cfile *f, unsigned from, uint64_t off, uint64_t len, const struct mapping *m)
-{
-	uint64_t end = len == 0 || off + len < off ? UINT64_MAX : off + len;
-	struct cache *c = f->cache;
-	struct chunk **list;
-	unsigned n, took;
-	int err, result = 0;
-
-	if (from != GAIA_FROM_HOME && from >= c->n_devices)
-		return -ENODEV;
-	n = chunk_list_get(f, off / GAIA_CHUNK, (end - 1) / GAIA_CHUNK, &list);
-	for (unsigned k = 0; k < n; k += took) {
-		uint64_t index = list[k]->index;
-
-		took = from == GAIA_FROM_HOME ? 1 : MIN(n - k, EVICT_AT_ONCE);
-		if (from == GAIA_FROM_HOME)
-			err = evict_home(list[k], page_in_chunk(off / GAIA_PAGE, index, 0, 0),
-					 page_in_chunk((end - 1) / GAIA_PAGE, index, 0,
-						       GAIA_CHUNK_PAGES - 1) + 1);
-		else
-			err = replicas_drop(list + k, took, &c->dev[from], m);
-		result = result ? result : err;
-		for (unsigned i = k; i < k + took; i++)
-			chunk_put(list[i]);
-	}
-	free(list);
-	return result;
-}
-
-int cache_evict(struct cfile *f, unsigned from, uint64_t off, uint64_t len)
-{
-	return evict(f, from, off, len, NULL);
-}
-
-/* The pages that the range has in the file, [*first, *last]: false if there are none. */
-static bool clip(struct mapping *m, uint64_t off, uint64_t len, uint64_t *first, uint64_t *last)
-{
-	uint64_t end = MIN(off + len, cfile_size(m->file));
-
-	if (len == 0 || off >= end)
-		return false;
-	*first = off / GAIA_PAGE;
-	*last = (end - 1) / GAIA_PAGE;
-	return true;
-}
-
-int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice)
-{
-	uint64_t first, last, c0, c1;
-	int err;
-
-	if (!is_inside(m, off, len))
-		return -EINVAL;
-	if (len == 0)
-		return 0;
-	switch (advice) {
-	case GAIA_ADVISE_NORMAL:
-	case GAIA_ADVISE_RANDOM:
-	case GAIA_ADVISE_SEQUENTIAL:
-		return readahead_advise(m, span_of(off, len), advice);
-	case GAIA_ADVISE_WILLNEED:
-		readahead_will_need(m, span_of(off, len));
-		return 0;
-	case GAIA_ADVISE_DONTNEED:
-		readahead_cancel(m, span_of(off, len));
-		err = learn_size(m->file);
-		if (err || !clip(m, off, len, &first, &last))
-			return err;
-		/* Whole chunks only: a part's neighbours may be needed. */
-		c0 = (first + GAIA_CHUNK_PAGES - 1) / GAIA_CHUNK_PAGES;
-		c1 = (last + 1) / GAIA_CHUNK_PAGES;
-		if (c0 >= c1)
-			return 0;
-		/* Evicting what others use needs the right to write the file; a caller who advises may only read it. */
-		err = evict(m->file, m->dev->index, c0 * GAIA_CHUNK, (c1 - c0) * GAIA_CHUNK, m);
-		return err == -EBUSY ? 0 : err;
-	default:
-		return -EINVAL;
-	}
 }

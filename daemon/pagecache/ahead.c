@@ -10,6 +10,18 @@
  */
 #include <stdlib.h>
 
+#include "pagecache/ahead.h"
+
+#include "base/bits.h"
+#include "base/util.h"
+#include "consistency/track.h"
+#include "pagecache/chunk.h"
+#include "pagecache/file.h"
+#include "pagecache/home.h"
+#include "pagecache/passthrough.h"
+#include "pagecache/replica.h"
+#include "pagecache/root.h"
+#include "pagecache/segments.h"
 #include "pagecache/state.h"
 
 /* One acquire may have this part of home under way at most. */

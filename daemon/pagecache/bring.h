@@ -4,7 +4,21 @@
 #ifndef GAIA_PAGECACHE_BRING_H
 #define GAIA_PAGECACHE_BRING_H
 
-#include "pagecache/internal.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "consistency/track.h"
+#include "pagecache/cache.h"
+#include "pagecache/segments.h"
+
+struct ahead;
+struct chunk;
+struct devmem;
+struct grant;
+struct mapping;
+struct replica;
+struct window;
 
 /* One chunk's part of an acquire. */
 struct part {
@@ -37,7 +51,6 @@ struct part {
 };
 
 /* The windows of an acquire: for one the device may be at work, and pages of it are locked. All zeros at first. */
-struct window;
 struct windows {
 	struct window *under_way;
 };
@@ -72,5 +85,10 @@ static inline bool part_has(const struct part *pt, unsigned steps)
 
 	return (pt->steps & steps) && part_run(pt, steps, &i, &j);
 }
+
+/* Bring pages [a, b) of the replica's, which are locked, up to date as an acquire to read does. file->range held. */
+int replica_bring(struct replica *rep, unsigned a, unsigned b);
+/* The same for those of them that are in @pages, which are all to be sent; the others need not be locked. See fills.quiet. */
+int replica_bring_some(struct replica *rep, unsigned a, unsigned b, const uint64_t *pages);
 
 #endif

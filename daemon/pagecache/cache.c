@@ -3,7 +3,23 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "pagecache/cache.h"
+
+#include "base/thread.h"
+#include "base/util.h"
+#include "pagecache/chunk.h"
+#include "pagecache/coherence.h"
+#include "pagecache/devices.h"
+#include "pagecache/file.h"
+#include "pagecache/frames.h"
+#include "pagecache/peer.h"
+#include "pagecache/readahead.h"
+#include "pagecache/readcost.h"
+#include "pagecache/root.h"
 #include "pagecache/state.h"
+#include "pagecache/stranded.h"
+#include "pagecache/users.h"
+#include "pagecache/writeback.h"
 
 #define EVICTORS 32u	   /* threads that wait for clients, one for each user; */
 #define EVICTORS_OWNERS 4u /* so many of these for owners only */

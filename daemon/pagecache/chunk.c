@@ -2,6 +2,10 @@
 #include <stdlib.h>
 
 #include "pagecache/chunk.h"
+
+#include "base/util.h"
+#include "pagecache/file.h"
+#include "pagecache/root.h"
 #include "pagecache/state.h"
 
 /* ---- life ---- */

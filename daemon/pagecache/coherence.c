@@ -12,8 +12,27 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "pagecache/coherence.h"
+
+#include "base/bits.h"
+#include "base/counters.h"
+#include "base/fault.h"
+#include "base/log.h"
 #include "base/thread.h"
+#include "base/util.h"
+#include "consistency/merge.h"
+#include "consistency/track.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/devices.h"
 #include "pagecache/fetch.h"
+#include "pagecache/file.h"
+#include "pagecache/frames.h"
+#include "pagecache/grant.h"
+#include "pagecache/home.h"
+#include "pagecache/replica.h"
+#include "pagecache/root.h"
+#include "pagecache/run.h"
 #include "pagecache/state.h"
 
 /* ---- races ---- */

@@ -7,8 +7,24 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "pagecache/evict.h"
+
+#include "base/counters.h"
+#include "base/fault.h"
+#include "base/util.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/coherence.h"
+#include "pagecache/devices.h"
 #include "pagecache/fetch.h"
+#include "pagecache/file.h"
+#include "pagecache/grant.h"
+#include "pagecache/ready.h"
 #include "pagecache/replica.h"
+#include "pagecache/root.h"
+#include "pagecache/run.h"
+#include "pagecache/state.h"
+#include "pagecache/stranded.h"
 
 /* Whether the client of the grant must be asked for the memory; from now on it counts as asked. chunk->lock is held. */
 static bool take_back(struct grant *g)

@@ -11,11 +11,29 @@
  */
 #include "pagecache/fetch.h"
 
+#include "base/bits.h"
+#include "base/counters.h"
+#include "base/fault.h"
+#include "base/log.h"
+#include "base/util.h"
+#include "consistency/merge.h"
+#include "consistency/track.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/coherence.h"
+#include "pagecache/devices.h"
+#include "pagecache/file.h"
+#include "pagecache/frames.h"
+#include "pagecache/home.h"
+#include "pagecache/range.h"
+#include "pagecache/replica.h"
+#include "pagecache/root.h"
+#include "pagecache/run.h"
+#include "pagecache/state.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "pagecache/state.h"
 
 /* A window ends when it has so many pages, or this part of home; or so many chunks. */
 #define WINDOW_PAGES 16384u

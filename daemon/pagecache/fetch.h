@@ -4,7 +4,15 @@
 #ifndef GAIA_PAGECACHE_FETCH_H
 #define GAIA_PAGECACHE_FETCH_H
 
-#include "pagecache/internal.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "pagecache/cache.h"
+#include "pagecache/mapping.h"
+#include "pagecache/range.h"
+
+struct cache;
+struct chunk;
 
 /* Pages of a chunk, a bit each; they are locked. */
 struct fetch_part {
@@ -65,5 +73,8 @@ bool home_can_take(const struct cache *c, unsigned n_frames);
 
 /* kept_trim() of the pages of all parts, which are of one file: by one operation for each device. */
 void kept_trim_parts(const struct fetch_part *part, unsigned n);
+
+/* Merge all releases of pages [a, b), which are locked, home. -EIO: some are lost with their device. */
+int fetch_pages(struct chunk *ch, unsigned a, unsigned b);
 
 #endif

@@ -5,7 +5,16 @@
 #include <string.h>
 #include <time.h>
 
+#include "pagecache/file.h"
+
+#include "base/util.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/evict.h"
+#include "pagecache/readahead.h"
+#include "pagecache/root.h"
 #include "pagecache/state.h"
+#include "pagecache/writeback.h"
 
 /* ---- life ---- */
 

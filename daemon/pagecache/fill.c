@@ -8,7 +8,22 @@
 #include <string.h>
 
 #include "pagecache/fill.h"
+
+#include "base/bits.h"
+#include "base/counters.h"
+#include "base/log.h"
+#include "base/util.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/fetch.h"
+#include "pagecache/file.h"
+#include "pagecache/frames.h"
+#include "pagecache/home.h"
+#include "pagecache/passthrough.h"
+#include "pagecache/readcost.h"
+#include "pagecache/root.h"
 #include "pagecache/state.h"
+#include "pagecache/writeback.h"
 
 static uint64_t page_offset(const struct chunk *ch, unsigned i)
 {

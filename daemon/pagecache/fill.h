@@ -4,7 +4,13 @@
 #ifndef GAIA_PAGECACHE_FILL_H
 #define GAIA_PAGECACHE_FILL_H
 
-#include "pagecache/internal.h"
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+#include "pagecache/frames.h"
+#include "pagecache/home.h"
+#include "pagecache/readcost.h"
 
 #define FILL_PAGES READ_BATCH /* at a time */
 

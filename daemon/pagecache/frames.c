@@ -19,7 +19,12 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "pagecache/internal.h"
+#include "pagecache/frames.h"
+
+#include "base/counters.h"
+#include "base/fault.h"
+#include "base/util.h"
+#include "pagecache/devices.h"
 
 #define ARENA_SLABS 32u
 

@@ -12,7 +12,22 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "pagecache/grant.h"
+
+#include "base/bits.h"
+#include "base/util.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/file.h"
+#include "pagecache/holds.h"
+#include "pagecache/mapping.h"
+#include "pagecache/ready.h"
+#include "pagecache/replica.h"
+#include "pagecache/root.h"
+#include "pagecache/scrub.h"
+#include "pagecache/segments.h"
 #include "pagecache/state.h"
+#include "pagecache/users.h"
 
 struct grant *grant_get(struct mapping *m, struct replica *rep)
 {

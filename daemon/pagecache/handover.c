@@ -10,6 +10,21 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "pagecache/handover.h"
+
+#include "base/bits.h"
+#include "base/fault.h"
+#include "base/log.h"
+#include "pagecache/bring.h"
+#include "pagecache/chunk.h"
+#include "pagecache/devices.h"
+#include "pagecache/file.h"
+#include "pagecache/grant.h"
+#include "pagecache/home.h"
+#include "pagecache/passthrough.h"
+#include "pagecache/replica.h"
+#include "pagecache/root.h"
+#include "pagecache/scrub.h"
 #include "pagecache/state.h"
 
 /* Whether the caller has to hand it over. */

@@ -8,7 +8,13 @@
 #include <stdlib.h>
 
 #include "base/thread.h"
+#include "base/util.h"
+#include "pagecache/chunk.h"
+#include "pagecache/evict.h"
+#include "pagecache/file.h"
+#include "pagecache/grant.h"
 #include "pagecache/replica.h"
+#include "pagecache/root.h"
 
 /* A user whose clients have not answered in time. A worker of the user's waits for them. cache.late_lock */
 struct late_user {

@@ -2,8 +2,15 @@
 #include <errno.h>
 #include <string.h>
 
+#include "base/counters.h"
+#include "base/log.h"
+#include "base/util.h"
 #include "pagecache/chunk.h"
+#include "pagecache/file.h"
+#include "pagecache/frames.h"
+#include "pagecache/root.h"
 #include "pagecache/state.h"
+#include "pagecache/writeback.h"
 
 /* ---- what the kernel has ---- */
 

@@ -1,7 +1,10 @@
 /* lists.c - the cache's lists of chunks: those with frames, with dirty pages, with releases, and those without frames. */
 #include <stdlib.h>
 
+#include "base/util.h"
 #include "pagecache/chunk.h"
+#include "pagecache/file.h"
+#include "pagecache/root.h"
 #include "pagecache/state.h"
 
 void chunk_arrive(struct chunk *ch, unsigned lists)

@@ -3,7 +3,24 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "pagecache/mapping.h"
+
+#include "base/util.h"
+#include "pagecache/acquire.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/devices.h"
+#include "pagecache/evict.h"
+#include "pagecache/file.h"
+#include "pagecache/grant.h"
+#include "pagecache/pins.h"
+#include "pagecache/readahead.h"
+#include "pagecache/ready.h"
 #include "pagecache/replica.h"
+#include "pagecache/room.h"
+#include "pagecache/root.h"
+#include "pagecache/segments.h"
+#include "pagecache/stranded.h"
 
 /* ---- grants ---- */
 

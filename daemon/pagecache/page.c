@@ -3,7 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/util.h"
 #include "pagecache/chunk.h"
+#include "pagecache/file.h"
+#include "pagecache/frames.h"
+#include "pagecache/root.h"
 #include "pagecache/state.h"
 
 /* ---- frames of pages ---- */

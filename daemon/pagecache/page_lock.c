@@ -2,7 +2,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/bits.h"
+#include "base/counters.h"
+#include "base/thread.h"
+#include "base/util.h"
 #include "pagecache/chunk.h"
+#include "pagecache/ready.h"
 #include "pagecache/state.h"
 
 /*

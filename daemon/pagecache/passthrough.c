@@ -22,7 +22,23 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "pagecache/passthrough.h"
+
+#include "base/bits.h"
+#include "base/counters.h"
+#include "base/fault.h"
+#include "base/log.h"
+#include "base/util.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/coherence.h"
+#include "pagecache/fetch.h"
+#include "pagecache/file.h"
+#include "pagecache/frames.h"
+#include "pagecache/home.h"
+#include "pagecache/root.h"
 #include "pagecache/state.h"
+#include "pagecache/writeback.h"
 
 #define IMPORT_PAGES 256u /* in one call to the store */
 

@@ -14,7 +14,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "pagecache/peer.h"
+
+#include "base/bits.h"
+#include "base/counters.h"
+#include "base/log.h"
+#include "base/util.h"
+#include "consistency/track.h"
 #include "pagecache/bring.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/devices.h"
+#include "pagecache/file.h"
+#include "pagecache/replica.h"
+#include "pagecache/root.h"
+#include "pagecache/run.h"
 #include "pagecache/state.h"
 
 void peers_find(struct cache *c)

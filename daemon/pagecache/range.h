@@ -10,6 +10,14 @@
 #include "base/util.h"
 #include "gaia/protocol.h"
 
+/* Pages [a, b) of a file; chunks of it. */
+struct page_span {
+	uint64_t a, b;
+};
+struct chunk_span {
+	uint64_t a, b;
+};
+
 /* The pages of a range that lie in its first chunk: [*a, *b); returns the bytes. */
 static inline size_t range_first(uint64_t off, size_t len, unsigned *a, unsigned *b)
 {
@@ -19,6 +27,16 @@ static inline size_t range_first(uint64_t off, size_t len, unsigned *a, unsigned
 	*a = (unsigned)(in / GAIA_PAGE);
 	*b = (unsigned)((in + n + GAIA_PAGE - 1) / GAIA_PAGE);
 	return n;
+}
+
+/* The place of the file's page in @chunk; @below or @above if it is before or after the chunk. */
+static inline unsigned page_in_chunk(uint64_t page, uint64_t chunk, unsigned below, unsigned above)
+{
+	if (page / GAIA_CHUNK_PAGES < chunk)
+		return below;
+	if (page / GAIA_CHUNK_PAGES > chunk)
+		return above;
+	return (unsigned)(page % GAIA_CHUNK_PAGES);
 }
 
 #endif

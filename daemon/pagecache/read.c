@@ -7,8 +7,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/counters.h"
+#include "base/fault.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/file.h"
 #include "pagecache/fill.h"
+#include "pagecache/home.h"
+#include "pagecache/passthrough.h"
 #include "pagecache/range.h"
+#include "pagecache/readcost.h"
 #include "pagecache/state.h"
 
 #define READAHEAD_PAGES 128u /* beyond what a sequential reader asked for */

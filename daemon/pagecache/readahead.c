@@ -25,8 +25,29 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "pagecache/readahead.h"
+
+#include "base/bits.h"
+#include "base/counters.h"
+#include "base/fault.h"
+#include "base/thread.h"
+#include "base/util.h"
+#include "consistency/track.h"
+#include "pagecache/bring.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/devices.h"
+#include "pagecache/file.h"
+#include "pagecache/grant.h"
+#include "pagecache/home.h"
+#include "pagecache/passthrough.h"
+#include "pagecache/ready.h"
+#include "pagecache/replica.h"
+#include "pagecache/root.h"
 #include "pagecache/state.h"
 #include "pagecache/streams.h"
+#include "pagecache/unused.h"
+#include "pagecache/users.h"
 
 #define PIECES 8u /* of a mapping, at work on them before other mappings have their turn */
 

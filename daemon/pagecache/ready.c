@@ -30,6 +30,22 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "pagecache/ready.h"
+
+#include "base/bits.h"
+#include "base/fault.h"
+#include "base/util.h"
+#include "pagecache/acquire.h"
+#include "pagecache/cache.h"
+#include "pagecache/devices.h"
+#include "pagecache/file.h"
+#include "pagecache/grant.h"
+#include "pagecache/holds.h"
+#include "pagecache/home.h"
+#include "pagecache/mapping.h"
+#include "pagecache/readahead.h"
+#include "pagecache/replica.h"
+#include "pagecache/root.h"
 #include "pagecache/state.h"
 
 /* Whether the mapping of @g must know that the client of @other lives. */

@@ -5,382 +5,27 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "base/bits.h"
+#include "base/counters.h"
+#include "base/fault.h"
+#include "base/quota.h"
+#include "base/util.h"
+#include "pagecache/acquire.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/coherence.h"
+#include "pagecache/file.h"
+#include "pagecache/grant.h"
+#include "pagecache/mapping.h"
+#include "pagecache/passthrough.h"
+#include "pagecache/publish.h"
+#include "pagecache/ready.h"
+#include "pagecache/replica.h"
+#include "pagecache/root.h"
+#include "pagecache/segments.h"
 #include "pagecache/state.h"
+#include "pagecache/writeback.h"
 
-#define WORDS (GAIA_CHUNK_PAGES / 64)
-
-/* One chunk's part of a release; a bit a page. */
-struct release {
-	struct chunk *ch;
-	struct grant *grant; /* its replica is pinned until what changed is found; NULL: nothing of it is ours */
-	struct segments take; /* the holds to take away: those that have pages of the chunk */
-	bool unused;	      /* see cache_give_back(): only pages that nobody else holds are published */
-	unsigned a, b;		 /* the first of @pages, and behind the last */
-	uint64_t pages[WORDS];	 /* to release */
-	uint64_t writing[WORDS]; /* of these: held for writing by this mapping */
-	uint64_t last[WORDS];	 /* held by it no more often than this release takes away, so that it seems to be the last */
-	uint64_t held_on[WORDS]; /* of those held for writing, what it or another mapping seems to go on holding so */
-	uint64_t over[WORDS];	 /* and for overwriting */
-	uint64_t whole[WORDS];	 /* of these, what is not void: to be published without a comparison */
-	uint64_t compare[WORDS]; /* of the others, what is not void, and not: */
-	uint64_t detected[WORDS]; /* what its client can tell of whether it has changed */
-	bool told;		  /* the client has told what it has found changed: */
-	uint64_t found[WORDS];
-	uint64_t changed_pages[WORDS];
-	uint64_t shared[WORDS];	 /* changed, and somebody goes on writing them */
-	uint64_t ended[WORDS];	 /* held for writing by it no more */
-	bool any;		 /* held for writing */
-	int err;
-
-	uint64_t published[WORDS]; /* by us or others, and the kernel may hold copies */
-	uint16_t opened[GAIA_CHUNK_PAGES]; /* of those, see window_open() */
-	bool changed;
-};
-
-static bool any_bit(const uint64_t *bits)
-{
-	return bits_first(bits, 0, GAIA_CHUNK_PAGES) < GAIA_CHUNK_PAGES;
-}
-
-/* It cannot be found out what changed, so all counts as changed, except bytes beyond the file's end, which may be there still. */
-static void take_for_changed(struct release *rl)
-{
-	struct replica *rep = rl->grant->replica;
-
-	pthread_mutex_lock(&rl->ch->lock);
-	for (unsigned i = rl->a; (i = bits_first(rl->compare, i, rl->b)) < rl->b; i++) {
-		unsigned limit = page_limit(rl->ch, i);
-
-		replica_disarmed(rep, i);
-		if (limit < GAIA_PAGE)
-			replica_cut(rep, i, limit);
-	}
-	pthread_mutex_unlock(&rl->ch->lock);
-}
-
-/* The next page that may be published and in which something may have been stored beyond the end of the file. */
-static unsigned next_to_cut(const struct release *rl, unsigned i)
-{
-	unsigned compare = bits_first(rl->compare, i, rl->b);
-
-	for (i = bits_first(rl->detected, i, rl->b); i < rl->b && !bit_test(rl->found, i);)
-		i = bits_first(rl->detected, i + 1, rl->b);
-	return MIN(i, compare);
-}
-
-/* In the page with the end of the file, bytes past the end are dropped first. */
-static int drop_beyond(const struct release *rl)
-{
-	struct replica *rep = rl->grant->replica;
-	int err = 0;
-
-	for (unsigned i = rl->a; (i = next_to_cut(rl, i)) < rl->b && !err; i++) {
-		struct dev_run tail = { .mem = rep->mem, .page = i, .npages = 1, .limit = page_limit(rl->ch, i) };
-		struct dev_op zero = { .kind = DEV_ZERO, .runs = &tail, .n = 1 };
-
-		if (tail.limit > 0 && tail.limit < GAIA_PAGE)
-			err = cache_device_run(rep->dev, &zero);
-	}
-	return err;
-}
-
-/* Add the pages to compare of all @n parts, in order. */
-static void add_runs(const struct release *rl, unsigned n, struct dev_op *op)
-{
-	struct dev_run *runs = NULL;
-	unsigned room = 0;
-
-	for (unsigned k = 0; k < n; k++)
-		for (unsigned i = rl[k].a; (i = bits_first(rl[k].compare, i, rl[k].b)) < rl[k].b; i++) {
-			if (op->n == room) {
-				room = MAX(2 * room, 16u);
-				runs = xrealloc(runs, room * sizeof(*runs));
-			}
-			dev_run_add(op, runs, rl[k].grant->replica->mem, i, NULL, NULL);
-		}
-	op->runs = runs;
-}
-
-static void note_changed(struct release *rl, unsigned i)
-{
-	bit_set(rl->changed_pages, i);
-	if (bit_test(rl->held_on, i))
-		bit_set(rl->shared, i);
-}
-
-/* The device has found that page @i @differs from what it had remembered. */
-static void note_found(struct release *rl, unsigned i, bool differs)
-{
-	/* Not armed: the device compared with something else. */
-	if (differs || !(rl->grant->replica->page[i].flags & REPLICA_ARMED))
-		note_changed(rl, i);
-}
-
-/* Parts whose pages are locked, and whose changed pages are being found by one operation. */
-struct find {
-	struct release *rl;
-	unsigned n;
-	bool any; /* something is held for writing */
-	bool begun;
-	uint64_t *packed; /* a bit for each page to compare, in order */
-	struct dev_op op;
-	struct device_wait wait;
-	int err;
-};
-
-static void find_begin(struct find *fd)
-{
-	struct cache_device *dev = fd->rl->grant->replica->dev;
-
-	fd->begun = fd->any && !atomic_load(&dev->gone);
-	if (!fd->begun)
-		return;
-	fd->packed = xcalloc((size_t)fd->n * WORDS, sizeof(*fd->packed));
-	fd->op = (struct dev_op){ .kind = DEV_FIND_CHANGED, .changed = fd->packed };
-	for (unsigned k = 0; k < fd->n && !fd->err; k++)
-		fd->err = drop_beyond(&fd->rl[k]);
-	add_runs(fd->rl, fd->n, &fd->op);
-	count(CTR_release_windows, fd->op.n > 0);
-	if (!fd->err && fd->op.n > 0)
-		fd->err = cache_device_begin(dev, &fd->op, &fd->wait);
-	/* Else it is the device's. */
-	if (fd->err)
-		fd->op.n = 0;
-}
-
-/* On error nobody knows what the device has compared: all count as changed. */
-static int find_end(struct find *fd)
-{
-	unsigned nth = 0;
-
-	if (!fd->begun)
-		return 0;
-	if (fd->op.n > 0)
-		fd->err = cache_device_end(fd->rl->grant->replica->dev, &fd->wait);
-	for (unsigned k = 0; k < fd->n; k++) {
-		struct release *rl = &fd->rl[k];
-
-		for (unsigned i = rl->a; (i = bits_first(rl->compare, i, rl->b)) < rl->b; i++, nth++)
-			note_found(rl, i, fd->err || bit_test(fd->packed, nth));
-		if (fd->err)
-			take_for_changed(rl);
-	}
-	free((void *)fd->op.runs);
-	free(fd->packed);
-	return fd->err;
-}
-
-/* Snapshot changed pages that other mappings go on writing. The caller fetches those for which there is no room. */
-static bool secure_shared(struct replica *rep, const uint64_t *pages, unsigned a, unsigned b)
-{
-	struct devmem *shadow = replica_shadow(rep);
-	struct dev_run *runs;
-	struct dev_op op = { .kind = DEV_COPY_WITHIN };
-	int err;
-
-	if (!shadow)
-		return false;
-	op.runs = runs = xmalloc((b - a) * sizeof(*runs));
-	for (unsigned i = a; i < b; i++)
-		if (bit_test(pages, i))
-			dev_run_add(&op, runs, shadow, i, NULL, rep->mem);
-	err = cache_device_run(rep->dev, &op);
-	free(runs);
-	if (err)
-		replica_shadow_done(rep);
-	else
-		count(CTR_device_snapshots, bits_count(pages, GAIA_CHUNK_PAGES / 64));
-	return err == 0;
-}
-
-/* Publish page i, which was held for writing. chunk->lock held, page locked. */
-static void publish_page(struct release *rl, unsigned i, bool secured)
-{
-	enum found found = bit_test(rl->whole, i) ? FOUND_WHOLE : bit_test(rl->changed_pages, i) ? FOUND_CHANGED : FOUND_EQUAL;
-	struct chunk *ch = rl->ch;
-
-	if (found == FOUND_WHOLE)
-		replica_drop_lost_of_others(rl->grant->replica, i);
-	if (!replica_release(rl->grant->replica, i, bit_test(rl->ended, i), found, secured && bit_test(rl->shared, i)))
-		return;
-	/* The device has not armed it anew. */
-	if (bit_test(rl->detected, i))
-		replica_disarmed(rl->grant->replica, i);
-	count(CTR_detected_pages, bit_test(rl->detected, i));
-	rl->changed = true;
-	count(CTR_released_pages, 1);
-	count(CTR_overwritten_pages, found == FOUND_WHOLE);
-	if (ch->track->page[i].may_hold) {
-		rl->opened[i] = window_open(ch, i);
-		bit_set(rl->published, i);
-	}
-}
-
-/* For each segment, with its pages of the chunk and how many holds of them go. chunk->lock is held. */
-static void each_segment(struct release *rl, void (*call)(struct release *rl, unsigned a, unsigned b, unsigned n))
-{
-	unsigned a, b;
-
-	SEGMENTS_FOREACH(s, rl->take) {
-		segment_in_chunk(s, rl->ch->index, &a, &b);
-		call(rl, a, b, s->n);
-	}
-}
-
-/* For each run of its pages: the first error. */
-static int each_run(struct release *rl, int (*call)(struct chunk *ch, unsigned a, unsigned b))
-{
-	int err = 0, first = 0;
-
-	FOR_RUNS(rl->pages, rl->a, rl->b, i, j) {
-		err = call(rl->ch, i, j);
-		first = first ? first : err;
-	}
-	return first;
-}
-
-static void note_held(struct release *rl, unsigned a, unsigned b, unsigned n)
-{
-	grant_held(rl->grant, a, b, HELD_WRITING, rl->writing);
-	grant_held(rl->grant, a, b, HELD_OVERWRITING, rl->over);
-	grant_held_at_most(rl->grant, a, b, n, rl->last);
-}
-
-static void end_holds(struct release *rl, unsigned a, unsigned b, unsigned n)
-{
-	grant_released(rl->grant, a, b, n, rl->ended);
-}
-
-static void end_lost_holds(struct release *rl, unsigned a, unsigned b, unsigned n)
-{
-	grant_release_lost(rl->grant, a, b, n);
-}
-
-/* Of what is given back, pages that are held otherwise, too, by this mapping or another one: those publish them. chunk->lock is held. */
-static void leave_to_others(struct release *rl)
-{
-	for (unsigned i = rl->a; (i = bits_first(rl->writing, i, rl->b)) < rl->b; i++)
-		if (!bit_test(rl->last, i) || replica_writers(rl->grant->replica, i) > 1)
-			bit_clear(rl->writing, i);
-}
-
-static void look_at(struct release *rl)
-{
-	struct replica *rep = rl->grant->replica;
-
-	pthread_mutex_lock(&rl->ch->lock);
-	each_segment(rl, note_held);
-	if (rl->unused)
-		leave_to_others(rl);
-	rl->any = any_bit(rl->writing);
-	/* What is void may be so because it was lost (page_drop_lost()), of which others were told. */
-	for (unsigned i = rl->a; (i = bits_first(rl->writing, i, rl->b)) < rl->b; i++) {
-		if (replica_writers(rep, i) > bit_test(rl->last, i))
-			bit_set(rl->held_on, i);
-		if (rep->page[i].cut == 0)
-			continue;
-		if (bit_test(rl->over, i)) {
-			bit_set(rl->whole, i);
-			note_changed(rl, i);
-		} else if (rl->told && replica_is_detected(rep, i)) {
-			bit_set(rl->detected, i);
-			if (bit_test(rl->found, i))
-				note_changed(rl, i);
-		} else if (replica_has_base(rep, i)) {
-			bit_set(rl->compare, i);
-		}
-	}
-	pthread_mutex_unlock(&rl->ch->lock);
-}
-
-/* The changed pages have been found. The holds end, whatever happens; on error what was stored is kept, and is published as far as it is known. */
-static int publish(struct release *rl)
-{
-	struct replica *rep = rl->grant->replica;
-	struct chunk *ch = rl->ch;
-	bool any_shared = any_bit(rl->shared), secured = false, spoiled;
-
-	if (rl->any && atomic_load(&rep->dev->gone)) {
-		pthread_mutex_lock(&ch->lock);
-		each_segment(rl, end_lost_holds);
-		pthread_mutex_unlock(&ch->lock);
-		return -ENODEV;
-	}
-	if (any_shared)
-		secured = secure_shared(rep, rl->shared, rl->a, rl->b);
-	(void)fault_point("release.before_publish");
-
-	pthread_mutex_lock(&ch->lock);
-	each_segment(rl, end_holds);
-	/* Holds end also of pages that are left to others. (And one of an acquire that was under way may be the last after all.) */
-	for (unsigned w = 0; w < WORDS && rl->unused; w++)
-		rl->writing[w] |= rl->ended[w];
-	for (unsigned i = rl->a; (i = bits_first(rl->writing, i, rl->b)) < rl->b; i++)
-		publish_page(rl, i, secured);
-	replica_overwritten(rep, rl->whole);
-	replica_shadow_trim(rep);
-	spoiled = replica_is_spoiled(rep);
-	pthread_mutex_unlock(&ch->lock);
-	if (secured)
-		replica_shadow_done(rep);
-	/*
-	 * Pages that others go on writing and that could not be secured belong home; and so does what somebody who is not a client
-	 * any more may write. They are released, whether fetching works now or when somebody asks for them; in the latter case with
-	 * what the others have written by then.
-	 */
-	if (spoiled)
-		(void)each_run(rl, pages_secure);
-	else if (any_shared && !secured)
-		(void)each_run(rl, fetch_pages);
-	pthread_mutex_lock(&ch->lock);
-	FOR_RUNS(rl->pages, rl->a, rl->b, i, j)
-		replica_scrub(rep, i, j, true);
-	pthread_mutex_unlock(&ch->lock);
-	return 0;
-}
-
-/* If nothing was held for writing, and no memory must be hidden, only the holds have to end. */
-static bool release_unwritten(struct release *rl)
-{
-	struct replica *rep = rl->grant->replica;
-	struct chunk *ch = rl->ch;
-	bool unwritten;
-
-	if (cfile_is_passthrough(ch->file))
-		return false;
-	pthread_mutex_lock(&ch->lock);
-	grant_end_ready(rl->grant);
-	each_segment(rl, note_held);
-	unwritten = !any_bit(rl->writing) && ch->n_locked == 0 && !replica_is_spoiled(rep);
-	FOR_RUNS(rl->pages, rl->a, rl->b, i, j)
-		unwritten = unwritten && !replica_hides_any(rep, i, j);
-	if (unwritten)
-		each_segment(rl, end_holds);
-	bug_on(unwritten && any_bit(rl->ended));
-	pthread_mutex_unlock(&ch->lock);
-	return unwritten;
-}
-
-/* Lock the part's pages; @others: pages of other chunks are locked already, so do not wait: whether it worked. */
-static bool part_lock(struct release *rl, bool others)
-{
-	struct chunk *ch = rl->ch;
-	bool ours = true;
-
-	pthread_mutex_lock(&ch->lock);
-	/* What is spoiled may have to be brought home: by itself. */
-	if (others)
-		ours = !replica_is_spoiled(rl->grant->replica) && pages_trylock_some(ch, rl->a, rl->b, rl->pages);
-	else
-		pages_lock_some(ch, rl->a, rl->b, rl->pages);
-	pthread_mutex_unlock(&ch->lock);
-	return ours;
-}
-
-/*
- * A release goes through its chunks window by window. While the device compares the pages of one, the next one is locked and submitted: by
- * trying, since it has pages of the first. Notifications are sent when it has none.
- */
 struct releasing {
 	struct cfile *f;
 	struct find find[2], *under_way;
@@ -393,16 +38,16 @@ struct releasing {
  * Lock the pages of as many of the @n parts as can be had without waiting, of one at least unless pages of @others are locked, and note what
  * must be compared. Errors are kept in the parts: the holds end all the same.
  */
-static void window_begin(struct find *fd, struct cfile *f, struct release *rl, unsigned n, bool others)
+static void release_window_begin(struct find *fd, struct cfile *f, struct release *rl, unsigned n, bool others)
 {
 	int err = passthrough_before_release(f);
 
 	*fd = (struct find){ .rl = rl };
-	for (; fd->n < n && part_lock(&rl[fd->n], others || fd->n > 0); fd->n++) {
+	for (; fd->n < n && release_lock(&rl[fd->n], others || fd->n > 0); fd->n++) {
 		struct release *part = &rl[fd->n];
 
-		part->err = err ? err : each_run(part, passthrough_left_over);
-		look_at(part);
+		part->err = err ? err : release_each_run(part, passthrough_left_over);
+		release_look_at(part);
 		fd->any |= part->any;
 	}
 	if (fd->n > 0)
@@ -410,7 +55,7 @@ static void window_begin(struct find *fd, struct cfile *f, struct release *rl, u
 }
 
 /* Publish what has changed in what is under way. */
-static void window_publish(struct releasing *rs)
+static void release_window_publish(struct releasing *rs)
 {
 	struct find *fd = rs->under_way;
 	int found, err;
@@ -422,11 +67,11 @@ static void window_publish(struct releasing *rs)
 	for (unsigned k = 0; k < fd->n; k++) {
 		struct release *rl = &fd->rl[k];
 
-		err = publish(rl);
+		err = release_publish(rl);
 		err = rl->any && found ? found : err;
 		rl->err = rl->err ? rl->err : err;
 		if (!rl->err)
-			rl->err = each_run(rl, passthrough_released);
+			rl->err = release_each_run(rl, passthrough_released);
 		rs->err = rs->err ? rs->err : rl->err;
 		pthread_mutex_lock(&rl->ch->lock);
 		pages_unlock_some(rl->ch, rl->a, rl->b, rl->pages);
@@ -440,14 +85,14 @@ static void window_publish(struct releasing *rs)
 /* Nothing is under way, and no lock is held. */
 static void settle(struct releasing *rs)
 {
-	window_publish(rs);
+	release_window_publish(rs);
 	if (rs->ranged)
 		pthread_rwlock_unlock(&rs->f->range);
 	rs->ranged = false;
 }
 
 /* Begin a window of some of the @n parts, and publish the one before: how many. */
-static unsigned window_next(struct releasing *rs, struct release *rl, unsigned n)
+static unsigned release_window_next(struct releasing *rs, struct release *rl, unsigned n)
 {
 	struct find *next = rs->under_way == &rs->find[0] ? &rs->find[1] : &rs->find[0];
 
@@ -457,10 +102,10 @@ static unsigned window_next(struct releasing *rs, struct release *rl, unsigned n
 	if (!rs->ranged)
 		pthread_rwlock_rdlock(&rs->f->range);
 	rs->ranged = true;
-	window_begin(next, rs->f, rl, n, rs->under_way != NULL);
-	window_publish(rs);
+	release_window_begin(next, rs->f, rl, n, rs->under_way != NULL);
+	release_window_publish(rs);
 	if (next->n == 0)
-		window_begin(next, rs->f, rl, n, false);
+		release_window_begin(next, rs->f, rl, n, false);
 	rs->under_way = next;
 	return next->n;
 }
@@ -613,7 +258,7 @@ struct group {
 static bool group_has_published(const struct group *g)
 {
 	for (uint64_t k = 0; k < g->n; k++)
-		if (any_bit(g->rl[k].published))
+		if (bits_any_page(g->rl[k].published))
 			return true;
 	return false;
 }
@@ -649,7 +294,7 @@ static bool group_release(struct releasing *rs, struct group *g, struct group *b
 		changed = group_complete(rs->f, before);
 	}
 	for (uint64_t at = 0; at < g->n;) {
-		at += window_next(rs, g->rl + at, (unsigned)(g->n - at));
+		at += release_window_next(rs, g->rl + at, (unsigned)(g->n - at));
 		if (!group_has_published(before)) {
 			changed |= group_end(before);
 			continue;

@@ -9,6 +9,22 @@
 
 #include "pagecache/replica.h"
 
+#include "base/counters.h"
+#include "base/log.h"
+#include "base/thread.h"
+#include "base/util.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/devices.h"
+#include "pagecache/file.h"
+#include "pagecache/grant.h"
+#include "pagecache/readahead.h"
+#include "pagecache/ready.h"
+#include "pagecache/root.h"
+#include "pagecache/state.h"
+#include "pagecache/stranded.h"
+#include "pagecache/unused.h"
+
 /* ---- pins ---- */
 
 /* The next ones with dev->lock held. The replica is idle: it leaves its list, or comes to the end of the one where it belongs. */

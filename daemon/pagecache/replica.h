@@ -1,12 +1,93 @@
 /*
- * replica.h - what replica.c, unused.c, evict.c, late.c, room.c and mapping.c share: device memory of chunks.
- *
- * Internal to these files. The locks that a function needs are named at it; [W]: it waits, for clients, storage or a device.
+ * replica.h - device memory of chunks.
  */
 #ifndef GAIA_PAGECACHE_REPLICA_H
 #define GAIA_PAGECACHE_REPLICA_H
 
-#include "pagecache/state.h"
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+#include "consistency/track.h"
+#include "pagecache/cache.h"
+
+struct cache_device;
+struct chunk;
+struct dev_op;
+struct device_wait;
+struct devmem;
+struct grant;
+struct keeper;
+struct pinner;
+struct readahead;
+struct readers;
+
+/* What was a replica's memory until other took its place, and is taken back from the clients that map it. Nobody holds any of it. */
+struct old_memory {
+	struct old_memory *next;
+	struct cache_device *dev;
+	struct devmem *mem;
+	struct keeper *keepers; /* of who takes it back */
+};
+
+/*
+ * A device's copy of a chunk. Its pages are guarded as the chunk's pages are. A chunk has at most one replica on a device
+ * that all clients share, and one more for each struct readers. The latter is only ever filled: nothing is read
+ * from it or released in it, and it ends with the last of these readers' mappings.
+ */
+struct replica {
+	struct chunk *chunk; /* holds a reference */
+	struct cache_device *dev;
+	struct readers *only; /* the readers that it is for; NULL: shared by all who may write */
+
+	/* chunk->lock. */
+	struct devmem *shadow;	/* snapshots of secured pages; used by the thread that has the page locked */
+	unsigned n_snapped, n_shadow_users;
+	unsigned lookers;	   /* the sum of the grants' */
+	LIST_HEAD(, grant) grants; /* changes only while it is ready for none of them */
+	bool spoiled; /* somebody who holds nothing of it, and is not a client any more, may be storing there */
+	unsigned n_suspects; /* grants */
+	unsigned n_undetecting; /* grants of mappings for writing whose clients do not look for changes themselves */
+	struct keeper *keepers; /* clients that may map it still when it is freed: see stranded.c */
+	struct page_replica page[GAIA_CHUNK_PAGES];
+	/*
+	 * The index of what is stale: a bit a page, set if an acquire might find something to do there, to read it or (unready) to write
+	 * it. state.c sets and clears it. A bit too many costs a look at the page; one too few would be a wrong byte (cache_check()).
+	 */
+	uint64_t stale[GAIA_CHUNK_PAGES / 64], unready[GAIA_CHUNK_PAGES / 64];
+	/* Pages that several mappings hold for writing: how many beyond the first. NULL: there are none. */
+	struct more_writers {
+		uint16_t of[GAIA_CHUNK_PAGES];
+		unsigned sum;
+	} *more_writers;
+	/* Pages that were read ahead and that no acquire has asked for since: for the counters. NULL: there are none. */
+	struct brought {
+		uint64_t pages[GAIA_CHUNK_PAGES / 64];
+		unsigned n;
+	} *brought;
+
+	/* dev->lock; a thread that has it pinned may read mem without, once there is any. */
+	struct devmem *mem; /* NULL: promised to the acquire that has made the replica; others may wait for that */
+	unsigned pins;	/* grants that hold pages, calls in progress */
+	struct pinner *pinners; /* see users.c */
+	unsigned n_ready; /* grants for which it is ready, see ready.c; changed with chunk->lock held as well */
+	bool late;	/* chunk->lock and dev->lock: being evicted no more, but not idle before nobody looks at its grants (lookers) */
+	bool evicting;	/* the only pin is the evictor's, and nobody may add one; set under dev->reserve, too */
+	bool failed;	/* the promise was not kept; the replica ends with the last pin */
+	uint64_t stuck;	/* dev->n_stuck when it could not be evicted */
+	uint64_t idled;	/* dev->n_idled when it came to the end of its list; 0: it was put at the head */
+	unsigned filling; /* workers that read pages of it ahead now, and have these locked */
+	unsigned passed_by; /* the last decision (dev->n_decisions) that has passed it over, see room.c; */
+	unsigned passed;    /* how many have, since it became idle */
+	struct readahead *ahead; /* it was made to read ahead, and nobody has pinned it since */
+	TAILQ_ENTRY(replica) link; /* in dev->busy iff pins > 0, else in dev->idle_ready iff n_ready > 0, else in dev->unused iff ahead, else in dev->idle; if failed in none */
+};
+
+/* chunk->lock is held. */
+static inline bool replica_is_spoiled(const struct replica *rep)
+{
+	return rep->spoiled || rep->n_suspects > 0;
+}
 
 /* Some of a device's replicas, or a chunk's; to be freed. */
 struct replica_list {
@@ -14,29 +95,28 @@ struct replica_list {
 	unsigned n;
 };
 
-/* What clients are asked to give up: ask[k] is of grant[k], or, when that has been settled, of NULL. */
-struct asked {
-	struct cache_revoke *ask;
-	struct grant **grant;
-	unsigned n, room;
-};
+/* device_run(), device_begin(), device_end(); for devices that are gone -ENODEV, at once. */
+int cache_device_run(struct cache_device *dev, struct dev_op *op);
+int cache_device_begin(struct cache_device *dev, struct dev_op *op, struct device_wait *w);
+int cache_device_end(struct cache_device *dev, struct device_wait *w);
 
-/* What becomes of a replica whose client has answered, or is gone: it is evicted; its contents move to other memory; it stays. */
-enum becomes { GOES, MOVES, STAYS };
+/* dev->reserve held, or it is pinned by right, and stays so. False: it leaves. */
+bool replica_pin(struct replica *rep);
+void replica_unpin(struct replica *rep);
+/* See grant.lookers. chunk->lock is held. After the last grant_looked() the grant may go when that is given up. */
+void grant_look(struct grant *g);
+void grant_looked(struct grant *g);
+/* It is ready for one grant more, for which it is pinned; or for one less. chunk->lock is held. */
+void replica_ready_more(struct replica *rep);
+void replica_ready_less(struct replica *rep);
+/* Memory for snapshots, made when first needed; NULL if there is none. It stays until replica_shadow_done() was called
+ * as often, which frees it (as replica_shadow_trim() does) if no page is in it. */
+struct devmem *replica_shadow(struct replica *rep);
+void replica_shadow_done(struct replica *rep);
+/* chunk->lock held. */
+void replica_shadow_trim(struct replica *rep);
 
-/* What the clients of one user were asked for, together. */
-struct late {
-	STAILQ_ENTRY(late) link;
-	struct cache_user user;
-	struct asked asked;
-	struct revoking *revoking; /* NULL: they have answered, or are gone */
-	unsigned pending;
-	bool silent; /* none of them has answered lately */
-};
-
-STAILQ_HEAD(late_list, late);
-
-/* ---- replica.c ---- */
+/* ---- for replica.c, unused.c, evict.c, late.c, room.c and mapping.c only ---- */
 
 /* Take it off the list of the device's idle ones that it is on; put it at the end of that on which it belongs. dev->lock is held. */
 void replica_idle_remove(struct replica *rep);
@@ -89,66 +169,5 @@ int promise_make(struct chunk *ch, struct cache_device *dev, struct readers *onl
 void promise_break(struct replica *rep);
 /* All pages are locked, no release is unmerged, no client maps it. */
 void replica_destroy(struct replica *rep);
-
-/* ---- unused.c ---- */
-
-/*
- * Free the memory of a replica that was read ahead and not used: the one that has been there for longest, of those that need no waiting. For
- * @ra only what it may replace; NULL: for somebody who needs it now.
- */
-bool unused_evict(struct cache_device *dev, struct readahead *ra);
-
-/* ---- evict.c ---- */
-
-/* What @ask asks for is @g's, which stays until it is settled. */
-void asked_add(struct asked *asked, struct cache_revoke ask, struct grant *g);
-/*
- * Note the grants that map @rep, which is claimed. They stay until their clients have been asked (grant.lookers). @stays: so does the
- * replica, and a client is handed nothing of it before it has answered.
- */
-void asked_note(struct asked *asked, struct replica *rep, bool stays);
-/* If the client of ask @k is not asked any more, say what becomes of the replica for it. */
-void asked_settle(struct asked *asked, unsigned k, enum becomes what);
-void asked_free(struct asked *asked); /* all are settled, or another's now */
-/* [W] The rest of replicas_evict_all(), when clients have given their memory up. */
-int replicas_evict_revoked(struct replica_list *list);
-/*
- * [W] Evict claimed replicas: take their memory back from clients, bring home what was released, and free them. No lock is held.
- * Those for which that fails are idle again, as before. Returns the first error.
- */
-int replicas_evict_all(struct replica_list *list);
-/* The chunks of replicas that are in use, to be put; *@out to be freed. @snapped: only of those with snapshots; what is ready has none. */
-unsigned device_busy_chunks(struct cache_device *dev, bool snapped, struct chunk ***out);
-/* [W if @wait] What clients hold that are gone is in nobody's way. @wait: see chunk_drop_dead(). */
-void device_drop_dead(struct cache_device *dev, bool wait);
-/* [W] Bring home what was released of the chunk, by @fetch: fetch_pages(), pages_secure(). */
-int chunk_fetch(struct chunk *ch, int (*fetch)(struct chunk *, unsigned, unsigned));
-/*
- * [W] Move what was released to where nobody stores to it any more; and the rest, too, if nobody holds any of it and there is room on
- * the device. Otherwise the replica goes: now, or, if it is held or cannot be brought home, when it is next acquired. A replica that
- * has been spoiled for long is not copied: nobody knows who stored last to it.
- */
-void spoiled_secure(struct chunk *ch, struct cache_device *dev, const struct readers *only, bool copy);
-
-/* ---- late.c ---- */
-
-#define ANSWER_NS 20000000ull /* clients that take longer are not waited for, as long as the memory of others can be had */
-/* Whether a client that maps it, of the first ones, is a user's whose clients have not answered in time. dev->reserve is held, which keeps it. */
-bool replica_is_owed(struct replica *rep);
-/* Split what is asked for by the clients' users. Consumes @asked; the parts are to be left to workers, or freed. */
-void late_split(struct asked *asked, struct late_list *list);
-void late_free(struct late *l);
-/* [W] Ask all of them, and wait for each user's clients as long as they go on answering. */
-void late_ask(struct late_list *list, const struct cache_host *host);
-/* Leave it to the user's worker, which frees it. */
-void late_leave(struct cache *c, struct late *l);
-
-/* ---- room.c ---- */
-
-/*
- * Add a pin to a replica of which the mapping holds something, or will (to_come). One that is ready and held may be idle: while it
- * is ready nobody claims it. mapping->lock is held.
- */
-bool grant_pin_held(const struct mapping *m, const struct grant *g);
 
 #endif

@@ -1,6 +1,20 @@
 /* report.c - the cache's status, residency of files, and a checker. */
 #include <stdlib.h>
 
+#include "base/bits.h"
+#include "base/counters.h"
+#include "base/util.h"
+#include "consistency/track.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/coherence.h"
+#include "pagecache/devices.h"
+#include "pagecache/file.h"
+#include "pagecache/grant.h"
+#include "pagecache/home.h"
+#include "pagecache/ready.h"
+#include "pagecache/replica.h"
+#include "pagecache/root.h"
 #include "pagecache/state.h"
 
 static json_t *devices_json(struct cache *c)

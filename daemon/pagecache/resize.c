@@ -6,7 +6,22 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/fault.h"
+#include "base/log.h"
+#include "base/util.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/coherence.h"
+#include "pagecache/file.h"
+#include "pagecache/frames.h"
+#include "pagecache/home.h"
+#include "pagecache/passthrough.h"
+#include "pagecache/range.h"
+#include "pagecache/replica.h"
+#include "pagecache/root.h"
+#include "pagecache/scrub.h"
 #include "pagecache/state.h"
+#include "pagecache/writeback.h"
 
 /* ---- truncate ---- */
 

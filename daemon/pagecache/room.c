@@ -9,7 +9,24 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "pagecache/room.h"
+
+#include "base/thread.h"
+#include "base/util.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/coherence.h"
+#include "pagecache/devices.h"
+#include "pagecache/evict.h"
+#include "pagecache/fetch.h"
+#include "pagecache/file.h"
+#include "pagecache/grant.h"
+#include "pagecache/holds.h"
+#include "pagecache/ready.h"
 #include "pagecache/replica.h"
+#include "pagecache/root.h"
+#include "pagecache/stranded.h"
+#include "pagecache/users.h"
 
 /* Give up snapshots, by fetching what was released, until a chunk is free: true if there was one. */
 static bool shadows_reclaim(struct cache_device *dev)

@@ -8,6 +8,18 @@
  */
 #include <stdlib.h>
 
+#include "pagecache/scrub.h"
+
+#include "base/bits.h"
+#include "base/counters.h"
+#include "base/fault.h"
+#include "base/util.h"
+#include "consistency/track.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/fetch.h"
+#include "pagecache/grant.h"
+#include "pagecache/replica.h"
 #include "pagecache/state.h"
 
 bool replica_is_mapped(const struct replica *rep)

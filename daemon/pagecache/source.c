@@ -6,7 +6,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/counters.h"
+#include "base/log.h"
+#include "base/util.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/devices.h"
+#include "pagecache/file.h"
 #include "pagecache/fill.h"
+#include "pagecache/frames.h"
+#include "pagecache/home.h"
+#include "pagecache/readcost.h"
+#include "pagecache/replica.h"
+#include "pagecache/root.h"
+#include "pagecache/run.h"
 #include "pagecache/state.h"
 
 /* ---- the choice ---- */

@@ -12,7 +12,13 @@
 #ifndef GAIA_PAGECACHE_STATE_H
 #define GAIA_PAGECACHE_STATE_H
 
-#include "pagecache/internal.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "consistency/track.h"
+#include "pagecache/chunk.h"
+#include "pagecache/frames.h"
+#include "pagecache/replica.h"
 
 /* ---- tracking ---- */
 

@@ -7,8 +7,17 @@
  * threads that look at the same time all ask, and the first to learn that a process has ended counts its memory as free.
  */
 #include <stdlib.h>
+#include <uthash.h>
 
-#include "pagecache/internal.h"
+#include "pagecache/stranded.h"
+
+#include "base/util.h"
+#include "pagecache/cache.h"
+#include "pagecache/devices.h"
+#include "pagecache/file.h"
+#include "pagecache/mapping.h"
+#include "pagecache/root.h"
+#include "pagecache/users.h"
 
 /* A chunk of a device's memory. Lives while somebody keeps it. */
 struct stranded {

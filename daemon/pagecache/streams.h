@@ -7,7 +7,11 @@
 #ifndef GAIA_PAGECACHE_STREAMS_H
 #define GAIA_PAGECACHE_STREAMS_H
 
-#include "pagecache/internal.h"
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "pagecache/range.h"
 
 #define REQUESTS 32u /* that wait; more are not taken */
 

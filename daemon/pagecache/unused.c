@@ -4,7 +4,18 @@
  */
 #include <errno.h>
 
+#include "pagecache/unused.h"
+
+#include "base/fault.h"
+#include "base/util.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/devices.h"
+#include "pagecache/file.h"
+#include "pagecache/readahead.h"
 #include "pagecache/replica.h"
+#include "pagecache/root.h"
+#include "pagecache/state.h"
 
 #define UNUSED_LOOK_AT 64u
 

@@ -7,8 +7,16 @@
  */
 #include <errno.h>
 #include <stdlib.h>
+#include <uthash.h>
 
-#include "pagecache/internal.h"
+#include "pagecache/users.h"
+
+#include "base/log.h"
+#include "base/util.h"
+#include "pagecache/cache.h"
+#include "pagecache/devices.h"
+#include "pagecache/mapping.h"
+#include "pagecache/replica.h"
 
 /* How much of a device all users together may pin. */
 #define USERS_OF_8 7u

@@ -6,9 +6,21 @@
 #include <errno.h>
 #include <string.h>
 
+#include "base/bits.h"
+#include "base/counters.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/coherence.h"
+#include "pagecache/fetch.h"
+#include "pagecache/file.h"
 #include "pagecache/fill.h"
+#include "pagecache/frames.h"
+#include "pagecache/home.h"
+#include "pagecache/passthrough.h"
 #include "pagecache/range.h"
+#include "pagecache/root.h"
 #include "pagecache/state.h"
+#include "pagecache/writeback.h"
 
 struct span {
 	struct chunk *ch;

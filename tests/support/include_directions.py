@@ -71,6 +71,8 @@ def check_daemon(path, target):
         return "%s may not include %s" % (room, other)
     if other != room and os.path.basename(target) == "internal.h":
         return "the internals of %s are its own" % other
+    if other != room and other == "pagecache" and target != "daemon/pagecache/cache.h":
+        return "of pagecache others include cache.h only"
     return None
 
 

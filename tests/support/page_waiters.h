@@ -3,7 +3,7 @@
 #define GAIA_TESTS_PAGE_WAITERS_H
 
 #include "cache_scene.h"
-#include "pagecache/internal.h"
+#include "pagecache/chunk.h"
 
 #define PATIENCE 60000 /* ms: a call that takes longer hangs */
 

@@ -4,8 +4,14 @@
 #include <sched.h>
 #include <semaphore.h>
 
+#include "base/counters.h"
+#include "base/fault.h"
+#include "base/util.h"
 #include "cache_scene.h"
-#include "pagecache/internal.h"
+#include "pagecache/ahead.h"
+#include "pagecache/cache.h"
+#include "pagecache/file.h"
+#include "pagecache/writeback.h"
 
 #define CHUNKS 12u
 #define LEN (CHUNKS * GAIA_CHUNK)

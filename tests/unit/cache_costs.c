@@ -3,8 +3,9 @@
  */
 #include <linux/falloc.h>
 
+#include "base/counters.h"
 #include "cache_scene.h"
-#include "pagecache/internal.h"
+#include "pagecache/cache.h"
 
 #define AT(page) ((uint64_t)(page) * GAIA_PAGE)
 /* A run is read by two requests at most: from here to there, and past the middle of a chunk. */

@@ -2,8 +2,10 @@
  * cache_detect.c - releases of clients that look for changes themselves (GAIA_PROT_TOLD): when their word is taken, that no device is
  * asked then, and what a wrong word can do.
  */
+#include "base/counters.h"
+#include "base/util.h"
 #include "cache_acquires.h"
-#include "pagecache/internal.h"
+#include "pagecache/cache.h"
 
 #define AT(page) ((uint64_t)(page) * GAIA_PAGE)
 #define SIZE (4 * (uint64_t)GAIA_CHUNK)

@@ -6,9 +6,14 @@
  */
 #include <inttypes.h>
 
+#include "base/counters.h"
+#include "base/fault.h"
+#include "base/util.h"
 #include "cache_scene.h"
 #include "held.h"
-#include "pagecache/internal.h"
+#include "pagecache/cache.h"
+#include "pagecache/file.h"
+#include "pagecache/root.h"
 
 /* ---- the store ---- */
 

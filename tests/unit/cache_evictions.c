@@ -2,8 +2,15 @@
  * cache_evictions.c - room on devices: for an acquire that is to come (GAIA_PROT_PIN), for one whose chunks others have to
  * give up first, and for one that was promised it.
  */
+#include "base/counters.h"
+#include "base/fault.h"
 #include "cache_acquires.h"
-#include "pagecache/internal.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/devices.h"
+#include "pagecache/replica.h"
+#include "pagecache/root.h"
+#include "pagecache/stranded.h"
 
 /* ---- room for acquires to come ---- */
 

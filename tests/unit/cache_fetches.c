@@ -7,6 +7,8 @@
 
 #include "cache_acquires.h"
 #include "page_waiters.h"
+#include "pagecache/file.h"
+#include "pagecache/root.h"
 
 #define CHUNKS 64u
 #define ALL (CHUNKS * GAIA_CHUNK)

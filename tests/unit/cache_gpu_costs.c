@@ -6,10 +6,14 @@
  */
 #include <stdio.h>
 
+#include "base/util.h"
 #include "cache_scene.h"
 #include "device/cuda/internal.h"
 #include "fake_cuda_api.h"
-#include "pagecache/internal.h"
+#include "pagecache/cache.h"
+#include "pagecache/devices.h"
+#include "pagecache/frames.h"
+#include "pagecache/root.h"
 
 #define CHUNKS 8u
 #define PAGES (CHUNKS * GAIA_CHUNK_PAGES)

@@ -1,6 +1,10 @@
 /* cache_kept.c - what is kept for merges to come, as bases and as who wrote what, has its part of home and no more. */
+#include "base/counters.h"
+#include "base/fault.h"
 #include "cache_scene.h"
-#include "pagecache/internal.h"
+#include "pagecache/cache.h"
+#include "pagecache/coherence.h"
+#include "pagecache/root.h"
 
 #define HOME_PAGES (CACHE_HOME_MIN / GAIA_PAGE)
 #define HELD_CHUNKS 14u /* more than three times what home has */

@@ -4,10 +4,16 @@
 #include <sched.h>
 #include <semaphore.h>
 
+#include "base/counters.h"
+#include "base/fault.h"
+#include "base/util.h"
 #include "cache_acquires.h"
 #include "held.h"
 #include "page_waiters.h"
-#include "pagecache/internal.h"
+#include "pagecache/cache.h"
+#include "pagecache/file.h"
+#include "pagecache/holds.h"
+#include "pagecache/mapping.h"
 
 #define CHUNKS 4u
 #define PAGES (CHUNKS * GAIA_CHUNK_PAGES)

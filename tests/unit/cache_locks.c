@@ -5,8 +5,13 @@
  * Linked so that every lock that the cache takes passes through here first (meson.build: --wrap), and is noted. One thread does
  * the same to two files: no lock may be among those of both. `--verbose` shows how many locks each request takes.
  */
+#include "base/counters.h"
+#include "base/util.h"
 #include "cache_scene.h"
-#include "pagecache/internal.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/frames.h"
+#include "pagecache/root.h"
 
 #define MOST 128u
 

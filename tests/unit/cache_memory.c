@@ -6,8 +6,15 @@
  */
 #include <unistd.h>
 
+#include "base/counters.h"
+#include "base/fault.h"
+#include "base/util.h"
 #include "cache_scene.h"
-#include "pagecache/internal.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/devices.h"
+#include "pagecache/frames.h"
+#include "pagecache/root.h"
 
 #define AT(page) ((uint64_t)(page) * GAIA_PAGE)
 

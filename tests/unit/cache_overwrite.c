@@ -5,8 +5,11 @@
 #include <linux/falloc.h>
 #include <sched.h>
 
+#include "base/counters.h"
+#include "base/fault.h"
+#include "base/util.h"
 #include "cache_acquires.h"
-#include "pagecache/internal.h"
+#include "pagecache/cache.h"
 
 #define AT(page) ((uint64_t)(page) * GAIA_PAGE)
 #define PAGES GAIA_CHUNK_PAGES

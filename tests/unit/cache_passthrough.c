@@ -4,9 +4,12 @@
  */
 #include <sched.h>
 
+#include "base/counters.h"
+#include "base/fault.h"
 #include "cache_scene.h"
 #include "held.h"
-#include "pagecache/internal.h"
+#include "pagecache/cache.h"
+#include "pagecache/file.h"
 
 #define PAGE(n) ((uint64_t)(n) * GAIA_PAGE)
 

@@ -29,9 +29,13 @@
 #include <unistd.h>
 
 #include "base/counters.h"
+#include "base/fault.h"
 #include "base/util.h"
 #include "cache_rig.h"
-#include "pagecache/internal.h"
+#include "consistency/track.h"
+#include "pagecache/cache.h"
+#include "pagecache/file.h"
+#include "pagecache/root.h"
 
 /* ---- what programs work on ---- */
 

@@ -6,8 +6,12 @@
 #include <sched.h>
 #include <stdlib.h>
 
+#include "base/counters.h"
+#include "base/fault.h"
+#include "base/util.h"
 #include "cache_acquires.h"
-#include "pagecache/internal.h"
+#include "pagecache/cache.h"
+#include "pagecache/file.h"
 
 #define AT(chunk, page) ((uint64_t)(chunk) * GAIA_CHUNK + (uint64_t)(page) * GAIA_PAGE)
 #define WINDOW_MOST (16u * 256u) /* pages: 16 MiB */

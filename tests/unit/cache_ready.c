@@ -5,8 +5,16 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/counters.h"
+#include "base/fault.h"
+#include "base/util.h"
 #include "cache_acquires.h"
-#include "pagecache/internal.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/devices.h"
+#include "pagecache/holds.h"
+#include "pagecache/mapping.h"
+#include "pagecache/replica.h"
 
 #define CHUNKS 4u
 #define ALL (CHUNKS * GAIA_CHUNK)

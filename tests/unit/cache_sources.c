@@ -9,9 +9,17 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/counters.h"
+#include "base/fault.h"
+#include "base/util.h"
 #include "held.h"
 #include "page_waiters.h"
-#include "pagecache/internal.h"
+#include "pagecache/cache.h"
+#include "pagecache/devices.h"
+#include "pagecache/file.h"
+#include "pagecache/frames.h"
+#include "pagecache/readcost.h"
+#include "pagecache/root.h"
 #include "read_costs.h"
 
 #define AT(page) ((uint64_t)(page) * GAIA_PAGE)

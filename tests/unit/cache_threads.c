@@ -12,9 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/fault.h"
 #include "base/util.h"
 #include "cache_rig.h"
-#include "pagecache/internal.h"
+#include "pagecache/cache.h"
 
 #define LANES 8u
 #define PAGES 6u

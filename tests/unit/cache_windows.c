@@ -3,9 +3,13 @@
  */
 #include <sched.h>
 
+#include "base/counters.h"
+#include "base/fault.h"
 #include "cache_acquires.h"
 #include "page_waiters.h"
-#include "pagecache/internal.h"
+#include "pagecache/cache.h"
+#include "pagecache/devices.h"
+#include "pagecache/root.h"
 
 #define CHUNKS 4u
 #define ALL (CHUNKS * GAIA_CHUNK)

@@ -5,6 +5,7 @@
 #include <errno.h>
 
 #include "gaia/protocol.h"
+#include "pagecache/mapping.h"
 #include "pagecache/streams.h"
 
 #define END 1000000u /* pages of the mapping */

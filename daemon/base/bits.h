@@ -1,0 +1,74 @@
+/*
+ * bits.h - sets of small numbers, a bit each in words of 64.
+ */
+#ifndef GAIA_BASE_BITS_H
+#define GAIA_BASE_BITS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/util.h"
+
+static inline bool bit_test(const uint64_t *map, unsigned i)
+{
+	return map[i / 64] >> (i % 64) & 1;
+}
+static inline void bit_set(uint64_t *map, unsigned i)
+{
+	map[i / 64] |= 1ull << (i % 64);
+}
+static inline void bit_clear(uint64_t *map, unsigned i)
+{
+	map[i / 64] &= ~(1ull << (i % 64));
+}
+/* The first set bit of [a, b), or @b. */
+static inline unsigned bits_first(const uint64_t *map, unsigned a, unsigned b)
+{
+	while (a < b) {
+		uint64_t word = map[a / 64] >> (a % 64);
+
+		if (word)
+			return MIN(a + (unsigned)__builtin_ctzll(word), b);
+		a = (a / 64 + 1) * 64;
+	}
+	return b;
+}
+/* The first clear bit of [a, b), or @b. */
+static inline unsigned bits_first_clear(const uint64_t *map, unsigned a, unsigned b)
+{
+	while (a < b) {
+		uint64_t word = ~map[a / 64] >> (a % 64);
+
+		if (word)
+			return MIN(a + (unsigned)__builtin_ctzll(word), b);
+		a = (a / 64 + 1) * 64;
+	}
+	return b;
+}
+/* The next run of set bits before @b, from *j on: [*i, *j). Whether there is one. */
+static inline bool bits_run(const uint64_t *map, unsigned b, unsigned *i, unsigned *j)
+{
+	*i = bits_first(map, *j, b);
+	*j = bits_first_clear(map, *i, b);
+	return *i < b;
+}
+#define FOR_RUNS(map, a, b, i, j) for (unsigned i, j = (a); bits_run(map, b, &i, &j);)
+static inline void bits_set(uint64_t *map, unsigned a, unsigned b)
+{
+	while (a < b) {
+		unsigned end = MIN((a / 64 + 1) * 64, b);
+
+		map[a / 64] |= ~0ull >> (64 - (end - a)) << (a % 64);
+		a = end;
+	}
+}
+static inline unsigned bits_count(const uint64_t *map, unsigned words)
+{
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < words; i++)
+		n += (unsigned)__builtin_popcountll(map[i]);
+	return n;
+}
+
+#endif

@@ -1,0 +1,124 @@
+/* advise.c - eviction on request, and advice. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/counters.h"
+#include "base/util.h"
+#include "pagecache/acquiring.h"
+#include "pagecache/cache.h"
+#include "pagecache/chunk.h"
+#include "pagecache/devices.h"
+#include "pagecache/evict.h"
+#include "pagecache/file.h"
+#include "pagecache/range.h"
+#include "pagecache/readahead.h"
+#include "pagecache/root.h"
+#include "pagecache/state.h"
+#include "pagecache/writeback.h"
+
+/* ---- eviction on request, and advice ---- */
+
+static int evict_home(struct chunk *ch, unsigned a, unsigned b)
+{
+	int err;
+
+	pthread_rwlock_rdlock(&ch->file->range);
+	err = chunk_store(ch, a, b, true);
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = a; i < b; i++) {
+		if (!page_present(ch, i))
+			continue;
+		pages_lock(ch, i, i + 1);
+		if (page_present(ch, i) && !page_dirty(ch, i) && home_may_leave(ch, i)) {
+			page_drop(ch, i);
+			count(CTR_home_evicted, 1);
+		}
+		pages_unlock(ch, i, i + 1);
+	}
+	pthread_mutex_unlock(&ch->lock);
+	pthread_rwlock_unlock(&ch->file->range);
+	chunk_unlist(ch);
+	return err;
+}
+
+/* @m: see replicas_drop(). */
+static int evict(struct cfile *f, unsigned from, uint64_t off, uint64_t len, const struct mapping *m)
+{
+	uint64_t end = len == 0 || off + len < off ? UINT64_MAX : off + len;
+	struct cache *c = f->cache;
+	struct chunk **list;
+	unsigned n, took;
+	int err, result = 0;
+
+	if (from != GAIA_FROM_HOME && from >= c->n_devices)
+		return -ENODEV;
+	n = chunk_list_get(f, off / GAIA_CHUNK, (end - 1) / GAIA_CHUNK, &list);
+	for (unsigned k = 0; k < n; k += took) {
+		uint64_t index = list[k]->index;
+
+		took = from == GAIA_FROM_HOME ? 1 : MIN(n - k, EVICT_AT_ONCE);
+		if (from == GAIA_FROM_HOME)
+			err = evict_home(list[k], page_in_chunk(off / GAIA_PAGE, index, 0, 0),
+					 page_in_chunk((end - 1) / GAIA_PAGE, index, 0,
+						       GAIA_CHUNK_PAGES - 1) + 1);
+		else
+			err = replicas_drop(list + k, took, &c->dev[from], m);
+		result = result ? result : err;
+		for (unsigned i = k; i < k + took; i++)
+			chunk_put(list[i]);
+	}
+	free(list);
+	return result;
+}
+
+int cache_evict(struct cfile *f, unsigned from, uint64_t off, uint64_t len)
+{
+	return evict(f, from, off, len, NULL);
+}
+
+/* The pages that the range has in the file, [*first, *last]: false if there are none. */
+static bool clip(struct mapping *m, uint64_t off, uint64_t len, uint64_t *first, uint64_t *last)
+{
+	uint64_t end = MIN(off + len, cfile_size(m->file));
+
+	if (len == 0 || off >= end)
+		return false;
+	*first = off / GAIA_PAGE;
+	*last = (end - 1) / GAIA_PAGE;
+	return true;
+}
+
+int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice)
+{
+	uint64_t first, last, c0, c1;
+	int err;
+
+	if (!mapping_has(m, off, len))
+		return -EINVAL;
+	if (len == 0)
+		return 0;
+	switch (advice) {
+	case GAIA_ADVISE_NORMAL:
+	case GAIA_ADVISE_RANDOM:
+	case GAIA_ADVISE_SEQUENTIAL:
+		return readahead_advise(m, span_of(off, len), advice);
+	case GAIA_ADVISE_WILLNEED:
+		readahead_will_need(m, span_of(off, len));
+		return 0;
+	case GAIA_ADVISE_DONTNEED:
+		readahead_cancel(m, span_of(off, len));
+		err = learn_size(m->file);
+		if (err || !clip(m, off, len, &first, &last))
+			return err;
+		/* Whole chunks only: a part's neighbours may be needed. */
+		c0 = (first + GAIA_CHUNK_PAGES - 1) / GAIA_CHUNK_PAGES;
+		c1 = (last + 1) / GAIA_CHUNK_PAGES;
+		if (c0 >= c1)
+			return 0;
+		/* Evicting what others use needs the right to write the file; a caller who advises may only read it. */
+		err = evict(m->file, m->dev->index, c0 * GAIA_CHUNK, (c1 - c0) * GAIA_CHUNK, m);
+		return err == -EBUSY ? 0 : err;
+	default:
+		return -EINVAL;
+	}
+}

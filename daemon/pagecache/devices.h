@@ -1,0 +1,62 @@
+/*
+ * devices.h - the devices of a cache.
+ */
+#ifndef GAIA_PAGECACHE_DEVICES_H
+#define GAIA_PAGECACHE_DEVICES_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+#include "base/log.h"
+#include "pagecache/cache.h"
+#include "pagecache/readcost.h"
+
+struct device;
+struct device_user;
+struct keeping;
+
+/* Whether pages are copied from another device. */
+enum peer {
+	PEER_NONE,
+	PEER_NEW, /* yes, but it is not known yet whether pages arrive as they were sent */
+	PEER_PROVEN,
+};
+
+struct cache_device {
+	struct device *dev;
+	unsigned index;
+	unsigned each_percent; /* how much of it each user may have pinned */
+	struct log_pace pace;
+	pthread_mutex_t reserve;
+	pthread_mutex_t lock;
+	/* lock. */
+	uint64_t used, pinned; /* bytes; pinned: everything that is not idle */
+	uint64_t promised, leaving; /* parts of pinned: without memory yet; being evicted */
+	uint64_t late; /* part of leaving: clients are waited for, and then it stays (replica.late) */
+	uint64_t n_left; /* how often replicas have gone, or should have been evicted and stayed */
+	uint64_t n_stuck; /* of these, how often one stayed */
+	unsigned n_decisions; /* what acquires get */
+	pthread_cond_t changed; /* n_left has changed, or a promise was kept or broken */
+	struct device_user *users; /* hash by uid: users who pin something, except the owners of the mount; and for whom something was read ahead */
+	uint64_t user_chunks;	   /* that any of them pins */
+	uint64_t ahead_failed_ns;  /* when there was no memory to read ahead, though it seemed so; 0: never */
+	uint64_t user_ahead;	   /* that were read ahead for them, except the owners, and not used */
+	struct keeping *keeping; /* hash: the processes that keep memory of it, see stranded.c */
+	uint64_t n_stranded; /* chunks that they keep */
+	uint64_t n_given_up; /* how often one of them was found to have ended */
+	/*
+	 * Replicas that nobody pins, the longest unused first: idle_ready has those that are ready for some grant, and so may be held at any
+	 * moment; unused those that were made to read ahead, and that nobody has pinned since.
+	 */
+	TAILQ_HEAD(replica_queue, replica) idle, idle_ready, unused;
+	uint64_t n_idle_ready, n_idled; /* how many; how often one came to the end of any of these lists */
+	TAILQ_HEAD(, replica) busy;
+	struct read_cost read_cost; /* of copies from it to home; no lock */
+	atomic_bool gone;	/* for good: an operation said so (-ENODEV) */
+	atomic_bool complained; /* about reading from it, since that last worked */
+	_Atomic uint8_t peer[CACHE_MAX_DEVICES]; /* enum peer, by the other's index */
+};
+
+#endif

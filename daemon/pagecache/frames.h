@@ -1,0 +1,55 @@
+/*
+ * frames.h - home memory.
+ */
+#ifndef GAIA_PAGECACHE_FRAMES_H
+#define GAIA_PAGECACHE_FRAMES_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "pagecache/cache.h"
+
+struct cache_device;
+
+/* A page of home memory: slab number and position. 0 is none. */
+typedef uint32_t frame_t;
+
+struct slab {
+	/* One bit for each frame, set if nobody has it; none is set without memory. All in one cache line. */
+	_Alignas(64) _Atomic uint64_t free[GAIA_CHUNK_PAGES / 64];
+	void *memory;	    /* GAIA_CHUNK bytes; frames->lock, or, to read it, one of its frames */
+	atomic_bool needed; /* frames were taken or given since frames_trim() */
+};
+
+struct frames {
+	/* Constant once there are any. */
+	const struct cache_device *dev; /* the devices to which slabs are announced */
+	unsigned n_devices;
+	uint64_t budget; /* frames */
+	unsigned room;
+
+	_Atomic uint64_t used; /* frames; above the budget only by calls that may go beyond it */
+	_Atomic uint64_t *slabs_with_space; /* one bit for each slab; set if it has free frames */
+
+	pthread_mutex_t lock;
+	/* lock. Tables only grow, and are read without it. */
+	struct slab **slab;
+	char **arena; /* addresses reserved for several slabs each; NULL: not yet */
+	atomic_uint n_slabs, n_memory; /* of all; of those with memory */
+};
+
+int frames_init(struct frames *fr, uint64_t bytes);
+void frames_destroy(struct frames *fr);
+/*
+ * Take up to @n frames, consecutive ones if there are any. Returns how many: fewer if the budget
+ * is used up. @beyond: regardless of the budget; then fewer only if there is no memory.
+ */
+unsigned frames_take(struct frames *fr, unsigned n, frame_t *out, bool beyond);
+void frames_give(struct frames *fr, const frame_t *frame, unsigned n);
+/* Give back to the system what has been empty since the last call; @all: what is empty now. Devices may take their time. */
+void frames_trim(struct frames *fr, bool all);
+void *frame_ptr(const struct frames *fr, frame_t frame);
+
+#endif
