@@ -460,6 +460,24 @@ Test(untold, an_acquire_that_failed_holds_nothing)
 	expect_told(1, 0);
 }
 
+/* What the daemon has of the program's memory is released all the same. */
+Test(broken, contexts_compare_nothing, .init = begin)
+{
+	acquire(0, 8);
+	fake_cuda_fail_later(1, CUDA_ERROR_ILLEGAL_ADDRESS);
+	store_on(stream, 1);
+	cr_assert_neq(ENTRY(cuStreamSynchronize, CUstream)(stream), CUDA_SUCCESS);
+	release(0, 8);
+	expect_told(0, 0);
+	cr_assert_eq(fake_seen().releases, 1);
+	acquire(0, 8);
+	release(0, 8);
+	cr_assert_eq(fake_seen().n_found, 1);
+	expect_found(0, 0, 8);
+	cr_assert_eq(gaia_munmap(at, LENGTH), 0);
+	cr_assert_null(fake_cuda_violation());
+}
+
 static void without_detect(void)
 {
 	begin();
