@@ -181,8 +181,7 @@ static void detect_behind(struct mapping *m, const struct gaia_list_range *range
 		return;
 	}
 	detect_queue_acquired(m, range, &rs);
-	if (cuda_detect_on(m, &rs, false, stream))
-		detect_queue_unsure(m, &rs);
+	detect_queue_hashed(m, &rs, cuda_detect_on(m, &rs, false, stream) == 0);
 	detect_runs_free(&rs);
 }
 

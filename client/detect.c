@@ -28,6 +28,7 @@ struct detect_page {
 	uint16_t queued;  /* so many releases are queued, and not carried out */
 	bool writes;	  /* since holds was last 0 an acquire was for writing */
 	bool sure;
+	bool hashed;	  /* sure, and its hash was taken, or will have been when a stream comes to what is queued next */
 };
 
 static bool wanted;
@@ -174,6 +175,7 @@ void detect_acquire(struct mapping *m, const struct gaia_list_range *range, size
 		if (!(prot & PROT_WRITE))
 			continue;
 		p->sure = is_free(p, stream) && prot & PROT_READ;
+		p->hashed = false;
 		p->writes = true;
 	}
 	pthread_mutex_unlock(&gaia_lock);
@@ -190,13 +192,17 @@ static void to_arm(struct mapping *m, const struct gaia_list_range *range, size_
 	}
 }
 
-/* Their hashes are not known after all. */
-static void not_sure(struct mapping *m, const struct detect_runs *rs)
+/* Their hashes were taken, or could not be. */
+static void hashed(struct mapping *m, const struct detect_runs *rs, bool good)
 {
 	pthread_mutex_lock(&gaia_lock);
 	for (size_t k = 0; k < rs->n; k++)
-		for (uint64_t i = rs->at[k].page; i < rs->at[k].page + rs->at[k].n; i++)
-			m->detect->page[i].sure = false;
+		for (uint64_t i = rs->at[k].page; i < rs->at[k].page + rs->at[k].n; i++) {
+			struct detect_page *p = &m->detect->page[i];
+
+			p->sure = p->sure && good;
+			p->hashed = p->sure;
+		}
 	pthread_mutex_unlock(&gaia_lock);
 }
 
@@ -209,8 +215,8 @@ void detect_acquired(struct mapping *m, const struct gaia_list_range *range, siz
 	pthread_mutex_lock(&gaia_lock);
 	to_arm(m, range, n, &rs);
 	pthread_mutex_unlock(&gaia_lock);
-	if (rs.n > 0 && m->ops->detect(m, &rs, false))
-		not_sure(m, &rs);
+	if (rs.n > 0)
+		hashed(m, &rs, m->ops->detect(m, &rs, false) == 0);
 	detect_runs_free(&rs);
 	look_end(m);
 }
@@ -227,7 +233,10 @@ void detect_dropped(struct mapping *m, const struct gaia_list_range *range, size
 
 /* ---- releases ---- */
 
-/* What is held for writing, each page once. What is sure is to be compared, and is sure no more. False: no memory. The lock is held. */
+/*
+ * What is held for writing, each page once. What is sure is to be compared, and is sure no more. What was acquired and is not hashed yet, as nobody
+ * has waited for it (gaia_wait()), the program may not even touch. False: no memory. The lock is held.
+ */
 static bool to_compare(struct mapping *m, const struct gaia_list_range *range, size_t n, struct detect_runs *rs)
 {
 	uint64_t next = 0, b;
@@ -238,7 +247,7 @@ static bool to_compare(struct mapping *m, const struct gaia_list_range *range, s
 			struct detect_page *p = &m->detect->page[i];
 
 			if (p->writes)
-				complete = complete && runs_add(rs, i, p->sure && m->detect->placed[i / GAIA_CHUNK_PAGES]);
+				complete = complete && runs_add(rs, i, p->sure && p->hashed && m->detect->placed[i / GAIA_CHUNK_PAGES]);
 			p->sure = false;
 			next = i + 1;
 		}
@@ -326,9 +335,9 @@ void detect_queue_acquired(struct mapping *m, const struct gaia_list_range *rang
 	pthread_mutex_unlock(&gaia_lock);
 }
 
-void detect_queue_unsure(struct mapping *m, const struct detect_runs *rs)
+void detect_queue_hashed(struct mapping *m, const struct detect_runs *rs, bool good)
 {
-	not_sure(m, rs);
+	hashed(m, rs, good);
 }
 
 void detect_queue_release(struct mapping *m, const struct gaia_list_range *range, uint64_t stream, struct detect_runs *rs)

@@ -372,9 +372,9 @@ void detect_runs_free(struct detect_runs *rs);
 /* Something that was queued has failed. */
 void detect_lost(struct mapping *m);
 
-/* The acquire has been queued: what its stream is to remember next; and if it will not. */
+/* The acquire has been queued: what its stream is to remember next; and whether it will. */
 void detect_queue_acquired(struct mapping *m, const struct gaia_list_range *range, struct detect_runs *rs);
-void detect_queue_unsure(struct mapping *m, const struct detect_runs *rs);
+void detect_queue_hashed(struct mapping *m, const struct detect_runs *rs, bool good);
 /* A release is about to be queued: what its stream is to compare before. When that has been done: what has changed. When it has been carried out. */
 void detect_queue_release(struct mapping *m, const struct gaia_list_range *range, uint64_t stream, struct detect_runs *rs);
 void detect_queue_tell(struct mapping *m, const struct gaia_list_range *range, const struct detect_runs *rs, struct detect_told *out);
