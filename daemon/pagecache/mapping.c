@@ -20,6 +20,7 @@
 #include "pagecache/room.h"
 #include "pagecache/root.h"
 #include "pagecache/segments.h"
+#include "pagecache/state.h"
 #include "pagecache/stranded.h"
 
 /* ---- grants ---- */
