@@ -321,6 +321,36 @@ void detect_release(struct mapping *m, const struct gaia_list_range *range, size
 	look_end(m);
 }
 
+/*
+ * What is still as an acquire began with it, and nobody has waited for, has not changed. Other pages count as changed: a release may have taken the
+ * hold that is to be given back, and this takes that of another acquire instead, whose stores must not be lost.
+ */
+void detect_give_back(struct mapping *m, const struct gaia_list_range *range, size_t n, struct detect_told *out)
+{
+	struct detect_runs rs = { .n = 0 };
+	uint64_t next = 0, b;
+	bool complete = true;
+
+	*out = (struct detect_told){ .n = 0 };
+	if (!m->detect)
+		return;
+	pthread_mutex_lock(&gaia_lock);
+	for (size_t k = 0; k < n; k++) {
+		for (uint64_t i = pages_from(m, &range[k], next, &b); i < b; i++) {
+			struct detect_page *p = &m->detect->page[i];
+
+			if (p->writes && (!p->sure || p->hashed))
+				complete = complete && runs_add(&rs, i, false);
+			p->sure = false;
+			next = i + 1;
+		}
+	}
+	pthread_mutex_unlock(&gaia_lock);
+	if (complete)
+		tell(m, &rs, range[0].offset, end_of(range, n), out);
+	detect_runs_free(&rs);
+}
+
 void detect_told_free(struct detect_told *told)
 {
 	free(told->range);

@@ -367,6 +367,8 @@ void detect_acquired(struct mapping *m, const struct gaia_list_range *range, siz
 void detect_dropped(struct mapping *m, const struct gaia_list_range *range, size_t n);
 /* They are about to be released: what has changed. *@out is to be freed. */
 void detect_release(struct mapping *m, const struct gaia_list_range *range, size_t n, struct detect_told *out);
+/* The same of what was acquired and not used. */
+void detect_give_back(struct mapping *m, const struct gaia_list_range *range, size_t n, struct detect_told *out);
 void detect_told_free(struct detect_told *told);
 void detect_runs_free(struct detect_runs *rs);
 /* Something that was queued has failed. */

@@ -235,15 +235,18 @@ int list_release(struct mapping *m, const struct gaia_list_range *range, size_t 
 
 int list_give_back(struct mapping *m, const struct gaia_list_range *range, size_t n)
 {
-	static const struct detect_told nothing = { .known = true };
+	struct detect_told told;
 	struct list_place pl;
-	int err = place_begin(m, range, n, NULL, &pl);
+	int err;
 
-	if (err)
-		return err;
-	err = release(m, n, &pl, m->detect ? &nothing : NULL, m->conn->features & GAIA_FEATURE_UNUSED ? GAIA_PROT_UNUSED : 0);
-	place_end(m->conn, &pl);
-	if (!wire_changed_nothing(err))
-		detect_dropped(m, range, n);
+	detect_give_back(m, range, n, &told);
+	err = place_begin(m, range, n, &told, &pl);
+	if (!err) {
+		err = release(m, n, &pl, told.known ? &told : NULL, m->conn->features & GAIA_FEATURE_UNUSED ? GAIA_PROT_UNUSED : 0);
+		place_end(m->conn, &pl);
+		if (!wire_changed_nothing(err))
+			detect_dropped(m, range, n);
+	}
+	detect_told_free(&told);
 	return err;
 }

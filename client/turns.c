@@ -68,7 +68,7 @@ int range_give_back(struct mapping *m, const struct gaia_ioc_range *io)
 	struct gaia_ioc_range own = *io;
 	int err;
 
-	/* That nothing was stored. If there is no memory for lists it cannot be told. */
+	/* If there is no memory for lists nothing can be told. */
 	err = m->detect ? list_give_back(m, &range, 1) : -ENOBUFS;
 	if (!wire_changed_nothing(err) && err != -EMFILE && err != -ENFILE && err != -ENOMEM)
 		return err;

@@ -284,6 +284,26 @@ Test(told, of_what_was_given_back)
 		expect_told(1, 0);
 }
 
+/*
+ * A release takes the hold of an acquire that is being cancelled; so what is given back is the hold of the next acquire, whose stores nothing
+ * else would publish.
+ */
+Test(told, what_is_given_back_in_place_of_another_hold_counts_as_changed)
+{
+	int fd = gaia_acquire_start(at, AT(4), RW);
+	struct pollfd p = { .fd = fd, .events = POLLIN };
+
+	cr_assert_eq(poll(&p, 1, -1), 1);
+	release(0, 4);
+	acquire(0, 2);
+	at[AT(1)]++;
+	close(fd);
+	while (fake_seen().given_back == 0)
+		usleep(1000);
+	expect_told(2, 1);
+	expect_found(0, 0, 2);
+}
+
 Test(told, chunks_beyond_the_end_are_not_touched)
 {
 	fake_chunks = 2;
