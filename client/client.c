@@ -343,9 +343,8 @@ static int acquire_now(struct mapping *m, struct gaia_ioc_range *io)
 	err = range_acquire(m, io);
 	if (!err)
 		err = wait_mapped(m, io);
-	if (err) {
-		detect_dropped(m, &range, 1);
-	} else {
+	detect_settled(m, &range, 1, !err);
+	if (!err) {
 		held_add(m, &asked);
 		detect_acquired(m, &range, 1, (int)asked.prot);
 	}
@@ -472,10 +471,9 @@ static int acquire_list_now(struct mapping *m, const struct gaia_list_range *lis
 
 	detect_acquire(m, list, n, prot, 0);
 	err = list_acquire(m, list, n, prot);
-	if (err) {
-		detect_dropped(m, list, n);
+	detect_settled(m, list, n, !err);
+	if (err)
 		return err;
-	}
 	held_add_list(m, list, n, prot);
 	detect_acquired(m, list, n, prot);
 	return 0;

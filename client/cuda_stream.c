@@ -163,6 +163,7 @@ static void detect_before(struct mapping *m, struct turn *t, CUstream stream)
 
 	if (!t->release) {
 		detect_acquire(m, &range, 1, (int)(t->io.prot & (GAIA_PROT_READ | GAIA_PROT_WRITE)), id);
+		detect_settled(m, &range, 1, true);
 		return;
 	}
 	detect_queue_release(m, &range, id, &t->runs);

@@ -24,9 +24,10 @@
 
 struct detect_page {
 	uint64_t stream;  /* of the last release that was queued and not carried out; 0: several */
-	uint32_t holds;
+	uint32_t coming;  /* acquires under way: no release takes their holds */
+	uint32_t holds;	  /* at least those that the daemon counts */
 	uint16_t queued;  /* so many releases are queued, and not carried out */
-	bool writes;	  /* since holds was last 0 an acquire was for writing */
+	bool writes;	  /* since there were none of both an acquire was for writing */
 	bool sure;
 	bool hashed;	  /* sure, and its hash was taken, or will have been when a stream comes to what is queued next */
 };
@@ -126,7 +127,7 @@ static uint64_t pages_from(const struct mapping *m, const struct gaia_list_range
 static void drop_hold(struct detect_page *p)
 {
 	p->holds -= p->holds > 0;
-	p->writes = p->writes && p->holds > 0;
+	p->writes = p->writes && p->holds + p->coming > 0;
 	p->sure = false;
 }
 
@@ -171,7 +172,7 @@ void detect_acquire(struct mapping *m, const struct gaia_list_range *range, size
 	FOR_PAGES(m, range, n, i) {
 		struct detect_page *p = &m->detect->page[i];
 
-		p->holds++;
+		p->coming++;
 		if (!(prot & PROT_WRITE))
 			continue;
 		p->sure = is_free(p, stream) && prot & PROT_READ;
@@ -221,6 +222,22 @@ void detect_acquired(struct mapping *m, const struct gaia_list_range *range, siz
 	look_end(m);
 }
 
+void detect_settled(struct mapping *m, const struct gaia_list_range *range, size_t n, bool good)
+{
+	if (!m->detect)
+		return;
+	pthread_mutex_lock(&gaia_lock);
+	FOR_PAGES(m, range, n, i) {
+		struct detect_page *p = &m->detect->page[i];
+
+		p->coming--;
+		p->holds++;
+		if (!good)
+			drop_hold(p);
+	}
+	pthread_mutex_unlock(&gaia_lock);
+}
+
 void detect_dropped(struct mapping *m, const struct gaia_list_range *range, size_t n)
 {
 	if (!m->detect)
@@ -234,7 +251,7 @@ void detect_dropped(struct mapping *m, const struct gaia_list_range *range, size
 /* ---- releases ---- */
 
 /*
- * What is held for writing, each page once. What is sure is to be compared, and is sure no more. What was acquired and is not hashed yet, as nobody
+ * All of it, each page once. What is sure is to be compared, and is sure no more. What was acquired and is not hashed yet, as nobody
  * has waited for it (gaia_wait()), the program may not even touch. False: no memory. The lock is held.
  */
 static bool to_compare(struct mapping *m, const struct gaia_list_range *range, size_t n, struct detect_runs *rs)
@@ -246,8 +263,8 @@ static bool to_compare(struct mapping *m, const struct gaia_list_range *range, s
 		for (uint64_t i = pages_from(m, &range[k], next, &b); i < b; i++) {
 			struct detect_page *p = &m->detect->page[i];
 
-			if (p->writes)
-				complete = complete && runs_add(rs, i, p->sure && p->hashed && m->detect->placed[i / GAIA_CHUNK_PAGES]);
+			/* What is not known to be held counts as changed, too: others may be acquiring it, or have taken its hold. */
+			complete = complete && runs_add(rs, i, p->sure && p->hashed && m->detect->placed[i / GAIA_CHUNK_PAGES]);
 			p->sure = false;
 			next = i + 1;
 		}
@@ -339,7 +356,7 @@ void detect_give_back(struct mapping *m, const struct gaia_list_range *range, si
 		for (uint64_t i = pages_from(m, &range[k], next, &b); i < b; i++) {
 			struct detect_page *p = &m->detect->page[i];
 
-			if (p->writes && (!p->sure || p->hashed))
+			if (!p->sure || p->hashed)
 				complete = complete && runs_add(&rs, i, false);
 			p->sure = false;
 			next = i + 1;

@@ -362,8 +362,10 @@ void detect_end(struct mapping *m);
 void detect_message(struct mapping *m, const struct gaia_msg *msg, bool placed);
 /* Ranges of the file, sorted and not empty, are about to be acquired. @stream: the number of the stream that will come to that; 0: at once. */
 void detect_acquire(struct mapping *m, const struct gaia_list_range *range, size_t n, int prot, uint64_t stream);
-/* They have been, and the program may touch them: remember what they are. Or they are not held after all, or no more. */
+/* They have been, or have not. Then, when the program may touch them: remember what they are. */
+void detect_settled(struct mapping *m, const struct gaia_list_range *range, size_t n, bool good);
 void detect_acquired(struct mapping *m, const struct gaia_list_range *range, size_t n, int prot);
+/* One of the holds of each has gone. */
 void detect_dropped(struct mapping *m, const struct gaia_list_range *range, size_t n);
 /* They are about to be released: what has changed. *@out is to be freed. */
 void detect_release(struct mapping *m, const struct gaia_list_range *range, size_t n, struct detect_told *out);

@@ -167,8 +167,7 @@ static int acquire_once(const struct start *st, struct mapping *m)
 
 	detect_acquire(m, range, n, (int)st->io.prot, 0);
 	err = st->list ? list_acquire(m, range, n, (int)st->io.prot) : acquire_range(st, m);
-	if (err)
-		detect_dropped(m, range, n);
+	detect_settled(m, range, n, !err);
 	return err;
 }
 
