@@ -165,6 +165,11 @@ static int acquire_once(const struct start *st, struct mapping *m)
 	const struct gaia_list_range *range = ranges_of(st, &one, &n);
 	int err;
 
+	/*
+	 * From now on the daemon finds out itself, for all of the mapping. The history checker has shown that holds which are given back at some time,
+	 * beside others, make the library say of stores that they are none; why is not known.
+	 */
+	detect_lost(m);
 	detect_acquire(m, range, n, (int)st->io.prot, 0);
 	err = st->list ? list_acquire(m, range, n, (int)st->io.prot) : acquire_range(st, m);
 	detect_settled(m, range, n, !err);
