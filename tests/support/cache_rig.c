@@ -1,12 +1,5 @@
 /* cache_rig.c - see cache_rig.h. */
-#include "base/fault.h"
-#include "base/util.h"
 #include "cache_rig.h"
-#include "fake_cuda_api.h"
-#include "pagecache/cache.h"
-#include "pagecache/readahead.h"
-#include "pagecache/root.h"
-#include "rig_detect.h"
 
 #include <errno.h>
 #include <linux/falloc.h>
@@ -16,8 +9,15 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/fault.h"
+#include "base/util.h"
 #ifdef RIG_CUDA
+#include "fake_cuda_api.h"
 #endif
+#include "pagecache/cache.h"
+#include "pagecache/readahead.h"
+#include "pagecache/root.h"
+#include "rig_detect.h"
 
 #define must(cond)                                                     \
 	do {                                                           \
