@@ -346,11 +346,14 @@ Test(umap_edges, all_of_it_can_be_unmapped)
 	rig_map(rig);
 	rig->view[4096] = rig->content[4096] = 'u';
 	cr_assert_eq(munmap(rig->view, rig->length), 0);
-	/* Its addresses may be used again. */
-	other->config.addr = rig->view;
-	other->config.flags |= GAIA_UMAP_FIXED;
+	/* Its addresses may be used again, unless a new thread's stack is there by now. */
+	if (mmap(rig->view, rig->length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == rig->view) {
+		other->config.addr = rig->view;
+		other->config.flags |= GAIA_UMAP_FIXED;
+	}
 	rig_map(other);
-	cr_assert_eq(other->view, rig->view);
+	if (other->config.addr)
+		cr_assert_eq(other->view, rig->view);
 	cr_assert_arr_eq(other->view, other->content, other->length);
 	rig_check_file(rig, rig->content);
 	rig_unmap(other);
@@ -386,9 +389,9 @@ Test(umap_edges, a_region_can_be_moved)
 	rig->view = to;
 	rig->view[4 * 4096] = rig->content[4 * 4096] = 'n';
 	cr_assert_arr_eq(rig->view, rig->content, rig->length);
-	cr_assert_eq(touch(old), SIGSEGV);
 	cr_assert_eq(gaia_umap_flush(rig->view, rig->length, 0), 0);
 	rig_check_file(rig, rig->content);
+	/* What lies there now, maybe a thread's stack, is not ours. */
 	cr_assert_eq(gaia_uunmap(old, rig->length), -1);
 	cr_assert_eq(gaia_uunmap(rig->view, rig->length), 0);
 	rig_end(rig);
