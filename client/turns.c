@@ -47,6 +47,33 @@ int range_give_back(struct mapping *m, const struct gaia_ioc_range *io)
 
 /* ---- the thread ---- */
 
+/* Only the first error is kept. */
+static void note_error(const struct turn *t, const struct gaia_ioc_range *asked, int err)
+{
+	struct mapping *m = t->m;
+
+	pthread_mutex_lock(&turns_lock);
+	if (!m->late_error) {
+		m->late = (struct late_error){ t->release, asked->offset, asked->length };
+		m->late_error = err;
+	}
+	pthread_mutex_unlock(&turns_lock);
+}
+
+int turns_take_error(struct mapping *m, struct late_error *out)
+{
+	int err = 0;
+
+	if (!m->late_error)
+		return 0;
+	pthread_mutex_lock(&turns_lock);
+	*out = m->late;
+	err = m->late_error;
+	m->late_error = 0;
+	pthread_mutex_unlock(&turns_lock);
+	return err;
+}
+
 /*
  * Does not wait until chunks are mapped (rule 3): the chunks of the range were mapped when it was announced.
  * If the file has grown since then there may be new ones, but these were not promised.
@@ -54,7 +81,7 @@ int range_give_back(struct mapping *m, const struct gaia_ioc_range *io)
 static void carry_out(struct turn *t)
 {
 	const struct gaia_ioc_range asked = t->io;
-	int none = 0, err;
+	int err;
 
 	/* This thread handles no signals, but being stopped, or looked at by a debugger, interrupts the call, too. */
 	do
@@ -62,9 +89,8 @@ static void carry_out(struct turn *t)
 	while (err == -EINTR);
 	if (!err && !t->release)
 		held_add(t->m, &asked);
-	/* Only the first error is kept. */
 	if (err)
-		atomic_compare_exchange_strong(&t->m->late_error, &none, err);
+		note_error(t, &asked, err);
 }
 
 static void *turns_thread(void *arg)
