@@ -116,9 +116,13 @@ static void add_name(struct out *o, int fd)
 		return;
 	}
 	path[n] = '\0';
-	for (char *c = path; *c; c++)
-		if ((unsigned char)*c < ' ' || *c == 0x7f || ((unsigned char)c[0] == 0xc2 && (unsigned char)c[1] < 0xa0))
-			*c = '?';
+	for (char *c = path; *c; c++) {
+		if ((unsigned char)c[0] == 0xc2 && (unsigned char)c[1] < 0xa0 && c[1])
+			*c++ = '?';
+		else if ((unsigned char)*c >= ' ' && *c != 0x7f)
+			continue;
+		*c = '?';
+	}
 	add(o, "%s%s", n > NAME ? "..." : "", n > NAME ? path + n - NAME : path);
 }
 
