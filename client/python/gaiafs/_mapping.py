@@ -105,6 +105,10 @@ class Acquired:
         """Whether it is acquired, and not released yet."""
         return self._held
 
+    def _has(self, address: int) -> bool:
+        """Whether the address is one of its mapping's."""
+        return 0 <= address - self._mapping._address <= self._mapping._lead + self._mapping.nbytes
+
     def check(self) -> None:
         """Raise ReleasedError if the range is not held (any more), and OSError in a child of fork()."""
         check_not_forked(self._mapping._generation, self._mapping.path)

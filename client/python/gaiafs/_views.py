@@ -43,8 +43,9 @@ class Array(np.ndarray[Any, Any]):
     _hold: Acquired | None = None
 
     def __array_finalize__(self, obj: Any) -> None:
-        # What has memory of its own needs no hold.
-        self._hold = None if self.flags.owndata else getattr(obj, "_hold", None)
+        # What has other memory, as copies and results have, needs no hold.
+        hold = getattr(obj, "_hold", None)
+        self._hold = hold if hold is not None and hold._has(super().__array_interface__["data"][0]) else None
 
     def _check(self) -> None:
         if self._hold is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -46,11 +47,16 @@ def _start(where: Path, *args: str) -> Mount:
 
 
 def _stop(mount: Mount) -> None:
-    if mount.daemon.poll() is None:
-        subprocess.run([BUILD / "client/gaia", "umount", mount.path], check=True, timeout=SECONDS)
-        assert mount.daemon.wait(SECONDS) == 0
-    else:
-        subprocess.run(["umount", "-l", mount.path], check=False, stderr=subprocess.DEVNULL)
+    gc.collect()  # arrays that a test's exceptions refer to keep their mappings
+    try:
+        if mount.daemon.poll() is None:
+            subprocess.run([BUILD / "client/gaia", "umount", mount.path], check=True, timeout=SECONDS)
+            assert mount.daemon.wait(SECONDS) == 0
+    finally:
+        mount.daemon.kill()
+        mount.daemon.wait()
+        if os.path.ismount(mount.path):
+            subprocess.run(["umount", "-l", mount.path], check=False)
 
 
 @pytest.fixture(scope="session")
