@@ -89,6 +89,18 @@ def test_ranges_are_those_of_numpy(mount, shape, selected, order):
     assert path.read_bytes()[12:] == plain.tobytes(order=order)
 
 
+@pytest.mark.parametrize("selected", [np.s_[::-1], np.s_[::-3, ::5], np.s_[::5, ::-3], np.s_[3:, ::-1], np.s_[-1]])
+def test_of_many_pages_those_of_the_range_are_acquired(mount, selected):
+    # A strict device lets nothing else be touched.
+    plain = np.arange(5 * 4096, dtype="u1").reshape(5, 4096)
+    path = mount.file("f", plain.tobytes())
+    with gaiafs.memmap(path, mode="r+", shape=(5, 4096)) as m, m.acquire(selected, write=True) as a:
+        assert np.array_equal(a, plain[selected])
+        a[...] = 7
+    plain[selected] = 7
+    assert path.read_bytes() == plain.tobytes()
+
+
 def test_numpy_integers_and_pairs_of_slices_are_ranges_and_others_are_not(mount):
     path = mount.file("f", bytes(64))
     with gaiafs.memmap(path, shape=(8, 8)) as m:
