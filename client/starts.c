@@ -67,7 +67,9 @@ static struct {
 	unsigned claimed;	/* of these, how many are wanted; no more than there are */
 } pool = { .work = PTHREAD_COND_INITIALIZER };
 static int watched = -1;	/* epoll: our ends. -1: no thread watches them */
-static uint64_t forked_id;	/* of the socket that stands for the parent's acquires; 0: this is no child */
+/* Of each ancestor that had some when it forked: of the socket that stands for its acquires. */
+static uint64_t *forked_ids;
+static size_t n_forked;
 
 static int compare_id(const void *a, const void *b)
 {
@@ -82,6 +84,15 @@ static struct start *find_start(uint64_t id)
 	struct start **found = tfind(&key, &by_id, compare_id);
 
 	return found ? *found : NULL;
+}
+
+/* Whether it is a descriptor of an ancestor's acquire. */
+static bool is_forked(uint64_t id)
+{
+	for (size_t i = 0; i < n_forked; i++)
+		if (forked_ids[i] == id)
+			return true;
+	return false;
 }
 
 static int add_start(struct start *st)
@@ -453,7 +464,7 @@ static int take(int fd, struct start **out)
 	pthread_mutex_lock(&gaia_lock);
 	st = find_start(id);
 	if (!st)
-		err = forked_id && id == forked_id ? -ENOTCONN : -EINVAL;
+		err = is_forked(id) ? -ENOTCONN : -EINVAL;
 	else if (st->ours < 0)
 		err = -EINVAL; /* the program has shut it down, and so cancelled it */
 	else if (st->state != START_ENDED)
@@ -537,14 +548,18 @@ unsigned starts_unmapped(struct mapping *m, struct gaia_ioc_range *unwaited, uns
 /* A socket that is readable for ever; -1: there is none. */
 static int dead_end(void)
 {
-	socklen_t len = sizeof(forked_id);
+	socklen_t len = sizeof(*forked_ids);
+	uint64_t *ids;
 	int end[2];
 
 	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, end))
 		return -1;
 	close(end[1]);
-	if (getsockopt(end[0], SOL_SOCKET, SO_COOKIE, &forked_id, &len))
-		forked_id = 0;
+	ids = realloc(forked_ids, (n_forked + 1) * sizeof(*ids));
+	if (ids) {
+		forked_ids = ids;
+		n_forked += !getsockopt(end[0], SOL_SOCKET, SO_COOKIE, &ids[n_forked], &len);
+	}
 	return end[0];
 }
 

@@ -3,9 +3,11 @@
  *
  *	cc increment.c -o increment $(pkg-config --cflags --libs gaiaclient)
  */
+#include <errno.h>
 #include <fcntl.h>
 #include <gaia/client.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/stat.h>
 
 /* Stands for a kernel on the device, launched and waited for. */
@@ -33,7 +35,8 @@ int main(int argc, char **argv)
 		return 0;
 	p = gaia_mmap(st.st_size, PROT_READ | PROT_WRITE, fd, 0, 0);
 	if (p == MAP_FAILED) {
-		perror("gaia_mmap");
+		fprintf(stderr, "increment: cannot map %s on the device: %s\n", argv[1],
+			errno == ENOTTY ? "it is not on a gaiafs mount" : strerror(errno));
 		return 1;
 	}
 	if (gaia_acquire(p, st.st_size, PROT_READ | PROT_WRITE) < 0) {

@@ -38,6 +38,13 @@ static int fail(const char *what)
 	return 1;
 }
 
+static int cannot_map(const char *name)
+{
+	fprintf(stderr, "two_writers: cannot map %s on the device: %s\n", name,
+		errno == ENOTTY ? "it is not on a gaiafs mount" : strerror(errno));
+	return 1;
+}
+
 static int cpu_half(int in_fd, int out_fd, size_t n)
 {
 	unsigned char *in = mmap(NULL, n, PROT_READ, MAP_SHARED, in_fd, 0);
@@ -75,9 +82,11 @@ int main(int argc, char **argv)
 		return 0;
 
 	in = gaia_mmap(n, PROT_READ, in_fd, 0, device);
+	if (in == MAP_FAILED)
+		return cannot_map(argv[1]);
 	out = gaia_mmap(n, PROT_READ | PROT_WRITE, out_fd, 0, device);
-	if (in == MAP_FAILED || out == MAP_FAILED)
-		return fail("gaia_mmap");
+	if (out == MAP_FAILED)
+		return cannot_map(argv[2]);
 	if (gaia_acquire(in, n, PROT_READ) < 0 || gaia_acquire(out, n, PROT_READ | PROT_WRITE) < 0)
 		return fail("gaia_acquire");
 

@@ -20,7 +20,7 @@
 static bool is_bytes(const char *section, const char *key)
 {
 	static const char *const keys[] = { "capacity", "used", "pinned", "budget", "size" };
-	static const char *const home_keys[] = { "dirty", "twins" };
+	static const char *const home_keys[] = { "dirty", "twins", "twins_limit" };
 	size_t len = strlen(key);
 
 	for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {

@@ -72,12 +72,26 @@ const char *passthrough_init(struct fs *fs, struct fuse_conn_info *conn)
 
 /* ---- whether the file below is in use ---- */
 
-/* Whether a lease of that @kind is granted: see the top of this file. */
+/*
+ * Whether the cache may have to store something of the file. Then our descriptors stay open: else its owner could take a lease, and the
+ * thread that stores would wait for that (see cfile_will_be_written()).
+ */
+static bool may_have_to_be_stored(struct inode *inode)
+{
+	if (!inode->cfile)
+		return contents_cached(inode);
+	return !cfile_is_passthrough(inode->cfile) || cfile_has_unstored(inode->cfile);
+}
+
+/* Whether a lease of that @kind is granted: see the top of this file. Not while some of the file may have to be stored. */
 static bool lease_granted(struct inode *inode, int kind)
 {
-	int fd = inode_open(inode, O_RDONLY | O_NONBLOCK); /* does not wait for other programs' leases */
 	bool granted;
+	int fd;
 
+	if (may_have_to_be_stored(inode))
+		return false;
+	fd = inode_open(inode, O_RDONLY | O_NONBLOCK); /* does not wait for other programs' leases */
 	if (fd < 0)
 		return false;
 	backing_close_idle(inode);
@@ -195,13 +209,22 @@ static int first_passthrough(fuse_req_t req, struct inode *inode)
 	return MIN(id, 0);
 }
 
+/* Nobody has the file below, so no mapping of it can change it any more. */
+static int leave_passthrough(struct inode *inode)
+{
+	int err = cfile_leave_passthrough(inode->cfile);
+
+	if (!err)
+		inode->may_change = false;
+	return err;
+}
+
 static bool to_be_cached(struct inode *inode)
 {
 	if (inode->passthrough_opens)
 		return false;
 	return !cfile_is_passthrough(inode->cfile) ||
-	       ((inode->never_passed || (is_for_devices(inode) && nobody_has_it(inode))) &&
-		!cfile_leave_passthrough(inode->cfile));
+	       ((inode->never_passed || (is_for_devices(inode) && nobody_has_it(inode))) && !leave_passthrough(inode));
 }
 
 /* Whether the error means that the kernel will never pass this file through. */
@@ -224,7 +247,7 @@ static int passthrough_or_cached(fuse_req_t req, struct handle *h)
 		if (!atomic_exchange(&inode->fs->complained, true))
 			log_warn("a file could not be passed through: %s; such files are served "
 				 "by the daemon, which is slower", strerror(-err));
-		return cfile_leave_passthrough(inode->cfile);
+		return leave_passthrough(inode);
 	}
 	if (err)
 		return err;

@@ -181,6 +181,9 @@ void cache_forget(struct cache *c, uint64_t key);
  */
 void cfile_will_be_written(struct cfile *f);
 
+/* Whether some of it is dirty, or released by a device and not fetched yet. */
+bool cfile_has_unstored(struct cfile *f);
+
 /* The file has no name left: when it is no longer held nothing needs to be stored. */
 void cfile_set_gone(struct cfile *f, bool gone);
 

@@ -7,7 +7,8 @@
  * zeroing by the system and registering by devices; slabs that nobody needed for a while
  * are given back to the system, always whole: devices may have registered them. Slabs of successive numbers lie side by
  * side, up to ARENA_SLABS of them, so that devices can register several at once: their addresses are
- * reserved together, and stay.
+ * reserved together, and stay. A slab without memory is inaccessible, so that the system counts it neither as data nor as committed
+ * (ulimit -d, vm.overcommit_memory=2).
  *
  * Every read that misses and every write of a new page comes here, of whatever file. So frames are taken and given
  * without a lock, by changing the bits of a slab, which lie in one cache line; and each thread begins where it found
@@ -196,13 +197,12 @@ static struct slab *slab_vacant(struct frames *fr, unsigned *at)
 	return s;
 }
 
-/* Addresses of memory that nothing is in yet, or NULL. */
-static char *arena_reserve(void)
+/* Addresses for so many slabs, where nothing is accessible yet, or NULL. */
+static char *addresses_reserve(unsigned slabs)
 {
-	size_t bytes = ARENA_SLABS * (size_t)GAIA_CHUNK;
-	/* A chunk more, to cut an aligned arena out of it. */
-	char *raw = mmap(NULL, bytes + GAIA_CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-			 -1, 0);
+	size_t bytes = slabs * (size_t)GAIA_CHUNK;
+	/* A chunk more, to cut aligned addresses out of it. */
+	char *raw = mmap(NULL, bytes + GAIA_CHUNK, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	char *aligned;
 
 	if (raw == MAP_FAILED)
@@ -219,16 +219,46 @@ static char *arena_reserve(void)
 	return aligned;
 }
 
+/* The slab's place in its arena, or NULL. frames.lock is held. */
+static char *place_in_arena(const struct frames *fr, unsigned at)
+{
+	char *arena = fr->arena[at / ARENA_SLABS];
+
+	return arena ? arena + at % ARENA_SLABS * (size_t)GAIA_CHUNK : NULL;
+}
+
 /* frames.lock is held. */
 static void *slab_memory(struct frames *fr, unsigned at)
 {
-	char **arena = &fr->arena[at / ARENA_SLABS];
+	char **arena = &fr->arena[at / ARENA_SLABS], *memory;
 
 	if (fault_point("home.memory"))
 		return NULL;
 	if (!*arena)
-		*arena = arena_reserve();
-	return *arena ? *arena + at % ARENA_SLABS * (size_t)GAIA_CHUNK : NULL;
+		*arena = fault_point("home.arena") ? NULL : addresses_reserve(ARENA_SLABS);
+	memory = place_in_arena(fr, at);
+	/* Where addresses are scarce (ulimit -v) a slab may have some by itself. */
+	if (!memory)
+		memory = addresses_reserve(1);
+	if (!memory || !mprotect(memory, GAIA_CHUNK, PROT_READ | PROT_WRITE))
+		return memory;
+	if (!*arena)
+		munmap(memory, GAIA_CHUNK);
+	return NULL;
+}
+
+/* @stays: its addresses do, for the next slab here. */
+static void slab_memory_end(void *memory, bool stays)
+{
+	if (!stays) {
+		munmap(memory, GAIA_CHUNK);
+		return;
+	}
+	/* Unlike with mprotect(2) the system counts it no more. */
+	if (mmap(memory, GAIA_CHUNK, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED)
+		(void)madvise(memory, GAIA_CHUNK, MADV_HUGEPAGE);
+	else
+		(void)madvise(memory, GAIA_CHUNK, MADV_DONTNEED); /* if that fails, too, the memory stays, for the next need */
 }
 
 /* A new slab keeps long runs together; but it is not worth it if an eighth of the budget is free in other slabs. */
@@ -366,6 +396,7 @@ void frames_trim(struct frames *fr, bool all)
 	for (unsigned at = fr->n_slabs; at-- > 0;) {
 		struct slab *s = fr->slab[at];
 		void *memory = s->memory;
+		bool in_arena;
 
 		if (!memory || (atomic_exchange(&s->needed, false) && !all))
 			continue;
@@ -373,11 +404,12 @@ void frames_trim(struct frames *fr, bool all)
 			note_space(fr, at);
 			continue;
 		}
+		in_arena = memory == place_in_arena(fr, at);
 		pthread_mutex_unlock(&fr->lock);
 		tell_devices(fr, memory, false);
-		(void)madvise(memory, GAIA_CHUNK, MADV_DONTNEED); /* if it fails the memory stays, for the next need */
+		slab_memory_end(memory, in_arena);
 		pthread_mutex_lock(&fr->lock);
-		/* Only now can the slab have memory again, which is at the same place. */
+		/* Only now can the slab have memory again, which is at the same place if it is in an arena. */
 		s->memory = NULL;
 		atomic_fetch_sub(&fr->n_memory, 1);
 	}

@@ -363,7 +363,7 @@ int passthrough_left_over(struct chunk *ch, unsigned a, unsigned b)
 
 bool passthrough_has_left_over(struct cfile *f)
 {
-	return cfile_is_passthrough(f) && (atomic_load(&f->n_ahead) > 0 || atomic_load(&f->n_dirty) > 0);
+	return cfile_is_passthrough(f) && cfile_has_unstored(f);
 }
 
 int passthrough_release_again(struct chunk *ch, const uint64_t *pages)
@@ -508,6 +508,7 @@ int cfile_leave_passthrough(struct cfile *f)
 	unsigned n;
 	int err;
 
+	cfile_open_now(f, false);
 	range_lock_exclusively(f);
 	err = passthrough_size(f);
 	if (err || !cfile_is_passthrough(f))

@@ -239,14 +239,19 @@ static void invalidate_published(struct cfile *f, struct release *rl, uint64_t n
 
 /*
  * So many chunks, or twice as many, are published before the kernel's copies of them are invalidated. Until then home's old bytes are
- * kept for each page that changes again: at most twice this part of home for one release.
+ * kept for each page that changes again, of which nothing can be given up for room: at most twice the first part of home for one release,
+ * and twice the second for all that are under way, where a chunk each is not more.
  */
 #define RELEASE_SHARE 32u
+#define RELEASES_SHARE 16u
 #define RELEASE_CHUNKS 32u
 
 static uint64_t chunks_at_once(const struct cache *c)
 {
-	return MAX(1u, MIN(c->frames.budget / RELEASE_SHARE / GAIA_CHUNK_PAGES, (uint64_t)RELEASE_CHUNKS));
+	uint64_t one = c->frames.budget / RELEASE_SHARE, all = c->frames.budget / RELEASES_SHARE;
+	uint64_t most = MIN(one, all / MAX(1u, atomic_load(&c->n_releases))) / GAIA_CHUNK_PAGES;
+
+	return MAX(1u, MIN(most, (uint64_t)RELEASE_CHUNKS));
 }
 
 /* Parts that are published together. */
@@ -329,7 +334,7 @@ struct releases {
 	struct releasing rs;
 	struct grant **grant;	/* of what the mapping holds of the rest; NULL: done */
 	unsigned n;
-	uint64_t at_once;
+	uint64_t at_once;	/* chunks in a group, at most */
 	struct group group[2], *g, *before;
 	bool unused;		/* see cache_give_back() */
 	bool changed;
@@ -367,7 +372,8 @@ static void release_written(struct releases *rl)
 
 		if (!rl->grant[k])
 			continue;
-		if (rl->g->n == rl->at_once) {
+		/* Others may have begun meanwhile. */
+		if (rl->g->n >= MIN(rl->at_once, chunks_at_once(rl->m->file->cache))) {
 			rl->changed |= group_release(&rl->rs, rl->g, rl->before);
 			full = rl->g;
 			rl->g = rl->before;
@@ -419,6 +425,7 @@ static int release_rest(struct releases *rl)
 	int err;
 
 	release_wanted(rl);
+	atomic_fetch_add(&f->cache->n_releases, 1);
 	rl->at_once = chunks_at_once(f->cache);
 	rl->rs = (struct releasing){ .f = f, .one_by_one = rl->at_once == 1 };
 	rl->n = grants_pin(rl->m, rl->rest, &rl->grant);
@@ -434,6 +441,7 @@ static int release_rest(struct releases *rl)
 		cfile_touch(f);
 	/* A mapping that cannot store waits for nothing; where the kernel writes through, it may not even invalidate. */
 	complete(rl, !err && (rl->m->prot & GAIA_PROT_WRITE) && !rl->unused);
+	atomic_fetch_sub(&f->cache->n_releases, 1);
 	free(rl->group[0].rl);
 	free(rl->group[1].rl);
 	free(rl->grant);

@@ -178,6 +178,7 @@ static void check_replica_page(struct chunk *ch, struct replica *rep, unsigned i
 	struct page_replica *r = &rep->page[i];
 
 	bug_on(replica_writers(rep, i) != writers || (writers > 0) != r->written);
+	bug_on(r->left && !r->written);
 	bug_on((r->flags & REPLICA_SNAPPED) && !(r->flags & REPLICA_AHEAD));
 	bug_on((r->flags & REPLICA_SNAPPED) && !rep->shadow);
 	bug_on((r->flags & REPLICA_ZEROS) && (r->flags != REPLICA_ZEROS || r->written));

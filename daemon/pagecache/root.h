@@ -83,6 +83,7 @@ struct cache {
 	atomic_uint_least64_t n_ahead; /* page releases not merged yet, over all devices */
 	struct log_pace pace;
 	atomic_uint_least64_t n_kept;  /* frames for merges to come: see page_extra */
+	atomic_uint n_releases;	       /* under way, of what is not only ready */
 	pthread_t flusher, fetcher, trimmer, notifier;
 	struct pool *evictors; /* they wait for clients that do not give up memory at once */
 	pthread_mutex_t late_lock; /* a leaf */

@@ -209,6 +209,7 @@ void replica_drop_hold(struct replica *rep, unsigned i)
 	struct page_replica *r = &rep->page[i];
 
 	written_less(rep, i);
+	r->left = r->written;
 	if (!r->written && !fault_point("break.keep_dead"))
 		track_discarded(r);
 	state_touched(rep->chunk, i);
@@ -220,9 +221,10 @@ void replica_undo_hold(struct replica *rep, unsigned i)
 	struct page_replica *r = &rep->page[i];
 
 	written_less(rep, i);
-	/* What was cut off meanwhile is in its memory still; and what is fresh is nothing to read. */
-	if (!r->written && (r->cut < GAIA_PAGE || (r->flags & REPLICA_FRESH)))
+	/* What was cut off meanwhile, or left by others, is in its memory still; and what is fresh is nothing to read. */
+	if (!r->written && (r->left || r->cut < GAIA_PAGE || (r->flags & REPLICA_FRESH)))
 		track_discarded(r);
+	r->left &= r->written;
 	state_touched(rep->chunk, i);
 	twins_collect(rep->chunk, i);
 }
@@ -245,9 +247,11 @@ bool replica_release(struct replica *rep, unsigned i, bool ends, enum found foun
 	before = *r;
 	if (found == FOUND_WHOLE && r->cut > 0)
 		track_overwritten(&rep->chunk->track->page[i], r);
-	if (!changed && !r->written && (r->flags & REPLICA_FRESH))
+	/* What was given back (cache_give_back()) may not have been compared, and others may have left something in its memory. */
+	if (!changed && !r->written && (r->left || (r->flags & REPLICA_FRESH)))
 		track_discarded(r);
-	news = track_released(r, changed, r->written && (secured || !changed));
+	news = track_released(r, changed, changed ? r->written && secured : r->written || r->left);
+	r->left &= r->written && !changed;
 	/* The next acquire need not look at a page that was found unchanged. */
 	if (changed || r->seen != before.seen || r->cut != before.cut || r->flags != before.flags)
 		state_touched(rep->chunk, i);

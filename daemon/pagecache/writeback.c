@@ -62,11 +62,19 @@ int cfile_store(struct cfile *f, bool write, struct store_file **out)
 	return 0;
 }
 
-void cfile_will_be_written(struct cfile *f)
+void cfile_open_now(struct cfile *f, bool write)
 {
 	struct store_file *sf;
+	struct stat st;
 
-	(void)cfile_store(f, true, &sf);
+	/* A store that has closed the file meanwhile opens it again for any call. */
+	if (!cfile_store(f, write, &sf))
+		(void)sf->ops->stat(sf, &st);
+}
+
+void cfile_will_be_written(struct cfile *f)
+{
+	cfile_open_now(f, true);
 }
 
 void store_failed(struct cfile *f, int err)
@@ -114,8 +122,7 @@ static int failed_since(struct cfile *f, uint64_t failed)
 	return err;
 }
 
-/* Now, or when it is fetched from a device: storing that must not move the file's times again. */
-static bool has_more_to_store(struct cfile *f)
+bool cfile_has_unstored(struct cfile *f)
 {
 	return atomic_load(&f->n_dirty) > 0 || atomic_load(&f->n_ahead) > 0;
 }
@@ -213,9 +220,10 @@ int chunk_store(struct chunk *ch, unsigned a, unsigned b, bool wait)
 	}
 	pthread_mutex_unlock(&ch->lock);
 	tell_unstored(ch->file->cache);
-	if (!ch->file->cache->times_above && !has_more_to_store(ch->file)) {
+	/* What is stored later, when it is fetched from a device, must not move the file's times again. */
+	if (!ch->file->cache->times_above && !cfile_has_unstored(ch->file)) {
 		pthread_mutex_lock(&ch->file->lock);
-		if (!has_more_to_store(ch->file))
+		if (!cfile_has_unstored(ch->file))
 			ch->file->mtime_set = false;
 		pthread_mutex_unlock(&ch->file->lock);
 	}
@@ -366,7 +374,7 @@ int cache_set_times(struct cfile *f, int (*set)(void *arg), void *arg)
 	f->mtime_set = false;
 	pthread_mutex_unlock(&f->lock);
 	/* What could not be stored will be, and so will what devices have released; it was written before. */
-	if (!cfile_is_passthrough(f) && has_more_to_store(f))
+	if (!cfile_is_passthrough(f) && cfile_has_unstored(f))
 		(void)cfile_keep_time(f);
 	range_unlock_exclusively(f);
 	return err;

@@ -23,6 +23,8 @@ int chunk_store(struct chunk *ch, unsigned a, unsigned b, bool wait);
 /* chunk_store() for eviction: takes all its locks by trying. Returns the number of pages stored. */
 unsigned chunk_store_some(struct chunk *ch);
 int cfile_store(struct cfile *f, bool write, struct store_file **out);
+/* The same, and have the store open it now, before the caller takes what others may want: that may wait for a program's lease. */
+void cfile_open_now(struct cfile *f, bool write);
 /* Pages of the file could not be stored: note it for the next cfile_error_check(), and log it. */
 void store_failed(struct cfile *f, int err);
 /* Set the modification time for what is dirty and stored later: to now; */

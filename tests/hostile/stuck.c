@@ -639,6 +639,77 @@ static int lease_what_was_written(void *arg)
 	return 0;
 }
 
+/* Its kernel knows nothing of it, so the daemon is asked. */
+static void ask_for_attributes(int fd)
+{
+	struct statx st;
+
+	CHILD_CHECK(!statx(fd, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, &st));
+}
+
+/* As the attacker: @named is an O_PATH descriptor, which does not count as an open one. */
+static int open_named(int named)
+{
+	char path[32];
+	int fd;
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", named);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	CHILD_CHECK(fd >= 0);
+	return fd;
+}
+
+/*
+ * In auto "leased" was passed through for writing, and is cached now. The kernel keeps the attributes of an empty file: so nobody has
+ * asked yet whether somebody else can write it still.
+ */
+static int write_what_was_passed_through(int *beneath)
+{
+	int named = openat(mnt.backing_fd, "leased", O_PATH | O_CLOEXEC), fd;
+	bool passed;
+	char byte, *p;
+
+	fd = open_leased(beneath);
+	do {
+		close(*beneath);
+		p = gaia_mmap(GAIA_PAGE, RW, fd, 0, 0);
+		CHILD_CHECK(p != MAP_FAILED);
+		ask_for_attributes(fd);
+		CHILD_CHECK(!gaia_munmap(p, GAIA_PAGE) && !close(fd));
+		fd = open(mnt_file(&mnt, "leased"), O_RDWR | O_CLOEXEC);
+		CHILD_CHECK(fd >= 0 && write_and_push(fd, "written"));
+		*beneath = open_named(named);
+		/* The end of the descriptor before may come later. */
+		passed = pread(*beneath, &byte, 1, 0) == 1;
+		CHILD_CHECK(!passed || !ftruncate(fd, 0));
+	} while (passed);
+	return fd;
+}
+
+static int lease_what_was_passed_through(void *arg)
+{
+	int beneath, fd = write_what_was_passed_through(&beneath);
+
+	(void)arg;
+	ask_for_attributes(fd);
+	take_lease(beneath);
+	return 0;
+}
+
+static int lease_what_was_passed_through_and_released(void *arg)
+{
+	int beneath, fd = write_what_was_passed_through(&beneath);
+	char *p = gaia_mmap(GAIA_PAGE, RW, fd, 0, 0);
+
+	(void)arg;
+	CHILD_CHECK(p != MAP_FAILED && !gaia_acquire(p, GAIA_PAGE, RW));
+	strcpy(p, "stored");
+	CHILD_CHECK(!gaia_release(p, GAIA_PAGE));
+	ask_for_attributes(fd);
+	take_lease(beneath);
+	return 0;
+}
+
 static int lease_what_was_released(void *arg)
 {
 	int beneath, fd = open_leased(&beneath);
@@ -681,7 +752,7 @@ static bool is_stored(const char *name)
 }
 
 /* The same way, and stored by age like it, but a moment later. */
-static void others_is_stored(int (*lease)(void *), bool by_device)
+static void others_is_stored(int (*lease)(void *), bool was_passed, bool by_device)
 {
 	static const char *const with_age[] = { "--device", "sim:8M", "--writeback-age", "1", "--device-age", "1", NULL };
 	pid_t attacker;
@@ -689,9 +760,10 @@ static void others_is_stored(int (*lease)(void *), bool by_device)
 	int fd;
 
 	hostile_start(with_age);
-	way_make_cached("leased");
+	if (!was_passed)
+		way_make_cached("leased");
 	way_make_cached("others");
-	fd = hostile_file("leased", GAIA_PAGE);
+	fd = hostile_file("leased", was_passed ? 0 : GAIA_PAGE);
 	cr_assert_eq(fchown(fd, NOBODY, NOBODY), 0);
 	close(fd);
 	attacker = hostile_attack(lease);
@@ -715,12 +787,22 @@ static void others_is_stored(int (*lease)(void *), bool by_device)
 
 CACHED_WAYS_BARE(stuck, leases_on_what_was_written_hold_up_no_storing)
 {
-	others_is_stored(lease_what_was_written, false);
+	others_is_stored(lease_what_was_written, false, false);
 }
 
 EACH_WAY_BARE(stuck, leases_on_what_was_released_hold_up_no_storing)
 {
-	others_is_stored(lease_what_was_released, true);
+	others_is_stored(lease_what_was_released, false, true);
+}
+
+EACH_WAY_BARE(stuck, leases_on_what_was_passed_through_and_written_hold_up_no_storing)
+{
+	others_is_stored(lease_what_was_passed_through, true, false);
+}
+
+EACH_WAY_BARE(stuck, leases_on_what_was_passed_through_and_released_hold_up_no_storing)
+{
+	others_is_stored(lease_what_was_passed_through_and_released, true, true);
 }
 
 EACH_WAY_BARE(stuck, leases_on_what_is_cut_hold_up_no_eviction)

@@ -582,13 +582,26 @@ EACH_WAY_BARE(device_starts, end_with_the_process)
 struct child {
 	struct gate go;
 	int start, done;
+	int own; /* the child's */
 	unsigned char *p;
 };
+
+/* What is left of the grandparent's, and what its parent has. */
+static int inherits_from_both(void *arg)
+{
+	const struct child *c = arg;
+
+	CHILD_CHECK(is_readable(c->done) && is_readable(c->own));
+	CHILD_CHECK(gaia_wait(c->done) == -1 && errno == ENOTCONN);
+	CHILD_CHECK(gaia_wait(c->own) == -1 && errno == ENOTCONN);
+	CHILD_CHECK(fcntl(c->done, F_GETFD) == -1 && fcntl(c->own, F_GETFD) == -1);
+	return 0;
+}
 
 static int inherits(void *arg)
 {
 	struct child *c = arg;
-	int fd, own;
+	int fd;
 	unsigned char *p;
 
 	CHILD_CHECK(is_readable(c->start) && is_readable(c->done));
@@ -599,8 +612,9 @@ static int inherits(void *arg)
 	fd = openat(both_root[ON_MOUNT], "g", O_RDWR | O_CLOEXEC);
 	p = gaia_mmap(PAGE, RW, fd, 0, 0);
 	CHILD_CHECK(p != MAP_FAILED);
-	own = gaia_acquire_start(p, PAGE, RW);
-	CHILD_CHECK(own >= 0 && gaia_wait(own) == 0 && p[0] == 'g');
+	c->own = gaia_acquire_start(p, PAGE, RW);
+	CHILD_CHECK(c->own >= 0 && child_wait(child_start(inherits_from_both, c)) == 0);
+	CHILD_CHECK(gaia_wait(c->own) == 0 && p[0] == 'g');
 	CHILD_CHECK(gate_pass(c->go));
 	return 0;
 }

@@ -80,6 +80,7 @@ EACH_WAY_BARE(tool, status_describes_the_mount)
 	actor_end(a);
 	/* For people. */
 	shell_ok(mnt.path, "\"$GAIA\" status . | grep -q sim0 && \"$GAIA\" residency f > /dev/null");
+	shell_ok(mnt.path, "\"$GAIA\" status . | grep -q 'twins_limit *8 MiB'");
 }
 
 EACH_WAY_BARE(tool, residency_says_where_the_chunks_are)
@@ -195,4 +196,25 @@ EACH_WAY_BARE(tool, what_is_no_regular_file_is_called_what_it_is)
 	says_kind("status fifo", "a FIFO");
 	says_kind("residency /dev/null", "a device file");
 	shell_ok(mnt.path, "\"$GAIA\" status d > /dev/null");
+}
+
+/* The examples are where gaia was built. */
+EACH_WAY_BARE(tool, examples_say_which_file_is_not_on_a_mount)
+{
+	struct shell_result r;
+
+	start();
+	r = shell_run(plain_dir, 30, "at=\"${GAIA%%/*}/examples\"; test -x \"$at/increment\" || exit 77; "
+				     "echo text > f; for e in 'increment f' 'histogram f' 'lines f' 'two_writers f new'; do "
+				     "\"$at\"/$e && exit 1; done; true");
+	if (r.status == 77) {
+		shell_free(&r);
+		WAY_SKIP("the examples are not beside gaia");
+	}
+	cr_assert_eq(r.status, 0);
+	cr_assert_str_eq(r.err, "increment: cannot map f on the device: it is not on a gaiafs mount\n"
+				"histogram: cannot map f on the device: it is not on a gaiafs mount\n"
+				"lines: cannot map f on the device: it is not on a gaiafs mount\n"
+				"two_writers: cannot map f on the device: it is not on a gaiafs mount\n");
+	shell_free(&r);
 }

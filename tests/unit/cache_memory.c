@@ -447,8 +447,10 @@ static void begin_slabs(unsigned n)
 	slabs.cdev.dev = &slabs.dev;
 	slabs.fr.dev = &slabs.cdev;
 	slabs.fr.n_devices = 1;
-	for (unsigned got = 0; got < n * GAIA_CHUNK_PAGES;)
-		got += frames_take(&slabs.fr, GAIA_CHUNK_PAGES, slabs.frame + got, false);
+	for (unsigned got = 0, more; got < n * GAIA_CHUNK_PAGES; got += more) {
+		more = frames_take(&slabs.fr, GAIA_CHUNK_PAGES, slabs.frame + got, false);
+		cr_assert_gt(more, 0, "there is no memory");
+	}
 	cr_assert_eq(slabs.announced, (int)n);
 }
 
@@ -501,6 +503,83 @@ Test(slab, those_of_an_arena_lie_side_by_side)
 			     (char *)frame_ptr(&slabs.fr, slabs.frame[i - 1]) + GAIA_PAGE);
 	give_slabs(0, 4);
 	end_slabs();
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* they have data of their own */
+
+/* Bytes of memory that this process could write: what the system counts for it. */
+static uint64_t data_bytes(void)
+{
+	unsigned long long kib = 0;
+	char line[256];
+	FILE *f = fopen("/proc/self/status", "re");
+
+	cr_assert_not_null(f);
+	while (fgets(line, sizeof(line), f))
+		(void)sscanf(line, "VmData: %llu kB", &kib);
+	fclose(f);
+	cr_assert_gt(kib, 0);
+	return kib * 1024;
+}
+
+/* The system counts two slabs, not their arena; and none that went. */
+Test(slab, counts_only_while_it_is_there)
+{
+	uint64_t before = data_bytes();
+
+	begin_slabs(2);
+	cr_assert_lt(data_bytes() - before, 3 * GAIA_CHUNK);
+	give_slabs(0, 2);
+	before = data_bytes();
+	frames_trim(&slabs.fr, true);
+	cr_assert_eq(before - data_bytes(), 2 * GAIA_CHUNK);
+	end_slabs();
+}
+
+#endif
+
+/* What is left where slabs went comes back as memory. */
+Test(slab, comes_back_where_one_went)
+{
+	begin_slabs(4);
+	for (unsigned round = 0; round < 3; round++) {
+		for (unsigned i = 0; i < ARRAY_LEN(slabs.frame); i++)
+			*(char *)frame_ptr(&slabs.fr, slabs.frame[i]) = 'r';
+		give_slabs(round, 1);
+		frames_trim(&slabs.fr, true);
+		cr_assert_eq(slabs.announced, 3);
+		cr_assert_eq(frames_take(&slabs.fr, GAIA_CHUNK_PAGES, slabs.frame + round * GAIA_CHUNK_PAGES, false), GAIA_CHUNK_PAGES);
+	}
+	give_slabs(0, 4);
+	end_slabs();
+}
+
+/* There are no addresses for an arena; or, at first, not for this slab's. */
+static void slabs_by_themselves(unsigned refused)
+{
+	fault_arm("home.arena", -ENOMEM, 0, refused);
+	begin_slabs(4);
+	for (unsigned i = 0; i < ARRAY_LEN(slabs.frame); i++)
+		*(char *)frame_ptr(&slabs.fr, slabs.frame[i]) = 's';
+	give_slabs(1, 2);
+	frames_trim(&slabs.fr, true);
+	cr_assert_eq(slabs.announced, 2);
+	cr_assert_eq(frames_take(&slabs.fr, GAIA_CHUNK_PAGES, slabs.frame + GAIA_CHUNK_PAGES, false), GAIA_CHUNK_PAGES);
+	*(char *)frame_ptr(&slabs.fr, slabs.frame[GAIA_CHUNK_PAGES]) = 't';
+	give_slabs(0, 2);
+	give_slabs(3, 1);
+	end_slabs();
+	fault_disarm_all();
+}
+
+Test(slab, has_its_own_addresses_where_they_are_scarce)
+{
+	slabs_by_themselves(0);
+}
+
+Test(slab, has_its_own_addresses_beside_an_arena)
+{
+	slabs_by_themselves(1);
 }
 
 /* Its place is taken again only when it has gone. */

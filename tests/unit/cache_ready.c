@@ -823,6 +823,42 @@ Test(ready, an_acquire_that_is_given_up)
 	end();
 }
 
+/* It had taken a chunk in which another client stored, which then ended: what is given back is not the file's. */
+static void given_up_after_another_has_ended(bool dies)
+{
+	struct client *cl = begin_ready(8), *other = client_create(kf, 0, GAIA_PROT_RW, ALL);
+	struct acquire a = { .cl = cl, .off = 0, .len = ALL };
+	struct held h = giving(&a);
+	char seen[6] = ".....";
+
+	cr_assert_eq(acquire_range(other, AT(0, 5), GAIA_PAGE, GAIA_PROT_RW), 0);
+	acquire_all(cl, GAIA_PROT_RW);
+	give_all_back(cl);
+	cr_assert_eq(cache_evict(kf->cfile, 0, AT(3, 0), GAIA_CHUNK), 0);
+	held_begin(&h);
+	client_store(other, "other", 5, AT(0, 5));
+	if (dies)
+		client_die(other);
+	client_end(other);
+	atomic_store(&a.verdict, CACHE_GIVEN_UP);
+	cr_assert_eq(held_end(&h), -EINTR);
+	cr_assert_eq(acquire_range(cl, AT(0, 5), GAIA_PAGE, GAIA_PROT_READ), 0);
+	client_load(cl, seen, 5, AT(0, 5));
+	cr_assert_arr_eq(seen, ((char[5]){ 0 }), 5);
+	give_all_back(cl);
+	end();
+}
+
+Test(ready, an_acquire_that_is_given_up_after_another_client_has_unmapped)
+{
+	given_up_after_another_has_ended(false);
+}
+
+Test(ready, an_acquire_that_is_given_up_after_another_client_has_died)
+{
+	given_up_after_another_has_ended(true);
+}
+
 /* An acquire to write that does not fit leaves what was ready as it was. */
 Test(ready, what_does_not_fit_spoils_nothing)
 {

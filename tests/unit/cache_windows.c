@@ -462,6 +462,54 @@ Test(windows, a_release_compares_a_window_by_one_operation)
 	end();
 }
 
+struct one_page {
+	struct client *cl;
+	uint64_t off;
+};
+
+static int release_one_page(void *arg)
+{
+	const struct one_page *page = arg;
+
+	return cache_release(page->cl->mapping, page->off, GAIA_PAGE, NULL);
+}
+
+/* What all keep of home together has a limit, so the windows of a third are smaller. */
+Test(windows, of_several_releases_are_smaller, .timeout = PATIENCE / 1000)
+{
+	struct client *cl, *others;
+	struct one_page page[2];
+	struct held held[2] = {
+		{ .point = "release.before_invalidate", .call = release_one_page, .arg = &page[0] },
+		{ .point = "release.before_publish", .call = release_one_page, .arg = &page[1] },
+	};
+
+	begin(&(struct rig_options){ .devices = 1, .home_bytes = 128ull << 20 }, ALL + 2 * GAIA_CHUNK);
+	cl = client_create(kf, 0, GAIA_PROT_RW, ALL);
+	others = client_create(kf, 0, GAIA_PROT_RW, ALL + 2 * GAIA_CHUNK);
+	cr_assert_eq(acquire_all(cl, GAIA_PROT_RW), 0);
+	for (unsigned k = 0; k < 2; k++) {
+		page[k] = (struct one_page){ others, AT(CHUNKS + k, 3) };
+		write_device(others, page[k].off, "others");
+		held_begin(&held[k]);
+	}
+	client_store(cl, "mine", 4, AT(3, 9));
+	counting_begins();
+	give_all_back(cl);
+	expect_work(CHUNKS, 0, 0);
+	for (unsigned k = 2; k-- > 0;)
+		cr_assert_eq(held_end(&held[k]), 0);
+	/* And as large as before. */
+	cr_assert_eq(acquire_all(cl, GAIA_PROT_RW), 0);
+	counting_begins();
+	give_all_back(cl);
+	expect_work(CHUNKS / 2, 0, 0);
+	for (unsigned k = 0; k < 2; k++)
+		expect_cpu(page[k].off, "others");
+	expect_cpu(AT(3, 9), "mine");
+	end();
+}
+
 /* While the first chunks are compared it comes to one of which a page is being read. */
 Test(windows, a_release_that_waits_has_no_page_locked, .timeout = PATIENCE / 1000)
 {

@@ -61,8 +61,12 @@ static inline int use_gpu(int fd, int wanted)
 	if (cudaGetDeviceCount(&visible) != cudaSuccess || visible == 0)
 		no_device("CUDA finds none");
 	n = gaia_devices(fd, info, 64);
+	if (n < 0 && errno == ENOTTY) {
+		fprintf(stderr, "%s: the file is not on a gaiafs mount\n", program_invocation_short_name);
+		exit(1);
+	}
 	if (n < 0)
-		fail(errno == ENOTTY ? "the file is not on a gaiafs mount" : "gaia_devices");
+		fail("gaia_devices");
 	for (int i = 0; i < n && i < 64; i++) {
 		if (strcmp(info[i].kind, "cuda") || (wanted >= 0 && i != wanted))
 			continue;
