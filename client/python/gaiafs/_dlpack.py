@@ -1,11 +1,14 @@
-"""DLPack: capsules that tell another library of memory, and keep that memory until it is done.
+"""DLPack: capsules that tell another library of memory.
+
+A consumer says that it is done by a call from anywhere: without the GIL, with an exception under way, when the interpreter has
+ended. Python cannot take that, so there is no such call (a deleter of NULL, which the standard allows): what was exported stays
+until the process ends.
 
 See https://dmlc.github.io/dlpack/. Run against numpy, in host memory; no GPU library has taken one of these yet.
 """
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 from typing import Any
@@ -50,42 +53,9 @@ class _Versioned(ctypes.Structure):
 _api = ctypes.pythonapi
 _new = _api.PyCapsule_New
 _new.restype, _new.argtypes = ctypes.py_object, [c_void_p, c_char_p, c_void_p]
-_is_valid = _api.PyCapsule_IsValid
-_is_valid.restype, _is_valid.argtypes = ctypes.c_int, [c_void_p, c_char_p]
-_pointer = _api.PyCapsule_GetPointer
-_pointer.restype, _pointer.argtypes = c_void_p, [c_void_p, c_char_p]
-
-_NAMES = (b"dltensor", b"dltensor_versioned")  # as long as nobody has taken it
-
-# What consumers, and capsules that nobody has taken, still need: by the struct's address.
-_exports: dict[int, tuple[Any, ...]] = {}
-
-
-_Callback = ctypes.CFUNCTYPE(None, c_void_p)
-
-
-def _delete(struct: int) -> None:
-    """The consumer is done. Called by it, in any thread."""
-    _exports.pop(struct, None)
-
-
-def _capsule_ends(capsule: int) -> None:
-    for name in _NAMES:
-        if _is_valid(capsule, name):
-            _exports.pop(_pointer(capsule, name), None)
-
-
-_DELETER, _DESTRUCTOR = _Callback(_delete), _Callback(_capsule_ends)
-
-
-def _at_exit() -> None:
-    # Consumers may free what they have after the interpreter has ended. Nothing of ours may be called then, and the structs must be there.
-    for struct, *_ in list(_exports.values()):
-        struct.deleter = None
-    _api.Py_IncRef(ctypes.py_object(_exports))
-
-
-atexit.register(_at_exit)
+# What consumers may still look at, also when the interpreter has ended.
+_exported: list[tuple[Any, ...]] = []
+_api.Py_IncRef(ctypes.py_object(_exported))
 
 
 def capsule(
@@ -98,7 +68,7 @@ def capsule(
     readonly: bool,
     max_version: tuple[int, int] | None,
 ) -> Any:
-    """A capsule for an array at `pointer`; strides are in bytes. `owner` stays until the consumer is done with it.
+    """A capsule for an array at `pointer`; strides are in bytes. `owner` stays until the process ends.
 
     BufferError: DLPack cannot say this: such a dtype, strides that are no multiples of it, or, to consumers that know only versions
     before 1.0, that the memory is for reading only.
@@ -117,12 +87,10 @@ def capsule(
         pointer, device[0], device[1], n, _CODES[dtype.kind], dtype.itemsize * 8, 1,
         ctypes.cast(sizes, POINTER(c_int64)), ctypes.cast(steps, POINTER(c_int64)), 0,
     )  # fmt: skip
-    deleter = ctypes.cast(_DELETER, c_void_p)
     struct: _Managed | _Versioned
     if versioned:
-        struct = _Versioned(1, 0, None, deleter, _READ_ONLY if readonly else 0, tensor)
+        struct = _Versioned(1, 0, None, None, _READ_ONLY if readonly else 0, tensor)
     else:
-        struct = _Managed(tensor, None, deleter)
-    address = ctypes.addressof(struct)
-    _exports[address] = (struct, sizes, steps, owner)
-    return _new(address, _NAMES[versioned], ctypes.cast(_DESTRUCTOR, c_void_p))
+        struct = _Managed(tensor, None, None)
+    _exported.append((struct, sizes, steps, owner))
+    return _new(ctypes.addressof(struct), b"dltensor_versioned" if versioned else b"dltensor", None)
