@@ -17,6 +17,8 @@
 
 /* ---- mapping ---- */
 
+#define FOR_DETECT (GAIA_FEATURE_DETECT | GAIA_FEATURE_LISTS | GAIA_FEATURE_UNUSED)
+
 /* By the caller's descriptor: the daemon accepts the mapping for that descriptor's file only. */
 static int map_ioctl(struct mapping *m, int fd, unsigned device)
 {
@@ -27,7 +29,13 @@ static int map_ioctl(struct mapping *m, int fd, unsigned device)
 		.device = device,
 		.prot = m->prot,
 	};
-	int err = wire_ioctl(fd, GAIA_IOC_MAP, &io);
+	int err;
+
+	/* An older daemon finds out itself. */
+	if ((m->conn->features & FOR_DETECT) != FOR_DETECT)
+		detect_end(m);
+	io.flags = m->detect ? GAIA_MAP_DETECTS : 0;
+	err = wire_ioctl(fd, GAIA_IOC_MAP, &io);
 
 	m->id = io.map;
 	m->release_by = io.release;
@@ -111,6 +119,7 @@ static int do_mmap(size_t length, int prot, int fd, off_t offset, int device, vo
 	err = mapping_reserve(m, &found);
 	if (err)
 		goto free_mapping;
+	detect_init(m);
 	err = held_init(m);
 	if (!err)
 		err = map_at_daemon(m, fd, device);
@@ -128,6 +137,7 @@ unmap:
 	conn_put(m->conn);
 unreserve:
 	m->ops->unreserve(m, true);
+	detect_end(m);
 	held_end(m);
 	free(m->own);
 free_mapping:
@@ -241,12 +251,18 @@ static int wait_mapped(struct mapping *m, const struct gaia_ioc_range *io)
 static int acquire_now(struct mapping *m, struct gaia_ioc_range *io)
 {
 	const struct gaia_ioc_range asked = *io;
-	int err = range_acquire(m, io);
+	const struct gaia_list_range range = range_of(io);
+	int err;
 
+	detect_acquire(m, &range, 1, (int)io->prot, 0);
+	err = range_acquire(m, io);
 	if (!err)
 		err = wait_mapped(m, io);
-	if (!err)
+	detect_settled(m, &range, 1, !err);
+	if (!err) {
 		held_add(m, &asked);
+		detect_acquired(m, &range, 1, (int)asked.prot);
+	}
 	atomic_thread_fence(memory_order_seq_cst);
 	return err;
 }
@@ -379,6 +395,20 @@ static int list_begin(const struct gaia_range *ranges, size_t n, struct mapping 
 	return err;
 }
 
+static int acquire_list_now(struct mapping *m, const struct gaia_list_range *list, size_t n, int prot)
+{
+	int err;
+
+	detect_acquire(m, list, n, prot, 0);
+	err = list_acquire(m, list, n, prot);
+	detect_settled(m, list, n, !err);
+	if (err)
+		return err;
+	held_add_list(m, list, n, prot);
+	detect_acquired(m, list, n, prot);
+	return 0;
+}
+
 int gaia_acquirev(const struct gaia_range *ranges, size_t n, int prot)
 {
 	CALL();
@@ -394,9 +424,7 @@ int gaia_acquirev(const struct gaia_range *ranges, size_t n, int prot)
 		return err > 0 ? 0 : result(err);
 	err = may_acquire(m, prot);
 	if (!err)
-		err = list_acquire(m, list, n_list, prot);
-	if (!err)
-		held_add_list(m, list, n_list, prot);
+		err = acquire_list_now(m, list, n_list, prot);
 	atomic_thread_fence(memory_order_seq_cst);
 	free(list);
 	return range_end(m, err);

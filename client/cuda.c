@@ -395,6 +395,7 @@ static void cuda_unreserve(struct mapping *m, bool ended)
 		ended = false;
 	cuda_begin(&scope);
 	cuda_enter(&scope, c);
+	cuda_detect_end(c, ended);
 	cuda_flags_end(c, ended);
 	unmap_chunks(m, 0, m->span / GAIA_CHUNK);
 	cuda_api.MemAddressFree((CUdeviceptr)m->base, m->span);
@@ -412,4 +413,6 @@ const struct kind_ops cuda_kind = {
 	.place = cuda_place,
 	.clear = cuda_clear,
 	.queue = cuda_queue,
+	.detect_make = cuda_detect_make,
+	.detect = cuda_detect,
 };

@@ -4,7 +4,7 @@
  *
  * The driver is loaded when a GPU is first asked for, and never linked: without it the library still serves
  * other kinds of devices. cuda.c maps chunks; cuda_stream.c queues acquires and
- * releases on streams.
+ * releases on streams; cuda_detect.c finds what has changed.
  */
 #ifndef GAIA_CLIENT_CUDA_CLIENT_H
 #define GAIA_CLIENT_CUDA_CLIENT_H
@@ -66,6 +66,8 @@ extern void *(*cuda_lookup)(const char *name);
  */
 #define CUDA_FLAGS (GAIA_PAGE / sizeof(uint32_t))
 
+struct cuda_detect;
+
 /* mapping.own of a mapping on a GPU. */
 struct cuda_mapping {
 	/* Constant. */
@@ -74,6 +76,7 @@ struct cuda_mapping {
 	bool retained; /* ctx is the primary context, which the library has retained */
 	uint32_t *flag; /* host memory that the device sees; NULL: the driver refused it */
 	CUdeviceptr flag_dev; /* the same for the device */
+	struct cuda_detect *detect; /* what finding changes takes; NULL: it is not done here */
 
 	atomic_bool used; /* something was mapped, or queued */
 
@@ -114,6 +117,16 @@ void cuda_end(struct cuda_scope *s);
  */
 void cuda_flags_make(struct cuda_mapping *c);
 void cuda_flags_end(struct cuda_mapping *c, bool ended);
+
+/* kind_ops.detect_make, .detect */
+int cuda_detect_make(struct mapping *m, struct detect *d);
+int cuda_detect(struct mapping *m, const struct detect_runs *rs, bool compare);
+/* The same as the latter, queued on a stream. In the mapping's context. */
+int cuda_detect_on(const struct mapping *m, const struct detect_runs *rs, bool compare, CUstream stream);
+/* A number of the stream that no other ever has; 0: not known. */
+uint64_t cuda_detect_stream(CUstream stream);
+/* As cuda_flags_end(). */
+void cuda_detect_end(struct cuda_mapping *c, bool ended);
 
 /* kind_ops.queue */
 int cuda_queue(struct mapping *m, const struct gaia_ioc_range *io, bool release,

@@ -5,6 +5,9 @@
  * word of memory. The host function hands the acquire or release to the connection's turns (turns.c).
  * Their thread carries it out, notes its error, and writes the word. The word is written whatever
  * happens, so that no stream waits for ever because of a daemon that is gone.
+ *
+ * If changes are found here (detect.c) the stream hashes what has been acquired behind the wait, and compares what is to be released before
+ * the host function.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -150,11 +153,58 @@ static int wait_here(struct mapping *m, CUstream stream, unsigned flag, uint32_t
 	return left ? cuda_errno(r) : 0;
 }
 
+/* ---- what changes, in the order of the stream ---- */
+
+/* The turn comes next on the stream. */
+static void detect_before(struct mapping *m, struct turn *t, CUstream stream)
+{
+	const struct gaia_list_range range = range_of(&t->io);
+	uint64_t id = cuda_detect_stream(stream);
+
+	if (!t->release) {
+		detect_acquire(m, &range, 1, (int)(t->io.prot & (GAIA_PROT_READ | GAIA_PROT_WRITE)), id);
+		detect_settled(m, &range, 1, true);
+		return;
+	}
+	detect_queue_release(m, &range, id, &t->runs);
+	/* Then what it finds is not known. */
+	if (cuda_detect_on(m, &t->runs, true, stream))
+		detect_lost(m);
+}
+
+/* An acquire has come; or its stream may never come to it (@err). */
+static void detect_behind(struct mapping *m, const struct gaia_list_range *range, int err, CUstream stream)
+{
+	struct detect_runs rs = { .n = 0 };
+
+	if (err) {
+		detect_lost(m);
+		return;
+	}
+	detect_queue_acquired(m, range, &rs);
+	detect_queue_hashed(m, &rs, cuda_detect_on(m, &rs, false, stream) == 0);
+	detect_runs_free(&rs);
+}
+
+static void detect_not_queued(struct mapping *m, const struct turn *t)
+{
+	const struct gaia_list_range range = range_of(&t->io);
+
+	if (!t->release) {
+		detect_dropped(m, &range, 1);
+		return;
+	}
+	/* It counts as released here, and is held. */
+	detect_lost(m);
+	detect_queue_released(m, &range);
+}
+
 /* Called in the mapping's context. */
 static int queue_turn(struct mapping *m, const struct gaia_ioc_range *io, bool release,
 		      CUstream stream)
 {
 	struct cuda_turn *t = calloc(1, sizeof(*t));
+	const struct gaia_list_range range = range_of(io);
 	struct cuda_mapping *c = m->own;
 	CUdeviceptr word;
 	unsigned flag;
@@ -176,6 +226,8 @@ static int queue_turn(struct mapping *m, const struct gaia_ioc_range *io, bool r
 	flag = t->flag;
 	word = c->flag_dev + t->flag * sizeof(*c->flag);
 	value = t->value;
+	if (m->detect)
+		detect_before(m, &t->turn, stream);
 
 	r = cuda_api.LaunchHostFunc(stream, stream_is_here, &t->turn);
 	if (r) {
@@ -184,14 +236,20 @@ static int queue_turn(struct mapping *m, const struct gaia_ioc_range *io, bool r
 	}
 	/* From here on the turn belongs to the thread. */
 	r = cuda_api.StreamWaitValue32(stream, word, value, CU_STREAM_WAIT_VALUE_GEQ);
-	return r ? wait_here(m, stream, flag, value) : 0;
+	err = r ? wait_here(m, stream, flag, value) : 0;
+	if (m->detect && !release)
+		detect_behind(m, &range, err, stream);
+	return err;
 
 take_back:
+	if (m->detect)
+		detect_not_queued(m, &t->turn);
 	pthread_mutex_lock(&turns_lock);
 	turn_not_queued(&t->turn);
 	write_flag(&t->turn);
 	pthread_mutex_unlock(&turns_lock);
 free_turn:
+	detect_runs_free(&t->turn.runs);
 	free(t);
 	return err;
 }

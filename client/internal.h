@@ -5,7 +5,8 @@
  * daemon's messages: map this chunk, give that one up. mapping.c keeps the mappings, found by
  * address (for callers) and by number (for that thread). turns.c has a thread for queued acquires and
  * releases, whose callers do not wait; starts.c has threads for acquires that callers wait for later. lists.c hands lists of ranges over.
- * held.c counts holds, where they are needed. errors.c makes texts of errors. sim.c, and a file for each other kind of device, do what differs between devices. client.c, devices.c and query.c are the API.
+ * held.c counts holds, where they are needed. detect.c finds out what has changed, if that is wanted. errors.c makes texts of errors. sim.c, and a file for each
+ * other kind of device, do what differs between devices. client.c, devices.c and query.c are the API.
  *
  * Rules
  *  1. One lock, gaia_lock, guards everything here. Nothing that waits is done under it: no ioctl, no
@@ -17,8 +18,8 @@
  *     ours. The turns thread waits for no other thread here: not for the connection's, which may be in
  *     a driver that waits for that stream. What a turn's range needs is mapped before it is queued.
  *  4. The connection's thread receives messages under gaia_lock and carries them out without it, one
- *     after the other. Meanwhile mapping.busy keeps the mapping: a thread that forgets the mapping waits
- *     for that, so that nothing is placed at addresses that are given back.
+ *     after the other. Meanwhile mapping.busy keeps the mapping, as mapping.looking does for threads that look at its
+ *     memory: a thread that forgets the mapping waits for that, so that nothing is placed at addresses that are given back.
  *  5. A child of fork() inherits neither chunks nor their descriptors. fork() takes gaia_lock, and does
  *     not wait for the connection's thread: descriptors are known to the connection from the moment
  *     that they are received until they are closed, and the child closes them. A kind whose chunks
@@ -44,6 +45,9 @@
 #include "wire.h"
 
 struct CUstream_st;
+struct detect;
+struct detect_page;
+struct detect_runs;
 struct held_chunk;
 struct mapping;
 
@@ -77,6 +81,17 @@ struct kind_ops {
 	int (*protect)(struct mapping *m, uint64_t a, uint64_t b, int prot);
 
 	/*
+	 * Make what detecting changes takes, once the mapping's memory is reserved: sets @d->changed, and keeps a place for a hash of each page of
+	 * m->span. It goes with unreserve(). NULL: not possible.
+	 */
+	int (*detect_make)(struct mapping *m, struct detect *d);
+	/*
+	 * Remember a hash of each page of the runs that say so (detect_run.compare); or (@compare) set m->detect->changed of each to whether its hash is
+	 * another one now. Waits for it.
+	 */
+	int (*detect)(struct mapping *m, const struct detect_runs *rs, bool compare);
+
+	/*
 	 * Queue an acquire or release, to be carried out in the order of a stream; after an error it is not
 	 * queued. NULL: there are no streams, and the caller carries it out at once.
 	 */
@@ -91,11 +106,40 @@ extern const struct kind_ops cuda_kind;
 int cuda_uuid(int ordinal, uint8_t uuid[16]);
 #endif
 
+/* Pages [page, page + n) from a mapping's base. */
+struct detect_run {
+	uint64_t page;
+	uint32_t n;
+	bool compare;	/* a hash tells whether they have changed; else they count as changed */
+};
+struct detect_runs {
+	struct detect_run *at; /* ascending */
+	size_t n, room;
+};
+
+/* What a release says of changes. */
+struct detect_told {
+	bool known;	/* else nothing */
+	struct gaia_list_range *range;
+	size_t n;
+};
+
+/* How changes are found, see detect.c. */
+struct detect {
+	/* Constant. */
+	uint8_t *changed; /* of each page of the span, by the kind's detect(): the answer */
+	atomic_bool lost; /* nothing is told any more */
+	/* gaia_lock. */
+	struct detect_page *page;
+	bool placed[]; /* each chunk of the span: it is there */
+};
+
 /* An acquire or release that is queued. A thread of the library carries it out when its stream has reached it. */
 struct turn {
 	struct mapping *m; /* NULL: gone */
 	struct gaia_ioc_range io;
 	bool release;
+	struct detect_runs runs; /* of a release: what its stream compares */
 	/* Called when it has been carried out, and its error noted in the mapping. turns_lock is held. */
 	void (*done)(struct turn *t);
 	LIST_ENTRY(turn) queued; /* mapping.turns_queued, or abandoned; before it is ready */
@@ -201,6 +245,7 @@ struct mapping {
 	char *base;		/* what is reserved: whole chunks around it */
 	size_t span;
 	void *own;		/* the kind's own state; free(3) is enough for it */
+	struct detect *detect;	/* NULL: the daemon finds out itself what has changed. Set before the mapping is known */
 	struct held_chunk *held; /* one for each chunk of span, with gaia_lock; NULL: holds are not counted */
 
 	atomic_int late_error;	/* of turns: the first that was not reported yet; written with turns_lock held */
@@ -213,6 +258,7 @@ struct mapping {
 	/* gaia_lock. */
 	unsigned refs;
 	bool busy; /* the connection's thread works on it, without the lock */
+	unsigned looking; /* threads that look at its memory: see detect.c */
 	bool gone; /* it is being unmapped, or has been: its addresses may be somebody else's */
 };
 
@@ -247,6 +293,8 @@ int start_thread(pthread_t *thread, void *(*fn)(void *), void *arg, const char *
  * message io.seq has been carried out. -EINTR: a signal has come, and nothing was acquired. */
 int range_acquire(struct mapping *m, struct gaia_ioc_range *io);
 int range_release(struct mapping *m, struct gaia_ioc_range *io);
+/* The range, as lists have it. */
+struct gaia_list_range range_of(const struct gaia_ioc_range *io);
 /* Release what was acquired and not used, nor counted as held (held_add()). */
 int range_give_back(struct mapping *m, const struct gaia_ioc_range *io);
 
@@ -276,6 +324,8 @@ bool turns_wait(struct mapping *m);
  * What was acquired is mapped. */
 int list_acquire(struct mapping *m, const struct gaia_list_range *range, size_t n, int prot);
 int list_release(struct mapping *m, const struct gaia_list_range *range, size_t n);
+/* Only to tell the daemon, with what has changed. -ENOSYS: there is no memory for lists, and nothing was done: the caller releases it otherwise. */
+int list_release_told(struct mapping *m, const struct gaia_list_range *range, size_t n, const struct detect_told *told);
 /* As range_give_back(). */
 int list_give_back(struct mapping *m, const struct gaia_list_range *range, size_t n);
 /* The daemon has sent the memory, which is the descriptor @fd, or could not be received (@failed: a negative errno). The lock is held. */
@@ -345,6 +395,38 @@ int error_because(int err, const char *fmt, ...) __attribute__((format(printf, 2
 void error_end(int err);
 /* Of the thread's last call that failed; empty if there is none. */
 const char *error_text(void);
+
+/* ---- detect.c: nothing of it does anything if m->detect is NULL, except what is for streams, which is not called then ---- */
+
+/* Called when the memory is reserved: makes m->detect, if that is wanted and possible. */
+void detect_init(struct mapping *m);
+/* Does not end what the kind has made. */
+void detect_end(struct mapping *m);
+/* The chunks of this message are there from now on; or are about to go. The lock is held. */
+void detect_message(struct mapping *m, const struct gaia_msg *msg, bool placed);
+/* Ranges of the file, sorted and not empty, are about to be acquired. @stream: the number of the stream that will come to that; 0: at once. */
+void detect_acquire(struct mapping *m, const struct gaia_list_range *range, size_t n, int prot, uint64_t stream);
+/* They have been, or have not. Then, when the program may touch them: remember what they are. */
+void detect_settled(struct mapping *m, const struct gaia_list_range *range, size_t n, bool good);
+void detect_acquired(struct mapping *m, const struct gaia_list_range *range, size_t n, int prot);
+/* One of the holds of each has gone. */
+void detect_dropped(struct mapping *m, const struct gaia_list_range *range, size_t n);
+/* They are about to be released: what has changed. *@out is to be freed. */
+void detect_release(struct mapping *m, const struct gaia_list_range *range, size_t n, struct detect_told *out);
+/* The same of what was acquired and not used. */
+void detect_give_back(struct mapping *m, const struct gaia_list_range *range, size_t n, struct detect_told *out);
+void detect_told_free(struct detect_told *told);
+void detect_runs_free(struct detect_runs *rs);
+/* Something that was queued has failed. */
+void detect_lost(struct mapping *m);
+
+/* The acquire has been queued: what its stream is to remember next; and whether it will. */
+void detect_queue_acquired(struct mapping *m, const struct gaia_list_range *range, struct detect_runs *rs);
+void detect_queue_hashed(struct mapping *m, const struct detect_runs *rs, bool good);
+/* A release is about to be queued: what its stream is to compare before. When that has been done: what has changed. When it has been carried out. */
+void detect_queue_release(struct mapping *m, const struct gaia_list_range *range, uint64_t stream, struct detect_runs *rs);
+void detect_queue_tell(struct mapping *m, const struct gaia_list_range *range, const struct detect_runs *rs, struct detect_told *out);
+void detect_queue_released(struct mapping *m, const struct gaia_list_range *range);
 
 /* ---- mapping.c ---- */
 

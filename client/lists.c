@@ -113,16 +113,18 @@ static bool place_find(struct lists *ls, struct list_place *pl)
 	return true;
 }
 
-/* Write the list to a place of its own. */
-static int place_begin(struct mapping *m, const struct gaia_list_range *range, size_t n, struct list_place *pl)
+/* Write the list, and behind it what is @told (or NULL), to a place of its own. */
+static int place_begin(struct mapping *m, const struct gaia_list_range *range, size_t n, const struct detect_told *told,
+		       struct list_place *pl)
 {
+	size_t n_told = told ? told->n : 0;
 	struct conn *c = m->conn;
 	char *at = NULL;
 	int err = have_memory(m);
 
 	if (err)
 		return err;
-	pl->b = (n * sizeof(*range) + GAIA_PAGE - 1) / GAIA_PAGE * GAIA_PAGE;
+	pl->b = ((n + n_told) * sizeof(*range) + GAIA_PAGE - 1) / GAIA_PAGE * GAIA_PAGE;
 	pthread_mutex_lock(&gaia_lock);
 	while (c->state == CONN_LIVE && !place_find(&c->lists, pl))
 		pthread_cond_wait(&c->changed, &gaia_lock);
@@ -133,6 +135,8 @@ static int place_begin(struct mapping *m, const struct gaia_list_range *range, s
 	pthread_mutex_unlock(&gaia_lock);
 	if (at)
 		memcpy(at, range, n * sizeof(*range));
+	if (at && n_told > 0)
+		memcpy(at + n * sizeof(*range), told->range, n_told * sizeof(*range));
 	return err;
 }
 
@@ -160,7 +164,7 @@ int list_acquire(struct mapping *m, const struct gaia_list_range *range, size_t 
 	int err = wire_push_list(m->file->fd, range, n);
 
 	if (!err)
-		err = place_begin(m, range, n, &pl);
+		err = place_begin(m, range, n, NULL, &pl);
 	if (err)
 		return err;
 	io = to_send(m, n, &pl, prot);
@@ -171,36 +175,78 @@ int list_acquire(struct mapping *m, const struct gaia_list_range *range, size_t 
 	return err;
 }
 
-int list_release(struct mapping *m, const struct gaia_list_range *range, size_t n)
+/* Release what lies there, telling @told, or nothing (NULL). What is too long to be told is not told. */
+static int release(struct mapping *m, size_t n, const struct list_place *pl, const struct detect_told *told, unsigned prot)
 {
-	struct gaia_ioc_list io;
+	struct gaia_ioc_list io = to_send(m, n, pl, (int)prot);
+	int err;
+
+	if (!told)
+		return wire_releasev(m->file->fd, m->release_by, &io);
+	io.prot |= GAIA_PROT_TOLD;
+	io.told = (uint32_t)told->n;
+	err = wire_releasev(m->file->fd, m->release_by, &io);
+	return err == -E2BIG ? release(m, n, pl, NULL, prot) : err;
+}
+
+int list_release_told(struct mapping *m, const struct gaia_list_range *range, size_t n, const struct detect_told *told)
+{
+	struct list_place pl;
+	int err;
+
+	if (place_begin(m, range, n, told, &pl))
+		return -ENOSYS;
+	err = release(m, n, &pl, told, 0);
+	place_end(m->conn, &pl);
+	return err;
+}
+
+/* @told: as of release(). */
+static int release_list(struct mapping *m, const struct gaia_list_range *range, size_t n, const struct detect_told *told)
+{
 	struct list_place pl;
 	int err, push_err;
 
-	err = place_begin(m, range, n, &pl);
+	err = place_begin(m, range, n, told, &pl);
 	/* Nothing has changed, and an error must say so. */
 	if (err)
 		return wire_changed_nothing(err) ? err : -ENOBUFS;
-	/* As in range_release(). */
+	/* As in turns.c. */
 	push_err = wire_push_list(m->file->fd, range, n);
-	io = to_send(m, n, &pl, 0);
-	err = wire_releasev(m->file->fd, m->release_by, &io);
+	err = release(m, n, &pl, told, 0);
 	place_end(m->conn, &pl);
-	if (!wire_changed_nothing(err))
+	if (!wire_changed_nothing(err)) {
 		held_take_list(m, range, n);
+		detect_dropped(m, range, n);
+	}
 	return err ? err : push_err;
+}
+
+int list_release(struct mapping *m, const struct gaia_list_range *range, size_t n)
+{
+	struct detect_told told;
+	int err;
+
+	detect_release(m, range, n, &told);
+	err = release_list(m, range, n, told.known ? &told : NULL);
+	detect_told_free(&told);
+	return err;
 }
 
 int list_give_back(struct mapping *m, const struct gaia_list_range *range, size_t n)
 {
-	struct gaia_ioc_list io;
+	struct detect_told told;
 	struct list_place pl;
-	int err = place_begin(m, range, n, &pl);
+	int err;
 
-	if (err)
-		return err;
-	io = to_send(m, n, &pl, m->conn->features & GAIA_FEATURE_UNUSED ? GAIA_PROT_UNUSED : 0);
-	err = wire_releasev(m->file->fd, m->release_by, &io);
-	place_end(m->conn, &pl);
+	detect_give_back(m, range, n, &told);
+	err = place_begin(m, range, n, &told, &pl);
+	if (!err) {
+		err = release(m, n, &pl, told.known ? &told : NULL, m->conn->features & GAIA_FEATURE_UNUSED ? GAIA_PROT_UNUSED : 0);
+		place_end(m->conn, &pl);
+		if (!wire_changed_nothing(err))
+			detect_dropped(m, range, n);
+	}
+	detect_told_free(&told);
 	return err;
 }

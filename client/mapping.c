@@ -154,7 +154,7 @@ bool mapping_remove(struct mapping *m)
 	if (known)
 		forget(m);
 	m->gone |= known;
-	while (known && m->busy)
+	while (known && (m->busy || m->looking))
 		pthread_cond_wait(&m->conn->changed, &gaia_lock);
 	pthread_mutex_unlock(&gaia_lock);
 	return known;
@@ -171,6 +171,7 @@ void mapping_put(struct mapping *m)
 		return;
 	file_put(m->file);
 	conn_put(m->conn);
+	detect_end(m);
 	held_end(m);
 	free(m->own);
 	free(m);
@@ -229,9 +230,12 @@ int mapping_message(struct conn *c, const struct gaia_msg *msg, const int *fd)
 	if (!m)
 		return 0;
 	m->busy = true;
+	detect_message(m, msg, false);
 	pthread_mutex_unlock(&gaia_lock);
 	err = carry_out(m, msg, fd);
 	pthread_mutex_lock(&gaia_lock);
+	if (!err && msg->kind == GAIA_MSG_GRANT)
+		detect_message(m, msg, true);
 	m->busy = false;
 	pthread_cond_broadcast(&c->changed);
 	return err;

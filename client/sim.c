@@ -4,9 +4,11 @@
  */
 #include <errno.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 
 #include "internal.h"
+#include "page_hash.h"
 
 #define RESERVED (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
 
@@ -39,8 +41,55 @@ static int sim_reserve(struct mapping *m, const struct gaia_ioc_device *device)
 	return 0;
 }
 
+/* ---- changes, looked for by the calling thread: so all of the library's way to find them can be tried without a GPU ---- */
+
+/* mapping.own, if changes are looked for. */
+struct sim_detect {
+	struct page_hash *hash; /* of each page of the span, and behind them what has changed */
+};
+
+static size_t detect_bytes(const struct mapping *m)
+{
+	return m->span / GAIA_PAGE * (sizeof(struct page_hash) + 1);
+}
+
+static int sim_detect_make(struct mapping *m, struct detect *d)
+{
+	struct sim_detect *own = malloc(sizeof(*own));
+	void *at = mmap(NULL, detect_bytes(m), PROT_READ | PROT_WRITE, RESERVED, -1, 0);
+
+	if (!own || at == MAP_FAILED) {
+		free(own);
+		if (at != MAP_FAILED)
+			munmap(at, detect_bytes(m));
+		return -ENOMEM;
+	}
+	own->hash = at;
+	d->changed = (uint8_t *)(own->hash + m->span / GAIA_PAGE);
+	m->own = own;
+	return 0;
+}
+
+static int sim_detect(struct mapping *m, const struct detect_runs *rs, bool compare)
+{
+	struct page_hash *hash = ((struct sim_detect *)m->own)->hash;
+
+	for (size_t k = 0; k < rs->n; k++)
+		for (uint64_t i = rs->at[k].page; rs->at[k].compare && i < rs->at[k].page + rs->at[k].n; i++) {
+			struct page_hash now = page_hash(m->base + i * GAIA_PAGE);
+
+			if (compare)
+				m->detect->changed[i] = now.low != hash[i].low || now.high != hash[i].high;
+			else
+				hash[i] = now;
+		}
+	return 0;
+}
+
 static void sim_unreserve(struct mapping *m, bool ended)
 {
+	if (m->own)
+		munmap(((struct sim_detect *)m->own)->hash, detect_bytes(m));
 	munmap(m->base, m->span);
 }
 
@@ -99,4 +148,6 @@ const struct kind_ops sim_kind = {
 	.place = sim_place,
 	.clear = sim_clear,
 	.protect = sim_protect,
+	.detect_make = sim_detect_make,
+	.detect = sim_detect,
 };

@@ -20,9 +20,16 @@ int range_acquire(struct mapping *m, struct gaia_ioc_range *io)
 	return err;
 }
 
-int range_release(struct mapping *m, struct gaia_ioc_range *io)
+struct gaia_list_range range_of(const struct gaia_ioc_range *io)
+{
+	return (struct gaia_list_range){ io->offset, io->length };
+}
+
+/* @told: NULL: the mapping does not tell. */
+static int release(struct mapping *m, struct gaia_ioc_range *io, const struct detect_told *told)
 {
 	const struct gaia_ioc_range asked = *io;
+	const struct gaia_list_range range = range_of(io);
 	int err, push_err;
 
 	/*
@@ -31,18 +38,45 @@ int range_release(struct mapping *m, struct gaia_ioc_range *io)
 	 * once, so it is kept until the release is done.
 	 */
 	push_err = wire_push(m->file->fd, io->offset, io->length);
-	err = wire_release(m->file->fd, m->release_by, io);
+	err = told && told->known ? list_release_told(m, &range, 1, told) : -ENOSYS;
+	if (err == -ENOSYS)
+		err = wire_release(m->file->fd, m->release_by, io);
 	if (!wire_changed_nothing(err))
 		held_take(m, &asked);
 	return err ? err : push_err;
 }
 
+int range_release(struct mapping *m, struct gaia_ioc_range *io)
+{
+	const struct gaia_list_range range = range_of(io);
+	struct detect_told told;
+	int err;
+
+	if (!m->detect)
+		return release(m, io, NULL);
+	detect_release(m, &range, 1, &told);
+	err = release(m, io, &told);
+	if (!wire_changed_nothing(err))
+		detect_dropped(m, &range, 1);
+	detect_told_free(&told);
+	return err;
+}
+
 int range_give_back(struct mapping *m, const struct gaia_ioc_range *io)
 {
+	const struct gaia_list_range range = range_of(io);
 	struct gaia_ioc_range own = *io;
+	int err;
 
+	/* If there is no memory for lists nothing can be told. */
+	err = m->detect ? list_give_back(m, &range, 1) : -ENOBUFS;
+	if (!wire_changed_nothing(err) && err != -EMFILE && err != -ENFILE && err != -ENOMEM)
+		return err;
 	own.prot = m->conn->features & GAIA_FEATURE_UNUSED ? GAIA_PROT_UNUSED : 0;
-	return wire_release(m->file->fd, m->release_by, &own);
+	err = wire_release(m->file->fd, m->release_by, &own);
+	if (!wire_changed_nothing(err))
+		detect_dropped(m, &range, 1);
+	return err;
 }
 
 /* ---- the thread ---- */
@@ -74,6 +108,20 @@ int turns_take_error(struct mapping *m, struct late_error *out)
 	return err;
 }
 
+static int release_turn(struct turn *t)
+{
+	const struct gaia_list_range range = range_of(&t->io);
+	struct detect_told told;
+	int err;
+
+	if (!t->m->detect)
+		return release(t->m, &t->io, NULL);
+	detect_queue_tell(t->m, &range, &t->runs, &told);
+	err = release(t->m, &t->io, &told);
+	detect_told_free(&told);
+	return err;
+}
+
 /*
  * Does not wait until chunks are mapped (rule 3): the chunks of the range were mapped when it was announced.
  * If the file has grown since then there may be new ones, but these were not promised.
@@ -81,12 +129,17 @@ int turns_take_error(struct mapping *m, struct late_error *out)
 static void carry_out(struct turn *t)
 {
 	const struct gaia_ioc_range asked = t->io;
+	const struct gaia_list_range range = range_of(&t->io);
 	int err;
 
 	/* This thread handles no signals, but being stopped, or looked at by a debugger, interrupts the call, too. */
 	do
-		err = t->release ? range_release(t->m, &t->io) : range_acquire(t->m, &t->io);
+		err = t->release ? release_turn(t) : range_acquire(t->m, &t->io);
 	while (err == -EINTR);
+	if (err)
+		detect_lost(t->m);
+	if (t->release && t->m->detect)
+		detect_queue_released(t->m, &range);
 	if (!err && !t->release)
 		held_add(t->m, &asked);
 	if (err)
@@ -112,6 +165,7 @@ static void *turns_thread(void *arg)
 		/* From now on the mapping may be freed. */
 		t->m->turns_ready--;
 		pthread_cond_broadcast(&ts->changed);
+		detect_runs_free(&t->runs);
 		free(t);
 	}
 	pthread_mutex_unlock(&turns_lock);
@@ -173,6 +227,7 @@ void turn_ready(struct turn *t)
 		STAILQ_INSERT_TAIL(&t->m->conn->turns.ready, t, link);
 		pthread_cond_broadcast(&t->m->conn->turns.changed);
 	} else {
+		detect_runs_free(&t->runs);
 		free(t);
 	}
 	pthread_mutex_unlock(&turns_lock);

@@ -79,6 +79,7 @@ struct __attribute__((packed)) page_replica {
 	uint16_t cut : 13; /* a truncate removed the bytes from here on: what clients wrote there is void */
 	bool written : 1;  /* some mapping holds the page for writing */
 	bool left : 1;	   /* ... and one that did so ended without releasing it: what that had stored may be in the memory */
+	bool alone : 1;	   /* written, by one mapping alone, whose client knows whether it changed (pagecache/state.h) */
 	uint8_t flags;
 };
 

@@ -220,6 +220,7 @@ struct map {
 	struct cfile *file;	/* the cache holds it for the mapping */
 	struct mapping *m;
 	unsigned prot;
+	bool detects;		/* GAIA_MAP_DETECTS */
 	uint64_t start, end;	/* of the file, bytes; whole pages */
 
 	atomic_uint pins;	/* announced acquires; each counts for the user, too */

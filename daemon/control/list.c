@@ -135,8 +135,8 @@ int control_lists(struct control *ctl, struct gaia_ioc_lists *io)
 
 struct list {
 	struct client *c;
-	struct gaia_list_range *range;
-	size_t n;
+	struct gaia_list_range *range; /* @n, and behind them @told */
+	size_t n, told;
 	unsigned kib; /* counted */
 };
 
@@ -177,11 +177,12 @@ static bool can_be(const struct client *c, unsigned kib)
 /* Copy the list that @io names. -ENOSR: the user has too much of that under way, or there is no memory; -E2BIG: there never will be. */
 static int list_copy(struct client *c, const struct gaia_ioc_list *io, struct list *out)
 {
-	size_t bytes = io->count * sizeof(struct gaia_list_range);
-	struct list l = { .c = c, .n = io->count, .kib = (unsigned)(io->count * RANGE_BYTES / 1024 + 1) };
+	uint64_t all = (uint64_t)io->count + io->told;
+	size_t bytes = all * sizeof(struct gaia_list_range);
+	struct list l = { .c = c, .n = io->count, .told = io->told, .kib = (unsigned)(all * RANGE_BYTES / 1024 + 1) };
 	int fd, err;
 
-	if (io->reserved || io->unanswered || io->count > GAIA_LIST_MOST || io->offset % 8 || io->offset > GAIA_LISTS_BYTES ||
+	if (io->unanswered || io->count > GAIA_LIST_MOST || io->told > GAIA_LIST_MOST || io->offset % 8 || io->offset > GAIA_LISTS_BYTES ||
 	    bytes > GAIA_LISTS_BYTES - io->offset)
 		return -EINVAL;
 	pthread_mutex_lock(&c->lock);
@@ -210,7 +211,7 @@ int control_acquirev(struct control *ctl, struct cfile *f, bool writable, struct
 	int err;
 
 	io->seq = 0;
-	if (!io->prot || io->prot & ~(GAIA_PROT_READ | GAIA_PROT_WRITE))
+	if (!io->prot || io->prot & ~(GAIA_PROT_READ | GAIA_PROT_WRITE) || io->told)
 		return -EINVAL;
 	err = map_find(ctl, f, &io->key, io->map, false, &map);
 	if (err)
@@ -226,6 +227,15 @@ int control_acquirev(struct control *ctl, struct cfile *f, bool writable, struct
 	return err;
 }
 
+static int release_list(struct map *map, unsigned prot, struct list *l, bool *changed)
+{
+	bool unused = prot & GAIA_PROT_UNUSED;
+
+	if (prot & GAIA_PROT_TOLD)
+		return cache_release_told(map->m, l->range, l->n, l->range + l->n, l->told, unused, changed);
+	return unused ? cache_give_backv(map->m, l->range, l->n, changed) : cache_releasev(map->m, l->range, l->n, changed);
+}
+
 int control_releasev(struct control *ctl, struct cfile *f, enum releases may, struct gaia_ioc_list *io, bool *changed)
 {
 	struct map *map;
@@ -233,14 +243,19 @@ int control_releasev(struct control *ctl, struct cfile *f, enum releases may, st
 	int err;
 
 	*changed = false;
-	if (io->prot && io->prot != GAIA_PROT_UNUSED)
+	if (io->prot & ~(GAIA_PROT_UNUSED | GAIA_PROT_TOLD) || (io->told && !(io->prot & GAIA_PROT_TOLD)))
 		return -EINVAL;
 	err = map_find(ctl, f, &io->key, io->map, false, &map);
 	if (err)
 		return err;
-	err = !map_may_release(map, may) ? -EOPNOTSUPP : list_copy(map->client, io, &l);
+	if (!map_may_release(map, may))
+		err = -EOPNOTSUPP;
+	else if (io->prot & GAIA_PROT_TOLD && !map->detects)
+		err = -EINVAL;
+	else
+		err = list_copy(map->client, io, &l);
 	if (!err) {
-		err = io->prot ? cache_give_backv(map->m, l.range, l.n, changed) : cache_releasev(map->m, l.range, l.n, changed);
+		err = release_list(map, io->prot, &l, changed);
 		list_free(&l);
 	}
 	io->changed = *changed && map->client->features & GAIA_FEATURE_TIMES;

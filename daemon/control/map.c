@@ -159,6 +159,13 @@ static struct cache_user user_of(const struct client *c, struct control_caller c
 	};
 }
 
+static bool flags_are_good(const struct client *c, const struct gaia_ioc_map *io)
+{
+	if (io->flags == 0)
+		return true;
+	return io->flags == GAIA_MAP_DETECTS && c->features & GAIA_FEATURE_DETECT && io->prot & GAIA_PROT_WRITE;
+}
+
 int control_map(struct control *ctl, struct cfile *f, bool readable, bool writable, struct control_caller caller,
 		struct gaia_ioc_map *io)
 {
@@ -183,7 +190,7 @@ int control_map(struct control *ctl, struct cfile *f, bool readable, bool writab
 	c = client_find(ctl, &io->key);
 	if (!c)
 		return -ENOTCONN;
-	err = reserve_map(c);
+	err = flags_are_good(c, io) ? reserve_map(c) : -EINVAL;
 	if (err)
 		goto put_client;
 
@@ -200,6 +207,9 @@ int control_map(struct control *ctl, struct cfile *f, bool readable, bool writab
 			map->start, map->end - map->start, &map->m);
 	if (err)
 		goto free_map;
+	map->detects = io->flags & GAIA_MAP_DETECTS;
+	if (map->detects)
+		cache_map_detects(map->m);
 	io->map = map->id;
 	err = add_map(map);
 	if (err)

@@ -150,7 +150,7 @@ static int map_contents(struct ioctl_job *job, int access)
 	struct gaia_ioc_map *io = &job->arg.map;
 	int err;
 
-	if (io->release || io->reserved)
+	if (io->release)
 		return -EINVAL;
 	if (access != O_RDONLY)
 		contents_written_by(job->handle->inode, job->uid);

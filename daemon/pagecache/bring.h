@@ -46,6 +46,7 @@ struct part {
 	unsigned n_todo;
 	uint8_t *step;		/* of each page in todo */
 	unsigned steps;		/* STEP() of all of them, maybe of more */
+	bool arms;		/* what is written must be armed: some client that may write the chunk does not look for changes itself */
 	struct devmem *shadow;
 };
 

@@ -295,6 +295,11 @@ struct cache_user {
  */
 int cache_map(struct cfile *f, unsigned device, void *client, struct cache_user user, uint64_t map_id, unsigned prot,
 	      bool may_write, uint64_t off, uint64_t len, struct mapping **out);
+/*
+ * Before the mapping, which is for writing, is used: its client looks itself for what changes in pages that it holds for writing, and tells
+ * it by cache_release_told().
+ */
+void cache_map_detects(struct mapping *m);
 /* What is known, when a mapping ends, of the memory that its client was given. */
 enum cache_left {
 	CACHE_UNMAPPED, /* the client has said that it unmapped it */
@@ -344,6 +349,12 @@ int cache_releasev(struct mapping *m, struct gaia_list_range *range, size_t n, b
  */
 int cache_give_back(struct mapping *m, uint64_t off, uint64_t len, bool *changed);
 int cache_give_backv(struct mapping *m, struct gaia_list_range *range, size_t n, bool *changed);
+/*
+ * [W] As cache_releasev(), or cache_give_backv() (@unused), of a mapping whose client looks for changes itself: it has found them in the @n_told
+ * ranges @told, and nowhere else, since it acquired the pages. -EINVAL: these are not all among the @n ranges. Sorts both.
+ */
+int cache_release_told(struct mapping *m, struct gaia_list_range *range, size_t n, struct gaia_list_range *told, size_t n_told,
+		       bool unused, bool *changed);
 int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice);
 
 /* [W] Drop a memory's copy of a range as pressure would. from: GAIA_FROM_HOME or a device. -EBUSY. */

@@ -46,6 +46,8 @@ struct grant *grant_get(struct mapping *m, struct replica *rep)
 		g->replica = rep;
 		g->index = index;
 		LIST_INSERT_HEAD(&rep->grants, g, of_replica);
+		if (m->prot & GAIA_PROT_WRITE)
+			replica_granted(rep, m->detects);
 		pthread_mutex_lock(&m->lock);
 		HASH_ADD(hh, m->grants, index, sizeof(g->index), g);
 		pthread_mutex_unlock(&m->lock);
@@ -247,7 +249,7 @@ static void count_writing(struct grant *g, unsigned a, unsigned b, unsigned beyo
 		if (bit_test(g->counted, i))
 			continue;
 		bit_set(g->counted, i);
-		replica_hold(g->replica, i, i >= beyond);
+		replica_hold(g->replica, i, i >= beyond, g->mapping->detects);
 	}
 }
 

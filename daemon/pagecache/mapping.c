@@ -20,6 +20,7 @@
 #include "pagecache/room.h"
 #include "pagecache/root.h"
 #include "pagecache/segments.h"
+#include "pagecache/state.h"
 #include "pagecache/stranded.h"
 
 /* ---- grants ---- */
@@ -172,6 +173,11 @@ int cache_map(struct cfile *f, unsigned device, void *client, struct cache_user 
 	return 0;
 }
 
+void cache_map_detects(struct mapping *m)
+{
+	m->detects = true;
+}
+
 /* Nobody maps or pins any of it any more. */
 static void readers_drop_replicas(struct readers *rd, struct cache_device *dev)
 {
@@ -286,6 +292,8 @@ static bool grant_end(struct mapping *m, struct chunk *ch, enum cache_left left,
 		spoiled = replica_is_spoiled(rep);
 		*now = spoiled && !before;
 		LIST_REMOVE(g, of_replica);
+		if (m->prot & GAIA_PROT_WRITE)
+			replica_grant_ended(rep, m->detects);
 		pthread_mutex_lock(&m->lock);
 		HASH_DEL(m->grants, g);
 		pthread_mutex_unlock(&m->lock);

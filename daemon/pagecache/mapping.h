@@ -42,6 +42,7 @@ struct mapping {
 	uint64_t id;
 	unsigned prot;
 	bool export_write;    /* descriptors for the client allow writing */
+	bool detects;	      /* it is for writing, and its client looks for changes itself: see cache_map_detects() */
 	struct readers *readers; /* the readers whose replicas it uses; NULL: it uses the shared ones */
 	uint64_t off, len;
 	pthread_mutex_t lock; /* taken inside chunk.lock */

@@ -44,13 +44,23 @@ static void take_for_changed(struct release *rl)
 	pthread_mutex_unlock(&rl->ch->lock);
 }
 
+/* The next page that may be published and in which something may have been stored beyond the end of the file. */
+static unsigned next_to_cut(const struct release *rl, unsigned i)
+{
+	unsigned compare = bits_first(rl->compare, i, rl->b);
+
+	for (i = bits_first(rl->detected, i, rl->b); i < rl->b && !bit_test(rl->found, i);)
+		i = bits_first(rl->detected, i + 1, rl->b);
+	return MIN(i, compare);
+}
+
 /* In the page with the end of the file, bytes past the end are dropped first. */
 static int drop_beyond(const struct release *rl)
 {
 	struct replica *rep = rl->grant->replica;
 	int err = 0;
 
-	for (unsigned i = rl->a; (i = bits_first(rl->compare, i, rl->b)) < rl->b && !err; i++) {
+	for (unsigned i = rl->a; (i = next_to_cut(rl, i)) < rl->b && !err; i++) {
 		struct dev_run tail = { .mem = rep->mem, .page = i, .npages = 1, .limit = page_limit(rl->ch, i) };
 		struct dev_op zero = { .kind = DEV_ZERO, .runs = &tail, .n = 1 };
 
@@ -104,7 +114,7 @@ void find_begin(struct find *fd)
 	for (unsigned k = 0; k < fd->n && !fd->err; k++)
 		fd->err = drop_beyond(&fd->rl[k]);
 	add_runs(fd->rl, fd->n, &fd->op);
-	count(CTR_release_windows, 1);
+	count(CTR_release_windows, fd->op.n > 0);
 	if (!fd->err && fd->op.n > 0)
 		fd->err = cache_device_begin(dev, &fd->op, &fd->wait);
 	/* Else it is the device's. */
@@ -166,6 +176,10 @@ static void publish_page(struct release *rl, unsigned i, bool secured)
 		replica_drop_lost_of_others(rl->grant->replica, i);
 	if (!replica_release(rl->grant->replica, i, bit_test(rl->ended, i), found, secured && bit_test(rl->shared, i)))
 		return;
+	/* The device has not armed it anew. */
+	if (bit_test(rl->detected, i))
+		replica_disarmed(rl->grant->replica, i);
+	count(CTR_detected_pages, bit_test(rl->detected, i));
 	rl->changed = true;
 	count(CTR_released_pages, 1);
 	count(CTR_overwritten_pages, found == FOUND_WHOLE);
@@ -240,6 +254,10 @@ void release_look_at(struct release *rl)
 		if (bit_test(rl->over, i)) {
 			bit_set(rl->whole, i);
 			note_changed(rl, i);
+		} else if (rl->told && replica_is_detected(rep, i)) {
+			bit_set(rl->detected, i);
+			if (bit_test(rl->found, i))
+				note_changed(rl, i);
 		} else if (replica_has_base(rep, i)) {
 			bit_set(rl->compare, i);
 		}

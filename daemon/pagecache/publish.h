@@ -24,7 +24,10 @@ struct release {
 	uint64_t held_on[WORDS]; /* of those held for writing, what it or another mapping seems to go on holding so */
 	uint64_t over[WORDS];	 /* and for overwriting */
 	uint64_t whole[WORDS];	 /* of these, what is not void: to be published without a comparison */
-	uint64_t compare[WORDS]; /* of the others, what is not void */
+	uint64_t compare[WORDS]; /* of the others, what is not void, and not: */
+	uint64_t detected[WORDS]; /* what its client can tell of whether it has changed */
+	bool told;		  /* the client has told what it has found changed: */
+	uint64_t found[WORDS];
 	uint64_t changed_pages[WORDS];
 	uint64_t shared[WORDS];	 /* changed, and somebody goes on writing them */
 	uint64_t ended[WORDS];	 /* held for writing by it no more */

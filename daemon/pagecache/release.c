@@ -337,6 +337,7 @@ struct releases {
 	uint64_t at_once;	/* chunks in a group, at most */
 	struct group group[2], *g, *before;
 	bool unused;		/* see cache_give_back() */
+	const struct segments *told; /* what the client has found changed; NULL: it has not told */
 	bool changed;
 };
 
@@ -362,6 +363,19 @@ static void release_all_unwritten(struct releases *rl)
 	}
 }
 
+/* What the client has found changed of the part. */
+static void part_told(struct release *rl, struct segments told)
+{
+	unsigned a, b;
+
+	told = segments_of_chunk(told, rl->ch->index);
+	rl->told = true;
+	SEGMENTS_FOREACH(s, told) {
+		segment_in_chunk(s, rl->ch->index, &a, &b);
+		bits_set(rl->found, a, b);
+	}
+}
+
 /* The other chunks, group by group. The last group is complete() later. */
 static void release_written(struct releases *rl)
 {
@@ -382,6 +396,8 @@ static void release_written(struct releases *rl)
 		part = &rl->g->rl[rl->g->n++];
 		*part = part_of(chunk_ref(rl->grant[k]->replica->chunk), rl->rest, rl->unused);
 		part->grant = rl->grant[k];
+		if (rl->told)
+			part_told(part, *rl->told);
 	}
 	rl->changed |= group_release(&rl->rs, rl->g, rl->before);
 	settle(&rl->rs);
@@ -457,9 +473,9 @@ static void invalidate_early(struct mapping *m, struct segments asked)
 		c->host.invalidate(c->host_arg, m->file->cookie, (off_t)(s->a * GAIA_PAGE), (off_t)((s->b - s->a) * GAIA_PAGE));
 }
 
-static int release_segments(struct mapping *m, struct segments asked, bool unused, bool *changed)
+static int release_segments(struct mapping *m, struct segments asked, const struct segments *told, bool unused, bool *changed)
 {
-	struct releases rl = { .m = m, .asked = asked, .rest = asked, .unused = unused };
+	struct releases rl = { .m = m, .asked = asked, .rest = asked, .unused = unused, .told = told };
 	struct segments not_ready = { .n = 0 };
 	uint64_t room;
 	int err;
@@ -494,7 +510,7 @@ static int release_range(struct mapping *m, uint64_t off, uint64_t len, bool unu
 	if (off < m->off || len > m->len || off - m->off > m->len - len)
 		return -EINVAL;
 	/* Not cut to the file's size: what was acquired before a truncate is released, too. */
-	return len == 0 ? 0 : release_segments(m, (struct segments){ &span, 1 }, unused, changed);
+	return len == 0 ? 0 : release_segments(m, (struct segments){ &span, 1 }, NULL, unused, changed);
 }
 
 static int release_list(struct mapping *m, struct gaia_list_range *range, size_t n, bool unused, bool *changed)
@@ -510,8 +526,30 @@ static int release_list(struct mapping *m, struct gaia_list_range *range, size_t
 	if (segments_make(range, n, &segs))
 		return -ENOSR;
 	if (segs.n > 0)
-		err = release_segments(m, segs, unused, changed);
+		err = release_segments(m, segs, NULL, unused, changed);
 	free(segs.at);
+	return err;
+}
+
+int cache_release_told(struct mapping *m, struct gaia_list_range *range, size_t n, struct gaia_list_range *told, size_t n_told,
+		       bool unused, bool *changed)
+{
+	struct segments segs = { .n = 0 }, found = { .n = 0 };
+	int err;
+
+	*changed = false;
+	err = ranges_check(m, range, n);
+	if (!err)
+		err = ranges_check(m, told, n_told);
+	/* An error that says that nothing has changed. */
+	if (!err && (segments_make(range, n, &segs) || segments_make(told, n_told, &found)))
+		err = -ENOSR;
+	if (!err && !segments_cover(segs, found))
+		err = -EINVAL;
+	if (!err && segs.n > 0)
+		err = release_segments(m, segs, m->detects ? &found : NULL, unused, changed);
+	free(segs.at);
+	free(found.at);
 	return err;
 }
 

@@ -47,6 +47,7 @@ struct replica {
 	LIST_HEAD(, grant) grants; /* changes only while it is ready for none of them */
 	bool spoiled; /* somebody who holds nothing of it, and is not a client any more, may be storing there */
 	unsigned n_suspects; /* grants */
+	unsigned n_undetecting; /* grants of mappings for writing whose clients do not look for changes themselves */
 	struct keeper *keepers; /* clients that may map it still when it is freed: see stranded.c */
 	struct page_replica page[GAIA_CHUNK_PAGES];
 	/*

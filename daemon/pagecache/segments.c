@@ -149,6 +149,24 @@ struct segments segments_of_chunk(struct segments segs, uint64_t chunk)
 	return (struct segments){ segs.at + k, n };
 }
 
+bool segments_cover(struct segments segs, struct segments others)
+{
+	size_t k = 0;
+
+	SEGMENTS_FOREACH(s, others) {
+		uint64_t at = s->a;
+
+		while (at < s->b) {
+			while (k < segs.n && segs.at[k].b <= at)
+				k++;
+			if (k == segs.n || segs.at[k].a > at)
+				return false;
+			at = segs.at[k].b;
+		}
+	}
+	return true;
+}
+
 bool segments_next_chunk(struct segments segs, size_t *k, uint64_t *chunk)
 {
 	if (*k == 0)

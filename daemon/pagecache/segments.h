@@ -42,6 +42,8 @@ int segments_make(struct gaia_list_range *range, size_t n, struct segments *out)
 
 /* Those of them that have pages of the chunk: not a copy. */
 struct segments segments_of_chunk(struct segments segs, uint64_t chunk);
+/* Whether @segs have all pages that @others have. */
+bool segments_cover(struct segments segs, struct segments others);
 /* The first chunk from *chunk on that they have pages of, becomes *chunk: false if there is none. *k: 0 at first. */
 bool segments_next_chunk(struct segments segs, size_t *k, uint64_t *chunk);
 /* How many chunks of [from, to) they have pages of; and into @out, unless it is NULL, which. */

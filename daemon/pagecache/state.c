@@ -92,7 +92,7 @@ void replica_not_current(const struct replica *rep, unsigned a, unsigned b, bool
 /* By the full look, what costs least first: what the index must not contradict. */
 static bool is_current(struct replica *rep, unsigned i, bool write)
 {
-	return (!write || (rep->page[i].flags & REPLICA_ARMED)) && !replica_hides(rep, i) &&
+	return (!write || rep->n_undetecting == 0 || (rep->page[i].flags & REPLICA_ARMED)) && !replica_hides(rep, i) &&
 	       replica_step(rep, i, write) == TRACK_NOTHING && page_limit(rep->chunk, i) > 0;
 }
 
@@ -106,6 +106,20 @@ void replica_acquired(struct replica *rep, unsigned a, unsigned b)
 	for (i = a; (i = bits_first(rep->unready, i, b)) < b; i++)
 		if (is_current(rep, i, true))
 			bit_clear(rep->unready, i);
+}
+
+void replica_granted(struct replica *rep, bool detects)
+{
+	if (detects || rep->n_undetecting++ > 0)
+		return;
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
+		if (!(rep->page[i].flags & REPLICA_ARMED))
+			bit_set(rep->unready, i);
+}
+
+void replica_grant_ended(struct replica *rep, bool detects)
+{
+	rep->n_undetecting -= !detects;
 }
 
 void page_disarm(struct chunk *ch, unsigned i)
@@ -129,6 +143,7 @@ void replica_check_index(struct replica *rep)
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
 		bug_on(!bit_test(rep->stale, i) && !is_current(rep, i, false));
 		bug_on(!bit_test(rep->unready, i) && !is_current(rep, i, true));
+		bug_on(rep->page[i].alone && (replica_writers(rep, i) != 1 || !replica_has_base(rep, i) || rep->page[i].cut < GAIA_PAGE));
 	}
 }
 

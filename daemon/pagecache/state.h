@@ -89,7 +89,7 @@ void window_close(struct chunk *ch, unsigned i, uint16_t opened);
 void replica_made(struct replica *rep);
 /*
  * Whether an acquire of pages [a, b) (@write: for writing) only has to hold them: they are in the file and up to date, and, for writing,
- * the device remembers what a release must be compared with. No page need be locked; the answer is valid as long as nobody has locked one of
+ * the device remembers what a release must be compared with (unless all clients that may write it look for changes themselves). No page need be locked; the answer is valid as long as nobody has locked one of
  * them exclusively.
  */
 bool replica_is_current(const struct replica *rep, unsigned a, unsigned b, bool write);
@@ -97,6 +97,9 @@ bool replica_is_current(const struct replica *rep, unsigned a, unsigned b, bool 
 void replica_not_current(const struct replica *rep, unsigned a, unsigned b, bool write, uint64_t *bits);
 /* After an acquire has brought pages [a, b): those that are current now leave the index. */
 void replica_acquired(struct replica *rep, unsigned a, unsigned b);
+/* A mapping for writing has a grant of it from now on, or no more. @detects: its client looks for changes itself; for others pages are armed. */
+void replica_granted(struct replica *rep, bool detects);
+void replica_grant_ended(struct replica *rep, bool detects);
 /* The page, which nobody holds for writing unless it is somebody's base, is not held for writing from now on without a look at it. */
 void page_disarm(struct chunk *ch, unsigned i);
 /* Whether the memory of one of pages [a, b) may show what it must not, if somebody maps it: see replica_hides(). */
@@ -147,8 +150,14 @@ void replica_disarmed(struct replica *rep, unsigned i);
 
 /* How many mappings hold it for writing. chunk->lock is held. */
 unsigned replica_writers(const struct replica *rep, unsigned i);
-/* One mapping more holds it for writing. @beyond: the page lies beyond the end of the file. */
-void replica_hold(struct replica *rep, unsigned i, bool beyond);
+/* One mapping more holds it for writing. @beyond: the page lies beyond the end of the file. @detects: its client looks for changes itself. */
+void replica_hold(struct replica *rep, unsigned i, bool beyond, bool detects);
+/*
+ * Whether the client that holds it for writing can tell whether it has changed: it has looked for itself (@detects, above) since it acquired
+ * the page, nobody else has held it for writing, and nobody has changed its memory. Then what a release is to be compared with is what the page
+ * was when it was acquired.
+ */
+bool replica_is_detected(const struct replica *rep, unsigned i);
 /* One mapping less; what it stored is void, unless others hold it for writing. */
 void replica_drop_hold(struct replica *rep, unsigned i);
 /* One mapping less, which was never told that it may store there. */

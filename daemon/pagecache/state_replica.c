@@ -20,6 +20,13 @@
 
 /* ---- a replica's page ---- */
 
+/* Something of this replica's page has changed that track_plan() goes by; and what its client finds is not all that a release has to know. */
+static void replica_touched(struct replica *rep, unsigned i)
+{
+	rep->page[i].alone = false;
+	state_touched(rep->chunk, i);
+}
+
 bool others_outstanding(const struct chunk *ch, unsigned i, const struct replica *self)
 {
 	for (unsigned k = 0; k < ch->n_replicas; k++)
@@ -41,7 +48,7 @@ bool replica_is_behind(const struct replica *rep, unsigned i)
 void replica_forget_base(struct replica *rep, unsigned i)
 {
 	rep->page[i].seen = 0;
-	state_touched(rep->chunk, i);
+	replica_touched(rep, i);
 	twins_collect(rep->chunk, i);
 }
 
@@ -119,13 +126,13 @@ unsigned replica_plan(struct replica *rep, unsigned a, unsigned b, const uint64_
 void replica_sent(struct replica *rep, unsigned i)
 {
 	track_sent(&rep->chunk->track->page[i], &rep->page[i]);
-	state_touched(rep->chunk, i);
+	replica_touched(rep, i);
 }
 
 void replica_garbled(struct replica *rep, unsigned i)
 {
 	rep->page[i].flags = 0;
-	state_touched(rep->chunk, i);
+	replica_touched(rep, i);
 }
 
 void replica_distrusted(struct replica *rep, unsigned i)
@@ -133,20 +140,20 @@ void replica_distrusted(struct replica *rep, unsigned i)
 	bug_on(replica_ahead(rep, i) || rep->page[i].written);
 	rep->page[i].flags = 0;
 	rep->page[i].seen = 0;
-	state_touched(rep->chunk, i);
+	replica_touched(rep, i);
 }
 
 void replica_pulled(struct replica *rep, unsigned i)
 {
 	track_pulled(&rep->chunk->track->page[i], &rep->page[i]);
-	state_touched(rep->chunk, i);
+	replica_touched(rep, i);
 	twins_collect(rep->chunk, i);
 }
 
 void replica_secured(struct replica *rep, unsigned i)
 {
 	track_secured(&rep->page[i]);
-	state_touched(rep->chunk, i);
+	replica_touched(rep, i);
 	rep->n_snapped++;
 }
 
@@ -158,7 +165,7 @@ void replica_armed(struct replica *rep, unsigned i)
 void replica_disarmed(struct replica *rep, unsigned i)
 {
 	rep->page[i].flags &= (uint8_t)~REPLICA_ARMED;
-	state_touched(rep->chunk, i);
+	replica_touched(rep, i);
 }
 
 /* Of most pages one mapping at most holds it for writing, and its bit (page_replica.written) says so; others are counted beside it. */
@@ -180,6 +187,7 @@ static void written_less(struct replica *rep, unsigned i)
 	bug_on(!rep->page[i].written);
 	if (!rep->more_writers || rep->more_writers->of[i] == 0) {
 		rep->page[i].written = false;
+		rep->page[i].alone = false;
 		return;
 	}
 	rep->more_writers->of[i]--;
@@ -189,19 +197,26 @@ static void written_less(struct replica *rep, unsigned i)
 	rep->more_writers = NULL;
 }
 
-void replica_hold(struct replica *rep, unsigned i, bool beyond)
+void replica_hold(struct replica *rep, unsigned i, bool beyond, bool detects)
 {
 	struct page_replica *r = &rep->page[i];
 
 	if (r->written) {
+		r->alone = false;
 		written_more(rep, i);
 		return;
 	}
 	r->written = true;
+	r->alone = detects && replica_has_base(rep, i) && r->cut == GAIA_PAGE;
 	if (!beyond)
 		return;
 	track_voided(r);
-	state_touched(rep->chunk, i);
+	replica_touched(rep, i);
+}
+
+bool replica_is_detected(const struct replica *rep, unsigned i)
+{
+	return rep->page[i].alone && !replica_is_spoiled(rep);
 }
 
 void replica_drop_hold(struct replica *rep, unsigned i)
@@ -212,7 +227,7 @@ void replica_drop_hold(struct replica *rep, unsigned i)
 	r->left = r->written;
 	if (!r->written && !fault_point("break.keep_dead"))
 		track_discarded(r);
-	state_touched(rep->chunk, i);
+	replica_touched(rep, i);
 	twins_collect(rep->chunk, i);
 }
 
@@ -225,14 +240,14 @@ void replica_undo_hold(struct replica *rep, unsigned i)
 	if (!r->written && (r->left || r->cut < GAIA_PAGE || (r->flags & REPLICA_FRESH)))
 		track_discarded(r);
 	r->left &= r->written;
-	state_touched(rep->chunk, i);
+	replica_touched(rep, i);
 	twins_collect(rep->chunk, i);
 }
 
 void replica_overwriting(struct replica *rep, unsigned i)
 {
 	track_overwriting(&rep->page[i]);
-	state_touched(rep->chunk, i);
+	replica_touched(rep, i);
 }
 
 bool replica_release(struct replica *rep, unsigned i, bool ends, enum found found, bool secured)
@@ -254,7 +269,7 @@ bool replica_release(struct replica *rep, unsigned i, bool ends, enum found foun
 	r->left &= r->written && !changed;
 	/* The next acquire need not look at a page that was found unchanged. */
 	if (changed || r->seen != before.seen || r->cut != before.cut || r->flags != before.flags)
-		state_touched(rep->chunk, i);
+		replica_touched(rep, i);
 	/* Others may have written between the comparison and the snapshot: what they
 	 * release next must be compared with the snapshot, byte by byte. */
 	if (changed && r->written)
@@ -269,6 +284,7 @@ bool replica_release(struct replica *rep, unsigned i, bool ends, enum found foun
 
 void replica_merge_begin(struct replica *rep, unsigned i)
 {
+	/* What it was when it was acquired is kept as its base, by another name. */
 	rep->page[i].seen = 0;
 	state_touched(rep->chunk, i);
 }
@@ -312,7 +328,7 @@ void replica_cut(struct replica *rep, unsigned i, unsigned cut)
 		rep->page[i].seen = rep->chunk->track->page[i].home_id;
 	else
 		track_truncated(&rep->page[i], cut);
-	state_touched(rep->chunk, i);
+	replica_touched(rep, i);
 	replica_removed(rep, i);
 	twins_collect(rep->chunk, i);
 }
@@ -322,7 +338,7 @@ void replica_removed(struct replica *rep, unsigned i)
 	if (!(rep->page[i].flags & REPLICA_PRESENT))
 		return;
 	rep->page[i].flags |= REPLICA_REMOVED;
-	state_touched(rep->chunk, i);
+	replica_touched(rep, i);
 }
 
 bool replica_to_zero(struct replica *rep, unsigned i, bool held, bool all, bool in_file)
@@ -364,7 +380,7 @@ void replica_zeroed(struct replica *rep, unsigned i)
 	struct page_replica *r = &rep->page[i];
 
 	r->flags &= (uint8_t)~REPLICA_REMOVED;
-	state_touched(rep->chunk, i);
+	replica_touched(rep, i);
 	if (r->written || (r->flags & REPLICA_AHEAD))
 		return;
 	*r = (struct page_replica){ .cut = GAIA_PAGE, .flags = REPLICA_ZEROS };
@@ -388,7 +404,7 @@ void replica_forget(struct replica *rep, unsigned i)
 {
 	release_void(rep, i);
 	track_truncated(&rep->page[i], 0);
-	state_touched(rep->chunk, i);
+	replica_touched(rep, i);
 	twins_collect(rep->chunk, i);
 }
 

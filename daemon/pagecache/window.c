@@ -51,6 +51,7 @@ bool part_run(const struct part *pt, unsigned steps, unsigned *i, unsigned *j)
 /* chunk->lock held. */
 static void part_plan(struct part *pt)
 {
+	pt->arms = pt->rep->n_undetecting > 0;
 	pt->steps = replica_plan(pt->rep, pt->a, pt->b, pt->todo, pt->over, pt->write, pt->step);
 	FOR_TODO(pt, i)
 		pt->meets_fresh |= pt->write && replica_is_fresh(pt->rep, i);
@@ -406,10 +407,13 @@ static void merge_done(struct window *w, int err)
 	count(CTR_home_to_device, err ? 0 : w->merge.op.n);
 }
 
-/* Whether the device has to be told to remember what page i holds, so that the release can tell what changed. What is copied or merged it is told of with that. */
+/*
+ * Whether the device has to be told to remember what page i holds, so that the release can tell what changed. What is copied or merged it is told of with
+ * that. Clients that look for changes themselves do not need it.
+ */
 static bool is_to_arm(const struct part *pt, unsigned i)
 {
-	return pt->step[i] != TRACK_SEND && pt->step[i] != TRACK_PULL && !(pt->rep->page[i].flags & REPLICA_ARMED) &&
+	return pt->arms && pt->step[i] != TRACK_SEND && pt->step[i] != TRACK_PULL && !(pt->rep->page[i].flags & REPLICA_ARMED) &&
 	       !pt->rep->page[i].written && !bit_test(pt->over, i);
 }
 

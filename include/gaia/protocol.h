@@ -48,7 +48,7 @@ extern "C" {
 #endif
 
 #define GAIA_PROTOCOL_VERSION 1u	/* the major */
-#define GAIA_PROTOCOL_MINOR 4u
+#define GAIA_PROTOCOL_MINOR 5u
 
 /*
  * Since 1.1.
@@ -71,6 +71,9 @@ extern "C" {
  * Since 1.4.
  * UNUSED: RELEASE and RELEASEV take GAIA_PROT_UNUSED. (Daemons without it refuse that, EINVAL.)
  * OVERWRITE: ACQUIRE and ACQUIREV take GAIA_PROT_WRITE alone, to overwrite. (Daemons without it refuse that, EINVAL.)
+ *
+ * Since 1.5.
+ * DETECT: MAP takes GAIA_MAP_DETECTS, and RELEASEV of such a mapping GAIA_PROT_TOLD. (Daemons without it refuse both, EINVAL.)
  */
 #define GAIA_FEATURE_SPANS 1ull
 #define GAIA_FEATURE_ANSWERS 2ull
@@ -79,10 +82,11 @@ extern "C" {
 #define GAIA_FEATURE_LISTS 16ull
 #define GAIA_FEATURE_UNUSED 32ull
 #define GAIA_FEATURE_OVERWRITE 64ull
+#define GAIA_FEATURE_DETECT 128ull
 /* All of this version. */
 #define GAIA_FEATURES                                                                                         \
 	(GAIA_FEATURE_SPANS | GAIA_FEATURE_ANSWERS | GAIA_FEATURE_TIMES | GAIA_FEATURE_ADVICE | GAIA_FEATURE_LISTS | \
-	 GAIA_FEATURE_UNUSED | GAIA_FEATURE_OVERWRITE)
+	 GAIA_FEATURE_UNUSED | GAIA_FEATURE_OVERWRITE | GAIA_FEATURE_DETECT)
 
 #define GAIA_TOUCH_OFFSET (INT64_MAX - 1)
 
@@ -107,6 +111,12 @@ extern "C" {
  * are held for writing otherwise as well are not published. So nothing is published of what somebody is working on.
  */
 #define GAIA_PROT_UNUSED 16u
+/*
+ * The prot of a RELEASEV, maybe with UNUSED, whose list is followed by the ranges that the client has found changed since they were acquired
+ * (gaia_ioc_list.told). Pages of the list that no such range touches are not published. The daemon takes the client's word only for pages
+ * that this mapping alone has held for writing, and whose memory nobody else has changed, since it acquired them; of others it finds out itself.
+ */
+#define GAIA_PROT_TOLD 32u
 
 /* Names a client in an ioctl. WELCOME gives it. Known to the client only. */
 struct gaia_client_key {
@@ -158,8 +168,14 @@ struct gaia_ioc_map {
 	uint32_t prot;		/* GAIA_PROT_READ, maybe | GAIA_PROT_WRITE */
 	uint64_t map;		/* out: names the mapping in ioctls on the same file */
 	uint32_t release;	/* out: how the mapping's releases are asked for, GAIA_RELEASE_BY_* */
-	uint32_t reserved;
+	uint32_t flags;		/* GAIA_MAP_* */
 };
+/*
+ * With DETECT, of a mapping for writing. The client finds out itself which pages change while it holds them for writing, and says so when it
+ * releases them (GAIA_PROT_TOLD): so the device need not remember what they were. Pages that it releases without having said so may count
+ * as changed though they are not: then the file's times move, and no byte changes.
+ */
+#define GAIA_MAP_DETECTS 1u
 
 /*
  * A release invalidates pages that the kernel caches. Where the kernel writes through, it unlocks the page
@@ -232,12 +248,12 @@ struct gaia_ioc_list {
 	uint64_t map;
 	uint64_t offset;	/* of the first range in the memory for lists, bytes; a multiple of 8 */
 	uint32_t count;		/* ranges */
-	uint32_t prot;		/* ACQUIREV; RELEASEV: 0 or GAIA_PROT_UNUSED */
+	uint32_t prot;		/* ACQUIREV; RELEASEV: GAIA_PROT_UNUSED, GAIA_PROT_TOLD */
 	union {
 		uint32_t unanswered;	/* out, ACQUIREV: as in gaia_ioc_range */
 		uint32_t changed;	/* out, RELEASEV: the same */
 	};
-	uint32_t reserved;
+	uint32_t told;		/* RELEASEV with GAIA_PROT_TOLD: so many ranges follow those of the list; each lies in what the list covers, else EINVAL. Else 0 */
 	uint64_t seq;		/* out, ACQUIREV: the same */
 };
 /* As GAIA_XATTR_RELEASE, where that is used: its value is a gaia_ioc_list. */

@@ -246,7 +246,8 @@ static void request(struct peer *c)
 	if (keyed && how & GOOD_KEY)
 		io.map.key = c->key;
 	if (map && how & GOOD_MAP) {
-		io.map.release = io.map.reserved = io.map.device = 0;
+		io.map.release = io.map.device = 0;
+		io.map.flags &= GAIA_MAP_DETECTS;
 		io.map.prot = more & 1 ? GAIA_PROT_READ : GAIA_PROT_READ | GAIA_PROT_WRITE;
 	}
 	if (map && how & GOOD_RANGE) {
@@ -262,7 +263,10 @@ static void request(struct peer *c)
 		}
 		if (how & GOOD_PROT) {
 			io.list.prot = cmd == GAIA_IOC_ACQUIREV ? 1u + more / 16 % 4 : more / 16 % 4 ? 0u : GAIA_PROT_UNUSED;
-			io.list.unanswered = io.list.reserved = 0;
+			if (cmd == GAIA_IOC_RELEASEV && more & 64)
+				io.list.prot |= GAIA_PROT_TOLD;
+			io.list.unanswered = 0;
+			io.list.told = io.list.prot & GAIA_PROT_TOLD ? io.list.told % 8 : 0;
 		}
 	} else if (!map && keyed && cmd != GAIA_IOC_REPORT && cmd != GAIA_IOC_LISTS) {
 		if (how & GOOD_MAP)

@@ -440,6 +440,15 @@ static void open_slots(void)
 	}
 }
 
+/* With GAIA_DETECT=some in the environment half of the clients look for changes themselves. */
+static void choose_detect(void)
+{
+	const char *detect = getenv("GAIA_DETECT");
+
+	if (detect && !strcmp(detect, "some"))
+		setenv("GAIA_DETECT", chance(50) ? "client" : "daemon", 1);
+}
+
 /* Run a client to its end, and until the daemon knows of it. */
 static void one_client(bool looks)
 {
@@ -459,6 +468,7 @@ static void one_client(bool looks)
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		me = client;
 		reseed(seed);
+		choose_detect();
 		if (looks)
 			look_main();
 		client_main(kills ? NEVER : start + life, release);

@@ -1,11 +1,5 @@
 /* cache_rig.c - see cache_rig.h. */
-#include "base/fault.h"
-#include "base/util.h"
 #include "cache_rig.h"
-#include "fake_cuda_api.h"
-#include "pagecache/cache.h"
-#include "pagecache/readahead.h"
-#include "pagecache/root.h"
 
 #include <errno.h>
 #include <linux/falloc.h>
@@ -15,8 +9,15 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/fault.h"
+#include "base/util.h"
 #ifdef RIG_CUDA
+#include "fake_cuda_api.h"
 #endif
+#include "pagecache/cache.h"
+#include "pagecache/readahead.h"
+#include "pagecache/root.h"
+#include "rig_detect.h"
 
 #define must(cond)                                                     \
 	do {                                                           \
@@ -816,6 +817,13 @@ static void host_invalidate(void *arg, void *cookie, off_t off, off_t len)
 	kernel_invalidate(kf, (uint64_t)off, (uint64_t)len);
 }
 
+static bool rig_detects(const struct rig *rig)
+{
+	const char *env = getenv("GAIA_TEST_DETECT");
+
+	return rig->options.detects || (env && !strcmp(env, "client"));
+}
+
 struct client *client_create(struct kfile *kf, unsigned device, unsigned prot, uint64_t length)
 {
 	struct client *cl = xcalloc(1, sizeof(*cl));
@@ -830,6 +838,10 @@ struct client *client_create(struct kfile *kf, unsigned device, unsigned prot, u
 	atomic_init(&cl->alive, true);
 	pthread_mutex_init(&cl->lock, NULL);
 	must(cache_map(kf->cfile, device, cl, kf->rig->user, 1, prot, may_write, 0, length, &cl->mapping) == 0);
+	if (prot & GAIA_PROT_WRITE && rig_detects(cl->rig)) {
+		cache_map_detects(cl->mapping);
+		cl->detect = rig_detect_make(cl->n_chunks * GAIA_CHUNK_PAGES);
+	}
 	if (!kf->rig->options.reads_ahead)
 		must(readahead_advise(cl->mapping, (struct page_span){ 0, (length + GAIA_PAGE - 1) / GAIA_PAGE }, GAIA_ADVISE_RANDOM) == 0);
 	pthread_mutex_lock(&cl->rig->lock);
@@ -855,6 +867,8 @@ void client_end(struct client *cl)
 	SLIST_REMOVE(&cl->rig->clients, cl, client, link);
 	pthread_mutex_unlock(&cl->rig->lock);
 	pthread_mutex_destroy(&cl->lock);
+	if (cl->detect)
+		rig_detect_free(cl->detect);
 	free(cl->chunk);
 	free(cl);
 }
@@ -872,15 +886,23 @@ void client_push(struct client *cl, uint64_t off, uint64_t len)
 
 int client_acquire(struct client *cl, uint64_t off, uint64_t len, unsigned prot)
 {
-	uint64_t seq;
+	uint64_t seq, a = off / GAIA_PAGE, b = len > 0 ? MIN((off + len - 1) / GAIA_PAGE + 1, cl->n_chunks * GAIA_CHUNK_PAGES) : a;
+	int err;
 
 	client_push(cl, off, len);
-	return cache_acquire(cl->mapping, off, len, prot, &seq, NULL);
+	if (cl->detect)
+		rig_detect_begin(cl, a, b, prot);
+	err = cache_acquire(cl->mapping, off, len, prot, &seq, NULL);
+	if (cl->detect)
+		rig_detect_end(cl, a, b, prot, err);
+	return err;
 }
 
 int client_release(struct client *cl, uint64_t off, uint64_t len)
 {
 	client_push(cl, off, len);
+	if (cl->detect)
+		return rig_detect_release(cl, off, len);
 	return cache_release(cl->mapping, off, len, NULL);
 }
 

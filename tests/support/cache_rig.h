@@ -39,6 +39,7 @@ struct rig_options {
 	bool no_peers;		/* the devices cannot copy from each other */
 	bool passthrough;	/* files begin as passthrough files: the kernel has nothing of them */
 	bool reads_ahead;	/* else clients say GAIA_RANDOM at first: nothing that a test might count is brought to a device ahead */
+	bool detects;		/* clients look for changes themselves (rig_detect.h). Also with GAIA_TEST_DETECT=client in the environment */
 	bool readers_may_write;	/* clients that map for reading only could write the file as well */
 };
 
@@ -158,6 +159,7 @@ struct client {
 	struct mapping *mapping;
 	unsigned device, prot;
 	uint64_t n_chunks;
+	struct rig_detect *detect; /* NULL: it does not look for changes */
 	SLIST_ENTRY(client) link;
 
 	unsigned spans_allowed; /* set by a test; 0: any number */

@@ -199,7 +199,7 @@ void fake_cuda_reset(const struct fake_cuda_config *config)
 void *fake_cuda_entry(const char *name)
 {
 	static const struct fake_entry *const tables[] = { fake_context_entries, fake_memory_entries,
-							   fake_stream_entries };
+							   fake_stream_entries, fake_library_entries };
 
 	const char *version = strstr(name, "_v");
 	char plain[64];

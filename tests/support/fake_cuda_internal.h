@@ -61,6 +61,7 @@ struct CUstream_st {
 	bool user; /* counts as alive */
 	bool blocking, legacy;
 	uint64_t owner; /* of a thread's own default stream: the thread; else 0 */
+	uint64_t id;	/* never used again */
 
 	/* fake.lock */
 	struct fake_capture *capture;
@@ -130,7 +131,7 @@ struct fake {
 	TAILQ_HEAD(, fake_capture) captures;
 	TAILQ_HEAD(, CUgraph_st) graphs;
 	CUmemGenericAllocationHandle last_id;
-	uint64_t last_issued;
+	uint64_t last_issued, last_stream;
 	bool configured; /* the environment is read */
 	unsigned memories, resets;
 	struct fake_cuda_traffic traffic; /* but for calls and launches */
@@ -211,6 +212,6 @@ struct fake_entry {
 	const char *name;
 	void *function;
 };
-extern const struct fake_entry fake_context_entries[], fake_memory_entries[], fake_stream_entries[];
+extern const struct fake_entry fake_context_entries[], fake_memory_entries[], fake_stream_entries[], fake_library_entries[];
 
 #endif

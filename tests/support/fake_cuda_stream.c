@@ -187,6 +187,7 @@ static CUstream new_stream(const struct CUstream_st *like)
 	CUstream s = malloc(sizeof(*s));
 
 	*s = *like;
+	s->id = ++fake.last_stream;
 	STAILQ_INIT(&s->items);
 	if (pthread_create(&s->thread, NULL, stream_main, s))
 		abort();
@@ -581,6 +582,22 @@ static CUresult fake_stream_get_ctx(CUstream handle, CUcontext *ctx)
 	s = find_stream(handle, current);
 	if (s)
 		*ctx = s->ctx;
+	pthread_mutex_unlock(&fake.lock);
+	return s ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+static CUresult fake_stream_get_id(CUstream handle, unsigned long long *id)
+{
+	CUresult err = fake_enter("cuStreamGetId");
+	CUcontext current = fake_context();
+	CUstream s;
+
+	if (err)
+		return err;
+	pthread_mutex_lock(&fake.lock);
+	s = find_stream(handle, current);
+	if (s)
+		*id = s->id;
 	pthread_mutex_unlock(&fake.lock);
 	return s ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
@@ -1086,6 +1103,7 @@ const struct fake_entry fake_stream_entries[] = {
 	{ "cuStreamSynchronize", fake_stream_synchronize },
 	{ "cuStreamQuery", fake_stream_query },
 	{ "cuStreamGetCtx", fake_stream_get_ctx },
+	{ "cuStreamGetId", fake_stream_get_id },
 	{ "cuStreamWaitEvent", fake_stream_wait_event },
 	{ "cuStreamWaitValue32", fake_stream_wait_value },
 	{ "cuStreamWriteValue32", fake_stream_write_value },

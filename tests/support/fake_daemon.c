@@ -111,6 +111,7 @@ int cache_map(struct cfile *f, unsigned dev, void *client, struct cache_user use
 	fake_cache.may_write = may_write;
 	fake_cache.alone = user.alone;
 	fake_cache.map_id = map_id;
+	fake_cache.detects = false;
 	fake_cache.prot = prot;
 	fake_cache.off = off;
 	fake_cache.len = len;
@@ -299,6 +300,25 @@ int cache_give_backv(struct mapping *m, struct gaia_list_range *range, size_t n,
 	fake_cache.given_back++;
 	pthread_mutex_unlock(&lock);
 	return err;
+}
+
+void cache_map_detects(struct mapping *m)
+{
+	pthread_mutex_lock(&lock);
+	fake_cache.detects = true;
+	pthread_mutex_unlock(&lock);
+}
+
+int cache_release_told(struct mapping *m, struct gaia_list_range *range, size_t n, struct gaia_list_range *told, size_t n_told,
+		       bool unused, bool *changed)
+{
+	pthread_mutex_lock(&lock);
+	fake_cache.told++;
+	fake_cache.n_found = n_told;
+	for (size_t k = 0; k < n_told && k < ARRAY_LEN(fake_cache.found); k++)
+		fake_cache.found[k] = told[k];
+	pthread_mutex_unlock(&lock);
+	return unused ? cache_give_backv(m, range, n, changed) : cache_releasev(m, range, n, changed);
 }
 
 int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice)

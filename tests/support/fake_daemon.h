@@ -41,6 +41,10 @@ struct fake_cache {
 	unsigned given_back;		/* those of the releases that were of what had not been used */
 	unsigned live;			/* mappings */
 	unsigned kept;			/* mappings whose client keeps the memory after unmapping */
+	bool detects;			/* of the last mapping: its client looks for changes */
+	unsigned told;			/* those of the releases that told what had changed */
+	size_t n_found;			/* what the last of these told; at most 8 ranges of it: */
+	struct gaia_list_range found[8];
 	int pins;			/* GAIA_PROT_PIN without their GAIA_PROT_PINNED */
 	uint64_t off, len;		/* of the last range */
 	uint64_t map_id;		/* of the last mapping */

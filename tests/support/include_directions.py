@@ -6,7 +6,7 @@
 
 fuse, control -> pagecache -> {consistency, device, store} -> base, each free to use
 anything to its right, fuse also control. The three in braces never each other. Client
-and daemon share include/gaia/protocol.h only.
+and daemon share include/gaia/protocol.h only. client/compat stands on the public headers.
 """
 import os
 import re
@@ -82,6 +82,12 @@ def check_client(path, target):
             return "examples stand alone"
     if path.startswith("client/examples/") and target == "include/gaia/protocol.h":
         return "examples use the public headers only"
+    if target.startswith("include/umap/"):
+        if not path.startswith(("client/compat/", "client/examples/")):
+            return "only client/compat/ and examples know the interface of LLNL's UMap"
+        return None
+    if path.startswith("client/compat/") and not target.startswith("client/compat/") and target != "include/gaia/umap.h":
+        return "client/compat/ stands on gaia/umap.h alone"
     if not target.startswith(("client/", "include/gaia/")):
         return "client and daemon share only gaia/protocol.h"
     return None
@@ -128,6 +134,10 @@ def self_test():
     good = {
         "include/gaia/protocol.h": "",
         "include/gaia/client.h": "",
+        "include/gaia/umap.h": "",
+        "include/umap/umap.h": "#include <gaia/umap.h>\n",
+        "client/compat/own.h": "",
+        "client/compat/e.c": '#include "own.h"\n#include <umap/umap.h>\n#include <gaia/umap.h>\n',
         "daemon/base/log.h": "",
         "daemon/base/internal.h": "",
         "daemon/device/device.h": '#include "gaia/protocol.h"\n#include "base/log.h"\n',
@@ -140,7 +150,7 @@ def self_test():
         "daemon/main.c": '#include "store/store.h"\nint main(void) { store_dir_create(); }\n',
         "client/internal.h": '#include "gaia/client.h"\n#include "gaia/protocol.h"\n',
         "client/cuda.c": "#include <cuda_runtime_api.h>\n",
-        "client/examples/e.c": "#include <gaia/client.h>\n",
+        "client/examples/e.c": "#include <gaia/client.h>\n#include <umap/umap.h>\n",
     }
     bad = {
         "daemon/base/a.c": '#include "store/store.h"\n',
@@ -158,6 +168,9 @@ def self_test():
         "daemon/attic/a.c": '#include "base/log.h"\n',
         "client/a.c": '#include "../daemon/base/log.h"\n',
         "client/b.c": "#include <cuda_runtime.h>\n",
+        "client/c.c": "#include <umap/umap.h>\n",
+        "client/compat/a.c": '#include "../internal.h"\n',
+        "client/compat/b.c": "#include <gaia/client.h>\n",
         "client/examples/a.c": "#include <gaia/protocol.h>\n",
         "client/examples/b.c": '#include "../internal.h"\n',
     }

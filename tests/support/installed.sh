@@ -1,10 +1,11 @@
 #!/bin/sh
-# installed.sh BUILD EXAMPLE.c - what `meson install` puts in place: all of it, usable from C and C++ by
+# installed.sh BUILD EXAMPLE.c UMAP.c - what `meson install` puts in place: all of it, usable from C and C++ by
 # pkg-config, and the library exports what its headers declare and nothing else.
 set -eu
 
 build=$1
 example=$2
+umap_program=$3
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 failed=0
@@ -18,12 +19,13 @@ meson install -C "$build" --no-rebuild --quiet --destdir "$dir/root" > "$dir/log
 	exit 1
 }
 find "$dir/root" ! -type d | sed "s,^$dir/root,," | sort > "$dir/list"
-for file in bin/gaiafs bin/gaia sbin/mount.gaiafs sbin/mount.fuse.gaiafs sbin/umount.fuse.gaiafs include/gaia/client.h include/gaia/cuda.h \
-	/libgaiaclient.so /libgaiaclient.so.0 pkgconfig/gaiaclient.pc gaiafs@.service; do
+for file in bin/gaiafs bin/gaia sbin/mount.gaiafs sbin/mount.fuse.gaiafs sbin/umount.fuse.gaiafs include/gaia/client.h include/gaia/cuda.h include/gaia/umap.h \
+	/libgaiaclient.so /libgaiaclient.so.0 pkgconfig/gaiaclient.pc gaiafs@.service /libgaiaumap.so.0 pkgconfig/gaiaumap.pc \
+	include/gaiafs/umap/umap.h include/gaiafs/umap/store/Store.hpp include/gaiafs/umap/store/SparseStore.h; do
 	grep -q "/$file\$" "$dir/list" || grep -q "$file\$" "$dir/list" || fail "$file is missing"
 done
 if command -v scdoc > /dev/null; then
-	for page in gaiafs.8 gaiafs-limits.7 mount.gaiafs.8 umount.fuse.gaiafs.8 gaia.1 gaiaclient.3 gaia_mmap.3 gaia_acquire_on.3; do
+	for page in gaiafs.8 gaiafs-limits.7 mount.gaiafs.8 umount.fuse.gaiafs.8 gaia.1 gaiaclient.3 gaia_mmap.3 gaia_acquire_on.3 gaia_umap.3 gaia_uunmap.3; do
 		grep -q "/$page\$" "$dir/list" || fail "man page $page is missing"
 	done
 fi
@@ -51,11 +53,24 @@ flags=$(pkg-config --cflags --libs gaiaclient) || fail "pkg-config does not know
 # shellcheck disable=SC2086 # flags are words
 ${CC:-cc} -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror ${SANITIZED:-} "$example" -o "$dir/example" $flags ||
 	fail "$example does not build against the installed library"
-include=$(pkg-config --cflags gaiaclient)
+# The example of gaia_umap(3), which is a program.
+sed -n '/^# EXAMPLE/,$p' "$(dirname "$example")/../man/gaia_umap.3.scd" | sed -n '/^```$/,/^```$/p' | grep -v '^```$' > "$dir/umap.c"
+# shellcheck disable=SC2086
+${CC:-cc} -std=c11 -D_GNU_SOURCE -Wall -Wextra -Wno-unused-parameter -Werror ${SANITIZED:-} "$dir/umap.c" -o "$dir/umap" $flags ||
+	fail "the example of gaia_umap(3) does not build against the installed library"
+printf abc > "$dir/abc"
+[ "$(LD_LIBRARY_PATH=$(dirname "$lib") "$dir/umap" "$dir/abc")" = 294 ] || fail "the example of gaia_umap(3) does not add up bytes"
+flags=$(pkg-config --cflags --libs gaiaumap) || fail "pkg-config does not know gaiaumap"
+# shellcheck disable=SC2086
+${CC:-cc} -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror ${SANITIZED:-} "$umap_program" -o "$dir/umap_program" $flags ||
+	fail "$umap_program does not build against the installed library"
+include=$(pkg-config --cflags gaiaumap)
 cat > "$dir/t.cc" << 'END'
 #include <gaia/client.h>
 #include <gaia/cuda.h>
-int main() { return gaia_devices(-1, nullptr, 0) == 0 || gaia_release_on(nullptr, 1, nullptr) == 0; }
+#include <gaia/umap.h>
+#include <umap/store/SparseStore.h>
+int main() { return gaia_umap_stats(nullptr, nullptr) == 0 || gaia_devices(-1, nullptr, 0) == 0 || gaia_release_on(nullptr, 1, nullptr) == 0; }
 END
 for standard in c++11 c++20; do
 	# shellcheck disable=SC2086

@@ -1533,6 +1533,63 @@ Test(lists, are_limited_for_each_user, .init = begin, .fini = end)
 	leave(&p, 1);
 }
 
+/* ---- what clients say of changes ---- */
+
+static int map_detecting(struct peer *p, unsigned prot, unsigned flags, uint64_t *id)
+{
+	struct gaia_ioc_map io = { .key = p->key, .length = GAIA_CHUNK, .prot = prot, .flags = flags };
+	int err = wire_ioctl(file, GAIA_IOC_MAP, &io);
+
+	*id = io.map;
+	return err;
+}
+
+static int release_told(struct peer *p, uint64_t id, unsigned prot, unsigned told)
+{
+	struct gaia_ioc_list io = { .key = p->key, .map = id, .count = 1, .prot = prot, .told = told };
+
+	return wire_ioctl(file, GAIA_IOC_RELEASEV, &io);
+}
+
+Test(detect, is_for_those_who_said_so, .init = begin, .fini = end)
+{
+	const struct gaia_list_range range[] = { { 0, GAIA_CHUNK }, { GAIA_PAGE, 1 }, { 3 * GAIA_PAGE, 2 } };
+	struct peer old = join_with(GAIA_FEATURE_LISTS), p = join_with(GAIA_FEATURE_LISTS | GAIA_FEATURE_DETECT);
+	struct gaia_ioc_list acquire = { .key = p.key, .count = 1, .prot = RW, .told = 1 };
+	uint64_t id, plain;
+	int fd = lists_of(&p);
+
+	cr_assert_eq(pwrite(fd, range, sizeof(range), 0), sizeof(range));
+	cr_assert_eq(map_detecting(&old, RW, GAIA_MAP_DETECTS, &id), -EINVAL);
+	cr_assert_eq(map_detecting(&p, GAIA_PROT_READ, GAIA_MAP_DETECTS, &id), -EINVAL);
+	cr_assert_eq(map_detecting(&p, RW, GAIA_MAP_DETECTS | 2, &id), -EINVAL);
+	cr_assert_eq(map_detecting(&p, RW, 0, &plain), 0);
+	cr_assert_not(fake_seen().detects);
+	cr_assert_eq(map_detecting(&p, RW, GAIA_MAP_DETECTS, &id), 0);
+	cr_assert(fake_seen().detects);
+
+	cr_assert_eq(release_told(&p, plain, GAIA_PROT_TOLD, 2), -EINVAL);
+	cr_assert_eq(release_told(&p, id, 0, 2), -EINVAL);
+	cr_assert_eq(release_told(&p, id, GAIA_PROT_TOLD | 64, 2), -EINVAL);
+	cr_assert_eq(release_told(&p, id, GAIA_PROT_TOLD, GAIA_LIST_MOST + 1), -EINVAL);
+	cr_assert_eq(release_told(&p, id, GAIA_PROT_TOLD, UINT32_MAX), -EINVAL);
+	acquire.map = id;
+	cr_assert_eq(wire_ioctl(file, GAIA_IOC_ACQUIREV, &acquire), -EINVAL);
+	cr_assert_eq(fake_seen().releases + fake_seen().acquires, 0);
+
+	cr_assert_eq(release_told(&p, id, GAIA_PROT_TOLD, 2), 0);
+	cr_assert_eq(fake_seen().n_found, 2);
+	cr_assert_eq(fake_seen().found[1].offset, 3 * GAIA_PAGE);
+	cr_assert_eq(fake_seen().given_back, 0);
+	cr_assert_eq(release_told(&p, id, GAIA_PROT_TOLD | GAIA_PROT_UNUSED, 0), 0);
+	cr_assert_eq(fake_seen().given_back, 1);
+	cr_assert_eq(release_told(&p, id, 0, 0), 0);
+	cr_assert_eq(fake_seen().told, 2);
+	close(fd);
+	leave(&old, 0);
+	leave(&p, 2);
+}
+
 /* Whoever may only read a file cannot keep its inode's lock by releases. */
 Test(releases, are_asked_for_in_the_way_of_the_mapping, .init = begin, .fini = end)
 {

@@ -10,6 +10,7 @@ from report import machine_text
 COLOURS = ["#999999", "#56b4e9", "#d55e00", "#e69f00", "#009e73"]
 PAIRS_SHOWN = 1000  # of a row with a peer of its own: times the goal
 SHOWN = 1.6  # times native; what is longer has its number written on it
+TITLE = "legacy programs: rate, in times of the native directory's (longer is faster)"
 
 
 def quote(text):
@@ -27,7 +28,7 @@ def goal_at(row, peers):
     return max(at, default=None)
 
 
-def bars(rows, systems, names, peers):
+def bars(rows, systems, names, peers, shown):
     """gnuplot's commands for the large panel; the first row is on top."""
     commands, labels, data = [], [], {name: [] for name in systems}
     goals = []
@@ -47,15 +48,15 @@ def bars(rows, systems, names, peers):
                 continue
             at = y + 0.4 - height * (n + 0.5)
             spread = ratio[1] or 0
-            low, high = max(ratio[0] - spread, 0), min(ratio[0] + spread, SHOWN)
-            data[name].append((min(ratio[0], SHOWN), at, low, high, height * 0.45))
-            if ratio[0] > SHOWN:
+            low, high = max(ratio[0] - spread, 0), min(ratio[0] + spread, shown)
+            data[name].append((min(ratio[0], shown), at, low, high, height * 0.45))
+            if ratio[0] > shown:
                 commands.append('set label "%.1f" at %f,%f right font ",7" front offset -0.3,0'
-                                % (ratio[0], SHOWN, at))
+                                % (ratio[0], shown, at))
         goal = goal_at(row, peers)
         if goal:
-            goals.append((min(goal, SHOWN), y - 0.45, 0, 0.9))
-    commands += ["set yrange [%f:0]" % (y - 0.8), "set xrange [0:%f]" % SHOWN,
+            goals.append((min(goal, shown), y - 0.45, 0, 0.9))
+    commands += ["set yrange [%f:0]" % (y - 0.8), "set xrange [0:%f]" % shown,
                  "set ytics (%s) scale 0" % ", ".join(labels)]
     return commands, data, goals
 
@@ -64,8 +65,8 @@ def block(name, lines):
     return ["$%s << END" % name] + [" ".join("%f" % v for v in line) for line in lines] + ["END"]
 
 
-def script(path, rows, counts, systems, names, peers, facts):
-    commands, data, goals = bars(rows, systems, names, peers)
+def script(path, rows, counts, systems, names, peers, facts, title=TITLE, shown=SHOWN):
+    commands, data, goals = bars(rows, systems, names, peers, shown)
     sections = len({row.section for row in rows})
     large = 90 + 30 * len(rows) + 30 * sections
     small = 330 if counts else 0
@@ -76,11 +77,10 @@ def script(path, rows, counts, systems, names, peers, facts):
     out += block("goals", goals)
     out += ["set multiplot", "set size 1,%f" % (large / (large + small)),
             "set origin 0,%f" % (small / (large + small)), "set lmargin 52", "set rmargin 4",
-            "set title " + quote("legacy programs: rate, in times of the native directory's "
-                                 "(longer is faster)\nmedians of %d whole rounds, ± half the distance of "
-                                 "the quartiles\n%s" % (facts["rounds"], machine_text(facts))),
+            "set title " + quote("%s\nmedians of %d whole rounds, ± half the distance of "
+                                 "the quartiles\n%s" % (title, facts["rounds"], machine_text(facts))),
             "set key bottom center outside horizontal",
-            "set grid xtics", "set xtics 0.2", "set style fill solid", "set border 3"] + commands
+            "set grid xtics", "set xtics %g" % (shown / 8), "set style fill solid", "set border 3"] + commands
     plots = []
     for n, name in enumerate(systems):
         if data[name]:
@@ -157,11 +157,11 @@ def draw_pairs(path, rows, subject, facts):
     return run_gnuplot(path, pairs_script(path, rows, subject, facts)) if rows else []
 
 
-def draw(path, rows, counts, columns, names, peers, facts):
-    """[path], or [] and, if there is something to draw, a line that says why."""
+def draw(path, rows, counts, columns, names, peers, facts, *more):
+    """[path], or [] and, if there is something to draw, a line that says why. @more: the title and SHOWN of another bench."""
     if not rows or not columns[1:]:
         return []
-    return run_gnuplot(path, script(path, rows, counts, columns[1:], names, peers, facts))
+    return run_gnuplot(path, script(path, rows, counts, columns[1:], names, peers, facts, *more))
 
 
 def run_gnuplot(path, lines):

@@ -19,7 +19,9 @@ import device
 import memory
 import plot
 import report
+import umap
 from fio import HOT, Fio
+from memory_limit import MemoryLimit
 from rounds import (BEST_PEER, MET, MISSED, NOISE, UNMEASURED, Goal, Progress, Row, TimeLimit,
                     run_rounds, turn)
 from systems import GIB, MIB, Missing, Peer
@@ -437,6 +439,67 @@ class Pairs(unittest.TestCase):
             self.assertEqual(device.Bench.read_dumps(paths), {"acquire read": 100, "release read": 7})
         with self.assertRaisesRegex(Missing, "callgrind.h"):
             device.Bench.read_dumps([])
+
+
+class Umap(unittest.TestCase):
+    def bench(self, *args, limited=True):
+        bench = umap.Bench(umap.arguments(["--build", "/nowhere", *args]))
+        bench.limited = limited
+        bench.add_rows()
+        return bench
+
+    def judged(self, bench):
+        """{title: verdicts}, if gaiafs were as fast as five times all others."""
+        for row in bench.rows:
+            if not row.section.startswith("a gaiafs file"):
+                row.samples = {name: [5.0 if name == umap.OURS else 1.0] * 3 for name in umap.COLUMNS}
+        titles = {}
+        for section, text, verdict in report.say_goals(bench.rows, [], umap.NAMES):
+            titles.setdefault((section, text.split(" (")[0]), []).append(verdict)
+        return titles
+
+    def test_without_a_limit_nothing_larger_than_memory_is_measured(self):
+        for limited, expected in (True, {MET}), (False, {UNMEASURED}):
+            judged = self.judged(self.bench(limited=limited))
+            self.assertEqual({verdict for (section, _), verdicts in judged.items() for verdict in verdicts
+                              if section == umap.LARGE}, expected)
+            self.assertEqual({verdict for (section, _), verdicts in judged.items() for verdict in verdicts
+                              if section.startswith("in the page cache")}, {MET})
+
+    def test_what_is_not_built_is_missing_and_not_met(self):
+        bench = self.bench("--only", "the device host")
+        ((_, measure),) = bench.works
+        measure(0)
+        self.assertIn("no device host yet", "".join(bench.missing.values()))
+        self.assertEqual([verdicts for (section, _), verdicts in self.judged(bench).items()
+                          if section.startswith("a gaiafs file")], [[UNMEASURED]])
+
+    def test_the_peer_is_at_its_best_page_size(self):
+        rates = {4096: 1, 65536: 3, 1 << 20: 2}
+        bench = self.bench()
+        self.assertEqual(bench.best(umap.LLNL, list(rates), 4096, rates.get), 3)
+        self.assertEqual(bench.best(umap.OURS, list(rates), 4096, rates.get), 1)
+
+    def test_there_is_one_peer(self):
+        self.assertEqual(umap.arguments(["--build", "b", "--peer", "umap=/src"]).peer, "/src")
+        for peer in "umap", "umap=", "vmap=/src":
+            with contextlib.redirect_stderr(io.StringIO()), self.assertRaises(SystemExit):
+                umap.arguments(["--build", "b", "--peer", peer])
+
+    def test_without_its_source_the_peer_is_missing(self):
+        for args in [], ["--peer", "umap=/nowhere"]:
+            bench = self.bench(*args)
+            bench.build_peer()
+            self.assertIsNone(bench.peer)
+            self.assertIn(umap.NAMES[umap.LLNL], bench.missing)
+
+    def test_where_there_can_be_no_memory_limit_it_says_why(self):
+        with unittest.mock.patch("memory_limit.parents", return_value=iter([("/nowhere", "memory.max")])):
+            with self.assertRaisesRegex(Missing, "/nowhere: No such file"):
+                MemoryLimit(MIB)
+        with unittest.mock.patch("memory_limit.parents", return_value=iter([])):
+            with self.assertRaisesRegex(Missing, "no control group"):
+                MemoryLimit(MIB)
 
 
 class CommandLine(unittest.TestCase):

@@ -1,7 +1,7 @@
 /*
- * cuda_runtime.h - not CUDA's: a warp of CPU threads, to run kernels.cu without a GPU.
+ * cuda_runtime.h - not CUDA's: a warp of CPU threads, to run kernels without a GPU (kernels.cu, and the client's cuda_detect.cu).
  *
- * Found before the real one when kernels.cu is compiled as plain C++ for tests. 32 threads are the lanes;
+ * Found before the real one when a kernel is compiled as plain C++ for tests. 32 threads are the lanes;
  * warps and blocks take turns. A shuffle is two barriers. So a kernel's own code runs, shuffles and
  * all, slowly.
  */
@@ -96,6 +96,24 @@ static inline unsigned __ballot_sync(unsigned mask, int vote)
 	return mask == ~0u ? votes : (abort(), 0);
 }
 
+static inline cudaError_t warp_launch(void (*kernel)(void), void *(*be)(void *arg), dim3 grid, dim3 block, void **args)
+{
+	pthread_t lane[32];
+
+	warp.kernel = kernel;
+	warp.args = args;
+	gridDim.x = warp_blocks = grid.x;
+	warp.threads = block.x;
+	pthread_barrier_init(&warp.barrier, NULL, 32);
+	for (size_t i = 0; i < 32; i++)
+		if (pthread_create(&lane[i], NULL, be, (void *)i))
+			abort();
+	for (size_t i = 0; i < 32; i++)
+		pthread_join(lane[i], NULL);
+	pthread_barrier_destroy(&warp.barrier);
+	return 0;
+}
+
 /* Of the type that all kernels of kernels.cu have, but for their lists. */
 template <class list_t> static void *be_lane(void *arg)
 {
@@ -117,20 +135,29 @@ template <class list_t>
 static inline cudaError_t cudaLaunchKernel(void (*kernel)(list_t, uint32_t, uint32_t, uint8_t *), dim3 grid,
 					   dim3 block, void **args, size_t shared, void *stream)
 {
-	pthread_t lane[32];
+	return warp_launch((void (*)(void))kernel, be_lane<list_t>, grid, block, args);
+}
 
-	warp.kernel = (void (*)(void))kernel;
-	warp.args = args;
-	gridDim.x = warp_blocks = grid.x;
-	warp.threads = block.x;
-	pthread_barrier_init(&warp.barrier, NULL, 32);
-	for (size_t i = 0; i < 32; i++)
-		if (pthread_create(&lane[i], NULL, be_lane<list_t>, (void *)i))
-			abort();
-	for (size_t i = 0; i < 32; i++)
-		pthread_join(lane[i], NULL);
-	pthread_barrier_destroy(&warp.barrier);
-	return 0;
+/* Of a kernel that has one parameter, as the client's. */
+template <class work_t> static void *be_lane_of_one(void *arg)
+{
+	typedef void kernel_t(work_t);
+	kernel_t *kernel = (kernel_t *)warp.kernel;
+
+	for (unsigned block = 0; block < gridDim.x; block++) {
+		for (unsigned first = 0; first < warp.threads; first += 32) {
+			blockIdx.x = block;
+			threadIdx.x = first + (unsigned)(size_t)arg;
+			kernel(*(const work_t *)warp.args[0]);
+		}
+	}
+	return NULL;
+}
+
+template <class work_t>
+static inline cudaError_t cudaLaunchKernel(void (*kernel)(work_t), dim3 grid, dim3 block, void **args, size_t shared, void *stream)
+{
+	return warp_launch((void (*)(void))kernel, be_lane_of_one<work_t>, grid, block, args);
 }
 
 #endif

@@ -1,0 +1,302 @@
+/*
+ * internal.h - what the files of umap/ share.
+ *
+ * A region's memory is a memfd, mapped twice: as the program's *view*, which userfaultfd watches, and as the *desk*, which
+ * only the library sees. A page's place in both is its place in the region. What is not in memory is a hole of the memfd.
+ *
+ *	fault -> a frame is taken -> the page is read to the desk -> UFFDIO_CONTINUE: the view has it
+ *	view unmapped (MADV_DONTNEED) -> written from the desk if it was stored to -> hole (MADV_REMOVE of the desk)
+ *
+ * What was stored to: the view's pages are mapped write-protected, and asynchronous protection goes with the first store
+ * (PAGEMAP_SCAN tells). When protected pages are unmapped the kernel leaves a mark of their protection, and none where
+ * it had gone. So what is found *after* unmapping is exact, and no store can follow it without a fault that we see.
+ *
+ * Rules:
+ *  U1. A page is dropped only under the region's lock, when it is not mapped, not dirty, and not being written or filled.
+ *  U2. The view is mapped (UFFDIO_CONTINUE) only under the region's lock.
+ *  U3. DIRTY is set under the region's lock no later than protection is renewed, and cleared only before a write
+ *	of the whole page begins; a failed write sets it again.
+ *  U4. A page has one write at a time (WRITING).
+ *  U5. What unmaps pages of the view by their addresses holds events_lock, as does who reads events until they are
+ *	applied: else the address may be somebody else's by then (munmap, mremap).
+ *  U6. No lock is held while a store or file is read or written.
+ *  U7. Threads that serve faults wait only for frames that are being filled or written, which end by themselves.
+ *
+ * Locks, in the order in which they are taken: events_lock, region.lock, process.lock.
+ */
+#ifndef UMAP_INTERNAL_H
+#define UMAP_INTERNAL_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+#pragma GCC visibility push(default)
+#include "gaia/umap.h"
+#pragma GCC visibility pop
+
+#define SMALL_PAGE 4096ul
+#define MAX_RUN (1ul << 20)	/* bytes that are read or written at a time, or one page */
+#define NO_FRAME UINT32_MAX
+
+/* ---- files and stores (segments.c) ---- */
+
+/* A file that regions use: from the first such region to the last. */
+struct umap_file {
+	int fd;
+	uint64_t dev, ino;
+	int access;		/* O_RDONLY, O_RDWR... */
+	bool block;		/* a block device */
+	unsigned refs;		/* process.lock */
+	LIST_ENTRY(umap_file) link;
+};
+
+struct umap_segment {
+	uint64_t start, length;	/* in the region */
+	uint64_t offset;	/* in the file or store */
+	struct umap_file *file;	/* or */
+	struct gaia_umap_store store;
+};
+
+struct umap_region;
+
+void umap_files_forget(void);	/* in a child of fork() */
+int umap_segments_open(struct umap_region *r, const struct gaia_umap_config *c);
+void umap_segments_close(struct umap_region *r);
+
+/*
+ * Read a range of the region to the desk; bytes past the end of a file become zero. nowait: -EAGAIN instead of
+ * waiting for a disk.
+ */
+int umap_read(struct umap_region *r, uint64_t start, uint64_t n, bool nowait);
+
+/* Write a range of the desk, but for what lies past the end of a file. */
+int umap_write(struct umap_region *r, uint64_t start, uint64_t n);
+int umap_sync(struct umap_region *r);
+
+/* Is this thread, or the thread tid, in a function of a store? */
+bool umap_in_store(void);
+bool umap_thread_in_store(uint32_t tid);
+
+/* ---- the kernel (kernel.c) ---- */
+
+/* Negative errno, as everywhere. */
+struct umap_kernel {
+	int uffd, pagemap;
+	bool user_mode;
+};
+int umap_kernel_open(struct umap_kernel *k);
+void umap_kernel_close(struct umap_kernel *k);
+int umap_kernel_register(void *view, uint64_t n);
+void umap_kernel_unregister(void *view, uint64_t n);
+
+/* Map what the memfd has. -EAGAIN: there are events to be read first; -ENOENT: nothing of ours is there. */
+int umap_kernel_map(void *view, uint64_t n, bool protect);
+int umap_kernel_unmap(void *view, uint64_t n);
+void umap_kernel_poison(void *view);
+void umap_kernel_wake(void *view, uint64_t n);
+
+/*
+ * Tell for each part of the view whether it is clean: protected, or unmapped while it was. rearm: protect again what
+ * was stored to. Returns 0, or -EPERM if it is not all ours.
+ */
+int umap_kernel_scan(void *view, uint64_t n, bool rearm, void (*part)(void *arg, uint64_t start, uint64_t end, bool mapped, bool clean),
+		     void *arg);
+
+/* ---- regions ---- */
+
+enum frame_state { FRAME_FREE, FRAME_FILLING, FRAME_RESIDENT };
+
+/* flags of a resident frame */
+#define FRAME_MAPPED 1u		/* some of it may be mapped in the view */
+#define FRAME_DIRTY 2u		/* to be written before it is dropped */
+#define FRAME_WRITING 4u
+#define FRAME_CHOSEN 8u		/* in region.chosen: leaves unless it is touched. Not mapped */
+#define FRAME_FORCED 16u	/* chosen by advice, not by the policy */
+#define FRAME_PINNED 32u	/* the policy does not know it */
+#define FRAME_FAILED 64u	/* the last write failed */
+#define FRAME_TOUCHED 128u	/* while it was FILLING */
+
+struct umap_frame {
+	uint64_t page;
+	uint32_t prev, next;	/* in chosen; next: in free */
+	uint8_t state;
+	uint8_t flags;
+};
+
+struct umap_range {
+	uint64_t start, end;	/* bytes of the region */
+};
+
+struct umap_region {
+	/* Constant. */
+	uint64_t length;	/* bytes, as given */
+	uint64_t view_length;	/* in whole pages of 4 KiB */
+	uint64_t desk_length;	/* in whole pages of the region */
+	uint64_t pages;
+	unsigned shift;		/* page size: 1 << shift */
+	bool writable, is_mmap;
+	char *desk;
+	struct umap_segment *segments;
+	size_t n_segments;
+	struct gaia_umap_policy policy;
+	uint32_t n_frames, high, low, keep_chosen, ahead;
+
+	/* process.lock */
+	unsigned refs;
+	bool ending, evict_queued;
+	TAILQ_ENTRY(umap_region) evict_link;
+
+	/* Changed under lock and process.lock: either is enough to read it. */
+	char *view;
+	struct umap_place *places; /* where its parts are in the tree by address (process.c) */
+	LIST_ENTRY(umap_region) link;
+
+	/* Atomic: they are counted without locks. */
+	uint64_t reads, read_bytes, writes, written_bytes;
+
+	pthread_mutex_t lock;
+	/* lock */
+	pthread_cond_t changed;	/* a frame is not FILLING or WRITING any more, or free */
+	struct umap_range *there; /* what the program has not unmapped, in order */
+	unsigned n_there;
+	uint32_t *frame_of;	/* by page: its frame + 1, or 0 */
+	struct umap_frame *frames;
+	uint32_t free, used;	/* the list of free frames, and how many were ever used */
+	uint32_t n_free, n_busy, n_pinned;
+	uint32_t chosen_head, chosen_tail, n_chosen;
+	void *policy_state;
+	int advice;
+	uint64_t next_fault;	/* the page after the last one that was read for a fault */
+	bool write_all;		/* the evictor shall write all that is dirty: the program has unmapped it */
+	int error;		/* of writes; kept for the next flush */
+	struct gaia_umap_stats stats;	/* but for what is above, and what can be counted */
+};
+
+/* ---- pages (pages.c, evict.c, write.c) ---- */
+
+/* The part of the view that has the page, as far as it is there; call part for each. The region's lock is held. */
+#define FOR_EACH_THERE(r, from, to, i, a, b) \
+	for (unsigned i = 0; i < (r)->n_there; i++) \
+		for (uint64_t a = (r)->there[i].start > (from) ? (r)->there[i].start : (from), \
+			      b = (r)->there[i].end < (to) ? (r)->there[i].end : (to); a < b; a = b)
+
+static inline uint64_t page_start(const struct umap_region *r, uint64_t page)
+{
+	return page << r->shift;
+}
+
+static inline uint64_t page_end(const struct umap_region *r, uint64_t page)
+{
+	return (page + 1) << r->shift;
+}
+
+static inline uint32_t frame_of(const struct umap_region *r, uint64_t page)
+{
+	return r->frame_of[page] - 1;	/* NO_FRAME: none */
+}
+
+enum umap_how {
+	UMAP_WAIT,
+	UMAP_QUICK,		/* -EBUSY instead of waiting */
+	UMAP_RESIDENT,		/* -EDEADLK instead of reading anything */
+};
+
+/* Bring a page that was touched at this byte of the region to memory, and map it; else whoever touched it gets SIGBUS. No lock is held. */
+int umap_fault(struct umap_region *r, uint64_t at, bool write, enum umap_how how);
+
+/*
+ * Bring a page to memory, and map it; at most n pages from it on if none of them is there. 1: somebody else is reading
+ * it just now. No lock is held.
+ */
+int umap_bring(struct umap_region *r, uint64_t page, uint64_t n);
+
+/* The program has unmapped the range of the region. events_lock is held. */
+void umap_cut(struct umap_region *r, uint64_t start, uint64_t end);
+
+/* The frame's memory becomes a hole, and the frame free. The region's lock is held (U1). */
+void umap_drop(struct umap_region *r, uint32_t frame, bool evicted);
+
+/* It leaves the list of chosen ones. The lock is held. */
+void umap_unchoose(struct umap_region *r, uint32_t frame);
+
+/*
+ * Make up to n frames free by the policy. Returns how many, or, if none because of that, the error of a write;
+ * -EAGAIN: everything is being filled or written. No lock is held.
+ */
+int umap_evict(struct umap_region *r, uint32_t n);
+
+/* The pages of the range, as far as they are neither pinned nor busy, leave next; leave: now. No lock is held. */
+int umap_evict_range(struct umap_region *r, uint64_t start, uint64_t end, bool leave);
+
+/* Write what is dirty in the range. No lock is held. */
+int umap_write_range(struct umap_region *r, uint64_t start, uint64_t end);
+
+/*
+ * Write the run of pages that begins with this dirty one, which is not WRITING. Returns the pages that were written, or
+ * a negative errno. The lock is held, but not meanwhile.
+ */
+int umap_write_run(struct umap_region *r, uint64_t page);
+
+/* See what was stored to in the range, and mark it DIRTY; rearm: protect it again. The lock is held. */
+int umap_rescan(struct umap_region *r, uint64_t start, uint64_t end, bool rearm);
+
+/* The pages of the range that are in memory, in order; the caller frees the list. The lock is held. */
+int umap_compare_pages(const void *a, const void *b);	/* for qsort(3) */
+int umap_list_resident(struct umap_region *r, uint64_t start, uint64_t end, uint64_t **out, size_t *n_out);
+
+/* ---- the process (process.c, threads.c) ---- */
+
+struct umap_process {
+	pthread_mutex_t events_lock;
+	pthread_mutex_t lock;
+	pthread_cond_t work;	/* for fillers: jobs, faults, or nobody polls */
+	pthread_cond_t evict;	/* for evictors */
+	pthread_cond_t changed;	/* a region's refs, or the threads have ended */
+	struct umap_kernel kernel; /* constant while there are regions */
+	/* lock */
+	unsigned regions;	/* that are paged, and those being made */
+	bool stopping;
+	unsigned dead;		/* regions that the program has unmapped as a whole */
+	LIST_HEAD(, umap_region) all;
+	TAILQ_HEAD(, umap_region) to_evict;
+};
+extern struct umap_process umap;
+
+/* One more paged region, and one less. -ENOSYS: there is no paging here. */
+int umap_process_join(void);
+void umap_process_leave(void);
+
+/* What munmap(2) and mremap(2) did before this call is known after it. */
+void umap_region_settle(void);
+
+/* The region that has the byte, referenced, and which one of its bytes that is (at may be NULL); or NULL. */
+struct umap_region *umap_region_get(const void *addr, uint64_t *at);
+struct umap_region *umap_region_find(const char *from, const char *to);	/* one that overlaps, referenced */
+void umap_region_put(struct umap_region *r);
+bool umap_region_at(const char *from, const char *to);	/* is there one? */
+int umap_region_add(struct umap_region *r);
+
+/* Take it from the table, so that nobody finds it, and wait until nobody uses it. NULL: there is none. dead: one that the program has unmapped. */
+struct umap_region *umap_region_remove(const void *addr, uint64_t length);
+struct umap_region *umap_region_remove_dead(void);
+
+/* view, or there[], are other ones: r->lock and events_lock are held. */
+void umap_region_moved(struct umap_region *r, char *view);
+
+/* A number from the environment. */
+unsigned umap_setting(const char *name, unsigned min, unsigned max, unsigned otherwise);
+
+/* process.lock is held; stop gives it up meanwhile. */
+int umap_threads_start(void);
+void umap_threads_stop(void);
+void umap_threads_forget(void);	/* in a child of fork() */
+
+void umap_kick_evictor(struct umap_region *r);
+int umap_prefetch(struct umap_region *r, uint64_t page, uint64_t n); /* in the background */
+
+/* Read and apply the events that the kernel waits with; faults among them are served later. */
+void umap_read_events(void);
+
+#endif

@@ -1,0 +1,193 @@
+/*
+ * kernel.c - userfaultfd(2) and PAGEMAP_SCAN. The constants are here because headers are older than kernels.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+#ifndef UFFD_USER_MODE_ONLY
+#define UFFD_USER_MODE_ONLY 1
+#endif
+#ifndef USERFAULTFD_IOC_NEW
+#define USERFAULTFD_IOC_NEW _IO(0xaa, 0)
+#endif
+#define FEATURE_POISON (1u << 14)
+#define FEATURE_WP_ASYNC (1u << 15)
+#define FEATURES (UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_WP_HUGETLBFS_SHMEM | UFFD_FEATURE_THREAD_ID | \
+		  UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_EVENT_UNMAP | FEATURE_POISON | FEATURE_WP_ASYNC)
+
+#define CONTINUE_PROTECTED 2u	/* UFFDIO_CONTINUE_MODE_WP */
+
+struct poison {
+	struct uffdio_range range;
+	uint64_t mode;
+	int64_t updated;
+};
+#define DO_POISON _IOWR(UFFDIO, 0x08, struct poison)
+
+struct scanned {
+	uint64_t start, end, categories;
+};
+struct scan {
+	uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages;
+	uint64_t category_inverted, category_mask, category_anyof_mask, return_mask;
+};
+#define DO_SCAN _IOWR('f', 16, struct scan)
+#define SCAN_PROTECT 1u		/* PM_SCAN_WP_MATCHING */
+#define SCAN_CHECK 2u		/* PM_SCAN_CHECK_WPASYNC */
+#define IS_WRITTEN 2u
+#define IS_PRESENT 8u
+#define IS_SWAPPED 16u		/* also said of the mark that protected pages leave */
+
+#ifndef MADV_DONTNEED_LOCKED
+#define MADV_DONTNEED_LOCKED 24
+#endif
+
+static int open_uffd(struct umap_kernel *k)
+{
+	int fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK), dev;
+
+	k->user_mode = false;
+	if (fd >= 0 || errno != EPERM)
+		return fd < 0 ? -errno : fd;
+	dev = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC);
+	if (dev >= 0) {
+		fd = ioctl(dev, USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK);
+		close(dev);
+		if (fd >= 0)
+			return fd;
+	}
+	k->user_mode = true;
+	fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
+	return fd < 0 ? -errno : fd;
+}
+
+int umap_kernel_open(struct umap_kernel *k)
+{
+	struct uffdio_api api = { .api = UFFD_API, .features = FEATURES };
+	struct scan nothing = { .size = sizeof(nothing) };
+	int err;
+
+	k->uffd = open_uffd(k);
+	if (k->uffd < 0)
+		return k->uffd == -EMFILE || k->uffd == -ENFILE || k->uffd == -ENOMEM ? k->uffd : -ENOSYS;
+	k->pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+	err = -errno;
+	if (k->pagemap < 0) {
+		close(k->uffd);
+		return err == -EMFILE || err == -ENFILE || err == -ENOMEM ? err : -ENOSYS;
+	}
+	if (ioctl(k->uffd, UFFDIO_API, &api) || ioctl(k->pagemap, DO_SCAN, &nothing) < 0) {
+		umap_kernel_close(k);
+		return -ENOSYS;
+	}
+	return 0;
+}
+
+void umap_kernel_close(struct umap_kernel *k)
+{
+	close(k->uffd);
+	close(k->pagemap);
+	k->uffd = k->pagemap = -1;
+}
+
+int umap_kernel_register(void *view, uint64_t n)
+{
+	struct uffdio_register reg = {
+		.range = { (uintptr_t)view, n },
+		.mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR | UFFDIO_REGISTER_MODE_WP,
+	};
+
+	return ioctl(umap.kernel.uffd, UFFDIO_REGISTER, &reg) ? -errno : 0;
+}
+
+void umap_kernel_unregister(void *view, uint64_t n)
+{
+	struct uffdio_range range = { (uintptr_t)view, n };
+
+	ioctl(umap.kernel.uffd, UFFDIO_UNREGISTER, &range);
+}
+
+int umap_kernel_map(void *view, uint64_t n, bool protect)
+{
+	uint64_t at = (uintptr_t)view, end = at + n;
+
+	while (at < end) {
+		struct uffdio_continue c = { .range = { at, end - at }, .mode = protect ? CONTINUE_PROTECTED : 0 };
+
+		if (!ioctl(umap.kernel.uffd, UFFDIO_CONTINUE, &c))
+			return 0;
+		if (c.mapped > 0) {
+			at += c.mapped;
+		} else if (c.mapped == -EEXIST || errno == EEXIST) {
+			/* This one is mapped already. Somebody may wait for it all the same. */
+			umap_kernel_wake((void *)at, SMALL_PAGE);
+			at += SMALL_PAGE;
+		} else if (errno != EINTR) {
+			return -errno;
+		}
+	}
+	return 0;
+}
+
+int umap_kernel_unmap(void *view, uint64_t n)
+{
+	/* Old kernels refuse what is locked (mlock(2)) either way. */
+	if (!madvise(view, n, MADV_DONTNEED_LOCKED) || !madvise(view, n, MADV_DONTNEED))
+		return 0;
+	return -errno;
+}
+
+void umap_kernel_wake(void *view, uint64_t n)
+{
+	struct uffdio_range range = { (uintptr_t)view, n };
+
+	ioctl(umap.kernel.uffd, UFFDIO_WAKE, &range);
+}
+
+void umap_kernel_poison(void *view)
+{
+	/* The mark that a protected page left would be in the way. */
+	struct uffdio_writeprotect wp = { .range = { (uintptr_t)view, SMALL_PAGE } };
+	struct poison p = { .range = { (uintptr_t)view, SMALL_PAGE } };
+
+	ioctl(umap.kernel.uffd, UFFDIO_WRITEPROTECT, &wp);
+	ioctl(umap.kernel.uffd, DO_POISON, &p);
+	umap_kernel_wake(view, SMALL_PAGE);
+}
+
+int umap_kernel_scan(void *view, uint64_t n, bool rearm, void (*part)(void *arg, uint64_t start, uint64_t end, bool mapped, bool clean),
+		     void *arg)
+{
+	struct scanned found[64];
+	uint64_t start = (uintptr_t)view, end = start + n;
+
+	while (start < end) {
+		struct scan s = {
+			.size = sizeof(s), .flags = SCAN_CHECK | (rearm ? SCAN_PROTECT : 0), .start = start, .end = end,
+			.vec = (uintptr_t)found, .vec_len = 64, .return_mask = IS_WRITTEN | IS_PRESENT | IS_SWAPPED,
+		};
+		int count = ioctl(umap.kernel.pagemap, DO_SCAN, &s);
+
+		if (count < 0 && errno == EINTR)
+			continue;
+		if (count < 0)
+			return -errno;
+		for (int i = 0; part && i < count; i++) {
+			uint64_t is = found[i].categories;
+
+			part(arg, found[i].start - (uintptr_t)view, found[i].end - (uintptr_t)view, is & IS_PRESENT,
+			     is & (IS_PRESENT | IS_SWAPPED) && !(is & IS_WRITTEN));
+		}
+		if (s.walk_end <= start)
+			break;
+		start = s.walk_end;
+	}
+	return 0;
+}

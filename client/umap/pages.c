@@ -1,0 +1,370 @@
+/*
+ * pages.c - pages come to memory: faults and prefetches.
+ */
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/param.h>
+
+#include "internal.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+/* ---- mapping ---- */
+
+struct verdict {
+	bool mapped, clean;
+};
+
+static void see_one(void *arg, uint64_t start, uint64_t end, bool mapped, bool clean)
+{
+	*(struct verdict *)arg = (struct verdict){ mapped, clean };
+}
+
+/*
+ * A fault on a page that we believe to be mapped: it came late, or the kernel has taken the mapping away (it reclaims
+ * memory), or the program has (madvise). Nobody else maps it meanwhile (U2).
+ */
+static int map_again(struct umap_region *r, struct umap_frame *f, uint64_t at, bool write)
+{
+	char *view = r->view + at;
+	struct verdict v = { false, false };
+	int err = umap_kernel_scan(view, SMALL_PAGE, false, see_one, &v);
+
+	if (err)
+		return err == -EPERM ? -ENOENT : err;
+	if (v.mapped) {
+		umap_kernel_wake(view, SMALL_PAGE);
+		return 0;
+	}
+	if (r->writable && (!v.clean || write))
+		f->flags |= FRAME_DIRTY;
+	err = umap_kernel_map(view, SMALL_PAGE, r->writable && !write);
+	if (err == -EFAULT) {
+		/* MADV_REMOVE: what was there is zeros now, and these are what is stored. */
+		memset(r->desk + at, 0, SMALL_PAGE);
+		f->flags |= r->writable ? FRAME_DIRTY : 0;
+		err = umap_kernel_map(view, SMALL_PAGE, false);
+	}
+	return err;
+}
+
+/* Map n resident pages in a row, none of them mapped yet. The lock is held. */
+static int map_pages(struct umap_region *r, uint64_t page, uint64_t n, bool write)
+{
+	uint64_t start = page_start(r, page), end = MIN(page_end(r, page + n - 1), r->view_length);
+	int err = 0;
+
+	for (uint64_t i = page; i < page + n; i++)
+		r->frames[frame_of(r, i)].flags |= FRAME_MAPPED | (write ? FRAME_DIRTY : 0);
+	FOR_EACH_THERE(r, start, end, i, a, b) {
+		int failed = umap_kernel_map(r->view + a, b - a, r->writable && !write);
+
+		if (failed == -EFAULT) {
+			/* Some of it was removed (MADV_REMOVE) while it was not mapped: that is zeros now. */
+			for (uint64_t at = a; at < b; at += SMALL_PAGE)
+				(void)*(volatile char *)(r->desk + at);
+			for (uint64_t k = page; k < page + n && r->writable; k++)
+				r->frames[frame_of(r, k)].flags |= FRAME_DIRTY;
+			failed = umap_kernel_map(r->view + a, b - a, r->writable && !write);
+		}
+		err = err ? err : failed;
+	}
+	return err;
+}
+
+/* The lock is held. A page that is being filled is mapped by whoever fills it. */
+static int map_resident(struct umap_region *r, uint32_t frame, uint64_t at, bool write)
+{
+	struct umap_frame *f = &r->frames[frame];
+
+	if (f->state == FRAME_FILLING) {
+		f->flags |= FRAME_TOUCHED;
+		return 1;
+	}
+	if (f->flags & FRAME_CHOSEN) {
+		bool forced = f->flags & FRAME_FORCED;
+
+		umap_unchoose(r, frame);
+		if (!forced)
+			r->policy.hit(r->policy_state, frame);
+		r->stats.hits += at != UINT64_MAX;
+	}
+	if (!(f->flags & FRAME_MAPPED))
+		return map_pages(r, f->page, 1, write);
+	return at == UINT64_MAX ? 0 : map_again(r, f, at & ~(SMALL_PAGE - 1), write);
+}
+
+/* ---- frames ---- */
+
+void umap_drop(struct umap_region *r, uint32_t frame, bool evicted)
+{
+	struct umap_frame *f = &r->frames[frame];
+	bool known = f->state == FRAME_RESIDENT && !(f->flags & FRAME_PINNED);
+
+	umap_unchoose(r, frame);
+	r->n_pinned -= f->flags & FRAME_PINNED ? 1 : 0;
+	madvise(r->desk + page_start(r, f->page), 1ul << r->shift, MADV_REMOVE);
+	r->frame_of[f->page] = 0;
+	if (known)
+		r->policy.removed(r->policy_state, frame, evicted);
+	r->stats.evictions += evicted;
+	f->state = FRAME_FREE;
+	f->flags = 0;
+	f->next = r->free;
+	r->free = frame;
+	r->n_free++;
+	pthread_cond_broadcast(&r->changed);
+}
+
+/* NO_FRAME: none is free. The lock is held. */
+static uint32_t take_frame(struct umap_region *r)
+{
+	uint32_t frame = r->free;
+
+	if (frame != NO_FRAME)
+		r->free = r->frames[frame].next;
+	else if (r->used < r->n_frames)
+		frame = r->used++;
+	else
+		return NO_FRAME;
+	r->n_free--;
+	return frame;
+}
+
+/* Wait until a frame is free, or make one so. The lock is held, but not meanwhile. */
+static int wait_for_frame(struct umap_region *r)
+{
+	int made;
+
+	pthread_mutex_unlock(&r->lock);
+	made = umap_evict(r, 1);
+	pthread_mutex_lock(&r->lock);
+	if (made == -EAGAIN) {
+		if (!r->n_free && r->n_busy)
+			pthread_cond_wait(&r->changed, &r->lock);
+		return 0;
+	}
+	return made < 0 ? made : 0;
+}
+
+/* ---- filling ---- */
+
+/* How many pages to read at a time, beginning with this one, if so many are wanted. The lock is held. */
+static uint64_t run_length(struct umap_region *r, uint64_t page, uint64_t most)
+{
+	uint64_t n = 1;
+
+	most = MIN(MIN(most, MAX_RUN >> r->shift), 1 + r->n_free);
+	while (n < most && page + n < r->pages && !r->frame_of[page + n])
+		n++;
+	return n;
+}
+
+static void fill_ended(struct umap_region *r, uint64_t page, uint64_t n, int err)
+{
+	for (uint64_t i = page; i < page + n; i++) {
+		uint32_t frame = frame_of(r, i);
+		struct umap_frame *f = &r->frames[frame];
+
+		r->n_busy--;
+		if (err) {
+			bool touched = f->flags & FRAME_TOUCHED;
+
+			umap_drop(r, frame, false);
+			/* They come again. Whoever asked for the fill is the caller's matter. */
+			FOR_EACH_THERE(r, touched ? page_start(r, i) : UINT64_MAX, page_end(r, i), j, a, b)
+				umap_kernel_wake(r->view + a, b - a);
+		} else {
+			f->flags = 0;
+			f->state = FRAME_RESIDENT;
+			r->policy.inserted(r->policy_state, frame, i);
+		}
+	}
+	pthread_cond_broadcast(&r->changed);
+}
+
+/* Fill n pages, the first in this frame. The lock is held, but not meanwhile. */
+static int fill(struct umap_region *r, uint64_t page, uint64_t n, uint32_t frame, bool quick)
+{
+	int err;
+
+	for (uint64_t i = page; i < page + n; i++) {
+		if (i > page)
+			frame = take_frame(r);
+		if (frame == NO_FRAME) {
+			n = i - page;
+			break;
+		}
+		r->frames[frame] = (struct umap_frame){ .page = i, .state = FRAME_FILLING };
+		r->frame_of[i] = frame + 1;
+		r->n_busy++;
+	}
+	pthread_mutex_unlock(&r->lock);
+	/* In one go: else the copy faults for each 4 KiB. */
+	if (n << r->shift > SMALL_PAGE)
+		madvise(r->desk + page_start(r, page), n << r->shift, MADV_POPULATE_WRITE);
+	err = umap_read(r, page_start(r, page), n << r->shift, quick);
+	pthread_mutex_lock(&r->lock);
+	fill_ended(r, page, n, err);
+	return err ? err : (int)n;
+}
+
+/* A hole of the program's: nothing can be touched there. Else, make the toucher get SIGBUS. The lock is held. */
+static void poison(struct umap_region *r, uint64_t at)
+{
+	at &= ~(SMALL_PAGE - 1);
+	FOR_EACH_THERE(r, at, at + SMALL_PAGE, i, a, b)
+		umap_kernel_poison(r->view + a);
+}
+
+static int bring_absent(struct umap_region *r, uint64_t page, uint64_t want, bool fault, bool write, enum umap_how how)
+{
+	uint32_t frame;
+	int n, err;
+
+	if (how == UMAP_RESIDENT)
+		return -EDEADLK;
+	frame = take_frame(r);
+	if (frame == NO_FRAME) {
+		if (how == UMAP_QUICK)
+			return -EBUSY;
+		err = wait_for_frame(r);
+		return err ? err : -EAGAIN;	/* the page may be there by now */
+	}
+	n = fill(r, page, run_length(r, page, want), frame, how == UMAP_QUICK);
+	if (n < 0) {
+		if (how == UMAP_QUICK && n == -EAGAIN)
+			return -EBUSY;
+		r->stats.read_errors++;
+		/* What was read ahead is no reason to fail. */
+		return n == -EAGAIN ? -EIO : n;
+	}
+	r->stats.ahead += fault ? n - 1 : n;
+	if (fault)
+		r->next_fault = page + n;
+	/* A fault that stores finds its own page ready for that; the others are protected. */
+	err = map_pages(r, page, 1, write);
+	if (n > 1 && !err)
+		err = map_pages(r, page + 1, n - 1, false);
+	return err;
+}
+
+static int bring(struct umap_region *r, uint64_t page, uint64_t want, uint64_t at, bool write, enum umap_how how)
+{
+	int err;
+
+	do {
+		if (r->frame_of[page])
+			err = map_resident(r, frame_of(r, page), at, write);
+		else
+			err = bring_absent(r, page, want, at != UINT64_MAX, write, how);
+		if (err == 1 && how == UMAP_RESIDENT)
+			return -EDEADLK;
+		if (err == -EAGAIN) {
+			/* Events of munmap(2) or mremap(2) come first; or frames of others. */
+			pthread_mutex_unlock(&r->lock);
+			umap_read_events();
+			sched_yield();
+			pthread_mutex_lock(&r->lock);
+		}
+	} while (err == -EAGAIN);
+	return err;
+}
+
+/* Unlocks. */
+static void unlock_and_kick(struct umap_region *r)
+{
+	bool kick = r->n_frames - r->n_free >= r->high;
+
+	pthread_mutex_unlock(&r->lock);
+	if (kick)
+		umap_kick_evictor(r);
+}
+
+int umap_fault(struct umap_region *r, uint64_t at, bool write, enum umap_how how)
+{
+	uint64_t page = at >> r->shift;
+	int err;
+
+	pthread_mutex_lock(&r->lock);
+	err = bring(r, page,
+		    r->advice == GAIA_UMAP_SEQUENTIAL || (r->advice == GAIA_UMAP_NORMAL && page == r->next_fault) ? 1 + r->ahead : 1,
+		    at, write && r->writable, how);
+	if (err != -EBUSY) {
+		r->stats.faults++;
+		/* -ENOENT, -ESRCH: it has been unmapped meanwhile, or the process ends. */
+		if (err == -ENOENT || err == -ESRCH)
+			umap_kernel_wake(r->view + (at & ~(SMALL_PAGE - 1)), SMALL_PAGE);
+		else if (err < 0)
+			poison(r, at);
+	}
+	unlock_and_kick(r);
+	return err;
+}
+
+int umap_bring(struct umap_region *r, uint64_t page, uint64_t n)
+{
+	int err;
+
+	pthread_mutex_lock(&r->lock);
+	err = bring(r, page, n, UINT64_MAX, false, UMAP_WAIT);
+	unlock_and_kick(r);
+	return err;
+}
+
+/* ---- what the program unmaps ---- */
+
+void umap_cut(struct umap_region *r, uint64_t start, uint64_t end)
+{
+	unsigned n = 0;
+	bool writes = false;
+	struct umap_range *more;
+
+	pthread_mutex_lock(&r->lock);
+	for (uint64_t page = start >> r->shift; page < r->pages && page_start(r, page) < end; page++) {
+		struct umap_frame *f = r->frame_of[page] ? &r->frames[frame_of(r, page)] : NULL;
+
+		/* What was stored there is not to be seen any more. */
+		if (f && f->flags & FRAME_MAPPED && r->writable) {
+			f->flags |= FRAME_DIRTY;
+			writes = true;
+		}
+	}
+	/* At most one range becomes two. */
+	more = realloc(r->there, (r->n_there + 1) * sizeof(*more));
+	if (more)
+		r->there = more;
+	else
+		end = UINT64_MAX;	/* what is behind is lost, too: better than a wrong address */
+	for (unsigned i = 0; i < r->n_there; i++) {
+		struct umap_range t = r->there[i];
+
+		if (t.start < start && end < t.end) {
+			memmove(&r->there[i + 2], &r->there[i + 1], (r->n_there - i - 1) * sizeof(t));
+			r->there[i].end = start;
+			r->there[i + 1] = (struct umap_range){ end, t.end };
+			n = ++r->n_there;
+			break;
+		}
+		if (t.start >= start && t.end <= end)
+			continue;
+		if (t.start < end && start < t.end) {
+			if (t.start < start)
+				t.end = start;
+			else
+				t.start = end;
+		}
+		r->there[n++] = t;
+	}
+	r->n_there = n;
+	r->write_all |= writes;
+	umap_region_moved(r, r->view);
+	pthread_mutex_unlock(&r->lock);
+	if (writes)
+		umap_kick_evictor(r);
+}

@@ -1,0 +1,362 @@
+/*
+ * region.c - making and ending regions.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/param.h>
+#include <unistd.h>
+
+#include "policy.h"
+#include "region.h"
+
+#define MAX_PAGE (2ul << 20)
+#define MIN_FRAMES 3
+
+int umap_result(int err)
+{
+	if (err >= 0)
+		return 0;
+	errno = -err;
+	return -1;
+}
+
+int umap_begin_call(void)
+{
+	int cancel;
+
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
+	return cancel;
+}
+
+void umap_end_call(int *cancel)
+{
+	pthread_setcancelstate(*cancel, NULL);
+}
+
+/* ---- settings ---- */
+
+static int copy_config(const struct gaia_umap_config *from, struct gaia_umap_config *c)
+{
+	/* The first version's size. What a newer program sets and we do not know must be zero. */
+	if (from->size < sizeof(*c))
+		return -EINVAL;
+	for (size_t i = sizeof(*c); i < from->size; i++)
+		if (((const char *)from)[i])
+			return -EINVAL;
+	*c = *from;
+	if (!c->prot)
+		c->prot = PROT_READ;
+	if (!c->page_size)
+		c->page_size = umap_setting("GAIA_UMAP_PAGESIZE", SMALL_PAGE, MAX_PAGE, SMALL_PAGE);
+	if (!c->evict_high)
+		c->evict_high = umap_setting("GAIA_UMAP_EVICT_HIGH_WATER_THRESHOLD", 1, 100, 90);
+	if (!c->evict_low)
+		c->evict_low = umap_setting("GAIA_UMAP_EVICT_LOW_WATER_THRESHOLD", 0, 100, 70);
+	if (!c->read_ahead)
+		c->read_ahead = umap_setting("GAIA_UMAP_READ_AHEAD", 0, UINT32_MAX - 1, (64 << 10) / c->page_size);
+	if (c->reserved || (c->prot != PROT_READ && c->prot != (PROT_READ | PROT_WRITE)) ||
+	    c->flags & ~(GAIA_UMAP_FIXED | GAIA_UMAP_NEED_SYSCALLS | GAIA_UMAP_NEED_PAGING | GAIA_UMAP_USE_MMAP) ||
+	    c->page_size < SMALL_PAGE || c->page_size > MAX_PAGE || c->page_size & (c->page_size - 1) ||
+	    c->evict_high > 100 || c->evict_low > 100 || c->length > INT64_MAX - MAX_PAGE)
+		return -EINVAL;
+	if (c->flags & GAIA_UMAP_FIXED && (uintptr_t)c->addr % c->page_size)
+		return -EINVAL;
+	return 0;
+}
+
+static int set_policy(struct umap_region *r, const struct gaia_umap_policy *p)
+{
+	bool fifo = p == GAIA_UMAP_FIFO;
+
+	if (p == GAIA_UMAP_S3FIFO)
+		p = &umap_s3fifo;
+	else if (fifo)
+		p = &umap_fifo;
+	else if (p == GAIA_UMAP_LRU)
+		p = &umap_lru;
+	if (p->size < sizeof(*p) || !p->create || !p->destroy || !p->inserted || !p->hit || !p->victim || !p->removed)
+		return -EINVAL;
+	r->policy = *p;
+	/* Hits are seen of pages that are chosen already. FIFO has no use for them. */
+	r->keep_chosen = fifo ? 0 : r->n_frames / 8;
+	r->policy_state = r->policy.create(r->policy.arg, r->n_frames);
+	return r->policy_state ? 0 : -ENOMEM;
+}
+
+static int set_budget(struct umap_region *r, const struct gaia_umap_config *c)
+{
+	uint64_t pages = c->budget >> r->shift;
+
+	if (c->budget && pages < MIN_FRAMES)
+		return -EINVAL;
+	if (!pages)
+		pages = umap_setting("GAIA_UMAP_BUFSIZE", MIN_FRAMES, UINT32_MAX - 1, 0);
+	if (!pages)
+		pages = ((uint64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE) / 4) >> r->shift;
+	pages = MIN(MIN(MAX(pages, MIN_FRAMES), r->pages), UINT32_MAX - 1);
+	r->n_frames = r->n_free = pages;
+	r->high = (pages * c->evict_high + 99) / 100;
+	r->low = pages * c->evict_low / 100;
+	r->low = MIN(r->low, r->high - 1);
+	if (r->n_frames == r->pages)
+		r->high = UINT32_MAX;	/* all of it fits */
+	r->ahead = c->read_ahead;
+	return 0;
+}
+
+/* ---- memory ---- */
+
+int umap_reserve(struct umap_region *r, const struct gaia_umap_config *c, char **out)
+{
+	uint64_t align = r->is_mmap ? SMALL_PAGE : 1ul << r->shift, n = r->view_length + (align - SMALL_PAGE);
+	char *at, *aligned;
+
+	if (c->flags & GAIA_UMAP_FIXED) {
+		if (umap_region_at(c->addr, (char *)c->addr + r->view_length))
+			return -EEXIST;
+		at = mmap(c->addr, r->view_length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+		*out = at;
+		return at == MAP_FAILED ? -errno : 0;
+	}
+	at = mmap(c->addr, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (at == MAP_FAILED)
+		return -errno;
+	aligned = (char *)(((uintptr_t)at + align - 1) & ~(align - 1));
+	if (aligned > at)
+		munmap(at, aligned - at);
+	if (aligned + r->view_length < at + n)
+		munmap(aligned + r->view_length, at + n - (aligned + r->view_length));
+	*out = aligned;
+	return 0;
+}
+
+/* Where all memory is locked (mlockall(2)) it would be filled, all of it, unless it is mapped without access first. */
+static char *map_memfd(int fd, char *at, uint64_t n)
+{
+	char *p = mmap(at, n, PROT_NONE, MAP_SHARED | MAP_NORESERVE | (at ? MAP_FIXED : 0), fd, 0);
+
+	if (p != MAP_FAILED) {
+		munlock(p, n);
+		madvise(p, n, MADV_DONTFORK);
+	}
+	return p;
+}
+
+static int map_views(struct umap_region *r, const struct gaia_umap_config *c)
+{
+	int fd = memfd_create("gaia_umap", MFD_CLOEXEC), err;
+	char *view;
+
+	if (fd < 0)
+		return -errno;
+	if (ftruncate(fd, r->desk_length)) {
+		err = -errno;
+		goto close_fd;
+	}
+	r->desk = map_memfd(fd, NULL, r->desk_length);
+	if (r->desk == MAP_FAILED) {
+		r->desk = NULL;
+		err = -errno;
+		goto close_fd;
+	}
+	madvise(r->desk, r->desk_length, MADV_DONTDUMP);
+	if (mprotect(r->desk, r->desk_length, PROT_READ | PROT_WRITE)) {
+		err = -errno;
+		goto close_fd;	/* the caller unmaps it */
+	}
+	err = umap_reserve(r, c, &view);
+	if (err)
+		goto close_fd;
+	if (map_memfd(fd, view, r->view_length) == MAP_FAILED) {
+		err = -errno;
+		goto unmap_view;
+	}
+	err = umap_kernel_register(view, r->view_length);
+	if (err)
+		goto unmap_view;
+	if (mprotect(view, r->view_length, PROT_READ | (r->writable ? PROT_WRITE : 0))) {
+		err = -errno;
+		umap_kernel_unregister(view, r->view_length);
+		goto unmap_view;
+	}
+	r->view = view;
+	/* The mappings keep the memory. */
+	close(fd);
+	return 0;
+
+unmap_view:
+	munmap(view, r->view_length);
+close_fd:
+	close(fd);
+	return err;
+}
+
+/* ---- a region's life ---- */
+
+static void free_region(struct umap_region *r)
+{
+	if (r->view && r->is_mmap)
+		munmap(r->view, r->view_length);
+	for (unsigned i = 0; r->view && !r->is_mmap && i < r->n_there; i++) {
+		/* Without events: nobody need read them. */
+		umap_kernel_unregister(r->view + r->there[i].start, r->there[i].end - r->there[i].start);
+		munmap(r->view + r->there[i].start, r->there[i].end - r->there[i].start);
+	}
+	if (r->desk)
+		munmap(r->desk, r->desk_length);
+	if (r->policy_state)
+		r->policy.destroy(r->policy_state);
+	umap_segments_close(r);
+	pthread_cond_destroy(&r->changed);
+	pthread_mutex_destroy(&r->lock);
+	free(r->there);
+	free(r->frame_of);
+	free(r->frames);
+	free(r);
+}
+
+static int create_paged(struct umap_region *r, const struct gaia_umap_config *c)
+{
+	int err = set_budget(r, c);
+
+	if (err)
+		return err;
+	r->free = r->chosen_head = r->chosen_tail = NO_FRAME;
+	r->frame_of = calloc(r->pages, sizeof(r->frame_of[0]));
+	r->frames = calloc(r->n_frames, sizeof(r->frames[0]));
+	if (!r->frame_of || !r->frames)
+		return -ENOMEM;
+	err = set_policy(r, c->policy);
+	return err ? err : map_views(r, c);
+}
+
+static int new_region(const struct gaia_umap_config *c, struct umap_region **out)
+{
+	struct umap_region *r = calloc(1, sizeof(*r));
+	int err;
+
+	if (!r)
+		return -ENOMEM;
+	pthread_mutex_init(&r->lock, NULL);
+	pthread_cond_init(&r->changed, NULL);
+	r->writable = c->prot & PROT_WRITE;
+	r->shift = __builtin_ctzl(c->page_size);
+	r->advice = GAIA_UMAP_NORMAL;
+	err = umap_segments_open(r, c);
+	if (err)
+		goto free_r;
+	r->view_length = (r->length + SMALL_PAGE - 1) & ~(SMALL_PAGE - 1);
+	r->pages = (r->length + c->page_size - 1) >> r->shift;
+	r->desk_length = r->pages << r->shift;
+	err = -ENOMEM;
+	r->there = malloc(sizeof(r->there[0]));
+	if (!r->there)
+		goto free_r;
+	r->there[0] = (struct umap_range){ 0, r->view_length };
+	r->n_there = 1;
+	*out = r;
+	return 0;
+
+free_r:
+	free_region(r);
+	return err;
+}
+
+/* Whole regions that the program has unmapped itself. */
+static void end_dead(void)
+{
+	struct umap_region *r;
+
+	while ((r = umap_region_remove_dead())) {
+		umap_write_range(r, 0, r->view_length);
+		free_region(r);
+		umap_process_leave();
+	}
+}
+
+static int create(const struct gaia_umap_config *from, struct umap_region **out)
+{
+	struct gaia_umap_config c;
+	struct umap_region *r;
+	int err = copy_config(from, &c), paged;
+
+	if (err)
+		return err;
+	umap_region_settle();
+	end_dead();
+	paged = c.flags & GAIA_UMAP_USE_MMAP ? -ENOSYS : umap_process_join();
+	if (paged && (paged != -ENOSYS || c.flags & GAIA_UMAP_NEED_PAGING))
+		return paged;
+	err = !paged && c.flags & GAIA_UMAP_NEED_SYSCALLS && umap.kernel.user_mode ? -EPERM : new_region(&c, &r);
+	if (err)
+		goto leave;
+	err = paged ? umap_mmap_create(r, &c) : create_paged(r, &c);
+	if (!err)
+		err = umap_region_add(r);
+	if (err) {
+		free_region(r);
+		goto leave;
+	}
+	*out = r;
+	return 0;
+
+leave:
+	if (!paged)
+		umap_process_leave();
+	return err;
+}
+
+void *gaia_umap(const struct gaia_umap_config *config)
+{
+	NOT_CANCELLED;
+	struct umap_region *r;
+	int err = umap_in_store() ? -EDEADLK : create(config, &r);
+
+	if (err) {
+		errno = -err;
+		return MAP_FAILED;
+	}
+	return r->view;
+}
+
+int umap_flush(struct umap_region *r, uint64_t start, uint64_t end, bool sync)
+{
+	int err = 0, synced = 0;
+
+	if (r->is_mmap) {
+		start &= ~(SMALL_PAGE - 1);
+		return sync && msync(r->view + start, end - start, MS_SYNC) ? -errno : 0;
+	}
+	err = umap_write_range(r, start, end);
+	if (sync)
+		synced = umap_sync(r);
+	pthread_mutex_lock(&r->lock);
+	if (!err)
+		err = r->error;
+	r->error = 0;
+	pthread_mutex_unlock(&r->lock);
+	return err ? err : synced;
+}
+
+int gaia_uunmap(void *addr, size_t length)
+{
+	NOT_CANCELLED;
+	struct umap_region *r;
+	bool paged;
+	int err;
+
+	if (umap_in_store())
+		return umap_result(-EDEADLK);
+	umap_region_settle();
+	r = length ? umap_region_remove(addr, length) : NULL;
+	if (!r)
+		return umap_result(-EINVAL);
+	paged = !r->is_mmap;
+	err = umap_flush(r, 0, r->view_length, false);
+	free_region(r);
+	if (paged)
+		umap_process_leave();
+	return umap_result(err);
+}

@@ -1,0 +1,28 @@
+/*
+ * region.h - making regions, and what the calls need of that.
+ */
+#ifndef UMAP_REGION_H
+#define UMAP_REGION_H
+
+#include "internal.h"
+
+/* Turn a negative errno into -1 and errno. */
+int umap_result(int err);
+
+/* Write what is dirty in the range, and tell the error that was kept. */
+int umap_flush(struct umap_region *r, uint64_t start, uint64_t end, bool sync);
+
+/* Regions that are ordinary mappings (mmap.c). */
+int umap_mmap_create(struct umap_region *r, const struct gaia_umap_config *c);
+int umap_mmap_prefetch(struct umap_region *r, void *const *pages, size_t n, bool wait);
+int umap_mmap_advise(struct umap_region *r, uint64_t start, uint64_t end, int advice);
+
+/* Addresses for the view, mapped without access, aligned to its page size; or those of the configuration. */
+int umap_reserve(struct umap_region *r, const struct gaia_umap_config *c, char **out);
+
+/* First in every call: as in client.c, no call is a cancellation point. */
+int umap_begin_call(void);
+void umap_end_call(int *cancel);
+#define NOT_CANCELLED __attribute__((cleanup(umap_end_call), unused)) int cancel = umap_begin_call()
+
+#endif

@@ -1,0 +1,402 @@
+/*
+ * segments.c - the files and stores that regions are made of.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/param.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+/* ---- threads that are in a function of a store ---- */
+
+struct inside {
+	uint32_t tid;
+	LIST_ENTRY(inside) link;
+};
+
+static LIST_HEAD(, inside) insiders = LIST_HEAD_INITIALIZER(insiders);
+static pthread_mutex_t insiders_lock = PTHREAD_MUTEX_INITIALIZER;
+static __thread unsigned depth;
+
+static void enter_store(struct inside *i)
+{
+	depth++;
+	i->tid = gettid();
+	pthread_mutex_lock(&insiders_lock);
+	LIST_INSERT_HEAD(&insiders, i, link);
+	pthread_mutex_unlock(&insiders_lock);
+}
+
+static void leave_store(struct inside *i)
+{
+	pthread_mutex_lock(&insiders_lock);
+	LIST_REMOVE(i, link);
+	pthread_mutex_unlock(&insiders_lock);
+	depth--;
+}
+
+bool umap_in_store(void)
+{
+	return depth;
+}
+
+bool umap_thread_in_store(uint32_t tid)
+{
+	struct inside *i;
+
+	pthread_mutex_lock(&insiders_lock);
+	LIST_FOREACH(i, &insiders, link)
+		if (i->tid == tid)
+			break;
+	pthread_mutex_unlock(&insiders_lock);
+	return i;
+}
+
+/* ---- files, each once ---- */
+
+#define BUCKETS 256
+static LIST_HEAD(bucket, umap_file) files[BUCKETS];	/* process.lock */
+
+static void put_file(struct umap_file *f)
+{
+	pthread_mutex_lock(&umap.lock);
+	if (--f->refs) {
+		f = NULL;
+	} else {
+		LIST_REMOVE(f, link);
+	}
+	pthread_mutex_unlock(&umap.lock);
+	if (f) {
+		close(f->fd);
+		free(f);
+	}
+}
+
+static int get_file(int fd, bool writable, struct umap_file **out)
+{
+	int access = fcntl(fd, F_GETFL);
+	struct bucket *b;
+	struct umap_file *f;
+	struct stat st;
+	int err = 0;
+
+	if (access < 0 || fstat(fd, &st))
+		return -errno;
+	if (access & O_PATH)
+		return -EBADF;
+	if (!S_ISREG(st.st_mode) && !S_ISBLK(st.st_mode))
+		return -ENODEV;
+	access &= O_ACCMODE | O_DIRECT;
+	if ((access & O_ACCMODE) == O_WRONLY || (writable && (access & O_ACCMODE) != O_RDWR))
+		return -EACCES;
+	b = &files[(st.st_ino ^ st.st_dev) % BUCKETS];
+	pthread_mutex_lock(&umap.lock);
+	LIST_FOREACH(f, b, link)
+		if (f->dev == st.st_dev && f->ino == st.st_ino && f->access == access)
+			break;
+	if (f) {
+		f->refs++;
+	} else if (!(f = calloc(1, sizeof(*f)))) {
+		err = -ENOMEM;
+	} else if ((f->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3)) < 0) {
+		err = -errno;
+		free(f);
+	} else {
+		f->dev = st.st_dev;
+		f->ino = st.st_ino;
+		f->access = access;
+		f->block = S_ISBLK(st.st_mode);
+		f->refs = 1;
+		LIST_INSERT_HEAD(b, f, link);
+	}
+	pthread_mutex_unlock(&umap.lock);
+	if (!err)
+		*out = f;
+	return err;
+}
+
+/* In a child of fork(): nothing uses them any more. */
+void umap_files_forget(void)
+{
+	struct umap_file *f;
+
+	for (unsigned i = 0; i < BUCKETS; i++)
+		while ((f = LIST_FIRST(&files[i]))) {
+			LIST_REMOVE(f, link);
+			close(f->fd);
+			free(f);
+		}
+	LIST_INIT(&insiders);
+	pthread_mutex_init(&insiders_lock, NULL);
+}
+
+/* ---- segments ---- */
+
+/* The end of the segment's file or store, in bytes. UINT64_MAX: it has none. */
+static int store_end(const struct umap_segment *s, uint64_t *end)
+{
+	struct stat st;
+	int err;
+
+	if (!s->file) {
+		struct inside in;
+
+		*end = UINT64_MAX;
+		if (!s->store.length)
+			return 0;
+		enter_store(&in);
+		err = s->store.length(s->store.arg, end);
+		leave_store(&in);
+		return err > 0 ? -EIO : err;
+	}
+	if (s->file->block)
+		return ioctl(s->file->fd, BLKGETSIZE64, end) ? -errno : 0;
+	if (fstat(s->file->fd, &st))
+		return -errno;
+	*end = st.st_size;
+	return 0;
+}
+
+static int open_segment(struct umap_segment *s, const struct gaia_umap_segment *from, bool writable)
+{
+	uint64_t end;
+	int err;
+
+	if (from->reserved)
+		return -EINVAL;
+	s->offset = from->offset;
+	s->length = from->length;
+	if (from->store) {
+		if (from->store->size < sizeof(s->store) || !from->store->read)
+			return -EINVAL;
+		if (writable && !from->store->write)
+			return -EACCES;
+		s->store = *from->store;
+	} else {
+		err = get_file(from->fd, writable, &s->file);
+		if (err)
+			return err;
+	}
+	if (!s->length) {
+		err = store_end(s, &end);
+		if (err)
+			return err;
+		if (end == UINT64_MAX || end <= s->offset)
+			return -EINVAL;
+		s->length = end - s->offset;
+	}
+	/* Files have no bytes where off_t ends. */
+	if (s->length > INT64_MAX || s->offset > INT64_MAX - s->length)
+		return -EINVAL;
+	return 0;
+}
+
+/* On failure the caller closes what there is. */
+int umap_segments_open(struct umap_region *r, const struct gaia_umap_config *c)
+{
+	uint64_t length = 0;
+	int err;
+
+	if (!c->n_segments || !c->segments)
+		return -EINVAL;
+	r->segments = calloc(c->n_segments, sizeof(r->segments[0]));
+	if (!r->segments)
+		return -ENOMEM;
+	for (size_t i = 0; i < c->n_segments; i++) {
+		r->n_segments++;
+		err = open_segment(&r->segments[i], &c->segments[i], r->writable);
+		if (err)
+			return err;
+		r->segments[i].start = length;
+		length += r->segments[i].length;
+		if (length > INT64_MAX)
+			return -EINVAL;
+	}
+	if (c->length > length)
+		return -EINVAL;
+	r->length = c->length ? c->length : length;
+	return 0;
+}
+
+void umap_segments_close(struct umap_region *r)
+{
+	for (size_t i = 0; i < r->n_segments; i++)
+		if (r->segments[i].file)
+			put_file(r->segments[i].file);
+	free(r->segments);
+	r->segments = NULL;
+	r->n_segments = 0;
+}
+
+/* The segment that has the byte. */
+static struct umap_segment *segment_of(struct umap_region *r, uint64_t at)
+{
+	size_t low = 0, high = r->n_segments;
+
+	while (high - low > 1) {
+		size_t middle = (low + high) / 2;
+
+		if (r->segments[middle].start <= at)
+			low = middle;
+		else
+			high = middle;
+	}
+	return &r->segments[low];
+}
+
+/* ---- bytes ---- */
+
+static int read_file(struct umap_region *r, struct umap_segment *s, char *buf, uint64_t n, uint64_t offset, bool nowait)
+{
+	while (n) {
+		struct iovec v = { buf, n };
+		ssize_t got = nowait ? preadv2(s->file->fd, &v, 1, offset, RWF_NOWAIT) : pread(s->file->fd, buf, n, offset);
+
+		if (nowait && got != (ssize_t)n)
+			return -EAGAIN;
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got < 0)
+			return -errno;
+		if (!got)
+			break;
+		buf += got;
+		n -= got;
+		offset += got;
+	}
+	/* Past the end of the file. */
+	memset(buf, 0, n);
+	return 0;
+}
+
+static int read_store(struct umap_region *r, struct umap_segment *s, char *buf, uint64_t n, uint64_t offset)
+{
+	struct inside in;
+	uint64_t end, there;
+	int err = store_end(s, &end);
+
+	if (err)
+		return err;
+	there = end <= offset ? 0 : MIN(n, end - offset);
+	if (there) {
+		enter_store(&in);
+		err = s->store.read(s->store.arg, buf, there, offset);
+		leave_store(&in);
+		if (err)
+			return err > 0 ? -EIO : err;
+		/* What it has not touched must be there all the same. */
+		for (uint64_t i = 0; i < there; i += SMALL_PAGE)
+			(void)*(volatile char *)(buf + i);
+		(void)*(volatile char *)(buf + there - 1);
+	}
+	memset(buf + there, 0, n - there);
+	return 0;
+}
+
+int umap_read(struct umap_region *r, uint64_t start, uint64_t n, bool nowait)
+{
+	uint64_t end = MIN(start + n, r->length);
+	int err = 0;
+
+	for (uint64_t at = start; at < end && !err;) {
+		struct umap_segment *s = segment_of(r, at);
+		uint64_t part = MIN(end, s->start + s->length) - at;
+
+		if (s->file)
+			err = read_file(r, s, r->desk + at, part, s->offset + (at - s->start), nowait);
+		else if (nowait)
+			err = -EAGAIN;
+		else
+			err = read_store(r, s, r->desk + at, part, s->offset + (at - s->start));
+		if (!err || !nowait) {
+			__atomic_add_fetch(&r->reads, 1, __ATOMIC_RELAXED);
+			__atomic_add_fetch(&r->read_bytes, part, __ATOMIC_RELAXED);
+		}
+		at += part;
+	}
+	/* The region's last page may have bytes that nothing stands behind. */
+	end = MIN(start + n, r->view_length);
+	if (!err && end > r->length)
+		memset(r->desk + r->length, 0, end - r->length);
+	return err;
+}
+
+static int write_file(struct umap_segment *s, const char *buf, uint64_t n, uint64_t offset)
+{
+	while (n) {
+		ssize_t put = pwrite(s->file->fd, buf, n, offset);
+
+		if (put < 0 && errno == EINTR)
+			continue;
+		if (put <= 0)
+			return put ? -errno : -EIO;
+		buf += put;
+		n -= put;
+		offset += put;
+	}
+	return 0;
+}
+
+int umap_write(struct umap_region *r, uint64_t start, uint64_t n)
+{
+	uint64_t end = MIN(start + n, r->length);
+	int err = 0;
+
+	for (uint64_t at = start; at < end && !err;) {
+		struct umap_segment *s = segment_of(r, at);
+		uint64_t part = MIN(end, s->start + s->length) - at, offset = s->offset + (at - s->start), limit;
+
+		/* Never longer than it is (until a truncation between this and the write). */
+		err = store_end(s, &limit);
+		if (!err && limit > offset) {
+			uint64_t bytes = MIN(part, limit - offset);
+			struct inside in;
+
+			if (s->file) {
+				err = write_file(s, r->desk + at, bytes, offset);
+			} else {
+				enter_store(&in);
+				err = s->store.write(s->store.arg, r->desk + at, bytes, offset);
+				leave_store(&in);
+			}
+			if (err > 0)
+				err = -EIO;
+			__atomic_add_fetch(&r->writes, 1, __ATOMIC_RELAXED);
+			if (!err)
+				__atomic_add_fetch(&r->written_bytes, bytes, __ATOMIC_RELAXED);
+		}
+		at += part;
+	}
+	return err;
+}
+
+int umap_sync(struct umap_region *r)
+{
+	int err = 0;
+
+	for (size_t i = 0; i < r->n_segments; i++) {
+		struct umap_segment *s = &r->segments[i];
+		struct inside in;
+		int failed = 0;
+
+		if (s->file) {
+			/* The same file several times in a row is one. */
+			if (i && r->segments[i - 1].file == s->file)
+				continue;
+			failed = fdatasync(s->file->fd) ? -errno : 0;
+		} else if (s->store.sync) {
+			enter_store(&in);
+			failed = s->store.sync(s->store.arg);
+			leave_store(&in);
+		}
+		err = err ? err : failed;
+	}
+	return err > 0 ? -EIO : err;
+}

@@ -1,0 +1,36 @@
+/*
+ * umap_rig.h - a file with known bytes, and a region over it, for the tests of gaia/umap.h.
+ */
+#ifndef UMAP_RIG_H
+#define UMAP_RIG_H
+
+#include <signal.h>
+#include <stdbool.h>
+
+#include "gaia/umap.h"
+
+struct rig {
+	char path[64];		/* unlinked at the end */
+	int fd;
+	size_t length;
+	unsigned char *content;	/* the file's, at the beginning */
+	struct gaia_umap_segment segment;
+	struct gaia_umap_config config;	/* over all of the file, for reading and writing; to be changed before rig_map() */
+	unsigned char *view;
+};
+
+struct rig *rig_create(size_t length);
+
+/* Skips the test where there is no paging. */
+void rig_map(struct rig *rig);
+void rig_unmap(struct rig *rig);	/* and end */
+void rig_end(struct rig *rig);
+
+/* The first rig->length bytes of the file, by read(2), are these. */
+void rig_check_file(struct rig *rig, const unsigned char *expected);
+struct gaia_umap_stats rig_stats(struct rig *rig);
+
+/* Why this cannot be made. */
+int rig_errno(const struct gaia_umap_config *c);
+
+#endif

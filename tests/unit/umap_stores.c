@@ -1,0 +1,388 @@
+/* Regions of gaia/umap.h over stores of the application, and what happens when these fail. */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "umap_rig.h"
+
+TestSuite(umap_stores, .timeout = 100);
+
+#define PAGES 32
+
+/* A store in memory that can be told to fail. */
+struct memory {
+	unsigned char bytes[PAGES * 4096];
+	uint64_t length;
+	atomic_int read_error, write_error, sync_error;
+	atomic_uint reads, writes, syncs;
+	unsigned char *_Atomic view;	/* read() touches this, if it is not NULL */
+	atomic_bool hold;	/* read() waits until it is not set */
+	atomic_int call;	/* the errno of a call that read() has made */
+};
+
+static int memory_read(void *arg, void *buf, size_t n, uint64_t offset)
+{
+	struct memory *m = arg;
+
+	atomic_fetch_add(&m->reads, 1);
+	cr_assert_leq(offset + n, m->length);
+	while (atomic_load(&m->hold))
+		usleep(1000);
+	if (m->view) {
+		m->call = gaia_umap_flush(m->view, 1, 0) ? errno : 0;
+		(void)*(volatile unsigned char *)(m->view + 5 * 4096);
+	}
+	if (m->read_error)
+		return -m->read_error;
+	memcpy(buf, m->bytes + offset, n);
+	return 0;
+}
+
+static int memory_write(void *arg, const void *buf, size_t n, uint64_t offset)
+{
+	struct memory *m = arg;
+
+	atomic_fetch_add(&m->writes, 1);
+	cr_assert_leq(offset + n, m->length);
+	if (m->write_error)
+		return -m->write_error;
+	memcpy(m->bytes + offset, buf, n);
+	return 0;
+}
+
+static int memory_sync(void *arg)
+{
+	struct memory *m = arg;
+
+	atomic_fetch_add(&m->syncs, 1);
+	return -m->sync_error;
+}
+
+static int memory_length(void *arg, uint64_t *length)
+{
+	*length = ((struct memory *)arg)->length;
+	return 0;
+}
+
+static struct memory memory;
+static struct gaia_umap_store store = {
+	.size = sizeof(store), .arg = &memory, .read = memory_read, .write = memory_write, .sync = memory_sync, .length = memory_length,
+};
+static struct rig rig;
+static uint64_t page_size = 4096;
+
+static void map_memory(uint64_t length, uint64_t budget)
+{
+	memory.length = length;
+	for (unsigned i = 0; i < sizeof(memory.bytes); i++)
+		memory.bytes[i] = i / 4096 + 1;
+	rig.segment = (struct gaia_umap_segment){ .store = &store };
+	rig.config = (struct gaia_umap_config){
+		.size = sizeof(rig.config), .prot = PROT_READ | PROT_WRITE, .flags = GAIA_UMAP_NEED_PAGING, .segments = &rig.segment,
+		.n_segments = 1, .budget = budget, .page_size = page_size,
+	};
+	rig.length = length;
+	rig_map(&rig);
+	cr_assert_eq(gaia_umap_advise(rig.view, length, GAIA_UMAP_RANDOM), 0);
+}
+
+static __thread sigjmp_buf fault;
+
+static void on_bus(int sig)
+{
+	siglongjmp(fault, 1);
+}
+
+/* Does touching it raise SIGBUS? */
+static bool bus(volatile unsigned char *p)
+{
+	signal(SIGBUS, on_bus);
+	if (sigsetjmp(fault, 1))
+		return true;
+	(void)*p;
+	return false;
+}
+
+Test(umap_stores, is_read_and_written)
+{
+	map_memory(PAGES * 4096 - 100, 4 * 4096);
+	for (unsigned i = 0; i < PAGES; i++) {
+		cr_assert_eq(rig.view[i * 4096], i + 1);
+		rig.view[i * 4096] = 200 + i;
+	}
+	cr_assert_eq(rig.view[PAGES * 4096 - 100], 0);
+	rig.view[PAGES * 4096 - 1] = 'x';
+	cr_assert_eq(gaia_umap_flush(rig.view, rig.length, GAIA_UMAP_SYNC), 0);
+	cr_assert_eq(memory.syncs, 1);
+	for (unsigned i = 0; i < PAGES; i++)
+		cr_assert_eq(memory.bytes[i * 4096], 200 + i);
+	cr_assert_eq(memory.bytes[PAGES * 4096 - 1], PAGES);
+	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
+}
+
+Test(umap_stores, a_page_that_cannot_be_read_is_sigbus_for_who_touches_it_only)
+{
+	void *page;
+
+	map_memory(PAGES * 4096, 8 * 4096);
+	cr_assert_eq(rig.view[0], 1);
+	memory.read_error = EIO;
+	cr_assert(bus(rig.view + 3 * 4096));
+	cr_assert(bus(rig.view + 3 * 4096));
+	cr_assert_eq(rig.view[1], 1);
+	cr_assert_eq(rig_stats(&rig).read_errors, 1);
+	page = rig.view + 3 * 4096;
+	cr_assert_eq(gaia_umap_prefetch(&page, 1, GAIA_UMAP_WAIT), -1);
+	cr_assert_eq(errno, EIO);
+	memory.read_error = 0;
+	cr_assert(!bus(rig.view + 4 * 4096));
+	cr_assert_eq(gaia_umap_prefetch(&page, 1, GAIA_UMAP_WAIT), 0);
+	cr_assert_eq(rig.view[3 * 4096], 4, "it could be tried again");
+	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
+}
+
+Test(umap_stores, a_failed_read_of_a_page_that_was_written_and_left_before_is_sigbus_too)
+{
+	map_memory(PAGES * 4096, 8 * 4096);
+	(void)*(volatile unsigned char *)(rig.view + 2 * 4096);
+	cr_assert_eq(gaia_umap_advise(rig.view, rig.length, GAIA_UMAP_DONTNEED), 0);
+	memory.read_error = EIO;
+	cr_assert(bus(rig.view + 2 * 4096));
+	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
+}
+
+Test(umap_stores, what_cannot_be_written_stays_and_is_reported_once)
+{
+	map_memory(PAGES * 4096, 16 * 4096);
+	rig.view[7 * 4096] = 'w';
+	memory.write_error = ENOSPC;
+	cr_assert_eq(gaia_umap_flush(rig.view, rig.length, 0), -1);
+	cr_assert_eq(errno, ENOSPC);
+	cr_assert_eq(rig_stats(&rig).dirty, 1);
+	cr_assert_eq(gaia_umap_advise(rig.view, rig.length, GAIA_UMAP_DONTNEED), 0);
+	cr_assert_eq(rig.view[7 * 4096], 'w');
+	memory.write_error = 0;
+	cr_assert_eq(gaia_umap_flush(rig.view, rig.length, 0), -1, "of the failure by advice");
+	cr_assert_eq(memory.bytes[7 * 4096], 'w');
+	cr_assert_eq(gaia_umap_flush(rig.view, rig.length, 0), 0);
+	memory.sync_error = EDQUOT;
+	cr_assert_eq(gaia_umap_flush(rig.view, rig.length, GAIA_UMAP_SYNC), -1);
+	cr_assert_eq(errno, EDQUOT);
+	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
+}
+
+Test(umap_stores, the_end_of_a_region_tells_what_could_not_be_written)
+{
+	map_memory(PAGES * 4096, 16 * 4096);
+	rig.view[0] = 'w';
+	memory.write_error = EIO;
+	cr_assert_eq(gaia_uunmap(rig.view, rig.length), -1);
+	cr_assert_eq(errno, EIO);
+	cr_assert_eq(gaia_uunmap(rig.view, rig.length), -1);
+	cr_assert_eq(errno, EINVAL, "it has ended all the same");
+}
+
+Test(umap_stores, pages_that_cannot_be_written_do_not_keep_clean_ones)
+{
+	map_memory(PAGES * 4096, 8 * 4096);
+	memory.write_error = EIO;
+	for (unsigned i = 0; i < 3; i++)
+		rig.view[i * 4096] = 'w';
+	for (unsigned i = 3; i < PAGES; i++)
+		cr_assert_eq(rig.view[i * 4096], i + 1);
+	for (unsigned i = 0; i < 3; i++)
+		cr_assert_eq(rig.view[i * 4096], 'w');
+	memory.write_error = 0;
+	cr_assert_eq(gaia_uunmap(rig.view, rig.length), -1);
+	for (unsigned i = 0; i < 3; i++)
+		cr_assert_eq(memory.bytes[i * 4096], 'w');
+}
+
+Test(umap_stores, where_nothing_can_leave_touching_is_sigbus_and_nothing_is_lost)
+{
+	map_memory(PAGES * 4096, 4 * 4096);
+	memory.write_error = ENOSPC;
+	for (unsigned i = 0; i < 4; i++)
+		rig.view[i * 4096] = 'w';
+	cr_assert(bus(rig.view + 10 * 4096));
+	for (unsigned i = 0; i < 4; i++)
+		cr_assert_eq(rig.view[i * 4096], 'w');
+	memory.write_error = 0;
+	cr_assert(!bus(rig.view + 11 * 4096));
+	cr_assert_eq(gaia_umap_flush(rig.view, rig.length, 0), -1);
+	for (unsigned i = 0; i < 4; i++)
+		cr_assert_eq(memory.bytes[i * 4096], 'w');
+	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
+}
+
+Test(umap_stores, a_read_only_store_is_not_for_writing)
+{
+	map_memory(4096, 0);
+	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
+	store.write = NULL;
+	cr_assert_eq(rig_errno(&rig.config), EACCES);
+	rig.config.prot = PROT_READ;
+	rig_map(&rig);
+	cr_assert_eq(rig.view[9], 1);
+	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
+}
+
+Test(umap_stores, one_that_touches_its_own_region_is_refused, .signal = SIGBUS)
+{
+	signal(SIGBUS, SIG_DFL);	/* sanitizers have handlers */
+	map_memory(PAGES * 4096, 0);
+	memory.view = rig.view;
+	(void)*(volatile unsigned char *)(rig.view + 2 * 4096);
+}
+
+Test(umap_stores, one_that_touches_the_page_that_it_reads_is_refused, .signal = SIGBUS)
+{
+	signal(SIGBUS, SIG_DFL);	/* sanitizers have handlers */
+	map_memory(PAGES * 4096, 0);
+	memory.view = rig.view;
+	(void)*(volatile unsigned char *)(rig.view + 5 * 4096);
+}
+
+Test(umap_stores, one_that_calls_the_library_is_told)
+{
+	map_memory(PAGES * 4096, 0);
+	(void)*(volatile unsigned char *)(rig.view + 5 * 4096);
+	memory.view = rig.view;
+	cr_assert_eq(rig.view[2 * 4096], 3, "what is in memory it may touch");
+	cr_assert_eq(memory.call, EDEADLK);
+	memory.view = NULL;
+	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
+}
+
+static void *touch(void *arg)
+{
+	return (void *)(uintptr_t)*(volatile unsigned char *)arg;
+}
+
+Test(umap_stores, a_store_that_waits_holds_up_only_who_needs_it)
+{
+	pthread_t thread[2];
+	void *value;
+
+	map_memory(PAGES * 4096, 0);
+	cr_assert_eq(rig.view[0], 1);
+	cr_assert_eq(gaia_umap_advise(rig.view, 1, GAIA_UMAP_COLD), 0);
+	memory.hold = true;
+	for (unsigned i = 0; i < 2; i++)
+		cr_assert_eq(pthread_create(&thread[i], NULL, touch, rig.view + 9 * 4096), 0);
+	while (memory.reads < 2)
+		usleep(1000);
+	cr_assert_eq(rig.view[0], 1, "a fault of a page that is in memory");
+	rig.view[1] = 'x';
+	cr_assert_eq(gaia_umap_flush(rig.view, rig.length, 0), 0);
+	memory.hold = false;
+	for (unsigned i = 0; i < 2; i++) {
+		pthread_join(thread[i], &value);
+		cr_assert_eq((uintptr_t)value, 10);
+	}
+	cr_assert_eq(memory.reads, 2, "two faults of a page are one read");
+	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
+}
+
+static void *touch_bus(void *arg)
+{
+	return (void *)(uintptr_t)bus(arg);
+}
+
+Test(umap_stores, both_waiters_of_a_page_that_cannot_be_read_get_sigbus)
+{
+	pthread_t thread[2];
+	void *was_bus;
+
+	page_size = 8192;
+	map_memory(PAGES * 4096, 0);
+	memory.hold = true;
+	memory.read_error = EIO;
+	for (unsigned i = 0; i < 2; i++)
+		cr_assert_eq(pthread_create(&thread[i], NULL, touch_bus, rig.view + (8 + i) * 4096), 0);
+	while (memory.reads < 1)
+		usleep(1000);
+	usleep(20000);
+	memory.hold = false;
+	for (unsigned i = 0; i < 2; i++) {
+		pthread_join(thread[i], &was_bus);
+		cr_assert(was_bus);
+	}
+	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
+}
+
+/* ---- a policy of the application ---- */
+
+static struct last_in {
+	uint32_t stack[64];
+	bool in[64];
+	unsigned n, destroyed;
+} last_in;
+
+static void *last_in_create(void *arg, uint32_t slots)
+{
+	cr_assert_leq(slots, 64);
+	return arg;
+}
+
+static void last_in_destroy(void *state)
+{
+	((struct last_in *)state)->destroyed++;
+}
+
+static void last_in_inserted(void *state, uint32_t slot, uint64_t page)
+{
+	struct last_in *p = state;
+
+	p->stack[p->n++] = slot;
+	p->in[slot] = true;
+}
+
+static void last_in_hit(void *state, uint32_t slot)
+{
+	last_in_inserted(state, slot, 0);
+}
+
+static uint32_t last_in_victim(void *state)
+{
+	struct last_in *p = state;
+
+	while (p->n)
+		if (p->in[p->stack[--p->n]]) {
+			p->in[p->stack[p->n]] = false;
+			return p->stack[p->n];
+		}
+	return UINT32_MAX;
+}
+
+static void last_in_removed(void *state, uint32_t slot, int evicted)
+{
+	((struct last_in *)state)->in[slot] = false;
+}
+
+Test(umap_stores, a_policy_of_the_application_decides)
+{
+	struct gaia_umap_policy policy = {
+		.size = sizeof(policy), .arg = &last_in, .create = last_in_create, .destroy = last_in_destroy, .inserted = last_in_inserted,
+		.hit = last_in_hit, .victim = last_in_victim, .removed = last_in_removed,
+	};
+	unsigned reads;
+
+	map_memory(PAGES * 4096, 4 * 4096);
+	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
+	rig.config.policy = &policy;
+	rig.config.evict_high = 100;
+	rig_map(&rig);
+	for (unsigned i = 0; i < PAGES; i++)
+		cr_assert_eq(rig.view[i * 4096], i + 1);
+	reads = memory.reads;
+	cr_assert_eq(rig.view[0], 1);
+	cr_assert_eq(memory.reads, reads, "the first page in is the last to leave");
+	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
+	cr_assert_eq(last_in.destroyed, 1);
+}
