@@ -269,6 +269,9 @@ static int acquire_now(struct mapping *m, struct gaia_ioc_range *io)
 
 static int release_now(struct mapping *m, struct gaia_ioc_range *io)
 {
+	const struct gaia_list_range range = range_of(io);
+
+	starts_settle(m, &range, 1);
 	atomic_thread_fence(memory_order_seq_cst);
 	return range_release(m, io);
 }
@@ -441,6 +444,7 @@ int gaia_releasev(const struct gaia_range *ranges, size_t n)
 	err = list_begin(ranges, n, &m, &list, &n_list);
 	if (err)
 		return err > 0 ? 0 : result(err);
+	starts_settle(m, list, n_list);
 	atomic_thread_fence(memory_order_seq_cst);
 	err = list_release(m, list, n_list);
 	free(list);
@@ -595,6 +599,7 @@ int gaia_acquire_on(void *addr, size_t length, int prot, struct CUstream_st *str
 int gaia_release_on(void *addr, size_t length, struct CUstream_st *stream)
 {
 	CALL();
+	struct gaia_list_range range;
 	struct gaia_ioc_range io;
 	struct mapping *m;
 	int err;
@@ -606,5 +611,7 @@ int gaia_release_on(void *addr, size_t length, struct CUstream_st *stream)
 		return result(err);
 	if (!m->ops->queue)
 		return range_end(m, release_now(m, &io));
+	range = range_of(&io);
+	starts_settle(m, &range, 1);
 	return range_end(m, m->ops->queue(m, &io, true, stream));
 }

@@ -344,6 +344,11 @@ void lists_unmap(struct lists *ls);
 int start_begin(struct mapping *m, const struct gaia_ioc_range *io, struct gaia_list_range *list, size_t n);
 /* The work of gaia_wait(). */
 int start_wait(int fd);
+/*
+ * Wait until nothing is held of these ranges any more for acquires that the program has cancelled. Before a release, which would take their holds
+ * away: then what gives them back would take later ones away. The lock is not held, nor anything that such an acquire may wait for.
+ */
+void starts_settle(const struct mapping *m, const struct gaia_list_range *range, size_t n);
 /* Call @fn for each that was not waited for. The lock is held. */
 void starts_each(void (*fn)(const struct mapping *m, const struct gaia_ioc_range *io));
 /* The mapping is gone: those of it end. Returns how many were not waited for, and the first @most of them. */

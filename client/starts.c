@@ -49,6 +49,7 @@ struct start {
 	int ours;			/* -1: the program's is closed */
 	enum start_state state;
 	enum start_work work;		/* what it is QUEUED for, or RUNNING */
+	bool waits_for_room;		/* it could not be given back for want of room, and is tried again */
 	int err;			/* ENDED: the acquire's result */
 	TAILQ_ENTRY(start) queued;
 	LIST_ENTRY(start) link;
@@ -66,6 +67,7 @@ static struct {
 	unsigned idle;		/* threads that wait for it */
 	unsigned claimed;	/* of these, how many are wanted; no more than there are */
 } pool = { .work = PTHREAD_COND_INITIALIZER };
+static pthread_cond_t settled = PTHREAD_COND_INITIALIZER; /* a cancelled one is no more, or waits for room */
 static int watched = -1;	/* epoll: our ends. -1: no thread watches them */
 /* Of each ancestor that had some when it forked: of the socket that stands for its acquires. */
 static uint64_t *forked_ids;
@@ -247,14 +249,18 @@ static void run(struct start *st)
 	cs->running--;
 	cs->all--;
 	if (again) {
+		st->waits_for_room = true;
+		pthread_cond_broadcast(&settled);
 		/* After the others: what they give back may make the room. */
 		(void)enqueue(st, START_GIVE_BACK);
 		return;
 	}
-	if (cancelled)
+	if (cancelled) {
 		remove_start(st);
-	else
+		pthread_cond_broadcast(&settled);
+	} else {
 		drops = end_start(st, err);
+	}
 	pthread_mutex_unlock(&gaia_lock);
 	/* If it is not cancelled it may be gone by now. */
 	if (cancelled)
@@ -539,6 +545,48 @@ static bool is_closed(const struct start *st)
 	struct pollfd p = { .fd = st->ours };
 
 	return st->ours < 0 || (poll(&p, 1, 0) == 1 && (p.revents & POLLHUP));
+}
+
+/* Whether one of the ranges may have pages in common with what it acquires. */
+static bool overlaps(const struct start *st, const struct gaia_list_range *range, size_t n)
+{
+	uint64_t a = st->io.offset / GAIA_PAGE, b = (st->io.offset + st->io.length - 1) / GAIA_PAGE;
+
+	for (size_t k = 0; k < n; k++)
+		if (range[k].offset / GAIA_PAGE <= b && (range[k].offset + range[k].length - 1) / GAIA_PAGE >= a)
+			return true;
+	return false;
+}
+
+/* One of the mapping's that is cancelled, and has not been given back though there may be room; NULL: none has. The lock is held. */
+static struct start *next_unsettled(const struct mapping *m, const struct gaia_list_range *range, size_t n)
+{
+	struct start *st;
+
+	LIST_FOREACH(st, &starts, link)
+		if (st->m == m && !st->waits_for_room && is_closed(st) && overlaps(st, range, n))
+			return st;
+	return NULL;
+}
+
+void starts_settle(const struct mapping *m, const struct gaia_list_range *range, size_t n)
+{
+	struct start *st, *gone;
+
+	pthread_mutex_lock(&gaia_lock);
+	while ((st = next_unsettled(m, range, n))) {
+		if (st->ours < 0) {
+			pthread_cond_wait(&settled, &gaia_lock);
+			continue;
+		}
+		gone = closed(st->id);
+		if (!gone)
+			continue;
+		pthread_mutex_unlock(&gaia_lock);
+		free_start(gone);
+		pthread_mutex_lock(&gaia_lock);
+	}
+	pthread_mutex_unlock(&gaia_lock);
 }
 
 void starts_each(void (*fn)(const struct mapping *m, const struct gaia_ioc_range *io))

@@ -422,6 +422,34 @@ EACH_WAY(device_starts, that_are_closed_are_given_back)
 }
 
 /* What the mapping holds otherwise, and has stored, stays private. */
+/* The program releases, and acquires again, maybe before the library has noticed that the descriptor is closed. */
+EACH_WAY(device_starts, that_are_closed_take_no_hold_of_what_comes)
+{
+	int fd = make_file("f", 4 * PAGE, 'x');
+	unsigned char *p = map(fd, 4 * PAGE);
+	time_t end = time(NULL) + HANG_SECONDS;
+
+	for (int round = 0; round < 60; round++) {
+		int start = begin(p, 4 * PAGE, RW), before = byte_at(fd, PAGE);
+		long releases = STATUS("counters", "releases");
+
+		await_readable(start);
+		close(start);
+		OK(gaia_release(p, 4 * PAGE));
+		OK(gaia_acquire(p + PAGE, PAGE, RW));
+		p[PAGE] = (unsigned char)round;
+		while (STATUS("counters", "releases") < releases + 2) {
+			cr_assert_lt(time(NULL), end, "it is not given back");
+			usleep(1000);
+		}
+		cr_assert_eq(byte_at(fd, PAGE), before, "round %d: %d and not %d", round, byte_at(fd, PAGE), before);
+		OK(gaia_release(p + PAGE, PAGE));
+		cr_assert_eq(byte_at(fd, PAGE), round);
+	}
+	OK(gaia_munmap(p, 4 * PAGE));
+	close(fd);
+}
+
 EACH_WAY(device_starts, that_are_closed_publish_nothing)
 {
 	int fd = make_file("f", 4 * PAGE, 'x'), start;
