@@ -225,6 +225,7 @@ static void poison(struct umap_region *r, uint64_t at)
 static int bring_absent(struct umap_region *r, uint64_t page, uint64_t want, bool fault, bool write, enum umap_how how)
 {
 	uint32_t frame;
+	uint64_t run;
 	int n, err;
 
 	if (how == UMAP_RESIDENT)
@@ -236,12 +237,17 @@ static int bring_absent(struct umap_region *r, uint64_t page, uint64_t want, boo
 		err = wait_for_frame(r);
 		return err ? err : -EAGAIN;	/* the page may be there by now */
 	}
-	n = fill(r, page, run_length(r, page, want), frame, how == UMAP_QUICK);
+	run = run_length(r, page, want);
+	n = fill(r, page, run, frame, how == UMAP_QUICK);
+	/* What was to be read ahead may be why it failed. Its frames are free again, and the page is not there. */
+	if (n < 0 && n != -EAGAIN && run > 1) {
+		r->stats.read_errors++;
+		n = fill(r, page, 1, take_frame(r), how == UMAP_QUICK);
+	}
 	if (n < 0) {
 		if (how == UMAP_QUICK && n == -EAGAIN)
 			return -EBUSY;
 		r->stats.read_errors++;
-		/* What was read ahead is no reason to fail. */
 		return n == -EAGAIN ? -EIO : n;
 	}
 	r->stats.ahead += fault ? n - 1 : n;

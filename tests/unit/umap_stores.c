@@ -19,6 +19,7 @@ struct memory {
 	unsigned char bytes[PAGES * 4096];
 	uint64_t length;
 	atomic_int read_error, write_error, sync_error;
+	uint64_t bad_from;	/* what reaches beyond it cannot be read; 0: all can */
 	atomic_uint reads, writes, syncs;
 	unsigned char *_Atomic view;	/* read() touches this, if it is not NULL */
 	atomic_bool hold;	/* read() waits until it is not set */
@@ -39,6 +40,8 @@ static int memory_read(void *arg, void *buf, size_t n, uint64_t offset)
 	}
 	if (m->read_error)
 		return -m->read_error;
+	if (m->bad_from && offset + n > m->bad_from)
+		return -EIO;
 	memcpy(buf, m->bytes + offset, n);
 	return 0;
 }
@@ -143,6 +146,17 @@ Test(umap_stores, a_page_that_cannot_be_read_is_sigbus_for_who_touches_it_only)
 	cr_assert(!bus(rig.view + 4 * 4096));
 	cr_assert_eq(gaia_umap_prefetch(&page, 1, GAIA_UMAP_WAIT), 0);
 	cr_assert_eq(rig.view[3 * 4096], 4, "it could be tried again");
+	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
+}
+
+Test(umap_stores, what_cannot_be_read_ahead_is_no_error_of_the_page_before_it)
+{
+	map_memory(PAGES * 4096, 8 * 4096);
+	cr_assert_eq(gaia_umap_advise(rig.view, PAGES * 4096, GAIA_UMAP_SEQUENTIAL), 0);
+	memory.bad_from = 3 * 4096;
+	for (unsigned i = 0; i < 3; i++)
+		cr_assert(!bus(rig.view + i * 4096), "page %u", i);
+	cr_assert(bus(rig.view + 3 * 4096));
 	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
 }
 
