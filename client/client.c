@@ -7,109 +7,13 @@
 #pragma GCC visibility pop
 
 #include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/param.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include "internal.h"
-
-static const struct kind_ops *const kinds[] = {
-	&sim_kind,
-#ifdef GAIA_CUDA
-	&cuda_kind,
-#endif
-};
-
-/* Turn a negative errno into -1 and errno, as callers of the library expect. */
-static int result(int err)
-{
-	if (err >= 0)
-		return err;
-	errno = -err;
-	return -1;
-}
-
-static int begin_call(void)
-{
-	int cancel;
-
-	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
-	return cancel;
-}
-
-static void end_call(int *cancel)
-{
-	pthread_setcancelstate(*cancel, NULL);
-}
-
-/*
- * First in every call: keep the thread from being cancelled until the call returns, because poll(2), close(2) and
- * others are cancellation points, and the library calls them with locks and references held. (Nobody can cancel the
- * library's own threads.)
- */
-#define NOT_CANCELLED __attribute__((cleanup(end_call), unused)) int cancel = begin_call()
-
-/* ---- devices ---- */
-
-static void describe(const struct gaia_ioc_device *d, struct gaia_device_info *out)
-{
-	memset(out, 0, sizeof(*out));
-	memcpy(out->name, d->name, sizeof(out->name) - 1);
-	memcpy(out->kind, d->kind, sizeof(out->kind) - 1);
-	memcpy(out->uuid, d->uuid, sizeof(out->uuid));
-	out->capacity = d->capacity;
-	out->used = d->used;
-	out->simulated = d->simulated;
-}
-
-int gaia_devices(int fd, struct gaia_device_info *out, int max)
-{
-	NOT_CANCELLED;
-	unsigned total = 0, at = 0;
-
-	if (max < 0 || (max && !out))
-		return result(-EINVAL);
-	do {
-		struct gaia_ioc_devices io = { .first = at };
-		int err = wire_first_ioctl(fd, GAIA_IOC_DEVICES, &io);
-
-		if (err)
-			return result(err);
-		if (io.count > GAIA_DEVICES_AT_ONCE || io.total > INT_MAX)
-			return result(-EPROTO);
-		total = io.total;
-		for (unsigned i = 0; i < io.count && at < (unsigned)max; i++)
-			describe(&io.device[i], &out[at++]);
-		if (!io.count)
-			break;
-	} while (at < (unsigned)max && at < total);
-	return total;
-}
-
-static int find_kind(int fd, unsigned device, struct gaia_ioc_device *found,
-		     const struct kind_ops **out)
-{
-	struct gaia_ioc_devices io = { .first = device };
-	int err = wire_first_ioctl(fd, GAIA_IOC_DEVICES, &io);
-
-	if (err)
-		return err;
-	if (io.count < 1)
-		return -ENODEV;
-	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
-		if (!strncmp(kinds[i]->kind, io.device[0].kind, sizeof(io.device[0].kind))) {
-			*out = kinds[i];
-			*found = io.device[0];
-			return 0;
-		}
-	}
-	return -ENODEV; /* of a kind that this library was built without */
-}
+#include "call.h"
 
 /* ---- mapping ---- */
 
@@ -190,12 +94,13 @@ static int do_mmap(size_t length, int prot, int fd, off_t offset, int device, vo
 	struct mapping *m;
 	int err;
 
-	if (!length || (prot != PROT_READ && prot != (PROT_READ | PROT_WRITE)) || offset < 0 ||
-	    offset % GAIA_PAGE)
-		return -EINVAL;
-	if (device < 0)
-		return -ENODEV;
-	err = find_kind(fd, device, &found, &ops);
+	if (!length)
+		return error_because(-EINVAL, "the length is 0");
+	if (prot != PROT_READ && prot != (PROT_READ | PROT_WRITE))
+		return error_because(-EINVAL, "prot must be PROT_READ or PROT_READ | PROT_WRITE");
+	if (offset < 0 || offset % GAIA_PAGE)
+		return error_because(-EINVAL, "the offset, %lld, must be a multiple of %u", (long long)offset, GAIA_PAGE);
+	err = device_find(fd, device, &found, &ops);
 	if (err)
 		return err;
 	if (length > INT64_MAX - (uint64_t)offset)
@@ -208,6 +113,8 @@ static int do_mmap(size_t length, int prot, int fd, off_t offset, int device, vo
 	m->offset = offset;
 	m->length = length;
 	m->prot = prot;
+	m->device = (unsigned)device;
+	memcpy(m->device_name, found.name, sizeof(m->device_name) - 1);
 	m->strict = found.flags & GAIA_DEVICE_STRICT && ops->protect;
 	err = mapping_reserve(m, &found);
 	if (err)
@@ -240,9 +147,10 @@ free_mapping:
 
 void *gaia_mmap(size_t length, int prot, int fd, off_t offset, int device)
 {
-	NOT_CANCELLED;
+	CALL();
 	void *addr = MAP_FAILED;
 
+	error_about_fd(fd);
 	result(do_mmap(length, prot, fd, offset, device, &addr));
 	return addr;
 }
@@ -261,22 +169,25 @@ static void end_starts(struct mapping *m)
 
 int gaia_munmap(void *addr, size_t length)
 {
-	NOT_CANCELLED;
+	CALL();
 	struct mapping *m;
+	struct late_error late;
 	bool ended = true;
 	int err = 0;
 
+	error_about_address(addr, length);
 	m = mapping_exact(addr, length, &err);
+	if (!m && err == -EINVAL)
+		error_because(err, "no mapping has this address and length: give those of gaia_mmap(), of the whole mapping");
 	if (!m)
 		return result(err);
+	error_about_mapping(m, m->offset, length);
 	if (m->ops->finish)
 		err = m->ops->finish(m, &ended);
 	if (!err && !mapping_remove(m))
 		err = -EINVAL;
-	if (err) {
-		mapping_put(m);
-		return result(err);
-	}
+	if (err)
+		return call_end(m, err);
 	end_starts(m);
 	held_unmapped(m);
 	/*
@@ -286,10 +197,11 @@ int gaia_munmap(void *addr, size_t length)
 	 */
 	m->ops->unreserve(m, ended);
 	unmap_at_daemon(m);
-	err = atomic_load(&m->late_error);
-	mapping_put(m);
+	err = turns_take_error(m, &late);
+	if (err)
+		error_because(err, "it is unmapped, but an earlier " LATE_FORMAT " has failed", LATE_ARGS(late));
 	mapping_put(m); /* the tables' reference */
-	return result(err);
+	return call_end(m, err);
 }
 
 /* ---- ranges ---- */
@@ -298,15 +210,20 @@ int gaia_munmap(void *addr, size_t length)
 static int range_begin(void *addr, size_t length, struct mapping **out, struct gaia_ioc_range *io)
 {
 	struct mapping *m = mapping_find(addr, length);
+	struct late_error late;
 	int err;
 
+	error_about_address(addr, length);
 	if (!m)
-		return -EINVAL;
-	err = atomic_exchange(&m->late_error, 0);
-	if (!err && conn_is_dead(m->conn))
+		return error_because(-EINVAL, "the range is not inside one mapping of gaia_mmap()'s");
+	error_about_mapping(m, m->offset + (uint64_t)((char *)addr - m->addr), length);
+	err = turns_take_error(m, &late);
+	if (err)
+		error_because(err, "this call has done nothing, because an earlier " LATE_FORMAT " has failed", LATE_ARGS(late));
+	else if (conn_is_dead(m->conn))
 		err = -ENOTCONN;
 	if (err) {
-		mapping_put(m);
+		call_end(m, err);
 		return err;
 	}
 	*io = (struct gaia_ioc_range){
@@ -322,9 +239,7 @@ static int range_begin(void *addr, size_t length, struct mapping **out, struct g
 /* The call has ended, with conn_error() of @err. */
 static int range_end(struct mapping *m, int err)
 {
-	err = conn_error(m->conn, err);
-	mapping_put(m);
-	return result(err);
+	return call_end(m, conn_error(m->conn, err));
 }
 
 /* After an ACQUIRE: wait until its chunks are mapped. */
@@ -367,6 +282,9 @@ static bool prot_is_good(int prot)
 	return prot && !(prot & ~(PROT_READ | PROT_WRITE));
 }
 
+#define PROT_IS_BAD "prot must be PROT_READ, PROT_READ | PROT_WRITE, or PROT_WRITE to overwrite"
+#define START_PROT_IS_BAD "prot must be PROT_READ or PROT_READ | PROT_WRITE"
+
 static int may_acquire(const struct mapping *m, int prot)
 {
 	if (prot & ~m->prot)
@@ -376,13 +294,13 @@ static int may_acquire(const struct mapping *m, int prot)
 
 int gaia_acquire(void *addr, size_t length, int prot)
 {
-	NOT_CANCELLED;
+	CALL();
 	struct gaia_ioc_range io;
 	struct mapping *m;
 	int err;
 
 	if (!prot_is_good(prot))
-		return result(-EINVAL);
+		return result(error_because(-EINVAL, PROT_IS_BAD));
 	if (!length)
 		return 0;
 	err = range_begin(addr, length, &m, &io);
@@ -392,12 +310,12 @@ int gaia_acquire(void *addr, size_t length, int prot)
 	if (err)
 		return range_end(m, err);
 	io.prot = prot;
-	return range_end(m, acquire_now(m, &io));
+	return range_end(m, error_of_room(m, length, acquire_now(m, &io)));
 }
 
 int gaia_release(void *addr, size_t length)
 {
-	NOT_CANCELLED;
+	CALL();
 	struct gaia_ioc_range io;
 	struct mapping *m;
 	int err;
@@ -430,12 +348,22 @@ static int list_fill(const struct mapping *m, const struct gaia_range *ranges, s
 		if (!ranges[k].length)
 			continue;
 		if (at >= m->length || ranges[k].length > m->length - at)
-			return -EINVAL;
+			return error_because(-EINVAL, "range %zu does not lie in the mapping of the first", k);
 		out[left++] = (struct gaia_list_range){ m->offset + at, ranges[k].length };
 	}
 	qsort(out, left, sizeof(*out), by_offset);
 	*n_out = left;
 	return 0;
+}
+
+/* From the first byte of a list to its last. */
+static uint64_t list_span(const struct gaia_list_range *list, size_t n)
+{
+	uint64_t end = 0;
+
+	for (size_t k = 0; k < n; k++)
+		end = MAX(end, list[k].offset + list[k].length);
+	return end - list[0].offset;
 }
 
 /* Find the mapping of the ranges. 1: they are all empty. */
@@ -461,9 +389,11 @@ static int list_begin(const struct gaia_range *ranges, size_t n, struct mapping 
 		err = -ENOBUFS;
 	else
 		err = list_fill(*m, ranges + first, n - first, *out, n_out);
+	if (!err)
+		error_about_mapping(*m, (*out)[0].offset, list_span(*out, *n_out));
 	if (err) {
 		free(*out);
-		mapping_put(*m);
+		call_end(*m, err);
 	}
 	return err;
 }
@@ -484,14 +414,14 @@ static int acquire_list_now(struct mapping *m, const struct gaia_list_range *lis
 
 int gaia_acquirev(const struct gaia_range *ranges, size_t n, int prot)
 {
-	NOT_CANCELLED;
+	CALL();
 	struct gaia_list_range *list;
 	struct mapping *m;
 	size_t n_list;
 	int err;
 
 	if (!prot_is_good(prot))
-		return result(-EINVAL);
+		return result(error_because(-EINVAL, PROT_IS_BAD));
 	err = list_begin(ranges, n, &m, &list, &n_list);
 	if (err)
 		return err > 0 ? 0 : result(err);
@@ -505,7 +435,7 @@ int gaia_acquirev(const struct gaia_range *ranges, size_t n, int prot)
 
 int gaia_releasev(const struct gaia_range *ranges, size_t n)
 {
-	NOT_CANCELLED;
+	CALL();
 	struct gaia_list_range *list;
 	struct mapping *m;
 	size_t n_list;
@@ -523,7 +453,7 @@ int gaia_releasev(const struct gaia_range *ranges, size_t n)
 
 int gaia_sync(void *addr, size_t length)
 {
-	NOT_CANCELLED;
+	CALL();
 	struct gaia_ioc_range io;
 	struct mapping *m;
 	int err;
@@ -541,13 +471,13 @@ int gaia_sync(void *addr, size_t length)
 
 int gaia_advise(void *addr, size_t length, int advice)
 {
-	NOT_CANCELLED;
+	CALL();
 	struct gaia_ioc_range io;
 	struct mapping *m;
 	int err;
 
 	if (advice < GAIA_NORMAL || advice > GAIA_DONTNEED)
-		return result(-EINVAL);
+		return result(error_because(-EINVAL, "there is no advice %d", advice));
 	if (!length)
 		return 0;
 	err = range_begin(addr, length, &m, &io);
@@ -570,13 +500,13 @@ static int start_nothing(void)
 
 int gaia_acquire_start(void *addr, size_t length, int prot)
 {
-	NOT_CANCELLED;
+	CALL();
 	struct gaia_ioc_range io;
 	struct mapping *m;
 	int err;
 
 	if (prot != PROT_READ && prot != (PROT_READ | PROT_WRITE))
-		return result(-EINVAL);
+		return result(error_because(-EINVAL, START_PROT_IS_BAD));
 	if (!length)
 		return start_nothing();
 	err = range_begin(addr, length, &m, &io);
@@ -589,7 +519,7 @@ int gaia_acquire_start(void *addr, size_t length, int prot)
 
 int gaia_acquirev_start(const struct gaia_range *ranges, size_t n, int prot)
 {
-	NOT_CANCELLED;
+	CALL();
 	struct gaia_ioc_range io = { .prot = (unsigned)prot };
 	struct gaia_list_range *list;
 	struct mapping *m;
@@ -597,13 +527,12 @@ int gaia_acquirev_start(const struct gaia_range *ranges, size_t n, int prot)
 	int err;
 
 	if (prot != PROT_READ && prot != (PROT_READ | PROT_WRITE))
-		return result(-EINVAL);
+		return result(error_because(-EINVAL, START_PROT_IS_BAD));
 	err = list_begin(ranges, n, &m, &list, &n_list);
 	if (err)
 		return err > 0 ? start_nothing() : result(err);
 	io.offset = list[0].offset;
-	for (size_t k = 0; k < n_list; k++)
-		io.length = MAX(io.length, list[k].offset + list[k].length - io.offset);
+	io.length = list_span(list, n_list);
 	err = prot & ~m->prot ? -EACCES : start_begin(m, &io, list, n_list);
 	if (err >= 0)
 		return err;
@@ -613,7 +542,7 @@ int gaia_acquirev_start(const struct gaia_range *ranges, size_t n, int prot)
 
 int gaia_wait(int fd)
 {
-	NOT_CANCELLED;
+	CALL();
 	int err = start_wait(fd);
 
 	atomic_thread_fence(memory_order_seq_cst);
@@ -637,13 +566,13 @@ static int pin_range(struct mapping *m, struct gaia_ioc_range *io, int prot)
 
 int gaia_acquire_on(void *addr, size_t length, int prot, struct CUstream_st *stream)
 {
-	NOT_CANCELLED;
+	CALL();
 	struct gaia_ioc_range io;
 	struct mapping *m;
 	int err;
 
 	if (!prot_is_good(prot))
-		return result(-EINVAL);
+		return result(error_because(-EINVAL, PROT_IS_BAD));
 	if (!length)
 		return 0;
 	err = range_begin(addr, length, &m, &io);
@@ -654,10 +583,10 @@ int gaia_acquire_on(void *addr, size_t length, int prot, struct CUstream_st *str
 		return range_end(m, err);
 	io.prot = prot;
 	if (!m->ops->queue) /* there are no streams: everything has been done */
-		return range_end(m, acquire_now(m, &io));
+		return range_end(m, error_of_room(m, length, acquire_now(m, &io)));
 	err = pin_range(m, &io, prot);
 	if (err)
-		return range_end(m, err);
+		return range_end(m, error_of_room(m, length, err));
 	io.prot = prot | GAIA_PROT_PINNED;
 	err = m->ops->queue(m, &io, false, stream);
 	if (err) {
@@ -669,7 +598,7 @@ int gaia_acquire_on(void *addr, size_t length, int prot, struct CUstream_st *str
 
 int gaia_release_on(void *addr, size_t length, struct CUstream_st *stream)
 {
-	NOT_CANCELLED;
+	CALL();
 	struct gaia_list_range range;
 	struct gaia_ioc_range io;
 	struct mapping *m;

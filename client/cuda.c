@@ -144,6 +144,25 @@ static int find_device(const uint8_t uuid[16], CUdevice *out)
 	return err ? err : -ENODEV;
 }
 
+int cuda_uuid(int ordinal, uint8_t uuid[16])
+{
+	struct cuda_scope scope;
+	CUuuid seen;
+	CUdevice dev;
+	int err = load();
+
+	if (err)
+		return err;
+	cuda_begin(&scope);
+	err = cuda_errno(cuda_api.DeviceGet(&dev, ordinal));
+	if (!err)
+		err = cuda_errno(cuda_api.DeviceGetUuid(&seen, dev));
+	cuda_end(&scope);
+	if (!err)
+		memcpy(uuid, seen.bytes, sizeof(seen.bytes));
+	return err;
+}
+
 /* The caller's context, if it is one of the device; else the primary context, which the runtime API uses. */
 static int find_context(struct cuda_mapping *c)
 {

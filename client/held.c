@@ -403,3 +403,16 @@ void held_take_list(struct mapping *m, const struct gaia_list_range *range, size
 	}
 	protect_run(m, &run, (struct pages){ 0, 0 });
 }
+
+int held_prot(const struct mapping *m, const char *addr)
+{
+	uint64_t page = (uint64_t)(addr - m->base) / GAIA_PAGE;
+	int prot = -1;
+
+	if (!m->held)
+		return prot;
+	pthread_mutex_lock(&gaia_lock);
+	prot = !*count_of(m, page) ? PROT_NONE : *writes_of(m, page) ? PROT_READ | PROT_WRITE : PROT_READ;
+	pthread_mutex_unlock(&gaia_lock);
+	return prot;
+}

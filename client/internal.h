@@ -5,7 +5,8 @@
  * daemon's messages: map this chunk, give that one up. mapping.c keeps the mappings, found by
  * address (for callers) and by number (for that thread). turns.c has a thread for queued acquires and
  * releases, whose callers do not wait; starts.c has threads for acquires that callers wait for later. lists.c hands lists of ranges over.
- * held.c counts holds, where they are needed. detect.c finds out what has changed, if that is wanted. sim.c, and a file for each other kind of device, do what differs between devices. client.c is the API.
+ * held.c counts holds, where they are needed. detect.c finds out what has changed, if that is wanted. errors.c makes texts of errors. sim.c, and a file for each
+ * other kind of device, do what differs between devices. client.c, devices.c and query.c are the API.
  *
  * Rules
  *  1. One lock, gaia_lock, guards everything here. Nothing that waits is done under it: no ioctl, no
@@ -28,7 +29,7 @@
  *  7. A connection lives while mappings and calls refer to it; the last reference to go ends it.
  *  8. Nobody waits for a thread of starts.c, except gaia_wait(): they come and go, and each keeps what it works on by references. So one of them
  *     may drop the last reference to a connection.
- *  9. The program's threads come in through client.c, which keeps them from being cancelled in here.
+ *  9. The program's threads come in through the API's files, which keep them from being cancelled in here (call.h).
  */
 #ifndef GAIA_CLIENT_INTERNAL_H
 #define GAIA_CLIENT_INTERNAL_H
@@ -101,6 +102,8 @@ struct kind_ops {
 extern const struct kind_ops sim_kind;
 #ifdef GAIA_CUDA
 extern const struct kind_ops cuda_kind;
+/* The UUID of the CUDA device that has this number in this process. -ENODEV: it sees none. */
+int cuda_uuid(int ordinal, uint8_t uuid[16]);
 #endif
 
 /* Pages [page, page + n) from a mapping's base. */
@@ -215,6 +218,16 @@ struct conn {
 	LIST_ENTRY(conn) link;
 };
 
+/* An acquire or release in the order of a stream, which has failed when its turn had come. */
+struct late_error {
+	bool release;
+	uint64_t offset, length; /* in the file, bytes */
+};
+#define LATE_FORMAT "%s of bytes %llu to %llu"
+#define LATE_ARGS(l)                                                                        \
+	(l).release ? "gaia_release_on()" : "gaia_acquire_on()", (unsigned long long)(l).offset, \
+		(unsigned long long)((l).offset + (l).length - 1)
+
 struct mapping {
 	/* Constant once it is in the tables. */
 	struct conn *conn;
@@ -226,6 +239,8 @@ struct mapping {
 	size_t length;		/* as given to it */
 	uint64_t offset;	/* of addr in the file */
 	int prot;
+	unsigned device;	/* its number */
+	char device_name[32];
 	bool strict;		/* pages can be touched only while they are held */
 	char *base;		/* what is reserved: whole chunks around it */
 	size_t span;
@@ -233,9 +248,10 @@ struct mapping {
 	struct detect *detect;	/* NULL: the daemon finds out itself what has changed. Set before the mapping is known */
 	struct held_chunk *held; /* one for each chunk of span, with gaia_lock; NULL: holds are not counted */
 
-	atomic_int late_error;	/* of turns: the first that was not reported yet */
+	atomic_int late_error;	/* of turns: the first that was not reported yet; written with turns_lock held */
 
 	/* turns_lock. */
+	struct late_error late;	/* what has failed with it */
 	LIST_HEAD(, turn) turns_queued; /* in streams, not ready */
 	unsigned turns_ready;	/* not done */
 
@@ -297,6 +313,8 @@ void turn_ready(struct turn *t);
  * time, which then has no effect. turns_lock is held.
  */
 void turn_abandon(struct turn *t);
+/* The error of the mapping's turns that was not reported yet, or 0. It counts as reported now. *@out: what has failed. */
+int turns_take_error(struct mapping *m, struct late_error *out);
 /* Wait for the mapping's turns that a stream has reached, and abandon the others. False: there were others. */
 bool turns_wait(struct mapping *m);
 
@@ -356,6 +374,32 @@ void held_unwaited(const struct mapping *m, const struct gaia_ioc_range *io);
 /* Chunks of a strict mapping were placed: without access yet, later with @prot at most; or they are being cleared. The lock is held. */
 void held_placed(struct mapping *m, uint64_t first, unsigned n, int prot);
 void held_cleared(struct mapping *m, uint64_t first, unsigned n);
+
+/* How the page at @addr is held: PROT_NONE, PROT_READ or PROT_READ | PROT_WRITE; -1: holds are not counted. */
+int held_prot(const struct mapping *m, const char *addr);
+
+/* ---- devices.c ---- */
+
+/* Device @device of @fd's mount, and what its kind does. -ENODEV: there is none, or none of a kind that this library was built for. */
+int device_find(int fd, int device, struct gaia_ioc_device *out, const struct kind_ops **ops);
+/* If @err is -ENOMEM and the device is why, say so in the error's text. Returns @err. */
+int error_of_room(const struct mapping *m, size_t length, int err);
+
+/* ---- errors.c ---- */
+
+/* A call of this thread begins: @call is its name, which stays. Calls do not nest. */
+void error_begin(const char *call);
+/* What it is about, where that is known. Descriptors and mappings stay until error_end(). */
+void error_about_fd(int fd);
+void error_about_address(const void *addr, size_t length);
+void error_about_range(uint64_t offset, uint64_t length); /* of a file that is not known */
+void error_about_mapping(const struct mapping *m, uint64_t offset, uint64_t length);
+/* Why it will fail with @err, which is returned, and what to do: said in the place of what error_end() says of its own. */
+int error_because(int err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* It has failed with @err, an errno. Only the first of these in a call counts. */
+void error_end(int err);
+/* Of the thread's last call that failed; empty if there is none. */
+const char *error_text(void);
 
 /* ---- detect.c: nothing of it does anything if m->detect is NULL, except what is for streams, which is not called then ---- */
 

@@ -524,6 +524,8 @@ int start_wait(int fd)
 	if (err)
 		return err;
 	err = st->err;
+	if (st->io.length)
+		error_about_range(st->io.offset, st->io.length);
 	if (!err && st->list)
 		held_add_list(st->m, st->list, st->n, (int)st->io.prot);
 	else if (!err && st->m)

@@ -81,6 +81,33 @@ int range_give_back(struct mapping *m, const struct gaia_ioc_range *io)
 
 /* ---- the thread ---- */
 
+/* Only the first error is kept. */
+static void note_error(const struct turn *t, const struct gaia_ioc_range *asked, int err)
+{
+	struct mapping *m = t->m;
+
+	pthread_mutex_lock(&turns_lock);
+	if (!m->late_error) {
+		m->late = (struct late_error){ t->release, asked->offset, asked->length };
+		m->late_error = err;
+	}
+	pthread_mutex_unlock(&turns_lock);
+}
+
+int turns_take_error(struct mapping *m, struct late_error *out)
+{
+	int err = 0;
+
+	if (!m->late_error)
+		return 0;
+	pthread_mutex_lock(&turns_lock);
+	*out = m->late;
+	err = m->late_error;
+	m->late_error = 0;
+	pthread_mutex_unlock(&turns_lock);
+	return err;
+}
+
 static int release_turn(struct turn *t)
 {
 	const struct gaia_list_range range = range_of(&t->io);
@@ -103,7 +130,7 @@ static void carry_out(struct turn *t)
 {
 	const struct gaia_ioc_range asked = t->io;
 	const struct gaia_list_range range = range_of(&t->io);
-	int none = 0, err;
+	int err;
 
 	/* This thread handles no signals, but being stopped, or looked at by a debugger, interrupts the call, too. */
 	do
@@ -115,9 +142,8 @@ static void carry_out(struct turn *t)
 		detect_queue_released(t->m, &range);
 	if (!err && !t->release)
 		held_add(t->m, &asked);
-	/* Only the first error is kept. */
 	if (err)
-		atomic_compare_exchange_strong(&t->m->late_error, &none, err);
+		note_error(t, &asked, err);
 }
 
 static void *turns_thread(void *arg)

@@ -19,11 +19,6 @@ int fail_on(const char *path, int err);
 /* Say what went wrong with each of a sync's "files", one line each on standard error. Returns their number. */
 size_t show_unstored(const json_t *report);
 
-/* Ask for a report (GAIA_REPORT_*) as a client of @fd's mount: 0 and *@text, to be freed, or a negative errno. */
-int fetch_report(int fd, unsigned what, char **text);
-/* The same, but returns the report's descriptor, or a negative errno. */
-int fetch_report_fd(int fd, unsigned what);
-
 /* Print a report as text. */
 void show_report(json_t *report);
 

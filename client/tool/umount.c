@@ -33,6 +33,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../report.h"
 #include "../wire.h"
 #include "tool.h"
 

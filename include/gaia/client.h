@@ -37,7 +37,7 @@
  * All functions are thread-safe and may be used by several libraries of one
  * process; none is a cancellation point (pthread_cancel(3)). After fork() the child has no mappings:
  * calls on the parent's fail there with ENOTCONN; the child may make its own. Functions return -1 (or
- * MAP_FAILED) and set errno. Nothing prints, exits or aborts, unless the environment has GAIA_DEBUG=1:
+ * MAP_FAILED) and set errno; gaia_last_error_text() then says more. Nothing prints, exits or aborts, unless the environment has GAIA_DEBUG=1:
  * then the library reports on stderr releases of pages that are not held, pages that are still held, and
  * acquires that were started and not waited for, at gaia_munmap() or exit(3), and on a strict device the SIGSEGVs above. (To report those it handles
  * SIGSEGV, and then calls the handler that was installed when the first mapping was made.)
@@ -247,6 +247,53 @@ int gaia_sync(void *addr, size_t length);
 #define GAIA_WILLNEED 3	  /* copy the range now, in the background, into free memory; ignored if 32 such ranges wait already */
 #define GAIA_DONTNEED 4	  /* the device may drop its copy of the range unless other mappings use it; nothing is lost */
 int gaia_advise(void *addr, size_t length, int advice);
+
+/* The library's version, "0.1.0"; a constant. (For what the daemon is older than, calls fail with ENOSYS.) */
+const char *gaia_version(void);
+
+/*
+ * A sentence about the last call of client.h or cuda.h in this thread that failed, for people: which call, of which file and bytes, why, and
+ * what can be done about it. "" if none has failed. As of errno, calls that succeed leave it alone. The library owns the text; it stays until
+ * the thread calls one of these functions again. Its words may change; programs look at errno. The file is named as it is called at the
+ * time, without control characters.
+ *
+ *	gaia_acquire: bytes 0 to 314572799 of /mnt/data on sim0: Cannot allocate memory: it needs 300 MiB of device memory; sim0
+ *	has 256 MiB, of which 200 are in use: ...
+ */
+const char *gaia_last_error_text(void);
+
+/* What a pointer belongs to. */
+struct gaia_pointer_info {
+	void *base;		/* the mapping, as gaia_mmap() returned it... */
+	size_t length;		/* ...and as it was given to it, bytes */
+	uint64_t offset;	/* of base in the file, bytes: the mapping has the file's bytes from offset to offset + length - 1 */
+	uint64_t file_dev;	/* the file's st_dev and st_ino */
+	uint64_t file_ino;
+	int device;		/* index into gaia_devices()'s array */
+	int prot;		/* given to gaia_mmap() */
+	char device_name[32];	/* as in struct gaia_device_info */
+	char device_kind[16];
+	/*
+	 * How the mapping holds the page at the pointer: PROT_NONE: it does not; PROT_READ; PROT_READ | PROT_WRITE, also for one that is
+	 * being overwritten. -1: not known. The library counts only for strict simulated devices, and where the environment has GAIA_DEBUG=1.
+	 */
+	int held;
+	int reserved[7];	/* 0 */
+};
+
+/*
+ * Describe what ptr, any address inside of a mapping, belongs to. It asks neither the daemon nor the device. EINVAL: it is in no
+ * mapping. ENOTCONN: in one of the parent's, and this is a child of fork(). It works after the daemon has ended.
+ */
+int gaia_query(const void *ptr, struct gaia_pointer_info *out);
+
+/*
+ * What `gaia status --json` and `gaia residency --json` print: the state of fd's mount, which may be any descriptor on it, and
+ * which memories have how much of fd's file. A text (JSON) from malloc(3), for the caller to free; or NULL, and errno is set. What others
+ * do is shown to root only. EAGAIN: the daemon has no room for it just now. ENODEV (gaia_residency()): not a regular file.
+ */
+char *gaia_status(int fd);
+char *gaia_residency(int fd);
 
 #ifdef __cplusplus
 }

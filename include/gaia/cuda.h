@@ -53,7 +53,7 @@ struct CUstream_st; /* what a cudaStream_t, and a CUstream, points to */
  *    stream goes on. The next call on the mapping reports it (-1 and errno), and does nothing else:
  *    gaia_acquire_on(), gaia_release_on(), gaia_acquire(), gaia_release(), gaia_acquire_start(), gaia_sync(),
  *    gaia_advise(); or gaia_munmap(), which does unmap. To learn of errors: synchronize with the
- *    stream, then call one of them. Room that a failed acquire held stays taken until gaia_munmap().
+ *    stream, then call gaia_stream_error(). Room that a failed acquire held stays taken until gaia_munmap().
  *
  * gaia_munmap() waits for all work of the context, and for what is queued here, before it unmaps. When
  * the context is broken, destroyed or reset it cannot wait: it unmaps what the driver allows, and succeeds.
@@ -74,6 +74,20 @@ struct CUstream_st; /* what a cudaStream_t, and a CUstream, points to */
  */
 int gaia_acquire_on(void *addr, size_t length, int prot, struct CUstream_st *stream);
 int gaia_release_on(void *addr, size_t length, struct CUstream_st *stream);
+
+/*
+ * The first error of a turn that had come (see above) in the mapping that ptr is in, and that no call has reported yet: an errno, which
+ * then counts as reported, so that the next call on the mapping does its work; 0: there is none. gaia_last_error_text() says which bytes it
+ * concerns. It waits for nothing. -1 and errno: EINVAL: ptr is in no mapping; ENOTCONN: in one of the parent's, and this is a child of fork().
+ */
+int gaia_stream_error(const void *ptr);
+
+/*
+ * Which device of fd's mount (any descriptor on it) is the GPU that this process knows as CUDA device ordinal (cudaSetDevice()):
+ * its index in gaia_devices()'s array, found by the GPU's UUID. It loads the driver. ENODEV: the process sees no such GPU, the mount does
+ * not share it, or the library was built without CUDA. EBUSY, EIO: the driver cannot be used.
+ */
+int gaia_device_of_cuda(int fd, int ordinal);
 
 #ifdef __cplusplus
 }

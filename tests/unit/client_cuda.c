@@ -567,6 +567,31 @@ Test(device, is_known_by_its_uuid)
 	end();
 }
 
+static void expect_no_ordinal(int ordinal, int error)
+{
+	cr_assert_eq(gaia_device_of_cuda(file, ordinal), -1);
+	cr_assert_eq(errno, error, "%s", gaia_last_error_text());
+}
+
+Test(device, is_found_by_the_number_that_it_has_in_this_process)
+{
+	unsigned char uuid[16];
+	unsigned other;
+
+	/* As above. The daemon also has one that this process does not see. */
+	begin_gpus(2, 3, 4);
+	fake_cuda_uuid(2, uuid);
+	other = fake_device("cuda", uuid);
+	cr_assert_neq(other, gpu);
+	cr_assert_eq(gaia_device_of_cuda(file, 1), (int)gpu, "%s", gaia_last_error_text());
+	expect_no_ordinal(0, ENODEV);
+	cr_assert(strstr(gaia_last_error_text(), "does not share this GPU"));
+	expect_no_ordinal(2, ENODEV);
+	expect_no_ordinal(-1, ENODEV);
+	cr_assert(strstr(gaia_last_error_text(), "sees no CUDA device -1"));
+	end();
+}
+
 static void expect_no_mapping(int error)
 {
 	cr_assert_eq(gaia_mmap(LENGTH, RW, file, 0, gpu), MAP_FAILED);
@@ -1755,6 +1780,37 @@ on_queue(late, errors_are_reported_by_the_next_call)
 		cr_assert_eq(call(which), 0);
 		ok(synchronize(stream));
 	}
+}
+
+on_queue(late, errors_can_be_asked_for_and_no_call_is_lost)
+{
+	unsigned before;
+
+	fake_errors.release = -EIO;
+	cr_assert_eq(gaia_acquire_on(at, LENGTH, RW, stream), 0);
+	cr_assert_eq(gaia_release_on(at + GAIA_PAGE, GAIA_PAGE, stream), 0);
+	cr_assert_eq(gaia_release_on(at, LENGTH, stream), 0);
+	ok(synchronize(stream));
+	fake_errors.release = 0;
+	before = done_so_far();
+	cr_assert_eq(gaia_stream_error(at + LENGTH - 1), EIO);
+	cr_assert(strstr(gaia_last_error_text(), "bytes 4096 to 8191 of "), "%s", gaia_last_error_text());
+	cr_assert(strstr(gaia_last_error_text(), "gaia_release_on()"), "%s", gaia_last_error_text());
+	cr_assert_eq(gaia_stream_error(at), 0);
+	cr_assert_eq(done_so_far(), before);
+	cr_assert_eq(gaia_sync(at, LENGTH), 0);
+	cr_assert_eq(done_so_far(), before + 1, "the call was not lost");
+}
+
+on_queue(late, errors_that_a_call_reports_are_said_to_be_earlier_ones)
+{
+	fake_errors.release = -EIO;
+	cr_assert_eq(gaia_release_on(at + GAIA_PAGE, GAIA_PAGE, stream), 0);
+	ok(synchronize(stream));
+	fake_errors.release = 0;
+	cr_assert_eq(gaia_sync(at, GAIA_PAGE), -1);
+	cr_assert(strstr(gaia_last_error_text(), "this call has done nothing, because an earlier gaia_release_on() of bytes 4096 to 8191"), "%s",
+		  gaia_last_error_text());
 }
 
 on_queue(late, errors_are_reported_by_unmapping_which_unmaps)
