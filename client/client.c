@@ -128,6 +128,9 @@ static int do_mmap(size_t length, int prot, int fd, off_t offset, int device, vo
 	err = mapping_add(m);
 	if (err)
 		goto unmap;
+	/* The turns thread must not wait for it. */
+	if (m->detect && lists_prepare(m))
+		detect_lost(m);
 	*out = m->addr;
 	return 0;
 

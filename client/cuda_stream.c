@@ -155,21 +155,29 @@ static int wait_here(struct mapping *m, CUstream stream, unsigned flag, uint32_t
 
 /* ---- what changes, in the order of the stream ---- */
 
+/*
+ * Held while a release is noted and its comparison queued: an acquire that is noted in between would count as behind it on the same stream, and be
+ * queued before it, so that the release found what the acquire remembers. Before gaia_lock.
+ */
+static pthread_mutex_t detect_order = PTHREAD_MUTEX_INITIALIZER;
+
 /* The turn comes next on the stream. */
 static void detect_before(struct mapping *m, struct turn *t, CUstream stream)
 {
 	const struct gaia_list_range range = range_of(&t->io);
 	uint64_t id = cuda_detect_stream(stream);
 
+	pthread_mutex_lock(&detect_order);
 	if (!t->release) {
 		detect_acquire(m, &range, 1, (int)(t->io.prot & (GAIA_PROT_READ | GAIA_PROT_WRITE)), id);
 		detect_settled(m, &range, 1, true);
-		return;
+	} else {
+		detect_queue_release(m, &range, id, &t->runs);
+		/* Then what it finds is not known. */
+		if (cuda_detect_on(m, &t->runs, true, stream))
+			detect_lost(m);
 	}
-	detect_queue_release(m, &range, id, &t->runs);
-	/* Then what it finds is not known. */
-	if (cuda_detect_on(m, &t->runs, true, stream))
-		detect_lost(m);
+	pthread_mutex_unlock(&detect_order);
 }
 
 /* An acquire has come; or its stream may never come to it (@err). */

@@ -292,7 +292,7 @@ static void tell(struct mapping *m, const struct detect_runs *rs, uint64_t from,
 			if (run->compare && !changed[i])
 				continue;
 			if (out->n == 0 || last != i) {
-				if (out->n == room) {
+				if (out->n == room || out->n == GAIA_LIST_MOST) {
 					more = out->n < GAIA_LIST_MOST ? realloc(out->range, (room = 2 * room + 8) * sizeof(*more)) : NULL;
 					if (!more) {
 						out->known = false;

@@ -324,6 +324,8 @@ bool turns_wait(struct mapping *m);
  * What was acquired is mapped. */
 int list_acquire(struct mapping *m, const struct gaia_list_range *range, size_t n, int prot);
 int list_release(struct mapping *m, const struct gaia_list_range *range, size_t n);
+/* Have the memory for lists, so that list_release_told() need not wait for it. */
+int lists_prepare(struct mapping *m);
 /* Only to tell the daemon, with what has changed. -ENOSYS: there is no memory for lists, and nothing was done: the caller releases it otherwise. */
 int list_release_told(struct mapping *m, const struct gaia_list_range *range, size_t n, const struct detect_told *told);
 /* As range_give_back(). */

@@ -90,6 +90,11 @@ static int have_memory(struct mapping *m)
 	return err;
 }
 
+int lists_prepare(struct mapping *m)
+{
+	return have_memory(m);
+}
+
 /* ---- places ---- */
 
 /* Find room for @pl->b bytes, from 0 on: false if there is none. The lock is held. */
@@ -113,22 +118,25 @@ static bool place_find(struct lists *ls, struct list_place *pl)
 	return true;
 }
 
-/* Write the list, and behind it what is @told (or NULL), to a place of its own. */
+/* Write the list, and behind it what is @told (or NULL), to a place of its own. @wait: for memory, and for a place; else -ENOBUFS. */
 static int place_begin(struct mapping *m, const struct gaia_list_range *range, size_t n, const struct detect_told *told,
-		       struct list_place *pl)
+		       bool wait, struct list_place *pl)
 {
 	size_t n_told = told ? told->n : 0;
 	struct conn *c = m->conn;
 	char *at = NULL;
-	int err = have_memory(m);
+	bool found = false;
+	int err = wait ? have_memory(m) : 0;
 
 	if (err)
 		return err;
 	pl->b = ((n + n_told) * sizeof(*range) + GAIA_PAGE - 1) / GAIA_PAGE * GAIA_PAGE;
 	pthread_mutex_lock(&gaia_lock);
-	while (c->state == CONN_LIVE && !place_find(&c->lists, pl))
+	while (c->state == CONN_LIVE && !(found = (wait || c->lists.at) && place_find(&c->lists, pl)) && wait)
 		pthread_cond_wait(&c->changed, &gaia_lock);
-	if (c->state == CONN_LIVE)
+	if (c->state == CONN_LIVE && !found)
+		err = -ENOBUFS;
+	else if (c->state == CONN_LIVE)
 		at = c->lists.at + pl->a;
 	else
 		err = c->error;
@@ -164,7 +172,7 @@ int list_acquire(struct mapping *m, const struct gaia_list_range *range, size_t 
 	int err = wire_push_list(m->file->fd, range, n);
 
 	if (!err)
-		err = place_begin(m, range, n, NULL, &pl);
+		err = place_begin(m, range, n, NULL, true, &pl);
 	if (err)
 		return err;
 	io = to_send(m, n, &pl, prot);
@@ -194,7 +202,8 @@ int list_release_told(struct mapping *m, const struct gaia_list_range *range, si
 	struct list_place pl;
 	int err;
 
-	if (place_begin(m, range, n, told, &pl))
+	/* Without waiting: this may be the turns thread (rule 3). */
+	if (place_begin(m, range, n, told, false, &pl))
 		return -ENOSYS;
 	err = release(m, n, &pl, told, 0);
 	place_end(m->conn, &pl);
@@ -207,7 +216,7 @@ static int release_list(struct mapping *m, const struct gaia_list_range *range, 
 	struct list_place pl;
 	int err, push_err;
 
-	err = place_begin(m, range, n, told, &pl);
+	err = place_begin(m, range, n, told, true, &pl);
 	/* Nothing has changed, and an error must say so. */
 	if (err)
 		return wire_changed_nothing(err) ? err : -ENOBUFS;
@@ -240,8 +249,11 @@ int list_give_back(struct mapping *m, const struct gaia_list_range *range, size_
 	int err;
 
 	detect_give_back(m, range, n, &told);
-	err = place_begin(m, range, n, &told, &pl);
-	if (!err) {
+	err = place_begin(m, range, n, &told, true, &pl);
+	/* Nothing has changed, and an error must say so. */
+	if (err) {
+		err = wire_changed_nothing(err) ? err : -ENOBUFS;
+	} else {
 		err = release(m, n, &pl, told.known ? &told : NULL, m->conn->features & GAIA_FEATURE_UNUSED ? GAIA_PROT_UNUSED : 0);
 		place_end(m->conn, &pl);
 		if (!wire_changed_nothing(err))

@@ -3,8 +3,9 @@
  *
  * Eight lanes hash a page: a lane takes every eighth unit of 16 bytes, and mixes its units as MurmurHash3 (x64, 128 bits; Appleby) does, from a
  * start of its own. The lanes' results are added up. Each step of a lane can be undone, so a change in the units of one lane always changes the
- * sum, and others with a probability of 1 - 2^-128, as long as nobody looks for collisions: who could do that could as well
- * not tell what has changed. The hash never leaves the process.
+ * sum, and others with a probability of 1 - 2^-128, as long as nobody looks for collisions. It has no key: who chooses what a program stores over
+ * what can choose bytes that count as unchanged, and so are not published. So the daemon looks for changes unless GAIA_DETECT says otherwise, and a
+ * program that stores for others who are not to be trusted must not say so (gaiaclient(3)). The hash never leaves the process.
  */
 #ifndef GAIA_CLIENT_PAGE_HASH_H
 #define GAIA_CLIENT_PAGE_HASH_H

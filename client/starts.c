@@ -564,7 +564,7 @@ static struct start *next_unsettled(const struct mapping *m, const struct gaia_l
 	struct start *st;
 
 	LIST_FOREACH(st, &starts, link)
-		if (st->m == m && !st->waits_for_room && is_closed(st) && overlaps(st, range, n))
+		if (st->m == m && !st->waits_for_room && overlaps(st, range, n) && is_closed(st))
 			return st;
 	return NULL;
 }
@@ -576,7 +576,11 @@ void starts_settle(const struct mapping *m, const struct gaia_list_range *range,
 	pthread_mutex_lock(&gaia_lock);
 	while ((st = next_unsettled(m, range, n))) {
 		if (st->ours < 0) {
-			pthread_cond_wait(&settled, &gaia_lock);
+			/* There may be no thread for it. */
+			if (st->state == START_QUEUED)
+				run(st);
+			else
+				pthread_cond_wait(&settled, &gaia_lock);
 			continue;
 		}
 		gone = closed(st->id);
@@ -676,6 +680,7 @@ void starts_forked(void)
 	if (dead >= 0)
 		close(dead);
 	TAILQ_INIT(&queue);
+	settled = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
 	pool.work = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
 	pool.idle = pool.claimed = 0;
 }

@@ -39,7 +39,8 @@ static int release(struct mapping *m, struct gaia_ioc_range *io, const struct de
 	 */
 	push_err = wire_push(m->file->fd, io->offset, io->length);
 	err = told && told->known ? list_release_told(m, &range, 1, told) : -ENOSYS;
-	if (err == -ENOSYS)
+	/* What is told may be refused, for want of room, where the release by itself is not. */
+	if (err == -ENOSYS || (told && told->known && wire_changed_nothing(err)))
 		err = wire_release(m->file->fd, m->release_by, io);
 	if (!wire_changed_nothing(err))
 		held_take(m, &asked);
@@ -70,7 +71,7 @@ int range_give_back(struct mapping *m, const struct gaia_ioc_range *io)
 
 	/* If there is no memory for lists nothing can be told. */
 	err = m->detect ? list_give_back(m, &range, 1) : -ENOBUFS;
-	if (!wire_changed_nothing(err) && err != -EMFILE && err != -ENFILE && err != -ENOMEM)
+	if (!wire_changed_nothing(err))
 		return err;
 	own.prot = m->conn->features & GAIA_FEATURE_UNUSED ? GAIA_PROT_UNUSED : 0;
 	err = wire_release(m->file->fd, m->release_by, &own);

@@ -247,11 +247,21 @@ static void *slab_memory(struct frames *fr, unsigned at)
 	return NULL;
 }
 
+/*
+ * Each place without memory between two with memory is a mapping of its own, of which a process may have some 65,000 (vm.max_map_count). So a
+ * home with more slabs than this keeps its places accessible, and counted.
+ */
+#define SLABS_UNCOUNTED 16384u
+
 /* @stays: its addresses do, for the next slab here. */
-static void slab_memory_end(void *memory, bool stays)
+static void slab_memory_end(const struct frames *fr, void *memory, bool stays)
 {
 	if (!stays) {
 		munmap(memory, GAIA_CHUNK);
+		return;
+	}
+	if (fr->room > SLABS_UNCOUNTED) {
+		(void)madvise(memory, GAIA_CHUNK, MADV_DONTNEED);
 		return;
 	}
 	/* Unlike with mprotect(2) the system counts it no more. */
@@ -407,7 +417,7 @@ void frames_trim(struct frames *fr, bool all)
 		in_arena = memory == place_in_arena(fr, at);
 		pthread_mutex_unlock(&fr->lock);
 		tell_devices(fr, memory, false);
-		slab_memory_end(memory, in_arena);
+		slab_memory_end(fr, memory, in_arena);
 		pthread_mutex_lock(&fr->lock);
 		/* Only now can the slab have memory again, which is at the same place if it is in an arena. */
 		s->memory = NULL;

@@ -28,22 +28,6 @@ bool bits_any_page(const uint64_t *bits)
 	return bits_first(bits, 0, GAIA_CHUNK_PAGES) < GAIA_CHUNK_PAGES;
 }
 
-/* It cannot be found out what changed, so all counts as changed, except bytes beyond the file's end, which may be there still. */
-static void take_for_changed(struct release *rl)
-{
-	struct replica *rep = rl->grant->replica;
-
-	pthread_mutex_lock(&rl->ch->lock);
-	for (unsigned i = rl->a; (i = bits_first(rl->compare, i, rl->b)) < rl->b; i++) {
-		unsigned limit = page_limit(rl->ch, i);
-
-		replica_disarmed(rep, i);
-		if (limit < GAIA_PAGE)
-			replica_cut(rep, i, limit);
-	}
-	pthread_mutex_unlock(&rl->ch->lock);
-}
-
 /* The next page that may be published and in which something may have been stored beyond the end of the file. */
 static unsigned next_to_cut(const struct release *rl, unsigned i)
 {
@@ -52,6 +36,23 @@ static unsigned next_to_cut(const struct release *rl, unsigned i)
 	for (i = bits_first(rl->detected, i, rl->b); i < rl->b && !bit_test(rl->found, i);)
 		i = bits_first(rl->detected, i + 1, rl->b);
 	return MIN(i, compare);
+}
+
+/* It cannot be found out what changed, so all counts as changed, except bytes beyond the file's end, which may be there still. */
+static void take_for_changed(struct release *rl)
+{
+	struct replica *rep = rl->grant->replica;
+
+	pthread_mutex_lock(&rl->ch->lock);
+	for (unsigned i = rl->a; (i = bits_first(rl->compare, i, rl->b)) < rl->b; i++)
+		replica_disarmed(rep, i);
+	for (unsigned i = rl->a; (i = next_to_cut(rl, i)) < rl->b; i++) {
+		unsigned limit = page_limit(rl->ch, i);
+
+		if (limit < GAIA_PAGE)
+			replica_cut(rep, i, limit);
+	}
+	pthread_mutex_unlock(&rl->ch->lock);
 }
 
 /* In the page with the end of the file, bytes past the end are dropped first. */
