@@ -202,9 +202,9 @@ int gaia_releasev(const struct gaia_range *ranges, size_t n);
  *
  * close(2) instead of gaia_wait() cancels: what was acquired, or still is, is given back soon after, as by gaia_release(), but nothing is
  * published that the mapping holds otherwise, too. (Until then an acquire of another range may find ENOMEM. Daemons before 1.4 of the
- * protocol publish it.) Errors of this are not reported. A release of pages of it waits until it has been given back, and so until an acquire that was
- * under way has ended: else the release would end that hold and not an earlier one. A copy of the descriptor (dup(2)) can be waited for as well, and keeps it open. gaia_munmap() cancels
- * all of its mapping; so does the end of the process.
+ * protocol publish it.) Errors of this are not reported. A release of pages of it waits until it has been given back, and so until an acquire
+ * that was under way has ended: else the release would end that hold and not an earlier one. A copy of the descriptor (dup(2)) can be waited
+ * for as well, and keeps it open. gaia_munmap() cancels all of its mapping; so does the end of the process.
  *
  * The descriptor belongs to the process. A child of fork() has no such acquire: there the descriptor is readable, gaia_wait() fails with
  * ENOTCONN and closes it, and it does not keep the parent's open. (Copies of it do; and so do all in children that were made past fork(),
