@@ -27,6 +27,7 @@
 #ifndef UMAP_INTERNAL_H
 #define UMAP_INTERNAL_H
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -61,13 +62,19 @@ struct umap_segment {
 
 struct umap_region;
 
+/* An error of a file or store must not be taken for what these codes mean within the library. */
+static inline int umap_foreign(int err)
+{
+	return err == -EAGAIN || err == -EBUSY || err == -ENOENT || err == -ESRCH ? -EIO : err;
+}
+
 void umap_files_forget(void);	/* in a child of fork() */
 int umap_segments_open(struct umap_region *r, const struct gaia_umap_config *c);
 void umap_segments_close(struct umap_region *r);
 
 /*
  * Read a range of the region to the desk; bytes past the end of a file become zero. nowait: -EAGAIN instead of
- * waiting for a disk.
+ * waiting for a disk. Errors are as of umap_foreign() otherwise.
  */
 int umap_read(struct umap_region *r, uint64_t start, uint64_t n, bool nowait);
 
@@ -235,7 +242,7 @@ int umap_write_range(struct umap_region *r, uint64_t start, uint64_t end);
 
 /*
  * Write the run of pages that begins with this dirty one, which is not WRITING. Returns the pages that were written, or
- * a negative errno. The lock is held, but not meanwhile.
+ * a negative errno, as of umap_foreign(). The lock is held, but not meanwhile.
  */
 int umap_write_run(struct umap_region *r, uint64_t page);
 

@@ -325,7 +325,7 @@ int umap_read(struct umap_region *r, uint64_t start, uint64_t n, bool nowait)
 	end = MIN(start + n, r->view_length);
 	if (!err && end > r->length)
 		memset(r->desk + r->length, 0, end - r->length);
-	return err;
+	return nowait ? err : umap_foreign(err);
 }
 
 static int write_file(struct umap_segment *s, const char *buf, uint64_t n, uint64_t offset)

@@ -149,6 +149,39 @@ Test(umap_stores, a_page_that_cannot_be_read_is_sigbus_for_who_touches_it_only)
 	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
 }
 
+/* Those that mean something else within the library. */
+static const int foreign[] = { EAGAIN, EBUSY, ENOENT, ESRCH };
+
+Test(umap_stores, whatever_errno_a_read_fails_with_is_sigbus)
+{
+	map_memory(PAGES * 4096, 8 * 4096);
+	for (unsigned i = 0; i < 4; i++) {
+		memory.read_error = foreign[i];
+		cr_assert(bus(rig.view + i * 4096), "%s", strerror(foreign[i]));
+		memory.read_error = 0;
+		cr_assert(!bus(rig.view + (i + 8) * 4096));
+	}
+	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
+}
+
+Test(umap_stores, whatever_errno_a_write_fails_with_nothing_can_leave)
+{
+	map_memory(PAGES * 4096, 4 * 4096);
+	for (unsigned i = 0; i < 4; i++)
+		rig.view[i * 4096] = 'w';
+	for (unsigned i = 0; i < 4; i++) {
+		memory.write_error = foreign[i];
+		cr_assert(bus(rig.view + (10 + i) * 4096), "%s", strerror(foreign[i]));
+		cr_assert_eq(gaia_umap_flush(rig.view, rig.length, 0), -1);
+		cr_assert_eq(errno, foreign[i]);
+	}
+	memory.write_error = 0;
+	gaia_umap_flush(rig.view, rig.length, 0);
+	for (unsigned i = 0; i < 4; i++)
+		cr_assert_eq(memory.bytes[i * 4096], 'w');
+	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
+}
+
 Test(umap_stores, what_cannot_be_read_ahead_is_no_error_of_the_page_before_it)
 {
 	map_memory(PAGES * 4096, 8 * 4096);
