@@ -98,8 +98,11 @@ void umap_kernel_close(struct umap_kernel *k);
 int umap_kernel_register(void *view, uint64_t n);
 void umap_kernel_unregister(void *view, uint64_t n);
 
-/* Map what the memfd has. -EAGAIN: there are events to be read first; -ENOENT: nothing of ours is there. */
-int umap_kernel_map(void *view, uint64_t n, bool protect);
+/*
+ * Map what the memfd has. -EAGAIN: there are events to be read first; -ENOENT: nothing of ours is there. done (may be
+ * NULL) becomes the bytes that were mapped, from the first on; the others were not, if it fails.
+ */
+int umap_kernel_map(void *view, uint64_t n, bool protect, uint64_t *done);
 int umap_kernel_unmap(void *view, uint64_t n);
 void umap_kernel_poison(void *view);
 void umap_kernel_wake(void *view, uint64_t n);

@@ -336,6 +336,32 @@ Test(umap_stores, a_store_that_waits_holds_up_only_who_needs_it)
 	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
 }
 
+/* The halves are two mappings of the kernel's then. */
+Test(umap_stores, both_halves_of_a_page_come_where_the_program_has_protected_one)
+{
+	pthread_t thread[2];
+	void *value;
+
+	page_size = 65536;
+	map_memory(PAGES * 4096, 0);
+	cr_assert_eq(mprotect(rig.view + 32768, 32768, PROT_READ), 0);
+	memory.hold = true;
+	for (unsigned i = 0; i < 2; i++)
+		cr_assert_eq(pthread_create(&thread[i], NULL, touch, rig.view + i * 32768), 0);
+	while (memory.reads < 1)
+		usleep(1000);
+	usleep(20000);
+	memory.hold = false;
+	for (unsigned i = 0; i < 2; i++) {
+		pthread_join(thread[i], &value);
+		cr_assert_eq((uintptr_t)value, i * 8 + 1);
+	}
+	rig.view[5] = 'w';
+	cr_assert_eq(gaia_umap_flush(rig.view, rig.length, 0), 0);
+	cr_assert_eq(memory.bytes[5], 'w');
+	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
+}
+
 static void *touch_bus(void *arg)
 {
 	return (void *)(uintptr_t)bus(arg);
