@@ -47,7 +47,7 @@
 struct umap_file {
 	int fd;
 	uint64_t dev, ino;
-	int access;		/* O_RDONLY, O_RDWR... */
+	int access;		/* O_RDONLY, O_RDWR; O_APPEND, O_DIRECT if it is a duplicate */
 	bool block;		/* a block device */
 	unsigned refs;		/* process.lock */
 	LIST_ENTRY(umap_file) link;

@@ -153,9 +153,12 @@ struct gaia_umap_config {
  * GAIA_UMAP_PAGE_FILLERS and GAIA_UMAP_PAGE_EVICTORS in the environment, read when there is no region yet; and
  * GAIA_UMAP_MAX_FAULT_EVENTS, how many faults are taken from the kernel at a time.
  *
- * The descriptors of segments are duplicated, once for each open file however many regions use it.
+ * The files of segments are opened anew (by /proc/self/fd), once for each file however many regions use it, so that flags
+ * like O_APPEND and O_DIRECT do not matter; where that is refused the descriptor is duplicated. When the last such region ends
+ * that is closed, and with it the process's record locks of the file (F_SETLK of fcntl(2)) are gone, as with every close(2).
  *
  * EACCES: a descriptor is not open for reading, or prot asks for writing and a descriptor or store is not for writing.
+ * EINVAL, too: a descriptor has O_APPEND, its file could not be opened anew, and prot asks for writing.
  * ENODEV: a descriptor is of something else. EBADF. EMFILE, ENFILE. EEXIST: GAIA_UMAP_FIXED over a region. ENOTSUP: without paging, there is a store, or a segment that is not
  * made of whole pages of 4096 bytes. EPERM, ENOSYS: see the flags. EAGAIN: there can be no more threads.
  */

@@ -302,12 +302,31 @@ Test(umap, a_descriptor_may_be_closed)
 	rig_unmap(rig);
 }
 
+Test(umap, a_descriptor_that_appends_does_not)
+{
+	struct rig *rig = rig_create(3 * 4096);
+	int fd = open(rig->path, O_RDWR | O_APPEND);
+
+	rig->segment.fd = fd;
+	rig_map(rig);
+	close(fd);
+	rig->view[4096] = 'a';
+	rig->content[4096] = 'a';
+	cr_assert_eq(gaia_umap_flush(rig->view, rig->length, 0), 0);
+	cr_assert_eq(lseek(rig->fd, 0, SEEK_END), (off_t)rig->length);
+	rig_check_file(rig, rig->content);
+	rig_unmap(rig);
+}
+
 Test(umap, refuses_what_makes_no_sense)
 {
 	struct rig *rig = rig_create(8192);
 	struct gaia_umap_config c = rig->config;
 	int ro = open(rig->path, O_RDONLY), wo = open(rig->path, O_WRONLY), p[2];
 
+	/* Where there is no paging that is what is refused. */
+	rig_map(rig);
+	cr_assert_eq(gaia_uunmap(rig->view, rig->length), 0);
 	cr_assert_eq(pipe(p), 0);
 	c.page_size = 12288;
 	cr_assert_eq(rig_errno(&c), EINVAL);
