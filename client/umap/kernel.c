@@ -161,8 +161,8 @@ void umap_kernel_wake(void *view, uint64_t n)
 
 void umap_kernel_poison(void *view)
 {
-	/* The mark that a protected page left would be in the way. */
-	struct uffdio_writeprotect wp = { .range = { (uintptr_t)view, SMALL_PAGE } };
+	/* The mark that a protected page left would be in the way. Who is woken before there is poison faults again. */
+	struct uffdio_writeprotect wp = { .range = { (uintptr_t)view, SMALL_PAGE }, .mode = UFFDIO_WRITEPROTECT_MODE_DONTWAKE };
 	struct poison p = { .range = { (uintptr_t)view, SMALL_PAGE } };
 
 	ioctl(umap.kernel.uffd, UFFDIO_WRITEPROTECT, &wp);
