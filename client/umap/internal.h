@@ -274,6 +274,9 @@ struct umap_process {
 };
 extern struct umap_process umap;
 
+/* Before there is any region, paged or not. */
+void umap_process_watch_forks(void);
+
 /* One more paged region, and one less. -ENOSYS: there is no paging here. */
 int umap_process_join(void);
 void umap_process_leave(void);
@@ -295,7 +298,7 @@ struct umap_region *umap_region_remove_dead(void);
 /* view, or there[], are other ones: r->lock and events_lock are held. */
 void umap_region_moved(struct umap_region *r, char *view);
 
-/* A number from the environment. */
+/* A number from the environment, unless the process has the privileges of its file (setuid). */
 unsigned umap_setting(const char *name, unsigned min, unsigned max, unsigned otherwise);
 
 /* process.lock is held; stop gives it up meanwhile. */

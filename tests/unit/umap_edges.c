@@ -208,6 +208,22 @@ Test(umap_edges, mmap_can_be_asked_for)
 	rig_unmap(rig);
 }
 
+/* ---- settings ---- */
+
+Test(umap_edges, settings_that_make_no_sense_are_as_if_not_set)
+{
+	static const char *const pages[] = { "12288", "65537", "-4096", " 8192", "x", "8192x", "", "8192" };
+	struct rig *rig = rig_create(4 * 8192);
+
+	for (unsigned i = 0; i < 8; i++) {
+		setenv("GAIA_UMAP_PAGESIZE", pages[i], 1);
+		rig_map(rig);
+		cr_assert_eq(rig_stats(rig).page_size, i == 7 ? 8192 : 4096, "%s", pages[i]);
+		cr_assert_eq(gaia_uunmap(rig->view, rig->length), 0);
+	}
+	rig_end(rig);
+}
+
 /* ---- fork, and the end ---- */
 
 static bool child_has_it_not(struct rig *rig)
@@ -235,6 +251,44 @@ Test(umap_edges, a_child_of_fork_has_no_region_and_can_make_its_own)
 	cr_assert_eq(rig->view[0], 'p');
 	cr_assert_eq(rig->view[5 * 4096], rig->content[5 * 4096]);
 	rig_unmap(rig);
+}
+
+static bool stop_leaving;
+
+static void *join_and_leave(void *arg)
+{
+	struct rig *rig = arg;
+
+	while (!__atomic_load_n(&stop_leaving, __ATOMIC_RELAXED)) {
+		void *p = gaia_umap(&rig->config);
+
+		if (p == MAP_FAILED || gaia_uunmap(p, rig->length))
+			return (void *)1;
+	}
+	return NULL;
+}
+
+static bool makes_a_mapping(struct rig *rig)
+{
+	void *p = gaia_umap(&rig->config);
+
+	return p != MAP_FAILED && !gaia_uunmap(p, rig->length);
+}
+
+Test(umap_edges, forks_beside_regions_that_are_mappings)
+{
+	struct rig *rig = rig_create(4096);
+	pthread_t thread;
+	void *wrong;
+
+	rig->config.flags = GAIA_UMAP_USE_MMAP;
+	cr_assert_eq(pthread_create(&thread, NULL, join_and_leave, rig), 0);
+	for (unsigned i = 0; i < 300; i++)
+		cr_assert(in_child(makes_a_mapping, rig));
+	__atomic_store_n(&stop_leaving, true, __ATOMIC_RELAXED);
+	pthread_join(thread, &wrong);
+	cr_assert_null(wrong);
+	rig_end(rig);
 }
 
 static void *fork_children(void *arg)
