@@ -359,7 +359,8 @@ int umap_threads_start(void)
 	unsigned cpus = sysconf(_SC_NPROCESSORS_ONLN);
 	int err;
 
-	pool.max_fillers = umap_setting("GAIA_UMAP_PAGE_FILLERS", 1, MAX_FILLERS, MIN(MAX(cpus, 4), 16));
+	/* One alone could not serve its store, where that touches a region. */
+	pool.max_fillers = MAX(umap_setting("GAIA_UMAP_PAGE_FILLERS", 1, MAX_FILLERS, MIN(MAX(cpus, 4), 16)), 2);
 	pool.max_evictors = umap_setting("GAIA_UMAP_PAGE_EVICTORS", 1, MAX_EVICTORS, 1);
 	pool.max_events = umap_setting("GAIA_UMAP_MAX_FAULT_EVENTS", 1, MAX_EVENTS, 16);
 	pool.wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

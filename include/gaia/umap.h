@@ -150,7 +150,7 @@ struct gaia_umap_config {
 
 /*
  * Make a region. The number of threads that serve faults and of those that evict are the process's:
- * GAIA_UMAP_PAGE_FILLERS and GAIA_UMAP_PAGE_EVICTORS in the environment, read when there is no region yet; and
+ * GAIA_UMAP_PAGE_FILLERS (at least two) and GAIA_UMAP_PAGE_EVICTORS in the environment, read when there is no region yet; and
  * GAIA_UMAP_MAX_FAULT_EVENTS, how many faults are taken from the kernel at a time.
  *
  * The files of segments are opened anew (by /proc/self/fd), once for each file however many regions use it, so that flags

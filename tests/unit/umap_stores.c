@@ -306,6 +306,18 @@ Test(umap_stores, one_that_calls_the_library_is_told)
 	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
 }
 
+Test(umap_stores, one_filler_is_not_so_few_that_a_store_cannot_touch_a_page_in_memory)
+{
+	setenv("GAIA_UMAP_PAGE_FILLERS", "1", 1);
+	map_memory(PAGES * 4096, 0);
+	(void)*(volatile unsigned char *)(rig.view + 5 * 4096);
+	cr_assert_eq(gaia_umap_advise(rig.view + 5 * 4096, 4096, GAIA_UMAP_COLD), 0);
+	memory.view = rig.view;
+	cr_assert_eq(rig.view[2 * 4096], 3);
+	memory.view = NULL;
+	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
+}
+
 static void *touch(void *arg)
 {
 	return (void *)(uintptr_t)*(volatile unsigned char *)arg;
