@@ -169,6 +169,9 @@ static int map_views(struct umap_region *r, const struct gaia_umap_config *c)
 		goto close_fd;
 	}
 	madvise(r->desk, r->desk_length, MADV_DONTDUMP);
+	/* Else the memory of many pages comes with one, and does not go with it. */
+	if (r->shift < __builtin_ctzl(MAX_PAGE))
+		madvise(r->desk, r->desk_length, MADV_NOHUGEPAGE);
 	if (mprotect(r->desk, r->desk_length, PROT_READ | PROT_WRITE)) {
 		err = -errno;
 		goto close_fd;	/* the caller unmaps it */

@@ -548,6 +548,42 @@ Test(umap_edges, threads_come_with_the_first_region_and_go_with_the_last)
 	rig_end(other);
 }
 
+/* The mappings of regions' memory that shall not have huge pages. */
+static unsigned without_huge_pages(void)
+{
+	char line[512];
+	unsigned n = 0;
+	bool ours = false;
+	FILE *f = fopen("/proc/self/smaps", "r");
+
+	while (fgets(line, sizeof(line), f)) {
+		if (strchr(line, '-') && strchr(line, '/'))
+			ours = strstr(line, "/memfd:gaia_umap");
+		else if (!strncmp(line, "VmFlags:", 8) && ours) {
+			n += strstr(line, " nh") != NULL;
+			ours = false;
+		}
+	}
+	fclose(f);
+	return n;
+}
+
+Test(umap_edges, huge_pages_hold_only_pages_as_large)
+{
+	struct rig *rig = rig_create(4 << 20);
+
+	if (access("/sys/kernel/mm/transparent_hugepage", F_OK))
+		cr_skip_test("this kernel has no huge pages");
+	rig_map(rig);
+	cr_assert_eq(without_huge_pages(), 1);
+	cr_assert_eq(gaia_uunmap(rig->view, rig->length), 0);
+	rig->config.page_size = 2 << 20;
+	rig->config.budget = 6 << 20;
+	rig_map(rig);
+	cr_assert_eq(without_huge_pages(), 0);
+	rig_unmap(rig);
+}
+
 static unsigned most_mappings(void)
 {
 	unsigned n = 0;

@@ -374,6 +374,22 @@ Test(umap_stores, both_halves_of_a_page_come_where_the_program_has_protected_one
 	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
 }
 
+Test(umap_stores, prefetches_in_the_background_are_not_queued_without_end)
+{
+	void *page[PAGES];
+
+	map_memory(PAGES * 4096, 0);
+	for (unsigned i = 0; i < PAGES; i++)
+		page[i] = rig.view + (i * 2 % PAGES) * 4096;
+	memory.hold = true;
+	for (unsigned i = 0; i < 2000; i++)
+		cr_assert_eq(gaia_umap_prefetch(page, PAGES, 0), 0);
+	memory.hold = false;
+	for (unsigned i = 0; i < PAGES; i++)
+		cr_assert_eq(rig.view[i * 4096], i + 1);
+	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
+}
+
 static void *touch_bus(void *arg)
 {
 	return (void *)(uintptr_t)bus(arg);
