@@ -208,6 +208,48 @@ Test(umap_edges, mmap_can_be_asked_for)
 	rig_unmap(rig);
 }
 
+/* ---- no memory ---- */
+
+#define POPULATE_WRITE 23	/* MADV_ */
+
+static bool forbid_populate(void)
+{
+	struct sock_filter filter[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_madvise, 0, 3),
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, POPULATE_WRITE, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOMEM),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = { sizeof(filter) / sizeof(filter[0]), filter };
+
+	return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+}
+
+static bool lacks_memory(struct rig *rig)
+{
+	void *page;
+
+	if (!forbid_populate())
+		return false;
+	rig_map(rig);
+	page = rig->view + 65536;
+	return touch(rig->view) == SIGBUS && gaia_umap_prefetch(&page, 1, GAIA_UMAP_WAIT) == -1 && errno == ENOMEM &&
+	       !gaia_uunmap(rig->view, rig->length);
+}
+
+Test(umap_edges, a_page_that_there_is_no_memory_for_is_sigbus_for_who_touches_it)
+{
+	struct rig *rig = rig_create(4 * 65536);
+
+	rig->config.page_size = 65536;
+	rig_map(rig);
+	cr_assert_eq(gaia_uunmap(rig->view, rig->length), 0);
+	cr_assert(in_child(lacks_memory, rig));
+	rig_end(rig);
+}
+
 /* ---- settings ---- */
 
 Test(umap_edges, settings_that_make_no_sense_are_as_if_not_set)
