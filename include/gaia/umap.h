@@ -36,6 +36,9 @@
  *  - Without privileges the kernel may serve faults of the program only, not those within system calls: read(2) and the like
  *    fail with EFAULT then, at pages that are not in memory. Such regions have GAIA_UMAP_IS_USER_MODE in their statistics;
  *    GAIA_UMAP_NEED_SYSCALLS refuses them.
+ *  - What is stored by way of pages that the kernel holds on to may be lost: reads with O_DIRECT into a region, registered
+ *    buffers of io_uring(7), and DMA of devices; unless nothing of the region is flushed, and none of its pages leave,
+ *    from when they are taken until they are let go. Ordinary read(2) into a region is fine.
  *  - Where the kernel lacks what is needed (Linux 6.7: userfaultfd(2) with asynchronous write protection, and PAGEMAP_SCAN; a
  *    sandbox may forbid them), a region over descriptors is an ordinary mapping by mmap(2), and has GAIA_UMAP_IS_MMAP in its statistics:
  *    budget, page size and policy mean nothing there, and past the end of a file is SIGBUS. GAIA_UMAP_NEED_PAGING refuses it.
