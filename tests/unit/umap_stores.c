@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "umap_rig.h"
@@ -167,13 +168,14 @@ Test(umap_stores, whatever_errno_a_read_fails_with_is_sigbus)
 Test(umap_stores, whatever_errno_a_write_fails_with_nothing_can_leave)
 {
 	map_memory(PAGES * 4096, 4 * 4096);
+	memory.write_error = foreign[0];	/* the evictor begins by itself */
 	for (unsigned i = 0; i < 4; i++)
 		rig.view[i * 4096] = 'w';
 	for (unsigned i = 0; i < 4; i++) {
 		memory.write_error = foreign[i];
 		cr_assert(bus(rig.view + (10 + i) * 4096), "%s", strerror(foreign[i]));
 		cr_assert_eq(gaia_umap_flush(rig.view, rig.length, 0), -1);
-		cr_assert_eq(errno, foreign[i]);
+		cr_assert(errno == foreign[i] || (i && errno == foreign[i - 1]), "the true one, or the evictor's, late: %s", strerror(errno));
 	}
 	memory.write_error = 0;
 	gaia_umap_flush(rig.view, rig.length, 0);
@@ -279,20 +281,35 @@ Test(umap_stores, a_read_only_store_is_not_for_writing)
 	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
 }
 
-Test(umap_stores, one_that_touches_its_own_region_is_refused, .signal = SIGBUS)
+/* Its function touches page 5 while it reads this one. (A test that expects a signal could not skip.) */
+static void check_refused(unsigned page)
 {
-	signal(SIGBUS, SIG_DFL);	/* sanitizers have handlers */
+	pid_t pid;
+	int status;
+
 	map_memory(PAGES * 4096, 0);
-	memory.view = rig.view;
-	(void)*(volatile unsigned char *)(rig.view + 2 * 4096);
+	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
+	pid = fork();
+	if (!pid) {
+		signal(SIGBUS, SIG_DFL);	/* sanitizers have handlers */
+		alarm(60);
+		map_memory(PAGES * 4096, 0);
+		memory.view = rig.view;
+		(void)*(volatile unsigned char *)(rig.view + page * 4096);
+		_exit(1);
+	}
+	cr_assert_eq(waitpid(pid, &status, 0), pid);
+	cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
 }
 
-Test(umap_stores, one_that_touches_the_page_that_it_reads_is_refused, .signal = SIGBUS)
+Test(umap_stores, one_that_touches_its_own_region_is_refused)
 {
-	signal(SIGBUS, SIG_DFL);	/* sanitizers have handlers */
-	map_memory(PAGES * 4096, 0);
-	memory.view = rig.view;
-	(void)*(volatile unsigned char *)(rig.view + 5 * 4096);
+	check_refused(2);
+}
+
+Test(umap_stores, one_that_touches_the_page_that_it_reads_is_refused)
+{
+	check_refused(5);
 }
 
 Test(umap_stores, one_that_calls_the_library_is_told)
