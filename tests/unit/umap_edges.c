@@ -1,15 +1,11 @@
 /*
- * Regions of gaia/umap.h and the rest of a process: system calls, fork, munmap, mremap, madvise, limits, and kernels
- * that have not what paging needs.
+ * Regions of gaia/umap.h and the rest of a process: system calls, fork, munmap, mremap, madvise, and limits.
  */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <pthread.h>
 #include <setjmp.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,20 +37,6 @@ static int touch(const volatile unsigned char *p)
 		return fault_signal;
 	(void)*p;
 	return 0;
-}
-
-/* Run it in a child; it returns whether all is well. */
-static bool in_child(bool (*run)(struct rig *rig), struct rig *rig)
-{
-	pid_t pid = fork();
-	int status;
-
-	if (!pid) {
-		alarm(60);
-		_exit(run(rig) ? 0 : 1);
-	}
-	cr_assert_eq(waitpid(pid, &status, 0), pid);
-	return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
 /* ---- system calls ---- */
@@ -126,143 +108,7 @@ Test(umap_edges, without_privileges_system_calls_may_not_and_it_says_so)
 
 	rig_map(rig);	/* or skip */
 	cr_assert_eq(gaia_uunmap(rig->view, rig->length), 0);
-	cr_assert(in_child(user_mode, rig));
-	rig_end(rig);
-}
-
-/* ---- no paging ---- */
-
-static bool forbid_userfaultfd(void)
-{
-	struct sock_filter filter[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_userfaultfd, 3, 0),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ioctl, 0, 3),
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1])),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0xaa00 /* USERFAULTFD_IOC_NEW */, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-	};
-	struct sock_fprog program = { sizeof(filter) / sizeof(filter[0]), filter };
-
-	return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
-}
-
-static int store_read(void *arg, void *buf, size_t n, uint64_t offset)
-{
-	memset(buf, 's', n);
-	return 0;
-}
-
-static bool falls_back(struct rig *rig)
-{
-	struct gaia_umap_store store = { .size = sizeof(store), .read = store_read };
-	struct gaia_umap_segment segments[] = {
-		{ .fd = rig->fd, .offset = 4096, .length = 8192 }, { .fd = rig->fd, .length = 4096 },
-	};
-	void *page;
-
-	if (!forbid_userfaultfd() || gaia_umap(&rig->config) != MAP_FAILED || errno != ENOSYS)
-		return false;
-	rig->config.flags = 0;
-	rig->config.segments = segments;
-	rig->config.n_segments = 2;
-	rig->length = 3 * 4096;
-	rig->view = gaia_umap(&rig->config);
-	if (rig->view == MAP_FAILED || rig_stats(rig).is != GAIA_UMAP_IS_MMAP || rig_stats(rig).length != rig->length)
-		return false;
-	if (memcmp(rig->view, rig->content + 4096, 8192) || memcmp(rig->view + 8192, rig->content, 4096))
-		return false;
-	rig->view[8192] = 'f';
-	page = rig->view;
-	if (gaia_umap_flush(rig->view, rig->length, GAIA_UMAP_SYNC) || gaia_umap_prefetch(&page, 1, GAIA_UMAP_WAIT) ||
-	    gaia_umap_advise(rig->view, rig->length, GAIA_UMAP_DONTNEED) || gaia_umap_advise(rig->view, rig->length, GAIA_UMAP_RANDOM) ||
-	    gaia_uunmap(rig->view, rig->length))
-		return false;
-	segments[0].length = 5000;
-	if (gaia_umap(&rig->config) != MAP_FAILED || errno != ENOTSUP)
-		return false;
-	segments[0] = (struct gaia_umap_segment){ .store = &store, .length = 4096 };
-	rig->config.prot = PROT_READ;
-	return gaia_umap(&rig->config) == MAP_FAILED && errno == ENOTSUP;
-}
-
-Test(umap_edges, without_userfaultfd_it_is_a_mapping_and_says_so)
-{
-	struct rig *rig = rig_create(16 * 4096);
-
-	cr_assert(in_child(falls_back, rig));
-	rig->content[0] = 'f';
-	rig_check_file(rig, rig->content);
-	rig_end(rig);
-}
-
-Test(umap_edges, mmap_can_be_asked_for)
-{
-	struct rig *rig = rig_create(16 * 4096);
-
-	rig->config.flags = GAIA_UMAP_USE_MMAP;
-	rig_map(rig);
-	cr_assert_eq(rig_stats(rig).is, GAIA_UMAP_IS_MMAP);
-	cr_assert_arr_eq(rig->view, rig->content, rig->length);
-	rig_unmap(rig);
-}
-
-/* ---- no memory ---- */
-
-#define POPULATE_WRITE 23	/* MADV_ */
-
-static bool forbid_populate(void)
-{
-	struct sock_filter filter[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_madvise, 0, 3),
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, POPULATE_WRITE, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOMEM),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-	};
-	struct sock_fprog program = { sizeof(filter) / sizeof(filter[0]), filter };
-
-	return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
-}
-
-static bool lacks_memory(struct rig *rig)
-{
-	void *page;
-
-	if (!forbid_populate())
-		return false;
-	rig_map(rig);
-	page = rig->view + 65536;
-	return touch(rig->view) == SIGBUS && gaia_umap_prefetch(&page, 1, GAIA_UMAP_WAIT) == -1 && errno == ENOMEM &&
-	       !gaia_uunmap(rig->view, rig->length);
-}
-
-Test(umap_edges, a_page_that_there_is_no_memory_for_is_sigbus_for_who_touches_it)
-{
-	struct rig *rig = rig_create(4 * 65536);
-
-	rig->config.page_size = 65536;
-	rig_map(rig);
-	cr_assert_eq(gaia_uunmap(rig->view, rig->length), 0);
-	cr_assert(in_child(lacks_memory, rig));
-	rig_end(rig);
-}
-
-/* ---- settings ---- */
-
-Test(umap_edges, settings_that_make_no_sense_are_as_if_not_set)
-{
-	static const char *const pages[] = { "12288", "65537", "-4096", " 8192", "x", "8192x", "", "8192" };
-	struct rig *rig = rig_create(4 * 8192);
-
-	for (unsigned i = 0; i < 8; i++) {
-		setenv("GAIA_UMAP_PAGESIZE", pages[i], 1);
-		rig_map(rig);
-		cr_assert_eq(rig_stats(rig).page_size, i == 7 ? 8192 : 4096, "%s", pages[i]);
-		cr_assert_eq(gaia_uunmap(rig->view, rig->length), 0);
-	}
+	cr_assert(rig_in_child(user_mode, rig));
 	rig_end(rig);
 }
 
@@ -289,7 +135,7 @@ Test(umap_edges, a_child_of_fork_has_no_region_and_can_make_its_own)
 
 	rig_map(rig);
 	rig->view[0] = 'p';
-	cr_assert(in_child(child_has_it_not, rig));
+	cr_assert(rig_in_child(child_has_it_not, rig));
 	cr_assert_eq(rig->view[0], 'p');
 	cr_assert_eq(rig->view[5 * 4096], rig->content[5 * 4096]);
 	rig_unmap(rig);
@@ -326,7 +172,7 @@ Test(umap_edges, forks_beside_regions_that_are_mappings)
 	rig->config.flags = GAIA_UMAP_USE_MMAP;
 	cr_assert_eq(pthread_create(&thread, NULL, join_and_leave, rig), 0);
 	for (unsigned i = 0; i < 300; i++)
-		cr_assert(in_child(makes_a_mapping, rig));
+		cr_assert(rig_in_child(makes_a_mapping, rig));
 	__atomic_store_n(&stop_leaving, true, __ATOMIC_RELAXED);
 	pthread_join(thread, &wrong);
 	cr_assert_null(wrong);
@@ -336,7 +182,7 @@ Test(umap_edges, forks_beside_regions_that_are_mappings)
 static void *fork_children(void *arg)
 {
 	for (unsigned i = 0; i < 50; i++)
-		if (!in_child(child_has_it_not, arg))
+		if (!rig_in_child(child_has_it_not, arg))
 			return (void *)1;
 	return NULL;
 }
