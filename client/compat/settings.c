@@ -21,7 +21,7 @@ static bool is_read;	    /* the environment */
 /* A positive number, or fallback. */
 static uint64_t number_in_environment(const char *name, uint64_t fallback)
 {
-	const char *text = getenv(name);
+	const char *text = secure_getenv(name);
 	unsigned long long value;
 	char *end;
 

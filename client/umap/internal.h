@@ -27,6 +27,7 @@
 #ifndef UMAP_INTERNAL_H
 #define UMAP_INTERNAL_H
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -46,7 +47,7 @@
 struct umap_file {
 	int fd;
 	uint64_t dev, ino;
-	int access;		/* O_RDONLY, O_RDWR... */
+	int access;		/* O_RDONLY, O_RDWR; O_APPEND, O_DIRECT if it is a duplicate */
 	bool block;		/* a block device */
 	unsigned refs;		/* process.lock */
 	LIST_ENTRY(umap_file) link;
@@ -61,13 +62,19 @@ struct umap_segment {
 
 struct umap_region;
 
+/* An error of a file or store must not be taken for what these codes mean within the library. */
+static inline int umap_foreign(int err)
+{
+	return err == -EAGAIN || err == -EBUSY || err == -ENOENT || err == -ESRCH ? -EIO : err;
+}
+
 void umap_files_forget(void);	/* in a child of fork() */
 int umap_segments_open(struct umap_region *r, const struct gaia_umap_config *c);
 void umap_segments_close(struct umap_region *r);
 
 /*
  * Read a range of the region to the desk; bytes past the end of a file become zero. nowait: -EAGAIN instead of
- * waiting for a disk.
+ * waiting for a disk. Errors are as of umap_foreign() otherwise.
  */
 int umap_read(struct umap_region *r, uint64_t start, uint64_t n, bool nowait);
 
@@ -91,8 +98,11 @@ void umap_kernel_close(struct umap_kernel *k);
 int umap_kernel_register(void *view, uint64_t n);
 void umap_kernel_unregister(void *view, uint64_t n);
 
-/* Map what the memfd has. -EAGAIN: there are events to be read first; -ENOENT: nothing of ours is there. */
-int umap_kernel_map(void *view, uint64_t n, bool protect);
+/*
+ * Map what the memfd has. -EAGAIN: there are events to be read first; -ENOENT: nothing of ours is there. done (may be
+ * NULL) becomes the bytes that were mapped, from the first on; the others were not, if it fails.
+ */
+int umap_kernel_map(void *view, uint64_t n, bool protect, uint64_t *done);
 int umap_kernel_unmap(void *view, uint64_t n);
 void umap_kernel_poison(void *view);
 void umap_kernel_wake(void *view, uint64_t n);
@@ -235,7 +245,7 @@ int umap_write_range(struct umap_region *r, uint64_t start, uint64_t end);
 
 /*
  * Write the run of pages that begins with this dirty one, which is not WRITING. Returns the pages that were written, or
- * a negative errno. The lock is held, but not meanwhile.
+ * a negative errno, as of umap_foreign(). The lock is held, but not meanwhile.
  */
 int umap_write_run(struct umap_region *r, uint64_t page);
 
@@ -264,6 +274,9 @@ struct umap_process {
 };
 extern struct umap_process umap;
 
+/* Before there is any region, paged or not. */
+void umap_process_watch_forks(void);
+
 /* One more paged region, and one less. -ENOSYS: there is no paging here. */
 int umap_process_join(void);
 void umap_process_leave(void);
@@ -285,7 +298,7 @@ struct umap_region *umap_region_remove_dead(void);
 /* view, or there[], are other ones: r->lock and events_lock are held. */
 void umap_region_moved(struct umap_region *r, char *view);
 
-/* A number from the environment. */
+/* A number from the environment, unless the process has the privileges of its file (setuid). */
 unsigned umap_setting(const char *name, unsigned min, unsigned max, unsigned otherwise);
 
 /* process.lock is held; stop gives it up meanwhile. */

@@ -6,6 +6,7 @@
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/param.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -114,26 +115,33 @@ void umap_kernel_unregister(void *view, uint64_t n)
 	ioctl(umap.kernel.uffd, UFFDIO_UNREGISTER, &range);
 }
 
-int umap_kernel_map(void *view, uint64_t n, bool protect)
+int umap_kernel_map(void *view, uint64_t n, bool protect, uint64_t *done)
 {
-	uint64_t at = (uintptr_t)view, end = at + n;
+	uint64_t at = (uintptr_t)view, end = at + n, most = n;
+	int err = 0;
 
 	while (at < end) {
-		struct uffdio_continue c = { .range = { at, end - at }, .mode = protect ? CONTINUE_PROTECTED : 0 };
+		struct uffdio_continue c = { .range = { at, MIN(most, end - at) }, .mode = protect ? CONTINUE_PROTECTED : 0 };
 
-		if (!ioctl(umap.kernel.uffd, UFFDIO_CONTINUE, &c))
-			return 0;
-		if (c.mapped > 0) {
+		if (!ioctl(umap.kernel.uffd, UFFDIO_CONTINUE, &c)) {
+			at += c.range.len;
+		} else if (c.mapped > 0) {
 			at += c.mapped;
 		} else if (c.mapped == -EEXIST || errno == EEXIST) {
 			/* This one is mapped already. Somebody may wait for it all the same. */
 			umap_kernel_wake((void *)at, SMALL_PAGE);
 			at += SMALL_PAGE;
+		} else if (errno == ENOENT && c.range.len > SMALL_PAGE) {
+			/* More than one mapping: the program has used mprotect(2), mlock(2)... on a part. */
+			most = SMALL_PAGE;
 		} else if (errno != EINTR) {
-			return -errno;
+			err = -errno;
+			break;
 		}
 	}
-	return 0;
+	if (done)
+		*done = at - (uintptr_t)view;
+	return err;
 }
 
 int umap_kernel_unmap(void *view, uint64_t n)
@@ -153,8 +161,8 @@ void umap_kernel_wake(void *view, uint64_t n)
 
 void umap_kernel_poison(void *view)
 {
-	/* The mark that a protected page left would be in the way. */
-	struct uffdio_writeprotect wp = { .range = { (uintptr_t)view, SMALL_PAGE } };
+	/* The mark that a protected page left would be in the way. Who is woken before there is poison faults again. */
+	struct uffdio_writeprotect wp = { .range = { (uintptr_t)view, SMALL_PAGE }, .mode = UFFDIO_WRITEPROTECT_MODE_DONTWAKE };
 	struct poison p = { .range = { (uintptr_t)view, SMALL_PAGE } };
 
 	ioctl(umap.kernel.uffd, UFFDIO_WRITEPROTECT, &wp);

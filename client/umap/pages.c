@@ -43,26 +43,30 @@ static int map_again(struct umap_region *r, struct umap_frame *f, uint64_t at, b
 	}
 	if (r->writable && (!v.clean || write))
 		f->flags |= FRAME_DIRTY;
-	err = umap_kernel_map(view, SMALL_PAGE, r->writable && !write);
+	err = umap_kernel_map(view, SMALL_PAGE, r->writable && !write, NULL);
 	if (err == -EFAULT) {
 		/* MADV_REMOVE: what was there is zeros now, and these are what is stored. */
 		memset(r->desk + at, 0, SMALL_PAGE);
 		f->flags |= r->writable ? FRAME_DIRTY : 0;
-		err = umap_kernel_map(view, SMALL_PAGE, false);
+		err = umap_kernel_map(view, SMALL_PAGE, false, NULL);
 	}
 	return err;
 }
 
-/* Map n resident pages in a row, none of them mapped yet. The lock is held. */
+/*
+ * Map n resident pages in a row, none of them mapped yet. Where it fails whoever waits for any of them tries again. The
+ * lock is held.
+ */
 static int map_pages(struct umap_region *r, uint64_t page, uint64_t n, bool write)
 {
 	uint64_t start = page_start(r, page), end = MIN(page_end(r, page + n - 1), r->view_length);
 	int err = 0;
 
 	for (uint64_t i = page; i < page + n; i++)
-		r->frames[frame_of(r, i)].flags |= FRAME_MAPPED | (write ? FRAME_DIRTY : 0);
+		r->frames[frame_of(r, i)].flags |= write ? FRAME_DIRTY : 0;
 	FOR_EACH_THERE(r, start, end, i, a, b) {
-		int failed = umap_kernel_map(r->view + a, b - a, r->writable && !write);
+		uint64_t done, again;
+		int failed = umap_kernel_map(r->view + a, b - a, r->writable && !write, &done);
 
 		if (failed == -EFAULT) {
 			/* Some of it was removed (MADV_REMOVE) while it was not mapped: that is zeros now. */
@@ -70,10 +74,16 @@ static int map_pages(struct umap_region *r, uint64_t page, uint64_t n, bool writ
 				(void)*(volatile char *)(r->desk + at);
 			for (uint64_t k = page; k < page + n && r->writable; k++)
 				r->frames[frame_of(r, k)].flags |= FRAME_DIRTY;
-			failed = umap_kernel_map(r->view + a, b - a, r->writable && !write);
+			failed = umap_kernel_map(r->view + a, b - a, r->writable && !write, &again);
+			done = MAX(done, again);
 		}
+		for (uint64_t k = a >> r->shift; done && k <= (a + done - 1) >> r->shift; k++)
+			r->frames[frame_of(r, k)].flags |= FRAME_MAPPED;
 		err = err ? err : failed;
 	}
+	if (err)
+		FOR_EACH_THERE(r, start, end, i, a, b)
+			umap_kernel_wake(r->view + a, b - a);
 	return err;
 }
 
@@ -191,7 +201,7 @@ static void fill_ended(struct umap_region *r, uint64_t page, uint64_t n, int err
 /* Fill n pages, the first in this frame. The lock is held, but not meanwhile. */
 static int fill(struct umap_region *r, uint64_t page, uint64_t n, uint32_t frame, bool quick)
 {
-	int err;
+	int err = 0;
 
 	for (uint64_t i = page; i < page + n; i++) {
 		if (i > page)
@@ -205,10 +215,11 @@ static int fill(struct umap_region *r, uint64_t page, uint64_t n, uint32_t frame
 		r->n_busy++;
 	}
 	pthread_mutex_unlock(&r->lock);
-	/* In one go: else the copy faults for each 4 KiB. */
-	if (n << r->shift > SMALL_PAGE)
-		madvise(r->desk + page_start(r, page), n << r->shift, MADV_POPULATE_WRITE);
-	err = umap_read(r, page_start(r, page), n << r->shift, quick);
+	/* In one go: else the copy faults for each 4 KiB. Where there is no memory that would be SIGBUS here. EINVAL: an old kernel. */
+	if (n << r->shift > SMALL_PAGE && madvise(r->desk + page_start(r, page), n << r->shift, MADV_POPULATE_WRITE) && errno != EINVAL)
+		err = -ENOMEM;
+	if (!err)
+		err = umap_read(r, page_start(r, page), n << r->shift, quick);
 	pthread_mutex_lock(&r->lock);
 	fill_ended(r, page, n, err);
 	return err ? err : (int)n;
@@ -255,8 +266,9 @@ static int bring_absent(struct umap_region *r, uint64_t page, uint64_t want, boo
 		r->next_fault = page + n;
 	/* A fault that stores finds its own page ready for that; the others are protected. */
 	err = map_pages(r, page, 1, write);
-	if (n > 1 && !err)
-		err = map_pages(r, page + 1, n - 1, false);
+	/* Whoever waits for these faults for himself if it fails. */
+	if (n > 1)
+		map_pages(r, page + 1, n - 1, false);
 	return err;
 }
 

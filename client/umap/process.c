@@ -21,11 +21,11 @@ struct umap_process umap = {
 
 unsigned umap_setting(const char *name, unsigned min, unsigned max, unsigned otherwise)
 {
-	const char *value = getenv(name);
+	const char *value = secure_getenv(name);
 	char *end;
 	unsigned long n;
 
-	if (!value || !*value)
+	if (!value || *value < '0' || *value > '9')
 		return otherwise;
 	errno = 0;
 	n = strtoul(value, &end, 0);
@@ -261,12 +261,17 @@ static void watch_forks(void)
 	pthread_atfork(before_fork, after_fork, forget_all);
 }
 
-int umap_process_join(void)
+void umap_process_watch_forks(void)
 {
 	static pthread_once_t once = PTHREAD_ONCE_INIT;
-	int err = 0;
 
 	pthread_once(&once, watch_forks);
+}
+
+int umap_process_join(void)
+{
+	int err = 0;
+
 	pthread_mutex_lock(&umap.lock);
 	while (umap.stopping)
 		pthread_cond_wait(&umap.changed, &umap.lock);

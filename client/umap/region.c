@@ -37,6 +37,13 @@ void umap_end_call(int *cancel)
 
 /* ---- settings ---- */
 
+static uint64_t page_size_setting(void)
+{
+	uint64_t n = umap_setting("GAIA_UMAP_PAGESIZE", SMALL_PAGE, MAX_PAGE, SMALL_PAGE);
+
+	return n & (n - 1) ? SMALL_PAGE : n;
+}
+
 static int copy_config(const struct gaia_umap_config *from, struct gaia_umap_config *c)
 {
 	/* The first version's size. What a newer program sets and we do not know must be zero. */
@@ -49,7 +56,7 @@ static int copy_config(const struct gaia_umap_config *from, struct gaia_umap_con
 	if (!c->prot)
 		c->prot = PROT_READ;
 	if (!c->page_size)
-		c->page_size = umap_setting("GAIA_UMAP_PAGESIZE", SMALL_PAGE, MAX_PAGE, SMALL_PAGE);
+		c->page_size = page_size_setting();
 	if (!c->evict_high)
 		c->evict_high = umap_setting("GAIA_UMAP_EVICT_HIGH_WATER_THRESHOLD", 1, 100, 90);
 	if (!c->evict_low)
@@ -162,6 +169,9 @@ static int map_views(struct umap_region *r, const struct gaia_umap_config *c)
 		goto close_fd;
 	}
 	madvise(r->desk, r->desk_length, MADV_DONTDUMP);
+	/* Else the memory of many pages comes with one, and does not go with it. */
+	if (r->shift < __builtin_ctzl(MAX_PAGE))
+		madvise(r->desk, r->desk_length, MADV_NOHUGEPAGE);
 	if (mprotect(r->desk, r->desk_length, PROT_READ | PROT_WRITE)) {
 		err = -errno;
 		goto close_fd;	/* the caller unmaps it */
@@ -284,6 +294,7 @@ static int create(const struct gaia_umap_config *from, struct umap_region **out)
 
 	if (err)
 		return err;
+	umap_process_watch_forks();
 	umap_region_settle();
 	end_dead();
 	paged = c.flags & GAIA_UMAP_USE_MMAP ? -ENOSYS : umap_process_join();

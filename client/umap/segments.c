@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fs.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -79,13 +80,57 @@ static void put_file(struct umap_file *f)
 	}
 }
 
+#define OTHER_FLAGS (O_APPEND | O_DIRECT)	/* that matter */
+
+/*
+ * A file that is open already, referenced, or NULL: one without other flags, or with the same. process.lock is held.
+ */
+static struct umap_file *find_file(const struct stat *st, int access)
+{
+	struct umap_file *f;
+
+	LIST_FOREACH(f, &files[(st->st_ino ^ st->st_dev) % BUCKETS], link)
+		if (f->dev == st->st_dev && f->ino == st->st_ino && (f->access == (access & ~OTHER_FLAGS) || f->access == access))
+			break;
+	if (f)
+		f->refs++;
+	return f;
+}
+
+/* An open file of our own, as flags that others set, like O_APPEND, would be ours too; where that is refused, a duplicate. */
+static int open_file(int fd, int access, const struct stat *st, struct umap_file **out)
+{
+	struct umap_file *f = calloc(1, sizeof(*f));
+	char path[40];
+	int err;
+
+	if (!f)
+		return -ENOMEM;
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	f->access = access & ~OTHER_FLAGS;
+	f->fd = open(path, f->access | O_CLOEXEC);
+	if (f->fd < 0) {
+		f->access = access;
+		f->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+	}
+	if (f->fd < 0) {
+		err = -errno;
+		free(f);
+		return err;
+	}
+	f->dev = st->st_dev;
+	f->ino = st->st_ino;
+	f->block = S_ISBLK(st->st_mode);
+	f->refs = 1;
+	*out = f;
+	return 0;
+}
+
 static int get_file(int fd, bool writable, struct umap_file **out)
 {
-	int access = fcntl(fd, F_GETFL);
-	struct bucket *b;
-	struct umap_file *f;
+	int access = fcntl(fd, F_GETFL), err;
+	struct umap_file *f, *mine = NULL;
 	struct stat st;
-	int err = 0;
 
 	if (access < 0 || fstat(fd, &st))
 		return -errno;
@@ -93,33 +138,36 @@ static int get_file(int fd, bool writable, struct umap_file **out)
 		return -EBADF;
 	if (!S_ISREG(st.st_mode) && !S_ISBLK(st.st_mode))
 		return -ENODEV;
-	access &= O_ACCMODE | O_DIRECT;
+	access &= O_ACCMODE | OTHER_FLAGS;
 	if ((access & O_ACCMODE) == O_WRONLY || (writable && (access & O_ACCMODE) != O_RDWR))
 		return -EACCES;
-	b = &files[(st.st_ino ^ st.st_dev) % BUCKETS];
 	pthread_mutex_lock(&umap.lock);
-	LIST_FOREACH(f, b, link)
-		if (f->dev == st.st_dev && f->ino == st.st_ino && f->access == access)
-			break;
-	if (f) {
-		f->refs++;
-	} else if (!(f = calloc(1, sizeof(*f)))) {
-		err = -ENOMEM;
-	} else if ((f->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3)) < 0) {
-		err = -errno;
-		free(f);
-	} else {
-		f->dev = st.st_dev;
-		f->ino = st.st_ino;
-		f->access = access;
-		f->block = S_ISBLK(st.st_mode);
-		f->refs = 1;
-		LIST_INSERT_HEAD(b, f, link);
-	}
+	f = find_file(&st, access);
 	pthread_mutex_unlock(&umap.lock);
-	if (!err)
-		*out = f;
-	return err;
+	if (!f) {
+		err = open_file(fd, access, &st, &mine);
+		if (err)
+			return err;
+		pthread_mutex_lock(&umap.lock);
+		f = find_file(&st, access);
+		if (!f) {
+			f = mine;
+			mine = NULL;
+			LIST_INSERT_HEAD(&files[(st.st_ino ^ st.st_dev) % BUCKETS], f, link);
+		}
+		pthread_mutex_unlock(&umap.lock);
+		if (mine) {
+			close(mine->fd);
+			free(mine);
+		}
+	}
+	/* pwrite(2) would write at its end. */
+	if (writable && f->access & O_APPEND) {
+		put_file(f);
+		return -EINVAL;
+	}
+	*out = f;
+	return 0;
 }
 
 /* In a child of fork(): nothing uses them any more. */
@@ -325,7 +373,7 @@ int umap_read(struct umap_region *r, uint64_t start, uint64_t n, bool nowait)
 	end = MIN(start + n, r->view_length);
 	if (!err && end > r->length)
 		memset(r->desk + r->length, 0, end - r->length);
-	return err;
+	return nowait ? err : umap_foreign(err);
 }
 
 static int write_file(struct umap_segment *s, const char *buf, uint64_t n, uint64_t offset)

@@ -21,6 +21,7 @@
 #define MAX_EVENTS 64
 #define WAITING 1024		/* faults that have been read and not served */
 #define EVICT_BATCH 64
+#define MAX_JOBS 4096		/* prefetches in the background; what is more is left out */
 
 struct fault {
 	uintptr_t addr;
@@ -44,6 +45,7 @@ static struct {
 	struct fault faults[WAITING];
 	unsigned first_fault, n_faults;
 	TAILQ_HEAD(, umap_job) jobs;
+	unsigned n_jobs;
 } pool = { .wake = -1, .jobs = TAILQ_HEAD_INITIALIZER(pool.jobs) };
 
 static void *filler(void *arg);
@@ -214,8 +216,10 @@ static struct umap_job *take_job(void)
 {
 	struct umap_job *j = TAILQ_FIRST(&pool.jobs);
 
-	if (j)
+	if (j) {
 		TAILQ_REMOVE(&pool.jobs, j, link);
+		pool.n_jobs--;
+	}
 	return j;
 }
 
@@ -286,10 +290,15 @@ int umap_prefetch(struct umap_region *r, uint64_t page, uint64_t n)
 		return -ENOMEM;
 	*j = (struct umap_job){ .r = r, .page = page, .n = n };
 	pthread_mutex_lock(&umap.lock);
-	r->refs++;
-	TAILQ_INSERT_TAIL(&pool.jobs, j, link);
-	wake_filler();
+	if (pool.n_jobs < MAX_JOBS) {
+		r->refs++;
+		TAILQ_INSERT_TAIL(&pool.jobs, j, link);
+		pool.n_jobs++;
+		j = NULL;
+		wake_filler();
+	}
 	pthread_mutex_unlock(&umap.lock);
+	free(j);
 	return 0;
 }
 
@@ -359,7 +368,8 @@ int umap_threads_start(void)
 	unsigned cpus = sysconf(_SC_NPROCESSORS_ONLN);
 	int err;
 
-	pool.max_fillers = umap_setting("GAIA_UMAP_PAGE_FILLERS", 1, MAX_FILLERS, MIN(MAX(cpus, 4), 16));
+	/* One alone could not serve its store, where that touches a region. */
+	pool.max_fillers = MAX(umap_setting("GAIA_UMAP_PAGE_FILLERS", 1, MAX_FILLERS, MIN(MAX(cpus, 4), 16)), 2);
 	pool.max_evictors = umap_setting("GAIA_UMAP_PAGE_EVICTORS", 1, MAX_EVICTORS, 1);
 	pool.max_events = umap_setting("GAIA_UMAP_MAX_FAULT_EVENTS", 1, MAX_EVENTS, 16);
 	pool.wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -400,4 +410,5 @@ void umap_threads_forget(void)
 	pool.first_fault = pool.n_faults = 0;
 	pool.polling = false;
 	TAILQ_INIT(&pool.jobs);
+	pool.n_jobs = 0;
 }

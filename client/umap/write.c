@@ -81,7 +81,7 @@ int umap_write_run(struct umap_region *r, uint64_t page)
 		r->stats.write_errors++;
 	}
 	pthread_cond_broadcast(&r->changed);
-	return err ? err : (int)n;
+	return err ? umap_foreign(err) : (int)n;
 }
 
 int umap_compare_pages(const void *a, const void *b)

@@ -36,6 +36,9 @@
  *  - Without privileges the kernel may serve faults of the program only, not those within system calls: read(2) and the like
  *    fail with EFAULT then, at pages that are not in memory. Such regions have GAIA_UMAP_IS_USER_MODE in their statistics;
  *    GAIA_UMAP_NEED_SYSCALLS refuses them.
+ *  - What is stored by way of pages that the kernel holds on to may be lost: reads with O_DIRECT into a region, registered
+ *    buffers of io_uring(7), and DMA of devices; unless nothing of the region is flushed, and none of its pages leave,
+ *    from when they are taken until they are let go. Ordinary read(2) into a region is fine.
  *  - Where the kernel lacks what is needed (Linux 6.7: userfaultfd(2) with asynchronous write protection, and PAGEMAP_SCAN; a
  *    sandbox may forbid them), a region over descriptors is an ordinary mapping by mmap(2), and has GAIA_UMAP_IS_MMAP in its statistics:
  *    budget, page size and policy mean nothing there, and past the end of a file is SIGBUS. GAIA_UMAP_NEED_PAGING refuses it.
@@ -150,12 +153,15 @@ struct gaia_umap_config {
 
 /*
  * Make a region. The number of threads that serve faults and of those that evict are the process's:
- * GAIA_UMAP_PAGE_FILLERS and GAIA_UMAP_PAGE_EVICTORS in the environment, read when there is no region yet; and
+ * GAIA_UMAP_PAGE_FILLERS (at least two) and GAIA_UMAP_PAGE_EVICTORS in the environment, read when there is no region yet; and
  * GAIA_UMAP_MAX_FAULT_EVENTS, how many faults are taken from the kernel at a time.
  *
- * The descriptors of segments are duplicated, once for each open file however many regions use it.
+ * The files of segments are opened anew (by /proc/self/fd), once for each file however many regions use it, so that flags
+ * like O_APPEND and O_DIRECT do not matter; where that is refused the descriptor is duplicated. When the last such region ends
+ * that is closed, and with it the process's record locks of the file (F_SETLK of fcntl(2)) are gone, as with every close(2).
  *
  * EACCES: a descriptor is not open for reading, or prot asks for writing and a descriptor or store is not for writing.
+ * EINVAL, too: a descriptor has O_APPEND, its file could not be opened anew, and prot asks for writing.
  * ENODEV: a descriptor is of something else. EBADF. EMFILE, ENFILE. EEXIST: GAIA_UMAP_FIXED over a region. ENOTSUP: without paging, there is a store, or a segment that is not
  * made of whole pages of 4096 bytes. EPERM, ENOSYS: see the flags. EAGAIN: there can be no more threads.
  */

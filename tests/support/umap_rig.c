@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "umap_rig.h"
@@ -69,6 +70,19 @@ struct gaia_umap_stats rig_stats(struct rig *rig)
 
 	cr_assert_eq(gaia_umap_stats(rig->view, &s), 0);
 	return s;
+}
+
+bool rig_in_child(bool (*run)(struct rig *rig), struct rig *rig)
+{
+	pid_t pid = fork();
+	int status;
+
+	if (!pid) {
+		alarm(60);
+		_exit(run(rig) ? 0 : 1);
+	}
+	cr_assert_eq(waitpid(pid, &status, 0), pid);
+	return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
 int rig_errno(const struct gaia_umap_config *c)

@@ -30,6 +30,9 @@ void rig_end(struct rig *rig);
 void rig_check_file(struct rig *rig, const unsigned char *expected);
 struct gaia_umap_stats rig_stats(struct rig *rig);
 
+/* Run it in a child; it returns whether all is well. */
+bool rig_in_child(bool (*run)(struct rig *rig), struct rig *rig);
+
 /* Why this cannot be made. */
 int rig_errno(const struct gaia_umap_config *c);
 

@@ -1,15 +1,11 @@
 /*
- * Regions of gaia/umap.h and the rest of a process: system calls, fork, munmap, mremap, madvise, limits, and kernels
- * that have not what paging needs.
+ * Regions of gaia/umap.h and the rest of a process: system calls, fork, munmap, mremap, madvise, and limits.
  */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <pthread.h>
 #include <setjmp.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,20 +37,6 @@ static int touch(const volatile unsigned char *p)
 		return fault_signal;
 	(void)*p;
 	return 0;
-}
-
-/* Run it in a child; it returns whether all is well. */
-static bool in_child(bool (*run)(struct rig *rig), struct rig *rig)
-{
-	pid_t pid = fork();
-	int status;
-
-	if (!pid) {
-		alarm(60);
-		_exit(run(rig) ? 0 : 1);
-	}
-	cr_assert_eq(waitpid(pid, &status, 0), pid);
-	return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
 /* ---- system calls ---- */
@@ -126,86 +108,8 @@ Test(umap_edges, without_privileges_system_calls_may_not_and_it_says_so)
 
 	rig_map(rig);	/* or skip */
 	cr_assert_eq(gaia_uunmap(rig->view, rig->length), 0);
-	cr_assert(in_child(user_mode, rig));
+	cr_assert(rig_in_child(user_mode, rig));
 	rig_end(rig);
-}
-
-/* ---- no paging ---- */
-
-static bool forbid_userfaultfd(void)
-{
-	struct sock_filter filter[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_userfaultfd, 3, 0),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ioctl, 0, 3),
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1])),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0xaa00 /* USERFAULTFD_IOC_NEW */, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-	};
-	struct sock_fprog program = { sizeof(filter) / sizeof(filter[0]), filter };
-
-	return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
-}
-
-static int store_read(void *arg, void *buf, size_t n, uint64_t offset)
-{
-	memset(buf, 's', n);
-	return 0;
-}
-
-static bool falls_back(struct rig *rig)
-{
-	struct gaia_umap_store store = { .size = sizeof(store), .read = store_read };
-	struct gaia_umap_segment segments[] = {
-		{ .fd = rig->fd, .offset = 4096, .length = 8192 }, { .fd = rig->fd, .length = 4096 },
-	};
-	void *page;
-
-	if (!forbid_userfaultfd() || gaia_umap(&rig->config) != MAP_FAILED || errno != ENOSYS)
-		return false;
-	rig->config.flags = 0;
-	rig->config.segments = segments;
-	rig->config.n_segments = 2;
-	rig->length = 3 * 4096;
-	rig->view = gaia_umap(&rig->config);
-	if (rig->view == MAP_FAILED || rig_stats(rig).is != GAIA_UMAP_IS_MMAP || rig_stats(rig).length != rig->length)
-		return false;
-	if (memcmp(rig->view, rig->content + 4096, 8192) || memcmp(rig->view + 8192, rig->content, 4096))
-		return false;
-	rig->view[8192] = 'f';
-	page = rig->view;
-	if (gaia_umap_flush(rig->view, rig->length, GAIA_UMAP_SYNC) || gaia_umap_prefetch(&page, 1, GAIA_UMAP_WAIT) ||
-	    gaia_umap_advise(rig->view, rig->length, GAIA_UMAP_DONTNEED) || gaia_umap_advise(rig->view, rig->length, GAIA_UMAP_RANDOM) ||
-	    gaia_uunmap(rig->view, rig->length))
-		return false;
-	segments[0].length = 5000;
-	if (gaia_umap(&rig->config) != MAP_FAILED || errno != ENOTSUP)
-		return false;
-	segments[0] = (struct gaia_umap_segment){ .store = &store, .length = 4096 };
-	rig->config.prot = PROT_READ;
-	return gaia_umap(&rig->config) == MAP_FAILED && errno == ENOTSUP;
-}
-
-Test(umap_edges, without_userfaultfd_it_is_a_mapping_and_says_so)
-{
-	struct rig *rig = rig_create(16 * 4096);
-
-	cr_assert(in_child(falls_back, rig));
-	rig->content[0] = 'f';
-	rig_check_file(rig, rig->content);
-	rig_end(rig);
-}
-
-Test(umap_edges, mmap_can_be_asked_for)
-{
-	struct rig *rig = rig_create(16 * 4096);
-
-	rig->config.flags = GAIA_UMAP_USE_MMAP;
-	rig_map(rig);
-	cr_assert_eq(rig_stats(rig).is, GAIA_UMAP_IS_MMAP);
-	cr_assert_arr_eq(rig->view, rig->content, rig->length);
-	rig_unmap(rig);
 }
 
 /* ---- fork, and the end ---- */
@@ -231,16 +135,54 @@ Test(umap_edges, a_child_of_fork_has_no_region_and_can_make_its_own)
 
 	rig_map(rig);
 	rig->view[0] = 'p';
-	cr_assert(in_child(child_has_it_not, rig));
+	cr_assert(rig_in_child(child_has_it_not, rig));
 	cr_assert_eq(rig->view[0], 'p');
 	cr_assert_eq(rig->view[5 * 4096], rig->content[5 * 4096]);
 	rig_unmap(rig);
 }
 
+static bool stop_leaving;
+
+static void *join_and_leave(void *arg)
+{
+	struct rig *rig = arg;
+
+	while (!__atomic_load_n(&stop_leaving, __ATOMIC_RELAXED)) {
+		void *p = gaia_umap(&rig->config);
+
+		if (p == MAP_FAILED || gaia_uunmap(p, rig->length))
+			return (void *)1;
+	}
+	return NULL;
+}
+
+static bool makes_a_mapping(struct rig *rig)
+{
+	void *p = gaia_umap(&rig->config);
+
+	return p != MAP_FAILED && !gaia_uunmap(p, rig->length);
+}
+
+Test(umap_edges, forks_beside_regions_that_are_mappings)
+{
+	struct rig *rig = rig_create(4096);
+	pthread_t thread;
+	void *wrong;
+
+	rig->config.flags = GAIA_UMAP_USE_MMAP;
+	cr_assert_eq(pthread_create(&thread, NULL, join_and_leave, rig), 0);
+	for (unsigned i = 0; i < 300; i++)
+		cr_assert(rig_in_child(makes_a_mapping, rig));
+	__atomic_store_n(&stop_leaving, true, __ATOMIC_RELAXED);
+	pthread_join(thread, &wrong);
+	cr_assert_null(wrong);
+	rig_end(rig);
+}
+
 static void *fork_children(void *arg)
 {
 	for (unsigned i = 0; i < 50; i++)
-		if (!in_child(child_has_it_not, arg))
+		if (!rig_in_child(child_has_it_not, arg))
 			return (void *)1;
 	return NULL;
 }
@@ -494,6 +436,54 @@ Test(umap_edges, threads_come_with_the_first_region_and_go_with_the_last)
 	rig_end(other);
 }
 
+/* The mappings of regions' memory that shall not have huge pages. */
+static unsigned without_huge_pages(void)
+{
+	char line[512];
+	unsigned n = 0;
+	bool ours = false;
+	FILE *f = fopen("/proc/self/smaps", "r");
+
+	while (fgets(line, sizeof(line), f)) {
+		if (strchr(line, '-') && strchr(line, '/'))
+			ours = strstr(line, "/memfd:gaia_umap");
+		else if (!strncmp(line, "VmFlags:", 8) && ours) {
+			n += strstr(line, " nh") != NULL;
+			ours = false;
+		}
+	}
+	fclose(f);
+	return n;
+}
+
+Test(umap_edges, huge_pages_hold_only_pages_as_large)
+{
+	struct rig *rig = rig_create(4 << 20);
+
+	if (access("/sys/kernel/mm/transparent_hugepage", F_OK))
+		cr_skip_test("this kernel has no huge pages");
+	rig_map(rig);
+	cr_assert_eq(without_huge_pages(), 1);
+	cr_assert_eq(gaia_uunmap(rig->view, rig->length), 0);
+	rig->config.page_size = 2 << 20;
+	rig->config.budget = 6 << 20;
+	rig_map(rig);
+	cr_assert_eq(without_huge_pages(), 0);
+	rig_unmap(rig);
+}
+
+static unsigned most_mappings(void)
+{
+	unsigned n = 0;
+	FILE *f = fopen("/proc/sys/vm/max_map_count", "r");
+
+	if (f && fscanf(f, "%u", &n) != 1)
+		n = 0;
+	if (f)
+		fclose(f);
+	return n;
+}
+
 #define MANY 40000
 
 Test(umap_edges, twenty_thousand_regions_live_and_what_is_too_many_is_enomem)
@@ -502,6 +492,8 @@ Test(umap_edges, twenty_thousand_regions_live_and_what_is_too_many_is_enomem)
 	static unsigned char *view[MANY];
 	unsigned n = 0;
 
+	if (most_mappings() < 45000)
+		cr_skip_test("vm.max_map_count is below 45000");
 	for (; n < MANY; n++) {
 		view[n] = gaia_umap(&rig->config);
 		if (view[n] == MAP_FAILED)
