@@ -20,7 +20,7 @@ struct memory {
 	unsigned char bytes[PAGES * 4096];
 	uint64_t length;
 	atomic_int read_error, write_error, sync_error;
-	uint64_t bad_from;	/* what reaches beyond it cannot be read; 0: all can */
+	atomic_uint_least64_t bad_from;	/* what reaches beyond it cannot be read; 0: all can */
 	atomic_uint reads, writes, syncs;
 	unsigned char *_Atomic view;	/* read() touches this, if it is not NULL */
 	atomic_bool hold;	/* read() waits until it is not set */
