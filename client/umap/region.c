@@ -286,7 +286,8 @@ static void end_dead(void)
 	}
 }
 
-static int create(const struct gaia_umap_config *from, struct umap_region **out)
+/* @view: where it is, which is only safe to look at before others can find it. */
+static int create(const struct gaia_umap_config *from, char **view)
 {
 	struct gaia_umap_config c;
 	struct umap_region *r;
@@ -304,13 +305,14 @@ static int create(const struct gaia_umap_config *from, struct umap_region **out)
 	if (err)
 		goto leave;
 	err = paged ? umap_mmap_create(r, &c) : create_paged(r, &c);
-	if (!err)
+	if (!err) {
+		*view = r->view;
 		err = umap_region_add(r);
+	}
 	if (err) {
 		free_region(r);
 		goto leave;
 	}
-	*out = r;
 	return 0;
 
 leave:
@@ -322,14 +324,14 @@ leave:
 void *gaia_umap(const struct gaia_umap_config *config)
 {
 	NOT_CANCELLED;
-	struct umap_region *r;
-	int err = umap_in_store() ? -EDEADLK : create(config, &r);
+	char *view;
+	int err = umap_in_store() ? -EDEADLK : create(config, &view);
 
 	if (err) {
 		errno = -err;
 		return MAP_FAILED;
 	}
-	return r->view;
+	return view;
 }
 
 int umap_flush(struct umap_region *r, uint64_t start, uint64_t end, bool sync)

@@ -30,6 +30,12 @@ void rig_end(struct rig *rig);
 void rig_check_file(struct rig *rig, const unsigned char *expected);
 struct gaia_umap_stats rig_stats(struct rig *rig);
 
+/* For tests in which a child of fork() makes threads, which ThreadSanitizer ends. */
+#ifdef __SANITIZE_THREAD__
+#define NOT_FOR_TSAN cr_skip_test("ThreadSanitizer ends children of fork(2) that make threads")
+#else
+#define NOT_FOR_TSAN (void)0
+#endif
 /* Run it in a child; it returns whether all is well. */
 bool rig_in_child(bool (*run)(struct rig *rig), struct rig *rig);
 

@@ -236,6 +236,7 @@ Test(umap, nothing_exists_past_the_last_page)
 	pid_t pid;
 	int status;
 
+	NOT_FOR_TSAN;
 	/* Where nothing else will be. */
 	rig->config.addr = mmap(NULL, 1 << 20, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	rig->config.addr = (void *)(((uintptr_t)rig->config.addr + 65535) & ~65535ul);

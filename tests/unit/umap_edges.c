@@ -133,6 +133,7 @@ Test(umap_edges, a_child_of_fork_has_no_region_and_can_make_its_own)
 {
 	struct rig *rig = rig_create(8 * 4096);
 
+	NOT_FOR_TSAN;
 	rig_map(rig);
 	rig->view[0] = 'p';
 	cr_assert(rig_in_child(child_has_it_not, rig));
@@ -193,6 +194,7 @@ Test(umap_edges, forks_beside_faults)
 	pthread_t thread;
 	void *wrong;
 
+	NOT_FOR_TSAN;
 	rig->config.budget = 4 * 4096;
 	rig_map(rig);
 	cr_assert_eq(pthread_create(&thread, NULL, fork_children, rig), 0);

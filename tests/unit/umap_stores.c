@@ -304,11 +304,13 @@ static void check_refused(unsigned page)
 
 Test(umap_stores, one_that_touches_its_own_region_is_refused)
 {
+	NOT_FOR_TSAN;
 	check_refused(2);
 }
 
 Test(umap_stores, one_that_touches_the_page_that_it_reads_is_refused)
 {
+	NOT_FOR_TSAN;
 	check_refused(5);
 }
 
