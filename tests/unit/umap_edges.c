@@ -106,6 +106,7 @@ Test(umap_edges, without_privileges_system_calls_may_not_and_it_says_so)
 {
 	struct rig *rig = rig_create(64 * 4096);
 
+	NOT_FOR_TSAN;
 	rig_map(rig);	/* or skip */
 	cr_assert_eq(gaia_uunmap(rig->view, rig->length), 0);
 	cr_assert(rig_in_child(user_mode, rig));
@@ -223,6 +224,7 @@ Test(umap_edges, what_was_flushed_is_there_after_kill)
 	struct rig *rig = rig_create(32 * 4096);
 	unsigned char flushed = 0, bytes[4096];
 
+	NOT_FOR_TSAN;
 	rig->config.budget = 8 * 4096;
 	rig_map(rig);
 	cr_assert_eq(gaia_uunmap(rig->view, rig->length), 0);
@@ -346,6 +348,7 @@ Test(umap_edges, a_part_that_is_moved_alone_is_lost_and_says_so)
 	struct rig *rig = rig_create(64 * 4096);
 	unsigned char *to = mmap(NULL, 8 * 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
+	NOT_FOR_TSAN;
 	rig_map(rig);
 	rig->view[9 * 4096] = rig->content[9 * 4096] = 'm';
 	rig->view[1 * 4096] = rig->content[1 * 4096] = 'n';
