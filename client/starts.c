@@ -598,7 +598,7 @@ void starts_each(void (*fn)(const struct mapping *m, const struct gaia_ioc_range
 	const struct start *st;
 
 	LIST_FOREACH(st, &starts, link)
-		if (st->m && !is_closed(st))
+		if (st->m && !st->m->gone && !is_closed(st))
 			fn(st->m, &st->io);
 }
 
