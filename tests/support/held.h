@@ -1,5 +1,5 @@
 /*
- * held.h - a call on another thread, held at a fault point on its way (base/fault.h); and whether a thread sleeps.
+ * held.h - a call on another thread, held at a fault point on its way (base/fault.h).
  */
 #ifndef GAIA_TESTS_HELD_H
 #define GAIA_TESTS_HELD_H
@@ -7,10 +7,9 @@
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <stdbool.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "base/fault.h"
+#include "thread_sleeps.h"
 
 struct held {
 	const char *point;
@@ -43,21 +42,6 @@ static inline int held_end(struct held *h)
 	fault_let_go(h->point);
 	pthread_join(h->thread, NULL);
 	return h->result;
-}
-
-/* Whether a thread of this process waits: for a lock, where there is nothing else to wait for. */
-static inline bool thread_sleeps(int tid)
-{
-	char path[64], line[512], *state;
-	FILE *f;
-
-	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", tid);
-	f = fopen(path, "re");
-	cr_assert_not_null(f);
-	cr_assert_not_null(fgets(line, sizeof(line), f));
-	fclose(f);
-	state = strrchr(line, ')');
-	return state && state[2] == 'S';
 }
 
 #endif

@@ -1,6 +1,7 @@
 /* Regions of gaia/umap.h over stores of the application, and what happens when these fail. */
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdatomic.h>
@@ -9,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "thread_sleeps.h"
 #include "umap_rig.h"
 
 TestSuite(umap_stores, .timeout = 100);
@@ -337,32 +339,55 @@ Test(umap_stores, one_filler_is_not_so_few_that_a_store_cannot_touch_a_page_in_m
 	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
 }
 
+struct toucher {
+	pthread_t thread;
+	unsigned char *at;
+	bool (*how)(volatile unsigned char *at); /* NULL: read it */
+	atomic_int tid;
+};
+
 static void *touch(void *arg)
 {
-	return (void *)(uintptr_t)*(volatile unsigned char *)arg;
+	struct toucher *t = arg;
+
+	t->tid = gettid();
+	return (void *)(uintptr_t)(t->how ? t->how(t->at) : *(volatile unsigned char *)t->at);
+}
+
+/* On return it waits for the page. */
+static void touch_begin(struct toucher *t)
+{
+	cr_assert_eq(pthread_create(&t->thread, NULL, touch, t), 0);
+	while (!t->tid || !thread_sleeps(t->tid))
+		usleep(1000);
+}
+
+static uintptr_t touch_end(struct toucher *t)
+{
+	void *value;
+
+	pthread_join(t->thread, &value);
+	return (uintptr_t)value;
 }
 
 Test(umap_stores, a_store_that_waits_holds_up_only_who_needs_it)
 {
-	pthread_t thread[2];
-	void *value;
+	struct toucher t[2];
 
 	map_memory(PAGES * 4096, 0);
 	cr_assert_eq(rig.view[0], 1);
 	cr_assert_eq(gaia_umap_advise(rig.view, 1, GAIA_UMAP_COLD), 0);
 	memory.hold = true;
-	for (unsigned i = 0; i < 2; i++)
-		cr_assert_eq(pthread_create(&thread[i], NULL, touch, rig.view + 9 * 4096), 0);
-	while (memory.reads < 2)
-		usleep(1000);
+	for (unsigned i = 0; i < 2; i++) {
+		t[i] = (struct toucher){ .at = rig.view + 9 * 4096 };
+		touch_begin(&t[i]);
+	}
 	cr_assert_eq(rig.view[0], 1, "a fault of a page that is in memory");
 	rig.view[1] = 'x';
 	cr_assert_eq(gaia_umap_flush(rig.view, rig.length, 0), 0);
 	memory.hold = false;
-	for (unsigned i = 0; i < 2; i++) {
-		pthread_join(thread[i], &value);
-		cr_assert_eq((uintptr_t)value, 10);
-	}
+	for (unsigned i = 0; i < 2; i++)
+		cr_assert_eq(touch_end(&t[i]), 10);
 	cr_assert_eq(memory.reads, 2, "two faults of a page are one read");
 	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
 }
@@ -370,23 +395,19 @@ Test(umap_stores, a_store_that_waits_holds_up_only_who_needs_it)
 /* The halves are two mappings of the kernel's then. */
 Test(umap_stores, both_halves_of_a_page_come_where_the_program_has_protected_one)
 {
-	pthread_t thread[2];
-	void *value;
+	struct toucher t[2];
 
 	page_size = 65536;
 	map_memory(PAGES * 4096, 0);
 	cr_assert_eq(mprotect(rig.view + 32768, 32768, PROT_READ), 0);
 	memory.hold = true;
-	for (unsigned i = 0; i < 2; i++)
-		cr_assert_eq(pthread_create(&thread[i], NULL, touch, rig.view + i * 32768), 0);
-	while (memory.reads < 1)
-		usleep(1000);
-	usleep(20000);
-	memory.hold = false;
 	for (unsigned i = 0; i < 2; i++) {
-		pthread_join(thread[i], &value);
-		cr_assert_eq((uintptr_t)value, i * 8 + 1);
+		t[i] = (struct toucher){ .at = rig.view + i * 32768 };
+		touch_begin(&t[i]);
 	}
+	memory.hold = false;
+	for (unsigned i = 0; i < 2; i++)
+		cr_assert_eq(touch_end(&t[i]), i * 8 + 1);
 	rig.view[5] = 'w';
 	cr_assert_eq(gaia_umap_flush(rig.view, rig.length, 0), 0);
 	cr_assert_eq(memory.bytes[5], 'w');
@@ -396,43 +417,38 @@ Test(umap_stores, both_halves_of_a_page_come_where_the_program_has_protected_one
 Test(umap_stores, prefetches_in_the_background_are_not_queued_without_end)
 {
 	void *page[PAGES];
+	size_t before;
 
 	map_memory(PAGES * 4096, 0);
 	for (unsigned i = 0; i < PAGES; i++)
 		page[i] = rig.view + (i * 2 % PAGES) * 4096;
 	memory.hold = true;
+	before = mallinfo2().uordblks;
 	for (unsigned i = 0; i < 2000; i++)
 		cr_assert_eq(gaia_umap_prefetch(page, PAGES, 0), 0);
+	/* Sanitizers have heaps of their own, and say 0. */
+	cr_assert_lt(mallinfo2().uordblks - before, 1u << 20, "%zu bytes", mallinfo2().uordblks - before);
 	memory.hold = false;
 	for (unsigned i = 0; i < PAGES; i++)
 		cr_assert_eq(rig.view[i * 4096], i + 1);
 	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
 }
 
-static void *touch_bus(void *arg)
-{
-	return (void *)(uintptr_t)bus(arg);
-}
-
 Test(umap_stores, both_waiters_of_a_page_that_cannot_be_read_get_sigbus)
 {
-	pthread_t thread[2];
-	void *was_bus;
+	struct toucher t[2];
 
 	page_size = 8192;
 	map_memory(PAGES * 4096, 0);
 	memory.hold = true;
 	memory.read_error = EIO;
-	for (unsigned i = 0; i < 2; i++)
-		cr_assert_eq(pthread_create(&thread[i], NULL, touch_bus, rig.view + (8 + i) * 4096), 0);
-	while (memory.reads < 1)
-		usleep(1000);
-	usleep(20000);
-	memory.hold = false;
 	for (unsigned i = 0; i < 2; i++) {
-		pthread_join(thread[i], &was_bus);
-		cr_assert(was_bus);
+		t[i] = (struct toucher){ .at = rig.view + (8 + i) * 4096, .how = bus };
+		touch_begin(&t[i]);
 	}
+	memory.hold = false;
+	for (unsigned i = 0; i < 2; i++)
+		cr_assert(touch_end(&t[i]));
 	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
 }
 
