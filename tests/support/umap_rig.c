@@ -2,6 +2,8 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -70,6 +72,23 @@ struct gaia_umap_stats rig_stats(struct rig *rig)
 
 	cr_assert_eq(gaia_umap_stats(rig->view, &s), 0);
 	return s;
+}
+
+static __thread sigjmp_buf fault;
+
+static void on_bus(int sig)
+{
+	(void)sig;
+	siglongjmp(fault, 1);
+}
+
+bool rig_bus(volatile unsigned char *at)
+{
+	signal(SIGBUS, on_bus);
+	if (sigsetjmp(fault, 1))
+		return true;
+	(void)*at;
+	return false;
 }
 
 bool rig_in_child(bool (*run)(struct rig *rig), struct rig *rig)

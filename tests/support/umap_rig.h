@@ -30,6 +30,8 @@ void rig_end(struct rig *rig);
 void rig_check_file(struct rig *rig, const unsigned char *expected);
 struct gaia_umap_stats rig_stats(struct rig *rig);
 
+/* Whether touching it raises SIGBUS. */
+bool rig_bus(volatile unsigned char *at);
 /* For tests in which a child of fork() makes threads, which ThreadSanitizer ends; or that touch what the library is replacing. */
 #ifdef __SANITIZE_THREAD__
 #define NOT_FOR_TSAN cr_skip_test("ThreadSanitizer takes it for a mistake (umap_rig.h)")

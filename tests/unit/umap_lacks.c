@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
-#include <setjmp.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -111,23 +110,6 @@ static bool forbid_populate(void)
 	return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
 }
 
-static sigjmp_buf fault;
-
-static void on_bus(int sig)
-{
-	siglongjmp(fault, 1);
-}
-
-/* Does touching it raise SIGBUS? */
-static bool bus(volatile unsigned char *p)
-{
-	signal(SIGBUS, on_bus);
-	if (sigsetjmp(fault, 1))
-		return true;
-	(void)*p;
-	return false;
-}
-
 static bool lacks_memory(struct rig *rig)
 {
 	void *page;
@@ -136,7 +118,7 @@ static bool lacks_memory(struct rig *rig)
 		return false;
 	rig_map(rig);
 	page = rig->view + 65536;
-	return bus(rig->view) && gaia_umap_prefetch(&page, 1, GAIA_UMAP_WAIT) == -1 && errno == ENOMEM &&
+	return rig_bus(rig->view) && gaia_umap_prefetch(&page, 1, GAIA_UMAP_WAIT) == -1 && errno == ENOMEM &&
 	       !gaia_uunmap(rig->view, rig->length);
 }
 

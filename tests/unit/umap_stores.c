@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <malloc.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -97,23 +96,6 @@ static void map_memory(uint64_t length, uint64_t budget)
 	cr_assert_eq(gaia_umap_advise(rig.view, length, GAIA_UMAP_RANDOM), 0);
 }
 
-static __thread sigjmp_buf fault;
-
-static void on_bus(int sig)
-{
-	siglongjmp(fault, 1);
-}
-
-/* Does touching it raise SIGBUS? */
-static bool bus(volatile unsigned char *p)
-{
-	signal(SIGBUS, on_bus);
-	if (sigsetjmp(fault, 1))
-		return true;
-	(void)*p;
-	return false;
-}
-
 Test(umap_stores, is_read_and_written)
 {
 	map_memory(PAGES * 4096 - 100, 4 * 4096);
@@ -138,15 +120,15 @@ Test(umap_stores, a_page_that_cannot_be_read_is_sigbus_for_who_touches_it_only)
 	map_memory(PAGES * 4096, 8 * 4096);
 	cr_assert_eq(rig.view[0], 1);
 	memory.read_error = EIO;
-	cr_assert(bus(rig.view + 3 * 4096));
-	cr_assert(bus(rig.view + 3 * 4096));
+	cr_assert(rig_bus(rig.view + 3 * 4096));
+	cr_assert(rig_bus(rig.view + 3 * 4096));
 	cr_assert_eq(rig.view[1], 1);
 	cr_assert_eq(rig_stats(&rig).read_errors, 1);
 	page = rig.view + 3 * 4096;
 	cr_assert_eq(gaia_umap_prefetch(&page, 1, GAIA_UMAP_WAIT), -1);
 	cr_assert_eq(errno, EIO);
 	memory.read_error = 0;
-	cr_assert(!bus(rig.view + 4 * 4096));
+	cr_assert(!rig_bus(rig.view + 4 * 4096));
 	cr_assert_eq(gaia_umap_prefetch(&page, 1, GAIA_UMAP_WAIT), 0);
 	cr_assert_eq(rig.view[3 * 4096], 4, "it could be tried again");
 	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
@@ -160,9 +142,9 @@ Test(umap_stores, whatever_errno_a_read_fails_with_is_sigbus)
 	map_memory(PAGES * 4096, 8 * 4096);
 	for (unsigned i = 0; i < 4; i++) {
 		memory.read_error = foreign[i];
-		cr_assert(bus(rig.view + i * 4096), "%s", strerror(foreign[i]));
+		cr_assert(rig_bus(rig.view + i * 4096), "%s", strerror(foreign[i]));
 		memory.read_error = 0;
-		cr_assert(!bus(rig.view + (i + 8) * 4096));
+		cr_assert(!rig_bus(rig.view + (i + 8) * 4096));
 	}
 	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
 }
@@ -175,7 +157,7 @@ Test(umap_stores, whatever_errno_a_write_fails_with_nothing_can_leave)
 		rig.view[i * 4096] = 'w';
 	for (unsigned i = 0; i < 4; i++) {
 		memory.write_error = foreign[i];
-		cr_assert(bus(rig.view + (10 + i) * 4096), "%s", strerror(foreign[i]));
+		cr_assert(rig_bus(rig.view + (10 + i) * 4096), "%s", strerror(foreign[i]));
 		cr_assert_eq(gaia_umap_flush(rig.view, rig.length, 0), -1);
 		cr_assert(errno == foreign[i] || (i && errno == foreign[i - 1]), "the true one, or the evictor's, late: %s", strerror(errno));
 	}
@@ -192,8 +174,8 @@ Test(umap_stores, what_cannot_be_read_ahead_is_no_error_of_the_page_before_it)
 	cr_assert_eq(gaia_umap_advise(rig.view, PAGES * 4096, GAIA_UMAP_SEQUENTIAL), 0);
 	memory.bad_from = 3 * 4096;
 	for (unsigned i = 0; i < 3; i++)
-		cr_assert(!bus(rig.view + i * 4096), "page %u", i);
-	cr_assert(bus(rig.view + 3 * 4096));
+		cr_assert(!rig_bus(rig.view + i * 4096), "page %u", i);
+	cr_assert(rig_bus(rig.view + 3 * 4096));
 	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
 }
 
@@ -203,7 +185,7 @@ Test(umap_stores, a_failed_read_of_a_page_that_was_written_and_left_before_is_si
 	(void)*(volatile unsigned char *)(rig.view + 2 * 4096);
 	cr_assert_eq(gaia_umap_advise(rig.view, rig.length, GAIA_UMAP_DONTNEED), 0);
 	memory.read_error = EIO;
-	cr_assert(bus(rig.view + 2 * 4096));
+	cr_assert(rig_bus(rig.view + 2 * 4096));
 	cr_assert_eq(gaia_uunmap(rig.view, rig.length), 0);
 }
 
@@ -260,11 +242,11 @@ Test(umap_stores, where_nothing_can_leave_touching_is_sigbus_and_nothing_is_lost
 	memory.write_error = ENOSPC;
 	for (unsigned i = 0; i < 4; i++)
 		rig.view[i * 4096] = 'w';
-	cr_assert(bus(rig.view + 10 * 4096));
+	cr_assert(rig_bus(rig.view + 10 * 4096));
 	for (unsigned i = 0; i < 4; i++)
 		cr_assert_eq(rig.view[i * 4096], 'w');
 	memory.write_error = 0;
-	cr_assert(!bus(rig.view + 11 * 4096));
+	cr_assert(!rig_bus(rig.view + 11 * 4096));
 	cr_assert_eq(gaia_umap_flush(rig.view, rig.length, 0), -1);
 	for (unsigned i = 0; i < 4; i++)
 		cr_assert_eq(memory.bytes[i * 4096], 'w');
@@ -443,7 +425,7 @@ Test(umap_stores, both_waiters_of_a_page_that_cannot_be_read_get_sigbus)
 	memory.hold = true;
 	memory.read_error = EIO;
 	for (unsigned i = 0; i < 2; i++) {
-		t[i] = (struct toucher){ .at = rig.view + (8 + i) * 4096, .how = bus };
+		t[i] = (struct toucher){ .at = rig.view + (8 + i) * 4096, .how = rig_bus };
 		touch_begin(&t[i]);
 	}
 	memory.hold = false;
