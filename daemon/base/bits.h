@@ -71,4 +71,9 @@ static inline unsigned bits_count(const uint64_t *map, unsigned words)
 	return n;
 }
 
+static inline bool bits_any(const uint64_t *map, unsigned words)
+{
+	return bits_first(map, 0, words * 64) < words * 64;
+}
+
 #endif

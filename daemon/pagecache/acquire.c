@@ -409,26 +409,6 @@ static int acquire_some_ready(const struct acquiring *what)
 	return acquire_segments(&ac);
 }
 
-int learn_size(struct cfile *f)
-{
-	int err;
-
-	pthread_rwlock_rdlock(&f->range);
-	err = passthrough_size(f);
-	pthread_rwlock_unlock(&f->range);
-	return err;
-}
-
-bool mapping_has(const struct mapping *m, uint64_t off, uint64_t len)
-{
-	return off >= m->off && len <= m->len && off - m->off <= m->len - len;
-}
-
-struct page_span span_of(uint64_t off, uint64_t len)
-{
-	return (struct page_span){ off / GAIA_PAGE, (off + len - 1) / GAIA_PAGE + 1 };
-}
-
 /* What is ready needs nothing but its holds. *err as of cache_acquire(). */
 static bool acquire_ready(const struct acquiring *ac, int *err)
 {
@@ -459,7 +439,7 @@ static int acquire(const struct acquiring *ac)
 	int err;
 
 	if (!acquire_ready(ac, &err)) {
-		err = learn_size(ac->m->file);
+		err = passthrough_learn_size(ac->m->file);
 		if (err)
 			return err;
 		err = acquire_some(ac);
@@ -487,7 +467,7 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 		return -EINVAL;
 	if (len == 0)
 		return 0;
-	span = span_of(off, len);
+	span = range_span(off, len);
 	asked = (struct segment){ span.a, span.b, 1 };
 	whole = (struct segment){ (off + GAIA_PAGE - 1) / GAIA_PAGE, (off + len) / GAIA_PAGE, 1 };
 	if (prot & GAIA_PROT_PINNED) {

@@ -62,11 +62,6 @@ static inline bool reaches_beyond(const struct acquiring *ac)
 void part_span(struct part *pt, unsigned a, unsigned b);
 /* Acquire parts at[0..n). file->range is held. */
 int parts_acquire(struct acquiring *ac, struct part *at, uint64_t n, atomic_uint *verdict);
-/* What follows goes by the file's size. */
-int learn_size(struct cfile *f);
-bool mapping_has(const struct mapping *m, uint64_t off, uint64_t len);
-/* The pages of a range that is not empty. */
-struct page_span span_of(uint64_t off, uint64_t len);
 
 /* ---- wanted.c ---- */
 

@@ -4,12 +4,12 @@
 
 #include "base/counters.h"
 #include "base/util.h"
-#include "pagecache/acquiring.h"
 #include "pagecache/cache.h"
 #include "pagecache/chunk.h"
 #include "pagecache/devices.h"
 #include "pagecache/evict.h"
 #include "pagecache/file.h"
+#include "pagecache/passthrough.h"
 #include "pagecache/range.h"
 #include "pagecache/readahead.h"
 #include "pagecache/root.h"
@@ -101,13 +101,13 @@ int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice)
 	case GAIA_ADVISE_NORMAL:
 	case GAIA_ADVISE_RANDOM:
 	case GAIA_ADVISE_SEQUENTIAL:
-		return readahead_advise(m, span_of(off, len), advice);
+		return readahead_advise(m, range_span(off, len), advice);
 	case GAIA_ADVISE_WILLNEED:
-		readahead_will_need(m, span_of(off, len));
+		readahead_will_need(m, range_span(off, len));
 		return 0;
 	case GAIA_ADVISE_DONTNEED:
-		readahead_cancel(m, span_of(off, len));
-		err = learn_size(m->file);
+		readahead_cancel(m, range_span(off, len));
+		err = passthrough_learn_size(m->file);
 		if (err || !clip(m, off, len, &first, &last))
 			return err;
 		/* Whole chunks only: a part's neighbours may be needed. */

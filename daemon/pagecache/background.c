@@ -107,7 +107,7 @@ static void tick(struct cache *c, pthread_cond_t *cond, uint64_t age_ns)
 	uint64_t t = now_ns() + MIN(TICK_NS, age_ns / 4 + 1000000);
 	struct timespec until = { (time_t)(t / 1000000000), (long)(t % 1000000000) };
 
-	tell_unstored(c);
+	cache_tell_unstored(c);
 	pthread_cond_timedwait(cond, &c->lock, &until);
 }
 
@@ -162,7 +162,7 @@ static bool window_store(const struct fetch_window *w, bool *worked)
 	for (unsigned k = 0; k < w->n; k++) {
 		if (w->part[k].err || bits_count(w->part[k].pages, GAIA_CHUNK_PAGES / 64) == 0)
 			continue;
-		if (range_is_wanted(w->part[k].ch->file) || chunk_store(w->part[k].ch, 0, GAIA_CHUNK_PAGES, true))
+		if (cfile_range_is_wanted(w->part[k].ch->file) || chunk_store(w->part[k].ch, 0, GAIA_CHUNK_PAGES, true))
 			return false;
 		*worked = true;
 	}
@@ -187,7 +187,7 @@ static void fetch_and_store(struct by_age *b)
 	bool worked = false, goes_on = true;
 	struct fetch_window w;
 
-	while (b->done < b->n && goes_on && !b->file->cache->stopping && !store_fails(b->file) && !range_is_wanted(b->file)) {
+	while (b->done < b->n && goes_on && !b->file->cache->stopping && !store_fails(b->file) && !cfile_range_is_wanted(b->file)) {
 		w = fetch_some(b->at + b->done, worked ? b->n - b->done : 1, (struct page_span){ 0, UINT64_MAX }, &trouble);
 		for (unsigned k = 0; k < w.n; k++)
 			b->left[b->done + k] = w.part[k].given_up;

@@ -72,6 +72,11 @@ struct mapping {
 	_Atomic uint64_t kept; /* "break.reuse_mapped": 1 + a chunk that the client was left with */
 };
 
+static inline bool mapping_has(const struct mapping *m, uint64_t off, uint64_t len)
+{
+	return off >= m->off && len <= m->len && off - m->off <= m->len - len;
+}
+
 /* The mapping's grants of the chunks in which @segs lie that hold something, in order, with their replicas pinned; *@out must
  * be freed. */
 unsigned grants_pin(struct mapping *m, struct segments segs, struct grant ***out);

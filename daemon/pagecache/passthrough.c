@@ -210,6 +210,16 @@ static int import_pages(struct chunk *ch, unsigned a, unsigned b)
 	return err;
 }
 
+int passthrough_learn_size(struct cfile *f)
+{
+	int err;
+
+	pthread_rwlock_rdlock(&f->range);
+	err = passthrough_size(f);
+	pthread_rwlock_unlock(&f->range);
+	return err;
+}
+
 int passthrough_catch_up(struct chunk *ch, unsigned a, unsigned b)
 {
 	bool ahead = false;

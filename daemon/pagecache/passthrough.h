@@ -17,6 +17,8 @@ struct mapping;
 bool passthrough_compares(struct cfile *f);
 /* Update the size to that of the store's file. file->range is held. */
 int passthrough_size(struct cfile *f);
+/* The same, with file->range not held: what follows goes by the size. */
+int passthrough_learn_size(struct cfile *f);
 /* In pages [a, b), locked exclusively: what was released, and what CPU programs have changed, becomes home's. */
 int passthrough_catch_up(struct chunk *ch, unsigned a, unsigned b);
 /*

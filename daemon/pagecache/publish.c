@@ -23,11 +23,6 @@
 #include "pagecache/segments.h"
 #include "pagecache/state.h"
 
-bool bits_any_page(const uint64_t *bits)
-{
-	return bits_first(bits, 0, GAIA_CHUNK_PAGES) < GAIA_CHUNK_PAGES;
-}
-
 /* The next page that may be published and in which something may have been stored beyond the end of the file. */
 static unsigned next_to_cut(const struct release *rl, unsigned i)
 {
@@ -245,7 +240,7 @@ void release_look_at(struct release *rl)
 	each_segment(rl, note_held);
 	if (rl->unused)
 		leave_to_others(rl);
-	rl->any = bits_any_page(rl->writing);
+	rl->any = bits_any(rl->writing, WORDS);
 	/* What is void may be so because it was lost (page_drop_lost()), of which others were told. */
 	for (unsigned i = rl->a; (i = bits_first(rl->writing, i, rl->b)) < rl->b; i++) {
 		if (replica_writers(rep, i) > bit_test(rl->last, i))
@@ -270,7 +265,7 @@ int release_publish(struct release *rl)
 {
 	struct replica *rep = rl->grant->replica;
 	struct chunk *ch = rl->ch;
-	bool any_shared = bits_any_page(rl->shared), secured = false, spoiled;
+	bool any_shared = bits_any(rl->shared, WORDS), secured = false, spoiled;
 
 	if (rl->any && atomic_load(&rep->dev->gone)) {
 		pthread_mutex_lock(&ch->lock);
@@ -322,12 +317,12 @@ bool release_unwritten(struct release *rl)
 	pthread_mutex_lock(&ch->lock);
 	grant_end_ready(rl->grant);
 	each_segment(rl, note_held);
-	unwritten = !bits_any_page(rl->writing) && ch->n_locked == 0 && !replica_is_spoiled(rep);
+	unwritten = !bits_any(rl->writing, WORDS) && ch->n_locked == 0 && !replica_is_spoiled(rep);
 	FOR_RUNS(rl->pages, rl->a, rl->b, i, j)
 		unwritten = unwritten && !replica_hides_any(rep, i, j);
 	if (unwritten)
 		each_segment(rl, end_holds);
-	bug_on(unwritten && bits_any_page(rl->ended));
+	bug_on(unwritten && bits_any(rl->ended, WORDS));
 	pthread_mutex_unlock(&ch->lock);
 	return unwritten;
 }

@@ -53,7 +53,6 @@ struct find {
 
 /* ---- publish.c ---- */
 
-bool bits_any_page(const uint64_t *bits);
 void find_begin(struct find *fd);
 /* On error nobody knows what the device has compared: all count as changed. */
 int find_end(struct find *fd);

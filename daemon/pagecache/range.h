@@ -29,6 +29,12 @@ static inline size_t range_first(uint64_t off, size_t len, unsigned *a, unsigned
 	return n;
 }
 
+/* The pages of a range that is not empty. */
+static inline struct page_span range_span(uint64_t off, uint64_t len)
+{
+	return (struct page_span){ off / GAIA_PAGE, (off + len - 1) / GAIA_PAGE + 1 };
+}
+
 /* The place of the file's page in @chunk; @below or @above if it is before or after the chunk. */
 static inline unsigned page_in_chunk(uint64_t page, uint64_t chunk, unsigned below, unsigned above)
 {

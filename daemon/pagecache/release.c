@@ -263,7 +263,7 @@ struct group {
 static bool group_has_published(const struct group *g)
 {
 	for (uint64_t k = 0; k < g->n; k++)
-		if (bits_any_page(g->rl[k].published))
+		if (bits_any(g->rl[k].published, WORDS))
 			return true;
 	return false;
 }

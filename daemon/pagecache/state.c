@@ -199,14 +199,14 @@ void twin_add(struct chunk *ch, unsigned i, track_id id, frame_t frame)
 	count(CTR_twins, 1);
 }
 
-bool is_outstanding(const struct page_replica *r)
+bool state_is_outstanding(const struct page_replica *r)
 {
 	return r->written || (r->flags & REPLICA_AHEAD);
 }
 
-bool is_behind(const struct page_track *t, const struct page_replica *r)
+bool state_is_behind(const struct page_track *t, const struct page_replica *r)
 {
-	return is_outstanding(r) && r->seen != 0 && r->seen != t->home_id;
+	return state_is_outstanding(r) && r->seen != 0 && r->seen != t->home_id;
 }
 
 void twins_collect(struct chunk *ch, unsigned i)
@@ -231,7 +231,7 @@ void twins_collect(struct chunk *ch, unsigned i)
 	}
 	/* Who wrote home's bytes matters only for merges with an older base. */
 	for (unsigned k = 0; k < v.n; k++)
-		behind |= is_behind(v.t, v.r[k]);
+		behind |= state_is_behind(v.t, v.r[k]);
 	if (!behind && x->owners)
 		kept_give(ch, &x->owners);
 	extra_maybe_free(ch, x);

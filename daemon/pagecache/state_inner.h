@@ -13,9 +13,9 @@ struct page_view state_view(const struct chunk *ch, unsigned i, struct page_repl
 /* Something that track_plan() goes by has changed: of the page, or of one of its replicas. */
 void state_touched(struct chunk *ch, unsigned i);
 void twin_add(struct chunk *ch, unsigned i, track_id id, frame_t frame);
-bool is_outstanding(const struct page_replica *r);
+bool state_is_outstanding(const struct page_replica *r);
 /* Whether its base is something that home was before. */
-bool is_behind(const struct page_track *t, const struct page_replica *r);
+bool state_is_behind(const struct page_track *t, const struct page_replica *r);
 /* Drop the twins that nothing needs any more. */
 void twins_collect(struct chunk *ch, unsigned i);
 

@@ -30,7 +30,7 @@ static void replica_touched(struct replica *rep, unsigned i)
 bool others_outstanding(const struct chunk *ch, unsigned i, const struct replica *self)
 {
 	for (unsigned k = 0; k < ch->n_replicas; k++)
-		if (ch->replica[k] != self && is_outstanding(&ch->replica[k]->page[i]))
+		if (ch->replica[k] != self && state_is_outstanding(&ch->replica[k]->page[i]))
 			return true;
 	return false;
 }
@@ -42,7 +42,7 @@ bool replica_is_home(const struct replica *rep, unsigned i)
 
 bool replica_is_behind(const struct replica *rep, unsigned i)
 {
-	return is_behind(&rep->chunk->track->page[i], &rep->page[i]);
+	return state_is_behind(&rep->chunk->track->page[i], &rep->page[i]);
 }
 
 void replica_forget_base(struct replica *rep, unsigned i)

@@ -142,7 +142,7 @@ static void store_worked(struct cfile *f, struct store_file *sf)
 		(void)sf->ops->utimens(sf, ts); /* only a time, and only ours: not worth an error */
 }
 
-void tell_unstored(struct cache *c)
+void cache_tell_unstored(struct cache *c)
 {
 	uint64_t pages = atomic_load(&c->n_dirty) + atomic_load(&c->n_ahead);
 
@@ -219,7 +219,7 @@ int chunk_store(struct chunk *ch, unsigned a, unsigned b, bool wait)
 		store_ended(ch, i, j, frame, !err);
 	}
 	pthread_mutex_unlock(&ch->lock);
-	tell_unstored(ch->file->cache);
+	cache_tell_unstored(ch->file->cache);
 	/* What is stored later, when it is fetched from a device, must not move the file's times again. */
 	if (!ch->file->cache->times_above && !cfile_has_unstored(ch->file)) {
 		pthread_mutex_lock(&ch->file->lock);
@@ -298,7 +298,7 @@ int cfile_make_room(struct cfile *f)
 	return err;
 }
 
-bool range_is_wanted(struct cfile *f)
+bool cfile_range_is_wanted(struct cfile *f)
 {
 	return atomic_load(&f->range_waiters) > 0;
 }
@@ -317,7 +317,7 @@ int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len)
 		return 0;
 	n = chunk_list_unsynced(f, off / GAIA_CHUNK, (end - 1) / GAIA_CHUNK, UNSYNCED_AHEAD, &list);
 	for (unsigned done = 0; done < n && !(full && unstored); done += w.n) {
-		if (range_is_wanted(f)) {
+		if (cfile_range_is_wanted(f)) {
 			pthread_rwlock_unlock(&f->range);
 			pthread_rwlock_rdlock(&f->range);
 		}

@@ -45,10 +45,9 @@ int cfile_make_room(struct cfile *f);
  */
 int cfile_fetch(struct cfile *f, uint64_t off, uint64_t len);
 
-/* ---- writeback.c ---- */
-
-void tell_unstored(struct cache *c);
+/* See cache_config.unstored. */
+void cache_tell_unstored(struct cache *c);
 /* Somebody waits for the range, and everybody else behind that thread. */
-bool range_is_wanted(struct cfile *f);
+bool cfile_range_is_wanted(struct cfile *f);
 
 #endif
