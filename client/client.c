@@ -191,8 +191,6 @@ int gaia_munmap(void *addr, size_t length)
 		err = -EINVAL;
 	if (err)
 		return call_end(m, err);
-	/* The daemon ends a mapping when no call on it is under way; and what has been stored must be void when this returns. */
-	starts_settle(m, &(struct gaia_list_range){ .offset = m->offset, .length = m->length }, 1);
 	end_starts(m);
 	held_unmapped(m);
 	/*

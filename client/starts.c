@@ -67,7 +67,7 @@ static struct {
 	unsigned idle;		/* threads that wait for it */
 	unsigned claimed;	/* of these, how many are wanted; no more than there are */
 } pool = { .work = PTHREAD_COND_INITIALIZER };
-static pthread_cond_t settled = PTHREAD_COND_INITIALIZER; /* a cancelled one is no more, or waits for room */
+static pthread_cond_t settled = PTHREAD_COND_INITIALIZER; /* one is not RUNNING any more */
 static int watched = -1;	/* epoll: our ends. -1: no thread watches them */
 /* Of each ancestor that had some when it forked: of the socket that stands for its acquires. */
 static uint64_t *forked_ids;
@@ -241,26 +241,25 @@ static void run(struct start *st)
 		pthread_mutex_lock(&gaia_lock);
 	}
 	cancelled = st->ours < 0;
-	if (cancelled && !err) {
+	/* With the mapping all its holds go. */
+	if (cancelled && !err && !m->gone) {
 		pthread_mutex_unlock(&gaia_lock);
 		again = !give_back(st, m);
 		pthread_mutex_lock(&gaia_lock);
 	}
 	cs->running--;
 	cs->all--;
+	pthread_cond_broadcast(&settled);
 	if (again) {
 		st->waits_for_room = true;
-		pthread_cond_broadcast(&settled);
 		/* After the others: what they give back may make the room. */
 		(void)enqueue(st, START_GIVE_BACK);
 		return;
 	}
-	if (cancelled) {
+	if (cancelled)
 		remove_start(st);
-		pthread_cond_broadcast(&settled);
-	} else {
+	else
 		drops = end_start(st, err);
-	}
 	pthread_mutex_unlock(&gaia_lock);
 	/* If it is not cancelled it may be gone by now. */
 	if (cancelled)

@@ -237,6 +237,9 @@ int control_unmap(struct control *ctl, struct cfile *f, struct gaia_ioc_range *i
 	err = map_find(ctl, f, &io->key, io->map, true, &map);
 	if (err)
 		return err;
+	/* Nobody finds it any more; but others may be at work on it, for as long as storage or a client takes. */
+	if (atomic_load(&map->refs) > 1)
+		cache_unmapping(map->m);
 	map_put(map);
 	return 0;
 }

@@ -314,6 +314,11 @@ enum cache_left {
  * any page, the memory goes.
  */
 void cache_unmap(struct mapping *m, enum cache_left left);
+/*
+ * The client has unmapped it, and calls on it are under way, so that cache_unmap() comes later: from now on, as if the client were gone, who
+ * needs pages that it holds drops what was stored there and not released.
+ */
+void cache_unmapping(struct mapping *m);
 
 /* [W] prot: also GAIA_PROT_PIN and GAIA_PROT_PINNED. @seq: of cache_host.grant, the last message by which the client
  * maps some of these chunks, now or from before; 0: none. All or nothing. -ENOMEM: no room on the device, or the user has

@@ -457,7 +457,7 @@ static bool lives(struct cache *c, struct living *known, void *client)
 	return true;
 }
 
-/* Grants of clients that are gone, which hold something; they stay meanwhile. */
+/* Grants of clients that are gone, or of mappings that have ended, which hold something; they stay meanwhile. */
 struct dead {
 	struct grant **grant;
 	unsigned n;
@@ -470,10 +470,12 @@ static bool dead_find(struct dead *dead, struct replica *rep, struct living *kno
 	struct grant *g;
 
 	LIST_FOREACH(g, &rep->grants, of_replica) {
-		bool stores = !g->suspect && g->mapping->export_write &&
+		/* A client that has unmapped it is there still, and leaves the memory to nobody. */
+		bool ended = atomic_load(&g->mapping->ended);
+		bool stores = !ended && !g->suspect && g->mapping->export_write &&
 			      (g->delivered || g->offered || g->in_delivery || g->unanswered);
 
-		if ((!g->pinned && !g->ready && !stores) || lives(rep->chunk->file->cache, known, g->mapping->client))
+		if ((!g->pinned && !g->ready && !stores) || (!ended && lives(rep->chunk->file->cache, known, g->mapping->client)))
 			continue;
 		chunk_unready(rep->chunk);
 		/* First: what is dropped below is not all that he may store. */

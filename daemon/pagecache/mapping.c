@@ -304,6 +304,28 @@ static bool grant_end(struct mapping *m, struct chunk *ch, enum cache_left left,
 	return spoiled;
 }
 
+void cache_unmapping(struct mapping *m)
+{
+	struct chunk **list;
+	struct grant *g, *tmp;
+	unsigned n = 0;
+
+	atomic_store(&m->ended, true);
+	/* What is ready is acquired without a look at who holds it. */
+	pthread_mutex_lock(&m->lock);
+	list = xmalloc((HASH_COUNT(m->grants) + 1) * sizeof(struct chunk *));
+	HASH_ITER(hh, m->grants, g, tmp)
+		list[n++] = chunk_ref(g->replica->chunk);
+	pthread_mutex_unlock(&m->lock);
+	for (unsigned k = 0; k < n; k++) {
+		pthread_mutex_lock(&list[k]->lock);
+		chunk_unready(list[k]);
+		pthread_mutex_unlock(&list[k]->lock);
+		chunk_put(list[k]);
+	}
+	free(list);
+}
+
 void cache_unmap(struct mapping *m, enum cache_left left)
 {
 	struct cfile *f = m->file;

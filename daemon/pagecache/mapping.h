@@ -38,6 +38,7 @@ struct mapping {
 	struct cfile *file; /* held */
 	struct cache_device *dev;
 	void *client;
+	atomic_bool ended; /* see cache_unmapping() */
 	struct cache_user user;
 	uint64_t id;
 	unsigned prot;

@@ -611,6 +611,39 @@ EACH_WAY_BARE(device_starts, end_with_the_process)
 	close(other);
 }
 
+/* What a mapping has stored is void when gaia_munmap() returns, whatever is under way for it in the daemon. */
+EACH_WAY_BARE(device_starts, under_way_keep_nothing_of_an_unmapped_mapping)
+{
+	int fd, other, start;
+	unsigned char *p;
+	struct raw r;
+
+	start_mount();
+	fd = make_file("f", DEVICE, 'x');
+	other = make_file("other", DEVICE, 'o');
+	r = mute_client(other, DEVICE - GAIA_CHUNK);
+	p = map(fd, DEVICE);
+	OK(gaia_acquire(p, PAGE, RW));
+	p[0] = 'u';
+	start = begin(p, DEVICE, RW);
+	await_revoke(&r);
+	OK(gaia_munmap(p, DEVICE));
+	p = map(fd, DEVICE);
+	OK(gaia_acquire(p, PAGE, RW));
+	cr_assert_eq(p[0], 'x', "%c", p[0]);
+	p[1] = 'v';
+	OK(gaia_release(p, PAGE));
+	cr_assert_eq(byte_at(fd, 0), 'x');
+	cr_assert_eq(byte_at(fd, 1), 'v');
+	cr_assert_eq(STATUS("counters", "revoke_timeouts"), 0, "not before the client was given up");
+	close(r.sock);
+	FAILS(gaia_wait(start), ECANCELED);
+	cr_assert_eq(byte_at(fd, 0), 'x');
+	OK(gaia_munmap(p, DEVICE));
+	close(fd);
+	close(other);
+}
+
 /* ---- fork ---- */
 
 struct child {

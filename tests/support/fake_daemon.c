@@ -120,6 +120,11 @@ int cache_map(struct cfile *f, unsigned dev, void *client, struct cache_user use
 	return 0;
 }
 
+void cache_unmapping(struct mapping *m)
+{
+	(void)m;
+}
+
 void cache_unmap(struct mapping *m, enum cache_left left)
 {
 	struct granted *g;

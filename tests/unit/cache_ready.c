@@ -859,6 +859,34 @@ Test(ready, an_acquire_that_is_given_up_after_another_client_has_died)
 	given_up_after_another_has_ended(true);
 }
 
+/* Its client has unmapped it, while an acquire on it is under way: what was stored is void at once. */
+Test(ready, what_a_mapping_stored_that_is_about_to_end)
+{
+	struct client *cl = begin_ready(8), *other = client_create(kf, 0, GAIA_PROT_RW, ALL);
+	struct acquire a = { .cl = other, .off = 0, .len = ALL };
+	struct held h = giving(&a);
+	char seen[6] = ".....";
+
+	acquire_all(other, GAIA_PROT_RW);
+	give_all_back(other);
+	cr_assert_eq(acquire_range(other, AT(0, 5), GAIA_PAGE, GAIA_PROT_RW), 0);
+	client_store(other, "other", 5, AT(0, 5));
+	cr_assert_eq(cache_evict(kf->cfile, 0, AT(3, 0), GAIA_CHUNK), 0);
+	held_begin(&h);
+	cache_unmapping(other->mapping);
+	cr_assert_eq(acquire_range(cl, AT(0, 5), GAIA_PAGE, GAIA_PROT_READ), 0);
+	client_load(cl, seen, 5, AT(0, 5));
+	cr_assert_arr_eq(seen, ((char[5]){ 0 }), 5);
+	give_all_back(cl);
+	(void)held_end(&h);
+	client_end(other);
+	cr_assert_eq(acquire_range(cl, AT(0, 5), GAIA_PAGE, GAIA_PROT_READ), 0);
+	client_load(cl, seen, 5, AT(0, 5));
+	cr_assert_arr_eq(seen, ((char[5]){ 0 }), 5);
+	give_all_back(cl);
+	end();
+}
+
 /* An acquire to write that does not fit leaves what was ready as it was. */
 Test(ready, what_does_not_fit_spoils_nothing)
 {
