@@ -11,6 +11,10 @@
  */
 #include "pagecache/fetch.h"
 
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
 #include "base/bits.h"
 #include "base/counters.h"
 #include "base/fault.h"
@@ -30,10 +34,6 @@
 #include "pagecache/root.h"
 #include "pagecache/run.h"
 #include "pagecache/state.h"
-
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* A window ends when it has so many pages, or this part of home; or so many chunks. */
 #define WINDOW_PAGES 16384u
