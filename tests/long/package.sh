@@ -61,21 +61,20 @@ mkdir "$dir/root/packages" "$dir/root/next"
 cp "$dir/packages"/*.deb "$dir/root/packages/"
 cp "$dir/next"/*.deb "$dir/root/next/"
 inside() { chroot "$dir/root" env DEBIAN_FRONTEND=noninteractive PATH=/usr/sbin:/usr/bin:/sbin:/bin "$@"; }
-# All but what dpkg and its triggers keep for themselves.
+# What was made in this root, of ours; not what dpkg and apt keep for themselves.
 inventory() {
-	(cd "$dir/root" && find . -xdev \( -path ./proc -o -path ./dev -o -path ./packages -o -path ./next -o -path ./var/lib/dpkg -o -path ./var/log -o \
-		-path ./var/cache -o -path ./tmp -o -path ./run -o -path ./etc/ld.so.cache -o -path ./root \) -prune -o -path '*gaia*' -print | sort)
+	(cd "$dir/upper" && find . \( -path ./packages -o -path ./next -o -path ./var/lib/dpkg -o -path ./var/log -o -path ./var/cache -o -path ./tmp \
+		-o -path ./run \) -prune -o -path '*gaia*' ! -type c -print | sort)
 }
 
 if inside dpkg-query -W gaiafs 2> /dev/null | grep -q .; then
 	inside dpkg --purge gaiafs libgaiaclient0 libgaiaumap0 libgaiaclient-dev python3-gaiafs > "$dir/log" 2>&1 || true
 fi
 before=$(inventory)
-inside sh -c 'dpkg -i /packages/*.deb' > "$dir/log" 2>&1 || {
+# By apt, which also brings what they need.
+inside sh -c 'apt-get -q -y install --no-install-recommends /packages/*.deb' > "$dir/log" 2>&1 || {
 	cat "$dir/log" >&2
-	# What they need is not on this machine, as numpy for its own Python.
-	grep -q 'dependency problems' "$dir/log" && skip "packages that ours need are not installed here (its messages are above)"
-	die "dpkg -i failed"
+	die "apt cannot install them"
 }
 
 # Used: a mount, by the helper, and the tool.
