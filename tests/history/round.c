@@ -133,12 +133,16 @@ static void kill_all(void)
 			kill(world->procs[i].pid, SIGKILL);
 }
 
-static bool daemon_died(const struct mnt *m)
+/* How it ended, as a text; NULL: it lives. */
+static const char *daemon_died(const struct mnt *m)
 {
+	static char how[48];
 	siginfo_t info = { .si_pid = 0 };
 
-	return m->daemon && waitid(P_PID, (id_t)m->daemon, &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
-	       info.si_pid == m->daemon;
+	if (!m->daemon || waitid(P_PID, (id_t)m->daemon, &info, WEXITED | WNOHANG | WNOWAIT) || info.si_pid != m->daemon)
+		return NULL;
+	snprintf(how, sizeof(how), "%s %d", info.si_code == CLD_EXITED ? "exit status" : "signal", info.si_status);
+	return how;
 }
 
 /* The process that has been in one operation for too long; -1: none. */
@@ -162,11 +166,12 @@ static enum verdict watch(const struct mnt *m, unsigned n, unsigned ms)
 
 	for (;;) {
 		enum verdict v = reap();
+		const char *death = daemon_died(m);
 		int hangs;
 
 		/* First: what others report may follow from it. */
-		if (daemon_died(m)) {
-			fprintf(stderr, "history: the daemon died; its log:\n");
+		if (death) {
+			fprintf(stderr, "history: the daemon died (%s); its log:\n", death);
 			mnt_show_log(m);
 			return VIOLATION;
 		}
