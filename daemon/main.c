@@ -27,6 +27,7 @@
 #include "device/device.h"
 #include "ending.h"
 #include "fuse/fs.h"
+#include "metrics.h"
 #include "options.h"
 #include "pagecache/cache.h"
 #include "store/store.h"
@@ -51,6 +52,7 @@ struct daemon {
 	struct fs *fs;
 	struct cache *cache;
 	struct control *control;
+	struct metrics *metrics; /* NULL: not asked for */
 	json_t *mount; /* what reports say of the mount; belongs to control */
 	struct ending end;
 
@@ -568,6 +570,8 @@ static int start(struct daemon *d)
 		err = start_cache(d);
 	if (!err)
 		err = start_control(d);
+	if (!err && d->options.metrics)
+		err = metrics_start(d->options.metrics, d->cache, d->quota, &d->metrics); /* logs */
 	if (err)
 		return err;
 	err = fs_start(d->fs, d->cache, d->store, d->control); /* logs */
@@ -591,6 +595,7 @@ static int stop(struct daemon *d)
 {
 	int err = 0;
 
+	metrics_stop(d->metrics);
 	if (d->control)
 		control_destroy(d->control);
 	if (d->fs)

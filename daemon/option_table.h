@@ -79,6 +79,10 @@
 	  "connection, so that nobody hangs (on), and also takes\n"                                                     \
 	  "the mount away (unmount)",                                                                                   \
 	  parse_supervisor)                                                                                             \
+	X("metrics", 0, "unix:PATH|[ADDRESS:]PORT",                                                                     \
+	  "serve counters over HTTP for Prometheus, at a socket\n"                                                      \
+	  "of which the path is given, or at a port (of 127.0.0.1)",                                                    \
+	  parse_metrics)                                                                                                \
 	X("log-level", 0, "error|warn|info|debug", "what is logged (info)", parse_log_level)                            \
 	/* Has no effect. For tables of mounts and scripts that name it. */                                             \
 	X("transport", 0, "", "", ignore_transport)                                                                     \

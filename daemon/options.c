@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/util.h"
 #include "fuse/fs.h"
+#include "metrics.h"
 #include "option_table.h"
 #include "pagecache/cache.h"
 
@@ -273,6 +274,17 @@ static int parse_source(struct options *o, const char *text)
 	if (o->trusts_source)
 		return 0;
 	log_error("--source %s: not one of local, exclusive", text);
+	return -EINVAL;
+}
+
+static int parse_metrics(struct options *o, const char *text)
+{
+	const char *fault = metrics_fault(text);
+
+	o->metrics = text;
+	if (!fault)
+		return 0;
+	log_error("--metrics %s: %s; it is unix:PATH, ADDRESS:PORT or PORT", text, fault);
 	return -EINVAL;
 }
 

@@ -31,6 +31,7 @@ struct options {
 	uint64_t writeback_age_ms;
 	uint64_t device_age_ms; /* 0: writeback_age_ms */
 	uint64_t unmount_timeout_ms;
+	const char *metrics; /* where they are served; NULL: nowhere */
 	enum fs_cpu_cache cpu_cache;
 	bool trusts_source; /* --source was given */
 	bool direct; /* read the source directly, if possible */

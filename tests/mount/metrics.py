@@ -1,0 +1,227 @@
+#!/usr/bin/env python3
+"""metrics.py BUILD DASHBOARD - what --metrics serves: OpenMetrics text that is right, to whom it should, and nothing else.
+
+Status 77: skipped, the last line says why.
+"""
+import http.client
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+failed = 0
+
+
+def check(good, what):
+    global failed
+    if not good:
+        print(f"metrics: {what}", file=sys.stderr)
+        failed = 1
+
+
+class UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path):
+        super().__init__("localhost", timeout=60)
+        self.path = path
+
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(60)
+        self.sock.connect(self.path)
+
+
+def ask(connection, method="GET", url="/metrics", body=None):
+    connection.request(method, url, body=body)
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode(), answer.getheader("Content-Type")
+
+
+SAMPLE = re.compile(r'(?P<name>[a-z_][a-z0-9_]*)(\{(?P<labels>[a-z_]+="(?:[^"\\]|\\.)*"(?:,[a-z_]+="(?:[^"\\]|\\.)*")*)\})? (?P<value>-?[0-9]+(\.[0-9]+)?)')
+SUFFIX = {"counter": "_total", "gauge": "", "info": "_info"}
+
+
+def parse(text):
+    """{sample: value} of OpenMetrics text, which is taken at its word: families are whole, and named as their types demand."""
+    values, seen, family = {}, set(), {}
+    lines = text.split("\n")
+    check(lines[-2:] == ["# EOF", ""], "the text does not end with # EOF")
+    for line in lines[:-2]:
+        meta = re.fullmatch(r"# (TYPE|UNIT|HELP) (gaiafs_[a-z0-9_]+) (.+)", line)
+        if meta and meta[1] == "TYPE":
+            check(meta[2] not in seen, f"{meta[2]} comes twice")
+            check(meta[3] in SUFFIX, f"{meta[2]} is a {meta[3]}")
+            seen.add(meta[2])
+            family = {"name": meta[2], "type": meta[3]}
+        elif meta:
+            check(meta[2] == family.get("name"), f"{line}: not of the family {family.get('name')}")
+            check(meta[1] != "UNIT" or meta[2].endswith("_" + meta[3]), f"{meta[2]}: its name does not end with its unit {meta[3]}")
+            family[meta[1]] = meta[3]
+        else:
+            sample = SAMPLE.fullmatch(line)
+            check(sample, f"no sample: {line}")
+            if sample:
+                check(sample["name"] == family["name"] + SUFFIX[family["type"]], f"{line}: not of the family {family['name']}")
+                check("HELP" in family, f"{family['name']} has no help")
+                check(line.rsplit(" ", 1)[0] not in values, f"{line}: twice")
+                values[line.rsplit(" ", 1)[0]] = float(sample["value"])
+    return values
+
+
+def start(build, *options):
+    """Mounts mnt. The daemon's status and messages."""
+    done = subprocess.run([f"{build}/daemon/gaiafs", "--device", "sim:16M", *options, "below", "mnt"], capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr
+
+
+def stop(build):
+    subprocess.run([f"{build}/client/gaia", "umount", "mnt"], check=True)
+
+
+def wait_for(what, condition):
+    end = time.monotonic() + 60
+    while not condition():
+        check(time.monotonic() < end, f"{what}: not within a minute")
+        if time.monotonic() >= end:
+            return
+        time.sleep(0.02)
+
+
+def served_text(build, dashboard):
+    path = os.path.abspath("socket")
+    status, messages = start(build, "--metrics", "unix:" + path)
+    check(status == 0, f"does not start: {messages}")
+    check(os.stat(path).st_mode & 0o777 == 0o600, "others can use the socket")
+    connection = UnixConnection(path)
+    code, text, kind = ask(connection)
+    check(code == 200 and kind.startswith("application/openmetrics-text; version=1.0.0"), f"{code}, {kind}")
+    before = parse(text)
+    check(before.get("gaiafs_clients") == 0, "clients")
+    check(before.get('gaiafs_device_capacity_bytes{device="sim0",kind="sim"}') == 16 << 20, "the device is not there")
+    check(any(name.startswith("gaiafs_build_info{version=") for name in before), "no build")
+    check("gaiafs_sim_in_seconds_total" in before, "nanoseconds are not seconds")
+
+    # It counts, as gaia status does.
+    with open("mnt/file", "wb", buffering=0) as file:
+        file.write(os.urandom(1 << 20))
+        os.fsync(file.fileno())
+    after = parse(ask(connection)[1])
+    told = json.loads(subprocess.run([f"{build}/client/gaia", "status", "mnt", "--json"], capture_output=True, check=True).stdout)
+    for name, value in told["counters"].items():
+        if not name.endswith("_ns"):
+            check(after.get(f"gaiafs_{name}_total") is not None, f"counter {name} is not served")
+    check(after["gaiafs_home_budget_bytes"] == told["home"]["budget"], "home's budget")
+    check(set(before) == set(after), "not always the same samples")
+    check(all(after[name] >= before[name] for name in after if name.endswith("_total")), "a counter went back")
+    for word in (os.path.basename(os.getcwd()), "below", "mnt", "pid", "uid"):
+        check(word not in ask(connection)[1], f"the text names {word}")
+
+    # Nothing else is served, and who asks for too much harms nobody.
+    check(ask(connection, url="/")[0] == 404, "/")
+    check(ask(connection, method="POST", body=b"x" * 100000)[0] == 405, "POST")
+    connection.close()
+    check(ask(UnixConnection(path), method="HEAD")[:2] == (200, ""), "HEAD")
+    idle = []
+    for _ in range(64):
+        one = socket.socket(socket.AF_UNIX)
+        one.settimeout(5)
+        try:
+            one.connect(path)
+            one.sendall(b"GET /metrics HTTP/1.1\r\n" + b"x: " + b"y" * 20000)
+        except OSError:
+            pass
+        idle.append(one)
+    for one in idle:
+        one.close()
+    wait_for("others are answered after 64 bad requests", lambda: answers(path))
+
+    with open(dashboard, encoding="utf-8") as file:
+        wanted = set(re.findall(r"\bgaiafs_[a-z_]+", " ".join(target["expr"] for panel in json.load(file)["panels"] for target in panel["targets"])))
+    check(len(wanted) > 10, "the dashboard shows nothing")
+    served = {name.split("{")[0] for name in after}
+    check(wanted <= served, f"the dashboard shows what is not served: {sorted(wanted - served)}")
+    stop(build)
+    wait_for("the socket goes with the daemon", lambda: not os.path.exists(path))
+
+
+def answers(path):
+    try:
+        return ask(UnixConnection(path))[0] == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def addresses(build):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        status, messages = start(build, "--metrics", str(port))
+        check(status != 0 and f"--metrics {port}: Address already in use" in messages, f"a port that is taken: {messages}")
+        check(not os.path.ismount("mnt"), "mounted, though it failed")
+    status, messages = start(build, "--metrics", str(port))
+    check(status == 0 and "nothing protects" not in messages, f"does not start: {messages}")
+    check(ask(http.client.HTTPConnection("127.0.0.1", port, timeout=60))[0] == 200, "a port")
+    try:
+        with socket.create_connection(("127.0.0.2", port), timeout=5):
+            check(False, "also listens elsewhere")
+    except OSError:
+        pass
+    stop(build)
+    for wrong, why in (("0", "port"), ("70000", "port"), ("unix:relative", "begin with /"), ("nonsense", "port"), (":9", "address"),
+                       ("1.2.3.4:x", "port"), ("unix:/" + "x" * 200, "too long")):
+        status, messages = start(build, "--metrics", wrong)
+        check(status != 0 and len(messages.splitlines()) == 1 and why in messages, f"--metrics {wrong}: {messages}")
+    # A socket that nobody listens at is replaced, a file is not, nor one that is in use.
+    path = os.path.abspath("socket")
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(path)
+    check(start(build, "--metrics", "unix:" + path)[0] == 0, "a socket that was left is in the way")
+    check(answers(path), "no answer at a replaced socket")
+    os.makedirs("mnt2", exist_ok=True)
+    os.makedirs("below2", exist_ok=True)
+    second = subprocess.run([f"{build}/daemon/gaiafs", "--device", "none", "--metrics", "unix:" + path, "below2", "mnt2"], capture_output=True, text=True, check=False)
+    check(second.returncode != 0 and "in use" in second.stderr, f"two at one socket: {second.stderr}")
+    check(answers(path), "a second daemon has taken the socket")
+    stop(build)
+    wait_for("the socket goes with the daemon", lambda: not os.path.exists(path))
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("precious")
+    check(start(build, "--metrics", "unix:" + path)[0] != 0, "a file is in the way, and it starts")
+    with open(path, encoding="utf-8") as file:
+        check(file.read() == "precious", "a file was taken away")
+
+
+def main():
+    build, dashboard = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
+    if not os.path.exists("/dev/fuse"):
+        print("metrics: there is no /dev/fuse")
+        return 77
+    directory = tempfile.mkdtemp(prefix="gaiafs-metrics.")
+    os.chdir(directory)
+    os.mkdir("below")
+    os.mkdir("mnt")
+    try:
+        status, messages = start(build, "--metrics", "unix:" + os.path.abspath("probe"))
+        if "built without libmicrohttpd" in messages:
+            print("metrics: built without libmicrohttpd")
+            return 77
+        check(status == 0, messages)
+        stop(build)
+        served_text(build, dashboard)
+        addresses(build)
+    finally:
+        for name in ("mnt", "mnt2"):
+            if os.path.ismount(name):
+                subprocess.run(["umount", "-l", name], check=False)
+        os.chdir("/")
+        shutil.rmtree(directory, ignore_errors=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
