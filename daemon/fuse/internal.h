@@ -257,6 +257,7 @@ struct fs {
 	unsigned dev_major, dev_minor; /* of the mount */
 	char mounted_as[PATH_MAX];     /* the mount's source; tells it from a later mount that gets its numbers */
 	struct supervised *supervised; /* NULL: no supervisor */
+	int supervisor_socket;	       /* to the supervisor, and its to the daemon; if there is one */
 
 	struct interrupts interrupts;
 	struct receiving receiving;
@@ -686,7 +687,9 @@ enum mount_left {
 	MOUNT_NONE,  /* there was none, or it is out of the tree */
 	MOUNT_DEAD,  /* it stays, and answers ENOTCONN */
 	MOUNT_TAKEN, /* it was taken away */
-} mount_abort(struct fs *fs, bool hangs);
+} mount_abort(struct fs *fs, bool hangs, int kept);
+/* The file that ends the mount's connection, and never another's; -1: it cannot be opened. The caller closes it. */
+int mount_abort_file(const struct fs *fs);
 #define FUSE_CONNECTIONS "/sys/fs/fuse/connections"
 
 /* The type of the file system with this number, as mount tables name it ("fuse.sshfs"): -ENOENT: none. */
@@ -717,6 +720,8 @@ pid_t source_locker(const struct fs *fs);
 
 /* Called before there are threads or a mount, if the configuration asks for it. Logs errors. */
 int supervisor_start(struct fs *fs);
+/* It is mounted: let the supervisor end this connection, whatever becomes of its number. */
+void supervisor_tell(struct fs *fs);
 /* The daemon ends by itself: end the supervisor. */
 void supervisor_end(struct fs *fs);
 

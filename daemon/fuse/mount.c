@@ -9,6 +9,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -647,6 +648,7 @@ int mount_begin(struct fs *fs, const struct fuse_lowlevel_ops *ops)
 		memcpy(fs->supervised->mounted_as, fs->mounted_as, sizeof(fs->mounted_as));
 		fs->supervised->major = fs->dev_major;
 		fs->supervised->minor = fs->dev_minor;
+		supervisor_tell(fs);
 	}
 	if (fs->privileged) {
 		/*
@@ -721,35 +723,57 @@ static int fusectl_open(void)
 	return dir;
 }
 
-/*
- * Returns whether it worked. By the connection's number, since the mount may be out of the tree. (The file
- * belongs to the user who mounted.)
- */
-static bool abort_connection(const struct fs *fs)
+/* The file that ends the connection of this number, or -1. (It belongs to the user who mounted.) */
+static int abort_file(unsigned number)
 {
 	char path[64];
-	bool done;
 	int dir, fd;
 
-	snprintf(path, sizeof(path), FUSE_CONNECTIONS "/%u/abort", fs->dev_minor);
+	snprintf(path, sizeof(path), FUSE_CONNECTIONS "/%u/abort", number);
 	fd = open(path, O_WRONLY | O_CLOEXEC);
 	if (fd < 0 && errno == ENOENT) {
 		dir = fusectl_open();
 		if (dir < 0)
-			return false;
+			return -1;
 		fd = openat(dir, path + sizeof(FUSE_CONNECTIONS), O_WRONLY | O_CLOEXEC);
 		close(dir);
 	}
+	return fd;
+}
+
+int mount_abort_file(const struct fs *fs)
+{
+	struct pollfd session = { .fd = fuse_session_fd(fs->session) };
+	int fd = fs->dev_minor ? abort_file(fs->dev_minor) : -1;
+
+	/* If the connection still is then the number has been its own all the time. */
+	if (fd >= 0 && (poll(&session, 1, 0) < 0 || session.revents & POLLERR)) {
+		close(fd);
+		fd = -1;
+	}
+	return fd;
+}
+
+/*
+ * Returns whether it worked. @kept: the file, opened when it certainly was this connection's: when the connection has ended it does
+ * nothing. -1: the file is looked for by the connection's number, which may be another's as soon as the mount is gone: only if it is @there.
+ */
+static bool abort_connection(const struct fs *fs, int kept, bool there)
+{
+	int fd = kept >= 0 ? kept : there ? abort_file(fs->dev_minor) : -1;
+	bool done;
+
 	if (fd < 0)
 		return false;
 	done = write(fd, "1", 1) == 1;
 	if (!done)
-		log_debug("%s: %s", path, strerror(errno));
-	close(fd);
+		log_debug("connection %u: %s", fs->dev_minor, strerror(errno));
+	if (fd != kept)
+		close(fd);
 	return done;
 }
 
-enum mount_left mount_abort(struct fs *fs, bool hangs)
+enum mount_left mount_abort(struct fs *fs, bool hangs, int kept)
 {
 	struct mount_entry entry;
 	bool ours, stays;
@@ -767,11 +791,11 @@ enum mount_left mount_abort(struct fs *fs, bool hangs)
 	ours = mount_is_ours(fs);
 	stays = ours && !fs->config.unmounts_dead && fs->supervised->live;
 	/*
-	 * Before unmounting, which may wait for the daemon (except root's unmount, which ends the connection itself). The
-	 * number is the mount's until the connection ends, and the daemon hears of that at once.
+	 * Before unmounting, which may wait for the daemon (except root's unmount, which ends the connection itself). By now the
+	 * connection may have ended, and its number be another's, of which a daemon that was killed has not heard.
 	 */
 	if (hangs && (stays || !ours || geteuid()))
-		stays = abort_connection(fs) && stays;
+		stays = abort_connection(fs, kept, ours) && stays;
 	if (!ours)
 		return MOUNT_NONE;
 	if (stays)

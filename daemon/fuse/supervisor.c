@@ -10,7 +10,10 @@
  * The mount itself stays where it is, without a daemon, unless --supervisor unmount is given. If it were taken away, programs that
  * append to a file by its name would go on in the directory beneath. The next gaiafs that mounts there takes it away (mount.c).
  *
- * The child has nothing of the mount open. It keeps the descriptors by which the daemon has locked the source, and so the locks:
+ * A connection is ended by a file of fusectl's that is named by the mount's device number. When the mount is gone the number may become
+ * another's at once. So the daemon opens the file when it has mounted, and sends the child its descriptor, which stays that connection's.
+ *
+ * The child has nothing of the mount itself open. It keeps the descriptors by which the daemon has locked the source, and so the locks:
  * no other gaiafs mounts the source, perhaps in the same place, before the child is done.
  */
 #include "fuse/internal.h"
@@ -24,8 +27,11 @@
 #include <sys/mman.h>
 #include <sys/pidfd.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "base/fault.h"
 
 #define DEATH SIGUSR1
 
@@ -39,21 +45,37 @@ static const int fatal[] = { SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGSYS };
 /* For the signal handler: the supervisor's pid; 0: none. Written by the main thread. */
 static volatile sig_atomic_t supervisor;
 
+/* What supervisor_tell() sends; its descriptor goes along. */
+union told {
+	char room[CMSG_SPACE(sizeof(int))];
+	struct cmsghdr header;
+};
+
 /* ---- the supervisor ---- */
 
+static int by_number(const void *a, const void *b)
+{
+	return *(const int *)a - *(const int *)b;
+}
+
 /*
- * Close all descriptors but @a and @b; @b may be -1. Standard input and output, and in the background standard
+ * Close all descriptors but these, of which some may be -1. Standard input and output, and in the background standard
  * error, become /dev/null.
  */
-static void keep_nothing_but(int a, int b, bool background)
+static void keep_nothing_but(int *fd, size_t n, bool background)
 {
-	int low = b < 0 ? a : MIN(a, b), high = MAX(a, b), null;
+	unsigned next = 3;
+	int null;
 
-	if (low > 3)
-		close_range(3, (unsigned)low - 1, 0);
-	if (high - low > 1)
-		close_range((unsigned)low + 1, (unsigned)high - 1, 0);
-	close_range((unsigned)high + 1, ~0u, 0);
+	qsort(fd, n, sizeof(*fd), by_number);
+	for (size_t i = 0; i < n; i++) {
+		if (fd[i] < (int)next)
+			continue;
+		if (fd[i] > (int)next)
+			close_range(next, (unsigned)fd[i] - 1, 0);
+		next = (unsigned)fd[i] + 1;
+	}
+	close_range(next, ~0u, 0);
 	null = open("/dev/null", O_RDWR | O_CLOEXEC);
 	for (int std = 0; std <= 2 && null >= 0; std++)
 		if (std < 2 || background)
@@ -82,6 +104,22 @@ static bool is_gone(int pidfd, int ms)
 	return pidfd < 0 || poll(&p, 1, ms) != 0;
 }
 
+/* The descriptor that the daemon has sent; -1: none. */
+static int told_file(int from)
+{
+	char byte;
+	union told told;
+	struct iovec part = { &byte, 1 };
+	struct msghdr msg = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = told.room, .msg_controllen = sizeof(told.room) };
+	int fd;
+
+	if (from < 0 || recvmsg(from, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) != 1 || !CMSG_FIRSTHDR(&msg) ||
+	    CMSG_FIRSTHDR(&msg)->cmsg_type != SCM_RIGHTS)
+		return -1;
+	memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&msg)), sizeof(fd));
+	return fd;
+}
+
 _Noreturn static void supervise(struct fs *fs, pid_t daemon)
 {
 	int pidfd = pidfd_open(daemon, 0);
@@ -93,7 +131,8 @@ _Noreturn static void supervise(struct fs *fs, pid_t daemon)
 	fs->dev_minor = fs->supervised->minor;
 	memcpy(fs->mounted_as, fs->supervised->mounted_as, sizeof(fs->mounted_as));
 	gone = is_gone(pidfd, GRACE_MS);
-	left = mount_abort(fs, !gone);
+	(void)fault_point("supervisor.before_abort");
+	left = mount_abort(fs, !gone, told_file(fs->supervisor_socket));
 	if (left == MOUNT_DEAD)
 		log_warn("%s: the gaiafs that was mounted here (process %d) has died; what was not stored is lost. Calls there fail "
 			 "with ENOTCONN until the next gaiafs is mounted, or `gaia umount %s`", fs->mountpoint, (int)daemon,
@@ -122,7 +161,7 @@ _Noreturn static void be_supervisor(struct fs *fs, pid_t daemon)
 		log_debug("/: %s", strerror(errno));
 	if (fs->config.background)
 		log_to_syslog();
-	keep_nothing_but(fs->source_fd, fs->roots_lock_fd, fs->config.background);
+	keep_nothing_but((int[]){ fs->source_fd, fs->roots_lock_fd, fs->supervisor_socket }, 3, fs->config.background);
 	supervise(fs, daemon);
 }
 
@@ -152,8 +191,8 @@ static void catch_fatal(void)
 int supervisor_start(struct fs *fs)
 {
 	pid_t daemon = getpid(), child;
+	int ends[2] = { -1, -1 }, err;
 	sigset_t all, old;
-	int err;
 
 	if (!fs->config.supervised)
 		return 0;
@@ -164,15 +203,23 @@ int supervisor_start(struct fs *fs)
 		err = -errno;
 		goto fail;
 	}
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends)) {
+		err = -errno;
+		goto unmap;
+	}
 	/* No signal from elsewhere may end the child. */
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, &old);
 	child = fork();
+	fs->supervisor_socket = ends[child == 0];
 	if (child == 0)
 		be_supervisor(fs, daemon);
+	err = child < 0 ? -errno : 0;
 	sigprocmask(SIG_SETMASK, &old, NULL);
-	if (child < 0) {
-		err = -errno;
+	close(ends[1]);
+	if (err) {
+		close(ends[0]);
+		fs->supervisor_socket = -1;
 		goto unmap;
 	}
 	supervisor = child;
@@ -188,6 +235,22 @@ fail:
 	return err;
 }
 
+void supervisor_tell(struct fs *fs)
+{
+	char byte = 0;
+	union told told = { .header = { .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof(int)) } };
+	struct iovec part = { &byte, 1 };
+	struct msghdr msg = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = told.room, .msg_controllen = sizeof(told.room) };
+	int fd = mount_abort_file(fs);
+
+	if (fd < 0)
+		return;
+	memcpy(CMSG_DATA(&told.header), &fd, sizeof(fd));
+	if (sendmsg(fs->supervisor_socket, &msg, MSG_NOSIGNAL) != 1)
+		log_debug("supervisor: %s", strerror(errno));
+	close(fd);
+}
+
 void supervisor_end(struct fs *fs)
 {
 	pid_t child = supervisor;
@@ -198,6 +261,7 @@ void supervisor_end(struct fs *fs)
 	kill(child, SIGKILL);
 	while (waitpid(child, NULL, 0) < 0 && errno == EINTR)
 		;
+	close(fs->supervisor_socket);
 	munmap(fs->supervised, sizeof(*fs->supervised));
 	fs->supervised = NULL;
 }

@@ -210,12 +210,12 @@ static void wait_until_reading(void)
 }
 
 /* Start a mount, a process that waits for its daemon, and another that the daemon waits for. */
-static void hang(pid_t *reader, pid_t *who)
+static void hang_with(const char *faults, pid_t *reader, pid_t *who)
 {
 	time_t end;
 	int seen = 0;
 
-	setenv("GAIAFS_FAULTS", "store.read=delay:4000000000us", 1);
+	setenv("GAIAFS_FAULTS", faults, 1);
 	way_start(NULL);
 	unsetenv("GAIAFS_FAULTS");
 	cr_assert_eq(mknodat(mnt.backing_fd, "f", S_IFREG | 0644, 0), 0);
@@ -228,6 +228,11 @@ static void hang(pid_t *reader, pid_t *who)
 		seen = child_syscall(*who) == SYS_lseek && daemon_hangs() ? seen + 1 : 0;
 		cr_assert_lt(time(NULL), end, "the daemon does not wait for itself");
 	}
+}
+
+static void hang(pid_t *reader, pid_t *who)
+{
+	hang_with("store.read=delay:4000000000us", reader, who);
 }
 
 static void dies_while_it_hangs(int sig, bool detached)
@@ -306,11 +311,15 @@ HANGING(killed_where_the_connection_cannot_be_ended_the_mount_is_taken_away_and_
 	cr_assert(own_mounts(NULL));
 	if (mount("none", CONNECTIONS, "tmpfs", 0, NULL))
 		WAY_SKIP(CONNECTIONS ": %s", strerror(errno));
+	/* For whatever number it gets: the daemon opens the file when it has mounted. */
+	for (unsigned number = 1; number < 4096; number++) {
+		snprintf(file, sizeof(file), CONNECTIONS "/%u", number);
+		cr_assert_eq(mknod(file, S_IFREG | 0600, 0), 0, "%s: %s", file, strerror(errno));
+	}
 	hang(&reader, &who);
 	supervisor = supervisor_of_mnt();
 	cr_assert_eq(fstat(both_root[ON_MOUNT], &st), 0);
-	snprintf(file, sizeof(file), CONNECTIONS "/%u", minor(st.st_dev));
-	cr_assert_eq(mknod(file, S_IFREG | 0600, 0), 0, "%s: %s", file, strerror(errno));
+	cr_assert_lt(minor(st.st_dev), 4096);
 	kill(mnt.daemon, SIGKILL);
 	cr_assert_eq(child_wait(who), 0, "who waits for the dead daemon does not get an error");
 	cr_assert_eq(child_wait(reader), 0, "who reads from it does not get an error");
@@ -321,6 +330,58 @@ HANGING(killed_where_the_connection_cannot_be_ended_the_mount_is_taken_away_and_
 	cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "wait status %x", status);
 	cr_assert_eq(mnt_log_lines(&mnt, "has died; what was not stored is lost, the mount is taken away"), 1);
 	cr_assert_eq(mnt_log_lines(&mnt, "Calls there fail"), 0);
+	way_remount();
+}
+
+/* In fault_point(), which the fault makes long. */
+static void wait_until_asleep(pid_t pid)
+{
+	time_t end = time(NULL) + HANG_SECONDS;
+	long call;
+
+	while ((call = child_syscall(pid)) != SYS_nanosleep && call != SYS_clock_nanosleep) {
+		cr_assert_lt(time(NULL), end, "process %d is in call %ld", pid, call);
+		nanosleep(&a_moment, NULL);
+	}
+}
+
+/* The daemon is being killed, root takes its mount away by force, and another mount gets its number before the supervisor acts. */
+HANGING(killed_and_taken_away_it_does_not_take_the_next_mount_with_it)
+{
+	struct mnt next[16];
+	static const char *const no_device[] = { "--device", "none", NULL };
+	const struct mnt_options options = { .args = no_device };
+	pid_t reader, who, supervisor;
+	unsigned n = 0, number;
+	bool same = false;
+	struct stat st;
+
+	if (geteuid() != 0)
+		WAY_SKIP("umount -f: needs root");
+	hang_with("store.read=delay:4000000000us;supervisor.before_abort=delay:5000000us", &reader, &who);
+	supervisor = supervisor_of_mnt();
+	cr_assert_eq(fstat(both_root[ON_MOUNT], &st), 0);
+	number = minor(st.st_dev);
+	both_close();
+	kill(mnt.daemon, SIGKILL);
+	wait_until_asleep(supervisor);
+	cr_assert_eq(umount2(mnt.path, MNT_FORCE | MNT_DETACH), 0);
+	cr_assert_eq(child_wait(who), 0);
+	cr_assert_eq(child_wait(reader), 0);
+	(void)mnt_wait(&mnt);
+	while (!same && n < 16) {
+		cr_assert_eq(mnt_start(&next[n], &options), 0);
+		cr_assert_eq(stat(next[n].path, &st), 0);
+		same = minor(st.st_dev) == number;
+		n++;
+	}
+	wait_until_ended(supervisor);
+	for (unsigned k = 0; k < n; k++) {
+		cr_assert(!mnt_is_dead(next[k].path), "mount %u, of %u, is dead", k, n);
+		cr_assert_eq(mnt_stop(&next[k]), 0);
+	}
+	if (!same)
+		WAY_SKIP("no mount got the number");
 	way_remount();
 }
 
@@ -506,7 +567,7 @@ EACH_WAY(fault_death, the_supervisor_keeps_nothing_of_the_mount_open)
 		link[n] = '\0';
 		cr_assert(!strcmp(link, "/dev/null") || !strcmp(link, mnt.backing) ||
 			  !strcmp(link, mnt.log) || !strncmp(link, "/run/gaiafs/source-", 19) || !strncmp(link, "anon_inode:[pidfd", 17) ||
-			  !strncmp(link, "pidfd:", 6), "the supervisor has %s open", link);
+			  !strncmp(link, "pidfd:", 6) || !strncmp(link, "socket:", 7), "the supervisor has %s open", link);
 	}
 	closedir(fds);
 }
