@@ -110,7 +110,8 @@ static void part_over(struct part *pt)
 /* What of the part has to be looked at. chunk->lock is held. */
 static void part_look(struct part *pt, bool all)
 {
-	grant_end_ready(pt->grant);
+	if (pt->grant)
+		grant_end_ready(pt->grant);
 	memset(pt->todo, 0, sizeof(pt->todo));
 	part_over(pt);
 	pt->whole = all || !part_may_trust(pt, 0);

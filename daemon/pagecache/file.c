@@ -11,6 +11,7 @@
 #include "pagecache/cache.h"
 #include "pagecache/chunk.h"
 #include "pagecache/evict.h"
+#include "pagecache/file_pins.h"
 #include "pagecache/readahead.h"
 #include "pagecache/root.h"
 #include "pagecache/state.h"
@@ -204,7 +205,7 @@ static void shrink_home(struct cfile *f)
 static void cfile_settle(struct cfile *f)
 {
 	struct cache *c = f->cache;
-	bool idle, forgotten, replicas;
+	bool idle, forgotten, gone = atomic_load(&f->gone), pinned = atomic_load(&f->n_pinned) > 0, replicas;
 
 	pthread_mutex_lock(&c->lock);
 	idle = f->holds == 0;
@@ -212,7 +213,7 @@ static void cfile_settle(struct cfile *f)
 	pthread_mutex_unlock(&c->lock);
 	if (!idle)
 		return;
-	if (atomic_load(&f->gone))
+	if (gone)
 		drop_home(f);
 	else if (forgotten)
 		shrink_home(f);
@@ -223,7 +224,7 @@ static void cfile_settle(struct cfile *f)
 	pthread_mutex_lock(&f->lock);
 	replicas = f->chunks != NULL;
 	pthread_mutex_unlock(&f->lock);
-	if (replicas) {
+	if (pinned ? gone : replicas) {
 		pthread_mutex_lock(&c->lock);
 		c->idle_files = true;
 		pthread_cond_signal(&c->flusher_cond);
@@ -275,12 +276,16 @@ void idle_files_reap(struct cache *c)
 	HASH_ITER(hh, c->files, f, tmp) {
 		if (f->holds > 0 || (!f->forgotten && !atomic_load(&f->gone)))
 			continue;
+		/* A file that is pinned to a device is not forgotten. */
+		if (atomic_load(&f->n_pinned) > 0 && !atomic_load(&f->gone))
+			continue;
 		f->uses++;
 		list[n++] = f;
 	}
 	pthread_mutex_unlock(&c->lock);
 	for (unsigned k = 0; k < n; k++) {
 		f = list[k];
+		file_pins_end(f);
 		n_chunks = chunk_list_get(f, 0, UINT64_MAX, &chunks);
 		for (unsigned j = 0; j < n_chunks; j += EVICT_AT_ONCE)
 			replicas_drop_idle(c, chunks + j, MIN(n_chunks - j, EVICT_AT_ONCE));
