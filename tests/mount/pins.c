@@ -280,6 +280,53 @@ EACH_WAY_BARE(pins, are_made_when_the_mount_begins)
 	shell_ok(mnt.path, "\"$GAIA\" unpin d");
 }
 
+/* ---- failures: a file is pinned with all of its memory and contents, or not at all ---- */
+
+/* The next mount of the tree has these faults. */
+static void start_faulty(const char *faults)
+{
+	setenv("GAIAFS_FAULTS", faults, 1);
+	start();
+	way_unmount();
+	way_remount();
+	unsetenv("GAIAFS_FAULTS");
+}
+
+EACH_WAY_BARE(pins, of_what_cannot_be_read_are_not_made)
+{
+	start_faulty("store.read=errno:EIO,count=6");
+	refused("pin f --device 1", "Input/output error");
+	cr_assert_eq(pinned("1"), 0);
+	cr_assert_eq(n_pins(), 0u);
+	for (int k = 0; k < 10 && !pinned("1"); k++)
+		free(shell_run(mnt.path, 60, "\"$GAIA\" pin f --device 1").out);
+	cr_assert_eq(pinned("1"), CHUNKS, "it has passed");
+	expect_sent("f", 1, 'f', 0);
+}
+
+EACH_WAY_BARE(pins, take_no_memory_if_there_is_not_enough)
+{
+	start_faulty("device.alloc=errno:ENOMEM,after=2,count=1000");
+	refused("pin f --device 1", "programs hold");
+	cr_assert_eq(pinned("1"), 0);
+	cr_assert_eq(n_pins(), 0u);
+	/* Two chunks were had, and are idle: anybody gets them. */
+	cr_assert_leq(STATUS("devices", "1", "used"), 4 * MIB);
+	cr_assert_eq(STATUS("devices", "1", "pinned"), 0);
+}
+
+/* What was begun is undone. */
+EACH_WAY_BARE(pins, that_are_interrupted_are_not_made)
+{
+	static const char *const slow[] = { "--device", "sim:16M,latency=3000000", "--home", "32M", NULL };
+
+	way_start(slow);
+	make("f", 'f');
+	shell_ok(mnt.path, "\"$GAIA\" pin f 2> err & until \"$GAIA\" pins . | grep -q /f; do sleep 0.01; done; kill $!; wait $!; "
+			   "test $? = 1 && grep -q 'f: interrupted' err");
+	cr_assert_eq(pinned("0"), 0);
+}
+
 /* ---- warm ---- */
 
 EACH_WAY_BARE(pins, are_not_what_warming_makes)
