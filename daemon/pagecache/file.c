@@ -220,7 +220,7 @@ static void cfile_settle(struct cfile *f)
 	else
 		return;
 
-	/* The flusher drops replicas: it may wait for what we may not wait for. */
+	/* The flusher drops replicas: it may wait for what we may not wait for. Those that are pinned for the file stay while it has a name. */
 	pthread_mutex_lock(&f->lock);
 	replicas = f->chunks != NULL;
 	pthread_mutex_unlock(&f->lock);
@@ -275,9 +275,6 @@ void idle_files_reap(struct cache *c)
 	list = xmalloc((HASH_COUNT(c->files) + 1) * sizeof(struct cfile *));
 	HASH_ITER(hh, c->files, f, tmp) {
 		if (f->holds > 0 || (!f->forgotten && !atomic_load(&f->gone)))
-			continue;
-		/* A file that is pinned to a device is not forgotten. */
-		if (atomic_load(&f->n_pinned) > 0 && !atomic_load(&f->gone))
 			continue;
 		f->uses++;
 		list[n++] = f;
