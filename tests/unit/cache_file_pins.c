@@ -80,10 +80,15 @@ Test(file_pins, stay_when_no_client_is_left, .timeout = 60)
 
 Test(file_pins, stay_when_the_kernel_has_forgotten_the_file, .timeout = 60)
 {
+	struct kfile *other;
+
 	begin_pinned(&(struct rig_options){ .devices = 1 });
 	kfile_forget(kf);
-	/* The flusher drops files that are forgotten: another one, and then it comes to ours. */
-	expect_room(4);
+	/* The flusher drops what devices have of forgotten files: of another one, and so it comes to ours. */
+	other = kfile_create(rig, 2, GAIA_CHUNK);
+	cr_assert_eq(cache_bring(other->cfile, 0, OWNER, 0, GAIA_CHUNK, false, NULL), 0);
+	kfile_end(other, false);
+	cache_check(rig->cache); /* waits for it */
 	expect_room(4);
 	cr_assert_eq(rig_device_used(rig, 0), 4 * GAIA_CHUNK);
 	kfile_remember(kf);
@@ -366,11 +371,14 @@ Test(file_pins, keep_their_room_when_a_replica_has_to_go, .timeout = 60)
 	cr_assert_eq(rig->cache->dev[0].file_chunks_there, 3);
 	cache_check(rig->cache);
 	cr_assert_eq(client_release(holder, 0, 4 * GAIA_CHUNK), 0);
-	client_end(holder);
 	cr_assert_eq(cache_evict(other->cfile, 0, 0, 0), 0);
 	expect_room(4);
+	/* There is room for it also when all else is held. */
+	cr_assert_eq(client_acquire(holder, 0, 4 * GAIA_CHUNK, GAIA_PROT_READ), 0);
 	expect_moved(GAIA_CHUNK_PAGES);
 	cr_assert_eq(rig->cache->dev[0].file_chunks_there, 4);
+	client_end(holder);
+	cr_assert_eq(cache_evict(other->cfile, 0, 0, 0), 0);
 	expect_room(4);
 	end();
 }
