@@ -7,6 +7,7 @@
 #include "gaia/protocol.h"
 #include "hostile.h"
 #include "report.h"
+#include "shell.h"
 
 #define MIB (1ul << 20)
 
@@ -189,6 +190,43 @@ EACH_WAY_BARE(pins, take_the_right_to_read)
 	cr_assert_eq(child_run(pins_what_is_not_readable, NULL), 0);
 	cr_assert_eq(STATUS("devices", "0", "pinned_files_bytes"), 0);
 	close(fd);
+}
+
+/* ---- on a device that cannot keep readers from writing: they have copies of their own, made from what is pinned ---- */
+
+static int reads_what_is_pinned(void *arg)
+{
+	size_t bytes = *(size_t *)arg;
+	unsigned char *p;
+	int fd;
+
+	hostile_become();
+	fd = open_as_nobody("theirs", O_RDONLY);
+	p = gaia_mmap(bytes, PROT_READ, fd, 0, 0);
+	CHILD_CHECK(p != MAP_FAILED);
+	CHILD_CHECK(!gaia_acquire(p, bytes, PROT_READ));
+	CHILD_CHECK(p[0] == 't' && p[bytes - 1] == 0);
+	return 0;
+}
+
+EACH_WAY_BARE(pins, serve_users_who_may_only_read)
+{
+	static const char *const args[] = { "--device", "sim:128M,readonly=off", "--home", "16M", NULL };
+	size_t bytes = 64 * MIB;
+	long sent, reads;
+
+	hostile_start(args);
+	make_theirs();
+	shell_ok(mnt.path, "\"$GAIA\" pin theirs && \"$GAIA\" evict theirs --from home");
+	sent = STATUS("counters", "home_to_device");
+	reads = STATUS("counters", "storage_reads");
+	for (int k = 1; k <= 3; k++) {
+		cr_assert_eq(child_run(reads_what_is_pinned, &bytes), 0);
+		cr_assert_eq(STATUS("counters", "device_within"), k * (long)(bytes / 4096));
+	}
+	cr_assert_eq(STATUS("counters", "home_to_device"), sent);
+	cr_assert_eq(STATUS("counters", "storage_reads"), reads);
+	shell_ok(mnt.path, "\"$GAIA\" unpin theirs");
 }
 
 /* ---- many, at once ---- */

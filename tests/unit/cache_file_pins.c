@@ -482,12 +482,18 @@ Test(file_pins, are_counted_right_whatever_others_do, .timeout = 60)
 Test(file_pins, are_of_the_replica_that_writers_share, .timeout = 60)
 {
 	struct client *reader;
+	uint64_t before, reads;
 
 	begin_pinned(&(struct rig_options){ .devices = 1, .always_writable = true });
+	forget_but_on_devices();
+	before = sent();
+	reads = counter_value(CTR_storage_reads);
 	reader = new_reader();
 	expect_device(reader, 0, "first");
 	expect_device(reader, 3 * GAIA_CHUNK, "last");
 	cr_assert_eq(rig_device_used(rig, 0), 6 * GAIA_CHUNK, "the reader has a copy of its own");
+	cr_assert_eq(sent(), before);
+	cr_assert_eq(counter_value(CTR_storage_reads), reads, "made on the device");
 	client_end(reader);
 	cr_assert_eq(rig_device_used(rig, 0), 4 * GAIA_CHUNK);
 	expect_moved(0);
