@@ -3,7 +3,7 @@
  *
  * What is pinned is a number of chunks, from the first, that all users' pins of the file agree on: the largest. The device counts these
  * chunks, whether they have a replica or not (cache_device.file_chunks); so the decision whether an acquire fits (18) leaves room for
- * those whose replica had to go. (That happens to a spoiled one, or if a device fails.) The next acquire of such a chunk makes it again.
+ * those whose replica had to go. (That happens to a spoiled one for which there is no room in other memory.) The next acquire of such a chunk makes it again.
  *
  * cache_pin() gets all replicas at once, as an acquire of the file would, and then notes the pin: so a pin is there with all of its
  * memory, or not at all.
