@@ -24,7 +24,7 @@ static const char usage_text[] =
 	"       gaia residency FILE [--json]\n"
 	"       gaia flush FILE | MOUNT | -r DIR\n"
 	"       gaia evict FILE [--from home | --from device N] [--range OFFSET:LENGTH]\n"
-	"       gaia pin FILE|DIR... --device N [--json]\n"
+	"       gaia pin FILE|DIR... [--device N] [--json]\n"
 	"       gaia unpin FILE|DIR... [--device N] [--json]\n"
 	"       gaia pins MOUNT [--json]\n"
 	"       gaia warm FILE|DIR... [--device N] [--json]\n"
