@@ -18,7 +18,12 @@
 #include "tool.h"
 #include "work.h"
 
-#define PIECE (64u << 20) /* bytes; a multiple of GAIA_CHUNK */
+/* Bytes, multiples of GAIA_CHUNK. They are to take so many seconds. */
+#define PIECE (64u << 20)
+#define PIECE_LEAST (16u << 20)
+#define PIECE_MOST (1u << 30)
+#define PIECE_LEAST_S 0.2
+#define PIECE_MOST_S 1.0
 #define REOPENS 10
 
 static volatile sig_atomic_t stopped;
@@ -169,14 +174,25 @@ static int open_again(const struct item *it, int fd)
 
 static int fill(struct work *w, struct item *it, int fd)
 {
+	uint64_t piece = PIECE;
+	double began, took;
 	int err = 0;
 
-	for (uint64_t at = 0; at < it->size && !err; at += PIECE) {
-		struct gaia_ioc_place io = { .what = GAIA_PLACE_FILL, .device = w->device, .offset = at, .length = PIECE };
+	for (uint64_t at = 0; at < it->size;) {
+		struct gaia_ioc_place io = { .what = GAIA_PLACE_FILL, .device = w->device, .offset = at, .length = piece };
 
+		began = seconds();
 		err = place(fd, &io);
-		if (!err)
-			item_done(w, it, PIECE);
+		if (err)
+			break;
+		item_done(w, it, piece);
+		took = seconds() - began;
+		/* Between two pieces the disk waits; within one nothing is shown. */
+		at += piece;
+		if (took < PIECE_LEAST_S && piece < PIECE_MOST)
+			piece *= 2;
+		else if (took > PIECE_MOST_S && piece > PIECE_LEAST)
+			piece /= 2;
 	}
 	return err;
 }
