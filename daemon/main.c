@@ -144,6 +144,7 @@ static void tell_ready(struct daemon *d)
 	d->told = true;
 	tell_parent(d);
 	notify_manager("READY=1\nSTATUS=mounted");
+	fs_pin(d->fs, d->options.pins, d->options.n_pins);
 }
 
 /* ---- putting together ---- */
@@ -417,6 +418,8 @@ static int start_cache(struct daemon *d)
 		.writeback_age_ms = d->options.writeback_age_ms,
 		.device_age_ms = d->options.device_age_ms,
 		.device_percent = d->options.device_percent,
+		.files_percent = d->options.pin_share,
+		.files_user_percent = d->options.pin_user_percent,
 		.unstored = &d->end.shared->unstored,
 		.host = fs_cache_host(),
 		.host_arg = d->fs,

@@ -122,6 +122,8 @@ static const struct {
 	{ "capacity", "device_capacity_bytes", "memory of the device that gaiafs may use" },
 	{ "used", "device_used_bytes", "memory of the device that gaiafs uses" },
 	{ "pinned", "device_pinned_bytes", "memory of the device that cannot be taken back now" },
+	{ "pinned_files_bytes", "device_pinned_files_bytes", "memory of the device that stays with files that are pinned to it" },
+	{ "pin_share_bytes", "device_pin_share_bytes", "memory of the device that such files may have" },
 };
 
 static void put_devices(FILE *out, const json_t *devices)

@@ -10,6 +10,8 @@
 /* In seconds; part of the texts. */
 #define OPTIONS_AGE_S 5
 #define OPTIONS_UNMOUNT_TIMEOUT_S 60
+/* Percent. */
+#define OPTIONS_PIN_SHARE 50
 
 #define OPTIONS_TEXT_OF(x) #x
 #define OPTIONS_TEXT(x) OPTIONS_TEXT_OF(x)
@@ -72,8 +74,17 @@
 	  "how many each user other than root may have: clients\n"                                                      \
 	  "(1024), mappings (16384), open directories and\n"                                                            \
 	  "removed_files in use (by ulimit -n);\n"                                                                      \
-	  "device=PERCENT of each device's memory (75)",                                                                \
+	  "device=PERCENT of each device's memory (75);\n"                                                               \
+	  "pinned=PERCENT of it for files that the user pins (0)",                                                      \
 	  parse_user_limits)                                                                                            \
+	X("pin", 0, "DEVICE:PATH",                                                                                      \
+	  "pin a file of the mount, or all files in a directory,\n"                                                     \
+	  "to a device when the mount has begun (gaia pin); may\n"                                                      \
+	  "be given several times",                                                                                     \
+	  parse_pin)                                                                                                    \
+	X("pin-share", 0, "PERCENT",                                                                                    \
+	  "how much of each device pinned files may have (" OPTIONS_TEXT(OPTIONS_PIN_SHARE) ")",                        \
+	  parse_pin_share)                                                                                            \
 	X("supervisor", 0, "on|off|unmount",                                                                            \
 	  "a second process: when this one is killed it ends the\n"                                                     \
 	  "connection, so that nobody hangs (on), and also takes\n"                                                     \

@@ -178,17 +178,20 @@ static int parse_user_limit(struct options *o, const char *word, size_t len)
 	const char *is = memchr(word, '=', len);
 	enum quota_of what = is ? quota_named(word, (size_t)(is - word)) : QUOTA_COUNT;
 	bool device = is && is - word == 6 && !memcmp(word, "device", 6);
+	bool pinned = is && is - word == 6 && !memcmp(word, "pinned", 6);
 	unsigned long n;
 	char *end;
 
-	if ((what == QUOTA_COUNT && !device) || is[1] < '0' || is[1] > '9')
+	if ((what == QUOTA_COUNT && !device && !pinned) || is[1] < '0' || is[1] > '9')
 		return -EINVAL;
 	errno = 0;
 	n = strtoul(is + 1, &end, 10);
-	if (errno || end != word + len || !n || n > (device ? 100 : INT_MAX))
+	if (errno || end != word + len || (!n && !pinned) || n > (device || pinned ? 100 : INT_MAX))
 		return -EINVAL;
 	if (device)
 		o->device_percent = (unsigned)n;
+	else if (pinned)
+		o->pin_user_percent = (unsigned)n;
 	else
 		o->each_user[what] = (unsigned)n;
 	return 0;
@@ -202,7 +205,7 @@ static int parse_user_limits(struct options *o, const char *text)
 	for (;;) {
 		len = strcspn(word, ",");
 		if (parse_user_limit(o, word, len)) {
-			log_error("--user-limit %s: \"%.*s\" is not clients=N, mappings=N, directories=N, removed_files=N or device=PERCENT", text,
+			log_error("--user-limit %s: \"%.*s\" is not clients=N, mappings=N, directories=N, removed_files=N, device=PERCENT or pinned=PERCENT", text,
 				  (int)len, word);
 			return -EINVAL;
 		}
@@ -210,6 +213,38 @@ static int parse_user_limits(struct options *o, const char *text)
 			return 0;
 		word += len + 1;
 	}
+}
+
+/* "0:models/a.safetensors" */
+static int parse_pin(struct options *o, const char *text)
+{
+	unsigned long device;
+	char *end;
+
+	errno = 0;
+	device = strtoul(text, &end, 10);
+	if (*text < '0' || *text > '9' || errno || device >= CACHE_MAX_DEVICES || *end != ':' || !end[1]) {
+		log_error("--pin %s: not of the form DEVICE:PATH, the number of a device and a path below the mount point", text);
+		return -EINVAL;
+	}
+	o->pins = xrealloc(o->pins, (o->n_pins + 1) * sizeof(*o->pins));
+	o->pins[o->n_pins++] = (struct fs_pin){ (unsigned)device, end + 1 };
+	return 0;
+}
+
+static int parse_pin_share(struct options *o, const char *text)
+{
+	unsigned long n;
+	char *end;
+
+	errno = 0;
+	n = strtoul(text, &end, 10);
+	if (*text < '0' || *text > '9' || errno || *end || n > 100) {
+		log_error("--pin-share %s: not a number of percent from 0 to 100", text);
+		return -EINVAL;
+	}
+	o->pin_share = (unsigned)n;
+	return 0;
 }
 
 static int parse_seconds(const char *option, const char *text, double least, uint64_t *ms)
@@ -446,6 +481,7 @@ enum options_result options_parse(int argc, char **argv, struct options *out)
 		.mount_options = xcalloc(1, 1),
 		.writeback_age_ms = OPTIONS_AGE_S * 1000,
 		.unmount_timeout_ms = OPTIONS_UNMOUNT_TIMEOUT_S * 1000,
+		.pin_share = OPTIONS_PIN_SHARE,
 		.cpu_cache = FS_AUTO,
 		.direct = true,
 		.supervised = true,
@@ -484,4 +520,5 @@ void options_free(struct options *o)
 {
 	free(o->mount_options);
 	free(o->device);
+	free(o->pins);
 }

@@ -28,6 +28,9 @@ struct options {
 	uint64_t home_bytes; /* 0: --home was not given, see choose_home() */
 	unsigned each_user[QUOTA_COUNT]; /* 0: the default */
 	unsigned device_percent; /* how much of each device a user may have pinned; 0: the default */
+	unsigned pin_share, pin_user_percent; /* how much of each device files may have that are pinned: in all, by one user */
+	struct fs_pin *pins; /* those of --pin; their paths are the arguments' */
+	unsigned n_pins;
 	uint64_t writeback_age_ms;
 	uint64_t device_age_ms; /* 0: writeback_age_ms */
 	uint64_t unmount_timeout_ms;

@@ -24,16 +24,12 @@ static const char usage_text[] =
 	"       gaia residency FILE [--json]\n"
 	"       gaia flush FILE | MOUNT | -r DIR\n"
 	"       gaia evict FILE [--from home | --from device N] [--range OFFSET:LENGTH]\n"
+	"       gaia pin FILE|DIR... [--device N] [--json]\n"
+	"       gaia unpin FILE|DIR... [--device N] [--json]\n"
+	"       gaia pins MOUNT [--json]\n"
+	"       gaia warm FILE|DIR... [--device N] [--json]\n"
 	"       gaia umount MOUNT [--discard] [--everywhere] | MOUNT --force\n"
 	"       gaia --help | --version\n";
-
-struct args {
-	const char *path;
-	bool json, force, everywhere, discard, recursive;
-	bool from_given;
-	uint32_t from;
-	uint64_t offset, length;
-};
 
 int fail(const char *fmt, ...)
 {
@@ -73,7 +69,7 @@ int fail_on(const char *path, int err)
 	}
 }
 
-static int usage(const char *fmt, ...)
+int usage(const char *fmt, ...)
 {
 	va_list ap;
 
@@ -115,14 +111,14 @@ static int check_kind(const char *path, bool or_directory)
 
 /* ---- reports ---- */
 
-static int report_command(const struct args *a, unsigned what)
+int report_command(const struct args *a, unsigned what)
 {
 	json_error_t where;
 	json_t *report;
 	char *text;
 	int fd, err;
 
-	if (check_kind(a->path, what == GAIA_REPORT_STATUS))
+	if (check_kind(a->path, what != GAIA_REPORT_RESIDENCY))
 		return EXIT_FAILED;
 	fd = open(a->path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 	if (fd < 0)
@@ -194,7 +190,7 @@ static int if_ours(int fd)
 	return err;
 }
 
-static int open_ours(const char *path, int flags)
+int open_ours(const char *path, int flags)
 {
 	return if_ours(open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC | flags));
 }
@@ -249,16 +245,15 @@ static int flush_mount(const char *path)
 static int below_status, below_fd;
 static size_t below_length; /* of the name of the directory that below_fd is */
 
-/* Other users may replace parts of the tree by links meanwhile: open only files that lie below it, on the same mount. */
-static int open_below(const char *path)
+/* Other users may replace parts of the tree by links meanwhile: opens only files that lie below it, on the same mount. */
+int open_beneath(int dir, const char *name)
 {
 	struct open_how how = { .flags = O_RDONLY | O_NONBLOCK | O_CLOEXEC,
 				.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV };
-	const char *name = path + below_length;
 
 	while (*name == '/')
 		name++;
-	return if_ours((int)syscall(SYS_openat2, below_fd, name, &how, sizeof(how)));
+	return if_ours((int)syscall(SYS_openat2, dir, name, &how, sizeof(how)));
 }
 
 static int flush_below(const char *path, const struct stat *st, int type, struct FTW *ftw)
@@ -266,7 +261,7 @@ static int flush_below(const char *path, const struct stat *st, int type, struct
 	(void)ftw;
 	if (type == FTW_DNR || type == FTW_NS)
 		below_status = fail("%s: cannot be read", path);
-	else if (type == FTW_F && S_ISREG(st->st_mode) && flush_opened(path, open_below(path)))
+	else if (type == FTW_F && S_ISREG(st->st_mode) && flush_opened(path, open_beneath(below_fd, path + below_length)))
 		below_status = EXIT_FAILED;
 	return 0;
 }
@@ -295,6 +290,14 @@ static int flush_command(const struct args *a)
 	return below_status;
 }
 
+/* False also where the daemon knows no pins. */
+static bool is_pinned(int fd, uint32_t device)
+{
+	struct gaia_ioc_place io = { .what = GAIA_PLACE_LOOK, .device = device };
+
+	return !wire_ioctl(fd, GAIA_IOC_PLACE, &io) && io.bytes > 0;
+}
+
 static int evict_from(int *fd, const struct args *a, uint32_t from)
 {
 	struct gaia_ioc_file io = { .offset = a->offset, .length = a->length, .from = from };
@@ -306,6 +309,8 @@ static int evict_from(int *fd, const struct args *a, uint32_t from)
 		return EXIT_OK;
 	if (from != GAIA_FROM_HOME)
 		snprintf(memory, sizeof(memory), "device %" PRIu32, from);
+	if (err == -EBUSY && is_pinned(*fd, from))
+		return fail("%s: pinned to %s; 'gaia unpin' it first", a->path, memory);
 	if (err == -EBUSY)
 		return fail("%s: in use in %s: a program has acquired it and not yet released it", a->path, memory);
 	if (err == -ENODEV && from != GAIA_FROM_HOME)
@@ -376,7 +381,7 @@ static bool parse_range(const char *text, struct args *a)
 	       parse_bytes(text, '\0', &text, &a->length) && a->length;
 }
 
-static bool parse_device(const char *text, struct args *a)
+static bool parse_device(const char *text, uint32_t *device)
 {
 	unsigned long n;
 	char *end;
@@ -387,11 +392,11 @@ static bool parse_device(const char *text, struct args *a)
 	n = strtoul(text, &end, 10);
 	if (errno || *end || n >= GAIA_FROM_HOME)
 		return false;
-	a->from = n;
+	*device = (uint32_t)n;
 	return true;
 }
 
-enum { OPT_JSON = 1, OPT_FROM = 2, OPT_RANGE = 4, OPT_UMOUNT = 8, OPT_RECURSIVE = 16 };
+enum { OPT_JSON = 1, OPT_FROM = 2, OPT_RANGE = 4, OPT_UMOUNT = 8, OPT_RECURSIVE = 16, OPT_DEVICE = 32, OPT_PATHS = 64 };
 
 static const struct command {
 	const char *name;
@@ -402,6 +407,10 @@ static const struct command {
 	{ "residency", OPT_JSON, residency_command },
 	{ "flush", OPT_RECURSIVE, flush_command },
 	{ "evict", OPT_FROM | OPT_RANGE, evict_command },
+	{ "pin", OPT_JSON | OPT_DEVICE | OPT_PATHS, pin_command },
+	{ "unpin", OPT_JSON | OPT_DEVICE | OPT_PATHS, unpin_command },
+	{ "pins", OPT_JSON, pins_command },
+	{ "warm", OPT_JSON | OPT_DEVICE | OPT_PATHS, warm_command },
 	{ "umount", OPT_UMOUNT, umount_it },
 };
 
@@ -426,9 +435,10 @@ static int parse_args(const struct command *cmd, char **argv, struct args *a)
 		const char *arg = *argv;
 
 		if (!options || arg[0] != '-' || !arg[1]) {
-			if (a->path)
+			if (a->path && !(cmd->options & OPT_PATHS))
 				return usage("%s: one path, not both '%s' and '%s'", cmd->name, a->path, arg);
-			a->path = arg;
+			a->paths[a->n_paths++] = *argv;
+			a->path = a->paths[0];
 		} else if (!strcmp(arg, "--")) {
 			options = false;
 		} else if (!strcmp(arg, "--json") && cmd->options & OPT_JSON) {
@@ -445,10 +455,15 @@ static int parse_args(const struct command *cmd, char **argv, struct args *a)
 			if (!argv[1] || !parse_range(argv[1], a))
 				return usage("%s: --range is OFFSET:LENGTH, in bytes or with K, M, G or T", cmd->name);
 			argv++;
+		} else if (!strcmp(arg, "--device") && cmd->options & OPT_DEVICE) {
+			if (!argv[1] || !parse_device(argv[1], &a->device))
+				return usage("%s: --device is the number of a device", cmd->name);
+			a->device_given = true;
+			argv++;
 		} else if (!strcmp(arg, "--from") && cmd->options & OPT_FROM) {
 			a->from_given = true;
 			a->from = GAIA_FROM_HOME;
-			if (argv[1] && !strcmp(argv[1], "device") && parse_device(argv[2], a))
+			if (argv[1] && !strcmp(argv[1], "device") && parse_device(argv[2], &a->from))
 				argv += 2;
 			else if (argv[1] && !strcmp(argv[1], "home"))
 				argv++;
@@ -466,8 +481,11 @@ static int parse_args(const struct command *cmd, char **argv, struct args *a)
 int main(int argc, char **argv)
 {
 	const struct command *cmd;
-	struct args a = { 0 };
+	struct args a = { .paths = calloc((size_t)argc + 1, sizeof(char *)) };
 	int status;
+
+	if (!a.paths)
+		return fail("%s", strerror(ENOMEM));
 
 	if (argc < 2)
 		return usage("a command is missing");
@@ -485,5 +503,8 @@ int main(int argc, char **argv)
 	if (!cmd)
 		return usage("no command '%s'", argv[1]);
 	status = parse_args(cmd, argv + 2, &a);
-	return status ? status : cmd->run(&a);
+	if (!status)
+		status = cmd->run(&a);
+	free(a.paths);
+	return status;
 }

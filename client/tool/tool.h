@@ -6,15 +6,46 @@
 
 #include <jansson.h>
 #include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
 /* Exit statuses; see gaia(1). */
 enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
+
+/* What the command line says. */
+struct args {
+	char **paths; /* one at least */
+	size_t n_paths;
+	const char *path; /* the first */
+	bool json, force, everywhere, discard, recursive;
+	bool from_given, device_given;
+	uint32_t from; /* a device's index or GAIA_FROM_HOME */
+	uint32_t device;
+	uint64_t offset, length;
+};
 
 /* One line on standard error: "gaia: ...". Returns EXIT_FAILED. */
 int fail(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 /* Say what went wrong with @path; @err is a negative errno. Returns EXIT_FAILED. */
 int fail_on(const char *path, int err);
+
+/* The same for a mistake on the command line. Returns EXIT_USAGE. */
+int usage(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+/* A descriptor for reading of a file or directory on gaiafs, or a negative errno. */
+int open_ours(const char *path, int flags);
+/* The same of a file below the directory @dir, on the same mount, reached by no symbolic link. */
+int open_beneath(int dir, const char *name);
+
+/* Print a report (GAIA_REPORT_*) of the mount or file. Returns the exit status. */
+int report_command(const struct args *a, unsigned what);
+
+/* gaia pin, unpin, pins, warm. */
+int pin_command(const struct args *a);
+int unpin_command(const struct args *a);
+int pins_command(const struct args *a);
+int warm_command(const struct args *a);
 
 /* Say what went wrong with each of a sync's "files", one line each on standard error. Returns their number. */
 size_t show_unstored(const json_t *report);

@@ -28,6 +28,7 @@
 	X(home_to_device, "pages copied to devices")                                            \
 	X(device_to_home, "pages copied from devices")                                          \
 	X(device_to_device, "pages copied from one device to another, without going through home") \
+	X(device_within, "pages copied within a device, to memory that users have for themselves who may only read") \
 	X(peer_failures, "copies between devices that failed: home sent the pages (calls)")     \
 	X(device_reads, "pages of home filled from a device instead of the store")              \
 	X(device_read_failures, "copies for that which failed: the store was read (calls)")     \

@@ -234,6 +234,7 @@ static int make_report(struct control *ctl, struct cfile *f, uid_t uid, unsigned
 {
 	json_t *json = what == GAIA_REPORT_STATUS ? status_json(ctl, uid) :
 		       what == GAIA_REPORT_SYNC	  ? sync_json(ctl) :
+		       what == GAIA_REPORT_PINS	  ? cache_pins_json(ctl->cache, uid, quota_is_owner(ctl->quota, uid)) :
 						    cfile_residency_json(f);
 	char *text = json ? json_dumps(json, JSON_INDENT(2)) : NULL;
 	int fd = text ? sealed_memfd(text) : -ENOMEM;
@@ -252,9 +253,9 @@ int control_report(struct control *ctl, struct cfile *f, uid_t uid, struct gaia_
 	struct stat st;
 	int fd, err;
 
-	if (io->reserved || io->what < GAIA_REPORT_STATUS || io->what > GAIA_REPORT_END)
+	if (io->reserved || io->what < GAIA_REPORT_STATUS || io->what > GAIA_REPORT_PINS)
 		return -EINVAL;
-	if (io->what >= GAIA_REPORT_SYNC && !quota_is_owner(ctl->quota, uid))
+	if ((io->what == GAIA_REPORT_SYNC || io->what == GAIA_REPORT_END) && !quota_is_owner(ctl->quota, uid))
 		return -EPERM;
 	if (io->what == GAIA_REPORT_RESIDENCY && !f)
 		return -ENODEV;

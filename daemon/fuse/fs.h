@@ -68,6 +68,17 @@ const struct cache_host *fs_cache_host(void);
 /* Logs its failures. */
 int fs_start(struct fs *fs, struct cache *cache, struct store *store, struct control *control);
 
+/* A path of the mount, relative to its root; a directory stands for all files in it. */
+struct fs_pin {
+	unsigned device;
+	const char *path;
+};
+/*
+ * Once the mount is ready: pin these in the background (cache_pin()), and bring their contents, until the mount ends. Logs what comes of each. @pins
+ * stay the caller's, until fs_quiesce() has returned.
+ */
+void fs_pin(struct fs *fs, const struct fs_pin *pins, unsigned n);
+
 /*
  * Have the kernel write back to the cache what it caches of the mount, if there is one. Requests must be served meanwhile. Must
  * not be called on the thread that runs the control sockets' loop.

@@ -417,6 +417,8 @@ void passthrough_release(fuse_req_t req, struct handle *h);
 /* A device has mapped the file; @may_write: by a descriptor that allows writing. A mapping by a user who may only read leaves no
  * trace in the source. Called by a worker. */
 void passthrough_mapped(struct inode *inode, bool may_write);
+/* From now on the file, which devices are to have, is cached, if nobody has it open or mapped. The caller holds the contents. */
+void passthrough_end(struct inode *inode);
 /* A device is about to acquire some of it. Called by a worker. */
 void passthrough_acquire(struct inode *inode);
 /* CREATE has opened it as @fd below: to be called before passthrough_open(). */
@@ -531,6 +533,11 @@ void interrupt_request(struct fs *fs, uint64_t unique);
 void release_by_xattr(fuse_req_t req, struct inode *inode, bool is_list, const void *value, size_t size);
 void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fuse_file_info *fi,
 	      unsigned flags, const void *in_buf, size_t in_size, size_t out_size);
+
+/* ---- place.c ---- */
+
+/* [W] GAIA_IOC_PLACE, on a descriptor of the file that allows reading. @verdict: see cache_acquire(). */
+int place_contents(struct inode *inode, struct cfile *f, uid_t uid, struct gaia_ioc_place *io, atomic_uint *verdict);
 
 /* ---- cred.c: doing things as the caller ---- */
 

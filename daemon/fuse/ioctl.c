@@ -69,6 +69,7 @@ union ioctl_arg {
 	struct gaia_ioc_list list;
 	struct gaia_ioc_lists lists;
 	struct gaia_ioc_file file;
+	struct gaia_ioc_place place;
 	struct gaia_ioc_report report;
 };
 
@@ -80,7 +81,7 @@ struct ioctl_job {
 	unsigned cmd;
 	union ioctl_arg arg;
 
-	/* Acquires. */
+	bool interruptible;    /* is_interruptible(), of the arguments as they came; and then: */
 	uint64_t unique;
 	atomic_uint verdict;   /* see cache_acquire() */
 	UT_hash_handle hh;     /* interrupts.jobs */
@@ -201,9 +202,13 @@ static enum releases by_ioctl(const struct fs *fs)
 	return fs->writeback ? RELEASES_ANY : RELEASES_READERS;
 }
 
-static bool is_acquire(unsigned cmd)
+/* Whether a signal to the caller ends it: acquires, and what brings contents without one. */
+static bool is_interruptible(const struct ioctl_job *job)
 {
-	return cmd == GAIA_IOC_ACQUIRE || cmd == GAIA_IOC_ACQUIREV;
+	unsigned what = job->arg.place.what;
+
+	return job->cmd == GAIA_IOC_ACQUIRE || job->cmd == GAIA_IOC_ACQUIREV ||
+	       (job->cmd == GAIA_IOC_PLACE && (what == GAIA_PLACE_FILL || what == GAIA_PLACE_WARM));
 }
 
 /* An acquire for which a stream waits. */
@@ -250,6 +255,12 @@ static int carry_out(struct ioctl_job *job)
 	case GAIA_IOC_FLUSH:
 	case GAIA_IOC_EVICT:
 		return file_range(job, access);
+	case GAIA_IOC_PLACE:
+		if (!f)
+			return -ENODEV;
+		if (access == O_WRONLY)
+			return -EACCES;
+		return place_contents(job->handle->inode, f, job->uid, &job->arg.place, &job->verdict);
 	}
 	return -ENOTTY;
 }
@@ -349,7 +360,7 @@ static void run(void *arg)
 	else
 		fuse_reply_ioctl(job->req, 0, &job->arg,
 				 _IOC_DIR(job->cmd) & _IOC_READ ? _IOC_SIZE(job->cmd) : 0);
-	if (is_acquire(job->cmd))
+	if (job->interruptible)
 		acquire_ends(job);
 	busy_end(fs);
 	free(job);
@@ -363,7 +374,7 @@ static enum lane lane_of(const struct ioctl_job *job)
 	case GAIA_IOC_LISTS:
 		return LANE_QUERY;
 	case GAIA_IOC_REPORT:
-		return job->arg.report.what == GAIA_REPORT_SYNC ? LANE_ACQUIRE : LANE_QUERY;
+		return job->arg.report.what == GAIA_REPORT_SYNC || job->arg.report.what == GAIA_REPORT_PINS ? LANE_ACQUIRE : LANE_QUERY;
 	case GAIA_IOC_RELEASE:
 	case GAIA_IOC_RELEASEV:
 		return LANE_RELEASE;
@@ -393,6 +404,7 @@ static bool is_our_ioctl(unsigned cmd)
 	case GAIA_IOC_LISTS:
 	case GAIA_IOC_ACQUIREV:
 	case GAIA_IOC_RELEASEV:
+	case GAIA_IOC_PLACE:
 		return true;
 	}
 	return false;
@@ -433,7 +445,8 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fu
 	job->uid = fuse_req_ctx(req)->uid;
 	job->cmd = cmd;
 	memcpy(&job->arg, in_buf, in_size);
-	if (is_acquire(cmd))
+	job->interruptible = is_interruptible(job);
+	if (job->interruptible)
 		acquire_begins(job);
 	lane_submit(fs, lane_of(job), job->uid, run, job);
 }

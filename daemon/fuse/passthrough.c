@@ -314,6 +314,15 @@ void passthrough_mapped(struct inode *inode, bool may_write)
 		invalidate(inode, -1, 0);
 }
 
+void passthrough_end(struct inode *inode)
+{
+	if (!inode->fs->passthrough)
+		return;
+	pthread_mutex_lock(&inode->lock);
+	(void)to_be_cached(inode);
+	pthread_mutex_unlock(&inode->lock);
+}
+
 void passthrough_failed(struct handle *h)
 {
 	if (h->passthrough)
@@ -380,6 +389,10 @@ void passthrough_release(fuse_req_t req, struct handle *h)
 }
 
 void passthrough_mapped(struct inode *inode, bool may_write)
+{
+}
+
+void passthrough_end(struct inode *inode)
 {
 }
 

@@ -35,6 +35,7 @@
 #include "pagecache/grant.h"
 #include "pagecache/home.h"
 #include "pagecache/passthrough.h"
+#include "pagecache/peer.h"
 #include "pagecache/readahead.h"
 #include "pagecache/ready.h"
 #include "pagecache/replica.h"
@@ -110,7 +111,8 @@ static void part_over(struct part *pt)
 /* What of the part has to be looked at. chunk->lock is held. */
 static void part_look(struct part *pt, bool all)
 {
-	grant_end_ready(pt->grant);
+	if (pt->grant)
+		grant_end_ready(pt->grant);
 	memset(pt->todo, 0, sizeof(pt->todo));
 	part_over(pt);
 	pt->whole = all || !part_may_trust(pt, 0);
@@ -170,8 +172,7 @@ static bool comes_without_store(const struct replica *rep, unsigned i)
 	for (unsigned k = 0; k < ch->n_replicas; k++) {
 		const struct replica *from = ch->replica[k];
 
-		if (replica_is_home(from, i) && (from == rep || (!from->only && !replica_is_spoiled(from) && !atomic_load(&from->dev->gone) &&
-								 atomic_load(&rep->dev->peer[from->dev->index]) != PEER_NONE)))
+		if (replica_is_home(from, i) && (from == rep || peer_gives(rep, from)))
 			return true;
 	}
 	return false;

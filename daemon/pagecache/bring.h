@@ -25,7 +25,7 @@ struct part {
 	struct mapping *m;
 	struct replica *rep; /* pinned */
 	struct chunk *ch;
-	struct grant *grant; /* NULL: nothing is acquired, see replica_bring() */
+	struct grant *grant; /* NULL: nothing is acquired, see replica_bring() and prefetch.c */
 	struct ahead *ahead; /* NULL: nothing comes after it */
 	uint64_t nth;	     /* of ahead's chunks */
 	bool pin;

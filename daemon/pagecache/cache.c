@@ -11,6 +11,7 @@
 #include "pagecache/coherence.h"
 #include "pagecache/devices.h"
 #include "pagecache/file.h"
+#include "pagecache/file_pins.h"
 #include "pagecache/frames.h"
 #include "pagecache/peer.h"
 #include "pagecache/readahead.h"
@@ -45,10 +46,13 @@ static int devices_init(struct cache *c, const struct cache_config *config)
 		dev->dev = config->devices[i];
 		dev->index = i;
 		dev->each_percent = config->device_percent ? config->device_percent : CACHE_DEVICE_PERCENT;
+		dev->files_percent = config->files_percent;
+		dev->files_user_percent = config->files_user_percent;
 		read_cost_init(&dev->read_cost, false);
 		TAILQ_INIT(&dev->idle);
 		TAILQ_INIT(&dev->unused);
 		TAILQ_INIT(&dev->idle_ready);
+		TAILQ_INIT(&dev->idle_pinned);
 		TAILQ_INIT(&dev->busy);
 		pthread_mutex_init(&dev->reserve, NULL);
 		pthread_mutex_init(&dev->lock, NULL);
@@ -215,6 +219,7 @@ void cache_device(struct cache *c, unsigned i, struct cache_device_use *out)
 	struct cache_device *dev = &c->dev[i];
 
 	pthread_mutex_lock(&dev->lock);
-	*out = (struct cache_device_use){ dev->dev, dev->used, dev->pinned, user_limit(dev) };
+	*out = (struct cache_device_use){ dev->dev, dev->used, dev->pinned, user_limit(dev), dev->file_chunks * GAIA_CHUNK, files_limit(dev),
+					  files_user_limit(dev) };
 	pthread_mutex_unlock(&dev->lock);
 }

@@ -111,6 +111,8 @@ struct cache_config {
 	uint64_t writeback_age_ms;	/* dirty pages older than this are stored; 0: 5000 */
 	uint64_t device_age_ms;		/* releases older than this are fetched and stored; 0: writeback_age_ms */
 	unsigned device_percent;	/* of each device: how much one user may have pinned; 0: CACHE_DEVICE_PERCENT */
+	unsigned files_percent;		/* of each device: how much files may have that are pinned to it (cache_pin()) */
+	unsigned files_user_percent;	/* the same of one user who is no owner of the mount; 0: users pin none */
 	uint64_t *unstored;		/* NULL, or where the cache writes, atomically, how many bytes the store lacks; see gaia_end */
 	const struct cache_host *host;
 	void *host_arg;			/* cache_host.invalidate's first argument */
@@ -365,6 +367,29 @@ int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice)
 /* [W] Drop a memory's copy of a range as pressure would. from: GAIA_FROM_HOME or a device. -EBUSY. */
 int cache_evict(struct cfile *f, unsigned from, uint64_t off, uint64_t len);
 
+/* ---- files that stay on a device; what is brought though nobody acquires it ---- */
+
+/*
+ * [W] Pin the file to the device, as long as it is now: its shared replicas are there when the call returns, and stay, whoever maps it, until
+ * cache_unpin(), or the file has no name and no user any more. Their contents come by cache_bring(), or by acquires. A user's later call for a
+ * longer file extends the pin. *@fresh: the user had none of it there. On error nothing has changed. -ENOSPC: more than files_percent;
+ * -EDQUOT: more than files_user_percent; -EPERM: that is 0; -ENOMEM: what is held beside it leaves no room; -ENODEV.
+ */
+int cache_pin(struct cfile *f, unsigned device, struct cache_user user, bool *fresh);
+/* [W] The user's pin ends; if the user is an owner of the mount, everybody's. The contents stay until others need the room. -ENOENT: there is none. */
+int cache_unpin(struct cfile *f, unsigned device, struct cache_user user);
+/* Bytes of the device that are pinned for the file, by whomever. */
+uint64_t cache_pinned(struct cfile *f, unsigned device);
+/*
+ * [W] Bring a range to the device, as an acquire to read does, and hold nothing. @modest: only beside what is in use, pinned or ready; else
+ * -ENOMEM. @verdict: see cache_acquire().
+ */
+int cache_bring(struct cfile *f, unsigned device, struct cache_user user, uint64_t off, uint64_t len, bool modest, atomic_uint *verdict);
+/* [F] Bring a range into home, as far as there are free frames: *@done bytes, also on error. -EOPNOTSUPP: the kernel serves the file itself. */
+int cache_bring_home(struct cfile *f, uint64_t off, uint64_t len, uint64_t *done);
+/* Bytes that such calls find free, or in no use, on the device or in home (GAIA_FROM_HOME). */
+uint64_t cache_room(struct cache *c, unsigned device);
+
 /* ---- looking at it ---- */
 
 struct cache_device_use {
@@ -372,6 +397,8 @@ struct cache_device_use {
 	uint64_t used;	/* bytes */
 	uint64_t pinned;/* bytes */
 	uint64_t each_user; /* bytes that one user may have pinned */
+	uint64_t files; /* bytes that are pinned for files, and may be: by all, by one user who is no owner */
+	uint64_t files_most, files_each_user;
 };
 unsigned cache_devices(struct cache *c);
 void cache_device(struct cache *c, unsigned i, struct cache_device_use *out);
@@ -379,6 +406,8 @@ void cache_device(struct cache *c, unsigned i, struct cache_device_use *out);
 /* For reports and tests; new references. */
 json_t *cache_status_json(struct cache *c);
 json_t *cfile_residency_json(struct cfile *f);
+/* Pins of files: of user @uid, or of @all. May wait for storage, where the paths are. */
+json_t *cache_pins_json(struct cache *c, uid_t uid, bool all);
 
 /* Walk every list, table and counter; an inconsistency is a bug(). Only while nothing else runs; waits for the flusher. */
 void cache_check(struct cache *c);

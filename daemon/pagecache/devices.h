@@ -16,6 +16,7 @@
 struct device;
 struct device_user;
 struct keeping;
+struct pinned_file;
 
 /* Whether pages are copied from another device. */
 enum peer {
@@ -28,6 +29,7 @@ struct cache_device {
 	struct device *dev;
 	unsigned index;
 	unsigned each_percent; /* how much of it each user may have pinned */
+	unsigned files_percent, files_user_percent; /* how much of it files may have that are pinned: in all, by one user who is no owner */
 	struct log_pace pace;
 	pthread_mutex_t reserve;
 	pthread_mutex_t lock;
@@ -53,6 +55,15 @@ struct cache_device {
 	TAILQ_HEAD(replica_queue, replica) idle, idle_ready, unused;
 	uint64_t n_idle_ready, n_idled; /* how many; how often one came to the end of any of these lists */
 	TAILQ_HEAD(, replica) busy;
+	/*
+	 * Files that are pinned to it, see file_pins.c: changed with dev->reserve held as well. idle_pinned has those of their replicas that
+	 * nobody pins, ready or not.
+	 */
+	struct pinned_file *pinned_files; /* hash by file */
+	uint64_t file_chunks;	    /* of these files; */
+	uint64_t file_chunks_there; /* of these, those with a replica that does not leave (replica.file_pinned) */
+	struct replica_queue idle_pinned;
+	uint64_t n_idle_pinned;
 	struct read_cost read_cost; /* of copies from it to home; no lock */
 	atomic_bool gone;	/* for good: an operation said so (-ENODEV) */
 	atomic_bool complained; /* about reading from it, since that last worked */

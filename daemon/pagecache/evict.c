@@ -291,7 +291,7 @@ void replicas_drop_idle(struct cache *c, struct chunk **list, unsigned n)
 		for (unsigned k = 0; k < n; k++) {
 			pthread_mutex_lock(&list[k]->lock);
 			rep = replica_find(list[k], dev, NULL);
-			if (rep && replica_claim(rep))
+			if (rep && !rep->file_pinned && replica_claim(rep))
 				replica_list_add(&claimed, rep);
 			pthread_mutex_unlock(&list[k]->lock);
 		}
@@ -384,7 +384,7 @@ static int drop_claim(struct chunk *ch, struct cache_device *dev, const struct m
 		pthread_mutex_unlock(&dev->lock);
 		*leave |= going;
 		/* When it is claimed it is not handed to anybody any more. */
-		if (!going && !(m && others_map(rep, m)) && replica_claim(rep))
+		if (!going && !rep->file_pinned && !(m && others_map(rep, m)) && replica_claim(rep))
 			replica_list_add(claimed, rep);
 		else if (!going)
 			err = -EBUSY;

@@ -11,6 +11,7 @@
 #include "pagecache/cache.h"
 #include "pagecache/chunk.h"
 #include "pagecache/evict.h"
+#include "pagecache/file_pins.h"
 #include "pagecache/readahead.h"
 #include "pagecache/root.h"
 #include "pagecache/state.h"
@@ -204,7 +205,7 @@ static void shrink_home(struct cfile *f)
 static void cfile_settle(struct cfile *f)
 {
 	struct cache *c = f->cache;
-	bool idle, forgotten, replicas;
+	bool idle, forgotten, gone = atomic_load(&f->gone), pinned = atomic_load(&f->n_pinned) > 0, replicas;
 
 	pthread_mutex_lock(&c->lock);
 	idle = f->holds == 0;
@@ -212,18 +213,18 @@ static void cfile_settle(struct cfile *f)
 	pthread_mutex_unlock(&c->lock);
 	if (!idle)
 		return;
-	if (atomic_load(&f->gone))
+	if (gone)
 		drop_home(f);
 	else if (forgotten)
 		shrink_home(f);
 	else
 		return;
 
-	/* The flusher drops replicas: it may wait for what we may not wait for. */
+	/* The flusher drops replicas: it may wait for what we may not wait for. Those that are pinned for the file stay while it has a name. */
 	pthread_mutex_lock(&f->lock);
 	replicas = f->chunks != NULL;
 	pthread_mutex_unlock(&f->lock);
-	if (replicas) {
+	if (pinned ? gone : replicas) {
 		pthread_mutex_lock(&c->lock);
 		c->idle_files = true;
 		pthread_cond_signal(&c->flusher_cond);
@@ -281,6 +282,7 @@ void idle_files_reap(struct cache *c)
 	pthread_mutex_unlock(&c->lock);
 	for (unsigned k = 0; k < n; k++) {
 		f = list[k];
+		file_pins_end(f);
 		n_chunks = chunk_list_get(f, 0, UINT64_MAX, &chunks);
 		for (unsigned j = 0; j < n_chunks; j += EVICT_AT_ONCE)
 			replicas_drop_idle(c, chunks + j, MIN(n_chunks - j, EVICT_AT_ONCE));

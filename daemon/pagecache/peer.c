@@ -1,5 +1,5 @@
 /*
- * peer.c - pages that come from another device.
+ * peer.c - pages that come from another device; or, to readers that have memory of their own, from what the others share on the same one.
  *
  * If another device has exactly the bytes that home has, or would have, and can be copied from, an acquire
  * takes them from there: without using the host's memory and its bus, which all devices share, and without
@@ -51,6 +51,15 @@ static struct replica *find_source(const struct replica *rep, const struct cache
 			return replica_is_spoiled(other) ? NULL : other;
 	}
 	return NULL;
+}
+
+bool peer_gives(const struct replica *rep, const struct replica *from)
+{
+	if (from->only || replica_is_spoiled(from) || atomic_load(&from->dev->gone))
+		return false;
+	if (from->dev == rep->dev)
+		return rep->only != NULL;
+	return atomic_load(&rep->dev->peer[from->dev->index]) != PEER_NONE;
 }
 
 /* Read the pages that @like is about, where they came from (@sent) or where they are now. */
@@ -125,11 +134,11 @@ static int send_from(struct cache_device *dev, struct cache_device *from, struct
 {
 	int err = cache_device_run(dev, op);
 
-	if (!err && dev->peer[from->index] == PEER_NEW)
+	if (!err && op->kind == DEV_COPY_PEER && dev->peer[from->index] == PEER_NEW)
 		err = prove(dev, from, op);
 	if (err)
 		count(CTR_peer_failures, 1);
-	if (err == -EHOSTUNREACH || err == -EBADMSG)
+	if (op->kind == DEV_COPY_PEER && (err == -EHOSTUNREACH || err == -EBADMSG))
 		atomic_store(&dev->peer[from->index], PEER_NONE);
 	return err;
 }
@@ -185,10 +194,14 @@ static void send_window(struct part **part, unsigned n, struct cache_device *fro
 		n_pages += add_pages(part[k], from, &op, runs);
 	if (n_pages == 0)
 		return;
+	if (from == dev)
+		op = (struct dev_op){ .kind = DEV_COPY_WITHIN, .runs = runs, .n = op.n };
 	err = send_from(dev, from, &op);
 	for (unsigned k = 0; k < n; k++)
 		pages_came(part[k], op.arm, err);
-	if (!err)
+	if (!err && from == dev)
+		count(CTR_device_within, n_pages);
+	else if (!err)
 		count(CTR_device_to_device, n_pages);
 }
 
@@ -198,6 +211,7 @@ void peers_send(struct part **part, unsigned n, struct dev_run *runs)
 	struct cache *c = part[0]->ch->file->cache;
 
 	for (unsigned k = 0; k < c->n_devices; k++)
-		if (atomic_load(&dev->peer[k]) != PEER_NONE && !atomic_load(&c->dev[k].gone))
+		if ((&c->dev[k] == dev ? part[0]->rep->only != NULL : atomic_load(&dev->peer[k]) != PEER_NONE) &&
+		    !atomic_load(&c->dev[k].gone))
 			send_window(part, n, &c->dev[k], runs);
 }

@@ -1,17 +1,25 @@
 /*
- * peer.h - copies from device to device.
+ * peer.h - copies from device to device, and within one.
  */
 #ifndef GAIA_PAGECACHE_PEER_H
 #define GAIA_PAGECACHE_PEER_H
 
+#include <stdbool.h>
+
 struct cache;
 struct dev_run;
 struct part;
+struct replica;
 
 /* Find out which devices reach which. Called when they exist. */
 void peers_find(struct cache *c);
 /*
- * Of the pages that the parts' plans say are to be sent, copy those that another device has exactly as home has
+ * Whether pages of @from, another replica of the same chunk, may be copied to @rep without home: from another device; or within one, to memory that
+ * readers have for themselves. chunk->lock is held.
+ */
+bool peer_gives(const struct replica *rep, const struct replica *from);
+/*
+ * Of the pages that the parts' plans say are to be sent, copy those that a replica which gives them has exactly as home has
  * them, whether home is present or not, and set their step to TRACK_NOTHING. @runs: room for all of them. What fails is left
  * to be sent from home. Called by bring.c.
  */

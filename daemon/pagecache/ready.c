@@ -39,6 +39,7 @@
 #include "pagecache/cache.h"
 #include "pagecache/devices.h"
 #include "pagecache/file.h"
+#include "pagecache/file_pins.h"
 #include "pagecache/grant.h"
 #include "pagecache/holds.h"
 #include "pagecache/home.h"
@@ -430,6 +431,21 @@ uint64_t device_idle_ready(struct cache_device *dev, uint64_t most, struct repli
 	return n;
 }
 
+/* The same of those whose files are pinned to the device. */
+static uint64_t device_idle_pinned_ready(struct cache_device *dev, struct replica ***out)
+{
+	struct replica *rep;
+	uint64_t n = 0;
+
+	pthread_mutex_lock(&dev->lock);
+	*out = xcalloc(dev->n_idle_pinned + 1, sizeof(struct replica *));
+	TAILQ_FOREACH(rep, &dev->idle_pinned, link)
+		if (rep->n_ready > 0)
+			(*out)[n++] = rep;
+	pthread_mutex_unlock(&dev->lock);
+	return n;
+}
+
 bool replica_is_held_ready(const struct replica *rep)
 {
 	uint64_t start = rep->chunk->index * GAIA_CHUNK_PAGES;
@@ -453,6 +469,10 @@ uint64_t device_held_idle(struct cache_device *dev)
 	struct replica **list;
 	uint64_t n = device_idle_ready(dev, UINT64_MAX, &list), held = 0;
 
+	for (uint64_t k = 0; k < n; k++)
+		held += replica_is_held_ready(list[k]);
+	free(list);
+	n = device_idle_pinned_ready(dev, &list);
 	for (uint64_t k = 0; k < n; k++)
 		held += replica_is_held_ready(list[k]);
 	free(list);
@@ -524,5 +544,6 @@ void device_check_ready(struct cache_device *dev)
 		n++;
 	}
 	bug_on(n != dev->n_idle_ready);
+	file_pins_check(dev);
 	pthread_mutex_unlock(&dev->lock);
 }

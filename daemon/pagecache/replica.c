@@ -17,6 +17,7 @@
 #include "pagecache/chunk.h"
 #include "pagecache/devices.h"
 #include "pagecache/file.h"
+#include "pagecache/file_pins.h"
 #include "pagecache/grant.h"
 #include "pagecache/readahead.h"
 #include "pagecache/ready.h"
@@ -32,20 +33,24 @@ static struct replica_queue *idle_list(struct replica *rep)
 {
 	struct cache_device *dev = rep->dev;
 
+	if (rep->file_pinned)
+		return &dev->idle_pinned;
 	return rep->n_ready > 0 ? &dev->idle_ready : rep->ahead ? &dev->unused : &dev->idle;
 }
 
 void replica_idle_remove(struct replica *rep)
 {
 	TAILQ_REMOVE(idle_list(rep), rep, link);
-	rep->dev->n_idle_ready -= rep->n_ready > 0;
+	rep->dev->n_idle_pinned -= rep->file_pinned;
+	rep->dev->n_idle_ready -= rep->n_ready > 0 && !rep->file_pinned;
 }
 
 void replica_idle_add(struct replica *rep)
 {
 	rep->idled = ++rep->dev->n_idled;
 	TAILQ_INSERT_TAIL(idle_list(rep), rep, link);
-	rep->dev->n_idle_ready += rep->n_ready > 0;
+	rep->dev->n_idle_pinned += rep->file_pinned;
+	rep->dev->n_idle_ready += rep->n_ready > 0 && !rep->file_pinned;
 }
 
 static void make_busy(struct replica *rep)
@@ -155,6 +160,7 @@ void replica_claim_idle(struct replica *rep)
 	make_busy(rep);
 	rep->pins = 1;
 	rep->evicting = true;
+	replica_file_unpinned(rep);
 	rep->dev->leaving += GAIA_CHUNK;
 }
 
@@ -179,6 +185,7 @@ void replica_unclaim(struct replica *rep, bool stuck, bool next)
 	pthread_mutex_lock(&dev->lock);
 	rep->evicting = false;
 	rep->pins = 0;
+	replica_file_pinned(rep);
 	if (stuck)
 		rep->stuck = ++dev->n_stuck;
 	make_idle(rep);
@@ -458,6 +465,7 @@ int promise_make(struct chunk *ch, struct cache_device *dev, struct readers *onl
 	pthread_mutex_unlock(&ch->lock);
 	pthread_mutex_lock(&dev->lock);
 	TAILQ_INSERT_TAIL(&dev->busy, rep, link);
+	replica_file_pinned(rep);
 	pthread_mutex_unlock(&dev->lock);
 	*out = rep;
 	return 0;
@@ -469,6 +477,7 @@ void promise_break(struct replica *rep)
 
 	pthread_mutex_lock(&dev->lock);
 	rep->failed = true;
+	replica_file_unpinned(rep);
 	TAILQ_REMOVE(&dev->busy, rep, link);
 	dev->pinned -= GAIA_CHUNK;
 	dev->promised -= GAIA_CHUNK;

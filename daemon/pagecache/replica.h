@@ -80,7 +80,8 @@ struct replica {
 	unsigned passed_by; /* the last decision (dev->n_decisions) that has passed it over, see room.c; */
 	unsigned passed;    /* how many have, since it became idle */
 	struct readahead *ahead; /* it was made to read ahead, and nobody has pinned it since */
-	TAILQ_ENTRY(replica) link; /* in dev->busy iff pins > 0, else in dev->idle_ready iff n_ready > 0, else in dev->unused iff ahead, else in dev->idle; if failed in none */
+	bool file_pinned; /* its chunk is pinned to the device, and it does not leave: set and cleared by file_pins.c only */
+	TAILQ_ENTRY(replica) link; /* in dev->busy iff pins > 0, else in dev->idle_pinned iff file_pinned, else in dev->idle_ready iff n_ready > 0, else in dev->unused iff ahead, else in dev->idle; if failed in none */
 };
 
 /* chunk->lock is held. */
@@ -116,7 +117,7 @@ void replica_shadow_done(struct replica *rep);
 /* chunk->lock held. */
 void replica_shadow_trim(struct replica *rep);
 
-/* ---- for replica.c, unused.c, evict.c, late.c, room.c and mapping.c only ---- */
+/* ---- for replica.c, unused.c, evict.c, late.c, room.c, file_pins.c and mapping.c only ---- */
 
 /* Take it off the list of the device's idle ones that it is on; put it at the end of that on which it belongs. dev->lock is held. */
 void replica_idle_remove(struct replica *rep);

@@ -31,12 +31,14 @@ static json_t *devices_json(struct cache *c)
 		cache_device(c, i, &use);
 		pthread_mutex_unlock(&dev->reserve);
 		json_array_append_new(
-			list, json_pack("{s:i, s:s, s:s, s:b, s:I, s:I, s:I, s:I}", "index", (int)i,
+			list, json_pack("{s:i, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "index", (int)i,
 					"name", use.dev->name, "kind", use.dev->kind, "simulated",
 					use.dev->simulated, "capacity",
 					(json_int_t)use.dev->capacity, "used", (json_int_t)use.used,
 					"pinned", (json_int_t)(use.pinned + held * GAIA_CHUNK), "each_user_bytes",
-					(json_int_t)use.each_user));
+					(json_int_t)use.each_user, "pinned_files_bytes", (json_int_t)use.files,
+					"pin_share_bytes", (json_int_t)use.files_most, "pin_each_user_bytes",
+					(json_int_t)use.files_each_user));
 	}
 	return list;
 }

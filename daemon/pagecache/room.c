@@ -20,6 +20,7 @@
 #include "pagecache/evict.h"
 #include "pagecache/fetch.h"
 #include "pagecache/file.h"
+#include "pagecache/file_pins.h"
 #include "pagecache/grant.h"
 #include "pagecache/holds.h"
 #include "pagecache/ready.h"
@@ -67,6 +68,7 @@ struct demand {
 	uint64_t n_given_up;	     /* stranded_count(), before we looked */
 	unsigned rounds_late;	     /* in which clients did not answer at once, so that others' memory is claimed */
 	unsigned decision;	     /* dev->n_decisions */
+	bool modest;		     /* see replicas_pin_modestly() */
 };
 
 /* Chunk k's replica, which stays while dev->reserve is held; NULL: there is none. *@wait: there is one, and it is leaving. */
@@ -92,21 +94,24 @@ static struct replica *look_up(struct demand *d, uint64_t k, bool *wait)
 }
 
 /*
- * If everything that is pinned then, and everything that is ready, can be on the device at the same time: pin what is there, and count
- * the rest as promised: 0. Otherwise as many chunks are too many, and nothing was done. dev->reserve is held, without which the sum
- * grows only by memory that clients keep: what becomes ready was pinned, and what is held of what is ready counts already.
+ * If everything that is pinned then, all that is ready, and all of the files that are pinned to the device, can be there at the same
+ * time: pin what is there, and count the rest as promised: 0. Otherwise as many chunks are too many, and nothing was done. dev->reserve is
+ * held, without which the sum grows only by memory that clients keep: what becomes ready was pinned, and what is held of what is ready
+ * counts already.
  */
 static uint64_t pin_if_it_fits(struct demand *d)
 {
 	struct cache_device *dev = d->dev;
-	uint64_t missing = 0, idle = 0, needed;
+	uint64_t missing = 0, idle = 0, reserved, needed;
 
 	pthread_mutex_lock(&dev->lock);
 	for (uint64_t k = 0; k < d->n; k++) {
 		missing += !d->out[k];
-		idle += d->out[k] && d->out[k]->pins == 0 && d->out[k]->n_ready == 0;
+		idle += d->out[k] && d->out[k]->pins == 0 && d->out[k]->n_ready == 0 && !d->out[k]->file_pinned;
 	}
-	needed = dev->pinned - dev->leaving + (missing + idle + dev->n_idle_ready) * GAIA_CHUNK;
+	/* Of pinned files' chunks that are missing, those that are asked for count once. */
+	reserved = dev->n_idle_pinned + dev->file_chunks - dev->file_chunks_there - file_chunks_missing(d->m, d->only, d->index, d->out, d->n);
+	needed = dev->pinned - dev->leaving + (missing + idle + reserved + dev->n_idle_ready) * GAIA_CHUNK;
 	for (uint64_t k = 0; k < d->n && needed <= dev->dev->capacity; k++)
 		if (d->out[k])
 			bug_on(!replica_pin_locked(d->out[k]));
@@ -330,10 +335,10 @@ static void claim_room(struct demand *d, unsigned most, bool regardless)
 	while (most > 0 && (regardless || lacks_room(d->dev))) {
 		bool claimed;
 
-		if (d->unready == 0)
+		if (d->unready == 0 && !d->modest)
 			use_again(d);
 		claimed = pass_over_owed(d, &looks) && claim_next(d, false);
-		if (!claimed && unready_idle(d, 1))
+		if (!claimed && !d->modest && unready_idle(d, 1))
 			continue;
 		/* Only now what is owed, or one whose eviction waits. */
 		if (!claimed && !claim_next(d, false) && !claim_next(d, true))
@@ -354,7 +359,7 @@ static bool pin_beside_what_is_held(struct demand *d)
 		lacking = pin_if_it_fits(d);
 		if (lacking == 0)
 			return true;
-		if (!unready_idle(d, lacking))
+		if (d->modest || !unready_idle(d, lacking))
 			return false;
 	}
 	return pin_if_it_fits(d) == 0;
@@ -630,9 +635,9 @@ uint64_t replicas_pin_again(struct mapping *m, const uint64_t *index, uint64_t n
 	return n;
 }
 
-int replicas_pin(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out)
+static int pin_all(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out, bool modest)
 {
-	struct demand d = { .m = m, .only = m->readers, .dev = m->dev, .index = index, .n = n, .out = out };
+	struct demand d = { .m = m, .only = m->readers, .dev = m->dev, .index = index, .n = n, .out = out, .modest = modest };
 	uint64_t held;
 	int err;
 
@@ -652,4 +657,14 @@ int replicas_pin(struct mapping *m, const uint64_t *index, uint64_t n, struct re
 	if (!err)
 		see_who_is_dead(out, d.n);
 	return err;
+}
+
+int replicas_pin(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out)
+{
+	return pin_all(m, index, n, out, false);
+}
+
+int replicas_pin_modestly(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out)
+{
+	return pin_all(m, index, n, out, true);
 }

@@ -16,6 +16,8 @@ struct replica;
  * Unreleased writes of clients that have died are dropped on the way. [W]
  */
 int replicas_pin(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out);
+/* The same, for what nobody needs now: only if it fits beside what is ready for some client, too, which stays ready. */
+int replicas_pin_modestly(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out);
 /*
  * The same of those that the mapping holds something of, up to the first that it does not: how many. Makes none, and so
  * takes no dev->reserve and waits for no client.

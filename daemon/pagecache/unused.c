@@ -12,6 +12,7 @@
 #include "pagecache/chunk.h"
 #include "pagecache/devices.h"
 #include "pagecache/file.h"
+#include "pagecache/file_pins.h"
 #include "pagecache/readahead.h"
 #include "pagecache/replica.h"
 #include "pagecache/root.h"
@@ -141,6 +142,7 @@ static void ahead_end(struct mapping *m, struct replica *rep)
 	pthread_mutex_lock(&dev->lock);
 	if (rep) {
 		readahead_made(m->readahead, rep);
+		replica_file_pinned(rep);
 		replica_idle_add(rep);
 	} else {
 		dev->used -= GAIA_CHUNK;

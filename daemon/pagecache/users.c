@@ -3,7 +3,7 @@
  *
  * What is pinned cannot be taken from a client that behaves. So no user may pin all of a device, and all users together
  * leave some to the owners of the mount, who are not limited. A chunk counts once for each user who pins it, however
- * many of the user's mappings and calls do.
+ * many of the user's mappings and calls do, and whether the user has pinned its file to the device as well.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -21,11 +21,12 @@
 /* How much of a device all users together may pin. */
 #define USERS_OF_8 7u
 
-/* Lives while the user pins something, or something was read ahead. */
+/* Lives while the user pins something, a file or by an acquire, or something was read ahead. */
 struct device_user {
 	uid_t uid;
 	uint64_t chunks;
 	uint64_t ahead; /* that were read ahead for the user's mappings, and that nobody has pinned since */
+	uint64_t file_chunks; /* of files that the user has pinned to the device */
 	UT_hash_handle hh;
 };
 
@@ -34,6 +35,7 @@ struct pinner {
 	struct pinner *next;
 	uid_t uid;
 	uint64_t n;
+	bool file; /* one of these is for a file that the user has pinned to the device */
 };
 
 static uint64_t chunks_of(const struct cache_device *dev)
@@ -86,7 +88,7 @@ static struct device_user *user_make(struct cache_device *dev, uid_t uid)
 
 static void user_maybe_free(struct cache_device *dev, struct device_user *user)
 {
-	if (user->chunks > 0 || user->ahead > 0)
+	if (user->chunks > 0 || user->ahead > 0 || user->file_chunks > 0)
 		return;
 	HASH_DEL(dev->users, user);
 	free(user);
@@ -105,7 +107,7 @@ void user_pin_more(struct cache_device *dev, struct pinner **pinners, uid_t uid)
 	user->chunks++;
 	dev->user_chunks += !*pinners;
 	p = xmalloc(sizeof(*p));
-	*p = (struct pinner){ *pinners, uid, 1 };
+	*p = (struct pinner){ *pinners, uid, 1, false };
 	*pinners = p;
 }
 
@@ -124,6 +126,56 @@ void user_pin_less(struct cache_device *dev, struct pinner **pinners, uid_t uid)
 	user = user_find(dev, uid);
 	user->chunks--;
 	user_maybe_free(dev, user);
+}
+
+uint64_t user_file_chunks(const struct cache_device *dev, uid_t uid)
+{
+	const struct device_user *has = user_find(dev, uid);
+
+	return has ? has->file_chunks : 0;
+}
+
+void user_file_chunks_more(struct cache_device *dev, uid_t uid, uint64_t n)
+{
+	user_make(dev, uid)->file_chunks += n;
+}
+
+void user_file_chunks_less(struct cache_device *dev, uid_t uid, uint64_t n)
+{
+	struct device_user *has = user_find(dev, uid);
+
+	has->file_chunks -= n;
+	user_maybe_free(dev, has);
+}
+
+void user_file_pinned(struct cache_device *dev, struct pinner **pinners, uid_t uid)
+{
+	struct pinner *p = pinner_find(*pinners, uid);
+
+	if (p && p->file)
+		return;
+	user_pin_more(dev, pinners, uid);
+	pinner_find(*pinners, uid)->file = true;
+}
+
+void user_file_unpinned(struct cache_device *dev, struct pinner **pinners, uid_t uid)
+{
+	struct pinner *p = pinner_find(*pinners, uid);
+
+	if (!p || !p->file)
+		return;
+	p->file = false;
+	user_pin_less(dev, pinners, uid);
+}
+
+void users_file_unpinned(struct cache_device *dev, struct pinner **pinners)
+{
+	struct pinner *p, *next;
+
+	for (p = *pinners; p; p = next) {
+		next = p->next;
+		user_file_unpinned(dev, pinners, p->uid);
+	}
 }
 
 bool user_may_ahead(const struct cache_device *dev, const struct cache_user *user)

@@ -30,6 +30,14 @@ void user_pin(const struct mapping *m, struct replica *rep);
 void user_unpin(const struct mapping *m, struct replica *rep);
 /* Bytes of a device that one user may have pinned. */
 uint64_t user_limit(const struct cache_device *dev);
+/* dev->lock held. Chunks of the files that the user has pinned to the device; so many more, or less. */
+uint64_t user_file_chunks(const struct cache_device *dev, uid_t uid);
+void user_file_chunks_more(struct cache_device *dev, uid_t uid, uint64_t n);
+void user_file_chunks_less(struct cache_device *dev, uid_t uid, uint64_t n);
+/* dev->lock held. The chunk whose list it is counts for this user, who has pinned its file; not any more; not for any user. Each may be called again. */
+void user_file_pinned(struct cache_device *dev, struct pinner **pinners, uid_t uid);
+void user_file_unpinned(struct cache_device *dev, struct pinner **pinners, uid_t uid);
+void users_file_unpinned(struct cache_device *dev, struct pinner **pinners);
 /* dev->lock held. Whether one chunk more may be read ahead for the user; and one more, or less, is there. */
 bool user_may_ahead(const struct cache_device *dev, const struct cache_user *user);
 /* Whether the user may have one more when one of @other's that nobody has used is gone, or sooner. */

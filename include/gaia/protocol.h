@@ -48,7 +48,7 @@ extern "C" {
 #endif
 
 #define GAIA_PROTOCOL_VERSION 1u	/* the major */
-#define GAIA_PROTOCOL_MINOR 5u
+#define GAIA_PROTOCOL_MINOR 6u
 
 /*
  * Since 1.1.
@@ -74,6 +74,9 @@ extern "C" {
  *
  * Since 1.5.
  * DETECT: MAP takes GAIA_MAP_DETECTS, and RELEASEV of such a mapping GAIA_PROT_TOLD. (Daemons without it refuse both, EINVAL.)
+ *
+ * Since 1.6.
+ * PINS: PLACE (struct gaia_ioc_place), and GAIA_REPORT_PINS. (Daemons without it refuse both, ENOTTY and EINVAL.)
  */
 #define GAIA_FEATURE_SPANS 1ull
 #define GAIA_FEATURE_ANSWERS 2ull
@@ -83,10 +86,11 @@ extern "C" {
 #define GAIA_FEATURE_UNUSED 32ull
 #define GAIA_FEATURE_OVERWRITE 64ull
 #define GAIA_FEATURE_DETECT 128ull
+#define GAIA_FEATURE_PINS 256ull
 /* All of this version. */
 #define GAIA_FEATURES                                                                                         \
 	(GAIA_FEATURE_SPANS | GAIA_FEATURE_ANSWERS | GAIA_FEATURE_TIMES | GAIA_FEATURE_ADVICE | GAIA_FEATURE_LISTS | \
-	 GAIA_FEATURE_UNUSED | GAIA_FEATURE_OVERWRITE | GAIA_FEATURE_DETECT)
+	 GAIA_FEATURE_UNUSED | GAIA_FEATURE_OVERWRITE | GAIA_FEATURE_DETECT | GAIA_FEATURE_PINS)
 
 #define GAIA_TOUCH_OFFSET (INT64_MAX - 1)
 
@@ -273,6 +277,41 @@ struct gaia_ioc_file {
 };
 
 /*
+ * PLACE, with PINS: where a file's contents are to be. On a descriptor of the file that allows reading; needs no client.
+ *
+ * PIN: the file, as long as it is now, has memory on the device from now on, and nothing but UNPIN and the file's end takes it. EPERM: this user may pin nothing;
+ * ENOSPC: all pinned files together would have more than the device's share for them, EDQUOT: those of the user more than a user's;
+ * ENOMEM: what programs hold there leaves no room. Then nothing has changed. The pin is the user's, and stays when the caller ends. It
+ * brings no contents: that is FILL, which needs room for nothing then.
+ * FILL: bring the range there, of a file that is pinned, or to a device with room. WARM: the same beside all that is in use, else
+ * ENOMEM; with GAIA_FROM_HOME into free home memory, and `bytes` may be less than asked. EOPNOTSUPP: home has nothing of the file, since the kernel
+ * serves it itself. A signal ends both: EINTR.
+ * UNPIN: the user's pin ends; for root and the daemon's user, all pins of the file on the device. ENOENT: there is none.
+ * LOOK: only answers.
+ */
+#define GAIA_PLACE_LOOK 0u
+#define GAIA_PLACE_PIN 1u
+#define GAIA_PLACE_UNPIN 2u
+#define GAIA_PLACE_FILL 3u
+#define GAIA_PLACE_WARM 4u
+#define GAIA_PLACE_FRESH 1u /* out, PIN: the user had not pinned the file there before */
+/*
+ * Out: the kernel serves the file itself, as long as programs have it open that opened it so. What a device has of it is good only for as
+ * long as home has it, too; after PIN, FILL or WARM to a device the next open that nobody has beside ends that.
+ */
+#define GAIA_PLACE_PASSED 2u
+struct gaia_ioc_place {
+	uint64_t offset;	/* FILL, WARM; else 0 */
+	uint64_t length;	/* the same; bytes, not 0 */
+	uint32_t device;	/* index; WARM, LOOK: also GAIA_FROM_HOME */
+	uint32_t what;		/* GAIA_PLACE_* */
+	uint32_t flags;		/* in: 0; out: GAIA_PLACE_FRESH, GAIA_PLACE_PASSED */
+	uint32_t reserved;
+	uint64_t bytes;		/* out: FILL, WARM: brought, or there already; else: of the device's memory that are pinned for the file, by anybody */
+	uint64_t room;		/* out: bytes that WARM finds free or in no use */
+};
+
+/*
  * Ask for a text (JSON), which comes as a sealed memfd in a message MSG_REPORT. EAGAIN: the client's socket has
  * no room for it just now, or others are sending; the daemon does not wait. read(2) the memfd at once: after a
  * minute, or when the user has asked for many more, the daemon truncates it to nothing (a mapping of it would get SIGBUS).
@@ -291,6 +330,8 @@ struct gaia_ioc_file {
  */
 #define GAIA_REPORT_END 4u
 #define GAIA_END_BYTES 65536u
+/* With PINS. The files that are pinned to devices: for root and the daemon's user all, for others their own. */
+#define GAIA_REPORT_PINS 5u
 struct gaia_end {
 	uint64_t unstored;	/* bytes that storage lacks; up to half a second old when nothing is being stored */
 	uint32_t ending;	/* 1: the daemon has begun to end, and stores what is left */
@@ -320,6 +361,7 @@ struct gaia_ioc_report {
 #define GAIA_IOC_LISTS _IOWR(GAIA_IOC_MAGIC, 13, struct gaia_ioc_lists)
 #define GAIA_IOC_ACQUIREV _IOWR(GAIA_IOC_MAGIC, 14, struct gaia_ioc_list)
 #define GAIA_IOC_RELEASEV _IOWR(GAIA_IOC_MAGIC, 15, struct gaia_ioc_list)
+#define GAIA_IOC_PLACE _IOWR(GAIA_IOC_MAGIC, 16, struct gaia_ioc_place)
 
 enum gaia_msg_kind {
 	GAIA_MSG_HELLO = 1,	/* client: ticket. Anything else first: disconnected */
@@ -383,6 +425,7 @@ GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_lists) == 24, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_list) == 56, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_list_range) == 16, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_file) == 24, "layout");
+GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_place) == 48, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_report) == 32, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_end) == 16, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_msg) == 64 + 8 * GAIA_MSG_CHUNKS, "layout");

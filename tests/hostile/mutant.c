@@ -317,7 +317,7 @@ static const unsigned long known[] = {
 	GAIA_IOC_MAP,	  GAIA_IOC_MAP,	    GAIA_IOC_ACQUIRE, GAIA_IOC_ACQUIRE, GAIA_IOC_ACQUIRE, GAIA_IOC_RELEASE,
 	GAIA_IOC_RELEASE, GAIA_IOC_UNMAP,   GAIA_IOC_SYNC,    GAIA_IOC_ADVISE,	GAIA_IOC_FLUSH,	  GAIA_IOC_EVICT,
 	GAIA_IOC_EVICT,	  GAIA_IOC_RELEASE, GAIA_IOC_RELEASE, GAIA_IOC_DEVICES, GAIA_IOC_CONNECT, GAIA_IOC_REPORT,
-	GAIA_IOC_LISTS,	  GAIA_IOC_ACQUIREV, GAIA_IOC_ACQUIREV, GAIA_IOC_RELEASEV,
+	GAIA_IOC_LISTS,	  GAIA_IOC_ACQUIREV, GAIA_IOC_ACQUIREV, GAIA_IOC_RELEASEV, GAIA_IOC_PLACE,
 };
 
 union payload {
@@ -328,6 +328,7 @@ union payload {
 	struct gaia_ioc_list list;
 	struct gaia_ioc_lists lists;
 	struct gaia_ioc_file file;
+	struct gaia_ioc_place place;
 	struct gaia_ioc_report report;
 	uint8_t byte[1 << 14]; /* as much as a number can say */
 };
@@ -353,7 +354,14 @@ static void make_right(union payload *io, unsigned long cmd, const struct conn *
 		io->file.from = cmd == GAIA_IOC_FLUSH ? 0 : one_in(2) ? GAIA_FROM_HOME : below(2);
 		break;
 	case GAIA_IOC_REPORT:
-		io->report = (struct gaia_ioc_report){ .key = c->key, .what = 1 + below(2) };
+		io->report = (struct gaia_ioc_report){ .key = c->key, .what = one_in(4) ? GAIA_REPORT_PINS : 1 + below(2) };
+		break;
+	case GAIA_IOC_PLACE:
+		io->place = (struct gaia_ioc_place){ .what = below(GAIA_PLACE_WARM + 1), .device = one_in(4) ? GAIA_FROM_HOME : below(2) };
+		if (io->place.what >= GAIA_PLACE_FILL) {
+			io->place.offset = offset;
+			io->place.length = length;
+		}
 		break;
 	case GAIA_IOC_UNMAP:
 		io->range = (struct gaia_ioc_range){ .key = c->key, .map = c->map[k].id };

@@ -102,6 +102,7 @@ def served_text(build, dashboard):
     before = parse(text)
     check(before.get("gaiafs_clients") == 0, "clients")
     check(before.get('gaiafs_device_capacity_bytes{device="sim0",kind="sim"}') == 16 << 20, "the device is not there")
+    check(before.get('gaiafs_device_pin_share_bytes{device="sim0",kind="sim"}') == 8 << 20, "what pinned files may have is not there")
     check(any(name.startswith("gaiafs_build_info{version=") for name in before), "no build")
     check("gaiafs_sim_in_seconds_total" in before, "nanoseconds are not seconds")
 

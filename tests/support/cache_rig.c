@@ -635,6 +635,21 @@ static void wait_released(struct kfile *kf)
 	must(atomic_load(&kf->released) == 1);
 }
 
+void kfile_forget(struct kfile *kf)
+{
+	must(kernel_writeback(kf, 0, 0, 256) == 0);
+	kernel_reclaim(kf, 0, 0);
+	cfile_put(kf->cfile);
+	cache_forget(kf->rig->cache, (uint64_t)kf->ref);
+}
+
+void kfile_remember(struct kfile *kf)
+{
+	must(cfile_get(kf->rig->cache, (uint64_t)kf->ref, kf->below ? &source_passthrough : &source, kf, &kf->cfile) == 0);
+	/* The cfile was there, and has its reference. */
+	must(atomic_fetch_sub(&kf->released, 1) == 1);
+}
+
 void kfile_end(struct kfile *kf, bool gone)
 {
 	struct rig *rig = kf->rig;
@@ -1038,6 +1053,8 @@ struct rig *rig_create(const struct rig_options *options)
 		.n_devices = options->devices,
 		.writeback_age_ms = options->age_ms ? options->age_ms : 3600000,
 		.device_age_ms = options->device_age_ms ? options->device_age_ms : 3600000,
+		.files_percent = options->files_percent ? options->files_percent : 50,
+		.files_user_percent = options->files_user_percent,
 		.host = &host,
 		.host_arg = rig,
 	};
@@ -1063,6 +1080,9 @@ void rig_destroy(struct rig *rig)
 	fault_disarm_all();
 	while ((cl = SLIST_FIRST(&rig->clients)))
 		client_end(cl);
+	SLIST_FOREACH(kf, &rig->files, link)
+		for (unsigned k = 0; k < rig->options.devices; k++)
+			(void)cache_unpin(kf->cfile, k, (struct cache_user){ .owner = true });
 	while ((kf = SLIST_FIRST(&rig->files)))
 		kfile_end(kf, false);
 	cache_check(rig->cache);

@@ -40,6 +40,8 @@ struct rig_options {
 	bool passthrough;	/* files begin as passthrough files: the kernel has nothing of them */
 	bool reads_ahead;	/* else clients say GAIA_RANDOM at first: nothing that a test might count is brought to a device ahead */
 	bool detects;		/* clients look for changes themselves (rig_detect.h). Also with GAIA_TEST_DETECT=client in the environment */
+	unsigned files_percent;	/* of a device, how much pinned files may have; 0: 50 */
+	unsigned files_user_percent; /* the same of each user who is no owner */
 	bool readers_may_write;	/* clients that map for reading only could write the file as well */
 };
 
@@ -76,7 +78,7 @@ struct rig {
 };
 
 struct rig *rig_create(const struct rig_options *options);
-/* Ends clients and files; nothing may be lost, held or leaked. */
+/* Ends clients, files' pins, and files; nothing may be lost, held or leaked. */
 void rig_destroy(struct rig *rig);
 
 /* For a fake driver in mode busy_importers: importers give up the device memory that they kept. Otherwise does nothing. */
@@ -124,6 +126,9 @@ struct kfile *kfile_create(struct rig *rig, int ref, uint64_t size);
 int kfile_leave_passthrough(struct kfile *kf);
 /* The inode is forgotten: write back, cfile_put(), cache_forget(). Frees it. @gone: its last name went, too. */
 void kfile_end(struct kfile *kf, bool gone);
+/* The same of a file that is pinned to a device, which stays; and the kernel knows it again. */
+void kfile_forget(struct kfile *kf);
+void kfile_remember(struct kfile *kf);
 
 /* What processes do. Bytes or 0, or a negative errno. */
 ssize_t cpu_read(struct kfile *kf, void *buf, size_t len, uint64_t off);

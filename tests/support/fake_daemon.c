@@ -374,6 +374,13 @@ int cache_sync_all(struct cache *c, json_t *unstored)
 	return 0;
 }
 
+/* Says whose pins were asked for. */
+json_t *cache_pins_json(struct cache *c, uid_t uid, bool all)
+{
+	(void)c;
+	return json_pack("{s:[{s:i, s:b}]}", "pins", "uid", (int)uid, "all", (int)all);
+}
+
 json_t *cfile_residency_json(struct cfile *f)
 {
 	return json_pack("{s:[]}", "chunks");

@@ -71,6 +71,59 @@ Test(reader, sees_what_is_released_later)
 	end();
 }
 
+/* What those have who may write comes to readers on the device, and nothing of a reader's to anybody. */
+Test(reader, is_served_by_what_writers_share)
+{
+	struct client *reader, *other, *writer;
+	uint64_t sent, reads;
+
+	begin_writable(8);
+	write_cpu(0, "one");
+	write_cpu(GAIA_PAGE, "two");
+	writer = new_client(0);
+	cr_assert_eq(client_acquire(writer, 0, 2 * GAIA_PAGE, GAIA_PROT_READ), 0);
+	release_all(writer);
+	write_device(writer, GAIA_PAGE, "2wo");
+	forget_but_on_devices();
+	sent = counter_value(CTR_home_to_device);
+	reads = counter_value(CTR_storage_reads);
+	reader = reader_of(1);
+	expect_device(reader, 0, "one");
+	cr_assert_eq(counter_value(CTR_device_within), 1);
+	cr_assert_eq(counter_value(CTR_home_to_device), sent);
+	cr_assert_eq(counter_value(CTR_storage_reads), reads);
+	/* Held for writing, and not released: that is private. */
+	expect_device(reader, GAIA_PAGE, "two");
+	cr_assert_eq(counter_value(CTR_device_within), 1);
+	release_all(writer);
+	expect_device(reader, GAIA_PAGE, "2wo");
+	scribble(reader, 0, "lie");
+	other = reader_of(2);
+	expect_device(other, 0, "one");
+	client_end(writer);
+	cr_assert_eq(cache_evict(kf->cfile, 0, 0, 0), -EBUSY);
+	client_end(other);
+	other = reader_of(3);
+	expect_device(other, 0, "one");
+	end();
+}
+
+Test(reader, is_served_by_home_if_the_device_fails)
+{
+	struct client *reader, *writer;
+
+	begin_writable(8);
+	write_cpu(0, "one");
+	writer = new_client(0);
+	expect_device(writer, 0, "one");
+	fault_arm("device.copy_within", -EIO, 0, 1);
+	reader = reader_of(1);
+	expect_device(reader, 0, "one");
+	cr_assert_eq(counter_value(CTR_device_within), 0);
+	cr_assert_eq(counter_value(CTR_peer_failures), 1);
+	end();
+}
+
 Test(reader, of_pages_that_did_not_change_moves_nothing_again)
 {
 	struct client *reader;

@@ -1666,10 +1666,10 @@ Test(reports, say_who_is_there_and_cannot_be_changed, .init = begin, .fini = end
 	leave(&p, 1);
 }
 
-/* The rows of @list in the report that @p asks for, as @uid. */
-static json_t *rows(struct peer *p, uid_t uid, const char *list)
+/* The rows of @list in the report @what that @p asks for, as @uid. */
+static json_t *rows_of(struct peer *p, uid_t uid, unsigned what, const char *list)
 {
-	struct gaia_ioc_report io = { .key = p->key, .what = GAIA_REPORT_STATUS };
+	struct gaia_ioc_report io = { .key = p->key, .what = what };
 	int fds[GAIA_MSG_CHUNKS];
 	struct gaia_msg msg;
 	json_t *report, *found;
@@ -1690,6 +1690,28 @@ static json_t *rows(struct peer *p, uid_t uid, const char *list)
 static int number(json_t *rows, size_t row, const char *key)
 {
 	return (int)json_integer_value(json_object_get(json_array_get(rows, row), key));
+}
+
+static json_t *rows(struct peer *p, uid_t uid, const char *list)
+{
+	return rows_of(p, uid, GAIA_REPORT_STATUS, list);
+}
+
+Test(reports, of_pins_of_others_are_for_root, .init = begin, .fini = end)
+{
+	struct peer a;
+	json_t *got;
+
+	fake_uid = 1000;
+	a = join();
+	got = rows_of(&a, 1000, GAIA_REPORT_PINS, "pins");
+	cr_assert_eq(number(got, 0, "uid"), 1000);
+	cr_assert(json_is_false(json_object_get(json_array_get(got, 0), "all")));
+	json_decref(got);
+	got = rows_of(&a, 0, GAIA_REPORT_PINS, "pins");
+	cr_assert(json_is_true(json_object_get(json_array_get(got, 0), "all")));
+	json_decref(got);
+	leave(&a, 0);
 }
 
 Test(reports, of_other_users_are_for_root, .init = begin, .fini = end)
@@ -1843,7 +1865,7 @@ Test(reports, on_files_need_a_file, .init = begin, .fini = end)
 	struct gaia_ioc_report io = { .key = p.key, .what = GAIA_REPORT_RESIDENCY };
 
 	cr_assert_eq(control_report(fake_control(), NULL, 0, &io), -ENODEV);
-	io.what = GAIA_REPORT_END + 1;
+	io.what = GAIA_REPORT_PINS + 1;
 	cr_assert_eq(wire_ioctl(file, GAIA_IOC_REPORT, &io), -EINVAL);
 	close(p.sock);
 }
