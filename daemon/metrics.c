@@ -55,7 +55,7 @@ const char *metrics_fault(const char *where)
 							NULL;
 }
 
-#if GAIA_METRICS
+#ifdef GAIA_METRICS
 #include <microhttpd.h>
 
 #define MOST_CONNECTIONS 16u
