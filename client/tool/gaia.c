@@ -21,6 +21,7 @@
 
 static const char usage_text[] =
 	"usage: gaia status MOUNT [--json]\n"
+	"       gaia stat MOUNT [INTERVAL [COUNT]] [--json]\n"
 	"       gaia residency FILE [--json]\n"
 	"       gaia flush FILE | MOUNT | -r DIR\n"
 	"       gaia evict FILE [--from home | --from device N] [--range OFFSET:LENGTH]\n"
@@ -404,6 +405,7 @@ static const struct command {
 	int (*run)(const struct args *a);
 } commands[] = {
 	{ "status", OPT_JSON, status_command },
+	{ "stat", OPT_JSON | OPT_PATHS, stat_command },
 	{ "residency", OPT_JSON, residency_command },
 	{ "flush", OPT_RECURSIVE, flush_command },
 	{ "evict", OPT_FROM | OPT_RANGE, evict_command },

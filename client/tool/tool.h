@@ -41,6 +41,9 @@ int open_beneath(int dir, const char *name);
 /* Print a report (GAIA_REPORT_*) of the mount or file. Returns the exit status. */
 int report_command(const struct args *a, unsigned what);
 
+/* gaia stat: paths[1] and [2] are its interval and its count. */
+int stat_command(const struct args *a);
+
 /* gaia pin, unpin, pins, warm. */
 int pin_command(const struct args *a);
 int unpin_command(const struct args *a);

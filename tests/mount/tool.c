@@ -44,6 +44,48 @@ static void refused(int status, const char *args)
 	shell_free(&r);
 }
 
+/* What one reads that the kernel has not, and nobody else reads, all lines together say. */
+EACH_WAY_BARE(tool, stat_shows_what_happens_meanwhile)
+{
+	double pages = 0, seconds = 0;
+	struct shell_result r;
+	unsigned lines = 0;
+	json_t *line;
+	char *rest;
+
+	start();
+	r = shell_run(mnt.path, 60, "\"$GAIA\" stat . 0.1 12 --json > %s/stat & until [ -s %s/stat ]; do sleep 0.01; done; "
+		      "dd if=f of=/dev/null bs=1M iflag=direct 2>&1 && wait && cat %s/stat", mnt.dir, mnt.dir, mnt.dir);
+	cr_assert_eq(r.status, 0, "%s", r.err);
+	for (char *at = strtok_r(strchr(r.out, '{'), "\n", &rest); at; at = strtok_r(NULL, "\n", &rest), lines++) {
+		line = json_loads(at, 0, NULL);
+		cr_assert_not_null(line, "not JSON: %s", at);
+		seconds = json_real_value(json_object_get(line, "seconds"));
+		cr_assert_geq(seconds, 0.1);
+		pages += seconds * (json_real_value(json_object_get(json_object_get(line, "rates"), "home_hits")) +
+				    json_real_value(json_object_get(json_object_get(line, "rates"), "home_misses")));
+		cr_assert_not_null(json_object_get(json_object_get(line, "home"), "budget"));
+		json_decref(line);
+	}
+	shell_free(&r);
+	cr_assert_eq(lines, 12);
+	/* What is passed through the daemon does not see. */
+	if (strcmp(way, "auto") != 0 || pages != 0)
+		cr_assert_float_eq(pages, SIZE / 4096, 0.01, "%f pages", pages);
+
+	r = shell_run(mnt.path, 60, "\"$GAIA\" stat f 0.1 2");
+	cr_assert_eq(r.status, 0, "%s", r.err);
+	cr_assert(strstr(r.out, "home_hit") == r.out && strstr(r.out, "  device\n"), "%s", r.out);
+	shell_free(&r);
+	refused(2, "stat . 0");
+	refused(2, "stat . 1 0");
+	refused(2, "stat . 1 1 1");
+	refused(2, "stat . x");
+	refused(2, "stat");
+	refused(1, "stat /");
+	refused(1, "stat nothing");
+}
+
 EACH_WAY_BARE(tool, status_describes_the_mount)
 {
 	struct actor *a;
