@@ -95,8 +95,14 @@ static struct options parse_options(int argc, char **argv)
 {
 	enum { MAKE = O_OWN, IMAGE, SCENE, CANDIDATES, DEVICES, CPU, SHRINK };
 	static const struct option longs[] = {
-		{ "make", 1, NULL, MAKE },	 { "image", 1, NULL, IMAGE }, { "scene", 1, NULL, SCENE },   { "candidates", 1, NULL, CANDIDATES },
-		{ "devices", 1, NULL, DEVICES }, { "cpu", 0, NULL, CPU },     { "shrink", 1, NULL, SHRINK }, COMMON_OPTIONS
+		{ "make", 1, NULL, MAKE },
+		{ "image", 1, NULL, IMAGE },
+		{ "scene", 1, NULL, SCENE },
+		{ "candidates", 1, NULL, CANDIDATES },
+		{ "devices", 1, NULL, DEVICES },
+		{ "cpu", 0, NULL, CPU },
+		{ "shrink", 1, NULL, SHRINK },
+		COMMON_OPTIONS
 	};
 	struct options o;
 
@@ -181,11 +187,11 @@ static void make_out(const struct run *r)
 	close(fd);
 }
 
-/* In how large pieces TILES is brought: two, and the whole of OUT, have to fit. */
+/* In how large pieces TILES is brought, bytes of the file: two of them, and the whole of OUT, have to fit. */
 static size_t window_size(const struct owner *o, size_t out_size)
 {
 	struct gaia_device_info info[64];
-	size_t used = round_up(out_size, CHUNK) + 2 * CHUNK, room;
+	size_t room;
 	int n;
 
 	if (o->options->common.window)
@@ -196,12 +202,11 @@ static size_t window_size(const struct owner *o, size_t out_size)
 	if (o->tiles.device >= n || o->tiles.device >= 64)
 		errx(1, "%s: the device is gone", o->options->tiles);
 	/* Users other than root may hold three quarters of it. */
-	room = info[o->tiles.device].capacity / 4 * 3;
-	if (room >= used + o->tiles.size + CHUNK)
-		return o->tiles.size;
-	if (room < used + 2 * CHUNK)
+	room = info[o->tiles.device].capacity / 4 * 3 / CHUNK * CHUNK;
+	if (room < round_up(out_size, CHUNK) + 2 * CHUNK)
 		errx(1, "%s is too small for a collage of %s", info[o->tiles.device].name, size_text(out_size));
-	return (room - used) / 2 / CHUNK * CHUNK;
+	room -= round_up(out_size, CHUNK);
+	return room >= round_up(o->tiles.size, CHUNK) ? o->tiles.size : room / 2 / CHUNK * CHUNK;
 }
 
 /* The pages that the marks name, from tile @w->first on: neighbours as one range. */
@@ -241,18 +246,17 @@ static void plan_windows(struct run *r, struct owner *o)
 {
 	uint32_t words = o->job.picture.tiles / 32 + 1, *wanted = (uint32_t *)own_memory(words * 4);
 	size_t size = window_size(o, r->out_size);
-	uint32_t tiles = size >= o->tiles.size ? o->job.picture.tiles : (uint32_t)(size / PAGE);
-
 	o->job.wanted = (uint32_t *)device_alloc(words * 4);
 	LAUNCH(mark, blocks_of(&o->job), &o->job);
 	device_copy(wanted, o->job.wanted, words * 4);
 	device_free(o->job.wanted);
-	o->windows = (struct window *)own_memory(((size_t)o->job.picture.tiles / tiles + 1) * sizeof(*o->windows));
-	for (uint32_t first = 0; first < o->job.picture.tiles; first += tiles) {
+	o->windows = (struct window *)own_memory((o->tiles.size / size + 1) * sizeof(*o->windows));
+	for (size_t off = 0; off < o->tiles.size; off += size) {
 		struct window *w = &o->windows[o->n_windows];
 
-		w->first = first;
-		w->end = (uint32_t)smaller(first + (size_t)tiles, o->job.picture.tiles);
+		/* The first page is no tile. */
+		w->first = (uint32_t)(off / PAGE - (off > 0));
+		w->end = (uint32_t)(smaller(off + size, o->tiles.size) / PAGE - 1);
 		list_ranges(o, w, wanted);
 		o->n_windows += w->n > 0;
 	}
@@ -452,7 +456,8 @@ static void say(const struct run *r, struct moved first, struct moved rounds)
 		snprintf(more, sizeof(more),
 			 "\"rounds\": %" PRIu64 ", \"checked\": %" PRIu64 ", \"torn\": %" PRIu64 ", \"tiles\": %u, \"wanted\": %" PRIu64
 			 ", \"windows\": %zu, \"ns\": %" PRIu64 ", \"acquire_ns\": %" PRIu64 ", \"compute_ns\": %" PRIu64,
-			 o->rounds, r->checked, r->torn, r->picture.tiles, r->wanted, r->owners[0].n_windows, r->ns, acquire_ns, compute_ns);
+			 o->rounds, r->checked, r->torn, r->picture.tiles, r->wanted, r->owners[0].n_windows, r->ns, acquire_ns,
+			 compute_ns);
 		print_json("first", first, "");
 		print_json("rounds", rounds, more);
 		return;
@@ -460,10 +465,10 @@ static void say(const struct run *r, struct moved first, struct moved rounds)
 	printf("collage: %ux%u blocks, %u tiles (%s), mode %s; %" PRIu64 " pages of tiles wanted, in %zu window%s\n", r->picture.columns,
 	       r->picture.rows, r->picture.tiles, size_text((uint64_t)r->picture.tiles * PAGE), mode_names[o->mode], r->wanted,
 	       r->owners[0].n_windows, r->owners[0].n_windows == 1 ? "" : "s");
-	print_moved("first", o->mode == MODE_GAIA, first);
+	print_moved("first", first, no_time(o->mode));
 	if (o->rounds) {
 		printf("%" PRIu64 " more, ", o->rounds);
-		print_moved("moved", o->mode == MODE_GAIA, rounds);
+		print_moved("moved", rounds, no_time(o->mode));
 	}
 	printf("seconds: %.3f in all; %.3f to bring pages, %.3f on devices; %" PRIu64 " passes met an update and were repeated\n",
 	       (double)r->ns / 1e9, (double)acquire_ns / 1e9, (double)compute_ns / 1e9, r->torn);
@@ -485,6 +490,7 @@ int main(int argc, char **argv)
 		if (!tiles || tiles > 1u << 30)
 			errx(2, "--make takes 1 to 2^30");
 		make_tiles(r.options.tiles, (uint32_t)tiles, r.options.common.seed);
+		set_changes(&r.options.common, r.options.tiles);
 		return 0;
 	}
 	if (r.options.common.update)

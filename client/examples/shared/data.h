@@ -279,6 +279,16 @@ static inline uint64_t status_counter(const char *status, const char *name)
 	return at ? strtoull(at + strlen(key), NULL, 10) : 0;
 }
 
+/* Why it is not said how long what moved takes by the model. */
+static inline const char *no_time(enum mode mode)
+{
+#ifdef __CUDACC__
+	if (mode == MODE_STRICT)
+		return " (what the driver moves is not counted)";
+#endif
+	return mode == MODE_GAIA ? " (the mount's device has no model of time)" : "";
+}
+
 /* All that has moved until now, because of this program; by gaiafs because of any, since the mount began. */
 static inline struct moved moved_until_now(const struct data *any)
 {

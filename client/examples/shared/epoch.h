@@ -21,8 +21,10 @@
 
 #include "data.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stddef.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 

@@ -48,16 +48,15 @@ static inline struct moved moved_since(struct moved before, struct moved now)
 	return moved;
 }
 
-/* One line, for people. @is_counted: the daemon has counted, by the model of its device if that has one. */
-static inline void print_moved(const char *what, bool is_counted, struct moved moved)
+/* One line, for people. @unknown: what to say where there is no time. */
+static inline void print_moved(const char *what, struct moved moved, const char *unknown)
 {
 	printf("%s: %s to the device, %s from it, %" PRIu64 " operation%s", what, size_text(moved.in), size_text(moved.out),
 	       moved.operations, moved.operations == 1 ? "" : "s");
 	if (moved.model_ns)
-		printf("; modelled: %.3f ms", (double)moved.model_ns / 1e6);
-	else if (is_counted && moved.operations)
-		printf("; the mount's device has no model of time");
-	putchar('\n');
+		printf("; modelled: %.3f ms\n", (double)moved.model_ns / 1e6);
+	else
+		printf("%s\n", unknown);
 }
 
 /* One line for programs: what moved, and what else there is to say, as "key": value pairs. */

@@ -42,8 +42,8 @@ enum { O_SEED = 256, O_ROUNDS, O_WINDOW, O_UPDATES, O_CHANGED, O_UNIFORM, O_LIVE
 	"  --live             the CPU program does not wait for rounds; it pauses between updates for\n"            \
 	"  --pause MS         milliseconds (5)\n"                                                                   \
 	"  --no-updates       start no CPU program: another one updates, or nobody\n"                               \
-	"  --update           be only the CPU program; how often is\n"                                              \
-	"  --updates N        (0: until it is ended)\n"
+	"  --update           be only the CPU program, which changes what --make or the last round was told\n"       \
+	"  --updates N        so often (0: until it is ended)\n"
 #define COMMON_MODE                                                                                                 \
 	"  --mode MODE        gaia; or, to compare: copy (whole files), mmap (the CPU alone), strict (coherence by\n" \
 	"                     whole pages; without a GPU an emulation). These need no mount (gaia)\n"               \
@@ -85,28 +85,26 @@ static inline bool to_be_checked(const struct common *o, uint64_t round)
 	return o->check == CHECK_ALL || (o->check == CHECK_LAST && round == o->rounds);
 }
 
-/* Say in the file what each update will change. No update may be under way. */
+/* Say in the file what each update will change; nobody may be using it yet. */
 static inline void set_changes(const struct common *o, const char *path)
 {
 	int fd = open_file(path, O_RDWR);
 	struct epoch_head head;
 
 	read_all(fd, &head, sizeof(head), 0);
-	head.changed_ppm = (uint64_t)(o->changed * 1e4 + 0.5);
+	head.changed_ppm = o->changed > 0 ? (uint64_t)(o->changed * 1e4 + 0.5) : 0;
 	head.clustered = !o->uniform;
 	write_all(fd, &head.changed_ppm, 2 * sizeof(uint64_t), offsetof(struct epoch_head, changed_ppm));
 	close(fd);
 }
 
-/* --update: be the CPU program. */
+/* --update: be the CPU program. What it changes the file says; others may be reading that already. */
 static inline int only_update(const struct common *o, const char *path, uint64_t magic, apply_fn *apply)
 {
 	struct epoch_head *head = (struct epoch_head *)map_file(path, RW);
 
 	if (head->magic != magic)
 		errx(1, "%s: not a file of this program's", path);
-	if (!head->changed_ppm && o->changed > 0)
-		set_changes(o, path);
 	for (uint64_t n = 0; !o->updates || n < o->updates; n++) {
 		update_once(apply, head);
 		sleep_ms(o->pause_ms);

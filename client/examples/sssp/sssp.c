@@ -237,9 +237,9 @@ static void say(const struct run *r, struct moved first, struct moved rounds)
 	}
 	printf("sssp: %" PRIu64 " vertices, %" PRIu64 " edges, mode %s\n", r->search.graph.vertices, r->search.graph.edges,
 	       mode_names[o->mode]);
-	print_moved("first", o->mode == MODE_GAIA, first);
+	print_moved("first", first, no_time(o->mode));
 	printf("%" PRIu64 " rounds, ", o->rounds);
-	print_moved("moved", o->mode == MODE_GAIA, rounds);
+	print_moved("moved", rounds, no_time(o->mode));
 	printf("seconds: %.3f to bring weights, %.3f on the device; %" PRIu64 " reads met an update and were repeated\n",
 	       (double)r->acquire_ns / 1e9, (double)r->compute_ns / 1e9, r->torn);
 	printf("distances %016" PRIx64 "; %" PRIu64 " times all were equal to the reference's\n", sum, r->checked);
@@ -260,6 +260,7 @@ int main(int argc, char **argv)
 		struct plan plan = parse_plan(r.options.make, r.options.common.seed);
 
 		make_graph(r.options.path, &plan);
+		set_changes(&r.options.common, weights);
 		if (!r.options.common.rounds)
 			return 0;
 	}

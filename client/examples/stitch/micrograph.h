@@ -12,7 +12,6 @@
 #include "../shared/epoch.h"
 
 #define SET_MAGIC 0x7374697463682d31u
-#define MAX_OFF 6 /* pixels by which the table misses, each way */
 
 struct set_head {
 	struct epoch_head epochs;
@@ -46,13 +45,19 @@ static inline uint64_t overlap_of(uint64_t side)
 	return side / 4;
 }
 
+/* By how many pixels the table misses at most, each way. */
+BOTH static inline uint32_t most_off(uint64_t side)
+{
+	return (uint32_t)side / 32;
+}
+
 static inline struct place true_place(const struct set_head *set, uint64_t tile)
 {
 	uint64_t random = mix(set->epochs.seed ^ mix(tile)), step = set->side - overlap_of(set->side);
 	struct place place;
 
-	place.x = (int32_t)(tile % set->columns * step + random % (2 * MAX_OFF + 1));
-	place.y = (int32_t)(tile / set->columns * step + random / 64 % (2 * MAX_OFF + 1));
+	place.x = (int32_t)(tile % set->columns * step + random % (2 * most_off(set->side) + 1));
+	place.y = (int32_t)(tile / set->columns * step + random / 1024 % (2 * most_off(set->side) + 1));
 	return place;
 }
 
@@ -72,7 +77,13 @@ static inline int smooth(uint64_t seed, int x, int y, int size)
 /* What lies under the microscope: cells with a rim and a nucleus, on uneven ground. */
 static inline int specimen(uint64_t seed, int x, int y)
 {
-	int value = 150 + smooth(seed, x, y, 160) / 8 + smooth(seed + 1, x, y, 23) / 10 + smooth(seed + 2, x, y, 5) / 12;
+	int value = 150 + smooth(seed, x, y, 160) / 8 + smooth(seed + 1, x, y, 23) / 10, grain = 0;
+
+	/* Fine grain, a little soft: without, there would be nothing between the cells to find a place by. */
+	for (int i = 0; i < 4; i++)
+		grain += (int)(mix(seed ^ mix((uint64_t)(x + i % 2) | (uint64_t)(y + i / 2) << 32)) % 19) - 9;
+	value += grain * 2 / 3;
+
 
 	for (int near_y = y / 44 - 1; near_y <= y / 44 + 1; near_y++) {
 		for (int near_x = x / 44 - 1; near_x <= x / 44 + 1; near_x++) {

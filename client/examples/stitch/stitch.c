@@ -304,7 +304,7 @@ static void *make_columns(void *arg)
 		uint64_t end = first + rows < r->set.rows ? first + rows : r->set.rows;
 		size_t off = tile_at(&r->set, first * columns), len = tile_at(&r->set, end * columns) - off, n;
 		/* Where an image is differs by up to 2 * MAX_OFF from where it should be. */
-		uint32_t until = end == r->set.rows ? c.height : (uint32_t)end * step - 2 * MAX_OFF;
+		uint32_t until = end == r->set.rows ? c.height : (uint32_t)end * step - 2 * most_off(c.side);
 
 		bring(o, &o->tiles, off, len, PROT_READ);
 		c.rows = (uint32_t)end;
@@ -408,8 +408,8 @@ static void check(struct run *r, uint64_t round, uint64_t updates, unsigned char
 	want = reference_picture(r, updates);
 	for (size_t i = 0; i < (size_t)r->width * r->height; i++)
 		if (bytes[i] != want[i])
-			errx(1, "WRONG: round %" PRIu64 ", after %" PRIu64 " updates: the pixel in column %zu, row %zu is %u, not %u", round,
-			     updates, i % r->width, i / r->width, bytes[i], want[i]);
+			errx(1, "WRONG: round %" PRIu64 ", after %" PRIu64 " updates: pixel %zu,%zu is %u, not %u", round, updates,
+			     i % r->width, i / r->width, bytes[i], want[i]);
 	free(want);
 	r->checked++;
 }
@@ -472,8 +472,8 @@ static void open_set(struct run *r)
 	close(fd);
 
 	step = r->set.side - overlap_of(r->set.side);
-	r->width = (uint32_t)((r->set.columns - 1) * step + r->set.side + 2 * MAX_OFF);
-	r->height = (uint32_t)((r->set.rows - 1) * step + r->set.side + 2 * MAX_OFF);
+	r->width = (uint32_t)((r->set.columns - 1) * step + r->set.side + 2 * most_off(r->set.side));
+	r->height = (uint32_t)((r->set.rows - 1) * step + r->set.side + 2 * most_off(r->set.side));
 	out = open_file(r->options.out, O_RDWR | O_CREAT | O_TRUNC);
 	if (ftruncate(out, (off_t)((size_t)r->width * r->height)))
 		err(1, "%s", r->options.out);
@@ -519,12 +519,12 @@ static void say(const struct run *r, struct moved first, struct moved rounds)
 	printf("stitch: %" PRIu64 "x%" PRIu64 " images of %" PRIu64 " pixels each way, to %ux%u, by %" PRIu64 " device%s%s, mode %s\n",
 	       r->set.columns, r->set.rows, r->set.side, r->width, r->height, r->options.devices, r->options.devices == 1 ? "" : "s",
 	       r->options.cpu ? " and the CPU" : "", mode_names[o->mode]);
-	print_moved("first", o->mode == MODE_GAIA, first);
+	print_moved("first", first, no_time(o->mode));
 	if (o->rounds) {
 		printf("%" PRIu64 " more, ", o->rounds);
-		print_moved("moved", o->mode == MODE_GAIA, rounds);
+		print_moved("moved", rounds, no_time(o->mode));
 	}
-	printf("seconds: %.3f in all; %.3f to bring and give back, %.3f of all owners' work; %" PRIu64 " were repeated because of an update\n",
+	printf("seconds: %.3f in all; %.3f to bring and give back, %.3f of all owners' work; %" PRIu64 " repeated for an update\n",
 	       (double)r->ns / 1e9, (double)acquire_ns / 1e9, (double)compute_ns / 1e9, r->torn);
 	printf("%" PRIu64 " times all bytes of the picture were equal to the reference's\n", r->checked);
 }
@@ -536,9 +536,10 @@ static int make_only(const struct options *o)
 
 	if (sscanf(o->make, "%lux%lu%c", &columns, &rows, &end) != 2 || !columns || !rows || columns > 1000 || rows > 1000)
 		errx(2, "--make %s: not COLUMNSxROWS, of 1 to 1000", o->make);
-	if (o->side < 64 || o->side > 4096 || o->side % 8)
-		errx(2, "--side: from 64 to 4096, a multiple of 8");
+	if (o->side < 128 || o->side > 4096 || o->side % 8)
+		errx(2, "--side: from 128 to 4096, a multiple of 8");
 	make_set(o->tiles, columns, rows, o->side, o->common.seed);
+	set_changes(&o->common, o->tiles);
 	return 0;
 }
 

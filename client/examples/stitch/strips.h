@@ -12,6 +12,8 @@
 
 #include <fftw3.h>
 
+#define NOISE 8 /* of a pixel: its variance, roughly */
+
 struct complex_number {
 	double re, im;
 };
@@ -37,7 +39,7 @@ BOTH static inline void load_number(const struct strips *s, int which, size_t i)
 	s->numbers[which][i] = (s->tiles[which][pixel] - 128.0) * s->window[along] * s->window[s->long_side + across];
 }
 
-/* The second's wave, turned back by the first's, with length 1. */
+/* The second's wave, turned back by the first's, with length 1; shorter where both are hardly more than the camera's noise. */
 BOTH static inline void cross_wave(const struct strips *s, size_t i)
 {
 	struct complex_number a = s->waves[0][i], b = s->waves[1][i], c;
@@ -45,10 +47,9 @@ BOTH static inline void cross_wave(const struct strips *s, size_t i)
 
 	c.re = a.re * b.re + a.im * b.im;
 	c.im = a.re * b.im - a.im * b.re;
-	length = c.re * c.re + c.im * c.im;
-	length = __builtin_sqrt(length);
-	s->waves[0][i].re = length > 0 ? c.re / length : 0;
-	s->waves[0][i].im = length > 0 ? c.im / length : 0;
+	length = __builtin_sqrt(c.re * c.re + c.im * c.im) + NOISE * s->long_side * s->short_side;
+	s->waves[0][i].re = c.re / length;
+	s->waves[0][i].im = c.im / length;
 }
 
 KERNEL(load_first, struct strips)
@@ -125,8 +126,9 @@ static inline void transform_back(struct strips *s)
 /* Where the second image is, from the first. @host: room for a strip, in host memory. */
 static inline struct place shift_of(struct strips *s, const unsigned char *first, const unsigned char *second, bool below, double *host)
 {
-	size_t numbers = (size_t)s->long_side * s->short_side, best = 0;
-	int across, along;
+	size_t numbers = (size_t)s->long_side * s->short_side;
+	int across = 0, along = 0, most;
+	double best = -1e300;
 	struct place place;
 
 	s->tiles[0] = first;
@@ -138,13 +140,20 @@ static inline struct place shift_of(struct strips *s, const unsigned char *first
 	LAUNCH(cross, s->long_side * (s->short_side / 2 + (size_t)1), s);
 	transform_back(s);
 	device_copy(host, s->numbers[0], numbers * sizeof(*host));
-	for (size_t i = 1; i < numbers; i++)
-		best = host[i] > host[best] ? i : best;
-	/* More than half is a shift the other way. */
-	across = (int)(best % s->short_side);
-	along = (int)(best / s->short_side);
-	across -= across > (int)s->short_side / 2 ? (int)s->short_side : 0;
-	along -= along > (int)s->long_side / 2 ? (int)s->long_side : 0;
+	/* The table misses by no more than this, from image to image. What is negative is found at the end. */
+	most = 2 * (int)most_off(s->side);
+	for (int y = -most; y <= most; y++) {
+		for (int x = -most; x <= most; x++) {
+			size_t at = (size_t)((y + (int)s->long_side) % (int)s->long_side) * s->short_side +
+				    (size_t)((x + (int)s->short_side) % (int)s->short_side);
+
+			if (host[at] > best) {
+				best = host[at];
+				across = x;
+				along = y;
+			}
+		}
+	}
 	across = (int)(s->side - s->short_side) - across;
 	place.x = below ? -along : across;
 	place.y = below ? across : -along;
