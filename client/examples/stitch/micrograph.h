@@ -61,58 +61,93 @@ static inline struct place true_place(const struct set_head *set, uint64_t tile)
 	return place;
 }
 
-/* From 0 to 255: smooth, with features of @size pixels. */
-static inline int smooth(uint64_t seed, int x, int y, int size)
+/* Random numbers that belong to points. */
+static inline uint64_t at_point(uint64_t seed, int x, int y)
 {
-	int at_x = x / size, at_y = y / size, part_x = x % size * 256 / size, part_y = y % size * 256 / size, corner[4];
-
-	for (int i = 0; i < 4; i++)
-		corner[i] = (int)(mix(seed ^ mix((uint64_t)(at_x + i % 2) | (uint64_t)(at_y + i / 2) << 32)) & 255);
-	part_x = part_x * part_x / 256 * (768 - 2 * part_x) / 256;
-	part_y = part_y * part_y / 256 * (768 - 2 * part_y) / 256;
-	return ((corner[0] * (256 - part_x) + corner[1] * part_x) * (256 - part_y) +
-		(corner[2] * (256 - part_x) + corner[3] * part_x) * part_y) / 65536;
+	return mix(seed ^ mix((uint64_t)(uint32_t)x | (uint64_t)(uint32_t)y << 32));
 }
 
-/* What lies under the microscope: cells with a rim and a nucleus, on uneven ground. */
-static inline int specimen(uint64_t seed, int x, int y)
+static inline int bend(int part)
 {
-	int value = 150 + smooth(seed, x, y, 160) / 8 + smooth(seed + 1, x, y, 23) / 10, grain = 0;
+	return part * part / 256 * (768 - 2 * part) / 256;
+}
 
-	/* Fine grain, a little soft: without, there would be nothing between the cells to find a place by. */
-	for (int i = 0; i < 4; i++)
-		grain += (int)(mix(seed ^ mix((uint64_t)(x + i % 2) | (uint64_t)(y + i / 2) << 32)) % 19) - 9;
-	value += grain * 2 / 3;
+/* Add something smooth, from 0 to 255 / @by, with features of @size pixels. */
+static inline void add_smooth(int *values, uint64_t seed, struct place from, int side, int size, int by)
+{
+	for (int y = 0; y < side; y++) {
+		int at_y = (from.y + y) / size, part_y = bend((from.y + y) % size * 256 / size), left = 0, right = 0, last = -1;
 
+		for (int x = 0; x < side; x++) {
+			int at_x = (from.x + x) / size, part_x = bend((from.x + x) % size * 256 / size);
 
-	for (int near_y = y / 44 - 1; near_y <= y / 44 + 1; near_y++) {
-		for (int near_x = x / 44 - 1; near_x <= x / 44 + 1; near_x++) {
-			uint64_t cell = mix(seed ^ mix((uint64_t)(uint32_t)near_x | (uint64_t)(uint32_t)near_y << 32));
-			int dx = x - near_x * 44 - (int)(cell % 44), dy = y - near_y * 44 - (int)(cell / 64 % 44);
-			int radius = 12 + (int)(cell >> 16 & 15), far = dx * dx + dy * dy;
-
-			if (cell >> 24 & 1 || far > radius * radius)
-				continue;
-			value -= far > (radius - 3) * (radius - 3) ? 70 : 25 + (int)(cell >> 28 & 15);
-			if (far < radius * radius / 9)
-				value -= 50;
+			if (at_x != last) {
+				left = (int)(at_point(seed, at_x, at_y) & 255) * (256 - part_y) +
+				       (int)(at_point(seed, at_x, at_y + 1) & 255) * part_y;
+				right = (int)(at_point(seed, at_x + 1, at_y) & 255) * (256 - part_y) +
+					(int)(at_point(seed, at_x + 1, at_y + 1) & 255) * part_y;
+				last = at_x;
+			}
+			values[y * side + x] += (left * (256 - part_x) + right * part_x) / 65536 / by;
 		}
 	}
-	return value;
+}
+
+/* A cell, with a rim and a nucleus. Some places have none. */
+static inline void add_cell(int *values, uint64_t seed, struct place from, int side, int column, int row)
+{
+	uint64_t cell = at_point(seed, column, row);
+	int mid_x = column * 44 + (int)(cell % 44) - from.x, mid_y = row * 44 + (int)(cell / 64 % 44) - from.y;
+	int radius = 12 + (int)(cell >> 16 & 15), inner = (radius - 3) * (radius - 3);
+
+	if (cell >> 24 & 1)
+		return;
+	for (int y = mid_y > radius ? mid_y - radius : 0; y <= mid_y + radius && y < side; y++) {
+		for (int x = mid_x > radius ? mid_x - radius : 0; x <= mid_x + radius && x < side; x++) {
+			int far = (x - mid_x) * (x - mid_x) + (y - mid_y) * (y - mid_y);
+
+			if (far <= radius * radius)
+				values[y * side + x] -= (far > inner ? 70 : 25 + (int)(cell >> 28 & 15)) +
+							(far < radius * radius / 9 ? 50 : 0);
+		}
+	}
+}
+
+/* Fine grain, a little soft: without, there would be nothing between the cells to find a place by. */
+static inline void add_grain(int *values, uint64_t seed, struct place from, int side)
+{
+	int *row = (int *)own_memory(2 * (size_t)(side + 1) * sizeof(*row));
+
+	for (int y = 0; y <= side; y++) {
+		int *now = row + y % 2 * (side + 1), *before = row + (y + 1) % 2 * (side + 1);
+
+		for (int x = 0; x <= side; x++)
+			now[x] = (int)(at_point(seed, from.x + x, from.y + y) % 19) - 9;
+		for (int x = 0; x < side && y; x++)
+			values[(y - 1) * side + x] += (now[x] + now[x + 1] + before[x] + before[x + 1]) * 2 / 3;
+	}
+	free(row);
 }
 
 /* The image @tile as the update @version took it. */
 static inline void make_tile(const struct set_head *set, uint64_t tile, uint64_t version, unsigned char *pixels)
 {
-	struct place place = true_place(set, tile);
-	uint64_t side = set->side, noise = mix(set->epochs.seed + mix(tile ^ version << 32));
+	uint64_t seed = set->epochs.seed, noise = mix(seed + mix(tile ^ version << 32));
+	struct place from = true_place(set, tile);
+	int side = (int)set->side, *values = (int *)own_memory((size_t)side * (size_t)side * sizeof(*values));
 
-	for (uint64_t i = 0; i < side * side; i++) {
-		int value = specimen(set->epochs.seed, place.x + (int)(i % side), place.y + (int)(i / side));
+	add_smooth(values, seed, from, side, 160, 8);
+	add_smooth(values, seed + 1, from, side, 23, 10);
+	add_grain(values, seed + 2, from, side);
+	for (int row = from.y / 44 - 2; row <= (from.y + side) / 44 + 1; row++)
+		for (int column = from.x / 44 - 2; column <= (from.x + side) / 44 + 1; column++)
+			add_cell(values, seed + 3, from, side, column, row);
+	for (int i = 0; i < side * side; i++) {
+		int value = 150 + values[i] + (int)(mix(noise + (uint64_t)i) % 9) - 4;
 
-		value += (int)(mix(noise + i) % 9) - 4;
 		pixels[i] = (unsigned char)(value < 0 ? 0 : value > 255 ? 255 : value);
 	}
+	free(values);
 }
 
 static inline void apply_to_set(void *file, uint64_t update)
