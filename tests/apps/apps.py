@@ -193,15 +193,17 @@ class Applications(unittest.TestCase):
     def test_the_program_that_updates_may_be_killed_at_any_time(self):
         for mount in self.each_way("sim:64M"):
             self.make(mount.mnt, changed=20)
-            worker = started(mount.mnt, "--json", "--no-updates", "--rounds", str(self.app.rounds), *self.app.run)
+            worker = started(mount.mnt, "--no-updates", "--rounds", "1000000000", *self.app.run)
             for _ in range(self.app.kills):
                 updater = started(mount.mnt, "--update", "--pause", "0", "input")
-                time.sleep(0.005 + random.random() * 0.05)
+                time.sleep(0.005 + random.random() * 0.03)
                 kill(updater)
-            # The last one ends an update that was cut off.
-            self.done(started(mount.mnt, "--update", "--updates", "1", "input"))
-            self.done(worker)
+                # The next one ends an update that was cut off; then the worker sees all of it.
+                self.done(started(mount.mnt, "--update", "--updates", "1", "--pause", "50", "input"))
             self.assertEqual(self.epoch(mount.mnt) % 2, 0)
+            ended = worker.poll()
+            kill(worker) if ended is None else self.done(worker)
+            self.assertIsNone(ended)
 
     def test_the_device_program_may_be_killed_at_any_time(self):
         for mount in self.each_way("sim:64M"):
