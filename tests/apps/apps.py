@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """
-apps.py BUILD APP - one of the applications of client/examples (sssp, collage, stitch), on small files, in each of the kernel's ways
+apps.py BUILD APP [--short] - one of the applications of client/examples (sssp, collage, stitch), on small files, in each of the kernel's ways
 of caching.
 
 The applications compare all that they compute with a reference of the CPU's, byte by byte, and end with 1 if a byte differs. So a
 test has them work beside other programs, under kill -9, on devices that are too small, and looks at how they end and at what they
-say moved.
+say moved. --short: fewer repetitions, for builds that are slow.
 """
 
 import json
@@ -35,9 +35,9 @@ class App:
 
 
 APPS = {
-    "sssp": App(["--make", "rmat:10", "--rounds", "0", "input"], ["input"], "input.weights", None, 12, 100),
-    "collage": App(["--make", "2000", "input"], ["--scene", "128x96", "input", "out"], "input", "out", 12, 12),
-    "stitch": App(["--make", "3x3", "--side", "128", "input"], ["input", "out"], "input", "out", 12, 12),
+    "sssp": App(["--make", "rmat:10", "--rounds", "0", "input"], ["input"], "input.weights", None, 8, 100),
+    "collage": App(["--make", "2000", "input"], ["--scene", "128x96", "input", "out"], "input", "out", 8, 12),
+    "stitch": App(["--make", "3x3", "--side", "128", "input"], ["input", "out"], "input", "out", 8, 12),
 }
 
 
@@ -168,7 +168,7 @@ class Applications(unittest.TestCase):
 
     def test_beside_a_program_that_updates_all_the_time(self):
         for mount in self.each_way("sim:64M,count=2"):
-            updater = started(mount.mnt, "--update", "--pause", "8", "input")
+            updater = started(mount.mnt, "--update", "--pause", "15", "input")
             try:
                 said = self.run_in(mount.mnt, "--no-updates", "--rounds", str(self.app.rounds), *self.owners(2))[-1]
             finally:
@@ -183,7 +183,7 @@ class Applications(unittest.TestCase):
                 children = []
                 for number, device in enumerate("010"):
                     words = [word if word != "out" else "out%d" % number for word in self.app.run]
-                    children.append(started(mount.mnt, "--json", "--no-updates", "--rounds", str(self.app.rounds // 6), "--device",
+                    children.append(started(mount.mnt, "--json", "--no-updates", "--rounds", str(max(self.app.rounds // 8, 1)), "--device",
                                             device, *words))
                 for child in children:
                     self.done(child)
@@ -293,4 +293,8 @@ with open(sys.argv[1], "r+b") as file:
 
 if __name__ == "__main__":
     BUILD, APP = os.path.abspath(sys.argv[1]), sys.argv[2]
+    if "--short" in sys.argv:
+        sys.argv.remove("--short")
+        APPS[APP].kills = 3
+        APPS[APP].rounds = 100 if APP == "sssp" else 6
     unittest.main(argv=[sys.argv[0], "--failfast"] + sys.argv[3:])
