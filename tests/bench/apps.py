@@ -46,10 +46,10 @@ class Sizes:
         if args.smoke:
             self.graph, self.tiles, self.scene, self.images, self.side = "rmat:10", 2000, "128x96", "3x3", 128
         elif args.quick:
-            self.graph, self.tiles, self.scene, self.images, self.side = "rmat:18", 20000, "512x384", "8x6", 256
+            self.graph, self.tiles, self.scene, self.images, self.side = "rmat:18", 60000, "512x384", "8x6", 256
         else:
-            self.graph, self.tiles, self.scene, self.images, self.side = "rmat:22", 1000000, "1024x768", "16x12", 512
-        self.candidates = self.tiles // 40  # with these about a quarter of the tiles are wanted
+            self.graph, self.tiles, self.scene, self.images, self.side = "rmat:22", 1000000, "512x384", "16x12", 512
+        self.candidates = self.tiles // 64  # with these about a quarter of the tiles are wanted
         self.shares = [1, 25] if args.smoke else SHARES
 
 
@@ -291,7 +291,7 @@ class Bench:
     # -- pictures of what they make
 
     def draw_examples(self):
-        commands = {"sssp": ["--make", "grid:480x320", "--rounds", 2, "--changed", 5, "input"],
+        commands = {"sssp": ["--make", "grid:480x320", "--rounds", 2, "input"],
                     "collage": ["--scene", "512x384", "--shrink", 2, "input", "out"],
                     "stitch": ["input", "out"]}
         for name, words in commands.items():

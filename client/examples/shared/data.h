@@ -59,7 +59,7 @@ static inline int choose_device(int fd, int wanted)
 	int n = gaia_devices(fd, info, 64), visible = 0;
 
 	if (cudaGetDeviceCount(&visible) != cudaSuccess || visible == 0) {
-		warnx("CUDA finds no device");
+		warnx("no CUDA device: CUDA finds none");
 		exit(EXIT_SKIPPED);
 	}
 	for (int i = 0; i < n && i < 64; i++) {
@@ -73,7 +73,7 @@ static inline int choose_device(int fd, int wanted)
 	}
 	if (n < 0 && errno == ENOTTY)
 		errx(1, "the file is not on a gaiafs mount");
-	warnx("the mount has no CUDA device that this process sees (gaiafs --device cuda)");
+	warnx("no CUDA device: none that this mount has is visible to this process (gaiafs --device cuda)");
 	exit(EXIT_SKIPPED);
 }
 #else
