@@ -37,7 +37,7 @@ struct epoch_head {
 	uint64_t clustered;   /* 1: neighbours; 0: anywhere */
 };
 
-#define EPOCH_PATIENCE_NS 20000000000u
+#define EPOCH_PATIENCE_NS 60000000000u
 
 /* ---- the CPU program's side ---- */
 
