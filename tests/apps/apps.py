@@ -66,9 +66,12 @@ class Mount:
         self.below, self.mnt, self.plain = (os.path.join(self.place, name) for name in ("below", "mnt", "plain"))
         for path in self.below, self.mnt, self.plain:
             os.mkdir(path)
-        subprocess.run([os.path.join(BUILD, "daemon", "gaiafs"), "--cpu-cache", way, "--device", device, *options, self.below,
-                        self.mnt], check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                       stderr=subprocess.DEVNULL, timeout=HANG_S)
+        done = subprocess.run([os.path.join(BUILD, "daemon", "gaiafs"), "--cpu-cache", way, "--device", device, *options, self.below,
+                               self.mnt], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                              timeout=HANG_S, check=False)
+        if done.returncode:
+            shutil.rmtree(self.place)
+            raise RuntimeError(done.stderr)
 
     def gaia(self, *words):
         return subprocess.run([os.path.join(BUILD, "client", "gaia"), *words], check=True, capture_output=True, text=True,
