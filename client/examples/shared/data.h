@@ -3,7 +3,7 @@
  *
  *	gaia	shared by gaiafs: only pages that changed move
  *	copy	read and copied whole at each acquire, and copied back whole at each release of what was acquired for writing
- *	mmap	the CPU plays the device, and maps the file as any program does; nothing moves (not on a GPU)
+ *	mmap	the CPU plays the device, and maps the file as any program does; nothing moves (not tried on a GPU)
  *	strict	unified memory on a GPU; without one, the emulation of strict.h
  *
  * Ranges are bytes of the file. Whatever fails ends the program with a sentence that says why.
@@ -117,7 +117,7 @@ static inline void data_open(struct data *d, enum mode mode, const char *path, i
 		break;
 #ifdef __CUDACC__
 	case MODE_MMAP:
-		warnx("a GPU cannot use files that are mapped");
+		warnx("--mode mmap is for simulated devices");
 		exit(EXIT_SKIPPED);
 	default:
 		CUDA(cudaMallocManaged(&p, d->size));

@@ -4,8 +4,8 @@
  *
  * The two memories are two views of the same pages. What is in one of them is missing in the other, where a touch is a page fault;
  * a thread takes these from userfaultfd(2) and moves the page (UFFDIO_MOVE, Linux 6.8). Pages that neither side has touched are
- * read from the file. The emulation moves single pages. Drivers move more at a time where they guess well, and need 20 µs and
- * more for each of their faults.
+ * read from the file. The emulation moves single pages; drivers move more at a time where they guess well. What a fault of a
+ * GPU's takes is not emulated: only counted, by the model of moved.h.
  */
 #ifndef EXAMPLE_STRICT_H
 #define EXAMPLE_STRICT_H
