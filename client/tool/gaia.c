@@ -216,6 +216,14 @@ static int flush_file(const char *path)
 	return flush_opened(path, open_ours(path, 0));
 }
 
+int sync_kernel(int fd)
+{
+	for (int tries = 0; syncfs(fd); tries++)
+		if (errno != EINTR || tries == 3)
+			return -errno;
+	return 0;
+}
+
 /* The kernel's part first: the daemon stores what it has been sent. */
 static int flush_mount(const char *path)
 {
@@ -225,7 +233,9 @@ static int flush_mount(const char *path)
 
 	if (fd < 0)
 		return fail_on(path, fd);
-	err = syncfs(fd) ? -errno : fetch_report(fd, GAIA_REPORT_SYNC, &text);
+	err = sync_kernel(fd);
+	if (!err)
+		err = fetch_report(fd, GAIA_REPORT_SYNC, &text);
 	close(fd);
 	if (err == -EPERM)
 		return fail("%s: only root, and the user whose daemon it is, may flush a whole mount; others flush their own files, "

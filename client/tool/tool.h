@@ -53,6 +53,12 @@ int warm_command(const struct args *a);
 /* Say what went wrong with each of a sync's "files", one line each on standard error. Returns their number. */
 size_t show_unstored(const json_t *report);
 
+/*
+ * syncfs(2): have the kernel hand over what it has of the mount of @fd. 0, or a negative errno. (When a program was killed in a
+ * release, Linux notes EINTR as an error of writing the file back, and tells the next who asks, once. Nothing was to be written.)
+ */
+int sync_kernel(int fd);
+
 /* Print a report as text. */
 void show_report(json_t *report);
 

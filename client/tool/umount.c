@@ -346,7 +346,9 @@ static void *sync_main(void *arg)
 	struct sync *s = arg;
 
 	/* The kernel's part first: the daemon stores what it has been sent. */
-	s->err = syncfs(s->fd) ? -errno : fetch_report(s->fd, GAIA_REPORT_SYNC, &s->text);
+	s->err = sync_kernel(s->fd);
+	if (!s->err)
+		s->err = fetch_report(s->fd, GAIA_REPORT_SYNC, &s->text);
 	close(s->done[1]);
 	return NULL;
 }

@@ -6,7 +6,6 @@ Every figure is the ratio of two that were taken in one round, one right after t
 noise does not touch. Devices are simulated: what is "modelled" is the time of their model, of an H200 on PCIe 5.
 """
 
-import argparse
 import contextlib
 import glob
 import json
@@ -22,6 +21,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib
 # pylint: disable=wrong-import-position
 import plot
 import report
+from command import parser_of
 from rounds import Goal, Progress, Row, TimeLimit, run_rounds, turn
 from systems import GIB, MIB, Gaiafs, Missing, run, run_undisturbed, stop_on_signals
 
@@ -697,17 +697,7 @@ class Bench:
 
 
 def arguments(given=None):
-    parser = argparse.ArgumentParser(prog="scripts/bench device", add_help=False)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--check", action="store_true")
-    # Files of a few MiB, for the bench's own test: its figures mean nothing.
-    parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--only", default="")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--out", default=".", type=report.results_dir)
-    parser.add_argument("--dir", default=tempfile.gettempdir())
-    parser.add_argument("--build", required=True)
-    parser.add_argument("--seconds", type=float, default=0)
+    parser = parser_of("device")
     return parser.parse_args(given)
 
 

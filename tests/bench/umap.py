@@ -17,6 +17,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib
 # pylint: disable=wrong-import-position
 import plot
 import report
+from command import parser_of
 from memory_limit import MemoryLimit
 from rounds import UNMEASURED, Goal, Progress, Row, TimeLimit, run_rounds, turn
 from systems import GIB, MIB, Missing, run, run_undisturbed, stop_on_signals
@@ -335,18 +336,8 @@ def peer_source(text):
 
 
 def arguments(given=None):
-    parser = argparse.ArgumentParser(prog="scripts/bench umap", add_help=False)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--check", action="store_true")
-    # Files of a few MiB, for the bench's own test: its figures mean nothing.
-    parser.add_argument("--smoke", action="store_true")
+    parser = parser_of("umap")
     parser.add_argument("--peer", type=peer_source)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--out", default=".", type=report.results_dir)
-    parser.add_argument("--dir", default=tempfile.gettempdir())
-    parser.add_argument("--build", required=True)
-    parser.add_argument("--seconds", type=float, default=0)
     return parser.parse_args(given)
 
 

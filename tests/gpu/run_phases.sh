@@ -137,6 +137,7 @@ run_examples() {
 	section example-histogram 30 "${words[@]}" "$bin/cuda-histogram" "$work/mnt/numbers"
 	section example-two_writers 30 "${words[@]}" "$bin/cuda-two_writers" "$work/mnt/numbers" "$work/mnt/NUMBERS"
 	section example-stencil 30 "${words[@]}" "$bin/cuda-stencil" "$work/mnt/grid"
+	section example-sssp 30 "${words[@]}" "$bin/cuda-sssp" --make grid:300x200 --rounds 20 "$work/mnt/roads"
 	if [ ! -e "$bin/cuda-sgemm" ]; then
 		not_run "the bundle was built without cuBLAS" example-sgemm
 	elif [ -z "$cublas" ]; then

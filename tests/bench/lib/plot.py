@@ -157,6 +157,46 @@ def draw_pairs(path, rows, subject, facts):
     return run_gnuplot(path, pairs_script(path, rows, subject, facts)) if rows else []
 
 
+def apps_script(path, lines, bars, facts, even, best):
+    """Two panels: how many times as fast as copying, over how much has changed; and how many times as fast as strict coherence."""
+    out = ['set terminal pngcairo size 1100,520 noenhanced font "sans,10"', "set output " + quote(path),
+           "set multiplot layout 1,2 title " + quote("applications on a simulated device, modelled as on PCIe 5\n%d whole rounds, %s"
+                                                     % (facts["rounds"], machine_text(facts)))]
+    if lines:
+        out += ["set title 'sssp: transfers, in times of copying the whole file'", "set logscale xy", "set grid xtics ytics",
+                "set xlabel 'weights that an update changes, %'", "set xrange [0.08:130]", "set yrange [0.01:*]",
+                "set key below vertical maxrows 4", "set border 3", "set xtics (0.1, 1, 5, 25, 75)",
+                "set arrow from 0.08,1 to 130,1 nohead lw 1.5 lc rgb 'black'",
+                "set arrow from %g, graph 0 to %g, graph 1 nohead dt 2 lc rgb '#777777'" % (even, even),
+                "set arrow from 0.08,%g to 130,%g nohead dt 2 lc rgb '#777777'" % (best, best),
+                "set label 'GAIA, in the paper: up to %g times' at 0.09,%g left offset 0,0.6 tc rgb '#777777' font ',8'" % (best, best),
+                "set label 'and as fast at %g %%' at %g, graph 0.95 right offset -0.5,0 tc rgb '#777777' font ',8'" % (even, even)]
+        plots = []
+        for n, (title, points) in enumerate(lines):
+            out += block("line%d" % n, points)
+            plots.append("$line%d using 1:2 with linespoints lw 1.8 pt 7 ps 0.7 lc rgb %s title %s"
+                         % (n, quote(COLOURS[(2, 3, 1, 0)[n % 4]]), quote(title)))
+            plots.append("$line%d using 1:2:(sprintf('%%.3g', $2)) with labels font ',7' offset 0,0.7 notitle" % n)
+        out += ["plot " + ", ".join(plots), "unset arrow", "unset label", "unset logscale", "unset xlabel"]
+    if bars:
+        out += block("ours", [(at, ours) for at, (_, ours, _) in enumerate(bars)])
+        out += block("paper", [(at, paper) for at, (_, _, paper) in enumerate(bars)])
+        out += ["set title " + quote("in times of strict coherence by pages:\nhere an emulation, in the paper unified memory"),
+                "set logscale y", "set yrange [0.5:*]", "set xrange [-0.6:%f]" % (len(bars) - 0.4), "set border 3",
+                "set xtics (%s) scale 0" % ", ".join("%s %d" % (quote(title), at) for at, (title, _, _) in enumerate(bars)),
+                "unset grid", "set grid ytics", "set boxwidth 0.35", "set style fill solid", "set key top right inside",
+                "plot $ours using ($1-0.19):2 with boxes lc rgb '%s' title 'gaiafs', " % COLOURS[2] +
+                "$ours using ($1-0.19):2:(sprintf('%.3g', $2)) with labels offset 0,0.7 notitle, "
+                "$paper using ($1+0.19):2 with boxes lc rgb '#bbbbbb' title 'GAIA, in the paper', "
+                "$paper using ($1+0.19):2:(sprintf('%.3g', $2)) with labels offset 0,0.7 notitle"]
+    return out
+
+
+def draw_apps(path, lines, bars, facts, even, best):
+    """[path], or []. @even, @best: what the paper says of sssp, percent and times."""
+    return run_gnuplot(path, apps_script(path, lines, bars, facts, even, best)) if lines or bars else []
+
+
 def draw(path, rows, counts, columns, names, peers, facts, *more):
     """[path], or [] and, if there is something to draw, a line that says why. @more: the title and SHOWN of another bench."""
     if not rows or not columns[1:]:

@@ -14,6 +14,7 @@ import unittest.mock
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # pylint: disable=wrong-import-position
+import apps
 import cpu
 import device
 import memory
@@ -26,6 +27,7 @@ from rounds import (BEST_PEER, MET, MISSED, NOISE, UNMEASURED, Goal, Progress, R
                     run_rounds, turn)
 from systems import GIB, MIB, Missing, Peer
 
+MADE_UP_MACHINE = {"cpu": "c", "cores": 2, "memory_gib": 4, "kernel": "6", "file_system": "ext4", "damon": False, "load_before": [0.0]}
 NATIVE, OURS = cpu.NATIVE, cpu.WAYS[0]
 PEERS = cpu.PEERS
 
@@ -439,6 +441,46 @@ class Pairs(unittest.TestCase):
             self.assertEqual(device.Bench.read_dumps(paths), {"acquire read": 100, "release read": 7})
         with self.assertRaisesRegex(Missing, "callgrind.h"):
             device.Bench.read_dumps([])
+
+
+class Apps(unittest.TestCase):
+    def bench(self, *options):
+        bench = apps.Bench(apps.arguments(["--build", "/nowhere", *options]))
+        for add in bench.sssp, bench.collage, bench.stitch:
+            add()
+        return bench
+
+    def test_goals_are_those_of_neighbours(self):
+        goals = {}
+        for row in self.bench().rows:
+            for goal in row.goals:
+                goals[row.section.split(",")[0], row.title] = goal.least
+        title = "%s %%, modelled; peer: copying the file"
+        self.assertEqual({share: goals["sssp", title % share] for share in ("1", "25", "100")}, {"1": 8, "25": 3, "100": 0.95})
+        self.assertEqual(sorted(least for (app, _), least in goals.items() if app == "collage"), [0.9, 3.4, 3.4, 6, 9])
+        self.assertEqual([least for (app, _), least in goals.items() if app == "stitch"], [1.31])
+        self.assertEqual(len(goals), 9)
+
+    def test_only_leaves_out_works_and_a_program_that_is_not_there_is_named(self):
+        bench = self.bench("--only", "stitch", "--smoke")
+        self.assertEqual(len(bench.works), 1)
+        with contextlib.redirect_stderr(io.StringIO()), tempfile.TemporaryDirectory() as bench.place:
+            for _, work in bench.works:
+                work(0)
+        self.assertIn("was not built", " ".join(bench.missing.values()))
+        self.assertFalse(any(row.is_measured() for row in bench.rows))
+
+    def test_the_plot_has_the_papers_numbers_beside_ours(self):
+        bench = self.bench()
+        for row in bench.rows:
+            row.samples = {apps.PEER: [10.0], apps.OURS: [25.0]}
+        self.assertEqual(bench.bars(), [("collage, hot", 2.5, 9), ("collage, cold", 2.5, 6), ("stitch, end to end", 2.5, 1.31)])
+        bench.speedups = {("gaia", apps.CLUSTERED, 25): [3, 5, 4], ("gaia", apps.CLUSTERED, 1): [9], ("copy", apps.CLUSTERED, 1): [1]}
+        self.assertEqual(bench.lines(), [("gaiafs, weights neighbours", [(1, 9), (25, 4)])])
+        facts = {"rounds": 1, "machine": MADE_UP_MACHINE}
+        text = "\n".join(plot.apps_script("x.png", bench.lines(), bench.bars(), facts, 75, 8))
+        for what in "up to 8 times", "as fast at 75", "1.310000", "9.000000":
+            self.assertIn(what, text)
 
 
 class Umap(unittest.TestCase):
