@@ -29,6 +29,7 @@ static const char usage_text[] =
 	"       gaia unpin FILE|DIR... [--device N] [--json]\n"
 	"       gaia pins MOUNT [--json]\n"
 	"       gaia warm FILE|DIR... [--device N] [--json]\n"
+	"       gaia trace MOUNT [--seconds N]\n"
 	"       gaia umount MOUNT [--discard] [--everywhere] | MOUNT --force\n"
 	"       gaia --help | --version\n";
 
@@ -355,6 +356,13 @@ static int evict_command(const struct args *a)
 	return status;
 }
 
+static int trace_it(const struct args *a)
+{
+	int status = check_kind(a->path, true);
+
+	return status ? status : trace_command(a->path, a->seconds);
+}
+
 static int umount_it(const struct args *a)
 {
 	return umount_command(a->path, a->force, a->everywhere, a->discard);
@@ -392,6 +400,17 @@ static bool parse_range(const char *text, struct args *a)
 	       parse_bytes(text, '\0', &text, &a->length) && a->length;
 }
 
+static bool parse_seconds(const char *text, struct args *a)
+{
+	const char *end;
+	uint64_t n;
+
+	if (!text || !parse_bytes(text, '\0', &end, &n) || !n || n > UINT32_MAX)
+		return false;
+	a->seconds = n;
+	return true;
+}
+
 static bool parse_device(const char *text, uint32_t *device)
 {
 	unsigned long n;
@@ -407,7 +426,7 @@ static bool parse_device(const char *text, uint32_t *device)
 	return true;
 }
 
-enum { OPT_JSON = 1, OPT_FROM = 2, OPT_RANGE = 4, OPT_UMOUNT = 8, OPT_RECURSIVE = 16, OPT_DEVICE = 32, OPT_PATHS = 64 };
+enum { OPT_JSON = 1, OPT_FROM = 2, OPT_RANGE = 4, OPT_UMOUNT = 8, OPT_RECURSIVE = 16, OPT_DEVICE = 32, OPT_PATHS = 64, OPT_SECONDS = 128 };
 
 static const struct command {
 	const char *name;
@@ -423,6 +442,7 @@ static const struct command {
 	{ "unpin", OPT_JSON | OPT_DEVICE | OPT_PATHS, unpin_command },
 	{ "pins", OPT_JSON, pins_command },
 	{ "warm", OPT_JSON | OPT_DEVICE | OPT_PATHS, warm_command },
+	{ "trace", OPT_SECONDS, trace_it },
 	{ "umount", OPT_UMOUNT, umount_it },
 };
 
@@ -463,6 +483,10 @@ static int parse_args(const struct command *cmd, char **argv, struct args *a)
 			a->discard = true;
 		} else if (!strcmp(arg, "--everywhere") && cmd->options & OPT_UMOUNT) {
 			a->everywhere = true;
+		} else if (!strcmp(arg, "--seconds") && cmd->options & OPT_SECONDS) {
+			if (!parse_seconds(argv[1], a))
+				return usage("%s: --seconds takes a number", cmd->name);
+			argv++;
 		} else if (!strcmp(arg, "--range") && cmd->options & OPT_RANGE) {
 			if (!argv[1] || !parse_range(argv[1], a))
 				return usage("%s: --range is OFFSET:LENGTH, in bytes or with K, M, G or T", cmd->name);

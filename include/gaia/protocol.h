@@ -338,6 +338,11 @@ struct gaia_end {
 	uint32_t length;	/* of `text`, set last. 0: the daemon has not ended, or was killed */
 	char text[];		/* JSON like SYNC's, NUL-terminated: what is lost */
 };
+/*
+ * Accesses to the mount's files since the last call, which begins to record them; it ends when nobody calls for five seconds. Not
+ * JSON: lines, which gaia(1) describes ("TRACES"). EPERM: as for SYNC. EBUSY: another process is taking them.
+ */
+#define GAIA_REPORT_TRACE 6u
 struct gaia_ioc_report {
 	struct gaia_client_key key;
 	uint32_t what;
