@@ -24,7 +24,7 @@ static const char usage_text[] =
 	"       gaia stat MOUNT [INTERVAL [COUNT]] [--json]\n"
 	"       gaia residency FILE [--json]\n"
 	"       gaia flush FILE | MOUNT | -r DIR\n"
-	"       gaia evict FILE [--from home | --from device N] [--range OFFSET:LENGTH]\n"
+	"       gaia evict FILE [--from home | --from device N | --from device-cache] [--range OFFSET:LENGTH]\n"
 	"       gaia pin FILE|DIR... [--device N] [--json]\n"
 	"       gaia unpin FILE|DIR... [--device N] [--json]\n"
 	"       gaia pins MOUNT [--json]\n"
@@ -317,9 +317,12 @@ static int evict_from(int *fd, const struct args *a, uint32_t from)
 	int err;
 
 	err = order(fd, a->path, GAIA_IOC_EVICT, &io);
-	if (!err)
+	/* Older daemons have no such cache. */
+	if (!err || (err == -ENODEV && from == GAIA_FROM_DEVICE_CACHE && !a->from_given))
 		return EXIT_OK;
-	if (from != GAIA_FROM_HOME)
+	if (from == GAIA_FROM_DEVICE_CACHE)
+		strcpy(memory, "devices' caches");
+	else if (from != GAIA_FROM_HOME)
 		snprintf(memory, sizeof(memory), "device %" PRIu32, from);
 	if (err == -EBUSY && is_pinned(*fd, from))
 		return fail("%s: pinned to %s; 'gaia unpin' it first", a->path, memory);
@@ -330,7 +333,10 @@ static int evict_from(int *fd, const struct args *a, uint32_t from)
 	return fail_on(a->path, err);
 }
 
-/* Evict from the named memory, or from all: from devices first, since their released pages go home. */
+/*
+ * Evict from the named memory, or from all: from devices first, since their released pages go home; and last what left home for a device's
+ * cache.
+ */
 static int evict_command(const struct args *a)
 {
 	struct gaia_ioc_devices io = { 0 };
@@ -351,6 +357,8 @@ static int evict_command(const struct args *a)
 			status = evict_from(&fd, a, i);
 		if (!status)
 			status = evict_from(&fd, a, GAIA_FROM_HOME);
+		if (!status)
+			status = evict_from(&fd, a, GAIA_FROM_DEVICE_CACHE);
 	}
 	close(fd);
 	return status;
@@ -420,7 +428,7 @@ static bool parse_device(const char *text, uint32_t *device)
 		return false;
 	errno = 0;
 	n = strtoul(text, &end, 10);
-	if (errno || *end || n >= GAIA_FROM_HOME)
+	if (errno || *end || n >= GAIA_FROM_DEVICE_CACHE)
 		return false;
 	*device = (uint32_t)n;
 	return true;
@@ -499,12 +507,13 @@ static int parse_args(const struct command *cmd, char **argv, struct args *a)
 		} else if (!strcmp(arg, "--from") && cmd->options & OPT_FROM) {
 			a->from_given = true;
 			a->from = GAIA_FROM_HOME;
-			if (argv[1] && !strcmp(argv[1], "device") && parse_device(argv[2], &a->from))
-				argv += 2;
-			else if (argv[1] && !strcmp(argv[1], "home"))
+			if (argv[1] && !strcmp(argv[1], "device-cache"))
+				a->from = GAIA_FROM_DEVICE_CACHE;
+			else if (argv[1] && !strcmp(argv[1], "device") && parse_device(argv[2], &a->from))
 				argv++;
-			else
-				return usage("%s: --from is 'home' or 'device N'", cmd->name);
+			else if (!argv[1] || strcmp(argv[1], "home"))
+				return usage("%s: --from is 'home', 'device N' or 'device-cache'", cmd->name);
+			argv++;
 		} else {
 			return usage("%s: no option '%s'", cmd->name, arg);
 		}

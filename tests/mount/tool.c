@@ -231,12 +231,62 @@ EACH_WAY_BARE(tool, trace_shows_accesses_until_it_is_ended)
 	shell_ok(mnt.path, "\"$GAIA\" trace . --seconds 1 | grep -q '^# gaiafs'");
 }
 
+/* Read past the kernel's cache, so that home has it. */
+static void read_direct(const char *name, char byte)
+{
+	int fd = openat(both_root[ON_MOUNT], name, O_RDONLY | O_DIRECT);
+	char *bytes = aligned_alloc(4096, MIB);
+
+	cr_assert_geq(fd, 0);
+	cr_assert_eq(read(fd, bytes, MIB), MIB);
+	for (unsigned i = 0; i < MIB; i++)
+		cr_assert_eq(bytes[i], byte, "byte %u", i);
+	free(bytes);
+	close(fd);
+}
+
+EACH_WAY_BARE(tool, pages_that_left_home_are_shown_where_they_are_parked)
+{
+	static const char *const args[] = { "--device", "sim:16M,cache=8M", "--home", "32M", NULL };
+	static char bytes[MIB];
+	long parked = 0;
+	int fd;
+
+	way_start(args);
+	way_make_cached("f");
+	fd = openat(both_root[ON_MOUNT], "f", O_RDWR);
+	memset(bytes, 'p', MIB);
+	cr_assert_eq(write(fd, bytes, MIB), MIB);
+	cr_assert_eq(fsync(fd), 0);
+	close(fd);
+	/* What leaves again is parked, once the device has made room for it. */
+	for (unsigned tries = 0; tries < 1000 && parked < MIB; tries++) {
+		json_t *r;
+
+		read_direct("f", 'p');
+		shell_ok(mnt.path, "\"$GAIA\" evict f --from home");
+		r = report("residency", "f");
+		parked = NUMBER(r, "victim_bytes");
+		cr_assert_eq(NUMBER(r, "home"), 0);
+		json_decref(r);
+	}
+	cr_assert_eq(parked, MIB);
+	cr_assert_gt(STATUS("devices", "0", "cache_bytes"), 0);
+	cr_assert_eq(STATUS("devices", "0", "used"), 0);
+	cr_assert_geq(STATUS("counters", "victim_parked"), MIB / 4096);
+	cr_assert_geq(STATUS("tiers", "3", "page_ns"), 1);
+	read_direct("f", 'p');
+	shell_ok(mnt.path, "\"$GAIA\" evict f --from device-cache && \"$GAIA\" residency f | grep -Eq '^victim_bytes *0 B'");
+	read_direct("f", 'p');
+	shell_ok(mnt.path, "\"$GAIA\" evict f");
+}
+
 EACH_WAY_BARE(tool, bad_usage_is_one_line)
 {
 	static const char *const usage[] = {
 		"", "frobnicate", "status", "status . .", "status . --from home", "residency",
 		"evict", "evict f --from", "evict f --from device", "evict f --from device x",
-		"evict f --from cellar", "evict f --range 5", "evict f --range 5:0",
+		"evict f --from cellar", "evict f --from device-cash", "evict f --range 5", "evict f --range 5:0",
 		"evict f --range 5:6x", "flush", "flush f --json", "umount",
 		"trace", "trace . --seconds", "trace . --seconds 0", "trace . --seconds x", "trace . --json",
 	};
