@@ -44,6 +44,7 @@ struct daemon {
 	struct store *store;
 	const char *storage_io; /* how the store reads */
 	struct device **device; /* ends with NULL */
+	uint64_t device_cache[CACHE_MAX_DEVICES];
 	unsigned n_devices;
 	struct quota *quota;
 	uint64_t home_bytes;
@@ -265,6 +266,7 @@ static int start_devices(struct daemon *d)
 	if (o->choose_devices)
 		return choose_devices(d);
 	for (unsigned i = 0; i < o->n_devices && !err; i++) {
+		d->device_cache[d->n_devices] = o->device[i].cache;
 		if (o->device[i].kind == CHOICE_CUDA)
 			err = start_cuda(d, &o->device[i].cuda);
 		else
@@ -420,6 +422,7 @@ static int start_cache(struct daemon *d)
 		.device_percent = d->options.device_percent,
 		.files_percent = d->options.pin_share,
 		.files_user_percent = d->options.pin_user_percent,
+		.device_cache = d->device_cache,
 		.unstored = &d->end.shared->unstored,
 		.host = fs_cache_host(),
 		.host_arg = d->fs,

@@ -35,9 +35,14 @@
 	  "peers=on|off (copies from other devices; on),\n"                                                             \
 	  "readonly=on|off (off: cannot share read-only, as a\n"                                                        \
 	  "GPU cannot; on), strict=on|off (touching what is not\n"                                                      \
-	  "acquired is a SIGSEGV; on)",                                                                                 \
+	  "acquired is a SIGSEGV; on), cache=SIZE|auto (of its\n"                                                       \
+	  "memory, while programs leave it, for pages that left\n"                                                      \
+	  "--home; auto: what is free; none)",                                                                                 \
 	  parse_device)                                                                                                 \
-	X("device", 0, "cuda[:INDEX[,SIZE]]", "a GPU (0), with 80 % of its free memory", parse_device)                  \
+	X("device", 0, "cuda[:INDEX[,SIZE][,cache=SIZE|auto]]",                                                         \
+	  "a GPU (0), with 80 % of its free memory; cache: as\n"                                                        \
+	  "for a simulated device (none)",                                                                              \
+	  parse_device)                                                                                                 \
 	X("device", 0, "none",                                                                                          \
 	  "no device; without --device: every GPU that works,\n"                                                        \
 	  "and if there is none, a simulated device",                                                                   \

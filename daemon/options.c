@@ -53,6 +53,16 @@ static int parse_off(const char *text, bool *off)
 	return *off || !strcmp(text, "on") ? 0 : -EINVAL;
 }
 
+/* "cache=SIZE|auto". */
+static int parse_cache(const char *text, uint64_t *bytes)
+{
+	if (!strcmp(text, "auto")) {
+		*bytes = CACHE_DEVICE_AUTO;
+		return 0;
+	}
+	return parse_size(text, bytes) || (*bytes && *bytes < GAIA_CHUNK) ? -EINVAL : 0;
+}
+
 static int parse_sim_key(const char *key, struct sim_config *sim, uint64_t *count)
 {
 	if (!strncmp(key, "bandwidth=", 10))
@@ -101,7 +111,7 @@ static int parse_sim(struct options *o, const char *text)
 		}
 	}
 	while ((word = strsep(&rest, ","))) {
-		err = parse_sim_key(word, sim, &count);
+		err = strncmp(word, "cache=", 6) ? parse_sim_key(word, sim, &count) : parse_cache(word + 6, &choice.cache);
 		if (err == -ERANGE) {
 			log_error("--device sim%s: \"%s\": not a number of devices from 1 to %u", text, word, CACHE_MAX_DEVICES);
 			goto out;
@@ -109,13 +119,28 @@ static int parse_sim(struct options *o, const char *text)
 		if (err) {
 			log_error("--device sim%s: \"%s\" is not count=N, bandwidth=SIZE, local=SIZE, "
 				  "latency=MICROSECONDS, submit=MICROSECONDS, wait=on|off, peers=on|off, "
-				  "readonly=on|off or strict=on|off", text, word);
+				  "readonly=on|off, strict=on|off or cache=SIZE|auto", text, word);
 			goto out;
 		}
 	}
 	err = add_devices(o, &choice, count);
 out:
 	free(copy);
+	return err;
+}
+
+/* "SIZE", "cache=SIZE|auto", or both in this order. */
+static int parse_cuda_keys(const char *text, struct device_choice *choice)
+{
+	const char *comma = strchr(text, ','), *key = !strncmp(text, "cache=", 6) ? text : comma ? comma + 1 : NULL;
+	char *size = strndup(text, comma ? (size_t)(comma - text) : strlen(text));
+	int err = size ? 0 : -ENOMEM;
+
+	if (!err && key != text)
+		err = parse_size(size, &choice->cuda.capacity) || choice->cuda.capacity < GAIA_CHUNK ? -EINVAL : 0;
+	if (!err && key)
+		err = strncmp(key, "cache=", 6) ? -EINVAL : parse_cache(key + 6, &choice->cache);
+	free(size);
 	return err;
 }
 
@@ -135,8 +160,8 @@ static int parse_cuda(struct options *o, const char *text)
 		return -EINVAL;
 	}
 	choice.cuda.index = (unsigned)index;
-	if (*end && (parse_size(end + 1, &choice.cuda.capacity) || choice.cuda.capacity < GAIA_CHUNK)) {
-		log_error("--device cuda%s: \"%s\" is not a size of at least 2M", text, end + 1);
+	if (*end && parse_cuda_keys(end + 1, &choice)) {
+		log_error("--device cuda%s: \"%s\" is not a size of at least 2M, cache=SIZE or cache=auto", text, end + 1);
 		return -EINVAL;
 	}
 	for (unsigned i = 0; i < o->n_devices; i++) {

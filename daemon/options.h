@@ -15,6 +15,7 @@ struct device_choice {
 	enum { CHOICE_SIM, CHOICE_CUDA } kind;
 	struct sim_config sim;
 	struct cuda_config cuda;
+	uint64_t cache; /* bytes for pages that left home, or CACHE_DEVICE_AUTO; 0: none */
 };
 
 struct options {

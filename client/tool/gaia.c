@@ -24,11 +24,12 @@ static const char usage_text[] =
 	"       gaia stat MOUNT [INTERVAL [COUNT]] [--json]\n"
 	"       gaia residency FILE [--json]\n"
 	"       gaia flush FILE | MOUNT | -r DIR\n"
-	"       gaia evict FILE [--from home | --from device N] [--range OFFSET:LENGTH]\n"
+	"       gaia evict FILE [--from home | --from device N | --from device-cache] [--range OFFSET:LENGTH]\n"
 	"       gaia pin FILE|DIR... [--device N] [--json]\n"
 	"       gaia unpin FILE|DIR... [--device N] [--json]\n"
 	"       gaia pins MOUNT [--json]\n"
 	"       gaia warm FILE|DIR... [--device N] [--json]\n"
+	"       gaia trace MOUNT [--seconds N]\n"
 	"       gaia umount MOUNT [--discard] [--everywhere] | MOUNT --force\n"
 	"       gaia --help | --version\n";
 
@@ -316,9 +317,12 @@ static int evict_from(int *fd, const struct args *a, uint32_t from)
 	int err;
 
 	err = order(fd, a->path, GAIA_IOC_EVICT, &io);
-	if (!err)
+	/* Older daemons have no such cache. */
+	if (!err || (err == -ENODEV && from == GAIA_FROM_DEVICE_CACHE && !a->from_given))
 		return EXIT_OK;
-	if (from != GAIA_FROM_HOME)
+	if (from == GAIA_FROM_DEVICE_CACHE)
+		strcpy(memory, "devices' caches");
+	else if (from != GAIA_FROM_HOME)
 		snprintf(memory, sizeof(memory), "device %" PRIu32, from);
 	if (err == -EBUSY && is_pinned(*fd, from))
 		return fail("%s: pinned to %s; 'gaia unpin' it first", a->path, memory);
@@ -329,7 +333,10 @@ static int evict_from(int *fd, const struct args *a, uint32_t from)
 	return fail_on(a->path, err);
 }
 
-/* Evict from the named memory, or from all: from devices first, since their released pages go home. */
+/*
+ * Evict from the named memory, or from all: from devices first, since their released pages go home; and last what left home for a device's
+ * cache.
+ */
 static int evict_command(const struct args *a)
 {
 	struct gaia_ioc_devices io = { 0 };
@@ -350,9 +357,18 @@ static int evict_command(const struct args *a)
 			status = evict_from(&fd, a, i);
 		if (!status)
 			status = evict_from(&fd, a, GAIA_FROM_HOME);
+		if (!status)
+			status = evict_from(&fd, a, GAIA_FROM_DEVICE_CACHE);
 	}
 	close(fd);
 	return status;
+}
+
+static int trace_it(const struct args *a)
+{
+	int status = check_kind(a->path, true);
+
+	return status ? status : trace_command(a->path, a->seconds);
 }
 
 static int umount_it(const struct args *a)
@@ -392,6 +408,17 @@ static bool parse_range(const char *text, struct args *a)
 	       parse_bytes(text, '\0', &text, &a->length) && a->length;
 }
 
+static bool parse_seconds(const char *text, struct args *a)
+{
+	const char *end;
+	uint64_t n;
+
+	if (!text || !parse_bytes(text, '\0', &end, &n) || !n || n > UINT32_MAX)
+		return false;
+	a->seconds = n;
+	return true;
+}
+
 static bool parse_device(const char *text, uint32_t *device)
 {
 	unsigned long n;
@@ -401,13 +428,13 @@ static bool parse_device(const char *text, uint32_t *device)
 		return false;
 	errno = 0;
 	n = strtoul(text, &end, 10);
-	if (errno || *end || n >= GAIA_FROM_HOME)
+	if (errno || *end || n >= GAIA_FROM_DEVICE_CACHE)
 		return false;
 	*device = (uint32_t)n;
 	return true;
 }
 
-enum { OPT_JSON = 1, OPT_FROM = 2, OPT_RANGE = 4, OPT_UMOUNT = 8, OPT_RECURSIVE = 16, OPT_DEVICE = 32, OPT_PATHS = 64 };
+enum { OPT_JSON = 1, OPT_FROM = 2, OPT_RANGE = 4, OPT_UMOUNT = 8, OPT_RECURSIVE = 16, OPT_DEVICE = 32, OPT_PATHS = 64, OPT_SECONDS = 128 };
 
 static const struct command {
 	const char *name;
@@ -423,6 +450,7 @@ static const struct command {
 	{ "unpin", OPT_JSON | OPT_DEVICE | OPT_PATHS, unpin_command },
 	{ "pins", OPT_JSON, pins_command },
 	{ "warm", OPT_JSON | OPT_DEVICE | OPT_PATHS, warm_command },
+	{ "trace", OPT_SECONDS, trace_it },
 	{ "umount", OPT_UMOUNT, umount_it },
 };
 
@@ -463,6 +491,10 @@ static int parse_args(const struct command *cmd, char **argv, struct args *a)
 			a->discard = true;
 		} else if (!strcmp(arg, "--everywhere") && cmd->options & OPT_UMOUNT) {
 			a->everywhere = true;
+		} else if (!strcmp(arg, "--seconds") && cmd->options & OPT_SECONDS) {
+			if (!parse_seconds(argv[1], a))
+				return usage("%s: --seconds takes a number", cmd->name);
+			argv++;
 		} else if (!strcmp(arg, "--range") && cmd->options & OPT_RANGE) {
 			if (!argv[1] || !parse_range(argv[1], a))
 				return usage("%s: --range is OFFSET:LENGTH, in bytes or with K, M, G or T", cmd->name);
@@ -475,12 +507,13 @@ static int parse_args(const struct command *cmd, char **argv, struct args *a)
 		} else if (!strcmp(arg, "--from") && cmd->options & OPT_FROM) {
 			a->from_given = true;
 			a->from = GAIA_FROM_HOME;
-			if (argv[1] && !strcmp(argv[1], "device") && parse_device(argv[2], &a->from))
-				argv += 2;
-			else if (argv[1] && !strcmp(argv[1], "home"))
+			if (argv[1] && !strcmp(argv[1], "device-cache"))
+				a->from = GAIA_FROM_DEVICE_CACHE;
+			else if (argv[1] && !strcmp(argv[1], "device") && parse_device(argv[2], &a->from))
 				argv++;
-			else
-				return usage("%s: --from is 'home' or 'device N'", cmd->name);
+			else if (!argv[1] || strcmp(argv[1], "home"))
+				return usage("%s: --from is 'home', 'device N' or 'device-cache'", cmd->name);
+			argv++;
 		} else {
 			return usage("%s: no option '%s'", cmd->name, arg);
 		}

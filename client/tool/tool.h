@@ -21,6 +21,7 @@ struct args {
 	bool from_given, device_given;
 	uint32_t from; /* a device's index or GAIA_FROM_HOME */
 	uint32_t device;
+	uint32_t seconds; /* 0: no end */
 	uint64_t offset, length;
 };
 
@@ -70,6 +71,9 @@ bool is_mount_point(const char *path);
  * namespaces, too. @discard: even if some data cannot be stored.
  */
 int umount_command(const char *path, bool force, bool everywhere, bool discard);
+
+/* gaia trace: until a signal ends it, or so many seconds have passed (0: no end). */
+int trace_command(const char *path, uint32_t seconds);
 
 /* "1.5 MiB". */
 void format_bytes(char *out, size_t size, json_int_t n);

@@ -32,6 +32,12 @@
 	X(peer_failures, "copies between devices that failed: home sent the pages (calls)")     \
 	X(device_reads, "pages of home filled from a device instead of the store")              \
 	X(device_read_failures, "copies for that which failed: the store was read (calls)")     \
+	X(victim_parked, "pages parked on devices when they left home") \
+	X(victim_batches, "operations by which they were copied there (calls)")                 \
+	X(victim_hits, "of the pages filled from a device, those that were parked there")       \
+	X(victim_refused, "pages that left home and were not parked: they had not left it before, lately, or there was no room at once") \
+	X(victim_dropped, "parked pages that were forgotten: they changed, or their place was needed") \
+	X(victim_given_up, "memory of devices that was taken back from parked pages, for replicas or on request (chunks)") \
 	X(read_probes, "reads from a source that seemed dearer, to learn what it costs by now (calls)") \
 	X(device_operations, "operations that devices were given (calls)")                      \
 	X(device_bytes_in, "bytes moved from host memory to devices, bases of merges too (bytes)") \

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/trace.h"
 #include "base/util.h"
 #include "control/internal.h"
 
@@ -229,19 +230,33 @@ static int sealed_memfd(const char *text)
 	return fd;
 }
 
-/* A sealed memfd with the report, or a negative errno. */
-static int make_report(struct control *ctl, struct cfile *f, uid_t uid, unsigned what)
+/* The report's text, to be freed, or NULL. */
+static char *report_text(struct control *ctl, struct cfile *f, uid_t uid, unsigned what)
 {
 	json_t *json = what == GAIA_REPORT_STATUS ? status_json(ctl, uid) :
 		       what == GAIA_REPORT_SYNC	  ? sync_json(ctl) :
 		       what == GAIA_REPORT_PINS	  ? cache_pins_json(ctl->cache, uid, quota_is_owner(ctl->quota, uid)) :
 						    cfile_residency_json(f);
 	char *text = json ? json_dumps(json, JSON_INDENT(2)) : NULL;
-	int fd = text ? sealed_memfd(text) : -ENOMEM;
 
 	json_decref(json);
+	return text;
+}
+
+/* A sealed memfd with the report, or a negative errno. */
+static int make_report(struct control *ctl, struct cfile *f, const struct client *c, uid_t uid, unsigned what)
+{
+	char *text = NULL;
+	int fd = 0;
+
+	if (what == GAIA_REPORT_TRACE)
+		fd = trace_take(c->pid, &text);
+	else
+		text = report_text(ctl, f, uid, what);
+	if (!fd)
+		fd = text ? sealed_memfd(text) : -ENOMEM;
 	free(text);
-	if (fd < 0)
+	if (fd < 0 && fd != -EBUSY)
 		log_warn("control: no report could be made: %s", strerror(-fd));
 	return fd;
 }
@@ -253,9 +268,10 @@ int control_report(struct control *ctl, struct cfile *f, uid_t uid, struct gaia_
 	struct stat st;
 	int fd, err;
 
-	if (io->reserved || io->what < GAIA_REPORT_STATUS || io->what > GAIA_REPORT_PINS)
+	if (io->reserved || io->what < GAIA_REPORT_STATUS || io->what > GAIA_REPORT_TRACE)
 		return -EINVAL;
-	if ((io->what == GAIA_REPORT_SYNC || io->what == GAIA_REPORT_END) && !quota_is_owner(ctl->quota, uid))
+	if ((io->what == GAIA_REPORT_SYNC || io->what == GAIA_REPORT_END || io->what == GAIA_REPORT_TRACE) &&
+	    !quota_is_owner(ctl->quota, uid))
 		return -EPERM;
 	if (io->what == GAIA_REPORT_RESIDENCY && !f)
 		return -ENODEV;
@@ -267,7 +283,7 @@ int control_report(struct control *ctl, struct cfile *f, uid_t uid, struct gaia_
 		client_put(c);
 		return err;
 	}
-	fd = make_report(ctl, f, uid, io->what);
+	fd = make_report(ctl, f, c, uid, io->what);
 	if (fd < 0) {
 		client_put(c);
 		return fd;

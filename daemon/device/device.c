@@ -22,6 +22,8 @@ static void wake_waiter(struct dev_op *op, int err)
 
 	w->err = err;
 	w->ended_ns = now_ns();
+	if (w->then)
+		w->then(w->then_arg, err);
 	sem_post(&w->completed);
 }
 
@@ -66,8 +68,15 @@ int device_submit(struct device *dev, struct dev_op *op)
 
 int device_begin(struct device *dev, struct dev_op *op, struct device_wait *w)
 {
+	return device_begin_then(dev, op, w, NULL, NULL);
+}
+
+int device_begin_then(struct device *dev, struct dev_op *op, struct device_wait *w, void (*then)(void *arg, int err), void *arg)
+{
 	int err;
 
+	w->then = then;
+	w->then_arg = arg;
 	sem_init(&w->completed, 0, 0);
 	w->few = is_small(op);
 	w->began_ns = now_ns();

@@ -194,8 +194,12 @@ struct device_wait {
 	uint64_t began_ns; /* when it was submitted; */
 	uint64_t ended_ns; /* when it completed, which may be long before somebody waits for it */
 	bool few;	   /* pages: for device_end() */
+	void (*then)(void *arg, int err); /* NULL: nothing; see device_begin_then() */
+	void *then_arg;
 };
 int device_begin(struct device *dev, struct dev_op *op, struct device_wait *w);
+/* The same; and @then(@arg) is called on a thread of the device when it has completed, with its error, before anybody who waits for it goes on. */
+int device_begin_then(struct device *dev, struct dev_op *op, struct device_wait *w, void (*then)(void *arg, int err), void *arg);
 int device_end(struct device_wait *w);
 
 /* For implementations: the next devmem.generation. */

@@ -12,6 +12,7 @@
 
 #include "base/bits.h"
 #include "base/counters.h"
+#include "base/trace.h"
 #include "base/util.h"
 #include "pagecache/acquiring.h"
 #include "pagecache/ahead.h"
@@ -445,6 +446,9 @@ static int acquire(const struct acquiring *ac)
 		err = acquire_some(ac);
 	}
 	count(CTR_acquires, ac->purpose == BRING_AND_GRANT);
+	if (!err && ac->purpose == BRING_AND_GRANT)
+		SEGMENTS_FOREACH(s, ac->asked)
+			trace_access(ac->write ? TRACE_ACQUIRE_WRITE : TRACE_ACQUIRE, ac->m->file->key, s->a, s->b - s->a, 0);
 	if (err == -ENOMEM)
 		count(CTR_acquire_nomem, 1);
 	return err;

@@ -14,6 +14,7 @@
 #include "pagecache/readahead.h"
 #include "pagecache/root.h"
 #include "pagecache/state.h"
+#include "pagecache/victim.h"
 #include "pagecache/writeback.h"
 
 /* ---- eviction on request, and advice ---- */
@@ -30,6 +31,7 @@ static int evict_home(struct chunk *ch, unsigned a, unsigned b)
 			continue;
 		pages_lock(ch, i, i + 1);
 		if (page_present(ch, i) && !page_dirty(ch, i) && home_may_leave(ch, i)) {
+			victim_offer(ch, i);
 			page_drop(ch, i);
 			count(CTR_home_evicted, 1);
 		}
@@ -37,8 +39,17 @@ static int evict_home(struct chunk *ch, unsigned a, unsigned b)
 	}
 	pthread_mutex_unlock(&ch->lock);
 	pthread_rwlock_unlock(&ch->file->range);
+	victims_send(ch->file->cache, true);
 	chunk_unlist(ch);
 	return err;
+}
+
+static void evict_parked(struct chunk *ch, unsigned a, unsigned b)
+{
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = a; i < b; i++)
+		victim_drop_slot(ch, i);
+	pthread_mutex_unlock(&ch->lock);
 }
 
 /* @m: see replicas_drop(). */
@@ -49,18 +60,22 @@ static int evict(struct cfile *f, unsigned from, uint64_t off, uint64_t len, con
 	struct chunk **list;
 	unsigned n, took;
 	int err, result = 0;
+	bool device = from != GAIA_FROM_HOME && from != GAIA_FROM_DEVICE_CACHE;
 
-	if (from != GAIA_FROM_HOME && from >= c->n_devices)
+	if (device && from >= c->n_devices)
 		return -ENODEV;
 	n = chunk_list_get(f, off / GAIA_CHUNK, (end - 1) / GAIA_CHUNK, &list);
 	for (unsigned k = 0; k < n; k += took) {
 		uint64_t index = list[k]->index;
+		unsigned a = page_in_chunk(off / GAIA_PAGE, index, 0, 0);
+		unsigned b = page_in_chunk((end - 1) / GAIA_PAGE, index, 0, GAIA_CHUNK_PAGES - 1) + 1;
 
-		took = from == GAIA_FROM_HOME ? 1 : MIN(n - k, EVICT_AT_ONCE);
+		took = device ? MIN(n - k, EVICT_AT_ONCE) : 1;
+		err = 0;
 		if (from == GAIA_FROM_HOME)
-			err = evict_home(list[k], page_in_chunk(off / GAIA_PAGE, index, 0, 0),
-					 page_in_chunk((end - 1) / GAIA_PAGE, index, 0,
-						       GAIA_CHUNK_PAGES - 1) + 1);
+			err = evict_home(list[k], a, b);
+		else if (from == GAIA_FROM_DEVICE_CACHE)
+			evict_parked(list[k], a, b);
 		else
 			err = replicas_drop(list + k, took, &c->dev[from], m);
 		result = result ? result : err;

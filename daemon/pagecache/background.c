@@ -16,6 +16,7 @@
 #include "pagecache/frames.h"
 #include "pagecache/root.h"
 #include "pagecache/stranded.h"
+#include "pagecache/victim.h"
 #include "pagecache/writeback.h"
 
 #define TICK_NS 500000000ull
@@ -128,6 +129,7 @@ void *flusher_main(void *arg)
 		if (idle)
 			idle_files_reap(c);
 		emptied_reap(c);
+		victims_reap(c);
 		if (now_ns() - trimmed > SPARE_NS) {
 			for (unsigned k = 0; k < c->n_devices; k++)
 				(void)stranded_reap(&c->dev[k], 0);

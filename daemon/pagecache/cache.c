@@ -20,6 +20,7 @@
 #include "pagecache/state.h"
 #include "pagecache/stranded.h"
 #include "pagecache/users.h"
+#include "pagecache/victim.h"
 #include "pagecache/writeback.h"
 
 #define EVICTORS 32u	   /* threads that wait for clients, one for each user; */
@@ -115,9 +116,12 @@ int cache_create(const struct cache_config *config, struct cache **out)
 	if (err)
 		goto free_devices;
 	pool_share(c->evictors, 1, EVICTORS - EVICTORS_OWNERS);
-	err = -pthread_create(&c->flusher, NULL, flusher_main, c);
+	err = victims_create(c, config);
 	if (err)
 		goto destroy_evictors;
+	err = -pthread_create(&c->flusher, NULL, flusher_main, c);
+	if (err)
+		goto destroy_victims;
 	err = -pthread_create(&c->fetcher, NULL, fetcher_main, c);
 	if (err)
 		goto stop_flusher;
@@ -145,6 +149,9 @@ stop_fetcher:
 stop_flusher:
 	threads_stop(c);
 	pthread_join(c->flusher, NULL);
+destroy_victims:
+	victims_stop(c);
+	victims_destroy(c);
 destroy_evictors:
 	pool_destroy(c->evictors);
 free_devices:
@@ -175,6 +182,7 @@ static void drop_all(struct cache *c)
 	pthread_mutex_unlock(&c->lock);
 	emptied_reap(c);
 	idle_files_reap(c);
+	victims_reap(c);
 	bug_on(c->files != NULL);
 }
 
@@ -188,7 +196,9 @@ void cache_destroy(struct cache *c)
 	pthread_join(c->notifier, NULL);
 	pool_destroy(c->evictors);
 	pthread_mutex_destroy(&c->late_lock);
+	victims_stop(c);
 	drop_all(c);
+	victims_destroy(c);
 	frames_trim(&c->frames, true);
 	for (unsigned i = 0; i < c->n_devices; i++) {
 		stranded_free(&c->dev[i]);

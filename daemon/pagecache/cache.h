@@ -108,6 +108,11 @@ struct cache_config {
 	uint64_t home_bytes;		/* budget of home memory, bytes; at least CACHE_HOME_MIN */
 	struct device **devices;	/* the cache owns them once cache_create() has succeeded */
 	unsigned n_devices;
+	/*
+	 * NULL, or for each device: how many bytes of its memory may have pages that left home (victim.h), as long as no
+	 * replica needs them; CACHE_DEVICE_AUTO: nearly all that is free.
+	 */
+	const uint64_t *device_cache;
 	uint64_t writeback_age_ms;	/* dirty pages older than this are stored; 0: 5000 */
 	uint64_t device_age_ms;		/* releases older than this are fetched and stored; 0: writeback_age_ms */
 	unsigned device_percent;	/* of each device: how much one user may have pinned; 0: CACHE_DEVICE_PERCENT */
@@ -121,6 +126,7 @@ struct cache_config {
 #define CACHE_HOME_MIN (8ull << 20)
 #define CACHE_HOME_MAX (4ull << 40) /* numbers of frames have 32 bits, and twins and dirty pages may take as much again */
 #define CACHE_DEVICE_PERCENT 75u
+#define CACHE_DEVICE_AUTO UINT64_MAX
 #define CACHE_MAX_DEVICES 254u /* an owner fits a byte */
 #define CACHE_MAX_MAPPINGS 65535u /* of one file: all may hold a page for writing, see more_writers */
 
@@ -364,7 +370,7 @@ int cache_release_told(struct mapping *m, struct gaia_list_range *range, size_t 
 		       bool unused, bool *changed);
 int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice);
 
-/* [W] Drop a memory's copy of a range as pressure would. from: GAIA_FROM_HOME or a device. -EBUSY. */
+/* [W] Drop a memory's copy of a range as pressure would. from: GAIA_FROM_HOME, GAIA_FROM_DEVICE_CACHE or a device. -EBUSY. */
 int cache_evict(struct cfile *f, unsigned from, uint64_t off, uint64_t len);
 
 /* ---- files that stay on a device; what is brought though nobody acquires it ---- */

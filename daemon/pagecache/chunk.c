@@ -25,7 +25,7 @@ static struct chunk *chunk_create(struct cfile *f, uint64_t index)
 
 static void chunk_destroy(struct chunk *ch)
 {
-	bug_on(ch->n_frames || ch->n_dirty || ch->n_replicas || ch->track);
+	bug_on(ch->n_frames || ch->n_dirty || ch->n_replicas || ch->track || ch->parked);
 	bug_on(ch->lists || ch->arriving || ch->unsynced);
 	pthread_cond_destroy(&ch->unlocked);
 	pthread_mutex_destroy(&ch->lock);

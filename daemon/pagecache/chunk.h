@@ -18,6 +18,7 @@
 struct cache;
 struct cfile;
 struct old_memory;
+struct parked;
 struct replica;
 
 enum {
@@ -95,6 +96,7 @@ struct chunk {
 	struct chunk_track *track;    /* NULL: no device has a replica, and none is needed */
 	struct replica **replica;     /* in order of the devices */
 	unsigned n_replicas;
+	struct parked *parked; /* which pages are parked on devices; NULL: none. See victim.h */
 	struct old_memory *old; /* all pages are locked, too, when it changes */
 
 	atomic_bool referenced; /* used since the LRU scan last looked at it */
@@ -231,8 +233,8 @@ void page_drop(struct chunk *ch, unsigned i);
 void chunk_account(struct chunk *ch);
 /* Take the chunk off the lists that it no longer belongs to, so that it can end. */
 void chunk_unlist(struct chunk *ch);
-/* Drop the clean frames of a chunk that nobody uses; returns their number. */
-unsigned chunk_shrink(struct chunk *ch);
+/* Drop the clean frames of a chunk that nobody uses; returns their number. @park: they may be parked on a device. */
+unsigned chunk_shrink(struct chunk *ch, bool park);
 /* The chunk that has been dirty longest, if for at least @age_ns: taken off its list, with the list's reference. */
 struct chunk *chunk_due(struct cache *c, uint64_t age_ns);
 /*

@@ -17,6 +17,7 @@ struct device;
 struct device_user;
 struct keeping;
 struct pinned_file;
+struct victims;
 
 /* Whether pages are copied from another device. */
 enum peer {
@@ -28,6 +29,7 @@ enum peer {
 struct cache_device {
 	struct device *dev;
 	unsigned index;
+	struct victims *victims; /* the cache's, if it has parked pages here; see victim.h */
 	unsigned each_percent; /* how much of it each user may have pinned */
 	unsigned files_percent, files_user_percent; /* how much of it files may have that are pinned: in all, by one user who is no owner */
 	struct log_pace pace;

@@ -15,6 +15,7 @@
 #include "pagecache/readahead.h"
 #include "pagecache/root.h"
 #include "pagecache/state.h"
+#include "pagecache/victim.h"
 #include "pagecache/writeback.h"
 
 /* ---- life ---- */
@@ -174,6 +175,7 @@ static void drop_home(struct cfile *f)
 			pages_unlock(ch, i, i + 1);
 		}
 		track_maybe_free(ch);
+		victim_drop_chunk(ch);
 		pthread_mutex_unlock(&ch->lock);
 	}
 	range_unlock_exclusively(f);
@@ -191,7 +193,10 @@ static void shrink_home(struct cfile *f)
 	unsigned n = chunk_list_get(f, 0, UINT64_MAX, &list);
 
 	for (unsigned k = 0; k < n; k++) {
-		chunk_shrink(list[k]);
+		chunk_shrink(list[k], false);
+		pthread_mutex_lock(&list[k]->lock);
+		victim_drop_chunk(list[k]);
+		pthread_mutex_unlock(&list[k]->lock);
 		chunk_unlist(list[k]);
 		chunk_put(list[k]);
 	}

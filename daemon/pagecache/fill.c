@@ -39,22 +39,24 @@ unsigned page_limit(const struct chunk *ch, unsigned i)
 
 /* ---- pages under way ---- */
 
-struct fill *fill_create(struct chunk *ch, struct replica *rep, unsigned room)
+struct fill *fill_create(struct chunk *ch, const struct source *src, unsigned room)
 {
-	size_t piece = rep ? sizeof(struct dev_run) : sizeof(struct iovec);
-	struct fill *fl = xmalloc(sizeof(*fl) + room * (piece + sizeof(*fl->frame) + sizeof(*fl->page)));
+	size_t piece = src ? sizeof(struct dev_run) : sizeof(struct iovec);
+	struct fill *fl = xmalloc(sizeof(*fl) + room * (piece + sizeof(*fl->frame) + sizeof(*fl->slot) + sizeof(*fl->page)));
 
-	*fl = (struct fill){ .ch = ch, .rep = rep };
-	fl->iov = rep ? NULL : (struct iovec *)(fl + 1);
-	fl->runs = rep ? (struct dev_run *)(fl + 1) : NULL;
+	*fl = (struct fill){ .ch = ch, .dev = src ? src->dev : NULL, .rep = src ? src->rep : NULL };
+	fl->iov = src ? NULL : (struct iovec *)(fl + 1);
+	fl->runs = src ? (struct dev_run *)(fl + 1) : NULL;
 	fl->frame = (frame_t *)((char *)(fl + 1) + room * piece);
-	fl->page = (uint16_t *)(fl->frame + room);
+	fl->slot = fl->frame + room;
+	fl->page = (uint16_t *)(fl->slot + room);
 	return fl;
 }
 
-void fill_add(struct fill *fl, unsigned page, frame_t frame)
+void fill_add(struct fill *fl, unsigned page, frame_t frame, uint32_t slot)
 {
 	fl->page[fl->n] = (uint16_t)page;
+	fl->slot[fl->n] = slot;
 	fl->frame[fl->n++] = frame;
 }
 
@@ -141,7 +143,7 @@ static int read_run(struct fills *fills, struct chunk *ch, const uint16_t *page,
 	int err;
 
 	for (unsigned k = 0; k < n; k++)
-		fill_add(fl, page[k], frame[k]);
+		fill_add(fl, page[k], frame[k], 0);
 	if (!fills->began)
 		fills->began = now_ns();
 	err = fill_begin(fl, at_once && STAILQ_EMPTY(&fills->list), fills->in_order);
@@ -237,7 +239,7 @@ static unsigned batch_collect(struct fill_batch *bt, unsigned i, unsigned b, con
 			break;
 		bt->page[bt->n++] = (uint16_t)i;
 	}
-	bt->replicas = ch->n_replicas > 0;
+	bt->on_devices = ch->n_replicas > 0 || ch->parked;
 	pthread_mutex_unlock(&ch->lock);
 	return i;
 }
@@ -273,18 +275,18 @@ static void batch_keep_stored(struct fill_batch *bt)
 static int batch_fill(struct fills *fills, struct fill_batch *bt, bool last)
 {
 	struct frames *fr = &bt->ch->file->cache->frames;
-	struct replica *rep[READ_DEVICES];
-	unsigned n_rep, i, j;
+	struct source src[READ_DEVICES];
+	unsigned n_src, i, j;
 	int err;
 
 	err = batch_frames(fills, bt);
 	if (err)
 		return err;
 	memset(bt->from, READ_STORE, bt->n);
-	n_rep = bt->replicas ? source_plan(fills, bt, rep) : 0;
+	n_src = bt->on_devices ? source_plan(fills, bt, src) : 0;
 	/* The devices first: to begin to read the store may take as long as to read it. */
-	for (unsigned k = 0; k < n_rep; k++)
-		source_copy(fills, bt, rep[k], k);
+	for (unsigned k = 0; k < n_src; k++)
+		source_copy(fills, bt, &src[k], k);
 	batch_keep_stored(bt);
 	for (i = 0; i < bt->n; i = j) {
 		j = run_after(fills, bt->page, i, bt->n);

@@ -21,10 +21,12 @@
 struct fill {
 	STAILQ_ENTRY(fill) link;
 	struct chunk *ch;
-	struct replica *rep; /* NULL: from the store. Since pages are locked it stays (3) */
+	struct cache_device *dev; /* NULL: from the store */
+	struct replica *rep;	  /* from the device's replica; NULL: from slots where the pages are parked. Since pages are locked it stays (3) */
 	unsigned n;
 	uint16_t *page;
 	frame_t *frame;
+	uint32_t *slot;
 
 	unsigned n_read; /* of them, those that do not lie wholly beyond the end: the others are zeros, and nobody's to read */
 	struct store_file *sf;
@@ -41,18 +43,26 @@ struct fill {
 /* Pages of a chunk that are absent, not necessarily neighbours. */
 struct fill_batch {
 	struct chunk *ch;
-	bool replicas; /* there are any */
+	bool on_devices; /* some of its pages may be */
 	unsigned n;
 	uint16_t page[FILL_PAGES];
 	frame_t frame[FILL_PAGES];
 	uint8_t from[FILL_PAGES]; /* see read_plan() */
+	uint32_t slot[FILL_PAGES]; /* where it is parked; 0: nowhere, or on a device that is not a source */
+};
+
+/* A device that pages can come from. */
+struct source {
+	struct cache_device *dev;
+	struct replica *rep; /* NULL: pages are parked there */
 };
 
 /* ---- fill.c ---- */
 
-/* For so many pages; @rep: NULL: from the store. */
-struct fill *fill_create(struct chunk *ch, struct replica *rep, unsigned room);
-void fill_add(struct fill *fl, unsigned page, frame_t frame);
+/* For so many pages; @src: NULL: from the store. */
+struct fill *fill_create(struct chunk *ch, const struct source *src, unsigned room);
+/* @slot: where it is parked, if it comes from there. */
+void fill_add(struct fill *fl, unsigned page, frame_t frame, uint32_t slot);
 /* Its frames are home's now, or on error nobody's. Frees it. */
 void fill_done(struct fill *fl, int err);
 /* The device has failed: begin to read the store. On error nobody has the frames of the rest. */
@@ -64,10 +74,10 @@ int fill_bring(struct fills *fills, struct chunk *ch, unsigned a, unsigned b);
 
 /* ---- source.c ---- */
 
-/* Where the pages are to come from, if not all from the store: @rep becomes the replicas that can be read. */
-unsigned source_plan(struct fills *fills, struct fill_batch *bt, struct replica **rep);
-/* Begin to copy those that come from this replica; if that fails they are the store's. */
-void source_copy(struct fills *fills, struct fill_batch *bt, struct replica *rep, unsigned which);
+/* Where the pages are to come from, if not all from the store: @src becomes the sources that can be read, READ_DEVICES at most. */
+unsigned source_plan(struct fills *fills, struct fill_batch *bt, struct source *src);
+/* Begin to copy those that come from this one; if that fails they are the store's. */
+void source_copy(struct fills *fills, struct fill_batch *bt, const struct source *src, unsigned which);
 /* What was begun from devices has come; or it comes from the store now. */
 int source_copies_end(struct fills *fills);
 /*

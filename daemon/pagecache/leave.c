@@ -10,6 +10,7 @@
 #include "pagecache/frames.h"
 #include "pagecache/root.h"
 #include "pagecache/state.h"
+#include "pagecache/victim.h"
 #include "pagecache/writeback.h"
 
 /* ---- what the kernel has ---- */
@@ -27,6 +28,8 @@ static frame_t page_leave(struct chunk *ch, unsigned i)
 
 	if (!p->frame || p->readers || (p->flags & (PAGE_LOCKED | PAGE_DIRTY | PAGE_STORED)))
 		return 0;
+	if (__builtin_expect(ch->file->cache->victims != NULL, 0))
+		victim_offer(ch, i);
 	p->flags &= (uint8_t)~PAGE_GIVEN;
 	return page_set_frame(ch, i, 0);
 }
@@ -40,6 +43,8 @@ static void pages_left(struct chunk *ch, const frame_t *frame, unsigned n)
 	if (n == 0)
 		return;
 	frames_give(&ch->file->cache->frames, frame, n);
+	if (__builtin_expect(ch->file->cache->victims != NULL, 0))
+		victims_send(ch->file->cache, false);
 	count(CTR_home_given, n);
 }
 
@@ -96,8 +101,9 @@ int home_no_memory(unsigned n)
 	return -ENOMEM;
 }
 
-unsigned chunk_shrink(struct chunk *ch)
+unsigned chunk_shrink(struct chunk *ch, bool park)
 {
+	struct cache *c = ch->file->cache;
 	unsigned n = 0;
 
 	pthread_mutex_lock(&ch->lock);
@@ -108,10 +114,13 @@ unsigned chunk_shrink(struct chunk *ch)
 			continue;
 		if (!home_may_leave(ch, i))
 			continue;
+		if (park && c->victims)
+			victim_offer(ch, i);
 		page_drop(ch, i);
 		n++;
 	}
 	pthread_mutex_unlock(&ch->lock);
+	victims_send(c, false);
 	count(CTR_home_evicted, n);
 	return n;
 }
@@ -166,7 +175,7 @@ static unsigned home_evict(struct cache *c, unsigned want)
 		ch = lru_next(c, &looks);
 		if (!ch)
 			continue;
-		freed += chunk_shrink(ch);
+		freed += chunk_shrink(ch, true);
 		chunk_account(ch);
 		chunk_put(ch);
 	}

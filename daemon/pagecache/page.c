@@ -9,6 +9,7 @@
 #include "pagecache/frames.h"
 #include "pagecache/root.h"
 #include "pagecache/state.h"
+#include "pagecache/victim.h"
 
 /* ---- frames of pages ---- */
 
@@ -43,6 +44,9 @@ void pages_become(struct chunk *ch, unsigned a, unsigned b, uint8_t state)
 		uint8_t now = (uint8_t)((p->flags & ~(PAGE_DIRTY | PAGE_STORED | PAGE_SYNCING)) | state);
 
 		bug_on(state && !p->frame);
+		/* Everything that changes home's bytes makes them dirty, except what removes them (resize.c). */
+		if ((state & PAGE_DIRTY) && ch->parked)
+			victim_drop_slot(ch, i);
 		dirty += !!(now & PAGE_DIRTY) - !!(p->flags & PAGE_DIRTY);
 		stored += !!(now & PAGE_STORED) - !!(p->flags & PAGE_STORED);
 		p->flags = now;

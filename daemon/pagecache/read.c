@@ -9,6 +9,7 @@
 
 #include "base/counters.h"
 #include "base/fault.h"
+#include "base/trace.h"
 #include "pagecache/cache.h"
 #include "pagecache/chunk.h"
 #include "pagecache/file.h"
@@ -138,6 +139,7 @@ static int share_pages(struct chunk *ch, unsigned a, unsigned b, unsigned ahead,
 		chunk_account(ch);
 	count(CTR_home_misses, misses);
 	count(CTR_home_hits, hits);
+	trace_access(TRACE_READ, ch->file->key, ch->index * GAIA_CHUNK_PAGES + a, b - a, hits);
 	atomic_store_explicit(&ch->referenced, true, memory_order_relaxed);
 	return err;
 }

@@ -25,6 +25,7 @@
 #include "pagecache/state.h"
 #include "pagecache/stranded.h"
 #include "pagecache/unused.h"
+#include "pagecache/victim.h"
 
 /* ---- pins ---- */
 
@@ -283,10 +284,15 @@ int cache_device_run(struct cache_device *dev, struct dev_op *op)
 
 int cache_device_begin(struct cache_device *dev, struct dev_op *op, struct device_wait *w)
 {
+	return cache_device_begin_then(dev, op, w, NULL, NULL);
+}
+
+int cache_device_begin_then(struct cache_device *dev, struct dev_op *op, struct device_wait *w, void (*then)(void *arg, int err), void *arg)
+{
 	int err = -ENODEV;
 
 	if (!atomic_load(&dev->gone))
-		err = device_begin(dev->dev, op, w);
+		err = device_begin_then(dev->dev, op, w, then, arg);
 	device_note_gone(dev, err);
 	return err;
 }
@@ -295,6 +301,19 @@ int cache_device_end(struct cache_device *dev, struct device_wait *w)
 {
 	int err = device_end(w);
 
+	device_note_gone(dev, err);
+	return err;
+}
+
+int device_memory_alloc(struct cache_device *dev, struct devmem **out)
+{
+	int err = -ENODEV;
+
+	while (!atomic_load(&dev->gone)) {
+		err = dev->dev->ops->alloc(dev->dev, out);
+		if (err != -ENOMEM || !victim_give_up(dev))
+			break;
+	}
 	device_note_gone(dev, err);
 	return err;
 }
@@ -320,8 +339,7 @@ int device_spare_alloc(struct cache_device *dev, struct devmem **out)
 	} while (!room && unused_evict(dev, NULL));
 	if (!room)
 		return -ENOMEM;
-	err = atomic_load(&dev->gone) ? -ENODEV : dev->dev->ops->alloc(dev->dev, out);
-	device_note_gone(dev, err);
+	err = device_memory_alloc(dev, out);
 	if (!err)
 		return 0;
 	pthread_mutex_lock(&dev->lock);
@@ -341,8 +359,7 @@ int promise_keep(struct replica *rep)
 	pthread_mutex_lock(&dev->lock);
 	full = dev->n_stranded > 0 && dev->used + GAIA_CHUNK > dev->dev->capacity;
 	pthread_mutex_unlock(&dev->lock);
-	err = atomic_load(&dev->gone) ? -ENODEV : full ? -ENOMEM : dev->dev->ops->alloc(dev->dev, &mem);
-	device_note_gone(dev, err);
+	err = full && !atomic_load(&dev->gone) ? -ENOMEM : device_memory_alloc(dev, &mem);
 	if (err)
 		return err;
 	pthread_mutex_lock(&dev->lock);

@@ -99,6 +99,7 @@ struct replica_list {
 /* device_run(), device_begin(), device_end(); for devices that are gone -ENODEV, at once. */
 int cache_device_run(struct cache_device *dev, struct dev_op *op);
 int cache_device_begin(struct cache_device *dev, struct dev_op *op, struct device_wait *w);
+int cache_device_begin_then(struct cache_device *dev, struct dev_op *op, struct device_wait *w, void (*then)(void *arg, int err), void *arg);
 int cache_device_end(struct cache_device *dev, struct device_wait *w);
 
 /* dev->reserve held, or it is pinned by right, and stays so. False: it leaves. */
@@ -153,6 +154,8 @@ bool device_take_spare(struct cache_device *dev);
 int device_spare_alloc(struct cache_device *dev, struct devmem **out);
 /* Keep a promise: the replica gets memory, and threads that wait for that go on. */
 int promise_keep(struct replica *rep);
+/* Memory that the caller has counted. What is parked on the device makes room for it: so this may wait for operations of the device. */
+int device_memory_alloc(struct cache_device *dev, struct devmem **out);
 /* Free memory of the device, and count it. */
 void device_memory_free(struct cache_device *dev, struct devmem *mem);
 /* Add it to the chunk's, in the order of the devices. chunk->lock is held. */

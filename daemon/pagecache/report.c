@@ -16,6 +16,7 @@
 #include "pagecache/replica.h"
 #include "pagecache/root.h"
 #include "pagecache/state.h"
+#include "pagecache/victim.h"
 
 static json_t *devices_json(struct cache *c)
 {
@@ -31,14 +32,15 @@ static json_t *devices_json(struct cache *c)
 		cache_device(c, i, &use);
 		pthread_mutex_unlock(&dev->reserve);
 		json_array_append_new(
-			list, json_pack("{s:i, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "index", (int)i,
+			list, json_pack("{s:i, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "index", (int)i,
 					"name", use.dev->name, "kind", use.dev->kind, "simulated",
 					use.dev->simulated, "capacity",
 					(json_int_t)use.dev->capacity, "used", (json_int_t)use.used,
 					"pinned", (json_int_t)(use.pinned + held * GAIA_CHUNK), "each_user_bytes",
 					(json_int_t)use.each_user, "pinned_files_bytes", (json_int_t)use.files,
 					"pin_share_bytes", (json_int_t)use.files_most, "pin_each_user_bytes",
-					(json_int_t)use.files_each_user));
+					(json_int_t)use.files_each_user, "cache_bytes",
+					(json_int_t)victim_bytes(dev)));
 	}
 	return list;
 }
@@ -67,6 +69,29 @@ void cache_unstored(struct cache *c, uint64_t *home, uint64_t *devices)
 	*devices = atomic_load(&c->n_ahead) * GAIA_PAGE;
 }
 
+static json_t *tier_json(const char *name, uint64_t pages, uint64_t all, const struct read_cost *cost)
+{
+	return json_pack("{s:s, s:I, s:I, s:I, s:I}", "tier", name, "pages", (json_int_t)pages, "permille",
+			 (json_int_t)(all ? pages * 1000 / all : 0), "page_ns", (json_int_t)(cost ? read_cost_ns(cost, 1, 1) : 0),
+			 "batch_page_ns", (json_int_t)(cost ? read_cost_ns(cost, READ_BATCH, 1) / READ_BATCH : 0));
+}
+
+/* Where pages were found that somebody needed at home, and what a page from there takes by now: alone, and in a batch. */
+static json_t *tiers_json(struct cache *c)
+{
+	uint64_t home = counter_value(CTR_home_hits), parked = counter_value(CTR_victim_hits);
+	uint64_t device = counter_value(CTR_device_reads), store = counter_value(CTR_storage_reads);
+	uint64_t replicas = device > parked ? device - parked : 0, all = home + parked + replicas + store;
+	const struct read_cost *cost = NULL;
+
+	/* The best device's. */
+	for (unsigned i = 0; i < c->n_devices; i++)
+		if (!cost || read_cost_ns(&c->dev[i].read_cost, 1, 1) < read_cost_ns(cost, 1, 1))
+			cost = &c->dev[i].read_cost;
+	return json_pack("[o, o, o, o]", tier_json("home", home, all, NULL), tier_json("parked on devices", parked, all, cost),
+			 tier_json("replicas on devices", replicas, all, cost), tier_json("storage", store, all, &c->store_cost));
+}
+
 json_t *cache_status_json(struct cache *c)
 {
 	json_t *counts = json_object();
@@ -78,20 +103,20 @@ json_t *cache_status_json(struct cache *c)
 	files = HASH_COUNT(c->files);
 	pthread_mutex_unlock(&c->lock);
 	cache_unstored(c, &home, &devices);
-	return json_pack("{s:I, s:I, s:o, s:{s:I, s:I, s:I, s:I, s:I, s:I}, s:o, s:o}", "dirty_bytes",
+	return json_pack("{s:I, s:I, s:o, s:{s:I, s:I, s:I, s:I, s:I, s:I}, s:o, s:o, s:o}", "dirty_bytes",
 			 (json_int_t)(home + devices), "only_on_devices_bytes", (json_int_t)devices, "devices", devices_json(c),
 			 "home", "budget", (json_int_t)(c->frames.budget * GAIA_PAGE), "used",
 			 (json_int_t)(atomic_load(&c->frames.used) * GAIA_PAGE), "dirty",
 			 (json_int_t)home, "twins",
 			 (json_int_t)(atomic_load(&c->n_kept) * GAIA_PAGE), "twins_limit",
 			 (json_int_t)(c->frames.budget / KEPT_SHARE * GAIA_PAGE), "files",
-			 (json_int_t)files, "counters", counts, "races", races_json(c));
+			 (json_int_t)files, "tiers", tiers_json(c), "counters", counts, "races", races_json(c));
 }
 
 /* ---- residency ---- */
 
 struct totals {
-	uint64_t home, dirty, twinned;
+	uint64_t home, dirty, twinned, parked;
 };
 
 static json_t *replica_json(struct chunk *ch, struct replica *rep)
@@ -125,7 +150,7 @@ static json_t *replica_json(struct chunk *ch, struct replica *rep)
 static json_t *chunk_json(struct chunk *ch, struct totals *sum)
 {
 	json_t *replicas = json_array();
-	unsigned kernel = 0, pending = 0, twinned = 0;
+	unsigned kernel = 0, pending = 0, twinned = 0, parked;
 
 	pthread_mutex_lock(&ch->lock);
 	chunk_unready(ch);
@@ -137,11 +162,13 @@ static json_t *chunk_json(struct chunk *ch, struct totals *sum)
 	}
 	if (ch->track)
 		twinned = HASH_COUNT(ch->track->extra);
+	parked = victim_count(ch);
+	sum->parked += parked;
 	sum->home += ch->n_frames;
 	sum->dirty += ch->n_dirty;
 	sum->twinned += twinned;
-	json_t *out = json_pack("{s:I, s:i, s:i, s:i, s:b, s:i, s:i, s:o}", "chunk",
-				(json_int_t)ch->index, "home", (int)ch->n_frames, "dirty",
+	json_t *out = json_pack("{s:I, s:i, s:i, s:i, s:i, s:b, s:i, s:i, s:o}", "chunk",
+				(json_int_t)ch->index, "home", (int)ch->n_frames, "victim", (int)parked, "dirty",
 				(int)ch->n_dirty, "twinned", (int)twinned, "tracked",
 				ch->track != NULL, "kernel_may_hold", (int)kernel,
 				"invalidating", (int)pending, "devices", replicas);
@@ -152,7 +179,7 @@ static json_t *chunk_json(struct chunk *ch, struct totals *sum)
 json_t *cfile_residency_json(struct cfile *f)
 {
 	json_t *chunks = json_array();
-	struct totals sum = { 0, 0, 0 };
+	struct totals sum = { .home = 0 };
 	uint64_t ahead = atomic_load(&f->n_ahead);
 	struct chunk **list;
 	unsigned n = chunk_list_get(f, 0, UINT64_MAX, &list);
@@ -162,12 +189,12 @@ json_t *cfile_residency_json(struct cfile *f)
 		chunk_put(list[k]);
 	}
 	free(list);
-	return json_pack("{s:I, s:I, s:i, s:i, s:b, s:I, s:I, s:I, s:I, s:o}", "size",
+	return json_pack("{s:I, s:I, s:i, s:i, s:b, s:I, s:I, s:I, s:I, s:I, s:o}", "size",
 			 (json_int_t)cfile_size(f), "pages",
 			 (json_int_t)((cfile_size(f) + GAIA_PAGE - 1) / GAIA_PAGE), "page_bytes",
 			 (int)GAIA_PAGE, "chunk_bytes", (int)GAIA_CHUNK, "passthrough",
 			 cfile_is_passthrough(f), "home",
-			 (json_int_t)sum.home, "dirty", (json_int_t)(sum.dirty + ahead), "twinned",
+			 (json_int_t)sum.home, "victim_bytes", (json_int_t)(sum.parked * GAIA_PAGE), "dirty", (json_int_t)(sum.dirty + ahead), "twinned",
 			 (json_int_t)sum.twinned, "released",
 			 (json_int_t)ahead, "chunks", chunks);
 }
@@ -283,6 +310,7 @@ void cache_check(struct cache *c)
 		pthread_mutex_unlock(&dev->lock);
 	}
 	pthread_rwlock_wrlock(&c->round);
+	victims_check(c);
 	for (unsigned i = 0; i < c->n_devices; i++)
 		device_check_ready(&c->dev[i]);
 	for (struct cfile *f = c->files, *next; f; f = next) {

@@ -21,6 +21,7 @@
 #include "pagecache/root.h"
 #include "pagecache/scrub.h"
 #include "pagecache/state.h"
+#include "pagecache/victim.h"
 #include "pagecache/writeback.h"
 
 /* ---- truncate ---- */
@@ -71,6 +72,7 @@ static int prepare_cut(struct cfile *f, uint64_t size, struct chunk **out)
 static void cut_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[2])
 {
 	/* If it is tracked but not home: tracking began after prepare_cut(), by an acquire that waits for us. */
+	victim_drop_slot(ch, i);
 	if (ch->track && (cut == 0 || page_present(ch, i)))
 		truncate_page(ch, i, cut, spare);
 	if (cut == 0) {
@@ -98,7 +100,10 @@ static int cut_chunk(struct chunk *ch, uint64_t size, bool prepared)
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned i = first; i < GAIA_CHUNK_PAGES; i++, cut = 0) {
 		if (!page_at(ch, i) && !ch->track) {
-			i |= LEAF_PAGES - 1;
+			/* Nobody has range: so nobody brings it meanwhile. */
+			victim_drop_slot(ch, i);
+			if (!ch->parked)
+				i |= LEAF_PAGES - 1;
 			continue;
 		}
 		if (cut > 0 && prepared) {
@@ -304,6 +309,9 @@ static int zero_cached(struct cfile *f, uint64_t off, uint64_t end)
 				continue;
 			pthread_mutex_lock(&ch->lock);
 			cached = (page_present(ch, i) || ch->track) && !forget_clean(ch, i);
+			/* What left home before now, with the bytes from before the hole. */
+			if (!cached)
+				victim_drop_slot(ch, i);
 			pthread_mutex_unlock(&ch->lock);
 			if (cached)
 				err = home_write(f, NULL, (size_t)(b - a), a, CACHE_WRITE_THROUGH);

@@ -15,7 +15,7 @@
  *	page locks		ascending by chunk, then page; out of order only by trying
  *	chunk.lock
  *	cfile.lock
- *	cache_device.lock, cache.lock, frames.lock	(leaves: nothing is taken inside)
+ *	cache_device.lock, cache.lock, frames.lock, victims.lock	(leaves: nothing is taken inside)
  */
 #ifndef GAIA_PAGECACHE_ROOT_H
 #define GAIA_PAGECACHE_ROOT_H
@@ -36,6 +36,7 @@ struct cache_device;
 struct cfile;
 struct late_user;
 struct pool;
+struct victims;
 
 struct race {
 	uint64_t file;
@@ -58,6 +59,7 @@ struct cache {
 	struct frames frames;
 	struct cache_device *dev;
 	unsigned n_devices;
+	struct victims *victims; /* NULL: no device has parked pages. Constant while anything runs */
 	uint64_t age_ns, device_age_ns;
 	uint64_t *unstored; /* see cache_config */
 	bool times_above;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/counters.h"
+#include "base/fault.h"
 #include "base/log.h"
 #include "base/util.h"
 #include "pagecache/cache.h"
@@ -21,6 +22,7 @@
 #include "pagecache/root.h"
 #include "pagecache/run.h"
 #include "pagecache/state.h"
+#include "pagecache/victim.h"
 
 /* ---- the choice ---- */
 
@@ -30,37 +32,91 @@ static bool may_copy(const struct replica *rep)
 	return !rep->only && !replica_is_spoiled(rep) && !atomic_load(&rep->dev->gone);
 }
 
-unsigned source_plan(struct fills *fills, struct fill_batch *bt, struct replica **rep)
+/* What a batch can come from, as far as it is found. */
+struct sources {
+	struct source *src;
+	struct read_cost *cost[READ_DEVICES];
+	uint8_t has[FILL_PAGES];
+	unsigned n;
+};
+
+static void found_add(struct sources *fd, struct cache_device *dev, struct replica *rep)
+{
+	fd->src[fd->n] = (struct source){ dev, rep };
+	fd->cost[fd->n++] = &dev->read_cost;
+}
+
+/* chunk->lock is held. */
+static void find_replica(struct sources *fd, const struct fill_batch *bt, struct replica *rep)
+{
+	bool any = false;
+
+	if (fd->n == READ_DEVICES || !may_copy(rep))
+		return;
+	for (unsigned i = 0; i < bt->n; i++)
+		if (replica_is_home(rep, bt->page[i])) {
+			fd->has[i] |= (uint8_t)(1u << fd->n);
+			any = true;
+		}
+	if (any)
+		found_add(fd, rep->dev, rep);
+}
+
+/* As that. Slots that are found stay until slots_ended(). */
+static void find_parked(struct sources *fd, struct fill_batch *bt, struct cache_device *dev)
+{
+	uint32_t slot[FILL_PAGES];
+
+	if (fd->n == READ_DEVICES || atomic_load(&dev->gone) || victim_find(bt->ch, dev, bt->page, bt->n, slot) == 0)
+		return;
+	for (unsigned i = 0; i < bt->n; i++)
+		if (slot[i]) {
+			bt->slot[i] = slot[i];
+			fd->has[i] |= (uint8_t)(1u << fd->n);
+		}
+	found_add(fd, dev, NULL);
+}
+
+/* Of the pages that come from elsewhere. */
+static void slots_not_needed(struct fill_batch *bt, const struct sources *fd)
+{
+	for (unsigned i = 0; i < bt->n; i++)
+		if (bt->slot[i] && (bt->from[i] == READ_STORE || fd->src[bt->from[i]].rep)) {
+			victim_read_ended(bt->ch->file->cache, &bt->slot[i], 1, false);
+			bt->slot[i] = 0;
+		}
+}
+
+/* For tests that want all that devices have to come from there. */
+static struct read_cost dear = { .ns = { 1000000000, 8000000000, 64000000000, 256000000000 } };
+
+unsigned source_plan(struct fills *fills, struct fill_batch *bt, struct source *src)
 {
 	struct chunk *ch = bt->ch;
-	struct read_cost *cost[READ_DEVICES], *probe;
-	uint8_t has[FILL_PAGES] = { 0 };
+	struct cache *c = ch->file->cache;
+	struct sources found = { .src = src };
 	struct read_batch rb = {
-		.store = &ch->file->cache->store_cost, .dev = cost, .n = bt->n, .page = bt->page, .has = has,
+		.store = &c->store_cost, .dev = found.cost, .n = bt->n, .page = bt->page, .has = found.has,
 		.in_turn = fills->in_order, .may_probe = fills->may_probe && !fills->probe,
 	};
+	struct read_cost *probe;
 	uint64_t instead_ns;
+	bool parked;
 
 	pthread_mutex_lock(&ch->lock);
-	for (unsigned k = 0; k < ch->n_replicas && rb.n_dev < READ_DEVICES; k++) {
-		struct replica *r = ch->replica[k];
-		bool any = false;
-
-		if (!may_copy(r))
-			continue;
-		for (unsigned i = 0; i < bt->n; i++)
-			if (replica_is_home(r, bt->page[i])) {
-				has[i] |= (uint8_t)(1u << rb.n_dev);
-				any = true;
-			}
-		if (any) {
-			rep[rb.n_dev] = r;
-			cost[rb.n_dev++] = &r->dev->read_cost;
-		}
-	}
+	for (unsigned k = 0; k < ch->n_replicas; k++)
+		find_replica(&found, bt, ch->replica[k]);
+	parked = ch->parked;
+	if (parked)
+		memset(bt->slot, 0, bt->n * sizeof(bt->slot[0]));
+	for (unsigned k = 0; k < c->n_devices && parked; k++)
+		find_parked(&found, bt, &c->dev[k]);
 	pthread_mutex_unlock(&ch->lock);
-	if (rb.n_dev == 0)
+	if (found.n == 0)
 		return 0;
+	rb.n_dev = found.n;
+	if (fault_point("source.store_is_dear"))
+		rb.store = &dear;
 	probe = read_plan(&rb, bt->from, &instead_ns);
 	if (probe) {
 		count(CTR_read_probes, 1);
@@ -68,7 +124,9 @@ unsigned source_plan(struct fills *fills, struct fill_batch *bt, struct replica 
 		fills->instead_ns = instead_ns;
 		fills->probe_began = now_ns();
 	}
-	return rb.n_dev;
+	if (parked)
+		slots_not_needed(bt, &found);
+	return found.n;
 }
 
 unsigned source_ahead(const struct chunk *ch, unsigned i, unsigned b, unsigned ahead)
@@ -91,15 +149,31 @@ unsigned source_ahead(const struct chunk *ch, unsigned i, unsigned b, unsigned a
 
 /* ---- copies ---- */
 
+/* On a thread of the device: the slots may be given up, though nobody may look at what has come for long (it reads the store first). */
+static void slots_read(void *arg, int err)
+{
+	struct fill *fl = arg;
+
+	victim_read_ended(fl->ch->file->cache, fl->slot, fl->n, err);
+}
+
 static int copy_begin(struct fill *fl)
 {
-	struct frames *fr = &fl->ch->file->cache->frames;
+	struct cache *c = fl->ch->file->cache;
+	int err;
 
 	fl->op = (struct dev_op){ .kind = DEV_COPY_OUT, .runs = fl->runs };
 	fl->wait.began_ns = now_ns(); /* if the device does not even see it */
-	for (unsigned k = 0; k < fl->n; k++)
-		dev_run_add(&fl->op, fl->runs, fl->rep->mem, fl->page[k], frame_ptr(fr, fl->frame[k]), NULL);
-	return cache_device_begin(fl->rep->dev, &fl->op, &fl->wait);
+	for (unsigned k = 0; k < fl->n; k++) {
+		unsigned page = fl->page[k];
+		struct devmem *mem = fl->rep ? fl->rep->mem : victim_place(c, fl->slot[k], &page);
+
+		dev_run_add(&fl->op, fl->runs, mem, page, frame_ptr(&c->frames, fl->frame[k]), NULL);
+	}
+	err = cache_device_begin_then(fl->dev, &fl->op, &fl->wait, fl->rep ? NULL : slots_read, fl);
+	if (err && !fl->rep)
+		slots_read(fl, err);
+	return err;
 }
 
 /*
@@ -108,7 +182,7 @@ static int copy_begin(struct fill *fl)
  */
 static void copy_failed(const struct fill *fl, int err, uint64_t ns)
 {
-	struct cache_device *dev = fl->rep->dev;
+	struct cache_device *dev = fl->dev;
 	uint64_t stored = read_cost_ns(&fl->ch->file->cache->store_cost, fl->n, 1);
 	char name[CFILE_NAME_MAX];
 
@@ -119,7 +193,7 @@ static void copy_failed(const struct fill *fl, int err, uint64_t ns)
 			  cfile_name(fl->ch->file, name), strerror(-err));
 }
 
-void source_copy(struct fills *fills, struct fill_batch *bt, struct replica *rep, unsigned which)
+void source_copy(struct fills *fills, struct fill_batch *bt, const struct source *src, unsigned which)
 {
 	unsigned n = 0;
 	struct fill *fl;
@@ -129,10 +203,10 @@ void source_copy(struct fills *fills, struct fill_batch *bt, struct replica *rep
 		n += bt->from[i] == which;
 	if (n == 0)
 		return;
-	fl = fill_create(bt->ch, rep, n);
+	fl = fill_create(bt->ch, src, n);
 	for (unsigned i = 0; i < bt->n; i++)
 		if (bt->from[i] == which)
-			fill_add(fl, bt->page[i], bt->frame[i]);
+			fill_add(fl, bt->page[i], bt->frame[i], src->rep ? 0 : bt->slot[i]);
 	err = copy_begin(fl);
 	if (!err) {
 		STAILQ_INSERT_TAIL(&fills->copies, fl, link);
@@ -148,13 +222,13 @@ void source_copy(struct fills *fills, struct fill_batch *bt, struct replica *rep
 /* The device of @first has ended its copies, that one and those after it in the list: learn what they took. */
 static void copies_learn(struct fill *first)
 {
-	struct cache_device *dev = first->rep->dev;
+	struct cache_device *dev = first->dev;
 	uint64_t last_ns = 0, ns = 0, own_ns;
 	bool failed = false;
 	unsigned pages = 0;
 
 	for (struct fill *fl = first; fl; fl = STAILQ_NEXT(fl, link)) {
-		if (fl->rep->dev != dev)
+		if (fl->dev != dev)
 			continue;
 		fl->learned = true;
 		own_ns = read_own_ns(&last_ns, fl->wait.began_ns, fl->wait.ended_ns);
@@ -189,7 +263,7 @@ int source_copies_end(struct fills *fills)
 	int err, first = 0;
 
 	STAILQ_FOREACH(fl, &fills->copies, link)
-		fl->err = cache_device_end(fl->rep->dev, &fl->wait);
+		fl->err = cache_device_end(fl->dev, &fl->wait);
 	STAILQ_FOREACH(fl, &fills->copies, link)
 		if (!fl->learned)
 			copies_learn(fl);
@@ -203,6 +277,7 @@ int source_copies_end(struct fills *fills)
 		}
 		count(CTR_device_to_home, fl->n);
 		count(CTR_device_reads, fl->n);
+		count(CTR_victim_hits, fl->rep ? 0 : fl->n);
 		copy_cut(fl);
 		fill_done(fl, 0);
 	}

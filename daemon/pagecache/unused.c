@@ -188,8 +188,7 @@ int replica_make_ahead(struct mapping *m, uint64_t index)
 
 	if (!ahead_begin(m))
 		return -ENOMEM;
-	err = atomic_load(&dev->gone) ? -ENODEV : dev->dev->ops->alloc(dev->dev, &mem);
-	device_note_gone(dev, err);
+	err = device_memory_alloc(dev, &mem);
 	if (err) {
 		pthread_mutex_lock(&dev->lock);
 		dev->ahead_failed_ns = now_ns();

@@ -8,6 +8,7 @@
 
 #include "base/bits.h"
 #include "base/counters.h"
+#include "base/trace.h"
 #include "pagecache/cache.h"
 #include "pagecache/chunk.h"
 #include "pagecache/coherence.h"
@@ -256,8 +257,10 @@ int home_write(struct cfile *f, const void *buf, size_t len, uint64_t off,
 	int err = 0;
 	size_t n;
 
-	if (len > 0)
+	if (len > 0) {
 		cfile_wrote(f); /* before it can be stored */
+		trace_access(TRACE_WRITE, f->key, off / GAIA_PAGE, (off + len - 1) / GAIA_PAGE - off / GAIA_PAGE + 1, 0);
+	}
 	for (; len > 0 && !err; off += n, len -= n) {
 		struct span s = { .off = off, .src = buf, .kind = kind };
 

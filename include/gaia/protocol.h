@@ -269,10 +269,11 @@ struct gaia_ioc_list {
  */
 #define GAIA_FLUSH_DEVICES 1u
 #define GAIA_FROM_HOME 0xffffffffu
+#define GAIA_FROM_DEVICE_CACHE 0xfffffffeu /* pages that left home, on any device (gaiafs --device ...,cache=); ENODEV from older daemons */
 struct gaia_ioc_file {
 	uint64_t offset;
 	uint64_t length;	/* 0: to the end of the file */
-	uint32_t from;		/* EVICT: GAIA_FROM_HOME or a device's index; FLUSH: 0 or GAIA_FLUSH_DEVICES */
+	uint32_t from;		/* EVICT: GAIA_FROM_HOME, GAIA_FROM_DEVICE_CACHE or a device's index; FLUSH: 0 or GAIA_FLUSH_DEVICES */
 	uint32_t reserved;
 };
 
@@ -338,6 +339,11 @@ struct gaia_end {
 	uint32_t length;	/* of `text`, set last. 0: the daemon has not ended, or was killed */
 	char text[];		/* JSON like SYNC's, NUL-terminated: what is lost */
 };
+/*
+ * Accesses to the mount's files since the last call, which begins to record them; it ends when nobody calls for five seconds. Not
+ * JSON: lines, which gaia(1) describes ("TRACES"). EPERM: as for SYNC. EBUSY: another process is taking them.
+ */
+#define GAIA_REPORT_TRACE 6u
 struct gaia_ioc_report {
 	struct gaia_client_key key;
 	uint32_t what;

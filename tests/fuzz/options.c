@@ -40,6 +40,7 @@ const char *fs_libfuse(void)
 static void check_device(const struct device_choice *d, unsigned nth)
 {
 	FUZZ_CHECK(d->kind == CHOICE_SIM || d->kind == CHOICE_CUDA);
+	FUZZ_CHECK(!d->cache || d->cache >= GAIA_CHUNK);
 	if (d->kind == CHOICE_CUDA) {
 		FUZZ_CHECK(d->cuda.index < 1024);
 		FUZZ_CHECK(!d->cuda.capacity || d->cuda.capacity >= GAIA_CHUNK);

@@ -36,6 +36,11 @@ static void act(enum feature f, int fd, unsigned file, uint32_t first, uint32_t 
 		err = ioctl(fd, GAIA_IOC_EVICT, &io);
 		op_note(OP_EVICT, file, cell, n, 0, start, err ? errno : 0);
 		break;
+	case F_PARK:
+		io.from = GAIA_FROM_DEVICE_CACHE;
+		err = ioctl(fd, GAIA_IOC_EVICT, &io);
+		op_note(OP_EVICT, file, cell, n, 0, start, err ? errno : 0);
+		break;
 	case F_FLUSH:
 		err = ioctl(fd, GAIA_IOC_FLUSH, &io);
 		op_note(OP_FLUSH, file, cell, n, 0, start, err ? errno : 0);
@@ -52,7 +57,7 @@ static void act(enum feature f, int fd, unsigned file, uint32_t first, uint32_t 
 
 static void harass(unsigned slot)
 {
-	static const enum feature acts[] = { F_EVICT_DEVICE, F_EVICT_HOME, F_FLUSH, F_FORGET };
+	static const enum feature acts[] = { F_EVICT_DEVICE, F_EVICT_HOME, F_FLUSH, F_FORGET, F_EVICT_HOME, F_EVICT_HOME, F_PARK };
 	unsigned file, turns = 1 + below(8);
 	int fd = open_slot(slot, O_RDWR, &file);
 
@@ -61,7 +66,7 @@ static void harass(unsigned slot)
 	while (turns-- > 0 && phase_is(PHASE_RUN)) {
 		uint32_t first = below(world->config.hot);
 
-		act(acts[below(4)], fd, file, first, first + below(world->config.hot - first));
+		act(acts[below(HAS(&world->config, F_PARK) ? 7 : 4)], fd, file, first, first + below(world->config.hot - first));
 		usleep(below(2000));
 	}
 	close(fd);
@@ -85,6 +90,7 @@ _Noreturn void adversary_main(void)
 			act(F_EVICT_DEVICE, fd, file, 0, world->config.hot - 1);
 		act(F_FORGET, fd, file, 0, world->config.hot - 1);
 		act(F_EVICT_HOME, fd, file, 0, world->config.hot - 1);
+		act(F_PARK, fd, file, 0, world->config.hot - 1);
 		close(fd);
 	}
 	phase_done(PHASE_STORE);

@@ -34,6 +34,7 @@ static const struct {
 	[F_CRASH] = { "crash", 30 },
 	[F_START] = { "start", 40 },
 	[F_OVERWRITE] = { "overwrite", 50 },
+	[F_PARK] = { "park", 40 },
 };
 
 const char *feature_name(enum feature f)
@@ -58,7 +59,7 @@ void config_draw(struct config *c, uint64_t seed, enum way way)
 	c->writeback = way == WRITEBACK;
 	c->automatic = way == AUTO;
 	for (unsigned f = 0; f < FEATURES; f++)
-		if (f != F_START && chance(features[f].percent))
+		if (f != F_START && f != F_PARK && chance(features[f].percent))
 			c->features |= 1u << f;
 	c->cpus = 2 + below(below(2) ? 5 : 2);
 	c->devices = 1 + below(MAX_DEVICES);
@@ -92,6 +93,8 @@ void config_draw(struct config *c, uint64_t seed, enum way way)
 	/* Last, since it came last: what seeds draw stays. */
 	if (chance(features[F_START].percent))
 		c->features |= 1u << F_START;
+	if (chance(features[F_PARK].percent))
+		c->features |= 1u << F_PARK;
 }
 
 void config_print(const struct config *c)
@@ -115,6 +118,9 @@ const char *const *config_args(const struct config *c)
 	for (unsigned i = 0; i < c->devices; i++) {
 		args[n++] = "--device";
 		args[n++] = gpu_option(i, HAS(c, F_TINY) ? "4M" : "64M", device[i]);
+		/* Two slabs: with as little as is in a tiny device they come and go. */
+		if (HAS(c, F_PARK))
+			strncat(device[i], ",cache=4M", sizeof(device[i]) - strlen(device[i]) - 1);
 	}
 	args[n++] = "--home";
 	args[n++] = HAS(c, F_TINY) ? "8M" : "256M";
@@ -168,6 +174,9 @@ const char *config_faults(const struct config *c)
 			add(text, sizeof(text), "%s,after=%u,count=%u",
 			    failing[below(sizeof(failing) / sizeof(failing[0]))], below(300),
 			    1 + below(5));
+	/* All that leaves home is parked, and comes from there. */
+	if (HAS(c, F_PARK))
+		add(text, sizeof(text), "%s=errno:ENOSPC;source.store_is_dear=errno:ENOSPC", "park.all", 0, 0);
 	if (c->more_faults)
 		add(text, sizeof(text), "%s", c->more_faults, 0, 0);
 	return text;

@@ -507,7 +507,8 @@ static void do_count(struct actor *a, const struct step *st, struct seen *seen)
 		seen->wrong = true;
 	} else {
 		snprintf(seen->text, sizeof(seen->text), "%llu", (unsigned long long)growth);
-		seen->wrong = !compare(growth, st->cmp, st->number);
+		/* What comes from devices and from the store is another then. */
+		seen->wrong = !a->env->parks && !compare(growth, st->cmp, st->number);
 	}
 	json_decref(now);
 }

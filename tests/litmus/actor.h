@@ -39,6 +39,7 @@ struct actor_env {
 	const char *mount;	/* the mount point */
 	int backing_fd;		/* the directory beneath it */
 	const char *gaia;	/* the control tool */
+	bool parks;		/* counters are not judged */
 	unsigned repetition;
 	struct stage *stage;
 };

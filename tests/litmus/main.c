@@ -25,6 +25,7 @@ static const char usage[] =
 	"  --seed N       of the first repetition's timing, as a failure names it (by chance)\n"
 	"  --seconds N    a repetition may take (10, times $LITMUS_SLOW), and twelve times that while the daemon has work\n"
 	"  --delays       let the daemon linger where others could come between (needs -Dfaults=true)\n"
+	"  --park         what leaves home is parked on the devices, two slabs each, and read from there (needs -Dfaults=true)\n"
 	"  --gaiafs PATH  the daemon ($GAIAFS, or this build's)\n"
 	"  --gaia PATH    the control tool ($GAIA, or this build's)\n"
 	"  --check        only read the files\n"
@@ -65,7 +66,7 @@ static enum start start_named(const char *name)
 
 static void parse_options(int argc, char **argv, struct run_options *o, bool *check)
 {
-	enum { CPU_CACHE = 256, FILES, REPEAT, SEED, SECONDS, DELAYS, GAIAFS, GAIA, CHECK, HELP };
+	enum { CPU_CACHE = 256, FILES, REPEAT, SEED, SECONDS, DELAYS, PARK, GAIAFS, GAIA, CHECK, HELP };
 	static const struct option options[] = {
 		{ "cpu-cache", required_argument, NULL, CPU_CACHE },
 		{ "files", required_argument, NULL, FILES },
@@ -73,6 +74,7 @@ static void parse_options(int argc, char **argv, struct run_options *o, bool *ch
 		{ "seed", required_argument, NULL, SEED },
 		{ "seconds", required_argument, NULL, SECONDS },
 		{ "delays", no_argument, NULL, DELAYS },
+		{ "park", no_argument, NULL, PARK },
 		{ "gaiafs", required_argument, NULL, GAIAFS },
 		{ "gaia", required_argument, NULL, GAIA },
 		{ "check", no_argument, NULL, CHECK },
@@ -106,6 +108,9 @@ static void parse_options(int argc, char **argv, struct run_options *o, bool *ch
 			break;
 		case DELAYS:
 			o->delays = true;
+			break;
+		case PARK:
+			o->park = true;
 			break;
 		case GAIAFS:
 			o->gaiafs = optarg;

@@ -534,6 +534,8 @@ static void mount_args(const struct scenario *s, const struct run_options *o, co
 			strcat(device[i], ",readonly=off");
 		if (s->devices && s->lax && !gpu_is(i))
 			strcat(device[i], ",strict=off");
+		if (s->devices && o->park)
+			strcat(device[i], ",cache=4M");
 	}
 	args[n] = NULL;
 }
@@ -556,12 +558,15 @@ static const struct {
 	{ "ready.before_catch_up", 100 },
 };
 
-static void arm_delays(uint64_t seed)
+static void arm_faults(const struct run_options *o)
 {
+	uint64_t seed = o->seed;
 	char text[1024] = "";
 	size_t n = 0;
 
-	for (unsigned i = 0; i < ARRAY_LEN(delays); i++)
+	if (o->park)
+		n = (size_t)snprintf(text, sizeof(text), "park.all=errno:ENOSPC;source.store_is_dear=errno:ENOSPC%s", o->delays ? ";" : "");
+	for (unsigned i = 0; i < ARRAY_LEN(delays) && o->delays; i++)
 		n += (size_t)snprintf(text + n, sizeof(text) - n, "%s%s=delay:%uus,seed=%llu",
 				      i ? ";" : "", delays[i].point, delays[i].max_us,
 				      (unsigned long long)(seed + i));
@@ -580,8 +585,8 @@ bool run_scenario(const struct scenario *s, const struct run_options *o, struct 
 		repeat = MAX(MAX(s->repeat, 1u), s->has_par ? PAR_REPEATS : 1u);
 	mount_args(s, o, args, device);
 	mo.args = args;
-	if (o->delays)
-		arm_delays(o->seed);
+	if (o->delays || o->park)
+		arm_faults(o);
 	if (mnt_start(&r.mnt, &mo)) {
 		fprintf(stderr, "FAIL %s (%s): no mount\n", s->path, run_way(o));
 		return false;
@@ -597,6 +602,7 @@ bool run_scenario(const struct scenario *s, const struct run_options *o, struct 
 		.mount = r.mnt.path,
 		.backing_fd = r.mnt.backing_fd,
 		.gaia = o->gaia,
+		.parks = o->park,
 		.stage = r.stage,
 	};
 	for (unsigned i = 0; i < repeat && !r.failed; i++) {

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "actor.h"
+#include "child.h"
 #include "report.h"
 #include "shell.h"
 #include "ways.h"
@@ -192,13 +193,102 @@ EACH_WAY_BARE(tool, evict_moves_and_loses_nothing)
 	shell_ok(mnt.path, "\"$GAIA\" evict f");
 }
 
+/* plain_dir/trace is what it prints; ended by SIGINT to the process in plain_dir/tracer. */
+static int trace_child(void *arg)
+{
+	struct shell_result r = shell_run(plain_dir, 60, "echo $$ > tracer; exec \"$GAIA\" trace '%s' > trace", mnt.path);
+
+	(void)arg;
+	return r.status;
+}
+
+EACH_WAY_BARE(tool, trace_shows_accesses_until_it_is_ended)
+{
+	struct actor *a, *cpu;
+	pid_t tracer;
+
+	start();
+	a = actor_start("f", SIZE, 0);
+	cpu = actor_start("f", SIZE, NO_DEVICE);
+	tracer = child_start(trace_child, NULL);
+	shell_ok(plain_dir, "for i in $(seq 1000); do ! grep -qs '^# time_us' trace || exit 0; sleep 0.01; done; exit 1");
+	refused(1, "trace .");
+	actor_ok(a, ACQUIRE, 2 * MIB, 2 * MIB, RW);
+	actor_ok(a, STORE, 3 * MIB, 1, 'd');
+	actor_ok(a, RELEASE, 2 * MIB, 2 * MIB, 0);
+	actor_ok(a, ACQUIRE, 0, 4096, PROT_READ);
+	actor_sees(cpu, READ, 3 * MIB, 'd');
+	shell_ok(plain_dir, "kill -INT $(cat tracer)");
+	cr_assert_eq(child_wait(tracer), 0);
+	shell_ok(plain_dir, "head -n 1 trace | grep -qx '# gaiafs trace 1' && grep -Eqx '[0-9]+ A [0-9]+ 512 512 0' trace && "
+			    "grep -Eqx '[0-9]+ a [0-9]+ 0 1 0' trace");
+	/* What is passed through is not seen. */
+	if (!way_is("auto"))
+		shell_ok(plain_dir, "grep -Eq '^[0-9]+ r ' trace");
+	shell_ok(plain_dir, "! grep -Ev '^(#.*|[0-9]+ [rwaA]( [0-9]+){4})$' trace");
+	actor_end(cpu);
+	actor_end(a);
+	shell_ok(mnt.path, "\"$GAIA\" trace . --seconds 1 | grep -q '^# gaiafs'");
+}
+
+/* Read past the kernel's cache, so that home has it. */
+static void read_direct(const char *name, char byte)
+{
+	int fd = openat(both_root[ON_MOUNT], name, O_RDONLY | O_DIRECT);
+	char *bytes = aligned_alloc(4096, MIB);
+
+	cr_assert_geq(fd, 0);
+	cr_assert_eq(read(fd, bytes, MIB), MIB);
+	for (unsigned i = 0; i < MIB; i++)
+		cr_assert_eq(bytes[i], byte, "byte %u", i);
+	free(bytes);
+	close(fd);
+}
+
+EACH_WAY_BARE(tool, pages_that_left_home_are_shown_where_they_are_parked)
+{
+	static const char *const args[] = { "--device", "sim:16M,cache=8M", "--home", "32M", NULL };
+	static char bytes[MIB];
+	long parked = 0;
+	int fd;
+
+	way_start(args);
+	way_make_cached("f");
+	fd = openat(both_root[ON_MOUNT], "f", O_RDWR);
+	memset(bytes, 'p', MIB);
+	cr_assert_eq(write(fd, bytes, MIB), MIB);
+	cr_assert_eq(fsync(fd), 0);
+	close(fd);
+	/* What leaves again is parked, once the device has made room for it. */
+	for (unsigned tries = 0; tries < 1000 && parked < MIB; tries++) {
+		json_t *r;
+
+		read_direct("f", 'p');
+		shell_ok(mnt.path, "\"$GAIA\" evict f --from home");
+		r = report("residency", "f");
+		parked = NUMBER(r, "victim_bytes");
+		cr_assert_eq(NUMBER(r, "home"), 0);
+		json_decref(r);
+	}
+	cr_assert_eq(parked, MIB);
+	cr_assert_gt(STATUS("devices", "0", "cache_bytes"), 0);
+	cr_assert_eq(STATUS("devices", "0", "used"), 0);
+	cr_assert_geq(STATUS("counters", "victim_parked"), MIB / 4096);
+	cr_assert_geq(STATUS("tiers", "3", "page_ns"), 1);
+	read_direct("f", 'p');
+	shell_ok(mnt.path, "\"$GAIA\" evict f --from device-cache && \"$GAIA\" residency f | grep -Eq '^victim_bytes *0 B'");
+	read_direct("f", 'p');
+	shell_ok(mnt.path, "\"$GAIA\" evict f");
+}
+
 EACH_WAY_BARE(tool, bad_usage_is_one_line)
 {
 	static const char *const usage[] = {
 		"", "frobnicate", "status", "status . .", "status . --from home", "residency",
 		"evict", "evict f --from", "evict f --from device", "evict f --from device x",
-		"evict f --from cellar", "evict f --range 5", "evict f --range 5:0",
+		"evict f --from cellar", "evict f --from device-cash", "evict f --range 5", "evict f --range 5:0",
 		"evict f --range 5:6x", "flush", "flush f --json", "umount",
+		"trace", "trace . --seconds", "trace . --seconds 0", "trace . --seconds x", "trace . --json",
 	};
 
 	start();
@@ -212,6 +302,7 @@ EACH_WAY_BARE(tool, bad_usage_is_one_line)
 	refused(1, "flush /etc/passwd");
 	refused(1, "evict f --from device 2");
 	refused(1, "umount /nowhere");
+	refused(1, "trace /nowhere");
 	refused(1, "umount f");
 	refused(1, "umount /");
 	shell_ok("/", "for h in -h --help help; do \"$GAIA\" $h | grep -q usage || exit; done && "

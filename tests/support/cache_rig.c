@@ -1047,7 +1047,9 @@ struct rig *rig_create(const struct rig_options *options)
 {
 	struct rig *rig = xcalloc(1, sizeof(*rig));
 	struct device *dev[CACHE_MAX_DEVICES];
+	uint64_t device_cache[CACHE_MAX_DEVICES] = { 0 };
 	struct cache_config config = {
+		.device_cache = device_cache,
 		.home_bytes = options->home_bytes ? options->home_bytes : 64ull << 20,
 		.devices = dev,
 		.n_devices = options->devices,
@@ -1064,8 +1066,10 @@ struct rig *rig_create(const struct rig_options *options)
 	atomic_init(&rig->hoarders_live[0], true);
 	atomic_init(&rig->hoarders_live[1], true);
 	pthread_mutex_init(&rig->lock, NULL);
-	for (unsigned k = 0; k < options->devices; k++)
+	for (unsigned k = 0; k < options->devices; k++) {
 		dev[k] = new_device(options, k);
+		device_cache[k] = options->device_cache;
+	}
 	must(store_mem_create(&rig->mem) == 0);
 	must(store_faulty_create(rig->mem, &rig->store) == 0);
 	must(cache_create(&config, &rig->cache) == 0);

@@ -30,6 +30,7 @@
 struct rig_options {
 	unsigned devices;	/* 0: none */
 	unsigned device_chunks; /* of each; 0: 8 */
+	uint64_t device_cache;	/* of each: bytes for pages that left home, or CACHE_DEVICE_AUTO; 0: none */
 	uint64_t home_bytes;	/* 0: 64 MiB */
 	uint64_t age_ms;	/* 0: an hour, that is: nothing is stored unless asked */
 	uint64_t device_age_ms;	/* 0: an hour, too */

@@ -4,8 +4,8 @@
     include_directions.py ROOT          check the tree; says FILE:LINE for each offence
     include_directions.py --self-test   check that each kind of offence is found
 
-fuse, control -> pagecache -> {consistency, device, store} -> base, each free to use
-anything to its right, fuse also control. The three in braces never each other. Client
+fuse, control -> pagecache -> {consistency, policy, device, store} -> base, each free to use
+anything to its right, fuse also control. Those in braces never each other. Client
 and daemon share include/gaia/protocol.h only. client/compat stands on the public headers.
 """
 import os
@@ -15,9 +15,9 @@ import tempfile
 
 BELOW = {}
 BELOW["base"] = {"base"}
-for room in ("consistency", "device", "store"):
+for room in ("consistency", "policy", "device", "store"):
     BELOW[room] = {room} | BELOW["base"]
-BELOW["pagecache"] = {"pagecache", "consistency", "device", "store", "base"}
+BELOW["pagecache"] = {"pagecache", "consistency", "policy", "device", "store", "base"}
 BELOW["control"] = {"control"} | BELOW["pagecache"]
 BELOW["fuse"] = {"fuse"} | BELOW["control"]
 BELOW["main"] = set(BELOW) | {"main"}  # main.c and options.c
@@ -144,7 +144,9 @@ def self_test():
         "daemon/store/store.h": "int store_dir_create(void);\n",
         "daemon/store/dir.c": '#include "store.h"\nint store_dir_create(void) { return 0; }\n',
         "daemon/consistency/merge.h": "#include <stdint.h>\n",
-        "daemon/pagecache/cache.h": '#include "device/device.h"\n#include "store/store.h"\n',
+        "daemon/policy/policy.h": "#include <stdint.h>\n",
+        "daemon/pagecache/cache.h": '#include "device/device.h"\n#include "store/store.h"\n'
+                                     '#include "policy/policy.h"\n',
         "daemon/control/control.h": '#include "pagecache/cache.h"\n',
         "daemon/fuse/fuse.c": '#include <fuse_lowlevel.h>\n#include "control/control.h"\n',
         "daemon/main.c": '#include "store/store.h"\nint main(void) { store_dir_create(); }\n',
@@ -157,6 +159,7 @@ def self_test():
         "daemon/device/a.c": '#include "store/store.h"\n',
         "daemon/store/a.c": '#include "consistency/merge.h"\n',
         "daemon/consistency/a.c": '#include "pagecache/cache.h"\n',
+        "daemon/policy/a.c": '#include "consistency/merge.h"\n',
         "daemon/pagecache/a.c": '#include "../control/control.h"\n',
         "daemon/pagecache/b.c": '#include "base/internal.h"\n',
         "daemon/pagecache/c.c": "int x;\nvoid f(void) { store_dir_create(); }\n",

@@ -1208,7 +1208,7 @@ static void op_advise(const struct op *op)
 
 static void op_evict(const struct op *op, bool home)
 {
-	unsigned from = home ? GAIA_FROM_HOME : op->b % w.rig->options.devices;
+	unsigned from = home ? op->c % 16 ? GAIA_FROM_HOME : GAIA_FROM_DEVICE_CACHE : op->b % w.rig->options.devices;
 	uint64_t off, len;
 	bool busy = false;
 	int err;
@@ -1450,6 +1450,7 @@ static void run_op(const struct op *op)
 
 /* Whether the file begins as one that processes have open past the cache. */
 static bool passthrough;
+static bool parks;
 
 static uint32_t next_random(uint64_t *seed)
 {
@@ -1490,6 +1491,8 @@ static void world_begin(uint64_t seed)
 		.no_peers = seed / 9 % 3 == 0,
 		.passthrough = passthrough,
 		.reads_ahead = true,
+		/* Two slabs, for which replicas do not always leave room. */
+		.device_cache = parks ? 2 * GAIA_CHUNK : 0,
 		/* So that they share the device's memory, whatever the device. */
 		.readers_may_write = true,
 	};
@@ -1497,6 +1500,10 @@ static void world_begin(uint64_t seed)
 	struct store_file *sf;
 
 	w.rig = rig_create(&options);
+	if (parks) {
+		fault_arm("park.all", -ENOSPC, 0, 0);
+		fault_arm("source.store_is_dear", -ENOSPC, 0, 0);
+	}
 	w.no_twins = seed / 5 % 2;
 	if (w.no_twins)
 		fault_arm("home.kept_full", -ENOSPC, 0, 0);
@@ -1654,6 +1661,13 @@ static void run_all(unsigned last)
 Test(random, every_read_is_allowed, .timeout = 600)
 {
 	run_all(PROGRAMS(60));
+}
+
+/* What leaves home is parked on devices as often as it can be, and read from there. */
+Test(random, every_read_is_allowed_with_parked_pages, .timeout = 600)
+{
+	parks = true;
+	run_all(PROGRAMS(40));
 }
 
 Test(random, every_read_is_allowed_of_a_passthrough_file, .timeout = 600)

@@ -23,6 +23,7 @@
 #include "base/counters.h"
 #include "base/fault.h"
 #include "base/log.h"
+#include "base/trace.h"
 #include "base/util.h"
 #include "control/internal.h"
 #include "fake_daemon.h"
@@ -1865,7 +1866,7 @@ Test(reports, on_files_need_a_file, .init = begin, .fini = end)
 	struct gaia_ioc_report io = { .key = p.key, .what = GAIA_REPORT_RESIDENCY };
 
 	cr_assert_eq(control_report(fake_control(), NULL, 0, &io), -ENODEV);
-	io.what = GAIA_REPORT_PINS + 1;
+	io.what = GAIA_REPORT_TRACE + 1;
 	cr_assert_eq(wire_ioctl(file, GAIA_IOC_REPORT, &io), -EINVAL);
 	close(p.sock);
 }
@@ -1882,6 +1883,11 @@ Test(reports, of_the_whole_mount_are_for_its_owners, .init = begin, .fini = end)
 	cr_assert_eq(control_report(fake_control(), NULL, 12345, &io), -EPERM);
 	/* Nothing was given to hand out. */
 	cr_assert_eq(control_report(fake_control(), NULL, 0, &io), -EOPNOTSUPP);
+	io.what = GAIA_REPORT_TRACE;
+	cr_assert_eq(control_report(fake_control(), NULL, 12345, &io), -EPERM);
+	cr_assert_not(atomic_load(&trace_on));
+	cr_assert_eq(control_report(fake_control(), NULL, 0, &io), 0);
+	cr_assert(atomic_load(&trace_on));
 	close(p.sock);
 }
 

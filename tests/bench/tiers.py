@@ -1,0 +1,283 @@
+#!/usr/bin/env python3
+"""
+scripts/bench tiers: pages that left home and are parked on a device, beside the same mount without (--device ...,cache=).
+
+The device is simulated: its bus has the rates and waits of a model, and they are waited for. Reads are of 4 KiB, with O_DIRECT.
+What is read from storage is counted, which noise does not touch; times are ratios of two that were taken in one round.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
+# pylint: disable=wrong-import-position
+import plot
+import report
+from command import parser_of
+from rounds import Goal, Progress, Row, TimeLimit, run_rounds, turn
+from systems import MIB, Gaiafs, Missing, run, run_undisturbed, stop_on_signals
+
+PAGE = 4096
+PEER, OURS = "peer", "gaiafs"
+NAMES = {PEER: "without", OURS: "with"}
+# The paper's (ICCS'11), and PCIe 5: bytes a second each way, and microseconds.
+BUSES = {"3.2 GB/s, 15 µs": "bandwidth=3200000000,latency=15", "PCIe 5": "bandwidth=55000000000,latency=10,submit=3"}
+PAPER = "3.2 GB/s, 15 µs"
+FILE = "data"
+# So many times as many reads as there are pages, at random, before anything is counted: a page is parked when it leaves home for the second time.
+WARM_PASSES = 10
+PATIENCE = 50    # passes in which the device is to have what was parked
+
+
+class Sizes:
+    def __init__(self, args):
+        if args.smoke:
+            self.home, self.device, self.reads = 8 * MIB, 8 * MIB, 500
+        elif args.quick:
+            self.home, self.device, self.reads = 16 * MIB, 16 * MIB, 20000
+        else:
+            self.home, self.device, self.reads = 256 * MIB, 256 * MIB, 200000
+        self.shares = [1.0] if args.smoke else [0.25, 1.0] if args.quick else [0.25, 0.5, 1.0]
+
+
+class Mount:
+    """One gaiafs with one file of @pages."""
+
+    def __init__(self, bench, name, bus, pages, home, cache):
+        self.bench, self.pages = bench, pages
+        device = "sim:%d,%s,strict=off" % (bench.sizes.device, bus)
+        if cache:
+            device += ",cache=%d" % bench.sizes.device
+        self.system = Gaiafs(name, bench.place, bench.args.build,
+                             ["--device", device, "--cpu-cache", "writeback", "--home", str(home)])
+        bench.stack.callback(self.system.stop)
+        self.system.start()
+        self.system.make_file(FILE, (pages * PAGE + MIB - 1) // MIB * MIB)
+        self.seed = 0
+        self.forget_below()
+
+    def forget_below(self):
+        """Storage is to be read, not what the kernel has of the directory below."""
+        with open(os.path.join(self.system.below, FILE), "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def read(self, how, count, pages=None):
+        """Nanoseconds."""
+        self.seed += 1
+        return int(run(self.bench.program("tier_reads"), self.system.path(FILE), str(pages or self.pages), str(count), how,
+                       str(self.seed), timeout=900))
+
+    def status(self):
+        return json.loads(run(self.system.gaia, "status", self.system.root, "--json"))
+
+    @contextlib.contextmanager
+    def counted(self, changes):
+        """What the counters have risen by meanwhile is put into @changes."""
+        before = self.status()["counters"]
+        yield
+        changes.update({name: value - before[name] for name, value in self.status()["counters"].items()})
+
+    def check_costs(self):
+        """The device is used only if that is expected to be faster."""
+        cost = {tier["tier"]: tier["page_ns"] for tier in self.status()["tiers"]}
+        if cost["storage"] <= cost["parked on devices"]:
+            raise Missing("storage gives a page within %.0f µs, the device within %.0f"
+                          % (cost["storage"] / 1e3, cost["parked on devices"] / 1e3))
+
+    def evict(self, where):
+        run(self.system.gaia, "evict", self.system.path(FILE), "--from", where)
+
+
+class Bench:
+    def __init__(self, args):
+        self.args = args
+        self.sizes = Sizes(args)
+        self.machine = None
+        self.undisturbed = False
+        self.rows, self.works = [], []
+        self.missing, self.left_by_time = {}, []
+        self.stack = contextlib.ExitStack()
+        self.place = None
+        self.mounts = {}
+
+    def program(self, name):
+        return os.path.join(self.args.build, "tests", "bench", name)
+
+    def row(self, section, title, unit, most=float("inf")):
+        goals = [Goal(0, PEER, most)] if most < float("inf") else []
+        row = Row(section, title, unit, PEER, goals, [OURS])
+        self.rows.append(row)
+        return row
+
+    def work(self, rows, function, *args):
+        if not any(self.args.only in row.section + ", " + row.title for row in rows):
+            return
+
+        def run_it(rnd):
+            try:
+                function(rnd, rows, *args)
+            except Missing as why:
+                self.missing[rows[0].section + ", " + rows[0].title] = str(why)
+        self.works.append((rows[0].section + ", " + rows[0].title, run_it))
+
+    def mounted(self, name, *args):
+        """A Mount by its name, and whether it is new."""
+        new = name not in self.mounts
+        if new:
+            self.mounts[name] = Mount(self, name, *args)
+        return self.mounts[name], new
+
+    # -- what does not fit home
+
+    def working_sets(self):
+        for bus, options in BUSES.items():
+            for share in self.sizes.shares:
+                for how in "zipf", "uniform":
+                    section = "reads of 4 KiB, home and %g of the device, bus of %s; peer: no cache on the device" % (share, bus)
+                    rows = [self.row(section, "%s: pages read from storage" % how, "count", most=0.17),
+                            self.row(section, "%s: time" % how, "time")]
+                    self.work(rows, self.working_set, how, share, options, bus)
+
+    def working_set(self, rnd, rows, how, share, options, bus):
+        pages = int(self.sizes.home + share * self.sizes.device) // PAGE
+        stored, times = {}, {}
+        for who in turn([PEER, OURS], rnd):
+            name = "%s-%s-%d" % (NAMES[who], share, list(BUSES).index(bus))
+            mount, new = self.mounted(name, options, pages, self.sizes.home, who == OURS)
+            if new:
+                mount.read("uniform", WARM_PASSES * pages)
+            if who == OURS:
+                mount.check_costs()
+            changes = {}
+            with mount.counted(changes):
+                times[who] = mount.read(how, self.sizes.reads)
+            stored[who] = changes["storage_reads"]
+        if stored[PEER]:
+            rows[0].add(stored)
+        rows[1].add(times)
+
+    # -- batches
+
+    def batches(self):
+        section = "copying pages to the device, modelled, bus of %s; peer: from there, one by one" % PAPER
+        self.work([self.row(section, "a page, in batches", "time", most=1 / 8)], self.batched)
+
+    def batched(self, rnd, rows):
+        pages = self.sizes.home // PAGE // 2
+        mount, new = self.mounted("batches", BUSES[PAPER] + ",wait=off", pages, self.sizes.home, True)
+        # Slabs are made when pages first want to go there.
+        for _ in range(PATIENCE if new else 0):
+            mount.read("scan", pages)
+            mount.evict("home")
+            if json.loads(run(mount.system.gaia, "residency", mount.system.path(FILE), "--json"))["victim_bytes"] >= pages * PAGE:
+                break
+        mount.evict("device-cache")
+        mount.read("scan", pages)
+        mount.evict("home")
+        mount.read("scan", pages)
+        out, back = {}, {}
+        with mount.counted(out):
+            mount.evict("home")
+        mount.forget_below()
+        with mount.counted(back):
+            mount.read("uniform", min(self.sizes.reads, pages // 4))
+        if not out["victim_parked"] or not back["victim_hits"]:
+            raise Missing("%d pages were parked, and %d read from there: storage is too fast here" % (out["victim_parked"], back["victim_hits"]))
+        rows[0].add({PEER: back["sim_ns"] / back["victim_hits"], OURS: out["sim_ns"] / out["victim_parked"]})
+
+    # -- where there is nothing to gain
+
+    def nothing_to_gain(self):
+        section = "nothing to gain, bus of %s; peer: no cache on the device" % PAPER
+        self.work([self.row(section, "uniform, all fits home", "time", most=1.01)], self.useless, "uniform", 0.5)
+        self.work([self.row(section, "one scan", "time", most=1.01)], self.useless, "scan", 2)
+
+    def useless(self, rnd, rows, how, share):
+        pages = int(self.sizes.home * share) // PAGE
+        times = {}
+        for who in turn([PEER, OURS], rnd):
+            mount, new = self.mounted("%s-%s-useless" % (NAMES[who], how), BUSES[PAPER], pages, self.sizes.home, who == OURS)
+            if new and how != "scan":
+                mount.read(how, WARM_PASSES * pages)
+            if how == "scan":  # of what nobody remembers
+                mount.system.stop()
+                mount.system.start()
+            times[who] = mount.read(how, pages if how == "scan" else self.sizes.reads)
+        rows[0].add(times)
+
+    # -- all of it
+
+    def measure(self):
+        for add in self.working_sets, self.batches, self.nothing_to_gain:
+            add()
+        if not self.works:
+            raise RuntimeError("--only %s: there is no such work" % self.args.only)
+        progress = Progress()
+        rounds, self.left_by_time = run_rounds(self.works, self.args.rounds, TimeLimit(self.args.seconds), progress)
+        progress.end()
+        return rounds
+
+    def facts(self, rounds):
+        return {"bench": "tiers", "quick": self.args.quick, "only": self.args.only, "rounds": rounds,
+                "device": "simulated, by its model: " + "; ".join(BUSES.values()), "versions": report.versions(self.args.build),
+                "machine": self.machine, "undisturbed": self.undisturbed, "missing": self.missing,
+                "left_out_by_time": self.left_by_time}
+
+    def report(self, rounds):
+        """Prints and writes the results; returns what they say of the goals."""
+        facts, out = self.facts(rounds), self.args.out
+        measured = [row for row in self.rows if row.is_measured()]
+        print(report.machine_text(facts) + "; other programs %s" %
+              ("went after" if self.undisturbed else "were not held back"))
+        print("%d whole rounds; the device is simulated. First the peer, then with parked pages, then how many times the peer's that is "
+              "(median ± half the distance of the quartiles)." % rounds)
+        print(report.LEGEND)
+        print("\n".join(report.pairs_table(measured, PEER, OURS)))
+        for name, why in self.missing.items():
+            print("not measured here: %s: %s" % (name, why))
+        if self.left_by_time:
+            print("no time left in round %d for: %s" % (rounds + 1, "; ".join(self.left_by_time)))
+        report.write_json(os.path.join(out, "tiers.json"), facts, self.rows, [])
+        with open(os.path.join(out, "tiers.md"), "w") as file:
+            file.write("\n".join(report.pairs_markdown(measured, PEER, OURS)) + "\n")
+        judged = [row for row in measured if row.goals]
+        drawn = plot.draw_pairs(os.path.join(out, "tiers.png"), judged, OURS, facts)
+        print("written: %s" % ", ".join([os.path.join(out, name) for name in ("tiers.json", "tiers.md")] + drawn))
+        return report.say_goals(self.rows, [], NAMES)
+
+
+def arguments(given=None):
+    return parser_of("tiers").parse_args(given)
+
+
+def main():
+    args = arguments()
+    stop_on_signals()
+    bench = Bench(args)
+    bench.undisturbed = not args.smoke and run_undisturbed()
+    try:
+        with bench.stack:
+            bench.place = tempfile.mkdtemp(prefix="gaiafs-bench.", dir=os.path.realpath(args.dir))
+            bench.stack.callback(shutil.rmtree, bench.place, ignore_errors=True)
+            bench.machine = report.machine_of(bench.place)
+            rounds = bench.measure()
+        said = bench.report(rounds)
+    except KeyboardInterrupt:
+        print("\nbench: interrupted; everything is unmounted and removed.", file=sys.stderr)
+        return 130
+    except (RuntimeError, OSError, subprocess.SubprocessError, Missing) as error:
+        print("\nbench: %s" % error, file=sys.stderr)
+        return 1
+    print("\n".join(report.last_lines(said)))
+    if args.smoke and not any(row.is_measured() for row in bench.rows):
+        return 1
+    return report.status(said, args.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
