@@ -76,9 +76,10 @@ bool delivery_wait(struct grant *g, uint64_t *seq)
 	return done;
 }
 
-/* Bring all pages of the chunk that somebody holds or released up to date, and zero the others. Its pages are locked. */
-static int show_locked(struct replica *rep)
+/* Bring all pages of the chunk that somebody holds or released up to date, and see which others must become zeros. Its pages are locked. */
+static int show_locked(struct to_show *show)
 {
+	struct replica *rep = show->rep;
 	struct chunk *ch = rep->chunk;
 	uint64_t held[GAIA_CHUNK_PAGES / 64] = { 0 };
 	int err = passthrough_catch_up(ch, 0, GAIA_CHUNK_PAGES);
@@ -101,27 +102,44 @@ static int show_locked(struct replica *rep)
 		pthread_mutex_lock(&ch->lock);
 	}
 	if (!err)
-		err = replica_scrub_old(rep, end);
+		replica_find_old(rep, end, show->old);
 	pthread_mutex_unlock(&ch->lock);
 	return err;
 }
 
-/* Called when the client is about to map all of the chunk, though it has acquired only a part. */
-static int show(struct replica *rep)
+/*
+ * Called when the client is about to map all of these chunks, in ascending order, though it has acquired only parts. All of their pages are
+ * locked together, so that one operation makes zeros of all that must be.
+ */
+#define SHOWN_AT_ONCE 32u
+static int show(struct cfile *f, struct grant **g, unsigned n)
 {
-	struct chunk *ch = rep->chunk;
-	int err;
+	struct to_show show[SHOWN_AT_ONCE] = { 0 };
+	unsigned locked = 0;
+	int err = 0;
 
-	pthread_rwlock_rdlock(&ch->file->range);
-	pthread_mutex_lock(&ch->lock);
-	pages_lock(ch, 0, GAIA_CHUNK_PAGES);
-	pthread_mutex_unlock(&ch->lock);
-	err = show_locked(rep);
-	pthread_mutex_lock(&ch->lock);
-	pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
-	pthread_mutex_unlock(&ch->lock);
-	chunk_account(ch);
-	pthread_rwlock_unlock(&ch->file->range);
+	pthread_rwlock_rdlock(&f->range);
+	for (; locked < n && !err; locked++) {
+		struct chunk *ch = g[locked]->replica->chunk;
+
+		bug_on(locked > 0 && g[locked]->index <= g[locked - 1]->index);
+		show[locked].rep = g[locked]->replica;
+		pthread_mutex_lock(&ch->lock);
+		pages_lock(ch, 0, GAIA_CHUNK_PAGES);
+		pthread_mutex_unlock(&ch->lock);
+		err = show_locked(&show[locked]);
+	}
+	if (!err)
+		err = replicas_zero(show, n);
+	for (unsigned k = 0; k < locked; k++) {
+		struct chunk *ch = show[k].rep->chunk;
+
+		pthread_mutex_lock(&ch->lock);
+		pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
+		pthread_mutex_unlock(&ch->lock);
+		chunk_account(ch);
+	}
+	pthread_rwlock_unlock(&f->range);
 	return err;
 }
 
@@ -134,8 +152,8 @@ static int deliver(struct mapping *m, struct grant **g, unsigned n)
 	bool sent = false;
 	unsigned k;
 
-	for (k = 0; k < n && !err; k++)
-		err = show(g[k]->replica);
+	for (k = 0; k < n && !err; k += SHOWN_AT_ONCE)
+		err = show(m->file, g + k, MIN(n - k, SHOWN_AT_ONCE));
 	for (k = 0; k < n && !err; k++) {
 		idx[k] = g[k]->index;
 		fd[k] = dev->ops->export_fd(dev, g[k]->replica->mem, m->export_write);

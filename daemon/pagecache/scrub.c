@@ -50,7 +50,7 @@ static void fetch_removed(struct replica *rep, unsigned a, unsigned b, const uin
 	}
 }
 
-/* Zero some pages of the chunk's memory on a device. */
+/* Zero some pages of the chunk's memory on a device. Drops the lock meanwhile. */
 static int zero_memory(struct chunk *ch, struct cache_device *dev, struct devmem *mem, unsigned a, unsigned b, const uint64_t *pages)
 {
 	struct dev_run *runs = xmalloc((b - a) * sizeof(*runs));
@@ -70,46 +70,87 @@ static int zero_memory(struct chunk *ch, struct cache_device *dev, struct devmem
 	return err;
 }
 
-static int zero(struct replica *rep, unsigned a, unsigned b, const uint64_t *pages)
+static void zeroed(struct replica *rep, unsigned a, unsigned b, const uint64_t *pages)
 {
-	int err = zero_memory(rep->chunk, rep->dev, rep->mem, a, b, pages);
-
-	for (unsigned i = a; i < b && !err; i++)
+	for (unsigned i = a; i < b; i++)
 		if (bit_test(pages, i))
 			replica_zeroed(rep, i);
-	return err;
 }
 
-/* @all: also what is old. Pages from @end on are beyond the end of the file. */
-static int scrub(struct replica *rep, unsigned a, unsigned b, unsigned end, bool all, bool fetch)
+/* Which pages of [a, b) must become zeros, if any: how many. @all: also what is old. Those from @end on are beyond the end of the file. */
+static unsigned to_zero(struct replica *rep, unsigned a, unsigned b, unsigned end, bool all, const uint64_t *held, uint64_t *pages)
 {
-	uint64_t held[GAIA_CHUNK_PAGES / 64] = { 0 }, pages[GAIA_CHUNK_PAGES / 64] = { 0 };
-	bool any = all || replica_hides_any(rep, a, b);
+	unsigned n = 0;
 
-	if (!any || !replica_is_mapped(rep) || fault_point("break.no_scrub"))
-		return 0;
-	replica_held(rep, a, b, held);
-	if (fetch)
-		fetch_removed(rep, a, b, held);
-	any = false;
-	for (unsigned i = a; i < b; i++)
-		if (replica_to_zero(rep, i, bit_test(held, i), all, i < end)) {
-			bit_set(pages, i);
-			any = true;
-		}
-	return any ? zero(rep, a, b, pages) : 0;
+	for (unsigned i = a; i < b; i++) {
+		if (!replica_to_zero(rep, i, bit_test(held, i), all, i < end))
+			continue;
+		bit_set(pages, i);
+		n++;
+	}
+	return n;
 }
 
 void replica_scrub(struct replica *rep, unsigned a, unsigned b, bool fetch)
 {
+	uint64_t held[GAIA_CHUNK_PAGES / 64] = { 0 }, pages[GAIA_CHUNK_PAGES / 64] = { 0 };
+
+	if (!replica_hides_any(rep, a, b) || !replica_is_mapped(rep) || fault_point("break.no_scrub"))
+		return;
+	replica_held(rep, a, b, held);
+	if (fetch)
+		fetch_removed(rep, a, b, held);
+	if (to_zero(rep, a, b, GAIA_CHUNK_PAGES, false, held, pages) == 0)
+		return;
 	/* A device that is gone, or fails, holds nobody up: its memory stays marked, to be zeroed before it is handed to anybody. */
-	(void)scrub(rep, a, b, GAIA_CHUNK_PAGES, false, fetch);
+	if (!zero_memory(rep->chunk, rep->dev, rep->mem, a, b, pages))
+		zeroed(rep, a, b, pages);
 }
 
-int replica_scrub_old(struct replica *rep, unsigned end)
+/* ---- before chunks are handed over ---- */
+
+void replica_find_old(struct replica *rep, unsigned end, uint64_t *pages)
 {
-	return scrub(rep, 0, GAIA_CHUNK_PAGES, end, true, false);
+	uint64_t held[GAIA_CHUNK_PAGES / 64] = { 0 };
+
+	if (!replica_is_mapped(rep) || fault_point("break.no_scrub"))
+		return;
+	replica_held(rep, 0, GAIA_CHUNK_PAGES, held);
+	(void)to_zero(rep, 0, GAIA_CHUNK_PAGES, end, true, held, pages);
 }
+
+int replicas_zero(const struct to_show *show, unsigned n)
+{
+	struct dev_op op = { .kind = DEV_ZERO };
+	struct dev_run *runs;
+	unsigned n_pages = 0;
+	int err;
+
+	for (unsigned k = 0; k < n; k++)
+		n_pages += bits_count(show[k].old, GAIA_CHUNK_PAGES / 64);
+	if (n_pages == 0)
+		return 0;
+	op.runs = runs = xmalloc(n_pages * sizeof(*runs));
+	for (unsigned k = 0; k < n; k++)
+		for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
+			if (bit_test(show[k].old, i))
+				runs[op.n++] = (struct dev_run){ .mem = show[k].rep->mem, .page = i, .npages = 1 };
+	err = cache_device_run(show[0].rep->dev, &op);
+	free(runs);
+	if (err)
+		return err;
+	count(CTR_device_zeroed, n_pages);
+	for (unsigned k = 0; k < n; k++) {
+		struct chunk *ch = show[k].rep->chunk;
+
+		pthread_mutex_lock(&ch->lock);
+		zeroed(show[k].rep, 0, GAIA_CHUNK_PAGES, show[k].old);
+		pthread_mutex_unlock(&ch->lock);
+	}
+	return 0;
+}
+
+/* ---- after something was removed ---- */
 
 static void scrub_old(struct chunk *ch, unsigned a, unsigned b)
 {

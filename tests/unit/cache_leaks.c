@@ -256,6 +256,31 @@ Test(handed, chunks_are_made_zeros_once)
 	end();
 }
 
+/* Pages here and there of a file: one operation makes zeros of the rest of 32 chunks. */
+Test(handed, many_chunks_are_made_zeros_together)
+{
+	enum { CHUNKS = 70 };
+	const struct rig_options options = { .devices = 1, .device_chunks = CHUNKS };
+	struct gaia_list_range range[CHUNKS];
+	uint64_t zeroed, operations, seq;
+	struct client *cl;
+
+	begin(&options, (uint64_t)CHUNKS * GAIA_CHUNK);
+	for (unsigned k = 0; k < CHUNKS; k++)
+		range[k] = (struct gaia_list_range){ .offset = (uint64_t)k * GAIA_CHUNK + k * GAIA_PAGE, .length = GAIA_PAGE };
+	for (unsigned k = 0; k < CHUNKS; k++)
+		cr_assert_eq(cpu_write_direct(kf, "in home", 7, range[k].offset), 0);
+	cl = client_create(kf, 0, GAIA_PROT_READ, (uint64_t)CHUNKS * GAIA_CHUNK);
+	zeroed = counter_value(CTR_device_zeroed);
+	operations = counter_value(CTR_device_operations);
+	cr_assert_eq(cache_acquirev(cl->mapping, range, CHUNKS, GAIA_PROT_READ, &seq, NULL), 0);
+	cr_assert_eq(counter_value(CTR_device_zeroed) - zeroed, CHUNKS * (PAGES - 1));
+	/* And one that copies. */
+	operations = counter_value(CTR_device_operations) - operations;
+	cr_assert_eq(operations, 1 + (CHUNKS + 31) / 32, "%d operations", (int)operations);
+	end();
+}
+
 Test(handed, nothing_is_where_it_cannot_be_made_ready)
 {
 	struct client *cl;
