@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import operator
@@ -92,13 +93,13 @@ def _bounds(part: np.ndarray[Any, Any], start: int) -> tuple[int, int]:
 class Acquired:
     """A range while it is acquired: the context manager that Mapping.acquire() returns. It is good for one with block."""
 
-    def __init__(self, mapping: Mapping, selected: Range, prot: int, stream: int | None) -> None:
-        self._mapping, self._prot, self._stream = mapping, prot, stream
-        self._part = mapping._select(selected)
+    def __init__(self, mapping: Mapping, part: np.ndarray[Any, Any], prot: int, stream: int | None) -> None:
+        self._mapping, self._part, self._prot, self._stream = mapping, part, prot, stream
         self._from, self._to = _bounds(self._part, mapping._address)
         if prot == mmap.PROT_WRITE and self._to - self._from != self._part.nbytes:
             raise ValueError("overwrite=True takes a range without gaps: what lies in the gaps would be overwritten, too")
         self._entered = self._held = False
+        self._kept = False  # arrays may be used for any time: it is released when the last has gone
 
     @property
     def held(self) -> bool:
@@ -176,7 +177,12 @@ class Acquired:
         self.release()
 
     def __del__(self) -> None:
-        if getattr(self, "_held", False) and self._mapping._generation == _lib.generation:
+        if not getattr(self, "_held", False) or self._mapping._generation != _lib.generation:
+            return
+        if self._kept:
+            with contextlib.suppress(OSError):  # nothing was written, and nobody is there to be told
+                self.release()
+        else:
             warnings.warn(f"{self._mapping.path}: a range was acquired and never released", ResourceWarning, source=self, stacklevel=2)
             self.release()
 
@@ -228,7 +234,8 @@ class Mapping:
             raise ValueError(f"{self.path}: the mapping is closed")
         return self._template
 
-    def _select(self, selected: Range) -> np.ndarray[Any, Any]:
+    def _select(self, selected: Range, template: np.ndarray[Any, Any] | None = None) -> np.ndarray[Any, Any]:
+        """What a range selects of the array, or of a part of it (`template`)."""
         parts = selected if isinstance(selected, tuple) else (slice(None) if selected is None else selected,)
         for part in parts:
             # Anything else makes numpy copy, which would touch what is not acquired.
@@ -236,7 +243,8 @@ class Mapping:
                 raise TypeError(f"a range is made of integers, slices and ..., not {type(part).__name__}")
         index = tuple(part if part is ... or isinstance(part, slice) else operator.index(part) for part in parts)
         # With an ellipsis, also single items are arrays.
-        part = self._open()[index if any(one is ... for one in index) else (*index, ...)]
+        whole = self._open() if template is None else template
+        part = whole[index if any(one is ... for one in index) else (*index, ...)]
         assert isinstance(part, np.ndarray)
         return part
 
@@ -282,7 +290,11 @@ class Mapping:
         Errors of entering and leaving: see Acquired.
         """
         prot = mmap.PROT_WRITE if overwrite else mmap.PROT_READ | (mmap.PROT_WRITE if write else 0)
-        return Acquired(self, range, prot, _stream_of(stream))
+        return Acquired(self, self._select(range), prot, _stream_of(stream))
+
+    def _acquire(self, part: np.ndarray[Any, Any], overwrite: bool = False) -> Acquired:
+        """Of a part that the caller has made of _select()'s."""
+        return Acquired(self, part, mmap.PROT_WRITE if overwrite else mmap.PROT_READ, None)
 
     def _range_call(self, call: Any, selected: Range, *arguments: Any) -> None:
         part = self._select(selected)
@@ -427,21 +439,35 @@ def memmap(
         raise ValueError('mode "w+" needs a shape')
     fd = os.open(name, _MODES[mode] | os.O_CLOEXEC, 0o666)
     try:
-        on = find_device(fd, name, device)
-        dims = _shape_of(shape, of, os.fstat(fd).st_size - offset, name)
-        nbytes = int(np.prod(dims, dtype=object)) * of.itemsize
-        if nbytes <= 0 or min(dims, default=1) < 0:
-            raise ValueError(f"{name}: an array of shape {dims} has no items")
-        if mode == "w+":
-            os.ftruncate(fd, 0)
-            os.ftruncate(fd, offset + nbytes)
-        size = os.fstat(fd).st_size
-        if offset + nbytes > size:
-            raise ValueError(f"{name}: the array ends at byte {offset + nbytes}, the file at {size}: os.truncate() makes it longer")
-        lead = offset % _PAGE
-        prot = mmap.PROT_READ | (mmap.PROT_WRITE if mode != "r" else 0)
-        region = _Region(fd, name, lead + nbytes, prot, offset - lead, on)
-        ordinal = -1 if on.simulated else cuda_ordinal(fd, on)
+        return map_opened(fd, name, of, mode, shape, offset, device, order)
     finally:
         os.close(fd)
-    return Mapping(name, region, lead, of, dims, order, mode, offset, on, ordinal)
+
+
+def map_opened(
+    fd: int,
+    name: str,
+    dtype: np.dtype[Any],
+    mode: str,
+    shape: SupportsIndex | tuple[SupportsIndex, ...] | None,
+    offset: int,
+    device: int | str | Device,
+    order: str = "C",
+) -> Mapping:
+    """As memmap(), of a file that is open as the mode needs; the caller closes it."""
+    on = find_device(fd, name, device)
+    dims = _shape_of(shape, dtype, os.fstat(fd).st_size - offset, name)
+    nbytes = int(np.prod(dims, dtype=object)) * dtype.itemsize
+    if nbytes <= 0 or min(dims, default=1) < 0:
+        raise ValueError(f"{name}: an array of shape {dims} has no items")
+    if mode == "w+":
+        os.ftruncate(fd, 0)
+        os.ftruncate(fd, offset + nbytes)
+    size = os.fstat(fd).st_size
+    if offset + nbytes > size:
+        raise ValueError(f"{name}: the array ends at byte {offset + nbytes}, the file at {size}: os.truncate() makes it longer")
+    lead = offset % _PAGE
+    prot = mmap.PROT_READ | (mmap.PROT_WRITE if mode != "r" else 0)
+    region = _Region(fd, name, lead + nbytes, prot, offset - lead, on)
+    ordinal = -1 if on.simulated else cuda_ordinal(fd, on)
+    return Mapping(name, region, lead, dtype, dims, order, mode, offset, on, ordinal)

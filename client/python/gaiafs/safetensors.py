@@ -1,0 +1,233 @@
+"""Files of safetensors whose tensors stay on a device: one copy for all processes that load them, and no copy to load them again.
+
+    from gaiafs import safetensors
+
+    tensors = safetensors.load_file("mnt/model.safetensors")            # {"name": array}
+    with safetensors.safe_open("mnt/model.safetensors") as f:           # only what is asked for
+        rows = f.get_slice("embedding")[0:1000]
+
+Arrays are as of gaiafs.Mapping.acquire(): numpy's on a simulated device; on a GPU DeviceArray, for CuPy and PyTorch. They are for
+reading, and their memory stays on the device until the last of them, and all views of them, are gone. Nothing of this has run on a GPU.
+
+Who changes such a file changes it for all who have loaded it, at any moment: see gaiafs.Replaceable for tensors that are replaced while
+they are used. save_file() and repack() make a new file, which takes the old one's name: who has loaded the old one keeps that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from . import _mapping
+from ._beside import beside
+from ._devices import Device, Path
+from ._format import PADDING, FormatError, Header, Tensor, dtype_name, lay_out, little_endian, numpy_dtype, read_header
+from ._kept import Kept
+from ._mapping import Range
+from ._views import Array
+
+__all__ = ["FormatError", "Slice", "load_file", "repack", "safe_open", "save_file"]
+
+_PIECE = 8 << 20  # bytes that are copied at a time
+
+
+class _File:
+    """A file's header, and its data: mapped, unless it has none."""
+
+    def __init__(self, path: Path, device: int | str | Device) -> None:
+        self.path = os.fspath(path)
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            # What the kernel would read ahead of the header comes to the device by another way.
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+            self.header: Header = read_header(fd, self.path)
+            # From the file's beginning, so that pages of the mapping are pages of the file.
+            self.mapping = _mapping.map_opened(fd, self.path, np.dtype("u1"), "r", None, 0, device)
+        finally:
+            os.close(fd)
+
+    @property
+    def tensors(self) -> Iterator[Tensor]:
+        return (one for one in self.header.tensors.values() if not (one.name.startswith(PADDING) and one.dtype == "U8"))
+
+    def part(self, tensor: Tensor, bits: bool) -> np.ndarray[Any, Any]:
+        """Where the tensor is; nothing is touched."""
+        dtype, shape = numpy_dtype(tensor, bits)
+        at = self.header.data + tensor.start
+        part = self.mapping._select(slice(at, at + tensor.nbytes))
+        return np.ndarray(shape, dtype, part)
+
+
+def load_file(filename: Path, device: int | str | Device = 0, *, bits: bool = False) -> dict[str, Any]:
+    """All tensors of a file on a mount, by name; all of them are brought to the device, and nothing is copied from there.
+
+    device: as of gaiafs.memmap(): number, name, or "cuda:0".
+    bits: what numpy has no dtype for (BF16, F8_E4M3...) comes as unsigned integers of the same size, packed items (F4) as bytes in one
+        dimension. Without it the package ml_dtypes must be there, for its dtypes.
+
+    FormatError (a ValueError): it is no such file. TypeError: numpy lacks a dtype, and see bits. OSError: see gaiafs.memmap() and
+    Acquired: ENOMEM, the file does not fit the device beside what is held there.
+    """
+    file = _File(filename, device)
+    parts = {one.name: file.part(one, bits) for one in file.tensors}
+    held = Kept(file.mapping, file.mapping._select(slice(file.header.data, file.header.size)))
+    return {name: held.array(part) for name, part in parts.items()}
+
+
+class Slice:
+    """A tensor of which parts are asked for; made by safe_open.get_slice()."""
+
+    def __init__(self, file: _File, tensor: Tensor, part: np.ndarray[Any, Any]) -> None:
+        self._file, self._tensor, self._part = file, tensor, part
+
+    def get_shape(self) -> list[int]:
+        """As in the file."""
+        return list(self._tensor.shape)
+
+    def get_dtype(self) -> str:
+        """As safetensors calls it: "BF16"."""
+        return self._tensor.dtype
+
+    def __getitem__(self, index: Range) -> Any:
+        """The array of a part; only its pages are brought to the device. index: as of gaiafs.Mapping.acquire()."""
+        mapping = self._file.mapping
+        part = mapping._select(index, self._part)
+        return Kept(mapping, part).array(part)
+
+
+class safe_open:
+    """A file on a mount of which some tensors are wanted, as safetensors.safe_open() has it. Use it in a with block.
+
+    framework: "np" or "numpy" (the same for all devices; PyTorch takes the arrays). device and bits: see load_file().
+
+    What it gave stays good after the with block. Errors are those of load_file(), each when it is due.
+    """
+
+    def __init__(self, filename: Path, framework: str = "np", device: int | str | Device = 0, *, bits: bool = False) -> None:
+        if framework not in ("np", "numpy"):
+            raise ValueError(f"framework must be 'np', not {framework!r}: torch.from_dlpack() and torch.as_tensor() take the arrays")
+        self._bits = bits
+        self._opened: _File | None = _File(filename, device)
+
+    def __enter__(self) -> safe_open:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._opened = None
+
+    def _file(self) -> _File:
+        if self._opened is None:
+            raise ValueError("the file is closed")
+        return self._opened
+
+    def _tensor(self, name: str) -> Tensor:
+        found = self._file().header.tensors.get(name)
+        if found is None:
+            raise KeyError(f"{self._file().path} has no tensor {name!r}")
+        return found
+
+    def keys(self) -> list[str]:
+        """The names of the tensors, sorted."""
+        return sorted(one.name for one in self._file().tensors)
+
+    def offset_keys(self) -> list[str]:
+        """The names in the order in which the tensors lie in the file."""
+        return [one.name for one in self._file().tensors]
+
+    def metadata(self) -> dict[str, str] | None:
+        """The texts that the file has beside the tensors."""
+        found = self._file().header.metadata
+        return None if found is None else dict(found)
+
+    def get_tensor(self, name: str) -> Any:
+        """The array of a tensor; it is brought to the device. KeyError: there is none of this name."""
+        file = self._file()
+        part = file.part(self._tensor(name), self._bits)
+        return Kept(file.mapping, part).array(part)
+
+    def get_slice(self, name: str) -> Slice:
+        """A tensor whose parts can be had: f.get_slice("name")[0:10]. KeyError: there is none of this name."""
+        file, tensor = self._file(), self._tensor(name)
+        return Slice(file, tensor, file.part(tensor, self._bits))
+
+
+# ---- writing ----
+
+
+def _write(fd: int, data: Any) -> None:
+    left = memoryview(data).cast("B")
+    while left:
+        left = left[os.write(fd, left[: 1 << 30]) :]
+
+
+def _write_file(path: str, first: bytes, laid: list[Tensor], bytes_of: Callable[[int, Tensor], None]) -> None:
+    with beside(path) as fd:
+        _write(fd, first)
+        for one in laid:
+            if one.name.startswith(PADDING):
+                _write(fd, bytes(one.nbytes))
+            else:
+                bytes_of(fd, one)
+
+
+def save_file(
+    tensors: Mapping[str, Any], filename: Path, metadata: Mapping[str, str] | None = None, *, padding: bool = False
+) -> None:  # fmt: skip
+    """Make a file of arrays in host memory (or acquired on a simulated device), laid out as repack() does.
+
+    The file may be on a mount, or anywhere. It appears under its name when it is whole and on storage, and takes the place of one that
+    was there; an interrupted call leaves nothing.
+
+    ValueError, TypeError: a name or dtype that such a file cannot have. OSError: as of open(2), write(2), fsync(2), rename(2).
+    """
+    arrays = {name: np.asanyarray(one) for name, one in tensors.items()}
+    names = {name: dtype_name(name, one.dtype) for name, one in arrays.items()}
+    first, laid = lay_out([(name, names[name], one.shape) for name, one in arrays.items()], metadata, padding)
+
+    def bytes_of(fd: int, one: Tensor) -> None:
+        array = arrays[one.name]
+        if isinstance(array, Array):
+            array._check()
+        if one.nbytes:
+            little = np.ascontiguousarray(array.view(np.ndarray), little_endian(array.dtype))
+            _write(fd, little.reshape(-1).view("u1").data)
+
+    _write_file(os.fspath(filename), first, laid, bytes_of)
+
+
+def repack(source: Path, target: Path, *, padding: bool = False) -> None:
+    """Copy a file of safetensors so that its tensors begin with pages (4096 bytes), as far as the format allows.
+
+    Then to change a tensor, or to bring it to a device, concerns no pages of others. The format allows no gaps. So tensors of whole pages
+    come first, each beginning with a page, and the few others (biases, norms) share pages at the file's end, aligned as their items.
+
+    padding: all tensors begin with pages: the room between them is that of tensors named "gaiafs.padding.N", which this module does not
+        show, and other readers of the file do. (A loader that wants no other names than its own will not take such a file.)
+
+    Both may be anywhere; target may be source. The target appears when it is whole, see save_file(). Metadata and names stay.
+
+    FormatError: the source is no such file. OSError: as of save_file().
+    """
+    name = os.fspath(source)
+    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        header = read_header(fd, name)
+        shown = [one for one in header.tensors.values() if not (one.name.startswith(PADDING) and one.dtype == "U8")]
+        first, laid = lay_out([(one.name, one.dtype, one.shape) for one in shown], header.metadata, padding)
+
+        def bytes_of(to: int, one: Tensor) -> None:
+            at, end = header.data + header.tensors[one.name].start, header.data + header.tensors[one.name].start + one.nbytes
+            while at < end:
+                piece = os.pread(fd, min(_PIECE, end - at), at)
+                if not piece:
+                    raise FormatError(f"{name}: the file has become shorter")
+                _write(to, piece)
+                at += len(piece)
+
+        _write_file(os.fspath(target), first, laid, bytes_of)
+    finally:
+        os.close(fd)
