@@ -6,28 +6,24 @@ Every figure is the ratio of two that were taken in one round, one right after t
 noise does not touch. Devices are simulated: what is "modelled" is the time of their model, of an H200 on PCIe 5.
 """
 
-import contextlib
 import glob
 import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
 # pylint: disable=wrong-import-position
-import plot
-import report
-from command import parser_of
-from rounds import Goal, Progress, Row, TimeLimit, run_rounds, turn
-from systems import GIB, MIB, Gaiafs, Missing, run, run_undisturbed, stop_on_signals
+import fio
+import pairs
+from pairs import KIB, OURS, PEER, PairsBench, Worker, pair, size_text
+from rounds import Progress, TimeLimit, run_rounds, turn
+from systems import GIB, MIB, Lacking, run
 
-KIB, PAGE = 1 << 10, 4096
-PEER, OURS = "peer", "gaiafs"
-NAMES = {PEER: "peer", OURS: "gaiafs"}
+PAGE = 4096
 
 # What is modelled, as --device sim has it; nothing of it is waited for.
 BUS, LOCAL = 55 * 10**9, 4300 * 10**9
@@ -39,17 +35,6 @@ GUESS_S = 10  # assumed of what was not measured yet
 CORES = os.cpu_count()
 
 
-class Lacking(Missing):
-    """Not to be had on this machine; says what it lacks."""
-
-
-def size_text(size):
-    for unit, name in (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"):
-        if size >= unit and size % unit == 0:
-            return "%d %s" % (size // unit, name)
-    return "%d bytes" % size
-
-
 def available():
     """Bytes of memory that can be had without harm."""
     with open("/proc/meminfo") as file:
@@ -57,103 +42,6 @@ def available():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) << 10
     return 0
-
-
-class Worker:
-    """../paths.c, which does what it is told."""
-
-    def __init__(self, program, user=None):
-        """@user: a user's number, for root only."""
-        self.said = tempfile.TemporaryFile("w+")
-        self.child = subprocess.Popen([program], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                      stderr=self.said, start_new_session=True, user=user,
-                                      group=user, extra_groups=None if user is None else [])
-        self.mapped = 0
-
-    def ask(self, *words):
-        """The numbers that it answers."""
-        try:
-            self.child.stdin.write(" ".join(map(str, words)) + "\n")
-            self.child.stdin.flush()
-            answer = self.child.stdout.readline()
-        except OSError:
-            answer = ""
-        if not answer.endswith("\n"):
-            self.said.seek(0)
-            raise RuntimeError("paths: %s: %s" % (" ".join(map(str, words)), self.said.read().strip()))
-        return [int(number) for number in answer.split()]
-
-    def time(self, *words):
-        return self.ask(*words)[0]
-
-    def map(self, path, prot="rw"):
-        self.ask("map", path, prot)
-        self.mapped += 1
-        return self.mapped - 1
-
-    def stop(self):
-        for stream in self.child.stdin, self.child.stdout:
-            with contextlib.suppress(OSError):
-                stream.close()
-        try:
-            self.child.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            self.child.kill()
-            self.child.wait()
-        self.said.close()
-
-
-class Mount:
-    """A mounted gaiafs with a simulated device, and a program that maps files of it."""
-
-    def __init__(self, bench, name, device, home, *options, way="writeback"):
-        self.bench = bench
-        options = ["--device", "sim:" + device, "--cpu-cache", way, "--home", str(home), *options]
-        self.system = Gaiafs(name, bench.place, bench.args.build, options)
-        bench.stack.callback(self.system.stop)
-        self.system.start()
-        self.worker = self.new_worker()
-
-    def new_worker(self, user=None):
-        try:
-            worker = Worker(self.bench.program("paths"), user)
-        except PermissionError as error:
-            raise Lacking("another user may not run %s" % self.bench.program("paths")) from error
-        self.bench.stack.callback(worker.stop)
-        return worker
-
-    def make(self, name, size, sparse=False):
-        """A file: its path."""
-        if sparse:
-            with open(os.path.join(self.system.below, name), "wb") as file:
-                file.truncate(size)
-        else:
-            self.system.make_file(name, size)
-        return self.system.path(name)
-
-    def counters(self):
-        return json.loads(run(self.system.gaia, "status", self.system.root, "--json"))["counters"]
-
-    def device_used(self):
-        return json.loads(run(self.system.gaia, "status", self.system.root, "--json"))["devices"][0]["used"]
-
-    @contextlib.contextmanager
-    def counted(self, changes):
-        """What the counters have risen by meanwhile is put into @changes."""
-        before = self.counters()
-        yield
-        changes.update({name: value - before[name] for name, value in self.counters().items()})
-
-    def evict(self, name, where):
-        run(self.system.gaia, "evict", self.system.path(name), "--from", *where.split())
-
-    def forget_but_on_device(self, name):
-        """Neither the kernel has anything of it, of the mount or of the file below, nor home."""
-        self.system.forget_in_kernel(name)
-        self.evict(name, "home")
-        with open(os.path.join(self.system.below, name), "rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 class Sizes:
@@ -180,69 +68,37 @@ class Sizes:
             self.samples = 3
 
 
-def pair(theirs, ours):
-    return {PEER: theirs, OURS: ours}
+class Mount(pairs.Mount):
+    """With ../paths.c, which maps files of it."""
+
+    def __init__(self, *args, **more):
+        super().__init__(*args, **more)
+        self.worker = self.new_worker()
+
+    def new_worker(self, user=None):
+        program = self.bench.program("paths")
+        try:
+            worker = Worker([program], user)
+        except PermissionError as error:
+            raise Lacking("another user may not run %s" % program) from error
+        self.bench.stack.callback(worker.stop)
+        return worker
 
 
-class Bench:
+class Bench(PairsBench):
+    name = "device"
+    device = "simulated; modelled: " + MODEL
+    mount_class = Mount
+
     def __init__(self, args):
-        self.args = args
+        super().__init__(args)
         self.sizes = Sizes(args)
-        self.machine = None
-        self.undisturbed = False
-        self.rows = []
-        self.counts = []  # works of which one round says all
-        self.works = []
         self.large_works = []  # those that need most memory, and time to begin
-        self.limit = None
-        self.missing = {}
-        self.excused = []  # rows that cannot be measured on this machine
-        self.left_by_time = []
-        self.stack = contextlib.ExitStack()
-        self.place = None
-        self.mounts = {}
         self.files = {}  # of the first mount's: size -> number of the mapping
         self.memory = {}  # bandwidths, measured once
 
     def program(self, name):
         return os.path.join(self.args.build, "tests", "bench", name)
-
-    # -- rows and works
-
-    def row(self, section, title, unit, least=0.0, most=float("inf")):
-        """A line of the table, and its goal, for which gaiafs is compared with its peer."""
-        goals = [Goal(least, PEER, most)] if least > 0 or most < float("inf") else []
-        row = Row(section, title, unit, PEER, goals, [OURS])
-        self.rows.append(row)
-        return row
-
-    def work(self, rows, function, *args, to=None):
-        """What measures these rows; not what --only leaves out. @to: a list of works."""
-        if not any(self.args.only in row.section + ", " + row.title for row in rows):
-            return
-
-        def run_it(rnd):
-            try:
-                function(rnd, *args)
-            except Missing as why:
-                self.missing[rows[0].section + ", " + rows[0].title] = str(why)
-                if isinstance(why, Lacking):
-                    self.excused += rows
-        (self.works if to is None else to).append((rows[0].section + ", " + rows[0].title, run_it))
-
-    # -- what is mounted, as soon as it is needed
-
-    def mounted(self, name, *args, **more):
-        """A Mount by its name, and whether it is new. What could not be mounted is not tried again."""
-        new = name not in self.mounts
-        if new:
-            try:
-                self.mounts[name] = Mount(self, name, *args, **more)
-            except Missing as why:
-                self.mounts[name] = why
-        if isinstance(self.mounts[name], Missing):
-            raise self.mounts[name]
-        return self.mounts[name], new
 
     def main(self):
         """The modelled device; what it costs in fact is memory's."""
@@ -521,19 +377,9 @@ class Bench:
                 mount.worker.ask("release", at)
         rows[0].add(rates)
 
-    def best_fio(self, mount, rw, block, depths, **more):
-        """Bytes a second of the file below, read directly."""
-        if not shutil.which("fio"):
-            raise Lacking("fio is not installed")
-        best = 0
-        for depth in depths:
-            options = {"rw": rw, "bs": block, "iodepth": depth, "direct": 1, "allow_file_create": 0,
-                       "filename": os.path.join(mount.system.below, "data"),
-                       "ioengine": "psync" if depth == 1 else "libaio", **more}
-            said = run("fio", "--output-format=json", "--name=peer",
-                       *["--%s=%s" % item for item in options.items()], timeout=120)
-            best = max(best, json.loads(said[said.index("{"):])["jobs"][0]["read"]["bw_bytes"])
-        return best
+    @staticmethod
+    def best_fio(mount, *args, **more):
+        return fio.best_direct(os.path.join(mount.system.below, "data"), *args, **more)
 
     # -- window by window
 
@@ -662,69 +508,10 @@ class Bench:
         progress.end()
         return rounds
 
-    def measured_all(self):
-        """Except what this machine lacks something for."""
-        return all(row.is_measured() or row in self.excused for row in self.rows)
-
-    def facts(self, rounds):
-        args = self.args
-        return {"bench": "device", "quick": args.quick, "only": args.only, "rounds": rounds,
-                "device": "simulated, modelled: " + MODEL, "versions": report.versions(args.build),
-                "machine": self.machine, "undisturbed": self.undisturbed, "missing": self.missing,
-                "left_out_by_time": self.left_by_time}
-
-    def report(self, rounds):
-        """Prints and writes the results; returns what they say of the goals."""
-        facts, out = self.facts(rounds), self.args.out
-        measured = [row for row in self.rows if row.is_measured()]
-        print(report.machine_text(facts) + "; other programs %s" %
-              ("went after" if self.undisturbed else "were not held back"))
-        print("%s; the device is simulated; modelled: %s" % (facts["versions"]["gaiafs"], MODEL))
-        print("%d whole rounds. First the peer, then gaiafs, then how many times the peer's that is "
-              "(median ± half the distance of the quartiles)." % rounds)
-        print(report.LEGEND)
-        print("\n".join(report.pairs_table(measured, PEER, OURS)))
-        for name, why in self.missing.items():
-            print("not measured here: %s: %s" % (name, why))
-        if self.left_by_time:
-            print("no time left in round %d for: %s" % (rounds + 1, "; ".join(self.left_by_time)))
-        report.write_json(os.path.join(out, "device.json"), facts, self.rows, [])
-        with open(os.path.join(out, "device.md"), "w") as file:
-            file.write("\n".join(report.pairs_markdown(measured, PEER, OURS)) + "\n")
-        drawn = plot.draw_pairs(os.path.join(out, "device.png"), measured, OURS, facts)
-        print("written: %s" % ", ".join([os.path.join(out, name) for name in ("device.json", "device.md")] + drawn))
-        return report.say_goals(self.rows, [], NAMES)
-
 
 def arguments(given=None):
-    parser = parser_of("device")
-    return parser.parse_args(given)
-
-
-def main():
-    args = arguments()
-    stop_on_signals()
-    bench = Bench(args)
-    bench.undisturbed = not args.smoke and run_undisturbed()
-    try:
-        with bench.stack:
-            bench.place = tempfile.mkdtemp(prefix="gaiafs-bench.", dir=os.path.realpath(args.dir))
-            bench.stack.callback(shutil.rmtree, bench.place, ignore_errors=True)
-            os.chmod(bench.place, 0o755)  # for NOBODY
-            bench.machine = report.machine_of(bench.place)
-            rounds = bench.measure()
-        said = bench.report(rounds)
-    except KeyboardInterrupt:
-        print("\nbench: interrupted; everything is unmounted and removed.", file=sys.stderr)
-        return 130
-    except (RuntimeError, OSError, subprocess.TimeoutExpired, Missing) as error:
-        print("\nbench: %s" % error, file=sys.stderr)
-        return 1
-    print("\n".join(report.last_lines(said)))
-    if args.smoke and not bench.measured_all():
-        return 1
-    return report.status(said, args.check)
+    return pairs.arguments(Bench.name, given)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(pairs.main(Bench(arguments())))

@@ -3,10 +3,11 @@
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import tempfile
 
-from systems import run, sync_file
+from systems import Lacking, run, sync_file
 
 HOT, HOME, RELEASED = "hot", "home", "released"
 COLD_IN_MOUNT, COLD = "cold in the mount", "cold everywhere"
@@ -131,3 +132,17 @@ class Together:
             if self.write:
                 sync_file(path)  # the next system starts clean
         return rates
+
+
+def best_direct(path, rw, block, depths, **more):
+    """Bytes a second at which a file is read past the page cache, at the best of these depths."""
+    if not shutil.which("fio"):
+        raise Lacking("fio is not installed")
+    best = 0
+    for depth in depths:
+        options = {"rw": rw, "bs": block, "iodepth": depth, "direct": 1, "allow_file_create": 0, "filename": path,
+                   "ioengine": "psync" if depth == 1 else "libaio", **more}
+        said = run("fio", "--output-format=json", "--name=peer",
+                   *["--%s=%s" % item for item in options.items()], timeout=120)
+        best = max(best, json.loads(said[said.index("{"):])["jobs"][0]["read"]["bw_bytes"])
+    return best

@@ -132,7 +132,10 @@ def pairs_script(path, rows, subject, facts):
         (judged,) = row.judge([])
         # Of what is to be at most so much, less is better; nothing at all is as good as is shown.
         ratio, goal = max(judged.ratio[0], 1e-9), judged.goal
-        times = goal.most / ratio if goal.most < math.inf else ratio / goal.least
+        if goal.most == 0:
+            times = 0 if judged.ratio[0] else PAIRS_SHOWN
+        else:
+            times = goal.most / ratio if goal.most < math.inf else ratio / goal.least
         times = min(max(times, 1 / PAIRS_SHOWN), PAIRS_SHOWN)
         bars[times >= 1].append((min(times, 1), max(times, 1), y - 0.35, y + 0.35))
     head = ['set terminal pngcairo size 1200,%d noenhanced font "sans,9"' % (110 + 22 * (len(labels) + -y * 0.3)),

@@ -18,6 +18,8 @@ import apps
 import cpu
 import device
 import memory
+import models
+import pairs
 import plot
 import report
 import umap
@@ -358,7 +360,7 @@ class Pairs(unittest.TestCase):
         for ours, verdict in (300, MET), (301, MISSED):
             row = self.row([100] * 3, [ours] * 3, most=3)
             self.assertEqual(verdicts(row), [verdict])
-            self.assertEqual(report.say_goals([row], [], device.NAMES),
+            self.assertEqual(report.say_goals([row], [], pairs.NAMES),
                              [("section", "title (%.2f ±0.00; goal: ≤ 3.00 peer)" % (ours / 100), verdict)])
 
     def test_exactly_is_neither_more_nor_less(self):
@@ -389,6 +391,16 @@ class Pairs(unittest.TestCase):
             left, right = (float(number) for number in lines[at + 1].split()[:2])
             self.assertEqual((left, right), (1, 2) if where == "met" else (0.5, 1))
 
+    def test_nothing_at_all_can_be_a_goal(self):
+        facts = {"rounds": 1, "machine": {"cpu": "", "cores": 1, "memory_gib": 1, "kernel": "", "file_system": "",
+                                          "damon": False, "load_before": [0]}}
+        for ours, verdict in (0, MET), (1, MISSED):
+            row = self.row([4096], [ours], most=0)
+            self.assertEqual(verdicts(row), [verdict])
+            lines = plot.pairs_script("/nowhere", [row], device.OURS, facts)
+            for name in MET, MISSED:
+                self.assertEqual(lines[lines.index("$%s << END" % name) + 1] != "END", name == verdict)
+
     def added(self, *options):
         bench = self.bench(*options)
         for add in bench.parts():
@@ -403,7 +415,7 @@ class Pairs(unittest.TestCase):
                      "cold everywhere", "25 %", "computing as long", "random 4 KiB", "10000000 steps", "two programs", "passed through",
                      "bytes a page and device, 8 GiB", "instructions; peer: 1 MiB, acquire, read, 8 GiB"):
             self.assertTrue(any(what in row.section + ", " + row.title for row in bench.rows), what)
-        self.assertEqual({verdict for _, _, verdict in report.say_goals(bench.rows, [], device.NAMES)}, {UNMEASURED})
+        self.assertEqual({verdict for _, _, verdict in report.say_goals(bench.rows, [], pairs.NAMES)}, {UNMEASURED})
 
     def test_what_cannot_be_measured_is_named_and_is_not_met(self):
         bench = self.bench()
@@ -481,6 +493,35 @@ class Apps(unittest.TestCase):
         text = "\n".join(plot.apps_script("x.png", bench.lines(), bench.bars(), facts, 75, 8))
         for what in "up to 8 times", "as fast at 75", "1.310000", "9.000000":
             self.assertIn(what, text)
+
+
+class Models(unittest.TestCase):
+    def bench(self, *args):
+        bench = models.Bench(models.arguments(["--build", "/nowhere", *args]))
+        for add in bench.parts():
+            add()
+        return bench
+
+    def test_all_rows_have_goals_and_a_work(self):
+        bench = self.bench()
+        self.assertTrue(all(row.goals for row in bench.rows))
+        self.assertEqual((len(bench.counts), len(bench.works)), (3, 2))
+        self.assertEqual(len(self.bench("--only", "pinned").counts), 1)
+
+    def test_without_the_packages_it_says_what_makes_them(self):
+        for python in "/nowhere/python", "/bin/false":
+            bench = self.bench()
+            bench.python = python
+            with bench.stack, self.assertRaisesRegex(Missing, "scripts/setup"):
+                bench.new_worker()
+
+    def test_without_pins_their_rows_are_not_met(self):
+        bench = self.bench("--only", "pinned")
+        bench.mount = lambda: unittest.mock.Mock()
+        with unittest.mock.patch.object(models, "run", lambda *_: "usage: status"):
+            bench.counts[0][1](0)
+        self.assertIn("no pins", "".join(bench.missing.values()))
+        self.assertEqual({verdict for _, _, verdict in report.say_goals(bench.rows, [], pairs.NAMES)}, {UNMEASURED})
 
 
 class Umap(unittest.TestCase):

@@ -21,6 +21,10 @@ class Missing(Exception):
     """A system cannot be had here; says why."""
 
 
+class Lacking(Missing):
+    """Not to be had on this machine; says what it lacks."""
+
+
 def run(*command, timeout=60):
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout,
                           stdin=subprocess.DEVNULL)

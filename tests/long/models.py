@@ -1,0 +1,263 @@
+#!/usr/bin/env python3
+"""
+models.py BUILD SECONDS [PROCESSES] [SEED] - processes load a model, crash (kill -9), load it again and fork, at random.
+
+Half of the processes (64) are models_load.c, the others models_numpy.py, if build-deps/python is there. While they run, and when all are
+gone: no byte was wrong, device memory was never more than one copy of the files and what is private, nothing is lost: device memory,
+the daemon's descriptors, its threads. Exit status 77: skipped, the last line says why.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SOURCE = os.path.dirname(os.path.dirname(HERE))
+MIB, CHUNK, PAGE = 1 << 20, 2 << 20, 4096
+MODEL, TENSOR = 16 * MIB, MIB
+CAPACITY, HOME = 256 * MIB, 8 * MIB
+POOLS = 64  # threads by which the daemon's pools may still grow (and stay); what each process left behind would be more
+PATIENCE = 60  # seconds that only a fault takes
+
+
+class Failed(Exception):
+    pass
+
+
+class World:
+    def __init__(self, build, seconds, processes, seed):
+        self.build, self.seconds, self.processes = build, seconds, processes
+        self.random = random.Random(seed)
+        self.place = tempfile.mkdtemp(prefix="gaiafs-models.")
+        self.below, self.root = os.path.join(self.place, "below"), os.path.join(self.place, "mnt")
+        self.model, self.slots = os.path.join(self.root, "model"), os.path.join(self.root, "slots")
+        self.daemon = None
+        self.workers = []
+        self.started = self.killed = self.died = 0
+        self.most_used = 0
+        self.python = os.environ.get("GAIAFS_PYTHON", os.path.join(SOURCE, "build-deps", "python", "bin", "python"))
+        self.has_numpy = subprocess.run([self.python, "-c", "import cffi, numpy"], stderr=subprocess.DEVNULL, check=False).returncode == 0 \
+            if os.path.exists(self.python) else False
+
+    # -- the mount
+
+    def start(self):
+        os.mkdir(self.below)
+        os.mkdir(self.root)
+        with open(os.path.join(self.place, "log"), "wb") as log:
+            self.daemon = subprocess.Popen(
+                [os.path.join(self.build, "daemon/gaiafs"), "-f", "--device", "sim:%d" % CAPACITY, "--home", str(HOME), "--log-level", "warn",
+                 self.below, self.root], stdout=log, stderr=log)
+        self.wait_until(lambda: os.path.ismount(self.root) or self.daemon.poll() is not None, "it is mounted")
+        if not os.path.ismount(self.root):
+            raise Failed("it does not mount: " + self.log())
+
+    def log(self):
+        with open(os.path.join(self.place, "log"), errors="replace") as log:
+            return log.read()
+
+    def stop(self):
+        self.gaia("umount", self.root)
+        if self.daemon.wait(PATIENCE):
+            raise Failed("the daemon has ended with %d: %s" % (self.daemon.returncode, self.log()))
+
+    def clean_up(self):
+        for worker in self.workers:
+            worker.kill()
+            worker.wait()
+        if self.daemon:
+            self.daemon.kill()
+            self.daemon.wait()
+        if os.path.ismount(self.root):
+            subprocess.run(["umount", "-l", self.root], check=False)
+        shutil.rmtree(self.place, ignore_errors=True)
+
+    def gaia(self, *args):
+        done = subprocess.run([os.path.join(self.build, "client/gaia"), *args], capture_output=True, text=True, timeout=PATIENCE, check=False)
+        if done.returncode:
+            raise Failed("gaia %s: %s" % (" ".join(args), done.stderr.strip()))
+        return done.stdout
+
+    def status(self):
+        return json.loads(self.gaia("status", self.root, "--json"))
+
+    def wait_until(self, condition, what, left=lambda: ""):
+        end = time.monotonic() + PATIENCE
+        while not condition():
+            if time.monotonic() > end:
+                raise Failed("%d seconds have passed, and still it is not so that %s %s" % (PATIENCE, what, left()))
+            time.sleep(0.02)
+
+    # -- the files
+
+    def make_files(self):
+        if self.has_numpy:
+            subprocess.run(self.numpy_command("-") + [str((MODEL - PAGE) // 8)], env=self.environment(), check=True, timeout=PATIENCE)
+            return
+        with open(self.model, "wb") as file:
+            file.write(bytes(PAGE))
+            for first in range(0, (MODEL - PAGE) // 8, 1 << 16):
+                end = min(first + (1 << 16), (MODEL - PAGE) // 8)
+                file.write(b"".join((i * 0x9E3779B97F4A7C15 % (1 << 64)).to_bytes(8, "little") for i in range(first, end)))
+        with open(self.slots, "wb") as file:
+            file.truncate(PAGE + 2 * TENSOR)
+
+    def chunks(self):
+        """Device memory of one copy of both files, bytes."""
+        return sum(-(-os.path.getsize(path) // CHUNK) * CHUNK for path in (self.model, self.slots))
+
+    def private(self):
+        """The tensor that is replaced: its bytes from before are kept (secured), and memory that the dead had is renewed."""
+        return 2 * (-(-os.path.getsize(self.slots) // CHUNK) * CHUNK)
+
+    # -- the processes
+
+    def environment(self):
+        return dict(os.environ, PYTHONPATH=os.path.join(SOURCE, "client", "python"), PYTHONDONTWRITEBYTECODE="1",
+                    LD_LIBRARY_PATH=os.path.join(self.build, "client"))
+
+    def numpy_command(self, seed):
+        # Python 3.12 and later warn of fork() with threads, which the library has.
+        return [self.python, "-W", "error", "-W", "ignore::DeprecationWarning", os.path.join(HERE, "models_numpy.py"), self.model, self.slots,
+                seed, str(TENSOR // 8)]
+
+    def spawn(self, numpy):
+        seed = str(self.random.getrandbits(31))
+        command = self.numpy_command(seed) if numpy else [os.path.join(self.build, "tests/long/models_load"), self.model, self.slots, seed]
+        with open(os.path.join(self.place, "said.%d" % self.started), "wb") as said:
+            worker = subprocess.Popen(command, env=self.environment(), stdout=subprocess.DEVNULL, stderr=said)
+        worker.numpy, worker.number = numpy, self.started
+        self.started += 1
+        return worker
+
+    def check_ended(self, worker):
+        name = os.path.join(self.place, "said.%d" % worker.number)
+        if worker.returncode != -signal.SIGKILL:
+            with open(name, errors="replace") as said:
+                raise Failed("process %d (%s) has ended with %d: %s" % (worker.number, worker.args[-3:], worker.returncode, said.read()))
+        os.unlink(name)
+
+    def check_memory(self):
+        status = self.status()
+        used = status["devices"][0]["used"]
+        self.most_used = max(self.most_used, used)
+        if used > self.chunks() + self.private():
+            raise Failed("the device has %d bytes in use; one copy of the files has %d" % (used, self.chunks()))
+
+    def play(self):
+        self.workers = [self.spawn(self.has_numpy and n % 2 == 1) for n in range(self.processes)]
+        end, look = time.monotonic() + self.seconds, 0.0
+        while time.monotonic() < end:
+            for n, worker in enumerate(self.workers):
+                if worker.poll() is not None:
+                    self.check_ended(worker)
+                    self.died += 1
+                    self.workers[n] = self.spawn(worker.numpy)
+            if self.random.random() < 0.3:
+                self.random.choice(self.workers).send_signal(signal.SIGKILL)
+                self.killed += 1
+            if time.monotonic() > look:
+                self.check_memory()
+                look = time.monotonic() + 0.5
+            if self.daemon.poll() is not None:
+                raise Failed("the daemon has ended: " + self.log())
+            time.sleep(0.05)
+        for worker in self.workers:
+            worker.kill()
+        for worker in self.workers:
+            worker.wait()
+            self.check_ended(worker)
+        self.workers = []
+
+    # -- what is left
+
+    def forget(self):
+        """Nothing uses the files, and nothing is cached of them: (descriptors, threads) that the daemon has."""
+        # Who asks for the status is one.
+        self.wait_until(lambda: not any(client["mappings"] for client in self.status()["clients"]), "nobody maps anything",
+                        lambda: self.status()["clients"])
+        for path in self.model, self.slots:
+            self.gaia("evict", path)
+        self.wait_until(lambda: self.status()["devices"][0]["used"] == 0, "nothing is in use on the device")
+        return self.descriptors(), self.threads()
+
+    def threads(self):
+        """{name: how many}"""
+        names = {}
+        for thread in os.listdir("/proc/%d/task" % self.daemon.pid):
+            try:
+                with open("/proc/%d/task/%s/comm" % (self.daemon.pid, thread)) as comm:
+                    name = comm.read().strip()
+            except OSError:
+                continue
+            names[name] = names.get(name, 0) + 1
+        return names
+
+    def descriptors(self):
+        """{name: how many}; without reports, which are kept for a while."""
+        names = {}
+        for fd in os.listdir("/proc/%d/fd" % self.daemon.pid):
+            try:
+                name = os.readlink("/proc/%d/fd/%s" % (self.daemon.pid, fd))
+            except OSError:
+                continue
+            if "gaiafs-report" in name:
+                continue
+            names[name] = names.get(name, 0) + 1
+        return names
+
+    def run(self):
+        self.start()
+        self.make_files()
+        # The daemon's pools of threads grow when they are busy.
+        seconds, self.seconds = self.seconds, min(3, self.seconds / 4)
+        self.play()
+        before = self.forget()
+        self.seconds = seconds - self.seconds
+        self.play()
+        after = self.forget()
+        for what, was, is_now, more in zip(("descriptors", "threads"), before, after, (0, POOLS)):
+            print("%s of the daemon: %d, then %d" % (what, sum(was.values()), sum(is_now.values())))
+            if sum(is_now.values()) > sum(was.values()) + more:
+                raise Failed("the daemon had these %s: %s, and has: %s" % (what, was, is_now))
+        # What is on storage is what the last one wrote.
+        with open(self.slots, "rb") as file:
+            epoch = file.read(8)
+            file.seek(PAGE + int.from_bytes(epoch, "little") % 2 * TENSOR)
+            if file.read(TENSOR) != epoch * (TENSOR // 8):
+                raise Failed("the last array is a mixture")
+        print("%d processes at a time, %s; %d started, %d of them killed from outside, %d ended by SIGKILL in all; %d arrays"
+              % (self.processes, "half of them with numpy" if self.has_numpy else "all in C: build-deps/python is not there",
+                 self.started, self.killed, self.died, int.from_bytes(epoch, "little")))
+        print("device memory: %d MiB at most; one copy of the files: %d MiB" % (self.most_used // MIB, self.chunks() // MIB))
+        self.stop()
+
+
+def main():
+    if len(sys.argv) < 3:
+        sys.exit(__doc__.strip())
+    if os.geteuid():
+        print("models: needs root, to mount it and to look into the daemon")
+        return 77
+    seed = int(sys.argv[4]) if len(sys.argv) > 4 else random.SystemRandom().getrandbits(31)
+    print("seed %d" % seed, flush=True)
+    world = World(os.path.abspath(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 64, seed)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        world.run()
+    except Failed as failed:
+        print("models: %s" % failed)
+        return 1
+    finally:
+        world.clean_up()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
