@@ -29,6 +29,8 @@ class Kept:
     def array(self, part: np.ndarray[Any, Any]) -> Any:
         """An array of this part of the mapping, which lies in what is held: Array, or DeviceArray on a GPU. It cannot be stored to."""
         if not self._mapping.device.simulated:
+            if part.__array_interface__["data"][0] % (part.itemsize // 2 if part.dtype.kind == "c" else part.itemsize):
+                raise ValueError(f"{self._mapping.path}: a tensor is not aligned as its items, which a GPU needs; repack() aligns it")
             return DeviceArray(self._held, part, True, self._mapping._ordinal, None)
         if not part.size:
             return np.empty(part.shape, part.dtype).view(Array)

@@ -6,8 +6,10 @@
     with safetensors.safe_open("mnt/model.safetensors") as f:           # only what is asked for
         rows = f.get_slice("embedding")[0:1000]
 
-Arrays are as of gaiafs.Mapping.acquire(): numpy's on a simulated device; on a GPU DeviceArray, for CuPy and PyTorch. They are for
-reading, and their memory stays on the device until the last of them, and all views of them, are gone. Nothing of this has run on a GPU.
+Arrays are as of gaiafs.Mapping.acquire(): numpy's on a simulated device; on a GPU DeviceArray, for CuPy and PyTorch; with framework="pt"
+they are PyTorch's tensors. They are for reading, and their memory stays on the device until the last of them, and all views of them, are
+gone. (PyTorch does not know of memory for reading only: storing to its tensors is SIGSEGV on a simulated device, and on a GPU changes
+what others have loaded.) Nothing of this has run on a GPU.
 
 Who changes such a file changes it for all who have loaded it, at any moment: see gaiafs.Replaceable for tensors that are replaced while
 they are used. save_file() and repack() make a new file, which takes the old one's name: who has loaded the old one keeps that.
@@ -28,17 +30,22 @@ from ._devices import Device, Path
 from ._format import PADDING, FormatError, Header, Tensor, dtype_name, lay_out, little_endian, numpy_dtype, read_header
 from ._kept import Kept
 from ._mapping import Range
+from ._torch import as_torch, is_known
 from ._views import Array
 
 __all__ = ["FormatError", "Slice", "load_file", "repack", "safe_open", "save_file"]
 
 _PIECE = 8 << 20  # bytes that are copied at a time
+_FRAMEWORKS = {"np": False, "numpy": False, "pt": True, "torch": True, "pytorch": True}  # whether it is PyTorch
 
 
 class _File:
-    """A file's header, and its data: mapped, unless it has none."""
+    """A mapped file, its header, and as what its tensors are wanted."""
 
-    def __init__(self, path: Path, device: int | str | Device) -> None:
+    def __init__(self, path: Path, device: int | str | Device, framework: str, bits: bool) -> None:
+        if framework not in _FRAMEWORKS:
+            raise ValueError(f"framework must be one of {', '.join(_FRAMEWORKS)}, not {framework!r}")
+        self.is_torch, self.bits = _FRAMEWORKS[framework], bits
         self.path = os.fspath(path)
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -54,28 +61,35 @@ class _File:
     def tensors(self) -> Iterator[Tensor]:
         return (one for one in self.header.tensors.values() if not (one.name.startswith(PADDING) and one.dtype == "U8"))
 
-    def part(self, tensor: Tensor, bits: bool) -> np.ndarray[Any, Any]:
+    def part(self, tensor: Tensor) -> np.ndarray[Any, Any]:
         """Where the tensor is; nothing is touched."""
-        dtype, shape = numpy_dtype(tensor, bits)
+        dtype, shape = numpy_dtype(tensor, self.bits or (self.is_torch and is_known(tensor)))
         at = self.header.data + tensor.start
         part = self.mapping._select(slice(at, at + tensor.nbytes))
         return np.ndarray(shape, dtype, part)
 
+    def found(self, kept: Kept, tensor: Tensor, part: np.ndarray[Any, Any]) -> Any:
+        """The tensor, or that part of it, for the caller."""
+        array = kept.array(part)
+        return as_torch(array, tensor, self.bits) if self.is_torch else array
 
-def load_file(filename: Path, device: int | str | Device = 0, *, bits: bool = False) -> dict[str, Any]:
+
+def load_file(filename: Path, device: int | str | Device = 0, *, framework: str = "np", bits: bool = False) -> dict[str, Any]:
     """All tensors of a file on a mount, by name; all of them are brought to the device, and nothing is copied from there.
 
     device: as of gaiafs.memmap(): number, name, or "cuda:0".
+    framework: "np", or "pt" for PyTorch's tensors.
     bits: what numpy has no dtype for (BF16, F8_E4M3...) comes as unsigned integers of the same size, packed items (F4) as bytes in one
-        dimension. Without it the package ml_dtypes must be there, for its dtypes.
+        dimension. Without it the package ml_dtypes must be there, for its dtypes. PyTorch has its own, but none for packed items.
 
     FormatError (a ValueError): it is no such file. TypeError: numpy lacks a dtype, and see bits. OSError: see gaiafs.memmap() and
-    Acquired: ENOMEM, the file does not fit the device beside what is held there.
+    Acquired: ENOMEM, the file does not fit the device beside what is held there. ValueError: on a GPU, a tensor is not aligned as its
+    items; repack() aligns it.
     """
-    file = _File(filename, device)
-    parts = {one.name: file.part(one, bits) for one in file.tensors}
-    held = Kept(file.mapping, file.mapping._select(slice(file.header.data, file.header.size)))
-    return {name: held.array(part) for name, part in parts.items()}
+    file = _File(filename, device, framework, bits)
+    parts = [(one, file.part(one)) for one in file.tensors]
+    kept = Kept(file.mapping, file.mapping._select(slice(file.header.data, file.header.size)))
+    return {one.name: file.found(kept, one, part) for one, part in parts}
 
 
 class Slice:
@@ -96,22 +110,19 @@ class Slice:
         """The array of a part; only its pages are brought to the device. index: as of gaiafs.Mapping.acquire()."""
         mapping = self._file.mapping
         part = mapping._select(index, self._part)
-        return Kept(mapping, part).array(part)
+        return self._file.found(Kept(mapping, part), self._tensor, part)
 
 
 class safe_open:
     """A file on a mount of which some tensors are wanted, as safetensors.safe_open() has it. Use it in a with block.
 
-    framework: "np" or "numpy" (the same for all devices; PyTorch takes the arrays). device and bits: see load_file().
+    framework: "np" or "pt". device and bits: see load_file().
 
     What it gave stays good after the with block. Errors are those of load_file(), each when it is due.
     """
 
     def __init__(self, filename: Path, framework: str = "np", device: int | str | Device = 0, *, bits: bool = False) -> None:
-        if framework not in ("np", "numpy"):
-            raise ValueError(f"framework must be 'np', not {framework!r}: torch.from_dlpack() and torch.as_tensor() take the arrays")
-        self._bits = bits
-        self._opened: _File | None = _File(filename, device)
+        self._opened: _File | None = _File(filename, device, framework, bits)
 
     def __enter__(self) -> safe_open:
         return self
@@ -146,13 +157,14 @@ class safe_open:
     def get_tensor(self, name: str) -> Any:
         """The array of a tensor; it is brought to the device. KeyError: there is none of this name."""
         file = self._file()
-        part = file.part(self._tensor(name), self._bits)
-        return Kept(file.mapping, part).array(part)
+        tensor = self._tensor(name)
+        part = file.part(tensor)
+        return file.found(Kept(file.mapping, part), tensor, part)
 
     def get_slice(self, name: str) -> Slice:
         """A tensor whose parts can be had: f.get_slice("name")[0:10]. KeyError: there is none of this name."""
         file, tensor = self._file(), self._tensor(name)
-        return Slice(file, tensor, file.part(tensor, self._bits))
+        return Slice(file, tensor, file.part(tensor))
 
 
 # ---- writing ----

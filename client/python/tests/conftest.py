@@ -99,3 +99,24 @@ def run(code: str, *args: object, ignore: str = "") -> str:
     assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
     assert done.stderr == ""
     return done.stdout
+
+
+# ---- what scripts/test counts: a line of TAP for each test ----
+
+_outcomes: dict[str, str] = {}
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed:
+        _outcomes[report.nodeid] = f"not ok - {report.nodeid}"
+    elif report.skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else "skipped"
+        _outcomes[report.nodeid] = f"ok - {report.nodeid} # SKIP {reason.removeprefix('Skipped: ')}"
+    elif report.when == "call":
+        _outcomes.setdefault(report.nodeid, f"ok - {report.nodeid}")
+
+
+def pytest_sessionfinish() -> None:
+    if path := os.environ.get("GAIAFS_TAP"):
+        lines = list(_outcomes.values())
+        Path(path).write_text("\n".join(["TAP version 13", f"1..{len(lines)}", *lines]) + "\n")

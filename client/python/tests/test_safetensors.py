@@ -129,7 +129,7 @@ def test_names_that_are_not_there(mount):
     with pytest.raises(FileNotFoundError):
         ours.load_file(mount.path / "none")
     with pytest.raises(ValueError, match="framework"):
-        ours.safe_open(path, "tf")
+        ours.safe_open(path, "jax")
 
 
 # ---- lifetime ----
