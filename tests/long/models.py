@@ -2,8 +2,8 @@
 """
 models.py BUILD SECONDS [PROCESSES] [SEED] - processes load a model, crash (kill -9), load it again and fork, at random.
 
-Half of the processes (64) are models_load.c, the others models_numpy.py, if build-deps/python is there. While they run, and when all are
-gone: no byte was wrong, device memory was never more than one copy of the files and what is private, nothing is lost: device memory,
+Half of the processes (64) are models_load.c, the others models_numpy.py, if build-deps/python is there; of these four with PyTorch, if
+build-deps/python-torch is. While they run, and when all are gone: no byte was wrong, device memory was never more than one copy of the files and what is private, nothing is lost: device memory,
 the daemon's descriptors, its threads. Exit status 77: skipped, the last line says why.
 """
 
@@ -23,6 +23,8 @@ MIB, CHUNK, PAGE = 1 << 20, 2 << 20, 4096
 MODEL, TENSOR = 16 * MIB, MIB
 CAPACITY, HOME = 256 * MIB, 8 * MIB
 POOLS = 64  # threads by which the daemon's pools may still grow (and stay); what each process left behind would be more
+C, NUMPY, TORCH = "C", "numpy", "torch"
+TORCHES = 4
 PATIENCE = 60  # seconds that only a fault takes
 
 
@@ -41,9 +43,18 @@ class World:
         self.workers = []
         self.started = self.killed = self.died = 0
         self.most_used = 0
-        self.python = os.environ.get("GAIAFS_PYTHON", os.path.join(SOURCE, "build-deps", "python", "bin", "python"))
-        self.has_numpy = subprocess.run([self.python, "-c", "import cffi, numpy"], stderr=subprocess.DEVNULL, check=False).returncode == 0 \
-            if os.path.exists(self.python) else False
+        self.pythons = {NUMPY: self.python("python", "numpy"), TORCH: self.python("python-torch", "torch")}
+        self.kinds = [NUMPY if self.pythons[NUMPY] and n % 2 else C for n in range(processes)]
+        if self.pythons[TORCH]:
+            self.kinds[:TORCHES] = [TORCH] * TORCHES
+
+    def python(self, environment, package):
+        """One that has the packages, or None."""
+        python = os.path.join(SOURCE, "build-deps", environment, "bin", "python")
+        if not os.path.exists(python):
+            return None
+        done = subprocess.run([python, "-c", "import cffi, " + package], stderr=subprocess.DEVNULL, env=self.environment(), check=False)
+        return None if done.returncode else python
 
     # -- the mount
 
@@ -91,14 +102,14 @@ class World:
         end = time.monotonic() + PATIENCE
         while not condition():
             if time.monotonic() > end:
-                raise Failed("%d seconds have passed, and still it is not so that %s %s" % (PATIENCE, what, left()))
+                raise Failed("%d seconds have passed, and this is not so yet: %s %s" % (PATIENCE, what, left()))
             time.sleep(0.02)
 
     # -- the files
 
     def make_files(self):
-        if self.has_numpy:
-            subprocess.run(self.numpy_command("-") + [str((MODEL - PAGE) // 8)], env=self.environment(), check=True, timeout=PATIENCE)
+        if self.pythons[NUMPY]:
+            subprocess.run(self.numpy_command(NUMPY, "-") + [str((MODEL - PAGE) // 8)], env=self.environment(), check=True, timeout=PATIENCE)
             return
         with open(self.model, "wb") as file:
             file.write(bytes(PAGE))
@@ -120,19 +131,22 @@ class World:
 
     def environment(self):
         return dict(os.environ, PYTHONPATH=os.path.join(SOURCE, "client", "python"), PYTHONDONTWRITEBYTECODE="1",
-                    LD_LIBRARY_PATH=os.path.join(self.build, "client"))
+                    LD_LIBRARY_PATH=os.path.join(self.build, "client") + ":/usr/local/cuda/lib64")
 
-    def numpy_command(self, seed):
+    def numpy_command(self, kind, seed):
         # Python 3.12 and later warn of fork() with threads, which the library has.
-        return [self.python, "-W", "error", "-W", "ignore::DeprecationWarning", os.path.join(HERE, "models_numpy.py"), self.model, self.slots,
+        return [self.pythons[kind], "-W", "error", "-W", "ignore::DeprecationWarning", os.path.join(HERE, "models_numpy.py"), self.model, self.slots,
                 seed, str(TENSOR // 8)]
 
-    def spawn(self, numpy):
+    def spawn(self, kind):
         seed = str(self.random.getrandbits(31))
-        command = self.numpy_command(seed) if numpy else [os.path.join(self.build, "tests/long/models_load"), self.model, self.slots, seed]
+        if kind == C:
+            command = [os.path.join(self.build, "tests/long/models_load"), self.model, self.slots, seed]
+        else:
+            command = self.numpy_command(kind, seed) + ([TORCH] if kind == TORCH else [])
         with open(os.path.join(self.place, "said.%d" % self.started), "wb") as said:
             worker = subprocess.Popen(command, env=self.environment(), stdout=subprocess.DEVNULL, stderr=said)
-        worker.numpy, worker.number = numpy, self.started
+        worker.kind, worker.number = kind, self.started
         self.started += 1
         return worker
 
@@ -151,14 +165,14 @@ class World:
             raise Failed("the device has %d bytes in use; one copy of the files has %d" % (used, self.chunks()))
 
     def play(self):
-        self.workers = [self.spawn(self.has_numpy and n % 2 == 1) for n in range(self.processes)]
+        self.workers = [self.spawn(kind) for kind in self.kinds]
         end, look = time.monotonic() + self.seconds, 0.0
         while time.monotonic() < end:
             for n, worker in enumerate(self.workers):
                 if worker.poll() is not None:
                     self.check_ended(worker)
                     self.died += 1
-                    self.workers[n] = self.spawn(worker.numpy)
+                    self.workers[n] = self.spawn(worker.kind)
             if self.random.random() < 0.3:
                 self.random.choice(self.workers).send_signal(signal.SIGKILL)
                 self.killed += 1
@@ -178,14 +192,13 @@ class World:
     # -- what is left
 
     def forget(self):
-        """Nothing uses the files, and nothing is cached of them: (descriptors, threads) that the daemon has."""
+        """Nothing uses the files, and nothing is cached of them."""
         # Who asks for the status is one.
         self.wait_until(lambda: not any(client["mappings"] for client in self.status()["clients"]), "nobody maps anything",
                         lambda: self.status()["clients"])
         for path in self.model, self.slots:
             self.gaia("evict", path)
         self.wait_until(lambda: self.status()["devices"][0]["used"] == 0, "nothing is in use on the device")
-        return self.descriptors(), self.threads()
 
     def threads(self):
         """{name: how many}"""
@@ -218,23 +231,27 @@ class World:
         # The daemon's pools of threads grow when they are busy.
         seconds, self.seconds = self.seconds, min(3, self.seconds / 4)
         self.play()
-        before = self.forget()
+        self.forget()
+        # Who asks for a status has a connection for a moment more.
+        time.sleep(1)
+        fds, threads = self.descriptors(), self.threads()
         self.seconds = seconds - self.seconds
         self.play()
-        after = self.forget()
-        for what, was, is_now, more in zip(("descriptors", "threads"), before, after, (0, POOLS)):
-            print("%s of the daemon: %d, then %d" % (what, sum(was.values()), sum(is_now.values())))
-            if sum(is_now.values()) > sum(was.values()) + more:
-                raise Failed("the daemon had these %s: %s, and has: %s" % (what, was, is_now))
+        self.forget()
+        self.wait_until(lambda: sum(self.descriptors().values()) <= sum(fds.values()), "the daemon has no more descriptors than before",
+                        lambda: "(%s): %s" % (fds, self.descriptors()))
+        self.wait_until(lambda: sum(self.threads().values()) <= sum(threads.values()) + POOLS, "the daemon has about the threads it had",
+                        lambda: "(%s): %s" % (threads, self.threads()))
+        print("the daemon has %d descriptors and %d threads; it had %d and %d"
+              % tuple(sum(one.values()) for one in (self.descriptors(), self.threads(), fds, threads)))
         # What is on storage is what the last one wrote.
         with open(self.slots, "rb") as file:
             epoch = file.read(8)
             file.seek(PAGE + int.from_bytes(epoch, "little") % 2 * TENSOR)
             if file.read(TENSOR) != epoch * (TENSOR // 8):
                 raise Failed("the last array is a mixture")
-        print("%d processes at a time, %s; %d started, %d of them killed from outside, %d ended by SIGKILL in all; %d arrays"
-              % (self.processes, "half of them with numpy" if self.has_numpy else "all in C: build-deps/python is not there",
-                 self.started, self.killed, self.died, int.from_bytes(epoch, "little")))
+        print("%d processes at a time (%s); %d started, %d of them killed from outside, %d ended by SIGKILL in all; %d arrays"
+              % (self.processes, ", ".join("%d %s" % (self.kinds.count(kind), kind) for kind in (C, NUMPY, TORCH)), self.started, self.killed, self.died, int.from_bytes(epoch, "little")))
         print("device memory: %d MiB at most; one copy of the files: %d MiB" % (self.most_used // MIB, self.chunks() // MIB))
         self.stop()
 

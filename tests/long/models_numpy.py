@@ -1,18 +1,29 @@
-"""models_numpy.py MODEL SLOTS SEED ITEMS - as models_load.c, in Python: by gaiafs.safetensors, gaiafs.Replaceable and numpy.
+"""models_numpy.py MODEL SLOTS SEED ITEMS [torch] - as models_load.c, in Python: by gaiafs.safetensors, gaiafs.Replaceable and numpy.
 
 models_numpy.py MODEL SLOTS - ITEMS MODEL_ITEMS - make the two files.
+
+torch: tensors are PyTorch's; then it does not fork, as in a child nothing says of a tensor that it is not there.
 """
 
 import os
 import random
 import signal
 import sys
+import warnings
 
 import numpy as np
 
 import gaiafs
 from gaiafs import safetensors
 
+framework = "np"
+if sys.argv[5:] == ["torch"]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import torch
+
+    torch.set_num_threads(1)
+    framework = "pt"
 WORD = np.uint64(0x9E3779B97F4A7C15)
 model, slots, seed, items = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
 
@@ -32,7 +43,14 @@ def die_now():
 
 def check(array, first):
     found = words(first, first + len(array))
-    assert np.array_equal(array, found), f"words from {first} on: {np.flatnonzero(array != found)[:4]} differ"
+    if framework == "pt":
+        assert torch.equal(array, torch.from_numpy(found)), f"words from {first} on"
+    else:
+        assert np.array_equal(array, found), f"words from {first} on: {np.flatnonzero(array != found)[:4]} differ"
+
+
+def load_file():
+    return safetensors.load_file(model, framework=framework)
 
 
 def forked(tensors):
@@ -42,7 +60,7 @@ def forked(tensors):
         try:
             tensors["w"][0]
         except OSError:
-            check(safetensors.load_file(model)["w"], 0)
+            check(load_file()["w"], 0)
             if random.random() < 0.5:
                 die_now()
             status = 0
@@ -52,17 +70,17 @@ def forked(tensors):
 
 def load(kept):
     if random.random() < 0.5:
-        tensors = safetensors.load_file(model)
+        tensors = load_file()
         check(tensors["w"], 0)
     else:
-        with safetensors.safe_open(model) as f:
+        with safetensors.safe_open(model, framework) as f:
             n = f.get_slice("w").get_shape()[0]
             first = random.randrange(n)
             end = random.randrange(first, n) + 1
             part = f.get_slice("w")[first:end]
             check(part, first)
             tensors = {"w": f.get_tensor("w"), "part": part}
-    if random.random() < 0.1:
+    if random.random() < 0.1 and framework == "np":
         child = os.fork()
         if child == 0:
             forked(tensors)
@@ -71,7 +89,7 @@ def load(kept):
     if random.random() < 0.03:
         die_now()
     # Whatever is left keeps the memory.
-    kept.append(np.asarray(tensors["w"])[random.randrange(1000) :])
+    kept.append((np.asarray(tensors["w"]) if framework == "np" else tensors["w"])[random.randrange(1000) :])
     if len(kept) > 3:
         kept.pop(random.randrange(len(kept)))
 
