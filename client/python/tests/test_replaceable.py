@@ -14,6 +14,7 @@ import pytest
 from conftest import run
 
 import gaiafs
+import gaiafs._replaceable as inside
 
 ITEMS = 40_000  # some pages, and a part of one
 
@@ -67,6 +68,8 @@ def test_who_replaces_twice_waits_for_a_reader_and_readers_wait_for_nobody(mount
             done.set()
 
         with r.read() as a:
+            with r.read() as b:
+                assert not b.any()
             w.put(np.full(ITEMS, 1))
             thread = threading.Thread(target=twice)
             thread.start()
@@ -79,6 +82,24 @@ def test_who_replaces_twice_waits_for_a_reader_and_readers_wait_for_nobody(mount
         assert done.is_set()
         with r.read() as a:
             assert (a == 2).all()
+
+
+def test_a_slot_that_is_not_the_newest_when_it_is_locked_is_not_read(mount, monkeypatch):
+    real, once = inside._ReadLock.__enter__, []
+
+    def late(lock):
+        if not once:
+            once.append(True)
+            r.put(np.full(ITEMS, 1))
+            # Somebody has begun to store to the slot that is about to be read, and has failed.
+            with pytest.raises(ZeroDivisionError), r.replace() as a:
+                a[: ITEMS // 2] = 2
+                raise ZeroDivisionError
+        real(lock)
+
+    monkeypatch.setattr(inside._ReadLock, "__enter__", late)
+    with make(mount) as r, r.read() as a:
+        assert (a == 1).all()
 
 
 def test_threads_and_devices(mount):
@@ -183,28 +204,33 @@ def test_a_child_of_fork_has_none_and_holds_no_locks(mount):
         import gaiafs
 
         path, items = sys.argv[1], int(sys.argv[2])
+        pipe, end = os.pipe()
         reader = os.fork()
         if reader == 0:
             r = gaiafs.Replaceable(path, "u4", shape=items)
             held = r.read()
             a = held.__enter__()
-            pipe, end = os.pipe()
             if os.fork() == 0:
                 # The grandchild, which outlives it.
                 try:
                     r.epoch
                 except OSError as e:
                     assert e.errno == errno.ENOTCONN
-                    r.close()
-                    os.write(end, b"x")
-                time.sleep(5)
-                os._exit(0)
-            os.read(pipe, 1)
-            os.kill(os.getpid(), signal.SIGKILL)
+                    os.write(end, str(os.getpid()).encode())
+                time.sleep(600)
+            time.sleep(600)
+        grandchild = int(os.read(pipe, 20))
+        os.kill(reader, signal.SIGKILL)
         os.waitpid(reader, 0)
-        with gaiafs.Replaceable(path, "u4", "r+", items) as w:
-            for number in (1, 2):
-                w.put(np.full(items, number))
+        # It must not wait for ever should the lock be there still.
+        signal.signal(signal.SIGALRM, lambda *_: sys.exit("it waits"))
+        signal.alarm(20)
+        try:
+            with gaiafs.Replaceable(path, "u4", "r+", items) as w:
+                for number in (1, 2):
+                    w.put(np.full(items, number))
+        finally:
+            os.kill(grandchild, signal.SIGKILL)
         print("done")
     """
     with make(mount):
