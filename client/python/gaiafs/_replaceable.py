@@ -37,6 +37,7 @@ class _ReadLock:
 
     def __init__(self, fd: int, byte: int) -> None:
         self._fd, self._byte, self._mutex, self._readers = fd, byte, threading.Lock(), 0
+        self._generation = _lib.generation
 
     def __enter__(self) -> None:
         with self._mutex:
@@ -45,6 +46,8 @@ class _ReadLock:
             self._readers += 1
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        if self._generation != _lib.generation:
+            return  # a child of fork(): the lock is its parent's, and the mutex may be taken for ever
         with self._mutex:
             self._readers -= 1
             if not self._readers:
@@ -58,6 +61,8 @@ def _forked() -> None:
     # Else a child would go on holding its parent's locks when that has died.
     for one in list(_opened):
         one._close_descriptors()
+        while one._writers:
+            os.close(one._writers.pop())
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -109,6 +114,7 @@ class Replaceable:
         self._slot_bytes = -(-self.nbytes // _PAGE) * _PAGE
         size = _PAGE + 2 * self._slot_bytes
         self._fds: list[int] = []
+        self._writers: set[int] = set()  # descriptors that have locks for replacing
         self._generation = _lib.generation
         flags = (os.O_RDONLY if mode == "r" else os.O_RDWR) | os.O_CLOEXEC
         try:
@@ -182,19 +188,27 @@ class Replaceable:
     @contextlib.contextmanager
     def _replacing(self) -> Iterator[tuple[int, int]]:
         """The next epoch, and a descriptor; the slot is locked, and is the array when the with block ends without an exception."""
-        self._mapping()
+        mapping = self._mapping()
         if self.mode == "r":
             raise OSError(errno.EBADF, 'it is open for reading only: mode "r"', self.path)
-        fd = os.open(f"/proc/self/fd/{self._fds[0]}", self._flags)
+        mapping._hold()  # so that it cannot be closed meanwhile
         try:
-            _lock(fd, fcntl.F_WRLCK, _WRITER)
-            epoch = self.epoch + 1
-            _lock(fd, fcntl.F_WRLCK, _SLOTS[epoch % 2])
-            yield epoch, fd
-            # By now all of the array has been released, or written.
-            os.pwrite(fd, _EPOCH.pack(epoch), 0)
+            fd = os.open(f"/proc/self/fd/{self._fds[0]}", self._flags)
+            self._writers.add(fd)
+            try:
+                _lock(fd, fcntl.F_WRLCK, _WRITER)
+                epoch = self.epoch + 1
+                _lock(fd, fcntl.F_WRLCK, _SLOTS[epoch % 2])
+                yield epoch, fd
+                # By now all of the array has been released, or written.
+                os.pwrite(fd, _EPOCH.pack(epoch), 0)
+            finally:
+                if fd in self._writers:  # not in a child of fork()
+                    self._writers.remove(fd)
+                    os.close(fd)
         finally:
-            os.close(fd)
+            if self._generation == _lib.generation:
+                mapping._unhold()
 
     @contextlib.contextmanager
     def replace(self) -> Iterator[Any]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -152,9 +153,10 @@ def started(code, *args):
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def test_seven_readers_see_no_mixture(mount):
+@pytest.mark.parametrize("way", ["auto", "writeback", "writethrough"])
+def test_seven_readers_see_no_mixture(start, way):
     times = 40
-    with make(mount) as r:
+    with make(start("--device", "sim:32M", "--cpu-cache", way)) as r:
         readers = [started(READ, r.path, ITEMS, times) for _ in range(7)]
         for one in readers:
             assert one.stdout.readline() == "ready\n"
@@ -207,9 +209,9 @@ def test_a_child_of_fork_has_none_and_holds_no_locks(mount):
         pipe, end = os.pipe()
         reader = os.fork()
         if reader == 0:
-            r = gaiafs.Replaceable(path, "u4", shape=items)
-            held = r.read()
-            a = held.__enter__()
+            r = gaiafs.Replaceable(path, "u4", "r+", items)
+            reading, replacing = r.read(), r.replace()
+            a, b = reading.__enter__(), replacing.__enter__()
             if os.fork() == 0:
                 # The grandchild, which outlives it.
                 try:
@@ -236,6 +238,54 @@ def test_a_child_of_fork_has_none_and_holds_no_locks(mount):
     with make(mount):
         pass
     assert run(code, mount.path / "r", ITEMS, ignore="DeprecationWarning") == "done\n"
+
+
+def test_a_child_of_fork_leaves_its_parents_blocks(mount):
+    code = """
+        import errno, os, sys
+        import numpy as np
+        import gaiafs
+
+        path, items = sys.argv[1], int(sys.argv[2])
+        r = gaiafs.Replaceable(path, "u4", "r+", items)
+        for how in (r.read, r.replace):
+            before = os.getpid()
+            child = None
+            try:
+                with how() as a:
+                    child = os.fork()
+                    if child:
+                        assert os.waitpid(child, 0)[1] == 0
+                        if how == r.replace:
+                            a[:] = 1
+            except OSError as e:
+                assert os.getpid() != before and e.errno == errno.ENOTCONN, e
+                # The parent's locks are not its own.
+                with gaiafs.Replaceable(path, "u4", shape=items) as own, own.read() as b:
+                    os._exit(int(b.any()))
+            assert os.getpid() == before
+        with r.read() as a:
+            print(r.epoch, int(a.sum()))
+    """
+    with make(mount):
+        pass
+    assert run(code, mount.path / "r", ITEMS, ignore="DeprecationWarning") == f"1 {ITEMS}\n"
+
+
+def test_it_cannot_be_closed_while_somebody_replaces_it(mount):
+    with make(mount) as r, gaiafs.Replaceable(mount.path / "r", "u4", "r+", ITEMS) as other:
+        with r.read() as a:
+            other.put(np.full(ITEMS, 1))
+            thread = threading.Thread(target=other.put, args=(np.full(ITEMS, 2),))
+            thread.start()
+            while not other._writers:
+                time.sleep(0.01)
+            with pytest.raises(BufferError):
+                other.close()
+            assert not a.any()
+        thread.join(60)
+        with r.read() as a:
+            assert (a == 2).all()
 
 
 def test_what_is_wrong_is_said(mount):

@@ -1,5 +1,7 @@
 """gaiafs.safetensors, with the package safetensors as the judge."""
 
+import ctypes
+import dataclasses
 import errno
 import gc
 import os
@@ -10,6 +12,7 @@ import pytest
 from conftest import run
 
 import gaiafs
+import gaiafs._mapping as inside
 from gaiafs import safetensors as ours
 
 theirs = pytest.importorskip("safetensors")
@@ -160,6 +163,34 @@ def test_whatever_is_left_of_a_tensor_keeps_the_memory(start):
     del a, b, f
     gc.collect()
     assert mappings(mount) == 0
+
+
+def test_arrays_for_a_gpu(mount, monkeypatch):
+    """A GPU is played by the simulated device, which is said to be none."""
+    real = inside.find_device
+    monkeypatch.setattr(inside, "find_device", lambda *args: dataclasses.replace(real(*args), simulated=False))
+    path, crooked = mount.path / "model", mount.path / "crooked"
+    tensors = {"w": np.arange(5000, dtype="f4"), "b": np.arange(6, dtype="f2").reshape(2, 3), "none": np.zeros(0)}
+    ours.save_file(tensors, path)
+    before = mappings(mount)
+    found = ours.load_file(path)
+    for name, one in tensors.items():
+        said = found[name].__cuda_array_interface__
+        assert (said["shape"], said["typestr"], said["data"][1]) == (one.shape, one.dtype.str, True)
+    with ours.safe_open(path) as f:
+        assert f.get_slice("b")[1:, ::2].__cuda_array_interface__["strides"] == (6, 4)
+    # The memory is the host's after all.
+    view = memoryview((ctypes.c_char * tensors["w"].nbytes).from_address(found["w"].pointer))
+    assert bytes(view) == tensors["w"].tobytes()
+    assert mappings(mount) == before + 1
+    del found
+    gc.collect()
+    assert mappings(mount) == before
+    crooked.write_bytes(raw_file({"a": ("U8", (1,), b"a"), "w": ("F32", (2,), bytes(8))}))
+    with pytest.raises(ValueError, match=r"not aligned.*repack\(\) aligns it"):
+        ours.load_file(crooked)
+    ours.repack(crooked, crooked)
+    assert ours.load_file(crooked)["w"].pointer % 4 == 0
 
 
 def test_a_replaced_file_stays_for_who_has_loaded_it(mount):
