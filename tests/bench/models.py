@@ -83,18 +83,19 @@ class Bench(PairsBench):
         sizes = self.sizes
         # By default pinned files have less of a device than this model.
         more = ["--pin-share", "100"] if "--pin-share" in run(os.path.join(self.args.build, "daemon", "gaiafs"), "--help") else []
-        mount, new = self.mounted("models", str(sizes.model + 4 * sizes.tensor + 64 * MIB), sizes.home, *more, way="auto")
-        if new:
-            self.loaded, = self.some_workers(1)[0].ask("make", os.path.join(mount.system.below, "model"), sizes.model)
-        return mount
+        return self.mounted("models", str(sizes.model + 4 * sizes.tensor + 64 * MIB), sizes.home, *more, way="auto")[0]
 
     def model(self, below=False):
+        """Its name; it is made when it is needed first."""
         system = self.mount().system
+        if self.loaded is None:
+            self.loaded, = self.some_workers(1)[0].ask("make", os.path.join(system.below, "model"), self.sizes.model)
         return os.path.join(system.below if below else system.root, "model")
 
     def forget(self):
         """The model is on storage only."""
         mount = self.mount()
+        self.model()
         self.some_workers(0)
         mount.system.forget_in_mount("model")
         mount.forget_but_on_device("model")
