@@ -3,8 +3,9 @@
 models.py BUILD SECONDS [PROCESSES] [SEED] - processes load a model, crash (kill -9), load it again and fork, at random.
 
 Half of the processes (64) are models_load.c, the others models_numpy.py, if build-deps/python is there; of these four with PyTorch, if
-build-deps/python-torch is. While they run, and when all are gone: no byte was wrong, device memory was never more than one copy of the files and what is private, nothing is lost: device memory,
-the daemon's descriptors, its threads. Exit status 77: skipped, the last line says why.
+build-deps/python-torch is. While they run, and when all are gone: no byte was wrong, device memory was never more than one copy of
+the files and what is private, nothing is lost: device memory, the daemon's descriptors, its threads. Exit status 77: skipped, the
+last line says why.
 """
 
 import json
@@ -63,8 +64,8 @@ class World:
         os.mkdir(self.root)
         with open(os.path.join(self.place, "log"), "wb") as log:
             self.daemon = subprocess.Popen(
-                [os.path.join(self.build, "daemon/gaiafs"), "-f", "--device", "sim:%d" % CAPACITY, "--home", str(HOME), "--log-level", "warn",
-                 self.below, self.root], stdout=log, stderr=log)
+                [os.path.join(self.build, "daemon/gaiafs"), "-f", "--device", "sim:%d" % CAPACITY, "--home", str(HOME),
+                 "--log-level", "warn", self.below, self.root], stdout=log, stderr=log)
         self.wait_until(lambda: os.path.ismount(self.root) or self.daemon.poll() is not None, "it is mounted")
         if not os.path.ismount(self.root):
             raise Failed("it does not mount: " + self.log())
@@ -90,13 +91,22 @@ class World:
         shutil.rmtree(self.place, ignore_errors=True)
 
     def gaia(self, *args):
-        done = subprocess.run([os.path.join(self.build, "client/gaia"), *args], capture_output=True, text=True, timeout=PATIENCE, check=False)
+        done = subprocess.run([os.path.join(self.build, "client/gaia"), *args], capture_output=True, text=True, timeout=PATIENCE,
+                              check=False)
         if done.returncode:
             raise Failed("gaia %s: %s" % (" ".join(args), done.stderr.strip()))
         return done.stdout
 
     def status(self):
-        return json.loads(self.gaia("status", self.root, "--json"))
+        # There may be no room for a report just now.
+        end = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return json.loads(self.gaia("status", self.root, "--json"))
+            except Failed:
+                if time.monotonic() > end or self.daemon.poll() is not None:
+                    raise
+            time.sleep(0.1)
 
     def wait_until(self, condition, what, left=lambda: ""):
         end = time.monotonic() + PATIENCE
@@ -109,7 +119,8 @@ class World:
 
     def make_files(self):
         if self.pythons[NUMPY]:
-            subprocess.run(self.numpy_command(NUMPY, "-") + [str((MODEL - PAGE) // 8)], env=self.environment(), check=True, timeout=PATIENCE)
+            subprocess.run(self.numpy_command(NUMPY, "-") + [str((MODEL - PAGE) // 8)], env=self.environment(), check=True,
+                           timeout=PATIENCE)
             return
         with open(self.model, "wb") as file:
             file.write(bytes(PAGE))
@@ -135,8 +146,8 @@ class World:
 
     def numpy_command(self, kind, seed):
         # Python 3.12 and later warn of fork() with threads, which the library has.
-        return [self.pythons[kind], "-W", "error", "-W", "ignore::DeprecationWarning", os.path.join(HERE, "models_numpy.py"), self.model, self.slots,
-                seed, str(TENSOR // 8)]
+        return [self.pythons[kind], "-W", "error", "-W", "ignore::DeprecationWarning", os.path.join(HERE, "models_numpy.py"),
+                self.model, self.slots, seed, str(TENSOR // 8)]
 
     def spawn(self, kind):
         seed = str(self.random.getrandbits(31))
@@ -250,8 +261,9 @@ class World:
             file.seek(PAGE + int.from_bytes(epoch, "little") % 2 * TENSOR)
             if file.read(TENSOR) != epoch * (TENSOR // 8):
                 raise Failed("the last array is a mixture")
+        kinds = ", ".join("%d %s" % (self.kinds.count(kind), kind) for kind in (C, NUMPY, TORCH))
         print("%d processes at a time (%s); %d started, %d of them killed from outside, %d ended by SIGKILL in all; %d arrays"
-              % (self.processes, ", ".join("%d %s" % (self.kinds.count(kind), kind) for kind in (C, NUMPY, TORCH)), self.started, self.killed, self.died, int.from_bytes(epoch, "little")))
+              % (self.processes, kinds, self.started, self.killed, self.died, int.from_bytes(epoch, "little")))
         print("device memory: %d MiB at most; one copy of the files: %d MiB" % (self.most_used // MIB, self.chunks() // MIB))
         self.stop()
 

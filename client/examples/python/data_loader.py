@@ -86,7 +86,8 @@ def main():
     for i, batch in loader:
         numbers.add(i)
         spread = max(spread, float(abs(batch).max()))
-    print(f"{len(numbers)} batches of {BATCH} samples by {workers} workers ({'PyTorch' if DataLoader else 'without PyTorch'}), {spread=:.1f}")
+    how = "PyTorch" if DataLoader else "without PyTorch"
+    print(f"{len(numbers)} batches of {BATCH} samples by {workers} workers ({how}), {spread=:.1f}")
 
 
 if __name__ == "__main__":

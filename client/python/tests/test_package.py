@@ -24,8 +24,9 @@ def test_types_are_right(tmp_path):
 
 
 def test_style_is_the_same_everywhere():
-    tool("ruff", "check", "--no-cache", ".")
-    tool("ruff", "format", "--no-cache", "--check", ".")
+    for places in ([], ["--config", "pyproject.toml", "../examples/python"]):
+        tool("ruff", "check", "--no-cache", *places)
+        tool("ruff", "format", "--no-cache", "--check", *places)
 
 
 def test_versions_are_one():

@@ -38,7 +38,7 @@ def make(path, size):
     size = int(size)
     n = max(min(LARGEST, size // 8) // PAGE * PAGE, PAGE)
     numbers = np.random.default_rng(1).integers(0, 256, n, np.uint8)
-    tensors = {"layer%d" % i: numbers.view(np.float16).reshape(-1, 64) for i in range(size // n)}
+    tensors = {f"layer{i}": numbers.view(np.float16).reshape(-1, 64) for i in range(size // n)}
     gaiafs.safetensors.save_file(tensors, path)
     return [sum(one.nbytes for one in tensors.values())]
 
@@ -48,6 +48,7 @@ def timed(function):
         start = time.monotonic_ns()
         function(*args)
         return [time.monotonic_ns() - start]
+
     return call
 
 
@@ -76,7 +77,7 @@ def read(path):
         whole = np.empty(size, np.uint8)
         left = memoryview(whole)
         while left:
-            left = left[file.readinto(left[: 1 << 30]):]
+            left = left[file.readinto(left[: 1 << 30]) :]
     touch([whole])
 
 
