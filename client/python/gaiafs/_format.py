@@ -251,6 +251,11 @@ def dtype_name(name: str, dtype: np.dtype[Any]) -> str:
 # ---- writing ----
 
 
+def is_dtype(name: object) -> bool:
+    """Whether safetensors calls a dtype so."""
+    return isinstance(name, str) and name in _DTYPES
+
+
 def lay_out(
     tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str] | None, padding: bool
 ) -> tuple[bytes, list[Tensor]]:

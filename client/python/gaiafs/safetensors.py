@@ -12,28 +12,30 @@ gone. (PyTorch does not know of memory for reading only: storing to its tensors 
 what others have loaded.) Nothing of this has run on a GPU.
 
 Who changes such a file changes it for all who have loaded it, at any moment: see gaiafs.Replaceable for tensors that are replaced while
-they are used. save_file() and repack() make a new file, which takes the old one's name: who has loaded the old one keeps that.
+they are used. save_file(), create() and repack() make a new file, which takes the old one's name: who has loaded the old one keeps that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from . import _mapping
 from ._beside import beside
 from ._devices import Device, Path
-from ._format import PADDING, FormatError, Header, Tensor, dtype_name, lay_out, little_endian, numpy_dtype, read_header
+from ._format import PADDING, FormatError, Header, Tensor, dtype_name, is_dtype, lay_out, little_endian, numpy_dtype, read_header
 from ._kept import Kept
 from ._mapping import Range
 from ._torch import as_torch, is_known
 from ._views import Array
 
-__all__ = ["FormatError", "Slice", "load_file", "repack", "safe_open", "save_file"]
+__all__ = ["FormatError", "Slice", "create", "load_file", "repack", "safe_open", "save_file"]
 
 _PIECE = 8 << 20  # bytes that are copied at a time
 _FRAMEWORKS = {"np": False, "numpy": False, "pt": True, "torch": True, "pytorch": True}  # whether it is PyTorch
@@ -42,20 +44,16 @@ _FRAMEWORKS = {"np": False, "numpy": False, "pt": True, "torch": True, "pytorch"
 class _File:
     """A mapped file, its header, and as what its tensors are wanted."""
 
-    def __init__(self, path: Path, device: int | str | Device, framework: str, bits: bool) -> None:
+    def __init__(self, fd: int, path: str, mode: str, device: int | str | Device, framework: str, bits: bool) -> None:
         if framework not in _FRAMEWORKS:
             raise ValueError(f"framework must be one of {', '.join(_FRAMEWORKS)}, not {framework!r}")
         self.is_torch, self.bits = _FRAMEWORKS[framework], bits
-        self.path = os.fspath(path)
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            # What the kernel would read ahead of the header comes to the device by another way.
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-            self.header: Header = read_header(fd, self.path)
-            # From the file's beginning, so that pages of the mapping are pages of the file.
-            self.mapping = _mapping.map_opened(fd, self.path, np.dtype("u1"), "r", None, 0, device)
-        finally:
-            os.close(fd)
+        self.path = path
+        # What the kernel would read ahead of the header comes to the device by another way.
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        self.header: Header = read_header(fd, path)
+        # From the file's beginning, so that pages of the mapping are pages of the file.
+        self.mapping = _mapping.map_opened(fd, path, np.dtype("u1"), mode, None, 0, device)
 
     @property
     def tensors(self) -> Iterator[Tensor]:
@@ -68,10 +66,22 @@ class _File:
         part = self.mapping._select(slice(at, at + tensor.nbytes))
         return np.ndarray(shape, dtype, part)
 
-    def found(self, kept: Kept, tensor: Tensor, part: np.ndarray[Any, Any]) -> Any:
-        """The tensor, or that part of it, for the caller."""
-        array = kept.array(part)
+    def data(self) -> np.ndarray[Any, Any]:
+        """Where all tensors are."""
+        return self.mapping._select(slice(self.header.data, self.header.size))
+
+    def present(self, array: Any, tensor: Tensor) -> Any:
+        """The array of a tensor, or of a part of it, as the caller wants it."""
         return as_torch(array, tensor, self.bits) if self.is_torch else array
+
+
+def _opened(path: Path, device: int | str | Device, framework: str, bits: bool) -> _File:
+    name = os.fspath(path)
+    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return _File(fd, name, "r", device, framework, bits)
+    finally:
+        os.close(fd)
 
 
 def load_file(filename: Path, device: int | str | Device = 0, *, framework: str = "np", bits: bool = False) -> dict[str, Any]:
@@ -86,10 +96,10 @@ def load_file(filename: Path, device: int | str | Device = 0, *, framework: str 
     Acquired: ENOMEM, the file does not fit the device beside what is held there. ValueError: on a GPU, a tensor is not aligned as its
     items; repack() aligns it.
     """
-    file = _File(filename, device, framework, bits)
+    file = _opened(filename, device, framework, bits)
     parts = [(one, file.part(one)) for one in file.tensors]
-    kept = Kept(file.mapping, file.mapping._select(slice(file.header.data, file.header.size)))
-    return {one.name: file.found(kept, one, part) for one, part in parts}
+    kept = Kept(file.mapping, file.data())
+    return {one.name: file.present(kept.array(part), one) for one, part in parts}
 
 
 class Slice:
@@ -110,7 +120,7 @@ class Slice:
         """The array of a part; only its pages are brought to the device. index: as of gaiafs.Mapping.acquire()."""
         mapping = self._file.mapping
         part = mapping._select(index, self._part)
-        return self._file.found(Kept(mapping, part), self._tensor, part)
+        return self._file.present(Kept(mapping, part).array(part), self._tensor)
 
 
 class safe_open:
@@ -122,7 +132,7 @@ class safe_open:
     """
 
     def __init__(self, filename: Path, framework: str = "np", device: int | str | Device = 0, *, bits: bool = False) -> None:
-        self._opened: _File | None = _File(filename, device, framework, bits)
+        self._opened: _File | None = _opened(filename, device, framework, bits)
 
     def __enter__(self) -> safe_open:
         return self
@@ -159,7 +169,7 @@ class safe_open:
         file = self._file()
         tensor = self._tensor(name)
         part = file.part(tensor)
-        return file.found(Kept(file.mapping, part), tensor, part)
+        return file.present(Kept(file.mapping, part).array(part), tensor)
 
     def get_slice(self, name: str) -> Slice:
         """A tensor whose parts can be had: f.get_slice("name")[0:10]. KeyError: there is none of this name."""
@@ -209,6 +219,44 @@ def save_file(
             _write(fd, little.reshape(-1).view("u1").data)
 
     _write_file(os.fspath(filename), first, laid, bytes_of)
+
+
+@contextlib.contextmanager
+def create(
+    filename: Path,
+    tensors: Mapping[str, tuple[str | DTypeLike, tuple[int, ...]]],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    device: int | str | Device = 0,
+    framework: str = "np",
+    bits: bool = False,
+    padding: bool = False,
+) -> Iterator[dict[str, Any]]:
+    """A context manager that makes a file on a mount whose tensors are stored to on the device: what is loaded later is there already.
+
+        with safetensors.create("mnt/model.safetensors", {"w": ("F16", (4096, 4096))}) as tensors:
+            tensors["w"][:] = ...
+
+    tensors: dtype (safetensors' name or numpy's) and shape of each. device, framework and bits are as of load_file(), metadata and
+        padding as of save_file().
+
+    Every byte of the tensors is to be stored to; others are undefined. All is released when the with block ends; then the file is brought
+    to storage, and appears under its name. After an exception there is none. The arrays raise ReleasedError then. (On a mount with
+    --cpu-cache auto the new file's zeros are brought to the device first, with writeback and writethrough nothing is.)
+
+    ValueError, TypeError, OSError: as of load_file() and save_file().
+    """
+    path = os.fspath(filename)
+    named = {name: str(dtype) if is_dtype(dtype) else dtype_name(name, np.dtype(dtype)) for name, (dtype, _) in tensors.items()}
+    first, laid = lay_out([(name, named[name], shape) for name, (_, shape) in tensors.items()], metadata, padding)
+    with beside(path) as fd:
+        _write(fd, first)
+        os.ftruncate(fd, len(first) + sum(one.nbytes for one in laid))
+        file = _File(fd, path, "r+", device, framework, bits)
+        parts = [(one, file.part(one)) for one in file.tensors]
+        held = file.mapping._acquire(file.data(), overwrite=True)
+        with held:
+            yield {one.name: file.present(file.mapping._array(held, part, False, None), one) for one, part in parts}
 
 
 def repack(source: Path, target: Path, *, padding: bool = False) -> None:

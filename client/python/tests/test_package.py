@@ -44,19 +44,19 @@ def test_every_file_is_installed():
 def test_the_readmes_session_is_true(start):
     mount = start()
     readme = (HERE / "README.md").read_text()
-    first, second, model, replaceable = re.findall(r"^```python\n(.*?)^```", readme, re.M | re.S)
+    first, second, model, half, replaceable = re.findall(r"^```python\n(.*?)^```", readme, re.M | re.S)
     assert mount.path.name == "mnt"
     environment = os.environ | {"PYTHONPATH": str(HERE)}
     shell = "import sys, numpy as np; print(int(np.fromfile('mnt/weights', 'float32').sum()))"
     said = [
         subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=mount.path.parent, env=environment, capture_output=True, text=True)
-        for code in (first, shell, "import gaiafs\n" + second, model, replaceable)
+        for code in (first, shell, "import gaiafs\n" + second, model, half, replaceable)
     ]
-    assert [one.returncode for one in said] == [0] * 5, [one.stderr for one in said]
+    assert [one.returncode for one in said] == [0] * 6, [one.stderr for one in said]
     assert said[1].stdout == "1064960\n" and said[2].stdout.startswith("1064960 "), said
     assert said[1].stdout.strip() in readme
     assert said[3].stdout == "{'b': (1000,), 'w': (1000, 1000)} 1000000\n"
-    assert said[4].stdout == "2 128000.0\n"
+    assert said[5].stdout == "2 128000.0\n"
 
 
 def test_what_is_public_is_documented():

@@ -71,6 +71,13 @@ def test_tensors_are_not_copied_and_keep_the_memory(start):
     assert mappings(mount) == 0
 
 
+def test_a_file_is_made_of_tensors(mount):
+    path = mount.path / "model"
+    with ours.create(path, {"w": ("BF16", (64, 64))}, framework="pt") as tensors:
+        tensors["w"].copy_(torch.full((64, 64), 1.5))
+    assert (load_file(path)["w"] == 1.5).all() and load_file(path)["w"].dtype == torch.bfloat16
+
+
 def test_numpys_tensors_are_taken(mount):
     path = mount.path / "model"
     ours.save_file({"w": np.arange(5000)}, path)
