@@ -82,8 +82,7 @@ class Bench(PairsBench):
     def mount(self):
         sizes = self.sizes
         # By default pinned files have less of a device than this model.
-        more = ["--pin-share", "100"] if "--pin-share" in run(os.path.join(self.args.build, "daemon", "gaiafs"), "--help") else []
-        return self.mounted("models", str(sizes.model + 4 * sizes.tensor + 64 * MIB), sizes.home, *more, way="auto")[0]
+        return self.mounted("models", str(sizes.model + 4 * sizes.tensor + 64 * MIB), sizes.home, "--pin-share", "100", way="auto")[0]
 
     def model(self, below=False):
         """Its name; it is made when it is needed first."""
@@ -189,8 +188,6 @@ class Bench(PairsBench):
 
     def restart(self, _rnd, rows):
         mount, change = self.mount(), {}
-        if "gaia pin " not in run(mount.system.gaia, "--help"):
-            raise Lacking("this gaia has no pins")
         self.all_ask(self.some_workers(PROCESSES), "load", self.model())
         run(mount.system.gaia, "pin", self.model(), "--device", "0")
         try:

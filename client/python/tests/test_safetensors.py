@@ -5,11 +5,12 @@ import dataclasses
 import errno
 import gc
 import os
+import subprocess
 import sys
 
 import numpy as np
 import pytest
-from conftest import run
+from conftest import BUILD, run
 
 import gaiafs
 import gaiafs._mapping as inside
@@ -86,6 +87,22 @@ def test_nothing_is_copied_and_a_second_load_brings_nothing(mount):
     for name in ("storage_reads", "home_to_device", "device_to_home"):
         assert before[name] == after[name], name
     assert gaiafs.devices(mount.path)[0].used == used
+
+
+def test_a_pinned_model_is_there_when_all_start_again(start):
+    mount = start("--device", "sim:32M")
+    path = mount.path / "model"
+    ours.save_file({"w": np.arange(1 << 20, dtype="u4")}, path)
+    subprocess.run([BUILD / "client/gaia", "pin", path], check=True, capture_output=True)
+    load = "import sys; from gaiafs import safetensors; print(int(safetensors.load_file(sys.argv[1])['w'].sum()))"
+    run(load, path)
+    before = gaiafs.status(mount.path)["counters"]
+    subprocess.run([BUILD / "client/gaia", "evict", path, "--from", "home"], check=True)
+    assert run(load, path) == f"{sum(range(1 << 20))}\n"
+    after = gaiafs.status(mount.path)["counters"]
+    for name in ("storage_reads", "home_to_device", "device_bytes_in"):
+        assert before[name] == after[name], name
+    subprocess.run([BUILD / "client/gaia", "unpin", path], check=True, capture_output=True)
 
 
 def test_what_is_loaded_cannot_be_stored_to(mount):

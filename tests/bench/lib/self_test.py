@@ -515,14 +515,6 @@ class Models(unittest.TestCase):
             with bench.stack, self.assertRaisesRegex(Missing, "scripts/setup"):
                 bench.new_worker()
 
-    def test_without_pins_their_rows_are_not_met(self):
-        bench = self.bench("--only", "pinned")
-        bench.mount = lambda: unittest.mock.Mock()
-        with unittest.mock.patch.object(models, "run", lambda *_: "usage: status"):
-            bench.counts[0][1](0)
-        self.assertIn("no pins", "".join(bench.missing.values()))
-        self.assertEqual({verdict for _, _, verdict in report.say_goals(bench.rows, [], pairs.NAMES)}, {UNMEASURED})
-
 
 class Umap(unittest.TestCase):
     def bench(self, *args, limited=True):
