@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import random
 
 import pytest
@@ -16,15 +17,14 @@ def file_of(header, data=b"", length=None):
     return (len(raw) if length is None else length).to_bytes(8, "little") + raw + data
 
 
-def ours_finds(raw, tmp_path):
+def ours_finds(raw):
     """[(name, dtype, shape, bytes)], sorted; None: it is refused."""
-    path = tmp_path / "f"
-    path.write_bytes(raw)
-    with open(path, "rb") as f:
+    with open(os.memfd_create("model"), "w+b", buffering=0) as f:
+        f.write(raw)
         try:
-            header = _format.read_header(f.fileno(), str(path))
+            header = _format.read_header(f.fileno(), "its name")
         except _format.FormatError as e:
-            assert str(path) in str(e) and len(str(e)) < 1000
+            assert str(e).startswith("its name: ") and len(str(e)) < 1000
             return None
     return sorted(
         (one.name, one.dtype, list(one.shape), raw[header.data + one.start : header.data + one.start + one.nbytes])
@@ -140,32 +140,32 @@ GOOD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_they_refuse_is_refused(tmp_path, name):
+def test_what_they_refuse_is_refused(name):
     assert theirs_finds(BAD[name]) is None
-    assert ours_finds(BAD[name], tmp_path) is None
+    assert ours_finds(BAD[name]) is None
 
 
 @pytest.mark.parametrize("name", STRICTER)
-def test_what_is_not_in_the_format_is_refused(tmp_path, name):
-    assert ours_finds(STRICTER[name], tmp_path) is None
+def test_what_is_not_in_the_format_is_refused(name):
+    assert ours_finds(STRICTER[name]) is None
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_what_they_find_is_found(tmp_path, name):
+def test_what_they_find_is_found(name):
     found = theirs_finds(GOOD[name])
-    assert found is not None and ours_finds(GOOD[name], tmp_path) == found
+    assert found is not None and ours_finds(GOOD[name]) == found
 
 
-def test_their_dtypes_are_known(tmp_path):
+def test_their_dtypes_are_known():
     known = 0
     for dtype, (bits, _) in _format._DTYPES.items():
         raw = file_of(one_tensor(dtype=f'"{dtype}"', shape="[8]", offsets=f"[0,{bits}]"), bytes(bits))
         found = theirs_finds(raw)
-        assert ours_finds(raw, tmp_path) is not None
+        assert ours_finds(raw) is not None
         # An older package does not know all.
         if found is not None:
             known += 1
-            assert ours_finds(raw, tmp_path) == found
+            assert ours_finds(raw) == found
     assert known >= 15
 
 
@@ -216,10 +216,10 @@ def damage(numbers, text):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_made_up_headers(tmp_path, seed):
+def test_made_up_headers(seed):
     numbers = random.Random(seed)
     both = 0
-    for _ in range(1000):
+    for _ in range(10_000):
         text, data = valid(numbers)
         for _ in range(numbers.choice((0, 1, 1, 2, 5))):
             text = damage(numbers, text)
@@ -229,11 +229,11 @@ def test_made_up_headers(tmp_path, seed):
             raw = raw[:at] + bytes([numbers.randrange(256)]) + raw[at + 1 :]
         if numbers.random() < 0.05:
             raw = raw[: numbers.randrange(len(raw) + 1)]
-        found = ours_finds(raw, tmp_path)
+        found = ours_finds(raw)
         if found is not None:
             assert theirs_finds(raw) == found, raw
             both += 1
-    assert both > 100
+    assert both > 1000
 
 
 def test_a_long_header_is_not_read(tmp_path):
