@@ -19,6 +19,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib
 # pylint: disable=wrong-import-position
 import fio
 import pairs
+from command import parser_of
 from pairs import KIB, OURS, PEER, PairsBench, Worker, pair, size_text
 from rounds import Progress, TimeLimit, run_rounds, turn
 from systems import GIB, MIB, Lacking, run
@@ -510,7 +511,7 @@ class Bench(PairsBench):
 
 
 def arguments(given=None):
-    return pairs.arguments(Bench.name, given)
+    return parser_of(Bench.name).parse_args(given)
 
 
 if __name__ == "__main__":

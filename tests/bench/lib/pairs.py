@@ -1,6 +1,5 @@
 """What benches share whose rows each have a peer of their own: gaiafs with a simulated device beside it, and their main()."""
 
-import argparse
 import contextlib
 import json
 import os
@@ -231,21 +230,6 @@ class PairsBench:
         drawn = plot.draw_pairs(os.path.join(out, self.name + ".png"), measured, OURS, facts)
         print("written: %s" % ", ".join([os.path.join(out, name) for name in (self.name + ".json", self.name + ".md")] + drawn))
         return report.say_goals(self.rows, [], NAMES)
-
-
-def arguments(name, given=None):
-    parser = argparse.ArgumentParser(prog="scripts/bench " + name, add_help=False)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--check", action="store_true")
-    # Files of a few MiB, for the bench's own test: its figures mean nothing.
-    parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--only", default="")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--out", default=".", type=report.results_dir)
-    parser.add_argument("--dir", default=tempfile.gettempdir())
-    parser.add_argument("--build", required=True)
-    parser.add_argument("--seconds", type=float, default=0)
-    return parser.parse_args(given)
 
 
 def main(bench):

@@ -382,8 +382,7 @@ class Pairs(unittest.TestCase):
             self.assertEqual(report.value_text(value, unit), text)
 
     def test_bars_of_what_is_met_are_right_of_the_line(self):
-        facts = {"rounds": 1, "machine": {"cpu": "", "cores": 1, "memory_gib": 1, "kernel": "", "file_system": "",
-                                          "damon": False, "load_before": [0]}}
+        facts = {"rounds": 1, "machine": MADE_UP_MACHINE}
         for row, where in ((self.row([1], [0.5], most=1), "met"), (self.row([1], [2], most=1), "missed"),
                            (self.row([1], [2], least=1), "met"), (self.row([1], [0.5], least=1), "missed")):
             lines = plot.pairs_script("/nowhere", [row], device.OURS, facts)
@@ -392,8 +391,7 @@ class Pairs(unittest.TestCase):
             self.assertEqual((left, right), (1, 2) if where == "met" else (0.5, 1))
 
     def test_nothing_at_all_can_be_a_goal(self):
-        facts = {"rounds": 1, "machine": {"cpu": "", "cores": 1, "memory_gib": 1, "kernel": "", "file_system": "",
-                                          "damon": False, "load_before": [0]}}
+        facts = {"rounds": 1, "machine": MADE_UP_MACHINE}
         for ours, verdict in (0, MET), (1, MISSED):
             row = self.row([4096], [ours], most=0)
             self.assertEqual(verdicts(row), [verdict])
