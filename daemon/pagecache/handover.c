@@ -18,6 +18,7 @@
 #include "pagecache/bring.h"
 #include "pagecache/chunk.h"
 #include "pagecache/devices.h"
+#include "pagecache/fetch.h"
 #include "pagecache/file.h"
 #include "pagecache/grant.h"
 #include "pagecache/home.h"
@@ -143,17 +144,26 @@ static int show(struct cfile *f, struct grant **g, unsigned n)
 	return err;
 }
 
+/* Home must have room for what is locked, in case all of it has to be brought: as for a window of an acquire. */
+static unsigned shown_at_once(const struct cfile *f)
+{
+	unsigned most = window_pages(f->cache) / GAIA_CHUNK_PAGES;
+
+	return MAX(1u, MIN(most, SHOWN_AT_ONCE));
+}
+
 static int deliver(struct mapping *m, struct grant **g, unsigned n)
 {
 	const struct cache_host *host = &m->file->cache->host;
 	struct device *dev = m->dev->dev;
+	unsigned at_once = shown_at_once(m->file);
 	uint64_t idx[GAIA_MSG_CHUNKS], seq = 0;
 	int fd[GAIA_MSG_CHUNKS], err = 0;
 	bool sent = false;
 	unsigned k;
 
-	for (k = 0; k < n && !err; k += SHOWN_AT_ONCE)
-		err = show(m->file, g + k, MIN(n - k, SHOWN_AT_ONCE));
+	for (k = 0; k < n && !err; k += at_once)
+		err = show(m->file, g + k, MIN(n - k, at_once));
 	for (k = 0; k < n && !err; k++) {
 		idx[k] = g[k]->index;
 		fd[k] = dev->ops->export_fd(dev, g[k]->replica->mem, m->export_write);
