@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -111,7 +112,7 @@ static const char *bytes_of(json_t *device, const char *key, char out[32])
 }
 
 /* Why the daemon has refused the pin, and what can be done. */
-static void pin_refused(struct work *w, struct item *it, int fd, int err)
+static void pin_refused(struct work *w, struct item *it, int fd, int err, bool fresh)
 {
 	json_t *device = device_report(fd, w->device);
 	char text[512], needs[32], a[32], b[32];
@@ -139,10 +140,10 @@ static void pin_refused(struct work *w, struct item *it, int fd, int err)
 		snprintf(text, sizeof(text), "%s is gone, or this is no regular file", w->memory);
 		break;
 	case EINTR:
-		snprintf(text, sizeof(text), "interrupted: it is not pinned");
+		snprintf(text, sizeof(text), "interrupted: %s", fresh ? "it is not pinned" : "it was pinned before, and still is");
 		break;
 	default:
-		snprintf(text, sizeof(text), "%s: it is not pinned", strerror(-err));
+		snprintf(text, sizeof(text), "%s: %s", strerror(-err), fresh ? "it is not pinned" : "it was pinned before, and still is");
 	}
 	json_decref(device);
 	item_failed(w, it, text);
@@ -201,25 +202,30 @@ static void pin_item(struct work *w, struct item *it)
 {
 	struct gaia_ioc_place io = { .what = GAIA_PLACE_PIN, .device = w->device };
 	int fd = open_item(it), err;
+	struct stat before, now;
 
 	if (fd < 0) {
 		item_failed(w, it, strerror(-fd));
 		return;
 	}
-	err = place(fd, &io);
+	err = fstat(fd, &before) ? -errno : place(fd, &io);
 	if (!err) {
 		fd = open_again(it, fd);
-		if (fd < 0) {
-			item_failed(w, it, strerror(-fd));
+		if (fd < 0 || fstat(fd, &now) || now.st_dev != before.st_dev || now.st_ino != before.st_ino) {
+			item_failed(w, it, "it was moved or replaced meanwhile, and is pinned; 'gaia pins' names it");
+			if (fd >= 0)
+				close(fd);
 			return;
 		}
+		it->size = it->size < io.bytes ? it->size : io.bytes;
 		err = fill(w, it, fd);
-		/* What had been pinned before stays so. */
+		/* What had been pinned before, or is by others, stays so. */
 		if (err && io.flags & GAIA_PLACE_FRESH)
-			wire_ioctl(fd, GAIA_IOC_PLACE, &(struct gaia_ioc_place){ .what = GAIA_PLACE_UNPIN, .device = w->device });
+			wire_ioctl(fd, GAIA_IOC_PLACE,
+				   &(struct gaia_ioc_place){ .what = GAIA_PLACE_UNPIN, .device = w->device, .flags = GAIA_PLACE_MINE });
 	}
 	if (err)
-		pin_refused(w, it, fd, err);
+		pin_refused(w, it, fd, err, !io.bytes || io.flags & GAIA_PLACE_FRESH);
 	close(fd);
 }
 

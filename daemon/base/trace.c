@@ -27,7 +27,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 /* lock. */
 static struct record *record; /* TRACE_RECORDS; NULL: it is off */
 static unsigned n;
-static uint64_t dropped, taken_ns;
+static uint64_t dropped, taken_ns, handed_out; /* handed_out: records, and dropped ones, that trace_take() gave last */
 static pid_t taker;
 
 /* lock is held. */
@@ -103,6 +103,7 @@ int trace_take(pid_t reader, char **text)
 		lost = dropped;
 	}
 	if (!err) {
+		handed_out = count + lost;
 		record = empty;
 		empty = NULL;
 		n = 0;
@@ -116,5 +117,17 @@ int trace_take(pid_t reader, char **text)
 	if (!err)
 		*text = text_of(full, count, lost);
 	free(full);
-	return err ? err : *text ? 0 : -ENOMEM;
+	if (!err && !*text) {
+		trace_lost();
+		err = -ENOMEM;
+	}
+	return err;
+}
+
+void trace_lost(void)
+{
+	pthread_mutex_lock(&lock);
+	dropped += handed_out;
+	handed_out = 0;
+	pthread_mutex_unlock(&lock);
 }

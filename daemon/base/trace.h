@@ -43,5 +43,7 @@ static inline void trace_access(enum trace_op op, uint64_t file, uint64_t page, 
  * that is its own as long as somebody uses it. Returns 0; -EBUSY: another process, not @reader, which has not ended, is taking it; -ENOMEM.
  */
 int trace_take(pid_t reader, char **text);
+/* What trace_take() gave last did not get to its reader: it counts as dropped. */
+void trace_lost(void);
 
 #endif

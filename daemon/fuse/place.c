@@ -13,6 +13,19 @@
 #include <string.h>
 #include <unistd.h>
 
+#define PIECE (64u << 20) /* bytes that are brought at a time; between two it is seen whether the mount ends */
+#define WARM_MOST (1u << 30) /* bytes of home that one call warms */
+
+static bool ends(struct fs *fs)
+{
+	bool ends;
+
+	pthread_mutex_lock(&fs->lock);
+	ends = fs->quiescing;
+	pthread_mutex_unlock(&fs->lock);
+	return ends;
+}
+
 /* ---- the ioctl ---- */
 
 static bool takes_range(unsigned what)
@@ -22,7 +35,7 @@ static bool takes_range(unsigned what)
 
 static bool is_valid(const struct gaia_ioc_place *io)
 {
-	if (io->what > GAIA_PLACE_WARM || io->flags || io->reserved || io->bytes || io->room)
+	if (io->what > GAIA_PLACE_WARM || io->flags & ~(io->what == GAIA_PLACE_UNPIN ? GAIA_PLACE_MINE : 0) || io->reserved || io->bytes || io->room)
 		return false;
 	if (io->device == GAIA_FROM_HOME && io->what != GAIA_PLACE_WARM && io->what != GAIA_PLACE_LOOK)
 		return false;
@@ -40,22 +53,46 @@ static int pin(struct inode *inode, struct cfile *f, unsigned device, struct cac
 	return err;
 }
 
-/* What is not pinned may only take what nobody uses. */
+/* How much of the range, of which the end may be far beyond the file's, the file has. */
+static uint64_t in_file(struct cfile *f, uint64_t offset, uint64_t length)
+{
+	uint64_t size = cfile_size(f);
+
+	return MIN(length, size - MIN(size, offset));
+}
+
+/* What is not pinned, as what the file has grown by since, may only take what nobody uses. */
 static int fill(struct inode *inode, struct cfile *f, struct cache_user user, struct gaia_ioc_place *io, atomic_uint *verdict)
 {
-	bool modest = io->what == GAIA_PLACE_WARM || cache_pinned(f, io->device) == 0;
-	uint64_t size;
+	uint64_t pinned = cache_pinned(f, io->device);
+	bool modest;
 	int err;
 
 	if (io->device >= cache_devices(inode->fs->cache))
 		return -ENODEV;
 	passthrough_mapped(inode, false);
 	passthrough_acquire(inode);
-	err = cache_bring(f, io->device, user, io->offset, io->length, modest, verdict);
-	size = cfile_size(f);
+	io->length = in_file(f, io->offset, io->length);
+	modest = io->what == GAIA_PLACE_WARM || io->offset + io->length > pinned;
+	err = io->length > 0 ? cache_bring(f, io->device, user, io->offset, io->length, modest, verdict) : 0;
 	if (!err)
-		io->bytes = MIN(io->length, size - MIN(size, io->offset));
+		io->bytes = in_file(f, io->offset, io->length);
 	return err;
+}
+
+/* In pieces, of which the first that is not whole is the last: there is no room, or the file ends. Less than was asked for if the caller gives up. */
+static int fill_home(struct inode *inode, struct cfile *f, struct gaia_ioc_place *io, atomic_uint *verdict)
+{
+	uint64_t piece, done, at = io->offset, end = at + MIN(io->length, (uint64_t)WARM_MOST);
+	int err = 0;
+
+	do {
+		piece = MIN(end - at, (uint64_t)PIECE);
+		err = ends(inode->fs) ? -EINTR : cache_bring_home(f, at, piece, &done);
+		at += err ? 0 : done;
+	} while (!err && done == piece && at < end && (!verdict || atomic_load(verdict) == CACHE_OPEN));
+	io->bytes = at - io->offset;
+	return err ? err : cache_decide(verdict, CACHE_DONE) ? 0 : -EINTR;
 }
 
 int place_contents(struct inode *inode, struct cfile *f, uid_t uid, struct gaia_ioc_place *io, atomic_uint *verdict)
@@ -72,12 +109,12 @@ int place_contents(struct inode *inode, struct cfile *f, uid_t uid, struct gaia_
 		err = pin(inode, f, io->device, user, &fresh);
 		break;
 	case GAIA_PLACE_UNPIN:
+		user.owner = user.owner && !(io->flags & GAIA_PLACE_MINE);
 		err = cache_unpin(f, io->device, user);
 		break;
 	case GAIA_PLACE_FILL:
 	case GAIA_PLACE_WARM:
-		err = io->device == GAIA_FROM_HOME ? cache_bring_home(f, io->offset, io->length, &io->bytes) :
-						     fill(inode, f, user, io, verdict);
+		err = io->device == GAIA_FROM_HOME ? fill_home(inode, f, io, verdict) : fill(inode, f, user, io, verdict);
 		break;
 	default:
 		err = io->device == GAIA_FROM_HOME || io->device < cache_devices(fs->cache) ? 0 : -ENODEV;
@@ -93,7 +130,6 @@ int place_contents(struct inode *inode, struct cfile *f, uid_t uid, struct gaia_
 
 /* ---- what is pinned when the mount begins ---- */
 
-#define PIECE (64u << 20) /* bytes that are brought at a time; between two it is seen whether the mount ends */
 #define DEPTH_MOST 32u	  /* directories below the one that is named */
 
 struct pinning {
@@ -105,16 +141,6 @@ struct pinning {
 	unsigned device, files;
 	uint64_t bytes;
 };
-
-static bool ends(struct fs *fs)
-{
-	bool ends;
-
-	pthread_mutex_lock(&fs->lock);
-	ends = fs->quiescing;
-	pthread_mutex_unlock(&fs->lock);
-	return ends;
-}
 
 static const char *why(int err)
 {
@@ -180,11 +206,13 @@ static int look_up_path(struct fs *fs, const char *path, struct inode **out)
 
 static int fill_all(struct inode *inode, struct cfile *f, unsigned device, struct cache_user user)
 {
+	/* Whoever may write the file can make it longer all the time. */
+	uint64_t end = MIN(cfile_size(f), cache_pinned(f, device));
 	int err = 0;
 
-	for (uint64_t at = 0; at < cfile_size(f) && !err; at += PIECE) {
+	for (uint64_t at = 0; at < end && !err; at += PIECE) {
 		passthrough_acquire(inode);
-		err = ends(inode->fs) ? -EINTR : cache_bring(f, device, user, at, PIECE, false, NULL);
+		err = ends(inode->fs) ? -EINTR : cache_bring(f, device, user, at, MIN(end - at, (uint64_t)PIECE), false, NULL);
 	}
 	return err;
 }
@@ -203,6 +231,7 @@ static int pin_file(struct pinning *p, struct inode *inode)
 	if (!err) {
 		passthrough_end(inode);
 		err = fill_all(inode, f, p->device, user);
+		user.owner = false; /* what others have pinned stays so */
 		if (err && fresh)
 			(void)cache_unpin(f, p->device, user);
 	}
@@ -260,14 +289,17 @@ static void pin_names(struct pinning *p, struct inode *dir, const char *path, un
 	int err = list_names(dir, &names, &n);
 
 	for (size_t k = 0; k < n; k++) {
-		if (!err && !look_up(dir, names[k], &inode)) {
-			char *below = xmalloc(strlen(path) + strlen(names[k]) + 2);
+		char *below = xmalloc(strlen(path) + strlen(names[k]) + 2);
+		int gone = err ? 0 : look_up(dir, names[k], &inode);
 
-			sprintf(below, "%s/%s", path, names[k]);
+		sprintf(below, "%s/%s", path, names[k]);
+		if (gone) {
+			log_warn("--pin %u:%s: is not pinned: %s", p->device, below, why(gone));
+		} else if (!err) {
 			pin_below(p, inode, below, depth + 1);
 			inode_forget(inode, 1);
-			free(below);
 		}
+		free(below);
 		free(names[k]);
 	}
 	free(names);
@@ -280,8 +312,11 @@ static void pin_below(struct pinning *p, struct inode *inode, const char *path, 
 {
 	int err;
 
-	if (inode->type == S_IFDIR && depth < DEPTH_MOST) {
-		pin_names(p, inode, path, depth);
+	if (inode->type == S_IFDIR) {
+		if (depth < DEPTH_MOST)
+			pin_names(p, inode, path, depth);
+		else
+			log_warn("--pin %u:%s: what is in it is not pinned: it is too deep", p->device, path);
 		return;
 	}
 	if (inode->type != S_IFREG || ends(p->fs))

@@ -18,7 +18,6 @@
 #include "pagecache/bring.h"
 #include "pagecache/chunk.h"
 #include "pagecache/devices.h"
-#include "pagecache/fetch.h"
 #include "pagecache/file.h"
 #include "pagecache/grant.h"
 #include "pagecache/home.h"
@@ -108,30 +107,52 @@ static int show_locked(struct to_show *show)
 	return err;
 }
 
+/* Lock the pages of one more chunk, if that waits for nobody, and nothing of it has to be brought: see rule 22. */
+static bool show_joins(struct to_show *show)
+{
+	struct replica *rep = show->rep;
+	struct chunk *ch = rep->chunk;
+	uint64_t held[GAIA_CHUNK_PAGES / 64] = { 0 };
+	bool joins;
+
+	if (cfile_is_passthrough(ch->file))
+		return false;
+	pthread_mutex_lock(&ch->lock);
+	joins = pages_trylock(ch, 0, GAIA_CHUNK_PAGES);
+	if (joins)
+		replica_held(rep, 0, GAIA_CHUNK_PAGES, held);
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES && joins; i++)
+		joins = !replica_to_bring(rep, i, bit_test(held, i), page_limit(ch, i) > 0) || (pages_unlock(ch, 0, GAIA_CHUNK_PAGES), false);
+	pthread_mutex_unlock(&ch->lock);
+	return joins;
+}
+
 /*
- * Called when the client is about to map all of these chunks, in ascending order, though it has acquired only parts. All of their pages are
- * locked together, so that one operation makes zeros of all that must be.
+ * Called when the client is about to map all of these chunks, in ascending order, though it has acquired only parts. Pages of several
+ * are locked together, so that one operation makes zeros of all that must be. Sets *@n to how many were made ready: one at least, or it has failed.
  */
 #define SHOWN_AT_ONCE 32u
-static int show(struct cfile *f, struct grant **g, unsigned n)
+static int show(struct cfile *f, struct grant **g, unsigned *n)
 {
 	struct to_show show[SHOWN_AT_ONCE] = { 0 };
-	unsigned locked = 0;
-	int err = 0;
+	unsigned locked = 1;
+	int err;
 
 	pthread_rwlock_rdlock(&f->range);
-	for (; locked < n && !err; locked++) {
-		struct chunk *ch = g[locked]->replica->chunk;
-
-		bug_on(locked > 0 && g[locked]->index <= g[locked - 1]->index);
-		show[locked].rep = g[locked]->replica;
-		pthread_mutex_lock(&ch->lock);
-		pages_lock(ch, 0, GAIA_CHUNK_PAGES);
-		pthread_mutex_unlock(&ch->lock);
+	for (unsigned k = 0; k < *n; k++)
+		show[k].rep = g[k]->replica;
+	pthread_mutex_lock(&show[0].rep->chunk->lock);
+	pages_lock(show[0].rep->chunk, 0, GAIA_CHUNK_PAGES);
+	pthread_mutex_unlock(&show[0].rep->chunk->lock);
+	err = show_locked(&show[0]);
+	for (; locked < *n && !err; locked++) {
+		bug_on(g[locked]->index <= g[locked - 1]->index);
+		if (!show_joins(&show[locked]))
+			break;
 		err = show_locked(&show[locked]);
 	}
 	if (!err)
-		err = replicas_zero(show, n);
+		err = replicas_zero(show, locked);
 	for (unsigned k = 0; k < locked; k++) {
 		struct chunk *ch = show[k].rep->chunk;
 
@@ -141,29 +162,24 @@ static int show(struct cfile *f, struct grant **g, unsigned n)
 		chunk_account(ch);
 	}
 	pthread_rwlock_unlock(&f->range);
+	*n = locked;
 	return err;
-}
-
-/* Home must have room for what is locked, in case all of it has to be brought: as for a window of an acquire. */
-static unsigned shown_at_once(const struct cfile *f)
-{
-	unsigned most = window_pages(f->cache) / GAIA_CHUNK_PAGES;
-
-	return MAX(1u, MIN(most, SHOWN_AT_ONCE));
 }
 
 static int deliver(struct mapping *m, struct grant **g, unsigned n)
 {
 	const struct cache_host *host = &m->file->cache->host;
 	struct device *dev = m->dev->dev;
-	unsigned at_once = shown_at_once(m->file);
+	unsigned shown;
 	uint64_t idx[GAIA_MSG_CHUNKS], seq = 0;
 	int fd[GAIA_MSG_CHUNKS], err = 0;
 	bool sent = false;
 	unsigned k;
 
-	for (k = 0; k < n && !err; k += at_once)
-		err = show(m->file, g + k, MIN(n - k, at_once));
+	for (k = 0; k < n && !err; k += shown) {
+		shown = MIN(n - k, SHOWN_AT_ONCE);
+		err = show(m->file, g + k, &shown);
+	}
 	for (k = 0; k < n && !err; k++) {
 		idx[k] = g[k]->index;
 		fd[k] = dev->ops->export_fd(dev, g[k]->replica->mem, m->export_write);

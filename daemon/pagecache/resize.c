@@ -289,6 +289,25 @@ static bool forget_clean(struct chunk *ch, unsigned i)
 	return true;
 }
 
+/* What is parked of [off, end) may be older than the store's, which may have changed in part. */
+static void forget_parked(struct cfile *f, uint64_t off, uint64_t end)
+{
+	struct chunk **list;
+	unsigned n = chunk_list_get(f, off / GAIA_CHUNK, (end - 1) / GAIA_CHUNK, &list);
+
+	for (unsigned k = 0; k < n; k++) {
+		uint64_t start = list[k]->index * GAIA_CHUNK;
+
+		pthread_mutex_lock(&list[k]->lock);
+		for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
+			if (start + (uint64_t)(i + 1) * GAIA_PAGE > off && start + (uint64_t)i * GAIA_PAGE < end)
+				victim_drop_slot(list[k], i);
+		pthread_mutex_unlock(&list[k]->lock);
+		chunk_put(list[k]);
+	}
+	free(list);
+}
+
 /* Home's copies of [off, end) become zeros, as the store's are. */
 static int zero_cached(struct cfile *f, uint64_t off, uint64_t end)
 {
@@ -446,8 +465,12 @@ int cache_allocate(struct cfile *f, int mode, off_t off, off_t len)
 		err = grow_store(sf, size);
 	if (!err && zeroes && (uint64_t)off < size)
 		err = keep_tracked(f, (uint64_t)off, MIN(end, size));
-	if (!err)
+	if (!err) {
 		err = allocate_or_not(sf, mode, off, len);
+		/* Also if it has failed, which it may have half-way. */
+		if (zeroes && (uint64_t)off < size)
+			forget_parked(f, (uint64_t)off, MIN(end, size));
+	}
 	if (!err && zeroes && (uint64_t)off < size)
 		err = zero_cached(f, (uint64_t)off, MIN(end, size));
 	if (!err && zeroes && (uint64_t)off < size)

@@ -295,6 +295,7 @@ struct gaia_ioc_file {
 #define GAIA_PLACE_UNPIN 2u
 #define GAIA_PLACE_FILL 3u
 #define GAIA_PLACE_WARM 4u
+#define GAIA_PLACE_MINE 4u  /* in, UNPIN: only the caller's own pin, also if the caller might end others' */
 #define GAIA_PLACE_FRESH 1u /* out, PIN: the user had not pinned the file there before */
 /*
  * Out: the kernel serves the file itself, as long as programs have it open that opened it so. What a device has of it is good only for as
@@ -306,7 +307,7 @@ struct gaia_ioc_place {
 	uint64_t length;	/* the same; bytes, not 0 */
 	uint32_t device;	/* index; WARM, LOOK: also GAIA_FROM_HOME */
 	uint32_t what;		/* GAIA_PLACE_* */
-	uint32_t flags;		/* in: 0; out: GAIA_PLACE_FRESH, GAIA_PLACE_PASSED */
+	uint32_t flags;		/* in: 0, or GAIA_PLACE_MINE; out: GAIA_PLACE_FRESH, GAIA_PLACE_PASSED */
 	uint32_t reserved;
 	uint64_t bytes;		/* out: FILL, WARM: brought, or there already; else: of the device's memory that are pinned for the file, by anybody */
 	uint64_t room;		/* out: bytes that WARM finds free or in no use */

@@ -260,7 +260,7 @@ Test(handed, chunks_are_made_zeros_once)
 Test(handed, many_chunks_are_made_zeros_together)
 {
 	enum { CHUNKS = 70 };
-	const struct rig_options options = { .devices = 1, .device_chunks = CHUNKS, .home_bytes = 4ull << 30 };
+	const struct rig_options options = { .devices = 1, .device_chunks = CHUNKS };
 	struct gaia_list_range range[CHUNKS];
 	uint64_t zeroed, operations, seq;
 	struct client *cl;
