@@ -25,6 +25,7 @@
 #include "pagecache/run.h"
 #include "pagecache/state.h"
 #include "pagecache/stranded.h"
+#include "pagecache/view.h"
 
 /* Whether the client of the grant must be asked for the memory; from now on it counts as asked. chunk->lock is held. */
 static bool take_back(struct grant *g)
@@ -172,6 +173,8 @@ static void evict_end(struct replica *rep, int err)
 {
 	struct chunk *ch = rep->chunk;
 
+	if (!err && replica_is_view(rep))
+		err = view_leave(rep);
 	if (!err) {
 		replica_destroy(rep);
 		return;
@@ -293,6 +296,9 @@ void replicas_drop_idle(struct cache *c, struct chunk **list, unsigned n)
 			rep = replica_find(list[k], dev, NULL);
 			if (rep && !rep->file_pinned && replica_claim(rep))
 				replica_list_add(&claimed, rep);
+			rep = replica_find(list[k], dev, view_readers(c));
+			if (rep && replica_claim(rep))
+				replica_list_add(&claimed, rep);
 			pthread_mutex_unlock(&list[k]->lock);
 		}
 		pthread_mutex_unlock(&dev->reserve);
@@ -365,8 +371,8 @@ void device_drop_dead(struct cache_device *dev, bool wait)
 	free(list);
 }
 
-/* Claim the chunk's replicas that may go: -EBUSY if that is not all of them; *@leave: some are being evicted by others. */
-static int drop_claim(struct chunk *ch, struct cache_device *dev, const struct mapping *m,
+/* Claim the chunk's replicas that may go: -EBUSY if that is not all of them; *@leave: some are being evicted by others. @views: only these. */
+static int drop_claim(struct chunk *ch, struct cache_device *dev, const struct mapping *m, bool views,
 		      struct replica_list *claimed, bool *leave)
 {
 	int err = 0;
@@ -377,7 +383,7 @@ static int drop_claim(struct chunk *ch, struct cache_device *dev, const struct m
 		struct replica *rep = ch->replica[k];
 		bool going;
 
-		if (rep->dev != dev || (m && rep->only != m->readers))
+		if (rep->dev != dev || (m && rep->only != m->readers) || (views && !replica_is_view(rep)))
 			continue;
 		pthread_mutex_lock(&dev->lock);
 		going = replica_leaves(rep);
@@ -394,7 +400,7 @@ static int drop_claim(struct chunk *ch, struct cache_device *dev, const struct m
 	return err;
 }
 
-int replicas_drop(struct chunk *const *list, unsigned n, struct cache_device *dev, const struct mapping *m)
+int replicas_drop(struct chunk *const *list, unsigned n, struct cache_device *dev, const struct mapping *m, bool views)
 {
 	struct chunk **left = xmalloc((n + 1) * sizeof(struct chunk *));
 	int err, result = 0;
@@ -410,7 +416,7 @@ int replicas_drop(struct chunk *const *list, unsigned n, struct cache_device *de
 		for (unsigned k = 0; k < n; k++) {
 			bool leave = false;
 
-			err = drop_claim(left[k], dev, m, &claimed, &leave);
+			err = drop_claim(left[k], dev, m, views, &claimed, &leave);
 			result = result ? result : err;
 			if (leave && !err)
 				left[n_leaving++] = left[k];
@@ -519,7 +525,7 @@ static void old_memory_end(struct chunk *ch, struct old_memory *old)
 	*at = old->next;
 	pthread_mutex_unlock(&ch->lock);
 	unlock_all(ch);
-	dev->dev->ops->free(dev->dev, old->mem);
+	device_memory_end(dev, old->mem);
 	pthread_mutex_lock(&dev->lock);
 	stays = strand(dev, old->keepers);
 	dev->used -= GAIA_CHUNK - stays;
