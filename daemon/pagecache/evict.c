@@ -168,8 +168,8 @@ static void evict_without_fetch(struct replica *rep, struct fetch_part *pt, bool
 	pthread_mutex_unlock(&rep->chunk->lock);
 }
 
-/* What was released of it was brought home, or that has failed. The chunk's pages are not locked afterwards. */
-static void evict_end(struct replica *rep, int err)
+/* What was released of it was brought home, or that has failed. The chunk's pages are not locked afterwards. Returns why it stays, or 0. */
+static int evict_end(struct replica *rep, int err)
 {
 	struct chunk *ch = rep->chunk;
 
@@ -177,13 +177,14 @@ static void evict_end(struct replica *rep, int err)
 		err = view_leave(rep);
 	if (!err) {
 		replica_destroy(rep);
-		return;
+		return 0;
 	}
 	pthread_mutex_lock(&ch->lock);
 	pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
 	pthread_mutex_unlock(&ch->lock);
 	chunk_account(ch);
 	replica_unclaim(rep, true, false);
+	return err;
 }
 
 /* Lock all pages of as many of the replicas' chunks as go together, and see what is to be brought home of them. file->range is held. */
@@ -209,8 +210,7 @@ static int evict_alone(struct replica *rep, struct fetch_trouble *t)
 
 	pthread_rwlock_rdlock(&ch->file->range);
 	w = evict_lock(&rep, 1);
-	err = fetch_alone(w.part, t);
-	evict_end(rep, err);
+	err = evict_end(rep, fetch_alone(w.part, t));
 	pthread_rwlock_unlock(&ch->file->range);
 	chunk_put(ch);
 	free(w.part);
@@ -237,10 +237,14 @@ static unsigned replicas_evict(struct replica **list, unsigned n, struct fetch_t
 	apart = *err && w.n > 1;
 	if (apart)
 		fetch_window_unlock(&w);
-	for (unsigned k = 0; k < w.n && !apart; k++)
-		evict_end(list[k], *err);
+	one = apart ? 0 : *err;
+	*err = 0;
+	for (unsigned k = 0; k < w.n && !apart; k++) {
+		int stays = evict_end(list[k], one);
+
+		*err = *err ? *err : stays;
+	}
 	pthread_rwlock_unlock(&f->range);
-	*err = apart ? 0 : *err;
 	for (unsigned k = 0; k < w.n; k++) {
 		one = apart ? evict_alone(list[k], t) : 0;
 		*err = *err ? *err : one;

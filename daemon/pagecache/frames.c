@@ -337,11 +337,15 @@ static unsigned budget_take(struct frames *fr, unsigned n, bool beyond)
 
 unsigned frames_reserve(struct frames *fr, unsigned n, bool beyond)
 {
-	return budget_take(fr, n, beyond);
+	unsigned may = budget_take(fr, n, beyond);
+
+	atomic_fetch_add(&fr->reserved, may);
+	return may;
 }
 
 void frames_unreserve(struct frames *fr, unsigned n)
 {
+	atomic_fetch_sub(&fr->reserved, n);
 	atomic_fetch_sub(&fr->used, n);
 }
 

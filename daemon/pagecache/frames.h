@@ -32,6 +32,7 @@ struct frames {
 	unsigned room;
 
 	_Atomic uint64_t used; /* frames; above the budget only by calls that may go beyond it */
+	_Atomic uint64_t reserved; /* part of used: by frames_reserve() */
 	_Atomic uint64_t *slabs_with_space; /* one bit for each slab; set if it has free frames */
 
 	pthread_mutex_t lock;

@@ -288,7 +288,8 @@ int cfile_make_room(struct cfile *f)
 	unsigned n;
 	int err;
 
-	if (atomic_load(&c->n_dirty) + atomic_load(&c->n_kept) <= c->frames.budget)
+	/* What the host has of home is not for what cannot be stored. */
+	if (atomic_load(&c->n_dirty) + atomic_load(&c->n_kept) + atomic_load(&c->frames.reserved) <= c->frames.budget)
 		return 0;
 	err = just_failed(f);
 	if (err)

@@ -8,6 +8,7 @@
 #include "held.h"
 #include "pagecache/chunk.h"
 #include "pagecache/file.h"
+#include "pagecache/frames.h"
 #include "pagecache/root.h"
 #include "pagecache/users.h"
 #include "pagecache/view.h"
@@ -452,6 +453,49 @@ Test(ends, what_is_held_stays)
 	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
 	cr_assert_null(client_at(cl, 0), "the client was asked for it");
 	cr_assert_eq(rig_frames(rig), 0);
+	end();
+}
+
+/* Its pages cannot go anywhere else, and are not stored: it stays, with all that is in it. */
+Test(ends, only_when_what_is_not_stored_has_a_place)
+{
+	struct client *cl;
+
+	begin_host(0, 0);
+	cl = new_reader();
+	acquire(cl, 0, GAIA_PAGE);
+	write_cpu(0, "dirty");
+	cr_assert_eq(kernel_writeback(kf, 0, 0, 1), 0);
+	client_end(cl);
+	/* What is free in other slabs would do. */
+	frames_trim(&rig->cache->frames, true);
+	fault_arm("home.memory", -ENOMEM, 0, 0);
+	cr_assert_neq(cache_evict(kf->cfile, GAIA_HOST, 0, 0), 0);
+	cr_assert(in_view(0));
+	fault_disarm_all();
+	expect_cpu(0, "dirty");
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_HOST, 0, 0), 0);
+	cr_assert(!in_view(0));
+	expect_cpu(0, "dirty");
+	cr_assert_eq(cpu_fsync(kf), 0);
+	expect_store(0, "dirty");
+	end();
+}
+
+/* What cannot be stored has what the host leaves of home. */
+Test(room, what_cannot_be_stored_does_not_use_up_more_than_home)
+{
+	struct client *cl;
+	unsigned written = 0;
+
+	begin_host(CACHE_HOME_MIN, 2);
+	cl = new_reader();
+	acquire(cl, 0, 2 * GAIA_CHUNK);
+	fault_arm("store.write", -ENOSPC, 0, 0);
+	while (written < 4 * GAIA_CHUNK_PAGES && cpu_write_direct(kf, "x", 1, 4 * GAIA_CHUNK + AT(written)) == 0)
+		written++;
+	cr_assert_lt(written, 2 * GAIA_CHUNK_PAGES + 64);
+	fault_disarm_all();
 	end();
 }
 
