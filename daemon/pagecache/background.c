@@ -275,9 +275,10 @@ void *trimmer_main(void *arg)
 				       &(struct timespec){ (time_t)(until / 1000000000), (long)(until % 1000000000) });
 		pthread_mutex_unlock(&c->lock);
 		pthread_rwlock_rdlock(&c->round);
-		if (!c->stopping)
-			view_trim(c);
+		if (!c->stopping && atomic_exchange(&c->lacking, false))
+			view_trim(c, true);
 		if (!c->stopping && now_ns() - trimmed >= SPARE_NS) {
+			view_trim(c, false);
 			frames_trim(&c->frames, false);
 			trimmed = now_ns();
 		}

@@ -208,7 +208,7 @@ int frame_alloc(struct cache *c, unsigned n, frame_t *out)
 			fruitless = 0;
 			continue;
 		}
-		if (c->local)
+		if (c->local && !atomic_exchange(&c->lacking, true))
 			pthread_cond_signal(&c->trimmer_cond);
 		/* When so many attempts have failed all dirty chunks of the list were tried. */
 		if (++fruitless < 4)

@@ -134,45 +134,61 @@ int view_leave(struct replica *rep)
 	return 0;
 }
 
-#define FULL_OF_8 7u  /* home is nearly full when so much of it is used */
+#define FULL_OF_8 7u /* home is nearly full when so much of it is used */
 #define TRIM_AT_ONCE 64u
 
-/* Claim up to @n of the host's idle replicas. dev->reserve is held. */
-static void claim_idle(struct cache_device *dev, uint64_t n, struct replica_list *claimed)
+/* Claim up to @n of the host's idle replicas that have not been used since it was @idled (cache_device.n_idled). dev->reserve is held. */
+static void claim_idle(struct cache_device *dev, uint64_t n, uint64_t idled, struct replica_list *claimed)
 {
-	struct replica *rep, **ready;
-	uint64_t n_ready;
+	struct replica *rep;
 
 	pthread_mutex_lock(&dev->lock);
-	while (claimed->n < n && (rep = TAILQ_FIRST(&dev->idle))) {
+	while (claimed->n < n && (rep = TAILQ_FIRST(&dev->idle)) && rep->idled <= idled) {
 		replica_claim_idle(rep);
 		replica_list_add(claimed, rep);
 	}
 	pthread_mutex_unlock(&dev->lock);
-	n_ready = device_idle_ready(dev, claimed->n < n ? UINT64_MAX : 0, &ready);
-	for (uint64_t k = 0; k < n_ready && claimed->n < n; k++) {
+}
+
+/* Of up to @n of those that are ready, and not held, it is known from now on whether they are used. dev->reserve is held. */
+static void end_ready(struct cache_device *dev, uint64_t n)
+{
+	struct replica **ready;
+	uint64_t n_ready = device_idle_ready(dev, UINT64_MAX, &ready);
+
+	for (uint64_t k = 0; k < n_ready && n > 0; k++) {
 		if (replica_is_held_ready(ready[k]))
 			continue;
 		pthread_mutex_lock(&ready[k]->chunk->lock);
-		if (replica_claim(ready[k]))
-			replica_list_add(claimed, ready[k]);
+		replica_end_ready(ready[k]);
 		pthread_mutex_unlock(&ready[k]->chunk->lock);
+		n--;
 	}
 	free(ready);
 }
 
-void view_trim(struct cache *c)
+void view_trim(struct cache *c, bool lacking)
 {
-	uint64_t most = c->frames.budget / 8 * FULL_OF_8, used = atomic_load(&c->frames.used);
+	uint64_t most = c->frames.budget / 8 * FULL_OF_8, used = atomic_load(&c->frames.used), n, now;
 	struct replica_list claimed = { .n = 0 };
 
-	if (!c->local || used <= most)
+	if (!c->local || pthread_mutex_trylock(&c->local->reserve))
 		return;
-	if (pthread_mutex_trylock(&c->local->reserve))
-		return;
-	claim_idle(c->local, MIN((used - most) / GAIA_CHUNK_PAGES + 1, TRIM_AT_ONCE), &claimed);
+	n = used > most ? MIN((used - most) / GAIA_CHUNK_PAGES + 1, TRIM_AT_ONCE) : 0;
+	if (lacking)
+		end_ready(c->local, n);
+	pthread_mutex_lock(&c->local->lock);
+	now = c->local->n_idled;
+	pthread_mutex_unlock(&c->local->lock);
+	claim_idle(c->local, n, lacking ? now : c->idled[0], &claimed);
+	if (!lacking && claimed.n < n)
+		end_ready(c->local, n - claimed.n);
 	pthread_mutex_unlock(&c->local->reserve);
 	(void)replicas_evict_all(&claimed); /* on error it is tried again */
+	if (lacking)
+		return;
+	memmove(c->idled, c->idled + 1, sizeof(c->idled) - sizeof(c->idled[0]));
+	c->idled[ARRAY_LEN(c->idled) - 1] = now;
 }
 
 int view_drop(struct chunk *ch)

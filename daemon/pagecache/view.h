@@ -42,10 +42,10 @@ void view_end(struct replica *rep);
 void view_bring(struct part *pt);
 
 /*
- * Home is nearly full: what the host device has that nobody uses goes, that which has been idle for longest first. What others may have acquired
- * without a look at it (ready.c) goes last. [W]
+ * If home is nearly full what the host device has goes, that which has been idle for longest first: what nobody has used in the last rounds
+ * (cache.idled), or, if pages are @lacking that nothing else gives, whatever is not held. For one thread, in rounds of some seconds. [W]
  */
-void view_trim(struct cache *c);
+void view_trim(struct cache *c, bool lacking);
 
 /* If the chunk has a view evict that, so that its pages leave home as others do: -EBUSY if somebody holds any of it. [W] */
 int view_drop(struct chunk *ch);

@@ -569,8 +569,8 @@ Test(room, a_file_goes_through_a_small_home)
 	end();
 }
 
-/* What is idle goes when others need home. */
-Test(room, what_nobody_uses_makes_way)
+/* Two chunks are mapped, one of them held; and beside these there are as many of home's, which is all that there is. */
+static struct client *begin_full(void)
 {
 	struct client *cl;
 
@@ -580,13 +580,51 @@ Test(room, what_nobody_uses_makes_way)
 	acquire(cl, 0, 2 * GAIA_CHUNK);
 	release(cl, 0, GAIA_CHUNK);
 	cr_assert_eq(cache_flush(kf->cfile), 0);
-	/* Beside two chunks of the host's there are as many of home's. */
 	for (unsigned i = 0; i < 2 * GAIA_CHUNK_PAGES; i++)
 		cr_assert_eq(cpu_write_direct(kf, "x", 1, 4 * GAIA_CHUNK + AT(i)), 0);
-	view_trim(rig->cache);
+	return cl;
+}
+
+static void expect_held_only(struct client *cl)
+{
 	cr_assert_eq(rig_device_used(rig, HOST), GAIA_CHUNK, "the other one is held");
 	cr_assert_null(client_at(cl, 0));
 	cr_assert_not_null(client_at(cl, GAIA_CHUNK));
+}
+
+/* While the thread whose work that is has none. */
+static void trim(bool lacking)
+{
+	pthread_rwlock_wrlock(&rig->cache->round);
+	view_trim(rig->cache, lacking);
+	pthread_rwlock_unlock(&rig->cache->round);
+}
+
+#define ROUNDS ARRAY_LEN(((struct cache *)NULL)->idled)
+
+/* What is idle goes when others need home. */
+Test(room, what_nobody_uses_makes_way)
+{
+	struct client *cl = begin_full();
+
+	trim(true);
+	expect_held_only(cl);
+	end();
+}
+
+Test(room, what_nobody_has_used_for_long_makes_way_in_time)
+{
+	struct client *cl = begin_full();
+
+	for (unsigned k = 0; k < 3 * ROUNDS; k++) {
+		acquire(cl, 0, GAIA_CHUNK);
+		release(cl, 0, GAIA_CHUNK);
+		trim(false);
+		cr_assert_not_null(client_at(cl, 0), "round %u", k);
+	}
+	for (unsigned k = 0; k < ROUNDS + 2; k++)
+		trim(false);
+	expect_held_only(cl);
 	end();
 }
 
@@ -601,7 +639,7 @@ Test(room, what_is_held_stays_where_it_is)
 	/* More than there is room for. */
 	for (unsigned i = 0; i < 4 * GAIA_CHUNK_PAGES; i++)
 		cr_assert_eq(cpu_write_direct(kf, "x", 1, 4 * GAIA_CHUNK + AT(i)), 0);
-	view_trim(rig->cache);
+	trim(true);
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
 		cr_assert_eq(*client_at(cl, AT(i)), SECRET, "page %u", i);
 	cr_assert_leq(rig_frames(rig), CACHE_HOME_MIN / GAIA_PAGE);
