@@ -570,15 +570,16 @@ Test(room, a_file_goes_through_a_small_home)
 }
 
 /* Two chunks are mapped, one of them held; and beside these there are as many of home's, which is all that there is. */
-static struct client *begin_full(void)
+static struct client *begin_full(uint64_t used)
 {
 	struct client *cl;
 
 	begin_host(CACHE_HOME_MIN, 2);
 	fill_with_secrets();
 	cl = new_reader();
-	acquire(cl, 0, 2 * GAIA_CHUNK);
-	release(cl, 0, GAIA_CHUNK);
+	acquire(cl, 0, used);
+	acquire(cl, GAIA_CHUNK, GAIA_CHUNK);
+	release(cl, 0, used);
 	cr_assert_eq(cache_flush(kf->cfile), 0);
 	for (unsigned i = 0; i < 2 * GAIA_CHUNK_PAGES; i++)
 		cr_assert_eq(cpu_write_direct(kf, "x", 1, 4 * GAIA_CHUNK + AT(i)), 0);
@@ -605,20 +606,20 @@ static void trim(bool lacking)
 /* What is idle goes when others need home. */
 Test(room, what_nobody_uses_makes_way)
 {
-	struct client *cl = begin_full();
+	struct client *cl = begin_full(GAIA_CHUNK);
 
 	trim(true);
 	expect_held_only(cl);
 	end();
 }
 
-Test(room, what_nobody_has_used_for_long_makes_way_in_time)
+static void used_for_long(uint64_t used)
 {
-	struct client *cl = begin_full();
+	struct client *cl = begin_full(used);
 
 	for (unsigned k = 0; k < 3 * ROUNDS; k++) {
-		acquire(cl, 0, GAIA_CHUNK);
-		release(cl, 0, GAIA_CHUNK);
+		acquire(cl, 0, used);
+		release(cl, 0, used);
 		trim(false);
 		cr_assert_not_null(client_at(cl, 0), "round %u", k);
 	}
@@ -626,6 +627,17 @@ Test(room, what_nobody_has_used_for_long_makes_way_in_time)
 		trim(false);
 	expect_held_only(cl);
 	end();
+}
+
+Test(room, what_nobody_has_used_for_long_makes_way_in_time)
+{
+	used_for_long(GAIA_PAGE);
+}
+
+/* Of which it is not known when it is used. */
+Test(room, what_is_ready_makes_way_in_time)
+{
+	used_for_long(GAIA_CHUNK);
 }
 
 Test(room, what_is_held_stays_where_it_is)
