@@ -1689,13 +1689,13 @@ Test(random, every_read_is_allowed_with_parked_pages, .timeout = 600)
 Test(random, every_read_is_allowed_with_the_host, .timeout = 600)
 {
 	with_host = true;
-	run_all(PROGRAMS(40));
+	run_all(PROGRAMS(24));
 }
 
 Test(random, every_read_is_allowed_with_the_host_of_a_passthrough_file, .timeout = 600)
 {
 	with_host = passthrough = true;
-	run_all(PROGRAMS(25));
+	run_all(PROGRAMS(15));
 }
 
 Test(random, every_read_is_allowed_of_a_passthrough_file, .timeout = 600)
