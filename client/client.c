@@ -20,13 +20,13 @@
 #define FOR_DETECT (GAIA_FEATURE_DETECT | GAIA_FEATURE_LISTS | GAIA_FEATURE_UNUSED)
 
 /* By the caller's descriptor: the daemon accepts the mapping for that descriptor's file only. */
-static int map_ioctl(struct mapping *m, int fd, unsigned device)
+static int map_ioctl(struct mapping *m, int fd)
 {
 	struct gaia_ioc_map io = {
 		.key = m->conn->key,
 		.offset = m->offset,
 		.length = m->length,
-		.device = device,
+		.device = m->device,
 		.prot = m->prot,
 	};
 	int err;
@@ -43,7 +43,7 @@ static int map_ioctl(struct mapping *m, int fd, unsigned device)
 }
 
 /* Make the mapping known to the daemon, and set m->conn, m->file and m->id. */
-static int map_at_daemon(struct mapping *m, int fd, unsigned device)
+static int map_at_daemon(struct mapping *m, int fd)
 {
 	struct stat st;
 	bool fresh;
@@ -62,7 +62,7 @@ static int map_at_daemon(struct mapping *m, int fd, unsigned device)
 			conn_put(m->conn);
 			return err;
 		}
-		err = map_ioctl(m, fd, device);
+		err = map_ioctl(m, fd);
 		if (!err)
 			return 0;
 		/*
@@ -113,7 +113,7 @@ static int do_mmap(size_t length, int prot, int fd, off_t offset, int device, vo
 	m->offset = offset;
 	m->length = length;
 	m->prot = prot;
-	m->device = (unsigned)device;
+	m->device = device_number(device);
 	memcpy(m->device_name, found.name, sizeof(m->device_name) - 1);
 	m->strict = found.flags & GAIA_DEVICE_STRICT && ops->protect;
 	err = mapping_reserve(m, &found);
@@ -122,7 +122,7 @@ static int do_mmap(size_t length, int prot, int fd, off_t offset, int device, vo
 	detect_init(m);
 	err = held_init(m);
 	if (!err)
-		err = map_at_daemon(m, fd, device);
+		err = map_at_daemon(m, fd);
 	if (err)
 		goto unreserve;
 	err = mapping_add(m);

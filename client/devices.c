@@ -13,6 +13,7 @@
 
 static const struct kind_ops *const kinds[] = {
 	&sim_kind,
+	&host_kind,
 #ifdef GAIA_CUDA
 	&cuda_kind,
 #endif
@@ -56,11 +57,13 @@ int gaia_devices(int fd, struct gaia_device_info *out, int max)
 
 int device_find(int fd, int device, struct gaia_ioc_device *out, const struct kind_ops **ops)
 {
-	struct gaia_ioc_devices io = { .first = device < 0 ? UINT32_MAX : (unsigned)device };
+	struct gaia_ioc_devices io = { .first = device_number(device) };
 	int err = wire_first_ioctl(fd, GAIA_IOC_DEVICES, &io);
 
 	if (err)
 		return err;
+	if (io.count < 1 && device == GAIA_DEVICE_HOST)
+		return error_because(-ENODEV, "the daemon is older than this library: it does not know GAIA_DEVICE_HOST");
 	if (io.count < 1)
 		return error_because(-ENODEV, "the mount has no device %d: it has %u", device, io.total);
 	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {

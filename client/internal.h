@@ -99,7 +99,7 @@ struct kind_ops {
 		     struct CUstream_st *stream);
 };
 
-extern const struct kind_ops sim_kind;
+extern const struct kind_ops sim_kind, host_kind;
 #ifdef GAIA_CUDA
 extern const struct kind_ops cuda_kind;
 /* The UUID of the CUDA device that has this number in this process. -ENODEV: it sees none. */
@@ -239,7 +239,7 @@ struct mapping {
 	size_t length;		/* as given to it */
 	uint64_t offset;	/* of addr in the file */
 	int prot;
-	unsigned device;	/* its number */
+	unsigned device;	/* its number, or GAIA_HOST */
 	char device_name[32];
 	bool strict;		/* pages can be touched only while they are held */
 	char *base;		/* what is reserved: whole chunks around it */
@@ -382,6 +382,11 @@ int held_prot(const struct mapping *m, const char *addr);
 
 /* ---- devices.c ---- */
 
+/* As the protocol has it. */
+static inline unsigned device_number(int device)
+{
+	return device == -1 ? GAIA_HOST : device < 0 ? UINT32_MAX : (unsigned)device;
+}
 /* Device @device of @fd's mount, and what its kind does. -ENODEV: there is none, or none of a kind that this library was built for. */
 int device_find(int fd, int device, struct gaia_ioc_device *out, const struct kind_ops **ops);
 /* If @err is -ENOMEM and the device is why, say so in the error's text. Returns @err. */

@@ -50,7 +50,7 @@ int gaia_query(const void *ptr, struct gaia_pointer_info *out)
 		.offset = m->offset,
 		.file_dev = m->conn->dev,
 		.file_ino = m->file->ino,
-		.device = (int)m->device,
+		.device = m->device == GAIA_HOST ? GAIA_DEVICE_HOST : (int)m->device,
 		.prot = m->prot,
 		.held = held_prot(m, ptr),
 	};

@@ -1,5 +1,5 @@
 /*
- * sim.c - memory of the simulated device, which is host memory: one memfd for each chunk. On a strict device programs can
+ * sim.c - memory of the simulated device, and of the host as a device, which is host memory: one memfd for each chunk. On a strict device programs can
  * touch only pages that they hold, and store only to pages that they hold for writing (held.c).
  */
 #include <errno.h>
@@ -143,6 +143,18 @@ static int sim_protect(struct mapping *m, uint64_t a, uint64_t b, int prot)
 
 const struct kind_ops sim_kind = {
 	.kind = "sim",
+	.reserve = sim_reserve,
+	.unreserve = sim_unreserve,
+	.place = sim_place,
+	.clear = sim_clear,
+	.protect = sim_protect,
+	.detect_make = sim_detect_make,
+	.detect = sim_detect,
+};
+
+/* The host as a device: the same. */
+const struct kind_ops host_kind = {
+	.kind = "host",
 	.reserve = sim_reserve,
 	.unreserve = sim_unreserve,
 	.place = sim_place,

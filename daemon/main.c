@@ -46,6 +46,7 @@ struct daemon {
 	struct device **device; /* ends with NULL */
 	uint64_t device_cache[CACHE_MAX_DEVICES];
 	unsigned n_devices;
+	struct device *local; /* the host as a device, until the cache owns it */
 	struct quota *quota;
 	uint64_t home_bytes;
 	uint64_t chosen_home;	/* 0: --home was given */
@@ -275,6 +276,27 @@ static int start_devices(struct daemon *d)
 	return err;
 }
 
+/* What programs on the host may map of home, and what they have beside it, is so much of it. */
+#define HOST_SHARE 2u
+
+static int start_host(struct daemon *d)
+{
+	struct device *dev, *faulty;
+	int err = device_host_create(d->home_bytes / HOST_SHARE, &dev);
+
+	if (!err && d->faults) {
+		err = device_faulty_create(dev, &faulty);
+		if (err)
+			dev->ops->destroy(dev);
+		dev = faulty;
+	}
+	if (!err)
+		d->local = dev;
+	else
+		log_error("the host's own device: %s", strerror(-err));
+	return err;
+}
+
 /* Log the devices. GPUs have logged a line each already. */
 static void announce_devices(const struct daemon *d)
 {
@@ -413,8 +435,7 @@ static void announce_home(const struct daemon *d)
 
 static int start_cache(struct daemon *d)
 {
-	const struct cache_config config = {
-		.home_bytes = d->options.home_bytes ? d->options.home_bytes : choose_home(d),
+	struct cache_config config = {
 		.devices = d->device,
 		.n_devices = d->n_devices,
 		.writeback_age_ms = d->options.writeback_age_ms,
@@ -427,9 +448,14 @@ static int start_cache(struct daemon *d)
 		.host = fs_cache_host(),
 		.host_arg = d->fs,
 	};
-	int err = cache_create(&config, &d->cache);
+	int err;
 
-	d->home_bytes = config.home_bytes;
+	d->home_bytes = config.home_bytes = d->options.home_bytes ? d->options.home_bytes : choose_home(d);
+	err = start_host(d);
+	if (err)
+		return err;
+	config.local = d->local;
+	err = cache_create(&config, &d->cache);
 	if (err)
 		log_error("the page cache cannot start: %s", strerror(-err));
 	/* Waiting requests take memory besides home. There must be room for a few of the largest of each user. */
@@ -594,6 +620,8 @@ static void destroy_devices(struct daemon *d)
 {
 	for (unsigned i = 0; d->device && d->device[i]; i++)
 		d->device[i]->ops->destroy(d->device[i]);
+	if (d->local)
+		d->local->ops->destroy(d->local);
 }
 
 /* In the order in which data travels: clients, requests, cache, store. 0 if everything was stored. */

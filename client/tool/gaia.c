@@ -24,7 +24,7 @@ static const char usage_text[] =
 	"       gaia stat MOUNT [INTERVAL [COUNT]] [--json]\n"
 	"       gaia residency FILE [--json]\n"
 	"       gaia flush FILE | MOUNT | -r DIR\n"
-	"       gaia evict FILE [--from home | --from device N | --from device-cache] [--range OFFSET:LENGTH]\n"
+	"       gaia evict FILE [--from home | --from host | --from device N | --from device-cache] [--range OFFSET:LENGTH]\n"
 	"       gaia pin FILE|DIR... [--device N] [--json]\n"
 	"       gaia unpin FILE|DIR... [--device N] [--json]\n"
 	"       gaia pins MOUNT [--json]\n"
@@ -322,6 +322,8 @@ static int evict_from(int *fd, const struct args *a, uint32_t from)
 		return EXIT_OK;
 	if (from == GAIA_FROM_DEVICE_CACHE)
 		strcpy(memory, "devices' caches");
+	else if (from == GAIA_HOST)
+		strcpy(memory, "host device");
 	else if (from != GAIA_FROM_HOME)
 		snprintf(memory, sizeof(memory), "device %" PRIu32, from);
 	if (err == -EBUSY && is_pinned(*fd, from))
@@ -331,6 +333,21 @@ static int evict_from(int *fd, const struct args *a, uint32_t from)
 	if (err == -ENODEV && from != GAIA_FROM_HOME)
 		return fail("%s: there is no %s, or this is no regular file", a->path, memory);
 	return fail_on(a->path, err);
+}
+
+static int evict_from_all(int *fd, const struct args *a, uint32_t devices)
+{
+	struct gaia_ioc_devices host = { .first = GAIA_HOST };
+	int status = EXIT_OK;
+
+	for (uint32_t i = 0; i < devices && !status; i++)
+		status = evict_from(fd, a, i);
+	/* Older daemons have none. */
+	if (!status && !wire_ioctl(*fd, GAIA_IOC_DEVICES, &host) && host.count)
+		status = evict_from(fd, a, GAIA_HOST);
+	if (!status)
+		status = evict_from(fd, a, GAIA_FROM_HOME);
+	return status ? status : evict_from(fd, a, GAIA_FROM_DEVICE_CACHE);
 }
 
 /*
@@ -353,12 +370,7 @@ static int evict_command(const struct args *a)
 	} else if (a->from_given) {
 		status = evict_from(&fd, a, a->from);
 	} else {
-		for (uint32_t i = 0; i < io.total && !status; i++)
-			status = evict_from(&fd, a, i);
-		if (!status)
-			status = evict_from(&fd, a, GAIA_FROM_HOME);
-		if (!status)
-			status = evict_from(&fd, a, GAIA_FROM_DEVICE_CACHE);
+		status = evict_from_all(&fd, a, io.total);
 	}
 	close(fd);
 	return status;
@@ -509,10 +521,12 @@ static int parse_args(const struct command *cmd, char **argv, struct args *a)
 			a->from = GAIA_FROM_HOME;
 			if (argv[1] && !strcmp(argv[1], "device-cache"))
 				a->from = GAIA_FROM_DEVICE_CACHE;
+			else if (argv[1] && !strcmp(argv[1], "host"))
+				a->from = GAIA_HOST;
 			else if (argv[1] && !strcmp(argv[1], "device") && parse_device(argv[2], &a->from))
 				argv++;
 			else if (!argv[1] || strcmp(argv[1], "home"))
-				return usage("%s: --from is 'home', 'device N' or 'device-cache'", cmd->name);
+				return usage("%s: --from is 'home', 'host', 'device N' or 'device-cache'", cmd->name);
 			argv++;
 		} else {
 			return usage("%s: no option '%s'", cmd->name, arg);

@@ -26,6 +26,7 @@
 	X(home_given, "pages that left home memory because the kernel's cache had just got them") \
 	X(home_overcommit, "frames allocated beyond the home budget because nothing could be evicted") \
 	X(home_to_device, "pages copied to devices")                                            \
+	X(home_viewed, "pages of home moved to where clients on the host map them")              \
 	X(device_to_home, "pages copied from devices")                                          \
 	X(device_to_device, "pages copied from one device to another, without going through home") \
 	X(device_within, "pages copied within a device, to memory that users have for themselves who may only read") \

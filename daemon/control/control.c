@@ -336,7 +336,7 @@ int control_devices(struct control *ctl, struct gaia_ioc_devices *io)
 
 	if (io->reserved)
 		return -EINVAL;
-	n = first < total ? MIN(total - first, GAIA_DEVICES_AT_ONCE) : 0;
+	n = first < total ? MIN(total - first, GAIA_DEVICES_AT_ONCE) : first == GAIA_HOST && cache_has_device(ctl->cache, first);
 	memset(io, 0, sizeof(*io));
 	io->first = first;
 	io->total = total;

@@ -184,7 +184,7 @@ int control_map(struct control *ctl, struct cfile *f, bool readable, bool writab
 		return -EOVERFLOW;
 	if (!readable || (write && !writable))
 		return -EACCES;
-	if (io->device >= cache_devices(ctl->cache))
+	if (!cache_has_device(ctl->cache, io->device))
 		return -ENODEV;
 
 	c = client_find(ctl, &io->key);

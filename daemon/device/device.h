@@ -3,8 +3,8 @@
  *
  * A device allocates chunks of GAIA_CHUNK bytes, exports them to clients as descriptors, copies pages to
  * and from host memory, and from other devices that it reaches, finds the pages that changed, and merges.
- * Code above it sees only this interface. Implementations: sim (the simulated device), cuda (NVIDIA GPUs),
- * faulty (wraps any).
+ * Code above it sees only this interface. Implementations: sim (the simulated device, and the host for programs on the CPU), cuda
+ * (NVIDIA GPUs), faulty (wraps any).
  *
  * Asynchronous calls: an operation is submitted with device_submit(). If that returns 0,
  * op->done(op, err) runs exactly once on a thread of the device, never within
@@ -146,6 +146,12 @@ struct device_ops {
 	 */
 	void (*host_slab)(struct device *dev, void *slab, bool there);
 
+	/*
+	 * Optional (NULL). Where this process has the chunk's memory mapped, aligned to GAIA_CHUNK, from alloc() to free(): for devices whose
+	 * memory is the host's own, and may be used as such. New memory of such a device is zeros.
+	 */
+	void *(*host_memory)(struct device *dev, struct devmem *mem);
+
 	/* Optional (NULL: none). See device_reaches(). */
 	bool (*reaches)(struct device *dev, const struct device *from);
 
@@ -159,7 +165,7 @@ struct device {
 	/* Constant after creation. */
 	struct device *core;	/* itself; of layered devices, the innermost */
 	char name[32];		/* "sim0": unique in the daemon, for messages */
-	char kind[16];		/* "sim", "cuda" */
+	char kind[16];		/* "sim", "cuda", "host" */
 	bool simulated;
 	bool shares_readonly;	/* export_fd() can make descriptors that do not allow writing */
 	bool strict;		/* clients let programs touch only pages that they hold */
@@ -231,6 +237,12 @@ struct sim_config {
 	bool lax;	    /* not strict: see struct device */
 };
 int device_sim_create(const struct sim_config *config, struct device **out);
+
+/*
+ * The host itself (GAIA_DEVICE_HOST), for programs on the CPU: chunks of host memory that clients map. It is implemented as the simulated
+ * device is, but takes no time, spoils nothing, and is not strict.
+ */
+int device_host_create(uint64_t capacity, struct device **out);
 
 /* A GPU. Only after the last fork(). In builds without CUDA there are none, and creating one logs that. */
 struct cuda_config {

@@ -196,6 +196,13 @@ static void faulty_host_slab(struct device *dev, void *slab, bool there)
 		under->ops->host_slab(under, slab, there);
 }
 
+static void *faulty_host_memory(struct device *dev, struct devmem *mem)
+{
+	struct device *under = to_faulty(dev)->under;
+
+	return under->ops->host_memory ? under->ops->host_memory(under, mem) : NULL;
+}
+
 static bool faulty_reaches(struct device *dev, const struct device *from)
 {
 	return device_reaches(to_faulty(dev)->under, from);
@@ -216,6 +223,7 @@ static const struct device_ops faulty_ops = {
 	.export_fd = faulty_export_fd,
 	.submit = faulty_submit,
 	.host_slab = faulty_host_slab,
+	.host_memory = faulty_host_memory,
 	.reaches = faulty_reaches,
 	.destroy = faulty_destroy,
 };

@@ -1,5 +1,5 @@
 /*
- * sim.c - the simulated device, for machines without a GPU.
+ * sim.c - the simulated device, for machines without a GPU; and the host as a device, which is the same without the simulation.
  *
  * A chunk is a memfd of its own, mapped here and by clients, whose "kernels" are
  * plain code on the CPU. One thread carries out the operations, one after the
@@ -23,18 +23,18 @@
  * contents: then from when the last of them has completed (on a device that takes no time, not at all). New memory holds garbage,
  * too, and freed memory goes back to the system, never to another chunk. Operations on memory that is not, or no longer, the
  * device's are refused.
+ *
+ * The host (device_host_create()) is a device for programs on the CPU. Its operations are carried out in the same way, at once; nothing is
+ * garbage, and new memory is zeros.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -44,6 +44,7 @@
 #include "base/thread.h"
 #include "base/util.h"
 #include "device/device.h"
+#include "device/memfd.h"
 #include "device/word.h"
 
 #define uthash_fatal(msg) bug("uthash: %s", msg)
@@ -72,8 +73,7 @@ struct sim_mem {
 
 	/* Constant from alloc() to free(). */
 	struct devmem *key; /* &base */
-	unsigned char *data;
-	int fd;
+	struct memfd memory;
 
 	/* The device's thread. */
 	struct armed *armed;	  /* NULL: no page ever was */
@@ -92,7 +92,8 @@ struct sim {
 	uint64_t latency_ns, submit_ns;
 	bool waits; /* operations take time: one of these is not 0, and it is not only counted */
 	bool no_peers;
-	unsigned char *new_chunk; /* GAIA_CHUNK bytes of NEW_GARBAGE */
+	bool is_host; /* it simulates nothing */
+	unsigned char *new_chunk; /* GAIA_CHUNK bytes of NEW_GARBAGE; NULL: new memory is zeros */
 	pthread_t thread;
 
 	atomic_flag told_of_descriptors; /* logged once: there were no descriptors */
@@ -133,56 +134,17 @@ static struct sim_mem *find_live(struct sim *sim, struct devmem *mem)
 	return m;
 }
 
-/* A sealed memfd full of garbage, mapped: neither end can shrink it under the other. */
+/* Of this chunk: garbage, or, on the host, zeros. */
 static int create_memory(struct sim *sim, struct sim_mem *m)
 {
-	const char *what = "memfd_create";
-	ssize_t n;
-	int err;
+	int err = memfd_make(sim->is_host ? "gaiafs-host" : "gaiafs-sim", sim->new_chunk, &m->memory);
 
-	m->fd = memfd_create("gaiafs-sim", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	if (m->fd < 0)
-		goto fail;
-	/* Other users must not open it through /proc. (A new memfd has mode 0777.) */
-	what = "fchmod";
-	if (fchmod(m->fd, 0600))
-		goto close_fd;
-	/* By write(2), not by stores: if memory is full that is an error, not a SIGBUS. */
-	what = "write";
-	n = pwrite(m->fd, sim->new_chunk, GAIA_CHUNK, 0);
-	if (n != GAIA_CHUNK) {
-		if (n >= 0)
-			errno = ENOSPC;
-		goto close_fd;
-	}
-	what = "F_ADD_SEALS";
-	if (fcntl(m->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
-		goto close_fd;
-	what = "mmap";
-	m->data = mmap(NULL, GAIA_CHUNK, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, m->fd,
-		       0);
-	if (m->data == MAP_FAILED)
-		goto close_fd;
-	return 0;
-
-close_fd:
-	err = errno;
-	close(m->fd);
-	errno = err;
-fail:
-	err = -errno;
-	switch (errno) {
-	case EMFILE:
-	case ENFILE:
+	if (err == -EMFILE || err == -ENFILE) {
 		if (!atomic_flag_test_and_set(&sim->told_of_descriptors))
 			log_warn("device %s: out of descriptors (a chunk needs one): raise the limit of open files",
 				 sim->base.name);
 		return -ENOMEM;
-	case ENOMEM:
-	case ENOSPC:
-		return -ENOMEM;
 	}
-	log_error("device %s: %s: %s", sim->base.name, what, strerror(errno));
 	return err;
 }
 
@@ -239,14 +201,7 @@ static void sim_free(struct device *dev, struct devmem *mem)
 	sim->used -= GAIA_CHUNK;
 	pthread_mutex_unlock(&sim->lock);
 
-	munmap(m->data, GAIA_CHUNK);
-	/*
-	 * A process that has kept a descriptor or a mapping must neither keep the memory in use by that, nor
-	 * see the contents.
-	 */
-	if (fallocate(m->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, GAIA_CHUNK))
-		log_warn("device %s: giving back memory: %s", dev->name, strerror(errno));
-	close(m->fd);
+	memfd_end(&m->memory);
 	free(m->armed);
 	free(m);
 }
@@ -255,8 +210,6 @@ static int sim_export_fd(struct device *dev, struct devmem *mem, bool write)
 {
 	struct sim *sim = to_sim(dev);
 	struct sim_mem *m;
-	char path[32];
-	int fd, err;
 
 	pthread_mutex_lock(&sim->lock);
 	m = find_live(sim, mem);
@@ -264,28 +217,9 @@ static int sim_export_fd(struct device *dev, struct devmem *mem, bool write)
 	if (!m)
 		return -EINVAL;
 
-	if (write) {
-		fd = fcntl(m->fd, F_DUPFD_CLOEXEC, 0);
-		return fd < 0 ? -errno : fd;
-	}
-	if (!dev->shares_readonly)
+	if (!write && !dev->shares_readonly)
 		return -ENOTSUP;
-	/*
-	 * An open file description of its own, which cannot be mapped for writing. (Processes with the
-	 * daemon's uid may reopen the memfd for writing through /proc; but they may do anything else to
-	 * the daemon and its files, too.)
-	 */
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", m->fd);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd >= 0)
-		return fd;
-	err = -errno;
-	if (err == -ENOENT) {
-		log_error("device %s: cannot share memory read-only without /proc: mount it",
-			  dev->name);
-		return -ENOTSUP;
-	}
-	return err;
+	return memfd_open(&m->memory, write);
 }
 
 /* ---- other simulated devices ---- */
@@ -362,7 +296,7 @@ static void mark_in_flight(const struct dev_op *op, int by)
 
 static void *page_at(struct devmem *mem, uint32_t page)
 {
-	return to_mem(mem)->data + (size_t)page * GAIA_PAGE;
+	return to_mem(mem)->memory.at + (size_t)page * GAIA_PAGE;
 }
 
 /*
@@ -412,7 +346,7 @@ static int sim_submit(struct device *dev, struct dev_op *op)
 
 	/* Without the lock: the memory is pinned, and nobody else may use it. */
 	op->spoiled = false;
-	if (idle)
+	if (idle && !sim->is_host)
 		spoil_destination(op);
 	op->next = NULL;
 	op->start_ns = now_ns();
@@ -641,14 +575,14 @@ static void *sim_main(void *arg)
 			sim->tail = &sim->head;
 		pthread_mutex_unlock(&sim->lock);
 
-		due = simulate_bus(sim, op);
+		due = sim->is_host ? 0 : simulate_bus(sim, op);
 		carry_out(op);
 
 		pthread_mutex_lock(&sim->lock);
 		mark_in_flight(op, -1);
 		count(CTR_sim_ns, due - sim->model_now);
 		sim->model_now = due;
-		if (--sim->outstanding == 0)
+		if (--sim->outstanding == 0 && !sim->is_host)
 			count(CTR_sim_wall_ns, now_ns() - sim->busy_since);
 		pthread_mutex_unlock(&sim->lock);
 		if (op->kind == DEV_COPY_PEER)
@@ -683,6 +617,21 @@ static void sim_destroy(struct device *dev)
 	free(sim);
 }
 
+static void *host_memory(struct device *dev, struct devmem *mem)
+{
+	return to_mem(mem)->memory.at;
+}
+
+static const struct device_ops host_ops = {
+	.name = "host",
+	.alloc = sim_alloc,
+	.free = sim_free,
+	.export_fd = sim_export_fd,
+	.submit = sim_submit,
+	.host_memory = host_memory,
+	.destroy = sim_destroy,
+};
+
 static const struct device_ops sim_ops = {
 	.name = "sim",
 	.alloc = sim_alloc,
@@ -704,10 +653,51 @@ static void make_uuid(unsigned char uuid[16], unsigned index)
 	uuid[15] = (unsigned char)index;
 }
 
+/* Start the device's thread. Consumes @sim, on error, too. */
+static int start(struct sim *sim, struct device **out)
+{
+	int err;
+
+	pthread_mutex_init(&sim->lock, NULL);
+	pthread_cond_init(&sim->submitted, NULL);
+	sim->tail = &sim->head;
+	atomic_flag_clear(&sim->told_of_descriptors);
+
+	err = -pthread_create(&sim->thread, NULL, sim_main, sim);
+	if (err) {
+		log_error("device %s: cannot start its thread: %s", sim->base.name, strerror(-err));
+		goto free_sim;
+	}
+	*out = &sim->base;
+	return 0;
+
+free_sim:
+	pthread_cond_destroy(&sim->submitted);
+	pthread_mutex_destroy(&sim->lock);
+	free(sim->new_chunk);
+	free(sim);
+	return err;
+}
+
+int device_host_create(uint64_t capacity, struct device **out)
+{
+	struct sim *sim = xcalloc(1, sizeof(*sim));
+
+	sim->base.ops = &host_ops;
+	sim->base.core = &sim->base;
+	snprintf(sim->base.name, sizeof(sim->base.name), "host");
+	snprintf(sim->base.kind, sizeof(sim->base.kind), "host");
+	sim->base.shares_readonly = true;
+	sim->base.inherited = true;
+	sim->base.capacity = ROUND_DOWN(capacity, GAIA_CHUNK);
+	sim->is_host = true;
+	sim->no_peers = true;
+	return start(sim, out);
+}
+
 int device_sim_create(const struct sim_config *config, struct device **out)
 {
 	struct sim *sim;
-	int err;
 
 	if (config->capacity < GAIA_CHUNK) {
 		log_error("device sim%u: %" PRIu64 " bytes are too few: at least %u are needed",
@@ -734,23 +724,5 @@ int device_sim_create(const struct sim_config *config, struct device **out)
 	sim->no_peers = config->no_peers;
 	sim->new_chunk = xmalloc(GAIA_CHUNK);
 	memset(sim->new_chunk, NEW_GARBAGE, GAIA_CHUNK);
-	pthread_mutex_init(&sim->lock, NULL);
-	pthread_cond_init(&sim->submitted, NULL);
-	sim->tail = &sim->head;
-	atomic_flag_clear(&sim->told_of_descriptors);
-
-	err = -pthread_create(&sim->thread, NULL, sim_main, sim);
-	if (err) {
-		log_error("device %s: cannot start its thread: %s", sim->base.name, strerror(-err));
-		goto free_sim;
-	}
-	*out = &sim->base;
-	return 0;
-
-free_sim:
-	pthread_cond_destroy(&sim->submitted);
-	pthread_mutex_destroy(&sim->lock);
-	free(sim->new_chunk);
-	free(sim);
-	return err;
+	return start(sim, out);
 }

@@ -118,7 +118,7 @@ static bool shares_readonly(struct ioctl_job *job, unsigned device)
 {
 	struct cache_device_use use;
 
-	if (device >= cache_devices(job->fs->cache))
+	if (!cache_has_device(job->fs->cache, device))
 		return true;
 	cache_device(job->fs->cache, device, &use);
 	return use.dev->shares_readonly;

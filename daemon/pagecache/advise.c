@@ -15,13 +15,14 @@
 #include "pagecache/root.h"
 #include "pagecache/state.h"
 #include "pagecache/victim.h"
+#include "pagecache/view.h"
 #include "pagecache/writeback.h"
 
 /* ---- eviction on request, and advice ---- */
 
 static int evict_home(struct chunk *ch, unsigned a, unsigned b)
 {
-	int err;
+	int busy = view_drop(ch), err;
 
 	pthread_rwlock_rdlock(&ch->file->range);
 	err = chunk_store(ch, a, b, true);
@@ -30,7 +31,7 @@ static int evict_home(struct chunk *ch, unsigned a, unsigned b)
 		if (!page_present(ch, i))
 			continue;
 		pages_lock(ch, i, i + 1);
-		if (page_present(ch, i) && !page_dirty(ch, i) && home_may_leave(ch, i)) {
+		if (page_present(ch, i) && !page_dirty(ch, i) && !page_in_view(ch, i) && home_may_leave(ch, i)) {
 			victim_offer(ch, i);
 			page_drop(ch, i);
 			count(CTR_home_evicted, 1);
@@ -41,7 +42,7 @@ static int evict_home(struct chunk *ch, unsigned a, unsigned b)
 	pthread_rwlock_unlock(&ch->file->range);
 	victims_send(ch->file->cache, true);
 	chunk_unlist(ch);
-	return err;
+	return err ? err : busy;
 }
 
 static void evict_parked(struct chunk *ch, unsigned a, unsigned b)
@@ -56,13 +57,13 @@ static void evict_parked(struct chunk *ch, unsigned a, unsigned b)
 static int evict(struct cfile *f, unsigned from, uint64_t off, uint64_t len, const struct mapping *m)
 {
 	uint64_t end = len == 0 || off + len < off ? UINT64_MAX : off + len;
-	struct cache *c = f->cache;
+	struct cache_device *dev = from == GAIA_FROM_HOME ? NULL : cache_device_find(f->cache, from);
 	struct chunk **list;
 	unsigned n, took;
 	int err, result = 0;
 	bool device = from != GAIA_FROM_HOME && from != GAIA_FROM_DEVICE_CACHE;
 
-	if (device && from >= c->n_devices)
+	if (device && !dev)
 		return -ENODEV;
 	n = chunk_list_get(f, off / GAIA_CHUNK, (end - 1) / GAIA_CHUNK, &list);
 	for (unsigned k = 0; k < n; k += took) {
@@ -77,7 +78,7 @@ static int evict(struct cfile *f, unsigned from, uint64_t off, uint64_t len, con
 		else if (from == GAIA_FROM_DEVICE_CACHE)
 			evict_parked(list[k], a, b);
 		else
-			err = replicas_drop(list + k, took, &c->dev[from], m);
+			err = replicas_drop(list + k, took, dev, m, false);
 		result = result ? result : err;
 		for (unsigned i = k; i < k + took; i++)
 			chunk_put(list[i]);
@@ -131,7 +132,7 @@ int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice)
 		if (c0 >= c1)
 			return 0;
 		/* Evicting what others use needs the right to write the file; a caller who advises may only read it. */
-		err = evict(m->file, m->dev->index, c0 * GAIA_CHUNK, (c1 - c0) * GAIA_CHUNK, m);
+		err = evict(m->file, m->dev->home ? GAIA_HOST : m->dev->index, c0 * GAIA_CHUNK, (c1 - c0) * GAIA_CHUNK, m);
 		return err == -EBUSY ? 0 : err;
 	default:
 		return -EINVAL;

@@ -17,6 +17,7 @@
 #include "pagecache/root.h"
 #include "pagecache/stranded.h"
 #include "pagecache/victim.h"
+#include "pagecache/view.h"
 #include "pagecache/writeback.h"
 
 #define TICK_NS 500000000ull
@@ -257,11 +258,14 @@ void *fetcher_main(void *arg)
 	return NULL;
 }
 
-/* Give home memory back: on a thread of its own, since devices that have registered it may make that wait for one that does not answer. */
+/*
+ * Give home memory back: on a thread of its own, since devices that have registered it may make that wait for one that does not answer; and take
+ * back what clients on the host map and do not use, when home is nearly full, since they may not answer either.
+ */
 void *trimmer_main(void *arg)
 {
 	struct cache *c = arg;
-	uint64_t until;
+	uint64_t until, trimmed = now_ns();
 
 	thread_set_name("gaia-trimmer");
 	pthread_mutex_lock(&c->lock);
@@ -271,8 +275,13 @@ void *trimmer_main(void *arg)
 				       &(struct timespec){ (time_t)(until / 1000000000), (long)(until % 1000000000) });
 		pthread_mutex_unlock(&c->lock);
 		pthread_rwlock_rdlock(&c->round);
-		if (!c->stopping)
+		if (!c->stopping && atomic_exchange(&c->lacking, false))
+			view_trim(c, true);
+		if (!c->stopping && now_ns() - trimmed >= SPARE_NS) {
+			view_trim(c, false);
 			frames_trim(&c->frames, false);
+			trimmed = now_ns();
+		}
 		pthread_rwlock_unlock(&c->round);
 		pthread_mutex_lock(&c->lock);
 	}

@@ -38,13 +38,16 @@ static void cond_init_monotonic(pthread_cond_t *cond)
 
 static int devices_init(struct cache *c, const struct cache_config *config)
 {
-	c->dev = calloc(MAX(config->n_devices, 1u), sizeof(*c->dev));
+	unsigned n = config->n_devices + (config->local != NULL);
+
+	c->dev = calloc(MAX(n, 1u), sizeof(*c->dev));
 	if (!c->dev)
 		return -ENOMEM;
-	for (unsigned i = 0; i < config->n_devices; i++) {
+	for (unsigned i = 0; i < n; i++) {
 		struct cache_device *dev = &c->dev[i];
 
-		dev->dev = config->devices[i];
+		dev->dev = i < config->n_devices ? config->devices[i] : config->local;
+		dev->home = i < config->n_devices ? NULL : c;
 		dev->index = i;
 		dev->each_percent = config->device_percent ? config->device_percent : CACHE_DEVICE_PERCENT;
 		dev->files_percent = config->files_percent;
@@ -59,7 +62,8 @@ static int devices_init(struct cache *c, const struct cache_config *config)
 		pthread_mutex_init(&dev->lock, NULL);
 		cond_init_monotonic(&dev->changed);
 	}
-	c->n_devices = config->n_devices;
+	c->n_devices = n;
+	c->local = config->local ? &c->dev[n - 1] : NULL;
 	c->frames.dev = c->dev;
 	c->frames.n_devices = c->n_devices;
 	peers_find(c);
@@ -82,7 +86,8 @@ int cache_create(const struct cache_config *config, struct cache **out)
 	struct cache *c;
 	int err;
 
-	if (config->home_bytes < CACHE_HOME_MIN || config->home_bytes > CACHE_HOME_MAX || config->n_devices > CACHE_MAX_DEVICES)
+	if (config->home_bytes < CACHE_HOME_MIN || config->home_bytes > CACHE_HOME_MAX ||
+	    config->n_devices > CACHE_MAX_DEVICES)
 		return -EINVAL;
 	c = calloc(1, sizeof(*c));
 	if (!c)
@@ -221,12 +226,24 @@ void cache_destroy(struct cache *c)
 
 unsigned cache_devices(struct cache *c)
 {
-	return c->n_devices;
+	return c->n_devices - (c->local != NULL);
 }
 
-void cache_device(struct cache *c, unsigned i, struct cache_device_use *out)
+struct cache_device *cache_device_find(struct cache *c, unsigned number)
 {
-	struct cache_device *dev = &c->dev[i];
+	if (number == GAIA_HOST)
+		return c->local;
+	return number < cache_devices(c) ? &c->dev[number] : NULL;
+}
+
+bool cache_has_device(struct cache *c, unsigned number)
+{
+	return cache_device_find(c, number);
+}
+
+void cache_device(struct cache *c, unsigned number, struct cache_device_use *out)
+{
+	struct cache_device *dev = cache_device_find(c, number);
 
 	pthread_mutex_lock(&dev->lock);
 	*out = (struct cache_device_use){ dev->dev, dev->used, dev->pinned, user_limit(dev), dev->file_chunks * GAIA_CHUNK, files_limit(dev),

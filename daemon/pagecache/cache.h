@@ -113,6 +113,7 @@ struct cache_config {
 	 * replica needs them; CACHE_DEVICE_AUTO: nearly all that is free.
 	 */
 	const uint64_t *device_cache;
+	struct device *local;		/* the host as a device, GAIA_HOST; as these. Its capacity is a part of home_bytes. NULL: there is none */
 	uint64_t writeback_age_ms;	/* dirty pages older than this are stored; 0: 5000 */
 	uint64_t device_age_ms;		/* releases older than this are fetched and stored; 0: writeback_age_ms */
 	unsigned device_percent;	/* of each device: how much one user may have pinned; 0: CACHE_DEVICE_PERCENT */
@@ -127,7 +128,8 @@ struct cache_config {
 #define CACHE_HOME_MAX (4ull << 40) /* numbers of frames have 32 bits, and twins and dirty pages may take as much again */
 #define CACHE_DEVICE_PERCENT 75u
 #define CACHE_DEVICE_AUTO UINT64_MAX
-#define CACHE_MAX_DEVICES 254u /* an owner fits a byte */
+#define CACHE_MAX_DEVICES 254u /* without the host */
+#define CACHE_MAX_REPLICAS (CACHE_MAX_DEVICES + 2) /* of a chunk: with the host, and its view. The owners, all devices, fit a byte */
 #define CACHE_MAX_MAPPINGS 65535u /* of one file: all may hold a page for writing, see more_writers */
 
 /* -EINVAL, -ENOMEM. Starts the writeback thread. */
@@ -296,7 +298,8 @@ struct cache_user {
 };
 
 /*
- * Holds f. prot: GAIA_PROT_*. @may_write: the client may write the file, whatever prot says. If a client may not, and the
+ * Holds f. @device: a number, or GAIA_HOST: then what the mapping acquires is home's own memory, if it is for reading only (view.h), and
+ * else as on any device. prot: GAIA_PROT_*. @may_write: the client may write the file, whatever prot says. If a client may not, and the
  * device cannot keep it from writing, the mapping shares memory only with the same user's mappings of this file that may not
  * write it either. That memory is only filled: nothing is read from it, and it goes with the last of these mappings. -ENODEV;
  * -EMFILE: the file has CACHE_MAX_MAPPINGS already.
@@ -370,7 +373,7 @@ int cache_release_told(struct mapping *m, struct gaia_list_range *range, size_t 
 		       bool unused, bool *changed);
 int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice);
 
-/* [W] Drop a memory's copy of a range as pressure would. from: GAIA_FROM_HOME, GAIA_FROM_DEVICE_CACHE or a device. -EBUSY. */
+/* [W] Drop a memory's copy of a range as pressure would. from: GAIA_FROM_HOME, GAIA_FROM_DEVICE_CACHE a device or GAIA_HOST. -EBUSY. */
 int cache_evict(struct cfile *f, unsigned from, uint64_t off, uint64_t len);
 
 /* ---- files that stay on a device; what is brought though nobody acquires it ---- */
@@ -406,8 +409,11 @@ struct cache_device_use {
 	uint64_t files; /* bytes that are pinned for files, and may be: by all, by one user who is no owner */
 	uint64_t files_most, files_each_user;
 };
+/* Without the host. */
 unsigned cache_devices(struct cache *c);
-void cache_device(struct cache *c, unsigned i, struct cache_device_use *out);
+/* Whether there is one of this number, which may be GAIA_HOST; and what is used of it. */
+bool cache_has_device(struct cache *c, unsigned number);
+void cache_device(struct cache *c, unsigned number, struct cache_device_use *out);
 
 /* For reports and tests; new references. */
 json_t *cache_status_json(struct cache *c);

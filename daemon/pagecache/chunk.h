@@ -97,6 +97,7 @@ struct chunk {
 	struct replica **replica;     /* in order of the devices */
 	unsigned n_replicas;
 	struct parked *parked; /* which pages are parked on devices; NULL: none. See victim.h */
+	frame_t lent; /* of memory that clients may map, the frame for its first page (see view.h); 0: there is none. All pages are locked when it changes */
 	struct old_memory *old; /* all pages are locked, too, when it changes */
 
 	atomic_bool referenced; /* used since the LRU scan last looked at it */
@@ -156,6 +157,12 @@ static inline bool page_dirty(const struct chunk *ch, unsigned i)
 	return page_at(ch, i) && (page_at(ch, i)->flags & PAGE_DIRTY);
 }
 
+/* Whether home's copy of the page lies in memory that clients may map: then it stays there, and is changed in place. */
+static inline bool page_in_view(const struct chunk *ch, unsigned i)
+{
+	return ch->lent && page_present(ch, i) && page_at(ch, i)->frame == ch->lent + i;
+}
+
 /* Wait until some page lock of the chunk is dropped. chunk->lock is held, but dropped meanwhile. */
 void page_wait(struct chunk *ch);
 /* The same for all of pages [a, b), which it then locks or unlocks. */
@@ -209,6 +216,8 @@ int pages_renew(struct chunk *ch, unsigned a, unsigned b, unsigned n);
  * Evicts, stores, and at last goes beyond the budget; fails (-ENOMEM) only if there is no memory.
  */
 int frame_alloc(struct cache *c, unsigned n, frame_t *out);
+/* Count @n frames as used that are no slabs', as memory of the host device is not: evicts and stores for that, and at last goes beyond the budget. */
+void home_reserve(struct cache *c, unsigned n);
 /* The two spare frames of kernel_page_write() and similar calls: replaces those that are 0. They must be given back, also on error. */
 int spares_take(struct cache *c, frame_t spare[2]);
 void spares_give(struct cache *c, frame_t spare[2]);
@@ -226,7 +235,7 @@ frame_t page_set_frame(struct chunk *ch, unsigned i, frame_t frame);
 void pages_set_dirty(struct chunk *ch, unsigned a, unsigned b);
 void pages_set_stored(struct chunk *ch, unsigned a, unsigned b);
 void page_clear_dirty(struct chunk *ch, unsigned i);
-/* Drop home's copy, which is clean, or whose changes no longer matter. */
+/* Drop home's copy, which is clean, or whose changes no longer matter. What clients may map of it becomes zeros. */
 void page_drop(struct chunk *ch, unsigned i);
 
 /* Put the chunk on the lists it belongs to, after frames or dirty pages were added. No lock is held. */

@@ -13,6 +13,7 @@
 #include "pagecache/cache.h"
 #include "pagecache/readcost.h"
 
+struct cache;
 struct device;
 struct device_user;
 struct keeping;
@@ -28,6 +29,7 @@ enum peer {
 
 struct cache_device {
 	struct device *dev;
+	struct cache *home; /* of the host: its memory counts as home's; else NULL */
 	unsigned index;
 	struct victims *victims; /* the cache's, if it has parked pages here; see victim.h */
 	unsigned each_percent; /* how much of it each user may have pinned */
@@ -69,7 +71,10 @@ struct cache_device {
 	struct read_cost read_cost; /* of copies from it to home; no lock */
 	atomic_bool gone;	/* for good: an operation said so (-ENODEV) */
 	atomic_bool complained; /* about reading from it, since that last worked */
-	_Atomic uint8_t peer[CACHE_MAX_DEVICES]; /* enum peer, by the other's index */
+	_Atomic uint8_t peer[CACHE_MAX_REPLICAS]; /* enum peer, by the other's index */
 };
+
+/* The device of this number; GAIA_HOST: the host. NULL: there is none. */
+struct cache_device *cache_device_find(struct cache *c, unsigned number);
 
 #endif

@@ -25,6 +25,7 @@
 #include "pagecache/run.h"
 #include "pagecache/state.h"
 #include "pagecache/stranded.h"
+#include "pagecache/view.h"
 
 /* Whether the client of the grant must be asked for the memory; from now on it counts as asked. chunk->lock is held. */
 static bool take_back(struct grant *g)
@@ -167,20 +168,23 @@ static void evict_without_fetch(struct replica *rep, struct fetch_part *pt, bool
 	pthread_mutex_unlock(&rep->chunk->lock);
 }
 
-/* What was released of it was brought home, or that has failed. The chunk's pages are not locked afterwards. */
-static void evict_end(struct replica *rep, int err)
+/* What was released of it was brought home, or that has failed. The chunk's pages are not locked afterwards. Returns why it stays, or 0. */
+static int evict_end(struct replica *rep, int err)
 {
 	struct chunk *ch = rep->chunk;
 
+	if (!err && replica_is_view(rep))
+		err = view_leave(rep);
 	if (!err) {
 		replica_destroy(rep);
-		return;
+		return 0;
 	}
 	pthread_mutex_lock(&ch->lock);
 	pages_unlock(ch, 0, GAIA_CHUNK_PAGES);
 	pthread_mutex_unlock(&ch->lock);
 	chunk_account(ch);
 	replica_unclaim(rep, true, false);
+	return err;
 }
 
 /* Lock all pages of as many of the replicas' chunks as go together, and see what is to be brought home of them. file->range is held. */
@@ -206,8 +210,7 @@ static int evict_alone(struct replica *rep, struct fetch_trouble *t)
 
 	pthread_rwlock_rdlock(&ch->file->range);
 	w = evict_lock(&rep, 1);
-	err = fetch_alone(w.part, t);
-	evict_end(rep, err);
+	err = evict_end(rep, fetch_alone(w.part, t));
 	pthread_rwlock_unlock(&ch->file->range);
 	chunk_put(ch);
 	free(w.part);
@@ -234,10 +237,14 @@ static unsigned replicas_evict(struct replica **list, unsigned n, struct fetch_t
 	apart = *err && w.n > 1;
 	if (apart)
 		fetch_window_unlock(&w);
-	for (unsigned k = 0; k < w.n && !apart; k++)
-		evict_end(list[k], *err);
+	one = apart ? 0 : *err;
+	*err = 0;
+	for (unsigned k = 0; k < w.n && !apart; k++) {
+		int stays = evict_end(list[k], one);
+
+		*err = *err ? *err : stays;
+	}
 	pthread_rwlock_unlock(&f->range);
-	*err = apart ? 0 : *err;
 	for (unsigned k = 0; k < w.n; k++) {
 		one = apart ? evict_alone(list[k], t) : 0;
 		*err = *err ? *err : one;
@@ -292,6 +299,9 @@ void replicas_drop_idle(struct cache *c, struct chunk **list, unsigned n)
 			pthread_mutex_lock(&list[k]->lock);
 			rep = replica_find(list[k], dev, NULL);
 			if (rep && !rep->file_pinned && replica_claim(rep))
+				replica_list_add(&claimed, rep);
+			rep = replica_find(list[k], dev, view_readers(c));
+			if (rep && replica_claim(rep))
 				replica_list_add(&claimed, rep);
 			pthread_mutex_unlock(&list[k]->lock);
 		}
@@ -365,8 +375,8 @@ void device_drop_dead(struct cache_device *dev, bool wait)
 	free(list);
 }
 
-/* Claim the chunk's replicas that may go: -EBUSY if that is not all of them; *@leave: some are being evicted by others. */
-static int drop_claim(struct chunk *ch, struct cache_device *dev, const struct mapping *m,
+/* Claim the chunk's replicas that may go: -EBUSY if that is not all of them; *@leave: some are being evicted by others. @views: only these. */
+static int drop_claim(struct chunk *ch, struct cache_device *dev, const struct mapping *m, bool views,
 		      struct replica_list *claimed, bool *leave)
 {
 	int err = 0;
@@ -377,7 +387,7 @@ static int drop_claim(struct chunk *ch, struct cache_device *dev, const struct m
 		struct replica *rep = ch->replica[k];
 		bool going;
 
-		if (rep->dev != dev || (m && rep->only != m->readers))
+		if (rep->dev != dev || (m && rep->only != m->readers) || (views && !replica_is_view(rep)))
 			continue;
 		pthread_mutex_lock(&dev->lock);
 		going = replica_leaves(rep);
@@ -394,7 +404,7 @@ static int drop_claim(struct chunk *ch, struct cache_device *dev, const struct m
 	return err;
 }
 
-int replicas_drop(struct chunk *const *list, unsigned n, struct cache_device *dev, const struct mapping *m)
+int replicas_drop(struct chunk *const *list, unsigned n, struct cache_device *dev, const struct mapping *m, bool views)
 {
 	struct chunk **left = xmalloc((n + 1) * sizeof(struct chunk *));
 	int err, result = 0;
@@ -410,7 +420,7 @@ int replicas_drop(struct chunk *const *list, unsigned n, struct cache_device *de
 		for (unsigned k = 0; k < n; k++) {
 			bool leave = false;
 
-			err = drop_claim(left[k], dev, m, &claimed, &leave);
+			err = drop_claim(left[k], dev, m, views, &claimed, &leave);
 			result = result ? result : err;
 			if (leave && !err)
 				left[n_leaving++] = left[k];
@@ -519,7 +529,7 @@ static void old_memory_end(struct chunk *ch, struct old_memory *old)
 	*at = old->next;
 	pthread_mutex_unlock(&ch->lock);
 	unlock_all(ch);
-	dev->dev->ops->free(dev->dev, old->mem);
+	device_memory_end(dev, old->mem);
 	pthread_mutex_lock(&dev->lock);
 	stays = strand(dev, old->keepers);
 	dev->used -= GAIA_CHUNK - stays;

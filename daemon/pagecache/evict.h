@@ -43,9 +43,10 @@ STAILQ_HEAD(late_list, late);
 
 /*
  * Evict the chunks' replicas on the device on request: -EBUSY if one is pinned. With a mapping @m only the replicas
- * that it uses, each of which stays (-EBUSY) if another mapping maps it. The others go in any case; the first error. [W]
+ * that it uses, each of which stays (-EBUSY) if another mapping maps it. @views: only views (view.h). The others go in any case; the first
+ * error. [W]
  */
-int replicas_drop(struct chunk *const *list, unsigned n, struct cache_device *dev, const struct mapping *m);
+int replicas_drop(struct chunk *const *list, unsigned n, struct cache_device *dev, const struct mapping *m, bool views);
 /* Evict the chunks' replicas, if nobody uses them. */
 void replicas_drop_idle(struct cache *c, struct chunk **list, unsigned n);
 /* So many chunks are evicted at a time, on request: a thread that needs one of them waits for all. */

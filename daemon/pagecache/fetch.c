@@ -353,7 +353,7 @@ static void find_devices(const struct fetch_part *pt, bool *ahead)
 int fetch_together(const struct fetch_part *part, unsigned n, struct fetch_trouble *t)
 {
 	struct cache *c = part[0].ch->file->cache;
-	bool ahead[CACHE_MAX_DEVICES] = { false };
+	bool ahead[CACHE_MAX_REPLICAS] = { false };
 	int err = 0;
 
 	count(CTR_fetch_windows, 1);
@@ -376,19 +376,19 @@ int fetch_together(const struct fetch_part *part, unsigned n, struct fetch_troub
 /* Whether something of the pages is on a device that is given up; then *@err is how that failed. */
 static bool is_given_up(const struct fetch_part *pt, const struct fetch_trouble *t, int *err)
 {
-	bool ahead[CACHE_MAX_DEVICES] = { false };
+	bool ahead[CACHE_MAX_REPLICAS] = { false };
 	unsigned d = 0;
 
-	while (t && d < CACHE_MAX_DEVICES && t->failures[d] < FAILURES_ENOUGH)
+	while (t && d < CACHE_MAX_REPLICAS && t->failures[d] < FAILURES_ENOUGH)
 		d++;
-	if (!t || d == CACHE_MAX_DEVICES)
+	if (!t || d == CACHE_MAX_REPLICAS)
 		return false;
 	find_devices(pt, ahead);
-	while (d < CACHE_MAX_DEVICES && !(ahead[d] && t->failures[d] >= FAILURES_ENOUGH))
+	while (d < CACHE_MAX_REPLICAS && !(ahead[d] && t->failures[d] >= FAILURES_ENOUGH))
 		d++;
-	if (d < CACHE_MAX_DEVICES)
+	if (d < CACHE_MAX_REPLICAS)
 		*err = t->err[d];
-	return d < CACHE_MAX_DEVICES;
+	return d < CACHE_MAX_REPLICAS;
 }
 
 int fetch_alone(const struct fetch_part *pt, struct fetch_trouble *t)

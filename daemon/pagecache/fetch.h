@@ -25,8 +25,8 @@ struct fetch_part {
 
 /* How often operations of each device have failed in a row, and how at last. */
 struct fetch_trouble {
-	unsigned failures[CACHE_MAX_DEVICES];
-	int err[CACHE_MAX_DEVICES];
+	unsigned failures[CACHE_MAX_REPLICAS];
+	int err[CACHE_MAX_REPLICAS];
 };
 
 /*

@@ -190,7 +190,7 @@ int cache_pin(struct cfile *f, unsigned device, struct cache_user user, bool *fr
 	struct bringing b;
 	int err;
 
-	if (device >= f->cache->n_devices)
+	if (device >= cache_devices(f->cache))
 		return -ENODEV;
 	dev = &f->cache->dev[device];
 	err = atomic_load(&dev->gone) ? -ENODEV : passthrough_learn_size(f);
@@ -314,7 +314,7 @@ int cache_unpin(struct cfile *f, unsigned device, struct cache_user user)
 	struct cache_device *dev;
 	bool any, last;
 
-	if (device >= f->cache->n_devices)
+	if (device >= cache_devices(f->cache))
 		return -ENODEV;
 	dev = &f->cache->dev[device];
 	pthread_mutex_lock(&dev->reserve);
@@ -348,7 +348,7 @@ uint64_t cache_pinned(struct cfile *f, unsigned device)
 	struct pinned_file *pf;
 	uint64_t chunks;
 
-	if (device >= f->cache->n_devices)
+	if (device >= cache_devices(f->cache))
 		return 0;
 	dev = &f->cache->dev[device];
 	pthread_mutex_lock(&dev->lock);

@@ -5,7 +5,8 @@
  * are what chunks are made of. A file of one page costs one frame. Slabs are made on
  * demand and never moved. An empty slab is kept for the next need of frames, which saves
  * zeroing by the system and registering by devices; slabs that nobody needed for a while
- * are given back to the system, always whole: devices may have registered them. Slabs of successive numbers lie side by
+ * are given back to the system, always whole: devices may have registered them. A slab can also be memory that is lent to
+ * home, for all pages of one chunk (frames_lend()): its frames are never free. Slabs of successive numbers lie side by
  * side, up to ARENA_SLABS of them, so that devices can register several at once: their addresses are
  * reserved together, and stay. A slab without memory is inaccessible, so that the system counts it neither as data nor as committed
  * (ulimit -d, vm.overcommit_memory=2).
@@ -334,6 +335,20 @@ static unsigned budget_take(struct frames *fr, unsigned n, bool beyond)
 	return may;
 }
 
+unsigned frames_reserve(struct frames *fr, unsigned n, bool beyond)
+{
+	unsigned may = budget_take(fr, n, beyond);
+
+	atomic_fetch_add(&fr->reserved, may);
+	return may;
+}
+
+void frames_unreserve(struct frames *fr, unsigned n)
+{
+	atomic_fetch_sub(&fr->reserved, n);
+	atomic_fetch_sub(&fr->used, n);
+}
+
 unsigned frames_take(struct frames *fr, unsigned n, frame_t *out, bool beyond)
 {
 	unsigned may = budget_take(fr, n, beyond), got = 0, want, at, n_free;
@@ -367,7 +382,7 @@ void frames_give(struct frames *fr, const frame_t *frame, unsigned n)
 		uint64_t bits = 0;
 		struct slab *s;
 
-		bug_on(frame[k] == 0 || at >= atomic_load(&fr->n_slabs));
+		bug_on(frame[k] == 0 || at >= atomic_load(&fr->n_slabs) || fr->slab[at]->lent);
 		for (; k < n && (frame[k] - 1) / 64 == word; k++) {
 			bug_on(bits >> ((frame[k] - 1) % 64) & 1);
 			bits |= 1ull << ((frame[k] - 1) % 64);
@@ -408,7 +423,7 @@ void frames_trim(struct frames *fr, bool all)
 		void *memory = s->memory;
 		bool in_arena;
 
-		if (!memory || (atomic_exchange(&s->needed, false) && !all))
+		if (!memory || s->lent || (atomic_exchange(&s->needed, false) && !all))
 			continue;
 		if (!slab_take_whole(s)) {
 			note_space(fr, at);
@@ -424,6 +439,46 @@ void frames_trim(struct frames *fr, bool all)
 		atomic_fetch_sub(&fr->n_memory, 1);
 	}
 	pthread_mutex_unlock(&fr->lock);
+}
+
+/* ---- slabs of memory that belongs to chunks ---- */
+
+frame_t frames_lend(struct frames *fr, void *memory)
+{
+	struct slab *s;
+	unsigned at;
+
+	bug_on((uintptr_t)memory % GAIA_CHUNK != 0);
+	pthread_mutex_lock(&fr->lock);
+	s = slab_vacant(fr, &at);
+	if (s) {
+		s->lent = true;
+		s->memory = memory;
+		atomic_fetch_add(&fr->n_memory, 1);
+	}
+	pthread_mutex_unlock(&fr->lock);
+	if (!s)
+		return 0;
+	tell_devices(fr, memory, true);
+	return at * GAIA_CHUNK_PAGES + 1;
+}
+
+void frames_lend_end(struct frames *fr, frame_t first)
+{
+	struct slab *s = fr->slab[(first - 1) / GAIA_CHUNK_PAGES];
+
+	bug_on(!s->lent);
+	tell_devices(fr, s->memory, false);
+	pthread_mutex_lock(&fr->lock);
+	s->memory = NULL;
+	s->lent = false;
+	atomic_fetch_sub(&fr->n_memory, 1);
+	pthread_mutex_unlock(&fr->lock);
+}
+
+bool frame_is_lent(const struct frames *fr, frame_t frame)
+{
+	return frame && fr->slab[(frame - 1) / GAIA_CHUNK_PAGES]->lent;
 }
 
 void *frame_ptr(const struct frames *fr, frame_t frame)

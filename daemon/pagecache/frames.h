@@ -20,6 +20,7 @@ struct slab {
 	/* One bit for each frame, set if nobody has it; none is set without memory. All in one cache line. */
 	_Alignas(64) _Atomic uint64_t free[GAIA_CHUNK_PAGES / 64];
 	void *memory;	    /* GAIA_CHUNK bytes; frames->lock, or, to read it, one of its frames */
+	bool lent;	    /* a chunk's alone: see frames_lend(). Constant while it has memory */
 	atomic_bool needed; /* frames were taken or given since frames_trim() */
 };
 
@@ -31,6 +32,7 @@ struct frames {
 	unsigned room;
 
 	_Atomic uint64_t used; /* frames; above the budget only by calls that may go beyond it */
+	_Atomic uint64_t reserved; /* part of used: by frames_reserve() */
 	_Atomic uint64_t *slabs_with_space; /* one bit for each slab; set if it has free frames */
 
 	pthread_mutex_t lock;
@@ -48,6 +50,18 @@ void frames_destroy(struct frames *fr);
  */
 unsigned frames_take(struct frames *fr, unsigned n, frame_t *out, bool beyond);
 void frames_give(struct frames *fr, const frame_t *frame, unsigned n);
+/*
+ * Make a slab of memory that belongs to a chunk: GAIA_CHUNK bytes at @memory, aligned to as much. Frame k of it is for page k of that chunk
+ * and nothing else: it is neither taken nor given. Its budget is the caller's (frames_reserve()). Returns its first frame; 0: there are no
+ * numbers left, or there is no memory. Ends with frames_lend_end(), when nothing refers to its frames. Both tell devices of the memory, so no lock is held.
+ */
+frame_t frames_lend(struct frames *fr, void *memory);
+void frames_lend_end(struct frames *fr, frame_t first);
+/* Whether it is a frame of such a slab. */
+bool frame_is_lent(const struct frames *fr, frame_t frame);
+/* Count up to @n frames as used, by memory that is not of slabs, as frames_take() does: how many. And count them no more. */
+unsigned frames_reserve(struct frames *fr, unsigned n, bool beyond);
+void frames_unreserve(struct frames *fr, unsigned n);
 /* Give back to the system what has been empty since the last call; @all: what is empty now. Devices may take their time. */
 void frames_trim(struct frames *fr, bool all);
 void *frame_ptr(const struct frames *fr, frame_t frame);

@@ -110,7 +110,7 @@ unsigned chunk_shrink(struct chunk *ch, bool park)
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES && ch->n_frames; i++) {
 		struct page *p = page_at(ch, i);
 
-		if (!p || !p->frame || p->readers || (p->flags & (PAGE_LOCKED | PAGE_DIRTY)))
+		if (!p || !p->frame || p->readers || (p->flags & (PAGE_LOCKED | PAGE_DIRTY)) || page_in_view(ch, i))
 			continue;
 		if (!home_may_leave(ch, i))
 			continue;
@@ -208,6 +208,8 @@ int frame_alloc(struct cache *c, unsigned n, frame_t *out)
 			fruitless = 0;
 			continue;
 		}
+		if (c->local && !atomic_exchange(&c->lacking, true))
+			pthread_cond_signal(&c->trimmer_cond);
 		/* When so many attempts have failed all dirty chunks of the list were tried. */
 		if (++fruitless < 4)
 			continue;
@@ -225,6 +227,18 @@ int frame_alloc(struct cache *c, unsigned n, frame_t *out)
 give_back:
 	frames_give(&c->frames, out, got);
 	return home_no_memory(n);
+}
+
+void home_reserve(struct cache *c, unsigned n)
+{
+	unsigned fruitless = 0;
+
+	while ((n -= frames_reserve(&c->frames, n, fruitless == 4)) > 0) {
+		if (home_evict(c, MAX(n, 64u)) > 0 || home_clean(c) > 0)
+			fruitless = 0;
+		else
+			fruitless++;
+	}
 }
 
 int home_room_to_stay(struct cache *c, unsigned n)

@@ -22,6 +22,7 @@
 #include "pagecache/segments.h"
 #include "pagecache/state.h"
 #include "pagecache/stranded.h"
+#include "pagecache/view.h"
 
 /* ---- grants ---- */
 
@@ -138,9 +139,10 @@ int cache_map(struct cfile *f, unsigned device, void *client, struct cache_user 
 	      bool may_write, uint64_t off, uint64_t len, struct mapping **out)
 {
 	struct cache *c = f->cache;
+	struct cache_device *dev = cache_device_find(c, device);
 	struct mapping *m;
 
-	if (device >= c->n_devices)
+	if (!dev)
 		return -ENODEV;
 	m = calloc(1, sizeof(*m));
 	if (!m)
@@ -160,13 +162,15 @@ int cache_map(struct cfile *f, unsigned device, void *client, struct cache_user 
 	}
 	cfile_hold(f);
 	m->file = f;
-	m->dev = &c->dev[device];
+	m->dev = dev;
 	m->client = client;
 	m->user = user;
 	m->id = map_id;
 	m->prot = prot;
 	m->export_write = (prot & GAIA_PROT_WRITE) || !m->dev->dev->shares_readonly;
-	m->readers = m->export_write && !may_write ? readers_join(f, device, user) : NULL;
+	m->readers = m->export_write && !may_write ? readers_join(f, dev->index, user) : NULL;
+	if (dev->home && !m->export_write)
+		m->readers = view_readers(c);
 	STAILQ_INIT(&m->pins);
 	pthread_mutex_init(&m->lock, NULL);
 	*out = m;
@@ -218,6 +222,9 @@ static void readers_leave(struct mapping *m)
 	struct cfile *f = m->file;
 	bool last;
 
+	/* Views stay, for others. */
+	if (rd == view_readers(f->cache))
+		return;
 	pthread_mutex_lock(&f->lock);
 	last = --rd->mappings == 0;
 	if (last && !rd->alone)

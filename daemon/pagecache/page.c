@@ -10,6 +10,7 @@
 #include "pagecache/root.h"
 #include "pagecache/state.h"
 #include "pagecache/victim.h"
+#include "pagecache/view.h"
 
 /* ---- frames of pages ---- */
 
@@ -87,6 +88,10 @@ void page_drop(struct chunk *ch, unsigned i)
 	under_drop(ch, i);
 	pages_become(ch, i, i + 1, 0);
 	page_at(ch, i)->flags &= (uint8_t)~PAGE_GIVEN;
+	if (page_in_view(ch, i)) {
+		view_page_leaves(ch, i);
+		return;
+	}
 	old = page_set_frame(ch, i, 0);
 	frames_give(&ch->file->cache->frames, &old, 1);
 }
@@ -120,6 +125,14 @@ bool store_begin(struct chunk *ch, unsigned i, bool wait)
 	return p->flags & PAGE_STORING;
 }
 
+/* Of a page in view the frame is the page's still: it was stored from a copy. */
+static void give_renewed(struct frames *fr, const frame_t *frame, unsigned n)
+{
+	for (unsigned k = 0; k < n; k++)
+		if (!frame_is_lent(fr, frame[k]))
+			frames_give(fr, &frame[k], 1);
+}
+
 void store_ended(struct chunk *ch, unsigned a, unsigned b, const frame_t *frame, bool stored)
 {
 	struct frames *fr = &ch->file->cache->frames;
@@ -132,7 +145,7 @@ void store_ended(struct chunk *ch, unsigned a, unsigned b, const frame_t *frame,
 			page_at(ch, j)->flags &= (uint8_t)~PAGE_STORING;
 		ch->n_storing -= j - i;
 		if (renewed)
-			frames_give(fr, frame + (i - a), j - i);
+			give_renewed(fr, frame + (i - a), j - i);
 		else if (stored)
 			pages_set_stored(ch, i, j);
 	}
@@ -166,10 +179,12 @@ int pages_renew(struct chunk *ch, unsigned a, unsigned b, unsigned n)
 	for (unsigned i = a; i < b; i++) {
 		if (!page_is_to_renew(ch, i)) /* it may have been stored by now */
 			continue;
+		page_at(ch, i)->flags |= PAGE_RENEWED;
+		if (page_in_view(ch, i)) /* it is stored from a copy */
+			continue;
 		memcpy(frame_ptr(&c->frames, frame[--n]), page_ptr(ch, i), GAIA_PAGE);
 		/* The thread that stores the old one gives it back. */
 		page_set_frame(ch, i, frame[n]);
-		page_at(ch, i)->flags |= PAGE_RENEWED;
 	}
 	pthread_mutex_unlock(&ch->lock);
 	frames_give(&c->frames, frame, n);

@@ -30,6 +30,7 @@
 #include "pagecache/root.h"
 #include "pagecache/run.h"
 #include "pagecache/state.h"
+#include "pagecache/view.h"
 
 void peers_find(struct cache *c)
 {
@@ -55,7 +56,8 @@ static struct replica *find_source(const struct replica *rep, const struct cache
 
 bool peer_gives(const struct replica *rep, const struct replica *from)
 {
-	if (from->only || replica_is_spoiled(from) || atomic_load(&from->dev->gone))
+	/* What is in view is home's. */
+	if (replica_is_view(rep) || from->only || replica_is_spoiled(from) || atomic_load(&from->dev->gone))
 		return false;
 	if (from->dev == rep->dev)
 		return rep->only != NULL;
@@ -210,7 +212,7 @@ void peers_send(struct part **part, unsigned n, struct dev_run *runs)
 	struct cache_device *dev = part[0]->rep->dev;
 	struct cache *c = part[0]->ch->file->cache;
 
-	for (unsigned k = 0; k < c->n_devices; k++)
+	for (unsigned k = 0; k < c->n_devices && !replica_is_view(part[0]->rep); k++)
 		if ((&c->dev[k] == dev ? part[0]->rep->only != NULL : atomic_load(&dev->peer[k]) != PEER_NONE) &&
 		    !atomic_load(&c->dev[k].gone))
 			send_window(part, n, &c->dev[k], runs);

@@ -100,7 +100,7 @@ int cache_bring(struct cfile *f, unsigned device, struct cache_user user, uint64
 	uint64_t a, b, first;
 	int err;
 
-	if (device >= f->cache->n_devices)
+	if (device >= cache_devices(f->cache))
 		return -ENODEV;
 	err = passthrough_learn_size(f);
 	if (err || !clip(f, off, len, &a, &b))
@@ -123,7 +123,7 @@ uint64_t cache_room(struct cache *c, unsigned device)
 		taken = atomic_load(&c->frames.used);
 		return (c->frames.budget - MIN(taken, c->frames.budget)) * GAIA_PAGE;
 	}
-	if (device >= c->n_devices || atomic_load(&c->dev[device].gone))
+	if (device >= cache_devices(c) || atomic_load(&c->dev[device].gone))
 		return 0;
 	dev = &c->dev[device];
 	pthread_mutex_lock(&dev->lock);

@@ -274,7 +274,7 @@ static unsigned pages_take(struct readahead *ra, struct replica *rep, unsigned a
  */
 static void home_lacks_again(struct chunk *ch, unsigned i)
 {
-	if (page_present(ch, i) && !page_dirty(ch, i) && !cfile_is_passthrough(ch->file))
+	if (page_present(ch, i) && !page_dirty(ch, i) && !page_in_view(ch, i) && !cfile_is_passthrough(ch->file))
 		page_drop(ch, i);
 }
 
@@ -543,6 +543,9 @@ void readahead_acquired(struct mapping *m, struct page_span span)
 	struct request rq;
 	bool asks;
 
+	/* What acquires of the host bring is read ahead by itself (ahead.c); and a copy costs it no bus. */
+	if (m->dev->home)
+		return;
 	pthread_mutex_lock(&ra->lock);
 	asks = streams_acquired(&ra->st, span, &rq);
 	pthread_mutex_unlock(&ra->lock);
@@ -555,7 +558,8 @@ void readahead_acquired(struct mapping *m, struct page_span span)
 
 void readahead_will_need(struct mapping *m, struct page_span span)
 {
-	ask(m->readahead, (struct request){ .rest = span, .all = span });
+	if (!m->dev->home)
+		ask(m->readahead, (struct request){ .rest = span, .all = span });
 }
 
 void readahead_cancel(struct mapping *m, struct page_span span)

@@ -26,6 +26,7 @@
 #include "pagecache/stranded.h"
 #include "pagecache/unused.h"
 #include "pagecache/victim.h"
+#include "pagecache/view.h"
 
 /* ---- pins ---- */
 
@@ -309,13 +310,24 @@ int device_memory_alloc(struct cache_device *dev, struct devmem **out)
 {
 	int err = -ENODEV;
 
+	if (dev->home)
+		home_reserve(dev->home, GAIA_CHUNK_PAGES);
 	while (!atomic_load(&dev->gone)) {
 		err = dev->dev->ops->alloc(dev->dev, out);
 		if (err != -ENOMEM || !victim_give_up(dev))
 			break;
 	}
 	device_note_gone(dev, err);
+	if (err && dev->home)
+		frames_unreserve(&dev->home->frames, GAIA_CHUNK_PAGES);
 	return err;
+}
+
+void device_memory_end(struct cache_device *dev, struct devmem *mem)
+{
+	dev->dev->ops->free(dev->dev, mem);
+	if (dev->home)
+		frames_unreserve(&dev->home->frames, GAIA_CHUNK_PAGES);
 }
 
 bool device_take_spare(struct cache_device *dev)
@@ -360,6 +372,11 @@ int promise_keep(struct replica *rep)
 	full = dev->n_stranded > 0 && dev->used + GAIA_CHUNK > dev->dev->capacity;
 	pthread_mutex_unlock(&dev->lock);
 	err = full && !atomic_load(&dev->gone) ? -ENOMEM : device_memory_alloc(dev, &mem);
+	if (!err && replica_is_view(rep)) {
+		err = view_begin(rep, mem);
+		if (err)
+			device_memory_end(dev, mem);
+	}
 	if (err)
 		return err;
 	pthread_mutex_lock(&dev->lock);
@@ -373,7 +390,7 @@ int promise_keep(struct replica *rep)
 
 void device_memory_free(struct cache_device *dev, struct devmem *mem)
 {
-	dev->dev->ops->free(dev->dev, mem);
+	device_memory_end(dev, mem);
 	pthread_mutex_lock(&dev->lock);
 	dev->used -= GAIA_CHUNK;
 	pthread_mutex_unlock(&dev->lock);
@@ -470,8 +487,8 @@ int promise_make(struct chunk *ch, struct cache_device *dev, struct readers *onl
 
 	rep->pins = 1;
 	pthread_mutex_lock(&ch->lock);
-	/* There can be many users: their readers' replicas must leave room for those that clients share. */
-	if (only && ch->n_replicas + ch->file->cache->n_devices >= CACHE_MAX_DEVICES) {
+	/* There can be many users: their readers' replicas must leave room for those that clients share, and for a view. */
+	if (only && !replica_is_view(rep) && ch->n_replicas + ch->file->cache->n_devices + (ch->file->cache->local != NULL) >= CACHE_MAX_REPLICAS) {
 		pthread_mutex_unlock(&ch->lock);
 		free(rep);
 		chunk_put(ch);
@@ -507,9 +524,10 @@ static void memory_end(struct replica *rep)
 	struct cache_device *dev = rep->dev;
 	uint64_t chunks = rep->shadow ? 2 : 1, stays;
 
-	dev->dev->ops->free(dev->dev, rep->mem);
+	view_end(rep);
+	device_memory_end(dev, rep->mem);
 	if (rep->shadow)
-		dev->dev->ops->free(dev->dev, rep->shadow);
+		device_memory_end(dev, rep->shadow);
 	/* At once, for threads that count on what leaves. */
 	pthread_mutex_lock(&dev->lock);
 	TAILQ_REMOVE(&dev->busy, rep, link);
@@ -530,6 +548,7 @@ void replica_destroy(struct replica *rep)
 	struct grant *g;
 
 	pthread_mutex_lock(&ch->lock);
+	bug_on(rep->lent && ch->lent);
 	while ((g = LIST_FIRST(&rep->grants))) {
 		bug_on(g->pinned || g->ready || g->delivered || g->offered || g->in_delivery || g->lookers);
 		LIST_REMOVE(g, of_replica);

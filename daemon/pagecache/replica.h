@@ -10,6 +10,7 @@
 
 #include "consistency/track.h"
 #include "pagecache/cache.h"
+#include "pagecache/frames.h"
 
 struct cache_device;
 struct chunk;
@@ -67,6 +68,7 @@ struct replica {
 	} *brought;
 
 	/* dev->lock; a thread that has it pinned may read mem without, once there is any. */
+	frame_t lent; /* a view's, once it has mem: the frame for its first page */
 	struct devmem *mem; /* NULL: promised to the acquire that has made the replica; others may wait for that */
 	unsigned pins;	/* grants that hold pages, calls in progress */
 	struct pinner *pinners; /* see users.c */
@@ -148,6 +150,8 @@ void device_await_left(struct cache_device *dev, uint64_t before);
 void replica_list_add(struct replica_list *list, struct replica *rep);
 /* An operation failed: if the device is gone, so is everything on it. */
 void device_note_gone(struct cache_device *dev, int err);
+/* The end of device_memory_alloc()'s. What is the host's counts as home's, too. No lock is held. */
+void device_memory_end(struct cache_device *dev, struct devmem *mem);
 /* Take a chunk that is free and promised to nobody. dev->lock is held. */
 bool device_take_spare(struct cache_device *dev);
 /* For a snapshot or a copy: takes no memory that is promised to others, and evicts nothing but what was read ahead and not used. */

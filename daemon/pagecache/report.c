@@ -1,5 +1,6 @@
 /* report.c - the cache's status, residency of files, and a checker. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/bits.h"
 #include "base/counters.h"
@@ -17,31 +18,42 @@
 #include "pagecache/root.h"
 #include "pagecache/state.h"
 #include "pagecache/victim.h"
+#include "pagecache/view.h"
+
+/* As clients number devices. */
+static int index_of(const struct cache_device *dev)
+{
+	return dev->home ? -1 : (int)dev->index;
+}
+
+static json_t *device_json(struct cache *c, unsigned number)
+{
+	struct cache_device *dev = cache_device_find(c, number);
+	struct cache_device_use use;
+	uint64_t held;
+
+	if (!dev)
+		return json_null();
+	pthread_mutex_lock(&dev->reserve);
+	held = device_held_idle(dev);
+	cache_device(c, number, &use);
+	pthread_mutex_unlock(&dev->reserve);
+	return json_pack("{s:i, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "index", index_of(dev),
+			 "name", use.dev->name, "kind", use.dev->kind, "simulated",
+			 use.dev->simulated, "capacity",
+			 (json_int_t)use.dev->capacity, "used", (json_int_t)use.used,
+			 "pinned", (json_int_t)(use.pinned + held * GAIA_CHUNK), "each_user_bytes",
+			 (json_int_t)use.each_user, "pinned_files_bytes", (json_int_t)use.files, "pin_share_bytes",
+			 (json_int_t)use.files_most, "pin_each_user_bytes", (json_int_t)use.files_each_user,
+			 "cache_bytes", (json_int_t)victim_bytes(dev));
+}
 
 static json_t *devices_json(struct cache *c)
 {
 	json_t *list = json_array();
 
-	for (unsigned i = 0; i < c->n_devices; i++) {
-		struct cache_device *dev = &c->dev[i];
-		struct cache_device_use use;
-		uint64_t held;
-
-		pthread_mutex_lock(&dev->reserve);
-		held = device_held_idle(dev);
-		cache_device(c, i, &use);
-		pthread_mutex_unlock(&dev->reserve);
-		json_array_append_new(
-			list, json_pack("{s:i, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "index", (int)i,
-					"name", use.dev->name, "kind", use.dev->kind, "simulated",
-					use.dev->simulated, "capacity",
-					(json_int_t)use.dev->capacity, "used", (json_int_t)use.used,
-					"pinned", (json_int_t)(use.pinned + held * GAIA_CHUNK), "each_user_bytes",
-					(json_int_t)use.each_user, "pinned_files_bytes", (json_int_t)use.files,
-					"pin_share_bytes", (json_int_t)use.files_most, "pin_each_user_bytes",
-					(json_int_t)use.files_each_user, "cache_bytes",
-					(json_int_t)victim_bytes(dev)));
-	}
+	for (unsigned i = 0; i < cache_devices(c); i++)
+		json_array_append_new(list, device_json(c, i));
 	return list;
 }
 
@@ -103,9 +115,9 @@ json_t *cache_status_json(struct cache *c)
 	files = HASH_COUNT(c->files);
 	pthread_mutex_unlock(&c->lock);
 	cache_unstored(c, &home, &devices);
-	return json_pack("{s:I, s:I, s:o, s:{s:I, s:I, s:I, s:I, s:I, s:I}, s:o, s:o, s:o}", "dirty_bytes",
+	return json_pack("{s:I, s:I, s:o, s:o, s:{s:I, s:I, s:I, s:I, s:I, s:I}, s:o, s:o, s:o}", "dirty_bytes",
 			 (json_int_t)(home + devices), "only_on_devices_bytes", (json_int_t)devices, "devices", devices_json(c),
-			 "home", "budget", (json_int_t)(c->frames.budget * GAIA_PAGE), "used",
+			 "host", device_json(c, GAIA_HOST), "home", "budget", (json_int_t)(c->frames.budget * GAIA_PAGE), "used",
 			 (json_int_t)(atomic_load(&c->frames.used) * GAIA_PAGE), "dirty",
 			 (json_int_t)home, "twins",
 			 (json_int_t)(atomic_load(&c->n_kept) * GAIA_PAGE), "twins_limit",
@@ -132,7 +144,8 @@ static json_t *replica_json(struct chunk *ch, struct replica *rep)
 		if (!(r->flags & REPLICA_PRESENT))
 			continue;
 		present++;
-		if (r->seen == ch->track->page[i].home_id)
+		/* What is in view is home's, whatever it was when that was last looked at. */
+		if (r->seen == ch->track->page[i].home_id || replica_is_view(rep))
 			current++;
 		else
 			stale++;
@@ -140,9 +153,9 @@ static json_t *replica_json(struct chunk *ch, struct replica *rep)
 	pthread_mutex_lock(&rep->dev->lock);
 	pins = rep->pins;
 	pthread_mutex_unlock(&rep->dev->lock);
-	return json_pack("{s:i, s:s, s:b, s:b, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "device",
-			 (int)rep->dev->index, "name", rep->dev->dev->name, "simulated",
-			 rep->dev->dev->simulated, "private", rep->only != NULL, "present", (int)present, "current", (int)current,
+	return json_pack("{s:i, s:s, s:b, s:b, s:b, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "device",
+			 index_of(rep->dev), "name", rep->dev->dev->name, "simulated",
+			 rep->dev->dev->simulated, "private", rep->only && !replica_is_view(rep), "view", replica_is_view(rep), "present", (int)present, "current", (int)current,
 			 "stale", (int)stale, "released", (int)ahead, "writable", (int)writable,
 			 "secured", (int)secured, "pins", (int)pins);
 }
@@ -222,6 +235,20 @@ static void check_replica_page(struct chunk *ch, struct replica *rep, unsigned i
 		(void)base_bytes(ch, i, r->seen);
 }
 
+/* What of the view is not in view is zeros. */
+static void check_view(struct chunk *ch, struct replica *rep)
+{
+	static const char zeros[GAIA_PAGE];
+	struct frames *fr = &ch->file->cache->frames;
+
+	bug_on(rep->lent != ch->lent);
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
+		bug_on(page_in_view(ch, i) != !!(rep->page[i].flags & REPLICA_PRESENT));
+		bug_on(!page_in_view(ch, i) && memcmp(frame_ptr(fr, rep->lent + i), zeros, GAIA_PAGE) != 0);
+		bug_on(rep->page[i].written || (rep->page[i].flags & ~(REPLICA_PRESENT | REPLICA_ZEROS)));
+	}
+}
+
 static void check_replica(struct chunk *ch, struct replica *rep, uint64_t *ahead)
 {
 	uint64_t over[GAIA_CHUNK_PAGES / 64] = { 0 };
@@ -249,12 +276,14 @@ static void check_replica(struct chunk *ch, struct replica *rep, uint64_t *ahead
 	}
 	bug_on(snapped != rep->n_snapped);
 	replica_check_index(rep);
+	if (replica_is_view(rep))
+		check_view(ch, rep);
 	bug_on(rep->n_shadow_users != 0 || (rep->shadow && !snapped));
 }
 
 static void check_chunk(struct chunk *ch, uint64_t *frames, uint64_t *dirty, uint64_t *ahead)
 {
-	unsigned n_frames = 0, n_dirty = 0, n_stored = 0;
+	unsigned n_frames = 0, n_dirty = 0, n_stored = 0, n_viewed = 0;
 	uint64_t ahead_before = *ahead;
 
 	pthread_mutex_lock(&ch->lock);
@@ -271,6 +300,7 @@ static void check_chunk(struct chunk *ch, uint64_t *frames, uint64_t *dirty, uin
 		bug_on((p->flags & PAGE_DIRTY) && (p->flags & PAGE_STORED));
 		bug_on(p->flags & PAGE_SYNCING);
 		n_frames += p->frame != 0;
+		n_viewed += page_in_view(ch, i);
 		n_dirty += !!(p->flags & PAGE_DIRTY);
 		n_stored += !!(p->flags & PAGE_STORED);
 	}
@@ -291,7 +321,7 @@ static void check_chunk(struct chunk *ch, uint64_t *frames, uint64_t *dirty, uin
 		/* It stands for what has to be put, or for what was fetched in vain. */
 		bug_on(x->under && !page_present(ch, x->page));
 	}
-	*frames += n_frames;
+	*frames += n_frames - n_viewed;
 	*dirty += n_dirty;
 	pthread_mutex_unlock(&ch->lock);
 }
@@ -334,7 +364,9 @@ void cache_check(struct cache *c)
 	}
 	bug_on(dirty != atomic_load(&c->n_dirty));
 	bug_on(all_ahead != atomic_load(&c->n_ahead));
-	bug_on(frames != atomic_load(&c->frames.used));
+	/* All of the host's memory counts, with all pages that are in view. */
+	bug_on((c->local ? c->local->used / GAIA_PAGE : 0) != atomic_load(&c->frames.reserved));
+	bug_on(frames + atomic_load(&c->frames.reserved) != atomic_load(&c->frames.used));
 	for (unsigned i = 0; i < c->n_devices; i++) {
 		struct replica *rep;
 		uint64_t pinned = c->dev[i].n_stranded * GAIA_CHUNK;

@@ -29,6 +29,7 @@
 #include "base/log.h"
 #include "pagecache/cache.h"
 #include "pagecache/chunk.h"
+#include "pagecache/file.h"
 #include "pagecache/frames.h"
 #include "pagecache/readcost.h"
 
@@ -58,8 +59,12 @@ struct cache {
 	void *host_arg;
 	struct frames frames;
 	struct cache_device *dev;
-	unsigned n_devices;
+	unsigned n_devices; /* with the host, which is the last */
+	struct cache_device *local; /* the host as a device; NULL: there is none */
+	struct readers viewers;	    /* see view.h */
 	struct victims *victims; /* NULL: no device has parked pages. Constant while anything runs */
+	uint64_t idled[5];	    /* of the trimmer: its n_idled in the last rounds, the oldest first */
+	atomic_bool lacking;	    /* pages were needed, and nothing could leave home */
 	uint64_t age_ns, device_age_ns;
 	uint64_t *unstored; /* see cache_config */
 	bool times_above;

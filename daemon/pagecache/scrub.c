@@ -164,7 +164,7 @@ static void scrub_old(struct chunk *ch, unsigned a, unsigned b)
 
 void chunk_scrub(struct chunk *ch, unsigned a, unsigned b)
 {
-	struct replica *list[CACHE_MAX_DEVICES];
+	struct replica *list[CACHE_MAX_REPLICAS];
 	unsigned n = ch->n_replicas;
 
 	for (unsigned k = 0; k < n; k++)

@@ -16,6 +16,7 @@
 #include "pagecache/home.h"
 #include "pagecache/root.h"
 #include "pagecache/state_inner.h"
+#include "pagecache/view.h"
 
 /* ---- tracking ---- */
 
@@ -65,8 +66,10 @@ void state_touched(struct chunk *ch, unsigned i)
 
 void replica_made(struct replica *rep)
 {
-	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
 		rep->page[i].cut = GAIA_PAGE;
+		rep->page[i].flags = replica_is_view(rep) ? REPLICA_ZEROS : 0;
+	}
 	memset(rep->stale, 0xff, sizeof(rep->stale));
 	memset(rep->unready, 0xff, sizeof(rep->unready));
 }
@@ -211,7 +214,7 @@ bool state_is_behind(const struct page_track *t, const struct page_replica *r)
 
 void twins_collect(struct chunk *ch, unsigned i)
 {
-	struct page_replica *buf[CACHE_MAX_DEVICES];
+	struct page_replica *buf[CACHE_MAX_REPLICAS];
 	struct page_extra *x = extra_find(ch, i);
 	struct twin **at, *tw;
 	struct page_view v;
@@ -298,7 +301,7 @@ const void *base_bytes(struct chunk *ch, unsigned i, track_id id)
 
 bool home_base_needed(struct chunk *ch, unsigned i)
 {
-	struct page_replica *buf[CACHE_MAX_DEVICES];
+	struct page_replica *buf[CACHE_MAX_REPLICAS];
 	struct page_view v = state_view(ch, i, buf);
 
 	return track_base_needed(&v, v.t->home_id) || kernel_is_behind(ch, i);
@@ -306,7 +309,7 @@ bool home_base_needed(struct chunk *ch, unsigned i)
 
 bool home_may_leave(struct chunk *ch, unsigned i)
 {
-	struct page_replica *buf[CACHE_MAX_DEVICES];
+	struct page_replica *buf[CACHE_MAX_REPLICAS];
 	struct page_view v;
 
 	if (!ch->track || !cfile_is_passthrough(ch->file))
@@ -322,7 +325,7 @@ bool home_may_leave(struct chunk *ch, unsigned i)
 
 void home_change(struct chunk *ch, unsigned i, bool present, frame_t *spare)
 {
-	struct page_replica *buf[CACHE_MAX_DEVICES];
+	struct page_replica *buf[CACHE_MAX_REPLICAS];
 	struct page_view v = state_view(ch, i, buf);
 
 	if (track_base_needed(&v, v.t->home_id)) {
@@ -337,9 +340,9 @@ void home_change(struct chunk *ch, unsigned i, bool present, frame_t *spare)
 
 void home_replace(struct chunk *ch, unsigned i, frame_t frame)
 {
-	struct page_replica *buf[CACHE_MAX_DEVICES];
+	struct page_replica *buf[CACHE_MAX_REPLICAS];
 	struct page_view v = state_view(ch, i, buf);
-	frame_t old = page_set_frame(ch, i, frame);
+	frame_t old = page_in_view(ch, i) ? view_page_exchange(ch, i, frame) : page_set_frame(ch, i, frame);
 
 	if (old && track_base_needed(&v, v.t->home_id))
 		twin_add(ch, i, v.t->home_id, old);
@@ -351,7 +354,7 @@ void home_replace(struct chunk *ch, unsigned i, frame_t frame)
 
 void home_void(struct chunk *ch, unsigned i)
 {
-	struct page_replica *buf[CACHE_MAX_DEVICES];
+	struct page_replica *buf[CACHE_MAX_REPLICAS];
 	struct page_view v = state_view(ch, i, buf);
 
 	track_home_changed(&v);
@@ -377,7 +380,7 @@ void kernel_given(struct chunk *ch, unsigned i)
 
 void kernel_merged(struct chunk *ch, unsigned i, frame_t frame)
 {
-	struct page_replica *buf[CACHE_MAX_DEVICES];
+	struct page_replica *buf[CACHE_MAX_REPLICAS];
 	struct page_view v = state_view(ch, i, buf);
 
 	track_kernel_merged(v.t, track_fresh_id(&v));
@@ -400,7 +403,7 @@ bool kernel_is_behind(const struct chunk *ch, unsigned i)
 void kernel_base_wrote(struct chunk *ch, unsigned i, track_id before, unsigned off, const void *bytes,
 		       unsigned len, frame_t *spare)
 {
-	struct page_replica *buf[CACHE_MAX_DEVICES];
+	struct page_replica *buf[CACHE_MAX_REPLICAS];
 	struct page_view v = state_view(ch, i, buf);
 	uint8_t *base;
 

@@ -85,6 +85,8 @@ void window_close(struct chunk *ch, unsigned i, uint16_t opened);
 
 /* ---- the index of what is stale ---- */
 
+/* Page i, which was in view (view.h), is not any more. */
+void view_absent(struct chunk *ch, unsigned i);
 /* For a new replica, which is not in the chunk's table yet: it has nothing, and all of it is stale. */
 void replica_made(struct replica *rep);
 /*

@@ -17,6 +17,7 @@
 #include "pagecache/root.h"
 #include "pagecache/state.h"
 #include "pagecache/state_inner.h"
+#include "pagecache/view.h"
 
 /* ---- a replica's page ---- */
 
@@ -81,7 +82,7 @@ static unsigned position(const struct replica *rep)
 /* The plan for a page that will be overwritten. What is lost with its device does not matter to who does so. */
 static enum track_step plan_overwrite(struct replica *rep, unsigned i, bool held)
 {
-	struct page_replica *buf[CACHE_MAX_DEVICES];
+	struct page_replica *buf[CACHE_MAX_REPLICAS];
 	const struct chunk *ch = rep->chunk;
 	struct page_view v = { &ch->track->page[i], buf, 0 };
 	unsigned self = 0;
@@ -98,7 +99,7 @@ static enum track_step plan_overwrite(struct replica *rep, unsigned i, bool held
 
 enum track_step replica_step(struct replica *rep, unsigned i, bool write)
 {
-	struct page_replica *buf[CACHE_MAX_DEVICES];
+	struct page_replica *buf[CACHE_MAX_REPLICAS];
 	struct page_view v = state_view(rep->chunk, i, buf);
 
 	return track_plan(&v, position(rep), write);
@@ -106,7 +107,7 @@ enum track_step replica_step(struct replica *rep, unsigned i, bool write)
 
 unsigned replica_plan(struct replica *rep, unsigned a, unsigned b, const uint64_t *pages, const uint64_t *over, bool write, uint8_t *step)
 {
-	struct page_replica *buf[CACHE_MAX_DEVICES];
+	struct page_replica *buf[CACHE_MAX_REPLICAS];
 	unsigned self = position(rep), steps = 0;
 	uint64_t held[GAIA_CHUNK_PAGES / 64] = { 0 };
 
@@ -127,6 +128,14 @@ void replica_sent(struct replica *rep, unsigned i)
 {
 	track_sent(&rep->chunk->track->page[i], &rep->page[i]);
 	replica_touched(rep, i);
+}
+
+void view_absent(struct chunk *ch, unsigned i)
+{
+	for (unsigned k = 0; k < ch->n_replicas; k++)
+		if (replica_is_view(ch->replica[k]))
+			ch->replica[k]->page[i] = (struct page_replica){ .cut = GAIA_PAGE, .flags = REPLICA_ZEROS };
+	state_touched(ch, i);
 }
 
 void replica_garbled(struct replica *rep, unsigned i)
@@ -292,7 +301,7 @@ void replica_merge_begin(struct replica *rep, unsigned i)
 void replica_merge_end(struct replica *rep, unsigned i, bool equal, frame_t frame)
 {
 	struct chunk *ch = rep->chunk;
-	struct page_replica *r = &rep->page[i], *buf[CACHE_MAX_DEVICES];
+	struct page_replica *r = &rep->page[i], *buf[CACHE_MAX_REPLICAS];
 	struct page_view v = state_view(ch, i, buf);
 	track_id kept = 0;
 
@@ -322,6 +331,11 @@ static void release_void(struct replica *rep, unsigned i)
 
 void replica_cut(struct replica *rep, unsigned i, unsigned cut)
 {
+	/* It is cut where it is, at home. */
+	if (replica_is_view(rep)) {
+		replica_touched(rep, i);
+		return;
+	}
 	if (cut == 0)
 		release_void(rep, i);
 	if (!replica_ahead(rep, i) && fault_point("break.forget_truncated"))
@@ -335,7 +349,7 @@ void replica_cut(struct replica *rep, unsigned i, unsigned cut)
 
 void replica_removed(struct replica *rep, unsigned i)
 {
-	if (!(rep->page[i].flags & REPLICA_PRESENT))
+	if (!(rep->page[i].flags & REPLICA_PRESENT) || replica_is_view(rep))
 		return;
 	rep->page[i].flags |= REPLICA_REMOVED;
 	replica_touched(rep, i);
@@ -346,7 +360,7 @@ bool replica_to_zero(struct replica *rep, unsigned i, bool held, bool all, bool 
 	const struct page_replica *r = &rep->page[i];
 	bool present = r->flags & REPLICA_PRESENT, removed = r->flags & REPLICA_REMOVED;
 
-	if (r->flags & REPLICA_ZEROS)
+	if ((r->flags & REPLICA_ZEROS) || replica_is_view(rep))
 		return false;
 	/* What a client has stored beyond the end is its own; but not what it was given before the end was there. */
 	if (held || r->written)
@@ -364,6 +378,9 @@ bool replica_to_bring(struct replica *rep, unsigned i, bool held, bool in_file)
 
 	if (!in_file)
 		return false;
+	/* What others released is not home's yet. */
+	if (replica_is_view(rep) && !held)
+		return (r->flags & REPLICA_PRESENT) && replica_step(rep, i, false) == TRACK_FETCH;
 	if (!held && !r->written && !(r->flags & REPLICA_AHEAD))
 		return false;
 	/* Held since before the file reached there: it contains zeros, and what was stored there. */

@@ -165,7 +165,7 @@ static int ahead_link(struct mapping *m, struct chunk *ch, struct devmem *mem, s
 	pthread_mutex_lock(&ch->lock);
 	if (replica_find(ch, m->dev, m->readers)) {
 		;
-	} else if (m->readers && ch->n_replicas + ch->file->cache->n_devices >= CACHE_MAX_DEVICES / 2) {
+	} else if (m->readers && ch->n_replicas + ch->file->cache->n_devices >= CACHE_MAX_REPLICAS / 2) {
 		err = -EMFILE;
 	} else {
 		rep = replica_new(chunk_ref(ch), m->dev, m->readers);
@@ -204,7 +204,7 @@ int replica_make_ahead(struct mapping *m, uint64_t index)
 		ahead_end(m, rep);
 	pthread_mutex_unlock(&dev->reserve);
 	if (!rep) {
-		dev->dev->ops->free(dev->dev, mem);
+		device_memory_end(dev, mem);
 		ahead_end(m, NULL);
 	}
 	chunk_put(ch);

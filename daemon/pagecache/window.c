@@ -24,6 +24,7 @@
 #include "pagecache/replica.h"
 #include "pagecache/run.h"
 #include "pagecache/state.h"
+#include "pagecache/view.h"
 
 static struct cache_device *window_device(const struct window *w)
 {
@@ -454,6 +455,8 @@ static int works_begin(struct window *w)
 	/* Of a device that is gone no base may be left (kept_trim()). */
 	if (atomic_load(&window_device(w)->gone))
 		return -ENODEV;
+	for (unsigned k = 0; k < w->n && replica_is_view(w->at[k]->rep); k++)
+		view_bring(w->at[k]);
 	copy_add(w, w->runs);
 	merge_add(w, w->runs + w->copy.op.n);
 	arm_add(w, w->runs + w->copy.op.n + w->merge.op.n);
@@ -528,6 +531,11 @@ int window_zero(struct window *w)
 	struct dev_op op = { .kind = DEV_ZERO, .runs = runs };
 	int err;
 
+	if (replica_is_view(w->at[0]->rep)) {
+		/* What is not in view is zeros. */
+		free(runs);
+		return 0;
+	}
 	for (unsigned k = 0; k < w->n; k++)
 		FOR_BEYOND(w->at[k], i)
 			runs[op.n++] = (struct dev_run){ .mem = w->at[k]->rep->mem, .page = i, .npages = 1 };

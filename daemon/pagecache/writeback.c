@@ -26,6 +26,7 @@
 #include "pagecache/range.h"
 #include "pagecache/root.h"
 #include "pagecache/state.h"
+#include "pagecache/view.h"
 
 #define RESPITE_NS 100000000ull /* for a store that failed: a full one takes some time to say so */
 
@@ -150,8 +151,8 @@ void cache_tell_unstored(struct cache *c)
 		__atomic_store_n(c->unstored, pages * GAIA_PAGE, __ATOMIC_RELAXED);
 }
 
-/* Write pages [a, b), whose bytes are in @frame, to the store. */
-static int store_run(struct chunk *ch, unsigned a, unsigned b, const frame_t *frame)
+/* Write pages [a, b), whose bytes are in @frame, or, if they are in view, in @copy, to the store. */
+static int store_run(struct chunk *ch, unsigned a, unsigned b, const frame_t *frame, char *copy)
 {
 	struct cfile *f = ch->file;
 	struct iovec iov[GAIA_CHUNK_PAGES];
@@ -164,7 +165,8 @@ static int store_run(struct chunk *ch, unsigned a, unsigned b, const frame_t *fr
 	for (unsigned i = a; i < b; i++) {
 		uint64_t at = off + (uint64_t)(i - a) * GAIA_PAGE;
 		size_t len = at >= size ? 0 : (size_t)MIN(size - at, (uint64_t)GAIA_PAGE);
-		char *p = frame_ptr(&f->cache->frames, frame[i - a]);
+		char *p = copy && frame_is_lent(&f->cache->frames, frame[i - a]) ? copy + (size_t)(i - a) * GAIA_PAGE :
+										   frame_ptr(&f->cache->frames, frame[i - a]);
 
 		if (len == 0)
 			break;
@@ -194,6 +196,7 @@ int chunk_store(struct chunk *ch, unsigned a, unsigned b, bool wait)
 	uint64_t failed;
 	unsigned i, j;
 	int err, first = 0;
+	char *copy;
 
 	if (cfile_is_passthrough(ch->file))
 		return passthrough_store(ch, a, b, wait);
@@ -207,9 +210,11 @@ int chunk_store(struct chunk *ch, unsigned a, unsigned b, bool wait)
 			j++;
 		for (unsigned k = i; k < j; k++)
 			frame[k - i] = page_at(ch, k)->frame;
+		copy = view_store_copy(ch, i, j, frame);
 		failed = atomic_load(&ch->file->syncs_failed);
 		pthread_mutex_unlock(&ch->lock);
-		err = store_run(ch, i, j, frame);
+		err = store_run(ch, i, j, frame, copy);
+		free(copy);
 		pthread_mutex_lock(&ch->lock);
 		/* A sync that fails from here on finds them stored (store_again()); one that has failed by now may not have. */
 		if (!err)
@@ -283,7 +288,8 @@ int cfile_make_room(struct cfile *f)
 	unsigned n;
 	int err;
 
-	if (atomic_load(&c->n_dirty) + atomic_load(&c->n_kept) <= c->frames.budget)
+	/* What the host has of home is not for what cannot be stored. */
+	if (atomic_load(&c->n_dirty) + atomic_load(&c->n_kept) + atomic_load(&c->frames.reserved) <= c->frames.budget)
 		return 0;
 	err = just_failed(f);
 	if (err)

@@ -67,10 +67,21 @@
 extern "C" {
 #endif
 
+/*
+ * The host as a device, for programs on the CPU: a number for gaia_mmap(), as others are. Every mount has it; gaia_devices() does not list it.
+ *
+ * What a mapping to read (PROT_READ) acquires there is the daemon's own memory of the file: nothing is copied, and however many processes
+ * map it there is one copy. The process can only read it. Between acquire and release it shows others' writes at once, as a shared mapping
+ * of mmap(2) does. A mapping that can write has a copy in host memory beside that, which the processes with such mappings share as they share a
+ * device's, until it is released. Both count as gaiafs --home, of which the host has a half at most. Of writes to the same byte that race, the
+ * host's win over other devices'.
+ */
+#define GAIA_DEVICE_HOST (-1)
+
 /* A device of a mount. Its number is its index in gaia_devices()'s array. */
 struct gaia_device_info {
 	char name[32];		/* to be shown; unique in the mount: "sim0"; NUL-terminated */
-	char kind[16];		/* "sim" or "cuda" */
+	char kind[16];		/* "sim" or "cuda" ("host": GAIA_DEVICE_HOST) */
 	unsigned char uuid[16];	/* cuda: the GPU's UUID */
 	uint64_t capacity;	/* bytes of device memory that gaiafs may use */
 	uint64_t used;		/* bytes of it in use now */
@@ -90,7 +101,7 @@ int gaia_devices(int fd, struct gaia_device_info *out, int max);
  * too; on a GPU only work of the GPU can (kernels, cudaMemcpy()).
  *
  * prot is PROT_READ or PROT_READ | PROT_WRITE. offset is a multiple of 4096. device is an index into
- * gaia_devices()'s array. The range may go beyond the end of the file.
+ * gaia_devices()'s array, or GAIA_DEVICE_HOST (ENODEV: the daemon is older than the library). The range may go beyond the end of the file.
  * fd may be closed afterwards. A GPU cannot keep a program from writing what it maps. So there a
  * mapping whose fd is not open for writing shares the file's device memory only if the caller may
  * write the file; else it has a copy, which only mappings of the same user share.
@@ -270,7 +281,7 @@ struct gaia_pointer_info {
 	uint64_t offset;	/* of base in the file, bytes: the mapping has the file's bytes from offset to offset + length - 1 */
 	uint64_t file_dev;	/* the file's st_dev and st_ino */
 	uint64_t file_ino;
-	int device;		/* index into gaia_devices()'s array */
+	int device;		/* index into gaia_devices()'s array, or GAIA_DEVICE_HOST */
 	int prot;		/* given to gaia_mmap() */
 	char device_name[32];	/* as in struct gaia_device_info */
 	char device_kind[16];

@@ -48,7 +48,7 @@ extern "C" {
 #endif
 
 #define GAIA_PROTOCOL_VERSION 1u	/* the major */
-#define GAIA_PROTOCOL_MINOR 6u
+#define GAIA_PROTOCOL_MINOR 7u
 
 /*
  * Since 1.1.
@@ -77,6 +77,9 @@ extern "C" {
  *
  * Since 1.6.
  * PINS: PLACE (struct gaia_ioc_place), and GAIA_REPORT_PINS. (Daemons without it refuse both, ENOTTY and EINVAL.)
+ *
+ * Since 1.7.
+ * HOST: MAP, DEVICES and EVICT take GAIA_HOST for a device's number. (Daemons without it know no such device: ENODEV; DEVICES: no descriptions.)
  */
 #define GAIA_FEATURE_SPANS 1ull
 #define GAIA_FEATURE_ANSWERS 2ull
@@ -87,10 +90,11 @@ extern "C" {
 #define GAIA_FEATURE_OVERWRITE 64ull
 #define GAIA_FEATURE_DETECT 128ull
 #define GAIA_FEATURE_PINS 256ull
+#define GAIA_FEATURE_HOST 512ull
 /* All of this version. */
 #define GAIA_FEATURES                                                                                         \
 	(GAIA_FEATURE_SPANS | GAIA_FEATURE_ANSWERS | GAIA_FEATURE_TIMES | GAIA_FEATURE_ADVICE | GAIA_FEATURE_LISTS | \
-	 GAIA_FEATURE_UNUSED | GAIA_FEATURE_OVERWRITE | GAIA_FEATURE_DETECT | GAIA_FEATURE_PINS)
+	 GAIA_FEATURE_UNUSED | GAIA_FEATURE_OVERWRITE | GAIA_FEATURE_DETECT | GAIA_FEATURE_PINS | GAIA_FEATURE_HOST)
 
 #define GAIA_TOUCH_OFFSET (INT64_MAX - 1)
 
@@ -155,9 +159,15 @@ struct gaia_ioc_device {
 /* The client gives the program access to held pages only, and write access only to pages held for writing. */
 #define GAIA_DEVICE_STRICT 1u
 
+/*
+ * With HOST: the number of the host as a device, for programs on the CPU. It is not one of the devices that are counted; DEVICES with it as
+ * the first describes it alone. Its kind is "host", and its chunks are memfds, as those of "sim".
+ */
+#define GAIA_HOST 0xfffffffdu
+
 #define GAIA_DEVICES_AT_ONCE 64
 struct gaia_ioc_devices {
-	uint32_t first;		/* in: index of the first wanted */
+	uint32_t first;		/* in: index of the first wanted, or GAIA_HOST */
 	uint32_t total;		/* out: devices of the mount */
 	uint32_t count;		/* out: filled in below */
 	uint32_t reserved;
@@ -168,7 +178,7 @@ struct gaia_ioc_map {
 	struct gaia_client_key key;
 	uint64_t offset;	/* of the file; multiple of GAIA_PAGE */
 	uint64_t length;	/* bytes, > 0; offset + length <= INT64_MAX */
-	uint32_t device;	/* index */
+	uint32_t device;	/* index, or GAIA_HOST */
 	uint32_t prot;		/* GAIA_PROT_READ, maybe | GAIA_PROT_WRITE */
 	uint64_t map;		/* out: names the mapping in ioctls on the same file */
 	uint32_t release;	/* out: how the mapping's releases are asked for, GAIA_RELEASE_BY_* */
@@ -273,7 +283,7 @@ struct gaia_ioc_list {
 struct gaia_ioc_file {
 	uint64_t offset;
 	uint64_t length;	/* 0: to the end of the file */
-	uint32_t from;		/* EVICT: GAIA_FROM_HOME, GAIA_FROM_DEVICE_CACHE or a device's index; FLUSH: 0 or GAIA_FLUSH_DEVICES */
+	uint32_t from;		/* EVICT: GAIA_FROM_HOME, GAIA_FROM_DEVICE_CACHE, a device's index or GAIA_HOST; FLUSH: 0 or GAIA_FLUSH_DEVICES */
 	uint32_t reserved;
 };
 

@@ -33,6 +33,14 @@ static struct device *new_sim(const struct sim_config *config)
 	return dev;
 }
 
+static struct device *new_host(void)
+{
+	struct device *dev = NULL;
+
+	cr_assert_eq(device_host_create(fast.capacity, &dev), 0);
+	return dev;
+}
+
 static struct device *new_faulty(void)
 {
 	struct device *dev = NULL;
@@ -103,6 +111,10 @@ static void on_cuda(void (*test)(struct device *dev), uint32_t copy_from)
 	Test(faulty_sim, name, .timeout = 60)                              \
 	{                                                                  \
 		on_device(name, new_faulty());                             \
+	}                                                                  \
+	Test(host, name, .timeout = 60)                                    \
+	{                                                                  \
+		on_device(name, new_host());                               \
 	}                                                                  \
 	EACH_CUDA(name)                                                    \
 	static void name(struct device *dev)

@@ -26,8 +26,10 @@ static void act(enum feature f, int fd, unsigned file, uint32_t first, uint32_t 
 	atomic_store(&world->procs[me].busy, start);
 	switch (f) {
 	case F_EVICT_DEVICE:
-		io.from = below(world->config.devices);
+		io.from = below(world->config.devices + HAS(&world->config, F_HOST));
 		arg = 1 + io.from;
+		if (io.from == world->config.devices)
+			io.from = GAIA_HOST;
 		err = ioctl(fd, GAIA_IOC_EVICT, &io);
 		op_note(OP_EVICT, file, cell, n, arg, start, err ? errno : 0);
 		break;

@@ -35,6 +35,7 @@ static const struct {
 	[F_START] = { "start", 40 },
 	[F_OVERWRITE] = { "overwrite", 50 },
 	[F_PARK] = { "park", 40 },
+	[F_HOST] = { "host", 40 },
 };
 
 const char *feature_name(enum feature f)
@@ -59,7 +60,7 @@ void config_draw(struct config *c, uint64_t seed, enum way way)
 	c->writeback = way == WRITEBACK;
 	c->automatic = way == AUTO;
 	for (unsigned f = 0; f < FEATURES; f++)
-		if (f != F_START && f != F_PARK && chance(features[f].percent))
+		if (f != F_START && f != F_PARK && f != F_HOST && chance(features[f].percent))
 			c->features |= 1u << f;
 	c->cpus = 2 + below(below(2) ? 5 : 2);
 	c->devices = 1 + below(MAX_DEVICES);
@@ -95,6 +96,11 @@ void config_draw(struct config *c, uint64_t seed, enum way way)
 		c->features |= 1u << F_START;
 	if (chance(features[F_PARK].percent))
 		c->features |= 1u << F_PARK;
+	if (chance(features[F_HOST].percent))
+		c->features |= 1u << F_HOST;
+	for (unsigned i = 0; i < MAX_CLIENTS && HAS(c, F_HOST); i++)
+		if (chance(60))
+			c->client_device[i] = c->devices + below(2);
 }
 
 void config_print(const struct config *c)

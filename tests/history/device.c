@@ -62,11 +62,12 @@ static void holds_none(unsigned slot)
 
 static void do_map(unsigned slot)
 {
-	int prot = chance(90) ? PROT_READ | PROT_WRITE : PROT_READ;
+	unsigned device = world->procs[me].device, devices = world->config.devices;
+	int prot = device == devices || (device < devices && chance(90)) ? PROT_READ | PROT_WRITE : PROT_READ;
 	void *p;
 
 	atomic_store(&world->procs[me].busy, now());
-	p = gaia_mmap(mapped_bytes(), prot, held[slot].fd, 0, (int)world->procs[me].device);
+	p = gaia_mmap(mapped_bytes(), prot, held[slot].fd, 0, device < devices ? (int)device : GAIA_DEVICE_HOST);
 	atomic_store(&world->procs[me].busy, 0);
 	if (p == MAP_FAILED) {
 		if (errno == ENOTCONN || errno == ENOTTY || config_fails(&world->config) ||

@@ -16,10 +16,10 @@ static struct {
 } files[MAX_FILES];
 
 static struct dev_op *dev_ops[MAX_PROCS];
-static struct spans acquires[MAX_FILES][MAX_DEVICES][MAX_HOT];
-static struct spans releases[MAX_FILES][MAX_DEVICES][MAX_HOT];
-static struct spans holds[MAX_FILES][MAX_DEVICES][MAX_HOT];
-static struct spans cancelled[MAX_FILES][MAX_DEVICES][MAX_HOT]; /* the holds of cancelled acquires: they are given back, and at the end dropped */
+static struct spans acquires[MAX_FILES][MAX_MEMORIES][MAX_HOT];
+static struct spans releases[MAX_FILES][MAX_MEMORIES][MAX_HOT];
+static struct spans holds[MAX_FILES][MAX_MEMORIES][MAX_HOT];
+static struct spans cancelled[MAX_FILES][MAX_MEMORIES][MAX_HOT]; /* the holds of cancelled acquires: they are given back, and at the end dropped */
 uint64_t crash_time;
 
 static void *more(void *at, unsigned n, unsigned *room, size_t size)
@@ -215,7 +215,7 @@ static void read_client(unsigned proc)
 
 /* Whether somebody else on the device had the page when a store of it was lost. Then its bytes cannot be
  * told from theirs. */
-static bool others_had(ref r, const struct dev_op *d, struct spans had[MAX_FILES][MAX_DEVICES][MAX_HOT])
+static bool others_had(ref r, const struct dev_op *d, struct spans had[MAX_FILES][MAX_MEMORIES][MAX_HOT])
 {
 	const struct op *op = REF_OP(r);
 	const struct spans *list = &had[op->file][world->procs[REF_PROC(r)].device][op->cell / page_cells()];
@@ -390,7 +390,7 @@ void facts_drop(void)
 		free(files[f].ops);
 		free(files[f].truncations);
 		free(files[f].syncs);
-		for (unsigned d = 0; d < MAX_DEVICES; d++)
+		for (unsigned d = 0; d < MAX_MEMORIES; d++)
 			for (unsigned p = 0; p < MAX_HOT; p++) {
 				acquires[f][d][p].n = 0;
 				releases[f][d][p].n = 0;

@@ -31,6 +31,7 @@
 #define MAX_FILES 12		/* of a round */
 #define MAX_HOT 64		/* pages of a file */
 #define MAX_DEVICES 3
+#define MAX_MEMORIES (MAX_DEVICES + 2) /* and those of the host: what can write there, and what only reads, which sees the daemon's own */
 #define MAX_CLIENTS 4
 #define NEVER UINT64_MAX
 
@@ -78,6 +79,7 @@ enum feature {
 	F_MMAP, F_APPEND, F_DIRECT, F_TRUNCATE, F_PUNCH, F_COPY, F_RENAME, F_UNLINK, F_SYNC,
 	F_DEATH, F_UNMAP, F_ADVISE, F_EVICT_HOME, F_EVICT_DEVICE, F_FLUSH, F_FORGET,
 	F_TINY, F_LARGE, F_SLOW, F_FAIL, F_CRASH, F_START, F_OVERWRITE, F_PARK,
+	F_HOST,
 	FEATURES
 };
 #define HAS(c, f) ((c)->features >> (f) & 1)
@@ -88,7 +90,7 @@ struct config {
 	bool automatic;		/* ... and if not writeback: auto, not writethrough */
 	bool bytes;		/* cells of one byte */
 	unsigned cpus, devices, clients, slots, hot;
-	unsigned client_device[MAX_CLIENTS];
+	unsigned client_device[MAX_CLIENTS]; /* with F_HOST also @devices, the host; and one more: to read only */
 	uint32_t features;
 	unsigned run_ms;	/* of a round */
 	const char *more_faults; /* for GAIAFS_FAULTS, beside the configuration's; may be NULL */
@@ -96,6 +98,12 @@ struct config {
 
 enum way { WRITEBACK, WRITETHROUGH, AUTO, WAYS };
 extern const char *const way_names[WAYS];
+
+/* Whose loads and stores are one: devices, with F_HOST the host's two memories, too. */
+static inline unsigned config_memories(const struct config *c)
+{
+	return c->devices + (HAS(c, F_HOST) ? 2 : 0);
+}
 
 void config_draw(struct config *c, uint64_t seed, enum way way);
 const char *config_way(const struct config *c);

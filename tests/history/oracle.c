@@ -292,7 +292,7 @@ static void check_orders(const struct cell *c)
 	}
 	check_order(c, "the CPU processes");
 
-	for (unsigned d = 1; d <= world->config.devices; d++) {
+	for (unsigned d = 1; d <= config_memories(&world->config); d++) {
 		for (unsigned i = 0; i < c->nw; i++) {
 			c->w[i].f = NEVER;
 			c->w[i].l = 0;

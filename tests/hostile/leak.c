@@ -3,7 +3,8 @@
  * file, acquires its first page, and looks at all else in the chunk; or has it mapped since before the secrets were removed.
  *
  * Each test runs with a device that readers share; with one that cannot keep readers from writing, so that they have a replica of
- * their own; and with two, both of which were given the secrets, and are looked at.
+ * their own; with two, both of which were given the secrets, and are looked at; and with the host beside one, where readers map the
+ * daemon's own memory.
  */
 #include <linux/falloc.h>
 #include <signal.h>
@@ -27,12 +28,13 @@ static const char *const two_devices[] = { "--device", "sim:16M,strict=off", "--
 /* An attacker need not use a library that keeps to the rules: the devices are not strict. */
 static const char *const *args;
 static int devices;
+static bool with_host; /* it is the last one */
 
 /* ---- the owner ---- */
 
 static unsigned char *map_all(int fd, int prot, int device)
 {
-	unsigned char *p = gaia_mmap(CHUNK, prot, fd, 0, device);
+	unsigned char *p = gaia_mmap(CHUNK, prot, fd, 0, with_host && device == devices - 1 ? GAIA_DEVICE_HOST : device);
 
 	CHILD_CHECK(p != MAP_FAILED);
 	return p;
@@ -318,10 +320,17 @@ static void with(const char *const *devices_args, int n)
 	devices = n;
 }
 
+static void with_the_host(void)
+{
+	with(one_device, 2);
+	with_host = true;
+}
+
 #define EACH_DEVICE(name, call)                                                                     \
 	EACH_WAY_BARE(leak, name) { with(one_device, 1); call; }                                    \
 	EACH_WAY_BARE(leak, name##_in_a_replica_of_ones_own) { with(replica_of_ones_own, 1); call; } \
-	EACH_WAY_BARE(leak, name##_with_two_devices) { with(two_devices, 2); call; }
+	EACH_WAY_BARE(leak, name##_with_two_devices) { with(two_devices, 2); call; }                \
+	EACH_WAY_BARE(leak, name##_with_the_host) { with_the_host(); call; }
 
 EACH_DEVICE(what_was_truncated, later(truncates))
 EACH_DEVICE(what_was_cut_within_a_page, later(cuts_within_a_page))

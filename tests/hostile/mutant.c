@@ -158,7 +158,7 @@ static void hang_up(struct conn *c)
 
 static void map_some(struct conn *c, unsigned k, int fd)
 {
-	struct gaia_ioc_map io = { .key = c->key, .device = below(2), .length = MUTANT_FILE_SIZE,
+	struct gaia_ioc_map io = { .key = c->key, .device = one_in(3) ? GAIA_HOST : below(2), .length = MUTANT_FILE_SIZE,
 				   .prot = fd == fds[ROOTS] || one_in(4) ? GAIA_PROT_READ : GAIA_PROT_READ | GAIA_PROT_WRITE };
 
 	hostile_add(&shared->count);

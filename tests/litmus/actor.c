@@ -87,7 +87,7 @@ static int copy_gpu(uint8_t *to, const void *from, size_t len, uint64_t times, u
 static int copy_guarded(const struct actor *a, uint8_t *to, const void *from, size_t len,
 			uint64_t times, uint64_t stride)
 {
-	if (a->def->kind == 'D' && gpu_is(a->def->device))
+	if (a->def->kind == 'D' && !a->def->on_host && gpu_is(a->def->device))
 		return copy_gpu(to, from, len, times, stride);
 	if (sigsetjmp(fault_jump, 1)) {
 		may_fault = 0;
@@ -171,8 +171,8 @@ static int do_open(struct actor *a, const struct step *st)
 		goto close_fd;
 	a->map_len = MAX(MAX((size_t)sb.st_size, a->env->scenario->reach), (size_t)GAIA_CHUNK);
 	a->map_len = ROUND_UP(a->map_len, (size_t)GAIA_PAGE);
-	a->map = gaia_mmap(a->map_len, PROT_READ | (st->mode == OPEN_RO ? 0 : PROT_WRITE), a->fd, 0,
-			   (int)a->def->device);
+	a->map = gaia_mmap(a->map_len, PROT_READ | (st->mode == OPEN_RO || a->def->only_reads ? 0 : PROT_WRITE), a->fd, 0,
+			   a->def->on_host ? GAIA_DEVICE_HOST : (int)a->def->device);
 	if (a->map != MAP_FAILED)
 		return 0;
 	a->map = NULL;

@@ -24,6 +24,7 @@ static const char usage[] =
 	"  --repeat N     repetitions, instead of what each file asks for\n"
 	"  --seed N       of the first repetition's timing, as a failure names it (by chance)\n"
 	"  --seconds N    a repetition may take (10, times $LITMUS_SLOW), and twelve times that while the daemon has work\n"
+	"  --host         with the host (GAIA_DEVICE_HOST) as the last of the devices; skips files that cannot be played so\n"
 	"  --delays       let the daemon linger where others could come between (needs -Dfaults=true)\n"
 	"  --park         what leaves home is parked on the devices, two slabs each, and read from there (needs -Dfaults=true)\n"
 	"  --gaiafs PATH  the daemon ($GAIAFS, or this build's)\n"
@@ -66,13 +67,14 @@ static enum start start_named(const char *name)
 
 static void parse_options(int argc, char **argv, struct run_options *o, bool *check)
 {
-	enum { CPU_CACHE = 256, FILES, REPEAT, SEED, SECONDS, DELAYS, PARK, GAIAFS, GAIA, CHECK, HELP };
+	enum { CPU_CACHE = 256, FILES, REPEAT, SEED, SECONDS, HOST, DELAYS, PARK, GAIAFS, GAIA, CHECK, HELP };
 	static const struct option options[] = {
 		{ "cpu-cache", required_argument, NULL, CPU_CACHE },
 		{ "files", required_argument, NULL, FILES },
 		{ "repeat", required_argument, NULL, REPEAT },
 		{ "seed", required_argument, NULL, SEED },
 		{ "seconds", required_argument, NULL, SECONDS },
+		{ "host", no_argument, NULL, HOST },
 		{ "delays", no_argument, NULL, DELAYS },
 		{ "park", no_argument, NULL, PARK },
 		{ "gaiafs", required_argument, NULL, GAIAFS },
@@ -105,6 +107,9 @@ static void parse_options(int argc, char **argv, struct run_options *o, bool *ch
 			break;
 		case SECONDS:
 			o->seconds = (unsigned)value("--seconds", optarg);
+			break;
+		case HOST:
+			o->host = true;
 			break;
 		case DELAYS:
 			o->delays = true;
@@ -164,6 +169,9 @@ int main(int argc, char **argv)
 			passed++;
 		} else if (s->users && geteuid()) {
 			printf("skip %s: needs root, to be other users as well\n", s->path);
+			skipped++;
+		} else if (o.host && !scenario_on_host(s)) {
+			printf("skip %s: not for the host: it is about devices that are strict, or cannot share read-only, or none\n", s->path);
 			skipped++;
 		} else if (run_scenario(s, &o, &report)) {
 			printf("pass %s (%s): %u times, the slowest %llu ms\n", s->path,

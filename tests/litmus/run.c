@@ -57,7 +57,7 @@ const char *run_way(const struct run_options *o)
 	static const char *const starts[] = { "", ", cached", ", held", ", mapped" };
 	static char text[64];
 
-	snprintf(text, sizeof(text), "%s%s%s", o->cpu_cache, starts[o->start], o->delays ? ", delayed" : "");
+	snprintf(text, sizeof(text), "%s%s%s%s", o->cpu_cache, starts[o->start], o->delays ? ", delayed" : "", o->host ? ", host" : "");
 	return text;
 }
 
@@ -517,22 +517,25 @@ static void repetition(struct run *r)
 /* ---- a scenario ---- */
 
 static void mount_args(const struct scenario *s, const struct run_options *o, const char **args,
-		       char device[MAX_DEVICES][64])
+		       char device[MAX_DEVICES][64], char home[32])
 {
+	unsigned devices = s->devices - s->host;
 	int n = 0;
 
 	args[n++] = "--cpu-cache";
 	args[n++] = o->cpu_cache;
-	if (s->home) {
+	if (s->home || (s->host && s->device)) {
+		/* Of which the host has a half. */
+		snprintf(home, 32, "%lluK", (unsigned long long)s->device_bytes >> 9);
 		args[n++] = "--home";
-		args[n++] = s->home;
+		args[n++] = s->home ? s->home : home;
 	}
-	for (unsigned i = 0; i < MAX(s->devices, 1u); i++) {
+	for (unsigned i = 0; i < MAX(devices, 1u); i++) {
 		args[n++] = "--device";
-		args[n++] = s->devices ? gpu_option(i, s->device, device[i]) : "none";
-		if (s->devices && s->no_readonly && !gpu_is(i))
+		args[n++] = devices ? gpu_option(i, s->device, device[i]) : "none";
+		if (devices && s->no_readonly && !gpu_is(i))
 			strcat(device[i], ",readonly=off");
-		if (s->devices && s->lax && !gpu_is(i))
+		if (devices && s->lax && !gpu_is(i))
 			strcat(device[i], ",strict=off");
 		if (s->devices && o->park)
 			strcat(device[i], ",cache=4M");
@@ -578,12 +581,12 @@ bool run_scenario(const struct scenario *s, const struct run_options *o, struct 
 	struct run r = { .s = s, .o = o, .report = report };
 	struct mnt_options mo = { .gaiafs = o->gaiafs };
 	const char *args[64];
-	char device[MAX_DEVICES][64];
+	char device[MAX_DEVICES][64], home[32];
 	unsigned repeat = o->repeat;
 
 	if (!repeat)
 		repeat = MAX(MAX(s->repeat, 1u), s->has_par ? PAR_REPEATS : 1u);
-	mount_args(s, o, args, device);
+	mount_args(s, o, args, device, home);
 	mo.args = args;
 	if (o->delays || o->park)
 		arm_faults(o);

@@ -19,6 +19,7 @@ struct run_options {
 	enum start start;
 	unsigned repeat;	/* 0: what the scenario asks for, and at least 50 with a par */
 	uint64_t seed;		/* of the first repetition; rises by one */
+	bool host;		/* scenario_on_host() */
 	bool delays;		/* the daemon lingers where others could come between */
 	bool park;		/* what leaves home is parked on devices */
 	unsigned seconds;	/* after which a repetition has deadlocked, if the daemon has no work */

@@ -732,11 +732,15 @@ static void parse_setup(struct parser *p, char *text)
 		if (strcmp(value, "off") != 0)
 			refuse(p, "strict: off, or nothing");
 		s->lax = true;
+	} else if (strcmp(text, "host") == 0) {
+		if (strcmp(value, "on") != 0)
+			refuse(p, "host: on, or nothing");
+		s->host = true;
 	} else if (strcmp(text, "home") == 0) {
-		number(p, value);
+		s->home_bytes = number(p, value);
 		s->home = copy(p, value);
 	} else if (strcmp(text, "device") == 0) {
-		number(p, value);
+		s->device_bytes = number(p, value);
 		s->device = copy(p, value);
 	} else {
 		refuse(p, "no setting '%s'", text);
@@ -751,6 +755,75 @@ static void cut_comment(char *text)
 			*c = '\0';
 			return;
 		}
+}
+
+/* ---- the host as a device ---- */
+
+static void each_step(struct scenario *s, void (*call)(struct scenario *s, struct step *st))
+{
+	for (unsigned i = 0; i < s->n_steps; i++) {
+		struct step *st = &s->steps[i];
+
+		call(s, st);
+		for (unsigned l = 0; l < st->n_lanes; l++)
+			for (unsigned k = 0; k < st->lanes[l].n_steps; k++)
+				call(s, &st->lanes[l].steps[k]);
+	}
+}
+
+static void note_writer(struct scenario *s, struct step *st)
+{
+	bool acquires = st->op == OP_ACQUIRE || st->op == OP_ACQUIREV || st->op == OP_START || st->op == OP_STARTV;
+
+	if (st->op == OP_STORE || st->op == OP_SCATTER || (acquires && st->mode & PROT_WRITE))
+		s->actors[st->actor].only_reads = false;
+}
+
+static void name_host(struct scenario *s, struct step *st)
+{
+	if (st->op == OP_EVICT && st->from == s->devices - 1)
+		st->from = GAIA_HOST;
+}
+
+/* Its clients find out nothing of what they touch wrongly. */
+static void refuse_strict(struct scenario *s, struct step *st)
+{
+	for (unsigned i = 0; i < st->n_allowed && s->actors[st->actor].on_host; i++)
+		if (st->allowed[i].kind == OUT_ERROR && st->allowed[i].error == EFAULT)
+			s->host = false;
+}
+
+static void ignore_count(struct scenario *s, struct step *st)
+{
+	if (st->op == OP_COUNT) {
+		st->cmp = CMP_GE;
+		st->number = 0;
+	}
+}
+
+/* The last device is the host. */
+static void use_host(struct scenario *s)
+{
+	for (unsigned i = 1; i < s->n_actors; i++)
+		s->actors[i].on_host = s->actors[i].kind == 'D' && s->actors[i].device == s->devices - 1;
+	each_step(s, name_host);
+}
+
+bool scenario_on_host(struct scenario *s)
+{
+	if (s->host)
+		return true;
+	/* The host has half of home. */
+	if (s->devices == 0 || s->no_readonly || (s->home_bytes && s->device_bytes > s->home_bytes / 2))
+		return false;
+	s->host = true;
+	use_host(s);
+	for (unsigned i = 1; i < s->n_actors; i++)
+		s->actors[i].only_reads = s->actors[i].on_host;
+	each_step(s, note_writer);
+	each_step(s, ignore_count);
+	each_step(s, refuse_strict);
+	return s->host;
 }
 
 static void parse(struct parser *p, FILE *f)
@@ -783,6 +856,10 @@ static void parse(struct parser *p, FILE *f)
 		refuse(p, "a 'par' without 'end'");
 	if (s->n_steps == 0)
 		refuse(p, "no steps in it: they follow a line ---");
+	if (s->host && s->devices == 0)
+		refuse(p, "host: it is the last of the devices, and there are none");
+	if (s->host)
+		use_host(s);
 }
 
 struct scenario *scenario_read(const char *path)

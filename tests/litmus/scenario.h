@@ -83,6 +83,8 @@ struct actor_def {
 	char name[8];
 	char kind;		/* 'P', 'D', 'R' */
 	unsigned device;
+	bool on_host;		/* its device is GAIA_DEVICE_HOST */
+	bool only_reads;	/* as far as it is said: it acquires nothing to write, and stores nothing */
 };
 
 struct file_def {
@@ -107,6 +109,7 @@ struct scenario {
 	unsigned repeat;	/* 0: not said */
 	unsigned devices;
 	char *home, *device;	/* sizes as written, or NULL */
+	uint64_t home_bytes, device_bytes; /* the same; 0 */
 	struct file_def names[MAX_FILES];
 	unsigned n_names;
 	struct actor_def actors[MAX_ACTORS];
@@ -119,6 +122,7 @@ struct scenario {
 	bool cached;		/* in auto: files that devices had mapped before */
 	bool no_readonly;	/* devices that cannot share memory for reading only */
 	bool lax;		/* device memory can be touched without an acquire */
+	bool host;		/* the last device is the host */
 	bool counts, renames, users, has_par;	/* renames: links and unlinks, too */
 	struct memory *memory;	/* all of the above */
 };
@@ -126,5 +130,11 @@ struct scenario {
 /* NULL: it was refused; why was said on stderr as "FILE:LINE: what". */
 struct scenario *scenario_read(const char *path);
 void scenario_free(struct scenario *s);
+
+/*
+ * Play it with the host as its last device, though the file does not ask for that; counts are not looked at then, and actors that only read map
+ * to read. False: it cannot be played so.
+ */
+bool scenario_on_host(struct scenario *s);
 
 #endif

@@ -165,7 +165,7 @@ EACH_WAY(device_api, errors_of_mapping)
 	MAP_FAILS(gaia_mmap(4096, PROT_WRITE, fd, 0, 0), EINVAL);
 	MAP_FAILS(gaia_mmap(4096, RW | PROT_EXEC, fd, 0, 0), EINVAL);
 	MAP_FAILS(gaia_mmap(4096, RW, fd, 0, 1), ENODEV);
-	MAP_FAILS(gaia_mmap(4096, RW, fd, 0, -1), ENODEV);
+	MAP_FAILS(gaia_mmap(4096, RW, fd, 0, -2), ENODEV);
 	MAP_FAILS(gaia_mmap(4096, RW, fd, 0, INT32_MAX), ENODEV);
 	MAP_FAILS(gaia_mmap(8192, RW, fd, INT64_MAX - 4095, 0), EOVERFLOW);
 	MAP_FAILS(gaia_mmap(SIZE_MAX, RW, fd, 4096, 0), EOVERFLOW);

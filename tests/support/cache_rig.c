@@ -839,6 +839,11 @@ static bool rig_detects(const struct rig *rig)
 	return rig->options.detects || (env && !strcmp(env, "client"));
 }
 
+unsigned rig_number(const struct rig *rig, unsigned device)
+{
+	return rig->options.host && device >= rig->options.devices ? GAIA_HOST : device;
+}
+
 struct client *client_create(struct kfile *kf, unsigned device, unsigned prot, uint64_t length)
 {
 	struct client *cl = xcalloc(1, sizeof(*cl));
@@ -852,7 +857,7 @@ struct client *client_create(struct kfile *kf, unsigned device, unsigned prot, u
 	cl->chunk = xcalloc(cl->n_chunks, sizeof(*cl->chunk));
 	atomic_init(&cl->alive, true);
 	pthread_mutex_init(&cl->lock, NULL);
-	must(cache_map(kf->cfile, device, cl, kf->rig->user, 1, prot, may_write, 0, length, &cl->mapping) == 0);
+	must(cache_map(kf->cfile, rig_number(kf->rig, device), cl, kf->rig->user, 1, prot, may_write, 0, length, &cl->mapping) == 0);
 	if (prot & GAIA_PROT_WRITE && rig_detects(cl->rig)) {
 		cache_map_detects(cl->mapping);
 		cl->detect = rig_detect_make(cl->n_chunks * GAIA_CHUNK_PAGES);
@@ -1043,6 +1048,15 @@ static struct device *new_device(const struct rig_options *options, unsigned ind
 }
 #endif
 
+static struct device *new_host(const struct rig_options *options)
+{
+	struct device *host_device, *dev;
+
+	must(device_host_create((options->host_chunks ? options->host_chunks : 8) * (uint64_t)GAIA_CHUNK, &host_device) == 0);
+	must(device_faulty_create(host_device, &dev) == 0);
+	return dev;
+}
+
 struct rig *rig_create(const struct rig_options *options)
 {
 	struct rig *rig = xcalloc(1, sizeof(*rig));
@@ -1070,6 +1084,7 @@ struct rig *rig_create(const struct rig_options *options)
 		dev[k] = new_device(options, k);
 		device_cache[k] = options->device_cache;
 	}
+	config.local = options->host ? new_host(options) : NULL;
 	must(store_mem_create(&rig->mem) == 0);
 	must(store_faulty_create(rig->mem, &rig->store) == 0);
 	must(cache_create(&config, &rig->cache) == 0);
@@ -1093,6 +1108,7 @@ void rig_destroy(struct rig *rig)
 	must(rig_frames(rig) == 0);
 	for (unsigned k = 0; k < rig->options.devices; k++)
 		must(rig_device_used(rig, k) == 0);
+	must(!rig->options.host || rig_device_used(rig, rig->options.devices) == 0);
 	cache_destroy(rig->cache);
 	check_devices();
 	rig->store->ops->destroy(rig->store);
@@ -1115,6 +1131,6 @@ uint64_t rig_device_used(struct rig *rig, unsigned device)
 {
 	struct cache_device_use use;
 
-	cache_device(rig->cache, device, &use);
+	cache_device(rig->cache, rig_number(rig, device), &use);
 	return use.used;
 }

@@ -44,6 +44,8 @@ struct rig_options {
 	unsigned files_percent;	/* of a device, how much pinned files may have; 0: 50 */
 	unsigned files_user_percent; /* the same of each user who is no owner */
 	bool readers_may_write;	/* clients that map for reading only could write the file as well */
+	bool host;		/* the host is a device, too: every number from @devices on is its */
+	unsigned host_chunks;	/* of it; 0: 8 */
 };
 
 struct kfile;
@@ -88,6 +90,8 @@ bool rig_importers_gone(void);
 uint64_t rig_frames(struct rig *rig);
 /* Wait until everything has been read ahead that is to be. */
 void rig_readahead(struct rig *rig);
+/* As the cache numbers devices. */
+unsigned rig_number(const struct rig *rig, unsigned device);
 /* Bytes of a device in use. */
 uint64_t rig_device_used(struct rig *rig, unsigned device);
 

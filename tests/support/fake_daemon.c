@@ -347,6 +347,11 @@ unsigned cache_devices(struct cache *c)
 	return n_devices;
 }
 
+bool cache_has_device(struct cache *c, unsigned number)
+{
+	return number < n_devices;
+}
+
 void cache_device(struct cache *c, unsigned i, struct cache_device_use *out)
 {
 	*out = (struct cache_device_use){ .dev = &device[i] };

@@ -46,12 +46,14 @@
 static const uint64_t group_page[GROUPS] = { 0, 510, 1022 };
 #define MAX_SIZE (1026ull * GAIA_PAGE)
 
-#define DEVICES 3u
+#define DEVICES 5u /* up to three, and the host: what can write there, and what only reads, which has another memory (pagecache/view.h) */
 #define CLIENTS 4u
 #define CHUNKS 3u
 #define STRAYS 8u /* the last ones */
 #define CPU DEVICES
 #define NEVER UINT32_MAX
+
+static bool is_view(unsigned device);
 
 static uint64_t hot_offset(unsigned hot)
 {
@@ -662,7 +664,7 @@ static void check_acquired(struct client *cl, unsigned hot, bool fresh)
 			check_public(off, p[k], "device");
 			db->has = false;
 			db->view = p[k];
-			db->view_known = true;
+			db->view_known = !is_view(d);
 		}
 		if (fresh) {
 			db->acquired = w.now;
@@ -1085,7 +1087,7 @@ static void end_dead(struct held *h)
 	struct cache_device_use use;
 	unsigned d = h->client->device;
 
-	cache_device(w.rig->cache, d, &use);
+	cache_device(w.rig->cache, rig_number(w.rig, d), &use);
 	h->client->kept = !use.dev->inherited;
 	client_end(h->client);
 	for (unsigned c = 0; c < CHUNKS; c++) {
@@ -1133,16 +1135,28 @@ static void op_stray_store(const struct op *op)
 	}
 }
 
+/* What clients of a device share is one of the oracle's devices. */
+static unsigned n_memories(void)
+{
+	return w.rig->options.devices + (w.rig->options.host ? 2 : 0);
+}
+
+/* What there is of home changes whenever others write. */
+static bool is_view(unsigned device)
+{
+	return w.rig->options.host && device > w.rig->options.devices;
+}
+
 static void op_map(const struct op *op)
 {
 	struct held *h = &w.held[op->a % CLIENTS];
-	unsigned d = op->b % w.rig->options.devices;
+	unsigned d = op->b % n_memories();
 
 	if (h->client && h->dead) {
 		trace("client %d is unmapped", (int)(h - w.held));
 		end_dead(h);
 	} else if (!h->client) {
-		h->client = client_create(w.kf, d, op->c % 4 ? GAIA_PROT_RW : GAIA_PROT_READ,
+		h->client = client_create(w.kf, d, is_view(d) || (d < w.rig->options.devices && op->c % 4 == 0) ? GAIA_PROT_READ : GAIA_PROT_RW,
 					  MAX_SIZE);
 		trace("client %d maps the file on device %u", (int)(h - w.held), d);
 	}
@@ -1208,7 +1222,7 @@ static void op_advise(const struct op *op)
 
 static void op_evict(const struct op *op, bool home)
 {
-	unsigned from = home ? op->c % 16 ? GAIA_FROM_HOME : GAIA_FROM_DEVICE_CACHE : op->b % w.rig->options.devices;
+	unsigned from = home ? op->c % 16 ? GAIA_FROM_HOME : GAIA_FROM_DEVICE_CACHE : rig_number(w.rig, op->b % n_memories());
 	uint64_t off, len;
 	bool busy = false;
 	int err;
@@ -1218,7 +1232,7 @@ static void op_evict(const struct op *op, bool home)
 	      (int)from);
 	for (unsigned k = 0; k < CLIENTS && !home; k++)
 		for (unsigned hot = 0; hot < HOT && w.held[k].client; hot++)
-			busy |= w.held[k].holds[hot] && w.held[k].client->device == from &&
+			busy |= w.held[k].holds[hot] && rig_number(w.rig, w.held[k].client->device) == from &&
 				hot_offset(hot) / GAIA_CHUNK >= off / GAIA_CHUNK &&
 				hot_offset(hot) / GAIA_CHUNK <= (off + len - 1) / GAIA_CHUNK;
 	err = cache_evict(w.kf->cfile, from, off, len);
@@ -1448,8 +1462,8 @@ static void run_op(const struct op *op)
 
 /* ---- programs ---- */
 
-/* Whether the file begins as one that processes have open past the cache. */
-static bool passthrough;
+/* Whether the file begins as one that processes have open past the cache; and whether the host is a device, too. */
+static bool passthrough, with_host;
 static bool parks;
 
 static uint32_t next_random(uint64_t *seed)
@@ -1484,12 +1498,14 @@ static struct op *make_program(uint64_t seed, unsigned n)
 static void world_begin(uint64_t seed)
 {
 	struct rig_options options = {
-		.devices = 1 + (unsigned)(seed % DEVICES),
+		.devices = 1 + (unsigned)(seed % 3),
 		.device_chunks = 1 + (unsigned)(seed / 3 % 6),
 		.home_bytes = seed % 2 ? CACHE_HOME_MIN : 0,
 		.writethrough = seed / 2 % 3 == 0,
 		.no_peers = seed / 9 % 3 == 0,
 		.passthrough = passthrough,
+		.host = with_host,
+		.host_chunks = 2 + (unsigned)(seed / 5 % 5),
 		.reads_ahead = true,
 		/* Two slabs, for which replicas do not always leave room. */
 		.device_cache = parks ? 2 * GAIA_CHUNK : 0,
@@ -1668,6 +1684,18 @@ Test(random, every_read_is_allowed_with_parked_pages, .timeout = 600)
 {
 	parks = true;
 	run_all(PROGRAMS(40));
+}
+
+Test(random, every_read_is_allowed_with_the_host, .timeout = 600)
+{
+	with_host = true;
+	run_all(PROGRAMS(24));
+}
+
+Test(random, every_read_is_allowed_with_the_host_of_a_passthrough_file, .timeout = 600)
+{
+	with_host = passthrough = true;
+	run_all(PROGRAMS(15));
 }
 
 Test(random, every_read_is_allowed_of_a_passthrough_file, .timeout = 600)

@@ -446,14 +446,14 @@ Test(reader, is_in_no_writers_way_however_many_there_are)
 {
 	struct client *reader[5];
 
-	begin(&(struct rig_options){ .devices = CACHE_MAX_DEVICES - 4, .device_chunks = 6,
+	begin(&(struct rig_options){ .devices = CACHE_MAX_REPLICAS - 4, .device_chunks = 6,
 				     .always_writable = true }, 4 * GAIA_CHUNK);
 	for (unsigned k = 0; k < 5; k++) {
 		reader[k] = reader_of(k);
 		cr_assert_eq(client_acquire(reader[k], 0, 1, GAIA_PROT_READ), k < 4 ? 0 : -EMFILE);
 	}
 	write_device(new_client(0), 0, "first");
-	write_device(new_client(CACHE_MAX_DEVICES - 5), GAIA_PAGE, "last");
+	write_device(new_client(CACHE_MAX_REPLICAS - 5), GAIA_PAGE, "last");
 	cache_check(rig->cache);
 	end();
 }
