@@ -540,11 +540,8 @@ static int parse_args(const struct command *cmd, char **argv, struct args *a)
 int main(int argc, char **argv)
 {
 	const struct command *cmd;
-	struct args a = { .paths = calloc((size_t)argc + 1, sizeof(char *)) };
+	struct args a = { 0 };
 	int status;
-
-	if (!a.paths)
-		return fail("%s", strerror(ENOMEM));
 
 	if (argc < 2)
 		return usage("a command is missing");
@@ -561,6 +558,9 @@ int main(int argc, char **argv)
 	cmd = find_command(argv[1]);
 	if (!cmd)
 		return usage("no command '%s'", argv[1]);
+	a.paths = calloc((size_t)argc + 1, sizeof(char *));
+	if (!a.paths)
+		return fail("%s", strerror(ENOMEM));
 	status = parse_args(cmd, argv + 2, &a);
 	if (!status)
 		status = cmd->run(&a);
