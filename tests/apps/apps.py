@@ -176,10 +176,14 @@ class Applications(unittest.TestCase):
             updater = started(mount.mnt, "--update", "--pause", str(self.app.pause_ms), "input")
             try:
                 said = self.run_in(mount.mnt, "--no-updates", "--rounds", str(self.app.rounds), *self.owners(2))[-1]
+                # It goes on; how often it came to it meanwhile depends on the machine.
+                end = time.monotonic() + HANG_S
+                while self.epoch(mount.mnt) <= 4:
+                    self.assertLess(time.monotonic(), end, "it does not update")
+                    time.sleep(0.01)
             finally:
                 kill(updater)
             self.assertEqual(said["checked"], self.app.rounds + 1)
-            self.assertGreater(self.epoch(mount.mnt), 4, "it hardly updates")
 
     def test_programs_on_one_device_and_on_two_disturb_each_other_as_little(self):
         for mount in self.each_way("sim:64M,count=2"):
