@@ -279,10 +279,21 @@ static int start_devices(struct daemon *d)
 /* What programs on the host may map of home, and what they have beside it, is so much of it. */
 #define HOST_SHARE 2u
 
+/* Each of its chunks takes a descriptor and a mapping, of which others need more. */
+static uint64_t host_bytes(const struct daemon *d)
+{
+	struct rlimit limit = { .rlim_cur = 1024 };
+	uint64_t chunks;
+
+	(void)getrlimit(RLIMIT_NOFILE, &limit);
+	chunks = MAX(1u, MIN((uint64_t)limit.rlim_cur / 12, 16384u));
+	return MIN(d->home_bytes / HOST_SHARE, chunks * GAIA_CHUNK);
+}
+
 static int start_host(struct daemon *d)
 {
 	struct device *dev, *faulty;
-	int err = device_host_create(d->home_bytes / HOST_SHARE, &dev);
+	int err = device_host_create(host_bytes(d), &dev);
 
 	if (!err && d->faults) {
 		err = device_faulty_create(dev, &faulty);
