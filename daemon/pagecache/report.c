@@ -365,7 +365,7 @@ void cache_check(struct cache *c)
 	bug_on(dirty != atomic_load(&c->n_dirty));
 	bug_on(all_ahead != atomic_load(&c->n_ahead));
 	/* All of the host's memory counts, with all pages that are in view. */
-	bug_on((c->local ? c->local->used / GAIA_PAGE : 0) != atomic_load(&c->frames.reserved));
+	bug_on((c->local ? c->local->used / GAIA_PAGE - c->local->n_stranded * GAIA_CHUNK_PAGES : 0) != atomic_load(&c->frames.reserved));
 	bug_on(frames + atomic_load(&c->frames.reserved) != atomic_load(&c->frames.used));
 	for (unsigned i = 0; i < c->n_devices; i++) {
 		struct replica *rep;
