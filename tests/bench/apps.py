@@ -18,14 +18,12 @@ import tempfile
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
 # pylint: disable=wrong-import-position
 import plot
-import report
 from command import parser_of
-from rounds import Goal, Progress, Row, TimeLimit, run_rounds, turn
-from systems import GIB, MIB, Gaiafs, Missing, run, run_undisturbed, stop_on_signals
+from pairs import OURS, PEER, PairsBench, main, pair
+from rounds import Progress, TimeLimit, run_rounds, turn
+from systems import MIB, Gaiafs, Lacking, Missing, run
 
 PAGE = 4096
-PEER, OURS = "peer", "gaiafs"
-NAMES = {PEER: "peer", OURS: "gaiafs"}
 MODEL = "bandwidth=%d,local=%d,latency=10,submit=3,wait=off,strict=off" % (55 * 10**9, 4300 * 10**9)
 SKIPPED = 77
 SHARES = [0.1, 1, 5, 25, 50, 75, 100]  # percent of the weights that an update changes
@@ -35,10 +33,6 @@ ROUNDS = 3  # of the application, for one figure
 # What the paper (GAIA, ATC'19) says: sssp beats copying below so many percent, by up to so many times; how many times as fast as
 # unified memory the collage is, hot and cold, and the stitching, end to end.
 PAPER_EVEN, PAPER_BEST, PAPER_HOT, PAPER_COLD, PAPER_STITCH = 75, 8, 9, 6, 1.31
-
-
-class Lacking(Missing):
-    """Not to be had on this machine; says what it lacks."""
 
 
 class Sizes:
@@ -53,47 +47,15 @@ class Sizes:
         self.shares = [1, 25] if args.smoke else SHARES
 
 
-def pair(theirs, ours):
-    return {PEER: theirs, OURS: ours}
+class Bench(PairsBench):
+    name = "apps"
+    device = "simulated, modelled: " + MODEL
 
-
-class Bench:
     def __init__(self, args):
-        self.args = args
+        super().__init__(args)
         self.sizes = Sizes(args)
-        self.machine = None
-        self.undisturbed = False
-        self.rows = []
-        self.works = []
-        self.missing = {}
-        self.excused = []  # rows that cannot be measured on this machine
-        self.left_by_time = []
-        self.stack = contextlib.ExitStack()
-        self.place = None
-        self.mounts = {}
         self.speedups = {}  # for the plot: (system, which weights, share): [times of copying, of each round]
         self.pictures = []
-
-    # -- rows and works, as the other benches have them
-
-    def row(self, section, title, unit, least=0.0):
-        row = Row(section, title, unit, PEER, [Goal(least, PEER)] if least else [], [OURS])
-        self.rows.append(row)
-        return row
-
-    def work(self, rows, function, *args):
-        """What measures these rows; not what --only leaves out."""
-        if not any(self.args.only in row.section + ", " + row.title for row in rows):
-            return
-
-        def run_it(rnd):
-            try:
-                function(rnd, *args)
-            except Missing as why:
-                self.missing[rows[0].section + ", " + rows[0].title] = str(why)
-                if isinstance(why, Lacking):
-                    self.excused += [row for row in rows if not row.is_measured()]
-        self.works.append((rows[0].section + ", " + rows[0].title, run_it))
 
     # -- files and programs
 
@@ -318,14 +280,6 @@ class Bench:
             self.draw_examples()
         return rounds
 
-    def measured_all(self):
-        return all(row.is_measured() or row in self.excused for row in self.rows)
-
-    def facts(self, rounds):
-        return {"bench": "apps", "quick": self.args.quick, "only": self.args.only, "rounds": rounds,
-                "device": "simulated, modelled: " + MODEL, "versions": report.versions(self.args.build), "machine": self.machine,
-                "undisturbed": self.undisturbed, "missing": self.missing, "left_out_by_time": self.left_by_time}
-
     def lines(self):
         """Of the plot: [(title, [(percent, times of copying)])]."""
         names = {"gaia": "gaiafs", "strict": "strict coherence by pages (emulation)"}
@@ -346,55 +300,13 @@ class Bench:
         return [(wanted[row.title][0], row.ratio(OURS, PEER)[0], wanted[row.title][1]) for row in self.rows
                 if row.title in wanted and row.is_measured()]
 
-    def report(self, rounds):
-        facts, out = self.facts(rounds), self.args.out
-        measured = [row for row in self.rows if row.is_measured()]
-        print(report.machine_text(facts) + "; other programs %s" %
-              ("went after" if self.undisturbed else "were not held back"))
-        print("%s; the device is simulated; modelled: %s" % (facts["versions"]["gaiafs"], MODEL))
-        print("%d whole rounds. First the peer, then gaiafs, then how many times the peer's that is "
-              "(median ± half the distance of the quartiles)." % rounds)
-        print(report.LEGEND)
-        print("\n".join(report.pairs_table(measured, PEER, OURS)))
-        for name, why in self.missing.items():
-            print("not measured here: %s: %s" % (name, why))
-        if self.left_by_time:
-            print("no time left in round %d for: %s" % (rounds + 1, "; ".join(self.left_by_time)))
-        report.write_json(os.path.join(out, "apps.json"), facts, self.rows, [])
-        with open(os.path.join(out, "apps.md"), "w") as file:
-            file.write("\n".join(report.pairs_markdown(measured, PEER, OURS)) + "\n")
-        drawn = plot.draw_apps(os.path.join(out, "apps.png"), self.lines(), self.bars(), facts, PAPER_EVEN, PAPER_BEST)
-        print("written: %s" % ", ".join([os.path.join(out, name) for name in ("apps.json", "apps.md")] + drawn + self.pictures))
-        return report.say_goals(self.rows, [], NAMES)
+    def draw(self, path, measured, facts):
+        return plot.draw_apps(path, self.lines(), self.bars(), facts, PAPER_EVEN, PAPER_BEST) + self.pictures
 
 
 def arguments(given=None):
     return parser_of("apps").parse_args(given)
 
 
-def main():
-    args = arguments()
-    stop_on_signals()
-    bench = Bench(args)
-    bench.undisturbed = not args.smoke and run_undisturbed()
-    try:
-        with bench.stack:
-            bench.place = tempfile.mkdtemp(prefix="gaiafs-bench.", dir=os.path.realpath(args.dir))
-            bench.stack.callback(shutil.rmtree, bench.place, ignore_errors=True)
-            bench.machine = report.machine_of(bench.place)
-            rounds = bench.measure()
-        said = bench.report(rounds)
-    except KeyboardInterrupt:
-        print("\nbench: interrupted; everything is unmounted and removed.", file=sys.stderr)
-        return 130
-    except (RuntimeError, OSError, subprocess.SubprocessError, Missing) as error:
-        print("\nbench: %s" % error, file=sys.stderr)
-        return 1
-    print("\n".join(report.last_lines(said)))
-    if args.smoke and not bench.measured_all():
-        return 1
-    return report.status(said, args.check)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(Bench(arguments())))

@@ -9,22 +9,17 @@ What is read from storage is counted, which noise does not touch; times are rati
 import contextlib
 import json
 import os
-import shutil
-import subprocess
 import sys
-import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib"))
 # pylint: disable=wrong-import-position
 import plot
-import report
 from command import parser_of
-from rounds import Goal, Progress, Row, TimeLimit, run_rounds, turn
-from systems import MIB, Gaiafs, Missing, run, run_undisturbed, stop_on_signals
+from pairs import OURS, PEER, PairsBench, main
+from rounds import Progress, TimeLimit, run_rounds, turn
+from systems import MIB, Gaiafs, Missing, run
 
 PAGE = 4096
-PEER, OURS = "peer", "gaiafs"
-NAMES = {PEER: "without", OURS: "with"}
 # The paper's (ICCS'11), and PCIe 5: bytes a second each way, and microseconds.
 BUSES = {"3.2 GB/s, 15 µs": "bandwidth=3200000000,latency=15", "PCIe 5": "bandwidth=55000000000,latency=10,submit=3"}
 PAPER = "3.2 GB/s, 15 µs"
@@ -45,7 +40,7 @@ class Sizes:
         self.shares = [1.0] if args.smoke else [0.25, 1.0] if args.quick else [0.25, 0.5, 1.0]
 
 
-class Mount:
+class FileMount:
     """One gaiafs with one file of @pages."""
 
     def __init__(self, bench, name, bus, pages, home, cache):
@@ -93,44 +88,19 @@ class Mount:
         run(self.system.gaia, "evict", self.system.path(FILE), "--from", where)
 
 
-class Bench:
+class Bench(PairsBench):
+    name = "tiers"
+    device = "simulated, by its model: " + "; ".join(BUSES.values())
+    names = {PEER: "without", OURS: "with"}
+    mount_class = FileMount
+    order = "First without parked pages, then with them"
+
     def __init__(self, args):
-        self.args = args
+        super().__init__(args)
         self.sizes = Sizes(args)
-        self.machine = None
-        self.undisturbed = False
-        self.rows, self.works = [], []
-        self.missing, self.left_by_time = {}, []
-        self.stack = contextlib.ExitStack()
-        self.place = None
-        self.mounts = {}
 
     def program(self, name):
         return os.path.join(self.args.build, "tests", "bench", name)
-
-    def row(self, section, title, unit, most=float("inf")):
-        goals = [Goal(0, PEER, most)] if most < float("inf") else []
-        row = Row(section, title, unit, PEER, goals, [OURS])
-        self.rows.append(row)
-        return row
-
-    def work(self, rows, function, *args):
-        if not any(self.args.only in row.section + ", " + row.title for row in rows):
-            return
-
-        def run_it(rnd):
-            try:
-                function(rnd, rows, *args)
-            except Missing as why:
-                self.missing[rows[0].section + ", " + rows[0].title] = str(why)
-        self.works.append((rows[0].section + ", " + rows[0].title, run_it))
-
-    def mounted(self, name, *args):
-        """A Mount by its name, and whether it is new."""
-        new = name not in self.mounts
-        if new:
-            self.mounts[name] = Mount(self, name, *args)
-        return self.mounts[name], new
 
     # -- what does not fit home
 
@@ -141,13 +111,13 @@ class Bench:
                     section = "reads of 4 KiB, home and %g of the device, bus of %s; peer: no cache on the device" % (share, bus)
                     rows = [self.row(section, "%s: pages read from storage" % how, "count", most=0.17),
                             self.row(section, "%s: time" % how, "time")]
-                    self.work(rows, self.working_set, how, share, options, bus)
+                    self.work(rows, self.working_set, rows, how, share, options, bus)
 
     def working_set(self, rnd, rows, how, share, options, bus):
         pages = int(self.sizes.home + share * self.sizes.device) // PAGE
         stored, times = {}, {}
         for who in turn([PEER, OURS], rnd):
-            name = "%s-%s-%d" % (NAMES[who], share, list(BUSES).index(bus))
+            name = "%s-%s-%d" % (self.names[who], share, list(BUSES).index(bus))
             mount, new = self.mounted(name, options, pages, self.sizes.home, who == OURS)
             if new:
                 mount.read("uniform", WARM_PASSES * pages)
@@ -165,7 +135,8 @@ class Bench:
 
     def batches(self):
         section = "copying pages to the device, modelled, bus of %s; peer: from there, one by one" % PAPER
-        self.work([self.row(section, "a page, in batches", "time", most=1 / 8)], self.batched)
+        rows = [self.row(section, "a page, in batches", "time", most=1 / 8)]
+        self.work(rows, self.batched, rows)
 
     def batched(self, rnd, rows):
         pages = self.sizes.home // PAGE // 2
@@ -194,14 +165,15 @@ class Bench:
 
     def nothing_to_gain(self):
         section = "nothing to gain, bus of %s; peer: no cache on the device" % PAPER
-        self.work([self.row(section, "uniform, all fits home", "time", most=1.01)], self.useless, "uniform", 0.5)
-        self.work([self.row(section, "one scan", "time", most=1.01)], self.useless, "scan", 2)
+        for title, how, share in ("uniform, all fits home", "uniform", 0.5), ("one scan", "scan", 2):
+            rows = [self.row(section, title, "time", most=1.01)]
+            self.work(rows, self.useless, rows, how, share)
 
     def useless(self, rnd, rows, how, share):
         pages = int(self.sizes.home * share) // PAGE
         times = {}
         for who in turn([PEER, OURS], rnd):
-            mount, new = self.mounted("%s-%s-useless" % (NAMES[who], how), BUSES[PAPER], pages, self.sizes.home, who == OURS)
+            mount, new = self.mounted("%s-%s-useless" % (self.names[who], how), BUSES[PAPER], pages, self.sizes.home, who == OURS)
             if new and how != "scan":
                 mount.read(how, WARM_PASSES * pages)
             if how == "scan":  # of what nobody remembers
@@ -222,62 +194,17 @@ class Bench:
         progress.end()
         return rounds
 
-    def facts(self, rounds):
-        return {"bench": "tiers", "quick": self.args.quick, "only": self.args.only, "rounds": rounds,
-                "device": "simulated, by its model: " + "; ".join(BUSES.values()), "versions": report.versions(self.args.build),
-                "machine": self.machine, "undisturbed": self.undisturbed, "missing": self.missing,
-                "left_out_by_time": self.left_by_time}
+    def draw(self, path, measured, facts):
+        return plot.draw_pairs(path, [row for row in measured if row.goals], OURS, facts)
 
-    def report(self, rounds):
-        """Prints and writes the results; returns what they say of the goals."""
-        facts, out = self.facts(rounds), self.args.out
-        measured = [row for row in self.rows if row.is_measured()]
-        print(report.machine_text(facts) + "; other programs %s" %
-              ("went after" if self.undisturbed else "were not held back"))
-        print("%d whole rounds; the device is simulated. First the peer, then with parked pages, then how many times the peer's that is "
-              "(median ± half the distance of the quartiles)." % rounds)
-        print(report.LEGEND)
-        print("\n".join(report.pairs_table(measured, PEER, OURS)))
-        for name, why in self.missing.items():
-            print("not measured here: %s: %s" % (name, why))
-        if self.left_by_time:
-            print("no time left in round %d for: %s" % (rounds + 1, "; ".join(self.left_by_time)))
-        report.write_json(os.path.join(out, "tiers.json"), facts, self.rows, [])
-        with open(os.path.join(out, "tiers.md"), "w") as file:
-            file.write("\n".join(report.pairs_markdown(measured, PEER, OURS)) + "\n")
-        judged = [row for row in measured if row.goals]
-        drawn = plot.draw_pairs(os.path.join(out, "tiers.png"), judged, OURS, facts)
-        print("written: %s" % ", ".join([os.path.join(out, name) for name in ("tiers.json", "tiers.md")] + drawn))
-        return report.say_goals(self.rows, [], NAMES)
+    def measured_all(self):
+        """Where the model's device is slower than the disk here there is nothing to measure."""
+        return any(row.is_measured() for row in self.rows)
 
 
 def arguments(given=None):
     return parser_of("tiers").parse_args(given)
 
 
-def main():
-    args = arguments()
-    stop_on_signals()
-    bench = Bench(args)
-    bench.undisturbed = not args.smoke and run_undisturbed()
-    try:
-        with bench.stack:
-            bench.place = tempfile.mkdtemp(prefix="gaiafs-bench.", dir=os.path.realpath(args.dir))
-            bench.stack.callback(shutil.rmtree, bench.place, ignore_errors=True)
-            bench.machine = report.machine_of(bench.place)
-            rounds = bench.measure()
-        said = bench.report(rounds)
-    except KeyboardInterrupt:
-        print("\nbench: interrupted; everything is unmounted and removed.", file=sys.stderr)
-        return 130
-    except (RuntimeError, OSError, subprocess.SubprocessError, Missing) as error:
-        print("\nbench: %s" % error, file=sys.stderr)
-        return 1
-    print("\n".join(report.last_lines(said)))
-    if args.smoke and not any(row.is_measured() for row in bench.rows):
-        return 1
-    return report.status(said, args.check)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(Bench(arguments())))
