@@ -236,15 +236,19 @@ class World:
             names[name] = names.get(name, 0) + 1
         return names
 
+    def sockets(self):
+        return sum(name.startswith("socket:") for name in self.descriptors())
+
     def run(self):
         self.start()
+        sockets = self.sockets()
         self.make_files()
         # The daemon's pools of threads grow when they are busy.
         seconds, self.seconds = self.seconds, min(3, self.seconds / 4)
         self.play()
         self.forget()
-        # Who asks for a status has a connection for a moment more.
-        time.sleep(1)
+        # Who has asked for a status has a connection for a moment more.
+        self.wait_until(lambda: self.sockets() <= sockets, "all clients' connections have ended")
         fds, threads = self.descriptors(), self.threads()
         self.seconds = seconds - self.seconds
         self.play()
