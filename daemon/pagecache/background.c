@@ -271,15 +271,18 @@ void *trimmer_main(void *arg)
 	pthread_mutex_lock(&c->lock);
 	while (!c->stopping) {
 		until = now_ns() + SPARE_NS;
-		pthread_cond_timedwait(&c->trimmer_cond, &c->lock,
-				       &(struct timespec){ (time_t)(until / 1000000000), (long)(until % 1000000000) });
+		/* It may have been said while this thread was at work. */
+		if (!atomic_load(&c->lacking))
+			pthread_cond_timedwait(&c->trimmer_cond, &c->lock,
+					       &(struct timespec){ (time_t)(until / 1000000000), (long)(until % 1000000000) });
 		pthread_mutex_unlock(&c->lock);
 		pthread_rwlock_rdlock(&c->round);
 		if (!c->stopping && atomic_exchange(&c->lacking, false))
 			view_trim(c, true);
 		if (!c->stopping && now_ns() - trimmed >= SPARE_NS) {
-			view_trim(c, false);
+			/* First: the other may wait for clients. */
 			frames_trim(&c->frames, false);
+			view_trim(c, false);
 			trimmed = now_ns();
 		}
 		pthread_rwlock_unlock(&c->round);

@@ -97,7 +97,7 @@ struct chunk {
 	struct replica **replica;     /* in order of the devices */
 	unsigned n_replicas;
 	struct parked *parked; /* which pages are parked on devices; NULL: none. See victim.h */
-	frame_t lent; /* of memory that clients may map, the frame for its first page (see view.h); 0: there is none. All pages are locked when it changes */
+	frame_t lent; /* of memory that clients may map, the frame for its first page (see view.h); 0: there is none. It ends with all pages locked, and none in view */
 	struct old_memory *old; /* all pages are locked, too, when it changes */
 
 	atomic_bool referenced; /* used since the LRU scan last looked at it */

@@ -275,9 +275,11 @@ static void slab_memory_end(const struct frames *fr, void *memory, bool stays)
 /* A new slab keeps long runs together; but it is not worth it if an eighth of the budget is free in other slabs. */
 static bool worth_a_slab(struct frames *fr)
 {
-	uint64_t frames = (uint64_t)atomic_load(&fr->n_memory) * GAIA_CHUNK_PAGES;
+	/* What is reserved, or lent, is in no slab of ours. */
+	uint64_t frames = (uint64_t)(atomic_load(&fr->n_memory) - atomic_load(&fr->n_lent)) * GAIA_CHUNK_PAGES;
+	uint64_t reserved = atomic_load(&fr->reserved), used = atomic_load(&fr->used);
 
-	return frames < atomic_load(&fr->used) + MAX(fr->budget / 8, 2ull * GAIA_CHUNK_PAGES);
+	return frames < used - MIN(used, reserved) + MAX(fr->budget / 8, 2ull * GAIA_CHUNK_PAGES);
 }
 
 /* Frames of a new slab, unless others have made one meanwhile. 0: look again, or there is no memory. */
@@ -455,6 +457,7 @@ frame_t frames_lend(struct frames *fr, void *memory)
 		s->lent = true;
 		s->memory = memory;
 		atomic_fetch_add(&fr->n_memory, 1);
+		atomic_fetch_add(&fr->n_lent, 1);
 	}
 	pthread_mutex_unlock(&fr->lock);
 	if (!s)
@@ -473,6 +476,7 @@ void frames_lend_end(struct frames *fr, frame_t first)
 	s->memory = NULL;
 	s->lent = false;
 	atomic_fetch_sub(&fr->n_memory, 1);
+	atomic_fetch_sub(&fr->n_lent, 1);
 	pthread_mutex_unlock(&fr->lock);
 }
 

@@ -39,7 +39,7 @@ struct frames {
 	/* lock. Tables only grow, and are read without it. */
 	struct slab **slab;
 	char **arena; /* addresses reserved for several slabs each; NULL: not yet */
-	atomic_uint n_slabs, n_memory; /* of all; of those with memory */
+	atomic_uint n_slabs, n_memory, n_lent; /* of all; of those with memory; of these, lent */
 };
 
 int frames_init(struct frames *fr, uint64_t bytes);

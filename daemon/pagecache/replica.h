@@ -150,7 +150,7 @@ void device_await_left(struct cache_device *dev, uint64_t before);
 void replica_list_add(struct replica_list *list, struct replica *rep);
 /* An operation failed: if the device is gone, so is everything on it. */
 void device_note_gone(struct cache_device *dev, int err);
-/* The end of device_memory_alloc()'s. What is the host's counts as home's, too. No lock is held. */
+/* The end of device_memory_alloc()'s. What is the host's counts as home's, too. No lock is held but, for a snapshot's, chunk->lock. */
 void device_memory_end(struct cache_device *dev, struct devmem *mem);
 /* Take a chunk that is free and promised to nobody. dev->lock is held. */
 bool device_take_spare(struct cache_device *dev);
