@@ -61,20 +61,15 @@ static uint64_t in_file(struct cfile *f, uint64_t offset, uint64_t length)
 	return MIN(length, size - MIN(size, offset));
 }
 
-/* What is not pinned, as what the file has grown by since, may only take what nobody uses. */
 static int fill(struct inode *inode, struct cfile *f, struct cache_user user, struct gaia_ioc_place *io, atomic_uint *verdict)
 {
-	uint64_t pinned = cache_pinned(f, io->device);
-	bool modest;
 	int err;
 
 	if (io->device >= cache_devices(inode->fs->cache))
 		return -ENODEV;
 	passthrough_mapped(inode, false);
 	passthrough_acquire(inode);
-	io->length = in_file(f, io->offset, io->length);
-	modest = io->what == GAIA_PLACE_WARM || io->offset + io->length > pinned;
-	err = io->length > 0 ? cache_bring(f, io->device, user, io->offset, io->length, modest, verdict) : 0;
+	err = cache_bring(f, io->device, user, io->offset, io->length, io->what == GAIA_PLACE_WARM, verdict);
 	if (!err)
 		io->bytes = in_file(f, io->offset, io->length);
 	return err;

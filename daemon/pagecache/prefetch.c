@@ -105,6 +105,8 @@ int cache_bring(struct cfile *f, unsigned device, struct cache_user user, uint64
 	err = passthrough_learn_size(f);
 	if (err || !clip(f, off, len, &a, &b))
 		return err;
+	/* What is not pinned may only take what nobody uses; so may what a pinned file has grown by: whoever may write it can make it longer. */
+	modest = modest || b > cache_pinned(f, device) / GAIA_PAGE;
 	first = a / GAIA_CHUNK_PAGES;
 	err = bringing_begin(&bg, f, &f->cache->dev[device], user, first, (b + GAIA_CHUNK_PAGES - 1) / GAIA_CHUNK_PAGES - first, modest);
 	if (err)

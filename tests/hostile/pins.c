@@ -124,6 +124,17 @@ static int pins_beyond_the_share(void *arg)
 	hostile_keep();
 }
 
+/* As gaia pin does when it cannot bring the contents. */
+static void undo_roots_pin(const char *name)
+{
+	struct gaia_ioc_place io = { .what = GAIA_PLACE_UNPIN, .flags = GAIA_PLACE_MINE };
+	int fd = open(mnt_file(&mnt, name), O_RDONLY | O_CLOEXEC);
+
+	cr_assert_eq(place(fd, GAIA_PLACE_PIN, 0), 0);
+	cr_assert_eq(ioctl(fd, GAIA_IOC_PLACE, &io), 0);
+	close(fd);
+}
+
 EACH_WAY_BARE(pins, of_users_leave_others_their_room)
 {
 	size_t bytes = 40 * MIB;
@@ -144,8 +155,9 @@ EACH_WAY_BARE(pins, of_users_leave_others_their_room)
 	pid = hostile_attack(pins_beyond_the_share);
 	cr_assert_eq(STATUS("devices", "0", "pinned_files_bytes"), (long)(20 * MIB));
 	cr_assert_eq(child_run(use_the_device, &bytes), 0);
-	/* Root sees whose they are, and can end them. They outlive the attacker. */
+	/* Root sees whose they are, and can end them. They outlive the attacker, and a pin of root's own that is undone. */
 	child_kill(pid);
+	undo_roots_pin("n0");
 	pins = report("pins", ".");
 	cr_assert_eq(json_array_size(json_object_get(pins, "pins")), 5u);
 	json_decref(pins);

@@ -338,6 +338,34 @@ Test(pins, that_are_interrupted_are_not_made, .init = way_bare_writeback, .fini 
 	way_end();
 }
 
+/*
+ * Whoever may write a pinned file can make it longer: what it has grown by takes nothing that is ready for others, though it is filled. (Of files
+ * that are passed through nothing is ready.)
+ */
+CACHED_WAYS_BARE(pins, are_of_what_the_file_was)
+{
+	struct gaia_ioc_place io = { .what = GAIA_PLACE_FILL, .device = 1, .offset = CHUNKS, .length = 3 * 2 * MIB };
+	struct actor *a;
+	long before;
+	int fd;
+
+	start();
+	make("g", 'g');
+	shell_ok(mnt.path, "\"$GAIA\" pin f --device 1");
+	a = actor_start("g", SIZE, 1);
+	actor_ok(a, ACQUIRE, 0, SIZE, PROT_READ);
+	actor_ok(a, RELEASE, 0, SIZE, 0);
+	shell_ok(mnt.path, "truncate -s 64M f");
+	fd = openat(both_root[ON_MOUNT], "f", O_RDONLY);
+	cr_assert(ioctl(fd, GAIA_IOC_PLACE, &io) == -1 && errno == ENOMEM, "%llu bytes", (unsigned long long)io.bytes);
+	close(fd);
+	before = STATUS("counters", "home_to_device");
+	actor_ok(a, ACQUIRE, 0, SIZE, PROT_READ);
+	cr_assert_eq(STATUS("counters", "home_to_device"), before);
+	actor_end(a);
+	shell_ok(mnt.path, "\"$GAIA\" unpin f");
+}
+
 /* ---- warm ---- */
 
 EACH_WAY_BARE(pins, are_not_what_warming_makes)
