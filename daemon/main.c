@@ -455,6 +455,7 @@ static int start_cache(struct daemon *d)
 		.files_percent = d->options.pin_share,
 		.files_user_percent = d->options.pin_user_percent,
 		.device_cache = d->device_cache,
+		.dedup = d->options.dedup,
 		.unstored = &d->end.shared->unstored,
 		.host = fs_cache_host(),
 		.host_arg = d->fs,

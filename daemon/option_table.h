@@ -64,6 +64,11 @@
 	  "otherwise: no other machine can change it, or none\n"                                                        \
 	  "does while it is mounted here",                                                                              \
 	  parse_source)                                                                                                 \
+	X("dedup", 0, "off|home|all-users",                                                                            \
+	  "keep equal pages of --home once: of files of the same\n"                                                    \
+	  "owner, or of all files: then users can find out what\n"                                                     \
+	  "others have read (off)",                                                                                     \
+	  parse_dedup)                                                                                                  \
 	X("writeback-age", 0, "SECONDS",                                                                                \
 	  "store data that has been dirty for so long (" OPTIONS_TEXT(OPTIONS_AGE_S) ")",                               \
 	  parse_writeback_age)                                                                                          \

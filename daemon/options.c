@@ -357,6 +357,19 @@ static int parse_storage_io(struct options *o, const char *text)
 	return -EINVAL;
 }
 
+static int parse_dedup(struct options *o, const char *text)
+{
+	static const char *const ways[] = { [CACHE_DEDUP_OFF] = "off", [CACHE_DEDUP_HOME] = "home", [CACHE_DEDUP_ALL_USERS] = "all-users" };
+
+	for (size_t k = 0; k < ARRAY_LEN(ways); k++)
+		if (!strcmp(text, ways[k])) {
+			o->dedup = (enum cache_dedup)k;
+			return 0;
+		}
+	log_error("--dedup %s: not one of off, home, all-users", text);
+	return -EINVAL;
+}
+
 static int parse_supervisor(struct options *o, const char *text)
 {
 	o->unmounts_dead = !strcmp(text, "unmount");

@@ -38,6 +38,7 @@ struct options {
 	const char *metrics; /* where they are served; NULL: nowhere */
 	enum fs_cpu_cache cpu_cache;
 	bool trusts_source; /* --source was given */
+	enum cache_dedup dedup;
 	bool direct; /* read the source directly, if possible */
 	bool foreground;
 	bool supervised;

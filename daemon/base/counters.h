@@ -39,6 +39,10 @@
 	X(victim_refused, "pages that left home and were not parked: they had not left it before, lately, or there was no room at once") \
 	X(victim_dropped, "parked pages that were forgotten: they changed, or their place was needed") \
 	X(victim_given_up, "memory of devices that was taken back from parked pages, for replicas or on request (chunks)") \
+	X(dedup_hashed, "pages that were looked for among equal ones when they came home (--dedup)") \
+	X(dedup_found, "of those, pages that home had already, and that have one frame with these") \
+	X(dedup_zeros, "pages of zeros that came home and took no memory, as others had been there (--dedup)") \
+	X(dedup_unshared, "pages that were written and so got frames of their own again") \
 	X(read_probes, "reads from a source that seemed dearer, to learn what it costs by now (calls)") \
 	X(device_operations, "operations that devices were given (calls)")                      \
 	X(device_bytes_in, "bytes moved from host memory to devices, bases of merges too (bytes)") \

@@ -163,6 +163,18 @@ static int set_owner(fuse_req_t req, int fd, const struct stat *attr, int to_set
 	return AS_CALLER_MAY(req, fchownat(fd, "", uid, gid, AT_EMPTY_PATH));
 }
 
+/* What the file's contents are shared with (--dedup) depends on whose it is. */
+static void tell_owner_changed(struct inode *inode)
+{
+	struct cfile *f;
+
+	/* If it cannot be had now nobody has anything of it. */
+	if (inode->type != S_IFREG || !contents_cached(inode) || contents_get(inode, &f))
+		return;
+	cache_owner_changed(f);
+	contents_put(inode);
+}
+
 /* Storing may clear set-id bits. So what was written before they are set must be stored first. */
 static int store_before_set_id(struct inode *inode)
 {
@@ -251,6 +263,8 @@ void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
 		err = -EPERM;
 	else if (nothing || to_set & owner)
 		err = set_owner(req, fd, attr, to_set);
+	if (!err && to_set & FUSE_SET_ATTR_UID)
+		tell_owner_changed(inode);
 	if (!err && to_set & FUSE_SET_ATTR_MODE)
 		err = set_mode(inode, fd, attr->st_mode);
 	if (!err && to_set & FUSE_SET_ATTR_KILL_SUID) /* and set-gid: FATTR_KILL_SUIDGID */

@@ -9,6 +9,7 @@
 #include "base/util.h"
 #include "pagecache/chunk.h"
 #include "pagecache/coherence.h"
+#include "pagecache/dedup.h"
 #include "pagecache/devices.h"
 #include "pagecache/file.h"
 #include "pagecache/file_pins.h"
@@ -101,9 +102,12 @@ int cache_create(const struct cache_config *config, struct cache **out)
 	err = frames_init(&c->frames, config->home_bytes);
 	if (err)
 		goto free_cache;
-	err = devices_init(c, config);
+	err = dedup_create(c, config);
 	if (err)
 		goto destroy_frames;
+	err = devices_init(c, config);
+	if (err)
+		goto destroy_dedup;
 	pthread_mutex_init(&c->lock, NULL);
 	pthread_mutex_init(&c->late_lock, NULL);
 	pthread_rwlock_init(&c->round, NULL);
@@ -161,6 +165,8 @@ destroy_evictors:
 	pool_destroy(c->evictors);
 free_devices:
 	free(c->dev);
+destroy_dedup:
+	dedup_destroy(c);
 destroy_frames:
 	frames_destroy(&c->frames);
 free_cache:
@@ -214,6 +220,7 @@ void cache_destroy(struct cache *c)
 	}
 	free(c->dev);
 	frames_destroy(&c->frames);
+	dedup_destroy(c);
 	pthread_cond_destroy(&c->again_cond);
 	pthread_cond_destroy(&c->again_done);
 	pthread_cond_destroy(&c->flusher_cond);

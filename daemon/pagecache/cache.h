@@ -104,6 +104,13 @@ struct cache_host {
 	int (*spans)(void *client, int blocks);
 };
 
+/* Equal pages of home in one frame (dedup.h). Beside them only pages that are written have frames of their own. */
+enum cache_dedup {
+	CACHE_DEDUP_OFF,
+	CACHE_DEDUP_HOME,      /* pages of files of one owner */
+	CACHE_DEDUP_ALL_USERS, /* pages of any files: by the time that a read takes users can tell that others have read the same bytes */
+};
+
 struct cache_config {
 	uint64_t home_bytes;		/* budget of home memory, bytes; at least CACHE_HOME_MIN */
 	struct device **devices;	/* the cache owns them once cache_create() has succeeded */
@@ -114,6 +121,7 @@ struct cache_config {
 	 */
 	const uint64_t *device_cache;
 	struct device *local;		/* the host as a device, GAIA_HOST; as these. Its capacity is a part of home_bytes. NULL: there is none */
+	enum cache_dedup dedup;
 	uint64_t writeback_age_ms;	/* dirty pages older than this are stored; 0: 5000 */
 	uint64_t device_age_ms;		/* releases older than this are fetched and stored; 0: writeback_age_ms */
 	unsigned device_percent;	/* of each device: how much one user may have pinned; 0: CACHE_DEVICE_PERCENT */
@@ -277,6 +285,8 @@ int cache_flush_released(struct cfile *f);
  * [F] Store what is dirty and call @set, which sets the file's times below. Nothing that was written before
  * changes them later. What cannot be stored is kept; its error is remembered for cfile_error_check().
  */
+/* The file belongs to another user by now. Waits for nothing. */
+void cache_owner_changed(struct cfile *f);
 int cache_set_times(struct cfile *f, int (*set)(void *arg), void *arg);
 /* [F] cache_flush of a range, and what devices have released in it, and sync. */
 int cache_fsync(struct cfile *f, off_t off, off_t len, bool data_only);

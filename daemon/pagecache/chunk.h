@@ -101,6 +101,7 @@ struct chunk {
 	struct old_memory *old; /* all pages are locked, too, when it changes */
 
 	atomic_bool referenced; /* used since the LRU scan last looked at it */
+	atomic_bool spared; /* it did so, and left what other pages have, too */
 
 	/*
 	 * The lists of the cache (CHUNK_*) that it is on, or on its way to. Set with lock held, by the thread that puts it there;
@@ -235,14 +236,17 @@ frame_t page_set_frame(struct chunk *ch, unsigned i, frame_t frame);
 void pages_set_dirty(struct chunk *ch, unsigned a, unsigned b);
 void pages_set_stored(struct chunk *ch, unsigned a, unsigned b);
 void page_clear_dirty(struct chunk *ch, unsigned i);
-/* Drop home's copy, which is clean, or whose changes no longer matter. What clients may map of it becomes zeros. */
-void page_drop(struct chunk *ch, unsigned i);
+/* Drop home's copy, which is clean, or whose changes no longer matter. What clients may map of it becomes zeros. True: that made a frame free. */
+bool page_drop(struct chunk *ch, unsigned i);
 
 /* Put the chunk on the lists it belongs to, after frames or dirty pages were added. No lock is held. */
 void chunk_account(struct chunk *ch);
 /* Take the chunk off the lists that it no longer belongs to, so that it can end. */
 void chunk_unlist(struct chunk *ch);
-/* Drop the clean frames of a chunk that nobody uses; returns their number. @park: they may be parked on a device. */
+/*
+ * Drop the clean pages of a chunk that nobody uses; returns how many frames are free by that. @park: they may be parked on a device. What other pages
+ * have, too, stays once.
+ */
 unsigned chunk_shrink(struct chunk *ch, bool park);
 /* The chunk that has been dirty longest, if for at least @age_ns: taken off its list, with the list's reference. */
 struct chunk *chunk_due(struct cache *c, uint64_t age_ns);

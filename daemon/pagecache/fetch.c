@@ -24,6 +24,7 @@
 #include "consistency/track.h"
 #include "pagecache/cache.h"
 #include "pagecache/chunk.h"
+#include "pagecache/dedup.h"
 #include "pagecache/coherence.h"
 #include "pagecache/devices.h"
 #include "pagecache/file.h"
@@ -274,7 +275,9 @@ static unsigned merge_all(struct fetch *fe, int *err)
 	for (k = 0; k < fe->n; k++) {
 		struct replica *rep = fe->at[k].rep;
 
-		*err = spares_take(c, spare);
+		*err = pages_own(rep->chunk, fe->at[k].page, fe->at[k].page + 1, NULL);
+		if (!*err)
+			*err = spares_take(c, spare);
 		if (*err)
 			break;
 		pthread_mutex_lock(&rep->chunk->lock);

@@ -14,6 +14,7 @@
 #include <uthash.h>
 
 #include "pagecache/cache.h"
+#include "pagecache/dedup.h"
 
 struct cache;
 struct chunk;
@@ -81,6 +82,7 @@ struct cfile {
 	atomic_uint mappings;
 	atomic_uint n_pinned; /* devices that it is pinned to, see file_pins.c */
 	struct readers *readers; /* hash; lock */
+	struct dedup_file dedup;
 
 	/* cache->lock: kernel copies to be invalidated again. */
 	uint64_t again_asked, again_done;

@@ -15,6 +15,7 @@
 #include "base/util.h"
 #include "pagecache/cache.h"
 #include "pagecache/chunk.h"
+#include "pagecache/dedup.h"
 #include "pagecache/fetch.h"
 #include "pagecache/file.h"
 #include "pagecache/frames.h"
@@ -66,6 +67,8 @@ void fill_done(struct fill *fl, int err)
 
 	if (err)
 		frames_give(&ch->file->cache->frames, fl->frame, fl->n);
+	else
+		dedup_frames(ch->file, fl->frame, fl->n);
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned k = 0; k < fl->n && !err; k++)
 		page_set_frame(ch, fl->page[k], fl->frame[k]);

@@ -27,6 +27,7 @@
 #include "base/fault.h"
 #include "base/util.h"
 #include "pagecache/devices.h"
+#include "pagecache/shares.h"
 
 #define ARENA_SLABS 32u
 
@@ -58,6 +59,7 @@ int frames_init(struct frames *fr, uint64_t bytes)
 void frames_destroy(struct frames *fr)
 {
 	bug_on(atomic_load(&fr->used) != 0 || fr->n_memory != 0);
+	shares_destroy(fr);
 	for (unsigned i = 0; i < fr->n_slabs; i++)
 		free(fr->slab[i]);
 	for (unsigned i = 0; i <= fr->room / ARENA_SLABS; i++)
@@ -375,7 +377,8 @@ unsigned frames_take(struct frames *fr, unsigned n, frame_t *out, bool beyond)
 
 /* ---- giving ---- */
 
-void frames_give(struct frames *fr, const frame_t *frame, unsigned n)
+/* Of frames that nobody has any more. */
+static void give_all(struct frames *fr, const frame_t *frame, unsigned n)
 {
 	unsigned k = 0;
 
@@ -397,6 +400,23 @@ void frames_give(struct frames *fr, const frame_t *frame, unsigned n)
 	}
 	/* Last: a thread that may have as many more then finds them. */
 	atomic_fetch_sub(&fr->used, n);
+}
+
+unsigned frames_give(struct frames *fr, const frame_t *frame, unsigned n)
+{
+	unsigned given = 0, first = 0;
+
+	/* Runs between those that others have, too. */
+	for (unsigned k = 0; fr->shares && k < n; k++) {
+		if (!shares_indexed(fr, frame[k]) || shares_put(fr, frame[k]))
+			continue;
+		give_all(fr, frame + first, k - first);
+		given += k - first;
+		first = k + 1;
+	}
+	if (first < n)
+		give_all(fr, frame + first, n - first);
+	return given + n - first;
 }
 
 /* Take all of its frames, if nobody has one. */

@@ -12,6 +12,8 @@
 #include "pagecache/cache.h"
 
 struct cache_device;
+struct shares;
+struct slab_shares;
 
 /* A page of home memory: slab number and position. 0 is none. */
 typedef uint32_t frame_t;
@@ -22,6 +24,7 @@ struct slab {
 	void *memory;	    /* GAIA_CHUNK bytes; frames->lock, or, to read it, one of its frames */
 	bool lent;	    /* a chunk's alone: see frames_lend(). Constant while it has memory */
 	atomic_bool needed; /* frames were taken or given since frames_trim() */
+	_Atomic(struct slab_shares *) shares; /* NULL: none of its frames has been shared, see shares.h. Stays */
 };
 
 struct frames {
@@ -30,6 +33,7 @@ struct frames {
 	unsigned n_devices;
 	uint64_t budget; /* frames */
 	unsigned room;
+	struct shares *shares; /* NULL: frames are not shared */
 
 	_Atomic uint64_t used; /* frames; above the budget only by calls that may go beyond it */
 	_Atomic uint64_t reserved; /* part of used: by frames_reserve() */
@@ -49,7 +53,8 @@ void frames_destroy(struct frames *fr);
  * is used up. @beyond: regardless of the budget; then fewer only if there is no memory.
  */
 unsigned frames_take(struct frames *fr, unsigned n, frame_t *out, bool beyond);
-void frames_give(struct frames *fr, const frame_t *frame, unsigned n);
+/* Give back frames, or shares of them (shares.h). Returns how many frames nobody has any more. */
+unsigned frames_give(struct frames *fr, const frame_t *frame, unsigned n);
 /*
  * Make a slab of memory that belongs to a chunk: GAIA_CHUNK bytes at @memory, aligned to as much. Frame k of it is for page k of that chunk
  * and nothing else: it is neither taken nor given. Its budget is the caller's (frames_reserve()). Returns its first frame; 0: there are no

@@ -9,6 +9,7 @@
 #include "pagecache/file.h"
 #include "pagecache/frames.h"
 #include "pagecache/root.h"
+#include "pagecache/shares.h"
 #include "pagecache/state.h"
 #include "pagecache/victim.h"
 #include "pagecache/writeback.h"
@@ -104,25 +105,29 @@ int home_no_memory(unsigned n)
 unsigned chunk_shrink(struct chunk *ch, bool park)
 {
 	struct cache *c = ch->file->cache;
-	unsigned n = 0;
+	/* To drop what is shared makes no room, until the last page that has it goes. */
+	bool spares = c->dedup && park && !atomic_exchange(&ch->spared, true);
+	unsigned n = 0, freed = 0;
 
+	if (!spares)
+		atomic_store(&ch->spared, false);
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES && ch->n_frames; i++) {
 		struct page *p = page_at(ch, i);
 
 		if (!p || !p->frame || p->readers || (p->flags & (PAGE_LOCKED | PAGE_DIRTY)) || page_in_view(ch, i))
 			continue;
-		if (!home_may_leave(ch, i))
+		if ((spares && shares_by_others(&c->frames, p->frame)) || !home_may_leave(ch, i))
 			continue;
 		if (park && c->victims)
 			victim_offer(ch, i);
-		page_drop(ch, i);
+		freed += page_drop(ch, i);
 		n++;
 	}
 	pthread_mutex_unlock(&ch->lock);
 	victims_send(c, false);
 	count(CTR_home_evicted, n);
-	return n;
+	return freed;
 }
 
 /* So many chunks are looked at before the lock, which all files share, is dropped. */
@@ -151,6 +156,7 @@ static struct chunk *lru_next(struct cache *c, unsigned *looks)
 			break;
 		}
 		if (atomic_exchange(&ch->referenced, false) || all_dirty(ch)) {
+			atomic_store_explicit(&ch->spared, false, memory_order_relaxed);
 			TAILQ_REMOVE(&c->lru, ch, lru);
 			TAILQ_INSERT_TAIL(&c->lru, ch, lru);
 		} else {
@@ -169,7 +175,7 @@ static unsigned home_evict(struct cache *c, unsigned want)
 	struct chunk *ch;
 
 	lists_lock(c);
-	looks = 2 * c->n_lru;
+	looks = (c->dedup ? 3 : 2) * c->n_lru;
 	pthread_mutex_unlock(&c->lock);
 	while (looks > 0 && freed < want) {
 		ch = lru_next(c, &looks);

@@ -3,11 +3,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/fault.h"
 #include "base/util.h"
 #include "pagecache/chunk.h"
 #include "pagecache/file.h"
 #include "pagecache/frames.h"
 #include "pagecache/root.h"
+#include "pagecache/shares.h"
 #include "pagecache/state.h"
 #include "pagecache/victim.h"
 #include "pagecache/view.h"
@@ -45,6 +47,8 @@ void pages_become(struct chunk *ch, unsigned a, unsigned b, uint8_t state)
 		uint8_t now = (uint8_t)((p->flags & ~(PAGE_DIRTY | PAGE_STORED | PAGE_SYNCING)) | state);
 
 		bug_on(state && !p->frame);
+		/* Others may have its bytes, or come to have them. */
+		bug_on((state & PAGE_DIRTY) && shares_indexed(&f->cache->frames, p->frame) && !fault_point("break.shared_written"));
 		/* Everything that changes home's bytes makes them dirty, except what removes them (resize.c). */
 		if ((state & PAGE_DIRTY) && ch->parked)
 			victim_drop_slot(ch, i);
@@ -79,21 +83,21 @@ void page_clear_dirty(struct chunk *ch, unsigned i)
 		pages_become(ch, i, i + 1, 0);
 }
 
-void page_drop(struct chunk *ch, unsigned i)
+bool page_drop(struct chunk *ch, unsigned i)
 {
 	frame_t old;
 
 	if (!page_present(ch, i))
-		return;
+		return false;
 	under_drop(ch, i);
 	pages_become(ch, i, i + 1, 0);
 	page_at(ch, i)->flags &= (uint8_t)~PAGE_GIVEN;
 	if (page_in_view(ch, i)) {
 		view_page_leaves(ch, i);
-		return;
+		return false;
 	}
 	old = page_set_frame(ch, i, 0);
-	frames_give(&ch->file->cache->frames, &old, 1);
+	return frames_give(&ch->file->cache->frames, &old, 1) > 0;
 }
 
 /* ---- storing ---- */

@@ -31,6 +31,7 @@
 #include "base/util.h"
 #include "pagecache/cache.h"
 #include "pagecache/chunk.h"
+#include "pagecache/dedup.h"
 #include "pagecache/coherence.h"
 #include "pagecache/fetch.h"
 #include "pagecache/file.h"
@@ -171,7 +172,9 @@ static int import_run(struct chunk *ch, unsigned a, unsigned b, char *buf)
 
 		if (memcmp(page_ptr(ch, i), store, GAIA_PAGE) == 0)
 			continue;
-		err = spares_take(c, spare);
+		err = pages_own(ch, i, i + 1, NULL);
+		if (!err)
+			err = spares_take(c, spare);
 		if (err)
 			break;
 		pthread_mutex_lock(&ch->lock);

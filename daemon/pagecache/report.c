@@ -9,6 +9,7 @@
 #include "pagecache/cache.h"
 #include "pagecache/chunk.h"
 #include "pagecache/coherence.h"
+#include "pagecache/dedup.h"
 #include "pagecache/devices.h"
 #include "pagecache/file.h"
 #include "pagecache/grant.h"
@@ -16,6 +17,7 @@
 #include "pagecache/ready.h"
 #include "pagecache/replica.h"
 #include "pagecache/root.h"
+#include "pagecache/shares.h"
 #include "pagecache/state.h"
 #include "pagecache/victim.h"
 #include "pagecache/view.h"
@@ -115,14 +117,14 @@ json_t *cache_status_json(struct cache *c)
 	files = HASH_COUNT(c->files);
 	pthread_mutex_unlock(&c->lock);
 	cache_unstored(c, &home, &devices);
-	return json_pack("{s:I, s:I, s:o, s:o, s:{s:I, s:I, s:I, s:I, s:I, s:I}, s:o, s:o, s:o}", "dirty_bytes",
+	return json_pack("{s:I, s:I, s:o, s:o, s:{s:I, s:I, s:I, s:I, s:I, s:I}, s:o, s:o, s:o, s:o}", "dirty_bytes",
 			 (json_int_t)(home + devices), "only_on_devices_bytes", (json_int_t)devices, "devices", devices_json(c),
 			 "host", device_json(c, GAIA_HOST), "home", "budget", (json_int_t)(c->frames.budget * GAIA_PAGE), "used",
 			 (json_int_t)(atomic_load(&c->frames.used) * GAIA_PAGE), "dirty",
 			 (json_int_t)home, "twins",
 			 (json_int_t)(atomic_load(&c->n_kept) * GAIA_PAGE), "twins_limit",
 			 (json_int_t)(c->frames.budget / KEPT_SHARE * GAIA_PAGE), "files",
-			 (json_int_t)files, "tiers", tiers_json(c), "counters", counts, "races", races_json(c));
+			 (json_int_t)files, "dedup", dedup_json(c), "tiers", tiers_json(c), "counters", counts, "races", races_json(c));
 }
 
 /* ---- residency ---- */
@@ -281,7 +283,8 @@ static void check_replica(struct chunk *ch, struct replica *rep, uint64_t *ahead
 	bug_on(rep->n_shadow_users != 0 || (rep->shadow && !snapped));
 }
 
-static void check_chunk(struct chunk *ch, uint64_t *frames, uint64_t *dirty, uint64_t *ahead)
+/* @owners: for each frame how many have it. */
+static void check_chunk(struct chunk *ch, uint32_t *owners, uint64_t *frames, uint64_t *dirty, uint64_t *ahead)
 {
 	unsigned n_frames = 0, n_dirty = 0, n_stored = 0, n_viewed = 0;
 	uint64_t ahead_before = *ahead;
@@ -300,6 +303,7 @@ static void check_chunk(struct chunk *ch, uint64_t *frames, uint64_t *dirty, uin
 		bug_on((p->flags & PAGE_DIRTY) && (p->flags & PAGE_STORED));
 		bug_on(p->flags & PAGE_SYNCING);
 		n_frames += p->frame != 0;
+		owners[p->frame]++;
 		n_viewed += page_in_view(ch, i);
 		n_dirty += !!(p->flags & PAGE_DIRTY);
 		n_stored += !!(p->flags & PAGE_STORED);
@@ -315,8 +319,10 @@ static void check_chunk(struct chunk *ch, uint64_t *frames, uint64_t *dirty, uin
 	bug_on(*ahead - ahead_before != ch->n_ahead);
 	bug_on(ch->unsynced != (n_dirty || n_stored || ch->n_ahead));
 	for (struct page_extra *x = ch->track ? ch->track->extra : NULL; x; x = x->hh.next) {
-		for (struct twin *tw = x->twins; tw; tw = tw->next)
+		for (struct twin *tw = x->twins; tw; tw = tw->next) {
+			owners[tw->frame]++;
 			n_frames++;
+		}
 		n_frames += (x->under != 0) + (x->owners != 0);
 		/* It stands for what has to be put, or for what was fetched in vain. */
 		bug_on(x->under && !page_present(ch, x->page));
@@ -328,6 +334,7 @@ static void check_chunk(struct chunk *ch, uint64_t *frames, uint64_t *dirty, uin
 
 void cache_check(struct cache *c)
 {
+	uint32_t *owners = xcalloc(c->frames.room * GAIA_CHUNK_PAGES + 1, sizeof(*owners));
 	uint64_t frames = 0, dirty = 0, all_ahead = 0;
 
 	/* The caller says that nothing else runs, but cannot know about these workers, nor about the flusher. */
@@ -351,7 +358,7 @@ void cache_check(struct cache *c)
 		cfile_use(f);
 		n = chunk_list_get(f, 0, UINT64_MAX, &list);
 		for (unsigned k = 0; k < n; k++) {
-			check_chunk(list[k], &frames, &file_dirty, &ahead);
+			check_chunk(list[k], owners, &frames, &file_dirty, &ahead);
 			chunk_put(list[k]);
 		}
 		free(list);
@@ -366,6 +373,8 @@ void cache_check(struct cache *c)
 	bug_on(all_ahead != atomic_load(&c->n_ahead));
 	/* All of the host's memory counts, with all pages that are in view. */
 	bug_on((c->local ? c->local->used / GAIA_PAGE - c->local->n_stranded * GAIA_CHUNK_PAGES : 0) != atomic_load(&c->frames.reserved));
+	frames -= shares_check(&c->frames, owners);
+	free(owners);
 	bug_on(frames + atomic_load(&c->frames.reserved) != atomic_load(&c->frames.used));
 	for (unsigned i = 0; i < c->n_devices; i++) {
 		struct replica *rep;

@@ -11,6 +11,7 @@
 #include "base/util.h"
 #include "pagecache/cache.h"
 #include "pagecache/chunk.h"
+#include "pagecache/dedup.h"
 #include "pagecache/coherence.h"
 #include "pagecache/file.h"
 #include "pagecache/frames.h"
@@ -68,9 +69,11 @@ static int prepare_cut(struct cfile *f, uint64_t size, struct chunk **out)
 	return err;
 }
 
-/* Drop what the chunk's page has from @cut on (0: all). chunk->lock is held, the page is locked. */
-static void cut_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[2])
+/* Drop what the chunk's page has from @cut on (0: all). chunk->lock is held, the page is locked. @spare: the third is for page_own(). */
+static void cut_page(struct chunk *ch, unsigned i, unsigned cut, frame_t spare[3])
 {
+	if (cut > 0)
+		page_own(ch, i, &spare[2]);
 	/* If it is tracked but not home: tracking began after prepare_cut(), by an acquire that waits for us. */
 	victim_drop_slot(ch, i);
 	if (ch->track && (cut == 0 || page_present(ch, i)))
@@ -92,8 +95,8 @@ static int cut_chunk(struct chunk *ch, uint64_t size, bool prepared)
 	uint64_t start = ch->index * GAIA_CHUNK;
 	unsigned first = size > start ? (unsigned)((size - start) / GAIA_PAGE) : 0;
 	unsigned cut = size > start ? (unsigned)((size - start) % GAIA_PAGE) : 0;
-	frame_t spare[2];
-	int err = frame_alloc(c, 2, spare);
+	frame_t spare[3] = { 0 };
+	int err = frame_alloc(c, 2 + (cut > 0 && c->dedup), spare);
 
 	if (err)
 		return err;
@@ -126,6 +129,8 @@ static int cut_chunk(struct chunk *ch, uint64_t size, bool prepared)
 	track_maybe_free(ch);
 	pthread_mutex_unlock(&ch->lock);
 	spares_give(c, spare);
+	if (spare[2])
+		frames_give(&c->frames, &spare[2], 1);
 	chunk_unlist(ch);
 	return 0;
 }
@@ -236,6 +241,8 @@ static int keep_pages(struct chunk *ch, unsigned a, unsigned b, uint64_t off, ui
 		}
 		pthread_mutex_unlock(&ch->lock);
 		err = home_bring(ch, i, j);
+		if (!err)
+			err = pages_own(ch, i, j, NULL);
 		pthread_mutex_lock(&ch->lock);
 		if (!err)
 			pages_set_dirty(ch, i, j);

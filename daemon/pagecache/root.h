@@ -35,6 +35,7 @@
 
 struct cache_device;
 struct cfile;
+struct dedup;
 struct late_user;
 struct pool;
 struct victims;
@@ -63,6 +64,7 @@ struct cache {
 	struct cache_device *local; /* the host as a device; NULL: there is none */
 	struct readers viewers;	    /* see view.h */
 	struct victims *victims; /* NULL: no device has parked pages. Constant while anything runs */
+	struct dedup *dedup;	 /* NULL: frames are not shared. Constant */
 	uint64_t idled[5];	    /* of the trimmer: its n_idled in the last rounds, the oldest first */
 	atomic_bool lacking;	    /* pages were needed, and nothing could leave home */
 	uint64_t age_ns, device_age_ns;

@@ -12,6 +12,7 @@
 #include "pagecache/cache.h"
 #include "pagecache/chunk.h"
 #include "pagecache/coherence.h"
+#include "pagecache/dedup.h"
 #include "pagecache/fetch.h"
 #include "pagecache/file.h"
 #include "pagecache/fill.h"
@@ -231,6 +232,8 @@ static int write_span(struct span *s)
 		err = span_prepare(s);
 	if (!err)
 		err = span_frames(s);
+	if (!err)
+		err = pages_own(ch, s->a, s->b, NULL);
 	if (!err)
 		err = span_apply(s);
 	if (!err) {

@@ -36,6 +36,7 @@ struct mem_inode {
 	struct mem_page **pages; /* by index, rising; none lies beyond the size */
 	size_t n, room;
 	struct timespec atime, mtime, ctime;
+	uid_t owner;
 };
 
 struct mem_store {
@@ -334,6 +335,7 @@ static int mem_stat(struct store_file *file, struct stat *out)
 	out->st_blksize = GAIA_PAGE;
 	pthread_mutex_lock(&ino->lock);
 	out->st_size = ino->size;
+	out->st_uid = ino->owner;
 	out->st_blocks = (blkcnt_t)(ino->n * (GAIA_PAGE / 512));
 	out->st_atim = ino->atime;
 	out->st_mtim = ino->mtime;
@@ -486,6 +488,15 @@ static const struct store_ops mem_ops = {
 	.open = mem_open,
 	.destroy = mem_destroy,
 };
+
+void store_mem_chown(struct store_file *file, uid_t owner)
+{
+	struct mem_inode *ino = inode_of(file);
+
+	pthread_mutex_lock(&ino->lock);
+	ino->owner = owner;
+	pthread_mutex_unlock(&ino->lock);
+}
 
 int store_mem_create(struct store **out)
 {

@@ -1064,6 +1064,7 @@ struct rig *rig_create(const struct rig_options *options)
 	uint64_t device_cache[CACHE_MAX_DEVICES] = { 0 };
 	struct cache_config config = {
 		.device_cache = device_cache,
+		.dedup = options->dedup,
 		.home_bytes = options->home_bytes ? options->home_bytes : 64ull << 20,
 		.devices = dev,
 		.n_devices = options->devices,

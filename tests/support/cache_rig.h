@@ -32,6 +32,7 @@ struct rig_options {
 	unsigned device_chunks; /* of each; 0: 8 */
 	uint64_t device_cache;	/* of each: bytes for pages that left home, or CACHE_DEVICE_AUTO; 0: none */
 	uint64_t home_bytes;	/* 0: 64 MiB */
+	enum cache_dedup dedup;
 	uint64_t age_ms;	/* 0: an hour, that is: nothing is stored unless asked */
 	uint64_t device_age_ms;	/* 0: an hour, too */
 	bool writethrough;	/* the kernel's way of caching */

@@ -1464,7 +1464,7 @@ static void run_op(const struct op *op)
 
 /* Whether the file begins as one that processes have open past the cache; and whether the host is a device, too. */
 static bool passthrough, with_host;
-static bool parks;
+static bool parks, shares;
 
 static uint32_t next_random(uint64_t *seed)
 {
@@ -1509,6 +1509,7 @@ static void world_begin(uint64_t seed)
 		.reads_ahead = true,
 		/* Two slabs, for which replicas do not always leave room. */
 		.device_cache = parks ? 2 * GAIA_CHUNK : 0,
+		.dedup = shares ? CACHE_DEDUP_HOME : CACHE_DEDUP_OFF,
 		/* So that they share the device's memory, whatever the device. */
 		.readers_may_write = true,
 	};
@@ -1516,6 +1517,10 @@ static void world_begin(uint64_t seed)
 	struct store_file *sf;
 
 	w.rig = rig_create(&options);
+	if (shares)
+		fault_arm("dedup.all", -EEXIST, 0, 0);
+	if (shares && seed % 2)
+		fault_arm("dedup.collide", -EEXIST, 0, 0);
 	if (parks) {
 		fault_arm("park.all", -ENOSPC, 0, 0);
 		fault_arm("source.store_is_dear", -ENOSPC, 0, 0);
@@ -1531,13 +1536,16 @@ static void world_begin(uint64_t seed)
 		unsigned char page[GAIA_PAGE] = { 0 };
 		struct iovec iov = { page, GAIA_PAGE };
 
+		/* When equal pages share frames, pages begin with few contents, so that they do. */
+		unsigned content = shares ? hot % 4 : hot;
+
 		for (unsigned k = 0; k < GAIA_PAGE; k++) {
 			struct byte *b = &w.byte[hot][k];
 
 			b->n = 1;
 			/* Some pages are holes. */
 			if (hot % 4 != 3 && hot_offset(hot) + k < size)
-				page[k] = b->used = (uint8_t)(1 + (hot * 7 + k) % 255);
+				page[k] = b->used = (uint8_t)(1 + (content * 7 + k) % 255);
 			b->last[0] = (struct last){ .value = page[k], .owner = CPU };
 		}
 		if (hot % 4 != 3)
@@ -1686,10 +1694,21 @@ Test(random, every_read_is_allowed_with_parked_pages, .timeout = 600)
 	run_all(PROGRAMS(40));
 }
 
+/* Equal pages share frames, in some programs with hashes that are all the same; in some of them parked pages, too. */
+Test(random, every_read_is_allowed_with_shared_frames, .timeout = 600)
+{
+	shares = true;
+	run_all(PROGRAMS(40));
+	parks = true;
+	run_all(PROGRAMS(20));
+}
+
 Test(random, every_read_is_allowed_with_the_host, .timeout = 600)
 {
 	with_host = true;
 	run_all(PROGRAMS(24));
+	shares = true;
+	run_all(PROGRAMS(12));
 }
 
 Test(random, every_read_is_allowed_with_the_host_of_a_passthrough_file, .timeout = 600)

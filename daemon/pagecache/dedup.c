@@ -1,0 +1,293 @@
+/*
+ * dedup.c - see dedup.h.
+ *
+ * A page is in the sample if a few of its bytes, mixed, say so: so equal pages are, or are not, wherever they lie. One page of SAMPLE is. Pages of
+ * the sample are always looked for. The others of a file are if that pays by what its sample has found so far, or, while that is
+ * too small to tell, by what the samples of all files have: of the pages looked for a share must have been found (WORTH), and reading these again
+ * must take longer than it has taken to hash all. A page that was shared and is written then was found in vain.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <xxhash.h>
+
+#include "pagecache/dedup.h"
+
+#include "base/bits.h"
+#include "base/counters.h"
+#include "base/fault.h"
+#include "base/util.h"
+#include "pagecache/chunk.h"
+#include "pagecache/file.h"
+#include "pagecache/home.h"
+#include "pagecache/readcost.h"
+#include "pagecache/root.h"
+#include "pagecache/shares.h"
+#include "pagecache/writeback.h"
+
+#define SAMPLE 16u
+#define WORTH_PERCENT 3u
+/* Pages of the sample: fewer of a file do not tell; after so many what was is worth half. */
+#define ENOUGH 32u
+#define MANY 1024u
+/* For so many pages of the sample the store is not asked again whose the file is. */
+#define OWNER_PAGES 64u
+
+struct dedup {
+	bool all_users; /* of all users' files, not only of one user's at a time */
+	uint8_t secret[XXH3_SECRET_SIZE_MIN];
+	struct dedup_file all; /* all files together */
+	atomic_uint hash_ns;   /* of a page, lately */
+};
+
+int dedup_create(struct cache *c, const struct cache_config *config)
+{
+	struct dedup *d;
+	int err;
+
+	if (config->dedup == CACHE_DEDUP_OFF)
+		return 0;
+	d = calloc(1, sizeof(*d));
+	if (!d)
+		return -ENOMEM;
+	/* So that nobody can make files whose pages all have one hash. */
+	if (getrandom(d->secret, sizeof(d->secret), 0) != sizeof(d->secret)) {
+		free(d);
+		return -EIO;
+	}
+	d->all_users = config->dedup == CACHE_DEDUP_ALL_USERS;
+	err = shares_create(&c->frames);
+	if (err)
+		free(d);
+	else
+		c->dedup = d;
+	return err;
+}
+
+void dedup_destroy(struct cache *c)
+{
+	free(c->dedup);
+	c->dedup = NULL;
+}
+
+/* ---- which pages ---- */
+
+static bool in_sample(const void *page)
+{
+	uint64_t mixed = 0, word;
+
+	for (unsigned at = 64; at < GAIA_PAGE; at += GAIA_PAGE / 4) {
+		memcpy(&word, (const char *)page + at, sizeof(word));
+		mixed = (mixed ^ word) * 0x9e3779b97f4a7c15u;
+		mixed ^= mixed >> 29;
+	}
+	return mixed % SAMPLE == 0;
+}
+
+static bool pays(const struct cache *c, const struct dedup_file *df)
+{
+	uint64_t tried = atomic_load_explicit(&df->tried, memory_order_relaxed), found = atomic_load_explicit(&df->found, memory_order_relaxed);
+	uint64_t hash_ns = atomic_load_explicit(&c->dedup->hash_ns, memory_order_relaxed);
+
+	return tried >= ENOUGH && found * 100 >= tried * WORTH_PERCENT && found * read_cost_ns(&c->store_cost, 1, 1) >= tried * hash_ns;
+}
+
+static bool file_pays(struct cfile *f)
+{
+	bool known;
+
+	if (fault_point("dedup.all"))
+		return true;
+	known = atomic_load_explicit(&f->dedup.tried, memory_order_relaxed) >= ENOUGH;
+
+	return pays(f->cache, known ? &f->dedup : &f->cache->dedup->all);
+}
+
+static void learn(struct dedup_file *df, bool found)
+{
+	if (found)
+		atomic_fetch_add_explicit(&df->found, 1, memory_order_relaxed);
+	if (atomic_fetch_add_explicit(&df->tried, 1, memory_order_relaxed) < MANY)
+		return;
+	atomic_store_explicit(&df->tried, MANY / 2, memory_order_relaxed);
+	atomic_store_explicit(&df->found, atomic_load_explicit(&df->found, memory_order_relaxed) / 2, memory_order_relaxed);
+}
+
+/* Hashing takes more or less time as the processor's caches have the page: what it has taken lately. */
+static void learn_cost(struct dedup *d, uint64_t ns)
+{
+	uint64_t old = atomic_load_explicit(&d->hash_ns, memory_order_relaxed);
+
+	/* A thread that did not run meanwhile says nothing. */
+	ns = MIN(ns, 10000u);
+	atomic_store_explicit(&d->hash_ns, (unsigned)(old ? (7 * old + ns) / 8 : ns), memory_order_relaxed);
+}
+
+/* ---- whose ---- */
+
+void cache_owner_changed(struct cfile *f)
+{
+	atomic_fetch_add(&f->dedup.owner_changes, 1);
+	atomic_store(&f->dedup.owner, 0);
+}
+
+/*
+ * That it was found tells, by the time that it took, that somebody else has read the same bytes. So only files of one owner share.
+ * False: it is not known.
+ */
+static bool find_domain(struct cfile *f, bool sample, uint32_t *domain)
+{
+	uint64_t owner = atomic_load(&f->dedup.owner);
+	unsigned changes = atomic_load(&f->dedup.owner_changes);
+	struct store_file *sf;
+	struct stat st;
+
+	*domain = 1;
+	if (f->cache->dedup->all_users)
+		return true;
+	if (!(uint32_t)owner) {
+		if (cfile_store(f, false, &sf) || sf->ops->stat(sf, &st))
+			return false;
+		owner = (uint64_t)st.st_uid << 32 | OWNER_PAGES;
+		atomic_store(&f->dedup.owner, owner);
+		if (atomic_load(&f->dedup.owner_changes) != changes) {
+			atomic_store(&f->dedup.owner, 0);
+			return false;
+		}
+	} else if (sample) {
+		/* If another thread has done so, or has asked, that will do. */
+		(void)atomic_compare_exchange_strong(&f->dedup.owner, &(uint64_t){ owner }, owner - 1);
+	}
+	*domain = 1 + (uint32_t)(owner >> 32);
+	return true;
+}
+
+/* ---- equal pages ---- */
+
+static uint32_t tag_of(struct dedup *d, const void *page, bool timed)
+{
+	uint64_t began = timed ? now_ns() : 0;
+	uint32_t tag = (uint32_t)XXH3_64bits_withSecret(page, GAIA_PAGE, d->secret, sizeof(d->secret));
+
+	if (timed)
+		learn_cost(d, now_ns() - began);
+	count(CTR_dedup_hashed, 1);
+	if (tag == SHARES_ZEROS || fault_point("dedup.collide"))
+		tag = 1;
+	return tag;
+}
+
+static frame_t dedup_frame(struct cfile *f, frame_t frame)
+{
+	struct cache *c = f->cache;
+	const char *page = frame_ptr(&c->frames, frame);
+	uint32_t domain;
+	frame_t found;
+	bool sample;
+
+	/* Zeros are nobody's secret, and need no hash. */
+	if (page[0] == 0 && memcmp(page, page + 1, GAIA_PAGE - 1) == 0) {
+		found = shares_join(&c->frames, frame, SHARES_ZEROS, SHARES_ZEROS);
+		count(CTR_dedup_zeros, found != frame);
+		return found;
+	}
+	sample = in_sample(page);
+	if ((!sample && !file_pays(f)) || !find_domain(f, sample, &domain))
+		return frame;
+	found = shares_join(&c->frames, frame, tag_of(c->dedup, page, sample), domain);
+	count(CTR_dedup_found, found != frame);
+	if (sample) {
+		learn(&f->dedup, found != frame);
+		learn(&c->dedup->all, found != frame);
+	}
+	return found;
+}
+
+void dedup_frames(struct cfile *f, frame_t *frame, unsigned n)
+{
+	struct cache *c = f->cache;
+
+	/* There the store may have something else at any time. */
+	if (!c->dedup || cfile_is_passthrough(f))
+		return;
+	for (unsigned k = 0; k < n; k++) {
+		frame_t found = dedup_frame(f, frame[k]);
+
+		if (found != frame[k])
+			frames_give(&c->frames, &frame[k], 1);
+		frame[k] = found;
+	}
+}
+
+/* ---- frames of their own ---- */
+
+/* The page has a frame that only it has, and that is not indexed. The page is locked. */
+static bool is_own(struct chunk *ch, unsigned i)
+{
+	struct frames *fr = &ch->file->cache->frames;
+	frame_t frame = page_at(ch, i) ? page_at(ch, i)->frame : 0;
+
+	return !frame || !shares_indexed(fr, frame) || (shares_by_others(fr, frame) && fault_point("break.shared_written")) || shares_own(fr, frame);
+}
+
+/* What was found in vain counts as not found. */
+static void unlearn(struct cfile *f, const void *page)
+{
+	if (in_sample(page)) {
+		learn(&f->dedup, false);
+		learn(&f->cache->dedup->all, false);
+	}
+	count(CTR_dedup_unshared, 1);
+}
+
+static void page_move(struct chunk *ch, unsigned i, frame_t frame)
+{
+	struct cache *c = ch->file->cache;
+	frame_t old;
+
+	memcpy(frame_ptr(&c->frames, frame), page_ptr(ch, i), GAIA_PAGE);
+	unlearn(ch->file, page_ptr(ch, i));
+	old = page_set_frame(ch, i, frame);
+	frames_give(&c->frames, &old, 1);
+}
+
+void page_own(struct chunk *ch, unsigned i, frame_t *spare)
+{
+	if (!ch->file->cache->dedup || is_own(ch, i))
+		return;
+	page_move(ch, i, *spare);
+	*spare = 0;
+}
+
+int pages_own(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages)
+{
+	struct cache *c = ch->file->cache;
+	frame_t frame;
+	int err;
+
+	if (!c->dedup)
+		return 0;
+	for (unsigned i = a; (i = pages ? bits_first(pages, i, b) : i) < b; i++) {
+		/* Others may give theirs back meanwhile, which does no harm. */
+		if (is_own(ch, i))
+			continue;
+		err = fault_point("dedup.own");
+		if (!err)
+			err = frame_alloc(c, 1, &frame);
+		if (err)
+			return err;
+		pthread_mutex_lock(&ch->lock);
+		page_move(ch, i, frame);
+		pthread_mutex_unlock(&ch->lock);
+	}
+	return 0;
+}
+
+json_t *dedup_json(const struct cache *c)
+{
+	const struct dedup *d = c->dedup;
+
+	return json_pack("{s:s, s:I, s:i}", "mode", !d ? "off" : d->all_users ? "all-users" : "home", "saved_bytes",
+			 (json_int_t)(shares_saved(&c->frames) * GAIA_PAGE), "hash_ns", d ? (int)atomic_load(&((struct dedup *)d)->hash_ns) : 0);
+}

@@ -1,0 +1,49 @@
+/*
+ * dedup.h - equal pages of home in one frame: which pages are looked for, and when a page needs a frame of its own again.
+ *
+ * After DEDU (ICCS'11), which compares all blocks of a GPU's cache by signatures. Here pages are looked at when they come home (fill.c), since
+ * reading them takes far longer than hashing them, and only by sample at first: see dedup_frames(). What is dirty is never shared.
+ */
+#ifndef GAIA_PAGECACHE_DEDUP_H
+#define GAIA_PAGECACHE_DEDUP_H
+
+#include <jansson.h>
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "pagecache/cache.h"
+#include "pagecache/frames.h"
+
+struct chunk;
+struct dedup;
+
+/* A file's part; zeros at first. Hints: relaxed, and not always exact. */
+struct dedup_file {
+	atomic_uint tried, found; /* pages of the sample that were looked for, and found; both are halved now and then */
+	_Atomic uint64_t owner;	  /* the file's, as the store says, << 32, and for how many pages of the sample that may be taken; 0: ask */
+	atomic_uint owner_changes;
+};
+
+/* If config->dedup says so: c->dedup, else NULL. -ENOMEM. */
+int dedup_create(struct cache *c, const struct cache_config *config);
+/* Nothing runs any more. */
+void dedup_destroy(struct cache *c);
+
+/*
+ * Pages of the file have come into frame[0..n), which belong to nobody yet: where home has the same bytes already, frame[k] becomes that frame, and
+ * the other is given back. No lock but their pages' and the file's range.
+ */
+void dedup_frames(struct cfile *f, frame_t *frame, unsigned n);
+
+/*
+ * Pages [a, b), of those in @pages (NULL: all), are locked exclusively and about to be changed where they are: those that others may have, too,
+ * get frames of their own, with the same bytes. Goes beyond the budget, as frame_alloc() does; -ENOMEM: no memory. No lock is held.
+ */
+int pages_own(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages);
+/* The same for one page, with chunk->lock held, and a frame for it in @spare, which becomes 0 if it is taken. */
+void page_own(struct chunk *ch, unsigned i, frame_t *spare);
+
+/* For the status. */
+json_t *dedup_json(const struct cache *c);
+
+#endif

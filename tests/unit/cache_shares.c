@@ -1,0 +1,422 @@
+/*
+ * cache_shares.c - equal pages of home in one frame: they are found, never by their hash alone, and a page that is written gets
+ * a frame of its own first.
+ *
+ * In most scenes all pages are looked for, not only a sample (a fault point).
+ */
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <pthread.h>
+
+#include "base/counters.h"
+#include "base/fault.h"
+#include "base/util.h"
+#include "cache_scene.h"
+#include "held.h"
+#include "pagecache/cache.h"
+#include "pagecache/devices.h"
+#include "pagecache/root.h"
+#include "pagecache/shares.h"
+
+#define AT(page) ((uint64_t)(page) * GAIA_PAGE)
+#define PAGES 600u /* of two chunks */
+#define KINDS 3u
+
+static char bytes[AT(PAGES)], seen[AT(PAGES)];
+
+static void mark(unsigned page, unsigned kind)
+{
+	for (unsigned i = 0; i < GAIA_PAGE; i++)
+		bytes[AT(page) + i] = (char)(1 + (kind * 37 + i / 7) % 250);
+}
+
+static void read_all(void)
+{
+	cr_assert_eq(cpu_read_direct(kf, seen, sizeof(seen), 0), (ssize_t)sizeof(seen));
+	for (unsigned i = 0; i < PAGES; i++)
+		cr_assert_eq(memcmp(seen + AT(i), bytes + AT(i), GAIA_PAGE), 0, "page %u", i);
+}
+
+static void forget_home(void)
+{
+	cr_assert_eq(cpu_fsync(kf), 0);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+}
+
+static uint64_t saved(void)
+{
+	return shares_saved(&rig->cache->frames);
+}
+
+static void begin_of_kinds(struct rig_options options, unsigned kinds)
+{
+	options.dedup = options.dedup ? options.dedup : CACHE_DEDUP_HOME;
+	begin(&options, sizeof(bytes));
+	for (unsigned i = 0; i < PAGES; i++)
+		mark(i, i % kinds);
+	cr_assert_eq(cpu_write_direct(kf, bytes, sizeof(bytes), 0), 0);
+	forget_home();
+	cr_assert_eq(rig_frames(rig), 0u);
+}
+
+/* All pages are home, in as many frames as there are kinds. */
+static void begin_shared(struct rig_options options)
+{
+	begin_of_kinds(options, KINDS);
+	fault_arm("dedup.all", -EEXIST, 0, 0);
+	read_all();
+	cr_assert_eq(rig_frames(rig), KINDS);
+	cr_assert_eq(saved(), PAGES - KINDS);
+}
+
+static void write_page(unsigned page, const char *text)
+{
+	cr_assert_eq(cpu_write_direct(kf, text, strlen(text), AT(page) + 100), 0);
+	memcpy(bytes + AT(page) + 100, text, strlen(text));
+}
+
+Test(shares, are_pages_that_are_equal)
+{
+	begin_shared((struct rig_options){ .devices = 1 });
+	cache_check(rig->cache);
+	read_all();
+	forget_home();
+	cr_assert_eq(rig_frames(rig), 0u);
+	cr_assert_eq(saved(), 0u);
+	end();
+}
+
+Test(shares, are_not_made_unless_asked_for)
+{
+	begin_of_kinds((struct rig_options){ .devices = 1 }, KINDS);
+	end();
+	begin(&(struct rig_options){ .devices = 1 }, sizeof(bytes));
+	fault_arm("dedup.all", -EEXIST, 0, 0);
+	cr_assert_eq(cpu_write_direct(kf, bytes, sizeof(bytes), 0), 0);
+	forget_home();
+	read_all();
+	cr_assert_eq(rig_frames(rig), PAGES);
+	end();
+}
+
+Test(shares, end_where_a_page_is_written)
+{
+	begin_shared((struct rig_options){ .devices = 1 });
+	write_page(7, "written");
+	write_page(7 + KINDS, "written, too");
+	cr_assert_eq(rig_frames(rig), KINDS + 2);
+	read_all();
+	cr_assert_eq(cpu_fsync(kf), 0);
+	read_all();
+	forget_home();
+	read_all();
+	end();
+}
+
+Test(shares, of_one_page_end_without_a_copy)
+{
+	uint64_t unshared;
+
+	begin_of_kinds((struct rig_options){ .devices = 1 }, PAGES);
+	fault_arm("dedup.all", -EEXIST, 0, 0);
+	/* They are different: mark() has 250 kinds. */
+	for (unsigned i = 0; i < 250; i++)
+		cr_assert_eq(cpu_read_direct(kf, seen, 10, AT(i)), 10);
+	unshared = counter_value(CTR_dedup_unshared);
+	write_page(3, "alone");
+	cr_assert_eq(counter_value(CTR_dedup_unshared), unshared);
+	read_all();
+	end();
+}
+
+Test(shares, are_of_zeros_without_a_hash)
+{
+	uint64_t hashed;
+
+	memset(bytes, 0, sizeof(bytes));
+	begin(&(struct rig_options){ .devices = 1, .dedup = CACHE_DEDUP_HOME }, sizeof(bytes));
+	hashed = counter_value(CTR_dedup_hashed);
+	read_all();
+	cr_assert_eq(rig_frames(rig), 1u);
+	cr_assert_eq(counter_value(CTR_dedup_hashed), hashed);
+	write_page(5, "x");
+	read_all();
+	end();
+}
+
+Test(shares, end_where_a_page_is_cut)
+{
+	begin_shared((struct rig_options){ .devices = 1 });
+	cr_assert_eq(cpu_truncate(kf, AT(PAGES - 1) + 10), 0);
+	cr_assert_eq(cpu_truncate(kf, AT(PAGES)), 0);
+	memset(bytes + AT(PAGES - 1) + 10, 0, GAIA_PAGE - 10);
+	read_all();
+	cr_assert_eq(cpu_allocate(kf, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, AT(10) + 50, AT(3)), 0);
+	memset(bytes + AT(10) + 50, 0, AT(3));
+	read_all();
+	forget_home();
+	read_all();
+	end();
+}
+
+Test(shares, end_where_a_device_has_written)
+{
+	struct client *cl;
+
+	begin_shared((struct rig_options){ .devices = 2 });
+	cl = new_client(0);
+	for (unsigned i = 0; i < 20; i += 2)
+		write_device(cl, AT(i) + 5, "from a device");
+	/* Home changes meanwhile, so that some of it is merged. */
+	write_page(0, "from a CPU");
+	write_page(4, "from a CPU");
+	release_all(cl);
+	for (unsigned i = 0; i < 20; i += 2)
+		memcpy(bytes + AT(i) + 5, "from a device", strlen("from a device"));
+	read_all();
+	forget_home();
+	read_all();
+	client_end(cl);
+	end();
+}
+
+/* A shared frame can be the base of what a device writes, when home has something else. */
+Test(shares, are_bases_of_merges)
+{
+	struct client *cl, *other;
+
+	begin_shared((struct rig_options){ .devices = 2 });
+	cl = new_client(0);
+	other = new_client(1);
+	write_device(cl, AT(6), "first");
+	write_device(other, AT(6) + 50, "second");
+	release_all(cl);
+	memcpy(bytes + AT(6), "first", 5);
+	read_all();
+	cache_check(rig->cache);
+	release_all(other);
+	memcpy(bytes + AT(6) + 50, "second", 6);
+	read_all();
+	client_end(cl);
+	client_end(other);
+	end();
+}
+
+Test(shares, are_not_found_by_the_hash_alone)
+{
+	fault_arm("dedup.collide", -EEXIST, 0, 0);
+	begin_shared((struct rig_options){ .devices = 1 });
+	fault_arm("dedup.collide", -EEXIST, 0, 0);
+	cache_check(rig->cache);
+	write_page(8, "still");
+	read_all();
+	forget_home();
+	end();
+}
+
+Test(shares, stay_as_they_are_when_there_is_no_memory)
+{
+	struct client *cl;
+
+	begin_shared((struct rig_options){ .devices = 1 });
+	fault_arm("dedup.own", -ENOMEM, 0, 1);
+	cr_assert_eq(cpu_write_direct(kf, "lost", 4, AT(9)), -ENOMEM);
+	read_all();
+	cr_assert_eq(rig_frames(rig), KINDS);
+	write_page(9, "kept");
+	read_all();
+	/* What a device has released stays there, until there is memory. */
+	cl = new_client(0);
+	write_device(cl, AT(12), "released");
+	fault_arm("dedup.own", -ENOMEM, 0, 1);
+	release_all(cl);
+	memcpy(bytes + AT(12), "released", 8);
+	if (cpu_read_direct(kf, seen, 8, AT(12)) == 8)
+		cr_assert_eq(memcmp(seen, "released", 8), 0);
+	read_all();
+	client_end(cl);
+	fault_disarm_all();
+	/* Without a table a page is not shared, and nothing else is wrong. */
+	fault_arm("dedup.all", -EEXIST, 0, 0);
+	forget_home();
+	fault_arm("shares.memory", -ENOMEM, 0, 0);
+	read_all();
+	end();
+}
+
+/* Home has room for a fraction of them: as long as that is enough for what differs nothing leaves. */
+Test(shares, leave_last)
+{
+	uint64_t evicted, reads;
+	char page[GAIA_PAGE];
+
+	begin(&(struct rig_options){ .devices = 1, .home_bytes = CACHE_HOME_MIN, .dedup = CACHE_DEDUP_HOME }, 8 * CACHE_HOME_MIN);
+	fault_arm("dedup.all", -EEXIST, 0, 0);
+	for (unsigned i = 0; i < 8 * CACHE_HOME_MIN / sizeof(bytes); i++) {
+		for (unsigned k = 0; k < PAGES; k++)
+			mark(k, k % 200);
+		cr_assert_eq(cpu_write_direct(kf, bytes, sizeof(bytes), i * sizeof(bytes)), 0);
+		forget_home();
+	}
+	evicted = counter_value(CTR_home_evicted);
+	for (unsigned round = 0; round < 2; round++) {
+		reads = counter_value(CTR_storage_reads);
+		for (unsigned i = 0; i < 8 * CACHE_HOME_MIN / sizeof(bytes) * PAGES; i++) {
+			cr_assert_eq(cpu_read_direct(kf, page, GAIA_PAGE, AT(i)), (ssize_t)GAIA_PAGE);
+			cr_assert_eq(memcmp(page, bytes + AT(i % PAGES), GAIA_PAGE), 0);
+		}
+	}
+	cr_assert_eq(counter_value(CTR_home_evicted), evicted);
+	cr_assert_eq(counter_value(CTR_storage_reads), reads);
+	cr_assert_leq(rig_frames(rig), 201u);
+	/* They make room all the same, when what differs needs it all. */
+	cr_assert_eq(cpu_truncate(kf, 16 * CACHE_HOME_MIN), 0);
+	for (unsigned i = 0; i < 2 * CACHE_HOME_MIN / GAIA_PAGE; i++) {
+		memcpy(page, &i, sizeof(i));
+		cr_assert_eq(cpu_write_direct(kf, page, GAIA_PAGE, 8 * CACHE_HOME_MIN + AT(i)), 0);
+	}
+	cr_assert_leq(rig_frames(rig), CACHE_HOME_MIN / GAIA_PAGE);
+	end();
+}
+
+static void own(struct kfile *file, uid_t owner)
+{
+	struct store_file *sf;
+
+	cr_assert_eq(rig->mem->ops->open(rig->mem, file->ref, true, &sf), 0);
+	store_mem_chown(sf, owner);
+	sf->ops->close(sf);
+	cache_owner_changed(file->cfile);
+}
+
+/* Two files with the same contents, and how many frames they take. */
+static uint64_t frames_of_two(enum cache_dedup dedup, uid_t first, uid_t second)
+{
+	struct kfile *other;
+	uint64_t frames;
+
+	begin_of_kinds((struct rig_options){ .devices = 0, .dedup = dedup }, KINDS);
+	other = kfile_create(rig, 2, sizeof(bytes));
+	cr_assert_eq(cpu_write_direct(other, bytes, sizeof(bytes), 0), 0);
+	cr_assert_eq(cpu_fsync(other), 0);
+	cr_assert_eq(cache_evict(other->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	own(kf, first);
+	own(other, second);
+	fault_arm("dedup.all", -EEXIST, 0, 0);
+	read_all();
+	cr_assert_eq(cpu_read_direct(other, seen, sizeof(seen), 0), (ssize_t)sizeof(seen));
+	cr_assert_eq(memcmp(seen, bytes, sizeof(bytes)), 0);
+	frames = rig_frames(rig);
+	/* It is given away: what it has in common with its former owner's files is not shared from now on. */
+	own(other, 77);
+	cr_assert_eq(cache_evict(other->cfile, GAIA_FROM_HOME, 0, 0), 0);
+	cr_assert_eq(cpu_read_direct(other, seen, sizeof(seen), 0), (ssize_t)sizeof(seen));
+	cr_assert_eq(rig_frames(rig), dedup == CACHE_DEDUP_HOME ? 2 * KINDS : KINDS);
+	end();
+	return frames;
+}
+
+Test(shares, are_of_files_of_one_owner)
+{
+	cr_assert_eq(frames_of_two(CACHE_DEDUP_HOME, 5, 5), KINDS);
+	cr_assert_eq(frames_of_two(CACHE_DEDUP_HOME, 5, 6), 2 * KINDS);
+	cr_assert_eq(frames_of_two(CACHE_DEDUP_ALL_USERS, 5, 6), KINDS);
+}
+
+/* Of files without equal pages only a sample is hashed; of others all pages are, when the sample has shown that. */
+Test(shares, are_looked_for_where_they_are)
+{
+	uint64_t hashed = counter_value(CTR_dedup_hashed), i;
+	char page[GAIA_PAGE];
+
+	begin(&(struct rig_options){ .devices = 0, .dedup = CACHE_DEDUP_HOME }, AT(8192));
+	for (i = 0; i < 4096; i++) {
+		for (unsigned k = 0; k < GAIA_PAGE / 8; k++)
+			((uint64_t *)page)[k] = (i * 512 + k) * 0x9e3779b97f4a7c15u;
+		cr_assert_eq(cpu_write_direct(kf, page, GAIA_PAGE, AT(i)), 0);
+		cr_assert_eq(cpu_write_direct(kf, page, GAIA_PAGE, AT(4096 + i)), 0);
+	}
+	forget_home();
+	for (i = 0; i < 4096; i++)
+		cr_assert_eq(cpu_read_direct(kf, page, GAIA_PAGE, AT(i)), (ssize_t)GAIA_PAGE);
+	hashed = counter_value(CTR_dedup_hashed) - hashed;
+	cr_assert(hashed > 4096 / 32 && hashed < 4096 / 8, "%lu", hashed);
+	cr_assert_eq(saved(), 0u);
+	/* The same pages once more: what the sample finds says that it pays, if reading them takes longer than hashing them. */
+	fault_arm_delay("store.read", 200, 1);
+	for (i = 0; i < 4096; i++)
+		cr_assert_eq(cpu_read_direct(kf, page, GAIA_PAGE, AT(4096 + i)), (ssize_t)GAIA_PAGE);
+	cr_assert_gt(saved(), 4096u / 32);
+	forget_home();
+	for (i = 0; i < 8192; i++)
+		cr_assert_eq(cpu_read_direct(kf, page, GAIA_PAGE, AT(i)), (ssize_t)GAIA_PAGE);
+	cr_assert_gt(saved(), 4096u * 9 / 10);
+	end();
+}
+
+/* ---- several threads ---- */
+
+#define THREADS 4u
+#define RACED 64u
+
+static void *read_and_write(void *arg)
+{
+	unsigned me = (unsigned)(uintptr_t)arg;
+	char page[GAIA_PAGE], expected[GAIA_PAGE];
+	uint64_t seed = me + 1;
+
+	for (unsigned round = 0; round < 600; round++) {
+		/* Pages of its own, with contents that all have. */
+		unsigned i, kind;
+
+		seed = seed * 6364136223846793005u + 1442695040888963407u;
+		i = (unsigned)(seed >> 33) % RACED * THREADS + me;
+		kind = (unsigned)(seed >> 50) % KINDS;
+		for (unsigned k = 0; k < GAIA_PAGE; k++)
+			expected[k] = (char)(1 + (kind * 37 + k / 7) % 250);
+		if (cpu_write_direct(kf, expected, GAIA_PAGE, AT(i)) || cpu_read_direct(kf, page, GAIA_PAGE, AT(i)) != GAIA_PAGE ||
+		    memcmp(page, expected, GAIA_PAGE) != 0)
+			return (void *)1;
+		(void)cache_fsync(kf->cfile, 0, 0, false);
+		if (round % 3 == 0)
+			(void)cache_evict(kf->cfile, GAIA_FROM_HOME, AT(i), GAIA_PAGE);
+		if (cpu_read_direct(kf, page, GAIA_PAGE, AT(i)) != GAIA_PAGE || memcmp(page, expected, GAIA_PAGE) != 0)
+			return (void *)2;
+	}
+	return NULL;
+}
+
+Test(shares, come_and_go_between_threads)
+{
+	pthread_t thread[THREADS];
+	void *wrong;
+
+	begin_shared((struct rig_options){ .devices = 0 });
+	for (unsigned k = 0; k < THREADS; k++)
+		cr_assert_eq(pthread_create(&thread[k], NULL, read_and_write, (void *)(uintptr_t)k), 0);
+	for (unsigned k = 0; k < THREADS; k++) {
+		pthread_join(thread[k], &wrong);
+		cr_assert_null(wrong, "thread %u: %p", k, wrong);
+	}
+	end();
+}
+
+/* ---- what is wrong is found ---- */
+
+Test(shares, that_are_counted_wrongly_are_found, .signal = SIGABRT)
+{
+	begin_of_kinds((struct rig_options){ .devices = 0 }, KINDS);
+	fault_arm("dedup.all", -EEXIST, 0, 0);
+	fault_arm("break.share_uncounted", -EEXIST, 3, 1);
+	read_all();
+	cache_check(rig->cache);
+}
+
+Test(shares, that_were_written_would_change_other_pages)
+{
+	begin_shared((struct rig_options){ .devices = 0 });
+	fault_arm("break.shared_written", -EEXIST, 0, 0);
+	write_page(7, "written");
+	cr_assert_eq(cpu_read_direct(kf, seen, GAIA_PAGE, AT(7 + KINDS)), (ssize_t)GAIA_PAGE);
+	cr_assert_neq(memcmp(seen, bytes + AT(7 + KINDS), GAIA_PAGE), 0);
+}
