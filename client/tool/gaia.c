@@ -29,6 +29,7 @@ static const char usage_text[] =
 	"       gaia unpin FILE|DIR... [--device N] [--json]\n"
 	"       gaia pins MOUNT [--json]\n"
 	"       gaia warm FILE|DIR... [--device N] [--json]\n"
+	"       gaia dedup --estimate FILE|DIR... [--json]\n"
 	"       gaia trace MOUNT [--seconds N]\n"
 	"       gaia umount MOUNT [--discard] [--everywhere] | MOUNT --force\n"
 	"       gaia --help | --version\n";
@@ -446,7 +447,7 @@ static bool parse_device(const char *text, uint32_t *device)
 	return true;
 }
 
-enum { OPT_JSON = 1, OPT_FROM = 2, OPT_RANGE = 4, OPT_UMOUNT = 8, OPT_RECURSIVE = 16, OPT_DEVICE = 32, OPT_PATHS = 64, OPT_SECONDS = 128 };
+enum { OPT_JSON = 1, OPT_FROM = 2, OPT_RANGE = 4, OPT_UMOUNT = 8, OPT_RECURSIVE = 16, OPT_DEVICE = 32, OPT_PATHS = 64, OPT_SECONDS = 128, OPT_ESTIMATE = 256 };
 
 static const struct command {
 	const char *name;
@@ -462,6 +463,7 @@ static const struct command {
 	{ "unpin", OPT_JSON | OPT_DEVICE | OPT_PATHS, unpin_command },
 	{ "pins", OPT_JSON, pins_command },
 	{ "warm", OPT_JSON | OPT_DEVICE | OPT_PATHS, warm_command },
+	{ "dedup", OPT_ESTIMATE | OPT_JSON | OPT_PATHS, dedup_command },
 	{ "trace", OPT_SECONDS, trace_it },
 	{ "umount", OPT_UMOUNT, umount_it },
 };
@@ -495,6 +497,8 @@ static int parse_args(const struct command *cmd, char **argv, struct args *a)
 			options = false;
 		} else if (!strcmp(arg, "--json") && cmd->options & OPT_JSON) {
 			a->json = true;
+		} else if (!strcmp(arg, "--estimate") && cmd->options & OPT_ESTIMATE) {
+			a->estimate = true;
 		} else if (!strcmp(arg, "-r") && cmd->options & OPT_RECURSIVE) {
 			a->recursive = true;
 		} else if (!strcmp(arg, "--force") && cmd->options & OPT_UMOUNT) {

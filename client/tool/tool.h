@@ -17,7 +17,7 @@ struct args {
 	char **paths; /* one at least */
 	size_t n_paths;
 	const char *path; /* the first */
-	bool json, force, everywhere, discard, recursive;
+	bool json, force, everywhere, discard, recursive, estimate;
 	bool from_given, device_given;
 	uint32_t from; /* a device's index or GAIA_FROM_HOME */
 	uint32_t device;
@@ -44,6 +44,9 @@ int report_command(const struct args *a, unsigned what);
 
 /* gaia stat: paths[1] and [2] are its interval and its count. */
 int stat_command(const struct args *a);
+
+/* gaia dedup. */
+int dedup_command(const struct args *a);
 
 /* gaia pin, unpin, pins, warm. */
 int pin_command(const struct args *a);

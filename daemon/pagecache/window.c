@@ -16,12 +16,15 @@
 #include "pagecache/chunk.h"
 #include "pagecache/coherence.h"
 #include "pagecache/devices.h"
+#include "pagecache/file.h"
 #include "pagecache/fetch.h"
 #include "pagecache/grant.h"
 #include "pagecache/home.h"
 #include "pagecache/passthrough.h"
 #include "pagecache/peer.h"
 #include "pagecache/replica.h"
+#include "pagecache/root.h"
+#include "pagecache/shares.h"
 #include "pagecache/run.h"
 #include "pagecache/state.h"
 #include "pagecache/view.h"
@@ -310,6 +313,15 @@ static int work_end(const struct window *w, struct work *wk, int err)
 	return wk->begun ? cache_device_end(window_device(w), &wk->wait) : err;
 }
 
+/*
+ * Whether home's page is known to be zeros (dedup.h), and need not be copied over a bus: the device makes them. (It remembers what a page held
+ * only when that is copied.)
+ */
+static bool is_zeros(const struct window *w, const struct part *pt, unsigned i)
+{
+	return pt->step[i] == TRACK_SEND && !w->copy.op.arm && shares_zeros(&pt->ch->file->cache->frames, page_at(pt->ch, i)->frame);
+}
+
 /* To copy home's pages to the replicas where the plan says so. Home has them. */
 static void copy_add(struct window *w, struct dev_run *runs)
 {
@@ -322,13 +334,30 @@ static void copy_add(struct window *w, struct dev_run *runs)
 		if (!part_has(pt, STEP(SEND)))
 			continue;
 		FOR_TODO(pt, i)
-			if (pt->step[i] == TRACK_SEND) {
+			if (pt->step[i] == TRACK_SEND && !is_zeros(w, pt, i)) {
 				dev_run_add(&wk->op, runs, pt->rep->mem, i, page_ptr(pt->ch, i), NULL);
 				wk->pages++;
 			}
 	}
 }
 
+static void zero_add(struct window *w, struct dev_run *runs)
+{
+	w->zero.op = (struct dev_op){ .kind = DEV_ZERO, .runs = runs };
+	for (unsigned k = 0; k < w->n; k++) {
+		struct part *pt = w->at[k];
+
+		if (!part_has(pt, STEP(SEND)))
+			continue;
+		FOR_TODO(pt, i)
+			if (is_zeros(w, pt, i)) {
+				dev_run_add(&w->zero.op, runs, pt->rep->mem, i, NULL, NULL);
+				w->zero.pages++;
+			}
+	}
+}
+
+/* What was to be sent has been copied, or made zeros. */
 static void copy_done(struct window *w, int err)
 {
 	for (unsigned k = 0; k < w->n; k++) {
@@ -349,8 +378,10 @@ static void copy_done(struct window *w, int err)
 		}
 		pthread_mutex_unlock(&pt->ch->lock);
 	}
-	if (!err)
+	if (!err) {
 		count(CTR_home_to_device, w->copy.pages);
+		count(CTR_device_zeroed, w->zero.pages);
+	}
 }
 
 /* To merge home's pages into replicas that clients may be writing, or are reading. */
@@ -458,9 +489,12 @@ static int works_begin(struct window *w)
 	for (unsigned k = 0; k < w->n && replica_is_view(w->at[k]->rep); k++)
 		view_bring(w->at[k]);
 	copy_add(w, w->runs);
-	merge_add(w, w->runs + w->copy.op.n);
-	arm_add(w, w->runs + w->copy.op.n + w->merge.op.n);
+	zero_add(w, w->runs + w->copy.op.n);
+	merge_add(w, w->runs + w->copy.op.n + w->zero.op.n);
+	arm_add(w, w->runs + w->copy.op.n + w->zero.op.n + w->merge.op.n);
 	err = work_begin(w, &w->copy);
+	if (!err)
+		err = work_begin(w, &w->zero);
 	if (!err)
 		err = work_begin(w, &w->merge);
 	if (!err)
@@ -471,9 +505,10 @@ static int works_begin(struct window *w)
 /* @err: as far as they were begun. */
 static int works_end(struct window *w, int err)
 {
-	int copied = work_end(w, &w->copy, err), merged = work_end(w, &w->merge, err), armed = work_end(w, &w->arm, err);
+	int copied = work_end(w, &w->copy, err), zeroed = work_end(w, &w->zero, err), merged = work_end(w, &w->merge, err), armed = work_end(w, &w->arm, err);
 
-	if (w->copy.op.n > 0)
+	copied = copied ? copied : zeroed;
+	if (w->copy.op.n + w->zero.op.n > 0)
 		copy_done(w, copied);
 	if (w->merge.begun)
 		merge_done(w, merged);

@@ -144,6 +144,31 @@ Test(shares, are_of_zeros_without_a_hash)
 	end();
 }
 
+/* Nothing crosses the bus; and what a device had there before is gone. */
+Test(shares, of_zeros_are_made_on_devices)
+{
+	uint64_t in, zeroed;
+	struct client *cl;
+
+	memset(bytes, 0, sizeof(bytes));
+	begin(&(struct rig_options){ .devices = 1, .dedup = CACHE_DEDUP_HOME }, sizeof(bytes));
+	cl = client_create(kf, 0, GAIA_PROT_RW, sizeof(bytes));
+	write_device(cl, AT(3) + 8, "before");
+	release_all(cl);
+	cr_assert_eq(cpu_allocate(kf, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, sizeof(bytes)), 0);
+	read_all();
+	in = counter_value(CTR_device_bytes_in);
+	zeroed = counter_value(CTR_device_zeroed);
+	write_page(9, "not zeros");
+	cr_assert_eq(client_acquire(cl, 0, AT(100), GAIA_PROT_READ), 0);
+	client_load(cl, seen, AT(100), 0);
+	cr_assert_eq(memcmp(seen, bytes, AT(100)), 0);
+	cr_assert_eq(counter_value(CTR_device_bytes_in) - in, (uint64_t)GAIA_PAGE);
+	cr_assert_geq(counter_value(CTR_device_zeroed) - zeroed, 99u);
+	client_end(cl);
+	end();
+}
+
 Test(shares, end_where_a_page_is_cut)
 {
 	begin_shared((struct rig_options){ .devices = 1 });

@@ -1,0 +1,161 @@
+/*
+ * dedup.c - equal pages kept once in home memory (--dedup), as programs and administrators see it; and gaia dedup --estimate.
+ */
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "actor.h"
+#include "report.h"
+#include "shell.h"
+#include "ways.h"
+
+#define MIB (1024 * 1024)
+#define SIZE (4 * MIB)
+
+static char bytes[SIZE], seen[SIZE] __attribute__((aligned(4096)));
+
+/* Pages that all differ; the same for the same @kind. */
+static void make(const char *name, unsigned kind)
+{
+	int fd = openat(both_root[ON_MOUNT], name, O_CREAT | O_RDWR, 0644);
+
+	for (unsigned i = 0; i < SIZE / sizeof(unsigned); i++)
+		((unsigned *)bytes)[i] = (i + 1) * 2654435761u + kind;
+	cr_assert_eq(write(fd, bytes, SIZE), SIZE);
+	cr_assert_eq(fsync(fd), 0);
+	close(fd);
+	shell_ok(mnt.path, "\"$GAIA\" evict %s", name);
+}
+
+static void read_past_the_kernel(const char *name)
+{
+	int fd = openat(both_root[ON_MOUNT], name, O_RDONLY | O_DIRECT);
+
+	cr_assert_eq(pread(fd, seen, SIZE, 0), SIZE);
+	close(fd);
+}
+
+static void expect_same(const char *name)
+{
+	read_past_the_kernel(name);
+	cr_assert_eq(memcmp(seen, bytes, SIZE), 0);
+}
+
+static void start(const char *dedup)
+{
+	const char *const args[] = { "--device", "sim:16M", "--home", "32M", "--writeback-age", "3600", "--dedup", dedup, NULL };
+
+	/* All pages are looked for. */
+	setenv("GAIAFS_FAULTS", "dedup.all=errno:EEXIST", 1);
+	way_start(args);
+	unsetenv("GAIAFS_FAULTS");
+	make("a", 1);
+	make("b", 1);
+}
+
+static long saved(void)
+{
+	return STATUS("dedup", "saved_bytes");
+}
+
+CACHED_WAYS_BARE(dedup, keeps_equal_pages_of_files_once)
+{
+	int fd;
+
+	start("home");
+	expect_same("a");
+	cr_assert_eq(saved(), 0);
+	expect_same("b");
+	cr_assert_eq(saved(), SIZE);
+	cr_assert_leq(STATUS("home", "used"), SIZE + MIB);
+	shell_ok(mnt.path, "\"$GAIA\" status . | grep -q 'saved_bytes  *4 MiB'");
+	/* One is written, and the other stays as it is. */
+	fd = openat(both_root[ON_MOUNT], "b", O_RDWR);
+	cr_assert_eq(pwrite(fd, "changed", 7, 8192), 7);
+	cr_assert_eq(fsync(fd), 0);
+	close(fd);
+	expect_same("a");
+	memcpy(bytes + 8192, "changed", 7);
+	expect_same("b");
+	cr_assert_leq(saved(), SIZE - 4096);
+	shell_ok(mnt.path, "\"$GAIA\" evict a && \"$GAIA\" evict b");
+	cr_assert_eq(saved(), 0);
+	expect_same("b");
+}
+
+CACHED_WAYS_BARE(dedup, is_of_one_owners_files_unless_told_otherwise)
+{
+	start("home");
+	shell_ok(mnt.path, "chown 1000 a");
+	read_past_the_kernel("a");
+	read_past_the_kernel("b");
+	cr_assert_eq(saved(), 0);
+	/* It is given to the owner of the other one, and read anew. */
+	shell_ok(mnt.path, "chown 0 a && \"$GAIA\" evict a");
+	expect_same("a");
+	cr_assert_eq(saved(), SIZE);
+	way_end();
+	way_bare_writeback();
+	start("all-users");
+	shell_ok(mnt.path, "chown 1000 a");
+	expect_same("a");
+	expect_same("b");
+	cr_assert_eq(saved(), SIZE);
+}
+
+CACHED_WAYS_BARE(dedup, leaves_each_file_what_devices_write_to_it)
+{
+	struct actor *a;
+
+	start("home");
+	a = actor_start("b", SIZE, 0);
+	read_past_the_kernel("a");
+	read_past_the_kernel("b");
+	actor_ok(a, ACQUIRE, 0, SIZE, PROT_READ | PROT_WRITE);
+	actor_ok(a, STORE, 5000, 1, (int)'x');
+	actor_ok(a, RELEASE, 0, SIZE, 0);
+	expect_same("a");
+	bytes[5000] = 'x';
+	expect_same("b");
+	actor_end(a);
+}
+
+Test(dedup, is_off_unless_asked_for, .init = way_bare_writeback, .fini = way_end)
+{
+	start("off");
+	expect_same("a");
+	expect_same("b");
+	cr_assert_eq(saved(), 0);
+	shell_ok(mnt.path, "\"$GAIA\" status . --json | grep -q '\"mode\": *\"off\"'");
+}
+
+Test(dedup, estimates_what_it_would_save, .init = way_bare_writeback, .fini = way_end)
+{
+	struct shell_result r;
+	json_t *said;
+
+	start("off");
+	shell_ok(mnt.path, "truncate -s 3M hole && cp a c && chown 1000 c && ln a link && mkdir d && ln -s ../a d/symlink");
+	r = shell_run(mnt.path, 60, "\"$GAIA\" dedup --estimate --json a b c hole link d");
+	cr_assert_eq(r.status, 0, "%s", r.err);
+	said = json_loads(r.out, 0, NULL);
+	cr_assert_eq(NUMBER(said, "files"), 4);
+	cr_assert_eq(NUMBER(said, "bytes"), 3 * SIZE + 3 * MIB);
+	cr_assert_eq(NUMBER(said, "zeros_bytes"), 3 * MIB);
+	cr_assert_eq(NUMBER(said, "home_bytes"), 2 * SIZE + 4096);
+	cr_assert_eq(NUMBER(said, "all_users_bytes"), SIZE + 4096);
+	json_decref(said);
+	shell_free(&r);
+	shell_ok(mnt.path, "\"$GAIA\" dedup --estimate . | grep -q 'all-users *4.0 MiB *3.75 x'");
+	r = shell_run(mnt.path, 60, "\"$GAIA\" dedup --estimate a nothing");
+	cr_assert_eq(r.status, 1);
+	cr_assert_str_eq(r.err, "gaia: nothing: No such file or directory\n");
+	cr_assert(strstr(r.out, "1 file takes"), "%s", r.out);
+	shell_free(&r);
+	r = shell_run(mnt.path, 60, "\"$GAIA\" dedup a");
+	cr_assert_eq(r.status, 2);
+	shell_free(&r);
+}
