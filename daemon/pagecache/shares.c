@@ -11,6 +11,8 @@
 #include "base/util.h"
 
 #define LOCKS 256u
+/* So many pages for each frame of home's may be had by sharing: what is recorded of a page takes memory, too, and a sparse file may have any number of them. */
+#define MOST 16u
 
 /* Of a frame. Guarded by the lock of its bucket, and valid while it is indexed. */
 struct share {
@@ -124,7 +126,7 @@ frame_t shares_join(struct frames *fr, frame_t frame, uint32_t tag, uint32_t dom
 	struct shares *sh = fr->shares;
 	frame_t *bucket, found;
 
-	if (!ss)
+	if (!ss || atomic_load(&sh->saved) >= MOST * fr->budget)
 		return frame;
 	bucket = bucket_lock(sh, tag);
 	for (found = *bucket; found; found = share_at(fr, found)->next) {

@@ -28,7 +28,8 @@ void shares_destroy(struct frames *fr);
 
 /*
  * A frame with the same bytes and domain, of which the caller has a share now. If there is none @frame, whose bytes do not change
- * any more, enters the index and is returned; the caller has the only share. Also if there is no memory, when it is not indexed.
+ * any more, enters the index and is returned; the caller has the only share. It is returned without that if there is no memory, or so much is shared
+ * that what is recorded of the pages would take too much.
  */
 frame_t shares_join(struct frames *fr, frame_t frame, uint32_t tag, uint32_t domain);
 /* Whether it is in the index. For who has a share of it, and, if it is a page's, has that locked. */

@@ -351,7 +351,7 @@ static void zero_add(struct window *w, struct dev_run *runs)
 			continue;
 		FOR_TODO(pt, i)
 			if (is_zeros(w, pt, i)) {
-				dev_run_add(&w->zero.op, runs, pt->rep->mem, i, NULL, NULL);
+				runs[w->zero.op.n++] = (struct dev_run){ .mem = pt->rep->mem, .page = i, .npages = 1 };
 				w->zero.pages++;
 			}
 	}
