@@ -36,6 +36,7 @@ static const struct {
 	[F_OVERWRITE] = { "overwrite", 50 },
 	[F_PARK] = { "park", 40 },
 	[F_HOST] = { "host", 40 },
+	[F_EQUAL] = { "equal", 40 },
 };
 
 const char *feature_name(enum feature f)
@@ -60,7 +61,7 @@ void config_draw(struct config *c, uint64_t seed, enum way way)
 	c->writeback = way == WRITEBACK;
 	c->automatic = way == AUTO;
 	for (unsigned f = 0; f < FEATURES; f++)
-		if (f != F_START && f != F_PARK && f != F_HOST && chance(features[f].percent))
+		if (f != F_START && f < F_PARK && chance(features[f].percent))
 			c->features |= 1u << f;
 	c->cpus = 2 + below(below(2) ? 5 : 2);
 	c->devices = 1 + below(MAX_DEVICES);
@@ -101,6 +102,9 @@ void config_draw(struct config *c, uint64_t seed, enum way way)
 	for (unsigned i = 0; i < MAX_CLIENTS && HAS(c, F_HOST); i++)
 		if (chance(60))
 			c->client_device[i] = c->devices + below(2);
+	/* Copies make pages that are equal; what is read again is looked for. */
+	if (chance(features[F_EQUAL].percent))
+		c->features |= 1u << F_EQUAL | 1u << F_COPY | 1u << F_EVICT_HOME;
 }
 
 void config_print(const struct config *c)
@@ -117,7 +121,7 @@ void config_print(const struct config *c)
 
 const char *const *config_args(const struct config *c)
 {
-	static const char *args[20];
+	static const char *args[24];
 	static char device[MAX_DEVICES][64];
 	unsigned n = 0;
 
@@ -135,6 +139,10 @@ const char *const *config_args(const struct config *c)
 	/* What devices release is fetched at any moment. */
 	args[n++] = "--device-age";
 	args[n++] = HAS(c, F_TINY) || HAS(c, F_EVICT_HOME) ? "0.02" : "3600";
+	if (HAS(c, F_EQUAL)) {
+		args[n++] = "--dedup";
+		args[n++] = "home";
+	}
 	args[n] = NULL;
 	return args;
 }
@@ -183,6 +191,11 @@ const char *config_faults(const struct config *c)
 	/* All that leaves home is parked, and comes from there. */
 	if (HAS(c, F_PARK))
 		add(text, sizeof(text), "%s=errno:ENOSPC;source.store_is_dear=errno:ENOSPC", "park.all", 0, 0);
+	/* All pages are looked for; with a hash that is the same for all of them, as often as not. */
+	if (HAS(c, F_EQUAL))
+		add(text, sizeof(text), "%s=errno:EEXIST", "dedup.all", 0, 0);
+	if (HAS(c, F_EQUAL) && chance(50))
+		add(text, sizeof(text), "%s=errno:EEXIST", "dedup.collide", 0, 0);
 	if (c->more_faults)
 		add(text, sizeof(text), "%s", c->more_faults, 0, 0);
 	return text;

@@ -389,6 +389,12 @@ static void do_copy(unsigned slot)
 		return;
 	pick_run(&to, &n, MOST_CELLS);
 	pick_run(&from, &m, MOST_CELLS);
+	/* Whole pages, of few others: with these they are equal then. */
+	if (HAS(&world->config, F_EQUAL) && chance(70)) {
+		to -= to % page_cells();
+		from = below(world->config.hot < 3 ? world->config.hot : 3) * page_cells();
+		n = page_cells();
+	}
 	n = cell_run(from, n);
 	if (held[other].file == held[slot].file && from < to + n && to < from + n)
 		return;

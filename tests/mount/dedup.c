@@ -88,15 +88,24 @@ CACHED_WAYS_BARE(dedup, keeps_equal_pages_of_files_once)
 
 CACHED_WAYS_BARE(dedup, is_of_one_owners_files_unless_told_otherwise)
 {
+	int fd;
+
 	start("home");
 	shell_ok(mnt.path, "chown 1000 a");
 	read_past_the_kernel("a");
 	read_past_the_kernel("b");
 	cr_assert_eq(saved(), 0);
-	/* It is given to the owner of the other one, and read anew. */
+	/* It is given to the owner of the other one, and read anew; and given away again. */
 	shell_ok(mnt.path, "chown 0 a && \"$GAIA\" evict a");
 	expect_same("a");
 	cr_assert_eq(saved(), SIZE);
+	/* Meanwhile the daemon knows the file, as somebody has it open. */
+	fd = openat(both_root[ON_MOUNT], "a", O_RDONLY | O_DIRECT);
+	cr_assert_eq(pread(fd, seen, MIB / 4, 0), MIB / 4);
+	shell_ok(mnt.path, "chown 1000 a && \"$GAIA\" evict a");
+	cr_assert_eq(pread(fd, seen, MIB / 4, 0), MIB / 4);
+	close(fd);
+	cr_assert_eq(saved(), 0);
 	way_end();
 	way_bare_writeback();
 	start("all-users");

@@ -304,6 +304,41 @@ Test(shares, leave_last)
 	end();
 }
 
+static void write_and_forget(uint64_t first, uint64_t n, bool odd_are_equal)
+{
+	char page[GAIA_PAGE];
+
+	for (uint64_t i = first; i < first + n; i++) {
+		memset(page, 1, sizeof(page));
+		if (!odd_are_equal || i % 2 == 0)
+			memcpy(page, &i, sizeof(i));
+		cr_assert_eq(cpu_write_direct(kf, page, GAIA_PAGE, AT(i)), 0);
+	}
+	forget_home();
+}
+
+/* A chunk that makes room keeps what it shares: to drop that would free nothing. */
+Test(shares, leave_after_what_is_not_shared)
+{
+	uint64_t budget = CACHE_HOME_MIN / GAIA_PAGE, reads;
+	char page[GAIA_PAGE];
+
+	begin(&(struct rig_options){ .devices = 0, .home_bytes = CACHE_HOME_MIN, .dedup = CACHE_DEDUP_HOME }, AT(2 * budget));
+	fault_arm("dedup.all", -EEXIST, 0, 0);
+	write_and_forget(0, budget, true);
+	write_and_forget(budget, budget, false);
+	for (uint64_t i = 0; i < budget + budget * 3 / 4; i++)
+		cr_assert_eq(cpu_read_direct(kf, page, GAIA_PAGE, AT(i)), (ssize_t)GAIA_PAGE);
+	reads = counter_value(CTR_storage_reads);
+	for (uint64_t i = 1; i < budget; i += 2)
+		cr_assert_eq(cpu_read_direct(kf, page, GAIA_PAGE, AT(i)), (ssize_t)GAIA_PAGE);
+	cr_assert_eq(counter_value(CTR_storage_reads), reads);
+	for (uint64_t i = 0; i < budget; i += 2)
+		cr_assert_eq(cpu_read_direct(kf, page, GAIA_PAGE, AT(i)), (ssize_t)GAIA_PAGE);
+	cr_assert_gt(counter_value(CTR_storage_reads), reads);
+	end();
+}
+
 /* What is recorded of pages takes memory, too: a large hole may not have any number of them home. */
 Test(shares, are_limited)
 {
