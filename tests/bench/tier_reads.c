@@ -1,9 +1,9 @@
 /*
  * tier_reads.c - reads of 4 KiB with O_DIRECT, at random or in order, for scripts/bench tiers.
  *
- *	tier_reads FILE PAGES COUNT zipf|uniform|scan SEED
+ *	tier_reads FILE PAGES COUNT zipf|uniform|scan SEED [UPDATES]
  *
- * Reads COUNT times one of the first PAGES pages. Zipf's law has the exponent 0.9, and ranks are scattered over the file, the same
+ * Reads COUNT times one of the first PAGES pages; of these requests UPDATES percent are writes, of bytes that no other page has. Zipf's law has the exponent 0.9, and ranks are scattered over the file, the same
  * way for each seed. Prints the nanoseconds that the reads took.
  */
 #include <err.h>
@@ -100,27 +100,36 @@ static uint64_t now_ns(void)
 	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
 
+static ssize_t update(int fd, uint64_t *buf, uint32_t page)
+{
+	for (unsigned k = 0; k < PAGE / sizeof(*buf); k++)
+		buf[k] = next_random();
+	return pwrite(fd, buf, PAGE, (off_t)page * PAGE);
+}
+
 int main(int argc, char **argv)
 {
 	uint32_t pages, *at;
 	uint64_t count, start;
+	unsigned updates;
 	void *buf;
 	int fd;
 
-	if (argc != 6)
-		errx(2, "usage: tier_reads FILE PAGES COUNT zipf|uniform|scan SEED");
+	if (argc != 6 && argc != 7)
+		errx(2, "usage: tier_reads FILE PAGES COUNT zipf|uniform|scan SEED [UPDATES]");
 	pages = (uint32_t)strtoul(argv[2], NULL, 10);
 	count = strtoull(argv[3], NULL, 10);
 	if (!pages || !count)
 		errx(2, "no pages, or no reads");
 	at = order(pages, count, argv[4], strtoull(argv[5], NULL, 10));
-	fd = open(argv[1], O_RDONLY | O_DIRECT);
+	updates = argc == 7 ? (unsigned)strtoul(argv[6], NULL, 10) : 0;
+	fd = open(argv[1], (updates ? O_RDWR : O_RDONLY) | O_DIRECT);
 	buf = aligned_alloc(PAGE, PAGE);
 	if (fd < 0 || !buf)
 		err(1, "%s", argv[1]);
 	start = now_ns();
 	for (uint64_t k = 0; k < count; k++)
-		if (pread(fd, buf, PAGE, (off_t)at[k] * PAGE) != PAGE)
+		if ((next_random() % 100 < updates ? update(fd, buf, at[k]) : pread(fd, buf, PAGE, (off_t)at[k] * PAGE)) != PAGE)
 			err(1, "%s: page %u", argv[1], at[k]);
 	printf("%" PRIu64 "\n", now_ns() - start);
 	close(fd);

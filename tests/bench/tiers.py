@@ -3,6 +3,7 @@
 scripts/bench tiers: pages that left home and are parked on a device, beside the same mount without (--device ...,cache=).
 
 The device is simulated: its bus has the rates and waits of a model, and they are waited for. Reads are of 4 KiB, with O_DIRECT.
+And equal pages kept once (--dedup home), beside the same with parked pages alone, as the paper compares them.
 What is read from storage is counted, which noise does not touch; times are ratios of two that were taken in one round.
 """
 
@@ -41,31 +42,42 @@ class Sizes:
 
 
 class FileMount:
-    """One gaiafs with one file of @pages."""
+    """One gaiafs with one file of @pages. @copies: of so many pages each that are equal; else as the file comes."""
 
-    def __init__(self, bench, name, bus, pages, home, cache):
+    def __init__(self, bench, name, bus, pages, home, cache, copies=None, dedup="off"):
         self.bench, self.pages = bench, pages
         device = "sim:%d,%s,strict=off" % (bench.sizes.device, bus)
         if cache:
             device += ",cache=%d" % bench.sizes.device
         self.system = Gaiafs(name, bench.place, bench.args.build,
-                             ["--device", device, "--cpu-cache", "writeback", "--home", str(home)])
+                             ["--device", device, "--cpu-cache", "writeback", "--home", str(home), "--dedup", dedup])
         bench.stack.callback(self.system.stop)
         self.system.start()
-        self.system.make_file(FILE, (pages * PAGE + MIB - 1) // MIB * MIB)
+        if copies:
+            self.make_copies(copies)
+        else:
+            self.system.make_file(FILE, (pages * PAGE + MIB - 1) // MIB * MIB)
         self.seed = 0
         self.forget_below()
+
+    def make_copies(self, copies):
+        """The paper's generator: each block so many times, all over the file."""
+        differ = self.pages // copies
+        with open(os.path.join(self.system.below, FILE), "wb") as file:
+            for page in range(self.pages):
+                file.write((page % differ + 1).to_bytes(8, "little") * (PAGE // 8))
+            os.fsync(file.fileno())
 
     def forget_below(self):
         """Storage is to be read, not what the kernel has of the directory below."""
         with open(os.path.join(self.system.below, FILE), "rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
-    def read(self, how, count, pages=None):
-        """Nanoseconds."""
+    def read(self, how, count, pages=None, updates=0):
+        """Nanoseconds. @updates: percent of the requests are writes."""
         self.seed += 1
         return int(run(self.bench.program("tier_reads"), self.system.path(FILE), str(pages or self.pages), str(count), how,
-                       str(self.seed), timeout=900))
+                       str(self.seed), str(updates), timeout=900))
 
     def status(self):
         return json.loads(run(self.system.gaia, "status", self.system.root, "--json"))
@@ -161,6 +173,32 @@ class Bench(PairsBench):
             raise Missing("%d pages were parked, and %d read from there: storage is too fast here" % (out["victim_parked"], back["victim_hits"]))
         rows[0].add({PEER: back["sim_ns"] / back["victim_hits"], OURS: out["sim_ns"] / out["victim_parked"]})
 
+    # -- equal pages
+
+    def equal_pages(self):
+        section = "uniform reads, 1.5 x home and device, bus of %s; peer: parked pages alone" % PAPER
+        for copies, updates, most in (1, 0, 1.02), (4, 0, float("inf")), (10, 0, float("inf")), (1, 64, 1.02), (4, 64, 1.02):
+            title = "each page %s, %d %% updates" % ("once" if copies == 1 else "%d times" % copies, updates)
+            rows = [self.row(section, title + ": pages read from storage", "count", most=0.19 if copies == 4 and not updates else float("inf")),
+                    self.row(section, title + ": time", "time", most=most)]
+            self.work(rows, self.equal, rows, copies, updates)
+
+    def equal(self, rnd, rows, copies, updates):
+        pages = int(1.5 * (self.sizes.home + self.sizes.device)) // PAGE
+        stored, times = {}, {}
+        for who in turn([PEER, OURS], rnd):
+            mount, new = self.mounted("%s-%d-%d-equal" % (self.names[who], copies, updates), BUSES[PAPER], pages, self.sizes.home, True, copies,
+                                      "home" if who == OURS else "off")
+            if new:
+                mount.read("uniform", 4 * pages)
+            changes = {}
+            with mount.counted(changes):
+                times[who] = mount.read("uniform", self.sizes.reads, updates=updates)
+            stored[who] = changes["storage_reads"]
+        if stored[PEER]:
+            rows[0].add(stored)
+        rows[1].add(times)
+
     # -- where there is nothing to gain
 
     def nothing_to_gain(self):
@@ -185,7 +223,7 @@ class Bench(PairsBench):
     # -- all of it
 
     def measure(self):
-        for add in self.working_sets, self.batches, self.nothing_to_gain:
+        for add in self.working_sets, self.batches, self.equal_pages, self.nothing_to_gain:
             add()
         if not self.works:
             raise RuntimeError("--only %s: there is no such work" % self.args.only)
