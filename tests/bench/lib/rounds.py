@@ -37,7 +37,7 @@ class Goal:
         if not ratio:
             return UNMEASURED
         median, spread = ratio
-        low, high = median - (spread or 0), median + (spread or 0)
+        low, high = max(median - (spread or 0), 0), median + (spread or 0)
         if low >= self.least and high <= self.most:
             return MET
         return MISSED if high < self.least or low > self.most else NOISE
