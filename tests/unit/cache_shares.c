@@ -7,6 +7,8 @@
 #include <fcntl.h>
 #include <linux/falloc.h>
 #include <pthread.h>
+#include <signal.h>
+#include <sys/resource.h>
 
 #include "base/counters.h"
 #include "base/fault.h"
@@ -479,7 +481,12 @@ Test(shares, come_and_go_between_threads)
 
 /* ---- what is wrong is found ---- */
 
-Test(shares, that_are_counted_wrongly_are_found, .signal = SIGABRT)
+static void no_core(void)
+{
+	setrlimit(RLIMIT_CORE, &(struct rlimit){ 0, 0 });
+}
+
+Test(shares, that_are_counted_wrongly_are_found, .init = no_core, .signal = SIGABRT)
 {
 	begin_of_kinds((struct rig_options){ .devices = 0 }, KINDS);
 	fault_arm("dedup.all", -EEXIST, 0, 0);
