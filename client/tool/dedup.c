@@ -8,11 +8,13 @@
 #include <fcntl.h>
 #include <fts.h>
 #include <inttypes.h>
+#include <linux/openat2.h>
 #include <search.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -43,6 +45,7 @@ struct estimate {
 	void *linked; /* tsearch(3): files of several names that were read */
 	double began, shown;
 	bool terminal, failed;
+	bool no_memory; /* no more can be counted */
 };
 
 /* ---- which pages differ ---- */
@@ -102,6 +105,25 @@ static bool note_page(struct estimate *e, const char *page, uid_t owner)
 	return note(&e->of_all, hash) && note(&e->of_owners, XXH3_64bits_withSeed(&hash, sizeof(hash), owner));
 }
 
+static void add(uint64_t *sum, uint64_t n)
+{
+	/* Holes of sparse files are as large as anybody likes. */
+	*sum = n < (uint64_t)INT64_MAX / GAIA_PAGE - *sum ? *sum + n : (uint64_t)INT64_MAX / GAIA_PAGE;
+}
+
+static void clear_line(const struct estimate *e)
+{
+	if (e->terminal)
+		fputs("\r\033[K", stderr);
+}
+
+static void failed(struct estimate *e, const char *path, const char *why)
+{
+	clear_line(e);
+	fail("%s: %s", path, why);
+	e->failed = true;
+}
+
 static void show(struct estimate *e)
 {
 	double now = seconds();
@@ -148,26 +170,31 @@ static off_t skip_hole(struct estimate *e, int fd, off_t at, off_t size)
 		return at;
 	if (data < size)
 		data -= data % GAIA_PAGE;
-	e->zeros += (uint64_t)(data - at + GAIA_PAGE - 1) / GAIA_PAGE;
-	e->pages += (uint64_t)(data - at + GAIA_PAGE - 1) / GAIA_PAGE;
-	e->bytes += (uint64_t)(data - at);
+	add(&e->zeros, ((uint64_t)(data - at) + GAIA_PAGE - 1) / GAIA_PAGE);
+	add(&e->pages, ((uint64_t)(data - at) + GAIA_PAGE - 1) / GAIA_PAGE);
 	return data;
 }
 
 static int read_file(struct estimate *e, int fd, const struct stat *st)
 {
-	int pages = 1;
+	off_t at = 0;
 
 	e->files++;
-	for (off_t at = 0; at < st->st_size && pages > 0; at += (off_t)pages * GAIA_PAGE) {
-		at = skip_hole(e, fd, at, st->st_size);
-		pages = at < st->st_size ? read_piece(e, fd, at) : 0;
+	while (at < st->st_size && (at = skip_hole(e, fd, at, st->st_size)) < st->st_size) {
+		int pages = read_piece(e, fd, at);
+
 		for (int k = 0; k < pages; k++)
-			if (!note_page(e, e->piece + (size_t)k * GAIA_PAGE, st->st_uid))
+			if (!note_page(e, e->piece + (size_t)k * GAIA_PAGE, st->st_uid)) {
+				e->no_memory = true;
 				return -ENOMEM;
+			}
 		show(e);
+		if (pages <= 0)
+			return pages;
+		/* It may end close to the largest number. */
+		at = st->st_size - at > (off_t)pages * GAIA_PAGE ? at + (off_t)pages * GAIA_PAGE : st->st_size;
 	}
-	return pages < 0 ? pages : 0;
+	return 0;
 }
 
 static int by_number(const void *a, const void *b)
@@ -197,10 +224,20 @@ static bool was_read(struct estimate *e, const struct stat *st)
 	return found;
 }
 
-static void estimate_file(struct estimate *e, const char *path)
+/* Others may replace parts of the tree by links meanwhile: opens only what lies below @dir, in the same file system. */
+static int open_below(int dir, const char *name)
 {
-	/* It may have become something else since it was found. */
-	int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC), err = fd < 0 ? -errno : 0;
+	struct open_how how = { .flags = O_RDONLY | O_NONBLOCK | O_CLOEXEC,
+				.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV };
+
+	while (*name == '/')
+		name++;
+	return (int)syscall(SYS_openat2, dir, name, &how, sizeof(how));
+}
+
+static void estimate_file(struct estimate *e, const char *path, int fd)
+{
+	int err = fd < 0 ? -errno : 0;
 	struct stat st;
 
 	if (!err && fstat(fd, &st))
@@ -209,31 +246,47 @@ static void estimate_file(struct estimate *e, const char *path)
 		err = read_file(e, fd, &st);
 	if (fd >= 0)
 		close(fd);
-	if (!err)
-		return;
-	if (e->terminal)
-		fputs("\r\033[K", stderr);
-	fail("%s: %s", path, strerror(-err));
-	e->failed = true;
+	if (err)
+		failed(e, path, strerror(-err));
 }
 
-static void estimate_below(struct estimate *e, char *path)
+static void estimate_below(struct estimate *e, char *path, int dir)
 {
 	char *roots[] = { path, NULL };
 	FTS *fts = fts_open(roots, FTS_COMFOLLOW | FTS_PHYSICAL | FTS_XDEV | FTS_NOCHDIR, NULL);
 	FTSENT *at;
 
-	while (fts && (at = fts_read(fts))) {
-		if (at->fts_info == FTS_F) {
-			estimate_file(e, at->fts_accpath);
-		} else if (at->fts_info == FTS_DNR || at->fts_info == FTS_ERR || at->fts_info == FTS_NS) {
-			fail("%s: %s", at->fts_path, strerror(at->fts_errno));
-			e->failed = true;
-		}
+	while (fts && !e->no_memory && (errno = 0, at = fts_read(fts))) {
+		if (at->fts_info == FTS_F)
+			estimate_file(e, at->fts_path, open_below(dir, at->fts_path + strlen(path)));
+		else if (at->fts_info == FTS_DNR || at->fts_info == FTS_ERR || at->fts_info == FTS_NS)
+			failed(e, at->fts_path, strerror(at->fts_errno));
 	}
-	if (!fts || fts_close(fts)) {
-		fail("%s: %s", path, strerror(errno));
-		e->failed = true;
+	if (!e->no_memory && errno)
+		failed(e, path, strerror(errno));
+	if (fts)
+		fts_close(fts);
+}
+
+static void estimate_path(struct estimate *e, char *path)
+{
+	struct stat st;
+	int fd;
+
+	if (stat(path, &st)) {
+		failed(e, path, strerror(errno));
+	} else if (S_ISREG(st.st_mode)) {
+		estimate_file(e, path, open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+	} else if (!S_ISDIR(st.st_mode)) {
+		failed(e, path, "neither a regular file nor a directory");
+	} else {
+		fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		if (fd < 0)
+			failed(e, path, strerror(errno));
+		else
+			estimate_below(e, path, fd);
+		if (fd >= 0)
+			close(fd);
 	}
 }
 
@@ -256,7 +309,7 @@ static int print_estimate(const struct estimate *e, bool json)
 	owners = owners < e->pages ? owners : e->pages;
 	all = all < e->pages ? all : e->pages;
 	if (json)
-		return printf("{\"files\": %" PRIu64 ", \"bytes\": %" PRIu64 ", \"memory_bytes\": %" PRIu64 ", \"zeros_bytes\": %" PRIu64 ", \"home_bytes\": %" PRIu64
+		return printf("{\"files\": %" PRIu64 ", \"read_bytes\": %" PRIu64 ", \"memory_bytes\": %" PRIu64 ", \"zeros_bytes\": %" PRIu64 ", \"home_bytes\": %" PRIu64
 			      ", \"all_users_bytes\": %" PRIu64 ", \"sampled\": %s}\n", e->files, e->bytes, e->pages * GAIA_PAGE, e->zeros * GAIA_PAGE,
 			      owners * GAIA_PAGE, all * GAIA_PAGE, e->of_owners.bits || e->of_all.bits ? "true" : "false") < 0;
 	format_bytes(bytes, sizeof(bytes), (json_int_t)(e->pages * GAIA_PAGE));
@@ -284,9 +337,8 @@ int dedup_command(const struct args *a)
 		status = fail("%s", strerror(ENOMEM));
 	} else {
 		for (size_t k = 0; k < a->n_paths; k++)
-			estimate_below(&e, a->paths[k]);
-		if (e.terminal)
-			fputs("\r\033[K", stderr);
+			estimate_path(&e, a->paths[k]);
+		clear_line(&e);
 		status = print_estimate(&e, a->json) || e.failed ? EXIT_FAILED : EXIT_OK;
 	}
 	tdestroy(e.linked, free);

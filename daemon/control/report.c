@@ -77,6 +77,21 @@ static json_t *users_json(struct control *ctl, uid_t uid)
 	return list;
 }
 
+/* Races show where others write; and what is saved because pages are equal, what others have. */
+static void hide_from_users(json_t *cache)
+{
+	json_t *counters = json_object_get(cache, "counters");
+	const char *name;
+	json_t *value;
+	void *next;
+
+	json_object_set_new(cache, "races", json_array());
+	json_object_del(cache, "dedup");
+	json_object_foreach_safe(counters, next, name, value)
+		if (!strncmp(name, "dedup_", 6))
+			json_object_del(counters, name);
+}
+
 /* What the mount reports of itself, the cache's part, and the clients. */
 static json_t *status_json(struct control *ctl, uid_t uid)
 {
@@ -86,9 +101,8 @@ static json_t *status_json(struct control *ctl, uid_t uid)
 	tickets_forget_expired(ctl);
 	if (ctl->mount)
 		json_object_update(status, ctl->mount);
-	/* Users are not told of races, which show where others write. */
 	if (!quota_is_owner(ctl->quota, uid))
-		json_object_set_new(cache, "races", json_array());
+		hide_from_users(cache);
 	json_object_update(status, cache);
 	json_decref(cache);
 	json_object_set_new(status, "clients", clients_json(ctl, uid));

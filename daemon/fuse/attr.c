@@ -163,8 +163,7 @@ static int set_owner(fuse_req_t req, int fd, const struct stat *attr, int to_set
 	return AS_CALLER_MAY(req, fchownat(fd, "", uid, gid, AT_EMPTY_PATH));
 }
 
-/* What the file's contents are shared with (--dedup) depends on whose it is. */
-static void tell_owner_changed(struct inode *inode)
+void attr_owner_changed(struct inode *inode)
 {
 	struct cfile *f;
 
@@ -263,10 +262,10 @@ void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
 		err = -EPERM;
 	else if (nothing || to_set & owner)
 		err = set_owner(req, fd, attr, to_set);
-	if (!err && to_set & FUSE_SET_ATTR_UID)
-		tell_owner_changed(inode);
 	if (!err && to_set & FUSE_SET_ATTR_MODE)
 		err = set_mode(inode, fd, attr->st_mode);
+	if (to_set & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_MODE))
+		attr_owner_changed(inode);
 	if (!err && to_set & FUSE_SET_ATTR_KILL_SUID) /* and set-gid: FATTR_KILL_SUIDGID */
 		err = attr_clear_set_id(inode);
 	if (!err && to_set & FUSE_SET_ATTR_SIZE)

@@ -473,6 +473,8 @@ bool attr_mounted_with(struct inode *inode, unsigned long flag);
 
 /* Clear set-id bits as a write by an unprivileged user does; the kernel leaves it to us. */
 int attr_clear_set_id(struct inode *inode);
+/* Whose it is, or who may write it, has changed perhaps: what its contents are shared with (--dedup) depends on that. */
+void attr_owner_changed(struct inode *inode);
 void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
 void op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set,
 		struct fuse_file_info *fi);

@@ -45,6 +45,8 @@ void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char *v
 		err = AS_CALLER(req, fd, setxattr(fd_path(fd).text, name, value, size, flags));
 	else if (!err)
 		err = AS_CALLER_MAY(req, setxattr(fd_path(fd).text, name, value, size, flags));
+	if (as_caller)
+		attr_owner_changed(inode);
 	if (fd >= 0)
 		inode_fd_put(inode);
 	fuse_reply_err(req, -err);

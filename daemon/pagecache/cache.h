@@ -285,9 +285,9 @@ int cache_flush_released(struct cfile *f);
  * [F] Store what is dirty and call @set, which sets the file's times below. Nothing that was written before
  * changes them later. What cannot be stored is kept; its error is remembered for cfile_error_check().
  */
-/* The file belongs to another user by now. Waits for nothing. */
-void cache_owner_changed(struct cfile *f);
 int cache_set_times(struct cfile *f, int (*set)(void *arg), void *arg);
+/* The file belongs to another user by now, or others may write it. Waits for nothing. */
+void cache_owner_changed(struct cfile *f);
 /* [F] cache_flush of a range, and what devices have released in it, and sync. */
 int cache_fsync(struct cfile *f, off_t off, off_t len, bool data_only);
 

@@ -101,7 +101,7 @@ struct chunk {
 	struct old_memory *old; /* all pages are locked, too, when it changes */
 
 	atomic_bool referenced; /* used since the LRU scan last looked at it */
-	atomic_bool spared; /* it did so, and left what other pages have, too */
+	atomic_bool spared; /* it did so, and there is only what other pages have, too */
 
 	/*
 	 * The lists of the cache (CHUNK_*) that it is on, or on its way to. Set with lock held, by the thread that puts it there;
@@ -244,10 +244,10 @@ void chunk_account(struct chunk *ch);
 /* Take the chunk off the lists that it no longer belongs to, so that it can end. */
 void chunk_unlist(struct chunk *ch);
 /*
- * Drop the clean pages of a chunk that nobody uses; returns how many frames are free by that. @park: they may be parked on a device. What other pages
- * have, too, stays once.
+ * Drop the clean pages of a chunk that nobody uses; returns how many frames are free by that. @park: they may be parked on a device. @alone: only those
+ * whose frames no other pages have: to drop others frees nothing.
  */
-unsigned chunk_shrink(struct chunk *ch, bool park);
+unsigned chunk_shrink(struct chunk *ch, bool park, bool alone);
 /* The chunk that has been dirty longest, if for at least @age_ns: taken off its list, with the list's reference. */
 struct chunk *chunk_due(struct cache *c, uint64_t age_ns);
 /*

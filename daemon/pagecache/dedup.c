@@ -73,11 +73,13 @@ void dedup_destroy(struct cache *c)
 
 /* ---- which pages ---- */
 
-static bool in_sample(const void *page)
+static bool in_sample(const struct dedup *d, const void *page)
 {
-	uint64_t mixed = 0, word;
+	uint64_t mixed, word;
 
-	for (unsigned at = 64; at < GAIA_PAGE; at += GAIA_PAGE / 4) {
+	memcpy(&mixed, d->secret, sizeof(mixed));
+
+	for (unsigned at = 0; at < GAIA_PAGE; at += GAIA_PAGE / 4) {
 		memcpy(&word, (const char *)page + at, sizeof(word));
 		mixed = (mixed ^ word) * 0x9e3779b97f4a7c15u;
 		mixed ^= mixed >> 29;
@@ -126,41 +128,67 @@ static void learn_cost(struct dedup *d, uint64_t ns)
 
 /* ---- whose ---- */
 
+/*
+ * cfile.dedup.owner: the owner of the file (32 bits), how often who has rights to it has changed (16), whether the file may share (1), and for
+ * how many pages of the sample that may be taken for true (15); 0: the store is to be asked.
+ */
+#define OWNER_CHANGE 0x10000u
+#define OWNER_SHARES 0x8000u
+#define OWNER_LEFT 0x7fffu
+
 void cache_owner_changed(struct cfile *f)
 {
-	atomic_fetch_add(&f->dedup.owner_changes, 1);
-	atomic_store(&f->dedup.owner, 0);
+	uint64_t owner = atomic_load(&f->dedup.owner);
+
+	while (!atomic_compare_exchange_weak(&f->dedup.owner, &owner, ((owner & UINT32_MAX) + OWNER_CHANGE) & (UINT32_MAX & ~(OWNER_CHANGE - 1))))
+		;
+}
+
+/* Whether nobody but the owner, and root, can write it: by the mode, whose bits for the group are a mask of those of an access control list. */
+static bool owner_writes_alone(const struct stat *st)
+{
+	return !(st->st_mode & (S_IWGRP | S_IWOTH));
+}
+
+/* 0, or a negative errno. -ESTALE: it has changed meanwhile. */
+static int ask_owner(struct cfile *f, uint64_t *owner)
+{
+	struct store_file *sf;
+	struct stat st;
+	uint64_t known;
+	int err = cfile_store(f, false, &sf);
+
+	if (!err)
+		err = sf->ops->stat(sf, &st);
+	if (err)
+		return err;
+	known = (uint64_t)st.st_uid << 32 | (*owner & (UINT32_MAX & ~(OWNER_CHANGE - 1))) | (owner_writes_alone(&st) ? OWNER_SHARES : 0) | OWNER_PAGES;
+	if (!atomic_compare_exchange_strong(&f->dedup.owner, owner, known))
+		return -ESTALE;
+	*owner = known;
+	return 0;
 }
 
 /*
- * That it was found tells, by the time that it took, that somebody else has read the same bytes. So only files of one owner share.
- * False: it is not known.
+ * What is shared can be found out by who writes one of the files and looks how much memory is used, or how long a write takes. So only
+ * files share that have the same owner and that nobody else can write. False: this one does not, or it is not known.
  */
-static bool find_domain(struct cfile *f, bool sample, uint32_t *domain)
+static bool find_domain(struct cfile *f, bool sample, bool may_ask, uint32_t *domain)
 {
 	uint64_t owner = atomic_load(&f->dedup.owner);
-	unsigned changes = atomic_load(&f->dedup.owner_changes);
-	struct store_file *sf;
-	struct stat st;
 
 	*domain = 1;
 	if (f->cache->dedup->all_users)
 		return true;
-	if (!(uint32_t)owner) {
-		if (cfile_store(f, false, &sf) || sf->ops->stat(sf, &st))
+	if (!(owner & OWNER_LEFT)) {
+		if (!may_ask || ask_owner(f, &owner))
 			return false;
-		owner = (uint64_t)st.st_uid << 32 | OWNER_PAGES;
-		atomic_store(&f->dedup.owner, owner);
-		if (atomic_load(&f->dedup.owner_changes) != changes) {
-			atomic_store(&f->dedup.owner, 0);
-			return false;
-		}
 	} else if (sample) {
 		/* If another thread has done so, or has asked, that will do. */
 		(void)atomic_compare_exchange_strong(&f->dedup.owner, &(uint64_t){ owner }, owner - 1);
 	}
 	*domain = 1 + (uint32_t)(owner >> 32);
-	return true;
+	return owner & OWNER_SHARES;
 }
 
 /* ---- equal pages ---- */
@@ -178,7 +206,7 @@ static uint32_t tag_of(struct dedup *d, const void *page, bool timed)
 	return tag;
 }
 
-static frame_t dedup_frame(struct cfile *f, frame_t frame)
+static frame_t dedup_frame(struct cfile *f, frame_t frame, bool may_ask)
 {
 	struct cache *c = f->cache;
 	const char *page = frame_ptr(&c->frames, frame);
@@ -192,8 +220,8 @@ static frame_t dedup_frame(struct cfile *f, frame_t frame)
 		count(CTR_dedup_zeros, found != frame);
 		return found;
 	}
-	sample = in_sample(page);
-	if ((!sample && !file_pays(f)) || !find_domain(f, sample, &domain))
+	sample = in_sample(c->dedup, page);
+	if ((!sample && !file_pays(f)) || !find_domain(f, sample, may_ask, &domain))
 		return frame;
 	found = shares_join(&c->frames, frame, tag_of(c->dedup, page, sample), domain);
 	count(CTR_dedup_found, found != frame);
@@ -204,7 +232,7 @@ static frame_t dedup_frame(struct cfile *f, frame_t frame)
 	return found;
 }
 
-void dedup_frames(struct cfile *f, frame_t *frame, unsigned n)
+void dedup_frames(struct cfile *f, frame_t *frame, unsigned n, bool may_ask)
 {
 	struct cache *c = f->cache;
 
@@ -212,7 +240,7 @@ void dedup_frames(struct cfile *f, frame_t *frame, unsigned n)
 	if (!c->dedup || cfile_is_passthrough(f))
 		return;
 	for (unsigned k = 0; k < n; k++) {
-		frame_t found = dedup_frame(f, frame[k]);
+		frame_t found = dedup_frame(f, frame[k], may_ask);
 
 		if (found != frame[k])
 			frames_give(&c->frames, &frame[k], 1);
@@ -234,7 +262,7 @@ static bool is_own(struct chunk *ch, unsigned i)
 /* What was found in vain counts as not found. */
 static void unlearn(struct cfile *f, const void *page)
 {
-	if (in_sample(page)) {
+	if (in_sample(f->cache->dedup, page)) {
 		learn(&f->dedup, false);
 		learn(&f->cache->dedup->all, false);
 	}

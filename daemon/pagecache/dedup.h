@@ -20,8 +20,7 @@ struct dedup;
 /* A file's part; zeros at first. Hints: relaxed, and not always exact. */
 struct dedup_file {
 	atomic_uint tried, found; /* pages of the sample that were looked for, and found; both are halved now and then */
-	_Atomic uint64_t owner;	  /* the file's, as the store says, << 32, and for how many pages of the sample that may be taken; 0: ask */
-	atomic_uint owner_changes;
+	_Atomic uint64_t owner;	  /* see dedup.c */
 };
 
 /* If config->dedup says so: c->dedup, else NULL. -ENOMEM. */
@@ -31,9 +30,9 @@ void dedup_destroy(struct cache *c);
 
 /*
  * Pages of the file have come into frame[0..n), which belong to nobody yet: where home has the same bytes already, frame[k] becomes that frame, and
- * the other is given back. No lock but their pages' and the file's range.
+ * the other is given back. @may_ask: it may wait for the store. No lock but their pages' and the file's range.
  */
-void dedup_frames(struct cfile *f, frame_t *frame, unsigned n);
+void dedup_frames(struct cfile *f, frame_t *frame, unsigned n, bool may_ask);
 
 /*
  * Pages [a, b), of those in @pages (NULL: all), are locked exclusively and about to be changed where they are: those that others may have, too,

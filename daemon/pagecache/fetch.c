@@ -123,6 +123,7 @@ static int prepare(struct fetch *fe, const struct fetch_part *part, unsigned n)
 	struct fills fills = FILLS(fills, false);
 	int err = 0, ended;
 
+	fills.to_change = true;
 	for (unsigned k = 0; k < n; k++) {
 		uint64_t needed[GAIA_CHUNK_PAGES / 64] = { 0 };
 
@@ -265,6 +266,20 @@ static void fetch_forget_under(struct fetch *fe)
 	}
 }
 
+/* If home's bytes will be changed where they are. */
+static int own_to_merge(struct replica *rep, unsigned i)
+{
+	struct chunk *ch = rep->chunk;
+	bool plain;
+
+	if (!ch->file->cache->dedup)
+		return 0;
+	pthread_mutex_lock(&ch->lock);
+	plain = is_plain_copy(ch, rep, i);
+	pthread_mutex_unlock(&ch->lock);
+	return plain ? 0 : pages_own(ch, i, i + 1, NULL);
+}
+
 /* Merge the pages that have been copied: how many, and *@err. */
 static unsigned merge_all(struct fetch *fe, int *err)
 {
@@ -275,7 +290,7 @@ static unsigned merge_all(struct fetch *fe, int *err)
 	for (k = 0; k < fe->n; k++) {
 		struct replica *rep = fe->at[k].rep;
 
-		*err = pages_own(rep->chunk, fe->at[k].page, fe->at[k].page + 1, NULL);
+		*err = own_to_merge(rep, fe->at[k].page);
 		if (!*err)
 			*err = spares_take(c, spare);
 		if (*err)

@@ -193,7 +193,7 @@ static void shrink_home(struct cfile *f)
 	unsigned n = chunk_list_get(f, 0, UINT64_MAX, &list);
 
 	for (unsigned k = 0; k < n; k++) {
-		chunk_shrink(list[k], false);
+		chunk_shrink(list[k], false, false);
 		pthread_mutex_lock(&list[k]->lock);
 		victim_drop_chunk(list[k]);
 		pthread_mutex_unlock(&list[k]->lock);

@@ -61,14 +61,14 @@ void fill_add(struct fill *fl, unsigned page, frame_t frame, uint32_t slot)
 	fl->frame[fl->n++] = frame;
 }
 
-void fill_done(struct fill *fl, int err)
+void fill_done(const struct fills *fills, struct fill *fl, int err)
 {
 	struct chunk *ch = fl->ch;
 
 	if (err)
 		frames_give(&ch->file->cache->frames, fl->frame, fl->n);
-	else
-		dedup_frames(ch->file, fl->frame, fl->n);
+	else if (!fills->to_change)
+		dedup_frames(ch->file, fl->frame, fl->n, !fl->dev);
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned k = 0; k < fl->n && !err; k++)
 		page_set_frame(ch, fl->page[k], fl->frame[k]);
@@ -151,7 +151,7 @@ static int read_run(struct fills *fills, struct chunk *ch, const uint16_t *page,
 		fills->began = now_ns();
 	err = fill_begin(fl, at_once && STAILQ_EMPTY(&fills->list), fills->in_order);
 	if (err)
-		fill_done(fl, err);
+		fill_done(fills, fl, err);
 	else
 		STAILQ_INSERT_TAIL(&fills->list, fl, link);
 	return err;
@@ -196,7 +196,7 @@ int fill_reads_end(struct fills *fills, bool learn)
 			at_end &= fl->rd.at_end;
 		}
 		err = fill_end(fl, fills->quiet);
-		fill_done(fl, err);
+		fill_done(fills, fl, err);
 		first = first ? first : err;
 	}
 	/*
@@ -336,15 +336,11 @@ static int fill_now(struct fills *fills, struct chunk *ch, unsigned a, unsigned 
 	return err ? err : ended;
 }
 
-int home_fill(struct chunk *ch, unsigned a, unsigned b)
-{
-	return home_fill_some(ch, a, b, NULL);
-}
-
 int home_fill_some(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages)
 {
 	struct fills fills = FILLS(fills, false);
 
+	fills.to_change = true;
 	return fill_now(&fills, ch, a, b, pages);
 }
 
@@ -369,5 +365,6 @@ int home_bring(struct chunk *ch, unsigned a, unsigned b)
 {
 	struct fills fills = FILLS(fills, false);
 
+	fills.to_change = true;
 	return fill_bring(&fills, ch, a, b);
 }

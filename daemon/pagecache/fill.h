@@ -64,7 +64,7 @@ struct fill *fill_create(struct chunk *ch, const struct source *src, unsigned ro
 /* @slot: where it is parked, if it comes from there. */
 void fill_add(struct fill *fl, unsigned page, frame_t frame, uint32_t slot);
 /* Its frames are home's now, or on error nobody's. Frees it. */
-void fill_done(struct fill *fl, int err);
+void fill_done(const struct fills *fills, struct fill *fl, int err);
 /* The device has failed: begin to read the store. On error nobody has the frames of the rest. */
 int fill_read_instead(struct fills *fills, const struct fill *fl);
 /* What was begun from the store has come. */

@@ -21,9 +21,10 @@ struct fill;
  * file->range is held. Only pages below the end of the file.
  */
 int home_bring(struct chunk *ch, unsigned a, unsigned b);
-/* Only read the absent ones, without regard to devices. */
-int home_fill(struct chunk *ch, unsigned a, unsigned b);
-/* Only those of them that are in @pages (one bit for each page), all at the same time. */
+/*
+ * Only read the absent ones that are in @pages (one bit for each page), all at the same time, without regard to devices. Both for who is about to
+ * change them.
+ */
 int home_fill_some(struct chunk *ch, unsigned a, unsigned b, const uint64_t *pages);
 /*
  * The same in two steps: in between pages are on their way, from the store and from devices that have them (readcost.h). They stay
@@ -44,6 +45,7 @@ struct fills {
 	/* If this is a probe: */
 	struct read_cost *probe; /* of this source */
 	uint64_t probe_began, instead_ns;
+	bool to_change; /* the pages are about to be changed: equal ones are not looked for (dedup.h) */
 };
 #define FILLS(name, ahead_)                                                                                       \
 	{ .list = STAILQ_HEAD_INITIALIZER((name).list), .copies = STAILQ_HEAD_INITIALIZER((name).copies), .ahead = (ahead_) }

@@ -102,22 +102,18 @@ int home_no_memory(unsigned n)
 	return -ENOMEM;
 }
 
-unsigned chunk_shrink(struct chunk *ch, bool park)
+unsigned chunk_shrink(struct chunk *ch, bool park, bool alone)
 {
 	struct cache *c = ch->file->cache;
-	/* To drop what is shared makes no room, until the last page that has it goes. */
-	bool spares = c->dedup && park && !atomic_exchange(&ch->spared, true);
 	unsigned n = 0, freed = 0;
 
-	if (!spares)
-		atomic_store(&ch->spared, false);
 	pthread_mutex_lock(&ch->lock);
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES && ch->n_frames; i++) {
 		struct page *p = page_at(ch, i);
 
 		if (!p || !p->frame || p->readers || (p->flags & (PAGE_LOCKED | PAGE_DIRTY)) || page_in_view(ch, i))
 			continue;
-		if ((spares && shares_by_others(&c->frames, p->frame)) || !home_may_leave(ch, i))
+		if ((alone && shares_by_others(&c->frames, p->frame)) || !home_may_leave(ch, i))
 			continue;
 		if (park && c->victims)
 			victim_offer(ch, i);
@@ -168,20 +164,36 @@ static struct chunk *lru_next(struct cache *c, unsigned *looks)
 	return found;
 }
 
-/* Evict clean frames until @want are free or every chunk was looked at. Returns how many. */
-static unsigned home_evict(struct cache *c, unsigned want)
+/*
+ * What shares a frame frees nothing when it leaves, until the last page that has the frame does. So when a chunk's turn comes such pages stay;
+ * when it comes again, and nobody has used them, they leave, but of few chunks at a time: else one request would drop all that is shared, for little.
+ */
+static unsigned evict_chunk(struct chunk *ch, unsigned *drops)
+{
+	bool drop = atomic_load(&ch->spared) && *drops > 0;
+
+	if (!ch->file->cache->dedup)
+		return chunk_shrink(ch, true, false);
+	*drops -= drop;
+	if (atomic_exchange(&ch->spared, !drop) && !drop)
+		return 0;
+	return chunk_shrink(ch, true, !drop);
+}
+
+/* Evict clean frames until @want are free or every chunk was looked at. Returns how many. @drops: of so many chunks at most what is shared. */
+static unsigned home_evict(struct cache *c, unsigned want, unsigned drops)
 {
 	unsigned freed = 0, looks;
 	struct chunk *ch;
 
 	lists_lock(c);
-	looks = (c->dedup ? 3 : 2) * c->n_lru;
+	looks = 2 * c->n_lru;
 	pthread_mutex_unlock(&c->lock);
 	while (looks > 0 && freed < want) {
 		ch = lru_next(c, &looks);
 		if (!ch)
 			continue;
-		freed += chunk_shrink(ch, true);
+		freed += evict_chunk(ch, &drops);
 		chunk_account(ch);
 		chunk_put(ch);
 	}
@@ -202,6 +214,12 @@ static unsigned home_clean(struct cache *c)
 	return n;
 }
 
+/* One by one, as others leave; and when there is nothing else. */
+static unsigned drops_after(unsigned fruitless)
+{
+	return fruitless ? 64 : 1;
+}
+
 int frame_alloc(struct cache *c, unsigned n, frame_t *out)
 {
 	unsigned got = 0, fruitless = 0, more;
@@ -210,7 +228,7 @@ int frame_alloc(struct cache *c, unsigned n, frame_t *out)
 		got += frames_take(&c->frames, n - got, out + got, false);
 		if (got == n)
 			break;
-		if (home_evict(c, MAX(n - got, 64u)) > 0 || home_clean(c) > 0) {
+		if (home_evict(c, MAX(n - got, 64u), drops_after(fruitless)) > 0 || home_clean(c) > 0) {
 			fruitless = 0;
 			continue;
 		}
@@ -240,7 +258,7 @@ void home_reserve(struct cache *c, unsigned n)
 	unsigned fruitless = 0;
 
 	while ((n -= frames_reserve(&c->frames, n, fruitless == 4)) > 0) {
-		if (home_evict(c, MAX(n, 64u)) > 0 || home_clean(c) > 0)
+		if (home_evict(c, MAX(n, 64u), drops_after(fruitless)) > 0 || home_clean(c) > 0)
 			fruitless = 0;
 		else
 			fruitless++;
@@ -253,7 +271,7 @@ int home_room_to_stay(struct cache *c, unsigned n)
 	unsigned fruitless = 0;
 
 	while ((used = atomic_load(&c->frames.used)) + n > most && fruitless < 4) {
-		if (home_evict(c, (unsigned)(used + n - most)) > 0 || home_clean(c) > 0)
+		if (home_evict(c, (unsigned)(used + n - most), drops_after(fruitless)) > 0 || home_clean(c) > 0)
 			fruitless = 0;
 		else
 			fruitless++;

@@ -11,8 +11,9 @@
 #include "base/util.h"
 
 #define LOCKS 256u
-/* So many pages for each frame of home's may be had by sharing: what is recorded of a page takes memory, too, and a sparse file may have any number of them. */
-#define MOST 16u
+/* So many pages for each frame of home's may be had by sharing: what is recorded of a page takes memory, too. Zeros cost nobody anything: a file can have any number. */
+#define MOST 8u
+#define MOST_ZEROS 4u
 
 /* Of a frame. Guarded by the lock of its bucket, and valid while it is indexed. */
 struct share {
@@ -29,7 +30,7 @@ struct slab_shares {
 struct shares {
 	unsigned n_buckets; /* a power of two */
 	frame_t *bucket;
-	_Atomic uint64_t saved;
+	_Atomic uint64_t saved[2]; /* of others, of zeros */
 	struct {
 		_Alignas(64) pthread_mutex_t lock;
 	} part[LOCKS];
@@ -63,7 +64,7 @@ void shares_destroy(struct frames *fr)
 
 	if (!sh)
 		return;
-	bug_on(sh->saved != 0);
+	bug_on(sh->saved[false] != 0 || sh->saved[true] != 0);
 	for (unsigned k = 0; k < LOCKS; k++)
 		pthread_mutex_destroy(&sh->part[k].lock);
 	for (unsigned i = 0; i < fr->n_slabs; i++)
@@ -124,21 +125,22 @@ frame_t shares_join(struct frames *fr, frame_t frame, uint32_t tag, uint32_t dom
 	struct slab_shares *ss = shares_make(fr, frame);
 	unsigned at = (frame - 1) % GAIA_CHUNK_PAGES;
 	struct shares *sh = fr->shares;
+	bool zeros = tag == SHARES_ZEROS;
 	frame_t *bucket, found;
 
-	if (!ss || atomic_load(&sh->saved) >= MOST * fr->budget)
+	if (!ss || atomic_load(&sh->saved[zeros]) >= (zeros ? MOST_ZEROS : MOST) * fr->budget)
 		return frame;
 	bucket = bucket_lock(sh, tag);
 	for (found = *bucket; found; found = share_at(fr, found)->next) {
 		const struct share *s = share_at(fr, found);
 
-		if (s->tag == tag && s->domain == domain && memcmp(frame_ptr(fr, found), frame_ptr(fr, frame), GAIA_PAGE) == 0)
+		if (s->tag == tag && s->domain == domain && (zeros || memcmp(frame_ptr(fr, found), frame_ptr(fr, frame), GAIA_PAGE) == 0))
 			break;
 	}
 	if (found) {
 		if (!fault_point("break.share_uncounted"))
 			atomic_fetch_add(&share_at(fr, found)->owners, 1);
-		atomic_fetch_add(&sh->saved, 1);
+		atomic_fetch_add(&sh->saved[zeros], 1);
 	} else {
 		ss->of[at] = (struct share){ .next = *bucket, .tag = tag, .domain = domain, .owners = 1 };
 		*bucket = frame;
@@ -181,7 +183,7 @@ bool shares_put(struct frames *fr, frame_t frame)
 	if (last)
 		leave_index(fr, bucket, frame);
 	else
-		atomic_fetch_sub(&fr->shares->saved, 1);
+		atomic_fetch_sub(&fr->shares->saved[tag == SHARES_ZEROS], 1);
 	bucket_unlock(fr->shares, tag);
 	return last;
 }
@@ -198,7 +200,7 @@ bool shares_zeros(const struct frames *fr, frame_t frame)
 
 uint64_t shares_saved(const struct frames *fr)
 {
-	return fr->shares ? atomic_load(&fr->shares->saved) : 0;
+	return fr->shares ? atomic_load(&fr->shares->saved[false]) + atomic_load(&fr->shares->saved[true]) : 0;
 }
 
 uint64_t shares_check(const struct frames *fr, const uint32_t *owners)

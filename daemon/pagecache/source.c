@@ -279,7 +279,7 @@ int source_copies_end(struct fills *fills)
 		count(CTR_device_reads, fl->n);
 		count(CTR_victim_hits, fl->rep ? 0 : fl->n);
 		copy_cut(fl);
-		fill_done(fl, 0);
+		fill_done(fills, fl, 0);
 	}
 	err = fill_reads_end(fills, false);
 	return first ? first : err;

@@ -317,9 +317,25 @@ static int work_end(const struct window *w, struct work *wk, int err)
  * Whether home's page is known to be zeros (dedup.h), and need not be copied over a bus: the device makes them. (It remembers what a page held
  * only when that is copied.)
  */
-static bool is_zeros(const struct window *w, const struct part *pt, unsigned i)
+static bool is_zeros(const struct part *pt, unsigned i)
 {
-	return pt->step[i] == TRACK_SEND && !w->copy.op.arm && shares_zeros(&pt->ch->file->cache->frames, page_at(pt->ch, i)->frame);
+	return pt->step[i] == TRACK_SEND && shares_zeros(&pt->ch->file->cache->frames, page_at(pt->ch, i)->frame);
+}
+
+/* An operation more, which takes a device about as long as to copy so many pages. */
+#define ZEROS_WORTH 16u
+
+static bool worth_zeroing(const struct window *w)
+{
+	unsigned n = 0;
+
+	if (!w->at[0]->ch->file->cache->dedup || parts_arm(w->at, w->n))
+		return false;
+	for (unsigned k = 0; k < w->n && n < ZEROS_WORTH; k++)
+		if (part_has(w->at[k], STEP(SEND)))
+			FOR_TODO(w->at[k], i)
+				n += is_zeros(w->at[k], i);
+	return n >= ZEROS_WORTH;
 }
 
 /* To copy home's pages to the replicas where the plan says so. Home has them. */
@@ -334,7 +350,7 @@ static void copy_add(struct window *w, struct dev_run *runs)
 		if (!part_has(pt, STEP(SEND)))
 			continue;
 		FOR_TODO(pt, i)
-			if (pt->step[i] == TRACK_SEND && !is_zeros(w, pt, i)) {
+			if (pt->step[i] == TRACK_SEND && !(w->makes_zeros && is_zeros(pt, i))) {
 				dev_run_add(&wk->op, runs, pt->rep->mem, i, page_ptr(pt->ch, i), NULL);
 				wk->pages++;
 			}
@@ -347,10 +363,10 @@ static void zero_add(struct window *w, struct dev_run *runs)
 	for (unsigned k = 0; k < w->n; k++) {
 		struct part *pt = w->at[k];
 
-		if (!part_has(pt, STEP(SEND)))
+		if (!w->makes_zeros || !part_has(pt, STEP(SEND)))
 			continue;
 		FOR_TODO(pt, i)
-			if (is_zeros(w, pt, i)) {
+			if (is_zeros(pt, i)) {
 				runs[w->zero.op.n++] = (struct dev_run){ .mem = pt->rep->mem, .page = i, .npages = 1 };
 				w->zero.pages++;
 			}
@@ -488,6 +504,7 @@ static int works_begin(struct window *w)
 		return -ENODEV;
 	for (unsigned k = 0; k < w->n && replica_is_view(w->at[k]->rep); k++)
 		view_bring(w->at[k]);
+	w->makes_zeros = worth_zeroing(w);
 	copy_add(w, w->runs);
 	zero_add(w, w->runs + w->copy.op.n);
 	merge_add(w, w->runs + w->copy.op.n + w->zero.op.n);

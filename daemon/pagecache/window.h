@@ -35,6 +35,7 @@ struct window {
 	const struct part *last; /* of these; NULL: what comes next is not read ahead */
 	struct dev_run *runs; /* room for all pages */
 	uint8_t *steps;
+	bool makes_zeros;
 	struct work copy, zero, merge, arm; /* of different pages */
 	bool others; /* pages of the window before it are locked, too */
 	bool quiet; /* see struct fills */

@@ -37,6 +37,7 @@ struct mem_inode {
 	size_t n, room;
 	struct timespec atime, mtime, ctime;
 	uid_t owner;
+	mode_t mode;
 };
 
 struct mem_store {
@@ -336,6 +337,7 @@ static int mem_stat(struct store_file *file, struct stat *out)
 	pthread_mutex_lock(&ino->lock);
 	out->st_size = ino->size;
 	out->st_uid = ino->owner;
+	out->st_mode |= ino->mode;
 	out->st_blocks = (blkcnt_t)(ino->n * (GAIA_PAGE / 512));
 	out->st_atim = ino->atime;
 	out->st_mtim = ino->mtime;
@@ -489,12 +491,13 @@ static const struct store_ops mem_ops = {
 	.destroy = mem_destroy,
 };
 
-void store_mem_chown(struct store_file *file, uid_t owner)
+void store_mem_chown(struct store_file *file, uid_t owner, mode_t mode)
 {
 	struct mem_inode *ino = inode_of(file);
 
 	pthread_mutex_lock(&ino->lock);
 	ino->owner = owner;
+	ino->mode = mode;
 	pthread_mutex_unlock(&ino->lock);
 }
 

@@ -167,8 +167,8 @@ int store_dir_create(bool direct, struct store **out);
 /* How a store made by store_dir_create() reads: "direct" or "buffered", and then ", io_uring" or ", threads". */
 const char *store_dir_how(struct store *store);
 int store_mem_create(struct store **out);
-/* Its files belong to root at first. */
-void store_mem_chown(struct store_file *file, uid_t owner);
+/* Its files belong to root at first. @mode: rights beside the owner's to read and write. */
+void store_mem_chown(struct store_file *file, uid_t owner, mode_t mode);
 
 /*
  * Wraps @under, and owns it. Consults the fault points "store.open", "store.read",

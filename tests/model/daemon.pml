@@ -124,7 +124,7 @@ inline refer(ref, what, bytes_of_twin)
 
 /* ---- home ---- */
 
-/* fill.c: home_fill(), from the store; or from a replica (source.c), which must be the same. */
+/* fill.c: home_fill_some(), from the store; or from a replica (source.c), which must be the same. */
 #define SAME_AS_HOME(d) (r[d].base.is != HOME || OUTSTANDING(d) || r[d].cut < PAGE || r[d].bytes == home)
 inline home_fill()
 {

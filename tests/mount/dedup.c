@@ -115,6 +115,30 @@ CACHED_WAYS_BARE(dedup, is_of_one_owners_files_unless_told_otherwise)
 	cr_assert_eq(saved(), SIZE);
 }
 
+/* Each tells the daemon, which knows the file: somebody has it open. */
+CACHED_WAYS_BARE(dedup, is_not_of_files_that_others_may_write)
+{
+	static const char *const lets_others[] = { "chmod 602 a", "chmod 620 a", "setfacl -m u:1000:rw a" };
+
+	for (unsigned k = 0; k < sizeof(lets_others) / sizeof(lets_others[0]); k++) {
+		int fd;
+
+		if (!k)
+			start("home");
+		shell_ok(mnt.path, "chmod 600 a && \"$GAIA\" evict a && \"$GAIA\" evict b");
+		read_past_the_kernel("b");
+		fd = openat(both_root[ON_MOUNT], "a", O_RDONLY | O_DIRECT);
+		cr_assert_eq(pread(fd, seen, MIB / 4, 0), MIB / 4);
+		/* And what was read ahead. */
+		cr_assert_geq(saved(), MIB / 4, "%s: %ld", lets_others[k], saved());
+		shell_ok(mnt.path, "%s && \"$GAIA\" evict a", lets_others[k]);
+		cr_assert_eq(pread(fd, seen, MIB / 4, 0), MIB / 4);
+		close(fd);
+		cr_assert_eq(saved(), 0, "%s", lets_others[k]);
+		shell_ok(mnt.path, "chmod 600 a");
+	}
+}
+
 CACHED_WAYS_BARE(dedup, leaves_each_file_what_devices_write_to_it)
 {
 	struct actor *a;
@@ -152,7 +176,8 @@ Test(dedup, estimates_what_it_would_save, .init = way_bare_writeback, .fini = wa
 	cr_assert_eq(r.status, 0, "%s", r.err);
 	said = json_loads(r.out, 0, NULL);
 	cr_assert_eq(NUMBER(said, "files"), 4);
-	cr_assert_eq(NUMBER(said, "bytes"), 3 * SIZE + 3 * MIB);
+	cr_assert_eq(NUMBER(said, "read_bytes"), 3 * SIZE);
+	cr_assert_eq(NUMBER(said, "memory_bytes"), 3 * SIZE + 3 * MIB);
 	cr_assert_eq(NUMBER(said, "zeros_bytes"), 3 * MIB);
 	cr_assert_eq(NUMBER(said, "home_bytes"), 2 * SIZE + 4096);
 	cr_assert_eq(NUMBER(said, "all_users_bytes"), SIZE + 4096);
@@ -163,6 +188,10 @@ Test(dedup, estimates_what_it_would_save, .init = way_bare_writeback, .fini = wa
 	cr_assert_eq(r.status, 1);
 	cr_assert_str_eq(r.err, "gaia: nothing: No such file or directory\n");
 	cr_assert(strstr(r.out, "1 file takes"), "%s", r.out);
+	shell_free(&r);
+	shell_ok(mnt.path, "\"$GAIA\" dedup --estimate d/symlink | grep -q '^1 file '");
+	r = shell_run(mnt.path, 60, "mkfifo fifo; \"$GAIA\" dedup --estimate fifo; truncate -s 8T huge huger; \"$GAIA\" dedup --estimate --json huge huger");
+	cr_assert_str_eq(r.err, "gaia: fifo: neither a regular file nor a directory\n");
 	shell_free(&r);
 	r = shell_run(mnt.path, 60, "\"$GAIA\" dedup a");
 	cr_assert_eq(r.status, 2);

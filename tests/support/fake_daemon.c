@@ -371,7 +371,7 @@ unsigned fake_device(const char *kind, const unsigned char uuid[16])
 
 json_t *cache_status_json(struct cache *c)
 {
-	return json_pack("{s:[], s:{}, s:[{s:i}]}", "devices", "home", "races", "offset", 4096);
+	return json_pack("{s:[], s:{}, s:[{s:i}], s:{s:i, s:i}}", "devices", "home", "races", "offset", 4096, "counters", "twins", 1, "dedup_found", 1);
 }
 
 int cache_sync_all(struct cache *c, json_t *unstored)

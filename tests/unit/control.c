@@ -1741,6 +1741,10 @@ Test(reports, of_other_users_are_for_root, .init = begin, .fini = end)
 	cr_assert_eq(number(got, 0, "each_user"), 1024);
 	cr_assert_null(json_object_get(json_array_get(got, 0), "present"));
 	json_decref(got);
+	got = rows(&a, 1000, "counters");
+	cr_assert_null(json_object_get(got, "dedup_found"), "it tells what others have");
+	cr_assert_not_null(json_object_get(got, "twins"));
+	json_decref(got);
 	got = rows(&a, 1000, "races");
 	cr_assert_eq(json_array_size(got), 0, "they tell where others write");
 	json_decref(got);
