@@ -86,6 +86,20 @@ static bool all_are(const unsigned char *at, size_t n, int byte)
 	return at[0] == byte && memcmp(at, at + 1, n - 1) == 0;
 }
 
+/* Whether the process can read there. */
+static bool is_mapped(const unsigned char *at)
+{
+	int ends[2];
+	bool can;
+
+	cr_assert_eq(pipe2(ends, O_CLOEXEC), 0);
+	can = write(ends[1], at, 1) == 1;
+	cr_assert(can || errno == EFAULT);
+	close(ends[0]);
+	close(ends[1]);
+	return can;
+}
+
 static long host_pinned(void)
 {
 	return STATUS("host", "pinned");
@@ -202,6 +216,24 @@ EACH_WAY_BARE(host_sides, a_thread_that_reads_always_finds_what_it_holds)
 	OK(gaia_release(p + PAGE, PAGE));
 	cr_assert_eq(host_pinned(), 0);
 	OK(evict(0, SIZE));
+	end();
+}
+
+EACH_WAY_BARE(host_sides, what_is_given_up_is_not_shown_any_more)
+{
+	start("64M");
+	OK(gaia_acquire(p, PAGE, RW));
+	OK(gaia_acquire(p + CHUNK, PAGE, PROT_READ));
+	/* The first has both sides, and shows the view. */
+	OK(gaia_release(p, SIZE));
+	OK(gaia_acquire(p, PAGE, PROT_READ));
+	OK(gaia_release(p, PAGE));
+	cr_assert(is_mapped(p) && is_mapped(p + CHUNK));
+	OK(evict(0, SIZE));
+	cr_assert(!is_mapped(p) && !is_mapped(p + CHUNK));
+	cr_assert_eq(STATUS("host", "used"), 0);
+	OK(gaia_acquire(p, 2 * CHUNK, PROT_READ));
+	cr_assert(all_are(p, 2 * CHUNK, 'x'));
 	end();
 }
 
