@@ -1,5 +1,6 @@
 /*
- * mmap.c - regions where there is no paging: ordinary mappings of their files.
+ * mmap.c - regions where there is no paging: ordinary mappings of their files. What is advised of them goes to the kernel, as it does of
+ * those that are a daemon's memory (host.c).
  */
 #include <errno.h>
 #include <sys/mman.h>

@@ -261,6 +261,20 @@ EACH_WAY_BARE(host_sides, holds_move_as_often_as_they_are)
 	end();
 }
 
+EACH_WAY_BARE(host_sides, a_part_of_a_chunk_is_released_alone)
+{
+	start("64M");
+	OK(gaia_acquire(p, CHUNK, PROT_READ));
+	OK(gaia_release(p, PAGE));
+	OK(gaia_acquire(p + 9 * PAGE, PAGE, RW));
+	OK(gaia_release(p + 9 * PAGE, PAGE));
+	cr_assert_eq(evict(0, CHUNK), -EBUSY);
+	cr_assert(all_are(p + PAGE, CHUNK - PAGE, 'x'));
+	OK(gaia_release(p + PAGE, CHUNK - PAGE));
+	cr_assert_eq(host_pinned(), 0);
+	end();
+}
+
 EACH_WAY_BARE(host_sides, lists_and_ranges_lie_on_both_sides)
 {
 	struct gaia_range list[] = { { p, 0 }, { p, 0 }, { p, 0 } };
@@ -313,6 +327,12 @@ EACH_WAY_BARE(host_sides, without_room_for_a_copy_what_is_held_to_read_stays)
 	OK(gaia_acquire(p, 2 * CHUNK, RW));
 	p[0] = 'w';
 	OK(gaia_release(p, 2 * CHUNK));
+	/* One chunk is being written, and for those beside it there is no room. */
+	OK(gaia_acquire(p, PAGE, RW));
+	cr_assert_eq(gaia_acquire(p, 3 * CHUNK, PROT_READ), -1);
+	cr_assert_eq(errno, ENOMEM);
+	OK(gaia_release(p, PAGE));
+	cr_assert_eq(host_pinned(), 0);
 	/* Now both are on the other side, and the next two come. */
 	OK(gaia_acquire(p, 2 * CHUNK, PROT_READ));
 	cr_assert_eq(p[0], 'w');
@@ -320,7 +340,22 @@ EACH_WAY_BARE(host_sides, without_room_for_a_copy_what_is_held_to_read_stays)
 	OK(gaia_acquire(p + 2 * CHUNK, 2 * CHUNK, PROT_READ));
 	cr_assert(all_are(p + 2 * CHUNK, 2 * CHUNK, 'x'));
 	end();
+}
+
+EACH_WAY_BARE(host_sides, its_end_ends_what_is_held_on_each_side)
+{
+	void *other;
+
+	start("64M");
+	/* It keeps the connection. */
+	other = gaia_mmap(PAGE, PROT_READ, fd, 0, GAIA_DEVICE_HOST);
+	cr_assert_neq(other, MAP_FAILED);
+	OK(gaia_acquire(p, SIZE, PROT_READ));
+	OK(gaia_acquire(p + CHUNK, PAGE, RW));
+	OK(gaia_munmap(p, SIZE));
 	cr_assert_eq(host_pinned(), 0);
+	OK(gaia_munmap(other, PAGE));
+	close(fd);
 }
 
 EACH_WAY_BARE(host_sides, what_is_cut_off_is_zeros_on_either_side)
