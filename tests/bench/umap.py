@@ -267,12 +267,11 @@ class Bench:
         self.work(row, self.shared)
 
     def shared(self, rnd, row):
-        size, path = self.sizes.shared, None
-        rates = {NOTED: NOTED_RESIDENT}
+        size, rates = self.sizes.shared, {NOTED: NOTED_RESIDENT}
+        if not os.path.exists(os.path.join(self.args.build, "daemon", "gaiafs")):
+            raise Missing("gaiafs is not built")
         system = Gaiafs("host%d" % rnd, self.place, self.args.build,
                         ["--device", "none", "--cpu-cache", "writeback", "--home", str(2 * size + 64 * MIB)])
-        if not os.path.exists(system.daemon):
-            raise Missing("gaiafs is not built")
         try:
             system.start()
             system.make_file("shared", size)
