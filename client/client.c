@@ -91,8 +91,8 @@ static int unmap_at_daemon(struct mapping *m)
 #define FOR_SIDES (GAIA_FEATURE_LISTS | GAIA_FEATURE_UNUSED)
 
 /*
- * What is only read of a mapping of the host that can write is home itself (sides.h): for that it needs a second mapping at the daemon. If it cannot have
- * one all of it is replicas, which is correct, too.
+ * What is only read of a mapping of the host that can write is home itself (sides.h): for that it needs a second mapping at the daemon. If it
+ * cannot have one all of it is replicas, which is correct, too.
  */
 static void add_side(struct mapping *m, int fd)
 {

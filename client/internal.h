@@ -5,7 +5,8 @@
  * daemon's messages: map this chunk, give that one up. mapping.c keeps the mappings, found by
  * address (for callers) and by number (for that thread). turns.c has a thread for queued acquires and
  * releases, whose callers do not wait; starts.c has threads for acquires that callers wait for later. lists.c hands lists of ranges over.
- * sides.c lets a mapping of the host read home's own memory, though it can write. held.c counts holds, where they are needed. detect.c finds out what has changed, if that is wanted. errors.c makes texts of errors. sim.c, host.c, and a file for each
+ * sides.c lets a mapping of the host read home's own memory, though it can write. held.c counts holds, where they are needed. detect.c finds out
+ * what has changed, if that is wanted. errors.c makes texts of errors. sim.c, host.c, and a file for each
  * other kind of device, do what differs between devices. client.c, devices.c and query.c are the API.
  *
  * Rules

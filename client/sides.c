@@ -371,7 +371,9 @@ static int begin_acquire(struct mapping *m, const struct gaia_list_range *range,
 		if (err)
 			break;
 		(void)look(p.c, write, stay, &side);
-		p.c->held_on = side;
+		/* Those who have it marked read it without the lock. */
+		if (p.c->held_on != side)
+			p.c->held_on = side;
 		p.c->under_way++;
 	}
 	if (write)
@@ -495,11 +497,31 @@ static int acquire_both(struct mapping *m, const struct by_side *by, int prot)
 	return err;
 }
 
+#define SHOWN_AT_ONCE 64u /* with the lock held */
+
+static int show_all(struct mapping *m, const struct gaia_list_range *range, size_t n)
+{
+	unsigned done = 0;
+	struct piece p;
+	int err = 0;
+
+	pthread_mutex_lock(&gaia_lock);
+	FOR_PIECES(m, range, n, &p) {
+		if (++done % SHOWN_AT_ONCE == 0) {
+			pthread_mutex_unlock(&gaia_lock);
+			pthread_mutex_lock(&gaia_lock);
+		}
+		if (!err)
+			err = side_show(m, p.k, p.c->held_on);
+	}
+	pthread_mutex_unlock(&gaia_lock);
+	return err;
+}
+
 int sides_acquire(struct mapping *m, const struct gaia_list_range *range, size_t n, int prot)
 {
 	bool write = prot & PROT_WRITE;
 	struct by_side by;
-	struct piece p;
 	int err = begin_acquire(m, range, n, write);
 
 	if (err)
@@ -508,11 +530,7 @@ int sides_acquire(struct mapping *m, const struct gaia_list_range *range, size_t
 	if (!err)
 		err = acquire_both(m, &by, prot);
 	if (!err) {
-		pthread_mutex_lock(&gaia_lock);
-		FOR_PIECES(m, range, n, &p)
-			if (!err)
-				err = side_show(m, p.k, p.c->held_on);
-		pthread_mutex_unlock(&gaia_lock);
+		err = show_all(m, range, n);
 		for (unsigned i = 0; err && i < SIDES; i++)
 			undo(mapping_of(m, i), by.range[i], by.n[i]);
 	}

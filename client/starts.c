@@ -184,7 +184,10 @@ static int acquire_once(const struct start *st, struct mapping *m)
 	 */
 	detect_lost(m);
 	detect_acquire(m, range, n, (int)st->io.prot, 0);
-	err = m->sides ? sides_acquire(m, range, n, (int)st->io.prot) : st->list ? list_acquire(m, range, n, (int)st->io.prot) : acquire_range(st, m);
+	if (m->sides)
+		err = sides_acquire(m, range, n, (int)st->io.prot);
+	else
+		err = st->list ? list_acquire(m, range, n, (int)st->io.prot) : acquire_range(st, m);
 	detect_settled(m, range, n, !err);
 	return err;
 }

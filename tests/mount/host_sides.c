@@ -1,6 +1,6 @@
 /*
- * host_sides.c - a mapping of the host (GAIA_DEVICE_HOST) that can write: what it holds to read is home itself, and a chunk that it acquires to write is
- * a copy until the next acquire to read. See client/sides.h.
+ * host_sides.c - a mapping of the host (GAIA_DEVICE_HOST) that can write: what it holds to read is home itself, and a chunk that it acquires to
+ * write is a copy until the next acquire to read. See client/sides.h.
  */
 #include <errno.h>
 #include <fcntl.h>

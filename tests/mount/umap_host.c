@@ -137,7 +137,7 @@ EACH_WAY_BARE(umap_host, a_region_is_the_part_of_the_file_and_no_more)
 	pages[0] = p;
 	pages[1] = p + 3 * PAGE;
 	cr_assert_eq(gaia_umap_prefetch(pages, 2, GAIA_UMAP_WAIT), 0);
-	for (int advice = GAIA_UMAP_NORMAL; advice <= GAIA_UMAP_COLD; advice++)
+	for (int advice = GAIA_UMAP_NORMAL; advice <= GAIA_UMAP_UNPIN; advice++)
 		cr_assert_eq(gaia_umap_advise(p, 3 * PAGE, advice), 0);
 	cr_assert_eq(gaia_umap_flush(p, 3 * PAGE, GAIA_UMAP_SYNC), 0);
 	errno = 0;
