@@ -24,6 +24,9 @@ bool umap_host_may_be(const struct gaia_umap_config *c)
 	struct statfs fs;
 	struct stat st;
 
+	/* The application's own is to be asked. */
+	if (c->policy != GAIA_UMAP_S3FIFO && c->policy != GAIA_UMAP_FIFO && c->policy != GAIA_UMAP_LRU)
+		return false;
 	/* The address is as its page size asks for, since the file's place is. */
 	if (c->prot != PROT_READ || c->flags & OTHERWISE || c->n_segments != 1 || s->store || s->offset % c->page_size)
 		return false;

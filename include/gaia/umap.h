@@ -47,8 +47,8 @@
  *    gaiafs has for that (half of its --home): all processes with such regions share one copy, and nothing faults. It has GAIA_UMAP_IS_HOST in its
  *    statistics. All of the file is read when the region is made, and stays in memory until it ends; page size, budget, policy and advice mean nothing
  *    then; what others write shows as described at GAIA_DEVICE_HOST (gaia/client.h), at the latest in a region that is made after that; what is
- *    cut off the file becomes zeros. With GAIA_UMAP_NO_HOST, with GAIA_UMAP_FIXED, GAIA_UMAP_NEED_PAGING or GAIA_UMAP_USE_MMAP, if offset is not a
- *    multiple of the page size, or if gaiafs cannot give it, the region is as any other.
+ *    cut off the file becomes zeros. With GAIA_UMAP_NO_HOST, with GAIA_UMAP_FIXED, GAIA_UMAP_NEED_PAGING or GAIA_UMAP_USE_MMAP, with a policy of
+ *    the application, if offset is not a multiple of the page size, or if gaiafs cannot give it, the region is as any other.
  *
  * Threads that serve faults are shared by all regions of the process, made when they are needed, and end with the last
  * region. They block all signals. All functions are thread-safe; none is a cancellation point. They return -1 (or MAP_FAILED) and set errno.

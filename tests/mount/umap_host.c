@@ -183,6 +183,63 @@ static void otherwise(int fd, const struct gaia_umap_config *c, size_t length)
 	close(fd);
 }
 
+static void *no_state(void *arg, uint32_t slots)
+{
+	(void)arg;
+	(void)slots;
+	return NULL;
+}
+
+static void nothing(void *state)
+{
+	(void)state;
+}
+
+static void nothing_inserted(void *state, uint32_t slot, uint64_t page)
+{
+	(void)state;
+	(void)slot;
+	(void)page;
+}
+
+static void nothing_hit(void *state, uint32_t slot)
+{
+	(void)state;
+	(void)slot;
+}
+
+static uint32_t nobody(void *state)
+{
+	(void)state;
+	return UINT32_MAX;
+}
+
+static void nothing_removed(void *state, uint32_t slot, int evicted)
+{
+	(void)state;
+	(void)slot;
+	(void)evicted;
+}
+
+/* This one fails when it is asked. */
+EACH_WAY_BARE(umap_host, a_policy_of_the_application_is_asked)
+{
+	static const struct gaia_umap_policy own = {
+		sizeof(own), no_state, nothing, nothing_inserted, nothing_hit, nobody, nothing_removed, NULL,
+	};
+	struct gaia_umap_config c;
+	int fd;
+
+	start("64M");
+	fd = open_file(ON_MOUNT, O_RDONLY);
+	c = config_of(fd);
+	c.policy = &own;
+	errno = 0;
+	cr_assert_eq(gaia_umap(&c), MAP_FAILED);
+	cr_assert_eq(errno, ENOMEM);
+	close(fd);
+}
+
 EACH_WAY_BARE(umap_host, other_regions_are_as_ever)
 {
 	struct gaia_umap_segment two[2];
