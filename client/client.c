@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 
 #include "call.h"
+#include "sides.h"
 
 /* ---- mapping ---- */
 
@@ -87,6 +88,54 @@ static int unmap_at_daemon(struct mapping *m)
 	return wire_ioctl(m->file->fd, GAIA_IOC_UNMAP, &io);
 }
 
+#define FOR_SIDES (GAIA_FEATURE_LISTS | GAIA_FEATURE_UNUSED)
+
+/*
+ * What is only read of a mapping of the host that can write is home itself (sides.h): for that it needs a second mapping at the daemon. If it
+ * cannot have one all of it is replicas, which is correct, too.
+ */
+static void add_side(struct mapping *m, int fd)
+{
+	struct mapping *reader;
+	int err;
+
+	if (m->ops != &host_kind || !(m->prot & PROT_WRITE) || m->detect || (m->conn->features & FOR_SIDES) != FOR_SIDES)
+		return;
+	reader = calloc(1, sizeof(*reader));
+	if (!reader)
+		return;
+	reader->ops = m->ops;
+	reader->offset = m->offset;
+	reader->length = m->length;
+	reader->span = m->span;
+	reader->prot = PROT_READ;
+	reader->device = m->device;
+	err = map_at_daemon(reader, fd);
+	if (err)
+		goto free_reader;
+	err = reader->conn != m->conn ? -ENOTCONN : sides_make(m, reader);
+	if (!err)
+		return;
+	unmap_at_daemon(reader);
+	file_put(reader->file);
+	conn_put(reader->conn);
+free_reader:
+	free(reader);
+}
+
+/* Undo it; nothing of it was known yet. */
+static void remove_side(struct mapping *m)
+{
+	struct mapping *reader = m->sides ? sides_free(m) : NULL;
+
+	if (!reader)
+		return;
+	unmap_at_daemon(reader);
+	file_put(reader->file);
+	conn_put(reader->conn);
+	free(reader);
+}
+
 static int do_mmap(size_t length, int prot, int fd, off_t offset, int device, void **out)
 {
 	struct gaia_ioc_device found;
@@ -125,6 +174,7 @@ static int do_mmap(size_t length, int prot, int fd, off_t offset, int device, vo
 		err = map_at_daemon(m, fd);
 	if (err)
 		goto unreserve;
+	add_side(m, fd);
 	err = mapping_add(m);
 	if (err)
 		goto unmap;
@@ -140,6 +190,7 @@ unmap:
 	conn_put(m->conn);
 unreserve:
 	m->ops->unreserve(m, true);
+	remove_side(m);
 	detect_end(m);
 	held_end(m);
 	free(m->own);
@@ -199,6 +250,8 @@ int gaia_munmap(void *addr, size_t length)
 	 * to tell, and the call has succeeded.
 	 */
 	m->ops->unreserve(m, ended);
+	if (m->sides)
+		unmap_at_daemon(m->sides->reader);
 	unmap_at_daemon(m);
 	err = turns_take_error(m, &late);
 	if (err)
@@ -258,7 +311,7 @@ static int acquire_now(struct mapping *m, struct gaia_ioc_range *io)
 	int err;
 
 	detect_acquire(m, &range, 1, (int)io->prot, 0);
-	err = range_acquire(m, io);
+	err = m->sides ? sides_acquire(m, &range, 1, (int)io->prot) : range_acquire(m, io);
 	if (!err)
 		err = wait_mapped(m, io);
 	detect_settled(m, &range, 1, !err);
@@ -276,7 +329,7 @@ static int release_now(struct mapping *m, struct gaia_ioc_range *io)
 
 	starts_settle(m, &range, 1);
 	atomic_thread_fence(memory_order_seq_cst);
-	return range_release(m, io);
+	return m->sides ? sides_release(m, &range, 1) : range_release(m, io);
 }
 
 /* To read, to write, or to overwrite (PROT_WRITE alone). */
@@ -406,7 +459,7 @@ static int acquire_list_now(struct mapping *m, const struct gaia_list_range *lis
 	int err;
 
 	detect_acquire(m, list, n, prot, 0);
-	err = list_acquire(m, list, n, prot);
+	err = m->sides ? sides_acquire(m, list, n, prot) : list_acquire(m, list, n, prot);
 	detect_settled(m, list, n, !err);
 	if (err)
 		return err;
@@ -449,7 +502,7 @@ int gaia_releasev(const struct gaia_range *ranges, size_t n)
 		return err > 0 ? 0 : result(err);
 	starts_settle(m, list, n_list);
 	atomic_thread_fence(memory_order_seq_cst);
-	err = list_release(m, list, n_list);
+	err = m->sides ? sides_release(m, list, n_list) : list_release(m, list, n_list);
 	free(list);
 	return range_end(m, err);
 }
@@ -490,7 +543,7 @@ int gaia_advise(void *addr, size_t length, int advice)
 	if (advice < GAIA_WILLNEED && !(m->conn->features & GAIA_FEATURE_ADVICE))
 		return range_end(m, 0);
 	io.advice = advice;
-	return range_end(m, wire_ioctl(m->file->fd, GAIA_IOC_ADVISE, &io));
+	return range_end(m, m->sides ? sides_advise(m, &io) : wire_ioctl(m->file->fd, GAIA_IOC_ADVISE, &io));
 }
 
 /* ---- acquires that are waited for later ---- */

@@ -5,7 +5,8 @@
  * daemon's messages: map this chunk, give that one up. mapping.c keeps the mappings, found by
  * address (for callers) and by number (for that thread). turns.c has a thread for queued acquires and
  * releases, whose callers do not wait; starts.c has threads for acquires that callers wait for later. lists.c hands lists of ranges over.
- * held.c counts holds, where they are needed. detect.c finds out what has changed, if that is wanted. errors.c makes texts of errors. sim.c, and a file for each
+ * sides.c lets a mapping of the host read home's own memory, though it can write. held.c counts holds, where they are needed. detect.c finds out
+ * what has changed, if that is wanted. errors.c makes texts of errors. sim.c, host.c, and a file for each
  * other kind of device, do what differs between devices. client.c, devices.c and query.c are the API.
  *
  * Rules
@@ -23,7 +24,7 @@
  *  5. A child of fork() inherits neither chunks nor their descriptors. fork() takes gaia_lock, and does
  *     not wait for the connection's thread: descriptors are known to the connection from the moment
  *     that they are received until they are closed, and the child closes them. A kind whose chunks
- *     a child could inherit maps them under gaia_lock (sim.c).
+ *     a child could inherit maps them under gaia_lock (sim.c, host.c).
  *  6. In a child the parent's connections are dead. Its mappings stay in the tables so that calls on them
  *     fail properly, until a mapping of the child's own takes their addresses.
  *  7. A connection lives while mappings and calls refer to it; the last reference to go ends it.
@@ -50,6 +51,7 @@ struct detect_page;
 struct detect_runs;
 struct held_chunk;
 struct mapping;
+struct sides;
 
 /* What differs between kinds of devices. Functions return 0 or a negative errno. Chunk k of a mapping is at
  * base + k * GAIA_CHUNK. */
@@ -246,6 +248,8 @@ struct mapping {
 	size_t span;
 	void *own;		/* the kind's own state; free(3) is enough for it */
 	struct detect *detect;	/* NULL: the daemon finds out itself what has changed. Set before the mapping is known */
+	struct sides *sides;	/* of one that can write on the host, see sides.h; NULL: none */
+	struct mapping *whole;	/* it is the reader of this one's sides; NULL: it is the program's */
 	struct held_chunk *held; /* one for each chunk of span, with gaia_lock; NULL: holds are not counted */
 
 	atomic_int late_error;	/* of turns: the first that was not reported yet; written with turns_lock held */

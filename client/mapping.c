@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "internal.h"
+#include "sides.h"
 
 /* gaia_lock. Trees of tsearch(3). */
 static void *by_addr;	/* the mappings' ranges [base, base + span), which do not overlap */
@@ -48,6 +48,9 @@ static void forget(struct mapping *m)
 {
 	tdelete(m, &by_addr, compare_addr);
 	tdelete(m, &by_id, compare_id);
+	/* Known by its number only. */
+	if (m->sides)
+		tdelete(m->sides->reader, &by_id, compare_id);
 }
 
 static void call(const void *found, VISIT which, void *fn)
@@ -105,8 +108,8 @@ int mapping_add(struct mapping *m)
 	m->refs = 1;
 	if (!tsearch(m, &by_addr, compare_addr))
 		err = -ENOMEM;
-	if (!err && !tsearch(m, &by_id, compare_id)) {
-		tdelete(m, &by_addr, compare_addr);
+	if (!err && (!tsearch(m, &by_id, compare_id) || (m->sides && !tsearch(m->sides->reader, &by_id, compare_id)))) {
+		forget(m);
 		err = -ENOMEM;
 	}
 	pthread_mutex_unlock(&gaia_lock);
@@ -154,10 +157,17 @@ bool mapping_remove(struct mapping *m)
 	if (known)
 		forget(m);
 	m->gone |= known;
-	while (known && (m->busy || m->looking))
+	while (known && (m->busy || m->looking || (m->sides && m->sides->reader->busy)))
 		pthread_cond_wait(&m->conn->changed, &gaia_lock);
 	pthread_mutex_unlock(&gaia_lock);
 	return known;
+}
+
+static void free_reader(struct mapping *reader)
+{
+	file_put(reader->file);
+	conn_put(reader->conn);
+	free(reader);
 }
 
 void mapping_put(struct mapping *m)
@@ -169,6 +179,8 @@ void mapping_put(struct mapping *m)
 	pthread_mutex_unlock(&gaia_lock);
 	if (refs)
 		return;
+	if (m->sides)
+		free_reader(sides_free(m));
 	file_put(m->file);
 	conn_put(m->conn);
 	detect_end(m);

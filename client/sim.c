@@ -1,6 +1,6 @@
 /*
- * sim.c - memory of the simulated device, and of the host as a device, which is host memory: one memfd for each chunk. On a strict device programs can
- * touch only pages that they hold, and store only to pages that they hold for writing (held.c).
+ * sim.c - memory of the simulated device, which is host memory: one memfd for each chunk. On a strict device programs can touch only pages
+ * that they hold, and store only to pages that they hold for writing (held.c).
  */
 #include <errno.h>
 #include <stdint.h>
@@ -9,21 +9,18 @@
 
 #include "internal.h"
 #include "page_hash.h"
+#include "sim.h"
 
 #define RESERVED (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
 
-/*
- * A child must not inherit the chunks: they belong to the parent's lease. Called for each new
- * mapping, since a mapping does not inherit this setting from the one that it replaces.
- */
-static int keep_from_children(char *at, size_t len)
+int keep_from_children(char *at, size_t len)
 {
 	return madvise(at, len, MADV_DONTFORK) ? -errno : 0;
 }
 
-static int sim_reserve(struct mapping *m, const struct gaia_ioc_device *device)
+int addresses_reserve(size_t span, char **out)
 {
-	size_t span = m->span, before;
+	size_t before;
 	char *raw, *at;
 
 	if (span > SIZE_MAX - GAIA_CHUNK)
@@ -37,8 +34,14 @@ static int sim_reserve(struct mapping *m, const struct gaia_ioc_device *device)
 		munmap(raw, before);
 	munmap(at + span, GAIA_CHUNK - before);
 	keep_from_children(at, span);
-	m->base = at;
+	*out = at;
 	return 0;
+}
+
+static int sim_reserve(struct mapping *m, const struct gaia_ioc_device *device)
+{
+	(void)device;
+	return addresses_reserve(m->span, &m->base);
 }
 
 /* ---- changes, looked for by the calling thread: so all of the library's way to find them can be tried without a GPU ---- */
@@ -53,7 +56,7 @@ static size_t detect_bytes(const struct mapping *m)
 	return m->span / GAIA_PAGE * (sizeof(struct page_hash) + 1);
 }
 
-static int sim_detect_make(struct mapping *m, struct detect *d)
+int sim_detect_make(struct mapping *m, struct detect *d)
 {
 	struct sim_detect *own = malloc(sizeof(*own));
 	void *at = mmap(NULL, detect_bytes(m), PROT_READ | PROT_WRITE, RESERVED, -1, 0);
@@ -70,7 +73,7 @@ static int sim_detect_make(struct mapping *m, struct detect *d)
 	return 0;
 }
 
-static int sim_detect(struct mapping *m, const struct detect_runs *rs, bool compare)
+int sim_detect(struct mapping *m, const struct detect_runs *rs, bool compare)
 {
 	struct page_hash *hash = ((struct sim_detect *)m->own)->hash;
 
@@ -86,22 +89,32 @@ static int sim_detect(struct mapping *m, const struct detect_runs *rs, bool comp
 	return 0;
 }
 
-static void sim_unreserve(struct mapping *m, bool ended)
+void detect_unreserve(struct mapping *m)
 {
 	if (m->own)
 		munmap(((struct sim_detect *)m->own)->hash, detect_bytes(m));
+}
+
+static void sim_unreserve(struct mapping *m, bool ended)
+{
+	(void)ended;
+	detect_unreserve(m);
 	munmap(m->base, m->span);
+}
+
+int chunks_clear(char *at, unsigned n)
+{
+	size_t len = n * (size_t)GAIA_CHUNK;
+
+	if (mmap(at, len, PROT_NONE, RESERVED | MAP_FIXED, -1, 0) == MAP_FAILED)
+		return -errno;
+	return keep_from_children(at, len);
 }
 
 static int clear(struct mapping *m, uint64_t first, unsigned n)
 {
-	char *at = m->base + first * GAIA_CHUNK;
-	size_t len = n * (size_t)GAIA_CHUNK;
-
 	held_cleared(m, first, n);
-	if (mmap(at, len, PROT_NONE, RESERVED | MAP_FIXED, -1, 0) == MAP_FAILED)
-		return -errno;
-	return keep_from_children(at, len);
+	return chunks_clear(m->base + first * GAIA_CHUNK, n);
 }
 
 /* Under gaia_lock, since no child may see a chunk before it is kept from children (rule 5). */
@@ -115,21 +128,31 @@ static int sim_clear(struct mapping *m, uint64_t first, unsigned n)
 	return err;
 }
 
-static int sim_place(struct mapping *m, uint64_t first, unsigned n, const int *fd, int prot)
+int chunks_place(char *at, unsigned n, const int *fd, int prot)
 {
 	int err = 0;
 
-	pthread_mutex_lock(&gaia_lock);
 	for (unsigned i = 0; i < n && !err; i++) {
-		char *at = m->base + (first + i) * GAIA_CHUNK;
+		char *chunk = at + i * (size_t)GAIA_CHUNK;
 
-		if (mmap(at, GAIA_CHUNK, m->strict ? PROT_NONE : prot, MAP_SHARED | MAP_FIXED, fd[i], 0) == MAP_FAILED)
+		if (mmap(chunk, GAIA_CHUNK, prot, MAP_SHARED | MAP_FIXED, fd[i], 0) == MAP_FAILED)
 			err = -errno;
 		else
-			err = keep_from_children(at, GAIA_CHUNK);
+			err = keep_from_children(chunk, GAIA_CHUNK);
 	}
 	if (err)
-		clear(m, first, n);
+		(void)chunks_clear(at, n);
+	return err;
+}
+
+static int sim_place(struct mapping *m, uint64_t first, unsigned n, const int *fd, int prot)
+{
+	int err;
+
+	pthread_mutex_lock(&gaia_lock);
+	err = chunks_place(m->base + first * GAIA_CHUNK, n, fd, m->strict ? PROT_NONE : prot);
+	if (err)
+		held_cleared(m, first, n);
 	else
 		held_placed(m, first, n, prot);
 	pthread_mutex_unlock(&gaia_lock);
@@ -143,18 +166,6 @@ static int sim_protect(struct mapping *m, uint64_t a, uint64_t b, int prot)
 
 const struct kind_ops sim_kind = {
 	.kind = "sim",
-	.reserve = sim_reserve,
-	.unreserve = sim_unreserve,
-	.place = sim_place,
-	.clear = sim_clear,
-	.protect = sim_protect,
-	.detect_make = sim_detect_make,
-	.detect = sim_detect,
-};
-
-/* The host as a device: the same. */
-const struct kind_ops host_kind = {
-	.kind = "host",
 	.reserve = sim_reserve,
 	.unreserve = sim_unreserve,
 	.place = sim_place,

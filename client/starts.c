@@ -30,7 +30,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "internal.h"
+#include "sides.h"
 
 /* Threads without work, and the one that notices what is closed, end after so long. */
 #define LINGER_MS 1000
@@ -184,7 +184,10 @@ static int acquire_once(const struct start *st, struct mapping *m)
 	 */
 	detect_lost(m);
 	detect_acquire(m, range, n, (int)st->io.prot, 0);
-	err = st->list ? list_acquire(m, range, n, (int)st->io.prot) : acquire_range(st, m);
+	if (m->sides)
+		err = sides_acquire(m, range, n, (int)st->io.prot);
+	else
+		err = st->list ? list_acquire(m, range, n, (int)st->io.prot) : acquire_range(st, m);
 	detect_settled(m, range, n, !err);
 	return err;
 }
@@ -203,7 +206,10 @@ static int acquire(const struct start *st, struct mapping *m)
 /* Nobody is told of an error. But where nothing has changed for want of room the pages must not stay held: false, it is to be tried again. */
 static bool give_back(const struct start *st, struct mapping *m)
 {
-	int err = st->list ? list_give_back(m, st->list, st->n) : range_give_back(m, &st->io);
+	struct gaia_list_range one;
+	size_t n;
+	const struct gaia_list_range *range = ranges_of(st, &one, &n);
+	int err = m->sides ? sides_give_back(m, range, n) : st->list ? list_give_back(m, range, n) : range_give_back(m, &st->io);
 
 	if (conn_error(m->conn, err) != -ENOBUFS)
 		return true;

@@ -118,7 +118,7 @@ int gaia_umap_prefetch(void *const *pages, size_t n, int flags)
 		err = get_range(pages[0], 1, &r, &start);
 	if (err)
 		return umap_result(err);
-	if (r->is_mmap)
+	if (r->is_mmap || r->is_host)
 		err = umap_mmap_prefetch(r, pages, n, flags & GAIA_UMAP_WAIT);
 	else
 		err = prefetch(r, (char *)pages[0] - start, pages, n, flags & GAIA_UMAP_WAIT);
@@ -220,7 +220,7 @@ int gaia_umap_advise(void *addr, size_t length, int advice)
 
 	if (err)
 		return umap_result(err);
-	if (r->is_mmap)
+	if (r->is_mmap || r->is_host)
 		err = umap_mmap_advise(r, start, start + length, advice);
 	else if (length)
 		err = advise(r, start, start + length, advice);
@@ -240,8 +240,8 @@ int gaia_umap_stats(void *addr, struct gaia_umap_stats *out)
 
 	if (err)
 		return umap_result(err);
-	if (r->is_mmap) {
-		s = (struct gaia_umap_stats){ .is = GAIA_UMAP_IS_MMAP, .length = r->length };
+	if (r->is_mmap || r->is_host) {
+		s = (struct gaia_umap_stats){ .is = r->is_host ? GAIA_UMAP_IS_HOST : GAIA_UMAP_IS_MMAP, .length = r->length };
 	} else {
 		pthread_mutex_lock(&r->lock);
 		s = r->stats;

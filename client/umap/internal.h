@@ -146,7 +146,7 @@ struct umap_region {
 	uint64_t desk_length;	/* in whole pages of the region */
 	uint64_t pages;
 	unsigned shift;		/* page size: 1 << shift */
-	bool writable, is_mmap;
+	bool writable, is_mmap, is_host; /* neither: it is paged */
 	char *desk;
 	struct umap_segment *segments;
 	size_t n_segments;

@@ -1,5 +1,6 @@
 /*
- * mmap.c - regions where there is no paging: ordinary mappings of their files.
+ * mmap.c - regions where there is no paging: ordinary mappings of their files. What is advised of them goes to the kernel, as it does of
+ * those that are a daemon's memory (host.c).
  */
 #include <errno.h>
 #include <sys/mman.h>
@@ -79,8 +80,12 @@ int umap_mmap_advise(struct umap_region *r, uint64_t start, uint64_t end, int ad
 	case GAIA_UMAP_WILLNEED:
 		return madvise(from, n, as[advice]) ? -errno : 0;
 	case GAIA_UMAP_PIN:
+		if (r->is_host)
+			return 0;	/* it is pinned */
 		return mlock(from, n) ? -errno : 0;
 	case GAIA_UMAP_UNPIN:
+		if (r->is_host)
+			return 0;
 		return munlock(from, n) ? -errno : 0;
 	case GAIA_UMAP_DONTNEED:
 	case GAIA_UMAP_COLD:

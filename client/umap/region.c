@@ -64,7 +64,8 @@ static int copy_config(const struct gaia_umap_config *from, struct gaia_umap_con
 	if (!c->read_ahead)
 		c->read_ahead = umap_setting("GAIA_UMAP_READ_AHEAD", 0, UINT32_MAX - 1, (64 << 10) / c->page_size);
 	if (c->reserved || (c->prot != PROT_READ && c->prot != (PROT_READ | PROT_WRITE)) ||
-	    c->flags & ~(GAIA_UMAP_FIXED | GAIA_UMAP_NEED_SYSCALLS | GAIA_UMAP_NEED_PAGING | GAIA_UMAP_USE_MMAP) ||
+	    c->flags & ~(GAIA_UMAP_FIXED | GAIA_UMAP_NEED_SYSCALLS | GAIA_UMAP_NEED_PAGING | GAIA_UMAP_USE_MMAP |
+			GAIA_UMAP_NO_HOST) ||
 	    c->page_size < SMALL_PAGE || c->page_size > MAX_PAGE || c->page_size & (c->page_size - 1) ||
 	    c->evict_high > 100 || c->evict_low > 100 || c->length > INT64_MAX - MAX_PAGE)
 		return -EINVAL;
@@ -92,16 +93,23 @@ static int set_policy(struct umap_region *r, const struct gaia_umap_policy *p)
 	return r->policy_state ? 0 : -ENOMEM;
 }
 
-static int set_budget(struct umap_region *r, const struct gaia_umap_config *c)
+uint64_t umap_budget(const struct umap_region *r, const struct gaia_umap_config *c)
 {
 	uint64_t pages = c->budget >> r->shift;
 
-	if (c->budget && pages < MIN_FRAMES)
-		return -EINVAL;
 	if (!pages)
 		pages = umap_setting("GAIA_UMAP_BUFSIZE", MIN_FRAMES, UINT32_MAX - 1, 0);
 	if (!pages)
 		pages = ((uint64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE) / 4) >> r->shift;
+	return pages << r->shift;
+}
+
+static int set_budget(struct umap_region *r, const struct gaia_umap_config *c)
+{
+	uint64_t pages = umap_budget(r, c) >> r->shift;
+
+	if (c->budget && c->budget >> r->shift < MIN_FRAMES)
+		return -EINVAL;
 	pages = MIN(MIN(MAX(pages, MIN_FRAMES), r->pages), UINT32_MAX - 1);
 	r->n_frames = r->n_free = pages;
 	r->high = (pages * c->evict_high + 99) / 100;
@@ -207,9 +215,11 @@ close_fd:
 
 static void free_region(struct umap_region *r)
 {
+	if (r->is_host)
+		umap_host_end(r);
 	if (r->view && r->is_mmap)
 		munmap(r->view, r->view_length);
-	for (unsigned i = 0; r->view && !r->is_mmap && i < r->n_there; i++) {
+	for (unsigned i = 0; r->view && !r->is_mmap && !r->is_host && i < r->n_there; i++) {
 		/* Without events: nobody need read them. */
 		umap_kernel_unregister(r->view + r->there[i].start, r->there[i].end - r->there[i].start);
 		munmap(r->view + r->there[i].start, r->there[i].end - r->there[i].start);
@@ -286,6 +296,23 @@ static void end_dead(void)
 	}
 }
 
+static int create_host(const struct gaia_umap_config *c, char **view)
+{
+	struct umap_region *r;
+	int err = new_region(c, &r);
+
+	if (err)
+		return err;
+	err = umap_host_create(r, c);
+	if (!err) {
+		*view = r->view;
+		err = umap_region_add(r);
+	}
+	if (err)
+		free_region(r);
+	return err;
+}
+
 /* @view: where it is, which is only safe to look at before others can find it. */
 static int create(const struct gaia_umap_config *from, char **view)
 {
@@ -298,6 +325,9 @@ static int create(const struct gaia_umap_config *from, char **view)
 	umap_process_watch_forks();
 	umap_region_settle();
 	end_dead();
+	/* What is wrong with it is told by the other ways, too. */
+	if (umap_host_may_be(&c) && !create_host(&c, view))
+		return 0;
 	paged = c.flags & GAIA_UMAP_USE_MMAP ? -ENOSYS : umap_process_join();
 	if (paged && (paged != -ENOSYS || c.flags & GAIA_UMAP_NEED_PAGING))
 		return paged;
@@ -338,6 +368,8 @@ int umap_flush(struct umap_region *r, uint64_t start, uint64_t end, bool sync)
 {
 	int err = 0, synced = 0;
 
+	if (r->is_host)
+		return 0;
 	if (r->is_mmap) {
 		start &= ~(SMALL_PAGE - 1);
 		return sync && msync(r->view + start, end - start, MS_SYNC) ? -errno : 0;
@@ -366,7 +398,7 @@ int gaia_uunmap(void *addr, size_t length)
 	r = length ? umap_region_remove(addr, length) : NULL;
 	if (!r)
 		return umap_result(-EINVAL);
-	paged = !r->is_mmap;
+	paged = !r->is_mmap && !r->is_host;
 	err = umap_flush(r, 0, r->view_length, false);
 	free_region(r);
 	if (paged)

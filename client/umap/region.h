@@ -17,6 +17,14 @@ int umap_mmap_create(struct umap_region *r, const struct gaia_umap_config *c);
 int umap_mmap_prefetch(struct umap_region *r, void *const *pages, size_t n, bool wait);
 int umap_mmap_advise(struct umap_region *r, uint64_t start, uint64_t end, int advice);
 
+/* Regions that are a daemon's memory (host.c). Whether one may be tried; what fails there is to be made otherwise. */
+bool umap_host_may_be(const struct gaia_umap_config *c);
+int umap_host_create(struct umap_region *r, const struct gaia_umap_config *c);
+void umap_host_end(struct umap_region *r);
+
+/* How much memory a region may have of its own, in bytes. */
+uint64_t umap_budget(const struct umap_region *r, const struct gaia_umap_config *c);
+
 /* Addresses for the view, mapped without access, aligned to its page size; or those of the configuration. */
 int umap_reserve(struct umap_region *r, const struct gaia_umap_config *c, char **out);
 

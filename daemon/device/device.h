@@ -116,6 +116,9 @@ struct dev_op {
 	bool spoiled;
 };
 
+/* Host memory comes, or goes. What comes alone goes when others beside it stay: so it is better registered by itself. */
+enum host_slab { HOST_SLAB_GOES, HOST_SLAB_COMES, HOST_SLAB_COMES_ALONE };
+
 struct device_ops {
 	const char *name;
 
@@ -140,11 +143,11 @@ struct device_ops {
 
 	/*
 	 * Optional (NULL). Announces that GAIA_CHUNK bytes of host memory at @slab, aligned to as much, will
-	 * be named often by operations from now on (@there), or no longer: a device may
+	 * be named often by operations from now on, or no longer: a device may
 	 * register them for DMA. When a slab goes, no operation that names it is outstanding; the call may wait for others,
 	 * and must not come from done(). Operations may also name memory that was not announced; that is slower.
 	 */
-	void (*host_slab)(struct device *dev, void *slab, bool there);
+	void (*host_slab)(struct device *dev, void *slab, enum host_slab what);
 
 	/*
 	 * Optional (NULL). Where this process has the chunk's memory mapped, aligned to GAIA_CHUNK, from alloc() to free(): for devices whose

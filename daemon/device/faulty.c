@@ -188,12 +188,12 @@ static int faulty_submit(struct device *dev, struct dev_op *op)
 	return err;
 }
 
-static void faulty_host_slab(struct device *dev, void *slab, bool there)
+static void faulty_host_slab(struct device *dev, void *slab, enum host_slab what)
 {
 	struct device *under = to_faulty(dev)->under;
 
 	if (under->ops->host_slab)
-		under->ops->host_slab(under, slab, there);
+		under->ops->host_slab(under, slab, what);
 }
 
 static void *faulty_host_memory(struct device *dev, struct devmem *mem)

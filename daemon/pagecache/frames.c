@@ -72,13 +72,13 @@ void frames_destroy(struct frames *fr)
 }
 
 /* Called without a lock: a device may take its time. */
-static void tell_devices(struct frames *fr, void *slab, bool there)
+static void tell_devices(struct frames *fr, void *slab, enum host_slab what)
 {
 	for (unsigned i = 0; i < fr->n_devices; i++) {
 		struct device *dev = fr->dev[i].dev;
 
 		if (dev->ops->host_slab)
-			dev->ops->host_slab(dev, slab, there);
+			dev->ops->host_slab(dev, slab, what);
 	}
 }
 
@@ -320,7 +320,7 @@ static unsigned slab_make(struct frames *fr, unsigned n, frame_t *out, bool *no_
 	pthread_mutex_unlock(&fr->lock);
 	/* The slab cannot go before that: some of its frames are ours. */
 	if (memory)
-		tell_devices(fr, memory, true);
+		tell_devices(fr, memory, HOST_SLAB_COMES);
 	return got;
 }
 
@@ -453,7 +453,7 @@ void frames_trim(struct frames *fr, bool all)
 		}
 		in_arena = memory == place_in_arena(fr, at);
 		pthread_mutex_unlock(&fr->lock);
-		tell_devices(fr, memory, false);
+		tell_devices(fr, memory, HOST_SLAB_GOES);
 		slab_memory_end(fr, memory, in_arena);
 		pthread_mutex_lock(&fr->lock);
 		/* Only now can the slab have memory again, which is at the same place if it is in an arena. */
@@ -482,7 +482,7 @@ frame_t frames_lend(struct frames *fr, void *memory)
 	pthread_mutex_unlock(&fr->lock);
 	if (!s)
 		return 0;
-	tell_devices(fr, memory, true);
+	tell_devices(fr, memory, HOST_SLAB_COMES_ALONE);
 	return at * GAIA_CHUNK_PAGES + 1;
 }
 
@@ -491,7 +491,7 @@ void frames_lend_end(struct frames *fr, frame_t first)
 	struct slab *s = fr->slab[(first - 1) / GAIA_CHUNK_PAGES];
 
 	bug_on(!s->lent);
-	tell_devices(fr, s->memory, false);
+	tell_devices(fr, s->memory, HOST_SLAB_GOES);
 	pthread_mutex_lock(&fr->lock);
 	s->memory = NULL;
 	s->lent = false;

@@ -344,7 +344,7 @@ static void tell_devices(const struct victims *v, bool there)
 		struct device *dev = v->dev[k].dev->dev;
 
 		if (dev->ops->host_slab)
-			dev->ops->host_slab(dev, v->memory, there);
+			dev->ops->host_slab(dev, v->memory, there ? HOST_SLAB_COMES : HOST_SLAB_GOES);
 	}
 }
 

@@ -70,11 +70,13 @@ extern "C" {
 /*
  * The host as a device, for programs on the CPU: a number for gaia_mmap(), as others are. Every mount has it; gaia_devices() does not list it.
  *
- * What a mapping to read (PROT_READ) acquires there is the daemon's own memory of the file: nothing is copied, and however many processes
- * map it there is one copy. The process can only read it. Between acquire and release it shows others' writes at once, as a shared mapping
- * of mmap(2) does. A mapping that can write has a copy in host memory beside that, which the processes with such mappings share as they share a
- * device's, until it is released. Both count as gaiafs --home, of which the host has a half at most. Of writes to the same byte that race, the
- * host's win over other devices'.
+ * What is acquired there to read is the daemon's own memory of the file: nothing is copied, and however many processes map it there is one
+ * copy. The process can only read it: a store is SIGSEGV. Between acquire and release it shows others' writes at once, as a shared mapping of
+ * mmap(2) does. What is acquired to write is, a chunk (2 MiB) at a time, a copy in host memory beside that, which the processes that write there
+ * share as they share a device's, until it is released; the next acquire to read finds the daemon's memory again. Pages of such a chunk that the
+ * mapping holds to read meanwhile are in the copy, too, and show what others write when they are acquired again. Both count as gaiafs --home, of
+ * which the host has a half at most. A mapping with PROT_WRITE counts as two of the user's. Of writes to the same byte that race, the host's win
+ * over other devices'.
  */
 #define GAIA_DEVICE_HOST (-1)
 

@@ -43,6 +43,13 @@
  *    sandbox may forbid them), a region over descriptors is an ordinary mapping by mmap(2), and has GAIA_UMAP_IS_MMAP in its statistics:
  *    budget, page size and policy mean nothing there, and past the end of a file is SIGBUS. GAIA_UMAP_NEED_PAGING refuses it.
  *
+ *  - A region to read (PROT_READ) over one file on a gaiafs mount is the memory of gaiafs itself, where all of it fits in the budget, and in what
+ *    gaiafs has for that (half of its --home): all processes with such regions share one copy, and nothing faults. It has GAIA_UMAP_IS_HOST in its
+ *    statistics. All of the file is read when the region is made, and stays in memory until it ends; page size, budget, policy and advice mean nothing
+ *    then; what others write shows as described at GAIA_DEVICE_HOST (gaia/client.h), at the latest in a region that is made after that; what is
+ *    cut off the file becomes zeros. With GAIA_UMAP_NO_HOST, with GAIA_UMAP_FIXED, GAIA_UMAP_NEED_PAGING or GAIA_UMAP_USE_MMAP, with a policy of
+ *    the application, if offset is not a multiple of the page size, or if gaiafs cannot give it, the region is as any other.
+ *
  * Threads that serve faults are shared by all regions of the process, made when they are needed, and end with the last
  * region. They block all signals. All functions are thread-safe; none is a cancellation point. They return -1 (or MAP_FAILED) and set errno.
  * A function of a store that calls any of these gets EDEADLK; one that touches a region gets SIGBUS where the page is not in memory. Common errors:
@@ -130,6 +137,7 @@ struct gaia_umap_policy {
 #define GAIA_UMAP_NEED_SYSCALLS 2 /* fail with EPERM if faults within system calls cannot be served */
 #define GAIA_UMAP_NEED_PAGING 4	  /* fail with ENOSYS instead of falling back to mmap(2) */
 #define GAIA_UMAP_USE_MMAP 8	  /* use mmap(2), as if there were nothing else */
+#define GAIA_UMAP_NO_HOST 16	  /* do not use gaiafs's memory: see above */
 
 /* Zero means the default, everywhere. Set size, and zero the rest first: later versions add fields at the end. */
 struct gaia_umap_config {
@@ -202,6 +210,7 @@ int gaia_umap_advise(void *addr, size_t length, int advice);
 /* is */
 #define GAIA_UMAP_IS_MMAP 1	 /* an ordinary mapping: see above. All that follows is zero, but for length */
 #define GAIA_UMAP_IS_USER_MODE 2 /* faults within system calls fail with EFAULT */
+#define GAIA_UMAP_IS_HOST 4	 /* gaiafs's memory: see above. All that follows is zero, but for length */
 
 struct gaia_umap_stats {
 	size_t size;		/* set by the caller: sizeof(struct gaia_umap_stats) */

@@ -7,6 +7,7 @@ Every figure is a rate, and the ratio of two that were taken in one round, one r
 
 import argparse
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -20,7 +21,7 @@ import report
 from command import parser_of
 from memory_limit import MemoryLimit
 from rounds import UNMEASURED, Goal, Progress, Row, TimeLimit, run_rounds, turn
-from systems import GIB, MIB, Missing, run, run_undisturbed, stop_on_signals
+from systems import GIB, MIB, Gaiafs, Missing, run, run_undisturbed, stop_on_signals
 
 KIB = 1 << 10
 LARGE = "larger than memory"
@@ -55,6 +56,7 @@ class Sizes:
             self.warm, self.sort, self.scale, self.points, self.reading_ms = 256 * MIB, 256 * MIB, 20, 256 * MIB, 2000
         else:
             self.warm, self.sort, self.scale, self.points, self.reading_ms = GIB, GIB, 23, GIB, 10000
+        self.shared = self.warm
 
 
 class Bench:
@@ -70,6 +72,7 @@ class Bench:
         self.left_by_time = []
         self.place = None
         self.peer = None  # where programs with LLNL's UMap are
+        self.copies = None  # of a file that 8 processes map from gaiafs, in memory
 
     # -- programs
 
@@ -256,12 +259,42 @@ class Bench:
             rates[system] = amount / ns * 1e9
         row.add(rates)
 
-    def host(self):
-        row = self.row("a gaiafs file, 8 processes, the device host", "second to eighth read of 1 GiB", "bytes", [Goal(1, NOTED)])
-        self.work(row, self.not_built)
+    # -- a file of gaiafs
 
-    def not_built(self, _rnd, _row):
-        raise Missing("gaiafs has no device host yet")
+    def host(self):
+        row = self.row("a gaiafs file, 8 processes, the device host", "second to eighth read of %s" % self.text(self.sizes.shared), "bytes",
+                       [Goal(1, NOTED)])
+        self.work(row, self.shared)
+
+    def shared(self, rnd, row):
+        size, rates = self.sizes.shared, {NOTED: NOTED_RESIDENT}
+        if not os.path.exists(os.path.join(self.args.build, "daemon", "gaiafs")):
+            raise Missing("gaiafs is not built")
+        system = Gaiafs("host%d" % rnd, self.place, self.args.build,
+                        ["--device", "none", "--cpu-cache", "writeback", "--home", str(2 * size + 64 * MIB)])
+        try:
+            system.start()
+            system.make_file("shared", size)
+            path = system.path("shared")
+            for how in turn([MMAP, OURS], rnd):
+                said = self.ask(how, "umap_works", ["processes"], path, 64 * KIB, 2 * size)
+                amount, ns, memory = map(int, said.split())
+                rates[how] = amount / ns * 1e9
+                if how == OURS:
+                    self.check_copies(system, size, memory)
+        finally:
+            system.stop()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(system.below, "shared"))
+        row.add(rates)
+
+    def check_copies(self, system, size, memory):
+        """One copy: home's, and of that the processes have their shares."""
+        home = json.loads(run(system.gaia, "status", system.root, "--json"))["home"]["used"]
+        self.copies = max(home, memory) / size
+        # What programs and their libraries take, and home's spare frames.
+        if max(home, memory) > size + size // 8 + 32 * MIB:
+            raise RuntimeError("8 processes have %d MiB of a file of %d, home %d" % (memory // MIB, size // MIB, home // MIB))
 
     @staticmethod
     def text(size):
@@ -300,7 +333,7 @@ class Bench:
     def facts(self, rounds):
         return {"bench": "umap", "quick": self.args.quick, "only": self.args.only, "rounds": rounds,
                 "versions": report.versions(self.args.build), "machine": self.machine, "undisturbed": self.undisturbed,
-                "memory_limit": self.limited, "missing": self.missing, "left_out_by_time": self.left_by_time}
+                "memory_limit": self.limited, "copies": self.copies, "missing": self.missing, "left_out_by_time": self.left_by_time}
 
     def report(self, rounds):
         facts, out = self.facts(rounds), self.args.out
@@ -314,6 +347,8 @@ class Bench:
         print(report.LEGEND)
         if measured:
             print("\n".join(report.table(measured, columns, NAMES, [], OURS)))
+        if self.copies:
+            print("8 processes with regions of a gaiafs file: it is in memory %.2f times" % self.copies)
         for name, why in self.missing.items():
             print("missing: %s: %s" % (name, why))
         if self.left_by_time:

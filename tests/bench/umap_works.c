@@ -1,6 +1,6 @@
 /*
  * umap_works.c - what scripts/bench umap measures besides the examples: faults, bulk, resident pages and points, on a file as
- * memory. Prints how many bytes or operations, and the nanoseconds that they took.
+ * memory. Prints how many bytes or operations, and the nanoseconds that they took; and of processes the bytes of memory that they have.
  *
  *	umap_works WORK [--mmap] [--page-size BYTES] [--budget BYTES] [--threads N] [--make MILLISECONDS] FILE
  */
@@ -8,6 +8,7 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <sys/wait.h>
 
 #define SMALL_PAGE 4096u
 #define APART (64u << 10) /* what one fault of mmap(2) maps, by default */
@@ -239,13 +240,109 @@ static void points(struct file *file)
 	unmap_file(file);
 }
 
+/* ---- processes that read one file, one after the other; each keeps what it has ---- */
+
+#define PROCESSES 8
+
+/* What all of the file as memory takes one more process. */
+static double read_all(struct file *file)
+{
+	uint64_t sums[4] = {0};
+	double start = seconds_now();
+
+	map_file(file);
+	for (const uint64_t *word = (const uint64_t *)file->memory, *end = word + file->size / 32 * 4; word < end; word += 4) {
+		for (int i = 0; i < 4; i++)
+			sums[i] += word[i];
+	}
+	sink = sums[0] + sums[1] + sums[2] + sums[3];
+	return seconds_now() - start;
+}
+
+/* The kernel's count of the process's memory, bytes: of what is shared its share. */
+static double memory_share(void)
+{
+	FILE *rollup = fopen("/proc/self/smaps_rollup", "r");
+	char line[256];
+	unsigned long kib = 0;
+
+	while (rollup && fgets(line, sizeof(line), rollup))
+		if (sscanf(line, "Pss: %lu kB", &kib) == 1)
+			break;
+	if (rollup)
+		fclose(rollup);
+	return kib * 1024.0;
+}
+
+/* Wait until the other end of the pipe is closed. */
+static void wait_for_end(int fd)
+{
+	char byte;
+
+	if (read(fd, &byte, 1) != 0)
+		_exit(1);
+}
+
+static void tell(int fd, double value)
+{
+	if (write(fd, &value, sizeof(value)) != sizeof(value))
+		_exit(1);
+}
+
+static double hear(int fd)
+{
+	double value;
+
+	if (read(fd, &value, sizeof(value)) != sizeof(value))
+		errx(1, "a process has ended");
+	return value;
+}
+
+/* The bytes that the second and those after it have read, and how long it took; and what all have of the machine's memory while all are there. */
+static void processes(struct file *file)
+{
+	int told[2], all_there[2], all_looked[2], status;
+	double took = 0, one, memory = 0;
+
+	if (pipe(told) || pipe(all_there) || pipe(all_looked))
+		err(1, "pipe");
+	for (int i = 0; i < PROCESSES; i++) {
+		pid_t child = fork();
+
+		if (child < 0)
+			err(1, "fork");
+		if (child == 0) {
+			close(told[0]);
+			close(all_there[1]);
+			close(all_looked[1]);
+			tell(told[1], read_all(file));
+			wait_for_end(all_there[0]);
+			tell(told[1], memory_share());
+			wait_for_end(all_looked[0]);
+			unmap_file(file);
+			_exit(0);
+		}
+		one = hear(told[0]);
+		took += i > 0 ? one : 0;
+	}
+	close(all_there[1]);
+	for (int i = 0; i < PROCESSES; i++)
+		memory += hear(told[0]);
+	close(all_looked[1]);
+	for (int i = 0; i < PROCESSES; i++)
+		if (wait(&status) < 0 || status)
+			errx(1, "a process has failed");
+	printf("%" PRIu64 " %.0f %.0f\n", (uint64_t)file->size * (PROCESSES - 1), took * 1e9, memory);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
 		const char *name;
 		void (*run)(struct file *file);
-	} works[] = {{"fault", fault}, {"bulk", bulk}, {"read", bulk_read}, {"resident", resident}, {"points", points}};
-	const char *usage = "usage: umap_works fault|bulk|read|resident|points [OPTIONS] FILE\n" OPTIONS_TEXT
+	} works[] = {{"fault", fault}, {"bulk", bulk}, {"read", bulk_read}, {"resident", resident}, {"points", points},
+		     {"processes", processes}};
+	const char *usage = "usage: umap_works fault|bulk|read|resident|points|processes [OPTIONS] FILE\n" OPTIONS_TEXT
 			    "  --make N           points: for N milliseconds\n";
 	struct options options;
 	struct file file = {.options = &options};

@@ -189,6 +189,7 @@ static void add_read(struct cell *c, ref r)
 
 	if (op->kind == OP_LOAD) {
 		read.owner = (uint8_t)(1 + p->device);
+		read.either = HAS(&world->config, F_HOST) && p->device == world->config.devices && op->arg != 2;
 		read.s = dev_op(r)->acquired;
 		/* Nothing is said of what lies beyond the end. */
 		if (!in_file(c->file, c->cell, read.s, read.e))

@@ -299,6 +299,7 @@ static void do_device_load(unsigned slot, uint32_t cell, uint32_t n)
 
 	if (!op)
 		return;
+	op->arg = held[slot].may[cell / page_cells()];
 	op_start(op);
 	if (gpu_is(world->procs[me].device))
 		got = gpu_copy(op_data(op), held[slot].map + cell_offset(cell), bytes) ? 0 : n;

@@ -62,7 +62,7 @@ struct op {
 	uint32_t from;		/* COPY: first cell of the source */
 	uint8_t kind, file;
 	uint8_t from_file;	/* COPY */
-	uint8_t arg;		/* ACQUIRE: 1 to write; EVICT: 0 home, 1 + device; TRUNCATE: 1 of a new file */
+	uint8_t arg;		/* ACQUIRE: 1 to write; LOAD: 2 of what is held to write; EVICT: 0 home, 1 + device; TRUNCATE: 1 of a new file */
 	int16_t err;		/* errno, or 0 */
 };
 

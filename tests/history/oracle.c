@@ -300,7 +300,7 @@ static void check_orders(const struct cell *c)
 		for (unsigned i = 0; i < c->nr; i++) {
 			const struct read *r = &c->r[i];
 
-			if (r->owner == d && r->saw >= 0 && !c->w[r->saw].optional &&
+			if (r->owner == d && !r->either && r->saw >= 0 && !c->w[r->saw].optional &&
 			    !c->w[r->saw].raced && c->w[r->saw].dropped == NEVER)
 				extend(&c->w[r->saw], r, r->loaded, r->e);
 		}
@@ -328,7 +328,7 @@ enum verdict oracle(uint64_t crashed)
 			stats.reads += c.nr;
 			for (unsigned i = 0; i < c.nr; i++) {
 				find_seen(&c, &c.r[i]);
-				if (c.r[i].owner)
+				if (c.r[i].owner && !c.r[i].either)
 					check_own_stores(&c, &c.r[i]);
 			}
 			check_orders(&c);

@@ -87,6 +87,7 @@ struct read {
 	uint64_t value;
 	ref by;
 	uint8_t owner;
+	bool either;		/* on the host, of what is not held to write: it saw what its owner has, or what is there for all */
 	bool last;		/* after a crash */
 	int saw;		/* index of the write; -1: not known */
 };

@@ -60,6 +60,10 @@ static void store(const struct owner *o, int byte)
 	memset(o->p[0], byte, CHUNK);
 	CHILD_CHECK(!gaia_release(o->p[0], CHUNK));
 	for (int d = 1; d < devices; d++) {
+		/* On the host the one is a copy, and the other home. */
+		CHILD_CHECK(!gaia_acquire(o->p[d], CHUNK, RW));
+		CHILD_CHECK(o->p[d][0] == byte && o->p[d][CHUNK - 1] == byte);
+		CHILD_CHECK(!gaia_release(o->p[d], CHUNK));
 		CHILD_CHECK(!gaia_acquire(o->p[d], CHUNK, PROT_READ));
 		CHILD_CHECK(o->p[d][0] == byte && o->p[d][CHUNK - 1] == byte);
 		CHILD_CHECK(!gaia_release(o->p[d], CHUNK));

@@ -426,8 +426,10 @@ static struct {
 	frame_t taken; /* UINT32_MAX: one is to be taken when a slab goes; then that one */
 } slabs;
 
-static void note_slab(struct device *dev, void *slab, bool there)
+static void note_slab(struct device *dev, void *slab, enum host_slab what)
 {
+	bool there = what != HOST_SLAB_GOES;
+
 	slabs.announced += there ? 1 : -1;
 	/* It is memory as long as the device knows it. */
 	*(volatile char *)slab = 1;

@@ -60,13 +60,13 @@ static char *new_slab(struct device *to)
 	char *slab = aligned_alloc(GAIA_CHUNK, GAIA_CHUNK);
 
 	memset(slab, 's', GAIA_CHUNK);
-	to->ops->host_slab(to, slab, true);
+	to->ops->host_slab(to, slab, HOST_SLAB_COMES);
 	return slab;
 }
 
 static void end_slab(struct device *to, char *slab)
 {
-	to->ops->host_slab(to, slab, false);
+	to->ops->host_slab(to, slab, HOST_SLAB_GOES);
 	free(slab);
 }
 
@@ -232,14 +232,14 @@ static char *new_slabs(unsigned n)
 
 	memset(slabs, 's', n * (size_t)GAIA_CHUNK);
 	for (unsigned i = 0; i < n; i++)
-		dev->ops->host_slab(dev, slabs + i * (size_t)GAIA_CHUNK, true);
+		dev->ops->host_slab(dev, slabs + i * (size_t)GAIA_CHUNK, HOST_SLAB_COMES);
 	return slabs;
 }
 
 static void end_slabs(char *slabs, unsigned n)
 {
 	for (unsigned i = 0; i < n; i++)
-		dev->ops->host_slab(dev, slabs + i * (size_t)GAIA_CHUNK, false);
+		dev->ops->host_slab(dev, slabs + i * (size_t)GAIA_CHUNK, HOST_SLAB_GOES);
 	free(slabs);
 }
 
@@ -272,6 +272,32 @@ Test(arenas, slabs_that_wait_side_by_side_are_registered_by_one_call)
 	end();
 }
 
+/* As views are, which go one by one. */
+Test(arenas, what_comes_alone_goes_alone)
+{
+	struct devmem *mem;
+	char *slabs;
+
+	begin(&(struct fake_cuda_config){ 0 });
+	mem = must_alloc(dev);
+	slabs = aligned_alloc(GAIA_CHUNK, 4 * (size_t)GAIA_CHUNK);
+	memset(slabs, 's', 4 * (size_t)GAIA_CHUNK);
+	for (unsigned i = 0; i < 4; i++)
+		dev->ops->host_slab(dev, slabs + i * (size_t)GAIA_CHUNK, i ? HOST_SLAB_COMES_ALONE : HOST_SLAB_COMES);
+	works(mem, slabs + 2 * (size_t)GAIA_CHUNK);
+	if (!fake_cuda_mode()->no_pins && !fake_cuda_mode()->pins) {
+		until(registered(slabs, 4) == 4);
+		cr_assert_eq(fake_cuda_calls_of("cuMemHostRegister"), 4);
+		dev->ops->host_slab(dev, slabs + GAIA_CHUNK, HOST_SLAB_GOES);
+		cr_assert_eq(fake_cuda_calls_of("cuMemHostUnregister"), 1);
+		cr_assert_eq(registered(slabs, 4), 3, "those beside it stay");
+		dev->ops->host_slab(dev, slabs + GAIA_CHUNK, HOST_SLAB_COMES_ALONE);
+	}
+	must_free(mem);
+	end_slabs(slabs, 4);
+	end();
+}
+
 Test(arenas, that_are_refused_are_tried_slab_by_slab)
 {
 	struct devmem *mem;
@@ -299,7 +325,7 @@ static struct {
 static void *withdraw(void *arg)
 {
 	goes.tid = (int)syscall(SYS_gettid);
-	dev->ops->host_slab(dev, goes.slab, false);
+	dev->ops->host_slab(dev, goes.slab, HOST_SLAB_GOES);
 	return NULL;
 }
 
@@ -345,7 +371,7 @@ Test(arenas, no_slab_goes_under_an_operation_that_uses_another)
 	cr_assert_not(fake_cuda_usable(slabs, GAIA_CHUNK));
 	must_free(mem);
 	for (unsigned i = 1; i < SLABS; i++)
-		dev->ops->host_slab(dev, slabs + i * (size_t)GAIA_CHUNK, false);
+		dev->ops->host_slab(dev, slabs + i * (size_t)GAIA_CHUNK, HOST_SLAB_GOES);
 	end();
 	free(slabs);
 }
@@ -380,13 +406,13 @@ Test(arenas, come_and_go_beside_operations)
 		unsigned k = USED + random_below(&seed, 8 - USED);
 
 		there[k] = !there[k];
-		dev->ops->host_slab(dev, slabs + k * (size_t)GAIA_CHUNK, there[k]);
+		dev->ops->host_slab(dev, slabs + k * (size_t)GAIA_CHUNK, there[k] ? HOST_SLAB_COMES : HOST_SLAB_GOES);
 	}
 	stop_using = true;
 	pthread_join(thread, NULL);
 	for (unsigned k = 0; k < 8; k++)
 		if (there[k])
-			dev->ops->host_slab(dev, slabs + k * (size_t)GAIA_CHUNK, false);
+			dev->ops->host_slab(dev, slabs + k * (size_t)GAIA_CHUNK, HOST_SLAB_GOES);
 	end();
 	free(slabs);
 }
@@ -662,7 +688,7 @@ Test(broken, one_of_two_takes_nothing_of_the_others_along)
 	/* The other comes later: so it is the first one's registration. */
 	cr_assert_eq(cuda_create(fake_cuda_api(), &second, 4 * GAIA_PAGE, &other), 0);
 	mem[1] = must_alloc(other);
-	other->ops->host_slab(other, slab, true);
+	other->ops->host_slab(other, slab, HOST_SLAB_COMES);
 	works(mem[1], slab);
 	/* (In the fake all contexts break together; the reset mends it.) */
 	fake_cuda_fail("launch", 1, CUDA_ERROR_ILLEGAL_ADDRESS, false);
@@ -675,7 +701,7 @@ Test(broken, one_of_two_takes_nothing_of_the_others_along)
 	works(mem[1], slab);
 	must_free(mem[0]);
 	must_free(mem[1]);
-	dev->ops->host_slab(dev, slab, false);
+	dev->ops->host_slab(dev, slab, HOST_SLAB_GOES);
 	end_slab(other, slab);
 	other->ops->destroy(other);
 	end();
@@ -744,8 +770,8 @@ Test(broken, or_ended_is_all_the_same_to_the_other)
 	until_registered(slab);
 	must_free(mem);
 	cr_assert_eq(cuda_create(fake_cuda_api(), &second, 4 * GAIA_PAGE, &other), 0);
-	other->ops->host_slab(other, slab, true);
-	dev->ops->host_slab(dev, slab, false);
+	other->ops->host_slab(other, slab, HOST_SLAB_COMES);
+	dev->ops->host_slab(dev, slab, HOST_SLAB_GOES);
 	dev->ops->destroy(dev);
 	dev = other;
 	mem = must_alloc(dev);

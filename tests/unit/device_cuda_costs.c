@@ -46,7 +46,7 @@ static void start(void)
 	pinned = aligned_alloc(GAIA_CHUNK, CHUNKS * (size_t)GAIA_CHUNK);
 	pageable = memset(aligned_alloc(GAIA_CHUNK, CHUNKS * (size_t)GAIA_CHUNK), 0, CHUNKS * (size_t)GAIA_CHUNK);
 	for (unsigned i = 0; i < CHUNKS; i++) {
-		dev->ops->host_slab(dev, pinned + i * (size_t)GAIA_CHUNK, true);
+		dev->ops->host_slab(dev, pinned + i * (size_t)GAIA_CHUNK, HOST_SLAB_COMES);
 		cuda_host_settle(to_cuda(dev), pinned + i * (size_t)GAIA_CHUNK);
 	}
 }
@@ -54,7 +54,7 @@ static void start(void)
 static void end(void)
 {
 	for (unsigned i = 0; i < CHUNKS; i++) {
-		dev->ops->host_slab(dev, pinned + i * (size_t)GAIA_CHUNK, false);
+		dev->ops->host_slab(dev, pinned + i * (size_t)GAIA_CHUNK, HOST_SLAB_GOES);
 		dev->ops->free(dev, mem[i]);
 	}
 	dev->ops->destroy(dev);
@@ -499,7 +499,7 @@ Test(memory, of_the_host_is_registered_at_once)
 	run.mem = chunk[0];
 	calls = fake_cuda_calls();
 	for (unsigned i = 0; i < SLABS; i++)
-		dev->ops->host_slab(dev, slabs + i * (size_t)GAIA_CHUNK, true);
+		dev->ops->host_slab(dev, slabs + i * (size_t)GAIA_CHUNK, HOST_SLAB_COMES);
 	for (unsigned i = 0; i < SLABS; i++)
 		cuda_host_settle(to_cuda(dev), slabs + i * (size_t)GAIA_CHUNK);
 	cr_assert_eq(fake_cuda_calls() - calls, 2);
@@ -507,7 +507,7 @@ Test(memory, of_the_host_is_registered_at_once)
 	/* The first that goes ends all of it; the others are not registered again before they are named. */
 	calls = fake_cuda_calls();
 	for (unsigned i = 0; i < SLABS; i++)
-		dev->ops->host_slab(dev, slabs + i * (size_t)GAIA_CHUNK, false);
+		dev->ops->host_slab(dev, slabs + i * (size_t)GAIA_CHUNK, HOST_SLAB_GOES);
 	cr_assert_eq(fake_cuda_calls() - calls, 2);
 	for (unsigned i = 0; i < CHUNKS; i++)
 		dev->ops->free(dev, chunk[i]);

@@ -123,7 +123,7 @@ static void play(struct scene *s)
 
 	if (cuda_create(fake_cuda_api(), &config, 8 * GAIA_PAGE, &s->dev))
 		return;
-	s->dev->ops->host_slab(s->dev, s->slab, true);
+	s->dev->ops->host_slab(s->dev, s->slab, HOST_SLAB_COMES);
 	for (int round = 0; round < 2; round++) {
 		while (n < CHUNKS) {
 			err = s->dev->ops->alloc(s->dev, &s->mem[n]);
@@ -146,7 +146,7 @@ static void play(struct scene *s)
 		    run_one(s->dev, DEV_ARM, run) != -ENODEV)
 			s->wrong = "a device failed and is not switched off";
 	}
-	s->dev->ops->host_slab(s->dev, s->slab, false);
+	s->dev->ops->host_slab(s->dev, s->slab, HOST_SLAB_GOES);
 	s->dev->ops->destroy(s->dev);
 }
 
@@ -242,7 +242,7 @@ Test(faults, memory_that_cannot_be_pinned_is_told_of_once)
 	cr_assert_eq(dev->ops->alloc(dev, &mem), 0);
 	memset(slabs, 's', 2 * GAIA_CHUNK);
 	for (unsigned k = 0; k < 2; k++)
-		dev->ops->host_slab(dev, slabs + k * GAIA_CHUNK, true);
+		dev->ops->host_slab(dev, slabs + k * GAIA_CHUNK, HOST_SLAB_COMES);
 	cr_assert_eq(copy_in(mem, 0, N, slabs), 0);
 	cr_assert_eq(copy_in(mem, 0, N, slabs + GAIA_CHUNK), 0);
 	while (fake_cuda_calls_of("cuMemHostRegister") < 2)
@@ -250,7 +250,7 @@ Test(faults, memory_that_cannot_be_pinned_is_told_of_once)
 	cr_assert_eq(copy_out(mem, 0, N, found), 0);
 	cr_assert_arr_eq(found, slabs, N * GAIA_PAGE);
 	for (unsigned k = 0; k < 2; k++)
-		dev->ops->host_slab(dev, slabs + k * GAIA_CHUNK, false);
+		dev->ops->host_slab(dev, slabs + k * GAIA_CHUNK, HOST_SLAB_GOES);
 	dev->ops->free(dev, mem);
 	dev->ops->destroy(dev);
 	cr_expect_eq(logged("host memory cannot be pinned: "), 1);

@@ -53,7 +53,7 @@ int cuda_calibrate(struct cuda *cuda)
 		log_error("device %s: its memory is full", cuda->base.name);
 	if (err)
 		goto free_host;
-	cuda_host_slab(&cuda->base, host, true);
+	cuda_host_slab(&cuda->base, host, HOST_SLAB_COMES);
 	cuda_host_settle(cuda, host);
 	for (; pages * GAIA_PAGE <= LONGEST; pages *= 2) {
 		uint64_t engine = time_runs(cuda, mem, host, pages, true);
@@ -66,7 +66,7 @@ int cuda_calibrate(struct cuda *cuda)
 	}
 	cuda->copy_from = from;
 	cuda->copy_alone_from = MAX(from, USUAL);
-	cuda_host_slab(&cuda->base, host, false);
+	cuda_host_slab(&cuda->base, host, HOST_SLAB_GOES);
 	cuda_free(&cuda->base, mem);
 	log_debug("device %s: runs of %u KiB and more are the copy engine's", cuda->base.name, from >> 10);
 free_host:

@@ -10,7 +10,7 @@
  * Slabs that wait side by side are registered together, as an arena: so the fewer calls are made the further the pinner is
  * behind, and a copy may go from one slab to the next. An arena ends as a whole. When one of its slabs goes, nobody gets
  * addresses of the others any more, batches that may have some are waited for, and the others are registered again
- * when operations name them.
+ * when operations name them. So one that was announced alone, and is to go alone, is an arena by itself.
  *
  * An arena is registered for all devices (PORTABLE), through one of them. If that fails its slabs are tried one by one,
  * each once.
@@ -46,6 +46,7 @@ struct slab {
 
 	/* registry.lock */
 	unsigned announced; /* by how many devices */
+	bool alone; /* it shares no arena: it goes by itself */
 	enum slab_state {
 		SLAB_WAITS, /* in registry.todo */
 		SLAB_IN_ARENA,
@@ -89,23 +90,23 @@ static struct slab *find(void *at)
 
 /* ---- arenas: registry.lock is held ---- */
 
-static bool waits(const struct slab *s)
+static bool may_join(const struct slab *s)
 {
-	return s && s->state == SLAB_WAITS;
+	return s && s->state == SLAB_WAITS && !s->alone;
 }
 
 /* Of @s and slabs beside it that wait as well. */
 static struct arena *make_arena(struct cuda *cuda, struct slab *s)
 {
 	struct arena *a = xcalloc(1, sizeof(*a));
-	unsigned most = registry.singly ? 1 : ARENA_SLABS;
+	unsigned most = registry.singly || s->alone ? 1 : ARENA_SLABS;
 
 	a->by = cuda;
 	a->at = s->at;
 	a->n = 1;
-	while (a->n < most && waits(find(a->at + a->n * GAIA_CHUNK)))
+	while (a->n < most && may_join(find(a->at + a->n * GAIA_CHUNK)))
 		a->n++;
-	while (a->n < most && waits(find(a->at - GAIA_CHUNK))) {
+	while (a->n < most && may_join(find(a->at - GAIA_CHUNK))) {
 		a->at -= GAIA_CHUNK;
 		a->n++;
 	}
@@ -284,13 +285,14 @@ static struct slab *find_idle(void *at)
 }
 
 /* registry.lock */
-static void announce(void *at)
+static void announce(void *at, bool alone)
 {
 	struct slab *s = find(at);
 
 	if (!s) {
 		s = xcalloc(1, sizeof(*s));
 		s->at = at;
+		s->alone = alone;
 		HASH_ADD_PTR(registry.slabs, at, s);
 		TAILQ_INSERT_TAIL(&registry.todo, s, link);
 		if (registry.named)
@@ -319,11 +321,11 @@ static void withdraw(void *at)
 	free(s);
 }
 
-void cuda_host_slab(struct device *dev, void *slab, bool there)
+void cuda_host_slab(struct device *dev, void *slab, enum host_slab what)
 {
 	pthread_mutex_lock(&registry.lock);
-	if (there)
-		announce(slab);
+	if (what != HOST_SLAB_GOES)
+		announce(slab, what == HOST_SLAB_COMES_ALONE);
 	else
 		withdraw(slab);
 	pthread_mutex_unlock(&registry.lock);

@@ -232,7 +232,7 @@ int cuda_submit(struct device *dev, struct dev_op *op);
 
 /* ---- host.c ---- */
 
-void cuda_host_slab(struct device *dev, void *slab, bool there);
+void cuda_host_slab(struct device *dev, void *slab, enum host_slab what);
 
 /*
  * The address, on all devices, of host memory. 0: it is not registered; if the slab was announced, it will be

@@ -1,0 +1,23 @@
+/* sim.h - memory that is memfds, one for each chunk: the simulated device's, and the host's. */
+#ifndef GAIA_CLIENT_SIM_H
+#define GAIA_CLIENT_SIM_H
+
+#include <stddef.h>
+
+#include "internal.h"
+
+/* Reserve addresses, aligned to GAIA_CHUNK; undone by munmap(2). -ENOMEM. */
+int addresses_reserve(size_t span, char **out);
+/* A child must not inherit what is there. For each new mapping, which does not inherit this from the one that it replaces. */
+int keep_from_children(char *at, size_t len);
+/* Map @n chunks, or none; or reserve their addresses again. The lock is held (rule 5). */
+int chunks_place(char *at, unsigned n, const int *fd, int prot);
+int chunks_clear(char *at, unsigned n);
+
+/* See kind_ops. */
+int sim_detect_make(struct mapping *m, struct detect *d);
+int sim_detect(struct mapping *m, const struct detect_runs *rs, bool compare);
+/* Undo sim_detect_make(), if there is anything. */
+void detect_unreserve(struct mapping *m);
+
+#endif
