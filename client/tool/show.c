@@ -146,7 +146,8 @@ static void show_table(json_t *rows, const char *section, int indent)
 	size_t i;
 
 	json_object_foreach(json_array_get(rows, 0), key, value) {
-		if (n < COLUMNS) {
+		/* A histogram's buckets are for programs. */
+		if (n < COLUMNS && !json_is_object(value)) {
 			keys[n] = key;
 			width[n++] = strlen(key);
 		}

@@ -1,9 +1,11 @@
 /* report.c - the cache's status, residency of files, and a checker. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/bits.h"
 #include "base/counters.h"
+#include "base/latency.h"
 #include "base/util.h"
 #include "consistency/track.h"
 #include "pagecache/cache.h"
@@ -40,14 +42,15 @@ static json_t *device_json(struct cache *c, unsigned number)
 	held = device_held_idle(dev);
 	cache_device(c, number, &use);
 	pthread_mutex_unlock(&dev->reserve);
-	return json_pack("{s:i, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "index", index_of(dev),
+	return json_pack("{s:i, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "index", index_of(dev),
 			 "name", use.dev->name, "kind", use.dev->kind, "simulated",
 			 use.dev->simulated, "capacity",
 			 (json_int_t)use.dev->capacity, "used", (json_int_t)use.used,
 			 "pinned", (json_int_t)(use.pinned + held * GAIA_CHUNK), "each_user_bytes",
 			 (json_int_t)use.each_user, "pinned_files_bytes", (json_int_t)use.files, "pin_share_bytes",
 			 (json_int_t)use.files_most, "pin_each_user_bytes", (json_int_t)use.files_each_user,
-			 "cache_bytes", (json_int_t)victim_bytes(dev));
+			 "cache_bytes", (json_int_t)victim_bytes(dev), "in_bytes", (json_int_t)__atomic_load_n(&use.dev->core->bytes_in, __ATOMIC_RELAXED), "out_bytes",
+			 (json_int_t)__atomic_load_n(&use.dev->core->bytes_out, __ATOMIC_RELAXED));
 }
 
 static json_t *devices_json(struct cache *c)
@@ -106,6 +109,39 @@ static json_t *tiers_json(struct cache *c)
 			 tier_json("replicas on devices", replicas, all, cost), tier_json("storage", store, all, &c->store_cost));
 }
 
+static json_t *latency_json(enum latency l, const struct latency_values *v, uint64_t n)
+{
+	json_t *buckets = json_object();
+	char bound[24];
+
+	for (unsigned k = 0; k < LATENCY_BUCKETS; k++) {
+		if (v->bucket[k] == 0)
+			continue;
+		snprintf(bound, sizeof(bound), "%llu", (unsigned long long)latency_bound_ns(k));
+		json_object_set_new(buckets, bound, json_integer((json_int_t)v->bucket[k]));
+	}
+	return json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:o}", "of", latency_of(l), "kind", latency_name(l), "count", (json_int_t)n,
+			 "mean_ns", (json_int_t)(v->sum_ns / n), "p50_ns", (json_int_t)latency_percentile(v, 5000), "p99_ns",
+			 (json_int_t)latency_percentile(v, 9900), "p999_ns", (json_int_t)latency_percentile(v, 9990), "below_ns", buckets);
+}
+
+/* Of each kind that there has been. */
+static json_t *latencies_json(void)
+{
+	json_t *list = json_array();
+	struct latency_values v;
+
+	for (enum latency l = 0; l < LATENCY_COUNT; l++) {
+		uint64_t n;
+
+		latency_read(l, &v);
+		n = latency_number(&v);
+		if (n > 0)
+			json_array_append_new(list, latency_json(l, &v, n));
+	}
+	return list;
+}
+
 json_t *cache_status_json(struct cache *c)
 {
 	json_t *counts = json_object();
@@ -117,14 +153,15 @@ json_t *cache_status_json(struct cache *c)
 	files = HASH_COUNT(c->files);
 	pthread_mutex_unlock(&c->lock);
 	cache_unstored(c, &home, &devices);
-	return json_pack("{s:I, s:I, s:o, s:o, s:{s:I, s:I, s:I, s:I, s:I, s:I}, s:o, s:o, s:o, s:o}", "dirty_bytes",
+	return json_pack("{s:I, s:I, s:o, s:o, s:{s:I, s:I, s:I, s:I, s:I, s:I}, s:o, s:o, s:o, s:o, s:o}", "dirty_bytes",
 			 (json_int_t)(home + devices), "only_on_devices_bytes", (json_int_t)devices, "devices", devices_json(c),
 			 "host", device_json(c, GAIA_HOST), "home", "budget", (json_int_t)(c->frames.budget * GAIA_PAGE), "used",
 			 (json_int_t)(atomic_load(&c->frames.used) * GAIA_PAGE), "dirty",
 			 (json_int_t)home, "twins",
 			 (json_int_t)(atomic_load(&c->n_kept) * GAIA_PAGE), "twins_limit",
 			 (json_int_t)(c->frames.budget / KEPT_SHARE * GAIA_PAGE), "files",
-			 (json_int_t)files, "dedup", dedup_json(c), "tiers", tiers_json(c), "counters", counts, "races", races_json(c));
+			 (json_int_t)files, "dedup", dedup_json(c), "tiers", tiers_json(c), "latencies", latencies_json(), "counters", counts,
+			 "races", races_json(c));
 }
 
 /* ---- residency ---- */
