@@ -22,6 +22,7 @@
 static const char usage_text[] =
 	"usage: gaia status MOUNT [--json]\n"
 	"       gaia stat MOUNT [INTERVAL [COUNT]] [--json]\n"
+	"       gaia top MOUNT [INTERVAL [COUNT]] [-b]\n"
 	"       gaia residency FILE [--json]\n"
 	"       gaia flush FILE | MOUNT | -r DIR\n"
 	"       gaia evict FILE [--from home | --from host | --from device N | --from device-cache] [--range OFFSET:LENGTH]\n"
@@ -447,7 +448,8 @@ static bool parse_device(const char *text, uint32_t *device)
 	return true;
 }
 
-enum { OPT_JSON = 1, OPT_FROM = 2, OPT_RANGE = 4, OPT_UMOUNT = 8, OPT_RECURSIVE = 16, OPT_DEVICE = 32, OPT_PATHS = 64, OPT_SECONDS = 128, OPT_ESTIMATE = 256 };
+enum { OPT_JSON = 1, OPT_FROM = 2, OPT_RANGE = 4, OPT_UMOUNT = 8, OPT_RECURSIVE = 16, OPT_DEVICE = 32, OPT_PATHS = 64, OPT_SECONDS = 128, OPT_ESTIMATE = 256,
+       OPT_BATCH = 512 };
 
 static const struct command {
 	const char *name;
@@ -456,6 +458,7 @@ static const struct command {
 } commands[] = {
 	{ "status", OPT_JSON, status_command },
 	{ "stat", OPT_JSON | OPT_PATHS, stat_command },
+	{ "top", OPT_BATCH | OPT_PATHS, top_command },
 	{ "residency", OPT_JSON, residency_command },
 	{ "flush", OPT_RECURSIVE, flush_command },
 	{ "evict", OPT_FROM | OPT_RANGE, evict_command },
@@ -501,6 +504,8 @@ static int parse_args(const struct command *cmd, char **argv, struct args *a)
 			a->estimate = true;
 		} else if (!strcmp(arg, "-r") && cmd->options & OPT_RECURSIVE) {
 			a->recursive = true;
+		} else if (!strcmp(arg, "-b") && cmd->options & OPT_BATCH) {
+			a->batch = true;
 		} else if (!strcmp(arg, "--force") && cmd->options & OPT_UMOUNT) {
 			a->force = true;
 		} else if (!strcmp(arg, "--discard") && cmd->options & OPT_UMOUNT) {

@@ -17,7 +17,7 @@ struct args {
 	char **paths; /* one at least */
 	size_t n_paths;
 	const char *path; /* the first */
-	bool json, force, everywhere, discard, recursive, estimate;
+	bool json, force, everywhere, discard, recursive, estimate, batch;
 	bool from_given, device_given;
 	uint32_t from; /* a device's index or GAIA_FROM_HOME */
 	uint32_t device;
@@ -47,6 +47,9 @@ int stat_command(const struct args *a);
 
 /* gaia dedup. */
 int dedup_command(const struct args *a);
+
+/* gaia top: paths[1] and [2] are its interval and its count. */
+int top_command(const struct args *a);
 
 /* gaia pin, unpin, pins, warm. */
 int pin_command(const struct args *a);

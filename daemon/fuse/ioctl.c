@@ -401,7 +401,8 @@ static enum lane lane_of(const struct ioctl_job *job)
 	case GAIA_IOC_LISTS:
 		return LANE_QUERY;
 	case GAIA_IOC_REPORT:
-		return job->arg.report.what == GAIA_REPORT_SYNC || job->arg.report.what == GAIA_REPORT_PINS ? LANE_ACQUIRE : LANE_QUERY;
+		return job->arg.report.what == GAIA_REPORT_SYNC || job->arg.report.what == GAIA_REPORT_PINS ||
+				       job->arg.report.what == GAIA_REPORT_USE ? LANE_ACQUIRE : LANE_QUERY;
 	case GAIA_IOC_RELEASE:
 	case GAIA_IOC_RELEASEV:
 		return LANE_RELEASE;
