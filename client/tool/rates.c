@@ -177,6 +177,10 @@ void put_percent(FILE *out, double part, double whole)
 
 void put_safely(FILE *out, const char *text)
 {
-	for (const unsigned char *c = (const unsigned char *)text; *c; c++)
-		putc(*c < ' ' || *c == 0x7f || (c > (const unsigned char *)text && c[-1] == 0xc2 && *c < 0xa0) ? '?' : *c, out);
+	for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
+		bool c1 = c[0] == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0; /* U+0080 to U+009F */
+
+		putc(*c < ' ' || *c == 0x7f || c1 ? '?' : *c, out);
+		c += c1;
+	}
 }

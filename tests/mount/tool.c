@@ -87,6 +87,28 @@ EACH_WAY_BARE(tool, stat_shows_what_happens_meanwhile)
 	refused(1, "stat nothing");
 }
 
+/* A client's row has what it maps and how often it acquires; the file's, the device's memory. */
+EACH_WAY_BARE(tool, top_says_who_acquires_what)
+{
+	struct shell_result r;
+	struct actor *a;
+
+	start();
+	a = actor_start("f", SIZE, 0);
+	actor_ok(a, ACQUIRE, 0, SIZE, RW);
+	r = shell_run(mnt.path, 60, "\"$GAIA\" top . 0.1 1 -b");
+	cr_assert_eq(r.status, 0, "%s", r.err);
+	/* A client, user 0, one mapping, of 5 MiB. */
+	cr_assert(strstr(r.out, "        0        1   5.00M "), "%s", r.out);
+	/* In memory of three chunks. */
+	cr_assert(strstr(r.out, "   6.00M "), "%s", r.out);
+	cr_assert(strstr(r.out, "/f\n"), "%s", r.out);
+	shell_free(&r);
+	cr_assert_eq(STATUS("clients", "0", "mapped_bytes") + STATUS("clients", "1", "mapped_bytes"), SIZE);
+	cr_assert_eq(STATUS("clients", "0", "acquires") + STATUS("clients", "1", "acquires"), 1);
+	actor_end(a);
+}
+
 EACH_WAY_BARE(tool, status_describes_the_mount)
 {
 	struct actor *a;
