@@ -42,6 +42,14 @@ int open_beneath(int dir, const char *name);
 /* Print a report (GAIA_REPORT_*) of the mount or file. Returns the exit status. */
 int report_command(const struct args *a, unsigned what);
 
+/* Refuse anything but regular files and, with @or_directory, directories: says so. Does not open it. */
+int check_kind(const char *path, bool or_directory);
+
+/* gaia residency, flush, evict. */
+int residency_command(const struct args *a);
+int flush_command(const struct args *a);
+int evict_command(const struct args *a);
+
 /* gaia stat: paths[1] and [2] are its interval and its count. */
 int stat_command(const struct args *a);
 

@@ -170,8 +170,27 @@ struct totals {
 	uint64_t home, dirty, twinned, parked;
 };
 
+#define MAP_PAGES 8u /* that a character of a map is for */
+
+/* How many of each of these pages there are: "O" all (that lie in the file), "o" some, " " none. */
+static void map_text(const struct chunk *ch, const uint8_t *there, char out[static GAIA_CHUNK_PAGES / MAP_PAGES + 1])
+{
+	for (unsigned k = 0; k < GAIA_CHUNK_PAGES / MAP_PAGES; k++) {
+		unsigned n = 0, all = 0;
+
+		for (unsigned i = k * MAP_PAGES; i < (k + 1) * MAP_PAGES; i++) {
+			n += there[i];
+			all += there[i] || page_limit(ch, i) > 0;
+		}
+		out[k] = n == 0 ? ' ' : n == all ? 'O' : 'o';
+	}
+	out[GAIA_CHUNK_PAGES / MAP_PAGES] = '\0';
+}
+
 static json_t *replica_json(struct chunk *ch, struct replica *rep)
 {
+	char map[GAIA_CHUNK_PAGES / MAP_PAGES + 1];
+	uint8_t there[GAIA_CHUNK_PAGES] = { 0 };
 	unsigned present = 0, current = 0, stale = 0, ahead = 0, writable = 0, secured = 0, pins;
 
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
@@ -184,24 +203,26 @@ static json_t *replica_json(struct chunk *ch, struct replica *rep)
 			continue;
 		present++;
 		/* What is in view is home's, whatever it was when that was last looked at. */
-		if (r->seen == ch->track->page[i].home_id || replica_is_view(rep))
-			current++;
-		else
-			stale++;
+		there[i] = r->seen == ch->track->page[i].home_id || replica_is_view(rep);
+		current += there[i];
+		stale += !there[i];
 	}
+	map_text(ch, there, map);
 	pthread_mutex_lock(&rep->dev->lock);
 	pins = rep->pins;
 	pthread_mutex_unlock(&rep->dev->lock);
-	return json_pack("{s:i, s:s, s:b, s:b, s:b, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "device",
+	return json_pack("{s:i, s:s, s:b, s:b, s:b, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:s}", "device",
 			 index_of(rep->dev), "name", rep->dev->dev->name, "simulated",
 			 rep->dev->dev->simulated, "private", rep->only && !replica_is_view(rep), "view", replica_is_view(rep), "present", (int)present, "current", (int)current,
 			 "stale", (int)stale, "released", (int)ahead, "writable", (int)writable,
-			 "secured", (int)secured, "pins", (int)pins);
+			 "secured", (int)secured, "pins", (int)pins, "map", map);
 }
 
 static json_t *chunk_json(struct chunk *ch, struct totals *sum)
 {
 	json_t *replicas = json_array();
+	char map[GAIA_CHUNK_PAGES / MAP_PAGES + 1];
+	uint8_t there[GAIA_CHUNK_PAGES];
 	unsigned kernel = 0, pending = 0, twinned = 0, parked;
 
 	pthread_mutex_lock(&ch->lock);
@@ -212,6 +233,9 @@ static json_t *chunk_json(struct chunk *ch, struct totals *sum)
 		kernel += page_limit(ch, i) > 0 && ch->track->page[i].may_hold;
 		pending += ch->track->page[i].pending > 0;
 	}
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
+		there[i] = page_present(ch, i);
+	map_text(ch, there, map);
 	if (ch->track)
 		twinned = HASH_COUNT(ch->track->extra);
 	parked = victim_count(ch);
@@ -219,11 +243,11 @@ static json_t *chunk_json(struct chunk *ch, struct totals *sum)
 	sum->home += ch->n_frames;
 	sum->dirty += ch->n_dirty;
 	sum->twinned += twinned;
-	json_t *out = json_pack("{s:I, s:i, s:i, s:i, s:i, s:b, s:i, s:i, s:o}", "chunk",
+	json_t *out = json_pack("{s:I, s:i, s:i, s:i, s:i, s:b, s:i, s:i, s:s, s:o}", "chunk",
 				(json_int_t)ch->index, "home", (int)ch->n_frames, "victim", (int)parked, "dirty",
 				(int)ch->n_dirty, "twinned", (int)twinned, "tracked",
 				ch->track != NULL, "kernel_may_hold", (int)kernel,
-				"invalidating", (int)pending, "devices", replicas);
+				"invalidating", (int)pending, "map", map, "devices", replicas);
 	pthread_mutex_unlock(&ch->lock);
 	return out;
 }

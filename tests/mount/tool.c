@@ -87,6 +87,43 @@ EACH_WAY_BARE(tool, stat_shows_what_happens_meanwhile)
 	refused(1, "stat nothing");
 }
 
+/* A map is the file from its beginning to its end; what is said of several files is of all of them, and of no other. */
+EACH_WAY_BARE(tool, trees_and_lists_of_files)
+{
+	struct shell_result r;
+
+	start();
+	shell_ok(mnt.path, "mkdir -p d/e && head -c 4M f > d/a && head -c 10000 f > d/e/b && : > d/nothing && ln -s ../f d/link && mkfifo d/pipe && echo x > out");
+	shell_ok(mnt.path, "\"$GAIA\" flush -r d && \"$GAIA\" evict -r d > /dev/null && \"$GAIA\" evict f out");
+	shell_ok(mnt.path, "\"$GAIA\" warm d --json > /dev/null && \"$GAIA\" warm f > /dev/null");
+	/* Else it is the kernel's memory that has them. */
+	if (strcmp(way, "auto") != 0) {
+		shell_ok(mnt.path, "\"$GAIA\" evict d/a --from home --range 1M:1M && \"$GAIA\" evict d/a --from home --range 3M:20K");
+		r = shell_run(mnt.path, 30, "\"$GAIA\" residency -r d");
+		cr_assert_eq(r.status, 0, "%s", r.err);
+		cr_assert_str_eq(r.out, "d/a\n  home         [OOOOOOOOOOOOOOO               OOOOOOOOOOOOOOOoOOOOOOOOOOOOOO] 763/1024   74.5%\n"
+					"d/e/b\n  home         [O] 3/3  100.0%\n"
+					"d/nothing\n  home         [] 0/0       -\n"
+					"3 files, 1027 pages: home 766,   74.6%; devices 0,    0.0%; not stored 0\n");
+		shell_free(&r);
+	}
+	/* A list, of which one is not there; the others are done. */
+	r = shell_run(mnt.path, 30, "printf 'd/a\\nmissing\\n\\nd/e/b' | \"$GAIA\" evict --files-from -");
+	cr_assert_eq(r.status, 1);
+	cr_assert_str_eq(r.err, "gaia: missing: No such file or directory\n");
+	cr_assert_str_eq(r.out, "2 files, 4.0 MiB: not cached any more in all memories\n");
+	shell_free(&r);
+	shell_ok(mnt.path, "\"$GAIA\" residency d/a d/e/b | tail -n 1 | grep -q '^2 files, 1027 pages: home 0, '");
+	shell_ok(mnt.path, "test $(\"$GAIA\" residency -r d --json | grep -c '\"path\": \"d/') = 3");
+	shell_ok(mnt.path, ": > none && \"$GAIA\" flush --files-from none && test -z \"$(\"$GAIA\" warm --files-from none)\"");
+	refused(1, "flush d");
+	refused(1, "evict -r missing");
+	refused(1, "warm --files-from missing");
+	refused(2, "evict f out --range 0:4K");
+	refused(2, "evict --files-from");
+	refused(2, "pins . --files-from f");
+}
+
 /* A client's row has what it maps and how often it acquires; the file's, the device's memory. */
 EACH_WAY_BARE(tool, top_says_who_acquires_what)
 {
