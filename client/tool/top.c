@@ -149,6 +149,27 @@ static void put_devices(FILE *out, const struct round *r)
 		put_device(out, r, host);
 }
 
+/* Requests that workers have in hand, and that wait for one: what they wait for depends on the workers; see gaia(1). */
+static void put_workers(FILE *out, const struct round *r)
+{
+	const json_t *one;
+	bool headed = false;
+	size_t k;
+
+	json_array_foreach(json_object_get(r->after, "workers"), k, one) {
+		double busy = number_at(one, "busy"), waiting = number_at(one, "waiting");
+
+		/* That makes this report. */
+		busy -= !strcmp(string_at(one, "workers"), "gaia-query");
+		if (busy <= 0 && waiting == 0)
+			continue;
+		if (!headed)
+			fprintf(out, "\n%-16s %7s %7s %7s\n", "WORKERS", "BUSY", "OF", "WAITING");
+		headed = true;
+		fprintf(out, "%-16s %7.0f %7.0f %7.0f\n", string_at(one, "workers"), busy, number_at(one, "threads"), waiting);
+	}
+}
+
 static void put_latencies(FILE *out, const struct round *r)
 {
 	const json_t *row;
@@ -286,6 +307,7 @@ static char *show(const struct round *r)
 	put_shares(out, r);
 	put_rates(out, r);
 	put_devices(out, r);
+	put_workers(out, r);
 	put_latencies(out, r);
 	put_clients(out, r);
 	put_users(out, r);

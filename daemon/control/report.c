@@ -10,9 +10,12 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/thread.h"
 #include "base/trace.h"
 #include "base/util.h"
 #include "control/internal.h"
+
+#define POOLS_LISTED 64u
 
 static json_t *clients_json(struct control *ctl, uid_t uid)
 {
@@ -81,6 +84,20 @@ static json_t *users_json(struct control *ctl, uid_t uid)
 	return list;
 }
 
+/* Workers that have something to do. How much others ask for is the owners' to know. */
+static json_t *workers_json(struct control *ctl, uid_t uid)
+{
+	struct pool_use use[POOLS_LISTED];
+	unsigned n = quota_is_owner(ctl->quota, uid) ? pools_look(use, POOLS_LISTED) : 0;
+	json_t *list = json_array();
+
+	for (unsigned i = 0; i < n; i++)
+		if (use[i].busy || use[i].waiting)
+			json_array_append_new(list, json_pack("{s:s, s:i, s:i, s:i}", "workers", use[i].name, "busy", (int)use[i].busy, "waiting",
+							      (int)use[i].waiting, "threads", (int)use[i].threads));
+	return list;
+}
+
 /* What the mount reports of itself, the cache's part, and the clients. */
 static json_t *status_json(struct control *ctl, uid_t uid)
 {
@@ -98,6 +115,7 @@ static json_t *status_json(struct control *ctl, uid_t uid)
 	json_object_set_new(status, "clients", clients_json(ctl, uid));
 	json_object_set_new(status, "users", users_json(ctl, uid));
 	json_object_set_new(status, "limits", limits_json(ctl, uid));
+	json_object_set_new(status, "workers", workers_json(ctl, uid));
 	return status;
 }
 
