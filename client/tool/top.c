@@ -324,9 +324,9 @@ static char *show(const struct round *r)
 static json_t *fetch_use(const char *path, bool *may)
 {
 	json_t *use = NULL;
+	int err = *may ? fetch_json_quietly(path, GAIA_REPORT_USE, &use) : 0;
 
-	if (*may && fetch_json_quietly(path, GAIA_REPORT_USE, &use))
-		*may = false;
+	*may = *may && err != -EPERM && err != -EINVAL;
 	return use;
 }
 
@@ -390,7 +390,7 @@ static int rounds(const struct args *a, double interval, double count, bool *ove
 
 int top_command(const struct args *a)
 {
-	double interval = a->batch ? 1 : 2, count = INFINITY;
+	double interval = 2, count = INFINITY;
 	bool over = false;
 	json_t *first;
 	int status;

@@ -10,7 +10,9 @@
 
 #include "base/util.h"
 
-#define MEASURE_NS 50000000u /* what reading two clocks one after the other is off by is no more than a millionth of that, or two */
+#define MEASURE_NS 200000000u
+#define TOGETHER_NS 2000u /* two clocks are read at the same moment, if it takes no longer: so the rate is off by a hundred-thousandth at most */
+#define TRIES 100u	  /* then the counter is not used */
 
 struct quick_clock quick_clock;
 
@@ -28,27 +30,51 @@ static bool kernel_uses_counter(void)
 	return n > 0 && strcmp(text, "tsc\n") == 0;
 }
 
+/* False: the thread was interrupted between the two. */
+static bool read_both(uint64_t *ticks, uint64_t *ns)
+{
+	uint64_t before = now_ns(), after;
+
+	*ticks = quick_ticks();
+	after = now_ns();
+	*ns = before + (after - before) / 2;
+	return after - before <= TOGETHER_NS;
+}
+
 void quick_clock_start(void)
 {
+	unsigned tries = 0;
+
+	while (!read_both(&first_ticks, &first_ns) && ++tries < TRIES)
+		;
 #ifdef __x86_64__
-	may_use_counter = kernel_uses_counter();
+	may_use_counter = tries < TRIES && kernel_uses_counter();
 #else
 	(void)kernel_uses_counter;
 #endif
-	first_ns = now_ns();
-	first_ticks = quick_ticks();
 }
 
-uint64_t quick_ns_slow(void)
+/* By one thread at a time. True: there is no more to do. */
+static bool measure(void)
 {
-	static atomic_bool measured;
-	uint64_t ns = now_ns(), ticks = quick_ticks();
+	static unsigned tries;
+	uint64_t ns, ticks;
 
-	if (!may_use_counter || ns - first_ns < MEASURE_NS || ticks <= first_ticks || atomic_exchange(&measured, true))
-		return ns;
+	if (!read_both(&ticks, &ns) || ticks <= first_ticks)
+		return ++tries == TRIES;
 	quick_clock.ns = ns;
 	quick_clock.ticks = ticks;
 	atomic_store_explicit(&quick_clock.rate, (uint64_t)((((unsigned __int128)(ns - first_ns)) << 32) / (ticks - first_ticks)),
 			      memory_order_release);
+	return true;
+}
+
+uint64_t quick_ns_slow(void)
+{
+	static atomic_bool measuring;
+	uint64_t ns = now_ns();
+
+	if (may_use_counter && ns - first_ns >= MEASURE_NS && !atomic_load(&measuring) && !atomic_exchange(&measuring, true) && !measure())
+		atomic_store(&measuring, false);
 	return ns;
 }

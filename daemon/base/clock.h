@@ -1,7 +1,7 @@
 /*
  * clock.h - the time, for code that asks for it with each request.
  *
- * quick_ns() is CLOCK_MONOTONIC to within some millionths of what has passed, read with a few instructions from the processor's
+ * quick_ns() is CLOCK_MONOTONIC to within a hundred-thousandth of what has passed, read with a few instructions from the processor's
  * own counter, where the kernel itself takes the time from that counter (so it runs evenly, and alike on all cores). Elsewhere,
  * and until the counter's rate has been measured, it is now_ns(). Compare its values with each other only. Any thread may
  * call it; one thread's values may be some nanoseconds before another's that were taken earlier: elapsed_ns() allows for that.

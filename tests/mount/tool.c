@@ -45,10 +45,27 @@ static void refused(int status, const char *args)
 	shell_free(&r);
 }
 
+/* How many reads that the kernel asked for the line tells of; each took some time. */
+static double reads_of(const json_t *line, double seconds)
+{
+	const json_t *row;
+	double n = 0;
+	size_t k;
+
+	json_array_foreach(json_object_get(line, "latencies"), k, row) {
+		double p50 = json_real_value(json_object_get(row, "p50")), p99 = json_real_value(json_object_get(row, "p99"));
+
+		cr_assert(p50 > 0 && p50 <= p99 && p99 <= json_real_value(json_object_get(row, "p999")));
+		if (!strcmp(json_string_value(json_object_get(row, "of")), "request") && !strcmp(json_string_value(json_object_get(row, "kind")), "read"))
+			n = json_real_value(json_object_get(row, "rate")) * seconds;
+	}
+	return n;
+}
+
 /* What one reads that the kernel has not, and nobody else reads, all lines together say. */
 EACH_WAY_BARE(tool, stat_shows_what_happens_meanwhile)
 {
-	double pages = 0, seconds = 0;
+	double pages = 0, seconds = 0, reads = 0;
 	struct shell_result r;
 	unsigned lines = 0;
 	json_t *line;
@@ -65,6 +82,7 @@ EACH_WAY_BARE(tool, stat_shows_what_happens_meanwhile)
 		cr_assert_geq(seconds, 0.1);
 		pages += seconds * (json_real_value(json_object_get(json_object_get(line, "rates"), "home_hits")) +
 				    json_real_value(json_object_get(json_object_get(line, "rates"), "home_misses")));
+		reads += reads_of(line, seconds);
 		cr_assert_not_null(json_object_get(json_object_get(line, "home"), "budget"));
 		json_decref(line);
 	}
@@ -73,6 +91,8 @@ EACH_WAY_BARE(tool, stat_shows_what_happens_meanwhile)
 	/* What is passed through the daemon does not see. */
 	if (strcmp(way, "auto") != 0 || pages != 0)
 		cr_assert_float_eq(pages, SIZE / 4096, 0.01, "%f pages", pages);
+	/* A read has 1 MiB at most, and a page at least. */
+	cr_assert(pages == 0 || (reads > 4.99 && reads < pages + 0.01), "%f reads", reads);
 
 	r = shell_run(mnt.path, 60, "\"$GAIA\" stat f 0.1 2");
 	cr_assert_eq(r.status, 0, "%s", r.err);
