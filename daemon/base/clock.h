@@ -40,10 +40,10 @@ static inline uint64_t quick_ns(void)
 	return quick_clock.ns + (uint64_t)(((unsigned __int128)(quick_ticks() - quick_clock.ticks) * rate) >> 32);
 }
 
-/* From one value of quick_ns() to another. */
-static inline uint64_t elapsed_ns(uint64_t from, uint64_t to)
+/* From one value of quick_ns() to another; may be less than nothing. */
+static inline int64_t elapsed_ns(uint64_t from, uint64_t to)
 {
-	return to > from ? to - from : 0;
+	return (int64_t)(to - from);
 }
 
 #endif

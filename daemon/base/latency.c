@@ -6,12 +6,12 @@
 struct latency_set latency_sets[LATENCY_SETS];
 __thread struct latency_set *latency_set;
 
-void latency_set_choose(void)
+struct latency_set *latency_set_choose(void)
 {
 	static atomic_uint threads;
 	unsigned n = atomic_fetch_add_explicit(&threads, 1, memory_order_relaxed);
 
-	latency_set = &latency_sets[n % LATENCY_SETS];
+	return latency_set = &latency_sets[n % LATENCY_SETS];
 }
 
 uint64_t latency_bound_ns(unsigned bucket)

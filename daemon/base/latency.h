@@ -1,9 +1,9 @@
 /*
  * latency.h - how long requests and operations take: a histogram of each kind.
  *
- * Always on. A value costs some twenty instructions, no lock, and no cache line that many threads write to: there are several
- * sets, as of counters. Buckets are log-linear: each power of two of nanoseconds is divided into LATENCY_PARTS equal ones, so
- * a percentile is at most an eighth too high. Each value is counted exactly once; those that are read together are not a snapshot.
+ * Always on. A request costs some fifty instructions, two readings of the clock among them, no lock, and no cache line that
+ * many threads write to: there are several sets, as of counters. Buckets are log-linear: each power of two of nanoseconds is
+ * divided into LATENCY_PARTS equal ones, so a percentile is at most an eighth too high. Each value is counted exactly once; those that are read together are not a snapshot.
  *
  * The kinds are said here only: `gaia status`, `gaia top`, the metrics and gaia(1) are made from this table.
  */
@@ -14,8 +14,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What they are of, the name there, and what is in it. Those of devices are in the order of enum dev_kind. */
+/* What they are of, the name there, and what is in it. The first is that of requests which have none of their own; those of devices are in the order of enum dev_kind. */
 #define LATENCIES(X)                                                                                        \
+	X(request, other, "other requests of the kernel")                                                   \
 	X(request, read, "reads that the kernel asks the daemon for")                                       \
 	X(request, write, "writes, and what the kernel writes back")                                        \
 	X(request, open, "open and create a file")                                                          \
@@ -30,7 +31,6 @@
 	X(request, seek, "look for data and holes")                                                         \
 	X(request, allocate, "fallocate: allocate, punch, zero")                                            \
 	X(request, copy, "copy_file_range")                                                                 \
-	X(request, other, "other requests of the kernel")                                                   \
 	X(call, map, "gaia_mmap")                                                                           \
 	X(call, unmap, "gaia_munmap")                                                                       \
 	X(call, acquire, "gaia_acquire and gaia_acquirev; what the kernel has to push before is not part of it") \
@@ -59,8 +59,8 @@ enum latency {
 };
 
 #define LATENCY_PARTS 8u /* 2^3 */
-#define LATENCY_OCTAVES 33u
-/* The last one is for all that takes longer than 2^36 ns, 68 seconds, too. */
+#define LATENCY_OCTAVES 31u
+/* The last one is for all that takes longer than 2^34 ns, 17 seconds, too. */
 #define LATENCY_BUCKETS (LATENCY_OCTAVES * LATENCY_PARTS)
 
 struct latency_values {
@@ -73,28 +73,32 @@ struct latency_set {
 	struct {
 		_Alignas(64) _Atomic uint64_t sum_ns;
 		_Atomic uint64_t bucket[LATENCY_BUCKETS];
-	} of[LATENCY_COUNT];
+	} of[LATENCY_COUNT]; /* of a power of two in size, so that they are found by a shift */
 };
+_Static_assert(sizeof(struct latency_set) == LATENCY_COUNT * 2048u, "a power of two");
 extern struct latency_set latency_sets[LATENCY_SETS];
 extern __thread struct latency_set *latency_set; /* the thread's; NULL: none yet */
-void latency_set_choose(void);
+struct latency_set *latency_set_choose(void);
 
-/* The first bucket has all that is shorter, too. */
+/* Of at least LATENCY_PARTS nanoseconds. */
 static inline unsigned latency_bucket(uint64_t ns)
 {
-	uint64_t value = ns < LATENCY_PARTS ? LATENCY_PARTS : ns;
-	unsigned octave = 60u - (unsigned)__builtin_clzll(value);
-	unsigned bucket = octave * LATENCY_PARTS + (unsigned)(value >> octave) - LATENCY_PARTS;
+	unsigned octave = 60u - (unsigned)__builtin_clzll(ns);
+	unsigned bucket = octave * LATENCY_PARTS + (unsigned)(ns >> octave) - LATENCY_PARTS;
 
 	return bucket < LATENCY_BUCKETS ? bucket : LATENCY_BUCKETS - 1;
 }
 
-static inline void latency_count(enum latency l, uint64_t ns)
+/* Less than LATENCY_PARTS nanoseconds, and less than nothing (clock.h), counts as LATENCY_PARTS. */
+static inline void latency_count(enum latency l, int64_t ns)
 {
-	if (__builtin_expect(!latency_set, 0))
-		latency_set_choose();
-	atomic_fetch_add_explicit(&latency_set->of[l].bucket[latency_bucket(ns)], 1, memory_order_relaxed);
-	atomic_fetch_add_explicit(&latency_set->of[l].sum_ns, ns, memory_order_relaxed);
+	struct latency_set *set = latency_set;
+	uint64_t value = ns < (int64_t)LATENCY_PARTS ? LATENCY_PARTS : (uint64_t)ns;
+
+	if (__builtin_expect(!set, 0))
+		set = latency_set_choose();
+	atomic_fetch_add_explicit(&set->of[l].bucket[latency_bucket(value)], 1, memory_order_relaxed);
+	atomic_fetch_add_explicit(&set->of[l].sum_ns, value, memory_order_relaxed);
 }
 
 /* What is below this, and in no bucket before, is in the bucket. */

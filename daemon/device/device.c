@@ -26,7 +26,7 @@ static void wake_waiter(struct dev_op *op, int err)
 
 	w->err = err;
 	w->ended_ns = now_ns();
-	latency_count(LATENCY_device_copy_in + op->kind, w->ended_ns - w->began_ns);
+	latency_count(LATENCY_device_copy_in + op->kind, (int64_t)(w->ended_ns - w->began_ns));
 	if (w->then)
 		w->then(w->then_arg, err);
 	sem_post(&w->completed);

@@ -179,7 +179,7 @@ static void carry_out(void *arg)
 	initialised = true;
 	if (h->lane == LANE_HOME && put_off(h))
 		return;
-	request_times.came_ns = h->came_ns;
+	request_came(h->came_ns);
 	serve_request(fs, h->bytes, h->size);
 	quota_give_many(fs->config.quota, QUOTA_waiting_kib, h->uid, h->kib);
 	free(h);

@@ -615,7 +615,14 @@ bool cred_is_whole(fuse_req_t req);
 /* Of this thread, by quick_ns(): when it received its present request, and when it had carried out its last one. */
 extern __thread struct request_times {
 	uint64_t came_ns, ended_ns;
+	bool later; /* another thread answers the present one: serve_later() */
 } request_times;
+/* The thread's present request came then. */
+static inline void request_came(uint64_t ns)
+{
+	request_times.came_ns = request_times.ended_ns = ns;
+	request_times.later = false;
+}
 
 /* As read(2), for a thread that serves. */
 ssize_t receive(struct fs *fs, int fd, void *buf, size_t size);

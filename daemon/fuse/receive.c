@@ -277,7 +277,7 @@ ssize_t receive(struct fs *fs, int fd, void *buf, size_t size)
 
 	atomic_fetch_add(&r->reading, 1);
 	n = read(fd, buf, size);
-	request_times.came_ns = request_times.ended_ns = quick_ns();
+	request_came(quick_ns());
 	atomic_fetch_sub(&r->reading, 1);
 	atomic_fetch_add_explicit(&r->taken, 1, memory_order_relaxed);
 

@@ -25,7 +25,6 @@
 /* What libfuse does not tell of the request that this thread has in hand. */
 static __thread struct {
 	uint64_t unique;
-	bool is_later; /* serve_later() */
 	bool is_tmpfile;
 	bool clears_set_id;
 	/* It is an INIT. @flags: FUSE_HANDLE_KILLPRIV_V2 if the kernel offers that. */
@@ -208,9 +207,9 @@ static void refuse_unknown(struct fs *fs, const struct fuse_in_header *in, int e
 	serve_refuse(fs, in, err);
 }
 
-/* Plus one; 0: other. */
-static const uint8_t kind_of[] = {
-#define KIND(name) LATENCY_request_##name + 1
+/* 0: other. */
+static const uint8_t kind_of[64] = {
+#define KIND(name) LATENCY_request_##name
 	[FUSE_READ] = KIND(read),
 	[FUSE_WRITE] = KIND(write),
 	[FUSE_OPEN] = KIND(open),
@@ -249,7 +248,7 @@ static const uint8_t kind_of[] = {
 
 uint64_t serve_later(void)
 {
-	request.is_later = true;
+	request_times.later = true;
 	return request_times.came_ns;
 }
 
@@ -258,14 +257,14 @@ void serve_answered(enum latency kind, uint64_t came_ns)
 	latency_count(kind, elapsed_ns(came_ns, quick_ns()));
 }
 
+_Static_assert(LATENCY_request_other == 0, "what the table does not name");
+
 /* The thread has carried out its request, which @opcode names. */
 static void request_ends(uint32_t opcode)
 {
-	unsigned kind = opcode < ARRAY_LEN(kind_of) ? kind_of[opcode] : 0;
-
 	request_times.ended_ns = quick_ns();
-	if (!request.is_later)
-		latency_count(kind ? kind - 1 : LATENCY_request_other, elapsed_ns(request_times.came_ns, request_times.ended_ns));
+	if (!request_times.later)
+		latency_count(kind_of[opcode % ARRAY_LEN(kind_of)], elapsed_ns(request_times.came_ns, request_times.ended_ns));
 }
 
 void serve_request(struct fs *fs, void *bytes, size_t size)
@@ -296,7 +295,7 @@ static ssize_t receive_as_spare(struct fs *fs, int fd, void *buf, size_t size)
 {
 	ssize_t n = read(fd, buf, size);
 
-	request_times.came_ns = quick_ns();
+	request_came(quick_ns());
 	return n;
 }
 

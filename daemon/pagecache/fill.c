@@ -122,7 +122,7 @@ static int fill_end(struct fill *fl, bool quiet)
 	char name[CFILE_NAME_MAX];
 
 	if (fl->n_read > 0)
-		latency_count(LATENCY_storage_read, now_ns() - fl->began_ns);
+		latency_count(LATENCY_storage_read, (int64_t)(now_ns() - fl->began_ns));
 	if (got < 0) {
 		count(CTR_storage_errors, 1);
 		if (!quiet)

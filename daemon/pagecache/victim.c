@@ -146,7 +146,7 @@ static void on_copied(struct dev_op *op, int err)
 {
 	struct batch *b = op->arg;
 
-	latency_count(LATENCY_device_copy_in, now_ns() - b->began_ns);
+	latency_count(LATENCY_device_copy_in, (int64_t)(now_ns() - b->began_ns));
 	batch_ended(b, err);
 }
 

@@ -188,7 +188,7 @@ static int store_run(struct chunk *ch, unsigned a, unsigned b, const frame_t *fr
 	}
 	count(CTR_storage_writes, b - a);
 	count(CTR_writeback_runs, 1);
-	latency_count(LATENCY_storage_write, now_ns() - began);
+	latency_count(LATENCY_storage_write, (int64_t)(now_ns() - began));
 	store_worked(f, sf);
 	return 0;
 }
@@ -474,7 +474,7 @@ static int sync_stored(struct cfile *f, struct store_file *sf, bool data_only)
 		chunk_sync_begins(list[k]);
 	began = now_ns();
 	err = sf->ops->sync(sf, data_only);
-	latency_count(LATENCY_storage_sync, now_ns() - began);
+	latency_count(LATENCY_storage_sync, (int64_t)(now_ns() - began));
 	if (err) {
 		store_failed(f, err);
 		atomic_fetch_add(&f->syncs_failed, 1);
