@@ -252,9 +252,11 @@ static bool parse_seconds(const char *text, struct args *a)
 	return true;
 }
 
-/* Adds to the paths. They are never let go. */
-static bool add_paths(struct args *a, size_t *room, char *path)
+/* Adds a copy to the paths. False: no memory. */
+static bool add_path_arg(struct args *a, size_t *room, const char *path)
 {
+	char *copy;
+
 	if (a->n_paths + 1 >= *room) {
 		char **more = realloc(a->paths, 2 * *room * sizeof(*more));
 
@@ -263,7 +265,10 @@ static bool add_paths(struct args *a, size_t *room, char *path)
 		a->paths = more;
 		*room *= 2;
 	}
-	a->paths[a->n_paths++] = path;
+	copy = strdup(path);
+	if (!copy)
+		return false;
+	a->paths[a->n_paths++] = copy;
 	a->path = a->paths[0];
 	return true;
 }
@@ -274,17 +279,13 @@ static int read_list(const char *name, struct args *a, size_t *room)
 	FILE *list = strcmp(name, "-") ? fopen(name, "re") : stdin;
 	char *line = NULL;
 	size_t size = 0;
-	ssize_t n;
 	int err = 0;
 
 	if (!list)
 		return fail("%s: %s", name, strerror(errno));
-	while (!err && (n = getline(&line, &size, list)) > 0) {
-		char *path;
-
-		n -= line[n - 1] == '\n';
-		path = n > 0 ? strndup(line, (size_t)n) : NULL;
-		err = n > 0 && (!path || !add_paths(a, room, path)) ? ENOMEM : 0;
+	while (!err && getline(&line, &size, list) > 0) {
+		line[strcspn(line, "\n")] = '\0';
+		err = *line && !add_path_arg(a, room, line) ? ENOMEM : 0;
 	}
 	if (!err && ferror(list))
 		err = errno;
@@ -358,7 +359,7 @@ static int parse_args(const struct command *cmd, char **argv, struct args *a, si
 		if (!options || arg[0] != '-' || !arg[1]) {
 			if (a->path && !(cmd->options & OPT_PATHS))
 				return usage("%s: one path, not both '%s' and '%s'", cmd->name, a->path, arg);
-			if (!add_paths(a, &room, *argv))
+			if (!add_path_arg(a, &room, *argv))
 				return fail("%s", strerror(ENOMEM));
 		} else if (!strcmp(arg, "--")) {
 			options = false;
@@ -447,6 +448,8 @@ int main(int argc, char **argv)
 	status = parse_args(cmd, argv + 2, &a, (size_t)argc + 1);
 	if (!status && a.path)
 		status = cmd->run(&a);
+	for (size_t i = 0; i < a.n_paths; i++)
+		free(a.paths[i]);
 	free(a.paths);
 	return status;
 }
