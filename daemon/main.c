@@ -17,6 +17,7 @@
 #include <unistd.h>
 #include <uv.h>
 
+#include "base/clock.h"
 #include "base/fault.h"
 #include "base/log.h"
 #include "base/memory.h"
@@ -671,6 +672,7 @@ int main(int argc, char **argv)
 	enum options_result parsed = options_parse(argc, argv, &d.options);
 	int err = 0;
 
+	quick_clock_start();
 	if (parsed == OPTIONS_RUN) {
 		err = take_faults(&d);
 		if (!err && !d.options.foreground)

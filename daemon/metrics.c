@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/counters.h"
+#include "base/latency.h"
 #include "base/log.h"
 #include "base/util.h"
 
@@ -116,14 +117,65 @@ static void put_counter(FILE *out, enum counter c)
 		(unsigned long long)(value % 1000000000));
 }
 
+/* ---- latencies ---- */
+
+static const struct {
+	const char *of, *family, *label, *help;
+} histograms[] = {
+	{ "request", "request_duration_seconds", "request", "how long requests of the kernel take, from when they are received until they are carried out" },
+	{ "call", "call_duration_seconds", "call", "how long calls of libgaiaclient take the daemon, until they are answered" },
+	{ "device", "device_operation_duration_seconds", "operation", "how long operations of devices take, from when they are submitted until they are seen to have ended" },
+	{ "storage", "storage_duration_seconds", "call", "how long reads, writes and syncs of the backing store take" },
+};
+
+/* From 1 us to 17 s, powers of two of nanoseconds: there the daemon's own buckets end, too. */
+#define BOUND_FIRST 10u
+#define BOUND_LAST 34u
+
+static void put_histogram(FILE *out, const char *family, const char *label, enum latency l)
+{
+	struct latency_values v;
+	unsigned long long below = 0, n;
+	unsigned k = 0;
+
+	latency_read(l, &v);
+	n = latency_number(&v);
+	for (unsigned bound = BOUND_FIRST; bound <= BOUND_LAST; bound++) {
+		for (; k < LATENCY_BUCKETS && latency_bound_ns(k) <= 1ull << bound; k++)
+			below += v.bucket[k];
+		fprintf(out, "gaiafs_%s_bucket{%s=\"%s\",le=\"%llu.%09llu\"} %llu\n", family, label, latency_name(l), (1ull << bound) / 1000000000,
+			(1ull << bound) % 1000000000, below);
+	}
+	fprintf(out, "gaiafs_%s_bucket{%s=\"%s\",le=\"+Inf\"} %llu\n", family, label, latency_name(l), n);
+	fprintf(out, "gaiafs_%s_count{%s=\"%s\"} %llu\n", family, label, latency_name(l), n);
+	fprintf(out, "gaiafs_%s_sum{%s=\"%s\"} %llu.%09llu\n", family, label, latency_name(l), (unsigned long long)v.sum_ns / 1000000000,
+		(unsigned long long)v.sum_ns % 1000000000);
+}
+
+static void put_histograms(FILE *out)
+{
+	for (unsigned i = 0; i < ARRAY_LEN(histograms); i++) {
+		put_family(out, histograms[i].family, "histogram", "seconds", histograms[i].help, strlen(histograms[i].help));
+		for (enum latency l = 0; l < LATENCY_COUNT; l++)
+			if (strcmp(latency_of(l), histograms[i].of) == 0)
+				put_histogram(out, histograms[i].family, histograms[i].label, l);
+	}
+}
+
+/* ---- devices and tiers ---- */
+
 static const struct {
 	const char *key, *name, *help;
+	bool counts;
 } of_device[] = {
-	{ "capacity", "device_capacity_bytes", "memory of the device that gaiafs may use" },
-	{ "used", "device_used_bytes", "memory of the device that gaiafs uses" },
-	{ "pinned", "device_pinned_bytes", "memory of the device that cannot be taken back now" },
-	{ "pinned_files_bytes", "device_pinned_files_bytes", "memory of the device that stays with files that are pinned to it" },
-	{ "pin_share_bytes", "device_pin_share_bytes", "memory of the device that such files may have" },
+	{ "capacity", "device_capacity_bytes", "memory of the device that gaiafs may use", false },
+	{ "used", "device_used_bytes", "memory of the device that gaiafs uses", false },
+	{ "in_bytes", "device_in_bytes", "bytes moved from host memory to the device", true },
+	{ "out_bytes", "device_out_bytes", "bytes moved from the device to host memory", true },
+	{ "pinned", "device_pinned_bytes", "memory of the device that cannot be taken back now", false },
+	{ "pinned_files_bytes", "device_pinned_files_bytes", "memory of the device that stays with files that are pinned to it", false },
+	{ "cache_bytes", "device_cache_bytes", "memory of the device that has pages that left home", false },
+	{ "pin_share_bytes", "device_pin_share_bytes", "memory of the device that such files may have", false },
 };
 
 static void put_devices(FILE *out, const json_t *devices)
@@ -132,18 +184,32 @@ static void put_devices(FILE *out, const json_t *devices)
 	size_t k;
 
 	for (unsigned i = 0; i < ARRAY_LEN(of_device); i++) {
-		put_family(out, of_device[i].name, "gauge", "bytes", of_device[i].help, strlen(of_device[i].help));
+		put_family(out, of_device[i].name, of_device[i].counts ? "counter" : "gauge", "bytes", of_device[i].help, strlen(of_device[i].help));
 		json_array_foreach(devices, k, device) {
 			const char *name = json_string_value(json_object_get(device, "name"));
 			const char *kind = json_string_value(json_object_get(device, "kind"));
 
-			fprintf(out, "gaiafs_%s{device=\"", of_device[i].name);
+			fprintf(out, "gaiafs_%s%s{device=\"", of_device[i].name, of_device[i].counts ? "_total" : "");
 			put_escaped(out, name, strlen(name));
 			fputs("\",kind=\"", out);
 			put_escaped(out, kind, strlen(kind));
 			fprintf(out, "\"} %lld\n", (long long)json_integer_value(json_object_get(device, of_device[i].key)));
 		}
 	}
+}
+
+static const char *const tier_labels[] = { "home", "parked", "replicas", "storage" };
+
+/* How many pages came from each the counters say. */
+static void put_tiers(FILE *out, const json_t *tiers)
+{
+	static const char text[] = "what a page that is needed in home is expected to take from there, alone";
+	const json_t *tier;
+	size_t k;
+
+	put_family(out, "tier_page_seconds", "gauge", "seconds", text, strlen(text));
+	json_array_foreach(tiers, k, tier)
+		fprintf(out, "gaiafs_tier_page_seconds{tier=\"%s\"} %.9f\n", tier_labels[k], (double)json_integer_value(json_object_get(tier, "page_ns")) / 1e9);
 }
 
 static uint64_t number_in(const json_t *object, const char *key)
@@ -154,7 +220,7 @@ static uint64_t number_in(const json_t *object, const char *key)
 /* To be freed by the caller; NULL: no memory. */
 static char *metrics_text(struct metrics *m, size_t *len)
 {
-	json_t *status = cache_status_json(m->cache);
+	json_t *status = cache_status_json(m->cache), *devices = json_object_get(status, "devices"), *host = json_object_get(status, "host");
 	const json_t *home = json_object_get(status, "home");
 	char *text = NULL;
 	FILE *out = open_memstream(&text, len);
@@ -173,7 +239,12 @@ static char *metrics_text(struct metrics *m, size_t *len)
 	put_gauge(out, "unstored_bytes", "bytes", "written or released, and not stored yet: the storage lacks it", number_in(status, "dirty_bytes"));
 	put_gauge(out, "only_on_devices_bytes", "bytes", "of it, released by devices and not fetched yet", number_in(status, "only_on_devices_bytes"));
 	put_gauge(out, "clients", NULL, "programs that are connected by libgaiaclient", quota_use(m->quota, QUOTA_clients).used);
-	put_devices(out, json_object_get(status, "devices"));
+	/* Of the host's device, too, which has no number. */
+	if (json_is_object(host))
+		json_array_append(devices, host);
+	put_devices(out, devices);
+	put_tiers(out, json_object_get(status, "tiers"));
+	put_histograms(out);
 	for (enum counter c = 0; c < CTR_COUNT; c++)
 		put_counter(out, c);
 	fputs("# EOF\n", out);

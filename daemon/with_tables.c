@@ -1,9 +1,10 @@
 /*
- * with_tables.c - a man page, or mount.gaiafs, with what base/counters.h and option_table.h say in the places that it names.
+ * with_tables.c - a man page, or mount.gaiafs, with what base/counters.h, base/latency.h and option_table.h say in the places that it names.
  *
- * with_tables < FILE.in > FILE. These stand for text, the first three as whole lines:
+ * with_tables < FILE.in > FILE. These stand for text, the first four as whole lines:
  *
  *	@COUNTERS@	all counters, with their texts
+ *	@LATENCIES@	all kinds of what is timed, with their texts
  *	@OPTION NAME@	the next row of the option of that name (of the letter, if it has no name), as gaiafs(8) shows it; the lines
  *			after it go on with its paragraph. A page that has one must have all
  *	@MOUNT_OPTIONS@	all rows of options with values, as mount.gaiafs(8) shows them
@@ -16,6 +17,7 @@
 #include <string.h>
 
 #include "base/counters.h"
+#include "base/latency.h"
 #include "option_table.h"
 
 static const char *const counters[][2] = {
@@ -125,6 +127,25 @@ static void put_counters(void)
 		printf("*%s*\n\t%s\n\n", counters[i][0], counters[i][1]);
 }
 
+static void put_latencies(void)
+{
+	static const char *const kinds[][3] = {
+#define X(of, name, text) { #of, #name, text },
+		LATENCIES(X)
+#undef X
+	};
+
+	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+		char word[64];
+
+		snprintf(word, sizeof(word), "%s %s", kinds[i][0], kinds[i][1]);
+		printf("*%s*\n\t", word);
+		for (const char *c = kinds[i][2]; *c; c++)
+			printf("%s%c", *c == '_' ? "\\" : "", *c);
+		puts("\n");
+	}
+}
+
 static void put_mount_options(void)
 {
 	for (size_t i = 0; i < N_ROWS; i++) {
@@ -155,6 +176,8 @@ int main(void)
 	while (fgets(line, sizeof(line), stdin)) {
 		if (!strcmp(line, "@COUNTERS@\n")) {
 			put_counters();
+		} else if (!strcmp(line, "@LATENCIES@\n")) {
+			put_latencies();
 		} else if (!strcmp(line, "@MOUNT_OPTIONS@\n")) {
 			put_mount_options();
 		} else if (sscanf(line, "@OPTION %63[a-z-]@", name) == 1) {

@@ -3,7 +3,6 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <linux/openat2.h>
@@ -18,17 +17,19 @@
 #include "../report.h"
 #include "../wire.h"
 #include "tool.h"
+#include "work.h"
 
 static const char usage_text[] =
 	"usage: gaia status MOUNT [--json]\n"
 	"       gaia stat MOUNT [INTERVAL [COUNT]] [--json]\n"
-	"       gaia residency FILE [--json]\n"
-	"       gaia flush FILE | MOUNT | -r DIR\n"
-	"       gaia evict FILE [--from home | --from host | --from device N | --from device-cache] [--range OFFSET:LENGTH]\n"
-	"       gaia pin FILE|DIR... [--device N] [--json]\n"
-	"       gaia unpin FILE|DIR... [--device N] [--json]\n"
+	"       gaia top MOUNT [INTERVAL [COUNT]] [-b]\n"
+	"       gaia residency FILE... | -r DIR... [--files-from LIST] [--json]\n"
+	"       gaia flush FILE... | MOUNT | -r DIR... [--files-from LIST]\n"
+	"       gaia evict FILE... | -r DIR... [--files-from LIST] [--from home | --from host | --from device N | --from device-cache] [--range OFFSET:LENGTH]\n"
+	"       gaia pin FILE|DIR... [--files-from LIST] [--device N] [--json]\n"
+	"       gaia unpin FILE|DIR... [--files-from LIST] [--device N] [--json]\n"
 	"       gaia pins MOUNT [--json]\n"
-	"       gaia warm FILE|DIR... [--device N] [--json]\n"
+	"       gaia warm FILE|DIR... [--files-from LIST] [--device N] [--json]\n"
 	"       gaia dedup --estimate FILE|DIR... [--json]\n"
 	"       gaia trace MOUNT [--seconds N]\n"
 	"       gaia umount MOUNT [--discard] [--everywhere] | MOUNT --force\n"
@@ -46,6 +47,7 @@ int fail(const char *fmt, ...)
 	for (char *c = line; *c; c++)
 		if ((unsigned char)*c < ' ' || *c == 0x7f || ((unsigned char)c[0] == 0xc2 && (unsigned char)c[1] < 0xa0))
 			*c = '?';
+	progress_clear_any();
 	fprintf(stderr, "gaia: %s\n", line);
 	return EXIT_FAILED;
 }
@@ -84,8 +86,7 @@ int usage(const char *fmt, ...)
 	return EXIT_USAGE;
 }
 
-/* Refuse anything but regular files and, with @or_directory, directories. Does not open it. */
-static int check_kind(const char *path, bool or_directory)
+int check_kind(const char *path, bool or_directory)
 {
 	const char *kind = NULL;
 	struct stat st;
@@ -109,6 +110,8 @@ static int check_kind(const char *path, bool or_directory)
 	}
 	if (!kind)
 		return EXIT_OK;
+	if (S_ISDIR(st.st_mode))
+		return fail("%s: a directory; -r is for the files in it", path);
 	return fail("%s: %s; this is for regular files%s", path, kind, or_directory ? " and directories" : ", whose contents are cached");
 }
 
@@ -151,30 +154,7 @@ static int status_command(const struct args *a)
 	return report_command(a, GAIA_REPORT_STATUS);
 }
 
-static int residency_command(const struct args *a)
-{
-	return report_command(a, GAIA_REPORT_RESIDENCY);
-}
-
-/* ---- orders ---- */
-
-/*
- * Give an order. Opens the file for writing only if the daemon refuses without that: for a file that CPU programs read and write
- * past the daemon, such an open has the device programs' acquires compare it.
- */
-static int order(int *fd, const char *path, unsigned long cmd, struct gaia_ioc_file *io)
-{
-	int err = wire_ioctl(*fd, cmd, io), writable;
-
-	if (err != -EPERM)
-		return err;
-	writable = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC);
-	if (writable < 0)
-		return err;
-	close(*fd);
-	*fd = writable;
-	return wire_ioctl(*fd, cmd, io);
-}
+/* ---- files and mounts ---- */
 
 /*
  * Whether the file is on gaiafs. Asked before anything is done: on other file systems the first half of an
@@ -198,66 +178,6 @@ int open_ours(const char *path, int flags)
 	return if_ours(open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC | flags));
 }
 
-/* Closes @fd, which may be an error. */
-static int flush_opened(const char *path, int fd)
-{
-	struct gaia_ioc_file io = { .from = GAIA_FLUSH_DEVICES };
-	int err;
-
-	if (fd < 0)
-		return fail_on(path, fd);
-	err = wire_push(fd, 0, 0);
-	if (!err)
-		err = order(&fd, path, GAIA_IOC_FLUSH, &io);
-	close(fd);
-	return err ? fail_on(path, err) : EXIT_OK;
-}
-
-static int flush_file(const char *path)
-{
-	return flush_opened(path, open_ours(path, 0));
-}
-
-int sync_kernel(int fd)
-{
-	for (int tries = 0; syncfs(fd); tries++)
-		if (errno != EINTR || tries == 3)
-			return -errno;
-	return 0;
-}
-
-/* The kernel's part first: the daemon stores what it has been sent. */
-static int flush_mount(const char *path)
-{
-	int fd = open_ours(path, O_DIRECTORY), err, status = EXIT_OK;
-	json_t *report = NULL;
-	char *text = NULL;
-
-	if (fd < 0)
-		return fail_on(path, fd);
-	err = sync_kernel(fd);
-	if (!err)
-		err = fetch_report(fd, GAIA_REPORT_SYNC, &text);
-	close(fd);
-	if (err == -EPERM)
-		return fail("%s: only root, and the user whose daemon it is, may flush a whole mount; others flush their own files, "
-			    "with -r", path);
-	if (err)
-		return fail_on(path, err);
-	report = json_loads(text, 0, NULL);
-	if (!report)
-		status = fail("%s: the daemon's report is not JSON", path);
-	else if (show_unstored(report))
-		status = EXIT_FAILED;
-	json_decref(report);
-	free(text);
-	return status;
-}
-
-/* Variables of flush -r's walk: nftw(3) passes no argument on. */
-static int below_status, below_fd;
-static size_t below_length; /* of the name of the directory that below_fd is */
-
 /* Other users may replace parts of the tree by links meanwhile: opens only files that lie below it, on the same mount. */
 int open_beneath(int dir, const char *name)
 {
@@ -269,112 +189,12 @@ int open_beneath(int dir, const char *name)
 	return if_ours((int)syscall(SYS_openat2, dir, name, &how, sizeof(how)));
 }
 
-static int flush_below(const char *path, const struct stat *st, int type, struct FTW *ftw)
+int sync_kernel(int fd)
 {
-	(void)ftw;
-	if (type == FTW_DNR || type == FTW_NS)
-		below_status = fail("%s: cannot be read", path);
-	else if (type == FTW_F && S_ISREG(st->st_mode) && flush_opened(path, open_beneath(below_fd, path + below_length)))
-		below_status = EXIT_FAILED;
+	for (int tries = 0; syncfs(fd); tries++)
+		if (errno != EINTR || tries == 3)
+			return -errno;
 	return 0;
-}
-
-static int flush_command(const struct args *a)
-{
-	struct stat st;
-	int fd;
-
-	if (stat(a->path, &st))
-		return fail_on(a->path, -errno);
-	if (!S_ISDIR(st.st_mode))
-		return flush_file(a->path);
-	if (!a->recursive)
-		return is_mount_point(a->path) ? flush_mount(a->path) :
-						 fail("%s: a directory; -r flushes the files in it", a->path);
-	fd = open_ours(a->path, O_DIRECTORY);
-	if (fd < 0)
-		return fail_on(a->path, fd);
-	below_status = EXIT_OK;
-	below_fd = fd;
-	below_length = strlen(a->path);
-	if (nftw(a->path, flush_below, 64, FTW_PHYS | FTW_MOUNT))
-		below_status = fail_on(a->path, -errno);
-	close(fd);
-	return below_status;
-}
-
-/* False also where the daemon knows no pins. */
-static bool is_pinned(int fd, uint32_t device)
-{
-	struct gaia_ioc_place io = { .what = GAIA_PLACE_LOOK, .device = device };
-
-	return !wire_ioctl(fd, GAIA_IOC_PLACE, &io) && io.bytes > 0;
-}
-
-static int evict_from(int *fd, const struct args *a, uint32_t from)
-{
-	struct gaia_ioc_file io = { .offset = a->offset, .length = a->length, .from = from };
-	char memory[32] = "home memory";
-	int err;
-
-	err = order(fd, a->path, GAIA_IOC_EVICT, &io);
-	/* Older daemons have no such cache. */
-	if (!err || (err == -ENODEV && from == GAIA_FROM_DEVICE_CACHE && !a->from_given))
-		return EXIT_OK;
-	if (from == GAIA_FROM_DEVICE_CACHE)
-		strcpy(memory, "devices' caches");
-	else if (from == GAIA_HOST)
-		strcpy(memory, "host device");
-	else if (from != GAIA_FROM_HOME)
-		snprintf(memory, sizeof(memory), "device %" PRIu32, from);
-	if (err == -EBUSY && is_pinned(*fd, from))
-		return fail("%s: pinned to %s; 'gaia unpin' it first", a->path, memory);
-	if (err == -EBUSY)
-		return fail("%s: in use in %s: a program has acquired it and not yet released it", a->path, memory);
-	if (err == -ENODEV && from != GAIA_FROM_HOME)
-		return fail("%s: there is no %s, or this is no regular file", a->path, memory);
-	return fail_on(a->path, err);
-}
-
-static int evict_from_all(int *fd, const struct args *a, uint32_t devices)
-{
-	struct gaia_ioc_devices host = { .first = GAIA_HOST };
-	int status = EXIT_OK;
-
-	for (uint32_t i = 0; i < devices && !status; i++)
-		status = evict_from(fd, a, i);
-	/* Older daemons have none. */
-	if (!status && !wire_ioctl(*fd, GAIA_IOC_DEVICES, &host) && host.count)
-		status = evict_from(fd, a, GAIA_HOST);
-	if (!status)
-		status = evict_from(fd, a, GAIA_FROM_HOME);
-	return status ? status : evict_from(fd, a, GAIA_FROM_DEVICE_CACHE);
-}
-
-/*
- * Evict from the named memory, or from all: from devices first, since their released pages go home; and last what left home for a device's
- * cache.
- */
-static int evict_command(const struct args *a)
-{
-	struct gaia_ioc_devices io = { 0 };
-	int fd, err, status = EXIT_OK;
-
-	if (check_kind(a->path, false))
-		return EXIT_FAILED;
-	fd = open(a->path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-	if (fd < 0)
-		return fail_on(a->path, -errno);
-	err = wire_first_ioctl(fd, GAIA_IOC_DEVICES, &io);
-	if (err) {
-		status = fail_on(a->path, err);
-	} else if (a->from_given) {
-		status = evict_from(&fd, a, a->from);
-	} else {
-		status = evict_from_all(&fd, a, io.total);
-	}
-	close(fd);
-	return status;
 }
 
 static int trace_it(const struct args *a)
@@ -432,6 +252,49 @@ static bool parse_seconds(const char *text, struct args *a)
 	return true;
 }
 
+/* Adds a copy to the paths. False: no memory. */
+static bool add_path_arg(struct args *a, size_t *room, const char *path)
+{
+	char *copy;
+
+	if (a->n_paths + 1 >= *room) {
+		char **more = realloc(a->paths, 2 * *room * sizeof(*more));
+
+		if (!more)
+			return false;
+		a->paths = more;
+		*room *= 2;
+	}
+	copy = strdup(path);
+	if (!copy)
+		return false;
+	a->paths[a->n_paths++] = copy;
+	a->path = a->paths[0];
+	return true;
+}
+
+/* A name a line. Returns EXIT_OK, or says what is wrong. */
+static int read_list(const char *name, struct args *a, size_t *room)
+{
+	FILE *list = strcmp(name, "-") ? fopen(name, "re") : stdin;
+	char *line = NULL;
+	size_t size = 0;
+	int err = 0;
+
+	if (!list)
+		return fail("%s: %s", name, strerror(errno));
+	while (!err && getline(&line, &size, list) > 0) {
+		line[strcspn(line, "\n")] = '\0';
+		err = *line && !add_path_arg(a, room, line) ? ENOMEM : 0;
+	}
+	if (!err && ferror(list))
+		err = errno;
+	free(line);
+	if (list != stdin)
+		fclose(list);
+	return err ? fail("%s: %s", name, strerror(err)) : EXIT_OK;
+}
+
 static bool parse_device(const char *text, uint32_t *device)
 {
 	unsigned long n;
@@ -447,7 +310,10 @@ static bool parse_device(const char *text, uint32_t *device)
 	return true;
 }
 
-enum { OPT_JSON = 1, OPT_FROM = 2, OPT_RANGE = 4, OPT_UMOUNT = 8, OPT_RECURSIVE = 16, OPT_DEVICE = 32, OPT_PATHS = 64, OPT_SECONDS = 128, OPT_ESTIMATE = 256 };
+enum { OPT_JSON = 1, OPT_FROM = 2, OPT_RANGE = 4, OPT_UMOUNT = 8, OPT_RECURSIVE = 16, OPT_DEVICE = 32, OPT_PATHS = 64, OPT_SECONDS = 128, OPT_ESTIMATE = 256,
+       OPT_BATCH = 512, OPT_LIST = 1024 };
+
+#define OPT_FILES (OPT_PATHS | OPT_LIST)
 
 static const struct command {
 	const char *name;
@@ -456,13 +322,14 @@ static const struct command {
 } commands[] = {
 	{ "status", OPT_JSON, status_command },
 	{ "stat", OPT_JSON | OPT_PATHS, stat_command },
-	{ "residency", OPT_JSON, residency_command },
-	{ "flush", OPT_RECURSIVE, flush_command },
-	{ "evict", OPT_FROM | OPT_RANGE, evict_command },
-	{ "pin", OPT_JSON | OPT_DEVICE | OPT_PATHS, pin_command },
-	{ "unpin", OPT_JSON | OPT_DEVICE | OPT_PATHS, unpin_command },
+	{ "top", OPT_BATCH | OPT_PATHS, top_command },
+	{ "residency", OPT_JSON | OPT_RECURSIVE | OPT_FILES, residency_command },
+	{ "flush", OPT_RECURSIVE | OPT_FILES, flush_command },
+	{ "evict", OPT_FROM | OPT_RANGE | OPT_RECURSIVE | OPT_FILES, evict_command },
+	{ "pin", OPT_JSON | OPT_DEVICE | OPT_FILES, pin_command },
+	{ "unpin", OPT_JSON | OPT_DEVICE | OPT_FILES, unpin_command },
 	{ "pins", OPT_JSON, pins_command },
-	{ "warm", OPT_JSON | OPT_DEVICE | OPT_PATHS, warm_command },
+	{ "warm", OPT_JSON | OPT_DEVICE | OPT_FILES, warm_command },
 	{ "dedup", OPT_ESTIMATE | OPT_JSON | OPT_PATHS, dedup_command },
 	{ "trace", OPT_SECONDS, trace_it },
 	{ "umount", OPT_UMOUNT, umount_it },
@@ -481,9 +348,10 @@ static const struct command *find_command(const char *name)
  * The arguments after the command's name, NULL-terminated. Returns EXIT_OK, or the status to exit with. Not getopt(): the
  * value of --from may be two words.
  */
-static int parse_args(const struct command *cmd, char **argv, struct args *a)
+static int parse_args(const struct command *cmd, char **argv, struct args *a, size_t room)
 {
-	bool options = true;
+	bool options = true, listed = false;
+	int status;
 
 	for (; *argv; argv++) {
 		const char *arg = *argv;
@@ -491,8 +359,8 @@ static int parse_args(const struct command *cmd, char **argv, struct args *a)
 		if (!options || arg[0] != '-' || !arg[1]) {
 			if (a->path && !(cmd->options & OPT_PATHS))
 				return usage("%s: one path, not both '%s' and '%s'", cmd->name, a->path, arg);
-			a->paths[a->n_paths++] = *argv;
-			a->path = a->paths[0];
+			if (!add_path_arg(a, &room, *argv))
+				return fail("%s", strerror(ENOMEM));
 		} else if (!strcmp(arg, "--")) {
 			options = false;
 		} else if (!strcmp(arg, "--json") && cmd->options & OPT_JSON) {
@@ -501,6 +369,15 @@ static int parse_args(const struct command *cmd, char **argv, struct args *a)
 			a->estimate = true;
 		} else if (!strcmp(arg, "-r") && cmd->options & OPT_RECURSIVE) {
 			a->recursive = true;
+		} else if (!strcmp(arg, "--files-from") && cmd->options & OPT_LIST) {
+			if (!argv[1])
+				return usage("%s: --files-from is a file with a name a line, or '-'", cmd->name);
+			status = read_list(*++argv, a, &room);
+			if (status)
+				return status;
+			listed = true;
+		} else if (!strcmp(arg, "-b") && cmd->options & OPT_BATCH) {
+			a->batch = true;
 		} else if (!strcmp(arg, "--force") && cmd->options & OPT_UMOUNT) {
 			a->force = true;
 		} else if (!strcmp(arg, "--discard") && cmd->options & OPT_UMOUNT) {
@@ -536,7 +413,10 @@ static int parse_args(const struct command *cmd, char **argv, struct args *a)
 			return usage("%s: no option '%s'", cmd->name, arg);
 		}
 	}
-	if (!a->path)
+	if (a->length && a->n_paths > 1)
+		return usage("%s: --range is of one file", cmd->name);
+	/* An empty list is done. */
+	if (!a->path && !listed)
 		return usage("%s: a path is missing", cmd->name);
 	return EXIT_OK;
 }
@@ -565,9 +445,11 @@ int main(int argc, char **argv)
 	a.paths = calloc((size_t)argc + 1, sizeof(char *));
 	if (!a.paths)
 		return fail("%s", strerror(ENOMEM));
-	status = parse_args(cmd, argv + 2, &a);
-	if (!status)
+	status = parse_args(cmd, argv + 2, &a, (size_t)argc + 1);
+	if (!status && a.path)
 		status = cmd->run(&a);
+	for (size_t i = 0; i < a.n_paths; i++)
+		free(a.paths[i]);
 	free(a.paths);
 	return status;
 }

@@ -66,6 +66,8 @@ static void append_object(char *out, size_t size, json_t *object)
 	json_t *value;
 
 	json_object_foreach(object, key, value) {
+		if (!strcmp(key, "map"))
+			continue;
 		if (json_is_string(value))
 			append(out, size, "%s%s", sep, json_string_value(value));
 		else if (json_is_integer(value) && json_integer_value(value))
@@ -146,7 +148,8 @@ static void show_table(json_t *rows, const char *section, int indent)
 	size_t i;
 
 	json_object_foreach(json_array_get(rows, 0), key, value) {
-		if (n < COLUMNS) {
+		/* A histogram's buckets, and maps, are for programs. */
+		if (n < COLUMNS && !json_is_object(value) && strcmp(key, "map") != 0) {
 			keys[n] = key;
 			width[n++] = strlen(key);
 		}

@@ -17,7 +17,7 @@ struct args {
 	char **paths; /* one at least */
 	size_t n_paths;
 	const char *path; /* the first */
-	bool json, force, everywhere, discard, recursive, estimate;
+	bool json, force, everywhere, discard, recursive, estimate, batch;
 	bool from_given, device_given;
 	uint32_t from; /* a device's index or GAIA_FROM_HOME */
 	uint32_t device;
@@ -42,11 +42,22 @@ int open_beneath(int dir, const char *name);
 /* Print a report (GAIA_REPORT_*) of the mount or file. Returns the exit status. */
 int report_command(const struct args *a, unsigned what);
 
+/* Refuse anything but regular files and, with @or_directory, directories: says so. Does not open it. */
+int check_kind(const char *path, bool or_directory);
+
+/* gaia residency, flush, evict. */
+int residency_command(const struct args *a);
+int flush_command(const struct args *a);
+int evict_command(const struct args *a);
+
 /* gaia stat: paths[1] and [2] are its interval and its count. */
 int stat_command(const struct args *a);
 
 /* gaia dedup. */
 int dedup_command(const struct args *a);
+
+/* gaia top: paths[1] and [2] are its interval and its count. */
+int top_command(const struct args *a);
 
 /* gaia pin, unpin, pins, warm. */
 int pin_command(const struct args *a);

@@ -34,6 +34,19 @@ void progress_clear(struct work *w)
 	w->line = false;
 }
 
+static struct work *in_progress;
+
+void progress_is_of(struct work *w)
+{
+	in_progress = w;
+}
+
+void progress_clear_any(void)
+{
+	if (in_progress)
+		progress_clear(in_progress);
+}
+
 static void progress_show(struct work *w)
 {
 	double now = seconds(), taken = now - w->began, rate = taken > 0 ? (double)w->done / taken : 0;

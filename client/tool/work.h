@@ -1,5 +1,5 @@
 /*
- * work.h - what gaia pin, unpin and warm do: a list of files, how far it is, what is said of it.
+ * work.h - what gaia pin, unpin, warm, flush, evict and residency do: a list of files, how far it is, what is said of it.
  *
  * One thread. work_end() frees everything; nothing here exits.
  */
@@ -51,6 +51,9 @@ void item_done(struct work *w, struct item *it, uint64_t bytes);
 void item_failed(struct work *w, struct item *it, const char *text);
 /* Takes the line of the progress away. */
 void progress_clear(struct work *w);
+/* From now on fail() takes it away, too, before it says something. NULL: there is none any more. */
+void progress_is_of(struct work *w);
+void progress_clear_any(void);
 /* On standard output. @are: what whole files are, before the name of the memory. */
 void print_json(const struct work *w, double taken);
 void print_summary(const struct work *w, const char *are);

@@ -57,6 +57,8 @@ struct pool {
 	TAILQ_HEAD(, sharer) next_turn; /* the user who had a turn last is at the end */
 	unsigned users_at_work; /* jobs, without the owners' */
 	unsigned queued;  /* length of jobs */
+	unsigned put_off; /* jobs that wait for their users' turns */
+	unsigned busy;	  /* jobs that threads have in hand */
 	unsigned threads; /* those that have not decided to end */
 	unsigned idle;	  /* threads that wait on work */
 	bool stopping;
@@ -66,7 +68,13 @@ struct pool {
 	 */
 	pthread_t last;
 	bool has_last;
+
+	LIST_ENTRY(pool) link; /* all_lock */
 };
+
+/* Taken before a pool's lock. */
+static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
+static LIST_HEAD(, pool) all_pools = LIST_HEAD_INITIALIZER(all_pools);
 
 void thread_set_name(const char *name)
 {
@@ -141,6 +149,7 @@ static void pass_turn(struct pool *pool, struct sharer *s)
 		if (!has_turn(pool, next))
 			continue;
 		STAILQ_REMOVE_HEAD(&next->waiting, link);
+		pool->put_off--;
 		TAILQ_REMOVE(&pool->next_turn, next, link);
 		if (!STAILQ_EMPTY(&next->waiting))
 			TAILQ_INSERT_TAIL(&pool->next_turn, next, link);
@@ -171,10 +180,12 @@ static void *worker(void *arg)
 
 		STAILQ_REMOVE_HEAD(&pool->jobs, link);
 		pool->queued--;
+		pool->busy++;
 		pthread_mutex_unlock(&pool->lock);
 		free(job);
 		fn(fn_arg);
 		pthread_mutex_lock(&pool->lock);
+		pool->busy--;
 		if (sharer)
 			pass_turn(pool, sharer);
 	}
@@ -260,6 +271,9 @@ int pool_create(const char *name, unsigned limit, struct pool **out)
 	err = start_thread(pool);
 	if (err)
 		goto free_pool;
+	pthread_mutex_lock(&all_lock);
+	LIST_INSERT_HEAD(&all_pools, pool, link);
+	pthread_mutex_unlock(&all_lock);
 	*out = pool;
 	return 0;
 
@@ -273,6 +287,9 @@ free_pool:
 
 void pool_destroy(struct pool *pool)
 {
+	pthread_mutex_lock(&all_lock);
+	LIST_REMOVE(pool, link);
+	pthread_mutex_unlock(&all_lock);
 	pthread_mutex_lock(&pool->lock);
 	pool->stopping = true;
 	pthread_cond_broadcast(&pool->work);
@@ -285,6 +302,24 @@ void pool_destroy(struct pool *pool)
 	pthread_cond_destroy(&pool->ended);
 	pthread_mutex_destroy(&pool->lock);
 	free(pool);
+}
+
+unsigned pools_look(struct pool_use *out, unsigned most)
+{
+	struct pool *pool;
+	unsigned n = 0;
+
+	pthread_mutex_lock(&all_lock);
+	LIST_FOREACH(pool, &all_pools, link) {
+		if (n == most)
+			break;
+		pthread_mutex_lock(&pool->lock);
+		out[n] = (struct pool_use){ .threads = pool->limit, .busy = pool->busy, .waiting = pool->queued + pool->put_off };
+		pthread_mutex_unlock(&pool->lock);
+		memcpy(out[n++].name, pool->name, sizeof(pool->name));
+	}
+	pthread_mutex_unlock(&all_lock);
+	return n;
 }
 
 static struct job *new_job(void (*fn)(void *arg), void *arg)
@@ -339,6 +374,7 @@ void pool_submit_for(struct pool *pool, uid_t uid, bool owner, void (*fn)(void *
 		if (STAILQ_EMPTY(&s->waiting))
 			TAILQ_INSERT_TAIL(&pool->next_turn, s, link);
 		STAILQ_INSERT_TAIL(&s->waiting, job, link);
+		pool->put_off++;
 	}
 	pthread_mutex_unlock(&pool->lock);
 	if (turn)

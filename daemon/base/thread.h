@@ -31,6 +31,15 @@ void pool_share(struct pool *pool, unsigned each, unsigned users);
 /* As pool_submit(). @owner: @uid is an owner of the mount; the same in each call for a uid. */
 void pool_submit_for(struct pool *pool, uid_t uid, bool owner, void (*fn)(void *arg), void *arg);
 
+/* What the pools of the process do now: jobs that threads have in hand, and those that wait for a thread or for their users' turns. */
+struct pool_use {
+	char name[16];
+	unsigned threads; /* at most */
+	unsigned busy, waiting;
+};
+/* At most @most; returns how many. */
+unsigned pools_look(struct pool_use *out, unsigned most);
+
 void thread_set_name(const char *name);
 
 /*

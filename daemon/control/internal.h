@@ -184,6 +184,7 @@ struct client {
 
 	atomic_uint refs;
 	atomic_bool dead;	/* set by client_disconnect() only */
+	atomic_uint_least64_t acquires, releases; /* asked for, for reports */
 
 	/* The loop's thread. */
 	uv_poll_t poll;

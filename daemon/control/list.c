@@ -216,6 +216,7 @@ int control_acquirev(struct control *ctl, struct cfile *f, bool writable, struct
 	err = map_find(ctl, f, &io->key, io->map, false, &map);
 	if (err)
 		return err;
+	atomic_fetch_add_explicit(&map->client->acquires, 1, memory_order_relaxed);
 	err = write && (!writable || !(map->prot & GAIA_PROT_WRITE)) ? -EACCES : list_copy(map->client, io, &l);
 	if (!err) {
 		err = cache_acquirev(map->m, l.range, l.n, io->prot, &io->seq, verdict);
@@ -248,6 +249,7 @@ int control_releasev(struct control *ctl, struct cfile *f, enum releases may, st
 	err = map_find(ctl, f, &io->key, io->map, false, &map);
 	if (err)
 		return err;
+	atomic_fetch_add_explicit(&map->client->releases, 1, memory_order_relaxed);
 	if (!map_may_release(map, may))
 		err = -EOPNOTSUPP;
 	else if (io->prot & GAIA_PROT_TOLD && !map->detects)

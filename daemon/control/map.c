@@ -282,6 +282,7 @@ int control_acquire(struct control *ctl, struct cfile *f, bool writable, struct 
 	err = find_range(ctl, f, io, &map, &off, &len);
 	if (err)
 		return err;
+	atomic_fetch_add_explicit(&map->client->acquires, 1, memory_order_relaxed);
 	if (write && (!writable || !(map->prot & GAIA_PROT_WRITE)))
 		err = -EACCES;
 	else if (len) /* of which pages it has only a part matters */
@@ -310,6 +311,7 @@ int control_release(struct control *ctl, struct cfile *f, enum releases may,
 	err = find_range(ctl, f, io, &map, &off, &len);
 	if (err)
 		return err;
+	atomic_fetch_add_explicit(&map->client->releases, 1, memory_order_relaxed);
 	if (!map_may_release(map, may))
 		err = -EOPNOTSUPP;
 	else if (len && io->prot)

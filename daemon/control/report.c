@@ -10,9 +10,12 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/thread.h"
 #include "base/trace.h"
 #include "base/util.h"
 #include "control/internal.h"
+
+#define POOLS_LISTED 64u
 
 static json_t *clients_json(struct control *ctl, uid_t uid)
 {
@@ -22,15 +25,19 @@ static json_t *clients_json(struct control *ctl, uid_t uid)
 
 	pthread_mutex_lock(&ctl->lock);
 	HASH_ITER(hh, ctl->clients, c, next) {
+		uint64_t mapped = 0;
 		unsigned maps;
 
 		if (!all && c->uid != uid)
 			continue;
 		pthread_mutex_lock(&c->lock);
 		maps = c->n_maps;
+		for (struct map *map = c->maps; map; map = map->hh.next)
+			mapped += map->end - map->start;
 		pthread_mutex_unlock(&c->lock);
-		json_array_append_new(list, json_pack("{s:i, s:I, s:i}", "pid", (int)c->pid, "uid",
-						      (json_int_t)c->uid, "mappings", (int)maps));
+		json_array_append_new(list, json_pack("{s:i, s:I, s:i, s:I, s:I, s:I}", "pid", (int)c->pid, "uid",
+						      (json_int_t)c->uid, "mappings", (int)maps, "mapped_bytes", (json_int_t)mapped, "acquires",
+						      (json_int_t)atomic_load(&c->acquires), "releases", (json_int_t)atomic_load(&c->releases)));
 	}
 	pthread_mutex_unlock(&ctl->lock);
 	return list;
@@ -92,6 +99,20 @@ static void hide_from_users(json_t *cache)
 			json_object_del(counters, name);
 }
 
+/* Workers that have something to do. How much others ask for is the owners' to know. */
+static json_t *workers_json(struct control *ctl, uid_t uid)
+{
+	struct pool_use use[POOLS_LISTED];
+	unsigned n = quota_is_owner(ctl->quota, uid) ? pools_look(use, POOLS_LISTED) : 0;
+	json_t *list = json_array();
+
+	for (unsigned i = 0; i < n; i++)
+		if (use[i].busy || use[i].waiting)
+			json_array_append_new(list, json_pack("{s:s, s:i, s:i, s:i}", "workers", use[i].name, "busy", (int)use[i].busy, "waiting",
+							      (int)use[i].waiting, "threads", (int)use[i].threads));
+	return list;
+}
+
 /* What the mount reports of itself, the cache's part, and the clients. */
 static json_t *status_json(struct control *ctl, uid_t uid)
 {
@@ -108,6 +129,7 @@ static json_t *status_json(struct control *ctl, uid_t uid)
 	json_object_set_new(status, "clients", clients_json(ctl, uid));
 	json_object_set_new(status, "users", users_json(ctl, uid));
 	json_object_set_new(status, "limits", limits_json(ctl, uid));
+	json_object_set_new(status, "workers", workers_json(ctl, uid));
 	return status;
 }
 
@@ -249,6 +271,7 @@ static char *report_text(struct control *ctl, struct cfile *f, uid_t uid, unsign
 {
 	json_t *json = what == GAIA_REPORT_STATUS ? status_json(ctl, uid) :
 		       what == GAIA_REPORT_SYNC	  ? sync_json(ctl) :
+		       what == GAIA_REPORT_USE	  ? cache_use_json(ctl->cache) :
 		       what == GAIA_REPORT_PINS	  ? cache_pins_json(ctl->cache, uid, quota_is_owner(ctl->quota, uid)) :
 						    cfile_residency_json(f);
 	char *text = json ? json_dumps(json, JSON_INDENT(2)) : NULL;
@@ -282,9 +305,9 @@ int control_report(struct control *ctl, struct cfile *f, uid_t uid, struct gaia_
 	struct stat st;
 	int fd, err;
 
-	if (io->reserved || io->what < GAIA_REPORT_STATUS || io->what > GAIA_REPORT_TRACE)
+	if (io->reserved || io->what < GAIA_REPORT_STATUS || io->what > GAIA_REPORT_USE)
 		return -EINVAL;
-	if ((io->what == GAIA_REPORT_SYNC || io->what == GAIA_REPORT_END || io->what == GAIA_REPORT_TRACE) &&
+	if ((io->what == GAIA_REPORT_SYNC || io->what == GAIA_REPORT_END || io->what == GAIA_REPORT_TRACE || io->what == GAIA_REPORT_USE) &&
 	    !quota_is_owner(ctl->quota, uid))
 		return -EPERM;
 	if (io->what == GAIA_REPORT_RESIDENCY && !f)

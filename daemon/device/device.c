@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 
 #include "base/counters.h"
+#include "base/latency.h"
 #include "base/thread.h"
 #include "base/util.h"
 
@@ -16,12 +17,16 @@
 #define FEW_PAGES 32u
 #define SOON_NS 30000u
 
+_Static_assert(LATENCY_device_find_changed - LATENCY_device_copy_in == DEV_FIND_CHANGED &&
+	       LATENCY_device_copy_peer - LATENCY_device_copy_in == DEV_COPY_PEER, "latencies of devices are in the order of their operations");
+
 static void wake_waiter(struct dev_op *op, int err)
 {
 	struct device_wait *w = op->arg;
 
 	w->err = err;
 	w->ended_ns = now_ns();
+	latency_count(LATENCY_device_copy_in + op->kind, (int64_t)(w->ended_ns - w->began_ns));
 	if (w->then)
 		w->then(w->then_arg, err);
 	sem_post(&w->completed);
@@ -62,6 +67,7 @@ int device_submit(struct device *dev, struct dev_op *op)
 	if (!err && counts) {
 		count(CTR_device_operations, 1);
 		count(out ? CTR_device_bytes_out : CTR_device_bytes_in, bytes);
+		__atomic_fetch_add(out ? &dev->bytes_out : &dev->bytes_in, bytes, __ATOMIC_RELAXED);
 	}
 	return err;
 }

@@ -175,6 +175,9 @@ struct device {
 	bool inherited;		/* a client's child inherits the memory that the client mapped, and keeps it when the client ends */
 	unsigned char uuid[16];
 	uint64_t capacity;	/* bytes; a multiple of GAIA_CHUNK: the budget */
+
+	/* As the counters device_bytes_in and _out, of this device alone; of layered devices, of the innermost. */
+	uint64_t bytes_in, bytes_out; /* by __atomic operations: C++ includes this */
 };
 
 /* As ops->submit(); also counts the operation. */

@@ -31,6 +31,7 @@ struct handed {
 	struct fs *fs;
 	uid_t uid;
 	enum lane lane;
+	uint64_t came_ns; /* when it was received */
 	unsigned turns; /* how often its pages were found locked */
 	unsigned kib; /* taken from QUOTA_waiting_kib; 0: none, since the request must not be refused */
 	size_t size;
@@ -178,6 +179,7 @@ static void carry_out(void *arg)
 	initialised = true;
 	if (h->lane == LANE_HOME && put_off(h))
 		return;
+	request_came(h->came_ns);
 	serve_request(fs, h->bytes, h->size);
 	quota_give_many(fs->config.quota, QUOTA_waiting_kib, h->uid, h->kib);
 	free(h);
@@ -209,7 +211,7 @@ bool hand_over(struct fs *fs, const void *request, size_t size)
 		return true;
 	}
 	h = xmalloc(sizeof(*h) + size);
-	*h = (struct handed){ .fs = fs, .uid = uid, .lane = lane, .kib = kib, .size = size };
+	*h = (struct handed){ .fs = fs, .uid = uid, .lane = lane, .kib = kib, .size = size, .came_ns = request_times.came_ns };
 	memcpy(h->bytes, request, size);
 	pthread_mutex_lock(&fs->lock);
 	fs->n_handed++;

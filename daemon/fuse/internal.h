@@ -21,7 +21,9 @@
 #include <sys/queue.h>
 #include <uthash.h>
 
+#include "base/clock.h"
 #include "base/id_table.h"
+#include "base/latency.h"
 #include "base/log.h"
 #include "base/thread.h"
 #include "base/util.h"
@@ -612,6 +614,18 @@ bool cred_is_whole(fuse_req_t req);
 
 /* ---- receive.c ---- */
 
+/* Of this thread, by quick_ns(): when it received its present request, and when it had carried out its last one. */
+extern __thread struct request_times {
+	uint64_t came_ns, ended_ns;
+	bool later; /* another thread answers the present one: serve_later() */
+} request_times;
+/* The thread's present request came then. */
+static inline void request_came(uint64_t ns)
+{
+	request_times.came_ns = request_times.ended_ns = ns;
+	request_times.later = false;
+}
+
 /* As read(2), for a thread that serves. */
 ssize_t receive(struct fs *fs, int fd, void *buf, size_t size);
 /* For the spare: wait until it is needed, or until fs->stopping is set. */
@@ -646,8 +660,14 @@ int serve_unknown(struct fs *fs, const void *bytes);
 void serve_refuse(struct fs *fs, const void *bytes, int err);
 /* @id, to be told the kernel; or, if @fault is armed, a number that names nothing. */
 uint64_t serve_told(uint64_t id, const char *fault);
-/* Carry out a request that was received. */
+/* Carry out a request that was received at request_times.came_ns. */
 void serve_request(struct fs *fs, void *bytes, size_t size);
+/*
+ * The thread's present request is answered by another thread, later. Returns when it came, for serve_answered(), which that thread
+ * calls then.
+ */
+uint64_t serve_later(void);
+void serve_answered(enum latency kind, uint64_t came_ns);
 /* The number of the present request of this thread. */
 uint64_t serve_unique(void);
 /* Whether this thread's present request is a FUSE_TMPFILE, which reaches op_create(). */

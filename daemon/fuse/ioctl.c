@@ -79,6 +79,7 @@ struct ioctl_job {
 	struct handle *handle; /* the kernel's request keeps it until the answer; acquires keep it for longer */
 	uid_t uid;	       /* the caller's */
 	unsigned cmd;
+	uint64_t came_ns; /* serve_later() */
 	union ioctl_arg arg;
 
 	bool interruptible;    /* is_interruptible(), of the arguments as they came; and then: */
@@ -346,6 +347,31 @@ void interrupt_request(struct fs *fs, uint64_t unique)
 		fuse_reply_err(given_up, EINTR);
 }
 
+static enum latency kind_of(unsigned cmd)
+{
+	switch (cmd) {
+	case GAIA_IOC_MAP:
+		return LATENCY_call_map;
+	case GAIA_IOC_UNMAP:
+		return LATENCY_call_unmap;
+	case GAIA_IOC_ACQUIRE:
+	case GAIA_IOC_ACQUIREV:
+		return LATENCY_call_acquire;
+	case GAIA_IOC_RELEASE:
+	case GAIA_IOC_RELEASEV:
+		return LATENCY_call_release;
+	case GAIA_IOC_SYNC:
+	case GAIA_IOC_FLUSH:
+		return LATENCY_call_sync;
+	case GAIA_IOC_ADVISE:
+		return LATENCY_call_advise;
+	case GAIA_IOC_EVICT:
+	case GAIA_IOC_PLACE:
+		return LATENCY_call_place;
+	}
+	return LATENCY_call_query;
+}
+
 static void run(void *arg)
 {
 	struct ioctl_job *job = arg;
@@ -360,6 +386,7 @@ static void run(void *arg)
 	else
 		fuse_reply_ioctl(job->req, 0, &job->arg,
 				 _IOC_DIR(job->cmd) & _IOC_READ ? _IOC_SIZE(job->cmd) : 0);
+	serve_answered(kind_of(job->cmd), job->came_ns);
 	if (job->interruptible)
 		acquire_ends(job);
 	busy_end(fs);
@@ -374,7 +401,8 @@ static enum lane lane_of(const struct ioctl_job *job)
 	case GAIA_IOC_LISTS:
 		return LANE_QUERY;
 	case GAIA_IOC_REPORT:
-		return job->arg.report.what == GAIA_REPORT_SYNC || job->arg.report.what == GAIA_REPORT_PINS ? LANE_ACQUIRE : LANE_QUERY;
+		return job->arg.report.what == GAIA_REPORT_SYNC || job->arg.report.what == GAIA_REPORT_PINS ||
+				       job->arg.report.what == GAIA_REPORT_USE ? LANE_ACQUIRE : LANE_QUERY;
 	case GAIA_IOC_RELEASE:
 	case GAIA_IOC_RELEASEV:
 		return LANE_RELEASE;
@@ -444,6 +472,7 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fu
 	job->handle = req_handle(req, fi);
 	job->uid = fuse_req_ctx(req)->uid;
 	job->cmd = cmd;
+	job->came_ns = serve_later();
 	memcpy(&job->arg, in_buf, in_size);
 	job->interruptible = is_interruptible(job);
 	if (job->interruptible)
@@ -457,6 +486,7 @@ struct release_job {
 	fuse_req_t req;
 	struct fs *fs;
 	struct inode *inode;
+	uint64_t came_ns; /* serve_later() */
 	bool is_list;
 	union {
 		struct gaia_ioc_range range;
@@ -477,6 +507,7 @@ static void run_release(void *arg)
 		contents_put(job->inode);
 	}
 	fuse_reply_err(job->req, err ? reply_errno(err) : EALREADY);
+	serve_answered(LATENCY_call_release, job->came_ns);
 	busy_end(fs);
 	free(job);
 }
@@ -502,7 +533,7 @@ void release_by_xattr(fuse_req_t req, struct inode *inode, bool is_list, const v
 		return;
 	}
 	/* The caller's descriptor keeps the inode until we have answered. */
-	*job = (struct release_job){ .req = req, .fs = fs, .inode = inode, .is_list = is_list };
+	*job = (struct release_job){ .req = req, .fs = fs, .inode = inode, .is_list = is_list, .came_ns = serve_later() };
 	memcpy(&job->range, value, size);
 	lane_submit(fs, LANE_RELEASE, fuse_req_ctx(req)->uid, run_release, job);
 }

@@ -59,6 +59,8 @@
 /* The spare goes on for at least this long, so that it need not be called again if the threads soon wait again. */
 #define SPARE_NS 100000000u
 
+__thread struct request_times request_times;
+
 /* This thread's ticket while it is in front, else 0. */
 static __thread unsigned in_front;
 static __thread unsigned n_at_once; /* requests in a row that did not have to be waited for */
@@ -108,7 +110,7 @@ static bool take_away(struct receiving *r, unsigned ticket)
 
 static void pause_polling(struct receiving *r)
 {
-	atomic_store_explicit(&r->rests_until, now_ns() + REST_NS, memory_order_relaxed);
+	atomic_store_explicit(&r->rests_until, quick_ns() + REST_NS, memory_order_relaxed);
 }
 
 static void give_up(struct receiving *r)
@@ -135,7 +137,7 @@ static bool get_in_front(struct receiving *r)
 	unsigned nobody = 0, ticket;
 
 	if (atomic_load_explicit(&r->n_close, memory_order_relaxed) < ENOUGH || !r->may_poll ||
-	    now_ns() < atomic_load_explicit(&r->rests_until, memory_order_relaxed))
+	    quick_ns() < atomic_load_explicit(&r->rests_until, memory_order_relaxed))
 		return false;
 	ticket = atomic_fetch_add(&r->tickets, 1) | 1u << 31;
 	if (!atomic_compare_exchange_strong(&r->front, &nobody, ticket))
@@ -152,11 +154,11 @@ static void poll_in_front(struct fs *fs, int fd)
 {
 	struct receiving *r = &fs->receiving;
 	struct pollfd pfd = { .fd = fd, .events = POLLIN };
-	uint64_t start = now_ns(), last = start, now;
+	uint64_t start = request_times.ended_ns, last = start, now;
 
 	while (!poll(&pfd, 1, 0)) {
 		n_at_once = 0;
-		now = now_ns();
+		now = quick_ns();
 		if (now - start > POLL_NS || fs->stopping) {
 			give_up(r);
 			return;
@@ -251,7 +253,7 @@ static void see_distance(struct receiving *r)
 	uint64_t ended = atomic_load_explicit(&r->ended_ns, memory_order_relaxed);
 	unsigned n = atomic_load_explicit(&r->n_close, memory_order_relaxed);
 
-	if (now_ns() > ended + CLOSE_NS)
+	if (request_times.came_ns > ended + CLOSE_NS)
 		n = 0;
 	else if (n < ENOUGH)
 		n++;
@@ -266,7 +268,7 @@ ssize_t receive(struct fs *fs, int fd, void *buf, size_t size)
 	if (in_front && atomic_load(&r->front) != in_front)
 		give_up(r); /* the guard has taken the front away */
 	if (!in_front)
-		atomic_store_explicit(&r->ended_ns, now_ns(), memory_order_relaxed);
+		atomic_store_explicit(&r->ended_ns, request_times.ended_ns, memory_order_relaxed);
 	atomic_fetch_add_explicit(&r->steps, in_front != 0, memory_order_relaxed);
 	if (in_front || get_in_front(r))
 		poll_in_front(fs, fd);
@@ -275,6 +277,7 @@ ssize_t receive(struct fs *fs, int fd, void *buf, size_t size)
 
 	atomic_fetch_add(&r->reading, 1);
 	n = read(fd, buf, size);
+	request_came(quick_ns());
 	atomic_fetch_sub(&r->reading, 1);
 	atomic_fetch_add_explicit(&r->taken, 1, memory_order_relaxed);
 
@@ -333,7 +336,7 @@ void receive_spare_wait(struct fs *fs)
 {
 	while (sem_wait(&fs->receiving.spare_wake) && !fs->stopping)
 		; /* EINTR: see serve_stop() */
-	fs->receiving.spare_until = now_ns() + SPARE_NS;
+	fs->receiving.spare_until = quick_ns() + SPARE_NS;
 }
 
 bool receive_spare_needed(struct fs *fs)
@@ -342,7 +345,7 @@ bool receive_spare_needed(struct fs *fs)
 
 	if (fs->stopping)
 		return false;
-	if (nobody_receives(r) || now_ns() < r->spare_until)
+	if (nobody_receives(r) || quick_ns() < r->spare_until)
 		return true;
 	atomic_store(&r->spare_on, false);
 	/* A thread that left nobody to receive meanwhile has called the guard, which did nothing because the spare was on. */

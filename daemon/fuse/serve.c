@@ -207,6 +207,66 @@ static void refuse_unknown(struct fs *fs, const struct fuse_in_header *in, int e
 	serve_refuse(fs, in, err);
 }
 
+/* 0: other. */
+static const uint8_t kind_of[64] = {
+#define KIND(name) LATENCY_request_##name
+	[FUSE_READ] = KIND(read),
+	[FUSE_WRITE] = KIND(write),
+	[FUSE_OPEN] = KIND(open),
+	[FUSE_CREATE] = KIND(open),
+	[FUSE_FLUSH] = KIND(close),
+	[FUSE_RELEASE] = KIND(close),
+	[FUSE_FSYNC] = KIND(fsync),
+	[FUSE_FSYNCDIR] = KIND(fsync),
+	[FUSE_LOOKUP] = KIND(lookup),
+	[FUSE_GETATTR] = KIND(getattr),
+	[FUSE_READLINK] = KIND(getattr),
+	[FUSE_STATFS] = KIND(getattr),
+	[FUSE_SETATTR] = KIND(setattr),
+	[FUSE_OPENDIR] = KIND(readdir),
+	[FUSE_READDIR] = KIND(readdir),
+	[FUSE_READDIRPLUS] = KIND(readdir),
+	[FUSE_RELEASEDIR] = KIND(readdir),
+	[FUSE_MKNOD] = KIND(names),
+	[FUSE_MKDIR] = KIND(names),
+	[FUSE_SYMLINK] = KIND(names),
+	[FUSE_LINK] = KIND(names),
+	[FUSE_UNLINK] = KIND(names),
+	[FUSE_RMDIR] = KIND(names),
+	[FUSE_RENAME] = KIND(names),
+	[FUSE_RENAME2] = KIND(names),
+	[FUSE_GETXATTR] = KIND(xattr),
+	[FUSE_SETXATTR] = KIND(xattr),
+	[FUSE_LISTXATTR] = KIND(xattr),
+	[FUSE_REMOVEXATTR] = KIND(xattr),
+	[FUSE_LSEEK] = KIND(seek),
+	[FUSE_FALLOCATE] = KIND(allocate),
+	[FUSE_COPY_FILE_RANGE] = KIND(copy),
+	[OPCODE_COPY_FILE_RANGE_64] = KIND(copy),
+#undef KIND
+};
+
+uint64_t serve_later(void)
+{
+	request_times.later = true;
+	return request_times.came_ns;
+}
+
+void serve_answered(enum latency kind, uint64_t came_ns)
+{
+	latency_count(kind, elapsed_ns(came_ns, quick_ns()));
+}
+
+_Static_assert(LATENCY_request_other == 0, "what the table does not name");
+
+/* The thread has carried out its request, which @opcode names. */
+static void request_ends(uint32_t opcode)
+{
+	request_times.ended_ns = quick_ns();
+	if (!request_times.later)
+		latency_count(kind_of[opcode % ARRAY_LEN(kind_of)], elapsed_ns(request_times.came_ns, request_times.ended_ns));
+}
+
 void serve_request(struct fs *fs, void *bytes, size_t size)
 {
 	struct fuse_buf buf = { .mem = bytes, .size = size };
@@ -226,13 +286,17 @@ void serve_request(struct fs *fs, void *bytes, size_t size)
 	look_at(&buf);
 	init = in->opcode == FUSE_INIT;
 	fuse_session_process_buf(fs->session, &buf);
+	request_ends(in->opcode);
 	if (init)
 		session_begun(fs);
 }
 
 static ssize_t receive_as_spare(struct fs *fs, int fd, void *buf, size_t size)
 {
-	return read(fd, buf, size);
+	ssize_t n = read(fd, buf, size);
+
+	request_came(quick_ns());
+	return n;
 }
 
 /* The spare: see receive.c. Of the session's end it says nothing: the other threads report that. */

@@ -427,6 +427,8 @@ void cache_device(struct cache *c, unsigned number, struct cache_device_use *out
 
 /* For reports and tests; new references. */
 json_t *cache_status_json(struct cache *c);
+/* Which files take the memory: "files", with the most first, and "n_files", how many there are. Looks at each chunk [W]. */
+json_t *cache_use_json(struct cache *c);
 json_t *cfile_residency_json(struct cfile *f);
 /* Pins of files: of user @uid, or of @all. May wait for storage, where the paths are. */
 json_t *cache_pins_json(struct cache *c, uid_t uid, bool all);

@@ -11,6 +11,7 @@
 
 #include "base/bits.h"
 #include "base/counters.h"
+#include "base/latency.h"
 #include "base/log.h"
 #include "base/util.h"
 #include "pagecache/cache.h"
@@ -108,6 +109,7 @@ static int fill_begin(struct fill *fl, bool at_once, bool in_order)
 	 */
 	rd->kept = !in_order && !passthrough_compares(ch->file);
 	rd->at_once = at_once;
+	fl->began_ns = now_ns();
 	store_read_begin(fl->sf, rd);
 	return 0;
 }
@@ -119,6 +121,8 @@ static int fill_end(struct fill *fl, bool quiet)
 	ssize_t got = fl->n_read > 0 ? store_read_end(fl->sf, &fl->rd) : 0;
 	char name[CFILE_NAME_MAX];
 
+	if (fl->n_read > 0)
+		latency_count(LATENCY_storage_read, (int64_t)(now_ns() - fl->began_ns));
 	if (got < 0) {
 		count(CTR_storage_errors, 1);
 		if (!quiet)

@@ -31,6 +31,7 @@ struct fill {
 	unsigned n_read; /* of them, those that do not lie wholly beyond the end: the others are zeros, and nobody's to read */
 	struct store_file *sf;
 	struct store_read rd;
+	uint64_t began_ns; /* when it was begun */
 	struct iovec *iov;
 
 	struct dev_op op;

@@ -1,9 +1,11 @@
 /* report.c - the cache's status, residency of files, and a checker. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/bits.h"
 #include "base/counters.h"
+#include "base/latency.h"
 #include "base/util.h"
 #include "consistency/track.h"
 #include "pagecache/cache.h"
@@ -40,14 +42,15 @@ static json_t *device_json(struct cache *c, unsigned number)
 	held = device_held_idle(dev);
 	cache_device(c, number, &use);
 	pthread_mutex_unlock(&dev->reserve);
-	return json_pack("{s:i, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "index", index_of(dev),
+	return json_pack("{s:i, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "index", index_of(dev),
 			 "name", use.dev->name, "kind", use.dev->kind, "simulated",
 			 use.dev->simulated, "capacity",
 			 (json_int_t)use.dev->capacity, "used", (json_int_t)use.used,
 			 "pinned", (json_int_t)(use.pinned + held * GAIA_CHUNK), "each_user_bytes",
 			 (json_int_t)use.each_user, "pinned_files_bytes", (json_int_t)use.files, "pin_share_bytes",
 			 (json_int_t)use.files_most, "pin_each_user_bytes", (json_int_t)use.files_each_user,
-			 "cache_bytes", (json_int_t)victim_bytes(dev));
+			 "cache_bytes", (json_int_t)victim_bytes(dev), "in_bytes", (json_int_t)__atomic_load_n(&use.dev->core->bytes_in, __ATOMIC_RELAXED), "out_bytes",
+			 (json_int_t)__atomic_load_n(&use.dev->core->bytes_out, __ATOMIC_RELAXED));
 }
 
 static json_t *devices_json(struct cache *c)
@@ -106,6 +109,39 @@ static json_t *tiers_json(struct cache *c)
 			 tier_json("replicas on devices", replicas, all, cost), tier_json("storage", store, all, &c->store_cost));
 }
 
+static json_t *latency_json(enum latency l, const struct latency_values *v, uint64_t n)
+{
+	json_t *buckets = json_object();
+	char bound[24];
+
+	for (unsigned k = 0; k < LATENCY_BUCKETS; k++) {
+		if (v->bucket[k] == 0)
+			continue;
+		snprintf(bound, sizeof(bound), "%llu", (unsigned long long)latency_bound_ns(k));
+		json_object_set_new(buckets, bound, json_integer((json_int_t)v->bucket[k]));
+	}
+	return json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:o}", "of", latency_of(l), "kind", latency_name(l), "count", (json_int_t)n,
+			 "mean_ns", (json_int_t)(v->sum_ns / n), "p50_ns", (json_int_t)latency_percentile(v, 5000), "p99_ns",
+			 (json_int_t)latency_percentile(v, 9900), "p999_ns", (json_int_t)latency_percentile(v, 9990), "below_ns", buckets);
+}
+
+/* Of each kind that there has been. */
+static json_t *latencies_json(void)
+{
+	json_t *list = json_array();
+	struct latency_values v;
+
+	for (enum latency l = 0; l < LATENCY_COUNT; l++) {
+		uint64_t n;
+
+		latency_read(l, &v);
+		n = latency_number(&v);
+		if (n > 0)
+			json_array_append_new(list, latency_json(l, &v, n));
+	}
+	return list;
+}
+
 json_t *cache_status_json(struct cache *c)
 {
 	json_t *counts = json_object();
@@ -117,14 +153,15 @@ json_t *cache_status_json(struct cache *c)
 	files = HASH_COUNT(c->files);
 	pthread_mutex_unlock(&c->lock);
 	cache_unstored(c, &home, &devices);
-	return json_pack("{s:I, s:I, s:o, s:o, s:{s:I, s:I, s:I, s:I, s:I, s:I}, s:o, s:o, s:o, s:o}", "dirty_bytes",
+	return json_pack("{s:I, s:I, s:o, s:o, s:{s:I, s:I, s:I, s:I, s:I, s:I}, s:o, s:o, s:o, s:o, s:o}", "dirty_bytes",
 			 (json_int_t)(home + devices), "only_on_devices_bytes", (json_int_t)devices, "devices", devices_json(c),
 			 "host", device_json(c, GAIA_HOST), "home", "budget", (json_int_t)(c->frames.budget * GAIA_PAGE), "used",
 			 (json_int_t)(atomic_load(&c->frames.used) * GAIA_PAGE), "dirty",
 			 (json_int_t)home, "twins",
 			 (json_int_t)(atomic_load(&c->n_kept) * GAIA_PAGE), "twins_limit",
 			 (json_int_t)(c->frames.budget / KEPT_SHARE * GAIA_PAGE), "files",
-			 (json_int_t)files, "dedup", dedup_json(c), "tiers", tiers_json(c), "counters", counts, "races", races_json(c));
+			 (json_int_t)files, "dedup", dedup_json(c), "tiers", tiers_json(c), "latencies", latencies_json(), "counters", counts,
+			 "races", races_json(c));
 }
 
 /* ---- residency ---- */
@@ -133,8 +170,27 @@ struct totals {
 	uint64_t home, dirty, twinned, parked;
 };
 
+#define MAP_PAGES 8u /* that a character of a map is for */
+
+/* How many of each of these pages there are: "O" all (that lie in the file), "o" some, " " none. */
+static void map_text(const struct chunk *ch, const uint8_t *there, char out[static GAIA_CHUNK_PAGES / MAP_PAGES + 1])
+{
+	for (unsigned k = 0; k < GAIA_CHUNK_PAGES / MAP_PAGES; k++) {
+		unsigned n = 0, all = 0;
+
+		for (unsigned i = k * MAP_PAGES; i < (k + 1) * MAP_PAGES; i++) {
+			n += there[i];
+			all += there[i] || page_limit(ch, i) > 0;
+		}
+		out[k] = n == 0 ? ' ' : n == all ? 'O' : 'o';
+	}
+	out[GAIA_CHUNK_PAGES / MAP_PAGES] = '\0';
+}
+
 static json_t *replica_json(struct chunk *ch, struct replica *rep)
 {
+	char map[GAIA_CHUNK_PAGES / MAP_PAGES + 1];
+	uint8_t there[GAIA_CHUNK_PAGES] = { 0 };
 	unsigned present = 0, current = 0, stale = 0, ahead = 0, writable = 0, secured = 0, pins;
 
 	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++) {
@@ -147,24 +203,26 @@ static json_t *replica_json(struct chunk *ch, struct replica *rep)
 			continue;
 		present++;
 		/* What is in view is home's, whatever it was when that was last looked at. */
-		if (r->seen == ch->track->page[i].home_id || replica_is_view(rep))
-			current++;
-		else
-			stale++;
+		there[i] = r->seen == ch->track->page[i].home_id || replica_is_view(rep);
+		current += there[i];
+		stale += !there[i];
 	}
+	map_text(ch, there, map);
 	pthread_mutex_lock(&rep->dev->lock);
 	pins = rep->pins;
 	pthread_mutex_unlock(&rep->dev->lock);
-	return json_pack("{s:i, s:s, s:b, s:b, s:b, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "device",
+	return json_pack("{s:i, s:s, s:b, s:b, s:b, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:s}", "device",
 			 index_of(rep->dev), "name", rep->dev->dev->name, "simulated",
 			 rep->dev->dev->simulated, "private", rep->only && !replica_is_view(rep), "view", replica_is_view(rep), "present", (int)present, "current", (int)current,
 			 "stale", (int)stale, "released", (int)ahead, "writable", (int)writable,
-			 "secured", (int)secured, "pins", (int)pins);
+			 "secured", (int)secured, "pins", (int)pins, "map", map);
 }
 
 static json_t *chunk_json(struct chunk *ch, struct totals *sum)
 {
 	json_t *replicas = json_array();
+	char map[GAIA_CHUNK_PAGES / MAP_PAGES + 1];
+	uint8_t there[GAIA_CHUNK_PAGES];
 	unsigned kernel = 0, pending = 0, twinned = 0, parked;
 
 	pthread_mutex_lock(&ch->lock);
@@ -175,6 +233,9 @@ static json_t *chunk_json(struct chunk *ch, struct totals *sum)
 		kernel += page_limit(ch, i) > 0 && ch->track->page[i].may_hold;
 		pending += ch->track->page[i].pending > 0;
 	}
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES; i++)
+		there[i] = page_present(ch, i);
+	map_text(ch, there, map);
 	if (ch->track)
 		twinned = HASH_COUNT(ch->track->extra);
 	parked = victim_count(ch);
@@ -182,11 +243,11 @@ static json_t *chunk_json(struct chunk *ch, struct totals *sum)
 	sum->home += ch->n_frames;
 	sum->dirty += ch->n_dirty;
 	sum->twinned += twinned;
-	json_t *out = json_pack("{s:I, s:i, s:i, s:i, s:i, s:b, s:i, s:i, s:o}", "chunk",
+	json_t *out = json_pack("{s:I, s:i, s:i, s:i, s:i, s:b, s:i, s:i, s:s, s:o}", "chunk",
 				(json_int_t)ch->index, "home", (int)ch->n_frames, "victim", (int)parked, "dirty",
 				(int)ch->n_dirty, "twinned", (int)twinned, "tracked",
 				ch->track != NULL, "kernel_may_hold", (int)kernel,
-				"invalidating", (int)pending, "devices", replicas);
+				"invalidating", (int)pending, "map", map, "devices", replicas);
 	pthread_mutex_unlock(&ch->lock);
 	return out;
 }

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include "base/counters.h"
+#include "base/latency.h"
 #include "base/fault.h"
 #include "base/util.h"
 #include "pagecache/cache.h"
@@ -143,7 +144,10 @@ static void batch_ended(struct batch *b, int err)
 
 static void on_copied(struct dev_op *op, int err)
 {
-	batch_ended(op->arg, err);
+	struct batch *b = op->arg;
+
+	latency_count(LATENCY_device_copy_in, (int64_t)(now_ns() - b->began_ns));
+	batch_ended(b, err);
 }
 
 static void batch_send(struct batch *b)
@@ -162,6 +166,7 @@ static void batch_send(struct batch *b)
 	}
 	pthread_mutex_unlock(&v->lock);
 	count(CTR_victim_batches, 1);
+	b->began_ns = now_ns();
 	if (!atomic_load(&dev->gone))
 		err = device_submit(dev->dev, &b->op);
 	if (err)

@@ -69,6 +69,7 @@ struct batch {
 	uint32_t slot[VICTIM_BATCH];
 	struct dev_run run[VICTIM_BATCH];
 	struct dev_op op;
+	uint64_t began_ns; /* when it was submitted */
 	struct victims *victims;
 };
 

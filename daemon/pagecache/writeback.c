@@ -13,6 +13,7 @@
 #include "pagecache/writeback.h"
 
 #include "base/counters.h"
+#include "base/latency.h"
 #include "base/log.h"
 #include "base/thread.h"
 #include "base/util.h"
@@ -157,7 +158,7 @@ static int store_run(struct chunk *ch, unsigned a, unsigned b, const frame_t *fr
 	struct cfile *f = ch->file;
 	struct iovec iov[GAIA_CHUNK_PAGES];
 	uint64_t off = ch->index * GAIA_CHUNK + (uint64_t)a * GAIA_PAGE;
-	uint64_t size = cfile_size(f);
+	uint64_t size = cfile_size(f), began;
 	struct store_file *sf;
 	unsigned n = 0;
 	int err;
@@ -178,6 +179,7 @@ static int store_run(struct chunk *ch, unsigned a, unsigned b, const frame_t *fr
 	if (n == 0)
 		return 0;
 	err = cfile_store(f, true, &sf);
+	began = now_ns();
 	if (!err)
 		err = sf->ops->write(sf, iov, (int)n, (off_t)off);
 	if (err) {
@@ -186,6 +188,7 @@ static int store_run(struct chunk *ch, unsigned a, unsigned b, const frame_t *fr
 	}
 	count(CTR_storage_writes, b - a);
 	count(CTR_writeback_runs, 1);
+	latency_count(LATENCY_storage_write, (int64_t)(now_ns() - began));
 	store_worked(f, sf);
 	return 0;
 }
@@ -462,13 +465,16 @@ static int sync_stored(struct cfile *f, struct store_file *sf, bool data_only)
 	struct sync sync;
 	unsigned n = 0;
 	bool alone = sync_begin(f, &sync);
+	uint64_t began;
 	int err;
 
 	if (alone && atomic_load(&f->n_stored) > 0)
 		n = chunk_list_unsynced(f, 0, UINT64_MAX, UNSYNCED_STORED, &list);
 	for (unsigned k = 0; k < n; k++)
 		chunk_sync_begins(list[k]);
+	began = now_ns();
 	err = sf->ops->sync(sf, data_only);
+	latency_count(LATENCY_storage_sync, (int64_t)(now_ns() - began));
 	if (err) {
 		store_failed(f, err);
 		atomic_fetch_add(&f->syncs_failed, 1);

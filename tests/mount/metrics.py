@@ -44,7 +44,7 @@ def ask(connection, method="GET", url="/metrics"):
 
 
 SAMPLE = re.compile(r'(?P<name>[a-z_][a-z0-9_]*)(\{(?P<labels>[a-z_]+="(?:[^"\\]|\\.)*"(?:,[a-z_]+="(?:[^"\\]|\\.)*")*)\})? (?P<value>-?[0-9]+(\.[0-9]+)?)')
-SUFFIX = {"counter": "_total", "gauge": "", "info": "_info"}
+SUFFIX = {"counter": ["_total"], "gauge": [""], "info": ["_info"], "histogram": ["_bucket", "_count", "_sum"]}
 
 
 def parse(text):
@@ -67,11 +67,26 @@ def parse(text):
             sample = SAMPLE.fullmatch(line)
             check(sample, f"no sample: {line}")
             if sample:
-                check(sample["name"] == family["name"] + SUFFIX[family["type"]], f"{line}: not of the family {family['name']}")
+                check(sample["name"] in [family["name"] + suffix for suffix in SUFFIX[family["type"]]], f"{line}: not of the family {family['name']}")
                 check("HELP" in family, f"{family['name']} has no help")
                 check(line.rsplit(" ", 1)[0] not in values, f"{line}: twice")
                 values[line.rsplit(" ", 1)[0]] = float(sample["value"])
     return values
+
+
+def check_histograms(values):
+    """Buckets are cumulative and in order; the last is that of all, and the sum fits what is counted."""
+    found = {}
+    for sample, value in values.items():
+        bucket = re.fullmatch(r'(gaiafs_\w+)_bucket\{(.*),le="(.*)"\}', sample)
+        if bucket:
+            found.setdefault((bucket[1], bucket[2]), []).append((float(bucket[3]), value))
+    for (name, labels), buckets in found.items():
+        check(buckets == sorted(buckets) and buckets == sorted(buckets, key=lambda one: one[1]), f"{name}{{{labels}}}: buckets are not cumulative")
+        check(len(buckets) > 10 and buckets[-1][0] == float("inf"), f"{name}{{{labels}}}: no bucket for all")
+        check(values.get(f"{name}_count{{{labels}}}") == buckets[-1][1], f"{name}{{{labels}}}: its count is not that of its last bucket")
+        check((values.get(f"{name}_sum{{{labels}}}", -1) > 0) == (buckets[-1][1] > 0), f"{name}{{{labels}}}: its sum")
+    return found
 
 
 def loopback_up():
@@ -114,6 +129,9 @@ def served_text(build, dashboard):
     check(before.get("gaiafs_clients") == 0, "clients")
     check(before.get('gaiafs_device_capacity_bytes{device="sim0",kind="sim"}') == 16 << 20, "the device is not there")
     check(before.get('gaiafs_device_pin_share_bytes{device="sim0",kind="sim"}') == 8 << 20, "what pinned files may have is not there")
+    check(before.get('gaiafs_device_capacity_bytes{device="host",kind="host"}', 0) > 0, "the host is not there as a device")
+    check('gaiafs_device_cache_bytes{device="sim0",kind="sim"}' in before, "parked pages are not there")
+    check('gaiafs_tier_page_seconds{tier="storage"}' in before, "tiers are not there")
     check(any(name.startswith("gaiafs_build_info{version=") for name in before), "no build")
     check("gaiafs_sim_in_seconds_total" in before, "nanoseconds are not seconds")
 
@@ -128,6 +146,10 @@ def served_text(build, dashboard):
             check(after.get(f"gaiafs_{name}_total") is not None, f"counter {name} is not served")
     check(after["gaiafs_home_budget_bytes"] == told["home"]["budget"], "home's budget")
     check(set(before) == set(after), "not always the same samples")
+    check(len(check_histograms(after)) > 30, "histograms are missing")
+    for name, kind in (("request", 'request="open"'), ("request", 'request="fsync"'), ("storage", 'call="sync"')):
+        counted = f"gaiafs_{name}_duration_seconds_count{{{kind}}}"
+        check(after.get(counted, 0) > before.get(counted, -1), f"{counted} does not count")
     check(all(after[name] >= before[name] for name in after if name.endswith("_total")), "a counter went back")
     for word in (os.path.basename(os.getcwd()), "below", "mnt", "pid", "uid"):
         check(word not in ask(connection)[1], f"the text names {word}")

@@ -45,10 +45,27 @@ static void refused(int status, const char *args)
 	shell_free(&r);
 }
 
+/* How many reads that the kernel asked for the line tells of; each took some time. */
+static double reads_of(const json_t *line, double seconds)
+{
+	const json_t *row;
+	double n = 0;
+	size_t k;
+
+	json_array_foreach(json_object_get(line, "latencies"), k, row) {
+		double p50 = json_real_value(json_object_get(row, "p50")), p99 = json_real_value(json_object_get(row, "p99"));
+
+		cr_assert(p50 > 0 && p50 <= p99 && p99 <= json_real_value(json_object_get(row, "p999")));
+		if (!strcmp(json_string_value(json_object_get(row, "of")), "request") && !strcmp(json_string_value(json_object_get(row, "kind")), "read"))
+			n = json_real_value(json_object_get(row, "rate")) * seconds;
+	}
+	return n;
+}
+
 /* What one reads that the kernel has not, and nobody else reads, all lines together say. */
 EACH_WAY_BARE(tool, stat_shows_what_happens_meanwhile)
 {
-	double pages = 0, seconds = 0;
+	double pages = 0, seconds = 0, reads = 0;
 	struct shell_result r;
 	unsigned lines = 0;
 	json_t *line;
@@ -65,6 +82,7 @@ EACH_WAY_BARE(tool, stat_shows_what_happens_meanwhile)
 		cr_assert_geq(seconds, 0.1);
 		pages += seconds * (json_real_value(json_object_get(json_object_get(line, "rates"), "home_hits")) +
 				    json_real_value(json_object_get(json_object_get(line, "rates"), "home_misses")));
+		reads += reads_of(line, seconds);
 		cr_assert_not_null(json_object_get(json_object_get(line, "home"), "budget"));
 		json_decref(line);
 	}
@@ -73,6 +91,8 @@ EACH_WAY_BARE(tool, stat_shows_what_happens_meanwhile)
 	/* What is passed through the daemon does not see. */
 	if (strcmp(way, "auto") != 0 || pages != 0)
 		cr_assert_float_eq(pages, SIZE / 4096, 0.01, "%f pages", pages);
+	/* A read has 1 MiB at most, and a page at least. */
+	cr_assert(pages == 0 || (reads > 4.99 && reads < pages + 0.01), "%f reads", reads);
 
 	r = shell_run(mnt.path, 60, "\"$GAIA\" stat f 0.1 2");
 	cr_assert_eq(r.status, 0, "%s", r.err);
@@ -85,6 +105,65 @@ EACH_WAY_BARE(tool, stat_shows_what_happens_meanwhile)
 	refused(2, "stat");
 	refused(1, "stat /");
 	refused(1, "stat nothing");
+}
+
+/* A map is the file from its beginning to its end; what is said of several files is of all of them, and of no other. */
+EACH_WAY_BARE(tool, trees_and_lists_of_files)
+{
+	struct shell_result r;
+
+	start();
+	shell_ok(mnt.path, "mkdir -p d/e && head -c 4M f > d/a && head -c 10000 f > d/e/b && : > d/nothing && ln -s ../f d/link && mkfifo d/pipe && echo x > out");
+	shell_ok(mnt.path, "\"$GAIA\" flush -r d && \"$GAIA\" evict -r d > /dev/null && \"$GAIA\" evict f out");
+	shell_ok(mnt.path, "\"$GAIA\" warm d --json > /dev/null && \"$GAIA\" warm f > /dev/null");
+	/* Else it is the kernel's memory that has them. */
+	if (strcmp(way, "auto") != 0) {
+		shell_ok(mnt.path, "\"$GAIA\" evict d/a --from home --range 1M:1M && \"$GAIA\" evict d/a --from home --range 3M:20K");
+		r = shell_run(mnt.path, 30, "\"$GAIA\" residency -r d");
+		cr_assert_eq(r.status, 0, "%s", r.err);
+		cr_assert_str_eq(r.out, "d/a\n  home         [OOOOOOOOOOOOOOO               OOOOOOOOOOOOOOOoOOOOOOOOOOOOOO] 763/1024   74.5%\n"
+					"d/e/b\n  home         [O] 3/3  100.0%\n"
+					"d/nothing\n  home         [] 0/0       -\n"
+					"3 files, 1027 pages: home 766,   74.6%; devices 0,    0.0%; not stored 0\n");
+		shell_free(&r);
+	}
+	/* A list, of which one is not there; the others are done. */
+	r = shell_run(mnt.path, 30, "printf 'd/a\\nmissing\\n\\nd/e/b' | \"$GAIA\" evict --files-from -");
+	cr_assert_eq(r.status, 1);
+	cr_assert_str_eq(r.err, "gaia: missing: No such file or directory\n");
+	cr_assert_str_eq(r.out, "2 files, 4.0 MiB: not cached any more in all memories\n");
+	shell_free(&r);
+	shell_ok(mnt.path, "\"$GAIA\" residency d/a d/e/b | tail -n 1 | grep -q '^2 files, 1027 pages: home 0, '");
+	shell_ok(mnt.path, "test $(\"$GAIA\" residency -r d --json | grep -c '\"path\": \"d/') = 3");
+	shell_ok(mnt.path, ": > none && \"$GAIA\" flush --files-from none && test -z \"$(\"$GAIA\" warm --files-from none)\"");
+	refused(1, "flush d");
+	refused(1, "evict -r missing");
+	refused(1, "warm --files-from missing");
+	refused(2, "evict f out --range 0:4K");
+	refused(2, "evict --files-from");
+	refused(2, "pins . --files-from f");
+}
+
+/* A client's row has what it maps and how often it acquires; the file's, the device's memory. */
+EACH_WAY_BARE(tool, top_says_who_acquires_what)
+{
+	struct shell_result r;
+	struct actor *a;
+
+	start();
+	a = actor_start("f", SIZE, 0);
+	actor_ok(a, ACQUIRE, 0, SIZE, RW);
+	r = shell_run(mnt.path, 60, "\"$GAIA\" top . 0.1 1 -b");
+	cr_assert_eq(r.status, 0, "%s", r.err);
+	/* A client, user 0, one mapping, of 5 MiB. */
+	cr_assert(strstr(r.out, "        0        1   5.00M "), "%s", r.out);
+	/* In memory of three chunks. */
+	cr_assert(strstr(r.out, "   6.00M "), "%s", r.out);
+	cr_assert(strstr(r.out, "/f\n"), "%s", r.out);
+	shell_free(&r);
+	cr_assert_eq(STATUS("clients", "0", "mapped_bytes") + STATUS("clients", "1", "mapped_bytes"), SIZE);
+	cr_assert_eq(STATUS("clients", "0", "acquires") + STATUS("clients", "1", "acquires"), 1);
+	actor_end(a);
 }
 
 EACH_WAY_BARE(tool, status_describes_the_mount)

@@ -41,5 +41,6 @@ refuse "values that begin so" "$("${shell}_completes" gaiafs --log-level w | gre
 expect "options" "$("${shell}_completes" gaiafs --)" --home --device --foreground --version
 expect "commands" "$("${shell}_completes" gaia '')" status residency flush evict umount
 expect "options of a command" "$("${shell}_completes" gaia evict --)" --from --range
+expect "options of one letter" "$("${shell}_completes" gaia top -)" -b
 refuse "options of a command" "$("${shell}_completes" gaia evict -- | grep -x -- --force || true)"
 exit $failed

@@ -24,7 +24,7 @@ BELOW["main"] = set(BELOW) | {"main"}  # main.c and options.c
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 CONCRETE = re.compile(r"\b(?:device|store)_[a-z0-9]+_create\s*\(")
-CUDA = re.compile(r"^(cuda|cu|nv)[a-z_]*\.(h|hpp)$")
+CUDA = re.compile(r"^(cuda|cu(?!rses)|nv)[a-z_]*\.(h|hpp)$")
 FUSE = re.compile(r"^(fuse3?/|linux/fuse|fuse(_\w+)?\.h$)")
 
 

@@ -371,3 +371,56 @@ Test(share, users_who_wait_take_turns, .init = begin_shared)
 	pool_destroy(pool);
 	cr_assert_str_eq(turns, "ababab");
 }
+
+static sem_t may_end, has_begun;
+
+static void wait_to_end(void *arg)
+{
+	(void)arg;
+	sem_post(&has_begun);
+	while (sem_wait(&may_end))
+		;
+}
+
+static struct pool_use use_of(const char *name)
+{
+	struct pool_use use[8];
+	unsigned n = pools_look(use, 8);
+
+	for (unsigned i = 0; i < n; i++)
+		if (!strcmp(use[i].name, name))
+			return use[i];
+	return (struct pool_use){ .name = "" };
+}
+
+/* Those that wait for a thread, and those that wait for their users' turns. */
+Test(pools, say_what_they_have_to_do)
+{
+	struct pool *looked, *other;
+	struct pool_use use;
+
+	sem_init(&may_end, 0, 0);
+	sem_init(&has_begun, 0, 0);
+	cr_assert_eq(pool_create("looked-at", 3, &looked), 0);
+	cr_assert_eq(pool_create("other", 1, &other), 0);
+	pool_share(looked, 2, 2);
+	use = use_of("looked-at");
+	cr_assert_eq(use.threads, 3);
+	cr_assert_eq(use.busy + use.waiting, 0);
+	for (int i = 0; i < 4; i++)
+		pool_submit_for(looked, 1000, false, wait_to_end, NULL);
+	for (int i = 0; i < 3; i++)
+		pool_submit(looked, wait_to_end, NULL);
+	for (int i = 0; i < 3; i++)
+		sem_wait(&has_begun);
+	use = use_of("looked-at");
+	cr_assert_eq(use.busy, 3);
+	cr_assert_eq(use.waiting, 4);
+	cr_assert_eq(use_of("other").busy, 0);
+	pool_destroy(other);
+	cr_assert_str_eq(use_of("other").name, "");
+	for (int i = 0; i < 7; i++)
+		sem_post(&may_end);
+	pool_destroy(looked);
+	cr_assert_eq(pools_look(&use, 1), 0);
+}

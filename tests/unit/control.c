@@ -1870,7 +1870,7 @@ Test(reports, on_files_need_a_file, .init = begin, .fini = end)
 	struct gaia_ioc_report io = { .key = p.key, .what = GAIA_REPORT_RESIDENCY };
 
 	cr_assert_eq(control_report(fake_control(), NULL, 0, &io), -ENODEV);
-	io.what = GAIA_REPORT_TRACE + 1;
+	io.what = GAIA_REPORT_USE + 1;
 	cr_assert_eq(wire_ioctl(file, GAIA_IOC_REPORT, &io), -EINVAL);
 	close(p.sock);
 }
@@ -1887,6 +1887,9 @@ Test(reports, of_the_whole_mount_are_for_its_owners, .init = begin, .fini = end)
 	cr_assert_eq(control_report(fake_control(), NULL, 12345, &io), -EPERM);
 	/* Nothing was given to hand out. */
 	cr_assert_eq(control_report(fake_control(), NULL, 0, &io), -EOPNOTSUPP);
+	io.what = GAIA_REPORT_USE;
+	cr_assert_eq(control_report(fake_control(), NULL, 12345, &io), -EPERM);
+	cr_assert_eq(control_report(fake_control(), NULL, 0, &io), 0);
 	io.what = GAIA_REPORT_TRACE;
 	cr_assert_eq(control_report(fake_control(), NULL, 12345, &io), -EPERM);
 	cr_assert_not(atomic_load(&trace_on));

@@ -1,0 +1,186 @@
+/*
+ * rates.c - see rates.h.
+ */
+#include "rates.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../report.h"
+#include "tool.h"
+
+double clock_seconds(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+int fetch_json_quietly(const char *path, unsigned what, json_t **out)
+{
+	int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC), err;
+	char *text;
+
+	if (fd < 0)
+		return -errno;
+	err = fetch_report(fd, what, &text);
+	close(fd);
+	if (err)
+		return err;
+	*out = json_loads(text, 0, NULL);
+	free(text);
+	return *out ? 0 : -EBADMSG;
+}
+
+int fetch_json(const char *path, unsigned what, json_t **out)
+{
+	int err = fetch_json_quietly(path, what, out);
+
+	if (err == -EBADMSG)
+		return fail("%s: the daemon's report is not JSON", path);
+	return err ? fail_on(path, err) : EXIT_OK;
+}
+
+bool parse_number(const char *text, double least, double most, double *out)
+{
+	char *end;
+
+	if ((*text < '0' || *text > '9') && *text != '.')
+		return false;
+	*out = strtod(text, &end);
+	return !*end && *out >= least && *out <= most;
+}
+
+double number_at(const json_t *object, const char *key)
+{
+	return (double)json_integer_value(json_object_get(object, key));
+}
+
+double rate_at(const json_t *before, const json_t *after, const char *key, double seconds)
+{
+	return (number_at(after, key) - number_at(before, key)) / seconds;
+}
+
+double counter_rate(const json_t *before, const json_t *after, const char *counter, double seconds)
+{
+	return rate_at(json_object_get(before, "counters"), json_object_get(after, "counters"), counter, seconds);
+}
+
+/* ---- how long things took ---- */
+
+const json_t *latency_row(const json_t *report, const char *of, const char *kind)
+{
+	const json_t *row;
+	size_t k;
+
+	json_array_foreach(json_object_get(report, "latencies"), k, row) {
+		const char *its_of = json_string_value(json_object_get(row, "of")), *its = json_string_value(json_object_get(row, "kind"));
+
+		if (its_of && its && !strcmp(its_of, of) && !strcmp(its, kind))
+			return row;
+	}
+	return NULL;
+}
+
+struct bucket {
+	double bound_ns, n;
+};
+
+static int by_bound(const void *a, const void *b)
+{
+	const struct bucket *x = a, *y = b;
+
+	return (x->bound_ns > y->bound_ns) - (x->bound_ns < y->bound_ns);
+}
+
+static double percentile(const struct bucket *bucket, size_t n, double all, double part)
+{
+	double below = 0;
+
+	for (size_t k = 0; k < n; k++) {
+		below += bucket[k].n;
+		if (below >= all * part && below > 0)
+			return bucket[k].bound_ns / 1e9;
+	}
+	return -1;
+}
+
+void taken_between(const json_t *before, const json_t *after, struct taken *out)
+{
+	json_t *buckets = json_object_get(after, "below_ns"), *value;
+	const json_t *old = json_object_get(before, "below_ns");
+	struct bucket *bucket = calloc(json_object_size(buckets) + 1, sizeof(*bucket));
+	const char *bound;
+	size_t n = 0;
+
+	*out = (struct taken){ .p50 = -1, .p99 = -1, .p999 = -1 };
+	if (!bucket)
+		return;
+	json_object_foreach(buckets, bound, value) {
+		bucket[n] = (struct bucket){ strtod(bound, NULL), (double)json_integer_value(value) - number_at(old, bound) };
+		out->count += bucket[n++].n;
+	}
+	qsort(bucket, n, sizeof(*bucket), by_bound);
+	if (out->count > 0) {
+		out->p50 = percentile(bucket, n, out->count, 0.5);
+		out->p99 = percentile(bucket, n, out->count, 0.99);
+		out->p999 = percentile(bucket, n, out->count, 0.999);
+	}
+	free(bucket);
+}
+
+/* ---- text ---- */
+
+void put_scaled(FILE *out, double value, double scale)
+{
+	static const char units[] = " KMGTPE";
+	unsigned u = 0;
+
+	while (value >= 999.5 && u + 2 < sizeof(units)) {
+		value /= scale;
+		u++;
+	}
+	fprintf(out, " %6.*f%c", value == 0 || (u == 0 && value == floor(value)) || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2, value, units[u]);
+}
+
+void put_time(FILE *out, double seconds)
+{
+	static const char *const units[] = { "ns", "us", "ms", "s" };
+	double value = seconds * 1e9;
+	unsigned u = 0;
+
+	if (seconds < 0) {
+		fprintf(out, " %7s", "-");
+		return;
+	}
+	while (value >= 999.5 && u < 3) {
+		value /= 1000;
+		u++;
+	}
+	fprintf(out, " %*.*f%s", u == 3 ? 6 : 5, value >= 99.95 || u == 0 ? 0 : value >= 9.995 ? 1 : 2, value, units[u]);
+}
+
+void put_percent(FILE *out, double part, double whole)
+{
+	if (whole > 0)
+		fprintf(out, " %6.1f%%", 100 * part / whole);
+	else
+		fprintf(out, " %7s", "-");
+}
+
+void put_safely(FILE *out, const char *text)
+{
+	for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
+		bool c1 = c[0] == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0; /* U+0080 to U+009F */
+
+		putc(*c < ' ' || *c == 0x7f || c1 ? '?' : *c, out);
+		c += c1;
+	}
+}

@@ -1,0 +1,52 @@
+/*
+ * rates.h - what happened between two reports of a mount: for gaia stat and gaia top.
+ *
+ * Reports are those of GAIA_REPORT_STATUS. One thread.
+ */
+#ifndef GAIA_TOOL_RATES_H
+#define GAIA_TOOL_RATES_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+#define INTERVAL_LEAST 0.1
+#define INTERVAL_MOST 86400.0
+
+/* Seconds of CLOCK_MONOTONIC. */
+double clock_seconds(void);
+
+/* A report of @path's mount (GAIA_REPORT_*), to be let go. Says what is wrong. Returns the exit status. */
+int fetch_json(const char *path, unsigned what, json_t **out);
+/* The same, but says nothing, and returns 0 or a negative errno. */
+int fetch_json_quietly(const char *path, unsigned what, json_t **out);
+
+/* False: the text is no number from @least to @most. */
+bool parse_number(const char *text, double least, double most, double *out);
+
+/* The integer of that name, as a double; 0: there is none. */
+double number_at(const json_t *object, const char *key);
+/* A counter of two reports: the difference a second. */
+double counter_rate(const json_t *before, const json_t *after, const char *counter, double seconds);
+/* The same of an integer of two objects. */
+double rate_at(const json_t *before, const json_t *after, const char *key, double seconds);
+
+/* What took how long meanwhile; times in seconds. A percentile is at most an eighth too high. */
+struct taken {
+	double count, p50, p99, p999;
+};
+/* Of the kind that @after is a row of, in "latencies"; in @before it may be missing. */
+void taken_between(const json_t *before, const json_t *after, struct taken *out);
+/* The row of the kind, or NULL. */
+const json_t *latency_row(const json_t *report, const char *of, const char *kind);
+
+/* " 12.3 ", " 456 ", " 1.23M": 8 characters, K being @scale. */
+void put_scaled(FILE *out, double value, double scale);
+/* " 12.3us": 8 characters. Negative: nothing is known. */
+void put_time(FILE *out, double seconds);
+/* " 12.3%": 8 characters; of nothing "-". */
+void put_percent(FILE *out, double part, double whole);
+/* @text, without characters that would send commands to the terminal. */
+void put_safely(FILE *out, const char *text);
+
+#endif

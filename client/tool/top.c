@@ -1,0 +1,414 @@
+/*
+ * top.c - gaia top: what a mount does, for whom, and what takes the memory, again and again on a screen, as top(1).
+ *
+ * Each round makes the same text (show()), which goes to the terminal through ncurses or, with -b, to standard output.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "gaia/protocol.h"
+#include "rates.h"
+#include "screen.h"
+#include "tool.h"
+
+#define ROWS 10u /* of each table but the files' */
+
+/* Two reports; the later one's files, too, if the daemon tells us. */
+struct round {
+	const char *path;
+	const json_t *before, *after, *use;
+	double seconds;
+};
+
+static double rate(const struct round *r, const char *counter)
+{
+	return counter_rate(r->before, r->after, counter, r->seconds);
+}
+
+static const char *string_at(const json_t *object, const char *key)
+{
+	const char *text = json_string_value(json_object_get(object, key));
+
+	return text ? text : "?";
+}
+
+/* ---- the parts of the screen ---- */
+
+static void put_head(FILE *out, const struct round *r)
+{
+	const json_t *home = json_object_get(r->after, "home");
+	time_t now = time(NULL);
+	char clock[16] = "";
+	struct tm tm;
+
+	if (localtime_r(&now, &tm))
+		strftime(clock, sizeof(clock), "%H:%M:%S", &tm);
+	fprintf(out, "gaia top - %s, ", clock);
+	put_safely(out, string_at(r->after, "mountpoint"));
+	fprintf(out, ", daemon %.0f, in the last %.1f s, a second:\n", number_at(r->after, "pid"), r->seconds);
+	fputs("home", out);
+	put_percent(out, number_at(home, "used"), number_at(home, "budget"));
+	fputs(" of", out);
+	put_scaled(out, number_at(home, "budget"), 1024);
+	fputs("  not stored", out);
+	put_scaled(out, number_at(r->after, "dirty_bytes"), 1024);
+	fputs("  of it only on devices", out);
+	put_scaled(out, number_at(r->after, "only_on_devices_bytes"), 1024);
+	fprintf(out, "  files %.0f\n", number_at(home, "files"));
+}
+
+static void put_named(FILE *out, const char *name, double value, double scale)
+{
+	fprintf(out, "  %s", name);
+	put_scaled(out, value, scale);
+}
+
+/* Where pages were found that somebody needed in home: shares of this round. */
+static void put_shares(FILE *out, const struct round *r)
+{
+	static const char *const names[] = { "home", "parked", "replicas", "storage" };
+	const json_t *before = json_object_get(r->before, "tiers"), *after = json_object_get(r->after, "tiers");
+	double n[4], all = 0;
+
+	for (size_t k = 0; k < 4; k++) {
+		n[k] = rate_at(json_array_get(before, k), json_array_get(after, k), "pages", r->seconds);
+		n[k] = n[k] < 0 ? 0 : n[k];
+		all += n[k];
+	}
+	fputs("found ", out);
+	for (size_t k = 0; k < 4; k++) {
+		fprintf(out, "  %s", names[k]);
+		put_percent(out, n[k], all);
+	}
+	fputc('\n', out);
+}
+
+static void put_rates(FILE *out, const struct round *r)
+{
+	fputs("bytes ", out);
+	put_named(out, "read by CPUs", (rate(r, "home_hits") + rate(r, "home_misses")) * GAIA_PAGE, 1024);
+	put_named(out, "from storage", rate(r, "storage_reads") * GAIA_PAGE, 1024);
+	put_named(out, "to storage", rate(r, "storage_writes") * GAIA_PAGE, 1024);
+	put_named(out, "to devices", rate(r, "device_bytes_in"), 1024);
+	put_named(out, "from devices", rate(r, "device_bytes_out"), 1024);
+	fputs("\ncalls ", out);
+	put_named(out, "acquires", rate(r, "acquires"), 1000);
+	put_named(out, "of these ready", rate(r, "acquires_ready"), 1000);
+	put_named(out, "releases", rate(r, "releases"), 1000);
+	put_named(out, "merges", rate(r, "merges"), 1000);
+	fputs("\nwaits ", out);
+	put_named(out, "for pages", rate(r, "page_waits"), 1000);
+	put_named(out, "for clients", rate(r, "revokes"), 1000);
+	put_named(out, "in vain", rate(r, "revoke_timeouts"), 1000);
+	put_named(out, "refused", rate(r, "acquire_nomem"), 1000);
+	put_named(out, "home evicted", rate(r, "home_evicted"), 1000);
+	put_named(out, "chunks evicted", rate(r, "device_evicted"), 1000);
+	fputc('\n', out);
+}
+
+/* The one of that name before. */
+static const json_t *same_device(const struct round *r, const json_t *device)
+{
+	const json_t *one;
+	size_t k;
+
+	json_array_foreach(json_object_get(r->before, "devices"), k, one)
+		if (!strcmp(string_at(one, "name"), string_at(device, "name")))
+			return one;
+	return json_object_get(r->before, "host");
+}
+
+static void put_device(FILE *out, const struct round *r, const json_t *device)
+{
+	const json_t *before = same_device(r, device);
+
+	fprintf(out, "%-12s", string_at(device, "name"));
+	put_percent(out, number_at(device, "used"), number_at(device, "capacity"));
+	put_scaled(out, number_at(device, "capacity"), 1024);
+	put_scaled(out, number_at(device, "pinned"), 1024);
+	put_scaled(out, number_at(device, "cache_bytes"), 1024);
+	put_scaled(out, rate_at(before, device, "in_bytes", r->seconds), 1024);
+	put_scaled(out, rate_at(before, device, "out_bytes", r->seconds), 1024);
+	fputc('\n', out);
+}
+
+static void put_devices(FILE *out, const struct round *r)
+{
+	const json_t *device, *host = json_object_get(r->after, "host");
+	size_t k;
+
+	fprintf(out, "\n%-12s %7s %7s %7s %7s %7s %7s\n", "DEVICE", "USED", "OF", "PINNED", "PARKED", "IN/s", "OUT/s");
+	json_array_foreach(json_object_get(r->after, "devices"), k, device)
+		put_device(out, r, device);
+	if (json_is_object(host))
+		put_device(out, r, host);
+}
+
+/* Requests that workers have in hand, and that wait for one: what they wait for depends on the workers; see gaia(1). */
+static void put_workers(FILE *out, const struct round *r)
+{
+	const json_t *one;
+	bool headed = false;
+	size_t k;
+
+	json_array_foreach(json_object_get(r->after, "workers"), k, one) {
+		double busy = number_at(one, "busy"), waiting = number_at(one, "waiting");
+
+		/* That makes this report. */
+		busy -= !strcmp(string_at(one, "workers"), "gaia-query");
+		if (busy <= 0 && waiting == 0)
+			continue;
+		if (!headed)
+			fprintf(out, "\n%-16s %7s %7s %7s\n", "WORKERS", "BUSY", "OF", "WAITING");
+		headed = true;
+		fprintf(out, "%-16s %7.0f %7.0f %7.0f\n", string_at(one, "workers"), busy, number_at(one, "threads"), waiting);
+	}
+}
+
+static void put_latencies(FILE *out, const struct round *r)
+{
+	const json_t *row;
+	struct taken t;
+	size_t k;
+
+	fprintf(out, "\n%-22s %7s %7s %7s %7s\n", "TIME TAKEN", "/s", "50%", "99%", "99.9%");
+	json_array_foreach(json_object_get(r->after, "latencies"), k, row) {
+		const char *of = string_at(row, "of"), *kind = string_at(row, "kind");
+		char name[40];
+
+		taken_between(latency_row(r->before, of, kind), row, &t);
+		if (t.count <= 0)
+			continue;
+		snprintf(name, sizeof(name), "%s %s", of, kind);
+		fprintf(out, "%-22s", name);
+		put_scaled(out, t.count / r->seconds, 1000);
+		put_time(out, t.p50);
+		put_time(out, t.p99);
+		put_time(out, t.p999);
+		fputc('\n', out);
+	}
+}
+
+/* ---- who: users other than root and the daemon's are told of themselves only ---- */
+
+struct client_row {
+	double pid, uid, mappings, mapped, acquires, releases;
+};
+
+static int busiest_first(const void *a, const void *b)
+{
+	const struct client_row *x = a, *y = b;
+	double p = x->acquires + x->releases, q = y->acquires + y->releases;
+
+	if (p != q)
+		return p < q ? 1 : -1;
+	return (x->mapped < y->mapped) - (x->mapped > y->mapped);
+}
+
+static const json_t *same_client(const struct round *r, double pid)
+{
+	const json_t *one;
+	size_t k;
+
+	json_array_foreach(json_object_get(r->before, "clients"), k, one)
+		if (number_at(one, "pid") == pid)
+			return one;
+	return NULL;
+}
+
+static void put_clients(FILE *out, const struct round *r)
+{
+	const json_t *clients = json_object_get(r->after, "clients"), *client;
+	struct client_row *list = calloc(json_array_size(clients) + 1, sizeof(*list));
+	size_t n = 0, k;
+
+	json_array_foreach(clients, k, client) {
+		double pid = number_at(client, "pid");
+		const json_t *before = same_client(r, pid);
+
+		if (!list || pid == getpid())
+			continue;
+		list[n++] = (struct client_row){ pid, number_at(client, "uid"), number_at(client, "mappings"), number_at(client, "mapped_bytes"),
+						 rate_at(before ? before : client, client, "acquires", r->seconds),
+						 rate_at(before ? before : client, client, "releases", r->seconds) };
+	}
+	if (n > 0) {
+		qsort(list, n, sizeof(*list), busiest_first);
+		fprintf(out, "\n%-8s %8s %8s %7s %7s %7s\n", "CLIENT", "USER", "MAPPINGS", "MAPPED", "ACQ/s", "REL/s");
+	}
+	for (k = 0; k < n && k < ROWS; k++) {
+		fprintf(out, "%-8.0f %8.0f %8.0f", list[k].pid, list[k].uid, list[k].mappings);
+		put_scaled(out, list[k].mapped, 1024);
+		put_scaled(out, list[k].acquires, 1000);
+		put_scaled(out, list[k].releases, 1000);
+		fputc('\n', out);
+	}
+	if (n > ROWS)
+		fprintf(out, "(and %zu more clients)\n", n - ROWS);
+	free(list);
+}
+
+static void put_users(FILE *out, const struct round *r)
+{
+	const json_t *users = json_object_get(r->after, "users"), *user, *client;
+	size_t k, i;
+
+	if (json_array_size(users) > 0)
+		fprintf(out, "\n%-8s %8s %8s %7s\n", "USER", "CLIENTS", "MAPPINGS", "MAPPED");
+	json_array_foreach(users, k, user) {
+		double mapped = 0;
+
+		json_array_foreach(json_object_get(r->after, "clients"), i, client)
+			mapped += number_at(client, "uid") == number_at(user, "uid") ? number_at(client, "mapped_bytes") : 0;
+		if (k == ROWS)
+			break;
+		fprintf(out, "%-8.0f %8.0f %8.0f", number_at(user, "uid"), number_at(user, "clients"), number_at(user, "mappings"));
+		put_scaled(out, mapped, 1024);
+		fputc('\n', out);
+	}
+	if (json_array_size(users) > ROWS)
+		fprintf(out, "(and %zu more users)\n", json_array_size(users) - ROWS);
+}
+
+static void put_files(FILE *out, const struct round *r)
+{
+	const json_t *files = json_object_get(r->use, "files"), *file;
+	size_t k;
+
+	if (json_array_size(files) == 0)
+		return;
+	fprintf(out, "\n%7s %7s %7s %7s %5s  %s\n", "HOME", "DEVICES", "PARKED", "DIRTY", "MAPS", "FILE");
+	json_array_foreach(files, k, file) {
+		put_scaled(out, number_at(file, "home_bytes"), 1024);
+		put_scaled(out, number_at(file, "device_bytes"), 1024);
+		put_scaled(out, number_at(file, "parked_bytes"), 1024);
+		put_scaled(out, number_at(file, "dirty_bytes"), 1024);
+		fprintf(out, "%5.0f  ", number_at(file, "mappings"));
+		put_safely(out, string_at(file, "path"));
+		fputc('\n', out);
+	}
+}
+
+/* To be freed; NULL: no memory. */
+static char *show(const struct round *r)
+{
+	char *text = NULL;
+	size_t len;
+	FILE *out = open_memstream(&text, &len);
+
+	if (!out)
+		return NULL;
+	put_head(out, r);
+	put_shares(out, r);
+	put_rates(out, r);
+	put_devices(out, r);
+	put_workers(out, r);
+	put_latencies(out, r);
+	put_clients(out, r);
+	put_users(out, r);
+	put_files(out, r);
+	if (!fclose(out))
+		return text;
+	free(text);
+	return NULL;
+}
+
+/* ---- the command ---- */
+
+/* The files are for root and the daemon's user; an older daemon does not tell them at all. */
+static json_t *fetch_use(const char *path, bool *may)
+{
+	json_t *use = NULL;
+	int err = *may ? fetch_json_quietly(path, GAIA_REPORT_USE, &use) : 0;
+
+	*may = *may && err != -EPERM && err != -EINVAL;
+	return use;
+}
+
+/* Wait until @until. False: the user has had enough. */
+static bool wait_until(double until, bool batch)
+{
+	struct timespec t = { .tv_sec = (time_t)until, .tv_nsec = (long)((until - floor(until)) * 1e9) };
+
+	if (!batch)
+		return screen_wait(until);
+	while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR)
+		;
+	return true;
+}
+
+static int put_round(const struct round *r, bool batch, bool first)
+{
+	char *text = show(r);
+
+	if (!text)
+		return fail("%s", strerror(ENOMEM));
+	if (!batch)
+		screen_show(text);
+	else
+		printf("%s%s", first ? "" : "\n", text);
+	free(text);
+	return batch && (fflush(stdout) || ferror(stdout)) ? fail("standard output: %s", strerror(errno)) : EXIT_OK;
+}
+
+/* Until @count rounds are over, the user has had enough, or the daemon has ended. *@over: another daemon serves the mount. */
+static int rounds(const struct args *a, double interval, double count, bool *over)
+{
+	json_t *before = NULL, *after = NULL;
+	bool may = true, batch = a->batch;
+	double last, at;
+	int status = fetch_json(a->path, GAIA_REPORT_STATUS, &before);
+
+	last = clock_seconds();
+	for (double n = 0; !status && n < count && wait_until(last + interval, batch); n++) {
+		json_t *use;
+
+		status = fetch_json_quietly(a->path, GAIA_REPORT_STATUS, &after);
+		if (status)
+			break;
+		at = clock_seconds();
+		use = fetch_use(a->path, &may);
+		*over = number_at(before, "pid") != number_at(after, "pid");
+		if (*over)
+			status = EXIT_FAILED;
+		else
+			status = put_round(&(struct round){ a->path, before, after, use, at - last }, batch, n == 0);
+		json_decref(use);
+		json_decref(before);
+		before = after;
+		after = NULL;
+		last = at;
+	}
+	json_decref(before);
+	return status;
+}
+
+int top_command(const struct args *a)
+{
+	double interval = 2, count = INFINITY;
+	bool over = false;
+	json_t *first;
+	int status;
+
+	if (a->n_paths > 3 || (a->n_paths > 1 && !parse_number(a->paths[1], INTERVAL_LEAST, INTERVAL_MOST, &interval)) ||
+	    (a->n_paths > 2 && !parse_number(a->paths[2], 1, 1e9, &count)))
+		return usage("top: after the mount come an interval, of 0.1 to 86400 seconds, and how often to show it");
+	/* What is wrong is said before there is a screen. */
+	status = fetch_json(a->path, GAIA_REPORT_STATUS, &first);
+	if (status)
+		return status;
+	json_decref(first);
+	if (!a->batch && !screen_begin())
+		return EXIT_FAILED;
+	status = rounds(a, interval, count, &over);
+	if (!a->batch)
+		screen_end();
+	if (over)
+		return fail("%s: another daemon serves it now", a->path);
+	return status < 0 ? fail_on(a->path, status) : status;
+}

@@ -1,0 +1,114 @@
+/*
+ * latency.h - how long requests and operations take: a histogram of each kind.
+ *
+ * Always on. A request costs some fifty instructions, two readings of the clock among them, no lock, and no cache line that
+ * many threads write to: there are several sets, as of counters. Buckets are log-linear: each power of two of nanoseconds is
+ * divided into LATENCY_PARTS equal ones, so a percentile is at most an eighth too high. Each value is counted exactly once; those that are read together are not a snapshot.
+ *
+ * The kinds are said here only: `gaia status`, `gaia top`, the metrics and gaia(1) are made from this table.
+ */
+#ifndef GAIA_BASE_LATENCY_H
+#define GAIA_BASE_LATENCY_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* What they are of, the name there, and what is in it. The first is that of requests which have none of their own; those of devices are in the order of enum dev_kind. */
+#define LATENCIES(X)                                                                                        \
+	X(request, other, "other requests of the kernel")                                                   \
+	X(request, read, "reads that the kernel asks the daemon for")                                       \
+	X(request, write, "writes, and what the kernel writes back")                                        \
+	X(request, open, "open and create a file")                                                          \
+	X(request, close, "close a descriptor, and the last one of an open file")                           \
+	X(request, fsync, "fsync, of directories, too")                                                     \
+	X(request, lookup, "look a name up")                                                                \
+	X(request, getattr, "attributes, targets of links, the state of the file system")                   \
+	X(request, setattr, "change attributes: truncate, chmod, utimes")                                   \
+	X(request, readdir, "open, read and close a directory")                                             \
+	X(request, names, "make, link, rename and remove names")                                            \
+	X(request, xattr, "extended attributes")                                                            \
+	X(request, seek, "look for data and holes")                                                         \
+	X(request, allocate, "fallocate: allocate, punch, zero")                                            \
+	X(request, copy, "copy_file_range")                                                                 \
+	X(call, map, "gaia_mmap")                                                                           \
+	X(call, unmap, "gaia_munmap")                                                                       \
+	X(call, acquire, "gaia_acquire and gaia_acquirev; what the kernel has to push before is not part of it") \
+	X(call, release, "gaia_release and gaia_releasev")                                                  \
+	X(call, sync, "gaia_sync, and gaia flush of a file")                                                \
+	X(call, advise, "gaia_advise")                                                                      \
+	X(call, place, "gaia pin, warm and evict, a piece at a time")                                       \
+	X(call, query, "connect, ask for devices, and reports such as this one")                            \
+	X(device, copy_in, "copy pages to a device")                                                        \
+	X(device, copy_out, "copy pages from a device")                                                     \
+	X(device, copy_within, "copy pages within a device")                                                \
+	X(device, copy_peer, "copy pages from another device")                                              \
+	X(device, pull, "merge what others wrote into pages that programs hold")                            \
+	X(device, zero, "zero ends of pages")                                                               \
+	X(device, arm, "remember what pages contain")                                                       \
+	X(device, find_changed, "find pages that have changed since")                                       \
+	X(storage, read, "reads from the backing store, until somebody takes the result")                   \
+	X(storage, write, "writes to the backing store")                                                    \
+	X(storage, sync, "syncs of files in the backing store")
+
+enum latency {
+#define X(of, name, text) LATENCY_##of##_##name,
+	LATENCIES(X)
+#undef X
+	LATENCY_COUNT
+};
+
+#define LATENCY_PARTS 8u /* 2^3 */
+#define LATENCY_OCTAVES 31u
+/* The last one is for all that takes longer than 2^34 ns, 17 seconds, too. */
+#define LATENCY_BUCKETS (LATENCY_OCTAVES * LATENCY_PARTS)
+
+struct latency_values {
+	uint64_t sum_ns;
+	uint64_t bucket[LATENCY_BUCKETS];
+};
+
+#define LATENCY_SETS 16u
+struct latency_set {
+	struct {
+		_Alignas(64) _Atomic uint64_t sum_ns;
+		_Atomic uint64_t bucket[LATENCY_BUCKETS];
+	} of[LATENCY_COUNT]; /* of a power of two in size, so that they are found by a shift */
+};
+_Static_assert(sizeof(struct latency_set) == LATENCY_COUNT * 2048u, "a power of two");
+extern struct latency_set latency_sets[LATENCY_SETS];
+extern __thread struct latency_set *latency_set; /* the thread's; NULL: none yet */
+struct latency_set *latency_set_choose(void);
+
+/* Of at least LATENCY_PARTS nanoseconds. */
+static inline unsigned latency_bucket(uint64_t ns)
+{
+	unsigned octave = 60u - (unsigned)__builtin_clzll(ns);
+	unsigned bucket = octave * LATENCY_PARTS + (unsigned)(ns >> octave) - LATENCY_PARTS;
+
+	return bucket < LATENCY_BUCKETS ? bucket : LATENCY_BUCKETS - 1;
+}
+
+/* Less than LATENCY_PARTS nanoseconds, and less than nothing (clock.h), counts as LATENCY_PARTS. */
+static inline void latency_count(enum latency l, int64_t ns)
+{
+	struct latency_set *set = latency_set;
+	uint64_t value = ns < (int64_t)LATENCY_PARTS ? LATENCY_PARTS : (uint64_t)ns;
+
+	if (__builtin_expect(!set, 0))
+		set = latency_set_choose();
+	atomic_fetch_add_explicit(&set->of[l].bucket[latency_bucket(value)], 1, memory_order_relaxed);
+	atomic_fetch_add_explicit(&set->of[l].sum_ns, value, memory_order_relaxed);
+}
+
+/* What is below this, and in no bucket before, is in the bucket. */
+uint64_t latency_bound_ns(unsigned bucket);
+void latency_read(enum latency l, struct latency_values *out);
+uint64_t latency_number(const struct latency_values *v);
+/* The bound below which @permyriad of 10,000 values are. 0: there are none. */
+uint64_t latency_percentile(const struct latency_values *v, unsigned permyriad);
+const char *latency_of(enum latency l);
+const char *latency_name(enum latency l);
+const char *latency_text(enum latency l);
+
+#endif

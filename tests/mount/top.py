@@ -1,0 +1,215 @@
+#!/usr/bin/env python3
+"""top.py BUILD - gaia top: what it says as text, to whom, and that its screen is one.
+
+Status 77: skipped, the last line says why.
+"""
+import fcntl
+import mmap
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+
+failed = 0
+OTHER = 65534
+EVIL = "evil\x1b]0;title\x07\n\x9bname"
+MIB = 1 << 20
+
+
+def check(good, what):
+    global failed
+    if not good:
+        print(f"top: {what}", file=sys.stderr)
+        failed = 1
+
+
+def gaia(build, *args, uid=None):
+    done = subprocess.run([f"{build}/client/gaia", *args], capture_output=True, text=True, errors="surrogateescape", check=False,
+                          stdin=subprocess.DEVNULL, timeout=60, user=uid, group=uid, extra_groups=None if uid is None else [])
+    return done.returncode, done.stdout, done.stderr
+
+
+def number(text):
+    """What 12.3M and the like mean."""
+    return float(text.rstrip("KMGTPE")) * 1024 ** " KMGTPE".index(text[-1] if text[-1].isalpha() else " ")
+
+
+def rows(text, heading):
+    """The lines of a table, as lists of words."""
+    lines = text.split("\n")
+    at = [k for k, line in enumerate(lines) if line.split()[:1] == [heading]]
+    if not at:
+        return []
+    return [line.split() for line in lines[at[0] + 1:lines.index("", at[0])]]
+
+
+def reads(path, pages):
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    buffer = mmap.mmap(-1, 4096)
+    for k in range(pages):
+        os.preadv(fd, [buffer], k % 256 * 4096)
+    os.close(fd)
+
+
+def as_text(build):
+    """It tells of the interval, not of what was before; files and others' rows are told to those who may know."""
+    reads("mnt/file", 500)
+    top = subprocess.Popen([f"{build}/client/gaia", "top", "mnt", "2", "1", "-b"], stdout=subprocess.PIPE, text=True)
+    time.sleep(0.5)
+    reads("mnt/file", 1000)
+    text = top.communicate(timeout=60)[0] + "\n"
+    check(top.returncode == 0, f"status {top.returncode}")
+    seconds = float(re.search(r"in the last ([0-9.]+) s", text)[1])
+    told = [row for row in rows(text, "TIME") if row[:2] == ["request", "read"]]
+    check(told and 990 <= number(told[0][2]) * seconds <= 1010, f"not 1000 reads in {seconds} s: {told}")
+    check(told and all(re.fullmatch(r"[0-9.]+(ns|us|ms|s)", part) for part in told[0][3:6]), f"no times: {told}")
+    check("found   home  100.0%" in text, "what was found in home")
+    check([row[0] for row in rows(text, "DEVICE")] == ["sim0", "host"], "devices")
+    files = rows(text, "HOME")
+    check(files and files[0][-1].endswith("mnt/file") and number(files[0][0]) == MIB, f"files: {files}")
+    check(any(line.endswith(r"/evil\033]0;title\007\012\302\233name") for line in text.split("\n")) and not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", text),
+          f"a name sends commands to the terminal: {text!r}")
+
+    status, text, message = gaia(build, "top", "mnt", "0.1", "2", "-b", uid=OTHER)
+    check(status == 0 and len(re.findall("^gaia top", text, re.M)) == 2, f"another user: {status}, {message}")
+    check("mnt/file" not in text and not rows(text, "HOME"), "another user is told of files")
+    check([row[0] for row in rows(text + "\n", "USER")] in ([], [str(OTHER)]), "another user is told of users")
+    check(not message, f"another user: {message}")
+
+
+def refusals(build):
+    for args, wanted, words in ((["top", "mnt"], 1, "-b"), (["top", "mnt", "x", "-b"], 2, "interval"), (["top", "mnt", "1", "0", "-b"], 2, "interval"),
+                                (["top", "/", "-b"], 1, "not on a gaiafs mount"), (["top", "-b"], 2, ""), (["stat", "mnt", "-b"], 2, "")):
+        status, text, message = gaia(build, *args)
+        check(status == wanted and words in message and len(message.splitlines()) == 1 and not text, f"{args}: {status}: {text}{message}")
+
+
+class Terminal:
+    """gaia top in a terminal of its own."""
+
+    def __init__(self, build, *args, term="xterm"):
+        self.seen = b""
+        self.ours, theirs = pty.openpty()
+        self.resize(14, 80, quietly=True)
+        self.before = termios.tcgetattr(theirs)
+        self.theirs = theirs
+        environment = dict(os.environ, TERM=term, LC_ALL="C.UTF-8")
+        for name in ("LINES", "COLUMNS"):
+            environment.pop(name, None)
+        self.process = subprocess.Popen([f"{build}/client/gaia", "top", "mnt", *args], stdin=theirs, stdout=theirs, stderr=theirs, env=environment,
+                                        start_new_session=True)
+
+    def resize(self, lines, columns, quietly=False):
+        fcntl.ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        if not quietly:
+            self.process.send_signal(signal.SIGWINCH)
+
+    def read_until(self, wanted, what):
+        """What comes until a pattern is in it."""
+        end, got = time.monotonic() + 60, b""
+        while not re.search(wanted, got):
+            ready = select.select([self.ours], [], [], max(0, end - time.monotonic()))[0]
+            if not ready:
+                check(False, f"{what}: not within a minute: {got[-2000:]}")
+                break
+            try:
+                part = os.read(self.ours, 65536)
+            except OSError:
+                part = b""
+            if not part:
+                check(False, f"{what}: it has ended: {got[-2000:]}")
+                break
+            got += part
+        self.seen += got
+        return got
+
+    def end(self, key, what):
+        if key:
+            os.write(self.ours, key)
+        # What it still writes must not fill the terminal.
+        end = time.monotonic() + 60
+        while self.process.poll() is None and time.monotonic() < end:
+            if select.select([self.ours], [], [], 0.05)[0]:
+                self.seen += os.read(self.ours, 65536)
+        check(self.process.poll() == 0, f"{what}: status {self.process.poll()}")
+        check(termios.tcgetattr(self.theirs) == self.before, f"{what}: the terminal is not as it was")
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.ours)
+        os.close(self.theirs)
+
+
+def on_screen(build):
+    screen = Terminal(build, "0.2")
+    screen.read_until(rb"(?s)gaia top - .*DEVICE.*TIME TAKEN", "a screen")
+    # More than 14 lines: what is below comes with the arrows; and again all of it, larger, when the terminal is.
+    os.write(screen.ours, b"\x1b[6~" * 3)
+    screen.read_until(rb"FILE", "the files, a page further")
+    screen.resize(50, 132)
+    screen.read_until(rb"gaia top - ", "a larger screen")
+    check(b"\x07" not in screen.seen and b"\x1b]0;" not in screen.seen, "a name sends commands to the terminal")
+    screen.end(b"q", "q")
+
+    screen = Terminal(build, "1000")
+    time.sleep(0.3)
+    os.write(screen.ours, b" ")
+    screen.read_until(rb"gaia top - ", "the space bar")
+    screen.process.send_signal(signal.SIGTERM)
+    screen.end(b"", "SIGTERM")
+    screen = Terminal(build, "0.1", "3")
+    screen.end(b"", "a count")
+    screen = Terminal(build, term="nonsense")
+    screen.read_until(rb"does not know the terminal 'nonsense' \(TERM\); -b", "an unknown terminal")
+    screen.process.wait(timeout=60)
+    check(screen.process.returncode == 1, "an unknown terminal")
+    screen.resize(5, 3, quietly=True)
+    os.close(screen.ours)
+    os.close(screen.theirs)
+    tiny = Terminal(build, "0.1", "5")
+    tiny.resize(2, 5)
+    tiny.end(b"", "a tiny screen")
+
+
+def main():
+    build = os.path.abspath(sys.argv[1])
+    if not os.path.exists("/dev/fuse"):
+        print("top: there is no /dev/fuse")
+        return 77
+    directory = tempfile.mkdtemp(prefix="gaiafs-top.")
+    os.chmod(directory, 0o755)
+    os.chdir(directory)
+    os.mkdir("below")
+    os.mkdir("mnt")
+    try:
+        subprocess.run([f"{build}/daemon/gaiafs", "--device", "sim:16M", "--cpu-cache", "writethrough", "-o", "allow_other", "below", "mnt"], check=True)
+        for name in ("file", EVIL):
+            with open(f"mnt/{name}", "wb") as file:
+                file.write(os.urandom(MIB if name == "file" else 4096))
+        reads("mnt/file", 256)
+        as_text(build)
+        refusals(build)
+        _, _, message = gaia(build, "top", "mnt")
+        if "built without ncurses" in message:
+            print("top: built without ncurses: its screen was not tried")
+            return failed or 77
+        on_screen(build)
+        subprocess.run([f"{build}/client/gaia", "umount", "mnt"], check=True)
+    finally:
+        if os.path.ismount("mnt"):
+            subprocess.run(["umount", "-l", "mnt"], check=False)
+        os.chdir("/")
+        shutil.rmtree(directory, ignore_errors=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
