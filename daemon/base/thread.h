@@ -9,6 +9,7 @@
 #ifndef GAIA_BASE_THREAD_H
 #define GAIA_BASE_THREAD_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <sys/types.h>
 
@@ -32,6 +33,9 @@ void pool_share(struct pool *pool, unsigned each, unsigned users);
 void pool_submit_for(struct pool *pool, uid_t uid, bool owner, void (*fn)(void *arg), void *arg);
 
 void thread_set_name(const char *name);
+
+/* A condition whose time limits are of CLOCK_MONOTONIC, as now_ns(). */
+void cond_init_monotonic(pthread_cond_t *cond);
 
 /*
  * For a thread that others rely on (fuse/receive.c): @before_wait is called when it is about to wait,

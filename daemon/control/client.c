@@ -16,16 +16,6 @@
 /* Messages taken from one client before others have their turn. */
 #define MESSAGES_AT_ONCE 16
 
-void cond_init_monotonic(pthread_cond_t *cond)
-{
-	pthread_condattr_t attr;
-
-	pthread_condattr_init(&attr);
-	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-	pthread_cond_init(cond, &attr);
-	pthread_condattr_destroy(&attr);
-}
-
 void client_get(struct client *c)
 {
 	atomic_fetch_add(&c->refs, 1);

@@ -241,7 +241,6 @@ void client_get(struct client *c);
 void client_put(struct client *c);
 /* From now on nothing is sent to the client, nor accepted from it. Any thread may call this. */
 void client_disconnect(struct client *c);
-void cond_init_monotonic(pthread_cond_t *cond);
 
 /* ---- send.c ---- */
 

@@ -73,14 +73,18 @@ static void look_at(struct fuse_buf *buf)
 
 static ssize_t send_answer(int fd, struct iovec *iov, int count, void *arg)
 {
+	struct fs *fs = arg;
+
 	if (request.is_init && count == 2) {
 		struct fuse_init_out *out = iov[1].iov_base;
 
 		/* What libfuse cannot promise itself. */
-		out->flags |= request.flags;
+		out->flags |= FUSE_CAP_HANDLE_KILLPRIV_V2 ? 0 : request.flags;
 		request.is_init = false;
+		fs->begun.answer_size = MIN(iov[1].iov_len, INIT_BYTES);
+		memcpy(fs->begun.answer, out, fs->begun.answer_size);
 	}
-	return writev(fd, iov, count);
+	return fs->swallows ? (ssize_t)((struct fuse_out_header *)iov[0].iov_base)->len : writev(fd, iov, count);
 }
 
 /* libfuse insists on such a function; but it is never asked to receive. */
@@ -94,15 +98,31 @@ static const struct fuse_custom_io io = {
 	.writev = send_answer,
 };
 
+/* Wait here, between two requests, while fs->pausing is set. */
+static void pass_gate(struct fs *fs)
+{
+	if (!fs->pausing)
+		return;
+	receive_thread_pauses(fs);
+	pthread_mutex_lock(&fs->lock);
+	fs->n_paused++;
+	pthread_cond_broadcast(&fs->pause_changed);
+	while (fs->pausing && !fs->stopping)
+		pthread_cond_wait(&fs->pause_changed, &fs->lock);
+	fs->n_paused--;
+	pthread_mutex_unlock(&fs->lock);
+}
+
 /* The next request; 0: the session has ended, or fs->stopping is set. @by: receive(), or another function like read(2). */
 static size_t next_request(struct fs *fs, void *buf, ssize_t (*by)(struct fs *fs, int fd, void *buf, size_t size))
 {
 	ssize_t n;
 
-	do
-		n = by(fs, fuse_session_fd(fs->session), buf, FS_REQUEST_BYTES);
+	do {
+		pass_gate(fs);
+		n = fs->stopping ? -1 : by(fs, fuse_session_fd(fs->session), buf, FS_REQUEST_BYTES);
 	/* ENOENT: the request was withdrawn before it could be read. */
-	while (n < 0 && !fs->stopping && (errno == EINTR || errno == EAGAIN || errno == ENOENT));
+	} while (n < 0 && !fs->stopping && (errno == EINTR || errno == EAGAIN || errno == ENOENT));
 	if (n < 0 && !fs->stopping && errno != ENODEV)
 		log_warn("fuse: reading requests: %s", strerror(errno));
 	return n < 0 || fs->stopping ? 0 : (size_t)n;
@@ -218,13 +238,20 @@ void serve_request(struct fs *fs, void *bytes, size_t size)
 		refuse_unknown(fs, in, err);
 		return;
 	}
+	/* Sent by wake_readers() to wake a thread. */
+	if (in->opcode == FUSE_NOTIFY_REPLY)
+		return;
 	/* Not passed to libfuse, which would take a lock of the session for each request to handle this. */
 	if (in->opcode == FUSE_INTERRUPT) {
 		interrupt_request(fs, ((const struct fuse_interrupt_in *)(in + 1))->unique);
 		return;
 	}
-	look_at(&buf);
 	init = in->opcode == FUSE_INIT;
+	if (init && size <= INIT_BYTES) {
+		memcpy(fs->begun.request, bytes, size);
+		fs->begun.request_size = size;
+	}
+	look_at(&buf);
 	fuse_session_process_buf(fs->session, &buf);
 	if (init)
 		session_begun(fs);
@@ -232,7 +259,12 @@ void serve_request(struct fs *fs, void *bytes, size_t size)
 
 static ssize_t receive_as_spare(struct fs *fs, int fd, void *buf, size_t size)
 {
-	return read(fd, buf, size);
+	ssize_t n;
+
+	fs->receiving.spare_reads = true;
+	n = read(fd, buf, size);
+	fs->receiving.spare_reads = false;
+	return n;
 }
 
 /* The spare: see receive.c. Of the session's end it says nothing: the other threads report that. */
@@ -245,6 +277,7 @@ static void *serve_as_spare(void *arg)
 	thread_set_name("gaia-spare");
 	while (n && !fs->stopping) {
 		receive_spare_wait(fs);
+		pass_gate(fs);
 		while (receive_spare_needed(fs) && (n = next_request(fs, buf, receive_as_spare)))
 			if (!hand_over(fs, buf, n))
 				serve_request(fs, buf, n);
@@ -284,16 +317,37 @@ static void wake(int signal)
 	/* The signal has nothing to do but to interrupt read(2). */
 }
 
-/* Not needed from 3.17 on: libfuse itself promises what send_answer() adds. (And it may be built without custom I/O.) */
+/*
+ * From 3.17 on libfuse itself promises what send_answer() adds, and may be built without custom I/O: then the answer to INIT is not
+ * known, and the mount cannot be handed over.
+ */
 static int intercept_answers(struct fs *fs)
 {
-	int err = 0;
+	int err = fuse_session_custom_io(fs->session, &io, fuse_session_fd(fs->session));
 
-	if (!FUSE_CAP_HANDLE_KILLPRIV_V2)
-		err = fuse_session_custom_io(fs->session, &io, fuse_session_fd(fs->session));
+	if (err && FUSE_CAP_HANDLE_KILLPRIV_V2)
+		err = 0;
 	if (err)
 		log_error("fuse: %s", strerror(-err));
 	return err;
+}
+
+int serve_begin_again(struct fs *fs, int fd)
+{
+	struct fuse_buf buf = { .mem = fs->begun.request, .size = fs->begun.request_size };
+	int err = fuse_session_custom_io(fs->session, &io, fd);
+
+	if (err) {
+		close(fd);
+		log_error("fuse: this build of libfuse cannot take a mount over: %s", strerror(-err));
+		return err;
+	}
+	fs->begun.answer_size = 0;
+	fs->swallows = true;
+	look_at(&buf);
+	fuse_session_process_buf(fs->session, &buf);
+	fs->swallows = false;
+	return fuse_session_exited(fs->session) ? -EPROTO : 0;
 }
 
 static int start_threads(struct fs *fs)
@@ -337,11 +391,75 @@ int serve_start(struct fs *fs)
 	sigfillset(&all);
 	sigdelset(&all, SIGUSR2);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	err = intercept_answers(fs); /* logs */
+	/* Of a session that was taken over they are intercepted already. */
+	err = fs->config.predecessor < 0 ? intercept_answers(fs) : 0; /* logs */
 	if (!err)
 		err = start_threads(fs); /* logs */
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	return err;
+}
+
+/* ---- pausing ---- */
+
+/*
+ * Threads in read(2) notice that they are to pause when they have received something. A signal would end read(2), too, but also
+ * any other call that such a thread has meanwhile begun for a request. So the kernel is asked for what it has cached of nothing at
+ * all, once for each of the threads: its replies are requests.
+ */
+static void wake_readers(struct fs *fs, unsigned n)
+{
+	struct {
+		struct fuse_out_header head;
+		struct fuse_notify_retrieve_out of;
+	} ask = { .head = { .len = sizeof(ask), .error = FUSE_NOTIFY_RETRIEVE }, .of = { .nodeid = FUSE_ROOT_ID } };
+
+	while (n-- > 0)
+		if (write(fuse_session_fd(fs->session), &ask, sizeof(ask)) < 0)
+			log_debug("fuse: waking a thread: %s", strerror(errno));
+}
+
+/* How long to wait for the threads before they are woken again: one may have been just about to wait. */
+#define WAKE_AGAIN_NS 3000000u
+
+static bool all_paused(struct fs *fs, uint64_t until)
+{
+	struct timespec t = { (time_t)(until / 1000000000), (long)(until % 1000000000) };
+	bool all;
+
+	pthread_mutex_lock(&fs->lock);
+	while (fs->n_paused < fs->n_threads + fs->has_spare && pthread_cond_timedwait(&fs->pause_changed, &fs->lock, &t) != ETIMEDOUT)
+		;
+	all = fs->n_paused == fs->n_threads + fs->has_spare;
+	pthread_mutex_unlock(&fs->lock);
+	return all;
+}
+
+static void set_pausing(struct fs *fs, bool pausing)
+{
+	pthread_mutex_lock(&fs->lock);
+	fs->pausing = pausing;
+	pthread_cond_broadcast(&fs->pause_changed);
+	pthread_mutex_unlock(&fs->lock);
+}
+
+int serve_pause(struct fs *fs, uint64_t until)
+{
+	bool all = false;
+
+	set_pausing(fs, true);
+	sem_post(&fs->receiving.spare_wake);
+	while (!all && !fs->over && now_ns() < until) {
+		wake_readers(fs, receive_wake_to_pause(fs));
+		all = all_paused(fs, MIN(until, now_ns() + WAKE_AGAIN_NS));
+	}
+	if (fs->over)
+		return -ENODEV;
+	return all && hand_wait_until(fs, until) ? 0 : -EBUSY;
+}
+
+void serve_go_on(struct fs *fs)
+{
+	set_pausing(fs, false);
 }
 
 /* Join a thread that ends when it finds fs->stopping set, and wake it so that it looks. */
@@ -363,7 +481,10 @@ static void join(pthread_t thread)
 
 void serve_stop(struct fs *fs)
 {
+	pthread_mutex_lock(&fs->lock);
 	fs->stopping = true;
+	pthread_cond_broadcast(&fs->pause_changed);
+	pthread_mutex_unlock(&fs->lock);
 	receive_wake_all(fs);
 	for (unsigned i = 0; i < fs->n_threads; i++)
 		join(fs->thread[i]);
