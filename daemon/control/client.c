@@ -112,6 +112,8 @@ static bool take_hello(struct client *c, const struct gaia_msg *msg)
 
 static bool take_message(struct client *c, const struct gaia_msg *msg)
 {
+	if (!c->welcome && msg->kind == GAIA_MSG_UPGRADE)
+		return upgrade_asked(c, msg);
 	if (!c->welcome)
 		return take_hello(c, msg);
 	return msg->kind == GAIA_MSG_GRANTED ? handover_answered(c, msg) : revoke_answered(c, msg);
