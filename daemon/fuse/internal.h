@@ -176,8 +176,7 @@ struct receiving {
 	sem_t spare_wake;
 	atomic_bool spare_on;	/* the spare receives, or is about to */
 	uint64_t spare_until;	/* the spare's: it receives at least until then */
-	atomic_uint reading;	/* threads in read(2), without the spare */
-	atomic_bool spare_reads; /* the spare is in read(2) */
+	atomic_uint reading;	/* threads in read(2) */
 	struct seat seat[FS_THREADS];
 	atomic_uint n_taken;	/* elements of seat[] that belong to threads */
 	atomic_uint parked;	/* threads */
@@ -278,7 +277,6 @@ struct fs {
 	bool borrowed;
 	int root_fd;		/* of a predecessor: the root's descriptor until inode_table_init() */
 	struct begun begun;
-	bool swallows;		/* the answer to INIT is noted, and not sent */
 
 	struct interrupts interrupts;
 	struct receiving receiving;
@@ -286,6 +284,10 @@ struct fs {
 	unsigned n_threads;
 	pthread_t spare;
 	bool has_spare;
+	/* These and the spare, by numbers that they take when they begin: */
+	pthread_t server[FS_THREADS + 1];
+	atomic_bool receives[FS_THREADS + 1]; /* between two requests */
+	atomic_uint n_numbered;
 	atomic_bool stopping;	/* the threads must end */
 	atomic_bool pausing;	/* no request is received: see serve_pause(); changed with fs->lock */
 	atomic_bool over;	/* the kernel has ended the session */
@@ -645,8 +647,6 @@ bool receive_spare_needed(struct fs *fs);
 void receive_thread_ends(struct fs *fs);
 /* A thread that serves, or the spare, is about to wait until fs->pausing is false. */
 void receive_thread_pauses(struct fs *fs);
-/* Wake all threads so that they see fs->pausing. Those in read(2) need a request for that: send them some. Returns how many are there. */
-unsigned receive_wake_to_pause(struct fs *fs);
 int receive_start(struct fs *fs);
 /* Wake all parked threads, when fs->stopping or fs->pausing is set. */
 void receive_wake_all(struct fs *fs);
@@ -682,8 +682,8 @@ void serve_request(struct fs *fs, void *bytes, size_t size);
  */
 int serve_pause(struct fs *fs, uint64_t until);
 void serve_go_on(struct fs *fs);
-/* Begin libfuse's session on the descriptor @fd, which is its own from then on, as fs->begun was begun. The kernel is not told. Logs. */
-int serve_begin_again(struct fs *fs, int fd);
+/* Begin libfuse's session with the INIT of fs->begun. The answer is noted there, and the kernel is not told. */
+int serve_begin_again(struct fs *fs);
 /* The number of the present request of this thread. */
 uint64_t serve_unique(void);
 /* Whether this thread's present request is a FUSE_TMPFILE, which reaches op_create(). */

@@ -415,14 +415,6 @@ void receive_thread_pauses(struct fs *fs)
 		yield_front(&fs->receiving);
 }
 
-unsigned receive_wake_to_pause(struct fs *fs)
-{
-	struct receiving *r = &fs->receiving;
-
-	receive_wake_all(fs);
-	return atomic_load(&r->reading) + atomic_load(&r->spare_reads);
-}
-
 void receive_wake_all(struct fs *fs)
 {
 	struct receiving *r = &fs->receiving;

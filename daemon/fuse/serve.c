@@ -12,6 +12,7 @@
 #include "fuse/internal.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/fuse.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -22,14 +23,13 @@
 
 #include "base/fault.h"
 
+#define WAKE_TO_PAUSE SIGURG /* see wake_readers() */
+
 /* What libfuse does not tell of the request that this thread has in hand. */
 static __thread struct {
 	uint64_t unique;
 	bool is_tmpfile;
 	bool clears_set_id;
-	/* It is an INIT. @flags: FUSE_HANDLE_KILLPRIV_V2 if the kernel offers that. */
-	bool is_init;
-	uint32_t flags;
 } request;
 
 uint64_t serve_unique(void)
@@ -55,10 +55,6 @@ static void look_at(struct fuse_buf *buf)
 	memset(&request, 0, sizeof(request));
 	request.unique = in->unique;
 	switch (in->opcode) {
-	case FUSE_INIT:
-		request.is_init = true;
-		request.flags = ((const struct fuse_init_in *)arg)->flags & FUSE_HANDLE_KILLPRIV_V2;
-		break;
 	case FUSE_WRITE:
 		request.clears_set_id =
 			((const struct fuse_write_in *)arg)->write_flags & FUSE_WRITE_KILL_SUIDGID;
@@ -71,32 +67,13 @@ static void look_at(struct fuse_buf *buf)
 	}
 }
 
-static ssize_t send_answer(int fd, struct iovec *iov, int count, void *arg)
+static __thread unsigned number; /* of this thread among those that receive */
+
+static void take_number(struct fs *fs)
 {
-	struct fs *fs = arg;
-
-	if (request.is_init && count == 2) {
-		struct fuse_init_out *out = iov[1].iov_base;
-
-		/* What libfuse cannot promise itself. */
-		out->flags |= FUSE_CAP_HANDLE_KILLPRIV_V2 ? 0 : request.flags;
-		request.is_init = false;
-		fs->begun.answer_size = MIN(iov[1].iov_len, INIT_BYTES);
-		memcpy(fs->begun.answer, out, fs->begun.answer_size);
-	}
-	return fs->swallows ? (ssize_t)((struct fuse_out_header *)iov[0].iov_base)->len : writev(fd, iov, count);
+	number = atomic_fetch_add(&fs->n_numbered, 1);
+	fs->server[number] = pthread_self();
 }
-
-/* libfuse insists on such a function; but it is never asked to receive. */
-static ssize_t receive_for_libfuse(int fd, void *buf, size_t size, void *arg)
-{
-	return receive(arg, fd, buf, size);
-}
-
-static const struct fuse_custom_io io = {
-	.read = receive_for_libfuse,
-	.writev = send_answer,
-};
 
 /* Wait here, between two requests, while fs->pausing is set. */
 static void pass_gate(struct fs *fs)
@@ -120,29 +97,14 @@ static size_t next_request(struct fs *fs, void *buf, ssize_t (*by)(struct fs *fs
 
 	do {
 		pass_gate(fs);
+		atomic_store_explicit(&fs->receives[number], true, memory_order_relaxed);
 		n = fs->stopping ? -1 : by(fs, fuse_session_fd(fs->session), buf, FS_REQUEST_BYTES);
+		atomic_store_explicit(&fs->receives[number], false, memory_order_relaxed);
 	/* ENOENT: the request was withdrawn before it could be read. */
 	} while (n < 0 && !fs->stopping && (errno == EINTR || errno == EAGAIN || errno == ENOENT));
 	if (n < 0 && !fs->stopping && errno != ENODEV)
 		log_warn("fuse: reading requests: %s", strerror(errno));
 	return n < 0 || fs->stopping ? 0 : (size_t)n;
-}
-
-/*
- * INIT has been answered; other threads may be serving requests already. If libfuse has refused the session (and logged why), every
- * call on the mount would fail: then end.
- */
-static void session_begun(struct fs *fs)
-{
-	(void)fault_point("mount.answered");
-	if (!fuse_session_exited(fs->session)) {
-		fs->config.ready(fs->config.arg);
-		return;
-	}
-	if (fs->supervised)
-		fs->supervised->live = false;
-	fs->over = true;
-	fs->config.ended(fs->config.arg);
 }
 
 void serve_refuse(struct fs *fs, const void *bytes, int err)
@@ -232,39 +194,23 @@ void serve_request(struct fs *fs, void *bytes, size_t size)
 	struct fuse_buf buf = { .mem = bytes, .size = size };
 	const struct fuse_in_header *in = bytes;
 	int err = serve_unknown(fs, in);
-	bool init;
 
 	if (err) {
 		refuse_unknown(fs, in, err);
 		return;
 	}
-	/* Sent by wake_readers() to wake a thread. */
-	if (in->opcode == FUSE_NOTIFY_REPLY)
-		return;
 	/* Not passed to libfuse, which would take a lock of the session for each request to handle this. */
 	if (in->opcode == FUSE_INTERRUPT) {
 		interrupt_request(fs, ((const struct fuse_interrupt_in *)(in + 1))->unique);
 		return;
 	}
-	init = in->opcode == FUSE_INIT;
-	if (init && size <= INIT_BYTES) {
-		memcpy(fs->begun.request, bytes, size);
-		fs->begun.request_size = size;
-	}
 	look_at(&buf);
 	fuse_session_process_buf(fs->session, &buf);
-	if (init)
-		session_begun(fs);
 }
 
 static ssize_t receive_as_spare(struct fs *fs, int fd, void *buf, size_t size)
 {
-	ssize_t n;
-
-	fs->receiving.spare_reads = true;
-	n = read(fd, buf, size);
-	fs->receiving.spare_reads = false;
-	return n;
+	return read(fd, buf, size);
 }
 
 /* The spare: see receive.c. Of the session's end it says nothing: the other threads report that. */
@@ -275,6 +221,7 @@ static void *serve_as_spare(void *arg)
 	size_t n = 1;
 
 	thread_set_name("gaia-spare");
+	take_number(fs);
 	while (n && !fs->stopping) {
 		receive_spare_wait(fs);
 		pass_gate(fs);
@@ -294,6 +241,7 @@ static void *serve(void *arg)
 	int err;
 
 	thread_set_name("gaia-fuse");
+	take_number(fs);
 	err = cred_thread_init(fs);
 	if (err)
 		log_error("fuse: a umask for each thread: %s", strerror(-err));
@@ -317,37 +265,110 @@ static void wake(int signal)
 	/* The signal has nothing to do but to interrupt read(2). */
 }
 
-/*
- * From 3.17 on libfuse itself promises what send_answer() adds, and may be built without custom I/O: then the answer to INIT is not
- * known, and the mount cannot be handed over.
- */
-static int intercept_answers(struct fs *fs)
-{
-	int err = fuse_session_custom_io(fs->session, &io, fuse_session_fd(fs->session));
+/* ---- how a session begins ---- */
 
-	if (err && FUSE_CAP_HANDLE_KILLPRIV_V2)
-		err = 0;
-	if (err)
-		log_error("fuse: %s", strerror(-err));
+/*
+ * Have libfuse answer INIT (fs->begun.request), and note the answer in place of sending it: meanwhile libfuse's descriptor is a pipe.
+ * Called while no other thread uses the session. The answer's error, or that of what is needed for this, as a negative errno.
+ */
+static int answer_init(struct fs *fs)
+{
+	struct begun *b = &fs->begun;
+	struct fuse_buf buf = { .mem = b->request, .size = b->request_size };
+	struct fuse_out_header head = { .error = -EPROTO };
+	int fd = fuse_session_fd(fs->session), device, ends[2], err = -EMFILE;
+	struct iovec parts[] = { { &head, sizeof(head) }, { b->answer, sizeof(b->answer) } };
+	ssize_t n;
+
+	device = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	if (device < 0 || pipe2(ends, O_CLOEXEC | O_NONBLOCK))
+		goto close_device;
+	if (dup3(ends[1], fd, O_CLOEXEC) != fd)
+		goto close_pipe;
+	look_at(&buf);
+	fuse_session_process_buf(fs->session, &buf);
+	while (dup3(device, fd, O_CLOEXEC) != fd)
+		bug_on(errno != EINTR && errno != EBUSY);
+	n = readv(ends[0], parts, ARRAY_LEN(parts));
+	b->answer_size = n > (ssize_t)sizeof(head) ? (size_t)n - sizeof(head) : 0;
+	err = head.error;
+
+close_pipe:
+	close(ends[0]);
+	close(ends[1]);
+close_device:
+	if (device >= 0)
+		close(device);
 	return err;
 }
 
-int serve_begin_again(struct fs *fs, int fd)
+/* What libfuse before 3.17 cannot promise itself. */
+static void promise_more(struct begun *b)
 {
-	struct fuse_buf buf = { .mem = fs->begun.request, .size = fs->begun.request_size };
-	int err = fuse_session_custom_io(fs->session, &io, fd);
+	struct fuse_init_out *out = (void *)b->answer;
+	const struct fuse_init_in *in = (const void *)(b->request + sizeof(struct fuse_in_header));
 
-	if (err) {
-		close(fd);
-		log_error("fuse: this build of libfuse cannot take a mount over: %s", strerror(-err));
-		return err;
+	if (!FUSE_CAP_HANDLE_KILLPRIV_V2 && b->answer_size > offsetof(struct fuse_init_out, flags))
+		out->flags |= in->flags & FUSE_HANDLE_KILLPRIV_V2;
+}
+
+/* Receive INIT, which comes first, and answer it. 0 also if the mount has ended before: then the threads find that out. */
+static int begin(struct fs *fs)
+{
+	struct begun *b = &fs->begun;
+	struct fuse_out_header head = { .unique = 0 };
+	struct iovec parts[] = { { &head, sizeof(head) }, { b->answer, 0 } };
+	char *bytes = xmalloc(FS_REQUEST_BYTES);
+	const struct fuse_in_header *in = (const void *)bytes;
+	ssize_t n;
+	int err = 0;
+
+	do
+		n = read(fuse_session_fd(fs->session), bytes, FS_REQUEST_BYTES);
+	while (n < 0 && (errno == EINTR || errno == EAGAIN || errno == ENOENT));
+	if (n < 0)
+		goto out;
+	err = -EPROTO;
+	if (in->opcode != FUSE_INIT || (size_t)n > sizeof(b->request))
+		goto out;
+	memcpy(b->request, bytes, (size_t)n);
+	b->request_size = (size_t)n;
+	head.unique = in->unique;
+	head.error = answer_init(fs);
+	promise_more(b);
+	parts[1].iov_len = b->answer_size;
+	head.len = (uint32_t)(sizeof(head) + b->answer_size);
+	err = writev(fuse_session_fd(fs->session), parts, 2) < 0 && errno != ENODEV && errno != ENOENT ? -errno : 0;
+out:
+	free(bytes);
+	if (err)
+		log_error("fuse: the session cannot begin: %s", strerror(-err));
+	return err;
+}
+
+int serve_begin_again(struct fs *fs)
+{
+	int err = answer_init(fs);
+
+	promise_more(&fs->begun);
+	return err || fuse_session_exited(fs->session) ? -EPROTO : 0;
+}
+
+/*
+ * INIT has been answered, and the threads serve. If libfuse has refused the session (and logged why), every
+ * call on the mount would fail: then end.
+ */
+static void session_begun(struct fs *fs)
+{
+	(void)fault_point("mount.answered");
+	if (!fuse_session_exited(fs->session)) {
+		fs->config.ready(fs->config.arg);
+		return;
 	}
-	fs->begun.answer_size = 0;
-	fs->swallows = true;
-	look_at(&buf);
-	fuse_session_process_buf(fs->session, &buf);
-	fs->swallows = false;
-	return fuse_session_exited(fs->session) ? -EPROTO : 0;
+	if (fs->supervised)
+		fs->supervised->live = false;
+	fs->over = true;
+	fs->config.ended(fs->config.arg);
 }
 
 static int start_threads(struct fs *fs)
@@ -377,12 +398,14 @@ fail:
 
 int serve_start(struct fs *fs)
 {
-	struct sigaction sa = { .sa_handler = wake };
+	struct sigaction sa = { .sa_handler = wake }, to_pause = { .sa_handler = wake, .sa_flags = SA_RESTART };
 	sigset_t all, old;
 	int err;
 
 	sigemptyset(&sa.sa_mask);
 	sigaction(SIGUSR2, &sa, NULL);
+	sigemptyset(&to_pause.sa_mask);
+	sigaction(WAKE_TO_PAUSE, &to_pause, NULL);
 	/*
 	 * Sent when somebody opens a file on which passthrough.c has a lease. It has nothing to do: the lease
 	 * ends in a moment anyway.
@@ -390,32 +413,38 @@ int serve_start(struct fs *fs)
 	signal(SIGIO, SIG_IGN);
 	sigfillset(&all);
 	sigdelset(&all, SIGUSR2);
+	sigdelset(&all, WAKE_TO_PAUSE);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	/* Of a session that was taken over they are intercepted already. */
-	err = fs->config.predecessor < 0 ? intercept_answers(fs) : 0; /* logs */
+	/* A session that is taken over has begun. */
+	err = fs->config.predecessor < 0 ? begin(fs) : 0; /* logs */
 	if (!err)
 		err = start_threads(fs); /* logs */
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	if (!err && fs->config.predecessor < 0)
+		session_begun(fs);
 	return err;
 }
 
 /* ---- pausing ---- */
 
 /*
- * Threads in read(2) notice that they are to pause when they have received something. A signal would end read(2), too, but also
- * any other call that such a thread has meanwhile begun for a request. So the kernel is asked for what it has cached of nothing at
- * all, once for each of the threads: its replies are requests.
+ * Threads in read(2) have to notice that they are to pause. A signal that ends the call might meet a thread that has begun a request
+ * meanwhile, and end another call. So with this one calls go on (SA_RESTART); but now read(2) does not wait.
  */
-static void wake_readers(struct fs *fs, unsigned n)
+static void wake_readers(struct fs *fs)
 {
-	struct {
-		struct fuse_out_header head;
-		struct fuse_notify_retrieve_out of;
-	} ask = { .head = { .len = sizeof(ask), .error = FUSE_NOTIFY_RETRIEVE }, .of = { .nodeid = FUSE_ROOT_ID } };
+	receive_wake_all(fs);
+	for (unsigned i = 0; i < fs->n_numbered; i++)
+		if (fs->receives[i])
+			pthread_kill(fs->server[i], WAKE_TO_PAUSE);
+}
 
-	while (n-- > 0)
-		if (write(fuse_session_fd(fs->session), &ask, sizeof(ask)) < 0)
-			log_debug("fuse: waking a thread: %s", strerror(errno));
+static void set_waiting(struct fs *fs, bool waits)
+{
+	int fd = fuse_session_fd(fs->session), flags = fcntl(fd, F_GETFL);
+
+	if (flags < 0 || fcntl(fd, F_SETFL, waits ? flags & ~O_NONBLOCK : flags | O_NONBLOCK))
+		log_debug("fuse: %s", strerror(errno));
 }
 
 /* How long to wait for the threads before they are woken again: one may have been just about to wait. */
@@ -447,11 +476,13 @@ int serve_pause(struct fs *fs, uint64_t until)
 	bool all = false;
 
 	set_pausing(fs, true);
+	set_waiting(fs, false);
 	sem_post(&fs->receiving.spare_wake);
 	while (!all && !fs->over && now_ns() < until) {
-		wake_readers(fs, receive_wake_to_pause(fs));
+		wake_readers(fs);
 		all = all_paused(fs, MIN(until, now_ns() + WAKE_AGAIN_NS));
 	}
+	set_waiting(fs, true);
 	if (fs->over)
 		return -ENODEV;
 	return all && hand_wait_until(fs, until) ? 0 : -EBUSY;

@@ -72,7 +72,7 @@ static uint64_t answered_flags(const struct fs *fs)
 static const char *obstacle(const struct fs *fs)
 {
 	if (!fs->begun.request_size || fs->begun.answer_size < sizeof(struct fuse_init_out))
-		return "this build of libfuse does not show how the session began";
+		return "it is not known how the session began";
 	if (answered_flags(fs) & OVER_IO_URING)
 		return "requests come by io_uring, which belongs to the process";
 	if (strstr(fs->options.rest, "auto_unmount"))
@@ -297,6 +297,7 @@ static int get_session(struct fs *fs, struct parcel *p, struct begun *began)
 static int begin_session(struct fs *fs, struct parcel *p, const struct fuse_lowlevel_ops *ops)
 {
 	struct begun began;
+	char name[32];
 	int fd, err = parcel_receive(fs->config.predecessor, p, SESSION);
 
 	if (err) {
@@ -310,14 +311,16 @@ static int begin_session(struct fs *fs, struct parcel *p, const struct fuse_lowl
 		return fd;
 	}
 	err = mount_make_session(fs, ops); /* logs */
-	if (err) {
+	/* libfuse's name for a descriptor that is mounted already. */
+	snprintf(name, sizeof(name), "/dev/fd/%d", fd);
+	if (err || fuse_session_mount(fs->session, name)) {
 		close(fd);
-		return err;
+		return err ? err : -EINVAL;
 	}
 	memcpy(fs->begun.request, began.request, began.request_size);
 	fs->begun.request_size = began.request_size;
-	err = serve_begin_again(fs, fd); /* logs */
-	if (!err && !same_session(&fs->begun, &began)) {
+	err = serve_begin_again(fs);
+	if (err || !same_session(&fs->begun, &began)) {
 		log_error("taking the mount over: this program, or its libfuse, would begin it in another way; unmount, and mount anew");
 		err = -EPROTO;
 	}
