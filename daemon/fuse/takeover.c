@@ -330,12 +330,15 @@ static int begin_session(struct fs *fs, struct parcel *p, const struct fuse_lowl
 /* From the word SERVING on the mount is ours. */
 static int take_mount(struct fs *fs, struct parcel *p)
 {
-	int old = fs->config.predecessor, err = say(old, p, TAKEN);
+	int old = fs->config.predecessor, err = fault_point("takeover.taken");
 
 	if (!err)
+		err = say(old, p, TAKEN);
+	if (!err)
 		err = hear(old, p, COMMIT);
+	if (!err)
+		err = fault_point("takeover.committed");
 	if (!err) {
-		(void)fault_point("takeover.committed");
 		/* The old daemon may end as soon as it has heard. */
 		prctl(PR_SET_PDEATHSIG, 0);
 		supervisor_tell(fs);

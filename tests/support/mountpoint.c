@@ -539,6 +539,42 @@ int mnt_stop(struct mnt *m)
 	return err;
 }
 
+/* The new daemon was the old one's child, and becomes ours. */
+static int adopt(struct mnt *m)
+{
+	int status = wait_exit(m->daemon, EXIT_SECONDS);
+
+	guard_end(m);
+	m->daemon = status == 0 ? find_orphan(binary(m)) : 0;
+	if (m->daemon && !guard_start(m))
+		return 0;
+	fprintf(stderr, "mount: after the upgrade: the old daemon's status is %x; the log:\n", (unsigned)status);
+	mnt_show_log(m);
+	return -1;
+}
+
+int mnt_upgrade(struct mnt *m, const char *option, char said[512])
+{
+	char command[2 * PATH_MAX];
+	size_t n = 0;
+	int status;
+	FILE *f;
+
+	prctl(PR_SET_CHILD_SUBREAPER, 1);
+	snprintf(command, sizeof(command), "exec '%s' --upgrade %s '%s' 2>&1", binary(m), option ? option : "", m->path);
+	f = popen(command, "re");
+	if (!f)
+		return -1;
+	if (said)
+		n = fread(said, 1, 511, f);
+	if (said)
+		said[n] = '\0';
+	status = pclose(f);
+	if (status)
+		return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+	return adopt(m);
+}
+
 bool mnt_can_abort(void)
 {
 	struct statfs sfs;
