@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stddef.h>
@@ -15,6 +16,7 @@
 #include <sys/time.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/fault.h"
@@ -25,6 +27,8 @@
 #define START_S 120
 /* For each of its steps while programs wait. It only computes then. */
 #define STEP_S 20
+/* For storage, while programs wait. */
+#define STORE_S 5
 /* For requests under way to end. */
 #define PAUSE_NS 10000000000ull
 
@@ -166,10 +170,8 @@ static int nothing_held(struct upgrade *u)
 static int store_all(struct upgrade *u)
 {
 	json_t *unstored = json_array(), *first;
-	int err = fault_point("upgrade.store");
+	int err = cache_sync_all(u->cache, unstored);
 
-	if (!err)
-		err = cache_sync_all(u->cache, unstored);
 	first = json_array_get(unstored, 0);
 	if (first)
 		fails(u, err, "files that cannot be stored: %zu; %s: %s", json_array_size(unstored),
@@ -178,6 +180,34 @@ static int store_all(struct upgrade *u)
 		fails(u, err, "not everything can be stored: %s", strerror(-err));
 	json_decref(unstored);
 	return err;
+}
+
+static void *store_rest(void *arg)
+{
+	struct upgrade *u = arg;
+
+	(void)fault_point("upgrade.rest");
+	return (void *)(intptr_t)store_all(u);
+}
+
+/*
+ * The same while programs wait. If storage does not answer they go on, with this daemon: when it has answered the upgrade fails.
+ */
+static int store_soon(struct upgrade *u)
+{
+	struct timespec until;
+	void *err = NULL;
+	pthread_t thread;
+
+	if (pthread_create(&thread, NULL, store_rest, u))
+		return fails(u, -EAGAIN, "no thread: %s", strerror(EAGAIN));
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += STORE_S;
+	if (!pthread_timedjoin_np(thread, &err, &until))
+		return (int)(intptr_t)err;
+	fs_go_on(u->fs);
+	pthread_join(thread, NULL);
+	return fails(u, -ETIMEDOUT, "storage has not answered for %d seconds", STORE_S);
 }
 
 static int nothing_unstored(struct upgrade *u)
@@ -193,7 +223,7 @@ static int hand_over(struct upgrade *u)
 	int err = nothing_held(u);
 
 	if (!err)
-		err = store_all(u);
+		err = store_soon(u);
 	if (!err)
 		err = nothing_unstored(u);
 	if (err)

@@ -52,6 +52,10 @@ bool upgrade_asked(struct client *c, const struct gaia_msg *msg)
 	answer = fcntl(c->fd, F_DUPFD_CLOEXEC, 0);
 	if (answer < 0)
 		return false;
+	if (!ctl->upgrade) {
+		control_answer_upgrade(answer, -EOPNOTSUPP, "it cannot be");
+		return true;
+	}
 	/* The user who has opened the mount, and the one who runs the program that is to serve it. */
 	if (!quota_is_owner(ctl->quota, c->uid) || !quota_is_owner(ctl->quota, c->peer_uid)) {
 		if (log_may(&ctl->pace))

@@ -335,7 +335,8 @@ static int try_lock(void *arg)
 EACH_WAY(upgrade, open_files_locks_and_numbers_stay)
 {
 	int fd = open_file("f", O_CREAT | O_RDWR), gone = open_file("gone", O_CREAT | O_RDWR);
-	struct stat before, after;
+	int t = open_file("t", O_CREAT | O_RDWR);
+	struct stat before, after, times;
 	char text[5] = "";
 	unsigned char *p;
 
@@ -348,12 +349,18 @@ EACH_WAY(upgrade, open_files_locks_and_numbers_stay)
 	cr_assert_eq(write(gone, "gone", 4), 4);
 	cr_assert_eq(unlinkat(both_root[ON_MOUNT], "gone", 0), 0);
 	cr_assert_eq(fstat(fd, &before), 0);
+	cr_assert_eq(write(t, "time", 4), 4);
+	cr_assert_eq(fstat(t, &times), 0);
+	close(t);
+	usleep(20000); /* what is stored now has another time */
 	cr_assert_eq(upgrade(), 0);
 	p[2] = 'C';
 	cr_assert_eq(pread(fd, text, 4, 0), 4);
 	cr_assert_str_eq(text, "aBCd");
 	cr_assert_eq(fstat(fd, &after), 0);
 	cr_assert_eq(before.st_ino, after.st_ino);
+	cr_assert_eq(fstatat(both_root[ON_MOUNT], "t", &after, 0), 0);
+	cr_assert(after.st_mtim.tv_sec == times.st_mtim.tv_sec && after.st_mtim.tv_nsec == times.st_mtim.tv_nsec);
 	cr_assert_eq(child_run(try_lock, NULL), 0);
 	cr_assert_eq(pread(gone, text, 4, 0), 4);
 	cr_assert_str_eq(text, "gone");
