@@ -342,6 +342,18 @@ static int exchange(int fd, struct gaia_msg *msg)
 	return n == (ssize_t)sizeof(*msg) && msg->kind == GAIA_MSG_UPGRADED ? 0 : -EPROTO;
 }
 
+/* What is said to be the reason, as one line: what is mounted there may be anybody's. */
+static const char *reason(struct gaia_msg *msg)
+{
+	char *text = (char *)msg->chunk;
+
+	text[sizeof(msg->chunk) - 1] = '\0';
+	for (char *c = text; *c; c++)
+		if ((unsigned char)*c < ' ' || *c == 0x7f)
+			*c = '?';
+	return text;
+}
+
 int upgrade_ask(const char *mountpoint, bool force)
 {
 	struct gaia_msg msg = { .kind = GAIA_MSG_UPGRADE, .version = GAIA_PROTOCOL_VERSION, .count = force };
@@ -360,9 +372,8 @@ int upgrade_ask(const char *mountpoint, bool force)
 	} else if (err) {
 		log_error("%s: its daemon cannot be reached: %s", mountpoint, strerror(-err));
 	} else if (msg.error) {
-		((char *)msg.chunk)[sizeof(msg.chunk) - 1] = '\0';
-		log_error("%s: is not upgraded, and goes on as before: %s", mountpoint, (const char *)msg.chunk);
-		err = -(int)msg.error;
+		log_error("%s: is not upgraded, and goes on as before: %s", mountpoint, reason(&msg));
+		err = -EBUSY;
 	}
 	return err;
 }
