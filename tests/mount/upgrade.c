@@ -47,6 +47,8 @@ static void refused(const char *option, const char *why)
 	cr_assert(strstr(said, why), "%s", said);
 	cr_assert_eq(mnt.daemon, daemon);
 	cr_assert_eq(kill(daemon, 0), 0);
+	/* The new daemon's status nobody sees. */
+	cr_assert_eq(mnt_log_lines(&mnt, "Sanitizer"), 0);
 }
 
 static int open_file(const char *name, int flags)
