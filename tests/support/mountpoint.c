@@ -480,21 +480,30 @@ int mnt_wait(struct mnt *m)
 	return status;
 }
 
-int mnt_unmount(struct mnt *m)
+static int unmount_once(struct mnt *m)
 {
 	const char *fusermount[] = { "fusermount3", "-u", m->path, NULL };
+	int err = umount2(m->path, UMOUNT_NOFOLLOW);
+
+	if (err && errno == EPERM) {
+		err = run_quietly(fusermount);
+		errno = EBUSY; /* it does not say why */
+	}
+	return err;
+}
+
+int mnt_unmount(struct mnt *m)
+{
 	int err;
 
 	if (!m->daemon)
 		return -1;
-	/* A program that looks at all mounts of the machine makes them busy for a moment. */
-	for (unsigned tries = 0; (err = umount2(m->path, UMOUNT_NOFOLLOW)) && errno == EBUSY; tries++) {
+	/* A program that looks at all mounts of the machine makes them busy for a moment; and so does a guard that has just begun. */
+	for (unsigned tries = 0; (err = unmount_once(m)) && errno == EBUSY; tries++) {
 		if (tries == BUSY_TRIES)
 			break;
 		usleep(10000);
 	}
-	if (err && errno == EPERM)
-		err = run_quietly(fusermount);
 	if (err) {
 		fprintf(stderr, "mount: cannot unmount %s: %s\n", m->path, strerror(errno));
 		detach(m->path);
