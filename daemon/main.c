@@ -14,10 +14,10 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/utsname.h>
-#include <sys/wait.h>
 #include <unistd.h>
 #include <uv.h>
 
+#include "background.h"
 #include "base/fault.h"
 #include "base/log.h"
 #include "base/memory.h"
@@ -79,56 +79,6 @@ struct daemon {
 
 static const int end_signals[] = { SIGTERM, SIGINT, SIGHUP };
 
-/* ---- in the background ---- */
-
-/* Wait for the daemon's word that the mount is live. If it is not, the daemon itself has logged why. */
-_Noreturn static void be_parent(pid_t child, int from)
-{
-	char byte;
-	ssize_t n;
-	int status = 0;
-
-	do
-		n = read(from, &byte, 1);
-	while (n < 0 && errno == EINTR);
-	if (n == 1)
-		_exit(0);
-	while (waitpid(child, &status, 0) < 0 && errno == EINTR)
-		;
-	if (WIFSIGNALED(status))
-		log_error("the daemon died while starting: %s", strsignal(WTERMSIG(status)));
-	_exit(1);
-}
-
-/* Returns in the child, which is a session of its own. Called before any thread is made. */
-static int go_to_background(struct daemon *d)
-{
-	int ends[2], err;
-	pid_t child;
-
-	if (pipe2(ends, O_CLOEXEC)) {
-		err = -errno;
-		goto fail;
-	}
-	child = fork();
-	if (child < 0) {
-		err = -errno;
-		goto fail;
-	}
-	if (child) {
-		close(ends[1]);
-		be_parent(child, ends[0]);
-	}
-	close(ends[0]);
-	d->parent = ends[1];
-	setsid();
-	return 0;
-
-fail:
-	log_error("cannot go to the background: %s", strerror(-err));
-	return err;
-}
-
 /* Started by the daemon that has the mount, where that one is: in the background, if it is. */
 static void be_heir(const struct daemon *d)
 {
@@ -139,30 +89,10 @@ static void be_heir(const struct daemon *d)
 		log_to_syslog();
 }
 
-static void tell_parent(struct daemon *d)
-{
-	int null;
-
-	if (d->parent < 0)
-		return;
-	if (chdir("/"))
-		log_debug("/: %s", strerror(errno));
-	log_to_syslog();
-	null = open("/dev/null", O_RDWR | O_CLOEXEC);
-	for (int fd = 0; fd <= 2 && null >= 0; fd++)
-		dup2(null, fd);
-	if (null > 2)
-		close(null);
-	if (write(d->parent, "+", 1) != 1)
-		log_debug("the parent is gone: %s", strerror(errno));
-	close(d->parent);
-	d->parent = -1;
-}
-
 static void tell_ready(struct daemon *d)
 {
 	d->told = true;
-	tell_parent(d);
+	background_tell(&d->parent);
 	notify_manager("READY=1\nSTATUS=mounted");
 	fs_pin(d->fs, d->options.pins, d->options.n_pins);
 }
@@ -778,7 +708,7 @@ int main(int argc, char **argv)
 		if (d.options.take_over)
 			be_heir(&d);
 		else if (!err && !d.options.foreground)
-			err = go_to_background(&d);
+			err = background_go(&d.parent); /* logs */
 		if (!err) {
 			signal(SIGPIPE, SIG_IGN);
 			start_loop(&d);

@@ -682,8 +682,6 @@ void serve_request(struct fs *fs, void *bytes, size_t size);
  */
 int serve_pause(struct fs *fs, uint64_t until);
 void serve_go_on(struct fs *fs);
-/* Begin libfuse's session with the INIT of fs->begun. The answer is noted there, and the kernel is not told. */
-int serve_begin_again(struct fs *fs);
 /* The number of the present request of this thread. */
 uint64_t serve_unique(void);
 /* Whether this thread's present request is a FUSE_TMPFILE, which reaches op_create(). */
@@ -692,6 +690,18 @@ bool serve_is_tmpfile(void);
 bool serve_clears_set_id(void);
 int serve_start(struct fs *fs);
 void serve_stop(struct fs *fs);
+
+/* ---- session.c ---- */
+
+/*
+ * Receive INIT, which comes first, and answer it. Called while no other thread uses the session. 0 also if the mount has ended before: then
+ * the threads find that out. Logs errors.
+ */
+int session_begin(struct fs *fs);
+/* Begin libfuse's session with the INIT of fs->begun. The answer is noted there, and the kernel is not told. */
+int session_begin_again(struct fs *fs);
+/* INIT has been answered, and the threads serve. If libfuse has refused the session (and logged why), every call would fail: then end. */
+void session_begun(struct fs *fs);
 
 /* ---- hand.c ---- */
 

@@ -319,7 +319,7 @@ static int begin_session(struct fs *fs, struct parcel *p, const struct fuse_lowl
 	}
 	memcpy(fs->begun.request, began.request, began.request_size);
 	fs->begun.request_size = began.request_size;
-	err = serve_begin_again(fs);
+	err = session_begin_again(fs);
 	if (err || !same_session(&fs->begun, &began)) {
 		log_error("taking the mount over: this program, or its libfuse, would begin it in another way; unmount, and mount anew");
 		err = -EPROTO;
