@@ -337,7 +337,7 @@ static int try_lock(void *arg)
 EACH_WAY(upgrade, open_files_locks_and_numbers_stay)
 {
 	int fd = open_file("f", O_CREAT | O_RDWR), gone = open_file("gone", O_CREAT | O_RDWR);
-	int t = open_file("t", O_CREAT | O_RDWR);
+	int t = open_file("t", O_CREAT | O_RDWR), again;
 	struct stat before, after, times;
 	char text[5] = "";
 	unsigned char *p;
@@ -361,6 +361,11 @@ EACH_WAY(upgrade, open_files_locks_and_numbers_stay)
 	cr_assert_str_eq(text, "aBCd");
 	cr_assert_eq(fstat(fd, &after), 0);
 	cr_assert_eq(before.st_ino, after.st_ino);
+	/* The kernel opens a file again only in the way in which it is open. */
+	again = open_file("f", O_RDWR);
+	cr_assert_eq(pread(again, text, 4, 0), 4);
+	cr_assert_str_eq(text, "aBCd");
+	close(again);
 	cr_assert_eq(fstatat(both_root[ON_MOUNT], "t", &after, 0), 0);
 	cr_assert(after.st_mtim.tv_sec == times.st_mtim.tv_sec && after.st_mtim.tv_nsec == times.st_mtim.tv_nsec);
 	cr_assert_eq(child_run(try_lock, NULL), 0);
