@@ -410,8 +410,13 @@ EACH_WAY(upgrade, a_directory_that_is_being_read_goes_on_where_it_was)
 
 EACH_WAY(upgrade, files_that_are_not_open_are_found)
 {
+	int fd, known = open_file("known", O_CREAT | O_RDWR);
 	char name[32];
-	int fd;
+
+	/* A file that the kernel knows; it is not looked up again. */
+	cr_assert_eq(write(known, "known", 5), 5);
+	close(known);
+	known = open_file("known", O_PATH);
 
 	for (int i = 0; i < 200; i++) {
 		snprintf(name, sizeof(name), "f%d", i);
@@ -420,6 +425,12 @@ EACH_WAY(upgrade, files_that_are_not_open_are_found)
 		close(fd);
 	}
 	cr_assert_eq(upgrade(), 0);
+	snprintf(name, sizeof(name), "/proc/self/fd/%d", known);
+	fd = open(name, O_RDONLY);
+	cr_assert_geq(fd, 0, "%s", strerror(errno));
+	cr_assert_eq(read(fd, name, sizeof(name)), 5);
+	close(fd);
+	close(known);
 	for (int i = 0; i < 200; i++) {
 		char got[32];
 
