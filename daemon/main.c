@@ -85,6 +85,7 @@ static void be_heir(const struct daemon *d)
 	/* Until the mount is ours it is that daemon's; if it ends meanwhile, nothing must be left that keeps the connection open. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	fcntl(UPGRADE_FD, F_SETFD, FD_CLOEXEC);
+	close_range(UPGRADE_FD + 1, ~0u, 0); /* whatever libraries have let us inherit */
 	if (!d->options.foreground)
 		log_to_syslog();
 }

@@ -543,6 +543,7 @@ enum options_result options_parse(int argc, char **argv, struct options *out)
 	struct option longs[ARRAY_LEN(kinds) + 1];
 	char letters[2 * ARRAY_LEN(kinds) + 2];
 	const struct option_kind *kind;
+	bool of_mounts = false; /* an option was given that an upgrade does not change */
 	int c;
 
 	*out = (struct options){
@@ -573,6 +574,11 @@ enum options_result options_parse(int argc, char **argv, struct options *out)
 		}
 		if (kind->parse(out, optarg))
 			return OPTIONS_WRONG;
+		of_mounts |= kind->parse != upgrade && kind->parse != force && kind->parse != parse_log_level;
+	}
+	if (out->upgrade && of_mounts) {
+		log_error("--upgrade: the mount keeps the options that it has; unmount, and mount with others");
+		return OPTIONS_WRONG;
 	}
 	if (out->no_device && out->n_devices) {
 		log_error("--device none cannot be combined with other devices");

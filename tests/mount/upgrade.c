@@ -631,4 +631,5 @@ EACH_WAY(upgrade, what_is_no_mount_of_gaiafs_is_said_so)
 	cr_assert_eq(r.status, 1);
 	cr_assert(strstr(r.err, "not a mount of gaiafs"), "%s", r.err);
 	shell_free(&r);
+	refused("--home 8M", "keeps the options that it has");
 }
