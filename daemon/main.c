@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -82,8 +81,6 @@ static const int end_signals[] = { SIGTERM, SIGINT, SIGHUP };
 /* Started by the daemon that has the mount, where that one is: in the background, if it is. */
 static void be_heir(const struct daemon *d)
 {
-	/* Until the mount is ours it is that daemon's; if it ends meanwhile, nothing must be left that keeps the connection open. */
-	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	fcntl(UPGRADE_FD, F_SETFD, FD_CLOEXEC);
 	close_range(UPGRADE_FD + 1, ~0u, 0); /* whatever libraries have let us inherit */
 	if (!d->options.foreground)
@@ -478,7 +475,10 @@ static void end_done(uv_work_t *work, int status)
 
 static void begin_end(struct daemon *d)
 {
-	d->end_wanted |= d->upgrading;
+	if (d->upgrading) {
+		d->end_wanted = true;
+		upgrade_cancel(&d->upgrade);
+	}
 	if (d->ending || d->upgrading)
 		return;
 	d->ending = true;

@@ -279,6 +279,12 @@ int upgrade_commit(struct upgrade *u)
 	return err ? heir_failed(u, err) : 0;
 }
 
+/* What the new daemon says from now on does not arrive, and it notices that; what it has said before does. */
+void upgrade_cancel(struct upgrade *u)
+{
+	shutdown(u->sock, SHUT_RDWR);
+}
+
 void upgrade_give_up(struct upgrade *u)
 {
 	end_heir(u);

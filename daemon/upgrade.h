@@ -42,6 +42,8 @@ int upgrade_begin(struct upgrade *u, pid_t pid, int answer);
 int upgrade_prepare(struct upgrade *u);
 /* [W] 0: the mount is the new daemon's. */
 int upgrade_commit(struct upgrade *u);
+/* Have it fail, if the new daemon has not said yet that it has the mount. Any thread, until upgrade_answer(). */
+void upgrade_cancel(struct upgrade *u);
 /* The new daemon is ended, and this one goes on. */
 void upgrade_give_up(struct upgrade *u);
 void upgrade_answer(struct upgrade *u, int err);

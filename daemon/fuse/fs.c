@@ -215,6 +215,7 @@ int fs_create(const struct fs_config *config, struct fs **out)
 	}
 	fs->acl = xattr_source_has_acl(fs->root.fd);
 	cred_init(fs); /* logs */
+	takeover_die_with_old(fs);
 	err = lanes_start(fs);
 	if (err) {
 		log_error("fuse: cannot start workers: %s", strerror(-err));

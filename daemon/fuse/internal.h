@@ -777,6 +777,11 @@ pid_t source_locker(const struct fs *fs);
 
 /* ---- takeover.c ---- */
 
+/*
+ * While the mount is the old daemon's: if that ends, nothing may be left that keeps the connection or the lock. To be called again when this
+ * thread's credentials have changed, which makes the kernel forget it.
+ */
+void takeover_die_with_old(const struct fs *fs);
 /* From a predecessor: the source and its lock, and where it is mounted. Logs errors. */
 int takeover_place(struct fs *fs);
 /* Take the mount, with everything that the kernel knows of it. What is received is the new daemon's when this returns 0. Logs errors. */

@@ -217,12 +217,19 @@ int fs_commit(struct fs *fs, int heir)
 
 /* ---- the heir ---- */
 
+void takeover_die_with_old(const struct fs *fs)
+{
+	if (fs->borrowed)
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+}
+
 int takeover_place(struct fs *fs)
 {
 	struct parcel *p = parcel_new();
 	int old = fs->config.predecessor, err;
 
 	fs->borrowed = true;
+	takeover_die_with_old(fs);
 	parcel_init(p, HELLO);
 	parcel_put(p, fault_point("takeover.version") ? VERSION + 1 : VERSION);
 	err = parcel_send(old, p);
@@ -332,6 +339,7 @@ static int take_mount(struct fs *fs, struct parcel *p)
 {
 	int old = fs->config.predecessor, err = fault_point("takeover.taken");
 
+	takeover_die_with_old(fs);
 	if (!err)
 		err = say(old, p, TAKEN);
 	if (!err)

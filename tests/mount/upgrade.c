@@ -568,6 +568,55 @@ CACHED_WAYS_BARE(upgrade, what_cannot_be_stored_stays)
 	backing_holds("g", "text", 4);
 }
 
+static int ask_in_vain(void *arg)
+{
+	struct shell_result r = shell_run("/", HANG_SECONDS, "\"$GAIAFS\" --upgrade '%s'", mnt.path);
+
+	return r.status;
+}
+
+/* With a new daemon that starts, and does not come to its end. @before: so many there were. */
+static pid_t start_endless_upgrade(int before)
+{
+	pid_t asker;
+
+	close(mount_with("takeover.ready=delay:4000000000us", before, NULL));
+	asker = child_start(ask_in_vain, NULL);
+	for (int i = 0; i < 8000 && mnt_log_lines(&mnt, "to be handed over") <= before; i++)
+		usleep(10000);
+	return asker;
+}
+
+EACH_WAY_BARE(upgrade, meanwhile_another_is_refused_and_a_signal_ends_it)
+{
+	pid_t asker = start_endless_upgrade(0);
+
+	refused(NULL, "it is being upgraded");
+	shell_ok(mnt.path, "echo text > f && grep text f");
+	both_close();
+	kill(mnt.daemon, SIGTERM);
+	cr_assert_eq(mnt_wait(&mnt), 0);
+	cr_assert_eq(child_wait(asker), 1);
+	backing_holds("f", "text\n", 5);
+	way_remount();
+}
+
+/* It would keep the source's lock, and the connection. At whatever moment that is. */
+EACH_WAY_BARE(upgrade, the_new_daemon_dies_with_the_old_one_while_that_has_the_mount)
+{
+	const useconds_t later[] = { 0, 2000, 20000, 100000 };
+
+	for (size_t i = 0; i < sizeof(later) / sizeof(later[0]); i++) {
+		pid_t asker = start_endless_upgrade((int)i);
+
+		both_close();
+		usleep(later[i]);
+		mnt_crash(&mnt);
+		cr_assert_eq(child_wait(asker), 1);
+	}
+	way_remount();
+}
+
 static int ask_as_a_stranger(void *arg)
 {
 	struct shell_result r;
