@@ -13,10 +13,10 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/utsname.h>
-#include <sys/wait.h>
 #include <unistd.h>
 #include <uv.h>
 
+#include "background.h"
 #include "base/clock.h"
 #include "base/fault.h"
 #include "base/log.h"
@@ -32,6 +32,7 @@
 #include "options.h"
 #include "pagecache/cache.h"
 #include "store/store.h"
+#include "upgrade.h"
 
 #define DEFAULT_HOME_MAX (4ull << 30)
 #define LEAST_WAITING (128ull << 20) /* bytes: the memory of waiting requests is limited as if home had at least this much */
@@ -39,6 +40,7 @@
 struct daemon {
 	struct options options;
 	bool faults;	 /* fault points are armed, for tests */
+	char **argv;
 	int parent;	 /* the pipe on which the parent waits for a byte; -1 */
 
 	/* Made by start_*() in this order, NULL before. */
@@ -63,89 +65,33 @@ struct daemon {
 	uv_async_t news; /* wakes the loop: ready or ended has been set */
 	uv_signal_t signal[3];
 	unsigned n_signals;
-	uv_work_t ending_work;
+	uv_work_t ending_work, upgrade_work;
+	struct upgrade upgrade;
+	int upgrade_error; /* of the last one */
 	bool told;   /* the parent and the service manager were told that the mount is live */
 	bool ending;
+	bool upgrading; /* the mount is being handed over: its end waits for that */
+	bool end_wanted; /* meanwhile */
+	bool handed; /* the mount is another daemon's */
 	bool signalled; /* a signal has told the daemon to end; another one tells it not to wait */
 	atomic_bool ready, ended;
 };
 
 static const int end_signals[] = { SIGTERM, SIGINT, SIGHUP };
 
-/* ---- in the background ---- */
-
-/* Wait for the daemon's word that the mount is live. If it is not, the daemon itself has logged why. */
-_Noreturn static void be_parent(pid_t child, int from)
+/* Started by the daemon that has the mount, where that one is: in the background, if it is. */
+static void be_heir(const struct daemon *d)
 {
-	char byte;
-	ssize_t n;
-	int status = 0;
-
-	do
-		n = read(from, &byte, 1);
-	while (n < 0 && errno == EINTR);
-	if (n == 1)
-		_exit(0);
-	while (waitpid(child, &status, 0) < 0 && errno == EINTR)
-		;
-	if (WIFSIGNALED(status))
-		log_error("the daemon died while starting: %s", strsignal(WTERMSIG(status)));
-	_exit(1);
-}
-
-/* Returns in the child, which is a session of its own. Called before any thread is made. */
-static int go_to_background(struct daemon *d)
-{
-	int ends[2], err;
-	pid_t child;
-
-	if (pipe2(ends, O_CLOEXEC)) {
-		err = -errno;
-		goto fail;
-	}
-	child = fork();
-	if (child < 0) {
-		err = -errno;
-		goto fail;
-	}
-	if (child) {
-		close(ends[1]);
-		be_parent(child, ends[0]);
-	}
-	close(ends[0]);
-	d->parent = ends[1];
-	setsid();
-	return 0;
-
-fail:
-	log_error("cannot go to the background: %s", strerror(-err));
-	return err;
-}
-
-static void tell_parent(struct daemon *d)
-{
-	int null;
-
-	if (d->parent < 0)
-		return;
-	if (chdir("/"))
-		log_debug("/: %s", strerror(errno));
-	log_to_syslog();
-	null = open("/dev/null", O_RDWR | O_CLOEXEC);
-	for (int fd = 0; fd <= 2 && null >= 0; fd++)
-		dup2(null, fd);
-	if (null > 2)
-		close(null);
-	if (write(d->parent, "+", 1) != 1)
-		log_debug("the parent is gone: %s", strerror(errno));
-	close(d->parent);
-	d->parent = -1;
+	fcntl(UPGRADE_FD, F_SETFD, FD_CLOEXEC);
+	close_range(UPGRADE_FD + 1, ~0u, 0); /* whatever libraries have let us inherit */
+	if (!d->options.foreground)
+		log_to_syslog();
 }
 
 static void tell_ready(struct daemon *d)
 {
 	d->told = true;
-	tell_parent(d);
+	background_tell(&d->parent);
 	notify_manager("READY=1\nSTATUS=mounted");
 	fs_pin(d->fs, d->options.pins, d->options.n_pins);
 }
@@ -409,6 +355,7 @@ static int start_fs(struct daemon *d)
 		.supervised = d->options.supervised,
 		.unmounts_dead = d->options.unmounts_dead,
 		.background = !d->options.foreground,
+		.predecessor = d->options.take_over ? UPGRADE_FD : -1,
 		.ready = on_ready,
 		.ended = on_ended,
 		.arg = d,
@@ -479,6 +426,8 @@ static int start_cache(struct daemon *d)
 	return err;
 }
 
+static control_upgrade on_upgrade;
+
 static int start_control(struct daemon *d)
 {
 	int err = control_create(&d->loop, d->cache, d->quota, &d->control);
@@ -494,6 +443,7 @@ static int start_control(struct daemon *d)
 		d->mount = json_pack("{s:s, s:i}", "version", GAIA_VERSION, "pid", (int)getpid());
 	control_set_mount_info(d->control, d->mount);
 	control_set_end(d->control, d->end.fd);
+	control_on_upgrade(d->control, on_upgrade, d);
 	return 0;
 }
 
@@ -526,12 +476,90 @@ static void end_done(uv_work_t *work, int status)
 
 static void begin_end(struct daemon *d)
 {
-	if (d->ending)
+	if (d->upgrading) {
+		d->end_wanted = true;
+		upgrade_cancel(&d->upgrade);
+	}
+	if (d->ending || d->upgrading)
 		return;
 	d->ending = true;
 	notify_manager("STOPPING=1\nSTATUS=storing what is left");
 	ending_begin(&d->end);
 	if (uv_queue_work(&d->loop, &d->ending_work, end_work, end_done))
+		bug("uv_queue_work");
+}
+
+/* ---- handing the mount over ---- */
+
+static void start_metrics(struct daemon *d)
+{
+	if (d->options.metrics && metrics_start(d->options.metrics, d->cache, d->quota, &d->metrics)) /* logs */
+		log_warn("--metrics %s: nothing is served there", d->options.metrics);
+}
+
+/* Runs on another thread, as end_work(). */
+static void upgrade_work(uv_work_t *work)
+{
+	struct daemon *d = container_of(work, struct daemon, upgrade_work);
+	int err = upgrade_prepare(&d->upgrade);
+
+	if (!err) {
+		/* The new daemon serves them at the same place. */
+		metrics_stop(d->metrics);
+		d->metrics = NULL;
+		err = upgrade_commit(&d->upgrade);
+		if (err)
+			start_metrics(d);
+	}
+	if (err)
+		upgrade_give_up(&d->upgrade);
+	d->upgrade_error = err;
+}
+
+static void handed_over(struct daemon *d)
+{
+	char state[64];
+
+	log_info("%s: process %d has it now", fs_mountpoint(d->fs), (int)d->upgrade.heir);
+	snprintf(state, sizeof(state), "MAINPID=%d", (int)d->upgrade.heir);
+	notify_manager(state);
+	if (d->signalled && d->upgrade.heir)
+		kill(d->upgrade.heir, SIGTERM);
+	d->handed = true;
+	uv_stop(&d->loop);
+}
+
+static void upgrade_done(uv_work_t *work, int status)
+{
+	struct daemon *d = container_of(work, struct daemon, upgrade_work);
+
+	d->upgrading = false;
+	if (!d->upgrade_error)
+		handed_over(d);
+	else if (d->end_wanted)
+		begin_end(d);
+	upgrade_answer(&d->upgrade, d->upgrade_error);
+}
+
+static void on_upgrade(void *arg, pid_t pid, bool force, int answer)
+{
+	struct daemon *d = arg;
+	int err;
+
+	if (!d->ready || d->ending || d->upgrading) {
+		control_answer_upgrade(answer, -EBUSY, d->upgrading ? "it is being upgraded" : "it is starting, or ending");
+		return;
+	}
+	d->upgrade = (struct upgrade){ .argv = d->argv, .n_option_pins = d->options.n_pins, .fs = d->fs, .cache = d->cache,
+				       .control = d->control, .force = force };
+	err = upgrade_begin(&d->upgrade, pid, answer);
+	if (err) {
+		log_warn("%s: is not handed over: %s", fs_mountpoint(d->fs), d->upgrade.why);
+		upgrade_answer(&d->upgrade, err);
+		return;
+	}
+	d->upgrading = true;
+	if (uv_queue_work(&d->loop, &d->upgrade_work, upgrade_work, upgrade_done))
 		bug("uv_queue_work");
 }
 
@@ -615,11 +643,13 @@ static int start(struct daemon *d)
 		err = start_cache(d);
 	if (!err)
 		err = start_control(d);
-	if (!err && d->options.metrics)
+	if (!err && d->options.metrics && !d->options.take_over)
 		err = metrics_start(d->options.metrics, d->cache, d->quota, &d->metrics); /* logs */
 	if (err)
 		return err;
 	err = fs_start(d->fs, d->cache, d->store, d->control); /* logs */
+	if (!err && d->options.take_over)
+		start_metrics(d);
 	if (!err) {
 		announce_home(d);
 		announce_devices(d);
@@ -648,7 +678,8 @@ static int stop(struct daemon *d)
 	if (d->fs)
 		fs_stop(d->fs);
 	log_debug("ending: storing what is left");
-	if (d->cache)
+	/* What was handed over is stored, and may have changed since. */
+	if (d->cache && !d->handed)
 		err = ending_last(&d->end, d->cache); /* logs */
 	log_debug("ending: %s", err ? "not everything is stored" : "everything is stored");
 	if (d->cache)
@@ -668,15 +699,19 @@ static int stop(struct daemon *d)
 
 int main(int argc, char **argv)
 {
-	struct daemon d = { .parent = -1 };
+	struct daemon d = { .argv = argv, .parent = -1 };
 	enum options_result parsed = options_parse(argc, argv, &d.options);
 	int err = 0;
 
 	quick_clock_start();
-	if (parsed == OPTIONS_RUN) {
+	if (parsed == OPTIONS_RUN && d.options.upgrade) {
+		err = upgrade_ask(d.options.mountpoint, d.options.force); /* logs */
+	} else if (parsed == OPTIONS_RUN) {
 		err = take_faults(&d);
-		if (!err && !d.options.foreground)
-			err = go_to_background(&d);
+		if (d.options.take_over)
+			be_heir(&d);
+		else if (!err && !d.options.foreground)
+			err = background_go(&d.parent); /* logs */
 		if (!err) {
 			signal(SIGPIPE, SIG_IGN);
 			start_loop(&d);

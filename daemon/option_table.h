@@ -109,6 +109,14 @@
 	X("transport", 0, "", "", ignore_transport)                                                                     \
 	X("foreground", 'f', NULL, "stay in the foreground, and log to standard error", stay_in_foreground)             \
 	X(NULL, 'o', "OPTION[,OPTION]...", "mount options: ro, allow_other, noatime, ...", add_mount_options)           \
+	X("upgrade", 0, NULL,                                                                                           \
+	  "this program takes the mount DIR over from the daemon\n"                                                     \
+	  "that serves it, with that one's options; programs that\n"                                                    \
+	  "use the mount only wait for a moment",                                                                       \
+	  upgrade)                                                                                                      \
+	X("force", 0, NULL, "with --upgrade: even if mappings of devices end by it", force)                             \
+	/* Given by a daemon to the one that takes over from it. */                                                     \
+	X("take-over", 0, NULL, "", take_over)                                                                          \
 	X("help", 'h', NULL, "print the options", NULL)                                                                        \
 	X("version", 'V', NULL, "print the version", NULL)
 

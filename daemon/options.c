@@ -411,6 +411,27 @@ static int stay_in_foreground(struct options *o, const char *text)
 	return 0;
 }
 
+static int upgrade(struct options *o, const char *text)
+{
+	(void)text;
+	o->upgrade = true;
+	return 0;
+}
+
+static int force(struct options *o, const char *text)
+{
+	(void)text;
+	o->force = true;
+	return 0;
+}
+
+static int take_over(struct options *o, const char *text)
+{
+	(void)text;
+	o->take_over = true;
+	return 0;
+}
+
 /* ---- command line and help, from the table of all options ---- */
 
 /* See option_table.h. */
@@ -459,7 +480,8 @@ static void print_option(const struct option_kind *k)
 static void print_help(void)
 {
 	fputs("usage: gaiafs [options] DIR                 mount DIR over itself\n"
-	      "       gaiafs [options] SOURCE MOUNTPOINT   mount SOURCE on MOUNTPOINT\n\n",
+	      "       gaiafs [options] SOURCE MOUNTPOINT   mount SOURCE on MOUNTPOINT\n"
+	      "       gaiafs --upgrade [--force] DIR       have this program serve what is mounted on DIR\n\n",
 	      stdout);
 	for (size_t i = 0; i < ARRAY_LEN(kinds); i++)
 		if (*kinds[i].help)
@@ -472,6 +494,14 @@ static int parse_paths(struct options *o, int n, char **path)
 	if (n != 1 && n != 2) {
 		log_error("%s; `gaiafs -h` shows how to use it",
 			  n ? "more than a source and a mount point" : "no directory is named");
+		return -EINVAL;
+	}
+	if (o->upgrade && n != 1) {
+		log_error("--upgrade: one mount point is to be named");
+		return -EINVAL;
+	}
+	if (o->force && !o->upgrade) {
+		log_error("--force: means something with --upgrade only");
 		return -EINVAL;
 	}
 	o->source = path[0];
@@ -513,6 +543,7 @@ enum options_result options_parse(int argc, char **argv, struct options *out)
 	struct option longs[ARRAY_LEN(kinds) + 1];
 	char letters[2 * ARRAY_LEN(kinds) + 2];
 	const struct option_kind *kind;
+	bool of_mounts = false; /* an option was given that an upgrade does not change */
 	int c;
 
 	*out = (struct options){
@@ -543,6 +574,11 @@ enum options_result options_parse(int argc, char **argv, struct options *out)
 		}
 		if (kind->parse(out, optarg))
 			return OPTIONS_WRONG;
+		of_mounts |= kind->parse != upgrade && kind->parse != force && kind->parse != parse_log_level;
+	}
+	if (out->upgrade && of_mounts) {
+		log_error("--upgrade: the mount keeps the options that it has; unmount, and mount with others");
+		return OPTIONS_WRONG;
 	}
 	if (out->no_device && out->n_devices) {
 		log_error("--device none cannot be combined with other devices");

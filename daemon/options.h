@@ -41,6 +41,9 @@ struct options {
 	enum cache_dedup dedup;
 	bool direct; /* read the source directly, if possible */
 	bool foreground;
+	bool upgrade; /* @mountpoint's daemon is to hand it over to this program */
+	bool force;   /* even if programs lose something by that */
+	bool take_over; /* from the daemon that has started this one (upgrade.h); @source and @mountpoint may be out of date */
 	bool supervised;
 	bool unmounts_dead; /* the supervisor takes the mount away when the daemon has died */
 };

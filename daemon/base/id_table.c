@@ -31,22 +31,32 @@ void id_table_destroy(struct id_table *t)
 		free(t->segment[i]);
 }
 
+/* Make the next segment. */
+static int make_segment(struct id_table *t)
+{
+	struct id_slot *segment;
+	unsigned i = 0;
+
+	while (t->segment[i])
+		i++;
+	segment = calloc((size_t)ID_TABLE_FIRST << i, sizeof(*segment));
+	if (!segment)
+		return -ENOMEM;
+	atomic_store_explicit(&t->segment[i], segment, memory_order_release);
+	return 0;
+}
+
 /* A slot that was never used, with generation 0; or a negative errno. */
 static int make_slot(struct id_table *t, uint32_t *out)
 {
-	struct id_slot *segment;
+	int err;
 
 	if (t->made == t->limit)
 		return -ENFILE;
 	if (!id_table_slot(t, t->made)) {
-		unsigned i = 0;
-
-		while (t->segment[i])
-			i++;
-		segment = calloc((size_t)ID_TABLE_FIRST << i, sizeof(*segment));
-		if (!segment)
-			return -ENOMEM;
-		atomic_store_explicit(&t->segment[i], segment, memory_order_release);
+		err = make_segment(t);
+		if (err)
+			return err;
 	}
 	*out = t->made++;
 	return 0;
@@ -97,4 +107,53 @@ void *id_table_next(struct id_table *t, uint32_t *slot)
 	while (!object && *slot < t->made)
 		object = id_table_slot(t, (*slot)++)->object;
 	return object;
+}
+
+void id_table_mark(struct id_table *t, struct id_table_mark *out)
+{
+	*out = (struct id_table_mark){ .made = t->made };
+	for (uint32_t slot = 0; slot < t->made; slot++)
+		out->generation = MAX(out->generation, generation_of(id_table_slot(t, slot)->id));
+}
+
+int id_table_resume(struct id_table *t, const struct id_table_mark *mark)
+{
+	int err = 0;
+
+	bug_on(t->made);
+	if (mark->made > t->limit)
+		return -EINVAL;
+	while (!err && mark->made && !id_table_slot(t, mark->made - 1))
+		err = make_segment(t);
+	if (err)
+		return err;
+	t->made = mark->made;
+	return 0;
+}
+
+int id_table_restore(struct id_table *t, void *object, uint64_t id)
+{
+	uint32_t slot = (uint32_t)id;
+	struct id_slot *s = id_table_slot(t, slot);
+
+	if (slot >= t->made || !generation_of(id) || s->object)
+		return -EINVAL;
+	atomic_store_explicit(&s->object, object, memory_order_relaxed);
+	atomic_store_explicit(&s->id, id, memory_order_release);
+	return 0;
+}
+
+void id_table_restored(struct id_table *t, const struct id_table_mark *mark)
+{
+	/* The slots that are free get the highest generation of all: so no number is given away again. */
+	t->free = NONE;
+	for (uint32_t slot = t->made; slot-- > 0;) {
+		struct id_slot *s = id_table_slot(t, slot);
+
+		if (s->object)
+			continue;
+		s->id = id_of(mark->generation, t->free);
+		if (mark->generation != LAST_GENERATION)
+			t->free = slot;
+	}
 }

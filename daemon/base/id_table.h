@@ -52,6 +52,23 @@ void id_table_remove(struct id_table *t, uint64_t id);
 /* The object of the first slot from *@slot on that has one, and in *@slot the slot after it. NULL: there is none. */
 void *id_table_next(struct id_table *t, uint32_t *slot);
 
+/*
+ * A table that goes on where another process's has stopped, so that the numbers which that one gave away keep their meaning, and are
+ * given to nothing else:
+ *	id_table_mark()		of the old table
+ *	id_table_resume()	of the new one, in place of the first id_table_add(). -EINVAL: more slots than its limit; -ENOMEM
+ *	id_table_restore()	any number of times. -EINVAL: the number cannot be one of the old table's, or is in use already
+ *	id_table_restored()	then it is as any other
+ */
+struct id_table_mark {
+	uint32_t made;	     /* slots */
+	uint32_t generation; /* the highest */
+};
+void id_table_mark(struct id_table *t, struct id_table_mark *out);
+int id_table_resume(struct id_table *t, const struct id_table_mark *mark);
+int id_table_restore(struct id_table *t, void *object, uint64_t id);
+void id_table_restored(struct id_table *t, const struct id_table_mark *mark);
+
 /* Where @slot is; NULL: it does not exist yet, or cannot. */
 static inline struct id_slot *id_table_slot(const struct id_table *t, uint32_t slot)
 {

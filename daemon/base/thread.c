@@ -381,6 +381,16 @@ void pool_submit_for(struct pool *pool, uid_t uid, bool owner, void (*fn)(void *
 		help(pool, how);
 }
 
+void cond_init_monotonic(pthread_cond_t *cond)
+{
+	pthread_condattr_t attr;
+
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(cond, &attr);
+	pthread_condattr_destroy(&attr);
+}
+
 static __thread struct {
 	void (*before_wait)(void *arg);
 	void *arg;

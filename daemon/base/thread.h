@@ -9,6 +9,7 @@
 #ifndef GAIA_BASE_THREAD_H
 #define GAIA_BASE_THREAD_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <sys/types.h>
 
@@ -41,6 +42,9 @@ struct pool_use {
 unsigned pools_look(struct pool_use *out, unsigned most);
 
 void thread_set_name(const char *name);
+
+/* A condition whose time limits are of CLOCK_MONOTONIC, as now_ns(). */
+void cond_init_monotonic(pthread_cond_t *cond);
 
 /*
  * For a thread that others rely on (fuse/receive.c): @before_wait is called when it is about to wait,

@@ -16,16 +16,6 @@
 /* Messages taken from one client before others have their turn. */
 #define MESSAGES_AT_ONCE 16
 
-void cond_init_monotonic(pthread_cond_t *cond)
-{
-	pthread_condattr_t attr;
-
-	pthread_condattr_init(&attr);
-	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-	pthread_cond_init(cond, &attr);
-	pthread_condattr_destroy(&attr);
-}
-
 void client_get(struct client *c)
 {
 	atomic_fetch_add(&c->refs, 1);
@@ -122,6 +112,8 @@ static bool take_hello(struct client *c, const struct gaia_msg *msg)
 
 static bool take_message(struct client *c, const struct gaia_msg *msg)
 {
+	if (!c->welcome && msg->kind == GAIA_MSG_UPGRADE)
+		return upgrade_asked(c, msg);
 	if (!c->welcome)
 		return take_hello(c, msg);
 	return msg->kind == GAIA_MSG_GRANTED ? handover_answered(c, msg) : revoke_answered(c, msg);

@@ -42,6 +42,17 @@ void control_set_mount_info(struct control *ctl, json_t *mount);
  */
 void control_set_end(struct control *ctl, int fd);
 
+/*
+ * An owner of the mount asks for an upgrade (GAIA_MSG_UPGRADE): @pid runs the new program. Called on the loop's thread. @answer goes to
+ * control_answer_upgrade(), which any thread may call, once. Set once, before clients can connect.
+ */
+typedef void control_upgrade(void *arg, pid_t pid, bool force, int answer);
+void control_on_upgrade(struct control *ctl, control_upgrade *fn, void *arg);
+/* @err: 0 or a negative errno; @text: why. Closes @answer. */
+void control_answer_upgrade(int answer, int err, const char *text);
+/* How many clients have files mapped. */
+unsigned control_mapped(struct control *ctl);
+
 /* The user who maps a file. */
 struct control_caller {
 	uid_t uid;	/* (uid_t)-1: share nothing with other callers of the same uid */

@@ -111,6 +111,8 @@ struct control {
 	struct pool *workers;
 	json_t *mount;
 	int end; /* see control_set_end() */
+	control_upgrade *upgrade; /* see control_on_upgrade() */
+	void *upgrade_arg;
 	struct quota *quota;
 	struct log_pace pace, mute_pace; /* of lines that any program can cause, and of those about mute clients */
 	char name[48];	/* of the socket, without the leading NUL */
@@ -242,7 +244,6 @@ void client_get(struct client *c);
 void client_put(struct client *c);
 /* From now on nothing is sent to the client, nor accepted from it. Any thread may call this. */
 void client_disconnect(struct client *c);
-void cond_init_monotonic(pthread_cond_t *cond);
 
 /* ---- send.c ---- */
 
@@ -319,6 +320,11 @@ void map_put(struct map *map);
  * descriptor's file @f must be the mapping's. @take_out: nobody finds it any more.
  */
 int map_find(struct control *ctl, struct cfile *f, const struct gaia_client_key *key, uint64_t id, bool take_out, struct map **out);
+
+/* ---- upgrade.c ---- */
+
+/* An UPGRADE, which comes first on its connection. False: it is invalid. Called by the loop's thread. */
+bool upgrade_asked(struct client *c, const struct gaia_msg *msg);
 
 /* ---- list.c ---- */
 

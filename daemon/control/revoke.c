@@ -6,6 +6,7 @@
 
 #include "base/counters.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "base/util.h"
 #include "control/internal.h"
 

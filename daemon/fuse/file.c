@@ -202,6 +202,7 @@ static int unseen_error(struct handle *h, int err)
 	int kept = cfile_error_check(h->cfile, &seen);
 
 	h->errors_seen = seen;
+	kept = kept ? kept : -atomic_exchange(&h->owed, 0);
 	return err ? err : kept;
 }
 

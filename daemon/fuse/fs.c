@@ -186,8 +186,9 @@ int fs_create(const struct fs_config *config, struct fs **out)
 	fs->config = *config;
 	fs->source_fd = fs->roots_lock_fd = -1;
 	pthread_mutex_init(&fs->lock, NULL);
-	pthread_cond_init(&fs->nothing_busy, NULL);
-	pthread_cond_init(&fs->nothing_handed, NULL);
+	cond_init_monotonic(&fs->nothing_busy);
+	cond_init_monotonic(&fs->nothing_handed);
+	cond_init_monotonic(&fs->pause_changed);
 	pthread_mutex_init(&fs->interrupts.lock, NULL);
 
 	/*
@@ -200,7 +201,8 @@ int fs_create(const struct fs_config *config, struct fs **out)
 	err = mount_options_parse(config->options, &fs->options); /* logs */
 	if (err)
 		goto free_fs;
-	err = mount_resolve(fs); /* logs */
+	fs->root_fd = -1;
+	err = config->predecessor < 0 ? mount_resolve(fs) : takeover_place(fs); /* logs */
 	if (err)
 		goto free_options;
 	err = supervisor_start(fs); /* logs */
@@ -213,6 +215,7 @@ int fs_create(const struct fs_config *config, struct fs **out)
 	}
 	fs->acl = xattr_source_has_acl(fs->root.fd);
 	cred_init(fs); /* logs */
+	takeover_die_with_old(fs);
 	err = lanes_start(fs);
 	if (err) {
 		log_error("fuse: cannot start workers: %s", strerror(-err));
@@ -234,6 +237,7 @@ free_options:
 	free(fs->options.rest);
 free_fs:
 	pthread_mutex_destroy(&fs->interrupts.lock);
+	pthread_cond_destroy(&fs->pause_changed);
 	pthread_cond_destroy(&fs->nothing_handed);
 	pthread_cond_destroy(&fs->nothing_busy);
 	pthread_mutex_destroy(&fs->lock);
@@ -248,6 +252,8 @@ int fs_start(struct fs *fs, struct cache *cache, struct store *store, struct con
 	fs->cache = cache;
 	fs->store = store;
 	fs->control = control;
+	if (fs->config.predecessor >= 0)
+		return takeover(fs, &ops); /* logs */
 	err = mount_begin(fs, &ops); /* logs */
 	if (err)
 		return err;
@@ -361,6 +367,7 @@ void fs_destroy(struct fs *fs)
 	supervisor_end(fs);
 	source_lock_close(fs);
 	pthread_mutex_destroy(&fs->interrupts.lock);
+	pthread_cond_destroy(&fs->pause_changed);
 	pthread_cond_destroy(&fs->nothing_handed);
 	pthread_cond_destroy(&fs->nothing_busy);
 	pthread_mutex_destroy(&fs->lock);

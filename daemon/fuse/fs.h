@@ -40,6 +40,7 @@ struct fs_config {
 	bool supervised;	/* a second process ends the connection when this one dies */
 	bool unmounts_dead;	/* it takes the mount away, too; otherwise the mount stays, and answers ENOTCONN */
 	bool background;	/* nothing may be written to standard error once the mount is live */
+	int predecessor;	/* -1, or a socket to the daemon that has the mount, and hands it over: see below */
 
 	/* @ready: the mount is live. @ended: it has ended by itself. Called on threads of fs. */
 	void (*ready)(void *arg);
@@ -95,5 +96,28 @@ void fs_stop(struct fs *fs);
 
 /* The cache must have been destroyed before. */
 void fs_destroy(struct fs *fs);
+
+/*
+ * ---- handing a mount over to a new process ----
+ *
+ * The new process, the heir, creates an fs whose config has a predecessor: fs_create() gets the place from it, fs_start() the rest, and
+ * fs_create()'s caller starts store, devices and cache between the two, while the old daemon still serves.
+ *
+ * The old process, with the other end of the socket (SOCK_SEQPACKET, with time limits), calls these in this order. Each returns 0 or a
+ * negative errno, after which the mount is as before, and fs_go_on() continues:
+ *	fs_offer()	waits for the heir's greeting, sends the place, and waits until the heir has started what it needs.
+ *			-EPROTONOSUPPORT: the heir's version hands over other things; -EOPNOTSUPP: this mount cannot be handed over; logs why
+ *	fs_pause()	stops receiving: no request is under way then, nor an ioctl. -EBUSY: some did not end in time
+ *	fs_bequeath()	when everything is stored: sends all that the kernel knows by number; the heir could serve then
+ *	fs_commit()	has the heir take it. -EPIPE: the heir has ended and has not. Any other error: kill it, and ask again, by:
+ *	fs_has_heir()	whether it took it. -EPIPE: it did not, and never will
+ * When the heir has it, the old process ends as always, and leaves the mount alone.
+ */
+int fs_offer(struct fs *fs, int heir);
+int fs_pause(struct fs *fs, uint64_t until);
+int fs_bequeath(struct fs *fs, int heir);
+int fs_commit(struct fs *fs, int heir);
+int fs_has_heir(struct fs *fs, int heir);
+void fs_go_on(struct fs *fs);
 
 #endif

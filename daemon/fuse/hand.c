@@ -220,6 +220,19 @@ bool hand_over(struct fs *fs, const void *request, size_t size)
 	return true;
 }
 
+bool hand_wait_until(struct fs *fs, uint64_t until)
+{
+	struct timespec t = { (time_t)(until / 1000000000), (long)(until % 1000000000) };
+	bool done;
+
+	pthread_mutex_lock(&fs->lock);
+	while (fs->n_handed && pthread_cond_timedwait(&fs->nothing_handed, &fs->lock, &t) != ETIMEDOUT)
+		;
+	done = !fs->n_handed;
+	pthread_mutex_unlock(&fs->lock);
+	return done;
+}
+
 void hand_wait(struct fs *fs)
 {
 	pthread_mutex_lock(&fs->lock);

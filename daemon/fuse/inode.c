@@ -241,7 +241,7 @@ int inode_table_init(struct fs *fs)
 	/* getrandom() fails only before the machine has booted. */
 	while (getrandom(&fs->generation, sizeof(fs->generation), 0) != sizeof(fs->generation))
 		;
-	fd = mount_open_source(fs);
+	fd = fs->config.predecessor < 0 ? mount_open_source(fs) : fs->root_fd;
 	if (fd < 0)
 		return fd;
 	err = identify(fd, "", &st, &key);
@@ -361,6 +361,14 @@ void inode_put(struct inode *inode)
 	dead = inode_drop(inode);
 	pthread_mutex_unlock(&fs->lock);
 	inode_free_all(fs, dead);
+}
+
+void inode_restored(struct inode *inode)
+{
+	pthread_mutex_lock(&inode->fs->lock);
+	relist_idle(inode);
+	pthread_mutex_unlock(&inode->fs->lock);
+	inode_put(inode);
 }
 
 void inode_forget(struct inode *inode, uint64_t n)

@@ -25,6 +25,7 @@
 #include "base/id_table.h"
 #include "base/latency.h"
 #include "base/log.h"
+#include "base/parcel.h"
 #include "base/thread.h"
 #include "base/util.h"
 #include "fuse/fs.h"
@@ -113,6 +114,7 @@ struct inode {
 	bool device_asked;   /* whether for_devices is known */
 	bool for_devices;    /* a device maps the file, or has mapped it */
 	bool device_noted;   /* that is noted in the source */
+	bool handed_cached;  /* constant: the daemon before this one had it open, and did not pass it through */
 };
 TAILQ_HEAD(inode_list, inode);
 
@@ -126,6 +128,7 @@ struct handle {
 	DIR *dir;	     /* of directories */
 	uid_t uid;	     /* the user who opened it; open directories count as this user's */
 	bool passthrough;    /* set before the kernel hears of the handle */
+	atomic_int owed;     /* errno: an error that the daemon before this one has not reported to it; 0 */
 
 	atomic_uint_least64_t errors_seen; /* cursor of cfile_error_check() */
 	atomic_uint refs;    /* the kernel's, and one for each acquire */
@@ -152,6 +155,7 @@ struct supervised {
 	atomic_bool mounting; /* what is mounted there is ours, from now on */
 	atomic_bool live; /* it answers, or is just about to */
 	atomic_bool over; /* the connection has ended: the number may be another mount's by now */
+	atomic_bool borrowed; /* fs.borrowed */
 };
 
 /* Where a receiving thread is parked: see receive.c. */
@@ -211,6 +215,13 @@ struct cap_set {
 	struct __user_cap_data_struct word[_LINUX_CAPABILITY_U32S_3];
 };
 
+/* How the session was begun: see takeover.c. */
+#define INIT_BYTES 512u
+struct begun {
+	size_t request_size, answer_size; /* 0: not known */
+	_Alignas(uint64_t) char request[INIT_BYTES], answer[INIT_BYTES]; /* INIT, with its header, and what answered it, without */
+};
+
 /* Credentials of a privileged daemon's threads: see cred.c. */
 struct powers {
 	bool can_drop; /* threads drop root's powers */
@@ -261,13 +272,26 @@ struct fs {
 	struct supervised *supervised; /* NULL: no supervisor */
 	int supervisor_socket;	       /* to the supervisor, and its to the daemon; if there is one */
 
+	/*
+	 * The mount and the lock of the source are another process's: it has been given them (handed), or has not yet given them to us
+	 * (see fs_config.predecessor). Then nothing is unmounted or unlocked, and the supervisor does nothing (supervised.borrowed).
+	 */
+	bool borrowed;
+	int root_fd;		/* of a predecessor: the root's descriptor until inode_table_init() */
+	struct begun begun;
+
 	struct interrupts interrupts;
 	struct receiving receiving;
 	pthread_t thread[FS_THREADS];
 	unsigned n_threads;
 	pthread_t spare;
 	bool has_spare;
+	/* These and the spare, by numbers that they take when they begin: */
+	pthread_t server[FS_THREADS + 1];
+	atomic_bool receives[FS_THREADS + 1]; /* between two requests */
+	atomic_uint n_numbered;
 	atomic_bool stopping;	/* the threads must end */
+	atomic_bool pausing;	/* no request is received: see serve_pause(); changed with fs->lock */
 	atomic_bool over;	/* the kernel has ended the session */
 	atomic_uint running;	/* threads */
 
@@ -287,6 +311,8 @@ struct fs {
 	pthread_cond_t nothing_busy;
 	unsigned n_handed;	/* requests handed to workers: see hand.c */
 	pthread_cond_t nothing_handed;
+	unsigned n_paused;	/* threads that wait until pausing is false again */
+	pthread_cond_t pause_changed; /* n_paused, pausing or stopping has */
 
 	/*
 	 * By the numbers that the kernel knows them by. Found without a lock: the kernel does not forget a file, or release an open one,
@@ -360,6 +386,8 @@ void inode_fd_put(struct inode *inode);
 struct inode *inode_known(struct fs *fs, int dir, const char *name);
 /* From now on the inode can be found by this name. */
 void inode_renamed(struct inode *inode, struct inode *parent, const char *name);
+/* A predecessor's inode, with its references, is in the table: give back the one that kept it until then. */
+void inode_restored(struct inode *inode);
 /* This name does not lead to the inode any more. */
 void inode_unnamed(struct inode *inode, struct inode *parent, const char *name);
 
@@ -633,8 +661,10 @@ void receive_spare_wait(struct fs *fs);
 /* Whether the spare is still needed; asked between two requests. */
 bool receive_spare_needed(struct fs *fs);
 void receive_thread_ends(struct fs *fs);
+/* A thread that serves, or the spare, is about to wait until fs->pausing is false. */
+void receive_thread_pauses(struct fs *fs);
 int receive_start(struct fs *fs);
-/* Wake all parked threads, when fs->stopping is set. */
+/* Wake all parked threads, when fs->stopping or fs->pausing is set. */
 void receive_wake_all(struct fs *fs);
 /* Called when no thread serves any more. */
 void receive_stop(struct fs *fs);
@@ -668,6 +698,12 @@ void serve_request(struct fs *fs, void *bytes, size_t size);
  */
 uint64_t serve_later(void);
 void serve_answered(enum latency kind, uint64_t came_ns);
+/*
+ * Have all threads stop between two requests, and the workers carry out what was handed to them. 0: nothing is received any more, until
+ * serve_go_on(). -EBUSY: some requests do not end in time (@until, now_ns()); -ENODEV: the session is over. Then call serve_go_on(), too.
+ */
+int serve_pause(struct fs *fs, uint64_t until);
+void serve_go_on(struct fs *fs);
 /* The number of the present request of this thread. */
 uint64_t serve_unique(void);
 /* Whether this thread's present request is a FUSE_TMPFILE, which reaches op_create(). */
@@ -677,12 +713,26 @@ bool serve_clears_set_id(void);
 int serve_start(struct fs *fs);
 void serve_stop(struct fs *fs);
 
+/* ---- session.c ---- */
+
+/*
+ * Receive INIT, which comes first, and answer it. Called while no other thread uses the session. 0 also if the mount has ended before: then
+ * the threads find that out. Logs errors.
+ */
+int session_begin(struct fs *fs);
+/* Begin libfuse's session with the INIT of fs->begun. The answer is noted there, and the kernel is not told. */
+int session_begin_again(struct fs *fs);
+/* INIT has been answered, and the threads serve. If libfuse has refused the session (and logged why), every call would fail: then end. */
+void session_begun(struct fs *fs);
+
 /* ---- hand.c ---- */
 
 /* Hand the request to a worker. False: it waits for nothing, and the caller has to carry it out. */
 bool hand_over(struct fs *fs, const void *request, size_t size);
 /* Wait until all requests that were handed over have been carried out. Called when no thread receives any more. */
 void hand_wait(struct fs *fs);
+/* The same, until @until at the latest (now_ns()): whether they have been. */
+bool hand_wait_until(struct fs *fs, uint64_t until);
 
 /* ---- mount_options.c ---- */
 
@@ -698,6 +748,8 @@ int mount_options_parse(const char *text, struct mount_options *out);
 int mount_resolve(struct fs *fs);
 /* The descriptor (O_PATH) of the source, below which all its files are opened, or a negative errno. */
 int mount_open_source(const struct fs *fs);
+/* libfuse's session, not mounted yet. Logs errors. */
+int mount_make_session(struct fs *fs, const struct fuse_lowlevel_ops *ops);
 /* Make the session and mount it, in place of a mount that has died. Logs errors. */
 int mount_begin(struct fs *fs, const struct fuse_lowlevel_ops *ops);
 /* Whether the mount that is visible at the mountpoint is ours. */
@@ -738,18 +790,41 @@ enum source_kind {
 
 /* fs->source, for reading; its locks are not taken yet. */
 int source_lock_open(struct fs *fs);
-/* The source is unlocked when the supervisor has closed it, too. */
+/* The source is unlocked when the supervisor has closed it, too. If fs->borrowed, it stays locked. */
 void source_lock_close(struct fs *fs);
 /* 0: it is ours; -EWOULDBLOCK: another gaiafs, or what may be one, has it. Logs a lock that root's gaiafs does not wait for. */
 int source_trylock(struct fs *fs);
 /* The process that has locked it; 0: it cannot be seen (it is in another PID namespace). */
 pid_t source_locker(const struct fs *fs);
 
+/* ---- takeover.c ---- */
+
+/*
+ * While the mount is the old daemon's: if that ends, nothing may be left that keeps the connection or the lock. To be called again when this
+ * thread's credentials have changed, which makes the kernel forget it.
+ */
+void takeover_die_with_old(const struct fs *fs);
+/* From a predecessor: the source and its lock, and where it is mounted. Logs errors. */
+int takeover_place(struct fs *fs);
+/* Take the mount, with everything that the kernel knows of it. What is received is the new daemon's when this returns 0. Logs errors. */
+int takeover(struct fs *fs, const struct fuse_lowlevel_ops *ops);
+
+/* ---- tables.c ---- */
+
+/*
+ * Send the inodes and handles that the kernel knows, with their descriptors. Nothing is received meanwhile (serve_pause()). A negative errno.
+ */
+int tables_send(struct fs *fs, int sock, struct parcel *p);
+/* Receive them, into empty tables. If it fails, what has come stays, to be destroyed with the tables. Logs errors. */
+int tables_receive(struct fs *fs, int sock, struct parcel *p);
+
 /* ---- supervisor.c ---- */
 
 /* Called before there are threads or a mount, if the configuration asks for it. Logs errors. */
 int supervisor_start(struct fs *fs);
-/* It is mounted: let the supervisor end this connection, whatever becomes of its number. */
+/* The mount has become ours, or is not ours for now: fs->borrowed. */
+void supervisor_set_borrowed(struct fs *fs, bool borrowed);
+/* It is mounted: tell the supervisor where, and let it end this connection, whatever becomes of its number. */
 void supervisor_tell(struct fs *fs);
 /* The daemon ends by itself: end the supervisor. */
 void supervisor_end(struct fs *fs);

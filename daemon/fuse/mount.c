@@ -550,7 +550,7 @@ static int add_rights(const struct fs *fs, char **options)
 	       (fs->source_flags & ST_NOEXEC && fuse_opt_add_opt(options, "noexec"));
 }
 
-static int make_session(struct fs *fs, const struct fuse_lowlevel_ops *ops)
+int mount_make_session(struct fs *fs, const struct fuse_lowlevel_ops *ops)
 {
 	const struct mount_options *o = &fs->options;
 	struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
@@ -575,6 +575,7 @@ static int make_session(struct fs *fs, const struct fuse_lowlevel_ops *ops)
 	    fuse_opt_add_arg(&args, "gaiafs") || fuse_opt_add_arg(&args, "-o") ||
 	    fuse_opt_add_arg(&args, options))
 		goto out;
+	fuse_set_log_func(hear);
 	said[0] = '\0';
 	listening = true;
 	fs->session = fuse_session_new(&args, ops, sizeof(*ops), fs);
@@ -617,11 +618,10 @@ int mount_begin(struct fs *fs, const struct fuse_lowlevel_ops *ops)
 	struct mount_entry entry;
 	int err, fd, saved;
 
-	fuse_set_log_func(hear);
 	err = check_fuse();
 	if (err)
 		return err;
-	err = make_session(fs, ops);
+	err = mount_make_session(fs, ops);
 	if (err)
 		return err;
 	/* As late as possible: between the dead mount and the new one, programs would write to the directory beneath. */
@@ -644,12 +644,7 @@ int mount_begin(struct fs *fs, const struct fuse_lowlevel_ops *ops)
 	fs->mounted = true;
 	if (!find_mount(fs->mountpoint, NULL, &entry, NULL))
 		name_mount(fs, &entry);
-	if (fs->supervised) {
-		memcpy(fs->supervised->mounted_as, fs->mounted_as, sizeof(fs->mounted_as));
-		fs->supervised->major = fs->dev_major;
-		fs->supervised->minor = fs->dev_minor;
-		supervisor_tell(fs);
-	}
+	supervisor_tell(fs);
 	if (fs->privileged) {
 		/*
 		 * By default the kernel lets a FUSE mount have few dirty pages (strict_limit), which slows buffered

@@ -159,7 +159,7 @@ static void poll_in_front(struct fs *fs, int fd)
 	while (!poll(&pfd, 1, 0)) {
 		n_at_once = 0;
 		now = quick_ns();
-		if (now - start > POLL_NS || fs->stopping) {
+		if (now - start > POLL_NS || fs->stopping || fs->pausing) {
 			give_up(r);
 			return;
 		}
@@ -187,7 +187,7 @@ static bool park_thread(struct fs *fs, struct seat *seat)
 	bool wait;
 
 	pthread_mutex_lock(&r->lock);
-	wait = !fs->stopping;
+	wait = !fs->stopping && !fs->pausing;
 	if (wait) {
 		LIST_INSERT_HEAD(&r->seats, seat, link);
 		/*
@@ -274,6 +274,10 @@ ssize_t receive(struct fs *fs, int fd, void *buf, size_t size)
 		poll_in_front(fs, fd);
 	if (!in_front)
 		park(fs);
+	if (fs->pausing) {
+		errno = EINTR;
+		return -1;
+	}
 
 	atomic_fetch_add(&r->reading, 1);
 	n = read(fd, buf, size);
@@ -343,7 +347,7 @@ bool receive_spare_needed(struct fs *fs)
 {
 	struct receiving *r = &fs->receiving;
 
-	if (fs->stopping)
+	if (fs->stopping || fs->pausing)
 		return false;
 	if (nobody_receives(r) || quick_ns() < r->spare_until)
 		return true;
@@ -406,6 +410,12 @@ void receive_thread_ends(struct fs *fs)
 		yield_front(&fs->receiving);
 	/* Each thread that ends wakes the next one, which ends for the same reason. */
 	wake_one(&fs->receiving);
+}
+
+void receive_thread_pauses(struct fs *fs)
+{
+	if (in_front)
+		yield_front(&fs->receiving);
 }
 
 void receive_wake_all(struct fs *fs)

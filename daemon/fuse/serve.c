@@ -4,14 +4,12 @@
  * The loop is not libfuse's: ours looks at requests before libfuse does, and its threads can be stopped while the mount
  * is still there.
  *
- * Before each write(2) the kernel sends a GETXATTR for security.capability, unless the file system promises to clear
- * set-id bits itself (FUSE_HANDLE_KILLPRIV_V2); then the kernel remembers that there is no such attribute. libfuse before
- * 3.17 cannot promise that, so we add the promise to its reply to INIT. Nor does libfuse say which WRITEs have to clear
- * the bits: look_at() finds out.
+ * libfuse does not say which WRITEs have to clear set-id bits: look_at() finds out.
  */
 #include "fuse/internal.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/fuse.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -22,14 +20,13 @@
 
 #include "base/fault.h"
 
+#define WAKE_TO_PAUSE SIGURG /* see wake_readers() */
+
 /* What libfuse does not tell of the request that this thread has in hand. */
 static __thread struct {
 	uint64_t unique;
 	bool is_tmpfile;
 	bool clears_set_id;
-	/* It is an INIT. @flags: FUSE_HANDLE_KILLPRIV_V2 if the kernel offers that. */
-	bool is_init;
-	uint32_t flags;
 } request;
 
 uint64_t serve_unique(void)
@@ -55,10 +52,6 @@ static void look_at(struct fuse_buf *buf)
 	memset(&request, 0, sizeof(request));
 	request.unique = in->unique;
 	switch (in->opcode) {
-	case FUSE_INIT:
-		request.is_init = true;
-		request.flags = ((const struct fuse_init_in *)arg)->flags & FUSE_HANDLE_KILLPRIV_V2;
-		break;
 	case FUSE_WRITE:
 		request.clears_set_id =
 			((const struct fuse_write_in *)arg)->write_flags & FUSE_WRITE_KILL_SUIDGID;
@@ -71,58 +64,44 @@ static void look_at(struct fuse_buf *buf)
 	}
 }
 
-static ssize_t send_answer(int fd, struct iovec *iov, int count, void *arg)
-{
-	if (request.is_init && count == 2) {
-		struct fuse_init_out *out = iov[1].iov_base;
+static __thread unsigned number; /* of this thread among those that receive */
 
-		/* What libfuse cannot promise itself. */
-		out->flags |= request.flags;
-		request.is_init = false;
-	}
-	return writev(fd, iov, count);
+static void take_number(struct fs *fs)
+{
+	number = atomic_fetch_add(&fs->n_numbered, 1);
+	fs->server[number] = pthread_self();
 }
 
-/* libfuse insists on such a function; but it is never asked to receive. */
-static ssize_t receive_for_libfuse(int fd, void *buf, size_t size, void *arg)
+/* Wait here, between two requests, while fs->pausing is set. */
+static void pass_gate(struct fs *fs)
 {
-	return receive(arg, fd, buf, size);
+	if (!fs->pausing)
+		return;
+	receive_thread_pauses(fs);
+	pthread_mutex_lock(&fs->lock);
+	fs->n_paused++;
+	pthread_cond_broadcast(&fs->pause_changed);
+	while (fs->pausing && !fs->stopping)
+		pthread_cond_wait(&fs->pause_changed, &fs->lock);
+	fs->n_paused--;
+	pthread_mutex_unlock(&fs->lock);
 }
-
-static const struct fuse_custom_io io = {
-	.read = receive_for_libfuse,
-	.writev = send_answer,
-};
 
 /* The next request; 0: the session has ended, or fs->stopping is set. @by: receive(), or another function like read(2). */
 static size_t next_request(struct fs *fs, void *buf, ssize_t (*by)(struct fs *fs, int fd, void *buf, size_t size))
 {
 	ssize_t n;
 
-	do
-		n = by(fs, fuse_session_fd(fs->session), buf, FS_REQUEST_BYTES);
+	do {
+		pass_gate(fs);
+		atomic_store_explicit(&fs->receives[number], true, memory_order_relaxed);
+		n = fs->stopping ? -1 : by(fs, fuse_session_fd(fs->session), buf, FS_REQUEST_BYTES);
+		atomic_store_explicit(&fs->receives[number], false, memory_order_relaxed);
 	/* ENOENT: the request was withdrawn before it could be read. */
-	while (n < 0 && !fs->stopping && (errno == EINTR || errno == EAGAIN || errno == ENOENT));
+	} while (n < 0 && !fs->stopping && (errno == EINTR || errno == EAGAIN || errno == ENOENT));
 	if (n < 0 && !fs->stopping && errno != ENODEV)
 		log_warn("fuse: reading requests: %s", strerror(errno));
 	return n < 0 || fs->stopping ? 0 : (size_t)n;
-}
-
-/*
- * INIT has been answered; other threads may be serving requests already. If libfuse has refused the session (and logged why), every
- * call on the mount would fail: then end.
- */
-static void session_begun(struct fs *fs)
-{
-	(void)fault_point("mount.answered");
-	if (!fuse_session_exited(fs->session)) {
-		fs->config.ready(fs->config.arg);
-		return;
-	}
-	if (fs->supervised)
-		fs->supervised->live = false;
-	fs->over = true;
-	fs->config.ended(fs->config.arg);
 }
 
 void serve_refuse(struct fs *fs, const void *bytes, int err)
@@ -272,7 +251,6 @@ void serve_request(struct fs *fs, void *bytes, size_t size)
 	struct fuse_buf buf = { .mem = bytes, .size = size };
 	const struct fuse_in_header *in = bytes;
 	int err = serve_unknown(fs, in);
-	bool init;
 
 	if (err) {
 		refuse_unknown(fs, in, err);
@@ -284,11 +262,8 @@ void serve_request(struct fs *fs, void *bytes, size_t size)
 		return;
 	}
 	look_at(&buf);
-	init = in->opcode == FUSE_INIT;
 	fuse_session_process_buf(fs->session, &buf);
 	request_ends(in->opcode);
-	if (init)
-		session_begun(fs);
 }
 
 static ssize_t receive_as_spare(struct fs *fs, int fd, void *buf, size_t size)
@@ -307,8 +282,10 @@ static void *serve_as_spare(void *arg)
 	size_t n = 1;
 
 	thread_set_name("gaia-spare");
+	take_number(fs);
 	while (n && !fs->stopping) {
 		receive_spare_wait(fs);
+		pass_gate(fs);
 		while (receive_spare_needed(fs) && (n = next_request(fs, buf, receive_as_spare)))
 			if (!hand_over(fs, buf, n))
 				serve_request(fs, buf, n);
@@ -325,6 +302,7 @@ static void *serve(void *arg)
 	int err;
 
 	thread_set_name("gaia-fuse");
+	take_number(fs);
 	err = cred_thread_init(fs);
 	if (err)
 		log_error("fuse: a umask for each thread: %s", strerror(-err));
@@ -346,18 +324,6 @@ static void *serve(void *arg)
 static void wake(int signal)
 {
 	/* The signal has nothing to do but to interrupt read(2). */
-}
-
-/* Not needed from 3.17 on: libfuse itself promises what send_answer() adds. (And it may be built without custom I/O.) */
-static int intercept_answers(struct fs *fs)
-{
-	int err = 0;
-
-	if (!FUSE_CAP_HANDLE_KILLPRIV_V2)
-		err = fuse_session_custom_io(fs->session, &io, fuse_session_fd(fs->session));
-	if (err)
-		log_error("fuse: %s", strerror(-err));
-	return err;
 }
 
 static int start_threads(struct fs *fs)
@@ -387,12 +353,14 @@ fail:
 
 int serve_start(struct fs *fs)
 {
-	struct sigaction sa = { .sa_handler = wake };
+	struct sigaction sa = { .sa_handler = wake }, to_pause = { .sa_handler = wake, .sa_flags = SA_RESTART };
 	sigset_t all, old;
 	int err;
 
 	sigemptyset(&sa.sa_mask);
 	sigaction(SIGUSR2, &sa, NULL);
+	sigemptyset(&to_pause.sa_mask);
+	sigaction(WAKE_TO_PAUSE, &to_pause, NULL);
 	/*
 	 * Sent when somebody opens a file on which passthrough.c has a lease. It has nothing to do: the lease
 	 * ends in a moment anyway.
@@ -400,12 +368,84 @@ int serve_start(struct fs *fs)
 	signal(SIGIO, SIG_IGN);
 	sigfillset(&all);
 	sigdelset(&all, SIGUSR2);
+	sigdelset(&all, WAKE_TO_PAUSE);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	err = intercept_answers(fs); /* logs */
+	/* A session that is taken over has begun. */
+	err = fs->config.predecessor < 0 ? session_begin(fs) : 0; /* logs */
 	if (!err)
 		err = start_threads(fs); /* logs */
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	if (!err && fs->config.predecessor < 0)
+		session_begun(fs);
 	return err;
+}
+
+/* ---- pausing ---- */
+
+/*
+ * Threads in read(2) have to notice that they are to pause. A signal that ends the call might meet a thread that has begun a request
+ * meanwhile, and end another call. So with this one calls go on (SA_RESTART); but now read(2) does not wait.
+ */
+static void wake_readers(struct fs *fs)
+{
+	receive_wake_all(fs);
+	for (unsigned i = 0; i < fs->n_numbered; i++)
+		if (fs->receives[i])
+			pthread_kill(fs->server[i], WAKE_TO_PAUSE);
+}
+
+static void set_waiting(struct fs *fs, bool waits)
+{
+	int fd = fuse_session_fd(fs->session), flags = fcntl(fd, F_GETFL);
+
+	if (flags < 0 || fcntl(fd, F_SETFL, waits ? flags & ~O_NONBLOCK : flags | O_NONBLOCK))
+		log_debug("fuse: %s", strerror(errno));
+}
+
+/* How long to wait for the threads before they are woken again: one may have been just about to wait. */
+#define WAKE_AGAIN_NS 3000000u
+
+static bool all_paused(struct fs *fs, uint64_t until)
+{
+	struct timespec t = { (time_t)(until / 1000000000), (long)(until % 1000000000) };
+	bool all;
+
+	pthread_mutex_lock(&fs->lock);
+	while (fs->n_paused < fs->n_threads + fs->has_spare && pthread_cond_timedwait(&fs->pause_changed, &fs->lock, &t) != ETIMEDOUT)
+		;
+	all = fs->n_paused == fs->n_threads + fs->has_spare;
+	pthread_mutex_unlock(&fs->lock);
+	return all;
+}
+
+static void set_pausing(struct fs *fs, bool pausing)
+{
+	pthread_mutex_lock(&fs->lock);
+	fs->pausing = pausing;
+	pthread_cond_broadcast(&fs->pause_changed);
+	pthread_mutex_unlock(&fs->lock);
+}
+
+int serve_pause(struct fs *fs, uint64_t until)
+{
+	bool all = false;
+
+	set_pausing(fs, true);
+	set_waiting(fs, false);
+	sem_post(&fs->receiving.spare_wake);
+	while (!all && !fs->over && now_ns() < until) {
+		wake_readers(fs);
+		all = all_paused(fs, MIN(until, now_ns() + WAKE_AGAIN_NS));
+	}
+	set_waiting(fs, true);
+	if (fs->over)
+		return -ENODEV;
+	return all && hand_wait_until(fs, until) ? 0 : -EBUSY;
+}
+
+void serve_go_on(struct fs *fs)
+{
+	set_pausing(fs, false);
 }
 
 /* Join a thread that ends when it finds fs->stopping set, and wake it so that it looks. */
@@ -427,7 +467,10 @@ static void join(pthread_t thread)
 
 void serve_stop(struct fs *fs)
 {
+	pthread_mutex_lock(&fs->lock);
 	fs->stopping = true;
+	pthread_cond_broadcast(&fs->pause_changed);
+	pthread_mutex_unlock(&fs->lock);
 	receive_wake_all(fs);
 	for (unsigned i = 0; i < fs->n_threads; i++)
 		join(fs->thread[i]);

@@ -225,7 +225,7 @@ void source_lock_close(struct fs *fs)
 	char path[96];
 
 	/* The owner of the lock removes its file. Daemons that have opened it before see that by st_nlink. */
-	if (fs->roots_lock_fd >= 0 && !flock(fs->roots_lock_fd, LOCK_EX | LOCK_NB) && !fstat(fs->roots_lock_fd, &st) &&
+	if (!fs->borrowed && fs->roots_lock_fd >= 0 && !flock(fs->roots_lock_fd, LOCK_EX | LOCK_NB) && !fstat(fs->roots_lock_fd, &st) &&
 	    st.st_nlink > 0)
 		unlink(roots_lock(fs, path));
 	/* In this order: a daemon that gets root's lock then finds the source unlocked. */

@@ -127,6 +127,9 @@ _Noreturn static void supervise(struct fs *fs, pid_t daemon)
 	bool gone;
 
 	wait_for_death(daemon);
+	/* The mount is, or is still, another daemon's. */
+	if (fs->supervised->borrowed)
+		_exit(0);
 	fs->dev_major = fs->supervised->major;
 	fs->dev_minor = fs->supervised->minor;
 	memcpy(fs->mounted_as, fs->supervised->mounted_as, sizeof(fs->mounted_as));
@@ -207,6 +210,7 @@ int supervisor_start(struct fs *fs)
 		err = -errno;
 		goto unmap;
 	}
+	fs->supervised->borrowed = fs->borrowed;
 	/* No signal from elsewhere may end the child. */
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, &old);
@@ -235,14 +239,27 @@ fail:
 	return err;
 }
 
+void supervisor_set_borrowed(struct fs *fs, bool borrowed)
+{
+	fs->borrowed = borrowed;
+	if (fs->supervised)
+		fs->supervised->borrowed = borrowed;
+}
+
 void supervisor_tell(struct fs *fs)
 {
 	char byte = 0;
 	union told told = { .header = { .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof(int)) } };
 	struct iovec part = { &byte, 1 };
 	struct msghdr msg = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = told.room, .msg_controllen = sizeof(told.room) };
-	int fd = mount_abort_file(fs);
+	int fd;
 
+	if (!fs->supervised)
+		return;
+	memcpy(fs->supervised->mounted_as, fs->mounted_as, sizeof(fs->mounted_as));
+	fs->supervised->major = fs->dev_major;
+	fs->supervised->minor = fs->dev_minor;
+	fd = mount_abort_file(fs);
 	if (fd < 0)
 		return;
 	memcpy(CMSG_DATA(&told.header), &fd, sizeof(fd));

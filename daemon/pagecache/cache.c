@@ -27,16 +27,6 @@
 #define EVICTORS 32u	   /* threads that wait for clients, one for each user; */
 #define EVICTORS_OWNERS 4u /* so many of these for owners only */
 
-static void cond_init_monotonic(pthread_cond_t *cond)
-{
-	pthread_condattr_t attr;
-
-	pthread_condattr_init(&attr);
-	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-	pthread_cond_init(cond, &attr);
-	pthread_condattr_destroy(&attr);
-}
-
 static int devices_init(struct cache *c, const struct cache_config *config)
 {
 	unsigned n = config->n_devices + (config->local != NULL);

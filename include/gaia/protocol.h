@@ -391,6 +391,8 @@ enum gaia_msg_kind {
 	GAIA_MSG_REPORT = 6,	/* daemon: one descriptor, a memfd with what was asked for */
 	GAIA_MSG_GRANTED = 7,	/* client, with ANSWERS: the answer to a GRANT; repeats its seq and map */
 	GAIA_MSG_LISTS = 9,	/* daemon, with LISTS: one descriptor, the client's memory for lists; not answered */
+	GAIA_MSG_UPGRADE = 10,	/* in place of HELLO: ticket, count 1: even if clients lose by it. See below */
+	GAIA_MSG_UPGRADED = 11,	/* daemon: the answer */
 };
 
 #define GAIA_MSG_CHUNKS 64
@@ -406,16 +408,22 @@ enum gaia_msg_kind {
  * owes an earlier one. Then ACQUIRE succeeds, as without ANSWERS, and says so (gaia_ioc_range.unanswered); if the answer turns
  * out to be an error, the connection ends.
  */
+/*
+ * UPGRADE asks the daemon to hand the mount over to the program that the sender runs (gaiafs --upgrade). Only an owner of the mount
+ * may: root, or the user whose daemon it is. The daemon answers with UPGRADED, and nothing else follows: `error` 0 when the new daemon
+ * serves, else an errno, and the mount is as before. chunk[] has a text then, with a NUL, that says why. A daemon that does not know the
+ * message disconnects.
+ */
 struct gaia_msg {
 	uint32_t kind;		/* enum gaia_msg_kind */
 	uint32_t version;	/* GAIA_PROTOCOL_VERSION */
 	uint64_t seq;		/* of the daemon's messages; REVOKED, GRANTED: the one answered */
 	struct gaia_client_key key;	/* WELCOME */
-	uint8_t ticket[16];	/* HELLO */
+	uint8_t ticket[16];	/* HELLO, UPGRADE */
 	uint64_t map;		/* GRANT, GRANTED, REVOKE, REVOKED */
 	union {
 		uint32_t prot;	/* GRANT: how the descriptors may be mapped */
-		uint32_t error;	/* GRANTED: 0 or an errno */
+		uint32_t error;	/* GRANTED, UPGRADED: 0 or an errno */
 	};
 	uint32_t count;		/* GRANT, REVOKE: chunks below; REPORT, LISTS: 1 */
 	uint64_t chunk[GAIA_MSG_CHUNKS]; /* index in the file: offset / GAIA_CHUNK */

@@ -480,21 +480,30 @@ int mnt_wait(struct mnt *m)
 	return status;
 }
 
-int mnt_unmount(struct mnt *m)
+static int unmount_once(struct mnt *m)
 {
 	const char *fusermount[] = { "fusermount3", "-u", m->path, NULL };
+	int err = umount2(m->path, UMOUNT_NOFOLLOW);
+
+	if (err && errno == EPERM) {
+		err = run_quietly(fusermount);
+		errno = EBUSY; /* it does not say why */
+	}
+	return err;
+}
+
+int mnt_unmount(struct mnt *m)
+{
 	int err;
 
 	if (!m->daemon)
 		return -1;
-	/* A program that looks at all mounts of the machine makes them busy for a moment. */
-	for (unsigned tries = 0; (err = umount2(m->path, UMOUNT_NOFOLLOW)) && errno == EBUSY; tries++) {
+	/* A program that looks at all mounts of the machine makes them busy for a moment; and so does a guard that has just begun. */
+	for (unsigned tries = 0; (err = unmount_once(m)) && errno == EBUSY; tries++) {
 		if (tries == BUSY_TRIES)
 			break;
 		usleep(10000);
 	}
-	if (err && errno == EPERM)
-		err = run_quietly(fusermount);
 	if (err) {
 		fprintf(stderr, "mount: cannot unmount %s: %s\n", m->path, strerror(errno));
 		detach(m->path);
@@ -537,6 +546,42 @@ int mnt_stop(struct mnt *m)
 		remove_tree(m->dir);
 	m->dir[0] = '\0';
 	return err;
+}
+
+/* The new daemon was the old one's child, and becomes ours. */
+static int adopt(struct mnt *m)
+{
+	int status = wait_exit(m->daemon, EXIT_SECONDS);
+
+	guard_end(m);
+	m->daemon = status == 0 ? find_orphan(binary(m)) : 0;
+	if (m->daemon && !guard_start(m))
+		return 0;
+	fprintf(stderr, "mount: after the upgrade: the old daemon's status is %x; the log:\n", (unsigned)status);
+	mnt_show_log(m);
+	return -1;
+}
+
+int mnt_upgrade(struct mnt *m, const char *option, char said[512])
+{
+	char command[2 * PATH_MAX];
+	size_t n = 0;
+	int status;
+	FILE *f;
+
+	prctl(PR_SET_CHILD_SUBREAPER, 1);
+	snprintf(command, sizeof(command), "exec '%s' --upgrade %s '%s' 2>&1", binary(m), option ? option : "", m->path);
+	f = popen(command, "re");
+	if (!f)
+		return -1;
+	if (said)
+		n = fread(said, 1, 511, f);
+	if (said)
+		said[n] = '\0';
+	status = pclose(f);
+	if (status)
+		return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+	return adopt(m);
 }
 
 bool mnt_can_abort(void)

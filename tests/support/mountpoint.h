@@ -75,6 +75,12 @@ void mnt_crash(struct mnt *m);
 /* After mnt_unmount() or mnt_crash(): mount again, the same way. On -1 only mnt_stop() may follow. */
 int mnt_restart(struct mnt *m);
 
+/*
+ * `gaiafs --upgrade` with @option (or NULL): its exit status. At 0 the old daemon has ended, and m->daemon is the new one. Otherwise what
+ * it said is in @said (or NULL), and nothing has changed.
+ */
+int mnt_upgrade(struct mnt *m, const char *option, char said[512]);
+
 /* Wait for a daemon that ends by itself or was told to (SIGTERM), and remove what is left of the
  * mount. Returns its wait status, or -1 if it had not ended after a minute and was killed. */
 int mnt_wait(struct mnt *m);

@@ -153,6 +153,30 @@ def after_a_crash(directory):
     expect(not unit.is_mounted() and text_of(f"{source}/last") == "last", "it is stopped before everything is stored")
 
 
+def reloaded(directory):
+    """Another daemon is the main process then; nothing else has changed."""
+    source = f"{directory}/reloaded data"
+    os.mkdir(source)
+    unit = Unit(directory, "reloaded", SOURCE=source, OPTIONS="--device none --writeback-age 3600")
+    unit.starts()
+    with open(f"{unit.point}/file", "w+", encoding="utf-8") as file:
+        for n in range(3):
+            before = unit.shows("MainPID")
+            file.write(f"{n}")
+            file.flush()
+            expect(unit.control("reload") == 0, f"systemctl reload fails: {text_of(unit.log)}")
+            wait_for("systemd knows the new daemon", lambda: unit.shows("MainPID") not in ("0", before))
+            expect(unit.shows("ActiveState") == "active" and unit.shows("NRestarts") == "0", "after systemctl reload it is not active")
+            wait_for("the old daemon ends", lambda: not os.path.exists(f"/proc/{before}"))
+            file.seek(0)
+            expect(file.read() == "012"[:n + 1], "what was open before is not the same file any more")
+    os.kill(int(unit.shows("MainPID")), 9)
+    wait_for("systemd starts it again after a crash", lambda: unit.shows("NRestarts") == "1" and unit.shows("ActiveState") == "active")
+    expect(unit.control("reload") == 0, f"systemctl reload fails after a crash: {text_of(unit.log)}")
+    expect(unit.control("stop") == 0 and unit.shows("Result") == "success" and not unit.is_mounted(), "it cannot be stopped after systemctl reload")
+    expect(text_of(f"{source}/file") == "012", "something is lost")
+
+
 def without_its_device(directory):
     """It fails, says why, and is not tried again and again."""
     unit = Unit(directory, "device", OPTIONS="--device cuda:99")
@@ -191,6 +215,7 @@ def scenario(build, directory):
     verdict = "the scenario does not come to its end"
     try:
         after_a_crash(directory)
+        reloaded(directory)
         without_its_device(directory)
         stopped_with_losses(directory, build)
         # For the end of all: see main().

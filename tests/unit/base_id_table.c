@@ -281,3 +281,49 @@ Test(id_table, is_looked_up_without_a_lock_while_others_change_it, .init = begin
 	cr_assert_gt(found, 0);
 	cr_assert_eq(wrong, 0);
 }
+
+/* Of a table with holes: another process's goes on where it stops. */
+Test(id_table, a_table_that_goes_on_keeps_its_numbers_and_gives_none_away_again, .init = begin, .fini = end)
+{
+	struct id_table_mark mark;
+	struct id_table next;
+	uint64_t new, last = 0; /* the highest generation */
+
+	fill();
+	for (unsigned i = 0; i < FULL; i += 3)
+		id_table_remove(&t, id[i]);
+	/* The first slots are used more often than others. */
+	for (unsigned i = 0; i < 100; i++) {
+		cr_assert_eq(id_table_add(&t, &object[0], &new), 0);
+		id_table_remove(&t, new);
+		last = new >> 32;
+	}
+	id_table_mark(&t, &mark);
+
+	id_table_init(&next, FULL);
+	cr_assert_eq(id_table_resume(&next, &mark), 0);
+	for (unsigned i = 0; i < FULL; i++)
+		if (i % 3)
+			cr_assert_eq(id_table_restore(&next, &object[i], id[i]), 0);
+	cr_assert_eq(id_table_restore(&next, &object[1], id[1]), -EINVAL, "it is in use");
+	cr_assert_eq(id_table_restore(&next, &object[1], 7), -EINVAL, "no generation");
+	cr_assert_eq(id_table_restore(&next, &object[1], (1ull << 32) + FULL), -EINVAL, "no slot");
+	id_table_restored(&next, &mark);
+	for (unsigned i = 0; i < FULL; i++)
+		cr_assert_eq(id_table_find(&next, id[i]), i % 3 ? &object[i] : NULL);
+	for (unsigned i = 0; i < FULL; i += 3) {
+		cr_assert_eq(id_table_add(&next, &object[i], &new), 0);
+		cr_assert_gt(new >> 32, last);
+		cr_assert_eq(id_table_find(&next, new), &object[i]);
+	}
+	cr_assert_eq(id_table_add(&next, &object[0], &new), -ENFILE);
+	id_table_destroy(&next);
+}
+
+Test(id_table, a_table_does_not_go_on_that_had_more_than_its_limit, .init = begin, .fini = end)
+{
+	struct id_table_mark mark = { .made = FULL + 1, .generation = 1 };
+
+	cr_assert_eq(id_table_resume(&t, &mark), -EINVAL);
+	add(0);
+}

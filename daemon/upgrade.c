@@ -1,0 +1,385 @@
+/* upgrade.c - see upgrade.h. */
+#include "upgrade.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/fault.h"
+#include "base/log.h"
+#include "base/util.h"
+
+/* For the new daemon to start what it needs, GPUs among it; nobody waits meanwhile. */
+#define START_S 120
+/* For each of its steps while programs wait. It only computes then. */
+#define STEP_S 20
+/* For storage, while programs wait. */
+#define STORE_S 5
+/* For requests under way to end. */
+#define PAUSE_NS 10000000000ull
+
+/* ---- the old daemon ---- */
+
+__attribute__((format(printf, 3, 4))) static int fails(struct upgrade *u, int err, const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(u->why, sizeof(u->why), fmt, ap);
+	va_end(ap);
+	return err;
+}
+
+/* The program that @pid runs. */
+static int program_of(pid_t pid, char path[PATH_MAX])
+{
+	static const char deleted[] = " (deleted)";
+	char link[64];
+	ssize_t n;
+	size_t end;
+
+	snprintf(link, sizeof(link), "/proc/%d/exe", (int)pid);
+	n = readlink(link, path, PATH_MAX - 1);
+	if (n < 0)
+		return -errno;
+	path[n] = '\0';
+	end = sizeof(deleted) - 1;
+	return (size_t)n > end && !strcmp(path + n - end, deleted) ? -ENOENT : 0;
+}
+
+static void limit_waiting(int sock, int seconds)
+{
+	struct timeval t = { .tv_sec = seconds };
+
+	(void)setsockopt(sock, SOL_SOCKET, SO_RCVTIMEO, &t, sizeof(t));
+	(void)setsockopt(sock, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof(t));
+}
+
+/* This daemon's arguments, behind what makes another one take the mount over. */
+static char **heirs_arguments(const struct upgrade *u, char *program)
+{
+	static char take_over[] = "--take-over";
+	char **argv;
+	int n = 0, first;
+
+	while (u->argv[n])
+		n++;
+	first = n > 1 && !strcmp(u->argv[1], take_over) ? 2 : 1;
+	argv = xcalloc((size_t)n + 3, sizeof(*argv));
+	argv[0] = program;
+	argv[1] = take_over;
+	for (int i = first; i < n; i++)
+		argv[i - first + 2] = u->argv[i];
+	return argv;
+}
+
+static int spawn(struct upgrade *u, char *program, int end)
+{
+	posix_spawn_file_actions_t actions;
+	char **argv = heirs_arguments(u, program);
+	int err;
+
+	posix_spawn_file_actions_init(&actions);
+	/* (Also if the two are the same: then it is inherited.) */
+	posix_spawn_file_actions_adddup2(&actions, end, UPGRADE_FD);
+	err = -posix_spawn(&u->heir, program, &actions, NULL, argv, environ);
+	posix_spawn_file_actions_destroy(&actions);
+	if (err)
+		u->heir = 0;
+	free(argv);
+	return err;
+}
+
+int upgrade_begin(struct upgrade *u, pid_t pid, int answer)
+{
+	char program[PATH_MAX];
+	int ends[2], err;
+
+	u->answer = answer;
+	u->heir = 0;
+	u->sock = -1;
+	u->why[0] = '\0';
+	err = pid > 0 ? program_of(pid, program) : -ESRCH;
+	if (err)
+		return fails(u, err, "the daemon cannot see which program asks for it: %s", strerror(-err));
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends))
+		return fails(u, -errno, "no socket: %s", strerror(errno));
+	u->sock = ends[0];
+	limit_waiting(u->sock, START_S);
+	log_info("%s: to be handed over to %s", fs_mountpoint(u->fs), program);
+	err = spawn(u, program, ends[1]);
+	close(ends[1]);
+	return err ? fails(u, err, "%s: %s", program, strerror(-err)) : 0;
+}
+
+/* For tests: the new daemon dies here. */
+static void may_kill_heir(const struct upgrade *u, const char *fault)
+{
+	if (fault_point(fault))
+		kill(u->heir, SIGKILL);
+}
+
+static int heir_failed(struct upgrade *u, int err)
+{
+	switch (err) {
+	case -EPROTONOSUPPORT:
+		return fails(u, err, "the two versions do not understand each other: unmount, and mount with the new one");
+	case -EOPNOTSUPP:
+		return fails(u, err, "this mount cannot be handed over; its log says why");
+	case -EPIPE:
+		return fails(u, -EIO, "the new daemon has ended; its log says why");
+	default:
+		return fails(u, err, "the new daemon: %s", strerror(-err));
+	}
+}
+
+/* Devices' contents do not move to the new daemon: what is lost by that. */
+static int nothing_held(struct upgrade *u)
+{
+	unsigned n = control_mapped(u->control);
+	json_t *pins;
+	size_t pinned;
+
+	if (u->force)
+		return 0;
+	if (n)
+		return fails(u, -EBUSY, "%u program%s files mapped for a device (gaia status shows them); --force ends their mappings", n,
+			     n > 1 ? "s have" : " has");
+	pins = cache_pins_json(u->cache, 0, true);
+	pinned = json_array_size(json_object_get(pins, "pins"));
+	json_decref(pins);
+	if (pinned && !u->n_option_pins)
+		return fails(u, -EBUSY, "%zu file%s pinned to a device (gaia pins shows them); --force unpins", pinned, pinned > 1 ? "s are" : " is");
+	return 0;
+}
+
+static int store_all(struct upgrade *u)
+{
+	json_t *unstored = json_array(), *first;
+	int err = cache_sync_all(u->cache, unstored);
+
+	first = json_array_get(unstored, 0);
+	if (first)
+		fails(u, err, "files that cannot be stored: %zu; %s: %s", json_array_size(unstored),
+		      json_string_value(json_object_get(first, "path")), json_string_value(json_object_get(first, "error")));
+	else if (err)
+		fails(u, err, "not everything can be stored: %s", strerror(-err));
+	json_decref(unstored);
+	return err;
+}
+
+static void *store_rest(void *arg)
+{
+	struct upgrade *u = arg;
+
+	(void)fault_point("upgrade.rest");
+	return (void *)(intptr_t)store_all(u);
+}
+
+/*
+ * The same while programs wait. If storage does not answer they go on, with this daemon: when it has answered the upgrade fails.
+ */
+static int store_soon(struct upgrade *u)
+{
+	struct timespec until;
+	void *err = NULL;
+	pthread_t thread;
+
+	if (pthread_create(&thread, NULL, store_rest, u))
+		return fails(u, -EAGAIN, "no thread: %s", strerror(EAGAIN));
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += STORE_S;
+	if (!pthread_timedjoin_np(thread, &err, &until))
+		return (int)(intptr_t)err;
+	fs_go_on(u->fs);
+	pthread_join(thread, NULL);
+	return fails(u, -ETIMEDOUT, "storage has not answered for %d seconds", STORE_S);
+}
+
+static int nothing_unstored(struct upgrade *u)
+{
+	uint64_t home, devices;
+
+	cache_unstored(u->cache, &home, &devices);
+	return home || devices ? fails(u, -EBUSY, "not everything is stored") : 0;
+}
+
+static int hand_over(struct upgrade *u)
+{
+	int err = nothing_held(u);
+
+	if (!err)
+		err = store_soon(u);
+	if (!err)
+		err = nothing_unstored(u);
+	if (err)
+		return err;
+	may_kill_heir(u, "upgrade.paused");
+	limit_waiting(u->sock, STEP_S);
+	err = fs_bequeath(u->fs, u->sock);
+	return err ? heir_failed(u, err) : 0;
+}
+
+int upgrade_prepare(struct upgrade *u)
+{
+	int err;
+
+	may_kill_heir(u, "upgrade.begun");
+	err = fs_offer(u->fs, u->sock);
+	if (err)
+		return heir_failed(u, err);
+	may_kill_heir(u, "upgrade.offered");
+	/* Most of it is done before programs have to wait. */
+	err = nothing_held(u);
+	if (!err)
+		err = store_all(u);
+	if (err)
+		return err;
+	err = fs_pause(u->fs, now_ns() + PAUSE_NS);
+	if (err)
+		return fails(u, err, "%s", err == -EBUSY ? "calls that are under way do not end; try again" : "the mount has ended");
+	return hand_over(u);
+}
+
+static void end_heir(struct upgrade *u)
+{
+	if (!u->heir)
+		return;
+	kill(u->heir, SIGKILL);
+	while (waitpid(u->heir, NULL, 0) < 0 && errno == EINTR)
+		;
+	u->heir = 0;
+}
+
+int upgrade_commit(struct upgrade *u)
+{
+	int err;
+
+	may_kill_heir(u, "upgrade.bequeathed");
+	err = fs_commit(u->fs, u->sock);
+	if (err && err != -EPIPE) {
+		/* It may be about to take it. When it has ended that is decided. */
+		end_heir(u);
+		err = fs_has_heir(u->fs, u->sock);
+	}
+	return err ? heir_failed(u, err) : 0;
+}
+
+/* What the new daemon says from now on does not arrive, and it notices that; what it has said before does. */
+void upgrade_cancel(struct upgrade *u)
+{
+	shutdown(u->sock, SHUT_RDWR);
+}
+
+void upgrade_give_up(struct upgrade *u)
+{
+	end_heir(u);
+	fs_go_on(u->fs);
+	log_warn("%s: is not handed over: %s", fs_mountpoint(u->fs), u->why);
+}
+
+void upgrade_answer(struct upgrade *u, int err)
+{
+	if (u->sock >= 0)
+		close(u->sock);
+	u->sock = -1;
+	control_answer_upgrade(u->answer, err, u->why);
+}
+
+/* ---- who asks ---- */
+
+/* A ticket of the mount's daemon, and the name of its socket. */
+static int get_ticket(const char *mountpoint, struct gaia_ioc_connect *io)
+{
+	int fd = open(mountpoint, O_RDONLY | O_DIRECTORY | O_CLOEXEC), err = 0;
+
+	*io = (struct gaia_ioc_connect){ .version = GAIA_PROTOCOL_VERSION, .minor = GAIA_PROTOCOL_MINOR };
+	if (fd < 0 || ioctl(fd, GAIA_IOC_CONNECT, io))
+		err = -errno;
+	if (fd >= 0)
+		close(fd);
+	if (err == -ENOTTY || err == -EINVAL || err == -ENOSYS || err == -EOPNOTSUPP)
+		log_error("%s: not a mount of gaiafs", mountpoint);
+	else if (err)
+		log_error("%s: %s", mountpoint, strerror(-err));
+	return err;
+}
+
+static int connect_to(const struct gaia_ioc_connect *io)
+{
+	struct sockaddr_un to = { .sun_family = AF_UNIX };
+	size_t n = strnlen((const char *)io->socket, sizeof(io->socket));
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), err;
+
+	memcpy(to.sun_path + 1, io->socket, n);
+	if (fd >= 0 && !connect(fd, (struct sockaddr *)&to, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n)))
+		return fd;
+	err = -errno;
+	if (fd >= 0)
+		close(fd);
+	return err;
+}
+
+/* Send the message, and wait for the answer, however long it takes. */
+static int exchange(int fd, struct gaia_msg *msg)
+{
+	ssize_t n = send(fd, msg, sizeof(*msg), MSG_NOSIGNAL);
+
+	if (n == (ssize_t)sizeof(*msg))
+		do
+			n = recv(fd, msg, sizeof(*msg), 0);
+		while (n < 0 && errno == EINTR);
+	if (n < 0)
+		return -errno;
+	return n == (ssize_t)sizeof(*msg) && msg->kind == GAIA_MSG_UPGRADED ? 0 : -EPROTO;
+}
+
+/* What is said to be the reason, as one line: what is mounted there may be anybody's. */
+static const char *reason(struct gaia_msg *msg)
+{
+	char *text = (char *)msg->chunk;
+
+	text[sizeof(msg->chunk) - 1] = '\0';
+	for (char *c = text; *c; c++)
+		if ((unsigned char)*c < ' ' || *c == 0x7f)
+			*c = '?';
+	return text;
+}
+
+int upgrade_ask(const char *mountpoint, bool force)
+{
+	struct gaia_msg msg = { .kind = GAIA_MSG_UPGRADE, .version = GAIA_PROTOCOL_VERSION, .count = force };
+	struct gaia_ioc_connect io;
+	int fd, err = get_ticket(mountpoint, &io); /* logs */
+
+	if (err)
+		return err;
+	memcpy(msg.ticket, io.ticket, sizeof(msg.ticket));
+	fd = connect_to(&io);
+	err = fd < 0 ? fd : exchange(fd, &msg);
+	if (fd >= 0)
+		close(fd);
+	if (err == -EPROTO || err == -ECONNRESET) {
+		log_error("%s: its daemon has not answered: it has died, or is too old to be upgraded; unmount, and mount with the new one", mountpoint);
+	} else if (err) {
+		log_error("%s: its daemon cannot be reached: %s", mountpoint, strerror(-err));
+	} else if (msg.error) {
+		log_error("%s: is not upgraded, and goes on as before: %s", mountpoint, reason(&msg));
+		err = -EBUSY;
+	}
+	return err;
+}

@@ -1,0 +1,684 @@
+/*
+ * upgrade.c - a mount goes to another daemon (gaiafs --upgrade) while programs use it.
+ *
+ * Under load processes of all kinds check everything that they read. Whoever sees an error, or a wrong byte, fails. Between two upgrades
+ * each of them gets on. GAIAFS_UPGRADES says how many upgrades there are (3).
+ */
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "child.h"
+#include "gaia/client.h"
+#include "shell.h"
+#include "ways.h"
+
+#define RW (PROT_READ | PROT_WRITE)
+#define PAGE 4096
+#define SIZE (64 * PAGE)
+#define MIB (1024 * 1024)
+
+static int upgrade(void)
+{
+	char said[512];
+	int status = mnt_upgrade(&mnt, NULL, said);
+
+	if (status)
+		fprintf(stderr, "%s", said);
+	return status;
+}
+
+/* The upgrade fails, and says @why. */
+static void refused(const char *option, const char *why)
+{
+	pid_t daemon = mnt.daemon;
+	char said[512];
+
+	cr_assert_eq(mnt_upgrade(&mnt, option, said), 1, "%s: %s", why, said);
+	cr_assert(strstr(said, why), "%s", said);
+	cr_assert_eq(mnt.daemon, daemon);
+	cr_assert_eq(kill(daemon, 0), 0);
+	/* The new daemon's status nobody sees. */
+	cr_assert_eq(mnt_log_lines(&mnt, "Sanitizer"), 0);
+}
+
+static int open_file(const char *name, int flags)
+{
+	int fd = openat(both_root[ON_MOUNT], name, flags, 0644);
+
+	cr_assert_geq(fd, 0, "%s: %s", name, strerror(errno));
+	return fd;
+}
+
+/* ---- load ---- */
+
+enum { WRITES, MAPS, APPENDS, NAMES, ORPHANS, LOCKS_A, LOCKS_B, HOLES, WORKERS };
+
+static struct shared {
+	atomic_bool over;
+	atomic_ulong rounds[WORKERS];
+	atomic_ulong added; /* by the two that lock */
+} *shared;
+
+struct worker {
+	int number;
+	uint64_t random;
+};
+
+static uint64_t next(struct worker *w)
+{
+	w->random ^= w->random << 13;
+	w->random ^= w->random >> 7;
+	w->random ^= w->random << 17;
+	return w->random;
+}
+
+static int open_in_child(const char *name, int flags)
+{
+	int fd = openat(both_root[ON_MOUNT], name, flags | O_CLOEXEC, 0644);
+
+	CHILD_CHECK(fd >= 0);
+	return fd;
+}
+
+/* One file, whose contents are known: by calls. */
+static void write_and_read(struct worker *w, int fd, unsigned char *want)
+{
+	unsigned char got[3 * PAGE];
+	size_t off = next(w) % (SIZE - sizeof(got)), len = 1 + next(w) % sizeof(got);
+
+	memset(want + off, (int)next(w), len);
+	CHILD_CHECK(pwrite(fd, want + off, len, (off_t)off) == (ssize_t)len);
+	off = next(w) % (SIZE - sizeof(got));
+	CHILD_CHECK(pread(fd, got, sizeof(got), (off_t)off) == sizeof(got));
+	CHILD_CHECK(!memcmp(got, want + off, sizeof(got)));
+	if (next(w) % 16 == 0)
+		CHILD_CHECK(!fsync(fd));
+}
+
+static void writes(struct worker *w)
+{
+	static unsigned char want[SIZE];
+	int fd = open_in_child("written", O_CREAT | O_RDWR);
+
+	CHILD_CHECK(!ftruncate(fd, SIZE));
+	while (!shared->over) {
+		write_and_read(w, fd, want);
+		shared->rounds[w->number]++;
+	}
+	close(fd);
+}
+
+/* The same by a mapping; what is stored there read(2) sees. */
+static void maps(struct worker *w)
+{
+	int fd = open_in_child("mapped", O_CREAT | O_RDWR);
+	unsigned char *p, byte;
+
+	CHILD_CHECK(!ftruncate(fd, SIZE));
+	p = mmap(NULL, SIZE, RW, MAP_SHARED, fd, 0);
+	CHILD_CHECK(p != MAP_FAILED);
+	while (!shared->over) {
+		size_t at = next(w) % SIZE;
+
+		p[at] = (unsigned char)next(w);
+		CHILD_CHECK(pread(fd, &byte, 1, (off_t)at) == 1 && byte == p[at]);
+		if (next(w) % 32 == 0)
+			CHILD_CHECK(!msync(p, SIZE, MS_SYNC));
+		if (next(w) % 64 == 0)
+			CHILD_CHECK(!madvise(p, SIZE, MADV_DONTNEED));
+		shared->rounds[w->number]++;
+	}
+	munmap(p, SIZE);
+	close(fd);
+}
+
+static void appends(struct worker *w)
+{
+	int fd = open_in_child("appended", O_CREAT | O_RDWR | O_APPEND);
+	uint64_t size = 0, got;
+	struct stat st;
+
+	while (!shared->over) {
+		uint64_t word = size * 0x9e3779b97f4a7c15;
+
+		CHILD_CHECK(write(fd, &word, sizeof(word)) == sizeof(word));
+		size += sizeof(word);
+		CHILD_CHECK(!fstat(fd, &st) && st.st_size == (off_t)size);
+		if (next(w) % 256 == 0) {
+			size = next(w) % size / sizeof(word) * sizeof(word);
+			CHILD_CHECK(!ftruncate(fd, (off_t)size));
+		} else {
+			uint64_t at = next(w) % (size / sizeof(word)) * sizeof(word);
+
+			CHILD_CHECK(pread(fd, &got, sizeof(got), (off_t)at) == sizeof(got) && got == at * 0x9e3779b97f4a7c15);
+		}
+		shared->rounds[w->number]++;
+	}
+	close(fd);
+}
+
+static int count_names(const char *dir)
+{
+	int fd = openat(both_root[ON_MOUNT], dir, O_RDONLY | O_DIRECTORY), n = 0;
+	DIR *d = fd < 0 ? NULL : fdopendir(fd);
+	struct dirent *e;
+
+	CHILD_CHECK(d);
+	errno = 0;
+	while ((e = readdir(d)))
+		n += e->d_name[0] != '.';
+	CHILD_CHECK(!errno);
+	closedir(d);
+	return n;
+}
+
+static void names(struct worker *w)
+{
+	int root = both_root[ON_MOUNT];
+	struct stat a, b;
+
+	CHILD_CHECK(!mkdirat(root, "names", 0755) && !mkdirat(root, "names/sub", 0755));
+	while (!shared->over) {
+		int fd = open_in_child("names/a", O_CREAT | O_EXCL | O_WRONLY);
+
+		CHILD_CHECK(write(fd, "text", 4) == 4 && !close(fd));
+		CHILD_CHECK(!linkat(root, "names/a", root, "names/b", 0));
+		CHILD_CHECK(!renameat(root, "names/a", root, "names/sub/c"));
+		CHILD_CHECK(!symlinkat("b", root, "names/s"));
+		CHILD_CHECK(count_names("names") == 3 && count_names("names/sub") == 1);
+		CHILD_CHECK(!fstatat(root, "names/s", &a, 0) && !fstatat(root, "names/sub/c", &b, 0));
+		CHILD_CHECK(a.st_ino == b.st_ino && a.st_nlink == 2 && a.st_size == 4);
+		CHILD_CHECK(faccessat(root, "names/a", F_OK, 0) && errno == ENOENT);
+		CHILD_CHECK(!unlinkat(root, "names/b", 0) && !unlinkat(root, "names/sub/c", 0) && !unlinkat(root, "names/s", 0));
+		shared->rounds[w->number]++;
+	}
+}
+
+static void orphans(struct worker *w)
+{
+	static unsigned char want[SIZE];
+	int fd = -1;
+
+	while (!shared->over) {
+		if (fd < 0 || next(w) % 64 == 0) {
+			if (fd >= 0)
+				close(fd);
+			fd = open_in_child("orphan", O_CREAT | O_EXCL | O_RDWR);
+			memset(want, 0, sizeof(want));
+			CHILD_CHECK(!ftruncate(fd, SIZE) && !unlinkat(both_root[ON_MOUNT], "orphan", 0));
+		}
+		write_and_read(w, fd, want);
+		shared->rounds[w->number]++;
+	}
+	close(fd);
+}
+
+/* A number in a file, to which two processes add, each with the file locked. */
+static void locks(struct worker *w)
+{
+	struct flock whole = { .l_type = F_WRLCK }, none = { .l_type = F_UNLCK };
+	int fd = open_in_child("counter", O_CREAT | O_RDWR);
+	uint64_t n;
+
+	while (!shared->over) {
+		CHILD_CHECK(!fcntl(fd, F_SETLKW, &whole));
+		n = 0;
+		CHILD_CHECK(pread(fd, &n, sizeof(n), 0) >= 0);
+		CHILD_CHECK(n == shared->added);
+		n++;
+		CHILD_CHECK(pwrite(fd, &n, sizeof(n), 0) == sizeof(n));
+		shared->added++;
+		CHILD_CHECK(!fcntl(fd, F_SETLK, &none));
+		shared->rounds[w->number]++;
+	}
+	close(fd);
+}
+
+static void holes(struct worker *w)
+{
+	int fd = open_in_child("sparse", O_CREAT | O_RDWR | O_TRUNC);
+
+	while (!shared->over) {
+		off_t at = (off_t)(1 + next(w) % 60) * PAGE;
+
+		CHILD_CHECK(!ftruncate(fd, 0) && !ftruncate(fd, SIZE));
+		CHILD_CHECK(pwrite(fd, "data", 4, at) == 4);
+		CHILD_CHECK(lseek(fd, 0, SEEK_DATA) <= at && lseek(fd, at, SEEK_DATA) == at);
+		shared->rounds[w->number]++;
+	}
+	close(fd);
+}
+
+static int work(void *arg)
+{
+	static void (*const kinds[WORKERS])(struct worker *w) = {
+		[WRITES] = writes, [MAPS] = maps, [APPENDS] = appends, [NAMES] = names,
+		[ORPHANS] = orphans, [LOCKS_A] = locks, [LOCKS_B] = locks, [HOLES] = holes,
+	};
+	struct worker *w = arg;
+
+	kinds[w->number](w);
+	return 0;
+}
+
+/* Until each worker has got on; false: one of them has ended, or hangs. */
+static bool all_get_on(const pid_t pid[WORKERS])
+{
+	for (int i = 0; i < WORKERS; i++) {
+		unsigned long rounds = shared->rounds[i], want = rounds + 10;
+
+		for (int ms = 0; shared->rounds[i] < want; ms++) {
+			if (waitpid(pid[i], NULL, WNOHANG) || ms > HANG_SECONDS * 1000) {
+				fprintf(stderr, "worker %d: %lu rounds\n", i, rounds);
+				return false;
+			}
+			usleep(1000);
+		}
+	}
+	return true;
+}
+
+static void under_load(const char *const *args)
+{
+	static struct worker worker[WORKERS];
+	const char *upgrades = getenv("GAIAFS_UPGRADES");
+	pid_t pid[WORKERS];
+	bool good = true;
+
+	shared = mmap(NULL, sizeof(*shared), RW, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	cr_assert_neq(shared, MAP_FAILED);
+	way_start(args);
+	for (int i = 0; i < WORKERS; i++) {
+		worker[i] = (struct worker){ .number = i, .random = 88172645463325252u + (unsigned)i };
+		pid[i] = child_start(work, &worker[i]);
+	}
+	good = all_get_on(pid);
+	for (int n = upgrades ? atoi(upgrades) : 3; n > 0 && good; n--)
+		good = !upgrade() && all_get_on(pid);
+	cr_assert(good);
+	shared->over = true;
+	for (int i = 0; i < WORKERS; i++)
+		cr_assert_eq(child_wait(pid[i]), 0, "worker %d", i);
+	munmap(shared, sizeof(*shared));
+}
+
+EACH_WAY_BARE(upgrade, no_program_notices)
+{
+	under_load(NULL);
+}
+
+/* Many files that the daemon has closed below, and opens again by name. */
+EACH_WAY_BARE(upgrade, no_program_notices_with_little_home)
+{
+	under_load((const char *const[]){ "--home", "8M", "--writeback-age", "0.01", NULL });
+}
+
+/* ---- what stays ---- */
+
+static int try_lock(void *arg)
+{
+	int fd = openat(both_root[ON_MOUNT], "f", O_RDWR);
+
+	CHILD_CHECK(fd >= 0);
+	CHILD_CHECK(flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK);
+	return 0;
+}
+
+EACH_WAY(upgrade, open_files_locks_and_numbers_stay)
+{
+	int fd = open_file("f", O_CREAT | O_RDWR), gone = open_file("gone", O_CREAT | O_RDWR);
+	int t = open_file("t", O_CREAT | O_RDWR), again;
+	struct stat before, after, times;
+	char text[5] = "";
+	unsigned char *p;
+
+	cr_assert_eq(write(fd, "abcd", 4), 4);
+	p = mmap(NULL, PAGE, RW, MAP_SHARED, fd, 0);
+	cr_assert_neq(p, MAP_FAILED);
+	cr_assert_eq(madvise(p, PAGE, MADV_DONTFORK), 0); /* the mount's guard is a child, and would keep the mount in use */
+	p[1] = 'B';
+	cr_assert_eq(flock(fd, LOCK_EX), 0);
+	cr_assert_eq(write(gone, "gone", 4), 4);
+	cr_assert_eq(unlinkat(both_root[ON_MOUNT], "gone", 0), 0);
+	cr_assert_eq(fstat(fd, &before), 0);
+	cr_assert_eq(write(t, "time", 4), 4);
+	cr_assert_eq(fstat(t, &times), 0);
+	close(t);
+	usleep(20000); /* what is stored now has another time */
+	cr_assert_eq(upgrade(), 0);
+	p[2] = 'C';
+	cr_assert_eq(pread(fd, text, 4, 0), 4);
+	cr_assert_str_eq(text, "aBCd");
+	cr_assert_eq(fstat(fd, &after), 0);
+	cr_assert_eq(before.st_ino, after.st_ino);
+	/* The kernel opens a file again only in the way in which it is open. */
+	again = open_file("f", O_RDWR);
+	cr_assert_eq(pread(again, text, 4, 0), 4);
+	cr_assert_str_eq(text, "aBCd");
+	close(again);
+	cr_assert_eq(fstatat(both_root[ON_MOUNT], "t", &after, 0), 0);
+	cr_assert(after.st_mtim.tv_sec == times.st_mtim.tv_sec && after.st_mtim.tv_nsec == times.st_mtim.tv_nsec);
+	cr_assert_eq(child_run(try_lock, NULL), 0);
+	cr_assert_eq(pread(gone, text, 4, 0), 4);
+	cr_assert_str_eq(text, "gone");
+	cr_assert_eq(fstat(gone, &after), 0);
+	cr_assert_eq(after.st_nlink, 0);
+	/* Twice: what was taken over is handed over. */
+	cr_assert_eq(upgrade(), 0);
+	cr_assert_eq(pread(gone, text, 4, 0), 4);
+	munmap(p, PAGE);
+	close(fd);
+	close(gone);
+}
+
+EACH_WAY(upgrade, a_directory_that_is_being_read_goes_on_where_it_was)
+{
+	bool seen[300] = { false };
+	struct dirent *e;
+	int n = 0, fd;
+	char name[16];
+	DIR *d;
+
+	cr_assert_eq(mkdirat(both_root[ON_MOUNT], "d", 0755), 0);
+	for (int i = 0; i < 300; i++) {
+		snprintf(name, sizeof(name), "d/%d", i);
+		close(open_file(name, O_CREAT | O_RDWR));
+	}
+	fd = openat(both_root[ON_MOUNT], "d", O_RDONLY | O_DIRECTORY);
+	d = fdopendir(fd);
+	cr_assert(d);
+	while (n < 100 && (e = readdir(d)))
+		if (e->d_name[0] != '.' && !seen[atoi(e->d_name)])
+			seen[atoi(e->d_name)] = ++n;
+	cr_assert_eq(upgrade(), 0);
+	while ((e = readdir(d)))
+		if (e->d_name[0] != '.' && !seen[atoi(e->d_name)])
+			seen[atoi(e->d_name)] = ++n;
+	cr_assert_eq(n, 300);
+	closedir(d);
+}
+
+EACH_WAY(upgrade, files_that_are_not_open_are_found)
+{
+	int fd, known = open_file("known", O_CREAT | O_RDWR);
+	char name[32];
+
+	/* A file that the kernel knows; it is not looked up again. */
+	cr_assert_eq(write(known, "known", 5), 5);
+	close(known);
+	known = open_file("known", O_PATH);
+
+	for (int i = 0; i < 200; i++) {
+		snprintf(name, sizeof(name), "f%d", i);
+		fd = open_file(name, O_CREAT | O_RDWR);
+		cr_assert_eq(write(fd, name, sizeof(name)), sizeof(name));
+		close(fd);
+	}
+	cr_assert_eq(upgrade(), 0);
+	snprintf(name, sizeof(name), "/proc/self/fd/%d", known);
+	fd = open(name, O_RDONLY);
+	cr_assert_geq(fd, 0, "%s", strerror(errno));
+	cr_assert_eq(read(fd, name, sizeof(name)), 5);
+	close(fd);
+	close(known);
+	for (int i = 0; i < 200; i++) {
+		char got[32];
+
+		snprintf(name, sizeof(name), "f%d", i);
+		fd = open_file(name, O_RDONLY);
+		cr_assert_eq(read(fd, got, sizeof(got)), sizeof(got));
+		cr_assert_str_eq(got, name);
+		close(fd);
+	}
+}
+
+EACH_WAY(upgrade, the_new_daemon_has_the_source_and_a_supervisor)
+{
+	struct shell_result r;
+
+	cr_assert_eq(upgrade(), 0);
+	r = shell_run("/", 90, "mkdir '%s/other' && \"$GAIAFS\" '%s' '%s/other'", mnt.dir, mnt.backing, mnt.dir);
+	cr_assert_neq(r.status, 0);
+	cr_assert(strstr(r.err, "already mounted by gaiafs"), "%s", r.err);
+	shell_free(&r);
+	both_close();
+	kill(mnt.daemon, SIGKILL);
+	for (int i = 0; i < 8000 && !mnt_log_lines(&mnt, "has died"); i++)
+		usleep(10000);
+	cr_assert(mnt_is_dead(mnt.path));
+	cr_assert_eq(mnt_log_lines(&mnt, "has died"), 1);
+	mnt_wait(&mnt);
+	way_remount();
+}
+
+EACH_WAY_BARE(upgrade, in_the_background)
+{
+	struct mnt_options o = { .background = true };
+
+	cr_assert_eq(mnt_start(&mnt, &o), 0);
+	shell_ok(mnt.path, "echo before > f");
+	cr_assert_eq(upgrade(), 0);
+	shell_ok(mnt.path, "grep before f && echo after > f");
+	shell_ok("/", "\"$GAIA\" status '%s' && \"$GAIA\" umount '%s'", mnt.path, mnt.path);
+	cr_assert_eq(mnt_wait(&mnt), 0);
+}
+
+/* ---- refusals ---- */
+
+/* The mount works as before, and the next upgrade does, too. */
+static void goes_on(int fd)
+{
+	char text[8] = "";
+
+	cr_assert_eq(pwrite(fd, "going", 5, 0), 5);
+	cr_assert_eq(pread(fd, text, 5, 0), 5);
+	cr_assert_str_eq(text, "going");
+	shell_ok(mnt.path, "mkdir d && echo x > d/f && cat d/f && rm -r d");
+}
+
+/* Mount with a fault, for the first time or again. */
+static int mount_with(const char *faults, bool again, const char *const *args)
+{
+	setenv("GAIAFS_FAULTS", faults, 1);
+	if (again)
+		way_remount();
+	else
+		way_start(args);
+	unsetenv("GAIAFS_FAULTS");
+	return open_file("f", O_CREAT | O_RDWR);
+}
+
+EACH_WAY_BARE(upgrade, a_new_daemon_that_dies_changes_nothing)
+{
+	const char *const dies[] = { "upgrade.begun=errno:EIO,count=1", "upgrade.offered=errno:EIO,count=1", "upgrade.paused=errno:EIO,count=1",
+				     "upgrade.bequeathed=errno:EIO,count=1" };
+
+	for (size_t i = 0; i < sizeof(dies) / sizeof(dies[0]); i++) {
+		int fd = mount_with(dies[i], i, NULL);
+
+		refused(NULL, "has ended");
+		goes_on(fd);
+		cr_assert_eq(upgrade(), 0);
+		goes_on(fd);
+		close(fd);
+		way_unmount();
+	}
+	way_remount();
+}
+
+EACH_WAY_BARE(upgrade, a_new_daemon_that_fails_changes_nothing)
+{
+	const char *const fails[] = { "takeover.version=errno:EIO", "takeover.ready=errno:EIO", "takeover.taken=errno:EIO",
+				      "takeover.committed=errno:EIO" };
+
+	for (size_t i = 0; i < sizeof(fails) / sizeof(fails[0]); i++) {
+		int fd = mount_with(fails[i], i, NULL);
+
+		for (int twice = 0; twice < 2; twice++) {
+			refused(NULL, i ? "has ended" : "versions do not understand each other");
+			goes_on(fd);
+		}
+		close(fd);
+		way_unmount();
+	}
+	way_remount();
+}
+
+static struct gate written, upgraded;
+
+/* The test itself must not have the file open: each process that it starts closes its copy, and is told of the error. */
+static int write_what_is_not_stored(void *arg)
+{
+	int fd = open_in_child("g", O_CREAT | O_RDWR);
+
+	CHILD_CHECK(write(fd, "text", 4) == 4);
+	/* The kernel's dirty pages come to the daemon, which does not store them yet. */
+	CHILD_CHECK(!sync_file_range(fd, 0, 4, SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER));
+	gate_open(written);
+	CHILD_CHECK(gate_pass(upgraded));
+	CHILD_CHECK(fsync(fd) && errno == EIO);
+	CHILD_CHECK(!fsync(fd));
+	return 0;
+}
+
+/* And the error goes to whom it belongs, once, whichever daemon says it. */
+CACHED_WAYS_BARE(upgrade, what_cannot_be_stored_stays)
+{
+	pid_t writer;
+
+	written = gate_make();
+	upgraded = gate_make();
+	close(mount_with("store.write=errno:EIO,count=1", false, (const char *const[]){ "--writeback-age", "3600", NULL }));
+	writer = child_start(write_what_is_not_stored, NULL);
+	cr_assert(gate_pass(written));
+	refused(NULL, "g: Input/output error");
+	cr_assert_eq(upgrade(), 0);
+	gate_open(upgraded);
+	cr_assert_eq(child_wait(writer), 0);
+	backing_holds("g", "text", 4);
+}
+
+static int ask_in_vain(void *arg)
+{
+	struct shell_result r = shell_run("/", HANG_SECONDS, "\"$GAIAFS\" --upgrade '%s'", mnt.path);
+
+	return r.status;
+}
+
+/* With a new daemon that starts, and does not come to its end. @before: so many there were. */
+static pid_t start_endless_upgrade(int before)
+{
+	pid_t asker;
+
+	close(mount_with("takeover.ready=delay:4000000000us", before, NULL));
+	asker = child_start(ask_in_vain, NULL);
+	for (int i = 0; i < 8000 && mnt_log_lines(&mnt, "to be handed over") <= before; i++)
+		usleep(10000);
+	return asker;
+}
+
+EACH_WAY_BARE(upgrade, meanwhile_another_is_refused_and_a_signal_ends_it)
+{
+	pid_t asker = start_endless_upgrade(0);
+
+	refused(NULL, "it is being upgraded");
+	shell_ok(mnt.path, "echo text > f && grep text f");
+	both_close();
+	kill(mnt.daemon, SIGTERM);
+	cr_assert_eq(mnt_wait(&mnt), 0);
+	cr_assert_eq(child_wait(asker), 1);
+	backing_holds("f", "text\n", 5);
+	way_remount();
+}
+
+/* It would keep the source's lock, and the connection. At whatever moment that is. */
+EACH_WAY_BARE(upgrade, the_new_daemon_dies_with_the_old_one_while_that_has_the_mount)
+{
+	const useconds_t later[] = { 0, 2000, 20000, 100000 };
+
+	for (size_t i = 0; i < sizeof(later) / sizeof(later[0]); i++) {
+		pid_t asker = start_endless_upgrade((int)i);
+
+		both_close();
+		usleep(later[i]);
+		mnt_crash(&mnt);
+		cr_assert_eq(child_wait(asker), 1);
+	}
+	way_remount();
+}
+
+static int ask_as_a_stranger(void *arg)
+{
+	struct shell_result r;
+
+	child_become(12345, 12345);
+	r = shell_run("/", 60, "\"$GAIAFS\" --upgrade --force '%s'", mnt.path);
+	CHILD_CHECK(r.status == 1);
+	CHILD_CHECK(strstr(r.err, "only root and the user who mounted it may"));
+	return 0;
+}
+
+EACH_WAY(upgrade, a_stranger_may_not_ask)
+{
+	pid_t daemon = mnt.daemon;
+
+	if (geteuid() != 0)
+		WAY_SKIP("another user: needs root");
+	cr_assert_eq(child_run(ask_as_a_stranger, NULL), 0);
+	cr_assert_eq(kill(daemon, 0), 0);
+	shell_ok(mnt.path, "echo text > f");
+}
+
+EACH_WAY(upgrade, mappings_of_devices_keep_it_from_being_upgraded)
+{
+	int fd = open_file("f", O_CREAT | O_RDWR);
+	unsigned char *p;
+
+	cr_assert_eq(ftruncate(fd, MIB), 0);
+	p = gaia_mmap(MIB, RW, fd, 0, 0);
+	cr_assert_neq(p, MAP_FAILED);
+	cr_assert_eq(gaia_acquire(p, MIB, RW), 0);
+	p[0] = 'd';
+	refused(NULL, "1 program has files mapped for a device");
+	cr_assert_eq(gaia_release(p, MIB), 0);
+	refused(NULL, "1 program has files mapped for a device");
+	/* What was released is stored, and what was not is lost. */
+	cr_assert_eq(gaia_acquire(p, MIB, RW), 0);
+	p[1] = 'd';
+	cr_assert_eq(mnt_upgrade(&mnt, "--force", NULL), 0);
+	cr_assert_eq(gaia_release(p, MIB), -1);
+	cr_assert_eq(errno, ENOTCONN);
+	cr_assert_eq(gaia_munmap(p, MIB), 0);
+	backing_holds("f", (unsigned char[MIB]){ 'd' }, MIB);
+	p = gaia_mmap(MIB, RW, fd, 0, 0);
+	cr_assert_neq(p, MAP_FAILED);
+	cr_assert_eq(gaia_acquire(p, MIB, RW), 0);
+	cr_assert(p[0] == 'd' && p[1] == 0);
+	cr_assert_eq(gaia_munmap(p, MIB), 0);
+	/* A connection without mappings is no obstacle, and is made again. */
+	cr_assert_eq(upgrade(), 0);
+	p = gaia_mmap(MIB, RW, fd, 0, 0);
+	cr_assert_neq(p, MAP_FAILED);
+	cr_assert_eq(gaia_munmap(p, MIB), 0);
+	close(fd);
+}
+
+EACH_WAY(upgrade, what_is_no_mount_of_gaiafs_is_said_so)
+{
+	struct shell_result r = shell_run("/", 60, "\"$GAIAFS\" --upgrade '%s'", mnt.dir);
+
+	cr_assert_eq(r.status, 1);
+	cr_assert(strstr(r.err, "not a mount of gaiafs"), "%s", r.err);
+	shell_free(&r);
+	refused("--home 8M", "keeps the options that it has");
+}
