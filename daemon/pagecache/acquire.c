@@ -245,7 +245,7 @@ static int choose_chunks(struct acquiring *ac)
 		ac->border = MIN(ac->border, first + ac->pin->n);
 	n_all = segments_chunks(ac->asked, 0, ac->border, NULL);
 	/* More than the device has cannot fit; asked before any memory is spent on it. */
-	if (n_all > ac->m->dev->dev->capacity / GAIA_CHUNK)
+	if (n_all > ac->m->dev->capacity / GAIA_CHUNK)
 		return -ENOMEM;
 	if (atomic_load(&ac->m->dev->gone))
 		return -ENODEV;

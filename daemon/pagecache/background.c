@@ -258,6 +258,15 @@ void *fetcher_main(void *arg)
 	return NULL;
 }
 
+/* Whether home was made smaller since the last look. c->lock is held. */
+static bool told_to_shrink(const struct cache *c, uint64_t *told)
+{
+	bool is = *told != c->n_shrunk;
+
+	*told = c->n_shrunk;
+	return is;
+}
+
 /*
  * Give home memory back: on a thread of its own, since devices that have registered it may make that wait for one that does not answer; and take
  * back what clients on the host map and do not use, when home is nearly full, since they may not answer either.
@@ -265,20 +274,22 @@ void *fetcher_main(void *arg)
 void *trimmer_main(void *arg)
 {
 	struct cache *c = arg;
-	uint64_t until, trimmed = now_ns();
+	uint64_t until, trimmed = now_ns(), told = 0;
 
 	thread_set_name("gaia-trimmer");
 	pthread_mutex_lock(&c->lock);
 	while (!c->stopping) {
 		until = now_ns() + SPARE_NS;
-		/* It may have been said while this thread was at work. */
-		if (!atomic_load(&c->lacking))
+		/* It may have been said while this thread was at work. (What shrinks and could not, is tried again in the next round.) */
+		if (!atomic_load(&c->lacking) && !told_to_shrink(c, &told))
 			pthread_cond_timedwait(&c->trimmer_cond, &c->lock,
 					       &(struct timespec){ (time_t)(until / 1000000000), (long)(until % 1000000000) });
 		pthread_mutex_unlock(&c->lock);
 		pthread_rwlock_rdlock(&c->round);
 		if (!c->stopping && atomic_exchange(&c->lacking, false))
 			view_trim(c, true);
+		if (!c->stopping && atomic_load(&c->shrinking))
+			home_shrink(c);
 		if (!c->stopping && now_ns() - trimmed >= SPARE_NS) {
 			/* First: the other may wait for clients. */
 			frames_trim(&c->frames, false);

@@ -332,7 +332,7 @@ void device_memory_end(struct cache_device *dev, struct devmem *mem)
 
 bool device_take_spare(struct cache_device *dev)
 {
-	bool room = dev->used + dev->promised + GAIA_CHUNK <= dev->dev->capacity;
+	bool room = dev->used + dev->promised + GAIA_CHUNK <= dev->capacity;
 
 	if (room)
 		dev->used += GAIA_CHUNK;
@@ -367,9 +367,9 @@ int promise_keep(struct replica *rep)
 	bool full;
 	int err;
 
-	/* What was evicted for it may be stranded. */
+	/* What was evicted for it may be stranded; or the device has memory beyond its budget. */
 	pthread_mutex_lock(&dev->lock);
-	full = dev->n_stranded > 0 && dev->used + GAIA_CHUNK > dev->dev->capacity;
+	full = (dev->n_stranded > 0 || dev->capacity < dev->dev->capacity) && dev->used + GAIA_CHUNK > dev->capacity;
 	pthread_mutex_unlock(&dev->lock);
 	err = full && !atomic_load(&dev->gone) ? -ENOMEM : device_memory_alloc(dev, &mem);
 	if (!err && replica_is_view(rep)) {

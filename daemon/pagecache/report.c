@@ -45,7 +45,7 @@ static json_t *device_json(struct cache *c, unsigned number)
 	return json_pack("{s:i, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "index", index_of(dev),
 			 "name", use.dev->name, "kind", use.dev->kind, "simulated",
 			 use.dev->simulated, "capacity",
-			 (json_int_t)use.dev->capacity, "used", (json_int_t)use.used,
+			 (json_int_t)use.capacity, "used", (json_int_t)use.used,
 			 "pinned", (json_int_t)(use.pinned + held * GAIA_CHUNK), "each_user_bytes",
 			 (json_int_t)use.each_user, "pinned_files_bytes", (json_int_t)use.files, "pin_share_bytes",
 			 (json_int_t)use.files_most, "pin_each_user_bytes", (json_int_t)use.files_each_user,
