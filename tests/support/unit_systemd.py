@@ -118,7 +118,8 @@ class Unit:
         os.mkdir(self.point)
         instance = subprocess.run(["systemd-escape", "--path", self.point], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
         self.name = f"gaiafs@{instance}.service"
-        write(f"{directory}/conf/{instance}.conf", "".join(f"{name}={value}\n" for name, value in variables.items()))
+        self.conf = f"{directory}/conf/{instance}.conf"
+        write(self.conf, "".join(f"{name}={value}\n" for name, value in variables.items()))
 
     def control(self, verb):
         return subprocess.run(["systemctl", verb, self.name], stdin=subprocess.DEVNULL, check=False).returncode
@@ -133,6 +134,20 @@ class Unit:
     def starts(self):
         expect(self.control("start") == 0, f"systemctl start {self.name} fails: {text_of(self.log)}")
         expect(self.shows("ActiveState") == "active" and self.is_mounted(), "systemctl start returns before it is mounted")
+
+
+def read_again(directory):
+    """systemctl reload changes what it can, and fails with a file that is wrong."""
+    unit = Unit(directory, "reload", device="none", home="16M")
+    unit.starts()
+    write(f"{unit.conf}", "device=none\nhome=24M\n")
+    expect(unit.control("reload") == 0, f"systemctl reload fails: {text_of(unit.log)}")
+    expect("read again" in text_of(unit.log), "systemctl reload does not read the file again")
+    write(f"{unit.conf}", "device=none\nhome=x\n")
+    expect(unit.control("reload") != 0 and ".conf:2: --home x: not a size" in text_of(unit.log),
+           f"systemctl reload succeeds with a file that is wrong: {text_of(unit.log)}")
+    expect(unit.shows("ActiveState") == "active" and unit.is_mounted(), "a reload that fails has an effect")
+    expect(unit.control("stop") == 0, "it cannot be stopped after a reload")
 
 
 def after_a_crash(directory):
@@ -190,6 +205,7 @@ def stopped_with_losses(directory, build):
 def scenario(build, directory):
     verdict = "the scenario does not come to its end"
     try:
+        read_again(directory)
         after_a_crash(directory)
         without_its_device(directory)
         stopped_with_losses(directory, build)
