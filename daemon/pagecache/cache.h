@@ -448,6 +448,13 @@ json_t *cache_status_json(struct cache *c);
 /* Which files take the memory: "files", with the most first, and "n_files", how many there are. Looks at each chunk [W]. */
 json_t *cache_use_json(struct cache *c);
 json_t *cfile_residency_json(struct cfile *f);
+/*
+ * Where the file's contents are, as @text: "home=BYTES" and "NAME=BYTES" for each device that has memory for some (whole chunks), or (@names) the
+ * names of these devices alone; between them blanks. What does not fit is left out. Takes as long as the file has chunks in memory, and changes nothing.
+ */
+void cfile_where(struct cfile *f, bool names, char *text, size_t size);
+/* Bytes that the store lacks: dirty at home, or released and not fetched. */
+uint64_t cfile_dirty_bytes(struct cfile *f);
 /* Pins of files: of user @uid, or of @all. May wait for storage, where the paths are. */
 json_t *cache_pins_json(struct cache *c, uid_t uid, bool all);
 
