@@ -103,20 +103,72 @@ static int apply(struct live *l, const struct settings *set, struct said *said)
 	return 0;
 }
 
+#define DEVICE "device."
+
+/* What budgets of devices become; 0: as they are. */
+struct budgets {
+	uint64_t bytes[CACHE_MAX_DEVICES];
+};
+
+/* "device.sim0=1G", or "device.0=1G". */
+static int change_device(struct live *l, const char *word, struct budgets *b, struct said *said)
+{
+	const char *name = word + strlen(DEVICE), *is = strchr(word, '=');
+	struct cache_device_use use;
+	char number[16];
+	uint64_t bytes;
+
+	if (!is || parse_size(is + 1, &bytes) || bytes < GAIA_CHUNK) {
+		say(said, "%s: not of the form device.NAME=SIZE, with a size of at least 2M\n", word);
+		return -EINVAL;
+	}
+	for (unsigned i = 0; i < cache_devices(l->cache); i++) {
+		cache_device(l->cache, i, &use);
+		snprintf(number, sizeof(number), "%u", i);
+		if ((strncmp(name, number, (size_t)(is - name)) || number[is - name]) &&
+		    (strncmp(name, use.dev->name, (size_t)(is - name)) || use.dev->name[is - name]))
+			continue;
+		if (bytes > use.dev->capacity) {
+			say(said, "%.*s: was mounted with %llu MiB, and cannot have more; mount anew\n", (int)(is - word), word,
+			    (unsigned long long)use.dev->capacity >> 20);
+			return -ENOTSUP;
+		}
+		b->bytes[i] = bytes;
+		return 0;
+	}
+	say(said, "%.*s: the mount has no such device\n", (int)(is - word), word);
+	return -EINVAL;
+}
+
+static void apply_budgets(struct live *l, const struct budgets *b, struct said *said)
+{
+	uint64_t beyond;
+
+	for (unsigned i = 0; i < cache_devices(l->cache); i++)
+		if (b->bytes[i] && !cache_set_device(l->cache, i, b->bytes[i], &beyond) && beyond)
+			say(said, "device.%u: %llu MiB more than that are in use, and leave in the background, or when programs release them\n", i,
+			    (unsigned long long)beyond >> 20);
+}
+
 static int change_words(struct live *l, const char *words, size_t length, struct said *said)
 {
 	/* Options that can be changed are settings, and of those only these are looked at. */
 	struct options next = { .set = l->options->set };
+	struct budgets budgets = { .bytes = { 0 } };
 	int err;
 
 	for (const char *word = words; word < words + length; word += strlen(word) + 1) {
-		err = options_change(&next, word);
-		if (err) {
+		bool device = !strncmp(word, DEVICE, strlen(DEVICE));
+
+		err = device ? change_device(l, word, &budgets, said) : options_change(&next, word);
+		if (err && !device)
 			say(said, "%s\n", next.why);
+		if (err)
 			return err;
-		}
 	}
 	err = apply(l, &next.set, said);
+	if (!err)
+		apply_budgets(l, &budgets, said);
 	for (const char *word = words; word < words + length && !err; word += strlen(word) + 1)
 		log_info("gaia set %s", word);
 	return err;

@@ -15,6 +15,7 @@
 #include "pagecache/file.h"
 #include "pagecache/frames.h"
 #include "pagecache/root.h"
+#include "pagecache/settings.h"
 #include "pagecache/stranded.h"
 #include "pagecache/victim.h"
 #include "pagecache/view.h"
@@ -258,7 +259,7 @@ void *fetcher_main(void *arg)
 	return NULL;
 }
 
-/* Whether home was made smaller since the last look. c->lock is held. */
+/* Whether something was made smaller since the last look. c->lock is held. */
 static bool told_to_shrink(const struct cache *c, uint64_t *told)
 {
 	bool is = *told != c->n_shrunk;
@@ -288,8 +289,8 @@ void *trimmer_main(void *arg)
 		pthread_rwlock_rdlock(&c->round);
 		if (!c->stopping && atomic_exchange(&c->lacking, false))
 			view_trim(c, true);
-		if (!c->stopping && atomic_load(&c->shrinking))
-			home_shrink(c);
+		if (!c->stopping)
+			settings_trim(c);
 		if (!c->stopping && now_ns() - trimmed >= SPARE_NS) {
 			/* First: the other may wait for clients. */
 			frames_trim(&c->frames, false);

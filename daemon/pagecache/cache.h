@@ -165,6 +165,11 @@ void cache_set_shares(struct cache *c, unsigned device_percent, unsigned files_p
  */
 int cache_set_home(struct cache *c, uint64_t home_bytes, uint64_t local_bytes, uint64_t *beyond);
 /*
+ * The same for a device, by its number: -ERANGE: less than a chunk, or more than the device was made with. What programs hold, and files that are
+ * pinned to it, stays until it is given up.
+ */
+int cache_set_device(struct cache *c, unsigned device, uint64_t bytes, uint64_t *beyond);
+/*
  * [W] Fetch everything that is released, store everything that is dirty, sync the files. 0 or the first error. @unstored: NULL, or
  * an array to which the files that failed are added: {"path", "bytes" (that the store lacks now; 0 if only a sync has failed),
  * "error", "lost" (all of these bytes went with a device: trying again is of no use)}.

@@ -32,6 +32,7 @@ struct cache_device {
 	struct cache *home; /* of the host: its memory counts as home's; else NULL */
 	unsigned index;
 	_Atomic uint64_t capacity; /* bytes: the budget, not more than the device's own. Changed with reserve and lock held */
+	atomic_bool shrinking; /* it has been made smaller, and what is beyond it leaves: the trimmer's work */
 	struct victims *victims; /* the cache's, if it has parked pages here; see victim.h */
 	atomic_uint each_percent; /* how much of it each user may have pinned */
 	atomic_uint files_percent, files_user_percent; /* how much of it files may have that are pinned: in all, by one user who is no owner */

@@ -84,7 +84,7 @@ struct cache {
 	_Atomic(struct chunk *) arrivals; /* chunks that are not on their lists yet, the last one first; pushed without lock */
 	TAILQ_HEAD(, again) again;
 	pthread_cond_t again_cond, again_done, flusher_cond, fetcher_cond, trimmer_cond;
-	uint64_t n_shrunk; /* how often home was made smaller */
+	uint64_t n_shrunk; /* how often home, or a device, was made smaller */
 	atomic_bool stopping;
 	bool idle_files; /* the flusher must look for files to drop */
 	struct race race[RACES_KEPT];

@@ -7,9 +7,11 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "actor.h"
 #include "child.h"
 #include "gaia/protocol.h"
 #include "report.h"
@@ -279,6 +281,38 @@ ONCE_BARE(all_of_a_list_is_changed_or_nothing)
 	cr_assert_eq(each_user("clients"), 5);
 	cr_assert_eq(each_user("mappings"), 6);
 	cr_assert_eq(each_user("directories"), 7);
+}
+
+EACH_WAY_BARE(settings, devices_shrink_and_grow)
+{
+	struct actor *a;
+
+	start();
+	make("f", 12 * MIB, 'f');
+	a = actor_start("f", 12 * MIB, 0);
+	actor_ok(a, ACQUIRE, 0, 12 * MIB, PROT_READ | PROT_WRITE);
+	actor_ok(a, STORE, 0, 12 * MIB, 'd');
+	actor_ok(a, RELEASE, 2 * MIB, 10 * MIB, 0);
+	says("set . device.sim0=6M", "device.0: 6 MiB more than that are in use");
+	cr_assert_eq(STATUS("devices", "0", "capacity"), 6 * MIB);
+	while (STATUS("devices", "0", "used") > 6 * MIB)
+		pause_briefly();
+	/* What is held stays, and more does not fit. */
+	says("set . device.0=2M", "");
+	while (STATUS("devices", "0", "used") > 2 * MIB)
+		pause_briefly();
+	cr_assert_eq(actor_do(a, ACQUIRE, 4 * MIB, 4096, PROT_READ), -ENOMEM);
+	shell_ok(mnt.path, "\"$GAIA\" set . device.sim0=16M");
+	actor_ok(a, ACQUIRE, 2 * MIB, 10 * MIB, PROT_READ);
+	cr_assert_eq(STATUS("devices", "0", "used"), 12 * MIB);
+	actor_ok(a, RELEASE, 0, 12 * MIB, 0);
+	actor_end(a);
+	shell_ok(mnt.path, "test $(tr -d d < f | wc -c) = 0");
+	refused("set . device.0=18M", "was mounted with 16 MiB, and cannot have more");
+	refused("set . home=16M device.1=4M", "device.1: the mount has no such device");
+	refused("set . device.sim=4M", "device.sim: the mount has no such device");
+	refused("set . device.sim0=1M", "not of the form device.NAME=SIZE");
+	cr_assert_eq(STATUS("home", "budget"), 32 * MIB);
 }
 
 static int as_alice(void *arg)
