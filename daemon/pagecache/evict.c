@@ -11,6 +11,7 @@
 
 #include "base/counters.h"
 #include "base/fault.h"
+#include "base/probe.h"
 #include "base/util.h"
 #include "pagecache/cache.h"
 #include "pagecache/chunk.h"
@@ -175,6 +176,7 @@ static int evict_end(struct replica *rep, int err)
 
 	if (!err && replica_is_view(rep))
 		err = view_leave(rep);
+	PROBE4(evict, ch->file->key, ch->index, rep->dev->index, err);
 	if (!err) {
 		replica_destroy(rep);
 		return 0;

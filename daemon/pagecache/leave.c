@@ -4,6 +4,7 @@
 
 #include "base/counters.h"
 #include "base/log.h"
+#include "base/probe.h"
 #include "base/util.h"
 #include "pagecache/chunk.h"
 #include "pagecache/file.h"
@@ -122,6 +123,8 @@ unsigned chunk_shrink(struct chunk *ch, bool park, bool alone)
 	}
 	pthread_mutex_unlock(&ch->lock);
 	victims_send(c, false);
+	if (n > 0)
+		PROBE3(evict__home, ch->file->key, ch->index, n);
 	count(CTR_home_evicted, n);
 	return freed;
 }
