@@ -710,10 +710,12 @@ static int stop(struct daemon *d)
 int main(int argc, char **argv)
 {
 	struct daemon d = { .parent = -1 };
-	enum options_result parsed = options_parse(argc, argv, &d.options);
+	enum options_result parsed;
 	int err = 0;
 
 	quick_clock_start();
+	log_to_journal();
+	parsed = options_parse(argc, argv, &d.options);
 	if (parsed == OPTIONS_RUN) {
 		log_set_level(d.options.set.log_level);
 		d.live = (struct live){ .argc = argc, .argv = argv, .options = &d.options, .end = &d.end };

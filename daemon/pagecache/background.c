@@ -56,6 +56,8 @@ static bool store_one_due(struct chunk *ch)
 
 	if (pthread_rwlock_tryrdlock(&ch->file->range))
 		return false;
+	log_decision("chunk %llu of %s is stored, as it has been dirty for long or much is", (unsigned long long)ch->index,
+		     cfile_name(ch->file, (char[CFILE_NAME_MAX]){ "" }));
 	stored = !chunk_store(ch, 0, GAIA_CHUNK_PAGES, true);
 	pthread_rwlock_unlock(&ch->file->range);
 	return stored;
@@ -216,6 +218,8 @@ static bool fetch_due(struct cache *c, uint64_t begun)
 	if (any) {
 		b->file = b->at[0]->file;
 		if (!pthread_rwlock_tryrdlock(&b->file->range)) {
+			log_decision("%u chunks of %s are fetched, as devices released them long ago", b->n,
+				     cfile_name(b->file, (char[CFILE_NAME_MAX]){ "" }));
 			fetch_and_store(b);
 			fails = store_fails(b->file);
 			pthread_rwlock_unlock(&b->file->range);

@@ -315,6 +315,31 @@ EACH_WAY_BARE(settings, devices_shrink_and_grow)
 	cr_assert_eq(STATUS("home", "budget"), 32 * MIB);
 }
 
+/* Each with the path of the file, which the log shows so that it cannot forge a line. */
+CACHED_WAYS_BARE(settings, the_log_says_what_is_decided)
+{
+	struct actor *a;
+
+	start();
+	make("a\nb", 12 * MIB, 'f');
+	shell_ok(mnt.path, "\"$GAIA\" set . log-level=debug");
+	a = actor_start("a\nb", 12 * MIB, 0);
+	actor_ok(a, ACQUIRE, 0, 12 * MIB, PROT_READ | PROT_WRITE);
+	actor_ok(a, STORE, 0, 4096, 'd');
+	actor_ok(a, RELEASE, 0, 12 * MIB, 0);
+	cr_assert_geq(mnt_log_lines(&mnt, "device sim0: 6 chunks of"), 1);
+	cr_assert_geq(mnt_log_lines(&mnt, "a\\012b for user"), 1);
+	shell_ok(mnt.path, "\"$GAIA\" set . device.0=8M 2> /dev/null");
+	while (mnt_log_lines(&mnt, "device sim0: 2 chunks leave, the first of them chunk 0 of") < 1)
+		pause_briefly();
+	shell_ok(mnt.path, "\"$GAIA\" set . writeback-age=0.01");
+	while (mnt_log_lines(&mnt, "is stored, as it has been dirty for long") < 1)
+		pause_briefly();
+	actor_end(a);
+	shell_ok(mnt.path, "\"$GAIA\" set . log-level=warn && \"$GAIA\" set . home=16M");
+	cr_assert_eq(mnt_log_lines(&mnt, "gaia set home=16M"), 0, "the level of the log has not changed back");
+}
+
 static int as_alice(void *arg)
 {
 	struct gaia_ioc_set io = { .length = 9, .text = "home=16M" }, again = { .length = 0 };
