@@ -306,9 +306,25 @@ int cache_device_end(struct cache_device *dev, struct device_wait *w)
 	return err;
 }
 
+/* A device whose budget was made smaller has more memory than that: so parked pages give way before the budget is exceeded. */
+static void keep_to_budget(struct cache_device *dev)
+{
+	uint64_t parked, used;
+
+	while (dev->capacity < dev->dev->capacity && (parked = victim_bytes(dev)) > 0) {
+		pthread_mutex_lock(&dev->lock);
+		used = dev->used;
+		pthread_mutex_unlock(&dev->lock);
+		if (used + parked + GAIA_CHUNK <= dev->capacity || !victim_give_up(dev))
+			break;
+	}
+}
+
 int device_memory_alloc(struct cache_device *dev, struct devmem **out)
 {
 	int err = -ENODEV;
+
+	keep_to_budget(dev);
 
 	if (dev->home)
 		home_reserve(dev->home, GAIA_CHUNK_PAGES);

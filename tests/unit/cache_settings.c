@@ -6,7 +6,10 @@
 #include <stdatomic.h>
 
 #include "cache_scene.h"
+#include "pagecache/devices.h"
+#include "pagecache/root.h"
 #include "pagecache/settings.h"
+#include "pagecache/victim.h"
 
 #define MIB (1ull << 20)
 #define SIZE (12 * MIB)
@@ -69,6 +72,33 @@ Test(cache_settings, what_cannot_be_stored_stays_beyond_a_smaller_home)
 	cr_assert_eq(memcmp(read, bytes, SIZE), 0);
 	free(bytes);
 	free(read);
+	end();
+}
+
+/* Reads everything again and again, until pages are parked. */
+static void park(uint64_t bytes)
+{
+	char *read = malloc(MIB);
+
+	while (victim_bytes(&rig->cache->dev[0]) < bytes)
+		for (uint64_t off = 0; off < SIZE; off += MIB)
+			cr_assert_eq(cpu_read_direct(kf, read, MIB, off), (ssize_t)MIB);
+	free(read);
+}
+
+Test(cache_settings, parked_pages_count_in_a_smaller_budget)
+{
+	struct client *cl;
+
+	begin(&(struct rig_options){ .devices = 1, .device_cache = CACHE_DEVICE_AUTO, .home_bytes = 8 * MIB }, SIZE);
+	park(4 * GAIA_CHUNK);
+	set_device(5);
+	while (victim_bytes(&rig->cache->dev[0]) > 5 * GAIA_CHUNK)
+		settings_trim(rig->cache);
+	cl = new_client(0);
+	cr_assert_eq(client_acquire(cl, 0, 4 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	cr_assert_leq(rig_device_used(rig, 0) + victim_bytes(&rig->cache->dev[0]), 5 * GAIA_CHUNK);
+	cr_assert_eq(client_release(cl, 0, 4 * GAIA_CHUNK), 0);
 	end();
 }
 
