@@ -114,7 +114,7 @@ static void run_own(void *arg)
 	free(job);
 }
 
-/* On a worker of the caller's share: a large file has many chunks to look at. */
+/* On a worker of the caller's share: a large file has many chunks to look at, and storage is asked for rights. */
 static void reply_own(fuse_req_t req, struct inode *inode, unsigned name, size_t size)
 {
 	struct fs *fs = req_fs(req);
@@ -131,7 +131,7 @@ static void reply_own(fuse_req_t req, struct inode *inode, unsigned name, size_t
 	}
 	/* The kernel keeps the inode until we have answered. */
 	*job = (struct own_job){ .req = req, .fs = fs, .inode = inode, .name = name, .size = size };
-	lane_submit(fs, LANE_QUERY, fuse_req_ctx(req)->uid, run_own, job);
+	lane_submit(fs, LANE_LOOK, fuse_req_ctx(req)->uid, run_own, job);
 }
 
 /* ---- the requests ---- */
