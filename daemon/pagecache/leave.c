@@ -282,7 +282,7 @@ void home_shrink(struct cache *c)
 				atomic_store(&c->shrinking, true);
 			return;
 		}
-		if (home_evict(c, (unsigned)MIN(used - budget, 65536u)) > 0 || home_clean(c) > 0)
+		if (home_evict(c, (unsigned)MIN(used - budget, 65536u), drops_after(fruitless)) > 0 || home_clean(c) > 0)
 			fruitless = 0;
 		else
 			fruitless++;
