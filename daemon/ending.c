@@ -54,6 +54,11 @@ int ending_init(struct ending *e, uint64_t timeout_ms)
 	return 0;
 }
 
+void ending_set_timeout(struct ending *e, uint64_t timeout_ms)
+{
+	atomic_store(&e->timeout_ns, timeout_ms * 1000000);
+}
+
 void ending_begin(struct ending *e)
 {
 	e->until = now_ns() + e->timeout_ns;

@@ -11,6 +11,7 @@
 #define GAIA_ENDING_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -18,8 +19,8 @@
 #include "pagecache/cache.h"
 
 struct ending {
+	atomic_uint_least64_t timeout_ns;
 	/* Constant. */
-	uint64_t timeout_ns;
 	struct gaia_end *shared; /* never NULL */
 	int fd;			 /* @shared, open for reading; -1: it is not shared */
 
@@ -31,6 +32,8 @@ struct ending {
 
 /* -ENOMEM. */
 int ending_init(struct ending *e, uint64_t timeout_ms);
+/* Any thread may call it. An end that has begun keeps the time that it had. */
+void ending_set_timeout(struct ending *e, uint64_t timeout_ms);
 void ending_begin(struct ending *e);
 void ending_give_up(struct ending *e);
 /*

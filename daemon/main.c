@@ -28,6 +28,7 @@
 #include "device/device.h"
 #include "ending.h"
 #include "fuse/fs.h"
+#include "live.h"
 #include "metrics.h"
 #include "options.h"
 #include "pagecache/cache.h"
@@ -60,14 +61,16 @@ struct daemon {
 	struct metrics *metrics; /* NULL: not asked for */
 	json_t *mount; /* what reports say of the mount; belongs to control */
 	struct ending end;
+	struct live live;
 
 	uv_loop_t loop;
 	uv_async_t news; /* wakes the loop: ready or ended has been set */
 	uv_signal_t signal[3];
 	unsigned n_signals;
-	uv_work_t ending_work, upgrade_work;
+	uv_work_t ending_work, reload_work, upgrade_work;
 	struct upgrade upgrade;
 	int upgrade_error; /* of the last one */
+	bool reloading, reload_again; /* SIGHUP has come; and once more meanwhile */
 	bool told;   /* the parent and the service manager were told that the mount is live */
 	bool ending;
 	bool upgrading; /* the mount is being handed over: its end waits for that */
@@ -84,8 +87,12 @@ static void be_heir(const struct daemon *d)
 {
 	fcntl(UPGRADE_FD, F_SETFD, FD_CLOEXEC);
 	close_range(UPGRADE_FD + 1, ~0u, 0); /* whatever libraries have let us inherit */
-	if (!d->options.foreground)
+	if (!d->options.foreground) {
 		log_to_syslog();
+		/* It was started where the first daemon was. */
+		if (chdir("/"))
+			log_debug("it stays where it was started");
+	}
 }
 
 static void tell_ready(struct daemon *d)
@@ -223,24 +230,20 @@ static int start_devices(struct daemon *d)
 	return err;
 }
 
-/* What programs on the host may map of home, and what they have beside it, is so much of it. */
-#define HOST_SHARE 2u
-
-/* Each of its chunks takes a descriptor and a mapping, of which others need more. */
-static uint64_t host_bytes(const struct daemon *d)
+/* Each of the host's chunks takes a descriptor and a mapping, of which others need more. */
+static uint64_t most_of_host(void)
 {
 	struct rlimit limit = { .rlim_cur = 1024 };
-	uint64_t chunks;
 
 	(void)getrlimit(RLIMIT_NOFILE, &limit);
-	chunks = MAX(1u, MIN((uint64_t)limit.rlim_cur / 12, 16384u));
-	return MIN(d->home_bytes / HOST_SHARE, chunks * GAIA_CHUNK);
+	return MAX(1u, MIN((uint64_t)limit.rlim_cur / 12, 16384u)) * GAIA_CHUNK;
 }
 
-static int start_host(struct daemon *d)
+/* @home_most: what home may become. */
+static int start_host(struct daemon *d, uint64_t home_most)
 {
 	struct device *dev, *faulty;
-	int err = device_host_create(host_bytes(d), &dev);
+	int err = device_host_create(live_host_bytes(&d->live, home_most), &dev);
 
 	if (!err && d->faults) {
 		err = device_faulty_create(dev, &faulty);
@@ -295,7 +298,7 @@ static void describe(const struct daemon *d)
 	log_debug("gaiafs " GAIA_VERSION " (libfuse %s), process %d: %s on %s, --cpu-cache %s, storage: %s", fs_libfuse(), (int)getpid(),
 		  fs_source(d->fs), fs_mountpoint(d->fs), fs_cpu_cache(d->fs), d->storage_io);
 	log_debug("home: %llu MiB; dirty for %llu ms is stored", (unsigned long long)d->home_bytes >> 20,
-		  (unsigned long long)d->options.writeback_age_ms);
+		  (unsigned long long)d->options.set.writeback_age_ms);
 	for (unsigned i = 0; i < d->n_devices; i++)
 		log_debug("device %u: %s, %llu MiB", i, d->device[i]->name, (unsigned long long)d->device[i]->capacity >> 20);
 	for (unsigned i = 0; i < QUOTA_COUNT; i++)
@@ -325,22 +328,11 @@ static void on_ended(void *arg)
 	uv_async_send(&d->news);
 }
 
-/*
- * Set the limits of each user that were asked for. Those that fs_create() derives from the number of
- * descriptors may be lower.
- */
-static void set_user_limits(struct daemon *d)
+static int on_set(void *arg, const char *words, size_t length, char *said, size_t size)
 {
-	for (unsigned i = 0; i < QUOTA_COUNT; i++) {
-		unsigned each = d->options.each_user[i], users = quota_use(d->quota, i).users;
+	struct daemon *d = arg;
 
-		if (!each)
-			continue;
-		if (each > users)
-			log_warn("--user-limit %s=%u: all users together may have %u here, so one user may have no more", quota_name(i), each,
-				 users);
-		quota_set_each(d->quota, i, each);
-	}
+	return length > 0 ? live_set(&d->live, words, length, said, size) : live_reload(&d->live, said, size);
 }
 
 static int start_fs(struct daemon *d)
@@ -358,22 +350,26 @@ static int start_fs(struct daemon *d)
 		.predecessor = d->options.take_over ? UPGRADE_FD : -1,
 		.ready = on_ready,
 		.ended = on_ended,
+		.set = on_set,
 		.arg = d,
 	};
 	int err;
 
 	err = fs_create(&config, &d->fs); /* logs */
-	if (!err)
-		set_user_limits(d);
-	return err;
+	if (err)
+		return err;
+	/* Those that fs_create() derives from the number of descriptors may be lower than what is asked for. */
+	for (unsigned i = 0; i < QUOTA_COUNT; i++)
+		d->live.usual_each[i] = quota_use(d->quota, i).each;
+	live_set_user_limits(&d->live, &d->options.set);
+	return 0;
 }
 
 /* Home's size if --home was not given. In a container the daemon may have only a part of the machine's memory. */
 static uint64_t choose_home(struct daemon *d)
 {
 	memory_limit("", &d->memory);
-	d->chosen_home = MAX(CACHE_HOME_MIN, MIN(d->memory.bytes / 4, DEFAULT_HOME_MAX));
-	return d->chosen_home;
+	return MAX(CACHE_HOME_MIN, MIN(d->memory.bytes / 4, DEFAULT_HOME_MAX));
 }
 
 static void announce_home(const struct daemon *d)
@@ -392,16 +388,33 @@ static void announce_home(const struct daemon *d)
 					  "");
 }
 
+/* Tables are made for so much: all of the machine's memory, or what was asked for. */
+static uint64_t most_of_home(uint64_t home)
+{
+	long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);
+
+	return MIN(MAX(home, pages > 0 && size > 0 ? (uint64_t)pages * (uint64_t)size : 0), CACHE_HOME_MAX);
+}
+
+/* What the daemon before this one was told by `gaia set`. */
+static void take_settings(struct daemon *d)
+{
+	char said[512];
+
+	if (d->options.words && live_set(&d->live, d->options.words, d->options.words_length, said, sizeof(said)))
+		log_warn("what `gaia set` had changed is as it was at first: %.*s", (int)strcspn(said, "\n"), said);
+}
+
 static int start_cache(struct daemon *d)
 {
 	struct cache_config config = {
 		.devices = d->device,
 		.n_devices = d->n_devices,
-		.writeback_age_ms = d->options.writeback_age_ms,
-		.device_age_ms = d->options.device_age_ms,
-		.device_percent = d->options.device_percent,
-		.files_percent = d->options.pin_share,
-		.files_user_percent = d->options.pin_user_percent,
+		.writeback_age_ms = d->options.set.writeback_age_ms,
+		.device_age_ms = d->options.set.device_age_ms,
+		.device_percent = d->options.set.device_percent,
+		.files_percent = d->options.set.pin_share,
+		.files_user_percent = d->options.set.pin_user_percent,
 		.device_cache = d->device_cache,
 		.dedup = d->options.dedup,
 		.unstored = &d->end.shared->unstored,
@@ -410,14 +423,23 @@ static int start_cache(struct daemon *d)
 	};
 	int err;
 
-	d->home_bytes = config.home_bytes = d->options.home_bytes ? d->options.home_bytes : choose_home(d);
-	err = start_host(d);
+	d->live.usual_home = choose_home(d);
+	d->live.host_most = most_of_host();
+	d->chosen_home = d->options.set.home_bytes ? 0 : d->live.usual_home;
+	d->home_bytes = config.home_bytes = d->options.set.home_bytes ? d->options.set.home_bytes : d->live.usual_home;
+	config.home_most = most_of_home(d->home_bytes);
+	config.local_bytes = live_host_bytes(&d->live, d->home_bytes);
+	err = start_host(d, config.home_most);
 	if (err)
 		return err;
 	config.local = d->local;
 	err = cache_create(&config, &d->cache);
 	if (err)
 		log_error("the page cache cannot start: %s", strerror(-err));
+	else
+		live_begin(&d->live, d->cache);
+	if (!err)
+		take_settings(d);
 	/* Waiting requests take memory besides home. There must be room for a few of the largest of each user. */
 	quota_cap(d->quota, QUOTA_waiting_kib,
 		  config.home_bytes < LEAST_WAITING ? LEAST_WAITING / 2048 : (unsigned)MIN(config.home_bytes / 2048, UINT_MAX));
@@ -550,7 +572,7 @@ static void on_upgrade(void *arg, pid_t pid, bool force, int answer)
 		control_answer_upgrade(answer, -EBUSY, d->upgrading ? "it is being upgraded" : "it is starting, or ending");
 		return;
 	}
-	d->upgrade = (struct upgrade){ .argv = d->argv, .n_option_pins = d->options.n_pins, .fs = d->fs, .cache = d->cache,
+	d->upgrade = (struct upgrade){ .argv = d->argv, .n_option_pins = d->options.n_pins, .live = &d->live, .cwd = d->options.cwd, .fs = d->fs, .cache = d->cache,
 				       .control = d->control, .force = force };
 	err = upgrade_begin(&d->upgrade, pid, answer);
 	if (err) {
@@ -575,7 +597,7 @@ static void on_news(uv_async_t *async)
 
 /*
  * Whether the daemon ends on signal @number. SIGHUP means that the terminal is gone: in the background there is
- * none, and under nohup(1) it must not matter.
+ * none, and under nohup(1) it must not matter. With a configuration file it means that this is to be read again.
  */
 static bool ends_on(const struct daemon *d, int number)
 {
@@ -583,7 +605,7 @@ static bool ends_on(const struct daemon *d, int number)
 
 	if (number != SIGHUP)
 		return true;
-	return d->options.foreground && !sigaction(SIGHUP, NULL, &now) && now.sa_handler != SIG_IGN;
+	return d->options.foreground && !d->options.config && !sigaction(SIGHUP, NULL, &now) && now.sa_handler != SIG_IGN;
 }
 
 static void on_signal(uv_signal_t *handle, int number)
@@ -597,19 +619,52 @@ static void on_signal(uv_signal_t *handle, int number)
 	begin_end(d);
 }
 
+/* On another thread: the file may be where it takes long to read. */
+static void reload_work(uv_work_t *work)
+{
+	struct daemon *d = container_of(work, struct daemon, reload_work);
+	char said[4096];
+
+	(void)live_reload(&d->live, said, sizeof(said)); /* logs */
+}
+
+static void on_reload(uv_signal_t *handle, int number);
+
+static void reload_done(uv_work_t *work, int status)
+{
+	struct daemon *d = container_of(work, struct daemon, reload_work);
+
+	d->reloading = false;
+	if (d->reload_again && !d->ending)
+		on_reload(&d->signal[0], SIGHUP);
+}
+
+static void on_reload(uv_signal_t *handle, int number)
+{
+	struct daemon *d = handle->data;
+
+	d->reload_again = d->reloading;
+	if (d->reloading)
+		return;
+	d->reloading = true;
+	if (uv_queue_work(&d->loop, &d->reload_work, reload_work, reload_done))
+		bug("uv_queue_work");
+}
+
 static void start_loop(struct daemon *d)
 {
 	if (uv_loop_init(&d->loop) || uv_async_init(&d->loop, &d->news, on_news))
 		bug("libuv does not start");
 	for (size_t i = 0; i < ARRAY_LEN(end_signals); i++) {
 		uv_signal_t *handle = &d->signal[d->n_signals];
+		bool reloads = end_signals[i] == SIGHUP && d->options.config;
 
-		if (!ends_on(d, end_signals[i])) {
+		if (!reloads && !ends_on(d, end_signals[i])) {
 			signal(end_signals[i], SIG_IGN);
 			continue;
 		}
 		handle->data = d;
-		if (uv_signal_init(&d->loop, handle) || uv_signal_start(handle, on_signal, end_signals[i]))
+		if (uv_signal_init(&d->loop, handle) || uv_signal_start(handle, reloads ? on_reload : on_signal, end_signals[i]))
 			bug("libuv does not take signals");
 		d->n_signals++;
 	}
@@ -630,8 +685,8 @@ static int start(struct daemon *d)
 	int err;
 
 	raise_descriptor_limit();
-	d->quota = quota_create(geteuid());
-	err = ending_init(&d->end, d->options.unmount_timeout_ms);
+	d->live.quota = d->quota = quota_create(geteuid());
+	err = ending_init(&d->end, d->options.set.unmount_timeout_ms);
 	if (err)
 		return err;
 	err = start_fs(d); /* first, since most mistakes are about the directories */
@@ -673,6 +728,7 @@ static int stop(struct daemon *d)
 	int err = 0;
 
 	metrics_stop(d->metrics);
+	live_end(&d->live);
 	if (d->control)
 		control_destroy(d->control);
 	if (d->fs)
@@ -700,13 +756,19 @@ static int stop(struct daemon *d)
 int main(int argc, char **argv)
 {
 	struct daemon d = { .argv = argv, .parent = -1 };
-	enum options_result parsed = options_parse(argc, argv, &d.options);
+	enum options_result parsed;
 	int err = 0;
 
 	quick_clock_start();
+	log_to_journal();
+	parsed = options_parse(argc, argv, &d.options);
+	if (parsed == OPTIONS_RUN)
+		log_set_level(d.options.set.log_level);
 	if (parsed == OPTIONS_RUN && d.options.upgrade) {
 		err = upgrade_ask(d.options.mountpoint, d.options.force); /* logs */
 	} else if (parsed == OPTIONS_RUN) {
+		d.live = (struct live){ .argc = argc, .argv = argv, .options = &d.options, .end = &d.end };
+		live_init(&d.live);
 		err = take_faults(&d);
 		if (d.options.take_over)
 			be_heir(&d);
@@ -724,6 +786,7 @@ int main(int argc, char **argv)
 				err = -EIO;
 			stop_loop(&d);
 		}
+		live_destroy(&d.live);
 	}
 	options_free(&d.options);
 	return err || parsed == OPTIONS_WRONG;

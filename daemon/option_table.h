@@ -17,13 +17,14 @@
 #define OPTIONS_TEXT(x) OPTIONS_TEXT_OF(x)
 
 /*
- * X(name, letter, value, help, parse):
+ * X(name, letter, value, help, parse, stays):
  *
  * name     of the long option; NULL: it has none
  * letter   of the short option; 0: it has none
  * value    its form and unit: words in capitals stand for something, all else is meant as it is. NULL: it takes no value
  * help     lines of text, not a sentence; the default in parentheses. "": the option is accepted, and shown nowhere
- * parse    a function of options.c; NULL: help and version
+ * parse    a function of options.c; NULL: help, version and config, of which only the command line knows
+ * stays    NULL: it can be changed while the mount is live (change.c); else what to do instead. Of an option's rows the first counts
  */
 #define OPTIONS(X)                                                                                                     \
 	X("device", 0, "sim[:SIZE][,KEY=VALUE]...",                                                                     \
@@ -38,86 +39,91 @@
 	  "acquired is a SIGSEGV; on), cache=SIZE|auto (of its\n"                                                       \
 	  "memory, while programs leave it, for pages that left\n"                                                      \
 	  "--home; auto: what is free; none)",                                                                                 \
-	  parse_device)                                                                                                 \
+	  parse_device, "mount anew")                                                                                                 \
 	X("device", 0, "cuda[:INDEX[,SIZE][,cache=SIZE|auto]]",                                                         \
 	  "a GPU (0), with 80 % of its free memory; cache: as\n"                                                        \
 	  "for a simulated device (none)",                                                                              \
-	  parse_device)                                                                                                 \
+	  parse_device, "mount anew")                                                                                                 \
 	X("device", 0, "none",                                                                                          \
 	  "no device; without --device: every GPU that works,\n"                                                        \
 	  "and if there is none, a simulated device",                                                                   \
-	  parse_device)                                                                                                 \
+	  parse_device, "mount anew")                                                                                                 \
 	X("home", 0, "SIZE",                                                                                            \
 	  "host memory for file contents (a quarter of the\n"                                                           \
 	  "machine's or, if less, the cgroup's; 4G at most)",                                                           \
-	  parse_home)                                                                                                   \
+	  parse_home, NULL)                                                                                                   \
 	X("cpu-cache", 0, "auto|writeback|writethrough",                                                                \
 	  "how the kernel caches for CPU programs (auto: it\n"                                                          \
 	  "bypasses the daemon for files that no device maps)",                                                         \
-	  parse_cpu_cache)                                                                                              \
+	  parse_cpu_cache, "mount anew")                                                                                              \
 	X("storage-io", 0, "direct|buffered",                                                                           \
 	  "how cached files are read: straight from the disk, or\n"                                                     \
 	  "always by way of the kernel's memory (direct)",                                                              \
-	  parse_storage_io)                                                                                             \
+	  parse_storage_io, "mount anew")                                                                                             \
 	X("source", 0, "local|exclusive",                                                                               \
 	  "on a network or FUSE file system, which is refused\n"                                                        \
 	  "otherwise: no other machine can change it, or none\n"                                                        \
 	  "does while it is mounted here",                                                                              \
-	  parse_source)                                                                                                 \
+	  parse_source, "mount anew")                                                                                                 \
 	X("dedup", 0, "off|home|all-users",                                                                            \
 	  "keep equal pages of --home once: of files of the same\n"                                                    \
 	  "owner, or of all files: then users can find out what\n"                                                     \
 	  "others have read (off)",                                                                                     \
-	  parse_dedup)                                                                                                  \
+	  parse_dedup, "mount anew")                                                                                                  \
 	X("writeback-age", 0, "SECONDS",                                                                                \
 	  "store data that has been dirty for so long (" OPTIONS_TEXT(OPTIONS_AGE_S) ")",                               \
-	  parse_writeback_age)                                                                                          \
+	  parse_writeback_age, NULL)                                                                                          \
 	X("device-age", 0, "SECONDS",                                                                                   \
 	  "fetch and store what a device released so long ago\n"                                                        \
 	  "(as --writeback-age)",                                                                                       \
-	  parse_device_age)                                                                                             \
+	  parse_device_age, NULL)                                                                                             \
 	X("unmount-timeout", 0, "SECONDS",                                                                              \
 	  "when the mount ends: try for so long to store data that\n"                                                   \
 	  "cannot be stored (" OPTIONS_TEXT(OPTIONS_UNMOUNT_TIMEOUT_S) ")",                                             \
-	  parse_unmount_timeout)                                                                                        \
+	  parse_unmount_timeout, NULL)                                                                                        \
 	X("user-limit", 0, "WHAT=N[,WHAT=N]...",                                                                        \
 	  "how many each user other than root may have: clients\n"                                                      \
 	  "(1024), mappings (16384), open directories and\n"                                                            \
 	  "removed_files in use (by ulimit -n);\n"                                                                      \
 	  "device=PERCENT of each device's memory (75);\n"                                                               \
 	  "pinned=PERCENT of it for files that the user pins (0)",                                                      \
-	  parse_user_limits)                                                                                            \
+	  parse_user_limits, NULL)                                                                                            \
 	X("pin", 0, "DEVICE:PATH",                                                                                      \
 	  "pin a file of the mount, or all files in a directory,\n"                                                     \
 	  "to a device when the mount has begun (gaia pin); may\n"                                                      \
 	  "be given several times",                                                                                     \
-	  parse_pin)                                                                                                    \
+	  parse_pin, "use `gaia pin` and `gaia unpin`, or mount anew")                                                                                                    \
 	X("pin-share", 0, "PERCENT",                                                                                    \
 	  "how much of each device pinned files may have (" OPTIONS_TEXT(OPTIONS_PIN_SHARE) ")",                        \
-	  parse_pin_share)                                                                                            \
+	  parse_pin_share, NULL)                                                                                            \
 	X("supervisor", 0, "on|off|unmount",                                                                            \
 	  "a second process: when this one is killed it ends the\n"                                                     \
 	  "connection, so that nobody hangs (on), and also takes\n"                                                     \
 	  "the mount away (unmount)",                                                                                   \
-	  parse_supervisor)                                                                                             \
+	  parse_supervisor, "mount anew")                                                                                             \
 	X("metrics", 0, "unix:PATH|[ADDRESS:]PORT",                                                                     \
 	  "serve counters over HTTP for Prometheus, at a socket\n"                                                      \
 	  "of which the path is given, or at a port (of 127.0.0.1)",                                                    \
-	  parse_metrics)                                                                                                \
-	X("log-level", 0, "error|warn|info|debug", "what is logged (info)", parse_log_level)                            \
+	  parse_metrics, "mount anew")                                                                                                \
+	X("log-level", 0, "error|warn|info|debug", "what is logged (info)", parse_log_level, NULL)                            \
 	/* Has no effect. For tables of mounts and scripts that name it. */                                             \
-	X("transport", 0, "", "", ignore_transport)                                                                     \
-	X("foreground", 'f', NULL, "stay in the foreground, and log to standard error", stay_in_foreground)             \
-	X(NULL, 'o', "OPTION[,OPTION]...", "mount options: ro, allow_other, noatime, ...", add_mount_options)           \
+	X("transport", 0, "", "", ignore_transport, "it has no effect")                                                                     \
+	X("config", 'c', "FILE",                                                                                        \
+	  "read options from a file, here and whenever SIGHUP or\n"                                                     \
+	  "`gaia reload` asks for it",                                                                                  \
+	  NULL, "mount anew")                                                                                           \
+	X("foreground", 'f', NULL, "stay in the foreground, and log to standard error", stay_in_foreground, "start gaiafs anew")             \
+	X(NULL, 'o', "OPTION[,OPTION]...", "mount options: ro, allow_other, noatime, ...", add_mount_options, "use `mount -o remount`, or mount anew")           \
 	X("upgrade", 0, NULL,                                                                                           \
 	  "this program takes the mount DIR over from the daemon\n"                                                     \
 	  "that serves it, with that one's options; programs that\n"                                                    \
 	  "use the mount only wait for a moment",                                                                       \
-	  upgrade)                                                                                                      \
-	X("force", 0, NULL, "with --upgrade: even if mappings of devices end by it", force)                             \
+	  upgrade, "give it to gaiafs")                                                                                 \
+	X("force", 0, NULL, "with --upgrade: even if mappings of devices end by it", force, "give it to gaiafs --upgrade") \
 	/* Given by a daemon to the one that takes over from it. */                                                     \
-	X("take-over", 0, NULL, "", take_over)                                                                          \
-	X("help", 'h', NULL, "print the options", NULL)                                                                        \
-	X("version", 'V', NULL, "print the version", NULL)
+	X("take-over", 0, NULL, "", take_over, "")                                                                      \
+	X("take-over-set", 0, "", "", take_setting, "")                                                                      \
+	X("help", 'h', NULL, "print the options", NULL, "")                                                                        \
+	X("version", 'V', NULL, "print the version", NULL, "")
 
 #endif

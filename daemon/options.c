@@ -4,24 +4,35 @@
 #include "options.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <limits.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/log.h"
 #include "base/util.h"
 #include "fuse/fs.h"
 #include "metrics.h"
+#include "option_kinds.h"
 #include "option_table.h"
 #include "pagecache/cache.h"
+
+/* Say why the option is not taken. */
+static void refuse(struct options *o, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static void refuse(struct options *o, const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(o->why, sizeof(o->why), fmt, ap);
+	va_end(ap);
+}
 
 static int add_devices(struct options *o, const struct device_choice *like, uint64_t count)
 {
 	if (o->n_devices + count > CACHE_MAX_DEVICES) {
-		log_error("--device: there can be at most %u devices", CACHE_MAX_DEVICES);
+		refuse(o, "--device: there can be at most %u devices", CACHE_MAX_DEVICES);
 		return -EINVAL;
 	}
 	o->device = xrealloc(o->device, (o->n_devices + count) * sizeof(*o->device));
@@ -104,7 +115,7 @@ static int parse_sim(struct options *o, const char *text)
 	if (*word) {
 		err = parse_size(word + 1, &sim->capacity);
 		if (err || sim->capacity < GAIA_CHUNK || sim->capacity > OPTIONS_SIM_MAX) {
-			log_error("--device sim%s: \"%s\" is not a size from 2M to %lluT", text, word + 1,
+			refuse(o, "--device sim%s: \"%s\" is not a size from 2M to %lluT", text, word + 1,
 				  OPTIONS_SIM_MAX >> 40);
 			err = -EINVAL;
 			goto out;
@@ -113,11 +124,11 @@ static int parse_sim(struct options *o, const char *text)
 	while ((word = strsep(&rest, ","))) {
 		err = strncmp(word, "cache=", 6) ? parse_sim_key(word, sim, &count) : parse_cache(word + 6, &choice.cache);
 		if (err == -ERANGE) {
-			log_error("--device sim%s: \"%s\": not a number of devices from 1 to %u", text, word, CACHE_MAX_DEVICES);
+			refuse(o, "--device sim%s: \"%s\": not a number of devices from 1 to %u", text, word, CACHE_MAX_DEVICES);
 			goto out;
 		}
 		if (err) {
-			log_error("--device sim%s: \"%s\" is not count=N, bandwidth=SIZE, local=SIZE, "
+			refuse(o, "--device sim%s: \"%s\" is not count=N, bandwidth=SIZE, local=SIZE, "
 				  "latency=MICROSECONDS, submit=MICROSECONDS, wait=on|off, peers=on|off, "
 				  "readonly=on|off, strict=on|off or cache=SIZE|auto", text, word);
 			goto out;
@@ -156,18 +167,18 @@ static int parse_cuda(struct options *o, const char *text)
 		index = strtoul(text + 1, &end, 10);
 	if ((*text && (text[1] < '0' || text[1] > '9')) || errno || index > 1023 ||
 	    (*end && *end != ',')) {
-		log_error("--device cuda%s: not the number of a GPU (0 is the first)", text);
+		refuse(o, "--device cuda%s: not the number of a GPU (0 is the first)", text);
 		return -EINVAL;
 	}
 	choice.cuda.index = (unsigned)index;
 	if (*end && parse_cuda_keys(end + 1, &choice)) {
-		log_error("--device cuda%s: \"%s\" is not a size of at least 2M, cache=SIZE or cache=auto", text, end + 1);
+		refuse(o, "--device cuda%s: \"%s\" is not a size of at least 2M, cache=SIZE or cache=auto", text, end + 1);
 		return -EINVAL;
 	}
 	for (unsigned i = 0; i < o->n_devices; i++) {
 		if (o->device[i].kind != CHOICE_CUDA || o->device[i].cuda.index != index)
 			continue;
-		log_error("--device cuda%s: GPU %lu is named twice", text, index);
+		refuse(o, "--device cuda%s: GPU %lu is named twice", text, index);
 		return -EINVAL;
 	}
 	return add_devices(o, &choice, 1);
@@ -183,17 +194,17 @@ static int parse_device(struct options *o, const char *text)
 		return parse_sim(o, text + 3);
 	if (!strncmp(text, "cuda", 4) && (!text[4] || text[4] == ':'))
 		return parse_cuda(o, text + 4);
-	log_error("--device %s: no such kind of device; there are sim, cuda and none", text);
+	refuse(o, "--device %s: no such kind of device; there are sim, cuda and none", text);
 	return -EINVAL;
 }
 
 static int parse_home(struct options *o, const char *text)
 {
-	int err = parse_size(text, &o->home_bytes);
+	int err = parse_size(text, &o->set.home_bytes);
 
-	if (!err && o->home_bytes >= CACHE_HOME_MIN && o->home_bytes <= CACHE_HOME_MAX)
+	if (!err && o->set.home_bytes >= CACHE_HOME_MIN && o->set.home_bytes <= CACHE_HOME_MAX)
 		return 0;
-	log_error("--home %s: not a size from %lluM to %lluT", text, CACHE_HOME_MIN >> 20, CACHE_HOME_MAX >> 40);
+	refuse(o, "--home %s: not a size from %lluM to %lluT", text, CACHE_HOME_MIN >> 20, CACHE_HOME_MAX >> 40);
 	return -EINVAL;
 }
 
@@ -214,11 +225,11 @@ static int parse_user_limit(struct options *o, const char *word, size_t len)
 	if (errno || end != word + len || (!n && !pinned) || n > (device || pinned ? 100 : INT_MAX))
 		return -EINVAL;
 	if (device)
-		o->device_percent = (unsigned)n;
+		o->set.device_percent = (unsigned)n;
 	else if (pinned)
-		o->pin_user_percent = (unsigned)n;
+		o->set.pin_user_percent = (unsigned)n;
 	else
-		o->each_user[what] = (unsigned)n;
+		o->set.each_user[what] = (unsigned)n;
 	return 0;
 }
 
@@ -230,7 +241,7 @@ static int parse_user_limits(struct options *o, const char *text)
 	for (;;) {
 		len = strcspn(word, ",");
 		if (parse_user_limit(o, word, len)) {
-			log_error("--user-limit %s: \"%.*s\" is not clients=N, mappings=N, directories=N, removed_files=N, device=PERCENT or pinned=PERCENT", text,
+			refuse(o, "--user-limit %s: \"%.*s\" is not clients=N, mappings=N, directories=N, removed_files=N, device=PERCENT or pinned=PERCENT", text,
 				  (int)len, word);
 			return -EINVAL;
 		}
@@ -249,7 +260,7 @@ static int parse_pin(struct options *o, const char *text)
 	errno = 0;
 	device = strtoul(text, &end, 10);
 	if (*text < '0' || *text > '9' || errno || device >= CACHE_MAX_DEVICES || *end != ':' || !end[1]) {
-		log_error("--pin %s: not of the form DEVICE:PATH, the number of a device and a path below the mount point", text);
+		refuse(o, "--pin %s: not of the form DEVICE:PATH, the number of a device and a path below the mount point", text);
 		return -EINVAL;
 	}
 	o->pins = xrealloc(o->pins, (o->n_pins + 1) * sizeof(*o->pins));
@@ -265,14 +276,14 @@ static int parse_pin_share(struct options *o, const char *text)
 	errno = 0;
 	n = strtoul(text, &end, 10);
 	if (*text < '0' || *text > '9' || errno || *end || n > 100) {
-		log_error("--pin-share %s: not a number of percent from 0 to 100", text);
+		refuse(o, "--pin-share %s: not a number of percent from 0 to 100", text);
 		return -EINVAL;
 	}
-	o->pin_share = (unsigned)n;
+	o->set.pin_share = (unsigned)n;
 	return 0;
 }
 
-static int parse_seconds(const char *option, const char *text, double least, uint64_t *ms)
+static int parse_seconds(struct options *o, const char *option, const char *text, double least, uint64_t *ms)
 {
 	char *end;
 	double s = strtod(text, &end);
@@ -281,23 +292,23 @@ static int parse_seconds(const char *option, const char *text, double least, uin
 		*ms = (uint64_t)(s * 1000);
 		return 0;
 	}
-	log_error("--%s %s: not a number of seconds from %g to 86400", option, text, least);
+	refuse(o, "--%s %s: not a number of seconds from %g to 86400", option, text, least);
 	return -EINVAL;
 }
 
 static int parse_writeback_age(struct options *o, const char *text)
 {
-	return parse_seconds("writeback-age", text, 0.001, &o->writeback_age_ms);
+	return parse_seconds(o, "writeback-age", text, 0.001, &o->set.writeback_age_ms);
 }
 
 static int parse_device_age(struct options *o, const char *text)
 {
-	return parse_seconds("device-age", text, 0.001, &o->device_age_ms);
+	return parse_seconds(o, "device-age", text, 0.001, &o->set.device_age_ms);
 }
 
 static int parse_unmount_timeout(struct options *o, const char *text)
 {
-	return parse_seconds("unmount-timeout", text, 0, &o->unmount_timeout_ms);
+	return parse_seconds(o, "unmount-timeout", text, 0, &o->set.unmount_timeout_ms);
 }
 
 static int parse_cpu_cache(struct options *o, const char *text)
@@ -313,15 +324,14 @@ static int parse_cpu_cache(struct options *o, const char *text)
 			o->cpu_cache = (enum fs_cpu_cache)k;
 			return 0;
 		}
-	log_error("--cpu-cache %s: not one of auto, writeback, writethrough", text);
+	refuse(o, "--cpu-cache %s: not one of auto, writeback, writethrough", text);
 	return -EINVAL;
 }
 
 static int ignore_transport(struct options *o, const char *text)
 {
-	(void)o;
 	if (strcmp(text, "auto") && strcmp(text, "dev")) {
-		log_error("--transport %s: requests come by /dev/fuse only; leave the option out", text);
+		refuse(o, "--transport %s: requests come by /dev/fuse only; leave the option out", text);
 		return -EINVAL;
 	}
 	log_warn("--transport %s: the option has no effect any more", text);
@@ -333,7 +343,7 @@ static int parse_source(struct options *o, const char *text)
 	o->trusts_source = !strcmp(text, "local") || !strcmp(text, "exclusive");
 	if (o->trusts_source)
 		return 0;
-	log_error("--source %s: not one of local, exclusive", text);
+	refuse(o, "--source %s: not one of local, exclusive", text);
 	return -EINVAL;
 }
 
@@ -344,7 +354,7 @@ static int parse_metrics(struct options *o, const char *text)
 	o->metrics = text;
 	if (!fault)
 		return 0;
-	log_error("--metrics %s: %s; it is unix:PATH, ADDRESS:PORT or PORT", text, fault);
+	refuse(o, "--metrics %s: %s; it is unix:PATH, ADDRESS:PORT or PORT", text, fault);
 	return -EINVAL;
 }
 
@@ -353,7 +363,7 @@ static int parse_storage_io(struct options *o, const char *text)
 	o->direct = !strcmp(text, "direct");
 	if (o->direct || !strcmp(text, "buffered"))
 		return 0;
-	log_error("--storage-io %s: not one of direct, buffered", text);
+	refuse(o, "--storage-io %s: not one of direct, buffered", text);
 	return -EINVAL;
 }
 
@@ -366,7 +376,7 @@ static int parse_dedup(struct options *o, const char *text)
 			o->dedup = (enum cache_dedup)k;
 			return 0;
 		}
-	log_error("--dedup %s: not one of off, home, all-users", text);
+	refuse(o, "--dedup %s: not one of off, home, all-users", text);
 	return -EINVAL;
 }
 
@@ -376,21 +386,16 @@ static int parse_supervisor(struct options *o, const char *text)
 	o->supervised = o->unmounts_dead || !strcmp(text, "on");
 	if (o->supervised || !strcmp(text, "off"))
 		return 0;
-	log_error("--supervisor %s: not one of on, off, unmount", text);
+	refuse(o, "--supervisor %s: not one of on, off, unmount", text);
 	return -EINVAL;
 }
 
 static int parse_log_level(struct options *o, const char *text)
 {
-	enum log_level level;
-
-	(void)o;
-	if (log_level_parse(text, &level)) {
-		log_error("--log-level %s: not one of error, warn, info, debug", text);
-		return -EINVAL;
-	}
-	log_set_level(level);
-	return 0;
+	if (!log_level_parse(text, &o->set.log_level))
+		return 0;
+	refuse(o, "--log-level %s: not one of error, warn, info, debug", text);
+	return -EINVAL;
 }
 
 static int add_mount_options(struct options *o, const char *text)
@@ -425,6 +430,17 @@ static int force(struct options *o, const char *text)
 	return 0;
 }
 
+/* What `gaia set` had changed. */
+static int take_setting(struct options *o, const char *text)
+{
+	size_t size = strlen(text) + 1;
+
+	o->words = xrealloc(o->words, o->words_length + size);
+	memcpy(o->words + o->words_length, text, size);
+	o->words_length += size;
+	return 0;
+}
+
 static int take_over(struct options *o, const char *text)
 {
 	(void)text;
@@ -432,166 +448,127 @@ static int take_over(struct options *o, const char *text)
 	return 0;
 }
 
-/* ---- command line and help, from the table of all options ---- */
+/* ---- by name, from the table of all options ---- */
 
-/* See option_table.h. */
-struct option_kind {
-	const char *name;
-	char letter;
-	const char *value;
-	const char *help; /* the first line stands beside the name, if there is room */
-	/* 0, or a negative errno after it logged one line that says what is wrong. */
-	int (*parse)(struct options *o, const char *text);
-};
-
-static const struct option_kind kinds[] = {
-#define X(name, letter, value, help, parse) { name, letter, value, help, parse },
+const struct option_kind option_kinds[] = {
+#define X(name, letter, value, help, parse, stays) { name, letter, value, help, parse, stays },
 	OPTIONS(X)
 #undef X
 };
+const size_t n_option_kinds = ARRAY_LEN(option_kinds);
+_Static_assert(ARRAY_LEN(option_kinds) <= N_OPTION_KINDS, "N_OPTION_KINDS is too small");
 
-#define HELP_COLUMN 39
-
-/* Print "  --home SIZE", and its help in a column of its own. */
-static void print_option(const struct option_kind *k)
+/* The first row with this name, or, of an option that has only a letter, with that. */
+static const struct option_kind *kind_named(const char *name)
 {
-	const char *lines = k->help;
-	size_t n;
-	int at;
+	for (size_t i = 0; i < ARRAY_LEN(option_kinds); i++) {
+		const struct option_kind *k = &option_kinds[i];
 
-	if (k->name && k->letter)
-		at = printf("  -%c, --%s", k->letter, k->name);
-	else if (k->name)
-		at = printf("  --%s", k->name);
-	else
-		at = printf("  -%c", k->letter);
-	if (k->value)
-		at += printf(" %s", k->value);
-	if (at >= HELP_COLUMN) {
-		putchar('\n');
-		at = 0;
+		if (k->name ? !strcmp(k->name, name) : k->letter == name[0] && !name[1])
+			return k;
 	}
-	for (; *lines; lines += n + (lines[n] == '\n'), at = 0) {
-		n = strcspn(lines, "\n");
-		printf("%*s%.*s\n", HELP_COLUMN - at, "", (int)n, lines);
-	}
-}
-
-static void print_help(void)
-{
-	fputs("usage: gaiafs [options] DIR                 mount DIR over itself\n"
-	      "       gaiafs [options] SOURCE MOUNTPOINT   mount SOURCE on MOUNTPOINT\n"
-	      "       gaiafs --upgrade [--force] DIR       have this program serve what is mounted on DIR\n\n",
-	      stdout);
-	for (size_t i = 0; i < ARRAY_LEN(kinds); i++)
-		if (*kinds[i].help)
-			print_option(&kinds[i]);
-	fputs("\nSIZE takes the suffixes K, M, G, T. `gaia umount DIR` unmounts it.\n", stdout);
-}
-
-static int parse_paths(struct options *o, int n, char **path)
-{
-	if (n != 1 && n != 2) {
-		log_error("%s; `gaiafs -h` shows how to use it",
-			  n ? "more than a source and a mount point" : "no directory is named");
-		return -EINVAL;
-	}
-	if (o->upgrade && n != 1) {
-		log_error("--upgrade: one mount point is to be named");
-		return -EINVAL;
-	}
-	if (o->force && !o->upgrade) {
-		log_error("--force: means something with --upgrade only");
-		return -EINVAL;
-	}
-	o->source = path[0];
-	o->mountpoint = path[n - 1];
-	return 0;
-}
-
-/* Make what getopt_long(3) needs: it returns each option by its place in the table. */
-#define FIRST_KIND 256
-
-static void list_kinds(struct option *longs, char *letters)
-{
-	*letters++ = ':';
-	for (size_t i = 0; i < ARRAY_LEN(kinds); i++) {
-		const struct option_kind *k = &kinds[i];
-
-		if (k->name)
-			*longs++ = (struct option){ k->name, k->value ? required_argument : no_argument, NULL,
-						    FIRST_KIND + (int)i };
-		if (k->letter)
-			*letters++ = k->letter;
-		if (k->letter && k->value)
-			*letters++ = ':';
-	}
-	*longs = (struct option){ 0 };
-	*letters = '\0';
-}
-
-static const struct option_kind *kind_of(int c)
-{
-	for (size_t i = 0; i < ARRAY_LEN(kinds); i++)
-		if (c == FIRST_KIND + (int)i || (kinds[i].letter && c == kinds[i].letter))
-			return &kinds[i];
 	return NULL;
 }
 
-enum options_result options_parse(int argc, char **argv, struct options *out)
+static const struct option_kind *first_row(const struct option_kind *kind)
 {
-	struct option longs[ARRAY_LEN(kinds) + 1];
-	char letters[2 * ARRAY_LEN(kinds) + 2];
-	const struct option_kind *kind;
-	bool of_mounts = false; /* an option was given that an upgrade does not change */
-	int c;
+	return kind->name ? kind_named(kind->name) : kind;
+}
 
-	*out = (struct options){
+void options_begin(struct options *o)
+{
+	*o = (struct options){
+		.set = {
+			.writeback_age_ms = OPTIONS_AGE_S * 1000,
+			.unmount_timeout_ms = OPTIONS_UNMOUNT_TIMEOUT_S * 1000,
+			.pin_share = OPTIONS_PIN_SHARE,
+			.log_level = LOG_LEVEL_INFO,
+		},
 		.mount_options = xcalloc(1, 1),
-		.writeback_age_ms = OPTIONS_AGE_S * 1000,
-		.unmount_timeout_ms = OPTIONS_UNMOUNT_TIMEOUT_S * 1000,
-		.pin_share = OPTIONS_PIN_SHARE,
+		.given = xcalloc(ARRAY_LEN(option_kinds), sizeof(*o->given)),
 		.cpu_cache = FS_AUTO,
 		.direct = true,
 		.supervised = true,
 	};
-	list_kinds(longs, letters);
-	opterr = 0;
-	while ((c = getopt_long(argc, argv, letters, longs, NULL)) != -1) {
-		kind = kind_of(c);
-		if (!kind) {
-			log_error("%s: %s; `gaiafs -h` shows how to use it", argv[optind - 1],
-				  c == ':' ? "a value is missing" : "no such option");
-			return OPTIONS_WRONG;
-		}
-		if (kind->letter == 'h') {
-			print_help();
-			return OPTIONS_DONE;
-		}
-		if (kind->letter == 'V') {
-			printf("gaiafs %s (libfuse %s)\n", GAIA_VERSION, fs_libfuse());
-			return OPTIONS_DONE;
-		}
-		if (kind->parse(out, optarg))
-			return OPTIONS_WRONG;
-		of_mounts |= kind->parse != upgrade && kind->parse != force && kind->parse != parse_log_level;
+}
+
+int option_take_kind(struct options *o, const struct option_kind *kind, const char *text)
+{
+	char **given = &o->given[first_row(kind) - option_kinds];
+	size_t had = *given ? strlen(*given) : 0, more = text ? strlen(text) : 0;
+
+	snprintf(o->why, sizeof(o->why), "there is no memory");
+	if (kind->parse(o, text))
+		return -EINVAL;
+	*given = xrealloc(*given, had + more + 2);
+	memcpy(*given + had, text ? text : "", more);
+	memcpy(*given + had + more, "\n", 2);
+	return 0;
+}
+
+int options_take(struct options *o, const char *name, const char *value)
+{
+	const struct option_kind *kind = kind_named(name);
+
+	if (!kind)
+		refuse(o, "%s: no such option", name);
+	else if (!kind->parse || kind->parse == upgrade || kind->parse == force || kind->parse == take_over || kind->parse == take_setting)
+		refuse(o, "%s: only for the command line", name);
+	else if (kind->value && !value)
+		refuse(o, "%s: a value is missing", name);
+	else if (!kind->value && value)
+		refuse(o, "%s: takes no value", name);
+	else
+		return option_take_kind(o, kind, value);
+	return -EINVAL;
+}
+
+int options_change(struct options *o, const char *word)
+{
+	const char *is = strchr(word, '=');
+	char name[64] = "";
+	const struct option_kind *kind;
+
+	snprintf(name, sizeof(name), "%.*s", is ? (int)MIN(is - word, 63) : 63, word);
+	kind = kind_named(name);
+	if (!kind || !is) {
+		refuse(o, kind ? "%s: not of the form NAME=VALUE" : "%s: no such option", name);
+		return -EINVAL;
 	}
-	if (out->upgrade && of_mounts) {
-		log_error("--upgrade: the mount keeps the options that it has; unmount, and mount with others");
-		return OPTIONS_WRONG;
+	if (kind->stays) {
+		refuse(o, "%s: cannot be changed while it is mounted; %s", name, *kind->stays ? kind->stays : "it is not a setting");
+		return -ENOTSUP;
 	}
-	if (out->no_device && out->n_devices) {
-		log_error("--device none cannot be combined with other devices");
-		return OPTIONS_WRONG;
+	snprintf(o->why, sizeof(o->why), "there is no memory");
+	return kind->parse(o, is + 1) ? -EINVAL : 0;
+}
+
+const char *options_stay(const struct options *was, const struct options *now, size_t *at, const char **instead)
+{
+	for (; *at < ARRAY_LEN(option_kinds); ++*at) {
+		const struct option_kind *k = &option_kinds[*at];
+		const char *a = was->given[*at], *b = now->given[*at];
+
+		if (!k->stays || !k->parse || first_row(k) != k || (!a && !b) || (a && b && !strcmp(a, b)))
+			continue;
+		*instead = k->stays;
+		++*at;
+		return k->name ? k->name : "o";
 	}
-	if (parse_paths(out, argc - optind, argv + optind))
-		return OPTIONS_WRONG;
-	out->choose_devices = !out->no_device && !out->n_devices;
-	return OPTIONS_RUN;
+	return NULL;
 }
 
 void options_free(struct options *o)
 {
+	for (size_t i = 0; o->given && i < ARRAY_LEN(option_kinds); i++)
+		free(o->given[i]);
+	for (size_t i = 0; i < o->n_texts; i++)
+		free(o->texts[i]);
+	free(o->given);
+	free(o->texts);
+	free(o->words);
+	free(o->cwd);
+	free(o->config);
 	free(o->mount_options);
 	free(o->device);
 	free(o->pins);

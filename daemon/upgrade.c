@@ -69,37 +69,56 @@ static void limit_waiting(int sock, int seconds)
 	(void)setsockopt(sock, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof(t));
 }
 
-/* This daemon's arguments, behind what makes another one take the mount over. */
-static char **heirs_arguments(const struct upgrade *u, char *program)
-{
-	static char take_over[] = "--take-over";
-	char **argv;
-	int n = 0, first;
+#define TAKE_OVER "--take-over"
+#define SET TAKE_OVER "-set="
 
-	while (u->argv[n])
-		n++;
-	first = n > 1 && !strcmp(u->argv[1], take_over) ? 2 : 1;
-	argv = xcalloc((size_t)n + 3, sizeof(*argv));
+/* This daemon's arguments, behind what makes another one take the mount over, and what was changed since. To be freed, and @words. */
+static char **heirs_arguments(const struct upgrade *u, char *program, char **words)
+{
+	static char take_over[] = TAKE_OVER;
+	size_t length, n = 2, n_own = 0, n_words = 0, size;
+	char **argv, *set = live_words(u->live, &length);
+
+	while (u->argv[n_own])
+		n_own++;
+	for (size_t at = 0; at < length; at += strlen(set + at) + 1)
+		n_words++;
+	argv = xcalloc(n_own + n_words + 3, sizeof(*argv));
+	*words = xmalloc(length + n_words * sizeof(SET) + 1);
+	size = 0;
 	argv[0] = program;
 	argv[1] = take_over;
-	for (int i = first; i < n; i++)
-		argv[i - first + 2] = u->argv[i];
+	for (size_t at = 0; at < length; at += strlen(set + at) + 1) {
+		argv[n++] = *words + size;
+		size += (size_t)sprintf(*words + size, SET "%s", set + at) + 1;
+	}
+	for (size_t i = 1; i < n_own; i++) {
+		/* Of the upgrade before: they come first. */
+		if (n == n_words + 2 && (!strcmp(u->argv[i], TAKE_OVER) || !strncmp(u->argv[i], SET, strlen(SET))))
+			continue;
+		argv[n++] = u->argv[i];
+	}
+	free(set);
 	return argv;
 }
 
 static int spawn(struct upgrade *u, char *program, int end)
 {
 	posix_spawn_file_actions_t actions;
-	char **argv = heirs_arguments(u, program);
+	char *words, **argv = heirs_arguments(u, program, &words);
 	int err;
 
 	posix_spawn_file_actions_init(&actions);
 	/* (Also if the two are the same: then it is inherited.) */
 	posix_spawn_file_actions_adddup2(&actions, end, UPGRADE_FD);
+	/* Where the names of files in the arguments begin. */
+	if (u->cwd && !access(u->cwd, X_OK))
+		posix_spawn_file_actions_addchdir_np(&actions, u->cwd);
 	err = -posix_spawn(&u->heir, program, &actions, NULL, argv, environ);
 	posix_spawn_file_actions_destroy(&actions);
 	if (err)
 		u->heir = 0;
+	free(words);
 	free(argv);
 	return err;
 }

@@ -15,6 +15,7 @@
 #include <sys/types.h>
 
 #include "control/control.h"
+#include "live.h"
 #include "fuse/fs.h"
 #include "pagecache/cache.h"
 
@@ -25,6 +26,8 @@ struct upgrade {
 	/* The caller's, constant. */
 	char **argv; /* of this daemon */
 	unsigned n_option_pins; /* of --pin, which the new daemon pins by itself */
+	struct live *live;
+	const char *cwd; /* where this daemon was started; NULL: not known */
 	struct fs *fs;
 	struct cache *cache;
 	struct control *control;

@@ -8,6 +8,7 @@
  *	@OPTION NAME@	the next row of the option of that name (of the letter, if it has no name), as gaiafs(8) shows it; the lines
  *			after it go on with its paragraph. A page that has one must have all
  *	@MOUNT_OPTIONS@	all rows of options with values, as mount.gaiafs(8) shows them
+ *	@CHANGES@	the names of options that can be changed while the mount is live: "*home*, *writeback-age*"
  *	@OPTIONS@	the names of options with values, as a pattern of the shell: "device=* | home=*"
  */
 #include <ctype.h>
@@ -29,9 +30,9 @@ static const char *const counters[][2] = {
 static const struct option_row {
 	const char *name;
 	char letter;
-	const char *value, *help;
+	const char *value, *help, *stays;
 } rows[] = {
-#define X(name, letter, value, help, parse) { name, letter, value, help },
+#define X(name, letter, value, help, parse, stays) { name, letter, value, help, stays },
 	OPTIONS(X)
 #undef X
 };
@@ -168,6 +169,18 @@ static void put_pattern(void)
 	}
 }
 
+static void put_changes(void)
+{
+	const char *between = "";
+
+	for (size_t i = 0; i < N_ROWS; i++) {
+		if (rows[i].stays || !rows[i].name)
+			continue;
+		printf("%s*%s*", between, rows[i].name);
+		between = ", ";
+	}
+}
+
 int main(void)
 {
 	bool shows_options = false;
@@ -183,6 +196,10 @@ int main(void)
 		} else if (sscanf(line, "@OPTION %63[a-z-]@", name) == 1) {
 			put_option(name);
 			shows_options = true;
+		} else if ((at = strstr(line, "@CHANGES@"))) {
+			printf("%.*s", (int)(at - line), line);
+			put_changes();
+			fputs(at + strlen("@CHANGES@"), stdout);
 		} else if ((at = strstr(line, "@OPTIONS@"))) {
 			printf("%.*s", (int)(at - line), line);
 			put_pattern();

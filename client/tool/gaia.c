@@ -31,6 +31,8 @@ static const char usage_text[] =
 	"       gaia pins MOUNT [--json]\n"
 	"       gaia warm FILE|DIR... [--files-from LIST] [--device N] [--json]\n"
 	"       gaia dedup --estimate FILE|DIR... [--json]\n"
+	"       gaia set MOUNT NAME=VALUE...\n"
+	"       gaia reload MOUNT\n"
 	"       gaia trace MOUNT [--seconds N]\n"
 	"       gaia umount MOUNT [--discard] [--everywhere] | MOUNT --force\n"
 	"       gaia --help | --version\n";
@@ -331,6 +333,8 @@ static const struct command {
 	{ "pins", OPT_JSON, pins_command },
 	{ "warm", OPT_JSON | OPT_DEVICE | OPT_FILES, warm_command },
 	{ "dedup", OPT_ESTIMATE | OPT_JSON | OPT_PATHS, dedup_command },
+	{ "set", OPT_PATHS, set_command },
+	{ "reload", 0, reload_command },
 	{ "trace", OPT_SECONDS, trace_it },
 	{ "umount", OPT_UMOUNT, umount_it },
 };

@@ -65,6 +65,10 @@ int unpin_command(const struct args *a);
 int pins_command(const struct args *a);
 int warm_command(const struct args *a);
 
+/* gaia set: paths[1] and those after it are options. gaia reload. */
+int set_command(const struct args *a);
+int reload_command(const struct args *a);
+
 /* Say what went wrong with each of a sync's "files", one line each on standard error. Returns their number. */
 size_t show_unstored(const json_t *report);
 

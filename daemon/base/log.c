@@ -6,13 +6,16 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <syslog.h>
 #include <unistd.h>
 
 #include "base/util.h"
 
 #define PREFIX "gaiafs: "
+#define PRIORITY "<7>"
 #define CUT "..."
 #define PACE_NS 60000000000ull
 
@@ -27,7 +30,7 @@ static const struct {
 };
 
 static _Atomic int max_level = LOG_LEVEL_INFO;
-static atomic_bool to_syslog;
+static atomic_bool to_syslog, to_journal;
 
 int log_level_parse(const char *name, enum log_level *out)
 {
@@ -51,6 +54,38 @@ void log_to_syslog(void)
 	atomic_store(&to_syslog, true);
 }
 
+void log_to_journal(void)
+{
+	const char *stream = getenv("JOURNAL_STREAM");
+	unsigned long long dev, ino;
+	struct stat st;
+
+	if (stream && sscanf(stream, "%llu:%llu", &dev, &ino) == 2 && !fstat(STDERR_FILENO, &st) && st.st_dev == dev && st.st_ino == ino)
+		atomic_store(&to_journal, true);
+}
+
+bool log_shows(enum log_level level)
+{
+	return (int)level <= atomic_load_explicit(&max_level, memory_order_relaxed);
+}
+
+bool log_may_often(struct log_rate *rate, unsigned *left_out)
+{
+	uint64_t second = now_ns() / 1000000000, last = atomic_load(&rate->second);
+
+	*left_out = 0;
+	/* A line more or less if several threads come here at once does no harm. */
+	if (second != last && atomic_compare_exchange_strong(&rate->second, &last, second)) {
+		atomic_store(&rate->lines, 1);
+		*left_out = atomic_exchange(&rate->left_out, 0);
+		return true;
+	}
+	if (atomic_fetch_add(&rate->lines, 1) < LOG_RATE)
+		return true;
+	atomic_fetch_add(&rate->left_out, 1);
+	return false;
+}
+
 bool log_may(struct log_pace *pace)
 {
 	uint64_t now = now_ns(), next = atomic_load(&pace->next_ns);
@@ -70,17 +105,19 @@ static void write_line(const char *line, size_t len)
 
 void log_at(enum log_level level, const char *fmt, ...)
 {
-	char line[sizeof(PREFIX) + 1000];
-	const size_t start = sizeof(PREFIX) - 1;
+	char line[sizeof(PRIORITY PREFIX) + 1000];
+	const size_t priority = atomic_load(&to_journal) ? sizeof(PRIORITY) - 1 : 0, start = priority + sizeof(PREFIX) - 1;
 	const size_t room = sizeof(line) - start - 1; /* the newline takes the NUL's place */
 	int saved = errno;
 	va_list ap;
 	size_t len;
 	int n;
 
-	if ((int)level > atomic_load_explicit(&max_level, memory_order_relaxed))
+	if (!log_shows(level))
 		return;
-	memcpy(line, PREFIX, start);
+	if (priority)
+		snprintf(line, sizeof(line), "<%d>", levels[level].priority);
+	memcpy(line + priority, PREFIX, start - priority);
 	va_start(ap, fmt);
 	n = vsnprintf(line + start, room, fmt, ap);
 	va_end(ap);

@@ -349,7 +349,7 @@ int control_devices(struct control *ctl, struct gaia_ioc_devices *io)
 		snprintf(d->name, sizeof(d->name), "%s", use.dev->name);
 		snprintf(d->kind, sizeof(d->kind), "%s", use.dev->kind);
 		memcpy(d->uuid, use.dev->uuid, sizeof(d->uuid));
-		d->capacity = use.dev->capacity;
+		d->capacity = use.capacity;
 		d->used = use.used;
 		d->simulated = use.dev->simulated;
 		d->flags = use.dev->strict ? GAIA_DEVICE_STRICT : 0;

@@ -378,18 +378,26 @@ static bool is_kept_from_writers(int fd)
 	return statx(fd, "", AT_EMPTY_PATH, 0, &stx) || stx.stx_attributes & (STATX_ATTR_APPEND | STATX_ATTR_VERITY);
 }
 
-bool cred_may_write(fuse_req_t req, int fd)
+static bool may_access(fuse_req_t req, int fd, int mode)
 {
 	bool may;
 
 	if (!req_fs(req)->privileged && fuse_req_ctx(req)->uid != geteuid())
 		return false;
-	if (is_kept_from_writers(fd))
-		return false;
 	if (!cred_is_whole(req) || become(req))
 		return false;
 	/* With the user's fsuid the thread has no capabilities that matter for files. */
-	may = !syscall(SYS_faccessat2, fd, "", W_OK, AT_EACCESS | AT_EMPTY_PATH);
+	may = !syscall(SYS_faccessat2, fd, "", mode, AT_EACCESS | AT_EMPTY_PATH);
 	become_oneself(req);
 	return may;
+}
+
+bool cred_may_write(fuse_req_t req, int fd)
+{
+	return !is_kept_from_writers(fd) && may_access(req, fd, W_OK);
+}
+
+bool cred_may_read(fuse_req_t req, int fd)
+{
+	return may_access(req, fd, R_OK);
 }

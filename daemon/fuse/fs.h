@@ -45,6 +45,11 @@ struct fs_config {
 	/* @ready: the mount is live. @ended: it has ended by itself. Called on threads of fs. */
 	void (*ready)(void *arg);
 	void (*ended)(void *arg);
+	/*
+	 * For owners of the mount: change options (@words: @length bytes of words "NAME=VALUE", each with its NUL), or (@length is 0) read the
+	 * configuration file again. 0 or a negative errno; @said: @size bytes, for lines to whoever asked. Called on workers.
+	 */
+	int (*set)(void *arg, const char *words, size_t length, char *said, size_t size);
 	void *arg;
 };
 

@@ -637,6 +637,8 @@ bool cred_enter_capable(fuse_req_t req, int fd, int err);
  * thread.
  */
 bool cred_may_write(fuse_req_t req, int fd);
+/* The same for reading. */
+bool cred_may_read(fuse_req_t req, int fd);
 /* Whether the caller has the powers that the uid implies: root may lack root's powers. */
 bool cred_is_whole(fuse_req_t req);
 

@@ -71,6 +71,7 @@ union ioctl_arg {
 	struct gaia_ioc_file file;
 	struct gaia_ioc_place place;
 	struct gaia_ioc_report report;
+	struct gaia_ioc_set set;
 };
 
 struct ioctl_job {
@@ -218,6 +219,26 @@ static bool is_pinned(const struct ioctl_job *job)
 	return job->cmd == GAIA_IOC_ACQUIRE && (job->arg.range.prot & GAIA_PROT_PINNED);
 }
 
+/* What went wrong is in the answer. */
+static int set_options(struct ioctl_job *job)
+{
+	struct gaia_ioc_set *io = &job->arg.set;
+	const struct fs_config *config = &job->fs->config;
+	char words[sizeof(io->text)];
+	uint32_t length = io->length;
+	int err;
+
+	if (!quota_is_owner(config->quota, job->uid) || !cred_is_whole(job->req))
+		return -EPERM;
+	if (length > sizeof(words) || io->error || (length && io->text[length - 1]))
+		return -EINVAL;
+	memcpy(words, io->text, sizeof(words));
+	memset(io, 0, sizeof(*io));
+	err = config->set(config->arg, words, length, io->text, sizeof(io->text));
+	io->error = (uint32_t)-err;
+	return 0;
+}
+
 static int carry_out(struct ioctl_job *job)
 {
 	struct control *ctl = job->fs->control;
@@ -256,6 +277,8 @@ static int carry_out(struct ioctl_job *job)
 	case GAIA_IOC_FLUSH:
 	case GAIA_IOC_EVICT:
 		return file_range(job, access);
+	case GAIA_IOC_SET:
+		return set_options(job);
 	case GAIA_IOC_PLACE:
 		if (!f)
 			return -ENODEV;
@@ -399,6 +422,7 @@ static enum lane lane_of(const struct ioctl_job *job)
 	case GAIA_IOC_CONNECT:
 	case GAIA_IOC_DEVICES:
 	case GAIA_IOC_LISTS:
+	case GAIA_IOC_SET:
 		return LANE_QUERY;
 	case GAIA_IOC_REPORT:
 		return job->arg.report.what == GAIA_REPORT_SYNC || job->arg.report.what == GAIA_REPORT_PINS ||
@@ -433,6 +457,7 @@ static bool is_our_ioctl(unsigned cmd)
 	case GAIA_IOC_ACQUIREV:
 	case GAIA_IOC_RELEASEV:
 	case GAIA_IOC_PLACE:
+	case GAIA_IOC_SET:
 		return true;
 	}
 	return false;

@@ -20,6 +20,122 @@ bool xattr_source_has_acl(int fd)
 	return getxattr(fd_path(fd).text, ACL_ACCESS, NULL, 0) >= 0 || errno == ENODATA;
 }
 
+/* Reply @n bytes, or the negative errno @n; @size: of the caller's buffer, 0 if the caller only asks for the size. */
+static void reply_bytes(fuse_req_t req, const char *buf, ssize_t n, size_t size)
+{
+	if (n < 0)
+		fuse_reply_err(req, (int)-n);
+	else if (!size)
+		fuse_reply_xattr(req, (size_t)n);
+	else if ((size_t)n > size)
+		fuse_reply_err(req, ERANGE);
+	else
+		fuse_reply_buf(req, buf, (size_t)n);
+}
+
+/* ---- what the daemon knows of a file ---- */
+
+#define OWN_PREFIX "system.gaiafs."
+
+/*
+ * Attributes that can be read by their names, by who may read the file, and that no list has: so nobody copies them. (The kernel asks nobody
+ * whether system.* may be read.)
+ */
+static const char *const own_names[] = { OWN_PREFIX "residency", OWN_PREFIX "device", OWN_PREFIX "dirty" };
+enum own { OWN_RESIDENCY, OWN_DEVICE, OWN_DIRTY };
+
+/* Its place among own_names, or as many as these are. */
+static unsigned own_name(const char *name)
+{
+	unsigned i = 0;
+
+	while (i < ARRAY_LEN(own_names) && strcmp(own_names[i], name) != 0)
+		i++;
+	return i;
+}
+
+static bool is_own(const char *name)
+{
+	return own_name(name) < ARRAY_LEN(own_names);
+}
+
+struct own_job {
+	fuse_req_t req;
+	struct fs *fs;
+	struct inode *inode;
+	unsigned name;
+	size_t size;
+};
+
+static int may_read(const struct own_job *job)
+{
+	int fd = inode_fd_get(job->inode);
+	bool may;
+
+	if (fd < 0)
+		return fd;
+	may = cred_may_read(job->req, fd);
+	inode_fd_put(job->inode);
+	return may ? 0 : -EACCES;
+}
+
+static int own_text(const struct own_job *job, char *text, size_t size)
+{
+	struct cfile *f;
+	int err = may_read(job);
+
+	if (err)
+		return err;
+	/* Of a file of which nothing is cached nothing is to be cached because of this. */
+	if (!contents_cached(job->inode)) {
+		snprintf(text, size, "%s", job->name == OWN_RESIDENCY ? "home=0" : job->name == OWN_DEVICE ? "" : "0");
+		return 0;
+	}
+	err = contents_get(job->inode, &f);
+	if (err)
+		return err;
+	if (job->name == OWN_DIRTY)
+		snprintf(text, size, "%llu", (unsigned long long)cfile_dirty_bytes(f));
+	else
+		cfile_where(f, job->name == OWN_DEVICE, text, size);
+	contents_put(job->inode);
+	return 0;
+}
+
+static void run_own(void *arg)
+{
+	struct own_job *job = arg;
+	struct fs *fs = job->fs;
+	char text[4096];
+	int err = own_text(job, text, sizeof(text));
+
+	reply_bytes(job->req, text, err ? err : (ssize_t)strlen(text), job->size);
+	busy_end(fs);
+	free(job);
+}
+
+/* On a worker of the caller's share: a large file has many chunks to look at, and storage is asked for rights. */
+static void reply_own(fuse_req_t req, struct inode *inode, unsigned name, size_t size)
+{
+	struct fs *fs = req_fs(req);
+	struct own_job *job = inode->type == S_IFREG ? malloc(sizeof(*job)) : NULL;
+
+	if (!job) {
+		fuse_reply_err(req, inode->type == S_IFREG ? ENOMEM : ENODATA);
+		return;
+	}
+	if (!busy_begin(fs, false)) {
+		free(job);
+		fuse_reply_err(req, ENOTCONN);
+		return;
+	}
+	/* The kernel keeps the inode until we have answered. */
+	*job = (struct own_job){ .req = req, .fs = fs, .inode = inode, .name = name, .size = size };
+	lane_submit(fs, LANE_LOOK, fuse_req_ctx(req)->uid, run_own, job);
+}
+
+/* ---- the requests ---- */
+
 void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char *value, size_t size,
 		 int flags)
 {
@@ -33,7 +149,7 @@ void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char *v
 		release_by_xattr(req, inode, !strcmp(name, GAIA_XATTR_RELEASEV), value, size);
 		return;
 	}
-	if (passthrough_hides(name)) {
+	if (passthrough_hides(name) || is_own(name)) {
 		fuse_reply_err(req, EPERM);
 		return;
 	}
@@ -52,19 +168,6 @@ void op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char *v
 	fuse_reply_err(req, -err);
 }
 
-/* Reply @n bytes, or the negative errno @n; @size: of the caller's buffer, 0 if the caller only asks for the size. */
-static void reply_bytes(fuse_req_t req, const char *buf, ssize_t n, size_t size)
-{
-	if (n < 0)
-		fuse_reply_err(req, (int)-n);
-	else if (!size)
-		fuse_reply_xattr(req, (size_t)n);
-	else if ((size_t)n > size)
-		fuse_reply_err(req, ERANGE);
-	else
-		fuse_reply_buf(req, buf, (size_t)n);
-}
-
 void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 {
 	struct inode *inode = inode_of(req_fs(req), ino);
@@ -74,6 +177,10 @@ void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 
 	if (passthrough_hides(name)) {
 		fuse_reply_err(req, ENODATA);
+		return;
+	}
+	if (is_own(name)) {
+		reply_own(req, inode, own_name(name), size);
 		return;
 	}
 	buf = malloc(MAX(size, 1u));
@@ -148,8 +255,8 @@ void op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)
 	struct inode *inode = inode_of(req_fs(req), ino);
 	int fd = inode_fd_get(inode), err = fd < 0 ? fd : 0;
 
-	if (!err && passthrough_hides(name)) {
-		err = -ENODATA;
+	if (!err && (passthrough_hides(name) || is_own(name))) {
+		err = is_own(name) ? -EPERM : -ENODATA;
 		inode_fd_put(inode);
 	} else if (!err) {
 		if (removexattr(fd_path(fd).text, name))

@@ -12,6 +12,7 @@
 
 #include "base/bits.h"
 #include "base/counters.h"
+#include "base/probe.h"
 #include "base/trace.h"
 #include "base/util.h"
 #include "pagecache/acquiring.h"
@@ -245,7 +246,7 @@ static int choose_chunks(struct acquiring *ac)
 		ac->border = MIN(ac->border, first + ac->pin->n);
 	n_all = segments_chunks(ac->asked, 0, ac->border, NULL);
 	/* More than the device has cannot fit; asked before any memory is spent on it. */
-	if (n_all > ac->m->dev->dev->capacity / GAIA_CHUNK)
+	if (n_all > ac->m->dev->capacity / GAIA_CHUNK)
 		return -ENOMEM;
 	if (atomic_load(&ac->m->dev->gone))
 		return -ENODEV;
@@ -439,12 +440,13 @@ static int acquire(const struct acquiring *ac)
 {
 	int err;
 
+	PROBE6(acquire__begin, ac->m->file->key, ac->asked.at[0].a, ac->asked.at[ac->asked.n - 1].b, ac->asked.n, ac->m->dev->index, ac->write);
 	if (!acquire_ready(ac, &err)) {
 		err = passthrough_learn_size(ac->m->file);
-		if (err)
-			return err;
-		err = acquire_some(ac);
+		if (!err)
+			err = acquire_some(ac);
 	}
+	PROBE3(acquire__end, ac->m->file->key, ac->m->dev->index, err);
 	count(CTR_acquires, ac->purpose == BRING_AND_GRANT);
 	if (!err && ac->purpose == BRING_AND_GRANT)
 		SEGMENTS_FOREACH(s, ac->asked)

@@ -15,6 +15,7 @@
 #include "pagecache/file.h"
 #include "pagecache/frames.h"
 #include "pagecache/root.h"
+#include "pagecache/settings.h"
 #include "pagecache/stranded.h"
 #include "pagecache/victim.h"
 #include "pagecache/view.h"
@@ -55,6 +56,8 @@ static bool store_one_due(struct chunk *ch)
 
 	if (pthread_rwlock_tryrdlock(&ch->file->range))
 		return false;
+	log_decision("chunk %llu of %s is stored, as it has been dirty for long or much is", (unsigned long long)ch->index,
+		     cfile_name(ch->file, (char[CFILE_NAME_MAX]){ "" }));
 	stored = !chunk_store(ch, 0, GAIA_CHUNK_PAGES, true);
 	pthread_rwlock_unlock(&ch->file->range);
 	return stored;
@@ -215,6 +218,8 @@ static bool fetch_due(struct cache *c, uint64_t begun)
 	if (any) {
 		b->file = b->at[0]->file;
 		if (!pthread_rwlock_tryrdlock(&b->file->range)) {
+			log_decision("%u chunks of %s are fetched, as devices released them long ago", b->n,
+				     cfile_name(b->file, (char[CFILE_NAME_MAX]){ "" }));
 			fetch_and_store(b);
 			fails = store_fails(b->file);
 			pthread_rwlock_unlock(&b->file->range);
@@ -258,6 +263,15 @@ void *fetcher_main(void *arg)
 	return NULL;
 }
 
+/* Whether something was made smaller since the last look. c->lock is held. */
+static bool told_to_shrink(const struct cache *c, uint64_t *told)
+{
+	bool is = *told != c->n_shrunk;
+
+	*told = c->n_shrunk;
+	return is;
+}
+
 /*
  * Give home memory back: on a thread of its own, since devices that have registered it may make that wait for one that does not answer; and take
  * back what clients on the host map and do not use, when home is nearly full, since they may not answer either.
@@ -265,20 +279,22 @@ void *fetcher_main(void *arg)
 void *trimmer_main(void *arg)
 {
 	struct cache *c = arg;
-	uint64_t until, trimmed = now_ns();
+	uint64_t until, trimmed = now_ns(), told = 0;
 
 	thread_set_name("gaia-trimmer");
 	pthread_mutex_lock(&c->lock);
 	while (!c->stopping) {
 		until = now_ns() + SPARE_NS;
-		/* It may have been said while this thread was at work. */
-		if (!atomic_load(&c->lacking))
+		/* It may have been said while this thread was at work. (What shrinks and could not, is tried again in the next round.) */
+		if (!atomic_load(&c->lacking) && !told_to_shrink(c, &told))
 			pthread_cond_timedwait(&c->trimmer_cond, &c->lock,
 					       &(struct timespec){ (time_t)(until / 1000000000), (long)(until % 1000000000) });
 		pthread_mutex_unlock(&c->lock);
 		pthread_rwlock_rdlock(&c->round);
 		if (!c->stopping && atomic_exchange(&c->lacking, false))
 			view_trim(c, true);
+		if (!c->stopping)
+			settings_trim(c);
 		if (!c->stopping && now_ns() - trimmed >= SPARE_NS) {
 			/* First: the other may wait for clients. */
 			frames_trim(&c->frames, false);

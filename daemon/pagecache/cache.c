@@ -40,6 +40,9 @@ static int devices_init(struct cache *c, const struct cache_config *config)
 		dev->dev = i < config->n_devices ? config->devices[i] : config->local;
 		dev->home = i < config->n_devices ? NULL : c;
 		dev->index = i;
+		dev->capacity = dev->dev->capacity;
+		if (dev->home && config->local_bytes)
+			dev->capacity = MIN(dev->dev->capacity, ROUND_DOWN(config->local_bytes, GAIA_CHUNK));
 		dev->each_percent = config->device_percent ? config->device_percent : CACHE_DEVICE_PERCENT;
 		dev->files_percent = config->files_percent;
 		dev->files_user_percent = config->files_user_percent;
@@ -87,9 +90,9 @@ int cache_create(const struct cache_config *config, struct cache **out)
 	c->host_arg = config->host_arg;
 	c->unstored = config->unstored;
 	c->age_ns = (config->writeback_age_ms ? config->writeback_age_ms : 5000) * 1000000ull;
-	c->device_age_ns = config->device_age_ms ? config->device_age_ms * 1000000ull : c->age_ns;
+	c->device_age_ns = config->device_age_ms ? config->device_age_ms * 1000000ull : (uint64_t)c->age_ns;
 	read_cost_init(&c->store_cost, true);
-	err = frames_init(&c->frames, config->home_bytes);
+	err = frames_init(&c->frames, config->home_bytes, MIN(config->home_most, CACHE_HOME_MAX));
 	if (err)
 		goto free_cache;
 	err = dedup_create(c, config);
@@ -243,7 +246,7 @@ void cache_device(struct cache *c, unsigned number, struct cache_device_use *out
 	struct cache_device *dev = cache_device_find(c, number);
 
 	pthread_mutex_lock(&dev->lock);
-	*out = (struct cache_device_use){ dev->dev, dev->used, dev->pinned, user_limit(dev), dev->file_chunks * GAIA_CHUNK, files_limit(dev),
+	*out = (struct cache_device_use){ dev->dev, dev->capacity, dev->used, dev->pinned, user_limit(dev), dev->file_chunks * GAIA_CHUNK, files_limit(dev),
 					  files_user_limit(dev) };
 	pthread_mutex_unlock(&dev->lock);
 }

@@ -113,6 +113,7 @@ enum cache_dedup {
 
 struct cache_config {
 	uint64_t home_bytes;		/* budget of home memory, bytes; at least CACHE_HOME_MIN */
+	uint64_t home_most;		/* what cache_set_home() may make of it; 0: home_bytes */
 	struct device **devices;	/* the cache owns them once cache_create() has succeeded */
 	unsigned n_devices;
 	/*
@@ -120,7 +121,8 @@ struct cache_config {
 	 * replica needs them; CACHE_DEVICE_AUTO: nearly all that is free.
 	 */
 	const uint64_t *device_cache;
-	struct device *local;		/* the host as a device, GAIA_HOST; as these. Its capacity is a part of home_bytes. NULL: there is none */
+	struct device *local;		/* the host as a device, GAIA_HOST; as these. NULL: there is none */
+	uint64_t local_bytes;		/* its budget, a part of home_bytes; 0: its capacity */
 	enum cache_dedup dedup;
 	uint64_t writeback_age_ms;	/* dirty pages older than this are stored; 0: 5000 */
 	uint64_t device_age_ms;		/* releases older than this are fetched and stored; 0: writeback_age_ms */
@@ -147,6 +149,26 @@ int cache_create(const struct cache_config *config, struct cache **out);
  * store's. Otherwise (the default) a write sets the modification time to the time of its arrival.
  */
 void cache_set_times_above(struct cache *c, bool above);
+
+/*
+ * Settings, while anything runs (settings.c). None waits for anything.
+ *
+ * Ages are those of cache_config, and 0 means the same.
+ */
+void cache_set_ages(struct cache *c, uint64_t writeback_age_ms, uint64_t device_age_ms);
+/* As in cache_config. What is pinned stays, though it may be more than would be allowed now. */
+void cache_set_shares(struct cache *c, unsigned device_percent, unsigned files_percent, unsigned files_user_percent);
+/*
+ * Home's budget, and (@local_bytes, a part of it) the capacity of the host as a device. -ERANGE: less than CACHE_HOME_MIN or more than
+ * cache_config.home_most; nothing has changed. What is beyond a smaller budget leaves in the background: until it has, and what cannot be stored
+ * has not, home has more. *@beyond: how much that is just now, bytes.
+ */
+int cache_set_home(struct cache *c, uint64_t home_bytes, uint64_t local_bytes, uint64_t *beyond);
+/*
+ * The same for a device, by its number: -ERANGE: less than a chunk, or more than the device was made with. What programs hold, and files that are
+ * pinned to it, stays until it is given up.
+ */
+int cache_set_device(struct cache *c, unsigned device, uint64_t bytes, uint64_t *beyond);
 /*
  * [W] Fetch everything that is released, store everything that is dirty, sync the files. 0 or the first error. @unstored: NULL, or
  * an array to which the files that failed are added: {"path", "bytes" (that the store lacks now; 0 if only a sync has failed),
@@ -413,6 +435,7 @@ uint64_t cache_room(struct cache *c, unsigned device);
 
 struct cache_device_use {
 	const struct device *dev;
+	uint64_t capacity; /* bytes: the budget */
 	uint64_t used;	/* bytes */
 	uint64_t pinned;/* bytes */
 	uint64_t each_user; /* bytes that one user may have pinned */
@@ -430,6 +453,13 @@ json_t *cache_status_json(struct cache *c);
 /* Which files take the memory: "files", with the most first, and "n_files", how many there are. Looks at each chunk [W]. */
 json_t *cache_use_json(struct cache *c);
 json_t *cfile_residency_json(struct cfile *f);
+/*
+ * Where the file's contents are, as @text: "home=BYTES" and "NAME=BYTES" for each device that has memory for some (whole chunks), or (@names) the
+ * names of these devices alone; between them blanks. What does not fit is left out. Takes as long as the file has chunks in memory, and changes nothing.
+ */
+void cfile_where(struct cfile *f, bool names, char *text, size_t size);
+/* Bytes that the store lacks: dirty at home, or released and not fetched. */
+uint64_t cfile_dirty_bytes(struct cfile *f);
 /* Pins of files: of user @uid, or of @all. May wait for storage, where the paths are. */
 json_t *cache_pins_json(struct cache *c, uid_t uid, bool all);
 

@@ -229,6 +229,8 @@ void *page_ptr(const struct chunk *ch, unsigned i);
  * budget for others: -ENOMEM. Evicts and stores until it can. No lock but the file's range is held.
  */
 int home_room_to_stay(struct cache *c, unsigned n);
+/* Evict and store until home is within its budget, or nothing more can leave now; c->shrinking ends with it. No lock is held. */
+void home_shrink(struct cache *c);
 
 /* Make @frame, which is consumed, home's bytes, and return the old frame (or 0). chunk->lock is held, the page is locked. */
 frame_t page_set_frame(struct chunk *ch, unsigned i, frame_t frame);

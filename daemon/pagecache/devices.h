@@ -31,9 +31,11 @@ struct cache_device {
 	struct device *dev;
 	struct cache *home; /* of the host: its memory counts as home's; else NULL */
 	unsigned index;
+	_Atomic uint64_t capacity; /* bytes: the budget, not more than the device's own. Changed with reserve and lock held */
+	atomic_bool shrinking; /* it has been made smaller, and what is beyond it leaves: the trimmer's work */
 	struct victims *victims; /* the cache's, if it has parked pages here; see victim.h */
-	unsigned each_percent; /* how much of it each user may have pinned */
-	unsigned files_percent, files_user_percent; /* how much of it files may have that are pinned: in all, by one user who is no owner */
+	atomic_uint each_percent; /* how much of it each user may have pinned */
+	atomic_uint files_percent, files_user_percent; /* how much of it files may have that are pinned: in all, by one user who is no owner */
 	struct log_pace pace;
 	pthread_mutex_t reserve;
 	pthread_mutex_t lock;

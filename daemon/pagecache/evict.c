@@ -11,6 +11,7 @@
 
 #include "base/counters.h"
 #include "base/fault.h"
+#include "base/probe.h"
 #include "base/util.h"
 #include "pagecache/cache.h"
 #include "pagecache/chunk.h"
@@ -175,6 +176,7 @@ static int evict_end(struct replica *rep, int err)
 
 	if (!err && replica_is_view(rep))
 		err = view_leave(rep);
+	PROBE4(evict, ch->file->key, ch->index, rep->dev->index, err);
 	if (!err) {
 		replica_destroy(rep);
 		return 0;
@@ -264,6 +266,16 @@ static int by_file_and_index(const void *a, const void *b)
 	return x->index < y->index ? -1 : x->index > y->index;
 }
 
+/* Before anything of it is locked. */
+static void say_what_leaves(const struct replica_list *list)
+{
+	struct replica *rep = list->n > 0 ? list->at[0] : NULL;
+
+	if (rep)
+		log_decision("device %s: %u chunks leave, the first of them chunk %llu of %s", rep->dev->dev->name, list->n,
+			     (unsigned long long)rep->chunk->index, cfile_name(rep->chunk->file, (char[CFILE_NAME_MAX]){ "" }));
+}
+
 int replicas_evict_revoked(struct replica_list *list)
 {
 	struct fetch_trouble trouble = { .err = { 0 } };
@@ -271,6 +283,7 @@ int replicas_evict_revoked(struct replica_list *list)
 
 	if (list->n > 1)
 		qsort(list->at, list->n, sizeof(struct replica *), by_file_and_index);
+	say_what_leaves(list);
 	for (unsigned done = 0; done < list->n;) {
 		done += replicas_evict(list->at + done, list->n - done, &trouble, &err);
 		result = result ? result : err;

@@ -19,6 +19,7 @@
 #include "base/counters.h"
 #include "base/fault.h"
 #include "base/log.h"
+#include "base/probe.h"
 #include "base/util.h"
 #include "consistency/merge.h"
 #include "consistency/track.h"
@@ -343,6 +344,7 @@ static int fetch_from(struct cache_device *dev, const struct fetch_part *part, u
 		err = fetch_all(&fe);
 	if (err && passthrough)
 		fetch_forget_under(&fe);
+	PROBE4(fetch, fe.file->key, fe.n, dev->index, err);
 	free(fe.at);
 	free(fe.frame);
 	return err;

@@ -50,7 +50,7 @@ struct pinned_file {
 
 static uint64_t part_of(const struct cache_device *dev, unsigned percent)
 {
-	return dev->dev->capacity / GAIA_CHUNK * percent / 100;
+	return dev->capacity / GAIA_CHUNK * percent / 100;
 }
 
 uint64_t files_limit(const struct cache_device *dev)

@@ -13,6 +13,7 @@
 #include "base/counters.h"
 #include "base/latency.h"
 #include "base/log.h"
+#include "base/probe.h"
 #include "base/util.h"
 #include "pagecache/cache.h"
 #include "pagecache/chunk.h"
@@ -123,6 +124,7 @@ static int fill_end(struct fill *fl, bool quiet)
 
 	if (fl->n_read > 0)
 		latency_count(LATENCY_storage_read, (int64_t)(now_ns() - fl->began_ns));
+	PROBE5(fill, ch->file->key, ch->index * GAIA_CHUNK_PAGES + fl->page[0], fl->n, fl->n_read, got < 0 ? (int)got : 0);
 	if (got < 0) {
 		count(CTR_storage_errors, 1);
 		if (!quiet)

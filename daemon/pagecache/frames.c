@@ -37,12 +37,17 @@
 /* The slab in which this thread found frames last. */
 static __thread unsigned last_slab;
 
-int frames_init(struct frames *fr, uint64_t bytes)
+/* Twice the budget: twins and pages that cannot wait go beyond it. */
+static unsigned slabs_for(uint64_t bytes)
+{
+	return (unsigned)(2 * (bytes / GAIA_CHUNK) + 512);
+}
+
+int frames_init(struct frames *fr, uint64_t bytes, uint64_t most)
 {
 	fr->budget = bytes / GAIA_PAGE;
-	/* The tables never move, so that frame_ptr() needs no lock. Twice the budget: twins and pages
-	 * that cannot wait go beyond it. */
-	fr->room = (unsigned)(2 * (bytes / GAIA_CHUNK) + 512);
+	/* The tables never move, so that frame_ptr() needs no lock. What of them is not used takes no memory. */
+	fr->room = slabs_for(MAX(bytes, most));
 	fr->slab = calloc(fr->room, sizeof(*fr->slab));
 	fr->slabs_with_space = calloc((fr->room + 63) / 64, sizeof(*fr->slabs_with_space));
 	fr->arena = calloc(fr->room / ARENA_SLABS + 1, sizeof(*fr->arena));
@@ -53,6 +58,14 @@ int frames_init(struct frames *fr, uint64_t bytes)
 		return -ENOMEM;
 	}
 	pthread_mutex_init(&fr->lock, NULL);
+	return 0;
+}
+
+int frames_set_budget(struct frames *fr, uint64_t bytes)
+{
+	if (slabs_for(bytes) > fr->room)
+		return -ERANGE;
+	atomic_store(&fr->budget, bytes / GAIA_PAGE);
 	return 0;
 }
 
@@ -263,7 +276,7 @@ static void slab_memory_end(const struct frames *fr, void *memory, bool stays)
 		munmap(memory, GAIA_CHUNK);
 		return;
 	}
-	if (fr->room > SLABS_UNCOUNTED) {
+	if (atomic_load(&fr->n_slabs) > SLABS_UNCOUNTED) {
 		(void)madvise(memory, GAIA_CHUNK, MADV_DONTNEED);
 		return;
 	}
@@ -327,11 +340,11 @@ static unsigned slab_make(struct frames *fr, unsigned n, frame_t *out, bool *no_
 /* How many of @n are within the budget; they count as used from now on. */
 static unsigned budget_take(struct frames *fr, unsigned n, bool beyond)
 {
-	uint64_t used = atomic_load(&fr->used), left;
+	uint64_t used = atomic_load(&fr->used), budget = fr->budget, left;
 	unsigned may;
 
 	do {
-		left = fr->budget > used ? fr->budget - used : 0;
+		left = budget > used ? budget - used : 0;
 		may = beyond ? n : (unsigned)MIN((uint64_t)n, left);
 	} while (may && !atomic_compare_exchange_weak(&fr->used, &used, used + may));
 	if (may > left)

@@ -31,9 +31,10 @@ struct frames {
 	/* Constant once there are any. */
 	const struct cache_device *dev; /* the devices to which slabs are announced */
 	unsigned n_devices;
-	uint64_t budget; /* frames */
 	unsigned room;
 	struct shares *shares; /* NULL: frames are not shared */
+
+	_Atomic uint64_t budget; /* frames: read it once where two reads must agree */
 
 	_Atomic uint64_t used; /* frames; above the budget only by calls that may go beyond it */
 	_Atomic uint64_t reserved; /* part of used: by frames_reserve() */
@@ -46,7 +47,10 @@ struct frames {
 	atomic_uint n_slabs, n_memory, n_lent; /* of all; of those with memory; of these, lent */
 };
 
-int frames_init(struct frames *fr, uint64_t bytes);
+/* @bytes: the budget; @most: what frames_set_budget() may make of it. */
+int frames_init(struct frames *fr, uint64_t bytes, uint64_t most);
+/* -ERANGE: more than it was made for. What is used beyond it stays: it is for the caller to evict that. */
+int frames_set_budget(struct frames *fr, uint64_t bytes);
 void frames_destroy(struct frames *fr);
 /*
  * Take up to @n frames, consecutive ones if there are any. Returns how many: fewer if the budget

@@ -4,6 +4,7 @@
 
 #include "base/counters.h"
 #include "base/log.h"
+#include "base/probe.h"
 #include "base/util.h"
 #include "pagecache/chunk.h"
 #include "pagecache/file.h"
@@ -122,6 +123,8 @@ unsigned chunk_shrink(struct chunk *ch, bool park, bool alone)
 	}
 	pthread_mutex_unlock(&ch->lock);
 	victims_send(c, false);
+	if (n > 0)
+		PROBE3(evict__home, ch->file->key, ch->index, n);
 	count(CTR_home_evicted, n);
 	return freed;
 }
@@ -265,9 +268,30 @@ void home_reserve(struct cache *c, unsigned n)
 	}
 }
 
+void home_shrink(struct cache *c)
+{
+	unsigned fruitless = 0;
+
+	while (!c->stopping && fruitless < 4) {
+		uint64_t used = atomic_load(&c->frames.used), budget = c->frames.budget;
+
+		if (used <= budget) {
+			atomic_store(&c->shrinking, false);
+			/* It may have been made smaller meanwhile. */
+			if (atomic_load(&c->frames.used) > c->frames.budget)
+				atomic_store(&c->shrinking, true);
+			return;
+		}
+		if (home_evict(c, (unsigned)MIN(used - budget, 65536u), drops_after(fruitless)) > 0 || home_clean(c) > 0)
+			fruitless = 0;
+		else
+			fruitless++;
+	}
+}
+
 int home_room_to_stay(struct cache *c, unsigned n)
 {
-	uint64_t most = c->frames.budget - c->frames.budget / 4, used;
+	uint64_t budget = c->frames.budget, most = budget - budget / 4, used;
 	unsigned fruitless = 0;
 
 	while ((used = atomic_load(&c->frames.used)) + n > most && fruitless < 4) {

@@ -36,7 +36,7 @@ int bringing_begin(struct bringing *b, struct cfile *f, struct cache_device *dev
 	int err;
 
 	/* As for an acquire: before any memory is spent on it. */
-	if (n > dev->dev->capacity / GAIA_CHUNK)
+	if (n > dev->capacity / GAIA_CHUNK)
 		return -ENOMEM;
 	if (atomic_load(&dev->gone))
 		return -ENODEV;
@@ -119,18 +119,20 @@ int cache_bring(struct cfile *f, unsigned device, struct cache_user user, uint64
 uint64_t cache_room(struct cache *c, unsigned device)
 {
 	struct cache_device *dev;
-	uint64_t taken, room;
+	uint64_t taken, room, all;
 
 	if (device == GAIA_FROM_HOME) {
 		taken = atomic_load(&c->frames.used);
-		return (c->frames.budget - MIN(taken, c->frames.budget)) * GAIA_PAGE;
+		all = c->frames.budget;
+		return (all - MIN(taken, all)) * GAIA_PAGE;
 	}
 	if (device >= cache_devices(c) || atomic_load(&c->dev[device].gone))
 		return 0;
 	dev = &c->dev[device];
 	pthread_mutex_lock(&dev->lock);
 	taken = dev->pinned - dev->leaving + (dev->n_idle_ready + dev->n_idle_pinned + dev->file_chunks - dev->file_chunks_there) * GAIA_CHUNK;
-	room = dev->dev->capacity - MIN(taken, dev->dev->capacity);
+	all = dev->capacity;
+	room = all - MIN(taken, all);
 	pthread_mutex_unlock(&dev->lock);
 	return room;
 }

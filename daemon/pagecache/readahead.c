@@ -223,8 +223,9 @@ static unsigned piece_pages(const struct cache *c)
 static uint64_t home_room(struct cache *c)
 {
 	uint64_t stay = atomic_load(&c->n_dirty) + atomic_load(&c->n_kept), used = atomic_load(&c->frames.used);
+	uint64_t budget = c->frames.budget;
 
-	return used < c->frames.budget && stay <= c->frames.budget / 2 ? c->frames.budget - used : 0;
+	return used < budget && stay <= budget / 2 ? budget - used : 0;
 }
 
 /* Whether some of the stale pages is to be copied, unless somebody holds it. chunk->lock is held. */

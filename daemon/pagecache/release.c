@@ -8,12 +8,14 @@
 #include "base/bits.h"
 #include "base/counters.h"
 #include "base/fault.h"
+#include "base/probe.h"
 #include "base/quota.h"
 #include "base/util.h"
 #include "pagecache/acquire.h"
 #include "pagecache/cache.h"
 #include "pagecache/chunk.h"
 #include "pagecache/coherence.h"
+#include "pagecache/devices.h"
 #include "pagecache/file.h"
 #include "pagecache/grant.h"
 #include "pagecache/mapping.h"
@@ -480,11 +482,14 @@ static int release_segments(struct mapping *m, struct segments asked, const stru
 	uint64_t room;
 	int err;
 
+	PROBE5(release__begin, m->file->key, asked.at[0].a, asked.at[asked.n - 1].b, asked.n, m->dev->index);
 	if (fault_point("break.publish_late"))
 		invalidate_early(m, asked);
 	err = spans_room(m, asked, &room);
-	if (err)
+	if (err) {
+		PROBE4(release__end, m->file->key, m->dev->index, err, false);
 		return err;
+	}
 	count(CTR_releases, 1);
 	/* Of a list each chunk is released as a whole: all of its segments, or none. */
 	if (segments_are_one_range(asked)) {
@@ -499,7 +504,9 @@ static int release_segments(struct mapping *m, struct segments asked, const stru
 	spans_room_end(m, room);
 	free(not_ready.at);
 	*changed = rl.changed;
-	return after_holds(err);
+	err = after_holds(err);
+	PROBE4(release__end, m->file->key, m->dev->index, err, rl.changed);
+	return err;
 }
 
 static int release_range(struct mapping *m, uint64_t off, uint64_t len, bool unused, bool *changed)

@@ -306,9 +306,25 @@ int cache_device_end(struct cache_device *dev, struct device_wait *w)
 	return err;
 }
 
+/* A device whose budget was made smaller has more memory than that: so parked pages give way before the budget is exceeded. */
+static void keep_to_budget(struct cache_device *dev)
+{
+	uint64_t parked, used;
+
+	while (dev->capacity < dev->dev->capacity && (parked = victim_bytes(dev)) > 0) {
+		pthread_mutex_lock(&dev->lock);
+		used = dev->used;
+		pthread_mutex_unlock(&dev->lock);
+		if (used + parked + GAIA_CHUNK <= dev->capacity || !victim_give_up(dev))
+			break;
+	}
+}
+
 int device_memory_alloc(struct cache_device *dev, struct devmem **out)
 {
 	int err = -ENODEV;
+
+	keep_to_budget(dev);
 
 	if (dev->home)
 		home_reserve(dev->home, GAIA_CHUNK_PAGES);
@@ -332,7 +348,7 @@ void device_memory_end(struct cache_device *dev, struct devmem *mem)
 
 bool device_take_spare(struct cache_device *dev)
 {
-	bool room = dev->used + dev->promised + GAIA_CHUNK <= dev->dev->capacity;
+	bool room = dev->used + dev->promised + GAIA_CHUNK <= dev->capacity;
 
 	if (room)
 		dev->used += GAIA_CHUNK;
@@ -367,9 +383,9 @@ int promise_keep(struct replica *rep)
 	bool full;
 	int err;
 
-	/* What was evicted for it may be stranded. */
+	/* What was evicted for it may be stranded; or the device has memory beyond its budget. */
 	pthread_mutex_lock(&dev->lock);
-	full = dev->n_stranded > 0 && dev->used + GAIA_CHUNK > dev->dev->capacity;
+	full = (dev->n_stranded > 0 || dev->capacity < dev->dev->capacity) && dev->used + GAIA_CHUNK > dev->capacity;
 	pthread_mutex_unlock(&dev->lock);
 	err = full && !atomic_load(&dev->gone) ? -ENOMEM : device_memory_alloc(dev, &mem);
 	if (!err && replica_is_view(rep)) {

@@ -45,7 +45,7 @@ static json_t *device_json(struct cache *c, unsigned number)
 	return json_pack("{s:i, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "index", index_of(dev),
 			 "name", use.dev->name, "kind", use.dev->kind, "simulated",
 			 use.dev->simulated, "capacity",
-			 (json_int_t)use.dev->capacity, "used", (json_int_t)use.used,
+			 (json_int_t)use.capacity, "used", (json_int_t)use.used,
 			 "pinned", (json_int_t)(use.pinned + held * GAIA_CHUNK), "each_user_bytes",
 			 (json_int_t)use.each_user, "pinned_files_bytes", (json_int_t)use.files, "pin_share_bytes",
 			 (json_int_t)use.files_most, "pin_each_user_bytes", (json_int_t)use.files_each_user,
@@ -273,6 +273,38 @@ json_t *cfile_residency_json(struct cfile *f)
 			 (json_int_t)sum.home, "victim_bytes", (json_int_t)(sum.parked * GAIA_PAGE), "dirty", (json_int_t)(sum.dirty + ahead), "twinned",
 			 (json_int_t)sum.twinned, "released",
 			 (json_int_t)ahead, "chunks", chunks);
+}
+
+void cfile_where(struct cfile *f, bool names, char *text, size_t size)
+{
+	uint64_t home = 0, chunks[CACHE_MAX_DEVICES + 1] = { 0 };
+	struct chunk **list;
+	unsigned n = chunk_list_get(f, 0, UINT64_MAX, &list);
+	size_t length = 0;
+
+	for (unsigned k = 0; k < n; k++) {
+		pthread_mutex_lock(&list[k]->lock);
+		home += list[k]->n_frames;
+		for (unsigned r = 0; r < list[k]->n_replicas; r++)
+			chunks[list[k]->replica[r]->dev->index]++;
+		pthread_mutex_unlock(&list[k]->lock);
+		chunk_put(list[k]);
+	}
+	free(list);
+	*text = '\0';
+	if (!names)
+		length = (size_t)snprintf(text, size, "home=%llu", (unsigned long long)(home * GAIA_PAGE));
+	for (unsigned i = 0; i < f->cache->n_devices && length < size; i++)
+		if (chunks[i] && names)
+			length += (size_t)snprintf(text + length, size - length, "%s%s", length ? " " : "", f->cache->dev[i].dev->name);
+		else if (chunks[i])
+			length += (size_t)snprintf(text + length, size - length, " %s=%llu", f->cache->dev[i].dev->name,
+						   (unsigned long long)(chunks[i] * GAIA_CHUNK));
+}
+
+uint64_t cfile_dirty_bytes(struct cfile *f)
+{
+	return (atomic_load(&f->n_dirty) + atomic_load(&f->n_ahead)) * GAIA_PAGE;
 }
 
 /* ---- checking ---- */

@@ -112,15 +112,15 @@ static uint64_t pin_if_it_fits(struct demand *d)
 	/* Of pinned files' chunks that are missing, those that are asked for count once. */
 	reserved = dev->n_idle_pinned + dev->file_chunks - dev->file_chunks_there - file_chunks_missing(d->m, d->only, d->index, d->out, d->n);
 	needed = dev->pinned - dev->leaving + (missing + idle + reserved + dev->n_idle_ready) * GAIA_CHUNK;
-	for (uint64_t k = 0; k < d->n && needed <= dev->dev->capacity; k++)
+	for (uint64_t k = 0; k < d->n && needed <= dev->capacity; k++)
 		if (d->out[k])
 			bug_on(!replica_pin_locked(d->out[k]));
-	if (needed <= dev->dev->capacity) {
+	if (needed <= dev->capacity) {
 		dev->pinned += missing * GAIA_CHUNK;
 		dev->promised += missing * GAIA_CHUNK;
 	}
 	pthread_mutex_unlock(&dev->lock);
-	return needed <= dev->dev->capacity ? 0 : (needed - dev->dev->capacity + GAIA_CHUNK - 1) / GAIA_CHUNK;
+	return needed <= dev->capacity ? 0 : (needed - dev->capacity + GAIA_CHUNK - 1) / GAIA_CHUNK;
 }
 
 /* Make replicas of what was counted: all, or, on error, none. dev->reserve is held. */
@@ -195,7 +195,7 @@ static bool lacks_room(struct cache_device *dev)
 	bool lacks;
 
 	pthread_mutex_lock(&dev->lock);
-	lacks = dev->used + dev->promised > dev->dev->capacity + dev->leaving;
+	lacks = dev->used + dev->promised > dev->capacity + dev->leaving;
 	pthread_mutex_unlock(&dev->lock);
 	return lacks;
 }
@@ -654,6 +654,8 @@ static int pin_all(struct mapping *m, const uint64_t *index, uint64_t n, struct 
 	do
 		err = try_to_obtain(&d);
 	while (err == -EAGAIN);
+	log_decision("device %s: %llu chunks of %s for user %u: %s", d.dev->dev->name, (unsigned long long)n, cfile_name(m->file, (char[CFILE_NAME_MAX]){ "" }),
+		     (unsigned)m->user.uid, err ? strerror(-err) : "there is room");
 	if (!err)
 		see_who_is_dead(out, d.n);
 	return err;

@@ -67,7 +67,8 @@ struct cache {
 	struct dedup *dedup;	 /* NULL: frames are not shared. Constant */
 	uint64_t idled[5];	    /* of the trimmer: its n_idled in the last rounds, the oldest first */
 	atomic_bool lacking;	    /* pages were needed, and nothing could leave home */
-	uint64_t age_ns, device_age_ns;
+	atomic_bool shrinking;	    /* home has been made smaller, and what is beyond its budget leaves: the trimmer's work */
+	_Atomic uint64_t age_ns, device_age_ns;
 	uint64_t *unstored; /* see cache_config */
 	bool times_above;
 	struct read_cost store_cost; /* of reads of the store; no lock */
@@ -83,6 +84,7 @@ struct cache {
 	_Atomic(struct chunk *) arrivals; /* chunks that are not on their lists yet, the last one first; pushed without lock */
 	TAILQ_HEAD(, again) again;
 	pthread_cond_t again_cond, again_done, flusher_cond, fetcher_cond, trimmer_cond;
+	uint64_t n_shrunk; /* how often home, or a device, was made smaller */
 	atomic_bool stopping;
 	bool idle_files; /* the flusher must look for files to drop */
 	struct race race[RACES_KEPT];

@@ -287,11 +287,11 @@ uint64_t victim_bytes(const struct cache_device *dev)
 static bool has_room(const struct victim_device *vd, unsigned slabs)
 {
 	struct cache_device *dev = vd->dev;
-	uint64_t spare = vd->is_auto ? dev->dev->capacity / SPARE_SHARE : 0;
+	uint64_t spare = vd->is_auto ? dev->capacity / SPARE_SHARE : 0;
 	bool room;
 
 	pthread_mutex_lock(&dev->lock);
-	room = dev->used + dev->promised + (uint64_t)slabs * GAIA_CHUNK + spare <= dev->dev->capacity;
+	room = dev->used + dev->promised + (uint64_t)slabs * GAIA_CHUNK + spare <= dev->capacity;
 	pthread_mutex_unlock(&dev->lock);
 	return room;
 }

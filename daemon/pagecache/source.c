@@ -132,8 +132,8 @@ unsigned source_plan(struct fills *fills, struct fill_batch *bt, struct source *
 unsigned source_ahead(const struct chunk *ch, unsigned i, unsigned b, unsigned ahead)
 {
 	const struct frames *fr = &ch->file->cache->frames;
-	uint64_t needs = atomic_load(&fr->used) + b - i;
-	uint64_t room = needs < fr->budget ? fr->budget - needs : 0;
+	uint64_t needs = atomic_load(&fr->used) + b - i, budget = fr->budget;
+	uint64_t room = needs < budget ? budget - needs : 0;
 
 	for (unsigned k = 0; k < ch->n_replicas && ahead > 0; k++) {
 		const struct replica *rep = ch->replica[k];

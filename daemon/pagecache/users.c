@@ -40,7 +40,7 @@ struct pinner {
 
 static uint64_t chunks_of(const struct cache_device *dev)
 {
-	return dev->dev->capacity / GAIA_CHUNK;
+	return dev->capacity / GAIA_CHUNK;
 }
 
 static uint64_t each_may(const struct cache_device *dev)

@@ -15,6 +15,7 @@
 #include "base/counters.h"
 #include "base/latency.h"
 #include "base/log.h"
+#include "base/probe.h"
 #include "base/thread.h"
 #include "base/util.h"
 #include "pagecache/cache.h"
@@ -182,6 +183,7 @@ static int store_run(struct chunk *ch, unsigned a, unsigned b, const frame_t *fr
 	began = now_ns();
 	if (!err)
 		err = sf->ops->write(sf, iov, (int)n, (off_t)off);
+	PROBE4(writeback, f->key, off / GAIA_PAGE, b - a, err);
 	if (err) {
 		store_failed(f, err);
 		return err;

@@ -48,7 +48,7 @@ extern "C" {
 #endif
 
 #define GAIA_PROTOCOL_VERSION 1u	/* the major */
-#define GAIA_PROTOCOL_MINOR 7u
+#define GAIA_PROTOCOL_MINOR 8u
 
 /*
  * Since 1.1.
@@ -80,6 +80,9 @@ extern "C" {
  *
  * Since 1.7.
  * HOST: MAP, DEVICES and EVICT take GAIA_HOST for a device's number. (Daemons without it know no such device: ENODEV; DEVICES: no descriptions.)
+ *
+ * Since 1.8.
+ * SETTINGS: SET (struct gaia_ioc_set). (Daemons without it: ENOTTY.)
  */
 #define GAIA_FEATURE_SPANS 1ull
 #define GAIA_FEATURE_ANSWERS 2ull
@@ -91,10 +94,12 @@ extern "C" {
 #define GAIA_FEATURE_DETECT 128ull
 #define GAIA_FEATURE_PINS 256ull
 #define GAIA_FEATURE_HOST 512ull
+#define GAIA_FEATURE_SETTINGS 1024ull
 /* All of this version. */
 #define GAIA_FEATURES                                                                                         \
 	(GAIA_FEATURE_SPANS | GAIA_FEATURE_ANSWERS | GAIA_FEATURE_TIMES | GAIA_FEATURE_ADVICE | GAIA_FEATURE_LISTS | \
-	 GAIA_FEATURE_UNUSED | GAIA_FEATURE_OVERWRITE | GAIA_FEATURE_DETECT | GAIA_FEATURE_PINS | GAIA_FEATURE_HOST)
+	 GAIA_FEATURE_UNUSED | GAIA_FEATURE_OVERWRITE | GAIA_FEATURE_DETECT | GAIA_FEATURE_PINS | GAIA_FEATURE_HOST | \
+	 GAIA_FEATURE_SETTINGS)
 
 #define GAIA_TOUCH_OFFSET (INT64_MAX - 1)
 
@@ -324,6 +329,17 @@ struct gaia_ioc_place {
 };
 
 /*
+ * SET, with SETTINGS: change options of the daemon, or have it read its configuration file again, on any descriptor on the mount. EPERM: the
+ * caller is neither root, with root's powers where the daemon runs, nor the daemon's user. Otherwise the ioctl succeeds, and `error` says
+ * what came of it: 0; EINVAL; EOPNOTSUPP: not while it is mounted; EBUSY: the file is being read already. All of it is done or nothing.
+ */
+struct gaia_ioc_set {
+	uint32_t length;	/* in: bytes of `text`; 0: read the file */
+	uint32_t error;		/* out: 0 or an errno; in: 0 */
+	char text[4088];	/* in: words "NAME=VALUE", each with a NUL; out: lines for the user, NUL-terminated */
+};
+
+/*
  * Ask for a text (JSON), which comes as a sealed memfd in a message MSG_REPORT. EAGAIN: the client's socket has
  * no room for it just now, or others are sending; the daemon does not wait. read(2) the memfd at once: after a
  * minute, or when the user has asked for many more, the daemon truncates it to nothing (a mapping of it would get SIGBUS).
@@ -381,6 +397,7 @@ struct gaia_ioc_report {
 #define GAIA_IOC_ACQUIREV _IOWR(GAIA_IOC_MAGIC, 14, struct gaia_ioc_list)
 #define GAIA_IOC_RELEASEV _IOWR(GAIA_IOC_MAGIC, 15, struct gaia_ioc_list)
 #define GAIA_IOC_PLACE _IOWR(GAIA_IOC_MAGIC, 16, struct gaia_ioc_place)
+#define GAIA_IOC_SET _IOWR(GAIA_IOC_MAGIC, 17, struct gaia_ioc_set)
 
 enum gaia_msg_kind {
 	GAIA_MSG_HELLO = 1,	/* client: ticket. Anything else first: disconnected */
@@ -453,6 +470,7 @@ GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_list) == 56, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_list_range) == 16, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_file) == 24, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_place) == 48, "layout");
+GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_set) == 4096, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_ioc_report) == 32, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_end) == 16, "layout");
 GAIA_STATIC_ASSERT(sizeof(struct gaia_msg) == 64 + 8 * GAIA_MSG_CHUNKS, "layout");

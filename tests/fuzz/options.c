@@ -6,7 +6,6 @@
  */
 #include "fuzz.h"
 
-#include <getopt.h>
 #include <limits.h>
 #include <stdarg.h>
 
@@ -59,12 +58,12 @@ static void check_taken(const struct options *o)
 	FUZZ_CHECK(!o->choose_devices || !o->n_devices);
 	for (unsigned i = 0; i < o->n_devices; i++)
 		check_device(&o->device[i], i);
-	FUZZ_CHECK(!o->home_bytes || (o->home_bytes >= CACHE_HOME_MIN && o->home_bytes <= CACHE_HOME_MAX));
-	FUZZ_CHECK(o->writeback_age_ms >= 1 && o->writeback_age_ms <= 86400000);
-	FUZZ_CHECK(o->device_age_ms <= 86400000 && o->unmount_timeout_ms <= 86400000);
+	FUZZ_CHECK(!o->set.home_bytes || (o->set.home_bytes >= CACHE_HOME_MIN && o->set.home_bytes <= CACHE_HOME_MAX));
+	FUZZ_CHECK(o->set.writeback_age_ms >= 1 && o->set.writeback_age_ms <= 86400000);
+	FUZZ_CHECK(o->set.device_age_ms <= 86400000 && o->set.unmount_timeout_ms <= 86400000);
 	FUZZ_CHECK(o->cpu_cache == FS_AUTO || o->cpu_cache == FS_WRITEBACK || o->cpu_cache == FS_WRITETHROUGH);
 	for (unsigned i = 0; i < QUOTA_COUNT; i++)
-		FUZZ_CHECK(o->each_user[i] <= INT_MAX && (!o->each_user[i] || quota_is_option((enum quota_of)i)));
+		FUZZ_CHECK(o->set.each_user[i] <= INT_MAX && (!o->set.each_user[i] || quota_is_option((enum quota_of)i)));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -78,7 +77,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		if (*word)
 			argv[argc++] = word;
 	errors = 0;
-	optind = 0; /* getopt_long() begins anew */
 	result = options_parse(argc, argv, &o);
 	FUZZ_CHECK(errors == (result == OPTIONS_WRONG), "%u lines, result %d", errors, result);
 	if (result == OPTIONS_RUN)

@@ -318,6 +318,7 @@ static const unsigned long known[] = {
 	GAIA_IOC_RELEASE, GAIA_IOC_UNMAP,   GAIA_IOC_SYNC,    GAIA_IOC_ADVISE,	GAIA_IOC_FLUSH,	  GAIA_IOC_EVICT,
 	GAIA_IOC_EVICT,	  GAIA_IOC_RELEASE, GAIA_IOC_RELEASE, GAIA_IOC_DEVICES, GAIA_IOC_CONNECT, GAIA_IOC_REPORT,
 	GAIA_IOC_LISTS,	  GAIA_IOC_ACQUIREV, GAIA_IOC_ACQUIREV, GAIA_IOC_RELEASEV, GAIA_IOC_PLACE,
+	GAIA_IOC_SET,
 };
 
 union payload {
@@ -329,6 +330,7 @@ union payload {
 	struct gaia_ioc_lists lists;
 	struct gaia_ioc_file file;
 	struct gaia_ioc_place place;
+	struct gaia_ioc_set set;
 	struct gaia_ioc_report report;
 	uint8_t byte[1 << 14]; /* as much as a number can say */
 };

@@ -8,11 +8,14 @@
 #include <linux/xattr.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
+#include "actor.h"
 #include "child.h"
+#include "shell.h"
 #include "ways.h"
 
 static int open_both(int fd[2], const char *name)
@@ -296,4 +299,98 @@ EACH_WAY_BARE(fs_xattr, a_default_list_is_inherited)
 	cr_assert_eq(SAME(may(USER, at, "d/f", O_RDWR)), 0);
 	cr_assert_eq(SAME(may(OTHER, at, "d/f", O_RDONLY)), EACCES);
 	SAME_CLOSE(dir);
+}
+
+/* ---- what the daemon knows of a file ---- */
+
+#define MIB (1024 * 1024)
+#define PREFIX "system.gaiafs."
+
+static void says(const char *name, const char *attribute, const char *wanted)
+{
+	char value[256] = "";
+	ssize_t n = getxattr(mnt_file(&mnt, name), attribute, value, sizeof(value) - 1);
+
+	cr_assert_geq(n, 0, "%s of %s: %s", attribute, name, strerror(errno));
+	cr_assert_str_eq(value, wanted, "%s of %s", attribute, name);
+	cr_assert_eq(n, (ssize_t)strlen(wanted));
+	cr_assert_eq(getxattr(mnt_file(&mnt, name), attribute, NULL, 0), n);
+}
+
+static void start_with_devices(void)
+{
+	static const char *const args[] = { "--device", "sim:8M,count=2", "--writeback-age", "3600", NULL };
+	static char bytes[3 * MIB];
+	int fd;
+
+	way_start(args);
+	way_make_cached("f");
+	fd = openat(both_root[ON_MOUNT], "f", O_CREAT | O_RDWR, 0640);
+	cr_assert_eq(write(fd, bytes, sizeof(bytes)), (ssize_t)sizeof(bytes));
+	cr_assert_eq(fsync(fd), 0);
+	cr_assert_eq(fchmod(fd, 0640), 0);
+	close(fd);
+}
+
+CACHED_WAYS_BARE(fs_xattr, the_daemon_says_where_a_file_is)
+{
+	struct actor *a;
+
+	start_with_devices();
+	shell_ok(mnt.path, "\"$GAIA\" evict f");
+	says("f", PREFIX "residency", "home=0");
+	says("f", PREFIX "device", "");
+	says("f", PREFIX "dirty", "0");
+	a = actor_start("f", 3 * MIB, 1);
+	actor_ok(a, ACQUIRE, 0, 4096, PROT_READ | PROT_WRITE);
+	actor_ok(a, ACQUIRE, 2 * MIB, 4096, PROT_READ | PROT_WRITE);
+	says("f", PREFIX "device", "sim1");
+	actor_ok(a, STORE, 0, 4096, 'd');
+	actor_ok(a, RELEASE, 0, 3 * MIB, 0);
+	says("f", PREFIX "dirty", "4096");
+	shell_ok(mnt.path, "getfattr -n " PREFIX "residency --only-values f > /dev/null 2>&1 || ! command -v getfattr > /dev/null");
+	shell_ok(mnt.path, "\"$GAIA\" evict f --from home");
+	says("f", PREFIX "residency", "home=0 sim1=4194304");
+	actor_end(a);
+	/* Not of a directory. */
+	cr_assert(getxattr(mnt.path, PREFIX "residency", NULL, 0) == -1 && errno == ENODATA);
+}
+
+/* What nobody has opened is not looked into. */
+EACH_WAY_BARE(fs_xattr, what_the_daemon_says_is_never_listed_nor_set)
+{
+	char names[1000], value[8];
+	ssize_t n;
+
+	start_with_devices();
+	n = listxattr(mnt_file(&mnt, "f"), names, sizeof(names));
+	cr_assert_geq(n, 0);
+	cr_assert_null(memmem(names, (size_t)n, PREFIX, strlen(PREFIX)));
+	cr_assert(setxattr(mnt_file(&mnt, "f"), PREFIX "dirty", "0", 1, 0) == -1 && errno == EPERM);
+	cr_assert(removexattr(mnt_file(&mnt, "f"), PREFIX "residency") == -1 && errno == EPERM);
+	cr_assert(getxattr(mnt_file(&mnt, "f"), PREFIX "residency", value, 3) == -1 && errno == ERANGE);
+	cr_assert(getxattr(mnt_file(&mnt, "f"), PREFIX "nothing", value, 8) == -1 && (errno == ENODATA || errno == EOPNOTSUPP));
+	shell_ok(mnt.path, "cp -a f g && cmp f g && rm g");
+}
+
+static int as_stranger(void *arg)
+{
+	(void)arg;
+	child_become(1234, 1234);
+	CHILD_CHECK(getxattr(mnt_file(&mnt, "open"), PREFIX "dirty", NULL, 0) == 1);
+	for (int k = 0; k < 3; k++) {
+		const char *name = k == 0 ? PREFIX "dirty" : k == 1 ? PREFIX "device" : PREFIX "residency";
+
+		CHILD_CHECK(getxattr(mnt_file(&mnt, "f"), name, NULL, 0) == -1 && errno == EACCES);
+	}
+	return 0;
+}
+
+EACH_WAY_BARE(fs_xattr, what_the_daemon_says_is_for_those_who_may_read_the_file)
+{
+	if (geteuid() != 0)
+		WAY_SKIP("becomes another user, which needs root");
+	start_with_devices();
+	shell_ok(mnt.path, "chmod 755 . && chmod 755 %s && touch open && chmod 644 open", mnt.dir);
+	cr_assert_eq(child_run(as_stranger, NULL), 0);
 }

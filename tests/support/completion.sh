@@ -39,7 +39,7 @@ expect "values" "$("${shell}_completes" gaiafs --cpu-cache '')" auto writeback w
 expect "values that begin so" "$("${shell}_completes" gaiafs --log-level w)" warn
 refuse "values that begin so" "$("${shell}_completes" gaiafs --log-level w | grep -vx warn || true)"
 expect "options" "$("${shell}_completes" gaiafs --)" --home --device --foreground --version
-expect "commands" "$("${shell}_completes" gaia '')" status residency flush evict umount
+expect "commands" "$("${shell}_completes" gaia '')" status residency flush evict set reload umount
 expect "options of a command" "$("${shell}_completes" gaia evict --)" --from --range
 expect "options of one letter" "$("${shell}_completes" gaia top -)" -b
 refuse "options of a command" "$("${shell}_completes" gaia evict -- | grep -x -- --force || true)"

@@ -15,9 +15,8 @@ says() { grep -qxF "$1" "$unit" || fail "no line \"$1\""; }
 says 'Type=notify'
 says 'Restart=on-abnormal'
 says 'After=%i.mount'
-# systemd expands ${SOURCE} to one word, and $SOURCE to as many as it has.
-# shellcheck disable=SC2016 # its variables
-grep -q '^ExecStart=.*gaiafs --foreground \$OPTIONS -- \${SOURCE} %f$' "$unit" || fail "ExecStart does not take SOURCE as one word"
+grep -q '^ExecStart=/.*/gaiafs --foreground --config -/etc/gaiafs/%i.conf -- %f$' "$unit" || fail "ExecStart does not read the configuration file"
+grep -q '^ExecReload=/.*/gaia reload -- %f$' "$unit" || fail "ExecReload does not read it again"
 
 if ! command -v systemd-analyze > /dev/null; then
 	echo "skipped: systemd-analyze is not installed"

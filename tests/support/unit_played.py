@@ -41,26 +41,25 @@ class Unit:
     def setting(self, name):
         return re.search(rf"^{name}=(.*)$", self.lines, re.M).group(1)
 
-    def environment(self):
-        """Environment= gives SOURCE, unless EnvironmentFile= does."""
-        default = self.setting("Environment").strip('"').replace("%f", self.point)
-        return dict([default.split("=", 1)]) | self.variables
+    def configure(self):
+        """Its configuration file, which may be missing."""
+        if self.variables:
+            with open(f"{self.bin}/unit.conf", "w", encoding="utf-8") as file:
+                file.writelines(f"{name}={value}\n" for name, value in self.variables.items())
 
     def words(self, name):
-        """systemd.service(5), "Command lines": $A alone becomes words, ${A} a part of one, $$ is $, also within quotes."""
-        environment = self.environment() | ({"MAINPID": str(self.daemon.pid)} if self.daemon else {})
+        """systemd.service(5), "Command lines": $$ is $, also within quotes; other variables are not in ours."""
         words = []
         for word in shlex.split(self.setting(name)):
             word = re.sub("^/.*/bin/(gaiafs|gaia)$", rf"{self.bin}/\1", word).replace("%f", self.point)
+            word = word.replace("/etc/gaiafs/%i.conf", f"{self.bin}/unit.conf")
             word = re.sub("/[^ ]*/bin/gaia ", f"'{self.bin}'/gaia ", word)
-            if re.fullmatch(r"\$\w+", word):
-                words += shlex.split(environment.get(word[1:], ""))
-            else:
-                words.append(re.sub(r"\$(\$|\{(\w+)\})", lambda m: "$" if m[1] == "$" else environment.get(m[2], ""), word))
+            words.append(word.replace("$$", "$"))
         return words
 
     def start(self):
         """Until it says that it is ready."""
+        self.configure()
         name = f"{self.bin}/notify"
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
@@ -85,6 +84,13 @@ class Unit:
             environment["MAINPID"] = str(self.daemon.pid)
         result = subprocess.run(self.words("ExecStop"), env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
                                 check=False, timeout=PATIENCE_S)
+        return result.returncode, result.stdout + result.stderr
+
+    def reload(self):
+        """ExecReload's exit status, and what it says."""
+        self.configure()
+        result = subprocess.run(self.words("ExecReload"), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+                                timeout=PATIENCE_S)
         return result.returncode, result.stdout + result.stderr
 
     def stops(self):
@@ -128,6 +134,14 @@ def blanks_in_source(build, directory):
     unit = Unit(build, directory, point, SOURCE=source, OPTIONS="--device none --writeback-age 3600 -o 'noatime,ro'")
     unit.start()
     expect("noatime" in mounts()[point] and "ro" in mounts()[point], "OPTIONS are not split as words in quotes")
+    unit.variables["home"] = "16M"
+    expect(unit.reload() == (0, ""), "ExecReload fails")
+    status = subprocess.run([f"{unit.bin}/gaia", "status", point], stdout=subprocess.PIPE, text=True, check=True).stdout
+    expect(re.search(r"budget +16 MiB", status), f"ExecReload does not read the file again: {status}")
+    unit.variables["home"] = "1"
+    status, said = unit.reload()
+    expect(status != 0 and "unit.conf:3: --home 1: not a size" in said, f"ExecReload does not say what is wrong: {said}")
+    del unit.variables["home"]
     expect(unit.stops() and unit.ended() == 0, "ExecStop fails, though there is nothing to store")
     unit.variables["OPTIONS"] = "--device none --writeback-age 3600"
     unit.start()

@@ -118,7 +118,8 @@ class Unit:
         os.mkdir(self.point)
         instance = subprocess.run(["systemd-escape", "--path", self.point], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
         self.name = f"gaiafs@{instance}.service"
-        write(f"{directory}/conf/{instance}.conf", "".join(f"{name}={value}\n" for name, value in variables.items()))
+        self.conf = f"{directory}/conf/{instance}.conf"
+        write(self.conf, "".join(f"{name}={value}\n" for name, value in variables.items()))
 
     def control(self, verb):
         return subprocess.run(["systemctl", verb, self.name], stdin=subprocess.DEVNULL, check=False).returncode
@@ -133,6 +134,20 @@ class Unit:
     def starts(self):
         expect(self.control("start") == 0, f"systemctl start {self.name} fails: {text_of(self.log)}")
         expect(self.shows("ActiveState") == "active" and self.is_mounted(), "systemctl start returns before it is mounted")
+
+
+def read_again(directory):
+    """systemctl reload changes what it can, and fails with a file that is wrong."""
+    unit = Unit(directory, "reload", device="none", home="16M")
+    unit.starts()
+    write(f"{unit.conf}", "device=none\nhome=24M\n")
+    expect(unit.control("reload") == 0, f"systemctl reload fails: {text_of(unit.log)}")
+    expect("read again" in text_of(unit.log), "systemctl reload does not read the file again")
+    write(f"{unit.conf}", "device=none\nhome=x\n")
+    expect(unit.control("reload") != 0 and ".conf:2: --home x: not a size" in text_of(unit.log),
+           f"systemctl reload succeeds with a file that is wrong: {text_of(unit.log)}")
+    expect(unit.shows("ActiveState") == "active" and unit.is_mounted(), "a reload that fails has an effect")
+    expect(unit.control("stop") == 0, "it cannot be stopped after a reload")
 
 
 def after_a_crash(directory):
@@ -153,27 +168,31 @@ def after_a_crash(directory):
     expect(not unit.is_mounted() and text_of(f"{source}/last") == "last", "it is stopped before everything is stored")
 
 
-def reloaded(directory):
+def upgraded(directory, build):
     """Another daemon is the main process then; nothing else has changed."""
-    source = f"{directory}/reloaded data"
+    source = f"{directory}/upgraded data"
     os.mkdir(source)
-    unit = Unit(directory, "reloaded", SOURCE=source, OPTIONS="--device none --writeback-age 3600")
+    unit = Unit(directory, "upgraded", SOURCE=source, OPTIONS="--device none --writeback-age 3600")
     unit.starts()
+
+    def upgrade():
+        return subprocess.run([f"{build}/daemon/gaiafs", "--upgrade", unit.point], check=False).returncode
+
     with open(f"{unit.point}/file", "w+", encoding="utf-8") as file:
         for n in range(3):
             before = unit.shows("MainPID")
             file.write(f"{n}")
             file.flush()
-            expect(unit.control("reload") == 0, f"systemctl reload fails: {text_of(unit.log)}")
+            expect(upgrade() == 0, f"gaiafs --upgrade fails: {text_of(unit.log)}")
             wait_for("systemd knows the new daemon", lambda: unit.shows("MainPID") not in ("0", before))
-            expect(unit.shows("ActiveState") == "active" and unit.shows("NRestarts") == "0", "after systemctl reload it is not active")
+            expect(unit.shows("ActiveState") == "active" and unit.shows("NRestarts") == "0", "after an upgrade it is not active")
             wait_for("the old daemon ends", lambda: not os.path.exists(f"/proc/{before}"))
             file.seek(0)
             expect(file.read() == "012"[:n + 1], "what was open before is not the same file any more")
     os.kill(int(unit.shows("MainPID")), 9)
     wait_for("systemd starts it again after a crash", lambda: unit.shows("NRestarts") == "1" and unit.shows("ActiveState") == "active")
-    expect(unit.control("reload") == 0, f"systemctl reload fails after a crash: {text_of(unit.log)}")
-    expect(unit.control("stop") == 0 and unit.shows("Result") == "success" and not unit.is_mounted(), "it cannot be stopped after systemctl reload")
+    expect(upgrade() == 0, f"gaiafs --upgrade fails after a crash: {text_of(unit.log)}")
+    expect(unit.control("stop") == 0 and unit.shows("Result") == "success" and not unit.is_mounted(), "it cannot be stopped after an upgrade")
     expect(text_of(f"{source}/file") == "012", "something is lost")
 
 
@@ -214,8 +233,9 @@ def stopped_with_losses(directory, build):
 def scenario(build, directory):
     verdict = "the scenario does not come to its end"
     try:
+        read_again(directory)
         after_a_crash(directory)
-        reloaded(directory)
+        upgraded(directory, build)
         without_its_device(directory)
         stopped_with_losses(directory, build)
         # For the end of all: see main().

@@ -6,8 +6,11 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -119,6 +122,68 @@ Test(log, goes_to_syslog_when_told)
 	log_to_syslog();
 	log_error("a test of the log");
 	cr_assert_str_eq(next_write(), "");
+}
+
+Test(log, tells_the_journal_its_priorities)
+{
+	char stream[64];
+	struct stat st;
+
+	cr_assert_eq(fstat(STDERR_FILENO, &st), 0);
+	snprintf(stream, sizeof(stream), "%llu:%llu", (unsigned long long)st.st_dev, (unsigned long long)st.st_ino + 1);
+	setenv("JOURNAL_STREAM", stream, 1);
+	log_to_journal();
+	log_warn("one");
+	cr_assert_str_eq(next_write(), "gaiafs: one\n");
+	snprintf(stream, sizeof(stream), "%llu:%llu", (unsigned long long)st.st_dev, (unsigned long long)st.st_ino);
+	setenv("JOURNAL_STREAM", stream, 1);
+	log_to_journal();
+	log_warn("two\nthree");
+	log_error("four");
+	cr_assert_str_eq(next_write(), "<4>gaiafs: two?three\n");
+	cr_assert_str_eq(next_write(), "<3>gaiafs: four\n");
+}
+
+static unsigned evaluated;
+
+static unsigned evaluate(void)
+{
+	return ++evaluated;
+}
+
+static void decide(void)
+{
+	log_decision("decision %u", evaluate());
+}
+
+Test(log, says_what_is_decided_some_times_a_second)
+{
+	unsigned lines = 0, left_out = 0, n;
+	const char *line;
+
+	decide();
+	cr_assert_eq(evaluated, 0, "what is not shown is made");
+	log_set_level(LOG_LEVEL_DEBUG);
+	for (unsigned k = 0; k < 100 * LOG_RATE; k++) {
+		decide();
+		while (*(line = next_write())) {
+			lines += strstr(line, "decision") != NULL;
+			if (sscanf(line, "gaiafs: (%u lines like the next were left out)", &n) == 1)
+				left_out += n;
+		}
+	}
+	cr_assert_geq(lines, LOG_RATE);
+	/* They take less than many seconds. */
+	cr_assert_lt(lines, 50 * LOG_RATE);
+	cr_assert_eq(lines, evaluated);
+	/* What was left out is told when there is a line again. */
+	while (!left_out) {
+		decide();
+		while (*(line = next_write()))
+			if (sscanf(line, "gaiafs: (%u lines like the next were left out)", &n) == 1)
+				left_out += n;
+	}
+	cr_assert_geq(left_out, 50 * LOG_RATE);
 }
 
 Test(log_level, parses_its_names_only)

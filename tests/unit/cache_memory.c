@@ -444,7 +444,7 @@ static const struct device_ops slab_ops = { .name = "slabs", .host_slab = note_s
 
 static void begin_slabs(unsigned n)
 {
-	cr_assert_eq(frames_init(&slabs.fr, 8 * GAIA_CHUNK), 0);
+	cr_assert_eq(frames_init(&slabs.fr, 8 * GAIA_CHUNK, 0), 0);
 	slabs.dev.ops = &slab_ops;
 	slabs.cdev.dev = &slabs.dev;
 	slabs.fr.dev = &slabs.cdev;
@@ -635,7 +635,7 @@ Test(slab, threads_take_and_give_frames_while_slabs_go)
 {
 	pthread_t thread[TAKERS];
 
-	cr_assert_eq(frames_init(&slabs.fr, 3 * GAIA_CHUNK), 0);
+	cr_assert_eq(frames_init(&slabs.fr, 3 * GAIA_CHUNK, 0), 0);
 	for (unsigned t = 0; t < TAKERS; t++)
 		cr_assert_eq(pthread_create(&thread[t], NULL, take_and_give, (void *)(uintptr_t)(t + 1)), 0);
 	for (unsigned k = 0; k < 300; k++)
@@ -652,7 +652,7 @@ Test(slab, frames_that_lie_about_are_used)
 	static frame_t all[8 * GAIA_CHUNK_PAGES], again[4 * GAIA_CHUNK_PAGES];
 	unsigned n = ARRAY_LEN(all);
 
-	cr_assert_eq(frames_init(&slabs.fr, n * GAIA_PAGE), 0);
+	cr_assert_eq(frames_init(&slabs.fr, n * GAIA_PAGE, 0), 0);
 	cr_assert_eq(frames_take(&slabs.fr, n, all, false), n);
 	cr_assert_eq(frames_take(&slabs.fr, 1, again, false), 0, "the budget is used up");
 	for (unsigned k = 0; k < n; k += 2)

@@ -1,0 +1,298 @@
+/* live.c - see live.h. */
+#include "live.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/util.h"
+
+/* What programs on the host may map of home, and what they have beside it, is so much of it. */
+#define HOST_SHARE 2u
+
+/* A text that is made of lines; what does not fit is left out. */
+struct said {
+	char *text;
+	size_t size, length;
+};
+
+static void say(struct said *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static void say(struct said *s, const char *fmt, ...)
+{
+	size_t left = s->size - s->length;
+	va_list ap;
+	int n;
+
+	va_start(ap, fmt);
+	n = vsnprintf(s->text + s->length, left, fmt, ap);
+	va_end(ap);
+	s->length += MIN((size_t)MAX(n, 0), left - 1);
+}
+
+void live_init(struct live *l)
+{
+	pthread_mutex_init(&l->reading, NULL);
+	pthread_mutex_init(&l->lock, NULL);
+}
+
+void live_begin(struct live *l, struct cache *c)
+{
+	pthread_mutex_lock(&l->lock);
+	l->cache = c;
+	pthread_mutex_unlock(&l->lock);
+}
+
+void live_end(struct live *l)
+{
+	live_begin(l, NULL);
+}
+
+void live_destroy(struct live *l)
+{
+	pthread_mutex_destroy(&l->reading);
+	pthread_mutex_destroy(&l->lock);
+	free(l->words);
+}
+
+uint64_t live_host_bytes(const struct live *l, uint64_t home_bytes)
+{
+	return MIN(home_bytes / HOST_SHARE, l->host_most);
+}
+
+void live_set_user_limits(struct live *l, const struct settings *set)
+{
+	for (unsigned i = 0; i < QUOTA_COUNT; i++) {
+		unsigned each = set->each_user[i], users = quota_use(l->quota, i).users;
+
+		if (!quota_is_option(i))
+			continue;
+		if (each > users)
+			log_warn("--user-limit %s=%u: all users together may have %u here, so one user may have no more", quota_name(i), each,
+				 users);
+		quota_set_each(l->quota, i, each ? each : l->usual_each[i]);
+	}
+}
+
+static uint64_t home_of(const struct live *l, const struct settings *set)
+{
+	return set->home_bytes ? set->home_bytes : l->usual_home;
+}
+
+/* Home first, which alone may fail. The lock is held. */
+static int apply(struct live *l, const struct settings *set, struct said *said)
+{
+	uint64_t home = home_of(l, set), beyond = 0;
+	int err = 0;
+
+	if (home != home_of(l, &l->options->set))
+		err = cache_set_home(l->cache, home, live_host_bytes(l, home), &beyond);
+	if (err) {
+		say(said, "home: of this mount it can be as much as the machine has memory, or as it was mounted with; mount anew for more\n");
+		return err == -ERANGE ? -EINVAL : err;
+	}
+	if (beyond)
+		say(said, "home: %llu MiB more than that are in use, and leave in the background\n", (unsigned long long)(beyond >> 20) + 1);
+	cache_set_ages(l->cache, set->writeback_age_ms, set->device_age_ms);
+	cache_set_shares(l->cache, set->device_percent, set->pin_share, set->pin_user_percent);
+	if (memcmp(set->each_user, l->options->set.each_user, sizeof(set->each_user)) != 0)
+		live_set_user_limits(l, set);
+	ending_set_timeout(l->end, set->unmount_timeout_ms);
+	log_set_level(set->log_level);
+	l->options->set = *set;
+	return 0;
+}
+
+#define DEVICE "device."
+
+/* What budgets of devices become; 0: as they are. */
+struct budgets {
+	uint64_t bytes[CACHE_MAX_DEVICES];
+};
+
+/* "device.sim0=1G", or "device.0=1G". */
+static int change_device(struct live *l, const char *word, struct budgets *b, struct said *said)
+{
+	const char *name = word + strlen(DEVICE), *is = strchr(word, '=');
+	struct cache_device_use use;
+	char number[16];
+	uint64_t bytes;
+
+	if (!is || parse_size(is + 1, &bytes) || bytes < GAIA_CHUNK) {
+		say(said, "%s: not of the form device.NAME=SIZE, with a size of at least 2M\n", word);
+		return -EINVAL;
+	}
+	for (unsigned i = 0; i < cache_devices(l->cache); i++) {
+		cache_device(l->cache, i, &use);
+		snprintf(number, sizeof(number), "%u", i);
+		if ((strncmp(name, number, (size_t)(is - name)) || number[is - name]) &&
+		    (strncmp(name, use.dev->name, (size_t)(is - name)) || use.dev->name[is - name]))
+			continue;
+		if (bytes > use.dev->capacity) {
+			say(said, "%.*s: was mounted with %llu MiB, and cannot have more; mount anew\n", (int)(is - word), word,
+			    (unsigned long long)use.dev->capacity >> 20);
+			return -ENOTSUP;
+		}
+		b->bytes[i] = bytes;
+		return 0;
+	}
+	say(said, "%.*s: the mount has no such device\n", (int)(is - word), word);
+	return -EINVAL;
+}
+
+static void apply_budgets(struct live *l, const struct budgets *b, struct said *said)
+{
+	uint64_t beyond;
+
+	for (unsigned i = 0; i < cache_devices(l->cache); i++)
+		if (b->bytes[i] && !cache_set_device(l->cache, i, b->bytes[i], &beyond) && beyond)
+			say(said, "device.%u: %llu MiB more than that are in use, and leave in the background, or when programs release them\n", i,
+			    (unsigned long long)beyond >> 20);
+}
+
+/* Whether both change the same: also which of users' limits. */
+static bool same_setting(const char *a, const char *b)
+{
+	size_t length = (size_t)(strrchr(a, '=') - a);
+
+	return !strncmp(a, b, length + 1);
+}
+
+/* Forget those that @word, or NULL: the file, has changed again. Budgets of devices are not what the file says. */
+static void words_drop(struct live *l, const char *word)
+{
+	size_t kept = 0, size;
+
+	for (size_t at = 0; at < l->words_length; at += size) {
+		size = strlen(l->words + at) + 1;
+		if (word ? same_setting(word, l->words + at) : strncmp(l->words + at, DEVICE, strlen(DEVICE)) != 0)
+			continue;
+		memmove(l->words + kept, l->words + at, size);
+		kept += size;
+	}
+	l->words_length = kept;
+}
+
+static void words_note(struct live *l, const char *word)
+{
+	size_t size = strlen(word) + 1;
+
+	words_drop(l, word);
+	l->words = xrealloc(l->words, l->words_length + size);
+	memcpy(l->words + l->words_length, word, size);
+	l->words_length += size;
+}
+
+char *live_words(struct live *l, size_t *length)
+{
+	char *words;
+
+	pthread_mutex_lock(&l->lock);
+	*length = l->words_length;
+	words = xmalloc(*length + 1);
+	if (*length)
+		memcpy(words, l->words, *length);
+	pthread_mutex_unlock(&l->lock);
+	return words;
+}
+
+static int change_words(struct live *l, const char *words, size_t length, struct said *said)
+{
+	/* Options that can be changed are settings, and of those only these are looked at. */
+	struct options next = { .set = l->options->set };
+	struct budgets budgets = { .bytes = { 0 } };
+	int err;
+
+	for (const char *word = words; word < words + length; word += strlen(word) + 1) {
+		bool device = !strncmp(word, DEVICE, strlen(DEVICE));
+
+		err = device ? change_device(l, word, &budgets, said) : options_change(&next, word);
+		if (err && !device)
+			say(said, "%s\n", next.why);
+		if (err)
+			return err;
+	}
+	err = apply(l, &next.set, said);
+	if (!err)
+		apply_budgets(l, &budgets, said);
+	for (const char *word = words; word < words + length && !err; word += strlen(word) + 1) {
+		log_info("gaia set %s", word);
+		words_note(l, word);
+	}
+	return err;
+}
+
+int live_set(struct live *l, const char *words, size_t length, char *text, size_t size)
+{
+	struct said said = { .text = text, .size = size };
+	int err = -ENOTCONN;
+
+	*text = '\0';
+	if (length == 0 || words[length - 1])
+		return -EINVAL;
+	pthread_mutex_lock(&l->lock);
+	if (l->cache)
+		err = change_words(l, words, length, &said);
+	pthread_mutex_unlock(&l->lock);
+	return err;
+}
+
+/* What is different, and has to wait for another mount. */
+static void say_what_stays(const struct options *was, const struct options *now, struct said *said)
+{
+	const char *name, *instead;
+	size_t at = 0;
+
+	while ((name = options_stay(was, now, &at, &instead)))
+		say(said, "%s: is different now, and cannot be changed while it is mounted; %s\n", name, instead);
+	if (strcmp(was->source, now->source) != 0)
+		say(said, "SOURCE: is different now, and cannot be changed while it is mounted; mount anew\n");
+}
+
+static int read_again(struct live *l, struct said *said)
+{
+	struct options next;
+	int err = 0;
+
+	if (!options_parse_again(l->argc, l->argv, l->options, &next)) {
+		say(said, "%s\n", next.why);
+		err = -EINVAL;
+	}
+	pthread_mutex_lock(&l->lock);
+	if (!err)
+		err = l->cache ? apply(l, &next.set, said) : -ENOTCONN;
+	if (!err) {
+		words_drop(l, NULL);
+		say_what_stays(l->options, &next, said);
+	}
+	pthread_mutex_unlock(&l->lock);
+	options_free(&next);
+	return err;
+}
+
+int live_reload(struct live *l, char *text, size_t size)
+{
+	struct said said = { .text = text, .size = size };
+	int err;
+
+	*text = '\0';
+	if (!l->options->config) {
+		say(&said, "it was mounted without a configuration file (gaiafs --config)\n");
+		return -EINVAL;
+	}
+	if (pthread_mutex_trylock(&l->reading)) {
+		say(&said, "%s: is being read already\n", l->options->config);
+		return -EBUSY;
+	}
+	err = read_again(l, &said);
+	pthread_mutex_unlock(&l->reading);
+	if (err)
+		log_error("%s: not read again, and nothing has changed: %.*s", l->options->config, (int)strcspn(text, "\n"), *text ? text : strerror(-err));
+	else
+		log_info("%s: read again", l->options->config);
+	for (const char *line = text; *line && !err; line += strcspn(line, "\n") + 1)
+		log_warn("%s: %.*s", l->options->config, (int)strcspn(line, "\n"), line);
+	return err;
+}

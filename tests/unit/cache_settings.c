@@ -1,0 +1,177 @@
+/*
+ * cache_settings.c - budgets that change while the cache is at work (pagecache/settings.c).
+ */
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+
+#include "cache_scene.h"
+#include "pagecache/devices.h"
+#include "pagecache/root.h"
+#include "pagecache/settings.h"
+#include "pagecache/victim.h"
+
+#define MIB (1ull << 20)
+#define SIZE (12 * MIB)
+#define ROUNDS 100u
+
+static atomic_bool done;
+static atomic_uint written;
+
+static void set_home(uint64_t bytes)
+{
+	uint64_t beyond;
+
+	cr_assert_eq(cache_set_home(rig->cache, bytes, bytes / 2, &beyond), 0);
+}
+
+static void set_device(uint64_t chunks)
+{
+	uint64_t beyond;
+
+	cr_assert_eq(cache_set_device(rig->cache, 0, chunks * GAIA_CHUNK, &beyond), 0);
+}
+
+static uint64_t home_used(void)
+{
+	return rig_frames(rig) * GAIA_PAGE;
+}
+
+Test(cache_settings, limits_are_those_that_it_was_made_for)
+{
+	uint64_t beyond;
+
+	begin(&(struct rig_options){ .devices = 1, .host = true }, SIZE);
+	cr_assert_eq(cache_set_home(rig->cache, 4 * MIB, 2 * MIB, &beyond), -ERANGE);
+	cr_assert_eq(cache_set_home(rig->cache, 66 * MIB, 2 * MIB, &beyond), -ERANGE);
+	cr_assert_eq(cache_set_device(rig->cache, 0, 9 * GAIA_CHUNK, &beyond), -ERANGE);
+	cr_assert_eq(cache_set_device(rig->cache, 0, GAIA_CHUNK - 1, &beyond), -ERANGE);
+	set_home(64 * MIB);
+	set_device(8);
+	end();
+}
+
+/* Nor is it waited for. */
+Test(cache_settings, what_cannot_be_stored_stays_beyond_a_smaller_home)
+{
+	char *bytes = malloc(SIZE), *read = malloc(SIZE);
+
+	begin(&(struct rig_options){ .devices = 1, .host = true }, SIZE);
+	memset(bytes, 'd', SIZE);
+	fault_arm("store.write", -EIO, 0, 0);
+	cr_assert_eq(cpu_write_direct(kf, bytes, SIZE, 0), 0);
+	set_home(8 * MIB);
+	settings_trim(rig->cache);
+	cr_assert_geq(home_used(), SIZE);
+	cr_assert_eq(cpu_read_direct(kf, read, SIZE, 0), (ssize_t)SIZE);
+	cr_assert_eq(memcmp(read, bytes, SIZE), 0);
+	fault_disarm_all();
+	while (home_used() > 8 * MIB)
+		settings_trim(rig->cache);
+	cr_assert_eq(cpu_read_direct(kf, read, SIZE, 0), (ssize_t)SIZE);
+	cr_assert_eq(memcmp(read, bytes, SIZE), 0);
+	free(bytes);
+	free(read);
+	end();
+}
+
+/* Reads everything again and again, until pages are parked. */
+static void park(uint64_t bytes)
+{
+	char *read = malloc(MIB);
+
+	while (victim_bytes(&rig->cache->dev[0]) < bytes)
+		for (uint64_t off = 0; off < SIZE; off += MIB)
+			cr_assert_eq(cpu_read_direct(kf, read, MIB, off), (ssize_t)MIB);
+	free(read);
+}
+
+Test(cache_settings, parked_pages_count_in_a_smaller_budget)
+{
+	struct client *cl;
+
+	begin(&(struct rig_options){ .devices = 1, .device_cache = CACHE_DEVICE_AUTO, .home_bytes = 8 * MIB }, SIZE);
+	park(4 * GAIA_CHUNK);
+	set_device(5);
+	while (victim_bytes(&rig->cache->dev[0]) > 5 * GAIA_CHUNK)
+		settings_trim(rig->cache);
+	cl = new_client(0);
+	cr_assert_eq(client_acquire(cl, 0, 4 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	cr_assert_leq(rig_device_used(rig, 0) + victim_bytes(&rig->cache->dev[0]), 5 * GAIA_CHUNK);
+	cr_assert_eq(client_release(cl, 0, 4 * GAIA_CHUNK), 0);
+	end();
+}
+
+/* Each thread has a part of the file for itself, and finds there what it wrote. */
+#define DEVICES_PART (4 * GAIA_CHUNK)
+#define BLOCK (64u * 1024)
+
+static void *use_cpu(void *arg)
+{
+	char *bytes = malloc(BLOCK), *read = malloc(BLOCK);
+	uint64_t n = 0;
+
+	(void)arg;
+	for (; !atomic_load(&done); n++) {
+		uint64_t off = DEVICES_PART + n % ((SIZE - DEVICES_PART) / BLOCK) * BLOCK;
+
+		memset(bytes, (int)n, BLOCK);
+		cr_assert_eq(cpu_write_direct(kf, bytes, BLOCK, off), 0);
+		cr_assert_eq(cpu_read_direct(kf, read, BLOCK, off), (ssize_t)BLOCK);
+		cr_assert_eq(memcmp(read, bytes, BLOCK), 0);
+		atomic_fetch_add(&written, 1);
+	}
+	free(bytes);
+	free(read);
+	return NULL;
+}
+
+static void *use_device(void *arg)
+{
+	struct client *cl = arg;
+	unsigned char byte[4] = { 0 }, read;
+	int err;
+
+	for (unsigned n = 1; !atomic_load(&done); n++) {
+		uint64_t chunk = n % 4;
+
+		err = client_acquire(cl, chunk * GAIA_CHUNK, GAIA_CHUNK, GAIA_PROT_RW);
+		cr_assert(!err || err == -ENOMEM, "%d", err);
+		if (err)
+			continue;
+		client_load(cl, &read, 1, chunk * GAIA_CHUNK + 5);
+		cr_assert_eq(read, byte[chunk]);
+		byte[chunk] = (unsigned char)n;
+		client_store(cl, &byte[chunk], 1, chunk * GAIA_CHUNK + 5);
+		cr_assert_eq(client_release(cl, chunk * GAIA_CHUNK, GAIA_CHUNK), 0);
+	}
+	for (uint64_t chunk = 0; chunk < 4; chunk++) {
+		cr_assert_eq(cpu_read(kf, &read, 1, chunk * GAIA_CHUNK + 5), 1);
+		cr_assert_eq(read, byte[chunk]);
+	}
+	return NULL;
+}
+
+Test(cache_settings, budgets_change_while_pages_come_and_go)
+{
+	pthread_t cpu, device;
+
+	begin(&(struct rig_options){ .devices = 1, .device_cache = CACHE_DEVICE_AUTO, .host = true }, SIZE);
+	cr_assert_eq(pthread_create(&device, NULL, use_device, new_client(0)), 0);
+	cr_assert_eq(pthread_create(&cpu, NULL, use_cpu, NULL), 0);
+	for (unsigned k = 0; k < ROUNDS; k++) {
+		set_home(k % 2 ? 64 * MIB : 8 * MIB);
+		set_device(k % 3 ? 8 : 1);
+		settings_trim(rig->cache);
+		while (atomic_load(&written) <= k)
+			sched_yield();
+	}
+	atomic_store(&done, true);
+	pthread_join(cpu, NULL);
+	pthread_join(device, NULL);
+	set_home(8 * MIB);
+	set_device(2);
+	while (home_used() > 8 * MIB || rig_device_used(rig, 0) > 2 * GAIA_CHUNK)
+		settings_trim(rig->cache);
+	end();
+}
