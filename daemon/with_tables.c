@@ -162,7 +162,7 @@ static void put_pattern(void)
 	const char *last = "";
 
 	for (size_t i = 0; i < N_ROWS; i++) {
-		if (!rows[i].name || !rows[i].value || !strcmp(rows[i].name, last))
+		if (!rows[i].name || !rows[i].value || !strcmp(rows[i].name, last) || (rows[i].stays && !*rows[i].stays))
 			continue;
 		printf("%s%s=*", *last ? " | " : "", rows[i].name);
 		last = rows[i].name;

@@ -393,3 +393,36 @@ ONCE_BARE(the_ioctl_is_checked)
 	close(fd);
 	cr_assert_eq(STATUS("home", "budget"), 32 * MIB);
 }
+
+/* The daemon that takes the mount over goes on with what was set, also after the next upgrade; what the file says now is another matter. */
+ONCE_BARE(what_was_set_goes_to_the_next_daemon)
+{
+	char said[512];
+
+	start_with_conf("device=sim:16M\nhome=32M\nwriteback-age=3600\n");
+	shell_ok(mnt.path, "\"$GAIA\" set . home=24M device.sim0=8M user-limit=clients=7 && \"$GAIA\" set . home=20M");
+	for (unsigned k = 0; k < 2; k++) {
+		cr_assert_eq(mnt_upgrade(&mnt, NULL, said), 0, "%s", said);
+		cr_assert_eq(STATUS("home", "budget"), 20 * MIB);
+		cr_assert_eq(STATUS("devices", "0", "capacity"), 8 * MIB);
+	}
+	/* Home is the file's when it is read again, and the device's budget is not. */
+	shell_ok(mnt.path, "\"$GAIA\" reload .");
+	cr_assert_eq(STATUS("home", "budget"), 32 * MIB);
+	cr_assert_eq(mnt_upgrade(&mnt, NULL, said), 0, "%s", said);
+	cr_assert_eq(STATUS("home", "budget"), 32 * MIB);
+	cr_assert_eq(STATUS("devices", "0", "capacity"), 8 * MIB);
+}
+
+/* Options of the command line are no business of a file's. */
+ONCE_BARE(a_file_cannot_ask_for_an_upgrade)
+{
+	struct shell_result r;
+
+	write_conf("take-over-set=home=8M\n");
+	r = shell_run("/", 60, "\"$GAIAFS\" --config '%s' '%s'", conf, mnt.dir);
+	cr_assert_eq(r.status, 1);
+	cr_assert(strstr(r.err, ":1: take-over-set: only for the command line"), "%s", r.err);
+	shell_free(&r);
+	start();
+}
