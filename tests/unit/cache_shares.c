@@ -341,6 +341,23 @@ Test(shares, leave_after_what_is_not_shared)
 	end();
 }
 
+/* What nobody uses makes room in the end, though each page by itself frees nothing. */
+Test(shares, leave_when_their_turn_comes)
+{
+	uint64_t budget = CACHE_HOME_MIN / GAIA_PAGE;
+	char page[GAIA_PAGE];
+
+	begin(&(struct rig_options){ .devices = 0, .home_bytes = CACHE_HOME_MIN, .dedup = CACHE_DEDUP_HOME }, AT(5 * budget));
+	write_and_forget(3 * budget, 2 * budget, false);
+	for (uint64_t i = 0; i < 3 * budget; i++)
+		cr_assert_eq(cpu_read_direct(kf, page, GAIA_PAGE, AT(i)), (ssize_t)GAIA_PAGE);
+	cr_assert_gt(saved(), 2 * budget);
+	for (uint64_t i = 0; i < 20 * budget; i++)
+		cr_assert_eq(cpu_read_direct(kf, page, GAIA_PAGE, AT(3 * budget + i % (2 * budget))), (ssize_t)GAIA_PAGE);
+	cr_assert_eq(saved(), 0u);
+	end();
+}
+
 /* What is recorded of pages takes memory, too: a large hole may not have any number of them home. */
 Test(shares, are_limited)
 {
