@@ -188,5 +188,12 @@ bool options_parse_again(int argc, char **argv, const struct options *was, struc
 {
 	options_begin(out);
 	out->cwd = was->cwd ? strdup(was->cwd) : NULL;
-	return parse(argc, argv, out) == OPTIONS_RUN;
+	if (parse(argc, argv, out) != OPTIONS_RUN)
+		return false;
+	/* Somebody is replacing it, perhaps. */
+	if (was->config_found && !out->config_found) {
+		snprintf(out->why, sizeof(out->why), "%s: is missing now", out->config);
+		return false;
+	}
+	return true;
 }

@@ -48,6 +48,9 @@ static char *read_text(const char *path)
 		return NULL;
 	text = xmalloc(MOST + 1);
 	err = fstat(fd, &st) ? errno : S_ISREG(st.st_mode) ? 0 : S_ISDIR(st.st_mode) ? EISDIR : EINVAL;
+	/* It says what is mounted for everybody, and names files that root makes. */
+	if (!err && geteuid() == 0 && (st.st_uid != 0 || st.st_mode & (S_IWGRP | S_IWOTH)))
+		err = EPERM;
 	while (!err) {
 		n = read(fd, text + size, MOST + 1 - size);
 		if (n < 0 && errno == EINTR)
@@ -202,7 +205,8 @@ int config_read(struct options *o, const char *path, bool may_lack)
 	if (!text && errno == ENOENT && may_lack)
 		return 0;
 	if (!text)
-		return wrong(o, "%s: cannot be read: %s", path, errno == EINVAL ? "not a text file" : strerror(errno));
+		return wrong(o, "%s: cannot be read: %s", path, errno == EINVAL ? "not a text file" : errno == EPERM ? "others than root may write it (chown root, chmod go-w)" : strerror(errno));
+	o->config_found = true;
 	/* Values point into it. */
 	o->texts = xrealloc(o->texts, (o->n_texts + 1) * sizeof(*o->texts));
 	o->texts[o->n_texts++] = text;

@@ -175,7 +175,7 @@ static void words_drop(struct live *l, const char *word)
 	l->words_length = kept;
 }
 
-static void words_note(struct live *l, const char *word)
+static void words_add(struct live *l, const char *word)
 {
 	size_t size = strlen(word) + 1;
 
@@ -183,6 +183,42 @@ static void words_note(struct live *l, const char *word)
 	l->words = xrealloc(l->words, l->words_length + size);
 	memcpy(l->words + l->words_length, word, size);
 	l->words_length += size;
+}
+
+/* "user-limit=a=1,b=2" is "user-limit=a=1" and "user-limit=b=2". */
+static void words_note(struct live *l, const char *word)
+{
+	static const char limits[] = "user-limit=";
+	size_t head = strlen(limits), length;
+	char one[128];
+
+	if (strncmp(word, limits, head) != 0) {
+		words_add(l, word);
+		return;
+	}
+	for (const char *at = word + head; *at; at += length + (at[length] == ',')) {
+		length = strcspn(at, ",");
+		snprintf(one, sizeof(one), "%s%.*s", limits, (int)length, at);
+		words_add(l, one);
+	}
+}
+
+void live_freeze(struct live *l, bool freeze)
+{
+	pthread_mutex_lock(&l->lock);
+	l->handing_over = freeze;
+	pthread_mutex_unlock(&l->lock);
+}
+
+/* The lock is held. 0, or a negative errno, and why. */
+static int may_change(const struct live *l, struct said *said)
+{
+	if (!l->cache)
+		return -ENOTCONN;
+	if (!l->handing_over)
+		return 0;
+	say(said, "another daemon is taking the mount over; try again\n");
+	return -EBUSY;
 }
 
 char *live_words(struct live *l, size_t *length)
@@ -227,13 +263,14 @@ static int change_words(struct live *l, const char *words, size_t length, struct
 int live_set(struct live *l, const char *words, size_t length, char *text, size_t size)
 {
 	struct said said = { .text = text, .size = size };
-	int err = -ENOTCONN;
+	int err;
 
 	*text = '\0';
 	if (length == 0 || words[length - 1])
 		return -EINVAL;
 	pthread_mutex_lock(&l->lock);
-	if (l->cache)
+	err = may_change(l, &said);
+	if (!err)
 		err = change_words(l, words, length, &said);
 	pthread_mutex_unlock(&l->lock);
 	return err;
@@ -262,7 +299,9 @@ static int read_again(struct live *l, struct said *said)
 	}
 	pthread_mutex_lock(&l->lock);
 	if (!err)
-		err = l->cache ? apply(l, &next.set, said) : -ENOTCONN;
+		err = may_change(l, said);
+	if (!err)
+		err = apply(l, &next.set, said);
 	if (!err) {
 		words_drop(l, NULL);
 		say_what_stays(l->options, &next, said);

@@ -31,6 +31,7 @@ struct live {
 	pthread_mutex_t reading; /* taken first: one thread reads the file */
 	pthread_mutex_t lock;
 	struct cache *cache; /* lock; NULL: not yet, or it has ended */
+	bool handing_over; /* lock; to another daemon, which would not hear of changes */
 	char *words; /* lock; what `gaia set` has changed since the file was read, each with its NUL */
 	size_t words_length;
 };
@@ -48,9 +49,11 @@ void live_set_user_limits(struct live *l, const struct settings *set);
 
 /*
  * Change options: @words is @length bytes of words "NAME=VALUE", each with its NUL: all or none. @said: lines for whoever asked, "" for
- * nothing. 0, or a negative errno, and @said says why: -EINVAL; -ENOTSUP: not while it is mounted; -ENOTCONN: it ends.
+ * nothing. 0, or a negative errno, and @said says why: -EINVAL; -ENOTSUP: not while it is mounted; -ENOTCONN: it ends; -EBUSY.
  */
 int live_set(struct live *l, const char *words, size_t length, char *said, size_t size);
+/* Nothing changes any more, -EBUSY, until that is undone: another daemon takes the mount over. */
+void live_freeze(struct live *l, bool freeze);
 /* Words of these that say the same again to a daemon with the same options; to be freed. */
 char *live_words(struct live *l, size_t *length);
 /* Read the configuration file again, and change what is different: what can be. @said also names what cannot. Or -EBUSY. */

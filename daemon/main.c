@@ -212,7 +212,20 @@ static int choose_devices(struct daemon *d)
 	return start_sim(d, &sim);
 }
 
-static int start_devices(struct daemon *d)
+/* The daemon before this one may have had GPUs of which nothing is left now: then the mount stays with it. */
+static int keep_gpus(const struct daemon *d)
+{
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < d->n_devices; i++)
+		n += !d->device[i]->simulated;
+	if (n >= d->options.gpus_before)
+		return 0;
+	log_error("the mount has %u GPU%s, and here are %u: unmount, and mount anew", d->options.gpus_before, d->options.gpus_before > 1 ? "s" : "", n);
+	return -ENODEV;
+}
+
+static int make_devices(struct daemon *d)
 {
 	const struct options *o = &d->options;
 	int err = 0;
@@ -228,6 +241,13 @@ static int start_devices(struct daemon *d)
 			err = start_sim(d, &o->device[i].sim);
 	}
 	return err;
+}
+
+static int start_devices(struct daemon *d)
+{
+	int err = make_devices(d);
+
+	return err ? err : keep_gpus(d);
 }
 
 /* Each of the host's chunks takes a descriptor and a mapping, of which others need more. */
@@ -399,10 +419,12 @@ static uint64_t most_of_home(uint64_t home)
 /* What the daemon before this one was told by `gaia set`. */
 static void take_settings(struct daemon *d)
 {
+	const char *words = d->options.words;
 	char said[512];
 
-	if (d->options.words && live_set(&d->live, d->options.words, d->options.words_length, said, sizeof(said)))
-		log_warn("what `gaia set` had changed is as it was at first: %.*s", (int)strcspn(said, "\n"), said);
+	for (size_t at = 0; at < d->options.words_length; at += strlen(words + at) + 1)
+		if (live_set(&d->live, words + at, strlen(words + at) + 1, said, sizeof(said)))
+			log_warn("`gaia set %s` is lost: %.*s", words + at, (int)strcspn(said, "\n"), said);
 }
 
 static int start_cache(struct daemon *d)
@@ -502,7 +524,7 @@ static void begin_end(struct daemon *d)
 		d->end_wanted = true;
 		upgrade_cancel(&d->upgrade);
 	}
-	if (d->ending || d->upgrading)
+	if (d->ending || d->upgrading || d->handed)
 		return;
 	d->ending = true;
 	notify_manager("STOPPING=1\nSTATUS=storing what is left");
@@ -616,6 +638,8 @@ static void on_signal(uv_signal_t *handle, int number)
 	if (d->signalled)
 		ending_give_up(&d->end);
 	d->signalled = true;
+	if (d->handed && d->upgrade.heir)
+		kill(d->upgrade.heir, SIGTERM);
 	begin_end(d);
 }
 
@@ -727,6 +751,8 @@ static int stop(struct daemon *d)
 {
 	int err = 0;
 
+	/* Signals still come while the loop runs for what ends here. */
+	d->ending = true;
 	metrics_stop(d->metrics);
 	live_end(&d->live);
 	if (d->control)

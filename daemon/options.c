@@ -441,6 +441,12 @@ static int take_setting(struct options *o, const char *text)
 	return 0;
 }
 
+static int take_gpus(struct options *o, const char *text)
+{
+	o->gpus_before = (unsigned)strtoul(text, NULL, 10);
+	return 0;
+}
+
 static int take_over(struct options *o, const char *text)
 {
 	(void)text;
@@ -512,7 +518,7 @@ int options_take(struct options *o, const char *name, const char *value)
 
 	if (!kind)
 		refuse(o, "%s: no such option", name);
-	else if (!kind->parse || kind->parse == upgrade || kind->parse == force || kind->parse == take_over || kind->parse == take_setting)
+	else if (!kind->parse || kind->parse == upgrade || kind->parse == force || kind->parse == take_over || kind->parse == take_setting || kind->parse == take_gpus)
 		refuse(o, "%s: only for the command line", name);
 	else if (kind->value && !value)
 		refuse(o, "%s: a value is missing", name);

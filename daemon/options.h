@@ -48,6 +48,7 @@ struct options {
 	enum cache_dedup dedup;
 	char *words; /* of `gaia set`, for the daemon before this one, each with its NUL; NULL: none */
 	size_t words_length;
+	unsigned gpus_before; /* that the daemon before this one has */
 	bool direct; /* read the source directly, if possible */
 	bool foreground;
 	bool upgrade; /* @mountpoint's daemon is to hand it over to this program */
@@ -57,6 +58,7 @@ struct options {
 	bool unmounts_dead; /* the supervisor takes the mount away when the daemon has died */
 	char *config; /* --config: absolute; NULL: not given */
 	bool config_may_lack; /* and it may be missing */
+	bool config_found;    /* it was not */
 
 	/* For options.c and config.c. */
 	char *cwd;	/* where relative paths of configuration files begin; NULL: not known */

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
@@ -13,6 +14,8 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -22,6 +25,11 @@
 #include "base/fault.h"
 #include "base/log.h"
 #include "base/util.h"
+
+/* Linux 6.5. */
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77
+#endif
 
 /* For the new daemon to start what it needs, GPUs among it; nobody waits meanwhile. */
 #define START_S 120
@@ -44,21 +52,61 @@ __attribute__((format(printf, 3, 4))) static int fails(struct upgrade *u, int er
 	return err;
 }
 
-/* The program that @pid runs. */
-static int program_of(pid_t pid, char path[PATH_MAX])
+/* Whether the two processes' links in /proc name the same: a namespace. */
+static bool same_link(pid_t pid, const char *what)
 {
-	static const char deleted[] = " (deleted)";
+	char path[64], own[64], theirs[128], ours[128];
+	ssize_t a, b;
+
+	snprintf(path, sizeof(path), "/proc/%d/%s", (int)pid, what);
+	snprintf(own, sizeof(own), "/proc/self/%s", what);
+	a = readlink(path, theirs, sizeof(theirs));
+	b = readlink(own, ours, sizeof(ours));
+	return a > 0 && a == b && !memcmp(theirs, ours, (size_t)a);
+}
+
+/*
+ * A descriptor (O_PATH) of the program that the process at the other end of @sock runs, and its name: of the very file, and only if that has this
+ * name here, too. What a process in a sandbox calls /tmp/x is not what is there here.
+ */
+static int program_of(pid_t pid, int sock, char path[PATH_MAX])
+{
+	struct pollfd alive = { .fd = -1, .events = POLLIN };
+	socklen_t size = sizeof(alive.fd);
+	struct stat theirs, ours;
+	int fd = -1, high, err = 0;
 	char link[64];
 	ssize_t n;
-	size_t end;
 
-	snprintf(link, sizeof(link), "/proc/%d/exe", (int)pid);
-	n = readlink(link, path, PATH_MAX - 1);
-	if (n < 0)
+	/* The process itself, whatever becomes of its number. */
+	if (getsockopt(sock, SOL_SOCKET, SO_PEERPIDFD, &alive.fd, &size))
+		alive.fd = (int)syscall(SYS_pidfd_open, pid, 0);
+	if (alive.fd < 0)
 		return -errno;
-	path[n] = '\0';
-	end = sizeof(deleted) - 1;
-	return (size_t)n > end && !strcmp(path + n - end, deleted) ? -ENOENT : 0;
+	snprintf(link, sizeof(link), "/proc/%d/exe", (int)pid);
+	fd = open(link, O_PATH | O_CLOEXEC);
+	n = fd < 0 ? -1 : readlink(link, path, PATH_MAX - 1);
+	if (n < 0)
+		err = -errno;
+	else
+		path[n] = '\0';
+	if (!err && (!same_link(pid, "ns/mnt") || !same_link(pid, "ns/user")))
+		err = -EXDEV;
+	if (!err && (fstat(fd, &theirs) || stat(path, &ours)))
+		err = -errno;
+	if (!err && (theirs.st_dev != ours.st_dev || theirs.st_ino != ours.st_ino))
+		err = -ENOENT;
+	/* All that was asked of the number was of this process, if it still lives. */
+	if (!err && poll(&alive, 1, 0) != 0)
+		err = -ESRCH;
+	close(alive.fd);
+	/* Not where the new daemon expects its socket. */
+	high = err ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, UPGRADE_FD + 1);
+	if (!err && high < 0)
+		err = -errno;
+	if (fd >= 0)
+		close(fd);
+	return err ? err : high;
 }
 
 static void limit_waiting(int sock, int seconds)
@@ -71,6 +119,19 @@ static void limit_waiting(int sock, int seconds)
 
 #define TAKE_OVER "--take-over"
 #define SET TAKE_OVER "-set="
+#define GPUS TAKE_OVER "-gpus="
+
+static unsigned count_gpus(const struct upgrade *u)
+{
+	struct cache_device_use use;
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < cache_devices(u->cache); i++) {
+		cache_device(u->cache, i, &use);
+		n += !use.dev->simulated;
+	}
+	return n;
+}
 
 /* This daemon's arguments, behind what makes another one take the mount over, and what was changed since. To be freed, and @words. */
 static char **heirs_arguments(const struct upgrade *u, char *program, char **words)
@@ -83,18 +144,19 @@ static char **heirs_arguments(const struct upgrade *u, char *program, char **wor
 		n_own++;
 	for (size_t at = 0; at < length; at += strlen(set + at) + 1)
 		n_words++;
-	argv = xcalloc(n_own + n_words + 3, sizeof(*argv));
-	*words = xmalloc(length + n_words * sizeof(SET) + 1);
-	size = 0;
+	argv = xcalloc(n_own + n_words + 4, sizeof(*argv));
+	*words = xmalloc(length + n_words * sizeof(SET) + sizeof(GPUS) + 12);
 	argv[0] = program;
 	argv[1] = take_over;
+	argv[n++] = *words;
+	size = (size_t)sprintf(*words, GPUS "%u", count_gpus(u)) + 1;
 	for (size_t at = 0; at < length; at += strlen(set + at) + 1) {
 		argv[n++] = *words + size;
 		size += (size_t)sprintf(*words + size, SET "%s", set + at) + 1;
 	}
 	for (size_t i = 1; i < n_own; i++) {
 		/* Of the upgrade before: they come first. */
-		if (n == n_words + 2 && (!strcmp(u->argv[i], TAKE_OVER) || !strncmp(u->argv[i], SET, strlen(SET))))
+		if (n == n_words + 3 && !strncmp(u->argv[i], TAKE_OVER, strlen(TAKE_OVER)))
 			continue;
 		argv[n++] = u->argv[i];
 	}
@@ -102,19 +164,22 @@ static char **heirs_arguments(const struct upgrade *u, char *program, char **wor
 	return argv;
 }
 
-static int spawn(struct upgrade *u, char *program, int end)
+/* @fd: of the program. */
+static int spawn(struct upgrade *u, char *program, int fd, int end)
 {
 	posix_spawn_file_actions_t actions;
 	char *words, **argv = heirs_arguments(u, program, &words);
+	char file[64];
 	int err;
 
 	posix_spawn_file_actions_init(&actions);
 	/* (Also if the two are the same: then it is inherited.) */
 	posix_spawn_file_actions_adddup2(&actions, end, UPGRADE_FD);
-	/* Where the names of files in the arguments begin. */
-	if (u->cwd && !access(u->cwd, X_OK))
+	/* Where the names of files in the arguments begin. If it is not there any more, it fails. */
+	if (u->cwd)
 		posix_spawn_file_actions_addchdir_np(&actions, u->cwd);
-	err = -posix_spawn(&u->heir, program, &actions, NULL, argv, environ);
+	snprintf(file, sizeof(file), "/proc/self/fd/%d", fd);
+	err = -posix_spawn(&u->heir, file, &actions, NULL, argv, environ);
 	posix_spawn_file_actions_destroy(&actions);
 	if (err)
 		u->heir = 0;
@@ -126,23 +191,33 @@ static int spawn(struct upgrade *u, char *program, int end)
 int upgrade_begin(struct upgrade *u, pid_t pid, int answer)
 {
 	char program[PATH_MAX];
-	int ends[2], err;
+	int ends[2], fd, err;
 
 	u->answer = answer;
 	u->heir = 0;
 	u->sock = -1;
 	u->why[0] = '\0';
-	err = pid > 0 ? program_of(pid, program) : -ESRCH;
-	if (err)
-		return fails(u, err, "the daemon cannot see which program asks for it: %s", strerror(-err));
-	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends))
-		return fails(u, -errno, "no socket: %s", strerror(errno));
+	fd = pid > 0 ? program_of(pid, answer, program) : -ESRCH;
+	if (fd == -EXDEV)
+		return fails(u, fd, "the program that asks is in another namespace than the daemon");
+	if (fd < 0)
+		return fails(u, fd, "the daemon cannot see which program asks for it: %s", strerror(-fd));
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends)) {
+		err = -errno;
+		close(fd);
+		return fails(u, err, "no socket: %s", strerror(-err));
+	}
 	u->sock = ends[0];
 	limit_waiting(u->sock, START_S);
 	log_info("%s: to be handed over to %s", fs_mountpoint(u->fs), program);
-	err = spawn(u, program, ends[1]);
+	live_freeze(u->live, true);
+	err = spawn(u, program, fd, ends[1]);
 	close(ends[1]);
-	return err ? fails(u, err, "%s: %s", program, strerror(-err)) : 0;
+	close(fd);
+	if (!err)
+		return 0;
+	live_freeze(u->live, false);
+	return fails(u, err, "%s: %s", program, strerror(-err));
 }
 
 /* For tests: the new daemon dies here. */
@@ -274,16 +349,6 @@ int upgrade_prepare(struct upgrade *u)
 	return hand_over(u);
 }
 
-static void end_heir(struct upgrade *u)
-{
-	if (!u->heir)
-		return;
-	kill(u->heir, SIGKILL);
-	while (waitpid(u->heir, NULL, 0) < 0 && errno == EINTR)
-		;
-	u->heir = 0;
-}
-
 int upgrade_commit(struct upgrade *u)
 {
 	int err;
@@ -291,8 +356,8 @@ int upgrade_commit(struct upgrade *u)
 	may_kill_heir(u, "upgrade.bequeathed");
 	err = fs_commit(u->fs, u->sock);
 	if (err && err != -EPIPE) {
-		/* It may be about to take it. When it has ended that is decided. */
-		end_heir(u);
+		/* It may be about to take it. What it says from now on does not arrive, and so it does not: that is decided. */
+		upgrade_cancel(u);
 		err = fs_has_heir(u->fs, u->sock);
 	}
 	return err ? heir_failed(u, err) : 0;
@@ -306,8 +371,15 @@ void upgrade_cancel(struct upgrade *u)
 
 void upgrade_give_up(struct upgrade *u)
 {
-	end_heir(u);
+	live_freeze(u->live, false);
+	/* It does not have the mount, whatever it says. A driver may keep it from ending: programs do not wait for that. */
+	upgrade_cancel(u);
+	if (u->heir)
+		kill(u->heir, SIGKILL);
 	fs_go_on(u->fs);
+	while (u->heir && waitpid(u->heir, NULL, 0) < 0 && errno == EINTR)
+		;
+	u->heir = 0;
 	log_warn("%s: is not handed over: %s", fs_mountpoint(u->fs), u->why);
 }
 

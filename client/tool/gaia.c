@@ -23,13 +23,13 @@ static const char usage_text[] =
 	"usage: gaia status MOUNT [--json]\n"
 	"       gaia stat MOUNT [INTERVAL [COUNT]] [--json]\n"
 	"       gaia top MOUNT [INTERVAL [COUNT]] [-b]\n"
-	"       gaia residency FILE... | -r DIR... [--files-from LIST] [--json]\n"
-	"       gaia flush FILE... | MOUNT | -r DIR... [--files-from LIST]\n"
-	"       gaia evict FILE... | -r DIR... [--files-from LIST] [--from home | --from host | --from device N | --from device-cache] [--range OFFSET:LENGTH]\n"
-	"       gaia pin FILE|DIR... [--files-from LIST] [--device N] [--json]\n"
-	"       gaia unpin FILE|DIR... [--files-from LIST] [--device N] [--json]\n"
+	"       gaia residency FILE... | -r DIR... [--null] [--files-from LIST] [--json]\n"
+	"       gaia flush FILE... | MOUNT | -r DIR... [--null] [--files-from LIST]\n"
+	"       gaia evict FILE... | -r DIR... [--null] [--files-from LIST] [--from home | --from host | --from device N | --from device-cache] [--range OFFSET:LENGTH]\n"
+	"       gaia pin FILE|DIR... [--null] [--files-from LIST] [--device N] [--json]\n"
+	"       gaia unpin FILE|DIR... [--null] [--files-from LIST] [--device N] [--json]\n"
 	"       gaia pins MOUNT [--json]\n"
-	"       gaia warm FILE|DIR... [--files-from LIST] [--device N] [--json]\n"
+	"       gaia warm FILE|DIR... [--null] [--files-from LIST] [--device N] [--json]\n"
 	"       gaia dedup --estimate FILE|DIR... [--json]\n"
 	"       gaia set MOUNT NAME=VALUE...\n"
 	"       gaia reload MOUNT\n"
@@ -285,8 +285,8 @@ static int read_list(const char *name, struct args *a, size_t *room)
 
 	if (!list)
 		return fail("%s: %s", name, strerror(errno));
-	while (!err && getline(&line, &size, list) > 0) {
-		line[strcspn(line, "\n")] = '\0';
+	while (!err && getdelim(&line, &size, a->null ? '\0' : '\n', list) > 0) {
+		line[a->null ? strlen(line) : strcspn(line, "\n")] = '\0';
 		err = *line && !add_path_arg(a, room, line) ? ENOMEM : 0;
 	}
 	if (!err && ferror(list))
@@ -380,6 +380,8 @@ static int parse_args(const struct command *cmd, char **argv, struct args *a, si
 			if (status)
 				return status;
 			listed = true;
+		} else if (!strcmp(arg, "--null") && cmd->options & OPT_LIST) {
+			a->null = true;
 		} else if (!strcmp(arg, "-b") && cmd->options & OPT_BATCH) {
 			a->batch = true;
 		} else if (!strcmp(arg, "--force") && cmd->options & OPT_UMOUNT) {

@@ -57,13 +57,22 @@ static void add_map(struct drawing *d, const char *name, uint64_t at, const json
 		s->halves[at * d->columns / d->chars] += *text == 'O' ? 2 : *text == 'o';
 }
 
+/* The first character that falls into column @k. */
+static uint64_t first_of(const struct drawing *d, unsigned k)
+{
+	return (uint64_t)(((unsigned __int128)k * d->chars + d->columns - 1) / d->columns);
+}
+
 static void draw_strip(const struct drawing *d, const struct strip *s, double pages, double all)
 {
 	unsigned parts[COLUMNS] = { 0 };
 
-	for (uint64_t k = 0; k < d->chars; k++)
-		parts[k * d->columns / d->chars]++;
-	printf("  %-12s [", s->name);
+	/* As add_map() divides them. Files can have holes of any size. */
+	for (unsigned k = 0; k < d->columns; k++)
+		parts[k] = (unsigned)(first_of(d, k + 1) - first_of(d, k));
+	fputs("  ", stdout);
+	put_safely(stdout, s->name);
+	printf("%*s [", (int)(12 - (strlen(s->name) < 12 ? strlen(s->name) : 12)), "");
 	for (unsigned k = 0; k < d->columns; k++)
 		putchar(s->halves[k] == 0 ? ' ' : s->halves[k] == 2 * parts[k] ? 'O' : 'o');
 	printf("] %.0f/%.0f", pages, all);

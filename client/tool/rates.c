@@ -184,3 +184,11 @@ void put_safely(FILE *out, const char *text)
 		c += c1;
 	}
 }
+
+void put_name(FILE *out, int columns, const char *text)
+{
+	int left = columns - (int)strlen(text);
+
+	put_safely(out, text);
+	fprintf(out, "%*s", left > 0 ? left : 0, "");
+}

@@ -48,5 +48,7 @@ void put_time(FILE *out, double seconds);
 void put_percent(FILE *out, double part, double whole);
 /* @text, without characters that would send commands to the terminal. */
 void put_safely(FILE *out, const char *text);
+/* The same, with blanks up to so many columns. */
+void put_name(FILE *out, int columns, const char *text);
 
 #endif

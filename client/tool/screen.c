@@ -28,7 +28,8 @@ static void end_it(int signal)
 static void catch_ends(void)
 {
 	static const int signals[] = { SIGINT, SIGTERM, SIGHUP };
-	struct sigaction action = { .sa_handler = end_it };
+	/* Of a daemon that does not answer a second signal is not waited for. */
+	struct sigaction action = { .sa_handler = end_it, .sa_flags = SA_RESETHAND };
 
 	for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++)
 		sigaction(signals[i], &action, NULL);

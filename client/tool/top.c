@@ -127,7 +127,7 @@ static void put_device(FILE *out, const struct round *r, const json_t *device)
 {
 	const json_t *before = same_device(r, device);
 
-	fprintf(out, "%-12s", string_at(device, "name"));
+	put_name(out, 12, string_at(device, "name"));
 	put_percent(out, number_at(device, "used"), number_at(device, "capacity"));
 	put_scaled(out, number_at(device, "capacity"), 1024);
 	put_scaled(out, number_at(device, "pinned"), 1024);
@@ -166,7 +166,8 @@ static void put_workers(FILE *out, const struct round *r)
 		if (!headed)
 			fprintf(out, "\n%-16s %7s %7s %7s\n", "WORKERS", "BUSY", "OF", "WAITING");
 		headed = true;
-		fprintf(out, "%-16s %7.0f %7.0f %7.0f\n", string_at(one, "workers"), busy, number_at(one, "threads"), waiting);
+		put_name(out, 16, string_at(one, "workers"));
+		fprintf(out, " %7.0f %7.0f %7.0f\n", busy, number_at(one, "threads"), waiting);
 	}
 }
 
@@ -185,7 +186,7 @@ static void put_latencies(FILE *out, const struct round *r)
 		if (t.count <= 0)
 			continue;
 		snprintf(name, sizeof(name), "%s %s", of, kind);
-		fprintf(out, "%-22s", name);
+		put_name(out, 22, name);
 		put_scaled(out, t.count / r->seconds, 1000);
 		put_time(out, t.p50);
 		put_time(out, t.p99);

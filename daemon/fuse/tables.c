@@ -319,8 +319,12 @@ static int get_contents(struct handle *h)
 
 	if (!err && inode->handed_cached)
 		err = cfile_leave_passthrough(h->cfile);
-	if (err)
+	if (err) {
+		if (h->cfile)
+			contents_put(inode);
+		h->cfile = NULL;
 		return err;
+	}
 	h->errors_seen = cfile_error_now(h->cfile);
 	if (h->passthrough) {
 		inode->passthrough_opens++;

@@ -382,7 +382,8 @@ int takeover(struct fs *fs, const struct fuse_lowlevel_ops *ops)
 	free(p);
 	if (err)
 		return err;
-	serve_go_on(fs);
+	/* First: programs that waited may ask for what it changes. */
 	fs->config.ready(fs->config.arg);
+	serve_go_on(fs);
 	return 0;
 }

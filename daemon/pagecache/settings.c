@@ -60,6 +60,17 @@ static void call_trimmer(struct cache *c)
 	pthread_mutex_unlock(&c->lock);
 }
 
+/* What it uses beyond its budget, with pages that are parked there. */
+static uint64_t beyond_budget(struct cache_device *dev)
+{
+	uint64_t parked = victim_bytes(dev), used;
+
+	pthread_mutex_lock(&dev->lock);
+	used = dev->used + parked - MIN(dev->used + parked, dev->capacity);
+	pthread_mutex_unlock(&dev->lock);
+	return used;
+}
+
 int cache_set_home(struct cache *c, uint64_t home_bytes, uint64_t local_bytes, uint64_t *beyond)
 {
 	uint64_t used, budget = home_bytes / GAIA_PAGE;
@@ -71,22 +82,14 @@ int cache_set_home(struct cache *c, uint64_t home_bytes, uint64_t local_bytes, u
 		set_capacity(c->local, local_bytes);
 	used = atomic_load(&c->frames.used);
 	*beyond = (used - MIN(used, budget)) * GAIA_PAGE;
-	if (*beyond == 0)
+	if (c->local && beyond_budget(c->local) > 0)
+		atomic_store(&c->local->shrinking, true);
+	else if (*beyond == 0)
 		return 0;
-	atomic_store(&c->shrinking, true);
+	if (*beyond > 0)
+		atomic_store(&c->shrinking, true);
 	call_trimmer(c);
 	return 0;
-}
-
-/* What it uses beyond its budget, with pages that are parked there. */
-static uint64_t beyond_budget(struct cache_device *dev)
-{
-	uint64_t parked = victim_bytes(dev), used;
-
-	pthread_mutex_lock(&dev->lock);
-	used = dev->used + parked - MIN(dev->used + parked, dev->capacity);
-	pthread_mutex_unlock(&dev->lock);
-	return used;
 }
 
 int cache_set_device(struct cache *c, unsigned device, uint64_t bytes, uint64_t *beyond)

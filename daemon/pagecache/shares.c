@@ -44,7 +44,8 @@ int shares_create(struct frames *fr)
 		return -ENOMEM;
 	memset(sh, 0, sizeof(*sh));
 	sh->n_buckets = LOCKS;
-	while (sh->n_buckets < fr->budget && sh->n_buckets < 1u << 31)
+	/* As many as home can have frames, with what goes beyond its budget. */
+	while (sh->n_buckets < (uint64_t)fr->room * GAIA_CHUNK_PAGES / 2 && sh->n_buckets < 1u << 31)
 		sh->n_buckets *= 2;
 	/* Zeros that nobody has touched take no memory. */
 	sh->bucket = calloc(sh->n_buckets, sizeof(*sh->bucket));

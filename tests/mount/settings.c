@@ -426,3 +426,38 @@ ONCE_BARE(a_file_cannot_ask_for_an_upgrade)
 	shell_free(&r);
 	start();
 }
+
+/* Somebody is replacing it; what it said before stays. And who may write it says what root's daemon does. */
+ONCE_BARE(a_file_that_is_missing_or_others_may_write_changes_nothing)
+{
+	char optional[PATH_MAX + 1];
+	const char *args[] = { "--config", optional, NULL };
+	struct shell_result r;
+
+	write_conf("device=none\nhome=32M\n");
+	snprintf(optional, sizeof(optional), "-%s", conf);
+	way_start(args);
+	shell_ok("/", "mv '%s' '%s.away'", conf, conf);
+	refused("reload .", "is missing now");
+	shell_ok("/", "mv '%s.away' '%s' && echo home=24M >> '%s' && chmod 666 '%s'", conf, conf, conf, conf);
+	if (geteuid() == 0)
+		refused("reload .", "others than root may write it");
+	cr_assert_eq(STATUS("home", "budget"), 32 * MIB);
+	shell_ok("/", "chmod 644 '%s'", conf);
+	r = shell_run(mnt.path, 60, "\"$GAIA\" reload .");
+	cr_assert_eq(r.status, 0, "%s", r.err);
+	shell_free(&r);
+	cr_assert_eq(STATUS("home", "budget"), 24 * MIB);
+}
+
+/* Each of users' limits is a setting of its own. */
+ONCE_BARE(limits_that_were_set_one_by_one_go_to_the_next_daemon)
+{
+	char said[512];
+
+	start();
+	shell_ok(mnt.path, "\"$GAIA\" set . user-limit=clients=40,mappings=50 && \"$GAIA\" set . user-limit=clients=30");
+	cr_assert_eq(mnt_upgrade(&mnt, NULL, said), 0, "%s", said);
+	cr_assert_eq(each_user("clients"), 30);
+	cr_assert_eq(each_user("mappings"), 50);
+}

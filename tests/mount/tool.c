@@ -135,6 +135,9 @@ EACH_WAY_BARE(tool, trees_and_lists_of_files)
 	shell_free(&r);
 	shell_ok(mnt.path, "\"$GAIA\" residency d/a d/e/b | tail -n 1 | grep -q '^2 files, 1027 pages: home 0, '");
 	shell_ok(mnt.path, "test $(\"$GAIA\" residency -r d --json | grep -c '\"path\": \"d/') = 3");
+	/* A name with a line end; and a file that is nothing but a large hole. */
+	shell_ok(mnt.path, "cp d/e/b 'd/two\nlines' && printf 'd/two\nlines\\0d/a' | \"$GAIA\" flush --null --files-from - && rm d/two*");
+	shell_ok(mnt.path, "truncate -s 8T d/hole && \"$GAIA\" residency -r d | grep -q 'd/hole' && rm d/hole");
 	shell_ok(mnt.path, ": > none && \"$GAIA\" flush --files-from none && test -z \"$(\"$GAIA\" warm --files-from none)\"");
 	refused(1, "flush d");
 	refused(1, "evict -r missing");

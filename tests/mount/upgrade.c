@@ -682,3 +682,19 @@ EACH_WAY(upgrade, what_is_no_mount_of_gaiafs_is_said_so)
 	shell_free(&r);
 	refused("--home 8M", "keeps the options that it has");
 }
+
+/* What is called so there may be another program here. */
+EACH_WAY(upgrade, a_program_of_another_namespace_is_not_started)
+{
+	pid_t daemon = mnt.daemon;
+	struct shell_result r;
+
+	if (geteuid() != 0)
+		WAY_SKIP("a mount namespace: needs root");
+	r = shell_run("/", 60, "unshare --mount \"$GAIAFS\" --upgrade '%s'", mnt.path);
+	cr_assert_eq(r.status, 1);
+	cr_assert(strstr(r.err, "in another namespace than the daemon"), "%s", r.err);
+	shell_free(&r);
+	cr_assert_eq(kill(daemon, 0), 0);
+	shell_ok(mnt.path, "echo text > f");
+}
