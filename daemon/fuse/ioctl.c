@@ -11,6 +11,7 @@
 #include "fuse/internal.h"
 
 #include <errno.h>
+#include <stddef.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -81,12 +82,12 @@ struct ioctl_job {
 	uid_t uid;	       /* the caller's */
 	unsigned cmd;
 	uint64_t came_ns; /* serve_later() */
-	union ioctl_arg arg;
-
 	bool interruptible;    /* is_interruptible(), of the arguments as they came; and then: */
 	uint64_t unique;
 	atomic_uint verdict;   /* see cache_acquire() */
 	UT_hash_handle hh;     /* interrupts.jobs */
+
+	union ioctl_arg arg; /* last: only that of @cmd, which is much less than the largest, has memory */
 };
 
 /*
@@ -482,7 +483,7 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fu
 		fuse_reply_err(req, EINVAL);
 		return;
 	}
-	job = calloc(1, sizeof(*job));
+	job = calloc(1, offsetof(struct ioctl_job, arg) + in_size);
 	if (!job) {
 		fuse_reply_err(req, ENOMEM);
 		return;
