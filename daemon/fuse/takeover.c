@@ -137,7 +137,7 @@ static bool nothing_busy(struct fs *fs, uint64_t until)
 	pthread_mutex_lock(&fs->lock);
 	while (fs->n_busy && pthread_cond_timedwait(&fs->nothing_busy, &fs->lock, &t) != ETIMEDOUT)
 		;
-	nothing = !fs->n_busy;
+	nothing = !fs->n_busy && !cache_is_invalidating(fs->cache);
 	fs->deaf = nothing;
 	pthread_mutex_unlock(&fs->lock);
 	return nothing;

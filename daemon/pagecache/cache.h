@@ -308,6 +308,8 @@ int cache_flush_released(struct cfile *f);
  * changes them later. What cannot be stored is kept; its error is remembered for cfile_error_check().
  */
 int cache_set_times(struct cfile *f, int (*set)(void *arg), void *arg);
+/* Pages are to be invalidated in the kernel that nobody waits for: it lacks something of them. */
+bool cache_is_invalidating(struct cache *c);
 /* The file belongs to another user by now, or others may write it. Waits for nothing. */
 void cache_owner_changed(struct cfile *f);
 /* [F] cache_flush of a range, and what devices have released in it, and sync. */

@@ -63,6 +63,7 @@ static void again_ask(struct chunk *ch, unsigned i)
 	*a = (struct again){ .chunk = chunk_ref(ch), .page = i, .opened = window_open(ch, i) };
 	pthread_mutex_lock(&c->lock);
 	ch->file->again_asked++;
+	atomic_fetch_add(&c->n_again, 1);
 	TAILQ_INSERT_TAIL(&c->again, a, link);
 	pthread_cond_signal(&c->again_cond);
 	pthread_mutex_unlock(&c->lock);
@@ -380,6 +381,7 @@ void *notifier_main(void *arg)
 
 		pthread_mutex_lock(&c->lock);
 		f->again_done++;
+		atomic_fetch_sub(&c->n_again, 1);
 		pthread_cond_broadcast(&c->again_done);
 		pthread_mutex_unlock(&c->lock);
 		chunk_put(ch);
@@ -388,6 +390,11 @@ void *notifier_main(void *arg)
 	}
 	pthread_mutex_unlock(&c->lock);
 	return NULL;
+}
+
+bool cache_is_invalidating(struct cache *c)
+{
+	return atomic_load(&c->n_again) > 0;
 }
 
 void again_wait(struct cfile *f)

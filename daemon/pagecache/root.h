@@ -83,6 +83,7 @@ struct cache {
 	struct chunk_list emptied;
 	_Atomic(struct chunk *) arrivals; /* chunks that are not on their lists yet, the last one first; pushed without lock */
 	TAILQ_HEAD(, again) again;
+	atomic_uint n_again; /* of these, with the one at work */
 	pthread_cond_t again_cond, again_done, flusher_cond, fetcher_cond, trimmer_cond;
 	uint64_t n_shrunk; /* how often home, or a device, was made smaller */
 	atomic_bool stopping;
