@@ -27,6 +27,7 @@ static const char usage[] =
 	"  --host         with the host (GAIA_DEVICE_HOST) as the last of the devices; skips files that cannot be played so\n"
 	"  --delays       let the daemon linger where others could come between (needs -Dfaults=true)\n"
 	"  --park         what leaves home is parked on the devices, two slabs each, and read from there (needs -Dfaults=true)\n"
+	"  --dedup        equal pages of home are kept once, and all are looked for (needs -Dfaults=true)\n"
 	"  --gaiafs PATH  the daemon ($GAIAFS, or this build's)\n"
 	"  --gaia PATH    the control tool ($GAIA, or this build's)\n"
 	"  --check        only read the files\n"
@@ -67,7 +68,7 @@ static enum start start_named(const char *name)
 
 static void parse_options(int argc, char **argv, struct run_options *o, bool *check)
 {
-	enum { CPU_CACHE = 256, FILES, REPEAT, SEED, SECONDS, HOST, DELAYS, PARK, GAIAFS, GAIA, CHECK, HELP };
+	enum { CPU_CACHE = 256, FILES, REPEAT, SEED, SECONDS, HOST, DELAYS, PARK, DEDUP, GAIAFS, GAIA, CHECK, HELP };
 	static const struct option options[] = {
 		{ "cpu-cache", required_argument, NULL, CPU_CACHE },
 		{ "files", required_argument, NULL, FILES },
@@ -77,6 +78,7 @@ static void parse_options(int argc, char **argv, struct run_options *o, bool *ch
 		{ "host", no_argument, NULL, HOST },
 		{ "delays", no_argument, NULL, DELAYS },
 		{ "park", no_argument, NULL, PARK },
+		{ "dedup", no_argument, NULL, DEDUP },
 		{ "gaiafs", required_argument, NULL, GAIAFS },
 		{ "gaia", required_argument, NULL, GAIA },
 		{ "check", no_argument, NULL, CHECK },
@@ -116,6 +118,9 @@ static void parse_options(int argc, char **argv, struct run_options *o, bool *ch
 			break;
 		case PARK:
 			o->park = true;
+			break;
+		case DEDUP:
+			o->dedup = true;
 			break;
 		case GAIAFS:
 			o->gaiafs = optarg;

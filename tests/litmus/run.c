@@ -524,6 +524,8 @@ static void mount_args(const struct scenario *s, const struct run_options *o, co
 
 	args[n++] = "--cpu-cache";
 	args[n++] = o->cpu_cache;
+	args[n++] = "--dedup";
+	args[n++] = o->dedup ? "home" : "off";
 	if (s->home || (s->host && s->device)) {
 		/* Of which the host has a half. */
 		snprintf(home, 32, "%lluK", (unsigned long long)s->device_bytes >> 9);
@@ -568,10 +570,12 @@ static void arm_faults(const struct run_options *o)
 	size_t n = 0;
 
 	if (o->park)
-		n = (size_t)snprintf(text, sizeof(text), "park.all=errno:ENOSPC;source.store_is_dear=errno:ENOSPC%s", o->delays ? ";" : "");
+		n += (size_t)snprintf(text + n, sizeof(text) - n, "park.all=errno:ENOSPC;source.store_is_dear=errno:ENOSPC");
+	if (o->dedup)
+		n += (size_t)snprintf(text + n, sizeof(text) - n, "%sdedup.all=errno:EEXIST", n ? ";" : "");
 	for (unsigned i = 0; i < ARRAY_LEN(delays) && o->delays; i++)
 		n += (size_t)snprintf(text + n, sizeof(text) - n, "%s%s=delay:%uus,seed=%llu",
-				      i ? ";" : "", delays[i].point, delays[i].max_us,
+				      n ? ";" : "", delays[i].point, delays[i].max_us,
 				      (unsigned long long)(seed + i));
 	setenv("GAIAFS_FAULTS", text, 1);
 }
@@ -588,7 +592,7 @@ bool run_scenario(const struct scenario *s, const struct run_options *o, struct 
 		repeat = MAX(MAX(s->repeat, 1u), s->has_par ? PAR_REPEATS : 1u);
 	mount_args(s, o, args, device, home);
 	mo.args = args;
-	if (o->delays || o->park)
+	if (o->delays || o->park || o->dedup)
 		arm_faults(o);
 	if (mnt_start(&r.mnt, &mo)) {
 		fprintf(stderr, "FAIL %s (%s): no mount\n", s->path, run_way(o));
@@ -605,7 +609,7 @@ bool run_scenario(const struct scenario *s, const struct run_options *o, struct 
 		.mount = r.mnt.path,
 		.backing_fd = r.mnt.backing_fd,
 		.gaia = o->gaia,
-		.parks = o->park,
+		.parks = o->park || o->dedup,
 		.stage = r.stage,
 	};
 	for (unsigned i = 0; i < repeat && !r.failed; i++) {

@@ -22,6 +22,7 @@ struct run_options {
 	bool host;		/* scenario_on_host() */
 	bool delays;		/* the daemon lingers where others could come between */
 	bool park;		/* what leaves home is parked on devices */
+	bool dedup;		/* equal pages are kept once */
 	unsigned seconds;	/* after which a repetition has deadlocked, if the daemon has no work */
 };
 
