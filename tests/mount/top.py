@@ -37,9 +37,9 @@ def gaia(build, *args, uid=None):
     return done.returncode, done.stdout, done.stderr
 
 
-def number(text):
+def number(text, scale=1024):
     """What 12.3M and the like mean."""
-    return float(text.rstrip("KMGTPE")) * 1024 ** " KMGTPE".index(text[-1] if text[-1].isalpha() else " ")
+    return float(text.rstrip("KMGTPE")) * scale ** " KMGTPE".index(text[-1] if text[-1].isalpha() else " ")
 
 
 def rows(text, heading):
@@ -59,18 +59,42 @@ def reads(path, pages):
     os.close(fd)
 
 
+def read_requests(text):
+    """Of one round: its row, and how many."""
+    seconds = float(re.search(r"in the last ([0-9.]+) s", text)[1])
+    told = [row for row in rows(text, "TIME") if row[:2] == ["request", "read"]]
+    return (told[0], number(told[0][2], 1000) * seconds) if told else (None, 0)
+
+
+def rounds_of(top):
+    """The text of each round, when the next one has begun."""
+    text = ""
+    for line in top.stdout:
+        if line.startswith("gaia top") and text:
+            yield text + "\n"
+            text = ""
+        text += line
+    yield text + "\n"
+
+
 def as_text(build):
     """It tells of the interval, not of what was before; files and others' rows are told to those who may know."""
     reads("mnt/file", 500)
-    top = subprocess.Popen([f"{build}/client/gaia", "top", "mnt", "2", "1", "-b"], stdout=subprocess.PIPE, text=True)
-    time.sleep(0.5)
+    top = subprocess.Popen([f"{build}/client/gaia", "top", "mnt", "0.5", "100", "-b"], stdout=subprocess.PIPE, text=True)
+    rounds, total, told = rounds_of(top), 0, None
+    # When it has told of one round it knows where the next one begins.
+    total += read_requests(next(rounds))[1]
     reads("mnt/file", 1000)
-    text = top.communicate(timeout=60)[0] + "\n"
-    check(top.returncode == 0, f"status {top.returncode}")
-    seconds = float(re.search(r"in the last ([0-9.]+) s", text)[1])
-    told = [row for row in rows(text, "TIME") if row[:2] == ["request", "read"]]
-    check(told and 990 <= number(told[0][2]) * seconds <= 1010, f"not 1000 reads in {seconds} s: {told}")
-    check(told and all(re.fullmatch(r"[0-9.]+(ns|us|ms|s)", part) for part in told[0][3:6]), f"no times: {told}")
+    for text in rounds:
+        row, number_of = read_requests(text)
+        total += number_of
+        told = row or told
+        if row and total >= 990:
+            break
+    top.terminate()
+    top.communicate(timeout=60)
+    check(990 <= total <= 1010, f"not 1000 reads but {total}")
+    check(told and all(re.fullmatch(r"[0-9.]+(ns|us|ms|s)", part) for part in told[3:6]), f"no times: {told}")
     check("found   home  100.0%" in text, "what was found in home")
     check([row[0] for row in rows(text, "DEVICE")] == ["sim0", "host"], "devices")
     files = rows(text, "HOME")
@@ -131,6 +155,14 @@ class Terminal:
         self.seen += got
         return got
 
+    def press_until(self, key, wanted, what):
+        """Again and again, as it may not listen yet."""
+        for _ in range(600):
+            os.write(self.ours, key)
+            if select.select([self.ours], [], [], 0.1)[0]:
+                break
+        self.read_until(wanted, what)
+
     def end(self, key, what):
         if key:
             os.write(self.ours, key)
@@ -160,9 +192,7 @@ def on_screen(build):
     screen.end(b"q", "q")
 
     screen = Terminal(build, "1000")
-    time.sleep(0.3)
-    os.write(screen.ours, b" ")
-    screen.read_until(rb"gaia top - ", "the space bar")
+    screen.press_until(b" ", rb"gaia top - ", "the space bar")
     screen.process.send_signal(signal.SIGTERM)
     screen.end(b"", "SIGTERM")
     screen = Terminal(build, "0.1", "3")

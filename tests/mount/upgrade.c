@@ -15,6 +15,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "child.h"
@@ -339,6 +340,7 @@ EACH_WAY(upgrade, open_files_locks_and_numbers_stay)
 	int fd = open_file("f", O_CREAT | O_RDWR), gone = open_file("gone", O_CREAT | O_RDWR);
 	int t = open_file("t", O_CREAT | O_RDWR), again;
 	struct stat before, after, times;
+	struct timespec now;
 	char text[5] = "";
 	unsigned char *p;
 
@@ -354,7 +356,10 @@ EACH_WAY(upgrade, open_files_locks_and_numbers_stay)
 	cr_assert_eq(write(t, "time", 4), 4);
 	cr_assert_eq(fstat(t, &times), 0);
 	close(t);
-	usleep(20000); /* what is stored now has another time */
+	/* What is stored from then on would have another time. */
+	do
+		clock_gettime(CLOCK_REALTIME_COARSE, &now);
+	while (now.tv_sec == times.st_mtim.tv_sec && now.tv_nsec <= times.st_mtim.tv_nsec);
 	cr_assert_eq(upgrade(), 0);
 	p[2] = 'C';
 	cr_assert_eq(pread(fd, text, 4, 0), 4);
