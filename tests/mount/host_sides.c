@@ -17,6 +17,7 @@
 #include "gaia/client.h"
 #include "gaia/protocol.h"
 #include "report.h"
+#include "seen.h"
 #include "ways.h"
 
 #define MIB (1 << 20)
@@ -79,25 +80,6 @@ static void write_file(off_t at, char byte)
 	OK(gaia_acquire(other, PAGE, PROT_READ));
 	cr_assert_eq(other[at - page], byte);
 	OK(gaia_munmap(other, PAGE));
-}
-
-static bool all_are(const unsigned char *at, size_t n, int byte)
-{
-	return at[0] == byte && memcmp(at, at + 1, n - 1) == 0;
-}
-
-/* Whether the process can read there. */
-static bool is_mapped(const unsigned char *at)
-{
-	int ends[2];
-	bool can;
-
-	cr_assert_eq(pipe2(ends, O_CLOEXEC), 0);
-	can = write(ends[1], at, 1) == 1;
-	cr_assert(can || errno == EFAULT);
-	close(ends[0]);
-	close(ends[1]);
-	return can;
 }
 
 static long host_pinned(void)

@@ -62,13 +62,7 @@ static void start(void)
 /* Exit status 1, and one line on standard error with these words. */
 static void refused(const char *args, const char *says)
 {
-	struct shell_result r = shell_run(mnt.path, 60, "\"$GAIA\" %s", args);
-	char *newline = strchr(r.err, '\n');
-
-	cr_assert_eq(r.status, 1, "gaia %s: status %d: %s", args, r.status, r.err);
-	cr_assert(newline && !newline[1], "gaia %s: not one line but \"%s\"", args, r.err);
-	cr_assert(strstr(r.err, says), "gaia %s: no \"%s\" in \"%s\"", args, says, r.err);
-	shell_free(&r);
+	shell_gaia_fails(mnt.path, 1, args, says);
 }
 
 /* What standard error says, of a success. */

@@ -36,13 +36,7 @@ static void start(void)
 /* Exit status and one line on standard error. */
 static void refused(int status, const char *args)
 {
-	struct shell_result r = shell_run(mnt.dir[0] ? mnt.path : "/", 30, "\"$GAIA\" %s", args);
-	char *newline = strchr(r.err, '\n');
-
-	cr_assert_eq(r.status, status, "gaia %s: status %d: %s", args, r.status, r.err);
-	cr_assert(newline && !newline[1], "gaia %s: not one line but \"%s\"", args, r.err);
-	cr_assert_str_eq(r.out, "", "gaia %s", args);
-	shell_free(&r);
+	shell_gaia_fails(mnt.dir[0] ? mnt.path : "/", status, args, NULL);
 }
 
 /* How many reads that the kernel asked for the line tells of; each took some time. */

@@ -10,6 +10,7 @@
 #include "child.h"
 #include "gaia/umap.h"
 #include "report.h"
+#include "seen.h"
 #include "ways.h"
 
 #define MIB (1 << 20)
@@ -55,24 +56,6 @@ static uint64_t kind_of(void *p)
 
 	cr_assert_eq(gaia_umap_stats(p, &stats), 0);
 	return stats.is;
-}
-
-static bool all_are(const unsigned char *at, size_t n, int byte)
-{
-	return at[0] == byte && memcmp(at, at + 1, n - 1) == 0;
-}
-
-/* Whether the process can read there. */
-static bool is_mapped(const unsigned char *at)
-{
-	int ends[2];
-	bool can;
-
-	cr_assert_eq(pipe2(ends, O_CLOEXEC), 0);
-	can = write(ends[1], at, 1) == 1;
-	close(ends[0]);
-	close(ends[1]);
-	return can;
 }
 
 static struct gate ready, go_on;

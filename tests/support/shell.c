@@ -116,6 +116,18 @@ void shell_ok(const char *cwd, const char *fmt, ...)
 	free(line);
 }
 
+void shell_gaia_fails(const char *cwd, int status, const char *args, const char *says)
+{
+	struct shell_result r = shell_run(cwd, 60, "\"$GAIA\" %s", args);
+	char *newline = strchr(r.err, '\n');
+
+	cr_assert_eq(r.status, status, "gaia %s: status %d: %s", args, r.status, r.err);
+	cr_assert(newline && !newline[1], "gaia %s: not one line but \"%s\"", args, r.err);
+	cr_assert(!says || strstr(r.err, says), "gaia %s: no \"%s\" in \"%s\"", args, says, r.err);
+	cr_assert_str_eq(r.out, "", "gaia %s", args);
+	shell_free(&r);
+}
+
 const char *shell_lacks(const char *const *programs)
 {
 	for (; *programs; programs++) {

@@ -25,6 +25,9 @@ void shell_free(struct shell_result *r);
 /* Assert that it succeeds; its output is the message if not. */
 void shell_ok(const char *cwd, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
+/* Assert that gaia with these arguments exits with @status and says nothing but one line on standard error, in which @says is (NULL: anything). */
+void shell_gaia_fails(const char *cwd, int status, const char *args, const char *says);
+
 /* The first of these programs that is not on the PATH, or NULL. */
 const char *shell_lacks(const char *const *programs);
 
