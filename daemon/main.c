@@ -28,6 +28,7 @@
 #include "device/device.h"
 #include "ending.h"
 #include "fuse/fs.h"
+#include "hardware.h"
 #include "live.h"
 #include "metrics.h"
 #include "options.h"
@@ -47,10 +48,7 @@ struct daemon {
 	/* Made by start_*() in this order, NULL before. */
 	struct store *store;
 	const char *storage_io; /* how the store reads */
-	struct device **device; /* ends with NULL */
-	uint64_t device_cache[CACHE_MAX_DEVICES];
-	unsigned n_devices;
-	struct device *local; /* the host as a device, until the cache owns it */
+	struct devices devices;
 	struct quota *quota;
 	uint64_t home_bytes;
 	uint64_t chosen_home;	/* 0: --home was given */
@@ -162,139 +160,6 @@ static int start_store(struct daemon *d)
 	return err;
 }
 
-/* Add the device, which it then owns, even if that fails. */
-static int add_device(struct daemon *d, struct device *dev)
-{
-	struct device *faulty;
-	int err = d->faults ? device_faulty_create(dev, &faulty) : 0;
-
-	if (err) {
-		log_error("device %s: %s", dev->name, strerror(-err));
-		dev->ops->destroy(dev);
-		return err;
-	}
-	d->device[d->n_devices++] = d->faults ? faulty : dev;
-	return 0;
-}
-
-static int start_sim(struct daemon *d, const struct sim_config *config)
-{
-	struct device *dev;
-	int err = device_sim_create(config, &dev);
-
-	if (!err)
-		return add_device(d, dev);
-	log_error("--device: simulated device %u: %s", config->index, strerror(-err));
-	return err;
-}
-
-static int start_cuda(struct daemon *d, const struct cuda_config *config)
-{
-	struct device *dev;
-	int err = device_cuda_create(config, &dev); /* logs */
-
-	return err ? err : add_device(d, dev);
-}
-
-/* All GPUs that work; if there is none, a simulated device. */
-static int choose_devices(struct daemon *d)
-{
-	static const struct sim_config sim = OPTIONS_USUAL_SIM;
-	const char *why;
-	unsigned n = device_cuda_count(&why);
-
-	for (unsigned i = 0; i < n && i < CACHE_MAX_DEVICES; i++)
-		(void)start_cuda(d, &(struct cuda_config){ .index = i });
-	if (d->n_devices)
-		return 0;
-	if (!n)
-		log_debug("no GPU: %s", why);
-	return start_sim(d, &sim);
-}
-
-/* The daemon before this one may have had GPUs of which nothing is left now: then the mount stays with it. */
-static int keep_gpus(const struct daemon *d)
-{
-	unsigned n = 0;
-
-	for (unsigned i = 0; i < d->n_devices; i++)
-		n += !d->device[i]->simulated;
-	if (n >= d->options.gpus_before)
-		return 0;
-	log_error("the mount has %u GPU%s, and here are %u: unmount, and mount anew", d->options.gpus_before, d->options.gpus_before > 1 ? "s" : "", n);
-	return -ENODEV;
-}
-
-static int make_devices(struct daemon *d)
-{
-	const struct options *o = &d->options;
-	int err = 0;
-
-	d->device = xcalloc(CACHE_MAX_DEVICES + 1, sizeof(*d->device));
-	if (o->choose_devices)
-		return choose_devices(d);
-	for (unsigned i = 0; i < o->n_devices && !err; i++) {
-		d->device_cache[d->n_devices] = o->device[i].cache;
-		if (o->device[i].kind == CHOICE_CUDA)
-			err = start_cuda(d, &o->device[i].cuda);
-		else
-			err = start_sim(d, &o->device[i].sim);
-	}
-	return err;
-}
-
-static int start_devices(struct daemon *d)
-{
-	int err = make_devices(d);
-
-	return err ? err : keep_gpus(d);
-}
-
-/* Each of the host's chunks takes a descriptor and a mapping, of which others need more. */
-static uint64_t most_of_host(void)
-{
-	struct rlimit limit = { .rlim_cur = 1024 };
-
-	(void)getrlimit(RLIMIT_NOFILE, &limit);
-	return MAX(1u, MIN((uint64_t)limit.rlim_cur / 12, 16384u)) * GAIA_CHUNK;
-}
-
-/* @home_most: what home may become. */
-static int start_host(struct daemon *d, uint64_t home_most)
-{
-	struct device *dev, *faulty;
-	int err = device_host_create(live_host_bytes(&d->live, home_most), &dev);
-
-	if (!err && d->faults) {
-		err = device_faulty_create(dev, &faulty);
-		if (err)
-			dev->ops->destroy(dev);
-		dev = faulty;
-	}
-	if (!err)
-		d->local = dev;
-	else
-		log_error("the host's own device: %s", strerror(-err));
-	return err;
-}
-
-/* Log the devices. GPUs have logged a line each already. */
-static void announce_devices(const struct daemon *d)
-{
-	uint64_t bytes = 0;
-	unsigned n = 0;
-
-	for (unsigned i = 0; i < d->n_devices; i++) {
-		if (!d->device[i]->simulated)
-			continue;
-		n++;
-		bytes += d->device[i]->capacity;
-	}
-	if (n)
-		log_info("%u simulated device%s: %llu MiB of host memory in the place of a GPU's",
-			 n, n > 1 ? "s" : "", (unsigned long long)bytes >> 20);
-}
-
 /*
  * Before Linux 6.16 FUSE writes back temporary copies of pages, and neither an invalidation nor
  * sync_file_range(2) waits for them. For acquires the library has another way; for releases there is
@@ -305,7 +170,7 @@ static void warn_of_old_kernel(const struct daemon *d)
 	int major = 0, minor = 0;
 	struct utsname u;
 
-	if (!d->n_devices || uname(&u) || sscanf(u.release, "%d.%d", &major, &minor) != 2)
+	if (!d->devices.n || uname(&u) || sscanf(u.release, "%d.%d", &major, &minor) != 2)
 		return;
 	if (major < 6 || (major == 6 && minor < 16))
 		log_warn("Linux %s is older than 6.16: a device's release of a page that a CPU program stores to through "
@@ -319,8 +184,8 @@ static void describe(const struct daemon *d)
 		  fs_source(d->fs), fs_mountpoint(d->fs), fs_cpu_cache(d->fs), d->storage_io);
 	log_debug("home: %llu MiB; dirty for %llu ms is stored", (unsigned long long)d->home_bytes >> 20,
 		  (unsigned long long)d->options.set.writeback_age_ms);
-	for (unsigned i = 0; i < d->n_devices; i++)
-		log_debug("device %u: %s, %llu MiB", i, d->device[i]->name, (unsigned long long)d->device[i]->capacity >> 20);
+	for (unsigned i = 0; i < d->devices.n; i++)
+		log_debug("device %u: %s, %llu MiB", i, d->devices.at[i]->name, (unsigned long long)d->devices.at[i]->capacity >> 20);
 	for (unsigned i = 0; i < QUOTA_COUNT; i++)
 		log_debug("each user may have %u %s, all together %u", quota_use(d->quota, i).each, quota_name(i),
 			  quota_use(d->quota, i).users);
@@ -430,14 +295,14 @@ static void take_settings(struct daemon *d)
 static int start_cache(struct daemon *d)
 {
 	struct cache_config config = {
-		.devices = d->device,
-		.n_devices = d->n_devices,
+		.devices = d->devices.at,
+		.n_devices = d->devices.n,
 		.writeback_age_ms = d->options.set.writeback_age_ms,
 		.device_age_ms = d->options.set.device_age_ms,
 		.device_percent = d->options.set.device_percent,
 		.files_percent = d->options.set.pin_share,
 		.files_user_percent = d->options.set.pin_user_percent,
-		.device_cache = d->device_cache,
+		.device_cache = d->devices.cache,
 		.dedup = d->options.dedup,
 		.unstored = &d->end.shared->unstored,
 		.host = fs_cache_host(),
@@ -446,15 +311,15 @@ static int start_cache(struct daemon *d)
 	int err;
 
 	d->live.usual_home = choose_home(d);
-	d->live.host_most = most_of_host();
+	d->live.host_most = devices_host_most();
 	d->chosen_home = d->options.set.home_bytes ? 0 : d->live.usual_home;
 	d->home_bytes = config.home_bytes = d->options.set.home_bytes ? d->options.set.home_bytes : d->live.usual_home;
 	config.home_most = most_of_home(d->home_bytes);
 	config.local_bytes = live_host_bytes(&d->live, d->home_bytes);
-	err = start_host(d, config.home_most);
+	err = devices_start_host(&d->devices, live_host_bytes(&d->live, config.home_most)); /* logs */
 	if (err)
 		return err;
-	config.local = d->local;
+	config.local = d->devices.local;
 	err = cache_create(&config, &d->cache);
 	if (err)
 		log_error("the page cache cannot start: %s", strerror(-err));
@@ -717,7 +582,7 @@ static int start(struct daemon *d)
 	if (!err)
 		err = start_store(d);
 	if (!err)
-		err = start_devices(d);
+		err = devices_start(&d->devices, &d->options, d->faults); /* logs */
 	if (!err)
 		err = start_cache(d);
 	if (!err)
@@ -731,19 +596,10 @@ static int start(struct daemon *d)
 		start_metrics(d);
 	if (!err) {
 		announce_home(d);
-		announce_devices(d);
+		devices_announce(&d->devices);
 		warn_of_old_kernel(d);
 	}
 	return err;
-}
-
-/* For use while there is no cache that owns them. */
-static void destroy_devices(struct daemon *d)
-{
-	for (unsigned i = 0; d->device && d->device[i]; i++)
-		d->device[i]->ops->destroy(d->device[i]);
-	if (d->local)
-		d->local->ops->destroy(d->local);
 }
 
 /* In the order in which data travels: clients, requests, cache, store. 0 if everything was stored. */
@@ -767,8 +623,7 @@ static int stop(struct daemon *d)
 	if (d->cache)
 		cache_destroy(d->cache);
 	else
-		destroy_devices(d);
-	free(d->device);
+		devices_destroy(&d->devices);
 	if (d->fs)
 		fs_destroy(d->fs);
 	if (d->store)
