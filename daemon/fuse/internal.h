@@ -798,6 +798,8 @@ void source_lock_close(struct fs *fs);
 int source_trylock(struct fs *fs);
 /* The process that has locked it; 0: it cannot be seen (it is in another PID namespace). */
 pid_t source_locker(const struct fs *fs);
+/* The same if it is a gaiafs. */
+pid_t source_daemon(const struct fs *fs);
 
 /* ---- takeover.c ---- */
 

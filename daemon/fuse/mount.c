@@ -274,7 +274,7 @@ static pid_t find_holder(const char *source)
  */
 static void say_who_goes_on(const struct fs *fs, bool dead)
 {
-	pid_t holder = dead ? 0 : find_holder(fs->source), daemon = source_locker(fs);
+	pid_t holder = dead ? 0 : find_holder(fs->source), daemon = source_daemon(fs);
 	char name[32], end[32] = "ending its daemon";
 
 	if (!holder) {

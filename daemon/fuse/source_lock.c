@@ -75,6 +75,56 @@ static pid_t locker_of(const char *line, const char *prefix, const struct locked
 	return ino == of->ino && major == of->major && minor == of->minor ? pid : 0;
 }
 
+/*
+ * Whether the error means that the process has ended, or is the kernel's. Any other may hide what is looked
+ * for: a root with few capabilities sees little.
+ */
+static bool is_nothing(int err)
+{
+	return err == ENOENT || err == ESRCH;
+}
+
+/* Whether the process is a gaiafs, or its supervisor: 1, 0, or a negative errno. */
+static int runs_gaiafs(const char *pid)
+{
+	char path[64], exe[PATH_MAX], *name;
+	ssize_t n;
+
+	snprintf(path, sizeof(path), "/proc/%.20s/exe", pid);
+	n = readlink(path, exe, sizeof(exe) - 1);
+	if (n < 0)
+		return -errno;
+	exe[n] = '\0';
+	name = strrchr(exe, '/');
+	/* " (deleted)" follows if the program's file was replaced. */
+	return name && !strncmp(name + 1, "gaiafs", 6);
+}
+
+/*
+ * Whether the process may be a gaiafs, or its supervisor, that root started. No other user can make a process
+ * look like one.
+ */
+static bool is_roots_gaiafs(const char *pid)
+{
+	char path[PATH_MAX], line[256], called[32] = "";
+	unsigned uid = 1;
+	FILE *status;
+	int is;
+
+	snprintf(path, sizeof(path), "/proc/%.20s/status", pid);
+	status = fopen(path, "re");
+	if (!status)
+		return !is_nothing(errno) && errno != EACCES; /* EACCES: hidden, so another user's */
+	/* The real uid: a user may run a set-id program with another effective one. The line comes after the name's. */
+	while (fgets(line, sizeof(line), status) && sscanf(line, "Uid: %u", &uid) != 1)
+		sscanf(line, "Name: %31s", called);
+	fclose(status);
+	if (uid != 0)
+		return false;
+	is = runs_gaiafs(pid);
+	return is < 0 ? !is_nothing(-is) && !strncmp(called, "gaiafs", 6) : is;
+}
+
 pid_t source_locker(const struct fs *fs)
 {
 	FILE *file = fopen("/proc/locks", "re");
@@ -90,44 +140,14 @@ pid_t source_locker(const struct fs *fs)
 	return locker > 0 ? locker : 0;
 }
 
-/*
- * Whether the error means that the process has ended, or is the kernel's. Any other may hide what is looked
- * for: a root with few capabilities sees little.
- */
-static bool is_nothing(int err)
+pid_t source_daemon(const struct fs *fs)
 {
-	return err == ENOENT || err == ESRCH;
-}
+	pid_t locker = source_locker(fs);
+	char pid[24];
 
-/*
- * Whether the process may be a gaiafs, or its supervisor, that root started. No other user can make a process
- * look like one.
- */
-static bool is_roots_gaiafs(const char *pid)
-{
-	char path[PATH_MAX], exe[PATH_MAX], line[256], called[32] = "", *name;
-	unsigned uid = 1;
-	FILE *status;
-	ssize_t n;
-
-	snprintf(path, sizeof(path), "/proc/%.20s/status", pid);
-	status = fopen(path, "re");
-	if (!status)
-		return !is_nothing(errno) && errno != EACCES; /* EACCES: hidden, so another user's */
-	/* The real uid: a user may run a set-id program with another effective one. The line comes after the name's. */
-	while (fgets(line, sizeof(line), status) && sscanf(line, "Uid: %u", &uid) != 1)
-		sscanf(line, "Name: %31s", called);
-	fclose(status);
-	if (uid != 0)
-		return false;
-	snprintf(path, sizeof(path), "/proc/%.20s/exe", pid);
-	n = readlink(path, exe, sizeof(exe) - 1);
-	if (n < 0)
-		return !is_nothing(errno) && !strncmp(called, "gaiafs", 6);
-	exe[n] = '\0';
-	name = strrchr(exe, '/');
-	/* " (deleted)" follows if the program's file was replaced. */
-	return name && !strncmp(name + 1, "gaiafs", 6);
+	/* Of a mount that was handed over it was the first daemon, which has ended: another process may have its number. */
+	snprintf(pid, sizeof(pid), "%d", (int)locker);
+	return locker && runs_gaiafs(pid) > 0 ? locker : 0;
 }
 
 static bool process_has(const char *pid, const struct locked *what)
