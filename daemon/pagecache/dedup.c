@@ -37,7 +37,7 @@
 struct dedup {
 	bool all_users; /* of all users' files, not only of one user's at a time */
 	uint8_t secret[XXH3_SECRET_SIZE_MIN];
-	struct dedup_file all; /* all files together */
+	struct dedup_sample all; /* of all files together */
 	atomic_uint hash_ns;   /* of a page, lately */
 };
 
@@ -87,9 +87,9 @@ static bool in_sample(const struct dedup *d, const void *page)
 	return mixed % SAMPLE == 0;
 }
 
-static bool pays(const struct cache *c, const struct dedup_file *df)
+static bool pays(const struct cache *c, const struct dedup_sample *sa)
 {
-	uint64_t tried = atomic_load_explicit(&df->tried, memory_order_relaxed), found = atomic_load_explicit(&df->found, memory_order_relaxed);
+	uint64_t tried = atomic_load_explicit(&sa->tried, memory_order_relaxed), found = atomic_load_explicit(&sa->found, memory_order_relaxed);
 	uint64_t hash_ns = atomic_load_explicit(&c->dedup->hash_ns, memory_order_relaxed);
 
 	return tried >= ENOUGH && found * 100 >= tried * WORTH_PERCENT && found * read_cost_ns(&c->store_cost, 1, 1) >= tried * hash_ns;
@@ -101,19 +101,19 @@ static bool file_pays(struct cfile *f)
 
 	if (fault_point("dedup.all"))
 		return true;
-	known = atomic_load_explicit(&f->dedup.tried, memory_order_relaxed) >= ENOUGH;
+	known = atomic_load_explicit(&f->dedup.sample.tried, memory_order_relaxed) >= ENOUGH;
 
-	return pays(f->cache, known ? &f->dedup : &f->cache->dedup->all);
+	return pays(f->cache, known ? &f->dedup.sample : &f->cache->dedup->all);
 }
 
-static void learn(struct dedup_file *df, bool found)
+static void learn(struct dedup_sample *sa, bool found)
 {
 	if (found)
-		atomic_fetch_add_explicit(&df->found, 1, memory_order_relaxed);
-	if (atomic_fetch_add_explicit(&df->tried, 1, memory_order_relaxed) < MANY)
+		atomic_fetch_add_explicit(&sa->found, 1, memory_order_relaxed);
+	if (atomic_fetch_add_explicit(&sa->tried, 1, memory_order_relaxed) < MANY)
 		return;
-	atomic_store_explicit(&df->tried, MANY / 2, memory_order_relaxed);
-	atomic_store_explicit(&df->found, atomic_load_explicit(&df->found, memory_order_relaxed) / 2, memory_order_relaxed);
+	atomic_store_explicit(&sa->tried, MANY / 2, memory_order_relaxed);
+	atomic_store_explicit(&sa->found, atomic_load_explicit(&sa->found, memory_order_relaxed) / 2, memory_order_relaxed);
 }
 
 /* Hashing takes more or less time as the processor's caches have the page: what it has taken lately. */
@@ -226,7 +226,7 @@ static frame_t dedup_frame(struct cfile *f, frame_t frame, bool may_ask)
 	found = shares_join(&c->frames, frame, tag_of(c->dedup, page, sample), domain);
 	count(CTR_dedup_found, found != frame);
 	if (sample) {
-		learn(&f->dedup, found != frame);
+		learn(&f->dedup.sample, found != frame);
 		learn(&c->dedup->all, found != frame);
 	}
 	return found;
@@ -263,7 +263,7 @@ static bool is_own(struct chunk *ch, unsigned i)
 static void unlearn(struct cfile *f, const void *page)
 {
 	if (in_sample(f->cache->dedup, page)) {
-		learn(&f->dedup, false);
+		learn(&f->dedup.sample, false);
 		learn(&f->cache->dedup->all, false);
 	}
 	count(CTR_dedup_unshared, 1);

@@ -17,10 +17,15 @@
 struct chunk;
 struct dedup;
 
-/* A file's part; zeros at first. Hints: relaxed, and not always exact. */
+/* What the sample has shown, of a file or of all. Hints: relaxed, and not always exact. */
+struct dedup_sample {
+	atomic_uint tried, found; /* pages of it that were looked for, and found; both are halved now and then */
+};
+
+/* A file's part; zeros at first. */
 struct dedup_file {
-	atomic_uint tried, found; /* pages of the sample that were looked for, and found; both are halved now and then */
-	_Atomic uint64_t owner;	  /* see dedup.c */
+	struct dedup_sample sample;
+	_Atomic uint64_t owner; /* see dedup.c */
 };
 
 /* If config->dedup says so: c->dedup, else NULL. -ENOMEM. */
