@@ -70,7 +70,8 @@ static void after_fork_in_child(void)
 
 static int atfork_error;
 
-static void register_atfork(void)
+/* Before there are threads: a fork(2) beside the first mapping would find it half done, and the child do it again. */
+__attribute__((constructor)) static void watch_forks(void)
 {
 	atfork_error = -pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
@@ -265,11 +266,9 @@ again:
 
 int conn_get(int fd, dev_t dev, struct conn **out, bool *fresh)
 {
-	static pthread_once_t once = PTHREAD_ONCE_INIT;
 	struct conn *c;
 	int err = 0;
 
-	pthread_once(&once, register_atfork);
 	if (atfork_error)
 		return atfork_error;
 	pthread_mutex_lock(&gaia_lock);

@@ -274,9 +274,6 @@ struct umap_process {
 };
 extern struct umap_process umap;
 
-/* Before there is any region, paged or not. */
-void umap_process_watch_forks(void);
-
 /* One more paged region, and one less. -ENOSYS: there is no paging here. */
 int umap_process_join(void);
 void umap_process_leave(void);

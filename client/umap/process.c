@@ -256,16 +256,10 @@ static void after_fork(void)
 	pthread_mutex_unlock(&umap.lock);
 }
 
-static void watch_forks(void)
+/* Before there are threads: a fork(2) beside the first region would find it half done, and the child do it again. */
+__attribute__((constructor)) static void watch_forks(void)
 {
 	pthread_atfork(before_fork, after_fork, forget_all);
-}
-
-void umap_process_watch_forks(void)
-{
-	static pthread_once_t once = PTHREAD_ONCE_INIT;
-
-	pthread_once(&once, watch_forks);
 }
 
 int umap_process_join(void)

@@ -322,7 +322,6 @@ static int create(const struct gaia_umap_config *from, char **view)
 
 	if (err)
 		return err;
-	umap_process_watch_forks();
 	umap_region_settle();
 	end_dead();
 	/* What is wrong with it is told by the other ways, too. */
