@@ -1675,9 +1675,11 @@ static void run_all(unsigned last)
 	}
 }
 
-/* With ThreadSanitizer, which takes ten times as long, the first ones; the others run them all. */
+/* With sanitizers, which take two and ten times as long, the first ones. */
 #ifdef __SANITIZE_THREAD__
 #define PROGRAMS(n) ((n) / 3)
+#elif defined(__SANITIZE_ADDRESS__)
+#define PROGRAMS(n) ((n) / 2)
 #else
 #define PROGRAMS(n) (n)
 #endif
