@@ -110,18 +110,26 @@ static int apply(struct live *l, const struct settings *set, struct said *said)
 /* What budgets of devices become; 0: as they are. */
 struct budgets {
 	uint64_t bytes[CACHE_MAX_DEVICES];
+	bool off[CACHE_MAX_DEVICES];
 };
 
-/* "device.sim0=1G", or "device.0=1G". */
+static int refuse_pinned(unsigned device, struct said *said)
+{
+	say(said, "device.%u: files are pinned to it; gaia pins names them, and gaia unpin lets go of them\n", device);
+	return -EBUSY;
+}
+
+/* "device.sim0=1G", "device.0=1G", or "device.0=off". */
 static int change_device(struct live *l, const char *word, struct budgets *b, struct said *said)
 {
 	const char *name = word + strlen(DEVICE), *is = strchr(word, '=');
+	bool off = is && !strcmp(is + 1, "off");
 	struct cache_device_use use;
 	char number[16];
-	uint64_t bytes;
+	uint64_t bytes = 0;
 
-	if (!is || parse_size(is + 1, &bytes) || bytes < GAIA_CHUNK) {
-		say(said, "%s: not of the form device.NAME=SIZE, with a size of at least 2M\n", word);
+	if (!is || (!off && (parse_size(is + 1, &bytes) || bytes < GAIA_CHUNK))) {
+		say(said, "%s: not of the form device.NAME=SIZE, with a size of at least 2M, or device.NAME=off\n", word);
 		return -EINVAL;
 	}
 	for (unsigned i = 0; i < cache_devices(l->cache); i++) {
@@ -135,21 +143,33 @@ static int change_device(struct live *l, const char *word, struct budgets *b, st
 			    (unsigned long long)use.dev->capacity >> 20);
 			return -ENOTSUP;
 		}
+		if (off && use.files)
+			return refuse_pinned(i, said);
 		b->bytes[i] = bytes;
+		b->off[i] = off;
 		return 0;
 	}
 	say(said, "%.*s: the mount has no such device\n", (int)(is - word), word);
 	return -EINVAL;
 }
 
-static void apply_budgets(struct live *l, const struct budgets *b, struct said *said)
+/* The first error: a file has been pinned to the device since we looked. */
+static int apply_budgets(struct live *l, const struct budgets *b, struct said *said)
 {
 	uint64_t beyond;
+	int err = 0;
 
-	for (unsigned i = 0; i < cache_devices(l->cache); i++)
-		if (b->bytes[i] && !cache_set_device(l->cache, i, b->bytes[i], &beyond) && beyond)
-			say(said, "device.%u: %llu MiB more than that are in use, and leave in the background, or when programs release them\n", i,
-			    (unsigned long long)beyond >> 20);
+	for (unsigned i = 0; i < cache_devices(l->cache); i++) {
+		beyond = 0;
+		if (b->off[i] && cache_device_off(l->cache, i, &beyond))
+			err = refuse_pinned(i, said);
+		else if (b->bytes[i])
+			(void)cache_set_device(l->cache, i, b->bytes[i], &beyond);
+		if (beyond)
+			say(said, "device.%u: %llu MiB %sare in use, and leave in the background, or when programs release them\n", i,
+			    (unsigned long long)beyond >> 20, b->off[i] ? "" : "more than that ");
+	}
+	return err;
 }
 
 /* Whether both change the same: also which of users' limits. */
@@ -252,7 +272,7 @@ static int change_words(struct live *l, const char *words, size_t length, struct
 	}
 	err = apply(l, &next.set, said);
 	if (!err)
-		apply_budgets(l, &budgets, said);
+		err = apply_budgets(l, &budgets, said);
 	for (const char *word = words; word < words + length && !err; word += strlen(word) + 1) {
 		log_info("gaia set %s", word);
 		words_note(l, word);

@@ -31,7 +31,7 @@ static const char usage_text[] =
 	"       gaia pins MOUNT [--json]\n"
 	"       gaia warm FILE|DIR... [--null] [--files-from LIST] [--device N] [--json]\n"
 	"       gaia dedup --estimate FILE|DIR... [--json]\n"
-	"       gaia set MOUNT NAME=VALUE...\n"
+	"       gaia set [--wait] MOUNT NAME=VALUE...\n"
 	"       gaia reload MOUNT\n"
 	"       gaia trace MOUNT [--seconds N]\n"
 	"       gaia umount MOUNT [--discard] [--everywhere] | MOUNT --force\n"
@@ -313,7 +313,7 @@ static bool parse_device(const char *text, uint32_t *device)
 }
 
 enum { OPT_JSON = 1, OPT_FROM = 2, OPT_RANGE = 4, OPT_UMOUNT = 8, OPT_RECURSIVE = 16, OPT_DEVICE = 32, OPT_PATHS = 64, OPT_SECONDS = 128, OPT_ESTIMATE = 256,
-       OPT_BATCH = 512, OPT_LIST = 1024 };
+       OPT_BATCH = 512, OPT_LIST = 1024, OPT_WAIT = 2048 };
 
 #define OPT_FILES (OPT_PATHS | OPT_LIST)
 
@@ -333,7 +333,7 @@ static const struct command {
 	{ "pins", OPT_JSON, pins_command },
 	{ "warm", OPT_JSON | OPT_DEVICE | OPT_FILES, warm_command },
 	{ "dedup", OPT_ESTIMATE | OPT_JSON | OPT_PATHS, dedup_command },
-	{ "set", OPT_PATHS, set_command },
+	{ "set", OPT_PATHS | OPT_WAIT, set_command },
 	{ "reload", 0, reload_command },
 	{ "trace", OPT_SECONDS, trace_it },
 	{ "umount", OPT_UMOUNT, umount_it },
@@ -384,6 +384,8 @@ static int parse_args(const struct command *cmd, char **argv, struct args *a, si
 			a->null = true;
 		} else if (!strcmp(arg, "-b") && cmd->options & OPT_BATCH) {
 			a->batch = true;
+		} else if (!strcmp(arg, "--wait") && cmd->options & OPT_WAIT) {
+			a->wait = true;
 		} else if (!strcmp(arg, "--force") && cmd->options & OPT_UMOUNT) {
 			a->force = true;
 		} else if (!strcmp(arg, "--discard") && cmd->options & OPT_UMOUNT) {

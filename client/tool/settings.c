@@ -2,12 +2,18 @@
  * settings.c - gaia set and gaia reload: change options of a mount that is live.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "../wire.h"
+#include "rates.h"
 #include "tool.h"
+
+#define LOOK_US 100000
+#define SAY_AFTER 10 /* looks */
 
 /* Each line of the daemon's, on standard error. */
 static void show_lines(const char *path, const char *text)
@@ -42,9 +48,60 @@ static int send_settings(const char *path, struct gaia_ioc_set *io)
 	return io->error ? EXIT_FAILED : EXIT_OK;
 }
 
+/* ---- gaia set --wait ---- */
+
+/* Whether @word is "device.NAME=off" of this one. */
+static bool takes_away(const char *word, const json_t *device)
+{
+	char by_name[80], by_number[80];
+
+	snprintf(by_name, sizeof(by_name), "device.%s=off", json_string_value(json_object_get(device, "name")));
+	snprintf(by_number, sizeof(by_number), "device.%.0f=off", number_at(device, "index"));
+	return !strcmp(word, by_name) || !strcmp(word, by_number);
+}
+
+/* How much there still is on devices that were taken away, in bytes. */
+static int look(const struct args *a, double *left, double *held)
+{
+	json_t *status = NULL, *device;
+	int exit = fetch_json(a->path, GAIA_REPORT_STATUS, &status);
+	size_t k;
+
+	*left = *held = 0;
+	json_array_foreach(json_object_get(status, "devices"), k, device)
+		for (size_t i = 1; i < a->n_paths; i++) {
+			if (!takes_away(a->paths[i], device))
+				continue;
+			*left += number_at(device, "used") + number_at(device, "cache_bytes");
+			*held += number_at(device, "pinned");
+			break;
+		}
+	json_decref(status);
+	return exit;
+}
+
+static int wait_until_empty(const struct args *a)
+{
+	bool terminal = isatty(STDERR_FILENO), line = false;
+	double left, held;
+	int status;
+
+	for (unsigned looks = 0; !(status = look(a, &left, &held)) && left > 0; looks++) {
+		if (terminal && looks >= SAY_AFTER) {
+			fprintf(stderr, "\r\033[K%s: %.0f MiB are still there, and programs hold %.0f of them", a->path, left / (1 << 20), held / (1 << 20));
+			line = true;
+		}
+		usleep(LOOK_US);
+	}
+	if (line)
+		fputs("\r\033[K", stderr);
+	return status;
+}
+
 int set_command(const struct args *a)
 {
 	struct gaia_ioc_set io = { .length = 0 };
+	int status;
 
 	if (a->n_paths < 2)
 		return usage("set: an option is missing: NAME=VALUE");
@@ -58,7 +115,8 @@ int set_command(const struct args *a)
 		memcpy(io.text + io.length, a->paths[i], size);
 		io.length += (uint32_t)size;
 	}
-	return send_settings(a->path, &io);
+	status = send_settings(a->path, &io);
+	return status || !a->wait ? status : wait_until_empty(a);
 }
 
 int reload_command(const struct args *a)

@@ -17,7 +17,7 @@ struct args {
 	char **paths; /* one at least */
 	size_t n_paths;
 	const char *path; /* the first */
-	bool json, force, everywhere, discard, recursive, estimate, batch, null;
+	bool json, force, everywhere, discard, recursive, estimate, batch, null, wait;
 	bool from_given, device_given;
 	uint32_t from; /* a device's index or GAIA_FROM_HOME */
 	uint32_t device;

@@ -245,11 +245,12 @@ static int choose_chunks(struct acquiring *ac)
 	if (ac->pin)
 		ac->border = MIN(ac->border, first + ac->pin->n);
 	n_all = segments_chunks(ac->asked, 0, ac->border, NULL);
+	err = device_usable(ac->m->dev);
+	if (err)
+		return err;
 	/* More than the device has cannot fit; asked before any memory is spent on it. */
 	if (n_all > ac->m->dev->capacity / GAIA_CHUNK)
 		return -ENOMEM;
-	if (atomic_load(&ac->m->dev->gone))
-		return -ENODEV;
 	ac->reps = xcalloc(n_all + 1, sizeof(*ac->reps));
 	ac->index = xcalloc(n_all + 1, sizeof(*ac->index));
 	if (ac->ready) {

@@ -170,6 +170,12 @@ int cache_set_home(struct cache *c, uint64_t home_bytes, uint64_t local_bytes, u
  */
 int cache_set_device(struct cache *c, unsigned device, uint64_t bytes, uint64_t *beyond);
 /*
+ * Take a device away: from now on nothing can be mapped, acquired, pinned or parked there, -ENODEV, and what is idle leaves in the background: what was
+ * released there is fetched first. What programs hold stays until they release it. *@left: how much there is, bytes; cache_device() says when it is
+ * nothing. Undone by cache_set_device(). -EBUSY: files are pinned to it, and nothing has changed.
+ */
+int cache_device_off(struct cache *c, unsigned device, uint64_t *left);
+/*
  * [W] Fetch everything that is released, store everything that is dirty, sync the files. 0 or the first error. @unstored: NULL, or
  * an array to which the files that failed are added: {"path", "bytes" (that the store lacks now; 0 if only a sync has failed),
  * "error", "lost" (all of these bytes went with a device: trying again is of no use)}.

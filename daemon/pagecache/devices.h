@@ -4,6 +4,7 @@
 #ifndef GAIA_PAGECACHE_DEVICES_H
 #define GAIA_PAGECACHE_DEVICES_H
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -31,7 +32,7 @@ struct cache_device {
 	struct device *dev;
 	struct cache *home; /* of the host: its memory counts as home's; else NULL */
 	unsigned index;
-	_Atomic uint64_t capacity; /* bytes: the budget, not more than the device's own. Changed with reserve and lock held */
+	_Atomic uint64_t capacity; /* bytes: the budget, not more than the device's own; 0: it is off (device_is_off()). Changed with reserve and lock held */
 	atomic_bool shrinking; /* it has been made smaller, and what is beyond it leaves: the trimmer's work */
 	struct victims *victims; /* the cache's, if it has parked pages here; see victim.h */
 	atomic_uint each_percent; /* how much of it each user may have pinned */
@@ -75,6 +76,18 @@ struct cache_device {
 	atomic_bool complained; /* about reading from it, since that last worked */
 	_Atomic uint8_t peer[CACHE_MAX_REPLICAS]; /* enum peer, by the other's index */
 };
+
+/* It is taken away (cache_device_off()): nothing more comes to it. The host's share of home may be nothing without that. */
+static inline bool device_is_off(const struct cache_device *dev)
+{
+	return !dev->home && atomic_load(&dev->capacity) == 0;
+}
+
+/* 0; or -ENODEV if it is gone or off. */
+static inline int device_usable(const struct cache_device *dev)
+{
+	return atomic_load(&dev->gone) || device_is_off(dev) ? -ENODEV : 0;
+}
 
 /* The device of this number; GAIA_HOST: the host. NULL: there is none. */
 struct cache_device *cache_device_find(struct cache *c, unsigned number);

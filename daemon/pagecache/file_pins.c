@@ -128,6 +128,9 @@ static int may_pin(const struct cache_device *dev, const struct cfile *f, const 
 	uint64_t more = pf && pf->chunks >= n ? 0 : n - (pf ? pf->chunks : 0);
 	uint64_t more_mine = mine && mine->chunks >= n ? 0 : n - (mine ? mine->chunks : 0);
 
+	/* With the lock, so that none is pinned beside cache_device_off(). */
+	if (device_usable(dev))
+		return -ENODEV;
 	if (!user->owner && dev->files_user_percent == 0)
 		return -EPERM;
 	if (!user->owner && more_mine > 0 && user_file_chunks(dev, user->uid) + more_mine > files_user_limit(dev) / GAIA_CHUNK)
@@ -193,7 +196,7 @@ int cache_pin(struct cfile *f, unsigned device, struct cache_user user, bool *fr
 	if (device >= cache_devices(f->cache))
 		return -ENODEV;
 	dev = &f->cache->dev[device];
-	err = atomic_load(&dev->gone) ? -ENODEV : passthrough_learn_size(f);
+	err = passthrough_learn_size(f);
 	if (err)
 		return err;
 	in_file = (cfile_size(f) + GAIA_CHUNK - 1) / GAIA_CHUNK;

@@ -142,7 +142,7 @@ int cache_map(struct cfile *f, unsigned device, void *client, struct cache_user 
 	struct cache_device *dev = cache_device_find(c, device);
 	struct mapping *m;
 
-	if (!dev)
+	if (!dev || device_is_off(dev))
 		return -ENODEV;
 	m = calloc(1, sizeof(*m));
 	if (!m)

@@ -33,13 +33,13 @@ static void bringing_free(struct bringing *b)
 int bringing_begin(struct bringing *b, struct cfile *f, struct cache_device *dev, struct cache_user user, uint64_t first, uint64_t n,
 		   bool modest)
 {
-	int err;
+	int err = device_usable(dev);
 
+	if (err)
+		return err;
 	/* As for an acquire: before any memory is spent on it. */
 	if (n > dev->capacity / GAIA_CHUNK)
 		return -ENOMEM;
-	if (atomic_load(&dev->gone))
-		return -ENODEV;
 	*b = (struct bringing){ .m = { .file = f, .dev = dev, .user = user, .prot = GAIA_PROT_READ }, .n = n };
 	STAILQ_INIT(&b->m.pins);
 	pthread_mutex_init(&b->m.lock, NULL);

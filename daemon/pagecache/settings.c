@@ -92,6 +92,18 @@ int cache_set_home(struct cache *c, uint64_t home_bytes, uint64_t local_bytes, u
 	return 0;
 }
 
+/* Begin to evict what is beyond the budget: so much. */
+static uint64_t device_leaves(struct cache *c, struct cache_device *dev)
+{
+	uint64_t beyond = beyond_budget(dev);
+
+	if (beyond == 0)
+		return 0;
+	atomic_store(&dev->shrinking, true);
+	call_trimmer(c);
+	return beyond;
+}
+
 int cache_set_device(struct cache *c, unsigned device, uint64_t bytes, uint64_t *beyond)
 {
 	struct cache_device *dev = &c->dev[device];
@@ -99,12 +111,26 @@ int cache_set_device(struct cache *c, unsigned device, uint64_t bytes, uint64_t 
 	if (bytes < GAIA_CHUNK || bytes > dev->dev->capacity)
 		return -ERANGE;
 	set_capacity(dev, bytes);
-	*beyond = beyond_budget(dev);
-	if (*beyond == 0)
-		return 0;
-	atomic_store(&dev->shrinking, true);
-	call_trimmer(c);
+	*beyond = device_leaves(c, dev);
 	return 0;
+}
+
+int cache_device_off(struct cache *c, unsigned device, uint64_t *left)
+{
+	struct cache_device *dev = &c->dev[device];
+	int err = 0;
+
+	pthread_mutex_lock(&dev->reserve);
+	pthread_mutex_lock(&dev->lock);
+	if (dev->pinned_files)
+		err = -EBUSY;
+	else
+		dev->capacity = 0;
+	pthread_mutex_unlock(&dev->lock);
+	pthread_mutex_unlock(&dev->reserve);
+	if (!err)
+		*left = device_leaves(c, dev);
+	return err;
 }
 
 /* ---- what is beyond leaves ---- */

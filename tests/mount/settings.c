@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -312,7 +313,52 @@ EACH_WAY_BARE(settings, devices_shrink_and_grow)
 	refused("set . home=16M device.1=4M", "device.1: the mount has no such device");
 	refused("set . device.sim=4M", "device.sim: the mount has no such device");
 	refused("set . device.sim0=1M", "not of the form device.NAME=SIZE");
+	refused("set . device.sim0=0", "not of the form device.NAME=SIZE");
 	cr_assert_eq(STATUS("home", "budget"), 32 * MIB);
+}
+
+static int set_and_wait(void *arg)
+{
+	struct shell_result r = shell_run(mnt.path, 60, "\"$GAIA\" set --wait . device.sim0=off");
+	int status = r.status;
+
+	(void)arg;
+	shell_free(&r);
+	return status;
+}
+
+EACH_WAY_BARE(settings, a_device_is_taken_away_and_comes_back)
+{
+	struct actor *a, *b;
+	pid_t waits;
+
+	start();
+	make("f", 12 * MIB, 'f');
+	a = actor_start("f", 12 * MIB, 0);
+	actor_ok(a, ACQUIRE, 0, 12 * MIB, PROT_READ | PROT_WRITE);
+	actor_ok(a, STORE, 0, 12 * MIB, 'd');
+	actor_ok(a, RELEASE, 2 * MIB, 10 * MIB, 0);
+	shell_ok(mnt.path, "printf small > g && \"$GAIA\" pin g --device 0");
+	refused("set . device.sim0=off", "device.0: files are pinned to it");
+	shell_ok(mnt.path, "\"$GAIA\" unpin g");
+	says("set . device.sim0=off", "device.0: 14 MiB are in use, and leave");
+	waits = child_start(set_and_wait, NULL);
+	while (STATUS("devices", "0", "used") > 2 * MIB)
+		pause_briefly();
+	cr_assert_eq(actor_do(a, ACQUIRE, 4 * MIB, 4096, PROT_READ), -ENODEV);
+	cr_assert_eq(waitpid(waits, NULL, WNOHANG), 0);
+	actor_ok(a, RELEASE, 0, 2 * MIB, 0);
+	cr_assert_eq(child_wait(waits), 0);
+	cr_assert_eq(STATUS("devices", "0", "used"), 0);
+	cr_assert_eq(STATUS("devices", "0", "capacity"), 0);
+	shell_ok(mnt.path, "test $(tr -d d < f | wc -c) = 0 && \"$GAIA\" status . > /dev/null && \"$GAIA\" stat . > /dev/null && \"$GAIA\" top -b . 0.1 1 > /dev/null");
+	shell_ok(mnt.path, "\"$GAIA\" set --wait . device.0=16M");
+	b = actor_start("f", 12 * MIB, 0);
+	actor_ok(b, ACQUIRE, 0, 12 * MIB, PROT_READ | PROT_WRITE);
+	actor_end(b);
+	actor_ok(a, ACQUIRE, 0, 12 * MIB, PROT_READ);
+	actor_ok(a, RELEASE, 0, 12 * MIB, 0);
+	actor_end(a);
 }
 
 /* Each with the path of the file, which the log shows so that it cannot forge a line. */
@@ -406,6 +452,22 @@ ONCE_BARE(what_was_set_goes_to_the_next_daemon)
 	cr_assert_eq(STATUS("home", "budget"), 32 * MIB);
 	cr_assert_eq(mnt_upgrade(&mnt, NULL, said), 0, "%s", said);
 	cr_assert_eq(STATUS("home", "budget"), 32 * MIB);
+	cr_assert_eq(STATUS("devices", "0", "capacity"), 8 * MIB);
+}
+
+/* A device that is off is off for the next daemon as well; and what the file names is there then. */
+ONCE_BARE(devices_come_and_go_by_an_upgrade)
+{
+	char said[512];
+
+	start_with_conf("device=sim:16M\nhome=32M\n");
+	shell_ok(mnt.path, "\"$GAIA\" set . device.sim0=off");
+	write_conf("device=sim:16M,count=2\nhome=32M\n");
+	says("reload .", "device: is different now, and cannot be changed while it is mounted");
+	cr_assert_eq(mnt_upgrade(&mnt, NULL, said), 0, "%s", said);
+	cr_assert_eq(STATUS("devices", "0", "capacity"), 0);
+	cr_assert_eq(STATUS("devices", "1", "capacity"), 16 * MIB);
+	shell_ok(mnt.path, "\"$GAIA\" set . device.sim0=8M");
 	cr_assert_eq(STATUS("devices", "0", "capacity"), 8 * MIB);
 }
 

@@ -102,6 +102,63 @@ Test(cache_settings, parked_pages_count_in_a_smaller_budget)
 	end();
 }
 
+Test(cache_settings, a_device_that_is_taken_away_gives_back_what_it_has)
+{
+	struct cache_user user = { .uid = 1, .owner = true };
+	struct mapping *m;
+	struct client *cl;
+	uint64_t left;
+	bool fresh;
+
+	begin(&(struct rig_options){ .devices = 2, .device_cache = CACHE_DEVICE_AUTO }, SIZE);
+	cl = new_client(0);
+	write_device(cl, 0, "held");
+	write_device(cl, GAIA_CHUNK, "released");
+	cr_assert_eq(client_release(cl, GAIA_CHUNK, GAIA_CHUNK), 0);
+	cr_assert_eq(cache_device_off(rig->cache, 0, &left), 0);
+	cr_assert_eq(left, 2 * GAIA_CHUNK);
+	while (rig_device_used(rig, 0) > GAIA_CHUNK)
+		settings_trim(rig->cache);
+	expect_cpu(GAIA_CHUNK, "released");
+	/* Nothing comes to it any more, also not what is there already. */
+	cr_assert_eq(client_acquire(cl, 0, 4096, GAIA_PROT_READ), -ENODEV);
+	cr_assert_eq(client_acquire(cl, GAIA_CHUNK, 4096, GAIA_PROT_RW), -ENODEV);
+	cr_assert_eq(cache_map(kf->cfile, 0, NULL, user, 77, GAIA_PROT_RW, true, 0, GAIA_CHUNK, &m), -ENODEV);
+	cr_assert_eq(cache_pin(kf->cfile, 0, user, &fresh), -ENODEV);
+	cr_assert_eq(cache_bring(kf->cfile, 0, user, 0, GAIA_CHUNK, false, NULL), -ENODEV);
+	cr_assert_eq(cache_room(rig->cache, 0), 0);
+	settings_trim(rig->cache);
+	cr_assert_eq(rig_device_used(rig, 0), GAIA_CHUNK);
+	/* What is held is the program's until it releases it. */
+	client_store(cl, "HELD", 4, 0);
+	cr_assert_eq(client_release(cl, 0, GAIA_CHUNK), 0);
+	while (rig_device_used(rig, 0) > 0)
+		settings_trim(rig->cache);
+	expect_cpu(0, "HELD");
+	/* And back. */
+	set_device(4);
+	cr_assert_eq(client_acquire(cl, 0, 4 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	release_all(cl);
+	end();
+}
+
+/* They were put there to stay. */
+Test(cache_settings, a_device_with_pinned_files_is_not_taken_away)
+{
+	struct cache_user user = { .uid = 1, .owner = true };
+	uint64_t left;
+	bool fresh;
+
+	begin(&(struct rig_options){ .devices = 1 }, 4 * GAIA_CHUNK);
+	cr_assert_eq(cache_pin(kf->cfile, 0, user, &fresh), 0);
+	cr_assert_eq(cache_device_off(rig->cache, 0, &left), -EBUSY);
+	cr_assert_eq(cache_unpin(kf->cfile, 0, user), 0);
+	cr_assert_eq(cache_device_off(rig->cache, 0, &left), 0);
+	while (rig_device_used(rig, 0) > 0)
+		settings_trim(rig->cache);
+	end();
+}
+
 /* Each thread has a part of the file for itself, and finds there what it wrote. */
 #define DEVICES_PART (4 * GAIA_CHUNK)
 #define BLOCK (64u * 1024)
@@ -136,7 +193,7 @@ static void *use_device(void *arg)
 		uint64_t chunk = n % 4;
 
 		err = client_acquire(cl, chunk * GAIA_CHUNK, GAIA_CHUNK, GAIA_PROT_RW);
-		cr_assert(!err || err == -ENOMEM, "%d", err);
+		cr_assert(!err || err == -ENOMEM || err == -ENODEV, "%d", err);
 		if (err)
 			continue;
 		client_load(cl, &read, 1, chunk * GAIA_CHUNK + 5);
@@ -155,13 +212,17 @@ static void *use_device(void *arg)
 Test(cache_settings, budgets_change_while_pages_come_and_go)
 {
 	pthread_t cpu, device;
+	uint64_t left;
 
 	begin(&(struct rig_options){ .devices = 1, .device_cache = CACHE_DEVICE_AUTO, .host = true }, SIZE);
 	cr_assert_eq(pthread_create(&device, NULL, use_device, new_client(0)), 0);
 	cr_assert_eq(pthread_create(&cpu, NULL, use_cpu, NULL), 0);
 	for (unsigned k = 0; k < ROUNDS; k++) {
 		set_home(k % 2 ? 64 * MIB : 8 * MIB);
-		set_device(k % 3 ? 8 : 1);
+		if (k % 5 == 4)
+			cr_assert_eq(cache_device_off(rig->cache, 0, &left), 0);
+		else
+			set_device(k % 3 ? 8 : 1);
 		settings_trim(rig->cache);
 		while (atomic_load(&written) <= k)
 			sched_yield();
