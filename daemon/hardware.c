@@ -8,63 +8,68 @@
 #include "base/log.h"
 #include "base/util.h"
 
-/* Add the device, which it then owns, even if that fails. */
-static int add_device(struct devices *dv, struct device *dev)
+/* @dev, or what makes it fail. Ends it if there is no memory for that. */
+static int wrap(struct device *dev, bool faults, struct device **out)
 {
-	struct device *faulty;
-	int err = dv->faults ? device_faulty_create(dev, &faulty) : 0;
+	int err = faults ? device_faulty_create(dev, out) : 0;
 
 	if (err) {
 		log_error("device %s: %s", dev->name, strerror(-err));
 		dev->ops->destroy(dev);
-		return err;
+	} else if (!faults) {
+		*out = dev;
 	}
-	dv->at[dv->n++] = dv->faults ? faulty : dev;
-	return 0;
-}
-
-static int start_sim(struct devices *dv, const struct sim_config *config)
-{
-	struct device *dev;
-	int err = device_sim_create(config, &dev);
-
-	if (!err)
-		return add_device(dv, dev);
-	log_error("--device: simulated device %u: %s", config->index, strerror(-err));
 	return err;
 }
 
-static int start_cuda(struct devices *dv, const struct cuda_config *config)
+int device_start(const struct device_choice *choice, bool faults, struct device **out)
 {
 	struct device *dev;
-	int err = device_cuda_create(config, &dev); /* logs */
+	int err;
 
-	return err ? err : add_device(dv, dev);
+	if (choice->kind == CHOICE_CUDA) {
+		err = device_cuda_create(&choice->cuda, &dev); /* logs */
+	} else {
+		err = device_sim_create(&choice->sim, &dev);
+		if (err)
+			log_error("--device: simulated device %u: %s", choice->sim.index, strerror(-err));
+	}
+	return err ? err : wrap(dev, faults, out);
+}
+
+static int add_device(struct devices *dv, const struct device_choice *choice)
+{
+	int err = device_start(choice, dv->faults, &dv->at[dv->n]);
+
+	dv->n += !err;
+	return err;
 }
 
 /* All GPUs that work; if there is none, a simulated device. */
 static int choose_devices(struct devices *dv)
 {
-	static const struct sim_config sim = OPTIONS_USUAL_SIM;
+	static const struct device_choice sim = { CHOICE_SIM, .sim = OPTIONS_USUAL_SIM };
 	const char *why;
 	unsigned n = device_cuda_count(&why);
 
 	for (unsigned i = 0; i < n && i < CACHE_MAX_DEVICES; i++)
-		(void)start_cuda(dv, &(struct cuda_config){ .index = i });
+		(void)add_device(dv, &(struct device_choice){ CHOICE_CUDA, .cuda = { .index = i } });
 	if (dv->n)
 		return 0;
 	if (!n)
 		log_debug("no GPU: %s", why);
-	return start_sim(dv, &sim);
+	return add_device(dv, &sim);
 }
 
-/* The daemon before this one may have had GPUs of which nothing is left now: then the mount stays with it. */
-static int keep_gpus(const struct devices *dv, unsigned gpus_before)
+int devices_keep_gpus(struct cache *c, unsigned gpus_before)
 {
+	struct cache_device_use use;
 	unsigned n = 0;
 
-	for (unsigned i = 0; i < dv->n; i++)
-		n += !dv->at[i]->simulated;
+	for (unsigned i = 0; i < cache_devices(c); i++) {
+		cache_device(c, i, &use);
+		n += !use.dev->simulated;
+	}
 	if (n >= gpus_before)
 		return 0;
 	log_error("the mount has %u GPU%s, and here are %u: unmount, and mount anew", gpus_before, gpus_before > 1 ? "s" : "", n);
@@ -79,21 +84,15 @@ static int make_devices(struct devices *dv, const struct options *o)
 		return choose_devices(dv);
 	for (unsigned i = 0; i < o->n_devices && !err; i++) {
 		dv->cache[dv->n] = o->device[i].cache;
-		if (o->device[i].kind == CHOICE_CUDA)
-			err = start_cuda(dv, &o->device[i].cuda);
-		else
-			err = start_sim(dv, &o->device[i].sim);
+		err = add_device(dv, &o->device[i]);
 	}
 	return err;
 }
 
 int devices_start(struct devices *dv, const struct options *o, bool faults)
 {
-	int err;
-
 	dv->faults = faults;
-	err = make_devices(dv, o);
-	return err ? err : keep_gpus(dv, o->gpus_before);
+	return make_devices(dv, o);
 }
 
 /* Each of the host's chunks takes a descriptor and a mapping, of which others need more. */
@@ -107,20 +106,12 @@ uint64_t devices_host_most(void)
 
 int devices_start_host(struct devices *dv, uint64_t bytes)
 {
-	struct device *dev, *faulty;
+	struct device *dev;
 	int err = device_host_create(bytes, &dev);
 
-	if (!err && dv->faults) {
-		err = device_faulty_create(dev, &faulty);
-		if (err)
-			dev->ops->destroy(dev);
-		dev = faulty;
-	}
-	if (!err)
-		dv->local = dev;
-	else
+	if (err)
 		log_error("the host's own device: %s", strerror(-err));
-	return err;
+	return err ? err : wrap(dev, dv->faults, &dv->local);
 }
 
 void devices_announce(const struct devices *dv)

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "hardware.h"
 #include "base/util.h"
 
 /* What programs on the host may map of home, and what they have beside it, is so much of it. */
@@ -106,12 +107,63 @@ static int apply(struct live *l, const struct settings *set, struct said *said)
 }
 
 #define DEVICE "device."
+#define ADD "device="
 
 /* What budgets of devices become; 0: as they are. */
 struct budgets {
 	uint64_t bytes[CACHE_MAX_DEVICES];
 	bool off[CACHE_MAX_DEVICES];
 };
+
+/* Devices that are added. The options' begin with those that there are. */
+struct added {
+	struct options options;
+	struct device *dev[CACHE_MAX_DEVICES];
+	unsigned n;
+};
+
+static void added_begin(struct live *l, struct added *a)
+{
+	struct cache_device_use use;
+
+	a->options.device = xcalloc(CACHE_MAX_DEVICES, sizeof(*a->options.device));
+	a->options.n_devices = cache_devices(l->cache);
+	for (unsigned i = 0; i < a->options.n_devices; i++) {
+		cache_device(l->cache, i, &use);
+		if (sscanf(use.dev->name, "cuda%u", &a->options.device[i].cuda.index) == 1)
+			a->options.device[i].kind = CHOICE_CUDA;
+	}
+}
+
+/* "device=cuda:1": make it. */
+static int add_device(struct live *l, const char *text, struct added *a, struct said *said)
+{
+	unsigned first;
+	int err;
+
+	if (!a->options.device)
+		added_begin(l, a);
+	first = a->options.n_devices;
+	err = options_add_device(&a->options, text);
+	if (err)
+		say(said, "%s\n", a->options.why);
+	for (unsigned i = first; i < a->options.n_devices && !err; i++) {
+		err = device_start(&a->options.device[i], l->faults, &a->dev[a->n]); /* logs */
+		if (err)
+			say(said, "device=%s: %s; the daemon's log says why\n", text, strerror(-err));
+		a->n += !err;
+	}
+	return err;
+}
+
+/* They are the cache's; or, if something was wrong, they end. */
+static void added_end(struct live *l, struct added *a, bool good)
+{
+	for (unsigned i = 0; i < a->n; i++)
+		if (!good || cache_add_device(l->cache, a->dev[i]))
+			a->dev[i]->ops->destroy(a->dev[i]);
+	free(a->options.device);
+}
 
 static int refuse_pinned(unsigned device, struct said *said)
 {
@@ -172,22 +224,27 @@ static int apply_budgets(struct live *l, const struct budgets *b, struct said *s
 	return err;
 }
 
-/* Whether both change the same: also which of users' limits. */
+/* Whether both change the same: also which of users' limits. Devices that are added are different ones. */
 static bool same_setting(const char *a, const char *b)
 {
 	size_t length = (size_t)(strrchr(a, '=') - a);
 
-	return !strncmp(a, b, length + 1);
+	return strncmp(a, ADD, strlen(ADD)) != 0 && !strncmp(a, b, length + 1);
 }
 
-/* Forget those that @word, or NULL: the file, has changed again. Budgets of devices are not what the file says. */
+static bool is_of_devices(const char *word)
+{
+	return !strncmp(word, DEVICE, strlen(DEVICE)) || !strncmp(word, ADD, strlen(ADD));
+}
+
+/* Forget those that @word, or NULL: the file, has changed again. Which devices there are, and their budgets, are not what the file says. */
 static void words_drop(struct live *l, const char *word)
 {
 	size_t kept = 0, size;
 
 	for (size_t at = 0; at < l->words_length; at += size) {
 		size = strlen(l->words + at) + 1;
-		if (word ? same_setting(word, l->words + at) : strncmp(l->words + at, DEVICE, strlen(DEVICE)) != 0)
+		if (word ? same_setting(word, l->words + at) : !is_of_devices(l->words + at))
 			continue;
 		memmove(l->words + kept, l->words + at, size);
 		kept += size;
@@ -259,20 +316,22 @@ static int change_words(struct live *l, const char *words, size_t length, struct
 	/* Options that can be changed are settings, and of those only these are looked at. */
 	struct options next = { .set = l->options->set };
 	struct budgets budgets = { .bytes = { 0 } };
-	int err;
+	struct added added = { .n = 0 };
+	int err = 0;
 
-	for (const char *word = words; word < words + length; word += strlen(word) + 1) {
-		bool device = !strncmp(word, DEVICE, strlen(DEVICE));
-
-		err = device ? change_device(l, word, &budgets, said) : options_change(&next, word);
-		if (err && !device)
+	for (const char *word = words; word < words + length && !err; word += strlen(word) + 1) {
+		if (!strncmp(word, ADD, strlen(ADD)))
+			err = add_device(l, word + strlen(ADD), &added, said);
+		else if (!strncmp(word, DEVICE, strlen(DEVICE)))
+			err = change_device(l, word, &budgets, said);
+		else if ((err = options_change(&next, word)))
 			say(said, "%s\n", next.why);
-		if (err)
-			return err;
 	}
-	err = apply(l, &next.set, said);
+	if (!err)
+		err = apply(l, &next.set, said);
 	if (!err)
 		err = apply_budgets(l, &budgets, said);
+	added_end(l, &added, !err);
 	for (const char *word = words; word < words + length && !err; word += strlen(word) + 1) {
 		log_info("gaia set %s", word);
 		words_note(l, word);

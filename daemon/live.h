@@ -24,6 +24,7 @@ struct live {
 	struct options *options; /* its `set` with the lock; all else is constant */
 	struct quota *quota;
 	struct ending *end;
+	bool faults; /* devices are wrapped, so that tests can have them fail */
 	uint64_t usual_home; /* bytes: without --home */
 	uint64_t host_most;  /* bytes that the host as a device may have at most */
 	unsigned usual_each[QUOTA_COUNT]; /* limits of each user without --user-limit */

@@ -327,6 +327,8 @@ static int start_cache(struct daemon *d)
 		live_begin(&d->live, d->cache);
 	if (!err)
 		take_settings(d);
+	if (!err)
+		err = devices_keep_gpus(d->cache, d->options.gpus_before); /* logs */
 	/* Waiting requests take memory besides home. There must be room for a few of the largest of each user. */
 	quota_cap(d->quota, QUOTA_waiting_kib,
 		  config.home_bytes < LEAST_WAITING ? LEAST_WAITING / 2048 : (unsigned)MIN(config.home_bytes / 2048, UINT_MAX));
@@ -574,6 +576,7 @@ static int start(struct daemon *d)
 	int err;
 
 	raise_descriptor_limit();
+	d->live.faults = d->faults;
 	d->live.quota = d->quota = quota_create(geteuid());
 	err = ending_init(&d->end, d->options.set.unmount_timeout_ms);
 	if (err)

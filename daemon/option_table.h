@@ -39,7 +39,7 @@
 	  "acquired is a SIGSEGV; on), cache=SIZE|auto (of its\n"                                                       \
 	  "memory, while programs leave it, for pages that left\n"                                                      \
 	  "--home; auto: what is free; none)",                                                                                 \
-	  parse_device, "mount anew")                                                                                                 \
+	  parse_device, "mount anew, or gaia set adds it or takes it away")                                                                                                 \
 	X("device", 0, "cuda[:INDEX[,SIZE][,cache=SIZE|auto]]",                                                         \
 	  "a GPU (0), with 80 % of its free memory; cache: as\n"                                                        \
 	  "for a simulated device (none)",                                                                              \

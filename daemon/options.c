@@ -198,6 +198,27 @@ static int parse_device(struct options *o, const char *text)
 	return -EINVAL;
 }
 
+int options_add_device(struct options *o, const char *text)
+{
+	unsigned before = o->n_devices;
+	int err = parse_device(o, text);
+
+	if (err)
+		return err;
+	if (o->n_devices == before) {
+		refuse(o, "device=%s: names no device; device.NAME=off takes one away", text);
+		return -EINVAL;
+	}
+	/* Where its parked pages are is settled when the mount begins. */
+	for (unsigned i = before; i < o->n_devices; i++) {
+		if (!o->device[i].cache)
+			continue;
+		refuse(o, "device=%s: cache= is for devices that the mount begins with", text);
+		return -EINVAL;
+	}
+	return 0;
+}
+
 static int parse_home(struct options *o, const char *text)
 {
 	int err = parse_size(text, &o->set.home_bytes);

@@ -92,6 +92,11 @@ void options_free(struct options *o);
 
 /* An option with a value or (NULL) without, of a configuration file or on the command line. 0, or -EINVAL, and o->why says why. */
 int options_take(struct options *o, const char *name, const char *value);
+/*
+ * What --device has, of a device that is added to the @o->n_devices that there are, of which kind and CUDA's number are looked at. 0, or -EINVAL, and
+ * o->why says why.
+ */
+int options_add_device(struct options *o, const char *text);
 /* "NAME=VALUE": change @o->set. 0, or o->why says why not: -EINVAL; -ENOTSUP: not while the mount is live. */
 int options_change(struct options *o, const char *word);
 /* The next option from row *@at on that is given differently in the two and cannot be changed, and what to do instead; NULL: none. */

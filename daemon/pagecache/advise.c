@@ -132,7 +132,7 @@ int cache_advise(struct mapping *m, uint64_t off, uint64_t len, unsigned advice)
 		if (c0 >= c1)
 			return 0;
 		/* Evicting what others use needs the right to write the file; a caller who advises may only read it. */
-		err = evict(m->file, m->dev->home ? GAIA_HOST : m->dev->index, c0 * GAIA_CHUNK, (c1 - c0) * GAIA_CHUNK, m);
+		err = evict(m->file, m->dev->number, c0 * GAIA_CHUNK, (c1 - c0) * GAIA_CHUNK, m);
 		return err == -EBUSY ? 0 : err;
 	default:
 		return -EINVAL;

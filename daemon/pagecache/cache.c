@@ -27,40 +27,65 @@
 #define EVICTORS 32u	   /* threads that wait for clients, one for each user; */
 #define EVICTORS_OWNERS 4u /* so many of these for owners only */
 
+/* Make the entry after the last one of the table, which nobody sees yet. */
+static struct cache_device *device_init(struct cache *c, struct device *device, unsigned number)
+{
+	struct cache_device *dev = &c->dev[c->n_devices];
+
+	dev->dev = device;
+	dev->home = number == GAIA_HOST ? c : NULL;
+	dev->index = c->n_devices;
+	dev->number = number;
+	dev->capacity = device->capacity;
+	dev->each_percent = c->device_percent;
+	dev->files_percent = c->files_percent;
+	dev->files_user_percent = c->files_user_percent;
+	read_cost_init(&dev->read_cost, false);
+	TAILQ_INIT(&dev->idle);
+	TAILQ_INIT(&dev->unused);
+	TAILQ_INIT(&dev->idle_ready);
+	TAILQ_INIT(&dev->idle_pinned);
+	TAILQ_INIT(&dev->busy);
+	pthread_mutex_init(&dev->reserve, NULL);
+	pthread_mutex_init(&dev->lock, NULL);
+	cond_init_monotonic(&dev->changed);
+	peers_find(c, dev);
+	return dev;
+}
+
 static int devices_init(struct cache *c, const struct cache_config *config)
 {
-	unsigned n = config->n_devices + (config->local != NULL);
-
-	c->dev = calloc(MAX(n, 1u), sizeof(*c->dev));
+	c->dev = calloc(CACHE_MAX_DEVICES + 1, sizeof(*c->dev));
 	if (!c->dev)
 		return -ENOMEM;
-	for (unsigned i = 0; i < n; i++) {
-		struct cache_device *dev = &c->dev[i];
-
-		dev->dev = i < config->n_devices ? config->devices[i] : config->local;
-		dev->home = i < config->n_devices ? NULL : c;
-		dev->index = i;
-		dev->capacity = dev->dev->capacity;
-		if (dev->home && config->local_bytes)
-			dev->capacity = MIN(dev->dev->capacity, ROUND_DOWN(config->local_bytes, GAIA_CHUNK));
-		dev->each_percent = config->device_percent ? config->device_percent : CACHE_DEVICE_PERCENT;
-		dev->files_percent = config->files_percent;
-		dev->files_user_percent = config->files_user_percent;
-		read_cost_init(&dev->read_cost, false);
-		TAILQ_INIT(&dev->idle);
-		TAILQ_INIT(&dev->unused);
-		TAILQ_INIT(&dev->idle_ready);
-		TAILQ_INIT(&dev->idle_pinned);
-		TAILQ_INIT(&dev->busy);
-		pthread_mutex_init(&dev->reserve, NULL);
-		pthread_mutex_init(&dev->lock, NULL);
-		cond_init_monotonic(&dev->changed);
+	c->device_percent = config->device_percent ? config->device_percent : CACHE_DEVICE_PERCENT;
+	c->files_percent = config->files_percent;
+	c->files_user_percent = config->files_user_percent;
+	for (unsigned i = 0; i < config->n_devices; i++) {
+		device_init(c, config->devices[i], i);
+		c->n_devices++;
 	}
-	c->n_devices = n;
-	c->local = config->local ? &c->dev[n - 1] : NULL;
+	if (config->local) {
+		c->local = device_init(c, config->local, GAIA_HOST);
+		if (config->local_bytes)
+			c->local->capacity = MIN(config->local->capacity, ROUND_DOWN(config->local_bytes, GAIA_CHUNK));
+		c->n_devices++;
+	}
 	c->frames.dev = c->dev;
 	c->frames.n_devices = c->n_devices;
-	peers_find(c);
+	return 0;
+}
+
+int cache_add_device(struct cache *c, struct device *device)
+{
+	struct cache_device *dev;
+
+	if (cache_devices(c) == CACHE_MAX_DEVICES)
+		return -ENOSPC;
+	dev = device_init(c, device, cache_devices(c));
+	frames_add_device(&c->frames);
+	/* From here on there is one more. */
+	atomic_store(&c->n_devices, dev->index + 1);
 	return 0;
 }
 
@@ -233,7 +258,9 @@ struct cache_device *cache_device_find(struct cache *c, unsigned number)
 {
 	if (number == GAIA_HOST)
 		return c->local;
-	return number < cache_devices(c) ? &c->dev[number] : NULL;
+	if (number >= cache_devices(c))
+		return NULL;
+	return &c->dev[number + (c->local && number >= c->local->index)];
 }
 
 bool cache_has_device(struct cache *c, unsigned number)

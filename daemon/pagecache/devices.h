@@ -31,7 +31,8 @@ enum peer {
 struct cache_device {
 	struct device *dev;
 	struct cache *home; /* of the host: its memory counts as home's; else NULL */
-	unsigned index;
+	unsigned index;	 /* in the cache's table, where the host is the last of those that there were at first */
+	unsigned number; /* by which programs and administrators know it; or GAIA_HOST */
 	_Atomic uint64_t capacity; /* bytes: the budget, not more than the device's own; 0: it is off (device_is_off()). Changed with reserve and lock held */
 	atomic_bool shrinking; /* it has been made smaller, and what is beyond it leaves: the trimmer's work */
 	struct victims *victims; /* the cache's, if it has parked pages here; see victim.h */

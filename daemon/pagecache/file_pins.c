@@ -195,7 +195,7 @@ int cache_pin(struct cfile *f, unsigned device, struct cache_user user, bool *fr
 
 	if (device >= cache_devices(f->cache))
 		return -ENODEV;
-	dev = &f->cache->dev[device];
+	dev = cache_device_find(f->cache, device);
 	err = passthrough_learn_size(f);
 	if (err)
 		return err;
@@ -319,7 +319,7 @@ int cache_unpin(struct cfile *f, unsigned device, struct cache_user user)
 
 	if (device >= cache_devices(f->cache))
 		return -ENODEV;
-	dev = &f->cache->dev[device];
+	dev = cache_device_find(f->cache, device);
 	pthread_mutex_lock(&dev->reserve);
 	any = unpin(dev, f, user.uid, user.owner, &last);
 	pthread_mutex_unlock(&dev->reserve);
@@ -353,7 +353,7 @@ uint64_t cache_pinned(struct cfile *f, unsigned device)
 
 	if (device >= cache_devices(f->cache))
 		return 0;
-	dev = &f->cache->dev[device];
+	dev = cache_device_find(f->cache, device);
 	pthread_mutex_lock(&dev->lock);
 	pf = pinned_find(dev, f);
 	chunks = pf ? pf->chunks : 0;
@@ -421,7 +421,7 @@ static void add_pin(json_t *rows, const struct listed *pin, struct cache_device 
 
 	count_there(pin, dev, &chunks, &current);
 	json_array_append_new(rows, json_pack("{s:s, s:i, s:s, s:I, s:I, s:I, s:I, s:b}", "path", cfile_name(pin->file, name), "device",
-					      (int)dev->index, "name", dev->dev->name, "uid", (json_int_t)pin->uid, "pinned_bytes",
+					      (int)dev->number, "name", dev->dev->name, "uid", (json_int_t)pin->uid, "pinned_bytes",
 					      (json_int_t)(pin->chunks * GAIA_CHUNK), "memory_bytes", (json_int_t)(chunks * GAIA_CHUNK),
 					      "current_bytes", (json_int_t)(current * GAIA_PAGE), "device_gone",
 					      (int)atomic_load(&dev->gone)));

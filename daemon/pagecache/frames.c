@@ -34,6 +34,9 @@
 /* So many slabs are looked at to find one with as many free frames as are wanted. */
 #define LOOKS 16u
 
+/* A device that is added hears of so many slabs at once. */
+#define ADDED_AT_ONCE 16u
+
 /* The slab in which this thread found frames last. */
 static __thread unsigned last_slab;
 
@@ -58,6 +61,7 @@ int frames_init(struct frames *fr, uint64_t bytes, uint64_t most)
 		return -ENOMEM;
 	}
 	pthread_mutex_init(&fr->lock, NULL);
+	pthread_rwlock_init(&fr->telling, NULL);
 	return 0;
 }
 
@@ -82,16 +86,42 @@ void frames_destroy(struct frames *fr)
 	free(fr->slabs_with_space);
 	free(fr->arena);
 	pthread_mutex_destroy(&fr->lock);
+	pthread_rwlock_destroy(&fr->telling);
 }
 
-/* Called without a lock: a device may take its time. */
-static void tell_devices(struct frames *fr, void *slab, enum host_slab what)
+static void tell(struct device *dev, void *memory, enum host_slab what)
 {
-	for (unsigned i = 0; i < fr->n_devices; i++) {
-		struct device *dev = fr->dev[i].dev;
+	if (dev->ops->host_slab)
+		dev->ops->host_slab(dev, memory, what);
+}
 
-		if (dev->ops->host_slab)
-			dev->ops->host_slab(dev, slab, what);
+/* Of slab @at. fr->telling is held, for reading, and nothing else: a device may take its time. */
+static void tell_devices(struct frames *fr, unsigned at, void *memory, enum host_slab what)
+{
+	unsigned n = fr->n_devices + (at < fr->added_below);
+
+	for (unsigned i = 0; i < n; i++)
+		tell(fr->dev[i].dev, memory, what);
+}
+
+void frames_add_device(struct frames *fr)
+{
+	struct device *dev = fr->dev[fr->n_devices].dev;
+	bool all = false;
+
+	/* Nobody who needs a slab waits for more than a few. */
+	for (unsigned at = 0; !all; at += ADDED_AT_ONCE) {
+		pthread_rwlock_wrlock(&fr->telling);
+		for (unsigned k = at; k < MIN(at + ADDED_AT_ONCE, fr->n_slabs); k++)
+			if (fr->slab[k]->memory)
+				tell(dev, fr->slab[k]->memory, fr->slab[k]->lent ? HOST_SLAB_COMES_ALONE : HOST_SLAB_COMES);
+		fr->added_below = at + ADDED_AT_ONCE;
+		all = fr->added_below >= fr->n_slabs;
+		if (all) {
+			fr->n_devices++;
+			fr->added_below = 0;
+		}
+		pthread_rwlock_unlock(&fr->telling);
 	}
 }
 
@@ -304,10 +334,12 @@ static unsigned slab_make(struct frames *fr, unsigned n, frame_t *out, bool *no_
 	struct slab *s = NULL;
 	void *memory = NULL;
 
+	pthread_rwlock_rdlock(&fr->telling);
 	pthread_mutex_lock(&fr->lock);
 	(void)slab_find(fr, n, &n_free);
 	if (n_free >= n) {
 		pthread_mutex_unlock(&fr->lock);
+		pthread_rwlock_unlock(&fr->telling);
 		return 0;
 	}
 	s = slab_vacant(fr, &at);
@@ -333,7 +365,8 @@ static unsigned slab_make(struct frames *fr, unsigned n, frame_t *out, bool *no_
 	pthread_mutex_unlock(&fr->lock);
 	/* The slab cannot go before that: some of its frames are ours. */
 	if (memory)
-		tell_devices(fr, memory, HOST_SLAB_COMES);
+		tell_devices(fr, at, memory, HOST_SLAB_COMES);
+	pthread_rwlock_unlock(&fr->telling);
 	return got;
 }
 
@@ -452,6 +485,7 @@ static bool slab_take_whole(struct slab *s)
 
 void frames_trim(struct frames *fr, bool all)
 {
+	pthread_rwlock_rdlock(&fr->telling);
 	pthread_mutex_lock(&fr->lock);
 	for (unsigned at = fr->n_slabs; at-- > 0;) {
 		struct slab *s = fr->slab[at];
@@ -466,7 +500,7 @@ void frames_trim(struct frames *fr, bool all)
 		}
 		in_arena = memory == place_in_arena(fr, at);
 		pthread_mutex_unlock(&fr->lock);
-		tell_devices(fr, memory, HOST_SLAB_GOES);
+		tell_devices(fr, at, memory, HOST_SLAB_GOES);
 		slab_memory_end(fr, memory, in_arena);
 		pthread_mutex_lock(&fr->lock);
 		/* Only now can the slab have memory again, which is at the same place if it is in an arena. */
@@ -474,6 +508,7 @@ void frames_trim(struct frames *fr, bool all)
 		atomic_fetch_sub(&fr->n_memory, 1);
 	}
 	pthread_mutex_unlock(&fr->lock);
+	pthread_rwlock_unlock(&fr->telling);
 }
 
 /* ---- slabs of memory that belongs to chunks ---- */
@@ -484,6 +519,7 @@ frame_t frames_lend(struct frames *fr, void *memory)
 	unsigned at;
 
 	bug_on((uintptr_t)memory % GAIA_CHUNK != 0);
+	pthread_rwlock_rdlock(&fr->telling);
 	pthread_mutex_lock(&fr->lock);
 	s = slab_vacant(fr, &at);
 	if (s) {
@@ -493,24 +529,27 @@ frame_t frames_lend(struct frames *fr, void *memory)
 		atomic_fetch_add(&fr->n_lent, 1);
 	}
 	pthread_mutex_unlock(&fr->lock);
-	if (!s)
-		return 0;
-	tell_devices(fr, memory, HOST_SLAB_COMES_ALONE);
-	return at * GAIA_CHUNK_PAGES + 1;
+	if (s)
+		tell_devices(fr, at, memory, HOST_SLAB_COMES_ALONE);
+	pthread_rwlock_unlock(&fr->telling);
+	return s ? at * GAIA_CHUNK_PAGES + 1 : 0;
 }
 
 void frames_lend_end(struct frames *fr, frame_t first)
 {
-	struct slab *s = fr->slab[(first - 1) / GAIA_CHUNK_PAGES];
+	unsigned at = (first - 1) / GAIA_CHUNK_PAGES;
+	struct slab *s = fr->slab[at];
 
 	bug_on(!s->lent);
-	tell_devices(fr, s->memory, HOST_SLAB_GOES);
+	pthread_rwlock_rdlock(&fr->telling);
+	tell_devices(fr, at, s->memory, HOST_SLAB_GOES);
 	pthread_mutex_lock(&fr->lock);
 	s->memory = NULL;
 	s->lent = false;
 	atomic_fetch_sub(&fr->n_memory, 1);
 	atomic_fetch_sub(&fr->n_lent, 1);
 	pthread_mutex_unlock(&fr->lock);
+	pthread_rwlock_unlock(&fr->telling);
 }
 
 bool frame_is_lent(const struct frames *fr, frame_t frame)

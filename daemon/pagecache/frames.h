@@ -29,8 +29,7 @@ struct slab {
 
 struct frames {
 	/* Constant once there are any. */
-	const struct cache_device *dev; /* the devices to which slabs are announced */
-	unsigned n_devices;
+	const struct cache_device *dev; /* the devices to which slabs are announced, */
 	unsigned room;
 	struct shares *shares; /* NULL: frames are not shared */
 
@@ -39,6 +38,12 @@ struct frames {
 	_Atomic uint64_t used; /* frames; above the budget only by calls that may go beyond it */
 	_Atomic uint64_t reserved; /* part of used: by frames_reserve() */
 	_Atomic uint64_t *slabs_with_space; /* one bit for each slab; set if it has free frames */
+
+	/* Held while memory of slabs comes or goes, until devices have heard; to write it while a device is added. Taken before lock. */
+	pthread_rwlock_t telling;
+	/* telling. */
+	unsigned n_devices; /* so many; */
+	unsigned added_below; /* and the next one, which is being added, hears of slabs below this one */
 
 	pthread_mutex_t lock;
 	/* lock. Tables only grow, and are read without it. */
@@ -66,6 +71,11 @@ unsigned frames_give(struct frames *fr, const frame_t *frame, unsigned n);
  */
 frame_t frames_lend(struct frames *fr, void *memory);
 void frames_lend_end(struct frames *fr, frame_t first);
+/*
+ * The next device of the table @fr->dev hears of all slabs, too, and has heard of those that there are. Slabs are made and given back beside
+ * it. One call at a time.
+ */
+void frames_add_device(struct frames *fr);
 /* Whether it is a frame of such a slab. */
 bool frame_is_lent(const struct frames *fr, frame_t frame);
 /* Count up to @n frames as used, by memory that is not of slabs, as frames_take() does: how many. And count them no more. */

@@ -32,12 +32,14 @@
 #include "pagecache/state.h"
 #include "pagecache/view.h"
 
-void peers_find(struct cache *c)
+void peers_find(struct cache *c, struct cache_device *dev)
 {
-	for (unsigned i = 0; i < c->n_devices; i++)
-		for (unsigned k = 0; k < c->n_devices; k++)
-			c->dev[i].peer[k] = device_reaches(c->dev[i].dev, c->dev[k].dev) ? PEER_NEW :
-											   PEER_NONE;
+	for (unsigned k = 0; k <= dev->index; k++) {
+		struct cache_device *other = &c->dev[k];
+
+		dev->peer[k] = device_reaches(dev->dev, other->dev) ? PEER_NEW : PEER_NONE;
+		other->peer[dev->index] = device_reaches(other->dev, dev->dev) ? PEER_NEW : PEER_NONE;
+	}
 }
 
 /* The chunk's replica on device @from that all clients share, if @rep may be filled from there. chunk->lock is held. */

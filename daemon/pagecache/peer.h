@@ -7,12 +7,13 @@
 #include <stdbool.h>
 
 struct cache;
+struct cache_device;
 struct dev_run;
 struct part;
 struct replica;
 
-/* Find out which devices reach which. Called when they exist. */
-void peers_find(struct cache *c);
+/* Find out which of the devices before it in the table @dev reaches, and which reach it. Nobody sees it yet. */
+void peers_find(struct cache *c, struct cache_device *dev);
 /*
  * Whether pages of @from, another replica of the same chunk, may be copied to @rep without home: from another device; or within one, to memory that
  * readers have for themselves. chunk->lock is held.

@@ -108,7 +108,7 @@ int cache_bring(struct cfile *f, unsigned device, struct cache_user user, uint64
 	/* What is not pinned may only take what nobody uses; so may what a pinned file has grown by: whoever may write it can make it longer. */
 	modest = modest || b > cache_pinned(f, device) / GAIA_PAGE;
 	first = a / GAIA_CHUNK_PAGES;
-	err = bringing_begin(&bg, f, &f->cache->dev[device], user, first, (b + GAIA_CHUNK_PAGES - 1) / GAIA_CHUNK_PAGES - first, modest);
+	err = bringing_begin(&bg, f, cache_device_find(f->cache, device), user, first, (b + GAIA_CHUNK_PAGES - 1) / GAIA_CHUNK_PAGES - first, modest);
 	if (err)
 		return err;
 	err = bring(&bg, a, b, verdict);
@@ -126,9 +126,9 @@ uint64_t cache_room(struct cache *c, unsigned device)
 		all = c->frames.budget;
 		return (all - MIN(taken, all)) * GAIA_PAGE;
 	}
-	if (device >= cache_devices(c) || atomic_load(&c->dev[device].gone))
+	dev = device < cache_devices(c) ? cache_device_find(c, device) : NULL;
+	if (!dev || atomic_load(&dev->gone))
 		return 0;
-	dev = &c->dev[device];
 	pthread_mutex_lock(&dev->lock);
 	taken = dev->pinned - dev->leaving + (dev->n_idle_ready + dev->n_idle_pinned + dev->file_chunks - dev->file_chunks_there) * GAIA_CHUNK;
 	all = dev->capacity;

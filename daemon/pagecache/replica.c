@@ -497,14 +497,21 @@ struct replica *replica_new(struct chunk *ch, struct cache_device *dev, struct r
 	return rep;
 }
 
+bool replica_fits(const struct chunk *ch, const struct readers *only)
+{
+	struct cache *c = ch->file->cache;
+	unsigned others = only && only != view_readers(c) ? c->n_devices + (c->local != NULL) : 0;
+
+	return ch->n_replicas + others < CACHE_MAX_REPLICAS;
+}
+
 int promise_make(struct chunk *ch, struct cache_device *dev, struct readers *only, struct replica **out)
 {
 	struct replica *rep = replica_new(ch, dev, only);
 
 	rep->pins = 1;
 	pthread_mutex_lock(&ch->lock);
-	/* There can be many users: their readers' replicas must leave room for those that clients share, and for a view. */
-	if (only && !replica_is_view(rep) && ch->n_replicas + ch->file->cache->n_devices + (ch->file->cache->local != NULL) >= CACHE_MAX_REPLICAS) {
+	if (!replica_fits(ch, only)) {
 		pthread_mutex_unlock(&ch->lock);
 		free(rep);
 		chunk_put(ch);

@@ -166,6 +166,11 @@ void device_memory_free(struct cache_device *dev, struct devmem *mem);
 void replica_link(struct chunk *ch, struct replica *rep);
 /* @only: see struct replica. chunk->lock is held. */
 struct replica *replica_find(struct chunk *ch, const struct cache_device *dev, const struct readers *only);
+/*
+ * Whether the chunk may have one more replica: of the clients that share one, or of these readers. There can be many users, whose readers' replicas
+ * leave room for the others, and for a view; not for devices that are added later. chunk->lock is held.
+ */
+bool replica_fits(const struct chunk *ch, const struct readers *only);
 /* Without memory and pins, and in no table; consumes a reference to the chunk. */
 struct replica *replica_new(struct chunk *ch, struct cache_device *dev, struct readers *only);
 /*

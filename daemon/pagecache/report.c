@@ -27,7 +27,7 @@
 /* As clients number devices. */
 static int index_of(const struct cache_device *dev)
 {
-	return dev->home ? -1 : (int)dev->index;
+	return dev->home ? -1 : (int)dev->number;
 }
 
 static json_t *device_json(struct cache *c, unsigned number)

@@ -59,8 +59,9 @@ struct cache {
 	struct cache_host host;
 	void *host_arg;
 	struct frames frames;
-	struct cache_device *dev;
-	unsigned n_devices; /* with the host, which is the last */
+	struct cache_device *dev; /* has room for all that there may be, and does not move */
+	atomic_uint n_devices; /* with the host. Grows: cache_add_device() */
+	unsigned device_percent, files_percent, files_user_percent; /* of a device that is added; of the thread that changes settings */
 	struct cache_device *local; /* the host as a device; NULL: there is none */
 	struct readers viewers;	    /* see view.h */
 	struct victims *victims; /* NULL: no device has parked pages. Constant while anything runs */

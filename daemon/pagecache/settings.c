@@ -32,10 +32,13 @@ void cache_set_ages(struct cache *c, uint64_t writeback_age_ms, uint64_t device_
 
 void cache_set_shares(struct cache *c, unsigned device_percent, unsigned files_percent, unsigned files_user_percent)
 {
+	c->device_percent = device_percent ? device_percent : CACHE_DEVICE_PERCENT;
+	c->files_percent = files_percent;
+	c->files_user_percent = files_user_percent;
 	for (unsigned i = 0; i < c->n_devices; i++) {
 		struct cache_device *dev = &c->dev[i];
 
-		dev->each_percent = device_percent ? device_percent : CACHE_DEVICE_PERCENT;
+		dev->each_percent = c->device_percent;
 		dev->files_percent = files_percent;
 		dev->files_user_percent = files_user_percent;
 	}
@@ -106,7 +109,7 @@ static uint64_t device_leaves(struct cache *c, struct cache_device *dev)
 
 int cache_set_device(struct cache *c, unsigned device, uint64_t bytes, uint64_t *beyond)
 {
-	struct cache_device *dev = &c->dev[device];
+	struct cache_device *dev = cache_device_find(c, device);
 
 	if (bytes < GAIA_CHUNK || bytes > dev->dev->capacity)
 		return -ERANGE;
@@ -117,7 +120,7 @@ int cache_set_device(struct cache *c, unsigned device, uint64_t bytes, uint64_t 
 
 int cache_device_off(struct cache *c, unsigned device, uint64_t *left)
 {
-	struct cache_device *dev = &c->dev[device];
+	struct cache_device *dev = cache_device_find(c, device);
 	int err = 0;
 
 	pthread_mutex_lock(&dev->reserve);

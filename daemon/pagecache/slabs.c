@@ -278,7 +278,8 @@ uint64_t victim_bytes(const struct cache_device *dev)
 	if (!vd)
 		return 0;
 	pthread_mutex_lock(&dev->victims->lock);
-	n = vd->n_slabs;
+	/* What is being made counts: it found room before others, who look now, took it. */
+	n = vd->n_slabs + vd->grows;
 	pthread_mutex_unlock(&dev->victims->lock);
 	return n * GAIA_CHUNK;
 }

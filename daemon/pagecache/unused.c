@@ -165,7 +165,7 @@ static int ahead_link(struct mapping *m, struct chunk *ch, struct devmem *mem, s
 	pthread_mutex_lock(&ch->lock);
 	if (replica_find(ch, m->dev, m->readers)) {
 		;
-	} else if (m->readers && ch->n_replicas + ch->file->cache->n_devices >= CACHE_MAX_REPLICAS / 2) {
+	} else if (!replica_fits(ch, NULL) || (m->readers && ch->n_replicas + ch->file->cache->n_devices >= CACHE_MAX_REPLICAS / 2)) {
 		err = -EMFILE;
 	} else {
 		rep = replica_new(chunk_ref(ch), m->dev, m->readers);

@@ -268,7 +268,7 @@ static void settings_ages_change(void)
 ONCE_BARE(all_of_a_list_is_changed_or_nothing)
 {
 	start();
-	refused("set . home=16M device=none", "device: cannot be changed while it is mounted; mount anew");
+	refused("set . home=16M cpu-cache=auto", "cpu-cache: cannot be changed while it is mounted; mount anew");
 	refused("set . home=16M pin=0:x", "pin: cannot be changed while it is mounted; use `gaia pin`");
 	refused("set . home=16M o=ro", "o: cannot be changed while it is mounted; use `mount -o remount`");
 	refused("set . home=16M homes=16M", "homes: no such option");
@@ -453,6 +453,57 @@ ONCE_BARE(what_was_set_goes_to_the_next_daemon)
 	cr_assert_eq(mnt_upgrade(&mnt, NULL, said), 0, "%s", said);
 	cr_assert_eq(STATUS("home", "budget"), 32 * MIB);
 	cr_assert_eq(STATUS("devices", "0", "capacity"), 8 * MIB);
+}
+
+static void expect_devices(const char *names)
+{
+	json_t *s = report("status", "."), *device;
+	char list[128] = "";
+	size_t k;
+
+	json_array_foreach(json_object_get(s, "devices"), k, device)
+		snprintf(list + strlen(list), sizeof(list) - strlen(list), "%s ", json_string_value(json_object_get(device, "name")));
+	json_decref(s);
+	cr_assert_str_eq(list, names);
+}
+
+/* For programs that run already, too; and for the next daemon. */
+EACH_WAY_BARE(settings, a_device_is_added)
+{
+	struct actor *a, *b;
+	char said[512];
+
+	start();
+	make("f", 4 * MIB, 'f');
+	a = actor_start("f", 4 * MIB, 0);
+	actor_ok(a, ACQUIRE, 0, 4 * MIB, PROT_READ | PROT_WRITE);
+	actor_ok(a, STORE, 0, 2 * MIB, 'a');
+	actor_ok(a, RELEASE, 0, 4 * MIB, 0);
+	refused("set . device=none", "device=none: names no device");
+	refused("set . device=sim:8M,cache=auto", "cache= is for devices that the mount begins with");
+	refused("set . device=sim:8M home=1M", "home");
+	refused("set . device=tape", "no such kind of device");
+	refused("set . device=cuda:99", "device=cuda:99: ");
+	cr_assert_eq(STATUS("devices", "0", "capacity"), 16 * MIB);
+	expect_devices("sim0 ");
+	shell_ok(mnt.path, "\"$GAIA\" set . device=sim:8M && \"$GAIA\" set . device=sim:8M,count=2 device.sim0=12M");
+	expect_devices("sim0 sim1 sim2 sim3 ");
+	b = actor_start("f", 4 * MIB, 3);
+	actor_ok(b, ACQUIRE, 0, 4 * MIB, PROT_READ | PROT_WRITE);
+	actor_ok(b, STORE, 2 * MIB, 2 * MIB, 'b');
+	actor_ok(b, RELEASE, 0, 4 * MIB, 0);
+	cr_assert_gt(STATUS("devices", "3", "used"), 0);
+	actor_ok(a, ACQUIRE, 0, 4 * MIB, PROT_READ);
+	actor_ok(a, RELEASE, 0, 4 * MIB, 0);
+	shell_ok(mnt.path, "test $(tr -d a < f | wc -c) = $((2 << 20)) && test $(tr -d b < f | wc -c) = $((2 << 20))");
+	shell_ok(mnt.path, "\"$GAIA\" set --wait . device.sim3=off");
+	actor_end(a);
+	actor_end(b);
+	cr_assert_eq(mnt_upgrade(&mnt, NULL, said), 0, "%s", said);
+	cr_assert_eq(STATUS("devices", "0", "capacity"), 12 * MIB);
+	cr_assert_eq(STATUS("devices", "2", "capacity"), 8 * MIB);
+	cr_assert_eq(STATUS("devices", "3", "capacity"), 0);
+	shell_ok(mnt.path, "test $(tr -d ab < f | wc -c) = 0");
 }
 
 /* A device that is off is off for the next daemon as well; and what the file names is there then. */

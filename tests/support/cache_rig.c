@@ -998,7 +998,7 @@ static struct device *new_device(const struct rig_options *options, unsigned ind
 
 	if (index == 0) {
 		fake_cuda_reset(&(struct fake_cuda_config){
-			.n_devices = options->devices,
+			.n_devices = options->devices + options->added,
 			.memory = config.capacity + 8 * (uint64_t)GAIA_CHUNK,
 			.no_peers = options->no_peers,
 		});
@@ -1126,6 +1126,14 @@ void rig_readahead(struct rig *rig)
 {
 	while (atomic_load(&rig->cache->n_readahead) > 0)
 		usleep(100);
+}
+
+unsigned rig_add_device(struct rig *rig)
+{
+	must(rig->options.added > 0);
+	must(cache_add_device(rig->cache, new_device(&rig->options, rig->options.devices)) == 0);
+	rig->options.added--;
+	return rig->options.devices++;
 }
 
 uint64_t rig_device_used(struct rig *rig, unsigned device)

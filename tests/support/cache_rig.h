@@ -29,6 +29,7 @@
 
 struct rig_options {
 	unsigned devices;	/* 0: none */
+	unsigned added;		/* so many more may come by rig_add_device() */
 	unsigned device_chunks; /* of each; 0: 8 */
 	uint64_t device_cache;	/* of each: bytes for pages that left home, or CACHE_DEVICE_AUTO; 0: none */
 	uint64_t home_bytes;	/* 0: 64 MiB */
@@ -95,6 +96,8 @@ void rig_readahead(struct rig *rig);
 unsigned rig_number(const struct rig *rig, unsigned device);
 /* Bytes of a device in use. */
 uint64_t rig_device_used(struct rig *rig, unsigned device);
+/* One more, as the others are; the host's number goes up. Returns its number. */
+unsigned rig_add_device(struct rig *rig);
 
 /* ---- a file, as the kernel has it ---- */
 

@@ -7,6 +7,7 @@
 
 #include "cache_scene.h"
 #include "pagecache/devices.h"
+#include "pagecache/frames.h"
 #include "pagecache/root.h"
 #include "pagecache/settings.h"
 #include "pagecache/victim.h"
@@ -234,5 +235,73 @@ Test(cache_settings, budgets_change_while_pages_come_and_go)
 	set_device(2);
 	while (home_used() > 8 * MIB || rig_device_used(rig, 0) > 2 * GAIA_CHUNK)
 		settings_trim(rig->cache);
+	end();
+}
+
+/* Home's memory, of which there was some before and comes more, is what they are filled from. */
+Test(cache_settings, a_device_that_is_added_is_as_the_others)
+{
+	struct cache_user user = { .uid = 1, .owner = true };
+	struct client *first, *second, *host;
+	bool fresh;
+
+	begin(&(struct rig_options){ .devices = 1, .added = 2, .host = true }, 4 * GAIA_CHUNK);
+	write_cpu(0, "home's");
+	first = new_client(0);
+	write_device(first, GAIA_CHUNK, "the first's");
+	release_all(first);
+	cr_assert_eq(cache_devices(rig->cache), 1);
+	cr_assert_eq(rig_add_device(rig), 1);
+	cr_assert_eq(cache_devices(rig->cache), 2);
+	second = new_client(1);
+	expect_device(second, 0, "home's");
+	expect_device(second, GAIA_CHUNK, "the first's");
+	write_device(second, 2 * GAIA_CHUNK, "the second's");
+	release_all(second);
+	expect_device(first, 2 * GAIA_CHUNK, "the second's");
+	expect_cpu(2 * GAIA_CHUNK, "the second's");
+	/* The host is the same as before. */
+	host = new_client(2);
+	expect_device(host, 2 * GAIA_CHUNK, "the second's");
+	release_all(host);
+	release_all(first);
+	/* A file that is pinned there, and what is evicted from there, go by the number, too. */
+	cr_assert_eq(cache_bring(kf->cfile, 1, user, 0, 4 * GAIA_CHUNK, false, NULL), 0);
+	cr_assert_eq(rig_device_used(rig, 1), 4 * GAIA_CHUNK);
+	cr_assert_eq(cache_evict(kf->cfile, 1, 0, 4 * GAIA_CHUNK), 0);
+	cr_assert_eq(rig_device_used(rig, 1), 0);
+	cr_assert_eq(cache_pin(kf->cfile, 1, user, &fresh), 0);
+	cr_assert_eq(cache_pinned(kf->cfile, 1), 4 * GAIA_CHUNK);
+	cr_assert_eq(cache_pinned(kf->cfile, 0), 0);
+	end();
+}
+
+Test(cache_settings, devices_are_added_while_pages_come_and_go)
+{
+	struct client *cl;
+	pthread_t cpu, device;
+	unsigned number;
+
+	begin(&(struct rig_options){ .devices = 1, .added = 5, .device_cache = CACHE_DEVICE_AUTO, .host = true }, SIZE);
+	cr_assert_eq(pthread_create(&device, NULL, use_device, new_client(0)), 0);
+	cr_assert_eq(pthread_create(&cpu, NULL, use_cpu, NULL), 0);
+	for (unsigned k = 0; k < ROUNDS; k++) {
+		set_home(k % 2 ? 64 * MIB : 8 * MIB);
+		settings_trim(rig->cache);
+		frames_trim(&rig->cache->frames, true);
+		if (k % 20 == 10) {
+			number = rig_add_device(rig);
+			cl = client_create(kf, number, GAIA_PROT_READ, 4 * GAIA_CHUNK);
+			cr_assert_eq(client_acquire(cl, 0, 4 * GAIA_CHUNK, GAIA_PROT_READ), 0);
+			cr_assert_eq(client_release(cl, 0, 4 * GAIA_CHUNK), 0);
+			client_end(cl);
+		}
+		while (atomic_load(&written) <= k)
+			sched_yield();
+	}
+	atomic_store(&done, true);
+	pthread_join(cpu, NULL);
+	pthread_join(device, NULL);
+	cr_assert_eq(cache_devices(rig->cache), 6);
 	end();
 }
