@@ -486,7 +486,7 @@ EACH_WAY_BARE(settings, a_device_is_added)
 	refused("set . device=cuda:99", "device=cuda:99: ");
 	cr_assert_eq(STATUS("devices", "0", "capacity"), 16 * MIB);
 	expect_devices("sim0 ");
-	shell_ok(mnt.path, "\"$GAIA\" set . device=sim:8M && \"$GAIA\" set . device=sim:8M,count=2 device.sim0=12M");
+	shell_ok(mnt.path, "\"$GAIA\" set . device=sim:8M,count=2 && \"$GAIA\" set . device=sim:8M device.sim0=12M");
 	expect_devices("sim0 sim1 sim2 sim3 ");
 	b = actor_start("f", 4 * MIB, 3);
 	actor_ok(b, ACQUIRE, 0, 4 * MIB, PROT_READ | PROT_WRITE);

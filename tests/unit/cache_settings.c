@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <unistd.h>
 
 #include "cache_scene.h"
 #include "pagecache/devices.h"
@@ -304,4 +305,96 @@ Test(cache_settings, devices_are_added_while_pages_come_and_go)
 	pthread_join(device, NULL);
 	cr_assert_eq(cache_devices(rig->cache), 6);
 	end();
+}
+
+/* ---- what devices hear of home's memory ---- */
+
+#define HEARERS 4u
+#define SLABS 200u
+#define VACANT 4u
+
+/* A device that only hears: of which memory, never twice. */
+struct hearer {
+	struct device device;
+	pthread_mutex_t lock;
+	const void *at[2 * SLABS];
+	unsigned n;
+};
+
+static void hear(struct device *dev, void *slab, enum host_slab what)
+{
+	struct hearer *h = container_of(dev, struct hearer, device);
+	unsigned k = 0;
+
+	usleep(20);
+	pthread_mutex_lock(&h->lock);
+	while (k < h->n && h->at[k] != slab)
+		k++;
+	if (what == HOST_SLAB_GOES) {
+		cr_assert_lt(k, h->n, "memory goes that never came");
+		h->at[k] = h->at[--h->n];
+	} else {
+		cr_assert_eq(k, h->n, "memory comes twice");
+		cr_assert_lt(h->n, 2 * SLABS);
+		h->at[h->n++] = slab;
+	}
+	pthread_mutex_unlock(&h->lock);
+}
+
+static void take_slabs(struct frames *fr, frame_t *frame, unsigned n)
+{
+	for (unsigned k = 0; k < n; k++)
+		cr_assert_eq(frames_take(fr, GAIA_CHUNK_PAGES, frame + k * GAIA_CHUNK_PAGES, true), GAIA_CHUNK_PAGES);
+}
+
+static void *take_and_give(void *arg)
+{
+	static frame_t frame[4 * VACANT * GAIA_CHUNK_PAGES];
+	struct frames *fr = arg;
+
+	while (!atomic_load(&done)) {
+		take_slabs(fr, frame, 4 * VACANT);
+		(void)frames_give(fr, frame, 4 * VACANT * GAIA_CHUNK_PAGES);
+		frames_trim(fr, true);
+		atomic_fetch_add(&written, 1);
+	}
+	return NULL;
+}
+
+Test(cache_settings, a_device_that_is_added_hears_of_all_memory_once)
+{
+	static frame_t frame[SLABS * GAIA_CHUNK_PAGES];
+	static struct hearer hearer[HEARERS];
+	static struct cache_device table[HEARERS];
+	static const struct device_ops ops = { .name = "hearer", .host_slab = hear };
+	struct frames fr = { .dev = table, .n_devices = 1 };
+	pthread_t thread;
+
+	for (unsigned k = 0; k < HEARERS; k++) {
+		hearer[k].device.ops = &ops;
+		pthread_mutex_init(&hearer[k].lock, NULL);
+		table[k].dev = &hearer[k].device;
+	}
+	cr_assert_eq(frames_init(&fr, 2 * SLABS * (uint64_t)GAIA_CHUNK, 0), 0);
+	take_slabs(&fr, frame, SLABS);
+	cr_assert_eq(hearer[0].n, SLABS);
+	/* Others come and go among the first and after the last. */
+	(void)frames_give(&fr, frame, VACANT * GAIA_CHUNK_PAGES);
+	frames_trim(&fr, true);
+	cr_assert_eq(hearer[0].n, SLABS - VACANT);
+	cr_assert_eq(pthread_create(&thread, NULL, take_and_give, &fr), 0);
+	for (unsigned k = 1; k < HEARERS; k++) {
+		while (atomic_load(&written) < 5 * k)
+			sched_yield();
+		frames_add_device(&fr);
+	}
+	atomic_store(&done, true);
+	pthread_join(thread, NULL);
+	for (unsigned k = 0; k < HEARERS; k++)
+		cr_assert_eq(hearer[k].n, SLABS - VACANT, "%u: %u", k, hearer[k].n);
+	(void)frames_give(&fr, frame + VACANT * GAIA_CHUNK_PAGES, (SLABS - VACANT) * GAIA_CHUNK_PAGES);
+	frames_trim(&fr, true);
+	for (unsigned k = 0; k < HEARERS; k++)
+		cr_assert_eq(hearer[k].n, 0);
+	frames_destroy(&fr);
 }
