@@ -277,9 +277,9 @@ with open(sys.argv[1], "r+b") as file:
     def test_how_it_is_called(self):
         with tempfile.TemporaryDirectory() as place:
             child = started(place, "--help")
-            out, err = child.communicate(timeout=HANG_S)
+            usage, err = child.communicate(timeout=HANG_S)
             self.assertEqual((child.returncode, err), (0, ""))
-            self.assertTrue(out.startswith("usage: %s " % APP))
+            self.assertTrue(usage.startswith("usage: %s " % APP))
             for option in "--no-such-option", "--mode=none", "--changed=101", "--check=some":
                 child = started(place, option, *self.app.run)
                 out, err = child.communicate(timeout=HANG_S)
@@ -292,7 +292,7 @@ with open(sys.argv[1], "r+b") as file:
             child = started(place, *self.app.run)
             self.assertIn("not on a gaiafs mount", child.communicate(timeout=HANG_S)[1])
             self.assertEqual(child.returncode, 1)
-            if APP != "sssp" or "--png" in out:
+            if "--png" in usage:
                 picture = os.path.join(place, "picture.png")
                 made = ["--make", "grid:40x30"] if APP == "sssp" else []
                 self.done(started(place, "--mode", "mmap", "--rounds", "1", "--png", picture, *made, *self.app.run))

@@ -366,9 +366,7 @@ static void *pass(void *arg)
 			match_block(&o->job, i);
 		return NULL;
 	}
-#ifdef __CUDACC__
-	choose_device(o->tiles.fd, o->tiles.device);
-#endif
+	data_use_device(&o->tiles);
 	device_fill(o->job.best, 0xff, blocks_of(&o->job) * 8);
 	device_pass(o);
 	return NULL;
