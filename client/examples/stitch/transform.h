@@ -102,6 +102,7 @@ static inline void own_transform(struct transform *t, int strip, bool back)
 	for (int direction = 0; direction < 2; direction++) {
 		struct pass pass;
 
+		memset(&pass, 0, sizeof(pass));
 		pass.n = t->side[direction];
 		pass.turns = t->turns[direction];
 		pass.step = direction ? t->side[0] : 1;
