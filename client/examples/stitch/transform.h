@@ -14,7 +14,7 @@
 #include <fftw3.h>
 #endif
 #if defined(__CUDACC__) && defined(HAVE_CUFFT)
-#include <cufft.h>
+#include "cuda_transform.h"
 #define WITH_CUFFT
 #endif
 
@@ -33,7 +33,7 @@ struct transform {
 	fftw_plan fftw[3]; /* forward: one for each strip; back */
 #endif
 #ifdef WITH_CUFFT
-	cufftHandle cufft[2]; /* forward, back */
+	struct cufft_plans cufft;
 #endif
 
 	/* The owner's thread. */
@@ -156,9 +156,7 @@ static inline void plan_by_library(struct transform *t)
 {
 #ifdef WITH_CUFFT
 	if (!t->on_cpu) {
-		if (cufftPlan2d(&t->cufft[0], (int)t->side[1], (int)t->side[0], CUFFT_D2Z) ||
-		    cufftPlan2d(&t->cufft[1], (int)t->side[1], (int)t->side[0], CUFFT_Z2D))
-			errx(1, "cuFFT can make no plan");
+		cufft_plans_new(&t->cufft, t->side[1], t->side[0]);
 		return;
 	}
 #endif
@@ -206,8 +204,8 @@ static inline void transform_free(struct transform *t)
 			fftw_destroy_plan(t->fftw[k]);
 #endif
 #ifdef WITH_CUFFT
-	for (int k = 0; k < 2 && !t->own && !t->on_cpu; k++)
-		cufftDestroy(t->cufft[k]);
+	if (!t->own && !t->on_cpu)
+		cufft_plans_free(&t->cufft);
 #endif
 	for (int k = 0; k < 2; k++) {
 		free_on(t->on_cpu, t->numbers[k]);
@@ -232,9 +230,7 @@ static inline void transform_forward(struct transform *t)
 		}
 #ifdef WITH_CUFFT
 		if (!t->on_cpu) {
-			if (cufftExecD2Z(t->cufft[0], t->numbers[k], (cufftDoubleComplex *)t->wave[k]))
-				errx(1, "cuFFT cannot transform");
-			CUDA(cudaDeviceSynchronize());
+			cufft_forward(&t->cufft, t->numbers[k], t->wave[k]);
 			continue;
 		}
 #endif
@@ -258,9 +254,7 @@ static inline void transform_back(struct transform *t)
 	}
 #ifdef WITH_CUFFT
 	if (!t->on_cpu) {
-		if (cufftExecZ2D(t->cufft[1], (cufftDoubleComplex *)t->wave[0], t->numbers[0]))
-			errx(1, "cuFFT cannot transform");
-		CUDA(cudaDeviceSynchronize());
+		cufft_back(&t->cufft, t->wave[0], t->numbers[0]);
 		return;
 	}
 #endif
