@@ -26,15 +26,22 @@ class Mount(apps.Mount):
 
 
 class Played(unittest.TestCase):
+    def ended(self, child):
+        """What it says, and its exit status."""
+        try:
+            out, err = child.communicate(timeout=apps.HANG_S)
+        except apps.subprocess.TimeoutExpired:
+            apps.kill(child)
+            self.fail("%s hangs" % child.args)
+        return out, err, child.returncode
+
     def run_in(self, directory, *options):
-        child = apps.started(directory, "--json", *options, *OPTIONS[apps.APP], *FILES[apps.APP])
-        out, err = child.communicate(timeout=apps.HANG_S)
-        self.assertEqual((child.returncode, err), (0, ""), out)
+        out, err, status = self.ended(apps.started(directory, "--json", *options, *OPTIONS[apps.APP], *FILES[apps.APP]))
+        self.assertEqual((status, err), (0, ""), out)
         return {line["what"]: line for line in map(apps.json.loads, out.splitlines())}
 
     def make(self, directory):
-        child = apps.started(directory, "--changed", "20", *MAKE[apps.APP])
-        self.assertEqual((child.communicate(timeout=apps.HANG_S)[1], child.returncode), ("", 0))
+        self.assertEqual(self.ended(apps.started(directory, "--changed", "20", *MAKE[apps.APP]))[1:], ("", 0))
 
     def check(self, directory, *options):
         rounds = ROUNDS[apps.APP]
@@ -78,9 +85,8 @@ class Played(unittest.TestCase):
         with tempfile.TemporaryDirectory() as place:
             self.make(place)
             for mode, status in ("mmap", apps.SKIPPED), ("gaia", 1):
-                child = apps.started(place, "--mode", mode, *FILES[apps.APP])
-                err = child.communicate(timeout=apps.HANG_S)[1]
-                self.assertEqual((child.returncode, err.count("\n")), (status, 1), err)
+                _, err, ended = self.ended(apps.started(place, "--mode", mode, *FILES[apps.APP]))
+                self.assertEqual((ended, err.count("\n")), (status, 1), err)
 
 
 if __name__ == "__main__":

@@ -153,6 +153,7 @@ static struct canvas canvas_of(const struct owner *o)
 	const struct run *r = o->run;
 	struct canvas c;
 
+	memset(&c, 0, sizeof(c));
 	c.tiles = o->images + tile_at(&r->set, 0);
 	c.places = o->places;
 	c.columns = (uint32_t)r->set.columns;
@@ -160,7 +161,6 @@ static struct canvas canvas_of(const struct owner *o)
 	c.side = (uint32_t)r->set.side;
 	c.width = r->width;
 	c.height = r->height;
-	c.top = 0;
 	c.stride = tile_stride(r->set.side);
 	c.from = (uint32_t)((uint64_t)r->width * o->part / r->n_owners);
 	c.to = (uint32_t)((uint64_t)r->width * (o->part + 1) / r->n_owners);
