@@ -60,13 +60,15 @@ def kill(child):
 class Mount:
     """A directory `mnt` of its own under gaiafs, and one `plain` that no gaiafs knows."""
 
+    daemon = os.path.join("daemon", "gaiafs")
+
     def __init__(self, way, device, *options):
         self.way = way
         self.place = tempfile.mkdtemp(prefix="apps.")
         self.below, self.mnt, self.plain = (os.path.join(self.place, name) for name in ("below", "mnt", "plain"))
         for path in self.below, self.mnt, self.plain:
             os.mkdir(path)
-        done = subprocess.run([os.path.join(BUILD, "daemon", "gaiafs"), "--cpu-cache", way, "--device", device, *options, self.below,
+        done = subprocess.run([os.path.join(BUILD, self.daemon), "--cpu-cache", way, "--device", device, *options, self.below,
                                self.mnt], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                               timeout=HANG_S, check=False)
         if done.returncode:
@@ -274,12 +276,23 @@ with open(sys.argv[1], "r+b") as file:
             self.assertEqual(child.returncode, 1)
             self.assertIn("WRONG", err)
 
+    def test_own_fourier_transforms_find_the_same_places(self):
+        if APP != "stitch":
+            self.skipTest("only stitch has them")
+        # Of lengths that are powers of 2, and that have other factors.
+        for side in "128", "136", "184", "240":
+            with self.subTest(side=side), tempfile.TemporaryDirectory() as place:
+                self.done(started(place, "--make", "3x2", "--side", side, "input"))
+                for owners in [], ["--no-cpu"]:
+                    said = self.done(started(place, "--json", "--mode", "mmap", "--own-transform", *owners, *self.app.run))
+                    self.assertEqual(said[-1]["checked"], 1)
+
     def test_how_it_is_called(self):
         with tempfile.TemporaryDirectory() as place:
             child = started(place, "--help")
-            out, err = child.communicate(timeout=HANG_S)
+            usage, err = child.communicate(timeout=HANG_S)
             self.assertEqual((child.returncode, err), (0, ""))
-            self.assertTrue(out.startswith("usage: %s " % APP))
+            self.assertTrue(usage.startswith("usage: %s " % APP))
             for option in "--no-such-option", "--mode=none", "--changed=101", "--check=some":
                 child = started(place, option, *self.app.run)
                 out, err = child.communicate(timeout=HANG_S)
@@ -292,7 +305,7 @@ with open(sys.argv[1], "r+b") as file:
             child = started(place, *self.app.run)
             self.assertIn("not on a gaiafs mount", child.communicate(timeout=HANG_S)[1])
             self.assertEqual(child.returncode, 1)
-            if APP != "sssp" or "--png" in out:
+            if "--png" in usage:
                 picture = os.path.join(place, "picture.png")
                 made = ["--make", "grid:40x30"] if APP == "sssp" else []
                 self.done(started(place, "--mode", "mmap", "--rounds", "1", "--png", picture, *made, *self.app.run))

@@ -62,7 +62,7 @@ class Bench(PairsBench):
     def program(self, name):
         path = os.path.join(self.args.build, "client", "examples", name)
         if not os.path.exists(path):
-            raise Lacking("%s was not built: it needs libpng%s" % (name, " and fftw3" if name == "stitch" else ""))
+            raise Lacking("%s was not built%s" % (name, ": it needs libpng" if name == "collage" else ""))
         return path
 
     def ask(self, directory, name, *words):

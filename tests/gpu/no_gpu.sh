@@ -10,9 +10,12 @@ build=$1
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 echo hello > "$dir/file"
+"$build/client/examples/cuda-stitch" --make 1x1 "$dir/images"
 failed=0
 for command in "client/examples/cuda-histogram $dir/file" "client/examples/cuda-two_writers $dir/file $dir/out" \
-	"client/examples/cuda-stencil $dir/grid" "client/examples/cuda-sssp --make grid:20x20 $dir/roads" "tests/gpu/gpu-random cuda" \
+	"client/examples/cuda-stencil $dir/grid" "client/examples/cuda-sssp --make grid:20x20 $dir/roads" \
+	"client/examples/cuda-stitch $dir/images $dir/picture" "client/examples/cuda-stitch-cufft $dir/images $dir/picture" \
+	"tests/gpu/gpu-random cuda" \
 	"tests/gpu/gpu-ceilings copies" "tests/gpu/gpu-ceilings chunks" "tests/gpu/gpu-bench kinds" \
 	"tests/gpu/gpu-bench --beside kinds" "tests/gpu/gpu-stalls kernel" "tests/gpu/gpu-stalls other"; do
 	[ -x "$build/${command%% *}" ] || continue

@@ -124,6 +124,21 @@ on_mount() {
 	done
 }
 
+# has_library EXAMPLE WHAT FILE DIRECTORY: whether that example can start; if not, it is noted why.
+has_library() {
+	if [ ! -e "$bin/cuda-$1" ]; then
+		not_run "the bundle was built without $2" "example-$1"
+		return 1
+	fi
+	[ -z "$4" ] || return 0
+	not_run "no $3 on this machine" "example-$1"
+	return 1
+}
+
+# PROGRAM WHAT FILE ARGUMENT...: has it make the file first.
+# shellcheck disable=SC2016 # for the shell that does it
+made=(bash -c '"$1" --make "$2" "$3" >&2 && exec "$1" "${@:3}" >&2' made)
+
 run_examples() {
 	if [ -n "$rehearse" ]; then
 		not_run "the examples have kernels, which need a GPU" "${examples[@]}"
@@ -138,11 +153,17 @@ run_examples() {
 	section example-two_writers 30 "${words[@]}" "$bin/cuda-two_writers" "$work/mnt/numbers" "$work/mnt/NUMBERS"
 	section example-stencil 30 "${words[@]}" "$bin/cuda-stencil" "$work/mnt/grid"
 	section example-sssp 30 "${words[@]}" "$bin/cuda-sssp" --make grid:300x200 --rounds 20 "$work/mnt/roads"
-	if [ ! -e "$bin/cuda-sgemm" ]; then
-		not_run "the bundle was built without cuBLAS" example-sgemm
-	elif [ -z "$cublas" ]; then
-		not_run "no $blas on this machine" example-sgemm
+	section example-stitch 30 "${made[@]}" "$bin/cuda-stitch" 6x4 "$work/mnt/images" "$work/mnt/picture" --rounds 5 \
+		--devices "$((gpus < 2 ? 1 : 2))"
+	if has_library stitch-cufft cuFFT "${library[cufft]}" "${library_dir[cufft]}"; then
+		section example-stitch-cufft 30 "${made[@]}" "$bin/cuda-stitch-cufft" 6x4 "$work/mnt/images" "$work/mnt/picture" --rounds 5
+	fi
+	if [ ! -e "$bin/cuda-collage" ]; then
+		not_run "the bundle was built without libpng" example-collage
 	else
+		section example-collage 30 "${made[@]}" "$bin/cuda-collage" 5000 "$work/mnt/tiles" "$work/mnt/collage" --rounds 5 --cpu
+	fi
+	if has_library sgemm cuBLAS "${library[cublas]}" "${library_dir[cublas]}"; then
 		section example-sgemm 30 "${words[@]}" "$bin/cuda-sgemm" "$work/mnt"
 	fi
 }

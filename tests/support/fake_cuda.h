@@ -190,6 +190,9 @@ CUresult fake_cuda_launch_copy(CUstream stream, void (*fn)(void *arg), const voi
  */
 bool fake_cuda_usable(const void *p, size_t bytes);
 
+/* The same, where they need only be read: memory may be mapped for that alone. */
+bool fake_cuda_readable(const void *p, size_t bytes);
+
 /*
  * A kernel that programs load by cuLibraryLoadData(), whatever they load, and launch by cuLaunchKernel(): @fn is called once for a launch, with
  * a copy of its only parameter, of @bytes. Documented: all that is checked. Assumed: that loading and a first launch wait for nothing that

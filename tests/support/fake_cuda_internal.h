@@ -111,6 +111,7 @@ struct fake_mapping {
 	size_t size;
 	struct fake_memory *memory;
 	unsigned access; /* one bit for each GPU that may read and write */
+	unsigned readable; /* one for each that may read */
 };
 
 struct fake {
@@ -197,6 +198,8 @@ unsigned fake_gpu_of(CUdevice ordinal);
 
 /* fake.lock held. @gpus: bits, of which one is to have access. */
 bool fake_device_memory(const void *p, size_t bytes, unsigned gpus);
+/* The same where it need only be read. */
+bool fake_readable_memory(const void *p, size_t bytes, unsigned gpus);
 bool fake_pinned_memory(const void *p, size_t bytes);
 
 /* True in a host function: no call is allowed. */

@@ -77,6 +77,22 @@ bool fake_device_memory(const void *p, size_t bytes, unsigned gpus)
 	return mapped_bytes(p, bytes, &access) == bytes && (access & gpus);
 }
 
+bool fake_readable_memory(const void *p, size_t bytes, unsigned gpus)
+{
+	struct fake_mapping *m;
+	size_t found = 0;
+
+	if (range_around(&fake.allocated, p, bytes))
+		return fake_device_memory(p, bytes, gpus);
+	TAILQ_FOREACH(m, &fake.mappings, link) {
+		const char *from = m->at > (const char *)p ? m->at : p;
+		const char *to = m->at + m->size < (const char *)p + bytes ? m->at + m->size : (const char *)p + bytes;
+
+		found += from < to && (m->readable & gpus) ? (size_t)(to - from) : 0;
+	}
+	return found == bytes;
+}
+
 bool fake_pinned_memory(const void *p, size_t bytes)
 {
 	return range_around(&fake.pinned, p, bytes);
@@ -183,6 +199,17 @@ bool fake_cuda_usable(const void *p, size_t bytes)
 	usable = fake_device_memory(p, bytes, gpus) || fake_pinned_memory(p, bytes);
 	pthread_mutex_unlock(&fake.lock);
 	return usable;
+}
+
+bool fake_cuda_readable(const void *p, size_t bytes)
+{
+	unsigned gpus = fake_gpu_bit();
+	bool readable;
+
+	pthread_mutex_lock(&fake.lock);
+	readable = fake_readable_memory(p, bytes, gpus) || fake_pinned_memory(p, bytes);
+	pthread_mutex_unlock(&fake.lock);
+	return readable;
 }
 
 /* Those whose page tables know the handle; fake.lock not held. */
@@ -554,8 +581,11 @@ static CUresult fake_mem_set_access(CUdeviceptr ptr, size_t size, const CUmemAcc
 		if (fault || !overlaps(at, size, m->at, m->size))
 			continue;
 		m->access &= ~(1u << gpu);
+		m->readable &= ~(1u << gpu);
 		if (desc->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
 			m->access |= 1u << gpu;
+		if (desc->flags != CU_MEM_ACCESS_FLAGS_PROT_NONE)
+			m->readable |= 1u << gpu;
 		if (mprotect(m->at, m->size, m->access ? PROT_READ | PROT_WRITE :
 			     desc->flags == CU_MEM_ACCESS_FLAGS_PROT_READ ? PROT_READ : PROT_NONE))
 			abort();
@@ -813,7 +843,7 @@ static CUresult fake_pointer_get_attribute(void *out, CUpointer_attribute attrib
 		return err;
 	pthread_mutex_lock(&fake.lock);
 	pinned = fake_pinned_memory((void *)ptr, 1);
-	device = fake_device_memory((void *)ptr, 1, ALL_GPUS);
+	device = fake_readable_memory((void *)ptr, 1, ALL_GPUS);
 	pthread_mutex_unlock(&fake.lock);
 	if (attribute != CU_POINTER_ATTRIBUTE_MEMORY_TYPE)
 		return fake_refuse(CUDA_ERROR_NOT_SUPPORTED, "an attribute of pointers that the fake lacks");

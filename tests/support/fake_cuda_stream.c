@@ -33,7 +33,7 @@ static void spoil(struct fake_item *item)
 static bool still_usable(const struct fake_item *item)
 {
 	if (fake_cuda_usable(item->to, item->bytes) &&
-	    (item->kind == ITEM_SET || fake_cuda_usable(item->from, item->bytes)))
+	    (item->kind == ITEM_SET || fake_cuda_readable(item->from, item->bytes)))
 		return true;
 	fake_refuse(CUDA_SUCCESS, "memory freed with a copy in flight");
 	return false;
@@ -393,7 +393,7 @@ static CUresult capture_fault(CUstream s, const struct fake_item *item)
 static void count_copy(const void *to, const void *from, size_t bytes)
 {
 	fake.traffic.copies++;
-	if (fake_device_memory(from, bytes, ALL_GPUS))
+	if (fake_readable_memory(from, bytes, ALL_GPUS))
 		*(fake_device_memory(to, bytes, ALL_GPUS) ? &fake.traffic.within : &fake.traffic.out) += bytes;
 	else
 		fake.traffic.in += bytes;
@@ -664,7 +664,7 @@ static CUresult fake_copy(const char *call, void *to, const void *from, size_t b
 	gpus = stream_gpu_bit(stream);
 	pthread_mutex_lock(&fake.lock);
 	good = (to_host ? fake_pinned_memory(to, bytes) : fake_device_memory(to, bytes, gpus)) &&
-	       (from_host ? fake_pinned_memory(from, bytes) : fake_device_memory(from, bytes, gpus));
+	       (from_host ? fake_pinned_memory(from, bytes) : fake_readable_memory(from, bytes, gpus));
 	pthread_mutex_unlock(&fake.lock);
 	if (!good)
 		return fake_refuse(CUDA_ERROR_INVALID_VALUE,
@@ -693,7 +693,7 @@ static const char *batch_copy_fault(const CUdeviceptr *to, const CUdeviceptr *fr
 				    size_t i, unsigned gpus)
 {
 	bool to_gpu = fake_device_memory((void *)to[i], bytes[i], gpus);
-	bool from_gpu = fake_device_memory((void *)from[i], bytes[i], gpus);
+	bool from_gpu = fake_readable_memory((void *)from[i], bytes[i], gpus);
 
 	if (!bytes[i] || (!to_gpu && !from_gpu) || (!to_gpu && !fake_pinned_memory((void *)to[i], bytes[i])) ||
 	    (!from_gpu && !fake_pinned_memory((void *)from[i], bytes[i])))
@@ -759,7 +759,7 @@ static CUresult fake_copy_now(const char *call, void *to, const void *from, cons
 	if (err)
 		return err;
 	pthread_mutex_lock(&fake.lock);
-	good = fake_device_memory(device, bytes, gpus);
+	good = device == from ? fake_readable_memory(from, bytes, gpus) : fake_device_memory(device, bytes, gpus);
 	pthread_mutex_unlock(&fake.lock);
 	if (!good)
 		return fake_refuse(CUDA_ERROR_INVALID_VALUE, "%s of memory that is not the device's", call);

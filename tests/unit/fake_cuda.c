@@ -105,6 +105,26 @@ Test(fake, memory_is_used_with_access_only)
 	refused(cu->cuMemsetD8Async(range, 0, CHUNK, NULL));
 }
 
+Test(fake, memory_that_can_only_be_read_is_copied_from_and_not_to)
+{
+	CUmemAccessDesc to_read = access_both;
+	CUmemorytype type = CU_MEMORYTYPE_HOST;
+	char *host;
+
+	to_read.flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
+	cr_assert_eq(cu->cuMemSetAccess(range, CHUNK, &to_read, 1), 0);
+	cr_assert_eq(cu->cuMemHostAlloc((void **)&host, 4096, 0), 0);
+	cr_assert_eq(cu->cuMemcpyDtoHAsync(host, range, 4096, NULL), 0);
+	cr_assert_eq(cu->cuStreamSynchronize(NULL), 0);
+	cr_assert_eq(memcmp(host, (char *)range, 4096), 0);
+	cr_assert_eq(((CUresult(*)(void *, CUpointer_attribute, CUdeviceptr))fake_cuda_entry("cuPointerGetAttribute"))(
+			     &type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, range), 0);
+	cr_assert_eq(type, CU_MEMORYTYPE_DEVICE);
+	cr_assert_null(fake_cuda_violation());
+	refused(cu->cuMemcpyHtoDAsync(range, host, 4096, NULL));
+	cr_assert_eq(cu->cuMemFreeHost(host), 0);
+}
+
 Test(fake, access_is_set_for_whole_mappings)
 {
 	refused(cu->cuMemSetAccess(range, CHUNK / 2, &access_both, 1));

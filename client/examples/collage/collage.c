@@ -250,6 +250,7 @@ static void plan_windows(struct run *r, struct owner *o)
 	LAUNCH(mark, blocks_of(&o->job), &o->job);
 	device_copy(wanted, o->job.wanted, words * 4);
 	device_free(o->job.wanted);
+	o->job.wanted = NULL;
 	o->windows = (struct window *)own_memory((o->tiles.size / size + 1) * sizeof(*o->windows));
 	for (size_t off = 0; off < o->tiles.size; off += size) {
 		struct window *w = &o->windows[o->n_windows];
@@ -366,9 +367,7 @@ static void *pass(void *arg)
 			match_block(&o->job, i);
 		return NULL;
 	}
-#ifdef __CUDACC__
-	choose_device(o->tiles.fd, o->tiles.device);
-#endif
+	data_use_device(&o->tiles);
 	device_fill(o->job.best, 0xff, blocks_of(&o->job) * 8);
 	device_pass(o);
 	return NULL;

@@ -28,9 +28,10 @@
 #define LAUNCH(name, n, args)                                                                               \
 	do {                                                                                                \
 		size_t n_ = (n), blocks_ = (n_ + 255) / 256;                                                \
+		void *args_[] = { &n_, (void *)(args) };                                                    \
 		if (n_) {                                                                                   \
-			name##_all<<<(unsigned)(blocks_ < 65536 ? blocks_ : 65536), 256>>>(n_, *(args));    \
-			CUDA(cudaGetLastError());                                                           \
+			CUDA(cudaLaunchKernel(name##_all, dim3((unsigned)(blocks_ < 65536 ? blocks_ : 65536)), dim3(256), \
+					      args_, 0, NULL));                                             \
 			CUDA(cudaDeviceSynchronize());                                                      \
 		}                                                                                           \
 	} while (0)

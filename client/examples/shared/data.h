@@ -30,6 +30,7 @@ struct data {
 	unsigned char *cpu;	/* strict: for CPU code of this program. NULL: use the file */
 	struct strict *strict;
 	int device;		/* gaia: its index */
+	int cuda;		/* by CUDA: CUDA's number of it */
 
 	/* By one thread at a time. */
 	bool to_write;		/* copy: acquired for writing */
@@ -138,6 +139,19 @@ static inline void data_open(struct data *d, enum mode mode, const char *path, i
 #endif
 	}
 	d->p = (unsigned char *)p;
+#ifdef __CUDACC__
+	CUDA(cudaGetDevice(&d->cuda));
+#endif
+}
+
+/* Each thread that works on the file's device calls it first: which device is current CUDA keeps for each thread. */
+static inline void data_use_device(const struct data *d)
+{
+#ifdef __CUDACC__
+	CUDA(cudaSetDevice(d->cuda));
+#else
+	(void)d;
+#endif
 }
 
 /* Copy a range of the file to the device's own memory, as programs do without gaiafs. */

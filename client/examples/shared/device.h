@@ -10,6 +10,9 @@
  *	}
  *	...
  *	LAUNCH(scale, n, (struct scale *)&args);	for all i from 0 to n - 1, in any order; waits until it is done
+ *
+ * What the CPU has a part in begins with KERNEL_OR_CPU(scale, struct scale) instead, and is started by LAUNCH_ON(cpu, scale, n, &args):
+ * cpu says whether the CPU does it, in memory of its own. alloc_on() and the like are for such memory.
  */
 #ifndef EXAMPLE_DEVICE_H
 #define EXAMPLE_DEVICE_H
@@ -83,4 +86,41 @@ static inline void device_fill(void *p, int byte, size_t n)
 }
 
 #endif
+
+#define KERNEL_OR_CPU(name, type)                                   \
+	BOTH static inline void name##_at(size_t i, const type *a); \
+	KERNEL(name, type)                                          \
+	{                                                           \
+		name##_at(i, a);                                    \
+	}                                                           \
+	BOTH static inline void name##_at(size_t i, const type *a)
+#define LAUNCH_ON(cpu, name, n, args)                                                \
+	do {                                                                         \
+		if (cpu) {                                                           \
+			for (size_t all_ = (n), at_ = 0; at_ < all_; at_++)          \
+				name##_at(at_, args);                                \
+		} else {                                                             \
+			LAUNCH(name, n, args);                                       \
+		}                                                                    \
+	} while (0)
+
+static inline void *alloc_on(bool cpu, size_t n)
+{
+	return cpu ? own_memory(n) : device_alloc(n);
+}
+static inline void free_on(bool cpu, void *p)
+{
+	if (cpu)
+		free(p);
+	else
+		device_free(p);
+}
+static inline void copy_on(bool cpu, void *to, const void *from, size_t n)
+{
+	if (cpu)
+		memcpy(to, from, n);
+	else
+		device_copy(to, from, n);
+}
+
 #endif

@@ -76,6 +76,7 @@ static inline uint64_t epoch_of(struct data *d)
 {
 	uint64_t epoch;
 
+	data_use_device(d);
 	data_acquire(d, 0, PAGE, PROT_READ);
 	device_copy(&epoch, d->p + offsetof(struct epoch_head, epoch), sizeof(epoch));
 	data_release(d, 0, PAGE);

@@ -12,8 +12,11 @@
  * OUT is compared with what the CPU makes alone of images that are made anew, at the places that they were made for.
  */
 #include "../shared/options.h"
-#include "../shared/picture.h"
+#include "canvas.h"
 #include "strips.h"
+#ifdef HAVE_PNG
+#include "../shared/picture.h"
+#endif
 
 #define MAX_OWNERS 17
 
@@ -21,7 +24,7 @@ struct options {
 	struct common common;
 	const char *tiles, *out, *make;
 	uint64_t devices, shrink, side;
-	bool cpu;
+	bool cpu, own_transform;
 };
 
 static const char usage[] =
@@ -38,19 +41,12 @@ static const char usage[] =
 	"  --rounds N         again, so many times, after a CPU program has taken images anew (0)\n"
 	COMMON_UPDATES("images") COMMON_MODE
 	"  --window BYTES     of TILES at a time, at least two rows of images (all)\n"
+	"  --own-transform    Fourier transforms without a library\n"
+#ifdef HAVE_PNG
 	"  --png FILE         write the picture there, too\n"
 	"  --shrink N         that with a pixel for N times N (1)\n"
+#endif
 	COMMON_REST;
-
-/* Where all images are, and what is made of them. */
-struct canvas {
-	const unsigned char *tiles; /* the file */
-	const struct place *places;
-	uint32_t columns, rows, side, width, height;
-	size_t stride;
-	uint32_t from, to, top;	    /* of the picture: the owner's columns, and the first row to be made */
-	unsigned char *out;
-};
 
 struct owner {
 	/* Constant, once it is set up. */
@@ -91,10 +87,11 @@ struct run {
 
 static struct options parse_options(int argc, char **argv)
 {
-	enum { MAKE = O_OWN, SIDE_OPTION, DEVICES, NO_CPU, SHRINK };
+	enum { MAKE = O_OWN, SIDE_OPTION, DEVICES, NO_CPU, SHRINK, TRANSFORM };
 	static const struct option longs[] = {
 		{ "make", 1, NULL, MAKE },     { "side", 1, NULL, SIDE_OPTION }, { "devices", 1, NULL, DEVICES },
-		{ "no-cpu", 0, NULL, NO_CPU }, { "shrink", 1, NULL, SHRINK },	 COMMON_OPTIONS
+		{ "no-cpu", 0, NULL, NO_CPU }, { "shrink", 1, NULL, SHRINK },	 { "own-transform", 0, NULL, TRANSFORM },
+		COMMON_OPTIONS
 	};
 	struct options o;
 
@@ -111,6 +108,7 @@ static struct options parse_options(int argc, char **argv)
 		case DEVICES: o.devices = parse_size(optarg); break;
 		case NO_CPU: o.cpu = false; break;
 		case SHRINK: o.shrink = parse_size(optarg); break;
+		case TRANSFORM: o.own_transform = true; break;
 		case O_HELP: fputs(usage, stdout); exit(0);
 		default:
 			if (common_option(&o.common, c))
@@ -130,53 +128,7 @@ static struct options parse_options(int argc, char **argv)
 	return o;
 }
 
-/* ---- places and pixels; the reference uses the same arithmetic on other images and places ---- */
-
-/* The mean of the images that show a pixel, rounded; 0: none does. */
-BOTH static inline unsigned char pixel_of(const struct canvas *c, uint32_t x, uint32_t y)
-{
-	uint32_t step = c->side - c->side / 4, column = x / step, row = y / step, sum = 0, n = 0;
-
-	for (uint32_t r = row ? row - 1 : 0; r <= row + 1 && r < c->rows; r++) {
-		for (uint32_t k = column ? column - 1 : 0; k <= column + 1 && k < c->columns; k++) {
-			size_t tile = (size_t)r * c->columns + k;
-			uint32_t in_x = x - (uint32_t)c->places[tile].x, in_y = y - (uint32_t)c->places[tile].y;
-
-			if (in_x < c->side && in_y < c->side) {
-				sum += c->tiles[tile * c->stride + (size_t)in_y * c->side + in_x];
-				n++;
-			}
-		}
-	}
-	return (unsigned char)(n ? (sum + n / 2) / n : 0);
-}
-
-BOTH static inline void make_pixel(const struct canvas *c, size_t i)
-{
-	uint32_t wide = c->to - c->from, x = c->from + (uint32_t)(i % wide), y = c->top + (uint32_t)(i / wide);
-
-	c->out[(size_t)y * c->width + x] = pixel_of(c, x, y);
-}
-
-KERNEL(make, struct canvas)
-{
-	make_pixel(a, i);
-}
-
-/* So that the least of each coordinate is 0. */
-static void begin_at_zero(struct place *places, size_t n)
-{
-	struct place least = places[0];
-
-	for (size_t i = 1; i < n; i++) {
-		least.x = places[i].x < least.x ? places[i].x : least.x;
-		least.y = places[i].y < least.y ? places[i].y : least.y;
-	}
-	for (size_t i = 0; i < n; i++) {
-		places[i].x -= least.x;
-		places[i].y -= least.y;
-	}
-}
+/* ---- places ---- */
 
 /* From the first image down, and from there to the right. */
 static void find_places(struct run *r)
@@ -201,6 +153,7 @@ static struct canvas canvas_of(const struct owner *o)
 	const struct run *r = o->run;
 	struct canvas c;
 
+	memset(&c, 0, sizeof(c));
 	c.tiles = o->images + tile_at(&r->set, 0);
 	c.places = o->places;
 	c.columns = (uint32_t)r->set.columns;
@@ -208,7 +161,6 @@ static struct canvas canvas_of(const struct owner *o)
 	c.side = (uint32_t)r->set.side;
 	c.width = r->width;
 	c.height = r->height;
-	c.top = 0;
 	c.stride = tile_stride(r->set.side);
 	c.from = (uint32_t)((uint64_t)r->width * o->part / r->n_owners);
 	c.to = (uint32_t)((uint64_t)r->width * (o->part + 1) / r->n_owners);
@@ -249,6 +201,8 @@ static void *find_shifts(void *arg)
 	struct run *r = (struct run *)o->run;
 	uint64_t columns = r->set.columns, rows = rows_at_a_time(r), start = now_ns(), before = o->acquire_ns;
 
+	if (!o->is_cpu)
+		data_use_device(&o->tiles);
 	/* Rows of images; the last of a window is the first of the next, so that each has the one below it. */
 	for (uint64_t first = 0; first < r->set.rows; first += rows - 1) {
 		uint64_t end = first + rows < r->set.rows ? first + rows : r->set.rows;
@@ -298,7 +252,9 @@ static void *make_columns(void *arg)
 	struct canvas c = canvas_of(o);
 	uint32_t step = c.side - c.side / 4;
 
-	device_copy(o->places, r->places, columns * r->set.rows * sizeof(*o->places));
+	if (!o->is_cpu)
+		data_use_device(&o->tiles);
+	copy_on(o->is_cpu, o->places, r->places, columns * r->set.rows * sizeof(*o->places));
 	bring(o, &o->out, 0, o->out.size, pieces ? PROT_WRITE : RW);
 	for (uint64_t first = 0; first < r->set.rows; first += rows - 1) {
 		uint64_t end = first + rows < r->set.rows ? first + rows : r->set.rows;
@@ -309,12 +265,7 @@ static void *make_columns(void *arg)
 		bring(o, &o->tiles, off, len, PROT_READ);
 		c.rows = (uint32_t)end;
 		n = (size_t)(until - c.top) * (c.to - c.from);
-		if (o->is_cpu) {
-			for (size_t i = 0; i < n; i++)
-				make_pixel(&c, i);
-		} else {
-			LAUNCH(make, n, &c);
-		}
+		LAUNCH_ON(o->is_cpu, make, n, &c);
 		c.top = until;
 		give_back(o, &o->tiles, off, len);
 		if (end == r->set.rows)
@@ -392,8 +343,7 @@ static unsigned char *reference_picture(struct run *r, uint64_t updates)
 	c.from = 0;
 	c.to = c.width;
 	c.out = out;
-	for (size_t i = 0; i < (size_t)c.width * c.height; i++)
-		make_pixel(&c, i);
+	LAUNCH_ON(true, make, (size_t)c.width * c.height, &c);
 	free(tiles);
 	return out;
 }
@@ -418,7 +368,7 @@ static void check(struct run *r, uint64_t round, uint64_t updates, unsigned char
 
 static void set_up(struct run *r, unsigned part)
 {
-	int device = r->options.common.device < 0 ? 0 : r->options.common.device;
+	int device = r->options.common.device;
 	enum mode mode = r->options.common.mode;
 	struct owner *o = &r->owners[part];
 
@@ -431,13 +381,13 @@ static void set_up(struct run *r, unsigned part)
 		o->images = shared->tiles.cpu ? shared->tiles.cpu : (unsigned char *)map_file(r->options.tiles, PROT_READ);
 		o->picture = shared->out.cpu ? shared->out.cpu : (unsigned char *)map_file(r->options.out, RW);
 	} else {
-		data_open(&o->tiles, mode, r->options.tiles, PROT_READ, device + (int)part);
-		data_open(&o->out, mode, r->options.out, RW, device + (int)part);
+		data_open(&o->tiles, mode, r->options.tiles, PROT_READ, device < 0 && !part ? -1 : (device < 0 ? 0 : device) + (int)part);
+		data_open(&o->out, mode, r->options.out, RW, mode == MODE_GAIA ? o->tiles.device : -1);
 		o->images = o->tiles.p;
 		o->picture = o->out.p;
 	}
-	o->places = (struct place *)device_alloc(r->set.epochs.items * sizeof(*o->places));
-	o->strips = strips_new((uint32_t)r->set.side);
+	o->places = (struct place *)alloc_on(o->is_cpu, r->set.epochs.items * sizeof(*o->places));
+	strips_new(&o->strips, (uint32_t)r->set.side, o->is_cpu, r->options.own_transform);
 	o->host = (double *)own_memory((size_t)r->set.side * overlap_of(r->set.side) * sizeof(*o->host));
 }
 
@@ -480,6 +430,7 @@ static void open_set(struct run *r)
 	close(out);
 }
 
+#ifdef HAVE_PNG
 static void draw(const struct run *r, unsigned char *bytes)
 {
 	size_t n = r->options.shrink, columns = r->width / n, rows = r->height / n;
@@ -496,6 +447,7 @@ static void draw(const struct run *r, unsigned char *bytes)
 	write_png(r->options.common.png, pixels, columns, rows, 1);
 	free(pixels);
 }
+#endif
 
 static void say(const struct run *r, struct moved first, struct moved rounds)
 {
@@ -579,8 +531,10 @@ int main(int argc, char **argv)
 	end_progress();
 	if (updates)
 		updater_stop(&updater);
+#ifdef HAVE_PNG
 	if (r.options.common.png)
 		draw(&r, bytes);
+#endif
 	say(&r, first, rounds);
 	for (unsigned i = 0; i < r.n_owners; i++) {
 		if (!r.owners[i].is_cpu) {
@@ -588,7 +542,7 @@ int main(int argc, char **argv)
 			data_close(&r.owners[i].out);
 		}
 		strips_free(&r.owners[i].strips);
-		device_free(r.owners[i].places);
+		free_on(r.owners[i].is_cpu, r.owners[i].places);
 		free(r.owners[i].host);
 	}
 	free(bytes);

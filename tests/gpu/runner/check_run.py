@@ -223,24 +223,28 @@ def contact(build):
                        stdout=subprocess.DEVNULL, timeout=120)
         expect("diagnosis.txt" in os.listdir(other), "$OUT: %s" % os.listdir(other))
         expect(not scene.is_clean(), "left behind: %s" % scene.is_clean())
-        # cuBLAS of the bundle's version, where pip and conda put it; and nowhere.
-        with open(os.path.join(scene.bundle, "cublas"), "w") as file:
-            file.write("libcublas.so.99\n")
-        for variable, below in (("VIRTUAL_ENV", "lib/python3.9/site-packages/nvidia/cublas/lib"), ("CONDA_PREFIX", "lib"),
+        # cuBLAS and cuFFT of the bundle's versions, where pip and conda put them; and nowhere.
+        for name in "cublas", "cufft":
+            with open(os.path.join(scene.bundle, name), "w") as file:
+                file.write("lib%s.so.99\n" % name)
+        for variable, below in (("VIRTUAL_ENV", "lib/python3.9/site-packages/nvidia/%s/lib"), ("CONDA_PREFIX", "lib"),
                                 ("VIRTUAL_ENV", "lib/python3.12/site-packages/nvidia/cu13/lib"),
                                 ("HOME", ".local/lib/python3.11/site-packages/nvidia/cu12/lib"), ("CUDA_HOME", "lib64"),
                                 ("PATH", "lib/python3.13/site-packages/nvidia/cu13/lib"), ("HOME", "elsewhere")):
             root = os.path.join(scene.dir, "root")
-            place = os.path.join(root, below)
-            os.makedirs(place)
-            with open(os.path.join(place, "libcublas.so.99"), "w"):
-                pass
+            places = {name: os.path.join(root, below.replace("%s", name)) for name in ("cublas", "cufft")}
+            for name, place in places.items():
+                os.makedirs(place, exist_ok=True)
+                with open(os.path.join(place, "lib%s.so.99" % name), "w"):
+                    pass
             os.makedirs(os.path.join(root, "bin"))
             os.symlink(sys.executable, os.path.join(root, "bin", "python3"))
             scene.run(STUB_GPUS="none", **{variable: root + "/bin:" + os.environ["PATH"] if variable == "PATH" else root})
             with open(os.path.join(scene.out, "diagnosis.txt")) as file:
-                says = "libcublas.so.99: " + ("nowhere" if below == "elsewhere" else place)
-                expect(says + "\n" in file.read(), "cuBLAS: not %r" % says)
+                text = file.read()
+                for name, place in places.items():
+                    says = "lib%s.so.99: %s" % (name, "nowhere" if below == "elsewhere" else place)
+                    expect(says + "\n" in text, "%s: not %r" % (name, says))
             shutil.rmtree(root)
         for args in (["nonsense"], ["--rehearse"], ["--rehearse", "gpu"], ["--nonsense"], FIRST + ["litmus"]):
             code, said, wrong = scene.run(*args)
@@ -582,7 +586,7 @@ def bundle(build):
         lib = os.path.join(unpacked, "lib")
         for program in glob.glob(os.path.join(unpacked, "bin", "*")):
             for name, found in libraries_of(program, lib).items():
-                fine = name.startswith("libcublas") or (found and (name in OF_THE_C_LIBRARY or found.startswith(lib + "/")))
+                fine = name.startswith(("libcublas", "libcufft")) or (found and (name in OF_THE_C_LIBRARY or found.startswith(lib + "/")))
                 expect(fine, "%s needs %s, which is not in the bundle: %s" % (program, name, found))
         for name in OF_THE_C_LIBRARY - {"libresolv.so.2"}:
             expect(os.path.exists(os.path.join(unpacked, "glibc", name)), "glibc/%s is not in the bundle" % name)

@@ -13,7 +13,7 @@ cp "$here"/../{run,run_sections.sh,run_phases.sh,keeper,diagnose} "$to/"
 cp "$here"/../../litmus/*.litmus "$to/litmus/"
 for program in daemon/gaiafs client/gaia tests/gpu/gpu-{ceilings,bench,stalls,mount}{,-played} tests/gpu/gpu-random \
 	tests/gpu/gaiafs-played tests/contract/contract_device{,_peer} tests/litmus/litmus-runner tests/history/history \
-	client/examples/cuda-{histogram,two_writers,stencil,sssp,sgemm}; do
+	client/examples/cuda-{histogram,two_writers,stencil,sssp,stitch,stitch-cufft,collage,sgemm}; do
 	[ ! -x "$build/$program" ] || ln -sf "$(realpath "$build/$program")" "$to/bin/${program##*/}"
 done
 [ "${1:-}" = stub ] || exit 0
