@@ -98,6 +98,19 @@ until_true 60 at_most '["devices"][0]["used"]' $((16 << 20)) || failed "the devi
 ! inside gaia set /mnt cpu-cache=auto > "$dir/log" 2>&1 || failed "what cannot be changed is changed"
 grep -q 'cannot be changed while it is mounted' "$dir/log" || failed "it does not say what cannot be changed"
 
+step "a device is added, has a file, and is taken away"
+inside gaia set /mnt device=sim:32M > "$dir/log" 2>&1 || failed "a device cannot be added"
+is '["devices"][1]["capacity"]' $((32 << 20)) || failed "the device is not there"
+inside gaia warm --device 1 /mnt/data > "$dir/log" 2>&1 || failed "gaia warm fails"
+! is '["devices"][1]["used"]' 0 || failed "nothing is on the device"
+gets_on
+inside gaia pin --device 1 /mnt/data > "$dir/log" 2>&1 || failed "gaia pin fails"
+! inside gaia set /mnt device.sim1=off > "$dir/log" 2>&1 || failed "a device goes with the files that are pinned to it"
+inside gaia unpin --device 1 /mnt/data > "$dir/log" 2>&1 || failed "gaia unpin fails"
+inside gaia set --wait /mnt device.sim1=off > "$dir/log" 2>&1 || failed "a device cannot be taken away"
+is '["devices"][1]["used"]' 0 && is '["devices"][1]["capacity"]' 0 || failed "the device is not empty"
+gets_on
+
 step "its file is changed, and read again"
 sed -i 's/^home=.*/home=48M/' "$dir/root/etc/gaiafs/mnt.conf"
 unit ExecReload > "$dir/log" 2>&1 || failed "reload fails"
@@ -113,6 +126,7 @@ inside sh -c 'dpkg -i /next/*.deb' > "$dir/log" 2>&1 || failed "the next package
 inside gaiafs --upgrade /mnt > "$dir/log" 2>&1 || failed "the next gaiafs does not take the mount over"
 until_true 30 eval '[ "$(daemon)" != 0 ] && [ "$(daemon)" != '"$first"' ]' || failed "the daemon is the same one"
 is '["home"]["budget"]' $((48 << 20)) || failed "the next daemon does not have what is set"
+is '["devices"][1]["capacity"]' 0 || failed "the device that was taken away is back"
 gets_on
 kill -0 "$load" 2> /dev/null || failed "a program has seen the upgrade: $(cat "$dir/load-says")"
 
