@@ -186,8 +186,8 @@ static const char *advice(int err)
 	case ECANCELED:
 		return "the mapping has been unmapped";
 	case ENODEV:
-		return maps ? "only regular files can be mapped, on a device that this process can use (driver, CUDA_VISIBLE_DEVICES)" :
-			      "the device is gone; `gaia status` shows which there are";
+		return maps ? "only regular files can be mapped, on a device that this process can use (driver, CUDA_VISIBLE_DEVICES; not one that was taken away by gaia set)" :
+			      "the device is gone, or was taken away (gaia set): `gaia status` shows which there are";
 	case ENOMEM:
 		return acquires ? "release or unmap what is not needed; gaiafs --device sets what a device may use, --user-limit what a user may hold" : NULL;
 	case EIO:

@@ -28,9 +28,9 @@ int devices_start(struct devices *dv, const struct options *o, bool faults);
 int devices_start_host(struct devices *dv, uint64_t bytes);
 /* How much it may be at most, for want of descriptors and mappings. */
 uint64_t devices_host_most(void);
-/* Log them. GPUs have logged a line each already. */
 /* The daemon before this one had so many GPUs: -ENODEV, after a line in the log, if the cache has fewer, for the mount then stays with it. */
 int devices_keep_gpus(struct cache *c, unsigned gpus_before);
+/* Log them. GPUs have logged a line each already. */
 void devices_announce(const struct devices *dv);
 void devices_destroy(struct devices *dv);
 

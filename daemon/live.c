@@ -37,6 +37,7 @@ void live_init(struct live *l)
 {
 	pthread_mutex_init(&l->reading, NULL);
 	pthread_mutex_init(&l->lock, NULL);
+	pthread_mutex_init(&l->making, NULL);
 }
 
 void live_begin(struct live *l, struct cache *c)
@@ -48,13 +49,17 @@ void live_begin(struct live *l, struct cache *c)
 
 void live_end(struct live *l)
 {
+	/* Until a device is made, which looks at those of the cache. */
+	pthread_mutex_lock(&l->making);
 	live_begin(l, NULL);
+	pthread_mutex_unlock(&l->making);
 }
 
 void live_destroy(struct live *l)
 {
 	pthread_mutex_destroy(&l->reading);
 	pthread_mutex_destroy(&l->lock);
+	pthread_mutex_destroy(&l->making);
 	free(l->words);
 }
 
@@ -113,6 +118,7 @@ static int apply(struct live *l, const struct settings *set, struct said *said)
 struct budgets {
 	uint64_t bytes[CACHE_MAX_DEVICES];
 	bool off[CACHE_MAX_DEVICES];
+	bool done[CACHE_MAX_DEVICES]; /* it is off now */
 };
 
 /* Devices that are added. The options' begin with those that there are. */
@@ -156,19 +162,31 @@ static int add_device(struct live *l, const char *text, struct added *a, struct 
 	return err;
 }
 
-/* They are the cache's; or, if something was wrong, they end. */
-static void added_end(struct live *l, struct added *a, bool good)
+/* Unless something was wrong (@err) they are the cache's from here on; else they end. */
+static int added_end(struct live *l, struct added *a, int err, struct said *said)
 {
-	for (unsigned i = 0; i < a->n; i++)
-		if (!good || cache_add_device(l->cache, a->dev[i]))
+	for (unsigned i = 0; i < a->n; i++) {
+		if (!err) {
+			err = cache_add_device(l->cache, a->dev[i]);
+			if (err)
+				say(said, "device %s: not added: another device does not answer; all else was changed\n", a->dev[i]->name);
+		}
+		if (err)
 			a->dev[i]->ops->destroy(a->dev[i]);
+	}
 	free(a->options.device);
+	return err;
 }
 
-static int refuse_pinned(unsigned device, struct said *said)
+/* Make the devices that the words add: only one thread, since it may take seconds. */
+static int make_added(struct live *l, const char *words, size_t length, struct added *a, struct said *said)
 {
-	say(said, "device.%u: files are pinned to it; gaia pins names them, and gaia unpin lets go of them\n", device);
-	return -EBUSY;
+	int err = 0;
+
+	for (const char *word = words; word < words + length && !err; word += strlen(word) + 1)
+		if (!strncmp(word, ADD, strlen(ADD)))
+			err = add_device(l, word + strlen(ADD), a, said);
+	return err;
 }
 
 /* "device.sim0=1G", "device.0=1G", or "device.0=off". */
@@ -195,8 +213,6 @@ static int change_device(struct live *l, const char *word, struct budgets *b, st
 			    (unsigned long long)use.dev->capacity >> 20);
 			return -ENOTSUP;
 		}
-		if (off && use.files)
-			return refuse_pinned(i, said);
 		b->bytes[i] = bytes;
 		b->off[i] = off;
 		return 0;
@@ -205,23 +221,42 @@ static int change_device(struct live *l, const char *word, struct budgets *b, st
 	return -EINVAL;
 }
 
-/* The first error: a file has been pinned to the device since we looked. */
-static int apply_budgets(struct live *l, const struct budgets *b, struct said *said)
+/* Take devices away, all or none: the only thing of budgets that may fail. */
+static int devices_off(struct live *l, struct budgets *b, struct said *said)
 {
-	uint64_t beyond;
+	struct cache_device_use use;
+	uint64_t left = 0;
 	int err = 0;
 
-	for (unsigned i = 0; i < cache_devices(l->cache); i++) {
-		beyond = 0;
-		if (b->off[i] && cache_device_off(l->cache, i, &beyond))
-			err = refuse_pinned(i, said);
-		else if (b->bytes[i])
-			(void)cache_set_device(l->cache, i, b->bytes[i], &beyond);
-		if (beyond)
-			say(said, "device.%u: %llu MiB %sare in use, and leave in the background, or when programs release them\n", i,
-			    (unsigned long long)beyond >> 20, b->off[i] ? "" : "more than that ");
+	for (unsigned i = 0; i < cache_devices(l->cache) && !err; i++) {
+		if (!b->off[i])
+			continue;
+		cache_device(l->cache, i, &use);
+		b->bytes[i] = use.capacity;
+		err = cache_device_off(l->cache, i, &left);
+		b->done[i] = !err;
+		if (err)
+			say(said, "device.%u: files are pinned to it; gaia pins names them, and gaia unpin lets go of them\n", i);
+		else if (left)
+			say(said, "device.%u: %llu MiB are in use, and leave in the background, or when programs release them\n", i,
+			    (unsigned long long)left >> 20);
 	}
 	return err;
+}
+
+/* The others; and, if something else has failed, those that were taken away get back what they had. */
+static void apply_budgets(struct live *l, const struct budgets *b, bool good, struct said *said)
+{
+	uint64_t beyond;
+
+	for (unsigned i = 0; i < cache_devices(l->cache); i++) {
+		if (!b->bytes[i] || (good ? b->off[i] : !b->done[i]))
+			continue;
+		beyond = 0;
+		if (!cache_set_device(l->cache, i, b->bytes[i], &beyond) && beyond && good)
+			say(said, "device.%u: %llu MiB more than that are in use, and leave in the background, or when programs release them\n", i,
+			    (unsigned long long)beyond >> 20);
+	}
 }
 
 /* Whether both change the same: also which of users' limits. Devices that are added are different ones. */
@@ -311,47 +346,70 @@ char *live_words(struct live *l, size_t *length)
 	return words;
 }
 
-static int change_words(struct live *l, const char *words, size_t length, struct said *said)
+/* The lock is held. */
+static int change_words(struct live *l, const char *words, size_t length, struct added *added, struct said *said)
 {
 	/* Options that can be changed are settings, and of those only these are looked at. */
 	struct options next = { .set = l->options->set };
 	struct budgets budgets = { .bytes = { 0 } };
-	struct added added = { .n = 0 };
-	int err = 0;
+	int err = 0, not_added;
 
 	for (const char *word = words; word < words + length && !err; word += strlen(word) + 1) {
-		if (!strncmp(word, ADD, strlen(ADD)))
-			err = add_device(l, word + strlen(ADD), &added, said);
-		else if (!strncmp(word, DEVICE, strlen(DEVICE)))
+		if (!strncmp(word, DEVICE, strlen(DEVICE)))
 			err = change_device(l, word, &budgets, said);
-		else if ((err = options_change(&next, word)))
+		else if (strncmp(word, ADD, strlen(ADD)) != 0 && (err = options_change(&next, word)))
 			say(said, "%s\n", next.why);
 	}
 	if (!err)
-		err = apply(l, &next.set, said);
+		err = devices_off(l, &budgets, said);
 	if (!err)
-		err = apply_budgets(l, &budgets, said);
-	added_end(l, &added, !err);
+		err = apply(l, &next.set, said);
+	apply_budgets(l, &budgets, !err, said);
+	not_added = added_end(l, added, err, said);
 	for (const char *word = words; word < words + length && !err; word += strlen(word) + 1) {
+		if (not_added && !strncmp(word, ADD, strlen(ADD)))
+			continue;
 		log_info("gaia set %s", word);
 		words_note(l, word);
 	}
-	return err;
+	return err ? err : not_added;
+}
+
+static bool adds(const char *words, size_t length)
+{
+	for (const char *word = words; word < words + length; word += strlen(word) + 1)
+		if (!strncmp(word, ADD, strlen(ADD)))
+			return true;
+	return false;
 }
 
 int live_set(struct live *l, const char *words, size_t length, char *text, size_t size)
 {
 	struct said said = { .text = text, .size = size };
+	struct added added = { .n = 0 };
 	int err;
 
 	*text = '\0';
 	if (length == 0 || words[length - 1])
 		return -EINVAL;
+	if (adds(words, length) && pthread_mutex_trylock(&l->making)) {
+		say(&said, "another device is being added; try again\n");
+		return -EBUSY;
+	}
 	pthread_mutex_lock(&l->lock);
 	err = may_change(l, &said);
-	if (!err)
-		err = change_words(l, words, length, &said);
+	if (!err && adds(words, length)) {
+		/* Not with the lock, for which an upgrade would wait. Only this thread adds, and the cache stays: live_end() waits for it. */
+		pthread_mutex_unlock(&l->lock);
+		err = make_added(l, words, length, &added, &said);
+		pthread_mutex_lock(&l->lock);
+		if (!err)
+			err = may_change(l, &said);
+	}
+	err = err ? added_end(l, &added, err, &said) : change_words(l, words, length, &added, &said);
 	pthread_mutex_unlock(&l->lock);
+	if (adds(words, length))
+		pthread_mutex_unlock(&l->making);
 	return err;
 }
 

@@ -2,7 +2,7 @@
  * live.h - options that are changed while the mount is live: by `gaia set`, and by reading the configuration file again.
  *
  * Any thread may call live_set() and live_reload(), as long as the options and what they concern live; after live_end() they change nothing.
- * Neither waits for clients or storage, but for the file.
+ * Neither waits for clients or storage, but for the file; and live_set() for devices that it adds, as does live_end().
  */
 #ifndef GAIA_LIVE_H
 #define GAIA_LIVE_H
@@ -30,6 +30,7 @@ struct live {
 	unsigned usual_each[QUOTA_COUNT]; /* limits of each user without --user-limit */
 
 	pthread_mutex_t reading; /* taken first: one thread reads the file */
+	pthread_mutex_t making; /* taken first: one thread makes devices */
 	pthread_mutex_t lock;
 	struct cache *cache; /* lock; NULL: not yet, or it has ended */
 	bool handing_over; /* lock; to another daemon, which would not hear of changes */

@@ -281,15 +281,31 @@ static uint64_t most_of_home(uint64_t home)
 	return MIN(MAX(home, pages > 0 && size > 0 ? (uint64_t)pages * (uint64_t)size : 0), CACHE_HOME_MAX);
 }
 
-/* What the daemon before this one was told by `gaia set`. */
-static void take_settings(struct daemon *d)
+/*
+ * What the daemon before this one was told by `gaia set`. Of devices only if the options give as many as they gave that one: else they mean others now.
+ * A device that cannot be added, with which those after it would have other numbers, is an error, after a line in the log.
+ */
+static int take_settings(struct daemon *d)
 {
+	bool same = d->options.devices_before < 0 || (unsigned)d->options.devices_before == d->devices.n, device;
 	const char *words = d->options.words;
 	char said[512];
+	int err;
 
-	for (size_t at = 0; at < d->options.words_length; at += strlen(words + at) + 1)
-		if (live_set(&d->live, words + at, strlen(words + at) + 1, said, sizeof(said)))
-			log_warn("`gaia set %s` is lost: %.*s", words + at, (int)strcspn(said, "\n"), said);
+	for (size_t at = 0; at < d->options.words_length; at += strlen(words + at) + 1) {
+		device = !strncmp(words + at, "device", strlen("device")) && (words[at + 6] == '.' || words[at + 6] == '=');
+		if (device && !same) {
+			log_warn("`gaia set %s` is over: the options name %u devices now, not %d", words + at, d->devices.n, d->options.devices_before);
+			continue;
+		}
+		err = live_set(&d->live, words + at, strlen(words + at) + 1, said, sizeof(said));
+		if (!err)
+			continue;
+		log_warn("`gaia set %s` is lost: %.*s", words + at, (int)strcspn(said, "\n"), said);
+		if (device && words[at + 6] == '=')
+			return err;
+	}
+	return 0;
 }
 
 static int start_cache(struct daemon *d)
@@ -326,7 +342,7 @@ static int start_cache(struct daemon *d)
 	else
 		live_begin(&d->live, d->cache);
 	if (!err)
-		take_settings(d);
+		err = take_settings(d);
 	if (!err)
 		err = devices_keep_gpus(d->cache, d->options.gpus_before); /* logs */
 	/* Waiting requests take memory besides home. There must be room for a few of the largest of each user. */
@@ -461,7 +477,8 @@ static void on_upgrade(void *arg, pid_t pid, bool force, int answer)
 		control_answer_upgrade(answer, -EBUSY, d->upgrading ? "it is being upgraded" : "it is starting, or ending");
 		return;
 	}
-	d->upgrade = (struct upgrade){ .argv = d->argv, .n_option_pins = d->options.n_pins, .live = &d->live, .cwd = d->options.cwd, .fs = d->fs, .cache = d->cache,
+	d->upgrade = (struct upgrade){ .argv = d->argv, .n_option_pins = d->options.n_pins, .n_option_devices = d->devices.n,
+				       .live = &d->live, .cwd = d->options.cwd, .fs = d->fs, .cache = d->cache,
 				       .control = d->control, .force = force };
 	err = upgrade_begin(&d->upgrade, pid, answer);
 	if (err) {

@@ -123,6 +123,7 @@
 	/* Given by a daemon to the one that takes over from it. */                                                     \
 	X("take-over", 0, NULL, "", take_over, "")                                                                      \
 	X("take-over-set", 0, "", "", take_setting, "")                                                                 \
+	X("take-over-devices", 0, "", "", take_devices, "")                                                                \
 	X("take-over-gpus", 0, "", "", take_gpus, "")                                                                      \
 	X("help", 'h', NULL, "print the options", NULL, "")                                                                        \
 	X("version", 'V', NULL, "print the version", NULL, "")

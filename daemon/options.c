@@ -468,6 +468,12 @@ static int take_gpus(struct options *o, const char *text)
 	return 0;
 }
 
+static int take_devices(struct options *o, const char *text)
+{
+	o->devices_before = atoi(text);
+	return 0;
+}
+
 static int take_over(struct options *o, const char *text)
 {
 	(void)text;
@@ -516,6 +522,7 @@ void options_begin(struct options *o)
 		.cpu_cache = FS_AUTO,
 		.direct = true,
 		.supervised = true,
+		.devices_before = -1,
 	};
 }
 

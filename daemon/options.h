@@ -49,6 +49,7 @@ struct options {
 	char *words; /* of `gaia set`, for the daemon before this one, each with its NUL; NULL: none */
 	size_t words_length;
 	unsigned gpus_before; /* that the daemon before this one has */
+	int devices_before; /* that its options gave it; -1: it did not say */
 	bool direct; /* read the source directly, if possible */
 	bool foreground;
 	bool upgrade; /* @mountpoint's daemon is to hand it over to this program */

@@ -120,6 +120,8 @@ static void limit_waiting(int sock, int seconds)
 #define TAKE_OVER "--take-over"
 #define SET TAKE_OVER "-set="
 #define GPUS TAKE_OVER "-gpus="
+#define DEVICES TAKE_OVER "-devices="
+#define NUMBER 12 /* characters, with the NUL */
 
 static unsigned count_gpus(const struct upgrade *u)
 {
@@ -144,19 +146,21 @@ static char **heirs_arguments(const struct upgrade *u, char *program, char **wor
 		n_own++;
 	for (size_t at = 0; at < length; at += strlen(set + at) + 1)
 		n_words++;
-	argv = xcalloc(n_own + n_words + 4, sizeof(*argv));
-	*words = xmalloc(length + n_words * sizeof(SET) + sizeof(GPUS) + 12);
+	argv = xcalloc(n_own + n_words + 5, sizeof(*argv));
+	*words = xmalloc(length + n_words * sizeof(SET) + sizeof(GPUS) + NUMBER + sizeof(DEVICES) + NUMBER);
 	argv[0] = program;
 	argv[1] = take_over;
 	argv[n++] = *words;
 	size = (size_t)sprintf(*words, GPUS "%u", count_gpus(u)) + 1;
+	argv[n++] = *words + size;
+	size += (size_t)sprintf(*words + size, DEVICES "%u", u->n_option_devices) + 1;
 	for (size_t at = 0; at < length; at += strlen(set + at) + 1) {
 		argv[n++] = *words + size;
 		size += (size_t)sprintf(*words + size, SET "%s", set + at) + 1;
 	}
 	for (size_t i = 1; i < n_own; i++) {
 		/* Of the upgrade before: they come first. */
-		if (n == n_words + 3 && !strncmp(u->argv[i], TAKE_OVER, strlen(TAKE_OVER)))
+		if (n == n_words + 4 && !strncmp(u->argv[i], TAKE_OVER, strlen(TAKE_OVER)))
 			continue;
 		argv[n++] = u->argv[i];
 	}

@@ -26,6 +26,7 @@ struct upgrade {
 	/* The caller's, constant. */
 	char **argv; /* of this daemon */
 	unsigned n_option_pins; /* of --pin, which the new daemon pins by itself */
+	unsigned n_option_devices; /* that the options gave this one, not gaia set */
 	struct live *live;
 	const char *cwd; /* where this daemon was started; NULL: not known */
 	struct fs *fs;

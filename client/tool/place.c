@@ -137,7 +137,7 @@ static void pin_refused(struct work *w, struct item *it, int fd, int err, bool f
 			 "lets others)");
 		break;
 	case ENODEV:
-		snprintf(text, sizeof(text), "%s is gone, or this is no regular file", w->memory);
+		snprintf(text, sizeof(text), "%s is gone, or was taken away (gaia set), or this is no regular file", w->memory);
 		break;
 	case EINTR:
 		snprintf(text, sizeof(text), "interrupted: %s", fresh ? "it is not pinned" : "it was pinned before, and still is");

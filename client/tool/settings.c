@@ -60,20 +60,26 @@ static bool takes_away(const char *word, const json_t *device)
 	return !strcmp(word, by_name) || !strcmp(word, by_number);
 }
 
-/* How much there still is on devices that were taken away, in bytes. */
+/* How much there still is on devices that were taken away, in bytes. Says why one will not be empty. */
 static int look(const struct args *a, double *left, double *held)
 {
 	json_t *status = NULL, *device;
 	int exit = fetch_json(a->path, GAIA_REPORT_STATUS, &status);
+	const char *name;
 	size_t k;
 
 	*left = *held = 0;
 	json_array_foreach(json_object_get(status, "devices"), k, device)
-		for (size_t i = 1; i < a->n_paths; i++) {
+		for (size_t i = 1; i < a->n_paths && !exit; i++) {
 			if (!takes_away(a->paths[i], device))
 				continue;
+			name = json_string_value(json_object_get(device, "name"));
 			*left += number_at(device, "used") + number_at(device, "cache_bytes");
 			*held += number_at(device, "pinned");
+			if (number_at(device, "capacity") > 0)
+				exit = fail("%s: somebody has given device %s a size again", a->path, name);
+			else if (*left > 0 && json_is_true(json_object_get(device, "gone")))
+				exit = fail("%s: device %s has failed: what was only there is lost, and nothing of it can be given back", a->path, name);
 			break;
 		}
 	json_decref(status);
@@ -86,10 +92,11 @@ static int wait_until_empty(const struct args *a)
 	double left, held;
 	int status;
 
-	for (unsigned looks = 0; !(status = look(a, &left, &held)) && left > 0; looks++) {
-		if (terminal && looks >= SAY_AFTER) {
-			fprintf(stderr, "\r\033[K%s: %.0f MiB are still there, and programs hold %.0f of them", a->path, left / (1 << 20), held / (1 << 20));
-			line = true;
+	for (unsigned looks = 0; !(status = look(a, &left, &held)) && (left > 0 || held > 0); looks++) {
+		if (looks == SAY_AFTER || (terminal && looks > SAY_AFTER)) {
+			fprintf(stderr, "%s%s: %.0f MiB are still there, and programs hold %.0f of them%s", terminal ? "\r\033[K" : "gaia: ", a->path,
+				left / (1 << 20), held / (1 << 20), terminal ? "" : "\n");
+			line = terminal;
 		}
 		usleep(LOOK_US);
 	}

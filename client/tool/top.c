@@ -111,7 +111,7 @@ static void put_rates(FILE *out, const struct round *r)
 	fputc('\n', out);
 }
 
-/* The one of that name before. */
+/* The one of that name before; NULL: there was none. */
 static const json_t *same_device(const struct round *r, const json_t *device)
 {
 	const json_t *one;

@@ -145,7 +145,7 @@ static const char *why(int err)
 	case -ENOMEM:
 		return "what programs hold there leaves no room";
 	case -ENODEV:
-		return "there is no such device, or it is gone";
+		return "there is no such device, or it is gone or off";
 	case -ELOOP:
 		return "a symbolic link is in its way";
 	}

@@ -245,11 +245,12 @@ static int choose_chunks(struct acquiring *ac)
 	if (ac->pin)
 		ac->border = MIN(ac->border, first + ac->pin->n);
 	n_all = segments_chunks(ac->asked, 0, ac->border, NULL);
-	err = device_usable(ac->m->dev);
+	/* A stream got its room before: a smaller budget, or none, is for who comes later. */
+	err = !ac->pin ? device_usable(ac->m->dev) : atomic_load(&ac->m->dev->gone) ? -ENODEV : 0;
 	if (err)
 		return err;
 	/* More than the device has cannot fit; asked before any memory is spent on it. */
-	if (n_all > ac->m->dev->capacity / GAIA_CHUNK)
+	if (!ac->pin && n_all > ac->m->dev->capacity / GAIA_CHUNK)
 		return -ENOMEM;
 	ac->reps = xcalloc(n_all + 1, sizeof(*ac->reps));
 	ac->index = xcalloc(n_all + 1, sizeof(*ac->index));
@@ -441,13 +442,13 @@ static int acquire(const struct acquiring *ac)
 {
 	int err;
 
-	PROBE6(acquire__begin, ac->m->file->key, ac->asked.at[0].a, ac->asked.at[ac->asked.n - 1].b, ac->asked.n, ac->m->dev->index, ac->write);
+	PROBE6(acquire__begin, ac->m->file->key, ac->asked.at[0].a, ac->asked.at[ac->asked.n - 1].b, ac->asked.n, ac->m->dev->number, ac->write);
 	if (!acquire_ready(ac, &err)) {
 		err = passthrough_learn_size(ac->m->file);
 		if (!err)
 			err = acquire_some(ac);
 	}
-	PROBE3(acquire__end, ac->m->file->key, ac->m->dev->index, err);
+	PROBE3(acquire__end, ac->m->file->key, ac->m->dev->number, err);
 	count(CTR_acquires, ac->purpose == BRING_AND_GRANT);
 	if (!err && ac->purpose == BRING_AND_GRANT)
 		SEGMENTS_FOREACH(s, ac->asked)

@@ -53,6 +53,13 @@ static struct cache_device *device_init(struct cache *c, struct device *device, 
 	return dev;
 }
 
+static void device_fini(struct cache_device *dev)
+{
+	pthread_mutex_destroy(&dev->reserve);
+	pthread_mutex_destroy(&dev->lock);
+	pthread_cond_destroy(&dev->changed);
+}
+
 static int devices_init(struct cache *c, const struct cache_config *config)
 {
 	c->dev = calloc(CACHE_MAX_DEVICES + 1, sizeof(*c->dev));
@@ -79,11 +86,16 @@ static int devices_init(struct cache *c, const struct cache_config *config)
 int cache_add_device(struct cache *c, struct device *device)
 {
 	struct cache_device *dev;
+	int err;
 
 	if (cache_devices(c) == CACHE_MAX_DEVICES)
 		return -ENOSPC;
 	dev = device_init(c, device, cache_devices(c));
-	frames_add_device(&c->frames);
+	err = frames_add_device(&c->frames);
+	if (err) {
+		device_fini(dev);
+		return err;
+	}
 	/* From here on there is one more. */
 	atomic_store(&c->n_devices, dev->index + 1);
 	return 0;
@@ -232,9 +244,7 @@ void cache_destroy(struct cache *c)
 	for (unsigned i = 0; i < c->n_devices; i++) {
 		stranded_free(&c->dev[i]);
 		c->dev[i].dev->ops->destroy(c->dev[i].dev);
-		pthread_mutex_destroy(&c->dev[i].reserve);
-		pthread_mutex_destroy(&c->dev[i].lock);
-		pthread_cond_destroy(&c->dev[i].changed);
+		device_fini(&c->dev[i]);
 	}
 	free(c->dev);
 	frames_destroy(&c->frames);

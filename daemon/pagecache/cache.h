@@ -170,15 +170,14 @@ int cache_set_home(struct cache *c, uint64_t home_bytes, uint64_t local_bytes, u
  */
 int cache_set_device(struct cache *c, unsigned device, uint64_t bytes, uint64_t *beyond);
 /*
- * One more device, which the cache then owns: the number that cache_devices() was before. It has all of its memory. Its pages do not come from home's
- * slow memory: it hears of all of it first, which takes a while. -ENOSPC: there are CACHE_MAX_DEVICES, and it is still the caller's. One call of this
- * and the ones above at a time.
+ * One more device, which the cache then owns: the number that cache_devices() was before. It has all of its memory. -ENOSPC: there are
+ * CACHE_MAX_DEVICES; -EBUSY: another device has hung: then it is still the caller's. One call of this and the ones above at a time.
  */
 int cache_add_device(struct cache *c, struct device *device);
 /*
  * Take a device away: from now on nothing can be mapped, acquired, pinned or parked there, -ENODEV, and what is idle leaves in the background: what was
  * released there is fetched first. What programs hold stays until they release it. *@left: how much there is, bytes; cache_device() says when it is
- * nothing. Undone by cache_set_device(). -EBUSY: files are pinned to it, and nothing has changed.
+ * nothing. Undone by cache_set_device(). Pins to it end; but -EBUSY, and nothing has changed: owners of the mount have pinned files to it that still have names.
  */
 int cache_device_off(struct cache *c, unsigned device, uint64_t *left);
 /*

@@ -90,6 +90,12 @@ static inline int device_usable(const struct cache_device *dev)
 	return atomic_load(&dev->gone) || device_is_off(dev) ? -ENODEV : 0;
 }
 
+/* Of bytes in a race, of which those of the highest stay: the host's. The CPU is 0. */
+static inline uint8_t device_owner(const struct cache_device *dev)
+{
+	return (uint8_t)(dev->home ? CACHE_MAX_DEVICES + 1 : dev->number + 1);
+}
+
 /* The device of this number; GAIA_HOST: the host. NULL: there is none. */
 struct cache_device *cache_device_find(struct cache *c, unsigned number);
 

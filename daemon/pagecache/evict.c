@@ -176,7 +176,7 @@ static int evict_end(struct replica *rep, int err)
 
 	if (!err && replica_is_view(rep))
 		err = view_leave(rep);
-	PROBE4(evict, ch->file->key, ch->index, rep->dev->index, err);
+	PROBE4(evict, ch->file->key, ch->index, rep->dev->number, err);
 	if (!err) {
 		replica_destroy(rep);
 		return 0;

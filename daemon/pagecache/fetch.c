@@ -187,7 +187,7 @@ static void fetch_merge(struct replica *rep, unsigned i, frame_t frame, frame_t 
 	const struct page_replica *r = &rep->page[i];
 	bool plain = is_plain_copy(ch, rep, i), multi = others_outstanding(ch, i, rep), whole = r->flags & REPLICA_WHOLE, equal;
 	unsigned limit = MIN((unsigned)r->cut, page_limit(ch, i));
-	unsigned owner = rep->dev->index + 1;
+	unsigned owner = device_owner(rep->dev);
 	uint8_t *theirs = frame_ptr(&ch->file->cache->frames, frame), *owners;
 	uint8_t *home = page_present(ch, i) ? page_ptr(ch, i) : NULL;
 	const void *base = NULL;
@@ -344,7 +344,7 @@ static int fetch_from(struct cache_device *dev, const struct fetch_part *part, u
 		err = fetch_all(&fe);
 	if (err && passthrough)
 		fetch_forget_under(&fe);
-	PROBE4(fetch, fe.file->key, fe.n, dev->index, err);
+	PROBE4(fetch, fe.file->key, fe.n, dev->number, err);
 	free(fe.at);
 	free(fe.frame);
 	return err;
@@ -373,7 +373,9 @@ static void find_devices(const struct fetch_part *pt, bool *ahead)
 int fetch_together(const struct fetch_part *part, unsigned n, struct fetch_trouble *t)
 {
 	struct cache *c = part[0].ch->file->cache;
+	unsigned n_devices = cache_devices(c);
 	bool ahead[CACHE_MAX_REPLICAS] = { false };
+	struct cache_device *dev;
 	int err = 0;
 
 	count(CTR_fetch_windows, 1);
@@ -383,9 +385,11 @@ int fetch_together(const struct fetch_part *part, unsigned n, struct fetch_troub
 	 * In order of the devices, so that of racing bytes those of the higher owner come last. No replica
 	 * is freed while we hold page locks; a new one is not ahead in our pages.
 	 */
-	for (unsigned d = 0; d < c->n_devices && !err; d++)
-		if (ahead[d])
-			err = fetch_from(&c->dev[d], part, n, t);
+	for (unsigned d = 0; d <= n_devices && !err; d++) {
+		dev = d < n_devices ? cache_device_find(c, d) : c->local;
+		if (dev && ahead[dev->index])
+			err = fetch_from(dev, part, n, t);
+	}
 	kept_trim_parts(part, n);
 	return err;
 }

@@ -328,6 +328,38 @@ int cache_unpin(struct cfile *f, unsigned device, struct cache_user user)
 	return any ? 0 : -ENOENT;
 }
 
+bool file_pins_of_owners(const struct cache_device *dev)
+{
+	for (const struct pinned_file *pf = dev->pinned_files; pf; pf = pf->hh.next)
+		for (const struct file_pin *pin = pf->pins; pin && !atomic_load(&pf->file->gone); pin = pin->next)
+			if (pin->owner)
+				return true;
+	return false;
+}
+
+void file_pins_end_on(struct cache_device *dev)
+{
+	struct cfile *f;
+	unsigned n = 0;
+	bool last;
+
+	do {
+		last = false;
+		pthread_mutex_lock(&dev->reserve);
+		pthread_mutex_lock(&dev->lock);
+		f = device_is_off(dev) && dev->pinned_files ? dev->pinned_files->file : NULL;
+		pthread_mutex_unlock(&dev->lock);
+		if (f)
+			(void)unpin(dev, f, 0, true, &last);
+		pthread_mutex_unlock(&dev->reserve);
+		if (last)
+			cfile_unuse(f);
+		n += last;
+	} while (f);
+	if (n)
+		log_warn("device %s is off: %u file%s of users had been pinned to it, and no more", dev->dev->name, n, n > 1 ? "s" : "");
+}
+
 void file_pins_end(struct cfile *f)
 {
 	struct cache *c = f->cache;

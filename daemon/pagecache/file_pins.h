@@ -35,6 +35,10 @@ uint64_t files_limit(const struct cache_device *dev);
 uint64_t files_user_limit(const struct cache_device *dev);
 /* Nobody can use the file any more: its pins end. Waits for nobody; what it cannot have now is left for the next time. */
 void file_pins_end(struct cfile *f);
+/* Whether an owner of the mount has pinned a file that still has a name. dev->lock is held. */
+bool file_pins_of_owners(const struct cache_device *dev);
+/* The device is off: all pins end. */
+void file_pins_end_on(struct cache_device *dev);
 /* For cache_check(). dev->lock is held. */
 void file_pins_check(struct cache_device *dev);
 

@@ -20,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #include "pagecache/frames.h"
 
@@ -34,8 +35,8 @@
 /* So many slabs are looked at to find one with as many free frames as are wanted. */
 #define LOOKS 16u
 
-/* A device that is added hears of so many slabs at once. */
-#define ADDED_AT_ONCE 16u
+/* A device is not added where another one has been giving back a slab for so long: it does not answer. */
+#define ADD_PATIENCE_S 2
 
 /* The slab in which this thread found frames last. */
 static __thread unsigned last_slab;
@@ -95,34 +96,28 @@ static void tell(struct device *dev, void *memory, enum host_slab what)
 		dev->ops->host_slab(dev, memory, what);
 }
 
-/* Of slab @at. fr->telling is held, for reading, and nothing else: a device may take its time. */
-static void tell_devices(struct frames *fr, unsigned at, void *memory, enum host_slab what)
+/* fr->telling is held, for reading, and nothing else: a device may take its time until what goes is not used any more. */
+static void tell_devices(struct frames *fr, void *memory, enum host_slab what)
 {
-	unsigned n = fr->n_devices + (at < fr->added_below);
-
-	for (unsigned i = 0; i < n; i++)
+	for (unsigned i = 0; i < fr->n_devices; i++)
 		tell(fr->dev[i].dev, memory, what);
 }
 
-void frames_add_device(struct frames *fr)
+int frames_add_device(struct frames *fr)
 {
 	struct device *dev = fr->dev[fr->n_devices].dev;
-	bool all = false;
+	struct timespec until;
 
-	/* Nobody who needs a slab waits for more than a few. */
-	for (unsigned at = 0; !all; at += ADDED_AT_ONCE) {
-		pthread_rwlock_wrlock(&fr->telling);
-		for (unsigned k = at; k < MIN(at + ADDED_AT_ONCE, fr->n_slabs); k++)
-			if (fr->slab[k]->memory)
-				tell(dev, fr->slab[k]->memory, fr->slab[k]->lent ? HOST_SLAB_COMES_ALONE : HOST_SLAB_COMES);
-		fr->added_below = at + ADDED_AT_ONCE;
-		all = fr->added_below >= fr->n_slabs;
-		if (all) {
-			fr->n_devices++;
-			fr->added_below = 0;
-		}
-		pthread_rwlock_unlock(&fr->telling);
-	}
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_sec += ADD_PATIENCE_S;
+	if (pthread_rwlock_clockwrlock(&fr->telling, CLOCK_MONOTONIC, &until))
+		return -EBUSY;
+	for (unsigned k = 0; k < fr->n_slabs; k++)
+		if (fr->slab[k]->memory)
+			tell(dev, fr->slab[k]->memory, fr->slab[k]->lent ? HOST_SLAB_COMES_ALONE : HOST_SLAB_COMES);
+	fr->n_devices++;
+	pthread_rwlock_unlock(&fr->telling);
+	return 0;
 }
 
 /* ---- taking ---- */
@@ -365,7 +360,7 @@ static unsigned slab_make(struct frames *fr, unsigned n, frame_t *out, bool *no_
 	pthread_mutex_unlock(&fr->lock);
 	/* The slab cannot go before that: some of its frames are ours. */
 	if (memory)
-		tell_devices(fr, at, memory, HOST_SLAB_COMES);
+		tell_devices(fr, memory, HOST_SLAB_COMES);
 	pthread_rwlock_unlock(&fr->telling);
 	return got;
 }
@@ -500,7 +495,7 @@ void frames_trim(struct frames *fr, bool all)
 		}
 		in_arena = memory == place_in_arena(fr, at);
 		pthread_mutex_unlock(&fr->lock);
-		tell_devices(fr, at, memory, HOST_SLAB_GOES);
+		tell_devices(fr, memory, HOST_SLAB_GOES);
 		slab_memory_end(fr, memory, in_arena);
 		pthread_mutex_lock(&fr->lock);
 		/* Only now can the slab have memory again, which is at the same place if it is in an arena. */
@@ -530,19 +525,18 @@ frame_t frames_lend(struct frames *fr, void *memory)
 	}
 	pthread_mutex_unlock(&fr->lock);
 	if (s)
-		tell_devices(fr, at, memory, HOST_SLAB_COMES_ALONE);
+		tell_devices(fr, memory, HOST_SLAB_COMES_ALONE);
 	pthread_rwlock_unlock(&fr->telling);
 	return s ? at * GAIA_CHUNK_PAGES + 1 : 0;
 }
 
 void frames_lend_end(struct frames *fr, frame_t first)
 {
-	unsigned at = (first - 1) / GAIA_CHUNK_PAGES;
-	struct slab *s = fr->slab[at];
+	struct slab *s = fr->slab[(first - 1) / GAIA_CHUNK_PAGES];
 
 	bug_on(!s->lent);
 	pthread_rwlock_rdlock(&fr->telling);
-	tell_devices(fr, at, s->memory, HOST_SLAB_GOES);
+	tell_devices(fr, s->memory, HOST_SLAB_GOES);
 	pthread_mutex_lock(&fr->lock);
 	s->memory = NULL;
 	s->lent = false;

@@ -41,9 +41,7 @@ struct frames {
 
 	/* Held while memory of slabs comes or goes, until devices have heard; to write it while a device is added. Taken before lock. */
 	pthread_rwlock_t telling;
-	/* telling. */
-	unsigned n_devices; /* so many; */
-	unsigned added_below; /* and the next one, which is being added, hears of slabs below this one */
+	unsigned n_devices; /* so many; telling */
 
 	pthread_mutex_t lock;
 	/* lock. Tables only grow, and are read without it. */
@@ -73,9 +71,10 @@ frame_t frames_lend(struct frames *fr, void *memory);
 void frames_lend_end(struct frames *fr, frame_t first);
 /*
  * The next device of the table @fr->dev hears of all slabs, too, and has heard of those that there are. Slabs are made and given back beside
- * it. One call at a time.
+ * it, but wait meanwhile: it takes microseconds. One call at a time. -EBUSY: a device that has a slab to give back has not answered for 2 s, and nothing has
+ * changed.
  */
-void frames_add_device(struct frames *fr);
+int frames_add_device(struct frames *fr);
 /* Whether it is a frame of such a slab. */
 bool frame_is_lent(const struct frames *fr, frame_t frame);
 /* Count up to @n frames as used, by memory that is not of slabs, as frames_take() does: how many. And count them no more. */

@@ -237,7 +237,7 @@ bool ready_acquire(struct mapping *m, struct page_span span, bool write, struct 
 {
 	bool ready;
 
-	if (atomic_load(&m->dev->gone))
+	if (device_usable(m->dev))
 		return false;
 	pthread_mutex_lock(&m->lock);
 	ready = !is_wanted(m, span) && covers(&m->ready[write ? READY_TO_WRITE : READY_TO_READ], span.a, span.b) && sharers_live(m);

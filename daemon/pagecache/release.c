@@ -482,12 +482,12 @@ static int release_segments(struct mapping *m, struct segments asked, const stru
 	uint64_t room;
 	int err;
 
-	PROBE5(release__begin, m->file->key, asked.at[0].a, asked.at[asked.n - 1].b, asked.n, m->dev->index);
+	PROBE5(release__begin, m->file->key, asked.at[0].a, asked.at[asked.n - 1].b, asked.n, m->dev->number);
 	if (fault_point("break.publish_late"))
 		invalidate_early(m, asked);
 	err = spans_room(m, asked, &room);
 	if (err) {
-		PROBE4(release__end, m->file->key, m->dev->index, err, false);
+		PROBE4(release__end, m->file->key, m->dev->number, err, false);
 		return err;
 	}
 	count(CTR_releases, 1);
@@ -505,7 +505,7 @@ static int release_segments(struct mapping *m, struct segments asked, const stru
 	free(not_ready.at);
 	*changed = rl.changed;
 	err = after_holds(err);
-	PROBE4(release__end, m->file->key, m->dev->index, err, rl.changed);
+	PROBE4(release__end, m->file->key, m->dev->number, err, rl.changed);
 	return err;
 }
 

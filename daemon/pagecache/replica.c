@@ -380,9 +380,11 @@ int promise_keep(struct replica *rep)
 {
 	struct cache_device *dev = rep->dev;
 	struct devmem *mem;
+	int err = device_usable(dev);
 	bool full;
-	int err;
 
+	if (err)
+		return err;
 	/* What was evicted for it may be stranded; or the device has memory beyond its budget. */
 	pthread_mutex_lock(&dev->lock);
 	full = (dev->n_stranded > 0 || dev->capacity < dev->dev->capacity) && dev->used + GAIA_CHUNK > dev->capacity;
@@ -396,12 +398,19 @@ int promise_keep(struct replica *rep)
 	if (err)
 		return err;
 	pthread_mutex_lock(&dev->lock);
-	rep->mem = mem;
-	dev->used += GAIA_CHUNK;
-	dev->promised -= GAIA_CHUNK;
-	pthread_cond_broadcast(&dev->changed);
+	/* Once it is off, nothing comes to it: not after it was found to be empty either. */
+	if (device_is_off(dev)) {
+		err = -ENODEV;
+	} else {
+		rep->mem = mem;
+		dev->used += GAIA_CHUNK;
+		dev->promised -= GAIA_CHUNK;
+		pthread_cond_broadcast(&dev->changed);
+	}
 	pthread_mutex_unlock(&dev->lock);
-	return 0;
+	if (err)
+		device_memory_end(dev, mem);
+	return err;
 }
 
 void device_memory_free(struct cache_device *dev, struct devmem *mem)
@@ -461,7 +470,7 @@ void replica_link(struct chunk *ch, struct replica *rep)
 	unsigned k = ch->n_replicas++;
 
 	ch->replica = xrealloc(ch->replica, ch->n_replicas * sizeof(struct replica *));
-	for (; k > 0 && ch->replica[k - 1]->dev->index > rep->dev->index; k--)
+	for (; k > 0 && ch->replica[k - 1]->dev->number > rep->dev->number; k--)
 		ch->replica[k] = ch->replica[k - 1];
 	ch->replica[k] = rep;
 }

@@ -42,9 +42,9 @@ static json_t *device_json(struct cache *c, unsigned number)
 	held = device_held_idle(dev);
 	cache_device(c, number, &use);
 	pthread_mutex_unlock(&dev->reserve);
-	return json_pack("{s:i, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "index", index_of(dev),
+	return json_pack("{s:i, s:s, s:s, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "index", index_of(dev),
 			 "name", use.dev->name, "kind", use.dev->kind, "simulated",
-			 use.dev->simulated, "capacity",
+			 use.dev->simulated, "gone", (int)atomic_load(&dev->gone), "capacity",
 			 (json_int_t)use.capacity, "used", (json_int_t)use.used,
 			 "pinned", (json_int_t)(use.pinned + held * GAIA_CHUNK), "each_user_bytes",
 			 (json_int_t)use.each_user, "pinned_files_bytes", (json_int_t)use.files, "pin_share_bytes",

@@ -654,6 +654,8 @@ static int pin_all(struct mapping *m, const uint64_t *index, uint64_t n, struct 
 	do
 		err = try_to_obtain(&d);
 	while (err == -EAGAIN);
+	if (err == -ENOMEM && device_is_off(d.dev))
+		err = -ENODEV;
 	log_decision("device %s: %llu chunks of %s for user %u: %s", d.dev->dev->name, (unsigned long long)n, cfile_name(m->file, (char[CFILE_NAME_MAX]){ "" }),
 		     (unsigned)m->user.uid, err ? strerror(-err) : "there is room");
 	if (!err)

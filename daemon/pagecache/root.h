@@ -43,7 +43,7 @@ struct victims;
 struct race {
 	uint64_t file;
 	uint64_t off;
-	unsigned owner; /* the device's number + 1 */
+	unsigned owner; /* device_owner() */
 };
 #define RACES_KEPT 32
 

@@ -9,6 +9,7 @@
 #include "pagecache/chunk.h"
 #include "pagecache/devices.h"
 #include "pagecache/evict.h"
+#include "pagecache/file_pins.h"
 #include "pagecache/frames.h"
 #include "pagecache/ready.h"
 #include "pagecache/replica.h"
@@ -125,15 +126,18 @@ int cache_device_off(struct cache *c, unsigned device, uint64_t *left)
 
 	pthread_mutex_lock(&dev->reserve);
 	pthread_mutex_lock(&dev->lock);
-	if (dev->pinned_files)
+	if (file_pins_of_owners(dev))
 		err = -EBUSY;
 	else
 		dev->capacity = 0;
+	*left = dev->promised;
 	pthread_mutex_unlock(&dev->lock);
 	pthread_mutex_unlock(&dev->reserve);
-	if (!err)
-		*left = device_leaves(c, dev);
-	return err;
+	if (err)
+		return err;
+	file_pins_end_on(dev);
+	*left += device_leaves(c, dev);
+	return 0;
 }
 
 /* ---- what is beyond leaves ---- */

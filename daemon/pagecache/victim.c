@@ -63,7 +63,7 @@ static struct batch *batch_with_room(struct victims *v)
 	}
 	for (unsigned k = 0; k < v->n_devices && empty; k++) {
 		empty->to = &v->dev[v->next_device++ % v->n_devices];
-		if (!atomic_load(&empty->to->dev->gone))
+		if (!device_usable(empty->to->dev))
 			return empty;
 	}
 	return NULL;

@@ -482,6 +482,10 @@ EACH_WAY_BARE(settings, a_device_is_added)
 	refused("set . device=none", "device=none: names no device");
 	refused("set . device=sim:8M,cache=auto", "cache= is for devices that the mount begins with");
 	refused("set . device=sim:8M home=1M", "home");
+	shell_ok(mnt.path, "printf small > g && \"$GAIA\" pin g --device 0");
+	refused("set . device=sim:8M device.0=off home=16M", "device.0: files are pinned to it");
+	cr_assert_eq(STATUS("home", "budget"), 32 * MIB);
+	shell_ok(mnt.path, "\"$GAIA\" unpin g && rm g");
 	refused("set . device=tape", "no such kind of device");
 	refused("set . device=cuda:99", "device=cuda:99: ");
 	cr_assert_eq(STATUS("devices", "0", "capacity"), 16 * MIB);
@@ -506,20 +510,21 @@ EACH_WAY_BARE(settings, a_device_is_added)
 	shell_ok(mnt.path, "test $(tr -d ab < f | wc -c) = 0");
 }
 
-/* A device that is off is off for the next daemon as well; and what the file names is there then. */
+/* A device that is off is off for the next daemon as well, until the file names other devices: then it may be another one. */
 ONCE_BARE(devices_come_and_go_by_an_upgrade)
 {
 	char said[512];
 
 	start_with_conf("device=sim:16M\nhome=32M\n");
 	shell_ok(mnt.path, "\"$GAIA\" set . device.sim0=off");
+	cr_assert_eq(mnt_upgrade(&mnt, NULL, said), 0, "%s", said);
+	cr_assert_eq(STATUS("devices", "0", "capacity"), 0);
 	write_conf("device=sim:16M,count=2\nhome=32M\n");
 	says("reload .", "device: is different now, and cannot be changed while it is mounted");
 	cr_assert_eq(mnt_upgrade(&mnt, NULL, said), 0, "%s", said);
-	cr_assert_eq(STATUS("devices", "0", "capacity"), 0);
+	cr_assert_eq(STATUS("devices", "0", "capacity"), 16 * MIB);
 	cr_assert_eq(STATUS("devices", "1", "capacity"), 16 * MIB);
-	shell_ok(mnt.path, "\"$GAIA\" set . device.sim0=8M");
-	cr_assert_eq(STATUS("devices", "0", "capacity"), 8 * MIB);
+	cr_assert_geq(mnt_log_lines(&mnt, "`gaia set device.sim0=off` is over: the options name 2 devices now, not 1"), 1);
 }
 
 /* Options of the command line are no business of a file's. */

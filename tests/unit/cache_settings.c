@@ -8,6 +8,7 @@
 
 #include "cache_scene.h"
 #include "pagecache/devices.h"
+#include "pagecache/file.h"
 #include "pagecache/frames.h"
 #include "pagecache/root.h"
 #include "pagecache/settings.h"
@@ -144,6 +145,131 @@ Test(cache_settings, a_device_that_is_taken_away_gives_back_what_it_has)
 	end();
 }
 
+/* Also from a program for which pages are ready, which need not ask for each acquire; and that acquires before it has released all. */
+Test(cache_settings, nothing_is_ready_on_a_device_that_is_off)
+{
+	struct client *cl;
+	uint64_t left;
+
+	begin_devices(1);
+	cl = new_client(0);
+	for (unsigned k = 0; k < 2; k++) {
+		cr_assert_eq(client_acquire(cl, 0, 4 * GAIA_CHUNK, GAIA_PROT_READ), 0);
+		if (k == 0)
+			release_all(cl);
+	}
+	cr_assert_eq(cache_device_off(rig->cache, 0, &left), 0);
+	settings_trim(rig->cache);
+	cr_assert_eq(client_acquire(cl, 0, 4 * GAIA_CHUNK, GAIA_PROT_READ), -ENODEV);
+	release_all(cl);
+	while (rig_device_used(rig, 0) > 0)
+		settings_trim(rig->cache);
+	end();
+}
+
+/* Room for it was promised before; the program's device runs on what is brought. */
+Test(cache_settings, an_acquire_that_was_started_is_finished)
+{
+	struct client *cl;
+	uint64_t left;
+
+	begin_devices(1);
+	write_cpu(0, "brought");
+	cl = new_client(0);
+	cr_assert_eq(client_acquire(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_READ | GAIA_PROT_PIN), 0);
+	cr_assert_eq(cache_device_off(rig->cache, 0, &left), 0);
+	cr_assert_eq(client_acquire(cl, 0, 2 * GAIA_CHUNK, GAIA_PROT_READ | GAIA_PROT_PINNED), 0);
+	cr_assert_eq(memcmp(client_at(cl, 0), "brought", 7), 0);
+	cr_assert_eq(client_release(cl, 0, 2 * GAIA_CHUNK), 0);
+	client_end(cl);
+	while (rig_device_used(rig, 0) > 0)
+		settings_trim(rig->cache);
+	end();
+}
+
+static int in_flight;
+
+static void *acquire_one(void *arg)
+{
+	in_flight = client_acquire(arg, 0, GAIA_CHUNK, GAIA_PROT_RW);
+	return NULL;
+}
+
+/* Whoever takes it out of the machine relies on it. */
+Test(cache_settings, what_is_empty_stays_empty)
+{
+	struct client *cl;
+	pthread_t thread;
+	uint64_t left;
+
+	begin_devices(1);
+	cl = new_client(0);
+	fault_hold("device.alloc");
+	cr_assert_eq(pthread_create(&thread, NULL, acquire_one, cl), 0);
+	fault_await_held("device.alloc");
+	cr_assert_eq(cache_device_off(rig->cache, 0, &left), 0);
+	cr_assert_eq(left, GAIA_CHUNK);
+	cr_assert_eq(rig_device_used(rig, 0), 0);
+	fault_let_go("device.alloc");
+	pthread_join(thread, NULL);
+	cr_assert_eq(in_flight, -ENODEV);
+	cr_assert_eq(rig_device_used(rig, 0), 0);
+	end();
+}
+
+static void take_away(void *arg, struct client *cl, uint64_t index)
+{
+	uint64_t left;
+
+	(void)arg;
+	(void)cl;
+	(void)index;
+	cr_assert_eq(cache_device_off(rig->cache, 0, &left), 0);
+}
+
+Test(cache_settings, an_acquire_that_waits_for_room_hears_that_the_device_is_off)
+{
+	struct client *full, *waits;
+	struct kfile *other;
+
+	begin(&(struct rig_options){ .devices = 1 }, 8 * GAIA_CHUNK);
+	other = kfile_create(rig, 2, 8 * GAIA_CHUNK);
+	full = client_create(kf, 0, GAIA_PROT_RW, 8 * GAIA_CHUNK);
+	for (unsigned k = 0; k < 8; k++)
+		write_device(full, k * GAIA_CHUNK, "x");
+	cr_assert_eq(client_release(full, 0, 8 * GAIA_CHUNK), 0);
+	waits = client_create(other, 0, GAIA_PROT_RW, 8 * GAIA_CHUNK);
+	rig->before_revoke = take_away;
+	cr_assert_eq(client_acquire(waits, 0, 2 * GAIA_CHUNK, GAIA_PROT_RW), -ENODEV);
+	rig->before_revoke = NULL;
+	for (unsigned k = 0; k < 8; k++)
+		expect_cpu(k * GAIA_CHUNK, "x");
+	end();
+}
+
+/* Nobody can unpin a file without a name, and no user holds up the owner. */
+Test(cache_settings, pins_of_users_do_not_keep_a_device)
+{
+	struct cache_user user = { .uid = 1000 }, owner = { .uid = 0, .owner = true };
+	struct kfile *other;
+	uint64_t left;
+	bool fresh;
+
+	begin(&(struct rig_options){ .devices = 1, .files_user_percent = 50 }, GAIA_CHUNK);
+	other = kfile_create(rig, 2, GAIA_CHUNK);
+	cr_assert_eq(cache_pin(kf->cfile, 0, user, &fresh), 0);
+	cr_assert_eq(cache_pin(other->cfile, 0, owner, &fresh), 0);
+	cr_assert_eq(cache_device_off(rig->cache, 0, &left), -EBUSY);
+	cr_assert_eq(cache_pinned(kf->cfile, 0), GAIA_CHUNK);
+	cfile_set_gone(other->cfile, true);
+	cr_assert_eq(cache_device_off(rig->cache, 0, &left), 0);
+	cr_assert_eq(cache_pinned(kf->cfile, 0), 0);
+	cr_assert_eq(cache_pinned(other->cfile, 0), 0);
+	while (rig_device_used(rig, 0) > 0)
+		settings_trim(rig->cache);
+	end();
+}
+
 /* They were put there to stay. */
 Test(cache_settings, a_device_with_pinned_files_is_not_taken_away)
 {
@@ -277,6 +403,26 @@ Test(cache_settings, a_device_that_is_added_is_as_the_others)
 	end();
 }
 
+/* Consistency, promise 6: whichever was released first, and wherever the device is in the cache's table. */
+Test(cache_settings, the_host_wins_races_also_with_a_device_that_was_added)
+{
+	struct client *device, *host;
+
+	for (unsigned k = 0; k < 4; k++) {
+		begin(&(struct rig_options){ .devices = 1, .added = 1, .host = true }, 4 * GAIA_CHUNK);
+		write_cpu(0, ".");
+		cr_assert_eq(rig_add_device(rig), 1);
+		device = new_client(k % 2);
+		host = new_client(2);
+		write_device(device, 0, "D");
+		write_device(host, 0, "H");
+		release_all(k < 2 ? device : host);
+		release_all(k < 2 ? host : device);
+		expect_cpu(0, "H");
+		end();
+	}
+}
+
 Test(cache_settings, devices_are_added_while_pages_come_and_go)
 {
 	struct client *cl;
@@ -386,7 +532,7 @@ Test(cache_settings, a_device_that_is_added_hears_of_all_memory_once)
 	for (unsigned k = 1; k < HEARERS; k++) {
 		while (atomic_load(&written) < 5 * k)
 			sched_yield();
-		frames_add_device(&fr);
+		cr_assert_eq(frames_add_device(&fr), 0);
 	}
 	atomic_store(&done, true);
 	pthread_join(thread, NULL);
@@ -396,5 +542,50 @@ Test(cache_settings, a_device_that_is_added_hears_of_all_memory_once)
 	frames_trim(&fr, true);
 	for (unsigned k = 0; k < HEARERS; k++)
 		cr_assert_eq(hearer[k].n, 0);
+	frames_destroy(&fr);
+}
+
+static atomic_bool hung;
+
+static void hear_and_hang(struct device *dev, void *slab, enum host_slab what)
+{
+	(void)dev;
+	(void)slab;
+	while (what == HOST_SLAB_GOES && atomic_load(&hung))
+		sched_yield();
+}
+
+static void *trim_all(void *arg)
+{
+	frames_trim(arg, true);
+	return NULL;
+}
+
+/* Neither for ever, nor by holding up those who need memory. */
+Test(cache_settings, a_device_that_hangs_does_not_hold_up_who_adds_one)
+{
+	static frame_t frame[4 * GAIA_CHUNK_PAGES];
+	static const struct device_ops ops = { .name = "hangs", .host_slab = hear_and_hang };
+	static struct device device[2] = { { .ops = &ops }, { .ops = &ops } };
+	static struct cache_device table[2] = { { .dev = &device[0] }, { .dev = &device[1] } };
+	struct frames fr = { .dev = table, .n_devices = 1 };
+	pthread_t thread;
+
+	cr_assert_eq(frames_init(&fr, 64 * (uint64_t)GAIA_CHUNK, 0), 0);
+	take_slabs(&fr, frame, 4);
+	(void)frames_give(&fr, frame, 2 * GAIA_CHUNK_PAGES);
+	atomic_store(&hung, true);
+	cr_assert_eq(pthread_create(&thread, NULL, trim_all, &fr), 0);
+	while (!pthread_rwlock_trywrlock(&fr.telling)) {
+		pthread_rwlock_unlock(&fr.telling);
+		sched_yield();
+	}
+	cr_assert_eq(frames_add_device(&fr), -EBUSY);
+	take_slabs(&fr, frame, 2);
+	atomic_store(&hung, false);
+	pthread_join(thread, NULL);
+	cr_assert_eq(frames_add_device(&fr), 0);
+	(void)frames_give(&fr, frame, 4 * GAIA_CHUNK_PAGES);
+	frames_trim(&fr, true);
 	frames_destroy(&fr);
 }
