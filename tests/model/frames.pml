@@ -99,6 +99,8 @@ inline check_bytes()
 	:: n < PAGES ->
 		assert(p[n].frame == 0 || p[n].lock || f[p[n].frame].bytes == p[n].shows);
 		assert(p[n].twin == 0 || f[p[n].twin].bytes == p[n].base);
+		/* as pages_become() asserts; without that it is seen what comes of it */
+		assert(FAULT != NO_FAULT || !p[n].dirty || !f[p[n].frame].indexed);
 		n++
 	:: else -> break
 	od;
