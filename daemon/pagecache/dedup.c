@@ -162,6 +162,7 @@ static int ask_owner(struct cfile *f, uint64_t *owner)
 		err = sf->ops->stat(sf, &st);
 	if (err)
 		return err;
+	(void)fault_point("dedup.asked");
 	known = (uint64_t)st.st_uid << 32 | (*owner & (UINT32_MAX & ~(OWNER_CHANGE - 1))) | (owner_writes_alone(&st) ? OWNER_SHARES : 0) | OWNER_PAGES;
 	if (!atomic_compare_exchange_strong(&f->dedup.owner, owner, known))
 		return -ESTALE;

@@ -7,7 +7,9 @@
 #include <linux/falloc.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include "base/counters.h"
 #include "base/fault.h"
@@ -578,4 +580,35 @@ Test(victims, nobody_waits_for_anybody_in_a_circle)
 	pthread_join(thread, NULL);
 	settle();
 	end();
+}
+
+/* ---- what is wrong is found ---- */
+
+static void no_core(void)
+{
+	setrlimit(RLIMIT_CORE, &(struct rlimit){ 0, 0 });
+}
+
+static void write_and_keep_slot(unsigned page)
+{
+	begin_parked();
+	fault_arm("break.stale_parked", -EEXIST, 0, 0);
+	mark(page, 1);
+	cr_assert_eq(cpu_write_direct(kf, bytes + AT(page), GAIA_PAGE, AT(page)), 0);
+}
+
+Test(victims, that_are_stale_are_found, .init = no_core, .signal = SIGABRT)
+{
+	write_and_keep_slot(5);
+	cache_check(rig->cache);
+}
+
+Test(victims, that_were_stale_would_show_what_was_before)
+{
+	write_and_keep_slot(5);
+	forget_home();
+	cr_assert_eq(cpu_read_direct(kf, seen, GAIA_PAGE, AT(5)), (ssize_t)GAIA_PAGE);
+	cr_assert_neq(memcmp(seen, bytes + AT(5), GAIA_PAGE), 0);
+	mark(5, 0);
+	cr_assert_eq(memcmp(seen, bytes + AT(5), GAIA_PAGE), 0);
 }
