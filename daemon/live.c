@@ -118,7 +118,8 @@ static int apply(struct live *l, const struct settings *set, struct said *said)
 struct budgets {
 	uint64_t bytes[CACHE_MAX_DEVICES];
 	bool off[CACHE_MAX_DEVICES];
-	bool done[CACHE_MAX_DEVICES]; /* it is off now */
+	bool done[CACHE_MAX_DEVICES]; /* it is off now, */
+	uint64_t left[CACHE_MAX_DEVICES]; /* and there is still so much */
 };
 
 /* Devices that are added. The options' begin with those that there are. */
@@ -225,7 +226,6 @@ static int change_device(struct live *l, const char *word, struct budgets *b, st
 static int devices_off(struct live *l, struct budgets *b, struct said *said)
 {
 	struct cache_device_use use;
-	uint64_t left = 0;
 	int err = 0;
 
 	for (unsigned i = 0; i < cache_devices(l->cache) && !err; i++) {
@@ -233,29 +233,25 @@ static int devices_off(struct live *l, struct budgets *b, struct said *said)
 			continue;
 		cache_device(l->cache, i, &use);
 		b->bytes[i] = use.capacity;
-		err = cache_device_off(l->cache, i, &left);
+		err = cache_device_off(l->cache, i, &b->left[i]);
 		b->done[i] = !err;
 		if (err)
 			say(said, "device.%u: files are pinned to it; gaia pins names them, and gaia unpin lets go of them\n", i);
-		else if (left)
-			say(said, "device.%u: %llu MiB are in use, and leave in the background, or when programs release them\n", i,
-			    (unsigned long long)left >> 20);
 	}
 	return err;
 }
 
-/* The others; and, if something else has failed, those that were taken away get back what they had. */
-static void apply_budgets(struct live *l, const struct budgets *b, bool good, struct said *said)
+/* The others. Or, if something else has failed, those that were taken away get back what they had. */
+static void apply_budgets(struct live *l, struct budgets *b, bool good, struct said *said)
 {
-	uint64_t beyond;
+	uint64_t ignored;
 
 	for (unsigned i = 0; i < cache_devices(l->cache); i++) {
-		if (!b->bytes[i] || (good ? b->off[i] : !b->done[i]))
-			continue;
-		beyond = 0;
-		if (!cache_set_device(l->cache, i, b->bytes[i], &beyond) && beyond && good)
-			say(said, "device.%u: %llu MiB more than that are in use, and leave in the background, or when programs release them\n", i,
-			    (unsigned long long)beyond >> 20);
+		if (b->bytes[i] && (good ? !b->off[i] : b->done[i]))
+			(void)cache_set_device(l->cache, i, b->bytes[i], good ? &b->left[i] : &ignored);
+		if (good && b->left[i])
+			say(said, "device.%u: %llu MiB %sare in use, and leave in the background, or when programs release them\n", i,
+			    (unsigned long long)b->left[i] >> 20, b->off[i] ? "" : "more than that ");
 	}
 }
 
