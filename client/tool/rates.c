@@ -63,6 +63,13 @@ double number_at(const json_t *object, const char *key)
 	return (double)json_integer_value(json_object_get(object, key));
 }
 
+const char *string_at(const json_t *object, const char *key)
+{
+	const char *text = json_string_value(json_object_get(object, key));
+
+	return text ? text : "?";
+}
+
 double rate_at(const json_t *before, const json_t *after, const char *key, double seconds)
 {
 	return (number_at(after, key) - number_at(before, key)) / seconds;

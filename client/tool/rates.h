@@ -26,6 +26,8 @@ bool parse_number(const char *text, double least, double most, double *out);
 
 /* The integer of that name, as a double; 0: there is none. */
 double number_at(const json_t *object, const char *key);
+/* The text of that name; "?": there is none. */
+const char *string_at(const json_t *object, const char *key);
 /* A counter of two reports: the difference a second. */
 double counter_rate(const json_t *before, const json_t *after, const char *counter, double seconds);
 /* The same of an integer of two objects. */

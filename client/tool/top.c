@@ -15,26 +15,11 @@
 #include "rates.h"
 #include "screen.h"
 #include "tool.h"
-
-#define ROWS 10u /* of each table but the files' */
-
-/* Two reports; the later one's files, too, if the daemon tells us. */
-struct round {
-	const char *path;
-	const json_t *before, *after, *use;
-	double seconds;
-};
+#include "top.h"
 
 static double rate(const struct round *r, const char *counter)
 {
 	return counter_rate(r->before, r->after, counter, r->seconds);
-}
-
-static const char *string_at(const json_t *object, const char *key)
-{
-	const char *text = json_string_value(json_object_get(object, key));
-
-	return text ? text : "?";
 }
 
 /* ---- the parts of the screen ---- */
@@ -195,105 +180,7 @@ static void put_latencies(FILE *out, const struct round *r)
 	}
 }
 
-/* ---- who: users other than root and the daemon's are told of themselves only ---- */
-
-struct client_row {
-	double pid, uid, mappings, mapped, acquires, releases;
-};
-
-static int busiest_first(const void *a, const void *b)
-{
-	const struct client_row *x = a, *y = b;
-	double p = x->acquires + x->releases, q = y->acquires + y->releases;
-
-	if (p != q)
-		return p < q ? 1 : -1;
-	return (x->mapped < y->mapped) - (x->mapped > y->mapped);
-}
-
-static const json_t *same_client(const struct round *r, double pid)
-{
-	const json_t *one;
-	size_t k;
-
-	json_array_foreach(json_object_get(r->before, "clients"), k, one)
-		if (number_at(one, "pid") == pid)
-			return one;
-	return NULL;
-}
-
-static void put_clients(FILE *out, const struct round *r)
-{
-	const json_t *clients = json_object_get(r->after, "clients"), *client;
-	struct client_row *list = calloc(json_array_size(clients) + 1, sizeof(*list));
-	size_t n = 0, k;
-
-	json_array_foreach(clients, k, client) {
-		double pid = number_at(client, "pid");
-		const json_t *before = same_client(r, pid);
-
-		if (!list || pid == getpid())
-			continue;
-		list[n++] = (struct client_row){ pid, number_at(client, "uid"), number_at(client, "mappings"), number_at(client, "mapped_bytes"),
-						 rate_at(before ? before : client, client, "acquires", r->seconds),
-						 rate_at(before ? before : client, client, "releases", r->seconds) };
-	}
-	if (n > 0) {
-		qsort(list, n, sizeof(*list), busiest_first);
-		fprintf(out, "\n%-8s %8s %8s %7s %7s %7s\n", "CLIENT", "USER", "MAPPINGS", "MAPPED", "ACQ/s", "REL/s");
-	}
-	for (k = 0; k < n && k < ROWS; k++) {
-		fprintf(out, "%-8.0f %8.0f %8.0f", list[k].pid, list[k].uid, list[k].mappings);
-		put_scaled(out, list[k].mapped, 1024);
-		put_scaled(out, list[k].acquires, 1000);
-		put_scaled(out, list[k].releases, 1000);
-		fputc('\n', out);
-	}
-	if (n > ROWS)
-		fprintf(out, "(and %zu more clients)\n", n - ROWS);
-	free(list);
-}
-
-static void put_users(FILE *out, const struct round *r)
-{
-	const json_t *users = json_object_get(r->after, "users"), *user, *client;
-	size_t k, i;
-
-	if (json_array_size(users) > 0)
-		fprintf(out, "\n%-8s %8s %8s %7s\n", "USER", "CLIENTS", "MAPPINGS", "MAPPED");
-	json_array_foreach(users, k, user) {
-		double mapped = 0;
-
-		json_array_foreach(json_object_get(r->after, "clients"), i, client)
-			mapped += number_at(client, "uid") == number_at(user, "uid") ? number_at(client, "mapped_bytes") : 0;
-		if (k == ROWS)
-			break;
-		fprintf(out, "%-8.0f %8.0f %8.0f", number_at(user, "uid"), number_at(user, "clients"), number_at(user, "mappings"));
-		put_scaled(out, mapped, 1024);
-		fputc('\n', out);
-	}
-	if (json_array_size(users) > ROWS)
-		fprintf(out, "(and %zu more users)\n", json_array_size(users) - ROWS);
-}
-
-static void put_files(FILE *out, const struct round *r)
-{
-	const json_t *files = json_object_get(r->use, "files"), *file;
-	size_t k;
-
-	if (json_array_size(files) == 0)
-		return;
-	fprintf(out, "\n%7s %7s %7s %7s %5s  %s\n", "HOME", "DEVICES", "PARKED", "DIRTY", "MAPS", "FILE");
-	json_array_foreach(files, k, file) {
-		put_scaled(out, number_at(file, "home_bytes"), 1024);
-		put_scaled(out, number_at(file, "device_bytes"), 1024);
-		put_scaled(out, number_at(file, "parked_bytes"), 1024);
-		put_scaled(out, number_at(file, "dirty_bytes"), 1024);
-		fprintf(out, "%5.0f  ", number_at(file, "mappings"));
-		put_safely(out, string_at(file, "path"));
-		fputc('\n', out);
-	}
-}
+/* ---- the screen ---- */
 
 /* To be freed; NULL: no memory. */
 static char *show(const struct round *r)
@@ -313,6 +200,7 @@ static char *show(const struct round *r)
 	put_clients(out, r);
 	put_users(out, r);
 	put_files(out, r);
+	put_moving_files(out, r);
 	if (!fclose(out))
 		return text;
 	free(text);
@@ -360,11 +248,13 @@ static int put_round(const struct round *r, bool batch, bool first)
 /* Until @count rounds are over, the user has had enough, or the daemon has ended. *@over: another daemon serves the mount. */
 static int rounds(const struct args *a, double interval, double count, bool *over)
 {
-	json_t *before = NULL, *after = NULL;
+	json_t *before = NULL, *after = NULL, *use_before = NULL;
 	bool may = true, batch = a->batch;
 	double last, at;
 	int status = fetch_json(a->path, GAIA_REPORT_STATUS, &before);
 
+	if (!status)
+		use_before = fetch_use(a->path, &may);
 	last = clock_seconds();
 	for (double n = 0; !status && n < count && wait_until(last + interval, batch); n++) {
 		json_t *use;
@@ -378,13 +268,15 @@ static int rounds(const struct args *a, double interval, double count, bool *ove
 		if (*over)
 			status = EXIT_FAILED;
 		else
-			status = put_round(&(struct round){ a->path, before, after, use, at - last }, batch, n == 0);
-		json_decref(use);
+			status = put_round(&(struct round){ before, after, use_before, use, at - last }, batch, n == 0);
+		json_decref(use_before);
+		use_before = use;
 		json_decref(before);
 		before = after;
 		after = NULL;
 		last = at;
 	}
+	json_decref(use_before);
 	json_decref(before);
 	return status;
 }

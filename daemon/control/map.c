@@ -257,10 +257,13 @@ static int acquire(struct map *map, uint64_t off, uint64_t len, unsigned prot, u
 		   atomic_uint *verdict)
 {
 	int err = prot & GAIA_PROT_PIN ? pin_count(map) : 0;
+	struct uses *before;
 
 	if (err)
 		return err;
+	before = uses_enter(&map->client->uses);
 	err = cache_acquire(map->m, off, len, prot, seq, verdict);
+	uses_leave(before);
 	if (err ? prot & GAIA_PROT_PIN : prot & GAIA_PROT_PINNED)
 		pin_uncount(map);
 	return err;
@@ -302,6 +305,7 @@ int control_release(struct control *ctl, struct cfile *f, enum releases may,
 		    struct gaia_ioc_range *io, bool *changed)
 {
 	uint64_t off, len;
+	struct uses *before;
 	struct map *map;
 	int err;
 
@@ -312,12 +316,14 @@ int control_release(struct control *ctl, struct cfile *f, enum releases may,
 	if (err)
 		return err;
 	atomic_fetch_add_explicit(&map->client->releases, 1, memory_order_relaxed);
+	before = uses_enter(&map->client->uses);
 	if (!map_may_release(map, may))
 		err = -EOPNOTSUPP;
 	else if (len && io->prot)
 		err = cache_give_back(map->m, off, len, changed);
 	else if (len)
 		err = cache_release(map->m, off, len, changed);
+	uses_leave(before);
 	io->changed = *changed && map->client->features & GAIA_FEATURE_TIMES;
 	map_put(map);
 	return err;
@@ -326,6 +332,7 @@ int control_release(struct control *ctl, struct cfile *f, enum releases may,
 int control_sync(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io)
 {
 	uint64_t off, len;
+	struct uses *before;
 	struct map *map;
 	int err;
 
@@ -334,8 +341,10 @@ int control_sync(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io
 	err = find_range(ctl, f, io, &map, &off, &len);
 	if (err)
 		return err;
+	before = uses_enter(&map->client->uses);
 	if (len)
 		err = cache_fsync(f, off, len, true);
+	uses_leave(before);
 	map_put(map);
 	return err;
 }

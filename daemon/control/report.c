@@ -17,6 +17,46 @@
 
 #define POOLS_LISTED 64u
 
+/* What a client's calls waited for; what they did not is left out. */
+static json_t *waits_json(struct client *c)
+{
+	json_t *list = json_array();
+
+	for (enum wait_for k = 0; k < WAIT_COUNT; k++) {
+		unsigned now;
+		uint64_t ns = uses_waited_ns(&c->uses, k, &now);
+
+		if (ns > 0 || now > 0)
+			json_array_append_new(list, json_pack("{s:s, s:i, s:I}", "for", wait_names[k], "now", (int)now, "ns", (json_int_t)ns));
+	}
+	return list;
+}
+
+/* control->lock is held. */
+static json_t *client_json(struct client *c)
+{
+	uint64_t amounts[CLIENT_AMOUNT_COUNT] = { 0 };
+	unsigned maps;
+	json_t *row;
+
+	pthread_mutex_lock(&c->lock);
+	maps = c->n_maps;
+	for (struct map *map = c->maps; map; map = map->hh.next) {
+		amounts[CLIENT_mapped_bytes] += map->end - map->start;
+		cache_mapping_amounts(map->m, amounts);
+	}
+	pthread_mutex_unlock(&c->lock);
+	row = json_pack("{s:i, s:I, s:i}", "pid", (int)c->pid, "uid", (json_int_t)c->uid, "mappings", (int)maps);
+	for (unsigned k = 0; k < CLIENT_AMOUNT_COUNT; k++)
+		json_object_set_new(row, client_amount_names[k], json_integer((json_int_t)amounts[k]));
+	json_object_set_new(row, "acquires", json_integer((json_int_t)atomic_load(&c->acquires)));
+	json_object_set_new(row, "releases", json_integer((json_int_t)atomic_load(&c->releases)));
+	for (enum moved k = 0; k < MOVED_COUNT; k++)
+		json_object_set_new(row, moved_names[k], json_integer((json_int_t)moved_get(&c->uses.moved, k)));
+	json_object_set_new(row, "waits", waits_json(c));
+	return row;
+}
+
 static json_t *clients_json(struct control *ctl, uid_t uid)
 {
 	bool all = quota_is_owner(ctl->quota, uid);
@@ -25,19 +65,8 @@ static json_t *clients_json(struct control *ctl, uid_t uid)
 
 	pthread_mutex_lock(&ctl->lock);
 	HASH_ITER(hh, ctl->clients, c, next) {
-		uint64_t mapped = 0;
-		unsigned maps;
-
-		if (!all && c->uid != uid)
-			continue;
-		pthread_mutex_lock(&c->lock);
-		maps = c->n_maps;
-		for (struct map *map = c->maps; map; map = map->hh.next)
-			mapped += map->end - map->start;
-		pthread_mutex_unlock(&c->lock);
-		json_array_append_new(list, json_pack("{s:i, s:I, s:i, s:I, s:I, s:I}", "pid", (int)c->pid, "uid",
-						      (json_int_t)c->uid, "mappings", (int)maps, "mapped_bytes", (json_int_t)mapped, "acquires",
-						      (json_int_t)atomic_load(&c->acquires), "releases", (json_int_t)atomic_load(&c->releases)));
+		if (all || c->uid == uid)
+			json_array_append_new(list, client_json(c));
 	}
 	pthread_mutex_unlock(&ctl->lock);
 	return list;
