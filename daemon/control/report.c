@@ -192,6 +192,7 @@ static int write_all(int fd, const char *text, size_t len)
  * descriptor is kept, and the report is emptied after a long time, or when its user asks for many more.
  */
 #define REPORT_LIFE_NS 60000000000ull	/* reading it takes milliseconds */
+#define REPORT_READ_NS 1000000000ull	/* then others may have an owner's place */
 #define REPORT_BYTES (16u << 20)	/* of one user's reports together; a single one may be longer */
 
 struct report {
@@ -222,16 +223,18 @@ void reports_forget(struct control *ctl)
 }
 
 /*
- * Forget the oldest report of @uid's; with @others: of all users', but only an owner's call forgets an owner's.
+ * Forget the oldest report of @uid's; with @others: of all users', but an owner's that has just been sent only if an owner calls: owners, who
+ * may fill all places (gaia top does), would keep users from theirs.
  * False: there is none. control->lock is held.
  */
 static bool forget_oldest(struct control *ctl, uid_t uid, bool others)
 {
 	bool owner = quota_is_owner(ctl->quota, uid);
+	uint64_t read = now_ns() + REPORT_LIFE_NS - REPORT_READ_NS; /* what expires before */
 	struct report *r;
 
 	TAILQ_FOREACH(r, &ctl->reports, link)
-		if (r->uid == uid || (others && (owner || !quota_is_owner(ctl->quota, r->uid))))
+		if (r->uid == uid || (others && (owner || r->expires_ns < read || !quota_is_owner(ctl->quota, r->uid))))
 			break;
 	if (r)
 		report_forget(ctl, r);

@@ -1897,6 +1897,28 @@ Test(reports, of_each_user_are_few, .init = begin, .fini = end)
 	leave(&root, 0);
 }
 
+/* One who watches (gaia top) has many reports, all read, which are kept for a while. */
+Test(reports, of_owners_leave_users_theirs, .init = begin, .fini = end, .timeout = 30)
+{
+	struct peer a, root = join();
+	struct gaia_ioc_report io = { .what = GAIA_REPORT_STATUS };
+	unsigned n;
+
+	fake_uid = 1000;
+	a = join();
+	io.key = a.key;
+	quota_cap(fake_quota(), QUOTA_reports, 8);
+	n = quota_use(fake_quota(), QUOTA_reports).all;
+	ask_for_reports(&root, 0, n);
+	cr_assert_eq(reports_left(&root, n), n);
+	fake_uid = 1000;
+	while (wire_ioctl(file, GAIA_IOC_REPORT, &io))
+		cr_assert_eq(sched_yield(), 0);
+	cr_assert_eq(reports_left(&a, 1), 1);
+	leave(&a, 0);
+	leave(&root, 0);
+}
+
 /* A client that asks and does not read holds up nobody: the threads that answer are few. */
 Test(reports, wait_for_no_room, .init = begin, .fini = end, .timeout = 60)
 {
