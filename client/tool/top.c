@@ -119,7 +119,7 @@ static void put_device(FILE *out, const struct round *r, const json_t *device)
 	put_scaled(out, number_at(device, "cache_bytes"), 1024);
 	put_scaled(out, rate_at(before, device, "in_bytes", r->seconds), 1024);
 	put_scaled(out, rate_at(before, device, "out_bytes", r->seconds), 1024);
-	fputc('\n', out);
+	fputs(json_is_true(json_object_get(device, "simulated")) ? "  simulated\n" : "\n", out);
 }
 
 static void put_devices(FILE *out, const struct round *r)

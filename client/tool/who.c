@@ -80,24 +80,43 @@ static const json_t *same_wait(const json_t *client, const char *what)
 	return NULL;
 }
 
+struct waited {
+	const char *what;
+	double part, now;
+};
+
+static int longest_first(const void *a, const void *b)
+{
+	const struct waited *x = a, *y = b;
+
+	return (x->part < y->part) - (x->part > y->part);
+}
+
+#define WAITS_SHOWN 16u
+
 /* What its calls waited for: parts of the time, of a thread; and how many wait at the moment. */
 static void put_waits(FILE *out, const struct round *r, const struct row *client)
 {
-	const char *between = "  ";
+	struct waited list[WAITS_SHOWN];
+	size_t n = 0, k;
 	const json_t *one;
-	size_t k;
 
 	json_array_foreach(json_object_get(client->now, "waits"), k, one) {
 		const char *what = string_at(one, "for");
 		const json_t *before = client->before ? same_wait(client->before, what) : one;
-		double ns = number_at(one, "ns") - number_at(before, "ns"), now = number_at(one, "now"), part = ns / r->seconds / 1e9;
+		double ns = number_at(one, "ns") - number_at(before, "ns");
+		struct waited w = { what, ns > 0 ? ns / r->seconds / 1e9 : 0, number_at(one, "now") };
 
-		if (part < 0.001 && now == 0)
-			continue;
-		fprintf(out, "%s%s %.1f%%", between, what, part < 0 ? 0 : part * 100);
-		if (now > 0)
-			fprintf(out, " (%.0f now)", now);
-		between = ", ";
+		if (n < WAITS_SHOWN && (w.part >= 0.001 || w.now > 0))
+			list[n++] = w;
+	}
+	qsort(list, n, sizeof(*list), longest_first);
+	for (k = 0; k < n; k++) {
+		fputs(k == 0 ? "  " : ", ", out);
+		put_safely(out, list[k].what);
+		fprintf(out, " %.1f%%", list[k].part * 100);
+		if (list[k].now > 0)
+			fprintf(out, " (%.0f now)", list[k].now);
 	}
 }
 

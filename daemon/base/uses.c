@@ -12,7 +12,7 @@ const char *const client_amount_names[] = { CLIENT_AMOUNTS(X) };
 const char *const file_amount_names[] = { FILE_AMOUNTS(X) };
 #undef X
 
-__thread struct uses *uses_of_thread;
+__thread struct working_for working_for;
 
 void uses_init(struct uses *u)
 {

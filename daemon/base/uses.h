@@ -5,8 +5,8 @@
  * of them, are made from these tables.
  *
  * A thread that carries out a client's call says so by uses_enter(); what it moves and waits for until uses_leave() counts for the
- * client. Work of threads that serve several clients, or none (readahead, write-back by age), counts for no client. Any thread may
- * count; values that are read together are not a snapshot.
+ * client. What is read ahead for a client is moved for it, too, but the client does not wait: uses_enter_ahead(). Work for several
+ * clients, or none (write-back by age), counts for no client. Any thread may count; values that are read together are not a snapshot.
  */
 #ifndef GAIA_BASE_USES_H
 #define GAIA_BASE_USES_H
@@ -83,26 +83,39 @@ struct uses {
 void uses_init(struct uses *u);
 void uses_destroy(struct uses *u);
 
-extern __thread struct uses *uses_of_thread; /* NULL: the thread works for nobody in particular */
+/* For whom the thread moves bytes, and who waits when it does. NULL: nobody in particular. */
+struct working_for {
+	struct uses *moves, *waits;
+};
+extern __thread struct working_for working_for;
 
 /* From now on the thread works for @u, which stays until the thread calls uses_leave() with what this returns. */
-static inline struct uses *uses_enter(struct uses *u)
+static inline struct working_for uses_enter(struct uses *u)
 {
-	struct uses *before = uses_of_thread;
+	struct working_for before = working_for;
 
-	uses_of_thread = u;
+	working_for = (struct working_for){ u, u };
 	return before;
 }
 
-static inline void uses_leave(struct uses *before)
+/* The same, but nobody waits for the thread. */
+static inline struct working_for uses_enter_ahead(struct uses *u)
 {
-	uses_of_thread = before;
+	struct working_for before = working_for;
+
+	working_for = (struct working_for){ u, NULL };
+	return before;
+}
+
+static inline void uses_leave(struct working_for before)
+{
+	working_for = before;
 }
 
 /* Bytes were moved: of the file whose @file is, for whom the thread works for. */
 static inline void moved(struct moved_bytes *file, enum moved what, uint64_t bytes)
 {
-	struct uses *u = uses_of_thread;
+	struct uses *u = working_for.moves;
 
 	atomic_fetch_add_explicit(&file->of[what], bytes, memory_order_relaxed);
 	if (u)
@@ -120,7 +133,7 @@ void wait_end_slow(struct uses *u, enum wait_for what);
 
 static inline struct uses *wait_begin(enum wait_for what)
 {
-	return uses_of_thread ? wait_begin_slow(uses_of_thread, what) : NULL;
+	return working_for.waits ? wait_begin_slow(working_for.waits, what) : NULL;
 }
 
 static inline void wait_end(struct uses *u, enum wait_for what)

@@ -206,7 +206,7 @@ static int list_copy(struct client *c, const struct gaia_ioc_list *io, struct li
 int control_acquirev(struct control *ctl, struct cfile *f, bool writable, struct gaia_ioc_list *io, atomic_uint *verdict)
 {
 	bool write = io->prot & GAIA_PROT_WRITE;
-	struct uses *before;
+	struct working_for before;
 	struct map *map;
 	struct list l;
 	int err;
@@ -242,7 +242,7 @@ static int release_list(struct map *map, unsigned prot, struct list *l, bool *ch
 
 int control_releasev(struct control *ctl, struct cfile *f, enum releases may, struct gaia_ioc_list *io, bool *changed)
 {
-	struct uses *before;
+	struct working_for before;
 	struct map *map;
 	struct list l;
 	int err;

@@ -150,12 +150,13 @@ static int add_map(struct map *map)
  * The user for the cache. A reader shares memory with the user's other readers (not alone) only if caller,
  * ticket and socket are the same user's.
  */
-static struct cache_user user_of(const struct client *c, struct control_caller caller)
+static struct cache_user user_of(struct client *c, struct control_caller caller)
 {
 	return (struct cache_user){
 		.uid = c->uid,
 		.owner = quota_is_owner(c->ctl->quota, c->uid),
 		.alone = caller.uid != c->uid || caller.uid != c->peer_uid,
+		.uses = &c->uses,
 	};
 }
 
@@ -257,7 +258,7 @@ static int acquire(struct map *map, uint64_t off, uint64_t len, unsigned prot, u
 		   atomic_uint *verdict)
 {
 	int err = prot & GAIA_PROT_PIN ? pin_count(map) : 0;
-	struct uses *before;
+	struct working_for before;
 
 	if (err)
 		return err;
@@ -305,7 +306,7 @@ int control_release(struct control *ctl, struct cfile *f, enum releases may,
 		    struct gaia_ioc_range *io, bool *changed)
 {
 	uint64_t off, len;
-	struct uses *before;
+	struct working_for before;
 	struct map *map;
 	int err;
 
@@ -332,7 +333,7 @@ int control_release(struct control *ctl, struct cfile *f, enum releases may,
 int control_sync(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io)
 {
 	uint64_t off, len;
-	struct uses *before;
+	struct working_for before;
 	struct map *map;
 	int err;
 

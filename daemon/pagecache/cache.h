@@ -341,6 +341,7 @@ struct cache_user {
 	uid_t uid;
 	bool owner;
 	bool alone; /* mappings that only read share with no other, not even of this uid */
+	struct uses *uses; /* of a mapping's client, until cache_unmap() has returned; or NULL */
 };
 
 /*

@@ -10,7 +10,8 @@
 Test(uses, what_is_moved_counts_for_the_file_and_for_whom_the_thread_works)
 {
 	struct moved_bytes file = { 0 };
-	struct uses a, b, *before;
+	struct working_for before;
+	struct uses a, b;
 
 	uses_init(&a);
 	uses_init(&b);
@@ -21,9 +22,11 @@ Test(uses, what_is_moved_counts_for_the_file_and_for_whom_the_thread_works)
 	before = uses_enter(&b);
 	moved(&file, MOVED_to_device_bytes, 4);
 	uses_leave(before);
+	before = uses_enter_ahead(&a);
 	moved(&file, MOVED_to_device_bytes, 8);
+	uses_leave(before);
 	moved(&file, MOVED_released_bytes, 16);
-	uses_leave(NULL);
+	uses_leave((struct working_for){ NULL, NULL });
 	moved(&file, MOVED_to_device_bytes, 32);
 	cr_assert_eq(moved_get(&file, MOVED_to_device_bytes), 47);
 	cr_assert_eq(moved_get(&a.moved, MOVED_to_device_bytes), 10);
@@ -44,6 +47,8 @@ Test(uses, waits_count_while_they_last_and_afterwards)
 	cr_assert_eq(uses_waited_ns(&a, WAIT_room, &now), 0);
 	cr_assert_eq(now, 0);
 
+	uses_enter_ahead(&a);
+	cr_assert_null(wait_begin(WAIT_room), "it is not the client that waits");
 	uses_enter(&a);
 	one = wait_begin(WAIT_room);
 	two = wait_begin(WAIT_room);
@@ -60,7 +65,7 @@ Test(uses, waits_count_while_they_last_and_afterwards)
 	cr_assert_eq(now, 0);
 	cr_assert_geq(then, ns);
 	cr_assert_eq(uses_waited_ns(&a, WAIT_room, &now), then, "it goes on counting");
-	uses_leave(NULL);
+	uses_leave((struct working_for){ NULL, NULL });
 	uses_destroy(&a);
 }
 
