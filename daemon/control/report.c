@@ -32,7 +32,7 @@ static json_t *waits_json(struct client *c)
 	return list;
 }
 
-/* control->lock is held. */
+/* Looks at each of the client's mappings, which takes its lock for as long. */
 static json_t *client_json(struct client *c)
 {
 	uint64_t amounts[CLIENT_AMOUNT_COUNT] = { 0 };
@@ -57,18 +57,38 @@ static json_t *client_json(struct client *c)
 	return row;
 }
 
-static json_t *clients_json(struct control *ctl, uid_t uid)
+/* Those that @uid may see, referenced; to be freed. */
+static struct client **clients_get(struct control *ctl, uid_t uid, unsigned *n)
 {
 	bool all = quota_is_owner(ctl->quota, uid);
-	json_t *list = json_array();
-	struct client *c, *next;
+	struct client **list, *c, *next;
 
+	*n = 0;
 	pthread_mutex_lock(&ctl->lock);
+	list = xmalloc((HASH_COUNT(ctl->clients) + 1) * sizeof(*list));
 	HASH_ITER(hh, ctl->clients, c, next) {
-		if (all || c->uid == uid)
-			json_array_append_new(list, client_json(c));
+		if (!all && c->uid != uid)
+			continue;
+		client_get(c);
+		list[(*n)++] = c;
 	}
 	pthread_mutex_unlock(&ctl->lock);
+	return list;
+}
+
+static json_t *clients_json(struct control *ctl, uid_t uid)
+{
+	json_t *list = json_array();
+	struct client **clients;
+	unsigned n;
+
+	/* Each call of any client needs control->lock for a moment: so it is not held while mappings are looked at. */
+	clients = clients_get(ctl, uid, &n);
+	for (unsigned k = 0; k < n; k++) {
+		json_array_append_new(list, client_json(clients[k]));
+		client_put(clients[k]);
+	}
+	free(clients);
 	return list;
 }
 
