@@ -209,99 +209,69 @@ static char *show(const struct round *r)
 
 /* ---- the command ---- */
 
+struct top {
+	const char *path;
+	bool batch, may; /* @may: the daemon has not said that it does not tell us of files */
+	json_t *use; /* of the round before, or NULL */
+};
+
 /* The files are for root and the daemon's user; an older daemon does not tell them at all. */
-static json_t *fetch_use(const char *path, bool *may)
+static json_t *fetch_use(struct top *t)
 {
 	json_t *use = NULL;
-	int err = *may ? fetch_json_quietly(path, GAIA_REPORT_USE, &use) : 0;
+	int err = t->may ? fetch_json(t->path, GAIA_REPORT_USE, &use) : 0;
 
-	*may = *may && err != -EPERM && err != -EINVAL;
+	t->may = t->may && err != -EPERM && err != -EINVAL;
 	return use;
 }
 
-/* Wait until @until. False: the user has had enough. */
-static bool wait_until(double until, bool batch)
+/* False: the user has had enough. */
+static bool wait_for_user(double until, void *arg)
 {
-	struct timespec t = { .tv_sec = (time_t)until, .tv_nsec = (long)((until - floor(until)) * 1e9) };
-
-	if (!batch)
-		return screen_wait(until);
-	while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR)
-		;
-	return true;
+	(void)arg;
+	return screen_wait(until);
 }
 
-static int put_round(const struct round *r, bool batch, bool first)
+static int put_round(const json_t *before, const json_t *after, double seconds, double n, void *arg)
 {
-	char *text = show(r);
+	struct top *t = arg;
+	json_t *use = fetch_use(t);
+	char *text = show(&(struct round){ before, after, t->use, use, seconds });
 
+	json_decref(t->use);
+	t->use = use;
 	if (!text)
 		return fail("%s", strerror(ENOMEM));
-	if (!batch)
+	if (!t->batch)
 		screen_show(text);
 	else
-		printf("%s%s", first ? "" : "\n", text);
+		printf("%s%s", n == 0 ? "" : "\n", text);
 	free(text);
-	return batch && (fflush(stdout) || ferror(stdout)) ? fail("standard output: %s", strerror(errno)) : EXIT_OK;
-}
-
-/* Until @count rounds are over, the user has had enough, or the daemon has ended. *@over: another daemon serves the mount. */
-static int rounds(const struct args *a, double interval, double count, bool *over)
-{
-	json_t *before = NULL, *after = NULL, *use_before = NULL;
-	bool may = true, batch = a->batch;
-	double last, at;
-	int status = fetch_json(a->path, GAIA_REPORT_STATUS, &before);
-
-	if (!status)
-		use_before = fetch_use(a->path, &may);
-	last = clock_seconds();
-	for (double n = 0; !status && n < count && wait_until(last + interval, batch); n++) {
-		json_t *use;
-
-		status = fetch_json_quietly(a->path, GAIA_REPORT_STATUS, &after);
-		if (status)
-			break;
-		at = clock_seconds();
-		use = fetch_use(a->path, &may);
-		*over = number_at(before, "pid") != number_at(after, "pid");
-		if (*over)
-			status = EXIT_FAILED;
-		else
-			status = put_round(&(struct round){ before, after, use_before, use, at - last }, batch, n == 0);
-		json_decref(use_before);
-		use_before = use;
-		json_decref(before);
-		before = after;
-		after = NULL;
-		last = at;
-	}
-	json_decref(use_before);
-	json_decref(before);
-	return status;
+	return t->batch && (fflush(stdout) || ferror(stdout)) ? fail("standard output: %s", strerror(errno)) : EXIT_OK;
 }
 
 int top_command(const struct args *a)
 {
-	double interval = 2, count = INFINITY;
-	bool over = false;
+	struct top t = { .path = a->path, .batch = a->batch, .may = true };
+	struct rounds r = { .path = a->path, .interval = 2, .count = INFINITY, .wait = a->batch ? rounds_sleep : wait_for_user, .show = put_round, .arg = &t };
 	json_t *first;
 	int status;
 
-	if (a->n_paths > 3 || (a->n_paths > 1 && !parse_number(a->paths[1], INTERVAL_LEAST, INTERVAL_MOST, &interval)) ||
-	    (a->n_paths > 2 && !parse_number(a->paths[2], 1, 1e9, &count)))
+	if (!rounds_parse(a, &r))
 		return usage("top: after the mount come an interval, of 0.1 to 86400 seconds, and how often to show it");
 	/* What is wrong is said before there is a screen. */
 	status = fetch_json(a->path, GAIA_REPORT_STATUS, &first);
 	if (status)
-		return status;
+		return rounds_end(&r, status);
 	json_decref(first);
-	if (!a->batch && !screen_begin())
+	t.use = fetch_use(&t);
+	if (!a->batch && !screen_begin()) {
+		json_decref(t.use);
 		return EXIT_FAILED;
-	status = rounds(a, interval, count, &over);
+	}
+	status = rounds_run(&r);
 	if (!a->batch)
 		screen_end();
-	if (over)
-		return fail("%s: another daemon serves it now", a->path);
-	return status < 0 ? fail_on(a->path, status) : status;
+	json_decref(t.use);
+	return rounds_end(&r, status);
 }
