@@ -6,6 +6,7 @@ KEPT, which documents show, must be like it: with the same tables. OUT: where to
 
 Needs root, pyte and Pillow (build-deps/python, see scripts/python), and the font DejaVu Sans Mono. Status 77: skipped, the last line says why.
 """
+import contextlib
 import fcntl
 import os
 import pty
@@ -29,7 +30,7 @@ CAPTION = "gaia top, taken from a real run by scripts/pictures. The devices are 
 
 
 def skip(why):
-    print(f"top_picture: {why}")
+    print(f"{os.path.basename(sys.argv[0])}: {why}")
     sys.exit(77)
 
 
@@ -111,6 +112,15 @@ class Screen:
         return status
 
 
+def be_apart():
+    """In a mount namespace of our own from now on."""
+    if not os.path.exists("/dev/fuse") or os.geteuid() != 0:
+        skip("it needs /dev/fuse, and root")
+    if os.environ.get("TOP_PICTURE") != "apart":
+        os.environ["TOP_PICTURE"] = "apart"
+        os.execvp("unshare", ["unshare", "--mount", sys.executable, "-B", *sys.argv])
+
+
 def change(path, turn):
     """Some bytes of every 16th page."""
     with open(path, "r+b", buffering=0) as file:
@@ -126,24 +136,22 @@ def worker(program, file, device, size, uid=None):
     return process
 
 
-def take(build, program):
-    """The screen of a run, in a mount namespace of our own."""
+@contextlib.contextmanager
+def working(build, program, *options):
+    """/mnt/data is mounted, in a mount namespace of our own, and clients work there."""
     source = tempfile.mkdtemp(prefix="gaiafs-picture.")
-    clients, screen, lacks = [], None, []
+    clients = []
     try:
         os.chmod(source, 0o755)
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1M,mode=755", "none", "/mnt"], check=True)
         os.mkdir("/mnt/data")
         subprocess.run([f"{build}/daemon/gaiafs", "--device", "sim:64M,count=2,readonly=off", "--home", "256M", "--cpu-cache", "writethrough", "-o", "allow_other",
-                        source, "/mnt/data"], check=True, stderr=subprocess.DEVNULL)
+                        *options, source, "/mnt/data"], check=True, stderr=subprocess.DEVNULL)
         for name in ("weights.bin", "tiles.bin"):
             with open(f"/mnt/data/{name}", "wb") as file:
                 file.write(os.urandom(16 * MIB))
         clients = [worker(program, "/mnt/data/weights.bin", 0, 2 * MIB), worker(program, "/mnt/data/tiles.bin", 1, 4 * MIB, READER)]
-        screen = Screen(build)
-        lacks = screen.show_until_complete()
-        if screen.end() != 0:
-            lacks.append("a good end")
+        yield
     finally:
         for client in clients:
             client.stdin.close()
@@ -151,6 +159,15 @@ def take(build, program):
         if os.path.ismount("/mnt/data"):
             subprocess.run([f"{build}/client/gaia", "umount", "/mnt/data"], check=False)
         shutil.rmtree(source, ignore_errors=True)
+
+
+def take(build, program):
+    """The screen of a run."""
+    with working(build, program):
+        screen = Screen(build)
+        lacks = screen.show_until_complete()
+        if screen.end() != 0:
+            lacks.append("a good end")
     if lacks:
         sys.exit("top_picture: the screen never showed " + ", ".join(lacks))
     return screen.screen
@@ -158,11 +175,15 @@ def take(build, program):
 
 # ---- the picture ----
 
-def draw(screen):
+def load_font(size):
     try:
-        font = ImageFont.truetype(FONT, 13)
+        return ImageFont.truetype(FONT, size)
     except OSError:
-        skip(f"the font {FONT} is not there (the package fonts-dejavu-core)")
+        return skip(f"the font {FONT} is not there (the package fonts-dejavu-core)")
+
+
+def draw(screen):
+    font = load_font(13)
     used = max(k for k, line in enumerate(screen.display) if line.strip()) + 1
     width, height, margin = round(font.getlength("M")), 16, 10
     size = (COLUMNS * width + 2 * margin, (used + 2) * height + 2 * margin)
@@ -211,11 +232,7 @@ def check_picture(path, display):
 def main():
     build, program, kept = (os.path.abspath(path) for path in sys.argv[1:4])
     out = os.path.abspath(sys.argv[4]) if len(sys.argv) > 4 else None
-    if not os.path.exists("/dev/fuse") or os.geteuid() != 0:
-        skip("it needs /dev/fuse, and root")
-    if os.environ.get("TOP_PICTURE") != "apart":
-        os.environ["TOP_PICTURE"] = "apart"
-        os.execvp("unshare", ["unshare", "--mount", sys.executable, "-B", *sys.argv])
+    be_apart()
     screen = take(build, program)
     with tempfile.TemporaryDirectory() as directory:
         drawn = os.path.join(directory, "top.png")
