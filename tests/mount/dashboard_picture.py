@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 
@@ -49,8 +50,11 @@ class Prometheus:
     def ask(self, expression, start, end):
         """[(labels, [(time, value)])]; an expression that is wrong is an error."""
         query = urllib.parse.urlencode({"query": expression, "start": start, "end": end, "step": 1})
-        with urllib.request.urlopen(f"http://{self.address}/api/v1/query_range?{query}", timeout=60) as answer:
-            found = json.load(answer)["data"]["result"]
+        try:
+            with urllib.request.urlopen(f"http://{self.address}/api/v1/query_range?{query}", timeout=60) as answer:
+                found = json.load(answer)["data"]["result"]
+        except urllib.error.HTTPError as error:
+            sys.exit(f"dashboard_picture: {expression}: {error.read().decode()}")
         return [(line["metric"], [(float(at), float(value)) for at, value in line["values"]]) for line in found]
 
     def end(self):
@@ -59,15 +63,18 @@ class Prometheus:
 
 
 def lines_of(prometheus, panel, start, end):
-    """[(legend, values)] of a panel."""
+    """[(legend, values)] of a panel; nothing if one of its expressions has no line at all: then what it asks for is not served."""
     found = []
     for target in panel["targets"]:
+        before = len(found)
         expression = target["expr"].replace("$instance", ".*").replace("$__rate_interval", "4s")
         for labels, values in prometheus.ask(expression, start, end):
             legend = target["legendFormat"]
             for name, value in labels.items():
                 legend = legend.replace("{{" + name + "}}", value)
             found.append((legend, [(at, value) for at, value in values if value == value]))
+        if len(found) == before:
+            return []
     return found
 
 
