@@ -1,10 +1,12 @@
 /*
- * with_tables.c - a man page, or mount.gaiafs, with what base/counters.h, base/latency.h and option_table.h say in the places that it names.
+ * with_tables.c - a man page, or mount.gaiafs, with what base/counters.h, base/latency.h, base/uses.h and option_table.h say in the places
+ * that it names.
  *
- * with_tables < FILE.in > FILE. These stand for text, the first four as whole lines:
+ * with_tables < FILE.in > FILE. These stand for text, all but the last two as whole lines:
  *
  *	@COUNTERS@	all counters, with their texts
  *	@LATENCIES@	all kinds of what is timed, with their texts
+ *	@CLIENT_AMOUNTS@, @FILE_AMOUNTS@, @MOVED@, @WAITS@	columns of clients' and files' rows, with their texts
  *	@OPTION NAME@	the next row of the option of that name (of the letter, if it has no name), as gaiafs(8) shows it; the lines
  *			after it go on with its paragraph. A page that has one must have all
  *	@MOUNT_OPTIONS@	all rows of options with values, as mount.gaiafs(8) shows them
@@ -19,6 +21,7 @@
 
 #include "base/counters.h"
 #include "base/latency.h"
+#include "base/uses.h"
 #include "option_table.h"
 
 static const char *const counters[][2] = {
@@ -147,6 +150,38 @@ static void put_latencies(void)
 	}
 }
 
+/* Of base/uses.h. */
+static const struct {
+	const char *line, *name, *text;
+} columns[] = {
+#define X(name, text) { "@CLIENT_AMOUNTS@\n", #name, text },
+	CLIENT_AMOUNTS(X)
+#undef X
+#define X(name, text) { "@FILE_AMOUNTS@\n", #name, text },
+	FILE_AMOUNTS(X)
+#undef X
+#define X(name, text) { "@MOVED@\n", #name, text },
+	MOVED(X)
+#undef X
+#define X(name, text) { "@WAITS@\n", #name, text },
+	WAITS(X)
+#undef X
+};
+
+/* False: the line is none of theirs. */
+static bool put_columns(const char *line)
+{
+	bool any = false;
+
+	for (size_t i = 0; i < sizeof(columns) / sizeof(columns[0]); i++) {
+		if (strcmp(line, columns[i].line) != 0)
+			continue;
+		printf("*%s*\n\t%s\n\n", columns[i].name, columns[i].text);
+		any = true;
+	}
+	return any;
+}
+
 static void put_mount_options(void)
 {
 	for (size_t i = 0; i < N_ROWS; i++) {
@@ -191,6 +226,8 @@ int main(void)
 			put_counters();
 		} else if (!strcmp(line, "@LATENCIES@\n")) {
 			put_latencies();
+		} else if (put_columns(line)) {
+			continue;
 		} else if (!strcmp(line, "@MOUNT_OPTIONS@\n")) {
 			put_mount_options();
 		} else if (sscanf(line, "@OPTION %63[a-z-]@", name) == 1) {

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "../report.h"
+#include "gaia/protocol.h"
 #include "tool.h"
 
 double clock_seconds(void)
@@ -23,7 +24,7 @@ double clock_seconds(void)
 	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-int fetch_json_quietly(const char *path, unsigned what, json_t **out)
+int fetch_json(const char *path, unsigned what, json_t **out)
 {
 	int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC), err;
 	char *text;
@@ -39,16 +40,7 @@ int fetch_json_quietly(const char *path, unsigned what, json_t **out)
 	return *out ? 0 : -EBADMSG;
 }
 
-int fetch_json(const char *path, unsigned what, json_t **out)
-{
-	int err = fetch_json_quietly(path, what, out);
-
-	if (err == -EBADMSG)
-		return fail("%s: the daemon's report is not JSON", path);
-	return err ? fail_on(path, err) : EXIT_OK;
-}
-
-bool parse_number(const char *text, double least, double most, double *out)
+static bool parse_number(const char *text, double least, double most, double *out)
 {
 	char *end;
 
@@ -58,9 +50,61 @@ bool parse_number(const char *text, double least, double most, double *out)
 	return !*end && *out >= least && *out <= most;
 }
 
+bool rounds_parse(const struct args *a, struct rounds *r)
+{
+	return a->n_paths <= 3 && (a->n_paths < 2 || parse_number(a->paths[1], INTERVAL_LEAST, INTERVAL_MOST, &r->interval)) &&
+	       (a->n_paths < 3 || parse_number(a->paths[2], 1, 1e9, &r->count));
+}
+
+bool rounds_sleep(double until, void *arg)
+{
+	struct timespec t = { .tv_sec = (time_t)until, .tv_nsec = (long)((until - floor(until)) * 1e9) };
+
+	while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR)
+		;
+	return true;
+}
+
+int rounds_run(const struct rounds *r)
+{
+	json_t *before = NULL, *after = NULL;
+	int status = fetch_json(r->path, GAIA_REPORT_STATUS, &before);
+	double last = clock_seconds(), at;
+
+	for (double n = 0; !status && n < r->count && r->wait(last + r->interval, r->arg); n++) {
+		status = fetch_json(r->path, GAIA_REPORT_STATUS, &after);
+		at = clock_seconds();
+		if (status)
+			break;
+		status = number_at(before, "pid") != number_at(after, "pid") ? -ESTALE : r->show(before, after, at - last, n, r->arg);
+		json_decref(before);
+		before = after;
+		after = NULL;
+		last = at;
+	}
+	json_decref(before);
+	return status;
+}
+
+int rounds_end(const struct rounds *r, int status)
+{
+	if (status == -ESTALE)
+		return fail("%s: another daemon serves it now", r->path);
+	if (status == -EBADMSG)
+		return fail("%s: the daemon's report is not JSON", r->path);
+	return status < 0 ? fail_on(r->path, status) : status;
+}
+
 double number_at(const json_t *object, const char *key)
 {
 	return (double)json_integer_value(json_object_get(object, key));
+}
+
+const char *string_at(const json_t *object, const char *key)
+{
+	const char *text = json_string_value(json_object_get(object, key));
+
+	return text ? text : "?";
 }
 
 double rate_at(const json_t *before, const json_t *after, const char *key, double seconds)

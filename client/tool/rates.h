@@ -10,22 +10,41 @@
 #include <stdbool.h>
 #include <stdio.h>
 
+struct args;
+
 #define INTERVAL_LEAST 0.1
 #define INTERVAL_MOST 86400.0
 
 /* Seconds of CLOCK_MONOTONIC. */
 double clock_seconds(void);
 
-/* A report of @path's mount (GAIA_REPORT_*), to be let go. Says what is wrong. Returns the exit status. */
+/* A report of @path's mount (GAIA_REPORT_*), to be let go. 0 or a negative errno. */
 int fetch_json(const char *path, unsigned what, json_t **out);
-/* The same, but says nothing, and returns 0 or a negative errno. */
-int fetch_json_quietly(const char *path, unsigned what, json_t **out);
 
-/* False: the text is no number from @least to @most. */
-bool parse_number(const char *text, double least, double most, double *out);
+/* ---- reports, one interval after the other ---- */
+
+struct rounds {
+	const char *path; /* of the mount */
+	double interval, count; /* in seconds; may be INFINITY */
+	/* Return at @until (clock_seconds()), or earlier. False: there shall be no more rounds. */
+	bool (*wait)(double until, void *arg);
+	/* Of round @n, from 0 on, with the seconds between the two reports. An exit status: EXIT_OK to go on. */
+	int (*show)(const json_t *before, const json_t *after, double seconds, double n, void *arg);
+	void *arg;
+};
+/* [INTERVAL [COUNT]] after the path. False: they are wrong. What is not given stays as it is. */
+bool rounds_parse(const struct args *a, struct rounds *r);
+/* Says nothing. An exit status, or a negative errno (-ESTALE: another daemon serves the mount), for rounds_end(). */
+int rounds_run(const struct rounds *r);
+/* Says what is wrong, if something is. The exit status. */
+int rounds_end(const struct rounds *r, int status);
+/* For rounds.wait: sleeps. */
+bool rounds_sleep(double until, void *arg);
 
 /* The integer of that name, as a double; 0: there is none. */
 double number_at(const json_t *object, const char *key);
+/* The text of that name; "?": there is none. */
+const char *string_at(const json_t *object, const char *key);
 /* A counter of two reports: the difference a second. */
 double counter_rate(const json_t *before, const json_t *after, const char *counter, double seconds);
 /* The same of an integer of two objects. */

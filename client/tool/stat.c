@@ -44,14 +44,6 @@ static const struct {
 };
 #define N_TIMES (sizeof(times) / sizeof(times[0]))
 
-static void sleep_until(double until)
-{
-	struct timespec t = { .tv_sec = (time_t)until, .tv_nsec = (long)((until - floor(until)) * 1e9) };
-
-	while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR)
-		;
-}
-
 /* ---- lines ---- */
 
 static void put_head(void)
@@ -137,38 +129,25 @@ static void put_json(const json_t *before, const json_t *after, double seconds)
 
 /* ---- the command ---- */
 
+static int show(const json_t *before, const json_t *after, double seconds, double n, void *arg)
+{
+	const struct args *a = arg;
+
+	if (a->json) {
+		put_json(before, after, seconds);
+	} else {
+		if (fmod(n, LINES_A_HEADER) == 0)
+			put_head();
+		put_line(before, after, seconds);
+	}
+	return fflush(stdout) || ferror(stdout) ? fail("standard output: %s", strerror(errno)) : EXIT_OK;
+}
+
 int stat_command(const struct args *a)
 {
-	double interval = 1, count = a->n_paths > 1 ? INFINITY : 1, last, at;
-	json_t *before = NULL, *after = NULL;
-	int status;
+	struct rounds r = { .path = a->path, .interval = 1, .count = a->n_paths > 1 ? INFINITY : 1, .wait = rounds_sleep, .show = show, .arg = (void *)a };
 
-	if (a->n_paths > 3 || (a->n_paths > 1 && !parse_number(a->paths[1], INTERVAL_LEAST, INTERVAL_MOST, &interval)) ||
-	    (a->n_paths > 2 && !parse_number(a->paths[2], 1, 1e9, &count)))
+	if (!rounds_parse(a, &r))
 		return usage("stat: after the mount come an interval, of 0.1 to 86400 seconds, and how many lines to print");
-	status = fetch_json(a->path, GAIA_REPORT_STATUS, &before);
-	last = clock_seconds();
-	for (double n = 0; !status && n < count; n++) {
-		sleep_until(last + interval);
-		status = fetch_json(a->path, GAIA_REPORT_STATUS, &after);
-		at = clock_seconds();
-		if (status)
-			break;
-		if (number_at(before, "pid") != number_at(after, "pid"))
-			status = fail("%s: another daemon serves it now", a->path);
-		else if (a->json)
-			put_json(before, after, at - last);
-		else if (fmod(n, LINES_A_HEADER) == 0)
-			put_head();
-		if (!status && !a->json)
-			put_line(before, after, at - last);
-		if (!status && (fflush(stdout) || ferror(stdout)))
-			status = fail("standard output: %s", strerror(errno));
-		json_decref(before);
-		before = after;
-		after = NULL;
-		last = at;
-	}
-	json_decref(before);
-	return status;
+	return rounds_end(&r, rounds_run(&r));
 }

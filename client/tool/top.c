@@ -15,26 +15,11 @@
 #include "rates.h"
 #include "screen.h"
 #include "tool.h"
-
-#define ROWS 10u /* of each table but the files' */
-
-/* Two reports; the later one's files, too, if the daemon tells us. */
-struct round {
-	const char *path;
-	const json_t *before, *after, *use;
-	double seconds;
-};
+#include "top.h"
 
 static double rate(const struct round *r, const char *counter)
 {
 	return counter_rate(r->before, r->after, counter, r->seconds);
-}
-
-static const char *string_at(const json_t *object, const char *key)
-{
-	const char *text = json_string_value(json_object_get(object, key));
-
-	return text ? text : "?";
 }
 
 /* ---- the parts of the screen ---- */
@@ -134,7 +119,7 @@ static void put_device(FILE *out, const struct round *r, const json_t *device)
 	put_scaled(out, number_at(device, "cache_bytes"), 1024);
 	put_scaled(out, rate_at(before, device, "in_bytes", r->seconds), 1024);
 	put_scaled(out, rate_at(before, device, "out_bytes", r->seconds), 1024);
-	fputc('\n', out);
+	fputs(json_is_true(json_object_get(device, "simulated")) ? "  simulated\n" : "\n", out);
 }
 
 static void put_devices(FILE *out, const struct round *r)
@@ -195,105 +180,7 @@ static void put_latencies(FILE *out, const struct round *r)
 	}
 }
 
-/* ---- who: users other than root and the daemon's are told of themselves only ---- */
-
-struct client_row {
-	double pid, uid, mappings, mapped, acquires, releases;
-};
-
-static int busiest_first(const void *a, const void *b)
-{
-	const struct client_row *x = a, *y = b;
-	double p = x->acquires + x->releases, q = y->acquires + y->releases;
-
-	if (p != q)
-		return p < q ? 1 : -1;
-	return (x->mapped < y->mapped) - (x->mapped > y->mapped);
-}
-
-static const json_t *same_client(const struct round *r, double pid)
-{
-	const json_t *one;
-	size_t k;
-
-	json_array_foreach(json_object_get(r->before, "clients"), k, one)
-		if (number_at(one, "pid") == pid)
-			return one;
-	return NULL;
-}
-
-static void put_clients(FILE *out, const struct round *r)
-{
-	const json_t *clients = json_object_get(r->after, "clients"), *client;
-	struct client_row *list = calloc(json_array_size(clients) + 1, sizeof(*list));
-	size_t n = 0, k;
-
-	json_array_foreach(clients, k, client) {
-		double pid = number_at(client, "pid");
-		const json_t *before = same_client(r, pid);
-
-		if (!list || pid == getpid())
-			continue;
-		list[n++] = (struct client_row){ pid, number_at(client, "uid"), number_at(client, "mappings"), number_at(client, "mapped_bytes"),
-						 rate_at(before ? before : client, client, "acquires", r->seconds),
-						 rate_at(before ? before : client, client, "releases", r->seconds) };
-	}
-	if (n > 0) {
-		qsort(list, n, sizeof(*list), busiest_first);
-		fprintf(out, "\n%-8s %8s %8s %7s %7s %7s\n", "CLIENT", "USER", "MAPPINGS", "MAPPED", "ACQ/s", "REL/s");
-	}
-	for (k = 0; k < n && k < ROWS; k++) {
-		fprintf(out, "%-8.0f %8.0f %8.0f", list[k].pid, list[k].uid, list[k].mappings);
-		put_scaled(out, list[k].mapped, 1024);
-		put_scaled(out, list[k].acquires, 1000);
-		put_scaled(out, list[k].releases, 1000);
-		fputc('\n', out);
-	}
-	if (n > ROWS)
-		fprintf(out, "(and %zu more clients)\n", n - ROWS);
-	free(list);
-}
-
-static void put_users(FILE *out, const struct round *r)
-{
-	const json_t *users = json_object_get(r->after, "users"), *user, *client;
-	size_t k, i;
-
-	if (json_array_size(users) > 0)
-		fprintf(out, "\n%-8s %8s %8s %7s\n", "USER", "CLIENTS", "MAPPINGS", "MAPPED");
-	json_array_foreach(users, k, user) {
-		double mapped = 0;
-
-		json_array_foreach(json_object_get(r->after, "clients"), i, client)
-			mapped += number_at(client, "uid") == number_at(user, "uid") ? number_at(client, "mapped_bytes") : 0;
-		if (k == ROWS)
-			break;
-		fprintf(out, "%-8.0f %8.0f %8.0f", number_at(user, "uid"), number_at(user, "clients"), number_at(user, "mappings"));
-		put_scaled(out, mapped, 1024);
-		fputc('\n', out);
-	}
-	if (json_array_size(users) > ROWS)
-		fprintf(out, "(and %zu more users)\n", json_array_size(users) - ROWS);
-}
-
-static void put_files(FILE *out, const struct round *r)
-{
-	const json_t *files = json_object_get(r->use, "files"), *file;
-	size_t k;
-
-	if (json_array_size(files) == 0)
-		return;
-	fprintf(out, "\n%7s %7s %7s %7s %5s  %s\n", "HOME", "DEVICES", "PARKED", "DIRTY", "MAPS", "FILE");
-	json_array_foreach(files, k, file) {
-		put_scaled(out, number_at(file, "home_bytes"), 1024);
-		put_scaled(out, number_at(file, "device_bytes"), 1024);
-		put_scaled(out, number_at(file, "parked_bytes"), 1024);
-		put_scaled(out, number_at(file, "dirty_bytes"), 1024);
-		fprintf(out, "%5.0f  ", number_at(file, "mappings"));
-		put_safely(out, string_at(file, "path"));
-		fputc('\n', out);
-	}
-}
+/* ---- the screen ---- */
 
 /* To be freed; NULL: no memory. */
 static char *show(const struct round *r)
@@ -313,6 +200,7 @@ static char *show(const struct round *r)
 	put_clients(out, r);
 	put_users(out, r);
 	put_files(out, r);
+	put_moving_files(out, r);
 	if (!fclose(out))
 		return text;
 	free(text);
@@ -321,95 +209,69 @@ static char *show(const struct round *r)
 
 /* ---- the command ---- */
 
+struct top {
+	const char *path;
+	bool batch, may; /* @may: the daemon has not said that it does not tell us of files */
+	json_t *use; /* of the round before, or NULL */
+};
+
 /* The files are for root and the daemon's user; an older daemon does not tell them at all. */
-static json_t *fetch_use(const char *path, bool *may)
+static json_t *fetch_use(struct top *t)
 {
 	json_t *use = NULL;
-	int err = *may ? fetch_json_quietly(path, GAIA_REPORT_USE, &use) : 0;
+	int err = t->may ? fetch_json(t->path, GAIA_REPORT_USE, &use) : 0;
 
-	*may = *may && err != -EPERM && err != -EINVAL;
+	t->may = t->may && err != -EPERM && err != -EINVAL;
 	return use;
 }
 
-/* Wait until @until. False: the user has had enough. */
-static bool wait_until(double until, bool batch)
+/* False: the user has had enough. */
+static bool wait_for_user(double until, void *arg)
 {
-	struct timespec t = { .tv_sec = (time_t)until, .tv_nsec = (long)((until - floor(until)) * 1e9) };
-
-	if (!batch)
-		return screen_wait(until);
-	while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR)
-		;
-	return true;
+	(void)arg;
+	return screen_wait(until);
 }
 
-static int put_round(const struct round *r, bool batch, bool first)
+static int put_round(const json_t *before, const json_t *after, double seconds, double n, void *arg)
 {
-	char *text = show(r);
+	struct top *t = arg;
+	json_t *use = fetch_use(t);
+	char *text = show(&(struct round){ before, after, t->use, use, seconds });
 
+	json_decref(t->use);
+	t->use = use;
 	if (!text)
 		return fail("%s", strerror(ENOMEM));
-	if (!batch)
+	if (!t->batch)
 		screen_show(text);
 	else
-		printf("%s%s", first ? "" : "\n", text);
+		printf("%s%s", n == 0 ? "" : "\n", text);
 	free(text);
-	return batch && (fflush(stdout) || ferror(stdout)) ? fail("standard output: %s", strerror(errno)) : EXIT_OK;
-}
-
-/* Until @count rounds are over, the user has had enough, or the daemon has ended. *@over: another daemon serves the mount. */
-static int rounds(const struct args *a, double interval, double count, bool *over)
-{
-	json_t *before = NULL, *after = NULL;
-	bool may = true, batch = a->batch;
-	double last, at;
-	int status = fetch_json(a->path, GAIA_REPORT_STATUS, &before);
-
-	last = clock_seconds();
-	for (double n = 0; !status && n < count && wait_until(last + interval, batch); n++) {
-		json_t *use;
-
-		status = fetch_json_quietly(a->path, GAIA_REPORT_STATUS, &after);
-		if (status)
-			break;
-		at = clock_seconds();
-		use = fetch_use(a->path, &may);
-		*over = number_at(before, "pid") != number_at(after, "pid");
-		if (*over)
-			status = EXIT_FAILED;
-		else
-			status = put_round(&(struct round){ a->path, before, after, use, at - last }, batch, n == 0);
-		json_decref(use);
-		json_decref(before);
-		before = after;
-		after = NULL;
-		last = at;
-	}
-	json_decref(before);
-	return status;
+	return t->batch && (fflush(stdout) || ferror(stdout)) ? fail("standard output: %s", strerror(errno)) : EXIT_OK;
 }
 
 int top_command(const struct args *a)
 {
-	double interval = 2, count = INFINITY;
-	bool over = false;
+	struct top t = { .path = a->path, .batch = a->batch, .may = true };
+	struct rounds r = { .path = a->path, .interval = 2, .count = INFINITY, .wait = a->batch ? rounds_sleep : wait_for_user, .show = put_round, .arg = &t };
 	json_t *first;
 	int status;
 
-	if (a->n_paths > 3 || (a->n_paths > 1 && !parse_number(a->paths[1], INTERVAL_LEAST, INTERVAL_MOST, &interval)) ||
-	    (a->n_paths > 2 && !parse_number(a->paths[2], 1, 1e9, &count)))
+	if (!rounds_parse(a, &r))
 		return usage("top: after the mount come an interval, of 0.1 to 86400 seconds, and how often to show it");
 	/* What is wrong is said before there is a screen. */
 	status = fetch_json(a->path, GAIA_REPORT_STATUS, &first);
 	if (status)
-		return status;
+		return rounds_end(&r, status);
 	json_decref(first);
-	if (!a->batch && !screen_begin())
+	t.use = fetch_use(&t);
+	if (!a->batch && !screen_begin()) {
+		json_decref(t.use);
 		return EXIT_FAILED;
-	status = rounds(a, interval, count, &over);
+	}
+	status = rounds_run(&r);
 	if (!a->batch)
 		screen_end();
-	if (over)
-		return fail("%s: another daemon serves it now", a->path);
-	return status < 0 ? fail_on(a->path, status) : status;
+	json_decref(t.use);
+	return rounds_end(&r, status);
 }

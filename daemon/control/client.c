@@ -36,6 +36,7 @@ void client_put(struct client *c)
 	pthread_cond_destroy(&c->answer);
 	pthread_mutex_destroy(&c->lock);
 	pthread_mutex_destroy(&c->send_lock);
+	uses_destroy(&c->uses);
 	free(c);
 	atomic_fetch_sub(&ctl->n_live, 1);
 }
@@ -208,6 +209,7 @@ void client_accept(struct control *ctl, int fd)
 	c->poll.data = c;
 	pthread_mutex_init(&c->send_lock, NULL);
 	pthread_mutex_init(&c->lock, NULL);
+	uses_init(&c->uses);
 	LIST_INIT(&c->revocations);
 	TAILQ_INIT(&c->handovers);
 	cond_init_monotonic(&c->answer);

@@ -31,12 +31,14 @@ static struct handover *handover_begin(struct client *c, uint64_t map)
 static bool handover_wait_a_while(struct client *c, const struct handover *h, uint64_t until_ns)
 {
 	struct timespec until = { .tv_sec = until_ns / 1000000000, .tv_nsec = until_ns % 1000000000 };
+	struct uses *waits = wait_begin(WAIT_clients);
 	bool over;
 
 	pthread_mutex_lock(&c->lock);
 	while (!(over = h->answered || c->n_late || atomic_load(&c->dead)) && now_ns() < until_ns)
 		pthread_cond_timedwait(&c->answer, &c->lock, &until);
 	pthread_mutex_unlock(&c->lock);
+	wait_end(waits, WAIT_clients);
 	return over;
 }
 

@@ -14,7 +14,8 @@
  *
  * Rules
  *  1. Locks are taken in this order: control.lock, client.send_lock, client.lock, revoke_wait.lock.
- *  2. No call of the cache is made with any of them held, since the cache calls back.
+ *  2. No call of the cache is made with any of them held, since the cache calls back; but for
+ *     cache_mapping_amounts(), which only looks.
  *  3. client.send_lock may be held while waiting for the client to read, SEND_TIMEOUT_NS at the longest.
  *     The loop's thread takes it only for the first message to a client, which finds room.
  *  4. libuv's handles, and the fields marked so, are touched by the loop's thread only. Another
@@ -33,6 +34,7 @@
 
 #include "base/log.h"
 #include "base/quota.h"
+#include "base/uses.h"
 #include "control/control.h"
 
 /*
@@ -187,6 +189,7 @@ struct client {
 	atomic_uint refs;
 	atomic_bool dead;	/* set by client_disconnect() only */
 	atomic_uint_least64_t acquires, releases; /* asked for, for reports */
+	struct uses uses;
 
 	/* The loop's thread. */
 	uv_poll_t poll;

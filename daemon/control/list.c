@@ -206,6 +206,7 @@ static int list_copy(struct client *c, const struct gaia_ioc_list *io, struct li
 int control_acquirev(struct control *ctl, struct cfile *f, bool writable, struct gaia_ioc_list *io, atomic_uint *verdict)
 {
 	bool write = io->prot & GAIA_PROT_WRITE;
+	struct working_for before;
 	struct map *map;
 	struct list l;
 	int err;
@@ -219,7 +220,9 @@ int control_acquirev(struct control *ctl, struct cfile *f, bool writable, struct
 	atomic_fetch_add_explicit(&map->client->acquires, 1, memory_order_relaxed);
 	err = write && (!writable || !(map->prot & GAIA_PROT_WRITE)) ? -EACCES : list_copy(map->client, io, &l);
 	if (!err) {
+		before = uses_enter(&map->client->uses);
 		err = cache_acquirev(map->m, l.range, l.n, io->prot, &io->seq, verdict);
+		uses_leave(before);
 		list_free(&l);
 	}
 	if (!err)
@@ -239,6 +242,7 @@ static int release_list(struct map *map, unsigned prot, struct list *l, bool *ch
 
 int control_releasev(struct control *ctl, struct cfile *f, enum releases may, struct gaia_ioc_list *io, bool *changed)
 {
+	struct working_for before;
 	struct map *map;
 	struct list l;
 	int err;
@@ -257,7 +261,9 @@ int control_releasev(struct control *ctl, struct cfile *f, enum releases may, st
 	else
 		err = list_copy(map->client, io, &l);
 	if (!err) {
+		before = uses_enter(&map->client->uses);
 		err = release_list(map, io->prot, &l, changed);
+		uses_leave(before);
 		list_free(&l);
 	}
 	io->changed = *changed && map->client->features & GAIA_FEATURE_TIMES;

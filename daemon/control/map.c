@@ -150,12 +150,13 @@ static int add_map(struct map *map)
  * The user for the cache. A reader shares memory with the user's other readers (not alone) only if caller,
  * ticket and socket are the same user's.
  */
-static struct cache_user user_of(const struct client *c, struct control_caller caller)
+static struct cache_user user_of(struct client *c, struct control_caller caller)
 {
 	return (struct cache_user){
 		.uid = c->uid,
 		.owner = quota_is_owner(c->ctl->quota, c->uid),
 		.alone = caller.uid != c->uid || caller.uid != c->peer_uid,
+		.uses = &c->uses,
 	};
 }
 
@@ -257,10 +258,13 @@ static int acquire(struct map *map, uint64_t off, uint64_t len, unsigned prot, u
 		   atomic_uint *verdict)
 {
 	int err = prot & GAIA_PROT_PIN ? pin_count(map) : 0;
+	struct working_for before;
 
 	if (err)
 		return err;
+	before = uses_enter(&map->client->uses);
 	err = cache_acquire(map->m, off, len, prot, seq, verdict);
+	uses_leave(before);
 	if (err ? prot & GAIA_PROT_PIN : prot & GAIA_PROT_PINNED)
 		pin_uncount(map);
 	return err;
@@ -302,6 +306,7 @@ int control_release(struct control *ctl, struct cfile *f, enum releases may,
 		    struct gaia_ioc_range *io, bool *changed)
 {
 	uint64_t off, len;
+	struct working_for before;
 	struct map *map;
 	int err;
 
@@ -312,12 +317,14 @@ int control_release(struct control *ctl, struct cfile *f, enum releases may,
 	if (err)
 		return err;
 	atomic_fetch_add_explicit(&map->client->releases, 1, memory_order_relaxed);
+	before = uses_enter(&map->client->uses);
 	if (!map_may_release(map, may))
 		err = -EOPNOTSUPP;
 	else if (len && io->prot)
 		err = cache_give_back(map->m, off, len, changed);
 	else if (len)
 		err = cache_release(map->m, off, len, changed);
+	uses_leave(before);
 	io->changed = *changed && map->client->features & GAIA_FEATURE_TIMES;
 	map_put(map);
 	return err;
@@ -326,6 +333,7 @@ int control_release(struct control *ctl, struct cfile *f, enum releases may,
 int control_sync(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io)
 {
 	uint64_t off, len;
+	struct working_for before;
 	struct map *map;
 	int err;
 
@@ -334,8 +342,10 @@ int control_sync(struct control *ctl, struct cfile *f, struct gaia_ioc_range *io
 	err = find_range(ctl, f, io, &map, &off, &len);
 	if (err)
 		return err;
+	before = uses_enter(&map->client->uses);
 	if (len)
 		err = cache_fsync(f, off, len, true);
+	uses_leave(before);
 	map_put(map);
 	return err;
 }

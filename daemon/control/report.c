@@ -17,29 +17,78 @@
 
 #define POOLS_LISTED 64u
 
-static json_t *clients_json(struct control *ctl, uid_t uid)
+/* What a client's calls waited for; what they did not is left out. */
+static json_t *waits_json(struct client *c)
+{
+	json_t *list = json_array();
+
+	for (enum wait_for k = 0; k < WAIT_COUNT; k++) {
+		unsigned now;
+		uint64_t ns = uses_waited_ns(&c->uses, k, &now);
+
+		if (ns > 0 || now > 0)
+			json_array_append_new(list, json_pack("{s:s, s:i, s:I}", "for", wait_names[k], "now", (int)now, "ns", (json_int_t)ns));
+	}
+	return list;
+}
+
+/* Looks at each of the client's mappings, which takes its lock for as long. */
+static json_t *client_json(struct client *c)
+{
+	uint64_t amounts[CLIENT_AMOUNT_COUNT] = { 0 };
+	unsigned maps;
+	json_t *row;
+
+	pthread_mutex_lock(&c->lock);
+	maps = c->n_maps;
+	for (struct map *map = c->maps; map; map = map->hh.next) {
+		amounts[CLIENT_mapped_bytes] += map->end - map->start;
+		cache_mapping_amounts(map->m, amounts);
+	}
+	pthread_mutex_unlock(&c->lock);
+	row = json_pack("{s:i, s:I, s:i}", "pid", (int)c->pid, "uid", (json_int_t)c->uid, "mappings", (int)maps);
+	for (unsigned k = 0; k < CLIENT_AMOUNT_COUNT; k++)
+		json_object_set_new(row, client_amount_names[k], json_integer((json_int_t)amounts[k]));
+	json_object_set_new(row, "acquires", json_integer((json_int_t)atomic_load(&c->acquires)));
+	json_object_set_new(row, "releases", json_integer((json_int_t)atomic_load(&c->releases)));
+	for (enum moved k = 0; k < MOVED_COUNT; k++)
+		json_object_set_new(row, moved_names[k], json_integer((json_int_t)moved_get(&c->uses.moved, k)));
+	json_object_set_new(row, "waits", waits_json(c));
+	return row;
+}
+
+/* Those that @uid may see, referenced; to be freed. */
+static struct client **clients_get(struct control *ctl, uid_t uid, unsigned *n)
 {
 	bool all = quota_is_owner(ctl->quota, uid);
-	json_t *list = json_array();
-	struct client *c, *next;
+	struct client **list, *c, *next;
 
+	*n = 0;
 	pthread_mutex_lock(&ctl->lock);
+	list = xmalloc((HASH_COUNT(ctl->clients) + 1) * sizeof(*list));
 	HASH_ITER(hh, ctl->clients, c, next) {
-		uint64_t mapped = 0;
-		unsigned maps;
-
 		if (!all && c->uid != uid)
 			continue;
-		pthread_mutex_lock(&c->lock);
-		maps = c->n_maps;
-		for (struct map *map = c->maps; map; map = map->hh.next)
-			mapped += map->end - map->start;
-		pthread_mutex_unlock(&c->lock);
-		json_array_append_new(list, json_pack("{s:i, s:I, s:i, s:I, s:I, s:I}", "pid", (int)c->pid, "uid",
-						      (json_int_t)c->uid, "mappings", (int)maps, "mapped_bytes", (json_int_t)mapped, "acquires",
-						      (json_int_t)atomic_load(&c->acquires), "releases", (json_int_t)atomic_load(&c->releases)));
+		client_get(c);
+		list[(*n)++] = c;
 	}
 	pthread_mutex_unlock(&ctl->lock);
+	return list;
+}
+
+static json_t *clients_json(struct control *ctl, uid_t uid)
+{
+	json_t *list = json_array();
+	struct client **clients;
+	unsigned n;
+
+	/* Each call of any client needs control->lock for a moment: so it is not held while mappings are looked at. */
+	clients = clients_get(ctl, uid, &n);
+	for (unsigned k = 0; k < n; k++) {
+		json_array_append_new(list, client_json(clients[k]));
+		client_put(clients[k]);
+	}
+	free(clients);
 	return list;
 }
 
@@ -163,6 +212,7 @@ static int write_all(int fd, const char *text, size_t len)
  * descriptor is kept, and the report is emptied after a long time, or when its user asks for many more.
  */
 #define REPORT_LIFE_NS 60000000000ull	/* reading it takes milliseconds */
+#define REPORT_READ_NS 1000000000ull	/* then others may have an owner's place */
 #define REPORT_BYTES (16u << 20)	/* of one user's reports together; a single one may be longer */
 
 struct report {
@@ -193,16 +243,18 @@ void reports_forget(struct control *ctl)
 }
 
 /*
- * Forget the oldest report of @uid's; with @others: of all users', but only an owner's call forgets an owner's.
+ * Forget the oldest report of @uid's; with @others: of all users', but an owner's that has just been sent only if an owner calls: owners, who
+ * may fill all places (gaia top does), would keep users from theirs.
  * False: there is none. control->lock is held.
  */
 static bool forget_oldest(struct control *ctl, uid_t uid, bool others)
 {
 	bool owner = quota_is_owner(ctl->quota, uid);
+	uint64_t read = now_ns() + REPORT_LIFE_NS - REPORT_READ_NS; /* what expires before */
 	struct report *r;
 
 	TAILQ_FOREACH(r, &ctl->reports, link)
-		if (r->uid == uid || (others && (owner || !quota_is_owner(ctl->quota, r->uid))))
+		if (r->uid == uid || (others && (owner || r->expires_ns < read || !quota_is_owner(ctl->quota, r->uid))))
 			break;
 	if (r)
 		report_forget(ctl, r);

@@ -174,6 +174,7 @@ bool revoke_answered(struct client *c, const struct gaia_msg *msg)
 static bool revoke_wait_a_while(struct revoke_wait *wait, uint64_t until_ns)
 {
 	struct timespec until = { .tv_sec = until_ns / 1000000000, .tv_nsec = until_ns % 1000000000 };
+	struct uses *waits = wait_begin(WAIT_clients);
 	bool pending;
 	int err = 0;
 
@@ -182,6 +183,7 @@ static bool revoke_wait_a_while(struct revoke_wait *wait, uint64_t until_ns)
 		err = pthread_cond_timedwait(&wait->none, &wait->lock, &until);
 	pending = wait->pending;
 	pthread_mutex_unlock(&wait->lock);
+	wait_end(waits, WAIT_clients);
 	return pending;
 }
 

@@ -27,6 +27,7 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
+#include "base/uses.h"
 #include "device/device.h"
 #include "gaia/protocol.h"
 #include "store/store.h"
@@ -340,6 +341,7 @@ struct cache_user {
 	uid_t uid;
 	bool owner;
 	bool alone; /* mappings that only read share with no other, not even of this uid */
+	struct uses *uses; /* of a mapping's client, until cache_unmap() has returned; or NULL */
 };
 
 /*
@@ -356,6 +358,11 @@ int cache_map(struct cfile *f, unsigned device, void *client, struct cache_user 
  * it by cache_release_told().
  */
 void cache_map_detects(struct mapping *m);
+/*
+ * What the mapping has at the moment is added to @amounts (of CLIENT_AMOUNTS, of which mapped_bytes is the caller's to know). Takes no
+ * lock: any thread may call it while the mapping is there.
+ */
+void cache_mapping_amounts(const struct mapping *m, uint64_t amounts[static CLIENT_AMOUNT_COUNT]);
 /* What is known, when a mapping ends, of the memory that its client was given. */
 enum cache_left {
 	CACHE_UNMAPPED, /* the client has said that it unmapped it */

@@ -19,6 +19,7 @@
 #include "base/fault.h"
 #include "base/log.h"
 #include "base/thread.h"
+#include "base/uses.h"
 #include "base/util.h"
 #include "consistency/merge.h"
 #include "consistency/track.h"
@@ -283,6 +284,7 @@ static void bases_renew(struct cache_device *dev, const struct fetch_part *part,
 	}
 	if (!err) {
 		count(CTR_home_to_device, rn.n);
+		moved(&part[0].ch->file->moved, MOVED_to_device_bytes, (uint64_t)rn.n * GAIA_PAGE);
 		count(CTR_twins_pulled, rn.n);
 	}
 	free(rn.runs);

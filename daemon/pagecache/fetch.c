@@ -20,6 +20,7 @@
 #include "base/fault.h"
 #include "base/log.h"
 #include "base/probe.h"
+#include "base/uses.h"
 #include "base/util.h"
 #include "consistency/merge.h"
 #include "consistency/track.h"
@@ -170,6 +171,7 @@ static int fetch_move(struct fetch *fe)
 	if (!err) {
 		atomic_store(&fe->dev->complained, false);
 		count(CTR_device_to_home, fe->n);
+		moved(&fe->file->moved, MOVED_from_device_bytes, (uint64_t)fe->n * GAIA_PAGE);
 	} else if (!atomic_exchange(&fe->dev->complained, true)) {
 		log_error("device %s: reading released pages of %s: %s; they stay on the device and are tried again",
 			  fe->dev->dev->name, cfile_name(fe->file, name), strerror(-err));

@@ -13,6 +13,7 @@
 #include <time.h>
 #include <uthash.h>
 
+#include "base/uses.h"
 #include "pagecache/cache.h"
 #include "pagecache/dedup.h"
 
@@ -83,6 +84,7 @@ struct cfile {
 	atomic_uint n_pinned; /* devices that it is pinned to, see file_pins.c */
 	struct readers *readers; /* hash; lock */
 	struct dedup_file dedup;
+	struct moved_bytes moved;
 
 	/* cache->lock: kernel copies to be invalidated again. */
 	uint64_t again_asked, again_done;

@@ -14,6 +14,7 @@
 #include "base/latency.h"
 #include "base/log.h"
 #include "base/probe.h"
+#include "base/uses.h"
 #include "base/util.h"
 #include "pagecache/cache.h"
 #include "pagecache/chunk.h"
@@ -86,6 +87,7 @@ static int fill_begin(struct fill *fl, bool at_once, bool in_order)
 	struct chunk *ch = fl->ch;
 	struct frames *fr = &ch->file->cache->frames;
 	struct store_read *rd = &fl->rd;
+	struct uses *waits;
 	int err;
 
 	while (fl->n_read < fl->n && page_limit(ch, fl->page[fl->n_read]) > 0) {
@@ -111,7 +113,9 @@ static int fill_begin(struct fill *fl, bool at_once, bool in_order)
 	rd->kept = !in_order && !passthrough_compares(ch->file);
 	rd->at_once = at_once;
 	fl->began_ns = now_ns();
+	waits = wait_begin(WAIT_storage);
 	store_read_begin(fl->sf, rd);
+	wait_end(waits, WAIT_storage);
 	return 0;
 }
 
@@ -119,11 +123,16 @@ static int fill_end(struct fill *fl, bool quiet)
 {
 	struct chunk *ch = fl->ch;
 	struct frames *fr = &ch->file->cache->frames;
-	ssize_t got = fl->n_read > 0 ? store_read_end(fl->sf, &fl->rd) : 0;
 	char name[CFILE_NAME_MAX];
+	ssize_t got = 0;
 
-	if (fl->n_read > 0)
+	if (fl->n_read > 0) {
+		struct uses *waits = wait_begin(WAIT_storage);
+
+		got = store_read_end(fl->sf, &fl->rd);
+		wait_end(waits, WAIT_storage);
 		latency_count(LATENCY_storage_read, (int64_t)(now_ns() - fl->began_ns));
+	}
 	PROBE5(fill, ch->file->key, ch->index * GAIA_CHUNK_PAGES + fl->page[0], fl->n, fl->n_read, got < 0 ? (int)got : 0);
 	if (got < 0) {
 		count(CTR_storage_errors, 1);
@@ -132,6 +141,7 @@ static int fill_end(struct fill *fl, bool quiet)
 		return (int)got;
 	}
 	count(CTR_storage_reads, fl->n_read);
+	moved(&ch->file->moved, MOVED_from_storage_bytes, (uint64_t)fl->n_read * GAIA_PAGE);
 	count(CTR_storage_read_runs, fl->n_read > 0);
 	/* The file below may end earlier than ours, and ours inside the page: zeros. */
 	for (unsigned k = 0; k < fl->n; k++) {

@@ -50,10 +50,17 @@ struct grant *grant_get(struct mapping *m, struct replica *rep)
 			replica_granted(rep, m->detects);
 		pthread_mutex_lock(&m->lock);
 		HASH_ADD(hh, m->grants, index, sizeof(g->index), g);
+		atomic_store_explicit(&m->n_grants, HASH_COUNT(m->grants), memory_order_relaxed);
 		pthread_mutex_unlock(&m->lock);
 	}
 	pthread_mutex_unlock(&rep->chunk->lock);
 	return g;
+}
+
+void mapping_grant_ends(struct mapping *m, struct grant *g)
+{
+	HASH_DEL(m->grants, g);
+	atomic_store_explicit(&m->n_grants, HASH_COUNT(m->grants), memory_order_relaxed);
 }
 
 /* ---- how many spans there may be ---- */

@@ -41,6 +41,8 @@ struct grant {
 };
 
 struct grant *grant_get(struct mapping *m, struct replica *rep);
+/* It leaves the mapping's table. mapping->lock is held. */
+void mapping_grant_ends(struct mapping *m, struct grant *g);
 /* chunk->lock held: the pin follows what is held, unless the chunk is ready, and to_come. */
 void grant_repin(struct grant *g);
 /* The same, and what is held for writing is counted. */

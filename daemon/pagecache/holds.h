@@ -20,6 +20,7 @@
 #define GAIA_PAGECACHE_HOLDS_H
 
 #include <bsd/sys/tree.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -37,6 +38,7 @@ RB_HEAD(hold_tree, hold);
 struct holds {
 	struct hold_tree tree;
 	uint64_t spans;
+	atomic_uint_least64_t pages; /* of all spans; may be read without the caller's lock */
 };
 
 /* All zeros is an empty set. */

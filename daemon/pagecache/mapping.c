@@ -182,6 +182,17 @@ void cache_map_detects(struct mapping *m)
 	m->detects = true;
 }
 
+void cache_mapping_amounts(const struct mapping *m, uint64_t amounts[static CLIENT_AMOUNT_COUNT])
+{
+	uint64_t chunks = atomic_load_explicit(&m->n_grants, memory_order_relaxed) * (uint64_t)GAIA_CHUNK;
+	bool alone = m->readers && m->readers != view_readers(m->file->cache);
+
+	amounts[m->dev->home ? CLIENT_host_bytes : CLIENT_device_bytes] += chunks;
+	amounts[CLIENT_private_bytes] += alone ? chunks : 0;
+	amounts[CLIENT_pinned_bytes] += GAIA_PAGE * (atomic_load_explicit(&m->holds.pages, memory_order_relaxed) +
+						     atomic_load_explicit(&m->wanted.pages, memory_order_relaxed));
+}
+
 /* Nobody maps or pins any of it any more. */
 static void readers_drop_replicas(struct readers *rd, struct cache_device *dev)
 {
@@ -302,7 +313,7 @@ static bool grant_end(struct mapping *m, struct chunk *ch, enum cache_left left,
 		if (m->prot & GAIA_PROT_WRITE)
 			replica_grant_ended(rep, m->detects);
 		pthread_mutex_lock(&m->lock);
-		HASH_DEL(m->grants, g);
+		mapping_grant_ends(m, g);
 		pthread_mutex_unlock(&m->lock);
 		free(g);
 	}

@@ -49,6 +49,7 @@ struct mapping {
 	pthread_mutex_t lock; /* taken inside chunk.lock */
 	/* lock. */
 	struct grant *grants;
+	atomic_uint n_grants; /* the same, counted: may be read without the lock */
 	struct holds holds; /* of pages of chunks that it has a grant of */
 	struct holds ready[READY_KINDS]; /* pages: see ready.c */
 	/* Who must live for what is ready to be acquired without a look at it: see ready.c. */

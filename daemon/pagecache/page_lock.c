@@ -5,6 +5,7 @@
 #include "base/bits.h"
 #include "base/counters.h"
 #include "base/thread.h"
+#include "base/uses.h"
 #include "base/util.h"
 #include "pagecache/chunk.h"
 #include "pagecache/ready.h"
@@ -106,9 +107,13 @@ bool page_trylock(struct chunk *ch, unsigned i)
 
 void page_wait(struct chunk *ch)
 {
+	struct uses *waits;
+
 	count(CTR_page_waits, 1);
 	thread_waits();
+	waits = wait_begin(WAIT_pages);
 	pthread_cond_wait(&ch->unlocked, &ch->lock);
+	wait_end(waits, WAIT_pages);
 }
 
 static void page_lock(struct chunk *ch, unsigned i, bool to_write)

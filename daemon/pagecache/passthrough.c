@@ -28,6 +28,7 @@
 #include "base/counters.h"
 #include "base/fault.h"
 #include "base/log.h"
+#include "base/uses.h"
 #include "base/util.h"
 #include "pagecache/cache.h"
 #include "pagecache/chunk.h"
@@ -115,18 +116,22 @@ static int read_store(struct chunk *ch, unsigned a, unsigned b, char *buf)
 {
 	struct iovec iov = { buf, (size_t)(b - a) * GAIA_PAGE };
 	struct store_file *sf;
+	struct uses *waits;
 	ssize_t got;
 	int err;
 
 	err = cfile_store(ch->file, false, &sf);
 	if (err)
 		return err;
+	waits = wait_begin(WAIT_storage);
 	got = sf->ops->read(sf, &iov, 1, page_offset(ch, a));
+	wait_end(waits, WAIT_storage);
 	if (got < 0) {
 		count(CTR_storage_errors, 1);
 		return (int)got;
 	}
 	count(CTR_storage_reads, b - a);
+	moved(&ch->file->moved, MOVED_from_storage_bytes, (uint64_t)(b - a) * GAIA_PAGE);
 	count(CTR_storage_read_runs, 1);
 	for (unsigned i = a; i < b; i++) {
 		size_t at = (size_t)(i - a) * GAIA_PAGE;
@@ -285,6 +290,7 @@ static int put_pages(struct chunk *ch, unsigned a, unsigned b)
 	}
 	count(CTR_passthrough_put, put);
 	count(CTR_storage_writes, put);
+	moved(&f->moved, MOVED_to_storage_bytes, (uint64_t)put * GAIA_PAGE);
 	if (put > 0 && !first) {
 		pthread_mutex_lock(&f->lock);
 		f->complained = false;

@@ -19,6 +19,7 @@
 #include "base/bits.h"
 #include "base/counters.h"
 #include "base/log.h"
+#include "base/uses.h"
 #include "base/util.h"
 #include "consistency/track.h"
 #include "pagecache/bring.h"
@@ -203,10 +204,11 @@ static void send_window(struct part **part, unsigned n, struct cache_device *fro
 	err = send_from(dev, from, &op);
 	for (unsigned k = 0; k < n; k++)
 		pages_came(part[k], op.arm, err);
-	if (!err && from == dev)
-		count(CTR_device_within, n_pages);
-	else if (!err)
-		count(CTR_device_to_device, n_pages);
+	if (err)
+		return;
+	count(from == dev ? CTR_device_within : CTR_device_to_device, n_pages);
+	if (from != dev)
+		moved(&part[0]->ch->file->moved, MOVED_to_device_bytes, (uint64_t)n_pages * GAIA_PAGE);
 }
 
 void peers_send(struct part **part, unsigned n, struct dev_run *runs)

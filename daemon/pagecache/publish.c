@@ -7,6 +7,7 @@
 #include "base/bits.h"
 #include "base/counters.h"
 #include "base/fault.h"
+#include "base/uses.h"
 #include "base/util.h"
 #include "consistency/track.h"
 #include "pagecache/cache.h"
@@ -14,6 +15,7 @@
 #include "pagecache/coherence.h"
 #include "pagecache/devices.h"
 #include "pagecache/fetch.h"
+#include "pagecache/file.h"
 #include "pagecache/grant.h"
 #include "pagecache/home.h"
 #include "pagecache/ready.h"
@@ -162,8 +164,8 @@ static bool secure_shared(struct replica *rep, const uint64_t *pages, unsigned a
 	return err == 0;
 }
 
-/* Publish page i, which was held for writing. chunk->lock held, page locked. */
-static void publish_page(struct release *rl, unsigned i, bool secured)
+/* Publish page i, which was held for writing. chunk->lock held, page locked. Whether it had changed. */
+static bool publish_page(struct release *rl, unsigned i, bool secured)
 {
 	enum found found = bit_test(rl->whole, i) ? FOUND_WHOLE : bit_test(rl->changed_pages, i) ? FOUND_CHANGED : FOUND_EQUAL;
 	struct chunk *ch = rl->ch;
@@ -171,7 +173,7 @@ static void publish_page(struct release *rl, unsigned i, bool secured)
 	if (found == FOUND_WHOLE)
 		replica_drop_lost_of_others(rl->grant->replica, i);
 	if (!replica_release(rl->grant->replica, i, bit_test(rl->ended, i), found, secured && bit_test(rl->shared, i)))
-		return;
+		return false;
 	/* The device has not armed it anew. */
 	if (bit_test(rl->detected, i))
 		replica_disarmed(rl->grant->replica, i);
@@ -183,6 +185,7 @@ static void publish_page(struct release *rl, unsigned i, bool secured)
 		rl->opened[i] = window_open(ch, i);
 		bit_set(rl->published, i);
 	}
+	return true;
 }
 
 /* For each segment, with its pages of the chunk and how many holds of them go. chunk->lock is held. */
@@ -266,6 +269,7 @@ int release_publish(struct release *rl)
 	struct replica *rep = rl->grant->replica;
 	struct chunk *ch = rl->ch;
 	bool any_shared = bits_any(rl->shared, WORDS), secured = false, spoiled;
+	uint64_t n = 0;
 
 	if (rl->any && atomic_load(&rep->dev->gone)) {
 		pthread_mutex_lock(&ch->lock);
@@ -283,7 +287,8 @@ int release_publish(struct release *rl)
 	for (unsigned w = 0; w < WORDS && rl->unused; w++)
 		rl->writing[w] |= rl->ended[w];
 	for (unsigned i = rl->a; (i = bits_first(rl->writing, i, rl->b)) < rl->b; i++)
-		publish_page(rl, i, secured);
+		n += publish_page(rl, i, secured);
+	moved(&ch->file->moved, MOVED_released_bytes, n * GAIA_PAGE);
 	replica_overwritten(rep, rl->whole);
 	replica_shadow_trim(rep);
 	spoiled = replica_is_spoiled(rep);

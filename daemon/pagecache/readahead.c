@@ -416,6 +416,7 @@ static int bring(struct readahead *ra, struct page_span piece)
 /* Whether it gave way. */
 static bool work(struct readahead *ra)
 {
+	struct working_for before;
 	uint64_t id;
 	int err = 0;
 
@@ -427,7 +428,9 @@ static bool work(struct readahead *ra)
 		piece = ra->piece;
 		pthread_mutex_unlock(&ra->lock);
 		pthread_rwlock_rdlock(&ra->cache->round);
+		before = uses_enter_ahead(ra->user.uses);
 		err = bring(ra, piece);
+		uses_leave(before);
 		pthread_rwlock_unlock(&ra->cache->round);
 		if (err < 0)
 			count(CTR_readahead_failed, 1);

@@ -446,13 +446,12 @@ static uint64_t device_idle_pinned_ready(struct cache_device *dev, struct replic
 	return n;
 }
 
-bool replica_is_held_ready(const struct replica *rep)
+bool replica_is_held_ready_locked(const struct replica *rep)
 {
 	uint64_t start = rep->chunk->index * GAIA_CHUNK_PAGES;
 	const struct grant *g;
 	bool held = false;
 
-	pthread_mutex_lock(&rep->chunk->lock);
 	LIST_FOREACH(g, &rep->grants, of_replica) {
 		if (!g->ready)
 			continue;
@@ -460,6 +459,15 @@ bool replica_is_held_ready(const struct replica *rep)
 		held |= holds_first(&g->mapping->holds, start, start + GAIA_CHUNK_PAGES) != NULL;
 		pthread_mutex_unlock(&g->mapping->lock);
 	}
+	return held;
+}
+
+bool replica_is_held_ready(const struct replica *rep)
+{
+	bool held;
+
+	pthread_mutex_lock(&rep->chunk->lock);
+	held = replica_is_held_ready_locked(rep);
 	pthread_mutex_unlock(&rep->chunk->lock);
 	return held;
 }

@@ -36,6 +36,8 @@ void grant_end_ready(struct grant *g);
 uint64_t device_idle_ready(struct cache_device *dev, uint64_t most, struct replica ***out);
 /* Whether a mapping for which the replica is ready holds some of it. No lock is held. */
 bool replica_is_held_ready(const struct replica *rep);
+/* The same; chunk->lock is held. */
+bool replica_is_held_ready_locked(const struct replica *rep);
 /* The number of idle replicas of which something is held, because they are ready. dev->reserve is held. */
 uint64_t device_held_idle(struct cache_device *dev);
 /* Whether all of @span is ready to be read. No lock is held. */

@@ -208,14 +208,17 @@ static void invalidate_published(struct cfile *f, struct release *rl, uint64_t n
 {
 	struct cache *c = f->cache;
 	uint64_t run = 0, from = 0, at;
+	struct uses *waits;
 
 	(void)fault_point("release.before_invalidate");
 	for (uint64_t k = 0; k <= n && !fault_point("break.publish_late"); k++)
 		for (unsigned i = 0; i < (k < n ? GAIA_CHUNK_PAGES : 1); i++) {
 			at = k < n ? rl[k].ch->index * GAIA_CHUNK_PAGES + i : UINT64_MAX;
 			if (run > 0 && (k == n || at != from + run || !to_invalidate(&rl[k], i))) {
+				waits = wait_begin(WAIT_kernel);
 				c->host.invalidate(c->host_arg, f->cookie, (off_t)(from * GAIA_PAGE),
 						   (off_t)(run * GAIA_PAGE));
+				wait_end(waits, WAIT_kernel);
 				count(CTR_kernel_invalidated, run);
 				run = 0;
 			}

@@ -12,6 +12,7 @@
 #include "base/counters.h"
 #include "base/log.h"
 #include "base/thread.h"
+#include "base/uses.h"
 #include "base/util.h"
 #include "pagecache/cache.h"
 #include "pagecache/chunk.h"
@@ -242,13 +243,16 @@ uint64_t device_count_left(struct cache_device *dev)
 void device_await_left_until(struct cache_device *dev, uint64_t before, uint64_t until_ns)
 {
 	struct timespec until = { .tv_sec = until_ns / 1000000000, .tv_nsec = until_ns % 1000000000 };
+	struct uses *waits;
 	int err = 0;
 
 	thread_waits();
+	waits = wait_begin(WAIT_room);
 	pthread_mutex_lock(&dev->lock);
 	while (dev->n_left == before && !err)
 		err = pthread_cond_timedwait(&dev->changed, &dev->lock, &until);
 	pthread_mutex_unlock(&dev->lock);
+	wait_end(waits, WAIT_room);
 }
 
 void device_await_left(struct cache_device *dev, uint64_t before)
@@ -277,8 +281,12 @@ int cache_device_run(struct cache_device *dev, struct dev_op *op)
 {
 	int err = -ENODEV;
 
-	if (!atomic_load(&dev->gone))
+	if (!atomic_load(&dev->gone)) {
+		struct uses *waits = wait_begin(WAIT_device);
+
 		err = device_run(dev->dev, op);
+		wait_end(waits, WAIT_device);
+	}
 	device_note_gone(dev, err);
 	return err;
 }
@@ -300,8 +308,10 @@ int cache_device_begin_then(struct cache_device *dev, struct dev_op *op, struct 
 
 int cache_device_end(struct cache_device *dev, struct device_wait *w)
 {
+	struct uses *waits = wait_begin(WAIT_device);
 	int err = device_end(w);
 
+	wait_end(waits, WAIT_device);
 	device_note_gone(dev, err);
 	return err;
 }
@@ -585,7 +595,7 @@ void replica_destroy(struct replica *rep)
 		bug_on(g->pinned || g->ready || g->delivered || g->offered || g->in_delivery || g->lookers);
 		LIST_REMOVE(g, of_replica);
 		pthread_mutex_lock(&g->mapping->lock);
-		HASH_DEL(g->mapping->grants, g);
+		mapping_grant_ends(g->mapping, g);
 		pthread_mutex_unlock(&g->mapping->lock);
 		free(g);
 	}

@@ -12,6 +12,7 @@
 #include "pagecache/room.h"
 
 #include "base/thread.h"
+#include "base/uses.h"
 #include "base/util.h"
 #include "pagecache/cache.h"
 #include "pagecache/chunk.h"
@@ -526,9 +527,11 @@ static int keep_promises(struct demand *d)
 /* Wait for what had been promised to others. Nobody waits for us any more. -EAGAIN: a promise was broken. */
 static int await_promises(struct demand *d)
 {
+	struct uses *waits;
 	bool failed = false;
 
 	thread_waits();
+	waits = wait_begin(WAIT_room);
 	pthread_mutex_lock(&d->dev->lock);
 	for (uint64_t k = 0; k < d->n; k++) {
 		while (!d->out[k]->mem && !d->out[k]->failed)
@@ -536,6 +539,7 @@ static int await_promises(struct demand *d)
 		failed |= d->out[k]->failed;
 	}
 	pthread_mutex_unlock(&d->dev->lock);
+	wait_end(waits, WAIT_room);
 	return failed ? -EAGAIN : 0;
 }
 

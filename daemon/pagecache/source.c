@@ -9,6 +9,7 @@
 #include "base/counters.h"
 #include "base/fault.h"
 #include "base/log.h"
+#include "base/uses.h"
 #include "base/util.h"
 #include "pagecache/cache.h"
 #include "pagecache/chunk.h"
@@ -276,6 +277,7 @@ int source_copies_end(struct fills *fills)
 			continue;
 		}
 		count(CTR_device_to_home, fl->n);
+		moved(&fl->ch->file->moved, MOVED_from_device_bytes, (uint64_t)fl->n * GAIA_PAGE);
 		count(CTR_device_reads, fl->n);
 		count(CTR_victim_hits, fl->rep ? 0 : fl->n);
 		copy_cut(fl);

@@ -6,7 +6,9 @@
 #include "base/util.h"
 #include "pagecache/cache.h"
 #include "pagecache/chunk.h"
+#include "pagecache/devices.h"
 #include "pagecache/file.h"
+#include "pagecache/ready.h"
 #include "pagecache/replica.h"
 #include "pagecache/root.h"
 #include "pagecache/victim.h"
@@ -16,12 +18,12 @@
 
 struct use {
 	struct cfile *file; /* used */
-	uint64_t home, dirty, devices, parked; /* bytes; dirty: with what devices have released */
+	uint64_t amounts[FILE_AMOUNT_COUNT];
 };
 
 static uint64_t sum_of(const struct use *u)
 {
-	return u->home + u->devices + u->parked;
+	return u->amounts[FILE_home_bytes] + u->amounts[FILE_device_bytes] + u->amounts[FILE_parked_bytes];
 }
 
 /* The most first. */
@@ -32,14 +34,29 @@ static int by_sum(const void *a, const void *b)
 	return (x < y) - (x > y);
 }
 
-static void look_at_chunk(struct chunk *ch, struct use *u)
+/* chunk->lock is held. */
+static void look_at_replica(struct replica *rep, uint64_t *amounts)
+{
+	bool pinned;
+
+	/* A view is home's memory. */
+	if (replica_is_view(rep))
+		return;
+	pthread_mutex_lock(&rep->dev->lock);
+	pinned = rep->pins > 0 || rep->file_pinned;
+	pthread_mutex_unlock(&rep->dev->lock);
+	amounts[FILE_device_bytes] += GAIA_CHUNK;
+	amounts[FILE_pinned_bytes] += pinned || replica_is_held_ready_locked(rep) ? GAIA_CHUNK : 0;
+	amounts[FILE_private_bytes] += rep->only ? GAIA_CHUNK : 0;
+}
+
+static void look_at_chunk(struct chunk *ch, uint64_t *amounts)
 {
 	pthread_mutex_lock(&ch->lock);
-	u->home += (uint64_t)atomic_load(&ch->n_frames) * GAIA_PAGE;
-	u->parked += (uint64_t)victim_count(ch) * GAIA_PAGE;
-	/* A view is home's memory. */
+	amounts[FILE_home_bytes] += (uint64_t)atomic_load(&ch->n_frames) * GAIA_PAGE;
+	amounts[FILE_parked_bytes] += (uint64_t)victim_count(ch) * GAIA_PAGE;
 	for (unsigned k = 0; k < ch->n_replicas; k++)
-		u->devices += replica_is_view(ch->replica[k]) ? 0 : GAIA_CHUNK;
+		look_at_replica(ch->replica[k], amounts);
 	pthread_mutex_unlock(&ch->lock);
 }
 
@@ -50,11 +67,11 @@ static void look_at(struct use *u)
 	unsigned n = chunk_list_get(f, 0, UINT64_MAX, &list);
 
 	for (unsigned k = 0; k < n; k++) {
-		look_at_chunk(list[k], u);
+		look_at_chunk(list[k], u->amounts);
 		chunk_put(list[k]);
 	}
 	free(list);
-	u->dirty = (atomic_load(&f->n_dirty) + atomic_load(&f->n_ahead)) * GAIA_PAGE;
+	u->amounts[FILE_dirty_bytes] = cfile_dirty_bytes(f);
 }
 
 static struct use *list_files(struct cache *c, size_t *n)
@@ -79,14 +96,17 @@ static struct use *list_files(struct cache *c, size_t *n)
 static json_t *file_json(const struct use *u)
 {
 	char name[CFILE_NAME_MAX];
-	json_t *path = json_string(cfile_name(u->file, name));
+	json_t *path = json_string(cfile_name(u->file, name)), *row;
 
 	/* NULL: a name that is not UTF-8. */
 	if (!path)
 		path = json_sprintf("file %#lx", (unsigned long)u->file->key);
-	return json_pack("{s:o, s:I, s:I, s:I, s:I, s:I}", "path", path, "home_bytes", (json_int_t)u->home, "device_bytes", (json_int_t)u->devices,
-			 "parked_bytes", (json_int_t)u->parked, "dirty_bytes", (json_int_t)u->dirty, "mappings",
-			 (json_int_t)atomic_load(&u->file->mappings));
+	row = json_pack("{s:o, s:I, s:i}", "path", path, "id", (json_int_t)u->file->key, "mappings", (int)atomic_load(&u->file->mappings));
+	for (unsigned k = 0; k < FILE_AMOUNT_COUNT; k++)
+		json_object_set_new(row, file_amount_names[k], json_integer((json_int_t)u->amounts[k]));
+	for (enum moved k = 0; k < MOVED_COUNT; k++)
+		json_object_set_new(row, moved_names[k], json_integer((json_int_t)moved_get(&u->file->moved, k)));
+	return row;
 }
 
 json_t *cache_use_json(struct cache *c)

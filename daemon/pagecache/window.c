@@ -8,6 +8,7 @@
 #include "base/bits.h"
 #include "base/counters.h"
 #include "base/quota.h"
+#include "base/uses.h"
 #include "base/util.h"
 #include "consistency/track.h"
 #include "pagecache/ahead.h"
@@ -396,6 +397,7 @@ static void copy_done(struct window *w, int err)
 	}
 	if (!err) {
 		count(CTR_home_to_device, w->copy.pages);
+		moved(&w->at[0]->ch->file->moved, MOVED_to_device_bytes, (uint64_t)w->copy.pages * GAIA_PAGE);
 		count(CTR_device_zeroed, w->zero.pages);
 	}
 }
@@ -452,7 +454,10 @@ static void merge_done(struct window *w, int err)
 			replica_overwritten(pt->rep, pulled);
 		pthread_mutex_unlock(&pt->ch->lock);
 	}
-	count(CTR_home_to_device, err ? 0 : w->merge.op.n);
+	if (err)
+		return;
+	count(CTR_home_to_device, w->merge.op.n);
+	moved(&w->at[0]->ch->file->moved, MOVED_to_device_bytes, (uint64_t)w->merge.op.n * GAIA_PAGE);
 }
 
 /*

@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "base/probe.h"
 #include "base/thread.h"
+#include "base/uses.h"
 #include "base/util.h"
 #include "pagecache/cache.h"
 #include "pagecache/chunk.h"
@@ -181,14 +182,19 @@ static int store_run(struct chunk *ch, unsigned a, unsigned b, const frame_t *fr
 		return 0;
 	err = cfile_store(f, true, &sf);
 	began = now_ns();
-	if (!err)
+	if (!err) {
+		struct uses *waits = wait_begin(WAIT_storage);
+
 		err = sf->ops->write(sf, iov, (int)n, (off_t)off);
+		wait_end(waits, WAIT_storage);
+	}
 	PROBE4(writeback, f->key, off / GAIA_PAGE, b - a, err);
 	if (err) {
 		store_failed(f, err);
 		return err;
 	}
 	count(CTR_storage_writes, b - a);
+	moved(&f->moved, MOVED_to_storage_bytes, (uint64_t)(b - a) * GAIA_PAGE);
 	count(CTR_writeback_runs, 1);
 	latency_count(LATENCY_storage_write, (int64_t)(now_ns() - began));
 	store_worked(f, sf);
@@ -467,6 +473,7 @@ static int sync_stored(struct cfile *f, struct store_file *sf, bool data_only)
 	struct sync sync;
 	unsigned n = 0;
 	bool alone = sync_begin(f, &sync);
+	struct uses *waits;
 	uint64_t began;
 	int err;
 
@@ -475,7 +482,9 @@ static int sync_stored(struct cfile *f, struct store_file *sf, bool data_only)
 	for (unsigned k = 0; k < n; k++)
 		chunk_sync_begins(list[k]);
 	began = now_ns();
+	waits = wait_begin(WAIT_storage);
 	err = sf->ops->sync(sf, data_only);
+	wait_end(waits, WAIT_storage);
 	latency_count(LATENCY_storage_sync, (int64_t)(now_ns() - began));
 	if (err) {
 		store_failed(f, err);

@@ -371,7 +371,7 @@ struct gaia_end {
  * JSON: lines, which gaia(1) describes ("TRACES"). EPERM: as for SYNC. EBUSY: another process is taking them.
  */
 #define GAIA_REPORT_TRACE 6u
-/* Which files take the memory: as the others JSON. Looks at each chunk that is cached. EPERM: as for SYNC. (Older daemons: EINVAL.) */
+/* Which files take the memory, and what is moved for each: as the others JSON. Looks at each chunk that is cached. EPERM: as for SYNC. (Older daemons: EINVAL.) */
 #define GAIA_REPORT_USE 7u
 struct gaia_ioc_report {
 	struct gaia_client_key key;

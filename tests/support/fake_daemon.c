@@ -195,6 +195,8 @@ static int grant(struct mapping *m, const uint64_t *idx, const int *fd, unsigned
 	return err;
 }
 
+static struct moved_bytes fake_moved; /* of all files */
+
 int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, uint64_t *seq,
 		  atomic_uint *verdict)
 {
@@ -207,9 +209,14 @@ int cache_acquire(struct mapping *m, uint64_t off, uint64_t len, unsigned prot, 
 	uint64_t brought = 0;
 	unsigned n = 0;
 
+	if (bring)
+		moved(&fake_moved, MOVED_to_device_bytes, GAIA_PAGE);
 	if (fake_gate.armed && bring) {
+		struct uses *waits = wait_begin(WAIT_room);
+
 		sem_post(&fake_gate.entered);
 		sem_wait(&fake_gate.leave);
+		wait_end(waits, WAIT_room);
 	}
 	err = pin ? fake_errors.pin : bring ? fake_errors.acquire : 0;
 	if (err)
@@ -372,6 +379,13 @@ unsigned fake_device(const char *kind, const unsigned char uuid[16])
 json_t *cache_status_json(struct cache *c)
 {
 	return json_pack("{s:[], s:{}, s:[{s:i}], s:{s:i, s:i}}", "devices", "home", "races", "offset", 4096, "counters", "twins", 1, "dedup_found", 1);
+}
+
+void cache_mapping_amounts(const struct mapping *m, uint64_t amounts[static CLIENT_AMOUNT_COUNT])
+{
+	(void)m;
+	amounts[CLIENT_device_bytes] += GAIA_CHUNK;
+	amounts[CLIENT_pinned_bytes] += GAIA_PAGE;
 }
 
 int cache_sync_all(struct cache *c, json_t *unstored)

@@ -58,7 +58,7 @@ static void agree(void)
 {
 	struct numbers seen[PAGES] = { { 0, 0, 0 } };
 	const struct hold *h, *before = NULL;
-	uint64_t spans = 0;
+	uint64_t spans = 0, pages = 0;
 
 	HOLDS_FOREACH(h, &w.hs, 0, UINT64_MAX) {
 		MUST(w.from <= h->a && h->a < h->b && h->b <= w.from + PAGES);
@@ -71,8 +71,10 @@ static void agree(void)
 			seen[p - w.from] = (struct numbers){ h->n, h->writes, h->coming };
 		before = h;
 		spans++;
+		pages += h->b - h->a;
 	}
 	MUST(spans == w.hs.spans);
+	MUST(pages == atomic_load(&w.hs.pages));
 	MUST(!memcmp(seen, w.is, sizeof(seen)));
 }
 

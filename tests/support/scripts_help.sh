@@ -12,7 +12,7 @@ fail() {
 
 err=$(mktemp)
 trap 'rm -f "$err"' EXIT
-for script in demo test setup bench litmus mutants torture gpu-check umap-programs policy-sim; do
+for script in demo test setup bench litmus mutants torture gpu-check umap-programs policy-sim pictures; do
 	said=$("scripts/$script" --help 2> "$err") || fail "scripts/$script --help fails"
 	case $said in
 	"usage: scripts/$script "*) ;;

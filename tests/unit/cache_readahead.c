@@ -83,6 +83,30 @@ Test(will_need, is_there_when_it_is_acquired)
 	end();
 }
 
+/* It is moved for that client, as are the bytes that its calls move; but the client does not wait for it. */
+Test(will_need, counts_for_its_client)
+{
+	struct working_for nobody = { NULL, NULL };
+	struct uses uses;
+	unsigned now;
+
+	begin_devices(1);
+	uses_init(&uses);
+	rig->user.uses = &uses;
+	will_need(new_client(0), AT(1, 0), GAIA_CHUNK);
+	cr_assert_eq(moved_get(&uses.moved, MOVED_to_device_bytes), GAIA_CHUNK);
+	cr_assert_eq(moved_get(&uses.moved, MOVED_from_storage_bytes), GAIA_CHUNK);
+	for (enum wait_for k = 0; k < WAIT_COUNT; k++)
+		cr_assert_eq(uses_waited_ns(&uses, k, &now), 0, "%s", wait_names[k]);
+	rig->user.uses = NULL;
+	uses_enter(&uses);
+	cr_assert_eq(acquire_range(new_client(0), AT(0, 0), GAIA_CHUNK, GAIA_PROT_READ), 0);
+	uses_leave(nobody);
+	cr_assert_eq(moved_get(&uses.moved, MOVED_to_device_bytes), 2 * GAIA_CHUNK);
+	end();
+	uses_destroy(&uses);
+}
+
 /* Advice is taken at once, whatever has the pages or the file. */
 Test(will_need, returns_at_once)
 {

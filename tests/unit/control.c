@@ -1765,6 +1765,60 @@ Test(reports, of_other_users_are_for_root, .init = begin, .fini = end)
 	close(b.sock);
 }
 
+/* Each column of base/uses.h, which gaia(1) explains; what is moved by whose calls, and what these wait for. */
+Test(reports, say_what_each_client_has_moves_and_waits_for, .init = begin, .fini = end)
+{
+	struct gaia_ioc_range io;
+	json_t *got, *waits;
+	struct peer a, b;
+	pthread_t thread;
+
+	fake_uid = 1000;
+	a = join();
+	io = range(&a, map(&a, 0, GAIA_PAGE), 0, GAIA_PAGE);
+	io.prot = RW;
+	fake_uid = 1001;
+	b = join();
+	sem_init(&fake_gate.entered, 0, 0);
+	sem_init(&fake_gate.leave, 0, 0);
+	fake_gate.armed = true;
+	fake_errors.acquire = -ENOTCONN; /* the client is handed nothing */
+	cr_assert_eq(pthread_create(&thread, NULL, acquire_in_thread, &io), 0);
+	sem_wait(&fake_gate.entered);
+
+	got = rows(&a, 1000, "clients");
+	for (unsigned k = 0; k < MOVED_COUNT; k++)
+		cr_assert_not_null(json_object_get(json_array_get(got, 0), moved_names[k]), "%s", moved_names[k]);
+	for (unsigned k = 0; k < CLIENT_AMOUNT_COUNT; k++)
+		cr_assert_not_null(json_object_get(json_array_get(got, 0), client_amount_names[k]), "%s", client_amount_names[k]);
+	cr_assert_eq(number(got, 0, "to_device_bytes"), GAIA_PAGE);
+	cr_assert_eq(number(got, 0, "from_device_bytes"), 0);
+	cr_assert_eq(number(got, 0, "mapped_bytes"), GAIA_PAGE);
+	cr_assert_eq(number(got, 0, "device_bytes"), GAIA_CHUNK);
+	cr_assert_eq(number(got, 0, "pinned_bytes"), GAIA_PAGE);
+	waits = json_object_get(json_array_get(got, 0), "waits");
+	cr_assert_eq(json_array_size(waits), 1);
+	cr_assert_str_eq(json_string_value(json_object_get(json_array_get(waits, 0), "for")), wait_names[WAIT_room]);
+	cr_assert_eq(number(waits, 0, "now"), 1);
+	cr_assert_gt(number(waits, 0, "ns"), 0, "a wait that is not over does not count");
+	json_decref(got);
+	got = rows(&b, 1001, "clients");
+	cr_assert_eq(number(got, 0, "to_device_bytes"), 0, "another's calls count for it");
+	cr_assert_eq(number(got, 0, "mapped_bytes"), 0);
+	cr_assert_eq(json_array_size(json_object_get(json_array_get(got, 0), "waits")), 0);
+	json_decref(got);
+
+	fake_gate.armed = false;
+	sem_post(&fake_gate.leave);
+	pthread_join(thread, NULL);
+	got = rows(&a, 1000, "clients");
+	cr_assert_eq(number(json_object_get(json_array_get(got, 0), "waits"), 0, "now"), 0);
+	json_decref(got);
+	fake_errors.acquire = 0;
+	leave(&a, 1);
+	close(b.sock);
+}
+
 /* What a ticket takes of its user's is free again when it cannot be redeemed any more. */
 Test(reports, know_of_no_ticket_that_has_expired, .init = begin, .fini = end)
 {
@@ -1840,6 +1894,28 @@ Test(reports, of_each_user_are_few, .init = begin, .fini = end)
 	cr_assert_eq(reports_left(&a, 20), 16);
 	leave(&a, 0);
 	leave(&b, 0);
+	leave(&root, 0);
+}
+
+/* One who watches (gaia top) has many reports, all read, which are kept for a while. */
+Test(reports, of_owners_leave_users_theirs, .init = begin, .fini = end, .timeout = 30)
+{
+	struct peer a, root = join();
+	struct gaia_ioc_report io = { .what = GAIA_REPORT_STATUS };
+	unsigned n;
+
+	fake_uid = 1000;
+	a = join();
+	io.key = a.key;
+	quota_cap(fake_quota(), QUOTA_reports, 8);
+	n = quota_use(fake_quota(), QUOTA_reports).all;
+	ask_for_reports(&root, 0, n);
+	cr_assert_eq(reports_left(&root, n), n);
+	fake_uid = 1000;
+	while (wire_ioctl(file, GAIA_IOC_REPORT, &io))
+		cr_assert_eq(sched_yield(), 0);
+	cr_assert_eq(reports_left(&a, 1), 1);
+	leave(&a, 0);
 	leave(&root, 0);
 }
 

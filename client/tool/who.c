@@ -1,0 +1,257 @@
+/*
+ * who.c - for whom a mount works, and what takes its memory: the tables of gaia top that name clients, users and files.
+ *
+ * The daemon's names of what they use are those of daemon/base/uses.h, which gaia(1) explains.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "rates.h"
+#include "tool.h"
+#include "top.h"
+
+#define ROWS 10u /* of each table but that of the files which take the memory */
+
+/* A row of the daemon's, the same one earlier (NULL: it was not there), and what its place in the table goes by. */
+struct row {
+	const json_t *now, *before;
+	double weight;
+};
+
+/* A number that rises, a second. Of what has come meanwhile nothing is known. */
+static double row_rate(const struct round *r, const struct row *row, const char *key)
+{
+	double rate = row->before ? rate_at(row->before, row->now, key, r->seconds) : 0;
+
+	/* It has gone and come again. */
+	return rate < 0 ? number_at(row->now, key) / r->seconds : rate;
+}
+
+static double row_rates(const struct round *r, const struct row *row, const char *const *keys)
+{
+	double sum = 0;
+
+	for (; *keys; keys++)
+		sum += row_rate(r, row, *keys);
+	return sum;
+}
+
+/* The row of the list which has the same number there. */
+static const json_t *same_row(const json_t *list, const json_t *row, const char *key)
+{
+	const json_t *one;
+	size_t k;
+
+	json_array_foreach(list, k, one)
+		if (number_at(one, key) == number_at(row, key))
+			return one;
+	return NULL;
+}
+
+static int heaviest_first(const void *a, const void *b)
+{
+	const struct row *x = a, *y = b;
+
+	return (x->weight < y->weight) - (x->weight > y->weight);
+}
+
+static void put_bytes(FILE *out, const json_t *row, const char *key)
+{
+	put_scaled(out, number_at(row, key), 1024);
+}
+
+static void put_more(FILE *out, size_t n, const char *what)
+{
+	if (n > ROWS)
+		fprintf(out, "(and %zu more %s)\n", n - ROWS, what);
+}
+
+/* ---- clients and users ---- */
+
+static const json_t *same_wait(const json_t *client, const char *what)
+{
+	const json_t *one;
+	size_t k;
+
+	json_array_foreach(json_object_get(client, "waits"), k, one)
+		if (!strcmp(string_at(one, "for"), what))
+			return one;
+	return NULL;
+}
+
+struct waited {
+	const char *what;
+	double part, now;
+};
+
+static int longest_first(const void *a, const void *b)
+{
+	const struct waited *x = a, *y = b;
+
+	return (x->part < y->part) - (x->part > y->part);
+}
+
+#define WAITS_SHOWN 16u
+
+/* What its calls waited for: parts of the time, of a thread; and how many wait at the moment. */
+static void put_waits(FILE *out, const struct round *r, const struct row *client)
+{
+	struct waited list[WAITS_SHOWN];
+	size_t n = 0, k;
+	const json_t *one;
+
+	json_array_foreach(json_object_get(client->now, "waits"), k, one) {
+		const char *what = string_at(one, "for");
+		const json_t *before = client->before ? same_wait(client->before, what) : one;
+		double ns = number_at(one, "ns") - number_at(before, "ns");
+		struct waited w = { what, ns > 0 ? ns / r->seconds / 1e9 : 0, number_at(one, "now") };
+
+		if (n < WAITS_SHOWN && (w.part >= 0.001 || w.now > 0))
+			list[n++] = w;
+	}
+	qsort(list, n, sizeof(*list), longest_first);
+	for (k = 0; k < n; k++) {
+		fputs(k == 0 ? "  " : ", ", out);
+		put_safely(out, list[k].what);
+		fprintf(out, " %.1f%%", list[k].part * 100);
+		if (list[k].now > 0)
+			fprintf(out, " (%.0f now)", list[k].now);
+	}
+}
+
+void put_clients(FILE *out, const struct round *r)
+{
+	static const char *const calls[] = { "acquires", "releases", NULL };
+	const json_t *clients = json_object_get(r->after, "clients"), *client;
+	struct row *list = calloc(json_array_size(clients) + 1, sizeof(*list));
+	size_t n = 0, k;
+
+	json_array_foreach(clients, k, client) {
+		if (!list || number_at(client, "pid") == getpid())
+			continue;
+		list[n] = (struct row){ .now = client, .before = same_row(json_object_get(r->before, "clients"), client, "pid") };
+		/* By what they map if they are equally busy. */
+		list[n].weight = row_rates(r, &list[n], calls) + number_at(client, "mapped_bytes") / 1e20;
+		n++;
+	}
+	if (n > 0) {
+		qsort(list, n, sizeof(*list), heaviest_first);
+		fprintf(out, "\n%-7s %7s %7s %7s %7s %7s %7s %7s %7s %7s  %s\n", "CLIENT", "USER", "MAPPED", "DEVICES", "HOST", "PRIVATE", "PINNED",
+			"CALLS/s", "IN/s", "OUT/s", "WAITS FOR");
+	}
+	for (k = 0; k < n && k < ROWS; k++) {
+		const json_t *row = list[k].now;
+
+		fprintf(out, "%-7.0f %7.0f", number_at(row, "pid"), number_at(row, "uid"));
+		put_bytes(out, row, "mapped_bytes");
+		put_bytes(out, row, "device_bytes");
+		put_bytes(out, row, "host_bytes");
+		put_bytes(out, row, "private_bytes");
+		put_bytes(out, row, "pinned_bytes");
+		put_scaled(out, row_rates(r, &list[k], calls), 1000);
+		put_scaled(out, row_rate(r, &list[k], "to_device_bytes"), 1024);
+		put_scaled(out, row_rate(r, &list[k], "from_device_bytes"), 1024);
+		put_waits(out, r, &list[k]);
+		fputc('\n', out);
+	}
+	put_more(out, n, "clients");
+	free(list);
+}
+
+/* The sum of the user's clients; with @moved of bytes that were moved, a second. */
+static double sum_of_clients(const struct round *r, double uid, const char *key, bool moved)
+{
+	const json_t *client, *before = json_object_get(r->before, "clients");
+	double sum = 0;
+	size_t k;
+
+	json_array_foreach(json_object_get(r->after, "clients"), k, client) {
+		struct row row = { .now = client, .before = same_row(before, client, "pid") };
+
+		if (number_at(client, "uid") == uid)
+			sum += moved ? row_rate(r, &row, key) : number_at(client, key);
+	}
+	return sum;
+}
+
+void put_users(FILE *out, const struct round *r)
+{
+	static const char *const amounts[] = { "mapped_bytes", "device_bytes", "host_bytes", "private_bytes", "pinned_bytes" };
+	const json_t *users = json_object_get(r->after, "users"), *user;
+	size_t k;
+
+	if (json_array_size(users) > 0)
+		fprintf(out, "\n%-7s %7s %7s %7s %7s %7s %7s %7s %7s %7s\n", "USER", "CLIENTS", "MAPPED", "DEVICES", "HOST", "PRIVATE", "PINNED",
+			"MAPS", "IN/s", "OUT/s");
+	json_array_foreach(users, k, user) {
+		double uid = number_at(user, "uid");
+
+		if (k == ROWS)
+			break;
+		fprintf(out, "%-7.0f %7.0f", uid, number_at(user, "clients"));
+		for (size_t i = 0; i < sizeof(amounts) / sizeof(amounts[0]); i++)
+			put_scaled(out, sum_of_clients(r, uid, amounts[i], false), 1024);
+		fprintf(out, " %7.0f", number_at(user, "mappings"));
+		put_scaled(out, sum_of_clients(r, uid, "to_device_bytes", true), 1024);
+		put_scaled(out, sum_of_clients(r, uid, "from_device_bytes", true), 1024);
+		fputc('\n', out);
+	}
+	put_more(out, json_array_size(users), "users");
+}
+
+/* ---- files ---- */
+
+static void put_path(FILE *out, const json_t *file)
+{
+	put_safely(out, string_at(file, "path"));
+	fputc('\n', out);
+}
+
+void put_files(FILE *out, const struct round *r)
+{
+	const json_t *files = json_object_get(r->use, "files"), *file;
+	size_t k;
+
+	if (json_array_size(files) == 0)
+		return;
+	fprintf(out, "\n%7s %7s %7s %7s %7s %7s %5s  %s\n", "HOME", "DEVICES", "PINNED", "PRIVATE", "PARKED", "DIRTY", "MAPS", "FILE");
+	json_array_foreach(files, k, file) {
+		put_bytes(out, file, "home_bytes");
+		put_bytes(out, file, "device_bytes");
+		put_bytes(out, file, "pinned_bytes");
+		put_bytes(out, file, "private_bytes");
+		put_bytes(out, file, "parked_bytes");
+		put_bytes(out, file, "dirty_bytes");
+		fprintf(out, "%5.0f  ", number_at(file, "mappings"));
+		put_path(out, file);
+	}
+}
+
+void put_moving_files(FILE *out, const struct round *r)
+{
+	static const char *const keys[] = { "to_device_bytes", "from_device_bytes", "released_bytes", "from_storage_bytes", "to_storage_bytes", NULL };
+	const json_t *files = json_object_get(r->use, "files"), *file;
+	struct row *list = calloc(json_array_size(files) + 1, sizeof(*list));
+	size_t n = 0, k;
+
+	json_array_foreach(files, k, file) {
+		if (!list)
+			break;
+		list[n] = (struct row){ .now = file, .before = same_row(json_object_get(r->use_before, "files"), file, "id") };
+		list[n].weight = row_rates(r, &list[n], keys);
+		n += list[n].weight > 0;
+	}
+	if (n > 0) {
+		qsort(list, n, sizeof(*list), heaviest_first);
+		fprintf(out, "\n%7s %7s %7s %7s %7s  %s\n", "IN/s", "OUT/s", "REL/s", "READ/s", "WRITE/s", "FILE");
+	}
+	for (k = 0; k < n && k < ROWS; k++) {
+		for (size_t i = 0; keys[i]; i++)
+			put_scaled(out, row_rate(r, &list[k], keys[i]), 1024);
+		fputs("  ", out);
+		put_path(out, list[k].now);
+	}
+	put_more(out, n, "files");
+	free(list);
+}
