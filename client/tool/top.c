@@ -105,7 +105,7 @@ static const json_t *same_device(const struct round *r, const json_t *device)
 	json_array_foreach(json_object_get(r->before, "devices"), k, one)
 		if (!strcmp(string_at(one, "name"), string_at(device, "name")))
 			return one;
-	return json_object_get(r->before, "host");
+	return device == json_object_get(r->after, "host") ? json_object_get(r->before, "host") : NULL;
 }
 
 static void put_device(FILE *out, const struct round *r, const json_t *device)
@@ -119,7 +119,9 @@ static void put_device(FILE *out, const struct round *r, const json_t *device)
 	put_scaled(out, number_at(device, "cache_bytes"), 1024);
 	put_scaled(out, rate_at(before, device, "in_bytes", r->seconds), 1024);
 	put_scaled(out, rate_at(before, device, "out_bytes", r->seconds), 1024);
-	fputs(json_is_true(json_object_get(device, "simulated")) ? "  simulated\n" : "\n", out);
+	fputs(json_is_true(json_object_get(device, "simulated")) ? "  simulated" : "", out);
+	fputs(json_is_true(json_object_get(device, "gone")) ? "  gone" : number_at(device, "capacity") == 0 ? "  off" : "", out);
+	fputc('\n', out);
 }
 
 static void put_devices(FILE *out, const struct round *r)
