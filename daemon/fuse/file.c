@@ -46,8 +46,11 @@ int handle_open(struct inode *inode, int flags, int access, uid_t uid, struct ha
 	if (access >= 0)
 		access_give(inode, access, write);
 	access = -1;
-	if (may_write(flags))
+	if (may_write(flags)) {
 		contents_written_by(inode, uid);
+		cache_opened_to_write(h->cfile, uid);
+	}
+	h->uid = uid;
 	h->inode = inode;
 	h->refs = 1;
 	h->flags = flags;

@@ -326,6 +326,8 @@ static int get_contents(struct handle *h)
 		return err;
 	}
 	h->errors_seen = cfile_error_now(h->cfile);
+	if ((h->flags & O_ACCMODE) != O_RDONLY)
+		cache_opened_to_write(h->cfile, h->uid);
 	if (h->passthrough) {
 		inode->passthrough_opens++;
 		inode->passthrough_writers += (h->flags & O_ACCMODE) != O_RDONLY;

@@ -324,6 +324,8 @@ int cache_set_times(struct cfile *f, int (*set)(void *arg), void *arg);
 bool cache_is_invalidating(struct cache *c);
 /* The file belongs to another user by now, or others may write it. Waits for nothing. */
 void cache_owner_changed(struct cfile *f);
+/* The user may have the file open for writing, until the cfile ends, whatever its mode becomes: see dedup.c. Waits for nothing. */
+void cache_opened_to_write(struct cfile *f, uid_t uid);
 /* [F] cache_flush of a range, and what devices have released in it, and sync. */
 int cache_fsync(struct cfile *f, off_t off, off_t len, bool data_only);
 

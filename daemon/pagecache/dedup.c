@@ -144,6 +144,22 @@ void cache_owner_changed(struct cfile *f)
 		;
 }
 
+void cache_opened_to_write(struct cfile *f, uid_t uid)
+{
+	uint64_t writer = 0;
+
+	if (uid && !atomic_compare_exchange_strong(&f->dedup.writer, &writer, uid + 1ull) && writer != uid + 1ull)
+		atomic_store(&f->dedup.writer, UINT64_MAX);
+}
+
+/* Whether a user who is not the owner may still write it, though the mode does not allow it now. */
+static bool others_have_it_open(const struct cfile *f, uint32_t owner)
+{
+	uint64_t writer = atomic_load(&f->dedup.writer);
+
+	return writer && writer != owner + 1ull;
+}
+
 /* Whether nobody but the owner, and root, can write it: by the mode, whose bits for the group are a mask of those of an access control list. */
 static bool owner_writes_alone(const struct stat *st)
 {
@@ -189,7 +205,7 @@ static bool find_domain(struct cfile *f, bool sample, bool may_ask, uint32_t *do
 		(void)atomic_compare_exchange_strong(&f->dedup.owner, &(uint64_t){ owner }, owner - 1);
 	}
 	*domain = 1 + (uint32_t)(owner >> 32);
-	return owner & OWNER_SHARES;
+	return owner & OWNER_SHARES && !others_have_it_open(f, (uint32_t)(owner >> 32));
 }
 
 /* ---- equal pages ---- */

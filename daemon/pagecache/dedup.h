@@ -26,6 +26,7 @@ struct dedup_sample {
 struct dedup_file {
 	struct dedup_sample sample;
 	_Atomic uint64_t owner; /* see dedup.c */
+	_Atomic uint64_t writer; /* who may have it open for writing, except root: 0: nobody; a user + 1; UINT64_MAX: several */
 };
 
 /* If config->dedup says so: c->dedup, else NULL. -ENOMEM. */

@@ -426,6 +426,31 @@ Test(shares, are_not_of_files_that_others_may_write)
 	cr_assert_eq(frames_of_two(CACHE_DEDUP_HOME, 5, 5, 0020), KINDS + PAGES);
 }
 
+/* Nor by a descriptor from when they might, also one that was closed since: it may have been passed on. */
+Test(shares, are_not_of_files_that_others_have_opened_to_write)
+{
+	static const struct { uid_t uid; uint64_t frames; } opened[] = { { 0, KINDS }, { 5, KINDS }, { 6, KINDS + PAGES } };
+	struct kfile *other;
+
+	for (unsigned k = 0; k < ARRAY_LEN(opened); k++) {
+		begin_of_kinds((struct rig_options){ .devices = 0, .dedup = CACHE_DEDUP_HOME }, KINDS);
+		other = kfile_create(rig, 2, sizeof(bytes));
+		own(kf, 5, 0);
+		own(other, 5, 0);
+		cache_opened_to_write(kf->cfile, 5);
+		cache_opened_to_write(other->cfile, opened[k].uid);
+		cache_opened_to_write(other->cfile, opened[k].uid);
+		cr_assert_eq(cpu_write_direct(other, bytes, sizeof(bytes), 0), 0);
+		cr_assert_eq(cpu_fsync(other), 0);
+		cr_assert_eq(cache_evict(other->cfile, GAIA_FROM_HOME, 0, 0), 0);
+		fault_arm("dedup.all", -EEXIST, 0, 0);
+		read_all();
+		cr_assert_eq(cpu_read_direct(other, seen, sizeof(seen), 0), (ssize_t)sizeof(seen));
+		cr_assert_eq(rig_frames(rig), opened[k].frames, "opened by %u", (unsigned)opened[k].uid);
+		end();
+	}
+}
+
 static int read_one(void *arg)
 {
 	struct kfile *file = arg;
