@@ -37,6 +37,37 @@ static double row_rates(const struct round *r, const struct row *row, const char
 	return sum;
 }
 
+static int by_pid(const void *a, const void *b)
+{
+	double x = number_at(*(const json_t *const *)a, "pid"), y = number_at(*(const json_t *const *)b, "pid");
+
+	return (x > y) - (x < y);
+}
+
+/* All clients but this command, each with what it was before; to be freed. NULL: there is no memory. */
+static struct row *rows_of_clients(const struct round *r, size_t *n)
+{
+	const json_t *clients = json_object_get(r->after, "clients"), *old = json_object_get(r->before, "clients"), *one;
+	struct row *rows = calloc(json_array_size(clients) + 1, sizeof(*rows));
+	const json_t **before = calloc(json_array_size(old) + 1, sizeof(*before)), **found;
+	size_t k;
+
+	*n = 0;
+	json_array_foreach(old, k, one)
+		if (before)
+			before[k] = one;
+	if (before)
+		qsort(before, json_array_size(old), sizeof(*before), by_pid);
+	json_array_foreach(clients, k, one) {
+		if (!rows || !before || number_at(one, "pid") == getpid())
+			continue;
+		found = bsearch(&one, before, json_array_size(old), sizeof(*before), by_pid);
+		rows[(*n)++] = (struct row){ .now = one, .before = found ? *found : NULL };
+	}
+	free(before);
+	return rows;
+}
+
 /* The row of the list which has the same number there. */
 static const json_t *same_row(const json_t *list, const json_t *row, const char *key)
 {
@@ -123,18 +154,12 @@ static void put_waits(FILE *out, const struct round *r, const struct row *client
 void put_clients(FILE *out, const struct round *r)
 {
 	static const char *const calls[] = { "acquires", "releases", NULL };
-	const json_t *clients = json_object_get(r->after, "clients"), *client;
-	struct row *list = calloc(json_array_size(clients) + 1, sizeof(*list));
-	size_t n = 0, k;
+	size_t n, k;
+	struct row *list = rows_of_clients(r, &n);
 
-	json_array_foreach(clients, k, client) {
-		if (!list || number_at(client, "pid") == getpid())
-			continue;
-		list[n] = (struct row){ .now = client, .before = same_row(json_object_get(r->before, "clients"), client, "pid") };
-		/* By what they map if they are equally busy. */
-		list[n].weight = row_rates(r, &list[n], calls) + number_at(client, "mapped_bytes") / 1e20;
-		n++;
-	}
+	/* By what they map if they are equally busy. */
+	for (k = 0; k < n; k++)
+		list[k].weight = row_rates(r, &list[k], calls) + number_at(list[k].now, "mapped_bytes") / 1e20;
 	if (n > 0) {
 		qsort(list, n, sizeof(*list), heaviest_first);
 		fprintf(out, "\n%-7s %7s %7s %7s %7s %7s %7s %7s %7s %7s  %s\n", "CLIENT", "USER", "MAPPED", "DEVICES", "HOST", "PRIVATE", "PINNED",
@@ -159,19 +184,14 @@ void put_clients(FILE *out, const struct round *r)
 	free(list);
 }
 
-/* The sum of the user's clients; with @moved of bytes that were moved, a second. */
-static double sum_of_clients(const struct round *r, double uid, const char *key, bool moved)
+/* The sum of the user's clients, of @n rows; with @moved of bytes that were moved, a second. */
+static double sum_of_clients(const struct round *r, const struct row *row, size_t n, double uid, const char *key, bool moved)
 {
-	const json_t *client, *before = json_object_get(r->before, "clients");
 	double sum = 0;
-	size_t k;
 
-	json_array_foreach(json_object_get(r->after, "clients"), k, client) {
-		struct row row = { .now = client, .before = same_row(before, client, "pid") };
-
-		if (number_at(client, "uid") == uid)
-			sum += moved ? row_rate(r, &row, key) : number_at(client, key);
-	}
+	for (; n > 0; n--, row++)
+		if (number_at(row->now, "uid") == uid)
+			sum += moved ? row_rate(r, row, key) : number_at(row->now, key);
 	return sum;
 }
 
@@ -179,7 +199,8 @@ void put_users(FILE *out, const struct round *r)
 {
 	static const char *const amounts[] = { "mapped_bytes", "device_bytes", "host_bytes", "private_bytes", "pinned_bytes" };
 	const json_t *users = json_object_get(r->after, "users"), *user;
-	size_t k;
+	size_t n, k;
+	struct row *list = rows_of_clients(r, &n);
 
 	if (json_array_size(users) > 0)
 		fprintf(out, "\n%-7s %7s %7s %7s %7s %7s %7s %7s %7s %7s\n", "USER", "CLIENTS", "MAPPED", "DEVICES", "HOST", "PRIVATE", "PINNED",
@@ -191,13 +212,14 @@ void put_users(FILE *out, const struct round *r)
 			break;
 		fprintf(out, "%-7.0f %7.0f", uid, number_at(user, "clients"));
 		for (size_t i = 0; i < sizeof(amounts) / sizeof(amounts[0]); i++)
-			put_scaled(out, sum_of_clients(r, uid, amounts[i], false), 1024);
+			put_scaled(out, sum_of_clients(r, list, n, uid, amounts[i], false), 1024);
 		fprintf(out, " %7.0f", number_at(user, "mappings"));
-		put_scaled(out, sum_of_clients(r, uid, "to_device_bytes", true), 1024);
-		put_scaled(out, sum_of_clients(r, uid, "from_device_bytes", true), 1024);
+		put_scaled(out, sum_of_clients(r, list, n, uid, "to_device_bytes", true), 1024);
+		put_scaled(out, sum_of_clients(r, list, n, uid, "from_device_bytes", true), 1024);
 		fputc('\n', out);
 	}
 	put_more(out, json_array_size(users), "users");
+	free(list);
 }
 
 /* ---- files ---- */

@@ -33,7 +33,7 @@
 
 /* What a client has at the moment, in bytes. */
 #define CLIENT_AMOUNTS(X)                                                                               \
-	X(mapped_bytes, "what its mappings cover, whether it is in memory or not")                      \
+	X(mapped_bytes, "what its mappings cover, whether it is in memory or not; one on the host that is written to counts twice")                      \
 	X(device_bytes, "memory of devices that its mappings have, whole chunks: with other clients, if they share it") \
 	X(host_bytes, "the same of the host as a device, which is home memory")                         \
 	X(private_bytes, "of both, memory that only this user's clients have who may not write the file") \

@@ -244,17 +244,18 @@ void reports_forget(struct control *ctl)
 
 /*
  * Forget the oldest report of @uid's; with @others: of all users', but an owner's that has just been sent only if an owner calls: owners, who
- * may fill all places (gaia top does), would keep users from theirs.
+ * may fill all places (gaia top does), would keep users from theirs. Where it is the users' own share that is full no owner's helps.
  * False: there is none. control->lock is held.
  */
 static bool forget_oldest(struct control *ctl, uid_t uid, bool others)
 {
-	bool owner = quota_is_owner(ctl->quota, uid);
+	struct quota_use use = quota_use(ctl->quota, QUOTA_reports);
+	bool owner = quota_is_owner(ctl->quota, uid), owners_help = use.used >= use.all;
 	uint64_t read = now_ns() + REPORT_LIFE_NS - REPORT_READ_NS; /* what expires before */
 	struct report *r;
 
 	TAILQ_FOREACH(r, &ctl->reports, link)
-		if (r->uid == uid || (others && (owner || r->expires_ns < read || !quota_is_owner(ctl->quota, r->uid))))
+		if (r->uid == uid || (others && (owner || (owners_help && r->expires_ns < read) || !quota_is_owner(ctl->quota, r->uid))))
 			break;
 	if (r)
 		report_forget(ctl, r);

@@ -401,6 +401,7 @@ bool cache_is_invalidating(struct cache *c)
 
 void again_wait(struct cfile *f)
 {
+	struct uses *waits = wait_begin(WAIT_kernel);
 	struct cache *c = f->cache;
 	uint64_t until;
 
@@ -412,4 +413,5 @@ void again_wait(struct cfile *f)
 			pthread_cond_wait(&c->again_done, &c->lock);
 	}
 	pthread_mutex_unlock(&c->lock);
+	wait_end(waits, WAIT_kernel);
 }

@@ -182,6 +182,13 @@ void cache_map_detects(struct mapping *m)
 	m->detects = true;
 }
 
+static uint64_t pages_in_file(const struct mapping *m)
+{
+	uint64_t size = cfile_size(m->file), end = size - MIN(size, m->off);
+
+	return (MIN(end, m->len) + GAIA_PAGE - 1) / GAIA_PAGE;
+}
+
 void cache_mapping_amounts(const struct mapping *m, uint64_t amounts[static CLIENT_AMOUNT_COUNT])
 {
 	uint64_t chunks = atomic_load_explicit(&m->n_grants, memory_order_relaxed) * (uint64_t)GAIA_CHUNK;
@@ -189,8 +196,10 @@ void cache_mapping_amounts(const struct mapping *m, uint64_t amounts[static CLIE
 
 	amounts[m->dev->home ? CLIENT_host_bytes : CLIENT_device_bytes] += chunks;
 	amounts[CLIENT_private_bytes] += alone ? chunks : 0;
-	amounts[CLIENT_pinned_bytes] += GAIA_PAGE * (atomic_load_explicit(&m->holds.pages, memory_order_relaxed) +
-						     atomic_load_explicit(&m->wanted.pages, memory_order_relaxed));
+	/* Beyond the file's end there are no pages, and what an acquire still wants may be held already. */
+	amounts[CLIENT_pinned_bytes] += GAIA_PAGE * MIN(atomic_load_explicit(&m->holds.pages, memory_order_relaxed) +
+								atomic_load_explicit(&m->wanted.pages, memory_order_relaxed),
+							pages_in_file(m));
 }
 
 /* Nobody maps or pins any of it any more. */

@@ -251,11 +251,15 @@ static int put_page(struct chunk *ch, unsigned i, const char *base)
 {
 	unsigned limit = page_limit(ch, i);
 	struct store_file *sf;
+	struct uses *waits;
 	int err = cfile_store(ch->file, true, &sf);
 
 	if (err || limit == 0)
 		return err;
-	return sf->ops->patch(sf, page_ptr(ch, i), base, limit, page_offset(ch, i));
+	waits = wait_begin(WAIT_storage);
+	err = sf->ops->patch(sf, page_ptr(ch, i), base, limit, page_offset(ch, i));
+	wait_end(waits, WAIT_storage);
+	return err;
 }
 
 /* Write what devices released of pages [a, b), locked exclusively, to the store. 0 or the first error. */

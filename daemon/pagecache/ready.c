@@ -453,10 +453,12 @@ bool replica_is_held_ready_locked(const struct replica *rep)
 	bool held = false;
 
 	LIST_FOREACH(g, &rep->grants, of_replica) {
+		if (held)
+			break;
 		if (!g->ready)
 			continue;
 		pthread_mutex_lock(&g->mapping->lock);
-		held |= holds_first(&g->mapping->holds, start, start + GAIA_CHUNK_PAGES) != NULL;
+		held = holds_first(&g->mapping->holds, start, start + GAIA_CHUNK_PAGES) != NULL;
 		pthread_mutex_unlock(&g->mapping->lock);
 	}
 	return held;

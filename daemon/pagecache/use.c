@@ -37,16 +37,17 @@ static int by_sum(const void *a, const void *b)
 /* chunk->lock is held. */
 static void look_at_replica(struct replica *rep, uint64_t *amounts)
 {
-	bool pinned;
+	bool pinned, ready;
 
 	/* A view is home's memory. */
 	if (replica_is_view(rep))
 		return;
 	pthread_mutex_lock(&rep->dev->lock);
 	pinned = rep->pins > 0 || rep->file_pinned;
+	ready = rep->n_ready > 0;
 	pthread_mutex_unlock(&rep->dev->lock);
 	amounts[FILE_device_bytes] += GAIA_CHUNK;
-	amounts[FILE_pinned_bytes] += pinned || replica_is_held_ready_locked(rep) ? GAIA_CHUNK : 0;
+	amounts[FILE_pinned_bytes] += pinned || (ready && replica_is_held_ready_locked(rep)) ? GAIA_CHUNK : 0;
 	amounts[FILE_private_bytes] += rep->only ? GAIA_CHUNK : 0;
 }
 

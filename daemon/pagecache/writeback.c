@@ -449,6 +449,7 @@ static bool sync_begin(struct cfile *f, struct sync *s)
 /* @worked: also wait until the syncs under way now have said whether they worked: a failure is reported to one only. */
 static void sync_end(struct cfile *f, struct sync *s, bool worked)
 {
+	struct uses *waits = NULL;
 	uint64_t last;
 
 	pthread_mutex_lock(&f->lock);
@@ -458,9 +459,12 @@ static void sync_end(struct cfile *f, struct sync *s, bool worked)
 	last = f->syncs_begun;
 	while (worked && !TAILQ_EMPTY(&f->syncs) && TAILQ_FIRST(&f->syncs)->number <= last) {
 		thread_waits();
+		if (!waits)
+			waits = wait_begin(WAIT_storage);
 		pthread_cond_wait(&f->sync_ended, &f->lock);
 	}
 	pthread_mutex_unlock(&f->lock);
+	wait_end(waits, WAIT_storage);
 }
 
 /*

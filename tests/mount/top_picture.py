@@ -57,7 +57,7 @@ WANTED = {
     "the user": rf"^{READER} +1 ",
     "the file that is written": r"^ +[0-9.]+M +16.0M +[0-9.]+M .* [0-9]+  /mnt/data/weights.bin$",
     "the file that is read": r"^ +[0-9.]+M +16.0M +[0-9.]+M +16.0M .* [0-9]+  /mnt/data/tiles.bin$",
-    "what is moved for it": r"^ +[0-9.]+[KM] +[0-9.]+M +[0-9.]+M .*M  /mnt/data/weights.bin$",
+    "what is moved for it": r"^ +[0-9.]+[KM] +[0-9.]+[KM] +[0-9.]+[KM] .*[KM]  /mnt/data/weights.bin$",
 }
 
 
