@@ -1919,6 +1919,32 @@ Test(reports, of_owners_leave_users_theirs, .init = begin, .fini = end, .timeout
 	leave(&root, 0);
 }
 
+/* Where it is their own share that is full, an owner who is slow to read loses nothing by it. */
+Test(reports, of_owners_are_not_dropped_in_vain, .init = begin, .fini = end, .timeout = 30)
+{
+	struct peer a, b, root = join();
+	unsigned n;
+
+	fake_uid = 1000;
+	a = join();
+	fake_uid = 1001;
+	b = join();
+	quota_cap(fake_quota(), QUOTA_reports, 32);
+	quota_set_each(fake_quota(), QUOTA_reports, 32);
+	n = quota_use(fake_quota(), QUOTA_reports).users;
+	cr_assert_lt(n + 1, quota_use(fake_quota(), QUOTA_reports).all);
+	ask_for_reports(&root, 0, 1);
+	usleep(1100000);
+	ask_for_reports(&a, 1000, n);
+	ask_for_reports(&b, 1001, 1);
+	cr_assert_eq(reports_left(&root, 1), 1);
+	cr_assert_eq(reports_left(&a, n), n - 1);
+	cr_assert_eq(reports_left(&b, 1), 1);
+	leave(&a, 0);
+	leave(&b, 0);
+	leave(&root, 0);
+}
+
 /* A client that asks and does not read holds up nobody: the threads that answer are few. */
 Test(reports, wait_for_no_room, .init = begin, .fini = end, .timeout = 60)
 {
