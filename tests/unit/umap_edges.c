@@ -171,6 +171,7 @@ Test(umap_edges, forks_beside_regions_that_are_mappings)
 	pthread_t thread;
 	void *wrong;
 
+	NOT_FOR_ASAN;
 	rig->config.flags = GAIA_UMAP_USE_MMAP;
 	cr_assert_eq(pthread_create(&thread, NULL, join_and_leave, rig), 0);
 	for (unsigned i = 0; i < 300; i++)
@@ -195,6 +196,7 @@ Test(umap_edges, forks_beside_faults)
 	pthread_t thread;
 	void *wrong;
 
+	NOT_FOR_ASAN;
 	NOT_FOR_TSAN;
 	rig->config.budget = 4 * 4096;
 	rig_map(rig);
