@@ -244,7 +244,8 @@ static void *alter(void *arg)
 {
 	unsigned first = (unsigned)(uintptr_t)arg;
 
-	for (unsigned i = 0; i < CHANGES; i++) {
+	/* Those who look may begin late. */
+	for (unsigned i = 0; i < CHANGES || !found; i++) {
 		unsigned place = first + i % (PLACES / 2);
 
 		pthread_rwlock_wrlock(&in_use[place]);
