@@ -167,11 +167,12 @@ static bool makes_a_mapping(struct rig *rig)
 
 Test(umap_edges, forks_beside_regions_that_are_mappings)
 {
-	struct rig *rig = rig_create(4096);
+	struct rig *rig;
 	pthread_t thread;
 	void *wrong;
 
 	NOT_FOR_ASAN;
+	rig = rig_create(4096);
 	rig->config.flags = GAIA_UMAP_USE_MMAP;
 	cr_assert_eq(pthread_create(&thread, NULL, join_and_leave, rig), 0);
 	for (unsigned i = 0; i < 300; i++)
@@ -192,12 +193,13 @@ static void *fork_children(void *arg)
 
 Test(umap_edges, forks_beside_faults)
 {
-	struct rig *rig = rig_create(64 * 4096);
+	struct rig *rig;
 	pthread_t thread;
 	void *wrong;
 
 	NOT_FOR_ASAN;
 	NOT_FOR_TSAN;
+	rig = rig_create(64 * 4096);
 	rig->config.budget = 4 * 4096;
 	rig_map(rig);
 	cr_assert_eq(pthread_create(&thread, NULL, fork_children, rig), 0);
