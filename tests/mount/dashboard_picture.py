@@ -22,7 +22,7 @@ import urllib.request
 import top_picture
 from PIL import Image, ImageDraw, PngImagePlugin
 
-SECONDS = 20
+SCRAPES = 20  # one a second
 UNIT_X, UNIT_Y = 42, 22  # of Grafana's grid, in pixels
 LINES = [(115, 191, 105), (242, 204, 12), (87, 148, 242), (255, 120, 80), (184, 119, 217), (120, 220, 220), (230, 130, 180), (200, 200, 200)]
 PANEL, GRID, DIM = (34, 37, 43), (58, 62, 70), (165, 168, 175)
@@ -46,6 +46,15 @@ class Prometheus:
         self.address = f"127.0.0.1:{free_port()}"
         self.process = subprocess.Popen(["prometheus", f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data",
                                          f"--web.listen-address={self.address}", "--log.level=error"])
+
+    def scrapes(self):
+        """How often it has asked the daemon."""
+        try:
+            with urllib.request.urlopen(f"http://{self.address}/api/v1/query?query=count_over_time(up[1h])", timeout=60) as answer:
+                found = json.load(answer)["data"]["result"]
+        except urllib.error.URLError:
+            return 0  # it begins
+        return int(found[0]["value"][1]) if found else 0
 
     def ask(self, expression, start, end):
         """[(labels, [(time, value)])]; an expression that is wrong is an error."""
@@ -85,15 +94,16 @@ def take(build, program, panels):
         prometheus = Prometheus(directory, f"127.0.0.1:{port}")
         try:
             start = time.time()
-            for turn in range(SECONDS * 5):
+            turn = 0
+            while (scrapes := prometheus.scrapes()) < SCRAPES:
+                turn += 1
                 # More in the middle, so that there is something to see.
-                if turn < 20 or turn > 40:
+                if not SCRAPES / 5 < scrapes < SCRAPES * 2 / 5:
                     top_picture.change("/mnt/data/weights.bin", turn)
-                if turn > 60:
+                if scrapes > SCRAPES * 3 / 5:
                     with open("/mnt/data/tiles.bin", "rb", buffering=0) as file:
                         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                         file.read(2 << 20)
-                time.sleep(0.2)
             return [lines_of(prometheus, panel, start + 3, time.time()) for panel in panels]
         finally:
             prometheus.end()

@@ -4,7 +4,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <unistd.h>
 
 #include "cache_scene.h"
 #include "pagecache/devices.h"
@@ -472,7 +471,6 @@ static void hear(struct device *dev, void *slab, enum host_slab what)
 	struct hearer *h = container_of(dev, struct hearer, device);
 	unsigned k = 0;
 
-	usleep(20);
 	pthread_mutex_lock(&h->lock);
 	while (k < h->n && h->at[k] != slab)
 		k++;

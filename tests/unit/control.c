@@ -1934,12 +1934,13 @@ Test(reports, of_owners_are_not_dropped_in_vain, .init = begin, .fini = end, .ti
 	n = quota_use(fake_quota(), QUOTA_reports).users;
 	cr_assert_lt(n + 1, quota_use(fake_quota(), QUOTA_reports).all);
 	ask_for_reports(&root, 0, 1);
-	usleep(1100000);
+	fault_arm("report.is_read", -EEXIST, 0, 0);
 	ask_for_reports(&a, 1000, n);
 	ask_for_reports(&b, 1001, 1);
 	cr_assert_eq(reports_left(&root, 1), 1);
 	cr_assert_eq(reports_left(&a, n), n - 1);
 	cr_assert_eq(reports_left(&b, 1), 1);
+	fault_disarm_all();
 	leave(&a, 0);
 	leave(&b, 0);
 	leave(&root, 0);
