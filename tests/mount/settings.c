@@ -284,7 +284,8 @@ ONCE_BARE(all_of_a_list_is_changed_or_nothing)
 	cr_assert_eq(each_user("directories"), 7);
 }
 
-EACH_WAY_BARE(settings, devices_shrink_and_grow)
+/* All of the device's 12 MiB of "f" have changed there, and a program holds the first 2 of them. */
+static struct actor *start_with_a_held_chunk(void)
 {
 	struct actor *a;
 
@@ -294,6 +295,14 @@ EACH_WAY_BARE(settings, devices_shrink_and_grow)
 	actor_ok(a, ACQUIRE, 0, 12 * MIB, PROT_READ | PROT_WRITE);
 	actor_ok(a, STORE, 0, 12 * MIB, 'd');
 	actor_ok(a, RELEASE, 2 * MIB, 10 * MIB, 0);
+	return a;
+}
+
+EACH_WAY_BARE(settings, devices_shrink_and_grow)
+{
+	struct actor *a;
+
+	a = start_with_a_held_chunk();
 	says("set . device.sim0=6M", "device.0: 6 MiB more than that are in use");
 	cr_assert_eq(STATUS("devices", "0", "capacity"), 6 * MIB);
 	while (STATUS("devices", "0", "used") > 6 * MIB)
@@ -332,12 +341,7 @@ EACH_WAY_BARE(settings, a_device_is_taken_away_and_comes_back)
 	struct actor *a, *b;
 	pid_t waits;
 
-	start();
-	make("f", 12 * MIB, 'f');
-	a = actor_start("f", 12 * MIB, 0);
-	actor_ok(a, ACQUIRE, 0, 12 * MIB, PROT_READ | PROT_WRITE);
-	actor_ok(a, STORE, 0, 12 * MIB, 'd');
-	actor_ok(a, RELEASE, 2 * MIB, 10 * MIB, 0);
+	a = start_with_a_held_chunk();
 	shell_ok(mnt.path, "printf small > g && \"$GAIA\" pin g --device 0");
 	refused("set . device.sim0=off", "device.0: files are pinned to it");
 	shell_ok(mnt.path, "\"$GAIA\" unpin g");
