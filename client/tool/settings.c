@@ -2,9 +2,7 @@
  * settings.c - gaia set and gaia reload: change options of a mount that is live.
  */
 #include <errno.h>
-#include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 

@@ -93,6 +93,7 @@ static struct actor *lose_four_pages(void)
 EACH_WAY_BARE(fault_device, that_is_gone_takes_along_what_only_it_had)
 {
 	struct actor *dev = lose_four_pages(), *second;
+	struct shell_result r;
 	char page[PAGE];
 	int fd;
 
@@ -125,6 +126,12 @@ EACH_WAY_BARE(fault_device, that_is_gone_takes_along_what_only_it_had)
 	actor_ok(second, SYNC, 0, SIZE, 0);
 	actor_end(second);
 	cr_assert_eq(mnt_log_lines(&mnt, "is gone"), 1, "it is not said once");
+	/* It can be taken away, and nobody waits for what it does not give back. */
+	r = shell_run(mnt.path, 60, "\"$GAIA\" set --wait . device.0=off");
+	cr_assert_eq(r.status, 1);
+	cr_assert(strstr(r.err, "device sim0 has failed: what was only there is lost"), "%s", r.err);
+	shell_free(&r);
+	shell_ok(mnt.path, "\"$GAIA\" top -b . 0.1 1 | grep -q '^sim0 .* gone$'");
 	/* What is written over is whole again; a part of a page does not make it so. */
 	memset(page, 'n', PAGE);
 	cr_assert_eq(pwrite(fd, page, PAGE, 0), PAGE, "%s", strerror(errno));

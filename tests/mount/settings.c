@@ -355,7 +355,7 @@ EACH_WAY_BARE(settings, a_device_is_taken_away_and_comes_back)
 	cr_assert_eq(child_wait(waits), 0);
 	cr_assert_eq(STATUS("devices", "0", "used"), 0);
 	cr_assert_eq(STATUS("devices", "0", "capacity"), 0);
-	shell_ok(mnt.path, "test $(tr -d d < f | wc -c) = 0 && \"$GAIA\" status . > /dev/null && \"$GAIA\" stat . > /dev/null && \"$GAIA\" top -b . 0.1 1 > /dev/null");
+	shell_ok(mnt.path, "test $(tr -d d < f | wc -c) = 0 && \"$GAIA\" status . > /dev/null && \"$GAIA\" stat . > /dev/null && \"$GAIA\" top -b . 0.1 1 | grep -q '^sim0 .* off$'");
 	shell_ok(mnt.path, "\"$GAIA\" set --wait . device.0=16M");
 	b = actor_start("f", 12 * MIB, 0);
 	actor_ok(b, ACQUIRE, 0, 12 * MIB, PROT_READ | PROT_WRITE);
