@@ -196,7 +196,7 @@ void cache_mapping_amounts(const struct mapping *m, uint64_t amounts[static CLIE
 
 	amounts[m->dev->home ? CLIENT_host_bytes : CLIENT_device_bytes] += chunks;
 	amounts[CLIENT_private_bytes] += alone ? chunks : 0;
-	/* Beyond the file's end there are no pages, and what an acquire still wants may be held already. */
+	/* Only counted, not looked at one by one: so at most as many as the file has, since beyond its end nothing stays anywhere. */
 	amounts[CLIENT_pinned_bytes] += GAIA_PAGE * MIN(atomic_load_explicit(&m->holds.pages, memory_order_relaxed) +
 								atomic_load_explicit(&m->wanted.pages, memory_order_relaxed),
 							pages_in_file(m));

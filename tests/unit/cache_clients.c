@@ -998,3 +998,31 @@ Test(given_up, or_done_is_decided_once)
 	cache_check(rig->cache);
 	end();
 }
+
+static uint64_t amount(struct client *cl, enum client_amount of)
+{
+	uint64_t amounts[CLIENT_AMOUNT_COUNT] = { 0 };
+
+	cache_mapping_amounts(cl->mapping, amounts);
+	return amounts[of];
+}
+
+/* Beyond the file's end an acquire holds nothing that takes memory, however far it goes. */
+Test(clients, have_what_the_file_has)
+{
+	struct client *cl;
+
+	begin(&(struct rig_options){ .devices = 1 }, GAIA_CHUNK + 2 * GAIA_PAGE + 1);
+	cl = client_create(kf, 0, GAIA_PROT_RW, 4 * GAIA_CHUNK);
+	cr_assert_eq(amount(cl, CLIENT_device_bytes), 0);
+	cr_assert_eq(client_acquire(cl, 0, 4 * GAIA_CHUNK, GAIA_PROT_RW), 0);
+	cr_assert_eq(amount(cl, CLIENT_pinned_bytes), GAIA_CHUNK + 3 * GAIA_PAGE);
+	cr_assert_eq(amount(cl, CLIENT_device_bytes), 2 * GAIA_CHUNK);
+	cr_assert_eq(amount(cl, CLIENT_private_bytes), 0);
+	release_all(cl);
+	cr_assert_eq(amount(cl, CLIENT_pinned_bytes), 0);
+	cr_assert_eq(client_acquire(cl, GAIA_PAGE, 2 * GAIA_PAGE, GAIA_PROT_READ), 0);
+	cr_assert_eq(amount(cl, CLIENT_pinned_bytes), 2 * GAIA_PAGE);
+	release_all(cl);
+	end();
+}
