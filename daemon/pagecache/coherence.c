@@ -401,7 +401,7 @@ bool cache_is_invalidating(struct cache *c)
 
 void again_wait(struct cfile *f)
 {
-	struct uses *waits = wait_begin(WAIT_kernel);
+	struct uses *waits = NULL;
 	struct cache *c = f->cache;
 	uint64_t until;
 
@@ -409,8 +409,11 @@ void again_wait(struct cfile *f)
 	pthread_mutex_lock(&c->lock);
 	for (int round = 0; round < 2; round++) {
 		until = f->again_asked;
-		while (f->again_done < until)
+		while (f->again_done < until) {
+			if (!waits)
+				waits = wait_begin(WAIT_kernel);
 			pthread_cond_wait(&c->again_done, &c->lock);
+		}
 	}
 	pthread_mutex_unlock(&c->lock);
 	wait_end(waits, WAIT_kernel);
