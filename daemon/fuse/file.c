@@ -13,15 +13,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-static bool may_write(int flags)
-{
-	return (flags & O_ACCMODE) != O_RDONLY;
-}
-
 int handle_open(struct inode *inode, int flags, int access, uid_t uid, struct handle **out)
 {
 	struct fs *fs = inode->fs;
-	bool write = may_write(flags);
+	bool write = open_to_write(flags);
 	struct handle *h = calloc(1, sizeof(*h));
 	int err = -ENOMEM;
 
@@ -46,7 +41,7 @@ int handle_open(struct inode *inode, int flags, int access, uid_t uid, struct ha
 	if (access >= 0)
 		access_give(inode, access, write);
 	access = -1;
-	if (may_write(flags)) {
+	if (open_to_write(flags)) {
 		contents_written_by(inode, uid);
 		cache_opened_to_write(h->cfile, uid);
 	}
@@ -60,7 +55,7 @@ int handle_open(struct inode *inode, int flags, int access, uid_t uid, struct ha
 	err = id_table_add(&fs->handles, h, &h->id);
 	if (!err) {
 		inode->refs++;
-		inode->writers += may_write(flags);
+		inode->writers += open_to_write(flags);
 	}
 	pthread_mutex_unlock(&fs->lock);
 	if (err)
@@ -93,7 +88,7 @@ void handle_close(struct handle *h)
 		return;
 	pthread_mutex_lock(&fs->lock);
 	id_table_remove(&fs->handles, h->id);
-	inode->writers -= h->cfile && may_write(h->flags);
+	inode->writers -= h->cfile && open_to_write(h->flags);
 	fs->n_dirs -= h->dir != NULL;
 	pthread_mutex_unlock(&fs->lock);
 	if (h->cfile)
@@ -115,13 +110,13 @@ int handle_tell(fuse_req_t req, struct handle *h, struct fuse_file_info *fi)
 		handle_close(h);
 		return err;
 	}
-	if (!h->passthrough && may_write(fi->flags))
+	if (!h->passthrough && open_to_write(fi->flags))
 		cfile_will_be_written(h->cfile);
 	h->uid = fuse_req_ctx(req)->uid;
 	fi->fh = serve_told(h->id, "open.wrong_number");
 	fi->keep_cache = !h->passthrough;
 	/* For such handles op_flush() has nothing to do. The kernel respects this where it writes through. */
-	fi->noflush = h->passthrough || !may_write(fi->flags);
+	fi->noflush = h->passthrough || !open_to_write(fi->flags);
 	return 0;
 }
 
@@ -214,7 +209,7 @@ void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	struct handle *h = req_handle(req, fi);
 	int err = 0;
 
-	if (may_write(h->flags))
+	if (open_to_write(h->flags))
 		err = unseen_error(h, cache_flush(h->cfile));
 	fuse_reply_err(req, -err);
 }

@@ -14,6 +14,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/capability.h>
 #include <pthread.h>
 #include <semaphore.h>
@@ -324,6 +325,12 @@ struct fs {
 
 	struct inode root;
 };
+
+/* Whether open(2) with these flags allows writing. */
+static inline bool open_to_write(int flags)
+{
+	return (flags & O_ACCMODE) != O_RDONLY;
+}
 
 static inline struct fs *req_fs(fuse_req_t req)
 {

@@ -253,7 +253,7 @@ static int passthrough_or_cached(fuse_req_t req, struct handle *h)
 		return err;
 	h->passthrough = true;
 	inode->passthrough_opens++;
-	if ((h->flags & O_ACCMODE) != O_RDONLY) {
+	if (open_to_write(h->flags)) {
 		inode->passthrough_writers++;
 		expect_changes(inode, h->flags);
 	}
@@ -282,7 +282,7 @@ void passthrough_release(fuse_req_t req, struct handle *h)
 	if (!h->passthrough)
 		return;
 	pthread_mutex_lock(&inode->lock);
-	inode->passthrough_writers -= (h->flags & O_ACCMODE) != O_RDONLY;
+	inode->passthrough_writers -= open_to_write(h->flags);
 	if (!--inode->passthrough_opens) {
 		fuse_passthrough_close(req, inode->backing_id);
 		inode->backing_id = 0;

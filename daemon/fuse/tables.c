@@ -326,12 +326,12 @@ static int get_contents(struct handle *h)
 		return err;
 	}
 	h->errors_seen = cfile_error_now(h->cfile);
-	if ((h->flags & O_ACCMODE) != O_RDONLY)
+	if (open_to_write(h->flags))
 		cache_opened_to_write(h->cfile, h->uid);
 	if (h->passthrough) {
 		inode->passthrough_opens++;
-		inode->passthrough_writers += (h->flags & O_ACCMODE) != O_RDONLY;
-	} else if ((h->flags & O_ACCMODE) != O_RDONLY) {
+		inode->passthrough_writers += open_to_write(h->flags);
+	} else if (open_to_write(h->flags)) {
 		cfile_will_be_written(h->cfile);
 	}
 	return 0;
@@ -377,7 +377,7 @@ static int get_handle(struct fs *fs, struct parcel *p)
 		goto undo;
 	h->id = id;
 	h->inode->refs++;
-	h->inode->writers += h->cfile && (h->flags & O_ACCMODE) != O_RDONLY;
+	h->inode->writers += h->cfile && open_to_write(h->flags);
 	return 0;
 
 undo:
