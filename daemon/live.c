@@ -8,8 +8,8 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "hardware.h"
 #include "base/util.h"
+#include "hardware.h"
 
 /* What programs on the host may map of home, and what they have beside it, is so much of it. */
 #define HOST_SHARE 2u
@@ -114,6 +114,16 @@ static int apply(struct live *l, const struct settings *set, struct said *said)
 #define DEVICE "device."
 #define ADD "device="
 
+bool live_adds(const char *word)
+{
+	return !strncmp(word, ADD, strlen(ADD));
+}
+
+bool live_is_of_devices(const char *word)
+{
+	return !strncmp(word, DEVICE, strlen(DEVICE)) || live_adds(word);
+}
+
 /* What budgets of devices become; 0: as they are. */
 struct budgets {
 	uint64_t bytes[CACHE_MAX_DEVICES];
@@ -170,7 +180,9 @@ static int added_end(struct live *l, struct added *a, int err, struct said *said
 		if (!err) {
 			err = cache_add_device(l->cache, a->dev[i]);
 			if (err)
-				say(said, "device %s: not added: another device does not answer; all else was changed\n", a->dev[i]->name);
+				say(said, "device %s: not added, nor others after it: another device does not answer; all else was changed\n", a->dev[i]->name);
+			if (err && i > 0)
+				log_warn("%u devices that were added by the same command are not those of another daemon after an upgrade", i);
 		}
 		if (err)
 			a->dev[i]->ops->destroy(a->dev[i]);
@@ -185,7 +197,7 @@ static int make_added(struct live *l, const char *words, size_t length, struct a
 	int err = 0;
 
 	for (const char *word = words; word < words + length && !err; word += strlen(word) + 1)
-		if (!strncmp(word, ADD, strlen(ADD)))
+		if (live_adds(word))
 			err = add_device(l, word + strlen(ADD), a, said);
 	return err;
 }
@@ -260,12 +272,7 @@ static bool same_setting(const char *a, const char *b)
 {
 	size_t length = (size_t)(strrchr(a, '=') - a);
 
-	return strncmp(a, ADD, strlen(ADD)) != 0 && !strncmp(a, b, length + 1);
-}
-
-static bool is_of_devices(const char *word)
-{
-	return !strncmp(word, DEVICE, strlen(DEVICE)) || !strncmp(word, ADD, strlen(ADD));
+	return !live_adds(a) && !strncmp(a, b, length + 1);
 }
 
 /* Forget those that @word, or NULL: the file, has changed again. Which devices there are, and their budgets, are not what the file says. */
@@ -275,7 +282,7 @@ static void words_drop(struct live *l, const char *word)
 
 	for (size_t at = 0; at < l->words_length; at += size) {
 		size = strlen(l->words + at) + 1;
-		if (word ? same_setting(word, l->words + at) : !is_of_devices(l->words + at))
+		if (word ? same_setting(word, l->words + at) : !live_is_of_devices(l->words + at))
 			continue;
 		memmove(l->words + kept, l->words + at, size);
 		kept += size;
@@ -351,19 +358,27 @@ static int change_words(struct live *l, const char *words, size_t length, struct
 	int err = 0, not_added;
 
 	for (const char *word = words; word < words + length && !err; word += strlen(word) + 1) {
-		if (!strncmp(word, DEVICE, strlen(DEVICE)))
+		if (live_adds(word))
+			continue;
+		if (live_is_of_devices(word)) {
 			err = change_device(l, word, &budgets, said);
-		else if (strncmp(word, ADD, strlen(ADD)) != 0 && (err = options_change(&next, word)))
-			say(said, "%s\n", next.why);
+		} else {
+			err = options_change(&next, word);
+			if (err)
+				say(said, "%s\n", next.why);
+		}
 	}
 	if (!err)
 		err = devices_off(l, &budgets, said);
 	if (!err)
 		err = apply(l, &next.set, said);
 	apply_budgets(l, &budgets, !err, said);
+	for (unsigned i = 0; i < CACHE_MAX_DEVICES && !err; i++)
+		if (budgets.done[i])
+			cache_device_unpin(l->cache, i);
 	not_added = added_end(l, added, err, said);
 	for (const char *word = words; word < words + length && !err; word += strlen(word) + 1) {
-		if (not_added && !strncmp(word, ADD, strlen(ADD)))
+		if (not_added && live_adds(word))
 			continue;
 		log_info("gaia set %s", word);
 		words_note(l, word);
@@ -374,7 +389,7 @@ static int change_words(struct live *l, const char *words, size_t length, struct
 static bool adds(const char *words, size_t length)
 {
 	for (const char *word = words; word < words + length; word += strlen(word) + 1)
-		if (!strncmp(word, ADD, strlen(ADD)))
+		if (live_adds(word))
 			return true;
 	return false;
 }

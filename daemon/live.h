@@ -54,6 +54,9 @@ void live_set_user_limits(struct live *l, const struct settings *set);
  * nothing. 0, or a negative errno, and @said says why: -EINVAL; -ENOTSUP: not while it is mounted; -ENOTCONN: it ends; -EBUSY.
  */
 int live_set(struct live *l, const char *words, size_t length, char *said, size_t size);
+/* Whether the word is about a device; or adds one. */
+bool live_is_of_devices(const char *word);
+bool live_adds(const char *word);
 /* Nothing changes any more, -EBUSY, until that is undone: another daemon takes the mount over. */
 void live_freeze(struct live *l, bool freeze);
 /* Words of these that say the same again to a daemon with the same options; to be freed. */

@@ -287,14 +287,13 @@ static uint64_t most_of_home(uint64_t home)
  */
 static int take_settings(struct daemon *d)
 {
-	bool same = d->options.devices_before < 0 || (unsigned)d->options.devices_before == d->devices.n, device;
+	bool same = d->options.devices_before < 0 || (unsigned)d->options.devices_before == d->devices.n;
 	const char *words = d->options.words;
 	char said[512];
 	int err;
 
 	for (size_t at = 0; at < d->options.words_length; at += strlen(words + at) + 1) {
-		device = !strncmp(words + at, "device", strlen("device")) && (words[at + 6] == '.' || words[at + 6] == '=');
-		if (device && !same) {
+		if (live_is_of_devices(words + at) && !same) {
 			log_warn("`gaia set %s` is over: the options name %u devices now, not %d", words + at, d->devices.n, d->options.devices_before);
 			continue;
 		}
@@ -302,7 +301,7 @@ static int take_settings(struct daemon *d)
 		if (!err)
 			continue;
 		log_warn("`gaia set %s` is lost: %.*s", words + at, (int)strcspn(said, "\n"), said);
-		if (device && words[at + 6] == '=')
+		if (live_adds(words + at))
 			return err;
 	}
 	return 0;

@@ -178,9 +178,11 @@ int cache_add_device(struct cache *c, struct device *device);
 /*
  * Take a device away: from now on nothing can be mapped, acquired, pinned or parked there, -ENODEV, and what is idle leaves in the background: what was
  * released there is fetched first. What programs hold stays until they release it. *@left: how much there is, bytes; cache_device() says when it is
- * nothing. Undone by cache_set_device(). Pins to it end; but -EBUSY, and nothing has changed: owners of the mount have pinned files to it that still have names.
+ * nothing. Undone by cache_set_device(). -EBUSY, and nothing has changed: owners of the mount have pinned files to it that still have names. Other pins
+ * keep their memory there until cache_device_unpin() ends them, if the device is off, which is not undone.
  */
 int cache_device_off(struct cache *c, unsigned device, uint64_t *left);
+void cache_device_unpin(struct cache *c, unsigned device);
 /*
  * [W] Fetch everything that is released, store everything that is dirty, sync the files. 0 or the first error. @unstored: NULL, or
  * an array to which the files that failed are added: {"path", "bytes" (that the store lacks now; 0 if only a sync has failed),

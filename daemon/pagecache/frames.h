@@ -70,9 +70,8 @@ unsigned frames_give(struct frames *fr, const frame_t *frame, unsigned n);
 frame_t frames_lend(struct frames *fr, void *memory);
 void frames_lend_end(struct frames *fr, frame_t first);
 /*
- * The next device of the table @fr->dev hears of all slabs, too, and has heard of those that there are. Slabs are made and given back beside
- * it, but wait meanwhile: it takes microseconds. One call at a time. -EBUSY: a device that has a slab to give back has not answered for 2 s, and nothing has
- * changed.
+ * The next device of the table @fr->dev hears of slabs, too: of all that there are, while nobody makes or gives back one. One call at a time.
+ * -EBUSY: a device that has a slab to give back has not answered for 2 s, and nothing has changed.
  */
 int frames_add_device(struct frames *fr);
 /* Whether it is a frame of such a slab. */

@@ -135,9 +135,14 @@ int cache_device_off(struct cache *c, unsigned device, uint64_t *left)
 	pthread_mutex_unlock(&dev->reserve);
 	if (err)
 		return err;
-	file_pins_end_on(dev);
 	*left += device_leaves(c, dev);
 	return 0;
+}
+
+void cache_device_unpin(struct cache *c, unsigned device)
+{
+	file_pins_end_on(cache_device_find(c, device));
+	call_trimmer(c);
 }
 
 /* ---- what is beyond leaves ---- */
