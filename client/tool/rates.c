@@ -86,13 +86,29 @@ int rounds_run(const struct rounds *r)
 	return status;
 }
 
+int report_failed(const char *path, int err)
+{
+	if (err == -ESTALE)
+		return fail("%s: another daemon serves it now", path);
+	if (err == -EBADMSG)
+		return fail("%s: the daemon's report is not JSON", path);
+	return fail_on(path, err);
+}
+
 int rounds_end(const struct rounds *r, int status)
 {
-	if (status == -ESTALE)
-		return fail("%s: another daemon serves it now", r->path);
-	if (status == -EBADMSG)
-		return fail("%s: the daemon's report is not JSON", r->path);
-	return status < 0 ? fail_on(r->path, status) : status;
+	return status < 0 ? report_failed(r->path, status) : status;
+}
+
+const json_t *row_named(const json_t *list, const char *key, const char *text)
+{
+	const json_t *one;
+	size_t k;
+
+	json_array_foreach(list, k, one)
+		if (!strcmp(string_at(one, key), text))
+			return one;
+	return NULL;
 }
 
 double number_at(const json_t *object, const char *key)

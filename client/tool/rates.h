@@ -20,6 +20,10 @@ double clock_seconds(void);
 
 /* A report of @path's mount (GAIA_REPORT_*), to be let go. 0 or a negative errno. */
 int fetch_json(const char *path, unsigned what, json_t **out);
+/* Says why fetch_json() gave no report; or -ESTALE, that another daemon serves the mount. Returns the exit status. */
+int report_failed(const char *path, int err);
+/* The row of the list in which this is the text of that name. NULL: there is none. */
+const json_t *row_named(const json_t *list, const char *key, const char *text);
 
 /* ---- reports, one interval after the other ---- */
 

@@ -61,27 +61,31 @@ static bool takes_away(const char *word, const json_t *device)
 /* How much there still is on devices that were taken away, in bytes. Says why one will not be empty. */
 static int look(const struct args *a, double *left, double *held)
 {
-	json_t *status = NULL, *device;
-	int exit = fetch_json(a->path, GAIA_REPORT_STATUS, &status);
+	json_t *status, *device;
+	int err = fetch_json(a->path, GAIA_REPORT_STATUS, &status), exit_status = EXIT_OK;
 	const char *name;
+	double here;
 	size_t k;
 
 	*left = *held = 0;
+	if (err)
+		return report_failed(a->path, err);
 	json_array_foreach(json_object_get(status, "devices"), k, device)
-		for (size_t i = 1; i < a->n_paths && !exit; i++) {
+		for (size_t i = 1; i < a->n_paths && !exit_status; i++) {
 			if (!takes_away(a->paths[i], device))
 				continue;
 			name = json_string_value(json_object_get(device, "name"));
-			*left += number_at(device, "used") + number_at(device, "cache_bytes");
+			here = number_at(device, "used") + number_at(device, "cache_bytes");
+			*left += here;
 			*held += number_at(device, "pinned");
 			if (number_at(device, "capacity") > 0)
-				exit = fail("%s: somebody has given device %s a size again", a->path, name);
-			else if (*left > 0 && json_is_true(json_object_get(device, "gone")))
-				exit = fail("%s: device %s has failed: what was only there is lost, and nothing of it can be given back", a->path, name);
+				exit_status = fail("%s: somebody has given device %s a size again", a->path, name);
+			else if (here > 0 && json_is_true(json_object_get(device, "gone")))
+				exit_status = fail("%s: device %s has failed: what was only there is lost, and nothing of it can be given back", a->path, name);
 			break;
 		}
 	json_decref(status);
-	return exit;
+	return exit_status;
 }
 
 static int wait_until_empty(const struct args *a)

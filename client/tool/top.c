@@ -99,13 +99,9 @@ static void put_rates(FILE *out, const struct round *r)
 /* The one of that name before; NULL: there was none. */
 static const json_t *same_device(const struct round *r, const json_t *device)
 {
-	const json_t *one;
-	size_t k;
-
-	json_array_foreach(json_object_get(r->before, "devices"), k, one)
-		if (!strcmp(string_at(one, "name"), string_at(device, "name")))
-			return one;
-	return device == json_object_get(r->after, "host") ? json_object_get(r->before, "host") : NULL;
+	if (device == json_object_get(r->after, "host"))
+		return json_object_get(r->before, "host");
+	return row_named(json_object_get(r->before, "devices"), "name", string_at(device, "name"));
 }
 
 static void put_device(FILE *out, const struct round *r, const json_t *device)

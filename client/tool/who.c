@@ -16,7 +16,7 @@
 /* A row of the daemon's, the same one earlier (NULL: it was not there), and what its place in the table goes by. */
 struct row {
 	const json_t *now, *before;
-	double weight;
+	double weight, then; /* and, where that is equal, by this */
 };
 
 /* A number that rises, a second. Of what has come meanwhile nothing is known. */
@@ -84,7 +84,7 @@ static int heaviest_first(const void *a, const void *b)
 {
 	const struct row *x = a, *y = b;
 
-	return (x->weight < y->weight) - (x->weight > y->weight);
+	return x->weight == y->weight ? (x->then < y->then) - (x->then > y->then) : x->weight < y->weight ? 1 : -1;
 }
 
 static void put_bytes(FILE *out, const json_t *row, const char *key)
@@ -99,17 +99,6 @@ static void put_more(FILE *out, size_t n, const char *what)
 }
 
 /* ---- clients and users ---- */
-
-static const json_t *same_wait(const json_t *client, const char *what)
-{
-	const json_t *one;
-	size_t k;
-
-	json_array_foreach(json_object_get(client, "waits"), k, one)
-		if (!strcmp(string_at(one, "for"), what))
-			return one;
-	return NULL;
-}
 
 struct waited {
 	const char *what;
@@ -134,7 +123,7 @@ static void put_waits(FILE *out, const struct round *r, const struct row *client
 
 	json_array_foreach(json_object_get(client->now, "waits"), k, one) {
 		const char *what = string_at(one, "for");
-		const json_t *before = client->before ? same_wait(client->before, what) : one;
+		const json_t *before = client->before ? row_named(json_object_get(client->before, "waits"), "for", what) : one;
 		double ns = number_at(one, "ns") - number_at(before, "ns");
 		struct waited w = { what, ns > 0 ? ns / r->seconds / 1e9 : 0, number_at(one, "now") };
 
@@ -157,9 +146,10 @@ void put_clients(FILE *out, const struct round *r)
 	size_t n, k;
 	struct row *list = rows_of_clients(r, &n);
 
-	/* By what they map if they are equally busy. */
-	for (k = 0; k < n; k++)
-		list[k].weight = row_rates(r, &list[k], calls) + number_at(list[k].now, "mapped_bytes") / 1e20;
+	for (k = 0; k < n; k++) {
+		list[k].weight = row_rates(r, &list[k], calls);
+		list[k].then = number_at(list[k].now, "mapped_bytes");
+	}
 	if (n > 0) {
 		qsort(list, n, sizeof(*list), heaviest_first);
 		fprintf(out, "\n%-7s %7s %7s %7s %7s %7s %7s %7s %7s %7s  %s\n", "CLIENT", "USER", "MAPPED", "DEVICES", "HOST", "PRIVATE", "PINNED",

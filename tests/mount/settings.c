@@ -471,6 +471,30 @@ static void expect_devices(const char *names)
 	cr_assert_str_eq(list, names);
 }
 
+static int wait_in_vain(void *arg)
+{
+	struct shell_result r = shell_run(mnt.path, 60, "\"$GAIA\" set --wait . device.sim0=off");
+	bool says_why = r.status == 1 && strstr(r.err, "are in use, and leave") && strchr(r.err, '\n')[1] != '\0';
+
+	(void)arg;
+	shell_free(&r);
+	return !says_why;
+}
+
+/* It says that it did not wait to the end. */
+EACH_WAY_BARE(settings, waiting_ends_with_the_daemon)
+{
+	struct actor *a = start_with_a_held_chunk();
+	pid_t waits = child_start(wait_in_vain, NULL);
+
+	while (STATUS("devices", "0", "used") > 2 * MIB)
+		pause_briefly();
+	mnt_crash(&mnt);
+	cr_assert_eq(child_wait(waits), 0);
+	actor_kill(a);
+	cr_assert_eq(mnt_restart(&mnt), 0);
+}
+
 /* For programs that run already, too; and for the next daemon. */
 EACH_WAY_BARE(settings, a_device_is_added)
 {
