@@ -7,7 +7,6 @@
  * eight bytes, and from the second page on two slots of 64-bit words; those of the array number e are e. It ends by SIGKILL only, its
  * own or models.py's; or with status 1 when a byte was wrong.
  */
-#define _GNU_SOURCE
 #include <err.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -64,6 +64,13 @@ void way_clean_up(void);
 		cr_skip_test(__VA_ARGS__); \
 	} while (0)
 
+/* For tests that fork() beside threads of the library which may be allocating just then, and whose children allocate, too. */
+#ifdef __SANITIZE_ADDRESS__
+#define WAY_NOT_FOR_ASAN WAY_SKIP("AddressSanitizer (GCC 12) does not lock its allocator for a fork(), so a child may wait for ever")
+#else
+#define WAY_NOT_FOR_ASAN (void)0
+#endif
+
 #define WAY_SECONDS 200
 
 #define WAY_TEST(suite, name, w, init_fn)                                               \
