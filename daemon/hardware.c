@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/util.h"
+#include "device/huge.h"
 
 /* @dev, or what makes it fail. Ends it if there is no memory for that. */
 static int wrap(struct device *dev, bool faults, struct device **out)
@@ -91,6 +92,10 @@ static int make_devices(struct devices *dv, const struct options *o)
 
 int devices_start(struct devices *dv, const struct options *o, bool faults)
 {
+	int err = o->huge_pages ? huge_start() : 0;
+
+	if (err)
+		log_warn("--huge-pages: %s: memory of chunks stays small pages", strerror(-err));
 	dv->faults = faults;
 	return make_devices(dv, o);
 }

@@ -26,6 +26,7 @@
 #include "base/util.h"
 #include "control/control.h"
 #include "device/device.h"
+#include "device/huge.h"
 #include "ending.h"
 #include "fuse/fs.h"
 #include "hardware.h"
@@ -643,6 +644,7 @@ static int stop(struct daemon *d)
 		cache_destroy(d->cache);
 	else
 		devices_destroy(&d->devices);
+	huge_end();
 	if (d->fs)
 		fs_destroy(d->fs);
 	if (d->store)

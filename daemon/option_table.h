@@ -65,6 +65,10 @@
 	  "otherwise: no other machine can change it, or none\n"                                                        \
 	  "does while it is mounted here",                                                                              \
 	  parse_source, "mount anew")                                                                                                 \
+	X("huge-pages", 0, "on|off",                                                                                    \
+	  "make memory of simulated devices and of the host that\n"                                                    \
+	  "programs map huge pages, in the background (on)",                                                            \
+	  parse_huge_pages, "mount anew")                                                                               \
 	X("dedup", 0, "off|home|all-users",                                                                            \
 	  "keep equal pages of --home once: of files of the same\n"                                                    \
 	  "owner, or of all files: then users can find out what\n"                                                     \

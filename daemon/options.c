@@ -388,6 +388,15 @@ static int parse_storage_io(struct options *o, const char *text)
 	return -EINVAL;
 }
 
+static int parse_huge_pages(struct options *o, const char *text)
+{
+	o->huge_pages = !strcmp(text, "on");
+	if (o->huge_pages || !strcmp(text, "off"))
+		return 0;
+	refuse(o, "--huge-pages %s: not one of on, off", text);
+	return -EINVAL;
+}
+
 static int parse_dedup(struct options *o, const char *text)
 {
 	static const char *const ways[] = { [CACHE_DEDUP_OFF] = "off", [CACHE_DEDUP_HOME] = "home", [CACHE_DEDUP_ALL_USERS] = "all-users" };
@@ -522,6 +531,7 @@ void options_begin(struct options *o)
 		.cpu_cache = FS_AUTO,
 		.direct = true,
 		.supervised = true,
+		.huge_pages = true,
 		.devices_before = -1,
 	};
 }

@@ -45,6 +45,7 @@ struct options {
 	const char *metrics; /* where they are served; NULL: nowhere */
 	enum fs_cpu_cache cpu_cache;
 	bool trusts_source; /* --source was given */
+	bool huge_pages;
 	enum cache_dedup dedup;
 	char *words; /* of `gaia set`, for the daemon before this one, each with its NUL; NULL: none */
 	size_t words_length;

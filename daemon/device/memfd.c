@@ -67,8 +67,11 @@ int memfd_make(const char *name, const void *bytes, struct memfd *out)
 		goto close_fd;
 	what = "mmap";
 	out->at = map_aligned(out->fd);
-	if (out->at != MAP_FAILED)
+	if (out->at != MAP_FAILED) {
+		out->huge = (struct huge_wish){ 0 };
+		huge_ask(&out->huge, out->fd);
 		return 0;
+	}
 
 close_fd:
 	err = errno;
@@ -85,6 +88,7 @@ fail:
 
 void memfd_end(struct memfd *m)
 {
+	huge_forget(&m->huge);
 	munmap(m->at, GAIA_CHUNK);
 	if (fallocate(m->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, GAIA_CHUNK))
 		log_warn("giving back memory of a device: %s", strerror(errno));

@@ -1,0 +1,36 @@
+/*
+ * huge.h - host memory of chunks becomes huge pages, in the background.
+ *
+ * A chunk of host memory (memfd.h) is 512 pages at first. As one huge page it is mapped by a process at the cost of one page, and
+ * read with fewer misses of the TLB: a process that maps a file which is there already has it sooner. A thread of its own
+ * makes them, MADV_COLLAPSE, some time after the memory was made; what programs see in it does not change by that, nor are
+ * they kept from it. Where the kernel cannot (before Linux 6.1; shmem_enabled set to deny) the thread ends, after a line in
+ * the log. Thread-safe, but for huge_start() and huge_end().
+ */
+#ifndef GAIA_DEVICE_HUGE_H
+#define GAIA_DEVICE_HUGE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+/* A chunk's place among those that are to become huge; zeroed by its owner at first, who leaves the rest alone. */
+struct huge_wish {
+	TAILQ_ENTRY(huge_wish) link;
+	int fd;
+	unsigned tries;
+	uint64_t from_ns; /* not before */
+	enum { HUGE_NOWHERE, HUGE_QUEUED, HUGE_IN_HAND } where;
+};
+
+/* Without it nothing becomes huge. 0, or a negative errno. */
+int huge_start(void);
+/* Before the last chunk is gone or afterwards. Nothing if it was not started. */
+void huge_end(void);
+
+/* @fd: a memfd of GAIA_CHUNK bytes. Until huge_forget(), @w and @fd stay. */
+void huge_ask(struct huge_wish *w, int fd);
+/* Waits for nothing: if the thread has the chunk in hand it goes on with a descriptor of its own. */
+void huge_forget(struct huge_wish *w);
+
+#endif
