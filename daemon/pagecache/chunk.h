@@ -100,6 +100,8 @@ struct chunk {
 	frame_t lent; /* of memory that clients may map, the frame for its first page (see view.h); 0: there is none. It ends with all pages locked, and none in view */
 	struct old_memory *old; /* all pages are locked, too, when it changes */
 
+	bool lacks_bases; /* lock: home has dropped pages of a passthrough file that devices go on with: see passthrough.c */
+
 	atomic_bool referenced; /* used since the LRU scan last looked at it */
 	atomic_bool spared; /* it did so, and there is only what other pages have, too */
 

@@ -47,6 +47,7 @@ static struct cfile *cfile_create(struct cache *c, uint64_t key, const struct cf
 	atomic_init(&f->cpu_writes, CPU_WRITES);
 	range_init(&f->range);
 	pthread_mutex_init(&f->lock, NULL);
+	pthread_mutex_init(&f->distrust, NULL);
 	TAILQ_INIT(&f->unsynced);
 	TAILQ_INIT(&f->syncs);
 	TAILQ_INIT(&f->gave_way);
@@ -136,6 +137,7 @@ void cfile_unuse(struct cfile *f)
 	if (f->store_w)
 		f->store_w->ops->close(f->store_w);
 	pthread_cond_destroy(&f->sync_ended);
+	pthread_mutex_destroy(&f->distrust);
 	pthread_mutex_destroy(&f->lock);
 	pthread_rwlock_destroy(&f->range);
 	f->source.release(f->cookie);

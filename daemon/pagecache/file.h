@@ -77,6 +77,9 @@ struct cfile {
 	 * of CPU_*, and how often that changed.
 	 */
 	atomic_uint_least64_t cpu_writes;
+	atomic_bool lacks_bases; /* of some chunk that may be so */
+	atomic_bool distrusting;  /* they are being looked for */
+	pthread_mutex_t distrust; /* held while these are looked for; before page locks and chunk->lock */
 	/* Where sequential readers would continue: hints, relaxed. */
 	atomic_uint_least64_t stream[READ_STREAMS];
 	atomic_uint oldest_stream;

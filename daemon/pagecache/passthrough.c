@@ -14,7 +14,10 @@
  * put is dirty: the base is kept then as the page's `under`, and the writeback thread tries again.
  *
  * The store changes without notice to us. So home is not a copy of it that could be dropped and read again: dropping
- * a tracked page makes its replicas stale, and one that is somebody's base stays (home_may_leave()).
+ * a tracked page makes its replicas stale, and one that is somebody's base stays (home_may_leave()). But as long as nobody can write the file,
+ * and home has had all changes, what home drops is on the devices as it is in the store: there it stays current, and home must have it again
+ * before it is held for writing. When a program is about to get a descriptor that can write, what home lacks then becomes stale
+ * (cfile_cpu_writes()). So of a file that is larger than home, and is only read, each page is read once.
  *
  * A file begins this way and leaves it once, when it is certain that nobody has the store's file open any more.
  */
@@ -28,6 +31,7 @@
 #include "base/counters.h"
 #include "base/fault.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "base/uses.h"
 #include "base/util.h"
 #include "pagecache/cache.h"
@@ -55,12 +59,54 @@ static uint64_t next_state(uint64_t now, unsigned state)
 	return now - now % CPU_STATES + CPU_STATES + state;
 }
 
+/* What home lacks cannot be compared with what CPU programs are going to write, so no device's copy of it counts any more. */
+static void distrust_chunk(struct chunk *ch)
+{
+	pthread_mutex_lock(&ch->lock);
+	for (unsigned i = 0; i < GAIA_CHUNK_PAGES && ch->lacks_bases && ch->track; i++) {
+		if (page_present(ch, i))
+			continue;
+		/* Who has it locked may be bringing it home, from a store that is as it was. */
+		pages_lock(ch, i, i + 1);
+		if (ch->track && !page_present(ch, i))
+			home_distrust(ch, i);
+		pages_unlock(ch, i, i + 1);
+	}
+	ch->lacks_bases = false;
+	pthread_mutex_unlock(&ch->lock);
+}
+
+static void distrust(struct cfile *f)
+{
+	struct chunk **list;
+	unsigned n;
+
+	thread_waits();
+	/* Others wait until it is done, too: they are about to write. */
+	pthread_mutex_lock(&f->distrust);
+	if (atomic_load(&f->lacks_bases)) {
+		atomic_store(&f->distrusting, true);
+		atomic_store(&f->lacks_bases, false);
+		n = chunk_list_get(f, 0, UINT64_MAX, &list);
+		for (unsigned k = 0; k < n; k++) {
+			distrust_chunk(list[k]);
+			chunk_unlist(list[k]);
+			chunk_put(list[k]);
+		}
+		free(list);
+		atomic_store(&f->distrusting, false);
+	}
+	pthread_mutex_unlock(&f->distrust);
+}
+
 void cfile_cpu_writes(struct cfile *f)
 {
 	uint64_t now = atomic_load(&f->cpu_writes);
 
 	while (!atomic_compare_exchange_weak(&f->cpu_writes, &now, next_state(now, CPU_WRITES)))
 		;
+	if ((atomic_load(&f->lacks_bases) || atomic_load(&f->distrusting)) && !fault_point("break.trust_what_home_lacks"))
+		distrust(f);
 }
 
 bool cfile_cpu_may_write(struct cfile *f)
@@ -71,6 +117,15 @@ bool cfile_cpu_may_write(struct cfile *f)
 bool passthrough_compares(struct cfile *f)
 {
 	return cfile_is_passthrough(f) && atomic_load(&f->cpu_writes) % CPU_STATES != CPU_IMPORTED;
+}
+
+bool passthrough_is_trusted(struct cfile *f)
+{
+	if (passthrough_compares(f))
+		return false;
+	atomic_store(&f->lacks_bases, true);
+	/* Either we see that somebody may write, or who may sees this, and waits for the chunk's lock. */
+	return !passthrough_compares(f);
 }
 
 uint64_t cfile_cpu_stops(struct cfile *f)

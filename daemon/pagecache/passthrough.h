@@ -15,6 +15,11 @@ struct mapping;
 
 /* Whether CPU programs may write the store's file past us: acquires and releases read it to compare. */
 bool passthrough_compares(struct cfile *f);
+/*
+ * The same, the other way round, asked before something is done that is right only as long as it is so: if a CPU program may write the file at any
+ * time from now on, cfile_cpu_writes() looks at each chunk with lacks_bases before that. The chunk's lock is held until it is set.
+ */
+bool passthrough_is_trusted(struct cfile *f);
 /* Update the size to that of the store's file. file->range is held. */
 int passthrough_size(struct cfile *f);
 /* The same, with file->range not held: what follows goes by the size. */

@@ -275,7 +275,7 @@ static unsigned pages_take(struct readahead *ra, struct replica *rep, unsigned a
  */
 static void home_lacks_again(struct chunk *ch, unsigned i)
 {
-	if (page_present(ch, i) && !page_dirty(ch, i) && !page_in_view(ch, i) && !cfile_is_passthrough(ch->file))
+	if (page_present(ch, i) && !page_dirty(ch, i) && !page_in_view(ch, i) && !passthrough_compares(ch->file) && home_may_leave(ch, i))
 		page_drop(ch, i);
 }
 

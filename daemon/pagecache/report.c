@@ -324,6 +324,8 @@ static void check_replica_page(struct chunk *ch, struct replica *rep, unsigned i
 	bug_on(r->cut > GAIA_PAGE);
 	/* Beyond the end of the file there is only what is void. */
 	bug_on(page_limit(ch, i) == 0 && (r->flags & REPLICA_PRESENT) && (r->cut > 0 || !r->written));
+	/* The store may change without our noticing. */
+	bug_on(home_lacks_base(ch, i) && page_limit(ch, i) > 0 && !atomic_load(&rep->dev->gone) && home_base_needed(ch, i));
 	/* The base of what is to be merged exists, except if the device is gone: then nothing is merged. */
 	if (!atomic_load(&rep->dev->gone) && ((r->flags & REPLICA_AHEAD) || r->written) && r->cut > 0 &&
 	    !(r->flags & REPLICA_FRESH) && r->seen != ch->track->page[i].home_id)

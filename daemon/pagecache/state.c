@@ -14,6 +14,7 @@
 #include "pagecache/file.h"
 #include "pagecache/frames.h"
 #include "pagecache/home.h"
+#include "pagecache/passthrough.h"
 #include "pagecache/root.h"
 #include "pagecache/state_inner.h"
 #include "pagecache/view.h"
@@ -96,6 +97,7 @@ void replica_not_current(const struct replica *rep, unsigned a, unsigned b, bool
 static bool is_current(struct replica *rep, unsigned i, bool write)
 {
 	return (!write || rep->n_undetecting == 0 || (rep->page[i].flags & REPLICA_ARMED)) && !replica_hides(rep, i) &&
+	       !(write && home_lacks_base(rep->chunk, i)) &&
 	       replica_step(rep, i, write) == TRACK_NOTHING && page_limit(rep->chunk, i) > 0;
 }
 
@@ -317,10 +319,31 @@ bool home_may_leave(struct chunk *ch, unsigned i)
 	v = state_view(ch, i, buf);
 	if (track_ahead(&v) || track_base_needed(&v, v.t->home_id) || under_bytes(ch, i))
 		return false;
+	if (passthrough_is_trusted(ch->file)) {
+		ch->lacks_bases = true;
+		for (unsigned k = 0; k < ch->n_replicas; k++)
+			bit_set(ch->replica[k]->unready, i);
+		return true;
+	}
 	/* The store may have something else when it is read next. */
 	track_home_changed(&v);
 	state_touched(ch, i);
 	return true;
+}
+
+void home_distrust(struct chunk *ch, unsigned i)
+{
+	struct page_replica *buf[CACHE_MAX_REPLICAS];
+	struct page_view v = state_view(ch, i, buf);
+
+	bug_on(track_ahead(&v) || track_base_needed(&v, v.t->home_id));
+	track_home_changed(&v);
+	state_touched(ch, i);
+}
+
+bool home_lacks_base(const struct chunk *ch, unsigned i)
+{
+	return cfile_is_passthrough(ch->file) && !page_present(ch, i);
 }
 
 void home_change(struct chunk *ch, unsigned i, bool present, frame_t *spare)

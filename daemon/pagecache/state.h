@@ -33,9 +33,14 @@ void track_maybe_free(struct chunk *ch);
 bool home_base_needed(struct chunk *ch, unsigned i);
 /*
  * Whether home's copy of page i, which is clean and locked by nobody else, may be dropped to free
- * memory. If the answer is yes it must be dropped: in a passthrough file the devices' copies of the page are stale then.
+ * memory. If the answer is yes it must be dropped: in a passthrough file that CPU programs may write the devices' copies of the page are stale
+ * then; in another one they cannot be written until home has it again, which is what they are compared with.
  */
 bool home_may_leave(struct chunk *ch, unsigned i);
+/* Home lacks the page, which is locked, of a passthrough file that CPU programs may write from now on: the devices' copies are stale. */
+void home_distrust(struct chunk *ch, unsigned i);
+/* Whether home must have the page before it may be held for writing: it is what a CPU program's writes, and a release, will be compared with. */
+bool home_lacks_base(const struct chunk *ch, unsigned i);
 /*
  * Home's bytes are about to change in place. The old ones, if @present and a base of somebody's, are kept in *@spare, a
  * frame, which is set to 0 then; and home gets a new id.

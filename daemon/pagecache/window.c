@@ -254,6 +254,22 @@ static void part_put_off(struct part *pt)
 		}
 }
 
+/* It is to be written, is there, and home has nothing to compare it with. The page is locked. */
+static bool lacks_base(const struct part *pt, unsigned i)
+{
+	return pt->write && pt->step[i] == TRACK_NOTHING && home_lacks_base(pt->ch, i);
+}
+
+static bool part_lacks_bases(const struct part *pt)
+{
+	bool lacks = false;
+
+	if (pt->write && cfile_is_passthrough(pt->ch->file))
+		FOR_TODO(pt, i)
+			lacks |= lacks_base(pt, i);
+	return lacks;
+}
+
 static int part_fill(const struct window *w, struct part *pt)
 {
 	uint64_t pages[GAIA_CHUNK_PAGES / 64] = { 0 };
@@ -261,7 +277,7 @@ static int part_fill(const struct window *w, struct part *pt)
 	int err, ended;
 
 	FOR_TODO(pt, i)
-		if (pt->step[i] == TRACK_SEND || pt->step[i] == TRACK_PULL)
+		if (pt->step[i] == TRACK_SEND || pt->step[i] == TRACK_PULL || lacks_base(pt, i))
 			bit_set(pages, i);
 	fills.quiet = w->quiet;
 	err = home_fill_begin(&fills, pt->ch, pt->a, pt->b, pages);
@@ -278,9 +294,10 @@ static int window_fill(struct window *w, bool *any)
 	for (unsigned k = 0; k < w->n && !err; k++) {
 		struct part *pt = w->at[k];
 
-		if (!part_has(pt, STEP(SEND) | STEP(PULL)))
+		if (!part_has(pt, STEP(SEND) | STEP(PULL)) && !part_lacks_bases(pt))
 			continue;
-		*any = true;
+		*any |= part_has(pt, STEP(SEND) | STEP(PULL));
+		/* Those of files that are passed through never go with others. */
 		if (has_one_part(w))
 			err = part_fill(w, pt);
 		else

@@ -613,3 +613,77 @@ AUTO_WAY_BARE(fs_passthrough, where_it_cannot_be_had_status_says_why)
 	cr_assert(strstr(r.out, "\"not_auto\": \"only root may pass files through\""), "%s", r.out);
 	shell_free(&r);
 }
+
+/* ---- larger than home ---- */
+
+#define LARGE (48 << 20)
+
+static void start_large(char *bytes)
+{
+	static const char *const args[] = { "--device", "sim:64M", "--home", "16M", NULL };
+	int fd;
+
+	for (size_t i = 0; i < LARGE; i++)
+		bytes[i] = (char)(i / 4096 * 31 + i % 251);
+	way_start(args);
+	fd = openat(both_root[ON_MOUNT], "large", O_CREAT | O_WRONLY | O_CLOEXEC, 0644);
+	cr_assert_geq(fd, 0);
+	cr_assert_eq(write(fd, bytes, LARGE), LARGE);
+	close(fd);
+}
+
+/* What a program reads that maps it anew is as in @bytes. Returns how many pages the daemon read from storage. */
+static long read_large(const char *bytes)
+{
+	long before = STATUS("counters", "storage_reads");
+	int fd = openat(both_root[ON_MOUNT], "large", O_RDONLY | O_CLOEXEC);
+	char *p = gaia_mmap(LARGE, PROT_READ, fd, 0, 0);
+
+	cr_assert_neq(p, MAP_FAILED, "%s", gaia_last_error_text());
+	cr_assert_eq(gaia_acquire(p, LARGE, PROT_READ), 0, "%s", gaia_last_error_text());
+	cr_assert_eq(memcmp(p, bytes, LARGE), 0);
+	cr_assert_eq(gaia_release(p, LARGE), 0);
+	cr_assert_eq(gaia_munmap(p, LARGE), 0);
+	close(fd);
+	return STATUS("counters", "storage_reads") - before;
+}
+
+Test(fs_passthrough, larger_than_home_is_read_once, .init = way_bare_auto, .fini = way_clean_up, .timeout = WAY_SECONDS)
+{
+	char *bytes = malloc(LARGE), *p;
+	int fd, reader;
+
+	cr_assert(bytes);
+	start_large(bytes);
+	/* As long as somebody has it open it stays passed through. */
+	reader = openat(both_root[ON_MOUNT], "large", O_RDONLY | O_CLOEXEC);
+	cr_assert_eq(read_large(bytes), LARGE / 4096);
+	cr_assert(in_passthrough("large"));
+	cr_assert_eq(read_large(bytes), 0);
+
+	/* Then a program writes it: by write(2), and by stores. */
+	fd = openat(both_root[ON_MOUNT], "large", O_RDWR | O_CLOEXEC);
+	for (size_t at = 12345; at < LARGE; at += LARGE / 7) {
+		bytes[at] ^= 0x55;
+		cr_assert_eq(pwrite(fd, bytes + at, 1, (off_t)at), 1);
+	}
+	p = mmap(NULL, LARGE, RW, MAP_SHARED, fd, 0);
+	cr_assert_neq(p, MAP_FAILED);
+	close(fd);
+	read_large(bytes);
+	for (size_t at = 54321; at < LARGE; at += LARGE / 5)
+		p[at] = bytes[at] ^= 0x55;
+	read_large(bytes);
+	munmap(p, LARGE);
+
+	/* Nobody can any more. */
+	read_large(bytes);
+	cr_assert_eq(read_large(bytes), 0);
+	cr_assert(in_passthrough("large"));
+	/* It is cached from now on, since devices use it: what they have stays what it is. */
+	close(reader);
+	cr_assert_eq(read_large(bytes), 0);
+	cr_assert_not(in_passthrough("large"));
+	free(bytes);
+	way_end();
+}

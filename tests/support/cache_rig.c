@@ -341,8 +341,12 @@ static ssize_t read_below(struct kfile *kf, void *buf, size_t len, uint64_t off)
 static int write_below(struct kfile *kf, const void *buf, size_t len, uint64_t off)
 {
 	struct iovec iov = { (void *)buf, len };
-	int err = kf->below->ops->write(kf->below, &iov, 1, (off_t)off);
+	int err;
 
+	/* Who writes has opened it for that. */
+	if (!cfile_cpu_may_write(kf->cfile))
+		cfile_cpu_writes(kf->cfile);
+	err = kf->below->ops->write(kf->below, &iov, 1, (off_t)off);
 	if (!err)
 		kgrow(kf, off + len);
 	return err;
@@ -597,6 +601,13 @@ static void close_below(struct kfile *kf)
 	if (kf->below)
 		kf->below->ops->close(kf->below);
 	kf->below = NULL;
+}
+
+int kfile_writers_leave(struct kfile *kf)
+{
+	uint64_t stopped = cfile_cpu_stops(kf->cfile);
+
+	return stopped ? cfile_cpu_stopped(kf->cfile, stopped) : 0;
 }
 
 int kfile_leave_passthrough(struct kfile *kf)

@@ -131,6 +131,8 @@ struct kfile {
 
 /* A file of the store. Contents that exist are left alone; what is missing up to @size is a hole. */
 struct kfile *kfile_create(struct rig *rig, int ref, uint64_t size);
+/* No process has the passthrough file, if it is one, open for writing any more. Whoever writes it opens it anew. Returns an error of the store's. */
+int kfile_writers_leave(struct kfile *kf);
 /* No process has the passthrough file open any more: from now on it is cached. Returns an error of the store's. */
 int kfile_leave_passthrough(struct kfile *kf);
 /* The inode is forgotten: write back, cfile_put(), cache_forget(). Frees it. @gone: its last name went, too. */

@@ -186,6 +186,118 @@ Test(passthrough, nothing_is_compared_if_no_process_can_write)
 	end();
 }
 
+/* ---- what home lacks ---- */
+
+/* All of the chunk is on the device, home has dropped it, and nobody can write the file. */
+static void begin_lacking(void)
+{
+	begin_passthrough();
+	write_cpu(0, "fixed");
+	cr_assert_eq(kfile_writers_leave(kf), 0);
+	expect_device(dev, 0, "fixed");
+	release_all(dev);
+	cr_assert_eq(client_acquire(dev, 0, GAIA_CHUNK, GAIA_PROT_RW), 0);
+	release_all(dev);
+	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
+}
+
+Test(passthrough, what_home_drops_of_a_file_that_nobody_can_write_is_not_read_again)
+{
+	uint64_t reads, sent;
+
+	begin_lacking();
+	reads = counter_value(CTR_storage_reads);
+	sent = counter_value(CTR_home_to_device);
+	cr_assert_eq(client_acquire(dev, 0, GAIA_CHUNK, GAIA_PROT_READ), 0);
+	expect_device(dev, 0, "fixed");
+	release_all(dev);
+	cr_assert_eq(counter_value(CTR_storage_reads), reads);
+	cr_assert_eq(counter_value(CTR_home_to_device), sent);
+	cache_check(rig->cache);
+	end();
+}
+
+Test(passthrough, what_home_lacks_is_stale_once_somebody_can_write)
+{
+	begin_lacking();
+	write_cpu(0, "moved");
+	expect_device(dev, 0, "moved");
+	release_all(dev);
+	cache_check(rig->cache);
+	end();
+}
+
+/* As long as others write: what a release publishes is compared with what was there when the page was acquired. */
+Test(passthrough, what_home_lacks_comes_home_before_it_is_held_for_writing)
+{
+	begin_lacking();
+	cr_assert_eq(client_acquire(dev, 0, GAIA_PAGE, GAIA_PROT_RW), 0);
+	write_cpu(0, "F");
+	client_store(dev, "D", 1, 4);
+	release_all(dev);
+	expect_cpu(0, "FixeD");
+	cache_check(rig->cache);
+	end();
+}
+
+Test(passthrough, what_home_lacks_comes_home_for_other_devices)
+{
+	struct client *other;
+
+	begin_lacking();
+	other = new_client(1);
+	expect_device(other, 0, "fixed");
+	release_all(other);
+	write_cpu(0, "moved");
+	expect_device(dev, 0, "moved");
+	expect_device(other, 0, "moved");
+	end();
+}
+
+static _Atomic unsigned opened;
+
+static void *open_to_write(void *arg)
+{
+	(void)arg;
+	cfile_cpu_writes(kf->cfile);
+	opened++;
+	return NULL;
+}
+
+static int acquire_to_write(void *cl)
+{
+	return client_acquire(cl, 0, GAIA_PAGE, GAIA_PROT_RW);
+}
+
+/* What is being brought is what the store has until then. */
+Test(passthrough, who_opens_it_for_writing_waits_for_what_is_being_brought)
+{
+	struct held acquire = { .point = "device.copy_out", .call = acquire_to_write };
+	pthread_t thread[2];
+
+	begin_lacking();
+	acquire.arg = dev;
+	/* So that it is certain where it comes from. */
+	fault_arm("source.store_is_dear", -ENOSPC, 0, 0);
+	held_begin(&acquire);
+	for (unsigned k = 0; k < 2; k++)
+		cr_assert_eq(pthread_create(&thread[k], NULL, open_to_write, NULL), 0);
+	while (!cfile_cpu_may_write(kf->cfile))
+		sched_yield();
+	for (unsigned k = 0; k < 1000; k++)
+		sched_yield();
+	cr_assert_eq(opened, 0);
+	cr_assert_eq(held_end(&acquire), 0);
+	for (unsigned k = 0; k < 2; k++)
+		pthread_join(thread[k], NULL);
+	write_cpu(0, "F");
+	client_store(dev, "D", 1, 4);
+	release_all(dev);
+	expect_cpu(0, "FixeD");
+	cache_check(rig->cache);
+	end();
+}
+
 Test(passthrough, what_was_written_before_processes_stopped_is_acquired)
 {
 	uint64_t stopped;
