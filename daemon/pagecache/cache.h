@@ -284,7 +284,8 @@ struct cache_read {
 
 /*
  * @kernel: the reply fills the kernel's page cache, so home need not keep the pages (false: O_DIRECT, or a reader
- * inside the daemon). At most CACHE_READ_MAX bytes. After 0, call cache_read_end() when the kernel has been given the bytes.
+ * inside the daemon). At most CACHE_READ_MAX bytes. After 0, call cache_read_end() when the kernel has been given the bytes;
+ * the file stays until then, though its last user may have put it when the kernel had them.
  */
 int cache_read_begin(struct cfile *f, off_t off, size_t len, bool kernel, struct cache_read *rd);
 void cache_read_end(struct cache_read *rd);

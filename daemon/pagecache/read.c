@@ -200,6 +200,8 @@ int cache_read_begin(struct cfile *f, off_t off, size_t len, bool kernel, struct
 	rd->file = f;
 	rd->off = off;
 	rd->kernel = kernel;
+	/* The caller's hold may end before the read: a program that has its bytes may close the file at once. */
+	cfile_use(f);
 	pthread_rwlock_rdlock(&f->range);
 	size = cfile_size(f);
 	if (at >= size || len == 0)
@@ -230,6 +232,7 @@ int cache_read_begin(struct cfile *f, off_t off, size_t len, bool kernel, struct
 unshare:
 	unshare_parts(rd, false);
 	pthread_rwlock_unlock(&f->range);
+	cfile_unuse(f);
 	return err;
 }
 
@@ -276,6 +279,7 @@ void cache_read_end(struct cache_read *rd)
 {
 	unshare_parts(rd, rd->kernel);
 	pthread_rwlock_unlock(&rd->file->range);
+	cfile_unuse(rd->file);
 }
 
 ssize_t cache_read(struct cfile *f, void *buf, size_t len, off_t off)

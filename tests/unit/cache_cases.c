@@ -1126,3 +1126,18 @@ Test(rule_7, a_client_that_shares_a_page_goes_on_writing_it)
 	expect_cpu(0, "a.bB.A.c");
 	end();
 }
+
+/* The kernel has been given the bytes, and the program has closed the file, before the reading thread is done with it. */
+Test(read, the_file_stays_until_a_read_has_ended)
+{
+	struct cache_read rd;
+
+	begin_devices(1);
+	cr_assert_eq(cache_read_begin(kf->cfile, 4 * GAIA_CHUNK, 1, true, &rd), 0);
+	cr_assert_eq(rd.bytes, 0);
+	kfile_forget(kf);
+	cr_assert_eq(kf->released, 0);
+	kfile_remember(kf);
+	cache_read_end(&rd);
+	end();
+}
