@@ -239,8 +239,16 @@ static int connect_conn(struct conn *c, int fd)
 	uint64_t seq;
 	int err = wire_handshake(c->sock, fd, &c->key, &seq, &c->features);
 
+	if (err == -ESTALE) {
+		pthread_mutex_lock(&gaia_lock);
+		close(c->sock);
+		err = make_socket(c);
+		pthread_mutex_unlock(&gaia_lock);
+		if (!err)
+			err = wire_handshake(c->sock, fd, &c->key, &seq, &c->features);
+	}
 	if (err)
-		return err;
+		return err == -ESTALE ? -ENOTCONN : err;
 	c->seq = seq;
 	return start_thread(&c->thread, conn_thread, c, "gaia");
 }

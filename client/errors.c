@@ -162,6 +162,8 @@ static const char *advice(int err)
 	case ENOTCONN:
 		return about.forked ? "a child of fork() has none of its parent's mappings: map the file in the child" :
 				      "the daemon has ended, or disconnected this process: map the file again, after mounting again if need be";
+	case EHOSTUNREACH:
+		return "this process is in another network namespace than the daemon (a container), which may not make a socket there: run the daemon as root, or the program in the daemon's namespace";
 	case EPROTO:
 		return "the library and the daemon are of versions too far apart; the daemon's log names both";
 	case EMFILE:

@@ -48,12 +48,10 @@ int fetch_report_fd(int fd, unsigned what)
 	unsigned n;
 	int sock, err;
 
-	sock = wire_socket();
-	if (sock < 0)
-		return sock;
-	err = wire_handshake(sock, fd, &io.key, &seq, NULL);
-	if (!err)
-		err = wire_ioctl(fd, GAIA_IOC_REPORT, &io);
+	err = wire_join(&sock, fd, &io.key, &seq, NULL);
+	if (err)
+		return err;
+	err = wire_ioctl(fd, GAIA_IOC_REPORT, &io);
 	/*
 	 * EAGAIN: the socket has room, since only the report comes through it, but the daemon may have too many
 	 * descriptors in flight.

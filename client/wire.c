@@ -17,6 +17,7 @@
 #include <sys/un.h>
 #include <sys/utsname.h>
 #include <sys/xattr.h>
+#include <time.h>
 #include <unistd.h>
 
 /* A daemon answers the handshake within microseconds. A stopped daemon must not stop the program. */
@@ -60,7 +61,15 @@ static int sys_ioctl(int fd, unsigned long request, void *arg)
 	return ioctl(fd, request, arg);
 }
 
-struct wire_sys wire_sys = { .ioctl = sys_ioctl, .push = sys_push };
+static uint64_t monotonic_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (uint64_t)ts.tv_sec * 1000000000 + (uint64_t)ts.tv_nsec;
+}
+
+struct wire_sys wire_sys = { .ioctl = sys_ioctl, .push = sys_push, .now_ns = monotonic_ns };
 
 int wire_error(void)
 {
@@ -226,6 +235,12 @@ int wire_socket(void)
 	return sock;
 }
 
+/* Whether a ticket that was asked for at @asked may be too old by now. */
+static bool is_late(uint64_t asked)
+{
+	return wire_sys.now_ns() - asked >= GAIA_TICKET_S * 1000000000ull;
+}
+
 int wire_handshake(int sock, int fd, struct gaia_client_key *key, uint64_t *seq, uint64_t *features)
 {
 	struct gaia_ioc_connect io = {
@@ -237,6 +252,7 @@ int wire_handshake(int sock, int fd, struct gaia_client_key *key, uint64_t *seq,
 	struct sockaddr_un addr = { .sun_family = AF_UNIX };
 	struct timeval no_limit = { 0 };
 	int fds[GAIA_MSG_CHUNKS];
+	uint64_t asked = wire_sys.now_ns();
 	size_t name;
 	unsigned n;
 	int err;
@@ -251,13 +267,18 @@ int wire_handshake(int sock, int fd, struct gaia_client_key *key, uint64_t *seq,
 	while (connect(sock, (struct sockaddr *)&addr,
 		       offsetof(struct sockaddr_un, sun_path) + 1 + name)) {
 		if (errno != EINTR)
-			return -ENOTCONN;
+			return is_late(asked) ? -ESTALE : -ENOTCONN;
 	}
+	/* Until then nobody else could have had the name. */
+	if (is_late(asked))
+		return -ESTALE;
 	memcpy(msg.ticket, io.ticket, sizeof(msg.ticket));
 	err = wire_send(sock, &msg);
-	if (err)
-		return err;
-	err = wire_failed(wire_receive(sock, true, &msg, fds, &n));
+	if (!err)
+		err = wire_failed(wire_receive(sock, true, &msg, fds, &n));
+	/* It has hung up: the ticket was too old when the daemon got to it. */
+	if (err == -ENOTCONN && is_late(asked))
+		return -ESTALE;
 	if (err)
 		return err == -EAGAIN ? -ENOTCONN : err;
 	if (msg.kind != GAIA_MSG_WELCOME) {
@@ -271,6 +292,23 @@ int wire_handshake(int sock, int fd, struct gaia_client_key *key, uint64_t *seq,
 	if (features)
 		*features &= io.features;
 	return 0;
+}
+
+int wire_join(int *sock, int fd, struct gaia_client_key *key, uint64_t *seq, uint64_t *features)
+{
+	int err = -ESTALE;
+
+	for (int tries = 0; tries < 2 && err == -ESTALE; tries++) {
+		*sock = wire_socket();
+		if (*sock < 0)
+			return *sock;
+		err = wire_handshake(*sock, fd, key, seq, features);
+		if (err)
+			close(*sock);
+	}
+	if (err)
+		*sock = -1;
+	return err == -ESTALE ? -ENOTCONN : err;
 }
 
 /* The descriptors that came with the message: up to GAIA_MSG_CHUNKS, for which there is room. */

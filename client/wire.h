@@ -12,11 +12,12 @@
 
 #include "gaia/protocol.h"
 
-/* The two system calls by which the daemon is reached through the mount; tests replace them. */
+/* The two system calls by which the daemon is reached through the mount, and the clock; tests replace them. */
 struct wire_sys {
 	int (*ioctl)(int fd, unsigned long request, void *arg);	/* -1 and errno */
 	/* Push what CPUs wrote to the range to the daemon, and wait until it has it. */
 	int (*push)(int fd, off_t off, off_t len);		/* -1 and errno */
+	uint64_t (*now_ns)(void);				/* CLOCK_MONOTONIC */
 };
 extern struct wire_sys wire_sys;
 
@@ -56,9 +57,13 @@ int wire_socket(void);
 
 /*
  * Become a client of the mount that @fd is on. *@seq: of the daemon's last message. *@features: in, the
- * GAIA_FEATURE_* that are wanted; out, those of them that the daemon has, too. NULL: none.
+ * GAIA_FEATURE_* that are wanted; out, those of them that the daemon has, too. NULL: none. -ESTALE: it took longer than a ticket
+ * lasts (this process or the daemon was stopped, or the machine is very busy): try once more, with a new socket.
  */
 int wire_handshake(int sock, int fd, struct gaia_client_key *key, uint64_t *seq, uint64_t *features);
+
+/* The same with a socket of its own, and as many tries as that takes: *@sock, or -1. */
+int wire_join(int *sock, int fd, struct gaia_client_key *key, uint64_t *seq, uint64_t *features);
 
 /*
  * Take one message and the descriptors that belong to its kind, which the caller closes. -EAGAIN: none is there and @wait is

@@ -8,7 +8,7 @@
  * written at the last moment. So the tool first becomes the daemon's client, which shows it the daemon's process, and
  * afterwards waits for that process to end. The daemon leaves the outcome in memory that both share. A mount whose
  * daemon is dead is detached. The daemon is dead if the kernel says so of the mount. That its socket cannot be
- * reached does not count, because the socket belongs to a network namespace.
+ * reached does not count: sockets belong to network namespaces.
  *
  * A mount namespace that was made meanwhile (for a container, a service) has a copy of every mount, which unmounting
  * here does not reach: the daemon then goes on. The tool looks for such copies, and says which process has one.
@@ -224,15 +224,10 @@ static int find_daemon(const char *point, int *sock, pid_t *pid)
 	dir = open(point, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (dir < 0)
 		return -errno;
-	*sock = wire_socket();
-	if (*sock < 0) {
-		close(dir);
-		return *sock;
-	}
-	err = wire_handshake(*sock, dir, &key, &seq, NULL);
+	err = wire_join(sock, dir, &key, &seq, NULL);
 	close(dir); /* or the mount would be busy */
 	if (err)
-		goto close_socket;
+		return err;
 	if (getsockopt(*sock, SOL_SOCKET, SO_PEERCRED, &cred, &len)) {
 		err = -errno;
 		goto close_socket;
@@ -414,7 +409,7 @@ static int store_first(const char *point, int dir, struct progress *p, bool disc
 	if (err == -ENOTCONN && is_dead(point))
 		return fail("%s: not unmounted: its daemon has died before everything was stored; 'gaia umount %s' takes the mount away",
 			    point, point);
-	if (err == -ENOTCONN)
+	if (err == -ENOTCONN || err == -EHOSTUNREACH)
 		return fail("%s: not unmounted: its daemon cannot be reached from this network namespace, or does not answer, so it is not known what is stored; 'gaia umount --discard %s' unmounts it all the same",
 			    point, point);
 	if (n < 0)
@@ -553,7 +548,7 @@ static int unmount_live(const struct mount_entry *e, bool everywhere, bool disca
 	if (pidfd == -ENOTCONN && is_dead(e->point))
 		return unmount(e->point, MNT_FORCE | MNT_DETACH);
 	if (pidfd < 0) {
-		status = pidfd == -ESRCH || pidfd == -ENOTCONN ? unmount_blindly(e, discard) : unmount(e->point, 0);
+		status = pidfd == -ESRCH || pidfd == -ENOTCONN || pidfd == -EHOSTUNREACH ? unmount_blindly(e, discard) : unmount(e->point, 0);
 		if (!status)
 			fprintf(stderr, "gaia: %s: unmounted; its daemon could not be asked (%s), so it may still be "
 				"storing\n", e->point, strerror(-pidfd));

@@ -23,13 +23,14 @@
  * may exist (CACHE_MAX_MAPPINGS). All users together may have fewer, so that there is room for the owners in every file.
  * directories: see quota_cap(). pins: announced acquires (GAIA_PROT_PIN). Spans of pages that a mapping holds beyond 64
  * are counted in blocks (pagecache/grant.c), some 5 KiB each. waiting_kib: requests of the kernel that wait for their turn
- * (fuse/hand.c). reports: those that can still be read (control/report.c). removed_files: files without a name that are in
+ * (fuse/hand.c). namespaces: sockets in other network namespaces (control/netns.c), a descriptor each. reports: those that can still be read (control/report.c). removed_files: files without a name that are in
  * use, counted for the user who removed the name. lists: clients that have memory for lists of ranges (control/list.c), a descriptor
  * each; listed_kib: what lists that are under way take of the daemon's memory.
  */
 #define QUOTAS(X)                              \
 	X(clients, 4096, 3584, 1024)           \
 	X(tickets, 16384, 14336, 64)           \
+	X(namespaces, 1024, 896, 16)           \
 	X(mappings, 1048576, 57344, 16384)     \
 	X(pins, 1048576, 917504, 65536)        \
 	X(span_blocks, 65536, 57344, 8192)     \

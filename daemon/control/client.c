@@ -91,7 +91,7 @@ static bool take_hello(struct client *c, const struct gaia_msg *msg)
 	uint64_t seq;
 
 	memcpy(want.ticket, msg->ticket, sizeof(want.ticket));
-	if (memcmp(&want, msg, sizeof(want)) != 0 || !ticket_redeem(ctl, msg->ticket, &c->uid, &c->features))
+	if (memcmp(&want, msg, sizeof(want)) != 0 || !ticket_redeem(ctl, msg->ticket, c->peer_uid, &c->uid, &c->features))
 		return false;
 
 	c->counted = true;

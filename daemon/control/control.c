@@ -1,7 +1,7 @@
 /*
  * control.c - the listener, tickets, and requests that need no client.
  *
- * The socket's name is in the abstract namespace. Any program on the machine can connect, so a
+ * The socket's name is in the abstract namespace. Any program in the daemon's network namespace can connect (for others see netns.c), so a
  * connection means nothing until it shows a ticket. The CONNECT ioctl gives out tickets: a program that
  * can open something on the mount may become a client.
  */
@@ -10,8 +10,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -59,6 +61,11 @@ static void ticket_drop(struct control *ctl, struct ticket *t, bool seat)
 	HASH_DEL(ctl->tickets, t);
 	TAILQ_REMOVE(&ctl->oldest, t, link);
 	quota_give(ctl->quota, QUOTA_tickets, t->uid);
+	if (t->fd >= 0) {
+		LIST_REMOVE(t, outside);
+		close(t->fd);
+		quota_give(ctl->quota, QUOTA_namespaces, t->uid);
+	}
 	if (seat)
 		quota_give(ctl->quota, QUOTA_clients, t->uid);
 	free(t);
@@ -91,12 +98,12 @@ static struct ticket *ticket_oldest_of(struct control *ctl, uid_t uid)
 }
 
 /* Count a new ticket. If its user may have no more, the user's own oldest ticket is dropped, never another user's. */
-static int ticket_take_room(struct control *ctl, uid_t uid)
+static int ticket_take_room(struct control *ctl, uid_t uid, bool outside)
 {
-	static const enum quota_of needs[] = { QUOTA_tickets, QUOTA_clients };
+	static const enum quota_of needs[] = { QUOTA_tickets, QUOTA_clients, QUOTA_namespaces };
 	int err;
 
-	for (size_t i = 0; i < ARRAY_LEN(needs); i++) {
+	for (size_t i = 0; i < ARRAY_LEN(needs) - !outside; i++) {
 		struct ticket *own;
 
 		while (quota_look(ctl->quota, needs[i], uid) && (own = ticket_oldest_of(ctl, uid)))
@@ -111,20 +118,42 @@ static int ticket_take_room(struct control *ctl, uid_t uid)
 	return 0;
 }
 
-/* Called without the lock. */
-static int ticket_give_out(struct control *ctl, uid_t uid, uint64_t features, uint8_t out[16])
+/* The ticket has a listener of its own, which ends with it. */
+static int listen_outside(struct control *ctl, struct ticket *t)
+{
+	struct epoll_event event = { .events = EPOLLIN, .data.fd = t->fd };
+	struct itimerspec then = { .it_value = { .tv_sec = GAIA_TICKET_S, .tv_nsec = 1000000 } };
+
+	if (epoll_ctl(ctl->arrivals, EPOLL_CTL_ADD, t->fd, &event) || timerfd_settime(ctl->expiry, 0, &then, NULL))
+		return -errno;
+	LIST_INSERT_HEAD(&ctl->outside, t, outside);
+	return 0;
+}
+
+/* Called without the lock. @fd: of a listener for this ticket, which is its own then, whatever is returned; or -1. */
+static int ticket_give_out(struct control *ctl, uid_t uid, uint64_t features, int fd, uint8_t out[16])
 {
 	struct ticket *t = xcalloc(1, sizeof(*t)), *same;
 	int err;
 
 	t->uid = uid;
 	t->features = features;
+	t->fd = fd;
 	fill_random(&t->bytes, sizeof(t->bytes));
 	pthread_mutex_lock(&ctl->lock);
 	tickets_expire(ctl);
-	err = ticket_take_room(ctl, uid);
+	err = ticket_take_room(ctl, uid, fd >= 0);
 	if (err)
 		goto unlock;
+	if (fd >= 0) {
+		err = listen_outside(ctl, t);
+		if (err) {
+			quota_give(ctl->quota, QUOTA_namespaces, uid);
+			quota_give(ctl->quota, QUOTA_clients, uid);
+			quota_give(ctl->quota, QUOTA_tickets, uid);
+			goto unlock;
+		}
+	}
 	HASH_FIND(hh, ctl->tickets, &t->bytes.id, sizeof(t->bytes.id), same);
 	while (same) {
 		fill_random(&t->bytes, sizeof(t->bytes));
@@ -138,12 +167,14 @@ static int ticket_give_out(struct control *ctl, uid_t uid, uint64_t features, ui
 	t = NULL;
 unlock:
 	pthread_mutex_unlock(&ctl->lock);
+	if (t && fd >= 0)
+		close(fd);
 	free(t);
 	return err;
 }
 
 /* Called without the lock. */
-bool ticket_redeem(struct control *ctl, const uint8_t ticket[16], uid_t *uid, uint64_t *features)
+bool ticket_redeem(struct control *ctl, const uint8_t ticket[16], uid_t peer, uid_t *uid, uint64_t *features)
 {
 	struct ticket_bytes bytes;
 	struct ticket *t;
@@ -153,7 +184,7 @@ bool ticket_redeem(struct control *ctl, const uint8_t ticket[16], uid_t *uid, ui
 	pthread_mutex_lock(&ctl->lock);
 	tickets_expire(ctl);
 	HASH_FIND(hh, ctl->tickets, &bytes.id, sizeof(bytes.id), t);
-	if (t && equal_secret(&t->bytes.secret, &bytes.secret, sizeof(bytes.secret))) {
+	if (t && equal_secret(&t->bytes.secret, &bytes.secret, sizeof(bytes.secret)) && (t->fd < 0 || t->uid == peer)) {
 		good = true;
 		*uid = t->uid;
 		*features = t->features;
@@ -166,7 +197,7 @@ bool ticket_redeem(struct control *ctl, const uint8_t ticket[16], uid_t *uid, ui
 /* ---- the listener ---- */
 
 /* There is no descriptor for the connection: accept and drop it, or poll would report it for ever. */
-static void refuse_connection(struct control *ctl)
+static void refuse_connection(struct control *ctl, int listener)
 {
 	int fd;
 
@@ -174,26 +205,49 @@ static void refuse_connection(struct control *ctl)
 		log_warn("control: out of file descriptors, a client was turned away; raise the limit (ulimit -n)");
 	if (ctl->spare >= 0)
 		close(ctl->spare);
-	fd = accept4(ctl->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 	if (fd >= 0)
 		close(fd);
 	ctl->spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
-static void on_listener(uv_poll_t *poll, int status, int events)
+/* Those outside go while we look: with the lock held they do not. */
+static bool is_listener(const struct control *ctl, int fd)
 {
-	struct control *ctl = poll->data;
-	int fd;
+	const struct ticket *t;
 
-	fd = accept4(ctl->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-	if (fd >= 0)
-		client_accept(ctl, fd);
-	else if (errno == EMFILE || errno == ENFILE)
-		refuse_connection(ctl);
+	if (fd == ctl->listener.fd)
+		return true;
+	LIST_FOREACH(t, &ctl->outside, outside)
+		if (t->fd == fd)
+			return true;
+	return false;
 }
 
-/* Set ctl->listener and ctl->name. */
-static int open_listener(struct control *ctl)
+static void on_arrival(uv_poll_t *poll, int status, int events)
+{
+	struct control *ctl = poll->data;
+	struct epoll_event event;
+	uint64_t times;
+	int fd = -1;
+
+	if (epoll_wait(ctl->arrivals, &event, 1, 0) != 1)
+		return;
+	pthread_mutex_lock(&ctl->lock);
+	if (event.data.fd == ctl->expiry) {
+		(void)!read(ctl->expiry, &times, sizeof(times));
+		tickets_expire(ctl);
+	} else if (is_listener(ctl, event.data.fd)) {
+		fd = accept4(event.data.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		if (fd < 0 && (errno == EMFILE || errno == ENFILE))
+			refuse_connection(ctl, event.data.fd);
+	}
+	pthread_mutex_unlock(&ctl->lock);
+	if (fd >= 0)
+		client_accept(ctl, fd);
+}
+
+int listener_open(struct listener *out)
 {
 	struct sockaddr_un addr = { .sun_family = AF_UNIX };
 	uint64_t random[2];
@@ -201,10 +255,10 @@ static int open_listener(struct control *ctl)
 	int fd, err;
 
 	fill_random(random, sizeof(random));
-	snprintf(ctl->name, sizeof(ctl->name), "gaiafs/%016llx%016llx",
+	snprintf(out->name, sizeof(out->name), "gaiafs/%016llx%016llx",
 		 (unsigned long long)random[0], (unsigned long long)random[1]);
-	memcpy(addr.sun_path + 1, ctl->name, strlen(ctl->name));
-	len = offsetof(struct sockaddr_un, sun_path) + 1 + strlen(ctl->name);
+	memcpy(addr.sun_path + 1, out->name, strlen(out->name));
+	len = offsetof(struct sockaddr_un, sun_path) + 1 + strlen(out->name);
 
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
@@ -219,8 +273,42 @@ static int open_listener(struct control *ctl)
 		close(fd);
 		return err;
 	}
-	ctl->listener = fd;
+	out->fd = fd;
 	return 0;
+}
+
+static int add_arrival(struct control *ctl, int fd)
+{
+	struct epoll_event event = { .events = EPOLLIN, .data.fd = fd };
+
+	return epoll_ctl(ctl->arrivals, EPOLL_CTL_ADD, fd, &event) ? -errno : 0;
+}
+
+static void close_listeners(struct control *ctl)
+{
+	const int fds[] = { ctl->listener.fd, ctl->arrivals, ctl->expiry, ctl->netns };
+
+	for (size_t i = 0; i < ARRAY_LEN(fds); i++)
+		if (fds[i] >= 0)
+			close(fds[i]);
+}
+
+static int open_listeners(struct control *ctl)
+{
+	int err;
+
+	ctl->listener.fd = -1;
+	ctl->arrivals = epoll_create1(EPOLL_CLOEXEC);
+	ctl->expiry = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+	ctl->netns = netns_open();
+	err = ctl->arrivals < 0 || ctl->expiry < 0 ? -errno : listener_open(&ctl->listener);
+	if (!err)
+		err = add_arrival(ctl, ctl->listener.fd);
+	if (!err)
+		err = add_arrival(ctl, ctl->expiry);
+	if (err)
+		close_listeners(ctl);
+	return err;
 }
 
 int control_create(uv_loop_t *loop, struct cache *cache, struct quota *quota, struct control **out)
@@ -236,29 +324,29 @@ int control_create(uv_loop_t *loop, struct cache *cache, struct quota *quota, st
 	TAILQ_INIT(&ctl->oldest);
 	TAILQ_INIT(&ctl->reports);
 	pthread_mutex_init(&ctl->lock, NULL);
-	err = open_listener(ctl);
+	err = open_listeners(ctl);
 	if (err)
 		goto free_control;
 	ctl->spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
 	err = pool_create("control", WORKERS, &ctl->workers);
 	if (err)
-		goto close_listener;
+		goto close_listeners;
 	pool_share(ctl->workers, WORKERS_FOR_EACH, WORKERS_FOR_USERS);
-	err = uv_poll_init(loop, &ctl->poll, ctl->listener);
+	err = uv_poll_init(loop, &ctl->poll, ctl->arrivals);
 	if (err)
 		goto destroy_pool;
 	ctl->handles = 1;
 	ctl->poll.data = ctl;
-	uv_poll_start(&ctl->poll, UV_READABLE, on_listener);
+	uv_poll_start(&ctl->poll, UV_READABLE, on_arrival);
 	*out = ctl;
 	return 0;
 
 destroy_pool:
 	pool_destroy(ctl->workers);
-close_listener:
+close_listeners:
 	if (ctl->spare >= 0)
 		close(ctl->spare);
-	close(ctl->listener);
+	close_listeners(ctl);
 free_control:
 	pthread_mutex_destroy(&ctl->lock);
 	free(ctl);
@@ -303,15 +391,17 @@ void control_destroy(struct control *ctl)
 
 	if (ctl->spare >= 0)
 		close(ctl->spare);
-	close(ctl->listener);
+	close_listeners(ctl);
 	json_decref(ctl->mount);
 	pthread_mutex_destroy(&ctl->lock);
 	free(ctl);
 }
 
-int control_connect(struct control *ctl, uid_t uid, struct gaia_ioc_connect *io)
+int control_connect(struct control *ctl, uid_t uid, pid_t tid, struct gaia_ioc_connect *io)
 {
 	const struct gaia_ioc_connect in = *io;
+	struct listener own = { .fd = -1 };
+	int err;
 
 	if (in.version && in.version != GAIA_PROTOCOL_VERSION) {
 		if (log_may(&ctl->pace))
@@ -326,8 +416,11 @@ int control_connect(struct control *ctl, uid_t uid, struct gaia_ioc_connect *io)
 	io->devices = cache_devices(ctl->cache);
 	if (!in.version)
 		return 0;
-	memcpy(io->socket, ctl->name, sizeof(io->socket));
-	return ticket_give_out(ctl, uid, in.features & GAIA_FEATURES, io->ticket);
+	err = netns_listen(ctl, tid, &own);
+	if (err)
+		return err;
+	memcpy(io->socket, own.fd >= 0 ? own.name : ctl->listener.name, sizeof(io->socket));
+	return ticket_give_out(ctl, uid, in.features & GAIA_FEATURES, own.fd, io->ticket);
 }
 
 int control_devices(struct control *ctl, struct gaia_ioc_devices *io)

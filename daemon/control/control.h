@@ -61,10 +61,10 @@ struct control_caller {
 
 /*
  * The ioctls. @f is the file of the descriptor (NULL: not a regular file: -ENODEV if one is
- * needed); @readable and @writable: how the descriptor is open; @uid: the caller. 0, and the out fields are set, or a negative
+ * needed); @readable and @writable: how the descriptor is open; @uid, @tid: the caller, who waits for the answer (tid 0: not known). 0, and the out fields are set, or a negative
  * errno; -EMFILE and -ENFILE as from quota_take().
  */
-int control_connect(struct control *ctl, uid_t uid, struct gaia_ioc_connect *io);
+int control_connect(struct control *ctl, uid_t uid, pid_t tid, struct gaia_ioc_connect *io);
 int control_devices(struct control *ctl, struct gaia_ioc_devices *io);
 int control_map(struct control *ctl, struct cfile *f, bool readable, bool writable, struct control_caller caller,
 		struct gaia_ioc_map *io);

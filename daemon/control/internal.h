@@ -44,7 +44,7 @@
 #define MAX_PENDING 64
 #define MAX_MAPS 65536 /* of one client */
 
-#define TICKET_LIFE_NS 10000000000ull /* connecting takes microseconds, on a busy machine milliseconds */
+#define TICKET_LIFE_NS (GAIA_TICKET_S * 1000000000ull) /* connecting takes microseconds, on a busy machine milliseconds */
 
 /*
  * How long sending waits for room. Others wait for the client's memory meanwhile; and a client reads
@@ -86,9 +86,11 @@ struct ticket {
 	uid_t uid;
 	uint64_t features; /* GAIA_FEATURE_*: those that both ends have */
 	uint64_t expires_ns;
+	int fd; /* of a socket for it alone, in another network namespace; -1: none */
 
 	/* control.lock. */
 	TAILQ_ENTRY(ticket) link;
+	LIST_ENTRY(ticket) outside; /* if it has such a socket */
 	UT_hash_handle hh;	/* by bytes.id */
 };
 
@@ -102,6 +104,22 @@ struct mute_user {
 };
 
 TAILQ_HEAD(client_list, client);
+
+/* Where clients connect. */
+struct listener {
+	int fd;
+	char name[48]; /* without the leading NUL */
+};
+/* In the thread's network namespace, by a name that was never used. A negative errno. */
+int listener_open(struct listener *out);
+
+/* A descriptor of the thread's network namespace; negative: there is no /proc. */
+int netns_open(void);
+/*
+ * A listener for thread @tid, which is in a call: out->fd is -1 if it can use that of the daemon. -EHOSTUNREACH: it is in another network
+ * namespace, and none can be made there, which is logged; -EMFILE, -ENFILE.
+ */
+int netns_listen(struct control *ctl, pid_t tid, struct listener *out);
 
 /* Forget all reports, at the end. */
 void reports_forget(struct control *ctl);
@@ -117,10 +135,12 @@ struct control {
 	void *upgrade_arg;
 	struct quota *quota;
 	struct log_pace pace, mute_pace; /* of lines that any program can cause, and of those about mute clients */
-	char name[48];	/* of the socket, without the leading NUL */
+	struct listener listener;
+	int netns;	/* the daemon's network namespace; -1: not known */
+	int arrivals;	/* an epoll(7) of all listeners, and of */
+	int expiry;	/* a timer, for tickets that have listeners of their own */
 
 	/* The loop's thread. */
-	int listener;
 	int spare;	/* closed for a moment when there are no descriptors left; or -1 */
 	uv_poll_t poll;
 	unsigned handles; /* of libuv, not closed yet */
@@ -130,6 +150,7 @@ struct control {
 	pthread_mutex_t lock;
 	/* lock. */
 	struct ticket *tickets;
+	LIST_HEAD(, ticket) outside;
 	TAILQ_HEAD(, ticket) oldest; /* the same, in the order in which they were given out and expire */
 	struct client *clients; /* by id */
 	struct mute_user *mute_users; /* by uid */
@@ -339,10 +360,10 @@ void lists_end(struct client *c);
 /* Drop expired tickets, which gives their places back. Without this call that happens only when the next ticket is made. */
 void tickets_forget_expired(struct control *ctl);
 /*
- * Whether @ticket is valid; the call uses it up. If it is, *@uid is the user it was given to, *@features are those that were
+ * Whether @ticket is valid, shown on a connection that the user @peer has made; the call uses it up. If it is, *@uid is the user it was given to, *@features are those that were
  * agreed on, and the caller has to give back one of this user's QUOTA_clients.
  */
-bool ticket_redeem(struct control *ctl, const uint8_t ticket[16], uid_t *uid, uint64_t *features);
+bool ticket_redeem(struct control *ctl, const uint8_t ticket[16], uid_t peer, uid_t *uid, uint64_t *features);
 void fill_random(void *buf, size_t len);
 /* As memcmp() == 0, in a time that does not depend on where the difference is. */
 bool equal_secret(const void *a, const void *b, size_t len);

@@ -46,7 +46,7 @@ bool upgrade_asked(struct client *c, const struct gaia_msg *msg)
 	int answer;
 
 	memcpy(want.ticket, msg->ticket, sizeof(want.ticket));
-	if (c->counted || memcmp(&want, msg, sizeof(want)) != 0 || !ticket_redeem(ctl, msg->ticket, &c->uid, &c->features))
+	if (c->counted || memcmp(&want, msg, sizeof(want)) != 0 || !ticket_redeem(ctl, msg->ticket, c->peer_uid, &c->uid, &c->features))
 		return false;
 	c->counted = true;
 	answer = fcntl(c->fd, F_DUPFD_CLOEXEC, 0);

@@ -80,6 +80,7 @@ struct ioctl_job {
 	struct fs *fs;
 	struct handle *handle; /* the kernel's request keeps it until the answer; acquires keep it for longer */
 	uid_t uid;	       /* the caller's */
+	pid_t tid;
 	unsigned cmd;
 	uint64_t came_ns; /* serve_later() */
 	bool interruptible;    /* is_interruptible(), of the arguments as they came; and then: */
@@ -248,7 +249,7 @@ static int carry_out(struct ioctl_job *job)
 
 	switch (job->cmd) {
 	case GAIA_IOC_CONNECT:
-		return control_connect(ctl, job->uid, &job->arg.connect);
+		return control_connect(ctl, job->uid, job->tid, &job->arg.connect);
 	case GAIA_IOC_DEVICES:
 		return control_devices(ctl, &job->arg.devices);
 	case GAIA_IOC_MAP:
@@ -497,6 +498,7 @@ void op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fu
 	job->fs = fs;
 	job->handle = req_handle(req, fi);
 	job->uid = fuse_req_ctx(req)->uid;
+	job->tid = fuse_req_ctx(req)->pid;
 	job->cmd = cmd;
 	job->came_ns = serve_later();
 	memcpy(&job->arg, in_buf, in_size);

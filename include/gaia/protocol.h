@@ -149,8 +149,14 @@ struct gaia_ioc_connect {
 	uint64_t features;	/* GAIA_FEATURE_* */
 	uint32_t minor;
 	uint32_t reserved;
-	uint8_t ticket[16];	/* out: for one HELLO, soon */
+	uint8_t ticket[16];	/* out: for one HELLO, within GAIA_TICKET_S */
 };
+/*
+ * Seconds for which a ticket is good, and at least for which, unless the ticket is used, the socket's name is the daemon's. The socket is where the caller
+ * can reach it: for a caller in another network namespace it is made there, for this ticket alone and for its user; EHOSTUNREACH: it cannot be.
+ * Whoever has connected later than that after asking may have reached somebody else, and asks again.
+ */
+#define GAIA_TICKET_S 10
 
 struct gaia_ioc_device {
 	char name[32];		/* NUL-terminated */

@@ -73,7 +73,7 @@ static int do_connect(struct gaia_ioc_connect *io)
 	int err;
 
 	io->features &= ~fake_lacks;
-	err = control_connect(control, fake_uid, io);
+	err = control_connect(control, fake_uid, 0, io);
 	io->features &= ~fake_lacks;
 	return err;
 }

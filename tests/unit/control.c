@@ -63,6 +63,69 @@ static struct peer join_with(uint64_t features)
 	return p;
 }
 
+/* ---- those who come too late ---- */
+
+/* When it is asked so often, a ticket's life has passed. */
+static unsigned asked, late_from;
+
+static uint64_t late_clock(void)
+{
+	return ++asked >= late_from ? asked * GAIA_TICKET_S * 1000000000ull : 0;
+}
+
+static int spoils_the_first_ticket(int fd, unsigned long request, void *arg)
+{
+	int result = fake_ioctl(fd, request, arg);
+
+	if (request == GAIA_IOC_CONNECT && late_from)
+		((struct gaia_ioc_connect *)arg)->ticket[15] ^= asked == 1;
+	return result;
+}
+
+/* As if it had been stopped for a time: by then somebody else could have the socket's name. */
+Test(late, who_connects_too_late_does_not_believe_whom_it_has_reached, .init = begin, .fini = end, .timeout = 60)
+{
+	uint64_t (*clock)(void) = wire_sys.now_ns, features = 0;
+	struct peer p;
+
+	wire_sys.now_ns = late_clock;
+	late_from = 2;
+	p.sock = wire_socket();
+	cr_assert_eq(wire_handshake(p.sock, file, &p.key, &p.seq, &features), -ESTALE);
+	close(p.sock);
+	/* The second time it is in time. */
+	asked = 0;
+	late_from = 2;
+	wire_sys.ioctl = fake_ioctl;
+	wire_sys.now_ns = clock;
+	cr_assert_eq(wire_join(&p.sock, file, &p.key, &p.seq, &features), 0);
+	close(p.sock);
+}
+
+/* As if the daemon had been stopped, or were slow, until the ticket had expired. */
+Test(late, who_is_turned_away_too_late_asks_again, .init = begin, .fini = end, .timeout = 60)
+{
+	uint64_t features = 0;
+	struct peer p;
+
+	wire_sys.ioctl = spoils_the_first_ticket;
+	wire_sys.now_ns = late_clock;
+	late_from = 3;
+	p.sock = wire_socket();
+	cr_assert_eq(wire_handshake(p.sock, file, &p.key, &p.seq, &features), -ESTALE);
+	close(p.sock);
+	/* Then once more, and no more. */
+	asked = 0;
+	cr_assert_eq(wire_join(&p.sock, file, &p.key, &p.seq, &features), -ENOTCONN);
+	cr_assert_eq(p.sock, -1);
+	/* In time it is no reason to try again. */
+	asked = 0;
+	late_from = 1000;
+	p.sock = wire_socket();
+	cr_assert_eq(wire_handshake(p.sock, file, &p.key, &p.seq, &features), -ENOTCONN);
+	close(p.sock);
+}
+
 static struct peer join(void)
 {
 	return join_with(0);
