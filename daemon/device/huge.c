@@ -23,7 +23,7 @@
 /* Memory that is filled now is in the way of who fills it, and may be gone soon. */
 #define DELAY_NS 1000000000ull
 /* There may be no huge page free now, or the memory may be in use by I/O. */
-#define MAX_TRIES 5
+#define MAX_TRIES 30
 
 static struct {
 	pthread_t thread;
