@@ -9,6 +9,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
@@ -32,19 +33,33 @@ static bool is_same(int fd, const struct stat *own)
 	return !fstat(fd, &st) && st.st_dev == own->st_dev && st.st_ino == own->st_ino;
 }
 
-/* Make the socket there. The thread is back when this returns. */
-static int listen_there(struct control *ctl, int netns, struct listener *out)
+struct visit {
+	int netns;
+	struct listener *out;
+	int err;
+};
+
+static void *visit_main(void *arg)
 {
+	struct visit *v = arg;
+
+	v->err = setns(v->netns, CLONE_NEWNET) ? -errno : listener_open(v->out);
+	return NULL;
+}
+
+/* Make the socket there, by a thread that ends there: the way back could fail for want of memory. */
+static int listen_there(int netns, struct listener *out)
+{
+	struct visit v = { .netns = netns, .out = out };
+	pthread_t thread;
 	int err = fault_point("netns.listen");
 
+	if (!err)
+		err = -pthread_create(&thread, NULL, visit_main, &v);
 	if (err)
 		return err;
-	if (setns(netns, CLONE_NEWNET))
-		return -errno;
-	err = listener_open(out);
-	if (setns(ctl->netns, CLONE_NEWNET))
-		bug("a thread cannot return to the daemon's network namespace: %s", strerror(errno));
-	return err;
+	pthread_join(thread, NULL);
+	return v.err;
 }
 
 int netns_listen(struct control *ctl, pid_t tid, struct listener *out)
@@ -58,11 +73,11 @@ int netns_listen(struct control *ctl, pid_t tid, struct listener *out)
 		return 0;
 	snprintf(path, sizeof(path), "/proc/%d/ns/net", (int)tid);
 	fd = tid > 0 ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-	/* Nobody can tell: it is as likely as not where we are. */
+	/* The caller waits for our answer, so the number is its own. If it cannot be looked at it is as likely as not where we are. */
 	if (fd < 0)
 		return 0;
 	if (!is_same(fd, &own))
-		err = listen_there(ctl, fd, out);
+		err = listen_there(fd, out);
 	close(fd);
 	if (!err || err == -EMFILE || err == -ENFILE)
 		return err;
