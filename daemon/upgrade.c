@@ -248,15 +248,16 @@ static int heir_failed(struct upgrade *u, int err)
 /* Devices' contents do not move to the new daemon: what is lost by that. */
 static int nothing_held(struct upgrade *u)
 {
-	unsigned n = control_mapped(u->control);
+	char who[192];
+	unsigned n = control_mapped(u->control, who, sizeof(who));
 	json_t *pins;
 	size_t pinned;
 
 	if (u->force)
 		return 0;
 	if (n)
-		return fails(u, -EBUSY, "%u program%s files mapped for a device (gaia status shows them); --force ends their mappings", n,
-			     n > 1 ? "s have" : " has");
+		return fails(u, -EBUSY, "%u program%s files mapped for a device: %s (gaia status shows them); --force ends their mappings", n,
+			     n > 1 ? "s have" : " has", who);
 	pins = cache_pins_json(u->cache, 0, true);
 	pinned = json_array_size(json_object_get(pins, "pins"));
 	json_decref(pins);

@@ -50,8 +50,8 @@ typedef void control_upgrade(void *arg, pid_t pid, bool force, int answer);
 void control_on_upgrade(struct control *ctl, control_upgrade *fn, void *arg);
 /* @err: 0 or a negative errno; @text: why. Closes @answer. */
 void control_answer_upgrade(int answer, int err, const char *text);
-/* How many clients have files mapped. */
-unsigned control_mapped(struct control *ctl);
+/* How many clients have files mapped. @who (@size bytes, at least 1): the processes of the first few and their users, for a message. */
+unsigned control_mapped(struct control *ctl, char *who, size_t size);
 
 /* The user who maps a file. */
 struct control_caller {

@@ -24,15 +24,36 @@ void control_answer_upgrade(int answer, int err, const char *text)
 	close(answer);
 }
 
-unsigned control_mapped(struct control *ctl)
+/* As many as one line has room for. */
+#define NAMED 3
+
+/* Add the client, which is the @n-th, to @who. */
+static void name_client(const struct client *c, unsigned n, char *who, size_t size)
+{
+	size_t length = strlen(who);
+	const char *comma = n > 1 ? ", " : "";
+
+	if (n > NAMED + 1)
+		return;
+	if (n > NAMED)
+		snprintf(who + length, size - length, " and others");
+	else if (c->pid > 0)
+		snprintf(who + length, size - length, "%sprocess %d of user %u", comma, (int)c->pid, (unsigned)c->uid);
+	else /* of a PID namespace that is not below the daemon's */
+		snprintf(who + length, size - length, "%sa container's process of user %u", comma, (unsigned)c->uid);
+}
+
+unsigned control_mapped(struct control *ctl, char *who, size_t size)
 {
 	struct client *c, *next;
 	unsigned n = 0;
 
+	who[0] = '\0';
 	pthread_mutex_lock(&ctl->lock);
 	HASH_ITER(hh, ctl->clients, c, next) {
 		pthread_mutex_lock(&c->lock);
-		n += c->n_maps > 0;
+		if (c->n_maps > 0)
+			name_client(c, ++n, who, size);
 		pthread_mutex_unlock(&c->lock);
 	}
 	pthread_mutex_unlock(&ctl->lock);

@@ -648,15 +648,17 @@ EACH_WAY(upgrade, mappings_of_devices_keep_it_from_being_upgraded)
 {
 	int fd = open_file("f", O_CREAT | O_RDWR);
 	unsigned char *p;
+	char who[128];
 
+	snprintf(who, sizeof(who), "1 program has files mapped for a device: process %d of user %u (", (int)getpid(), (unsigned)getuid());
 	cr_assert_eq(ftruncate(fd, MIB), 0);
 	p = gaia_mmap(MIB, RW, fd, 0, 0);
 	cr_assert_neq(p, MAP_FAILED);
 	cr_assert_eq(gaia_acquire(p, MIB, RW), 0);
 	p[0] = 'd';
-	refused(NULL, "1 program has files mapped for a device");
+	refused(NULL, who);
 	cr_assert_eq(gaia_release(p, MIB), 0);
-	refused(NULL, "1 program has files mapped for a device");
+	refused(NULL, who);
 	/* What was released is stored, and what was not is lost. */
 	cr_assert_eq(gaia_acquire(p, MIB, RW), 0);
 	p[1] = 'd';
@@ -675,6 +677,48 @@ EACH_WAY(upgrade, mappings_of_devices_keep_it_from_being_upgraded)
 	p = gaia_mmap(MIB, RW, fd, 0, 0);
 	cr_assert_neq(p, MAP_FAILED);
 	cr_assert_eq(gaia_munmap(p, MIB), 0);
+	close(fd);
+}
+
+static int map_until_told(void *arg)
+{
+	int (*pipes)[2] = arg, fd = open_in_child("f", O_RDWR);
+	char byte = 0;
+
+	/* Its own copy of the end that the parent closes would keep it waiting. */
+	close(pipes[1][1]);
+	CHILD_CHECK(gaia_mmap(MIB, RW, fd, 0, 0) != MAP_FAILED);
+	CHILD_CHECK(write(pipes[0][1], &byte, 1) == 1);
+	/* The end of the file: it may end. */
+	CHILD_CHECK(read(pipes[1][0], &byte, 1) == 0);
+	return 0;
+}
+
+/* Three are named, and that there are more. */
+EACH_WAY(upgrade, the_first_of_many_programs_are_named)
+{
+	int fd = open_file("f", O_CREAT | O_RDWR), pipes[2][2];
+	pid_t pid[5];
+	char byte, said[512], one[64];
+	unsigned named = 0;
+
+	cr_assert_eq(ftruncate(fd, MIB), 0);
+	cr_assert(!pipe2(pipes[0], O_CLOEXEC) && !pipe2(pipes[1], O_CLOEXEC));
+	for (size_t i = 0; i < 5; i++) {
+		pid[i] = child_start(map_until_told, pipes);
+		cr_assert_eq(read(pipes[0][0], &byte, 1), 1);
+	}
+	cr_assert_eq(mnt_upgrade(&mnt, NULL, said), 1);
+	cr_assert(strstr(said, "5 programs have files mapped for a device: process "), "%s", said);
+	cr_assert(strstr(said, " and others (gaia status shows them); --force ends their mappings"), "%s", said);
+	for (size_t i = 0; i < 5; i++) {
+		snprintf(one, sizeof(one), "process %d of user %u", (int)pid[i], (unsigned)getuid());
+		named += strstr(said, one) != NULL;
+	}
+	cr_assert_eq(named, 3, "%s", said);
+	close(pipes[1][1]);
+	for (size_t i = 0; i < 5; i++)
+		cr_assert_eq(child_wait(pid[i]), 0);
 	close(fd);
 }
 
