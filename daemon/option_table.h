@@ -67,7 +67,7 @@
 	  parse_source, "mount anew")                                                                                                 \
 	X("huge-pages", 0, "on|off",                                                                                    \
 	  "make memory of simulated devices and of the host that\n"                                                    \
-	  "programs map huge pages, in the background (on)",                                                            \
+	  "programs map huge pages (on)",                                                            \
 	  parse_huge_pages, "mount anew")                                                                               \
 	X("dedup", 0, "off|home|all-users",                                                                            \
 	  "keep equal pages of --home once: of files of the same\n"                                                    \

@@ -22,6 +22,10 @@
 
 /* Memory that is filled now is in the way of who fills it, and may be gone soon. */
 #define DELAY_NS 1000000000ull
+/* When one that was wanted at once was not to be had, or took so long, the next tries wait: so many times as long, and at least... */
+#define LONG_NS 20000000ull
+#define REST_TIMES 10
+#define REST_NS 100000000ull
 /* There may be no huge page free now, or the memory may be in use by I/O. */
 #define MAX_TRIES 30
 
@@ -35,6 +39,7 @@ static struct {
 	pthread_cond_t changed;
 	TAILQ_HEAD(, huge_wish) queue; /* by from_ns */
 	struct huge_wish *in_hand;     /* NULL: none, or it was forgotten meanwhile */
+	uint64_t small_until; /* till then none is asked for at once */
 	bool running, stop;
 } huge = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
@@ -159,6 +164,7 @@ int huge_start(void)
 	TAILQ_INIT(&huge.queue);
 	cond_init_monotonic(&huge.changed);
 	huge.stop = false;
+	huge.small_until = 0;
 	huge.running = true;
 	err = -pthread_create(&huge.thread, NULL, huge_main, NULL);
 	if (err) {
@@ -182,6 +188,29 @@ void huge_end(void)
 	pthread_cond_destroy(&huge.changed);
 	munmap(huge.window, GAIA_CHUNK);
 	huge.started = false;
+}
+
+bool huge_at_once(int fd, void *at)
+{
+	uint64_t begun = now_ns(), took;
+	bool can, made;
+
+	pthread_mutex_lock(&huge.lock);
+	can = huge.running && begun >= huge.small_until;
+	pthread_mutex_unlock(&huge.lock);
+	if (!can)
+		return false;
+	/* Nothing at all is not collapsed. */
+	made = !fault_point("huge.at_once") && pwrite(fd, "", 1, 0) == 1 && !madvise(at, GAIA_CHUNK, MADV_COLLAPSE);
+	if (made)
+		count(CTR_huge_chunks, 1);
+	took = now_ns() - begun;
+	if (!made || took > LONG_NS) {
+		pthread_mutex_lock(&huge.lock);
+		huge.small_until = begun + took + MAX(REST_TIMES * took, REST_NS);
+		pthread_mutex_unlock(&huge.lock);
+	}
+	return made;
 }
 
 void huge_ask(struct huge_wish *w, int fd)

@@ -1,11 +1,12 @@
 /*
- * huge.h - host memory of chunks becomes huge pages, in the background.
+ * huge.h - chunks of host memory are huge pages.
  *
- * A chunk of host memory (memfd.h) is 512 pages at first. As one huge page it is mapped by a process at the cost of one page, and
- * read with fewer misses of the TLB: a process that maps a file which is there already has it sooner. A thread of its own
- * makes them, MADV_COLLAPSE, some time after the memory was made; what programs see in it does not change by that, nor are
- * they kept from it. Where the kernel cannot (before Linux 6.1; shmem_enabled set to deny) the thread ends, after a line in
- * the log. Thread-safe, but for huge_start() and huge_end().
+ * A chunk of host memory (memfd.h) is one huge page, or 512 pages. One is mapped by a process at the cost of one page, and
+ * read with fewer misses of the TLB: a process that maps a file which is there already has it sooner. And it is made at less than
+ * a fifth of what 512 cost. So memory is asked for as one when it is made, by MADV_COLLAPSE of its first page alone. If that
+ * fails, or takes long, since there is no free one, a thread of its own makes it one some time later, in the background; what
+ * programs see in it does not change by that, nor are they kept from it. Where the kernel cannot (before Linux 6.1;
+ * shmem_enabled set to deny) the thread ends, after a line in the log. Thread-safe, but for huge_start() and huge_end().
  */
 #ifndef GAIA_DEVICE_HUGE_H
 #define GAIA_DEVICE_HUGE_H
@@ -28,7 +29,12 @@ int huge_start(void);
 /* Before the last chunk is gone or afterwards. Nothing if it was not started. */
 void huge_end(void);
 
-/* @fd: a memfd of GAIA_CHUNK bytes. Until huge_forget(), @w and @fd stay. */
+/*
+ * Give the memfd @fd all of its memory, GAIA_CHUNK bytes of zeros, as one huge page. It is empty, of that size, and mapped at @at,
+ * aligned to it. False: it has none, or only its first page.
+ */
+bool huge_at_once(int fd, void *at);
+/* Later. @fd: a memfd of GAIA_CHUNK bytes. Until huge_forget(), @w and @fd stay. */
 void huge_ask(struct huge_wish *w, int fd);
 /* Waits for nothing: if the thread has the chunk in hand it goes on with a descriptor of its own. */
 void huge_forget(struct huge_wish *w);

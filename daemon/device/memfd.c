@@ -26,7 +26,7 @@ static void *map_aligned(int fd)
 	if (before)
 		munmap(raw, before);
 	munmap(at + GAIA_CHUNK, GAIA_CHUNK - before);
-	if (mmap(at, GAIA_CHUNK, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE | MAP_FIXED, fd, 0) != MAP_FAILED)
+	if (mmap(at, GAIA_CHUNK, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED)
 		return at;
 	munmap(at, GAIA_CHUNK);
 	return MAP_FAILED;
@@ -47,11 +47,28 @@ static int fill(int fd, const void *bytes)
 	return -1;
 }
 
+/* The same, as one huge page or as many. */
+static int fill_mapped(struct memfd *m, const void *bytes)
+{
+	if (huge_at_once(m->fd, m->at)) {
+		if (bytes)
+			memcpy(m->at, bytes, GAIA_CHUNK);
+		return 0;
+	}
+	if (fill(m->fd, bytes))
+		return -1;
+	/* If this fails, pages are mapped when they are touched. */
+	(void)madvise(m->at, GAIA_CHUNK, MADV_POPULATE_WRITE);
+	huge_ask(&m->huge, m->fd);
+	return 0;
+}
+
 int memfd_make(const char *name, const void *bytes, struct memfd *out)
 {
 	const char *what = "memfd_create";
 	int err;
 
+	out->huge = (struct huge_wish){ 0 };
 	out->fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (out->fd < 0)
 		goto fail;
@@ -59,20 +76,27 @@ int memfd_make(const char *name, const void *bytes, struct memfd *out)
 	what = "fchmod";
 	if (fchmod(out->fd, 0600))
 		goto close_fd;
-	what = bytes ? "write" : "fallocate";
-	if (fill(out->fd, bytes))
-		goto close_fd;
-	what = "F_ADD_SEALS";
-	if (fcntl(out->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+	what = "ftruncate";
+	if (ftruncate(out->fd, GAIA_CHUNK))
 		goto close_fd;
 	what = "mmap";
 	out->at = map_aligned(out->fd);
-	if (out->at != MAP_FAILED) {
-		out->huge = (struct huge_wish){ 0 };
-		huge_ask(&out->huge, out->fd);
+	if (out->at == MAP_FAILED)
+		goto close_fd;
+	what = bytes ? "write" : "fallocate";
+	if (fill_mapped(out, bytes))
+		goto unmap;
+	what = "F_ADD_SEALS";
+	if (!fcntl(out->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
 		return 0;
-	}
 
+	err = errno;
+	huge_forget(&out->huge);
+	errno = err;
+unmap:
+	err = errno;
+	munmap(out->at, GAIA_CHUNK);
+	errno = err;
 close_fd:
 	err = errno;
 	close(out->fd);

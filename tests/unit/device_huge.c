@@ -8,7 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/counters.h"
 #include "base/fault.h"
@@ -46,11 +48,18 @@ static void holds(const struct memfd *m, unsigned seed)
 	free(bytes);
 }
 
-static void begin(void)
+static void begin_at_once(void)
 {
 	if (!huge_pages_can_be_had())
 		cr_skip_test("this kernel makes no huge pages of shared memory");
 	cr_assert_eq(huge_start(), 0);
+}
+
+/* There is none when memory is made. */
+static void begin(void)
+{
+	fault_arm("huge.at_once", -ENOMEM, 0, 0);
+	begin_at_once();
 }
 
 static void await_made(uint64_t n)
@@ -86,6 +95,57 @@ Test(device_huge, chunks_become_one_page_each_and_hold_what_they_held)
 		cr_assert(huge_pages_are_at(m[k].at));
 		memfd_end(&m[k]);
 	}
+	huge_end();
+}
+
+Test(device_huge, memory_is_one_page_from_the_start)
+{
+	struct memfd m, zeros;
+	struct stat st;
+
+	begin_at_once();
+	/* Other programs may have all that are free. */
+	for (time_t end = time(NULL) + HANG_SECONDS;; memfd_end(&m)) {
+		make(&m, 1);
+		if (m.huge.where == HUGE_NOWHERE)
+			break;
+		cr_assert(time(NULL) < end);
+		usleep(1000);
+	}
+	cr_assert(huge_pages_are_at(m.at));
+	holds(&m, 1);
+	/* All of its memory is there. */
+	cr_assert_eq(fstat(m.fd, &st), 0);
+	cr_assert_eq(st.st_size, GAIA_CHUNK);
+	cr_assert_eq(st.st_blocks, GAIA_CHUNK / 512);
+	cr_assert_eq(fcntl(m.fd, F_GET_SEALS), F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+	cr_assert_eq(memfd_make("test", NULL, &zeros), 0);
+	for (size_t i = 0; i < GAIA_CHUNK; i++)
+		cr_assert_eq(zeros.at[i], 0);
+	memfd_end(&zeros);
+	memfd_end(&m);
+	huge_end();
+}
+
+/* Who needs memory does not wait for huge pages again and again. */
+Test(device_huge, where_there_is_none_at_once_the_next_is_not_asked_for)
+{
+	struct memfd m[2];
+	uint64_t begun;
+	bool asked;
+
+	begin_at_once();
+	do {
+		fault_arm("huge.at_once", -ENOMEM, 0, 1);
+		begun = now_ns();
+		for (unsigned k = 0; k < ARRAY_LEN(m); k++)
+			cr_assert_eq(memfd_make("test", NULL, &m[k]), 0);
+		asked = m[1].huge.where == HUGE_NOWHERE;
+		for (unsigned k = 0; k < ARRAY_LEN(m); k++)
+			memfd_end(&m[k]);
+		/* Else it was asked for later than a rest takes. */
+	} while (asked && now_ns() - begun > 100000000);
+	cr_assert_not(asked);
 	huge_end();
 }
 
@@ -188,6 +248,7 @@ Test(device_huge, without_it_nothing_is_asked)
 
 	make(&m, 1);
 	cr_assert_eq(m.huge.where, HUGE_NOWHERE);
+	cr_assert_eq(counter_value(CTR_huge_chunks), 0);
 	memfd_end(&m);
 	huge_end();
 }
