@@ -27,6 +27,7 @@
 #include "pagecache/mapping.h"
 #include "pagecache/passthrough.h"
 #include "pagecache/pins.h"
+#include "pagecache/promises.h"
 #include "pagecache/range.h"
 #include "pagecache/readahead.h"
 #include "pagecache/ready.h"
@@ -138,15 +139,31 @@ static int pause_windows(struct acquiring *ac, struct windows *ws, atomic_uint *
 	return err ? err : is_given_up(verdict) ? -EINTR : 0;
 }
 
+#define MEMORY_AHEAD 16u /* chunks that get memory before their turn */
+
+/* Chunk k's turn has come. Others get memory while the store reads, and the device copies, those before them. */
+static int parts_arrive(struct acquiring *ac, uint64_t k)
+{
+	int err = promises_keep(ac->reps, &ac->kept, MIN(ac->n, k + MEMORY_AHEAD));
+
+	ac->ahead.n = ac->kept;
+	while (ac->parts.n < ac->kept)
+		part_add(ac, ac->reps[ac->parts.n]);
+	return err;
+}
+
 int parts_acquire(struct acquiring *ac, struct part *at, uint64_t n, atomic_uint *verdict)
 {
+	bool all = at != ac->parts.at || ac->kept == ac->n;
 	struct windows ws = { NULL };
 	int err = 0, ended;
 
 	for (uint64_t k = 0; k < n && !err;) {
 		err = pause_windows(ac, &ws, verdict);
+		if (!err && !all)
+			err = parts_arrive(ac, k);
 		if (!err)
-			k += windows_go_on(&ws, &at[k], n - k, &err);
+			k += windows_go_on(&ws, &at[k], (all ? n : ac->kept) - k, &err);
 	}
 	ended = windows_end(&ws);
 	err = err ? err : ended;
@@ -169,9 +186,9 @@ static int bring_and_hold(struct acquiring *ac)
 
 	parts->at = xcalloc(ac->n + ac->n_mapped + 1, sizeof(*parts->at));
 	/* Of what is overwritten nothing is read. */
-	ahead_init(&ac->ahead, ac->reps, ac->over.n > 0 ? 0 : ac->n, ac->asked, ac->write);
+	ahead_init(&ac->ahead, ac->reps, ac->over.n > 0 ? 0 : ac->kept, ac->asked, ac->write);
 	pthread_rwlock_rdlock(&ac->m->file->range);
-	for (uint64_t k = 0; k < ac->n; k++)
+	for (uint64_t k = 0; k < ac->kept; k++)
 		part_add(ac, ac->reps[k]);
 	if (ac->purpose != PIN)
 		err = parts_acquire(ac, parts->at, ac->n, ac->verdict);
@@ -283,8 +300,15 @@ static int pin_again(struct acquiring *ac)
 
 static int pin_chunks(struct acquiring *ac)
 {
-	int err = ac->n == 0 ? 0 : ac->pin ? pin_again(ac) : replicas_pin(ac->m, ac->index, ac->n, ac->reps);
+	int err = 0;
 
+	ac->kept = ac->n;
+	if (ac->n > 0 && ac->pin)
+		err = pin_again(ac);
+	else if (ac->n > 0 && ac->piecewise)
+		err = replicas_pin_piecewise(ac->m, ac->index, ac->n, ac->reps, &ac->kept);
+	else if (ac->n > 0)
+		err = replicas_pin(ac->m, ac->index, ac->n, ac->reps);
 	ac->n_pinned = err ? 0 : ac->n;
 	return err;
 }
@@ -359,6 +383,8 @@ static void acquiring_end(struct acquiring *ac)
 	user_unpin_all(ac->m, ac->counted, ac->n_counted);
 	for (unsigned k = 0; k < ac->n_mapped; k++)
 		replica_unpin(ac->mapped[k]->replica);
+	if (ac->n_pinned > ac->kept)
+		promises_break(ac->m->dev, ac->reps + ac->kept, ac->n_pinned - ac->kept);
 	user_unpin_all(ac->m, ac->reps, ac->n_pinned);
 	for (uint64_t k = 0; k < ac->n_pinned; k++)
 		replica_unpin(ac->reps[k]);
@@ -393,7 +419,8 @@ static int acquire_segments(struct acquiring *ac)
 
 /*
  * What is ready of a single range is held at once, and the rest decided for itself. Two acquires that do so may both fail for lack of
- * room for the rest. So the second try decides about the whole range at once.
+ * room for the rest. So the second try decides about the whole range at once; and has all memory before it goes on, if it was less than
+ * it seemed.
  */
 static int acquire_some_ready(const struct acquiring *what)
 {
@@ -404,10 +431,12 @@ static int acquire_some_ready(const struct acquiring *what)
 
 	if (apart)
 		ac.ready = &ready;
+	/* What is overwritten needs nothing else that takes long. */
+	ac.piecewise = apart && ac.over.n == 0;
 	err = acquire_segments(&ac);
 	if (apart)
 		ready_end(ac.m, &ready, ac.write, err != 0);
-	if (err != -ENOMEM || ready.n == 0)
+	if (err != -ENOMEM || (ready.n == 0 && ac.kept == ac.n))
 		return err;
 	ac = *what;
 	return acquire_segments(&ac);

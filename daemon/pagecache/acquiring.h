@@ -32,6 +32,7 @@ struct acquiring {
 	enum purpose purpose;
 	const struct pin *pin;	  /* see choose_chunks() */
 	struct ready_runs *ready; /* hold what is ready at once; NULL: decide about everything together */
+	bool piecewise;		  /* memory may come as the acquire goes on (promises.h) */
 	uint64_t *seq;
 	atomic_uint *verdict;
 
@@ -40,6 +41,7 @@ struct acquiring {
 	uint64_t *index;	/* of the chunks to bring, in order */
 	struct replica **reps;	/* theirs, pinned once n_pinned says so */
 	uint64_t n, n_pinned;
+	uint64_t kept;		/* so many of the first ones have memory: the others are no parts yet */
 	struct grant **mapped;	/* chunks behind the border that the client maps, pinned; */
 	struct replica **counted; /* and counted as pinned by the user */
 	unsigned n_mapped, n_counted;

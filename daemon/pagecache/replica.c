@@ -1,7 +1,7 @@
 /*
- * replica.c - copies of chunks on devices: pins, device memory, promises, life.
+ * replica.c - copies of chunks on devices: pins, device memory, life.
  *
- * A replica is evictable when nothing pins it. One that is promised has no memory yet (see room.c).
+ * A replica is evictable when nothing pins it. One that is promised has no memory yet (promises.c).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -386,43 +386,6 @@ int device_spare_alloc(struct cache_device *dev, struct devmem **out)
 	return err;
 }
 
-int promise_keep(struct replica *rep)
-{
-	struct cache_device *dev = rep->dev;
-	struct devmem *mem;
-	int err = device_usable(dev);
-	bool full;
-
-	if (err)
-		return err;
-	/* What was evicted for it may be stranded; or the device has memory beyond its budget. */
-	pthread_mutex_lock(&dev->lock);
-	full = (dev->n_stranded > 0 || dev->capacity < dev->dev->capacity) && dev->used + GAIA_CHUNK > dev->capacity;
-	pthread_mutex_unlock(&dev->lock);
-	err = full && !atomic_load(&dev->gone) ? -ENOMEM : device_memory_alloc(dev, &mem);
-	if (!err && replica_is_view(rep)) {
-		err = view_begin(rep, mem);
-		if (err)
-			device_memory_end(dev, mem);
-	}
-	if (err)
-		return err;
-	pthread_mutex_lock(&dev->lock);
-	/* Once it is off, nothing comes to it: not after it was found to be empty either. */
-	if (device_is_off(dev)) {
-		err = -ENODEV;
-	} else {
-		rep->mem = mem;
-		dev->used += GAIA_CHUNK;
-		dev->promised -= GAIA_CHUNK;
-		pthread_cond_broadcast(&dev->changed);
-	}
-	pthread_mutex_unlock(&dev->lock);
-	if (err)
-		device_memory_end(dev, mem);
-	return err;
-}
-
 void device_memory_free(struct cache_device *dev, struct devmem *mem)
 {
 	device_memory_end(dev, mem);
@@ -522,43 +485,6 @@ bool replica_fits(const struct chunk *ch, const struct readers *only)
 	unsigned others = only && only != view_readers(c) ? c->n_devices + (c->local != NULL) : 0;
 
 	return ch->n_replicas + others < CACHE_MAX_REPLICAS;
-}
-
-int promise_make(struct chunk *ch, struct cache_device *dev, struct readers *only, struct replica **out)
-{
-	struct replica *rep = replica_new(ch, dev, only);
-
-	rep->pins = 1;
-	pthread_mutex_lock(&ch->lock);
-	if (!replica_fits(ch, only)) {
-		pthread_mutex_unlock(&ch->lock);
-		free(rep);
-		chunk_put(ch);
-		return -EMFILE;
-	}
-	track_make(ch);
-	replica_link(ch, rep);
-	pthread_mutex_unlock(&ch->lock);
-	pthread_mutex_lock(&dev->lock);
-	TAILQ_INSERT_TAIL(&dev->busy, rep, link);
-	replica_file_pinned(rep);
-	pthread_mutex_unlock(&dev->lock);
-	*out = rep;
-	return 0;
-}
-
-void promise_break(struct replica *rep)
-{
-	struct cache_device *dev = rep->dev;
-
-	pthread_mutex_lock(&dev->lock);
-	rep->failed = true;
-	replica_file_unpinned(rep);
-	TAILQ_REMOVE(&dev->busy, rep, link);
-	dev->pinned -= GAIA_CHUNK;
-	dev->promised -= GAIA_CHUNK;
-	pthread_cond_broadcast(&dev->changed);
-	pthread_mutex_unlock(&dev->lock);
 }
 
 static void memory_end(struct replica *rep)

@@ -70,6 +70,11 @@ struct replica {
 	/* dev->lock; a thread that has it pinned may read mem without, once there is any. */
 	frame_t lent; /* a view's, once it has mem: the frame for its first page */
 	struct devmem *mem; /* NULL: promised to the acquire that has made the replica; others may wait for that */
+	enum {
+		PROMISE_OWN,   /* which gives it memory itself; or it has some */
+		PROMISE_LATER, /* which does so later; whoever waits for it may do it before */
+		PROMISE_TAKEN, /* somebody does it now */
+	} promise;
 	unsigned pins;	/* grants that hold pages, calls in progress */
 	struct pinner *pinners; /* see users.c */
 	unsigned n_ready; /* grants for which it is ready, see ready.c; changed with chunk->lock held as well */
@@ -156,8 +161,6 @@ void device_memory_end(struct cache_device *dev, struct devmem *mem);
 bool device_take_spare(struct cache_device *dev);
 /* For a snapshot or a copy: takes no memory that is promised to others, and evicts nothing but what was read ahead and not used. */
 int device_spare_alloc(struct cache_device *dev, struct devmem **out);
-/* Keep a promise: the replica gets memory, and threads that wait for that go on. */
-int promise_keep(struct replica *rep);
 /* Memory that the caller has counted. What is parked on the device makes room for it: so this may wait for operations of the device. */
 int device_memory_alloc(struct cache_device *dev, struct devmem **out);
 /* Free memory of the device, and count it. */
@@ -173,13 +176,6 @@ struct replica *replica_find(struct chunk *ch, const struct cache_device *dev, c
 bool replica_fits(const struct chunk *ch, const struct readers *only);
 /* Without memory and pins, and in no table; consumes a reference to the chunk. */
 struct replica *replica_new(struct chunk *ch, struct cache_device *dev, struct readers *only);
-/*
- * Make a replica without memory, with a pin. dev->reserve is held, and the replica counts as pinned and promised already. Consumes
- * the caller's reference to the chunk, also on error. -EMFILE.
- */
-int promise_make(struct chunk *ch, struct cache_device *dev, struct readers *only, struct replica **out);
-/* There is no memory for it after all. It goes when all who wait for it have unpinned it. */
-void promise_break(struct replica *rep);
 /* All pages are locked, no release is unmerged, no client maps it. */
 void replica_destroy(struct replica *rep);
 

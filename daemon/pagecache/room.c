@@ -24,6 +24,7 @@
 #include "pagecache/file_pins.h"
 #include "pagecache/grant.h"
 #include "pagecache/holds.h"
+#include "pagecache/promises.h"
 #include "pagecache/ready.h"
 #include "pagecache/replica.h"
 #include "pagecache/root.h"
@@ -70,6 +71,7 @@ struct demand {
 	unsigned rounds_late;	     /* in which clients did not answer at once, so that others' memory is claimed */
 	unsigned decision;	     /* dev->n_decisions */
 	bool modest;		     /* see replicas_pin_modestly() */
+	bool piecewise;		     /* see replicas_pin_piecewise() */
 };
 
 /* Chunk k's replica, which stays while dev->reserve is held; NULL: there is none. *@wait: there is one, and it is leaving. */
@@ -508,17 +510,42 @@ static int make_room(struct demand *d, unsigned n)
 	return 0;
 }
 
-static int keep_promises(struct demand *d)
+#define KEPT_AT_ONCE 8u /* of a piecewise demand, which is for more than... */
+#define PIECEWISE_FROM 16u
+
+/*
+ * So many promises are kept before the acquire goes on. All, if to keep them may take more than the device's memory: clients or other
+ * acquires that are waited for, who may wait for pages. (Parked pages, too, and the host's memory is home's.)
+ */
+static unsigned kept_at_once(struct demand *d)
+{
+	struct cache_device *dev = d->dev;
+	uint64_t missing = 0;
+
+	if (!d->piecewise || d->mine.n < PIECEWISE_FROM || d->victims.n > 0 || dev->home || dev->victims)
+		return d->mine.n;
+	pthread_mutex_lock(&dev->lock);
+	for (uint64_t k = 0; k < d->n; k++)
+		missing += !d->out[k]->mem;
+	d->piecewise = missing == d->mine.n && dev->n_stranded == 0 && dev->used + dev->promised <= dev->capacity;
+	pthread_mutex_unlock(&dev->lock);
+	if (d->piecewise)
+		promises_later(dev, d->mine.at + KEPT_AT_ONCE, d->mine.n - KEPT_AT_ONCE);
+	return d->piecewise ? KEPT_AT_ONCE : d->mine.n;
+}
+
+/* The first @n of ours. */
+static int keep_promises(struct demand *d, unsigned n)
 {
 	int err = 0;
 
-	while (d->kept < d->mine.n && !err) {
+	while (d->kept < n && !err) {
 		d->n_left = device_count_left(d->dev);
 		d->n_given_up = stranded_count(d->dev);
 		err = promise_keep(d->mine.at[d->kept]);
 		if (!err)
 			d->kept++;
-		else if (err == -ENOMEM)
+		else if (err == -ENOMEM && n == d->mine.n)
 			err = stranded_reap(d->dev, d->n_given_up) ? 0 : make_room(d, d->mine.n - d->kept);
 	}
 	return err;
@@ -528,17 +555,12 @@ static int keep_promises(struct demand *d)
 static int await_promises(struct demand *d)
 {
 	struct uses *waits;
-	bool failed = false;
+	bool failed = false, may_keep = true;
 
 	thread_waits();
 	waits = wait_begin(WAIT_room);
-	pthread_mutex_lock(&d->dev->lock);
-	for (uint64_t k = 0; k < d->n; k++) {
-		while (!d->out[k]->mem && !d->out[k]->failed)
-			pthread_cond_wait(&d->dev->changed, &d->dev->lock);
-		failed |= d->out[k]->failed;
-	}
-	pthread_mutex_unlock(&d->dev->lock);
+	for (uint64_t k = 0; k < d->n; k++)
+		failed |= !promise_await(d->out[k], &may_keep);
 	wait_end(waits, WAIT_room);
 	return failed ? -EAGAIN : 0;
 }
@@ -548,19 +570,23 @@ static void give_back(struct demand *d)
 	if (d->counted)
 		user_unpin_all(d->m, d->out, d->n);
 	d->counted = false;
-	/* A thread that decides meanwhile has either joined a promise, or sees that it is broken. */
-	pthread_mutex_lock(&d->dev->reserve);
-	for (; d->kept < d->mine.n; d->kept++)
-		promise_break(d->mine.at[d->kept]);
-	pthread_mutex_unlock(&d->dev->reserve);
+	promises_break(d->dev, d->mine.at + d->kept, d->mine.n - d->kept);
 	for (uint64_t k = 0; k < d->n; k++)
 		if (d->out[k])
 			replica_unpin(d->out[k]);
 }
 
+/* The device has less memory than it says: so something has to leave after all. */
+static int not_piecewise(struct demand *d)
+{
+	d->piecewise = false;
+	return -EAGAIN;
+}
+
 /* One attempt. -EAGAIN: something has changed since. */
 static int try_to_obtain(struct demand *d)
 {
+	unsigned now;
 	int err;
 
 	pthread_mutex_lock(&d->dev->lock);
@@ -584,9 +610,13 @@ static int try_to_obtain(struct demand *d)
 		err = replicas_evict_all(&d->victims);
 		err = err ? err : -EAGAIN;
 	} else if (!err) {
+		now = kept_at_once(d);
 		evict_for_room(d, UINT64_MAX);
-		err = keep_promises(d);
-		err = err ? err : await_promises(d);
+		err = keep_promises(d, now);
+		if (now == d->mine.n)
+			err = err ? err : await_promises(d);
+		else if (err == -ENOMEM)
+			err = not_piecewise(d);
 	}
 	if (err)
 		give_back(d);
@@ -594,6 +624,20 @@ static int try_to_obtain(struct demand *d)
 	d->mine = (struct replica_list){ .n = 0 };
 	d->kept = 0;
 	return err;
+}
+
+/* How many of the first ones have memory. */
+static uint64_t count_kept(const struct demand *d)
+{
+	uint64_t k = 0;
+
+	if (!d->piecewise)
+		return d->n;
+	pthread_mutex_lock(&d->dev->lock);
+	while (k < d->n && d->out[k]->mem)
+		k++;
+	pthread_mutex_unlock(&d->dev->lock);
+	return k;
 }
 
 bool grant_pin_held(const struct mapping *m, const struct grant *g)
@@ -639,11 +683,15 @@ uint64_t replicas_pin_again(struct mapping *m, const uint64_t *index, uint64_t n
 	return n;
 }
 
-static int pin_all(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out, bool modest)
+/* @kept: see replicas_pin_piecewise(); or NULL. */
+static int pin_all(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out, bool modest, uint64_t *kept)
 {
-	struct demand d = { .m = m, .only = m->readers, .dev = m->dev, .index = index, .n = n, .out = out, .modest = modest };
+	struct demand d = { .m = m, .only = m->readers, .dev = m->dev, .index = index, .n = n, .out = out, .modest = modest, .piecewise = kept };
 	uint64_t held;
 	int err;
+
+	if (kept)
+		*kept = n;
 
 	/* What is held already is acquired again without waiting for anybody who evicts: but it may be others who hold it. */
 	held = replicas_pin_again(m, index, n, out);
@@ -662,6 +710,8 @@ static int pin_all(struct mapping *m, const uint64_t *index, uint64_t n, struct 
 		err = -ENODEV;
 	log_decision("device %s: %llu chunks of %s for user %u: %s", d.dev->dev->name, (unsigned long long)n, cfile_name(m->file, (char[CFILE_NAME_MAX]){ "" }),
 		     (unsigned)m->user.uid, err ? strerror(-err) : "there is room");
+	if (!err && kept)
+		*kept = count_kept(&d);
 	if (!err)
 		see_who_is_dead(out, d.n);
 	return err;
@@ -669,10 +719,15 @@ static int pin_all(struct mapping *m, const uint64_t *index, uint64_t n, struct 
 
 int replicas_pin(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out)
 {
-	return pin_all(m, index, n, out, false);
+	return pin_all(m, index, n, out, false, NULL);
+}
+
+int replicas_pin_piecewise(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out, uint64_t *kept)
+{
+	return pin_all(m, index, n, out, false, kept);
 }
 
 int replicas_pin_modestly(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out)
 {
-	return pin_all(m, index, n, out, true);
+	return pin_all(m, index, n, out, true, NULL);
 }

@@ -16,6 +16,11 @@ struct replica;
  * Unreleased writes of clients that have died are dropped on the way. [W]
  */
 int replicas_pin(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out);
+/*
+ * The same. But if nothing has to leave for it and nobody is waited for, only the replicas out[0..*kept) have memory then; the others get
+ * theirs by promises_keep() (promises.h), or promises_break() comes before their pins end. *kept is @n otherwise.
+ */
+int replicas_pin_piecewise(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out, uint64_t *kept);
 /* The same, for what nobody needs now: only if it fits beside what is ready for some client, too, which stays ready. */
 int replicas_pin_modestly(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out);
 /*

@@ -7,50 +7,14 @@
 #include "base/counters.h"
 #include "base/fault.h"
 #include "base/util.h"
-#include "cache_scene.h"
+#define CHUNKS 12u
+#include "cache_marks.h"
 #include "pagecache/ahead.h"
-#include "pagecache/cache.h"
-#include "pagecache/file.h"
 #include "pagecache/writeback.h"
 
-#define CHUNKS 12u
-#define LEN (CHUNKS * GAIA_CHUNK)
-#define PAGES (CHUNKS * GAIA_CHUNK_PAGES)
-#define BIG_HOME (256ull << 20) /* the most is read ahead in it */
-
-/* What page @i of the file begins with. */
-static uint64_t mark(uint64_t i)
-{
-	return i * 0x9e3779b97f4a7c15ull | 1;
-}
-
-/* A file with a mark in each page, of which nothing is home. */
 static void begin_cold(unsigned devices, uint64_t home_bytes)
 {
-	begin(&(struct rig_options){ .devices = devices, .device_chunks = 2 * CHUNKS, .home_bytes = home_bytes },
-	      LEN);
-	for (uint64_t i = 0; i < PAGES; i++) {
-		uint64_t m = mark(i);
-
-		cr_assert_eq(cache_write(kf->cfile, &m, sizeof(m), (off_t)(i * GAIA_PAGE), CACHE_WRITE_EXACT), 0);
-	}
-	cr_assert_eq(cpu_fsync(kf), 0);
-	cr_assert_eq(cache_evict(kf->cfile, GAIA_FROM_HOME, 0, 0), 0);
-}
-
-static struct client *whole(unsigned device)
-{
-	return client_create(kf, device, GAIA_PROT_RW, LEN);
-}
-
-static void expect_marks(struct client *cl)
-{
-	for (uint64_t i = 0; i < PAGES; i++) {
-		uint64_t m;
-
-		client_load(cl, &m, sizeof(m), i * GAIA_PAGE);
-		cr_assert_eq(m, mark(i), "page %lu", (unsigned long)i);
-	}
+	begin_cold_on(devices, 2 * CHUNKS, home_bytes);
 }
 
 static void acquire(struct client *cl)

@@ -1,0 +1,37 @@
+/*
+ * promises.h - replicas that have been promised memory.
+ *
+ * What an acquire lacks on a device is promised to it, all at once (18): it has pinned replicas without memory, and nobody else gets
+ * that memory. It keeps the promises itself, before it goes on or as it goes on. If later, who waits for one keeps it instead.
+ */
+#ifndef GAIA_PAGECACHE_PROMISES_H
+#define GAIA_PAGECACHE_PROMISES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct cache_device;
+struct chunk;
+struct readers;
+struct replica;
+
+/*
+ * Make a replica without memory, with a pin. dev->reserve is held, and the replica counts as pinned and promised already. Consumes
+ * the caller's reference to the chunk, also on error. -EMFILE.
+ */
+int promise_make(struct chunk *ch, struct cache_device *dev, struct readers *only, struct replica **out);
+/* Keep a promise that is not for later: the replica gets memory, and threads that wait for that go on. -ENOMEM, -ENODEV... */
+int promise_keep(struct replica *rep);
+/* Whoever waits for one of these may keep it from now on. */
+void promises_later(struct cache_device *dev, struct replica **reps, uint64_t n);
+/*
+ * Have reps[0..until) get memory that have none; *kept says how many have some. Evicts nothing but parked pages, and waits for nobody
+ * but the device: pages may be locked. An error as of promise_keep(): those from *kept on have none, or others have kept it.
+ */
+int promises_keep(struct replica **reps, uint64_t *kept, uint64_t until);
+/* Wait until the promise is kept, or do it if it is for later and *@may_keep, which is false once that has failed. False: it was broken. */
+bool promise_await(struct replica *rep, bool *may_keep);
+/* There is no memory for them after all, but for those that have some. They go when all who wait for them have unpinned them. */
+void promises_break(struct cache_device *dev, struct replica **reps, uint64_t n);
+
+#endif
