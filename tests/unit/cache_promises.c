@@ -86,6 +86,21 @@ Test(promises, are_kept_by_who_waits_for_them, .timeout = HANG)
 	end();
 }
 
+/* Of these many are looked at together, as nothing is to be done there. */
+Test(promises, come_before_many_chunks_that_are_there, .timeout = HANG)
+{
+	struct client *first, *cl;
+
+	begin_cold_on(1, DEVICE_CHUNKS, BIG_HOME);
+	first = whole(0);
+	cr_assert_eq(client_acquire(first, 20 * (uint64_t)GAIA_CHUNK, (CHUNKS - 20) * (uint64_t)GAIA_CHUNK, GAIA_PROT_READ), 0);
+	cl = whole(0);
+	cr_assert_eq(client_acquire(cl, 0, LEN, GAIA_PROT_READ), 0);
+	expect_marks(cl);
+	cr_assert_eq(rig_device_used(rig, 0), LEN);
+	end();
+}
+
 /* Who waits cannot keep it. */
 Test(promises, that_others_cannot_keep_are_still_the_acquires, .timeout = HANG)
 {
