@@ -40,6 +40,8 @@ static struct {
 	TAILQ_HEAD(, huge_wish) queue; /* by from_ns */
 	struct huge_wish *in_hand;     /* NULL: none, or it was forgotten meanwhile */
 	uint64_t small_until; /* till then none is asked for at once */
+	unsigned n_at_once;   /* that are being asked for so... */
+	uint64_t since_ns;    /* ...since there were none */
 	bool running, stop;
 } huge = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
@@ -196,7 +198,10 @@ bool huge_at_once(int fd, void *at)
 	bool can, made;
 
 	pthread_mutex_lock(&huge.lock);
-	can = huge.running && begun >= huge.small_until;
+	/* While one waits, for processors that are busy perhaps, others do not go there, too. */
+	can = huge.running && begun >= huge.small_until && (huge.n_at_once == 0 || begun - huge.since_ns < LONG_NS);
+	if (can && huge.n_at_once++ == 0)
+		huge.since_ns = begun;
 	pthread_mutex_unlock(&huge.lock);
 	if (!can)
 		return false;
@@ -205,11 +210,11 @@ bool huge_at_once(int fd, void *at)
 	if (made)
 		count(CTR_huge_chunks, 1);
 	took = now_ns() - begun;
-	if (!made || took > LONG_NS) {
-		pthread_mutex_lock(&huge.lock);
-		huge.small_until = begun + took + MAX(REST_TIMES * took, REST_NS);
-		pthread_mutex_unlock(&huge.lock);
-	}
+	pthread_mutex_lock(&huge.lock);
+	huge.n_at_once--;
+	if (!made || took > LONG_NS)
+		huge.small_until = MAX(huge.small_until, begun + took + MAX(REST_TIMES * took, REST_NS));
+	pthread_mutex_unlock(&huge.lock);
 	return made;
 }
 

@@ -13,6 +13,11 @@
 #include "base/log.h"
 #include "gaia/protocol.h"
 
+/* Not in the headers of older systems. */
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
 /* Map the chunk, aligned to its size. MAP_FAILED, and errno. */
 static void *map_aligned(int fd)
 {
@@ -79,21 +84,18 @@ int memfd_make(const char *name, const void *bytes, struct memfd *out)
 	what = "ftruncate";
 	if (ftruncate(out->fd, GAIA_CHUNK))
 		goto close_fd;
+	/* Nobody has it so far. */
+	what = "F_ADD_SEALS";
+	if (fcntl(out->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+		goto close_fd;
 	what = "mmap";
 	out->at = map_aligned(out->fd);
 	if (out->at == MAP_FAILED)
 		goto close_fd;
 	what = bytes ? "write" : "fallocate";
-	if (fill_mapped(out, bytes))
-		goto unmap;
-	what = "F_ADD_SEALS";
-	if (!fcntl(out->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+	if (!fill_mapped(out, bytes))
 		return 0;
 
-	err = errno;
-	huge_forget(&out->huge);
-	errno = err;
-unmap:
 	err = errno;
 	munmap(out->at, GAIA_CHUNK);
 	errno = err;

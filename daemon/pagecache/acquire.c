@@ -144,7 +144,7 @@ static int pause_windows(struct acquiring *ac, struct windows *ws, atomic_uint *
 /* Chunk k's turn has come. Others get memory while the store reads, and the device copies, those before them. */
 static int parts_arrive(struct acquiring *ac, uint64_t k)
 {
-	int err = promises_keep(ac->reps, &ac->kept, MIN(ac->n, k + MEMORY_AHEAD));
+	int err = atomic_load(&ac->lacks) ? -ENOMEM : promises_keep(ac->reps, &ac->kept, MIN(ac->n, k + MEMORY_AHEAD));
 
 	ac->ahead.n = ac->kept;
 	while (ac->parts.n < ac->kept)
@@ -275,7 +275,7 @@ static int choose_chunks(struct acquiring *ac)
 		struct page_span span = { ac->asked.at[0].a, MIN(ac->asked.at[0].b, ac->border * GAIA_CHUNK_PAGES) };
 
 		err = ready_take(ac->m, span, ac->write, overwritten(ac), ac->ready, ac->index);
-		ac->n = ac->ready->n_rest;
+		ac->n = ac->kept = ac->ready->n_rest;
 		*ac->seq = MAX(*ac->seq, ac->ready->seq);
 	} else {
 		ac->n = segments_chunks(ac->asked, 0, ac->border, ac->index);
@@ -306,7 +306,7 @@ static int pin_chunks(struct acquiring *ac)
 	if (ac->n > 0 && ac->pin)
 		err = pin_again(ac);
 	else if (ac->n > 0 && ac->piecewise)
-		err = replicas_pin_piecewise(ac->m, ac->index, ac->n, ac->reps, &ac->kept);
+		err = replicas_pin_piecewise(ac->m, ac->index, ac->n, ac->reps, &ac->kept, &ac->lacks);
 	else if (ac->n > 0)
 		err = replicas_pin(ac->m, ac->index, ac->n, ac->reps);
 	ac->n_pinned = err ? 0 : ac->n;
@@ -386,8 +386,7 @@ static void acquiring_end(struct acquiring *ac)
 	if (ac->n_pinned > ac->kept)
 		promises_break(ac->m->dev, ac->reps + ac->kept, ac->n_pinned - ac->kept);
 	user_unpin_all(ac->m, ac->reps, ac->n_pinned);
-	for (uint64_t k = 0; k < ac->n_pinned; k++)
-		replica_unpin(ac->reps[k]);
+	replicas_unpin(ac->reps, ac->n_pinned);
 	free(ac->since);
 	free(ac->counted);
 	free(ac->mapped);

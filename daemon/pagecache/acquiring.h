@@ -42,6 +42,7 @@ struct acquiring {
 	struct replica **reps;	/* theirs, pinned once n_pinned says so */
 	uint64_t n, n_pinned;
 	uint64_t kept;		/* so many of the first ones have memory: the others are no parts yet */
+	atomic_bool lacks;	/* there is less memory for these than it seemed */
 	struct grant **mapped;	/* chunks behind the border that the client maps, pinned; */
 	struct replica **counted; /* and counted as pinned by the user */
 	unsigned n_mapped, n_counted;

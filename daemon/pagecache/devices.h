@@ -44,6 +44,7 @@ struct cache_device {
 	/* lock. */
 	uint64_t used, pinned; /* bytes; pinned: everything that is not idle */
 	uint64_t promised, leaving; /* parts of pinned: without memory yet; being evicted */
+	uint64_t later; /* part of promised: see promises.h */
 	uint64_t late; /* part of leaving: clients are waited for, and then it stays (replica.late) */
 	uint64_t n_left; /* how often replicas have gone, or should have been evicted and stayed */
 	uint64_t n_stuck; /* of these, how often one stayed */

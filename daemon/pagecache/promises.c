@@ -36,7 +36,8 @@ int promise_make(struct chunk *ch, struct cache_device *dev, struct readers *onl
 	return 0;
 }
 
-int promise_keep(struct replica *rep)
+/* What is promised for later is for nobody else, though the device has the memory. */
+static int keep(struct replica *rep, bool later)
 {
 	struct cache_device *dev = rep->dev;
 	struct devmem *mem;
@@ -48,6 +49,7 @@ int promise_keep(struct replica *rep)
 	/* What was evicted for it may be stranded; or the device has memory beyond its budget. */
 	pthread_mutex_lock(&dev->lock);
 	full = (dev->n_stranded > 0 || dev->capacity < dev->dev->capacity) && dev->used + GAIA_CHUNK > dev->capacity;
+	full |= !later && dev->later > 0 && dev->used + dev->later + GAIA_CHUNK > dev->capacity;
 	pthread_mutex_unlock(&dev->lock);
 	err = full && !atomic_load(&dev->gone) ? -ENOMEM : device_memory_alloc(dev, &mem);
 	if (!err && replica_is_view(rep)) {
@@ -73,46 +75,67 @@ int promise_keep(struct replica *rep)
 	return err;
 }
 
-void promises_later(struct cache_device *dev, struct replica **reps, uint64_t n)
+int promise_keep(struct replica *rep)
+{
+	return keep(rep, false);
+}
+
+void promises_later(struct cache_device *dev, struct replica **reps, uint64_t n, atomic_bool *lacks)
 {
 	pthread_mutex_lock(&dev->lock);
-	for (uint64_t k = 0; k < n; k++)
+	for (uint64_t k = 0; k < n; k++) {
 		reps[k]->promise = PROMISE_LATER;
+		reps[k]->lacks = lacks;
+	}
+	dev->later += n * GAIA_CHUNK;
 	pthread_cond_broadcast(&dev->changed);
 	pthread_mutex_unlock(&dev->lock);
 }
 
-/* One that others may keep, too. */
+/* It is not for later any more. dev->lock is held. */
+static void not_later(struct replica *rep)
+{
+	rep->promise = PROMISE_OWN;
+	rep->lacks = NULL;
+	rep->dev->later -= GAIA_CHUNK;
+}
+
+/* One that is for later. dev->lock is held, but dropped meanwhile. */
 static int keep_later(struct replica *rep)
 {
 	struct cache_device *dev = rep->dev;
-	bool there;
 	int err;
 
-	pthread_mutex_lock(&dev->lock);
-	while (rep->promise == PROMISE_TAKEN)
-		pthread_cond_wait(&dev->changed, &dev->lock);
-	there = rep->mem;
-	if (!there)
-		rep->promise = PROMISE_TAKEN;
+	rep->promise = PROMISE_TAKEN;
 	pthread_mutex_unlock(&dev->lock);
-	if (there)
-		return 0;
-	err = promise_keep(rep);
+	err = keep(rep, true);
 	pthread_mutex_lock(&dev->lock);
-	rep->promise = err ? PROMISE_LATER : PROMISE_OWN;
+	if (err)
+		rep->promise = PROMISE_LATER;
+	else
+		not_later(rep);
 	pthread_cond_broadcast(&dev->changed);
-	pthread_mutex_unlock(&dev->lock);
 	return err;
+}
+
+static void await_taken(struct replica *rep)
+{
+	while (rep->promise == PROMISE_TAKEN)
+		pthread_cond_wait(&rep->dev->changed, &rep->dev->lock);
 }
 
 int promises_keep(struct replica **reps, uint64_t *kept, uint64_t until)
 {
 	int err = 0;
 
-	while (*kept < until && !err) {
-		err = keep_later(reps[*kept]);
-		*kept += !err;
+	for (; *kept < until && !err; *kept += !err) {
+		struct replica *rep = reps[*kept];
+
+		pthread_mutex_lock(&rep->dev->lock);
+		await_taken(rep);
+		if (!rep->mem)
+			err = keep_later(rep);
+		pthread_mutex_unlock(&rep->dev->lock);
 	}
 	return err;
 }
@@ -124,13 +147,14 @@ bool promise_await(struct replica *rep, bool *may_keep)
 
 	pthread_mutex_lock(&dev->lock);
 	while (!rep->mem && !rep->failed) {
-		if (*may_keep && rep->promise == PROMISE_LATER) {
-			pthread_mutex_unlock(&dev->lock);
-			*may_keep = !keep_later(rep);
-			pthread_mutex_lock(&dev->lock);
-		} else {
+		if (!*may_keep || rep->promise != PROMISE_LATER) {
 			pthread_cond_wait(&dev->changed, &dev->lock);
+			continue;
 		}
+		*may_keep = !keep_later(rep);
+		/* It may be long before its turn comes: so who has promised it should know. */
+		if (!*may_keep && rep->promise == PROMISE_LATER)
+			atomic_store(rep->lacks, true);
 	}
 	there = !rep->failed;
 	pthread_mutex_unlock(&dev->lock);
@@ -155,12 +179,12 @@ void promises_break(struct cache_device *dev, struct replica **reps, uint64_t n)
 {
 	pthread_mutex_lock(&dev->lock);
 	for (uint64_t k = 0; k < n; k++) {
-		while (reps[k]->promise == PROMISE_TAKEN)
-			pthread_cond_wait(&dev->changed, &dev->lock);
-		reps[k]->promise = PROMISE_OWN;
+		await_taken(reps[k]);
+		if (reps[k]->promise == PROMISE_LATER)
+			not_later(reps[k]);
 	}
 	pthread_mutex_unlock(&dev->lock);
-	/* A thread that decides meanwhile has either joined a promise, or sees that it is broken. */
+	/* From now on nobody else keeps one. A thread that decides meanwhile has either joined a promise, or sees that it is broken. */
 	pthread_mutex_lock(&dev->reserve);
 	for (uint64_t k = 0; k < n; k++)
 		if (!reps[k]->mem)

@@ -7,6 +7,7 @@
 #ifndef GAIA_PAGECACHE_PROMISES_H
 #define GAIA_PAGECACHE_PROMISES_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -20,10 +21,13 @@ struct replica;
  * the caller's reference to the chunk, also on error. -EMFILE.
  */
 int promise_make(struct chunk *ch, struct cache_device *dev, struct readers *only, struct replica **out);
-/* Keep a promise that is not for later: the replica gets memory, and threads that wait for that go on. -ENOMEM, -ENODEV... */
+/* Keep a promise that is not for later: the replica gets memory, and threads that wait for that go on. -ENOMEM (also if what there is is for later), -ENODEV... */
 int promise_keep(struct replica *rep);
-/* Whoever waits for one of these may keep it from now on. */
-void promises_later(struct cache_device *dev, struct replica **reps, uint64_t n);
+/*
+ * Whoever waits for one of these may keep it from now on. *@lacks, until all are kept or broken, becomes true if somebody could not: the
+ * acquire should give them up.
+ */
+void promises_later(struct cache_device *dev, struct replica **reps, uint64_t n, atomic_bool *lacks);
 /*
  * Have reps[0..until) get memory that have none; *kept says how many have some. Evicts nothing but parked pages, and waits for nobody
  * but the device: pages may be locked. An error as of promise_keep(): those from *kept on have none, or others have kept it.

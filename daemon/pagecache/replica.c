@@ -134,6 +134,34 @@ void replica_unpin(struct replica *rep)
 		promise_end(rep);
 }
 
+bool replica_has_memory(const struct replica *rep)
+{
+	bool has;
+
+	pthread_mutex_lock(&rep->dev->lock);
+	has = rep->mem;
+	pthread_mutex_unlock(&rep->dev->lock);
+	return has;
+}
+
+void replicas_unpin(struct replica **reps, uint64_t n)
+{
+	for (uint64_t k = 0; k < n; k++) {
+		bool busy;
+
+		pthread_mutex_lock(&reps[k]->chunk->lock);
+		busy = reps[k]->chunk->n_locked > 0;
+		pthread_mutex_unlock(&reps[k]->chunk->lock);
+		if (busy)
+			continue;
+		replica_unpin(reps[k]);
+		reps[k] = NULL;
+	}
+	for (uint64_t k = 0; k < n; k++)
+		if (reps[k])
+			replica_unpin(reps[k]);
+}
+
 void replica_ready_more(struct replica *rep)
 {
 	rep->chunk->n_ready++;

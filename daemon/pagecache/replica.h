@@ -75,6 +75,7 @@ struct replica {
 		PROMISE_LATER, /* which does so later; whoever waits for it may do it before */
 		PROMISE_TAKEN, /* somebody does it now */
 	} promise;
+	atomic_bool *lacks; /* of that acquire, if later or taken: somebody could not */
 	unsigned pins;	/* grants that hold pages, calls in progress */
 	struct pinner *pinners; /* see users.c */
 	unsigned n_ready; /* grants for which it is ready, see ready.c; changed with chunk->lock held as well */
@@ -91,6 +92,8 @@ struct replica {
 	TAILQ_ENTRY(replica) link; /* in dev->busy iff pins > 0, else in dev->idle_pinned iff file_pinned, else in dev->idle_ready iff n_ready > 0, else in dev->unused iff ahead, else in dev->idle; if failed in none */
 };
 
+/* dev->lock is not held. False: it is promised some. */
+bool replica_has_memory(const struct replica *rep);
 /* chunk->lock is held. */
 static inline bool replica_is_spoiled(const struct replica *rep)
 {
@@ -112,6 +115,8 @@ int cache_device_end(struct cache_device *dev, struct device_wait *w);
 /* dev->reserve held, or it is pinned by right, and stays so. False: it leaves. */
 bool replica_pin(struct replica *rep);
 void replica_unpin(struct replica *rep);
+/* The same for all of these; first those of which no page is locked: the end of one that was promised in vain waits for the others'. Consumes what is in @reps. */
+void replicas_unpin(struct replica **reps, uint64_t n);
 /* See grant.lookers. chunk->lock is held. After the last grant_looked() the grant may go when that is given up. */
 void grant_look(struct grant *g);
 void grant_looked(struct grant *g);

@@ -286,7 +286,7 @@ void cfile_where(struct cfile *f, bool names, char *text, size_t size)
 		pthread_mutex_lock(&list[k]->lock);
 		home += list[k]->n_frames;
 		for (unsigned r = 0; r < list[k]->n_replicas; r++)
-			chunks[list[k]->replica[r]->dev->index]++;
+			chunks[list[k]->replica[r]->dev->index] += replica_has_memory(list[k]->replica[r]);
 		pthread_mutex_unlock(&list[k]->lock);
 		chunk_put(list[k]);
 	}
@@ -478,7 +478,7 @@ void cache_check(struct cache *c)
 		TAILQ_FOREACH(rep, &c->dev[i].busy, link)
 			pinned += GAIA_CHUNK;
 		bug_on(pinned != c->dev[i].pinned);
-		bug_on(c->dev[i].promised || c->dev[i].leaving);
+		bug_on(c->dev[i].promised || c->dev[i].later || c->dev[i].leaving);
 		/* Nothing is ready any more. */
 		bug_on(c->dev[i].n_idle_ready);
 	}

@@ -72,6 +72,7 @@ struct demand {
 	unsigned decision;	     /* dev->n_decisions */
 	bool modest;		     /* see replicas_pin_modestly() */
 	bool piecewise;		     /* see replicas_pin_piecewise() */
+	atomic_bool *lacks;
 };
 
 /* Chunk k's replica, which stays while dev->reserve is held; NULL: there is none. *@wait: there is one, and it is leaving. */
@@ -530,7 +531,7 @@ static unsigned kept_at_once(struct demand *d)
 	d->piecewise = missing == d->mine.n && dev->n_stranded == 0 && dev->used + dev->promised <= dev->capacity;
 	pthread_mutex_unlock(&dev->lock);
 	if (d->piecewise)
-		promises_later(dev, d->mine.at + KEPT_AT_ONCE, d->mine.n - KEPT_AT_ONCE);
+		promises_later(dev, d->mine.at + KEPT_AT_ONCE, d->mine.n - KEPT_AT_ONCE, d->lacks);
 	return d->piecewise ? KEPT_AT_ONCE : d->mine.n;
 }
 
@@ -559,8 +560,8 @@ static int await_promises(struct demand *d)
 
 	thread_waits();
 	waits = wait_begin(WAIT_room);
-	for (uint64_t k = 0; k < d->n; k++)
-		failed |= !promise_await(d->out[k], &may_keep);
+	for (uint64_t k = 0; k < d->n && !failed; k++)
+		failed = !promise_await(d->out[k], &may_keep);
 	wait_end(waits, WAIT_room);
 	return failed ? -EAGAIN : 0;
 }
@@ -684,9 +685,9 @@ uint64_t replicas_pin_again(struct mapping *m, const uint64_t *index, uint64_t n
 }
 
 /* @kept: see replicas_pin_piecewise(); or NULL. */
-static int pin_all(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out, bool modest, uint64_t *kept)
+static int pin_all(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out, bool modest, uint64_t *kept, atomic_bool *lacks)
 {
-	struct demand d = { .m = m, .only = m->readers, .dev = m->dev, .index = index, .n = n, .out = out, .modest = modest, .piecewise = kept };
+	struct demand d = { .m = m, .only = m->readers, .dev = m->dev, .index = index, .n = n, .out = out, .modest = modest, .piecewise = kept, .lacks = lacks };
 	uint64_t held;
 	int err;
 
@@ -719,15 +720,15 @@ static int pin_all(struct mapping *m, const uint64_t *index, uint64_t n, struct 
 
 int replicas_pin(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out)
 {
-	return pin_all(m, index, n, out, false, NULL);
+	return pin_all(m, index, n, out, false, NULL, NULL);
 }
 
-int replicas_pin_piecewise(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out, uint64_t *kept)
+int replicas_pin_piecewise(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out, uint64_t *kept, atomic_bool *lacks)
 {
-	return pin_all(m, index, n, out, false, kept);
+	return pin_all(m, index, n, out, false, kept, lacks);
 }
 
 int replicas_pin_modestly(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out)
 {
-	return pin_all(m, index, n, out, true, NULL);
+	return pin_all(m, index, n, out, true, NULL, NULL);
 }

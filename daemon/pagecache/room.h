@@ -4,6 +4,7 @@
 #ifndef GAIA_PAGECACHE_ROOM_H
 #define GAIA_PAGECACHE_ROOM_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -19,8 +20,9 @@ int replicas_pin(struct mapping *m, const uint64_t *index, uint64_t n, struct re
 /*
  * The same. But if nothing has to leave for it and nobody is waited for, only the replicas out[0..*kept) have memory then; the others get
  * theirs by promises_keep() (promises.h), or promises_break() comes before their pins end. *kept is @n otherwise.
+ * @lacks: see promises_later().
  */
-int replicas_pin_piecewise(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out, uint64_t *kept);
+int replicas_pin_piecewise(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out, uint64_t *kept, atomic_bool *lacks);
 /* The same, for what nobody needs now: only if it fits beside what is ready for some client, too, which stays ready. */
 int replicas_pin_modestly(struct mapping *m, const uint64_t *index, uint64_t n, struct replica **out);
 /*

@@ -5,6 +5,7 @@
 #include "base/counters.h"
 #include "base/fault.h"
 #include "cache_acquires.h"
+#include "cache_mute.h"
 #include "pagecache/cache.h"
 #include "pagecache/chunk.h"
 #include "pagecache/devices.h"
@@ -764,15 +765,6 @@ Test(eviction, waits_for_a_truncate_of_another_file_in_the_end, .timeout = 60)
 }
 
 /* ---- clients that do not answer ---- */
-
-static struct client *mute;
-static atomic_bool mute_answers;
-
-static bool is_mute(void *arg, const struct client *cl)
-{
-	(void)arg;
-	return cl == mute && !atomic_load(&mute_answers);
-}
 
 /* Device 0 has @n_mute chunks that the mute one maps, and up to @n those that another maps; nothing is held, and one chunk is free. */
 static struct client *begin_mute(unsigned n_mute, unsigned n)
