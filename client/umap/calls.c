@@ -249,7 +249,7 @@ int gaia_umap_stats(void *addr, struct gaia_umap_stats *out)
 		s.read_bytes = __atomic_load_n(&r->read_bytes, __ATOMIC_RELAXED);
 		s.writes = __atomic_load_n(&r->writes, __ATOMIC_RELAXED);
 		s.written_bytes = __atomic_load_n(&r->written_bytes, __ATOMIC_RELAXED);
-		s.is = umap.kernel.user_mode ? GAIA_UMAP_IS_USER_MODE : 0;
+		s.is = (umap.kernel.user_mode || r->by_signal ? GAIA_UMAP_IS_USER_MODE : 0) | (r->by_signal ? GAIA_UMAP_IS_BY_SIGNAL : 0);
 		s.length = r->length;
 		s.page_size = 1ul << r->shift;
 		s.pages = r->n_frames;

@@ -91,21 +91,24 @@ bool umap_thread_in_store(uint32_t tid);
 /* Negative errno, as everywhere. */
 struct umap_kernel {
 	int uffd, pagemap;
+	int by_signal;	/* another userfaultfd, of regions whose faults are SIGBUS; -1: there is none yet */
 	bool user_mode;
 };
 int umap_kernel_open(struct umap_kernel *k);
+int umap_kernel_open_by_signal(struct umap_kernel *k);
 void umap_kernel_close(struct umap_kernel *k);
-int umap_kernel_register(void *view, uint64_t n);
-void umap_kernel_unregister(void *view, uint64_t n);
+/* uffd: the region's. */
+int umap_kernel_register(int uffd, void *view, uint64_t n);
+void umap_kernel_unregister(int uffd, void *view, uint64_t n);
 
 /*
  * Map what the memfd has. -EAGAIN: there are events to be read first; -ENOENT: nothing of ours is there. done (may be
  * NULL) becomes the bytes that were mapped, from the first on; the others were not, if it fails.
  */
-int umap_kernel_map(void *view, uint64_t n, bool protect, uint64_t *done);
+int umap_kernel_map(int uffd, void *view, uint64_t n, bool protect, uint64_t *done);
 int umap_kernel_unmap(void *view, uint64_t n);
-void umap_kernel_poison(void *view);
-void umap_kernel_wake(void *view, uint64_t n);
+void umap_kernel_poison(int uffd, void *view);
+void umap_kernel_wake(int uffd, void *view, uint64_t n);
 
 /*
  * Tell for each part of the view whether it is clean: protected, or unmapped while it was. rearm: protect again what
@@ -147,6 +150,8 @@ struct umap_region {
 	uint64_t pages;
 	unsigned shift;		/* page size: 1 << shift */
 	bool writable, is_mmap, is_host; /* neither: it is paged */
+	bool by_signal;		/* who touches serves itself (signal.c) */
+	int uffd;		/* if it is paged */
 	char *desk;
 	struct umap_segment *segments;
 	size_t n_segments;
@@ -216,6 +221,9 @@ enum umap_how {
 /* Bring a page that was touched at this byte of the region to memory, and map it; else whoever touched it gets SIGBUS. No lock is held. */
 int umap_fault(struct umap_region *r, uint64_t at, bool write, enum umap_how how);
 
+/* The same in the thread that has touched it, which is to get SIGBUS if this fails. 0: it shall try again. */
+int umap_fault_here(struct umap_region *r, uint64_t at, bool write);
+
 /*
  * Bring a page to memory, and map it; at most n pages from it on if none of them is there. 1: somebody else is reading
  * it just now. No lock is held.
@@ -275,7 +283,7 @@ struct umap_process {
 extern struct umap_process umap;
 
 /* One more paged region, and one less. -ENOSYS: there is no paging here. */
-int umap_process_join(void);
+int umap_process_join(bool by_signal);
 void umap_process_leave(void);
 
 /* What munmap(2) and mremap(2) did before this call is known after it. */
@@ -302,6 +310,14 @@ unsigned umap_setting(const char *name, unsigned min, unsigned max, unsigned oth
 int umap_threads_start(void);
 void umap_threads_stop(void);
 void umap_threads_forget(void);	/* in a child of fork() */
+
+/* There is a userfaultfd by_signal now. */
+void umap_threads_look(void);
+
+/* ---- faults that are signals (signal.c) ---- */
+
+/* From now on SIGBUS is ours. process.lock is held. */
+void umap_signal_start(void);
 
 void umap_kick_evictor(struct umap_region *r);
 int umap_prefetch(struct umap_region *r, uint64_t page, uint64_t n); /* in the background */

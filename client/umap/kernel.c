@@ -18,6 +18,9 @@
 #ifndef USERFAULTFD_IOC_NEW
 #define USERFAULTFD_IOC_NEW _IO(0xaa, 0)
 #endif
+#ifndef UFFD_FEATURE_SIGBUS
+#define UFFD_FEATURE_SIGBUS (1u << 7)
+#endif
 #define FEATURE_POISON (1u << 14)
 #define FEATURE_WP_ASYNC (1u << 15)
 #define FEATURES (UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_WP_HUGETLBFS_SHMEM | UFFD_FEATURE_THREAD_ID | \
@@ -69,6 +72,22 @@ static int open_uffd(struct umap_kernel *k)
 	return fd < 0 ? -errno : fd;
 }
 
+int umap_kernel_open_by_signal(struct umap_kernel *k)
+{
+	struct uffdio_api api = { .api = UFFD_API, .features = FEATURES | UFFD_FEATURE_SIGBUS };
+	/* Faults within system calls would be refused anyway; and so it needs no privileges. */
+	int fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY), err = -errno;
+
+	if (fd >= 0 && ioctl(fd, UFFDIO_API, &api)) {
+		close(fd);
+		return -ENOSYS;
+	}
+	if (fd < 0)
+		return err == -EMFILE || err == -ENFILE || err == -ENOMEM ? err : -ENOSYS;
+	k->by_signal = fd;
+	return 0;
+}
+
 int umap_kernel_open(struct umap_kernel *k)
 {
 	struct uffdio_api api = { .api = UFFD_API, .features = FEATURES };
@@ -95,27 +114,29 @@ void umap_kernel_close(struct umap_kernel *k)
 {
 	close(k->uffd);
 	close(k->pagemap);
-	k->uffd = k->pagemap = -1;
+	if (k->by_signal >= 0)
+		close(k->by_signal);
+	k->uffd = k->pagemap = k->by_signal = -1;
 }
 
-int umap_kernel_register(void *view, uint64_t n)
+int umap_kernel_register(int uffd, void *view, uint64_t n)
 {
 	struct uffdio_register reg = {
 		.range = { (uintptr_t)view, n },
 		.mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR | UFFDIO_REGISTER_MODE_WP,
 	};
 
-	return ioctl(umap.kernel.uffd, UFFDIO_REGISTER, &reg) ? -errno : 0;
+	return ioctl(uffd, UFFDIO_REGISTER, &reg) ? -errno : 0;
 }
 
-void umap_kernel_unregister(void *view, uint64_t n)
+void umap_kernel_unregister(int uffd, void *view, uint64_t n)
 {
 	struct uffdio_range range = { (uintptr_t)view, n };
 
-	ioctl(umap.kernel.uffd, UFFDIO_UNREGISTER, &range);
+	ioctl(uffd, UFFDIO_UNREGISTER, &range);
 }
 
-int umap_kernel_map(void *view, uint64_t n, bool protect, uint64_t *done)
+int umap_kernel_map(int uffd, void *view, uint64_t n, bool protect, uint64_t *done)
 {
 	uint64_t at = (uintptr_t)view, end = at + n, most = n;
 	int err = 0;
@@ -123,13 +144,13 @@ int umap_kernel_map(void *view, uint64_t n, bool protect, uint64_t *done)
 	while (at < end) {
 		struct uffdio_continue c = { .range = { at, MIN(most, end - at) }, .mode = protect ? CONTINUE_PROTECTED : 0 };
 
-		if (!ioctl(umap.kernel.uffd, UFFDIO_CONTINUE, &c)) {
+		if (!ioctl(uffd, UFFDIO_CONTINUE, &c)) {
 			at += c.range.len;
 		} else if (c.mapped > 0) {
 			at += c.mapped;
 		} else if (c.mapped == -EEXIST || errno == EEXIST) {
 			/* This one is mapped already. Somebody may wait for it all the same. */
-			umap_kernel_wake((void *)at, SMALL_PAGE);
+			umap_kernel_wake(uffd, (void *)at, SMALL_PAGE);
 			at += SMALL_PAGE;
 		} else if (errno == ENOENT && c.range.len > SMALL_PAGE) {
 			/* More than one mapping: the program has used mprotect(2), mlock(2)... on a part. */
@@ -152,22 +173,22 @@ int umap_kernel_unmap(void *view, uint64_t n)
 	return -errno;
 }
 
-void umap_kernel_wake(void *view, uint64_t n)
+void umap_kernel_wake(int uffd, void *view, uint64_t n)
 {
 	struct uffdio_range range = { (uintptr_t)view, n };
 
-	ioctl(umap.kernel.uffd, UFFDIO_WAKE, &range);
+	ioctl(uffd, UFFDIO_WAKE, &range);
 }
 
-void umap_kernel_poison(void *view)
+void umap_kernel_poison(int uffd, void *view)
 {
 	/* The mark that a protected page left would be in the way. Who is woken before there is poison faults again. */
 	struct uffdio_writeprotect wp = { .range = { (uintptr_t)view, SMALL_PAGE }, .mode = UFFDIO_WRITEPROTECT_MODE_DONTWAKE };
 	struct poison p = { .range = { (uintptr_t)view, SMALL_PAGE } };
 
-	ioctl(umap.kernel.uffd, UFFDIO_WRITEPROTECT, &wp);
-	ioctl(umap.kernel.uffd, DO_POISON, &p);
-	umap_kernel_wake(view, SMALL_PAGE);
+	ioctl(uffd, UFFDIO_WRITEPROTECT, &wp);
+	ioctl(uffd, DO_POISON, &p);
+	umap_kernel_wake(uffd, view, SMALL_PAGE);
 }
 
 int umap_kernel_scan(void *view, uint64_t n, bool rearm, void (*part)(void *arg, uint64_t start, uint64_t end, bool mapped, bool clean),

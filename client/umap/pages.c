@@ -38,17 +38,17 @@ static int map_again(struct umap_region *r, struct umap_frame *f, uint64_t at, b
 	if (err)
 		return err == -EPERM ? -ENOENT : err;
 	if (v.mapped) {
-		umap_kernel_wake(view, SMALL_PAGE);
+		umap_kernel_wake(r->uffd, view, SMALL_PAGE);
 		return 0;
 	}
 	if (r->writable && (!v.clean || write))
 		f->flags |= FRAME_DIRTY;
-	err = umap_kernel_map(view, SMALL_PAGE, r->writable && !write, NULL);
+	err = umap_kernel_map(r->uffd, view, SMALL_PAGE, r->writable && !write, NULL);
 	if (err == -EFAULT) {
 		/* MADV_REMOVE: what was there is zeros now, and these are what is stored. */
 		memset(r->desk + at, 0, SMALL_PAGE);
 		f->flags |= r->writable ? FRAME_DIRTY : 0;
-		err = umap_kernel_map(view, SMALL_PAGE, false, NULL);
+		err = umap_kernel_map(r->uffd, view, SMALL_PAGE, false, NULL);
 	}
 	return err;
 }
@@ -66,7 +66,7 @@ static int map_pages(struct umap_region *r, uint64_t page, uint64_t n, bool writ
 		r->frames[frame_of(r, i)].flags |= write ? FRAME_DIRTY : 0;
 	FOR_EACH_THERE(r, start, end, i, a, b) {
 		uint64_t done, again;
-		int failed = umap_kernel_map(r->view + a, b - a, r->writable && !write, &done);
+		int failed = umap_kernel_map(r->uffd, r->view + a, b - a, r->writable && !write, &done);
 
 		if (failed == -EFAULT) {
 			/* Some of it was removed (MADV_REMOVE) while it was not mapped: that is zeros now. */
@@ -74,7 +74,7 @@ static int map_pages(struct umap_region *r, uint64_t page, uint64_t n, bool writ
 				(void)*(volatile char *)(r->desk + at);
 			for (uint64_t k = page; k < page + n && r->writable; k++)
 				r->frames[frame_of(r, k)].flags |= FRAME_DIRTY;
-			failed = umap_kernel_map(r->view + a, b - a, r->writable && !write, &again);
+			failed = umap_kernel_map(r->uffd, r->view + a, b - a, r->writable && !write, &again);
 			done = MAX(done, again);
 		}
 		for (uint64_t k = a >> r->shift; done && k <= (a + done - 1) >> r->shift; k++)
@@ -83,7 +83,7 @@ static int map_pages(struct umap_region *r, uint64_t page, uint64_t n, bool writ
 	}
 	if (err)
 		FOR_EACH_THERE(r, start, end, i, a, b)
-			umap_kernel_wake(r->view + a, b - a);
+			umap_kernel_wake(r->uffd, r->view + a, b - a);
 	return err;
 }
 
@@ -188,7 +188,7 @@ static void fill_ended(struct umap_region *r, uint64_t page, uint64_t n, int err
 			umap_drop(r, frame, false);
 			/* They come again. Whoever asked for the fill is the caller's matter. */
 			FOR_EACH_THERE(r, touched ? page_start(r, i) : UINT64_MAX, page_end(r, i), j, a, b)
-				umap_kernel_wake(r->view + a, b - a);
+				umap_kernel_wake(r->uffd, r->view + a, b - a);
 		} else {
 			f->flags = 0;
 			f->state = FRAME_RESIDENT;
@@ -225,12 +225,14 @@ static int fill(struct umap_region *r, uint64_t page, uint64_t n, uint32_t frame
 	return err ? err : (int)n;
 }
 
-/* A hole of the program's: nothing can be touched there. Else, make the toucher get SIGBUS. The lock is held. */
+/* A hole of the program's: nothing can be touched there. Else, make the toucher get SIGBUS; a handler knows without. The lock is held. */
 static void poison(struct umap_region *r, uint64_t at)
 {
+	if (r->by_signal)
+		return;
 	at &= ~(SMALL_PAGE - 1);
 	FOR_EACH_THERE(r, at, at + SMALL_PAGE, i, a, b)
-		umap_kernel_poison(r->view + a);
+		umap_kernel_poison(r->uffd, r->view + a);
 }
 
 static int bring_absent(struct umap_region *r, uint64_t page, uint64_t want, bool fault, bool write, enum umap_how how)
@@ -317,12 +319,29 @@ int umap_fault(struct umap_region *r, uint64_t at, bool write, enum umap_how how
 		r->stats.faults++;
 		/* -ENOENT, -ESRCH: it has been unmapped meanwhile, or the process ends. */
 		if (err == -ENOENT || err == -ESRCH)
-			umap_kernel_wake(r->view + (at & ~(SMALL_PAGE - 1)), SMALL_PAGE);
+			umap_kernel_wake(r->uffd, r->view + (at & ~(SMALL_PAGE - 1)), SMALL_PAGE);
 		else if (err < 0)
 			poison(r, at);
 	}
 	unlock_and_kick(r);
 	return err;
+}
+
+int umap_fault_here(struct umap_region *r, uint64_t at, bool write)
+{
+	int err = umap_fault(r, at, write, umap_in_store() ? UMAP_RESIDENT : UMAP_WAIT);
+	uint32_t frame;
+
+	if (err == -ENOENT || err == -ESRCH)
+		return 0; /* touched again, it is what there is now */
+	if (err != 1)
+		return err;
+	/* Who fills it does not wake us. */
+	pthread_mutex_lock(&r->lock);
+	while ((frame = frame_of(r, at >> r->shift)) != NO_FRAME && r->frames[frame].state == FRAME_FILLING)
+		pthread_cond_wait(&r->changed, &r->lock);
+	pthread_mutex_unlock(&r->lock);
+	return 0;
 }
 
 int umap_bring(struct umap_region *r, uint64_t page, uint64_t n)

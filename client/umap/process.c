@@ -14,7 +14,7 @@ struct umap_process umap = {
 	.work = PTHREAD_COND_INITIALIZER,
 	.evict = PTHREAD_COND_INITIALIZER,
 	.changed = PTHREAD_COND_INITIALIZER,
-	.kernel = { -1, -1, false },
+	.kernel = { -1, -1, -1, false },
 	.all = LIST_HEAD_INITIALIZER(umap.all),
 	.to_evict = TAILQ_HEAD_INITIALIZER(umap.to_evict),
 };
@@ -262,7 +262,7 @@ __attribute__((constructor)) static void watch_forks(void)
 	pthread_atfork(before_fork, after_fork, forget_all);
 }
 
-int umap_process_join(void)
+int umap_process_join(bool by_signal)
 {
 	int err = 0;
 
@@ -271,12 +271,20 @@ int umap_process_join(void)
 		pthread_cond_wait(&umap.changed, &umap.lock);
 	if (!umap.regions) {
 		err = umap_kernel_open(&umap.kernel);
-		if (!err) {
+		if (!err && by_signal)
+			err = umap_kernel_open_by_signal(&umap.kernel);
+		if (!err)
 			err = umap_threads_start();
-			if (err)
-				umap_kernel_close(&umap.kernel);
-		}
+		if (err && umap.kernel.uffd >= 0)
+			umap_kernel_close(&umap.kernel);
+	} else if (by_signal && umap.kernel.by_signal < 0) {
+		err = umap_kernel_open_by_signal(&umap.kernel);
+		/* It waits for events of the other one. */
+		if (!err)
+			umap_threads_look();
 	}
+	if (!err && by_signal)
+		umap_signal_start();
 	if (!err)
 		umap.regions++;
 	pthread_mutex_unlock(&umap.lock);

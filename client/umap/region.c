@@ -65,7 +65,7 @@ static int copy_config(const struct gaia_umap_config *from, struct gaia_umap_con
 		c->read_ahead = umap_setting("GAIA_UMAP_READ_AHEAD", 0, UINT32_MAX - 1, (64 << 10) / c->page_size);
 	if (c->reserved || (c->prot != PROT_READ && c->prot != (PROT_READ | PROT_WRITE)) ||
 	    c->flags & ~(GAIA_UMAP_FIXED | GAIA_UMAP_NEED_SYSCALLS | GAIA_UMAP_NEED_PAGING | GAIA_UMAP_USE_MMAP |
-			GAIA_UMAP_NO_HOST) ||
+			GAIA_UMAP_NO_HOST | GAIA_UMAP_BY_SIGNAL) ||
 	    c->page_size < SMALL_PAGE || c->page_size > MAX_PAGE || c->page_size & (c->page_size - 1) ||
 	    c->evict_high > 100 || c->evict_low > 100 || c->length > INT64_MAX - MAX_PAGE)
 		return -EINVAL;
@@ -191,12 +191,12 @@ static int map_views(struct umap_region *r, const struct gaia_umap_config *c)
 		err = -errno;
 		goto unmap_view;
 	}
-	err = umap_kernel_register(view, r->view_length);
+	err = umap_kernel_register(r->uffd, view, r->view_length);
 	if (err)
 		goto unmap_view;
 	if (mprotect(view, r->view_length, PROT_READ | (r->writable ? PROT_WRITE : 0))) {
 		err = -errno;
-		umap_kernel_unregister(view, r->view_length);
+		umap_kernel_unregister(r->uffd, view, r->view_length);
 		goto unmap_view;
 	}
 	r->view = view;
@@ -221,7 +221,7 @@ static void free_region(struct umap_region *r)
 		munmap(r->view, r->view_length);
 	for (unsigned i = 0; r->view && !r->is_mmap && !r->is_host && i < r->n_there; i++) {
 		/* Without events: nobody need read them. */
-		umap_kernel_unregister(r->view + r->there[i].start, r->there[i].end - r->there[i].start);
+		umap_kernel_unregister(r->uffd, r->view + r->there[i].start, r->there[i].end - r->there[i].start);
 		munmap(r->view + r->there[i].start, r->there[i].end - r->there[i].start);
 	}
 	if (r->desk)
@@ -243,6 +243,8 @@ static int create_paged(struct umap_region *r, const struct gaia_umap_config *c)
 
 	if (err)
 		return err;
+	r->by_signal = c->flags & GAIA_UMAP_BY_SIGNAL;
+	r->uffd = r->by_signal ? umap.kernel.by_signal : umap.kernel.uffd;
 	r->free = r->chosen_head = r->chosen_tail = NO_FRAME;
 	r->frame_of = calloc(r->pages, sizeof(r->frame_of[0]));
 	r->frames = calloc(r->n_frames, sizeof(r->frames[0]));
@@ -319,6 +321,7 @@ static int create(const struct gaia_umap_config *from, char **view)
 	struct gaia_umap_config c;
 	struct umap_region *r;
 	int err = copy_config(from, &c), paged;
+	bool user_mode;
 
 	if (err)
 		return err;
@@ -327,10 +330,11 @@ static int create(const struct gaia_umap_config *from, char **view)
 	/* What is wrong with it is told by the other ways, too. */
 	if (umap_host_may_be(&c) && !create_host(&c, view))
 		return 0;
-	paged = c.flags & GAIA_UMAP_USE_MMAP ? -ENOSYS : umap_process_join();
+	paged = c.flags & GAIA_UMAP_USE_MMAP ? -ENOSYS : umap_process_join(c.flags & GAIA_UMAP_BY_SIGNAL);
 	if (paged && (paged != -ENOSYS || c.flags & GAIA_UMAP_NEED_PAGING))
 		return paged;
-	err = !paged && c.flags & GAIA_UMAP_NEED_SYSCALLS && umap.kernel.user_mode ? -EPERM : new_region(&c, &r);
+	user_mode = c.flags & GAIA_UMAP_BY_SIGNAL || umap.kernel.user_mode;
+	err = !paged && c.flags & GAIA_UMAP_NEED_SYSCALLS && user_mode ? -EPERM : new_region(&c, &r);
 	if (err)
 		goto leave;
 	err = paged ? umap_mmap_create(r, &c) : create_paged(r, &c);

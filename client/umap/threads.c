@@ -110,7 +110,7 @@ static void apply_remap(char *from, char *to, uint64_t n)
 	} else {
 		pthread_mutex_unlock(&r->lock);
 		/* A part alone: loud, rather than memory that nobody writes. */
-		umap_kernel_unregister(to, n);
+		umap_kernel_unregister(r->uffd, to, n);
 		mmap(to, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 		apply_unmap(from, from + n);
 	}
@@ -130,19 +130,16 @@ static void queue_fault(const struct uffd_msg *m)
 	} else {
 		pthread_mutex_unlock(&umap.lock);
 		/* It comes again. */
-		umap_kernel_wake((void *)(uintptr_t)(m->arg.pagefault.address & ~(SMALL_PAGE - 1)), SMALL_PAGE);
+		umap_kernel_wake(umap.kernel.uffd, (void *)(uintptr_t)(m->arg.pagefault.address & ~(SMALL_PAGE - 1)), SMALL_PAGE);
 	}
 }
 
-/* Returns whether anything was read. */
-static bool read_messages(void)
+/* Returns whether anything was read. events_lock is held. */
+static bool read_some(int uffd)
 {
 	struct uffd_msg messages[MAX_EVENTS];
-	ssize_t n;
+	ssize_t n = read(uffd, messages, pool.max_events * sizeof(messages[0]));
 
-	/* U5: the kernel lets munmap(2) return as soon as its event is read. */
-	pthread_mutex_lock(&umap.events_lock);
-	n = read(umap.kernel.uffd, messages, pool.max_events * sizeof(messages[0]));
 	n = n < 0 ? 0 : n / (ssize_t)sizeof(messages[0]);
 	for (int i = 0; i < n; i++) {
 		struct uffd_msg *m = &messages[i];
@@ -154,8 +151,22 @@ static bool read_messages(void)
 		else if (m->event == UFFD_EVENT_REMAP)
 			apply_remap((char *)(uintptr_t)m->arg.remap.from, (char *)(uintptr_t)m->arg.remap.to, m->arg.remap.len);
 	}
-	pthread_mutex_unlock(&umap.events_lock);
 	return n;
+}
+
+/* The same. */
+static bool read_messages(void)
+{
+	int by_signal = __atomic_load_n(&umap.kernel.by_signal, __ATOMIC_ACQUIRE);
+	bool any;
+
+	/* U5: the kernel lets munmap(2) return as soon as its event is read. */
+	pthread_mutex_lock(&umap.events_lock);
+	any = read_some(umap.kernel.uffd);
+	if (by_signal >= 0)
+		any |= read_some(by_signal);
+	pthread_mutex_unlock(&umap.events_lock);
+	return any;
 }
 
 void umap_read_events(void)
@@ -187,7 +198,7 @@ static int serve(const struct fault *f, enum umap_how how)
 
 	if (!r) {
 		/* mremap(2) has left it without a region. */
-		umap_kernel_poison((void *)(f->addr & ~(SMALL_PAGE - 1)));
+		umap_kernel_poison(umap.kernel.uffd, (void *)(f->addr & ~(SMALL_PAGE - 1)));
 		return 0;
 	}
 	err = umap_fault(r, at, f->write, umap_thread_in_store(f->tid) ? UMAP_RESIDENT : how);
@@ -226,13 +237,13 @@ static struct umap_job *take_job(void)
 /* Wait for messages of the kernel's, and read them. The lock is held, but not meanwhile. */
 static void poll_messages(void)
 {
-	struct pollfd fds[] = { { umap.kernel.uffd, POLLIN, 0 }, { pool.wake, POLLIN, 0 } };
+	struct pollfd fds[] = { { umap.kernel.uffd, POLLIN, 0 }, { pool.wake, POLLIN, 0 }, { umap.kernel.by_signal, POLLIN, 0 } };
 	bool busy = pool.n_faults || !TAILQ_EMPTY(&pool.jobs);
 	uint64_t n;
 
 	pthread_mutex_unlock(&umap.lock);
 	if (!read_messages() && !busy) {
-		poll(fds, 2, -1);
+		poll(fds, 3, -1);
 		if (fds[1].revents && read(pool.wake, &n, sizeof(n)) < 0)
 			n = 0;
 		read_messages();
@@ -362,6 +373,14 @@ void umap_kick_evictor(struct umap_region *r)
 }
 
 /* ---- start and end ---- */
+
+void umap_threads_look(void)
+{
+	uint64_t one = 1;
+
+	if (write(pool.wake, &one, sizeof(one)) < 0)
+		return; /* it is awake: the counter is full */
+}
 
 int umap_threads_start(void)
 {

@@ -50,6 +50,15 @@
  *    cut off the file becomes zeros. With GAIA_UMAP_NO_HOST, with GAIA_UMAP_FIXED, GAIA_UMAP_NEED_PAGING or GAIA_UMAP_USE_MMAP, with a policy of
  *    the application, if offset is not a multiple of the page size, or if gaiafs cannot give it, the region is as any other.
  *
+ *  - With GAIA_UMAP_BY_SIGNAL a page that is not in memory raises SIGBUS in the thread that touches it, and a handler of the library's brings the page
+ *    there: no other thread is woken, which is most of what a fault takes otherwise. The price: system calls fail with EFAULT
+ *    at pages that are not in memory, also where the process has privileges (the region has GAIA_UMAP_IS_USER_MODE, too, and
+ *    GAIA_UMAP_NEED_SYSCALLS refuses it); a thread that blocks SIGBUS is killed; functions of stores and policies run in
+ *    the handler, on the stack of whoever touches. The handler is installed with the first such region, and stays: it passes
+ *    what is not its own to the one that was there before. A program that installs another one later must pass on what is not that one's own
+ *    (SA_SIGINFO). In a debugger: handle SIGBUS nostop noprint. No privileges are needed. Where it cannot be had it is as if the kernel lacked
+ *    userfaultfd(2): see above.
+ *
  * Threads that serve faults are shared by all regions of the process, made when they are needed, and end with the last
  * region. They block all signals. All functions are thread-safe; none is a cancellation point. They return -1 (or MAP_FAILED) and set errno.
  * A function of a store that calls any of these gets EDEADLK; one that touches a region gets SIGBUS where the page is not in memory. Common errors:
@@ -138,6 +147,7 @@ struct gaia_umap_policy {
 #define GAIA_UMAP_NEED_PAGING 4	  /* fail with ENOSYS instead of falling back to mmap(2) */
 #define GAIA_UMAP_USE_MMAP 8	  /* use mmap(2), as if there were nothing else */
 #define GAIA_UMAP_NO_HOST 16	  /* do not use gaiafs's memory: see above */
+#define GAIA_UMAP_BY_SIGNAL 32	  /* whoever touches a page serves itself: see above */
 
 /* Zero means the default, everywhere. Set size, and zero the rest first: later versions add fields at the end. */
 struct gaia_umap_config {
@@ -211,6 +221,7 @@ int gaia_umap_advise(void *addr, size_t length, int advice);
 #define GAIA_UMAP_IS_MMAP 1	 /* an ordinary mapping: see above. All that follows is zero, but for length */
 #define GAIA_UMAP_IS_USER_MODE 2 /* faults within system calls fail with EFAULT */
 #define GAIA_UMAP_IS_HOST 4	 /* gaiafs's memory: see above. All that follows is zero, but for length */
+#define GAIA_UMAP_IS_BY_SIGNAL 8 /* see GAIA_UMAP_BY_SIGNAL */
 
 struct gaia_umap_stats {
 	size_t size;		/* set by the caller: sizeof(struct gaia_umap_stats) */

@@ -11,6 +11,44 @@
 
 #include "umap_rig.h"
 
+bool rig_by_signal(void)
+{
+	return getenv("UMAP_TEST_BY_SIGNAL");
+}
+
+static __thread sigjmp_buf fault;
+static __thread volatile bool may_fault;
+
+static void on_bus(int sig)
+{
+	if (may_fault)
+		siglongjmp(fault, 1);
+	signal(sig, SIG_DFL);
+}
+
+/* Before the library has a handler, which passes on what it cannot serve. */
+static void watch_bus(void)
+{
+	static bool done;
+
+	if (!done)
+		signal(SIGBUS, on_bus);
+	done = true;
+}
+
+bool rig_bus(volatile unsigned char *at)
+{
+	watch_bus();
+	may_fault = true;
+	if (sigsetjmp(fault, 1)) {
+		may_fault = false;
+		return true;
+	}
+	(void)*at;
+	may_fault = false;
+	return false;
+}
+
 struct rig *rig_create(size_t length)
 {
 	struct rig *rig = calloc(1, sizeof(*rig));
@@ -34,6 +72,8 @@ struct rig *rig_create(size_t length)
 
 void rig_map(struct rig *rig)
 {
+	watch_bus();
+	rig->config.flags |= rig_by_signal() ? GAIA_UMAP_BY_SIGNAL : 0;
 	rig->view = gaia_umap(&rig->config);
 	if (rig->view == MAP_FAILED && errno == ENOSYS) {
 		unlink(rig->path);
@@ -72,23 +112,6 @@ struct gaia_umap_stats rig_stats(struct rig *rig)
 
 	cr_assert_eq(gaia_umap_stats(rig->view, &s), 0);
 	return s;
-}
-
-static __thread sigjmp_buf fault;
-
-static void on_bus(int sig)
-{
-	(void)sig;
-	siglongjmp(fault, 1);
-}
-
-bool rig_bus(volatile unsigned char *at)
-{
-	signal(SIGBUS, on_bus);
-	if (sigsetjmp(fault, 1))
-		return true;
-	(void)*at;
-	return false;
 }
 
 bool rig_in_child(bool (*run)(struct rig *rig), struct rig *rig)

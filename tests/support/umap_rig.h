@@ -21,6 +21,14 @@ struct rig {
 
 struct rig *rig_create(size_t length);
 
+/* Regions are made so that who touches a page serves itself (GAIA_UMAP_BY_SIGNAL). */
+bool rig_by_signal(void);
+#define NOT_BY_SIGNAL \
+	do { \
+		if (rig_by_signal()) \
+			cr_skip_test("system calls do not bring pages of regions with GAIA_UMAP_BY_SIGNAL"); \
+	} while (0)
+
 /* Skips the test where there is no paging. */
 void rig_map(struct rig *rig);
 void rig_unmap(struct rig *rig);	/* and end */

@@ -123,7 +123,8 @@ Test(umap_stores, a_page_that_cannot_be_read_is_sigbus_for_who_touches_it_only)
 	cr_assert(rig_bus(rig.view + 3 * 4096));
 	cr_assert(rig_bus(rig.view + 3 * 4096));
 	cr_assert_eq(rig.view[1], 1);
-	cr_assert_eq(rig_stats(&rig).read_errors, 1);
+	/* A handler has no mark to leave: each touch tries again. */
+	cr_assert_eq(rig_stats(&rig).read_errors, rig_by_signal() ? 2 : 1);
 	page = rig.view + 3 * 4096;
 	cr_assert_eq(gaia_umap_prefetch(&page, 1, GAIA_UMAP_WAIT), -1);
 	cr_assert_eq(errno, EIO);
