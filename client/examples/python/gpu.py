@@ -35,6 +35,8 @@ def with_cupy(path, n):
 def with_pytorch(path, n):
     import torch
 
+    if not torch.cuda.is_available():
+        raise ImportError("it finds no GPU")
     tensors = gaiafs.safetensors.load_file(path, f"cuda:{n}", framework="pt", bits=True)
     for name, one in tensors.items():
         print(f"PyTorch: {name}: {tuple(one.shape)} {one.dtype} on {one.device}")
@@ -60,7 +62,7 @@ def main():
         try:
             total = example(path, n)
         except ImportError as e:
-            print(f"{name} cannot be imported: {e}")
+            print(f"{name} cannot be used: {e}")
             continue
         print(f"{name}: the file's bytes add up to {total} on the GPU, and to {want} here")
         if total != want:

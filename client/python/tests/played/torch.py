@@ -1,6 +1,7 @@
 """In PyTorch's place, for the examples and for gaiafs._torch: what they use of it, on the fake driver. As strict as PyTorch 2.15 is."""
 
 import contextlib
+import sys
 import types
 
 import driver
@@ -71,4 +72,6 @@ def from_dlpack(array):
     return tensor
 
 
-cuda = types.SimpleNamespace(Stream=_Stream, stream=_stream)
+cuda = types.ModuleType("torch.cuda")
+cuda.Stream, cuda.stream, cuda.is_available = _Stream, _stream, lambda: True
+sys.modules["torch.cuda"] = cuda
