@@ -275,6 +275,9 @@ class World:
             file.seek(PAGE + int.from_bytes(epoch, "little") % 2 * TENSOR)
             if file.read(TENSOR) != epoch * (TENSOR // 8):
                 raise Failed("the last array is a mixture")
+        for kind, makes in ((NUMPY, "scripts/setup"), (TORCH, "scripts/python --torch")):
+            if not self.pythons[kind]:
+                print("none of them was with %s, which %s installs" % (kind, makes))
         kinds = ", ".join("%d %s" % (self.kinds.count(kind), kind) for kind in (C, NUMPY, TORCH))
         print("%d processes at a time (%s); %d started, %d of them killed from outside, %d ended by SIGKILL in all; %d arrays"
               % (self.processes, kinds, self.started, self.killed, self.died, int.from_bytes(epoch, "little")))

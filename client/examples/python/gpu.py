@@ -43,7 +43,7 @@ def with_pytorch(path, n):
     stream = torch.cuda.Stream(n)
     with torch.cuda.stream(stream), gaiafs.memmap(path, device=f"cuda:{n}") as m:
         with m.acquire(stream=stream) as a:
-            # By DLPack (PyTorch 2.9): torch.as_tensor() refuses what is not acquired for writing.
+            # By DLPack: torch.as_tensor() refuses what is not acquired for writing.
             total = torch.from_dlpack(a).sum(dtype=torch.int64)
         stream.synchronize()
         m.check_stream()

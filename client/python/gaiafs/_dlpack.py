@@ -4,7 +4,7 @@ A consumer says that it is done by a call from anywhere: without the GIL, with a
 ended. Python cannot take that, so the call does nothing: what was exported stays until the process ends. (The standard allows that there is
 none, but not all consumers look: older CuPy.)
 
-See https://dmlc.github.io/dlpack/. Run against numpy, in host memory; no GPU library has taken one of these yet.
+See https://dmlc.github.io/dlpack/. numpy and PyTorch take these, in host memory; no library for GPUs has taken one of a real GPU yet.
 """
 
 from __future__ import annotations
