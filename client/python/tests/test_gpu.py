@@ -20,7 +20,7 @@ PLAYED = BUILD / "tests/gpu"
 STAND_INS = HERE / "tests/played"
 pytestmark = pytest.mark.skipif(
     not all((PLAYED / name).exists() for name in ("gaiafs-played", "libcuda.so.1")),
-    reason="no fake driver is there: it is built where CUDA is, without sanitizers",
+    reason="no fake driver is there: it is built where CUDA is, and not with ThreadSanitizer",
 )
 ENVIRONMENT = {
     "LD_LIBRARY_PATH": f"{PLAYED}:{os.environ.get('LD_LIBRARY_PATH', '')}",
