@@ -196,7 +196,6 @@ run_examples() {
 		not_run "$why" "${examples[@]}" example-python
 		return
 	fi
-	run_python
 	seq 1 300000 > "$work/below/numbers"
 	section example-histogram 30 "${words[@]}" "$bin/cuda-histogram" "$work/mnt/numbers"
 	section example-two_writers 30 "${words[@]}" "$bin/cuda-two_writers" "$work/mnt/numbers" "$work/mnt/NUMBERS"
@@ -215,6 +214,8 @@ run_examples() {
 	if has_library sgemm cuBLAS "${library[cublas]}" "${library_dir[cublas]}"; then
 		section example-sgemm 30 "${words[@]}" "$bin/cuda-sgemm" "$work/mnt"
 	fi
+	# The last: Python and PyTorch may take long to start.
+	run_python
 }
 
 phase_mount() {

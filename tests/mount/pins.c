@@ -366,7 +366,8 @@ Test(pins, show_on_a_terminal_how_far_they_are_and_how_long_it_takes, .init = wa
 	make("2", 'f');
 	make("3", 'f');
 	expect_progress("pin", "1 2 3", 3);
-	shell_ok(mnt.path, "\"$GAIA\" unpin 1 2 3 && \"$GAIA\" evict 1 2 3");
+	shell_ok(mnt.path, "\"$GAIA\" unpin 1 2 3 --json > out && grep -q '\"command\": \"unpin\"' out && grep -q '\"whole_files\": 3' out && "
+			   "rm out && \"$GAIA\" evict 1 2 3");
 	expect_progress("warm", "1 2 3 --device 0", 3);
 	/* Elsewhere than on a terminal only how it ended. */
 	shell_ok(mnt.path, "\"$GAIA\" evict 1 && \"$GAIA\" pin 1 2> err && test ! -s err && rm err");
