@@ -84,7 +84,7 @@ def test_bytes_go_to_the_gpu_and_come_back(gpu):
 
 def test_a_stream_orders_what_it_acquires_and_releases(gpu):
     path = gpu.file("f", b"a" * 8192)
-    on_gpu(
+    said = on_gpu(
         """
         stream, other = driver.Stream(0), driver.Stream(0)
         byte = lambda: os.pread(file, 1, 4096)
@@ -111,6 +111,7 @@ def test_a_stream_orders_what_it_acquires_and_releases(gpu):
         """,
         path,
     )
+    assert said.startswith("the range was acquired on another stream")
     assert path.read_bytes() == b"a" * 4096 + b"b" * 4096
 
 
@@ -149,7 +150,7 @@ def test_models_are_shared_on_the_gpu_and_stay_while_something_is_left(gpu):
 
 def test_dlpack_gives_the_memory_of_the_gpu(gpu):
     path = gpu.file("f", np.arange(6000, dtype="i2").tobytes())
-    on_gpu(
+    said = on_gpu(
         """
         with gaiafs.memmap(sys.argv[1], "i2", "r+", (60, 100), device="cuda:1") as m:
             with m.acquire(np.s_[10:50:2, ::3]) as a:
@@ -174,6 +175,7 @@ def test_dlpack_gives_the_memory_of_the_gpu(gpu):
         """,
         path,
     )
+    assert said == "memory that was acquired for reading only can be given to consumers that know DLPack 1.0 only\nreleased\n"
 
 
 def test_after_fork_a_child_has_nothing_and_its_parent_all(gpu):
