@@ -139,13 +139,61 @@ has_library() {
 # shellcheck disable=SC2016 # for the shell that does it
 made=(bash -c '"$1" --make "$2" "$3" >&2 && exec "$1" "${@:3}" >&2' made)
 
+# Which of the machine's Pythons has what the package needs, and CuPy or PyTorch. In a rehearsal with what stands for these, any.
+find_python() {
+	local python seen=:
+	for python in "${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/python3}" "${CONDA_PREFIX:+$CONDA_PREFIX/bin/python3}" "$(type -P python3)" \
+		/opt/*/bin/python3 /usr/bin/python3; do
+		[[ -x $python && $seen != *":$python:"* ]] || continue
+		seen+=$python:
+		timeout -k 5 60 env "${python_env[@]}" "$python" -B -c 'import cffi, numpy
+try:
+    from torch.cuda import is_available
+except ImportError:
+    from cupy import is_available
+assert is_available()' < /dev/null > /dev/null 2>&1 || continue
+		printf '%s' "$python"
+		return
+	done
+	return 1
+}
+
+run_python() {
+	local python folder=$here/python
+	local -a python_env
+	if [ -z "$direct" ]; then
+		not_run "the machine's Python has a C library that is too old for ours" example-python
+		return
+	fi
+	# Of our libraries only that one: Python and PyTorch have theirs.
+	mkdir -p "$work/client"
+	ln -sf "$here"/lib/libgaiaclient.so.0 "$work/client/"
+	python_env=("LD_LIBRARY_PATH=$work/client${driver_dir:+:$driver_dir}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "PYTHONPATH=$folder")
+	[ -z "$rehearse" ] ||
+		python_env=("LD_LIBRARY_PATH=$work/client:$folder/played" "PYTHONPATH=$folder:$folder/played")
+	if ! python=$(find_python); then
+		not_run "no Python here has numpy, cffi, and PyTorch or CuPy with a GPU" example-python
+		return
+	fi
+	# shellcheck disable=SC2016 # for the shell that does it
+	section example-python 60 env "${python_env[@]}" bash -c '"$1" -B "$2/make_model.py" "$3" >&2 && exec "$1" -B "$2/gpu.py" "$3" >&2' \
+		python "$python" "$folder" "$work/mnt/model.safetensors"
+}
+
 run_examples() {
 	if [ -n "$rehearse" ]; then
 		not_run "the examples have kernels, which need a GPU" "${examples[@]}"
+		if [ "$rehearse" != fake ] || [ ! -d "$here/python/played" ]; then
+			not_run "it needs a GPU" example-python
+		elif mounted || mount_it auto "${devices[@]}"; then
+			run_python
+		else
+			not_run "$why" example-python
+		fi
 		return
 	fi
 	if ! mounted && ! mount_it auto "${devices[@]}"; then
-		not_run "$why" "${examples[@]}"
+		not_run "$why" "${examples[@]}" example-python
 		return
 	fi
 	seq 1 300000 > "$work/below/numbers"
@@ -166,6 +214,8 @@ run_examples() {
 	if has_library sgemm cuBLAS "${library[cublas]}" "${library_dir[cublas]}"; then
 		section example-sgemm 30 "${words[@]}" "$bin/cuda-sgemm" "$work/mnt"
 	fi
+	# The last: Python and PyTorch may take long to start.
+	run_python
 }
 
 phase_mount() {

@@ -4,7 +4,7 @@ models.py BUILD SECONDS [PROCESSES] [SEED] - processes load a model, crash (kill
 
 Half of the processes (64) are models_load.c, the others models_numpy.py, if build-deps/python is there; of these four with PyTorch, if
 build-deps/python-torch is. While they run, and when all are gone: no byte was wrong, device memory was never more than one copy of
-the files and what is private, nothing is lost: device memory, the daemon's descriptors, its threads. Exit status 77: skipped, the
+the files and what is private, nothing is lost: device memory, the daemon's memory, descriptors and threads. Exit status 77: skipped, the
 last line says why.
 """
 
@@ -24,6 +24,7 @@ MIB, CHUNK, PAGE = 1 << 20, 2 << 20, 4096
 MODEL, TENSOR = 16 * MIB, MIB
 CAPACITY, HOME = 256 * MIB, 8 * MIB
 POOLS = 64  # threads by which the daemon's pools may still grow (and stay); what each process left behind would be more
+GROWS = 32 * MIB  # the same of its memory
 C, NUMPY, TORCH = "C", "numpy", "torch"
 TORCHES = 4
 PATIENCE = 60  # seconds that only a fault takes
@@ -246,6 +247,11 @@ class World:
             names[name] = names.get(name, 0) + 1
         return names
 
+    def memory(self):
+        """Bytes of the daemon's that are in no file."""
+        with open("/proc/%d/status" % self.daemon.pid) as status:
+            return int(next(line for line in status if line.startswith("RssAnon:")).split()[1]) << 10
+
     def sockets(self):
         return sum(name.startswith("socket:") for name in self.descriptors())
 
@@ -260,21 +266,33 @@ class World:
         # Who has asked for a status has a connection for a moment more.
         self.wait_until(lambda: self.sockets() <= sockets, "all clients' connections have ended")
         fds, threads = self.descriptors(), self.threads()
+        # What it allocates for so many is mostly kept for more, which takes a while to settle.
+        seconds -= self.seconds
+        self.seconds = seconds / 3
+        self.play()
+        self.forget()
+        memory = self.memory()
         self.seconds = seconds - self.seconds
         self.play()
         self.forget()
+        self.wait_until(lambda: self.memory() <= memory + GROWS, "the daemon has about the memory that it had",
+                        lambda: "(%d bytes): %d" % (memory, self.memory()))
         self.wait_until(lambda: sum(self.descriptors().values()) <= sum(fds.values()), "the daemon has no more descriptors than before",
                         lambda: "(%s): %s" % (fds, self.descriptors()))
         self.wait_until(lambda: sum(self.threads().values()) <= sum(threads.values()) + POOLS, "the daemon has about the threads it had",
                         lambda: "(%s): %s" % (threads, self.threads()))
         print("the daemon has %d descriptors and %d threads; it had %d and %d"
               % tuple(sum(one.values()) for one in (self.descriptors(), self.threads(), fds, threads)))
+        print("and %.1f MiB of memory of its own; it had %.1f" % (self.memory() / MIB, memory / MIB))
         # What is on storage is what the last one wrote.
         with open(self.slots, "rb") as file:
             epoch = file.read(8)
             file.seek(PAGE + int.from_bytes(epoch, "little") % 2 * TENSOR)
             if file.read(TENSOR) != epoch * (TENSOR // 8):
                 raise Failed("the last array is a mixture")
+        for kind, makes in ((NUMPY, "scripts/setup"), (TORCH, "scripts/python --torch")):
+            if not self.pythons[kind]:
+                print("none of them was with %s, which %s installs" % (kind, makes))
         kinds = ", ".join("%d %s" % (self.kinds.count(kind), kind) for kind in (C, NUMPY, TORCH))
         print("%d processes at a time (%s); %d started, %d of them killed from outside, %d ended by SIGKILL in all; %d arrays"
               % (self.processes, kinds, self.started, self.killed, self.died, int.from_bytes(epoch, "little")))

@@ -332,6 +332,48 @@ Test(pins, that_are_interrupted_are_not_made, .init = way_bare_writeback, .fini 
 	way_end();
 }
 
+/* Bytes, rate and time left, one in the place of the other, and nothing in the end; of @files files of 5 MiB, each of which takes longer than
+ * a line stays. */
+static void expect_progress(const char *verb, const char *names, int files)
+{
+	char said[8192], command[64], line[64], end[8];
+	double done, before = 0, rate;
+	unsigned left;
+	int lines = 0;
+
+	snprintf(command, sizeof(command), "\"$GAIA\" %s %s", verb, names);
+	cr_assert_eq(shell_on_terminal(mnt.path, WAY_SECONDS - 20, command, said, sizeof(said)), 0, "%s: %s", command, said);
+	snprintf(line, sizeof(line), "\r%s: ", verb);
+	for (char *at = said; (at = strstr(at, line)); at += strlen(line)) {
+		cr_assert_eq(sscanf(at + strlen(line), "%lf MiB of %*f MiB, %lf %*[KM]iB/s, %u s left%7[^\r]", &done, &rate, &left, end), 4, "%s", at);
+		cr_assert_str_eq(end, "\033[K");
+		cr_assert(done > before && done <= 5.0 * files && rate > 0, "%s", said);
+		cr_assert(done < 5.0 * files || left == 0, "%s", said);
+		before = done;
+		lines++;
+	}
+	cr_assert_geq(lines, files - 1, "%s: %s", command, said);
+	cr_assert_not(strchr(said, '\n'), "%s", said);
+	cr_assert_str_eq(strrchr(said, '\r'), "\r\033[K", "%s", said);
+}
+
+Test(pins, show_on_a_terminal_how_far_they_are_and_how_long_it_takes, .init = way_bare_writeback, .fini = way_clean_up, .timeout = WAY_SECONDS)
+{
+	static const char *const slow[] = { "--device", "sim:64M,latency=300000", "--home", "32M", NULL };
+
+	way_start(slow);
+	make("1", 'f');
+	make("2", 'f');
+	make("3", 'f');
+	expect_progress("pin", "1 2 3", 3);
+	shell_ok(mnt.path, "\"$GAIA\" unpin 1 2 3 --json > out && grep -q '\"command\": \"unpin\"' out && grep -q '\"whole_files\": 3' out && "
+			   "rm out && \"$GAIA\" evict 1 2 3");
+	expect_progress("warm", "1 2 3 --device 0", 3);
+	/* Elsewhere than on a terminal only how it ended. */
+	shell_ok(mnt.path, "\"$GAIA\" evict 1 && \"$GAIA\" pin 1 2> err && test ! -s err && rm err");
+	way_end();
+}
+
 /*
  * Whoever may write a pinned file can make it longer: what it has grown by takes nothing that is ready for others, though it is filled. (Of files
  * that are passed through nothing is ready.)

@@ -346,26 +346,6 @@ static void all_is_stored(void)
 	end_of_test();
 }
 
-/* What a command writes to standard error, a terminal; its exit status. */
-static int run_on_terminal(const char *command, char *said, size_t room)
-{
-	int terminal = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC), status;
-	struct shell_result r;
-	size_t had = 0;
-	ssize_t n;
-
-	cr_assert(terminal >= 0 && !grantpt(terminal) && !unlockpt(terminal), "posix_openpt: %s", strerror(errno));
-	r = shell_run("/", WAY_SECONDS - 20, "%s 2> %s", command, ptsname(terminal));
-	/* What was written stays to be read; then EIO: nobody has the other end. */
-	while (had < room - 1 && (n = read(terminal, said + had, room - 1 - had)) > 0)
-		had += (size_t)n;
-	said[had] = '\0';
-	close(terminal);
-	status = r.status;
-	shell_free(&r);
-	return status;
-}
-
 EACH_WAY_BARE(storing, gaia_umount_shows_on_a_terminal_how_much_is_left_and_the_rate)
 {
 	char said[8192], line[PATH_MAX + 64], *at, *last;
@@ -374,7 +354,7 @@ EACH_WAY_BARE(storing, gaia_umount_shows_on_a_terminal_how_much_is_left_and_the_
 	int lines = 0;
 
 	change_on_slow_disk();
-	cr_assert_eq(run_on_terminal(umount_command(""), said, sizeof(said)), 0, "%s", said);
+	cr_assert_eq(shell_on_terminal("/", WAY_SECONDS - 20, umount_command(""), said, sizeof(said)), 0, "%s", said);
 	snprintf(line, sizeof(line), "\rgaia: %s: ", mnt.path);
 	/* Each in the place of the last, and in the end nothing. */
 	for (at = said; (at = strstr(at, line)); at += strlen(line)) {

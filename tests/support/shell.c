@@ -5,11 +5,13 @@
 #include "shell.h"
 
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -126,6 +128,25 @@ void shell_gaia_fails(const char *cwd, int status, const char *args, const char 
 	cr_assert(!says || strstr(r.err, says), "gaia %s: no \"%s\" in \"%s\"", args, says, r.err);
 	cr_assert_str_eq(r.out, "", "gaia %s", args);
 	shell_free(&r);
+}
+
+int shell_on_terminal(const char *cwd, int seconds, const char *command, char *said, size_t room)
+{
+	int terminal = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC), status;
+	struct shell_result r;
+	size_t had = 0;
+	ssize_t n;
+
+	cr_assert(terminal >= 0 && !grantpt(terminal) && !unlockpt(terminal), "posix_openpt: %s", strerror(errno));
+	r = shell_run(cwd, seconds, "%s 2> %s", command, ptsname(terminal));
+	/* What was written stays to be read; then EIO: nobody has the other end. */
+	while (had < room - 1 && (n = read(terminal, said + had, room - 1 - had)) > 0)
+		had += (size_t)n;
+	said[had] = '\0';
+	close(terminal);
+	status = r.status;
+	shell_free(&r);
+	return status;
 }
 
 const char *shell_lacks(const char *const *programs)

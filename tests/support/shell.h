@@ -28,6 +28,9 @@ void shell_ok(const char *cwd, const char *fmt, ...) __attribute__((format(print
 /* Assert that gaia with these arguments exits with @status and says nothing but one line on standard error, in which @says is (NULL: anything). */
 void shell_gaia_fails(const char *cwd, int status, const char *args, const char *says);
 
+/* Run a command whose standard error is a terminal: its exit status, and what it wrote there. */
+int shell_on_terminal(const char *cwd, int seconds, const char *command, char *said, size_t room);
+
 /* The first of these programs that is not on the PATH, or NULL. */
 const char *shell_lacks(const char *const *programs);
 

@@ -1,10 +1,10 @@
 """DLPack: capsules that tell another library of memory.
 
 A consumer says that it is done by a call from anywhere: without the GIL, with an exception under way, when the interpreter has
-ended. Python cannot take that, so there is no such call (a deleter of NULL, which the standard allows): what was exported stays
-until the process ends.
+ended. Python cannot take that, so the call does nothing: what was exported stays until the process ends. (The standard allows that there is
+none, but not all consumers look: older CuPy.)
 
-See https://dmlc.github.io/dlpack/. Run against numpy, in host memory; no GPU library has taken one of these yet.
+See https://dmlc.github.io/dlpack/. numpy and PyTorch take these, in host memory; no library for GPUs has taken one of a real GPU yet.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ class _Versioned(ctypes.Structure):
 _api = ctypes.pythonapi
 _new = _api.PyCapsule_New
 _new.restype, _new.argtypes = ctypes.py_object, [c_void_p, c_char_p, c_void_p]
+# The deleter: a function that takes one argument and touches nothing.
+_nothing = ctypes.cast(ctypes.CDLL(None).labs, c_void_p).value
 # What consumers may still look at, also when the interpreter has ended.
 _exported: list[tuple[Any, ...]] = []
 _api.Py_IncRef(ctypes.py_object(_exported))
@@ -89,8 +91,8 @@ def capsule(
     )  # fmt: skip
     struct: _Managed | _Versioned
     if versioned:
-        struct = _Versioned(1, 0, None, None, _READ_ONLY if readonly else 0, tensor)
+        struct = _Versioned(1, 0, None, _nothing, _READ_ONLY if readonly else 0, tensor)
     else:
-        struct = _Managed(tensor, None, None)
+        struct = _Managed(tensor, None, _nothing)
     _exported.append((struct, sizes, steps, owner))
     return _new(ctypes.addressof(struct), b"dltensor_versioned" if versioned else b"dltensor", None)

@@ -1,4 +1,4 @@
-"""Arrays as PyTorch's tensors, with the dtypes that numpy lacks. On a GPU nothing of this has run."""
+"""Arrays as PyTorch's tensors, with the dtypes that numpy lacks. On a GPU this has run with a stand-in for PyTorch only."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ._format import Tensor
+from ._views import DeviceArray
 
 # What numpy has no dtype for; the others are the same.
 _DTYPES = {
@@ -29,6 +30,18 @@ def is_known(tensor: Tensor) -> bool:
     return hasattr(_torch(), _DTYPES.get(tensor.dtype, " "))
 
 
+class _Writable:
+    """An array on a GPU, which PyTorch keeps. It knows no memory for reading only, and refuses to take any."""
+
+    def __init__(self, array: DeviceArray) -> None:
+        self._array = array
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        interface = self._array.__cuda_array_interface__
+        return interface | {"data": (interface["data"][0], False)}
+
+
 def as_torch(array: Any, tensor: Tensor, bits: bool) -> Any:
     """A tensor in the array's memory, which it keeps. The array has the bits of `tensor`, or a part of it."""
     torch = _torch()
@@ -36,7 +49,7 @@ def as_torch(array: Any, tensor: Tensor, bits: bool) -> Any:
         # DLPack says that the memory is for reading, from_numpy() would warn of it. PyTorch does not heed it: a store is SIGSEGV.
         found = torch.from_dlpack(array.view(np.ndarray))
     else:
-        found = torch.as_tensor(array, device=f"cuda:{array._ordinal}")
+        found = torch.as_tensor(_Writable(array), device=f"cuda:{array._ordinal}")
     if bits or tensor.dtype not in _DTYPES:
         return found
     return found.view(getattr(torch, _DTYPES[tensor.dtype]))

@@ -112,9 +112,10 @@ for _name in ("__array_interface__", "__array_struct__", "ctypes", "data", "flat
 class DeviceArray:
     """An acquired range in the memory of a GPU, for libraries that work there; the CPU cannot touch it.
 
-    It has `__cuda_array_interface__` (version 3: cupy.asarray(a), torch.as_tensor(a), numba) and DLPack (torch.from_dlpack(a)).
+    It has `__cuda_array_interface__` (version 3: cupy.asarray(a), numba; torch.as_tensor(a), if it was acquired for writing) and DLPack
+    (torch.from_dlpack(a)).
     Either raises ReleasedError after the release. What another library has made of it before keeps the mapping alive (by DLPack: until
-    the process ends), but does not know of the release: do not use it any more. Nothing of this has run on a GPU.
+    the process ends), but does not know of the release: do not use it any more. All this has run on a played GPU only.
     """
 
     def __init__(self, hold: Acquired, template: np.ndarray[Any, Any], readonly: bool, ordinal: int, stream: int | None) -> None:

@@ -33,12 +33,12 @@ def _is_live(path: Path) -> bool:
     return os.path.ismount(path)
 
 
-def _start(where: Path, *args: str) -> Mount:
+def _start(where: Path, *args: str, program: str = "daemon/gaiafs") -> Mount:
     below, path = where / "below", where / "mnt"
     below.mkdir()
     path.mkdir()
     with open(where / "log", "wb") as log:
-        daemon = subprocess.Popen([BUILD / "daemon/gaiafs", "-f", *args, below, path], stdout=log, stderr=log)
+        daemon = subprocess.Popen([BUILD / program, "-f", *args, below, path], stdout=log, stderr=log)
     end = time.monotonic() + SECONDS
     while not _is_live(path) and daemon.poll() is None and time.monotonic() < end:
         time.sleep(0.01)
@@ -79,10 +79,10 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Mount]]:
     """Mounts of the test's own, with these options."""
     mounts: list[Mount] = []
 
-    def begin(*args: str) -> Mount:
+    def begin(*args: str, **keywords: str) -> Mount:
         where = tmp_path / f"own{len(mounts)}"
         where.mkdir()
-        mounts.append(_start(where, *args))
+        mounts.append(_start(where, *args, **keywords))
         return mounts[-1]
 
     yield begin
@@ -90,12 +90,13 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Mount]]:
         _stop(mount)
 
 
-def run(code: str, *args: object, ignore: str = "") -> str:
-    """What a program prints that must end well."""
+def run(code: str, *args: object, ignore: str = "", environment: dict[str, str] | None = None) -> str:
+    """What a program prints that must end well. environment: what is different there."""
     command = [sys.executable, "-X", "dev", "-W", "error"]
     if ignore:
         command += ["-W", f"ignore::{ignore}"]
-    done = subprocess.run([*command, "-c", textwrap.dedent(code), *map(str, args)], capture_output=True, text=True, timeout=SECONDS)
+    command += ["-c", textwrap.dedent(code), *map(str, args)]
+    done = subprocess.run(command, env=os.environ | (environment or {}), capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
     assert done.stderr == ""
     return done.stdout

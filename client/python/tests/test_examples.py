@@ -22,8 +22,15 @@ def example(name, *args, status=0):
         env=os.environ | {"PYTHONPATH": str(HERE)}, capture_output=True, text=True, timeout=250,
     )  # fmt: skip
     assert done.returncode == status, done.stdout + done.stderr
-    assert done.stderr == ""
+    assert done.stderr == "" or ("(PyTorch)" in done.stdout and is_of_the_tracker(done.stderr)), done.stderr
     return done.stdout
+
+
+def is_of_the_tracker(said):
+    """PyTorch does not wait for threads of its queues. If the interpreter ends while one ends, Python's tracker of semaphores does not
+    hear that one is gone, and complains."""
+    files = re.findall(r'^ *File "(.*?)"', said, re.M)
+    return files and all(name.endswith(("/multiprocessing/resource_tracker.py", "<string>")) for name in files)
 
 
 def test_all_are_tested():

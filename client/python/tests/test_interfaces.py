@@ -1,5 +1,6 @@
 """DLPack and the array interfaces. Without a GPU: DLPack in host memory, with numpy as the consumer; the rest by what it says."""
 
+import ctypes
 import gc
 import weakref
 
@@ -58,6 +59,20 @@ def test_what_was_exported_stays():
         seen = None
         gc.collect()
         assert alive() is not None
+
+
+@pytest.mark.parametrize("version", [None, (1, 0)], ids=["before 1.0", "1.0"])
+def test_a_consumer_need_not_ask_whether_there_is_a_deleter(version):
+    array = np.arange(3)
+    capsule = Owner(array).__dlpack__(max_version=version)
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    struct = (_dlpack._Versioned if version else _dlpack._Managed).from_address(
+        pointer(capsule, b"dltensor_versioned" if version else b"dltensor")
+    )
+    # Without the GIL, as ctypes calls.
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(struct.deleter)(ctypes.addressof(struct))
+    assert struct.tensor.data == array.ctypes.data and struct.tensor.shape[0] == 3
 
 
 @pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.1.0", reason="this numpy does not know DLPack 1.0")

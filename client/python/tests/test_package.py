@@ -50,7 +50,7 @@ def test_the_readmes_session_is_true(start):
     shell = "import sys, numpy as np; print(int(np.fromfile('mnt/weights', 'float32').sum()))"
     said = [
         subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=mount.path.parent, env=environment, capture_output=True, text=True)
-        for code in (first, shell, "import gaiafs\n" + second, model, half, replaceable)
+        for code in (first, shell, second, model, half, replaceable)
     ]
     assert [one.returncode for one in said] == [0] * 6, [one.stderr for one in said]
     assert said[1].stdout == "1064960\n" and said[2].stdout.startswith("1064960 "), said

@@ -5,10 +5,13 @@ import warnings
 
 import numpy as np
 import pytest
+from test_interfaces import ARRAYS, Owner, device_array
 from test_safetensors import RARE, mappings, raw_file, some_tensors
 
 import gaiafs
+from gaiafs import _torch
 from gaiafs import safetensors as ours
+from gaiafs._format import Tensor
 
 try:
     with warnings.catch_warnings():
@@ -107,3 +110,24 @@ def test_a_model_is_run(mount):
     x = torch.rand(3, 64)
     with torch.no_grad():
         assert torch.equal(layer(x), other(x))
+
+
+@pytest.mark.parametrize("array", ARRAYS.values(), ids=ARRAYS.keys())
+def test_our_capsules_are_taken(array):
+    if min(array.strides, default=0) < 0:
+        pytest.skip("PyTorch has no strides below zero")
+    for readonly in (False, True):
+        seen = torch.from_dlpack(Owner(array, readonly))
+        gc.collect()
+        assert np.array_equal(seen.numpy(), array) and np.shares_memory(seen.numpy(), array)
+        assert seen.stride() == tuple(stride // array.itemsize for stride in array.strides)
+
+
+def test_of_an_array_on_a_gpu_pytorch_lacks_the_gpu_only():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU: scripts/gpu-check has it")
+    array = device_array(np.zeros(6, "u2"), readonly=True)
+    with pytest.raises(TypeError, match="read only"):
+        torch.as_tensor(array)
+    with pytest.raises((RuntimeError, AssertionError), match=r"NVIDIA|CUDA"):
+        _torch.as_torch(array, Tensor("w", "BF16", (6,), 0, 12), False)

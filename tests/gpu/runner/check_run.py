@@ -327,6 +327,8 @@ def rehearse(build, on):
         print("skipped: there is no /dev/fuse")
         sys.exit(77)
     with Scene(build) as scene:
+        scene.env["VIRTUAL_ENV"] = os.path.join(HERE, "..", "..", "..", "build-deps", "python")
+        has_python = os.path.exists(scene.env["VIRTUAL_ENV"])
         for phases in ([], ["--second"]):
             code, said, wrong = scene.run("--rehearse", on, *phases)
             print(said)
@@ -343,6 +345,9 @@ def rehearse(build, on):
             expect(rows[0]["plan"] and set(status) == set(rows[0]["plan"]), "%s: plan and sections differ" % phase)
             for row in rows:
                 expect("section" not in row or row.get("simulated") is True, "not called simulated: %s" % row)
+            # With a driver, CuPy and PyTorch that are played.
+            python = status.get("example-python")
+            expect(not python or python["status"] == ("done" if on == "fake" and has_python else "not run"), "Python: %s" % python)
             for name, row in status.items():
                 # What a rehearsal has no use for, or time: it says so. All else must be done.
                 may_be_missing = name.startswith("example-") or phase in ("litmus", "sanitizer", "ncu")
@@ -588,6 +593,8 @@ def bundle(build):
             for name, found in libraries_of(program, lib).items():
                 fine = name.startswith(("libcublas", "libcufft")) or (found and (name in OF_THE_C_LIBRARY or found.startswith(lib + "/")))
                 expect(fine, "%s needs %s, which is not in the bundle: %s" % (program, name, found))
+        expect(all(os.path.exists(os.path.join(unpacked, "python", name)) for name in ("gaiafs/__init__.py", "gpu.py", "make_model.py")),
+               "the Python package is not in the bundle")
         for name in OF_THE_C_LIBRARY - {"libresolv.so.2"}:
             expect(os.path.exists(os.path.join(unpacked, "glibc", name)), "glibc/%s is not in the bundle" % name)
 

@@ -11,6 +11,17 @@ echo 2.0 > "$to/glibc/needed"
 echo "under test" > "$to/version"
 cp "$here"/../{run,run_sections.sh,run_phases.sh,keeper,diagnose} "$to/"
 cp "$here"/../../litmus/*.litmus "$to/litmus/"
+root=$here/../../..
+mkdir -p "$to/python/gaiafs"
+cp "$root"/client/python/gaiafs/*.py "$to/python/gaiafs/"
+cp "$root/client/examples/python/gpu.py" "$here/../make_model.py" "$to/python/"
+ln -sf "$(realpath "$build/client/libgaiaclient.so.0")" "$to/lib/libgaiaclient.so.0"
+# A rehearsal's driver, CuPy and PyTorch.
+if [ -e "$build/tests/gpu/libcuda.so.1" ]; then
+	mkdir -p "$to/python/played"
+	cp "$root"/client/python/tests/played/*.py "$to/python/played/"
+	ln -sf "$(realpath "$build/tests/gpu/libcuda.so.1")" "$to/python/played/"
+fi
 for program in daemon/gaiafs client/gaia tests/gpu/gpu-{ceilings,bench,stalls,mount}{,-played} tests/gpu/gpu-random \
 	tests/gpu/gaiafs-played tests/contract/contract_device{,_peer} tests/litmus/litmus-runner tests/history/history \
 	client/examples/cuda-{histogram,two_writers,stencil,sssp,stitch,stitch-cufft,collage,sgemm}; do
