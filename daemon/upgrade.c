@@ -324,6 +324,7 @@ static int store_soon(struct upgrade *u)
 	if (!pthread_timedjoin_np(thread, &err, &until))
 		return (int)(intptr_t)err;
 	fs_go_on(u->fs);
+	control_move_stay(u->control);
 	pthread_join(thread, NULL);
 	return fails(u, -ETIMEDOUT, "storage has not answered for %d seconds", STORE_S);
 }

@@ -15,6 +15,7 @@
 #include <sys/param.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include "child.h"
@@ -155,10 +156,20 @@ static void fill_words(void *at, unsigned w, uint32_t round)
 		}                                                                                \
 	} while (0)
 
-/* Look at somebody's words. */
+/* Somebody whose words can be read. On the same device one who overwrites his, shows what is not stored yet. */
+static unsigned another(struct worker *w)
+{
+	unsigned other;
+
+	do
+		other = (unsigned)(next(w) % (PROCESSES * WORKERS));
+	while (other % WORKERS == OVERWRITES && other / WORKERS == w->w / WORKERS);
+	return other;
+}
+
 static void read_another(struct worker *w)
 {
-	unsigned other = (unsigned)(next(w) % (PROCESSES * WORKERS));
+	unsigned other = another(w);
 	uint32_t least = shared->published[other];
 	unsigned char *at = w->p + REGION_AT(other);
 
@@ -375,4 +386,589 @@ EACH_WAY_BARE(upgrade_clients, no_program_notices)
 		good = !upgrade(NULL) && all_get_on(pid);
 	cr_assert(good);
 	end_load(pid);
+}
+
+/* ---- upgrades that fail ---- */
+
+EACH_WAY_BARE(upgrade_clients, if_the_new_daemon_dies_they_stay)
+{
+	const char *const dies[] = { "upgrade.offered=errno:EIO,count=1", "upgrade.paused=errno:EIO,count=1", "upgrade.bequeathed=errno:EIO,count=1" };
+
+	for (size_t i = 0; i < sizeof(dies) / sizeof(dies[0]); i++) {
+		pid_t pid[PROCESSES];
+		bool good;
+
+		setenv("GAIAFS_FAULTS", dies[i], 1);
+		if (i > 0)
+			way_remount();
+		else
+			way_start(sims);
+		unsetenv("GAIAFS_FAULTS");
+		begin_load(pid);
+		cr_assert(all_get_on(pid));
+		refused(NULL, "has ended");
+		good = all_get_on(pid) && !upgrade(NULL) && all_get_on(pid);
+		cr_assert(good);
+		end_load(pid);
+		way_unmount();
+	}
+	way_remount();
+}
+
+static struct rounds {
+	atomic_ulong n;
+	atomic_bool over;
+} *rounds;
+
+static void rounds_make(void)
+{
+	rounds = mmap(NULL, sizeof(*rounds), RW, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	cr_assert_neq(rounds, MAP_FAILED);
+}
+
+static bool rounds_go_on(void)
+{
+	unsigned long want = rounds->n + 10;
+
+	for (int ms = 0; rounds->n < want; ms++) {
+		if (ms > HANG_SECONDS * 1000)
+			return false;
+		usleep(1000);
+	}
+	return true;
+}
+
+/* Until it fails, or is over: 0, or the errno. */
+static int acquire_and_release(void *arg)
+{
+	int fd = open_in_child("f", O_RDWR);
+	unsigned char *p = gaia_mmap(MIB, RW, fd, 0, 0);
+
+	CHILD_CHECK(p != MAP_FAILED);
+	for (; !rounds->over; rounds->n++) {
+		if (gaia_acquire(p, MIB, RW))
+			return errno;
+		p[rounds->n % MIB] = 'x';
+		if (gaia_release(p, MIB))
+			return errno;
+	}
+	return 0;
+}
+
+static int ask(void *arg)
+{
+	struct shell_result r = shell_run("/", HANG_SECONDS, "\"$GAIAFS\" --upgrade '%s'", mnt.path);
+
+	return r.status;
+}
+
+/* Mount so that storage does not answer once clients have made ready for an upgrade; with a client that waits then, for some seconds. */
+static void begin_to_hang(pid_t *client, pid_t *asker)
+{
+	unsigned long n;
+	int fd;
+
+	rounds_make();
+	setenv("GAIAFS_FAULTS", "upgrade.rest=delay:4000000000us", 1);
+	way_start(sims);
+	unsetenv("GAIAFS_FAULTS");
+	fd = open_file("f", O_CREAT | O_RDWR);
+	cr_assert_eq(ftruncate(fd, MIB), 0);
+	close(fd);
+	*client = child_start(acquire_and_release, NULL);
+	cr_assert(rounds_go_on());
+	*asker = child_start(ask, NULL);
+	do {
+		n = rounds->n;
+		usleep(500000);
+	} while (n != rounds->n);
+}
+
+EACH_WAY_BARE(upgrade_clients, if_storage_does_not_answer_they_stay)
+{
+	pid_t client, asker;
+
+	begin_to_hang(&client, &asker);
+	/* Before the upgrade has failed, which takes as long as storage. */
+	cr_assert(rounds_go_on());
+	cr_assert_eq(waitpid(asker, NULL, WNOHANG), 0);
+	rounds->over = true;
+	cr_assert_eq(child_wait(client), 0);
+	both_close();
+	mnt_crash(&mnt);
+	cr_assert_eq(child_wait(asker), 1);
+	way_remount();
+}
+
+EACH_WAY_BARE(upgrade_clients, if_the_old_daemon_dies_they_hear_of_it)
+{
+	pid_t client, asker;
+
+	begin_to_hang(&client, &asker);
+	both_close();
+	mnt_crash(&mnt);
+	cr_assert_eq(child_wait(client), ENOTCONN);
+	cr_assert_eq(child_wait(asker), 1);
+	way_remount();
+}
+
+/* ---- who holds something ---- */
+
+static struct gate told, go;
+
+static int hold(void *arg)
+{
+	int fd = open_in_child("f", O_RDWR);
+	unsigned char *p = gaia_mmap(MIB, RW, fd, 0, 0);
+
+	CHILD_CHECK(p != MAP_FAILED);
+	WORKS(gaia_acquire(p, MIB, RW));
+	p[0] = 'h';
+	gate_open(told);
+	CHILD_CHECK(gate_pass(go));
+	WORKS(gaia_release(p, MIB));
+	gate_open(told);
+	CHILD_CHECK(gate_pass(go));
+	WORKS(gaia_acquire(p, MIB, RW));
+	CHILD_CHECK(p[0] == 'h' && p[1] == 0);
+	p[1] = 'i';
+	gate_open(told);
+	CHILD_CHECK(gate_pass(go));
+	CHILD_CHECK(gaia_release(p, MIB) && errno == ENOTCONN);
+	CHILD_CHECK(gaia_acquire(p, MIB, RW) && errno == ENOTCONN);
+	CHILD_CHECK(!gaia_munmap(p, MIB));
+	return 0;
+}
+
+EACH_WAY(upgrade_clients, who_holds_something_keeps_it_from_being_upgraded)
+{
+	int fd = open_file("f", O_CREAT | O_RDWR);
+	unsigned char *p;
+	pid_t pid;
+
+	cr_assert_eq(ftruncate(fd, 2 * MIB), 0);
+	told = gate_make();
+	go = gate_make();
+	pid = child_start(hold, NULL);
+	cr_assert(gate_pass(told));
+	refused_for("--wait 0.3", "1 program has not let go what is acquired for a device: process ", pid);
+	/* Others have only waited. */
+	p = map(fd, MIB, 0);
+	cr_assert_eq(gaia_acquire(p, MIB, PROT_READ), 0);
+	cr_assert_eq(gaia_release(p, MIB), 0);
+	gate_open(go);
+	cr_assert(gate_pass(told));
+	cr_assert_eq(upgrade(NULL), 0);
+	gate_open(go);
+	cr_assert(gate_pass(told));
+	refused_for("--wait 0", "1 program has not let go", pid);
+	/* What was released is stored, and what was not is lost. */
+	cr_assert_eq(mnt_upgrade(&mnt, "--force --wait 0.2", NULL), 0);
+	gate_open(go);
+	cr_assert_eq(child_wait(pid), 0);
+	cr_assert_eq(gaia_acquire(p, MIB, PROT_READ), 0);
+	cr_assert(p[0] == 'h' && p[1] == 0);
+	cr_assert_eq(gaia_release(p, MIB), 0);
+	cr_assert_eq(gaia_munmap(p, MIB), 0);
+	close(fd);
+	backing_holds("f", (unsigned char[2 * MIB]){ 'h' }, 2 * MIB);
+}
+
+/* Pages beyond the end of the file, which have no memory yet; and what nobody has waited for. */
+EACH_WAY(upgrade_clients, whatever_is_held_counts)
+{
+	int fd = open_file("f", O_CREAT | O_RDWR), start;
+	unsigned char *p = map(fd, MIB, 0);
+
+	cr_assert_eq(gaia_acquire(p, PAGE, RW), 0);
+	refused_for("--wait 0", "1 program has not let go", getpid());
+	cr_assert_eq(gaia_release(p, PAGE), 0);
+	cr_assert_eq(ftruncate(fd, MIB), 0);
+	start = gaia_acquire_start(p, PAGE, RW);
+	cr_assert_geq(start, 0);
+	cr_assert_eq(gaia_wait(start), 0);
+	start = gaia_acquire_start(p + PAGE, PAGE, PROT_READ);
+	cr_assert_geq(start, 0);
+	cr_assert_eq(gaia_release(p, PAGE), 0);
+	for (int ms = 0; mnt_upgrade(&mnt, "--wait 0", NULL) == 0; ms++)
+		cr_assert_lt(ms, 3, "what was started and not waited for does not count");
+	cr_assert_eq(gaia_wait(start), 0);
+	refused_for("--wait 0", "1 program has not let go", getpid());
+	cr_assert_eq(gaia_release(p + PAGE, PAGE), 0);
+	cr_assert_eq(upgrade(NULL), 0);
+	cr_assert_eq(gaia_acquire(p, MIB, RW), 0);
+	cr_assert_eq(gaia_release(p, MIB), 0);
+	cr_assert_eq(gaia_munmap(p, MIB), 0);
+	close(fd);
+}
+
+/* ---- mappings ---- */
+
+/* Byte by byte, and what was written before each upgrade. */
+static void check_bytes(const unsigned char *p, size_t n, unsigned char is)
+{
+	for (size_t i = 0; i < n; i++)
+		cr_assert_eq(p[i], is, "byte %zu is %02x, not %02x", i, p[i], is);
+}
+
+EACH_WAY_BARE(upgrade_clients, mappings_stay_where_they_are)
+{
+	const size_t length = 5 * MIB + 123;
+	unsigned char *p[3], *reader;
+	unsigned char byte;
+	int fd, ro;
+
+	way_start(sims);
+	fd = open_file("f", O_CREAT | O_RDWR);
+	cr_assert_eq(ftruncate(fd, (off_t)length), 0);
+	ro = open_file("f", O_RDONLY);
+	p[0] = map(fd, length, 0);
+	p[1] = map(fd, length, 1);
+	p[2] = map(fd, length, GAIA_DEVICE_HOST);
+	reader = gaia_mmap(length - PAGE, PROT_READ, ro, PAGE, 0);
+	cr_assert_neq(reader, MAP_FAILED);
+	close(ro);
+	for (unsigned char round = 1; round <= 6; round++) {
+		unsigned char *writer = p[round % 3];
+
+		for (unsigned i = 0; i < 3; i++) {
+			cr_assert_eq(gaia_acquire(p[i], length, PROT_READ), 0, "%s", gaia_last_error_text());
+			check_bytes(p[i], length, round - 1);
+			cr_assert_eq(gaia_release(p[i], length), 0);
+		}
+		cr_assert_eq(gaia_acquire(writer, length, RW), 0, "%s", gaia_last_error_text());
+		memset(writer, round, length);
+		cr_assert_eq(gaia_release(writer, length), 0);
+		cr_assert_eq(upgrade(NULL), 0);
+		cr_assert_eq(gaia_acquire(reader, length - PAGE, PROT_READ), 0, "%s", gaia_last_error_text());
+		check_bytes(reader, length - PAGE, round);
+		cr_assert_eq(gaia_release(reader, length - PAGE), 0);
+		cr_assert_eq(pread(fd, &byte, 1, length - 1), 1);
+		cr_assert_eq(byte, round);
+	}
+	cr_assert_eq(gaia_munmap(reader, length - PAGE), 0);
+	for (unsigned i = 0; i < 3; i++)
+		cr_assert_eq(gaia_munmap(p[i], length), 0);
+	close(fd);
+}
+
+static void is_lost(unsigned char *p)
+{
+	int start;
+
+	errno = 0;
+	cr_assert_eq(gaia_acquire(p, PAGE, RW), -1);
+	cr_assert_eq(errno, ESTALE, "%s", strerror(errno));
+	cr_assert(strstr(gaia_last_error_text(), "and did not map this: No such device; unmap it"), "%s", gaia_last_error_text());
+	cr_assert(gaia_release(p, PAGE) == -1 && errno == ESTALE);
+	cr_assert(gaia_sync(p, PAGE) == -1 && errno == ESTALE);
+	cr_assert(gaia_advise(p, PAGE, GAIA_WILLNEED) == -1 && errno == ESTALE);
+	cr_assert(gaia_acquirev(&(struct gaia_range){ p, PAGE }, 1, PROT_READ) == -1 && errno == ESTALE);
+	cr_assert(gaia_releasev(&(struct gaia_range){ p, PAGE }, 1) == -1 && errno == ESTALE);
+	start = gaia_acquire_start(p, PAGE, RW);
+	cr_assert_geq(start, 0);
+	cr_assert(gaia_wait(start) == -1 && errno == ESTALE);
+}
+
+/* Its device has been taken away. That the file has gone, or its mode has changed, is nothing that matters to who has it open. */
+EACH_WAY_BARE(upgrade_clients, a_mapping_that_cannot_be_made_again_is_told)
+{
+	int fd, gone;
+	unsigned char *stays, *is_gone, *lost;
+
+	way_start(sims);
+	fd = open_file("f", O_CREAT | O_RDWR);
+	gone = open_file("gone", O_CREAT | O_RDWR);
+	cr_assert(!ftruncate(fd, MIB) && !ftruncate(gone, MIB));
+	stays = map(fd, MIB, 0);
+	is_gone = map(gone, MIB, 0);
+	lost = map(fd, MIB, 1);
+	cr_assert(!gaia_acquire(lost, PAGE, RW));
+	lost[0] = 'l';
+	cr_assert(!gaia_release(lost, PAGE));
+	cr_assert(!gaia_acquire(is_gone, PAGE, RW));
+	is_gone[0] = 'g';
+	cr_assert(!gaia_release(is_gone, PAGE));
+	cr_assert(!fchmod(fd, 0) && !unlinkat(both_root[ON_MOUNT], "gone", 0));
+	shell_ok(mnt.path, "\"$GAIA\" set --wait . device.sim1=off");
+	for (unsigned times = 0; times < 2; times++) {
+		cr_assert_eq(upgrade(NULL), 0);
+		is_lost(lost);
+		cr_assert_eq(gaia_acquire(stays, PAGE, RW), 0, "%s", gaia_last_error_text());
+		cr_assert_eq(stays[0], 'l');
+		cr_assert_eq(gaia_release(stays, PAGE), 0);
+		cr_assert_eq(gaia_acquire(is_gone, PAGE, RW), 0, "%s", gaia_last_error_text());
+		cr_assert_eq(is_gone[0], 'g' + times);
+		is_gone[0]++;
+		cr_assert_eq(gaia_release(is_gone, PAGE), 0);
+	}
+	cr_assert(!gaia_munmap(lost, MIB) && !gaia_munmap(stays, MIB) && !gaia_munmap(is_gone, MIB));
+	close(fd);
+	close(gone);
+}
+
+/* ---- clients that do as they please ---- */
+
+static bool say_ready(const struct raw *r, uint64_t seq, uint32_t error)
+{
+	struct gaia_msg msg = { .kind = GAIA_MSG_READY, .version = GAIA_PROTOCOL_VERSION, .seq = seq, .error = error };
+
+	return send(r->sock, &msg, sizeof(msg), MSG_NOSIGNAL) == sizeof(msg);
+}
+
+/* Upgrade as soon as the daemon has noticed that a client has gone. */
+static void upgrade_without(const struct raw *r)
+{
+	int tries = 0;
+
+	close(r->sock);
+	while (mnt_upgrade(&mnt, NULL, NULL))
+		cr_assert_lt(tries++, 20);
+}
+
+static int sized_file(void)
+{
+	int fd = open_file("f", O_CREAT | O_RDWR);
+
+	cr_assert_eq(ftruncate(fd, MIB), 0);
+	return fd;
+}
+
+EACH_WAY(upgrade_clients, an_old_client_is_in_the_way)
+{
+	int fd = sized_file();
+	struct raw r = raw_client_with(fd, GAIA_FEATURES & ~GAIA_FEATURE_MOVES);
+
+	raw_map(fd, &r, MIB, RW);
+	refused_for(NULL, "1 program has files mapped for a device and cannot come along: process ", getpid());
+	upgrade_without(&r);
+	close(fd);
+}
+
+EACH_WAY(upgrade_clients, one_that_says_that_it_cannot_is_in_the_way)
+{
+	int fd = sized_file();
+	struct raw r = raw_client_with(fd, GAIA_FEATURES);
+	struct gaia_msg msg;
+	pid_t asker;
+
+	raw_map(fd, &r, MIB, RW);
+	/* It need not wait for long. */
+	asker = child_start(ask, NULL);
+	cr_assert(raw_receive(r.sock, &msg, NULL) && msg.kind == GAIA_MSG_MOVE);
+	cr_assert(say_ready(&r, msg.seq, EOPNOTSUPP));
+	cr_assert(raw_receive(r.sock, &msg, NULL) && msg.kind == GAIA_MSG_STAY);
+	cr_assert_eq(child_wait(asker), 1);
+	cr_assert_eq(mnt_log_lines(&mnt, "cannot come along: process "), 1);
+	upgrade_without(&r);
+	close(fd);
+}
+
+EACH_WAY(upgrade_clients, one_that_does_not_answer_is_in_the_way)
+{
+	int fd = sized_file();
+	struct raw r = raw_client_with(fd, GAIA_FEATURES);
+	struct gaia_msg msg;
+	uint64_t first;
+
+	raw_map(fd, &r, MIB, RW);
+	refused_for("--wait 0.4", "1 program has not let go", getpid());
+	cr_assert(raw_receive(r.sock, &msg, NULL) && msg.kind == GAIA_MSG_MOVE);
+	first = msg.seq;
+	/* It is not asked again before it has answered. */
+	cr_assert(raw_receive(r.sock, &msg, NULL) && msg.kind == GAIA_MSG_STAY);
+	cr_assert(recv(r.sock, &msg, sizeof(msg), MSG_DONTWAIT) == -1 && errno == EAGAIN);
+	/* Late, but it may. That it was ready then says nothing of now. */
+	cr_assert(say_ready(&r, first, 0));
+	refused_for("--wait 0", "1 program has not let go", getpid());
+	cr_assert(raw_receive(r.sock, &msg, NULL) && msg.kind == GAIA_MSG_MOVE && msg.seq > first);
+	/* It loses. */
+	cr_assert_eq(mnt_upgrade(&mnt, "--force --wait 0.2", NULL), 0);
+	while (raw_receive(r.sock, &msg, NULL))
+		cr_assert_neq(msg.kind, GAIA_MSG_MOVED);
+	close(r.sock);
+	close(fd);
+}
+
+EACH_WAY(upgrade_clients, one_that_is_ready_has_moved)
+{
+	int fd = sized_file();
+	struct raw r = raw_client_with(fd, GAIA_FEATURES);
+	uint64_t id = raw_map(fd, &r, MIB, RW);
+	struct gaia_ioc_range io = raw_range(&r, id, PAGE, RW);
+	struct gaia_msg msg;
+	pid_t asker;
+
+	mnt_may_adopt();
+	asker = child_start(ask, NULL);
+	cr_assert(raw_receive(r.sock, &msg, NULL) && msg.kind == GAIA_MSG_MOVE);
+	cr_assert(say_ready(&r, msg.seq, 0));
+	do
+		cr_assert(raw_receive(r.sock, &msg, NULL));
+	while (msg.kind != GAIA_MSG_MOVED);
+	cr_assert(raw_hung_up(r.sock));
+	cr_assert(ioctl(fd, GAIA_IOC_ACQUIRE, &io) == -1 && errno == ENOTCONN);
+	close(r.sock);
+	cr_assert_eq(child_wait(asker), 0);
+	close(fd);
+	cr_assert_eq(mnt_adopt(&mnt), 0);
+}
+
+EACH_WAY(upgrade_clients, answers_that_nobody_asked_for_end_the_connection)
+{
+	int fd = sized_file();
+
+	for (unsigned what = 0; what < 4; what++) {
+		struct raw r = raw_client_with(fd, GAIA_FEATURES);
+		struct gaia_msg msg;
+
+		raw_map(fd, &r, MIB, RW);
+		if (what > 0) {
+			refused("--wait 0", "1 program has not let go");
+			cr_assert(raw_receive(r.sock, &msg, NULL) && msg.kind == GAIA_MSG_MOVE);
+			cr_assert(raw_receive(r.sock, &msg, NULL) && msg.kind == GAIA_MSG_STAY);
+			msg.seq--;
+		}
+		switch (what) {
+		case 0:
+			cr_assert(say_ready(&r, 1, 0));
+			break;
+		case 1:
+			cr_assert(say_ready(&r, msg.seq + 1, 0));
+			break;
+		case 2:
+			cr_assert(say_ready(&r, msg.seq, 0) && say_ready(&r, msg.seq, 0));
+			break;
+		case 3:
+			msg = (struct gaia_msg){ .kind = GAIA_MSG_READY, .version = GAIA_PROTOCOL_VERSION, .seq = msg.seq, .count = 1 };
+			cr_assert_eq(send(r.sock, &msg, sizeof(msg), MSG_NOSIGNAL), (ssize_t)sizeof(msg));
+			break;
+		}
+		cr_assert(raw_hung_up(r.sock), "%u", what);
+		close(r.sock);
+	}
+	close(fd);
+}
+
+/* It is always ready, and always holds something. */
+static int be_ready_and_hold(void *arg)
+{
+	int fd = open_in_child("f", O_RDWR);
+	struct gaia_ioc_range io;
+	struct gaia_msg msg;
+	struct raw r;
+	uint64_t id;
+
+	CHILD_CHECK(raw_connect_with(fd, GAIA_FEATURES & ~GAIA_FEATURE_ANSWERS, &r));
+	id = raw_map(fd, &r, MIB, RW);
+	for (uint64_t n = 0; !rounds->over; n++, rounds->n++) {
+		io = raw_range(&r, id, PAGE, RW);
+		io.offset = n % 2 * PAGE;
+		CHILD_CHECK(!ioctl(fd, GAIA_IOC_ACQUIRE, &io));
+		io = raw_range(&r, id, PAGE, 0);
+		io.offset = (n + 1) % 2 * PAGE;
+		if (fsetxattr(fd, GAIA_XATTR_RELEASE, &io, sizeof(io), 0) && errno == EOPNOTSUPP)
+			CHILD_CHECK(!ioctl(fd, GAIA_IOC_RELEASE, &io));
+		while (recv(r.sock, &msg, sizeof(msg), MSG_DONTWAIT) > 0)
+			if (msg.kind == GAIA_MSG_MOVE)
+				CHILD_CHECK(say_ready(&r, msg.seq, 0));
+	}
+	return 0;
+}
+
+EACH_WAY(upgrade_clients, one_that_is_ready_and_holds_something_is_in_the_way)
+{
+	int fd = sized_file();
+	pid_t pid;
+
+	rounds_make();
+	close(fd);
+	pid = child_start(be_ready_and_hold, NULL);
+	cr_assert(rounds_go_on());
+	refused_for("--wait 1", "1 program has not let go", pid);
+	cr_assert(rounds_go_on());
+	rounds->over = true;
+	cr_assert_eq(child_wait(pid), 0);
+}
+
+/* ---- processes that end, and children ---- */
+
+static int kill_soon(void *arg)
+{
+	pid_t *pid = arg;
+
+	usleep((useconds_t)pid[1]);
+	kill(pid[0], SIGKILL);
+	return 0;
+}
+
+EACH_WAY_BARE(upgrade_clients, if_one_is_killed_others_go_on)
+{
+	pid_t pid[PROCESSES];
+	bool good;
+	int fd;
+
+	rounds_make();
+	way_start(sims);
+	fd = sized_file();
+	close(fd);
+	begin_load(pid);
+	good = all_get_on(pid);
+	for (int us = 0; us < 150000 && good; us += 20000) {
+		pid_t victim = child_start(acquire_and_release, NULL), killer;
+
+		good = rounds_go_on();
+		killer = child_start(kill_soon, (pid_t[2]){ victim, us });
+		good = good && !upgrade(NULL) && all_get_on(pid);
+		cr_assert_eq(child_wait(victim), 128 + SIGKILL);
+		cr_assert_eq(child_wait(killer), 0);
+	}
+	cr_assert(good);
+	end_load(pid);
+}
+
+static int have_a_child(void *arg)
+{
+	int fd = open_in_child("f", O_RDWR), status;
+	unsigned char *p = gaia_mmap(MIB, RW, fd, 0, 0), *own;
+	pid_t pid;
+
+	CHILD_CHECK(p != MAP_FAILED);
+	WORKS(gaia_acquire(p, MIB, RW));
+	p[0] = 'f';
+	WORKS(gaia_release(p, MIB));
+	pid = fork();
+	if (pid == 0) {
+		CHILD_CHECK(gaia_acquire(p, MIB, RW) && errno == ENOTCONN);
+		gate_open(told);
+		CHILD_CHECK(gate_pass(go));
+		CHILD_CHECK(gaia_acquire(p, MIB, RW) && errno == ENOTCONN);
+		own = gaia_mmap(MIB, RW, fd, 0, 0);
+		CHILD_CHECK(own != MAP_FAILED);
+		WORKS(gaia_acquire(own, MIB, RW));
+		CHILD_CHECK(own[0] == 'f');
+		own[0] = 'g';
+		WORKS(gaia_release(own, MIB));
+		_exit(0);
+	}
+	CHILD_CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && status == 0);
+	WORKS(gaia_acquire(p, MIB, RW));
+	CHILD_CHECK(p[0] == 'g');
+	WORKS(gaia_release(p, MIB));
+	return 0;
+}
+
+EACH_WAY(upgrade_clients, a_child_of_fork_has_nothing_to_do_with_it)
+{
+	int fd = sized_file();
+	pid_t pid;
+
+	close(fd);
+	told = gate_make();
+	go = gate_make();
+	pid = child_start(have_a_child, NULL);
+	cr_assert(gate_pass(told));
+	cr_assert_eq(upgrade(NULL), 0);
+	gate_open(go);
+	cr_assert_eq(child_wait(pid), 0);
 }
