@@ -602,6 +602,58 @@ EACH_WAY(upgrade_clients, whatever_is_held_counts)
 	close(fd);
 }
 
+/* One thread acquires, another releases: something is always held, until none may acquire. */
+static unsigned char *handed;
+
+static void *release_what_comes(void *arg)
+{
+	int *pipes = arg;
+	size_t at;
+
+	while (read(pipes[0], &at, sizeof(at)) == sizeof(at)) {
+		usleep(1000);
+		WORKS(gaia_release(handed + at, PAGE));
+	}
+	return NULL;
+}
+
+static int acquire_and_hand_over(void *arg)
+{
+	int fd = open_in_child("f", O_RDWR), pipes[2];
+	pthread_t thread;
+	size_t at;
+
+	handed = gaia_mmap(MIB, RW, fd, 0, 0);
+	CHILD_CHECK(handed != MAP_FAILED && !pipe(pipes) && fcntl(pipes[1], F_SETPIPE_SZ, PAGE) > 0);
+	CHILD_CHECK(!pthread_create(&thread, NULL, release_what_comes, pipes));
+	for (; !rounds->over; rounds->n++) {
+		at = rounds->n % (MIB / PAGE) * PAGE;
+		WORKS(gaia_acquire(handed + at, PAGE, PROT_READ));
+		CHILD_CHECK(write(pipes[1], &at, sizeof(at)) == sizeof(at));
+	}
+	close(pipes[1]);
+	pthread_join(thread, NULL);
+	return 0;
+}
+
+EACH_WAY(upgrade_clients, what_is_always_held_is_given_back_when_asked_again)
+{
+	int fd = open_file("f", O_CREAT | O_RDWR);
+	pid_t pid;
+
+	cr_assert_eq(ftruncate(fd, MIB), 0);
+	close(fd);
+	rounds_make();
+	pid = child_start(acquire_and_hand_over, NULL);
+	/* The pipe is full by then. */
+	while (rounds->n < 1000)
+		cr_assert(rounds_go_on());
+	cr_assert_eq(upgrade(NULL), 0);
+	cr_assert(rounds_go_on());
+	rounds->over = true;
+	cr_assert_eq(child_wait(pid), 0);
+}
+
 /* ---- mappings ---- */
 
 /* Byte by byte, and what was written before each upgrade. */
