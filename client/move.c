@@ -74,17 +74,20 @@ static int map_with(struct mapping *m, int fd, ino_t ino)
 int map_at_daemon(struct mapping *m, int fd)
 {
 	struct stat st;
-	bool fresh;
-	int err;
+	int err = -ENOTCONN;
 
 	if (fstat(fd, &st))
 		return wire_error();
 	if (!S_ISREG(st.st_mode))
 		return -ENODEV;
-	for (unsigned tries = 0; tries < TRIES; tries += fresh) {
+	for (unsigned tries = 0; tries < TRIES && err == -ENOTCONN;) {
+		bool fresh = true;
+
 		err = conn_get(fd, st.st_dev, &m->conn, &fresh);
+		/* Other daemons may have taken the mount over meanwhile. */
+		tries += fresh;
 		if (err)
-			return err;
+			continue;
 		err = map_with(m, fd, st.st_ino);
 		if (!err)
 			return 0;
@@ -98,8 +101,6 @@ int map_at_daemon(struct mapping *m, int fd)
 			pthread_mutex_unlock(&gaia_lock);
 		}
 		conn_put(m->conn);
-		if (err != -ENOTCONN)
-			break;
 	}
 	return err;
 }
@@ -213,10 +214,24 @@ static int connect_again(struct conn *c, int fd)
 	return 0;
 }
 
+/* The new daemon has read its configuration anew: what has the number may be another device. */
+static int same_device(const struct mapping *m)
+{
+	struct gaia_ioc_device found;
+	const struct kind_ops *ops;
+	int err = device_find(m->file->fd, m->device == GAIA_HOST ? -1 : (int)m->device, &found, &ops);
+
+	if (err)
+		return err;
+	return ops == m->ops && m->strict == (found.flags & GAIA_DEVICE_STRICT && ops->protect) ? 0 : -ENODEV;
+}
+
 static int map_again(struct mapping *m)
 {
-	int err = map_ioctl(m, m->file->fd);
+	int err = same_device(m);
 
+	if (!err)
+		err = map_ioctl(m, m->file->fd);
 	if (err || !m->sides)
 		return err;
 	err = map_ioctl(m->sides->reader, m->file->fd);

@@ -373,18 +373,68 @@ static void end_load(const pid_t pid[PROCESSES])
 	munmap(shared, sizeof(*shared));
 }
 
+static struct rounds {
+	atomic_ulong n;
+	atomic_bool over;
+} *rounds;
+
+static void rounds_make(void)
+{
+	rounds = mmap(NULL, sizeof(*rounds), RW, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	cr_assert_neq(rounds, MAP_FAILED);
+}
+
+static bool rounds_go_on(void)
+{
+	unsigned long want = rounds->n + 10;
+
+	for (int ms = 0; rounds->n < want; ms++) {
+		if (ms > HANG_SECONDS * 1000)
+			return false;
+		usleep(1000);
+	}
+	return true;
+}
+
+static int be_new(void *arg)
+{
+	int fd = open_in_child("data", O_RDONLY);
+	unsigned char *p = gaia_mmap(LENGTH, PROT_READ, fd, 0, 0);
+	uint32_t least = shared->published[WRITES];
+
+	if (p == MAP_FAILED)
+		fprintf(stderr, "%s\n", gaia_last_error_text());
+	CHILD_CHECK(p != MAP_FAILED);
+	WORKS(gaia_acquire(p + REGION_AT(WRITES), REGION, PROT_READ));
+	check_words(p + REGION_AT(WRITES), WRITES, least, false);
+	WORKS(gaia_release(p + REGION_AT(WRITES), REGION));
+	return 0;
+}
+
+/* Processes that come and go. */
+static int have_new_ones(void *arg)
+{
+	for (; !rounds->over; rounds->n++)
+		CHILD_CHECK(!child_run(be_new, NULL));
+	return 0;
+}
+
 EACH_WAY_BARE(upgrade_clients, no_program_notices)
 {
 	const char *upgrades = getenv("GAIAFS_UPGRADES");
-	pid_t pid[PROCESSES];
+	pid_t pid[PROCESSES], other;
 	bool good;
 
+	rounds_make();
 	way_start(sims);
 	begin_load(pid);
+	other = child_start(have_new_ones, NULL);
 	good = all_get_on(pid);
 	for (int n = upgrades ? atoi(upgrades) : 5; n > 0 && good; n--)
-		good = !upgrade(NULL) && all_get_on(pid);
+		good = !upgrade(NULL) && all_get_on(pid) && rounds_go_on();
 	cr_assert(good);
+	rounds->over = true;
+	cr_assert_eq(child_wait(other), 0);
 	end_load(pid);
 }
 
@@ -413,29 +463,6 @@ EACH_WAY_BARE(upgrade_clients, if_the_new_daemon_dies_they_stay)
 		way_unmount();
 	}
 	way_remount();
-}
-
-static struct rounds {
-	atomic_ulong n;
-	atomic_bool over;
-} *rounds;
-
-static void rounds_make(void)
-{
-	rounds = mmap(NULL, sizeof(*rounds), RW, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	cr_assert_neq(rounds, MAP_FAILED);
-}
-
-static bool rounds_go_on(void)
-{
-	unsigned long want = rounds->n + 10;
-
-	for (int ms = 0; rounds->n < want; ms++) {
-		if (ms > HANG_SECONDS * 1000)
-			return false;
-		usleep(1000);
-	}
-	return true;
 }
 
 /* Until it fails, or is over: 0, or the errno. */
