@@ -82,10 +82,9 @@ static bool say(struct client *c, uint32_t kind)
 	/* Before it is sent: the answer may come before sending returns. */
 	pthread_mutex_lock(&c->lock);
 	c->move.asked = kind == GAIA_MSG_MOVE;
-	c->move.ready = false;
+	c->move.ready = c->move.refuses = false;
 	if (kind == GAIA_MSG_MOVE) {
 		c->move.owes = true;
-		c->move.refuses = false;
 		c->move.seq = c->seq + 1;
 	}
 	pthread_mutex_unlock(&c->lock);
