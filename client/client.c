@@ -18,124 +18,6 @@
 
 /* ---- mapping ---- */
 
-#define FOR_DETECT (GAIA_FEATURE_DETECT | GAIA_FEATURE_LISTS | GAIA_FEATURE_UNUSED)
-
-/* By the caller's descriptor: the daemon accepts the mapping for that descriptor's file only. */
-static int map_ioctl(struct mapping *m, int fd)
-{
-	struct gaia_ioc_map io = {
-		.key = m->conn->key,
-		.offset = m->offset,
-		.length = m->length,
-		.device = m->device,
-		.prot = m->prot,
-	};
-	int err;
-
-	/* An older daemon finds out itself. */
-	if ((m->conn->features & FOR_DETECT) != FOR_DETECT)
-		detect_end(m);
-	io.flags = m->detect ? GAIA_MAP_DETECTS : 0;
-	err = wire_ioctl(fd, GAIA_IOC_MAP, &io);
-
-	m->id = io.map;
-	m->release_by = io.release;
-	return err;
-}
-
-/* Make the mapping known to the daemon, and set m->conn, m->file and m->id. */
-static int map_at_daemon(struct mapping *m, int fd)
-{
-	struct stat st;
-	bool fresh;
-	int err;
-
-	if (fstat(fd, &st))
-		return wire_error();
-	if (!S_ISREG(st.st_mode))
-		return -ENODEV;
-	do {
-		err = conn_get(fd, st.st_dev, &m->conn, &fresh);
-		if (err)
-			return err;
-		err = file_get(m->conn, fd, st.st_ino, &m->file);
-		if (err) {
-			conn_put(m->conn);
-			return err;
-		}
-		err = map_ioctl(m, fd);
-		if (!err)
-			return 0;
-		/*
-		 * The daemon does not know the connection: it has ended it, or the connection is to an earlier
-		 * daemon whose device number (st_dev) was used again.
-		 */
-		if (err == -ENOTCONN) {
-			pthread_mutex_lock(&gaia_lock);
-			conn_kill(m->conn, err);
-			pthread_mutex_unlock(&gaia_lock);
-		}
-		file_put(m->file);
-		conn_put(m->conn);
-	} while (err == -ENOTCONN && !fresh);
-	return err;
-}
-
-static int unmap_at_daemon(struct mapping *m)
-{
-	struct gaia_ioc_range io = { .key = m->conn->key, .map = m->id };
-
-	return wire_ioctl(m->file->fd, GAIA_IOC_UNMAP, &io);
-}
-
-#define FOR_SIDES (GAIA_FEATURE_LISTS | GAIA_FEATURE_UNUSED)
-
-/*
- * What is only read of a mapping of the host that can write is home itself (sides.h): for that it needs a second mapping at the daemon. If it
- * cannot have one all of it is replicas, which is correct, too.
- */
-static void add_side(struct mapping *m, int fd)
-{
-	struct mapping *reader;
-	int err;
-
-	if (m->ops != &host_kind || !(m->prot & PROT_WRITE) || m->detect || (m->conn->features & FOR_SIDES) != FOR_SIDES)
-		return;
-	reader = calloc(1, sizeof(*reader));
-	if (!reader)
-		return;
-	reader->ops = m->ops;
-	reader->offset = m->offset;
-	reader->length = m->length;
-	reader->span = m->span;
-	reader->prot = PROT_READ;
-	reader->device = m->device;
-	err = map_at_daemon(reader, fd);
-	if (err)
-		goto free_reader;
-	err = reader->conn != m->conn ? -ENOTCONN : sides_make(m, reader);
-	if (!err)
-		return;
-	unmap_at_daemon(reader);
-	file_put(reader->file);
-	conn_put(reader->conn);
-free_reader:
-	free(reader);
-}
-
-/* Undo it; nothing of it was known yet. */
-static void remove_side(struct mapping *m)
-{
-	struct mapping *reader = m->sides ? sides_free(m) : NULL;
-
-	if (!reader)
-		return;
-	unmap_at_daemon(reader);
-	file_put(reader->file);
-	conn_put(reader->conn);
-	free(reader);
-}
-
 static int do_mmap(size_t length, int prot, int fd, off_t offset, int device, void **out)
 {
 	struct gaia_ioc_device found;
@@ -182,15 +64,19 @@ static int do_mmap(size_t length, int prot, int fd, off_t offset, int device, vo
 	if (m->detect && lists_prepare(m))
 		detect_lost(m);
 	*out = m->addr;
+	(void)conn_leave(m->conn, USE_MAP, 0);
 	return 0;
 
 unmap:
 	unmap_at_daemon(m);
-	file_put(m->file);
-	conn_put(m->conn);
-unreserve:
 	m->ops->unreserve(m, true);
 	remove_side(m);
+	(void)conn_leave(m->conn, USE_MAP, 0);
+	mapping_disconnect(m);
+	goto end_tables;
+unreserve:
+	m->ops->unreserve(m, true);
+end_tables:
 	detect_end(m);
 	held_end(m);
 	free(m->own);
@@ -226,7 +112,7 @@ int gaia_munmap(void *addr, size_t length)
 	CALL();
 	struct mapping *m;
 	struct late_error late;
-	bool ended = true;
+	bool ended = true, inside;
 	int err = 0;
 
 	error_about_address(addr, length);
@@ -238,10 +124,15 @@ int gaia_munmap(void *addr, size_t length)
 	error_about_mapping(m, m->offset, length);
 	if (m->ops->finish)
 		err = m->ops->finish(m, &ended);
-	if (!err && !mapping_remove(m))
-		err = -EINVAL;
 	if (err)
 		return call_end(m, err);
+	/* Not while the connection moves, with all mappings that are known. */
+	inside = !conn_enter(m->conn, USE_OTHER);
+	if (!mapping_remove(m)) {
+		if (inside)
+			(void)conn_leave(m->conn, USE_OTHER, 0);
+		return call_end(m, -EINVAL);
+	}
 	end_starts(m);
 	held_unmapped(m);
 	/*
@@ -253,6 +144,8 @@ int gaia_munmap(void *addr, size_t length)
 	if (m->sides)
 		unmap_at_daemon(m->sides->reader);
 	unmap_at_daemon(m);
+	if (inside)
+		(void)conn_leave(m->conn, USE_OTHER, 0);
 	err = turns_take_error(m, &late);
 	if (err)
 		error_because(err, "it is unmapped, but an earlier " LATE_FORMAT " has failed", LATE_ARGS(late));
@@ -283,13 +176,18 @@ static int range_begin(void *addr, size_t length, struct mapping **out, struct g
 		return err;
 	}
 	*io = (struct gaia_ioc_range){
-		.key = m->conn->key,
-		.map = m->id,
 		.offset = m->offset + ((char *)addr - m->addr),
 		.length = length,
 	};
 	*out = m;
 	return 0;
+}
+
+/* Whom the daemon is to know it by. Inside. */
+static void range_aim(struct mapping *m, struct gaia_ioc_range *io)
+{
+	io->key = m->conn->key;
+	io->map = m->id;
 }
 
 /* The call has ended, with conn_error() of @err. */
@@ -304,21 +202,34 @@ static int wait_mapped(struct mapping *m, const struct gaia_ioc_range *io)
 	return io->seq ? conn_wait(m->conn, io->seq, io->unanswered) : 0;
 }
 
-static int acquire_now(struct mapping *m, struct gaia_ioc_range *io)
+static int acquire_inside(struct mapping *m, struct gaia_ioc_range io)
 {
-	const struct gaia_ioc_range asked = *io;
-	const struct gaia_list_range range = range_of(io);
+	const struct gaia_ioc_range asked = io;
+	const struct gaia_list_range range = range_of(&io);
 	int err;
 
-	detect_acquire(m, &range, 1, (int)io->prot, 0);
-	err = m->sides ? sides_acquire(m, &range, 1, (int)io->prot) : range_acquire(m, io);
+	detect_acquire(m, &range, 1, (int)io.prot, 0);
+	err = m->sides ? sides_acquire(m, &range, 1, (int)io.prot) : range_acquire(m, &io);
 	if (!err)
-		err = wait_mapped(m, io);
+		err = wait_mapped(m, &io);
 	detect_settled(m, &range, 1, !err);
-	if (!err) {
-		held_add(m, &asked);
-		detect_acquired(m, &range, 1, (int)asked.prot);
-	}
+	if (err)
+		return err;
+	held_add(m, &asked);
+	detect_acquired(m, &range, 1, (int)asked.prot);
+	return 0;
+}
+
+static int acquire_now(struct mapping *m, const struct gaia_ioc_range *io)
+{
+	int err;
+
+	do {
+		err = mapping_enter(m, USE_ACQUIRE);
+		if (err)
+			return err;
+		err = acquire_inside(m, *io);
+	} while (mapping_leave(m, USE_ACQUIRE, err));
 	atomic_thread_fence(memory_order_seq_cst);
 	return err;
 }
@@ -326,10 +237,17 @@ static int acquire_now(struct mapping *m, struct gaia_ioc_range *io)
 static int release_now(struct mapping *m, struct gaia_ioc_range *io)
 {
 	const struct gaia_list_range range = range_of(io);
+	int err;
 
 	starts_settle(m, &range, 1);
 	atomic_thread_fence(memory_order_seq_cst);
-	return m->sides ? sides_release(m, &range, 1) : range_release(m, io);
+	do {
+		err = mapping_enter(m, USE_RELEASE);
+		if (err)
+			return err;
+		err = m->sides ? sides_release(m, &range, 1) : range_release(m, io);
+	} while (mapping_leave(m, USE_RELEASE, err));
+	return err;
 }
 
 /* To read, to write, or to overwrite (PROT_WRITE alone). */
@@ -454,7 +372,7 @@ static int list_begin(const struct gaia_range *ranges, size_t n, struct mapping 
 	return err;
 }
 
-static int acquire_list_now(struct mapping *m, const struct gaia_list_range *list, size_t n, int prot)
+static int acquire_list_inside(struct mapping *m, const struct gaia_list_range *list, size_t n, int prot)
 {
 	int err;
 
@@ -466,6 +384,19 @@ static int acquire_list_now(struct mapping *m, const struct gaia_list_range *lis
 	held_add_list(m, list, n, prot);
 	detect_acquired(m, list, n, prot);
 	return 0;
+}
+
+static int acquire_list_now(struct mapping *m, const struct gaia_list_range *list, size_t n, int prot)
+{
+	int err;
+
+	do {
+		err = mapping_enter(m, USE_ACQUIRE);
+		if (err)
+			return err;
+		err = acquire_list_inside(m, list, n, prot);
+	} while (mapping_leave(m, USE_ACQUIRE, err));
+	return err;
 }
 
 int gaia_acquirev(const struct gaia_range *ranges, size_t n, int prot)
@@ -489,6 +420,19 @@ int gaia_acquirev(const struct gaia_range *ranges, size_t n, int prot)
 	return range_end(m, err);
 }
 
+static int release_list_now(struct mapping *m, const struct gaia_list_range *list, size_t n)
+{
+	int err;
+
+	do {
+		err = mapping_enter(m, USE_RELEASE);
+		if (err)
+			return err;
+		err = m->sides ? sides_release(m, list, n) : list_release(m, list, n);
+	} while (mapping_leave(m, USE_RELEASE, err));
+	return err;
+}
+
 int gaia_releasev(const struct gaia_range *ranges, size_t n)
 {
 	CALL();
@@ -502,9 +446,41 @@ int gaia_releasev(const struct gaia_range *ranges, size_t n)
 		return err > 0 ? 0 : result(err);
 	starts_settle(m, list, n_list);
 	atomic_thread_fence(memory_order_seq_cst);
-	err = m->sides ? sides_release(m, list, n_list) : list_release(m, list, n_list);
+	err = release_list_now(m, list, n_list);
 	free(list);
 	return range_end(m, err);
+}
+
+static int sync_inside(struct mapping *m, struct gaia_ioc_range io)
+{
+	int err;
+
+	range_aim(m, &io);
+	err = wire_push(m->file->fd, io.offset, io.length);
+	return err ? err : wire_ioctl(m->file->fd, GAIA_IOC_SYNC, &io);
+}
+
+static int advise_inside(struct mapping *m, struct gaia_ioc_range io)
+{
+	/* An older daemon reads nothing ahead: there is nothing to advise it on. */
+	if (io.advice < GAIA_ADVISE_WILLNEED && !(m->conn->features & GAIA_FEATURE_ADVICE))
+		return 0;
+	range_aim(m, &io);
+	return m->sides ? sides_advise(m, &io) : wire_ioctl(m->file->fd, GAIA_IOC_ADVISE, &io);
+}
+
+/* A call that begins and ends no hold. */
+static int do_range(struct mapping *m, const struct gaia_ioc_range *io, int (*fn)(struct mapping *m, struct gaia_ioc_range io))
+{
+	int err;
+
+	do {
+		err = mapping_enter(m, USE_OTHER);
+		if (err)
+			return err;
+		err = fn(m, *io);
+	} while (mapping_leave(m, USE_OTHER, err));
+	return err;
 }
 
 int gaia_sync(void *addr, size_t length)
@@ -519,10 +495,7 @@ int gaia_sync(void *addr, size_t length)
 	err = range_begin(addr, length, &m, &io);
 	if (err)
 		return result(err);
-	err = wire_push(m->file->fd, io.offset, length);
-	if (!err)
-		err = wire_ioctl(m->file->fd, GAIA_IOC_SYNC, &io);
-	return range_end(m, err);
+	return range_end(m, do_range(m, &io, sync_inside));
 }
 
 int gaia_advise(void *addr, size_t length, int advice)
@@ -539,11 +512,8 @@ int gaia_advise(void *addr, size_t length, int advice)
 	err = range_begin(addr, length, &m, &io);
 	if (err)
 		return result(err);
-	/* An older daemon reads nothing ahead: there is nothing to advise it on. */
-	if (advice < GAIA_WILLNEED && !(m->conn->features & GAIA_FEATURE_ADVICE))
-		return range_end(m, 0);
 	io.advice = advice;
-	return range_end(m, m->sides ? sides_advise(m, &io) : wire_ioctl(m->file->fd, GAIA_IOC_ADVISE, &io));
+	return range_end(m, do_range(m, &io, advise_inside));
 }
 
 /* ---- acquires that are waited for later ---- */
@@ -612,6 +582,8 @@ static int pin_range(struct mapping *m, struct gaia_ioc_range *io, int prot)
 {
 	int err;
 
+	/* Devices with streams do not move. */
+	range_aim(m, io);
 	io->prot = prot | GAIA_PROT_PIN;
 	err = wire_ioctl_once(m->file->fd, GAIA_IOC_ACQUIRE, io);
 	if (!err)

@@ -57,6 +57,7 @@ static void after_fork_in_child(void)
 			close(c->sock);
 		c->sock = -1;
 		lists_forked(&c->lists);
+		gate_forked(c);
 		c->state = CONN_DEAD;
 		c->error = -ENOTCONN;
 		c->forked = true;
@@ -84,6 +85,9 @@ void conn_kill(struct conn *c, int error)
 		return;
 	c->state = CONN_DEAD;
 	c->error = error;
+	/* Nobody will say how it came out. */
+	if (c->move == MOVE_ASKED)
+		c->move = MOVE_NONE;
 	shutdown(c->sock, SHUT_RDWR);
 	pthread_cond_broadcast(&c->changed);
 }
@@ -109,6 +113,11 @@ static int answer(struct conn *c, const struct gaia_msg *msg, int err)
 	return wire_send(c->sock, &answer);
 }
 
+static bool is_of_moving(const struct gaia_msg *msg)
+{
+	return msg->kind == GAIA_MSG_MOVE || msg->kind == GAIA_MSG_STAY || msg->kind == GAIA_MSG_MOVED;
+}
+
 /* Take one message, if there is one, and carry it out. Called with the lock held, which is dropped meanwhile. */
 static int serve_one(struct conn *c)
 {
@@ -126,6 +135,8 @@ static int serve_one(struct conn *c)
 		err = -EPROTO;
 	else if (msg.kind == GAIA_MSG_LISTS)
 		lists_message(&c->lists, c->fd[0], failed);
+	else if (is_of_moving(&msg))
+		err = gate_message(c, &msg);
 	else if (!mapping_takes(c, &msg))
 		err = -EPROTO;
 	else if (!failed)
@@ -133,7 +144,7 @@ static int serve_one(struct conn *c)
 	close_descriptors(c);
 	if (!err && c->state == CONN_DEAD)
 		err = c->error;
-	if (!err && msg.kind != GAIA_MSG_LISTS)
+	if (!err && msg.kind != GAIA_MSG_LISTS && !is_of_moving(&msg))
 		err = answer(c, &msg, failed);
 	if (!err) {
 		c->seq = msg.seq;
@@ -145,13 +156,16 @@ static int serve_one(struct conn *c)
 static void *conn_thread(void *arg)
 {
 	struct conn *c = arg;
-	struct pollfd p = { .fd = c->sock, .events = POLLIN };
+	struct pollfd p = { .events = POLLIN };
 	int err = 0;
 
 	while (!err) {
+		p.fd = c->sock;
 		poll(&p, 1, -1);
 		pthread_mutex_lock(&gaia_lock);
 		err = serve_one(c);
+		if (!err && c->move == MOVE_MADE)
+			err = conn_move(c);
 		/*
 		 * The library may be unable to unmap a chunk, or to map one that the daemon takes for mapped. The only
 		 * way to say so is to end the connection, which is the lease.
@@ -253,6 +267,12 @@ static int connect_conn(struct conn *c, int fd)
 	return start_thread(&c->thread, conn_thread, c, "gaia");
 }
 
+/* While it may move the socket's end need not be the connection's: its thread knows. */
+static bool has_hung_up(const struct conn *c)
+{
+	return c->move == MOVE_NONE && wire_hung_up(c->sock);
+}
+
 /* The usable connection to a mount, waiting for one that is being made; the lock is held. */
 static struct conn *find_conn(dev_t dev)
 {
@@ -262,7 +282,7 @@ again:
 	LIST_FOREACH(c, &conns, link) {
 		if (c->dev != dev || c->state == CONN_DEAD)
 			continue;
-		if (c->state == CONN_LIVE && !wire_hung_up(c->sock))
+		if (c->state == CONN_LIVE && !has_hung_up(c))
 			return c;
 		if (c->state == CONN_CONNECTING) {
 			pthread_cond_wait(&connected, &gaia_lock);
@@ -323,6 +343,13 @@ void conn_put(struct conn *c)
 	free_conn(c);
 }
 
+void conn_hold(struct conn *c)
+{
+	pthread_mutex_lock(&gaia_lock);
+	c->refs++;
+	pthread_mutex_unlock(&gaia_lock);
+}
+
 int conn_wait(struct conn *c, uint64_t seq, uint32_t unanswered)
 {
 	bool refused;
@@ -346,7 +373,7 @@ bool conn_is_dead(struct conn *c)
 	bool dead;
 
 	pthread_mutex_lock(&gaia_lock);
-	dead = c->state == CONN_DEAD || wire_hung_up(c->sock);
+	dead = c->state == CONN_DEAD || has_hung_up(c);
 	pthread_mutex_unlock(&gaia_lock);
 	return dead;
 }

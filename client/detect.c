@@ -82,6 +82,12 @@ void detect_message(struct mapping *m, const struct gaia_msg *msg, bool placed)
 		m->detect->placed[msg->chunk[i] - m->offset / GAIA_CHUNK] = placed;
 }
 
+void detect_moved(struct mapping *m)
+{
+	if (m->detect)
+		memset(m->detect->placed, 0, m->span / GAIA_CHUNK * sizeof(m->detect->placed[0]));
+}
+
 /* ---- the memory stays while it is looked at ---- */
 
 static bool look_begin(struct mapping *m)

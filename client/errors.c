@@ -187,6 +187,8 @@ static const char *advice(int err)
 		return maps ? "another process has the GPU to itself, or MPS takes no more clients" : "a stream of the context is being captured: end the capture first";
 	case ECANCELED:
 		return "the mapping has been unmapped";
+	case ESTALE:
+		return "another daemon has taken the mount over (gaiafs --upgrade), and did not map this: unmap it, and map the file again";
 	case ENODEV:
 		return maps ? "only regular files can be mapped, on a device that this process can use (driver, CUDA_VISIBLE_DEVICES; not one that was taken away by gaia set)" :
 			      "the device is gone, or was taken away (gaia set): `gaia status` shows which there are";
@@ -221,6 +223,12 @@ void error_end(int err)
 		add(&o, ": error %d", err);
 	if (more)
 		add(&o, ": %s", more);
+}
+
+int error_of_lost(int lost)
+{
+	return error_because(-ESTALE, "another daemon has taken the mount over (gaiafs --upgrade), and did not map this: %s; unmap it, and map the file again",
+			     strerror(-lost));
 }
 
 const char *error_text(void)

@@ -275,8 +275,10 @@ void held_placed(struct mapping *m, uint64_t first, unsigned n, int prot)
 
 void held_cleared(struct mapping *m, uint64_t first, unsigned n)
 {
+	/* (Of a long mapping most of the table is never touched.) */
 	for (unsigned k = 0; m->strict && k < n; k++)
-		m->held[first + k].placed = false;
+		if (m->held[first + k].placed)
+			m->held[first + k].placed = false;
 }
 
 /* ---- holds ---- */

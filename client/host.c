@@ -88,13 +88,15 @@ static int clear_side(struct mapping *m, enum side side, uint64_t first, unsigne
 	for (uint64_t k = first; k < first + n && !err; k++) {
 		if (s->chunk[k].shown[side])
 			err = chunks_clear(whole->base + k * GAIA_CHUNK, 1);
-		if (!err)
+		if (!err && s->chunk[k].shown[side])
 			s->chunk[k].shown[side] = false;
 	}
 	if (!err)
 		err = chunks_clear(s->at[side] + first * GAIA_CHUNK, n);
+	/* (Of a long mapping most of the table is never touched.) */
 	for (uint64_t k = first; k < first + n && !err; k++)
-		s->chunk[k].placed[side] = false;
+		if (s->chunk[k].placed[side])
+			s->chunk[k].placed[side] = false;
 	return err;
 }
 
@@ -167,6 +169,7 @@ int side_show(struct mapping *m, uint64_t k, enum side side)
 
 const struct kind_ops host_kind = {
 	.kind = "host",
+	.moves = true,
 	.reserve = host_reserve,
 	.unreserve = host_unreserve,
 	.place = host_place,

@@ -3,7 +3,8 @@
  *
  * connection.c keeps one connection for each mount, with a thread that carries out the
  * daemon's messages: map this chunk, give that one up. mapping.c keeps the mappings, found by
- * address (for callers) and by number (for that thread). turns.c has a thread for queued acquires and
+ * address (for callers) and by number (for that thread). move.c makes them at the daemon, and again when another daemon has taken the mount over;
+ * gate.c keeps calls from coming between. turns.c has a thread for queued acquires and
  * releases, whose callers do not wait; starts.c has threads for acquires that callers wait for later. lists.c hands lists of ranges over.
  * sides.c lets a mapping of the host read home's own memory, though it can write. held.c counts holds, where they are needed. detect.c finds out
  * what has changed, if that is wanted. errors.c makes texts of errors. sim.c, host.c, and a file for each
@@ -30,7 +31,9 @@
  *  7. A connection lives while mappings and calls refer to it; the last reference to go ends it.
  *  8. Nobody waits for a thread of starts.c, except gaia_wait(): they come and go, and each keeps what it works on by references. So one of them
  *     may drop the last reference to a connection.
- *  9. The program's threads come in through the API's files, which keep them from being cancelled in here (call.h).
+ *  9. What uses a connection's key or socket, or a mapping's number, is inside its gate (conn_enter()): all but what is on connections with a
+ *     mapping that cannot move. Who is inside waits for nobody who may be outside: not for threads of starts.c, nor for streams.
+ * 10. The program's threads come in through the API's files, which keep them from being cancelled in here (call.h).
  */
 #ifndef GAIA_CLIENT_INTERNAL_H
 #define GAIA_CLIENT_INTERNAL_H
@@ -57,6 +60,7 @@ struct sides;
  * base + k * GAIA_CHUNK. */
 struct kind_ops {
 	const char *kind; /* as in gaia_ioc_device.kind */
+	bool moves;	  /* mappings go along when another daemon takes the mount over (move.c); else they keep it from that */
 
 	/*
 	 * Open @device, and reserve m->span bytes of its addresses, aligned to GAIA_CHUNK: sets
@@ -190,15 +194,19 @@ struct conn_starts {
 
 enum conn_state { CONN_CONNECTING, CONN_LIVE, CONN_DEAD };
 
+/* Whether the mount goes to another daemon, see gate.c: the daemon has said that it may; it has gone, and the connection is made again. */
+enum conn_move { MOVE_NONE, MOVE_ASKED, MOVE_MADE };
+
 /* Lives from conn_get() until the last conn_put(). */
 struct conn {
 	/* Constant after creation. */
 	dev_t dev;		/* st_dev of the mount's files */
 
-	/* Constant once LIVE. */
-	int sock;		/* -1 in a child of fork() */
+	/* Constant once LIVE for those inside (gate.c). Written by the connection's thread. */
+	int sock;		/* -1 in a child of fork(); written with gaia_lock held */
 	struct gaia_client_key key;
 	uint64_t features;	/* in use, GAIA_FEATURE_* */
+	/* Constant once LIVE. */
 	pthread_t thread;
 
 	struct turns turns;
@@ -216,7 +224,12 @@ struct conn {
 	uint64_t refused;	/* the last GRANT that could not be carried out, and was refused */
 	LIST_HEAD(, map_file) files;
 	struct conn_starts starts[START_WORKS];
-	pthread_cond_t changed;	/* state, seq, busy of a mapping, lists.asking, or lists.used has become less */
+	enum conn_move move;
+	unsigned calls;		/* inside */
+	unsigned staying;	/* mappings that cannot move, or are about to be made */
+	unsigned asked;		/* MOVEs, since it has last moved */
+	unsigned moves;		/* how often it has moved */
+	pthread_cond_t changed;	/* state, seq, busy of a mapping, lists.asking, move, or lists.used or calls has become less */
 	LIST_ENTRY(conn) link;
 };
 
@@ -234,8 +247,6 @@ struct mapping {
 	/* Constant once it is in the tables. */
 	struct conn *conn;
 	const struct kind_ops *ops;
-	uint64_t id;
-	unsigned release_by;	/* GAIA_RELEASE_BY_* */
 	struct map_file *file;	/* holds a reference */
 	char *addr;		/* as returned by gaia_mmap() */
 	size_t length;		/* as given to it */
@@ -251,6 +262,11 @@ struct mapping {
 	struct sides *sides;	/* of one that can write on the host, see sides.h; NULL: none */
 	struct mapping *whole;	/* it is the reader of this one's sides; NULL: it is the program's */
 	struct held_chunk *held; /* one for each chunk of span, with gaia_lock; NULL: holds are not counted */
+
+	/* Constant for those inside (gate.c). */
+	uint64_t id;		/* at the daemon */
+	unsigned release_by;	/* GAIA_RELEASE_BY_* */
+	int lost;		/* it could not be made again at the daemon that has taken the mount over: why, a negative errno */
 
 	atomic_int late_error;	/* of turns: the first that was not reported yet; written with turns_lock held */
 
@@ -277,6 +293,8 @@ extern pthread_mutex_t gaia_lock, turns_lock;
 int conn_get(int fd, dev_t dev, struct conn **out, bool *fresh);
 /* The last reference to go waits for the connection's thread, which then has no mapping to work on. */
 void conn_put(struct conn *c);
+/* One more reference. */
+void conn_hold(struct conn *c);
 /*
  * Wait until message @seq has been carried out. Takes gaia_lock only if it has not been, or if some messages were @unanswered
  * when the daemon named @seq (gaia_ioc_range): if one of these was refused meanwhile, the daemon's reply does not hold, the
@@ -291,9 +309,52 @@ int conn_error(struct conn *c, int err);
 /* A thread of the library's: small, and without signals. */
 int start_thread(pthread_t *thread, void *(*fn)(void *), void *arg, const char *name);
 
+/* ---- gate.c ---- */
+
+/* What a call is about to do with a connection. */
+enum use {
+	USE_MAP,
+	USE_MAP_STAYING, /* of a kind that does not move; if it succeeds: until conn_stays_no_more() */
+	USE_ACQUIRE,
+	USE_START, /* the same on a thread of the library's */
+	USE_RELEASE,
+	USE_OTHER, /* nothing is held by it */
+};
+/* Be inside, when that is possible. -ENOTCONN: the connection has ended. */
+int conn_enter(struct conn *c, enum use use);
+/* The call has ended with @err. True: it has done nothing, and is to be made again, from conn_enter() on. */
+bool conn_leave(struct conn *c, enum use use, int err);
+/* The same for calls on a mapping. -ESTALE: it did not come along when the connection moved. */
+int mapping_enter(struct mapping *m, enum use use);
+bool mapping_leave(struct mapping *m, enum use use, int err);
+void conn_stays_no_more(struct conn *c);
+/* This thread holds something that another has acquired. */
+void gate_holds(int more);
+/* A MOVE, STAY or MOVED. Here and below the lock is held. */
+int gate_message(struct conn *c, const struct gaia_msg *msg);
+/* Wait until nobody is inside. */
+void gate_alone(struct conn *c);
+/* Let all in again; the connection has @moved, or ends. */
+void gate_open(struct conn *c, bool moved);
+void gate_forked(struct conn *c);
+
+/* ---- move.c ---- */
+
+/* Make the mapping known to the daemon, and set m->conn, m->file and m->id. On success the caller is inside. */
+int map_at_daemon(struct mapping *m, int fd);
+/* Inside, or the connection has ended. */
+void unmap_at_daemon(struct mapping *m);
+/* Give up m->file and m->conn. */
+void mapping_disconnect(struct mapping *m);
+void add_side(struct mapping *m, int fd);
+/* Undo it; nothing of it was known yet. */
+void remove_side(struct mapping *m);
+/* Another daemon serves the mount: make connection and mappings anew there. On the connection's thread; the lock is held, but dropped meanwhile. */
+int conn_move(struct conn *c);
+
 /* ---- turns.c ---- */
 
-/* The work of gaia_acquire() and gaia_release(). io.prot is set. What was acquired is mapped when
+/* The work of gaia_acquire() and gaia_release(). io.prot is set; who is asked (key, map) is found here. What was acquired is mapped when
  * message io.seq has been carried out. -EINTR: a signal has come, and nothing was acquired. */
 int range_acquire(struct mapping *m, struct gaia_ioc_range *io);
 int range_release(struct mapping *m, struct gaia_ioc_range *io);
@@ -361,6 +422,8 @@ void starts_each(void (*fn)(const struct mapping *m, const struct gaia_ioc_range
 unsigned starts_unmapped(struct mapping *m, struct gaia_ioc_range *unwaited, unsigned most);
 /* In a child of fork(); the lock is held. */
 void starts_forked(void);
+/* What waited because a connection was about to move need not wait any more. The lock is held. */
+void starts_go_on(void);
 
 /* ---- held.c ---- */
 
@@ -393,6 +456,8 @@ static inline unsigned device_number(int device)
 }
 /* Device @device of @fd's mount, and what its kind does. -ENODEV: there is none, or none of a kind that this library was built for. */
 int device_find(int fd, int device, struct gaia_ioc_device *out, const struct kind_ops **ops);
+/* The result of calls on a mapping that is lost because of @lost, and the error's text. */
+int error_of_lost(int lost);
 /* If @err is -ENOMEM and the device is why, say so in the error's text. Returns @err. */
 int error_of_room(const struct mapping *m, size_t length, int err);
 
@@ -420,6 +485,8 @@ void detect_init(struct mapping *m);
 void detect_end(struct mapping *m);
 /* The chunks of this message are there from now on; or are about to go. The lock is held. */
 void detect_message(struct mapping *m, const struct gaia_msg *msg, bool placed);
+/* All of its chunks have gone, and nothing was held. Inside of nobody's call. */
+void detect_moved(struct mapping *m);
 /* Ranges of the file, sorted and not empty, are about to be acquired. @stream: the number of the stream that will come to that; 0: at once. */
 void detect_acquire(struct mapping *m, const struct gaia_list_range *range, size_t n, int prot, uint64_t stream);
 /* They have been, or have not. Then, when the program may touch them: remember what they are. */
@@ -463,6 +530,10 @@ struct mapping *mapping_exact(const char *addr, size_t length, int *err);
 bool mapping_remove(struct mapping *m);
 /* The lock is held. */
 void mappings_each(void (*fn)(struct mapping *m));
+/* Forget the numbers of all mappings of @c, which are listed in *@out: to be freed. Nobody is inside; the lock is held. -ENOMEM. */
+int mappings_unnumber(struct conn *c, struct mapping ***out, size_t *n);
+/* The mapping can be found by its new number. -ENOMEM. */
+int mapping_number(struct mapping *m);
 /* Without the lock. */
 void mapping_put(struct mapping *m);
 /* Whether the message is a GRANT or REVOKE that is valid on @c. The lock is held. */

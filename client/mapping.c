@@ -44,15 +44,6 @@ static struct mapping *find_overlap(const char *addr, size_t length)
 	return node(tfind(&key, &by_addr, compare_addr));
 }
 
-static void forget(struct mapping *m)
-{
-	tdelete(m, &by_addr, compare_addr);
-	tdelete(m, &by_id, compare_id);
-	/* Known by its number only. */
-	if (m->sides)
-		tdelete(m->sides->reader, &by_id, compare_id);
-}
-
 static void call(const void *found, VISIT which, void *fn)
 {
 	if (which == preorder || which == leaf)
@@ -62,6 +53,81 @@ static void call(const void *found, VISIT which, void *fn)
 void mappings_each(void (*fn)(struct mapping *m))
 {
 	twalk_r(by_addr, call, &fn);
+}
+
+/* By both numbers, or by none. The lock is held. */
+static int number(struct mapping *m)
+{
+	if (tsearch(m, &by_id, compare_id)) {
+		if (!m->sides || tsearch(m->sides->reader, &by_id, compare_id))
+			return 0;
+		tdelete(m, &by_id, compare_id);
+	}
+	return -ENOMEM;
+}
+
+int mapping_number(struct mapping *m)
+{
+	int err;
+
+	pthread_mutex_lock(&gaia_lock);
+	err = number(m);
+	pthread_mutex_unlock(&gaia_lock);
+	return err;
+}
+
+static void unnumber(struct mapping *m)
+{
+	tdelete(m, &by_id, compare_id);
+	/* Known by its number only. */
+	if (m->sides)
+		tdelete(m->sides->reader, &by_id, compare_id);
+}
+
+static void forget(struct mapping *m)
+{
+	tdelete(m, &by_addr, compare_addr);
+	unnumber(m);
+}
+
+/* For twalk_r(): mappings of a connection. */
+struct listing {
+	const struct conn *conn;
+	struct mapping **at; /* NULL: they are only counted */
+	size_t n;
+};
+
+static void list_one(const void *found, VISIT which, void *arg)
+{
+	struct mapping *m = *(struct mapping **)found;
+	struct listing *l = arg;
+
+	if ((which != preorder && which != leaf) || m->conn != l->conn)
+		return;
+	if (l->at)
+		l->at[l->n] = m;
+	l->n++;
+}
+
+int mappings_unnumber(struct conn *c, struct mapping ***out, size_t *n)
+{
+	struct listing l = { .conn = c };
+
+	twalk_r(by_addr, list_one, &l);
+	l.at = malloc((l.n + 1) * sizeof(*l.at));
+	if (!l.at)
+		return -ENOMEM;
+	l.n = 0;
+	twalk_r(by_addr, list_one, &l);
+	for (size_t k = 0; k < l.n; k++) {
+		unnumber(l.at[k]);
+		l.at[k]->id = 0;
+		if (l.at[k]->sides)
+			l.at[k]->sides->reader->id = 0;
+	}
+	*out = l.at;
+	*n = l.n;
+	return 0;
 }
 
 int mapping_reserve(struct mapping *m, const struct gaia_ioc_device *device)
@@ -108,8 +174,8 @@ int mapping_add(struct mapping *m)
 	m->refs = 1;
 	if (!tsearch(m, &by_addr, compare_addr))
 		err = -ENOMEM;
-	if (!err && (!tsearch(m, &by_id, compare_id) || (m->sides && !tsearch(m->sides->reader, &by_id, compare_id)))) {
-		forget(m);
+	if (!err && number(m)) {
+		tdelete(m, &by_addr, compare_addr);
 		err = -ENOMEM;
 	}
 	pthread_mutex_unlock(&gaia_lock);
@@ -165,8 +231,7 @@ bool mapping_remove(struct mapping *m)
 
 static void free_reader(struct mapping *reader)
 {
-	file_put(reader->file);
-	conn_put(reader->conn);
+	mapping_disconnect(reader);
 	free(reader);
 }
 
@@ -181,8 +246,7 @@ void mapping_put(struct mapping *m)
 		return;
 	if (m->sides)
 		free_reader(sides_free(m));
-	file_put(m->file);
-	conn_put(m->conn);
+	mapping_disconnect(m);
 	detect_end(m);
 	held_end(m);
 	free(m->own);

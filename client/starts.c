@@ -171,7 +171,7 @@ static const struct gaia_list_range *ranges_of(const struct start *st, struct ga
 	return st->list ? st->list : one;
 }
 
-static int acquire_once(const struct start *st, struct mapping *m)
+static int acquire_inside(const struct start *st, struct mapping *m)
 {
 	struct gaia_list_range one;
 	size_t n;
@@ -192,6 +192,19 @@ static int acquire_once(const struct start *st, struct mapping *m)
 	return err;
 }
 
+static int acquire_once(const struct start *st, struct mapping *m)
+{
+	int err;
+
+	do {
+		err = mapping_enter(m, USE_START);
+		if (err)
+			return err;
+		err = acquire_inside(st, m);
+	} while (mapping_leave(m, USE_START, err));
+	return err;
+}
+
 static int acquire(const struct start *st, struct mapping *m)
 {
 	int err;
@@ -209,8 +222,13 @@ static bool give_back(const struct start *st, struct mapping *m)
 	struct gaia_list_range one;
 	size_t n;
 	const struct gaia_list_range *range = ranges_of(st, &one, &n);
-	int err = m->sides ? sides_give_back(m, range, n) : st->list ? list_give_back(m, range, n) : range_give_back(m, &st->io);
+	int err = mapping_enter(m, USE_OTHER);
 
+	if (err)
+		return true;
+	err = m->sides ? sides_give_back(m, range, n) : st->list ? list_give_back(m, range, n) : range_give_back(m, &st->io);
+	/* Something is held, so the connection has not moved. */
+	(void)mapping_leave(m, USE_OTHER, err);
 	if (conn_error(m->conn, err) != -ENOBUFS)
 		return true;
 	nanosleep(&(struct timespec){ .tv_nsec = 10000000 }, NULL);
@@ -223,7 +241,8 @@ static struct start *next_start(void)
 	struct start *st;
 
 	TAILQ_FOREACH(st, &queue, queued)
-		if (st->m->conn->starts[st->work].running < at_once[st->work])
+		if (st->m->conn->starts[st->work].running < at_once[st->work] &&
+		    (st->work != START_ACQUIRE || st->m->conn->move == MOVE_NONE))
 			break;
 	return st;
 }
@@ -416,6 +435,17 @@ static int start_watching(void)
 	return err;
 }
 
+void starts_go_on(void)
+{
+	struct start *st;
+	unsigned n = 0;
+
+	/* If there cannot be one the thread that watches looks again soon. */
+	TAILQ_FOREACH(st, &queue, queued)
+		if (n++ == at_once[START_ACQUIRE] || want_thread())
+			break;
+}
+
 /* ---- beginning and end ---- */
 
 /* The lock is held, so that a child finds both ends. */
@@ -536,6 +566,8 @@ int start_wait(int fd)
 	else if (!err && st->m)
 		held_add(st->m, &st->io);
 	range = ranges_of(st, &one, &n);
+	if (!err && st->m)
+		gate_holds(1);
 	if (!err && st->m)
 		detect_acquired(st->m, range, n, (int)st->io.prot);
 	free_start(st);

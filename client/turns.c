@@ -15,6 +15,8 @@ int range_acquire(struct mapping *m, struct gaia_ioc_range *io)
 {
 	int err = wire_push(m->file->fd, io->offset, io->length);
 
+	io->key = m->conn->key;
+	io->map = m->id;
 	if (!err)
 		err = wire_ioctl_once(m->file->fd, GAIA_IOC_ACQUIRE, io);
 	return err;
@@ -32,6 +34,8 @@ static int release(struct mapping *m, struct gaia_ioc_range *io, const struct de
 	const struct gaia_list_range range = range_of(io);
 	int err, push_err;
 
+	io->key = m->conn->key;
+	io->map = m->id;
 	/*
 	 * The daemon is going to invalidate pages that the kernel caches, and clean ones cost it a
 	 * fraction of dirty ones. An error concerns CPU programs' writes. The kernel reports it only
@@ -73,6 +77,8 @@ int range_give_back(struct mapping *m, const struct gaia_ioc_range *io)
 	err = m->detect ? list_give_back(m, &range, 1) : -ENOBUFS;
 	if (!wire_changed_nothing(err))
 		return err;
+	own.key = m->conn->key;
+	own.map = m->id;
 	own.prot = m->conn->features & GAIA_FEATURE_UNUSED ? GAIA_PROT_UNUSED : 0;
 	err = wire_release(m->file->fd, m->release_by, &own);
 	if (!wire_changed_nothing(err))

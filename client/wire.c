@@ -266,8 +266,9 @@ int wire_handshake(int sock, int fd, struct gaia_client_key *key, uint64_t *seq,
 	memcpy(addr.sun_path + 1, io.socket, name);
 	while (connect(sock, (struct sockaddr *)&addr,
 		       offsetof(struct sockaddr_un, sun_path) + 1 + name)) {
+		/* Refused: the daemon is not there any more; it may have handed the mount over. */
 		if (errno != EINTR)
-			return is_late(asked) ? -ESTALE : -ENOTCONN;
+			return is_late(asked) || errno == ECONNREFUSED ? -ESTALE : -ENOTCONN;
 	}
 	/* Until then nobody else could have had the name. */
 	if (is_late(asked))
@@ -332,6 +333,9 @@ static int check_message(const struct gaia_msg *msg)
 		return -EPROTO;
 	switch (msg->kind) {
 	case GAIA_MSG_WELCOME:
+	case GAIA_MSG_MOVE:
+	case GAIA_MSG_STAY:
+	case GAIA_MSG_MOVED:
 		return 0;
 	case GAIA_MSG_GRANT:
 		return msg->count && msg->count <= GAIA_MSG_CHUNKS ? (int)msg->count : -EPROTO;

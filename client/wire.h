@@ -58,7 +58,7 @@ int wire_socket(void);
 /*
  * Become a client of the mount that @fd is on. *@seq: of the daemon's last message. *@features: in, the
  * GAIA_FEATURE_* that are wanted; out, those of them that the daemon has, too. NULL: none. -ESTALE: it took longer than a ticket
- * lasts (this process or the daemon was stopped, or the machine is very busy): try once more, with a new socket.
+ * lasts (this process or the daemon was stopped, or the machine is very busy), or the daemon has gone meanwhile: try once more, with a new socket.
  */
 int wire_handshake(int sock, int fd, struct gaia_client_key *key, uint64_t *seq, uint64_t *features);
 

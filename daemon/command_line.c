@@ -44,7 +44,8 @@ static void print_help(void)
 {
 	fputs("usage: gaiafs [options] DIR                 mount DIR over itself\n"
 	      "       gaiafs [options] SOURCE MOUNTPOINT   mount SOURCE on MOUNTPOINT\n"
-	      "       gaiafs --upgrade [--force] DIR       have this program serve what is mounted on DIR\n\n",
+	      "       gaiafs --upgrade [--force] [--wait SECONDS] DIR\n"
+	      "                                            have this program serve what is mounted on DIR\n\n",
 	      stdout);
 	for (size_t i = 0; i < n_option_kinds; i++)
 		if (*option_kinds[i].help)
@@ -65,6 +66,10 @@ static int parse_paths(struct options *o, int n, char **path)
 		return wrong(o, n ? "more than a source and a mount point" : "no directory is named");
 	if (o->upgrade && n != 1) {
 		snprintf(o->why, sizeof(o->why), "--upgrade: one mount point is to be named");
+		return -EINVAL;
+	}
+	if (o->waits && !o->upgrade) {
+		snprintf(o->why, sizeof(o->why), "--wait: means something with --upgrade only");
 		return -EINVAL;
 	}
 	if (o->force && !o->upgrade) {
@@ -154,7 +159,7 @@ static enum options_result parse(int argc, char **argv, struct options *out)
 		}
 		if (kind->letter == 'c' ? take_config(out, optarg) : option_take_kind(out, kind, optarg))
 			return OPTIONS_WRONG;
-		of_mounts |= !kind->name || (strcmp(kind->name, "upgrade") && strcmp(kind->name, "force") && strcmp(kind->name, "log-level"));
+		of_mounts |= !kind->name || (strcmp(kind->name, "upgrade") && strcmp(kind->name, "force") && strcmp(kind->name, "wait") && strcmp(kind->name, "log-level"));
 	}
 	if (out->upgrade && of_mounts) {
 		snprintf(out->why, sizeof(out->why), "--upgrade: the mount keeps the options that it has; unmount, and mount with others");

@@ -468,7 +468,7 @@ static void upgrade_done(uv_work_t *work, int status)
 	upgrade_answer(&d->upgrade, d->upgrade_error);
 }
 
-static void on_upgrade(void *arg, pid_t pid, bool force, int answer)
+static void on_upgrade(void *arg, pid_t pid, bool force, uint64_t wait_ms, int answer)
 {
 	struct daemon *d = arg;
 	int err;
@@ -479,7 +479,7 @@ static void on_upgrade(void *arg, pid_t pid, bool force, int answer)
 	}
 	d->upgrade = (struct upgrade){ .argv = d->argv, .n_option_pins = d->options.n_pins, .n_option_devices = d->devices.n,
 				       .live = &d->live, .cwd = d->options.cwd, .fs = d->fs, .cache = d->cache,
-				       .control = d->control, .force = force };
+				       .control = d->control, .force = force, .wait_ns = wait_ms * 1000000 };
 	err = upgrade_begin(&d->upgrade, pid, answer);
 	if (err) {
 		log_warn("%s: is not handed over: %s", fs_mountpoint(d->fs), d->upgrade.why);
@@ -667,7 +667,7 @@ int main(int argc, char **argv)
 	if (parsed == OPTIONS_RUN)
 		log_set_level(d.options.set.log_level);
 	if (parsed == OPTIONS_RUN && d.options.upgrade) {
-		err = upgrade_ask(d.options.mountpoint, d.options.force); /* logs */
+		err = upgrade_ask(d.options.mountpoint, d.options.force, d.options.wait_ms); /* logs */
 	} else if (parsed == OPTIONS_RUN) {
 		d.live = (struct live){ .argc = argc, .argv = argv, .options = &d.options, .end = &d.end };
 		live_init(&d.live);

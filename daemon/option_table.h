@@ -12,6 +12,7 @@
 #define OPTIONS_UNMOUNT_TIMEOUT_S 60
 /* Percent. */
 #define OPTIONS_PIN_SHARE 50
+#define OPTIONS_WAIT_S 10
 
 #define OPTIONS_TEXT_OF(x) #x
 #define OPTIONS_TEXT(x) OPTIONS_TEXT_OF(x)
@@ -124,6 +125,10 @@
 	  "use the mount only wait for a moment",                                                                       \
 	  upgrade, "give it to gaiafs")                                                                                 \
 	X("force", 0, NULL, "with --upgrade: even if mappings of devices end by it", force, "give it to gaiafs --upgrade") \
+	X("wait", 0, "SECONDS",                                                                                         \
+	  "with --upgrade: how long to wait until programs hold\n"                                                      \
+	  "nothing on devices (" OPTIONS_TEXT(OPTIONS_WAIT_S) ")",                                                      \
+	  wait_for_programs, "give it to gaiafs --upgrade")                                                             \
 	/* Given by a daemon to the one that takes over from it. */                                                     \
 	X("take-over", 0, NULL, "", take_over, "")                                                                      \
 	X("take-over-set", 0, "", "", take_setting, "")                                                                 \

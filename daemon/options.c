@@ -460,6 +460,12 @@ static int force(struct options *o, const char *text)
 	return 0;
 }
 
+static int wait_for_programs(struct options *o, const char *text)
+{
+	o->waits = true;
+	return parse_seconds(o, "wait", text, 0, &o->wait_ms);
+}
+
 /* What `gaia set` had changed. */
 static int take_setting(struct options *o, const char *text)
 {
@@ -533,6 +539,7 @@ void options_begin(struct options *o)
 		.supervised = true,
 		.huge_pages = true,
 		.devices_before = -1,
+		.wait_ms = OPTIONS_WAIT_S * 1000,
 	};
 }
 
@@ -556,7 +563,7 @@ int options_take(struct options *o, const char *name, const char *value)
 
 	if (!kind)
 		refuse(o, "%s: no such option", name);
-	else if (!kind->parse || kind->parse == upgrade || kind->parse == force || kind->parse == take_over || kind->parse == take_setting || kind->parse == take_gpus)
+	else if (!kind->parse || kind->parse == upgrade || kind->parse == force || kind->parse == wait_for_programs || kind->parse == take_over || kind->parse == take_setting || kind->parse == take_gpus)
 		refuse(o, "%s: only for the command line", name);
 	else if (kind->value && !value)
 		refuse(o, "%s: a value is missing", name);

@@ -39,6 +39,15 @@
 #define STORE_S 5
 /* For requests under way to end. */
 #define PAUSE_NS 10000000000ull
+/*
+ * Clients are asked so often to let go what they hold: each time some may wait for what they need first, and not get it (client/gate.c). Between two
+ * times they go on for a moment.
+ */
+#define ROUNDS 5
+#define ROUND_LEAST_NS 100000000ull
+#define BETWEEN_ROUNDS_US 20000
+#define LOOK_LEAST_US 1000
+#define LOOK_MOST_US 20000
 
 /* ---- the old daemon ---- */
 
@@ -245,19 +254,29 @@ static int heir_failed(struct upgrade *u, int err)
 	}
 }
 
-/* Devices' contents do not move to the new daemon: what is lost by that. */
-static int nothing_held(struct upgrade *u)
+/* Whether clients' mappings keep it from going on. */
+static bool in_the_way(const struct upgrade *u, const struct control_movers *who)
 {
-	char who[192];
-	unsigned n = control_mapped(u->control, who, sizeof(who));
+	return who->busy || (who->staying && !u->force);
+}
+
+static int fails_for(struct upgrade *u, const struct control_movers *who)
+{
+	if (who->staying)
+		return fails(u, -EBUSY, "%u program%s files mapped for a device and cannot come along: %s (gaia status shows them); "
+			     "--force ends their mappings", who->staying, who->staying > 1 ? "s have" : " has", who->who);
+	return fails(u, -EBUSY, "%u program%s not let go what is acquired for a device: %s (gaia status shows them); try again, with a longer --wait, or with "
+		     "--force, which ends their mappings", who->busy, who->busy > 1 ? "s have" : " has", who->who);
+}
+
+/* Devices' contents do not move to the new daemon: what is lost by that. */
+static int nothing_pinned(struct upgrade *u)
+{
 	json_t *pins;
 	size_t pinned;
 
 	if (u->force)
 		return 0;
-	if (n)
-		return fails(u, -EBUSY, "%u program%s files mapped for a device: %s (gaia status shows them); --force ends their mappings", n,
-			     n > 1 ? "s have" : " has", who);
 	pins = cache_pins_json(u->cache, 0, true);
 	pinned = json_array_size(json_object_get(pins, "pins"));
 	json_decref(pins);
@@ -305,6 +324,7 @@ static int store_soon(struct upgrade *u)
 	if (!pthread_timedjoin_np(thread, &err, &until))
 		return (int)(intptr_t)err;
 	fs_go_on(u->fs);
+	control_move_stay(u->control);
 	pthread_join(thread, NULL);
 	return fails(u, -ETIMEDOUT, "storage has not answered for %d seconds", STORE_S);
 }
@@ -319,7 +339,7 @@ static int nothing_unstored(struct upgrade *u)
 
 static int hand_over(struct upgrade *u)
 {
-	int err = nothing_held(u);
+	int err = nothing_pinned(u);
 
 	if (!err)
 		err = store_soon(u);
@@ -333,8 +353,60 @@ static int hand_over(struct upgrade *u)
 	return err ? heir_failed(u, err) : 0;
 }
 
+static bool heir_is_gone(const struct upgrade *u)
+{
+	struct pollfd p = { .fd = u->sock };
+
+	return poll(&p, 1, 0) == 1 && p.revents & (POLLHUP | POLLERR);
+}
+
+/* Until no client is in the way, or @until. */
+static void await_clients(struct upgrade *u, uint64_t until, struct control_movers *who)
+{
+	useconds_t us = LOOK_LEAST_US;
+
+	for (;;) {
+		control_move_ask(u->control);
+		control_move_look(u->control, who);
+		if (!in_the_way(u, who) || (who->staying && !u->force) || now_ns() >= until || heir_is_gone(u))
+			return;
+		usleep(us);
+		us = MIN(us * 2, LOOK_MOST_US);
+	}
+}
+
+/* Stop receiving, at a moment when no client that comes along holds anything: nothing changes any more then. */
+static int pause_for_clients(struct upgrade *u)
+{
+	uint64_t end = now_ns() + u->wait_ns, round = MAX(u->wait_ns / ROUNDS, ROUND_LEAST_NS);
+	struct control_movers who;
+	bool over = false;
+	int err;
+
+	for (;;) {
+		await_clients(u, now_ns() + round, &who);
+		if (heir_is_gone(u))
+			return heir_failed(u, -EPIPE);
+		over = now_ns() >= end;
+		if (!in_the_way(u, &who) || (over && u->force)) {
+			err = fs_pause(u->fs, now_ns() + PAUSE_NS);
+			if (err)
+				return fails(u, err, "%s", err == -EBUSY ? "calls that are under way do not end; try again" : "the mount has ended");
+			control_move_look(u->control, &who);
+			if (!in_the_way(u, &who) || (over && u->force))
+				return 0;
+			fs_go_on(u->fs);
+		}
+		if (over || (who.staying && !u->force))
+			return fails_for(u, &who);
+		control_move_stay(u->control);
+		usleep(BETWEEN_ROUNDS_US);
+	}
+}
+
 int upgrade_prepare(struct upgrade *u)
 {
+	struct control_movers who;
 	int err;
 
 	may_kill_heir(u, "upgrade.begun");
@@ -343,15 +415,13 @@ int upgrade_prepare(struct upgrade *u)
 		return heir_failed(u, err);
 	may_kill_heir(u, "upgrade.offered");
 	/* Most of it is done before programs have to wait. */
-	err = nothing_held(u);
+	control_move_look(u->control, &who);
+	err = who.staying && !u->force ? fails_for(u, &who) : nothing_pinned(u);
 	if (!err)
 		err = store_all(u);
-	if (err)
-		return err;
-	err = fs_pause(u->fs, now_ns() + PAUSE_NS);
-	if (err)
-		return fails(u, err, "%s", err == -EBUSY ? "calls that are under way do not end; try again" : "the mount has ended");
-	return hand_over(u);
+	if (!err)
+		err = pause_for_clients(u);
+	return err ? err : hand_over(u);
 }
 
 int upgrade_commit(struct upgrade *u)
@@ -365,7 +435,10 @@ int upgrade_commit(struct upgrade *u)
 		upgrade_cancel(u);
 		err = fs_has_heir(u->fs, u->sock);
 	}
-	return err ? heir_failed(u, err) : 0;
+	if (err)
+		return heir_failed(u, err);
+	control_moved(u->control);
+	return 0;
 }
 
 /* What the new daemon says from now on does not arrive, and it notices that; what it has said before does. */
@@ -382,6 +455,7 @@ void upgrade_give_up(struct upgrade *u)
 	if (u->heir)
 		kill(u->heir, SIGKILL);
 	fs_go_on(u->fs);
+	control_move_stay(u->control);
 	while (u->heir && waitpid(u->heir, NULL, 0) < 0 && errno == EINTR)
 		;
 	u->heir = 0;
@@ -456,7 +530,7 @@ static const char *reason(struct gaia_msg *msg)
 	return text;
 }
 
-int upgrade_ask(const char *mountpoint, bool force)
+int upgrade_ask(const char *mountpoint, bool force, uint64_t wait_ms)
 {
 	struct gaia_msg msg = { .kind = GAIA_MSG_UPGRADE, .version = GAIA_PROTOCOL_VERSION, .count = force };
 	struct gaia_ioc_connect io;
@@ -465,6 +539,8 @@ int upgrade_ask(const char *mountpoint, bool force)
 	if (err)
 		return err;
 	memcpy(msg.ticket, io.ticket, sizeof(msg.ticket));
+	if (io.features & GAIA_FEATURE_MOVES)
+		msg.map = wait_ms;
 	fd = connect_to(&io);
 	err = fd < 0 ? fd : exchange(fd, &msg);
 	if (fd >= 0)

@@ -33,11 +33,12 @@ struct upgrade {
 	struct cache *cache;
 	struct control *control;
 	bool force; /* also if programs lose something by it */
+	uint64_t wait_ns; /* for clients to let go what they hold */
 
 	int answer;    /* to the process that asked */
 	pid_t heir;    /* the new daemon; 0: none */
 	int sock;      /* to it */
-	char why[256]; /* why it failed */
+	char why[400]; /* why it failed; an answer has room for it */
 };
 
 /* Start the program of process @pid. A negative errno. */
@@ -53,6 +54,6 @@ void upgrade_give_up(struct upgrade *u);
 void upgrade_answer(struct upgrade *u, int err);
 
 /* Ask for it, and wait. 0, or a negative errno after a line in the log. */
-int upgrade_ask(const char *mountpoint, bool force);
+int upgrade_ask(const char *mountpoint, bool force, uint64_t wait_ms);
 
 #endif

@@ -117,6 +117,8 @@ static bool take_message(struct client *c, const struct gaia_msg *msg)
 		return upgrade_asked(c, msg);
 	if (!c->welcome)
 		return take_hello(c, msg);
+	if (msg->kind == GAIA_MSG_READY)
+		return move_answered(c, msg);
 	return msg->kind == GAIA_MSG_GRANTED ? handover_answered(c, msg) : revoke_answered(c, msg);
 }
 

@@ -43,15 +43,30 @@ void control_set_mount_info(struct control *ctl, json_t *mount);
 void control_set_end(struct control *ctl, int fd);
 
 /*
- * An owner of the mount asks for an upgrade (GAIA_MSG_UPGRADE): @pid runs the new program. Called on the loop's thread. @answer goes to
- * control_answer_upgrade(), which any thread may call, once. Set once, before clients can connect.
+ * An owner of the mount asks for an upgrade (GAIA_MSG_UPGRADE): @pid runs the new program; @wait_ms: so long clients are waited for. Called on
+ * the loop's thread. @answer goes to control_answer_upgrade(), which any thread may call, once. Set once, before clients can connect.
  */
-typedef void control_upgrade(void *arg, pid_t pid, bool force, int answer);
+typedef void control_upgrade(void *arg, pid_t pid, bool force, uint64_t wait_ms, int answer);
 void control_on_upgrade(struct control *ctl, control_upgrade *fn, void *arg);
 /* @err: 0 or a negative errno; @text: why. Closes @answer. */
 void control_answer_upgrade(int answer, int err, const char *text);
-/* How many clients have files mapped. @who (@size bytes, at least 1): the processes of the first few and their users, for a message. */
-unsigned control_mapped(struct control *ctl, char *who, size_t size);
+/*
+ * Clients that come along when another daemon takes the mount over. They are asked to make ready; some thread looks until nobody is in the way;
+ * and then, or when that takes too long, they hear that they stay, or that they have moved. One thread at a time.
+ */
+struct control_movers {
+	unsigned staying; /* clients that have mappings and cannot come along */
+	unsigned busy;	  /* that can, but hold something, or have not answered */
+	char who[192];	  /* the first few that stay, or, if there are none, that are busy: their processes and users, for a message */
+};
+/* Ask those that have not been asked since they last heard that they stay. */
+void control_move_ask(struct control *ctl);
+/* If no ioctl is under way, nor begins, what it says remains so, but for answers that come. */
+void control_move_look(struct control *ctl, struct control_movers *out);
+/* [W] Those that cannot be told within seconds are disconnected. */
+void control_move_stay(struct control *ctl);
+/* The mount has gone over. Those that are ready, and hold nothing, are told; for the others the connection ends with the daemon. */
+void control_moved(struct control *ctl);
 
 /* The user who maps a file. */
 struct control_caller {

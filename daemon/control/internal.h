@@ -15,7 +15,7 @@
  * Rules
  *  1. Locks are taken in this order: control.lock, client.send_lock, client.lock, revoke_wait.lock.
  *  2. No call of the cache is made with any of them held, since the cache calls back; but for
- *     cache_mapping_amounts(), which only looks.
+ *     cache_mapping_amounts() and cache_mapping_holds(), which only look.
  *  3. client.send_lock may be held while waiting for the client to read, SEND_TIMEOUT_NS at the longest.
  *     The loop's thread takes it only for the first message to a client, which finds room.
  *  4. libuv's handles, and the fields marked so, are touched by the loop's thread only. Another
@@ -237,6 +237,12 @@ struct client {
 	int lists;		/* its memory for lists of ranges, for reading; -1: none. Stays until the client is freed */
 	unsigned lists_sent;	/* so often that memory was sent */
 	unsigned n_maps;	/* in maps, or about to be */
+	struct {
+		uint64_t seq;	/* of the last MOVE */
+		bool owes;	/* that is not answered */
+		bool asked;	/* no STAY has been sent since */
+		bool ready, refuses; /* the answer, if it was asked */
+	} move;
 	bool closed;		/* accepts no more maps */
 };
 
@@ -347,8 +353,9 @@ int map_find(struct control *ctl, struct cfile *f, const struct gaia_client_key 
 
 /* ---- upgrade.c ---- */
 
-/* An UPGRADE, which comes first on its connection. False: it is invalid. Called by the loop's thread. */
+/* An UPGRADE, which comes first on its connection; a READY. False: it is invalid. Called by the loop's thread. */
 bool upgrade_asked(struct client *c, const struct gaia_msg *msg);
+bool move_answered(struct client *c, const struct gaia_msg *msg);
 
 /* ---- list.c ---- */
 

@@ -1,11 +1,14 @@
-/* upgrade.c - who asks for an upgrade, and what the asker is told. */
+/* upgrade.c - who asks for an upgrade, and what the asker is told; and how clients come along (GAIA_MSG_MOVE). */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "base/util.h"
 #include "control/internal.h"
 
 void control_on_upgrade(struct control *ctl, control_upgrade *fn, void *arg)
@@ -43,26 +46,192 @@ static void name_client(const struct client *c, unsigned n, char *who, size_t si
 		snprintf(who + length, size - length, "%sa container's process of user %u", comma, (unsigned)c->uid);
 }
 
-unsigned control_mapped(struct control *ctl, char *who, size_t size)
-{
-	struct client *c, *next;
-	unsigned n = 0;
+/* ---- clients that come along ---- */
 
-	who[0] = '\0';
+/* All clients that are known, with references; to be freed. */
+static struct client **all_clients(struct control *ctl, unsigned *n)
+{
+	struct client **all, *c, *next;
+
+	*n = 0;
+	pthread_mutex_lock(&ctl->lock);
+	all = xcalloc(HASH_COUNT(ctl->clients) + 1, sizeof(*all));
+	HASH_ITER(hh, ctl->clients, c, next) {
+		client_get(c);
+		all[(*n)++] = c;
+	}
+	pthread_mutex_unlock(&ctl->lock);
+	return all;
+}
+
+static void put_clients(struct client **all, unsigned n)
+{
+	for (unsigned i = 0; i < n; i++)
+		client_put(all[i]);
+	free(all);
+}
+
+/* Without waiting. False: not now. */
+static bool say(struct client *c, uint32_t kind)
+{
+	struct gaia_msg msg = { .kind = kind };
+	int err;
+
+	if (pthread_mutex_trylock(&c->send_lock))
+		return false;
+	/* Before it is sent: the answer may come before sending returns. */
+	pthread_mutex_lock(&c->lock);
+	c->move.asked = kind == GAIA_MSG_MOVE;
+	c->move.ready = c->move.refuses = false;
+	if (kind == GAIA_MSG_MOVE) {
+		c->move.owes = true;
+		c->move.seq = c->seq + 1;
+	}
+	pthread_mutex_unlock(&c->lock);
+	err = send_next(c, &msg, NULL, 0, SEND_NOW);
+	if (err == -EAGAIN) {
+		pthread_mutex_lock(&c->lock);
+		c->move.asked = kind != GAIA_MSG_MOVE;
+		c->move.owes &= kind != GAIA_MSG_MOVE;
+		pthread_mutex_unlock(&c->lock);
+	}
+	pthread_mutex_unlock(&c->send_lock);
+	return err != -EAGAIN;
+}
+
+void control_move_ask(struct control *ctl)
+{
+	struct client **all;
+	unsigned n;
+
+	all = all_clients(ctl, &n);
+	for (unsigned i = 0; i < n; i++) {
+		struct client *c = all[i];
+		bool ask;
+
+		pthread_mutex_lock(&c->lock);
+		/* One that owes an answer is not asked again before it has come. */
+		ask = c->features & GAIA_FEATURE_MOVES && c->n_maps > 0 && !c->move.asked && !c->move.owes;
+		pthread_mutex_unlock(&c->lock);
+		if (ask)
+			(void)say(c, GAIA_MSG_MOVE);
+	}
+	put_clients(all, n);
+}
+
+bool move_answered(struct client *c, const struct gaia_msg *msg)
+{
+	struct gaia_msg want = { .kind = GAIA_MSG_READY, .version = GAIA_PROTOCOL_VERSION, .seq = msg->seq, .error = msg->error };
+	bool good;
+
+	if (memcmp(&want, msg, sizeof(want)) != 0)
+		return false;
+	pthread_mutex_lock(&c->lock);
+	good = c->move.owes && msg->seq == c->move.seq;
+	if (good)
+		c->move.owes = false;
+	/* Else it is too late, and a STAY is on its way. */
+	if (good && c->move.asked) {
+		c->move.ready = !msg->error;
+		c->move.refuses = msg->error;
+	}
+	pthread_mutex_unlock(&c->lock);
+	return good;
+}
+
+/* c->lock is held. */
+static bool holds_anything(const struct client *c)
+{
+	struct map *map, *next;
+
+	HASH_ITER(hh, c->maps, map, next)
+		if (atomic_load(&map->pins) || cache_mapping_holds(map->m))
+			return true;
+	return false;
+}
+
+void control_move_look(struct control *ctl, struct control_movers *out)
+{
+	char busy[sizeof(out->who)] = "";
+	struct client *c, *next;
+
+	*out = (struct control_movers){ .who = "" };
 	pthread_mutex_lock(&ctl->lock);
 	HASH_ITER(hh, ctl->clients, c, next) {
 		pthread_mutex_lock(&c->lock);
-		if (c->n_maps > 0)
-			name_client(c, ++n, who, size);
+		if (c->n_maps > 0) {
+			if (!(c->features & GAIA_FEATURE_MOVES) || c->move.refuses)
+				name_client(c, ++out->staying, out->who, sizeof(out->who));
+			else if (!c->move.ready || holds_anything(c))
+				name_client(c, ++out->busy, busy, sizeof(busy));
+		}
 		pthread_mutex_unlock(&c->lock);
 	}
 	pthread_mutex_unlock(&ctl->lock);
-	return n;
+	if (!out->staying)
+		memcpy(out->who, busy, sizeof(busy));
 }
+
+void control_move_stay(struct control *ctl)
+{
+	uint64_t until = now_ns() + SEND_TIMEOUT_NS;
+	bool all_told = false;
+
+	while (!all_told) {
+		struct client **all;
+		unsigned n;
+
+		all_told = true;
+		all = all_clients(ctl, &n);
+		for (unsigned i = 0; i < n; i++) {
+			struct client *c = all[i];
+			bool tell;
+
+			pthread_mutex_lock(&c->lock);
+			tell = c->move.asked && !atomic_load(&c->dead);
+			pthread_mutex_unlock(&c->lock);
+			if (!tell || say(c, GAIA_MSG_STAY))
+				continue;
+			/* It would wait for that for ever. */
+			if (now_ns() >= until)
+				client_disconnect(c);
+			all_told = false;
+		}
+		put_clients(all, n);
+		if (!all_told)
+			nanosleep(&(struct timespec){ .tv_nsec = REVOKE_RETRY_NS }, NULL);
+	}
+}
+
+void control_moved(struct control *ctl)
+{
+	uint64_t until = now_ns() + TRY_SEND_NS;
+	struct client **all;
+	unsigned n;
+
+	all = all_clients(ctl, &n);
+	for (unsigned i = 0; i < n; i++) {
+		struct client *c = all[i];
+		bool tell;
+
+		pthread_mutex_lock(&c->lock);
+		tell = c->move.asked && c->move.ready && !holds_anything(c);
+		pthread_mutex_unlock(&c->lock);
+		/* There is room: it has answered all that it was asked, but for a few revocations. */
+		while (tell && !say(c, GAIA_MSG_MOVED) && now_ns() < until)
+			nanosleep(&(struct timespec){ .tv_nsec = REVOKE_RETRY_NS }, NULL);
+	}
+	put_clients(all, n);
+}
+
+/* ---- who asks ---- */
+
+/* Milliseconds; more is nonsense. */
+#define LONGEST_WAIT 86400000u
 
 bool upgrade_asked(struct client *c, const struct gaia_msg *msg)
 {
-	struct gaia_msg want = { .kind = GAIA_MSG_UPGRADE, .version = GAIA_PROTOCOL_VERSION, .count = msg->count == 1 };
+	struct gaia_msg want = { .kind = GAIA_MSG_UPGRADE, .version = GAIA_PROTOCOL_VERSION, .count = msg->count == 1, .map = MIN(msg->map, LONGEST_WAIT) };
 	struct control *ctl = c->ctl;
 	int answer;
 
@@ -84,6 +253,6 @@ bool upgrade_asked(struct client *c, const struct gaia_msg *msg)
 		control_answer_upgrade(answer, -EPERM, "only root and the user who mounted it may");
 		return true;
 	}
-	ctl->upgrade(ctl->upgrade_arg, c->pid, msg->count, answer);
+	ctl->upgrade(ctl->upgrade_arg, c->pid, msg->count, msg->map, answer);
 	return true;
 }

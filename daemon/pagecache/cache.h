@@ -368,6 +368,8 @@ void cache_map_detects(struct mapping *m);
  * lock: any thread may call it while the mapping is there.
  */
 void cache_mapping_amounts(const struct mapping *m, uint64_t amounts[static CLIENT_AMOUNT_COUNT]);
+/* Whether the mapping holds anything, or is about to. As cache_mapping_amounts(). */
+bool cache_mapping_holds(const struct mapping *m);
 /* What is known, when a mapping ends, of the memory that its client was given. */
 enum cache_left {
 	CACHE_UNMAPPED, /* the client has said that it unmapped it */

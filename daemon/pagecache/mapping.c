@@ -202,6 +202,11 @@ void cache_mapping_amounts(const struct mapping *m, uint64_t amounts[static CLIE
 							pages_in_file(m));
 }
 
+bool cache_mapping_holds(const struct mapping *m)
+{
+	return atomic_load(&m->holds.pages) || atomic_load(&m->wanted.pages);
+}
+
 /* Nobody maps or pins any of it any more. */
 static void readers_drop_replicas(struct readers *rd, struct cache_device *dev)
 {

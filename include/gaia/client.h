@@ -44,11 +44,16 @@
  * Common errors, besides those named below:
  *	ENOTTY		fd is not on a gaiafs mount
  *	ENOTCONN	the daemon is gone, or has disconnected this process
+ *	ESTALE		another daemon has taken the mount over (gaiafs --upgrade), and did not make this mapping again; others stay
  *	EINVAL		the range is not inside one mapping, or a value makes no sense
  *	EPROTO		library and daemon are too far apart: the majors of their protocols differ
  *	EMFILE		too many descriptors in this process; or this user has reached the limit
  *			of clients or mappings for one user (gaiafs --user-limit)
  *	ENFILE		all users of the mount together have reached their limit
+ *
+ * When another daemon takes the mount over mappings stay where they are, and calls wait until it serves: acquires from the moment when the upgrade
+ * begins until all that this process holds has been released (or the upgrade is given up, after the time that gaiafs --wait says). A thread
+ * that holds something is let on, if it can be. A process with mappings of a GPU does not move.
  *
  * For each file the library keeps a duplicate of the first mapping's fd until the last mapping of the
  * file has been unmapped (two duplicates, if the file is mapped by read-only and by read-write

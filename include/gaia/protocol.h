@@ -48,7 +48,7 @@ extern "C" {
 #endif
 
 #define GAIA_PROTOCOL_VERSION 1u	/* the major */
-#define GAIA_PROTOCOL_MINOR 8u
+#define GAIA_PROTOCOL_MINOR 9u
 
 /*
  * Since 1.1.
@@ -83,6 +83,9 @@ extern "C" {
  *
  * Since 1.8.
  * SETTINGS: SET (struct gaia_ioc_set). (Daemons without it: ENOTTY.)
+ *
+ * Since 1.9.
+ * MOVES: the client goes along when another daemon takes the mount over (MOVE, below). UPGRADE says how long clients are waited for.
  */
 #define GAIA_FEATURE_SPANS 1ull
 #define GAIA_FEATURE_ANSWERS 2ull
@@ -95,11 +98,12 @@ extern "C" {
 #define GAIA_FEATURE_PINS 256ull
 #define GAIA_FEATURE_HOST 512ull
 #define GAIA_FEATURE_SETTINGS 1024ull
+#define GAIA_FEATURE_MOVES 2048ull
 /* All of this version. */
 #define GAIA_FEATURES                                                                                         \
 	(GAIA_FEATURE_SPANS | GAIA_FEATURE_ANSWERS | GAIA_FEATURE_TIMES | GAIA_FEATURE_ADVICE | GAIA_FEATURE_LISTS | \
 	 GAIA_FEATURE_UNUSED | GAIA_FEATURE_OVERWRITE | GAIA_FEATURE_DETECT | GAIA_FEATURE_PINS | GAIA_FEATURE_HOST | \
-	 GAIA_FEATURE_SETTINGS)
+	 GAIA_FEATURE_SETTINGS | GAIA_FEATURE_MOVES)
 
 #define GAIA_TOUCH_OFFSET (INT64_MAX - 1)
 
@@ -416,6 +420,10 @@ enum gaia_msg_kind {
 	GAIA_MSG_LISTS = 9,	/* daemon, with LISTS: one descriptor, the client's memory for lists; not answered */
 	GAIA_MSG_UPGRADE = 10,	/* in place of HELLO: ticket, count 1: even if clients lose by it. See below */
 	GAIA_MSG_UPGRADED = 11,	/* daemon: the answer */
+	GAIA_MSG_MOVE = 12,	/* daemon, with MOVES: the mount may go to another daemon soon. Answered by READY; see below */
+	GAIA_MSG_READY = 13,	/* client: the answer; repeats the seq of the MOVE */
+	GAIA_MSG_STAY = 14,	/* daemon: it does not, for now; not answered */
+	GAIA_MSG_MOVED = 15,	/* daemon: it has gone; not answered */
 };
 
 #define GAIA_MSG_CHUNKS 64
@@ -435,18 +443,27 @@ enum gaia_msg_kind {
  * UPGRADE asks the daemon to hand the mount over to the program that the sender runs (gaiafs --upgrade). Only an owner of the mount
  * may: root, or the user whose daemon it is. The daemon answers with UPGRADED, and nothing else follows: `error` 0 when the new daemon
  * serves, else an errno, and the mount is as before. chunk[] has a text then, with a NUL, that says why. A daemon that does not know the
- * message disconnects.
+ * message disconnects. `map`, if the daemon has MOVES: so many milliseconds it waits until its clients are ready.
+ */
+/*
+ * MOVE tells a client that maps something that the mount may go to another daemon (UPGRADE). The client answers at once. READY without an
+ * error: until it hears more it asks for no MAP, and for acquires only as far as it must to come to its releases. READY with an error: it
+ * cannot come along. Then follow, with the daemon's other messages before and between, STAY, after which all is as before and another MOVE may
+ * come; or MOVED; or the end of the connection, which means what it always means. MOVED comes only to a client that was READY and holds nothing by
+ * any mapping, nor has announced anything (PIN), and it is the last message: another daemon serves the mount. The client gives up all memory that it
+ * maps, becomes a client of the other (CONNECT works on the descriptors that it has), and maps its files again. Ioctls with the old key fail
+ * with ENOTCONN from the moment when the other daemon serves, which may be before MOVED arrives; they have done nothing.
  */
 struct gaia_msg {
 	uint32_t kind;		/* enum gaia_msg_kind */
 	uint32_t version;	/* GAIA_PROTOCOL_VERSION */
-	uint64_t seq;		/* of the daemon's messages; REVOKED, GRANTED: the one answered */
+	uint64_t seq;		/* of the daemon's messages; REVOKED, GRANTED, READY: the one answered */
 	struct gaia_client_key key;	/* WELCOME */
 	uint8_t ticket[16];	/* HELLO, UPGRADE */
-	uint64_t map;		/* GRANT, GRANTED, REVOKE, REVOKED */
+	uint64_t map;		/* GRANT, GRANTED, REVOKE, REVOKED; UPGRADE: milliseconds */
 	union {
 		uint32_t prot;	/* GRANT: how the descriptors may be mapped */
-		uint32_t error;	/* GRANTED, UPGRADED: 0 or an errno */
+		uint32_t error;	/* GRANTED, UPGRADED, READY: 0 or an errno */
 	};
 	uint32_t count;		/* GRANT, REVOKE: chunks below; REPORT, LISTS: 1 */
 	uint64_t chunk[GAIA_MSG_CHUNKS]; /* index in the file: offset / GAIA_CHUNK */

@@ -66,6 +66,7 @@ static unsigned n_devices = 2;
 static struct control *control;
 static struct quota *quota;
 uid_t fake_uid;
+atomic_bool fake_holds;
 uint64_t fake_lacks;
 
 static int do_connect(struct gaia_ioc_connect *io)
@@ -386,6 +387,12 @@ void cache_mapping_amounts(const struct mapping *m, uint64_t amounts[static CLIE
 	(void)m;
 	amounts[CLIENT_device_bytes] += GAIA_CHUNK;
 	amounts[CLIENT_pinned_bytes] += GAIA_PAGE;
+}
+
+bool cache_mapping_holds(const struct mapping *m)
+{
+	(void)m;
+	return fake_holds;
 }
 
 int cache_sync_all(struct cache *c, json_t *unstored)

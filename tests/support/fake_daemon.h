@@ -28,6 +28,9 @@ extern uid_t fake_uid;
 /* GAIA_FEATURE_* that it does not have, as one that is older. */
 extern uint64_t fake_lacks;
 
+/* Whether mappings hold something, as an upgrade sees it. */
+extern atomic_bool fake_holds;
+
 /* A new file of the mount: a descriptor, read-write. */
 int fake_file(void);
 struct cfile *fake_cfile(int fd);

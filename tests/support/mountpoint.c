@@ -549,7 +549,7 @@ int mnt_stop(struct mnt *m)
 }
 
 /* The new daemon was the old one's child, and becomes ours. */
-static int adopt(struct mnt *m)
+int mnt_adopt(struct mnt *m)
 {
 	int status = wait_exit(m->daemon, EXIT_SECONDS);
 
@@ -562,6 +562,11 @@ static int adopt(struct mnt *m)
 	return -1;
 }
 
+void mnt_may_adopt(void)
+{
+	prctl(PR_SET_CHILD_SUBREAPER, 1);
+}
+
 int mnt_upgrade(struct mnt *m, const char *option, char said[512])
 {
 	char command[2 * PATH_MAX];
@@ -569,7 +574,7 @@ int mnt_upgrade(struct mnt *m, const char *option, char said[512])
 	int status;
 	FILE *f;
 
-	prctl(PR_SET_CHILD_SUBREAPER, 1);
+	mnt_may_adopt();
 	snprintf(command, sizeof(command), "exec '%s' --upgrade %s '%s' 2>&1", binary(m), option ? option : "", m->path);
 	f = popen(command, "re");
 	if (!f)
@@ -581,7 +586,7 @@ int mnt_upgrade(struct mnt *m, const char *option, char said[512])
 	status = pclose(f);
 	if (status)
 		return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-	return adopt(m);
+	return mnt_adopt(m);
 }
 
 bool mnt_can_abort(void)

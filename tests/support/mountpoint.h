@@ -80,6 +80,10 @@ int mnt_restart(struct mnt *m);
  * it said is in @said (or NULL), and nothing has changed.
  */
 int mnt_upgrade(struct mnt *m, const char *option, char said[512]);
+/* When another process has upgraded it, after mnt_may_adopt(): 0, and m->daemon is the new one; or -1. */
+int mnt_adopt(struct mnt *m);
+/* The new daemon will be a child of the caller's. */
+void mnt_may_adopt(void);
 
 /* Wait for a daemon that ends by itself or was told to (SIGTERM), and remove what is left of the
  * mount. Returns its wait status, or -1 if it had not ended after a minute and was killed. */

@@ -266,6 +266,35 @@ Test(memory, is_one_range_in_file_order_shared_with_the_daemon, .init = begin, .
 	cr_assert_eq(gaia_munmap(p, length), 0);
 }
 
+static struct control_movers look(void)
+{
+	struct control_movers who;
+
+	control_move_look(fake_control(), &who);
+	return who;
+}
+
+/* While it has such a mapping the client says so. */
+Test(memory, does_not_go_along_when_the_mount_goes_to_another_daemon, .init = begin, .fini = end)
+{
+	CUcontext ctx = new_context(0);
+	unsigned char *p = map(RW);
+
+	control_move_ask(fake_control());
+	for (int ms = 0; !look().staying; ms++) {
+		cr_assert_lt(ms, 10000);
+		usleep(1000);
+	}
+	cr_assert_eq(look().busy, 0);
+	cr_assert_neq(look().who[0], 0);
+	control_move_stay(fake_control());
+	cr_assert_eq(gaia_acquire(p, LENGTH, RW), 0);
+	cr_assert_eq(gaia_release(p, LENGTH), 0);
+	cr_assert_eq(gaia_munmap(p, LENGTH), 0);
+	cr_assert_eq(look().staying, 0);
+	end_context(ctx);
+}
+
 Test(memory, outside_of_what_was_acquired_is_not_there, .init = begin, .fini = end)
 {
 	unsigned char *p = map(RW);
