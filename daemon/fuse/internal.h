@@ -243,7 +243,7 @@ struct powers {
 struct ioctl_job;
 struct lock_wait;
 struct interrupts {
-	pthread_mutex_t lock;	/* a leaf, but for quotas */
+	pthread_mutex_t lock;	/* a leaf, but for quotas and pools */
 	/* lock. */
 	struct ioctl_job *jobs; /* hash, by the request's number */
 	LIST_HEAD(, lock_wait) lock_waits; /* those that wait for a lock in a shared source */

@@ -381,7 +381,9 @@ void interrupt_request(struct fs *fs, uint64_t unique)
 
 	pthread_mutex_lock(&in->lock);
 	HASH_FIND(hh, in->jobs, &unique, sizeof(unique), job);
-	if (!job && !locks_interrupt(fs, unique))
+	if (!job && locks_interrupt(fs, unique))
+		; /* the worker that waits for the lock answers */
+	else if (!job)
 		in->early[in->n_early++ % INTERRUPTS_EARLY] = unique;
 	else if (give_up(job))
 		given_up = job->req;
