@@ -118,7 +118,7 @@ struct inode {
 	bool handed_cached;  /* constant: the daemon before this one had it open, and did not pass it through */
 	struct timespec seen_mtime, seen_ctime; /* of a shared source: when others' changes were last looked for */
 	off_t seen_size;
-	LIST_HEAD(, lock_owner) lock_owners; /* of a shared source: see shared_locks.c */
+	struct lock_owner *lock_owners; /* of a shared source, hash: see shared_locks.c */
 };
 TAILQ_HEAD(inode_list, inode);
 
@@ -133,6 +133,7 @@ struct handle {
 	uid_t uid;	     /* the user who opened it; open directories count as this user's */
 	bool passthrough;    /* set before the kernel hears of the handle */
 	int fd;		     /* of files of a shared source, which have no cfile: the file below, as it was opened */
+	atomic_bool locks;   /* of these: record locks were taken by way of it */
 	atomic_int owed;     /* errno: an error from before that has not been reported to it yet; 0 */
 
 	atomic_uint_least64_t errors_seen; /* cursor of cfile_error_check() */

@@ -43,7 +43,7 @@ struct lock_owner {
 	uint64_t handle; /* by which it came */
 	unsigned refs; /* one is that of the list */
 	bool listed;
-	LIST_ENTRY(lock_owner) link;
+	UT_hash_handle hh; /* inode->lock_owners, by id */
 };
 
 /* A call that takes a lock. */
@@ -65,15 +65,13 @@ struct lock_wait {
 
 /* ---- owners ---- */
 
-/* inode->lock is held here and in the next two. */
+/* inode->lock is held here and in the next one. */
 static struct lock_owner *find_owner(struct inode *inode, uint64_t id)
 {
 	struct lock_owner *o;
 
-	LIST_FOREACH(o, &inode->lock_owners, link)
-		if (o->id == id)
-			return o;
-	return NULL;
+	HASH_FIND(hh, inode->lock_owners, &id, sizeof(id), o);
+	return o;
 }
 
 /* Whether that was the last reference: then the caller is to end it, without the lock. */
@@ -120,23 +118,23 @@ static void forget_owner(struct inode *inode, struct lock_owner *o)
 	(void)fcntl(o->fd, F_OFD_SETLK, &all);
 	pthread_mutex_lock(&inode->lock);
 	if (o->listed && o->refs == 2) {
-		LIST_REMOVE(o, link);
+		HASH_DEL(inode->lock_owners, o);
 		o->listed = false;
 		o->refs--;
 	}
 	pthread_mutex_unlock(&inode->lock);
 }
 
-/* A descriptor for locks of either kind, if it can be had. */
-static int open_for_locks(struct inode *inode)
+/*
+ * A descriptor for locks. Not for writing where the caller's is not: while there is one the file cannot be run. If the owner comes with one
+ * for writing later, it gets locks for reading only (ENOLCK).
+ */
+static int open_for_locks(const struct handle *h)
 {
-	int fd = inode_open(inode, O_RDWR | O_NONBLOCK), err = fd;
+	bool write = open_to_write(h->flags);
+	int fd = inode_open(h->inode, write ? O_RDWR : O_RDONLY);
 
-	if (fd < 0)
-		fd = inode_open(inode, O_RDONLY | O_NONBLOCK);
-	if (fd < 0)
-		fd = inode_open(inode, O_WRONLY | O_NONBLOCK);
-	return fd < 0 ? err : fd;
+	return fd < 0 && write ? inode_open(h->inode, O_WRONLY) : fd;
 }
 
 /* The owner, referenced; a new one if there is none yet. */
@@ -152,7 +150,7 @@ static int make_owner(struct handle *h, uint64_t id, uid_t uid, struct lock_owne
 		return 0;
 	if (quota_take(quota, QUOTA_lock_owners, uid)) /* logs */
 		return -ENOLCK;
-	fd = open_for_locks(inode);
+	fd = open_for_locks(h);
 	o = fd < 0 ? NULL : calloc(1, sizeof(*o));
 	if (!o) {
 		if (fd >= 0)
@@ -168,11 +166,13 @@ static int make_owner(struct handle *h, uint64_t id, uid_t uid, struct lock_owne
 	} else {
 		o->refs++;
 		o->listed = true;
-		LIST_INSERT_HEAD(&inode->lock_owners, o, link);
+		HASH_ADD(hh, inode->lock_owners, id, sizeof(o->id), o);
 	}
 	pthread_mutex_unlock(&inode->lock);
 	if (other)
 		end_owner(inode, o);
+	else
+		atomic_store(&h->locks, true);
 	*out = other ? other : o;
 	return 0;
 }
@@ -190,11 +190,13 @@ void locks_end_of_owner(struct inode *inode, uint64_t owner)
 void locks_end_of_handle(struct handle *h)
 {
 	struct inode *inode = h->inode;
-	struct lock_owner *o;
+	struct lock_owner *o, *next;
 
+	if (!atomic_load(&h->locks))
+		return;
 	do {
 		pthread_mutex_lock(&inode->lock);
-		LIST_FOREACH(o, &inode->lock_owners, link)
+		HASH_ITER(hh, inode->lock_owners, o, next)
 			if (o->handle == h->id)
 				break;
 		if (o) {
