@@ -62,6 +62,8 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
 	if (fs->config.shared) {
 		/* Others change files: the kernel is to look, and to ask before it grants a lock. */
 		want &= ~(unsigned)(FUSE_CAP_EXPLICIT_INVAL_DATA | FUSE_CAP_CACHE_SYMLINKS);
+		/* Attributes that come with names would be asked for again all the same. */
+		want &= ~(unsigned)(FUSE_CAP_READDIRPLUS | FUSE_CAP_READDIRPLUS_AUTO);
 		want |= FUSE_CAP_AUTO_INVAL_DATA | FUSE_CAP_POSIX_LOCKS | FUSE_CAP_FLOCK_LOCKS;
 		shared_init(fs);
 	}

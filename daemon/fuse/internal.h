@@ -140,6 +140,7 @@ struct handle {
 	atomic_uint refs;    /* the kernel's, and one for each acquire */
 
 	pthread_mutex_t lock;
+	bool appends;	     /* lock; of files of a shared source: @fd does */
 	/* lock; directories. */
 	struct dirent *next; /* read, but not handed out yet */
 	off_t at;	     /* position of the stream */

@@ -68,7 +68,7 @@ int shared_revalidate(struct inode *inode, int fd)
 {
 	struct fs *fs = inode->fs;
 	struct stat st;
-	bool named;
+	bool replaced;
 	int err = inode_stat(fs, fd, &st);
 
 	count(CTR_shared_revalidations, 1);
@@ -83,9 +83,9 @@ int shared_revalidate(struct inode *inode, int fd)
 	 * was told the wrong inode.
 	 */
 	pthread_mutex_lock(&fs->lock);
-	named = inode->parent;
+	replaced = !st.st_nlink && inode->parent && !inode->key.born;
 	pthread_mutex_unlock(&fs->lock);
-	if (!st.st_nlink && named && !inode->key.born) {
+	if (replaced) {
 		inode_retire(inode);
 		return -ESTALE;
 	}
@@ -128,7 +128,7 @@ static int new_handle(struct inode *inode, int flags, int fd, uid_t uid, struct 
 	h = kept < 0 ? NULL : calloc(1, sizeof(*h));
 	if (!h)
 		goto put_fd;
-	*h = (struct handle){ .inode = inode, .flags = flags, .uid = uid, .fd = fd, .refs = 1 };
+	*h = (struct handle){ .inode = inode, .flags = flags, .uid = uid, .fd = fd, .refs = 1, .appends = flags & O_APPEND };
 	pthread_mutex_init(&h->lock, NULL);
 	pthread_mutex_lock(&fs->lock);
 	err = id_table_add(&fs->handles, h, &h->id);
@@ -383,12 +383,12 @@ static int follow_append(struct handle *h, int flags)
 {
 	int below;
 
-	if (!((flags ^ h->flags) & O_APPEND))
+	if (h->appends == !!(flags & O_APPEND))
 		return 0;
 	below = fcntl(h->fd, F_GETFL);
 	if (below < 0 || fcntl(h->fd, F_SETFL, (below & ~O_APPEND) | (flags & O_APPEND)))
 		return -errno;
-	h->flags ^= O_APPEND;
+	h->appends = flags & O_APPEND;
 	return 0;
 }
 

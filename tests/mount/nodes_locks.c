@@ -410,6 +410,7 @@ static void refused(const char *options, const char *says)
 
 static void what_is_not_there_yet_is_refused_by_a_sentence(void)
 {
+	char said[512];
 	int fd;
 
 	refused("--source shared --cpu-cache writeback", "--cpu-cache writeback");
@@ -419,7 +420,9 @@ static void what_is_not_there_yet_is_refused_by_a_sentence(void)
 	refused("--source shared --names-age -1", "not a number of seconds");
 	refused("", "already mounted by gaiafs");
 	refused("--source local", "already mounted by gaiafs");
-	refused("--upgrade", "--upgrade");
+	cr_assert_neq(mnt_upgrade(&node[0], NULL, said), 0);
+	cr_assert_not_null(strstr(said, "cannot be handed over"), "%s", said);
+	cr_assert_eq(mnt_log_lines(&node[0], "locks in a shared source cannot be handed over"), 1);
 	put(0, "f", "text");
 	for (int device = 0; device < 2; device++) {
 		char command[PATH_MAX + 32];
