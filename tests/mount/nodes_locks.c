@@ -230,6 +230,32 @@ ALL(nodes_locks, a_counter_that_is_guarded_by_a_lock_counts_all)
 	}
 }
 
+/* By descriptors that stay open. The reader only reads, so that nothing of its own doing has it look. */
+ALL(nodes_locks, what_was_written_before_an_unlock_is_read_after_a_lock)
+{
+	char text[16], is[16] = "";
+	int writer, reader;
+
+	put(0, "f", "text 000");
+	writer = open_at(0, "f", O_RDWR);
+	reader = open_at(1, "f", O_RDWR);
+	for (int i = 0; i < 60; i++) {
+		enum kind k = (enum kind)(i % KINDS);
+
+		cr_assert_eq(lock(reader, k, LOCK_EX), 0);
+		cr_assert_eq(pread(reader, is, 8, 0), 8);
+		snprintf(text, sizeof(text), "text %03d", i);
+		cr_assert_str_eq(is, text);
+		cr_assert_eq(lock(reader, k, LOCK_UN), 0);
+		cr_assert_eq(lock(writer, k, LOCK_EX), 0);
+		snprintf(text, sizeof(text), "text %03d", i + 1);
+		cr_assert_eq(pwrite(writer, text, 8, 0), 8);
+		cr_assert_eq(lock(writer, k, LOCK_UN), 0);
+	}
+	close(writer);
+	close(reader);
+}
+
 /* ---- waiting ---- */
 
 static void nothing(int sig)
