@@ -243,13 +243,14 @@ static int set_options(struct ioctl_job *job)
 }
 
 /* Whether the request is about a file's contents. */
-static bool is_for_contents(unsigned cmd)
+static bool is_for_contents(const struct ioctl_job *job)
 {
-	switch (cmd) {
+	switch (job->cmd) {
+	case GAIA_IOC_REPORT:
+		return job->arg.report.what == GAIA_REPORT_RESIDENCY;
 	case GAIA_IOC_CONNECT:
 	case GAIA_IOC_DEVICES:
 	case GAIA_IOC_LISTS:
-	case GAIA_IOC_REPORT:
 	case GAIA_IOC_SET:
 		return false;
 	}
@@ -263,7 +264,7 @@ static int carry_out(struct ioctl_job *job)
 	int access = job->handle->flags & O_ACCMODE;
 
 	/* What devices have of a file does not follow what other machines change yet. */
-	if (job->fs->config.shared && is_for_contents(job->cmd))
+	if (job->fs->config.shared && is_for_contents(job))
 		return -EOPNOTSUPP;
 	switch (job->cmd) {
 	case GAIA_IOC_CONNECT:

@@ -133,6 +133,9 @@ static int make_and_remove(void *arg)
 		char back[8];
 		ssize_t n;
 
+		/* A real engine's open may meet the other's unlink. */
+		if (fd < 0 && getenv("GAIA_ENGINE_CLIENTS") && (errno == ESTALE || errno == EIO))
+			continue;
 		CHILD_CHECK(fd >= 0);
 		CHILD_CHECK(write(fd, "abc", 3) == 3);
 		n = pread(fd, back, sizeof(back), 0); /* the other may have cut it, and written the same */

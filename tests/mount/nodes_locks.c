@@ -117,6 +117,32 @@ ALL(nodes_locks, a_killed_holder_gives_its_locks_up)
 	}
 }
 
+/* Its programs' locks end, too. */
+ALL(nodes_locks, a_node_that_dies_gives_its_locks_up)
+{
+	pid_t child;
+	int fd;
+
+	put(0, "f", "text");
+	for (enum kind k = 0; k < KINDS; k++) {
+		if (!node[0].daemon)
+			cr_assert_eq(mnt_restart(&node[0]), 0);
+		else
+			close(at[0]);
+		at[0] = open(node[0].path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+		(void)start_holder(0, k, &child);
+		fd = open_at(1, "f", O_RDWR);
+		cr_assert_eq(lock(fd, k, LOCK_EX | LOCK_NB), -1);
+		close(at[0]);
+		mnt_crash(&node[0]);
+		becomes_free(fd, k);
+		child_kill(child);
+		has(1, "f", "text");
+		close(fd);
+	}
+	at[0] = -1;
+}
+
 ALL(nodes_locks, readers_share_and_a_writer_does_not)
 {
 	int a, b;
@@ -436,6 +462,7 @@ static void refused(const char *options, const char *says)
 
 static void what_is_not_there_yet_is_refused_by_a_sentence(void)
 {
+	static const char *const commands[] = { "warm --device 0", "pin --device 0", "warm", "evict", "flush", "residency" };
 	char said[512];
 	int fd;
 
@@ -450,11 +477,11 @@ static void what_is_not_there_yet_is_refused_by_a_sentence(void)
 	cr_assert_not_null(strstr(said, "cannot be handed over"), "%s", said);
 	cr_assert_eq(mnt_log_lines(&node[0], "locks in a shared source cannot be handed over"), 1);
 	put(0, "f", "text");
-	for (int device = 0; device < 2; device++) {
+	for (size_t i = 0; i < sizeof(commands) / sizeof(*commands); i++) {
 		char command[PATH_MAX + 32];
 
-		snprintf(command, sizeof(command), "warm --device %d '%s'", device, mnt_file(&node[0], "f"));
-		shell_gaia_fails(NULL, 1, command, NULL);
+		snprintf(command, sizeof(command), "%s '%s'", commands[i], mnt_file(&node[0], "f"));
+		shell_gaia_fails(NULL, 1, command, i < 2 ? "the mount has 0" : "--source shared");
 	}
 	fd = open_at(0, "f", O_RDWR);
 	cr_assert_eq(gaia_mmap(4096, PROT_READ, fd, 0, GAIA_DEVICE_HOST), MAP_FAILED);

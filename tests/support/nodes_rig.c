@@ -20,11 +20,26 @@ int below = -1;
 static bool on_engine;
 static const char *args[16]; /* must last as long as the nodes */
 
+static char given[NODES][PATH_MAX]; /* "": none */
+
+/* Two clients of an engine that are there, if the environment names any. False: they are not for a test that needs an engine without locks. */
+static bool take_clients(bool needs_ours)
+{
+	const char *clients = getenv("GAIA_ENGINE_CLIENTS");
+
+	if (!clients)
+		return true;
+	if (needs_ours)
+		return false;
+	cr_assert_eq(sscanf(clients, "%2047[^:]:%2047s", given[0], given[1]), NODES, "GAIA_ENGINE_CLIENTS: not DIR:DIR");
+	return true;
+}
+
 bool nodes_start(bool engine, bool passthrough, const char *names_age, const char *engine_option)
 {
 	int n = 0;
 
-	if (geteuid() != 0)
+	if (geteuid() != 0 || (engine && !take_clients(*engine_option)))
 		return false;
 	on_engine = engine;
 	args[n++] = "--source";
@@ -35,7 +50,10 @@ bool nodes_start(bool engine, bool passthrough, const char *names_age, const cha
 	args[n++] = names_age;
 	args[n] = NULL;
 	tree_make_temp(NULL, top);
-	snprintf(files, sizeof(files), "%s/files", top);
+	if (engine && **given)
+		snprintf(files, sizeof(files), "%s/%s", given[0], strrchr(top, '/') + 1);
+	else
+		snprintf(files, sizeof(files), "%s/files", top);
 	cr_assert_eq(mkdir(files, 0777), 0);
 	cr_assert_eq(chmod(files, 0777), 0);
 	below = open(files, O_PATH | O_DIRECTORY | O_CLOEXEC);
@@ -43,7 +61,10 @@ bool nodes_start(bool engine, bool passthrough, const char *names_age, const cha
 		char client[PATH_MAX + 16];
 		struct mnt_options o = { .args = args, .backing = files };
 
-		if (engine) {
+		if (engine && **given) {
+			snprintf(client, sizeof(client), "%s%s", given[i], files + strlen(given[0]));
+			o.backing = client;
+		} else if (engine) {
 			snprintf(client, sizeof(client), "%s/client%d", top, i);
 			cr_assert_eq(mkdir(client, 0755), 0);
 			shell_ok(top, ENGINE_FS " files client%d %s", i, engine_option);
@@ -70,7 +91,7 @@ void nodes_stop(void)
 		at[i] = -1;
 		if (node[i].daemon)
 			failed |= mnt_stop(&node[i]);
-		if (on_engine) {
+		if (on_engine && !**given) {
 			char client[PATH_MAX + 16];
 
 			snprintf(client, sizeof(client), "%s/client%d", top, i);
@@ -78,7 +99,7 @@ void nodes_stop(void)
 		}
 	}
 	close(below);
-	shell_ok(NULL, "rm -rf '%s'", top);
+	shell_ok(NULL, "rm -rf '%s' '%s'", files, top);
 	*top = '\0';
 	cr_assert_eq(failed, 0, "a node did not end cleanly");
 }

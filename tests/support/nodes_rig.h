@@ -4,6 +4,8 @@
  * A test is run over the directory itself, whose kernel is the same for both, and over two clients of an engine (engine_fs.c), each with
  * a page cache and attributes of its own; and with files passed through, and with each call passed on:
  *
+ * With GAIA_ENGINE_CLIENTS=DIR:DIR these are used as the engine's two clients: two mounts of a GlusterFS volume, say.
+ *
  *	ALL(nodes, what_one_makes_the_other_sees)
  *	{
  *		put(0, "f", "text");
