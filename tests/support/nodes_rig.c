@@ -89,7 +89,7 @@ void nodes_stop(void)
 		if (at[i] >= 0)
 			close(at[i]);
 		at[i] = -1;
-		if (node[i].daemon)
+		if (*node[i].dir)
 			failed |= mnt_stop(&node[i]);
 		if (on_engine && !**given) {
 			char client[PATH_MAX + 16];
