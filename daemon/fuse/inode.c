@@ -424,18 +424,24 @@ static struct inode *set_name(struct inode *inode, struct inode *parent, char *n
 	return former ? inode_drop(former) : NULL;
 }
 
-void inode_retire(struct inode *inode)
+/* fs->lock is held. */
+static void retire(struct inode *inode)
 {
 	struct fs *fs = inode->fs;
 	int64_t never = -(int64_t)inode->id; /* no file is born then */
 
-	pthread_mutex_lock(&fs->lock);
-	if (inode != &fs->root && inode->key.born != never) {
-		HASH_DEL(fs->inodes, inode);
-		inode->key.born = never;
-		HASH_ADD(hh, fs->inodes, key, sizeof(inode->key), inode);
-	}
-	pthread_mutex_unlock(&fs->lock);
+	if (inode == &fs->root || inode->key.born == never)
+		return;
+	HASH_DEL(fs->inodes, inode);
+	inode->key.born = never;
+	HASH_ADD(hh, fs->inodes, key, sizeof(inode->key), inode);
+}
+
+void inode_retire(struct inode *inode)
+{
+	pthread_mutex_lock(&inode->fs->lock);
+	retire(inode);
+	pthread_mutex_unlock(&inode->fs->lock);
 }
 
 void inode_renamed(struct inode *inode, struct inode *parent, const char *name)
@@ -495,7 +501,35 @@ static int refuse_mounted(struct fs *fs, int fd)
 	return -EREMOTE;
 }
 
-/* Whether others may have given the file this name instead of the one that is known. fs->lock is held. */
+struct handle_of_file {
+	struct file_handle head;
+	unsigned char bytes[MAX_HANDLE_SZ];
+};
+
+/* Waits for nothing: it is made from what the kernel knows of the file. */
+static bool get_handle(int fd, struct handle_of_file *out)
+{
+	int mount;
+
+	out->head.handle_bytes = sizeof(out->bytes);
+	return !name_to_handle_at(fd, "", &out->head, &mount, AT_EMPTY_PATH);
+}
+
+/*
+ * Whether @fd, of a shared source, is another file than the inode's, though it has the same number: where the file system knows no time of
+ * birth its own names for the two tell that. fs->lock is held, as for the next one.
+ */
+static bool is_successor(const struct inode *inode, int fd)
+{
+	struct handle_of_file of_inode, of_fd;
+
+	if (!inode->fs->config.shared || inode->key.born || inode->fd < 0 || !get_handle(inode->fd, &of_inode) || !get_handle(fd, &of_fd))
+		return false;
+	return of_inode.head.handle_type != of_fd.head.handle_type || of_inode.head.handle_bytes != of_fd.head.handle_bytes ||
+	       memcmp(of_inode.bytes, of_fd.bytes, of_fd.head.handle_bytes) != 0;
+}
+
+/* Whether others may have given the file this name instead of the one that is known. */
 static bool renamed_below(const struct inode *inode, const struct inode *parent, const char *name)
 {
 	return inode->fs->config.shared && (inode->parent != parent || strcmp(inode->name, name) != 0);
@@ -524,6 +558,10 @@ int inode_enter(struct fs *fs, int fd, struct inode *parent, const char *name, s
 
 	pthread_mutex_lock(&fs->lock);
 	HASH_FIND(hh, fs->inodes, &key, sizeof(key), inode);
+	if (inode && is_successor(inode, fd)) {
+		retire(inode);
+		inode = NULL;
+	}
 	if (!inode) {
 		err = id_table_add(&fs->inodes_by_id, new, &new->id);
 		if (err)

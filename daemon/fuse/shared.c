@@ -68,7 +68,6 @@ int shared_revalidate(struct inode *inode, int fd)
 {
 	struct fs *fs = inode->fs;
 	struct stat st;
-	bool replaced;
 	int err = inode_stat(fs, fd, &st);
 
 	count(CTR_shared_revalidations, 1);
@@ -78,17 +77,6 @@ int shared_revalidate(struct inode *inode, int fd)
 	}
 	if (err)
 		return err;
-	/*
-	 * Where files have no time of birth the file that has the name now may have the number of this one, which is gone: then the kernel
-	 * was told the wrong inode.
-	 */
-	pthread_mutex_lock(&fs->lock);
-	replaced = !st.st_nlink && inode->parent && !inode->key.born;
-	pthread_mutex_unlock(&fs->lock);
-	if (replaced) {
-		inode_retire(inode);
-		return -ESTALE;
-	}
 	/* Not all file systems behind FUSE forget by themselves what may be old. (Pages that are mapped stay.) */
 	if (may_have_changed(inode, &st) && fs->below_is_fuse)
 		(void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
@@ -158,6 +146,7 @@ close_fd:
 
 void shared_close(struct handle *h)
 {
+	locks_end_of_handle(h); /* if it had no RELEASE */
 	close(h->fd);
 	inode_fd_put(h->inode);
 	quota_give(h->inode->fs->config.quota, QUOTA_shared_files, h->uid);

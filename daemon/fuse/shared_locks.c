@@ -156,7 +156,8 @@ static int make_owner(struct handle *h, uint64_t id, uid_t uid, struct lock_owne
 		if (fd >= 0)
 			close(fd);
 		quota_give(quota, QUOTA_lock_owners, uid);
-		return fd < 0 ? fd : -ENOMEM;
+		/* EACCES would mean to the caller that somebody has the lock. */
+		return fd >= 0 ? -ENOMEM : fd == -ESTALE || fd == -EIO ? fd : -ENOLCK;
 	}
 	*o = (struct lock_owner){ .id = id, .handle = h->id, .uid = uid, .fd = fd, .refs = 1 };
 	pthread_mutex_lock(&inode->lock);
@@ -192,7 +193,7 @@ void locks_end_of_handle(struct handle *h)
 	struct inode *inode = h->inode;
 	struct lock_owner *o, *next;
 
-	if (!atomic_load(&h->locks))
+	if (!atomic_exchange(&h->locks, false))
 		return;
 	do {
 		pthread_mutex_lock(&inode->lock);

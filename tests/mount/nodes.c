@@ -509,3 +509,37 @@ static void a_file_that_the_other_removes_can_be_used_on(void)
 }
 ON(nodes, a_file_that_the_other_removes_can_be_used_on, passed, false, true, "0", "")
 ON(nodes, a_file_that_the_other_removes_can_be_used_on, direct, false, false, "0", "")
+
+/* File systems behind FUSE know no times of birth, which would tell the two apart. */
+static void a_number_that_is_used_again_is_another_file(void)
+{
+	struct stat first, second, old;
+	char is[8] = "";
+	int fd;
+
+	for (int i = 0; i < 4; i++) {
+		put(0, "f", "first");
+		fd = open_at(1, "f", O_RDONLY);
+		cr_assert_eq(fstat(fd, &first), 0);
+		cr_assert_eq(unlinkat(at[0], "f", 0), 0);
+		put(0, "f", "the second");
+		cr_assert_eq(fstat(fd, &old), 0);
+		cr_assert_eq(old.st_size, 5);
+		/* By looking, or by opening. */
+		if (i % 2 == 0) {
+			cr_assert_eq(fstatat(at[1], "f", &second, 0), 0);
+			cr_assert_eq(second.st_ino, first.st_ino);
+			cr_assert_eq(second.st_size, 10);
+			cr_assert_eq(second.st_nlink, 1);
+		}
+		has(1, "f", "the second");
+		cr_assert_eq(pread(fd, is, 5, 0), 5);
+		cr_assert_arr_eq(is, "first", 5);
+		cr_assert_eq(fstat(fd, &old), 0);
+		cr_assert_eq(old.st_size, 5);
+		close(fd);
+		cr_assert_eq(unlinkat(at[1], "f", 0), 0);
+	}
+}
+ON(nodes, a_number_that_is_used_again_is_another_file, passed, true, true, "0", "reuse")
+ON(nodes, a_number_that_is_used_again_is_another_file, direct, true, false, "0", "reuse")

@@ -1,7 +1,7 @@
 /*
  * engine_fs.c - one node's client of a distributed file system: a directory, by way of FUSE. Two of them over one directory are two nodes.
  *
- *	engine-fs DIR MOUNTPOINT [nolocks]
+ *	engine-fs DIR MOUNTPOINT [nolocks|reuse]
  *
  * returns when it is mounted; umount(8) ends it. It keeps what an engine promises, close-to-open, and no more:
  *
@@ -11,6 +11,7 @@
  *	writes		stay here until the file is flushed (close(2) of any descriptor) or synced, or read here. With O_APPEND they are
  *			stored at once
  *	locks		of all kinds reach across nodes, and waits for them can be interrupted; with `nolocks` there are none (ENOLCK)
+ *	numbers		are those of the directory; with `reuse` a new file gets that of one that was removed, whoever has it open
  */
 #define FUSE_USE_VERSION 314
 #include <dirent.h>
@@ -34,6 +35,8 @@
 /* Lives for ever: an engine's number of a file does, too. */
 struct file {
 	ino_t ino;
+	ino_t number; /* that others see */
+	bool given;   /* to another file */
 	int fd; /* O_PATH */
 	SLIST_ENTRY(file) link;
 };
@@ -52,7 +55,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of both lists, and w
 static SLIST_HEAD(, file) all_files;
 static TAILQ_HEAD(, waiting) writes = TAILQ_HEAD_INITIALIZER(writes);
 static struct file root;
-static bool no_locks;
+static bool no_locks, reuse;
 
 static struct file *file_of(fuse_ino_t ino)
 {
@@ -109,6 +112,20 @@ static int stat_of(int fd, struct stat *st)
 	return res;
 }
 
+/* lock is held. */
+static ino_t number_for(ino_t ino)
+{
+	struct stat st;
+	struct file *f;
+
+	SLIST_FOREACH(f, &all_files, link)
+		if (reuse && !f->given && !fstatat(f->fd, "", &st, AT_EMPTY_PATH) && !st.st_nlink) {
+			f->given = true;
+			return f->number;
+		}
+	return ino;
+}
+
 static int enter(fuse_ino_t parent, const char *name, struct fuse_entry_param *e)
 {
 	int fd = openat(fd_of(parent), name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
@@ -130,11 +147,13 @@ static int enter(fuse_ino_t parent, const char *name, struct fuse_entry_param *e
 		if (!f)
 			abort();
 		f->ino = e->attr.st_ino;
+		f->number = number_for(f->ino);
 		f->fd = fd;
 		SLIST_INSERT_HEAD(&all_files, f, link);
 	}
 	pthread_mutex_unlock(&lock);
 	e->ino = (fuse_ino_t)f;
+	e->attr.st_ino = f->number;
 	return 0;
 }
 
@@ -158,10 +177,13 @@ static void e_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	struct stat st;
 
 	(void)fi;
-	if (stat_of(fd_of(ino), &st))
+	if (stat_of(fd_of(ino), &st)) {
 		fuse_reply_err(req, errno);
-	else
-		fuse_reply_attr(req, &st, LONG);
+		return;
+	}
+	if (ino != FUSE_ROOT_ID)
+		st.st_ino = file_of(ino)->number;
+	fuse_reply_attr(req, &st, LONG);
 }
 
 static int set(fuse_ino_t ino, const struct stat *attr, int to_set, const struct fuse_file_info *fi)
@@ -482,6 +504,7 @@ int main(int argc, char **argv)
 		return 2;
 	umask(0);
 	no_locks = argc > 3 && !strcmp(argv[3], "nolocks");
+	reuse = argc > 3 && !strcmp(argv[3], "reuse");
 	root.fd = open(argv[1], O_PATH | O_DIRECTORY | O_CLOEXEC);
 	session = root.fd < 0 ? NULL : fuse_session_new(&fuse, &ops, sizeof(ops), NULL);
 	if (!session || fuse_session_mount(session, argv[2])) {
